@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lade/types.h - what every public header shares: element types, visibility, errors.
+ *
+ * Every function that can fail returns 0 or a negative errno. Out-parameters are named
+ * ret_... and are untouched on failure. Functions that read what a person wrote (options,
+ * files, directories) also take a struct lade_error and put one line into it: what is wrong,
+ * where, and what to do. The library never prints and never exits.
+ */
+#ifndef LADE_TYPES_H
+#define LADE_TYPES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LADE_API __attribute__((visibility("default")))
+
+/* Element types of tensors. Values are stable: they are written into files. */
+enum lade_dtype {
+  LADE_F32 = 0,
+  LADE_BF16 = 1,
+  LADE_F16 = 2,
+  LADE_F64 = 3, /* references only */
+  LADE_I32 = 4,
+  LADE_I16 = 5, /* residual of a split master weight */
+  LADE_U8 = 6,
+  LADE_N_DTYPES
+};
+
+/* Bytes of one element. Any thread. */
+LADE_API size_t lade_dtype_bytes(enum lade_dtype dtype);
+
+/* Short name, "f32", "bf16", ...; static. Any thread. */
+LADE_API const char *lade_dtype_name(enum lade_dtype dtype);
+
+/* One line about a failure, for a person. Owned by the caller; text is empty when unset. */
+struct lade_error {
+  int code; /* the negative errno that was returned */
+  char text[512];
+};
+
+/*
+ * Fill @error (may be NULL) from a printf format and return @code, so that a failing path
+ * reads `return lade_error_set(error, -EINVAL, "...")`. Any thread; never blocks.
+ */
+LADE_API int lade_error_set(struct lade_error *error, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/*
+ * The codes with a meaning of their own across the library:
+ *   -EOVERFLOW  does not fit the stated budget (the command exits 3)
+ *   -ENOMEM     memory ran out while running (4)
+ *   -EIO -EBADMSG -ENOSPC  I/O failed, data is damaged, a store is full (5)
+ *   -EDOM       numbers differ, or a value that must be finite is not (6 and 1)
+ *   -ENODEV -ENOSYS  something this machine does not have (7)
+ *   -EINVAL     the caller's input is wrong (2)
+ */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every kernel's signature, once; and the one table through which they are called.
+ *
+ * A kernel is a function of a context (the thread pool and the step block) and of one struct of
+ * arguments, declared below beside what it computes. lade_kernels_init fills the table with the
+ * plain C reference and lets each CPU level (AVX2, AVX-512, AVX-512 with BF16) overwrite what it
+ * improves; call sites never test features. Rules for every kernel:
+ *
+ *  - Tensors are dense, row-major, 64-byte aligned; sizes may be anything from 1 up.
+ *  - Activations and parameters have the model's dtype D (F32, BF16, F16, or F64). Statistics,
+ *    losses and parameter gradients have its accumulator type A: F32, or F64 when D is F64. Only the
+ *    references know F64; they are what gradients are checked against.
+ *  - Arithmetic is in A; a result is rounded to D once, when it is stored.
+ *  - The bits of the result are a function of the arguments alone, never of the number of threads:
+ *    work is cut into pieces by shape, and pieces are summed in a fixed order.
+ *  - It allocates nothing: scratch is the caller's @workspace of lade_kernel_workspace_bytes.
+ *  - Inputs are read only, unless a line says that an output may be the same memory.
+ *  - Parameter gradients are "accumulate ? grad + g : g", where g is complete in A before it is added.
+ *  - N is rows (tokens: batch B times sequence T), d the model width, V the vocabulary.
+ *
+ * Random draws are Philox words of (seed, step, stream, element): element is the index in the
+ * unsharded global batch, first_element + the index in this call's tensor; keep where
+ * word >= drop_below, with drop_below = round(p * 2^32) and kept values multiplied by 1/(1-p).
+ */
+#ifndef LADE_KERNELS_H
+#define LADE_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/pool.h"
+#include "lade/types.h"
+
+/* What changes from step to step; lives in a buffer that the executor writes before each step. */
+struct lade_step {
+  uint64_t seed;
+  uint32_t step; /* counted from 0 */
+  float lr;
+  float beta1, beta2, eps, weight_decay;
+  float correction1, correction2; /* 1/(1-beta1^t), 1/(1-beta2^t), t = step+1, rounded once from double */
+  float clip;                     /* largest global gradient norm; 0: no clipping */
+  float loss_scale;               /* 1 except under FP16 */
+};
+
+/* What one step's gradients decide; written by LADE_K_CLIP, read by LADE_K_ADAMW. */
+struct lade_verdict {
+  float norm;       /* of all gradients, after the loss scale is taken out */
+  float factor;     /* gradients are multiplied by it: min(1, clip/norm)/loss_scale */
+  uint32_t is_skipped; /* not finite: the update writes its old values back */
+  uint32_t pad;
+};
+
+struct lade_kernel_ctx {
+  lade_pool *pool;
+  const struct lade_step *step;
+};
+
+typedef void lade_kernel_fn(const struct lade_kernel_ctx *ctx, const void *args);
+
+enum lade_kernel {
+  LADE_K_MATMUL,
+  LADE_K_COLUMN_SUM,
+  LADE_K_EMBED_FWD,
+  LADE_K_EMBED_BWD,
+  LADE_K_NORM_FWD,
+  LADE_K_NORM_BWD,
+  LADE_K_RESIDUAL_FWD,
+  LADE_K_RESIDUAL_BWD,
+  LADE_K_DROPOUT,
+  LADE_K_ROPE,
+  LADE_K_ATTENTION_FWD,
+  LADE_K_ATTENTION_BWD,
+  LADE_K_GELU_FWD,
+  LADE_K_GELU_BWD,
+  LADE_K_SWIGLU_FWD,
+  LADE_K_SWIGLU_BWD,
+  LADE_K_HEAD_LOSS_FWD,
+  LADE_K_HEAD_LOSS_BWD,
+  LADE_K_SUM_SQUARES,
+  LADE_K_CLIP,
+  LADE_K_ADAMW,
+  LADE_K_ADD,
+  LADE_K_CAST,
+  LADE_N_KERNELS
+};
+
+enum lade_layout {
+  LADE_NT, /* a[m,k] b[n,k]: y = x W^T */
+  LADE_NN, /* a[m,k] b[k,n]: dx = dy W */
+  LADE_TN, /* a[k,m] b[k,n]: dW = dy^T x */
+};
+
+/* c[m,n] = op(a) op(b) (+ bias[n], not with accumulate). a, b, bias: D. c: out. */
+struct lade_matmul_args {
+  enum lade_layout layout;
+  enum lade_dtype dtype, out; /* out: D or A */
+  int64_t m, n, k;
+  const void *a, *b, *bias; /* bias may be NULL */
+  void *c;
+  bool accumulate; /* only with out == A */
+  void *workspace;
+};
+
+/* sum[n] (+)= the column sums of x[m,n], D to A: a bias's gradient. Fixed blocks of rows. */
+struct lade_column_sum_args {
+  enum lade_dtype dtype;
+  int64_t m, n;
+  const void *x;
+  void *sum;
+  bool accumulate;
+  void *workspace;
+};
+
+/* x[B*T, d] = tokens_embedding[token] + position_embedding[t]; the latter may be NULL. */
+struct lade_embed_fwd_args {
+  enum lade_dtype dtype;
+  int64_t batch, time, d, vocabulary;
+  const int32_t *tokens; /* [B*T], each in 0..V-1 (checked when data is read) */
+  const void *token_table, *position_table;
+  void *x;
+};
+
+/* Gradients of both tables, A; rows that no token names become 0 unless accumulating. */
+struct lade_embed_bwd_args {
+  enum lade_dtype dtype;
+  int64_t batch, time, d, vocabulary;
+  const int32_t *tokens;
+  const void *dx;
+  void *d_token_table;    /* [V,d] */
+  void *d_position_table; /* [positions,d], may be NULL; rows past T as above */
+  int64_t positions;
+  bool accumulate_token, accumulate_position;
+  void *workspace;
+};
+
+enum lade_norm_kind { LADE_NORM_NONE, LADE_NORM_LAYER, LADE_NORM_RMS };
+
+/*
+ * y = norm(x) * weight (+ bias). mean (LAYER only) and rstd are [N] in A, for the backward.
+ * LayerNorm: Ba, Kiros, Hinton 2016 (biased variance). RMSNorm: Zhang, Sennrich 2019.
+ */
+struct lade_norm_fwd_args {
+  enum lade_dtype dtype;
+  enum lade_norm_kind kind;
+  int64_t n, d;
+  float eps;
+  const void *x, *weight, *bias; /* bias NULL for RMS */
+  void *y, *mean, *rstd;
+};
+
+/* dx = d_residual + the gradient through the norm; dx may be d_residual's memory, which may be NULL (0). */
+struct lade_norm_bwd_args {
+  enum lade_dtype dtype;
+  enum lade_norm_kind kind;
+  int64_t n, d;
+  const void *dy, *x, *weight, *mean, *rstd;
+  const void *d_residual;
+  void *dx;
+  void *d_weight, *d_bias; /* [d] in A; d_bias NULL for RMS */
+  bool accumulate;
+  void *workspace;
+};
+
+struct lade_drop {
+  uint32_t drop_below; /* 0: no dropout, no draw */
+  uint32_t stream;
+  float scale; /* 1/(1-p) */
+  uint64_t first_element;
+};
+
+/*
+ * Fused bias, dropout, residual and norm: sum = residual + drop(x + bias); y = norm(sum).
+ * With kind NONE only sum is made. sum may be residual's memory.
+ */
+struct lade_residual_fwd_args {
+  enum lade_dtype dtype;
+  enum lade_norm_kind kind;
+  int64_t n, d;
+  float eps;
+  struct lade_drop drop;
+  const void *x, *bias, *residual; /* bias may be NULL */
+  void *sum;
+  const void *weight, *norm_bias;
+  void *y, *mean, *rstd;
+};
+
+/*
+ * Its backward: d_residual = d_sum + (gradient of the norm at dy); dx = drop(d_residual);
+ * d_x_bias = column sums of dx. d_sum may be NULL (0); d_residual may be d_sum's memory; without
+ * dropout dx is NULL because it equals d_residual.
+ */
+struct lade_residual_bwd_args {
+  enum lade_dtype dtype;
+  enum lade_norm_kind kind;
+  int64_t n, d;
+  struct lade_drop drop;
+  const void *d_sum, *dy, *sum, *weight, *mean, *rstd; /* dy, weight, mean, rstd unused with kind NONE */
+  void *d_residual, *dx;
+  void *d_x_bias;               /* [d] in A, may be NULL */
+  void *d_weight, *d_norm_bias; /* [d] in A */
+  bool accumulate;
+  void *workspace;
+};
+
+/* y = drop(x), elementwise; also its own backward. y may be x's memory. */
+struct lade_dropout_args {
+  enum lade_dtype dtype;
+  int64_t n_elements;
+  struct lade_drop drop;
+  const void *x;
+  void *y;
+};
+
+/*
+ * Rotary embedding (Su et al. 2021), HuggingFace's half-split form, on the query and key heads of
+ * qkv[B*T, (H + 2 Hk) * D], in place allowed; is_inverse is the backward. Value heads are copied
+ * when y is not x. Llama 3.1's frequency scaling applies when scale_factor > 0.
+ */
+struct lade_rope_args {
+  enum lade_dtype dtype;
+  int64_t batch, time, heads, key_heads, head_dim;
+  float base, scale_factor, low_freq_factor, high_freq_factor;
+  int64_t original_context;
+  bool is_inverse;
+  const void *x;
+  void *y;
+  void *workspace;
+};
+
+/*
+ * Causal attention in the flash manner (Dao et al. 2022, 2023): out = softmax(q k^T / sqrt(D)) v per
+ * head with online softmax over blocks of keys; no T*T matrix exists. qkv rows are
+ * [q heads | k heads | v heads]; query head h reads key head h / (H / Hk). lse[B,H,T] in A.
+ * Dropout acts on the probabilities; element = ((b*H + h)*T + i)*T + j.
+ */
+struct lade_attention_fwd_args {
+  enum lade_dtype dtype;
+  int64_t batch, time, heads, key_heads, head_dim;
+  struct lade_drop drop;
+  const void *qkv;
+  void *out, *lse; /* out[B*T, H*D] */
+  void *workspace;
+};
+
+struct lade_attention_bwd_args {
+  enum lade_dtype dtype;
+  int64_t batch, time, heads, key_heads, head_dim;
+  struct lade_drop drop;
+  const void *qkv, *out, *lse, *d_out;
+  void *d_qkv;
+  void *workspace;
+};
+
+/* y = gelu(x), the tanh form (GPT-2's gelu_new). y may be x's memory; dx may be dy's. */
+struct lade_gelu_fwd_args {
+  enum lade_dtype dtype;
+  int64_t n_elements;
+  const void *x;
+  void *y;
+};
+struct lade_gelu_bwd_args {
+  enum lade_dtype dtype;
+  int64_t n_elements;
+  const void *x, *dy;
+  void *dx;
+};
+
+/* y[n,f] = silu(gate) * up with x[n,2f] = [gate | up] (Shazeer 2020); dx has x's shape and may be x's memory. */
+struct lade_swiglu_fwd_args {
+  enum lade_dtype dtype;
+  int64_t n, f;
+  const void *x;
+  void *y;
+};
+struct lade_swiglu_bwd_args {
+  enum lade_dtype dtype;
+  int64_t n, f;
+  const void *x, *dy;
+  void *dx;
+};
+
+/*
+ * Output head and softmax cross-entropy, over chunks of the vocabulary: logits = x W^T exist one
+ * [N, chunk] at a time, in the workspace. losses[N] = lse - logit[target], lse[N], both A;
+ * loss[1] = their mean over N (fixed tree). A target below 0 is ignored (loss 0, not counted).
+ */
+struct lade_head_loss_fwd_args {
+  enum lade_dtype dtype;
+  int64_t n, d, vocabulary;
+  const void *x, *weight; /* [N,d], [V,d] */
+  const int32_t *targets;
+  void *losses, *lse, *loss;
+  void *workspace;
+};
+
+/* dx[N,d] in D, d_weight[V,d] in A, of scale * loss_scale * mean loss (scale: 1/microbatches). */
+struct lade_head_loss_bwd_args {
+  enum lade_dtype dtype;
+  int64_t n, d, vocabulary;
+  float scale;
+  const void *x, *weight;
+  const int32_t *targets;
+  const void *lse;
+  void *dx, *d_weight;
+  bool accumulate;
+  void *workspace;
+};
+
+/*
+ * partial[i] = the sum of squares of block i (LADE_SUM_BLOCK elements) of a gradient, F64, for every
+ * block of the tensor: a fixed cut, so that it does not matter where blocks live.
+ */
+#define LADE_SUM_BLOCK 65536
+struct lade_sum_squares_args {
+  enum lade_dtype dtype; /* of the gradient: F32 or BF16 */
+  int64_t n_elements;
+  const void *grad;
+  double *partial;
+};
+
+/* Add all partials in one fixed tree and decide: norm, clip factor, skip. */
+struct lade_clip_args {
+  int64_t n_partials;
+  const double *partial;
+  struct lade_verdict *verdict;
+};
+
+/*
+ * AdamW (Loshchilov, Hutter 2019), one written sequence of IEEE operations per element (kernels/host/
+ * adamw.c states it), bit-equal in every variant:
+ *   g = grad * factor; m = fma(b1, m, (1-b1)*g); v = fma(b2, v, (1-b2)*(g*g));
+ *   w = w - lr * (m*c1 / (sqrt(v*c2) + eps) + decay*w)
+ * The master w is weight + residual for BF16 (exact split), a separate F32 master for F16, and the
+ * weight itself for F32. When verdict->is_skipped every value is written back unchanged.
+ */
+struct lade_adamw_args {
+  enum lade_dtype dtype, grad_dtype;
+  int64_t n_elements;
+  bool has_decay;
+  const struct lade_verdict *verdict;
+  const void *grad;
+  void *weight;   /* dtype; updated in place */
+  void *residual; /* I16 for BF16, F32 master for F16, NULL for F32 */
+  float *m, *v;
+};
+
+/* y = x + y, elementwise, both A (F32): a gradient that waited elsewhere. */
+struct lade_add_args {
+  int64_t n_elements;
+  const float *x;
+  float *y;
+};
+
+/* y = x in another type (round to nearest even). */
+struct lade_cast_args {
+  enum lade_dtype from, to;
+  int64_t n_elements;
+  const void *x;
+  void *y;
+};
+
+struct lade_kernels {
+  lade_kernel_fn *fn[LADE_N_KERNELS];
+  const char *variant[LADE_N_KERNELS]; /* "plain", "avx2", "avx512", "avx512_bf16", "onednn" */
+};
+
+struct lade_cpu;
+
+/* The best variants for @cpu. Any thread; never fails. */
+void lade_kernels_init(struct lade_kernels *kernels, const struct lade_cpu *cpu);
+
+/* Lower-case name of a kernel, "matmul"; static. */
+const char *lade_kernel_name(enum lade_kernel kernel);
+
+/*
+ * Scratch bytes for these arguments (pointers unused) with a pool of @n_threads; 0 for most. The
+ * answer covers every variant of @kernels, so that a plan does not depend on which one runs.
+ */
+size_t lade_kernel_workspace_bytes(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args,
+                                   int n_threads);
+
+/* Hash of every variant's name and of the cutting constants: the kernels' part of numerics_key. */
+uint64_t lade_kernels_key(const struct lade_kernels *kernels);
+
+#endif

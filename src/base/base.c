@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Arrays, sizes, element types, errors and the clock: what has no better room.
+ *
+ * Arrays double, so that n pushes cost O(n); they hold plain values only and never shrink,
+ * because each of them lives for one build of a program. Sizes are parsed with strtod and
+ * checked against 2^63 afterwards: a person's "1.5GiB" is exact in a double.
+ */
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+
+#include "base/base.h"
+
+struct size_unit {
+  const char *suffix;
+  uint64_t bytes;
+};
+
+static const struct size_unit size_units[] = {
+    {"", 1},
+    {"B", 1},
+    {"K", 1024},
+    {"KB", 1000},
+    {"KiB", UINT64_C(1) << 10},
+    {"M", UINT64_C(1) << 20},
+    {"MB", 1000 * 1000},
+    {"MiB", UINT64_C(1) << 20},
+    {"G", UINT64_C(1) << 30},
+    {"GB", 1000 * 1000 * 1000},
+    {"GiB", UINT64_C(1) << 30},
+    {"T", UINT64_C(1) << 40},
+    {"TB", UINT64_C(1000) * 1000 * 1000 * 1000},
+    {"TiB", UINT64_C(1) << 40},
+};
+
+static const struct {
+  const char *name;
+  size_t bytes;
+} dtypes[LADE_N_DTYPES] = {
+    [LADE_F32] = {"f32", 4}, [LADE_BF16] = {"bf16", 2}, [LADE_F16] = {"f16", 2}, [LADE_F64] = {"f64", 8},
+    [LADE_I32] = {"i32", 4}, [LADE_I16] = {"i16", 2},   [LADE_U8] = {"u8", 1},
+};
+
+size_t lade_dtype_bytes(enum lade_dtype dtype)
+{
+  LADE_ASSERT(dtype >= 0 && dtype < LADE_N_DTYPES);
+  return dtypes[dtype].bytes;
+}
+
+const char *lade_dtype_name(enum lade_dtype dtype)
+{
+  LADE_ASSERT(dtype >= 0 && dtype < LADE_N_DTYPES);
+  return dtypes[dtype].name;
+}
+
+int lade_error_set(struct lade_error *error, int code, const char *format, ...)
+{
+  LADE_ASSERT(code < 0);
+  if (!error)
+    return code;
+  error->code = code;
+  va_list args;
+  va_start(args, format);
+  vsnprintf(error->text, sizeof(error->text), format, args);
+  va_end(args);
+  return code;
+}
+
+bool lade_array_reserve(void **items, int *capacity, int n, size_t item_bytes)
+{
+  if (n <= *capacity)
+    return true;
+  int wanted = *capacity ? *capacity * 2 : 16;
+  if (wanted < n)
+    wanted = n;
+  void *grown = realloc(*items, (size_t)wanted * item_bytes);
+  if (!grown)
+    return false;
+  *items = grown;
+  *capacity = wanted;
+  return true;
+}
+
+void lade_array_free(void **items, int *n, int *capacity)
+{
+  free(*items);
+  *items = NULL;
+  *n = *capacity = 0;
+}
+
+int lade_size_parse(const char *text, uint64_t *ret_bytes)
+{
+  char *end = NULL;
+  if (!isdigit((unsigned char)text[0]) && text[0] != '.')
+    return -EINVAL; /* strtod would take signs, "nan" and "inf" */
+  if (text[0] == '0' && (text[1] == 'x' || text[1] == 'X'))
+    return -EINVAL;
+  double value = strtod(text, &end);
+  while (*end == ' ')
+    end++;
+  for (size_t i = 0; i < LADE_COUNT(size_units); i++) {
+    if (strcasecmp(end, size_units[i].suffix) != 0)
+      continue;
+    double bytes = value * (double)size_units[i].bytes;
+    if (!(bytes < 9.2e18))
+      return -ERANGE;
+    *ret_bytes = (uint64_t)llround(bytes);
+    return 0;
+  }
+  return -EINVAL;
+}
+
+char *lade_size_format(uint64_t bytes, char *text, size_t text_bytes)
+{
+  static const char *const suffixes[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double value = (double)bytes;
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < LADE_COUNT(suffixes)) {
+    value /= 1024;
+    unit++;
+  }
+  if (unit == 0)
+    snprintf(text, text_bytes, "%" PRIu64 " B", bytes);
+  else
+    snprintf(text, text_bytes, "%.1f %s", value, suffixes[unit]);
+  return text;
+}
+
+int64_t lade_now_ns(void)
+{
+  struct timespec ts;
+  clock_gettime(CLOCK_MONOTONIC, &ts);
+  return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What this CPU can do and how much of it is ours: instruction sets, and the number of threads
+ * that CPU affinity and the cgroup's quota leave us. Probed, never assumed; nothing is cached
+ * between calls, so that a test can change the affinity and ask again.
+ */
+#ifndef LADE_CPU_H
+#define LADE_CPU_H
+
+#include <stdbool.h>
+
+struct lade_cpu {
+  bool has_avx2;        /* AVX2, FMA and F16C together */
+  bool has_avx512;      /* F, BW, DQ and VL together, with the OS saving the registers */
+  bool has_avx512_bf16; /* and VDPBF16PS, VCVTNEPS2BF16 */
+};
+
+/* Environment LADE_CPU=plain|avx2|avx512 lowers the answer, for tests and bug reports. Any thread. */
+struct lade_cpu lade_cpu_get(void);
+
+/* Threads to use: min(affinity, cgroup v1/v2 quota rounded up), at least 1. Any thread. */
+int lade_cpu_count(void);
+
+/* "AMD EPYC 9xx5" or "unknown"; into @name. */
+void lade_cpu_name(char *name, int name_bytes);
+
+/* Bytes of memory this process may use: the smaller of MemAvailable and what the cgroup leaves. */
+long long lade_cpu_memory_bytes(void);
+
+#endif

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Conversions between FP32 and the 16-bit types, and the exact split of a master weight.
+ *
+ * Rounding to BF16 and FP16 is to nearest, ties to even; NaN stays NaN (quiet). The split of a
+ * master weight is different on purpose: it rounds half up in magnitude, so that
+ * (bf16 << 16) + residual gives back every FP32 bit (docs/numbers.md has the proof).
+ */
+#ifndef LADE_FLOAT_H
+#define LADE_FLOAT_H
+
+#include <stdint.h>
+#include <string.h>
+
+static inline uint32_t lade_f32_bits(float value)
+{
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+static inline float lade_f32_from_bits(uint32_t bits)
+{
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+static inline float lade_bf16_to_f32(uint16_t value)
+{
+  return lade_f32_from_bits((uint32_t)value << 16);
+}
+
+static inline uint16_t lade_f32_to_bf16(float value)
+{
+  uint32_t bits = lade_f32_bits(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u)
+    return (uint16_t)((bits >> 16) | 0x40);
+  return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+/* _Float16 needs a compiler that has it for the target; bits keep this portable to any. */
+static inline float lade_f16_to_f32(uint16_t value)
+{
+  uint32_t sign = (uint32_t)(value & 0x8000) << 16;
+  uint32_t exponent = (value >> 10) & 0x1f, mantissa = value & 0x3ff;
+  if (exponent == 0x1f)
+    return lade_f32_from_bits(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent)
+    return lade_f32_from_bits(sign | ((exponent + 112) << 23) | (mantissa << 13));
+  float magnitude = (float)mantissa * 0x1p-24f; /* subnormal: exact in FP32 */
+  return lade_f32_from_bits(sign | lade_f32_bits(magnitude));
+}
+
+static inline uint16_t lade_f32_to_f16(float value)
+{
+  uint32_t bits = lade_f32_bits(value), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u)
+    return (uint16_t)(sign | 0x7e00);
+  if (magnitude >= 0x477ff000u) /* 65520 and above round to infinity */
+    return (uint16_t)(sign | 0x7c00);
+  if (magnitude < 0x38800000u) { /* below 2^-14: let FP32 addition round at the subnormal's unit */
+    float shifted = lade_f32_from_bits(magnitude) + 0.5f;
+    return (uint16_t)(sign | (lade_f32_bits(shifted) - lade_f32_bits(0.5f)));
+  }
+  uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1);
+  return (uint16_t)(sign | ((rounded - 0x38000000u) >> 13));
+}
+
+/* Master weight to working copy and residual (design section 6), and back. Exact for finite values. */
+static inline void lade_master_split(float master, uint16_t *ret_bf16, int16_t *ret_residual)
+{
+  uint32_t bits = lade_f32_bits(master);
+  uint16_t high = (uint16_t)((bits + 0x8000u) >> 16);
+  *ret_bf16 = high;
+  *ret_residual = (int16_t)(uint16_t)(bits - ((uint32_t)high << 16));
+}
+
+static inline float lade_master_join(uint16_t bf16, int16_t residual)
+{
+  return lade_f32_from_bits(((uint32_t)bf16 << 16) + (uint32_t)(int32_t)residual);
+}
+
+#endif

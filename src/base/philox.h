@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Philox 4x32-10, the counter-based generator of Salmon et al., "Parallel random numbers: as
+ * easy as 1, 2, 3" (SC 2011). A draw is a pure function of (seed, step, stream, element):
+ * recomputing an op, moving its operands or sharding it draws the same numbers.
+ */
+#ifndef LADE_PHILOX_H
+#define LADE_PHILOX_H
+
+#include <stdint.h>
+
+struct lade_philox {
+  uint32_t word[4];
+};
+
+/*
+ * Four uniform 32-bit words for elements 4*@block to 4*@block+3 of stream @stream (one per op,
+ * or one per parameter at initialisation) at @step.
+ */
+static inline struct lade_philox lade_philox_draw(uint64_t seed, uint32_t step, uint32_t stream, uint64_t block)
+{
+  uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32), c2 = stream, c3 = step;
+  uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+  for (int round = 0; round < 10; round++) {
+    uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+    uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+    c1 = (uint32_t)p1;
+    c3 = (uint32_t)p0;
+    c0 = n0;
+    c2 = n2;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return (struct lade_philox){{c0, c1, c2, c3}};
+}
+
+/* The word of one element. */
+static inline uint32_t lade_philox_word(uint64_t seed, uint32_t step, uint32_t stream, uint64_t element)
+{
+  return lade_philox_draw(seed, step, stream, element >> 2).word[element & 3];
+}
+
+#endif

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sizes, arrays, 16-bit conversions and the exact split of a master weight. */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "base/cpu.h"
+#include "base/float.h"
+#include "base/philox.h"
+
+static void size_parses_what_people_write(void **state)
+{
+  uint64_t bytes = 0;
+  assert_int_equal(lade_size_parse("24MiB", &bytes), 0);
+  assert_int_equal(bytes, 24u << 20);
+  assert_int_equal(lade_size_parse("1.5 GiB", &bytes), 0);
+  assert_int_equal(bytes, 3u << 29);
+  assert_int_equal(lade_size_parse("4096", &bytes), 0);
+  assert_int_equal(bytes, 4096);
+  assert_int_equal(lade_size_parse("2MB", &bytes), 0);
+  assert_int_equal(bytes, 2000000);
+}
+
+static void size_refuses_what_is_none(void **state)
+{
+  static const char *const texts[] = {"", "MiB", "-1", "0x10", "nan", "inf", "1QiB", "1 2", "+3"};
+  uint64_t bytes = 77;
+  for (size_t i = 0; i < LADE_COUNT(texts); i++)
+    assert_int_equal(lade_size_parse(texts[i], &bytes), -EINVAL);
+  assert_int_equal(lade_size_parse("99999999TiB", &bytes), -ERANGE);
+  assert_int_equal(bytes, 77);
+}
+
+static void array_keeps_what_was_pushed(void **state)
+{
+  LADE_ARRAY(int) array = {0};
+  for (int i = 0; i < 1000; i++)
+    assert_true(LADE_PUSH(&array, i * 3));
+  for (int i = 0; i < 1000; i++)
+    assert_int_equal(array.items[i], i * 3);
+  LADE_ARRAY_FREE(&array);
+  assert_null(array.items);
+}
+
+static void bf16_rounds_to_nearest_even(void **state)
+{
+  assert_int_equal(lade_f32_to_bf16(1.0f), 0x3f80);
+  assert_int_equal(lade_f32_to_bf16(lade_f32_from_bits(0x3f808000)), 0x3f80); /* tie to even */
+  assert_int_equal(lade_f32_to_bf16(lade_f32_from_bits(0x3f818000)), 0x3f82);
+  assert_int_equal(lade_f32_to_bf16(INFINITY), 0x7f80);
+  assert_true(isnan(lade_bf16_to_f32(lade_f32_to_bf16(NAN))));
+}
+
+static void f16_survives_a_round_trip(void **state)
+{
+  for (uint32_t bits = 0; bits < 0x10000; bits++) {
+    float value = lade_f16_to_f32((uint16_t)bits);
+    if (isnan(value))
+      continue;
+    assert_int_equal(lade_f32_to_f16(value), bits);
+  }
+  assert_int_equal(lade_f32_to_f16(65519.0f), 0x7bff);
+  assert_int_equal(lade_f32_to_f16(65520.0f), 0x7c00);
+}
+
+static void master_split_loses_no_bit(void **state)
+{
+  for (uint32_t i = 0; i < 4000000; i++) {
+    uint32_t bits = i * 2654435761u;
+    if ((bits & 0x7f800000) == 0x7f800000)
+      continue;
+    uint16_t high;
+    int16_t low;
+    lade_master_split(lade_f32_from_bits(bits), &high, &low);
+    assert_int_equal(lade_f32_bits(lade_master_join(high, low)), bits);
+  }
+}
+
+/* Known answers of the authors' Random123 (kat_vectors, philox4x32 10). */
+static void philox_gives_the_published_words(void **state)
+{
+  struct lade_philox zero = lade_philox_draw(0, 0, 0, 0);
+  static const uint32_t zeros[4] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
+  assert_memory_equal(zero.word, zeros, sizeof(zeros));
+  struct lade_philox ones = lade_philox_draw(~UINT64_C(0), ~0u, ~0u, ~UINT64_C(0));
+  static const uint32_t all_ones[4] = {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd};
+  assert_memory_equal(ones.word, all_ones, sizeof(all_ones));
+}
+
+static void cpu_count_is_positive_and_memory_known(void **state)
+{
+  assert_true(lade_cpu_count() >= 1);
+  assert_true(lade_cpu_memory_bytes() > 0);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(size_parses_what_people_write),
+      cmocka_unit_test(size_refuses_what_is_none),
+      cmocka_unit_test(array_keeps_what_was_pushed),
+      cmocka_unit_test(bf16_rounds_to_nearest_even),
+      cmocka_unit_test(f16_survives_a_round_trip),
+      cmocka_unit_test(master_split_loses_no_bit),
+      cmocka_unit_test(philox_gives_the_published_words),
+      cmocka_unit_test(cpu_count_is_positive_and_memory_known),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
