@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The graph: WHAT one microbatch computes on one rank's share of the model.
+ *
+ * A graph is a list of tensors and a list of ops, forward first, then backward in execution order.
+ * It is in SSA form: every activation has one producer. The one exception is written on the tensor:
+ * a parameter's gradient (LADE_TENSOR_GRAD) is an accumulator that several ops may add to; each op that
+ * outputs it makes its next version. One op is one call of one kernel.
+ *
+ * The op table (ops.c) is the only place that knows an op: its name, the shapes of its outputs, flops and
+ * bytes, which output may take over which input's memory, how to fill its kernel's arguments, and how its
+ * backward is made. The backward half of a graph is derived by walking the forward ops in reverse
+ * (backward.c); what has to be saved for it follows from the uses and is stated nowhere.
+ *
+ * A unit is a span of ops that is sharded, checkpointed and scheduled together: the embedding, one
+ * transformer block, the head with the loss. Units of equal shape have the same class.
+ *
+ * Graphs are built once and read by everybody afterwards: immutable, any thread.
+ */
+#ifndef LADE_GRAPH_H
+#define LADE_GRAPH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+#include "lade/types.h"
+
+#define LADE_NAME_BYTES 64
+#define LADE_OP_MAX_IN 10
+#define LADE_OP_MAX_OUT 6
+#define LADE_OP_ARGS_BYTES 256 /* room for any kernel's argument struct */
+
+/* ---- models ---- */
+
+enum lade_family { LADE_GPT2, LADE_LLAMA };
+
+struct lade_model {
+  char name[LADE_NAME_BYTES];
+  enum lade_family family;
+  int64_t layers, heads, key_heads, width, hidden, context, vocabulary;
+  bool is_tied;          /* the head is the token embedding */
+  bool takes_vocabulary; /* from the data: nano and baby */
+  float norm_eps;
+  float rope_base, rope_scale_factor, rope_low_freq_factor, rope_high_freq_factor;
+  int64_t rope_original_context;
+};
+
+/* A preset by name. -ENOENT with the list of names in @error. */
+int lade_model_preset(const char *name, struct lade_model *ret_model, struct lade_error *error);
+/* Name of preset @i, NULL past the end. */
+const char *lade_model_preset_name(int i);
+/* A HuggingFace config.json of either family: -ENOENT, -EINVAL (field, what is wrong with it, what is expected). */
+int lade_model_load(const char *path, struct lade_model *ret_model, struct lade_error *error);
+/* Every field in range and dividing as it must. -EINVAL. */
+int lade_model_check(const struct lade_model *model, struct lade_error *error);
+/* Exact number of parameters (tied ones once). */
+int64_t lade_model_n_params(const struct lade_model *model);
+/*
+ * Necessary flops per token of a training step: 6 (matmul parameters, head included) + 6 L d T. A token's
+ * embedding lookup is no matmul; a tied head counts.
+ */
+double lade_model_flops_per_token(const struct lade_model *model, int64_t time);
+
+/* ---- graphs ---- */
+
+enum lade_tensor_kind {
+  LADE_TENSOR_TOKENS,     /* i32 [B,T], written from the data before the microbatch */
+  LADE_TENSOR_TARGETS,    /* i32 [B,T] */
+  LADE_TENSOR_PARAM,      /* the working copy, dtype D */
+  LADE_TENSOR_GRAD,       /* of a parameter, A; accumulates */
+  LADE_TENSOR_ACTIVATION, /* D, or A for statistics; forward and backward values alike */
+  LADE_TENSOR_LOSS        /* A[1], mean loss of the microbatch */
+};
+
+struct lade_tensor {
+  char name[LADE_NAME_BYTES]; /* "h.3.mlp.fc", "d.h.3.mlp.fc" */
+  enum lade_tensor_kind kind;
+  enum lade_dtype dtype;
+  int n_dims;
+  int64_t dims[4];
+  uint64_t bytes;
+  int unit;     /* that owns it: its producer's, a parameter's own */
+  int producer; /* op; -1 for tokens, targets, parameters; a gradient's first writer */
+  int param;    /* of PARAM and GRAD; else -1 */
+};
+
+/* Rows [first_row, first_row + n_rows) of a parameter are this tensor of a HuggingFace checkpoint. */
+struct lade_param_slice {
+  char name[96];
+  int64_t first_row, n_rows;
+  bool is_transposed; /* the file has [in, out] (GPT-2's Conv1D) */
+};
+
+enum lade_init { LADE_INIT_ZERO, LADE_INIT_ONE, LADE_INIT_NORMAL };
+
+struct lade_param {
+  int tensor, grad;
+  bool has_decay; /* two or more dimensions */
+  enum lade_init init;
+  float init_std;
+  int n_slices;
+  struct lade_param_slice slices[3];
+};
+
+enum lade_op_kind {
+  LADE_OP_EMBED,
+  LADE_OP_EMBED_BWD,
+  LADE_OP_NORM,
+  LADE_OP_NORM_BWD,
+  LADE_OP_RESIDUAL, /* bias, dropout, residual, and norm when it has one */
+  LADE_OP_RESIDUAL_BWD,
+  LADE_OP_DROPOUT,
+  LADE_OP_DROPOUT_BWD,
+  LADE_OP_MATMUL, /* y = x W^T (+ b) */
+  LADE_OP_MATMUL_DX,
+  LADE_OP_MATMUL_DW,
+  LADE_OP_BIAS_GRAD,
+  LADE_OP_ROPE,
+  LADE_OP_ROPE_BWD,
+  LADE_OP_ATTENTION,
+  LADE_OP_ATTENTION_BWD,
+  LADE_OP_GELU,
+  LADE_OP_GELU_BWD,
+  LADE_OP_SWIGLU,
+  LADE_OP_SWIGLU_BWD,
+  LADE_OP_HEAD_LOSS,
+  LADE_OP_HEAD_LOSS_BWD,
+  LADE_N_OP_KINDS
+};
+
+/* Numbers an op needs beyond its tensors' shapes. */
+struct lade_op_attr {
+  enum lade_norm_kind norm;
+  float eps;
+  float dropout;   /* probability; 0 for none */
+  uint32_t stream; /* of random draws: the op's own number, the same in forward, recompute and backward */
+  int64_t heads, key_heads, head_dim;
+};
+
+struct lade_op {
+  enum lade_op_kind kind;
+  enum lade_kernel kernel;
+  int unit;
+  bool is_backward;
+  int forward; /* a backward op's forward op; -1 */
+  int n_in, n_out;
+  int in[LADE_OP_MAX_IN]; /* tensors; an absent optional operand is -1 */
+  int out[LADE_OP_MAX_OUT];
+  int8_t alias[LADE_OP_MAX_OUT]; /* out[i] may be in[alias[i]]'s memory when that value dies here; -1 */
+  struct lade_op_attr attr;
+  double flops; /* executed by the kernel */
+  double bytes; /* read and written at least */
+  uint64_t workspace_bytes;
+};
+
+struct lade_unit {
+  char name[LADE_NAME_BYTES]; /* "embed", "h.0", ..., "head" */
+  int class_id;               /* equal for units of equal shape */
+  int first_fwd, n_fwd;       /* ops */
+  int first_bwd, n_bwd;
+};
+
+struct lade_graph {
+  struct lade_model model;
+  enum lade_dtype dtype, accumulator; /* D and A */
+  int64_t batch, time;                /* of one microbatch */
+  int n_tensors, n_params, n_ops, n_fwd_ops, n_units;
+  struct lade_tensor *tensors;
+  struct lade_param *params; /* in checkpoint order */
+  struct lade_op *ops;       /* forward, then backward */
+  struct lade_unit *units;   /* in forward order */
+  int tokens, targets, loss; /* tensors */
+};
+
+struct lade_graph_params {
+  size_t struct_size;
+  const struct lade_model *model;
+  enum lade_dtype dtype; /* F32, BF16, F16; F64 for references */
+  int64_t batch, time;
+  float dropout;
+  const struct lade_kernels *kernels; /* workspaces depend on them */
+  int n_threads;
+};
+
+/* Build forward and backward. The graph is the caller's. -EINVAL (time past the context, ...), -ENOMEM. */
+int lade_graph_create(const struct lade_graph_params *params, struct lade_error *error, struct lade_graph **ret_graph);
+void lade_graph_destroy(struct lade_graph *graph);
+
+/* What binding an op to memory needs: one address per operand (0 for an absent one). */
+struct lade_bind {
+  uintptr_t in[LADE_OP_MAX_IN], out[LADE_OP_MAX_OUT], workspace;
+  unsigned accumulate; /* bit i: out[i] is a gradient that already holds a sum */
+  int microbatch, n_microbatches;
+};
+
+/* Fill the kernel's arguments for @op into @ret_args (LADE_OP_ARGS_BYTES, 64-byte aligned). Never fails. */
+void lade_op_bind(const struct lade_graph *graph, int op, const struct lade_bind *bind, void *ret_args);
+
+/* "matmul", "matmul_dw"; static. */
+const char *lade_op_kind_name(enum lade_op_kind kind);
+
+#endif
