@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The program of one rank: everything that a step does, as one flat list.
+ *
+ * The list's order is its meaning: run one after another, its instructions compute the step. Each names a
+ * queue; queues run beside each other, so every hazard between two queues (a value not yet made, an address
+ * not yet free) is a wait on an earlier instruction, derived by waits.c and reduced by vector clocks to at
+ * most one per other queue. Nothing about recompute or offload is left to decide when a program runs: a
+ * recomputed value is a second compute instruction that makes the same value, an offloaded one a copy out, a
+ * copy in, and addresses that are free in between.
+ *
+ * An operand is a range of a buffer and the value it holds. A value is (tensor, microbatch, version):
+ * recomputing or moving it keeps its identity, an op that works in place consumes one value and makes another,
+ * a gradient's and a parameter's version counts what has been added or updated. A buffer is a range of one
+ * space with a lifetime in list positions, which runs to its last use on any queue, and an offset found by
+ * the packer.
+ *
+ * The program is a cycle: what is resident at its end is resident at its start, and all queues are drained
+ * between two steps.
+ *
+ * Immutable once built; any thread.
+ */
+#ifndef LADE_PROGRAM_H
+#define LADE_PROGRAM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "graph/graph.h"
+#include "lade/types.h"
+
+enum lade_space { LADE_DEVICE, LADE_HOST, LADE_STORE, LADE_N_SPACES };
+
+enum lade_queue_id {
+  LADE_Q_COMPUTE,
+  LADE_Q_TO_HOST,
+  LADE_Q_TO_DEVICE,
+  LADE_Q_IO,
+  LADE_Q_HOST,
+  LADE_N_QUEUES
+};
+
+enum lade_instr_kind {
+  LADE_INSTR_COMPUTE, /* one op of the graph */
+  LADE_INSTR_NORM,    /* sums of squares of one parameter's gradient */
+  LADE_INSTR_CLIP,    /* all sums to the verdict */
+  LADE_INSTR_UPDATE,  /* AdamW on one parameter: on the device, on the host, or streamed from the store */
+  LADE_INSTR_COPY,    /* device to host or host to device */
+  LADE_INSTR_READ,    /* store to memory */
+  LADE_INSTR_WRITE,   /* memory to store */
+  LADE_N_INSTR_KINDS
+};
+
+/*
+ * What a tensor number in a value means. Numbers below graph->n_tensors are the graph's tensors. Above them
+ * follow, for parameter p, the parts of its optimizer state, and then the step's scalars. lade_value_*
+ * (below) make and read these numbers, so that nothing else knows their order.
+ */
+enum lade_part { LADE_PART_RESIDUAL, LADE_PART_M, LADE_PART_V, LADE_N_PARTS };
+enum lade_scalar { LADE_SCALAR_PARTIALS, LADE_SCALAR_VERDICT, LADE_N_SCALARS };
+
+struct lade_value {
+  int32_t tensor; /* -1: scratch, holds nothing between instructions */
+  int16_t microbatch; /* 0 for what is shared by microbatches */
+  int16_t version;
+};
+
+enum lade_access { LADE_READS = 1, LADE_MAKES = 2, LADE_READS_AND_MAKES = 3 };
+
+struct lade_operand {
+  int32_t buffer;
+  uint8_t access;
+  uint8_t role;   /* what it is to its instruction: see lade_instr */
+  uint64_t offset, bytes;    /* within the buffer */
+  struct lade_value reads, makes; /* of READS, of MAKES */
+};
+
+/* Ledger owners (design section 7). */
+enum lade_owner {
+  LADE_OWNER_PARAMETERS,
+  LADE_OWNER_GRADIENTS,
+  LADE_OWNER_OPTIMIZER,
+  LADE_OWNER_SAVED,     /* activations that wait for the backward */
+  LADE_OWNER_TRANSIENT, /* the others */
+  LADE_OWNER_COMM,
+  LADE_OWNER_WORKSPACE,
+  LADE_OWNER_FRAGMENTATION,
+  LADE_OWNER_CONTEXT,
+  LADE_N_OWNERS
+};
+
+struct lade_buffer {
+  enum lade_space space;
+  enum lade_owner owner;
+  uint64_t bytes, offset;
+  int32_t first, last; /* instructions, inclusive; a resident buffer has 0 and n_instrs-1 */
+  bool is_resident;    /* lives across steps: its contents at the end are its contents at the start */
+};
+
+/*
+ * Operand roles, in the order in which they stand:
+ *  COMPUTE  the op's inputs (role = index), its outputs (role = LADE_ROLE_OUT + index), scratch
+ *  NORM     gradient, partials range
+ *  CLIP     partials, verdict
+ *  UPDATE   weight, gradient, residual, m, v, verdict; scratch when it streams
+ *  COPY, READ, WRITE   source, destination
+ */
+enum { LADE_ROLE_OUT = 16, LADE_ROLE_SCRATCH = 32 };
+enum { LADE_ROLE_WEIGHT, LADE_ROLE_GRAD, LADE_ROLE_RESIDUAL, LADE_ROLE_M, LADE_ROLE_V, LADE_ROLE_VERDICT };
+enum { LADE_ROLE_SRC, LADE_ROLE_DST };
+
+struct lade_instr {
+  uint8_t kind, queue;
+  uint8_t is_recompute;
+  uint8_t is_streamed;   /* UPDATE: state comes from and goes back to the store through scratch */
+  int16_t microbatch;
+  uint16_t n_operands;
+  int32_t first_operand;
+  int32_t op;            /* COMPUTE: the graph's op */
+  int32_t param;         /* NORM, UPDATE */
+  uint32_t accumulate;   /* COMPUTE: bit i: output i adds to what the gradient holds */
+  int32_t waits[LADE_N_QUEUES]; /* instruction of that queue that must be done first, or -1 */
+  int64_t predicted_ns;
+};
+
+struct lade_program {
+  const struct lade_graph *graph; /* borrowed; outlives the program */
+  int n_microbatches;
+  bool is_training; /* else forward only: evaluation */
+  int n_instrs, n_operands, n_buffers;
+  struct lade_instr *instrs;
+  struct lade_operand *operands;
+  struct lade_buffer *buffers;
+  uint64_t peak_bytes[LADE_N_SPACES]; /* highest used offset; the device's rounded up to whole chunks */
+  uint64_t live_peak_bytes[LADE_N_SPACES]; /* most bytes live at once: what the packer had to fit */
+  uint64_t owner_bytes[LADE_N_SPACES][LADE_N_OWNERS]; /* at the instant of the live peak; sums to peak_bytes */
+  int64_t predicted_ns;               /* of a step, by the simulator */
+  int64_t predicted_busy_ns[LADE_N_QUEUES];
+  bool is_proved;                     /* set by lade_program_prove alone */
+};
+
+/* Bytes that element-for-element hold value @tensor (any microbatch). */
+uint64_t lade_value_bytes(const struct lade_graph *graph, int tensor);
+/* Name for people, "h.3.mlp.fc", "h.3.mlp.fc.exp_avg", into @name (LADE_NAME_BYTES + 16); returns it. */
+const char *lade_value_name(const struct lade_graph *graph, int tensor, char *name);
+/* Tensor numbers of a parameter's optimizer parts (-1 for the residual under F32) and of scalars. */
+int lade_value_part(const struct lade_graph *graph, int param, enum lade_part part);
+int lade_value_scalar(const struct lade_graph *graph, enum lade_scalar scalar);
+int lade_value_count(const struct lade_graph *graph);
+/* The partials' doubles of parameter @param: first index; pass n_params for the total. */
+int64_t lade_value_first_partial(const struct lade_graph *graph, int param);
+
+void lade_program_destroy(struct lade_program *program);
+
+/*
+ * Prove @program (proof.c, independent of the builder): every read finds the version that it should in its
+ * range, no two live ranges overlap, lifetimes cover all uses, waits order every hazard between queues, the
+ * peak of each space is what the program states and within @budget_bytes, the cycle closes. Sets is_proved.
+ * -EINVAL with the first violation named: instruction, operand, value. O(n log n).
+ */
+int lade_program_prove(struct lade_program *program, const uint64_t budget_bytes[LADE_N_SPACES],
+                       struct lade_error *error);
+
+/* Static names: "compute", "to_host", ...; "parameters", ... */
+const char *lade_queue_name(enum lade_queue_id queue);
+const char *lade_owner_name(enum lade_owner owner);
+const char *lade_space_name(enum lade_space space);
+
+#endif
