@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The `lade` command: finds the verb that the first argument names and hands it the rest.
+ *
+ * Each verb is one file beside this one and one line in the table; the table is the help. Results
+ * go to stdout, which is flushed and checked here once for all verbs: a full disk or a broken pipe
+ * behind `lade plan --json > file` is an error, never a short file with exit code 0.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "verbs.h"
+
+struct verb {
+  const char *name, *summary;
+  lade_verb_fn *main;
+};
+
+static const struct verb verbs[] = {
+    {0}, /* ends the table */
+};
+
+static const struct verb *verb_find(const char *name)
+{
+  for (const struct verb *verb = verbs; verb->name; verb++)
+    if (strcmp(verb->name, name) == 0)
+      return verb;
+  return NULL;
+}
+
+static void help_print(FILE *file)
+{
+  fprintf(file, "Usage: lade VERB [OPTION...]\n"
+                "Trains a model inside a memory budget, with the numbers of the unconstrained run.\n\n");
+  for (const struct verb *verb = verbs; verb->name; verb++)
+    fprintf(file, "  %-8s %s\n", verb->name, verb->summary);
+  fprintf(file, "\n  lade VERB --help   the verb's options, with examples\n"
+                "  lade --version     the version\n\n"
+                "Exit codes: 0 done, 1 failed, 2 usage, 3 does not fit the budget, 4 out of memory while\n"
+                "running, 5 I/O failed or data is damaged, 6 numbers differ, 7 something is missing here.\n");
+}
+
+/* What stdout still holds must arrive; an earlier failure outranks this one. */
+static int output_finish(int status)
+{
+  errno = 0;
+  if (fflush(stdout) == 0 && !ferror(stdout))
+    return status;
+  fprintf(stderr, "lade: standard output: %s; the results are incomplete\n", strerror(errno ? errno : EIO));
+  return status ? status : LADE_EXIT_IO;
+}
+
+int main(int argc, char **argv)
+{
+  if (argc < 2) {
+    help_print(stderr);
+    return LADE_EXIT_USAGE;
+  }
+  if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+    help_print(stdout);
+    return output_finish(LADE_EXIT_DONE);
+  }
+  if (strcmp(argv[1], "--version") == 0) {
+    printf("lade %s\n", LADE_VERSION);
+    return output_finish(LADE_EXIT_DONE);
+  }
+  const struct verb *verb = verb_find(argv[1]);
+  if (!verb) {
+    fprintf(stderr, "lade: there is no verb '%s'; `lade --help` lists them\n", argv[1]);
+    return LADE_EXIT_USAGE;
+  }
+  return output_finish(verb->main(argc - 1, argv + 1));
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the verbs of the command share: how it exits, and the entry of each verb.
+ *
+ * A verb gets its own name as argv[0] and the rest of the line after it, prints results on stdout
+ * and everything else on stderr, and returns one of the codes below. It answers --help itself.
+ */
+#ifndef LADE_VERBS_H
+#define LADE_VERBS_H
+
+enum lade_exit {
+  LADE_EXIT_DONE = 0,
+  LADE_EXIT_FAILED = 1,
+  LADE_EXIT_USAGE = 2,
+  LADE_EXIT_DOES_NOT_FIT = 3,
+  LADE_EXIT_OUT_OF_MEMORY = 4, /* while running */
+  LADE_EXIT_IO = 5,            /* I/O failed or data is damaged */
+  LADE_EXIT_NUMBERS_DIFFER = 6,
+  LADE_EXIT_MISSING = 7, /* something that this machine does not have */
+};
+
+typedef int lade_verb_fn(int argc, char **argv);
+
+#endif
