@@ -12,6 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "base/base.h"
 #include "base/cpu.h"
 
@@ -122,9 +126,10 @@ struct lade_cpu lade_cpu_get(void)
 {
   struct lade_cpu cpu = {0};
 #if defined(__x86_64__)
+  unsigned eax, ebx, ecx = 0, edx;
+  bool has_f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C); /* clang 14 has no name for it */
   __builtin_cpu_init();
-  cpu.has_avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  cpu.has_avx2 = has_f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   cpu.has_avx512 = cpu.has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   cpu.has_avx512_bf16 = cpu.has_avx512 && __builtin_cpu_supports("avx512bf16");
