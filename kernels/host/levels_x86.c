@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The x86-64 levels: each overwrites what it improves, behind what the CPU was found to have. */
+#include "kernels/host/host.h"
+
+static void avx2_init(struct lade_kernels *kernels)
+{
+}
+
+static void avx512_init(struct lade_kernels *kernels)
+{
+}
+
+static void avx512_bf16_init(struct lade_kernels *kernels)
+{
+}
+
+void lade_kernels_init_levels(struct lade_kernels *kernels, const struct lade_cpu *cpu)
+{
+  if (cpu->has_avx2)
+    avx2_init(kernels);
+  if (cpu->has_avx512)
+    avx512_init(kernels);
+  if (cpu->has_avx512_bf16)
+    avx512_bf16_init(kernels);
+}
