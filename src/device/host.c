@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The host device's memory: real address ranges, real chunks, the machine's own page tables.
+ *
+ * A chunk is private anonymous memory, 2 MiB aligned, advised to be huge pages and populated when it is
+ * created. It starts at a parking address of its own. Mapping moves its pages to the address asked for with
+ * mremap, which rewrites page-table entries (whole entries of the upper level, as both sides are aligned) and
+ * touches no byte; unmapping moves them to a new parking address and leaves a fence, PROT_NONE, behind. A range
+ * is fence from end to end until something is mapped in it.
+ *
+ * A reserved range never has a hole that another thread's mmap could fall into. Mapping replaces the
+ * fence under the kernel's one lock. Unmapping uses MREMAP_DONTUNMAP, which keeps the emptied
+ * mapping in place until the fence covers it. Kernels before 5.7 (and some sandboxes) do not
+ * know that flag: there the bytes are copied out 2 MiB at a time, each piece given back as soon
+ * as it is copied, so that the peak stays true to one piece.
+ *
+ * Rejected: chunks as ranges of one memfd. It is simpler, but kernels as shipped give a memfd no huge
+ * pages when it is populated (shmem_enabled is "never" or "advise"; collapsing them afterwards wants 6.1 and
+ * as much time again), and populating 4 KiB pages takes ten times as long. docs/device.md has the figures.
+ * What is given up: a chunk has one address at a time, and cannot be shared with another process.
+ *
+ * Children of fork do not inherit chunks (MADV_DONTFORK): no page is ever copied on write under a running
+ * step or a drive's transfer.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/cpu.h"
+#include "device/host.h"
+
+#define CHUNK_BYTES ((uint64_t)2 << 20)
+#define POPULATE_BYTES (4 * CHUNK_BYTES) /* one task of populating */
+#define PAGE_BYTES 4096                  /* no supported machine has smaller pages */
+
+/* Names that older C libraries lack. The values are the kernel's ABI. */
+enum { ADVICE_POPULATE_WRITE = 23, MOVE_KEEPING_SOURCE = 4, MAP_KEEPING_OTHERS = 0x100000 };
+
+static void *pointer(uint64_t address)
+{
+  return (void *)(uintptr_t)address;
+}
+
+/* Cover @bytes at @address with a fence, replacing what is there. */
+static int fence_set(uint64_t address, uint64_t bytes)
+{
+  void *at = mmap(pointer(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  return at == MAP_FAILED ? -ENOMEM : 0;
+}
+
+/* A fence of @bytes somewhere, aligned to a chunk. */
+static int fence_create(uint64_t bytes, uint64_t *ret_address)
+{
+  if (bytes > SIZE_MAX - CHUNK_BYTES)
+    return -ENOMEM;
+  uint64_t whole = bytes + CHUNK_BYTES;
+  void *at = mmap(NULL, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED)
+    return -ENOMEM;
+  uint64_t start = (uint64_t)(uintptr_t)at, address = lade_align_up(start, CHUNK_BYTES);
+  if (address > start)
+    munmap(at, address - start);
+  if (address - start < CHUNK_BYTES)
+    munmap(pointer(address + bytes), CHUNK_BYTES - (address - start));
+  *ret_address = address;
+  return 0;
+}
+
+/* Make the fence of @bytes at @address a chunk's memory: writable, huge if the machine lets it, not inherited. */
+static int fence_open(uint64_t address, uint64_t bytes)
+{
+  if (mprotect(pointer(address), bytes, PROT_READ | PROT_WRITE))
+    return -ENOMEM;
+  madvise(pointer(address), bytes, MADV_HUGEPAGE); /* best effort: a kernel may be built without */
+  if (madvise(pointer(address), bytes, MADV_DONTFORK))
+    return -ENOMEM;
+  return 0;
+}
+
+struct populate {
+  uint64_t address, bytes;
+  atomic_int error;
+};
+
+static void populate_task(void *arg, int i_task, int i_thread)
+{
+  struct populate *job = arg;
+  uint64_t offset = (uint64_t)i_task * POPULATE_BYTES;
+  uint64_t bytes = LADE_MIN(POPULATE_BYTES, job->bytes - offset);
+  volatile char *at = pointer(job->address + offset);
+  if (!madvise((void *)at, bytes, ADVICE_POPULATE_WRITE))
+    return;
+  if (errno != EINVAL) {
+    atomic_store(&job->error, -ENOMEM);
+    return;
+  }
+  for (uint64_t i = 0; i < bytes; i += PAGE_BYTES) /* before Linux 5.14 */
+    at[i] = 0;
+}
+
+/* Find and zero every page now, on all cores, so that a step takes no page fault. */
+static int chunk_populate(struct host_device *host, const struct lade_chunk *chunk)
+{
+  struct populate job = {.address = chunk->backing, .bytes = chunk->bytes};
+  lade_pool_run(host->pool, populate_task, &job, (int)lade_div_up((int64_t)chunk->bytes, POPULATE_BYTES));
+  return atomic_load(&job.error);
+}
+
+/* Move pages as kernels without MREMAP_DONTUNMAP must: by copying. @to is a fence, @from is left empty. */
+static int pages_copy_out(uint64_t to, uint64_t from, uint64_t bytes)
+{
+  int error = fence_open(to, bytes);
+  if (error)
+    return error;
+  for (uint64_t i = 0; i < bytes; i += CHUNK_BYTES) {
+    memcpy(pointer(to + i), pointer(from + i), CHUNK_BYTES);
+    madvise(pointer(from + i), CHUNK_BYTES, MADV_DONTNEED);
+  }
+  return 0;
+}
+
+/* Move the pages at @from to the fence at @to; what is left at @from is mapped and empty. */
+static int pages_move_out(struct host_device *host, uint64_t to, uint64_t from, uint64_t bytes)
+{
+  int error = lade_fault(host->base.faults, LADE_FAULT_MOVE);
+  if (!error) {
+    void *at = mremap(pointer(from), bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MOVE_KEEPING_SOURCE, pointer(to));
+    error = at == MAP_FAILED ? -errno : 0;
+  }
+  if (error == -EINVAL)
+    return pages_copy_out(to, from, bytes);
+  return error ? -ENOMEM : 0;
+}
+
+/* Move the pages at @from onto the fence at @to; nothing is left at @from. */
+static int pages_move_in(uint64_t to, uint64_t from, uint64_t bytes)
+{
+  if (mremap(pointer(from), bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, pointer(to)) != MAP_FAILED)
+    return 0;
+  /* It may have failed after it had removed the fence. If it had not, this changes nothing. */
+  mmap(pointer(to), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED | MAP_KEEPING_OTHERS, -1,
+       0);
+  return -ENOMEM;
+}
+
+static int host_reserve(lade_device *device, uint64_t bytes, uint64_t *ret_address)
+{
+  return fence_create(bytes, ret_address);
+}
+
+static void host_release(lade_device *device, uint64_t address, uint64_t bytes)
+{
+  munmap(pointer(address), bytes);
+}
+
+static int host_chunk_create(lade_device *device, struct lade_chunk *chunk)
+{
+  int error = fence_create(chunk->bytes, &chunk->backing);
+  if (error)
+    return error;
+  error = fence_open(chunk->backing, chunk->bytes);
+  if (!error)
+    error = chunk_populate((struct host_device *)device, chunk);
+  if (error)
+    munmap(pointer(chunk->backing), chunk->bytes);
+  return error;
+}
+
+static void host_chunk_release(lade_device *device, struct lade_chunk *chunk)
+{
+  munmap(pointer(chunk->backing), chunk->bytes);
+}
+
+static int host_map(lade_device *device, uint64_t address, struct lade_chunk *chunk)
+{
+  int error = pages_move_in(address, chunk->backing, chunk->bytes);
+  if (!error)
+    chunk->backing = address;
+  return error;
+}
+
+static int host_unmap(lade_device *device, struct lade_chunk *chunk)
+{
+  uint64_t parking = 0;
+  int error = fence_create(chunk->bytes, &parking);
+  if (error)
+    return error;
+  error = pages_move_out((struct host_device *)device, parking, chunk->backing, chunk->bytes);
+  if (error) {
+    munmap(pointer(parking), chunk->bytes);
+    return error;
+  }
+  error = fence_set(chunk->backing, chunk->bytes);
+  if (error) { /* the emptied mapping is still there and must not stay open: put the pages back */
+    int lost = pages_move_in(chunk->backing, parking, chunk->bytes);
+    LADE_ASSERT(!lost);
+    (void)lost;
+    return error;
+  }
+  chunk->backing = parking;
+  return 0;
+}
+
+static void host_close(lade_device *device)
+{
+  lade_device_finish(device);
+  free(device);
+}
+
+static const struct lade_device_ops host_ops = {
+    .reserve = host_reserve,
+    .release = host_release,
+    .chunk_create = host_chunk_create,
+    .chunk_release = host_chunk_release,
+    .map = host_map,
+    .unmap = host_unmap,
+    .close = host_close,
+    .queue_create = lade_host_queue_create,
+    .queue_destroy = lade_host_queue_destroy,
+    .launch = lade_host_queue_launch,
+    .copy = lade_host_queue_copy,
+    .wait = lade_host_queue_wait,
+    .signal = lade_host_queue_signal,
+    .poll = lade_host_queue_poll,
+    .sync = lade_host_queue_sync,
+    .busy_ns = lade_host_queue_busy_ns,
+    .now_ns = lade_host_queue_now_ns,
+};
+
+static void host_name(struct host_device *host)
+{
+  char cpu[80];
+  lade_cpu_name(cpu, sizeof(cpu));
+  snprintf(host->base.name, sizeof(host->base.name), "host: %s", cpu);
+}
+
+int lade_device_open_host(const struct lade_host_device_params *params, struct lade_error *error,
+                          lade_device **ret_device)
+{
+  if (params->struct_size != sizeof(*params))
+    return lade_error_set(error, -EINVAL, "host device: struct_size is %zu and must be %zu; compile against this "
+                          "library's headers", params->struct_size, sizeof(*params));
+  struct host_device *host = lade_fault_calloc(params->faults, 1, sizeof(*host));
+  if (!host)
+    return lade_error_set(error, -ENOMEM, "host device: out of memory");
+  uint64_t capacity_bytes = params->capacity_bytes;
+  if (!capacity_bytes)
+    capacity_bytes = (uint64_t)lade_cpu_memory_bytes();
+  lade_device_init(&host->base, &host_ops, params->faults);
+  host_name(host);
+  host->base.chunk_bytes = CHUNK_BYTES;
+  host->base.capacity_bytes = capacity_bytes / CHUNK_BYTES * CHUNK_BYTES;
+  host->base.is_unified = true;
+  host->pool = params->pool;
+  host->to_host = params->to_host;
+  host->to_device = params->to_device;
+  *ret_device = &host->base;
+  return 0;
+}
