@@ -11,7 +11,8 @@
  *  - Activations and parameters have the model's dtype D (F32, BF16, F16, or F64). Statistics,
  *    losses and parameter gradients have its accumulator type A: F32, or F64 when D is F64. Only the
  *    references know F64; they are what gradients are checked against.
- *  - Arithmetic is in A; a result is rounded to D once, when it is stored.
+ *  - Arithmetic is in A (the references: in double); a result is rounded to D once, when it is
+ *    stored, and what follows uses the stored value.
  *  - The bits of the result are a function of the arguments alone, never of the number of threads:
  *    work is cut into pieces by shape, and pieces are summed in a fixed order.
  *  - It allocates nothing: scratch is the caller's @workspace of lade_kernel_workspace_bytes.

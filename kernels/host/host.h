@@ -10,7 +10,9 @@
 #ifndef LADE_KERNELS_HOST_H
 #define LADE_KERNELS_HOST_H
 
+#include "base/base.h"
 #include "base/cpu.h"
+#include "kernels/host/element.h"
 #include "kernels/kernels.h"
 
 /* Every level that @cpu has, in rising order. */
@@ -23,12 +25,87 @@ static inline void lade_kernels_set(struct lade_kernels *kernels, enum lade_kern
   kernels->variant[kernel] = variant;
 }
 
+/*
+ * Cuts, all by shape. LADE_TASK_ELEMENTS is the work of one task where tasks share nothing: some
+ * microseconds, so that the pool's wake-up is small beside it, and small enough for its operands to
+ * stay in L2.
+ */
+#define LADE_TASK_ELEMENTS 32768
+
+static inline int64_t lade_task_rows(int64_t row_elements)
+{
+  return LADE_MAX(1, LADE_TASK_ELEMENTS / row_elements);
+}
+
+/*
+ * Sums over rows (the gradients of parameters) are made per block of rows and then added in the
+ * order of blocks. At most LADE_ROW_BLOCKS of them bound the workspace, and the threads that help.
+ */
+#define LADE_ROW_BLOCKS 64
+#define LADE_ROW_BLOCK_ROWS 16
+
+static inline int64_t lade_row_block(int64_t n_rows)
+{
+  return LADE_MAX(LADE_ROW_BLOCK_ROWS, lade_div_up(n_rows, LADE_ROW_BLOCKS));
+}
+
+/* Up to three sums of d columns each, made per block of rows as partials [block][output][d] in A. */
+#define LADE_ROW_SUMS 3
+struct lade_row_sums {
+  enum lade_dtype accumulator;
+  int64_t n_blocks, d;
+  int n_outputs;
+  const void *partials;
+  void *outputs[LADE_ROW_SUMS]; /* NULL: not wanted */
+  bool accumulate;
+};
+
+/* output (+)= the sum of its partials, in the order of blocks. */
+void lade_row_sums_add(lade_pool *pool, const struct lade_row_sums *sums);
+
+/* Scratch for @n_outputs sums over @n_rows rows. */
+size_t lade_row_sums_bytes(enum lade_dtype dtype, int64_t n_rows, int64_t d, int n_outputs);
+
+/* Where block @block's partial of output @output begins. */
+static inline void *lade_row_sums_at(enum lade_dtype dtype, void *partials, int64_t d, int n_outputs, int64_t block,
+                                     int output)
+{
+  size_t row_bytes = (size_t)d * (dtype == LADE_F64 ? sizeof(double) : sizeof(float));
+  return (char *)partials + (size_t)(block * n_outputs + output) * row_bytes;
+}
+
+/*
+ * Rotation angles: cosines and sines [time, head_dim/2] each, in A, for every variant of rope.
+ * @table is its workspace: first all cosines, then all sines.
+ */
+void lade_rope_table_fill(lade_pool *pool, const struct lade_rope_args *args, void *table);
+
+/* The lists of embed's backward: which rows name a token, in their order. */
+struct lade_token_lists {
+  const int32_t *first; /* [V], -1: none */
+  const int32_t *next;  /* [B*T], -1: the last */
+};
+struct lade_token_lists lade_token_lists_make(const struct lade_embed_bwd_args *args);
+
 /* For the ops whose plain form multiplies matrices. */
 lade_kernel_fn lade_matmul_plain;
 
 void lade_matmul_init(struct lade_kernels *kernels);
 void lade_attention_init(struct lade_kernels *kernels);
 void lade_head_loss_init(struct lade_kernels *kernels);
+void lade_column_sum_init(struct lade_kernels *kernels);
+void lade_embed_init(struct lade_kernels *kernels);
+void lade_norm_init(struct lade_kernels *kernels);
+void lade_residual_init(struct lade_kernels *kernels);
+void lade_dropout_init(struct lade_kernels *kernels);
+void lade_rope_init(struct lade_kernels *kernels);
+void lade_gelu_init(struct lade_kernels *kernels);
+void lade_swiglu_init(struct lade_kernels *kernels);
+void lade_sum_squares_init(struct lade_kernels *kernels);
+void lade_clip_init(struct lade_kernels *kernels);
+void lade_adamw_init(struct lade_kernels *kernels);
+void lade_add_init(struct lade_kernels *kernels);
+void lade_cast_init(struct lade_kernels *kernels);
 
 void lade_matmul_init_avx2(struct lade_kernels *kernels);
 void lade_matmul_init_avx512(struct lade_kernels *kernels);
@@ -39,5 +116,10 @@ size_t lade_attention_fwd_workspace_bytes(const struct lade_attention_fwd_args *
 size_t lade_attention_bwd_workspace_bytes(const struct lade_attention_bwd_args *args, int n_threads);
 size_t lade_head_loss_fwd_workspace_bytes(const struct lade_head_loss_fwd_args *args, int n_threads);
 size_t lade_head_loss_bwd_workspace_bytes(const struct lade_head_loss_bwd_args *args, int n_threads);
+size_t lade_column_sum_workspace_bytes(const struct lade_column_sum_args *args);
+size_t lade_embed_bwd_workspace_bytes(const struct lade_embed_bwd_args *args);
+size_t lade_norm_bwd_workspace_bytes(const struct lade_norm_bwd_args *args);
+size_t lade_residual_bwd_workspace_bytes(const struct lade_residual_bwd_args *args);
+size_t lade_rope_workspace_bytes(const struct lade_rope_args *args);
 
 #endif
