@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Packs instances and prints what was reached: bench-pack [-w WORK] [-s SECONDS] [-t STOP_BYTES] [-r REPEATS] FILE...
+ *
+ * A file is `id,lower,upper,size` per line under a line of titles, lifetimes half-open. In place of a file,
+ * `stack:LAYERS` is the skeleton of a training step: saved activations that nest, transients, gradients.
+ * Every answer goes through the independent checker. Columns: buffers, lower bound, peak, excess in percent,
+ * whether it is proved optimal, milliseconds of the fastest of the repeats.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "alloc/pack.h"
+#include "base/base.h"
+
+typedef LADE_ARRAY(struct lade_pack_item) item_array;
+
+static bool item_add(item_array *items, int64_t lower, int64_t upper, uint64_t bytes, uint32_t align)
+{
+  struct lade_pack_item item = {(int32_t)lower, (int32_t)upper, bytes, align, -1};
+  return LADE_PUSH(items, item);
+}
+
+static int file_read(const char *path, item_array *items)
+{
+  FILE *file = fopen(path, "r");
+  if (!file)
+    return -errno;
+  char line[256];
+  int rc = 0;
+  for (int n_line = 1; !rc && fgets(line, sizeof(line), file); n_line++) {
+    int64_t lower, upper, bytes;
+    if (sscanf(line, "%*[^,],%" SCNd64 ",%" SCNd64 ",%" SCNd64, &lower, &upper, &bytes) != 3)
+      rc = n_line > 1 ? -EINVAL : 0;
+    else if (lower < INT32_MIN || lower >= upper || upper > INT32_MAX || bytes <= 0)
+      rc = -EINVAL;
+    else if (!item_add(items, lower, upper, (uint64_t)bytes, 1))
+      rc = -ENOMEM;
+    if (rc)
+      fprintf(stderr, "bench-pack: %s:%d: %s\n", path, n_line, strerror(-rc));
+  }
+  fclose(file);
+  return rc;
+}
+
+/* Forward saves per layer, backward in reverse order; sizes in multiples of 1 KiB as for 12 sequences of 64. */
+static int stack_make(int n_layers, item_array *items)
+{
+  const uint64_t unit = 393216;
+  int t = 0, last = n_layers * 18 + 8;
+  bool ok = true;
+  for (int l = 0; l < n_layers; l++) {
+    int back = last - (l + 1) * 9;
+    const uint64_t saved[] = {1, 3, 1, 1, 4, 4};
+    for (int k = 0; k < 6; k++) {
+      ok &= item_add(items, t + k, back + 8 - k, saved[k] * unit, 256);
+      ok &= item_add(items, t + k, t + k + 2, (uint64_t)(k % 3 + 1) * unit / 3, 256);
+      ok &= item_add(items, back + k, back + k + 3, saved[5 - k] * unit, 256);
+      ok &= item_add(items, back + k, back + k + 1, 4096, 256);
+    }
+    ok &= item_add(items, t, t + 9, unit, 256);
+    ok &= item_add(items, t + 1, back + 8, 3072, 256);
+    t += 9;
+  }
+  return ok ? 0 : -ENOMEM;
+}
+
+static int instance_run(const char *name, const struct lade_pack_params *params, int n_repeats)
+{
+  item_array items = {0};
+  int rc = strncmp(name, "stack:", 6) ? file_read(name, &items) : stack_make(atoi(name + 6), &items);
+  uint64_t *offsets = calloc((size_t)items.n + 1, sizeof(*offsets));
+  lade_packer *packer = NULL;
+  struct lade_pack_result result = {0};
+  struct lade_error error = {0};
+  int64_t best_ns = INT64_MAX;
+  if (!rc)
+    rc = offsets ? lade_packer_create(&packer) : -ENOMEM;
+  for (int r = 0; r < n_repeats && !rc; r++) {
+    int64_t start_ns = lade_now_ns();
+    rc = lade_packer_pack(packer, items.items, items.n, params, offsets, &result, &error);
+    best_ns = LADE_MIN(best_ns, lade_now_ns() - start_ns);
+  }
+  if (!rc)
+    rc = lade_pack_check(items.items, items.n, offsets, result.peak_bytes, &error);
+  const char *base = strrchr(name, '/') ? strrchr(name, '/') + 1 : name;
+  if (rc)
+    printf("%-32s failed: %s\n", base, error.text[0] ? error.text : strerror(-rc));
+  else
+    printf("%-32s %7d %14" PRIu64 " %14" PRIu64 " %8.4f%% %s %10.2f ms\n", base, items.n, result.lower_bound_bytes,
+           result.peak_bytes, 100.0 * ((double)result.peak_bytes / (double)result.lower_bound_bytes - 1),
+           result.is_optimal ? "optimal" : "       ", (double)best_ns / 1e6);
+  fflush(stdout);
+  lade_packer_destroy(packer);
+  free(offsets);
+  LADE_ARRAY_FREE(&items);
+  return rc;
+}
+
+int main(int argc, char **argv)
+{
+  struct lade_pack_params params = {.struct_size = sizeof(params)};
+  int n_repeats = 1, option, n_failed = 0;
+  while ((option = getopt(argc, argv, "w:s:t:r:")) != -1)
+    switch (option) {
+    case 'w': params.work_limit = strtoull(optarg, NULL, 10); break;
+    case 's': params.time_limit_ns = (int64_t)(atof(optarg) * 1e9); break;
+    case 't': params.stop_bytes = strtoull(optarg, NULL, 10); break;
+    case 'r': n_repeats = atoi(optarg); break;
+    default: return 2;
+    }
+  for (int k = optind; k < argc; k++)
+    n_failed += instance_run(argv[k], &params, n_repeats) != 0;
+  return n_failed > 0;
+}

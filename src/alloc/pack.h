@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The offline packer: offsets for buffers whose lifetimes are known ahead, with the smallest peak that it finds.
+ *
+ * An item is a rectangle that may only move up and down: its lifetime [lower, upper) is given, its offset is
+ * asked for. Two items that are ever live together may not share a byte. The problem is NP-hard; the packer
+ * states what it reached beside a bound below which no packing can go, and whether the two meet.
+ *
+ * The program builder calls it hundreds of times inside a search, so the first pass is fast (about a
+ * millisecond for a thousand items) and a packer object keeps its memory between calls. Without a time limit
+ * the answer is a pure function of items and parameters.
+ */
+#ifndef LADE_PACK_H
+#define LADE_PACK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "lade/types.h"
+
+struct lade_pack_item {
+  int32_t lower, upper; /* live in [lower, upper), any unit of time; lower < upper */
+  uint64_t bytes;       /* at least 1 */
+  uint32_t align;       /* of the offset: a power of two; 0 means 1 */
+  int64_t fixed;        /* the offset that it must have, or -1 */
+};
+
+struct lade_pack_params {
+  size_t struct_size;
+  int64_t time_limit_ns; /* stop searching after this much time; 0: time is never looked at */
+  uint64_t work_limit;   /* stop after about this many elementary steps (~1 ns each); 0: the fast pass
+                            alone, or no limit of work when there is a time limit */
+  uint64_t stop_bytes;   /* good enough: stop at a peak at or below this; 0: only at the lower bound */
+};
+
+struct lade_pack_result {
+  uint64_t peak_bytes;        /* highest end of any item */
+  uint64_t lower_bound_bytes; /* no packing has a smaller peak */
+  bool is_optimal;            /* peak and bound meet, or an exhaustive search found nothing below */
+};
+
+/* Scratch memory of one caller, kept between calls. One thread at a time. */
+typedef struct lade_packer lade_packer;
+
+/* -ENOMEM. The caller destroys it. */
+int lade_packer_create(lade_packer **ret_packer);
+/* NULL is allowed. */
+void lade_packer_destroy(lade_packer *packer);
+
+/*
+ * Pack @n_items into @ret_offsets (one per item) and describe the result. @params may be NULL: the fast pass.
+ * No items is a peak of 0. Fixed items keep their offset. -EINVAL for a lifetime that is empty, a size of 0,
+ * an alignment that is no power of two, a fixed offset that is not aligned, or two fixed items that overlap;
+ * -EOVERFLOW when the sizes sum past 2^62; -ENOMEM. @error (may be NULL) names the item by its index. Blocks
+ * for the time that @params allows; the fast pass is near-linear, and for the search the limit is looked at
+ * every few thousand steps.
+ */
+int lade_packer_pack(lade_packer *packer, const struct lade_pack_item *items, int n_items,
+                     const struct lade_pack_params *params, uint64_t *ret_offsets,
+                     struct lade_pack_result *ret_result, struct lade_error *error);
+
+/* The same with scratch of its own. Any thread. */
+int lade_pack(const struct lade_pack_item *items, int n_items, const struct lade_pack_params *params,
+              uint64_t *ret_offsets, struct lade_pack_result *ret_result, struct lade_error *error);
+
+/*
+ * Check an answer with code that shares nothing with the packer: no two live ranges overlap, each offset is
+ * aligned, fixed ones are kept, and the highest end is exactly @peak_bytes. 0, -EBADMSG with the first
+ * fault in @error, -EINVAL for items that are none, -ENOMEM. O(n log n). Any thread.
+ */
+int lade_pack_check(const struct lade_pack_item *items, int n_items, const uint64_t *offsets, uint64_t peak_bytes,
+                    struct lade_error *error);
+
+/* Most bytes live at one time: a lower bound of every peak. 0, -EINVAL, -EOVERFLOW or -ENOMEM. Any thread. */
+int lade_pack_live_peak(const struct lade_pack_item *items, int n_items, uint64_t *ret_bytes);
+
+#endif

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The packer's judge. It knows the definition of a packing and nothing of how one is found.
+ *
+ * A sweep over time keeps the live address ranges in an ordered set. A range that enters is compared with the
+ * one below and the one above it: as long as the set holds no overlap, those two are the only ones that it can
+ * meet first. At equal times ranges leave before others enter, since lifetimes are half-open. The set is a
+ * treap whose priorities are a hash of the item's number, which keeps it balanced without a random state.
+ * O(n log n) for n items.
+ *
+ * Rejected: a pairwise comparison, which is plainer but takes minutes for 60,000 items.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "alloc/pack.h"
+#include "base/base.h"
+
+struct event {
+  int32_t time;
+  int32_t item; /* enters when >= 0; ~item leaves */
+};
+
+struct node {
+  int32_t child[2]; /* item numbers, -1 for none */
+  uint32_t priority;
+};
+
+struct sweep {
+  const struct lade_pack_item *items;
+  const uint64_t *offsets;
+  struct node *nodes;
+  int32_t root;
+};
+
+static int event_compare(const void *a, const void *b)
+{
+  const struct event *x = a, *y = b;
+  if (x->time != y->time)
+    return x->time < y->time ? -1 : 1;
+  bool enters_x = x->item >= 0, enters_y = y->item >= 0;
+  return (int)enters_x - (int)enters_y;
+}
+
+/* A well-mixed priority for the treap (the finalizer of MurmurHash3). */
+static uint32_t hash(uint32_t x)
+{
+  x = (x ^ x >> 16) * 0x85ebca6bu;
+  x = (x ^ x >> 13) * 0xc2b2ae35u;
+  return x ^ x >> 16;
+}
+
+/* Entering and leaving events in the order of time. NULL when memory is out. */
+static struct event *events_create(const struct lade_pack_item *items, int n_items)
+{
+  struct event *events = malloc(2 * (size_t)n_items * sizeof(*events));
+  if (!events)
+    return NULL;
+  for (int i = 0; i < n_items; i++) {
+    events[2 * i] = (struct event){items[i].lower, i};
+    events[2 * i + 1] = (struct event){items[i].upper, ~i};
+  }
+  qsort(events, 2 * (size_t)n_items, sizeof(*events), event_compare);
+  return events;
+}
+
+/* Split tree @t into the ranges that start below @key and the others. */
+static void tree_split(struct sweep *sweep, int32_t t, uint64_t key, int32_t *ret_below, int32_t *ret_above)
+{
+  while (t >= 0) {
+    struct node *node = &sweep->nodes[t];
+    if (sweep->offsets[t] < key) {
+      *ret_below = t;
+      ret_below = &node->child[1];
+      t = node->child[1];
+    } else {
+      *ret_above = t;
+      ret_above = &node->child[0];
+      t = node->child[0];
+    }
+  }
+  *ret_below = *ret_above = -1;
+}
+
+static void tree_insert(struct sweep *sweep, int32_t i)
+{
+  int32_t *place = &sweep->root;
+  uint64_t key = sweep->offsets[i];
+  while (*place >= 0 && sweep->nodes[*place].priority >= sweep->nodes[i].priority)
+    place = &sweep->nodes[*place].child[sweep->offsets[*place] < key];
+  int32_t below, above;
+  tree_split(sweep, *place, key, &below, &above);
+  sweep->nodes[i].child[0] = below;
+  sweep->nodes[i].child[1] = above;
+  *place = i;
+}
+
+/* Offsets in the tree differ, since live ranges of at least one byte do not overlap. */
+static void tree_remove(struct sweep *sweep, int32_t i)
+{
+  int32_t *place = &sweep->root;
+  while (*place != i)
+    place = &sweep->nodes[*place].child[sweep->offsets[*place] < sweep->offsets[i]];
+  int32_t a = sweep->nodes[i].child[0], b = sweep->nodes[i].child[1];
+  while (a >= 0 && b >= 0) {
+    if (sweep->nodes[a].priority >= sweep->nodes[b].priority) {
+      *place = a;
+      place = &sweep->nodes[a].child[1];
+      a = *place;
+    } else {
+      *place = b;
+      place = &sweep->nodes[b].child[0];
+      b = *place;
+    }
+  }
+  *place = a >= 0 ? a : b;
+}
+
+/* The live item whose range meets that of @i, or -1. */
+static int32_t tree_find_overlap(const struct sweep *sweep, int32_t i)
+{
+  uint64_t start = sweep->offsets[i], end = start + sweep->items[i].bytes;
+  int32_t below = -1, above = -1;
+  for (int32_t t = sweep->root; t >= 0;) {
+    bool is_below = sweep->offsets[t] <= start;
+    *(is_below ? &below : &above) = t;
+    t = sweep->nodes[t].child[is_below];
+  }
+  if (below >= 0 && sweep->offsets[below] + sweep->items[below].bytes > start)
+    return below;
+  return above >= 0 && sweep->offsets[above] < end ? above : -1;
+}
+
+static int overlaps_check(struct sweep *sweep, const struct event *events, int n_items, struct lade_error *error)
+{
+  for (int e = 0; e < 2 * n_items; e++) {
+    int32_t i = events[e].item;
+    if (i < 0) {
+      tree_remove(sweep, ~i);
+      continue;
+    }
+    int32_t other = tree_find_overlap(sweep, i);
+    if (other >= 0)
+      return lade_error_set(error, -EBADMSG,
+                            "items %" PRId32 " and %" PRId32 " share bytes while both are live at time %" PRId32,
+                            other, i, events[e].time);
+    tree_insert(sweep, i);
+  }
+  return 0;
+}
+
+/* What can be said of one item alone. */
+static int item_check(const struct lade_pack_item *item, int i, uint64_t offset, struct lade_error *error)
+{
+  if (item->lower >= item->upper || item->bytes == 0)
+    return lade_error_set(error, -EINVAL, "item %d has an empty lifetime or no bytes", i);
+  if (offset + item->bytes < offset)
+    return lade_error_set(error, -EBADMSG, "item %d ends past 2^64", i);
+  if (item->align && offset % item->align)
+    return lade_error_set(error, -EBADMSG, "item %d: offset %" PRIu64 " is not a multiple of %" PRIu32, i, offset,
+                          item->align);
+  if (item->fixed >= 0 && (uint64_t)item->fixed != offset)
+    return lade_error_set(error, -EBADMSG, "item %d was fixed at %" PRId64 " and lies at %" PRIu64, i, item->fixed,
+                          offset);
+  return 0;
+}
+
+int lade_pack_check(const struct lade_pack_item *items, int n_items, const uint64_t *offsets, uint64_t peak_bytes,
+                    struct lade_error *error)
+{
+  uint64_t peak = 0;
+  for (int i = 0; i < n_items; i++) {
+    int rc = item_check(&items[i], i, offsets[i], error);
+    if (rc)
+      return rc;
+    peak = LADE_MAX(peak, offsets[i] + items[i].bytes);
+  }
+  if (n_items < 0 || peak != peak_bytes)
+    return lade_error_set(error, -EBADMSG, "the peak is said to be %" PRIu64 " bytes and is %" PRIu64, peak_bytes, peak);
+  if (n_items == 0)
+    return 0;
+
+  struct sweep sweep = {.items = items, .offsets = offsets, .root = -1};
+  struct event *events = events_create(items, n_items);
+  sweep.nodes = malloc((size_t)n_items * sizeof(*sweep.nodes));
+  int rc = -ENOMEM;
+  if (events && sweep.nodes) {
+    for (int i = 0; i < n_items; i++)
+      sweep.nodes[i] = (struct node){{-1, -1}, hash((uint32_t)i)};
+    rc = overlaps_check(&sweep, events, n_items, error);
+  } else {
+    lade_error_set(error, -ENOMEM, "no memory to check %d items", n_items);
+  }
+  free(sweep.nodes);
+  free(events);
+  return rc;
+}
+
+int lade_pack_live_peak(const struct lade_pack_item *items, int n_items, uint64_t *ret_bytes)
+{
+  uint64_t live = 0, peak = 0;
+  if (n_items < 0)
+    return -EINVAL;
+  for (int i = 0; i < n_items; i++) {
+    if (items[i].lower >= items[i].upper || items[i].bytes == 0)
+      return -EINVAL;
+    if (__builtin_add_overflow(live, items[i].bytes, &live))
+      return -EOVERFLOW;
+  }
+  if (n_items > 0) {
+    struct event *events = events_create(items, n_items);
+    if (!events)
+      return -ENOMEM;
+    live = 0;
+    for (int e = 0; e < 2 * n_items; e++) {
+      int32_t i = events[e].item;
+      live = i >= 0 ? live + items[i].bytes : live - items[~i].bytes;
+      peak = LADE_MAX(peak, live);
+    }
+    free(events);
+  }
+  *ret_bytes = peak;
+  return 0;
+}

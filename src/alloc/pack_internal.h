@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the packer's rooms share: the problem in normal form, the incumbent, the budget of effort.
+ *
+ * Normal form: time is cut into slots, one per maximal set of items that are live together, in order; an item
+ * covers the slots [lo, hi). Two items meet in time exactly when they share a slot. Sizes are rounded up to the
+ * smallest alignment of any item, which every offset is a multiple of.
+ */
+#ifndef LADE_PACK_INTERNAL_H
+#define LADE_PACK_INTERNAL_H
+
+#include "alloc/pack.h"
+#include "base/base.h"
+
+struct pack_problem {
+  int n, n_slots, n_fixed;
+  const struct lade_pack_item *items; /* the caller's */
+  int32_t *lo, *hi;
+  uint64_t *bytes;       /* rounded */
+  uint64_t *align;
+  uint64_t *live;        /* per slot: rounded bytes */
+  bool has_mixed_align;  /* some item wants more than the smallest alignment */
+  uint64_t granule;      /* divides every rounded size and fixed offset */
+  uint64_t lower_bound;  /* of the true peak */
+};
+
+/* Effort left. Deterministic unless there is a deadline. */
+struct pack_effort {
+  uint64_t work, work_limit; /* limit UINT64_MAX: none */
+  int64_t deadline_ns;       /* 0: none */
+  uint64_t work_at_look;     /* the clock is read when work passes this */
+};
+
+struct lade_packer {
+  char *arena;
+  size_t arena_bytes, arena_used;
+  struct pack_problem problem;
+  struct pack_effort effort;
+  uint64_t target_bytes; /* stop at a true peak at or below this */
+  uint64_t best_bytes;   /* the incumbent's true peak */
+  uint64_t *best;        /* its offsets */
+  uint64_t *offsets;     /* of the pass under way */
+  bool is_exhausted;     /* the exact search has proved the incumbent optimal */
+};
+
+/* Bytes from the arena, which lade_packer_pack has made large enough. Aligned to 16. */
+void *lade_pack_take(lade_packer *packer, size_t bytes);
+
+/* True when the effort is spent; @work is what was done since the last call. */
+bool lade_pack_spend(struct pack_effort *effort, uint64_t work);
+
+/* Compare packer->offsets with the incumbent and keep them if they are better. True when the target is met. */
+bool lade_pack_offer(lade_packer *packer);
+
+/* Items in several orders, each at its lowest free place. True when the target is met. */
+bool lade_pack_first_fit(lade_packer *packer);
+size_t lade_pack_first_fit_bytes(int n);
+
+#endif
