@@ -109,6 +109,16 @@ enum { LADE_ROLE_OUT = 16, LADE_ROLE_SCRATCH = 32 };
 enum { LADE_ROLE_WEIGHT, LADE_ROLE_GRAD, LADE_ROLE_RESIDUAL, LADE_ROLE_M, LADE_ROLE_V, LADE_ROLE_VERDICT };
 enum { LADE_ROLE_SRC, LADE_ROLE_DST };
 
+/*
+ * A streamed update works through its parameter in windows of this many elements, a few of them in flight:
+ * one being read, one computed, one written.
+ */
+#define LADE_STREAM_ELEMENTS (256 * 1024)
+#define LADE_STREAM_WINDOWS 3
+
+/* All offsets and sizes of buffers are multiples of it: pages, and blocks of drives. */
+#define LADE_BUFFER_ALIGN 4096
+
 struct lade_instr {
   uint8_t kind, queue;
   uint8_t is_recompute;
@@ -141,6 +151,8 @@ struct lade_program {
 
 /* Bytes that element-for-element hold value @tensor (any microbatch). */
 uint64_t lade_value_bytes(const struct lade_graph *graph, int tensor);
+/* Bytes of one window of a streamed update of @param: weight, parts and, from the store, the gradient. */
+uint64_t lade_stream_window_bytes(const struct lade_graph *graph, int param, bool has_grad);
 /* Name for people, "h.3.mlp.fc", "h.3.mlp.fc.exp_avg", into @name (LADE_NAME_BYTES + 16); returns it. */
 const char *lade_value_name(const struct lade_graph *graph, int tensor, char *name);
 /* Tensor numbers of a parameter's optimizer parts (-1 for the residual under F32) and of scalars. */

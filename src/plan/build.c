@@ -1,0 +1,625 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Emission: steps and intervals become instructions over buffers.
+ *
+ * The list is written slot by slot. A slot holds the copies out that lives.c placed there, then the copies in,
+ * then the step itself, so that memory is given back before it is asked for. A buffer is made where an interval
+ * begins and its lifetime grows with every instruction that names it; an op that may work in place takes over
+ * its input's buffer when that input's interval ends there and nobody copies it out. After the last
+ * gradient of a parameter come its sums of squares, while it is still on the device; after all steps the
+ * clip verdict and the updates, each where its parameter is at home.
+ *
+ * Buffers that live across steps (parameters and their state at home, the step's inputs and results on the
+ * host) are made first, in an order that depends on the graph and the homes alone: so a training and
+ * an evaluation program over one arena agree on them by number.
+ *
+ * Errors of memory stick in the builder and are looked at once, at the end.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "alloc/pack.h"
+#include "plan/build.h"
+
+struct transfer {
+  int32_t slot, interval;
+  bool is_in;
+};
+
+struct builder {
+  const struct lade_build_params *params;
+  const struct lade_graph *graph;
+  const struct plan_step *steps;
+  int n_steps;
+  const struct plan_lives *lives;
+  int status;
+  struct lade_instr spare; /* where fields go once memory is out; never read */
+  LADE_ARRAY(struct lade_instr) instrs;
+  LADE_ARRAY(struct lade_operand) operands;
+  LADE_ARRAY(struct lade_buffer) buffers;
+  LADE_ARRAY(struct transfer) transfers;
+  int32_t *on_device;    /* by interval: its buffer */
+  int32_t *now;          /* by value: its current interval */
+  int32_t *elsewhere;    /* by value: buffer of its copy at home or away, -1 */
+  int32_t *part_buffers; /* by parameter and part: buffer at home, -1 */
+  int32_t *last_grad_pos; /* by parameter: step that completes its gradient */
+  int16_t *grad_versions; /* by parameter: what has been added so far */
+  int32_t partials, verdict, verdict_host; /* buffers */
+};
+
+static enum lade_space home_space(const struct builder *b, int param)
+{
+  static const enum lade_space spaces[] = {LADE_DEVICE, LADE_HOST, LADE_STORE};
+  return spaces[b->params->residency->homes[param]];
+}
+
+static int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_owner owner, uint64_t bytes,
+                           bool is_resident)
+{
+  struct lade_buffer buffer = {.space = space, .owner = owner, .first = INT32_MAX, .last = -1, .is_resident = is_resident};
+  buffer.bytes = lade_align_up(LADE_MAX(bytes, 1), LADE_BUFFER_ALIGN);
+  if (!LADE_PUSH(&b->buffers, buffer)) {
+    b->status = -ENOMEM;
+    return 0;
+  }
+  return b->buffers.n - 1;
+}
+
+static struct lade_instr *instr_begin(struct builder *b, enum lade_instr_kind kind, enum lade_queue_id queue)
+{
+  struct lade_instr instr = {.kind = (uint8_t)kind, .queue = (uint8_t)queue, .op = -1, .param = -1};
+  instr.first_operand = b->operands.n;
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    instr.waits[q] = -1;
+  if (!LADE_PUSH(&b->instrs, instr)) {
+    b->status = -ENOMEM;
+    return &b->spare;
+  }
+  return &b->instrs.items[b->instrs.n - 1];
+}
+
+static void operand_add(struct builder *b, int role, int32_t buffer, enum lade_access access, struct lade_value reads,
+                        struct lade_value makes, uint64_t offset, uint64_t bytes)
+{
+  struct lade_operand operand = {buffer, (uint8_t)access, (uint8_t)role, offset, bytes, reads, makes};
+  if (b->status || !LADE_PUSH(&b->operands, operand)) {
+    b->status = -ENOMEM;
+    return;
+  }
+  int32_t at = b->instrs.n - 1;
+  struct lade_buffer *what = &b->buffers.items[buffer];
+  what->first = LADE_MIN(what->first, at);
+  what->last = LADE_MAX(what->last, at);
+  b->instrs.items[at].n_operands++;
+}
+
+static void operand_read(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
+{
+  operand_add(b, role, buffer, LADE_READS, value, (struct lade_value){-1, 0, 0}, 0, bytes);
+}
+
+static void operand_make(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
+{
+  operand_add(b, role, buffer, LADE_MAKES, (struct lade_value){-1, 0, 0}, value, 0, bytes);
+}
+
+static void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
+{
+  struct lade_value next = value;
+  next.version++;
+  operand_add(b, role, buffer, LADE_READS_AND_MAKES, value, next, 0, bytes);
+}
+
+/* ---- values ---- */
+
+static bool is_shared(const struct lade_graph *graph, int tensor)
+{
+  return graph->tensors[tensor].kind == LADE_TENSOR_PARAM || graph->tensors[tensor].kind == LADE_TENSOR_GRAD;
+}
+
+static int value_number(const struct builder *b, int tensor, int microbatch)
+{
+  return tensor + (is_shared(b->graph, tensor) ? 0 : microbatch * b->graph->n_tensors);
+}
+
+/* The value as it is now: gradients have had so many additions. */
+static struct lade_value value_now(const struct builder *b, int value)
+{
+  const int n = b->graph->n_tensors, tensor = value % n;
+  const struct lade_tensor *what = &b->graph->tensors[tensor];
+  return (struct lade_value){tensor, (int16_t)(value / n),
+                             what->kind == LADE_TENSOR_GRAD ? b->grad_versions[what->param] : (int16_t)0};
+}
+
+static enum lade_owner interval_owner(const struct builder *b, const struct plan_interval *it)
+{
+  const struct lade_tensor *what = &b->graph->tensors[it->value % b->graph->n_tensors];
+  if (what->kind == LADE_TENSOR_PARAM)
+    return LADE_OWNER_PARAMETERS;
+  if (what->kind == LADE_TENSOR_GRAD)
+    return LADE_OWNER_GRADIENTS;
+  bool is_saved = !b->steps[it->first_pos].is_backward && b->steps[LADE_MIN(it->last_pos, b->n_steps - 1)].is_backward;
+  return is_saved ? LADE_OWNER_SAVED : LADE_OWNER_TRANSIENT;
+}
+
+/* The interval of @value at step @pos; uses come in order, so it is the current one or the next. */
+static int interval_at(struct builder *b, int value, int pos)
+{
+  int at = b->now[value];
+  while (at + 1 < b->lives->first_interval[value + 1] && b->lives->intervals[at + 1].first_pos <= pos)
+    at++;
+  b->now[value] = at;
+  return at;
+}
+
+/* The device buffer of @value for a step at @pos; made now if this step makes the value. */
+static int32_t value_buffer(struct builder *b, int value, int pos)
+{
+  const struct lade_tensor *what = &b->graph->tensors[value % b->graph->n_tensors];
+  if (what->kind == LADE_TENSOR_PARAM && home_space(b, what->param) == LADE_DEVICE)
+    return b->elsewhere[value];
+  int at = interval_at(b, value, pos);
+  if (b->on_device[at] < 0)
+    b->on_device[at] = buffer_make(b, LADE_DEVICE, interval_owner(b, &b->lives->intervals[at]), what->bytes, false);
+  return b->on_device[at];
+}
+
+/* ---- residents ---- */
+
+static void param_residents_make(struct builder *b, int param)
+{
+  enum lade_space home = home_space(b, param);
+  int weight = b->graph->params[param].tensor;
+  b->elsewhere[weight] =
+      buffer_make(b, home, LADE_OWNER_PARAMETERS, lade_value_bytes(b->graph, weight), true);
+  for (int part = 0; part < LADE_N_PARTS; part++) {
+    int tensor = lade_value_part(b->graph, param, (enum lade_part)part);
+    b->part_buffers[param * LADE_N_PARTS + part] =
+        tensor < 0 ? -1 : buffer_make(b, home, LADE_OWNER_OPTIMIZER, lade_value_bytes(b->graph, tensor), true);
+  }
+}
+
+static void residents_make(struct builder *b)
+{
+  for (int param = 0; param < b->graph->n_params; param++)
+    param_residents_make(b, param);
+  b->verdict_host = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, sizeof(struct lade_verdict), true);
+  const int shared[] = {b->graph->tokens, b->graph->targets, b->graph->loss};
+  for (int m = 0; m < b->params->n_microbatches; m++) {
+    for (size_t i = 0; i < LADE_COUNT(shared); i++) {
+      uint64_t bytes = b->graph->tensors[shared[i]].bytes;
+      b->elsewhere[value_number(b, shared[i], m)] = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, bytes, true);
+    }
+  }
+}
+
+/* ---- transfers ---- */
+
+static void transfer_emit(struct builder *b, int32_t src, int32_t dst, struct lade_value value)
+{
+  enum lade_space from = b->buffers.items[src].space, to = b->buffers.items[dst].space;
+  uint64_t bytes = lade_value_bytes(b->graph, value.tensor);
+  bool is_store = from == LADE_STORE || to == LADE_STORE;
+  if (is_store && !b->params->is_unified && (from == LADE_DEVICE || to == LADE_DEVICE)) {
+    int32_t staging = buffer_make(b, LADE_HOST, b->buffers.items[src].owner, bytes, false);
+    transfer_emit(b, src, staging, value);
+    transfer_emit(b, staging, dst, value);
+    return;
+  }
+  enum lade_instr_kind kind = from == LADE_STORE ? LADE_INSTR_READ : to == LADE_STORE ? LADE_INSTR_WRITE : LADE_INSTR_COPY;
+  enum lade_queue_id queue = is_store ? LADE_Q_IO : to == LADE_HOST ? LADE_Q_TO_HOST : LADE_Q_TO_DEVICE;
+  struct lade_instr *instr = instr_begin(b, kind, queue);
+  instr->microbatch = value.microbatch;
+  instr->predicted_ns = plan_transfer_ns(b->params->prices, from, to, bytes);
+  operand_read(b, LADE_ROLE_SRC, src, value, bytes);
+  operand_make(b, LADE_ROLE_DST, dst, value, bytes);
+}
+
+static void interval_leave(struct builder *b, int at)
+{
+  const struct plan_interval *it = &b->lives->intervals[at];
+  const struct lade_tensor *what = &b->graph->tensors[it->value % b->graph->n_tensors];
+  if (what->kind != LADE_TENSOR_LOSS)
+    b->elsewhere[it->value] =
+        buffer_make(b, (enum lade_space)it->target, interval_owner(b, it), what->bytes, false);
+  transfer_emit(b, b->on_device[at], b->elsewhere[it->value], value_now(b, it->value));
+}
+
+static void interval_fetch(struct builder *b, int at)
+{
+  const struct plan_interval *it = &b->lives->intervals[at];
+  const struct lade_tensor *what = &b->graph->tensors[it->value % b->graph->n_tensors];
+  b->on_device[at] = buffer_make(b, LADE_DEVICE, interval_owner(b, it), what->bytes, false);
+  transfer_emit(b, b->elsewhere[it->value], b->on_device[at], value_now(b, it->value));
+}
+
+/* By slot; copies out before copies in; then in the order of need. */
+static int transfer_compare(const void *x, const void *y)
+{
+  const struct transfer *a = x, *b = y;
+  if (a->slot != b->slot)
+    return a->slot < b->slot ? -1 : 1;
+  if (a->is_in != b->is_in)
+    return a->is_in ? 1 : -1;
+  return (a->interval > b->interval) - (a->interval < b->interval);
+}
+
+struct keyed {
+  struct transfer transfer;
+  int32_t need;
+};
+
+static int keyed_compare(const void *x, const void *y)
+{
+  const struct keyed *a = x, *b = y;
+  if (a->transfer.slot == b->transfer.slot && a->transfer.is_in == b->transfer.is_in && a->need != b->need)
+    return a->need < b->need ? -1 : 1;
+  return transfer_compare(&a->transfer, &b->transfer);
+}
+
+static void transfers_collect(struct builder *b)
+{
+  LADE_ARRAY(struct keyed) keyed = {0};
+  for (int i = 0; i < b->lives->n_intervals && !b->status; i++) {
+    const struct plan_interval *it = &b->lives->intervals[i];
+    bool is_ok = true;
+    if (it->fetch_slot >= 0)
+      is_ok = LADE_PUSH(&keyed, ((struct keyed){{it->fetch_slot, i, true}, it->first_pos}));
+    if (is_ok && it->leave_slot >= 0)
+      is_ok = LADE_PUSH(&keyed, ((struct keyed){{it->leave_slot, i, false}, it->last_pos}));
+    if (!is_ok)
+      b->status = -ENOMEM;
+  }
+  if (keyed.n)
+    qsort(keyed.items, (size_t)keyed.n, sizeof(*keyed.items), keyed_compare);
+  for (int i = 0; i < keyed.n && !b->status; i++) {
+    if (!LADE_PUSH(&b->transfers, keyed.items[i].transfer))
+      b->status = -ENOMEM;
+  }
+  LADE_ARRAY_FREE(&keyed);
+}
+
+/* ---- steps ---- */
+
+/* May output @i of the step at @pos live in the memory of the input that its alias names? */
+static int32_t alias_buffer(struct builder *b, int pos, int i)
+{
+  const struct lade_op *op = &b->graph->ops[b->steps[pos].op];
+  if (op->alias[i] < 0 || op->in[op->alias[i]] < 0)
+    return -1;
+  int tensor = op->in[op->alias[i]];
+  if (is_shared(b->graph, tensor) || b->graph->tensors[tensor].kind != LADE_TENSOR_ACTIVATION)
+    return -1;
+  int from = interval_at(b, value_number(b, tensor, b->steps[pos].microbatch), pos);
+  const struct plan_interval *dying = &b->lives->intervals[from];
+  if (dying->last_pos != pos || dying->leave_slot >= 0)
+    return -1;
+  if (lade_align_up(b->graph->tensors[op->out[i]].bytes, LADE_BUFFER_ALIGN) > b->buffers.items[b->on_device[from]].bytes)
+    return -1;
+  return b->on_device[from];
+}
+
+static void output_add(struct builder *b, int pos, int i)
+{
+  const struct plan_step *step = &b->steps[pos];
+  const struct lade_op *op = &b->graph->ops[step->op];
+  const struct lade_tensor *what = &b->graph->tensors[op->out[i]];
+  int value = value_number(b, op->out[i], step->microbatch);
+  if (what->kind == LADE_TENSOR_GRAD) {
+    int32_t buffer = value_buffer(b, value, pos);
+    struct lade_value before = value_now(b, value);
+    if (before.version) {
+      b->instrs.items[b->instrs.n - 1].accumulate |= 1u << i;
+      operand_change(b, LADE_ROLE_OUT + i, buffer, before, what->bytes);
+    } else {
+      before.version = 1;
+      operand_make(b, LADE_ROLE_OUT + i, buffer, before, what->bytes);
+    }
+    b->grad_versions[what->param]++;
+    return;
+  }
+  int at = interval_at(b, value, pos);
+  int32_t taken = alias_buffer(b, pos, i);
+  if (taken >= 0 && b->on_device[at] < 0) {
+    b->on_device[at] = taken;
+    enum lade_owner owner = interval_owner(b, &b->lives->intervals[at]);
+    if (owner == LADE_OWNER_SAVED)
+      b->buffers.items[taken].owner = owner;
+  }
+  operand_make(b, LADE_ROLE_OUT + i, value_buffer(b, value, pos), value_now(b, value), what->bytes);
+}
+
+static void norm_emit(struct builder *b, int param, int pos)
+{
+  int grad = b->graph->params[param].grad;
+  int64_t first = lade_value_first_partial(b->graph, param), end = first;
+  const struct lade_tensor *what = &b->graph->tensors[grad];
+  end += lade_div_up((int64_t)(what->bytes / lade_dtype_bytes(what->dtype)), LADE_SUM_BLOCK);
+  struct lade_instr *instr = instr_begin(b, LADE_INSTR_NORM, LADE_Q_COMPUTE);
+  instr->param = param;
+  instr->predicted_ns = b->params->prices->norm_ns[param];
+  operand_read(b, LADE_ROLE_SRC, value_buffer(b, value_number(b, grad, 0), pos), value_now(b, grad), what->bytes);
+  struct lade_value partials = {lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS), 0, (int16_t)0};
+  operand_add(b, LADE_ROLE_DST, b->partials, LADE_MAKES, (struct lade_value){-1, 0, 0}, partials,
+              (uint64_t)first * sizeof(double), (uint64_t)(end - first) * sizeof(double));
+}
+
+static void step_emit(struct builder *b, int pos)
+{
+  const struct plan_step *step = &b->steps[pos];
+  const struct lade_op *op = &b->graph->ops[step->op];
+  struct lade_instr *instr = instr_begin(b, LADE_INSTR_COMPUTE, LADE_Q_COMPUTE);
+  instr->op = step->op;
+  instr->microbatch = step->microbatch;
+  instr->is_recompute = step->is_recompute;
+  instr->predicted_ns = b->params->prices->op_ns[step->op];
+  for (int i = 0; i < op->n_in; i++) {
+    if (op->in[i] < 0)
+      continue;
+    int value = value_number(b, op->in[i], step->microbatch);
+    operand_read(b, i, value_buffer(b, value, pos), value_now(b, value), b->graph->tensors[op->in[i]].bytes);
+  }
+  for (int i = 0; i < op->n_out; i++) {
+    if (op->out[i] >= 0)
+      output_add(b, pos, i);
+  }
+  if (op->workspace_bytes)
+    operand_make(b, LADE_ROLE_SCRATCH, buffer_make(b, LADE_DEVICE, LADE_OWNER_WORKSPACE, op->workspace_bytes, false),
+                 (struct lade_value){-1, 0, 0}, op->workspace_bytes);
+  for (int i = 0; i < op->n_out; i++) {
+    int param = op->out[i] < 0 ? -1 : b->graph->tensors[op->out[i]].param;
+    if (param >= 0 && b->last_grad_pos[param] == pos)
+      norm_emit(b, param, pos);
+  }
+}
+
+/* ---- the end of a step ---- */
+
+static void clip_emit(struct builder *b)
+{
+  const struct lade_graph *graph = b->graph;
+  int partials = lade_value_scalar(graph, LADE_SCALAR_PARTIALS), verdict = lade_value_scalar(graph, LADE_SCALAR_VERDICT);
+  struct lade_instr *instr = instr_begin(b, LADE_INSTR_CLIP, LADE_Q_COMPUTE);
+  instr->predicted_ns = b->params->prices->clip_ns;
+  operand_read(b, LADE_ROLE_SRC, b->partials, (struct lade_value){partials, 0, 0}, lade_value_bytes(graph, partials));
+  operand_make(b, LADE_ROLE_DST, b->verdict, (struct lade_value){verdict, 0, 0}, lade_value_bytes(graph, verdict));
+  transfer_emit(b, b->verdict, b->verdict_host, (struct lade_value){verdict, 0, 0});
+}
+
+static void update_emit(struct builder *b, int param)
+{
+  static const enum lade_queue_id queues[] = {LADE_Q_COMPUTE, LADE_Q_HOST, LADE_Q_IO};
+  const struct lade_graph *graph = b->graph;
+  const int home = b->params->residency->homes[param], weight = graph->params[param].tensor;
+  const int grad = graph->params[param].grad, verdict = lade_value_scalar(graph, LADE_SCALAR_VERDICT);
+  int at = b->lives->first_interval[grad + 1] - 1;
+  int32_t grad_buffer = b->lives->intervals[at].leave_slot >= 0 ? b->elsewhere[grad] : b->on_device[at];
+  struct lade_instr *instr = instr_begin(b, LADE_INSTR_UPDATE, queues[home]);
+  instr->param = param;
+  instr->is_streamed = home == LADE_HOME_STORE;
+  instr->predicted_ns = b->params->prices->update_ns[home][param];
+  operand_change(b, LADE_ROLE_WEIGHT, b->elsewhere[weight], (struct lade_value){weight, 0, 0},
+                 lade_value_bytes(graph, weight));
+  operand_read(b, LADE_ROLE_GRAD, grad_buffer, value_now(b, grad), lade_value_bytes(graph, grad));
+  for (int part = 0; part < LADE_N_PARTS; part++) {
+    int tensor = lade_value_part(graph, param, (enum lade_part)part);
+    if (tensor >= 0)
+      operand_change(b, LADE_ROLE_RESIDUAL + part, b->part_buffers[param * LADE_N_PARTS + part],
+                     (struct lade_value){tensor, 0, 0}, lade_value_bytes(graph, tensor));
+  }
+  operand_read(b, LADE_ROLE_VERDICT, home == LADE_HOME_DEVICE ? b->verdict : b->verdict_host,
+               (struct lade_value){verdict, 0, 0}, sizeof(struct lade_verdict));
+  if (home != LADE_HOME_STORE)
+    return;
+  bool is_grad_stored = b->buffers.items[grad_buffer].space == LADE_STORE;
+  uint64_t bytes = LADE_STREAM_WINDOWS * lade_stream_window_bytes(graph, param, is_grad_stored);
+  enum lade_space space = b->params->is_unified ? LADE_DEVICE : LADE_HOST;
+  operand_make(b, LADE_ROLE_SCRATCH, buffer_make(b, space, LADE_OWNER_WORKSPACE, bytes, false),
+               (struct lade_value){-1, 0, 0}, bytes);
+}
+
+/* ---- the whole ---- */
+
+static int builder_init(struct builder *b)
+{
+  const struct lade_graph *graph = b->graph;
+  size_t n_values = (size_t)b->lives->n_values, n_params = (size_t)LADE_MAX(graph->n_params, 1);
+  b->on_device = malloc(((size_t)b->lives->n_intervals + 1) * sizeof(*b->on_device));
+  b->now = malloc(n_values * sizeof(*b->now));
+  b->elsewhere = malloc(n_values * sizeof(*b->elsewhere));
+  b->part_buffers = calloc(n_params * LADE_N_PARTS, sizeof(*b->part_buffers));
+  b->last_grad_pos = calloc(n_params, sizeof(*b->last_grad_pos));
+  b->grad_versions = calloc(n_params, sizeof(*b->grad_versions));
+  if (!b->on_device || !b->now || !b->elsewhere || !b->part_buffers || !b->last_grad_pos || !b->grad_versions)
+    return -ENOMEM;
+  memset(b->on_device, -1, (size_t)b->lives->n_intervals * sizeof(*b->on_device));
+  memset(b->elsewhere, -1, n_values * sizeof(*b->elsewhere));
+  memcpy(b->now, b->lives->first_interval, n_values * sizeof(*b->now));
+  for (int pos = 0; pos < b->n_steps; pos++) {
+    const struct lade_op *op = &graph->ops[b->steps[pos].op];
+    for (int i = 0; i < op->n_out; i++) {
+      if (op->out[i] >= 0 && graph->tensors[op->out[i]].kind == LADE_TENSOR_GRAD)
+        b->last_grad_pos[graph->tensors[op->out[i]].param] = pos;
+    }
+  }
+  return 0;
+}
+
+static void builder_finish(struct builder *b)
+{
+  free(b->on_device);
+  free(b->now);
+  free(b->elsewhere);
+  free(b->part_buffers);
+  free(b->last_grad_pos);
+  free(b->grad_versions);
+  LADE_ARRAY_FREE(&b->transfers);
+}
+
+static void program_emit(struct builder *b)
+{
+  const struct lade_graph *graph = b->graph;
+  residents_make(b);
+  transfers_collect(b);
+  if (b->params->is_training) {
+    b->partials = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT,
+                              lade_value_bytes(graph, lade_value_scalar(graph, LADE_SCALAR_PARTIALS)), false);
+    b->verdict = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT, sizeof(struct lade_verdict), false);
+  }
+  int next = 0;
+  for (int slot = 0; slot <= b->n_steps && !b->status; slot++) {
+    for (; next < b->transfers.n && b->transfers.items[next].slot == slot; next++) {
+      if (b->transfers.items[next].is_in)
+        interval_fetch(b, b->transfers.items[next].interval);
+      else
+        interval_leave(b, b->transfers.items[next].interval);
+    }
+    if (slot < b->n_steps)
+      step_emit(b, slot);
+  }
+  if (!b->params->is_training)
+    return;
+  clip_emit(b);
+  for (int param = 0; param < graph->n_params && !b->status; param++)
+    update_emit(b, param);
+}
+
+/* Residents live for the whole list; a buffer that nothing names (an unused part) costs its bytes all the same. */
+static void lifetimes_close(struct builder *b)
+{
+  for (int i = 0; i < b->buffers.n; i++) {
+    struct lade_buffer *buffer = &b->buffers.items[i];
+    if (buffer->is_resident) {
+      buffer->first = 0;
+      buffer->last = b->instrs.n - 1;
+    }
+    LADE_ASSERT(buffer->last >= buffer->first);
+  }
+}
+
+static int space_pack(const struct lade_build_params *params, struct lade_program *program, enum lade_space space)
+{
+  struct lade_pack_item *items = calloc((size_t)program->n_buffers + 1, sizeof(*items));
+  uint64_t *offsets = calloc((size_t)program->n_buffers + 1, sizeof(*offsets));
+  int status = items && offsets ? 0 : -ENOMEM, n = 0;
+  for (int i = 0; i < program->n_buffers && !status; i++) {
+    const struct lade_buffer *buffer = &program->buffers[i];
+    if (buffer->space != space)
+      continue;
+    items[n++] = (struct lade_pack_item){
+        .lower = buffer->first, .upper = buffer->last + 1, .bytes = buffer->bytes, .align = LADE_BUFFER_ALIGN,
+        .fixed = params->residents && buffer->is_resident ? (int64_t)params->residents->buffers[i].offset : -1};
+  }
+  struct lade_pack_params how = {.struct_size = sizeof(how), .work_limit = space == LADE_DEVICE ? params->pack_work_limit : 0};
+  struct lade_pack_result result = {0};
+  if (!status && n)
+    status = lade_packer_pack(params->packer, items, n, &how, offsets, &result, NULL);
+  for (int i = 0, k = 0; i < program->n_buffers && !status; i++) {
+    if (program->buffers[i].space == space)
+      program->buffers[i].offset = offsets[k++];
+  }
+  uint64_t align = space == LADE_STORE ? LADE_BUFFER_ALIGN : params->chunk_bytes;
+  program->peak_bytes[space] = lade_align_up(result.peak_bytes, align);
+  program->live_peak_bytes[space] = result.lower_bound_bytes;
+  free(items);
+  free(offsets);
+  return status;
+}
+
+/* Who owns what at the instant when most bytes are live; the rest of the peak is fragmentation. */
+static int owners_count(struct lade_program *program, enum lade_space space)
+{
+  int64_t *change = calloc((size_t)program->n_instrs + 1, sizeof(*change));
+  if (!change)
+    return -ENOMEM;
+  for (int i = 0; i < program->n_buffers; i++) {
+    const struct lade_buffer *buffer = &program->buffers[i];
+    if (buffer->space != space)
+      continue;
+    change[buffer->first] += (int64_t)buffer->bytes;
+    change[buffer->last + 1] -= (int64_t)buffer->bytes;
+  }
+  int64_t live = 0, most = 0;
+  int at = 0;
+  for (int i = 0; i < program->n_instrs; i++) {
+    live += change[i];
+    if (live > most) {
+      most = live;
+      at = i;
+    }
+  }
+  free(change);
+  uint64_t *owners = program->owner_bytes[space];
+  memset(owners, 0, sizeof(program->owner_bytes[space]));
+  for (int i = 0; i < program->n_buffers; i++) {
+    const struct lade_buffer *buffer = &program->buffers[i];
+    if (buffer->space == space && buffer->first <= at && at <= buffer->last)
+      owners[buffer->owner] += buffer->bytes;
+  }
+  program->live_peak_bytes[space] = (uint64_t)most;
+  owners[LADE_OWNER_FRAGMENTATION] = program->peak_bytes[space] - (uint64_t)most;
+  return 0;
+}
+
+static int program_emit_all(const struct lade_build_params *params, const struct plan_step *steps, int n_steps,
+                            const struct plan_lives *lives, struct lade_program *program)
+{
+  struct builder b = {.params = params, .graph = params->graph, .steps = steps, .n_steps = n_steps, .lives = lives};
+  b.status = builder_init(&b);
+  if (!b.status)
+    program_emit(&b);
+  if (!b.status)
+    lifetimes_close(&b);
+  program->graph = params->graph;
+  program->n_microbatches = params->n_microbatches;
+  program->is_training = params->is_training;
+  program->instrs = b.instrs.items;
+  program->n_instrs = b.instrs.n;
+  program->operands = b.operands.items;
+  program->n_operands = b.operands.n;
+  program->buffers = b.buffers.items;
+  program->n_buffers = b.buffers.n;
+  builder_finish(&b);
+  return b.status;
+}
+
+static int program_place(const struct lade_build_params *params, struct lade_program *program)
+{
+  int status = 0;
+  for (int space = 0; space < LADE_N_SPACES && !status; space++) {
+    status = space_pack(params, program, (enum lade_space)space);
+    if (!status)
+      status = owners_count(program, (enum lade_space)space);
+  }
+  if (!status)
+    status = lade_program_order(program);
+  return status ? status : lade_program_simulate(program, params->prices, NULL);
+}
+
+int lade_program_build(const struct lade_build_params *params, struct lade_program **ret_program)
+{
+  struct plan_step *steps = NULL;
+  struct plan_lives lives = {0};
+  int n_steps = 0;
+  int status = plan_sequence(params, &steps, &n_steps);
+  if (status)
+    return status;
+  status = plan_lives_create(params, steps, n_steps, &lives);
+  if (status) {
+    free(steps);
+    return status;
+  }
+  struct lade_program *program = calloc(1, sizeof(*program));
+  status = program ? program_emit_all(params, steps, n_steps, &lives, program) : -ENOMEM;
+  plan_lives_finish(&lives);
+  free(steps);
+  if (!status)
+    status = program_place(params, program);
+  if (status) {
+    lade_program_destroy(program);
+    return status;
+  }
+  *ret_program = program;
+  return 0;
+}

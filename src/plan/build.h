@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * From a graph and a residency to a program. Four passes, each linear in the length of the program:
+ *
+ *   sequence.c  the order of ops: forward and backward of each microbatch, and the ops that are
+ *               run again because a backward op needs a value that was dropped
+ *   lives.c     for each value the intervals in which it is in device memory, and the slots of the list at
+ *               which its copies in and out are placed
+ *   build.c     instructions, operands and buffers
+ *   waits.c     waits between queues
+ *
+ * with the packer between the last two. lade_program_build runs them all.
+ */
+#ifndef LADE_BUILD_H
+#define LADE_BUILD_H
+
+#include "base/base.h"
+#include "plan/program.h"
+#include "recompute/residency.h"
+
+struct lade_packer;
+
+/* Predicted nanoseconds of everything that a program can contain; made once per plan from the cost model. */
+struct lade_transfer_price {
+  int64_t latency_ns;
+  double ns_per_byte;
+};
+struct lade_prices {
+  int64_t *op_ns;                     /* by op of the graph */
+  int64_t *norm_ns, *update_ns[3];    /* by parameter; update by home, the store's with its transfers */
+  int64_t clip_ns;
+  struct lade_transfer_price to_host, to_device, read, write;
+  double n_cores;                     /* shared by all queues of a unified device; 0: not shared */
+};
+
+struct lade_build_params {
+  const struct lade_graph *graph;
+  const struct lade_residency *residency;
+  const struct lade_prices *prices;
+  int n_microbatches;
+  bool is_training;
+  bool is_unified;      /* the drive and the host reach device memory: no staging through the host */
+  uint64_t chunk_bytes; /* the device's granule */
+  const struct lade_program *residents; /* resident buffers keep this program's offsets; may be NULL */
+  struct lade_packer *packer;           /* borrowed scratch */
+  uint64_t pack_work_limit;             /* effort; 0: the fast pass */
+};
+
+/* -ENOMEM, or -EOVERFLOW for a program past 2^31 instructions. The program is the caller's; not proved. */
+int lade_program_build(const struct lade_build_params *params, struct lade_program **ret_program);
+
+/* Derive all waits of a packed program. -ENOMEM. */
+int lade_program_order(struct lade_program *program);
+
+/*
+ * Predict: run the program's queues over the shared cores in a fluid model (simulate.c) and fill predicted_ns
+ * and predicted_busy_ns. @ret_spans, if not NULL, has room for a start and an end per instruction. -ENOMEM.
+ */
+int lade_program_simulate(struct lade_program *program, const struct lade_prices *prices, int64_t (*ret_spans)[2]);
+
+/* ---- between the passes ---- */
+
+struct plan_step {
+  int32_t op;
+  int16_t microbatch;
+  bool is_recompute;
+  bool is_backward; /* belongs to the backward half of its microbatch; recomputed ops do */
+};
+
+/* The order of ops of a step. -ENOMEM. Free *ret_steps with free. */
+int plan_sequence(const struct lade_build_params *params, struct plan_step **ret_steps, int *ret_n_steps);
+
+/* One stay of a value in device memory. */
+struct plan_interval {
+  int32_t value;               /* tensor + microbatch * n_tensors */
+  int32_t first_pos, last_pos; /* steps that use it first and last; last_pos n_steps: the update */
+  int32_t fetch_slot;          /* copied in before this step; -1: made by the step at first_pos */
+  int32_t leave_slot;          /* copied out before this step (n_steps: after the last); -1: not copied out */
+  uint8_t source, target;      /* enum lade_space of the copies */
+};
+
+struct plan_lives {
+  struct plan_interval *intervals; /* of one value together, in order */
+  int32_t *first_interval;         /* by value; n_values + 1 entries */
+  int n_intervals, n_values;
+};
+
+int plan_lives_create(const struct lade_build_params *params, const struct plan_step *steps, int n_steps,
+                      struct plan_lives *ret_lives);
+void plan_lives_finish(struct plan_lives *lives);
+
+int64_t plan_transfer_ns(const struct lade_prices *prices, enum lade_space from, enum lade_space to, uint64_t bytes);
+
+#endif

@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * When is a value in device memory? Its uses, in list order, are cut into intervals: a new one begins where
+ * the value is made (again), and where the gap before a use is one in which the residency sends it away.
+ * Then each interval's copies get a slot, a position between two steps.
+ *
+ * Just in time, a copy out stands right behind the last use and a copy in right before the first. With
+ * prefetch, slots follow a timeline of the compute queue alone: copies out are laid one after another on
+ * their link from the moment that each value is ready, and the memory is held until the copy will
+ * be done; copies in are laid backwards from the moment that each is needed. The position of a copy in the list
+ * does not delay it (its queue runs ahead as far as its waits allow); what the position decides is
+ * which memory is taken while it runs. O(uses + intervals log intervals).
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan/build.h"
+
+
+struct use {
+  int32_t pos;
+  bool is_made; /* the step makes the value; it does not read it */
+};
+
+struct builder {
+  const struct lade_build_params *params;
+  const struct lade_graph *graph;
+  const struct plan_step *steps;
+  int n_steps, n_values;
+  int32_t *first_use; /* by value, n_values + 1 */
+  struct use *uses;
+  int64_t *start_ns; /* by step and n_steps: the compute timeline */
+  LADE_ARRAY(struct plan_interval) intervals;
+  int32_t *first_interval;
+};
+
+static bool is_shared(const struct lade_graph *graph, int tensor)
+{
+  return graph->tensors[tensor].kind == LADE_TENSOR_PARAM || graph->tensors[tensor].kind == LADE_TENSOR_GRAD;
+}
+
+static int value_number(const struct lade_graph *graph, int tensor, int microbatch)
+{
+  return tensor + (is_shared(graph, tensor) ? 0 : microbatch * graph->n_tensors);
+}
+
+/* Call @uses_add(b, value, pos, is_made) for every use, in list order. */
+static void uses_walk(struct builder *b, void (*use_add)(struct builder *, int, int, bool))
+{
+  for (int pos = 0; pos < b->n_steps; pos++) {
+    const struct lade_op *op = &b->graph->ops[b->steps[pos].op];
+    for (int i = 0; i < op->n_in; i++) {
+      if (op->in[i] >= 0)
+        use_add(b, value_number(b->graph, op->in[i], b->steps[pos].microbatch), pos, false);
+    }
+    for (int i = 0; i < op->n_out; i++) {
+      if (op->out[i] >= 0)
+        use_add(b, value_number(b->graph, op->out[i], b->steps[pos].microbatch), pos, true);
+    }
+  }
+}
+
+static void use_count(struct builder *b, int value, int pos, bool is_made)
+{
+  b->first_use[value + 1]++;
+}
+
+static void use_store(struct builder *b, int value, int pos, bool is_made)
+{
+  b->uses[b->first_use[value]++] = (struct use){pos, is_made};
+}
+
+static int uses_collect(struct builder *b)
+{
+  b->first_use = calloc((size_t)b->n_values + 1, sizeof(*b->first_use));
+  if (!b->first_use)
+    return -ENOMEM;
+  uses_walk(b, use_count);
+  for (int i = 0; i < b->n_values; i++)
+    b->first_use[i + 1] += b->first_use[i];
+  b->uses = calloc((size_t)b->first_use[b->n_values] + 1, sizeof(*b->uses));
+  if (!b->uses)
+    return -ENOMEM;
+  uses_walk(b, use_store);
+  memmove(b->first_use + 1, b->first_use, (size_t)b->n_values * sizeof(*b->first_use));
+  b->first_use[0] = 0;
+  return 0;
+}
+
+static int phase_of(const struct builder *b, int pos)
+{
+  return 2 * b->steps[pos].microbatch + b->steps[pos].is_backward;
+}
+
+static enum lade_space wait_space(enum lade_wait wait)
+{
+  return wait == LADE_WAIT_STORE ? LADE_STORE : LADE_HOST;
+}
+
+/* Where the value goes in the gap between two uses; LADE_DEVICE: it stays. */
+static enum lade_space gap_space(const struct builder *b, int tensor, int from_pos, int to_pos)
+{
+  if (to_pos <= from_pos + 1)
+    return LADE_DEVICE; /* nothing happens in between */
+  struct lade_choice choice = b->params->residency->choices[tensor];
+  if (choice.spill == LADE_WAIT_HOST || choice.spill == LADE_WAIT_STORE)
+    return wait_space(choice.spill);
+  bool is_saved = to_pos == b->n_steps || phase_of(b, from_pos) != phase_of(b, to_pos);
+  if (is_saved && (choice.saved == LADE_WAIT_HOST || choice.saved == LADE_WAIT_STORE))
+    return wait_space(choice.saved);
+  return LADE_DEVICE;
+}
+
+/* The space in which a copy of the value lies ready at the start of the step; LADE_DEVICE: none. */
+static enum lade_space home_space(const struct builder *b, int tensor)
+{
+  static const enum lade_space spaces[] = {LADE_DEVICE, LADE_HOST, LADE_STORE};
+  const struct lade_tensor *what = &b->graph->tensors[tensor];
+  if (what->kind == LADE_TENSOR_TOKENS || what->kind == LADE_TENSOR_TARGETS)
+    return LADE_HOST;
+  if (what->kind == LADE_TENSOR_PARAM)
+    return spaces[b->params->residency->homes[what->param]];
+  return LADE_DEVICE;
+}
+
+/* Where a value must be after its last use, for the update or the caller; LADE_DEVICE: anywhere. */
+static enum lade_space end_space(const struct builder *b, int tensor, int last_pos)
+{
+  const struct lade_tensor *what = &b->graph->tensors[tensor];
+  if (what->kind == LADE_TENSOR_LOSS)
+    return LADE_HOST;
+  if (what->kind != LADE_TENSOR_GRAD)
+    return LADE_DEVICE;
+  if (b->params->residency->homes[what->param] == LADE_HOME_HOST)
+    return LADE_HOST;
+  if (b->params->residency->homes[what->param] == LADE_HOME_DEVICE)
+    return LADE_DEVICE;
+  enum lade_space away = gap_space(b, tensor, last_pos, b->n_steps);
+  return away == LADE_DEVICE && !b->params->is_unified ? LADE_HOST : away;
+}
+
+static bool is_made_anew(const struct builder *b, int tensor, const struct use *use)
+{
+  return use->is_made && b->graph->tensors[tensor].kind != LADE_TENSOR_GRAD;
+}
+
+static bool interval_push(struct builder *b, const struct plan_interval *interval)
+{
+  return LADE_PUSH(&b->intervals, *interval);
+}
+
+/*
+ * Cut one value's uses into intervals. A copy elsewhere stays good until the value is made anew or added to,
+ * so only the first departure after that is a copy out; later ones just drop the device's copy.
+ */
+static bool value_cut(struct builder *b, int value)
+{
+  int tensor = value % b->graph->n_tensors, n_uses = b->first_use[value + 1] - b->first_use[value];
+  const struct use *uses = b->uses + b->first_use[value];
+  enum lade_space home = home_space(b, tensor), copy = home;
+  bool is_grad = b->graph->tensors[tensor].kind == LADE_TENSOR_GRAD;
+  if (n_uses == 0 || (b->graph->tensors[tensor].kind == LADE_TENSOR_PARAM && home == LADE_DEVICE))
+    return true; /* resident parameters have no intervals */
+  struct plan_interval now = {.value = value, .first_pos = -1, .leave_slot = -1};
+  for (int i = 0; i < n_uses; i++) {
+    if (is_made_anew(b, tensor, &uses[i]) || (is_grad && i == 0)) {
+      if (now.first_pos >= 0 && !interval_push(b, &now))
+        return false;
+      now = (struct plan_interval){value, uses[i].pos, uses[i].pos, -1, -1, LADE_DEVICE, LADE_DEVICE};
+      copy = LADE_DEVICE;
+    } else if (now.first_pos < 0) {
+      now = (struct plan_interval){value, uses[i].pos, uses[i].pos, uses[i].pos, -1, (uint8_t)copy, LADE_DEVICE};
+    }
+    if (is_grad)
+      copy = LADE_DEVICE; /* whatever lies elsewhere is out of date */
+    now.last_pos = uses[i].pos;
+    if (i + 1 == n_uses || is_made_anew(b, tensor, &uses[i + 1]))
+      continue;
+    enum lade_space away = gap_space(b, tensor, uses[i].pos, uses[i + 1].pos);
+    if (away == LADE_DEVICE)
+      continue;
+    if (copy == LADE_DEVICE) {
+      now.leave_slot = uses[i].pos + 1;
+      now.target = (uint8_t)away;
+      copy = away;
+    }
+    if (!interval_push(b, &now))
+      return false;
+    now.first_pos = now.leave_slot = -1;
+  }
+  enum lade_space end = end_space(b, tensor, now.last_pos);
+  if (end != LADE_DEVICE) {
+    now.leave_slot = now.last_pos + 1;
+    now.target = (uint8_t)end;
+  } else if (is_grad && b->params->is_training) {
+    now.last_pos = b->n_steps;
+  }
+  return interval_push(b, &now);
+}
+
+int64_t plan_transfer_ns(const struct lade_prices *prices, enum lade_space from, enum lade_space to, uint64_t bytes)
+{
+  const struct lade_transfer_price *price = to == LADE_STORE     ? &prices->write
+                                            : from == LADE_STORE ? &prices->read
+                                            : to == LADE_HOST    ? &prices->to_host
+                                                                 : &prices->to_device;
+  return price->latency_ns + (int64_t)((double)bytes * price->ns_per_byte);
+}
+
+static int link_of(enum lade_space from, enum lade_space to)
+{
+  if (from == LADE_STORE || to == LADE_STORE)
+    return LADE_Q_IO;
+  return to == LADE_HOST ? LADE_Q_TO_HOST : LADE_Q_TO_DEVICE;
+}
+
+static int timeline_make(struct builder *b)
+{
+  b->start_ns = calloc((size_t)b->n_steps + 1, sizeof(*b->start_ns));
+  if (!b->start_ns)
+    return -ENOMEM;
+  for (int pos = 0; pos < b->n_steps; pos++)
+    b->start_ns[pos + 1] = b->start_ns[pos] + b->params->prices->op_ns[b->steps[pos].op];
+  return 0;
+}
+
+/* The first position in [lo, n_steps] that starts at @ns or later (n_steps if none). */
+static int pos_at(const struct builder *b, int lo, int64_t ns)
+{
+  int hi = b->n_steps;
+  while (lo < hi) {
+    int mid = lo + (hi - lo) / 2;
+    if (b->start_ns[mid] < ns)
+      lo = mid + 1;
+    else
+      hi = mid;
+  }
+  return lo;
+}
+
+static int64_t held_ns(const struct builder *b, enum lade_space from, enum lade_space to, int value)
+{
+  int tensor = value % b->graph->n_tensors;
+  int64_t ns = plan_transfer_ns(b->params->prices, from, to, b->graph->tensors[tensor].bytes);
+  return ns * b->params->residency->prefetch_quarters / 4;
+}
+
+static int leave_compare(const void *x, const void *y)
+{
+  const struct plan_interval *a = *(struct plan_interval *const *)x, *b = *(struct plan_interval *const *)y;
+  return a->last_pos != b->last_pos ? (a->last_pos > b->last_pos) - (a->last_pos < b->last_pos)
+                                    : (a->value > b->value) - (a->value < b->value);
+}
+
+static int fetch_compare(const void *x, const void *y)
+{
+  const struct plan_interval *a = *(struct plan_interval *const *)x, *b = *(struct plan_interval *const *)y;
+  return a->first_pos != b->first_pos ? (a->first_pos < b->first_pos) - (a->first_pos > b->first_pos)
+                                      : (a->value < b->value) - (a->value > b->value);
+}
+
+/* Hold memory behind each copy out until its link will have moved it. */
+static void leaves_place(struct builder *b, struct plan_interval **order, int n)
+{
+  int64_t free_ns[LADE_N_QUEUES] = {0};
+  qsort(order, (size_t)n, sizeof(*order), leave_compare);
+  for (int i = 0; i < n; i++) {
+    struct plan_interval *it = order[i];
+    int link = link_of(LADE_DEVICE, it->target);
+    int64_t ready = b->start_ns[it->last_pos + 1];
+    free_ns[link] = LADE_MAX(free_ns[link], ready) + held_ns(b, LADE_DEVICE, it->target, it->value);
+    it->leave_slot = pos_at(b, it->last_pos + 1, free_ns[link]);
+  }
+}
+
+/* Start each copy in early enough to be done in time, the last first. */
+static void fetches_place(struct builder *b, struct plan_interval **order, int n)
+{
+  int64_t next_ns[LADE_N_QUEUES];
+  for (int i = 0; i < LADE_N_QUEUES; i++)
+    next_ns[i] = b->start_ns[b->n_steps];
+  qsort(order, (size_t)n, sizeof(*order), fetch_compare);
+  for (int i = 0; i < n; i++) {
+    struct plan_interval *it = order[i];
+    int link = link_of(it->source, LADE_DEVICE);
+    int64_t done = LADE_MIN(next_ns[link], b->start_ns[it->first_pos]);
+    next_ns[link] = done - held_ns(b, it->source, LADE_DEVICE, it->value);
+    int slot = next_ns[link] <= 0 ? 0 : pos_at(b, 0, next_ns[link] + 1) - 1;
+    it->fetch_slot = LADE_MIN(slot, it->first_pos);
+  }
+}
+
+/* A value cannot come back before it has left. */
+static void slots_repair(struct builder *b)
+{
+  for (int i = 1; i < b->intervals.n; i++) {
+    struct plan_interval *before = &b->intervals.items[i - 1], *it = &b->intervals.items[i];
+    if (it->value != before->value || it->fetch_slot < 0)
+      continue;
+    before->leave_slot = LADE_MIN(before->leave_slot, it->first_pos);
+    it->fetch_slot = LADE_MAX(it->fetch_slot, LADE_MAX(before->last_pos + 1, before->leave_slot));
+  }
+}
+
+static int slots_place(struct builder *b)
+{
+  struct plan_interval **order = calloc((size_t)b->intervals.n + 1, sizeof(*order));
+  if (!order || timeline_make(b)) {
+    free(order);
+    return -ENOMEM;
+  }
+  int n = 0;
+  for (int i = 0; i < b->intervals.n; i++) {
+    if (b->intervals.items[i].leave_slot >= 0)
+      order[n++] = &b->intervals.items[i];
+  }
+  leaves_place(b, order, n);
+  n = 0;
+  for (int i = 0; i < b->intervals.n; i++) {
+    if (b->intervals.items[i].fetch_slot >= 0)
+      order[n++] = &b->intervals.items[i];
+  }
+  fetches_place(b, order, n);
+  slots_repair(b);
+  free(order);
+  return 0;
+}
+
+static int values_cut(struct builder *b)
+{
+  b->first_interval = calloc((size_t)b->n_values + 1, sizeof(*b->first_interval));
+  if (!b->first_interval)
+    return -ENOMEM;
+  for (int value = 0; value < b->n_values; value++) {
+    b->first_interval[value] = b->intervals.n;
+    if (!value_cut(b, value))
+      return -ENOMEM;
+  }
+  b->first_interval[b->n_values] = b->intervals.n;
+  return 0;
+}
+
+int plan_lives_create(const struct lade_build_params *params, const struct plan_step *steps, int n_steps,
+                      struct plan_lives *ret_lives)
+{
+  struct builder b = {.params = params, .graph = params->graph, .steps = steps, .n_steps = n_steps};
+  b.n_values = params->graph->n_tensors * params->n_microbatches;
+  int status = uses_collect(&b);
+  if (!status)
+    status = values_cut(&b);
+  if (!status && params->residency->prefetch_quarters > 0)
+    status = slots_place(&b);
+  free(b.first_use);
+  free(b.uses);
+  free(b.start_ns);
+  if (status) {
+    free(b.first_interval);
+    LADE_ARRAY_FREE(&b.intervals);
+    return status;
+  }
+  *ret_lives = (struct plan_lives){b.intervals.items, b.first_interval, b.intervals.n, b.n_values};
+  return 0;
+}
+
+void plan_lives_finish(struct plan_lives *lives)
+{
+  free(lives->intervals);
+  free(lives->first_interval);
+  *lives = (struct plan_lives){0};
+}

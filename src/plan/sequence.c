@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The order of ops. Forward ops run in the graph's order. Before each backward op, whatever it reads that has
+ * been dropped is made again by running the op that made it, which may need its own inputs made again
+ * first: a depth-first walk over producers, so each chain is as short as the kept values allow and comes
+ * as late as possible, when its memory is needed anyway. A value made again stays until its last use in
+ * this microbatch. The walk ends because the graph is acyclic and a step is emitted at most once per
+ * value and microbatch: O(ops + uses).
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan/build.h"
+
+struct sequencer {
+  const struct lade_graph *graph;
+  const struct lade_residency *residency;
+  bool *is_there; /* by tensor: in this microbatch, made and not dropped */
+  int *stack;     /* of ops whose inputs are being made; as deep as the forward graph at most */
+  LADE_ARRAY(struct plan_step) steps;
+};
+
+static bool step_push(struct sequencer *s, int op, int microbatch, bool is_recompute)
+{
+  const struct lade_op *what = &s->graph->ops[op];
+  struct plan_step step = {.op = op,
+                           .microbatch = (int16_t)microbatch,
+                           .is_recompute = is_recompute,
+                           .is_backward = is_recompute || what->is_backward};
+  for (int i = 0; i < what->n_out; i++) {
+    if (what->out[i] >= 0)
+      s->is_there[what->out[i]] = true;
+  }
+  return LADE_PUSH(&s->steps, step);
+}
+
+/* An input of @op that has to be made again before it can run, or -1. */
+static int input_missing(const struct sequencer *s, int op)
+{
+  const struct lade_op *what = &s->graph->ops[op];
+  for (int i = 0; i < what->n_in; i++) {
+    int tensor = what->in[i];
+    if (tensor >= 0 && s->graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION && !s->is_there[tensor])
+      return tensor;
+  }
+  return -1;
+}
+
+/* Emit @op after everything that it reads. */
+static bool op_emit(struct sequencer *s, int op, int microbatch)
+{
+  int depth = 0;
+  s->stack[depth++] = op;
+  while (depth) {
+    int top = s->stack[depth - 1], missing = input_missing(s, top);
+    if (missing >= 0) {
+      s->stack[depth++] = s->graph->tensors[missing].producer;
+      continue;
+    }
+    depth--;
+    if (!step_push(s, top, microbatch, depth > 0))
+      return false;
+  }
+  return true;
+}
+
+static void dropped_forget(struct sequencer *s)
+{
+  for (int i = 0; i < s->graph->n_tensors; i++) {
+    if (s->residency->choices[i].saved == LADE_WAIT_RECOMPUTE)
+      s->is_there[i] = false;
+  }
+}
+
+int plan_sequence(const struct lade_build_params *params, struct plan_step **ret_steps, int *ret_n_steps)
+{
+  const struct lade_graph *graph = params->graph;
+  struct sequencer s = {.graph = graph, .residency = params->residency};
+  s.is_there = calloc((size_t)graph->n_tensors, sizeof(*s.is_there));
+  s.stack = calloc((size_t)graph->n_ops + 1, sizeof(*s.stack));
+  bool is_ok = s.is_there && s.stack;
+  for (int m = 0; is_ok && m < params->n_microbatches; m++) {
+    memset(s.is_there, 0, (size_t)graph->n_tensors * sizeof(*s.is_there));
+    for (int op = 0; is_ok && op < graph->n_fwd_ops; op++)
+      is_ok = step_push(&s, op, m, false);
+    if (!params->is_training)
+      continue;
+    dropped_forget(&s);
+    for (int op = graph->n_fwd_ops; is_ok && op < graph->n_ops; op++)
+      is_ok = op_emit(&s, op, m);
+  }
+  free(s.stack);
+  free(s.is_there);
+  if (!is_ok) {
+    LADE_ARRAY_FREE(&s.steps);
+    return -ENOMEM;
+  }
+  *ret_steps = s.steps.items;
+  *ret_n_steps = s.steps.n;
+  return 0;
+}

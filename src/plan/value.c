@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The numbers of values beyond the graph's tensors: for each parameter its optimizer parts, then the scalars
+ * of a step. This file alone knows their order. Also the static names of what a program consists of.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/base.h"
+#include "plan/program.h"
+
+int lade_value_part(const struct lade_graph *graph, int param, enum lade_part part)
+{
+  if (part == LADE_PART_RESIDUAL && graph->dtype == LADE_F32)
+    return -1; /* the working copy is the master */
+  return graph->n_tensors + param * LADE_N_PARTS + (int)part;
+}
+
+int lade_value_scalar(const struct lade_graph *graph, enum lade_scalar scalar)
+{
+  return graph->n_tensors + graph->n_params * LADE_N_PARTS + (int)scalar;
+}
+
+int lade_value_count(const struct lade_graph *graph)
+{
+  return lade_value_scalar(graph, LADE_N_SCALARS);
+}
+
+static int64_t param_n_elements(const struct lade_graph *graph, int param)
+{
+  const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
+  return (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype));
+}
+
+int64_t lade_value_first_partial(const struct lade_graph *graph, int param)
+{
+  int64_t n = 0;
+  for (int i = 0; i < param; i++)
+    n += lade_div_up(param_n_elements(graph, i), LADE_SUM_BLOCK);
+  return n;
+}
+
+uint64_t lade_value_bytes(const struct lade_graph *graph, int tensor)
+{
+  if (tensor < graph->n_tensors)
+    return graph->tensors[tensor].bytes;
+  if (tensor == lade_value_scalar(graph, LADE_SCALAR_PARTIALS))
+    return (uint64_t)lade_value_first_partial(graph, graph->n_params) * sizeof(double);
+  if (tensor == lade_value_scalar(graph, LADE_SCALAR_VERDICT))
+    return sizeof(struct lade_verdict);
+  int param = (tensor - graph->n_tensors) / LADE_N_PARTS;
+  enum lade_part part = (enum lade_part)((tensor - graph->n_tensors) % LADE_N_PARTS);
+  size_t element_bytes = part == LADE_PART_RESIDUAL && graph->dtype == LADE_BF16 ? sizeof(int16_t) : sizeof(float);
+  return (uint64_t)param_n_elements(graph, param) * element_bytes;
+}
+
+uint64_t lade_stream_window_bytes(const struct lade_graph *graph, int param, bool has_grad)
+{
+  int64_t n = LADE_MIN(param_n_elements(graph, param), LADE_STREAM_ELEMENTS);
+  uint64_t bytes = lade_align_up((uint64_t)n * lade_dtype_bytes(graph->dtype), LADE_BUFFER_ALIGN);
+  for (int part = 0; part < LADE_N_PARTS; part++) {
+    int tensor = lade_value_part(graph, param, (enum lade_part)part);
+    if (tensor < 0)
+      continue;
+    size_t element_bytes = (size_t)(lade_value_bytes(graph, tensor) / (uint64_t)param_n_elements(graph, param));
+    bytes += lade_align_up((uint64_t)n * element_bytes, LADE_BUFFER_ALIGN);
+  }
+  if (has_grad)
+    bytes += lade_align_up((uint64_t)n * lade_dtype_bytes(graph->accumulator), LADE_BUFFER_ALIGN);
+  return bytes;
+}
+
+const char *lade_value_name(const struct lade_graph *graph, int tensor, char *name)
+{
+  static const char *const parts[LADE_N_PARTS] = {"residual", "exp_avg", "exp_avg_sq"};
+  const size_t name_bytes = LADE_NAME_BYTES + 16;
+  if (tensor < 0)
+    snprintf(name, name_bytes, "scratch");
+  else if (tensor < graph->n_tensors)
+    snprintf(name, name_bytes, "%s", graph->tensors[tensor].name);
+  else if (tensor == lade_value_scalar(graph, LADE_SCALAR_PARTIALS))
+    snprintf(name, name_bytes, "sums of squares");
+  else if (tensor == lade_value_scalar(graph, LADE_SCALAR_VERDICT))
+    snprintf(name, name_bytes, "verdict");
+  else {
+    int param = (tensor - graph->n_tensors) / LADE_N_PARTS, part = (tensor - graph->n_tensors) % LADE_N_PARTS;
+    snprintf(name, name_bytes, "%s.%s", graph->tensors[graph->params[param].tensor].name, parts[part]);
+  }
+  return name;
+}
+
+void lade_program_destroy(struct lade_program *program)
+{
+  if (!program)
+    return;
+  free(program->instrs);
+  free(program->operands);
+  free(program->buffers);
+  free(program);
+}
+
+const char *lade_queue_name(enum lade_queue_id queue)
+{
+  static const char *const names[LADE_N_QUEUES] = {"compute", "to_host", "to_device", "io", "host"};
+  LADE_ASSERT(queue >= 0 && queue < LADE_N_QUEUES);
+  return names[queue];
+}
+
+const char *lade_owner_name(enum lade_owner owner)
+{
+  static const char *const names[LADE_N_OWNERS] = {
+      "parameters", "gradients", "optimizer_state", "saved_activations", "transient_activations",
+      "communication", "workspace", "fragmentation", "context"};
+  LADE_ASSERT(owner >= 0 && owner < LADE_N_OWNERS);
+  return names[owner];
+}
+
+const char *lade_space_name(enum lade_space space)
+{
+  static const char *const names[LADE_N_SPACES] = {"device", "host", "store"};
+  LADE_ASSERT(space >= 0 && space < LADE_N_SPACES);
+  return names[space];
+}

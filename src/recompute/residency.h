@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Residency: WHERE each value waits while nobody uses it.
+ *
+ * An activation is made in the forward pass and waits for the backward one: its saved gap. It can be kept in
+ * device memory, recomputed, or wait on the host or in the store. Every other gap between two uses is short,
+ * and is closed to other values unless the choice says `spill`: then the value leaves device memory in all of
+ * them too, which is how the smallest budgets are reached.
+ *
+ * A parameter has a home, the space where its working copy and optimizer state live and where AdamW runs on
+ * them. At home on the device, it is resident there. At home elsewhere, its working copy is fetched before
+ * use; between its uses the fetched copy is dropped by the same choices as an activation's (nothing is written
+ * back: the copy at home is good).
+ *
+ * A gradient is made on the device and travels to its parameter's home; its saved gap is the one between two
+ * microbatches, and the wait for the update where the home is the store.
+ *
+ * Choices are the same for all microbatches: they are the same value at different times.
+ */
+#ifndef LADE_RESIDENCY_H
+#define LADE_RESIDENCY_H
+
+#include <stdint.h>
+
+#include "graph/graph.h"
+
+enum lade_wait { LADE_WAIT_KEEP, LADE_WAIT_RECOMPUTE, LADE_WAIT_HOST, LADE_WAIT_STORE, LADE_N_WAITS };
+
+struct lade_choice {
+  uint8_t saved; /* enum lade_wait: in the saved gap */
+  uint8_t spill; /* in every other gap: LADE_WAIT_KEEP, _HOST or _STORE */
+};
+
+enum lade_home { LADE_HOME_DEVICE, LADE_HOME_HOST, LADE_HOME_STORE };
+
+struct lade_residency {
+  int n_tensors, n_params;
+  struct lade_choice *choices; /* by tensor of the graph */
+  uint8_t *homes;              /* enum lade_home, by parameter */
+  /*
+   * How early copies start and how long their memory waits for them, in quarters of the copy's own time: 0 is
+   * just in time (least memory, copies exposed), 4 hides a copy exactly if the prediction is right.
+   */
+  int prefetch_quarters;
+};
+
+/*
+ * Everything kept, every parameter at home on the device; activations that no backward op reads are set to
+ * recompute, which costs nothing until somebody recomputes from them. -ENOMEM.
+ */
+int lade_residency_create(const struct lade_graph *graph, struct lade_residency **ret_residency);
+int lade_residency_copy(const struct lade_residency *from, struct lade_residency **ret_residency);
+void lade_residency_destroy(struct lade_residency *residency);
+
+/* "keep", "recompute", "host", "store"; static. */
+const char *lade_wait_name(enum lade_wait wait);
+
+#endif
