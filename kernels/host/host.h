@@ -87,8 +87,8 @@ struct lade_token_lists {
 };
 struct lade_token_lists lade_token_lists_make(const struct lade_embed_bwd_args *args);
 
-/* For the ops whose plain form multiplies matrices. */
-lade_kernel_fn lade_matmul_plain;
+/* For the ops that multiply matrices inside; all dtypes. */
+lade_kernel_fn lade_matmul_plain, lade_matmul_avx2, lade_matmul_avx512, lade_matmul_avx512_bf16;
 
 void lade_matmul_init(struct lade_kernels *kernels);
 void lade_attention_init(struct lade_kernels *kernels);

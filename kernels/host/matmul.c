@@ -16,6 +16,7 @@
 #include "base/base.h"
 #include "kernels/host/element.h"
 #include "kernels/host/host.h"
+#include "kernels/host/matmul_blocked.h"
 
 #define TILE_M 16
 #define TILE_N 64
@@ -116,5 +117,5 @@ void lade_matmul_init(struct lade_kernels *kernels)
 
 size_t lade_matmul_workspace_bytes(const struct lade_matmul_args *args, int n_threads)
 {
-  return 0;
+  return args->dtype == LADE_F64 ? 0 : lade_matmul_blocked_workspace_bytes(args, n_threads);
 }

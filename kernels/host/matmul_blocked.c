@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The matrix product of every level: cut, pack, multiply (after Goto, van de Geijn 2008).
+ *
+ * c is cut into tasks of whole micro-tiles. A task walks k in blocks of kc. For each it packs its rows of
+ * op(a) into panels in its own scratch (L2), has the columns of op(b) packed, and multiplies every
+ * pair of panels: a panel of b stays in L1 while the panels of a stream past it. Between blocks the partial sums wait in
+ * FP32 in scratch, bit for bit as they were in registers; after the last one a micro-tile is finished
+ * into c: bias or what is there already is added once, then the sum is rounded once. An element's
+ * bits therefore depend on k and its own row and column alone, not on how c is cut.
+ *
+ * Who packs b: in the layouts of forward and dx, b is a weight and m is many rows, so a first phase packs a chunk of
+ * columns over all of k (SHARED_BYTES at most, unless one panel is larger) into shared workspace and the
+ * tasks of the second phase, narrow in m, only read it. In dW's layout k is the long side, no
+ * bounded buffer could hold b, and both operands need only an interleave: there a task packs
+ * its block of b for itself, and is large so that the work is repeated seldom.
+ *
+ * Workspace: SHARED_BYTES at most, and under 1 MiB per thread.
+ *
+ * Rejected: adding blocks of k into c (beta = 1), which mixes partial sums with the gradient already there;
+ * splitting k over threads, which needs a second sum; b unpacked, whose pairs of k are not adjacent in two layouts.
+ */
+#include "base/base.h"
+#include "base/float.h"
+#include "kernels/host/element.h"
+#include "kernels/host/host.h"
+#include "kernels/host/matmul_blocked.h"
+
+#define SHARED_BYTES (4 << 20)
+#define PACK_ELEMENTS (128 << 10) /* per task of the first phase: worth waking a thread */
+#define MAX_COLUMNS 384           /* of a task: its block of b is 300 KB, a third of L2 */
+#define MAX_ROWS_SHARED 96        /* of a task that reads shared panels */
+#define MAX_ROWS_PRIVATE 192      /* of a task that packs its own b */
+
+const struct lade_matmul_cut lade_matmul_cuts[LADE_N_CUTS] = {
+    [LADE_CUT_AVX2] = {.mr = 6, .nr = 16, .kc = 256, .group = 1, .element_bytes = 4},
+    [LADE_CUT_AVX512] = {.mr = 12, .nr = 32, .kc = 192, .group = 1, .element_bytes = 4},
+    [LADE_CUT_AVX512_BF16] = {.mr = 12, .nr = 32, .kc = 384, .group = 2, .element_bytes = 2},
+};
+
+/* How one product is cut and where its scratch lies. */
+struct plan {
+  const struct lade_matmul_args *args;
+  const struct lade_matmul_cut *cut;
+  bool is_shared;     /* b is packed by the first phase */
+  int max_rows;       /* of a task */
+  int64_t n_chunk;    /* columns per round of both phases */
+  size_t shared_bytes;
+  size_t a_bytes, b_bytes, sum_bytes, thread_bytes;
+};
+
+static int64_t round_to(int64_t n, int64_t unit)
+{
+  return lade_div_up(n, unit) * unit;
+}
+
+/* Bytes of packed b over all of k: blocks of k one after the other, each in whole groups. */
+static int64_t packed_k_bytes(const struct lade_matmul_cut *cut, int64_t k)
+{
+  return round_to(k, cut->group) * cut->element_bytes;
+}
+
+static struct plan plan_make(const struct lade_matmul_args *args, const struct lade_matmul_cut *cut)
+{
+  struct plan plan = {.args = args, .cut = cut, .is_shared = args->layout != LADE_TN};
+  plan.max_rows = plan.is_shared ? MAX_ROWS_SHARED : MAX_ROWS_PRIVATE;
+  int64_t k_bytes = packed_k_bytes(cut, args->k), n = round_to(args->n, cut->nr);
+  int64_t fitting = LADE_MAX(SHARED_BYTES / k_bytes / cut->nr, 1) * cut->nr;
+  plan.n_chunk = plan.is_shared ? LADE_MIN(n, fitting) : n;
+  plan.shared_bytes = plan.is_shared ? lade_align_up((size_t)(plan.n_chunk * k_bytes), 64) : 0;
+
+  int64_t rows = LADE_MIN(round_to(args->m, cut->mr), round_to(plan.max_rows, cut->mr));
+  int64_t columns = LADE_MIN(plan.n_chunk, MAX_COLUMNS), depth = round_to(LADE_MIN(args->k, cut->kc), cut->group);
+  plan.a_bytes = lade_align_up((size_t)(rows * depth * cut->element_bytes), 64);
+  plan.b_bytes = plan.is_shared ? 0 : lade_align_up((size_t)(columns * depth * cut->element_bytes), 64);
+  plan.sum_bytes = args->k > cut->kc ? (size_t)(rows * columns) * sizeof(float) : 0;
+  plan.thread_bytes = plan.a_bytes + plan.b_bytes + plan.sum_bytes;
+  return plan;
+}
+
+struct run {
+  const struct lade_matmul_level *level;
+  const struct lade_matmul_args *args;
+  struct plan plan;
+  int64_t first_column, n_columns; /* the chunk in hand */
+  int n_row_tasks, n_column_tasks, n_pack_tasks;
+};
+
+/* The @i-th of @n even parts of [0, n_total), in units of @unit. */
+static void part_get(int64_t n_total, int unit, int n, int i, int64_t *ret_first, int64_t *ret_end)
+{
+  int64_t n_units = lade_div_up(n_total, unit);
+  *ret_first = n_units * i / n * unit;
+  *ret_end = LADE_MIN(n_units * (i + 1) / n * unit, n_total);
+}
+
+/* Parts of at most @max: even in number when there are several, so that two threads finish together. */
+static int parts_count(int64_t n_total, int unit, int64_t max)
+{
+  int64_t n_units = lade_div_up(n_total, unit), n = lade_div_up(n_units, max / unit);
+  return (int)(n == 1 ? 1 : LADE_MIN(round_to(n, 2), n_units));
+}
+
+static const void *element_at(enum lade_dtype dtype, const void *data, int64_t i)
+{
+  return (const char *)data + i * (int64_t)lade_dtype_bytes(dtype);
+}
+
+/* Pack columns [first, end) of op(b) over k [k_first, k_end). */
+static void b_pack(const struct run *run, int64_t first, int64_t end, int64_t k_first, int64_t k_end, void *panels)
+{
+  const struct lade_matmul_args *args = run->args;
+  bool is_k_inner = args->layout == LADE_NT;
+  int64_t at = is_k_inner ? first * args->k + k_first : k_first * args->n + first;
+  run->level->pack(&(struct lade_pack_args){
+      .dtype = args->dtype, .source = element_at(args->dtype, args->b, at), .stride = is_k_inner ? args->k : args->n,
+      .is_k_inner = is_k_inner, .n_lanes = (int)(end - first), .n_k = (int)(k_end - k_first),
+      .width = run->plan.cut->nr, .panels = panels});
+}
+
+static void a_pack(const struct run *run, int64_t first, int64_t end, int64_t k_first, int64_t k_end, void *panels)
+{
+  const struct lade_matmul_args *args = run->args;
+  bool is_k_inner = args->layout != LADE_TN;
+  int64_t at = is_k_inner ? first * args->k + k_first : k_first * args->m + first;
+  run->level->pack(&(struct lade_pack_args){
+      .dtype = args->dtype, .source = element_at(args->dtype, args->a, at), .stride = is_k_inner ? args->k : args->m,
+      .is_k_inner = is_k_inner, .n_lanes = (int)(end - first), .n_k = (int)(k_end - k_first),
+      .width = run->plan.cut->mr, .panels = panels});
+}
+
+/* Where column @column (of the chunk, a multiple of nr) of the block at @k_first lies in shared workspace. */
+static char *shared_at(const struct run *run, int64_t column, int64_t k_first, int64_t k_end)
+{
+  const struct lade_matmul_cut *cut = run->plan.cut;
+  int64_t n_lanes = round_to(run->n_columns, cut->nr), depth = round_to(k_end - k_first, cut->group);
+  return (char *)run->args->workspace + (k_first * n_lanes + column * depth) * cut->element_bytes;
+}
+
+static void pack_task(void *arg, int i_task, int i_thread)
+{
+  const struct run *run = arg;
+  int64_t first, end;
+  part_get(run->n_columns, run->plan.cut->nr, run->n_pack_tasks, i_task, &first, &end);
+  for (int64_t k = 0; k < run->args->k && first < end; k += run->plan.cut->kc) {
+    int64_t k_end = LADE_MIN(k + run->plan.cut->kc, run->args->k);
+    b_pack(run, run->first_column + first, run->first_column + end, k, k_end, shared_at(run, first, k, k_end));
+  }
+}
+
+/* A task's rows and columns (of c), its scratch, and its bias in FP32. */
+struct block {
+  int64_t row, row_end, column, column_end;
+  char *a, *b;
+  float *sums;
+  float bias[MAX_COLUMNS];
+};
+
+/* Multiply all panels of the block over k [k_first, k_end); packed b at @b. */
+static void block_multiply(const struct run *run, const struct block *block, const char *b, int64_t k_first,
+                           int64_t k_end)
+{
+  const struct lade_matmul_args *args = run->args;
+  const struct lade_matmul_cut *cut = run->plan.cut;
+  int n_groups = (int)lade_div_up(k_end - k_first, cut->group);
+  int64_t depth_bytes = (int64_t)n_groups * cut->group * cut->element_bytes;
+  float *sums = block->sums;
+  for (int64_t j = block->column; j < block->column_end; j += cut->nr) {
+    for (int64_t i = block->row; i < block->row_end; i += cut->mr) {
+      run->level->micro(&(struct lade_micro_args){
+          .a = block->a + (i - block->row) * depth_bytes, .b = b + (j - block->column) * depth_bytes,
+          .n_groups = n_groups, .from = k_first ? sums : NULL, .to = k_end < args->k ? sums : NULL,
+          .out = args->out, .c = (void *)element_at(args->out, args->c, i * args->n + j), .c_stride = args->n,
+          .n_rows = (int)LADE_MIN(cut->mr, block->row_end - i),
+          .n_columns = (int)LADE_MIN(cut->nr, block->column_end - j), .accumulate = args->accumulate,
+          .bias = args->bias ? block->bias + (j - block->column) : NULL});
+      sums += cut->mr * cut->nr;
+    }
+  }
+}
+
+static void block_run(const struct run *run, const struct block *block)
+{
+  const struct lade_matmul_args *args = run->args;
+  for (int64_t k = 0; k < args->k; k += run->plan.cut->kc) {
+    int64_t k_end = LADE_MIN(k + run->plan.cut->kc, args->k);
+    const char *b = block->b;
+    a_pack(run, block->row, block->row_end, k, k_end, block->a);
+    if (run->plan.is_shared)
+      b = shared_at(run, block->column - run->first_column, k, k_end);
+    else
+      b_pack(run, block->column, block->column_end, k, k_end, block->b);
+    block_multiply(run, block, b, k, k_end);
+  }
+}
+
+static void block_task(void *arg, int i_task, int i_thread)
+{
+  const struct run *run = arg;
+  const struct plan *plan = &run->plan;
+  struct block block;
+  part_get(run->args->m, plan->cut->mr, run->n_row_tasks, i_task / run->n_column_tasks, &block.row, &block.row_end);
+  part_get(run->n_columns, plan->cut->nr, run->n_column_tasks, i_task % run->n_column_tasks, &block.column,
+           &block.column_end);
+  block.column += run->first_column;
+  block.column_end += run->first_column;
+  block.a = (char *)run->args->workspace + plan->shared_bytes + (size_t)i_thread * plan->thread_bytes;
+  block.b = block.a + plan->a_bytes;
+  block.sums = (float *)(void *)(block.b + plan->b_bytes);
+  LADE_ASSERT(block.row_end - block.row <= plan->max_rows);
+  LADE_ASSERT(block.column_end - block.column <= MAX_COLUMNS);
+  for (int64_t j = block.column; run->args->bias && j < block.column_end; j++)
+    block.bias[j - block.column] = (float)lade_element_load(run->args->dtype, run->args->bias, j);
+  block_run(run, &block);
+}
+
+void lade_matmul_blocked_run(const struct lade_matmul_level *level, const struct lade_kernel_ctx *ctx,
+                             const struct lade_matmul_args *args)
+{
+  LADE_ASSERT(args->dtype != LADE_F64 && (!args->accumulate || args->out == LADE_F32));
+  struct run run = {.level = level, .args = args, .plan = plan_make(args, level->cut)};
+  const struct lade_matmul_cut *cut = level->cut;
+  run.n_row_tasks = parts_count(args->m, cut->mr, run.plan.max_rows);
+  for (run.first_column = 0; run.first_column < args->n; run.first_column += run.plan.n_chunk) {
+    run.n_columns = LADE_MIN(run.plan.n_chunk, args->n - run.first_column);
+    run.n_column_tasks = (int)lade_div_up(round_to(run.n_columns, cut->nr), MAX_COLUMNS);
+    run.n_pack_tasks = (int)lade_div_up(run.n_columns * args->k, PACK_ELEMENTS);
+    if (run.plan.is_shared)
+      lade_pool_run(ctx->pool, pack_task, &run, run.n_pack_tasks);
+    lade_pool_run(ctx->pool, block_task, &run, run.n_row_tasks * run.n_column_tasks);
+  }
+}
+
+size_t lade_matmul_blocked_workspace_bytes(const struct lade_matmul_args *args, int n_threads)
+{
+  size_t most = 0;
+  for (int i = 0; i < LADE_N_CUTS; i++) {
+    struct plan plan = plan_make(args, &lade_matmul_cuts[i]);
+    most = LADE_MAX(most, plan.shared_bytes + (size_t)n_threads * plan.thread_bytes);
+  }
+  return most;
+}

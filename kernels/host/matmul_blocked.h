@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The blocked matrix product at any level: matmul_blocked.c cuts and walks, a level packs panels
+ * and multiplies two of them. Attention multiplies its small tiles with the same two functions. Private
+ * to kernels/host.
+ *
+ * A panel holds @width lanes (rows of op(a), or columns of op(b)) over a range of k:
+ * [n_groups][width][group] packed elements, a group being the consecutive k that one instruction takes from
+ * a lane (2 for BF16 dot products, 1 for FP32). Lanes and k beyond the matrix are zero.
+ */
+#ifndef LADE_MATMUL_BLOCKED_H
+#define LADE_MATMUL_BLOCKED_H
+
+#include "kernels/kernels.h"
+
+/* The constants of a level. */
+struct lade_matmul_cut {
+  int mr, nr;        /* rows and columns of a micro-tile: what registers hold */
+  int kc;            /* k of a block: a panel of b of that depth is half of L1; a multiple of 16 */
+  int group;
+  int element_bytes; /* packed: 2 for BF16 pairs, 4 for FP32 */
+};
+
+enum { LADE_CUT_AVX2, LADE_CUT_AVX512, LADE_CUT_AVX512_BF16, LADE_N_CUTS };
+extern const struct lade_matmul_cut lade_matmul_cuts[LADE_N_CUTS];
+
+/* Lanes [0, n_lanes) of @source into panels of @width, one after the other. */
+struct lade_pack_args {
+  enum lade_dtype dtype;
+  const void *source;
+  int64_t stride;       /* elements between lanes, or between k where !is_k_inner */
+  bool is_k_inner;      /* source[lane, k] with k contiguous; else source[k, lane] */
+  int n_lanes, n_k, width;
+  void *panels;
+};
+
+/* c[mr,nr] = a panel times b panel, in pieces of k. */
+struct lade_micro_args {
+  const void *a, *b;
+  int n_groups;
+  const float *from; /* partial sums [mr,nr] of the k before, or NULL: zero */
+  float *to;         /* where to leave partial sums, or NULL: finish into c */
+  enum lade_dtype out;
+  void *c;
+  int64_t c_stride;
+  int n_rows, n_columns; /* inside c */
+  bool accumulate;
+  const float *bias; /* [nr] or NULL */
+};
+
+struct lade_matmul_level {
+  const struct lade_matmul_cut *cut;
+  void (*pack)(const struct lade_pack_args *args);
+  void (*micro)(const struct lade_micro_args *args);
+};
+
+extern const struct lade_matmul_level lade_matmul_level_avx2, lade_matmul_level_avx512, lade_matmul_level_avx512_bf16;
+
+/* Elements of a packed block of @n_lanes (in panels of @width) by @n_k. */
+static inline size_t lade_packed_elements(const struct lade_matmul_cut *cut, int n_lanes, int n_k, int width)
+{
+  int n_panels = (n_lanes + width - 1) / width, n_groups = (n_k + cut->group - 1) / cut->group;
+  return (size_t)n_panels * (size_t)width * (size_t)n_groups * (size_t)cut->group;
+}
+
+/* F64 is not for a level; the caller sends it to the plain reference. */
+void lade_matmul_blocked_run(const struct lade_matmul_level *level, const struct lade_kernel_ctx *ctx,
+                             const struct lade_matmul_args *args);
+
+/* The most that any level wants. */
+size_t lade_matmul_blocked_workspace_bytes(const struct lade_matmul_args *args, int n_threads);
+
+#endif
