@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside of the graph module: the op table's entries, and the builder that model files and backward
+ * rules push tensors and ops into. A builder is sized for the whole graph before the first push, so
+ * nothing fails in the middle; everybody outside uses graph.h alone.
+ */
+#ifndef LADE_GRAPH_BUILD_H
+#define LADE_GRAPH_BUILD_H
+
+#include "graph/graph.h"
+
+struct lade_build {
+  struct lade_graph *graph;
+  const struct lade_kernels *kernels;
+  int n_threads;
+  float dropout;
+  int unit;         /* that pushes go to */
+  int *gradient_of; /* of each tensor: the tensor that holds its gradient so far; -1 */
+};
+
+/* What a forward op makes: one per output; n_dims is 0 for an absent one. */
+struct lade_op_output {
+  const char *suffix; /* after the op's name: "", ".rstd" */
+  enum lade_tensor_kind kind;
+  bool is_accumulator; /* dtype A instead of D */
+  int n_dims;
+  int64_t dims[4];
+};
+
+struct lade_op_entry {
+  const char *name;
+  enum lade_kernel kernel;
+  int n_in, n_out;
+  int8_t alias; /* the input whose memory out[0] may take over; -1 */
+  /* Forward ops: describe every output from inputs and attr. */
+  void (*outputs)(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out);
+  double flops_per_element; /* of out[0], when flops is NULL */
+  double (*flops)(const struct lade_graph *graph, const struct lade_op *op);
+  double (*bytes)(const struct lade_graph *graph, const struct lade_op *op); /* NULL: every operand once */
+  void (*bind)(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind, void *args);
+  /* Forward ops: push the ops that turn the outputs' gradients into the inputs'. */
+  void (*backward)(struct lade_build *build, int forward);
+};
+
+/* By enum lade_op_kind. */
+extern const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS];
+
+/* ---- pushing (create.c) ---- */
+
+/* Begin a unit; units with the same @class_id have equal shapes. */
+void lade_build_unit(struct lade_build *build, int class_id, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* A parameter of the current unit, named unit + @name, with its gradient. @n_cols 0: one dimension. Its tensor. */
+int lade_build_param(struct lade_build *build, const char *name, int64_t n_rows, int64_t n_cols, enum lade_init init,
+                     float init_std);
+
+/* The next rows of @param (a tensor) are @name, a printf format, of a checkpoint. */
+void lade_build_slice(struct lade_build *build, int param, int64_t n_rows, bool is_transposed, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+
+/* An activation of the current unit. */
+int lade_build_tensor(struct lade_build *build, enum lade_tensor_kind kind, enum lade_dtype dtype, int n_dims,
+                      const int64_t *dims, const char *name);
+
+/*
+ * A forward op in the current unit; its outputs are named unit + @name + suffix. @in has the table
+ * entry's n_in tensors, -1 for an absent one. Returns the op; its first output is the usual result.
+ */
+int lade_build_op(struct lade_build *build, enum lade_op_kind kind, const char *name, const struct lade_op_attr *attr,
+                  const int *in);
+
+/* A backward op of @forward, operands given. */
+int lade_build_backward_op(struct lade_build *build, enum lade_op_kind kind, int forward, const int *in,
+                           const int *out);
+
+/* out[@i] of op @op. */
+int lade_build_out(const struct lade_build *build, int op, int i);
+
+/* ---- rules and the walk (backward.c) ---- */
+
+void lade_embed_backward(struct lade_build *build, int forward);
+void lade_norm_backward(struct lade_build *build, int forward);
+void lade_residual_backward(struct lade_build *build, int forward);
+void lade_dropout_backward(struct lade_build *build, int forward);
+void lade_matmul_backward(struct lade_build *build, int forward);
+void lade_rope_backward(struct lade_build *build, int forward);
+void lade_attention_backward(struct lade_build *build, int forward);
+void lade_gelu_backward(struct lade_build *build, int forward);
+void lade_swiglu_backward(struct lade_build *build, int forward);
+void lade_head_loss_backward(struct lade_build *build, int forward);
+
+/* Derive the backward half of a graph whose forward half is complete. */
+void lade_build_backward(struct lade_build *build);
+
+/* ---- models ---- */
+
+void lade_build_gpt2(struct lade_build *build);
+void lade_build_llama(struct lade_build *build);
+
+/* A field's name for messages, in the caller's language: its own in a config.json. */
+struct lade_model_labels {
+  const char *layers, *heads, *key_heads, *width, *hidden, *context, *vocabulary, *norm_eps;
+};
+
+/* lade_model_check in the words of @labels; @where begins the message ("model nano", a path). */
+int lade_model_check_as(const struct lade_model *model, const char *where, const struct lade_model_labels *labels,
+                        struct lade_error *error);
+
+#endif

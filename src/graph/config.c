@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * HuggingFace's config.json of the two families, read as what a stranger wrote.
+ *
+ * Every field that changes what the model computes is either understood or refused: a config that asks
+ * for another activation, a bias, another rope scaling or a scaled attention is an error and never a
+ * model that is silently a different one. Fields that only matter to generation or to Python are not
+ * looked at. Sizes are required (a missing size would be a guess); what transformers gives a default
+ * gets the same default here.
+ *
+ * A message is one line: the file, the field, what it is, what was expected. Values are echoed through
+ * jansson's own encoder, cut short, so a hostile string cannot break the line.
+ *
+ * Both spellings of rope's parameters are read: rope_theta with rope_scaling, and the one object
+ * rope_parameters of newer versions.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "base/base.h"
+#include "graph/build.h"
+
+/* The largest real config.json is some hundred kilobytes; more is not one. */
+#define MAX_FILE_BYTES (4 << 20)
+#define ECHO_BYTES 48
+
+struct config {
+  const char *path;
+  json_t *object; /* that fields are looked up in */
+  const char *prefix; /* of field names in messages: "", "rope_scaling." */
+  struct lade_error *error;
+};
+
+/* ---- one field ---- */
+
+/* A value as it stands in the file, at most ECHO_BYTES. */
+static void value_echo(const json_t *value, char *ret_text)
+{
+  char *text = value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
+  snprintf(ret_text, ECHO_BYTES, "%s", text ? text : "missing");
+  if (text && strlen(text) >= ECHO_BYTES)
+    memcpy(ret_text + ECHO_BYTES - 4, "...", 4);
+  free(text);
+}
+
+static int field_refuse(const struct config *config, const char *name, const char *expected)
+{
+  char text[ECHO_BYTES];
+  value_echo(json_object_get(config->object, name), text);
+  return lade_error_set(config->error, -EINVAL, "%s: %s%s is %s: expected %s", config->path, config->prefix, name,
+                        text, expected);
+}
+
+/* An absent field and null are the same, as they are to transformers. */
+static const json_t *field_find(const struct config *config, const char *name)
+{
+  const json_t *value = json_object_get(config->object, name);
+  return json_is_null(value) ? NULL : value;
+}
+
+/* A whole number; its range is lade_model_check's. @fallback below 0: required. */
+static int field_integer(const struct config *config, const char *name, int64_t fallback, int64_t *ret_value)
+{
+  const json_t *value = field_find(config, name);
+  if (!value && fallback >= 0) {
+    *ret_value = fallback;
+    return 0;
+  }
+  if (!json_is_integer(value))
+    return field_refuse(config, name, "a whole number");
+  *ret_value = json_integer_value(value);
+  return 0;
+}
+
+/* @fallback NaN would be no number: below 0 means required. */
+static int field_number(const struct config *config, const char *name, float fallback, float *ret_value)
+{
+  const json_t *value = field_find(config, name);
+  if (!value && fallback >= 0) {
+    *ret_value = fallback;
+    return 0;
+  }
+  if (!json_is_number(value))
+    return field_refuse(config, name, "a number");
+  *ret_value = (float)json_number_value(value);
+  return 0;
+}
+
+static int field_boolean(const struct config *config, const char *name, bool fallback, bool *ret_value)
+{
+  const json_t *value = field_find(config, name);
+  if (value && !json_is_boolean(value))
+    return field_refuse(config, name, "true or false");
+  *ret_value = value ? json_is_true(value) : fallback;
+  return 0;
+}
+
+/* A switch that has to be @expected, which is also its default. */
+static int field_fixed(const struct config *config, const char *name, bool expected)
+{
+  bool value = expected;
+  int rc = field_boolean(config, name, expected, &value);
+  if (rc == 0 && value != expected)
+    rc = field_refuse(config, name, expected ? "true" : "false");
+  return rc;
+}
+
+/* A string that is one of two (@b may be NULL); absent is fine when @is_optional. */
+static int field_choice(const struct config *config, const char *name, bool is_optional, const char *a, const char *b)
+{
+  const json_t *value = field_find(config, name);
+  const char *text = json_string_value(value);
+  if ((!value && is_optional) || (text && (strcmp(text, a) == 0 || (b && strcmp(text, b) == 0))))
+    return 0;
+  char expected[64];
+  snprintf(expected, sizeof(expected), b ? "\"%s\" or \"%s\"" : "\"%s\"", a, b);
+  return field_refuse(config, name, expected);
+}
+
+struct integer_field {
+  const char *name;
+  int64_t fallback, *ret_value;
+};
+
+static int fields_integer(const struct config *config, const struct integer_field *fields, size_t n_fields)
+{
+  int rc = 0;
+  for (size_t i = 0; i < n_fields && rc == 0; i++)
+    rc = field_integer(config, fields[i].name, fields[i].fallback, fields[i].ret_value);
+  return rc;
+}
+
+/* ---- GPT-2 ---- */
+
+static int gpt2_switches(const struct config *config)
+{
+  int rc = field_choice(config, "activation_function", true, "gelu_new", "gelu_pytorch_tanh");
+  if (rc == 0)
+    rc = field_fixed(config, "scale_attn_weights", true);
+  if (rc == 0)
+    rc = field_fixed(config, "scale_attn_by_inverse_layer_idx", false);
+  if (rc == 0)
+    rc = field_fixed(config, "add_cross_attention", false);
+  return rc;
+}
+
+static int gpt2_read(const struct config *config, struct lade_model *model)
+{
+  static const struct lade_model_labels labels = {"n_layer", "n_head",      "n_head",     "n_embd",
+                                                  "n_inner", "n_positions", "vocab_size", "layer_norm_epsilon"};
+  const struct integer_field fields[] = {
+      {"vocab_size", -1, &model->vocabulary}, {"n_positions", -1, &model->context}, {"n_embd", -1, &model->width},
+      {"n_layer", -1, &model->layers},        {"n_head", -1, &model->heads},        {"n_inner", 0, &model->hidden},
+  };
+  model->family = LADE_GPT2;
+  int rc = fields_integer(config, fields, LADE_COUNT(fields));
+  if (rc == 0)
+    rc = field_number(config, "layer_norm_epsilon", 1e-5f, &model->norm_eps);
+  if (rc == 0)
+    rc = field_boolean(config, "tie_word_embeddings", true, &model->is_tied);
+  if (rc == 0)
+    rc = gpt2_switches(config);
+  if (rc < 0)
+    return rc;
+  model->key_heads = model->heads;
+  if (!field_find(config, "n_inner")) /* bounded first: four times anything is no number to multiply */
+    model->hidden = LADE_MAX(1, 4 * LADE_MIN(model->width, 1 << 20));
+  return lade_model_check_as(model, config->path, &labels, config->error);
+}
+
+/* ---- Llama ---- */
+
+/* One of rope_scaling and rope_parameters: {"rope_type": "llama3", "factor": ...}. */
+static int rope_read(const struct config *outer, const char *name, struct lade_model *model)
+{
+  json_t *object = json_object_get(outer->object, name);
+  if (!object || json_is_null(object))
+    return 0;
+  if (!json_is_object(object))
+    return field_refuse(outer, name, "an object or null");
+  char prefix[32];
+  snprintf(prefix, sizeof(prefix), "%s.", name);
+  struct config config = {.path = outer->path, .object = object, .prefix = prefix, .error = outer->error};
+  const char *type_field = field_find(&config, "rope_type") ? "rope_type" : "type";
+  int rc = field_number(&config, "rope_theta", model->rope_base, &model->rope_base);
+  if (rc == 0)
+    rc = field_choice(&config, type_field, false, "llama3", "default");
+  if (rc < 0 || strcmp(json_string_value(field_find(&config, type_field)), "default") == 0)
+    return rc;
+  rc = field_number(&config, "factor", -1, &model->rope_scale_factor);
+  if (rc == 0 && !(model->rope_scale_factor >= 1))
+    rc = field_refuse(&config, "factor", "a number from 1 up");
+  if (rc == 0)
+    rc = field_number(&config, "low_freq_factor", -1, &model->rope_low_freq_factor);
+  if (rc == 0)
+    rc = field_number(&config, "high_freq_factor", -1, &model->rope_high_freq_factor);
+  if (rc == 0)
+    rc = field_integer(&config, "original_max_position_embeddings", -1, &model->rope_original_context);
+  return rc;
+}
+
+static int llama_switches(const struct config *config, const struct lade_model *model)
+{
+  int rc = field_choice(config, "hidden_act", true, "silu", "swish");
+  if (rc == 0)
+    rc = field_fixed(config, "attention_bias", false);
+  if (rc == 0)
+    rc = field_fixed(config, "mlp_bias", false);
+  int64_t head_dim = 0;
+  if (rc == 0)
+    rc = field_integer(config, "head_dim", 0, &head_dim);
+  if (rc == 0 && field_find(config, "head_dim") && head_dim != model->width / model->heads)
+    rc = field_refuse(config, "head_dim", "hidden_size / num_attention_heads");
+  return rc;
+}
+
+static int llama_read(const struct config *config, struct lade_model *model)
+{
+  static const struct lade_model_labels labels = {
+      "num_hidden_layers", "num_attention_heads",     "num_key_value_heads", "hidden_size",
+      "intermediate_size", "max_position_embeddings", "vocab_size",          "rms_norm_eps"};
+  const struct integer_field fields[] = {
+      {"vocab_size", -1, &model->vocabulary},      {"max_position_embeddings", -1, &model->context},
+      {"hidden_size", -1, &model->width},          {"intermediate_size", -1, &model->hidden},
+      {"num_hidden_layers", -1, &model->layers},   {"num_attention_heads", -1, &model->heads},
+      {"num_key_value_heads", 0, &model->key_heads},
+  };
+  model->family = LADE_LLAMA;
+  int rc = fields_integer(config, fields, LADE_COUNT(fields));
+  if (rc == 0)
+    rc = field_number(config, "rms_norm_eps", 1e-6f, &model->norm_eps);
+  if (rc == 0)
+    rc = field_boolean(config, "tie_word_embeddings", false, &model->is_tied);
+  if (rc == 0)
+    rc = field_number(config, "rope_theta", 10000, &model->rope_base);
+  if (rc == 0)
+    rc = rope_read(config, "rope_scaling", model);
+  if (rc == 0)
+    rc = rope_read(config, "rope_parameters", model);
+  if (rc < 0)
+    return rc;
+  if (!field_find(config, "num_key_value_heads"))
+    model->key_heads = model->heads;
+  rc = lade_model_check_as(model, config->path, &labels, config->error);
+  return rc < 0 ? rc : llama_switches(config, model);
+}
+
+/* ---- the file ---- */
+
+/* Whole file into fresh memory. */
+static int file_read(const char *path, struct lade_error *error, char **ret_text, size_t *ret_bytes)
+{
+  FILE *file = fopen(path, "re");
+  if (!file)
+    return lade_error_set(error, -errno, "%s: %s", path, strerror(errno));
+  char *text = malloc(MAX_FILE_BYTES + 1);
+  if (!text) {
+    fclose(file);
+    return lade_error_set(error, -ENOMEM, "%s: out of memory reading it", path);
+  }
+  errno = 0;
+  size_t bytes = fread(text, 1, MAX_FILE_BYTES + 1, file);
+  int code = ferror(file) ? -(errno ? errno : EIO) : 0;
+  fclose(file);
+  if (code < 0)
+    lade_error_set(error, code, "%s: %s", path, code == -EISDIR ? "is a directory: name its config.json" : strerror(-code));
+  else if (bytes > MAX_FILE_BYTES)
+    code = lade_error_set(error, -EINVAL, "%s: larger than %d MiB: not a model's config.json", path,
+                          MAX_FILE_BYTES >> 20);
+  if (code < 0) {
+    free(text);
+    return code;
+  }
+  *ret_text = text;
+  *ret_bytes = bytes;
+  return 0;
+}
+
+static int config_read(const struct config *config, struct lade_model *model)
+{
+  int rc = field_choice(config, "model_type", false, "gpt2", "llama");
+  if (rc < 0)
+    return rc;
+  const char *type = json_string_value(field_find(config, "model_type"));
+  snprintf(model->name, sizeof(model->name), "%s", type);
+  return strcmp(type, "gpt2") == 0 ? gpt2_read(config, model) : llama_read(config, model);
+}
+
+int lade_model_load(const char *path, struct lade_model *ret_model, struct lade_error *error)
+{
+  char *text = NULL;
+  size_t bytes = 0;
+  int rc = file_read(path, error, &text, &bytes);
+  if (rc < 0)
+    return rc;
+  json_error_t json_error;
+  json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &json_error);
+  free(text);
+  if (!root)
+    return lade_error_set(error, json_error_code(&json_error) == json_error_out_of_memory ? -ENOMEM : -EINVAL,
+                          "%s: line %d: not JSON: %s", path, json_error.line, json_error.text);
+  struct lade_model model = {0};
+  struct config config = {.path = path, .object = root, .prefix = "", .error = error};
+  if (json_is_object(root))
+    rc = config_read(&config, &model);
+  else
+    rc = lade_error_set(error, -EINVAL, "%s: not a JSON object: expected a model's config.json", path);
+  json_decref(root);
+  if (rc == 0)
+    *ret_model = model;
+  return rc;
+}

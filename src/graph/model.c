@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a model description must satisfy, and what follows from it by formula.
+ *
+ * The limits leave room for models a thousand times larger than 10^12 parameters would need in any one
+ * dimension, and are chosen so that every product of them that the library forms (parameters of a model,
+ * bytes of a tensor) stays below 2^63: 10^4 layers of at most 3 * 2^22 * 2^20 + 4 * 2^40 elements are
+ * 1.7 * 10^17. After the check nobody tests a product of sizes again.
+ *
+ * The same check serves a builder's struct and a config.json; only the words for the fields differ, so a
+ * message always names what the reader wrote.
+ */
+#include <errno.h>
+#include <math.h>
+
+#include "base/base.h"
+#include "graph/build.h"
+
+#define MAX_LAYERS 10000
+#define MAX_HEADS (1 << 14)
+#define MAX_WIDTH (1 << 20)
+#define MAX_HIDDEN (1 << 22)
+#define MAX_CONTEXT (1 << 24)
+#define MAX_VOCABULARY (1 << 24)
+
+static int range_check(const char *where, const char *label, int64_t value, int64_t most, struct lade_error *error)
+{
+  if (value >= 1 && value <= most)
+    return 0;
+  return lade_error_set(error, -EINVAL, "%s: %s is %lld: expected a whole number from 1 to %lld", where, label,
+                        (long long)value, (long long)most);
+}
+
+static int divides_check(const char *where, const char *part_label, int64_t part, const char *whole_label,
+                         int64_t whole, struct lade_error *error)
+{
+  if (whole % part == 0)
+    return 0;
+  return lade_error_set(error, -EINVAL, "%s: %s is %lld: expected a divisor of %s, %lld", where, part_label,
+                        (long long)part, whole_label, (long long)whole);
+}
+
+static int ranges_check(const struct lade_model *model, const char *where, const struct lade_model_labels *labels,
+                        struct lade_error *error)
+{
+  const struct {
+    const char *label;
+    int64_t value, most;
+  } fields[] = {
+      {labels->layers, model->layers, MAX_LAYERS},       {labels->heads, model->heads, MAX_HEADS},
+      {labels->key_heads, model->key_heads, MAX_HEADS},  {labels->width, model->width, MAX_WIDTH},
+      {labels->hidden, model->hidden, MAX_HIDDEN},       {labels->context, model->context, MAX_CONTEXT},
+      {labels->vocabulary, model->vocabulary, MAX_VOCABULARY},
+  };
+  int rc = 0;
+  for (size_t i = 0; i < LADE_COUNT(fields) && rc == 0; i++)
+    rc = range_check(where, fields[i].label, fields[i].value, fields[i].most, error);
+  return rc;
+}
+
+/* Rotary positions: pairs within a head, a base, and Llama 3.1's bands in order. */
+static int rope_check(const struct lade_model *model, const char *where, const struct lade_model_labels *labels,
+                      struct lade_error *error)
+{
+  if (model->width / model->heads % 2 != 0)
+    return lade_error_set(error, -EINVAL, "%s: %s / %s is %lld: expected an even number for rotary positions", where,
+                          labels->width, labels->heads, (long long)(model->width / model->heads));
+  if (!(isfinite(model->rope_base) && model->rope_base > 1))
+    return lade_error_set(error, -EINVAL, "%s: rope_theta is %g: expected a number above 1", where,
+                          (double)model->rope_base);
+  if (model->rope_scale_factor == 0)
+    return 0;
+  if (!(isfinite(model->rope_scale_factor) && model->rope_scale_factor >= 1))
+    return lade_error_set(error, -EINVAL, "%s: rope_scaling.factor is %g: expected a number from 1 up", where,
+                          (double)model->rope_scale_factor);
+  if (!(isfinite(model->rope_high_freq_factor) && model->rope_low_freq_factor > 0 &&
+        model->rope_high_freq_factor > model->rope_low_freq_factor))
+    return lade_error_set(error, -EINVAL,
+                          "%s: rope_scaling.low_freq_factor is %g and high_freq_factor is %g: expected 0 < low < high",
+                          where, (double)model->rope_low_freq_factor, (double)model->rope_high_freq_factor);
+  return range_check(where, "rope_scaling.original_max_position_embeddings", model->rope_original_context,
+                     MAX_CONTEXT, error);
+}
+
+int lade_model_check_as(const struct lade_model *model, const char *where, const struct lade_model_labels *labels,
+                        struct lade_error *error)
+{
+  int rc = ranges_check(model, where, labels, error);
+  if (rc == 0)
+    rc = divides_check(where, labels->heads, model->heads, labels->width, model->width, error);
+  if (rc == 0)
+    rc = divides_check(where, labels->key_heads, model->key_heads, labels->heads, model->heads, error);
+  if (rc < 0)
+    return rc;
+  if (!(model->norm_eps > 0 && model->norm_eps < 1))
+    return lade_error_set(error, -EINVAL, "%s: %s is %g: expected a number between 0 and 1", where,
+                          labels->norm_eps, (double)model->norm_eps);
+  if (model->family == LADE_LLAMA)
+    return rope_check(model, where, labels, error);
+  if (model->family != LADE_GPT2)
+    return lade_error_set(error, -EINVAL, "%s: family is %d: expected gpt2 or llama", where, (int)model->family);
+  if (model->key_heads != model->heads)
+    return lade_error_set(error, -EINVAL, "%s: %s is %lld: expected %s, %lld, in a GPT-2 model", where,
+                          labels->key_heads, (long long)model->key_heads, labels->heads, (long long)model->heads);
+  return 0;
+}
+
+int lade_model_check(const struct lade_model *model, struct lade_error *error)
+{
+  static const struct lade_model_labels labels = {"layers", "heads",   "key_heads",  "width",
+                                                  "hidden", "context", "vocabulary", "norm_eps"};
+  char where[LADE_NAME_BYTES + 8] = "model ";
+  for (size_t i = 0; i < LADE_NAME_BYTES && model->name[i]; i++)
+    where[6 + i] = model->name[i];
+  return lade_model_check_as(model, where, &labels, error);
+}
+
+/* Matmul weights of one block. */
+static int64_t block_weights(const struct lade_model *model)
+{
+  int64_t d = model->width, key_rows = d / model->heads * model->key_heads;
+  int64_t attention = d * (d + 2 * key_rows) + d * d;
+  int64_t n_mlp = model->family == LADE_GPT2 ? 2 : 3;
+  return attention + n_mlp * d * model->hidden;
+}
+
+int64_t lade_model_n_params(const struct lade_model *model)
+{
+  int64_t d = model->width, n = model->vocabulary * d * (model->is_tied ? 1 : 2);
+  if (model->family == LADE_LLAMA)
+    return n + d + model->layers * (block_weights(model) + 2 * d);
+  int64_t block_vectors = 4 * d + 3 * d + d + model->hidden + d; /* two norms; biases of qkv, proj, fc, proj */
+  return n + model->context * d + 2 * d + model->layers * (block_weights(model) + block_vectors);
+}
+
+double lade_model_flops_per_token(const struct lade_model *model, int64_t time)
+{
+  double weights = (double)model->layers * (double)block_weights(model) + (double)model->vocabulary * (double)model->width;
+  return 6 * weights + 6 * (double)model->layers * (double)model->width * (double)time;
+}

@@ -1,0 +1,661 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The op table: the one place that knows an op.
+ *
+ * An entry says how many operands an op has, what its outputs look like, whose memory its first output
+ * may take over, what it costs, how its kernel's arguments are filled, and which rule derives its
+ * backward (the rules are in backward.c, they push ops and need nothing from here). Adding an op is one
+ * entry, its functions, and a line in the enum.
+ *
+ * Operand orders (? marks an optional operand, absent as -1; all three statistics and gradients in A):
+ *
+ *   embed          tokens, token table, position table?           -> x
+ *   embed_bwd      tokens, dx                                     -> d token table, d position table?
+ *   norm           x, weight, bias?                               -> y, mean?, rstd
+ *   norm_bwd       dy, x, weight, mean?, rstd, d_residual?        -> dx, d_weight, d_bias?
+ *   residual       x, bias?, residual, weight?, norm bias?        -> sum, y?, mean?, rstd?
+ *   residual_bwd   d_sum?, dy, sum, weight, mean?, rstd           -> d_residual, dx?, d_bias?, d_weight, d_norm_bias?
+ *   dropout        x                                              -> y
+ *   dropout_bwd    dy                                             -> dx
+ *   matmul         x, weight, bias?                               -> y
+ *   matmul_dx      dy, weight                                     -> dx
+ *   matmul_dw      dy, x                                          -> d_weight
+ *   bias_grad      dy                                             -> d_bias
+ *   rope, rope_bwd x                                              -> y
+ *   attention      qkv                                            -> out, lse
+ *   attention_bwd  qkv, out, lse, d_out                           -> d_qkv
+ *   gelu, swiglu   x                                              -> y
+ *   their _bwd     x, dy                                          -> dx
+ *   head_loss      x, weight, targets                             -> losses, lse, loss
+ *   head_loss_bwd  x, weight, targets, lse                        -> dx, d_weight
+ *
+ * Costs: flops are what the kernel executes, so that attention's backward counts five products and the
+ * head's backward counts the recomputed logits; causal attention counts T(T+1)/2 pairs. Bytes are every
+ * operand once, which is what a kernel must move when nothing stays in cache. Elementwise ops are bound
+ * by bytes; their flops per element are rough counts and only keep a cost model from dividing zero.
+ *
+ * Sizes: lade_model_check and lade_graph_create bound every dimension so that no product here leaves
+ * 63 bits.
+ */
+#include "graph/build.h"
+
+#include <math.h>
+
+#include "base/base.h"
+
+#define ARGS_FIT(type) _Static_assert(sizeof(struct type) <= LADE_OP_ARGS_BYTES, "LADE_OP_ARGS_BYTES is too small")
+ARGS_FIT(lade_matmul_args);
+ARGS_FIT(lade_column_sum_args);
+ARGS_FIT(lade_embed_bwd_args);
+ARGS_FIT(lade_norm_bwd_args);
+ARGS_FIT(lade_residual_fwd_args);
+ARGS_FIT(lade_residual_bwd_args);
+ARGS_FIT(lade_rope_args);
+ARGS_FIT(lade_attention_bwd_args);
+ARGS_FIT(lade_head_loss_fwd_args);
+ARGS_FIT(lade_head_loss_bwd_args);
+
+/* ---- shorthands ---- */
+
+static const struct lade_tensor *tensor_in(const struct lade_graph *graph, const struct lade_op *op, int i)
+{
+  LADE_ASSERT(i < op->n_in && op->in[i] >= 0);
+  return &graph->tensors[op->in[i]];
+}
+
+static const struct lade_tensor *tensor_out(const struct lade_graph *graph, const struct lade_op *op, int i)
+{
+  LADE_ASSERT(i < op->n_out && op->out[i] >= 0);
+  return &graph->tensors[op->out[i]];
+}
+
+static int64_t tensor_elements(const struct lade_tensor *tensor)
+{
+  int64_t n = 1;
+  for (int i = 0; i < tensor->n_dims; i++)
+    n *= tensor->dims[i];
+  return n;
+}
+
+static int64_t rows_get(const struct lade_graph *graph)
+{
+  return graph->batch * graph->time;
+}
+
+static const void *in_at(const struct lade_bind *bind, int i)
+{
+  return (const void *)bind->in[i];
+}
+
+static void *out_at(const struct lade_bind *bind, int i)
+{
+  return (void *)bind->out[i];
+}
+
+/* A kernel has one flag for all its gradients: the outputs in @mask that exist agree. */
+static bool accumulate_get(const struct lade_op *op, const struct lade_bind *bind, unsigned mask)
+{
+  unsigned present = 0;
+  for (int i = 0; i < op->n_out; i++)
+    if (op->out[i] >= 0)
+      present |= 1u << i;
+  present &= mask;
+  LADE_ASSERT((bind->accumulate & present) == 0 || (bind->accumulate & present) == present);
+  return (bind->accumulate & present) != 0;
+}
+
+/* The draw of an op whose masked tensor has @n_elements in one microbatch. */
+static struct lade_drop drop_get(const struct lade_op *op, const struct lade_bind *bind, uint64_t n_elements)
+{
+  double p = op->attr.dropout;
+  if (p <= 0)
+    return (struct lade_drop){.scale = 1.0f};
+  double below = fmin(nearbyint(p * 0x1p32), 0x1p32 - 1);
+  return (struct lade_drop){.drop_below = (uint32_t)below,
+                            .stream = op->attr.stream,
+                            .scale = (float)(1 / (1 - p)),
+                            .first_element = (uint64_t)bind->microbatch * n_elements};
+}
+
+static struct lade_op_output activation_2d(int64_t rows, int64_t cols)
+{
+  return (struct lade_op_output){.suffix = "", .kind = LADE_TENSOR_ACTIVATION, .n_dims = 2, .dims = {rows, cols}};
+}
+
+static struct lade_op_output statistic_1d(const char *suffix, int64_t n)
+{
+  return (struct lade_op_output){
+      .suffix = suffix, .kind = LADE_TENSOR_ACTIVATION, .is_accumulator = true, .n_dims = 1, .dims = {n}};
+}
+
+static struct lade_op_output same_as_input(const struct lade_graph *graph, const struct lade_op *op)
+{
+  const struct lade_tensor *x = tensor_in(graph, op, 0);
+  return activation_2d(x->dims[0], x->dims[1]);
+}
+
+/* ---- embedding ---- */
+
+static void embed_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+{
+  ret_out[0] = activation_2d(rows_get(graph), tensor_in(graph, op, 1)->dims[1]);
+}
+
+/* One row of each table per token, not the tables. */
+static double embed_bytes(const struct lade_graph *graph, const struct lade_op *op)
+{
+  int n_tables = op->in[2] >= 0 ? 2 : 1;
+  return (double)tensor_in(graph, op, 0)->bytes + (1.0 + n_tables) * (double)tensor_out(graph, op, 0)->bytes;
+}
+
+static void embed_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                       void *args)
+{
+  const struct lade_tensor *table = tensor_in(graph, op, 1);
+  *(struct lade_embed_fwd_args *)args = (struct lade_embed_fwd_args){.dtype = graph->dtype,
+                                                                     .batch = graph->batch,
+                                                                     .time = graph->time,
+                                                                     .d = table->dims[1],
+                                                                     .vocabulary = table->dims[0],
+                                                                     .tokens = in_at(bind, 0),
+                                                                     .token_table = in_at(bind, 1),
+                                                                     .position_table = in_at(bind, 2),
+                                                                     .x = out_at(bind, 0)};
+}
+
+static double embed_bwd_flops(const struct lade_graph *graph, const struct lade_op *op)
+{
+  return 2.0 * (double)tensor_elements(tensor_in(graph, op, 1));
+}
+
+static void embed_bwd_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                           void *args)
+{
+  const struct lade_tensor *table = tensor_out(graph, op, 0);
+  *(struct lade_embed_bwd_args *)args =
+      (struct lade_embed_bwd_args){.dtype = graph->dtype,
+                                   .batch = graph->batch,
+                                   .time = graph->time,
+                                   .d = table->dims[1],
+                                   .vocabulary = table->dims[0],
+                                   .tokens = in_at(bind, 0),
+                                   .dx = in_at(bind, 1),
+                                   .d_token_table = out_at(bind, 0),
+                                   .d_position_table = out_at(bind, 1),
+                                   .positions = op->out[1] >= 0 ? tensor_out(graph, op, 1)->dims[0] : 0,
+                                   .accumulate_token = bind->accumulate & 1,
+                                   .accumulate_position = bind->accumulate >> 1 & 1,
+                                   .workspace = (void *)bind->workspace};
+}
+
+/* ---- norm ---- */
+
+static void norm_statistics(const struct lade_graph *graph, enum lade_norm_kind kind, struct lade_op_output *ret_mean,
+                            struct lade_op_output *ret_rstd)
+{
+  if (kind == LADE_NORM_LAYER)
+    *ret_mean = statistic_1d(".mean", rows_get(graph));
+  *ret_rstd = statistic_1d(".rstd", rows_get(graph));
+}
+
+static void norm_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+{
+  ret_out[0] = same_as_input(graph, op);
+  norm_statistics(graph, op->attr.norm, &ret_out[1], &ret_out[2]);
+}
+
+static void norm_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                      void *args)
+{
+  *(struct lade_norm_fwd_args *)args = (struct lade_norm_fwd_args){.dtype = graph->dtype,
+                                                                   .kind = op->attr.norm,
+                                                                   .n = rows_get(graph),
+                                                                   .d = tensor_in(graph, op, 0)->dims[1],
+                                                                   .eps = op->attr.eps,
+                                                                   .x = in_at(bind, 0),
+                                                                   .weight = in_at(bind, 1),
+                                                                   .bias = in_at(bind, 2),
+                                                                   .y = out_at(bind, 0),
+                                                                   .mean = out_at(bind, 1),
+                                                                   .rstd = out_at(bind, 2)};
+}
+
+static void norm_bwd_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                          void *args)
+{
+  *(struct lade_norm_bwd_args *)args = (struct lade_norm_bwd_args){.dtype = graph->dtype,
+                                                                   .kind = op->attr.norm,
+                                                                   .n = rows_get(graph),
+                                                                   .d = tensor_in(graph, op, 1)->dims[1],
+                                                                   .dy = in_at(bind, 0),
+                                                                   .x = in_at(bind, 1),
+                                                                   .weight = in_at(bind, 2),
+                                                                   .mean = in_at(bind, 3),
+                                                                   .rstd = in_at(bind, 4),
+                                                                   .d_residual = in_at(bind, 5),
+                                                                   .dx = out_at(bind, 0),
+                                                                   .d_weight = out_at(bind, 1),
+                                                                   .d_bias = out_at(bind, 2),
+                                                                   .accumulate = accumulate_get(op, bind, 6),
+                                                                   .workspace = (void *)bind->workspace};
+}
+
+/* ---- residual ---- */
+
+static void residual_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+{
+  ret_out[0] = same_as_input(graph, op);
+  if (op->attr.norm == LADE_NORM_NONE)
+    return;
+  ret_out[1] = ret_out[0];
+  ret_out[1].suffix = ".norm";
+  norm_statistics(graph, op->attr.norm, &ret_out[2], &ret_out[3]);
+}
+
+static void residual_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                          void *args)
+{
+  const struct lade_tensor *x = tensor_in(graph, op, 0);
+  *(struct lade_residual_fwd_args *)args =
+      (struct lade_residual_fwd_args){.dtype = graph->dtype,
+                                      .kind = op->attr.norm,
+                                      .n = x->dims[0],
+                                      .d = x->dims[1],
+                                      .eps = op->attr.eps,
+                                      .drop = drop_get(op, bind, (uint64_t)tensor_elements(x)),
+                                      .x = in_at(bind, 0),
+                                      .bias = in_at(bind, 1),
+                                      .residual = in_at(bind, 2),
+                                      .sum = out_at(bind, 0),
+                                      .weight = in_at(bind, 3),
+                                      .norm_bias = in_at(bind, 4),
+                                      .y = out_at(bind, 1),
+                                      .mean = out_at(bind, 2),
+                                      .rstd = out_at(bind, 3)};
+}
+
+static void residual_bwd_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                              void *args)
+{
+  const struct lade_tensor *sum = tensor_in(graph, op, 2);
+  *(struct lade_residual_bwd_args *)args =
+      (struct lade_residual_bwd_args){.dtype = graph->dtype,
+                                      .kind = op->attr.norm,
+                                      .n = sum->dims[0],
+                                      .d = sum->dims[1],
+                                      .drop = drop_get(op, bind, (uint64_t)tensor_elements(sum)),
+                                      .d_sum = in_at(bind, 0),
+                                      .dy = in_at(bind, 1),
+                                      .sum = in_at(bind, 2),
+                                      .weight = in_at(bind, 3),
+                                      .mean = in_at(bind, 4),
+                                      .rstd = in_at(bind, 5),
+                                      .d_residual = out_at(bind, 0),
+                                      .dx = out_at(bind, 1),
+                                      .d_x_bias = out_at(bind, 2),
+                                      .d_weight = out_at(bind, 3),
+                                      .d_norm_bias = out_at(bind, 4),
+                                      .accumulate = accumulate_get(op, bind, 4 | 8 | 16),
+                                      .workspace = (void *)bind->workspace};
+}
+
+/* ---- elementwise: dropout, gelu, swiglu ---- */
+
+static void same_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+{
+  ret_out[0] = same_as_input(graph, op);
+}
+
+/* Its own backward too: the same draw on the gradient. */
+static void dropout_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                         void *args)
+{
+  int64_t n = tensor_elements(tensor_in(graph, op, 0));
+  *(struct lade_dropout_args *)args = (struct lade_dropout_args){.dtype = graph->dtype,
+                                                                 .n_elements = n,
+                                                                 .drop = drop_get(op, bind, (uint64_t)n),
+                                                                 .x = in_at(bind, 0),
+                                                                 .y = out_at(bind, 0)};
+}
+
+static void gelu_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                      void *args)
+{
+  *(struct lade_gelu_fwd_args *)args =
+      (struct lade_gelu_fwd_args){.dtype = graph->dtype,
+                                  .n_elements = tensor_elements(tensor_in(graph, op, 0)),
+                                  .x = in_at(bind, 0),
+                                  .y = out_at(bind, 0)};
+}
+
+static void gelu_bwd_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                          void *args)
+{
+  *(struct lade_gelu_bwd_args *)args =
+      (struct lade_gelu_bwd_args){.dtype = graph->dtype,
+                                  .n_elements = tensor_elements(tensor_in(graph, op, 0)),
+                                  .x = in_at(bind, 0),
+                                  .dy = in_at(bind, 1),
+                                  .dx = out_at(bind, 0)};
+}
+
+static void swiglu_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+{
+  const struct lade_tensor *x = tensor_in(graph, op, 0);
+  ret_out[0] = activation_2d(x->dims[0], x->dims[1] / 2);
+}
+
+static void swiglu_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                        void *args)
+{
+  const struct lade_tensor *x = tensor_in(graph, op, 0);
+  *(struct lade_swiglu_fwd_args *)args = (struct lade_swiglu_fwd_args){.dtype = graph->dtype,
+                                                                       .n = x->dims[0],
+                                                                       .f = x->dims[1] / 2,
+                                                                       .x = in_at(bind, 0),
+                                                                       .y = out_at(bind, 0)};
+}
+
+static void swiglu_bwd_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                            void *args)
+{
+  const struct lade_tensor *x = tensor_in(graph, op, 0);
+  *(struct lade_swiglu_bwd_args *)args = (struct lade_swiglu_bwd_args){.dtype = graph->dtype,
+                                                                       .n = x->dims[0],
+                                                                       .f = x->dims[1] / 2,
+                                                                       .x = in_at(bind, 0),
+                                                                       .dy = in_at(bind, 1),
+                                                                       .dx = out_at(bind, 0)};
+}
+
+/* ---- matmul ---- */
+
+static void matmul_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+{
+  ret_out[0] = activation_2d(tensor_in(graph, op, 0)->dims[0], tensor_in(graph, op, 1)->dims[0]);
+}
+
+/* All three products of one linear layer cost the same: 2 N out in. */
+static double matmul_flops(const struct lade_graph *graph, const struct lade_op *op)
+{
+  const struct lade_tensor *a = tensor_in(graph, op, 0), *b = tensor_in(graph, op, 1);
+  if (op->kind == LADE_OP_MATMUL_DW) /* dy[N,out], x[N,in] */
+    return 2.0 * (double)a->dims[1] * (double)tensor_elements(b);
+  return 2.0 * (double)a->dims[0] * (double)tensor_elements(b); /* x or dy with N rows, weight[out,in] */
+}
+
+static void matmul_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                        void *args)
+{
+  const struct lade_tensor *x = tensor_in(graph, op, 0), *weight = tensor_in(graph, op, 1);
+  *(struct lade_matmul_args *)args = (struct lade_matmul_args){.layout = LADE_NT,
+                                                               .dtype = graph->dtype,
+                                                               .out = graph->dtype,
+                                                               .m = x->dims[0],
+                                                               .n = weight->dims[0],
+                                                               .k = weight->dims[1],
+                                                               .a = in_at(bind, 0),
+                                                               .b = in_at(bind, 1),
+                                                               .bias = in_at(bind, 2),
+                                                               .c = out_at(bind, 0),
+                                                               .workspace = (void *)bind->workspace};
+}
+
+static void matmul_dx_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                           void *args)
+{
+  const struct lade_tensor *dy = tensor_in(graph, op, 0), *weight = tensor_in(graph, op, 1);
+  *(struct lade_matmul_args *)args = (struct lade_matmul_args){.layout = LADE_NN,
+                                                               .dtype = graph->dtype,
+                                                               .out = graph->dtype,
+                                                               .m = dy->dims[0],
+                                                               .n = weight->dims[1],
+                                                               .k = weight->dims[0],
+                                                               .a = in_at(bind, 0),
+                                                               .b = in_at(bind, 1),
+                                                               .c = out_at(bind, 0),
+                                                               .workspace = (void *)bind->workspace};
+}
+
+static void matmul_dw_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                           void *args)
+{
+  const struct lade_tensor *dy = tensor_in(graph, op, 0), *x = tensor_in(graph, op, 1);
+  *(struct lade_matmul_args *)args = (struct lade_matmul_args){.layout = LADE_TN,
+                                                               .dtype = graph->dtype,
+                                                               .out = graph->accumulator,
+                                                               .m = dy->dims[1],
+                                                               .n = x->dims[1],
+                                                               .k = dy->dims[0],
+                                                               .a = in_at(bind, 0),
+                                                               .b = in_at(bind, 1),
+                                                               .c = out_at(bind, 0),
+                                                               .accumulate = accumulate_get(op, bind, 1),
+                                                               .workspace = (void *)bind->workspace};
+}
+
+static double bias_grad_flops(const struct lade_graph *graph, const struct lade_op *op)
+{
+  return (double)tensor_elements(tensor_in(graph, op, 0));
+}
+
+static void bias_grad_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                           void *args)
+{
+  const struct lade_tensor *dy = tensor_in(graph, op, 0);
+  *(struct lade_column_sum_args *)args = (struct lade_column_sum_args){.dtype = graph->dtype,
+                                                                       .m = dy->dims[0],
+                                                                       .n = dy->dims[1],
+                                                                       .x = in_at(bind, 0),
+                                                                       .sum = out_at(bind, 0),
+                                                                       .accumulate = accumulate_get(op, bind, 1),
+                                                                       .workspace = (void *)bind->workspace};
+}
+
+/* ---- rope, attention ---- */
+
+static void rope_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                      void *args)
+{
+  const struct lade_model *model = &graph->model;
+  *(struct lade_rope_args *)args = (struct lade_rope_args){.dtype = graph->dtype,
+                                                           .batch = graph->batch,
+                                                           .time = graph->time,
+                                                           .heads = op->attr.heads,
+                                                           .key_heads = op->attr.key_heads,
+                                                           .head_dim = op->attr.head_dim,
+                                                           .base = model->rope_base,
+                                                           .scale_factor = model->rope_scale_factor,
+                                                           .low_freq_factor = model->rope_low_freq_factor,
+                                                           .high_freq_factor = model->rope_high_freq_factor,
+                                                           .original_context = model->rope_original_context,
+                                                           .is_inverse = op->kind == LADE_OP_ROPE_BWD,
+                                                           .x = in_at(bind, 0),
+                                                           .y = out_at(bind, 0),
+                                                           .workspace = (void *)bind->workspace};
+}
+
+static void attention_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+{
+  ret_out[0] = activation_2d(rows_get(graph), op->attr.heads * op->attr.head_dim);
+  ret_out[1] = (struct lade_op_output){.suffix = ".lse",
+                                       .kind = LADE_TENSOR_ACTIVATION,
+                                       .is_accumulator = true,
+                                       .n_dims = 3,
+                                       .dims = {graph->batch, op->attr.heads, graph->time}};
+}
+
+/* Pairs of query and key under the causal mask, over all heads, times 2 head_dim: one product. */
+static double attention_product_flops(const struct lade_graph *graph, const struct lade_op *op)
+{
+  double t = (double)graph->time;
+  return (double)(graph->batch * op->attr.heads) * t * (t + 1) * (double)op->attr.head_dim;
+}
+
+/* q k^T and p v. */
+static double attention_flops(const struct lade_graph *graph, const struct lade_op *op)
+{
+  return 2 * attention_product_flops(graph, op);
+}
+
+/* q k^T again, dp = d_out v^T, dv, dq, dk. */
+static double attention_bwd_flops(const struct lade_graph *graph, const struct lade_op *op)
+{
+  return 5 * attention_product_flops(graph, op);
+}
+
+/* Probabilities that are masked in one microbatch: B H T T. Wraps past 2^64, as any counter may. */
+static uint64_t attention_probabilities(const struct lade_graph *graph, const struct lade_op *op)
+{
+  return (uint64_t)graph->batch * (uint64_t)op->attr.heads * (uint64_t)graph->time * (uint64_t)graph->time;
+}
+
+static void attention_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                           void *args)
+{
+  *(struct lade_attention_fwd_args *)args =
+      (struct lade_attention_fwd_args){.dtype = graph->dtype,
+                                       .batch = graph->batch,
+                                       .time = graph->time,
+                                       .heads = op->attr.heads,
+                                       .key_heads = op->attr.key_heads,
+                                       .head_dim = op->attr.head_dim,
+                                       .drop = drop_get(op, bind, attention_probabilities(graph, op)),
+                                       .qkv = in_at(bind, 0),
+                                       .out = out_at(bind, 0),
+                                       .lse = out_at(bind, 1),
+                                       .workspace = (void *)bind->workspace};
+}
+
+static void attention_bwd_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                               void *args)
+{
+  *(struct lade_attention_bwd_args *)args =
+      (struct lade_attention_bwd_args){.dtype = graph->dtype,
+                                       .batch = graph->batch,
+                                       .time = graph->time,
+                                       .heads = op->attr.heads,
+                                       .key_heads = op->attr.key_heads,
+                                       .head_dim = op->attr.head_dim,
+                                       .drop = drop_get(op, bind, attention_probabilities(graph, op)),
+                                       .qkv = in_at(bind, 0),
+                                       .out = in_at(bind, 1),
+                                       .lse = in_at(bind, 2),
+                                       .d_out = in_at(bind, 3),
+                                       .d_qkv = out_at(bind, 0),
+                                       .workspace = (void *)bind->workspace};
+}
+
+/* ---- head and loss ---- */
+
+static void head_loss_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+{
+  ret_out[0] = statistic_1d(".losses", rows_get(graph));
+  ret_out[1] = statistic_1d(".lse", rows_get(graph));
+  ret_out[2] = statistic_1d("", 1);
+  ret_out[2].kind = LADE_TENSOR_LOSS;
+}
+
+static double head_loss_flops(const struct lade_graph *graph, const struct lade_op *op)
+{
+  return 2.0 * (double)rows_get(graph) * (double)tensor_elements(tensor_in(graph, op, 1));
+}
+
+/* The logits again, dx, d_weight. */
+static double head_loss_bwd_flops(const struct lade_graph *graph, const struct lade_op *op)
+{
+  return 3 * head_loss_flops(graph, op);
+}
+
+static void head_loss_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                           void *args)
+{
+  const struct lade_tensor *weight = tensor_in(graph, op, 1);
+  *(struct lade_head_loss_fwd_args *)args = (struct lade_head_loss_fwd_args){.dtype = graph->dtype,
+                                                                             .n = rows_get(graph),
+                                                                             .d = weight->dims[1],
+                                                                             .vocabulary = weight->dims[0],
+                                                                             .x = in_at(bind, 0),
+                                                                             .weight = in_at(bind, 1),
+                                                                             .targets = in_at(bind, 2),
+                                                                             .losses = out_at(bind, 0),
+                                                                             .lse = out_at(bind, 1),
+                                                                             .loss = out_at(bind, 2),
+                                                                             .workspace = (void *)bind->workspace};
+}
+
+static void head_loss_bwd_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                               void *args)
+{
+  const struct lade_tensor *weight = tensor_in(graph, op, 1);
+  *(struct lade_head_loss_bwd_args *)args =
+      (struct lade_head_loss_bwd_args){.dtype = graph->dtype,
+                                       .n = rows_get(graph),
+                                       .d = weight->dims[1],
+                                       .vocabulary = weight->dims[0],
+                                       .scale = 1.0f / (float)bind->n_microbatches,
+                                       .x = in_at(bind, 0),
+                                       .weight = in_at(bind, 1),
+                                       .targets = in_at(bind, 2),
+                                       .lse = in_at(bind, 3),
+                                       .dx = out_at(bind, 0),
+                                       .d_weight = out_at(bind, 1),
+                                       .accumulate = accumulate_get(op, bind, 2),
+                                       .workspace = (void *)bind->workspace};
+}
+
+/* ---- public ---- */
+
+void lade_op_bind(const struct lade_graph *graph, int op, const struct lade_bind *bind, void *ret_args)
+{
+  LADE_ASSERT(op >= 0 && op < graph->n_ops);
+  LADE_ASSERT(bind->n_microbatches > 0 && bind->microbatch >= 0 && bind->microbatch < bind->n_microbatches);
+  const struct lade_op *the_op = &graph->ops[op];
+  lade_op_table[the_op->kind].bind(graph, the_op, bind, ret_args);
+}
+
+const char *lade_op_kind_name(enum lade_op_kind kind)
+{
+  return (unsigned)kind < LADE_N_OP_KINDS ? lade_op_table[kind].name : "unknown";
+}
+
+/* clang-format off: one line per fact reads better here */
+const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
+  [LADE_OP_EMBED] = {"embed", LADE_K_EMBED_FWD, 3, 1, -1, embed_outputs, .flops_per_element = 1, .bytes = embed_bytes,
+                     .bind = embed_bind, .backward = lade_embed_backward},
+  [LADE_OP_EMBED_BWD] = {"embed_bwd", LADE_K_EMBED_BWD, 2, 2, -1, .flops = embed_bwd_flops, .bind = embed_bwd_bind},
+  [LADE_OP_NORM] = {"norm", LADE_K_NORM_FWD, 3, 3, -1, norm_outputs, .flops_per_element = 8, .bind = norm_bind,
+                    .backward = lade_norm_backward},
+  [LADE_OP_NORM_BWD] = {"norm_bwd", LADE_K_NORM_BWD, 6, 3, 5, .flops_per_element = 16, .bind = norm_bwd_bind},
+  [LADE_OP_RESIDUAL] = {"residual", LADE_K_RESIDUAL_FWD, 5, 4, 2, residual_outputs, .flops_per_element = 12,
+                        .bind = residual_bind, .backward = lade_residual_backward},
+  [LADE_OP_RESIDUAL_BWD] = {"residual_bwd", LADE_K_RESIDUAL_BWD, 6, 5, 0, .flops_per_element = 20,
+                            .bind = residual_bwd_bind},
+  [LADE_OP_DROPOUT] = {"dropout", LADE_K_DROPOUT, 1, 1, 0, same_outputs, .flops_per_element = 12,
+                       .bind = dropout_bind, .backward = lade_dropout_backward},
+  [LADE_OP_DROPOUT_BWD] = {"dropout_bwd", LADE_K_DROPOUT, 1, 1, 0, .flops_per_element = 12, .bind = dropout_bind},
+  [LADE_OP_MATMUL] = {"matmul", LADE_K_MATMUL, 3, 1, -1, matmul_outputs, .flops = matmul_flops, .bind = matmul_bind,
+                      .backward = lade_matmul_backward},
+  [LADE_OP_MATMUL_DX] = {"matmul_dx", LADE_K_MATMUL, 2, 1, -1, .flops = matmul_flops, .bind = matmul_dx_bind},
+  [LADE_OP_MATMUL_DW] = {"matmul_dw", LADE_K_MATMUL, 2, 1, -1, .flops = matmul_flops, .bind = matmul_dw_bind},
+  [LADE_OP_BIAS_GRAD] = {"bias_grad", LADE_K_COLUMN_SUM, 1, 1, -1, .flops = bias_grad_flops, .bind = bias_grad_bind},
+  [LADE_OP_ROPE] = {"rope", LADE_K_ROPE, 1, 1, 0, same_outputs, .flops_per_element = 3, .bind = rope_bind,
+                    .backward = lade_rope_backward},
+  [LADE_OP_ROPE_BWD] = {"rope_bwd", LADE_K_ROPE, 1, 1, 0, .flops_per_element = 3, .bind = rope_bind},
+  [LADE_OP_ATTENTION] = {"attention", LADE_K_ATTENTION_FWD, 1, 2, -1, attention_outputs, .flops = attention_flops,
+                         .bind = attention_bind, .backward = lade_attention_backward},
+  [LADE_OP_ATTENTION_BWD] = {"attention_bwd", LADE_K_ATTENTION_BWD, 4, 1, -1, .flops = attention_bwd_flops,
+                             .bind = attention_bwd_bind},
+  [LADE_OP_GELU] = {"gelu", LADE_K_GELU_FWD, 1, 1, 0, same_outputs, .flops_per_element = 16, .bind = gelu_bind,
+                    .backward = lade_gelu_backward},
+  [LADE_OP_GELU_BWD] = {"gelu_bwd", LADE_K_GELU_BWD, 2, 1, 1, .flops_per_element = 24, .bind = gelu_bwd_bind},
+  [LADE_OP_SWIGLU] = {"swiglu", LADE_K_SWIGLU_FWD, 1, 1, -1, swiglu_outputs, .flops_per_element = 14,
+                      .bind = swiglu_bind, .backward = lade_swiglu_backward},
+  [LADE_OP_SWIGLU_BWD] = {"swiglu_bwd", LADE_K_SWIGLU_BWD, 2, 1, 0, .flops_per_element = 10,
+                          .bind = swiglu_bwd_bind},
+  [LADE_OP_HEAD_LOSS] = {"head_loss", LADE_K_HEAD_LOSS_FWD, 3, 3, -1, head_loss_outputs, .flops = head_loss_flops,
+                         .bind = head_loss_bind, .backward = lade_head_loss_backward},
+  [LADE_OP_HEAD_LOSS_BWD] = {"head_loss_bwd", LADE_K_HEAD_LOSS_BWD, 4, 2, -1, .flops = head_loss_bwd_flops,
+                             .bind = head_loss_bwd_bind},
+};
+/* clang-format on */
