@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the store asks of an engine: take one piece of I/O, give back what is complete. Everything else
+ * (cutting, checksums, short transfers, retries, errors, threads that wait) is in store.c, once.
+ */
+#ifndef LADE_OFFLOAD_ENGINE_H
+#define LADE_OFFLOAD_ENGINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/faults.h"
+
+struct store_io {
+  int slot; /* names the piece in its completion, 0..depth-1 */
+  bool is_write;
+  uint32_t bytes;
+  uint64_t offset; /* in the file */
+  void *data;
+};
+
+struct store_completion {
+  int slot;
+  int result; /* bytes moved, or a negative errno */
+};
+
+struct store_engine_ops {
+  const char *name;
+  /* For @fd, with at most @depth pieces at once. A negative errno if the machine refuses. */
+  int (*open)(int fd, int depth, struct lade_faults *faults, void **ret_engine);
+  /* Nothing is under way. NULL is allowed. */
+  void (*close)(void *engine);
+  /* Begin @io. A negative errno if it has not begun. Calls are serialised by the caller. */
+  int (*submit)(void *engine, const struct store_io *io);
+  /*
+   * Give back up to @n completions; with @may_block at least one, which the caller knows to be under way. One
+   * thread at a time, beside one that submits.
+   */
+  int (*reap)(void *engine, struct store_completion *completions, int n, bool may_block);
+};
+
+extern const struct store_engine_ops store_engine_posix;
+extern const struct store_engine_ops *const store_engine_uring; /* NULL when built without liburing */
+
+#endif

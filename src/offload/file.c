@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The file has no name (O_TMPFILE), so that a crash leaves nothing behind and nobody else can open it; where the
+ * file system does not know O_TMPFILE, it is made with a name, mode 0600, and unlinked at once. O_DIRECT is asked
+ * for first and given up only when the caller allows it: through the page cache every byte costs memory that the
+ * budget does not know, and a copy.
+ *
+ * Room is checked in three ways, for an early answer with both numbers in it: the file size limit (whose signal
+ * would otherwise end the process), the free blocks, and fallocate. A file system without fallocate is fine: the
+ * store writes every block before it is used.
+ *
+ * A tmpfs is memory: a store there saves nothing and may take the machine down, so it is refused unless asked for.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "offload/file.h"
+
+#define FILE_PATH_BYTES 4096
+
+static int file_open_unnamed(const char *dir, int flags)
+{
+  int fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC | flags, 0600);
+  return fd < 0 ? -errno : fd;
+}
+
+static int file_open_named(const char *dir, int flags)
+{
+  char path[FILE_PATH_BYTES];
+  int n = snprintf(path, sizeof(path), "%s/.lade-store-XXXXXX", dir);
+  if (n < 0 || n >= (int)sizeof(path))
+    return -ENAMETOOLONG;
+  int fd = mkostemp(path, O_CLOEXEC | flags);
+  if (fd < 0)
+    return -errno;
+  unlink(path);
+  return fd;
+}
+
+/* Does this answer mean that the file system lacks a feature, so that the next way may do? */
+static bool is_feature_missing(int code)
+{
+  return code == -EINVAL || code == -EOPNOTSUPP || code == -EISDIR || code == -ENOSYS;
+}
+
+/* Unnamed if possible, else named and unlinked. */
+static int file_open(const struct lade_store_params *params, int flags)
+{
+  int fd = lade_fault(params->faults, LADE_FAULT_FILE_OPEN);
+  if (!fd)
+    fd = file_open_unnamed(params->dir, flags);
+  if (fd >= 0 || !is_feature_missing(fd))
+    return fd;
+  fd = lade_fault(params->faults, LADE_FAULT_FILE_OPEN);
+  return fd ? fd : file_open_named(params->dir, flags);
+}
+
+static int dir_check(const struct lade_store_params *params, struct lade_error *error)
+{
+  struct stat stat_of_dir;
+  struct statfs fs;
+  if (stat(params->dir, &stat_of_dir) < 0 || statfs(params->dir, &fs) < 0) {
+    int code = -errno;
+    return lade_error_set(error, code, "store directory %s: %s; create it or name another", params->dir,
+                          strerror(-code));
+  }
+  if (!S_ISDIR(stat_of_dir.st_mode))
+    return lade_error_set(error, -ENOTDIR, "store %s is not a directory; name one on a drive", params->dir);
+  if ((fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC) && !params->allow_tmpfs)
+    return lade_error_set(error, -EINVAL,
+                          "store directory %s is a tmpfs, which is memory and not a drive; name a directory on a drive",
+                          params->dir);
+  return 0;
+}
+
+int store_file_open(const struct lade_store_params *params, struct lade_error *error, struct store_file *ret_file)
+{
+  int code = dir_check(params, error);
+  if (code)
+    return code;
+  bool is_direct = true;
+  int fd = file_open(params, O_DIRECT);
+  if (is_feature_missing(fd) && (params->allow_buffered || params->allow_tmpfs)) {
+    is_direct = false;
+    fd = file_open(params, 0);
+  } else if (is_feature_missing(fd)) {
+    return lade_error_set(error, -EINVAL, "store directory %s: its file system refuses O_DIRECT (%s); name another",
+                          params->dir, strerror(-fd));
+  }
+  if (fd < 0)
+    return lade_error_set(error, fd, "store directory %s: cannot create a file there: %s", params->dir,
+                          strerror(-fd));
+  *ret_file = (struct store_file){.fd = fd, .is_direct = is_direct};
+  return 0;
+}
+
+static int size_limit_check(const char *dir, uint64_t bytes, struct lade_error *error)
+{
+  struct rlimit limit;
+  char need[16], most[16];
+  if (getrlimit(RLIMIT_FSIZE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= bytes)
+    return 0;
+  return lade_error_set(error, -EFBIG, "store in %s needs a file of %s, and the file size limit is %s; raise it (ulimit -f)",
+                        dir, lade_size_format(bytes, need, sizeof(need)),
+                        lade_size_format(limit.rlim_cur, most, sizeof(most)));
+}
+
+static int space_error(const struct store_file *file, const char *dir, uint64_t bytes, struct lade_error *error)
+{
+  struct statvfs fs;
+  char need[16], have[16];
+  uint64_t free_bytes = fstatvfs(file->fd, &fs) == 0 ? (uint64_t)fs.f_bavail * fs.f_frsize : 0;
+  return lade_error_set(error, -ENOSPC, "store in %s needs %s (%llu bytes) and %s (%llu bytes) are free; free some or name another directory",
+                        dir, lade_size_format(bytes, need, sizeof(need)), (unsigned long long)bytes,
+                        lade_size_format(free_bytes, have, sizeof(have)), (unsigned long long)free_bytes);
+}
+
+int store_file_allocate(const struct store_file *file, const char *dir, uint64_t bytes, struct lade_faults *faults,
+                        struct lade_error *error)
+{
+  struct statvfs fs;
+  int code = size_limit_check(dir, bytes, error);
+  if (code)
+    return code;
+  if (fstatvfs(file->fd, &fs) == 0 && fs.f_blocks && (uint64_t)fs.f_bavail * fs.f_frsize < bytes)
+    return space_error(file, dir, bytes, error);
+  do {
+    code = lade_fault(faults, LADE_FAULT_FILE_WRITE);
+    if (!code && fallocate(file->fd, 0, 0, (off_t)bytes) < 0)
+      code = -errno;
+  } while (code == -EINTR);
+  if (code == -ENOSPC || code == -EDQUOT)
+    return space_error(file, dir, bytes, error);
+  if (code == -EOPNOTSUPP || code == -ENOSYS)
+    return 0;
+  if (code)
+    return lade_error_set(error, code, "store in %s: cannot allocate %llu bytes: %s", dir, (unsigned long long)bytes,
+                          strerror(-code));
+  return 0;
+}

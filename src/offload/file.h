@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The store's unnamed file: making it, and finding out early what the file system will not do. */
+#ifndef LADE_OFFLOAD_FILE_H
+#define LADE_OFFLOAD_FILE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/faults.h"
+#include "offload/store.h"
+
+struct store_file {
+  int fd;
+  bool is_direct;
+};
+
+/* Errors as lade_store_open. */
+int store_file_open(const struct lade_store_params *params, struct lade_error *error, struct store_file *ret_file);
+
+/* Allocate @bytes. -ENOSPC, -EFBIG, -EIO with one line. A file system that cannot is no error. */
+int store_file_allocate(const struct store_file *file, const char *dir, uint64_t bytes, struct lade_faults *faults,
+                        struct lade_error *error);
+
+#endif

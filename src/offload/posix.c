@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The engine for machines that refuse io_uring: threads that each do one pread or pwrite at a time.
+ *
+ * Two rings of fixed size, work and completions, under one mutex; a thread sleeps when there is no work, so that
+ * idle threads cost nothing. One piece is one system call: what a short one means is the store's business. A drive
+ * needs several requests under way to be busy; beyond N_THREADS_MAX threads more only cost switches.
+ *
+ * These threads block in the kernel and compute nothing, which is why they are not the process's pool of
+ * CPU threads. Signals are blocked in them: those are for the program's own threads.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "offload/engine.h"
+
+#define N_THREADS_MAX 8
+
+struct posix_engine {
+  int fd, depth;
+  pthread_mutex_t mutex;
+  pthread_cond_t work, done;
+  struct store_io *ios; /* ring of depth */
+  int first_io, n_ios;
+  struct store_completion *completions; /* ring of depth */
+  int first_completion, n_completions;
+  bool is_ending;
+  int n_threads;
+  pthread_t threads[N_THREADS_MAX];
+};
+
+static int io_run(int fd, const struct store_io *io)
+{
+  ssize_t n = io->is_write ? pwrite(fd, io->data, io->bytes, (off_t)io->offset)
+                           : pread(fd, io->data, io->bytes, (off_t)io->offset);
+  return n < 0 ? -errno : (int)n;
+}
+
+/* Called with the mutex held; there is work. */
+static struct store_io io_take(struct posix_engine *engine)
+{
+  struct store_io io = engine->ios[engine->first_io];
+  engine->first_io = (engine->first_io + 1) % engine->depth;
+  engine->n_ios--;
+  return io;
+}
+
+static void completion_put(struct posix_engine *engine, int slot, int result)
+{
+  LADE_ASSERT(engine->n_completions < engine->depth);
+  int at = (engine->first_completion + engine->n_completions++) % engine->depth;
+  engine->completions[at] = (struct store_completion){.slot = slot, .result = result};
+}
+
+static void *thread_main(void *arg)
+{
+  struct posix_engine *engine = arg;
+  pthread_mutex_lock(&engine->mutex);
+  for (;;) {
+    while (!engine->n_ios && !engine->is_ending)
+      pthread_cond_wait(&engine->work, &engine->mutex);
+    if (!engine->n_ios)
+      break;
+    struct store_io io = io_take(engine);
+    pthread_mutex_unlock(&engine->mutex);
+    int result = io_run(engine->fd, &io);
+    pthread_mutex_lock(&engine->mutex);
+    completion_put(engine, io.slot, result);
+    pthread_cond_signal(&engine->done);
+  }
+  pthread_mutex_unlock(&engine->mutex);
+  return NULL;
+}
+
+static void posix_close(void *arg)
+{
+  struct posix_engine *engine = arg;
+  if (!engine)
+    return;
+  pthread_mutex_lock(&engine->mutex);
+  engine->is_ending = true;
+  pthread_cond_broadcast(&engine->work);
+  pthread_mutex_unlock(&engine->mutex);
+  for (int i = 0; i < engine->n_threads; i++)
+    pthread_join(engine->threads[i], NULL);
+  pthread_cond_destroy(&engine->done);
+  pthread_cond_destroy(&engine->work);
+  pthread_mutex_destroy(&engine->mutex);
+  free(engine->completions);
+  free(engine->ios);
+  free(engine);
+}
+
+static int threads_start(struct posix_engine *engine, struct lade_faults *faults)
+{
+  sigset_t all, before;
+  int code = 0, n = LADE_MIN(engine->depth, N_THREADS_MAX);
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  while (!code && engine->n_threads < n) {
+    code = lade_fault(faults, LADE_FAULT_THREAD);
+    if (!code)
+      code = -pthread_create(&engine->threads[engine->n_threads], NULL, thread_main, engine);
+    engine->n_threads += !code;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return code;
+}
+
+static int posix_open(int fd, int depth, struct lade_faults *faults, void **ret_engine)
+{
+  struct posix_engine *engine = lade_fault_calloc(faults, 1, sizeof(*engine));
+  if (!engine)
+    return -ENOMEM;
+  engine->fd = fd;
+  engine->depth = depth;
+  pthread_mutex_init(&engine->mutex, NULL);
+  pthread_cond_init(&engine->work, NULL);
+  pthread_cond_init(&engine->done, NULL);
+  engine->ios = lade_fault_calloc(faults, (size_t)depth, sizeof(*engine->ios));
+  engine->completions = lade_fault_calloc(faults, (size_t)depth, sizeof(*engine->completions));
+  int code = engine->ios && engine->completions ? threads_start(engine, faults) : -ENOMEM;
+  if (code) {
+    posix_close(engine);
+    return code;
+  }
+  *ret_engine = engine;
+  return 0;
+}
+
+static int posix_submit(void *arg, const struct store_io *io)
+{
+  struct posix_engine *engine = arg;
+  pthread_mutex_lock(&engine->mutex);
+  LADE_ASSERT(engine->n_ios < engine->depth);
+  engine->ios[(engine->first_io + engine->n_ios++) % engine->depth] = *io;
+  pthread_cond_signal(&engine->work);
+  pthread_mutex_unlock(&engine->mutex);
+  return 0;
+}
+
+static int posix_reap(void *arg, struct store_completion *completions, int n, bool may_block)
+{
+  struct posix_engine *engine = arg;
+  int n_reaped = 0;
+  pthread_mutex_lock(&engine->mutex);
+  while (may_block && !engine->n_completions)
+    pthread_cond_wait(&engine->done, &engine->mutex);
+  while (n_reaped < n && engine->n_completions) {
+    completions[n_reaped++] = engine->completions[engine->first_completion];
+    engine->first_completion = (engine->first_completion + 1) % engine->depth;
+    engine->n_completions--;
+  }
+  pthread_mutex_unlock(&engine->mutex);
+  return n_reaped;
+}
+
+const struct store_engine_ops store_engine_posix = {
+    .name = "posix",
+    .open = posix_open,
+    .close = posix_close,
+    .submit = posix_submit,
+    .reap = posix_reap,
+};

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The store contract: bytes that wait on a drive, in room that was reserved before anything ran.
+ *
+ * A store is one unnamed file (mode 0600) in a directory. Its life has two parts. First extents are
+ * carved with lade_store_reserve and lade_store_prepare makes all of them real: room checked, blocks
+ * allocated and written once, so that later no write can find the drive full and none pays for allocation.
+ * Then transfers move bytes between extents and memory, asynchronously:
+ *
+ *   lade_store_submit(store, &transfer);            never waits for the drive
+ *   lade_store_poll(store);                         delivers what is complete, never blocks
+ *   lade_store_wait(store, &transfer, &error);      blocks until this one is, returns its result
+ *
+ * The transfer is the caller's memory and stays valid and untouched from submit until it is done; there is
+ * no bound on how many are under way, and neither submit, poll nor wait allocates. Completions are delivered
+ * inside poll, wait and close only, on the thread that calls them. All three and submit may be called from
+ * several threads at once; a thread that has submitted must live until its transfers are done. The order
+ * in which transfers reach the drive is not defined: who needs an order waits in between.
+ *
+ * Memory is read and written by the drive itself (O_DIRECT), the host device's included: data is aligned
+ * to LADE_STORE_BLOCK_BYTES, and its length is rounded up to that, so that a buffer must own
+ * its last block whole (a read writes it whole).
+ *
+ * Every granule (LADE_STORE_GRANULE_BYTES of an extent, from its start) has a 64-bit XXH3 checksum in memory,
+ * seeded with what the bytes are: tensor, microbatch, generation, place and length. Sealing computes it
+ * before a write, verifying compares after a read; flipped, stale, swapped and torn blocks are all -EBADMSG.
+ * A transfer begins at a granule; a range is read with the identity and the cut of its last granule with which
+ * it was written. With LADE_CHECK_STORE the store seals and verifies while other pieces are under way; with
+ * LADE_CHECK_CALLER the caller does, with lade_store_seal and lade_store_verify, in any thread it likes.
+ *
+ * Failures. A short transfer is continued; -EINTR, -EAGAIN and -EBUSY are tried again, with a bound; anything
+ * else ends the transfer with the error, which names directory, offset and tensor. A failed transfer
+ * leaves the store usable.
+ *
+ * Two engines, io_uring and a team of pread/pwrite threads, pass one suite (tests/conform/store.c).
+ */
+#ifndef LADE_STORE_H
+#define LADE_STORE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lade/types.h"
+
+#define LADE_STORE_BLOCK_BYTES 4096   /* alignment of data and granule of lengths on the drive */
+#define LADE_STORE_GRANULE_BYTES 65536 /* what one checksum covers; alignment of extents and transfers */
+
+/*
+ * Armed at LADE_FAULT_FILE_READ or _WRITE, this code shortens the transfer by half for real; any other is
+ * what a completed transfer then reports.
+ */
+#define LADE_STORE_FAULT_SHORT (-EMSGSIZE)
+
+typedef struct lade_store lade_store;
+
+enum lade_store_engine {
+  LADE_STORE_AUTO,  /* io_uring where a real transfer succeeds with it, else threads; see lade_store_note */
+  LADE_STORE_URING, /* or fail */
+  LADE_STORE_POSIX,
+};
+
+struct lade_store_params {
+  size_t struct_size;
+  const char *dir;         /* an existing directory on a drive */
+  uint64_t capacity_bytes; /* reserving more is -EOVERFLOW; 0: as much as the file system has */
+  enum lade_store_engine engine;
+  bool allow_tmpfs;        /* a store in memory is refused unless this is set */
+  bool allow_buffered;     /* use the page cache where O_DIRECT is refused, instead of failing */
+  int depth;               /* pieces under way at once; 0: the default */
+  uint32_t piece_bytes;    /* of at most this size, a multiple of the granule; 0: the default */
+  struct lade_faults *faults; /* borrowed, may be NULL */
+};
+
+/* A range of the store, made by lade_store_reserve. Plain value; do not change. */
+struct lade_extent {
+  uint64_t offset, bytes; /* in the file; a multiple of the granule, and as asked for */
+};
+
+/* What bytes are. Reading with another identity than was written is -EBADMSG. */
+struct lade_identity {
+  uint32_t tensor, microbatch;
+  uint64_t generation; /* counts the writes of a value: step, version, or both */
+};
+
+enum lade_store_op { LADE_STORE_READ, LADE_STORE_WRITE };
+enum lade_store_check { LADE_CHECK_STORE, LADE_CHECK_CALLER };
+
+struct lade_transfer {
+  enum lade_store_op op;
+  enum lade_store_check check;
+  struct lade_extent extent;
+  uint64_t offset, bytes; /* in the extent; offset is a multiple of the granule */
+  void *data;             /* aligned to a block, and owning the last block whole */
+  struct lade_identity identity;
+  /*
+   * Called once when the transfer is over, before it counts as done, in poll, wait or close of any thread;
+   * may submit other transfers, may not block or submit this one. May be NULL.
+   */
+  void (*on_done)(struct lade_transfer *transfer);
+  void *user;
+  /* From here on the store's; needs no initialisation. */
+  int result;             /* once done: 0 or a negative errno */
+  uint64_t failed_offset; /* in the extent, when it failed */
+  uint64_t taken_bytes;   /* of the rounded length, given to pieces so far */
+  int n_pieces;           /* under way */
+  bool is_fill;
+  _Atomic bool is_done;
+  struct lade_transfer *next;
+};
+
+struct lade_store_info {
+  const char *engine;      /* "io_uring", "posix" */
+  bool is_direct;          /* past the page cache */
+  uint64_t reserved_bytes; /* of the file */
+  uint64_t read_bytes, written_bytes; /* moved since prepare, whole blocks */
+};
+
+/*
+ * Open a store in params->dir and try the engine with a real transfer. -ENOENT, -ENOTDIR, -EACCES, -EROFS,
+ * -ENOSPC as the file system says; -EINVAL for tmpfs and for a file system without O_DIRECT, unless allowed;
+ * -ENOSYS or -EPERM when io_uring is demanded and refused; -EAGAIN when threads are; -ENOMEM. Blocks.
+ */
+int lade_store_open(const struct lade_store_params *params, struct lade_error *error, lade_store **ret_store);
+
+/* Ends what is under way (not begun: -ECANCELED), then gives everything back. NULL is allowed. Blocks. */
+void lade_store_close(lade_store *store);
+
+/* One line for the user about what was chosen instead of the best, or "". Valid until close. Any thread. */
+const char *lade_store_note(const lade_store *store);
+
+void lade_store_get_info(lade_store *store, struct lade_store_info *ret_info);
+
+/* Carve @bytes out of the file. -EOVERFLOW past the capacity, -EINVAL after prepare. One thread. */
+int lade_store_reserve(lade_store *store, uint64_t bytes, struct lade_extent *ret_extent);
+
+/*
+ * Allocate and write all that was reserved; once. -ENOSPC with the bytes needed and free, -EFBIG past the
+ * file size limit, -EIO, -ENOMEM. One thread. Blocks for as long as the drive needs to write it all.
+ */
+int lade_store_prepare(lade_store *store, struct lade_error *error);
+
+/*
+ * Begin a transfer. Never waits for the drive; with LADE_CHECK_STORE it computes checksums of the pieces that it
+ * can begin. -EINVAL for a range, alignment or store that is not as above, and then nothing has begun.
+ */
+int lade_store_submit(lade_store *store, struct lade_transfer *transfer);
+
+/* Deliver what is complete. Returns the number of transfers that it delivered. Never blocks. */
+int lade_store_poll(lade_store *store);
+
+/* Wait for @transfer; its result, with one line in @error (may be NULL) if it failed. */
+int lade_store_wait(lade_store *store, struct lade_transfer *transfer, struct lade_error *error);
+
+/* Is it done? Then its memory is the caller's again. Any thread. Never blocks. */
+static inline bool lade_transfer_is_done(const struct lade_transfer *transfer)
+{
+  return atomic_load_explicit(&transfer->is_done, memory_order_acquire);
+}
+
+/* The result of a transfer that is done, with one line in @error if it failed; for users of on_done. */
+int lade_transfer_result(lade_store *store, const struct lade_transfer *transfer, struct lade_error *error);
+
+/*
+ * Checksums of @bytes of the transfer from byte @from of it (a multiple of the granule; @bytes too, or up to its
+ * end), over transfer->data. Seal before submitting a write; verify after a read is done: 0 or -EBADMSG with one
+ * line in @error (may be NULL). Any threads at once, a seal on granules that no one else seals or verifies.
+ * Never block.
+ */
+void lade_store_seal(lade_store *store, const struct lade_transfer *transfer, uint64_t from, uint64_t bytes);
+int lade_store_verify(lade_store *store, const struct lade_transfer *transfer, uint64_t from, uint64_t bytes,
+                      struct lade_error *error);
+
+#endif
