@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The elementwise ops: dropout, gelu, add, cast. One operation is exact; gelu may be off by a few ulp of F32. */
+#include "harness.h"
+
+#include <math.h>
+
+#include "base/base.h"
+
+static const int64_t sizes[] = {1, 15, 16, 17, 1009, 32768 + 5, 70001};
+static const int64_t bench_sizes[] = {4096 * 384, 4096 * 1536, 4096 * 4096};
+
+static bool size_get(const struct call *call, int i_shape, int64_t *ret_n)
+{
+  int n_sizes = call->is_bench ? LADE_COUNT(bench_sizes) : LADE_COUNT(sizes);
+  if (i_shape >= n_sizes)
+    return false;
+  *ret_n = call->is_bench ? bench_sizes[i_shape] : sizes[i_shape];
+  return true;
+}
+
+static bool dropout_build(struct call *call, int i_shape)
+{
+  struct lade_dropout_args *a = (void *)&call->args;
+  int64_t n;
+  if (!size_get(call, i_shape / 2, &n))
+    return false;
+  *a = (struct lade_dropout_args){
+      .dtype = call->dtype, .n_elements = n, .drop = {0x1999999a, 9, 1 / 0.9f, (uint64_t)i_shape * 0x3fffffff}};
+  if (i_shape % 2) {
+    call_inout(call, &a->y, &a->x, call->dtype, n, 0, 0);
+  } else {
+    call_in(call, &a->x, call->dtype, n);
+    call_out(call, &a->y, call->dtype, n, 0, 0);
+  }
+  call->traffic_bytes = (double)n * 2 * (double)lade_dtype_bytes(call->dtype);
+  return true;
+}
+
+static bool gelu_fwd_build(struct call *call, int i_shape)
+{
+  struct lade_gelu_fwd_args *a = (void *)&call->args;
+  int64_t n;
+  if (!size_get(call, i_shape / 2, &n))
+    return false;
+  *a = (struct lade_gelu_fwd_args){.dtype = call->dtype, .n_elements = n};
+  double ulps = call->dtype == LADE_F32 ? 8 : 1, relative = 1e-7;
+  if (i_shape % 2) {
+    call_inout(call, &a->y, &a->x, call->dtype, n, ulps, relative);
+  } else {
+    call_in(call, &a->x, call->dtype, n)->limit = 12;
+    call_out(call, &a->y, call->dtype, n, ulps, relative);
+  }
+  call->traffic_bytes = (double)n * 2 * (double)lade_dtype_bytes(call->dtype);
+  return true;
+}
+
+static bool gelu_bwd_build(struct call *call, int i_shape)
+{
+  struct lade_gelu_bwd_args *a = (void *)&call->args;
+  int64_t n;
+  if (!size_get(call, i_shape / 2, &n))
+    return false;
+  *a = (struct lade_gelu_bwd_args){.dtype = call->dtype, .n_elements = n};
+  call_in(call, &a->x, call->dtype, n);
+  if (i_shape % 2) {
+    call_inout(call, &a->dx, &a->dy, call->dtype, n, 1, 1e-6)->limit = 1e4;
+  } else {
+    call_in(call, &a->dy, call->dtype, n)->limit = 1e4;
+    call_out(call, &a->dx, call->dtype, n, 1, 1e-6);
+  }
+  call->traffic_bytes = (double)n * 3 * (double)lade_dtype_bytes(call->dtype);
+  return true;
+}
+
+static bool add_build(struct call *call, int i_shape)
+{
+  struct lade_add_args *a = (void *)&call->args;
+  int64_t n;
+  if (call->dtype != LADE_F32 || !size_get(call, i_shape, &n))
+    return false;
+  *a = (struct lade_add_args){.n_elements = n};
+  call_in(call, &a->x, LADE_F32, n);
+  call_inout(call, &a->y, NULL, LADE_F32, n, 0, 0);
+  call->traffic_bytes = (double)n * 12;
+  return true;
+}
+
+/* Halfway cases, infinities and NaNs, which no pattern has. */
+static void cast_setup(struct call *call, struct lade_step *step)
+{
+  static const double special[] = {1 + 0x1p-8, 1 + 3 * 0x1p-8, 1 + 0x1p-11, 65504, 65519.996, 65520,
+                                   0x1p-25, 0x1.8p-24, 0x1p-14, 0x1.ffcp-15, 1e300, -1e300};
+  struct operand *x = &call->operands[0];
+  double nan = (double)NAN;
+  for (int64_t i = 0; i + 1 < x->n_elements && i < (int64_t)LADE_COUNT(special); i++)
+    element_set(x->dtype, x->data, i, special[i]);
+  element_set(x->dtype, x->data, x->n_elements - 1, nan);
+}
+
+static bool cast_build(struct call *call, int i_shape)
+{
+  struct lade_cast_args *a = (void *)&call->args;
+  static const enum lade_dtype to[] = {LADE_F32, LADE_BF16, LADE_F16, LADE_F64};
+  int64_t n;
+  int n_types = call->is_bench ? 2 : (int)LADE_COUNT(to);
+  if (!size_get(call, i_shape / n_types, &n))
+    return false;
+  *a = (struct lade_cast_args){.from = call->dtype, .to = to[i_shape % n_types], .n_elements = n};
+  call_in(call, &a->x, a->from, n);
+  call_out(call, &a->y, a->to, n, 0, 0);
+  call->setup = cast_setup;
+  call->traffic_bytes = (double)n * (double)(lade_dtype_bytes(a->from) + lade_dtype_bytes(a->to));
+  return true;
+}
+
+static const struct op ops[] = {
+    {"dropout", LADE_K_DROPOUT, dropout_build},
+    {"gelu_fwd", LADE_K_GELU_FWD, gelu_fwd_build},
+    {"gelu_bwd", LADE_K_GELU_BWD, gelu_bwd_build},
+    {"add", LADE_K_ADD, add_build},
+    {"cast", LADE_K_CAST, cast_build},
+};
+const struct op_set element_ops = {ops, LADE_COUNT(ops)};

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Norm, verdict and update: the three whose bits are the same in every variant, hostile values included. */
+#include "harness.h"
+
+#include <float.h>
+#include <math.h>
+
+#include "base/base.h"
+#include "base/float.h"
+
+static const int64_t sizes[] = {1, 17, 1009, 32768 + 5, 65536, 131073};
+static const int64_t bench_sizes[] = {4096 * 384, 4096 * 4096};
+
+static bool size_get(const struct call *call, int i_shape, int64_t *ret_n)
+{
+  int n_sizes = call->is_bench ? LADE_COUNT(bench_sizes) : LADE_COUNT(sizes);
+  if (i_shape >= n_sizes)
+    return false;
+  *ret_n = call->is_bench ? bench_sizes[i_shape] : sizes[i_shape];
+  return true;
+}
+
+static bool sum_squares_build(struct call *call, int i_shape)
+{
+  struct lade_sum_squares_args *a = (void *)&call->args;
+  int64_t n;
+  if ((call->dtype != LADE_F32 && call->dtype != LADE_BF16) || !size_get(call, i_shape, &n))
+    return false;
+  *a = (struct lade_sum_squares_args){.dtype = call->dtype, .n_elements = n};
+  call_in(call, &a->grad, call->dtype, n);
+  call_out(call, &a->partial, LADE_F64, lade_div_up(n, LADE_SUM_BLOCK), 0, 0);
+  call->traffic_bytes = (double)n * (double)lade_dtype_bytes(call->dtype);
+  return true;
+}
+
+static bool clip_build(struct call *call, int i_shape)
+{
+  struct lade_clip_args *a = (void *)&call->args;
+  static const int64_t n_partials[] = {1, 8, 9, 1009};
+  if (call->is_bench || call->dtype != LADE_F32 || i_shape >= (int)LADE_COUNT(n_partials))
+    return false;
+  *a = (struct lade_clip_args){.n_partials = n_partials[i_shape]};
+  call_in(call, &a->partial, LADE_F64, n_partials[i_shape])->fill = FILL_SQUARE;
+  call_out(call, &a->verdict, LADE_U8, sizeof(struct lade_verdict), 0, 0);
+  return true;
+}
+
+static void verdict_set(struct call *call, float factor, bool is_skipped)
+{
+  struct lade_verdict *verdict = call->operands[0].data;
+  *verdict = (struct lade_verdict){.norm = 1, .factor = factor, .is_skipped = is_skipped};
+}
+
+/* Denormal, huge, signed zero and infinite values, cycled against each other with coprime periods. */
+static void hostile_values_put(struct call *call)
+{
+  static const float values[] = {0.0f, -0.0f, 0x1p-149f, -0x1p-130f, FLT_MIN, 1e-20f, 3e19f, -1e30f, FLT_MAX, 1, -0.5f};
+  struct operand *grad = &call->operands[1], *m = &call->operands[2], *v = &call->operands[3];
+  for (int64_t i = 0; i < grad->n_elements; i += 3) {
+    element_set(grad->dtype, grad->data, i, (double)values[i % 11]);
+    ((float *)m->data)[i] = values[i / 11 % 11];
+    ((float *)v->data)[i] = fabsf(values[i / 121 % 11]);
+  }
+}
+
+static void adamw_setup(struct call *call, struct lade_step *step)
+{
+  step->lr = 3e-4f;
+  verdict_set(call, 0.37f, false);
+  hostile_values_put(call);
+}
+
+static void adamw_skip_setup(struct call *call, struct lade_step *step)
+{
+  struct operand *grad = &call->operands[1];
+  verdict_set(call, 0, true);
+  element_set(grad->dtype, grad->data, grad->n_elements / 2, NAN);
+  element_set(grad->dtype, grad->data, 0, INFINITY);
+}
+
+static void adamw_bench_setup(struct call *call, struct lade_step *step)
+{
+  verdict_set(call, 1, false);
+}
+
+/* Four calls per size: F32 and BF16 gradients, updated and skipped, with and without decay. */
+static bool adamw_build(struct call *call, int i_shape)
+{
+  struct lade_adamw_args *a = (void *)&call->args;
+  int64_t n;
+  if (call->dtype == LADE_F64 || !size_get(call, i_shape / 4, &n))
+    return false;
+  *a = (struct lade_adamw_args){.dtype = call->dtype, .grad_dtype = i_shape & 1 ? LADE_BF16 : LADE_F32,
+                                .n_elements = n, .has_decay = i_shape % 4 != 3};
+  struct operand *verdict = call_in(call, &a->verdict, LADE_U8, sizeof(struct lade_verdict));
+  verdict->fill = FILL_NONE;
+  call_in(call, &a->grad, a->grad_dtype, n);
+  call_inout(call, &a->m, NULL, LADE_F32, n, 0, 0);
+  call_inout(call, &a->v, NULL, LADE_F32, n, 0, 0)->fill = FILL_SQUARE;
+  call_inout(call, &a->weight, NULL, call->dtype, n, 0, 0)->limit = 1e30;
+  if (call->dtype == LADE_BF16)
+    call_inout(call, &a->residual, NULL, LADE_I16, n, 0, 0)->limit = 32767;
+  else if (call->dtype == LADE_F16)
+    call_inout(call, &a->residual, NULL, LADE_F32, n, 0, 0)->limit = 1e30;
+  call->setup = call->is_bench ? adamw_bench_setup : i_shape % 4 == 2 ? adamw_skip_setup : adamw_setup;
+  call->traffic_bytes = (double)n * (16 + (call->dtype == LADE_F16 ? 12 : 8) +
+                                     (double)lade_dtype_bytes(a->grad_dtype));
+  return true;
+}
+
+static const struct op ops[] = {
+    {"sum_squares", LADE_K_SUM_SQUARES, sum_squares_build},
+    {"clip", LADE_K_CLIP, clip_build},
+    {"adamw", LADE_K_ADAMW, adamw_build},
+};
+const struct op_set optimizer_ops = {ops, LADE_COUNT(ops)};

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The ops over rows: sums, embedding, norms, the fused residual, rotation, swiglu. Shapes are one, primes,
+ * vector widths and their neighbours. A tolerance has two parts: ulps of the stored type, for the
+ * one rounding, and a share of the largest result, for sums made in F32 in another order.
+ */
+#include "harness.h"
+
+#include "base/base.h"
+
+#define SUM_LIMIT 0x1p60 /* of MIN and MAX where squares are summed: larger ones overflow F32 */
+
+struct shape {
+  int64_t n, d;
+};
+static const struct shape shapes[] = {{1, 1}, {1, 16}, {3, 7}, {2, 17}, {37, 31}, {64, 64}, {131, 33}, {2, 1027}, {70, 160}};
+static const struct shape bench_shapes[] = {{4096, 384}, {4096, 1536}, {4096, 4096}};
+
+static bool shape_get(const struct call *call, int i_shape, struct shape *ret_shape)
+{
+  int n_shapes = call->is_bench ? LADE_COUNT(bench_shapes) : LADE_COUNT(shapes);
+  if (i_shape >= n_shapes)
+    return false;
+  *ret_shape = call->is_bench ? bench_shapes[i_shape] : shapes[i_shape];
+  return true;
+}
+
+/* Each shape once per kind of norm, and once with outputs in the inputs' memory. */
+struct norm_shape {
+  struct shape shape;
+  enum lade_norm_kind kind;
+  bool is_in_place;
+};
+
+static bool norm_shape_get(const struct call *call, int i_shape, bool has_none, struct norm_shape *ret_shape)
+{
+  static const enum lade_norm_kind kinds[] = {LADE_NORM_LAYER, LADE_NORM_RMS, LADE_NORM_NONE};
+  int n_kinds = has_none ? 3 : 2, n_modes = call->is_bench ? 1 : 2;
+  ret_shape->kind = kinds[i_shape % n_kinds];
+  ret_shape->is_in_place = i_shape / n_kinds % n_modes;
+  return shape_get(call, i_shape / n_kinds / n_modes, &ret_shape->shape);
+}
+
+static double bytes_of(const struct call *call, double n_elements)
+{
+  return n_elements * (double)lade_dtype_bytes(call->dtype);
+}
+
+static bool column_sum_build(struct call *call, int i_shape)
+{
+  struct lade_column_sum_args *a = (void *)&call->args;
+  struct shape s;
+  if (!shape_get(call, i_shape / 2, &s))
+    return false;
+  *a = (struct lade_column_sum_args){.dtype = call->dtype, .m = s.n, .n = s.d, .accumulate = i_shape % 2};
+  call_in(call, &a->x, call->dtype, s.n * s.d)->limit = SUM_LIMIT;
+  call_inout(call, &a->sum, NULL, accumulator_of(call->dtype), s.d, 4, 1e-6);
+  call_workspace(call, &a->workspace);
+  call->traffic_bytes = bytes_of(call, (double)(s.n * s.d));
+  return true;
+}
+
+static bool embed_fwd_build(struct call *call, int i_shape)
+{
+  struct lade_embed_fwd_args *a = (void *)&call->args;
+  struct shape s;
+  if (!shape_get(call, i_shape / 2, &s))
+    return false;
+  int64_t batch = s.n > 1 ? 2 : 1, time = LADE_MAX(1, s.n / 2), vocabulary = call->is_bench ? 256 : 13;
+  *a = (struct lade_embed_fwd_args){.dtype = call->dtype, .batch = batch, .time = time, .d = s.d,
+                                    .vocabulary = vocabulary};
+  struct operand *tokens = call_in(call, &a->tokens, LADE_I32, batch * time);
+  tokens->fill = FILL_INDEX;
+  tokens->limit = (double)vocabulary;
+  call_in(call, &a->token_table, call->dtype, vocabulary * s.d);
+  if (i_shape % 2)
+    call_in(call, &a->position_table, call->dtype, time * s.d);
+  call_out(call, &a->x, call->dtype, batch * time * s.d, 0, 0);
+  call->traffic_bytes = bytes_of(call, (double)(batch * time * s.d) * 2);
+  return true;
+}
+
+static bool embed_bwd_build(struct call *call, int i_shape)
+{
+  struct lade_embed_bwd_args *a = (void *)&call->args;
+  struct shape s;
+  enum lade_dtype accumulator = accumulator_of(call->dtype);
+  if (!shape_get(call, i_shape / 2, &s))
+    return false;
+  int64_t batch = s.n > 1 ? 2 : 1, time = LADE_MAX(1, s.n / 2), vocabulary = call->is_bench ? 256 : 13;
+  bool accumulate = i_shape % 2;
+  *a = (struct lade_embed_bwd_args){.dtype = call->dtype, .batch = batch, .time = time, .d = s.d,
+                                    .vocabulary = vocabulary, .positions = time + 3,
+                                    .accumulate_token = accumulate, .accumulate_position = accumulate};
+  struct operand *tokens = call_in(call, &a->tokens, LADE_I32, batch * time);
+  tokens->fill = FILL_INDEX;
+  tokens->limit = (double)vocabulary;
+  call_in(call, &a->dx, call->dtype, batch * time * s.d)->limit = SUM_LIMIT;
+  call_inout(call, &a->d_token_table, NULL, accumulator, vocabulary * s.d, 4, 1e-6)->limit = SUM_LIMIT;
+  if (s.d != 17)
+    call_inout(call, &a->d_position_table, NULL, accumulator, a->positions * s.d, 4, 1e-6)->limit = SUM_LIMIT;
+  call_workspace(call, &a->workspace);
+  call->traffic_bytes = bytes_of(call, (double)(batch * time * s.d) * 2);
+  return true;
+}
+
+static bool norm_fwd_build(struct call *call, int i_shape)
+{
+  struct lade_norm_fwd_args *a = (void *)&call->args;
+  enum lade_dtype accumulator = accumulator_of(call->dtype);
+  struct norm_shape s;
+  if (!norm_shape_get(call, i_shape, false, &s))
+    return false;
+  int64_t n = s.shape.n, d = s.shape.d;
+  *a = (struct lade_norm_fwd_args){.dtype = call->dtype, .kind = s.kind, .n = n, .d = d, .eps = 1e-5f};
+  call_in(call, &a->x, call->dtype, n * d)->limit = s.is_in_place ? 1 : SUM_LIMIT;
+  call_in(call, &a->weight, call->dtype, d)->limit = 8;
+  if (s.kind == LADE_NORM_LAYER) {
+    call_in(call, &a->bias, call->dtype, d)->limit = 8;
+    call_out(call, &a->mean, accumulator, n, 4, 1e-6);
+  }
+  call_out(call, &a->rstd, accumulator, n, 64, 1e-6);
+  call_out(call, &a->y, call->dtype, n * d, 1, 4e-6);
+  call->traffic_bytes = bytes_of(call, (double)(n * d) * 2);
+  return true;
+}
+
+static bool norm_bwd_build(struct call *call, int i_shape)
+{
+  struct lade_norm_bwd_args *a = (void *)&call->args;
+  enum lade_dtype accumulator = accumulator_of(call->dtype);
+  struct norm_shape s;
+  if (!norm_shape_get(call, i_shape, false, &s))
+    return false;
+  int64_t n = s.shape.n, d = s.shape.d;
+  *a = (struct lade_norm_bwd_args){.dtype = call->dtype, .kind = s.kind, .n = n, .d = d,
+                                   .accumulate = s.is_in_place};
+  call_in(call, &a->x, call->dtype, n * d)->limit = 64;
+  call_in(call, &a->dy, call->dtype, n * d)->limit = 64;
+  call_in(call, &a->weight, call->dtype, d)->limit = 64;
+  if (s.kind == LADE_NORM_LAYER) {
+    call_in(call, &a->mean, accumulator, n)->limit = 64;
+    call_inout(call, &a->d_bias, NULL, accumulator, d, 4, 2e-6)->limit = 64;
+  }
+  call_in(call, &a->rstd, accumulator, n)->fill = FILL_POSITIVE;
+  call_inout(call, &a->d_weight, NULL, accumulator, d, 4, 2e-6)->limit = 64;
+  if (s.is_in_place) {
+    call_inout(call, &a->dx, &a->d_residual, call->dtype, n * d, 1, 4e-6)->limit = 64;
+  } else {
+    if (call->is_bench || d != 17)
+      call_in(call, &a->d_residual, call->dtype, n * d)->limit = 64;
+    call_out(call, &a->dx, call->dtype, n * d, 1, 4e-6);
+  }
+  call_workspace(call, &a->workspace);
+  call->traffic_bytes = bytes_of(call, (double)(n * d) * 4);
+  return true;
+}
+
+/* Half of the elements stay; the first element is not a multiple of the generator's four. */
+static struct lade_drop drop_make(int i_shape)
+{
+  return i_shape % 2 ? (struct lade_drop){.drop_below = 0x40000000, .stream = 5, .scale = 4.0f / 3,
+                                          .first_element = (1ULL << 34) + 3}
+                     : (struct lade_drop){.scale = 1};
+}
+
+static bool residual_fwd_build(struct call *call, int i_shape)
+{
+  struct lade_residual_fwd_args *a = (void *)&call->args;
+  enum lade_dtype accumulator = accumulator_of(call->dtype);
+  struct norm_shape s;
+  if (!norm_shape_get(call, i_shape / 2, true, &s))
+    return false;
+  int64_t n = s.shape.n, d = s.shape.d;
+  *a = (struct lade_residual_fwd_args){.dtype = call->dtype, .kind = s.kind, .n = n, .d = d, .eps = 1e-5f,
+                                       .drop = drop_make(i_shape)};
+  call_in(call, &a->x, call->dtype, n * d)->limit = 64;
+  if (d != 17)
+    call_in(call, &a->bias, call->dtype, d)->limit = 64;
+  if (s.is_in_place) {
+    call_inout(call, &a->sum, &a->residual, call->dtype, n * d, 1, 1e-6)->limit = 64;
+  } else {
+    call_in(call, &a->residual, call->dtype, n * d)->limit = 64;
+    call_out(call, &a->sum, call->dtype, n * d, 1, 1e-6);
+  }
+  call->traffic_bytes = bytes_of(call, (double)(n * d) * (s.kind == LADE_NORM_NONE ? 3 : 4));
+  if (s.kind == LADE_NORM_NONE)
+    return true;
+  /* A sum that rounds to its neighbour in D moves the norm by as much: an ulp more than the norm alone. */
+  double share = call->dtype == LADE_F32 || call->dtype == LADE_F64 ? 8e-6 : call->dtype == LADE_F16 ? 2e-3 : 1.6e-2;
+  call_in(call, &a->weight, call->dtype, d)->limit = 8;
+  if (s.kind == LADE_NORM_LAYER) {
+    call_in(call, &a->norm_bias, call->dtype, d)->limit = 8;
+    call_out(call, &a->mean, accumulator, n, 64, share);
+  }
+  call_out(call, &a->rstd, accumulator, n, 64, share);
+  call_out(call, &a->y, call->dtype, n * d, 1, share);
+  return true;
+}
+
+static bool residual_bwd_build(struct call *call, int i_shape)
+{
+  struct lade_residual_bwd_args *a = (void *)&call->args;
+  enum lade_dtype accumulator = accumulator_of(call->dtype);
+  struct norm_shape s;
+  if (!norm_shape_get(call, i_shape / 2, true, &s))
+    return false;
+  int64_t n = s.shape.n, d = s.shape.d;
+  double share = call->dtype == LADE_F16 ? 1e-3 : call->dtype == LADE_BF16 ? 8e-3 : 4e-6;
+  *a = (struct lade_residual_bwd_args){.dtype = call->dtype, .kind = s.kind, .n = n, .d = d,
+                                       .drop = drop_make(i_shape), .accumulate = s.is_in_place};
+  if (s.is_in_place) {
+    call_inout(call, &a->d_residual, &a->d_sum, call->dtype, n * d, 1, 4e-6)->limit = 64;
+  } else {
+    if (call->is_bench || d != 17)
+      call_in(call, &a->d_sum, call->dtype, n * d)->limit = 64;
+    call_out(call, &a->d_residual, call->dtype, n * d, 1, 4e-6);
+  }
+  if (a->drop.drop_below)
+    call_out(call, &a->dx, call->dtype, n * d, 2, 4e-6);
+  if (d != 33)
+    call_inout(call, &a->d_x_bias, NULL, accumulator, d, 4, share)->limit = 64;
+  call_workspace(call, &a->workspace);
+  double n_tensors = (s.kind == LADE_NORM_NONE ? 2 : 4) + (a->drop.drop_below ? 1 : 0);
+  call->traffic_bytes = bytes_of(call, (double)(n * d) * n_tensors);
+  if (s.kind == LADE_NORM_NONE)
+    return true;
+  call_in(call, &a->dy, call->dtype, n * d)->limit = 64;
+  call_in(call, &a->sum, call->dtype, n * d)->limit = 64;
+  call_in(call, &a->weight, call->dtype, d)->limit = 64;
+  call_in(call, &a->rstd, accumulator, n)->fill = FILL_POSITIVE;
+  call_inout(call, &a->d_weight, NULL, accumulator, d, 4, 2e-6)->limit = 64;
+  if (s.kind == LADE_NORM_LAYER) {
+    call_in(call, &a->mean, accumulator, n)->limit = 64;
+    call_inout(call, &a->d_norm_bias, NULL, accumulator, d, 4, 2e-6)->limit = 64;
+  }
+  return true;
+}
+
+static bool rope_build(struct call *call, int i_shape)
+{
+  static const struct {
+    int64_t batch, time, heads, key_heads, head_dim;
+  } sizes[] = {{1, 1, 1, 1, 2}, {2, 37, 3, 1, 6}, {1, 70, 4, 2, 32}, {3, 5, 2, 2, 34}, {2, 33, 6, 2, 64}},
+    bench_sizes[] = {{16, 256, 6, 6, 64}, {2, 2048, 32, 8, 128}};
+  struct lade_rope_args *a = (void *)&call->args;
+  int i = call->is_bench ? i_shape : i_shape / 4;
+  if (i >= (int)(call->is_bench ? LADE_COUNT(bench_sizes) : LADE_COUNT(sizes)))
+    return false;
+  *a = (struct lade_rope_args){.dtype = call->dtype, .base = 10000, .is_inverse = i_shape & 1};
+  a->batch = call->is_bench ? bench_sizes[i].batch : sizes[i].batch;
+  a->time = call->is_bench ? bench_sizes[i].time : sizes[i].time;
+  a->heads = call->is_bench ? bench_sizes[i].heads : sizes[i].heads;
+  a->key_heads = call->is_bench ? bench_sizes[i].key_heads : sizes[i].key_heads;
+  a->head_dim = call->is_bench ? bench_sizes[i].head_dim : sizes[i].head_dim;
+  if (i_shape & 1) {
+    a->scale_factor = 8;
+    a->low_freq_factor = 1;
+    a->high_freq_factor = 4;
+    a->original_context = 64;
+  }
+  int64_t n_elements = a->batch * a->time * (a->heads + 2 * a->key_heads) * a->head_dim;
+  if (i_shape & 2 && !call->is_bench) {
+    call_inout(call, &a->y, &a->x, call->dtype, n_elements, 1, 1e-6)->limit = 1e4;
+  } else {
+    call_in(call, &a->x, call->dtype, n_elements)->limit = 1e4;
+    call_out(call, &a->y, call->dtype, n_elements, 1, 1e-6);
+  }
+  call_workspace(call, &a->workspace);
+  call->traffic_bytes = bytes_of(call, (double)n_elements * 2);
+  return true;
+}
+
+static bool swiglu_fwd_build(struct call *call, int i_shape)
+{
+  struct lade_swiglu_fwd_args *a = (void *)&call->args;
+  struct shape s;
+  if (!shape_get(call, i_shape, &s))
+    return false;
+  *a = (struct lade_swiglu_fwd_args){.dtype = call->dtype, .n = s.n, .f = s.d};
+  call_in(call, &a->x, call->dtype, 2 * s.n * s.d);
+  call_out(call, &a->y, call->dtype, s.n * s.d, call->dtype == LADE_F32 ? 4 : 1, 0x1p-149);
+  call->traffic_bytes = bytes_of(call, (double)(s.n * s.d) * 3);
+  return true;
+}
+
+static bool swiglu_bwd_build(struct call *call, int i_shape)
+{
+  struct lade_swiglu_bwd_args *a = (void *)&call->args;
+  struct shape s;
+  if (!shape_get(call, i_shape / 2, &s))
+    return false;
+  *a = (struct lade_swiglu_bwd_args){.dtype = call->dtype, .n = s.n, .f = s.d};
+  call_in(call, &a->dy, call->dtype, s.n * s.d)->limit = 64;
+  if (i_shape % 2) {
+    call_inout(call, &a->dx, &a->x, call->dtype, 2 * s.n * s.d, 1, 1e-6)->limit = 1e4;
+  } else {
+    call_in(call, &a->x, call->dtype, 2 * s.n * s.d)->limit = 1e4;
+    call_out(call, &a->dx, call->dtype, 2 * s.n * s.d, 1, 1e-6);
+  }
+  call->traffic_bytes = bytes_of(call, (double)(s.n * s.d) * 5);
+  return true;
+}
+
+static const struct op ops[] = {
+    {"column_sum", LADE_K_COLUMN_SUM, column_sum_build},
+    {"embed_fwd", LADE_K_EMBED_FWD, embed_fwd_build},
+    {"embed_bwd", LADE_K_EMBED_BWD, embed_bwd_build},
+    {"norm_fwd", LADE_K_NORM_FWD, norm_fwd_build},
+    {"norm_bwd", LADE_K_NORM_BWD, norm_bwd_build},
+    {"residual_fwd", LADE_K_RESIDUAL_FWD, residual_fwd_build},
+    {"residual_bwd", LADE_K_RESIDUAL_BWD, residual_bwd_build},
+    {"rope", LADE_K_ROPE, rope_build},
+    {"swiglu_fwd", LADE_K_SWIGLU_FWD, swiglu_fwd_build},
+    {"swiglu_bwd", LADE_K_SWIGLU_BWD, swiglu_bwd_build},
+};
+const struct op_set row_ops = {ops, LADE_COUNT(ops)};
