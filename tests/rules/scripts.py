@@ -1,0 +1,31 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Every script parses, says what it is for, can be executed, and passes shellcheck where there is one."""
+import os
+import shutil
+import subprocess
+
+import tree
+
+
+def problems_find(path):
+    full = os.path.join(tree.ROOT, path)
+    problems = []
+    if not os.access(full, os.X_OK) and not path.endswith(".py"):
+        problems.append(f"{path}: not executable")
+    interpreter = tree.text(path).split("\n", 1)[0]
+    if "python" in interpreter:
+        compile(tree.text(path), path, "exec")
+        return problems
+    shell = "bash" if "bash" in interpreter else "sh"
+    commands = [[shell, "-n", full]]
+    if shutil.which("shellcheck"):
+        commands.append(["shellcheck", full])
+    for command in commands:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode:
+            problems.append(f"{path}: {command[0]}: {result.stdout}{result.stderr}")
+    return problems
+
+
+tree.report([problem for path in tree.files() if tree.is_script(path) for problem in problems_find(path)])
