@@ -287,9 +287,11 @@ static int chunks_unmap(lade_device *device, struct lade_range *range, int first
       break;
     range->chunks.items[i]->address = 0;
   }
-  memmove(&range->chunks.items[first], &range->chunks.items[i],
-          (size_t)(range->chunks.n - i) * sizeof(range->chunks.items[0]));
-  range->chunks.n -= i - first;
+  if (i > first) {
+    memmove(&range->chunks.items[first], &range->chunks.items[i],
+            (size_t)(range->chunks.n - i) * sizeof(range->chunks.items[0]));
+    range->chunks.n -= i - first;
+  }
   return error;
 }
 
