@@ -74,13 +74,19 @@ static double fixture_step(struct fixture *f, bool has_backward)
   return graph_run_step(&f->run, f->tokens, f->targets, f->n_microbatches, has_backward);
 }
 
+/* Element @j of a gradient, the loss scale taken out. */
+static double gradient_get(struct fixture *f, int tensor, int64_t j)
+{
+  return graph_run_get(&f->run, tensor, j) / (double)f->run.step.loss_scale;
+}
+
 /* Norm of @f's gradient of parameter @i, or of its difference from @g's. */
 static double gradient_norm(struct fixture *f, struct fixture *g, int i)
 {
   int tensor = f->graph->params[i].grad;
   double sum = 0;
   for (int64_t j = 0; j < graph_run_elements(&f->run, tensor); j++) {
-    double x = graph_run_get(&f->run, tensor, j) - (g ? graph_run_get(&g->run, tensor, j) : 0);
+    double x = gradient_get(f, tensor, j) - (g ? gradient_get(g, tensor, j) : 0);
     sum += x * x;
   }
   return sqrt(sum);
@@ -205,6 +211,7 @@ static void levels_compare(enum lade_dtype dtype, double tolerance)
       fixture_step(&reference, true);
       for (size_t i = 0; i < LADE_COUNT(levels); i++) {
         fixture_init(&f, &tiny_models[m], dtype, 4, 2, dropout, levels[i]);
+        f.run.step.loss_scale = dtype == LADE_F16 ? 256 : 1;
         fixture_step(&f, true);
         gradients_compare(&f, &reference, tolerance);
         fixture_finish(&f);
@@ -218,6 +225,16 @@ static void fp32_gradients_equal_the_double_ones_at_every_level(void **state)
   levels_compare(LADE_F32, 1e-4);
 }
 
+/*
+ * A 16-bit model is its rounded values' model: what differs is one rounding per stored activation and
+ * gradient, some fifteen in a row per block here. 16 units of rounding bound their sum.
+ */
+static void sixteen_bit_gradients_differ_by_rounding_alone(void **state)
+{
+  levels_compare(LADE_BF16, 16 * 0x1p-8);
+  levels_compare(LADE_F16, 16 * 0x1p-11);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -225,6 +242,7 @@ int main(void)
       cmocka_unit_test(gradients_do_not_depend_on_how_the_batch_is_cut),
       cmocka_unit_test(gradients_of_a_repeated_step_are_the_same_bits),
       cmocka_unit_test(fp32_gradients_equal_the_double_ones_at_every_level),
+      cmocka_unit_test(sixteen_bit_gradients_differ_by_rounding_alone),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -306,6 +306,208 @@ static void shapes_are_checked_before_anything_is_built(void **state)
   }
 }
 
+/* ---- config.json ---- */
+
+#define GPT2_FIELDS \
+  "\"model_type\":\"gpt2\",\"n_positions\":1024,\"n_embd\":768,\"n_layer\":12,\"n_head\":12,\"vocab_size\":50257"
+#define LLAMA_FIELDS \
+  "\"model_type\":\"llama\",\"hidden_size\":4096,\"intermediate_size\":14336,\"num_hidden_layers\":32," \
+  "\"num_attention_heads\":32,\"num_key_value_heads\":8,\"max_position_embeddings\":131072,\"vocab_size\":128256," \
+  "\"rms_norm_eps\":1e-05"
+#define ROPE3(factor) \
+  "{\"factor\":" factor ",\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"rope_type\":\"llama3\"," \
+  "\"original_max_position_embeddings\":8192}"
+
+/* lade_model_load on a file of @bytes bytes of @text. */
+static int config_load(const void *text, size_t bytes, struct lade_model *ret_model, struct lade_error *error)
+{
+  char path[] = "/tmp/lade-config-XXXXXX";
+  int fd = mkstemp(path);
+  assert_true(fd >= 0);
+  assert_int_equal(write(fd, text, bytes), bytes);
+  close(fd);
+  int rc = lade_model_load(path, ret_model, error);
+  unlink(path);
+  return rc;
+}
+
+static void config_accept(const char *text, struct lade_model *ret_model)
+{
+  struct lade_error error = {0};
+  if (config_load(text, strlen(text), ret_model, &error) < 0)
+    fail_msg("%s", error.text);
+}
+
+/* Refused with one line that has every one of @a, @b, @c (NULL: none), and the model untouched. */
+static void config_refuse(const char *text, const char *a, const char *b, const char *c)
+{
+  struct lade_error error = {0};
+  struct lade_model model, before;
+  memset(&model, 0x5a, sizeof(model));
+  before = model;
+  assert_int_equal(config_load(text, strlen(text), &model, &error), -EINVAL);
+  assert_int_equal(error.code, -EINVAL);
+  assert_memory_equal(&model, &before, sizeof(model));
+  assert_null(strchr(error.text, '\n'));
+  assert_non_null(strstr(error.text, "lade-config-"));
+  const char *const words[] = {a, b, c};
+  for (int i = 0; i < 3; i++)
+    if (words[i] && !strstr(error.text, words[i]))
+      fail_msg("no '%s' in: %s", words[i], error.text);
+}
+
+static void configs_of_both_families_give_the_published_models(void **state)
+{
+  struct lade_model model;
+  config_accept("{" GPT2_FIELDS ",\"n_inner\":null,\"activation_function\":\"gelu_new\","
+                "\"layer_norm_epsilon\":1e-05,\"task_specific_params\":{\"x\":[1,2]}}", &model);
+  assert_int_equal(model.family, LADE_GPT2);
+  assert_true(model.is_tied);
+  assert_int_equal(model.hidden, 3072);
+  assert_int_equal(lade_model_n_params(&model), 124439808);
+  config_accept("{" LLAMA_FIELDS ",\"rope_theta\":500000.0,\"rope_scaling\":null,\"head_dim\":128}", &model);
+  assert_int_equal(lade_model_n_params(&model), 8030261248);
+  assert_true(model.rope_base == 500000 && model.rope_scale_factor == 0);
+  config_accept("{" LLAMA_FIELDS ",\"rope_theta\":500000.0,\"rope_scaling\":" ROPE3("8.0") "}", &model);
+  assert_true(model.rope_scale_factor == 8 && model.rope_low_freq_factor == 1 && model.rope_high_freq_factor == 4);
+  assert_int_equal(model.rope_original_context, 8192);
+  config_accept("{" LLAMA_FIELDS ",\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":1e6},"
+                "\"tie_word_embeddings\":true}", &model);
+  assert_true(model.rope_base == 1e6f && model.is_tied);
+  assert_int_equal(lade_model_n_params(&model), 8030261248 - 128256 * 4096ll);
+}
+
+static void absurd_configs_are_refused_naming_the_field(void **state)
+{
+  config_refuse("{\"model_type\":\"gpt2\"}", "vocab_size is missing", "whole number", NULL);
+  config_refuse("{}", "model_type is missing", "\"gpt2\" or \"llama\"", NULL);
+  config_refuse("{\"model_type\":\"mamba\"}", "model_type is \"mamba\"", NULL, NULL);
+  config_refuse("{\"model_type\":7}", "model_type is 7", NULL, NULL);
+  config_refuse("{" GPT2_FIELDS ",\"n_head\":7}", "not JSON", "duplicate", NULL);
+  config_refuse("{" GPT2_FIELDS ",\"n_inner\":-4}", "n_inner is -4", "from 1", NULL);
+  config_refuse("{" GPT2_FIELDS ",\"n_inner\":1e18}", "n_inner is 1", "whole number", NULL);
+  config_refuse("{" GPT2_FIELDS ",\"n_inner\":1000000000000000000}", "n_inner is 1000000000000000000", NULL, NULL);
+  config_refuse("{" GPT2_FIELDS ",\"n_inner\":99999999999999999999}", "not JSON", "line 1", NULL);
+  config_refuse("{" GPT2_FIELDS ",\"n_inner\":\"3072\"}", "n_inner is \"3072\"", NULL, NULL);
+  config_refuse("{" GPT2_FIELDS ",\"activation_function\":\"relu\"}", "activation_function is \"relu\"", "gelu_new", NULL);
+  config_refuse("{" GPT2_FIELDS ",\"layer_norm_epsilon\":-1}", "layer_norm_epsilon is -1", NULL, NULL);
+  config_refuse("{" GPT2_FIELDS ",\"layer_norm_epsilon\":[]}", "layer_norm_epsilon is []", "number", NULL);
+  config_refuse("{" GPT2_FIELDS ",\"scale_attn_weights\":false}", "scale_attn_weights is false", NULL, NULL);
+  config_refuse("{" GPT2_FIELDS ",\"tie_word_embeddings\":1}", "tie_word_embeddings is 1", "true or false", NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"head_dim\":64}", "head_dim is 64", NULL, NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"hidden_act\":\"gelu\"}", "hidden_act is \"gelu\"", "silu", NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"attention_bias\":true}", "attention_bias is true", NULL, NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"rope_theta\":0.5}", "rope_theta is 0.5", NULL, NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"rope_theta\":1e300}", "rope_theta", NULL, NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":3}", "rope_scaling is 3", "object", NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}}",
+                "rope_scaling.type is \"linear\"", "llama3", NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":{\"rope_type\":\"llama3\"}}", "rope_scaling.factor is missing",
+                NULL, NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":" ROPE3("0") "}", "rope_scaling.factor is 0", NULL, NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":" ROPE3("-3") "}", "rope_scaling.factor is -3", NULL, NULL);
+  config_refuse("[1,2]", "not a JSON object", NULL, NULL);
+  config_refuse("{\"model_type\":\"a\\nb\\u001b[31m\"}", "model_type is \"a\\nb", NULL, NULL);
+  config_refuse("", "not JSON", NULL, NULL);
+}
+
+/* @format has one %s; every value of a size is tried in it. */
+static void sizes_refuse(const char *format, const char *field)
+{
+  const char *const values[] = {"0", "-1", "-9223372036854775808", "9223372036854775807", "1e18", "0.5", "null",
+                                "true", "\"12\"", "{}"};
+  for (size_t i = 0; i < LADE_COUNT(values); i++) {
+    char text[512];
+    snprintf(text, sizeof(text), format, values[i]);
+    config_refuse(text, field, "expected", NULL);
+  }
+}
+
+static void every_size_field_is_checked(void **state)
+{
+  sizes_refuse("{\"model_type\":\"gpt2\",\"n_positions\":%s,\"n_embd\":8,\"n_layer\":1,\"n_head\":1,\"vocab_size\":9}",
+               "n_positions");
+  sizes_refuse("{\"model_type\":\"gpt2\",\"n_positions\":8,\"n_embd\":%s,\"n_layer\":1,\"n_head\":1,\"vocab_size\":9}",
+               "n_embd");
+  sizes_refuse("{\"model_type\":\"gpt2\",\"n_positions\":8,\"n_embd\":8,\"n_layer\":%s,\"n_head\":1,\"vocab_size\":9}",
+               "n_layer");
+  sizes_refuse("{\"model_type\":\"gpt2\",\"n_positions\":8,\"n_embd\":8,\"n_layer\":1,\"n_head\":%s,\"vocab_size\":9}",
+               "n_head");
+  sizes_refuse("{\"model_type\":\"gpt2\",\"n_positions\":8,\"n_embd\":8,\"n_layer\":1,\"n_head\":1,\"vocab_size\":%s}",
+               "vocab_size");
+  config_refuse("{\"model_type\":\"gpt2\",\"n_positions\":8,\"n_embd\":768,\"n_layer\":1,\"n_head\":7,\"vocab_size\":9}",
+                "n_head is 7", "divisor of n_embd, 768", NULL);
+  config_refuse("{\"model_type\":\"llama\",\"max_position_embeddings\":8,\"hidden_size\":12,\"num_hidden_layers\":1,"
+                "\"intermediate_size\":9,\"num_attention_heads\":4,\"num_key_value_heads\":1,\"vocab_size\":9}",
+                "hidden_size / num_attention_heads is 3", "even", NULL);
+  config_refuse("{\"model_type\":\"llama\",\"max_position_embeddings\":8,\"hidden_size\":16,\"num_hidden_layers\":1,"
+                "\"intermediate_size\":9,\"num_attention_heads\":4,\"num_key_value_heads\":3,\"vocab_size\":9}",
+                "num_key_value_heads is 3", "divisor of num_attention_heads, 4", NULL);
+}
+
+static void files_that_are_no_configs_are_refused(void **state)
+{
+  struct lade_model model;
+  struct lade_error error = {0};
+  assert_int_equal(lade_model_load("/nonexistent/config.json", &model, &error), -ENOENT);
+  assert_non_null(strstr(error.text, "/nonexistent/config.json"));
+  assert_int_equal(lade_model_load("/tmp", &model, &error), -EISDIR);
+  const char good[] = "{" LLAMA_FIELDS "}";
+  for (size_t n = 0; n + 2 < sizeof(good); n++) /* every truncation */
+    assert_int_equal(config_load(good, n, &model, &error), -EINVAL);
+  char *deep = malloc(1 << 20);
+  assert_non_null(deep);
+  memset(deep, '[', 1 << 20);
+  assert_int_equal(config_load(deep, 1 << 20, &model, &error), -EINVAL);
+  for (int i = 0; i < 1 << 20; i++)
+    deep[i] = (char)(i * 2654435761u >> 24);
+  assert_int_equal(config_load(deep, 1 << 20, &model, &error), -EINVAL);
+  free(deep);
+}
+
+/* ---- costs ---- */
+
+static void executed_matmul_flops_are_the_formulas(void **state)
+{
+  struct lade_model model = preset_get("gpt2-124m");
+  int64_t batch = 2, time = 256;
+  struct lade_graph *graph = graph_make(&model, LADE_BF16, batch, time, 0);
+  double products = 0, attention = 0, head = 0;
+  for (int i = 0; i < graph->n_ops; i++) {
+    enum lade_op_kind kind = graph->ops[i].kind;
+    products += kind == LADE_OP_MATMUL || kind == LADE_OP_MATMUL_DX || kind == LADE_OP_MATMUL_DW ? graph->ops[i].flops : 0;
+    attention += kind == LADE_OP_ATTENTION || kind == LADE_OP_ATTENTION_BWD ? graph->ops[i].flops : 0;
+    head += kind == LADE_OP_HEAD_LOSS || kind == LADE_OP_HEAD_LOSS_BWD ? graph->ops[i].flops : 0;
+  }
+  double n = (double)(batch * time), d = 768;
+  assert_true(products == 6 * n * 12 * 12 * d * d);
+  assert_true(head == 8 * n * 50257 * d); /* forward, logits again, dx, d_weight */
+  assert_true(attention == 12 * 7 * n * (double)(time + 1) * d);
+  assert_true(lade_model_flops_per_token(&model, time) == 6 * (12 * 12 * d * d + 50257 * d) + 6 * 12 * d * (double)time);
+  lade_graph_destroy(graph);
+}
+
+/* What a block of `baby` keeps for its backward when everything is kept, in units of [N, d] values. */
+static void saved_values_of_a_block_are_the_expected_ones(void **state)
+{
+  struct lade_model model = preset_get("baby");
+  struct lade_graph *graph = graph_make(&model, LADE_BF16, 16, 256, 0);
+  uint64_t unit_bytes = 16 * 256 * 384 * 2, saved = 0;
+  for (int i = 0; i < graph->n_tensors; i++) {
+    const struct lade_tensor *tensor = &graph->tensors[i];
+    if (tensor->kind != LADE_TENSOR_ACTIVATION || tensor->unit != 2 || tensor->dtype != LADE_BF16 ||
+        tensor->producer >= graph->n_fwd_ops)
+      continue;
+    bool is_read = false;
+    for (int j = graph->n_fwd_ops; j < graph->n_ops; j++)
+      for (int k = 0; k < graph->ops[j].n_in; k++)
+        is_read |= graph->ops[j].in[k] == i;
+    saved += is_read ? tensor->bytes : 0;
+  }
+  assert_int_equal(saved, 16 * unit_bytes); /* h, qkv (3), out, x1, h2, fc (4), gelu (4), and the next block's x */
+  lade_graph_destroy(graph);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -316,6 +518,12 @@ int main(void)
       cmocka_unit_test(a_tied_table_gets_the_heads_gradient_then_the_embeddings),
       cmocka_unit_test(checkpoint_names_are_those_transformers_saves),
       cmocka_unit_test(shapes_are_checked_before_anything_is_built),
+      cmocka_unit_test(configs_of_both_families_give_the_published_models),
+      cmocka_unit_test(absurd_configs_are_refused_naming_the_field),
+      cmocka_unit_test(every_size_field_is_checked),
+      cmocka_unit_test(files_that_are_no_configs_are_refused),
+      cmocka_unit_test(executed_matmul_flops_are_the_formulas),
+      cmocka_unit_test(saved_values_of_a_block_are_the_expected_ones),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
