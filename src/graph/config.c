@@ -167,8 +167,8 @@ static int gpt2_read(const struct config *config, struct lade_model *model)
   if (rc < 0)
     return rc;
   model->key_heads = model->heads;
-  if (!field_find(config, "n_inner")) /* bounded first: four times anything is no number to multiply */
-    model->hidden = LADE_MAX(1, 4 * LADE_MIN(model->width, 1 << 20));
+  if (!field_find(config, "n_inner")) /* a width out of range is refused below, whatever hidden is then */
+    model->hidden = model->width >= 1 && model->width <= 1 << 20 ? 4 * model->width : 1;
   return lade_model_check_as(model, config->path, &labels, config->error);
 }
 
