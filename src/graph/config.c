@@ -41,7 +41,8 @@ struct config {
 static void value_echo(const json_t *value, char *ret_text)
 {
   char *text = value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
-  snprintf(ret_text, ECHO_BYTES, "%s", text ? text : "missing");
+  const char *otherwise = value ? "something else" : "missing"; /* the echo itself may lack memory */
+  snprintf(ret_text, ECHO_BYTES, "%s", text ? text : otherwise);
   if (text && strlen(text) >= ECHO_BYTES)
     memcpy(ret_text + ECHO_BYTES - 4, "...", 4);
   free(text);
@@ -300,9 +301,10 @@ int lade_model_load(const char *path, struct lade_model *ret_model, struct lade_
   json_error_t json_error;
   json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &json_error);
   free(text);
+  if (!root && (json_error.text[0] == 0 || json_error_code(&json_error) == json_error_out_of_memory))
+    return lade_error_set(error, -ENOMEM, "%s: out of memory reading it", path); /* no syntax error is nameless */
   if (!root)
-    return lade_error_set(error, json_error_code(&json_error) == json_error_out_of_memory ? -ENOMEM : -EINVAL,
-                          "%s: line %d: not JSON: %s", path, json_error.line, json_error.text);
+    return lade_error_set(error, -EINVAL, "%s: line %d: not JSON: %s", path, json_error.line, json_error.text);
   struct lade_model model = {0};
   struct config config = {.path = path, .object = root, .prefix = "", .error = error};
   if (json_is_object(root))

@@ -109,7 +109,7 @@ enum lade_op_kind {
   LADE_OP_NORM,
   LADE_OP_NORM_BWD,
   LADE_OP_RESIDUAL, /* bias, dropout, residual, and norm when it has one */
-  LADE_OP_RESIDUAL_BWD,
+  LADE_OP_RESIDUAL_BWD, /* with a norm; without one the gradient passes through: DROPOUT_BWD, BIAS_GRAD */
   LADE_OP_DROPOUT,
   LADE_OP_DROPOUT_BWD,
   LADE_OP_MATMUL, /* y = x W^T (+ b) */
@@ -129,7 +129,7 @@ enum lade_op_kind {
   LADE_N_OP_KINDS
 };
 
-/* Numbers an op needs beyond its tensors' shapes. */
+/* Numbers an op needs beyond its tensors' shapes. (Operand orders are listed at the top of ops.c.) */
 struct lade_op_attr {
   enum lade_norm_kind norm;
   float eps;

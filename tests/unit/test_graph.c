@@ -13,10 +13,44 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+#include <jansson.h>
 
 #include "base/base.h"
 #include "base/cpu.h"
 #include "graph/graph.h"
+
+/* ---- allocations that fail on demand: the linker sends the library's calls here ---- */
+
+static int allocations_left = -1; /* -1: never fail; 0: fail from now on */
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t n, size_t bytes);
+void *__real_realloc(void *memory, size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t n, size_t bytes);
+void *__wrap_realloc(void *memory, size_t bytes);
+
+static bool allocation_fails(void)
+{
+  if (allocations_left > 0)
+    allocations_left--;
+  return allocations_left == 0;
+}
+
+void *__wrap_malloc(size_t bytes)
+{
+  return allocation_fails() ? NULL : __real_malloc(bytes);
+}
+
+void *__wrap_calloc(size_t n, size_t bytes)
+{
+  return allocation_fails() ? NULL : __real_calloc(n, bytes);
+}
+
+void *__wrap_realloc(void *memory, size_t bytes)
+{
+  return allocation_fails() ? NULL : __real_realloc(memory, bytes);
+}
 
 static struct lade_graph *graph_make(const struct lade_model *model, enum lade_dtype dtype, int64_t batch,
                                      int64_t time, float dropout)
@@ -465,6 +499,48 @@ static void files_that_are_no_configs_are_refused(void **state)
   free(deep);
 }
 
+/* ---- memory runs out ---- */
+
+static void every_failed_allocation_is_an_error_without_a_leak(void **state)
+{
+  char path[] = "/tmp/lade-config-XXXXXX";
+  const char text[] = "{" LLAMA_FIELDS ",\"rope_scaling\":" ROPE3("8.0") "}";
+  int fd = mkstemp(path), rc = -ENOMEM, n;
+  assert_true(fd >= 0);
+  assert_int_equal(write(fd, text, strlen(text)), strlen(text));
+  close(fd);
+  json_set_alloc_funcs(__wrap_malloc, free);
+  for (n = 1; rc < 0; n++) {
+    struct lade_model model;
+    struct lade_error error = {0};
+    allocations_left = n;
+    rc = lade_model_load(path, &model, &error);
+    allocations_left = -1;
+    /* jansson's lexer calls a failed allocation an invalid token, which is then what we hear */
+    assert_true(rc == 0 || rc == -ENOMEM || rc == -EINVAL);
+    assert_true(rc == 0 || error.text[0]);
+  }
+  json_set_alloc_funcs(malloc, free);
+  unlink(path);
+  assert_true(n > 10);
+
+  struct lade_model model = preset_get("nano");
+  struct lade_cpu cpu = {0};
+  struct lade_kernels kernels;
+  lade_kernels_init(&kernels, &cpu);
+  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_BF16, .batch = 1,
+                                     .time = 8, .kernels = &kernels, .n_threads = 1};
+  struct lade_graph *graph = NULL;
+  for (n = 1, rc = -ENOMEM; rc < 0; n++) {
+    allocations_left = n;
+    rc = lade_graph_create(&params, NULL, &graph);
+    allocations_left = -1;
+    assert_true(rc == 0 || (rc == -ENOMEM && !graph));
+  }
+  graph_check(graph); /* the last ones were refusals to shrink, which are none of the caller's business */
+  lade_graph_destroy(graph);
+}
+
 /* ---- costs ---- */
 
 static void executed_matmul_flops_are_the_formulas(void **state)
@@ -522,6 +598,7 @@ int main(void)
       cmocka_unit_test(absurd_configs_are_refused_naming_the_field),
       cmocka_unit_test(every_size_field_is_checked),
       cmocka_unit_test(files_that_are_no_configs_are_refused),
+      cmocka_unit_test(every_failed_allocation_is_an_error_without_a_leak),
       cmocka_unit_test(executed_matmul_flops_are_the_formulas),
       cmocka_unit_test(saved_values_of_a_block_are_the_expected_ones),
   };
