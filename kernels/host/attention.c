@@ -18,6 +18,7 @@
 
 #include "base/base.h"
 #include "base/philox.h"
+#include "kernels/host/attention_blocked.h"
 #include "kernels/host/element.h"
 #include "kernels/host/host.h"
 
@@ -119,7 +120,7 @@ static void fwd_task(void *arg, int i_task, int i_thread)
   }
 }
 
-static void attention_fwd_plain(const struct lade_kernel_ctx *ctx, const void *arg)
+void lade_attention_fwd_plain(const struct lade_kernel_ctx *ctx, const void *arg)
 {
   const struct lade_attention_fwd_args *args = arg;
   struct fwd fwd = {shape_make(args->dtype, args->batch, args->time, args->heads, args->key_heads, args->head_dim),
@@ -196,7 +197,7 @@ static void bwd_task(void *arg, int i_task, int i_thread)
   }
 }
 
-static void attention_bwd_plain(const struct lade_kernel_ctx *ctx, const void *arg)
+void lade_attention_bwd_plain(const struct lade_kernel_ctx *ctx, const void *arg)
 {
   const struct lade_attention_bwd_args *args = arg;
   struct bwd bwd = {shape_make(args->dtype, args->batch, args->time, args->heads, args->key_heads, args->head_dim),
@@ -206,16 +207,18 @@ static void attention_bwd_plain(const struct lade_kernel_ctx *ctx, const void *a
 
 void lade_attention_init(struct lade_kernels *kernels)
 {
-  lade_kernels_set(kernels, LADE_K_ATTENTION_FWD, attention_fwd_plain, "plain");
-  lade_kernels_set(kernels, LADE_K_ATTENTION_BWD, attention_bwd_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_ATTENTION_FWD, lade_attention_fwd_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_ATTENTION_BWD, lade_attention_bwd_plain, "plain");
 }
 
 size_t lade_attention_fwd_workspace_bytes(const struct lade_attention_fwd_args *args, int n_threads)
 {
-  return (size_t)n_threads * (size_t)args->time * sizeof(double);
+  size_t plain_bytes = (size_t)args->time * sizeof(double);
+  return (size_t)n_threads * LADE_MAX(plain_bytes, lade_attention_fwd_scratch_bytes(args->head_dim));
 }
 
 size_t lade_attention_bwd_workspace_bytes(const struct lade_attention_bwd_args *args, int n_threads)
 {
-  return (size_t)n_threads * bwd_scratch_doubles(args->time, args->head_dim) * sizeof(double);
+  size_t plain_bytes = bwd_scratch_doubles(args->time, args->head_dim) * sizeof(double);
+  return (size_t)n_threads * LADE_MAX(plain_bytes, lade_attention_bwd_scratch_bytes(args->time, args->head_dim));
 }

@@ -90,6 +90,12 @@ struct lade_token_lists lade_token_lists_make(const struct lade_embed_bwd_args *
 /* For the ops that multiply matrices inside; all dtypes. */
 lade_kernel_fn lade_matmul_plain, lade_matmul_avx2, lade_matmul_avx512, lade_matmul_avx512_bf16;
 
+/* A level's attention leaves to a lower one what it does not improve. */
+lade_kernel_fn lade_attention_fwd_plain, lade_attention_fwd_avx2, lade_attention_fwd_avx512,
+    lade_attention_fwd_avx512_bf16;
+lade_kernel_fn lade_attention_bwd_plain, lade_attention_bwd_avx2, lade_attention_bwd_avx512,
+    lade_attention_bwd_avx512_bf16;
+
 void lade_matmul_init(struct lade_kernels *kernels);
 void lade_attention_init(struct lade_kernels *kernels);
 void lade_head_loss_init(struct lade_kernels *kernels);
@@ -110,6 +116,9 @@ void lade_cast_init(struct lade_kernels *kernels);
 void lade_matmul_init_avx2(struct lade_kernels *kernels);
 void lade_matmul_init_avx512(struct lade_kernels *kernels);
 void lade_matmul_init_avx512_bf16(struct lade_kernels *kernels);
+void lade_attention_init_avx2(struct lade_kernels *kernels);
+void lade_attention_init_avx512(struct lade_kernels *kernels);
+void lade_attention_init_avx512_bf16(struct lade_kernels *kernels);
 
 size_t lade_matmul_workspace_bytes(const struct lade_matmul_args *args, int n_threads);
 size_t lade_attention_fwd_workspace_bytes(const struct lade_attention_fwd_args *args, int n_threads);

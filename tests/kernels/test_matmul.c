@@ -3,24 +3,7 @@
  * Every variant of the matrix product against the plain one in double: all layouts, dtypes, output types,
  * hostile shapes and values, accumulation, and the same bits for any number of threads.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/base.h"
-#include "base/philox.h"
-#include "kernels/host/element.h"
-#include "kernels/host/host.h"
-
-#define SEED 20250807
-#define LEVELS 4
-
-enum values { RANDOM, ALL_MIN, ALL_MAX };
+#include "exact.h"
 
 /* One product's memory: its operands in D and again in double. */
 struct problem {
@@ -29,53 +12,6 @@ struct problem {
   void *result; /* of a first run, to compare with */
   size_t c_bytes;
 };
-
-static int levels_make(struct lade_kernels levels[LEVELS])
-{
-  struct lade_cpu has = lade_cpu_get(), cpu = {0};
-  int n = 0;
-  lade_kernels_init(&levels[n++], &cpu);
-  cpu.has_avx2 = true;
-  if (has.has_avx2)
-    lade_kernels_init(&levels[n++], &cpu);
-  cpu.has_avx512 = true;
-  if (has.has_avx512)
-    lade_kernels_init(&levels[n++], &cpu);
-  cpu.has_avx512_bf16 = true;
-  if (has.has_avx512_bf16)
-    lade_kernels_init(&levels[n++], &cpu);
-  return n;
-}
-
-static void *memory_make(size_t n_bytes)
-{
-  void *memory = aligned_alloc(64, lade_align_up(n_bytes + 1, 64));
-  assert_non_null(memory);
-  memset(memory, 0, n_bytes);
-  return memory;
-}
-
-static double value_draw(enum values values, uint32_t stream, int64_t i)
-{
-  if (values == ALL_MIN)
-    return -2;
-  if (values == ALL_MAX)
-    return 2;
-  return (double)lade_philox_word(SEED, 0, stream, (uint64_t)i) / 0x1p31 - 1;
-}
-
-/* @n values in @dtype into *@ret_data, and exactly the same in double. */
-static void *operand_make(enum lade_dtype dtype, enum values values, uint32_t stream, int64_t n, void **ret_exact)
-{
-  void *data = memory_make((size_t)n * lade_dtype_bytes(dtype));
-  double *exact = memory_make((size_t)n * sizeof(double));
-  for (int64_t i = 0; i < n; i++) {
-    lade_element_store(dtype, data, i, value_draw(values, stream, i));
-    exact[i] = lade_element_load(dtype, data, i);
-  }
-  *ret_exact = exact;
-  return data;
-}
 
 static struct problem problem_make(struct lade_matmul_args args, enum values values, bool has_bias)
 {
@@ -117,32 +53,20 @@ static void problem_free(struct problem *problem)
 
 static void problem_run(struct problem *problem, const struct lade_kernels *kernels, lade_pool *pool)
 {
-  struct lade_kernel_ctx ctx = {.pool = pool};
-  size_t n_bytes = lade_kernel_workspace_bytes(kernels, LADE_K_MATMUL, &problem->args, lade_pool_n_threads(pool));
-  char *workspace = memory_make(n_bytes);
-  memset(workspace, 0xff, n_bytes + 1); /* NaN, and a guard byte */
-  problem->args.workspace = workspace;
   memcpy(problem->args.c, problem->start, problem->c_bytes);
-  kernels->fn[LADE_K_MATMUL](&ctx, &problem->args);
-  assert_int_equal((unsigned char)workspace[n_bytes], 0xff);
-  free(workspace);
+  kernel_call(kernels, LADE_K_MATMUL, &problem->args, &problem->args.workspace, pool);
 }
 
 /* ||c - exact|| against the rounding of k products and of the output. */
 static void problem_compare(const struct problem *problem, const char *variant)
 {
   const struct lade_matmul_args *args = &problem->args;
-  double error = 0, norm = 0, unit = args->out == LADE_BF16 ? 0x1p-8 : args->out == LADE_F16 ? 0x1p-11 : 0x1p-24;
-  for (int64_t i = 0; i < args->m * args->n; i++) {
-    double exact = ((const double *)problem->exact.c)[i], diff = lade_element_load(args->out, args->c, i) - exact;
-    error += diff * diff;
-    norm += exact * exact;
-  }
-  double bound = unit + 0x1p-23 * sqrt((double)args->k) + 0x1p-23;
-  if (!(sqrt(error) <= bound * sqrt(norm)))
+  double norm, error = error_get(args->out, args->c, problem->exact.c, args->m * args->n, &norm);
+  double bound = unit_get(args->out) + 0x1p-23 * sqrt((double)args->k) + 0x1p-23;
+  if (!(error <= bound * norm))
     fail_msg("%s %s->%s layout %d m %ld n %ld k %ld accumulate %d bias %d: error %g of %g, bound %g", variant,
              lade_dtype_name(args->dtype), lade_dtype_name(args->out), args->layout, (long)args->m, (long)args->n,
-             (long)args->k, args->accumulate, args->bias != NULL, sqrt(error), sqrt(norm), bound);
+             (long)args->k, args->accumulate, args->bias != NULL, error, norm, bound);
 }
 
 static void problem_check(struct lade_matmul_args args, enum values values, bool has_bias)

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention at the AVX2 level: FP32 products and eight lanes of softmax. */
+#define LADE_P_DTYPE LADE_F32
+
+#include "kernels/host/host.h"
+#include "kernels/host/vec_avx2.h"
+
+#include "kernels/host/rows_attention.h"
+
+static const struct lade_attention_level level = {.matmul = &lade_matmul_level_avx2, .p_dtype = LADE_P_DTYPE,
+                                                  .softmax = rows_softmax, .gradient = rows_gradient,
+                                                  .scale = rows_scale, .dot = row_dot};
+
+void lade_attention_fwd_avx2(const struct lade_kernel_ctx *ctx, const void *arg)
+{
+  const struct lade_attention_fwd_args *args = arg;
+  if (args->dtype != LADE_F64)
+    lade_attention_fwd_blocked(&level, ctx, args);
+  else
+    lade_attention_fwd_plain(ctx, args);
+}
+
+void lade_attention_bwd_avx2(const struct lade_kernel_ctx *ctx, const void *arg)
+{
+  const struct lade_attention_bwd_args *args = arg;
+  if (args->dtype != LADE_F64)
+    lade_attention_bwd_blocked(&level, ctx, args);
+  else
+    lade_attention_bwd_plain(ctx, args);
+}
+
+void lade_attention_init_avx2(struct lade_kernels *kernels)
+{
+  lade_kernels_set(kernels, LADE_K_ATTENTION_FWD, lade_attention_fwd_avx2, "avx2");
+  lade_kernels_set(kernels, LADE_K_ATTENTION_BWD, lade_attention_bwd_avx2, "avx2");
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention at the AVX512 BF16 level: BF16 dot products; probabilities and their gradients are rounded to
+ * BF16 before they are multiplied, as every flash attention does. Other dtypes go to the AVX-512 level. */
+#define LADE_P_DTYPE LADE_BF16
+
+#include "kernels/host/host.h"
+#include "kernels/host/vec_avx512.h"
+
+#include "kernels/host/rows_attention.h"
+
+static const struct lade_attention_level level = {.matmul = &lade_matmul_level_avx512_bf16, .p_dtype = LADE_P_DTYPE,
+                                                  .softmax = rows_softmax, .gradient = rows_gradient,
+                                                  .scale = rows_scale, .dot = row_dot};
+
+void lade_attention_fwd_avx512_bf16(const struct lade_kernel_ctx *ctx, const void *arg)
+{
+  const struct lade_attention_fwd_args *args = arg;
+  if (args->dtype == LADE_BF16)
+    lade_attention_fwd_blocked(&level, ctx, args);
+  else
+    lade_attention_fwd_avx512(ctx, args);
+}
+
+void lade_attention_bwd_avx512_bf16(const struct lade_kernel_ctx *ctx, const void *arg)
+{
+  const struct lade_attention_bwd_args *args = arg;
+  if (args->dtype == LADE_BF16)
+    lade_attention_bwd_blocked(&level, ctx, args);
+  else
+    lade_attention_bwd_avx512(ctx, args);
+}
+
+void lade_attention_init_avx512_bf16(struct lade_kernels *kernels)
+{
+  lade_kernels_set(kernels, LADE_K_ATTENTION_FWD, lade_attention_fwd_avx512_bf16, "avx512_bf16");
+  lade_kernels_set(kernels, LADE_K_ATTENTION_BWD, lade_attention_bwd_avx512_bf16, "avx512_bf16");
+}

@@ -1,0 +1,485 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Causal attention in the flash manner on packed tiles (Dao et al. 2022, 2023).
+ *
+ * Queries and keys are cut into blocks; what is above the diagonal is skipped at the grain of a micro-tile.
+ *
+ * Forward, one task per (sequence, head, block of queries), the longest first: for each block of keys, K and V
+ * are packed once; then mr queries at a time make their scores, the online softmax turns them
+ * into probabilities (rounded to what the level multiplies), and these times V are added to the queries' output in
+ * FP32, after that was scaled to the new maximum. At the end the output is divided by the sum.
+ *
+ * Backward, one task per (sequence, key head): only it writes that head's dK and dV, so nothing is shared. They are
+ * summed in FP32 scratch over the group's query heads and their blocks in rising order; dQ of a block is complete
+ * when its keys are done. Five products per pair of blocks; scores are made again from q, k and lse.
+ *
+ * The cut is by shape alone and a task sums in a fixed order: the same bits for any number of threads.
+ * Scratch per thread: forward under 1 MiB for any T; backward 8 T D bytes and under 2 MiB.
+ *
+ * Rejected: a backward with tasks per block of keys and dQ summed afterwards, which finds more threads
+ * work but costs a T x D buffer per block; transposed scores, which need no packing of probabilities, but
+ * waste an eighth of the registers' rows at head dimension 64.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "base/philox.h"
+#include "kernels/host/attention_blocked.h"
+#include "kernels/host/host.h"
+
+/* Multiples of every level's mr and nr. */
+#define QUERIES 96
+#define KEYS_FWD 192
+#define KEYS_BWD QUERIES /* equal, so that only pairs (i, i) touch the diagonal */
+#define MAX_MR 12
+
+struct job {
+  const struct lade_attention_level *level;
+  const struct lade_matmul_cut *cut;
+  const struct lade_step *step;
+  const struct lade_drop *drop;
+  enum lade_dtype dtype;
+  int64_t batch, time, heads, key_heads, group;
+  int head_dim;
+  int64_t row, out_row; /* elements of a row of qkv and of out */
+  int n_column_tiles;   /* of head_dim, nr wide */
+  float scale;
+  const void *qkv, *out, *d_out;
+  const float *lse;
+  char *workspace;
+  size_t scratch_bytes;
+  const struct lade_attention_fwd_args *fwd;
+  const struct lade_attention_bwd_args *bwd;
+};
+
+static const void *element_at(const struct job *job, const void *data, int64_t i)
+{
+  return (const char *)data + i * (int64_t)lade_dtype_bytes(job->dtype);
+}
+
+/* Element of qkv: slot is a query head, or heads + a key head, or heads + key_heads + a value head. */
+static int64_t qkv_index(const struct job *job, int64_t b, int64_t i, int64_t slot)
+{
+  return (b * job->time + i) * job->row + slot * job->head_dim;
+}
+
+static int64_t out_index(const struct job *job, int64_t b, int64_t i, int64_t h)
+{
+  return (b * job->time + i) * job->out_row + h * job->head_dim;
+}
+
+/* Rows of head_dim elements as lanes, k being the columns. */
+static void rows_pack(const struct job *job, const void *source, int64_t stride, int n_rows, int width, void *panels)
+{
+  job->level->matmul->pack(&(struct lade_pack_args){.dtype = job->dtype, .source = source, .stride = stride,
+                                                    .is_k_inner = true, .n_lanes = n_rows, .n_k = job->head_dim,
+                                                    .width = width, .panels = panels});
+}
+
+/* The same rows as k, lanes being the columns. */
+static void columns_pack(const struct job *job, const void *source, int64_t stride, int n_rows, void *panels)
+{
+  job->level->matmul->pack(&(struct lade_pack_args){.dtype = job->dtype, .source = source, .stride = stride,
+                                                    .n_lanes = job->head_dim, .n_k = n_rows,
+                                                    .width = job->cut->nr, .panels = panels});
+}
+
+static int groups(const struct job *job, int n_k)
+{
+  return (n_k + job->cut->group - 1) / job->cut->group;
+}
+
+/* Byte offset of the panel of lane @lane (a multiple of its width) in a block of depth @n_k, from its k @k. */
+static int64_t panel_offset(const struct job *job, int lane, int n_k, int width, int k)
+{
+  int64_t group_bytes = (int64_t)job->cut->group * job->cut->element_bytes;
+  return ((int64_t)lane * groups(job, n_k) + (int64_t)(k / job->cut->group) * width) * group_bytes;
+}
+
+/* Scores[mr][n_columns] = a panel of queries times @n_columns packed keys, in rows of @stride. */
+static void scores_make(const struct job *job, const char *q, const char *k, int n_columns, float *scores, int stride)
+{
+  int nr = job->cut->nr;
+  for (int j = 0; j < n_columns; j += nr)
+    job->level->matmul->micro(&(struct lade_micro_args){
+        .a = q, .b = k + panel_offset(job, j, job->head_dim, nr, 0), .n_groups = groups(job, job->head_dim),
+        .out = LADE_F32, .c = scores + j, .c_stride = stride, .n_rows = job->cut->mr, .n_columns = nr});
+}
+
+/*
+ * sums[mr, head_dim] (tiles side by side) += a panel times packed columns, over k [k_first, k_end) of a block of
+ * b that is @n_k deep; @a points at its panel's start.
+ */
+static void sums_add(const struct job *job, const char *a, const char *b, int n_k, int k_first, int k_end, float *sums)
+{
+  const struct lade_matmul_cut *cut = job->cut;
+  for (int tile = 0; tile < job->n_column_tiles; tile++) {
+    float *sum = sums + tile * cut->mr * cut->nr;
+    job->level->matmul->micro(&(struct lade_micro_args){
+        .a = a + panel_offset(job, 0, 0, cut->mr, k_first), .b = b + panel_offset(job, tile * cut->nr, n_k, cut->nr, k_first),
+        .n_groups = groups(job, k_end) - k_first / cut->group, .from = sum, .to = sum});
+  }
+}
+
+/* Round finished sums of @n_rows rows into @to, rows of @stride: a product of no groups. */
+static void sums_store(const struct job *job, const float *sums, int n_rows, void *to, int64_t stride)
+{
+  const struct lade_matmul_cut *cut = job->cut;
+  for (int tile = 0; tile < job->n_column_tiles; tile++) {
+    int column = tile * cut->nr;
+    job->level->matmul->micro(&(struct lade_micro_args){
+        .from = sums + tile * cut->mr * cut->nr, .out = job->dtype, .c = (void *)element_at(job, to, column),
+        .c_stride = stride, .n_rows = n_rows, .n_columns = LADE_MIN(cut->nr, job->head_dim - column)});
+  }
+}
+
+static void sums_scale(const struct job *job, float *sums, int n_rows, const float *factor)
+{
+  for (int tile = 0; tile < job->n_column_tiles; tile++)
+    job->level->scale(sums + tile * job->cut->mr * job->cut->nr, n_rows, job->cut->nr, factor);
+}
+
+/* Where rows of queries [i, i + n_rows) of a head meet keys [k_first, ...): dropout's factors. */
+static void keep_fill(const struct job *job, int64_t b, int64_t h, int64_t i, int n_rows, int64_t k_first,
+                      int n_columns, float *keep, int stride)
+{
+  const struct lade_drop *drop = job->drop;
+  for (int r = 0; r < n_rows; r++) {
+    uint64_t first = drop->first_element +
+                     (uint64_t)(((b * job->heads + h) * job->time + i + r) * job->time + k_first);
+    struct lade_philox draw = {{0}};
+    for (int j = 0; j < n_columns; j++) {
+      uint64_t element = first + (uint64_t)j;
+      if (j == 0 || element % 4 == 0)
+        draw = lade_philox_draw(job->step->seed, job->step->step, drop->stream, element / 4);
+      keep[r * stride + j] = draw.word[element % 4] >= drop->drop_below ? drop->scale : 0;
+    }
+  }
+}
+
+/* Hands out pieces of a thread's scratch, each on a cache line. With no memory it only counts. */
+struct carver {
+  char *base;
+  size_t n_bytes;
+};
+
+static void *carve(struct carver *carver, int64_t n_elements, size_t element_bytes)
+{
+  void *piece = carver->base ? carver->base + carver->n_bytes : NULL;
+  carver->n_bytes += lade_align_up((uint64_t)n_elements * element_bytes, 64);
+  return piece;
+}
+
+struct fwd_scratch {
+  char *q, *k, *v;       /* packed */
+  float *scores, *keep;  /* [mr][KEYS_FWD] */
+  void *p;               /* the same in p_dtype */
+  char *p_packed;
+  float *sums;           /* [QUERIES, head_dim] in tiles */
+  float *max, *sum;      /* [QUERIES] */
+};
+
+/* Sizes for the widest elements and tiles of any level. */
+static struct fwd_scratch fwd_scratch_carve(struct carver *carver, int64_t head_dim)
+{
+  int64_t depth = lade_align_up((uint64_t)head_dim, 2), columns = lade_align_up((uint64_t)head_dim, 32);
+  return (struct fwd_scratch){
+      .q = carve(carver, QUERIES * depth, 4), .k = carve(carver, KEYS_FWD * depth, 4),
+      .v = carve(carver, KEYS_FWD * columns, 4), .scores = carve(carver, MAX_MR * KEYS_FWD, 4),
+      .keep = carve(carver, MAX_MR * KEYS_FWD, 4), .p = carve(carver, MAX_MR * KEYS_FWD, 4),
+      .p_packed = carve(carver, MAX_MR * KEYS_FWD, 4), .sums = carve(carver, QUERIES * columns, 4),
+      .max = carve(carver, QUERIES + MAX_MR, 4), .sum = carve(carver, QUERIES + MAX_MR, 4)};
+}
+
+/* A block of queries of one head, or of one head against one block of keys. */
+struct pair {
+  int64_t b, h, q_first, k_first;
+  int n_q, n_k;
+};
+
+/* Keys of the pair's block that the mr queries from @i on can see at all. */
+static int visible_keys(const struct job *job, const struct pair *pair, int i)
+{
+  return (int)LADE_MIN(pair->n_k, pair->q_first + i + job->cut->mr - pair->k_first);
+}
+
+static struct lade_score_rows score_rows(const struct job *job, const struct pair *pair, int i, const float *scores,
+                                         float *keep, int stride, int n_columns)
+{
+  struct lade_score_rows rows = {.scores = scores, .stride = stride, .n_columns = n_columns, .scale = job->scale,
+                                 .n_rows = LADE_MIN(job->cut->mr, pair->n_q - i),
+                                 .first_visible = (int)(pair->q_first + i - pair->k_first) + 1};
+  if (job->drop->drop_below) {
+    keep_fill(job, pair->b, pair->h, pair->q_first + i, rows.n_rows, pair->k_first, n_columns, keep, stride);
+    rows.keep = keep;
+  }
+  return rows;
+}
+
+/* mr queries from @i on against the pair's keys. */
+static void fwd_panel(const struct job *job, const struct fwd_scratch *scratch, const struct pair *pair, int i)
+{
+  int visible = visible_keys(job, pair, i), mr = job->cut->mr;
+  float factor[MAX_MR], *sums = scratch->sums + (int64_t)i * job->n_column_tiles * job->cut->nr;
+  scores_make(job, scratch->q + panel_offset(job, i, job->head_dim, mr, 0), scratch->k, visible, scratch->scores,
+              KEYS_FWD);
+  struct lade_softmax_rows rows = {
+      .rows = score_rows(job, pair, i, scratch->scores, scratch->keep, KEYS_FWD, visible), .max = scratch->max + i,
+      .sum = scratch->sum + i, .factor = factor, .p = scratch->p};
+  job->level->softmax(&rows);
+  job->level->matmul->pack(&(struct lade_pack_args){
+      .dtype = job->level->p_dtype, .source = scratch->p, .stride = KEYS_FWD, .is_k_inner = true,
+      .n_lanes = rows.rows.n_rows, .n_k = visible, .width = mr, .panels = scratch->p_packed});
+  if (pair->k_first)
+    sums_scale(job, sums, rows.rows.n_rows, factor);
+  sums_add(job, scratch->p_packed, scratch->v, pair->n_k, 0, visible, sums);
+}
+
+static void fwd_finish(const struct job *job, const struct fwd_scratch *scratch, const struct pair *pair)
+{
+  float *lse = (float *)job->fwd->lse + (pair->b * job->heads + pair->h) * job->time + pair->q_first;
+  float inverse[QUERIES];
+  for (int i = 0; i < pair->n_q; i++) {
+    lse[i] = scratch->max[i] + logf(scratch->sum[i]);
+    inverse[i] = 1 / scratch->sum[i];
+  }
+  for (int i = 0; i < pair->n_q; i += job->cut->mr) {
+    int n_rows = LADE_MIN(job->cut->mr, pair->n_q - i);
+    float *sums = scratch->sums + (int64_t)i * job->n_column_tiles * job->cut->nr;
+    int64_t at = out_index(job, pair->b, pair->q_first + i, pair->h);
+    sums_scale(job, sums, n_rows, inverse + i);
+    sums_store(job, sums, n_rows, (void *)element_at(job, job->fwd->out, at), job->out_row);
+  }
+}
+
+static void fwd_task(void *arg, int i_task, int i_thread)
+{
+  const struct job *job = arg;
+  struct carver carver = {.base = job->workspace + (size_t)i_thread * job->scratch_bytes};
+  struct fwd_scratch scratch = fwd_scratch_carve(&carver, job->head_dim);
+  int64_t n_heads = job->batch * job->heads, n_blocks = lade_div_up(job->time, QUERIES);
+  struct pair pair = {.b = i_task % n_heads / job->heads, .h = i_task % n_heads % job->heads,
+                      .q_first = (n_blocks - 1 - i_task / n_heads) * QUERIES};
+  pair.n_q = (int)LADE_MIN(QUERIES, job->time - pair.q_first);
+  int64_t key_slot = job->heads + pair.h / job->group, end = pair.q_first + pair.n_q;
+  rows_pack(job, element_at(job, job->qkv, qkv_index(job, pair.b, pair.q_first, pair.h)), job->row, pair.n_q,
+            job->cut->mr, scratch.q);
+  memset(scratch.sums, 0, (size_t)(QUERIES * job->n_column_tiles * job->cut->nr) * sizeof(float));
+  for (int i = 0; i < pair.n_q; i++) {
+    scratch.max[i] = -INFINITY;
+    scratch.sum[i] = 0;
+  }
+  for (pair.k_first = 0; pair.k_first < end; pair.k_first += KEYS_FWD) {
+    pair.n_k = (int)LADE_MIN(KEYS_FWD, end - pair.k_first);
+    const void *k = element_at(job, job->qkv, qkv_index(job, pair.b, pair.k_first, key_slot));
+    const void *v = element_at(job, job->qkv, qkv_index(job, pair.b, pair.k_first, key_slot + job->key_heads));
+    rows_pack(job, k, job->row, pair.n_k, job->cut->nr, scratch.k);
+    columns_pack(job, v, job->row, pair.n_k, scratch.v);
+    for (int i = 0; i < pair.n_q; i += job->cut->mr)
+      fwd_panel(job, &scratch, &pair, i);
+  }
+  fwd_finish(job, &scratch, &pair);
+}
+
+struct bwd_scratch {
+  char *q_rows, *q_columns, *d_out_rows, *d_out_columns; /* a block of queries, packed both ways */
+  char *k_rows, *k_columns, *v_rows;                     /* a block of keys */
+  float *scores, *d_p, *keep;                            /* [mr][KEYS_BWD] */
+  char *p, *d_s;                                         /* [QUERIES][KEYS_BWD] in p_dtype */
+  char *p_by_key, *d_s_by_key, *d_s_by_query;            /* packed as left operands */
+  float *d_q;                                            /* [QUERIES, head_dim] in tiles */
+  float *d_k, *d_v;                                      /* [T, head_dim] in tiles */
+  float *delta;                                          /* [QUERIES] */
+};
+
+static int64_t sums_rows(int64_t time)
+{
+  return lade_div_up(time, KEYS_BWD) * KEYS_BWD;
+}
+
+static struct bwd_scratch bwd_scratch_carve(struct carver *carver, int64_t time, int64_t head_dim)
+{
+  int64_t depth = lade_align_up((uint64_t)head_dim, 2), columns = lade_align_up((uint64_t)head_dim, 32);
+  int64_t rows = sums_rows(time), square = QUERIES * KEYS_BWD;
+  return (struct bwd_scratch){
+      .q_rows = carve(carver, QUERIES * depth, 4), .q_columns = carve(carver, QUERIES * columns, 4),
+      .d_out_rows = carve(carver, QUERIES * depth, 4), .d_out_columns = carve(carver, QUERIES * columns, 4),
+      .k_rows = carve(carver, KEYS_BWD * depth, 4), .k_columns = carve(carver, KEYS_BWD * columns, 4),
+      .v_rows = carve(carver, KEYS_BWD * depth, 4), .scores = carve(carver, MAX_MR * KEYS_BWD, 4),
+      .d_p = carve(carver, MAX_MR * KEYS_BWD, 4), .keep = carve(carver, MAX_MR * KEYS_BWD, 4),
+      .p = carve(carver, square, 4), .d_s = carve(carver, square, 4), .p_by_key = carve(carver, square, 4),
+      .d_s_by_key = carve(carver, square, 4), .d_s_by_query = carve(carver, square, 4),
+      .d_q = carve(carver, QUERIES * columns, 4), .d_k = carve(carver, rows * columns, 4),
+      .d_v = carve(carver, rows * columns, 4), .delta = carve(carver, QUERIES + MAX_MR, 4)};
+}
+
+/* p and d_s of the whole pair, mr queries at a time. */
+static void bwd_scores(const struct job *job, const struct bwd_scratch *scratch, const struct pair *pair)
+{
+  int mr = job->cut->mr;
+  const float *lse = job->lse + (pair->b * job->heads + pair->h) * job->time + pair->q_first;
+  int64_t row_bytes = KEYS_BWD * (int64_t)lade_dtype_bytes(job->level->p_dtype);
+  for (int i = 0; i < pair->n_q; i += mr) {
+    int visible = visible_keys(job, pair, i);
+    int64_t panel = panel_offset(job, i, job->head_dim, mr, 0);
+    scores_make(job, scratch->q_rows + panel, scratch->k_rows, visible, scratch->scores, KEYS_BWD);
+    scores_make(job, scratch->d_out_rows + panel, scratch->v_rows, visible, scratch->d_p, KEYS_BWD);
+    job->level->gradient(&(struct lade_gradient_rows){
+        .rows = score_rows(job, pair, i, scratch->scores, scratch->keep, KEYS_BWD, pair->n_k), .d_p = scratch->d_p,
+        .lse = lse + i, .delta = scratch->delta + i, .p = scratch->p + i * row_bytes,
+        .d_s = scratch->d_s + i * row_bytes});
+  }
+}
+
+static void square_pack(const struct job *job, const void *source, bool is_by_query, const struct pair *pair,
+                        void *panels)
+{
+  job->level->matmul->pack(&(struct lade_pack_args){
+      .dtype = job->level->p_dtype, .source = source, .stride = KEYS_BWD, .is_k_inner = is_by_query,
+      .n_lanes = is_by_query ? pair->n_q : pair->n_k, .n_k = is_by_query ? pair->n_k : pair->n_q,
+      .width = job->cut->mr, .panels = panels});
+}
+
+/* Everything that one block of queries and one block of keys give each other. */
+static void bwd_pair(const struct job *job, const struct bwd_scratch *scratch, const struct pair *pair)
+{
+  int mr = job->cut->mr, row_elements = job->n_column_tiles * job->cut->nr;
+  bool is_diagonal = pair->k_first == pair->q_first;
+  bwd_scores(job, scratch, pair);
+  square_pack(job, scratch->p, false, pair, scratch->p_by_key);
+  square_pack(job, scratch->d_s, false, pair, scratch->d_s_by_key);
+  square_pack(job, scratch->d_s, true, pair, scratch->d_s_by_query);
+  for (int j = 0; j < pair->n_k; j += mr) {
+    int64_t panel = panel_offset(job, j, pair->n_q, mr, 0), sums = (pair->k_first + j) * row_elements;
+    int first = is_diagonal ? j : 0; /* earlier queries do not see these keys */
+    sums_add(job, scratch->p_by_key + panel, scratch->d_out_columns, pair->n_q, first, pair->n_q,
+             scratch->d_v + sums);
+    sums_add(job, scratch->d_s_by_key + panel, scratch->q_columns, pair->n_q, first, pair->n_q, scratch->d_k + sums);
+  }
+  for (int i = 0; i < pair->n_q; i += mr)
+    sums_add(job, scratch->d_s_by_query + panel_offset(job, i, pair->n_k, mr, 0), scratch->k_columns, pair->n_k, 0,
+             visible_keys(job, pair, i), scratch->d_q + (int64_t)i * row_elements);
+}
+
+/* Pack a block of queries and its output's gradient both ways; delta. */
+static void bwd_queries(const struct job *job, const struct bwd_scratch *scratch, const struct pair *pair)
+{
+  int64_t out_at = out_index(job, pair->b, pair->q_first, pair->h);
+  const void *q = element_at(job, job->qkv, qkv_index(job, pair->b, pair->q_first, pair->h));
+  const void *d_out = element_at(job, job->d_out, out_at);
+  rows_pack(job, q, job->row, pair->n_q, job->cut->mr, scratch->q_rows);
+  columns_pack(job, q, job->row, pair->n_q, scratch->q_columns);
+  rows_pack(job, d_out, job->out_row, pair->n_q, job->cut->mr, scratch->d_out_rows);
+  columns_pack(job, d_out, job->out_row, pair->n_q, scratch->d_out_columns);
+  for (int i = 0; i < pair->n_q; i++)
+    scratch->delta[i] = job->level->dot(job->dtype, job->out, job->d_out, out_at + i * job->out_row, job->head_dim);
+  memset(scratch->d_q, 0, (size_t)(QUERIES * job->n_column_tiles * job->cut->nr) * sizeof(float));
+}
+
+static void bwd_keys(const struct job *job, const struct bwd_scratch *scratch, const struct pair *pair)
+{
+  int64_t slot = job->heads + pair->h / job->group;
+  const void *k = element_at(job, job->qkv, qkv_index(job, pair->b, pair->k_first, slot));
+  const void *v = element_at(job, job->qkv, qkv_index(job, pair->b, pair->k_first, slot + job->key_heads));
+  rows_pack(job, k, job->row, pair->n_k, job->cut->nr, scratch->k_rows);
+  columns_pack(job, k, job->row, pair->n_k, scratch->k_columns);
+  rows_pack(job, v, job->row, pair->n_k, job->cut->nr, scratch->v_rows);
+}
+
+/* Round @n_rows rows of gradients into slot @slot of d_qkv from row @first on. */
+static void gradient_store(const struct job *job, const float *sums, int64_t b, int64_t first, int64_t n_rows,
+                           int64_t slot)
+{
+  int mr = job->cut->mr;
+  for (int64_t i = 0; i < n_rows; i += mr)
+    sums_store(job, sums + i * job->n_column_tiles * job->cut->nr, (int)LADE_MIN(mr, n_rows - i),
+               (void *)element_at(job, job->bwd->d_qkv, qkv_index(job, b, first + i, slot)), job->row);
+}
+
+/* One query head: adds to d_k and d_v, finishes d_q. */
+static void bwd_head(const struct job *job, const struct bwd_scratch *scratch, int64_t b, int64_t h)
+{
+  struct pair pair = {.b = b, .h = h};
+  for (pair.q_first = 0; pair.q_first < job->time; pair.q_first += QUERIES) {
+    pair.n_q = (int)LADE_MIN(QUERIES, job->time - pair.q_first);
+    bwd_queries(job, scratch, &pair);
+    for (pair.k_first = 0; pair.k_first <= pair.q_first; pair.k_first += KEYS_BWD) {
+      pair.n_k = (int)LADE_MIN(KEYS_BWD, job->time - pair.k_first);
+      bwd_keys(job, scratch, &pair);
+      bwd_pair(job, scratch, &pair);
+    }
+    gradient_store(job, scratch->d_q, b, pair.q_first, pair.n_q, h);
+  }
+}
+
+static void bwd_task(void *arg, int i_task, int i_thread)
+{
+  const struct job *job = arg;
+  struct carver carver = {.base = job->workspace + (size_t)i_thread * job->scratch_bytes};
+  struct bwd_scratch scratch = bwd_scratch_carve(&carver, job->time, job->head_dim);
+  int64_t b = i_task / job->key_heads, key_head = i_task % job->key_heads;
+  size_t sums_bytes = (size_t)(sums_rows(job->time) * job->n_column_tiles * job->cut->nr) * sizeof(float);
+  memset(scratch.d_k, 0, sums_bytes);
+  memset(scratch.d_v, 0, sums_bytes);
+  for (int64_t h = key_head * job->group; h < (key_head + 1) * job->group; h++)
+    bwd_head(job, &scratch, b, h);
+  gradient_store(job, scratch.d_k, b, 0, job->time, job->heads + key_head);
+  gradient_store(job, scratch.d_v, b, 0, job->time, job->heads + job->key_heads + key_head);
+}
+
+/* What both directions' arguments have in common. */
+static struct job job_make(const struct lade_attention_level *level, const struct lade_kernel_ctx *ctx,
+                           const struct lade_attention_fwd_args *args)
+{
+  LADE_ASSERT(args->dtype != LADE_F64 && args->heads % args->key_heads == 0);
+  LADE_ASSERT(level->matmul->cut->mr <= MAX_MR && QUERIES % level->matmul->cut->mr == 0);
+  return (struct job){
+      .level = level, .cut = level->matmul->cut, .step = ctx->step, .dtype = args->dtype, .batch = args->batch,
+      .time = args->time, .heads = args->heads, .key_heads = args->key_heads, .group = args->heads / args->key_heads,
+      .head_dim = (int)args->head_dim, .row = (args->heads + 2 * args->key_heads) * args->head_dim,
+      .out_row = args->heads * args->head_dim,
+      .n_column_tiles = (int)lade_div_up(args->head_dim, level->matmul->cut->nr),
+      .scale = (float)(1 / sqrt((double)args->head_dim)), .qkv = args->qkv, .workspace = args->workspace};
+}
+
+void lade_attention_fwd_blocked(const struct lade_attention_level *level, const struct lade_kernel_ctx *ctx,
+                                const struct lade_attention_fwd_args *args)
+{
+  struct job job = job_make(level, ctx, args);
+  job.drop = &args->drop;
+  job.fwd = args;
+  job.scratch_bytes = lade_attention_fwd_scratch_bytes(args->head_dim);
+  lade_pool_run(ctx->pool, fwd_task, &job, (int)(args->batch * args->heads * lade_div_up(args->time, QUERIES)));
+}
+
+void lade_attention_bwd_blocked(const struct lade_attention_level *level, const struct lade_kernel_ctx *ctx,
+                                const struct lade_attention_bwd_args *args)
+{
+  struct lade_attention_fwd_args sizes = {.dtype = args->dtype, .batch = args->batch, .time = args->time,
+                                          .heads = args->heads, .key_heads = args->key_heads,
+                                          .head_dim = args->head_dim, .qkv = args->qkv,
+                                          .workspace = args->workspace};
+  struct job job = job_make(level, ctx, &sizes);
+  job.drop = &args->drop;
+  job.bwd = args;
+  job.out = args->out;
+  job.d_out = args->d_out;
+  job.lse = args->lse;
+  job.scratch_bytes = lade_attention_bwd_scratch_bytes(args->time, args->head_dim);
+  lade_pool_run(ctx->pool, bwd_task, &job, (int)(args->batch * args->key_heads));
+}
+
+size_t lade_attention_fwd_scratch_bytes(int64_t head_dim)
+{
+  struct carver carver = {0};
+  fwd_scratch_carve(&carver, head_dim);
+  return carver.n_bytes;
+}
+
+size_t lade_attention_bwd_scratch_bytes(int64_t time, int64_t head_dim)
+{
+  struct carver carver = {0};
+  bwd_scratch_carve(&carver, time, head_dim);
+  return carver.n_bytes;
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Blocked attention at any level: attention_blocked.c walks blocks of queries and keys and multiplies with the
+ * matrix product's micro-kernels; a level says how rows of scores become probabilities and gradients
+ * (rows_attention.h, once for all levels). Private to kernels/host.
+ */
+#ifndef LADE_ATTENTION_BLOCKED_H
+#define LADE_ATTENTION_BLOCKED_H
+
+#include "kernels/host/matmul_blocked.h"
+
+/* Rows of scores: row r sees its first min(first_visible + r, n_columns) columns, at least one. */
+struct lade_score_rows {
+  const float *scores; /* q k^T, not yet scaled; rows of @stride */
+  int stride, n_rows, n_columns, first_visible;
+  float scale;
+  const float *keep; /* dropout's factors, rows of @stride, or NULL */
+};
+
+/* Online softmax: probabilities up to the row's final sum, and the running state of each row. */
+struct lade_softmax_rows {
+  struct lade_score_rows rows;
+  float *max, *sum; /* in and out: -inf and 0 at first */
+  float *factor;    /* out: what earlier sums must be multiplied by */
+  void *p;          /* exp(scale s - max) * keep; 0 where not visible */
+};
+
+/* Backward: d_s = p (keep d_p - delta) scale with p = exp(scale s - lse). */
+struct lade_gradient_rows {
+  struct lade_score_rows rows;
+  const float *d_p; /* dout v^T, rows of @stride */
+  const float *lse, *delta;
+  void *p, *d_s;    /* p * keep, and d_s; 0 where not visible */
+};
+
+struct lade_attention_level {
+  const struct lade_matmul_level *matmul;
+  enum lade_dtype p_dtype; /* in which probabilities are multiplied */
+  void (*softmax)(const struct lade_softmax_rows *args);
+  void (*gradient)(const struct lade_gradient_rows *args);
+  /* rows[i][0..n_columns) *= factor[i]; n_columns is a multiple of 16. */
+  void (*scale)(float *rows, int n_rows, int n_columns, const float *factor);
+  float (*dot)(enum lade_dtype dtype, const void *x, const void *y, int64_t at, int n);
+};
+
+void lade_attention_fwd_blocked(const struct lade_attention_level *level, const struct lade_kernel_ctx *ctx,
+                                const struct lade_attention_fwd_args *args);
+void lade_attention_bwd_blocked(const struct lade_attention_level *level, const struct lade_kernel_ctx *ctx,
+                                const struct lade_attention_bwd_args *args);
+
+/* Scratch of one thread, for any level. */
+size_t lade_attention_fwd_scratch_bytes(int64_t head_dim);
+size_t lade_attention_bwd_scratch_bytes(int64_t time, int64_t head_dim);
+
+#endif

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the tests of the products, attention and the head share: every level of this machine, operands in a dtype
+ * with the same values in double, and the distance of a result from the plain reference run in double.
+ */
+#ifndef LADE_TESTS_EXACT_H
+#define LADE_TESTS_EXACT_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "base/philox.h"
+#include "kernels/host/element.h"
+#include "kernels/host/host.h"
+
+#define SEED 20250807
+#define LEVELS 4
+
+enum values { RANDOM, ALL_MIN, ALL_MAX };
+
+/* One table per level that this CPU has, the plain one first; how many. */
+static inline int levels_make(struct lade_kernels levels[LEVELS])
+{
+  struct lade_cpu has = lade_cpu_get(), cpu = {0};
+  int n = 0;
+  lade_kernels_init(&levels[n++], &cpu);
+  cpu.has_avx2 = true;
+  if (has.has_avx2)
+    lade_kernels_init(&levels[n++], &cpu);
+  cpu.has_avx512 = true;
+  if (has.has_avx512)
+    lade_kernels_init(&levels[n++], &cpu);
+  cpu.has_avx512_bf16 = true;
+  if (has.has_avx512_bf16)
+    lade_kernels_init(&levels[n++], &cpu);
+  return n;
+}
+
+static inline void *memory_make(size_t n_bytes)
+{
+  void *memory = aligned_alloc(64, lade_align_up(n_bytes + 1, 64));
+  assert_non_null(memory);
+  memset(memory, 0, n_bytes);
+  return memory;
+}
+
+static inline double value_draw(enum values values, uint32_t stream, int64_t i)
+{
+  if (values == ALL_MIN)
+    return -2;
+  if (values == ALL_MAX)
+    return 2;
+  return (double)lade_philox_word(SEED, 0, stream, (uint64_t)i) / 0x1p31 - 1;
+}
+
+/* @n values in @dtype, and exactly the same in double into *@ret_exact. */
+static inline void *operand_make(enum lade_dtype dtype, enum values values, uint32_t stream, int64_t n,
+                                 void **ret_exact)
+{
+  void *data = memory_make((size_t)n * lade_dtype_bytes(dtype));
+  double *exact = memory_make((size_t)n * sizeof(double));
+  for (int64_t i = 0; i < n; i++) {
+    lade_element_store(dtype, data, i, value_draw(values, stream, i));
+    exact[i] = lade_element_load(dtype, data, i);
+  }
+  *ret_exact = exact;
+  return data;
+}
+
+/* Half a unit in the last place of @dtype, relative, with room for the norm's own rounding. */
+static inline double unit_get(enum lade_dtype dtype)
+{
+  return dtype == LADE_BF16 ? 0x1p-8 : dtype == LADE_F16 ? 0x1p-11 : 0x1p-23;
+}
+
+/* ||data - exact||, and ||exact||. NaN when any element is. */
+static inline double error_get(enum lade_dtype dtype, const void *data, const double *exact, int64_t n,
+                               double *ret_norm)
+{
+  double error = 0, norm = 0;
+  for (int64_t i = 0; i < n; i++) {
+    double diff = lade_element_load(dtype, data, i) - exact[i];
+    error += diff * diff;
+    norm += exact[i] * exact[i];
+  }
+  *ret_norm = sqrt(norm);
+  return sqrt(error);
+}
+
+/* Call @kernel with a workspace of just the stated size, full of NaN; what lies behind it must stay. */
+static inline void kernel_call(const struct lade_kernels *kernels, enum lade_kernel kernel, void *args,
+                               void **workspace_field, lade_pool *pool)
+{
+  static const struct lade_step step = {.seed = SEED, .step = 3, .loss_scale = 1};
+  struct lade_kernel_ctx ctx = {pool, &step};
+  size_t n_bytes = lade_kernel_workspace_bytes(kernels, kernel, args, lade_pool_n_threads(pool));
+  char *workspace = memory_make(n_bytes);
+  memset(workspace, 0xff, n_bytes + 1);
+  *workspace_field = workspace;
+  kernels->fn[kernel](&ctx, args);
+  assert_int_equal((unsigned char)workspace[n_bytes], 0xff);
+  free(workspace);
+}
+
+#endif

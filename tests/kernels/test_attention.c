@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Attention at every level against the plain one in double: grouped heads, lengths on both sides of a block,
+ * any head dimension, dropout, and the same bits for any number of threads.
+ */
+#include "exact.h"
+
+struct size {
+  int64_t batch, time, heads, key_heads, head_dim;
+};
+
+/* Both directions' arguments in D and in double. */
+struct problem {
+  struct lade_attention_fwd_args fwd, fwd_exact;
+  struct lade_attention_bwd_args bwd, bwd_exact;
+  int64_t n_qkv, n_out, n_lse;
+};
+
+static struct problem problem_make(enum lade_dtype dtype, struct size size, struct lade_drop drop, enum values values)
+{
+  struct problem problem = {.n_qkv = size.batch * size.time * (size.heads + 2 * size.key_heads) * size.head_dim,
+                            .n_out = size.batch * size.time * size.heads * size.head_dim,
+                            .n_lse = size.batch * size.time * size.heads};
+  void *qkv, *d_out;
+  size_t d = lade_dtype_bytes(dtype), a = lade_dtype_bytes(lade_accumulator(dtype));
+  problem.fwd = (struct lade_attention_fwd_args){
+      .dtype = dtype, .batch = size.batch, .time = size.time, .heads = size.heads, .key_heads = size.key_heads,
+      .head_dim = size.head_dim, .drop = drop, .qkv = operand_make(dtype, values, 1, problem.n_qkv, &qkv),
+      .out = memory_make((size_t)problem.n_out * d), .lse = memory_make((size_t)problem.n_lse * a)};
+  problem.fwd_exact = problem.fwd;
+  problem.fwd_exact.dtype = LADE_F64;
+  problem.fwd_exact.qkv = qkv;
+  problem.fwd_exact.out = memory_make((size_t)problem.n_out * sizeof(double));
+  problem.fwd_exact.lse = memory_make((size_t)problem.n_lse * sizeof(double));
+  problem.bwd = (struct lade_attention_bwd_args){
+      .dtype = dtype, .batch = size.batch, .time = size.time, .heads = size.heads, .key_heads = size.key_heads,
+      .head_dim = size.head_dim, .drop = drop, .qkv = problem.fwd.qkv, .out = problem.fwd.out, .lse = problem.fwd.lse,
+      .d_out = operand_make(dtype, values, 2, problem.n_out, &d_out),
+      .d_qkv = memory_make((size_t)problem.n_qkv * d)};
+  problem.bwd_exact = problem.bwd;
+  problem.bwd_exact.dtype = LADE_F64;
+  problem.bwd_exact.qkv = qkv;
+  problem.bwd_exact.out = problem.fwd_exact.out;
+  problem.bwd_exact.lse = problem.fwd_exact.lse;
+  problem.bwd_exact.d_out = d_out;
+  problem.bwd_exact.d_qkv = memory_make((size_t)problem.n_qkv * sizeof(double));
+  return problem;
+}
+
+static void problem_free(struct problem *problem)
+{
+  free((void *)problem->fwd.qkv);
+  free(problem->fwd.out);
+  free(problem->fwd.lse);
+  free((void *)problem->fwd_exact.qkv);
+  free(problem->fwd_exact.out);
+  free(problem->fwd_exact.lse);
+  free((void *)problem->bwd.d_out);
+  free(problem->bwd.d_qkv);
+  free((void *)problem->bwd_exact.d_out);
+  free(problem->bwd_exact.d_qkv);
+}
+
+static void run(struct problem *problem, const struct lade_kernels *kernels, int n_threads)
+{
+  lade_pool *pool;
+  assert_int_equal(lade_pool_create(n_threads, &pool), 0);
+  memset(problem->fwd.out, 0xff, (size_t)problem->n_out * lade_dtype_bytes(problem->fwd.dtype));
+  memset(problem->bwd.d_qkv, 0xff, (size_t)problem->n_qkv * lade_dtype_bytes(problem->fwd.dtype));
+  kernel_call(kernels, LADE_K_ATTENTION_FWD, &problem->fwd, &problem->fwd.workspace, pool);
+  kernel_call(kernels, LADE_K_ATTENTION_BWD, &problem->bwd, &problem->bwd.workspace, pool);
+  lade_pool_destroy(pool);
+}
+
+static void compare(const char *what, const char *variant, const struct problem *problem, enum lade_dtype dtype,
+                    const void *data, const void *exact, int64_t n)
+{
+  double norm, error = error_get(dtype, data, exact, n, &norm);
+  /* Rounded operands of a second product; a gradient also carries delta's rounded output. */
+  double bound = 4 * unit_get(problem->fwd.dtype) + 0x1p-20;
+  if (!(error <= bound * norm + 1e-6))
+    fail_msg("%s %s %s batch %ld time %ld heads %ld/%ld dim %ld: error %g of %g, bound %g", what, variant,
+             lade_dtype_name(problem->fwd.dtype), (long)problem->fwd.batch, (long)problem->fwd.time,
+             (long)problem->fwd.heads, (long)problem->fwd.key_heads, (long)problem->fwd.head_dim, error, norm, bound);
+}
+
+static void problem_check(enum lade_dtype dtype, struct size size, struct lade_drop drop, enum values values)
+{
+  struct lade_kernels levels[LEVELS];
+  int n_levels = levels_make(levels);
+  struct problem problem = problem_make(dtype, size, drop, values);
+  kernel_call(&levels[0], LADE_K_ATTENTION_FWD, &problem.fwd_exact, &problem.fwd_exact.workspace, NULL);
+  kernel_call(&levels[0], LADE_K_ATTENTION_BWD, &problem.bwd_exact, &problem.bwd_exact.workspace, NULL);
+  size_t out_bytes = (size_t)problem.n_out * lade_dtype_bytes(dtype);
+  size_t d_qkv_bytes = (size_t)problem.n_qkv * lade_dtype_bytes(dtype);
+  void *out = memory_make(out_bytes), *d_qkv = memory_make(d_qkv_bytes);
+  for (int level = 0; level < n_levels; level++) {
+    const char *variant = levels[level].variant[LADE_K_ATTENTION_FWD];
+    run(&problem, &levels[level], 1);
+    memcpy(out, problem.fwd.out, out_bytes);
+    memcpy(d_qkv, problem.bwd.d_qkv, d_qkv_bytes);
+    compare("out", variant, &problem, dtype, problem.fwd.out, problem.fwd_exact.out, problem.n_out);
+    compare("lse", variant, &problem, LADE_F32, problem.fwd.lse, problem.fwd_exact.lse, problem.n_lse);
+    compare("d_qkv", variant, &problem, dtype, problem.bwd.d_qkv, problem.bwd_exact.d_qkv, problem.n_qkv);
+    for (int n_threads = 2; n_threads <= 5; n_threads += 3) {
+      run(&problem, &levels[level], n_threads);
+      assert_memory_equal(out, problem.fwd.out, out_bytes);
+      assert_memory_equal(d_qkv, problem.bwd.d_qkv, d_qkv_bytes);
+    }
+  }
+  free(out);
+  free(d_qkv);
+  problem_free(&problem);
+}
+
+static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
+static const struct size sizes[] = {{1, 1, 1, 1, 1},   {2, 7, 2, 1, 8},   {1, 95, 2, 2, 64}, {1, 97, 4, 2, 33},
+                                    {2, 200, 1, 1, 64}, {1, 193, 3, 1, 16}, {1, 50, 2, 1, 256}, {1, 301, 1, 1, 5}};
+
+static void any_shape_and_dtype_is_right(void **state)
+{
+  for (size_t d = 0; d < LADE_COUNT(dtypes); d++)
+    for (size_t s = 0; s < LADE_COUNT(sizes); s++)
+      problem_check(dtypes[d], sizes[s], (struct lade_drop){0}, RANDOM);
+}
+
+static void dropout_draws_by_element(void **state)
+{
+  struct lade_drop drop = {.drop_below = 0x40000000, .stream = 9, .scale = 4.0f / 3, .first_element = 1000003};
+  for (size_t d = 0; d < LADE_COUNT(dtypes); d++)
+    for (size_t s = 0; s < LADE_COUNT(sizes); s++)
+      problem_check(dtypes[d], sizes[s], drop, RANDOM);
+}
+
+static void equal_scores_of_any_size_are_right(void **state)
+{
+  for (int values = ALL_MIN; values <= ALL_MAX; values++)
+    problem_check(LADE_BF16, (struct size){1, 130, 2, 1, 64}, (struct lade_drop){0}, (enum values)values);
+}
+
+int main(void)
+{
+  printf("seed %d\n", SEED);
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(any_shape_and_dtype_is_right),
+      cmocka_unit_test(dropout_draws_by_element),
+      cmocka_unit_test(equal_scores_of_any_size_are_right),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
