@@ -268,7 +268,8 @@ static int file_read(const char *path, struct lade_error *error, char **ret_text
   int code = ferror(file) ? -(errno ? errno : EIO) : 0;
   fclose(file);
   if (code < 0)
-    lade_error_set(error, code, "%s: %s", path, code == -EISDIR ? "is a directory: name its config.json" : strerror(-code));
+    lade_error_set(error, code, "%s: %s", path,
+                   code == -EISDIR ? "is a directory: name its config.json" : strerror(-code));
   else if (bytes > MAX_FILE_BYTES)
     code = lade_error_set(error, -EINVAL, "%s: larger than %d MiB: not a model's config.json", path,
                           MAX_FILE_BYTES >> 20);

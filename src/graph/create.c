@@ -70,7 +70,8 @@ int lade_build_tensor(struct lade_build *build, enum lade_tensor_kind kind, enum
 }
 
 /* "h.3" and "ln_1.weight" make "h.3.ln_1.weight". */
-static void unit_name(const struct lade_build *build, const char *name, const char *suffix, char *ret_name, size_t bytes)
+static void unit_name(const struct lade_build *build, const char *name, const char *suffix, char *ret_name,
+                      size_t bytes)
 {
   snprintf(ret_name, bytes, "%s.%s%s", build->graph->units[build->unit].name, name, suffix);
 }

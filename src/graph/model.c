@@ -135,6 +135,7 @@ int64_t lade_model_n_params(const struct lade_model *model)
 
 double lade_model_flops_per_token(const struct lade_model *model, int64_t time)
 {
-  double weights = (double)model->layers * (double)block_weights(model) + (double)model->vocabulary * (double)model->width;
-  return 6 * weights + 6 * (double)model->layers * (double)model->width * (double)time;
+  double layers = (double)model->layers, d = (double)model->width;
+  double weights = layers * (double)block_weights(model) + (double)model->vocabulary * d;
+  return 6 * weights + 6 * layers * d * (double)time;
 }

@@ -52,6 +52,6 @@ int lade_model_preset(const char *name, struct lade_model *ret_model, struct lad
     size_t used = strlen(names);
     snprintf(names + used, sizeof(names) - used, "%s%s", i ? ", " : "", presets[i].name);
   }
-  return lade_error_set(error, -ENOENT, "no model named '%.64s': expected one of %s, or the path of a config.json", name,
-                        names);
+  return lade_error_set(error, -ENOENT, "no model named '%.64s': expected one of %s, or the path of a config.json",
+                        name, names);
 }

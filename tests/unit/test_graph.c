@@ -423,7 +423,8 @@ static void absurd_configs_are_refused_naming_the_field(void **state)
   config_refuse("{" GPT2_FIELDS ",\"n_inner\":1000000000000000000}", "n_inner is 1000000000000000000", NULL, NULL);
   config_refuse("{" GPT2_FIELDS ",\"n_inner\":99999999999999999999}", "not JSON", "line 1", NULL);
   config_refuse("{" GPT2_FIELDS ",\"n_inner\":\"3072\"}", "n_inner is \"3072\"", NULL, NULL);
-  config_refuse("{" GPT2_FIELDS ",\"activation_function\":\"relu\"}", "activation_function is \"relu\"", "gelu_new", NULL);
+  config_refuse("{" GPT2_FIELDS ",\"activation_function\":\"relu\"}", "activation_function is \"relu\"",
+                "gelu_new", NULL);
   config_refuse("{" GPT2_FIELDS ",\"layer_norm_epsilon\":-1}", "layer_norm_epsilon is -1", NULL, NULL);
   config_refuse("{" GPT2_FIELDS ",\"layer_norm_epsilon\":[]}", "layer_norm_epsilon is []", "number", NULL);
   config_refuse("{" GPT2_FIELDS ",\"scale_attn_weights\":false}", "scale_attn_weights is false", NULL, NULL);
@@ -469,7 +470,8 @@ static void every_size_field_is_checked(void **state)
                "n_head");
   sizes_refuse("{\"model_type\":\"gpt2\",\"n_positions\":8,\"n_embd\":8,\"n_layer\":1,\"n_head\":1,\"vocab_size\":%s}",
                "vocab_size");
-  config_refuse("{\"model_type\":\"gpt2\",\"n_positions\":8,\"n_embd\":768,\"n_layer\":1,\"n_head\":7,\"vocab_size\":9}",
+  config_refuse("{\"model_type\":\"gpt2\",\"n_positions\":8,\"n_embd\":768,\"n_layer\":1,\"n_head\":7,"
+                "\"vocab_size\":9}",
                 "n_head is 7", "divisor of n_embd, 768", NULL);
   config_refuse("{\"model_type\":\"llama\",\"max_position_embeddings\":8,\"hidden_size\":12,\"num_hidden_layers\":1,"
                 "\"intermediate_size\":9,\"num_attention_heads\":4,\"num_key_value_heads\":1,\"vocab_size\":9}",
@@ -551,15 +553,17 @@ static void executed_matmul_flops_are_the_formulas(void **state)
   double products = 0, attention = 0, head = 0;
   for (int i = 0; i < graph->n_ops; i++) {
     enum lade_op_kind kind = graph->ops[i].kind;
-    products += kind == LADE_OP_MATMUL || kind == LADE_OP_MATMUL_DX || kind == LADE_OP_MATMUL_DW ? graph->ops[i].flops : 0;
-    attention += kind == LADE_OP_ATTENTION || kind == LADE_OP_ATTENTION_BWD ? graph->ops[i].flops : 0;
-    head += kind == LADE_OP_HEAD_LOSS || kind == LADE_OP_HEAD_LOSS_BWD ? graph->ops[i].flops : 0;
+    double flops = graph->ops[i].flops;
+    products += kind == LADE_OP_MATMUL || kind == LADE_OP_MATMUL_DX || kind == LADE_OP_MATMUL_DW ? flops : 0;
+    attention += kind == LADE_OP_ATTENTION || kind == LADE_OP_ATTENTION_BWD ? flops : 0;
+    head += kind == LADE_OP_HEAD_LOSS || kind == LADE_OP_HEAD_LOSS_BWD ? flops : 0;
   }
   double n = (double)(batch * time), d = 768;
   assert_true(products == 6 * n * 12 * 12 * d * d);
   assert_true(head == 8 * n * 50257 * d); /* forward, logits again, dx, d_weight */
   assert_true(attention == 12 * 7 * n * (double)(time + 1) * d);
-  assert_true(lade_model_flops_per_token(&model, time) == 6 * (12 * 12 * d * d + 50257 * d) + 6 * 12 * d * (double)time);
+  double necessary = 6 * (12 * 12 * d * d + 50257 * d) + 6 * 12 * d * (double)time;
+  assert_true(lade_model_flops_per_token(&model, time) == necessary);
   lade_graph_destroy(graph);
 }
 
