@@ -9,20 +9,22 @@
  * guarantees; a wait for an event that was never submitted is a deadlock and is reported as one.
  *
  * A later wait asks when an earlier event happened, so each queue remembers the times of its last 2^20 events in
- * a ring (the design's largest list; 8 MiB of zero pages that cost memory as they are used). An event that has
- * fallen out of the ring ended no later than the oldest one in it, whose time is taken: a bound from above.
+ * a ring (the largest list that a program is designed for). The ring is 8 MiB of addresses that become memory
+ * as they are used. An event that has fallen out of the ring ended no later than the oldest one in it, whose
+ * time is taken: a bound from above.
  *
  * One mutex guards all clocks. It orders nothing by itself: the times are a function of the order of submission.
  */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
+#include <sys/mman.h>
 
 #include "device/device_ops.h"
 
 #define CHUNK_BYTES ((uint64_t)2 << 20)
 #define EVENTS_KEPT ((uint64_t)1 << 20)
+#define EVENTS_BYTES (EVENTS_KEPT * sizeof(int64_t))
 #define FIRST_ADDRESS ((uint64_t)1 << 56) /* above what any machine gives a process: never a real pointer */
 #define LAST_ADDRESS ((uint64_t)1 << 62)
 
@@ -90,13 +92,22 @@ static struct dry_device *dry_of(const lade_queue *queue)
   return (struct dry_device *)queue->device;
 }
 
+/* Memory that is zero and costs nothing until it is used, which calloc does not promise. */
+static int64_t *events_create(lade_device *device)
+{
+  if (lade_fault(device->faults, LADE_FAULT_HEAP))
+    return NULL;
+  void *at = mmap(NULL, EVENTS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return at == MAP_FAILED ? NULL : at;
+}
+
 static int dry_queue_create(lade_device *device, enum lade_queue_role role, lade_queue **ret_queue)
 {
   struct dry_device *dry = (struct dry_device *)device;
   struct dry_queue *queue = lade_fault_calloc(device->faults, 1, sizeof(*queue));
   if (!queue)
     return -ENOMEM;
-  queue->end_ns = lade_fault_calloc(device->faults, EVENTS_KEPT, sizeof(*queue->end_ns));
+  queue->end_ns = events_create(device);
   if (!queue->end_ns) {
     free(queue);
     return -ENOMEM;
@@ -113,7 +124,7 @@ static int dry_queue_create(lade_device *device, enum lade_queue_role role, lade
 static void dry_queue_destroy(lade_queue *base)
 {
   struct dry_queue *queue = (struct dry_queue *)base;
-  free(queue->end_ns);
+  munmap(queue->end_ns, EVENTS_BYTES);
   free(queue);
 }
 

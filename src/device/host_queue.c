@@ -13,14 +13,14 @@
  * every count, so that a wait for something that can no longer come ends, with -ECANCELED as the
  * device's status, instead of hanging a thread for ever.
  *
- * Throttling. A copy over a link is due at start + latency + bytes / rate. When the queue went straight from one
- * link copy to the next, the next one starts when the last was due, not when its sleep really ended: oversleeping
- * is made good, and many small copies keep the rate. When the queue had been idle, or the machine itself was
- * slower than the link, it starts now. So no run of copies is ever faster than its link. The bytes are
- * copied first and the rest of the time is slept, which leaves the core to the kernels.
+ * Throttling. A copy over a link is due at start + latency + bytes / rate, and starts when the one before it was due,
+ * when it was submitted, or when the last event that it waits for had happened, whichever is latest; not when
+ * this thread got round to it. Oversleeping and waiting for a core are so made good, as far as LATE_NS goes, and
+ * many small copies keep the rate, yet none is ever done sooner than the link would have done it. The
+ * bytes are copied first and the rest of the time is slept, which leaves the core to the kernels.
  *
- * Rejected: copying with several threads of the pool. A single thread reaches most of the memory's bandwidth, and
- * the pool is busy with the kernels that the copy should hide behind.
+ * Rejected: copying with several threads of the pool. Two threads copied no faster than one where it was measured
+ * (docs/device.md), and the pool is busy with the kernels that the copy should hide behind.
  */
 #include <errno.h>
 #include <signal.h>
@@ -34,6 +34,8 @@
 
 #define RING_ENTRIES 4096 /* power of two; a step's instructions of one queue, run ahead */
 
+#define LATE_NS 2000000   /* the most that later copies make good: some turns of a shared core */
+
 enum entry_kind { ENTRY_WORK, ENTRY_COPY, ENTRY_WAIT, ENTRY_STOP };
 
 struct host_queue {
@@ -42,7 +44,7 @@ struct host_queue {
   struct counter submitted;     /* entries put into the ring */
   struct counter taken;         /* entries taken out */
   struct counter done;          /* the event counter */
-  _Atomic int64_t busy_ns, now_ns;
+  _Atomic int64_t busy_ns, now_ns; /* now: when the last work ended or the last signal came */
   atomic_int n_refs;    /* the owner and every wait for this queue that is in a ring */
   uint64_t final_count; /* set before done is raised past every count */
   pthread_t thread;     /* none for signal queues */
@@ -54,14 +56,18 @@ struct host_queue {
 
   /* the consumer's */
   _Alignas(64) uint64_t n_done;
-  int64_t due_ns; /* when the last link copy was due; 0: the next one starts now */
+  int64_t due_ns;   /* when the last link copy was due */
+  int64_t ready_ns; /* no earlier than the events waited for, and the end of the last work */
 };
 
 struct entry {
   enum entry_kind kind;
   union {
     struct lade_work work;
-    struct lade_copy copy;
+    struct {
+      struct lade_copy copy;
+      int64_t submit_ns; /* of a link's queue */
+    };
     struct {
       struct host_queue *queue;
       uint64_t count;
@@ -93,17 +99,17 @@ static void sleep_until(int64_t at_ns)
     ;
 }
 
-static void link_copy_wait(struct host_queue *queue, const struct lade_copy *copy, int64_t start_ns)
+static void link_wait(struct host_queue *queue, uint64_t bytes, int64_t submit_ns)
 {
-  int64_t from_ns = queue->due_ns ? queue->due_ns : start_ns;
-  int64_t due_ns = from_ns + lade_link_ns(queue->link, copy->bytes);
-  bool is_link_slower = lade_now_ns() < due_ns;
-  if (is_link_slower)
+  int64_t from_ns = LADE_MAX(LADE_MAX(queue->due_ns, queue->ready_ns), submit_ns);
+  int64_t due_ns = from_ns + lade_link_ns(queue->link, bytes);
+  int64_t now_ns = lade_now_ns();
+  if (now_ns < due_ns)
     sleep_until(due_ns);
-  queue->due_ns = is_link_slower ? due_ns : 0;
+  queue->due_ns = LADE_MAX(due_ns, now_ns - LATE_NS);
 }
 
-static void copy_run(struct host_queue *queue, const struct lade_copy *copy, int64_t start_ns)
+static void copy_run(struct host_queue *queue, const struct lade_copy *copy, int64_t submit_ns)
 {
   int error = lade_fault(queue->base.device->faults, LADE_FAULT_COPY);
   if (error)
@@ -111,10 +117,11 @@ static void copy_run(struct host_queue *queue, const struct lade_copy *copy, int
   else if (copy->bytes)
     memcpy(copy->dst, copy->src, copy->bytes);
   if (queue->link)
-    link_copy_wait(queue, copy, start_ns);
+    link_wait(queue, copy->bytes, submit_ns);
 }
 
-static void counted_finish(struct host_queue *queue, int64_t start_ns, struct lade_span *ret_span)
+/* Count one piece of work. Returns when it ended. */
+static int64_t counted_finish(struct host_queue *queue, int64_t start_ns, struct lade_span *ret_span)
 {
   int64_t end_ns = lade_now_ns();
   int64_t busy_ns = atomic_load_explicit(&queue->busy_ns, memory_order_relaxed) + end_ns - start_ns;
@@ -123,12 +130,14 @@ static void counted_finish(struct host_queue *queue, int64_t start_ns, struct la
   if (ret_span)
     *ret_span = (struct lade_span){start_ns, end_ns};
   counter_raise(&queue->done, ++queue->n_done);
+  return end_ns;
 }
 
 static void wait_run(struct host_queue *queue, struct host_queue *other, uint64_t count)
 {
-  if (counter_wait(&other->done, count))
-    queue->due_ns = 0;
+  counter_wait(&other->done, count);
+  int64_t then_ns = atomic_load_explicit(&other->now_ns, memory_order_relaxed);
+  queue->ready_ns = LADE_MAX(queue->ready_ns, then_ns);
   if (counter_get(&other->done) == UINT64_MAX && count > other->final_count)
     lade_device_fail(queue->base.device, -ECANCELED);
   queue_unref(other);
@@ -142,12 +151,11 @@ static void entry_run(struct host_queue *queue, const struct entry *entry)
   }
   int64_t start_ns = lade_now_ns();
   if (entry->kind == ENTRY_COPY) {
-    copy_run(queue, &entry->copy, start_ns);
+    copy_run(queue, &entry->copy, entry->submit_ns);
     counted_finish(queue, start_ns, entry->copy.ret_span);
   } else {
     entry->work.fn(entry->work.args);
-    queue->due_ns = 0;
-    counted_finish(queue, start_ns, entry->work.ret_span);
+    queue->ready_ns = counted_finish(queue, start_ns, entry->work.ret_span);
   }
 }
 
@@ -157,8 +165,7 @@ static void *queue_main(void *arg)
   if (queue->link)
     prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); /* nanoseconds; the default would add 50 us to every copy */
   for (uint64_t i = 0;; i++) {
-    if (counter_wait(&queue->submitted, i + 1))
-      queue->due_ns = 0;
+    counter_wait(&queue->submitted, i + 1);
     struct entry entry = queue->ring[i % RING_ENTRIES];
     counter_raise(&queue->taken, i + 1);
     if (entry.kind == ENTRY_STOP)
@@ -172,8 +179,8 @@ static void *queue_main(void *arg)
 static void entry_submit(struct host_queue *queue, const struct entry *entry)
 {
   uint64_t i = queue->n_entries++;
-  if (i >= RING_ENTRIES)
-    counter_wait(&queue->taken, i - RING_ENTRIES + 1);
+  if (i - counter_get(&queue->taken) == RING_ENTRIES)
+    counter_wait(&queue->taken, i - RING_ENTRIES / 2); /* woken once per half a ring, not once per entry */
   queue->ring[i % RING_ENTRIES] = *entry;
   counter_raise(&queue->submitted, i + 1);
 }
@@ -248,7 +255,8 @@ uint64_t lade_host_queue_copy(lade_queue *base, const struct lade_copy *copy)
 {
   struct host_queue *queue = (struct host_queue *)base;
   uint64_t count = ++queue->n_counted;
-  entry_submit(queue, &(struct entry){.kind = ENTRY_COPY, .copy = *copy});
+  int64_t submit_ns = queue->link ? lade_now_ns() : 0;
+  entry_submit(queue, &(struct entry){.kind = ENTRY_COPY, .copy = *copy, .submit_ns = submit_ns});
   return count;
 }
 
@@ -268,6 +276,7 @@ void lade_host_queue_signal(lade_queue *base, uint64_t count, int64_t predicted_
 {
   struct host_queue *queue = (struct host_queue *)base;
   LADE_ASSERT(count < UINT64_MAX);
+  atomic_store_explicit(&queue->now_ns, lade_now_ns(), memory_order_relaxed);
   counter_raise_max(&queue->done, count);
 }
 

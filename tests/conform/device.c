@@ -602,24 +602,24 @@ static void copies_arrive_whole_and_in_order(void **state)
   assert_int_equal(lade_device_reserve(device, 4 * CHUNK, &at), 0);
   lade_chunk *chunk = chunk_open(device, 4 * CHUNK);
   assert_int_equal(lade_device_map(device, at, chunk), 0);
-  uint64_t bytes[] = {0, 1, 63, 4096, MIB + 7, 3 * MIB};
-  char *source = malloc(3 * MIB), *result = calloc(1, 3 * MIB);
-  for (uint64_t i = 0; i < 3 * MIB; i++)
+  uint64_t sizes[] = {0, 1, 63, 4096, MIB + 7, 3 * MIB};
+  char *source = malloc(4 * MIB), *result = calloc(1, 4 * MIB);
+  for (uint64_t i = 0; i < 4 * MIB; i++)
     source[i] = (char)(i * 131 + (i >> 11));
-  for (size_t i = 0; i < LADE_COUNT(bytes); i++) {
+  for (size_t i = 0; i < LADE_COUNT(sizes); i++) {
     struct lade_span up = {0}, down = {0};
-    char *device_at = target->is_dry ? (char *)(uintptr_t)at : (char *)words(at) + 5 * i;
-    lade_queue_copy(to_device, &(struct lade_copy){device_at, source + i, bytes[i] - (bytes[i] == 3 * MIB) * i, 0, &up},
-                    &count);
+    char *device_at = (char *)(uintptr_t)(at + 5 * i);
+    int64_t before_ns = target->is_dry ? lade_queue_now_ns(to_device) : lade_now_ns();
+    lade_queue_copy(to_device, &(struct lade_copy){device_at, source + i, sizes[i], 0, &up}, &count);
     assert_int_equal(count, i + 1);
     lade_queue_wait(to_host, to_device, count);
-    lade_queue_copy(to_host, &(struct lade_copy){result, device_at, bytes[i] - (bytes[i] == 3 * MIB) * i, 0, &down},
-                    &count);
+    lade_queue_copy(to_host, &(struct lade_copy){result, device_at, sizes[i], 0, &down}, &count);
     assert_int_equal(lade_queue_sync(to_host, count), 0);
-    assert_true(up.end_ns - up.start_ns >= (int64_t)link_to_device.latency_ns);
+    assert_true(up.end_ns - before_ns >= (int64_t)(sizes[i] + link_to_device.latency_ns)); /* 1 GB/s */
+    assert_true(down.end_ns - up.end_ns >= (int64_t)(sizes[i] / 2 + link_to_host.latency_ns));
     assert_true(down.start_ns >= up.end_ns);
     if (!target->is_dry)
-      assert_memory_equal(result, source + i, bytes[i] - (bytes[i] == 3 * MIB) * i);
+      assert_memory_equal(result, source + i, sizes[i]);
   }
   lade_queue_destroy(to_device);
   lade_queue_destroy(to_host);
