@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Small files, whole: read with a bound on their size, replaced so that a reader at any moment (a
+ * crash included) finds the old contents or the new, never a part.
+ */
+#ifndef LADE_FILE_H
+#define LADE_FILE_H
+
+#include <stddef.h>
+
+#include "lade/types.h"
+
+/*
+ * Read the regular file @path into memory that the caller frees, with a zero byte after its end.
+ * -EINVAL for a file past @max_bytes or one that is no file; -ENOENT, -EACCES, ... as the system says;
+ * -ENOMEM. Any thread. Blocks.
+ */
+int lade_file_load(const char *path, size_t max_bytes, struct lade_error *error, char **ret_text, size_t *ret_bytes);
+
+/*
+ * Make @path hold exactly @bytes of @data: a temporary file beside it, fsync, rename, fsync of the
+ * directory. On failure @path is as it was and the temporary file is gone. Any thread. Blocks.
+ */
+int lade_file_replace(const char *path, const void *data, size_t bytes, struct lade_error *error);
+
+#endif

@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Machines as JSON: one table of fields drives reading, writing and checking.
+ *
+ * Each row of the table is a path in the JSON object ("store.read_bytes_per_s"), a place in the struct,
+ * a type and a range. Reading walks the table and looks each path up; what is in the file but not in
+ * the table is refused, so that a misspelt field is never silently a default. A file may begin from a preset
+ * ("preset": "h100-80g") and state only what differs; without one every field that has no default in the
+ * table is required.
+ *
+ * Capacities are written in bytes and accepted as a person's sizes too ("80GiB"); rates are plain numbers in
+ * units per second. Ranges are wide (a rate from 1 kB/s to 1 EB/s) and there to catch a wrong unit, a
+ * sign or an infinity, since every number is divided by later. Values echoed in a message come from
+ * jansson's encoder, cut short, so that a hostile string stays one line.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "base/base.h"
+#include "base/file.h"
+#include "machine/machine.h"
+
+#define MAX_FILE_BYTES (1 << 20)
+#define ECHO_BYTES 48
+
+enum field_type { FIELD_TEXT, FIELD_COUNT, FIELD_FLAG, FIELD_BYTES, FIELD_WHOLE_RATE, FIELD_NUMBER };
+
+struct field {
+  const char *path; /* at most one dot */
+  size_t offset;
+  enum field_type type;
+  double low, high;
+  bool is_optional; /* keeps what the struct has: 0, or the preset's */
+  bool has_zero;    /* 0 is allowed below @low, with the meaning that machine.h gives it */
+};
+
+#define AT(member) offsetof(struct lade_machine, member)
+#define LEAST_RATE 1e3
+#define MOST_RATE 1e18
+
+static const struct field fields[] = {
+    {"name", AT(name), FIELD_TEXT, 1, LADE_MACHINE_NAME_BYTES - 1, false, false},
+    {"cores", AT(n_cores), FIELD_COUNT, 1, 65536, false, false},
+    {"unified", AT(is_unified), FIELD_FLAG, 0, 1, false, false},
+    {"device_bytes", AT(device_bytes), FIELD_BYTES, 1 << 20, 0x1p60, false, false},
+    {"host_bytes", AT(host_bytes), FIELD_BYTES, 1 << 20, 0x1p60, false, false},
+    {"matmul_flops_per_s.f32", AT(matmul_flops_per_s[LADE_F32]), FIELD_NUMBER, 1e6, 1e18, false, false},
+    {"matmul_flops_per_s.bf16", AT(matmul_flops_per_s[LADE_BF16]), FIELD_NUMBER, 1e6, 1e18, true, true},
+    {"matmul_flops_per_s.f16", AT(matmul_flops_per_s[LADE_F16]), FIELD_NUMBER, 1e6, 1e18, true, true},
+    {"device_bytes_per_s", AT(device_bytes_per_s), FIELD_NUMBER, LEAST_RATE, MOST_RATE, false, false},
+    {"launch_ns", AT(launch_ns), FIELD_NUMBER, 0, 1e9, false, false},
+    {"to_host.bytes_per_s", AT(to_host.bytes_per_s), FIELD_WHOLE_RATE, LEAST_RATE, MOST_RATE, false, false},
+    {"to_host.latency_ns", AT(to_host.latency_ns), FIELD_WHOLE_RATE, 0, 1e12, true, false},
+    {"to_device.bytes_per_s", AT(to_device.bytes_per_s), FIELD_WHOLE_RATE, LEAST_RATE, MOST_RATE, false, false},
+    {"to_device.latency_ns", AT(to_device.latency_ns), FIELD_WHOLE_RATE, 0, 1e12, true, false},
+    {"duplex", AT(is_duplex), FIELD_FLAG, 0, 1, false, false},
+    {"host_bytes_per_s", AT(host_bytes_per_s), FIELD_NUMBER, LEAST_RATE, MOST_RATE, false, false},
+    {"store.bytes", AT(store.bytes), FIELD_BYTES, 0, 0x1p62, true, false},
+    {"store.read_bytes_per_s", AT(store.read_bytes_per_s), FIELD_NUMBER, LEAST_RATE, MOST_RATE, true, true},
+    {"store.write_bytes_per_s", AT(store.write_bytes_per_s), FIELD_NUMBER, LEAST_RATE, MOST_RATE, true, true},
+    {"store.total_bytes_per_s", AT(store.total_bytes_per_s), FIELD_NUMBER, LEAST_RATE, MOST_RATE, true, true},
+    {"store.latency_ns", AT(store.latency_ns), FIELD_NUMBER, 0, 1e12, true, false},
+};
+
+static void *field_at(const struct field *field, const struct lade_machine *machine)
+{
+  return (char *)machine + field->offset;
+}
+
+/* The field's value as a number; text has its length. */
+static double field_number(const struct field *field, const struct lade_machine *machine)
+{
+  const void *at = field_at(field, machine);
+  switch (field->type) {
+  case FIELD_TEXT:
+    return (double)strlen(at);
+  case FIELD_COUNT:
+    return *(const int *)at;
+  case FIELD_FLAG:
+    return *(const bool *)at;
+  case FIELD_BYTES:
+  case FIELD_WHOLE_RATE:
+    return (double)*(const uint64_t *)at;
+  default:
+    return *(const double *)at;
+  }
+}
+
+static bool in_range(const struct field *field, double value)
+{
+  return (value >= field->low && value <= field->high) || (value == 0 && field->has_zero);
+}
+
+/* ---- reading ---- */
+
+struct source {
+  const char *where;
+  const json_t *object;
+  struct lade_error *error;
+};
+
+static const json_t *path_find(const json_t *object, const char *path)
+{
+  const char *dot = strchr(path, '.');
+  if (!dot)
+    return json_object_get(object, path);
+  char head[32];
+  size_t length = (size_t)(dot - path);
+  LADE_ASSERT(length < sizeof(head));
+  memcpy(head, path, length);
+  head[length] = 0;
+  return json_object_get(json_object_get(object, head), dot + 1);
+}
+
+static int field_refuse(const struct source *source, const struct field *field, const json_t *value)
+{
+  char echo[ECHO_BYTES] = "missing";
+  char *text = value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
+  if (text) {
+    snprintf(echo, sizeof(echo), "%s", text);
+    if (strlen(text) >= sizeof(echo))
+      memcpy(echo + sizeof(echo) - 4, "...", 4);
+  }
+  free(text);
+  char expected[96];
+  if (field->type == FIELD_FLAG)
+    snprintf(expected, sizeof(expected), "true or false");
+  else if (field->type == FIELD_TEXT)
+    snprintf(expected, sizeof(expected), "a text of %g to %g bytes", field->low, field->high);
+  else
+    snprintf(expected, sizeof(expected), "%s from %g to %g%s",
+             field->type == FIELD_BYTES ? "bytes or a size such as \"80GiB\"," : "a number", field->low, field->high,
+             field->has_zero ? ", or 0" : "");
+  return lade_error_set(source->error, -EINVAL, "%s: %s is %s: expected %s", source->where, field->path, echo,
+                        expected);
+}
+
+/* The number that @value means to @field. */
+static bool number_of(const struct field *field, const json_t *value, double *ret_number)
+{
+  uint64_t bytes;
+  if (field->type == FIELD_FLAG) {
+    *ret_number = json_is_true(value);
+    return json_is_boolean(value);
+  }
+  if (field->type == FIELD_BYTES && json_is_string(value)) {
+    if (lade_size_parse(json_string_value(value), &bytes))
+      return false;
+    *ret_number = (double)bytes;
+    return true;
+  }
+  *ret_number = json_number_value(value);
+  bool is_whole = field->type == FIELD_COUNT || field->type == FIELD_BYTES || field->type == FIELD_WHOLE_RATE;
+  return json_is_number(value) && isfinite(*ret_number) && (!is_whole || *ret_number == floor(*ret_number));
+}
+
+static bool field_set(const struct field *field, const json_t *value, struct lade_machine *machine)
+{
+  void *at = field_at(field, machine);
+  double number;
+  if (field->type == FIELD_TEXT) {
+    const char *text = json_string_value(value);
+    if (!text || !in_range(field, (double)strlen(text)))
+      return false;
+    memcpy(at, text, strlen(text) + 1);
+    return true;
+  }
+  if (!number_of(field, value, &number) || !in_range(field, number))
+    return false;
+  switch (field->type) {
+  case FIELD_COUNT:
+    *(int *)at = (int)number;
+    break;
+  case FIELD_FLAG:
+    *(bool *)at = number != 0;
+    break;
+  case FIELD_BYTES:
+  case FIELD_WHOLE_RATE:
+    *(uint64_t *)at = json_is_integer(value) ? (uint64_t)json_integer_value(value) : (uint64_t)number;
+    break;
+  default:
+    *(double *)at = number;
+  }
+  return true;
+}
+
+/* Does @path name a group of fields? Groups hold no groups, which bounds the depth of what is read. */
+static bool group_is(const char *path)
+{
+  size_t length = strlen(path);
+  for (size_t i = 0; i < LADE_COUNT(fields); i++) {
+    if (!strncmp(fields[i].path, path, length) && fields[i].path[length] == '.')
+      return true;
+  }
+  return false;
+}
+
+static bool is_known(const char *path)
+{
+  for (size_t i = 0; i < LADE_COUNT(fields); i++) {
+    if (!strcmp(fields[i].path, path))
+      return true;
+  }
+  return group_is(path) || !strcmp(path, "preset");
+}
+
+/* Refuse members that no field has, and groups that are no objects. */
+static int unknown_refuse(const struct source *source, const json_t *object, const char *prefix)
+{
+  const char *key;
+  json_t *value;
+  json_object_foreach((json_t *)object, key, value)
+  {
+    char path[80];
+    bool fits = snprintf(path, sizeof(path), "%s%s", prefix, key) < (int)sizeof(path);
+    if (!fits || !is_known(path)) {
+      json_t *name = json_string(key); /* echoed through the encoder: a key may hold anything */
+      char *text = name ? json_dumps(name, JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
+      int rc = lade_error_set(source->error, -EINVAL, "%s: unknown field %s%.64s: see docs/machine.md", source->where,
+                              prefix, text ? text : "?");
+      free(text);
+      json_decref(name);
+      return rc;
+    }
+    bool is_group = group_is(path);
+    if (is_group != json_is_object(value))
+      return lade_error_set(source->error, -EINVAL, "%s: %s is %s: expected %s", source->where, path,
+                            is_group ? "no object" : "an object", is_group ? "one" : "a value");
+    if (!is_group)
+      continue;
+    char deeper[84];
+    snprintf(deeper, sizeof(deeper), "%s.", path);
+    int rc = unknown_refuse(source, value, deeper);
+    if (rc)
+      return rc;
+  }
+  return 0;
+}
+
+int lade_machine_check(const struct lade_machine *machine, const char *where, struct lade_error *error)
+{
+  for (size_t i = 0; i < LADE_COUNT(fields); i++) {
+    if (!in_range(&fields[i], field_number(&fields[i], machine)))
+      return lade_error_set(error, -EINVAL, "%s: %s is %g: expected %g to %g", where, fields[i].path,
+                            field_number(&fields[i], machine), fields[i].low, fields[i].high);
+  }
+  const struct lade_machine_store *store = &machine->store;
+  if (store->bytes && (store->read_bytes_per_s == 0 || store->write_bytes_per_s == 0))
+    return lade_error_set(error, -EINVAL, "%s: store.bytes is stated without store.%s_bytes_per_s", where,
+                          store->read_bytes_per_s == 0 ? "read" : "write");
+  return 0;
+}
+
+int lade_machine_from_json(const json_t *object, const char *where, struct lade_error *error,
+                           struct lade_machine *ret_machine)
+{
+  struct source source = {where, object, error};
+  struct lade_machine machine = {0};
+  if (!json_is_object(object))
+    return lade_error_set(error, -EINVAL, "%s: not a JSON object", where);
+  int rc = unknown_refuse(&source, object, "");
+  if (rc)
+    return rc;
+  const json_t *preset = json_object_get(object, "preset");
+  if (preset) {
+    if (!json_is_string(preset))
+      return lade_error_set(error, -EINVAL, "%s: preset is no text: expected a preset's name", where);
+    rc = lade_machine_preset(json_string_value(preset), error, &machine);
+    if (rc)
+      return rc;
+  }
+  for (size_t i = 0; i < LADE_COUNT(fields); i++) {
+    const json_t *value = path_find(object, fields[i].path);
+    if (!value && (preset || fields[i].is_optional))
+      continue;
+    if (!value || !field_set(&fields[i], value, &machine))
+      return field_refuse(&source, &fields[i], value);
+  }
+  rc = lade_machine_check(&machine, where, error);
+  if (!rc)
+    *ret_machine = machine;
+  return rc;
+}
+
+int lade_machine_load(const char *path, struct lade_error *error, struct lade_machine *ret_machine)
+{
+  char *text;
+  size_t bytes;
+  int rc = lade_file_load(path, MAX_FILE_BYTES, error, &text, &bytes);
+  if (rc)
+    return rc;
+  json_error_t problem;
+  json_t *object = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &problem);
+  free(text);
+  if (!object)
+    return lade_error_set(error, -EINVAL, "%s:%d: not valid JSON: %s", path, problem.line, problem.text);
+  rc = lade_machine_from_json(object, path, error, ret_machine);
+  json_decref(object);
+  return rc;
+}
+
+/* ---- writing ---- */
+
+static json_t *field_json(const struct field *field, const struct lade_machine *machine)
+{
+  double number = field_number(field, machine);
+  switch (field->type) {
+  case FIELD_TEXT:
+    return json_string(field_at(field, machine));
+  case FIELD_FLAG:
+    return json_boolean(number != 0);
+  case FIELD_COUNT:
+    return json_integer((json_int_t)number);
+  case FIELD_BYTES:
+  case FIELD_WHOLE_RATE:
+    return json_integer((json_int_t)*(const uint64_t *)field_at(field, machine));
+  default:
+    return json_real(number);
+  }
+}
+
+static bool path_set(json_t *object, const char *path, json_t *value)
+{
+  const char *dot = strchr(path, '.');
+  if (!dot)
+    return !json_object_set_new(object, path, value);
+  char head[32];
+  snprintf(head, sizeof(head), "%.*s", (int)(dot - path), path);
+  json_t *group = json_object_get(object, head);
+  if (!group && json_object_set_new(object, head, group = json_object())) {
+    json_decref(value);
+    return false;
+  }
+  return !json_object_set_new(group, dot + 1, value);
+}
+
+json_t *lade_machine_to_json(const struct lade_machine *machine)
+{
+  json_t *object = json_object();
+  for (size_t i = 0; object && i < LADE_COUNT(fields); i++) {
+    if (!path_set(object, fields[i].path, field_json(&fields[i], machine))) {
+      json_decref(object);
+      object = NULL;
+    }
+  }
+  return object;
+}
+
+int lade_machine_save(const struct lade_machine *machine, const char *path, struct lade_error *error)
+{
+  json_t *object = lade_machine_to_json(machine);
+  char *text = object ? json_dumps(object, JSON_INDENT(2)) : NULL;
+  json_decref(object);
+  if (!text)
+    return lade_error_set(error, -ENOMEM, "%s: cannot write: out of memory, or the name is not UTF-8", path);
+  int rc = lade_file_replace(path, text, strlen(text), error);
+  free(text);
+  return rc;
+}
+
+int lade_machine_get(const char *name, struct lade_error *error, struct lade_machine *ret_machine)
+{
+  struct lade_error from_preset;
+  int rc = lade_machine_preset(name, &from_preset, ret_machine);
+  if (rc != -ENOENT)
+    return rc;
+  rc = lade_machine_load(name, error, ret_machine);
+  if (rc == -ENOENT && error)
+    *error = from_preset;
+  return rc;
+}

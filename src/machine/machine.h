@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a machine can hold and how fast it is: everything that a plan asks about one device, the host
+ * behind it and the drive behind that.
+ *
+ * Rates are what a well-written program sustains, not what a data sheet promises: a measured machine
+ * (plan/probe.h) has them from measurements, a preset has data-sheet figures times the factors that stand
+ * in presets.c. So that a prediction on a preset and one on a measurement mean the same.
+ *
+ * A machine is a plain value without pointers; copying it copies it. A rate of 0 means unknown where the
+ * field says so, and is refused elsewhere.
+ */
+#ifndef LADE_MACHINE_H
+#define LADE_MACHINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "device/device.h"
+#include "lade/types.h"
+
+#define LADE_MACHINE_NAME_BYTES 96
+
+struct lade_machine_store {
+  uint64_t bytes;             /* capacity; 0: no drive, and the rates are not looked at */
+  double read_bytes_per_s;
+  double write_bytes_per_s;
+  double total_bytes_per_s;   /* limit of reads and writes together; 0: no limit of its own */
+  double latency_ns;          /* of one transfer */
+};
+
+struct lade_machine {
+  char name[LADE_MACHINE_NAME_BYTES];
+  int n_cores;           /* of the host: what the pool may use */
+  bool is_unified;       /* device memory is host memory, and all queues share the cores */
+  uint64_t device_bytes; /* capacity of the device */
+  uint64_t host_bytes;   /* capacity of the host */
+  /* Sustained rate of a large matrix product by element type; 0: that type cannot be computed here, or is unknown. */
+  double matmul_flops_per_s[LADE_N_DTYPES];
+  double device_bytes_per_s; /* memory bandwidth of the device */
+  double launch_ns;          /* from one piece of work to the next on a queue */
+  struct lade_link to_host, to_device;
+  bool is_duplex;            /* both links carry their rate at once */
+  double host_bytes_per_s;   /* memory bandwidth for updates by the CPU */
+  struct lade_machine_store store;
+};
+
+/* A preset by name. -ENOENT with the list of names in @error. Any thread. */
+int lade_machine_preset(const char *name, struct lade_error *error, struct lade_machine *ret_machine);
+
+/* Name of preset @i, NULL past the end. Any thread. */
+const char *lade_machine_preset_name(int i);
+
+/*
+ * Read a machine from a JSON file as docs/machine.md describes. -ENOENT and the like for the file, -EINVAL with
+ * the field that is missing, unknown, of another type or out of its range. Any thread. Blocks.
+ */
+int lade_machine_load(const char *path, struct lade_error *error, struct lade_machine *ret_machine);
+
+/* The same from a JSON value that is already parsed; @where begins the message. Any thread. */
+struct json_t;
+int lade_machine_from_json(const struct json_t *object, const char *where, struct lade_error *error,
+                           struct lade_machine *ret_machine);
+
+/* The JSON object of @machine; the caller gives its reference back. NULL when memory is out. Any thread. */
+struct json_t *lade_machine_to_json(const struct lade_machine *machine);
+
+/* Write @machine to @path, whole or not at all. -ENOMEM, or as the file system says. Any thread. Blocks. */
+int lade_machine_save(const struct lade_machine *machine, const char *path, struct lade_error *error);
+
+/* Every field within its range and consistent with the others: -EINVAL with the field. Any thread. */
+int lade_machine_check(const struct lade_machine *machine, const char *where, struct lade_error *error);
+
+/*
+ * What @name names: a preset, or else a file. This is what --machine takes. Errors of both; the names of the
+ * presets stand in the message when there is no such file either.
+ */
+int lade_machine_get(const char *name, struct lade_error *error, struct lade_machine *ret_machine);
+
+#endif

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Machines by name and from files that strangers wrote; files replaced whole. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "base/file.h"
+#include "machine/machine.h"
+
+static char directory[64];
+
+static const char *path_in(const char *name)
+{
+  static char path[128];
+  snprintf(path, sizeof(path), "%s/%s", directory, name);
+  return path;
+}
+
+static const char *file_with(const char *text)
+{
+  const char *path = path_in("machine.json");
+  FILE *file = fopen(path, "w");
+  assert_non_null(file);
+  fputs(text, file);
+  fclose(file);
+  return path;
+}
+
+static void presets_pass_their_own_check(void **state)
+{
+  struct lade_machine machine;
+  struct lade_error error;
+  int n = 0;
+  for (; lade_machine_preset_name(n); n++) {
+    assert_int_equal(lade_machine_preset(lade_machine_preset_name(n), &error, &machine), 0);
+    assert_string_equal(machine.name, lade_machine_preset_name(n));
+    assert_int_equal(lade_machine_check(&machine, machine.name, &error), 0);
+    assert_true(machine.store.bytes > 0);
+    /* A link is never faster than the memory at its slow end, and a device never slower than its host. */
+    assert_true((double)machine.to_host.bytes_per_s <= machine.device_bytes_per_s);
+    assert_true(machine.device_bytes_per_s >= machine.host_bytes_per_s);
+    assert_true(machine.is_unified == (machine.device_bytes == machine.host_bytes));
+  }
+  assert_true(n >= 6);
+  assert_null(lade_machine_preset_name(-1));
+}
+
+static void an_unknown_name_lists_the_presets(void **state)
+{
+  struct lade_machine machine;
+  struct lade_error error;
+  assert_int_equal(lade_machine_get("h100", &error, &machine), -ENOENT);
+  for (int i = 0; lade_machine_preset_name(i); i++)
+    assert_non_null(strstr(error.text, lade_machine_preset_name(i)));
+}
+
+static void what_is_saved_loads_the_same(void **state)
+{
+  for (int i = 0; lade_machine_preset_name(i); i++) {
+    struct lade_machine machine, again;
+    memset(&again, 0, sizeof(again));
+    assert_int_equal(lade_machine_preset(lade_machine_preset_name(i), NULL, &machine), 0);
+    assert_int_equal(lade_machine_save(&machine, path_in("saved.json"), NULL), 0);
+    assert_int_equal(lade_machine_get(path_in("saved.json"), NULL, &again), 0);
+    assert_string_equal(again.name, machine.name);
+    assert_memory_equal(again.matmul_flops_per_s, machine.matmul_flops_per_s, sizeof(machine.matmul_flops_per_s));
+    assert_memory_equal(&again.to_host, &machine.to_host, sizeof(machine.to_host));
+    assert_memory_equal(&again.store, &machine.store, sizeof(machine.store));
+    assert_true(again.device_bytes == machine.device_bytes && again.host_bytes == machine.host_bytes);
+    assert_true(again.device_bytes_per_s == machine.device_bytes_per_s && again.launch_ns == machine.launch_ns);
+    assert_true(again.is_unified == machine.is_unified && again.is_duplex == machine.is_duplex);
+    assert_true(again.n_cores == machine.n_cores && again.host_bytes_per_s == machine.host_bytes_per_s);
+  }
+}
+
+static void a_file_may_change_a_preset(void **state)
+{
+  struct lade_machine machine, preset;
+  const char *path = file_with("{\"preset\":\"h100-80g\",\"name\":\"mine\",\"device_bytes\":\"40GiB\","
+                               "\"to_host\":{\"bytes_per_s\":1000000}}");
+  assert_int_equal(lade_machine_load(path, NULL, &machine), 0);
+  assert_int_equal(lade_machine_preset("h100-80g", NULL, &preset), 0);
+  assert_string_equal(machine.name, "mine");
+  assert_true(machine.device_bytes == UINT64_C(40) << 30);
+  assert_true(machine.to_host.bytes_per_s == 1000000);
+  assert_true(machine.to_host.latency_ns == preset.to_host.latency_ns);
+  assert_true(machine.to_device.bytes_per_s == preset.to_device.bytes_per_s);
+}
+
+static void a_bad_file_is_refused_by_the_name_of_its_field(void **state)
+{
+  static const struct {
+    const char *text, *names;
+  } bad[] = {
+      {"", "not valid JSON"},
+      {"[]", "not a JSON object"},
+      {"{}", "name is missing"},
+      {"{\"preset\":\"h100-80g\",\"devise_bytes\":1}", "devise_bytes"},
+      {"{\"preset\":\"h100-80g\",\"store\":{\"speed\":1}}", "store.\"speed\""},
+      {"{\"preset\":\"h100-80g\",\"store\":{\"bytes\":{\"a\":1}}}", "store.bytes"},
+      {"{\"preset\":\"h100-80g\",\"store\":3}", "store is no object"},
+      {"{\"preset\":\"h100-80g\",\"device_bytes\":-1}", "device_bytes is -1"},
+      {"{\"preset\":\"h100-80g\",\"device_bytes\":1e300}", "device_bytes"},
+      {"{\"preset\":\"h100-80g\",\"device_bytes\":\"lots\"}", "device_bytes is \"lots\""},
+      {"{\"preset\":\"h100-80g\",\"device_bytes\":9223372036854775807}", "device_bytes"},
+      {"{\"preset\":\"h100-80g\",\"cores\":1.5}", "cores is 1.5"},
+      {"{\"preset\":\"h100-80g\",\"unified\":1}", "unified is 1: expected true or false"},
+      {"{\"preset\":\"h100-80g\",\"launch_ns\":null}", "launch_ns is null"},
+      {"{\"preset\":\"h100-80g\",\"host_bytes_per_s\":0}", "host_bytes_per_s is 0"},
+      {"{\"preset\":\"h100-80g\",\"name\":\"\"}", "name"},
+      {"{\"preset\":\"h100-80g\",\"name\":\"a\",\"name\":\"b\"}", "not valid JSON"},
+      {"{\"preset\":\"nosuch\"}", "nosuch"},
+      {"{\"preset\":7}", "preset"},
+      {"{\"preset\":\"h100-80g\",\"store\":{\"read_bytes_per_s\":0}}", "store.read_bytes_per_s"},
+      {"{\"preset\":\"h100-80g\",\"a\\nb\":1}", "\"a\\nb\""},
+  };
+  for (size_t i = 0; i < LADE_COUNT(bad); i++) {
+    struct lade_machine machine = {.n_cores = 77};
+    struct lade_error error = {0};
+    int rc = lade_machine_load(file_with(bad[i].text), &error, &machine);
+    assert_true(rc == -EINVAL || rc == -ENOENT);
+    if (!strstr(error.text, bad[i].names))
+      fail_msg("%s: %s", bad[i].text, error.text);
+    assert_null(strchr(error.text, '\n'));
+    assert_int_equal(machine.n_cores, 77);
+  }
+}
+
+static void deep_and_large_files_are_refused(void **state)
+{
+  struct lade_machine machine;
+  char *text = malloc((2 << 20) + 1);
+  memset(text, '[', 2 << 20);
+  text[2 << 20] = 0;
+  assert_int_equal(lade_machine_load(file_with(text), NULL, &machine), -EINVAL);
+  text[100000] = 0;
+  assert_int_equal(lade_machine_load(file_with(text), NULL, &machine), -EINVAL);
+  free(text);
+  assert_int_equal(lade_machine_load(directory, NULL, &machine), -EINVAL);
+  assert_int_equal(mkfifo(path_in("fifo"), 0600), 0);
+  assert_int_equal(lade_machine_load(path_in("fifo"), NULL, &machine), -EINVAL);
+}
+
+static void replacing_a_file_is_all_or_nothing(void **state)
+{
+  char *text;
+  size_t bytes;
+  char path[128];
+  snprintf(path, sizeof(path), "%s", path_in("whole"));
+  assert_int_equal(lade_file_replace(path, "one", 3, NULL), 0);
+  assert_int_equal(lade_file_replace(path, "three", 5, NULL), 0);
+  assert_int_equal(lade_file_load(path, 100, NULL, &text, &bytes), 0);
+  assert_int_equal(bytes, 5);
+  assert_string_equal(text, "three");
+  free(text);
+  assert_int_equal(lade_file_load(path, 4, NULL, &text, &bytes), -EINVAL);
+  struct lade_error error;
+  assert_int_equal(lade_file_replace(path_in("no/such/dir"), "x", 1, &error), -ENOENT);
+  assert_int_equal(mkdir(path_in("taken"), 0700), 0);
+  assert_true(lade_file_replace(path_in("taken"), "x", 1, &error) < 0);
+  char command[128]; /* and nothing temporary is left */
+  snprintf(command, sizeof(command), "test -z \"$(ls -d %s/taken.* 2>/dev/null)\"", directory);
+  assert_int_equal(system(command), 0);
+}
+
+static int directory_make(void **state)
+{
+  snprintf(directory, sizeof(directory), "/tmp/lade-machine-XXXXXX");
+  return mkdtemp(directory) ? 0 : -1;
+}
+
+static int directory_remove(void **state)
+{
+  char command[128];
+  snprintf(command, sizeof(command), "rm -rf %s", directory);
+  return system(command);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(presets_pass_their_own_check),
+      cmocka_unit_test(an_unknown_name_lists_the_presets),
+      cmocka_unit_test(what_is_saved_loads_the_same),
+      cmocka_unit_test(a_file_may_change_a_preset),
+      cmocka_unit_test(a_bad_file_is_refused_by_the_name_of_its_field),
+      cmocka_unit_test(deep_and_large_files_are_refused),
+      cmocka_unit_test(replacing_a_file_is_all_or_nothing),
+  };
+  return cmocka_run_group_tests(tests, directory_make, directory_remove);
+}
