@@ -24,6 +24,12 @@
 /* Sums of sizes and offsets below this cannot overflow anywhere in the packer. */
 #define BYTES_LIMIT ((uint64_t)1 << 62)
 
+/* Steps between two looks at the clock: well under a millisecond. */
+#define WORK_PER_LOOK 300000
+
+/* The fast pass: a millisecond for a thousand items. */
+#define FAST_WORK_PER_ITEM 1000
+
 struct endpoint {
   int32_t time;
   int32_t item; /* starts when >= 0; ~item ends */
@@ -41,11 +47,12 @@ bool lade_pack_spend(struct pack_effort *effort, uint64_t work)
 {
   effort->work += work;
   if (effort->work >= effort->work_limit)
-    return true;
-  if (!effort->deadline_ns || effort->work < effort->work_at_look)
-    return false;
-  effort->work_at_look = effort->work + 500000;
-  return lade_now_ns() >= effort->deadline_ns;
+    effort->is_spent = true;
+  if (effort->deadline_ns && effort->work >= effort->work_at_look) {
+    effort->work_at_look = effort->work + WORK_PER_LOOK;
+    effort->is_spent |= lade_now_ns() >= effort->deadline_ns;
+  }
+  return effort->is_spent;
 }
 
 bool lade_pack_offer(lade_packer *packer)
@@ -270,13 +277,15 @@ static int arena_reserve(lade_packer *packer, size_t bytes)
   return 0;
 }
 
-static void effort_init(struct pack_effort *effort, const struct lade_pack_params *params)
+static void effort_init(struct pack_effort *effort, const struct lade_pack_params *params, int n)
 {
   *effort = (struct pack_effort){.work_limit = params->work_limit};
   if (params->time_limit_ns > 0)
     effort->deadline_ns = lade_now_ns() + params->time_limit_ns;
   if (!effort->work_limit && effort->deadline_ns)
     effort->work_limit = UINT64_MAX;
+  if (!effort->work_limit)
+    effort->work_limit = FAST_WORK_PER_ITEM * (uint64_t)n;
 }
 
 static void search(lade_packer *packer)
@@ -315,7 +324,7 @@ int lade_packer_pack(lade_packer *packer, const struct lade_pack_item *items, in
   }
   if (arena_reserve(packer, arena_bytes_needed(n_items)))
     return lade_error_set(error, -ENOMEM, "no memory to pack %d items", n_items);
-  effort_init(&packer->effort, params ? params : &defaults);
+  effort_init(&packer->effort, params ? params : &defaults, n_items);
   problem_init(packer, items, n_items);
   rc = fixed_check(packer, error);
   if (rc)

@@ -29,6 +29,7 @@ struct pack_effort {
   uint64_t work, work_limit; /* limit UINT64_MAX: none */
   int64_t deadline_ns;       /* 0: none */
   uint64_t work_at_look;     /* the clock is read when work passes this */
+  bool is_spent;
 };
 
 struct lade_packer {
