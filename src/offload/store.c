@@ -33,6 +33,7 @@
 #include "base/base.h"
 #include "offload/engine.h"
 #include "offload/file.h"
+#include "offload/staging.h"
 #include "offload/store.h"
 #include "offload/sums.h"
 
@@ -637,21 +638,21 @@ int lade_store_reserve(struct lade_store *store, uint64_t bytes, struct lade_ext
 /* Write the whole file from one buffer of one piece. */
 static int file_fill(struct lade_store *store, struct lade_error *error)
 {
-  void *data;
-  if (lade_fault(store->faults, LADE_FAULT_HEAP) ||
-      posix_memalign(&data, LADE_STORE_BLOCK_BYTES, store->piece_bytes))
-    return lade_error_set(error, -ENOMEM, "no memory to prepare the store in %s", store->dir);
-  memset(data, 0xa5, store->piece_bytes); /* not zero: a drive may not store zeros */
+  struct lade_staging staging;
+  int code = lade_staging_init(&staging, store->piece_bytes, -1, store->faults);
+  if (code)
+    return lade_error_set(error, code, "no memory to prepare the store in %s", store->dir);
+  memset(staging.data, 0xa5, staging.bytes); /* not zero: a drive may not store zeros */
   struct lade_transfer transfer = {
       .op = LADE_STORE_WRITE,
       .check = LADE_CHECK_CALLER,
       .extent = {.bytes = store->reserved_bytes},
       .bytes = store->reserved_bytes,
-      .data = data,
+      .data = staging.data,
       .is_fill = true,
   };
-  int code = transfer_run(store, &transfer);
-  free(data);
+  code = transfer_run(store, &transfer);
+  lade_staging_finish(&staging);
   if (code)
     lade_error_set(error, code, "store in %s: writing it for the first time failed at byte %llu of %llu: %s",
                    store->dir, (unsigned long long)transfer.failed_offset,
