@@ -2,7 +2,7 @@
 /*
  * The engine that hands pieces to the kernel through a ring and needs no thread of its own.
  *
- * One entry is submitted per call: a piece is a mebibyte, so that the system call is a thousandth of its
+ * One entry is submitted per call: a piece is two mebibytes, so that the call is a thousandth of its
  * time, and a refusal concerns exactly one piece. An entry that the kernel did not take stays in the ring; it is
  * filled anew for the next piece, so that nothing is submitted twice and the ring stays usable.
  *
