@@ -27,6 +27,7 @@
 #include "offload/file.h"
 
 #define FILE_PATH_BYTES 4096
+#define ALLOCATE_TRIES_MAX 32
 
 static int file_open_unnamed(const char *dir, int flags)
 {
@@ -125,6 +126,20 @@ static int space_error(const struct store_file *file, const char *dir, uint64_t 
                         lade_size_format(free_bytes, have, sizeof(have)), (unsigned long long)free_bytes);
 }
 
+/* fallocate may be interrupted, and is then begun again, with a bound. */
+static int file_allocate(const struct store_file *file, uint64_t bytes, struct lade_faults *faults)
+{
+  int code = -EINTR;
+  for (int n_tries = 0; n_tries < ALLOCATE_TRIES_MAX && (code == -EINTR || code == -EAGAIN || code == -EBUSY); n_tries++) {
+    code = lade_fault(faults, LADE_FAULT_FILE_WRITE);
+    if (code == LADE_STORE_FAULT_SHORT) /* there is no such thing here */
+      code = 0;
+    if (!code && fallocate(file->fd, 0, 0, (off_t)bytes) < 0)
+      code = -errno;
+  }
+  return code;
+}
+
 int store_file_allocate(const struct store_file *file, const char *dir, uint64_t bytes, struct lade_faults *faults,
                         struct lade_error *error)
 {
@@ -134,11 +149,7 @@ int store_file_allocate(const struct store_file *file, const char *dir, uint64_t
     return code;
   if (fstatvfs(file->fd, &fs) == 0 && fs.f_blocks && (uint64_t)fs.f_bavail * fs.f_frsize < bytes)
     return space_error(file, dir, bytes, error);
-  do {
-    code = lade_fault(faults, LADE_FAULT_FILE_WRITE);
-    if (!code && fallocate(file->fd, 0, 0, (off_t)bytes) < 0)
-      code = -errno;
-  } while (code == -EINTR);
+  code = file_allocate(file, bytes, faults);
   if (code == -ENOSPC || code == -EDQUOT)
     return space_error(file, dir, bytes, error);
   if (code == -EOPNOTSUPP || code == -ENOSYS)

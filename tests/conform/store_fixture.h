@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -93,10 +94,26 @@ static inline int transfer_run(lade_store *store, struct lade_transfer *transfer
   return code ? code : lade_store_wait(store, transfer, error);
 }
 
-/* The engine from the command line; 77, with the reason, if this machine cannot run it here. */
+static char fixture_dir[] = "store-test-XXXXXX";
+
+static inline void fixture_leave(void)
+{
+  if (chdir("..") == 0)
+    rmdir(fixture_dir);
+}
+
+/*
+ * The engine from the command line, in a new directory of the current one. 77, with the reason, if this machine
+ * cannot run the suite here.
+ */
 static inline int suite_begin(int argc, char **argv)
 {
   engine = argc > 1 && !strcmp(argv[1], "uring") ? LADE_STORE_URING : LADE_STORE_POSIX;
+  if (!mkdtemp(fixture_dir) || chdir(fixture_dir) < 0) {
+    printf("skipped: the current directory cannot be written\n");
+    return 77;
+  }
+  atexit(fixture_leave);
   struct lade_store_params params = params_of(NULL);
   struct lade_error error = {0};
   lade_store *store = NULL;

@@ -1,0 +1,447 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the store does when the machine refuses: every kind of call failing at every position, transfers cut short,
+ * refusals that pass and refusals that stay, no room, no rights, no io_uring. Each ends in the right bytes or in an
+ * error with a name, never in a wrong byte; leaks are the sanitizer's to find.
+ */
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/magic.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "store_fixture.h"
+
+#define BYTES (3 * PIECE_BYTES + 5000)
+
+/* ---- faults injected at the store's own points ---- */
+
+/*
+ * The life of a store. 0 if all went well and the bytes that came back are right; else the first error, which must
+ * have a line of text.
+ */
+static int life_run(struct lade_faults *faults, enum lade_store_engine wanted, struct lade_error *error)
+{
+  struct lade_store_params params = params_of(faults);
+  struct lade_extent extent;
+  lade_store *store = NULL;
+  char *data = data_make(BYTES), *back = data_make(BYTES);
+  data_fill(data, BYTES, 1);
+  params.engine = wanted;
+  *error = (struct lade_error){0};
+  int code = lade_store_open(&params, error, &store);
+  if (!code)
+    code = lade_store_reserve(store, BYTES, &extent);
+  if (!code)
+    code = lade_store_prepare(store, error);
+  if (!code) {
+    struct lade_transfer write = transfer_of(LADE_STORE_WRITE, extent, data, 1);
+    code = transfer_run(store, &write, error);
+  }
+  if (!code) {
+    struct lade_transfer read = transfer_of(LADE_STORE_READ, extent, back, 1);
+    code = transfer_run(store, &read, error);
+    if (!code && memcmp(data, back, BYTES))
+      fail_msg("wrong bytes without an error");
+  }
+  lade_store_close(store);
+  free(data);
+  free(back);
+  if (code && (!*error->text || error->code != code))
+    fail_msg("error %d without its text (%s)", code, error->text);
+  return code;
+}
+
+/* Arm the Nth call of @point for every N; returns how many lives ended in @code. */
+static int every_nth(enum lade_fault_point point, bool is_for_good, int code)
+{
+  struct lade_faults faults;
+  struct lade_error error;
+  int n_failed = 0;
+  lade_faults_init(&faults);
+  assert_int_equal(life_run(&faults, engine, &error), 0);
+  uint64_t n_calls = lade_faults_count(&faults, point);
+  for (uint64_t nth = 1; nth <= n_calls; nth++) {
+    lade_faults_arm(&faults, point, nth, is_for_good, code);
+    int result = life_run(&faults, engine, &error);
+    if (result && result != code && result != -ENOMEM && result != -EINVAL)
+      fail_msg("%s %llu: %d, %s", lade_fault_name(point), (unsigned long long)nth, result, error.text);
+    n_failed += result == code;
+  }
+  return n_failed;
+}
+
+static void any_call_may_fail(void **state)
+{
+  for (int point = 0; point < LADE_N_FAULT_POINTS; point++) {
+    every_nth(point, false, -EIO);
+    every_nth(point, true, -EIO);
+  }
+}
+
+static void a_failed_transfer_is_an_error(void **state)
+{
+  struct lade_faults faults;
+  struct lade_error error;
+  lade_faults_init(&faults);
+  assert_int_equal(life_run(&faults, engine, &error), 0);
+  uint64_t n_reads = lade_faults_count(&faults, LADE_FAULT_FILE_READ);
+  uint64_t n_writes = lade_faults_count(&faults, LADE_FAULT_FILE_WRITE);
+  assert_true(n_reads >= 4 && n_writes >= 8);
+  assert_int_equal(every_nth(LADE_FAULT_FILE_READ, false, -EIO), n_reads);
+  assert_int_equal(every_nth(LADE_FAULT_FILE_WRITE, false, -EIO), n_writes);
+  assert_int_equal(every_nth(LADE_FAULT_FILE_WRITE, false, -ENOSPC), n_writes);
+}
+
+static void short_transfers_are_continued(void **state)
+{
+  assert_int_equal(every_nth(LADE_FAULT_FILE_READ, false, LADE_STORE_FAULT_SHORT), 0);
+  assert_int_equal(every_nth(LADE_FAULT_FILE_READ, true, LADE_STORE_FAULT_SHORT), 0);
+  assert_int_equal(every_nth(LADE_FAULT_FILE_WRITE, false, LADE_STORE_FAULT_SHORT), 0);
+  assert_int_equal(every_nth(LADE_FAULT_FILE_WRITE, true, LADE_STORE_FAULT_SHORT), 0);
+}
+
+static void refusals_that_pass_are_tried_again(void **state)
+{
+  const int codes[] = {-EINTR, -EAGAIN, -EBUSY};
+  const enum lade_fault_point points[] = {LADE_FAULT_FILE_READ, LADE_FAULT_FILE_WRITE, LADE_FAULT_RING_SUBMIT,
+                                          LADE_FAULT_RING_COMPLETE};
+  for (size_t i = 0; i < LADE_COUNT(codes); i++) {
+    for (size_t j = 0; j < LADE_COUNT(points); j++)
+      assert_int_equal(every_nth(points[j], false, codes[i]), 0);
+  }
+}
+
+static void refusals_that_stay_are_an_error_in_the_end(void **state)
+{
+  struct lade_faults faults;
+  struct lade_error error;
+  const int codes[] = {-EINTR, -EAGAIN, -EBUSY};
+  for (size_t i = 0; i < LADE_COUNT(codes); i++) {
+    lade_faults_arm(&faults, LADE_FAULT_FILE_READ, 3, true, codes[i]);
+    assert_int_equal(life_run(&faults, engine, &error), codes[i]);
+    assert_non_null(strstr(error.text, "tensor 77"));
+    assert_true(lade_faults_injected(&faults) < 500);
+  }
+}
+
+/* Armed once a store is prepared: what fails is named, and the next transfer is not affected. */
+static void a_failed_transfer_names_its_tensor_and_leaves_the_store_usable(void **state)
+{
+  struct lade_faults faults;
+  struct lade_error error = {0};
+  struct lade_extent extent;
+  lade_faults_init(&faults);
+  lade_store *store = store_make(&faults, BYTES, &extent);
+  char *data = data_make(BYTES), *back = data_make(BYTES);
+  data_fill(data, BYTES, 1);
+  struct lade_transfer write = transfer_of(LADE_STORE_WRITE, extent, data, 1);
+  struct lade_transfer read = transfer_of(LADE_STORE_READ, extent, back, 1);
+  lade_faults_arm(&faults, LADE_FAULT_FILE_WRITE, 2, false, -EIO);
+  assert_int_equal(transfer_run(store, &write, &error), -EIO);
+  assert_non_null(strstr(error.text, "store in ."));
+  assert_non_null(strstr(error.text, "writing tensor 77"));
+  assert_int_equal(transfer_run(store, &write, &error), 0);
+  lade_faults_arm(&faults, LADE_FAULT_FILE_READ, 3, false, -EIO);
+  assert_int_equal(transfer_run(store, &read, &error), -EIO);
+  assert_non_null(strstr(error.text, "reading tensor 77"));
+  assert_int_equal(read.failed_offset, 2 * PIECE_BYTES);
+  assert_non_null(strstr(error.text, "offset 524288"));
+  assert_int_equal(transfer_run(store, &read, &error), 0);
+  assert_memory_equal(data, back, BYTES);
+  lade_store_close(store);
+  free(data);
+  free(back);
+}
+
+/* The ring's tail holds an entry that the kernel has not taken; what follows must not submit it twice. */
+static void a_refused_submission_concerns_one_transfer(void **state)
+{
+  struct lade_faults faults;
+  struct lade_extent extent;
+  struct lade_error error;
+  if (engine != LADE_STORE_URING)
+    return;
+  lade_faults_init(&faults);
+  lade_store *store = store_make(&faults, BYTES, &extent);
+  char *data = data_make(BYTES), *back = data_make(BYTES);
+  data_fill(data, BYTES, 1);
+  for (uint64_t nth = 1; nth <= 4; nth++) {
+    struct lade_transfer write = transfer_of(LADE_STORE_WRITE, extent, data, nth);
+    struct lade_transfer read = transfer_of(LADE_STORE_READ, extent, back, nth);
+    lade_faults_arm(&faults, LADE_FAULT_RING_SUBMIT, nth, false, -EIO);
+    assert_int_equal(transfer_run(store, &write, &error), -EIO);
+    assert_int_equal(transfer_run(store, &write, &error), 0);
+    assert_int_equal(transfer_run(store, &read, &error), 0);
+    assert_memory_equal(data, back, BYTES);
+  }
+  lade_store_close(store);
+  free(data);
+  free(back);
+}
+
+static void a_refused_ring_falls_back_and_says_so(void **state)
+{
+  const int codes[] = {-EPERM, -ENOSYS, -ENOMEM};
+  struct lade_faults faults;
+  struct lade_error error = {0};
+  struct lade_store_info info;
+  struct lade_store_params params = params_of(&faults);
+  for (size_t i = 0; i < LADE_COUNT(codes) && engine == LADE_STORE_URING; i++) {
+    lade_store *store = NULL;
+    lade_faults_arm(&faults, LADE_FAULT_RING_SETUP, 1, true, codes[i]);
+    params.engine = LADE_STORE_AUTO;
+    assert_int_equal(lade_store_open(&params, &error, &store), 0);
+    lade_store_get_info(store, &info);
+    assert_string_equal(info.engine, "posix");
+    assert_non_null(strstr(lade_store_note(store), "io_uring refused"));
+    lade_store_close(store);
+    params.engine = LADE_STORE_URING;
+    store = NULL;
+    assert_int_equal(lade_store_open(&params, &error, &store), codes[i]);
+    assert_null(store);
+  }
+}
+
+/* ---- a machine that refuses ---- */
+
+/* Run @fn in a child; cmocka's asserts do not work there, so it returns 0, or a number that names what was wrong. */
+static int child_run(int (*fn)(void))
+{
+  int status = 0;
+  pid_t pid = fork();
+  assert_true(pid >= 0);
+  if (!pid)
+    _exit(fn());
+  assert_int_equal(waitpid(pid, &status, 0), pid);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + status;
+}
+
+enum { CHILD_SKIPS = 77 };
+
+/* From now on system call @number fails with @code if its argument @i_arg has any of @bits (0: always). */
+static bool syscall_refuse(unsigned number, int i_arg, unsigned bits, int code)
+{
+  const unsigned arg_at = (unsigned)offsetof(struct seccomp_data, args) + (unsigned)i_arg * 8;
+  struct sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, arg_at),
+      BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, bits, 0, bits ? 1 : 0),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)code),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  struct sock_fprog program = {.len = LADE_COUNT(filter), .filter = filter};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+static int child_without_uring(void)
+{
+  struct lade_error error;
+  struct lade_store_params params = params_of(NULL);
+  lade_store *store = NULL;
+  if (!syscall_refuse(SYS_io_uring_setup, 0, 0, EPERM))
+    return CHILD_SKIPS;
+  if (life_run(NULL, LADE_STORE_AUTO, &error))
+    return 1;
+  if (life_run(NULL, LADE_STORE_URING, &error) == 0)
+    return 2;
+  params.engine = LADE_STORE_AUTO;
+  if (lade_store_open(&params, &error, &store) || !strstr(lade_store_note(store), "io_uring refused"))
+    return 3;
+  lade_store_close(store);
+  return 0;
+}
+
+static void a_sandbox_without_io_uring_is_served_by_threads(void **state)
+{
+  int code = child_run(child_without_uring);
+  if (code == CHILD_SKIPS) {
+    print_message("skipped: seccomp filters are refused here\n");
+    skip();
+  }
+  assert_int_equal(code, 0);
+}
+
+static int child_without_direct(void)
+{
+  struct lade_error error = {0};
+  struct lade_store_info info;
+  struct lade_store_params params = params_of(NULL);
+  lade_store *store = NULL;
+  if (!syscall_refuse(SYS_openat, 2, O_DIRECT, EINVAL))
+    return CHILD_SKIPS;
+  if (lade_store_open(&params, &error, &store) != -EINVAL || !strstr(error.text, "O_DIRECT"))
+    return 1;
+  params.allow_buffered = true;
+  if (lade_store_open(&params, &error, &store))
+    return 2;
+  lade_store_get_info(store, &info);
+  if (info.is_direct || !strstr(lade_store_note(store), "page cache"))
+    return 3;
+  lade_store_close(store);
+  return 0;
+}
+
+static void a_file_system_without_o_direct_is_refused_unless_allowed(void **state)
+{
+  int code = child_run(child_without_direct);
+  if (code == CHILD_SKIPS) {
+    print_message("skipped: seccomp filters are refused here\n");
+    skip();
+  }
+  assert_int_equal(code, 0);
+}
+
+static void without_o_tmpfile_the_file_is_unlinked_at_once(void **state)
+{
+  struct lade_faults faults;
+  struct lade_error error;
+  char path[] = "names-XXXXXX";
+  assert_non_null(mkdtemp(path));
+  struct lade_store_params params = params_of(&faults);
+  lade_store *store = NULL;
+  params.dir = path;
+  lade_faults_arm(&faults, LADE_FAULT_FILE_OPEN, 1, false, -EOPNOTSUPP);
+  assert_int_equal(lade_store_open(&params, &error, &store), 0);
+  assert_int_equal(lade_faults_injected(&faults), 1);
+  assert_int_equal(rmdir(path), 0); /* which an entry in it would forbid */
+  lade_store_close(store);
+}
+
+static void expect_open_error(const char *dir, int code, const char *text)
+{
+  struct lade_store_params params = params_of(NULL);
+  struct lade_error error = {0};
+  lade_store *store = NULL;
+  params.dir = dir;
+  assert_int_equal(lade_store_open(&params, &error, &store), code);
+  assert_int_equal(error.code, code);
+  assert_non_null(strstr(error.text, text));
+  assert_null(store);
+}
+
+static void a_directory_that_cannot_be_used_is_named(void **state)
+{
+  int fd = open("plain-file", O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+  assert_true(fd >= 0);
+  close(fd);
+  expect_open_error("no/such/directory", -ENOENT, "no/such/directory");
+  expect_open_error("plain-file", -ENOTDIR, "plain-file");
+  expect_open_error("", -EINVAL, "directory");
+  unlink("plain-file");
+}
+
+static int child_without_rights(void)
+{
+  struct lade_error error = {0};
+  struct lade_store_params params = params_of(NULL);
+  lade_store *store = NULL;
+  if (geteuid() == 0 && setuid(65534))
+    return CHILD_SKIPS;
+  params.dir = "closed";
+  int code = lade_store_open(&params, &error, &store);
+  return code == -EACCES && strstr(error.text, "closed") ? 0 : 1;
+}
+
+static void a_directory_without_rights_is_named(void **state)
+{
+  assert_int_equal(mkdir("closed", 0500), 0);
+  int code = child_run(child_without_rights);
+  rmdir("closed");
+  if (code == CHILD_SKIPS) {
+    print_message("skipped: cannot give up root's rights here\n");
+    skip();
+  }
+  assert_int_equal(code, 0);
+}
+
+static void a_store_in_memory_is_refused_unless_asked_for(void **state)
+{
+  struct statfs fs;
+  struct lade_error error;
+  struct lade_store_params params = params_of(NULL);
+  lade_store *store = NULL;
+  if (statfs("/dev/shm", &fs) < 0 || fs.f_type != TMPFS_MAGIC || access("/dev/shm", W_OK) < 0) {
+    print_message("skipped: /dev/shm is no tmpfs that can be written\n");
+    skip();
+  }
+  expect_open_error("/dev/shm", -EINVAL, "tmpfs");
+  params.dir = "/dev/shm";
+  params.allow_tmpfs = true;
+  if (lade_store_open(&params, &error, &store))
+    fail_msg("%s", error.text);
+  lade_store_close(store);
+}
+
+static void a_store_without_room_is_refused_with_both_numbers(void **state)
+{
+  struct lade_store_params params = params_of(NULL);
+  struct lade_error error = {0};
+  struct lade_extent extent;
+  lade_store *store = NULL;
+  params.capacity_bytes = 0;
+  assert_int_equal(lade_store_open(&params, &error, &store), 0);
+  assert_int_equal(lade_store_reserve(store, 1ull << 60, &extent), 0);
+  assert_int_equal(lade_store_prepare(store, &error), -ENOSPC);
+  assert_non_null(strstr(error.text, "1152921504606846976 bytes"));
+  assert_non_null(strstr(error.text, "are free"));
+  lade_store_close(store);
+}
+
+static int child_with_size_limit(void)
+{
+  struct rlimit limit = {.rlim_cur = MIB, .rlim_max = MIB};
+  struct lade_error error = {0};
+  struct lade_extent extent;
+  struct lade_store_params params = params_of(NULL);
+  lade_store *store = NULL;
+  if (setrlimit(RLIMIT_FSIZE, &limit) < 0)
+    return CHILD_SKIPS;
+  if (lade_store_open(&params, &error, &store) || lade_store_reserve(store, 2 * MIB, &extent))
+    return 1;
+  if (lade_store_prepare(store, &error) != -EFBIG || !strstr(error.text, "ulimit"))
+    return 2;
+  lade_store_close(store);
+  return 0;
+}
+
+static void a_file_size_limit_is_an_error_and_not_a_signal(void **state)
+{
+  int code = child_run(child_with_size_limit);
+  if (code == CHILD_SKIPS) {
+    print_message("skipped: the file size limit cannot be set here\n");
+    skip();
+  }
+  assert_int_equal(code, 0);
+}
+
+int main(int argc, char **argv)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(any_call_may_fail),
+      cmocka_unit_test(a_failed_transfer_is_an_error),
+      cmocka_unit_test(short_transfers_are_continued),
+      cmocka_unit_test(refusals_that_pass_are_tried_again),
+      cmocka_unit_test(refusals_that_stay_are_an_error_in_the_end),
+      cmocka_unit_test(a_failed_transfer_names_its_tensor_and_leaves_the_store_usable),
+      cmocka_unit_test(a_refused_submission_concerns_one_transfer),
+      cmocka_unit_test(a_refused_ring_falls_back_and_says_so),
+      cmocka_unit_test(a_sandbox_without_io_uring_is_served_by_threads),
+      cmocka_unit_test(a_file_system_without_o_direct_is_refused_unless_allowed),
+      cmocka_unit_test(without_o_tmpfile_the_file_is_unlinked_at_once),
+      cmocka_unit_test(a_directory_that_cannot_be_used_is_named),
+      cmocka_unit_test(a_directory_without_rights_is_named),
+      cmocka_unit_test(a_store_in_memory_is_refused_unless_asked_for),
+      cmocka_unit_test(a_store_without_room_is_refused_with_both_numbers),
+      cmocka_unit_test(a_file_size_limit_is_an_error_and_not_a_signal),
+  };
+  int skip = suite_begin(argc, argv);
+  return skip ? skip : cmocka_run_group_tests(tests, NULL, NULL);
+}
