@@ -19,6 +19,7 @@
  * fourth product.
  */
 #include <math.h>
+#include <string.h>
 
 #include "base/base.h"
 #include "kernels/host/element.h"
@@ -212,18 +213,21 @@ static void d_weight_make(const struct walk *walk, const struct lade_head_loss_b
 }
 
 struct dx_cast {
-  const struct lade_head_loss_bwd_args *args;
+  const struct walk *walk;
   const void *sum;
+  void *dx;
 };
 
 static void dx_cast_task(void *arg, int i_task, int i_thread)
 {
   const struct dx_cast *cast = arg;
-  int64_t first = (int64_t)i_task * TASK_ROWS * cast->args->d;
-  int64_t end = LADE_MIN(first + TASK_ROWS * cast->args->d, cast->args->n * cast->args->d);
-  for (int64_t i = first; i < end; i++)
-    lade_element_store(cast->args->dtype, cast->args->dx, i,
-                       lade_element_load(lade_accumulator(cast->args->dtype), cast->sum, i));
+  const struct walk *walk = cast->walk;
+  int64_t first = (int64_t)i_task * TASK_ROWS * walk->d, end = LADE_MIN(first + TASK_ROWS * walk->d, walk->n * walk->d);
+  char *to = (char *)cast->dx + (size_t)first * walk->element_bytes;
+  if (walk->dtype == LADE_F64)
+    memcpy(to, (const double *)cast->sum + first, (size_t)(end - first) * sizeof(double));
+  else
+    walk->level->cast(walk->dtype, (const float *)cast->sum + first, end - first, to);
 }
 
 void lade_head_loss_bwd_run(const struct lade_head_loss_level *level, const struct lade_kernel_ctx *ctx,
@@ -249,7 +253,7 @@ void lade_head_loss_bwd_run(const struct lade_head_loss_level *level, const stru
     dx_add(&walk, args->dx, dx_sum);
     d_weight_make(&walk, args);
   }
-  struct dx_cast cast = {args, dx_sum};
+  struct dx_cast cast = {&walk, dx_sum, args->dx};
   if (dx_sum)
     lade_pool_run(ctx->pool, dx_cast_task, &cast, (int)lade_div_up(args->n, TASK_ROWS));
 }
@@ -273,17 +277,23 @@ static void gradient_plain(const struct lade_head_row *row, double lse, double s
   }
 }
 
-/* The matmul is the table's own plain one. */
-static const struct lade_head_loss_level plain = {lade_matmul_plain, reduce_plain, gradient_plain};
+static void cast_plain(enum lade_dtype dtype, const float *from, int64_t n, void *to)
+{
+  for (int64_t i = 0; i < n; i++)
+    lade_element_store(dtype, to, i, (double)from[i]);
+}
+
+const struct lade_head_loss_level lade_head_loss_plain = {.matmul = lade_matmul_plain, .reduce = reduce_plain,
+                                                          .gradient = gradient_plain, .cast = cast_plain};
 
 static void head_loss_fwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
-  lade_head_loss_fwd_run(&plain, ctx, args);
+  lade_head_loss_fwd_run(&lade_head_loss_plain, ctx, args);
 }
 
 static void head_loss_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
-  lade_head_loss_bwd_run(&plain, ctx, args);
+  lade_head_loss_bwd_run(&lade_head_loss_plain, ctx, args);
 }
 
 void lade_head_loss_init(struct lade_kernels *kernels)

@@ -22,7 +22,12 @@ struct lade_head_loss_level {
   void (*reduce)(const struct lade_head_row *row, double *max, double *sum);
   /* d_logits[n] in D = (exp(logit - lse) - (j == target)) * scale. */
   void (*gradient)(const struct lade_head_row *row, double lse, double scale, void *d_logits);
+  /* to[n] in D = from[n] in FP32, rounded. */
+  void (*cast)(enum lade_dtype dtype, const float *from, int64_t n, void *to);
 };
+
+/* All dtypes. */
+extern const struct lade_head_loss_level lade_head_loss_plain;
 
 void lade_head_loss_fwd_run(const struct lade_head_loss_level *level, const struct lade_kernel_ctx *ctx,
                             const struct lade_head_loss_fwd_args *args);

@@ -5,18 +5,21 @@
 static void avx2_init(struct lade_kernels *kernels)
 {
   lade_matmul_init_avx2(kernels);
+  lade_head_loss_init_avx2(kernels);
   lade_attention_init_avx2(kernels);
 }
 
 static void avx512_init(struct lade_kernels *kernels)
 {
   lade_matmul_init_avx512(kernels);
+  lade_head_loss_init_avx512(kernels);
   lade_attention_init_avx512(kernels);
 }
 
 static void avx512_bf16_init(struct lade_kernels *kernels)
 {
   lade_matmul_init_avx512_bf16(kernels);
+  lade_head_loss_init_avx512_bf16(kernels);
   lade_attention_init_avx512_bf16(kernels);
 }
 
