@@ -7,7 +7,7 @@
  * backward (the rules are in backward.c, they push ops and need nothing from here). Adding an op is one
  * entry, its functions, and a line in the enum.
  *
- * Operand orders (? marks an optional operand, absent as -1; all three statistics and gradients in A):
+ * Operand orders (? marks an optional operand, absent as -1; statistics and parameter gradients are in A):
  *
  *   embed          tokens, token table, position table?           -> x
  *   embed_bwd      tokens, dx                                     -> d token table, d position table?

@@ -23,9 +23,11 @@
 #include "base/philox.h"
 #include "tests/support/graph_run.h"
 
-#define TIME 17
-#define MAX_SEQUENCES 4
-#define WEIGHT_STD 0.2 /* ten times a real model's, so that every path carries gradient */
+#define MAX_TOKENS 256
+#define SEQUENCES 4
+#define N_THREADS 3 /* of the pool, where there is one; workspaces are for as many */
+#define TINY_STD 0.2 /* about 1/sqrt(width), so that every path carries gradient */
+#define WIDE_STD 0.07
 
 static const struct lade_model tiny_models[] = {
     {.name = "tiny-gpt2", .family = LADE_GPT2, .layers = 2, .heads = 3, .key_heads = 3, .width = 27, .hidden = 108,
@@ -37,27 +39,42 @@ static const struct lade_model tiny_models[] = {
      .context = 17, .vocabulary = 23, .is_tied = true, .norm_eps = 1e-6f, .rope_base = 10000},
 };
 
+/* Wider than the kernels' blocks, with ragged ends. */
+static const struct lade_model wide_models[] = {
+    {.name = "wide-gpt2", .family = LADE_GPT2, .layers = 2, .heads = 3, .key_heads = 3, .width = 192, .hidden = 768,
+     .context = 64, .vocabulary = 601, .is_tied = true, .norm_eps = 1e-5f},
+    {.name = "wide-llama", .family = LADE_LLAMA, .layers = 2, .heads = 4, .key_heads = 2, .width = 160, .hidden = 300,
+     .context = 64, .vocabulary = 521, .norm_eps = 1e-5f, .rope_base = 10000},
+};
+
 struct fixture {
   struct lade_kernels kernels;
   struct lade_graph *graph;
   struct graph_run run;
   int n_microbatches;
-  int32_t tokens[MAX_SEQUENCES * TIME], targets[MAX_SEQUENCES * TIME];
+  int32_t tokens[MAX_TOKENS], targets[MAX_TOKENS];
 };
 
-/* @sequences sequences in all, in @n_microbatches passes, with the kernels that a CPU like @cpu gets. */
-static void fixture_init(struct fixture *f, const struct lade_model *model, enum lade_dtype dtype, int sequences,
-                         int n_microbatches, float dropout, struct lade_cpu cpu)
+/* Odd: 17 of the tiny models, 61 of the wide ones. */
+static int64_t time_get(const struct lade_model *model)
+{
+  return model->width < 64 ? 17 : 61;
+}
+
+/* SEQUENCES sequences in @n_microbatches passes, with the kernels that a CPU like @cpu gets. */
+static void fixture_init(struct fixture *f, const struct lade_model *model, enum lade_dtype dtype, int n_microbatches,
+                         float dropout, struct lade_cpu cpu)
 {
   f->n_microbatches = n_microbatches;
   lade_kernels_init(&f->kernels, &cpu);
   struct lade_graph_params params = {.struct_size = sizeof(params), .model = model, .dtype = dtype,
-                                     .batch = sequences / n_microbatches, .time = TIME, .dropout = dropout,
-                                     .kernels = &f->kernels, .n_threads = 1};
+                                     .batch = SEQUENCES / n_microbatches, .time = time_get(model),
+                                     .dropout = dropout,
+                                     .kernels = &f->kernels, .n_threads = N_THREADS};
   assert_int_equal(lade_graph_create(&params, NULL, &f->graph), 0);
   graph_run_init(&f->run, f->graph, &f->kernels, NULL);
-  graph_run_randomize(&f->run, 7, WEIGHT_STD);
-  for (int i = 0; i < MAX_SEQUENCES * TIME; i++) {
+  graph_run_randomize(&f->run, 7, model->width < 64 ? TINY_STD : WIDE_STD);
+  for (int i = 0; i < MAX_TOKENS; i++) {
     f->tokens[i] = (int32_t)(lade_philox_word(1, 0, 0, (uint64_t)i) % (uint32_t)model->vocabulary);
     f->targets[i] = (int32_t)(lade_philox_word(1, 0, 1, (uint64_t)i) % (uint32_t)model->vocabulary);
   }
@@ -149,7 +166,7 @@ static void double_gradients_are_central_differences_of_the_loss(void **state)
 {
   for (size_t m = 0; m < LADE_COUNT(tiny_models); m++) {
     struct fixture f;
-    fixture_init(&f, &tiny_models[m], LADE_F64, 4, 2, 0.2f, (struct lade_cpu){0});
+    fixture_init(&f, &tiny_models[m], LADE_F64, 2, 0.2f, (struct lade_cpu){0});
     fixture_step(&f, true);
     double all = gradients_norm(&f);
     for (int i = 0; i < f.graph->n_params; i++) {
@@ -170,10 +187,10 @@ static void gradients_do_not_depend_on_how_the_batch_is_cut(void **state)
 {
   for (size_t m = 0; m < LADE_COUNT(tiny_models); m++) {
     struct fixture whole, cut;
-    fixture_init(&whole, &tiny_models[m], LADE_F64, 4, 1, 0.2f, (struct lade_cpu){0});
+    fixture_init(&whole, &tiny_models[m], LADE_F64, 1, 0.2f, (struct lade_cpu){0});
     double loss = fixture_step(&whole, true);
     for (int n = 2; n <= 4; n *= 2) {
-      fixture_init(&cut, &tiny_models[m], LADE_F64, 4, n, 0.2f, (struct lade_cpu){0});
+      fixture_init(&cut, &tiny_models[m], LADE_F64, n, 0.2f, (struct lade_cpu){0});
       assert_true(fabs(fixture_step(&cut, true) - loss) <= 1e-13 * loss);
       gradients_compare(&cut, &whole, 1e-11);
       fixture_finish(&cut);
@@ -182,47 +199,59 @@ static void gradients_do_not_depend_on_how_the_batch_is_cut(void **state)
   }
 }
 
-static void gradients_of_a_repeated_step_are_the_same_bits(void **state)
+static void gradients_are_the_same_bits_again_and_on_any_number_of_threads(void **state)
 {
-  struct fixture f, again;
-  fixture_init(&f, &tiny_models[0], LADE_F32, 4, 2, 0.2f, lade_cpu_get());
-  fixture_init(&again, &tiny_models[0], LADE_F32, 4, 2, 0.2f, lade_cpu_get());
-  fixture_step(&f, true);
-  fixture_step(&again, true);
-  fixture_step(&again, true);
-  for (int i = 0; i < f.graph->n_params; i++) {
-    int grad = f.graph->params[i].grad;
-    assert_memory_equal(f.run.memory[grad], again.run.memory[grad], f.graph->tensors[grad].bytes);
+  lade_pool *pool;
+  assert_int_equal(lade_pool_create(N_THREADS, &pool), 0);
+  for (size_t m = 0; m < LADE_COUNT(wide_models); m++) {
+    struct fixture f, again;
+    fixture_init(&f, &wide_models[m], LADE_F32, 2, 0.2f, lade_cpu_get());
+    fixture_init(&again, &wide_models[m], LADE_F32, 2, 0.2f, lade_cpu_get());
+    again.run.pool = pool;
+    fixture_step(&f, true);
+    fixture_step(&again, true);
+    fixture_step(&again, true);
+    for (int i = 0; i < f.graph->n_params; i++) {
+      int grad = f.graph->params[i].grad;
+      assert_memory_equal(f.run.memory[grad], again.run.memory[grad], f.graph->tensors[grad].bytes);
+    }
+    fixture_finish(&again);
+    fixture_finish(&f);
   }
-  fixture_finish(&again);
-  fixture_finish(&f);
+  lade_pool_destroy(pool);
 }
 
-/* @tolerance in @dtype at every kernel level of this CPU, with and without dropout. */
-static void levels_compare(enum lade_dtype dtype, double tolerance)
+/* @tolerance in @dtype at every kernel level of this CPU. */
+static void levels_compare(const struct lade_model *model, float dropout, enum lade_dtype dtype, double tolerance)
 {
   struct lade_cpu best = lade_cpu_get();
   const struct lade_cpu levels[] = {{0}, {.has_avx2 = best.has_avx2}, best};
-  for (size_t m = 0; m < LADE_COUNT(tiny_models); m++)
-    for (int has_dropout = 0; has_dropout < 2; has_dropout++) {
-      struct fixture reference, f;
-      float dropout = has_dropout ? 0.2f : 0;
-      fixture_init(&reference, &tiny_models[m], LADE_F64, 4, 2, dropout, (struct lade_cpu){0});
-      fixture_step(&reference, true);
-      for (size_t i = 0; i < LADE_COUNT(levels); i++) {
-        fixture_init(&f, &tiny_models[m], dtype, 4, 2, dropout, levels[i]);
-        f.run.step.loss_scale = dtype == LADE_F16 ? 256 : 1;
-        fixture_step(&f, true);
-        gradients_compare(&f, &reference, tolerance);
-        fixture_finish(&f);
-      }
-      fixture_finish(&reference);
-    }
+  struct fixture reference, f;
+  fixture_init(&reference, model, LADE_F64, 2, dropout, (struct lade_cpu){0});
+  fixture_step(&reference, true);
+  for (size_t i = 0; i < LADE_COUNT(levels); i++) {
+    fixture_init(&f, model, dtype, 2, dropout, levels[i]);
+    f.run.step.loss_scale = dtype == LADE_F16 ? 256 : 1;
+    fixture_step(&f, true);
+    gradients_compare(&f, &reference, tolerance);
+    fixture_finish(&f);
+  }
+  fixture_finish(&reference);
+}
+
+static void models_compare(enum lade_dtype dtype, double tolerance)
+{
+  for (size_t m = 0; m < LADE_COUNT(tiny_models); m++) {
+    levels_compare(&tiny_models[m], 0, dtype, tolerance);
+    levels_compare(&tiny_models[m], 0.2f, dtype, tolerance);
+  }
+  for (size_t m = 0; dtype != LADE_F16 && m < LADE_COUNT(wide_models); m++) /* FP16 has no variants of its own */
+    levels_compare(&wide_models[m], 0.1f, dtype, tolerance);
 }
 
 static void fp32_gradients_equal_the_double_ones_at_every_level(void **state)
 {
-  levels_compare(LADE_F32, 1e-4);
+  models_compare(LADE_F32, 1e-4);
 }
 
 /*
@@ -231,8 +260,8 @@ static void fp32_gradients_equal_the_double_ones_at_every_level(void **state)
  */
 static void sixteen_bit_gradients_differ_by_rounding_alone(void **state)
 {
-  levels_compare(LADE_BF16, 16 * 0x1p-8);
-  levels_compare(LADE_F16, 16 * 0x1p-11);
+  models_compare(LADE_BF16, 16 * 0x1p-8);
+  models_compare(LADE_F16, 16 * 0x1p-11);
 }
 
 int main(void)
@@ -240,7 +269,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(double_gradients_are_central_differences_of_the_loss),
       cmocka_unit_test(gradients_do_not_depend_on_how_the_batch_is_cut),
-      cmocka_unit_test(gradients_of_a_repeated_step_are_the_same_bits),
+      cmocka_unit_test(gradients_are_the_same_bits_again_and_on_any_number_of_threads),
       cmocka_unit_test(fp32_gradients_equal_the_double_ones_at_every_level),
       cmocka_unit_test(sixteen_bit_gradients_differ_by_rounding_alone),
   };

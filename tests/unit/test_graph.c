@@ -17,6 +17,7 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "base/philox.h"
 #include "graph/graph.h"
 
 /* ---- allocations that fail on demand: the linker sends the library's calls here ---- */
@@ -191,6 +192,59 @@ static void units_check(const struct lade_graph *graph)
   assert_int_equal(next_bwd, graph->n_fwd_ops);
 }
 
+/* Producing unit of an activation that crosses into another unit. */
+static void crossing_check(const struct lade_graph *graph, const struct lade_op *op, const struct lade_tensor *tensor)
+{
+  bool is_gradient = tensor->producer >= graph->n_fwd_ops;
+  assert_int_equal(tensor->unit, is_gradient ? op->unit + 1 : op->unit - 1);
+  assert_int_equal(tensor->dims[0], graph->batch * graph->time);
+  assert_int_equal(tensor->dims[1], graph->model.width);
+}
+
+static void only_the_residual_stream_crosses(const struct lade_graph *graph)
+{
+  int *crossing = calloc((size_t)graph->n_units, 2 * sizeof(*crossing)); /* the tensor, per unit and direction */
+  assert_non_null(crossing);
+  for (int i = 0; i < graph->n_ops; i++)
+    for (int j = 0; j < graph->ops[i].n_in; j++) {
+      int in = graph->ops[i].in[j];
+      if (in < 0 || graph->tensors[in].kind != LADE_TENSOR_ACTIVATION || graph->tensors[in].unit == graph->ops[i].unit)
+        continue;
+      crossing_check(graph, &graph->ops[i], &graph->tensors[in]);
+      int *seen = &crossing[2 * graph->ops[i].unit + (graph->tensors[in].producer >= graph->n_fwd_ops)];
+      assert_true(*seen == 0 || *seen == in);
+      *seen = in;
+    }
+  free(crossing);
+}
+
+static void classes_check(const struct lade_graph *graph)
+{
+  for (int i = 2; i + 1 < graph->n_units; i++) {
+    const struct lade_unit *first = &graph->units[1], *unit = &graph->units[i];
+    assert_int_equal(unit->class_id, first->class_id);
+    assert_int_equal(unit->n_fwd, first->n_fwd);
+    assert_int_equal(unit->n_bwd, first->n_bwd);
+    for (int j = 0; j < unit->n_bwd; j++) {
+      const struct lade_op *a = &graph->ops[first->first_bwd + j], *b = &graph->ops[unit->first_bwd + j];
+      assert_int_equal(a->kind, b->kind);
+      assert_true(a->flops == b->flops && a->bytes == b->bytes && a->workspace_bytes == b->workspace_bytes);
+    }
+  }
+}
+
+/* A layer's input is dead before the gradient of that input, as wide, is made. */
+static void order_check(const struct lade_graph *graph)
+{
+  int last_dw = -1;
+  for (int i = graph->n_fwd_ops; i < graph->n_ops; i++) {
+    if (graph->ops[i].kind == LADE_OP_MATMUL_DW)
+      last_dw = graph->ops[i].forward;
+    if (graph->ops[i].kind == LADE_OP_MATMUL_DX)
+      assert_int_equal(graph->ops[i].forward, last_dw);
+  }
+}
+
 static void names_check(const struct lade_graph *graph)
 {
   for (int i = 0; i < graph->n_tensors; i++)
@@ -221,6 +275,9 @@ static void graph_check(const struct lade_graph *graph)
 {
   ops_check(graph);
   units_check(graph);
+  only_the_residual_stream_crosses(graph);
+  classes_check(graph);
+  order_check(graph);
   names_check(graph);
   slices_check(graph);
   assert_int_equal(graph->tensors[graph->loss].kind, LADE_TENSOR_LOSS);
@@ -501,6 +558,31 @@ static void files_that_are_no_configs_are_refused(void **state)
   free(deep);
 }
 
+/* Random damage to a good file: refused, or a model that holds its own check. */
+static void damaged_configs_never_give_a_bad_model(void **state)
+{
+  const char good[] = "{" LLAMA_FIELDS ",\"rope_theta\":500000.0,\"rope_scaling\":" ROPE3("8.0") "}";
+  int n_accepted = 0;
+  for (uint32_t i = 0; i < 2000; i++) {
+    char text[sizeof(good)];
+    memcpy(text, good, sizeof(good));
+    for (uint32_t j = 0; j <= i % 3; j++) {
+      uint32_t word = lade_philox_word(5, i, j, 0);
+      text[word % (sizeof(good) - 1)] = "0123456789-+.eE,:\"{}[]nul "[(word >> 16) % 27];
+    }
+    struct lade_model model;
+    struct lade_error error = {0};
+    int rc = config_load(text, strlen(text), &model, &error);
+    assert_true(rc == 0 || (rc == -EINVAL && error.text[0]));
+    if (rc == 0) {
+      assert_int_equal(lade_model_check(&model, NULL), 0);
+      assert_true(lade_model_n_params(&model) > 0);
+      n_accepted++;
+    }
+  }
+  assert_true(n_accepted > 0 && n_accepted < 2000);
+}
+
 /* ---- memory runs out ---- */
 
 static void every_failed_allocation_is_an_error_without_a_leak(void **state)
@@ -602,6 +684,7 @@ int main(void)
       cmocka_unit_test(absurd_configs_are_refused_naming_the_field),
       cmocka_unit_test(every_size_field_is_checked),
       cmocka_unit_test(files_that_are_no_configs_are_refused),
+      cmocka_unit_test(damaged_configs_never_give_a_bad_model),
       cmocka_unit_test(every_failed_allocation_is_an_error_without_a_leak),
       cmocka_unit_test(executed_matmul_flops_are_the_formulas),
       cmocka_unit_test(saved_values_of_a_block_are_the_expected_ones),
