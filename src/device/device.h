@@ -22,7 +22,7 @@
  * later lade_queue_sync and lade_device_status return the first of them, the counters still
  * advance, and nothing that was submitted is lost track of.
  *
- * Three implementations pass one conformance suite (tests/conform/device.c): host.c is real and
+ * Three implementations pass one conformance suite (tests/conform/device*.c): host.c is real and
  * the reference; dry.c has addresses without memory and a simulated clock; cuda.c comes with the
  * GPU. The wrappers in device.c check arguments, so that no implementation has to.
  */
