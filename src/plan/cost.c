@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What one piece of work costs: a table where it was measured, a roofline where not.
+ *
+ * The roofline (Williams, Waterman, Patterson 2009) is max(flops / rate, bytes / bandwidth): an op is
+ * bound by one of them. The machine's rates are those of large products and streaming kernels, so each
+ * class of ops has a factor for what it usually gets of them:
+ *
+ *   products         0.90  shapes of a model are rarely the best one
+ *   attention        0.50  forward: two small products and an exponential per pair
+ *                    0.40  backward: five products, twice the exponentials
+ *   output head      0.75  products in chunks with a softmax between them
+ *   everything else  0.85  of the memory bandwidth; its flops do not bind
+ *
+ * On a host the matrix rate of 16-bit types comes from dot-product instructions that attention cannot use
+ * everywhere; measuring settles that, the factors only have to be sane.
+ *
+ * The key of an op hashes what its time depends on and nothing else: a model's layers then share
+ * entries, and a cached measurement serves another model with the same shapes. Operands beyond their shapes
+ * do not matter, since no kernel's time depends on values.
+ *
+ * Updates and norms stream memory: bytes over bandwidth. On a unified machine both homes of an update are the
+ * same memory and the same cores, and host_bytes_per_s is the measured rate of AdamW itself.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "base/base.h"
+#include "plan/cost.h"
+
+#define STREAM_FACTOR 0.85
+
+/* What an op gets of the matrix rate; 0: it is bound by bytes alone. */
+static const double product_factors[LADE_N_OP_KINDS] = {
+    [LADE_OP_MATMUL] = 0.90,    [LADE_OP_MATMUL_DX] = 0.90, [LADE_OP_MATMUL_DW] = 0.90,
+    [LADE_OP_ATTENTION] = 0.50, [LADE_OP_ATTENTION_BWD] = 0.40,
+    [LADE_OP_HEAD_LOSS] = 0.75, [LADE_OP_HEAD_LOSS_BWD] = 0.75,
+};
+
+void lade_cost_init(struct lade_cost *cost, const struct lade_machine *machine)
+{
+  *cost = (struct lade_cost){.machine = *machine};
+}
+
+void lade_cost_finish(struct lade_cost *cost)
+{
+  free(cost->ops);
+  cost->ops = NULL;
+  cost->n_ops = cost->capacity = 0;
+}
+
+/* ---- the table ---- */
+
+uint64_t lade_cost_op_key(const struct lade_graph *graph, int op_index)
+{
+  const struct lade_op *op = &graph->ops[op_index];
+  int64_t words[16 + (LADE_OP_MAX_IN + LADE_OP_MAX_OUT) * 6];
+  int n = 0;
+  words[n++] = op->kind;
+  words[n++] = op->kernel;
+  words[n++] = graph->dtype;
+  words[n++] = graph->batch;
+  words[n++] = graph->time;
+  words[n++] = op->attr.norm;
+  words[n++] = op->attr.dropout > 0;
+  words[n++] = op->attr.heads;
+  words[n++] = op->attr.key_heads;
+  words[n++] = op->attr.head_dim;
+  for (int i = 0; i < op->n_in + op->n_out; i++) {
+    int at = i < op->n_in ? op->in[i] : op->out[i - op->n_in];
+    words[n++] = at < 0 ? -1 : (int64_t)graph->tensors[at].dtype;
+    for (int dim = 0; at >= 0 && dim < graph->tensors[at].n_dims; dim++)
+      words[n++] = graph->tensors[at].dims[dim];
+  }
+  LADE_ASSERT(n <= (int)LADE_COUNT(words));
+  return XXH3_64bits(words, (size_t)n * sizeof(words[0]));
+}
+
+/* The first entry whose key is not below @key. */
+static int entry_at(const struct lade_cost *cost, uint64_t key)
+{
+  int low = 0, high = cost->n_ops;
+  while (low < high) {
+    int middle = low + (high - low) / 2;
+    if (cost->ops[middle].key < key)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+bool lade_cost_find(const struct lade_cost *cost, uint64_t key, int64_t *ret_ns)
+{
+  int at = entry_at(cost, key);
+  if (at == cost->n_ops || cost->ops[at].key != key)
+    return false;
+  *ret_ns = cost->ops[at].ns;
+  return true;
+}
+
+int lade_cost_set(struct lade_cost *cost, uint64_t key, int64_t ns)
+{
+  LADE_ASSERT(ns >= 0);
+  int at = entry_at(cost, key);
+  if (at == cost->n_ops || cost->ops[at].key != key) {
+    if (!lade_array_reserve((void **)&cost->ops, &cost->capacity, cost->n_ops + 1, sizeof(*cost->ops)))
+      return -ENOMEM;
+    memmove(&cost->ops[at + 1], &cost->ops[at], (size_t)(cost->n_ops - at) * sizeof(*cost->ops));
+    cost->n_ops++;
+  }
+  cost->ops[at] = (struct lade_cost_op){key, ns};
+  return 0;
+}
+
+/* ---- ops ---- */
+
+/* The matrix rate for @dtype; an unknown type goes at the rate of FP32, doubles at half of it. */
+static double matmul_rate(const struct lade_machine *machine, enum lade_dtype dtype)
+{
+  if (dtype == LADE_F64)
+    return machine->matmul_flops_per_s[LADE_F32] / 2;
+  double rate = machine->matmul_flops_per_s[dtype];
+  return rate > 0 ? rate : machine->matmul_flops_per_s[LADE_F32];
+}
+
+static int64_t whole_ns(double ns)
+{
+  return ns < 1 ? 1 : ns < 0x1p62 ? (int64_t)ceil(ns) : INT64_C(1) << 62;
+}
+
+static int64_t roofline_ns(const struct lade_cost *cost, const struct lade_graph *graph, const struct lade_op *op)
+{
+  double ns = op->bytes / (STREAM_FACTOR * cost->machine.device_bytes_per_s) * 1e9;
+  double factor = product_factors[op->kind];
+  if (factor > 0)
+    ns = fmax(ns, op->flops / (factor * matmul_rate(&cost->machine, graph->dtype)) * 1e9);
+  return whole_ns(ns);
+}
+
+int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_graph *graph, int op)
+{
+  int64_t ns;
+  if (!cost->n_ops || !lade_cost_find(cost, lade_cost_op_key(graph, op), &ns))
+    ns = roofline_ns(cost, graph, &graph->ops[op]);
+  return ns + (int64_t)cost->machine.launch_ns;
+}
+
+/* ---- copies and transfers ---- */
+
+static int64_t copy_ns(const struct lade_link *link, uint64_t bytes)
+{
+  return whole_ns((double)link->latency_ns + (double)bytes / (double)link->bytes_per_s * 1e9);
+}
+
+int64_t lade_cost_to_host_ns(const struct lade_cost *cost, uint64_t bytes)
+{
+  return copy_ns(&cost->machine.to_host, bytes);
+}
+
+int64_t lade_cost_to_device_ns(const struct lade_cost *cost, uint64_t bytes)
+{
+  return copy_ns(&cost->machine.to_device, bytes);
+}
+
+int64_t lade_cost_read_write_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64_t write_bytes)
+{
+  const struct lade_machine_store *store = &cost->machine.store;
+  LADE_ASSERT(store->bytes > 0);
+  double seconds = 0;
+  if (read_bytes)
+    seconds = (double)read_bytes / store->read_bytes_per_s;
+  if (write_bytes)
+    seconds = fmax(seconds, (double)write_bytes / store->write_bytes_per_s);
+  if (store->total_bytes_per_s > 0)
+    seconds = fmax(seconds, ((double)read_bytes + (double)write_bytes) / store->total_bytes_per_s);
+  return whole_ns(store->latency_ns + seconds * 1e9);
+}
+
+int64_t lade_cost_read_ns(const struct lade_cost *cost, uint64_t bytes)
+{
+  return lade_cost_read_write_ns(cost, bytes, 0);
+}
+
+int64_t lade_cost_write_ns(const struct lade_cost *cost, uint64_t bytes)
+{
+  return lade_cost_read_write_ns(cost, 0, bytes);
+}
+
+/* ---- the end of a step ---- */
+
+void lade_cost_adamw_bytes(enum lade_dtype dtype, enum lade_dtype grad_dtype, int *ret_read, int *ret_written)
+{
+  int residual = dtype == LADE_BF16 ? 2 : dtype == LADE_F16 ? 4 : 0;
+  int state = (int)lade_dtype_bytes(dtype) + residual + 4 + 4;
+  *ret_read = state + (int)lade_dtype_bytes(grad_dtype);
+  *ret_written = state;
+}
+
+int64_t lade_cost_adamw_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype dtype,
+                           enum lade_dtype grad_dtype, bool is_on_host)
+{
+  const struct lade_machine *machine = &cost->machine;
+  int read, written;
+  lade_cost_adamw_bytes(dtype, grad_dtype, &read, &written);
+  double rate = is_on_host || machine->is_unified ? machine->host_bytes_per_s
+                                                  : STREAM_FACTOR * machine->device_bytes_per_s;
+  return whole_ns(machine->launch_ns + (double)n_elements * (read + written) / rate * 1e9);
+}
+
+int64_t lade_cost_adamw_store_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype dtype,
+                                 enum lade_dtype grad_dtype)
+{
+  int read, written;
+  lade_cost_adamw_bytes(dtype, grad_dtype, &read, &written);
+  int64_t transfer_ns = lade_cost_read_write_ns(cost, (uint64_t)n_elements * (uint64_t)read,
+                                                (uint64_t)n_elements * (uint64_t)written);
+  int64_t update_ns = lade_cost_adamw_ns(cost, n_elements, dtype, grad_dtype, true);
+  int64_t window = LADE_MIN(n_elements, (int64_t)LADE_STREAM_ELEMENTS);
+  int64_t exposed_ns = lade_cost_read_ns(cost, (uint64_t)window * (uint64_t)read) +
+                       lade_cost_write_ns(cost, (uint64_t)window * (uint64_t)written);
+  return LADE_MAX(transfer_ns, update_ns) + exposed_ns;
+}
+
+int64_t lade_cost_sum_squares_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype grad_dtype)
+{
+  double rate = cost->sum_squares_bytes_per_s;
+  if (rate == 0)
+    rate = STREAM_FACTOR * cost->machine.device_bytes_per_s;
+  return whole_ns(cost->machine.launch_ns + (double)n_elements * (double)lade_dtype_bytes(grad_dtype) / rate * 1e9);
+}
+
+int64_t lade_cost_clip_ns(const struct lade_cost *cost, int64_t n_partials)
+{
+  /* One thread adds doubles in a tree: about a nanosecond each, wherever it runs. */
+  return whole_ns(cost->machine.launch_ns + (double)n_partials);
+}
+
+/* ---- prices for the builder ---- */
+
+static struct lade_transfer_price link_price(const struct lade_link *link)
+{
+  return (struct lade_transfer_price){(int64_t)link->latency_ns, 1e9 / (double)link->bytes_per_s};
+}
+
+/* A machine without a store has transfers that no plan will choose. */
+static struct lade_transfer_price store_price(const struct lade_machine_store *store, double rate)
+{
+  if (!store->bytes)
+    return (struct lade_transfer_price){INT64_C(1) << 40, 1e9};
+  return (struct lade_transfer_price){(int64_t)store->latency_ns, 1e9 / rate};
+}
+
+int lade_cost_prices(const struct lade_cost *cost, const struct lade_graph *graph, struct lade_prices *ret_prices)
+{
+  const struct lade_machine *machine = &cost->machine;
+  const enum lade_dtype grad_dtype = graph->accumulator;
+  size_t n_params = (size_t)graph->n_params;
+  int64_t *ns = calloc((size_t)graph->n_ops + 4 * n_params + 1, sizeof(*ns));
+  if (!ns)
+    return -ENOMEM;
+  struct lade_prices prices = {.op_ns = ns, .norm_ns = ns + graph->n_ops};
+  for (size_t home = 0; home < 3; home++)
+    prices.update_ns[home] = prices.norm_ns + (home + 1) * n_params;
+  for (int op = 0; op < graph->n_ops; op++)
+    prices.op_ns[op] = lade_cost_op_ns(cost, graph, op);
+  int64_t n_partials = 0;
+  for (int p = 0; p < graph->n_params; p++) {
+    const struct lade_tensor *weight = &graph->tensors[graph->params[p].tensor];
+    int64_t n = (int64_t)(weight->bytes / lade_dtype_bytes(weight->dtype));
+    n_partials += lade_div_up(n, LADE_SUM_BLOCK);
+    prices.norm_ns[p] = lade_cost_sum_squares_ns(cost, n, grad_dtype);
+    prices.update_ns[LADE_HOME_DEVICE][p] = lade_cost_adamw_ns(cost, n, graph->dtype, grad_dtype, false);
+    prices.update_ns[LADE_HOME_HOST][p] = lade_cost_adamw_ns(cost, n, graph->dtype, grad_dtype, true);
+    prices.update_ns[LADE_HOME_STORE][p] =
+        machine->store.bytes ? lade_cost_adamw_store_ns(cost, n, graph->dtype, grad_dtype) : INT64_C(1) << 40;
+  }
+  prices.clip_ns = lade_cost_clip_ns(cost, n_partials);
+  prices.to_host = link_price(&machine->to_host);
+  prices.to_device = link_price(&machine->to_device);
+  prices.read = store_price(&machine->store, machine->store.read_bytes_per_s);
+  prices.write = store_price(&machine->store, machine->store.write_bytes_per_s);
+  prices.n_cores = machine->is_unified ? machine->n_cores : 0;
+  *ret_prices = prices;
+  return 0;
+}
+
+void lade_prices_finish(struct lade_prices *prices)
+{
+  free(prices->op_ns); /* one block holds them all */
+  *prices = (struct lade_prices){0};
+}

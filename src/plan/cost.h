@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The cost model: predicted nanoseconds of everything that a step consists of, on one machine.
+ *
+ * A cost is a machine and, where it was measured (plan/probe.h), a table of the nanoseconds of distinct ops.
+ * Ops with equal kinds, shapes and types share one entry, so that all layers of a model have a handful of
+ * them. An op without an entry is predicted by its roofline. Every answer is for work that has the
+ * device, or the link, to itself; what happens when queues share cores is the simulator's affair.
+ *
+ * Reading is any thread; setting is one thread alone.
+ */
+#ifndef LADE_COST_H
+#define LADE_COST_H
+
+#include "graph/graph.h"
+#include "machine/machine.h"
+#include "plan/build.h"
+
+struct lade_cost_op {
+  uint64_t key;
+  int64_t ns; /* without the launch */
+};
+
+struct lade_cost {
+  struct lade_machine machine;
+  double sum_squares_bytes_per_s; /* of gradients read; 0: by the device's bandwidth */
+  int n_ops, capacity;
+  struct lade_cost_op *ops;       /* ascending by key */
+};
+
+/* A cost without measured ops. Nothing to finish until the first lade_cost_set. */
+void lade_cost_init(struct lade_cost *cost, const struct lade_machine *machine);
+void lade_cost_finish(struct lade_cost *cost);
+
+/* What identifies op @op of @graph for the table: kind, types, shapes, heads; not its layer, its unit, its stream. */
+uint64_t lade_cost_op_key(const struct lade_graph *graph, int op);
+
+/* Record measured nanoseconds, replacing an older entry. -ENOMEM. */
+int lade_cost_set(struct lade_cost *cost, uint64_t key, int64_t ns);
+
+/* The measured entry of @key. False when there is none. */
+bool lade_cost_find(const struct lade_cost *cost, uint64_t key, int64_t *ret_ns);
+
+/* One op, with its launch: measured, or max(flops / rate, bytes / bandwidth) with the factors of cost.c. */
+int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_graph *graph, int op);
+
+/* Copies over the links, and transfers to and from the store (an error to ask for without one). */
+int64_t lade_cost_to_host_ns(const struct lade_cost *cost, uint64_t bytes);
+int64_t lade_cost_to_device_ns(const struct lade_cost *cost, uint64_t bytes);
+int64_t lade_cost_read_ns(const struct lade_cost *cost, uint64_t bytes);
+int64_t lade_cost_write_ns(const struct lade_cost *cost, uint64_t bytes);
+
+/* Reads and writes that the drive does side by side, until both are done. */
+int64_t lade_cost_read_write_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64_t write_bytes);
+
+/* Bytes that AdamW moves per element of a parameter: what it reads and what it writes. */
+void lade_cost_adamw_bytes(enum lade_dtype dtype, enum lade_dtype grad_dtype, int *ret_read, int *ret_written);
+
+/* AdamW on @n_elements where the state lies: in device memory by the device, or in host memory by the CPU. */
+int64_t lade_cost_adamw_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype dtype,
+                           enum lade_dtype grad_dtype, bool is_on_host);
+
+/* AdamW through the store: state read, updated and written back in windows, the gradient read as well. */
+int64_t lade_cost_adamw_store_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype dtype,
+                                 enum lade_dtype grad_dtype);
+
+/* Sums of squares of one gradient, and the fixed tree over all partials. */
+int64_t lade_cost_sum_squares_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype grad_dtype);
+int64_t lade_cost_clip_ns(const struct lade_cost *cost, int64_t n_partials);
+
+/* Prices of everything in @graph, for the program builder. -ENOMEM. Give them back with lade_prices_finish. */
+int lade_cost_prices(const struct lade_cost *cost, const struct lade_graph *graph, struct lade_prices *ret_prices);
+void lade_prices_finish(struct lade_prices *prices);
+
+#endif
