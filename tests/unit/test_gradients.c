@@ -221,47 +221,43 @@ static void gradients_are_the_same_bits_again_and_on_any_number_of_threads(void 
   lade_pool_destroy(pool);
 }
 
-/* @tolerance in @dtype at every kernel level of this CPU. */
-static void levels_compare(const struct lade_model *model, float dropout, enum lade_dtype dtype, double tolerance)
+/*
+ * A 16-bit model is its rounded values' model: what differs is one rounding per stored activation and
+ * gradient, some fifteen in a row per block. 16 units of rounding bound their sum.
+ */
+static const struct {
+  enum lade_dtype dtype;
+  double tolerance;
+  float loss_scale;
+} types[] = {{LADE_F32, 1e-4, 1}, {LADE_BF16, 16 * 0x1p-8, 1}, {LADE_F16, 16 * 0x1p-11, 256}};
+
+/* Every type at every kernel level of this CPU. */
+static void model_compare(const struct lade_model *model, float dropout)
 {
   struct lade_cpu best = lade_cpu_get();
   const struct lade_cpu levels[] = {{0}, {.has_avx2 = best.has_avx2}, best};
   struct fixture reference, f;
   fixture_init(&reference, model, LADE_F64, 2, dropout, (struct lade_cpu){0});
   fixture_step(&reference, true);
-  for (size_t i = 0; i < LADE_COUNT(levels); i++) {
-    fixture_init(&f, model, dtype, 2, dropout, levels[i]);
-    f.run.step.loss_scale = dtype == LADE_F16 ? 256 : 1;
+  for (size_t i = 0; i < LADE_COUNT(levels) * LADE_COUNT(types); i++) {
+    size_t t = i % LADE_COUNT(types);
+    fixture_init(&f, model, types[t].dtype, 2, dropout, levels[i / LADE_COUNT(types)]);
+    f.run.step.loss_scale = types[t].loss_scale;
     fixture_step(&f, true);
-    gradients_compare(&f, &reference, tolerance);
+    gradients_compare(&f, &reference, types[t].tolerance);
     fixture_finish(&f);
   }
   fixture_finish(&reference);
 }
 
-static void models_compare(enum lade_dtype dtype, double tolerance)
+static void gradients_of_every_type_and_level_equal_the_double_ones(void **state)
 {
   for (size_t m = 0; m < LADE_COUNT(tiny_models); m++) {
-    levels_compare(&tiny_models[m], 0, dtype, tolerance);
-    levels_compare(&tiny_models[m], 0.2f, dtype, tolerance);
+    model_compare(&tiny_models[m], 0);
+    model_compare(&tiny_models[m], 0.2f);
   }
-  for (size_t m = 0; dtype != LADE_F16 && m < LADE_COUNT(wide_models); m++) /* FP16 has no variants of its own */
-    levels_compare(&wide_models[m], 0.1f, dtype, tolerance);
-}
-
-static void fp32_gradients_equal_the_double_ones_at_every_level(void **state)
-{
-  models_compare(LADE_F32, 1e-4);
-}
-
-/*
- * A 16-bit model is its rounded values' model: what differs is one rounding per stored activation and
- * gradient, some fifteen in a row per block here. 16 units of rounding bound their sum.
- */
-static void sixteen_bit_gradients_differ_by_rounding_alone(void **state)
-{
-  models_compare(LADE_BF16, 16 * 0x1p-8);
-  models_compare(LADE_F16, 16 * 0x1p-11);
+  for (size_t m = 0; m < LADE_COUNT(wide_models); m++)
+    model_compare(&wide_models[m], 0.1f);
 }
 
 int main(void)
@@ -270,8 +266,7 @@ int main(void)
       cmocka_unit_test(double_gradients_are_central_differences_of_the_loss),
       cmocka_unit_test(gradients_do_not_depend_on_how_the_batch_is_cut),
       cmocka_unit_test(gradients_are_the_same_bits_again_and_on_any_number_of_threads),
-      cmocka_unit_test(fp32_gradients_equal_the_double_ones_at_every_level),
-      cmocka_unit_test(sixteen_bit_gradients_differ_by_rounding_alone),
+      cmocka_unit_test(gradients_of_every_type_and_level_equal_the_double_ones),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
