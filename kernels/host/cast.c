@@ -22,7 +22,7 @@ REF_INLINE void cast_span(const void *arg, int64_t i_task, enum lade_dtype from)
 }
 REF_TASKS(cast_span)
 
-static void cast_plain(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_cast_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_cast_args *a = args;
   cast_span_run(ctx->pool, a->from, a, lade_div_up(a->n_elements, LADE_TASK_ELEMENTS));
@@ -30,5 +30,5 @@ static void cast_plain(const struct lade_kernel_ctx *ctx, const void *args)
 
 void lade_cast_init(struct lade_kernels *kernels)
 {
-  lade_kernels_set(kernels, LADE_K_CAST, cast_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_CAST, lade_cast_plain, "plain");
 }

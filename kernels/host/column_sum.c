@@ -21,7 +21,7 @@ REF_INLINE void block_sum(const void *arg, int64_t block, enum lade_dtype dtype)
 }
 REF_TASKS(block_sum)
 
-static void column_sum_plain(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_column_sum_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_column_sum_args *a = args;
   int64_t n_blocks = lade_div_up(a->m, lade_row_block(a->m));
@@ -42,5 +42,5 @@ size_t lade_column_sum_workspace_bytes(const struct lade_column_sum_args *a)
 
 void lade_column_sum_init(struct lade_kernels *kernels)
 {
-  lade_kernels_set(kernels, LADE_K_COLUMN_SUM, column_sum_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_COLUMN_SUM, lade_column_sum_plain, "plain");
 }

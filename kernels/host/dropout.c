@@ -21,7 +21,7 @@ REF_INLINE void drop_span(const void *arg, int64_t i_task, enum lade_dtype dtype
 }
 REF_TASKS(drop_span)
 
-static void dropout_plain(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_dropout_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_dropout_args *a = args;
   drop_span_run(ctx->pool, a->dtype, &(struct call){ctx->step, a}, lade_div_up(a->n_elements, LADE_TASK_ELEMENTS));
@@ -29,5 +29,5 @@ static void dropout_plain(const struct lade_kernel_ctx *ctx, const void *args)
 
 void lade_dropout_init(struct lade_kernels *kernels)
 {
-  lade_kernels_set(kernels, LADE_K_DROPOUT, dropout_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_DROPOUT, lade_dropout_plain, "plain");
 }

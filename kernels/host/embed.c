@@ -25,8 +25,10 @@ REF_INLINE void look_up_rows(const void *arg, int64_t i_task, enum lade_dtype dt
   for (int64_t row = i_task * rows; row < end; row++) {
     int64_t token_at = a->tokens[row] * a->d, position_at = row % a->time * a->d;
     for (int64_t j = 0; j < a->d; j++) {
-      double position = ref_get_or_zero(dtype, a->position_table, position_at + j);
-      ref_put(dtype, a->x, row * a->d + j, ref_get(dtype, a->token_table, token_at + j) + position);
+      double x = ref_get(dtype, a->token_table, token_at + j);
+      if (a->position_table)
+        x += ref_get(dtype, a->position_table, position_at + j);
+      ref_put(dtype, a->x, row * a->d + j, x);
     }
   }
 }
@@ -98,13 +100,13 @@ REF_INLINE void position_row(const void *arg, int64_t t, enum lade_dtype dtype)
 }
 REF_TASKS(position_row)
 
-static void embed_fwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_embed_fwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_embed_fwd_args *a = args;
   look_up_rows_run(ctx->pool, a->dtype, a, lade_div_up(a->batch * a->time, lade_task_rows(a->d)));
 }
 
-static void embed_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_embed_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_embed_bwd_args *a = args;
   struct bwd_call call = {a, lade_token_lists_make(a)};
@@ -121,6 +123,6 @@ size_t lade_embed_bwd_workspace_bytes(const struct lade_embed_bwd_args *a)
 
 void lade_embed_init(struct lade_kernels *kernels)
 {
-  lade_kernels_set(kernels, LADE_K_EMBED_FWD, embed_fwd_plain, "plain");
-  lade_kernels_set(kernels, LADE_K_EMBED_BWD, embed_bwd_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_EMBED_FWD, lade_embed_fwd_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_EMBED_BWD, lade_embed_bwd_plain, "plain");
 }

@@ -40,13 +40,13 @@ REF_INLINE void gelu_bwd_span(const void *arg, int64_t i_task, enum lade_dtype d
 }
 REF_TASKS(gelu_bwd_span)
 
-static void gelu_fwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_gelu_fwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_gelu_fwd_args *a = args;
   gelu_span_run(ctx->pool, a->dtype, a, lade_div_up(a->n_elements, LADE_TASK_ELEMENTS));
 }
 
-static void gelu_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_gelu_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_gelu_bwd_args *a = args;
   gelu_bwd_span_run(ctx->pool, a->dtype, a, lade_div_up(a->n_elements, LADE_TASK_ELEMENTS));
@@ -54,6 +54,6 @@ static void gelu_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
 
 void lade_gelu_init(struct lade_kernels *kernels)
 {
-  lade_kernels_set(kernels, LADE_K_GELU_FWD, gelu_fwd_plain, "plain");
-  lade_kernels_set(kernels, LADE_K_GELU_BWD, gelu_bwd_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_GELU_FWD, lade_gelu_fwd_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_GELU_BWD, lade_gelu_bwd_plain, "plain");
 }

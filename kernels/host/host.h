@@ -95,6 +95,22 @@ lade_kernel_fn lade_attention_fwd_plain, lade_attention_fwd_avx2, lade_attention
     lade_attention_fwd_avx512_bf16;
 lade_kernel_fn lade_attention_bwd_plain, lade_attention_bwd_avx2, lade_attention_bwd_avx512,
     lade_attention_bwd_avx512_bf16;
+/* The plain functions, for F64 inside a level. */
+lade_kernel_fn lade_column_sum_plain;
+lade_kernel_fn lade_embed_fwd_plain;
+lade_kernel_fn lade_embed_bwd_plain;
+lade_kernel_fn lade_norm_fwd_plain;
+lade_kernel_fn lade_norm_bwd_plain;
+lade_kernel_fn lade_residual_fwd_plain;
+lade_kernel_fn lade_residual_bwd_plain;
+lade_kernel_fn lade_dropout_plain;
+lade_kernel_fn lade_rope_plain;
+lade_kernel_fn lade_gelu_fwd_plain;
+lade_kernel_fn lade_gelu_bwd_plain;
+lade_kernel_fn lade_swiglu_fwd_plain;
+lade_kernel_fn lade_swiglu_bwd_plain;
+lade_kernel_fn lade_sum_squares_plain;
+lade_kernel_fn lade_cast_plain;
 
 void lade_matmul_init(struct lade_kernels *kernels);
 void lade_attention_init(struct lade_kernels *kernels);
@@ -122,6 +138,29 @@ void lade_head_loss_init_avx512_bf16(struct lade_kernels *kernels);
 void lade_attention_init_avx2(struct lade_kernels *kernels);
 void lade_attention_init_avx512(struct lade_kernels *kernels);
 void lade_attention_init_avx512_bf16(struct lade_kernels *kernels);
+
+void lade_column_sum_init_avx2(struct lade_kernels *kernels);
+void lade_embed_init_avx2(struct lade_kernels *kernels);
+void lade_norm_init_avx2(struct lade_kernels *kernels);
+void lade_residual_init_avx2(struct lade_kernels *kernels);
+void lade_dropout_init_avx2(struct lade_kernels *kernels);
+void lade_rope_init_avx2(struct lade_kernels *kernels);
+void lade_gelu_init_avx2(struct lade_kernels *kernels);
+void lade_swiglu_init_avx2(struct lade_kernels *kernels);
+void lade_sum_squares_init_avx2(struct lade_kernels *kernels);
+void lade_adamw_init_avx2(struct lade_kernels *kernels);
+void lade_cast_init_avx2(struct lade_kernels *kernels);
+void lade_column_sum_init_avx512(struct lade_kernels *kernels);
+void lade_embed_init_avx512(struct lade_kernels *kernels);
+void lade_norm_init_avx512(struct lade_kernels *kernels);
+void lade_residual_init_avx512(struct lade_kernels *kernels);
+void lade_dropout_init_avx512(struct lade_kernels *kernels);
+void lade_rope_init_avx512(struct lade_kernels *kernels);
+void lade_gelu_init_avx512(struct lade_kernels *kernels);
+void lade_swiglu_init_avx512(struct lade_kernels *kernels);
+void lade_sum_squares_init_avx512(struct lade_kernels *kernels);
+void lade_adamw_init_avx512(struct lade_kernels *kernels);
+void lade_cast_init_avx512(struct lade_kernels *kernels);
 
 size_t lade_matmul_workspace_bytes(const struct lade_matmul_args *args, int n_threads);
 size_t lade_attention_fwd_workspace_bytes(const struct lade_attention_fwd_args *args, int n_threads);

@@ -7,6 +7,17 @@ static void avx2_init(struct lade_kernels *kernels)
   lade_matmul_init_avx2(kernels);
   lade_head_loss_init_avx2(kernels);
   lade_attention_init_avx2(kernels);
+  lade_column_sum_init_avx2(kernels);
+  lade_embed_init_avx2(kernels);
+  lade_norm_init_avx2(kernels);
+  lade_residual_init_avx2(kernels);
+  lade_dropout_init_avx2(kernels);
+  lade_rope_init_avx2(kernels);
+  lade_gelu_init_avx2(kernels);
+  lade_swiglu_init_avx2(kernels);
+  lade_sum_squares_init_avx2(kernels);
+  lade_adamw_init_avx2(kernels);
+  lade_cast_init_avx2(kernels);
 }
 
 static void avx512_init(struct lade_kernels *kernels)
@@ -14,6 +25,17 @@ static void avx512_init(struct lade_kernels *kernels)
   lade_matmul_init_avx512(kernels);
   lade_head_loss_init_avx512(kernels);
   lade_attention_init_avx512(kernels);
+  lade_column_sum_init_avx512(kernels);
+  lade_embed_init_avx512(kernels);
+  lade_norm_init_avx512(kernels);
+  lade_residual_init_avx512(kernels);
+  lade_dropout_init_avx512(kernels);
+  lade_rope_init_avx512(kernels);
+  lade_gelu_init_avx512(kernels);
+  lade_swiglu_init_avx512(kernels);
+  lade_sum_squares_init_avx512(kernels);
+  lade_adamw_init_avx512(kernels);
+  lade_cast_init_avx512(kernels);
 }
 
 static void avx512_bf16_init(struct lade_kernels *kernels)

@@ -31,13 +31,13 @@ REF_INLINE void norm_bwd_block(const void *arg, int64_t block, enum lade_dtype d
 }
 REF_TASKS(norm_bwd_block)
 
-static void norm_fwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_norm_fwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_norm_fwd_args *a = args;
   norm_rows_run(ctx->pool, a->dtype, a, lade_div_up(a->n, lade_task_rows(a->d)));
 }
 
-static void norm_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_norm_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_norm_bwd_args *a = args;
   int64_t n_blocks = lade_div_up(a->n, lade_row_block(a->n));
@@ -58,6 +58,6 @@ size_t lade_norm_bwd_workspace_bytes(const struct lade_norm_bwd_args *a)
 
 void lade_norm_init(struct lade_kernels *kernels)
 {
-  lade_kernels_set(kernels, LADE_K_NORM_FWD, norm_fwd_plain, "plain");
-  lade_kernels_set(kernels, LADE_K_NORM_BWD, norm_bwd_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_NORM_FWD, lade_norm_fwd_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_NORM_BWD, lade_norm_bwd_plain, "plain");
 }

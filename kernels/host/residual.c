@@ -72,13 +72,13 @@ REF_INLINE void bwd_block(const void *arg, int64_t block, enum lade_dtype dtype)
 }
 REF_TASKS(bwd_block)
 
-static void residual_fwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_residual_fwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_residual_fwd_args *a = args;
   sum_rows_run(ctx->pool, a->dtype, &(struct call){ctx->step, a}, lade_div_up(a->n, lade_task_rows(a->d)));
 }
 
-static void residual_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_residual_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_residual_bwd_args *a = args;
   bool has_norm = a->kind != LADE_NORM_NONE;
@@ -102,6 +102,6 @@ size_t lade_residual_bwd_workspace_bytes(const struct lade_residual_bwd_args *a)
 
 void lade_residual_init(struct lade_kernels *kernels)
 {
-  lade_kernels_set(kernels, LADE_K_RESIDUAL_FWD, residual_fwd_plain, "plain");
-  lade_kernels_set(kernels, LADE_K_RESIDUAL_BWD, residual_bwd_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_RESIDUAL_FWD, lade_residual_fwd_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_RESIDUAL_BWD, lade_residual_bwd_plain, "plain");
 }

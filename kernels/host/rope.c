@@ -98,7 +98,7 @@ REF_INLINE void turn_rows(const void *arg, int64_t i_task, enum lade_dtype dtype
 }
 REF_TASKS(turn_rows)
 
-static void rope_plain(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_rope_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_rope_args *a = args;
   lade_rope_table_fill(ctx->pool, a, a->workspace);
@@ -112,5 +112,5 @@ size_t lade_rope_workspace_bytes(const struct lade_rope_args *a)
 
 void lade_rope_init(struct lade_kernels *kernels)
 {
-  lade_kernels_set(kernels, LADE_K_ROPE, rope_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_ROPE, lade_rope_plain, "plain");
 }

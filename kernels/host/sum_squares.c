@@ -28,7 +28,7 @@ REF_INLINE void block_sum(const void *arg, int64_t block, enum lade_dtype dtype)
 }
 REF_TASKS(block_sum)
 
-static void sum_squares_plain(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_sum_squares_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_sum_squares_args *a = args;
   block_sum_run(ctx->pool, a->dtype, a, lade_div_up(a->n_elements, LADE_SUM_BLOCK));
@@ -36,5 +36,5 @@ static void sum_squares_plain(const struct lade_kernel_ctx *ctx, const void *arg
 
 void lade_sum_squares_init(struct lade_kernels *kernels)
 {
-  lade_kernels_set(kernels, LADE_K_SUM_SQUARES, sum_squares_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_SUM_SQUARES, lade_sum_squares_plain, "plain");
 }

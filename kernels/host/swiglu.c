@@ -48,13 +48,13 @@ REF_INLINE void swiglu_bwd_rows(const void *arg, int64_t i_task, enum lade_dtype
 }
 REF_TASKS(swiglu_bwd_rows)
 
-static void swiglu_fwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_swiglu_fwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_swiglu_fwd_args *a = args;
   swiglu_rows_run(ctx->pool, a->dtype, a, lade_div_up(a->n, lade_task_rows(2 * a->f)));
 }
 
-static void swiglu_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
+void lade_swiglu_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_swiglu_bwd_args *a = args;
   swiglu_bwd_rows_run(ctx->pool, a->dtype, a, lade_div_up(a->n, lade_task_rows(2 * a->f)));
@@ -62,6 +62,6 @@ static void swiglu_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args
 
 void lade_swiglu_init(struct lade_kernels *kernels)
 {
-  lade_kernels_set(kernels, LADE_K_SWIGLU_FWD, swiglu_fwd_plain, "plain");
-  lade_kernels_set(kernels, LADE_K_SWIGLU_BWD, swiglu_bwd_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_SWIGLU_FWD, lade_swiglu_fwd_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_SWIGLU_BWD, lade_swiglu_bwd_plain, "plain");
 }

@@ -29,6 +29,7 @@
 
 const char *const level_names[N_LEVELS] = {"plain", "avx2", "avx512", "best"};
 static const int thread_counts[] = {1, 2, 5};
+#define N_POOLS LADE_COUNT(thread_counts)
 
 double element_get(enum lade_dtype dtype, const void *data, int64_t i)
 {
@@ -329,16 +330,13 @@ static void outputs_compare(const struct call *call, void **want, bool is_exact,
   }
 }
 
-static void variant_check(struct call *call, const struct lade_kernels *kernels, const struct lade_step *step,
-                          void **want, const char *where)
+static void variant_check(struct call *call, const struct lade_kernels *kernels, lade_pool *const *pools,
+                          const struct lade_step *step, void **want, const char *where)
 {
   void *first[CALL_OPERANDS];
-  for (size_t i = 0; i < LADE_COUNT(thread_counts); i++) {
-    lade_pool *pool = NULL;
-    assert_int_equal(lade_pool_create(thread_counts[i], &pool), 0);
+  for (size_t i = 0; i < N_POOLS; i++) {
     call_reset(call);
-    call_run(call, kernels, pool, step);
-    lade_pool_destroy(pool);
+    call_run(call, kernels, pools[i], step);
     inputs_and_guards_check(call);
     if (i == 0) {
       outputs_compare(call, want, false, where);
@@ -350,7 +348,8 @@ static void variant_check(struct call *call, const struct lade_kernels *kernels,
   outputs_free(call, first);
 }
 
-static void case_check(struct call *call, enum pattern pattern, uint64_t seed, const char *where)
+static void case_check(struct call *call, lade_pool *const *pools, enum pattern pattern, uint64_t seed,
+                       const char *where)
 {
   static const char *const pattern_names[] = {"random", "zero", "max", "min", "denormal"};
   struct lade_kernels plain, kernels;
@@ -368,34 +367,37 @@ static void case_check(struct call *call, enum pattern pattern, uint64_t seed, c
     last = kernels.fn[call->kernel];
     snprintf(text, sizeof(text), "%s, %s inputs, %s, seed %llu", where, pattern_names[pattern], level_names[i],
              (unsigned long long)seed);
-    variant_check(call, &kernels, &step, want, text);
+    variant_check(call, &kernels, pools, &step, want, text);
   }
   outputs_free(call, want);
   call_finish(call);
 }
 
+static bool call_build(const struct op *op, enum lade_dtype dtype, int i_shape, struct call *ret_call)
+{
+  *ret_call = (struct call){.kernel = op->kernel, .dtype = dtype};
+  return op->build(ret_call, i_shape);
+}
+
 void op_check(const struct op *op, uint64_t seed)
 {
   static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16, LADE_F64};
+  lade_pool *pools[N_POOLS];
+  struct call call;
+  for (size_t i = 0; i < N_POOLS; i++)
+    assert_int_equal(lade_pool_create(thread_counts[i], &pools[i]), 0);
   for (size_t i = 0; i < LADE_COUNT(dtypes); i++) {
-    for (int i_shape = 0;; i_shape++) {
-      struct call call;
-      bool is_built = true;
-      for (int pattern = 0; pattern < N_PATTERNS && is_built; pattern++) {
-        char where[64];
-        memset(&call, 0, sizeof(call));
-        call.kernel = op->kernel;
-        call.dtype = dtypes[i];
-        is_built = op->build(&call, i_shape);
-        if (!is_built)
-          break;
-        snprintf(where, sizeof(where), "%s %s shape %d", op->name, lade_dtype_name(dtypes[i]), i_shape);
-        case_check(&call, (enum pattern)pattern, seed, where);
+    for (int i_shape = 0; call_build(op, dtypes[i], i_shape, &call); i_shape++) {
+      char where[64];
+      snprintf(where, sizeof(where), "%s %s shape %d", op->name, lade_dtype_name(dtypes[i]), i_shape);
+      for (int pattern = 0; pattern < N_PATTERNS; pattern++) {
+        call_build(op, dtypes[i], i_shape, &call);
+        case_check(&call, pools, (enum pattern)pattern, seed, where);
       }
-      if (!is_built)
-        break;
     }
   }
+  for (size_t i = 0; i < N_POOLS; i++)
+    lade_pool_destroy(pools[i]);
 }
 
 /* Bench. */

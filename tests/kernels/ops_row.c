@@ -8,7 +8,7 @@
 
 #include "base/base.h"
 
-#define SUM_LIMIT 0x1p60 /* of MIN and MAX where squares are summed: larger ones overflow F32 */
+#define SUM_LIMIT 0x1p56 /* of MIN and MAX where squares are summed: larger ones overflow F32 */
 
 struct shape {
   int64_t n, d;

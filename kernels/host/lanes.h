@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Vector code written once. A <op>_vec.c is compiled once per level, over that level's primitives,
+ * which all have sixteen lanes: sums have one order and every level the same bits.
+ *
+ *   vf, vu, vd                16 lanes of F32, of 32-bit words, of F64
+ *   vf_load_f32[_n]           16 elements (the first n, zeros behind them); stores likewise
+ *   vf_fma, vf_fnma           a*b + c and c - a*b, rounded once
+ *   vf_min, vf_max            the second operand where one is not a number
+ *   vf_scale(a, n)            a * 2^n for whole n in -150..127, rounded once
+ *   vf_first(a, n)            zeros behind the first n lanes
+ *   vf_where_negative(t,a,b)  a where t's sign is set, b elsewhere
+ *   vf_where_at_least(a,b,v)  v where word a >= word b, 0 elsewhere
+ *   vf_sum, vd_sum            lanes as a tree: j + (j+8), then 4, 2, 1
+ *   vu_load_u16, vu_store_u16 16-bit elements, zero-extended and truncated
+ *   vu_multiply               32 x 32 bits to both halves of the product
+ *   vu_store_transposed       64 words from w[0..3]: out[16k + 4j + i] = w[i][4j + k]
+ *
+ * LADE_LANES_HEADER, the level's primitives, comes from the build.
+ */
+#ifndef LADE_KERNELS_LANES_H
+#define LADE_KERNELS_LANES_H
+
+#include LADE_LANES_HEADER
+
+#include "base/philox.h"
+#include "kernels/host/host.h"
+
+#define VEC_LANES 16
+
+/* VEC_NAME(lade_norm_init) is lade_norm_init_avx2; VEC_VARIANT is "avx2". */
+#define VEC_JOIN(name, level) name##_##level
+#define VEC_JOIN_EXPANDED(name, level) VEC_JOIN(name, level)
+#define VEC_NAME(name) VEC_JOIN_EXPANDED(name, VEC_LEVEL)
+#define VEC_TEXT(level) #level
+#define VEC_TEXT_EXPANDED(level) VEC_TEXT(level)
+#define VEC_VARIANT VEC_TEXT_EXPANDED(VEC_LEVEL)
+
+/*
+ * The pool's functions for F32, BF16 and F16 out of one body(arg, i_task, dtype), as REF_TASKS does
+ * for the references.
+ */
+#define VEC_TASKS(body) \
+  static void body##_f32(void *arg, int i_task, int i_thread) { body(arg, i_task, LADE_F32); } \
+  static void body##_bf16(void *arg, int i_task, int i_thread) { body(arg, i_task, LADE_BF16); } \
+  static void body##_f16(void *arg, int i_task, int i_thread) { body(arg, i_task, LADE_F16); } \
+  static void body##_run(lade_pool *pool, enum lade_dtype dtype, const void *arg, int64_t n_tasks) \
+  { \
+    static lade_task_fn *const of_dtype[] = {body##_f32, body##_bf16, body##_f16}; \
+    lade_pool_run(pool, of_dtype[dtype], (void *)arg, (int)n_tasks); \
+  }
+
+/*
+ * STEPS(step, from, end, ...): step(i, n, ...) for every group of lanes; n is the constant 16 except in the last
+ * call, so that only that one pays for masks.
+ */
+#define VEC_STEPS(step, from, end, ...) \
+  do { \
+    int64_t at_ = (from), end_ = (end); \
+    for (; at_ + VEC_LANES <= end_; at_ += VEC_LANES) \
+      step(at_, VEC_LANES, __VA_ARGS__); \
+    if (at_ < end_) \
+      step(at_, (int)(end_ - at_), __VA_ARGS__); \
+  } while (0)
+
+/* The same for sums: step(i, n, &sum, ...) with four sums in turn, as one chain of additions would wait for itself. */
+#define VEC_SUMS 4
+#define VEC_SUM_STEPS(step, from, end, sums, ...) \
+  do { \
+    int64_t from_ = (from), whole_ = ((end) - from_) / (VEC_SUMS * VEC_LANES) * (VEC_SUMS * VEC_LANES); \
+    for (int64_t sum_at_ = from_; sum_at_ < from_ + whole_; sum_at_ += VEC_SUMS * VEC_LANES) { \
+      for (int sum_ = 0; sum_ < VEC_SUMS; sum_++) \
+        step(sum_at_ + sum_ * VEC_LANES, VEC_LANES, &(sums)[sum_], __VA_ARGS__); \
+    } \
+    VEC_STEPS(step, from_ + whole_, end, &(sums)[0], __VA_ARGS__); \
+  } while (0)
+
+VEC_INLINE vf vec_load(enum lade_dtype dtype, const void *x, int64_t i, int n)
+{
+  if (dtype == LADE_F32) {
+    const float *at = (const float *)x + i;
+    return n == VEC_LANES ? vf_load_f32(at) : vf_load_f32_n(at, n);
+  }
+  const uint16_t *at = (const uint16_t *)x + i;
+  vu words = n == VEC_LANES ? vu_load_u16(at) : vu_load_u16_n(at, n);
+  return dtype == LADE_BF16 ? vf_from_bits(vu_shift_left(words, 16)) : vf_from_f16(words);
+}
+
+/* Rounded to nearest even in the upper half of each lane's bits, as lade_f32_to_bf16 does, denormals and NaN too. */
+VEC_INLINE vu vec_bf16(vf value)
+{
+  vu bits = vu_bits(value), odd = vu_and(vu_shift_right(bits, 16), vu_set(1));
+  vu rounded = vu_add(bits, vu_add(odd, vu_set(0x7fff)));
+  return vu_shift_right(vu_where_nan(value, vu_or(bits, vu_set(0x400000)), rounded), 16);
+}
+
+VEC_INLINE void vec_store(enum lade_dtype dtype, void *x, int64_t i, int n, vf value)
+{
+  if (dtype == LADE_F32) {
+    float *at = (float *)x + i;
+    if (n == VEC_LANES)
+      vf_store_f32(at, value);
+    else
+      vf_store_f32_n(at, value, n);
+    return;
+  }
+  uint16_t *at = (uint16_t *)x + i;
+  vu words = dtype == LADE_BF16 ? vec_bf16(value) : vu_f16(value);
+  if (n == VEC_LANES)
+    vu_store_u16(at, words);
+  else
+    vu_store_u16_n(at, words, n);
+}
+
+/* As it reads after a store in @dtype. */
+VEC_INLINE vf vec_rounded(enum lade_dtype dtype, vf value)
+{
+  if (dtype == LADE_F32)
+    return value;
+  return dtype == LADE_BF16 ? vf_from_bits(vu_shift_left(vec_bf16(value), 16)) : vf_from_f16(vu_f16(value));
+}
+
+/*
+ * exp(z) for z <= 0, within an ulp of F32; NaN stays. z = n ln2 + r with |r| <= ln2/2, n ln2 taken off
+ * in two parts; e^r by its series up to r^7/7!, whose rest is below 6e-9.
+ */
+VEC_INLINE vf vec_exp(vf z)
+{
+  z = vf_max(vf_set(-104.0f), z); /* e^-104 rounds to 0 */
+  vf n = vf_round(vf_mul(z, vf_set(0x1.715476p+0f)));
+  vf r = vf_fnma(n, vf_set(-0x1.05c610p-29f), vf_fnma(n, vf_set(0x1.62e430p-1f), z));
+  vf p = vf_set(1.0f / 5040);
+  p = vf_fma(p, r, vf_set(1.0f / 720));
+  p = vf_fma(p, r, vf_set(1.0f / 120));
+  p = vf_fma(p, r, vf_set(1.0f / 24));
+  p = vf_fma(p, r, vf_set(1.0f / 6));
+  p = vf_fma(p, r, vf_set(0.5f));
+  p = vf_fma(p, r, vf_set(1));
+  p = vf_fma(p, r, vf_set(1));
+  return vf_scale(p, n);
+}
+
+/* The logistic function s(z) and its slope s (1-s), both without overflow or cancellation. */
+struct vec_sigmoid {
+  vf s, slope;
+};
+
+VEC_INLINE struct vec_sigmoid vec_sigmoid(vf z)
+{
+  vf minus_abs = vf_from_bits(vu_or(vu_bits(z), vu_set(0x80000000)));
+  vf e = vec_exp(minus_abs), r = vf_div(vf_set(1), vf_add(vf_set(1), e)), er = vf_mul(e, r);
+  return (struct vec_sigmoid){vf_where_negative(z, er, r), vf_mul(er, r)};
+}
+
+/*
+ * The random words of 64 elements from @element, a multiple of 64, on: sixteen Philox blocks in
+ * parallel, placed in lanes so that the transposed store leaves them in order.
+ */
+#define VEC_WORDS 64
+
+VEC_INLINE void vec_words_draw(uint32_t *word, const struct lade_step *step, uint32_t stream, uint64_t element)
+{
+  static const uint32_t block_of_lane[VEC_LANES] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+  uint64_t block = element / 4;
+  uint32_t k0 = (uint32_t)step->seed, k1 = (uint32_t)(step->seed >> 32);
+  vu c[4] = {vu_add(vu_set((uint32_t)block), vu_load(block_of_lane)), vu_set((uint32_t)(block >> 32)),
+             vu_set(stream), vu_set(step->step)};
+  for (int round = 0; round < 10; round++) {
+    vu high0, low0, high1, low1;
+    vu_multiply(c[0], 0xD2511F53u, &high0, &low0);
+    vu_multiply(c[2], 0xCD9E8D57u, &high1, &low1);
+    c[0] = vu_xor(vu_xor(high1, c[1]), vu_set(k0));
+    c[2] = vu_xor(vu_xor(high0, c[3]), vu_set(k1));
+    c[1] = low1;
+    c[3] = low0;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  vu_store_transposed(word, c);
+}
+
+/*
+ * A run of at most VEC_RUN elements' words from @element on, into @word (VEC_RUN_WORDS); returns where the first
+ * one is.
+ */
+#define VEC_RUN 1024
+#define VEC_RUN_WORDS (VEC_RUN + 2 * VEC_WORDS)
+
+VEC_INLINE const uint32_t *vec_words_fill(uint32_t *word, const struct lade_step *step, const struct lade_drop *drop,
+                                          int64_t element, int64_t n)
+{
+  uint64_t from = drop->first_element + (uint64_t)element, aligned = from & ~(uint64_t)(VEC_WORDS - 1);
+  uint64_t end = from + (uint64_t)n;
+  for (uint64_t at = aligned; at < end; at += VEC_WORDS)
+    vec_words_draw(word + (at - aligned), step, drop->stream, at);
+  return word + (from - aligned);
+}
+
+/* value * scale where the word keeps it, else 0. */
+VEC_INLINE vf vec_drop(const struct lade_drop *drop, const uint32_t *word, vf value)
+{
+  return vf_where_at_least(vu_load(word), vu_set(drop->drop_below), vf_mul(value, vf_set(drop->scale)));
+}
+
+#endif

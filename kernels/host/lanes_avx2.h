@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sixteen lanes on AVX2 with FMA and F16C: two registers each, so that every sum has the order
+ * that AVX-512 gives it. lanes.h says what each function means. There are no masks for 16-bit
+ * elements: a row's last few go through a small array.
+ */
+#ifndef LADE_KERNELS_LANES_AVX2_H
+#define LADE_KERNELS_LANES_AVX2_H
+
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+
+#define VEC_LEVEL avx2
+#define VEC_INLINE static inline __attribute__((always_inline))
+
+typedef struct {
+  __m256 a, b;
+} vf;
+typedef struct {
+  __m256i a, b;
+} vu;
+typedef struct {
+  __m256d a, b, c, d;
+} vd;
+
+VEC_INLINE vf vf_set(float x) { return (vf){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+VEC_INLINE vf vf_load_f32(const float *x) { return (vf){_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8)}; }
+VEC_INLINE void vf_store_f32(float *x, vf v)
+{
+  _mm256_storeu_ps(x, v.a);
+  _mm256_storeu_ps(x + 8, v.b);
+}
+VEC_INLINE vf vf_load_f32_n(const float *x, int n)
+{
+  float lane[16] = {0};
+  memcpy(lane, x, (size_t)n * sizeof(*lane));
+  return vf_load_f32(lane);
+}
+VEC_INLINE void vf_store_f32_n(float *x, vf v, int n)
+{
+  float lane[16];
+  vf_store_f32(lane, v);
+  memcpy(x, lane, (size_t)n * sizeof(*lane));
+}
+VEC_INLINE vf vf_add(vf x, vf y) { return (vf){_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+VEC_INLINE vf vf_sub(vf x, vf y) { return (vf){_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+VEC_INLINE vf vf_mul(vf x, vf y) { return (vf){_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+VEC_INLINE vf vf_div(vf x, vf y) { return (vf){_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+VEC_INLINE vf vf_min(vf x, vf y) { return (vf){_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+VEC_INLINE vf vf_max(vf x, vf y) { return (vf){_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+VEC_INLINE vf vf_sqrt(vf x) { return (vf){_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
+VEC_INLINE vf vf_fma(vf x, vf y, vf z)
+{
+  return (vf){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+VEC_INLINE vf vf_fnma(vf x, vf y, vf z)
+{
+  return (vf){_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)};
+}
+VEC_INLINE vf vf_round(vf x)
+{
+  return (vf){_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+              _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+
+/* In two steps, the first exact, so that a result below the normal range is rounded once. */
+VEC_INLINE __m256 vec_scale_half(__m256 x, __m256 n)
+{
+  __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1), rest = _mm256_sub_epi32(whole, half);
+  __m256i bias = _mm256_set1_epi32(127);
+  __m256 first = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23));
+  __m256 second = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23));
+  return _mm256_mul_ps(_mm256_mul_ps(x, first), second);
+}
+VEC_INLINE vf vf_scale(vf x, vf n) { return (vf){vec_scale_half(x.a, n.a), vec_scale_half(x.b, n.b)}; }
+
+VEC_INLINE vf vf_first(vf x, int n)
+{
+  __m256i at = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), end = _mm256_set1_epi32(n);
+  __m256i a = _mm256_cmpgt_epi32(end, at), b = _mm256_cmpgt_epi32(end, _mm256_add_epi32(at, _mm256_set1_epi32(8)));
+  return (vf){_mm256_and_ps(x.a, _mm256_castsi256_ps(a)), _mm256_and_ps(x.b, _mm256_castsi256_ps(b))};
+}
+
+VEC_INLINE vf vf_where_negative(vf test, vf x, vf y)
+{
+  return (vf){_mm256_blendv_ps(y.a, x.a, test.a), _mm256_blendv_ps(y.b, x.b, test.b)};
+}
+
+VEC_INLINE float vf_sum(vf x)
+{
+  __m256 eight = _mm256_add_ps(x.a, x.b);
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+VEC_INLINE vu vu_set(uint32_t x) { return (vu){_mm256_set1_epi32((int)x), _mm256_set1_epi32((int)x)}; }
+VEC_INLINE vu vu_bits(vf x) { return (vu){_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+VEC_INLINE vf vf_from_bits(vu x) { return (vf){_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+VEC_INLINE vu vu_load(const uint32_t *x)
+{
+  return (vu){_mm256_loadu_si256((const __m256i *)x), _mm256_loadu_si256((const __m256i *)(x + 8))};
+}
+VEC_INLINE vu vu_add(vu x, vu y) { return (vu){_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+VEC_INLINE vu vu_sub(vu x, vu y) { return (vu){_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+VEC_INLINE vu vu_and(vu x, vu y) { return (vu){_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+VEC_INLINE vu vu_or(vu x, vu y) { return (vu){_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+VEC_INLINE vu vu_xor(vu x, vu y) { return (vu){_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+#define vu_shift_left(x, n) ((vu){_mm256_slli_epi32((x).a, n), _mm256_slli_epi32((x).b, n)})
+#define vu_shift_right(x, n) ((vu){_mm256_srli_epi32((x).a, n), _mm256_srli_epi32((x).b, n)})
+
+VEC_INLINE vu vu_where_nan(vf test, vu x, vu y)
+{
+  __m256 a = _mm256_cmp_ps(test.a, test.a, _CMP_UNORD_Q), b = _mm256_cmp_ps(test.b, test.b, _CMP_UNORD_Q);
+  return (vu){_mm256_blendv_epi8(y.a, x.a, _mm256_castps_si256(a)),
+              _mm256_blendv_epi8(y.b, x.b, _mm256_castps_si256(b))};
+}
+
+VEC_INLINE vf vf_where_at_least(vu x, vu y, vf value)
+{
+  __m256i a = _mm256_cmpeq_epi32(_mm256_max_epu32(x.a, y.a), x.a);
+  __m256i b = _mm256_cmpeq_epi32(_mm256_max_epu32(x.b, y.b), x.b);
+  return (vf){_mm256_and_ps(value.a, _mm256_castsi256_ps(a)), _mm256_and_ps(value.b, _mm256_castsi256_ps(b))};
+}
+
+VEC_INLINE vu vu_load_u16(const uint16_t *x)
+{
+  return (vu){_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)x)),
+              _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(x + 8)))};
+}
+VEC_INLINE vu vu_load_u16_n(const uint16_t *x, int n)
+{
+  uint16_t lane[16] = {0};
+  memcpy(lane, x, (size_t)n * sizeof(*lane));
+  return vu_load_u16(lane);
+}
+VEC_INLINE vu vu_sign_extend(vu x)
+{
+  return (vu){_mm256_srai_epi32(_mm256_slli_epi32(x.a, 16), 16), _mm256_srai_epi32(_mm256_slli_epi32(x.b, 16), 16)};
+}
+VEC_INLINE void vu_store_u16(uint16_t *x, vu v)
+{
+  __m256i low = _mm256_set1_epi32(0xffff);
+  __m256i packed = _mm256_packus_epi32(_mm256_and_si256(v.a, low), _mm256_and_si256(v.b, low));
+  _mm256_storeu_si256((__m256i *)x, _mm256_permute4x64_epi64(packed, 0xd8));
+}
+VEC_INLINE void vu_store_u16_n(uint16_t *x, vu v, int n)
+{
+  uint16_t lane[16];
+  vu_store_u16(lane, v);
+  memcpy(x, lane, (size_t)n * sizeof(*lane));
+}
+
+VEC_INLINE vf vf_from_f16(vu x)
+{
+  uint16_t lane[16];
+  vu_store_u16(lane, x);
+  return (vf){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)lane)),
+              _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(lane + 8)))};
+}
+VEC_INLINE vu vu_f16(vf x)
+{
+  return (vu){_mm256_cvtepu16_epi32(_mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)),
+              _mm256_cvtepu16_epi32(_mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))};
+}
+
+VEC_INLINE void vec_multiply_half(__m256i x, __m256i m, __m256i *ret_high, __m256i *ret_low)
+{
+  __m256i even = _mm256_mul_epu32(x, m), odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), m);
+  *ret_high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+  *ret_low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+}
+VEC_INLINE void vu_multiply(vu x, uint32_t factor, vu *ret_high, vu *ret_low)
+{
+  vu m = vu_set(factor);
+  vec_multiply_half(x.a, m.a, &ret_high->a, &ret_low->a);
+  vec_multiply_half(x.b, m.b, &ret_high->b, &ret_low->b);
+}
+
+/* Half @half of the transposed store: its two groups of four in each of the four outputs. */
+VEC_INLINE void vec_store_transposed_half(uint32_t *words, __m256i w0, __m256i w1, __m256i w2, __m256i w3)
+{
+  __m256i a = _mm256_unpacklo_epi32(w0, w1), b = _mm256_unpackhi_epi32(w0, w1);
+  __m256i c = _mm256_unpacklo_epi32(w2, w3), d = _mm256_unpackhi_epi32(w2, w3);
+  _mm256_storeu_si256((__m256i *)words, _mm256_unpacklo_epi64(a, c));
+  _mm256_storeu_si256((__m256i *)(words + 16), _mm256_unpackhi_epi64(a, c));
+  _mm256_storeu_si256((__m256i *)(words + 32), _mm256_unpacklo_epi64(b, d));
+  _mm256_storeu_si256((__m256i *)(words + 48), _mm256_unpackhi_epi64(b, d));
+}
+VEC_INLINE void vu_store_transposed(uint32_t *words, const vu *w)
+{
+  vec_store_transposed_half(words, w[0].a, w[1].a, w[2].a, w[3].a);
+  vec_store_transposed_half(words + 8, w[0].b, w[1].b, w[2].b, w[3].b);
+}
+
+VEC_INLINE vd vd_zero(void)
+{
+  return (vd){_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
+}
+
+VEC_INLINE vd vd_add_square(vd sum, vf x)
+{
+  __m256d a = _mm256_cvtps_pd(_mm256_castps256_ps128(x.a)), b = _mm256_cvtps_pd(_mm256_extractf128_ps(x.a, 1));
+  __m256d c = _mm256_cvtps_pd(_mm256_castps256_ps128(x.b)), d = _mm256_cvtps_pd(_mm256_extractf128_ps(x.b, 1));
+  return (vd){_mm256_fmadd_pd(a, a, sum.a), _mm256_fmadd_pd(b, b, sum.b), _mm256_fmadd_pd(c, c, sum.c),
+              _mm256_fmadd_pd(d, d, sum.d)};
+}
+
+VEC_INLINE double vd_sum(vd x)
+{
+  __m256d four = _mm256_add_pd(_mm256_add_pd(x.a, x.c), _mm256_add_pd(x.b, x.d));
+  __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+
+#endif
