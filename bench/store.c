@@ -21,7 +21,7 @@
 
 #define N_ROUNDS_MAX 32
 #define TRANSFER_BYTES (8u << 20)
-#define N_TRANSFERS 8 /* under way at once, each with its part of the slab */
+#define N_TRANSFERS 16 /* under way at once, each with its part of the slab */
 
 enum { WRITE, READ, N_OPS };
 

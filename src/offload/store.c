@@ -37,9 +37,9 @@
 #include "offload/store.h"
 #include "offload/sums.h"
 
-#define DEPTH_DEFAULT 16
+#define DEPTH_DEFAULT 32
 #define DEPTH_MAX 1024
-#define PIECE_BYTES_DEFAULT (2u << 20) /* with 16 under way: the fastest of 512 KiB to 4 MiB and 4 to 16 */
+#define PIECE_BYTES_DEFAULT (2u << 20) /* with 32 under way: the fastest of 512 KiB to 4 MiB and 4 to 64 */
 #define PIECE_BYTES_MAX (64u << 20) /* a completion's result is an int */
 #define RETRIES_MAX 32
 #define RETRY_PAUSE_NS 100000 /* times the number of tries */
@@ -497,11 +497,12 @@ static int engine_choose(struct lade_store *store, enum lade_store_engine wanted
     int code = engine_try(store, store_engine_uring);
     if (!code)
       return 0;
+    /* The ring's own memory counts against the locked memory of an ordinary user. */
+    const char *why = code == -ENOMEM ? "no memory for the ring; raise the memlock limit (ulimit -l)" : strerror(-code);
     if (wanted == LADE_STORE_URING)
       return lade_error_set(error, code, "store in %s: io_uring refused: %s; allow it or use the other engine",
-                            store->dir, strerror(-code));
-    snprintf(store->note, sizeof(store->note), "store: io_uring refused (%s), using threads, which are slower",
-             strerror(-code));
+                            store->dir, why);
+    snprintf(store->note, sizeof(store->note), "store: io_uring refused (%s), using threads, which are slower", why);
   }
   int code = engine_try(store, &store_engine_posix);
   if (code)
