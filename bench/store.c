@@ -165,7 +165,9 @@ int main(int argc, char **argv)
     for (size_t i = 1; i < LADE_COUNT(all); i++)
       store_run(&bench, &all[i], round);
   }
-  double fio[N_OPS] = {median(all[0].bytes_per_s[WRITE], bench.n_rounds), median(all[0].bytes_per_s[READ], bench.n_rounds)};
+  double fio[N_OPS];
+  for (int op = 0; op < N_OPS; op++)
+    fio[op] = median(all[0].bytes_per_s[op], bench.n_rounds);
   for (size_t i = fio[WRITE] > 0 ? 0 : 1; i < LADE_COUNT(all); i++)
     series_print(&bench, &all[i], fio);
   char path[4096];

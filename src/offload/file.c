@@ -79,8 +79,7 @@ static int dir_check(const struct lade_store_params *params, struct lade_error *
     return lade_error_set(error, -ENOTDIR, "store %s is not a directory; name one on a drive", params->dir);
   if ((fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC) && !params->allow_tmpfs)
     return lade_error_set(error, -EINVAL,
-                          "store directory %s is a tmpfs, which is memory and not a drive; name a directory on a drive",
-                          params->dir);
+                          "store directory %s is a tmpfs, which is memory; name a directory on a drive", params->dir);
   return 0;
 }
 
@@ -111,8 +110,8 @@ static int size_limit_check(const char *dir, uint64_t bytes, struct lade_error *
   char need[16], most[16];
   if (getrlimit(RLIMIT_FSIZE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= bytes)
     return 0;
-  return lade_error_set(error, -EFBIG, "store in %s needs a file of %s, and the file size limit is %s; raise it (ulimit -f)",
-                        dir, lade_size_format(bytes, need, sizeof(need)),
+  return lade_error_set(error, -EFBIG, "store in %s needs %s, and the file size limit is %s; raise it (ulimit -f)", dir,
+                        lade_size_format(bytes, need, sizeof(need)),
                         lade_size_format(limit.rlim_cur, most, sizeof(most)));
 }
 
@@ -121,16 +120,22 @@ static int space_error(const struct store_file *file, const char *dir, uint64_t 
   struct statvfs fs;
   char need[16], have[16];
   uint64_t free_bytes = fstatvfs(file->fd, &fs) == 0 ? (uint64_t)fs.f_bavail * fs.f_frsize : 0;
-  return lade_error_set(error, -ENOSPC, "store in %s needs %s (%llu bytes) and %s (%llu bytes) are free; free some or name another directory",
+  return lade_error_set(error, -ENOSPC,
+                        "store in %s needs %s (%llu bytes), and %s (%llu bytes) are free; free more or use another",
                         dir, lade_size_format(bytes, need, sizeof(need)), (unsigned long long)bytes,
                         lade_size_format(free_bytes, have, sizeof(have)), (unsigned long long)free_bytes);
+}
+
+static bool is_worth_a_retry(int code)
+{
+  return code == -EINTR || code == -EAGAIN || code == -EBUSY;
 }
 
 /* fallocate may be interrupted, and is then begun again, with a bound. */
 static int file_allocate(const struct store_file *file, uint64_t bytes, struct lade_faults *faults)
 {
   int code = -EINTR;
-  for (int n_tries = 0; n_tries < ALLOCATE_TRIES_MAX && (code == -EINTR || code == -EAGAIN || code == -EBUSY); n_tries++) {
+  for (int n_tries = 0; is_worth_a_retry(code) && n_tries < ALLOCATE_TRIES_MAX; n_tries++) {
     code = lade_fault(faults, LADE_FAULT_FILE_WRITE);
     if (code == LADE_STORE_FAULT_SHORT) /* there is no such thing here */
       code = 0;

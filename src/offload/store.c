@@ -13,7 +13,7 @@
  * Sealing is done piece by piece before each begins, so that it too runs beside the drive.
  *
  * Bounds. A piece that moves forward is continued, at most piece_bytes / block times. A piece that does not is
- * tried RETRIES_MAX times with growing pauses, some 60 ms in all. The first failure of a transfer stops it: no
+ * tried RETRIES_MAX times with growing pauses, some 50 ms in all. The first failure of a transfer stops it: no
  * further piece is started, it is over when the pieces under way are back.
  *
  * Writing everything once in lade_store_prepare turns allocated blocks into written ones: the first write into
@@ -236,7 +236,8 @@ static void completion_settle(struct lade_store *store, const struct store_compl
   piece->moved_bytes += moved;
   *(transfer->op == LADE_STORE_WRITE ? &store->written_bytes : &store->read_bytes) += moved;
   bool is_whole = piece->moved_bytes == piece->bytes;
-  bool may_retry = (result > 0 && moved) || ((result > 0 || is_worth_a_retry(result)) && piece->n_retries < RETRIES_MAX);
+  bool is_refusal = !moved && (result > 0 || is_worth_a_retry(result)); /* less than a block moved: nothing did */
+  bool may_retry = moved || (is_refusal && piece->n_retries < RETRIES_MAX);
   if (!is_whole && may_retry) {
     piece->n_retries += !moved;
     store->again[store->n_again++] = completion->slot;
@@ -411,8 +412,9 @@ static int transfer_error(const struct lade_store *store, const struct lade_tran
                           uint64_t at, struct lade_error *error)
 {
   const char *op = transfer->op == LADE_STORE_WRITE ? "writing" : "reading";
-  const char *why = code == -EBADMSG ? "the data is not what was written there (damaged, stale or misplaced); check the drive"
-                                     : strerror(-code);
+  const char *why = strerror(-code);
+  if (code == -EBADMSG)
+    why = "the data is not what was written there (damaged, stale or misplaced); check the drive";
   return lade_error_set(error, code, "store in %s: %s tensor %u (microbatch %u, generation %llu) at offset %llu: %s",
                         store->dir, op, transfer->identity.tensor, transfer->identity.microbatch,
                         (unsigned long long)transfer->identity.generation,

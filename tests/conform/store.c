@@ -8,6 +8,32 @@
 
 #include "store_fixture.h"
 
+/* Every allocation and memory call of the library comes through here (the linker's --wrap). */
+#define WRAP(type, name, parameters, arguments) \
+  type __real_##name parameters; \
+  type __wrap_##name parameters; \
+  type __wrap_##name parameters \
+  { \
+    atomic_fetch_add(&n_memory_calls, 1); \
+    return __real_##name arguments; \
+  }
+
+static atomic_int n_memory_calls;
+
+WRAP(void *, malloc, (size_t bytes), (bytes))
+WRAP(void *, calloc, (size_t n, size_t bytes), (n, bytes))
+WRAP(void *, realloc, (void *at, size_t bytes), (at, bytes))
+WRAP(void *, aligned_alloc, (size_t align, size_t bytes), (align, bytes))
+WRAP(void, free, (void *at), (at))
+WRAP(void *, mmap, (void *at, size_t bytes, int protection, int flags, int fd, off_t offset),
+     (at, bytes, protection, flags, fd, offset))
+WRAP(void *, mmap64, (void *at, size_t bytes, int protection, int flags, int fd, off_t offset),
+     (at, bytes, protection, flags, fd, offset))
+WRAP(int, munmap, (void *at, size_t bytes), (at, bytes))
+WRAP(void *, mremap, (void *at, size_t bytes, size_t to_bytes, int flags, void *to), (at, bytes, to_bytes, flags, to))
+WRAP(int, madvise, (void *at, size_t bytes, int advice), (at, bytes, advice))
+WRAP(int, mprotect, (void *at, size_t bytes, int protection), (at, bytes, protection))
+
 static void what_is_written_is_read_back(void **state)
 {
   const uint64_t sizes[] = {1, 4095, 4096, 65536, 65537, 262144, 262145, 3 * MIB + 12345};
@@ -132,6 +158,27 @@ static void several_threads_share_one_store(void **state)
     assert_int_equal(callers[i].n_wrong, 0);
   }
   lade_store_close(store);
+}
+
+static void transfers_take_no_memory(void **state)
+{
+  struct lade_extent extent;
+  lade_store *store = store_make(NULL, 4 * MIB, &extent);
+  char *data = data_make(4 * MIB);
+  int before = atomic_load(&n_memory_calls);
+  assert_true(before > 0);
+  for (uint64_t i = 0; i < 20; i++) {
+    struct lade_transfer write = transfer_of(LADE_STORE_WRITE, extent, data, i);
+    struct lade_transfer read = transfer_of(LADE_STORE_READ, extent, data, i);
+    assert_int_equal(transfer_run(store, &write, NULL), 0);
+    assert_int_equal(lade_store_submit(store, &read), 0);
+    while (!lade_transfer_is_done(&read))
+      lade_store_poll(store);
+    assert_int_equal(read.result, 0);
+  }
+  assert_int_equal(atomic_load(&n_memory_calls), before);
+  lade_store_close(store);
+  free(data);
 }
 
 static void count_done(struct lade_transfer *transfer)
@@ -400,6 +447,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(parts_that_start_at_a_granule_stand_alone),
       cmocka_unit_test(many_transfers_under_way_reach_their_own_places),
       cmocka_unit_test(several_threads_share_one_store),
+      cmocka_unit_test(transfers_take_no_memory),
       cmocka_unit_test(completion_is_told_once_and_only_by_poll_wait_or_close),
       cmocka_unit_test(closing_ends_every_transfer),
       cmocka_unit_test(checksums_may_be_the_callers_work),

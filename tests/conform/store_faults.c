@@ -263,7 +263,7 @@ static void a_sandbox_without_io_uring_is_served_by_threads(void **state)
 {
   int code = child_run(child_without_uring);
   if (code == CHILD_SKIPS) {
-    print_message("skipped: seccomp filters are refused here\n");
+    print_message("SKIP: seccomp filters are refused here\n");
     skip();
   }
   assert_int_equal(code, 0);
@@ -293,7 +293,7 @@ static void a_file_system_without_o_direct_is_refused_unless_allowed(void **stat
 {
   int code = child_run(child_without_direct);
   if (code == CHILD_SKIPS) {
-    print_message("skipped: seccomp filters are refused here\n");
+    print_message("SKIP: seccomp filters are refused here\n");
     skip();
   }
   assert_int_equal(code, 0);
@@ -356,7 +356,7 @@ static void a_directory_without_rights_is_named(void **state)
   int code = child_run(child_without_rights);
   rmdir("closed");
   if (code == CHILD_SKIPS) {
-    print_message("skipped: cannot give up root's rights here\n");
+    print_message("SKIP: cannot give up root's rights here\n");
     skip();
   }
   assert_int_equal(code, 0);
@@ -369,7 +369,7 @@ static void a_store_in_memory_is_refused_unless_asked_for(void **state)
   struct lade_store_params params = params_of(NULL);
   lade_store *store = NULL;
   if (statfs("/dev/shm", &fs) < 0 || fs.f_type != TMPFS_MAGIC || access("/dev/shm", W_OK) < 0) {
-    print_message("skipped: /dev/shm is no tmpfs that can be written\n");
+    print_message("SKIP: /dev/shm is no tmpfs that can be written\n");
     skip();
   }
   expect_open_error("/dev/shm", -EINVAL, "tmpfs");
@@ -416,7 +416,7 @@ static void a_file_size_limit_is_an_error_and_not_a_signal(void **state)
 {
   int code = child_run(child_with_size_limit);
   if (code == CHILD_SKIPS) {
-    print_message("skipped: the file size limit cannot be set here\n");
+    print_message("SKIP: the file size limit cannot be set here\n");
     skip();
   }
   assert_int_equal(code, 0);

@@ -110,7 +110,7 @@ static inline int suite_begin(int argc, char **argv)
 {
   engine = argc > 1 && !strcmp(argv[1], "uring") ? LADE_STORE_URING : LADE_STORE_POSIX;
   if (!mkdtemp(fixture_dir) || chdir(fixture_dir) < 0) {
-    printf("skipped: the current directory cannot be written\n");
+    printf("SKIP: the current directory cannot be written\n");
     return 77;
   }
   atexit(fixture_leave);
@@ -120,7 +120,7 @@ static inline int suite_begin(int argc, char **argv)
   int code = lade_store_open(&params, &error, &store);
   lade_store_close(store);
   if (code)
-    printf("skipped: %s\n", error.text);
+    printf("SKIP: %s\n", error.text);
   return code ? 77 : 0;
 }
 
