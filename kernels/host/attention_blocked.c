@@ -69,12 +69,12 @@ static int64_t out_index(const struct job *job, int64_t b, int64_t i, int64_t h)
   return (b * job->time + i) * job->out_row + h * job->head_dim;
 }
 
-/* Rows of head_dim elements as lanes, k being the columns. */
-static void rows_pack(const struct job *job, const void *source, int64_t stride, int n_rows, int width, void *panels)
+/* Rows of head_dim elements as lanes of a right operand, k being the columns. */
+static void rows_pack(const struct job *job, const void *source, int64_t stride, int n_rows, void *panels)
 {
   job->level->matmul->pack(&(struct lade_pack_args){.dtype = job->dtype, .source = source, .stride = stride,
                                                     .is_k_inner = true, .n_lanes = n_rows, .n_k = job->head_dim,
-                                                    .width = width, .panels = panels});
+                                                    .width = job->cut->nr, .panels = panels});
 }
 
 /* The same rows as k, lanes being the columns. */
@@ -85,39 +85,51 @@ static void columns_pack(const struct job *job, const void *source, int64_t stri
                                                     .width = job->cut->nr, .panels = panels});
 }
 
+/* A left operand: n_rows rows of n_k elements of @dtype, or as many columns of them where !is_k_inner. */
+static struct lade_left_block left_make(const struct job *job, enum lade_dtype dtype, const void *source, int64_t stride,
+                                        bool is_k_inner, int n_rows, int n_k, char *panels)
+{
+  struct lade_left_block block = {.level = job->level->matmul, .dtype = dtype, .source = source, .stride = stride,
+                                  .is_k_inner = is_k_inner, .n_rows = n_rows, .n_k = n_k, .panels = panels};
+  lade_left_prepare(&block);
+  return block;
+}
+
 static int groups(const struct job *job, int n_k)
 {
   return (n_k + job->cut->group - 1) / job->cut->group;
 }
 
-/* Byte offset of the panel of lane @lane (a multiple of its width) in a block of depth @n_k, from its k @k. */
-static int64_t panel_offset(const struct job *job, int lane, int n_k, int width, int k)
+/* Byte offset of the right panel of lane @lane (a multiple of nr) in a block of depth @n_k, from its k @k. */
+static int64_t panel_offset(const struct job *job, int lane, int n_k, int k)
 {
   int64_t group_bytes = (int64_t)job->cut->group * job->cut->element_bytes;
-  return ((int64_t)lane * groups(job, n_k) + (int64_t)(k / job->cut->group) * width) * group_bytes;
+  return ((int64_t)lane * groups(job, n_k) + (int64_t)(k / job->cut->group) * job->cut->nr) * group_bytes;
 }
 
-/* Scores[mr][n_columns] = a panel of queries times @n_columns packed keys, in rows of @stride. */
-static void scores_make(const struct job *job, const char *q, const char *k, int n_columns, float *scores, int stride)
+/* Scores[mr][n_columns] = queries times @n_columns packed keys, in rows of @stride. */
+static void scores_make(const struct job *job, struct lade_left q, const char *k, int n_columns, float *scores,
+                        int stride)
 {
   int nr = job->cut->nr;
   for (int j = 0; j < n_columns; j += nr)
     job->level->matmul->micro(&(struct lade_micro_args){
-        .a = q, .b = k + panel_offset(job, j, job->head_dim, nr, 0), .n_groups = groups(job, job->head_dim),
+        .a = q, .b = k + panel_offset(job, j, job->head_dim, 0), .n_groups = groups(job, job->head_dim),
         .out = LADE_F32, .c = scores + j, .c_stride = stride, .n_rows = job->cut->mr, .n_columns = nr});
 }
 
 /*
- * sums[mr, head_dim] (tiles side by side) += a panel times packed columns, over k [k_first, k_end) of a block of
- * b that is @n_k deep; @a points at its panel's start.
+ * sums[mr, head_dim] (tiles side by side) += rows of @a from @row on times packed columns, over k
+ * [k_first, k_end) of a block that is a->n_k deep.
  */
-static void sums_add(const struct job *job, const char *a, const char *b, int n_k, int k_first, int k_end, float *sums)
+static void sums_add(const struct job *job, const struct lade_left_block *a, int row, const char *b, int k_first,
+                     int k_end, float *sums)
 {
   const struct lade_matmul_cut *cut = job->cut;
   for (int tile = 0; tile < job->n_column_tiles; tile++) {
     float *sum = sums + tile * cut->mr * cut->nr;
     job->level->matmul->micro(&(struct lade_micro_args){
-        .a = a + panel_offset(job, 0, 0, cut->mr, k_first), .b = b + panel_offset(job, tile * cut->nr, n_k, cut->nr, k_first),
+        .a = lade_left_at(a, row, k_first), .b = b + panel_offset(job, tile * cut->nr, a->n_k, k_first),
         .n_groups = groups(job, k_end) - k_first / cut->group, .from = sum, .to = sum});
   }
 }
@@ -172,10 +184,9 @@ static void *carve(struct carver *carver, int64_t n_elements, size_t element_byt
 }
 
 struct fwd_scratch {
-  char *q, *k, *v;       /* packed */
+  char *q, *k, *v;       /* packed; q where it cannot be read in place */
   float *scores, *keep;  /* [mr][KEYS_FWD] */
   void *p;               /* the same in p_dtype */
-  char *p_packed;
   float *sums;           /* [QUERIES, head_dim] in tiles */
   float *max, *sum;      /* [QUERIES] */
 };
@@ -188,8 +199,8 @@ static struct fwd_scratch fwd_scratch_carve(struct carver *carver, int64_t head_
       .q = carve(carver, QUERIES * depth, 4), .k = carve(carver, KEYS_FWD * depth, 4),
       .v = carve(carver, KEYS_FWD * columns, 4), .scores = carve(carver, MAX_MR * KEYS_FWD, 4),
       .keep = carve(carver, MAX_MR * KEYS_FWD, 4), .p = carve(carver, MAX_MR * KEYS_FWD, 4),
-      .p_packed = carve(carver, MAX_MR * KEYS_FWD, 4), .sums = carve(carver, QUERIES * columns, 4),
-      .max = carve(carver, QUERIES + MAX_MR, 4), .sum = carve(carver, QUERIES + MAX_MR, 4)};
+      .sums = carve(carver, QUERIES * columns, 4), .max = carve(carver, QUERIES + MAX_MR, 4),
+      .sum = carve(carver, QUERIES + MAX_MR, 4)};
 }
 
 /* A block of queries of one head, or of one head against one block of keys. */
@@ -218,22 +229,22 @@ static struct lade_score_rows score_rows(const struct job *job, const struct pai
 }
 
 /* mr queries from @i on against the pair's keys. */
-static void fwd_panel(const struct job *job, const struct fwd_scratch *scratch, const struct pair *pair, int i)
+static void fwd_panel(const struct job *job, const struct fwd_scratch *scratch, const struct pair *pair,
+                      const struct lade_left_block *q, int i)
 {
-  int visible = visible_keys(job, pair, i), mr = job->cut->mr;
+  int visible = visible_keys(job, pair, i);
   float factor[MAX_MR], *sums = scratch->sums + (int64_t)i * job->n_column_tiles * job->cut->nr;
-  scores_make(job, scratch->q + panel_offset(job, i, job->head_dim, mr, 0), scratch->k, visible, scratch->scores,
-              KEYS_FWD);
+  scores_make(job, lade_left_at(q, i, 0), scratch->k, visible, scratch->scores, KEYS_FWD);
   struct lade_softmax_rows rows = {
       .rows = score_rows(job, pair, i, scratch->scores, scratch->keep, KEYS_FWD, visible), .max = scratch->max + i,
       .sum = scratch->sum + i, .factor = factor, .p = scratch->p};
   job->level->softmax(&rows);
-  job->level->matmul->pack(&(struct lade_pack_args){
-      .dtype = job->level->p_dtype, .source = scratch->p, .stride = KEYS_FWD, .is_k_inner = true,
-      .n_lanes = rows.rows.n_rows, .n_k = visible, .width = mr, .panels = scratch->p_packed});
   if (pair->k_first)
     sums_scale(job, sums, rows.rows.n_rows, factor);
-  sums_add(job, scratch->p_packed, scratch->v, pair->n_k, 0, visible, sums);
+  /* In place, all mr rows: what those past the last query hold becomes sums that are never stored. */
+  struct lade_left_block p = {.level = job->level->matmul, .source = scratch->p, .stride = KEYS_FWD,
+                              .n_rows = job->cut->mr, .n_in_place = job->cut->mr, .n_k = pair->n_k};
+  sums_add(job, &p, 0, scratch->v, 0, visible, sums);
 }
 
 static void fwd_finish(const struct job *job, const struct fwd_scratch *scratch, const struct pair *pair)
@@ -263,8 +274,8 @@ static void fwd_task(void *arg, int i_task, int i_thread)
                       .q_first = (n_blocks - 1 - i_task / n_heads) * QUERIES};
   pair.n_q = (int)LADE_MIN(QUERIES, job->time - pair.q_first);
   int64_t key_slot = job->heads + pair.h / job->group, end = pair.q_first + pair.n_q;
-  rows_pack(job, element_at(job, job->qkv, qkv_index(job, pair.b, pair.q_first, pair.h)), job->row, pair.n_q,
-            job->cut->mr, scratch.q);
+  const void *queries = element_at(job, job->qkv, qkv_index(job, pair.b, pair.q_first, pair.h));
+  struct lade_left_block q = left_make(job, job->dtype, queries, job->row, true, pair.n_q, job->head_dim, scratch.q);
   memset(scratch.sums, 0, (size_t)(QUERIES * job->n_column_tiles * job->cut->nr) * sizeof(float));
   for (int i = 0; i < pair.n_q; i++) {
     scratch.max[i] = -INFINITY;
@@ -274,16 +285,16 @@ static void fwd_task(void *arg, int i_task, int i_thread)
     pair.n_k = (int)LADE_MIN(KEYS_FWD, end - pair.k_first);
     const void *k = element_at(job, job->qkv, qkv_index(job, pair.b, pair.k_first, key_slot));
     const void *v = element_at(job, job->qkv, qkv_index(job, pair.b, pair.k_first, key_slot + job->key_heads));
-    rows_pack(job, k, job->row, pair.n_k, job->cut->nr, scratch.k);
+    rows_pack(job, k, job->row, pair.n_k, scratch.k);
     columns_pack(job, v, job->row, pair.n_k, scratch.v);
     for (int i = 0; i < pair.n_q; i += job->cut->mr)
-      fwd_panel(job, &scratch, &pair, i);
+      fwd_panel(job, &scratch, &pair, &q, i);
   }
   fwd_finish(job, &scratch, &pair);
 }
 
 struct bwd_scratch {
-  char *q_rows, *q_columns, *d_out_rows, *d_out_columns; /* a block of queries, packed both ways */
+  char *q_rows, *q_columns, *d_out_rows, *d_out_columns; /* a block of queries, packed both ways where need be */
   char *k_rows, *k_columns, *v_rows;                     /* a block of keys */
   float *scores, *d_p, *keep;                            /* [mr][KEYS_BWD] */
   char *p, *d_s;                                         /* [QUERIES][KEYS_BWD] in p_dtype */
@@ -291,6 +302,7 @@ struct bwd_scratch {
   float *d_q;                                            /* [QUERIES, head_dim] in tiles */
   float *d_k, *d_v;                                      /* [T, head_dim] in tiles */
   float *delta;                                          /* [QUERIES] */
+  struct lade_left_block q, d_out;                       /* the block of queries as left operands */
 };
 
 static int64_t sums_rows(int64_t time)
@@ -322,9 +334,8 @@ static void bwd_scores(const struct job *job, const struct bwd_scratch *scratch,
   int64_t row_bytes = KEYS_BWD * (int64_t)lade_dtype_bytes(job->level->p_dtype);
   for (int i = 0; i < pair->n_q; i += mr) {
     int visible = visible_keys(job, pair, i);
-    int64_t panel = panel_offset(job, i, job->head_dim, mr, 0);
-    scores_make(job, scratch->q_rows + panel, scratch->k_rows, visible, scratch->scores, KEYS_BWD);
-    scores_make(job, scratch->d_out_rows + panel, scratch->v_rows, visible, scratch->d_p, KEYS_BWD);
+    scores_make(job, lade_left_at(&scratch->q, i, 0), scratch->k_rows, visible, scratch->scores, KEYS_BWD);
+    scores_make(job, lade_left_at(&scratch->d_out, i, 0), scratch->v_rows, visible, scratch->d_p, KEYS_BWD);
     job->level->gradient(&(struct lade_gradient_rows){
         .rows = score_rows(job, pair, i, scratch->scores, scratch->keep, KEYS_BWD, pair->n_k), .d_p = scratch->d_p,
         .lse = lse + i, .delta = scratch->delta + i, .p = scratch->p + i * row_bytes,
@@ -332,45 +343,38 @@ static void bwd_scores(const struct job *job, const struct bwd_scratch *scratch,
   }
 }
 
-static void square_pack(const struct job *job, const void *source, bool is_by_query, const struct pair *pair,
-                        void *panels)
-{
-  job->level->matmul->pack(&(struct lade_pack_args){
-      .dtype = job->level->p_dtype, .source = source, .stride = KEYS_BWD, .is_k_inner = is_by_query,
-      .n_lanes = is_by_query ? pair->n_q : pair->n_k, .n_k = is_by_query ? pair->n_k : pair->n_q,
-      .width = job->cut->mr, .panels = panels});
-}
-
 /* Everything that one block of queries and one block of keys give each other. */
 static void bwd_pair(const struct job *job, const struct bwd_scratch *scratch, const struct pair *pair)
 {
   int mr = job->cut->mr, row_elements = job->n_column_tiles * job->cut->nr;
+  enum lade_dtype p_dtype = job->level->p_dtype;
   bool is_diagonal = pair->k_first == pair->q_first;
   bwd_scores(job, scratch, pair);
-  square_pack(job, scratch->p, false, pair, scratch->p_by_key);
-  square_pack(job, scratch->d_s, false, pair, scratch->d_s_by_key);
-  square_pack(job, scratch->d_s, true, pair, scratch->d_s_by_query);
+  struct lade_left_block p = left_make(job, p_dtype, scratch->p, KEYS_BWD, false, pair->n_k, pair->n_q,
+                                       scratch->p_by_key);
+  struct lade_left_block d_s = left_make(job, p_dtype, scratch->d_s, KEYS_BWD, false, pair->n_k, pair->n_q,
+                                         scratch->d_s_by_key);
   for (int j = 0; j < pair->n_k; j += mr) {
-    int64_t panel = panel_offset(job, j, pair->n_q, mr, 0), sums = (pair->k_first + j) * row_elements;
+    int64_t sums = (pair->k_first + j) * row_elements;
     int first = is_diagonal ? j : 0; /* earlier queries do not see these keys */
-    sums_add(job, scratch->p_by_key + panel, scratch->d_out_columns, pair->n_q, first, pair->n_q,
-             scratch->d_v + sums);
-    sums_add(job, scratch->d_s_by_key + panel, scratch->q_columns, pair->n_q, first, pair->n_q, scratch->d_k + sums);
+    sums_add(job, &p, j, scratch->d_out_columns, first, pair->n_q, scratch->d_v + sums);
+    sums_add(job, &d_s, j, scratch->q_columns, first, pair->n_q, scratch->d_k + sums);
   }
+  d_s = left_make(job, p_dtype, scratch->d_s, KEYS_BWD, true, pair->n_q, pair->n_k, scratch->d_s_by_query);
   for (int i = 0; i < pair->n_q; i += mr)
-    sums_add(job, scratch->d_s_by_query + panel_offset(job, i, pair->n_k, mr, 0), scratch->k_columns, pair->n_k, 0,
-             visible_keys(job, pair, i), scratch->d_q + (int64_t)i * row_elements);
+    sums_add(job, &d_s, i, scratch->k_columns, 0, visible_keys(job, pair, i),
+             scratch->d_q + (int64_t)i * row_elements);
 }
 
 /* Pack a block of queries and its output's gradient both ways; delta. */
-static void bwd_queries(const struct job *job, const struct bwd_scratch *scratch, const struct pair *pair)
+static void bwd_queries(const struct job *job, struct bwd_scratch *scratch, const struct pair *pair)
 {
   int64_t out_at = out_index(job, pair->b, pair->q_first, pair->h);
   const void *q = element_at(job, job->qkv, qkv_index(job, pair->b, pair->q_first, pair->h));
   const void *d_out = element_at(job, job->d_out, out_at);
-  rows_pack(job, q, job->row, pair->n_q, job->cut->mr, scratch->q_rows);
+  scratch->q = left_make(job, job->dtype, q, job->row, true, pair->n_q, job->head_dim, scratch->q_rows);
+  scratch->d_out = left_make(job, job->dtype, d_out, job->out_row, true, pair->n_q, job->head_dim, scratch->d_out_rows);
   columns_pack(job, q, job->row, pair->n_q, scratch->q_columns);
-  rows_pack(job, d_out, job->out_row, pair->n_q, job->cut->mr, scratch->d_out_rows);
   columns_pack(job, d_out, job->out_row, pair->n_q, scratch->d_out_columns);
   for (int i = 0; i < pair->n_q; i++)
     scratch->delta[i] = job->level->dot(job->dtype, job->out, job->d_out, out_at + i * job->out_row, job->head_dim);
@@ -382,9 +386,9 @@ static void bwd_keys(const struct job *job, const struct bwd_scratch *scratch, c
   int64_t slot = job->heads + pair->h / job->group;
   const void *k = element_at(job, job->qkv, qkv_index(job, pair->b, pair->k_first, slot));
   const void *v = element_at(job, job->qkv, qkv_index(job, pair->b, pair->k_first, slot + job->key_heads));
-  rows_pack(job, k, job->row, pair->n_k, job->cut->nr, scratch->k_rows);
+  rows_pack(job, k, job->row, pair->n_k, scratch->k_rows);
   columns_pack(job, k, job->row, pair->n_k, scratch->k_columns);
-  rows_pack(job, v, job->row, pair->n_k, job->cut->nr, scratch->v_rows);
+  rows_pack(job, v, job->row, pair->n_k, scratch->v_rows);
 }
 
 /* Round @n_rows rows of gradients into slot @slot of d_qkv from row @first on. */
@@ -398,7 +402,7 @@ static void gradient_store(const struct job *job, const float *sums, int64_t b, 
 }
 
 /* One query head: adds to d_k and d_v, finishes d_q. */
-static void bwd_head(const struct job *job, const struct bwd_scratch *scratch, int64_t b, int64_t h)
+static void bwd_head(const struct job *job, struct bwd_scratch *scratch, int64_t b, int64_t h)
 {
   struct pair pair = {.b = b, .h = h};
   for (pair.q_first = 0; pair.q_first < job->time; pair.q_first += QUERIES) {
@@ -433,6 +437,7 @@ static struct job job_make(const struct lade_attention_level *level, const struc
                            const struct lade_attention_fwd_args *args)
 {
   LADE_ASSERT(args->dtype != LADE_F64 && args->heads % args->key_heads == 0);
+  LADE_ASSERT(level->p_dtype == level->matmul->direct);
   LADE_ASSERT(level->matmul->cut->mr <= MAX_MR && QUERIES % level->matmul->cut->mr == 0);
   return (struct job){
       .level = level, .cut = level->matmul->cut, .step = ctx->step, .dtype = args->dtype, .batch = args->batch,

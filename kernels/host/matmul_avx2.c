@@ -74,12 +74,14 @@ static void micro_f32(const struct lade_micro_args *args)
   for (int i = 0; i < ROWS; i++)
     for (int j = 0; j < 2; j++)
       sum[i][j] = args->from ? _mm256_loadu_ps(args->from + i * COLUMNS + 8 * j) : _mm256_setzero_ps();
-  const float *a = args->a, *b = args->b;
-  for (int g = 0; g < args->n_groups; g++, a += ROWS, b += COLUMNS) {
+  const char *a = args->a.at, *a3 = a + 3 * args->a.row_bytes;
+  const int64_t row_bytes = args->a.row_bytes, group_bytes = args->a.group_bytes;
+  const float *b = args->b;
+  for (int g = 0; g < args->n_groups; g++, a += group_bytes, a3 += group_bytes, b += COLUMNS) {
     __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8);
 #pragma GCC unroll 6
     for (int i = 0; i < ROWS; i++) {
-      __m256 value = _mm256_broadcast_ss(a + i);
+      __m256 value = _mm256_broadcast_ss((const float *)(const void *)((i < 3 ? a : a3) + i % 3 * row_bytes));
       sum[i][0] = _mm256_fmadd_ps(value, b0, sum[i][0]);
       sum[i][1] = _mm256_fmadd_ps(value, b1, sum[i][1]);
     }
@@ -95,7 +97,7 @@ static void micro_f32(const struct lade_micro_args *args)
 }
 
 const struct lade_matmul_level lade_matmul_level_avx2 = {
-    .cut = &lade_matmul_cuts[LADE_CUT_AVX2], .pack = pack_f32, .micro = micro_f32};
+    .cut = &lade_matmul_cuts[LADE_CUT_AVX2], .direct = LADE_F32, .pack = pack_f32, .micro = micro_f32};
 
 void lade_matmul_avx2(const struct lade_kernel_ctx *ctx, const void *arg)
 {

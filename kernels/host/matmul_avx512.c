@@ -58,23 +58,25 @@ static void micro_f32(const struct lade_micro_args *args)
 {
   __m512 sum[LADE_MICRO_ROWS][2];
   micro_begin(args, sum);
-  const float *a = args->a, *b = args->b;
+  struct left_rows a = left_rows_make(&args->a);
+  const float *b = args->b;
+  const int64_t row_bytes = args->a.row_bytes, group_bytes = args->a.group_bytes;
   for (int g = 0; g < args->n_groups; g++) {
     __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + 16);
 #pragma GCC unroll 12
     for (int i = 0; i < LADE_MICRO_ROWS; i++) {
-      __m512 value = _mm512_set1_ps(a[i]);
+      __m512 value = _mm512_set1_ps(*(const float *)left_row(&a, row_bytes, i));
       sum[i][0] = _mm512_fmadd_ps(value, b0, sum[i][0]);
       sum[i][1] = _mm512_fmadd_ps(value, b1, sum[i][1]);
     }
-    a += LADE_MICRO_ROWS;
+    left_rows_step(&a, group_bytes);
     b += LADE_MICRO_COLUMNS;
   }
   micro_end(args, sum);
 }
 
 const struct lade_matmul_level lade_matmul_level_avx512 = {
-    .cut = &lade_matmul_cuts[LADE_CUT_AVX512], .pack = pack_f32, .micro = micro_f32};
+    .cut = &lade_matmul_cuts[LADE_CUT_AVX512], .direct = LADE_F32, .pack = pack_f32, .micro = micro_f32};
 
 void lade_matmul_avx512(const struct lade_kernel_ctx *ctx, const void *arg)
 {

@@ -72,6 +72,29 @@ static inline void micro_finish(const struct lade_micro_args *args, __m512 sum[L
   }
 }
 
+/* The rows of a left panel, three from each of four pointers: what addressing modes can reach. */
+struct left_rows {
+  const char *at[4];
+};
+
+static inline struct left_rows left_rows_make(const struct lade_left *left)
+{
+  int64_t three = 3 * left->row_bytes;
+  return (struct left_rows){{left->at, left->at + three, left->at + 2 * three, left->at + 3 * three}};
+}
+
+static inline const void *left_row(const struct left_rows *rows, int64_t row_bytes, int i)
+{
+  return rows->at[i / 3] + i % 3 * row_bytes;
+}
+
+static inline void left_rows_step(struct left_rows *rows, int64_t group_bytes)
+{
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++)
+    rows->at[i] += group_bytes;
+}
+
 /* Start from zero or from partial sums; leave partial sums or finish. */
 static inline void micro_begin(const struct lade_micro_args *args, __m512 sum[LADE_MICRO_ROWS][2])
 {

@@ -17,31 +17,59 @@
 #include "kernels/host/host.h"
 #include "kernels/host/matmul_avx512.h"
 
-/* Lanes [lane, lane+width) at all k, k contiguous: transpose words of two. */
-static void panel_pack_k_inner(const struct lade_pack_args *args, int lane, int n_lanes, uint32_t *panel)
+#define AHEAD 8 /* rows of k: strides of a wide matrix are more than the hardware follows */
+
+/*
+ * 16 lanes by up to 16 groups, k contiguous: a transpose of words. @is_full: all lanes and all 32 k are inside.
+ * @to has rows of @width words.
+ */
+static inline void square_pack(const struct lade_pack_args *args, int lane, int k, bool is_full, uint32_t *to)
 {
-  const uint16_t *source = (const uint16_t *)args->source + lane * args->stride;
-  int n_groups = (args->n_k + 1) / 2;
-  for (int part = 0; part < args->width; part += 16) {
-    __mmask16 store = mask16_make(args->width - part);
-    for (int g = 0; g < n_groups; g += 16) {
-      int n_k = args->n_k - 2 * g, n_rows = LADE_MIN(n_groups - g, 16);
-      __mmask32 load = n_k >= 32 ? 0xffffffffu : (1u << n_k) - 1;
-      __m512i row[16];
+  const uint16_t *source = (const uint16_t *)args->source + lane * args->stride + k;
+  int n_lanes = is_full ? 16 : args->n_lanes - lane, n_k = is_full ? 32 : LADE_MIN(args->n_k - k, 32);
+  int n_groups = (n_k + 1) / 2, n_words = LADE_MIN(args->width - lane % args->width, 16);
+  __mmask32 load = n_k >= 32 ? 0xffffffffu : (1u << n_k) - 1;
+  __m512i row[16];
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; i++) {
-        bool is_inside = part + i < n_lanes;
-        row[i] = _mm512_maskz_loadu_epi16(is_inside ? load : 0, source + (is_inside ? part + i : 0) * args->stride + 2 * g);
+  for (int i = 0; i < 16; i++) {
+    if (is_full)
+      row[i] = _mm512_loadu_si512(source + i * args->stride);
+    else
+      row[i] = _mm512_maskz_loadu_epi16(i < n_lanes && i < n_words ? load : 0,
+                                        source + (i < n_lanes ? i : 0) * args->stride);
+  }
+  transpose_16x16(row);
+  if (is_full) {
+#pragma GCC unroll 16
+    for (int g = 0; g < 16; g++)
+      _mm512_storeu_si512(to + g * args->width, row[g]);
+    return;
+  }
+  for (int g = 0; g < n_groups; g++)
+    _mm512_mask_storeu_epi32(to + g * args->width, mask16_make(n_words), row[g]);
+}
+
+static void pack_k_inner(const struct lade_pack_args *args)
+{
+  int n_groups = (args->n_k + 1) / 2;
+  for (int panel = 0; panel < args->n_lanes; panel += args->width) {
+    uint32_t *to = (uint32_t *)args->panels + (size_t)panel * n_groups;
+    for (int part = 0; part < args->width; part += 16) {
+      int lane = panel + part;
+      bool is_full = part + 16 <= args->width && lane + 16 <= args->n_lanes;
+      for (int k = 0; k < args->n_k; k += 32) {
+        uint32_t *square = to + (size_t)(k / 2) * args->width + part;
+        if (is_full && k + 32 <= args->n_k)
+          square_pack(args, lane, k, true, square);
+        else
+          square_pack(args, lane, k, false, square);
       }
-      transpose_16x16(row);
-      for (int i = 0; i < n_rows; i++)
-        _mm512_mask_storeu_epi32(panel + (g + i) * args->width + part, store, row[i]);
     }
   }
 }
 
-/* One pair of rows of k for 16 lanes: low half the even k. */
-static __m512i pair_make(const uint16_t *even, const uint16_t *odd, __mmask16 mask)
+/* Two rows of k for up to 16 lanes, interleaved: low half the even k. @odd NULL: zero. */
+static inline __m512i pairs_make(const uint16_t *even, const uint16_t *odd, __mmask16 mask)
 {
   __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, even));
   if (!odd)
@@ -50,57 +78,119 @@ static __m512i pair_make(const uint16_t *even, const uint16_t *odd, __mmask16 ma
   return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 
-/* All panels at once, k by k: rows of the source are read once, in order. */
+/* One group of any width and any number of lanes. */
+static void group_pack(const struct lade_pack_args *args, const uint16_t *even, const uint16_t *odd, uint32_t *to,
+                       int64_t panel_words)
+{
+  for (int panel = 0; panel < args->n_lanes; panel += args->width, to += panel_words) {
+    for (int part = 0; part < args->width; part += 16) {
+      int lane = panel + part, n_words = LADE_MIN(args->width - part, 16);
+      __mmask16 load = mask16_make(LADE_MIN(args->n_lanes - lane, n_words));
+      _mm512_mask_storeu_epi32(to + part, mask16_make(n_words),
+                               pairs_make(even + lane, odd ? odd + lane : NULL, load));
+    }
+  }
+}
+
+/* One whole group in panels of 32: two vectors in, two out. */
+static inline void group_pack_32(const struct lade_pack_args *args, const uint16_t *even, const uint16_t *odd,
+                                 uint32_t *to, int64_t panel_words)
+{
+  const __m512i first = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
+                                         5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+  for (int lane = 0; lane < args->n_lanes; lane += 32, to += panel_words) {
+    __m512i low = _mm512_loadu_si512(even + lane), high = _mm512_loadu_si512(odd + lane);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi16(low, first, high));
+    _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi16(low, second, high));
+  }
+}
+
+/* One whole group in panels of 12. */
+static inline void group_pack_12(const struct lade_pack_args *args, const uint16_t *even, const uint16_t *odd,
+                                 uint32_t *to, int64_t panel_words)
+{
+  for (int lane = 0; lane < args->n_lanes; lane += 12, to += panel_words)
+    _mm512_mask_storeu_epi32(to, 0x0fff, pairs_make(even + lane, odd + lane, 0x0fff));
+}
+
+/* All panels at once, group by group: rows of the source are read once, in order, and asked for ahead. */
 static void pack_lane_inner(const struct lade_pack_args *args)
 {
-  int n_groups = (args->n_k + 1) / 2, n_panels = (int)lade_div_up(args->n_lanes, args->width);
+  int n_groups = (args->n_k + 1) / 2;
+  int64_t panel_words = (int64_t)n_groups * args->width;
+  bool is_whole = args->n_lanes % args->width == 0;
   for (int g = 0; g < n_groups; g++) {
-    const uint16_t *even = (const uint16_t *)args->source + 2 * g * args->stride;
-    const uint16_t *odd = 2 * g + 1 < args->n_k ? even + args->stride : NULL;
-    for (int p = 0; p < n_panels; p++) {
-      uint32_t *panel = (uint32_t *)args->panels + ((size_t)p * n_groups + g) * args->width;
-      for (int part = 0; part < args->width; part += 16) {
-        int lane = p * args->width + part;
-        __mmask16 load = mask16_make(LADE_MIN(args->n_lanes - lane, args->width - part));
-        _mm512_mask_storeu_epi32(panel + part, mask16_make(args->width - part),
-                                 pair_make(even + lane, odd ? odd + lane : NULL, load));
-      }
+    const uint16_t *even = (const uint16_t *)args->source + 2 * g * args->stride, *odd = even + args->stride;
+    uint32_t *to = (uint32_t *)args->panels + (size_t)g * args->width;
+    for (int lane = 0; lane < args->n_lanes && 2 * g + AHEAD + 1 < args->n_k; lane += 32) {
+      _mm_prefetch((const char *)(even + AHEAD * args->stride + lane), _MM_HINT_T0);
+      _mm_prefetch((const char *)(odd + AHEAD * args->stride + lane), _MM_HINT_T0);
     }
+    if (!is_whole || 2 * g + 1 == args->n_k)
+      group_pack(args, even, 2 * g + 1 < args->n_k ? odd : NULL, to, panel_words);
+    else if (args->width == 32)
+      group_pack_32(args, even, odd, to, panel_words);
+    else
+      group_pack_12(args, even, odd, to, panel_words);
   }
 }
 
 static void pack_bf16(const struct lade_pack_args *args)
 {
-  int n_groups = (args->n_k + 1) / 2;
-  if (!args->is_k_inner) {
+  LADE_ASSERT(args->width == LADE_MICRO_ROWS || args->width == LADE_MICRO_COLUMNS);
+  if (args->is_k_inner)
+    pack_k_inner(args);
+  else
     pack_lane_inner(args);
-    return;
+}
+
+/* Into BF16, by the instruction that rounds. */
+static inline void finish_bf16(const struct lade_micro_args *args, __m512 sum[LADE_MICRO_ROWS][2])
+{
+  __mmask32 mask = args->n_columns >= 32 ? 0xffffffffu : (1u << args->n_columns) - 1;
+  __m512 bias[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  if (args->bias) {
+    bias[0] = _mm512_maskz_loadu_ps((__mmask16)mask, args->bias);
+    bias[1] = _mm512_maskz_loadu_ps((__mmask16)(mask >> 16), args->bias + 16);
   }
-  for (int lane = 0; lane < args->n_lanes; lane += args->width)
-    panel_pack_k_inner(args, lane, args->n_lanes - lane, (uint32_t *)args->panels + (size_t)lane * n_groups);
+#pragma GCC unroll 12
+  for (int i = 0; i < LADE_MICRO_ROWS; i++) {
+    if (i >= args->n_rows)
+      break;
+    __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(_mm512_add_ps(sum[i][1], bias[1]), _mm512_add_ps(sum[i][0], bias[0]));
+    _mm512_mask_storeu_epi16((uint16_t *)args->c + i * args->c_stride, mask, halves);
+  }
 }
 
 static void micro_bf16(const struct lade_micro_args *args)
 {
   __m512 sum[LADE_MICRO_ROWS][2];
   micro_begin(args, sum);
-  const uint32_t *a = args->a, *b = args->b;
+  struct left_rows a = left_rows_make(&args->a);
+  const uint32_t *b = args->b;
+  const int64_t row_bytes = args->a.row_bytes, group_bytes = args->a.group_bytes;
   for (int g = 0; g < args->n_groups; g++) {
     __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + 16);
 #pragma GCC unroll 12
     for (int i = 0; i < LADE_MICRO_ROWS; i++) {
-      __m512bh pair = (__m512bh)_mm512_set1_epi32((int)a[i]);
-      sum[i][0] = _mm512_dpbf16_ps(sum[i][0], pair, b0);
-      sum[i][1] = _mm512_dpbf16_ps(sum[i][1], pair, b1);
+      int pair;
+      memcpy(&pair, left_row(&a, row_bytes, i), sizeof(pair));
+      __m512bh pairs = (__m512bh)_mm512_set1_epi32(pair);
+      sum[i][0] = _mm512_dpbf16_ps(sum[i][0], pairs, b0);
+      sum[i][1] = _mm512_dpbf16_ps(sum[i][1], pairs, b1);
     }
-    a += LADE_MICRO_ROWS;
+    left_rows_step(&a, group_bytes);
     b += LADE_MICRO_COLUMNS;
   }
-  micro_end(args, sum);
+  if (!args->to && args->out == LADE_BF16)
+    finish_bf16(args, sum);
+  else
+    micro_end(args, sum);
 }
 
 const struct lade_matmul_level lade_matmul_level_avx512_bf16 = {
-    .cut = &lade_matmul_cuts[LADE_CUT_AVX512_BF16], .pack = pack_bf16, .micro = micro_bf16};
+    .cut = &lade_matmul_cuts[LADE_CUT_AVX512_BF16], .direct = LADE_BF16, .pack = pack_bf16, .micro = micro_bf16};
 
 void lade_matmul_avx512_bf16(const struct lade_kernel_ctx *ctx, const void *arg)
 {

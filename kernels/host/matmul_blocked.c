@@ -28,7 +28,7 @@
 
 #define SHARED_BYTES (4 << 20)
 #define PACK_ELEMENTS (128 << 10) /* per task of the first phase: worth waking a thread */
-#define MAX_COLUMNS 384           /* of a task: its block of b is 300 KB, a third of L2 */
+#define MAX_COLUMNS 384           /* of a task: its block of b, and its partial sums, are a third of L2 each */
 #define MAX_ROWS_SHARED 96        /* of a task that reads shared panels */
 #define MAX_ROWS_PRIVATE 192      /* of a task that packs its own b */
 
@@ -118,15 +118,31 @@ static void b_pack(const struct run *run, int64_t first, int64_t end, int64_t k_
       .width = run->plan.cut->nr, .panels = panels});
 }
 
-static void a_pack(const struct run *run, int64_t first, int64_t end, int64_t k_first, int64_t k_end, void *panels)
+void lade_left_prepare(struct lade_left_block *block)
+{
+  const struct lade_matmul_level *level = block->level;
+  bool is_direct = block->is_k_inner && block->dtype == level->direct && block->n_k % level->cut->group == 0;
+  block->n_in_place = is_direct ? block->n_rows / level->cut->mr * level->cut->mr : 0;
+  int64_t at = block->n_in_place * block->stride;
+  if (block->n_in_place < block->n_rows)
+    level->pack(&(struct lade_pack_args){
+        .dtype = block->dtype, .source = element_at(block->dtype, block->source, at), .stride = block->stride,
+        .is_k_inner = block->is_k_inner, .n_lanes = block->n_rows - block->n_in_place, .n_k = block->n_k,
+        .width = level->cut->mr, .panels = block->panels});
+}
+
+static struct lade_left_block a_prepare(const struct run *run, int64_t first, int64_t end, int64_t k_first,
+                                        int64_t k_end, char *panels)
 {
   const struct lade_matmul_args *args = run->args;
   bool is_k_inner = args->layout != LADE_TN;
   int64_t at = is_k_inner ? first * args->k + k_first : k_first * args->m + first;
-  run->level->pack(&(struct lade_pack_args){
-      .dtype = args->dtype, .source = element_at(args->dtype, args->a, at), .stride = is_k_inner ? args->k : args->m,
-      .is_k_inner = is_k_inner, .n_lanes = (int)(end - first), .n_k = (int)(k_end - k_first),
-      .width = run->plan.cut->mr, .panels = panels});
+  struct lade_left_block block = {.level = run->level, .dtype = args->dtype,
+                                  .source = element_at(args->dtype, args->a, at),
+                                  .stride = is_k_inner ? args->k : args->m, .is_k_inner = is_k_inner,
+                                  .n_rows = (int)(end - first), .n_k = (int)(k_end - k_first), .panels = panels};
+  lade_left_prepare(&block);
+  return block;
 }
 
 /* Where column @column (of the chunk, a multiple of nr) of the block at @k_first lies in shared workspace. */
@@ -157,8 +173,8 @@ struct block {
 };
 
 /* Multiply all panels of the block over k [k_first, k_end); packed b at @b. */
-static void block_multiply(const struct run *run, const struct block *block, const char *b, int64_t k_first,
-                           int64_t k_end)
+static void block_multiply(const struct run *run, const struct block *block, const struct lade_left_block *a,
+                           const char *b, int64_t k_first, int64_t k_end)
 {
   const struct lade_matmul_args *args = run->args;
   const struct lade_matmul_cut *cut = run->plan.cut;
@@ -168,7 +184,7 @@ static void block_multiply(const struct run *run, const struct block *block, con
   for (int64_t j = block->column; j < block->column_end; j += cut->nr) {
     for (int64_t i = block->row; i < block->row_end; i += cut->mr) {
       run->level->micro(&(struct lade_micro_args){
-          .a = block->a + (i - block->row) * depth_bytes, .b = b + (j - block->column) * depth_bytes,
+          .a = lade_left_at(a, (int)(i - block->row), 0), .b = b + (j - block->column) * depth_bytes,
           .n_groups = n_groups, .from = k_first ? sums : NULL, .to = k_end < args->k ? sums : NULL,
           .out = args->out, .c = (void *)element_at(args->out, args->c, i * args->n + j), .c_stride = args->n,
           .n_rows = (int)LADE_MIN(cut->mr, block->row_end - i),
@@ -185,12 +201,12 @@ static void block_run(const struct run *run, const struct block *block)
   for (int64_t k = 0; k < args->k; k += run->plan.cut->kc) {
     int64_t k_end = LADE_MIN(k + run->plan.cut->kc, args->k);
     const char *b = block->b;
-    a_pack(run, block->row, block->row_end, k, k_end, block->a);
+    struct lade_left_block a = a_prepare(run, block->row, block->row_end, k, k_end, block->a);
     if (run->plan.is_shared)
       b = shared_at(run, block->column - run->first_column, k, k_end);
     else
       b_pack(run, block->column, block->column_end, k, k_end, block->b);
-    block_multiply(run, block, b, k, k_end);
+    block_multiply(run, block, &a, b, k, k_end);
   }
 }
 

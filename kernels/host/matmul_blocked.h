@@ -7,6 +7,9 @@
  * A panel holds @width lanes (rows of op(a), or columns of op(b)) over a range of k:
  * [n_groups][width][group] packed elements, a group being the consecutive k that one instruction takes from
  * a lane (2 for BF16 dot products, 1 for FP32). Lanes and k beyond the matrix are zero.
+ *
+ * The right operand is always packed. The left one is broadcast group by group, so it can also be read where it
+ * lies when k is contiguous and its dtype is the level's own: struct lade_left_block decides per panel.
  */
 #ifndef LADE_MATMUL_BLOCKED_H
 #define LADE_MATMUL_BLOCKED_H
@@ -34,9 +37,16 @@ struct lade_pack_args {
   void *panels;
 };
 
-/* c[mr,nr] = a panel times b panel, in pieces of k. */
+/* mr rows of the left operand from some k on, packed or in place. */
+struct lade_left {
+  const char *at;
+  int64_t row_bytes, group_bytes; /* from row to row, from group to group */
+};
+
+/* c[mr,nr] = left panel times right panel, in pieces of k. */
 struct lade_micro_args {
-  const void *a, *b;
+  struct lade_left a;
+  const void *b;
   int n_groups;
   const float *from; /* partial sums [mr,nr] of the k before, or NULL: zero */
   float *to;         /* where to leave partial sums, or NULL: finish into c */
@@ -50,6 +60,7 @@ struct lade_micro_args {
 
 struct lade_matmul_level {
   const struct lade_matmul_cut *cut;
+  enum lade_dtype direct; /* the dtype that the micro-kernel can read in place */
   void (*pack)(const struct lade_pack_args *args);
   void (*micro)(const struct lade_micro_args *args);
 };
@@ -61,6 +72,34 @@ static inline size_t lade_packed_elements(const struct lade_matmul_cut *cut, int
 {
   int n_panels = (n_lanes + width - 1) / width, n_groups = (n_k + cut->group - 1) / cut->group;
   return (size_t)n_panels * (size_t)width * (size_t)n_groups * (size_t)cut->group;
+}
+
+/* Rows [n_rows, n_k] of a left operand: whole panels are read in place if they can be, the others are packed. */
+struct lade_left_block {
+  const struct lade_matmul_level *level;
+  enum lade_dtype dtype;
+  const void *source;
+  int64_t stride;   /* elements between rows, or between k where !is_k_inner */
+  bool is_k_inner;
+  int n_rows, n_k;
+  char *panels;     /* room for all of them packed */
+  int n_in_place;   /* rows; set by lade_left_prepare */
+};
+
+void lade_left_prepare(struct lade_left_block *block);
+
+/* The panel of rows from @row on, a multiple of mr, from @k on, a multiple of group. */
+static inline struct lade_left lade_left_at(const struct lade_left_block *block, int row, int k)
+{
+  const struct lade_matmul_cut *cut = block->level->cut;
+  int64_t lane_bytes = (int64_t)cut->group * cut->element_bytes, width_bytes = cut->mr * lane_bytes;
+  if (row < block->n_in_place) {
+    int64_t row_bytes = block->stride * cut->element_bytes;
+    return (struct lade_left){(const char *)block->source + row * row_bytes + k * cut->element_bytes, row_bytes,
+                              lane_bytes};
+  }
+  int64_t n_groups = (block->n_k + cut->group - 1) / cut->group, panel = (row - block->n_in_place) / cut->mr;
+  return (struct lade_left){block->panels + (panel * n_groups + k / cut->group) * width_bytes, lane_bytes, width_bytes};
 }
 
 /* F64 is not for a level; the caller sends it to the plain reference. */
