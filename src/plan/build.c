@@ -338,6 +338,7 @@ static void norm_emit(struct builder *b, int param, int pos)
   end += lade_div_up((int64_t)(what->bytes / lade_dtype_bytes(what->dtype)), LADE_SUM_BLOCK);
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_NORM, LADE_Q_COMPUTE);
   instr->param = param;
+  instr->microbatch = b->steps[pos].microbatch;
   instr->predicted_ns = b->params->prices->norm_ns[param];
   operand_read(b, LADE_ROLE_SRC, value_buffer(b, value_number(b, grad, 0), pos), value_now(b, grad), what->bytes);
   struct lade_value partials = {lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS), 0, (int16_t)0};
@@ -584,7 +585,7 @@ static int program_emit_all(const struct lade_build_params *params, const struct
   return b.status;
 }
 
-static int program_place(const struct lade_build_params *params, struct lade_program *program)
+int lade_program_place(const struct lade_build_params *params, struct lade_program *program)
 {
   int status = 0;
   for (int space = 0; space < LADE_N_SPACES && !status; space++) {
@@ -597,7 +598,7 @@ static int program_place(const struct lade_build_params *params, struct lade_pro
   return status ? status : lade_program_simulate(program, params->prices, NULL);
 }
 
-int lade_program_build(const struct lade_build_params *params, struct lade_program **ret_program)
+int lade_program_emit(const struct lade_build_params *params, struct lade_program **ret_program)
 {
   struct plan_step *steps = NULL;
   struct plan_lives lives = {0};
@@ -614,8 +615,23 @@ int lade_program_build(const struct lade_build_params *params, struct lade_progr
   status = program ? program_emit_all(params, steps, n_steps, &lives, program) : -ENOMEM;
   plan_lives_finish(&lives);
   free(steps);
-  if (!status)
-    status = program_place(params, program);
+  for (int space = 0; space < LADE_N_SPACES && !status; space++)
+    status = owners_count(program, (enum lade_space)space);
+  if (status) {
+    lade_program_destroy(program);
+    return status;
+  }
+  *ret_program = program;
+  return 0;
+}
+
+int lade_program_build(const struct lade_build_params *params, struct lade_program **ret_program)
+{
+  struct lade_program *program = NULL;
+  int status = lade_program_emit(params, &program);
+  if (status)
+    return status;
+  status = lade_program_place(params, program);
   if (status) {
     lade_program_destroy(program);
     return status;

@@ -49,6 +49,11 @@ struct lade_build_params {
 /* -ENOMEM, or -EOVERFLOW for a program past 2^31 instructions. The program is the caller's; not proved. */
 int lade_program_build(const struct lade_build_params *params, struct lade_program **ret_program);
 
+/* The first half of lade_program_build: instructions and live peaks, but no offsets, waits or times. */
+int lade_program_emit(const struct lade_build_params *params, struct lade_program **ret_program);
+/* The second half: offsets, peaks, waits, predicted times. -ENOMEM. */
+int lade_program_place(const struct lade_build_params *params, struct lade_program *program);
+
 /* Derive all waits of a packed program. -ENOMEM. */
 int lade_program_order(struct lade_program *program);
 

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The estimate of a step is that of its busiest resource. Queues run beside each other, so a copy costs
+ * nothing while its link has room; on a device that shares the machine's cores, a copy also takes its share of
+ * them. A change is priced as the difference that it makes to each queue. A twentieth of each
+ * transfer is charged to the compute queue on top: no schedule hides every copy, and of two changes that are
+ * free by the estimate the one that moves less should win.
+ *
+ * The cost of recomputing is counted by walking a microbatch's backward ops with a set of values that are
+ * there, the way the program's sequence does; O(ops) per price.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "recompute/propose.h"
+
+#define EXPOSED_FRACTION 0.05
+
+struct lade_solver {
+  const struct lade_graph *graph;
+  const struct lade_tariff *tariff;
+  int32_t *order;       /* tensors, grouped */
+  int32_t *group_first; /* by tensor: first index in order of its group */
+  int32_t *group_n;     /* by tensor */
+  int32_t *param_order; /* the same for parameters */
+  bool *is_there;
+  int32_t *stack;
+};
+
+struct group_key {
+  int32_t class_id, local, unit, tensor;
+};
+
+static int key_compare(const void *x, const void *y)
+{
+  const struct group_key *a = x, *b = y;
+  if (a->class_id != b->class_id)
+    return a->class_id < b->class_id ? -1 : 1;
+  if (a->local != b->local)
+    return a->local < b->local ? -1 : 1;
+  return (a->unit > b->unit) - (a->unit < b->unit);
+}
+
+/* Tensors of a unit are made in one order for every unit of a class, so their rank in the unit names them. */
+static int groups_make(lade_solver *s)
+{
+  const struct lade_graph *graph = s->graph;
+  struct group_key *keys = calloc((size_t)graph->n_tensors, sizeof(*keys));
+  int32_t *locals = calloc((size_t)graph->n_units, sizeof(*locals));
+  if (!keys || !locals) {
+    free(keys);
+    free(locals);
+    return -ENOMEM;
+  }
+  for (int i = 0; i < graph->n_tensors; i++) {
+    int unit = LADE_MAX(graph->tensors[i].unit, 0);
+    keys[i] = (struct group_key){graph->units[unit].class_id, locals[unit]++, unit, i};
+  }
+  qsort(keys, (size_t)graph->n_tensors, sizeof(*keys), key_compare);
+  for (int i = 0, first = 0; i < graph->n_tensors; i++) {
+    if (keys[i].class_id != keys[first].class_id || keys[i].local != keys[first].local)
+      first = i;
+    s->order[i] = keys[i].tensor;
+    s->group_first[keys[i].tensor] = first;
+    s->group_n[keys[first].tensor]++;
+  }
+  for (int i = 0; i < graph->n_tensors; i++)
+    s->group_n[i] = s->group_n[s->order[s->group_first[i]]];
+  for (int i = 0; i < graph->n_tensors; i++)
+    s->param_order[i] = graph->tensors[s->order[i]].param;
+  free(keys);
+  free(locals);
+  return 0;
+}
+
+int lade_solver_create(const struct lade_graph *graph, const struct lade_tariff *tariff, lade_solver **ret_solver)
+{
+  size_t n = (size_t)graph->n_tensors;
+  lade_solver *s = calloc(1, sizeof(*s));
+  if (!s)
+    return -ENOMEM;
+  s->graph = graph;
+  s->tariff = tariff;
+  s->order = calloc(n, sizeof(*s->order));
+  s->group_first = calloc(n, sizeof(*s->group_first));
+  s->group_n = calloc(n, sizeof(*s->group_n));
+  s->param_order = calloc(n, sizeof(*s->param_order));
+  s->is_there = calloc(n, sizeof(*s->is_there));
+  s->stack = calloc((size_t)graph->n_ops + 1, sizeof(*s->stack));
+  int status = s->order && s->group_first && s->group_n && s->param_order && s->is_there && s->stack ? 0 : -ENOMEM;
+  if (!status)
+    status = groups_make(s);
+  if (status) {
+    lade_solver_destroy(s);
+    return status;
+  }
+  *ret_solver = s;
+  return 0;
+}
+
+void lade_solver_destroy(lade_solver *s)
+{
+  if (!s)
+    return;
+  free(s->order);
+  free(s->group_first);
+  free(s->group_n);
+  free(s->param_order);
+  free(s->is_there);
+  free(s->stack);
+  free(s);
+}
+
+const int32_t *lade_solver_group(const lade_solver *s, enum lade_change_kind kind, int32_t id, int *ret_n)
+{
+  int tensor = kind == LADE_CHANGE_HOME ? s->graph->params[id].tensor : id;
+  *ret_n = s->group_n[tensor];
+  return (kind == LADE_CHANGE_HOME ? s->param_order : s->order) + s->group_first[tensor];
+}
+
+double lade_load_ns(const lade_solver *s, const struct lade_load *load)
+{
+  double most = LADE_MAX(load->compute_ns, load->host_ns);
+  most = LADE_MAX(most, LADE_MAX(load->to_host_ns, load->to_device_ns));
+  most = LADE_MAX(most, load->io_ns);
+  if (s->tariff->n_cores <= 0)
+    return most;
+  double shared = load->compute_ns + load->host_ns + (load->to_host_ns + load->to_device_ns) / s->tariff->n_cores +
+                  0.25 * load->io_ns / s->tariff->n_cores;
+  return LADE_MAX(most, shared);
+}
+
+static void made(lade_solver *s, int op)
+{
+  for (int i = 0; i < s->graph->ops[op].n_out; i++) {
+    if (s->graph->ops[op].out[i] >= 0)
+      s->is_there[s->graph->ops[op].out[i]] = true;
+  }
+}
+
+static int producer_missing(const lade_solver *s, int op)
+{
+  const struct lade_op *what = &s->graph->ops[op];
+  for (int i = 0; i < what->n_in; i++) {
+    int tensor = what->in[i];
+    if (tensor >= 0 && s->graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION && !s->is_there[tensor])
+      return s->graph->tensors[tensor].producer;
+  }
+  return -1;
+}
+
+int lade_solver_recompute_ns(lade_solver *s, const struct lade_residency *residency, double *ret_ns)
+{
+  const struct lade_graph *graph = s->graph;
+  double ns = 0;
+  memset(s->is_there, 0, (size_t)graph->n_tensors * sizeof(*s->is_there));
+  for (int op = 0; op < graph->n_fwd_ops; op++)
+    made(s, op);
+  for (int i = 0; i < graph->n_tensors; i++) {
+    if (residency->choices[i].saved == LADE_WAIT_RECOMPUTE)
+      s->is_there[i] = false;
+  }
+  for (int op = graph->n_fwd_ops; op < graph->n_ops; op++) {
+    int depth = 0;
+    s->stack[depth++] = op;
+    while (depth) {
+      int producer = producer_missing(s, s->stack[depth - 1]);
+      if (producer >= 0) {
+        s->stack[depth++] = producer;
+        continue;
+      }
+      depth--;
+      made(s, s->stack[depth]);
+      if (depth)
+        ns += (double)s->tariff->op_ns[s->stack[depth]];
+    }
+  }
+  *ret_ns = ns;
+  return 0;
+}
+
+void lade_change_apply(const struct lade_change *change, struct lade_residency *residency)
+{
+  if (change->kind == LADE_CHANGE_HOME)
+    residency->homes[change->id] = change->to;
+  else if (change->kind == LADE_CHANGE_SPILL)
+    residency->choices[change->id].spill = change->to;
+  else
+    residency->choices[change->id].saved = change->to;
+}
+
+/* A copy away and a copy back of @bytes, per microbatch. */
+static void round_trip_add(const lade_solver *s, bool is_store, double bytes, bool is_out, bool is_in,
+                           struct lade_load *load)
+{
+  const struct lade_tariff *t = s->tariff;
+  double out_ns = is_out ? bytes * (is_store ? t->write_ns : t->to_host_ns) : 0;
+  double in_ns = is_in ? bytes * (is_store ? t->read_ns : t->to_device_ns) : 0;
+  if (is_store)
+    load->io_ns += out_ns + in_ns;
+  else {
+    load->to_host_ns += out_ns;
+    load->to_device_ns += in_ns;
+  }
+  load->compute_ns += EXPOSED_FRACTION * (out_ns + in_ns);
+}
+
+static void home_price(const lade_solver *s, const struct lade_residency *residency, const struct lade_change *change,
+                       struct lade_load *added)
+{
+  const struct lade_tariff *t = s->tariff;
+  const struct lade_param *param = &s->graph->params[change->id];
+  int from = residency->homes[change->id];
+  double weight = (double)s->graph->tensors[param->tensor].bytes, grad = (double)s->graph->tensors[param->grad].bytes;
+  double sign[2] = {-1, 1};
+  int homes[2] = {from, change->to};
+  for (int i = 0; i < 2; i++) {
+    double ns = sign[i] * (double)t->update_ns[homes[i]][change->id];
+    if (homes[i] == LADE_HOME_DEVICE)
+      added->compute_ns += ns;
+    else if (homes[i] == LADE_HOME_HOST)
+      added->host_ns += ns;
+    else
+      added->io_ns += ns;
+  }
+  round_trip_add(s, change->to == LADE_HOME_STORE, weight, false, true, added);
+  if (change->to == LADE_HOME_HOST)
+    round_trip_add(s, false, grad, true, false, added);
+  /* The update itself comes after the backward, when there is nothing left to hide behind. */
+  added->compute_ns += EXPOSED_FRACTION * (double)t->update_ns[change->to][change->id];
+}
+
+int lade_solver_price(lade_solver *s, const struct lade_residency *residency, const struct lade_change *change,
+                      struct lade_load *ret_added)
+{
+  struct lade_load added = {0};
+  const double m = s->tariff->n_microbatches;
+  if (change->kind == LADE_CHANGE_HOME) {
+    home_price(s, residency, change, &added);
+    *ret_added = added;
+    return 0;
+  }
+  const struct lade_tensor *tensor = &s->graph->tensors[change->id];
+  if (change->to != LADE_WAIT_RECOMPUTE) {
+    bool is_clean = tensor->kind == LADE_TENSOR_PARAM || tensor->kind == LADE_TENSOR_TOKENS ||
+                    tensor->kind == LADE_TENSOR_TARGETS;
+    round_trip_add(s, change->to == LADE_WAIT_STORE, m * (double)tensor->bytes, !is_clean, true, &added);
+    *ret_added = added;
+    return 0;
+  }
+  struct lade_choice *choice = &residency->choices[change->id], before = *choice;
+  double with = 0, without = 0;
+  int status = lade_solver_recompute_ns(s, residency, &without);
+  choice->saved = LADE_WAIT_RECOMPUTE;
+  if (!status)
+    status = lade_solver_recompute_ns(s, residency, &with);
+  *choice = before;
+  if (status)
+    return status;
+  added.compute_ns = m * (with - without);
+  *ret_added = added;
+  return 0;
+}

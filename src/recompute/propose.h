@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Proposals of the residency solver: which value to send away next, and what that would cost.
+ *
+ * The search (plan/search.c) builds a program, finds the instant at which most memory is live, and asks here for
+ * the cheapest change that takes something out of it. Costs are differences of a simple estimate of the
+ * step, the busiest of the queues after the change; the programs that result are simulated properly before
+ * one is chosen.
+ *
+ * Values of equal place in units of equal class form a group, and a proposal speaks of some members of one
+ * group: the earliest units first, whose values wait longest, so their copies have the most time and what
+ * is made again is made when little else is live.
+ */
+#ifndef LADE_PROPOSE_H
+#define LADE_PROPOSE_H
+
+#include "recompute/residency.h"
+
+enum lade_change_kind { LADE_CHANGE_SAVED, LADE_CHANGE_SPILL, LADE_CHANGE_HOME };
+
+struct lade_change {
+  uint8_t kind; /* enum lade_change_kind */
+  uint8_t to;   /* enum lade_wait, or enum lade_home */
+  int32_t id;   /* tensor, or parameter for HOME */
+};
+
+/* Busy time per step of what runs beside each other, in the order of the queues. */
+struct lade_load {
+  double compute_ns, to_host_ns, to_device_ns, io_ns, host_ns;
+};
+
+/* What the solver knows of prices; made by the search from the cost model. */
+struct lade_tariff {
+  const int64_t *op_ns;                          /* by op */
+  const int64_t *update_ns[3];                   /* by home, by parameter */
+  double to_host_ns, to_device_ns, read_ns, write_ns; /* per byte */
+  double n_cores;                                /* shared by all queues; 0: not shared */
+  int n_microbatches;
+};
+
+typedef struct lade_solver lade_solver;
+
+/* Group the graph's values. @tariff and @graph are borrowed. -ENOMEM. */
+int lade_solver_create(const struct lade_graph *graph, const struct lade_tariff *tariff, lade_solver **ret_solver);
+void lade_solver_destroy(lade_solver *solver);
+
+/* The estimate of a step under @load. */
+double lade_load_ns(const lade_solver *solver, const struct lade_load *load);
+
+/*
+ * What @change would add to @load, given the choices so far. Recompute chains are counted exactly: by the ops
+ * that are run again with and without the change. -ENOMEM.
+ */
+int lade_solver_price(lade_solver *solver, const struct lade_residency *residency, const struct lade_change *change,
+                      struct lade_load *ret_added);
+
+/* Ops that are run again per microbatch under @residency, in ns. -ENOMEM leaves @ret_ns alone. */
+int lade_solver_recompute_ns(lade_solver *solver, const struct lade_residency *residency, double *ret_ns);
+
+/* The other members of the group of @id, ordered by unit. The array is the solver's. */
+const int32_t *lade_solver_group(const lade_solver *solver, enum lade_change_kind kind, int32_t id, int *ret_n);
+
+void lade_change_apply(const struct lade_change *change, struct lade_residency *residency);
+
+#endif
