@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Planning: from a graph, prices and budgets to a pair of proved programs (training and evaluation, over one
+ * arena) and the numbers that a person asks for: what the unconstrained run needs, the smallest budget that is
+ * reached, and a lower bound that no program over these ops can beat.
+ *
+ * The planner walks from "keep everything" towards less memory, one change at a time, and remembers the walk. A
+ * budget is then answered by the fastest state of the walk that fits. As the walk does not depend on
+ * the budget, a larger budget chooses from more states and is never slower.
+ *
+ * A planner is used by one thread at a time. Graph and prices are borrowed and outlive it and its plans.
+ */
+#ifndef LADE_PLAN_H
+#define LADE_PLAN_H
+
+#include "plan/build.h"
+#include "recompute/propose.h"
+
+enum lade_recipe {
+  LADE_RECIPE_AUTO,      /* the solver decides */
+  LADE_RECIPE_NONE,      /* keep all activations */
+  LADE_RECIPE_FULL,      /* keep units' inputs, recompute everything inside */
+  LADE_RECIPE_SELECTIVE, /* recompute what is cheap for its size: norms, gelu, swiglu, dropout, attention */
+  LADE_N_RECIPES
+};
+
+struct lade_plan_params {
+  size_t struct_size;
+  const struct lade_graph *graph;
+  const struct lade_prices *prices;
+  int n_microbatches;
+  bool is_unified;
+  uint64_t chunk_bytes;
+  uint64_t host_bytes, store_bytes; /* budgets of the tiers; 0: there is none */
+  enum lade_recipe recipe;
+  const struct lade_change *pins; /* choices that a person fixed; the solver does the rest */
+  int n_pins;
+};
+
+struct lade_plan {
+  struct lade_program *train, *eval; /* proved; over one arena */
+  struct lade_residency *residency;
+  uint64_t peak_bytes[LADE_N_SPACES]; /* the larger of both programs */
+  int64_t predicted_ns;               /* a training step */
+};
+
+typedef struct lade_planner lade_planner;
+
+/* Walk. -ENOMEM. */
+int lade_planner_create(const struct lade_plan_params *params, struct lade_error *error, lade_planner **ret_planner);
+void lade_planner_destroy(lade_planner *planner);
+
+struct lade_plan_bounds {
+  uint64_t unconstrained_bytes; /* device peak with everything kept */
+  int64_t unconstrained_ns;
+  uint64_t min_bytes;           /* smallest device budget for which a plan was found */
+  uint64_t lower_bound_bytes;   /* smaller is impossible: see lower_bound in plan.c */
+  int n_states;                 /* length of the walk */
+};
+int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_bounds);
+
+/*
+ * The fastest plan found whose device peak is at most @device_bytes. -EOVERFLOW when none fits: @error names
+ * the smallest budget that does, and what would make more room. The plan is the caller's.
+ */
+int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_error *error, struct lade_plan **ret_plan);
+void lade_plan_destroy(struct lade_plan *plan);
+
+/* Read a --residency FILE: lines "PATTERN keep|recompute|host|store" over tensor names, units or "optimizer". */
+int lade_pins_load(const char *path, const struct lade_graph *graph, struct lade_error *error,
+                   struct lade_change **ret_pins, int *ret_n_pins);
+
+const char *lade_recipe_name(enum lade_recipe recipe);
+
+#endif

@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The walk from keeping everything to the smallest memory.
+ *
+ * Each round emits the program just in time (no addresses: 0.2 ms for a thousand instructions), finds the
+ * instant at which most device memory is live, and looks at what is live there without being used there. Each such
+ * value can leave that instant in up to three ways; of all these the change with the least estimated time per
+ * byte freed is made, for a few units of the value's group at once. Every choice only ever moves
+ * away from "keep", so the walk ends; it ends where everything that is live at the peak is an operand of the
+ * instruction that runs then, or where no tier has room.
+ *
+ * Spills (values that leave in every gap) are made for a whole group at once: the short gaps of all
+ * layers are equally high.
+ *
+ * Rejected: integer programming over all choices, as Checkmate does (Jain et al. 2020): it needs a solver of
+ * its own and minutes for a hundred layers; and dynamic programming over units, which cannot see transients.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan/walk.h"
+
+#define GROUP_ROUNDS 12 /* a group of many units is moved in about so many rounds */
+
+/* A buffer at the peak, with its last use before and its first after. */
+struct resident_view {
+  int32_t before, after; /* instructions; -1, INT32_MAX */
+  int32_t tensor;
+  bool is_used_now;
+};
+
+struct walker {
+  const struct lade_plan_params *params;
+  const struct lade_graph *graph;
+  const bool *is_pinned; /* by tensor, then by parameter */
+  lade_solver *solver;
+  struct lade_packer *packer;
+  int allowed;
+  struct lade_residency *residency;
+  struct lade_program *program;
+  struct resident_view *views; /* by buffer of program */
+  int peak_at;
+  uint64_t *peak_bytes;  /* by tensor number of values: bytes live and idle at the peak */
+  int32_t *peak_members; /* scratch: members of a group that are live at the peak */
+  uint8_t *is_saved_gap;   /* by tensor: the idle gap at the peak is its saved one */
+  struct walk *walk;
+};
+
+struct best {
+  struct lade_change change;
+  double score;
+  bool is_found;
+};
+
+struct lade_build_params walk_build_params(const struct lade_plan_params *params,
+                                           const struct lade_residency *residency, struct lade_packer *packer)
+{
+  return (struct lade_build_params){
+      .graph = params->graph, .residency = residency, .prices = params->prices,
+      .n_microbatches = params->n_microbatches, .is_training = true, .is_unified = params->is_unified,
+      .chunk_bytes = params->chunk_bytes, .packer = packer};
+}
+
+/* ---- the peak ---- */
+
+static int peak_find(struct walker *w)
+{
+  const struct lade_program *p = w->program;
+  int64_t *change = calloc((size_t)p->n_instrs + 2, sizeof(*change)), live = 0, most = -1;
+  if (!change)
+    return -ENOMEM;
+  for (int i = 0; i < p->n_buffers; i++) {
+    if (p->buffers[i].space != LADE_DEVICE)
+      continue;
+    change[p->buffers[i].first] += (int64_t)p->buffers[i].bytes;
+    change[p->buffers[i].last + 1] -= (int64_t)p->buffers[i].bytes;
+  }
+  for (int i = 0; i < p->n_instrs; i++) {
+    live += change[i];
+    if (live > most) {
+      most = live;
+      w->peak_at = i;
+    }
+  }
+  free(change);
+  return 0;
+}
+
+static void views_fill(struct walker *w)
+{
+  const struct lade_program *p = w->program;
+  for (int i = 0; i < p->n_buffers; i++)
+    w->views[i] = (struct resident_view){-1, INT32_MAX, -1, false};
+  for (int at = 0; at < p->n_instrs; at++) {
+    for (int k = 0; k < p->instrs[at].n_operands; k++) {
+      const struct lade_operand *operand = &p->operands[p->instrs[at].first_operand + k];
+      struct resident_view *view = &w->views[operand->buffer];
+      int32_t tensor = operand->access & LADE_MAKES ? operand->makes.tensor : operand->reads.tensor;
+      if (at <= w->peak_at || view->tensor < 0)
+        view->tensor = tensor; /* who is in the buffer at the peak: it may have changed hands in place */
+      if (at < w->peak_at)
+        view->before = at;
+      else if (at == w->peak_at)
+        view->is_used_now = true;
+      else if (view->after == INT32_MAX)
+        view->after = at;
+    }
+  }
+}
+
+static int instr_phase(const struct walker *w, int at)
+{
+  const struct lade_instr *instr = &w->program->instrs[at];
+  if (instr->kind == LADE_INSTR_COMPUTE)
+    return 2 * instr->microbatch + (instr->is_recompute || w->graph->ops[instr->op].is_backward);
+  return instr->kind == LADE_INSTR_NORM ? 2 * instr->microbatch + 1 : INT32_MAX;
+}
+
+static bool is_copy(const struct walker *w, int at)
+{
+  int kind = w->program->instrs[at].kind;
+  return kind == LADE_INSTR_COPY || kind == LADE_INSTR_READ || kind == LADE_INSTR_WRITE;
+}
+
+/* Collect what is live and idle at the peak, by tensor number. */
+static void idle_collect(struct walker *w)
+{
+  const struct lade_program *p = w->program;
+  memset(w->peak_bytes, 0, (size_t)lade_value_count(w->graph) * sizeof(*w->peak_bytes));
+  for (int i = 0; i < p->n_buffers; i++) {
+    const struct resident_view *view = &w->views[i];
+    if (p->buffers[i].space != LADE_DEVICE || p->buffers[i].first > w->peak_at || p->buffers[i].last < w->peak_at)
+      continue;
+    if (view->tensor < 0)
+      continue;
+    bool is_grad = view->tensor < w->graph->n_tensors && w->graph->tensors[view->tensor].kind == LADE_TENSOR_GRAD;
+    if (p->buffers[i].is_resident) {
+      w->peak_bytes[view->tensor] += p->buffers[i].bytes;
+      continue;
+    }
+    if (view->is_used_now || view->before < 0 || view->after == INT32_MAX)
+      continue;
+    if (is_copy(w, view->before) || is_copy(w, view->after))
+      continue; /* just in time already */
+    w->peak_bytes[view->tensor] += p->buffers[i].bytes;
+    if (view->tensor < w->graph->n_tensors)
+      w->is_saved_gap[view->tensor] = instr_phase(w, view->before) != instr_phase(w, view->after) ||
+                                      (is_grad && p->instrs[view->after].kind == LADE_INSTR_UPDATE);
+  }
+}
+
+/* ---- changes ---- */
+
+static uint64_t tier_room(const struct walker *w, enum lade_space space)
+{
+  uint64_t budget = space == LADE_HOST ? w->params->host_bytes : w->params->store_bytes;
+  uint64_t used = w->program->live_peak_bytes[space];
+  return budget > used ? budget - used : 0;
+}
+
+/* Bytes of the optimizer's parts and the working copy that leave with a parameter. */
+static uint64_t param_bytes(const struct walker *w, int param)
+{
+  uint64_t bytes = lade_value_bytes(w->graph, w->graph->params[param].tensor);
+  for (int part = 0; part < LADE_N_PARTS; part++) {
+    int tensor = lade_value_part(w->graph, param, (enum lade_part)part);
+    bytes += tensor < 0 ? 0 : lade_value_bytes(w->graph, tensor);
+  }
+  return bytes;
+}
+
+static bool is_live_member(const struct walker *w, const struct lade_change *change, int32_t id)
+{
+  if (change->kind == LADE_CHANGE_HOME)
+    return !w->is_pinned[w->graph->n_tensors + id] && w->residency->homes[id] == LADE_HOME_DEVICE;
+  if (w->is_pinned[id])
+    return false;
+  if (change->kind == LADE_CHANGE_SPILL)
+    return w->residency->choices[id].spill == LADE_WAIT_KEEP;
+  return w->residency->choices[id].saved != change->to && w->peak_bytes[id] && w->is_saved_gap[id];
+}
+
+/* The members of the change's group that a round moves: the earliest live ones, or all for a spill. */
+static int members_pick(struct walker *w, const struct lade_change *change)
+{
+  int n = 0, n_picked = 0;
+  const int32_t *group = lade_solver_group(w->solver, (enum lade_change_kind)change->kind, change->id, &n);
+  int most = change->kind == LADE_CHANGE_SPILL ? n : LADE_MAX(1, n / GROUP_ROUNDS);
+  for (int i = 0; i < n && n_picked < most; i++) {
+    if (is_live_member(w, change, group[i]))
+      w->peak_members[n_picked++] = group[i];
+  }
+  return n_picked;
+}
+
+/* Does the tier have room for the members? Spills and saved values lie there once per microbatch at a time. */
+static bool tier_holds(struct walker *w, const struct lade_change *change, int n_members)
+{
+  enum lade_space space;
+  if (change->kind == LADE_CHANGE_HOME)
+    space = change->to == LADE_HOME_HOST ? LADE_HOST : LADE_STORE;
+  else if (change->to == LADE_WAIT_RECOMPUTE)
+    return true;
+  else
+    space = change->to == LADE_WAIT_HOST ? LADE_HOST : LADE_STORE;
+  uint64_t bytes = 0;
+  for (int i = 0; i < n_members; i++) {
+    int32_t id = w->peak_members[i];
+    if (change->kind == LADE_CHANGE_HOME)
+      bytes += param_bytes(w, id) + (space == LADE_HOST ? w->graph->tensors[w->graph->params[id].grad].bytes : 0);
+    else if (w->graph->tensors[id].kind != LADE_TENSOR_PARAM)
+      bytes += w->graph->tensors[id].bytes;
+  }
+  /* Short gaps do not overlap from unit to unit: the widest member counts. */
+  if (change->kind == LADE_CHANGE_SPILL)
+    bytes /= (uint64_t)LADE_MAX(n_members, 1);
+  return bytes <= tier_room(w, space);
+}
+
+static int change_consider(struct walker *w, struct lade_change change, uint64_t freed_bytes,
+                           const struct lade_load *base, struct best *best)
+{
+  int n_members = members_pick(w, &change);
+  if (n_members == 0 || !tier_holds(w, &change, n_members))
+    return 0;
+  change.id = w->peak_members[0];
+  struct lade_load added, sum = *base;
+  int status = lade_solver_price(w->solver, w->residency, &change, &added);
+  if (status)
+    return status;
+  int n_priced = change.kind == LADE_CHANGE_SPILL ? n_members : 1; /* of which one is at the peak */
+  sum.compute_ns += n_priced * added.compute_ns;
+  sum.to_host_ns += n_priced * added.to_host_ns;
+  sum.to_device_ns += n_priced * added.to_device_ns;
+  sum.io_ns += n_priced * added.io_ns;
+  sum.host_ns += n_priced * added.host_ns;
+  double score = (lade_load_ns(w->solver, &sum) - lade_load_ns(w->solver, base)) / (double)LADE_MAX(freed_bytes, 1);
+  if (!best->is_found || score < best->score)
+    *best = (struct best){change, score, true};
+  return 0;
+}
+
+static int tiers_consider(struct walker *w, struct lade_change change, uint64_t bytes, const struct lade_load *base,
+                          struct best *best)
+{
+  bool is_home = change.kind == LADE_CHANGE_HOME;
+  int status = 0;
+  if (w->params->host_bytes) {
+    change.to = is_home ? LADE_HOME_HOST : LADE_WAIT_HOST;
+    status = change_consider(w, change, bytes, base, best);
+  }
+  if (!status && w->params->store_bytes) {
+    change.to = is_home ? LADE_HOME_STORE : LADE_WAIT_STORE;
+    status = change_consider(w, change, bytes, base, best);
+  }
+  return status;
+}
+
+static int tensor_consider(struct walker *w, int tensor, const struct lade_load *base, struct best *best)
+{
+  const struct lade_tensor *what = &w->graph->tensors[tensor];
+  uint64_t bytes = w->peak_bytes[tensor];
+  int param = what->param;
+  if (param >= 0 && w->residency->homes[param] == LADE_HOME_DEVICE) {
+    struct lade_change home = {LADE_CHANGE_HOME, 0, param};
+    int status = tiers_consider(w, home, param_bytes(w, param) + (what->kind == LADE_TENSOR_GRAD ? bytes : 0), base, best);
+    if (status || what->kind == LADE_TENSOR_PARAM)
+      return status;
+  }
+  struct lade_choice choice = w->residency->choices[tensor];
+  struct lade_change change = {LADE_CHANGE_SAVED, 0, tensor};
+  bool is_activation = what->kind == LADE_TENSOR_ACTIVATION;
+  bool is_forward = is_activation && !w->graph->ops[what->producer].is_backward;
+  if (w->is_saved_gap[tensor] && choice.saved == LADE_WAIT_KEEP) {
+    int status = 0;
+    if (is_forward && (w->allowed & WALK_RECOMPUTE)) {
+      change.to = LADE_WAIT_RECOMPUTE;
+      status = change_consider(w, change, bytes, base, best);
+    }
+    if (!status && (!is_forward || (w->allowed & WALK_OFFLOAD)))
+      status = tiers_consider(w, change, bytes, base, best);
+    return status;
+  }
+  if (choice.spill != LADE_WAIT_KEEP)
+    return 0;
+  change.kind = LADE_CHANGE_SPILL;
+  return tiers_consider(w, change, bytes, base, best);
+}
+
+/* Busy time per queue of the program as it is. */
+static struct lade_load load_count(const struct lade_program *program)
+{
+  double ns[LADE_N_QUEUES] = {0};
+  for (int i = 0; i < program->n_instrs; i++)
+    ns[program->instrs[i].queue] += (double)program->instrs[i].predicted_ns;
+  return (struct lade_load){ns[LADE_Q_COMPUTE], ns[LADE_Q_TO_HOST], ns[LADE_Q_TO_DEVICE], ns[LADE_Q_IO],
+                            ns[LADE_Q_HOST]};
+}
+
+static int best_find(struct walker *w, struct best *best)
+{
+  const struct lade_graph *graph = w->graph;
+  struct lade_load base = load_count(w->program);
+  /* Optimizer state leaves with its parameter, which is resident beside it; scalars of the step stay. */
+  for (int tensor = 0; tensor < graph->n_tensors; tensor++) {
+    int n = 0;
+    const int32_t *group = lade_solver_group(w->solver, LADE_CHANGE_SAVED, tensor, &n);
+    bool is_seen = !w->peak_bytes[tensor];
+    for (int i = 0; i < n && group[i] != tensor; i++)
+      is_seen = is_seen || w->peak_bytes[group[i]]; /* an earlier member speaks for the group */
+    if (is_seen)
+      continue;
+    int status = tensor_consider(w, tensor, &base, best);
+    if (status)
+      return status;
+  }
+  return 0;
+}
+
+static int change_make(struct walker *w, struct lade_change change)
+{
+  int n = members_pick(w, &change);
+  for (int i = 0; i < n; i++) {
+    change.id = w->peak_members[i];
+    lade_change_apply(&change, w->residency);
+    if (!LADE_PUSH(&w->walk->changes, change))
+      return -ENOMEM;
+  }
+  return n ? 0 : -ENOMEM;
+}
+
+/* ---- rounds ---- */
+
+static int state_push(struct walker *w)
+{
+  struct lade_load load = load_count(w->program);
+  struct walk_state state = {.n_changes = w->walk->changes.n, .least_ns = (int64_t)lade_load_ns(w->solver, &load)};
+  memcpy(state.live_bytes, w->program->live_peak_bytes, sizeof(state.live_bytes));
+  return LADE_PUSH(&w->walk->states, state) ? 0 : -ENOMEM;
+}
+
+static int program_renew(struct walker *w)
+{
+  struct lade_build_params how = walk_build_params(w->params, w->residency, w->packer);
+  lade_program_destroy(w->program);
+  w->program = NULL;
+  int status = lade_program_emit(&how, &w->program);
+  if (status)
+    return status;
+  struct resident_view *views = realloc(w->views, ((size_t)w->program->n_buffers + 1) * sizeof(*views));
+  if (!views)
+    return -ENOMEM;
+  w->views = views;
+  return peak_find(w);
+}
+
+static int round_run(struct walker *w, bool *ret_is_over)
+{
+  struct best best = {0};
+  int status = program_renew(w);
+  if (status)
+    return status;
+  status = state_push(w);
+  if (status)
+    return status;
+  views_fill(w);
+  memset(w->is_saved_gap, 0, (size_t)w->graph->n_tensors);
+  idle_collect(w);
+  status = best_find(w, &best);
+  *ret_is_over = !best.is_found;
+  return status || !best.is_found ? status : change_make(w, best.change);
+}
+
+int walk_make(const struct lade_plan_params *params, const struct lade_residency *start, const bool *is_pinned,
+              lade_solver *solver, struct lade_packer *packer, int allowed, struct walk *ret_walk)
+{
+  struct walk walk = {0};
+  struct walker w = {.params = params, .graph = params->graph, .is_pinned = is_pinned, .solver = solver,
+                     .packer = packer, .allowed = allowed, .walk = &walk};
+  size_t n_values = (size_t)lade_value_count(params->graph);
+  w.peak_bytes = calloc(n_values, sizeof(*w.peak_bytes));
+  w.peak_members = calloc(n_values, sizeof(*w.peak_members));
+  w.is_saved_gap = calloc(n_values, sizeof(*w.is_saved_gap));
+  int status = w.peak_bytes && w.peak_members && w.is_saved_gap ? lade_residency_copy(start, &w.residency) : -ENOMEM;
+  for (bool is_over = false; !status && !is_over;)
+    status = round_run(&w, &is_over);
+  lade_program_destroy(w.program);
+  lade_residency_destroy(w.residency);
+  free(w.views);
+  free(w.peak_bytes);
+  free(w.peak_members);
+  free(w.is_saved_gap);
+  if (status) {
+    walk_finish(&walk);
+    return status;
+  }
+  *ret_walk = walk;
+  return 0;
+}
+
+void walk_finish(struct walk *walk)
+{
+  LADE_ARRAY_FREE(&walk->changes);
+  LADE_ARRAY_FREE(&walk->states);
+}

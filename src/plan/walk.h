@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The planner's walk; shared by walk.c, which makes it, and plan.c, which chooses from it. */
+#ifndef LADE_WALK_H
+#define LADE_WALK_H
+
+#include "plan/plan.h"
+
+/* Which kinds of changes a walk may make to activations. */
+enum { WALK_RECOMPUTE = 1, WALK_OFFLOAD = 2 };
+
+struct walk_state {
+  int n_changes;             /* the first so many of the walk's changes lead here */
+  uint64_t live_bytes[LADE_N_SPACES];
+  int64_t least_ns;          /* no schedule of this state's instructions is faster */
+  uint64_t packed_bytes;     /* device peak of both programs just in time; 0: not known yet */
+};
+
+struct walk {
+  LADE_ARRAY(struct lade_change) changes;
+  LADE_ARRAY(struct walk_state) states;
+};
+
+/* Start from @start and make the cheapest change at the peak until none is left. -ENOMEM. */
+int walk_make(const struct lade_plan_params *params, const struct lade_residency *start, const bool *is_pinned,
+              lade_solver *solver, struct lade_packer *packer, int allowed, struct walk *ret_walk);
+void walk_finish(struct walk *walk);
+
+struct lade_build_params walk_build_params(const struct lade_plan_params *params,
+                                           const struct lade_residency *residency, struct lade_packer *packer);
+
+#endif
