@@ -43,6 +43,7 @@ struct builder {
   int32_t *now;          /* by value: its current interval */
   int32_t *elsewhere;    /* by value: buffer of its copy at home or away, -1 */
   int32_t *part_buffers; /* by parameter and part: buffer at home, -1 */
+  int64_t *first_partials; /* by parameter, n_params + 1 */
   int32_t *last_grad_pos; /* by parameter: step that completes its gradient */
   int16_t *grad_versions; /* by parameter: what has been added so far */
   int32_t partials, verdict, verdict_host; /* buffers */
@@ -333,9 +334,8 @@ static void output_add(struct builder *b, int pos, int i)
 static void norm_emit(struct builder *b, int param, int pos)
 {
   int grad = b->graph->params[param].grad;
-  int64_t first = lade_value_first_partial(b->graph, param), end = first;
+  int64_t first = b->first_partials[param], end = b->first_partials[param + 1];
   const struct lade_tensor *what = &b->graph->tensors[grad];
-  end += lade_div_up((int64_t)(what->bytes / lade_dtype_bytes(what->dtype)), LADE_SUM_BLOCK);
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_NORM, LADE_Q_COMPUTE);
   instr->param = param;
   instr->microbatch = b->steps[pos].microbatch;
@@ -430,13 +430,17 @@ static int builder_init(struct builder *b)
   b->now = malloc(n_values * sizeof(*b->now));
   b->elsewhere = malloc(n_values * sizeof(*b->elsewhere));
   b->part_buffers = calloc(n_params * LADE_N_PARTS, sizeof(*b->part_buffers));
+  b->first_partials = calloc(n_params + 1, sizeof(*b->first_partials));
   b->last_grad_pos = calloc(n_params, sizeof(*b->last_grad_pos));
   b->grad_versions = calloc(n_params, sizeof(*b->grad_versions));
-  if (!b->on_device || !b->now || !b->elsewhere || !b->part_buffers || !b->last_grad_pos || !b->grad_versions)
+  if (!b->on_device || !b->now || !b->elsewhere || !b->part_buffers || !b->first_partials || !b->last_grad_pos ||
+      !b->grad_versions)
     return -ENOMEM;
   memset(b->on_device, -1, (size_t)b->lives->n_intervals * sizeof(*b->on_device));
   memset(b->elsewhere, -1, n_values * sizeof(*b->elsewhere));
   memcpy(b->now, b->lives->first_interval, n_values * sizeof(*b->now));
+  for (int param = 0; param < graph->n_params; param++)
+    b->first_partials[param + 1] = b->first_partials[param] + lade_value_n_partials(graph, param);
   for (int pos = 0; pos < b->n_steps; pos++) {
     const struct lade_op *op = &graph->ops[b->steps[pos].op];
     for (int i = 0; i < op->n_out; i++) {
@@ -453,6 +457,7 @@ static void builder_finish(struct builder *b)
   free(b->now);
   free(b->elsewhere);
   free(b->part_buffers);
+  free(b->first_partials);
   free(b->last_grad_pos);
   free(b->grad_versions);
   LADE_ARRAY_FREE(&b->transfers);

@@ -22,8 +22,11 @@
 #include "plan/walk.h"
 
 #define N_WALKS 3
-#define MAX_TRIALS 400 /* candidates simulated for one budget; large graphs get fewer: see trials_most */
-#define TRIAL_INSTRS 4000000
+/* Candidates simulated for one budget: as many as keep planning within about a second. */
+#define MAX_TRIALS 400
+#define MIN_TRIALS 6
+#define TRIAL_OPS 100000
+#define LARGE_OPS 1500 /* graphs past this get one walk, with coarser steps */
 #define MIN_PACK_WORK 30000000 /* packing effort, in elementary steps, when looking for the smallest budget */
 
 #define MIN_STATES 12 /* states packed hard, those with the smallest live peaks */
@@ -306,11 +309,10 @@ static int candidates_list(const lade_planner *planner, uint64_t device_bytes, s
   return 0;
 }
 
-/* Candidates tried per budget: as many as keep planning within about a second. */
 static int trials_most(const lade_planner *planner)
 {
-  int n_instrs = planner->params.graph->n_ops * planner->params.n_microbatches;
-  return LADE_MAX(8, LADE_MIN(MAX_TRIALS, TRIAL_INSTRS / LADE_MAX(n_instrs, 1)));
+  int n_ops = planner->params.graph->n_ops * planner->params.n_microbatches;
+  return LADE_MAX(MIN_TRIALS, LADE_MIN(MAX_TRIALS, TRIAL_OPS / n_ops));
 }
 
 static int best_plan(const lade_planner *planner, uint64_t device_bytes, struct lade_plan **ret_best)
@@ -438,8 +440,8 @@ static int walks_make(lade_planner *planner)
   bool has_tier = planner->params.host_bytes || planner->params.store_bytes;
   int status = 0;
   for (int i = 0; i < N_WALKS && !status; i++) {
-    if (i > 0 && !has_tier)
-      break; /* nothing but recompute to choose from */
+    if (i > 0 && (!has_tier || planner->params.graph->n_ops > LARGE_OPS))
+      break; /* nothing but recompute to choose from; or each walk takes long */
     status = walk_make(&planner->params, planner->start, planner->is_pinned, planner->solver, planner->packer,
                        allowed[i], &planner->walks[planner->n_walks]);
     if (!status)

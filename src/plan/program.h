@@ -159,7 +159,8 @@ const char *lade_value_name(const struct lade_graph *graph, int tensor, char *na
 int lade_value_part(const struct lade_graph *graph, int param, enum lade_part part);
 int lade_value_scalar(const struct lade_graph *graph, enum lade_scalar scalar);
 int lade_value_count(const struct lade_graph *graph);
-/* The partials' doubles of parameter @param: first index; pass n_params for the total. */
+/* The partials' doubles of parameter @param: how many, and the first index (O(n_params); n_params: the total). */
+int64_t lade_value_n_partials(const struct lade_graph *graph, int param);
 int64_t lade_value_first_partial(const struct lade_graph *graph, int param);
 
 void lade_program_destroy(struct lade_program *program);

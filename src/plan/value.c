@@ -32,11 +32,16 @@ static int64_t param_n_elements(const struct lade_graph *graph, int param)
   return (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype));
 }
 
+int64_t lade_value_n_partials(const struct lade_graph *graph, int param)
+{
+  return lade_div_up(param_n_elements(graph, param), LADE_SUM_BLOCK);
+}
+
 int64_t lade_value_first_partial(const struct lade_graph *graph, int param)
 {
   int64_t n = 0;
   for (int i = 0; i < param; i++)
-    n += lade_div_up(param_n_elements(graph, i), LADE_SUM_BLOCK);
+    n += lade_value_n_partials(graph, i);
   return n;
 }
 

@@ -21,7 +21,10 @@
 
 #include "plan/walk.h"
 
-#define GROUP_ROUNDS 12 /* a group of many units is moved in about so many rounds */
+/* A group of many units is moved in about so many rounds: fewer where a round is long. */
+#define GROUP_ROUNDS 12
+#define GROUP_ROUNDS_LARGE 2
+#define LARGE_OPS 1500
 
 /* A buffer at the peak, with its last use before and its first after. */
 struct resident_view {
@@ -181,15 +184,21 @@ static bool is_live_member(const struct walker *w, const struct lade_change *cha
   return w->residency->choices[id].saved != change->to && w->peak_bytes[id] && w->is_saved_gap[id];
 }
 
-/* The members of the change's group that a round moves: the earliest live ones, or all for a spill. */
+/*
+ * The members of the change's group that a round moves: all for a spill, else a few. Of saved values the earliest
+ * units', which wait longest; of parameters the latest, whose gradients are complete first in the backward and
+ * whose weights are needed last in the forward.
+ */
 static int members_pick(struct walker *w, const struct lade_change *change)
 {
   int n = 0, n_picked = 0;
   const int32_t *group = lade_solver_group(w->solver, (enum lade_change_kind)change->kind, change->id, &n);
-  int most = change->kind == LADE_CHANGE_SPILL ? n : LADE_MAX(1, n / GROUP_ROUNDS);
+  int rounds = w->graph->n_ops > LARGE_OPS ? GROUP_ROUNDS_LARGE : GROUP_ROUNDS;
+  int most = change->kind == LADE_CHANGE_SPILL ? n : LADE_MAX(1, n / rounds);
   for (int i = 0; i < n && n_picked < most; i++) {
-    if (is_live_member(w, change, group[i]))
-      w->peak_members[n_picked++] = group[i];
+    int32_t id = group[change->kind == LADE_CHANGE_HOME ? n - 1 - i : i];
+    if (is_live_member(w, change, id))
+      w->peak_members[n_picked++] = id;
   }
   return n_picked;
 }
