@@ -59,7 +59,7 @@ static int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_o
                            bool is_resident)
 {
   struct lade_buffer buffer = {.space = space, .owner = owner, .first = INT32_MAX, .last = -1, .is_resident = is_resident};
-  buffer.bytes = lade_align_up(LADE_MAX(bytes, 1), LADE_BUFFER_ALIGN);
+  buffer.bytes = lade_align_up(LADE_MAX(bytes, 1), space == LADE_STORE ? LADE_STORE_ALIGN : LADE_BUFFER_ALIGN);
   if (!LADE_PUSH(&b->buffers, buffer)) {
     b->status = -ENOMEM;
     return 0;
@@ -514,7 +514,8 @@ static int space_pack(const struct lade_build_params *params, struct lade_progra
     if (buffer->space != space)
       continue;
     items[n++] = (struct lade_pack_item){
-        .lower = buffer->first, .upper = buffer->last + 1, .bytes = buffer->bytes, .align = LADE_BUFFER_ALIGN,
+        .lower = buffer->first, .upper = buffer->last + 1, .bytes = buffer->bytes,
+        .align = space == LADE_STORE ? LADE_STORE_ALIGN : LADE_BUFFER_ALIGN,
         .fixed = params->residents && buffer->is_resident ? (int64_t)params->residents->buffers[i].offset : -1};
   }
   struct lade_pack_params how = {.struct_size = sizeof(how), .work_limit = space == LADE_DEVICE ? params->pack_work_limit : 0};
@@ -525,7 +526,7 @@ static int space_pack(const struct lade_build_params *params, struct lade_progra
     if (program->buffers[i].space == space)
       program->buffers[i].offset = offsets[k++];
   }
-  uint64_t align = space == LADE_STORE ? LADE_BUFFER_ALIGN : params->chunk_bytes;
+  uint64_t align = space == LADE_STORE ? LADE_STORE_ALIGN : params->chunk_bytes;
   program->peak_bytes[space] = lade_align_up(result.peak_bytes, align);
   program->live_peak_bytes[space] = result.lower_bound_bytes;
   free(items);

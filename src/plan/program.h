@@ -116,8 +116,9 @@ enum { LADE_ROLE_SRC, LADE_ROLE_DST };
 #define LADE_STREAM_ELEMENTS (256 * 1024)
 #define LADE_STREAM_WINDOWS 3
 
-/* All offsets and sizes of buffers are multiples of it: pages, and blocks of drives. */
+/* All offsets and sizes of buffers are multiples of these: pages in memory, checksummed granules in the store. */
 #define LADE_BUFFER_ALIGN 4096
+#define LADE_STORE_ALIGN 65536
 
 struct lade_instr {
   uint8_t kind, queue;

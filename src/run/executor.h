@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The executor: a plan's two programs, training and evaluation, bound to memory and run step after step.
+ *
+ * Everything is prepared by lade_executor_create: the device's arena mapped to the planned peak and not a chunk
+ * more, the host tier's slab, the store's extents, and for every instruction its kernel with arguments bound to
+ * addresses. A step then only submits the instructions in list order, each with its waits, to the
+ * device's queues, and waits for all of them: it allocates nothing and makes no memory call. The executor does
+ * not know what recompute or offload is.
+ *
+ * On a dry device nothing is bound and nothing runs; the same walk drives the device's simulated clock.
+ *
+ * One thread at a time. Parameters and optimizer state are read and written between steps, wherever they live.
+ */
+#ifndef LADE_EXECUTOR_H
+#define LADE_EXECUTOR_H
+
+#include "device/device.h"
+#include "kernels/kernels.h"
+#include "offload/store.h"
+#include "plan/plan.h"
+
+typedef struct lade_executor lade_executor;
+
+struct lade_executor_params {
+  size_t struct_size;
+  const struct lade_plan *plan; /* borrowed; proved, else -EINVAL */
+  lade_device *device;          /* borrowed */
+  const struct lade_kernels *kernels;
+  lade_pool *pool;
+  lade_store *store;            /* borrowed, not yet prepared; NULL when the plan has no store */
+  struct lade_faults *faults;   /* may be NULL */
+  bool has_spans;               /* record when each instruction ran, for timelines */
+};
+
+/* -EINVAL (plan not proved, store missing), -ENOMEM, -ENOSPC and others of the store, with one line in @error. */
+int lade_executor_create(const struct lade_executor_params *params, struct lade_error *error,
+                         lade_executor **ret_executor);
+void lade_executor_destroy(lade_executor *executor);
+
+/* Where the caller writes tokens and targets [B,T] of a microbatch before a step. Valid until destroy. */
+int32_t *lade_executor_tokens(lade_executor *executor, int microbatch);
+int32_t *lade_executor_targets(lade_executor *executor, int microbatch);
+
+struct lade_step_result {
+  double loss;                 /* mean over microbatches, summed in their order */
+  struct lade_verdict verdict; /* training only */
+  int64_t wall_ns;             /* from entry to exit; simulated on a dry device */
+  int64_t busy_ns[LADE_N_QUEUES];
+};
+
+/*
+ * Run one training step, or one forward evaluation of the same batch size, and wait for its end. @step is copied
+ * first. On an error of any instruction (-EIO, -EBADMSG naming the tensor, ...) state is not to be trusted: every
+ * later call but destroy returns the same. -ERANGE: the verdict skipped the update because a gradient is not
+ * finite; nothing changed.
+ */
+int lade_executor_step(lade_executor *executor, const struct lade_step *step, struct lade_step_result *ret_result,
+                       struct lade_error *error);
+int lade_executor_eval(lade_executor *executor, struct lade_step_result *ret_result, struct lade_error *error);
+
+/*
+ * Copy @bytes at @offset of a value that lives across steps (a parameter's working copy, or a part of its state,
+ * by lade_value_part) to or from host memory. Offsets are multiples of LADE_EXECUTOR_WINDOW_BYTES. A value in the
+ * store is written whole windows at a time, in ascending order, all of them. Between steps. Blocks.
+ */
+#define LADE_EXECUTOR_WINDOW_BYTES (1 << 20)
+int lade_executor_get(lade_executor *executor, int tensor, uint64_t offset, void *dst, uint64_t bytes,
+                      struct lade_error *error);
+int lade_executor_set(lade_executor *executor, int tensor, uint64_t offset, const void *src, uint64_t bytes,
+                      struct lade_error *error);
+
+/* Steps completed since creation; the generation of what is in the store follows it. */
+uint64_t lade_executor_n_steps(const lade_executor *executor);
+
+/* Spans of the last step, one per instruction of the training program; NULL without has_spans. */
+const struct lade_span *lade_executor_spans(const lade_executor *executor);
+
+#endif

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A session: model, data, plan and executor of one run, as the command line and other callers use them.
+ *
+ * lade_session_open reads the model and the data, opens the device and the store, takes prices (measured or from
+ * a machine description), plans for the budget and proves the plan, and binds it. Then steps, evaluations,
+ * checkpoints. Nothing is printed; what a person should be told along the way goes to the notice callback.
+ */
+#ifndef LADE_SESSION_H
+#define LADE_SESSION_H
+
+#include "machine/machine.h"
+#include "plan/cost.h"
+#include "run/executor.h"
+
+enum lade_order { LADE_ORDER_RANDOM, LADE_ORDER_SEQUENTIAL };
+enum lade_budget_kind { LADE_BUDGET_AUTO, LADE_BUDGET_BYTES, LADE_BUDGET_PERCENT, LADE_BUDGET_PERCENT_DEVICE, LADE_BUDGET_MIN };
+
+struct lade_budget {
+  enum lade_budget_kind kind;
+  uint64_t bytes;
+  double percent; /* of the unconstrained peak, or of the device */
+};
+
+struct lade_session_params {
+  size_t struct_size;
+  const char *model;                   /* preset or path of a config.json */
+  const char *const *data;             /* files */
+  int n_data;
+  const char *const *valid;
+  int n_valid;
+  double valid_fraction;
+  enum lade_order order;
+  int64_t steps, batch, micro_batch, time; /* micro_batch 0: batch; time 0: the smaller of 1024 and the context */
+  double lr, min_lr;
+  int64_t warmup;
+  uint64_t seed;
+  enum lade_dtype dtype;
+  double dropout, beta1, beta2, eps, weight_decay, clip;
+  struct lade_budget budget;
+  uint64_t host_budget_bytes;
+  bool has_host_budget;                /* else 80 % of what the machine has left */
+  const char *store;                   /* directory; NULL: no NVMe tier */
+  uint64_t store_budget_bytes;         /* 0: what the file system has free */
+  bool allow_tmpfs;
+  bool is_dry;
+  const char *machine;                 /* preset or file: nothing is probed; NULL: this machine */
+  enum lade_recipe recipe;
+  const char *residency_file;
+  int64_t eval_iters;
+  const char *init;                    /* safetensors to start from */
+  const char *resume;                  /* directory with checkpoints */
+  int n_threads;                       /* 0: all that we may use */
+  bool has_spans;
+  bool is_plan_only;                   /* stop before memory is taken and data is needed */
+  struct lade_faults *faults;
+  void (*notice)(void *user, const char *line);
+  void *user;
+};
+
+/* Fill in every default. */
+void lade_session_defaults(struct lade_session_params *params);
+
+typedef struct lade_session lade_session;
+
+int lade_session_open(const struct lade_session_params *params, struct lade_error *error, lade_session **ret_session);
+void lade_session_close(lade_session *session);
+
+struct lade_session_info {
+  struct lade_model model;
+  int64_t n_params, batch, micro_batch, time;
+  int n_microbatches;
+  uint64_t budget_bytes;             /* resolved */
+  struct lade_plan_bounds bounds;
+  const struct lade_plan *plan;      /* NULL if planning was refused */
+  const struct lade_graph *graph;
+  const struct lade_prices *prices;
+  const struct lade_cost *cost;
+  lade_executor *executor;           /* NULL when only planned */
+  uint64_t measured_peak_bytes;      /* device high-water of mapped chunks so far */
+  uint64_t host_bytes, store_bytes;  /* taken */
+  uint64_t host_budget_bytes, store_budget_bytes;
+  uint64_t numerics_key;
+  int64_t step;                      /* steps completed since step 0, resumes included */
+  uint64_t loss_digest;              /* over the bits of every step's loss since step 0 */
+  double speed_of_light_ns;          /* time of a step's necessary flops at the measured matmul rate; 0: unknown */
+};
+void lade_session_get_info(lade_session *session, struct lade_session_info *ret_info);
+
+struct lade_step_report {
+  int64_t step;      /* its number, from 0 */
+  double loss, grad_norm, lr;
+  bool is_skipped;   /* FP16: the loss scale was too large */
+  double loss_scale;
+  int64_t wall_ns, busy_ns[LADE_N_QUEUES];
+};
+
+/*
+ * One training step. -EDOM when the loss or a gradient is not finite (FP16's scaling excepted), with the step and the
+ * first tensor in @error; parameters are as before the step.
+ */
+int lade_session_step(lade_session *session, struct lade_step_report *ret_report, struct lade_error *error);
+
+/* Mean loss over the first eval_iters batches of the validation data (fewer if there are fewer). -ENODATA: none. */
+int lade_session_eval(lade_session *session, double *ret_loss, struct lade_error *error);
+
+/* Save a checkpoint of the current step into @dir and remove all but the newest @keep (0: keep all). */
+int lade_session_save(lade_session *session, const char *dir, int keep, struct lade_error *error);
+
+/* Digest over the bits of all parameters' FP32 masters, in checkpoint order. */
+int lade_session_params_digest(lade_session *session, uint64_t *ret_digest, struct lade_error *error);
+
+#endif
