@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The probe: what this machine really does, measured in about a second and kept for the next run.
+ *
+ * It fills a cost (plan/cost.h) for this host: matrix rates, memory bandwidth, the rate of copy queues, of AdamW
+ * on host memory and of the launches of a queue; with a store directory the drive's rates; with a graph
+ * the time of each of its distinct ops. Results are kept in one JSON file per machine, thread count and
+ * set of kernels under $XDG_CACHE_HOME/lade or ~/.cache/lade; a later probe measures only what is not in
+ * it. Predictions may depend on what was measured, and a plan on predictions; numbers never do.
+ */
+#ifndef LADE_PROBE_H
+#define LADE_PROBE_H
+
+#include "offload/store.h"
+#include "plan/cost.h"
+
+struct lade_probe_params {
+  size_t struct_size;
+  const struct lade_kernels *kernels; /* borrowed */
+  lade_pool *pool;                    /* borrowed; what the run will compute with; NULL: one thread */
+  const struct lade_graph *graph;     /* borrowed; NULL: no ops, and rates of FP32 and BF16 */
+  const struct lade_store_params *store; /* how the run will open its store; NULL: no drive */
+  bool skip_cache;                    /* neither read nor write it */
+  const char *cache_dir;              /* NULL: as above; for tests */
+};
+
+/*
+ * Measure what the cache does not know. The machine's capacities are what this process may use now; those of the
+ * store what its file system has free, or store->capacity_bytes. The cost is the caller's to finish. A
+ * cache that is damaged is ignored and replaced, one that cannot be written is no error. -ENOMEM, -EAGAIN
+ * (threads refused), and for a store as lade_store_open. One probe at a time. Blocks; computes on the pool.
+ */
+int lade_probe(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *ret_cost);
+
+/*
+ * The best rate of c = a b^T for 512^3, 1024^3 and 2048^3 in @dtype on @pool, in flop/s: the denominator of "speed of
+ * light". Larger sizes are left out once a quarter of a second has gone. -ENOMEM. Blocks.
+ */
+int lade_probe_matmul_rate(const struct lade_kernels *kernels, lade_pool *pool, enum lade_dtype dtype,
+                           double *ret_flops_per_s);
+
+#endif

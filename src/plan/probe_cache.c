@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What earlier probes measured, in one small JSON file.
+ *
+ * The file's name is a hash of what measurements depend on: the CPU's name, the number of threads, the
+ * variants of the kernels (lade_kernels_key) and the version of this format. The same stands inside
+ * and is compared, so a file that was copied from elsewhere is not believed. Rates are stored as a machine
+ * without a drive; drives by the path of their directory; ops by key.
+ *
+ * It is a cache: whatever is wrong with it (damaged, from another version, unreadable, no place to write) means
+ * measuring again, never an error. A single value out of its range discards the whole file. It
+ * is replaced whole; of two processes that write at once, one wins. Entries are never dropped,
+ * up to a limit past which the file starts anew.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <jansson.h>
+#include <xxhash.h>
+
+#include "base/base.h"
+#include "base/cpu.h"
+#include "base/file.h"
+#include "plan/probe_internal.h"
+
+#define FORMAT 1
+#define MAX_FILE_BYTES (4 << 20)
+#define MAX_OPS 20000
+#define MOST_NS 1e15
+
+struct identity {
+  char cpu[LADE_MACHINE_NAME_BYTES];
+  int n_threads;
+  char kernels_key[17];
+};
+
+static void identity_get(const struct lade_probe_params *params, struct identity *ret_identity)
+{
+  memset(ret_identity, 0, sizeof(*ret_identity)); /* hashed whole */
+  lade_cpu_name(ret_identity->cpu, sizeof(ret_identity->cpu));
+  ret_identity->n_threads = lade_pool_n_threads(params->pool);
+  snprintf(ret_identity->kernels_key, sizeof(ret_identity->kernels_key), "%016" PRIx64,
+           lade_kernels_key(params->kernels));
+}
+
+/* ---- where ---- */
+
+/* Make @path and its parents, as far as they can be. */
+static void directories_make(char *path)
+{
+  for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+    *slash = 0;
+    mkdir(path, 0700);
+    *slash = '/';
+  }
+  mkdir(path, 0700);
+}
+
+/* The cache file of @identity. False when there is no place for one. */
+static bool path_get(const struct lade_probe_params *params, const struct identity *identity, bool is_written,
+                     char ret_path[PATH_MAX])
+{
+  char dir[PATH_MAX];
+  const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+  int length;
+  if (params->cache_dir)
+    length = snprintf(dir, sizeof(dir), "%s", params->cache_dir);
+  else if (cache && cache[0] == '/')
+    length = snprintf(dir, sizeof(dir), "%s/lade", cache);
+  else if (home && home[0] == '/')
+    length = snprintf(dir, sizeof(dir), "%s/.cache/lade", home);
+  else
+    return false;
+  if (length <= 0 || length >= (int)sizeof(dir))
+    return false;
+  if (is_written)
+    directories_make(dir);
+  uint64_t hash = XXH3_64bits_withSeed(identity, sizeof(*identity), FORMAT);
+  return snprintf(ret_path, PATH_MAX, "%s/probe-%016" PRIx64 ".json", dir, hash) < PATH_MAX;
+}
+
+/* A drive's name in the file: its directory without links. */
+static bool store_path(const struct lade_probe_params *params, char ret_path[PATH_MAX])
+{
+  return params->store && realpath(params->store->dir, ret_path);
+}
+
+/* ---- reading ---- */
+
+static bool identity_matches(const json_t *root, const struct identity *identity)
+{
+  const char *cpu = json_string_value(json_object_get(root, "cpu"));
+  const char *kernels_key = json_string_value(json_object_get(root, "kernels_key"));
+  return json_integer_value(json_object_get(root, "format")) == FORMAT && cpu && !strcmp(cpu, identity->cpu) &&
+         kernels_key && !strcmp(kernels_key, identity->kernels_key) &&
+         json_integer_value(json_object_get(root, "threads")) == identity->n_threads;
+}
+
+/* The file's object, or NULL. The caller gives the reference back. */
+static json_t *root_load(const char *path, const struct identity *identity)
+{
+  char *text;
+  size_t bytes;
+  if (lade_file_load(path, MAX_FILE_BYTES, NULL, &text, &bytes))
+    return NULL;
+  json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL);
+  free(text);
+  if (root && !identity_matches(root, identity)) {
+    json_decref(root);
+    return NULL;
+  }
+  return root;
+}
+
+static bool rate_read(const json_t *object, const char *name, double low, double *ret_rate)
+{
+  const json_t *value = json_object_get(object, name);
+  *ret_rate = json_number_value(value);
+  return json_is_number(value) && *ret_rate >= low && *ret_rate <= MOST_NS;
+}
+
+static bool ops_read(const json_t *ops, struct lade_cost *cost)
+{
+  const char *name;
+  json_t *value;
+  if (!json_is_object(ops) || json_object_size(ops) > MAX_OPS)
+    return false;
+  json_object_foreach((json_t *)ops, name, value)
+  {
+    char *end;
+    uint64_t key = strtoull(name, &end, 16);
+    double ns = (double)json_integer_value(value);
+    if (strlen(name) != 16 || *end || !json_is_integer(value) || ns < 1 || ns > MOST_NS ||
+        lade_cost_set(cost, key, (int64_t)json_integer_value(value)))
+      return false;
+  }
+  return true;
+}
+
+static bool store_read(const json_t *stores, const char *path, struct lade_machine_store *store)
+{
+  const json_t *entry = json_object_get(stores, path);
+  if (!entry)
+    return true;
+  return rate_read(entry, "read_bytes_per_s", 1e3, &store->read_bytes_per_s) &&
+         rate_read(entry, "write_bytes_per_s", 1e3, &store->write_bytes_per_s) &&
+         rate_read(entry, "total_bytes_per_s", 1e3, &store->total_bytes_per_s) &&
+         rate_read(entry, "latency_ns", 0, &store->latency_ns);
+}
+
+bool probe_cache_load(const struct lade_probe_params *params, struct lade_cost *cost)
+{
+  struct identity identity;
+  char path[PATH_MAX], dir[PATH_MAX];
+  identity_get(params, &identity);
+  json_t *root = path_get(params, &identity, false, path) ? root_load(path, &identity) : NULL;
+  if (!root)
+    return false;
+  struct lade_cost read = {0};
+  bool is_good = !lade_machine_from_json(json_object_get(root, "machine"), path, NULL, &read.machine) &&
+                 rate_read(root, "sum_squares_bytes_per_s", 1e3, &read.sum_squares_bytes_per_s) &&
+                 ops_read(json_object_get(root, "ops"), &read);
+  if (is_good && store_path(params, dir))
+    is_good = store_read(json_object_get(root, "stores"), dir, &read.machine.store);
+  json_decref(root);
+  if (is_good)
+    *cost = read;
+  else
+    lade_cost_finish(&read);
+  return is_good;
+}
+
+/* ---- writing ---- */
+
+static json_t *ops_json(const struct lade_cost *cost)
+{
+  json_t *ops = json_object();
+  for (int i = cost->n_ops > MAX_OPS ? cost->n_ops : 0; i < cost->n_ops; i++) {
+    char name[17];
+    snprintf(name, sizeof(name), "%016" PRIx64, cost->ops[i].key);
+    json_object_set_new(ops, name, json_integer((json_int_t)LADE_MAX(cost->ops[i].ns, 1)));
+  }
+  return ops;
+}
+
+static json_t *store_json(const struct lade_machine_store *store)
+{
+  return json_pack("{s:f,s:f,s:f,s:f}", "read_bytes_per_s", store->read_bytes_per_s, "write_bytes_per_s",
+                   store->write_bytes_per_s, "total_bytes_per_s", store->total_bytes_per_s, "latency_ns",
+                   store->latency_ns);
+}
+
+/* Other drives keep their entries: those of @old, which may be NULL. */
+static json_t *stores_json(const struct lade_probe_params *params, const struct lade_cost *cost, const json_t *old)
+{
+  char dir[PATH_MAX];
+  json_t *stores = json_deep_copy(json_object_get(old, "stores"));
+  if (!json_is_object(stores)) {
+    json_decref(stores);
+    stores = json_object();
+  }
+  if (store_path(params, dir))
+    json_object_set_new(stores, dir, store_json(&cost->machine.store));
+  return stores;
+}
+
+void probe_cache_save(const struct lade_probe_params *params, const struct lade_cost *cost)
+{
+  struct identity identity;
+  char path[PATH_MAX];
+  identity_get(params, &identity);
+  if (!path_get(params, &identity, true, path))
+    return;
+  struct lade_machine machine = cost->machine;
+  machine.store = (struct lade_machine_store){0};
+  json_t *old = root_load(path, &identity);
+  json_t *root = json_pack("{s:i,s:s,s:i,s:s,s:o,s:f,s:o,s:o}", "format", FORMAT, "cpu", identity.cpu, "threads",
+                           identity.n_threads, "kernels_key", identity.kernels_key, "machine",
+                           lade_machine_to_json(&machine), "sum_squares_bytes_per_s", cost->sum_squares_bytes_per_s,
+                           "stores", stores_json(params, cost, old), "ops", ops_json(cost));
+  char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
+  if (text)
+    lade_file_replace(path, text, strlen(text), NULL);
+  free(text);
+  json_decref(root);
+  json_decref(old);
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the probe share: memory to measure in, and the measurements. */
+#ifndef LADE_PROBE_INTERNAL_H
+#define LADE_PROBE_INTERNAL_H
+
+#include "plan/probe.h"
+
+/* Anonymous memory in huge pages where the system gives them, touched. -ENOMEM. Give back with probe_area_finish. */
+struct probe_area {
+  char *at;
+  size_t bytes;
+};
+int probe_area_init(struct probe_area *area, size_t bytes);
+void probe_area_finish(struct probe_area *area);
+
+/* Fill @bytes with numbers of @dtype, uniform in [low, high), on the pool. Integers are left zero. */
+void probe_fill(lade_pool *pool, void *at, enum lade_dtype dtype, uint64_t bytes, float low, float high);
+
+/* The median of @n values, which it sorts. */
+int64_t probe_median(int64_t *values, int n);
+
+/* Bytes/s of reads and writes through all threads; bytes/s of AdamW and of sums of squares. -ENOMEM. */
+int probe_memory(const struct lade_probe_params *params, struct lade_cost *cost);
+
+/* Links and launches of a host device's queues. -ENOMEM, -EAGAIN. */
+int probe_queues(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine *machine);
+
+/* Rates and latency of a store in params->store->dir; its capacity is not touched. As lade_store_open. */
+int probe_store(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine_store *store);
+
+/* Every distinct op of params->graph that @cost has no entry for. -ENOMEM, -EAGAIN. */
+int probe_ops(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *cost);
+
+/*
+ * The cache file of this machine. Loading fills what it knows of @cost (rates of 0 are unknown) and says whether
+ * it had anything for this key; both are silent about trouble. The store is the entry of @store_dir, may be NULL.
+ */
+bool probe_cache_load(const struct lade_probe_params *params, struct lade_cost *cost);
+void probe_cache_save(const struct lade_probe_params *params, const struct lade_cost *cost);
+
+#endif

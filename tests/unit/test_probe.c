@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The probe measures all that a plan asks, remembers it, and believes no damaged memory. No figure is judged. */
+#include <dirent.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "base/cpu.h"
+#include "base/file.h"
+#include "plan/probe.h"
+
+static char directory[64];
+static struct lade_kernels kernels;
+static lade_pool *pool;
+static struct lade_graph *graph;
+
+static struct lade_probe_params params_make(void)
+{
+  return (struct lade_probe_params){.struct_size = sizeof(struct lade_probe_params), .kernels = &kernels,
+                                    .pool = pool, .graph = graph, .cache_dir = directory};
+}
+
+/* The one file in the cache. */
+static const char *cache_file(void)
+{
+  static char path[512];
+  path[0] = 0;
+  DIR *dir = opendir(directory);
+  assert_non_null(dir);
+  for (struct dirent *entry; (entry = readdir(dir));) {
+    if (entry->d_name[0] == '.')
+      continue;
+    assert_true(path[0] == 0);
+    snprintf(path, sizeof(path), "%s/%s", directory, entry->d_name);
+  }
+  closedir(dir);
+  return path;
+}
+
+static void costs_are_equal(const struct lade_cost *a, const struct lade_cost *b)
+{
+  assert_int_equal(a->n_ops, b->n_ops);
+  for (int i = 0; i < a->n_ops; i++)
+    assert_true(a->ops[i].key == b->ops[i].key && a->ops[i].ns == b->ops[i].ns);
+  assert_true(a->machine.host_bytes_per_s == b->machine.host_bytes_per_s);
+  assert_true(a->machine.launch_ns == b->machine.launch_ns);
+  assert_memory_equal(&a->machine.to_host, &b->machine.to_host, sizeof(a->machine.to_host));
+  assert_true(a->sum_squares_bytes_per_s == b->sum_squares_bytes_per_s);
+}
+
+static void everything_that_a_plan_asks_is_measured(void **state)
+{
+  struct lade_probe_params params = params_make();
+  struct lade_cost cost;
+  int64_t ns;
+  params.skip_cache = true;
+  assert_int_equal(lade_probe(&params, NULL, &cost), 0);
+  assert_int_equal(lade_machine_check(&cost.machine, "probe", NULL), 0);
+  assert_true(cost.machine.is_unified);
+  assert_int_equal(cost.machine.n_cores, lade_pool_n_threads(pool));
+  assert_true(cost.machine.matmul_flops_per_s[graph->dtype] > 0);
+  assert_true(cost.sum_squares_bytes_per_s > 0);
+  for (int op = 0; op < graph->n_ops; op++) {
+    assert_true(lade_cost_find(&cost, lade_cost_op_key(graph, op), &ns));
+    assert_true(ns > 0);
+  }
+  assert_string_equal(cache_file(), "");
+  lade_cost_finish(&cost);
+}
+
+static void a_second_probe_remembers_the_first(void **state)
+{
+  struct lade_probe_params params = params_make();
+  struct lade_cost first, second;
+  assert_int_equal(lade_probe(&params, NULL, &first), 0);
+  assert_int_equal(lade_probe(&params, NULL, &second), 0);
+  costs_are_equal(&first, &second);
+  assert_true(second.n_ops > 0);
+  lade_cost_finish(&first);
+  lade_cost_finish(&second);
+}
+
+/* Write @text over the cache and see that the probe measures anew and repairs it. */
+static void damage_is_repaired(const char *text, size_t bytes)
+{
+  struct lade_probe_params params = params_make();
+  struct lade_cost cost, again;
+  assert_int_equal(lade_file_replace(cache_file(), text, bytes, NULL), 0);
+  assert_int_equal(lade_probe(&params, NULL, &cost), 0);
+  assert_int_equal(lade_probe(&params, NULL, &again), 0);
+  costs_are_equal(&cost, &again);
+  assert_true(cost.n_ops > 0 && cost.machine.launch_ns > 0);
+  lade_cost_finish(&cost);
+  lade_cost_finish(&again);
+}
+
+static void a_damaged_cache_is_ignored_and_replaced(void **state)
+{
+  struct lade_probe_params params = params_make();
+  struct lade_cost cost;
+  assert_int_equal(lade_probe(&params, NULL, &cost), 0);
+  lade_cost_finish(&cost);
+  char *text;
+  size_t bytes;
+  assert_int_equal(lade_file_load(cache_file(), 1 << 20, NULL, &text, &bytes), 0);
+  damage_is_repaired("", 0);
+  damage_is_repaired(text, bytes / 2);
+  char *ops = strstr(text, "\"ops\"");
+  assert_non_null(ops);
+  char *digit = strstr(ops, ": ");
+  char *value = strstr(digit + 1, ": ");
+  assert_non_null(value);
+  value[2] = '-'; /* a negative time */
+  damage_is_repaired(text, bytes);
+  char *format = strstr(text, "\"format\": 1");
+  assert_non_null(format);
+  format[10] = '9';
+  damage_is_repaired(text, bytes);
+  free(text);
+}
+
+static void no_place_for_a_cache_is_no_error(void **state)
+{
+  struct lade_probe_params params = params_make();
+  struct lade_cost cost;
+  params.graph = NULL;
+  params.cache_dir = "/proc/no/such/place";
+  assert_int_equal(lade_probe(&params, NULL, &cost), 0);
+  assert_int_equal(cost.n_ops, 0);
+  assert_true(cost.machine.matmul_flops_per_s[LADE_BF16] > 0);
+  lade_cost_finish(&cost);
+}
+
+static void a_store_is_measured_and_kept_by_its_directory(void **state)
+{
+  char dir[96];
+  snprintf(dir, sizeof(dir), "%s.store", directory);
+  assert_int_equal(mkdir(dir, 0700), 0);
+  struct lade_store_params store = {.struct_size = sizeof(store), .dir = dir, .capacity_bytes = 1 << 20,
+                                    .allow_tmpfs = true, .allow_buffered = true};
+  struct lade_probe_params params = params_make();
+  struct lade_cost first, second;
+  params.graph = NULL;
+  params.store = &store;
+  struct lade_error error = {0};
+  assert_int_equal(lade_probe(&params, &error, &first), 0);
+  assert_int_equal(first.machine.store.bytes, 1 << 20);
+  assert_int_equal(lade_machine_check(&first.machine, "probe", NULL), 0);
+  assert_int_equal(lade_probe(&params, NULL, &second), 0);
+  assert_memory_equal(&first.machine.store, &second.machine.store, sizeof(first.machine.store));
+  assert_true(lade_cost_read_ns(&first, 1 << 20) > 0);
+  lade_cost_finish(&first);
+  lade_cost_finish(&second);
+  assert_int_equal(rmdir(dir), 0); /* nothing was left in it */
+  assert_int_equal(lade_probe(&params, &error, &first), -ENOENT);
+  assert_non_null(strstr(error.text, dir));
+}
+
+static int setup(void **state)
+{
+  struct lade_cpu cpu = lade_cpu_get();
+  struct lade_model model;
+  lade_kernels_init(&kernels, &cpu);
+  snprintf(directory, sizeof(directory), "/tmp/lade-probe-XXXXXX");
+  if (!mkdtemp(directory) || lade_pool_create(2, &pool) || lade_model_preset("nano", &model, NULL))
+    return -1;
+  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_BF16, .batch = 2,
+                                     .time = 32, .dropout = 0.1f, .kernels = &kernels, .n_threads = 2};
+  return lade_graph_create(&params, NULL, &graph);
+}
+
+static int teardown(void **state)
+{
+  char command[128];
+  lade_graph_destroy(graph);
+  lade_pool_destroy(pool);
+  snprintf(command, sizeof(command), "rm -rf %s", directory);
+  return system(command);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(everything_that_a_plan_asks_is_measured),
+      cmocka_unit_test(a_second_probe_remembers_the_first),
+      cmocka_unit_test(a_damaged_cache_is_ignored_and_replaced),
+      cmocka_unit_test(no_place_for_a_cache_is_no_error),
+      cmocka_unit_test(a_store_is_measured_and_kept_by_its_directory),
+  };
+  return cmocka_run_group_tests(tests, setup, teardown);
+}
