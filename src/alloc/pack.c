@@ -12,7 +12,8 @@
  * over sizes rounded up to it, less the padding of the one item that may lie on top; or the highest end of a
  * fixed item.
  *
- * The rooms: first fit in several orders, repaired by blame (pack_first_fit.c).
+ * The rooms: first fit in several orders, repaired by blame (pack_first_fit.c); for small instances an exact
+ * search (pack_exact.c) that also proves bounds.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -244,6 +245,7 @@ static void problem_init(lade_packer *packer, const struct lade_pack_item *items
       fixed_end = LADE_MAX(fixed_end, (uint64_t)items[i].fixed + items[i].bytes);
     }
   }
+  problem->has_padding = padding_max > 0;
   size_t mark = packer->arena_used;
   struct endpoint *endpoints = lade_pack_take(packer, 2 * (size_t)n * sizeof(*endpoints));
   endpoints_sort(packer, endpoints);
@@ -288,9 +290,46 @@ static void effort_init(struct pack_effort *effort, const struct lade_pack_param
     effort->work_limit = FAST_WORK_PER_ITEM * (uint64_t)n;
 }
 
+/*
+ * Narrow the effort to @part of what is left, or to @work steps if that is less. The caller puts back the limits
+ * that it had; what was spent stays spent.
+ */
+static void effort_narrow(struct pack_effort *effort, double part, uint64_t work)
+{
+  uint64_t left = effort->work_limit - effort->work;
+  if (effort->work_limit != UINT64_MAX)
+    work = LADE_MIN(work, (uint64_t)((double)left * part));
+  if (work < left)
+    effort->work_limit = effort->work + work;
+  if (effort->deadline_ns) {
+    int64_t now_ns = lade_now_ns();
+    effort->deadline_ns = now_ns + (int64_t)((double)(effort->deadline_ns - now_ns) * part);
+  }
+}
+
+static void effort_widen(struct pack_effort *effort, const struct pack_effort *full)
+{
+  effort->work_limit = full->work_limit;
+  effort->deadline_ns = full->deadline_ns;
+  effort->work_at_look = 0;
+  effort->is_spent = false;
+  lade_pack_spend(effort, 0);
+}
+
+/* A first answer; half of what is left for the exact search; the other half to repair what it could not solve. */
 static void search(lade_packer *packer)
 {
-  lade_pack_first_fit(packer);
+  struct pack_effort full = packer->effort;
+  effort_narrow(&packer->effort, 1, FAST_WORK_PER_ITEM * (uint64_t)packer->problem.n);
+  bool is_met = lade_pack_first_fit(packer);
+  effort_widen(&packer->effort, &full);
+  if (is_met || packer->effort.is_spent)
+    return;
+  effort_narrow(&packer->effort, 0.5, UINT64_MAX);
+  is_met = lade_pack_exact(packer);
+  effort_widen(&packer->effort, &full);
+  if (!is_met && !packer->effort.is_spent)
+    lade_pack_first_fit(packer);
 }
 
 int lade_packer_create(lade_packer **ret_packer)
@@ -334,13 +373,12 @@ int lade_packer_pack(lade_packer *packer, const struct lade_pack_item *items, in
   packer->offsets = lade_pack_take(packer, (size_t)n_items * sizeof(*packer->offsets));
   packer->best_bytes = UINT64_MAX;
   packer->target_bytes = LADE_MAX(packer->problem.lower_bound, params ? params->stop_bytes : 0);
-  packer->is_exhausted = false;
   search(packer);
   memcpy(ret_offsets, packer->best, (size_t)n_items * sizeof(*ret_offsets));
   *ret_result = (struct lade_pack_result){
       .peak_bytes = packer->best_bytes,
-      .lower_bound_bytes = packer->is_exhausted ? packer->best_bytes : packer->problem.lower_bound,
-      .is_optimal = packer->is_exhausted || packer->best_bytes == packer->problem.lower_bound,
+      .lower_bound_bytes = packer->problem.lower_bound,
+      .is_optimal = packer->best_bytes == packer->problem.lower_bound,
   };
   return 0;
 }

@@ -42,7 +42,7 @@ struct keyed {
 #define FIXED_KEY 1e300 /* first in every order */
 #define PATIENCE 30
 
-enum { ORDER_LENGTH, ORDER_AREA, ORDER_BYTES, ORDER_START, N_ORDERS };
+enum { ORDER_AREA, ORDER_LENGTH, ORDER_BYTES, ORDER_START, N_ORDERS };
 #define N_CLIMBS 3
 #define PASSES_PER_TURN 24
 

@@ -20,8 +20,9 @@ struct pack_problem {
   uint64_t *align;
   uint64_t *live;        /* per slot: rounded bytes */
   bool has_mixed_align;  /* some item wants more than the smallest alignment */
+  bool has_padding;      /* some size was rounded up */
   uint64_t granule;      /* divides every rounded size and fixed offset */
-  uint64_t lower_bound;  /* of the true peak */
+  uint64_t lower_bound;  /* of the true peak; the exact search may raise it */
 };
 
 /* Effort left. Deterministic unless there is a deadline. */
@@ -41,7 +42,6 @@ struct lade_packer {
   uint64_t best_bytes;   /* the incumbent's true peak */
   uint64_t *best;        /* its offsets */
   uint64_t *offsets;     /* of the pass under way */
-  bool is_exhausted;     /* the exact search has proved the incumbent optimal */
 };
 
 /* Bytes from the arena, which lade_packer_pack has made large enough. Aligned to 16. */
@@ -56,5 +56,11 @@ bool lade_pack_offer(lade_packer *packer);
 /* Items in several orders, each at its lowest free place. True when the target is met. */
 bool lade_pack_first_fit(lade_packer *packer);
 size_t lade_pack_first_fit_bytes(int n);
+
+/*
+ * Exact search at and above the target, for up to some 2,000 items of one alignment that are not fixed; others are
+ * left as they are. Needs an incumbent. True when the target is met or proved out of reach.
+ */
+bool lade_pack_exact(lade_packer *packer);
 
 #endif

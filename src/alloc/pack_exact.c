@@ -1,0 +1,433 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Exact search: is there a packing within a capacity?
+ *
+ * A packing may be pushed down until every item rests on offset 0 or on another item, so only such packings are
+ * looked for, and they are built from the bottom. Each slot has a floor below which nothing unplaced lies. A
+ * maximal run of slots of equal floor between higher walls is a valley. What touches the floor of a valley at one of
+ * its two corner slots lies inside the valley; so at a corner there are few choices: one of the items that start (or
+ * end) exactly there and fit between the walls, or a gap, which raises the corner's floor to where the next item can
+ * start at the earliest. Each choice is followed by inference (pack_bounds.c), and every valley is a valid place
+ * to decide next, so the corner that leaves fewest choices, or the lowest one, is taken: a corner with one choice is
+ * no choice at all. This corner view, rather than placing any item anywhere, is what makes instances without slack easy.
+ *
+ * Where no unplaced item crosses from one slot to the next, the two sides are solved one after the other: a failure
+ * on one side is never blamed on the other. Of items with the same lifetime that lie directly on each other only one
+ * order is tried, and of equal items only one is tried at a corner.
+ *
+ * A bad early choice can cost more than the universe has time for, while another preference finds a solution with
+ * hardly a step back. So attempts are short: five preferences among items times two among corners are each tried with
+ * a small limit of nodes, then again with random noise and a growing limit. An attempt that ends without meeting its
+ * limit has proved that nothing fits, and the lower bound rises. Between cycles at the target's capacity there are
+ * cycles at capacities between it and the incumbent, so that something is gained where the target is out of reach.
+ *
+ * The search is for one alignment and no fixed offsets, up to ITEMS_MAX items; recursion is bounded by DEPTH_MAX
+ * frames of about 200 bytes. Ideas are in MiniMalloc (canonical solutions, sections; Moffitt 2023) and in the
+ * bottom-left corner search of perfect rectangle packing.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "alloc/pack_exact.h"
+
+#define ITEMS_MAX 2048
+#define NEAR_MAX (1 << 21)
+#define DEPTH_MAX 8192
+#define CAPACITY_MAX (INT32_MAX / 4)
+/* The first attempts' nodes per item: one descent with some repair. */
+#define NODES_PER_ITEM 6
+
+enum { PREFER_AREA, PREFER_LENGTH, PREFER_BYTES, PREFER_TIGHT_AREA, PREFER_TIGHT_LENGTH, N_PREFERENCES };
+enum { CORNER_FEWEST, CORNER_LOWEST, N_CORNER_RULES };
+#define N_KINDS (N_PREFERENCES * N_CORNER_RULES)
+
+struct exact {
+  struct pack_pile pile;
+  struct pack_effort *effort;
+  int32_t *original;    /* the problem's number of each item */
+  struct rank *ranks;
+  LADE_ARRAY(int32_t) choices; /* of all open nodes */
+  uint64_t n_nodes, node_limit;
+  uint64_t random_state;
+  double noise;
+  int corner_rule, depth;
+  bool is_aborted; /* a limit was met: a failure proves nothing */
+};
+
+struct rank {
+  double key;
+  int32_t item;
+};
+
+/* What can be done at one slot. */
+struct corner {
+  int32_t slot, n_choices, next_floor;
+  bool has_gap; /* leaving a gap is possible */
+};
+
+static int rank_compare(const void *a, const void *b)
+{
+  const struct rank *x = a, *y = b;
+  if (x->key != y->key)
+    return x->key > y->key ? -1 : 1;
+  return x->item < y->item ? -1 : 1;
+}
+
+/* xorshift64*: the same draws on every run. In [0, 1). */
+static double random_unit(uint64_t *state)
+{
+  *state ^= *state >> 12;
+  *state ^= *state << 25;
+  *state ^= *state >> 27;
+  return (double)(*state * 0x2545F4914F6CDD1Du >> 11) * 0x1p-53;
+}
+
+/* The item directly below has the same lifetime and a higher number: the other order is tried, this one not. */
+static bool item_is_out_of_order(const struct pack_pile *pile, int j, int s)
+{
+  int below = pile->top[s];
+  return below > j && pile->lo[below] == pile->lo[j] && pile->hi[below] == pile->hi[j] &&
+         pile->offset[below] + pile->bytes[below] == pile->lowest[j];
+}
+
+/* An equal item with a smaller number is among the choices of the corner. */
+static bool item_has_twin(const struct pack_pile *pile, int j, int s)
+{
+  for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
+    int k = pile->slot_items[a];
+    if (k < j && pile->lowest[k] == pile->lowest[j] && pile->lo[k] == pile->lo[j] && pile->hi[k] == pile->hi[j] &&
+        pile->bytes[k] == pile->bytes[j])
+      return true;
+  }
+  return false;
+}
+
+static bool item_is_choice(const struct pack_pile *pile, int j, int s)
+{
+  return pile->lowest[j] == pile->floor[s] && !item_is_out_of_order(pile, j, s) && !item_has_twin(pile, j, s);
+}
+
+static struct corner corner_get(struct pack_pile *pile, int s)
+{
+  struct corner corner = {.slot = s};
+  for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++)
+    corner.n_choices += item_is_choice(pile, pile->slot_items[a], s);
+  corner.next_floor = lade_pack_pile_next_floor(pile, s);
+  corner.has_gap = corner.next_floor <= pile->capacity - pile->rest[s];
+  pile->work += 2 * (uint64_t)(pile->slot_start[s + 1] - pile->slot_start[s]);
+  return corner;
+}
+
+/* Smaller is decided first. */
+static double corner_score(const struct exact *exact, const struct corner *corner)
+{
+  const struct pack_pile *pile = &exact->pile;
+  double n = corner->n_choices + corner->has_gap;
+  if (exact->corner_rule == CORNER_LOWEST)
+    return pile->floor[corner->slot] + n / (pile->n + 1.0);
+  int32_t slack = pile->capacity - pile->floor[corner->slot] - pile->rest[corner->slot];
+  return n + slack / (pile->capacity + 1.0);
+}
+
+/* The corner to decide next among the valleys of [a, b). Slot -1: all is placed. */
+static struct corner corner_find(struct exact *exact, int a, int b)
+{
+  struct pack_pile *pile = &exact->pile;
+  const int32_t *floor = pile->floor;
+  struct corner best = {.slot = -1};
+  double best_score = 0;
+  for (int l = a, r; l < b; l = r) {
+    for (r = l + 1; r < b && floor[r] == floor[l];)
+      r++;
+    bool is_valley = floor[l] < pile->capacity && (l == a || floor[l - 1] > floor[l]) && (r == b || floor[r] > floor[l]);
+    for (int s = l; is_valley && s < r; s += LADE_MAX(r - 1 - l, 1)) {
+      struct corner corner = corner_get(pile, s);
+      double score = corner_score(exact, &corner);
+      if (best.slot < 0 || score < best_score) {
+        best = corner;
+        best_score = score;
+      }
+    }
+  }
+  return best;
+}
+
+/* Push the items to try at the corner, preferred ones first (small numbers, but for the noise). */
+static bool choices_push(struct exact *exact, const struct corner *corner)
+{
+  const struct pack_pile *pile = &exact->pile;
+  int n = 0, s = corner->slot;
+  for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
+    int32_t j = pile->slot_items[a];
+    if (!item_is_choice(pile, j, s))
+      continue;
+    double noise = exact->noise > 0 ? exact->noise * random_unit(&exact->random_state) : 0;
+    exact->ranks[n++] = (struct rank){-j * (1 + noise), j};
+  }
+  LADE_ASSERT(n == corner->n_choices);
+  qsort(exact->ranks, (size_t)n, sizeof(*exact->ranks), rank_compare);
+  for (int k = 0; k < n; k++)
+    if (!LADE_PUSH(&exact->choices, exact->ranks[k].item))
+      return false;
+  return true;
+}
+
+/* Count the node. False, and the attempt is over, when a limit is met. */
+static bool node_enter(struct exact *exact)
+{
+  uint64_t work = exact->pile.work + 100;
+  exact->pile.work = 0;
+  exact->n_nodes++;
+  if (lade_pack_spend(exact->effort, work) || exact->n_nodes > exact->node_limit || exact->depth > DEPTH_MAX ||
+      exact->pile.is_out_of_memory)
+    exact->is_aborted = true;
+  return !exact->is_aborted;
+}
+
+static bool range_solve(struct exact *exact, int a, int b);
+
+/* Try what the corner offers, items before the gap. */
+static bool corner_decide(struct exact *exact, int a, int b, const struct corner *corner)
+{
+  struct pack_pile *pile = &exact->pile;
+  int mark = pile->trail.n, first = exact->choices.n;
+  bool is_solved = false;
+  if (!choices_push(exact, corner))
+    exact->is_aborted = true;
+  for (int k = 0; k < corner->n_choices && !is_solved && !exact->is_aborted; k++) {
+    is_solved = lade_pack_pile_place(pile, exact->choices.items[first + k]) && range_solve(exact, a, b);
+    if (!is_solved)
+      lade_pack_pile_undo(pile, mark);
+  }
+  exact->choices.n = first;
+  if (!is_solved && !exact->is_aborted && corner->has_gap) {
+    is_solved = lade_pack_pile_raise(pile, corner->slot, corner->next_floor) && range_solve(exact, a, b);
+    if (!is_solved)
+      lade_pack_pile_undo(pile, mark);
+  }
+  if (pile->is_out_of_memory)
+    exact->is_aborted = true;
+  return is_solved;
+}
+
+/* Place all that is unplaced on the slots [a, b), which no unplaced item leaves. False: undone by the caller. */
+static bool range_solve(struct exact *exact, int a, int b)
+{
+  const struct pack_pile *pile = &exact->pile;
+  bool is_solved = true;
+  exact->depth++;
+  for (int t = a + 1, from = a; t <= b && is_solved; t++) {
+    if (t < b && pile->cross[t] > 0)
+      continue;
+    if (from == a && t == b) {
+      struct corner corner = {.slot = -1};
+      is_solved = node_enter(exact);
+      if (is_solved)
+        corner = corner_find(exact, a, b);
+      if (corner.slot >= 0)
+        is_solved = corner_decide(exact, a, b, &corner);
+    } else if (t - from > 1 || pile->rest[from] > 0) {
+      is_solved = range_solve(exact, from, t);
+    }
+    from = t;
+  }
+  exact->depth--;
+  return is_solved;
+}
+
+/* What the search prefers: the larger the earlier. */
+static double item_preference(const struct pack_problem *problem, int i, int preference)
+{
+  double length = problem->hi[i] - problem->lo[i], bytes = (double)problem->bytes[i];
+  uint64_t tight = 0;
+  for (int s = problem->lo[i]; s < problem->hi[i]; s++)
+    tight = LADE_MAX(tight, problem->live[s]);
+  double share = bytes / (double)problem->lower_bound;
+  switch (preference) {
+  case PREFER_AREA: return length * bytes;
+  case PREFER_LENGTH: return length + share / 2;
+  case PREFER_BYTES: return bytes + length / (problem->n_slots + 1);
+  case PREFER_TIGHT_AREA: return (double)tight * 0x1p24 + length * share;
+  default: return (double)tight * 0x1p24 + length + share / 2;
+  }
+}
+
+/* Number the items by preference and empty the pile. */
+static void pile_reset(struct exact *exact, const struct pack_problem *problem, int preference)
+{
+  struct pack_pile *pile = &exact->pile;
+  int n = pile->n, n_slots = pile->n_slots;
+  for (int i = 0; i < n; i++)
+    exact->ranks[i] = (struct rank){item_preference(problem, i, preference), i};
+  qsort(exact->ranks, (size_t)n, sizeof(*exact->ranks), rank_compare);
+  memset(pile->rest, 0, (size_t)n_slots * sizeof(*pile->rest));
+  memset(pile->cross, 0, (size_t)n_slots * sizeof(*pile->cross));
+  memset(pile->floor, 0, (size_t)n_slots * sizeof(*pile->floor));
+  memset(pile->lowest, 0, (size_t)n * sizeof(*pile->lowest));
+  memset(pile->is_due, 0, (size_t)n_slots * sizeof(*pile->is_due));
+  for (int s = 0; s < n_slots; s++)
+    pile->top[s] = -1;
+  for (int j = 0; j < n; j++) {
+    int32_t i = exact->original[j] = exact->ranks[j].item;
+    pile->lo[j] = problem->lo[i];
+    pile->hi[j] = problem->hi[i];
+    pile->bytes[j] = (int32_t)(problem->bytes[i] / problem->granule);
+    for (int s = pile->lo[j]; s < pile->hi[j]; s++) {
+      pile->rest[s] += pile->bytes[j];
+      pile->cross[s] += s > pile->lo[j];
+    }
+  }
+  pile->trail.n = 0;
+  pile->is_out_of_memory = false;
+  pile->work = 0;
+}
+
+/* The lists of the numbering that was just made: items of each slot, items near each item. */
+static void pile_link(struct pack_pile *pile)
+{
+  int n = pile->n, at = 0;
+  for (int s = 0; s < pile->n_slots; s++) {
+    pile->slot_start[s] = at;
+    for (int j = 0; j < n; j++)
+      if (pile->lo[j] <= s && s < pile->hi[j])
+        pile->slot_items[at++] = j;
+  }
+  pile->slot_start[pile->n_slots] = at;
+  at = 0;
+  for (int j = 0; j < n; j++) {
+    pile->near_start[j] = at;
+    for (int k = 0; k < n; k++)
+      if (k != j && pile->lo[k] < pile->hi[j] && pile->lo[j] < pile->hi[k])
+        pile->near[at++] = k;
+  }
+  pile->near_start[n] = at;
+}
+
+/* One attempt of kind @k at @capacity. True: the packer's offsets hold a packing. */
+static bool attempt(struct exact *exact, lade_packer *packer, int32_t capacity, int k)
+{
+  const struct pack_problem *problem = &packer->problem;
+  struct pack_pile *pile = &exact->pile;
+  pile_reset(exact, problem, k % N_PREFERENCES);
+  pile_link(pile);
+  lade_pack_spend(exact->effort, (uint64_t)pile->n * (uint64_t)(pile->n + pile->n_slots) / 2);
+  pile->capacity = capacity;
+  exact->corner_rule = k / N_PREFERENCES % N_CORNER_RULES;
+  exact->noise = k < 2 * N_KINDS ? 0 : 0.3;
+  exact->random_state = 0x9E3779B97F4A7C15u * (uint64_t)(k + 1);
+  exact->n_nodes = 0;
+  exact->node_limit = (uint64_t)NODES_PER_ITEM * (uint64_t)pile->n << LADE_MIN(k / (2 * N_KINDS), 40);
+  exact->is_aborted = false;
+  exact->depth = 0;
+  exact->choices.n = 0;
+  if (!lade_pack_pile_start(pile)) {
+    exact->is_aborted = pile->is_out_of_memory;
+    return false;
+  }
+  if (!range_solve(exact, 0, pile->n_slots))
+    return false;
+  for (int j = 0; j < pile->n; j++)
+    packer->offsets[exact->original[j]] = (uint64_t)pile->offset[j] * problem->granule;
+  return true;
+}
+
+/*
+ * Nothing fits into @capacity granules. True sizes may be smaller than rounded ones, and then this says nothing of
+ * the true peak.
+ */
+static void bound_raise(lade_packer *packer, int32_t capacity)
+{
+  struct pack_problem *problem = &packer->problem;
+  if (problem->has_padding)
+    return;
+  problem->lower_bound = LADE_MAX(problem->lower_bound, ((uint64_t)capacity + 1) * problem->granule);
+  packer->target_bytes = LADE_MAX(packer->target_bytes, problem->lower_bound);
+}
+
+/* Attempts until the target is met, proved out of reach, or the effort is spent. */
+static bool attempts_run(struct exact *exact, lade_packer *packer)
+{
+  uint64_t granule = packer->problem.granule;
+  double between = 0.5; /* of the way from the target to the incumbent, in the cycles that only improve */
+  for (int k = 0; !packer->effort.is_spent; k++) {
+    bool is_improving = k / N_KINDS % 2 == 1;
+    uint64_t target = packer->target_bytes / granule, best = (packer->best_bytes - 1) / granule;
+    uint64_t capacity = target;
+    if (is_improving && best > target)
+      capacity += (uint64_t)((double)(best - target) * between);
+    if (attempt(exact, packer, (int32_t)capacity, k)) {
+      if (lade_pack_offer(packer))
+        return true;
+    } else if (!exact->is_aborted) {
+      bound_raise(packer, (int32_t)capacity);
+      if (packer->best_bytes <= packer->target_bytes)
+        return true;
+      if (packer->problem.has_padding)
+        return false;
+    } else if (is_improving) {
+      between = (1 + between) / 2;
+    }
+  }
+  return false;
+}
+
+static void exact_finish(struct exact *exact, char *memory)
+{
+  LADE_ARRAY_FREE(&exact->choices);
+  LADE_ARRAY_FREE(&exact->pile.trail);
+  free(memory);
+}
+
+/* Cut @n values of 4 bytes off *@memory. */
+static int32_t *cut(int32_t **memory, size_t n)
+{
+  int32_t *p = *memory;
+  *memory += n;
+  return p;
+}
+
+/* All arrays from one block, which the caller frees. NULL when memory is out. */
+static char *exact_init(struct exact *exact, lade_packer *packer, size_t n_slot_items, size_t n_near)
+{
+  const struct pack_problem *problem = &packer->problem;
+  size_t n = (size_t)problem->n, n_slots = (size_t)problem->n_slots;
+  size_t n_values = 6 * n + 5 * n_slots + n + n_slots + 2 + n_slot_items + n_near;
+  char *memory = malloc(n * sizeof(struct rank) + n_values * sizeof(int32_t) + n_slots);
+  if (!memory)
+    return NULL;
+  *exact = (struct exact){.effort = &packer->effort, .ranks = (struct rank *)memory};
+  int32_t *at = (int32_t *)(memory + n * sizeof(struct rank));
+  exact->original = cut(&at, n);
+  exact->pile = (struct pack_pile){
+      .n = problem->n, .n_slots = problem->n_slots,
+      .lo = cut(&at, n), .hi = cut(&at, n), .bytes = cut(&at, n), .lowest = cut(&at, n), .offset = cut(&at, n),
+      .floor = cut(&at, n_slots), .rest = cut(&at, n_slots), .top = cut(&at, n_slots), .cross = cut(&at, n_slots),
+      .slot_start = cut(&at, n_slots + 1), .slot_items = cut(&at, n_slot_items),
+      .near_start = cut(&at, n + 1), .near = cut(&at, n_near),
+  };
+  exact->pile.is_due = (bool *)at;
+  return memory;
+}
+
+bool lade_pack_exact(lade_packer *packer)
+{
+  const struct pack_problem *problem = &packer->problem;
+  if (problem->n > ITEMS_MAX || problem->n_fixed > 0 || problem->has_mixed_align ||
+      packer->best_bytes / problem->granule > CAPACITY_MAX)
+    return false;
+  size_t n_slot_items = 0, n_near = 0;
+  for (int i = 0; i < problem->n; i++) {
+    n_slot_items += (size_t)(problem->hi[i] - problem->lo[i]);
+    for (int j = 0; j < problem->n; j++)
+      n_near += i != j && problem->lo[i] < problem->hi[j] && problem->lo[j] < problem->hi[i];
+  }
+  if (n_near > NEAR_MAX || n_slot_items > NEAR_MAX)
+    return false;
+  struct exact exact;
+  char *memory = exact_init(&exact, packer, n_slot_items, n_near);
+  if (!memory)
+    return false; /* the incumbent stands */
+  bool is_met = attempts_run(&exact, packer);
+  exact_finish(&exact, memory);
+  return is_met;
+}

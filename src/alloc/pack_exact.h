@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A packing that grows from the bottom, with what is known of the items that are not placed yet. Shared by the
+ * search (pack_exact.c) and its inference (pack_bounds.c); sizes are in granules.
+ */
+#ifndef LADE_PACK_EXACT_H
+#define LADE_PACK_EXACT_H
+
+#include "alloc/pack_internal.h"
+
+struct pack_change {
+  int32_t *where;
+  int32_t old;
+};
+
+struct pack_pile {
+  int n, n_slots;
+  int32_t capacity;
+  /* Items, renumbered so that what the search prefers comes first. */
+  int32_t *lo, *hi, *bytes;
+  int32_t *lowest; /* no solution under this node has the item lower; -1 once placed */
+  int32_t *offset; /* of placed items */
+  /* Slots. */
+  int32_t *floor;  /* nothing unplaced lies below it; the capacity where all is placed */
+  int32_t *rest;   /* unplaced bytes */
+  int32_t *top;    /* item placed last, or -1 */
+  int32_t *cross;  /* unplaced items that cover both this slot and the one before */
+  int32_t *slot_start, *slot_items; /* items of each slot; kept sorted by falling `lowest`, placed ones last */
+  int32_t *near_start, *near;       /* items that each item meets in time */
+  /* Slots whose inference is due, all within [due_lo, due_hi). */
+  bool *is_due;
+  int32_t due_lo, due_hi;
+  int n_raises_left; /* until the slowly converging rule rests */
+  LADE_ARRAY(struct pack_change) trail;
+  bool is_out_of_memory;
+  uint64_t work; /* steps since they were last asked for */
+};
+
+/* Undo all changes since the trail had @mark entries. */
+void lade_pack_pile_undo(struct pack_pile *pile, int mark);
+
+/* All slots are due: infer from scratch. False when there is no solution. */
+bool lade_pack_pile_start(struct pack_pile *pile);
+
+/* Put item @j at its lowest offset, above which its slots have nothing left to come below. False: no solution. */
+bool lade_pack_pile_place(struct pack_pile *pile, int j);
+
+/* Decide that nothing starts below @floor on slot @s any more. False: no solution. */
+bool lade_pack_pile_raise(struct pack_pile *pile, int s, int32_t floor);
+
+/* Where the next item on slot @s may start at the earliest if none starts at its floor; INT32_MAX: nowhere. */
+int32_t lade_pack_pile_next_floor(struct pack_pile *pile, int s);
+
+#endif
