@@ -211,6 +211,37 @@ static void completion_is_told_once_and_only_by_poll_wait_or_close(void **state)
   free(data);
 }
 
+struct chain {
+  lade_store *store;
+  struct lade_transfer read;
+  int submitted;
+};
+
+static void chain_next(struct lade_transfer *transfer)
+{
+  struct chain *chain = transfer->user;
+  chain->submitted = lade_store_submit(chain->store, &chain->read);
+}
+
+static void a_completion_may_submit_the_next_transfer(void **state)
+{
+  struct lade_extent extent;
+  struct chain chain = {.store = store_make(NULL, MIB, &extent), .submitted = 1};
+  char *data = data_make(MIB), *back = data_make(MIB);
+  struct lade_transfer write = transfer_of(LADE_STORE_WRITE, extent, data, 1);
+  data_fill(data, MIB, 1);
+  chain.read = transfer_of(LADE_STORE_READ, extent, back, 1);
+  write.on_done = chain_next;
+  write.user = &chain;
+  assert_int_equal(transfer_run(chain.store, &write, NULL), 0);
+  assert_int_equal(chain.submitted, 0);
+  assert_int_equal(lade_store_wait(chain.store, &chain.read, NULL), 0);
+  assert_memory_equal(data, back, MIB);
+  lade_store_close(chain.store);
+  free(data);
+  free(back);
+}
+
 static void closing_ends_every_transfer(void **state)
 {
   enum { N = 40 };
@@ -449,6 +480,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(several_threads_share_one_store),
       cmocka_unit_test(transfers_take_no_memory),
       cmocka_unit_test(completion_is_told_once_and_only_by_poll_wait_or_close),
+      cmocka_unit_test(a_completion_may_submit_the_next_transfer),
       cmocka_unit_test(closing_ends_every_transfer),
       cmocka_unit_test(checksums_may_be_the_callers_work),
       cmocka_unit_test(damage_is_always_found_and_named),
