@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """How files look: licence line first, no trailing blanks, no tabs in C, lines, functions and files
-of a length that can be read.
+of a length that can be read, and `#if` only on the ground floor and in the files that stand in for
+what is absent (*_stub.c, *_none.c).
 
 A function past 70 lines and a file past 800 owe a reason: a comment with the word `long:` before
 the function's end, or in the first 50 lines of the file.
@@ -62,6 +63,18 @@ def functions_check(path, lines):
     return problems
 
 
+def conditions_check(path, lines):
+    """A header's guard and its C++ part are no conditions; the tests and examples are free."""
+    if not path.startswith(("src/", "kernels/", "tools/")) or path.startswith("src/base/"):
+        return []
+    if path.endswith(("_stub.c", "_none.c")):
+        return []
+    return [f"{path}:{number}: a condition of the preprocessor outside src/base and stand-in files"
+            for number, line in enumerate(lines, 1)
+            if re.match(r"\s*#\s*(if|ifdef|ifndef|elif)\b", line)
+            and not re.match(r"#ifndef LADE_\w+_H$|#ifdef __cplusplus$", line)]
+
+
 def check(path, content):
     lines = content.split("\n")
     problems = [] if content.endswith("\n") or not content else [f"{path}: no newline at the end"]
@@ -71,7 +84,7 @@ def check(path, content):
     if is_source(path):
         problems += licence_check(path, lines)
     if path.endswith((".c", ".h", ".cu")):
-        problems += functions_check(path, lines)
+        problems += functions_check(path, lines) + conditions_check(path, lines)
         if len(lines) > FILE_LINES and not any("long:" in line for line in lines[:50]):
             problems.append(f"{path}: {len(lines)} lines, over {FILE_LINES}")
     return problems
@@ -86,6 +99,7 @@ def self_test():
     assert not check("a.c", spdx + "/* long: one table */\nint f(void)\n{\n" + body + "}\n")
     assert check("a.c", spdx + "int x;\n" * 800)
     assert check("a.c", spdx + "int x; \n") and check("a.c", spdx + "\tint x;\n") and check("a.c", "int x;\n")
+    assert check("src/run/a.c", spdx + "#if X\n") and not check("src/base/a.c", spdx + "#if X\n")
     assert check("a.c", spdx + "int x;") and check("a.c", spdx + "/*" + "x" * 120 + "*/\n")
 
 
