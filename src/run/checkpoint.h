@@ -3,13 +3,21 @@
  * Checkpoints (design section 10): directories step-NNNNNNNN of safetensors and a state.json, written beside
  * and renamed into place, so that a directory of that name is always whole.
  *
- * They hold logical tensors, exact FP32 masters under HuggingFace names and both moments; never the layout or the
- * residency they were trained with. Values stream through one window of memory.
+ *   model.safetensors      exact FP32 masters under HuggingFace names, GPT-2's weights as its Conv1D has them
+ *   config.json            the model; with model.safetensors it loads in transformers, and in lade_model_load
+ *   optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME, FP32, shaped as NAME
+ *   state.json             the rest of the state, and a checksum of every file and tensor
+ *
+ * They hold logical tensors; never the layout, the dtype or the residency they were trained with. Values stream
+ * through windows: memory is bounded whatever the model. All functions block. One thread per set of values;
+ * saves into one directory exclude each other across processes (-EBUSY). Errors come with one line that names
+ * the file and, where there is one, the tensor.
  */
 #ifndef LADE_CHECKPOINT_H
 #define LADE_CHECKPOINT_H
 
-#include "run/executor.h"
+#include "base/faults.h"
+#include "run/values.h"
 
 struct lade_checkpoint_state {
   int64_t step;          /* steps completed */
@@ -23,43 +31,57 @@ struct lade_checkpoint_state {
 };
 
 /*
- * Save as @dir/step-NNNNNNNN: files written and synced under a temporary name, then renamed, then the directory
- * synced. Leftovers of interrupted saves are removed first. Afterwards only the newest @keep stay (0: all).
- * -ENOSPC, -EIO, ... with one line in @error; then @dir is as before.
+ * Save as @dir/step-NNNNNNNN, replacing one of the same step; @dir is made if its parent exists. Leftovers of
+ * interrupted saves are removed first. Once the new one is durable all but the newest @keep are removed (0: none
+ * is); the one just saved always stays. -ENOSPC, -EIO, -EACCES, -EBUSY, -ENOMEM: nothing new is in @dir and
+ * nothing is gone. A failure to remove old ones is an error too, with the new one in place; it says so.
  */
-int lade_checkpoint_save(lade_executor *executor, const struct lade_graph *graph,
-                         const struct lade_checkpoint_state *state, const char *dir, int keep, struct lade_faults *faults,
-                         struct lade_error *error);
+int lade_checkpoint_save(const struct lade_values *values, const struct lade_checkpoint_state *state, const char *dir,
+                         int keep, struct lade_faults *faults, struct lade_error *error);
 
-/* The newest complete checkpoint in @dir (or @dir itself if it is one) into @path. -ENOENT. */
+/*
+ * The newest checkpoint in @dir, or @dir itself if it is one, into @path. Its state.json and the sizes of its files are
+ * checked; contents are by lade_checkpoint_load. -ENOENT: none. -EBADMSG: the newest is damaged; the line names
+ * the next older one, which the caller may name instead: nothing falls back silently. -EINVAL: of an unknown format
+ * version.
+ */
 int lade_checkpoint_find(const char *dir, char *path, size_t path_bytes, struct lade_error *error);
 
-/* Load all parameters and moments, with their checksums. -EBADMSG damaged, -EINVAL of another shape or version. */
-int lade_checkpoint_load(lade_executor *executor, const struct lade_graph *graph, const char *path,
+/* Read the state of the checkpoint @path alone. Errors as find's. */
+int lade_checkpoint_read_state(const char *path, struct lade_checkpoint_state *ret_state, struct lade_error *error);
+
+/*
+ * Load all parameters and moments, verifying the checksum of each tensor. -EBADMSG damaged, -EINVAL of another
+ * model or format version, -ENOENT, -EIO, -ENOMEM. When reading has begun, a failure leaves values partly set.
+ */
+int lade_checkpoint_load(const struct lade_values *values, const char *path, struct lade_faults *faults,
                          struct lade_checkpoint_state *ret_state, struct lade_error *error);
 
 /*
- * Load parameters only from HuggingFace-named safetensors (one file, or a directory with an index), F32, F16 or BF16,
- * transposing GPT-2's; names with and without "transformer.". Moments become 0. -EINVAL naming what is missing or of
- * another shape.
+ * Load parameters only from HuggingFace-named safetensors: one file, or a directory with model.safetensors or
+ * model.safetensors.index.json. F32, F16 or BF16; GPT-2's Conv1D weights are transposed; names with and without
+ * "transformer." or "model."; an lm_head.weight beside a tied table and the buffers that old versions
+ * stored are ignored. Moments become 0. -EINVAL naming what is missing, of another shape or not of this model.
  */
-int lade_checkpoint_init(lade_executor *executor, const struct lade_graph *graph, const char *path,
+int lade_checkpoint_init(const struct lade_values *values, const char *path, struct lade_faults *faults,
                          struct lade_error *error);
 
-/* Fill parameters by their init rule, drawing from Philox on (seed, parameter, element); moments 0. */
-int lade_checkpoint_random(lade_executor *executor, const struct lade_graph *graph, uint64_t seed,
-                           struct lade_error *error);
+/*
+ * Fill parameters by their init rule, drawing normals from Philox on (@seed, parameter, element) in double
+ * precision; moments 0. A function of @seed and the graph's parameters alone, never of where they live.
+ */
+int lade_checkpoint_random(const struct lade_values *values, uint64_t seed, struct lade_error *error);
 
-/* XXH3 over the FP32 masters in checkpoint order. */
-int lade_checkpoint_digest(lade_executor *executor, const struct lade_graph *graph, uint64_t *ret_digest,
-                           struct lade_error *error);
+/* XXH3 over the bits of all FP32 masters, in the graph's order of parameters and rows. */
+int lade_checkpoint_digest(const struct lade_values *values, uint64_t *ret_digest, struct lade_error *error);
 
 /*
- * Stream the FP32 master of a parameter: joins working copy and residual (or reads the separate master), window by
- * window, calling @use with elements [first, first + n). Also used by digest and save.
+ * Stream the FP32 master of parameter @param: joins working copy and residual (or reads the separate master), window
+ * by window in ascending order, calling @use with elements [first, first + n) until it returns other than 0, which
+ * is then returned.
  */
-int lade_checkpoint_master(lade_executor *executor, const struct lade_graph *graph, int param,
-                           int (*use)(void *user, int64_t first, const float *values, int64_t n), void *user,
+int lade_checkpoint_master(const struct lade_values *values, int param,
+                           int (*use)(void *user, int64_t first, const float *elements, int64_t n), void *user,
                            struct lade_error *error);
 
 #endif

@@ -19,6 +19,7 @@
 #include "kernels/kernels.h"
 #include "offload/store.h"
 #include "plan/plan.h"
+#include "run/values.h"
 
 typedef struct lade_executor lade_executor;
 
@@ -64,11 +65,30 @@ int lade_executor_eval(lade_executor *executor, struct lade_step_result *ret_res
  * by lade_value_part) to or from host memory. Offsets are multiples of LADE_EXECUTOR_WINDOW_BYTES. A value in the
  * store is written whole windows at a time, in ascending order, all of them. Between steps. Blocks.
  */
-#define LADE_EXECUTOR_WINDOW_BYTES (1 << 20)
+#define LADE_EXECUTOR_WINDOW_BYTES LADE_VALUES_WINDOW_BYTES
 int lade_executor_get(lade_executor *executor, int tensor, uint64_t offset, void *dst, uint64_t bytes,
                       struct lade_error *error);
 int lade_executor_set(lade_executor *executor, int tensor, uint64_t offset, const void *src, uint64_t bytes,
                       struct lade_error *error);
+
+/* The same as a table of functions, for checkpoints. */
+static inline int lade_executor_values_get(void *executor, int tensor, uint64_t offset, void *dst, uint64_t bytes,
+                                           struct lade_error *error)
+{
+  return lade_executor_get((lade_executor *)executor, tensor, offset, dst, bytes, error);
+}
+
+static inline int lade_executor_values_set(void *executor, int tensor, uint64_t offset, const void *src,
+                                           uint64_t bytes, struct lade_error *error)
+{
+  return lade_executor_set((lade_executor *)executor, tensor, offset, src, bytes, error);
+}
+
+static inline struct lade_values lade_executor_values(lade_executor *executor, const struct lade_graph *graph)
+{
+  return (struct lade_values){
+      .graph = graph, .get = lade_executor_values_get, .set = lade_executor_values_set, .user = executor};
+}
 
 /* Steps completed since creation; the generation of what is in the store follows it. */
 uint64_t lade_executor_n_steps(const lade_executor *executor);

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A model's values between steps, wherever they live: what checkpoints read and write.
+ *
+ * Parameters' working copies and the parts of their optimizer state are numbered by lade_value_part
+ * (plan/program.h). An executor provides them from its arena, its host slab and its store
+ * (lade_executor_values); a test from plain memory.
+ */
+#ifndef LADE_VALUES_H
+#define LADE_VALUES_H
+
+#include "plan/program.h"
+
+/* Offsets are multiples of this; no call moves more than this many bytes. */
+#define LADE_VALUES_WINDOW_BYTES (1 << 20)
+
+struct lade_values {
+  const struct lade_graph *graph; /* borrowed, as is @user */
+  /*
+   * Copy @bytes at @offset of value @tensor to or from host memory. Windows of one tensor are got in any order
+   * and set in ascending order, all of them; windows of different tensors may interleave. Both block.
+   * 0 or a negative errno with one line in @error.
+   */
+  int (*get)(void *user, int tensor, uint64_t offset, void *dst, uint64_t bytes, struct lade_error *error);
+  int (*set)(void *user, int tensor, uint64_t offset, const void *src, uint64_t bytes, struct lade_error *error);
+  void *user;
+};
+
+#endif
