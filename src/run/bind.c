@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Binding: every instruction of a proved program gets its kernel and the addresses of its operands, once. A
+ * buffer's address is its space's base plus its offset; a range in the store stays an offset. On a dry
+ * device there are no addresses and nothing is bound.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "run/executor_internal.h"
+
+void *executor_address(const lade_executor *ex, const struct lade_program *program, int32_t buffer, uint64_t offset)
+{
+  const struct lade_buffer *what = &program->buffers[buffer];
+  LADE_ASSERT(what->space != LADE_STORE);
+  if (ex->is_dry)
+    return NULL;
+  if (what->space == LADE_DEVICE)
+    return (void *)(uintptr_t)(ex->arena + what->offset + offset);
+  return ex->host.data + what->offset + offset;
+}
+
+static const struct lade_operand *operand_find(const struct lade_program *program, const struct lade_instr *instr,
+                                               int role)
+{
+  for (int i = 0; i < instr->n_operands; i++) {
+    const struct lade_operand *operand = &program->operands[instr->first_operand + i];
+    if (operand->role == role)
+      return operand;
+  }
+  return NULL;
+}
+
+static void *operand_address(const lade_executor *ex, const struct lade_program *program,
+                             const struct lade_instr *instr, int role)
+{
+  const struct lade_operand *operand = operand_find(program, instr, role);
+  return operand ? executor_address(ex, program, operand->buffer, operand->offset) : NULL;
+}
+
+static void compute_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
+                         struct call *call)
+{
+  const struct lade_op *op = &ex->graph->ops[instr->op];
+  struct lade_bind bind = {.accumulate = instr->accumulate, .microbatch = instr->microbatch,
+                           .n_microbatches = program->n_microbatches};
+  for (int i = 0; i < instr->n_operands; i++) {
+    const struct lade_operand *operand = &program->operands[instr->first_operand + i];
+    uintptr_t address = (uintptr_t)executor_address(ex, program, operand->buffer, operand->offset);
+    if (operand->role == LADE_ROLE_SCRATCH)
+      bind.workspace = address;
+    else if (operand->role >= LADE_ROLE_OUT)
+      bind.out[operand->role - LADE_ROLE_OUT] = address;
+    else
+      bind.in[operand->role] = address;
+  }
+  lade_op_bind(ex->graph, instr->op, &bind, call->args);
+  call->fn = ex->params.kernels->fn[op->kernel];
+}
+
+static int64_t param_elements(const struct lade_graph *graph, int param)
+{
+  const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
+  return (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype));
+}
+
+static void norm_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
+                      struct call *call)
+{
+  struct lade_sum_squares_args args = {
+      .dtype = ex->graph->accumulator, .n_elements = param_elements(ex->graph, instr->param),
+      .grad = operand_address(ex, program, instr, LADE_ROLE_SRC),
+      .partial = operand_address(ex, program, instr, LADE_ROLE_DST)};
+  memcpy(call->args, &args, sizeof(args));
+  call->fn = ex->params.kernels->fn[LADE_K_SUM_SQUARES];
+}
+
+static void clip_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
+                      struct call *call)
+{
+  struct lade_clip_args args = {.n_partials = lade_value_first_partial(ex->graph, ex->graph->n_params),
+                                .partial = operand_address(ex, program, instr, LADE_ROLE_SRC),
+                                .verdict = operand_address(ex, program, instr, LADE_ROLE_DST)};
+  memcpy(call->args, &args, sizeof(args));
+  call->fn = ex->params.kernels->fn[LADE_K_CLIP];
+}
+
+static struct lade_adamw_args adamw_args(const lade_executor *ex, const struct lade_program *program,
+                                         const struct lade_instr *instr)
+{
+  return (struct lade_adamw_args){
+      .dtype = ex->graph->dtype, .grad_dtype = ex->graph->accumulator,
+      .n_elements = param_elements(ex->graph, instr->param), .has_decay = ex->graph->params[instr->param].has_decay,
+      .verdict = operand_address(ex, program, instr, LADE_ROLE_VERDICT)};
+}
+
+static void update_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
+                        struct call *call)
+{
+  struct lade_adamw_args args = adamw_args(ex, program, instr);
+  args.weight = operand_address(ex, program, instr, LADE_ROLE_WEIGHT);
+  args.grad = operand_address(ex, program, instr, LADE_ROLE_GRAD);
+  args.residual = operand_address(ex, program, instr, LADE_ROLE_RESIDUAL);
+  args.m = operand_address(ex, program, instr, LADE_ROLE_M);
+  args.v = operand_address(ex, program, instr, LADE_ROLE_V);
+  memcpy(call->args, &args, sizeof(args));
+  call->fn = ex->params.kernels->fn[LADE_K_ADAMW];
+}
+
+static int stream_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
+                       struct stream_call **ret_stream)
+{
+  struct stream_call *s = calloc(1, sizeof(*s));
+  if (!s)
+    return -ENOMEM;
+  s->executor = ex;
+  s->args = adamw_args(ex, program, instr);
+  s->scratch = operand_address(ex, program, instr, LADE_ROLE_SCRATCH);
+  int64_t window = LADE_MIN(s->args.n_elements, LADE_STREAM_ELEMENTS);
+  for (int role = LADE_ROLE_WEIGHT; role <= LADE_ROLE_V; role++) {
+    const struct lade_operand *operand = operand_find(program, instr, role);
+    s->part_of_role[role] = -1;
+    if (!operand)
+      continue;
+    if (program->buffers[operand->buffer].space != LADE_STORE) {
+      LADE_ASSERT(role == LADE_ROLE_GRAD);
+      s->args.grad = executor_address(ex, program, operand->buffer, operand->offset);
+      continue;
+    }
+    struct stream_part *part = &s->parts[s->n_parts];
+    part->value = operand->reads;
+    part->store_offset = program->buffers[operand->buffer].offset + operand->offset;
+    part->element_bytes = (size_t)(operand->bytes / (uint64_t)s->args.n_elements);
+    part->window_offset = s->window_bytes;
+    part->is_written = role != LADE_ROLE_GRAD;
+    s->window_bytes += lade_align_up((uint64_t)window * part->element_bytes, LADE_BUFFER_ALIGN);
+    s->part_of_role[role] = s->n_parts++;
+  }
+  *ret_stream = s;
+  return 0;
+}
+
+static void copy_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
+                      struct lade_copy *copy)
+{
+  copy->src = operand_address(ex, program, instr, LADE_ROLE_SRC);
+  copy->dst = operand_address(ex, program, instr, LADE_ROLE_DST);
+  copy->bytes = operand_find(program, instr, LADE_ROLE_SRC)->bytes;
+  copy->predicted_ns = instr->predicted_ns;
+}
+
+static void io_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
+                    struct io_call *io)
+{
+  bool is_read = instr->kind == LADE_INSTR_READ;
+  const struct lade_operand *stored = operand_find(program, instr, is_read ? LADE_ROLE_SRC : LADE_ROLE_DST);
+  io->executor = ex;
+  io->value = is_read ? stored->reads : stored->makes;
+  io->transfer = (struct lade_transfer){
+      .op = is_read ? LADE_STORE_READ : LADE_STORE_WRITE, .check = LADE_CHECK_STORE, .extent = ex->extent,
+      .offset = program->buffers[stored->buffer].offset + stored->offset, .bytes = stored->bytes,
+      .data = operand_address(ex, program, instr, is_read ? LADE_ROLE_DST : LADE_ROLE_SRC)};
+}
+
+static int instr_bind(lade_executor *ex, struct bound_program *bound, int at)
+{
+  const struct lade_program *program = bound->program;
+  const struct lade_instr *instr = &program->instrs[at];
+  struct call *call = &bound->calls[at];
+  call->executor = ex;
+  switch (instr->kind) {
+  case LADE_INSTR_COMPUTE:
+    compute_bind(ex, program, instr, call);
+    break;
+  case LADE_INSTR_NORM:
+    norm_bind(ex, program, instr, call);
+    break;
+  case LADE_INSTR_CLIP:
+    clip_bind(ex, program, instr, call);
+    break;
+  case LADE_INSTR_UPDATE:
+    if (instr->is_streamed)
+      return stream_bind(ex, program, instr, &bound->streams[at]);
+    update_bind(ex, program, instr, call);
+    break;
+  case LADE_INSTR_COPY:
+    copy_bind(ex, program, instr, &bound->copies[at]);
+    break;
+  default:
+    io_bind(ex, program, instr, &bound->ios[at]);
+    break;
+  }
+  return 0;
+}
+
+int bound_init(lade_executor *ex, const struct lade_program *program, struct bound_program *ret_bound)
+{
+  size_t n = (size_t)program->n_instrs + 1;
+  struct bound_program *b = ret_bound;
+  *b = (struct bound_program){.program = program};
+  b->calls = aligned_alloc(64, n * sizeof(*b->calls));
+  b->ios = calloc(n, sizeof(*b->ios));
+  b->streams = calloc(n, sizeof(*b->streams));
+  b->copies = calloc(n, sizeof(*b->copies));
+  b->counts = calloc(n, sizeof(*b->counts));
+  b->spans = ex->params.has_spans ? calloc(n, sizeof(*b->spans)) : NULL;
+  if (!b->calls || !b->ios || !b->streams || !b->copies || !b->counts || (ex->params.has_spans && !b->spans))
+    return -ENOMEM;
+  memset(b->calls, 0, n * sizeof(*b->calls));
+  int status = 0;
+  for (int i = 0; i < program->n_instrs && !status; i++) {
+    if (b->spans)
+      b->copies[i].ret_span = &b->spans[i];
+    if (!ex->is_dry)
+      status = instr_bind(ex, b, i);
+    else
+      b->copies[i].bytes = program->operands[program->instrs[i].first_operand].bytes;
+  }
+  return status;
+}
+
+void bound_finish(struct bound_program *bound)
+{
+  for (int i = 0; bound->streams && i < bound->program->n_instrs; i++)
+    free(bound->streams[i]);
+  free(bound->calls);
+  free(bound->ios);
+  free(bound->streams);
+  free(bound->copies);
+  free(bound->counts);
+  free(bound->spans);
+  *bound = (struct bound_program){0};
+}

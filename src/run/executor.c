@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The executor walks a bound program: for each instruction it tells the instruction's queue what to wait for and
+ * hands it the work. It runs ahead of the queues by as much as their rings hold, so a copy starts as soon as its
+ * waits are met, wherever it stands in the list. At the end of the list it waits for every queue.
+ *
+ * An instruction that fails leaves its error behind and lets the rest of the list pass without effect: queues
+ * and events stay in order, and nobody waits for something that never comes.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "run/executor_internal.h"
+
+static const enum lade_queue_role queue_roles[LADE_N_QUEUES] = {
+    [LADE_Q_COMPUTE] = LADE_QUEUE_COMPUTE, [LADE_Q_TO_HOST] = LADE_QUEUE_TO_HOST,
+    [LADE_Q_TO_DEVICE] = LADE_QUEUE_TO_DEVICE, [LADE_Q_IO] = LADE_QUEUE_IO, [LADE_Q_HOST] = LADE_QUEUE_HOST};
+
+void executor_fail(lade_executor *ex, int code, const struct lade_error *error)
+{
+  pthread_mutex_lock(&ex->failure_mutex);
+  if (!atomic_load(&ex->failure)) {
+    ex->failure_text = *error;
+    atomic_store(&ex->failure, code);
+  }
+  pthread_mutex_unlock(&ex->failure_mutex);
+}
+
+static int failure_get(lade_executor *ex, struct lade_error *error)
+{
+  int code = atomic_load(&ex->failure);
+  if (!code)
+    return 0;
+  pthread_mutex_lock(&ex->failure_mutex);
+  if (error)
+    *error = ex->failure_text;
+  pthread_mutex_unlock(&ex->failure_mutex);
+  return code;
+}
+
+static void call_run(void *arg)
+{
+  struct call *call = arg;
+  if (!atomic_load_explicit(&call->executor->failure, memory_order_relaxed))
+    call->fn(&call->executor->ctx, call->args);
+}
+
+/* ---- a step ---- */
+
+static void instr_submit(lade_executor *ex, struct bound_program *bound, int at)
+{
+  const struct lade_instr *instr = &bound->program->instrs[at];
+  lade_queue *queue = ex->queues[instr->queue];
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    if (instr->waits[q] >= 0)
+      lade_queue_wait(queue, ex->queues[q], bound->counts[instr->waits[q]]);
+  }
+  if (instr->kind == LADE_INSTR_COPY) {
+    lade_queue_copy(queue, &bound->copies[at], &bound->counts[at]);
+    return;
+  }
+  struct lade_work work = {.fn = call_run, .args = &bound->calls[at], .predicted_ns = instr->predicted_ns,
+                           .ret_span = bound->spans ? &bound->spans[at] : NULL};
+  if (instr->is_streamed) {
+    work.fn = stream_call_run;
+    work.args = bound->streams[at];
+  } else if (instr->kind == LADE_INSTR_READ || instr->kind == LADE_INSTR_WRITE) {
+    work.fn = io_call_run;
+    work.args = &bound->ios[at];
+  }
+  lade_queue_launch(queue, &work, &bound->counts[at]);
+}
+
+static int64_t queues_now_ns(const lade_executor *ex)
+{
+  int64_t latest = 0;
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    latest = LADE_MAX(latest, lade_queue_now_ns(ex->queues[q]));
+  return latest;
+}
+
+static int program_run(lade_executor *ex, struct bound_program *bound, struct lade_step_result *ret_result,
+                       struct lade_error *error)
+{
+  int status = failure_get(ex, error);
+  if (status)
+    return status;
+  uint64_t last[LADE_N_QUEUES] = {0};
+  int64_t start_ns = ex->is_dry ? queues_now_ns(ex) : lade_now_ns();
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    ret_result->busy_ns[q] = -lade_queue_busy_ns(ex->queues[q]);
+  ex->n_runs++;
+  for (int i = 0; i < bound->program->n_instrs; i++) {
+    instr_submit(ex, bound, i);
+    last[bound->program->instrs[i].queue] = bound->counts[i];
+  }
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    if (!last[q])
+      continue;
+    int one = lade_queue_sync(ex->queues[q], last[q]);
+    status = status ? status : one;
+  }
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    ret_result->busy_ns[q] += lade_queue_busy_ns(ex->queues[q]);
+  ret_result->wall_ns = (ex->is_dry ? queues_now_ns(ex) : lade_now_ns()) - start_ns;
+  if (status) {
+    struct lade_error line;
+    lade_error_set(&line, status, "the device reports a failure (%s) while running", strerror(-status));
+    executor_fail(ex, status, &line);
+  }
+  return failure_get(ex, error);
+}
+
+static double losses_mean(const lade_executor *ex, const struct bound_program *bound)
+{
+  double sum = 0;
+  int n = bound->program->n_microbatches;
+  for (int m = 0; m < n && !ex->is_dry; m++) {
+    const void *loss = executor_address(ex, bound->program, ex->losses[m], 0);
+    sum += ex->graph->accumulator == LADE_F64 ? *(const double *)loss : (double)*(const float *)loss;
+  }
+  return sum / n;
+}
+
+int lade_executor_step(lade_executor *ex, const struct lade_step *step, struct lade_step_result *ret_result,
+                       struct lade_error *error)
+{
+  struct lade_step_result result = {0};
+  ex->step = *step;
+  int status = program_run(ex, &ex->train, &result, error);
+  if (status)
+    return status;
+  ex->n_steps++;
+  result.loss = losses_mean(ex, &ex->train);
+  if (!ex->is_dry)
+    memcpy(&result.verdict, executor_address(ex, ex->train.program, ex->verdict, 0), sizeof(result.verdict));
+  *ret_result = result;
+  if (result.verdict.is_skipped)
+    return lade_error_set(error, -ERANGE, "a gradient is not finite; the update was skipped");
+  return 0;
+}
+
+int lade_executor_eval(lade_executor *ex, struct lade_step_result *ret_result, struct lade_error *error)
+{
+  struct lade_step_result result = {0};
+  int status = program_run(ex, &ex->eval, &result, error);
+  if (status)
+    return status;
+  result.loss = losses_mean(ex, &ex->eval);
+  *ret_result = result;
+  return 0;
+}
+
+/* ---- values between steps ---- */
+
+static int stored_move(lade_executor *ex, const struct lade_buffer *buffer, int tensor, uint64_t offset, uint64_t bytes,
+                       enum lade_store_op op, struct lade_error *error)
+{
+  struct lade_transfer transfer = {
+      .op = op, .check = LADE_CHECK_STORE, .extent = ex->extent, .offset = buffer->offset + offset, .bytes = bytes,
+      .data = ex->bounce, .identity = executor_identity(ex, (struct lade_value){tensor, 0, 0})};
+  int status = lade_store_submit(ex->params.store, &transfer);
+  if (status)
+    return lade_error_set(error, status, "the store refused a transfer");
+  return lade_store_wait(ex->params.store, &transfer, error);
+}
+
+/* Copy over a link queue, whole; the queues are idle between steps. */
+static int linked_copy(lade_executor *ex, enum lade_queue_id q, void *dst, const void *src, uint64_t bytes,
+                       struct lade_error *error)
+{
+  uint64_t count = 0;
+  struct lade_copy copy = {.dst = dst, .src = src, .bytes = bytes};
+  lade_queue_copy(ex->queues[q], &copy, &count);
+  int status = lade_queue_sync(ex->queues[q], count);
+  return status ? lade_error_set(error, status, "copying from or to the device failed") : 0;
+}
+
+static int value_move(lade_executor *ex, int tensor, uint64_t offset, void *host, uint64_t bytes, bool is_get,
+                      struct lade_error *error)
+{
+  int status = failure_get(ex, error);
+  if (status)
+    return status;
+  LADE_ASSERT(ex->resident[tensor] >= 0 && offset % LADE_EXECUTOR_WINDOW_BYTES == 0);
+  LADE_ASSERT(offset + bytes <= lade_value_bytes(ex->graph, tensor));
+  const struct lade_program *program = ex->train.program;
+  const struct lade_buffer *buffer = &program->buffers[ex->resident[tensor]];
+  if (ex->is_dry)
+    return 0;
+  if (buffer->space != LADE_STORE) {
+    char *at = executor_address(ex, program, ex->resident[tensor], offset);
+    if (buffer->space == LADE_HOST) {
+      memcpy(is_get ? host : at, is_get ? at : host, bytes);
+      return 0;
+    }
+    return is_get ? linked_copy(ex, LADE_Q_TO_HOST, host, at, bytes, error)
+                  : linked_copy(ex, LADE_Q_TO_DEVICE, at, host, bytes, error);
+  }
+  for (uint64_t done = 0; done < bytes && !status;) {
+    uint64_t part = LADE_MIN(bytes - done, LADE_EXECUTOR_WINDOW_BYTES);
+    if (!is_get)
+      memcpy(ex->bounce, (char *)host + done, part);
+    status = stored_move(ex, buffer, tensor, offset + done, part, is_get ? LADE_STORE_READ : LADE_STORE_WRITE, error);
+    if (!status && is_get)
+      memcpy((char *)host + done, ex->bounce, part);
+    done += part;
+  }
+  return status;
+}
+
+int lade_executor_get(lade_executor *ex, int tensor, uint64_t offset, void *dst, uint64_t bytes,
+                      struct lade_error *error)
+{
+  return value_move(ex, tensor, offset, dst, bytes, true, error);
+}
+
+int lade_executor_set(lade_executor *ex, int tensor, uint64_t offset, const void *src, uint64_t bytes,
+                      struct lade_error *error)
+{
+  return value_move(ex, tensor, offset, (void *)(uintptr_t)src, bytes, false, error);
+}
+
+int32_t *lade_executor_tokens(lade_executor *ex, int microbatch)
+{
+  return executor_address(ex, ex->train.program, ex->tokens[microbatch], 0);
+}
+
+int32_t *lade_executor_targets(lade_executor *ex, int microbatch)
+{
+  return executor_address(ex, ex->train.program, ex->targets[microbatch], 0);
+}
+
+uint64_t lade_executor_n_steps(const lade_executor *ex)
+{
+  return ex->n_steps;
+}
+
+const struct lade_span *lade_executor_spans(const lade_executor *ex)
+{
+  return ex->train.spans;
+}
+
+/* ---- start and end ---- */
+
+/* Which resident buffer holds which value: told by the operands that name them. */
+static int residents_find(lade_executor *ex)
+{
+  const struct lade_program *program = ex->params.plan->train;
+  const struct lade_graph *graph = ex->graph;
+  size_t n_values = (size_t)lade_value_count(graph), n = (size_t)program->n_microbatches;
+  ex->resident = malloc(n_values * sizeof(*ex->resident));
+  ex->tokens = calloc(n, sizeof(*ex->tokens));
+  ex->targets = calloc(n, sizeof(*ex->targets));
+  ex->losses = calloc(n, sizeof(*ex->losses));
+  if (!ex->resident || !ex->tokens || !ex->targets || !ex->losses)
+    return -ENOMEM;
+  memset(ex->resident, -1, n_values * sizeof(*ex->resident));
+  for (int i = 0; i < program->n_operands; i++) {
+    const struct lade_operand *operand = &program->operands[i];
+    if (!program->buffers[operand->buffer].is_resident)
+      continue;
+    struct lade_value value = operand->access & LADE_READS ? operand->reads : operand->makes;
+    if (value.tensor == graph->tokens)
+      ex->tokens[value.microbatch] = operand->buffer;
+    else if (value.tensor == graph->targets)
+      ex->targets[value.microbatch] = operand->buffer;
+    else if (value.tensor == graph->loss)
+      ex->losses[value.microbatch] = operand->buffer;
+    else if (value.tensor == lade_value_scalar(graph, LADE_SCALAR_VERDICT))
+      ex->verdict = operand->buffer;
+    else
+      ex->resident[value.tensor] = operand->buffer;
+  }
+  return 0;
+}
+
+static int device_take(lade_executor *ex, struct lade_error *error)
+{
+  struct lade_device_info info;
+  lade_device_get_info(ex->device, &info);
+  ex->is_dry = info.is_dry;
+  ex->arena_bytes = lade_align_up(ex->params.plan->peak_bytes[LADE_DEVICE], info.chunk_bytes);
+  ex->reserved_bytes = ex->arena_bytes + info.chunk_bytes; /* past the plan nothing is mapped: a fault */
+  int status = lade_device_reserve(ex->device, ex->reserved_bytes, &ex->arena);
+  if (status) {
+    ex->reserved_bytes = 0;
+    return lade_error_set(error, status, "the device refused %llu bytes of addresses",
+                          (unsigned long long)ex->arena_bytes);
+  }
+  status = lade_device_chunk_create(ex->device, ex->arena_bytes, &ex->chunk);
+  if (!status) {
+    status = lade_device_map(ex->device, ex->arena, ex->chunk);
+    ex->is_mapped = !status;
+  }
+  return status ? lade_error_set(error, status, "the device refused %llu bytes of memory (it has %llu)",
+                                 (unsigned long long)ex->arena_bytes, (unsigned long long)info.capacity_bytes)
+                : 0;
+}
+
+static int host_take(lade_executor *ex, struct lade_error *error)
+{
+  uint64_t bytes = ex->params.plan->peak_bytes[LADE_HOST];
+  if (ex->is_dry || !bytes)
+    return 0;
+  int status = lade_staging_init(&ex->host, bytes, -1, ex->params.faults);
+  return status ? lade_error_set(error, status, "the machine refused %llu bytes for the host tier; lower --host-budget",
+                                 (unsigned long long)bytes)
+                : 0;
+}
+
+static int store_take(lade_executor *ex, struct lade_error *error)
+{
+  uint64_t bytes = ex->params.plan->peak_bytes[LADE_STORE];
+  if (ex->is_dry || !bytes)
+    return 0;
+  if (!ex->params.store)
+    return lade_error_set(error, -EINVAL, "the plan uses a store, but none was opened");
+  int status = lade_store_reserve(ex->params.store, bytes, &ex->extent);
+  if (status)
+    return lade_error_set(error, status, "the store has no room for %llu bytes", (unsigned long long)bytes);
+  ex->bounce = aligned_alloc(LADE_STORE_BLOCK_BYTES, LADE_EXECUTOR_WINDOW_BYTES);
+  if (!ex->bounce)
+    return lade_error_set(error, -ENOMEM, "no memory for a window of the store");
+  return lade_store_prepare(ex->params.store, error);
+}
+
+static int queues_take(lade_executor *ex, struct lade_error *error)
+{
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    int status = lade_queue_create(ex->device, queue_roles[q], &ex->queues[q]);
+    if (status)
+      return lade_error_set(error, status, "the device refused a queue (%s)", strerror(-status));
+  }
+  return 0;
+}
+
+static int executor_init(lade_executor *ex, struct lade_error *error)
+{
+  const struct lade_plan *plan = ex->params.plan;
+  if (!plan->train->is_proved || !plan->eval->is_proved)
+    return lade_error_set(error, -EINVAL, "the plan is not proved");
+  int status = device_take(ex, error);
+  if (!status)
+    status = host_take(ex, error);
+  if (!status)
+    status = store_take(ex, error);
+  if (!status)
+    status = queues_take(ex, error);
+  if (status)
+    return status;
+  status = residents_find(ex);
+  if (!status)
+    status = bound_init(ex, plan->train, &ex->train);
+  if (!status)
+    status = bound_init(ex, plan->eval, &ex->eval);
+  return status ? lade_error_set(error, status, "no memory to bind the plan") : 0;
+}
+
+int lade_executor_create(const struct lade_executor_params *params, struct lade_error *error,
+                         lade_executor **ret_executor)
+{
+  lade_executor *ex = aligned_alloc(64, lade_align_up(sizeof(*ex), 64));
+  if (!ex)
+    return lade_error_set(error, -ENOMEM, "no memory for an executor");
+  memset(ex, 0, sizeof(*ex));
+  ex->params = *params;
+  ex->device = params->device;
+  ex->graph = params->plan->train->graph;
+  ex->ctx = (struct lade_kernel_ctx){.pool = params->pool, .step = &ex->step};
+  pthread_mutex_init(&ex->failure_mutex, NULL);
+  int status = executor_init(ex, error);
+  if (status) {
+    lade_executor_destroy(ex);
+    return status;
+  }
+  *ret_executor = ex;
+  return 0;
+}
+
+void lade_executor_destroy(lade_executor *ex)
+{
+  if (!ex)
+    return;
+  for (int q = LADE_N_QUEUES - 1; q >= 0; q--)
+    lade_queue_destroy(ex->queues[q]);
+  bound_finish(&ex->eval);
+  bound_finish(&ex->train);
+  free(ex->losses);
+  free(ex->targets);
+  free(ex->tokens);
+  free(ex->resident);
+  free(ex->bounce);
+  lade_staging_finish(&ex->host);
+  if (ex->is_mapped)
+    lade_device_unmap(ex->device, ex->arena, ex->arena_bytes);
+  if (ex->chunk)
+    lade_device_chunk_release(ex->device, ex->chunk);
+  if (ex->reserved_bytes)
+    lade_device_release(ex->device, ex->arena, ex->reserved_bytes);
+  pthread_mutex_destroy(&ex->failure_mutex);
+  free(ex);
+}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The executor's parts: executor.c walks, bind.c prepares, transfer.c talks to the store. */
+#ifndef LADE_EXECUTOR_INTERNAL_H
+#define LADE_EXECUTOR_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/base.h"
+#include "offload/staging.h"
+#include "run/executor.h"
+
+/* A kernel with its arguments, ready to be called. */
+struct call {
+  _Alignas(64) unsigned char args[LADE_OP_ARGS_BYTES];
+  lade_kernel_fn *fn;
+  lade_executor *executor;
+};
+
+/* A read or write of one value. */
+struct io_call {
+  struct lade_transfer transfer;
+  lade_executor *executor;
+  struct lade_value value;
+};
+
+#define STREAM_MAX_PARTS 5 /* weight, residual, m, v, gradient */
+
+/* One part of a streamed parameter: where its bytes lie and how wide its elements are. */
+struct stream_part {
+  struct lade_value value;
+  uint64_t store_offset; /* in the extent */
+  size_t element_bytes;
+  uint64_t window_offset; /* of this part in a window of scratch */
+  bool is_written;
+};
+
+struct stream_call {
+  lade_executor *executor;
+  struct lade_adamw_args args; /* of the whole tensor; each window is a piece of it */
+  int n_parts;
+  struct stream_part parts[STREAM_MAX_PARTS]; /* in the order of LADE_ROLE_WEIGHT.. */
+  int part_of_role[LADE_ROLE_V + 1];          /* -1: not streamed */
+  char *scratch;
+  uint64_t window_bytes;
+  struct lade_transfer reads[LADE_STREAM_WINDOWS][STREAM_MAX_PARTS], writes[LADE_STREAM_WINDOWS][STREAM_MAX_PARTS];
+};
+
+/* One program, bound. Arrays are by instruction; an instruction uses the one that its kind says. */
+struct bound_program {
+  const struct lade_program *program;
+  struct call *calls;
+  struct io_call *ios;
+  struct stream_call **streams;
+  struct lade_copy *copies;
+  uint64_t *counts; /* of the running step: the event of each instruction */
+  struct lade_span *spans;
+};
+
+struct lade_executor {
+  struct lade_executor_params params;
+  const struct lade_graph *graph;
+  lade_device *device;
+  bool is_dry;
+  uint64_t arena, arena_bytes, reserved_bytes;
+  lade_chunk *chunk;
+  bool is_mapped;
+  struct lade_staging host;
+  struct lade_extent extent;
+  void *bounce; /* LADE_EXECUTOR_WINDOW_BYTES, for get and set of values in the store */
+  lade_queue *queues[LADE_N_QUEUES];
+  struct lade_step step;
+  struct lade_kernel_ctx ctx;
+  struct bound_program train, eval;
+  int32_t *resident;       /* by value number: its resident buffer, -1 */
+  int32_t *tokens, *targets, *losses; /* by microbatch: resident host buffers */
+  int32_t verdict;
+  uint64_t n_steps, n_runs;
+  atomic_int failure; /* the first error of an instruction; nothing is trusted after it */
+  pthread_mutex_t failure_mutex;
+  struct lade_error failure_text;
+};
+
+/* Address of @offset in @buffer of @program; NULL on a dry device. Not for buffers in the store. */
+void *executor_address(const lade_executor *executor, const struct lade_program *program, int32_t buffer,
+                       uint64_t offset);
+
+/* Remember the first failure of an instruction. Any thread. */
+void executor_fail(lade_executor *executor, int code, const struct lade_error *error);
+
+/* What value bytes in the store must be in the running step. */
+struct lade_identity executor_identity(const lade_executor *executor, struct lade_value value);
+
+int bound_init(lade_executor *executor, const struct lade_program *program, struct bound_program *ret_bound);
+void bound_finish(struct bound_program *bound);
+
+/* Work functions of the io queue. */
+void io_call_run(void *arg);
+void stream_call_run(void *arg);
+
+#endif
