@@ -12,26 +12,39 @@ VEC_INLINE vf twice_u(vf x, vf square)
   return vf_mul(x, vf_fma(square, vf_set(2 * SQRT_2_OVER_PI * CUBIC), vf_set(2 * SQRT_2_OVER_PI)));
 }
 
-VEC_INLINE void gelu_step(int64_t i, int n, const struct lade_gelu_fwd_args *a, enum lade_dtype dtype)
+VEC_INLINE vf slope_2u(vf x)
 {
-  vf x = vec_load(dtype, a->x, i, n);
-  vec_store(dtype, a->y, i, n, vf_mul(x, vec_sigmoid(twice_u(x, vf_mul(x, x))).s));
+  return vf_fma(vf_mul(x, x), vf_set(6 * SQRT_2_OVER_PI * CUBIC), vf_set(2 * SQRT_2_OVER_PI));
 }
 
-VEC_INLINE void gelu_bwd_step(int64_t i, int n, const struct lade_gelu_bwd_args *a, enum lade_dtype dtype)
+VEC_INLINE void gelu_step(int64_t i, int count, int n, const struct lade_gelu_fwd_args *a, enum lade_dtype dtype)
 {
-  vf x = vf_min(vf_set(SLOPE_END), vf_max(vf_set(-SLOPE_END), vec_load(dtype, a->x, i, n))), square = vf_mul(x, x);
-  struct vec_sigmoid sigmoid = vec_sigmoid(twice_u(x, square));
-  vf slope_2u = vf_fma(square, vf_set(6 * SQRT_2_OVER_PI * CUBIC), vf_set(2 * SQRT_2_OVER_PI));
-  vf slope = vf_fma(vf_mul(x, slope_2u), sigmoid.slope, sigmoid.s);
-  vec_store(dtype, a->dx, i, n, vf_mul(vec_load(dtype, a->dy, i, n), slope));
+  vf x[VEC_GROUP], z[VEC_GROUP], s[VEC_GROUP], slope[VEC_GROUP];
+  vec_load_group(dtype, a->x, i, count, n, x);
+  VEC_EACH(k, count) z[k] = twice_u(x[k], vf_mul(x[k], x[k]));
+  vec_sigmoid(z, s, slope, count);
+  VEC_EACH(k, count) s[k] = vf_mul(x[k], s[k]);
+  vec_store_group(dtype, a->y, i, count, n, s);
+}
+
+VEC_INLINE void gelu_bwd_step(int64_t i, int count, int n, const struct lade_gelu_bwd_args *a, enum lade_dtype dtype)
+{
+  vf x[VEC_GROUP], dy[VEC_GROUP], z[VEC_GROUP], s[VEC_GROUP], slope[VEC_GROUP];
+  vec_load_group(dtype, a->x, i, count, n, x);
+  vec_load_group(dtype, a->dy, i, count, n, dy);
+  VEC_EACH(k, count) x[k] = vf_min(vf_set(SLOPE_END), vf_max(vf_set(-SLOPE_END), x[k]));
+  VEC_EACH(k, count) z[k] = twice_u(x[k], vf_mul(x[k], x[k]));
+  vec_sigmoid(z, s, slope, count);
+  VEC_EACH(k, count) z[k] = vf_mul(x[k], slope_2u(x[k]));
+  VEC_EACH(k, count) s[k] = vf_mul(dy[k], vf_fma(z[k], slope[k], s[k]));
+  vec_store_group(dtype, a->dx, i, count, n, s);
 }
 
 VEC_INLINE void gelu_span(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
   const struct lade_gelu_fwd_args *a = arg;
   int64_t from = i_task * LADE_TASK_ELEMENTS, end = LADE_MIN(a->n_elements, from + LADE_TASK_ELEMENTS);
-  VEC_STEPS(gelu_step, from, end, a, dtype);
+  VEC_GROUP_STEPS(gelu_step, from, end, a, dtype);
 }
 VEC_TASKS(gelu_span)
 
@@ -39,7 +52,7 @@ VEC_INLINE void gelu_bwd_span(const void *arg, int64_t i_task, enum lade_dtype d
 {
   const struct lade_gelu_bwd_args *a = arg;
   int64_t from = i_task * LADE_TASK_ELEMENTS, end = LADE_MIN(a->n_elements, from + LADE_TASK_ELEMENTS);
-  VEC_STEPS(gelu_bwd_step, from, end, a, dtype);
+  VEC_GROUP_STEPS(gelu_bwd_step, from, end, a, dtype);
 }
 VEC_TASKS(gelu_bwd_span)
 

@@ -121,77 +121,119 @@ VEC_INLINE vf vec_rounded(enum lade_dtype dtype, vf value)
 }
 
 /*
- * exp(z) for z <= 0, within an ulp of F32; NaN stays. z = n ln2 + r with |r| <= ln2/2, n ln2 taken off
- * in two parts; e^r by its series up to r^7/7!, whose rest is below 6e-9.
+ * Functions of long dependent chains take groups of vectors, operation by operation, so that the
+ * processor has independent work beside each: one vector at a time waits for its own latency.
+ * Loops over a group have a constant count and are unrolled.
  */
-VEC_INLINE vf vec_exp(vf z)
-{
-  z = vf_max(vf_set(-104.0f), z); /* e^-104 rounds to 0 */
-  vf n = vf_round(vf_mul(z, vf_set(0x1.715476p+0f)));
-  vf r = vf_fnma(n, vf_set(-0x1.05c610p-29f), vf_fnma(n, vf_set(0x1.62e430p-1f), z));
-  vf p = vf_set(1.0f / 5040);
-  p = vf_fma(p, r, vf_set(1.0f / 720));
-  p = vf_fma(p, r, vf_set(1.0f / 120));
-  p = vf_fma(p, r, vf_set(1.0f / 24));
-  p = vf_fma(p, r, vf_set(1.0f / 6));
-  p = vf_fma(p, r, vf_set(0.5f));
-  p = vf_fma(p, r, vf_set(1));
-  p = vf_fma(p, r, vf_set(1));
-  return vf_scale(p, n);
-}
+#define VEC_GROUP 4
+#define VEC_EACH(k, count) _Pragma("GCC unroll 4") for (int k = 0; k < (count); k++)
 
-/* The logistic function s(z) and its slope s (1-s), both without overflow or cancellation. */
-struct vec_sigmoid {
-  vf s, slope;
-};
+/* VEC_STEPS with groups: step(i, count, n, ...) for count vectors of n lanes, n < 16 only with one vector. */
+#define VEC_GROUP_STEPS(step, from, end, ...) \
+  do { \
+    int64_t at_ = (from), end_ = (end); \
+    for (; at_ + VEC_GROUP * VEC_LANES <= end_; at_ += VEC_GROUP * VEC_LANES) \
+      step(at_, VEC_GROUP, VEC_LANES, __VA_ARGS__); \
+    for (; at_ + VEC_LANES <= end_; at_ += VEC_LANES) \
+      step(at_, 1, VEC_LANES, __VA_ARGS__); \
+    if (at_ < end_) \
+      step(at_, 1, (int)(end_ - at_), __VA_ARGS__); \
+  } while (0)
 
-VEC_INLINE struct vec_sigmoid vec_sigmoid(vf z)
+VEC_INLINE void vec_polynomial_add(vf *p, const vf *r, float coefficient, int count)
 {
-  vf minus_abs = vf_from_bits(vu_or(vu_bits(z), vu_set(0x80000000)));
-  vf e = vec_exp(minus_abs), r = vf_div(vf_set(1), vf_add(vf_set(1), e)), er = vf_mul(e, r);
-  return (struct vec_sigmoid){vf_where_negative(z, er, r), vf_mul(er, r)};
+  VEC_EACH(k, count) p[k] = vf_fma(p[k], r[k], vf_set(coefficient));
 }
 
 /*
- * The random words of 64 elements from @element, a multiple of 64, on: sixteen Philox blocks in
- * parallel, placed in lanes so that the transposed store leaves them in order.
+ * z = exp(z) for z <= 0, within an ulp of F32; NaN stays. z = n ln2 + r with |r| <= ln2/2, n ln2 taken
+ * off in two parts; e^r by its series up to r^7/7!, whose rest is below 6e-9.
  */
-#define VEC_WORDS 64
+VEC_INLINE void vec_exp(vf *z, int count)
+{
+  vf n[VEC_GROUP], r[VEC_GROUP], p[VEC_GROUP];
+  VEC_EACH(k, count) z[k] = vf_max(vf_set(-104.0f), z[k]); /* e^-104 rounds to 0 */
+  VEC_EACH(k, count) n[k] = vf_round(vf_mul(z[k], vf_set(0x1.715476p+0f)));
+  VEC_EACH(k, count) r[k] = vf_fnma(n[k], vf_set(0x1.62e430p-1f), z[k]);
+  VEC_EACH(k, count) r[k] = vf_fnma(n[k], vf_set(-0x1.05c610p-29f), r[k]);
+  VEC_EACH(k, count) p[k] = vf_set(1.0f / 5040);
+  vec_polynomial_add(p, r, 1.0f / 720, count);
+  vec_polynomial_add(p, r, 1.0f / 120, count);
+  vec_polynomial_add(p, r, 1.0f / 24, count);
+  vec_polynomial_add(p, r, 1.0f / 6, count);
+  vec_polynomial_add(p, r, 0.5f, count);
+  vec_polynomial_add(p, r, 1, count);
+  vec_polynomial_add(p, r, 1, count);
+  VEC_EACH(k, count) z[k] = vf_scale(p[k], n[k]);
+}
+
+/* The logistic function s(z) and its slope s (1-s), both without overflow or cancellation. */
+VEC_INLINE void vec_sigmoid(const vf *z, vf *s, vf *slope, int count)
+{
+  vf e[VEC_GROUP], r[VEC_GROUP];
+  VEC_EACH(k, count) e[k] = vf_from_bits(vu_or(vu_bits(z[k]), vu_set(0x80000000)));
+  vec_exp(e, count);
+  VEC_EACH(k, count) r[k] = vf_div(vf_set(1), vf_add(vf_set(1), e[k]));
+  VEC_EACH(k, count) e[k] = vf_mul(e[k], r[k]);
+  VEC_EACH(k, count) s[k] = vf_where_negative(z[k], e[k], r[k]);
+  VEC_EACH(k, count) slope[k] = vf_mul(e[k], r[k]);
+}
+
+VEC_INLINE void vec_load_group(enum lade_dtype dtype, const void *x, int64_t i, int count, int n, vf *ret_values)
+{
+  VEC_EACH(k, count) ret_values[k] = vec_load(dtype, x, i + k * VEC_LANES, n);
+}
+
+VEC_INLINE void vec_store_group(enum lade_dtype dtype, void *x, int64_t i, int count, int n, const vf *values)
+{
+  VEC_EACH(k, count) vec_store(dtype, x, i + k * VEC_LANES, n, values[k]);
+}
+
+/*
+ * The random words of a run of elements. A draw makes 128 of them from @element, a multiple of 128,
+ * on: two groups of sixteen Philox blocks in parallel, placed in lanes so that the transposed store
+ * leaves the words in order.
+ */
+#define VEC_DRAW_GROUPS 2
+#define VEC_DRAW_WORDS (VEC_DRAW_GROUPS * 4 * VEC_LANES)
 
 VEC_INLINE void vec_words_draw(uint32_t *word, const struct lade_step *step, uint32_t stream, uint64_t element)
 {
   static const uint32_t block_of_lane[VEC_LANES] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-  uint64_t block = element / 4;
+  uint32_t block = (uint32_t)(element / 4), block_high = (uint32_t)(element / 4 >> 32);
   uint32_t k0 = (uint32_t)step->seed, k1 = (uint32_t)(step->seed >> 32);
-  vu c[4] = {vu_add(vu_set((uint32_t)block), vu_load(block_of_lane)), vu_set((uint32_t)(block >> 32)),
-             vu_set(stream), vu_set(step->step)};
+  vu c[VEC_DRAW_GROUPS][4];
+  VEC_EACH(k, VEC_DRAW_GROUPS) {
+    c[k][0] = vu_add(vu_set(block + (uint32_t)k * VEC_LANES), vu_load(block_of_lane));
+    c[k][1] = vu_set(block_high);
+    c[k][2] = vu_set(stream);
+    c[k][3] = vu_set(step->step);
+  }
   for (int round = 0; round < 10; round++) {
-    vu high0, low0, high1, low1;
-    vu_multiply(c[0], 0xD2511F53u, &high0, &low0);
-    vu_multiply(c[2], 0xCD9E8D57u, &high1, &low1);
-    c[0] = vu_xor(vu_xor(high1, c[1]), vu_set(k0));
-    c[2] = vu_xor(vu_xor(high0, c[3]), vu_set(k1));
-    c[1] = low1;
-    c[3] = low0;
+    vu high0[VEC_DRAW_GROUPS], low0[VEC_DRAW_GROUPS], high1[VEC_DRAW_GROUPS], low1[VEC_DRAW_GROUPS];
+    VEC_EACH(k, VEC_DRAW_GROUPS) vu_multiply(c[k][0], 0xD2511F53u, &high0[k], &low0[k]);
+    VEC_EACH(k, VEC_DRAW_GROUPS) vu_multiply(c[k][2], 0xCD9E8D57u, &high1[k], &low1[k]);
+    VEC_EACH(k, VEC_DRAW_GROUPS) {
+      c[k][0] = vu_xor(vu_xor(high1[k], c[k][1]), vu_set(k0));
+      c[k][2] = vu_xor(vu_xor(high0[k], c[k][3]), vu_set(k1));
+      c[k][1] = low1[k];
+      c[k][3] = low0[k];
+    }
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
-  vu_store_transposed(word, c);
+  VEC_EACH(k, VEC_DRAW_GROUPS) vu_store_transposed(word + k * 4 * VEC_LANES, c[k]);
 }
 
-/*
- * A run of at most VEC_RUN elements' words from @element on, into @word (VEC_RUN_WORDS); returns where the first
- * one is.
- */
+/* The words of @n elements (at most VEC_RUN) from @element on, into @word; returns where the first one is. */
 #define VEC_RUN 1024
-#define VEC_RUN_WORDS (VEC_RUN + 2 * VEC_WORDS)
+#define VEC_RUN_WORDS (VEC_RUN + 2 * VEC_DRAW_WORDS)
 
 VEC_INLINE const uint32_t *vec_words_fill(uint32_t *word, const struct lade_step *step, const struct lade_drop *drop,
                                           int64_t element, int64_t n)
 {
-  uint64_t from = drop->first_element + (uint64_t)element, aligned = from & ~(uint64_t)(VEC_WORDS - 1);
-  uint64_t end = from + (uint64_t)n;
-  for (uint64_t at = aligned; at < end; at += VEC_WORDS)
+  uint64_t from = drop->first_element + (uint64_t)element, aligned = from & ~(uint64_t)(VEC_DRAW_WORDS - 1);
+  for (uint64_t at = aligned; at < from + (uint64_t)n; at += VEC_DRAW_WORDS)
     vec_words_draw(word + (at - aligned), step, drop->stream, at);
   return word + (from - aligned);
 }
