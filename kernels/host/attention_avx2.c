@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention at the AVX2 level: FP32 products and eight lanes of softmax. */
-#define LADE_P_DTYPE LADE_F32
-
 #include "kernels/host/host.h"
 #include "kernels/host/vec_avx2.h"
 
+static inline void p_store(void *p, int64_t i, vec value)
+{
+  vec_store((float *)p + i, value);
+}
+
 #include "kernels/host/rows_attention.h"
 
-static const struct lade_attention_level level = {.matmul = &lade_matmul_level_avx2, .p_dtype = LADE_P_DTYPE,
+static const struct lade_attention_level level = {.matmul = &lade_matmul_level_avx2, .p_dtype = LADE_F32,
                                                   .softmax = rows_softmax, .gradient = rows_gradient,
                                                   .scale = rows_scale, .dot = row_dot};
 

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention at the AVX512 BF16 level: BF16 dot products; probabilities and their gradients are rounded to
  * BF16 before they are multiplied, as every flash attention does. Other dtypes go to the AVX-512 level. */
-#define LADE_P_DTYPE LADE_BF16
-
 #include "kernels/host/host.h"
 #include "kernels/host/vec_avx512.h"
 
+static inline void p_store(void *p, int64_t i, vec value)
+{
+  _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)p + i), (__m256i)_mm512_cvtneps_pbh(value));
+}
+
 #include "kernels/host/rows_attention.h"
 
-static const struct lade_attention_level level = {.matmul = &lade_matmul_level_avx512_bf16, .p_dtype = LADE_P_DTYPE,
+static const struct lade_attention_level level = {.matmul = &lade_matmul_level_avx512_bf16, .p_dtype = LADE_BF16,
                                                   .softmax = rows_softmax, .gradient = rows_gradient,
                                                   .scale = rows_scale, .dot = row_dot};
 

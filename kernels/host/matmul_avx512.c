@@ -7,51 +7,39 @@
 #include "kernels/host/host.h"
 #include "kernels/host/matmul_avx512.h"
 
-static void panel_pack_k_inner(const struct lade_pack_args *args, int lane, int n_lanes, float *panel)
+/* 16 lanes by up to 16 k, k contiguous: a transpose. */
+static void square_pack(const struct lade_pack_args *args, int lane, int k, float *to)
 {
-  for (int part = 0; part < args->width; part += 16) {
-    __mmask16 store = mask16_make(args->width - part);
-    for (int k = 0; k < args->n_k; k += 16) {
-      __mmask16 load = mask16_make(args->n_k - k);
-      int n_rows = LADE_MIN(args->n_k - k, 16);
-      __m512i row[16];
+  int n_lanes = args->n_lanes - lane, n_k = LADE_MIN(args->n_k - k, 16);
+  __m512i row[16];
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; i++) {
-        bool is_inside = part + i < n_lanes;
-        int64_t at = (lane + (is_inside ? part + i : 0)) * args->stride + k;
-        row[i] = _mm512_castps_si512(load16(args->dtype, args->source, at, is_inside ? load : 0));
-      }
-      transpose_16x16(row);
-      for (int i = 0; i < n_rows; i++)
-        _mm512_mask_storeu_epi32(panel + (k + i) * args->width + part, store, row[i]);
-    }
+  for (int i = 0; i < 16; i++) {
+    int64_t at = (lane + (i < n_lanes ? i : 0)) * args->stride + k;
+    row[i] = _mm512_castps_si512(load16(args->dtype, args->source, at, i < n_lanes ? mask16_make(n_k) : 0));
   }
-}
-
-static void pack_lane_inner(const struct lade_pack_args *args)
-{
-  int n_panels = (int)lade_div_up(args->n_lanes, args->width);
-  for (int k = 0; k < args->n_k; k++) {
-    for (int p = 0; p < n_panels; p++) {
-      float *panel = (float *)args->panels + ((size_t)p * args->n_k + k) * args->width;
-      for (int part = 0; part < args->width; part += 16) {
-        int lane = p * args->width + part;
-        __mmask16 load = mask16_make(LADE_MIN(args->n_lanes - lane, args->width - part));
-        _mm512_mask_storeu_ps(panel + part, mask16_make(args->width - part),
-                              load16(args->dtype, args->source, k * args->stride + lane, load));
-      }
-    }
-  }
+  transpose_16x16(row);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i++)
+    if (i < n_k)
+      _mm512_storeu_si512(to + i * args->width, row[i]);
 }
 
 static void pack_f32(const struct lade_pack_args *args)
 {
-  if (!args->is_k_inner) {
-    pack_lane_inner(args);
-    return;
+  for (int panel = 0; panel < args->n_lanes; panel += args->width) {
+    float *to = (float *)args->panels + (size_t)panel * args->n_k;
+    int n_lanes = panel_lanes(args, panel);
+    if (args->is_k_inner) {
+      for (int part = 0; part < n_lanes; part += 16)
+        for (int k = 0; k < args->n_k; k += 16)
+          square_pack(args, panel + part, k, to + k * args->width + part);
+      continue;
+    }
+    for (int k = 0; k < args->n_k; k++, to += args->width)
+      for (int part = 0; part < n_lanes; part += 16)
+        _mm512_storeu_ps(to + part, load16(args->dtype, args->source, k * args->stride + panel + part,
+                                           mask16_make(args->n_lanes - panel - part)));
   }
-  for (int lane = 0; lane < args->n_lanes; lane += args->width)
-    panel_pack_k_inner(args, lane, args->n_lanes - lane, (float *)args->panels + (size_t)lane * args->n_k);
 }
 
 static void micro_f32(const struct lade_micro_args *args)

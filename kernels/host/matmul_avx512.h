@@ -14,6 +14,15 @@
 #define LADE_MICRO_ROWS 12
 #define LADE_MICRO_COLUMNS 32
 
+/* Lanes of a panel that must be there: a left panel is read mr at a time, a right one whole. */
+static inline int panel_lanes(const struct lade_pack_args *args, int panel)
+{
+  int n_lanes = args->n_lanes - panel;
+  if (args->width == LADE_MICRO_COLUMNS || n_lanes >= args->width)
+    return args->width;
+  return (n_lanes + LADE_MICRO_ROWS - 1) / LADE_MICRO_ROWS * LADE_MICRO_ROWS;
+}
+
 /* 16 rows of 16 words, transposed in place. */
 static inline void transpose_16x16(__m512i row[16])
 {
@@ -44,6 +53,16 @@ static inline void transpose_16x16(__m512i row[16])
     row[8 + j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0xdd);
     row[4 + j] = _mm512_shuffle_i32x4(t[4 + j], t[12 + j], 0x88);
     row[12 + j] = _mm512_shuffle_i32x4(t[4 + j], t[12 + j], 0xdd);
+  }
+}
+
+/* A whole tile in FP32 with nothing to add: dW's first microbatch, scores. */
+static inline void micro_finish_whole(const struct lade_micro_args *args, __m512 sum[LADE_MICRO_ROWS][2])
+{
+#pragma GCC unroll 12
+  for (int i = 0; i < LADE_MICRO_ROWS; i++) {
+    _mm512_storeu_ps((float *)args->c + i * args->c_stride, sum[i][0]);
+    _mm512_storeu_ps((float *)args->c + i * args->c_stride + 16, sum[i][1]);
   }
 }
 
@@ -114,7 +133,11 @@ static inline void micro_begin(const struct lade_micro_args *args, __m512 sum[LA
 static inline void micro_end(const struct lade_micro_args *args, __m512 sum[LADE_MICRO_ROWS][2])
 {
   if (!args->to) {
-    micro_finish(args, sum);
+    bool is_whole = args->n_rows == LADE_MICRO_ROWS && args->n_columns == LADE_MICRO_COLUMNS;
+    if (is_whole && args->out == LADE_F32 && !args->bias && !args->accumulate)
+      micro_finish_whole(args, sum);
+    else
+      micro_finish(args, sum);
     return;
   }
 #pragma GCC unroll 12

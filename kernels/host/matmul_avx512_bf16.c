@@ -17,17 +17,13 @@
 #include "kernels/host/host.h"
 #include "kernels/host/matmul_avx512.h"
 
-#define AHEAD 8 /* rows of k: strides of a wide matrix are more than the hardware follows */
+#define BLOCK_GROUPS 4 /* 8 rows of k: within the ways of L1 */
 
-/*
- * 16 lanes by up to 16 groups, k contiguous: a transpose of words. @is_full: all lanes and all 32 k are inside.
- * @to has rows of @width words.
- */
+/* 16 lanes by up to 16 groups, k contiguous: a transpose of words. @is_full: all lanes and all 32 k are inside. */
 static inline void square_pack(const struct lade_pack_args *args, int lane, int k, bool is_full, uint32_t *to)
 {
   const uint16_t *source = (const uint16_t *)args->source + lane * args->stride + k;
-  int n_lanes = is_full ? 16 : args->n_lanes - lane, n_k = is_full ? 32 : LADE_MIN(args->n_k - k, 32);
-  int n_groups = (n_k + 1) / 2, n_words = LADE_MIN(args->width - lane % args->width, 16);
+  int n_lanes = args->n_lanes - lane, n_k = LADE_MIN(args->n_k - k, 32);
   __mmask32 load = n_k >= 32 ? 0xffffffffu : (1u << n_k) - 1;
   __m512i row[16];
 #pragma GCC unroll 16
@@ -35,18 +31,13 @@ static inline void square_pack(const struct lade_pack_args *args, int lane, int 
     if (is_full)
       row[i] = _mm512_loadu_si512(source + i * args->stride);
     else
-      row[i] = _mm512_maskz_loadu_epi16(i < n_lanes && i < n_words ? load : 0,
-                                        source + (i < n_lanes ? i : 0) * args->stride);
+      row[i] = _mm512_maskz_loadu_epi16(i < n_lanes ? load : 0, source + (i < n_lanes ? i : 0) * args->stride);
   }
   transpose_16x16(row);
-  if (is_full) {
 #pragma GCC unroll 16
-    for (int g = 0; g < 16; g++)
+  for (int g = 0; g < 16; g++)
+    if (is_full || 2 * g < n_k)
       _mm512_storeu_si512(to + g * args->width, row[g]);
-    return;
-  }
-  for (int g = 0; g < n_groups; g++)
-    _mm512_mask_storeu_epi32(to + g * args->width, mask16_make(n_words), row[g]);
 }
 
 static void pack_k_inner(const struct lade_pack_args *args)
@@ -54,15 +45,14 @@ static void pack_k_inner(const struct lade_pack_args *args)
   int n_groups = (args->n_k + 1) / 2;
   for (int panel = 0; panel < args->n_lanes; panel += args->width) {
     uint32_t *to = (uint32_t *)args->panels + (size_t)panel * n_groups;
-    for (int part = 0; part < args->width; part += 16) {
-      int lane = panel + part;
-      bool is_full = part + 16 <= args->width && lane + 16 <= args->n_lanes;
+    for (int part = 0; part < panel_lanes(args, panel); part += 16) {
+      bool is_full = panel + part + 16 <= args->n_lanes;
       for (int k = 0; k < args->n_k; k += 32) {
         uint32_t *square = to + (size_t)(k / 2) * args->width + part;
         if (is_full && k + 32 <= args->n_k)
-          square_pack(args, lane, k, true, square);
+          square_pack(args, panel + part, k, true, square);
         else
-          square_pack(args, lane, k, false, square);
+          square_pack(args, panel + part, k, false, square);
       }
     }
   }
@@ -78,67 +68,42 @@ static inline __m512i pairs_make(const uint16_t *even, const uint16_t *odd, __mm
   return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 
-/* One group of any width and any number of lanes. */
-static void group_pack(const struct lade_pack_args *args, const uint16_t *even, const uint16_t *odd, uint32_t *to,
-                       int64_t panel_words)
+/* BLOCK_GROUPS groups, or what is left, of one panel. */
+static inline void groups_pack(const struct lade_pack_args *args, int panel, int first_group, bool is_full)
 {
-  for (int panel = 0; panel < args->n_lanes; panel += args->width, to += panel_words) {
-    for (int part = 0; part < args->width; part += 16) {
-      int lane = panel + part, n_words = LADE_MIN(args->width - part, 16);
-      __mmask16 load = mask16_make(LADE_MIN(args->n_lanes - lane, n_words));
-      _mm512_mask_storeu_epi32(to + part, mask16_make(n_words),
-                               pairs_make(even + lane, odd ? odd + lane : NULL, load));
+  int n_all = (args->n_k + 1) / 2, n = LADE_MIN(BLOCK_GROUPS, n_all - first_group);
+  int n_lanes = is_full ? args->width : panel_lanes(args, panel);
+  const uint16_t *even = (const uint16_t *)args->source + 2 * first_group * args->stride + panel;
+  uint32_t *to = (uint32_t *)args->panels + (size_t)panel * n_all + (size_t)first_group * args->width;
+  for (int g = 0; g < n; g++, even += 2 * args->stride, to += args->width) {
+    const uint16_t *odd = is_full || 2 * (first_group + g) + 1 < args->n_k ? even + args->stride : NULL;
+    for (int part = 0; part < n_lanes; part += 16) {
+      __mmask16 mask = is_full ? 0xffff : mask16_make(args->n_lanes - panel - part);
+      _mm512_storeu_si512(to + part, pairs_make(even + part, odd ? odd + part : NULL, mask));
     }
   }
 }
 
-/* One whole group in panels of 32: two vectors in, two out. */
-static inline void group_pack_32(const struct lade_pack_args *args, const uint16_t *even, const uint16_t *odd,
-                                 uint32_t *to, int64_t panel_words)
-{
-  const __m512i first = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
-                                         5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-  const __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
-  for (int lane = 0; lane < args->n_lanes; lane += 32, to += panel_words) {
-    __m512i low = _mm512_loadu_si512(even + lane), high = _mm512_loadu_si512(odd + lane);
-    _mm512_storeu_si512(to, _mm512_permutex2var_epi16(low, first, high));
-    _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi16(low, second, high));
-  }
-}
-
-/* One whole group in panels of 12. */
-static inline void group_pack_12(const struct lade_pack_args *args, const uint16_t *even, const uint16_t *odd,
-                                 uint32_t *to, int64_t panel_words)
-{
-  for (int lane = 0; lane < args->n_lanes; lane += 12, to += panel_words)
-    _mm512_mask_storeu_epi32(to, 0x0fff, pairs_make(even + lane, odd + lane, 0x0fff));
-}
-
-/* All panels at once, group by group: rows of the source are read once, in order, and asked for ahead. */
+/*
+ * A few groups of all panels, then the next few: lines of the source are used up while they are in L1 even when the
+ * stride is a power of two, and panels are written some lines at a time. Asking for the rows to come was measured: it costs more than it gives.
+ */
 static void pack_lane_inner(const struct lade_pack_args *args)
 {
-  int n_groups = (args->n_k + 1) / 2;
-  int64_t panel_words = (int64_t)n_groups * args->width;
-  bool is_whole = args->n_lanes % args->width == 0;
-  for (int g = 0; g < n_groups; g++) {
-    const uint16_t *even = (const uint16_t *)args->source + 2 * g * args->stride, *odd = even + args->stride;
-    uint32_t *to = (uint32_t *)args->panels + (size_t)g * args->width;
-    for (int lane = 0; lane < args->n_lanes && 2 * g + AHEAD + 1 < args->n_k; lane += 32) {
-      _mm_prefetch((const char *)(even + AHEAD * args->stride + lane), _MM_HINT_T0);
-      _mm_prefetch((const char *)(odd + AHEAD * args->stride + lane), _MM_HINT_T0);
+  for (int g = 0; 2 * g < args->n_k; g += BLOCK_GROUPS) {
+    bool is_whole = 2 * (g + BLOCK_GROUPS) <= args->n_k;
+    for (int panel = 0; panel < args->n_lanes; panel += args->width) {
+      if (is_whole && panel + args->width <= args->n_lanes)
+        groups_pack(args, panel, g, true);
+      else
+        groups_pack(args, panel, g, false);
     }
-    if (!is_whole || 2 * g + 1 == args->n_k)
-      group_pack(args, even, 2 * g + 1 < args->n_k ? odd : NULL, to, panel_words);
-    else if (args->width == 32)
-      group_pack_32(args, even, odd, to, panel_words);
-    else
-      group_pack_12(args, even, odd, to, panel_words);
   }
 }
 
 static void pack_bf16(const struct lade_pack_args *args)
 {
-  LADE_ASSERT(args->width == LADE_MICRO_ROWS || args->width == LADE_MICRO_COLUMNS);
+  LADE_ASSERT(args->width % 16 == 0);
   if (args->is_k_inner)
     pack_k_inner(args);
   else

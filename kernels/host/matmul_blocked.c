@@ -15,7 +15,7 @@
  * bounded buffer could hold b, and both operands need only an interleave: there a task packs
  * its block of b for itself, and is large so that the work is repeated seldom.
  *
- * Workspace: SHARED_BYTES at most, and under 1 MiB per thread.
+ * Workspace: SHARED_BYTES at most, and under 1.2 MB per thread.
  *
  * Rejected: adding blocks of k into c (beta = 1), which mixes partial sums with the gradient already there;
  * splitting k over threads, which needs a second sum; b unpacked, whose pairs of k are not adjacent in two layouts.
@@ -30,12 +30,13 @@
 #define PACK_ELEMENTS (128 << 10) /* per task of the first phase: worth waking a thread */
 #define MAX_COLUMNS 384           /* of a task: its block of b, and its partial sums, are a third of L2 each */
 #define MAX_ROWS_SHARED 96        /* of a task that reads shared panels */
-#define MAX_ROWS_PRIVATE 192      /* of a task that packs its own b */
+#define MAX_ROWS_PRIVATE 384      /* of a task that packs its own b: fewer would pack it more often */
+#define MIN_ROWS 48               /* worth a task */
 
 const struct lade_matmul_cut lade_matmul_cuts[LADE_N_CUTS] = {
-    [LADE_CUT_AVX2] = {.mr = 6, .nr = 16, .kc = 256, .group = 1, .element_bytes = 4},
-    [LADE_CUT_AVX512] = {.mr = 12, .nr = 32, .kc = 192, .group = 1, .element_bytes = 4},
-    [LADE_CUT_AVX512_BF16] = {.mr = 12, .nr = 32, .kc = 384, .group = 2, .element_bytes = 2},
+    [LADE_CUT_AVX2] = {.mr = 6, .nr = 16, .left_width = 6, .kc = 256, .group = 1, .element_bytes = 4},
+    [LADE_CUT_AVX512] = {.mr = 12, .nr = 32, .left_width = 48, .kc = 192, .group = 1, .element_bytes = 4},
+    [LADE_CUT_AVX512_BF16] = {.mr = 12, .nr = 32, .left_width = 48, .kc = 384, .group = 2, .element_bytes = 2},
 };
 
 /* How one product is cut and where its scratch lies. */
@@ -69,7 +70,7 @@ static struct plan plan_make(const struct lade_matmul_args *args, const struct l
   plan.n_chunk = plan.is_shared ? LADE_MIN(n, fitting) : n;
   plan.shared_bytes = plan.is_shared ? lade_align_up((size_t)(plan.n_chunk * k_bytes), 64) : 0;
 
-  int64_t rows = LADE_MIN(round_to(args->m, cut->mr), round_to(plan.max_rows, cut->mr));
+  int64_t rows = round_to(LADE_MIN(args->m, plan.max_rows), cut->left_width);
   int64_t columns = LADE_MIN(plan.n_chunk, MAX_COLUMNS), depth = round_to(LADE_MIN(args->k, cut->kc), cut->group);
   plan.a_bytes = lade_align_up((size_t)(rows * depth * cut->element_bytes), 64);
   plan.b_bytes = plan.is_shared ? 0 : lade_align_up((size_t)(columns * depth * cut->element_bytes), 64);
@@ -101,6 +102,15 @@ static int parts_count(int64_t n_total, int unit, int64_t max)
   return (int)(n == 1 ? 1 : LADE_MIN(round_to(n, 2), n_units));
 }
 
+/* Rows of a task: fewer where c is too small to give every thread one. The bits do not depend on it. */
+static int64_t task_rows(const struct lade_matmul_args *args, const struct plan *plan, int n_column_tasks, int n_threads)
+{
+  int64_t rows = plan->max_rows;
+  while (rows / 2 >= MIN_ROWS && lade_div_up(args->m, rows) * n_column_tasks < n_threads)
+    rows /= 2;
+  return rows;
+}
+
 static const void *element_at(enum lade_dtype dtype, const void *data, int64_t i)
 {
   return (const char *)data + i * (int64_t)lade_dtype_bytes(dtype);
@@ -128,7 +138,7 @@ void lade_left_prepare(struct lade_left_block *block)
     level->pack(&(struct lade_pack_args){
         .dtype = block->dtype, .source = element_at(block->dtype, block->source, at), .stride = block->stride,
         .is_k_inner = block->is_k_inner, .n_lanes = block->n_rows - block->n_in_place, .n_k = block->n_k,
-        .width = level->cut->mr, .panels = block->panels});
+        .width = level->cut->left_width, .panels = block->panels});
 }
 
 static struct lade_left_block a_prepare(const struct run *run, int64_t first, int64_t end, int64_t k_first,
@@ -236,10 +246,11 @@ void lade_matmul_blocked_run(const struct lade_matmul_level *level, const struct
   LADE_ASSERT(args->dtype != LADE_F64 && (!args->accumulate || args->out == LADE_F32));
   struct run run = {.level = level, .args = args, .plan = plan_make(args, level->cut)};
   const struct lade_matmul_cut *cut = level->cut;
-  run.n_row_tasks = parts_count(args->m, cut->mr, run.plan.max_rows);
+  int n_threads = lade_pool_n_threads(ctx->pool);
   for (run.first_column = 0; run.first_column < args->n; run.first_column += run.plan.n_chunk) {
     run.n_columns = LADE_MIN(run.plan.n_chunk, args->n - run.first_column);
     run.n_column_tasks = (int)lade_div_up(round_to(run.n_columns, cut->nr), MAX_COLUMNS);
+    run.n_row_tasks = parts_count(args->m, cut->mr, task_rows(args, &run.plan, run.n_column_tasks, n_threads));
     run.n_pack_tasks = (int)lade_div_up(run.n_columns * args->k, PACK_ELEMENTS);
     if (run.plan.is_shared)
       lade_pool_run(ctx->pool, pack_task, &run, run.n_pack_tasks);

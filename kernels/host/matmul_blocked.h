@@ -4,9 +4,9 @@
  * and multiplies two of them. Attention multiplies its small tiles with the same two functions. Private
  * to kernels/host.
  *
- * A panel holds @width lanes (rows of op(a), or columns of op(b)) over a range of k:
+ * A panel holds @width lanes (left_width rows of op(a), or nr columns of op(b)) over a range of k:
  * [n_groups][width][group] packed elements, a group being the consecutive k that one instruction takes from
- * a lane (2 for BF16 dot products, 1 for FP32). Lanes and k beyond the matrix are zero.
+ * a lane (2 for BF16 dot products, 1 for FP32). Lanes and k beyond the matrix are zero, as far as a micro-tile reaches.
  *
  * The right operand is always packed. The left one is broadcast group by group, so it can also be read where it
  * lies when k is contiguous and its dtype is the level's own: struct lade_left_block decides per panel.
@@ -19,6 +19,7 @@
 /* The constants of a level. */
 struct lade_matmul_cut {
   int mr, nr;        /* rows and columns of a micro-tile: what registers hold */
+  int left_width;    /* lanes of a packed left panel: whole vectors, a multiple of mr */
   int kc;            /* k of a block: a panel of b of that depth is half of L1; a multiple of 16 */
   int group;
   int element_bytes; /* packed: 2 for BF16 pairs, 4 for FP32 */
@@ -92,14 +93,16 @@ void lade_left_prepare(struct lade_left_block *block);
 static inline struct lade_left lade_left_at(const struct lade_left_block *block, int row, int k)
 {
   const struct lade_matmul_cut *cut = block->level->cut;
-  int64_t lane_bytes = (int64_t)cut->group * cut->element_bytes, width_bytes = cut->mr * lane_bytes;
+  int64_t lane_bytes = (int64_t)cut->group * cut->element_bytes;
   if (row < block->n_in_place) {
     int64_t row_bytes = block->stride * cut->element_bytes;
     return (struct lade_left){(const char *)block->source + row * row_bytes + k * cut->element_bytes, row_bytes,
                               lane_bytes};
   }
-  int64_t n_groups = (block->n_k + cut->group - 1) / cut->group, panel = (row - block->n_in_place) / cut->mr;
-  return (struct lade_left){block->panels + (panel * n_groups + k / cut->group) * width_bytes, lane_bytes, width_bytes};
+  int64_t n_groups = (block->n_k + cut->group - 1) / cut->group, packed = row - block->n_in_place;
+  int64_t width_bytes = cut->left_width * lane_bytes, panel = packed / cut->left_width;
+  return (struct lade_left){block->panels + (panel * n_groups + k / cut->group) * width_bytes +
+                                packed % cut->left_width * lane_bytes, lane_bytes, width_bytes};
 }
 
 /* F64 is not for a level; the caller sends it to the plain reference. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows of attention's scores, over the vectors of one level (vec_avx*.h, included before this); LADE_P_DTYPE is
- * the type in which the level multiplies probabilities.
+ * Rows of attention's scores, over the vectors of one level (vec_avx*.h, included before this). The level says
+ * with p_store(p, i, value) how it keeps LADE_VEC probabilities from element i on.
  */
 #ifndef LADE_ROWS_ATTENTION_H
 #define LADE_ROWS_ATTENTION_H
@@ -40,7 +40,7 @@ static inline float row_softmax(const struct lade_score_rows *rows, int r, float
     sum = vec_add(sum, value);
     if (keep)
       value = vec_first(n - j, vec_mul(value, vec_load(keep + j)), vec_set(0));
-    vec_store_part(LADE_P_DTYPE, p, r * rows->stride + j, LADE_VEC, value);
+    p_store(p, r * rows->stride + j, value);
   }
   return vec_sum(sum);
 }
@@ -80,8 +80,8 @@ static void rows_gradient(const struct lade_gradient_rows *args)
         kept = vec_mul(p, keep);
       }
       vec d_s = vec_mul(vec_mul(p, vec_sub(d_p, delta)), scale);
-      vec_store_part(LADE_P_DTYPE, args->p, at + j, LADE_VEC, vec_first(n - j, kept, vec_set(0)));
-      vec_store_part(LADE_P_DTYPE, args->d_s, at + j, LADE_VEC, vec_first(n - j, d_s, vec_set(0)));
+      p_store(args->p, at + j, vec_first(n - j, kept, vec_set(0)));
+      p_store(args->d_s, at + j, vec_first(n - j, d_s, vec_set(0)));
     }
   }
 }
@@ -95,12 +95,21 @@ static void rows_scale(float *rows, int n_rows, int n_columns, const float *fact
   }
 }
 
-static float row_dot(enum lade_dtype dtype, const void *x, const void *y, int64_t at, int n)
+static inline float row_dot_in(enum lade_dtype dtype, const void *x, const void *y, int64_t at, int n)
 {
   vec sum = vec_set(0);
   for (int j = 0; j < n; j += LADE_VEC)
     sum = vec_fma(vec_load_part(dtype, x, at + j, n - j), vec_load_part(dtype, y, at + j, n - j), sum);
   return vec_sum(sum);
+}
+
+static float row_dot(enum lade_dtype dtype, const void *x, const void *y, int64_t at, int n)
+{
+  switch (dtype) {
+  case LADE_BF16: return row_dot_in(LADE_BF16, x, y, at, n);
+  case LADE_F16: return row_dot_in(LADE_F16, x, y, at, n);
+  default: return row_dot_in(LADE_F32, x, y, at, n);
+  }
 }
 
 #endif
