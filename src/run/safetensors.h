@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Files of named tensors in HuggingFace's safetensors format: 8 bytes of header length, a JSON header with
+ * type, shape and place of each tensor, then the data without holes.
+ *
+ * A writer states every tensor up front and then streams the data in that order, so that it needs no more memory
+ * than the caller's window. A reader believes nothing: length, JSON, types, shapes, products and places are checked
+ * before it opens, and data is read with pread, so that a file which shrinks later is an error.
+ */
+#ifndef LADE_SAFETENSORS_H
+#define LADE_SAFETENSORS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/faults.h"
+#include "lade/types.h"
+
+#define LADE_SAFETENSORS_MAX_DIMS 8
+
+/* ---- reading ---- */
+
+typedef struct lade_safetensors lade_safetensors;
+
+struct lade_safetensor {
+  const char *name;
+  const char *type; /* as it stands in the file, "BF16", "I64"; static */
+  int dtype;        /* enum lade_dtype, or -1 for a type that only the file knows */
+  int n_dims;       /* 0: one element */
+  int64_t dims[LADE_SAFETENSORS_MAX_DIMS];
+  uint64_t offset, bytes; /* in the data */
+};
+
+/*
+ * Open @path and check its whole header. -EINVAL with what is wrong and, where there is one, the tensor's name;
+ * -ENOENT and the like; -EIO; -ENOMEM. @faults is borrowed, may be NULL. Blocks.
+ */
+int lade_safetensors_open(const char *path, struct lade_faults *faults, struct lade_error *error,
+                          lade_safetensors **ret_file);
+
+/* NULL is allowed. */
+void lade_safetensors_close(lade_safetensors *file);
+
+/* Tensors in the order of their data. Valid until close. Any thread. */
+int lade_safetensors_count(const lade_safetensors *file);
+const struct lade_safetensor *lade_safetensors_get(const lade_safetensors *file, int i);
+
+/* The tensor of that name, or NULL. Any thread. */
+const struct lade_safetensor *lade_safetensors_find(const lade_safetensors *file, const char *name);
+
+/* The value of @key in the file's own metadata, or NULL. Any thread. */
+const char *lade_safetensors_metadata(const lade_safetensors *file, const char *key);
+
+/* Bytes [@offset, @offset + @bytes) of @tensor, a range within it. -EIO, also when the file has shrunk. Any thread. */
+int lade_safetensors_read(const lade_safetensors *file, const struct lade_safetensor *tensor, uint64_t offset,
+                          uint64_t bytes, void *ret_data, struct lade_error *error);
+
+/* Rows (of the first dimension) [@first, @first + @n) of a tensor with at least one dimension. As read. */
+int lade_safetensors_read_rows(const lade_safetensors *file, const struct lade_safetensor *tensor, int64_t first,
+                               int64_t n, void *ret_data, struct lade_error *error);
+
+/* XXH3 (64 bits) of all data, which a writer's commit returned, too. Reads the whole file. -EIO, -ENOMEM. */
+int lade_safetensors_digest(const lade_safetensors *file, uint64_t *ret_digest, struct lade_error *error);
+
+/* ---- writing ---- */
+
+typedef struct lade_safetensors_writer lade_safetensors_writer;
+
+struct lade_safetensors_entry {
+  const char *name; /* UTF-8, not "__metadata__", each once */
+  enum lade_dtype dtype;
+  int n_dims;
+  int64_t dims[LADE_SAFETENSORS_MAX_DIMS];
+};
+
+struct lade_safetensors_pair {
+  const char *key, *value; /* UTF-8 */
+};
+
+struct lade_safetensors_params {
+  size_t struct_size;
+  const char *path; /* may not exist yet */
+  const struct lade_safetensors_entry *entries;
+  int n_entries;
+  const struct lade_safetensors_pair *metadata;
+  int n_metadata;
+  struct lade_faults *faults; /* borrowed, may be NULL */
+};
+
+/*
+ * Create the file, take its room on the drive and write its header. -EEXIST, -ENOSPC and the like, -EINVAL for entries
+ * that are not as above, -ENOMEM; no file is left then. Nothing of @params is needed afterwards but the faults. Blocks.
+ */
+int lade_safetensors_create(const struct lade_safetensors_params *params, struct lade_error *error,
+                            lade_safetensors_writer **ret_writer);
+
+/*
+ * The next @bytes of the data: the tensors one after another, in any pieces. -ENOSPC, -EIO; then abort. -EINVAL past the
+ * end. Blocks.
+ */
+int lade_safetensors_write(lade_safetensors_writer *writer, const void *data, uint64_t bytes, struct lade_error *error);
+
+/*
+ * All data is written: fsync and close; @ret_digest (may be NULL) is the XXH3 of the data. The writer is gone
+ * afterwards, and on failure the file as well: -EIO, -ENOSPC, -EINVAL when data is missing. The caller syncs the
+ * directory.
+ */
+int lade_safetensors_commit(lade_safetensors_writer *writer, struct lade_error *error, uint64_t *ret_digest);
+
+/* Give up: close and remove the file. NULL is allowed. */
+void lade_safetensors_abort(lade_safetensors_writer *writer);
+
+#endif

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Writing safetensors: header first, data streamed after it, durable at the end.
+ *
+ * All sizes are known before the first byte of data, so the header never has to be patched and the file can
+ * be allocated whole: a full drive shows itself before hours of training are written half. The header is padded with
+ * spaces to a multiple of 8 bytes, as the format asks, so that the data of a mapped file is aligned.
+ * The checksum runs along with the data. A file that is not committed is removed; a file under its final
+ * name is the affair of the caller, who renames whole directories.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <jansson.h>
+#include <xxhash.h>
+
+#include "base/base.h"
+#include "run/safetensors.h"
+#include "run/safetensors_internal.h"
+
+#define PREFIX_BYTES 8
+#define PAD_BYTES 8
+#define MOST_WRITE_BYTES (UINT64_C(1) << 30) /* of one system call */
+
+struct lade_safetensors_writer {
+  char *path;
+  int fd;
+  struct lade_faults *faults;
+  XXH3_state_t *digest;
+  uint64_t left_bytes; /* of the data */
+};
+
+static const char *type_name(enum lade_dtype dtype)
+{
+  const struct safetensors_type *type = safetensors_types;
+  while (type->name && type->dtype != (int)dtype)
+    type++;
+  return type->name;
+}
+
+/* ---- the header ---- */
+
+static bool entry_bytes(const struct lade_safetensors_entry *entry, uint64_t *ret_bytes)
+{
+  uint64_t bytes = lade_dtype_bytes(entry->dtype);
+  if (entry->n_dims < 0 || entry->n_dims > LADE_SAFETENSORS_MAX_DIMS)
+    return false;
+  for (int i = 0; i < entry->n_dims; i++) {
+    if (entry->dims[i] < 0 || __builtin_mul_overflow(bytes, (uint64_t)entry->dims[i], &bytes))
+      return false;
+  }
+  *ret_bytes = bytes;
+  return bytes <= INT64_MAX;
+}
+
+static json_t *entry_json(const struct lade_safetensors_entry *entry, uint64_t begin, uint64_t end)
+{
+  json_t *shape = json_array();
+  for (int i = 0; i < entry->n_dims; i++)
+    json_array_append_new(shape, json_integer(entry->dims[i]));
+  return json_pack("{s:s,s:o,s:[I,I]}", "dtype", type_name(entry->dtype), "shape", shape, "data_offsets",
+                   (json_int_t)begin, (json_int_t)end);
+}
+
+static json_t *metadata_json(const struct lade_safetensors_params *params)
+{
+  json_t *metadata = json_object();
+  for (int i = 0; i < params->n_metadata; i++) {
+    if (json_object_set_new(metadata, params->metadata[i].key, json_string(params->metadata[i].value))) {
+      json_decref(metadata);
+      return NULL;
+    }
+  }
+  return metadata;
+}
+
+/* The header's JSON and the bytes of all data. -EINVAL naming the entry, -ENOMEM. */
+static int header_make(const struct lade_safetensors_params *params, struct lade_error *error, char **ret_text,
+                       uint64_t *ret_data_bytes)
+{
+  json_t *root = json_object();
+  uint64_t end = 0;
+  int rc = 0;
+  if (params->n_metadata && json_object_set_new(root, SAFETENSORS_METADATA, metadata_json(params)))
+    rc = lade_error_set(error, -EINVAL, "%s: metadata is not UTF-8", params->path);
+  for (int i = 0; i < params->n_entries && !rc; i++) {
+    const struct lade_safetensors_entry *entry = &params->entries[i];
+    uint64_t begin = end, bytes;
+    if (!entry_bytes(entry, &bytes) || __builtin_add_overflow(end, bytes, &end) || end > INT64_MAX)
+      rc = lade_error_set(error, -EINVAL, "%s: tensor %s has an impossible shape", params->path, entry->name);
+    else if (!strcmp(entry->name, SAFETENSORS_METADATA) || json_object_get(root, entry->name) ||
+             json_object_set_new(root, entry->name, entry_json(entry, begin, end)))
+      rc = lade_error_set(error, -EINVAL, "%s: tensor %s: a name that is taken or not UTF-8", params->path,
+                          entry->name);
+  }
+  char *text = rc ? NULL : json_dumps(root, JSON_COMPACT);
+  json_decref(root);
+  if (!rc && !text)
+    rc = lade_error_set(error, -ENOMEM, "%s: out of memory for its header", params->path);
+  if (!rc && strlen(text) > SAFETENSORS_MAX_HEADER_BYTES - PAD_BYTES)
+    rc = lade_error_set(error, -EINVAL, "%s: a header of %zu bytes is past the format's limit", params->path,
+                        strlen(text));
+  if (rc) {
+    free(text);
+    return rc;
+  }
+  *ret_text = text;
+  *ret_data_bytes = end;
+  return 0;
+}
+
+/* ---- bytes ---- */
+
+static int bytes_write(lade_safetensors_writer *writer, const void *data, uint64_t bytes, struct lade_error *error)
+{
+  for (const char *at = data; bytes;) {
+    int rc = lade_fault(writer->faults, LADE_FAULT_FILE_WRITE);
+    ssize_t n = rc ? -1 : write(writer->fd, at, LADE_MIN(bytes, MOST_WRITE_BYTES));
+    if (!rc && n < 0 && errno == EINTR)
+      continue;
+    if (!rc && n < 0)
+      rc = -errno;
+    if (rc)
+      return lade_error_set(error, rc, "%s: cannot write: %s", writer->path, strerror(-rc));
+    at += n;
+    bytes -= (uint64_t)n;
+  }
+  return 0;
+}
+
+static int header_write(lade_safetensors_writer *writer, const char *text, struct lade_error *error)
+{
+  const uint64_t length = strlen(text), padded = lade_align_up(length, PAD_BYTES);
+  unsigned char prefix[PREFIX_BYTES];
+  for (int i = 0; i < PREFIX_BYTES; i++)
+    prefix[i] = (unsigned char)(padded >> (8 * i));
+  /* A file system that cannot allocate ahead says so with EOPNOTSUPP or EINVAL, and finds out while writing. */
+  uint64_t bytes = PREFIX_BYTES + padded + writer->left_bytes;
+  if (fallocate(writer->fd, 0, 0, (off_t)bytes) && errno != EOPNOTSUPP && errno != EINVAL && errno != ENOSYS &&
+      errno != EINTR)
+    return lade_error_set(error, -errno, "%s: no room for %" PRIu64 " bytes: %s", writer->path, bytes,
+                          strerror(errno));
+  int rc = bytes_write(writer, prefix, sizeof(prefix), error);
+  if (!rc)
+    rc = bytes_write(writer, text, length, error);
+  if (!rc)
+    rc = bytes_write(writer, "        ", padded - length, error);
+  return rc;
+}
+
+/* ---- public ---- */
+
+static void writer_free(lade_safetensors_writer *writer)
+{
+  if (writer->fd >= 0)
+    close(writer->fd);
+  XXH3_freeState(writer->digest);
+  free(writer->path);
+  free(writer);
+}
+
+static int writer_make(const struct lade_safetensors_params *params, uint64_t data_bytes, struct lade_error *error,
+                       lade_safetensors_writer **ret_writer)
+{
+  lade_safetensors_writer *writer = lade_fault_calloc(params->faults, 1, sizeof(*writer));
+  if (!writer)
+    return lade_error_set(error, -ENOMEM, "%s: out of memory", params->path);
+  writer->fd = -1;
+  writer->faults = params->faults;
+  writer->left_bytes = data_bytes;
+  writer->path = strdup(params->path);
+  writer->digest = XXH3_createState();
+  int rc = writer->path && writer->digest ? lade_fault(writer->faults, LADE_FAULT_FILE_OPEN) : -ENOMEM;
+  if (!rc) {
+    writer->fd = open(params->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    rc = writer->fd < 0 ? -errno : 0;
+  }
+  if (rc) {
+    writer_free(writer);
+    return lade_error_set(error, rc, "%s: cannot create: %s", params->path, strerror(-rc));
+  }
+  XXH3_64bits_reset(writer->digest);
+  *ret_writer = writer;
+  return 0;
+}
+
+int lade_safetensors_create(const struct lade_safetensors_params *params, struct lade_error *error,
+                            lade_safetensors_writer **ret_writer)
+{
+  LADE_ASSERT(params->struct_size == sizeof(*params));
+  char *text;
+  uint64_t data_bytes;
+  lade_safetensors_writer *writer = NULL;
+  int rc = header_make(params, error, &text, &data_bytes);
+  if (rc)
+    return rc;
+  rc = writer_make(params, data_bytes, error, &writer);
+  if (!rc)
+    rc = header_write(writer, text, error);
+  free(text);
+  if (rc)
+    lade_safetensors_abort(writer);
+  else
+    *ret_writer = writer;
+  return rc;
+}
+
+int lade_safetensors_write(lade_safetensors_writer *writer, const void *data, uint64_t bytes, struct lade_error *error)
+{
+  if (bytes > writer->left_bytes)
+    return lade_error_set(error, -EINVAL, "%s: %" PRIu64 " bytes more than its header states", writer->path,
+                          bytes - writer->left_bytes);
+  int rc = bytes_write(writer, data, bytes, error);
+  if (rc)
+    return rc;
+  XXH3_64bits_update(writer->digest, data, bytes);
+  writer->left_bytes -= bytes;
+  return 0;
+}
+
+int lade_safetensors_commit(lade_safetensors_writer *writer, struct lade_error *error, uint64_t *ret_digest)
+{
+  int rc = 0;
+  if (writer->left_bytes)
+    rc = lade_error_set(error, -EINVAL, "%s: %" PRIu64 " bytes of data are missing", writer->path, writer->left_bytes);
+  if (!rc) {
+    rc = lade_fault(writer->faults, LADE_FAULT_FILE_SYNC);
+    if (!rc && fsync(writer->fd))
+      rc = -errno;
+    int fd = writer->fd;
+    writer->fd = -1;
+    if (close(fd) && !rc)
+      rc = -errno;
+    if (rc)
+      lade_error_set(error, rc, "%s: cannot sync: %s", writer->path, strerror(-rc));
+  }
+  if (rc) {
+    lade_safetensors_abort(writer);
+    return rc;
+  }
+  if (ret_digest)
+    *ret_digest = XXH3_64bits_digest(writer->digest);
+  writer_free(writer);
+  return 0;
+}
+
+void lade_safetensors_abort(lade_safetensors_writer *writer)
+{
+  if (!writer)
+    return;
+  unlink(writer->path);
+  writer_free(writer);
+}
