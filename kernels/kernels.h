@@ -50,7 +50,7 @@ struct lade_verdict {
   float norm;       /* of all gradients, after the loss scale is taken out */
   float factor;     /* gradients are multiplied by it: min(1, clip/norm)/loss_scale */
   uint32_t is_skipped; /* not finite: the update writes its old values back */
-  uint32_t pad;
+  uint32_t first_bad;  /* then the first partial that is not finite */
 };
 
 struct lade_kernel_ctx {

@@ -21,6 +21,15 @@ static double tree_sum(const double *partial, int64_t n)
   return sum;
 }
 
+/* The first partial that is not finite, or n: the sum overflowed though each part is finite. */
+static uint32_t bad_find(const double *partial, int64_t n)
+{
+  int64_t i = 0;
+  while (i < n && isfinite(partial[i]))
+    i++;
+  return (uint32_t)i;
+}
+
 static void clip_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_clip_args *a = args;
@@ -29,7 +38,8 @@ static void clip_plain(const struct lade_kernel_ctx *ctx, const void *args)
   bool is_skipped = !isfinite(norm);
   float factor = step->clip > 0 && norm > step->clip ? step->clip / norm : 1.0f;
   *a->verdict = (struct lade_verdict){
-      .norm = norm, .factor = is_skipped ? 0.0f : factor / step->loss_scale, .is_skipped = is_skipped};
+      .norm = norm, .factor = is_skipped ? 0.0f : factor / step->loss_scale, .is_skipped = is_skipped,
+      .first_bad = is_skipped ? bad_find(a->partial, a->n_partials) : 0};
 }
 
 void lade_clip_init(struct lade_kernels *kernels)

@@ -11,9 +11,9 @@
 
 #include "machine/machine.h"
 #include "plan/cost.h"
+#include "run/data.h"
 #include "run/executor.h"
 
-enum lade_order { LADE_ORDER_RANDOM, LADE_ORDER_SEQUENTIAL };
 enum lade_budget_kind { LADE_BUDGET_AUTO, LADE_BUDGET_BYTES, LADE_BUDGET_PERCENT, LADE_BUDGET_PERCENT_DEVICE, LADE_BUDGET_MIN };
 
 struct lade_budget {
@@ -30,7 +30,7 @@ struct lade_session_params {
   const char *const *valid;
   int n_valid;
   double valid_fraction;
-  enum lade_order order;
+  enum lade_data_order order;
   int64_t steps, batch, micro_batch, time; /* micro_batch 0: batch; time 0: the smaller of 1024 and the context */
   double lr, min_lr;
   int64_t warmup;
@@ -44,7 +44,12 @@ struct lade_session_params {
   uint64_t store_budget_bytes;         /* 0: what the file system has free */
   bool allow_tmpfs;
   bool is_dry;
-  const char *machine;                 /* preset or file: nothing is probed; NULL: this machine */
+  /*
+   * Preset or file of a machine: nothing is probed; NULL: this machine. On the host device the copy queues are then
+   * throttled to the machine's links, so that offload costs what it would over them.
+   */
+  const char *machine;
+  bool skip_cache;                     /* of the probe's measurements */
   enum lade_recipe recipe;
   const char *residency_file;
   int64_t eval_iters;
@@ -63,6 +68,11 @@ void lade_session_defaults(struct lade_session_params *params);
 
 typedef struct lade_session lade_session;
 
+/*
+ * Open a session. -EOVERFLOW: does not fit (with is_plan_only: 0, the line in @error and no plan in the info);
+ * -EINVAL, -ENOENT and others for what a person named wrongly; -ENOMEM, -ENOSPC and others for what the machine
+ * refused: one line in @error. Blocks. All strings of @params are borrowed until close.
+ */
 int lade_session_open(const struct lade_session_params *params, struct lade_error *error, lade_session **ret_session);
 void lade_session_close(lade_session *session);
 
