@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention at the AVX2 level: FP32 products and eight lanes of softmax. */
+/* Attention at the AVX2 level: FP32 products and sixteen lanes of softmax on pairs of registers. */
 #include "kernels/host/host.h"
-#include "kernels/host/vec_avx2.h"
+#include "kernels/host/lanes.h"
 
-static inline void p_store(void *p, int64_t i, vec value)
+static inline void p_store(void *p, int64_t i, vf value)
 {
-  vec_store((float *)p + i, value);
+  vf_store_f32((float *)p + i, value);
 }
 
 #include "kernels/host/rows_attention.h"

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention at the AVX512 level: FP32 products and sixteen lanes of softmax. */
 #include "kernels/host/host.h"
-#include "kernels/host/vec_avx512.h"
+#include "kernels/host/lanes.h"
 
-static inline void p_store(void *p, int64_t i, vec value)
+static inline void p_store(void *p, int64_t i, vf value)
 {
-  vec_store((float *)p + i, value);
+  vf_store_f32((float *)p + i, value);
 }
 
 #include "kernels/host/rows_attention.h"

@@ -2,9 +2,9 @@
 /* Attention at the AVX512 BF16 level: BF16 dot products; probabilities and their gradients are rounded to
  * BF16 before they are multiplied, as every flash attention does. Other dtypes go to the AVX-512 level. */
 #include "kernels/host/host.h"
-#include "kernels/host/vec_avx512.h"
+#include "kernels/host/lanes.h"
 
-static inline void p_store(void *p, int64_t i, vec value)
+static inline void p_store(void *p, int64_t i, vf value)
 {
   _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)p + i), (__m256i)_mm512_cvtneps_pbh(value));
 }

@@ -24,7 +24,6 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "base/philox.h"
 #include "kernels/host/attention_blocked.h"
 #include "kernels/host/host.h"
 
@@ -152,24 +151,6 @@ static void sums_scale(const struct job *job, float *sums, int n_rows, const flo
     job->level->scale(sums + tile * job->cut->mr * job->cut->nr, n_rows, job->cut->nr, factor);
 }
 
-/* Where rows of queries [i, i + n_rows) of a head meet keys [k_first, ...): dropout's factors. */
-static void keep_fill(const struct job *job, int64_t b, int64_t h, int64_t i, int n_rows, int64_t k_first,
-                      int n_columns, float *keep, int stride)
-{
-  const struct lade_drop *drop = job->drop;
-  for (int r = 0; r < n_rows; r++) {
-    uint64_t first = drop->first_element +
-                     (uint64_t)(((b * job->heads + h) * job->time + i + r) * job->time + k_first);
-    struct lade_philox draw = {{0}};
-    for (int j = 0; j < n_columns; j++) {
-      uint64_t element = first + (uint64_t)j;
-      if (j == 0 || element % 4 == 0)
-        draw = lade_philox_draw(job->step->seed, job->step->step, drop->stream, element / 4);
-      keep[r * stride + j] = draw.word[element % 4] >= drop->drop_below ? drop->scale : 0;
-    }
-  }
-}
-
 /* Hands out pieces of a thread's scratch, each on a cache line. With no memory it only counts. */
 struct carver {
   char *base;
@@ -185,7 +166,7 @@ static void *carve(struct carver *carver, int64_t n_elements, size_t element_byt
 
 struct fwd_scratch {
   char *q, *k, *v;       /* packed; q where it cannot be read in place */
-  float *scores, *keep;  /* [mr][KEYS_FWD] */
+  float *scores;         /* [mr][KEYS_FWD] */
   void *p;               /* the same in p_dtype */
   float *sums;           /* [QUERIES, head_dim] in tiles */
   float *max, *sum;      /* [QUERIES] */
@@ -198,7 +179,7 @@ static struct fwd_scratch fwd_scratch_carve(struct carver *carver, int64_t head_
   return (struct fwd_scratch){
       .q = carve(carver, QUERIES * depth, 4), .k = carve(carver, KEYS_FWD * depth, 4),
       .v = carve(carver, KEYS_FWD * columns, 4), .scores = carve(carver, MAX_MR * KEYS_FWD, 4),
-      .keep = carve(carver, MAX_MR * KEYS_FWD, 4), .p = carve(carver, MAX_MR * KEYS_FWD, 4),
+      .p = carve(carver, MAX_MR * KEYS_FWD, 4),
       .sums = carve(carver, QUERIES * columns, 4), .max = carve(carver, QUERIES + MAX_MR, 4),
       .sum = carve(carver, QUERIES + MAX_MR, 4)};
 }
@@ -215,17 +196,15 @@ static int visible_keys(const struct job *job, const struct pair *pair, int i)
   return (int)LADE_MIN(pair->n_k, pair->q_first + i + job->cut->mr - pair->k_first);
 }
 
-static struct lade_score_rows score_rows(const struct job *job, const struct pair *pair, int i, const float *scores,
-                                         float *keep, int stride, int n_columns)
+static struct lade_score_rows score_rows(const struct job *job, const struct pair *pair, int i, float *scores,
+                                         int stride, int n_columns)
 {
-  struct lade_score_rows rows = {.scores = scores, .stride = stride, .n_columns = n_columns, .scale = job->scale,
-                                 .n_rows = LADE_MIN(job->cut->mr, pair->n_q - i),
-                                 .first_visible = (int)(pair->q_first + i - pair->k_first) + 1};
-  if (job->drop->drop_below) {
-    keep_fill(job, pair->b, pair->h, pair->q_first + i, rows.n_rows, pair->k_first, n_columns, keep, stride);
-    rows.keep = keep;
-  }
-  return rows;
+  int64_t query = (pair->b * job->heads + pair->h) * job->time + pair->q_first + i;
+  return (struct lade_score_rows){.scores = scores, .stride = stride, .n_columns = n_columns, .scale = job->scale,
+                                  .n_rows = LADE_MIN(job->cut->mr, pair->n_q - i),
+                                  .first_visible = (int)(pair->q_first + i - pair->k_first) + 1,
+                                  .drop = job->drop->drop_below ? job->drop : NULL, .step = job->step,
+                                  .element = query * job->time + pair->k_first, .element_stride = job->time};
 }
 
 /* mr queries from @i on against the pair's keys. */
@@ -236,7 +215,7 @@ static void fwd_panel(const struct job *job, const struct fwd_scratch *scratch, 
   float factor[MAX_MR], *sums = scratch->sums + (int64_t)i * job->n_column_tiles * job->cut->nr;
   scores_make(job, lade_left_at(q, i, 0), scratch->k, visible, scratch->scores, KEYS_FWD);
   struct lade_softmax_rows rows = {
-      .rows = score_rows(job, pair, i, scratch->scores, scratch->keep, KEYS_FWD, visible), .max = scratch->max + i,
+      .rows = score_rows(job, pair, i, scratch->scores, KEYS_FWD, visible), .max = scratch->max + i,
       .sum = scratch->sum + i, .factor = factor, .p = scratch->p};
   job->level->softmax(&rows);
   if (pair->k_first)
@@ -296,7 +275,7 @@ static void fwd_task(void *arg, int i_task, int i_thread)
 struct bwd_scratch {
   char *q_rows, *q_columns, *d_out_rows, *d_out_columns; /* a block of queries, packed both ways where need be */
   char *k_rows, *k_columns, *v_rows;                     /* a block of keys */
-  float *scores, *d_p, *keep;                            /* [mr][KEYS_BWD] */
+  float *scores, *d_p;                                   /* [mr][KEYS_BWD] */
   char *p, *d_s;                                         /* [QUERIES][KEYS_BWD] in p_dtype */
   char *p_by_key, *d_s_by_key, *d_s_by_query;            /* packed as left operands */
   float *d_q;                                            /* [QUERIES, head_dim] in tiles */
@@ -319,7 +298,7 @@ static struct bwd_scratch bwd_scratch_carve(struct carver *carver, int64_t time,
       .d_out_rows = carve(carver, QUERIES * depth, 4), .d_out_columns = carve(carver, QUERIES * columns, 4),
       .k_rows = carve(carver, KEYS_BWD * depth, 4), .k_columns = carve(carver, KEYS_BWD * columns, 4),
       .v_rows = carve(carver, KEYS_BWD * depth, 4), .scores = carve(carver, MAX_MR * KEYS_BWD, 4),
-      .d_p = carve(carver, MAX_MR * KEYS_BWD, 4), .keep = carve(carver, MAX_MR * KEYS_BWD, 4),
+      .d_p = carve(carver, MAX_MR * KEYS_BWD, 4),
       .p = carve(carver, square, 4), .d_s = carve(carver, square, 4), .p_by_key = carve(carver, square, 4),
       .d_s_by_key = carve(carver, square, 4), .d_s_by_query = carve(carver, square, 4),
       .d_q = carve(carver, QUERIES * columns, 4), .d_k = carve(carver, rows * columns, 4),
@@ -337,7 +316,7 @@ static void bwd_scores(const struct job *job, const struct bwd_scratch *scratch,
     scores_make(job, lade_left_at(&scratch->q, i, 0), scratch->k_rows, visible, scratch->scores, KEYS_BWD);
     scores_make(job, lade_left_at(&scratch->d_out, i, 0), scratch->v_rows, visible, scratch->d_p, KEYS_BWD);
     job->level->gradient(&(struct lade_gradient_rows){
-        .rows = score_rows(job, pair, i, scratch->scores, scratch->keep, KEYS_BWD, pair->n_k), .d_p = scratch->d_p,
+        .rows = score_rows(job, pair, i, scratch->scores, KEYS_BWD, pair->n_k), .d_p = scratch->d_p,
         .lse = lse + i, .delta = scratch->delta + i, .p = scratch->p + i * row_bytes,
         .d_s = scratch->d_s + i * row_bytes});
   }

@@ -9,12 +9,14 @@
 
 #include "kernels/host/matmul_blocked.h"
 
-/* Rows of scores: row r sees its first min(first_visible + r, n_columns) columns, at least one. */
+/* Rows of scores: row r sees its first min(first_visible + r, n_columns) columns, at least one. Up to 16 rows. */
 struct lade_score_rows {
-  const float *scores; /* q k^T, not yet scaled; rows of @stride */
+  float *scores;       /* q k^T, not yet scaled; rows of @stride; what is not visible is written over */
   int stride, n_rows, n_columns, first_visible;
   float scale;
-  const float *keep; /* dropout's factors, rows of @stride, or NULL */
+  const struct lade_drop *drop; /* NULL: none */
+  const struct lade_step *step;
+  int64_t element, element_stride; /* of dropout: of the first row's first column, and from row to row */
 };
 
 /* Online softmax: probabilities up to the row's final sum, and the running state of each row. */
@@ -22,15 +24,15 @@ struct lade_softmax_rows {
   struct lade_score_rows rows;
   float *max, *sum; /* in and out: -inf and 0 at first */
   float *factor;    /* out: what earlier sums must be multiplied by */
-  void *p;          /* exp(scale s - max) * keep; 0 where not visible */
+  void *p;          /* exp(scale s - max) times dropout; 0 where not visible */
 };
 
-/* Backward: d_s = p (keep d_p - delta) scale with p = exp(scale s - lse). */
+/* Backward: d_s = p (drop(d_p) - delta) scale with p = exp(scale s - lse). */
 struct lade_gradient_rows {
   struct lade_score_rows rows;
-  const float *d_p; /* dout v^T, rows of @stride */
+  float *d_p;       /* dout v^T, rows of @stride; as scores */
   const float *lse, *delta;
-  void *p, *d_s;    /* p * keep, and d_s; 0 where not visible */
+  void *p, *d_s;    /* drop(p), and d_s; 0 where not visible */
 };
 
 struct lade_attention_level {

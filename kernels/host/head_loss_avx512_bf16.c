@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The head's loss at the AVX512 BF16 level: this level's products, its lanes over rows of logits. */
 #include "kernels/host/host.h"
-#include "kernels/host/vec_avx512.h"
+#include "kernels/host/lanes.h"
 
 #include "kernels/host/rows_head.h"
 

@@ -12,6 +12,7 @@
  *   vf_where_negative(t,a,b)  a where t's sign is set, b elsewhere
  *   vf_where_at_least(a,b,v)  v where word a >= word b, 0 elsewhere
  *   vf_sum, vd_sum            lanes as a tree: j + (j+8), then 4, 2, 1
+ *   vf_largest                the largest lane; what a lane that is not a number does to it is open
  *   vu_load_u16, vu_store_u16 16-bit elements, zero-extended and truncated
  *   vu_multiply               32 x 32 bits to both halves of the product
  *   vu_store_transposed       64 words from w[0..3]: out[16k + 4j + i] = w[i][4j + k]

@@ -87,6 +87,14 @@ VEC_INLINE vf vf_where_negative(vf test, vf x, vf y)
   return (vf){_mm256_blendv_ps(y.a, x.a, test.a), _mm256_blendv_ps(y.b, x.b, test.b)};
 }
 
+VEC_INLINE float vf_largest(vf x)
+{
+  __m256 eight = _mm256_max_ps(x.a, x.b);
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
 VEC_INLINE float vf_sum(vf x)
 {
   __m256 eight = _mm256_add_ps(x.a, x.b);

@@ -51,6 +51,8 @@ VEC_INLINE float vf_sum(vf a)
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+VEC_INLINE float vf_largest(vf a) { return _mm512_reduce_max_ps(a); }
+
 VEC_INLINE vu vu_set(uint32_t x) { return _mm512_set1_epi32((int)x); }
 VEC_INLINE vu vu_bits(vf a) { return _mm512_castps_si512(a); }
 VEC_INLINE vf vf_from_bits(vu a) { return _mm512_castsi512_ps(a); }

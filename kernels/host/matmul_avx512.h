@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the AVX-512 levels of the matrix product share: 16 x 16 transposes and both ends of a
- * micro-tile. Included only by files compiled with AVX-512.
+ * What the AVX-512 levels of the matrix product share: 16 x 16 transposes, vectors of any dtype, and
+ * both ends of a micro-tile. Included only by files compiled with AVX-512.
  */
 #ifndef LADE_MATMUL_AVX512_H
 #define LADE_MATMUL_AVX512_H
@@ -9,10 +9,51 @@
 #include <immintrin.h>
 
 #include "kernels/host/matmul_blocked.h"
-#include "kernels/host/vec_avx512.h"
 
 #define LADE_MICRO_ROWS 12
 #define LADE_MICRO_COLUMNS 32
+
+/* The first @n of 16 lanes. */
+static inline __mmask16 mask16_make(int n)
+{
+  return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1);
+}
+
+/* data[i .. i+15] under @mask as FP32; zero elsewhere. */
+static inline __m512 load16(enum lade_dtype dtype, const void *data, int64_t i, __mmask16 mask)
+{
+  switch (dtype) {
+  case LADE_BF16:
+    return _mm512_castsi512_ps(_mm512_slli_epi32(
+        _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, (const uint16_t *)data + i)), 16));
+  case LADE_F16: return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, (const uint16_t *)data + i));
+  default: return _mm512_maskz_loadu_ps(mask, (const float *)data + i);
+  }
+}
+
+/* To nearest even, NaN quiet: lade_f32_to_bf16 in 16 lanes. */
+static inline __m256i bf16_round(__m512 value)
+{
+  __m512i bits = _mm512_castps_si512(value);
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_srli_epi32(
+      _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+  __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
+  return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, is_nan, quiet));
+}
+
+static inline void store16(enum lade_dtype dtype, void *data, int64_t i, __mmask16 mask, __m512 value)
+{
+  switch (dtype) {
+  case LADE_BF16: _mm256_mask_storeu_epi16((uint16_t *)data + i, mask, bf16_round(value)); break;
+  case LADE_F16:
+    _mm256_mask_storeu_epi16((uint16_t *)data + i, mask,
+                             _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    break;
+  default: _mm512_mask_storeu_ps((float *)data + i, mask, value); break;
+  }
+}
 
 /* Lanes of a panel that must be there: a left panel is read mr at a time, a right one whole. */
 static inline int panel_lanes(const struct lade_pack_args *args, int panel)

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Rows of logits over the vectors of one level (vec_avx*.h, included before this): their running maximum
- * and sum, and their gradient. A is FP32 here.
- */
+/* Rows of logits over the lanes of one level: their running maximum and sum, and their gradient. A is FP32 here. */
 #ifndef LADE_ROWS_HEAD_H
 #define LADE_ROWS_HEAD_H
 
@@ -10,38 +7,58 @@
 
 #include "base/base.h"
 #include "kernels/host/head_loss.h"
+#include "kernels/host/lanes.h"
+
+static inline void max_step(int64_t i, int n, vf *largest, const float *logits)
+{
+  *largest = vf_max(*largest, vf_load_f32(logits + i));
+}
+
+static inline void exp_step(int64_t i, int count, int n, const float *logits, vf shift, vf *sum)
+{
+  vf z[VEC_GROUP];
+  VEC_EACH(k, count) z[k] = vf_sub(vec_load(LADE_F32, logits, i + k * VEC_LANES, n), shift);
+  vec_exp(z, count);
+  VEC_EACH(k, count) *sum = vf_add(*sum, n == VEC_LANES ? z[k] : vf_first(z[k], n));
+}
 
 static void row_reduce(const struct lade_head_row *row, double *max, double *sum)
 {
   const float *logits = row->logits;
-  int n = (int)row->n;
-  vec largest = vec_set(-INFINITY), added = vec_set(0);
-  for (int j = 0; j < n; j += LADE_VEC)
-    largest = vec_max(largest, vec_first(n - j, vec_load_part(LADE_F32, logits, j, n - j), vec_set(-INFINITY)));
-  double new_max = LADE_MAX(*max, (double)vec_largest(largest));
-  vec shift = vec_set((float)new_max);
-  for (int j = 0; j < n; j += LADE_VEC) {
-    vec value = vec_exp(vec_sub(vec_load_part(LADE_F32, logits, j, n - j), shift));
-    added = vec_add(added, vec_first(n - j, value, vec_set(0)));
-  }
-  *sum = *sum * exp(*max - new_max) + (double)vec_sum(added);
+  int64_t whole = row->n / VEC_LANES * VEC_LANES;
+  vf largest[VEC_SUMS], added = vf_set(0);
+  VEC_EACH(k, VEC_SUMS) largest[k] = vf_set(-INFINITY);
+  VEC_SUM_STEPS(max_step, 0, whole, largest, logits);
+  double new_max = *max;
+  VEC_EACH(k, VEC_SUMS) new_max = LADE_MAX(new_max, (double)vf_largest(largest[k]));
+  for (int64_t j = whole; j < row->n; j++)
+    new_max = LADE_MAX(new_max, (double)logits[j]);
+  VEC_GROUP_STEPS(exp_step, 0, row->n, logits, vf_set((float)new_max), &added);
+  *sum = *sum * exp(*max - new_max) + (double)vf_sum(added);
   *max = new_max;
 }
 
-/* Two passes over the target's element: all as if it were another's, then that one. */
+static inline void p_step(int64_t i, int count, int n, enum lade_dtype dtype, const float *logits, vf lse, vf scale,
+                          void *d_logits)
+{
+  vf z[VEC_GROUP];
+  VEC_EACH(k, count) z[k] = vf_sub(vec_load(LADE_F32, logits, i + k * VEC_LANES, n), lse);
+  vec_exp(z, count);
+  VEC_EACH(k, count) vec_store(dtype, d_logits, i + k * VEC_LANES, n, vf_mul(z[k], scale));
+}
+
+/* All as if none were the target, then the target again with 1 taken off. */
 static inline void row_gradient_in(enum lade_dtype dtype, const struct lade_head_row *row, double lse, double scale,
                                    void *d_logits)
 {
   const float *logits = row->logits;
-  int n = (int)row->n;
-  vec minus_lse = vec_set((float)-lse), by = vec_set((float)scale);
-  for (int j = 0; j < n; j += LADE_VEC) {
-    vec p = vec_exp(vec_add(vec_load_part(LADE_F32, logits, j, n - j), minus_lse));
-    int target = (int)row->target - j;
-    if (target >= 0 && target < LADE_VEC)
-      p = vec_sub(p, vec_first(target + 1, vec_first(target, vec_set(0), vec_set(1)), vec_set(0)));
-    vec_store_part(dtype, d_logits, j, n - j, vec_mul(p, by));
-  }
+  VEC_GROUP_STEPS(p_step, 0, row->n, dtype, logits, vf_set((float)lse), vf_set((float)scale), d_logits);
+  if (row->target < 0)
+    return;
+  float z[VEC_LANES] = {logits[row->target] - (float)lse};
+  vf p = vf_load_f32(z);
+  vec_exp(&p, 1);
+  vec_store(dtype, d_logits, row->target, 1, vf_mul(vf_sub(p, vf_set(1)), vf_set((float)scale)));
 }
 
 static void row_gradient(const struct lade_head_row *row, double lse, double scale, void *d_logits)
@@ -53,12 +70,14 @@ static void row_gradient(const struct lade_head_row *row, double lse, double sca
   }
 }
 
+static inline void cast_step(int64_t i, int n, enum lade_dtype dtype, const float *from, void *to)
+{
+  vec_store(dtype, to, i, n, vec_load(LADE_F32, from, i, n));
+}
+
 static void row_cast(enum lade_dtype dtype, const float *from, int64_t n, void *to)
 {
-  for (int64_t j = 0; j < n; j += LADE_VEC) {
-    int n_lanes = (int)LADE_MIN(n - j, LADE_VEC);
-    vec_store_part(dtype, to, j, n_lanes, vec_load_part(LADE_F32, from, j, n_lanes));
-  }
+  VEC_STEPS(cast_step, 0, n, dtype, from, to);
 }
 
 #endif
