@@ -21,8 +21,8 @@
  * limit has proved that nothing fits, and the lower bound rises. Between cycles at the target's capacity there are
  * cycles at capacities between it and the incumbent, so that something is gained where the target is out of reach.
  *
- * The search is for one alignment and no fixed offsets, up to ITEMS_MAX items; recursion is bounded by DEPTH_MAX
- * frames of about 200 bytes. Ideas are in MiniMalloc (canonical solutions, sections; Moffitt 2023) and in the
+ * The search is for one alignment, up to ITEMS_MAX items, and fixed ones only where they stand on each other from
+ * offset 0 up; recursion is bounded by DEPTH_MAX frames of about 200 bytes. Ideas are in MiniMalloc (canonical solutions, sections; Moffitt 2023) and in the
  * bottom-left corner search of perfect rectangle packing.
  */
 #include <stdlib.h>
@@ -252,6 +252,32 @@ static double item_preference(const struct pack_problem *problem, int i, int pre
   }
 }
 
+/* Fixed items leave no gaps below them: they are a ground to build on. */
+static bool fixed_is_ground(const struct exact *exact, const struct pack_problem *problem)
+{
+  int32_t *end = exact->pile.floor, *sum = exact->pile.rest;
+  memset(end, 0, (size_t)problem->n_slots * sizeof(*end));
+  memset(sum, 0, (size_t)problem->n_slots * sizeof(*sum));
+  for (int i = 0; i < problem->n; i++) {
+    if (problem->items[i].fixed < 0)
+      continue;
+    int32_t bytes = (int32_t)(problem->bytes[i] / problem->granule);
+    for (int s = problem->lo[i]; s < problem->hi[i]; s++) {
+      end[s] = LADE_MAX(end[s], (int32_t)((uint64_t)problem->items[i].fixed / problem->granule) + bytes);
+      sum[s] += bytes;
+    }
+  }
+  return memcmp(end, sum, (size_t)problem->n_slots * sizeof(*end)) == 0;
+}
+
+static void fixed_place(struct pack_pile *pile, int j, int32_t offset)
+{
+  pile->lowest[j] = -1;
+  pile->offset[j] = offset;
+  for (int s = pile->lo[j]; s < pile->hi[j]; s++)
+    pile->floor[s] = LADE_MAX(pile->floor[s], offset + pile->bytes[j]);
+}
+
 /* Number the items by preference and empty the pile. */
 static void pile_reset(struct exact *exact, const struct pack_problem *problem, int preference)
 {
@@ -272,11 +298,18 @@ static void pile_reset(struct exact *exact, const struct pack_problem *problem, 
     pile->lo[j] = problem->lo[i];
     pile->hi[j] = problem->hi[i];
     pile->bytes[j] = (int32_t)(problem->bytes[i] / problem->granule);
+    if (problem->items[i].fixed >= 0) {
+      fixed_place(pile, j, (int32_t)((uint64_t)problem->items[i].fixed / problem->granule));
+      continue;
+    }
     for (int s = pile->lo[j]; s < pile->hi[j]; s++) {
       pile->rest[s] += pile->bytes[j];
       pile->cross[s] += s > pile->lo[j];
     }
   }
+  for (int j = 0; j < n; j++)
+    for (int s = pile->lo[j]; pile->lowest[j] >= 0 && s < pile->hi[j]; s++)
+      pile->lowest[j] = LADE_MAX(pile->lowest[j], pile->floor[s]);
   pile->trail.n = 0;
   pile->is_out_of_memory = false;
   pile->work = 0;
@@ -412,7 +445,7 @@ static char *exact_init(struct exact *exact, lade_packer *packer, size_t n_slot_
 bool lade_pack_exact(lade_packer *packer)
 {
   const struct pack_problem *problem = &packer->problem;
-  if (problem->n > ITEMS_MAX || problem->n_fixed > 0 || problem->has_mixed_align ||
+  if (problem->n > ITEMS_MAX || problem->has_mixed_align ||
       packer->best_bytes / problem->granule > CAPACITY_MAX)
     return false;
   size_t n_slot_items = 0, n_near = 0;
@@ -427,7 +460,7 @@ bool lade_pack_exact(lade_packer *packer)
   char *memory = exact_init(&exact, packer, n_slot_items, n_near);
   if (!memory)
     return false; /* the incumbent stands */
-  bool is_met = attempts_run(&exact, packer);
+  bool is_met = fixed_is_ground(&exact, problem) && attempts_run(&exact, packer);
   exact_finish(&exact, memory);
   return is_met;
 }

@@ -37,6 +37,8 @@ struct keyed {
   int32_t item;
 };
 
+/* Steps between two looks at the effort within a pass. */
+#define WORK_PER_SPEND 200000
 /* How far an item that ended too high moves forward at most, as a part of the order; measured. */
 #define REACH 0.2
 #define FIXED_KEY 1e300 /* first in every order */
@@ -125,9 +127,9 @@ static void shelf_cut(struct shelf *shelf, int n_kept)
 
 /*
  * Place all items in @order and leave the offsets in the packer. What the order has in common with the last
- * pass, from its start, is still in place.
+ * pass, from its start, is still in place. False when the effort is spent before the end; the first pass goes on.
  */
-static void order_place(lade_packer *packer, struct shelf *shelf, const struct keyed *order)
+static bool order_place(lade_packer *packer, struct shelf *shelf, const struct keyed *order)
 {
   const struct pack_problem *problem = &packer->problem;
   uint64_t work = (uint64_t)problem->n;
@@ -137,6 +139,11 @@ static void order_place(lade_packer *packer, struct shelf *shelf, const struct k
   if (n_kept < shelf->n)
     shelf_cut(shelf, n_kept);
   for (int k = n_kept; k < problem->n; k++) {
+    if (work >= WORK_PER_SPEND) {
+      if (lade_pack_spend(&packer->effort, work) && packer->best_bytes < UINT64_MAX)
+        return false;
+      work = 0;
+    }
     int32_t i = order[k].item;
     bool is_fixed = problem->items[i].fixed >= 0;
     uint64_t offset = is_fixed ? (uint64_t)problem->items[i].fixed : shelf_fit(shelf, problem, i, &work);
@@ -145,6 +152,7 @@ static void order_place(lade_packer *packer, struct shelf *shelf, const struct k
     shelf_insert(shelf, problem, i, offset);
   }
   lade_pack_spend(&packer->effort, work);
+  return true;
 }
 
 static int keyed_compare(const void *a, const void *b)
@@ -190,17 +198,18 @@ static uint64_t pass_peak(const lade_packer *packer)
   return peak;
 }
 
-/* Move the items that end above @limit forward by a random part of REACH of the order. */
+/* Move the items that end above @limit forward by a random part of REACH of the order (or of a few places). */
 static void order_blame(lade_packer *packer, uint64_t limit, struct keyed *order, uint64_t *random_state)
 {
   const struct pack_problem *problem = &packer->problem;
+  double reach = LADE_MAX(problem->n * REACH, 4.0);
   for (int k = 0; k < problem->n; k++) {
     int32_t i = order[k].item;
     if (problem->items[i].fixed >= 0)
       continue;
     order[k].key = -k;
     if (packer->offsets[i] + problem->items[i].bytes > limit)
-      order[k].key += problem->n * REACH * (double)(random_next(random_state) >> 11) * 0x1p-53;
+      order[k].key += reach * (double)(random_next(random_state) >> 11) * 0x1p-53;
   }
   qsort(order, (size_t)problem->n, sizeof(*order), keyed_compare);
   lade_pack_spend(&packer->effort, 100 * (uint64_t)problem->n);
@@ -214,7 +223,8 @@ static void order_blame(lade_packer *packer, uint64_t limit, struct keyed *order
 static bool climb_step(lade_packer *packer, struct shelf *shelf, struct climb *climb, uint64_t *random_state)
 {
   size_t order_bytes = (size_t)packer->problem.n * sizeof(*climb->order);
-  order_place(packer, shelf, climb->order);
+  if (!order_place(packer, shelf, climb->order))
+    return false;
   if (lade_pack_offer(packer))
     return true;
   uint64_t peak = pass_peak(packer);
@@ -270,8 +280,7 @@ bool lade_pack_first_fit(lade_packer *packer)
   for (int kind = 0; kind < N_ORDERS && !is_met && (kind == 0 || !packer->effort.is_spent); kind++) {
     climbs[kind] = (struct climb){lade_pack_take(packer, order_bytes), lade_pack_take(packer, order_bytes), UINT64_MAX, 0};
     order_make(&packer->problem, kind, climbs[kind].order);
-    order_place(packer, &shelf, climbs[kind].order);
-    is_met = lade_pack_offer(packer);
+    is_met = order_place(packer, &shelf, climbs[kind].order) && lade_pack_offer(packer);
   }
   if (!is_met && !packer->effort.is_spent)
     is_met = climbs_run(packer, &shelf, climbs);

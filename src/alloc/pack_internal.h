@@ -58,8 +58,8 @@ bool lade_pack_first_fit(lade_packer *packer);
 size_t lade_pack_first_fit_bytes(int n);
 
 /*
- * Exact search at and above the target, for up to some 2,000 items of one alignment that are not fixed; others are
- * left as they are. Needs an incumbent. True when the target is met or proved out of reach.
+ * Exact search at and above the target, for up to some 2,000 items of one alignment, fixed ones at the bottom without
+ * gaps; others are left as they are. Needs an incumbent. True when the target is met or proved out of reach.
  */
 bool lade_pack_exact(lade_packer *packer);
 

@@ -1,30 +1,532 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The packer against definitions, not against itself: exhaustion on small instances, instances that were cut from
+ * a full rectangle (so their best peak is known), skeletons of training steps, and a checker that is shown every
+ * kind of broken answer. Public instances are packed where the data folder is there.
+ */
+#include <errno.h>
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
 #include "alloc/pack.h"
 #include "base/base.h"
+#include "base/philox.h"
+
+#define ITEMS_MAX 60000
+
+static struct lade_pack_item items[ITEMS_MAX];
+static uint64_t offsets[ITEMS_MAX];
+static uint64_t random_seed, random_n;
+
+static uint32_t draw(uint32_t below)
+{
+  return lade_philox_word(random_seed, 0, 0, random_n++) % below;
+}
+
+static void draw_start(uint64_t seed)
+{
+  random_seed = seed;
+  random_n = 0;
+}
+
+/* Pack and let the checker judge. */
+static struct lade_pack_result pack(int n, uint64_t work_limit, uint64_t stop_bytes)
+{
+  struct lade_pack_params params = {.struct_size = sizeof(params), .work_limit = work_limit, .stop_bytes = stop_bytes};
+  struct lade_pack_result result;
+  struct lade_error error = {0};
+  if (lade_pack(items, n, &params, offsets, &result, &error) ||
+      lade_pack_check(items, n, offsets, result.peak_bytes, &error))
+    fail_msg("%s", error.text);
+  uint64_t live;
+  assert_int_equal(lade_pack_live_peak(items, n, &live), 0);
+  assert_true(result.lower_bound_bytes >= live);
+  assert_true(result.peak_bytes >= result.lower_bound_bytes);
+  assert_int_equal(result.is_optimal, result.peak_bytes == result.lower_bound_bytes);
+  return result;
+}
 
 static void test_stacked_items_reach_the_lower_bound(void **state)
 {
-  const struct lade_pack_item items[] = {{0, 4, 64, 64, -1}, {0, 2, 128, 64, -1}, {2, 4, 128, 64, -1}};
-  uint64_t offsets[3];
-  struct lade_pack_result result;
-  assert_int_equal(lade_pack(items, 3, NULL, offsets, &result, NULL), 0);
-  assert_int_equal(result.peak_bytes, 192);
+  items[0] = (struct lade_pack_item){0, 4, 64, 64, -1};
+  items[1] = (struct lade_pack_item){0, 2, 128, 64, -1};
+  items[2] = (struct lade_pack_item){2, 4, 128, 64, -1};
+  assert_int_equal(pack(3, 0, 0).peak_bytes, 192);
+}
+
+static void test_no_items_is_a_peak_of_zero(void **state)
+{
+  struct lade_pack_result result = {.peak_bytes = 1};
+  assert_int_equal(lade_pack(items, 0, NULL, offsets, &result, NULL), 0);
+  assert_int_equal(result.peak_bytes, 0);
   assert_true(result.is_optimal);
-  assert_int_equal(lade_pack_check(items, 3, offsets, 192, NULL), 0);
+  assert_int_equal(lade_pack_check(items, 0, offsets, 0, NULL), 0);
+}
+
+/* --- known optima ------------------------------------------------------------------------------------------- */
+
+/*
+ * Does a packing of @height exist? A walk over time with the set of all arrangements of the live items, 4 bits of
+ * offset each, in the order in which they entered. Exponential, and as plain as the definition.
+ */
+#define STATES_MAX (1 << 21)
+
+static int state_compare(const void *a, const void *b)
+{
+  const uint64_t *x = a, *y = b;
+  return (*x > *y) - (*x < *y);
+}
+
+static int states_unique(uint64_t *states, int n)
+{
+  qsort(states, (size_t)n, sizeof(*states), state_compare);
+  int n_kept = 0;
+  for (int k = 0; k < n; k++)
+    if (k == 0 || states[k] != states[k - 1])
+      states[n_kept++] = states[k];
+  return n_kept;
+}
+
+static int states_enter(const uint64_t *from, int n_states, const int *live, int n_live, int item, int height, uint64_t *to)
+{
+  int n = 0;
+  for (int k = 0; k < n_states; k++) {
+    uint32_t used = 0;
+    for (int l = 0; l < n_live; l++)
+      used |= ((1u << items[live[l]].bytes) - 1) << (from[k] >> 4 * l & 15);
+    for (int offset = 0; offset + (int)items[item].bytes <= height; offset++)
+      if (!(used >> offset & ((1u << items[item].bytes) - 1)) && n < STATES_MAX)
+        to[n++] = from[k] | (uint64_t)offset << 4 * n_live;
+  }
+  return n;
+}
+
+static bool height_is_enough(int n, int height)
+{
+  static uint64_t states[STATES_MAX], next[STATES_MAX];
+  int live[16], n_live = 0, n_states = 1, last = 0;
+  states[0] = 0;
+  for (int i = 0; i < n; i++)
+    last = LADE_MAX(last, items[i].lower);
+  for (int t = 0; t <= last; t++) {
+    for (int l = n_live - 1; l >= 0; l--) {
+      if (items[live[l]].upper > t)
+        continue;
+      uint64_t low = ((uint64_t)1 << 4 * l) - 1;
+      for (int k = 0; k < n_states; k++)
+        states[k] = (states[k] & low) | (states[k] >> 4 & ~low);
+      memmove(live + l, live + l + 1, (size_t)(--n_live - l) * sizeof(*live));
+    }
+    n_states = states_unique(states, n_states);
+    for (int i = 0; i < n; i++)
+      if (items[i].lower == t) {
+        n_states = states_enter(states, n_states, live, n_live, i, height, next);
+        assert_true(n_states < STATES_MAX);
+        memcpy(states, next, (size_t)n_states * sizeof(*states));
+        live[n_live++] = i;
+      }
+  }
+  return n_states > 0;
+}
+
+/* Full at every time: what ends is replaced by new pieces of the same sum. Often no packing is as low as that. */
+static int full_make(int n_max, uint32_t height)
+{
+  uint32_t free_bytes = height;
+  int n = 0;
+  for (int t = 0; n < n_max; t++) {
+    for (int i = 0; i < n; i++)
+      if (items[i].upper == INT32_MAX && draw(4) == 0) {
+        items[i].upper = t;
+        free_bytes += (uint32_t)items[i].bytes;
+      }
+    while (free_bytes > 0 && n < n_max) {
+      uint32_t bytes = 1 + draw(LADE_MIN(free_bytes, 3));
+      items[n++] = (struct lade_pack_item){t, INT32_MAX, bytes, 1, -1};
+      free_bytes -= bytes;
+    }
+  }
+  return n;
+}
+
+static void test_small_instances_reach_the_optimum_by_definition_and_prove_it(void **state)
+{
+  int n_above_live = 0;
+  for (int round = 0; round < 600; round++) {
+    draw_start((uint64_t)round);
+    int n = full_make(25 + (int)draw(25), 7 + draw(2));
+    uint64_t live;
+    lade_pack_live_peak(items, n, &live);
+    int height = (int)live;
+    while (!height_is_enough(n, height))
+      height++;
+    struct lade_pack_result result = pack(n, 1000000000, 0);
+    assert_int_equal(result.peak_bytes, height);
+    assert_true(result.is_optimal);
+    n_above_live += height > (int)live;
+  }
+  assert_true(n_above_live >= 10); /* for these the proof took a search */
+}
+
+/*
+ * Cut the rectangle of @span times by @height bytes into @n items: a packing at @height exists. With @has_ground
+ * the items at its bottom are fixed there.
+ */
+static void rectangle_cut(int n, int span, uint64_t height, bool has_ground)
+{
+  items[0] = (struct lade_pack_item){0, span, height, 1, 0};
+  for (int n_cut = 1; n_cut < n;) {
+    int k = (int)draw((uint32_t)n_cut);
+    struct lade_pack_item *from = &items[k], *to = &items[n_cut];
+    bool is_vertical = draw(2);
+    uint64_t extent = is_vertical ? (uint64_t)(from->upper - from->lower) : from->bytes;
+    if (extent < 2)
+      continue;
+    uint32_t at = 1 + draw((uint32_t)extent - 1);
+    *to = *from;
+    if (is_vertical) {
+      from->upper = from->lower + (int32_t)at;
+      to->lower = from->upper;
+    } else {
+      from->bytes = at;
+      to->bytes -= at;
+      to->fixed += at;
+    }
+    n_cut++;
+  }
+  for (int i = 0; i < n; i++)
+    if (!has_ground || items[i].fixed > 0)
+      items[i].fixed = -1;
+  for (int i = n - 1; i > 0; i--) {
+    int k = (int)draw((uint32_t)i + 1);
+    struct lade_pack_item swap = items[i];
+    items[i] = items[k];
+    items[k] = swap;
+  }
+}
+
+static void test_pieces_of_a_rectangle_fill_it_again(void **state)
+{
+  for (int round = 0; round < 40; round++) {
+    draw_start(1000 + (uint64_t)round);
+    int n = 10 + round;
+    rectangle_cut(n, 1000, 4096, round % 2);
+    struct lade_pack_result result = pack(n, 300000000, 0);
+    if (result.peak_bytes != 4096)
+      fail_msg("%d pieces: a peak of %" PRIu64, n, result.peak_bytes);
+  }
+}
+
+static void test_a_proved_bound_stays_below_a_known_packing(void **state)
+{
+  for (int round = 0; round < 20; round++) {
+    draw_start(2000 + (uint64_t)round);
+    int n = 20;
+    rectangle_cut(n, 50, 200, false);
+    for (int i = 0; i < n; i++)
+      items[i].bytes = items[i].bytes > 3 ? items[i].bytes - draw(3) : items[i].bytes;
+    struct lade_pack_result result = pack(n, 30000000, 0);
+    assert_true(result.lower_bound_bytes <= 200);
+    assert_true(result.peak_bytes <= 204);
+  }
+}
+
+/* --- shapes of programs --------------------------------------------------------------------------------------- */
+
+/* A training step: weights at fixed offsets, saved activations that nest, transients, gradients. */
+static int step_make(int n_layers, uint32_t align, bool is_fixed)
+{
+  int n = 0, t = 1, last = n_layers * 18 + 10;
+  uint64_t base = 0;
+  for (int l = 0; l < n_layers && is_fixed; l++) {
+    items[n++] = (struct lade_pack_item){0, last + 1, 3 * 65536, align, (int64_t)base};
+    base += 3 * 65536;
+  }
+  for (int l = 0; l < n_layers; l++, t += 9) {
+    int back = last - (l + 1) * 9;
+    for (int k = 0; k < 6; k++) {
+      uint64_t saved = (1 + draw(4)) * 65536;
+      items[n++] = (struct lade_pack_item){t + k, back + 8 - k, saved, align, -1};
+      items[n++] = (struct lade_pack_item){t + k, t + k + 2, (1 + draw(3)) * 21845, align, -1};
+      items[n++] = (struct lade_pack_item){back + k, back + k + 3, saved, align, -1};
+      items[n++] = (struct lade_pack_item){back + k, back + k + 1, 1 + draw(4096), align, -1};
+    }
+    items[n++] = (struct lade_pack_item){t, t + 9, 65536, align, -1};
+  }
+  return n;
+}
+
+static void test_training_steps_come_within_one_percent_in_the_fast_pass(void **state)
+{
+  for (int n_layers = 2; n_layers <= 64; n_layers *= 2)
+    for (int is_fixed = 0; is_fixed < 2; is_fixed++) {
+      draw_start((uint64_t)n_layers);
+      int n = step_make(n_layers, 256, is_fixed);
+      struct lade_pack_result result = pack(n, 0, 0);
+      assert_true((double)result.peak_bytes <= 1.01 * (double)result.lower_bound_bytes);
+    }
+}
+
+static void test_items_of_all_alignments_and_fixed_places_keep_them(void **state)
+{
+  for (int round = 0; round < 50; round++) {
+    draw_start(3000 + (uint64_t)round);
+    int n = 200;
+    for (int i = 0; i < n; i++) {
+      int lower = (int)draw(1000) - 500;
+      int64_t fixed = i < 5 ? i * 65536 : -1;
+      items[i] = (struct lade_pack_item){lower, lower + 1 + (int)draw(200), 1 + draw(60000), 1u << draw(13), fixed};
+    }
+    pack(n, round % 2 ? 3000000 : 0, 0);
+  }
+}
+
+static void test_sixty_thousand_items_are_packed(void **state)
+{
+  draw_start(7);
+  for (int i = 0; i < ITEMS_MAX; i++) {
+    const uint32_t lengths[] = {30, 300, 6000, 40000};
+    int lower = (int)draw(120000);
+    items[i] = (struct lade_pack_item){lower, lower + 1 + (int)draw(lengths[draw(4)]), (uint64_t)512 << draw(8), 512, -1};
+  }
+  struct lade_pack_result result = pack(ITEMS_MAX, 0, 0);
+  assert_true((double)result.peak_bytes <= 1.03 * (double)result.lower_bound_bytes);
+}
+
+static void test_more_work_is_never_worse(void **state)
+{
+  uint64_t before = UINT64_MAX;
+  draw_start(11);
+  int n = 400;
+  for (int i = 0; i < n; i++) {
+    int lower = (int)draw(300);
+    items[i] = (struct lade_pack_item){lower, lower + 1 + (int)draw(100), 1 + draw(1000), 1, -1};
+  }
+  for (uint64_t work = 0; work <= 16000000; work = work ? 4 * work : 1000000) {
+    uint64_t peak = pack(n, work, 0).peak_bytes;
+    assert_true((double)peak <= 1.002 * (double)before);
+    before = LADE_MIN(before, peak);
+  }
+}
+
+static void test_answers_are_the_same_in_a_used_packer(void **state)
+{
+  static uint64_t first[1000], second[1000];
+  struct lade_pack_params params = {.struct_size = sizeof(params), .work_limit = 5000000};
+  struct lade_pack_result result;
+  lade_packer *packer;
+  assert_int_equal(lade_packer_create(&packer), 0);
+  for (int round = 0; round < 3; round++) {
+    draw_start(13);
+    int n = 300;
+    for (int i = 0; i < n; i++) {
+      int lower = (int)draw(300);
+      items[i] = (struct lade_pack_item){lower, lower + 1 + (int)draw(100), 1 + draw(1000), 64, -1};
+    }
+    assert_int_equal(lade_packer_pack(packer, items, n, &params, round ? second : first, &result, NULL), 0);
+    if (round)
+      assert_memory_equal(first, second, (size_t)n * sizeof(*first));
+    n = step_make(3 + 5 * round, 64, true);
+    assert_int_equal(lade_packer_pack(packer, items, n, &params, offsets, &result, NULL), 0);
+    assert_int_equal(lade_pack_check(items, n, offsets, result.peak_bytes, NULL), 0);
+  }
+  lade_packer_destroy(packer);
+  lade_packer_destroy(NULL);
+}
+
+static void test_good_enough_is_enough(void **state)
+{
+  draw_start(17);
+  rectangle_cut(60, 1000, 4096, false);
+  assert_true(pack(60, 1000000000, 5000).peak_bytes <= 5000);
+}
+
+/* --- refusals --------------------------------------------------------------------------------------------------- */
+
+static void refused(int n, int code, const char *word)
+{
+  struct lade_pack_result result = {.peak_bytes = 77};
+  struct lade_error error = {0};
+  offsets[0] = 77;
+  assert_int_equal(lade_pack(items, n, NULL, offsets, &result, &error), code);
+  assert_non_null(strstr(error.text, word));
+  assert_int_equal(result.peak_bytes, 77);
+  assert_int_equal(offsets[0], 77);
+}
+
+static void test_hostile_items_are_refused_with_a_reason(void **state)
+{
+  const struct lade_pack_item good = {0, 1, 64, 64, -1};
+  items[0] = good;
+  refused(-1, -EINVAL, "negative");
+  items[1] = (struct lade_pack_item){3, 3, 64, 64, -1};
+  refused(2, -EINVAL, "item 1: lifetime");
+  items[1] = (struct lade_pack_item){INT32_MAX, INT32_MIN, 64, 64, -1};
+  refused(2, -EINVAL, "item 1: lifetime");
+  items[1] = (struct lade_pack_item){0, 1, 0, 64, -1};
+  refused(2, -EINVAL, "0 bytes");
+  items[1] = (struct lade_pack_item){0, 1, 64, 48, -1};
+  refused(2, -EINVAL, "power of two");
+  items[1] = (struct lade_pack_item){0, 1, 64, 64, 32};
+  refused(2, -EINVAL, "multiple");
+  items[1] = (struct lade_pack_item){0, 1, 64, 64, -64};
+  refused(2, -EINVAL, "negative");
+  items[1] = (struct lade_pack_item){0, 1, UINT64_MAX, 64, -1};
+  refused(2, -EOVERFLOW, "item 1");
+  items[1] = items[2] = (struct lade_pack_item){0, 1, (uint64_t)3 << 60, 64, -1};
+  refused(3, -EOVERFLOW, "item 2");
+  items[1] = (struct lade_pack_item){0, 1, 64, 64, INT64_MAX - 63};
+  refused(2, -EOVERFLOW, "fixed");
+  items[1] = (struct lade_pack_item){0, 5, 128, 64, 64};
+  items[2] = (struct lade_pack_item){4, 9, 64, 64, 128};
+  refused(3, -EINVAL, "share bytes");
+}
+
+static void test_extreme_lifetimes_are_packed(void **state)
+{
+  items[0] = (struct lade_pack_item){INT32_MIN, INT32_MAX, 64, 0, -1};
+  items[1] = (struct lade_pack_item){INT32_MIN, INT32_MIN + 1, 64, 1, -1};
+  items[2] = (struct lade_pack_item){INT32_MAX - 1, INT32_MAX, 64, 1u << 31, -1};
+  assert_int_equal(pack(3, 1000000, 0).peak_bytes, 128);
+}
+
+/* --- the checker ------------------------------------------------------------------------------------------------ */
+
+static void test_checker_catches_every_broken_answer(void **state)
+{
+  struct lade_error error;
+  draw_start(19);
+  int n = step_make(4, 256, true);
+  uint64_t peak = pack(n, 0, 0).peak_bytes;
+  int n_overlaps = 0;
+  for (int i = 0; i < n; i++) {
+    uint64_t kept = offsets[i];
+    offsets[i] = kept + 128;
+    assert_int_equal(lade_pack_check(items, n, offsets, LADE_MAX(peak, kept + 128 + items[i].bytes), &error), -EBADMSG);
+    for (int j = 0; j < n; j++) { /* on top of every item that is live at the same time */
+      if (i == j || items[i].lower >= items[j].upper || items[j].lower >= items[i].upper || items[i].fixed >= 0)
+        continue;
+      offsets[i] = offsets[j];
+      assert_int_equal(lade_pack_check(items, n, offsets, peak, &error), -EBADMSG);
+      n_overlaps++;
+    }
+    offsets[i] = kept;
+  }
+  assert_true(n_overlaps > 500);
+  assert_int_equal(lade_pack_check(items, n, offsets, peak + 1, &error), -EBADMSG);
+  assert_int_equal(lade_pack_check(items, n, offsets, peak - 1, &error), -EBADMSG);
+  assert_non_null(strstr(error.text, "peak"));
+  offsets[0] += 1 << 20; /* a fixed one */
+  assert_int_equal(lade_pack_check(items, n, offsets, peak, &error), -EBADMSG);
+  assert_non_null(strstr(error.text, "fixed"));
+  offsets[0] = 0;
+  offsets[n - 1] = UINT64_MAX - 255;
+  assert_int_equal(lade_pack_check(items, n, offsets, peak, &error), -EBADMSG);
+}
+
+static void test_checker_finds_a_byte_of_overlap_by_definition(void **state)
+{
+  for (int round = 0; round < 3000; round++) {
+    draw_start(5000 + (uint64_t)round);
+    int n = 2 + (int)draw(12);
+    uint64_t peak = 0;
+    bool is_broken = false;
+    for (int i = 0; i < n; i++) {
+      int lower = (int)draw(12);
+      items[i] = (struct lade_pack_item){lower, lower + 1 + (int)draw(3), 1 + draw(4), 1, -1};
+      offsets[i] = draw(24);
+      peak = LADE_MAX(peak, offsets[i] + items[i].bytes);
+      for (int j = 0; j < i; j++)
+        is_broken |= items[i].lower < items[j].upper && items[j].lower < items[i].upper &&
+                     offsets[i] < offsets[j] + items[j].bytes && offsets[j] < offsets[i] + items[i].bytes;
+    }
+    assert_int_equal(lade_pack_check(items, n, offsets, peak, NULL), is_broken ? -EBADMSG : 0);
+  }
+}
+
+static void test_half_open_neighbours_may_share_bytes(void **state)
+{
+  items[0] = (struct lade_pack_item){0, 2, 64, 1, -1};
+  items[1] = (struct lade_pack_item){2, 4, 64, 1, -1};
+  offsets[0] = offsets[1] = 0;
+  assert_int_equal(lade_pack_check(items, 2, offsets, 64, NULL), 0);
+}
+
+/* --- public instances --------------------------------------------------------------------------------------------- */
+
+static int instance_read(const char *name)
+{
+  const char *root = getenv("LADE_SHARED");
+  char path[512], line[256];
+  snprintf(path, sizeof(path), "%s/packing/%s", root ? root : LADE_SOURCE_ROOT "/../shared/data", name);
+  FILE *file = fopen(path, "r");
+  if (!file)
+    skip();
+  int n = 0;
+  while (fgets(line, sizeof(line), file) && n < ITEMS_MAX) {
+    int32_t lower, upper;
+    uint64_t bytes;
+    if (sscanf(line, "%*[^,],%" SCNd32 ",%" SCNd32 ",%" SCNu64, &lower, &upper, &bytes) == 3)
+      items[n++] = (struct lade_pack_item){lower, upper, bytes, 1, -1};
+  }
+  fclose(file);
+  return n;
+}
+
+static void test_minimalloc_instances_fit_their_capacity(void **state)
+{
+  for (const char *letter = "ABCDEF"; *letter; letter++) {
+    char name[32];
+    snprintf(name, sizeof(name), "minimalloc_%c.csv", *letter);
+    int n = instance_read(name);
+    struct lade_pack_result result = pack(n, 2000000000, 1048576);
+    if (result.peak_bytes > 1048576)
+      fail_msg("%s: a peak of %" PRIu64, name, result.peak_bytes);
+  }
+}
+
+static void test_traces_come_close_to_their_bounds(void **state)
+{
+  const struct {
+    const char *name;
+    double excess;
+  } traces[] = {{"torch_medium_128_training.csv", 0.003}, {"torch_medium_256_training.csv", 0.003},
+                {"torch_medium_512_inference.csv", 0.003}, {"resnet50.csv", 0.0035}, {"pangu_2.6B.csv", 0.02}};
+  for (size_t k = 0; k < LADE_COUNT(traces); k++) {
+    struct lade_pack_result result = pack(instance_read(traces[k].name), 600000000, 0);
+    if ((double)result.peak_bytes > (1 + traces[k].excess) * (double)result.lower_bound_bytes)
+      fail_msg("%s: %" PRIu64 " over %" PRIu64, traces[k].name, result.peak_bytes, result.lower_bound_bytes);
+  }
 }
 
 int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_stacked_items_reach_the_lower_bound),
+      cmocka_unit_test(test_no_items_is_a_peak_of_zero),
+      cmocka_unit_test(test_small_instances_reach_the_optimum_by_definition_and_prove_it),
+      cmocka_unit_test(test_pieces_of_a_rectangle_fill_it_again),
+      cmocka_unit_test(test_a_proved_bound_stays_below_a_known_packing),
+      cmocka_unit_test(test_training_steps_come_within_one_percent_in_the_fast_pass),
+      cmocka_unit_test(test_items_of_all_alignments_and_fixed_places_keep_them),
+      cmocka_unit_test(test_sixty_thousand_items_are_packed),
+      cmocka_unit_test(test_more_work_is_never_worse),
+      cmocka_unit_test(test_answers_are_the_same_in_a_used_packer),
+      cmocka_unit_test(test_good_enough_is_enough),
+      cmocka_unit_test(test_hostile_items_are_refused_with_a_reason),
+      cmocka_unit_test(test_extreme_lifetimes_are_packed),
+      cmocka_unit_test(test_checker_catches_every_broken_answer),
+      cmocka_unit_test(test_checker_finds_a_byte_of_overlap_by_definition),
+      cmocka_unit_test(test_half_open_neighbours_may_share_bytes),
+      cmocka_unit_test(test_minimalloc_instances_fit_their_capacity),
+      cmocka_unit_test(test_traces_come_close_to_their_bounds),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
