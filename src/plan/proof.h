@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside of the proof: what its parts share. Each part returns 0, -EINVAL with the first violation in
+ * proof->error, or -ENOMEM, and relies on what the parts before it have shown.
+ *
+ *   proof_form.c   every instruction is what the graph demands; indices, ranges, sizes, kinds, queues are sound
+ *   proof_space.c  live buffers do not overlap; peaks are as stated and within the budgets
+ *   proof_walk.c   values, hazards between queues, and the cycle
+ */
+#ifndef LADE_PROOF_H
+#define LADE_PROOF_H
+
+#include <errno.h>
+
+#include "base/base.h"
+#include "plan/program.h"
+
+#define PROOF_VALUE_BYTES (LADE_NAME_BYTES + 64)
+
+struct proof {
+  const struct lade_program *program;
+  const struct lade_graph *graph;
+  struct lade_error *error;
+  int32_t *rank;       /* by op and output: which contribution of a microbatch to that gradient it is */
+  int32_t *n_adds;     /* by parameter: contributions of one microbatch */
+  int64_t *partial_at; /* by parameter, n_params + 1: its first partial sum */
+};
+
+int proof_form(struct proof *proof);
+int proof_space(struct proof *proof, const uint64_t *budget_bytes);
+int proof_walk(struct proof *proof);
+
+/* Refuse: one line that begins with instruction @at and, unless negative, its operand @i. Returns -EINVAL. */
+int proof_fail(const struct proof *proof, int at, int i, const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* Refuse without an instruction. */
+#define proof_fail_all(proof, ...) lade_error_set((proof)->error, -EINVAL, __VA_ARGS__)
+
+/* "h.0.mlp.fc of microbatch 1, version 0" into @text (PROOF_VALUE_BYTES); returns @text. */
+const char *proof_value(const struct proof *proof, struct lade_value value, char *text);
+
+static inline bool value_is_equal(struct lade_value a, struct lade_value b)
+{
+  return a.tensor == b.tensor && a.microbatch == b.microbatch && a.version == b.version;
+}
+
+static inline const struct lade_buffer *operand_buffer(const struct proof *proof, const struct lade_operand *operand)
+{
+  return &proof->program->buffers[operand->buffer];
+}
+
+/* Where the operand's range begins in its space. */
+static inline uint64_t operand_start(const struct proof *proof, const struct lade_operand *operand)
+{
+  return operand_buffer(proof, operand)->offset + operand->offset;
+}
+
+static inline bool ranges_meet(uint64_t a, uint64_t a_bytes, uint64_t b, uint64_t b_bytes)
+{
+  return a < b + b_bytes && b < a + a_bytes;
+}
+
+/* The parameter whose optimizer state @tensor is a part of, -1 if it is none. */
+static inline int part_param(const struct lade_graph *graph, int tensor)
+{
+  int from_parts = tensor - graph->n_tensors;
+  return from_parts >= 0 && from_parts < graph->n_params * LADE_N_PARTS ? from_parts / LADE_N_PARTS : -1;
+}
+
+/* The version of a parameter's gradient that has everything in it. */
+static inline int grad_complete(const struct proof *proof, int param)
+{
+  return proof->n_adds[param] * proof->program->n_microbatches;
+}
+
+#endif

@@ -1,0 +1,513 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The proof's first part: form. For each instruction the operands that it must have are written down from the
+ * graph (expectation), then compared with those that it has, one by one. So nothing about an operand is left to
+ * the builder but its buffer, and the later parts need not ask what an instruction means.
+ *
+ * A gradient's version is decided here too: the k-th addition to a parameter's gradient, counted over
+ * microbatches and within each in the graph's order, adds to version k and makes version k + 1. Together
+ * with the walk, which shows that version k is there, this makes every sum complete and its order the same in
+ * every program. Linear in operands.
+ */
+#include <stdlib.h>
+
+#include "plan/proof.h"
+
+#define MAX_EXPECTED (LADE_OP_MAX_IN + LADE_OP_MAX_OUT + 1)
+#define ON(space) (1u << (space))
+#define ANYWHERE (ON(LADE_DEVICE) | ON(LADE_HOST) | ON(LADE_STORE))
+
+static const struct lade_value nothing = {-1, 0, 0};
+
+/* An operand as it must be. */
+struct expected {
+  uint8_t role, access;
+  uint8_t spaces; /* bit per space in which it may lie */
+  struct lade_value reads, makes;
+  uint64_t bytes;
+};
+
+struct expectation {
+  struct expected operands[MAX_EXPECTED];
+  int n;
+};
+
+/* What has been seen so far. */
+struct tally {
+  bool *has_run;                 /* by microbatch and op */
+  bool *is_normed, *is_updated;  /* by parameter */
+  int n_normed, n_updated, n_run, n_clips;
+};
+
+/* ---- buffers and values ---- */
+
+static int buffers_check(const struct proof *proof)
+{
+  const struct lade_program *program = proof->program;
+  for (int i = 0; i < program->n_buffers; i++) {
+    const struct lade_buffer *buffer = &program->buffers[i];
+    if ((unsigned)buffer->space >= LADE_N_SPACES || (unsigned)buffer->owner >= LADE_N_OWNERS)
+      return proof_fail_all(proof, "buffer %d: space %d and owner %d: no such", i, (int)buffer->space, (int)buffer->owner);
+    const char *space = lade_space_name(buffer->space);
+    uint64_t align = buffer->space == LADE_STORE ? LADE_STORE_ALIGN : LADE_BUFFER_ALIGN;
+    if (buffer->bytes == 0 || buffer->bytes % align || buffer->offset % align)
+      return proof_fail_all(proof, "buffer %d in %s: offset %llu and size %llu: expected multiples of %llu", i, space,
+                            (unsigned long long)buffer->offset, (unsigned long long)buffer->bytes,
+                            (unsigned long long)align);
+    uint64_t peak = program->peak_bytes[buffer->space];
+    if (buffer->offset > peak || buffer->bytes > peak - buffer->offset)
+      return proof_fail_all(proof, "buffer %d in %s: ends past the stated peak of %llu bytes", i, space,
+                            (unsigned long long)peak);
+    if (buffer->first < 0 || buffer->first > buffer->last || buffer->last >= program->n_instrs)
+      return proof_fail_all(proof, "buffer %d in %s: lifetime from %d to %d of %d instructions", i, space, buffer->first,
+                            buffer->last, program->n_instrs);
+    if (buffer->is_resident && (buffer->first != 0 || buffer->last != program->n_instrs - 1))
+      return proof_fail_all(proof, "buffer %d in %s: resident, but lives from %d to %d only", i, space, buffer->first,
+                            buffer->last);
+  }
+  return 0;
+}
+
+/* Whether such a value exists in this program at all. */
+static bool value_exists(const struct proof *proof, struct lade_value value)
+{
+  const struct lade_graph *graph = proof->graph;
+  const int most_versions = proof->program->is_training ? 1 : 0;
+  if (value.tensor < 0 || value.tensor >= lade_value_count(graph) || value.microbatch < 0 || value.version < 0)
+    return false;
+  if (value.tensor >= graph->n_tensors)
+    return value.microbatch == 0 && value.version <= (part_param(graph, value.tensor) >= 0 ? most_versions : 0);
+  const struct lade_tensor *tensor = &graph->tensors[value.tensor];
+  if (tensor->kind == LADE_TENSOR_PARAM)
+    return value.microbatch == 0 && value.version <= most_versions;
+  if (tensor->kind == LADE_TENSOR_GRAD)
+    return value.microbatch == 0 && value.version >= 1 && value.version <= grad_complete(proof, tensor->param);
+  return value.microbatch < proof->program->n_microbatches && value.version == 0;
+}
+
+static uint64_t value_bytes(const struct proof *proof, int tensor)
+{
+  if (tensor == lade_value_scalar(proof->graph, LADE_SCALAR_PARTIALS))
+    return (uint64_t)proof->partial_at[proof->graph->n_params] * sizeof(double);
+  return lade_value_bytes(proof->graph, tensor);
+}
+
+/* ---- expectations ---- */
+
+static void expect(struct expectation *e, int role, enum lade_access access, unsigned spaces, struct lade_value reads,
+                   struct lade_value makes, uint64_t bytes)
+{
+  LADE_ASSERT(e->n < MAX_EXPECTED);
+  e->operands[e->n++] = (struct expected){(uint8_t)role, (uint8_t)access, (uint8_t)spaces, reads, makes, bytes};
+}
+
+static void expect_read(const struct proof *proof, struct expectation *e, int role, unsigned spaces, int tensor,
+                        int microbatch, int version)
+{
+  struct lade_value value = {tensor, (int16_t)microbatch, (int16_t)version};
+  expect(e, role, LADE_READS, spaces, value, nothing, value_bytes(proof, tensor));
+}
+
+static void expect_make(const struct proof *proof, struct expectation *e, int role, unsigned spaces, int tensor,
+                        int microbatch, int version)
+{
+  struct lade_value value = {tensor, (int16_t)microbatch, (int16_t)version};
+  expect(e, role, LADE_MAKES, spaces, nothing, value, value_bytes(proof, tensor));
+}
+
+/* Consumes version @version and makes the next. */
+static void expect_change(const struct proof *proof, struct expectation *e, int role, unsigned spaces, int tensor,
+                          int version)
+{
+  struct lade_value before = {tensor, 0, (int16_t)version}, after = {tensor, 0, (int16_t)(version + 1)};
+  expect(e, role, LADE_READS_AND_MAKES, spaces, before, after, value_bytes(proof, tensor));
+}
+
+static int op_expect(const struct proof *proof, int at, struct expectation *e)
+{
+  const struct lade_instr *instr = &proof->program->instrs[at];
+  const struct lade_op *op = &proof->graph->ops[instr->op];
+  uint32_t accumulate = 0;
+  for (int i = 0; i < op->n_in; i++) {
+    if (op->in[i] < 0)
+      continue;
+    bool is_param = proof->graph->tensors[op->in[i]].kind == LADE_TENSOR_PARAM;
+    expect_read(proof, e, i, ON(LADE_DEVICE), op->in[i], is_param ? 0 : instr->microbatch, 0);
+  }
+  for (int i = 0; i < op->n_out; i++) {
+    if (op->out[i] < 0)
+      continue;
+    const struct lade_tensor *tensor = &proof->graph->tensors[op->out[i]];
+    if (tensor->kind != LADE_TENSOR_GRAD) {
+      expect_make(proof, e, LADE_ROLE_OUT + i, ON(LADE_DEVICE), op->out[i], instr->microbatch, 0);
+      continue;
+    }
+    int k = instr->microbatch * proof->n_adds[tensor->param] + proof->rank[instr->op * LADE_OP_MAX_OUT + i];
+    if (k == 0) {
+      expect_make(proof, e, LADE_ROLE_OUT + i, ON(LADE_DEVICE), op->out[i], 0, 1);
+    } else {
+      expect_change(proof, e, LADE_ROLE_OUT + i, ON(LADE_DEVICE), op->out[i], k);
+      accumulate |= 1u << i;
+    }
+  }
+  if (op->workspace_bytes)
+    expect(e, LADE_ROLE_SCRATCH, LADE_MAKES, ON(LADE_DEVICE), nothing, nothing, op->workspace_bytes);
+  if (instr->accumulate != accumulate)
+    return proof_fail(proof, at, -1, "accumulates into outputs 0x%x: expected 0x%x", (unsigned)instr->accumulate,
+                      (unsigned)accumulate);
+  return 0;
+}
+
+static void norm_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
+{
+  const struct lade_graph *graph = proof->graph;
+  int64_t n_partials = proof->partial_at[instr->param + 1] - proof->partial_at[instr->param];
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), graph->params[instr->param].grad, 0,
+              grad_complete(proof, instr->param));
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_scalar(graph, LADE_SCALAR_PARTIALS), 0, 0);
+  e->operands[1].bytes = (uint64_t)n_partials * sizeof(double);
+}
+
+static void clip_expect(const struct proof *proof, struct expectation *e)
+{
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_scalar(proof->graph, LADE_SCALAR_PARTIALS), 0, 0);
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_scalar(proof->graph, LADE_SCALAR_VERDICT), 0, 0);
+}
+
+/* Space of operand @i of an instruction whose number of operands has not been looked at yet; -1 without one. */
+static int operand_space(const struct proof *proof, const struct lade_instr *instr, int i)
+{
+  if (i >= instr->n_operands)
+    return -1;
+  return (int)operand_buffer(proof, &proof->program->operands[instr->first_operand + i])->space;
+}
+
+/*
+ * An update works where the weight is at home. On the device and on the host everything is there with it; a
+ * streamed one takes weight and parts from the store, and all else from wherever the processor can reach.
+ */
+static void update_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
+{
+  const struct lade_graph *graph = proof->graph;
+  const struct lade_param *param = &graph->params[instr->param];
+  int home = operand_space(proof, instr, 0);
+  unsigned at_home = home >= 0 ? ON(home) : ANYWHERE;
+  expect_change(proof, e, LADE_ROLE_WEIGHT, at_home, param->tensor, 0);
+  expect_read(proof, e, LADE_ROLE_GRAD, instr->is_streamed ? ANYWHERE : at_home, param->grad, 0,
+              grad_complete(proof, instr->param));
+  for (int part = 0; part < LADE_N_PARTS; part++) {
+    int tensor = lade_value_part(graph, instr->param, (enum lade_part)part);
+    if (tensor >= 0)
+      expect_change(proof, e, LADE_ROLE_RESIDUAL + part, at_home, tensor, 0);
+  }
+  unsigned memory = ON(LADE_HOST) | ON(LADE_DEVICE);
+  expect_read(proof, e, LADE_ROLE_VERDICT, instr->is_streamed ? memory : at_home,
+              lade_value_scalar(graph, LADE_SCALAR_VERDICT), 0, 0);
+  if (instr->is_streamed) {
+    bool has_grad = operand_space(proof, instr, 1) == LADE_STORE;
+    uint64_t bytes = LADE_STREAM_WINDOWS * lade_stream_window_bytes(graph, instr->param, has_grad);
+    expect(e, LADE_ROLE_SCRATCH, LADE_MAKES, memory, nothing, nothing, bytes);
+  }
+}
+
+/* A transfer may move any value; what it makes is what it reads. */
+static int transfer_expect(const struct proof *proof, int at, struct expectation *e)
+{
+  static const unsigned from[] = {[LADE_INSTR_COPY] = ON(LADE_DEVICE) | ON(LADE_HOST), [LADE_INSTR_READ] = ON(LADE_STORE),
+                                  [LADE_INSTR_WRITE] = ON(LADE_DEVICE) | ON(LADE_HOST)};
+  static const unsigned to[] = {[LADE_INSTR_COPY] = ON(LADE_DEVICE) | ON(LADE_HOST),
+                                [LADE_INSTR_READ] = ON(LADE_DEVICE) | ON(LADE_HOST), [LADE_INSTR_WRITE] = ON(LADE_STORE)};
+  const struct lade_instr *instr = &proof->program->instrs[at];
+  if (!instr->n_operands)
+    return 0; /* too few: refused by their number */
+  struct lade_value value = proof->program->operands[instr->first_operand].reads;
+  if (!value_exists(proof, value))
+    return proof_fail(proof, at, 0, "moves no value that exists");
+  if (value.microbatch != instr->microbatch)
+    return proof_fail(proof, at, 0, "is of another microbatch than the instruction's, %d", instr->microbatch);
+  expect_read(proof, e, LADE_ROLE_SRC, from[instr->kind], value.tensor, value.microbatch, value.version);
+  expect_make(proof, e, LADE_ROLE_DST, to[instr->kind], value.tensor, value.microbatch, value.version);
+  if (instr->kind == LADE_INSTR_COPY && operand_space(proof, instr, 0) == operand_space(proof, instr, 1))
+    return proof_fail(proof, at, -1, "copies within one space");
+  return 0;
+}
+
+/* ---- comparison ---- */
+
+static int operand_compare(const struct proof *proof, int at, int i, const struct expected *expected)
+{
+  const struct lade_operand *operand = &proof->program->operands[proof->program->instrs[at].first_operand + i];
+  char text[PROOF_VALUE_BYTES];
+  if (operand->role != expected->role)
+    return proof_fail(proof, at, i, "has role %d: expected %d", operand->role, expected->role);
+  if (operand->access != expected->access)
+    return proof_fail(proof, at, i, "has access %d: expected %d", operand->access, expected->access);
+  if (!value_is_equal(operand->reads, expected->reads))
+    return proof_fail(proof, at, i, "must read %s", proof_value(proof, expected->reads, text));
+  if (!value_is_equal(operand->makes, expected->makes))
+    return proof_fail(proof, at, i, "must make %s", proof_value(proof, expected->makes, text));
+  if (operand->bytes != expected->bytes)
+    return proof_fail(proof, at, i, "has %llu bytes: expected %llu", (unsigned long long)operand->bytes,
+                      (unsigned long long)expected->bytes);
+  enum lade_space space = operand_buffer(proof, operand)->space;
+  if (!(ON(space) & expected->spaces))
+    return proof_fail(proof, at, i, "lies in %s, where this instruction cannot reach it", lade_space_name(space));
+  return 0;
+}
+
+/* Output @i may lie on input @j only where the op table says so, beginning at the same byte. */
+static bool is_in_place(const struct proof *proof, const struct lade_instr *instr, const struct lade_operand *in,
+                        const struct lade_operand *out)
+{
+  if (instr->kind != LADE_INSTR_COMPUTE || in->role >= LADE_ROLE_OUT || out->role < LADE_ROLE_OUT ||
+      out->role >= LADE_ROLE_SCRATCH)
+    return false;
+  return proof->graph->ops[instr->op].alias[out->role - LADE_ROLE_OUT] == in->role &&
+         operand_start(proof, in) == operand_start(proof, out);
+}
+
+/* No operand that is written lies on another one. At most 17 operands: pairs are few. */
+static int operands_apart(const struct proof *proof, int at)
+{
+  const struct lade_instr *instr = &proof->program->instrs[at];
+  const struct lade_operand *operands = proof->program->operands + instr->first_operand;
+  for (int i = 1; i < instr->n_operands; i++) {
+    for (int j = 0; j < i; j++) {
+      if (operand_buffer(proof, &operands[i])->space != operand_buffer(proof, &operands[j])->space ||
+          !((operands[i].access | operands[j].access) & LADE_MAKES) || is_in_place(proof, instr, &operands[j], &operands[i]))
+        continue;
+      if (ranges_meet(operand_start(proof, &operands[i]), operands[i].bytes, operand_start(proof, &operands[j]),
+                      operands[j].bytes))
+        return proof_fail(proof, at, i, "lies on operand %d", j);
+    }
+  }
+  return 0;
+}
+
+/* Indices, ranges and lifetimes, which everything else takes for granted. */
+static int operand_bounds(const struct proof *proof, int at, int i)
+{
+  const struct lade_program *program = proof->program;
+  const struct lade_operand *operand = &program->operands[program->instrs[at].first_operand + i];
+  if (operand->buffer < 0 || operand->buffer >= program->n_buffers)
+    return proof_fail(proof, at, i, "is in buffer %d of %d", operand->buffer, program->n_buffers);
+  const struct lade_buffer *buffer = &program->buffers[operand->buffer];
+  if (operand->bytes == 0 || operand->offset > buffer->bytes || operand->bytes > buffer->bytes - operand->offset)
+    return proof_fail(proof, at, i, "%llu bytes at %llu leave its buffer %d of %llu", (unsigned long long)operand->bytes,
+                      (unsigned long long)operand->offset, operand->buffer, (unsigned long long)buffer->bytes);
+  if (at < buffer->first || at > buffer->last)
+    return proof_fail(proof, at, i, "its buffer %d lives from %d to %d only", operand->buffer, buffer->first,
+                      buffer->last);
+  return 0;
+}
+
+/* ---- instructions ---- */
+
+static int waits_check(const struct proof *proof, int at)
+{
+  const struct lade_instr *instr = &proof->program->instrs[at];
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    int wait = instr->waits[q];
+    if (wait == -1)
+      continue;
+    if (wait < 0 || wait >= at)
+      return proof_fail(proof, at, -1, "waits for instruction %d, which is not an earlier one", wait);
+    if (proof->program->instrs[wait].queue != q || q == instr->queue)
+      return proof_fail(proof, at, -1, "waits for instruction %d as one of queue %s", wait,
+                        lade_queue_name((enum lade_queue_id)q));
+  }
+  return 0;
+}
+
+static int queue_expected(const struct proof *proof, const struct lade_instr *instr)
+{
+  static const int of_home[] = {LADE_Q_COMPUTE, LADE_Q_HOST, LADE_Q_IO};
+  switch (instr->kind) {
+  case LADE_INSTR_UPDATE:
+    return instr->n_operands ? of_home[operand_space(proof, instr, 0)] : -1;
+  case LADE_INSTR_COPY:
+    return operand_space(proof, instr, 1) == LADE_HOST ? LADE_Q_TO_HOST : LADE_Q_TO_DEVICE;
+  case LADE_INSTR_READ:
+  case LADE_INSTR_WRITE:
+    return LADE_Q_IO;
+  default:
+    return LADE_Q_COMPUTE;
+  }
+}
+
+/* Numbers that only some kinds have are absent from the others. */
+static int fields_check(const struct proof *proof, int at)
+{
+  const struct lade_instr *instr = &proof->program->instrs[at];
+  bool is_compute = instr->kind == LADE_INSTR_COMPUTE;
+  bool is_of_param = instr->kind == LADE_INSTR_NORM || instr->kind == LADE_INSTR_UPDATE;
+  bool is_of_step = is_of_param || instr->kind == LADE_INSTR_CLIP;
+  int n_ops = proof->program->is_training ? proof->graph->n_ops : proof->graph->n_fwd_ops;
+  if (is_of_step && !proof->program->is_training)
+    return proof_fail(proof, at, -1, "has no place in an evaluation");
+  if (is_compute ? instr->op < 0 || instr->op >= n_ops : instr->op != -1)
+    return proof_fail(proof, at, -1, "has op %d, which does not belong here", instr->op);
+  if (is_of_param ? instr->param < 0 || instr->param >= proof->graph->n_params : instr->param != -1)
+    return proof_fail(proof, at, -1, "has parameter %d, which does not belong here", instr->param);
+  if (instr->microbatch < 0 || instr->microbatch >= proof->program->n_microbatches)
+    return proof_fail(proof, at, -1, "is of microbatch %d of %d", instr->microbatch, proof->program->n_microbatches);
+  if (!is_compute && (instr->is_recompute || instr->accumulate))
+    return proof_fail(proof, at, -1, "is marked as an op that recomputes or accumulates");
+  bool is_streamed = instr->kind == LADE_INSTR_UPDATE && operand_space(proof, instr, 0) == LADE_STORE;
+  if (instr->is_streamed != is_streamed)
+    return proof_fail(proof, at, -1, instr->is_streamed ? "is streamed, but not from the store" : "is not streamed");
+  if (instr->queue != queue_expected(proof, instr))
+    return proof_fail(proof, at, -1, "is on queue %s", lade_queue_name((enum lade_queue_id)instr->queue));
+  return 0;
+}
+
+/* Ops run once, forward ones maybe again; parameters are summed and updated once. */
+static int tally_add(const struct proof *proof, int at, struct tally *tally)
+{
+  const struct lade_instr *instr = &proof->program->instrs[at];
+  if (instr->kind == LADE_INSTR_COMPUTE) {
+    bool *has_run = &tally->has_run[(size_t)instr->microbatch * (size_t)proof->graph->n_ops + (size_t)instr->op];
+    if (*has_run && instr->op >= proof->graph->n_fwd_ops)
+      return proof_fail(proof, at, -1, "runs again, which a backward op must not");
+    if (instr->is_recompute != *has_run)
+      return proof_fail(proof, at, -1, *has_run ? "runs again, but is not marked as recomputed"
+                                                : "is marked as recomputed, but has not run before");
+    tally->n_run += !*has_run;
+    *has_run = true;
+    return 0;
+  }
+  if (instr->kind == LADE_INSTR_CLIP && tally->n_clips++)
+    return proof_fail(proof, at, -1, "happens twice");
+  if (instr->kind != LADE_INSTR_NORM && instr->kind != LADE_INSTR_UPDATE)
+    return 0;
+  bool is_norm = instr->kind == LADE_INSTR_NORM;
+  bool *is_done = is_norm ? &tally->is_normed[instr->param] : &tally->is_updated[instr->param];
+  if (*is_done)
+    return proof_fail(proof, at, -1, "happens twice");
+  *is_done = true;
+  *(is_norm ? &tally->n_normed : &tally->n_updated) += 1;
+  return 0;
+}
+
+static int expectation_make(const struct proof *proof, int at, struct expectation *e)
+{
+  const struct lade_instr *instr = &proof->program->instrs[at];
+  switch (instr->kind) {
+  case LADE_INSTR_COMPUTE:
+    return op_expect(proof, at, e);
+  case LADE_INSTR_NORM:
+    norm_expect(proof, instr, e);
+    return 0;
+  case LADE_INSTR_CLIP:
+    clip_expect(proof, e);
+    return 0;
+  case LADE_INSTR_UPDATE:
+    update_expect(proof, instr, e);
+    return 0;
+  default:
+    return transfer_expect(proof, at, e);
+  }
+}
+
+static int instr_check(const struct proof *proof, int at, struct tally *tally)
+{
+  const struct lade_instr *instr = &proof->program->instrs[at];
+  int status = 0;
+  for (int i = 0; i < instr->n_operands && !status; i++)
+    status = operand_bounds(proof, at, i);
+  if (!status)
+    status = fields_check(proof, at);
+  if (!status)
+    status = waits_check(proof, at);
+  if (!status)
+    status = tally_add(proof, at, tally);
+  struct expectation e = {.n = 0};
+  if (!status)
+    status = expectation_make(proof, at, &e);
+  if (!status && instr->n_operands != e.n)
+    status = proof_fail(proof, at, -1, "has %d operands: expected %d", instr->n_operands, e.n);
+  for (int i = 0; i < e.n && !status; i++)
+    status = operand_compare(proof, at, i, &e.operands[i]);
+  return status ? status : operands_apart(proof, at);
+}
+
+/* The list itself: kinds, queues, and operands that follow one another without gaps. */
+static int list_check(const struct proof *proof)
+{
+  const struct lade_program *program = proof->program;
+  int64_t next = 0;
+  if (program->n_instrs < 1 || program->n_microbatches < 1 || program->n_microbatches > INT16_MAX)
+    return proof_fail_all(proof, "a program of %d instructions over %d microbatches", program->n_instrs,
+                          program->n_microbatches);
+  for (int param = 0; param < proof->graph->n_params; param++) {
+    if ((int64_t)proof->n_adds[param] * program->n_microbatches > INT16_MAX)
+      return proof_fail_all(proof, "%d microbatches are too many: gradient versions end at %d", program->n_microbatches,
+                            INT16_MAX);
+  }
+  for (int at = 0; at < program->n_instrs; at++) {
+    const struct lade_instr *instr = &program->instrs[at];
+    if (instr->first_operand != next || instr->n_operands > program->n_operands - next)
+      return proof_fail_all(proof, "instruction %d: %d operands from %d: expected to begin at %lld of %d", at,
+                            instr->n_operands, instr->first_operand, (long long)next, program->n_operands);
+    if (instr->kind >= LADE_N_INSTR_KINDS || instr->queue >= LADE_N_QUEUES)
+      return proof_fail_all(proof, "instruction %d: kind %d and queue %d: no such", at, instr->kind, instr->queue);
+    next += instr->n_operands;
+  }
+  if (next != program->n_operands)
+    return proof_fail_all(proof, "%d operands, but instructions use %lld", program->n_operands, (long long)next);
+  return 0;
+}
+
+static const char *param_missing(const struct proof *proof, const bool *is_done)
+{
+  int param = 0;
+  while (param + 1 < proof->graph->n_params && is_done[param])
+    param++;
+  return proof->graph->tensors[proof->graph->params[param].tensor].name;
+}
+
+static int tally_check(const struct proof *proof, const struct tally *tally)
+{
+  const struct lade_graph *graph = proof->graph;
+  int n_ops = proof->program->is_training ? graph->n_ops : graph->n_fwd_ops;
+  for (int m = 0; m < proof->program->n_microbatches && tally->n_run != n_ops * proof->program->n_microbatches; m++) {
+    for (int op = 0; op < n_ops; op++) {
+      if (!tally->has_run[(size_t)m * (size_t)graph->n_ops + (size_t)op])
+        return proof_fail_all(proof, "op %d (%s of unit %s) never runs for microbatch %d", op,
+                              lade_op_kind_name(graph->ops[op].kind), graph->units[graph->ops[op].unit].name, m);
+    }
+  }
+  if (!proof->program->is_training)
+    return 0;
+  if (tally->n_clips != 1)
+    return proof_fail_all(proof, "the gradients are never clipped");
+  if (tally->n_normed != graph->n_params)
+    return proof_fail_all(proof, "parameter %s is missing in the norm", param_missing(proof, tally->is_normed));
+  if (tally->n_updated != graph->n_params)
+    return proof_fail_all(proof, "parameter %s is never updated", param_missing(proof, tally->is_updated));
+  return 0;
+}
+
+int proof_form(struct proof *proof)
+{
+  const struct lade_graph *graph = proof->graph;
+  int status = list_check(proof);
+  if (!status)
+    status = buffers_check(proof);
+  if (status)
+    return status;
+  struct tally tally = {.n_run = 0};
+  tally.has_run = calloc((size_t)graph->n_ops * (size_t)proof->program->n_microbatches + 1, sizeof(*tally.has_run));
+  tally.is_normed = calloc((size_t)graph->n_params + 1, sizeof(*tally.is_normed));
+  tally.is_updated = calloc((size_t)graph->n_params + 1, sizeof(*tally.is_updated));
+  if (!tally.has_run || !tally.is_normed || !tally.is_updated)
+    status = -ENOMEM;
+  for (int at = 0; at < proof->program->n_instrs && !status; at++)
+    status = instr_check(proof, at, &tally);
+  if (!status)
+    status = tally_check(proof, &tally);
+  free(tally.has_run);
+  free(tally.is_normed);
+  free(tally.is_updated);
+  return status;
+}

@@ -1,0 +1,520 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The proof's third part: the walk. Each space is a row of pieces that tile it; a piece knows what it holds,
+ * through which buffer it came there, who wrote it, and per queue who read it last since. In list order,
+ * a read must find, over its whole range, the value it names and nothing else; a write replaces the pieces
+ * it covers (cutting those at its ends).
+ *
+ * Order between queues: instruction x is done before y begins if a vector clock says so. The clock of y has for
+ * each queue the last instruction known to be done: what its queue's previous instruction knew, that
+ * instruction itself, and for each wait the same. Queues are first-in first-out, so one number per queue is
+ * enough, and so is the last reader per queue on a piece. A read must come after the piece's writer, a write after
+ * writer and readers. The clocks are all that waits are looked at for.
+ *
+ * The start of a step: a resident buffer that is read before it is written brings a value with it, and only parameters,
+ * their state, tokens and targets are brought by a step's past; everything else begins empty. At the end each such
+ * buffer must hold the beginning of the next step: parameters and state updated in training and
+ * untouched in evaluation. What nobody reads may still matter to another program over the same arena: in an
+ * evaluation a resident buffer of optimizer state is never written.
+ *
+ * Pieces begin only at the ends of operands, so they are numbered by a sorted list of those, and the row is a set
+ * of marks over it. A write removes the marks that it covers and adds at most three, so all pieces ever visited
+ * are O(operands), besides the partial sums, which one instruction reads all of.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan/marks.h"
+#include "plan/proof.h"
+
+struct piece {
+  struct lade_value value; /* tensor -1: nothing that can be read */
+  uint64_t origin;         /* address of the value's first byte */
+  int32_t buffer;          /* through which it was written */
+  int32_t writer;          /* -1: nobody in this step */
+  int32_t readers[LADE_N_QUEUES]; /* last ones since, -1 */
+};
+
+struct row {
+  LADE_ARRAY(uint64_t) cuts; /* ascending, distinct */
+  struct marks starts;       /* cuts at which a piece starts */
+  struct piece *pieces;      /* by their start's cut */
+};
+
+/* The range of cuts that a buffer's last operand had: most have one range only. */
+struct span {
+  uint64_t start, end;
+  int32_t from, to;
+};
+
+struct walk {
+  const struct proof *proof;
+  struct row rows[LADE_N_SPACES];
+  struct span *spans;          /* by buffer */
+  struct lade_value *brought;  /* by buffer: what it holds at the start of a step; tensor -1: nothing */
+  bool *is_updated;            /* by parameter */
+  int32_t (*clocks)[LADE_N_QUEUES];
+  int32_t last[LADE_N_QUEUES]; /* instruction of each queue so far */
+};
+
+static const struct lade_value nothing = {-1, 0, 0};
+
+/* ---- rows ---- */
+
+static int u64_compare(const void *x, const void *y)
+{
+  uint64_t a = *(const uint64_t *)x, b = *(const uint64_t *)y;
+  return (a > b) - (a < b);
+}
+
+static bool cuts_add(struct row *row, uint64_t start, uint64_t end)
+{
+  return LADE_PUSH(&row->cuts, start) && LADE_PUSH(&row->cuts, end);
+}
+
+/* Every end of a resident buffer or an operand, once or a few times. */
+static int cuts_collect(struct walk *walk)
+{
+  const struct proof *proof = walk->proof;
+  const struct lade_program *program = proof->program;
+  for (int i = 0; i < program->n_buffers; i++) {
+    const struct lade_buffer *buffer = &program->buffers[i];
+    walk->spans[i] = (struct span){UINT64_MAX, UINT64_MAX, -1, -1};
+    if (!cuts_add(&walk->rows[buffer->space], buffer->offset, buffer->offset + buffer->bytes))
+      return -ENOMEM;
+  }
+  for (int i = 0; i < program->n_operands; i++) {
+    const struct lade_operand *operand = &program->operands[i];
+    struct span *span = &walk->spans[operand->buffer];
+    uint64_t start = operand_start(proof, operand), end = start + operand->bytes;
+    if (span->start == start && span->end == end)
+      continue;
+    *span = (struct span){start, end, -1, -1};
+    if (!cuts_add(&walk->rows[operand_buffer(proof, operand)->space], start, end))
+      return -ENOMEM;
+  }
+  return 0;
+}
+
+static int row_init(struct row *row)
+{
+  int n = 0;
+  qsort(row->cuts.items, (size_t)row->cuts.n, sizeof(*row->cuts.items), u64_compare);
+  for (int i = 0; i < row->cuts.n; i++) {
+    if (n == 0 || row->cuts.items[n - 1] != row->cuts.items[i])
+      row->cuts.items[n++] = row->cuts.items[i];
+  }
+  row->cuts.n = n;
+  row->pieces = malloc(((size_t)n + 1) * sizeof(*row->pieces));
+  if (!row->pieces || marks_init(&row->starts, n))
+    return -ENOMEM;
+  struct piece empty = {.value = nothing, .buffer = -1, .writer = -1, .readers = {-1, -1, -1, -1, -1}};
+  row->pieces[0] = empty;
+  if (n)
+    marks_set(&row->starts, 0);
+  return 0;
+}
+
+static int32_t cut_at(const struct row *row, uint64_t address)
+{
+  int lo = 0, hi = row->cuts.n - 1;
+  while (lo < hi) {
+    int mid = lo + (hi - lo) / 2;
+    if (row->cuts.items[mid] < address)
+      lo = mid + 1;
+    else
+      hi = mid;
+  }
+  LADE_ASSERT(row->cuts.items[lo] == address);
+  return lo;
+}
+
+static const struct span *span_get(struct walk *walk, int buffer, uint64_t start, uint64_t bytes)
+{
+  struct span *span = &walk->spans[buffer];
+  if (span->start != start || span->end != start + bytes || span->from < 0) {
+    const struct row *row = &walk->rows[walk->proof->program->buffers[buffer].space];
+    *span = (struct span){start, start + bytes, cut_at(row, start), cut_at(row, start + bytes)};
+  }
+  return span;
+}
+
+static const struct span *operand_span(struct walk *walk, const struct lade_operand *operand)
+{
+  return span_get(walk, operand->buffer, operand_start(walk->proof, operand), operand->bytes);
+}
+
+/* Let a piece start at @cut, by cutting the one that is there. */
+static void row_cut(struct row *row, int32_t cut)
+{
+  if (cut == row->cuts.n - 1 || marks_has(&row->starts, cut))
+    return;
+  row->pieces[cut] = row->pieces[marks_prev(&row->starts, cut)];
+  marks_set(&row->starts, cut);
+}
+
+/* The piece after the one that starts at @cut; row->cuts.n past the last. */
+static int32_t row_next(const struct row *row, int32_t cut)
+{
+  int32_t next = marks_next(&row->starts, cut + 1);
+  return next < 0 ? row->cuts.n : next;
+}
+
+/* Replace everything in @span by @piece. */
+static void row_fill(struct row *row, const struct span *span, const struct piece *piece)
+{
+  row_cut(row, span->from);
+  row_cut(row, span->to);
+  for (int32_t cut = row_next(row, span->from); cut < span->to; cut = row_next(row, cut))
+    marks_clear(&row->starts, cut);
+  row->pieces[span->from] = *piece;
+}
+
+/* ---- order ---- */
+
+static void clock_join(int32_t *clock, const int32_t *other)
+{
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    clock[q] = LADE_MAX(clock[q], other[q]);
+}
+
+/* All that is done before instruction @at begins. */
+static void clock_make(struct walk *walk, int at)
+{
+  const struct lade_instr *instr = &walk->proof->program->instrs[at];
+  int32_t *clock = walk->clocks[at], before = walk->last[instr->queue];
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    clock[q] = -1;
+  if (before >= 0) {
+    clock_join(clock, walk->clocks[before]);
+    clock[instr->queue] = before;
+  }
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    if (instr->waits[q] < 0)
+      continue;
+    clock_join(clock, walk->clocks[instr->waits[q]]);
+    clock[q] = LADE_MAX(clock[q], instr->waits[q]);
+  }
+  walk->last[instr->queue] = at;
+}
+
+/* Whether @other, an earlier instruction or -1, is done before @at begins. An instruction is not in its own way. */
+static bool is_done_before(const struct walk *walk, int other, int at)
+{
+  return other < 0 || other == at || walk->clocks[at][walk->proof->program->instrs[other].queue] >= other;
+}
+
+static int order_fail(const struct walk *walk, int at, int i, const char *does, int other, const char *did)
+{
+  return proof_fail(walk->proof, at, i, "%s what instruction %d on queue %s %s, and no wait puts it after that", does,
+                    other, lade_queue_name((enum lade_queue_id)walk->proof->program->instrs[other].queue), did);
+}
+
+/* ---- operands ---- */
+
+static int found_fail(const struct walk *walk, int at, int i, const struct piece *piece)
+{
+  const struct lade_operand *operand = &walk->proof->program->operands[walk->proof->program->instrs[at].first_operand + i];
+  char text[PROOF_VALUE_BYTES];
+  if (piece->value.tensor < 0)
+    return proof_fail(walk->proof, at, i, "is not there: its range, or a part of it, holds nothing");
+  if (!value_is_equal(piece->value, operand->reads))
+    return proof_fail(walk->proof, at, i, "is not there: found %s, from instruction %d",
+                      proof_value(walk->proof, piece->value, text), piece->writer);
+  if (piece->buffer != operand->buffer)
+    return proof_fail(walk->proof, at, i, "was left in buffer %d, which is another", piece->buffer);
+  return proof_fail(walk->proof, at, i, "begins elsewhere: at byte %lld of the range",
+                    (long long)(piece->origin - operand_start(walk->proof, operand)));
+}
+
+static int operand_read(struct walk *walk, int at, int i)
+{
+  const struct lade_instr *instr = &walk->proof->program->instrs[at];
+  const struct lade_operand *operand = &walk->proof->program->operands[instr->first_operand + i];
+  const struct span *span = operand_span(walk, operand);
+  struct row *row = &walk->rows[operand_buffer(walk->proof, operand)->space];
+  for (int32_t cut = marks_prev(&row->starts, span->from); cut < span->to; cut = row_next(row, cut)) {
+    struct piece *piece = &row->pieces[cut];
+    if (!value_is_equal(piece->value, operand->reads) || piece->buffer != operand->buffer || piece->origin != span->start)
+      return found_fail(walk, at, i, piece);
+    if (!is_done_before(walk, piece->writer, at))
+      return order_fail(walk, at, i, "reads", piece->writer, "writes");
+    piece->readers[instr->queue] = at;
+  }
+  return 0;
+}
+
+/* Where the first byte of what @operand makes would be: partial sums are made in pieces of one value. */
+static uint64_t made_origin(const struct walk *walk, const struct lade_instr *instr, const struct lade_operand *operand)
+{
+  uint64_t start = operand_start(walk->proof, operand);
+  if (instr->kind != LADE_INSTR_NORM)
+    return start;
+  return start - (uint64_t)walk->proof->partial_at[instr->param] * sizeof(double);
+}
+
+static int operand_make(struct walk *walk, int at, int i)
+{
+  const struct lade_instr *instr = &walk->proof->program->instrs[at];
+  const struct lade_operand *operand = &walk->proof->program->operands[instr->first_operand + i];
+  const struct span *span = operand_span(walk, operand);
+  struct row *row = &walk->rows[operand_buffer(walk->proof, operand)->space];
+  for (int32_t cut = marks_prev(&row->starts, span->from); cut < span->to; cut = row_next(row, cut)) {
+    const struct piece *piece = &row->pieces[cut];
+    if (!is_done_before(walk, piece->writer, at))
+      return order_fail(walk, at, i, "overwrites", piece->writer, "writes");
+    for (int q = 0; q < LADE_N_QUEUES; q++) {
+      if (!is_done_before(walk, piece->readers[q], at))
+        return order_fail(walk, at, i, "overwrites", piece->readers[q], "reads");
+    }
+  }
+  struct piece made = {operand->makes, made_origin(walk, instr, operand), operand->buffer, at, {-1, -1, -1, -1, -1}};
+  row_fill(row, span, &made);
+  return 0;
+}
+
+/* After its update a parameter is the next step's; who reads it now was meant to come before. */
+static int updated_check(const struct walk *walk, int at, int i)
+{
+  const struct lade_graph *graph = walk->proof->graph;
+  const struct lade_instr *instr = &walk->proof->program->instrs[at];
+  struct lade_value value = walk->proof->program->operands[instr->first_operand + i].reads;
+  int param = part_param(graph, value.tensor);
+  if (value.tensor < graph->n_tensors && graph->tensors[value.tensor].kind == LADE_TENSOR_PARAM)
+    param = graph->tensors[value.tensor].param;
+  if (param >= 0 && value.version == 0 && walk->is_updated[param])
+    return proof_fail(walk->proof, at, i, "is out of date: its parameter has been updated");
+  return 0;
+}
+
+static int instr_walk(struct walk *walk, int at)
+{
+  const struct lade_instr *instr = &walk->proof->program->instrs[at];
+  const struct lade_operand *operands = walk->proof->program->operands + instr->first_operand;
+  int status = 0;
+  clock_make(walk, at);
+  for (int i = 0; i < instr->n_operands && !status; i++) {
+    if (!(operands[i].access & LADE_READS))
+      continue;
+    status = updated_check(walk, at, i);
+    if (!status)
+      status = operand_read(walk, at, i);
+  }
+  for (int i = 0; i < instr->n_operands && !status; i++) {
+    if (operands[i].access & LADE_MAKES)
+      status = operand_make(walk, at, i);
+  }
+  if (instr->kind == LADE_INSTR_UPDATE)
+    walk->is_updated[instr->param] = true;
+  return status;
+}
+
+/* ---- the start of a step ---- */
+
+/* What a resident buffer may bring from the step before, and the owner that such a buffer has; -1 for nothing. */
+static int brought_owner(const struct proof *proof, struct lade_value value)
+{
+  const struct lade_graph *graph = proof->graph;
+  if (value.tensor < 0 || value.version != 0)
+    return -1;
+  if (value.tensor >= graph->n_tensors)
+    return part_param(graph, value.tensor) >= 0 ? LADE_OWNER_OPTIMIZER : -1;
+  if (graph->tensors[value.tensor].kind == LADE_TENSOR_PARAM)
+    return LADE_OWNER_PARAMETERS;
+  return value.tensor == graph->tokens || value.tensor == graph->targets ? LADE_OWNER_TRANSIENT : -1;
+}
+
+/*
+ * The first instruction that touches a resident buffer tells what it brought. Each value is brought at most once:
+ * @holders has for each value and, past those, each microbatch's tokens and targets, its buffer plus one.
+ */
+static int brought_note(struct walk *walk, int at, int i, int32_t *holders)
+{
+  const struct proof *proof = walk->proof;
+  const struct lade_operand *operand = &proof->program->operands[proof->program->instrs[at].first_operand + i];
+  int owner = brought_owner(proof, operand->reads);
+  if (!(operand->access & LADE_READS) || owner < 0 || operand->offset)
+    return 0; /* nothing: the walk will refuse whoever reads it */
+  if ((int)operand_buffer(proof, operand)->owner != owner)
+    return proof_fail(proof, at, i, "is brought by a buffer that the ledger counts as %s",
+                      lade_owner_name(operand_buffer(proof, operand)->owner));
+  size_t number = (size_t)operand->reads.tensor;
+  if (operand->reads.microbatch)
+    number = (size_t)lade_value_count(proof->graph) + (size_t)operand->reads.microbatch * 2 +
+             (operand->reads.tensor == proof->graph->targets);
+  if (holders[number])
+    return proof_fail(proof, at, i, "is brought by buffer %d already, and by %d again", holders[number] - 1,
+                      operand->buffer);
+  holders[number] = operand->buffer + 1;
+  walk->brought[operand->buffer] = operand->reads;
+  struct piece piece = {operand->reads, operand_start(proof, operand), operand->buffer, -1, {-1, -1, -1, -1, -1}};
+  row_fill(&walk->rows[operand_buffer(proof, operand)->space], operand_span(walk, operand), &piece);
+  return 0;
+}
+
+static int brought_find(struct walk *walk)
+{
+  const struct lade_program *program = walk->proof->program;
+  size_t n_values = (size_t)lade_value_count(walk->proof->graph) + 2 * (size_t)program->n_microbatches;
+  int32_t *holders = calloc(n_values, sizeof(*holders));
+  bool *is_touched = calloc((size_t)program->n_buffers + 1, sizeof(*is_touched));
+  int status = holders && is_touched ? 0 : -ENOMEM;
+  for (int at = 0; at < program->n_instrs && !status; at++) {
+    const struct lade_instr *instr = &program->instrs[at];
+    for (int i = 0; i < instr->n_operands && !status; i++) {
+      int buffer = program->operands[instr->first_operand + i].buffer;
+      if (!program->buffers[buffer].is_resident || is_touched[buffer])
+        continue;
+      is_touched[buffer] = true;
+      status = brought_note(walk, at, i, holders);
+    }
+  }
+  free(holders);
+  free(is_touched);
+  return status;
+}
+
+/* ---- the end of a step ---- */
+
+/* The only piece in a value's range at the start of buffer @i, or NULL if there are several. */
+static const struct piece *piece_whole(struct walk *walk, int i, uint64_t bytes)
+{
+  const struct lade_buffer *buffer = &walk->proof->program->buffers[i];
+  struct row *row = &walk->rows[buffer->space];
+  const struct span *span = span_get(walk, i, buffer->offset, bytes);
+  int32_t cut = marks_prev(&row->starts, span->from);
+  return row_next(row, cut) >= span->to ? &row->pieces[cut] : NULL;
+}
+
+static int brought_check(struct walk *walk, int i)
+{
+  const struct proof *proof = walk->proof;
+  char text[PROOF_VALUE_BYTES];
+  struct lade_value value = walk->brought[i];
+  bool is_data = value.tensor == proof->graph->tokens || value.tensor == proof->graph->targets;
+  value.version = proof->program->is_training && !is_data ? 1 : 0;
+  const struct piece *piece = piece_whole(walk, i, lade_value_bytes(proof->graph, value.tensor));
+  if (!piece || !value_is_equal(piece->value, value) || piece->buffer != i ||
+      piece->origin != proof->program->buffers[i].offset)
+    return proof_fail_all(proof, "buffer %d in %s ends the step without %s, with which the next one begins", i,
+                          lade_space_name(proof->program->buffers[i].space), proof_value(proof, value, text));
+  return 0;
+}
+
+/* A resident buffer that brought nothing: results, and what another program over the same arena owns. */
+static int result_check(struct walk *walk, int i)
+{
+  const struct proof *proof = walk->proof;
+  const struct lade_buffer *buffer = &proof->program->buffers[i];
+  if (buffer->owner != LADE_OWNER_PARAMETERS && buffer->owner != LADE_OWNER_OPTIMIZER)
+    return 0;
+  if (proof->program->is_training)
+    return proof_fail_all(proof, "buffer %d in %s is resident for %s, but nothing is updated there", i,
+                          lade_space_name(buffer->space), lade_owner_name(buffer->owner));
+  const struct piece *piece = piece_whole(walk, i, buffer->bytes);
+  if (!piece || piece->writer >= 0)
+    return proof_fail_all(proof, "buffer %d in %s is resident for %s, but an evaluation writes it", i,
+                          lade_space_name(buffer->space), lade_owner_name(buffer->owner));
+  return 0;
+}
+
+/* What lies whole at the beginning of resident buffer @i. */
+static struct lade_value result_find(struct walk *walk, int i)
+{
+  const struct lade_buffer *buffer = &walk->proof->program->buffers[i];
+  const struct row *row = &walk->rows[buffer->space];
+  const struct piece *first = &row->pieces[marks_prev(&row->starts, cut_at(row, buffer->offset))];
+  if (first->value.tensor < 0 || first->buffer != i || first->origin != buffer->offset)
+    return nothing;
+  return piece_whole(walk, i, lade_value_bytes(walk->proof->graph, first->value.tensor)) ? first->value : nothing;
+}
+
+/* Losses of all microbatches, and in training the verdict, are on the host for the caller. */
+static int results_check(struct walk *walk)
+{
+  const struct proof *proof = walk->proof;
+  const struct lade_program *program = proof->program;
+  const int verdict = lade_value_scalar(proof->graph, LADE_SCALAR_VERDICT);
+  bool *is_there = calloc((size_t)program->n_microbatches, sizeof(*is_there)), has_verdict = !program->is_training;
+  if (!is_there)
+    return -ENOMEM;
+  for (int i = 0; i < program->n_buffers; i++) {
+    const struct lade_buffer *buffer = &program->buffers[i];
+    if (!buffer->is_resident || buffer->space != LADE_HOST)
+      continue;
+    struct lade_value value = result_find(walk, i);
+    has_verdict |= value.tensor == verdict;
+    if (value.tensor == proof->graph->loss)
+      is_there[value.microbatch] = true;
+  }
+  int missing = 0;
+  while (missing < program->n_microbatches && is_there[missing])
+    missing++;
+  free(is_there);
+  if (missing < program->n_microbatches)
+    return proof_fail_all(proof, "the loss of microbatch %d is in no resident buffer of the host at the end", missing);
+  if (!has_verdict)
+    return proof_fail_all(proof, "the verdict is in no resident buffer of the host at the end");
+  return 0;
+}
+
+static int end_check(struct walk *walk)
+{
+  const struct lade_program *program = walk->proof->program;
+  int status = 0;
+  for (int i = 0; i < program->n_buffers && !status; i++) {
+    if (program->buffers[i].is_resident)
+      status = walk->brought[i].tensor >= 0 ? brought_check(walk, i) : result_check(walk, i);
+  }
+  return status ? status : results_check(walk);
+}
+
+/* ---- the whole ---- */
+
+static int walk_init(struct walk *walk)
+{
+  const struct lade_program *program = walk->proof->program;
+  size_t n_buffers = (size_t)program->n_buffers + 1;
+  walk->spans = malloc(n_buffers * sizeof(*walk->spans));
+  walk->brought = malloc(n_buffers * sizeof(*walk->brought));
+  walk->is_updated = calloc((size_t)walk->proof->graph->n_params + 1, sizeof(*walk->is_updated));
+  walk->clocks = malloc((size_t)program->n_instrs * sizeof(*walk->clocks));
+  if (!walk->spans || !walk->brought || !walk->is_updated || !walk->clocks || cuts_collect(walk))
+    return -ENOMEM;
+  for (int i = 0; i < program->n_buffers; i++)
+    walk->brought[i] = nothing;
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    walk->last[q] = -1;
+  for (int space = 0; space < LADE_N_SPACES; space++) {
+    if (row_init(&walk->rows[space]))
+      return -ENOMEM;
+  }
+  return 0;
+}
+
+static void walk_finish(struct walk *walk)
+{
+  for (int space = 0; space < LADE_N_SPACES; space++) {
+    LADE_ARRAY_FREE(&walk->rows[space].cuts);
+    marks_finish(&walk->rows[space].starts);
+    free(walk->rows[space].pieces);
+  }
+  free(walk->spans);
+  free(walk->brought);
+  free(walk->is_updated);
+  free(walk->clocks);
+}
+
+int proof_walk(struct proof *proof)
+{
+  struct walk walk = {.proof = proof};
+  int status = walk_init(&walk);
+  if (!status)
+    status = brought_find(&walk);
+  for (int at = 0; at < proof->program->n_instrs && !status; at++)
+    status = instr_walk(&walk, at);
+  if (!status)
+    status = end_check(&walk);
+  walk_finish(&walk);
+  return status;
+}
