@@ -198,15 +198,15 @@ static bool corner_decide(struct exact *exact, int a, int b, const struct corner
     is_solved = lade_pack_pile_place(pile, exact->choices.items[first + k]) && range_solve(exact, a, b);
     if (!is_solved)
       lade_pack_pile_undo(pile, mark);
+    exact->is_aborted |= pile->is_out_of_memory; /* the trail has holes: nothing was undone */
   }
   exact->choices.n = first;
   if (!is_solved && !exact->is_aborted && corner->has_gap) {
     is_solved = lade_pack_pile_raise(pile, corner->slot, corner->next_floor) && range_solve(exact, a, b);
     if (!is_solved)
       lade_pack_pile_undo(pile, mark);
+    exact->is_aborted |= pile->is_out_of_memory;
   }
-  if (pile->is_out_of_memory)
-    exact->is_aborted = true;
   return is_solved;
 }
 

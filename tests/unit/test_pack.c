@@ -25,6 +25,38 @@ static struct lade_pack_item items[ITEMS_MAX];
 static uint64_t offsets[ITEMS_MAX];
 static uint64_t random_seed, random_n;
 
+/* The allocation that fails, counted down; -1: none. */
+static int allocations_left = -1;
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t n, size_t bytes);
+void *__real_realloc(void *memory, size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t n, size_t bytes);
+void *__wrap_realloc(void *memory, size_t bytes);
+
+static bool allocation_fails(void)
+{
+  if (allocations_left > 0)
+    allocations_left--;
+  return allocations_left == 0;
+}
+
+void *__wrap_malloc(size_t bytes)
+{
+  return allocation_fails() ? NULL : __real_malloc(bytes);
+}
+
+void *__wrap_calloc(size_t n, size_t bytes)
+{
+  return allocation_fails() ? NULL : __real_calloc(n, bytes);
+}
+
+void *__wrap_realloc(void *memory, size_t bytes)
+{
+  return allocation_fails() ? NULL : __real_realloc(memory, bytes);
+}
+
 static uint32_t draw(uint32_t below)
 {
   return lade_philox_word(random_seed, 0, 0, random_n++) % below;
@@ -183,13 +215,18 @@ static void rectangle_cut(int n, int span, uint64_t height, bool has_ground)
 {
   items[0] = (struct lade_pack_item){0, span, height, 1, 0};
   for (int n_cut = 1; n_cut < n;) {
-    int k = (int)draw((uint32_t)n_cut);
-    struct lade_pack_item *from = &items[k], *to = &items[n_cut];
+    struct lade_pack_item *from = &items[draw((uint32_t)n_cut)], *to = &items[n_cut];
+    for (int k = 0; k < 2; k++) { /* rather the larger ones: many slivers in one corner would be easy */
+      struct lade_pack_item *other = &items[draw((uint32_t)n_cut)];
+      if ((uint64_t)(other->upper - other->lower) * other->bytes > (uint64_t)(from->upper - from->lower) * from->bytes)
+        from = other;
+    }
     bool is_vertical = draw(2);
     uint64_t extent = is_vertical ? (uint64_t)(from->upper - from->lower) : from->bytes;
     if (extent < 2)
       continue;
-    uint32_t at = 1 + draw((uint32_t)extent - 1);
+    uint32_t at = (uint32_t)extent / 4 + draw((uint32_t)extent / 2);
+    at = LADE_MAX(at, 1);
     *to = *from;
     if (is_vertical) {
       from->upper = from->lower + (int32_t)at;
@@ -397,6 +434,44 @@ static void test_extreme_lifetimes_are_packed(void **state)
   assert_int_equal(pack(3, 1000000, 0).peak_bytes, 128);
 }
 
+/* Fail the Nth allocation and all after it: -ENOMEM, or an answer that stands. */
+static void test_without_memory_there_is_an_error_or_a_sound_answer(void **state)
+{
+  struct lade_pack_params params = {.struct_size = sizeof(params), .work_limit = 3000000};
+  int n_refused = 0, n_failed_yet_answered = 0, rc = -1;
+  draw_start(23);
+  rectangle_cut(150, 1000, 4096, true);
+  for (int n = 1; n < 100; n++) {
+    struct lade_pack_result result = {.peak_bytes = 77};
+    struct lade_error error = {0};
+    allocations_left = n;
+    rc = lade_pack(items, 150, &params, offsets, &result, &error);
+    bool has_failed = allocations_left == 0;
+    allocations_left = -1;
+    if (rc) {
+      assert_int_equal(rc, -ENOMEM);
+      assert_true(has_failed && error.text[0] && result.peak_bytes == 77);
+      n_refused++;
+      continue;
+    }
+    assert_int_equal(lade_pack_check(items, 150, offsets, result.peak_bytes, NULL), 0);
+    n_failed_yet_answered += has_failed;
+    if (!has_failed)
+      break;
+  }
+  assert_int_equal(rc, 0);
+  assert_true(n_refused >= 4 && n_failed_yet_answered >= 2);
+
+  for (int n = 1; n <= 2; n++) {
+    uint64_t live;
+    allocations_left = n;
+    assert_int_equal(lade_pack_check(items, 150, offsets, 4096, NULL), -ENOMEM);
+    allocations_left = 1;
+    assert_int_equal(lade_pack_live_peak(items, 150, &live), -ENOMEM);
+    allocations_left = -1;
+  }
+}
+
 /* --- the checker ------------------------------------------------------------------------------------------------ */
 
 static void test_checker_catches_every_broken_answer(void **state)
@@ -522,6 +597,7 @@ int main(void)
       cmocka_unit_test(test_good_enough_is_enough),
       cmocka_unit_test(test_hostile_items_are_refused_with_a_reason),
       cmocka_unit_test(test_extreme_lifetimes_are_packed),
+      cmocka_unit_test(test_without_memory_there_is_an_error_or_a_sound_answer),
       cmocka_unit_test(test_checker_catches_every_broken_answer),
       cmocka_unit_test(test_checker_finds_a_byte_of_overlap_by_definition),
       cmocka_unit_test(test_half_open_neighbours_may_share_bytes),
