@@ -40,11 +40,11 @@ struct keyed {
 /* Steps between two looks at the effort within a pass. */
 #define WORK_PER_SPEND 200000
 /* How far an item that ended too high moves forward at most, as a part of the order; measured. */
-#define REACH 0.2
+#define REACH 0.1
 #define FIXED_KEY 1e300 /* first in every order */
 #define PATIENCE 30
 
-enum { ORDER_AREA, ORDER_LENGTH, ORDER_BYTES, ORDER_START, N_ORDERS };
+enum { ORDER_BYTES, ORDER_AREA, ORDER_LENGTH, ORDER_START, N_ORDERS };
 #define N_CLIMBS 3
 #define PASSES_PER_TURN 24
 
@@ -216,9 +216,9 @@ static void order_blame(lade_packer *packer, uint64_t limit, struct keyed *order
 }
 
 /*
- * Repair by blame: what ended too high in one pass comes earlier in the next. The limit lies halfway between the
- * target and the incumbent: with the target itself too many are blamed where it is out of reach, with the
- * incumbent only the topmost, which then trade places. After PATIENCE passes that were worse, back to the best.
+ * Repair by blame: what ended above a limit comes earlier in the next pass. The limit is drawn between the target and
+ * the incumbent: near the target many are blamed and much changes, near the incumbent only the topmost are. One
+ * fixed limit gets stuck sooner. After PATIENCE passes that were worse, back to the best.
  */
 static bool climb_step(lade_packer *packer, struct shelf *shelf, struct climb *climb, uint64_t *random_state)
 {
@@ -237,22 +237,31 @@ static bool climb_step(lade_packer *packer, struct shelf *shelf, struct climb *c
     memcpy(climb->order, climb->best_order, order_bytes);
     return false;
   }
-  uint64_t limit = packer->target_bytes + (packer->best_bytes - packer->target_bytes) / 2;
+  double part = (double)(random_next(random_state) >> 11) * 0x1p-53;
+  uint64_t limit = packer->target_bytes + (uint64_t)((double)(packer->best_bytes - packer->target_bytes) * part);
   order_blame(packer, limit, climb->order, random_state);
   return false;
 }
 
-/* Take turns between the lines until the effort is spent: which one is good differs between programs. */
+/*
+ * Take turns between the lines until the effort is spent: which one is good differs between programs. A line that
+ * improved the incumbent goes on. The second order goes first:
+ * it starts worse than the first, and gets further.
+ */
 static bool climbs_run(lade_packer *packer, struct shelf *shelf, struct climb *climbs)
 {
   uint64_t random_state = 88172645463325252u;
-  for (int turn = 0;; turn++)
+  for (int line = 1;;) {
+    uint64_t before_bytes = packer->best_bytes;
     for (int pass = 0; pass < PASSES_PER_TURN; pass++) {
       if (packer->effort.is_spent)
         return false;
-      if (climb_step(packer, shelf, &climbs[turn % N_CLIMBS], &random_state))
+      if (climb_step(packer, shelf, &climbs[line], &random_state))
         return true;
     }
+    if (packer->best_bytes == before_bytes)
+      line = (line + 1) % N_CLIMBS;
+  }
 }
 
 static void shelf_init(lade_packer *packer, struct shelf *shelf)
