@@ -125,8 +125,8 @@ static int token_refuse(const lade_data *data, const struct source *source, int6
 }
 
 /* Tokens [@first, @first + @n) of one file. */
-static int source_tokens(const lade_data *data, const struct source *source, int64_t first, int64_t n, int32_t *ret_tokens,
-                         struct lade_error *error)
+static int source_tokens(const lade_data *data, const struct source *source, int64_t first, int64_t n,
+                         int32_t *ret_tokens, struct lade_error *error)
 {
   char chunk[CHUNK_BYTES];
   const int token_bytes = kinds[source->kind].token_bytes;
@@ -264,8 +264,8 @@ static int source_identify(const lade_data *data, struct source *source, int64_t
   source->n_tokens = header[2];
   int64_t expected = HEADER_BYTES + source->n_tokens * kinds[source->kind].token_bytes;
   if (header[2] <= 0 || expected != bytes)
-    return lade_error_set(error, -EINVAL, "%s: the header says %" PRId32 " tokens, %" PRId64 " bytes, but the file has %"
-                          PRId64 ": cut short or damaged", source->path, header[2], expected, bytes);
+    return lade_error_set(error, -EINVAL, "%s: the header says %" PRId32 " tokens, %" PRId64 " bytes, but the file has "
+                          "%" PRId64 ": cut short or damaged", source->path, header[2], expected, bytes);
   return 0;
 }
 
@@ -363,7 +363,9 @@ static int part_check(const lade_data *data, const struct part *part, bool is_va
                         ": give a longer file, or lower %s", data->sources[is_valid ? data->n_sources - 1 : 0].path,
                         part->n_tokens, is_valid ? "validation" : "training", is_random ? "one row" : "one batch",
                         needed - 1, needed,
-                        is_random ? "--seq" : is_valid ? "--batch or --seq, or --valid-fraction 0" : "--batch or --seq");
+                        is_random  ? "--seq"
+                        : is_valid ? "--batch or --seq, or --valid-fraction 0"
+                                   : "--batch or --seq");
 }
 
 static int params_check(const struct lade_data_params *params, struct lade_error *error)

@@ -89,15 +89,16 @@ struct lade_safetensors_params {
 };
 
 /*
- * Create the file, take its room on the drive and write its header. -EEXIST, -ENOSPC and the like, -EINVAL for entries
- * that are not as above, -ENOMEM; no file is left then. Nothing of @params is needed afterwards but the faults. Blocks.
+ * Create the file, take its room on the drive and write its header. -EEXIST, -ENOSPC and the like, -EINVAL for
+ * entries that are not as above, -ENOMEM; no file is left then. Nothing of @params is needed afterwards but the
+ * faults. Blocks.
  */
 int lade_safetensors_create(const struct lade_safetensors_params *params, struct lade_error *error,
                             lade_safetensors_writer **ret_writer);
 
 /*
- * The next @bytes of the data: the tensors one after another, in any pieces. -ENOSPC, -EIO; then abort. -EINVAL past the
- * end. Blocks.
+ * The next @bytes of the data: the tensors one after another, in any pieces. -ENOSPC, -EIO; then abort. -EINVAL
+ * past the end. Blocks.
  */
 int lade_safetensors_write(lade_safetensors_writer *writer, const void *data, uint64_t bytes, struct lade_error *error);
 

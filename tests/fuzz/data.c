@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Any bytes as text and as token files: refused with one line, or every batch is read and in range. */
+#include "run/data.h"
+#include "tests/fuzz/fuzz_file.h"
+
+#define BATCH 2
+#define TIME 3
+
+static void batches_check(const lade_data *data, const struct lade_data_info *info)
+{
+  int32_t tokens[BATCH * TIME], targets[BATCH * TIME];
+  for (uint64_t step = 0; step < 8; step++) {
+    if (lade_data_batch(data, step, 0, BATCH, tokens, targets, NULL))
+      abort();
+    for (int i = 0; i < BATCH * TIME; i++) {
+      if (tokens[i] < 0 || tokens[i] >= info->vocabulary || targets[i] < 0 || targets[i] >= info->vocabulary)
+        abort();
+    }
+  }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
+{
+  static const char *const names[] = {"text", "tokens.bin"};
+  for (int i = 0; i < 4; i++) {
+    const char *path = fuzz_file(names[i % 2], bytes, size);
+    struct lade_data_params params = {.struct_size = sizeof(params), .files = &path, .n_files = 1, .batch = BATCH,
+                                      .time = TIME, .valid_fraction = i / 2 ? 0.5 : 0,
+                                      .order = i / 2 ? LADE_ORDER_RANDOM : LADE_ORDER_SEQUENTIAL,
+                                      .vocabulary = i / 2 ? 256 : 0};
+    struct lade_error error = {0};
+    struct lade_data_info info;
+    lade_data *data;
+    if (lade_data_open(&params, &error, &data)) {
+      fuzz_error_check(&error);
+      continue;
+    }
+    lade_data_get_info(data, &info);
+    batches_check(data, &info);
+    lade_data_close(data);
+  }
+  return 0;
+}
