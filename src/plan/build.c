@@ -58,7 +58,8 @@ static enum lade_space home_space(const struct builder *b, int param)
 static int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_owner owner, uint64_t bytes,
                            bool is_resident)
 {
-  struct lade_buffer buffer = {.space = space, .owner = owner, .first = INT32_MAX, .last = -1, .is_resident = is_resident};
+  struct lade_buffer buffer = {
+      .space = space, .owner = owner, .first = INT32_MAX, .last = -1, .is_resident = is_resident};
   buffer.bytes = lade_align_up(LADE_MAX(bytes, 1), space == LADE_STORE ? LADE_STORE_ALIGN : LADE_BUFFER_ALIGN);
   if (!LADE_PUSH(&b->buffers, buffer)) {
     b->status = -ENOMEM;
@@ -208,7 +209,9 @@ static void transfer_emit(struct builder *b, int32_t src, int32_t dst, struct la
     transfer_emit(b, staging, dst, value);
     return;
   }
-  enum lade_instr_kind kind = from == LADE_STORE ? LADE_INSTR_READ : to == LADE_STORE ? LADE_INSTR_WRITE : LADE_INSTR_COPY;
+  enum lade_instr_kind kind = from == LADE_STORE ? LADE_INSTR_READ
+                              : to == LADE_STORE ? LADE_INSTR_WRITE
+                                                 : LADE_INSTR_COPY;
   enum lade_queue_id queue = is_store ? LADE_Q_IO : to == LADE_HOST ? LADE_Q_TO_HOST : LADE_Q_TO_DEVICE;
   struct lade_instr *instr = instr_begin(b, kind, queue);
   instr->microbatch = value.microbatch;
@@ -296,9 +299,9 @@ static int32_t alias_buffer(struct builder *b, int pos, int i)
   const struct plan_interval *dying = &b->lives->intervals[from];
   if (dying->last_pos != pos || dying->leave_slot >= 0)
     return -1;
-  if (lade_align_up(b->graph->tensors[op->out[i]].bytes, LADE_BUFFER_ALIGN) > b->buffers.items[b->on_device[from]].bytes)
-    return -1;
-  return b->on_device[from];
+  int32_t taken = b->on_device[from];
+  uint64_t needed = lade_align_up(b->graph->tensors[op->out[i]].bytes, LADE_BUFFER_ALIGN);
+  return needed <= b->buffers.items[taken].bytes ? taken : -1;
 }
 
 static void output_add(struct builder *b, int pos, int i)
@@ -380,7 +383,8 @@ static void step_emit(struct builder *b, int pos)
 static void clip_emit(struct builder *b)
 {
   const struct lade_graph *graph = b->graph;
-  int partials = lade_value_scalar(graph, LADE_SCALAR_PARTIALS), verdict = lade_value_scalar(graph, LADE_SCALAR_VERDICT);
+  const int partials = lade_value_scalar(graph, LADE_SCALAR_PARTIALS);
+  const int verdict = lade_value_scalar(graph, LADE_SCALAR_VERDICT);
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_CLIP, LADE_Q_COMPUTE);
   instr->predicted_ns = b->params->prices->clip_ns;
   operand_read(b, LADE_ROLE_SRC, b->partials, (struct lade_value){partials, 0, 0}, lade_value_bytes(graph, partials));
@@ -518,7 +522,8 @@ static int space_pack(const struct lade_build_params *params, struct lade_progra
         .align = space == LADE_STORE ? LADE_STORE_ALIGN : LADE_BUFFER_ALIGN,
         .fixed = params->residents && buffer->is_resident ? (int64_t)params->residents->buffers[i].offset : -1};
   }
-  struct lade_pack_params how = {.struct_size = sizeof(how), .work_limit = space == LADE_DEVICE ? params->pack_work_limit : 0};
+  struct lade_pack_params how = {.struct_size = sizeof(how),
+                                 .work_limit = space == LADE_DEVICE ? params->pack_work_limit : 0};
   struct lade_pack_result result = {0};
   if (!status && n)
     status = lade_packer_pack(params->packer, items, n, &how, offsets, &result, NULL);

@@ -30,6 +30,7 @@ struct lade_prices {
   int64_t *norm_ns, *update_ns[3];    /* by parameter; update by home, the store's with its transfers */
   int64_t clip_ns;
   struct lade_transfer_price to_host, to_device, read, write;
+  double copy_cores;                  /* that one copy keeps busy, of n_cores */
   double n_cores;                     /* shared by all queues of a unified device; 0: not shared */
 };
 

@@ -460,7 +460,8 @@ int lade_planner_create(const struct lade_plan_params *params, struct lade_error
   planner->tariff = (struct lade_tariff){
       .op_ns = prices->op_ns, .update_ns = {prices->update_ns[0], prices->update_ns[1], prices->update_ns[2]},
       .to_host_ns = prices->to_host.ns_per_byte, .to_device_ns = prices->to_device.ns_per_byte,
-      .read_ns = prices->read.ns_per_byte, .write_ns = prices->write.ns_per_byte, .n_cores = prices->n_cores,
+      .read_ns = prices->read.ns_per_byte, .write_ns = prices->write.ns_per_byte,
+      .copy_cores = prices->copy_cores, .n_cores = prices->n_cores,
       .n_microbatches = params->n_microbatches};
   planner->is_pinned = calloc((size_t)(params->graph->n_tensors + params->graph->n_params) + 1, sizeof(bool));
   int status = planner->is_pinned ? lade_residency_create(params->graph, &planner->start) : -ENOMEM;
@@ -509,7 +510,8 @@ static int refuse(lade_planner *planner, uint64_t device_bytes, struct lade_erro
                         (unsigned long long)bounds.min_bytes);
 }
 
-int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_error *error, struct lade_plan **ret_plan)
+int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_error *error,
+                      struct lade_plan **ret_plan)
 {
   struct lade_plan *best = NULL;
   int status = best_plan(planner, device_bytes, &best);

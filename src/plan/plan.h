@@ -63,7 +63,8 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
  * The fastest plan found whose device peak is at most @device_bytes. -EOVERFLOW when none fits: @error names
  * the smallest budget that does, and what would make more room. The plan is the caller's.
  */
-int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_error *error, struct lade_plan **ret_plan);
+int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_error *error,
+                      struct lade_plan **ret_plan);
 void lade_plan_destroy(struct lade_plan *plan);
 
 /* Read a --residency FILE: lines "PATTERN keep|recompute|host|store" over tensor names, units or "optimizer". */

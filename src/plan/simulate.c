@@ -37,7 +37,7 @@ static double cores_wanted(const struct fluid *f, const struct lade_instr *instr
 {
   switch (instr->kind) {
   case LADE_INSTR_COPY:
-    return 1;
+    return f->prices->copy_cores;
   case LADE_INSTR_READ:
   case LADE_INSTR_WRITE:
     return TRANSFER_CORES;

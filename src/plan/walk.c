@@ -273,7 +273,8 @@ static int tensor_consider(struct walker *w, int tensor, const struct lade_load 
   int param = what->param;
   if (param >= 0 && w->residency->homes[param] == LADE_HOME_DEVICE) {
     struct lade_change home = {LADE_CHANGE_HOME, 0, param};
-    int status = tiers_consider(w, home, param_bytes(w, param) + (what->kind == LADE_TENSOR_GRAD ? bytes : 0), base, best);
+    uint64_t freed_bytes = param_bytes(w, param) + (what->kind == LADE_TENSOR_GRAD ? bytes : 0);
+    int status = tiers_consider(w, home, freed_bytes, base, best);
     if (status || what->kind == LADE_TENSOR_PARAM)
       return status;
   }

@@ -17,6 +17,7 @@
 #include "recompute/propose.h"
 
 #define EXPOSED_FRACTION 0.05
+#define TRANSFER_CORES 0.25 /* that a transfer to the drive keeps busy with checksums */
 
 struct lade_solver {
   const struct lade_graph *graph;
@@ -127,9 +128,8 @@ double lade_load_ns(const lade_solver *s, const struct lade_load *load)
   most = LADE_MAX(most, load->io_ns);
   if (s->tariff->n_cores <= 0)
     return most;
-  double shared = load->compute_ns + load->host_ns + (load->to_host_ns + load->to_device_ns) / s->tariff->n_cores +
-                  0.25 * load->io_ns / s->tariff->n_cores;
-  return LADE_MAX(most, shared);
+  double copies = s->tariff->copy_cores * (load->to_host_ns + load->to_device_ns) + TRANSFER_CORES * load->io_ns;
+  return LADE_MAX(most, load->compute_ns + load->host_ns + copies / s->tariff->n_cores);
 }
 
 static void made(lade_solver *s, int op)

@@ -34,6 +34,7 @@ struct lade_tariff {
   const int64_t *op_ns;                          /* by op */
   const int64_t *update_ns[3];                   /* by home, by parameter */
   double to_host_ns, to_device_ns, read_ns, write_ns; /* per byte */
+  double copy_cores;                             /* that one copy keeps busy */
   double n_cores;                                /* shared by all queues; 0: not shared */
   int n_microbatches;
 };

@@ -14,7 +14,13 @@
 #include "run/data.h"
 #include "run/executor.h"
 
-enum lade_budget_kind { LADE_BUDGET_AUTO, LADE_BUDGET_BYTES, LADE_BUDGET_PERCENT, LADE_BUDGET_PERCENT_DEVICE, LADE_BUDGET_MIN };
+enum lade_budget_kind {
+  LADE_BUDGET_AUTO,
+  LADE_BUDGET_BYTES,
+  LADE_BUDGET_PERCENT,        /* of the unconstrained peak */
+  LADE_BUDGET_PERCENT_DEVICE, /* of the device's memory */
+  LADE_BUDGET_MIN
+};
 
 struct lade_budget {
   enum lade_budget_kind kind;
@@ -44,11 +50,8 @@ struct lade_session_params {
   uint64_t store_budget_bytes;         /* 0: what the file system has free */
   bool allow_tmpfs;
   bool is_dry;
-  /*
-   * Preset or file of a machine: nothing is probed; NULL: this machine. On the host device the copy queues are then
-   * throttled to the machine's links, so that offload costs what it would over them.
-   */
-  const char *machine;
+  const char *machine;                 /* preset or file: nothing is probed; NULL: this machine */
+  struct lade_link throttle;           /* of the host device's copy queues, each way; rate 0: none */
   bool skip_cache;                     /* of the probe's measurements */
   enum lade_recipe recipe;
   const char *residency_file;

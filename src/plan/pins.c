@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A residency file: choices that a person fixes, one a line; the solver does the rest.
+ *
+ *   h.*.attn.*      recompute        # activations whose name matches (as a shell pattern)
+ *   h.0             host             # all activations of the unit h.0
+ *   gelu            recompute        # all outputs of an op of that kind
+ *   optimizer *wte* store            # home of parameters and their optimizer state: device, host or store
+ *
+ * Later lines win over earlier ones. A line that matches nothing is an error: it is a slip of the pen.
+ */
+#include <errno.h>
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan/plan.h"
+
+#define LINE_BYTES 512
+
+struct pins {
+  LADE_ARRAY(struct lade_change) items;
+};
+
+static int word_find(const char *word, const char *const *words, int n)
+{
+  for (int i = 0; i < n; i++) {
+    if (strcmp(word, words[i]) == 0)
+      return i;
+  }
+  return -1;
+}
+
+static int homes_pin(const struct lade_graph *graph, const char *pattern, int home, struct pins *pins)
+{
+  int n = pins->items.n;
+  for (int param = 0; param < graph->n_params; param++) {
+    if (fnmatch(pattern, graph->tensors[graph->params[param].tensor].name, 0) != 0)
+      continue;
+    if (!LADE_PUSH(&pins->items, ((struct lade_change){LADE_CHANGE_HOME, (uint8_t)home, param})))
+      return -ENOMEM;
+  }
+  return pins->items.n == n ? -ENOENT : 0;
+}
+
+static bool is_matched(const struct lade_graph *graph, const struct lade_tensor *tensor, const char *pattern)
+{
+  return fnmatch(pattern, tensor->name, 0) == 0 || fnmatch(pattern, graph->units[tensor->unit].name, 0) == 0 ||
+         strcmp(pattern, lade_op_kind_name(graph->ops[tensor->producer].kind)) == 0;
+}
+
+static int waits_pin(const struct lade_graph *graph, const char *pattern, int wait, struct pins *pins)
+{
+  int n = pins->items.n;
+  for (int i = 0; i < graph->n_tensors; i++) {
+    const struct lade_tensor *tensor = &graph->tensors[i];
+    if (tensor->kind != LADE_TENSOR_ACTIVATION || graph->ops[tensor->producer].is_backward)
+      continue;
+    if (!is_matched(graph, tensor, pattern))
+      continue;
+    if (!LADE_PUSH(&pins->items, ((struct lade_change){LADE_CHANGE_SAVED, (uint8_t)wait, i})))
+      return -ENOMEM;
+  }
+  return pins->items.n == n ? -ENOENT : 0;
+}
+
+static int line_read(const char *line, const struct lade_graph *graph, struct pins *pins, const char **ret_problem)
+{
+  static const char *const waits[] = {"keep", "recompute", "host", "store"};
+  static const char *const homes[] = {"device", "host", "store"};
+  char words[4][LINE_BYTES];
+  int n = sscanf(line, "%511s %511s %511s %511s", words[0], words[1], words[2], words[3]);
+  if (n <= 0)
+    return 0;
+  bool is_home = strcmp(words[0], "optimizer") == 0;
+  if (n != (is_home ? 3 : 2)) {
+    *ret_problem = "a line is PATTERN CHOICE, or optimizer PATTERN HOME";
+    return -EINVAL;
+  }
+  int choice = is_home ? word_find(words[2], homes, 3) : word_find(words[1], waits, 4);
+  if (choice < 0) {
+    *ret_problem = is_home ? "the home must be device, host or store"
+                           : "the choice must be keep, recompute, host or store";
+    return -EINVAL;
+  }
+  int status = is_home ? homes_pin(graph, words[1], choice, pins) : waits_pin(graph, words[0], choice, pins);
+  *ret_problem = status == -ENOENT ? "the pattern matches nothing in this model" : "out of memory";
+  return status == -ENOENT ? -EINVAL : status;
+}
+
+int lade_pins_load(const char *path, const struct lade_graph *graph, struct lade_error *error,
+                   struct lade_change **ret_pins, int *ret_n_pins)
+{
+  FILE *file = fopen(path, "re");
+  if (!file)
+    return lade_error_set(error, -errno, "--residency %s: %s (or name auto, none, full or selective)", path,
+                          strerror(errno));
+  char line[LINE_BYTES];
+  struct pins pins = {0};
+  int status = 0;
+  for (int number = 1; !status && fgets(line, sizeof(line), file); number++) {
+    const char *problem = "";
+    line[strcspn(line, "#\n")] = '\0';
+    status = line_read(line, graph, &pins, &problem);
+    if (status)
+      lade_error_set(error, status, "--residency %s, line %d: %s", path, number, problem);
+  }
+  fclose(file);
+  if (status) {
+    LADE_ARRAY_FREE(&pins.items);
+    return status;
+  }
+  *ret_pins = pins.items.items;
+  *ret_n_pins = pins.items.n;
+  return 0;
+}

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Steps of a session: the schedule, the step block, FP16's loss scale, digests and evaluation.
+ *
+ * The learning rate rises linearly over the warm-up and falls along half a cosine to its minimum at the last
+ * step. The loss digest is a chain: each step's loss, as its 64 bits, hashed with the digest so far as seed; so it
+ * covers every step since step 0, and a resumed run continues it.
+ */
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "run/session_internal.h"
+
+#define SCALE_GROWTH_STEPS 2000 /* good steps after which FP16's loss scale is doubled, as GradScaler does */
+#define SCALE_MOST 0x1p24
+
+static double lr_at(const struct lade_session_params *p, int64_t step)
+{
+  const double pi = 3.14159265358979323846;
+  if (step < p->warmup)
+    return p->lr * (double)(step + 1) / (double)(p->warmup + 1);
+  if (step >= p->steps)
+    return p->min_lr;
+  double part = (double)(step - p->warmup) / (double)LADE_MAX(p->steps - p->warmup, 1);
+  return p->min_lr + 0.5 * (1 + cos(pi * part)) * (p->lr - p->min_lr);
+}
+
+static struct lade_step step_block(const lade_session *s)
+{
+  const struct lade_session_params *p = &s->params;
+  double t = (double)s->state.step + 1;
+  return (struct lade_step){
+      .seed = s->state.seed, .step = (uint32_t)s->state.step, .lr = (float)lr_at(p, s->state.step),
+      .beta1 = (float)p->beta1, .beta2 = (float)p->beta2, .eps = (float)p->eps,
+      .weight_decay = (float)p->weight_decay, .correction1 = (float)(1 / (1 - pow(p->beta1, t))),
+      .correction2 = (float)(1 / (1 - pow(p->beta2, t))), .clip = (float)p->clip,
+      .loss_scale = (float)s->state.loss_scale};
+}
+
+static int batch_fill(lade_session *s, bool is_valid, uint64_t number, struct lade_error *error)
+{
+  int status = 0;
+  const int64_t rows = s->params.micro_batch;
+  for (int m = 0; m < s->n_microbatches && !status; m++) {
+    int32_t *tokens = lade_executor_tokens(s->executor, m), *targets = lade_executor_targets(s->executor, m);
+    status = is_valid ? lade_data_valid_batch(s->data, number, m * rows, rows, tokens, targets, error)
+                      : lade_data_batch(s->data, number, m * rows, rows, tokens, targets, error);
+  }
+  return status;
+}
+
+/* The parameter whose gradient holds the first partial that is not finite. */
+static const char *bad_tensor(const lade_session *s, uint32_t first_bad)
+{
+  for (int param = 0; param < s->graph->n_params; param++) {
+    if (first_bad < lade_value_first_partial(s->graph, param + 1))
+      return s->graph->tensors[s->graph->params[param].grad].name;
+  }
+  return "the norm of all gradients";
+}
+
+/* FP16: an overflow halves the scale, a long run without one doubles it. */
+static void scale_adapt(lade_session *s, bool is_skipped)
+{
+  if (s->params.dtype != LADE_F16)
+    return;
+  if (is_skipped) {
+    s->state.loss_scale = LADE_MAX(s->state.loss_scale / 2, 1);
+    s->state.good_steps = 0;
+  } else if (++s->state.good_steps >= SCALE_GROWTH_STEPS) {
+    s->state.loss_scale = LADE_MIN(s->state.loss_scale * 2, SCALE_MOST);
+    s->state.good_steps = 0;
+  }
+}
+
+static void loss_record(lade_session *s, double loss)
+{
+  uint64_t bits;
+  memcpy(&bits, &loss, sizeof(bits));
+  s->state.loss_digest = XXH3_64bits_withSeed(&bits, sizeof(bits), s->state.loss_digest);
+}
+
+int lade_session_step(lade_session *s, struct lade_step_report *ret_report, struct lade_error *error)
+{
+  struct lade_step block = step_block(s);
+  struct lade_step_result result = {0};
+  int status = s->params.is_dry ? 0 : batch_fill(s, false, (uint64_t)s->state.step, error);
+  if (!status)
+    status = lade_executor_step(s->executor, &block, &result, error);
+  bool is_skipped = status == -ERANGE;
+  if (status && !is_skipped)
+    return status;
+  if (!isfinite(result.loss))
+    return lade_error_set(error, -EDOM, "step %lld: the loss is %f, and nothing was updated", (long long)s->state.step,
+                          result.loss);
+  if (is_skipped && (s->params.dtype != LADE_F16 || s->state.loss_scale <= 1))
+    return lade_error_set(error, -EDOM, "step %lld: the gradient %s is not finite, and nothing was updated",
+                          (long long)s->state.step, bad_tensor(s, result.verdict.first_bad));
+  struct lade_step_report report = {
+      .step = s->state.step, .loss = result.loss, .grad_norm = result.verdict.norm, .lr = block.lr,
+      .is_skipped = is_skipped, .loss_scale = s->state.loss_scale, .wall_ns = result.wall_ns};
+  memcpy(report.busy_ns, result.busy_ns, sizeof(report.busy_ns));
+  loss_record(s, result.loss);
+  scale_adapt(s, is_skipped);
+  s->state.step++;
+  s->state.data_position += s->params.batch * s->params.time;
+  *ret_report = report;
+  return 0;
+}
+
+int lade_session_eval(lade_session *s, double *ret_loss, struct lade_error *error)
+{
+  struct lade_data_info info;
+  double sum = 0;
+  if (!s->data || s->params.is_dry)
+    return lade_error_set(error, -ENODATA, "there is no validation data");
+  lade_data_get_info(s->data, &info);
+  int64_t n = LADE_MIN(s->params.eval_iters, info.n_valid_batches);
+  if (n < 1)
+    return lade_error_set(error, -ENODATA, "there is not one batch of validation data");
+  for (int64_t i = 0; i < n; i++) {
+    struct lade_step_result result;
+    int status = batch_fill(s, true, (uint64_t)i, error);
+    if (!status)
+      status = lade_executor_eval(s->executor, &result, error);
+    if (status)
+      return status;
+    sum += result.loss;
+  }
+  *ret_loss = sum / (double)n;
+  return 0;
+}
+
+int lade_session_save(lade_session *s, const char *dir, int keep, struct lade_error *error)
+{
+  struct lade_values values = lade_session_values(s);
+  return lade_checkpoint_save(&values, &s->state, dir, keep, s->params.faults, error);
+}
+
+int lade_session_params_digest(lade_session *s, uint64_t *ret_digest, struct lade_error *error)
+{
+  struct lade_values values = lade_session_values(s);
+  return lade_checkpoint_digest(&values, ret_digest, error);
+}
+
+void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
+{
+  struct lade_device_info device = {0};
+  if (s->device)
+    lade_device_get_info(s->device, &device);
+  double flops = lade_model_flops_per_token(&s->model, s->params.time) * (double)(s->params.batch * s->params.time);
+  *ret_info = (struct lade_session_info){
+      .model = s->model, .n_params = lade_model_n_params(&s->model), .batch = s->params.batch,
+      .micro_batch = s->params.micro_batch, .time = s->params.time, .n_microbatches = s->n_microbatches,
+      .budget_bytes = s->budget_bytes, .bounds = s->bounds, .plan = s->plan, .graph = s->graph, .prices = &s->prices,
+      .cost = &s->cost, .executor = s->executor, .measured_peak_bytes = device.peak_bytes,
+      .host_bytes = s->plan ? s->plan->peak_bytes[LADE_HOST] : 0,
+      .store_bytes = s->plan ? s->plan->peak_bytes[LADE_STORE] : 0, .host_budget_bytes = s->host_bytes,
+      .store_budget_bytes = s->store_bytes, .numerics_key = s->state.numerics_key, .step = s->state.step,
+      .loss_digest = s->state.loss_digest,
+      .speed_of_light_ns = s->matmul_flops_per_s > 0 ? flops / s->matmul_flops_per_s * 1e9 : 0};
+}

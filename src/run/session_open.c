@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Opening a session: everything between a person's words and a bound plan, acquired in order and given back in
+ * reverse. Where memory is shared by device and host tier (a device that is host memory), what the budget
+ * leaves of the machine is what the host tier may have, four fifths of it unless stated.
+ *
+ * Ops are measured before planning, unless a machine is described or the model is so large that measuring it
+ * here would take longer than a person waits; then rooflines over measured rates serve.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+
+#include "run/session_internal.h"
+
+#define CHUNK_BYTES (UINT64_C(2) << 20)
+#define HOST_SHARE 0.8            /* of what is left, for the host tier */
+#define STORE_SHARE 0.95          /* of what the file system has free */
+#define PROBE_FLOPS_MOST 2e13     /* a step past this is not measured op by op for a plan alone */
+#define FIRST_LOSS_SCALE 65536.0  /* FP16; halved when a gradient overflows, doubled after a run of good steps */
+#define DEFAULT_TIME 1024
+
+void lade_session_defaults(struct lade_session_params *p)
+{
+  *p = (struct lade_session_params){
+      .struct_size = sizeof(*p), .model = "nano", .valid_fraction = 0.1, .order = LADE_ORDER_RANDOM, .steps = 200,
+      .batch = 12, .lr = 1e-3, .min_lr = 1e-4, .warmup = 20, .seed = 1337, .dtype = LADE_BF16, .beta1 = 0.9,
+      .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 1.0, .eval_iters = 20};
+}
+
+void session_notice(const lade_session *session, const char *format, ...)
+{
+  char line[512];
+  va_list args;
+  if (!session->params.notice)
+    return;
+  va_start(args, format);
+  vsnprintf(line, sizeof(line), format, args);
+  va_end(args);
+  session->params.notice(session->params.user, line);
+}
+
+static int values_get(void *user, int tensor, uint64_t offset, void *dst, uint64_t bytes, struct lade_error *error)
+{
+  return lade_executor_get(user, tensor, offset, dst, bytes, error);
+}
+
+static int values_set(void *user, int tensor, uint64_t offset, const void *src, uint64_t bytes,
+                      struct lade_error *error)
+{
+  return lade_executor_set(user, tensor, offset, src, bytes, error);
+}
+
+struct lade_values lade_session_values(lade_session *session)
+{
+  return (struct lade_values){.graph = session->graph, .get = values_get, .set = values_set, .user = session->executor};
+}
+
+/* ---- words into numbers ---- */
+
+static int model_read(lade_session *s, struct lade_error *error)
+{
+  const char *name = s->params.model;
+  size_t n = strlen(name);
+  bool is_file = strchr(name, '/') || (n > 5 && strcmp(name + n - 5, ".json") == 0);
+  int status = is_file ? lade_model_load(name, &s->model, error) : lade_model_preset(name, &s->model, error);
+  if (!status && !s->params.time)
+    s->params.time = LADE_MIN(s->model.context, DEFAULT_TIME);
+  if (!status && s->params.time > s->model.context)
+    status = lade_error_set(error, -EINVAL, "--seq %lld is longer than the context of %s, %lld",
+                            (long long)s->params.time, s->model.name, (long long)s->model.context);
+  return status;
+}
+
+static int batch_check(lade_session *s, struct lade_error *error)
+{
+  struct lade_session_params *p = &s->params;
+  if (p->batch < 1 || p->batch > INT16_MAX || p->time < 1 || p->steps < 0)
+    return lade_error_set(error, -EINVAL, "--batch must be 1 to %d, --seq and --steps positive", INT16_MAX);
+  if (!p->micro_batch)
+    p->micro_batch = p->batch;
+  if (p->micro_batch >= 1 && p->batch % p->micro_batch == 0) {
+    s->n_microbatches = (int)(p->batch / p->micro_batch);
+    return 0;
+  }
+  char list[256] = "";
+  for (int64_t i = 1; i <= p->batch && strlen(list) < sizeof(list) - 16; i++) {
+    if (p->batch % i == 0)
+      snprintf(list + strlen(list), sizeof(list) - strlen(list), " %lld", (long long)i);
+  }
+  return lade_error_set(error, -EINVAL, "--micro-batch %lld does not divide --batch %lld; these do:%s",
+                        (long long)p->micro_batch, (long long)p->batch, list);
+}
+
+static int data_read(lade_session *s, struct lade_error *error)
+{
+  const struct lade_session_params *p = &s->params;
+  if (p->n_data == 0) {
+    if (p->is_plan_only || p->is_dry)
+      return 0;
+    return lade_error_set(error, -EINVAL, "no data: name at least one file with --data");
+  }
+  struct lade_data_params how = {
+      .struct_size = sizeof(how), .files = p->data, .n_files = p->n_data, .valid_files = p->valid,
+      .n_valid_files = p->n_valid, .valid_fraction = p->valid_fraction,
+      .vocabulary = s->model.takes_vocabulary ? 0 : s->model.vocabulary, .batch = p->batch, .time = p->time,
+      .order = p->order, .seed = p->seed, .faults = p->faults};
+  int status = lade_data_open(&how, error, &s->data);
+  if (status)
+    return status;
+  struct lade_data_info info;
+  lade_data_get_info(s->data, &info);
+  if (s->model.takes_vocabulary)
+    s->model.vocabulary = info.vocabulary;
+  return lade_model_check(&s->model, error);
+}
+
+static int graph_make(lade_session *s, struct lade_error *error)
+{
+  struct lade_cpu cpu = lade_cpu_get();
+  lade_kernels_init(&s->kernels, &cpu);
+  int status = lade_pool_create(s->params.n_threads, &s->pool);
+  if (status)
+    return lade_error_set(error, status, "the machine refused threads (%s)", strerror(-status));
+  struct lade_graph_params how = {
+      .struct_size = sizeof(how), .model = &s->model, .dtype = s->params.dtype, .batch = s->params.micro_batch,
+      .time = s->params.time, .dropout = (float)s->params.dropout, .kernels = &s->kernels,
+      .n_threads = lade_pool_n_threads(s->pool)};
+  return lade_graph_create(&how, error, &s->graph);
+}
+
+static struct lade_store_params store_params(const lade_session *s)
+{
+  return (struct lade_store_params){.struct_size = sizeof(struct lade_store_params), .dir = s->params.store,
+                                    .allow_tmpfs = s->params.allow_tmpfs, .faults = s->params.faults};
+}
+
+static double step_flops(const lade_session *s)
+{
+  return lade_model_flops_per_token(&s->model, s->params.time) * (double)(s->params.batch * s->params.time);
+}
+
+static int cost_take(lade_session *s, struct lade_error *error)
+{
+  int status;
+  if (s->params.machine) {
+    struct lade_machine machine;
+    status = lade_machine_get(s->params.machine, error, &machine);
+    if (!status)
+      lade_cost_init(&s->cost, &machine);
+  } else {
+    struct lade_store_params store = store_params(s);
+    bool is_small = step_flops(s) / s->n_microbatches < PROBE_FLOPS_MOST;
+    struct lade_probe_params how = {
+        .struct_size = sizeof(how), .kernels = &s->kernels, .pool = s->pool, .graph = is_small ? s->graph : NULL,
+        .store = s->params.store ? &store : NULL, .skip_cache = s->params.skip_cache};
+    status = lade_probe(&how, error, &s->cost);
+  }
+  if (status)
+    return status;
+  s->has_cost = true;
+  double copy_cores = 1; /* a copy that waits for its link leaves its core to others */
+  if (s->params.throttle.bytes_per_s) {
+    copy_cores = (double)s->params.throttle.bytes_per_s / (double)LADE_MAX(s->cost.machine.to_host.bytes_per_s, 1);
+    s->cost.machine.to_host = s->cost.machine.to_device = s->params.throttle;
+  }
+  s->is_unified = s->cost.machine.is_unified || !(s->params.is_dry || s->params.is_plan_only);
+  status = lade_cost_prices(&s->cost, s->graph, &s->prices);
+  s->has_prices = !status;
+  s->prices.copy_cores = LADE_MIN(copy_cores, 1);
+  return status ? lade_error_set(error, status, "no memory for prices") : 0;
+}
+
+/* ---- budgets ---- */
+
+static int store_room(lade_session *s, struct lade_error *error)
+{
+  struct statvfs fs;
+  if (!s->params.store)
+    return 0;
+  if (s->params.machine && (s->params.is_dry || s->params.is_plan_only)) {
+    s->store_bytes = s->params.store_budget_bytes ? s->params.store_budget_bytes : s->cost.machine.store.bytes;
+    return 0;
+  }
+  if (statvfs(s->params.store, &fs))
+    return lade_error_set(error, -errno, "--store %s: %s", s->params.store, strerror(errno));
+  uint64_t free_bytes = (uint64_t)((double)fs.f_bavail * (double)fs.f_frsize * STORE_SHARE);
+  s->store_bytes = s->params.store_budget_bytes ? s->params.store_budget_bytes : free_bytes;
+  return 0;
+}
+
+static struct lade_plan_params plan_params(const lade_session *s)
+{
+  return (struct lade_plan_params){
+      .struct_size = sizeof(struct lade_plan_params), .graph = s->graph, .prices = &s->prices,
+      .n_microbatches = s->n_microbatches, .is_unified = s->is_unified, .chunk_bytes = CHUNK_BYTES,
+      .host_bytes = s->host_bytes, .store_bytes = s->store_bytes, .recipe = s->params.recipe, .pins = s->pins,
+      .n_pins = s->n_pins};
+}
+
+static int planner_make(lade_session *s, struct lade_error *error)
+{
+  struct lade_plan_params how = plan_params(s);
+  lade_planner_destroy(s->planner);
+  s->planner = NULL;
+  int status = lade_planner_create(&how, error, &s->planner);
+  if (!status)
+    status = lade_planner_get_bounds(s->planner, &s->bounds);
+  return status;
+}
+
+static uint64_t share(uint64_t bytes, double of)
+{
+  return (uint64_t)((double)bytes * of);
+}
+
+/* What the budget will be, as far as it is known before the smallest one is. */
+static uint64_t budget_resolve(const lade_session *s)
+{
+  const struct lade_budget *b = &s->params.budget;
+  switch (b->kind) {
+  case LADE_BUDGET_BYTES:
+    return b->bytes;
+  case LADE_BUDGET_PERCENT:
+    return share(s->bounds.unconstrained_bytes, b->percent / 100);
+  case LADE_BUDGET_PERCENT_DEVICE:
+    return share(s->capacity_bytes, b->percent / 100);
+  case LADE_BUDGET_MIN:
+    return s->bounds.min_bytes;
+  default:
+    break;
+  }
+  if (!s->is_unified)
+    return s->capacity_bytes;
+  if (s->params.has_host_budget)
+    return s->left_bytes > s->host_bytes ? s->left_bytes - s->host_bytes : 0;
+  /* Memory is one: the device gets what keeping everything needs if there is room for it, else half. */
+  bool is_roomy = s->bounds.unconstrained_bytes <= share(s->left_bytes, HOST_SHARE);
+  return is_roomy ? share(s->left_bytes, HOST_SHARE) : s->left_bytes / 2;
+}
+
+static int tiers_resolve(lade_session *s, struct lade_error *error)
+{
+  const struct lade_machine *machine = &s->cost.machine;
+  bool is_described = s->params.machine && (s->params.is_dry || s->params.is_plan_only);
+  s->left_bytes = is_described ? machine->host_bytes : (uint64_t)lade_cpu_memory_bytes();
+  s->capacity_bytes = is_described ? machine->device_bytes : s->left_bytes;
+  int status = store_room(s, error);
+  if (status)
+    return status;
+  s->host_bytes = s->params.has_host_budget ? s->params.host_budget_bytes : share(s->left_bytes, HOST_SHARE);
+  status = planner_make(s, error);
+  if (status)
+    return status;
+  s->budget_bytes = budget_resolve(s);
+  if (s->params.has_host_budget || !s->is_unified || s->params.budget.kind == LADE_BUDGET_MIN)
+    return 0;
+  uint64_t left = s->left_bytes > s->budget_bytes ? s->left_bytes - s->budget_bytes : 0;
+  s->host_bytes = share(left, HOST_SHARE);
+  return planner_make(s, error);
+}
+
+/* ---- the plan, and what it stands on ---- */
+
+static int plan_make(lade_session *s, struct lade_error *error)
+{
+  int status = tiers_resolve(s, error);
+  if (status)
+    return status;
+  if (s->budget_bytes > s->capacity_bytes && !s->params.is_dry && !s->params.is_plan_only) {
+    char asked[32], has[32];
+    return lade_error_set(error, -EOVERFLOW, "the budget of %s is more than this machine has left, %s",
+                          lade_size_format(s->budget_bytes, asked, sizeof(asked)),
+                          lade_size_format(s->capacity_bytes, has, sizeof(has)));
+  }
+  return lade_planner_plan(s->planner, s->budget_bytes, error, &s->plan);
+}
+
+static int device_open(lade_session *s, struct lade_error *error)
+{
+  const struct lade_machine *machine = &s->cost.machine;
+  if (s->params.is_dry) {
+    struct lade_dry_device_params how = {
+        .struct_size = sizeof(how), .capacity_bytes = LADE_MAX(s->capacity_bytes, s->plan->peak_bytes[LADE_DEVICE]),
+        .chunk_bytes = CHUNK_BYTES, .to_host = machine->to_host, .to_device = machine->to_device,
+        .faults = s->params.faults};
+    return lade_device_open_dry(&how, error, &s->device);
+  }
+  struct lade_host_device_params how = {
+      .struct_size = sizeof(how), .capacity_bytes = s->budget_bytes / CHUNK_BYTES * CHUNK_BYTES, .pool = s->pool,
+      .to_host = s->params.throttle, .to_device = s->params.throttle, .faults = s->params.faults};
+  return lade_device_open_host(&how, error, &s->device);
+}
+
+static int store_open(lade_session *s, struct lade_error *error)
+{
+  if (s->params.is_dry || !s->plan->peak_bytes[LADE_STORE])
+    return 0;
+  struct lade_store_params how = store_params(s);
+  how.capacity_bytes = s->store_bytes;
+  int status = lade_store_open(&how, error, &s->store);
+  if (!status && *lade_store_note(s->store))
+    session_notice(s, "%s", lade_store_note(s->store));
+  return status;
+}
+
+static int executor_make(lade_session *s, struct lade_error *error)
+{
+  int status = device_open(s, error);
+  if (!status)
+    status = store_open(s, error);
+  if (status)
+    return status;
+  struct lade_executor_params how = {
+      .struct_size = sizeof(how), .plan = s->plan, .device = s->device, .kernels = &s->kernels, .pool = s->pool,
+      .store = s->store, .faults = s->params.faults, .has_spans = s->params.has_spans};
+  return lade_executor_create(&how, error, &s->executor);
+}
+
+static int resume(lade_session *s, const struct lade_values *values, struct lade_error *error)
+{
+  char path[4096];
+  int status = lade_checkpoint_find(s->params.resume, path, sizeof(path), error);
+  if (!status)
+    status = lade_checkpoint_load(values, path, s->params.faults, &s->state, error);
+  if (status)
+    return status;
+  if (s->state.numerics_key != lade_kernels_key(&s->kernels))
+    session_notice(s, "%s was computed by other kernels: the numbers will not be those of an uninterrupted run", path);
+  if (s->state.seed != s->params.seed)
+    session_notice(s, "%s was started with --seed %llu; going on with that", path, (unsigned long long)s->state.seed);
+  s->state.numerics_key = lade_kernels_key(&s->kernels);
+  return 0;
+}
+
+static int values_fill(lade_session *s, struct lade_error *error)
+{
+  struct lade_values values = lade_session_values(s);
+  s->state = (struct lade_checkpoint_state){
+      .seed = s->params.seed, .loss_scale = s->params.dtype == LADE_F16 ? FIRST_LOSS_SCALE : 1,
+      .numerics_key = lade_kernels_key(&s->kernels)};
+  snprintf(s->state.model, sizeof(s->state.model), "%s", s->model.name);
+  if (s->params.is_dry)
+    return 0;
+  if (s->params.resume)
+    return resume(s, &values, error);
+  if (s->params.init)
+    return lade_checkpoint_init(&values, s->params.init, s->params.faults, error);
+  return lade_checkpoint_random(&values, s->params.seed, error);
+}
+
+/* The rate that speed of light is measured against: of this run, on these cores. */
+static int rate_measure(lade_session *s, struct lade_error *error)
+{
+  if (s->params.is_dry || s->params.is_plan_only)
+    return 0;
+  int status = lade_probe_matmul_rate(&s->kernels, s->pool, s->params.dtype, &s->matmul_flops_per_s);
+  return status ? lade_error_set(error, status, "no memory to measure the matmul rate") : 0;
+}
+
+static int session_acquire(lade_session *s, struct lade_error *error)
+{
+  int status = model_read(s, error);
+  if (!status)
+    status = batch_check(s, error);
+  if (!status)
+    status = data_read(s, error);
+  if (!status)
+    status = graph_make(s, error);
+  if (!status && s->params.residency_file)
+    status = lade_pins_load(s->params.residency_file, s->graph, error, &s->pins, &s->n_pins);
+  if (!status)
+    status = cost_take(s, error);
+  if (!status)
+    status = rate_measure(s, error);
+  if (!status)
+    status = plan_make(s, error);
+  if (status || s->params.is_plan_only)
+    return status == -EOVERFLOW && s->params.is_plan_only ? 0 : status;
+  status = executor_make(s, error);
+  return status ? status : values_fill(s, error);
+}
+
+int lade_session_open(const struct lade_session_params *params, struct lade_error *error, lade_session **ret_session)
+{
+  lade_session *session = calloc(1, sizeof(*session));
+  if (!session)
+    return lade_error_set(error, -ENOMEM, "no memory for a session");
+  session->params = *params;
+  int status = session_acquire(session, error);
+  if (status) {
+    lade_session_close(session);
+    return status;
+  }
+  *ret_session = session;
+  return 0;
+}
+
+void lade_session_close(lade_session *s)
+{
+  if (!s)
+    return;
+  lade_executor_destroy(s->executor);
+  lade_store_close(s->store);
+  lade_device_close(s->device);
+  lade_plan_destroy(s->plan);
+  lade_planner_destroy(s->planner);
+  free(s->pins);
+  if (s->has_prices)
+    lade_prices_finish(&s->prices);
+  if (s->has_cost)
+    lade_cost_finish(&s->cost);
+  lade_graph_destroy(s->graph);
+  lade_pool_destroy(s->pool);
+  lade_data_close(s->data);
+  free(s);
+}
