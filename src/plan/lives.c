@@ -7,9 +7,10 @@
  * Just in time, a copy out stands right behind the last use and a copy in right before the first. With
  * prefetch, slots follow a timeline of the compute queue alone: copies out are laid one after another on
  * their link from the moment that each value is ready, and the memory is held until the copy will
- * be done; copies in are laid backwards from the moment that each is needed. The position of a copy in the list
- * does not delay it (its queue runs ahead as far as its waits allow); what the position decides is
- * which memory is taken while it runs. O(uses + intervals log intervals).
+ * be done; copies in are laid backwards from the moment that each is needed; both as far as the bytes that are
+ * live meanwhile allow. The position of a copy in the list does not delay it (its queue runs ahead as
+ * far as its waits allow); what the position decides is which memory is taken while it runs. O(uses +
+ * intervals log intervals + positions that copies are moved over).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -17,6 +18,8 @@
 
 #include "plan/build.h"
 
+
+#define HOLD_FACTOR 1.5 /* of a copy's own time: it may meet others on its link, and a busy machine */
 
 struct use {
   int32_t pos;
@@ -31,6 +34,7 @@ struct builder {
   int32_t *first_use; /* by value, n_values + 1 */
   struct use *uses;
   int64_t *start_ns; /* by step and n_steps: the compute timeline */
+  uint64_t *live_bytes; /* by step and n_steps: on the device */
   LADE_ARRAY(struct plan_interval) intervals;
   int32_t *first_interval;
 };
@@ -239,11 +243,72 @@ static int pos_at(const struct builder *b, int lo, int64_t ns)
   return lo;
 }
 
+static uint64_t value_bytes(const struct builder *b, int value)
+{
+  return lade_align_up(b->graph->tensors[value % b->graph->n_tensors].bytes, LADE_BUFFER_ALIGN);
+}
+
 static int64_t held_ns(const struct builder *b, enum lade_space from, enum lade_space to, int value)
 {
-  int tensor = value % b->graph->n_tensors;
-  int64_t ns = plan_transfer_ns(b->params->prices, from, to, b->graph->tensors[tensor].bytes);
-  return ns * b->params->residency->prefetch_quarters / 4;
+  uint64_t bytes = b->graph->tensors[value % b->graph->n_tensors].bytes;
+  return (int64_t)(HOLD_FACTOR * (double)plan_transfer_ns(b->params->prices, from, to, bytes));
+}
+
+/* ---- what is live just in time ---- */
+
+static uint64_t resident_bytes(const struct builder *b)
+{
+  uint64_t bytes = 0;
+  for (int param = 0; param < b->graph->n_params; param++) {
+    if (b->params->residency->homes[param] != LADE_HOME_DEVICE)
+      continue;
+    bytes += lade_align_up(lade_value_bytes(b->graph, b->graph->params[param].tensor), LADE_BUFFER_ALIGN);
+    for (int part = 0; part < LADE_N_PARTS; part++) {
+      int tensor = lade_value_part(b->graph, param, (enum lade_part)part);
+      bytes += tensor < 0 ? 0 : lade_align_up(lade_value_bytes(b->graph, tensor), LADE_BUFFER_ALIGN);
+    }
+  }
+  return bytes;
+}
+
+/* Does the step at @pos make an output in the memory of this value, whose interval ends there? */
+static bool is_taken_over(const struct builder *b, int value, int pos)
+{
+  const struct lade_op *op = &b->graph->ops[b->steps[pos].op];
+  for (int i = 0; i < op->n_out; i++) {
+    if (op->out[i] >= 0 && op->alias[i] >= 0 && op->in[op->alias[i]] == value % b->graph->n_tensors)
+      return true;
+  }
+  return false;
+}
+
+static int live_count(struct builder *b)
+{
+  b->live_bytes = calloc((size_t)b->n_steps + 2, sizeof(*b->live_bytes));
+  if (!b->live_bytes)
+    return -ENOMEM;
+  uint64_t *change = b->live_bytes; /* wraps below zero and back: the running sum is what counts */
+  change[0] += resident_bytes(b);
+  for (int i = 0; i < b->intervals.n; i++) {
+    const struct plan_interval *it = &b->intervals.items[i];
+    bool is_taken = it->leave_slot < 0 && it->last_pos < b->n_steps && it->last_pos > it->first_pos &&
+                    is_taken_over(b, it->value, it->last_pos);
+    change[it->first_pos] += value_bytes(b, it->value);
+    change[it->last_pos + (is_taken ? 0 : 1)] -= value_bytes(b, it->value);
+  }
+  for (int pos = 1; pos <= b->n_steps; pos++)
+    b->live_bytes[pos] += b->live_bytes[pos - 1];
+  for (int pos = 0; pos < b->n_steps; pos++)
+    b->live_bytes[pos] += lade_align_up(b->graph->ops[b->steps[pos].op].workspace_bytes, LADE_BUFFER_ALIGN);
+  return 0;
+}
+
+static bool live_take(struct builder *b, int pos, uint64_t bytes)
+{
+  if (b->live_bytes[pos] + bytes > b->params->residency->prefetch_bytes)
+    return false;
+  b->live_bytes[pos] += bytes;
+  return true;
 }
 
 static int leave_compare(const void *x, const void *y)
@@ -260,6 +325,23 @@ static int fetch_compare(const void *x, const void *y)
                                       : (a->value < b->value) - (a->value > b->value);
 }
 
+/* The step before which the value is copied in again; n_steps if it is not. */
+static int next_fetch(const struct builder *b, const struct plan_interval *it)
+{
+  const struct plan_interval *next = it + 1;
+  bool is_same = next < b->intervals.items + b->intervals.n && next->value == it->value && next->fetch_slot >= 0;
+  return is_same ? next->first_pos : b->n_steps;
+}
+
+/* The first slot at which the value can be copied in: not before it has left. */
+static int first_slot(const struct builder *b, const struct plan_interval *it)
+{
+  const struct plan_interval *before = it - 1;
+  if (it == b->intervals.items || before->value != it->value)
+    return 0;
+  return LADE_MAX(before->last_pos + 1, before->leave_slot);
+}
+
 /* Hold memory behind each copy out until its link will have moved it. */
 static void leaves_place(struct builder *b, struct plan_interval **order, int n)
 {
@@ -270,7 +352,10 @@ static void leaves_place(struct builder *b, struct plan_interval **order, int n)
     int link = link_of(LADE_DEVICE, it->target);
     int64_t ready = b->start_ns[it->last_pos + 1];
     free_ns[link] = LADE_MAX(free_ns[link], ready) + held_ns(b, LADE_DEVICE, it->target, it->value);
-    it->leave_slot = pos_at(b, it->last_pos + 1, free_ns[link]);
+    int wanted = pos_at(b, it->last_pos + 1, free_ns[link]);
+    int next = next_fetch(b, it); /* it is needed again: no use in holding it longer */
+    while (it->leave_slot < LADE_MIN(wanted, next) && live_take(b, it->leave_slot, value_bytes(b, it->value)))
+      it->leave_slot++;
   }
 }
 
@@ -286,27 +371,17 @@ static void fetches_place(struct builder *b, struct plan_interval **order, int n
     int link = link_of(it->source, LADE_DEVICE);
     int64_t done = LADE_MIN(next_ns[link], b->start_ns[it->first_pos]);
     next_ns[link] = done - held_ns(b, it->source, LADE_DEVICE, it->value);
-    int slot = next_ns[link] <= 0 ? 0 : pos_at(b, 0, next_ns[link] + 1) - 1;
-    it->fetch_slot = LADE_MIN(slot, it->first_pos);
-  }
-}
-
-/* A value cannot come back before it has left. */
-static void slots_repair(struct builder *b)
-{
-  for (int i = 1; i < b->intervals.n; i++) {
-    struct plan_interval *before = &b->intervals.items[i - 1], *it = &b->intervals.items[i];
-    if (it->value != before->value || it->fetch_slot < 0)
-      continue;
-    before->leave_slot = LADE_MIN(before->leave_slot, it->first_pos);
-    it->fetch_slot = LADE_MAX(it->fetch_slot, LADE_MAX(before->last_pos + 1, before->leave_slot));
+    int wanted = next_ns[link] <= 0 ? 0 : pos_at(b, 0, next_ns[link] + 1) - 1;
+    wanted = LADE_MAX(wanted, first_slot(b, it));
+    while (it->fetch_slot > wanted && live_take(b, it->fetch_slot - 1, value_bytes(b, it->value)))
+      it->fetch_slot--;
   }
 }
 
 static int slots_place(struct builder *b)
 {
   struct plan_interval **order = calloc((size_t)b->intervals.n + 1, sizeof(*order));
-  if (!order || timeline_make(b)) {
+  if (!order || timeline_make(b) || live_count(b)) {
     free(order);
     return -ENOMEM;
   }
@@ -322,7 +397,6 @@ static int slots_place(struct builder *b)
       order[n++] = &b->intervals.items[i];
   }
   fetches_place(b, order, n);
-  slots_repair(b);
   free(order);
   return 0;
 }
@@ -349,11 +423,12 @@ int plan_lives_create(const struct lade_build_params *params, const struct plan_
   int status = uses_collect(&b);
   if (!status)
     status = values_cut(&b);
-  if (!status && params->residency->prefetch_quarters > 0)
+  if (!status && params->residency->prefetch_bytes > 0)
     status = slots_place(&b);
   free(b.first_use);
   free(b.uses);
   free(b.start_ns);
+  free(b.live_bytes);
   if (status) {
     free(b.first_interval);
     LADE_ARRAY_FREE(&b.intervals);

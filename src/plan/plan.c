@@ -3,17 +3,21 @@
  * Choosing from the walk.
  *
  * Three walks are made: one that may both recompute and offload activations, and one for each alone, since
- * the greedy order of the first is not always the best mix. A state of a walk, with one of a few
- * prefetch depths, is a candidate; candidates do not depend on the budget. For a budget, those that might fit are
- * tried in the order of a bound that no schedule of theirs can beat (the busiest queue), and the
- * trial ends when the bound passes the best time found. So the answer is the fastest candidate that fits, and a
- * larger budget is never slower.
+ * the greedy order of the first is not always the best mix. A state of a walk is a candidate just in time, and
+ * with copies moved early as far as a rung of a fixed ladder of sizes allows. On each rung a few states are tried:
+ * those with the least bound (the busiest queue, which no schedule of theirs can beat) that leave none of the
+ * rung, or some per cent of it, to early copies. A budget is answered by the best of all rungs that it
+ * reaches, from the highest downwards, until no state that fits a rung has a bound below the best time found.
+ * Rungs and states do not depend on the budget, so the answer is the fastest of a set that grows
+ * with it: a larger budget is never slower. (For graphs past LARGE_OPS the ladder is coarse and the first
+ * rung that yields a plan ends it, to answer within a second.)
  *
  * The smallest budget is the smallest packed peak of any state. Beside it stands a bound that holds for every
  * program over these ops and this microbatch: an op's operands must be in device memory together; and what the
  * other tiers cannot hold must be on the device too.
  */
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,16 +26,25 @@
 #include "plan/walk.h"
 
 #define N_WALKS 3
-/* Candidates simulated for one budget: as many as keep planning within about a second. */
-#define MAX_TRIALS 400
-#define MIN_TRIALS 6
-#define TRIAL_OPS 100000
 #define LARGE_OPS 1500 /* graphs past this get one walk, with coarser steps */
 #define MIN_PACK_WORK 30000000 /* packing effort, in elementary steps, when looking for the smallest budget */
 
 #define MIN_STATES 12 /* states packed hard, those with the smallest live peaks */
+#define MIN_STATES_LARGE 2
 
-static const int prefetch_quarters[] = {0, 3, 6, 12};
+#define RUNGS_PER_OCTAVE 24 /* sizes of the ladder: 3 % apart */
+#define RUNGS_PER_OCTAVE_LARGE 6
+#define RUNG_SLACK 32 /* a 32nd of a rung is left to fragmentation */
+
+/* Per cent of a rung that the states tried on it may fill just in time. */
+static const int rung_levels[] = {100, 97, 94, 90, 85, 75, 60};
+static const int rung_levels_large[] = {100, 85};
+
+struct candidate {
+  int16_t walk;
+  int32_t state;
+  int64_t least_ns;
+};
 
 struct lade_planner {
   struct lade_plan_params params;
@@ -43,13 +56,8 @@ struct lade_planner {
   struct walk walks[N_WALKS];
   int n_walks;
   struct lade_plan_bounds bounds;
+  struct candidate least; /* the state behind bounds.min_bytes */
   bool has_bounds;
-};
-
-struct candidate {
-  int16_t walk;
-  int32_t state;
-  int64_t least_ns;
 };
 
 static const char *const recipe_names[LADE_N_RECIPES] = {"auto", "none", "full", "selective"};
@@ -187,7 +195,8 @@ static uint64_t lower_bound(const struct lade_plan_params *params)
 
 /* ---- states ---- */
 
-static int state_residency(const lade_planner *planner, int walk, int state, int quarters, struct lade_residency **ret)
+static int state_residency(const lade_planner *planner, int walk, int state, uint64_t prefetch_bytes,
+                           struct lade_residency **ret)
 {
   int status = lade_residency_copy(planner->start, ret);
   if (status)
@@ -195,7 +204,7 @@ static int state_residency(const lade_planner *planner, int walk, int state, int
   const struct walk *w = &planner->walks[walk];
   for (int i = 0; i < w->states.items[state].n_changes; i++)
     lade_change_apply(&w->changes.items[i], *ret);
-  (*ret)->prefetch_quarters = quarters;
+  (*ret)->prefetch_bytes = prefetch_bytes;
   return 0;
 }
 
@@ -216,8 +225,19 @@ static bool peaks_fit(const lade_planner *planner, const struct lade_program *pr
          peak[LADE_STORE] <= planner->params.store_bytes;
 }
 
+/* Fits, or would but for fragmentation. */
+static bool is_near(const struct lade_program *program, uint64_t device_bytes)
+{
+  return program->live_peak_bytes[LADE_DEVICE] <= device_bytes &&
+         program->peak_bytes[LADE_DEVICE] - device_bytes / 8 <= device_bytes;
+}
+
+/*
+ * Build both programs; takes @residency. *ret_plan is NULL when the training program alone is not faster than
+ * @worst_ns or does not fit @device_bytes and is not near it either: most candidates end there.
+ */
 static int plan_build(const lade_planner *planner, struct lade_residency *residency, uint64_t pack_work,
-                      struct lade_plan **ret_plan)
+                      uint64_t device_bytes, int64_t worst_ns, struct lade_plan **ret_plan)
 {
   struct lade_plan *plan = calloc(1, sizeof(*plan));
   if (!plan) {
@@ -228,6 +248,11 @@ static int plan_build(const lade_planner *planner, struct lade_residency *reside
   struct lade_build_params how = walk_build_params(&planner->params, residency, planner->packer);
   how.pack_work_limit = pack_work;
   int status = lade_program_build(&how, &plan->train);
+  if (!status && (plan->train->predicted_ns >= worst_ns || !is_near(plan->train, device_bytes))) {
+    lade_plan_destroy(plan);
+    *ret_plan = NULL;
+    return 0;
+  }
   if (!status) {
     how.is_training = false;
     how.residents = plan->train;
@@ -244,105 +269,128 @@ static int plan_build(const lade_planner *planner, struct lade_residency *reside
   return 0;
 }
 
-/* Build one candidate; *ret_plan is NULL when it does not fit. */
-static int candidate_try(const lade_planner *planner, const struct candidate *c, int quarters, uint64_t device_bytes,
-                         struct lade_plan **ret_plan)
+static bool plan_fits(const lade_planner *planner, const struct lade_plan *plan, uint64_t device_bytes)
 {
-  struct lade_residency *residency = NULL;
+  return peaks_fit(planner, plan->train, device_bytes) && peaks_fit(planner, plan->eval, device_bytes);
+}
+
+/*
+ * Build one candidate: just in time (@prefetch_bytes 0), or early. *ret_plan is NULL when it does not fit, or takes
+ * @worst_ns or more. One that would fit but for fragmentation, and is just in time, is packed again with more effort.
+ */
+static int candidate_try(const lade_planner *planner, const struct candidate *c, uint64_t prefetch_bytes,
+                         uint64_t device_bytes, int64_t worst_ns, struct lade_plan **ret_plan)
+{
+  struct lade_plan *plan = NULL;
   *ret_plan = NULL;
-  int status = state_residency(planner, c->walk, c->state, quarters, &residency);
-  if (!status)
-    status = plan_build(planner, residency, 0, ret_plan);
-  if (status)
-    return status;
-  struct lade_plan *plan = *ret_plan;
-  if (peaks_fit(planner, plan->train, device_bytes) && peaks_fit(planner, plan->eval, device_bytes))
-    return 0;
-  uint64_t live = LADE_MAX(plan->train->live_peak_bytes[LADE_DEVICE], plan->eval->live_peak_bytes[LADE_DEVICE]);
-  bool is_near = live <= device_bytes && plan->peak_bytes[LADE_DEVICE] <= device_bytes + device_bytes / 8;
-  *ret_plan = NULL;
-  lade_plan_destroy(plan);
-  if (!is_near || quarters)
-    return 0;
-  /* It would fit without fragmentation: pack harder. */
-  status = state_residency(planner, c->walk, c->state, quarters, &residency);
-  if (!status)
-    status = plan_build(planner, residency, MIN_PACK_WORK, &plan);
-  if (status)
-    return status;
-  if (peaks_fit(planner, plan->train, device_bytes) && peaks_fit(planner, plan->eval, device_bytes))
-    *ret_plan = plan;
-  else
+  for (uint64_t pack_work = 0;; pack_work = MIN_PACK_WORK) {
+    struct lade_residency *residency = NULL;
+    int status = state_residency(planner, c->walk, c->state, prefetch_bytes, &residency);
+    if (!status)
+      status = plan_build(planner, residency, pack_work, device_bytes, worst_ns, &plan);
+    if (status || !plan)
+      return status;
+    if (plan_fits(planner, plan, device_bytes)) {
+      *ret_plan = plan;
+      return 0;
+    }
     lade_plan_destroy(plan);
-  return 0;
-}
-
-static int candidate_compare(const void *x, const void *y)
-{
-  const struct candidate *a = x, *b = y;
-  if (a->least_ns != b->least_ns)
-    return a->least_ns < b->least_ns ? -1 : 1;
-  if (a->walk != b->walk)
-    return a->walk < b->walk ? -1 : 1;
-  return (a->state > b->state) - (a->state < b->state);
-}
-
-/* All states that could fit @device_bytes, the most promising first. */
-static int candidates_list(const lade_planner *planner, uint64_t device_bytes, struct candidate **ret_list, int *ret_n)
-{
-  int n = 0, most = 0;
-  for (int w = 0; w < planner->n_walks; w++)
-    most += planner->walks[w].states.n;
-  struct candidate *list = calloc((size_t)most + 1, sizeof(*list));
-  if (!list)
-    return -ENOMEM;
-  for (int w = 0; w < planner->n_walks; w++) {
-    for (int i = 0; i < planner->walks[w].states.n; i++) {
-      const struct walk_state *state = &planner->walks[w].states.items[i];
-      if (state->live_bytes[LADE_DEVICE] <= device_bytes)
-        list[n++] = (struct candidate){(int16_t)w, i, state->least_ns};
-    }
+    if (prefetch_bytes || pack_work)
+      return 0;
   }
-  qsort(list, (size_t)n, sizeof(*list), candidate_compare);
-  *ret_list = list;
-  *ret_n = n;
-  return 0;
 }
 
-static int trials_most(const lade_planner *planner)
+static bool is_large(const lade_planner *planner)
 {
-  int n_ops = planner->params.graph->n_ops * planner->params.n_microbatches;
-  return LADE_MAX(MIN_TRIALS, LADE_MIN(MAX_TRIALS, TRIAL_OPS / n_ops));
+  return planner->params.graph->n_ops > LARGE_OPS;
 }
 
-static int best_plan(const lade_planner *planner, uint64_t device_bytes, struct lade_plan **ret_best)
+/* Sizes of the ladder, from the unconstrained peak downwards. */
+static uint64_t rung_bytes(const lade_planner *planner, int rung)
 {
-  struct candidate *list = NULL;
-  int n = 0, n_tried = 0, status = candidates_list(planner, device_bytes, &list, &n);
-  struct lade_plan *best = NULL;
-  for (int i = 0; i < n && !status && n_tried < trials_most(planner); i++) {
-    if (best && list[i].least_ns >= best->predicted_ns)
-      break;
-    for (size_t k = 0; k < LADE_COUNT(prefetch_quarters) && !status; k++) {
-      struct lade_plan *plan = NULL;
-      status = candidate_try(planner, &list[i], prefetch_quarters[k], device_bytes, &plan);
-      n_tried++;
-      if (!plan)
-        break;
-      if (best && plan->predicted_ns >= best->predicted_ns) {
-        lade_plan_destroy(plan);
+  int per_octave = is_large(planner) ? RUNGS_PER_OCTAVE_LARGE : RUNGS_PER_OCTAVE;
+  return (uint64_t)((double)planner->bounds.unconstrained_bytes * exp2(-(double)rung / per_octave));
+}
+
+/* The state of @walk with the least bound among those that are live in at most @live_bytes; false if none is. */
+static bool state_pick(const lade_planner *planner, int walk, uint64_t live_bytes, struct candidate *ret_candidate)
+{
+  const struct walk *w = &planner->walks[walk];
+  bool is_found = false;
+  for (int i = 0; i < w->states.n; i++) {
+    const struct walk_state *state = &w->states.items[i];
+    if (state->live_bytes[LADE_DEVICE] > live_bytes || (is_found && state->least_ns >= ret_candidate->least_ns))
+      continue;
+    *ret_candidate = (struct candidate){(int16_t)walk, i, state->least_ns};
+    is_found = true;
+  }
+  return is_found;
+}
+
+struct trial {
+  const lade_planner *planner;
+  struct lade_plan *best;
+  bool is_over; /* no smaller rung can be faster */
+};
+
+static int candidate_compete(struct trial *t, const struct candidate *c, uint64_t prefetch_bytes, uint64_t size_bytes)
+{
+  struct lade_plan *plan = NULL;
+  if (t->best && c->least_ns >= t->best->predicted_ns)
+    return 0;
+  t->is_over = false;
+  int64_t worst_ns = t->best ? t->best->predicted_ns : INT64_MAX;
+  int status = candidate_try(t->planner, c, prefetch_bytes, size_bytes, worst_ns, &plan);
+  if (plan) {
+    lade_plan_destroy(t->best);
+    t->best = plan;
+  }
+  return status;
+}
+
+static int rung_try(struct trial *t, uint64_t size_bytes)
+{
+  const int *levels = is_large(t->planner) ? rung_levels_large : rung_levels;
+  int n_levels = is_large(t->planner) ? (int)LADE_COUNT(rung_levels_large) : (int)LADE_COUNT(rung_levels);
+  int status = 0;
+  t->is_over = true;
+  for (int walk = 0; walk < t->planner->n_walks; walk++) {
+    int32_t tried = -1;
+    for (int i = 0; i < n_levels && !status; i++) {
+      struct candidate c;
+      if (!state_pick(t->planner, walk, size_bytes / 100 * (uint64_t)levels[i], &c) || c.state == tried)
         continue;
-      }
-      lade_plan_destroy(best);
-      best = plan;
+      status = candidate_compete(t, &c, size_bytes - size_bytes / RUNG_SLACK, size_bytes);
+      if (!status && (!t->best || tried < 0))
+        status = candidate_compete(t, &c, 0, size_bytes);
+      tried = c.state;
     }
   }
-  free(list);
-  if (status) {
-    lade_plan_destroy(best);
+  if (is_large(t->planner) && t->best)
+    t->is_over = true;
+  return status;
+}
+
+static int best_plan(lade_planner *planner, uint64_t device_bytes, struct lade_plan **ret_best)
+{
+  struct lade_plan_bounds bounds;
+  struct trial t = {.planner = planner};
+  int status = lade_planner_get_bounds(planner, &bounds);
+  if (status || device_bytes < bounds.min_bytes) {
+    *ret_best = NULL;
     return status;
   }
-  *ret_best = best;
+  for (int rung = 0; !status && !t.is_over && rung_bytes(planner, rung) >= bounds.min_bytes; rung++) {
+    if (rung_bytes(planner, rung) <= device_bytes)
+      status = rung_try(&t, rung_bytes(planner, rung));
+  }
+  if (!status)
+    status = candidate_compete(&t, &planner->least, 0, device_bytes);
+  if (status) {
+    lade_plan_destroy(t.best);
+    return status;
+  }
+  *ret_best = t.best;
   return 0;
 }
 
@@ -358,7 +406,30 @@ static int live_compare(const void *x, const void *y)
   const struct live_order *a = x, *b = y;
   if (a->live_bytes != b->live_bytes)
     return a->live_bytes < b->live_bytes ? -1 : 1;
-  return candidate_compare(&a->candidate, &b->candidate);
+  if (a->candidate.least_ns != b->candidate.least_ns)
+    return a->candidate.least_ns < b->candidate.least_ns ? -1 : 1;
+  return a->candidate.walk != b->candidate.walk ? a->candidate.walk - b->candidate.walk
+                                                : a->candidate.state - b->candidate.state;
+}
+
+static int states_list(const lade_planner *planner, struct live_order **ret_list, int *ret_n)
+{
+  int n = 0;
+  for (int w = 0; w < planner->n_walks; w++)
+    n += planner->walks[w].states.n;
+  struct live_order *list = calloc((size_t)n + 1, sizeof(*list));
+  if (!list)
+    return -ENOMEM;
+  *ret_list = list;
+  *ret_n = n;
+  for (int w = 0; w < planner->n_walks; w++) {
+    for (int i = 0; i < planner->walks[w].states.n; i++) {
+      const struct walk_state *state = &planner->walks[w].states.items[i];
+      *list++ = (struct live_order){state->live_bytes[LADE_DEVICE], {(int16_t)w, i, state->least_ns}};
+    }
+  }
+  qsort(*ret_list, (size_t)n, sizeof(**ret_list), live_compare);
+  return 0;
 }
 
 /* Device peak of a state just in time, packed with this much effort; UINT64_MAX if other tiers overflow. */
@@ -368,43 +439,33 @@ static int state_peak(const lade_planner *planner, const struct candidate *c, ui
   struct lade_plan *plan = NULL;
   int status = state_residency(planner, c->walk, c->state, 0, &residency);
   if (!status)
-    status = plan_build(planner, residency, pack_work, &plan);
+    status = plan_build(planner, residency, pack_work, UINT64_MAX, INT64_MAX, &plan);
   if (status)
     return status;
-  bool is_held = peaks_fit(planner, plan->train, UINT64_MAX) && peaks_fit(planner, plan->eval, UINT64_MAX);
-  *ret_bytes = is_held ? plan->peak_bytes[LADE_DEVICE] : UINT64_MAX;
+  *ret_bytes = plan_fits(planner, plan, UINT64_MAX) ? plan->peak_bytes[LADE_DEVICE] : UINT64_MAX;
   lade_plan_destroy(plan);
   return 0;
 }
 
 /* The smallest packed peak: states in the order of their live peaks, until that passes the best found. */
-static int min_find(const lade_planner *planner, uint64_t *ret_bytes)
+static int min_find(const lade_planner *planner, struct candidate *ret_least, uint64_t *ret_bytes)
 {
-  struct candidate *list = NULL;
-  int n = 0, status = candidates_list(planner, UINT64_MAX, &list, &n);
-  if (status)
-    return status;
-  struct live_order *order = calloc((size_t)n + 1, sizeof(*order));
+  struct live_order *order = NULL;
+  int n = 0, status = states_list(planner, &order, &n), most = is_large(planner) ? MIN_STATES_LARGE : MIN_STATES;
   uint64_t least = UINT64_MAX;
-  if (!order)
-    status = -ENOMEM;
-  for (int i = 0; i < n && !status; i++) {
-    const struct walk *walk = &planner->walks[list[i].walk];
-    order[i] = (struct live_order){walk->states.items[list[i].state].live_bytes[LADE_DEVICE], list[i]};
-  }
-  if (!status)
-    qsort(order, (size_t)n, sizeof(*order), live_compare);
-  for (int i = 0; i < LADE_MIN(n, MIN_STATES) && !status; i++) {
+  for (int i = 0; i < LADE_MIN(n, most) && !status; i++) {
     uint64_t floor = lade_align_up(order[i].live_bytes, planner->params.chunk_bytes), peak = UINT64_MAX;
     if (floor >= least)
       break;
     status = state_peak(planner, &order[i].candidate, 0, &peak);
-    if (!status && peak != floor && peak != UINT64_MAX)
+    if (!status && peak != floor && peak != UINT64_MAX && !is_large(planner))
       status = state_peak(planner, &order[i].candidate, MIN_PACK_WORK, &peak);
-    least = LADE_MIN(least, peak);
+    if (peak < least) {
+      least = peak;
+      *ret_least = order[i].candidate;
+    }
   }
   free(order);
-  free(list);
   *ret_bytes = least;
   return status;
 }
@@ -414,13 +475,13 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
   if (!planner->has_bounds) {
     struct candidate first = {0, 0, 0};
     struct lade_plan *plan = NULL;
-    int status = candidate_try(planner, &first, 0, UINT64_MAX, &plan);
+    int status = candidate_try(planner, &first, 0, UINT64_MAX, INT64_MAX, &plan);
     if (status)
       return status;
     planner->bounds.unconstrained_bytes = plan ? plan->peak_bytes[LADE_DEVICE] : 0;
     planner->bounds.unconstrained_ns = plan ? plan->predicted_ns : 0;
     lade_plan_destroy(plan);
-    status = min_find(planner, &planner->bounds.min_bytes);
+    status = min_find(planner, &planner->least, &planner->bounds.min_bytes);
     if (status)
       return status;
     planner->bounds.lower_bound_bytes = lower_bound(&planner->params);

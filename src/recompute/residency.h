@@ -38,10 +38,10 @@ struct lade_residency {
   struct lade_choice *choices; /* by tensor of the graph */
   uint8_t *homes;              /* enum lade_home, by parameter */
   /*
-   * How early copies start and how long their memory waits for them, in quarters of the copy's own time: 0 is
-   * just in time (least memory, copies exposed), 4 hides a copy exactly if the prediction is right.
+   * Copies start early, and memory waits for copies out, while live device bytes stay within this; 0 is just in
+   * time: least memory, copies exposed.
    */
-  int prefetch_quarters;
+  uint64_t prefetch_bytes;
 };
 
 /*
