@@ -39,7 +39,7 @@ struct setting {
   int n_microbatches, homes; /* enum lade_home, or 3: drawn */
   enum manner manner;
   bool is_unified, is_evaluation;
-  int prefetch_quarters;
+  uint64_t prefetch_bytes;
   uint32_t seed;
   float dropout;
 };
@@ -108,7 +108,7 @@ static void residency_set(struct lade_residency *residency, const struct lade_gr
   }
   for (int i = 0; i < graph->n_params; i++)
     residency->homes[i] = (uint8_t)(how->homes < 3 ? how->homes : (int)draw(&seed, 3));
-  residency->prefetch_quarters = how->prefetch_quarters;
+  residency->prefetch_bytes = how->prefetch_bytes;
 }
 
 static struct scene scene_make(const struct setting *how)
@@ -154,7 +154,7 @@ static void built_programs_are_proved(void **state)
   for (uint32_t i = 0; i < 2 * N_MANNERS * 4 * 2 * 2; i++) {
     struct setting how = {.family = i & 1 ? LADE_LLAMA : LADE_GPT2, .n_microbatches = i & 2 ? 3 : 1, .seed = i * 1000,
                           .is_unified = i & 4, .homes = (int)(i / 8 % 4), .manner = (enum manner)(i / 32),
-                          .prefetch_quarters = i % 3 ? 8 : 0, .dropout = i % 5 ? 0 : 0.1f,
+                          .prefetch_bytes = i % 3 ? UINT64_MAX / 2 : 0, .dropout = i % 5 ? 0 : 0.1f,
                           .dtype = i % 7 == 0 ? LADE_F16 : i % 2 ? LADE_F32 : LADE_BF16};
     struct scene s = scene_make(&how);
     assert_proved(s.program);
