@@ -177,7 +177,8 @@ int lade_pack_check(const struct lade_pack_item *items, int n_items, const uint6
     peak = LADE_MAX(peak, offsets[i] + items[i].bytes);
   }
   if (n_items < 0 || peak != peak_bytes)
-    return lade_error_set(error, -EBADMSG, "the peak is said to be %" PRIu64 " bytes and is %" PRIu64, peak_bytes, peak);
+    return lade_error_set(error, -EBADMSG, "the peak is said to be %" PRIu64 " bytes and is %" PRIu64, peak_bytes,
+                          peak);
   if (n_items == 0)
     return 0;
 

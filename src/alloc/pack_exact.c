@@ -9,7 +9,8 @@
  * end) exactly there and fit between the walls, or a gap, which raises the corner's floor to where the next item can
  * start at the earliest. Each choice is followed by inference (pack_bounds.c), and every valley is a valid place
  * to decide next, so the corner that leaves fewest choices, or the lowest one, is taken: a corner with one choice is
- * no choice at all. This corner view, rather than placing any item anywhere, is what makes instances without slack easy.
+ * no choice at all. This corner view, rather than placing any item anywhere, is what makes instances without slack
+ * easy.
  *
  * Where no unplaced item crosses from one slot to the next, the two sides are solved one after the other: a failure
  * on one side is never blamed on the other. Of items with the same lifetime that lie directly on each other only one
@@ -22,8 +23,8 @@
  * cycles at capacities between it and the incumbent, so that something is gained where the target is out of reach.
  *
  * The search is for one alignment, up to ITEMS_MAX items, and fixed ones only where they stand on each other from
- * offset 0 up; recursion is bounded by DEPTH_MAX frames of about 200 bytes. Ideas are in MiniMalloc (canonical solutions, sections; Moffitt 2023) and in the
- * bottom-left corner search of perfect rectangle packing.
+ * offset 0 up; recursion takes at most 2 MB of stack (DEPTH_MAX). Related ideas are in MiniMalloc (canonical solutions,
+ * sections; Moffitt 2023) and in the bottom-left corner search of perfect rectangle packing.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -139,7 +140,8 @@ static struct corner corner_find(struct exact *exact, int a, int b)
   for (int l = a, r; l < b; l = r) {
     for (r = l + 1; r < b && floor[r] == floor[l];)
       r++;
-    bool is_valley = floor[l] < pile->capacity && (l == a || floor[l - 1] > floor[l]) && (r == b || floor[r] > floor[l]);
+    bool has_walls = (l == a || floor[l - 1] > floor[l]) && (r == b || floor[r] > floor[l]);
+    bool is_valley = has_walls && floor[l] < pile->capacity;
     for (int s = l; is_valley && s < r; s += LADE_MAX(r - 1 - l, 1)) {
       struct corner corner = corner_get(pile, s);
       double score = corner_score(exact, &corner);

@@ -287,7 +287,9 @@ bool lade_pack_first_fit(lade_packer *packer)
   bool is_met = false;
   shelf_init(packer, &shelf);
   for (int kind = 0; kind < N_ORDERS && !is_met && (kind == 0 || !packer->effort.is_spent); kind++) {
-    climbs[kind] = (struct climb){lade_pack_take(packer, order_bytes), lade_pack_take(packer, order_bytes), UINT64_MAX, 0};
+    climbs[kind] = (struct climb){.order = lade_pack_take(packer, order_bytes),
+                                  .best_order = lade_pack_take(packer, order_bytes),
+                                  .best_bytes = UINT64_MAX};
     order_make(&packer->problem, kind, climbs[kind].order);
     is_met = order_place(packer, &shelf, climbs[kind].order) && lade_pack_offer(packer);
   }

@@ -126,7 +126,8 @@ static int states_unique(uint64_t *states, int n)
   return n_kept;
 }
 
-static int states_enter(const uint64_t *from, int n_states, const int *live, int n_live, int item, int height, uint64_t *to)
+static int states_enter(const uint64_t *from, int n_states, const int *live, int n_live, int item, int height,
+                        uint64_t *to)
 {
   int n = 0;
   for (int k = 0; k < n_states; k++) {
@@ -331,7 +332,8 @@ static void test_sixty_thousand_items_are_packed(void **state)
   for (int i = 0; i < ITEMS_MAX; i++) {
     const uint32_t lengths[] = {30, 300, 6000, 40000};
     int lower = (int)draw(120000);
-    items[i] = (struct lade_pack_item){lower, lower + 1 + (int)draw(lengths[draw(4)]), (uint64_t)512 << draw(8), 512, -1};
+    items[i] = (struct lade_pack_item){lower, lower + 1 + (int)draw(lengths[draw(4)]), (uint64_t)512 << draw(8), 512,
+                                       -1};
   }
   struct lade_pack_result result = pack(ITEMS_MAX, 0, 0);
   assert_true((double)result.peak_bytes <= 1.03 * (double)result.lower_bound_bytes);
