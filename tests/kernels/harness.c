@@ -278,7 +278,7 @@ static void output_compare(const struct operand *operand, const void *got, const
     }
     return;
   }
-  double largest = 0;
+  double largest = operand->scale;
   for (int64_t i = 0; i < operand->n_elements; i++) {
     double value = fabs(element_get(operand->dtype, want, i));
     largest = isfinite(value) ? fmax(largest, value) : largest;

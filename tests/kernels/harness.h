@@ -32,6 +32,7 @@ struct operand {
   int64_t n_elements;
   double limit;           /* FILL_INDEX: the end; FILL_VALUE: magnitude of MIN and MAX, 0: the dtype's largest */
   double ulps, relative;  /* of an output: |got - want| <= ulps of want + relative * largest |want|; 0, 0: bits */
+  double scale;           /* the least that "largest" is taken for: the size of a sum's terms, which may cancel */
   void *block;            /* the harness's from here on */
   void *data;
   void *start;            /* what data held before the call */

@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "fused.h"
 
 #define N_OPS_LIMIT 64
 
@@ -34,12 +35,13 @@ static int check_all(void)
   seed = getenv("SEED") ? strtoull(getenv("SEED"), NULL, 10) : (uint64_t)time(NULL);
   printf("SEED=%llu\n", (unsigned long long)seed);
   for (size_t i = 0; i < LADE_COUNT(op_sets); i++) {
-    for (int j = 0; j < op_sets[i]->n_ops && n_tests < N_OPS_LIMIT; j++) {
+    for (int j = 0; j < op_sets[i]->n_ops && n_tests < N_OPS_LIMIT - 1; j++) {
       const struct op *op = &op_sets[i]->ops[j];
       tests[n_tests++] = (struct CMUnitTest){
           .name = op->name, .test_func = variants_equal_plain, .initial_state = (void *)(uintptr_t)op};
     }
   }
+  tests[n_tests++] = (struct CMUnitTest)cmocka_unit_test(fused_equals_parts);
   return _cmocka_run_group_tests("variants equal the plain reference", tests, (size_t)n_tests, NULL, NULL);
 }
 
@@ -62,5 +64,7 @@ int main(int argc, char **argv)
         op_bench(&op_sets[i]->ops[j]);
     }
   }
+  if (is_asked("fused", argc - 2, argv + 2))
+    fused_bench();
   return 0;
 }
