@@ -60,7 +60,7 @@ VEC_INLINE void adamw_step(int64_t i, int n, const struct lade_adamw_args *a, co
 VEC_INLINE void adamw_span(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
   const struct call *call = arg;
-  const struct lade_adamw_args *a = call->args;
+  VEC_COPY(lade_adamw_args, a, call->args);
   const struct lade_step *s = call->step;
   const struct factors f = {
       vf_set(a->verdict->factor), vf_set(s->beta1),       vf_set(s->beta2),

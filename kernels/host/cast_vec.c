@@ -9,7 +9,7 @@ VEC_INLINE void cast_step(int64_t i, int n, const struct lade_cast_args *a, enum
 
 VEC_INLINE void cast_span(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
-  const struct lade_cast_args *a = arg;
+  VEC_COPY(lade_cast_args, a, arg);
   int64_t from = i_task * LADE_TASK_ELEMENTS, end = LADE_MIN(a->n_elements, from + LADE_TASK_ELEMENTS);
   if (a->to == LADE_F32)
     VEC_STEPS(cast_step, from, end, a, dtype, LADE_F32);

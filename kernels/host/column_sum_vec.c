@@ -22,7 +22,7 @@ VEC_INLINE void four_rows_step(int64_t j, int n, const struct lade_column_sum_ar
 
 VEC_INLINE void block_sum(const void *arg, int64_t block, enum lade_dtype dtype)
 {
-  const struct lade_column_sum_args *a = arg;
+  VEC_COPY(lade_column_sum_args, a, arg);
   int64_t rows = lade_row_block(a->m), row = block * rows, end = LADE_MIN(a->m, row + rows);
   float *partial = lade_row_sums_at(dtype, a->workspace, a->n, 1, block, 0);
   memset(partial, 0, (size_t)a->n * sizeof(*partial));

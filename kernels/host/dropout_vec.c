@@ -21,7 +21,8 @@ VEC_INLINE void drop_step(int64_t i, int n, const struct lade_dropout_args *a, c
 VEC_INLINE void drop_span(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
   const struct call *call = arg;
-  const struct lade_dropout_args *a = call->args;
+  const struct lade_step step = *call->step;
+  VEC_COPY(lade_dropout_args, a, call->args);
   int64_t first = i_task * LADE_TASK_ELEMENTS, last = LADE_MIN(a->n_elements, first + LADE_TASK_ELEMENTS);
   uint32_t words[VEC_RUN_WORDS];
   if (a->drop.drop_below == 0) {
@@ -30,7 +31,7 @@ VEC_INLINE void drop_span(const void *arg, int64_t i_task, enum lade_dtype dtype
   }
   for (int64_t from = first; from < last; from += VEC_RUN) {
     int64_t end = LADE_MIN(last, from + VEC_RUN);
-    const uint32_t *word = vec_words_fill(words, call->step, &a->drop, from, end - from);
+    const uint32_t *word = vec_words_fill(words, &step, &a->drop, from, end - from);
     VEC_STEPS(drop_step, from, end, a, word, from, dtype);
   }
 }

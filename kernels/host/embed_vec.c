@@ -15,7 +15,7 @@ VEC_INLINE void look_up_step(int64_t j, int n, const struct lade_embed_fwd_args 
 
 VEC_INLINE void look_up_rows(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
-  const struct lade_embed_fwd_args *a = arg;
+  VEC_COPY(lade_embed_fwd_args, a, arg);
   int64_t rows = lade_task_rows(a->d), end = LADE_MIN(a->batch * a->time, (i_task + 1) * rows);
   for (int64_t row = i_task * rows; row < end; row++)
     VEC_STEPS(look_up_step, 0, a->d, a, row, dtype);
@@ -41,7 +41,7 @@ VEC_INLINE void put_step(int64_t j, int n, float *gradient, const float *sum, bo
 VEC_INLINE void token_rectangle(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
   const struct bwd_call *call = arg;
-  const struct lade_embed_bwd_args *a = call->args;
+  VEC_COPY(lade_embed_bwd_args, a, call->args);
   int64_t n_across = lade_div_up(a->d, COLUMNS), column = i_task % n_across * COLUMNS;
   int64_t from = i_task / n_across * TOKENS, end = LADE_MIN(a->vocabulary, from + TOKENS);
   int64_t n_columns = LADE_MIN(COLUMNS, a->d - column);
@@ -59,7 +59,7 @@ VEC_TASKS(token_rectangle)
 
 VEC_INLINE void position_row(const void *arg, int64_t t, enum lade_dtype dtype)
 {
-  const struct lade_embed_bwd_args *a = ((const struct bwd_call *)arg)->args;
+  VEC_COPY(lade_embed_bwd_args, a, ((const struct bwd_call *)arg)->args);
   if (t >= a->time && a->accumulate_position)
     return;
   for (int64_t column = 0; column < a->d; column += COLUMNS) {

@@ -42,7 +42,7 @@ VEC_INLINE void gelu_bwd_step(int64_t i, int count, int n, const struct lade_gel
 
 VEC_INLINE void gelu_span(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
-  const struct lade_gelu_fwd_args *a = arg;
+  VEC_COPY(lade_gelu_fwd_args, a, arg);
   int64_t from = i_task * LADE_TASK_ELEMENTS, end = LADE_MIN(a->n_elements, from + LADE_TASK_ELEMENTS);
   VEC_GROUP_STEPS(gelu_step, from, end, a, dtype);
 }
@@ -50,7 +50,7 @@ VEC_TASKS(gelu_span)
 
 VEC_INLINE void gelu_bwd_span(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
-  const struct lade_gelu_bwd_args *a = arg;
+  VEC_COPY(lade_gelu_bwd_args, a, arg);
   int64_t from = i_task * LADE_TASK_ELEMENTS, end = LADE_MIN(a->n_elements, from + LADE_TASK_ELEMENTS);
   VEC_GROUP_STEPS(gelu_bwd_step, from, end, a, dtype);
 }

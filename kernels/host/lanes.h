@@ -29,6 +29,12 @@
 
 #define VEC_LANES 16
 
+/*
+ * The arguments as a task's own copy: a store through a tensor's pointer could change the caller's
+ * struct for all the compiler knows, and every step would read its pointers again.
+ */
+#define VEC_COPY(type, name, from) const struct type name##_copy = *(const struct type *)(from), *name = &name##_copy
+
 /* VEC_NAME(lade_norm_init) is lade_norm_init_avx2; VEC_VARIANT is "avx2". */
 #define VEC_JOIN(name, level) name##_##level
 #define VEC_JOIN_EXPANDED(name, level) VEC_JOIN(name, level)

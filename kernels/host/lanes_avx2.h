@@ -77,6 +77,8 @@ VEC_INLINE vf vf_scale(vf x, vf n) { return (vf){vec_scale_half(x.a, n.a), vec_s
 
 VEC_INLINE vf vf_first(vf x, int n)
 {
+  if (n == 16)
+    return x;
   __m256i at = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), end = _mm256_set1_epi32(n);
   __m256i a = _mm256_cmpgt_epi32(end, at), b = _mm256_cmpgt_epi32(end, _mm256_add_epi32(at, _mm256_set1_epi32(8)));
   return (vf){_mm256_and_ps(x.a, _mm256_castsi256_ps(a)), _mm256_and_ps(x.b, _mm256_castsi256_ps(b))};

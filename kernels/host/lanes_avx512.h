@@ -36,7 +36,7 @@ VEC_INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 VEC_INLINE vf vf_sqrt(vf a) { return _mm512_sqrt_ps(a); }
 VEC_INLINE vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 VEC_INLINE vf vf_scale(vf a, vf n) { return _mm512_scalef_ps(a, n); }
-VEC_INLINE vf vf_first(vf a, int n) { return _mm512_maskz_mov_ps(vec_mask(n), a); }
+VEC_INLINE vf vf_first(vf a, int n) { return n == 16 ? a : _mm512_maskz_mov_ps(vec_mask(n), a); }
 
 VEC_INLINE vf vf_where_negative(vf test, vf a, vf b)
 {

@@ -6,21 +6,29 @@
 
 VEC_INLINE void norm_rows(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
-  const struct lade_norm_fwd_args *a = arg;
+  VEC_COPY(lade_norm_fwd_args, a, arg);
   int64_t rows = lade_task_rows(a->d), end = LADE_MIN(a->n, (i_task + 1) * rows);
   for (int64_t row = i_task * rows; row < end; row++)
     vec_norm_row(a, row, dtype);
 }
 VEC_TASKS(norm_rows)
 
+VEC_INLINE void dx_step(int64_t j, int n, const struct norm_bwd_row *row, const struct lade_norm_bwd_args *a,
+                        enum lade_dtype dtype)
+{
+  vec_store(dtype, a->dx, row->at + j, n, norm_bwd_dx(j, n, row, a, dtype));
+}
+
 VEC_INLINE void norm_bwd_block(const void *arg, int64_t block, enum lade_dtype dtype)
 {
-  const struct lade_norm_bwd_args *a = arg;
+  VEC_COPY(lade_norm_bwd_args, a, arg);
   int64_t rows = lade_row_block(a->n), end = LADE_MIN(a->n, (block + 1) * rows);
   float *d_weight = lade_row_sums_at(dtype, a->workspace, a->d, 2, block, 0), *d_bias = d_weight + a->d;
   memset(d_weight, 0, 2 * (size_t)a->d * sizeof(float));
-  for (int64_t row = block * rows; row < end; row++)
-    vec_norm_bwd_row(a, row, d_weight, d_bias, dtype);
+  for (int64_t i_row = block * rows; i_row < end; i_row++) {
+    struct norm_bwd_row row = vec_norm_bwd_sum(a, i_row, d_weight, d_bias, dtype);
+    VEC_STEPS(dx_step, 0, a->d, &row, a, dtype);
+  }
 }
 VEC_TASKS(norm_bwd_block)
 

@@ -19,9 +19,7 @@ VEC_INLINE void norm_sum_step(int64_t j, int n, vf *sum, const void *x, int64_t 
 
 VEC_INLINE void norm_square_step(int64_t j, int n, vf *sum, const void *x, int64_t at, vf mean, enum lade_dtype dtype)
 {
-  vf centred = vf_sub(vec_load(dtype, x, at + j, n), mean);
-  if (n < VEC_LANES)
-    centred = vf_first(centred, n);
+  vf centred = vf_first(vf_sub(vec_load(dtype, x, at + j, n), mean), n);
   *sum = vf_fma(centred, centred, *sum);
 }
 
@@ -33,14 +31,14 @@ VEC_INLINE void norm_out_step(int64_t j, int n, const struct lade_norm_fwd_args 
   vec_store(dtype, a->y, at + j, n, vf_fma(normal, vec_load(dtype, a->weight, j, n), bias));
 }
 
-VEC_INLINE void vec_norm_row(const struct lade_norm_fwd_args *a, int64_t row, enum lade_dtype dtype)
+/* The row once its sum is known (in @sums, LAYER only; in the order of VEC_SUM_STEPS). */
+VEC_INLINE void vec_norm_row_summed(const struct lade_norm_fwd_args *a, int64_t row, const vf *sums,
+                                    enum lade_dtype dtype)
 {
   int64_t at = row * a->d;
   float mean = 0;
-  vf sums[VEC_SUMS] = {vf_set(0), vf_set(0), vf_set(0), vf_set(0)};
   vf squares[VEC_SUMS] = {vf_set(0), vf_set(0), vf_set(0), vf_set(0)};
   if (a->kind == LADE_NORM_LAYER) {
-    VEC_SUM_STEPS(norm_sum_step, 0, a->d, sums, a->x, at, dtype);
     mean = vec_sums_add(sums) / (float)a->d;
     ((float *)a->mean)[row] = mean;
   }
@@ -48,6 +46,14 @@ VEC_INLINE void vec_norm_row(const struct lade_norm_fwd_args *a, int64_t row, en
   float rstd = 1 / sqrtf(vec_sums_add(squares) / (float)a->d + a->eps);
   ((float *)a->rstd)[row] = rstd;
   VEC_STEPS(norm_out_step, 0, a->d, a, at, vf_set(mean), vf_set(rstd), dtype);
+}
+
+VEC_INLINE void vec_norm_row(const struct lade_norm_fwd_args *a, int64_t row, enum lade_dtype dtype)
+{
+  vf sums[VEC_SUMS] = {vf_set(0), vf_set(0), vf_set(0), vf_set(0)};
+  if (a->kind == LADE_NORM_LAYER)
+    VEC_SUM_STEPS(norm_sum_step, 0, a->d, sums, a->x, row * a->d, dtype);
+  vec_norm_row_summed(a, row, sums, dtype);
 }
 
 /* Sums of one row on the way to its dx. */
@@ -67,29 +73,34 @@ VEC_INLINE void norm_bwd_sum_step(int64_t j, int n, struct norm_bwd_sums *sums, 
     vec_store(LADE_F32, d_bias, j, n, vf_add(dy, vec_load(LADE_F32, d_bias, j, n)));
 }
 
-/* dx = rstd * (g - avg_g - h*avg_gh) + d_residual */
-VEC_INLINE void norm_bwd_out_step(int64_t j, int n, const struct norm_bwd_sums *averages,
-                                  const struct lade_norm_bwd_args *a, int64_t at, vf mean, vf rstd,
-                                  enum lade_dtype dtype)
+/* What a row's dx needs: its statistics, and the averages of g and g*h. */
+struct norm_bwd_row {
+  int64_t at;
+  vf mean, rstd;
+  struct norm_bwd_sums averages;
+};
+
+/* rstd * (g - avg_g - h*avg_gh) + d_residual, not yet rounded. */
+VEC_INLINE vf norm_bwd_dx(int64_t j, int n, const struct norm_bwd_row *row, const struct lade_norm_bwd_args *a,
+                          enum lade_dtype dtype)
 {
-  vf h = vf_mul(vf_sub(vec_load(dtype, a->x, at + j, n), mean), rstd);
-  vf g = vf_mul(vec_load(dtype, a->dy, at + j, n), vec_load(dtype, a->weight, j, n));
-  vf residual = a->d_residual ? vec_load(dtype, a->d_residual, at + j, n) : vf_set(0);
-  vf slope = vf_fnma(h, averages->gh, vf_sub(g, averages->g));
-  vec_store(dtype, a->dx, at + j, n, vf_fma(rstd, slope, residual));
+  vf h = vf_mul(vf_sub(vec_load(dtype, a->x, row->at + j, n), row->mean), row->rstd);
+  vf g = vf_mul(vec_load(dtype, a->dy, row->at + j, n), vec_load(dtype, a->weight, j, n));
+  vf residual = a->d_residual ? vec_load(dtype, a->d_residual, row->at + j, n) : vf_set(0);
+  return vf_fma(row->rstd, vf_fnma(h, row->averages.gh, vf_sub(g, row->averages.g)), residual);
 }
 
-VEC_INLINE void vec_norm_bwd_row(const struct lade_norm_bwd_args *a, int64_t row, float *d_weight, float *d_bias,
-                                 enum lade_dtype dtype)
+/* The first pass over a row; adds to the block's partial sums. */
+VEC_INLINE struct norm_bwd_row vec_norm_bwd_sum(const struct lade_norm_bwd_args *a, int64_t i_row, float *d_weight,
+                                                float *d_bias, enum lade_dtype dtype)
 {
-  int64_t at = row * a->d;
   bool is_layer = a->kind == LADE_NORM_LAYER;
-  vf mean = vf_set(is_layer ? ((const float *)a->mean)[row] : 0), rstd = vf_set(((const float *)a->rstd)[row]);
+  vf mean = vf_set(is_layer ? ((const float *)a->mean)[i_row] : 0), rstd = vf_set(((const float *)a->rstd)[i_row]);
   struct norm_bwd_sums sums = {vf_set(0), vf_set(0)};
-  VEC_STEPS(norm_bwd_sum_step, 0, a->d, &sums, a, at, mean, rstd, d_weight, d_bias, dtype);
-  const struct norm_bwd_sums averages = {vf_set(is_layer ? vf_sum(sums.g) / (float)a->d : 0),
-                                         vf_set(vf_sum(sums.gh) / (float)a->d)};
-  VEC_STEPS(norm_bwd_out_step, 0, a->d, &averages, a, at, mean, rstd, dtype);
+  VEC_STEPS(norm_bwd_sum_step, 0, a->d, &sums, a, i_row * a->d, mean, rstd, d_weight, d_bias, dtype);
+  return (struct norm_bwd_row){i_row * a->d, mean, rstd,
+                               {vf_set(is_layer ? vf_sum(sums.g) / (float)a->d : 0),
+                                vf_set(vf_sum(sums.gh) / (float)a->d)}};
 }
 
 #endif

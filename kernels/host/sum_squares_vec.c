@@ -9,7 +9,7 @@ VEC_INLINE void square_step(int64_t i, int n, const struct lade_sum_squares_args
 
 VEC_INLINE void block_sum(const void *arg, int64_t block, enum lade_dtype dtype)
 {
-  const struct lade_sum_squares_args *a = arg;
+  VEC_COPY(lade_sum_squares_args, a, arg);
   int64_t from = block * LADE_SUM_BLOCK, end = LADE_MIN(a->n_elements, from + LADE_SUM_BLOCK);
   vd sum = vd_zero();
   VEC_STEPS(square_step, from, end, a, &sum, dtype);

@@ -31,7 +31,7 @@ VEC_INLINE void swiglu_bwd_step(int64_t j, int count, int n, const struct lade_s
 
 VEC_INLINE void swiglu_rows(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
-  const struct lade_swiglu_fwd_args *a = arg;
+  VEC_COPY(lade_swiglu_fwd_args, a, arg);
   int64_t rows = lade_task_rows(2 * a->f), end = LADE_MIN(a->n, (i_task + 1) * rows);
   for (int64_t row = i_task * rows; row < end; row++)
     VEC_GROUP_STEPS(swiglu_step, 0, a->f, a, row, dtype);
@@ -40,7 +40,7 @@ VEC_TASKS(swiglu_rows)
 
 VEC_INLINE void swiglu_bwd_rows(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
-  const struct lade_swiglu_bwd_args *a = arg;
+  VEC_COPY(lade_swiglu_bwd_args, a, arg);
   int64_t rows = lade_task_rows(2 * a->f), end = LADE_MIN(a->n, (i_task + 1) * rows);
   for (int64_t row = i_task * rows; row < end; row++)
     VEC_GROUP_STEPS(swiglu_bwd_step, 0, a->f, a, row, dtype);

@@ -54,15 +54,16 @@ static struct lade_residual_bwd_args bwd_args(const struct work *w)
   return (struct lade_residual_bwd_args){
       .dtype = LADE_BF16, .kind = LADE_NORM_LAYER, .n = w->n, .d = w->d, .drop = w->drop, .d_sum = w->wide[D_SUM],
       .dy = w->wide[DY], .sum = w->wide[SUM], .weight = w->weight, .mean = w->mean, .rstd = w->rstd,
-      .d_residual = w->wide[D_RESIDUAL], .dx = w->wide[DX], .d_x_bias = w->d_bias, .d_weight = w->d_weight,
+      .d_residual = w->wide[D_RESIDUAL], .dx = w->drop.drop_below ? w->wide[DX] : NULL, .d_x_bias = w->d_bias, .d_weight = w->d_weight,
       .d_norm_bias = w->d_norm_bias, .workspace = w->workspace};
 }
 
-static void work_init(struct work *w, int64_t n, int64_t d)
+static void work_init(struct work *w, int64_t n, int64_t d, bool has_dropout)
 {
   uint64_t random = 7;
   *w = (struct work){.n = n, .d = d, .step = step_make(7)};
-  w->drop = (struct lade_drop){.drop_below = 0x20000000, .stream = 2, .scale = 8.0f / 7};
+  if (has_dropout)
+    w->drop = (struct lade_drop){.drop_below = 0x20000000, .stream = 2, .scale = 8.0f / 7};
   for (int i = 0; i < N_WIDE; i++)
     w->wide[i] = bf16_make(n * d, &random);
   w->bias = bf16_make(d, &random);
@@ -138,10 +139,12 @@ static void backward_parts(const struct work *w)
                                     .d_weight = w->d_weight, .d_bias = w->d_norm_bias, .workspace = w->workspace};
   struct lade_dropout_args drop = {.dtype = LADE_BF16, .n_elements = w->n * w->d, .drop = w->drop,
                                    .x = w->wide[D_RESIDUAL], .y = w->wide[DX]};
-  struct lade_column_sum_args sum = {.dtype = LADE_BF16, .m = w->n, .n = w->d, .x = w->wide[DX], .sum = w->d_bias,
+  struct lade_column_sum_args sum = {.dtype = LADE_BF16, .m = w->n, .n = w->d, .sum = w->d_bias,
+                                     .x = w->drop.drop_below ? w->wide[DX] : w->wide[D_RESIDUAL],
                                      .workspace = w->workspace};
   run(w, LADE_K_NORM_BWD, &norm);
-  run(w, LADE_K_DROPOUT, &drop);
+  if (w->drop.drop_below)
+    run(w, LADE_K_DROPOUT, &drop);
   run(w, LADE_K_COLUMN_SUM, &sum);
 }
 
@@ -166,7 +169,7 @@ static void both_compare(const struct work *w, void (*fused)(const struct work *
 void fused_equals_parts(void **state)
 {
   struct work w;
-  work_init(&w, 67, 131);
+  work_init(&w, 67, 131, true);
   size_t wide_bytes = (size_t)(w.n * w.d) * sizeof(uint16_t), row_bytes = (size_t)w.d * sizeof(float);
   for (int i = 0; i < N_LEVELS; i++) {
     if (!level_get(level_names[i], &w.kernels))
@@ -201,9 +204,12 @@ void fused_bench(void)
   static const int64_t widths[] = {384, 1024, 4096};
   for (size_t i = 0; i < LADE_COUNT(widths); i++) {
     struct work w;
-    work_init(&w, 4096, widths[i]);
+    work_init(&w, 4096, widths[i], false);
     gain_print(&w, "residual_fwd", forward_fused, forward_parts);
     gain_print(&w, "residual_bwd", backward_fused, backward_parts);
+    work_finish(&w);
+    work_init(&w, 4096, widths[i], true);
+    gain_print(&w, "  with dropout", backward_fused, backward_parts);
     work_finish(&w);
   }
 }
