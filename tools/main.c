@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "verbs.h"
+#include "tools/verbs.h"
 
 struct verb {
   const char *name, *summary;
@@ -18,6 +18,7 @@ struct verb {
 };
 
 static const struct verb verbs[] = {
+    {"doctor", "says what this machine has, and how to get what it lacks", doctor_main},
     {0}, /* ends the table */
 };
 

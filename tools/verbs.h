@@ -8,6 +8,8 @@
 #ifndef LADE_VERBS_H
 #define LADE_VERBS_H
 
+#include "lade/types.h"
+
 enum lade_exit {
   LADE_EXIT_DONE = 0,
   LADE_EXIT_FAILED = 1,
@@ -19,6 +21,14 @@ enum lade_exit {
   LADE_EXIT_MISSING = 7, /* something that this machine does not have */
 };
 
+/* The exit code of a negative errno, the only place that maps them. */
+enum lade_exit exit_code(int status);
+
+/* Print "lade VERB: text" for @status and return its exit code; an empty text becomes strerror's. */
+int exit_fail(const char *verb, int status, const struct lade_error *error);
+
 typedef int lade_verb_fn(int argc, char **argv);
+
+lade_verb_fn doctor_main;
 
 #endif

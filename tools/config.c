@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Configuration files: one `name = value` per line, with the names of the options; what --print-config prints is
+ * such a file, and reads back as the same run.
+ *
+ * A value is the rest of the line without blanks at its ends, or stands in double quotes with \" \\ and \n in
+ * it; outside quotes a # after a blank begins a comment. Options that take several files have several lines.
+ * Names of options that another verb takes are checked and put aside, so that one file serves
+ * train, sweep and plan. Lines were preferred to JSON: they carry comments, and a mistake has a line number.
+ */
+#include <ctype.h>
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "base/file.h"
+#include "tools/options.h"
+
+#define CONFIG_MAX_BYTES (1 << 20)
+
+/* ---- reading ---- */
+
+/* Unquote in place. NULL when the quotes do not close or something follows them. */
+static char *quoted_read(char *text)
+{
+  char *to = text, *from = text + 1;
+  for (; *from && *from != '"'; from++) {
+    if (*from == '\\' && from[1])
+      from++;
+    else {
+      *to++ = *from;
+      continue;
+    }
+    *to++ = *from == 'n' ? '\n' : *from;
+  }
+  if (*from != '"')
+    return NULL;
+  from += 1 + strspn(from + 1, " \t\r");
+  if (*from && *from != '#')
+    return NULL;
+  *to = 0;
+  return text;
+}
+
+/* Where a comment begins, or the end. */
+static char *comment_find(char *text)
+{
+  char *at = text;
+  while (*at && !(*at == '#' && (at == text || isblank((unsigned char)at[-1]))))
+    at++;
+  return at;
+}
+
+static char *value_read(char *text)
+{
+  text += strspn(text, " \t");
+  if (*text == '"')
+    return quoted_read(text);
+  char *end = comment_find(text);
+  while (end > text && isspace((unsigned char)end[-1]))
+    end--;
+  *end = 0;
+  return text;
+}
+
+static int line_parse(struct options *options, const char *path, int number, char *line, struct lade_error *error)
+{
+  line += strspn(line, " \t\r");
+  if (!*line || *line == '#')
+    return 0;
+  size_t name_bytes = strcspn(line, " \t=\r");
+  char *equals = line + name_bytes + strspn(line + name_bytes, " \t");
+  if (*equals != '=')
+    return lade_error_set(error, -EINVAL, "%.200s line %d: expected `name = value`", path, number);
+  const struct option *option = option_find(line, name_bytes);
+  bool is_command_only = option && (strcmp(option->name, "config") == 0 || strcmp(option->name, "help") == 0 ||
+                                    strcmp(option->name, "print-config") == 0);
+  if (!option || is_command_only)
+    return lade_error_set(error, -EINVAL, "%.200s line %d: '%.*s' is not the name of an option", path, number,
+                          (int)LADE_MIN(name_bytes, 64), line);
+  char *value = value_read(equals + 1);
+  if (!value)
+    return lade_error_set(error, -EINVAL, "%.200s line %d: the quotes do not close, or something follows them", path,
+                          number);
+  if (!*value && strcmp(option->name, "prompt") != 0)
+    return lade_error_set(error, -EINVAL, "%.200s line %d: --%s has no value", path, number, option->name);
+  struct lade_error why = {0};
+  int status = option_set(options, option, value, ORIGIN_CONFIG, number, &why);
+  return status ? lade_error_set(error, status, "%.200s line %d: %s", path, number, why.text) : 0;
+}
+
+int config_load(struct options *options, const char *path, struct lade_error *error)
+{
+  size_t n_bytes = 0;
+  int status = lade_file_load(path, CONFIG_MAX_BYTES, error, &options->config_text, &n_bytes);
+  if (status)
+    return status;
+  if (strlen(options->config_text) != n_bytes)
+    return lade_error_set(error, -EINVAL, "%.200s: not a text file", path);
+  int number = 0;
+  char *rest = options->config_text;
+  for (char *line; !status && (line = strsep(&rest, "\n"));)
+    status = line_parse(options, path, ++number, line, error);
+  return status;
+}
+
+/* ---- writing ---- */
+
+static bool is_plain(const char *value)
+{
+  return *value && !strpbrk(value, "\"\\\n\r#") && !isspace((unsigned char)value[0]) &&
+         !isspace((unsigned char)value[strlen(value) - 1]);
+}
+
+static void value_write(FILE *file, const char *value)
+{
+  if (is_plain(value)) {
+    fputs(value, file);
+    return;
+  }
+  fputc('"', file);
+  for (; *value; value++) {
+    if (*value == '"' || *value == '\\')
+      fputc('\\', file);
+    if (*value == '\n')
+      fputs("\\n", file);
+    else
+      fputc(*value, file);
+  }
+  fputc('"', file);
+}
+
+static void origin_write(char *text, size_t text_bytes, const struct options *options, const struct option_state *state)
+{
+  if (state->origin == ORIGIN_CONFIG)
+    snprintf(text, text_bytes, "%.200s line %d", options->config, state->line);
+  else
+    snprintf(text, text_bytes, "%s", state->origin == ORIGIN_COMMAND ? "command line" : "default");
+}
+
+/* Options that describe a run of @verb, not this call of the command. */
+static bool is_written(const struct option *option, enum verb_id verb)
+{
+  return option->type != OPTION_SECTION && (option->verbs & verb) && strcmp(option->name, "config") != 0 &&
+         strcmp(option->name, "help") != 0 && strcmp(option->name, "print-config") != 0;
+}
+
+static void line_write(FILE *file, const struct option *option, const char *value, const char *origin)
+{
+  int before = (int)ftell(file);
+  fprintf(file, "%s = ", option->name);
+  value_write(file, value);
+  int width = (int)ftell(file) - before;
+  fprintf(file, "%*s # %s\n", LADE_MAX(1, 36 - width), "", origin);
+}
+
+char *config_write(const struct options *options, enum verb_id verb)
+{
+  char *text = NULL, origin[256];
+  size_t n_bytes = 0;
+  FILE *file = open_memstream(&text, &n_bytes);
+  if (!file)
+    return NULL;
+  for (const struct option *option = option_table; option->help; option++) {
+    const struct option_state *state = &options->states[option_index(option)];
+    if (!is_written(option, verb))
+      continue;
+    origin_write(origin, sizeof(origin), options, state);
+    for (int i = 0; i < state->texts.n; i++)
+      line_write(file, option, state->texts.items[i], origin);
+    if (option->type == OPTION_FLAG)
+      line_write(file, option, state->text ? state->text : "false", origin);
+    else if (!state->text)
+      fprintf(file, "# %s is not set: %s\n", option->name, option->unset);
+    else if (option->type != OPTION_FILES)
+      line_write(file, option, state->text, origin);
+  }
+  if (fclose(file)) {
+    free(text);
+    return NULL;
+  }
+  return text;
+}
+
+static json_t *value_json(const struct option *option, const struct option_state *state)
+{
+  if (option->type == OPTION_FLAG)
+    return json_boolean(state->text && state->text[0] == 't');
+  if (!state->text)
+    return json_null();
+  if (option->type != OPTION_FILES)
+    return json_string(state->text);
+  json_t *array = json_array();
+  for (int i = 0; i < state->texts.n; i++)
+    json_array_append_new(array, json_string(state->texts.items[i]));
+  return array;
+}
+
+json_t *config_json(const struct options *options, enum verb_id verb)
+{
+  json_t *object = json_object();
+  char origin[256];
+  for (const struct option *option = option_table; option->help; option++) {
+    const struct option_state *state = &options->states[option_index(option)];
+    if (!is_written(option, verb))
+      continue;
+    origin_write(origin, sizeof(origin), options, state);
+    json_object_set_new(object, option->name,
+                        json_pack("{s:o, s:s}", "value", value_json(option, state), "from", origin));
+  }
+  return object;
+}
+
+/* ---- back into a command line ---- */
+
+static int argument_push(struct option_list *list, const struct option *option, const char *value)
+{
+  char *argument = NULL;
+  if (asprintf(&argument, option->type == OPTION_FLAG ? "--%s" : "--%s=%s", option->name, value) < 0)
+    return -ENOMEM;
+  int status = option_list_push(list, argument);
+  if (status)
+    free(argument);
+  return status;
+}
+
+static bool is_among(const char *name, const char *const *names)
+{
+  for (; *names; names++) {
+    if (strcmp(*names, name) == 0)
+      return true;
+  }
+  return false;
+}
+
+int options_arguments(const struct options *options, enum verb_id verb, const char *const *without,
+                      struct option_list *ret_list)
+{
+  int status = 0;
+  for (const struct option *option = option_table; option->help && !status; option++) {
+    const struct option_state *state = &options->states[option_index(option)];
+    if (!is_written(option, verb) || state->origin == ORIGIN_DEFAULT || is_among(option->name, without))
+      continue;
+    if (option->type == OPTION_FLAG && state->text[0] != 't')
+      continue;
+    for (int i = 0; i < state->texts.n && !status; i++)
+      status = argument_push(ret_list, option, state->texts.items[i]);
+    if (option->type != OPTION_FILES)
+      status = argument_push(ret_list, option, state->text);
+  }
+  return status;
+}

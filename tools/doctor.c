@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * `lade doctor`: what this machine has of what Lade can use, found by using it. Nothing is believed that can be
+ * tried: io_uring and O_DIRECT by a store that is opened and written, threads by starting them, huge
+ * pages and NUMA by what the kernel says, a GPU by asking its driver.
+ *
+ * A finding is good, or a note (Lade runs without it, slower or with less room), or missing: then the
+ * command exits 7. Every finding that is not good has its fix in words.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+
+#include "base/base.h"
+#include "base/cpu.h"
+#include "base/file.h"
+#include "kernels/kernels.h"
+#include "offload/store.h"
+#include "tools/options.h"
+#include "tools/terminal.h"
+#include "tools/verbs.h"
+
+enum finding_state { FINDING_GOOD, FINDING_NOTE, FINDING_MISSING };
+
+struct finding {
+  const char *name;
+  enum finding_state state;
+  char text[256], fix[256]; /* fix is empty for what is good */
+};
+
+#define MAX_FINDINGS 24
+
+struct report {
+  struct finding findings[MAX_FINDINGS];
+  int n;
+};
+
+static void finding_add(struct report *report, const char *name, enum finding_state state, const char *fix,
+                        const char *format, ...) __attribute__((format(printf, 5, 6)));
+
+static void finding_add(struct report *report, const char *name, enum finding_state state, const char *fix,
+                        const char *format, ...)
+{
+  LADE_ASSERT(report->n < MAX_FINDINGS);
+  struct finding *finding = &report->findings[report->n++];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(finding->text, sizeof(finding->text), format, args);
+  va_end(args);
+  snprintf(finding->fix, sizeof(finding->fix), "%s", fix ? fix : "");
+  finding->name = name;
+  finding->state = state;
+}
+
+/* The first line of a file of the kernel's, or "". */
+static char *line_load(const char *path, char *line, int line_bytes)
+{
+  FILE *file = fopen(path, "re");
+  line[0] = 0;
+  if (file) {
+    if (!fgets(line, line_bytes, file))
+      line[0] = 0;
+    fclose(file);
+  }
+  line[strcspn(line, "\n")] = 0;
+  return line;
+}
+
+/* ---- processor ---- */
+
+static void cpu_check(struct report *report)
+{
+  char name[128];
+  struct lade_cpu cpu = lade_cpu_get();
+  struct lade_kernels kernels;
+  lade_cpu_name(name, sizeof(name));
+  lade_kernels_init(&kernels, &cpu);
+  finding_add(report, "cpu", FINDING_GOOD, NULL, "%s:%s%s%s%s", name, cpu.has_avx2 ? " AVX2" : "",
+              cpu.has_avx512 ? " AVX-512" : "", cpu.has_avx512_bf16 ? " AVX-512-BF16" : "",
+              cpu.has_avx2 ? "" : " no vector extension that Lade knows");
+  const char *matmul = kernels.variant[LADE_K_MATMUL];
+  bool is_plain = strcmp(matmul, "plain") == 0;
+  finding_add(report, "matmul", is_plain ? FINDING_NOTE : FINDING_GOOD,
+              is_plain ? "fast kernels need an x86-64 with AVX2; on others expect a tenth of the speed" : NULL,
+              "%s kernels", matmul);
+  bool has_onednn = strcmp(matmul, "onednn") == 0;
+  finding_add(report, "oneDNN", FINDING_GOOD, NULL, "%s", has_onednn ? "used for matmul" : "not used: own kernels");
+}
+
+static void threads_check(struct report *report, int64_t n_threads)
+{
+  int n = n_threads ? (int)n_threads : lade_cpu_count();
+  lade_pool *pool = NULL;
+  int status = lade_pool_create(n, &pool);
+  lade_pool_destroy(pool);
+  if (status)
+    finding_add(report, "threads", FINDING_MISSING, "raise `ulimit -u` or the container's pids limit",
+                "%d threads could not be started: %s", n, strerror(-status));
+  else
+    finding_add(report, "threads", FINDING_GOOD, NULL, "%d (CPU affinity and the cgroup's quota allow %d)", n,
+                lade_cpu_count());
+}
+
+/* ---- memory ---- */
+
+static void memory_check(struct report *report)
+{
+  char text[32];
+  long long bytes = lade_cpu_memory_bytes();
+  bool is_small = bytes < (256 << 20);
+  finding_add(report, "memory", is_small ? FINDING_NOTE : FINDING_GOOD,
+              is_small ? "end other processes, or raise the cgroup's memory.max" : NULL, "%s that this process may use",
+              lade_size_format((uint64_t)bytes, text, sizeof(text)));
+}
+
+static void memlock_check(struct report *report)
+{
+  struct rlimit limit = {0};
+  char text[32] = "unlimited";
+  getrlimit(RLIMIT_MEMLOCK, &limit);
+  if (limit.rlim_cur != RLIM_INFINITY)
+    lade_size_format(limit.rlim_cur, text, sizeof(text));
+  bool is_small = limit.rlim_cur < (64 << 20);
+  finding_add(report, "memlock", is_small ? FINDING_NOTE : FINDING_GOOD,
+              is_small ? "`ulimit -l unlimited`, or memlock in /etc/security/limits.conf: staging buffers are then "
+                         "registered with io_uring" : NULL, "%s may be locked", text);
+}
+
+static void huge_pages_check(struct report *report)
+{
+  char anonymous[128], shared[128];
+  line_load("/sys/kernel/mm/transparent_hugepage/enabled", anonymous, sizeof(anonymous));
+  line_load("/sys/kernel/mm/transparent_hugepage/shmem_enabled", shared, sizeof(shared));
+  bool is_off = !anonymous[0] || strstr(anonymous, "[never]");
+  bool is_shared_off = !shared[0] || strstr(shared, "[never]") || strstr(shared, "[deny]");
+  finding_add(report, "huge pages", is_off || is_shared_off ? FINDING_NOTE : FINDING_GOOD,
+              is_off          ? "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+              : is_shared_off ? "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled makes fewer TLB misses"
+                              : NULL,
+              "%s for memory, %s for shared memory, which the device is made of", is_off ? "off" : "on",
+              is_shared_off ? "off" : "on");
+}
+
+static void numa_check(struct report *report)
+{
+  char nodes[128];
+  line_load("/sys/devices/system/node/online", nodes, sizeof(nodes));
+  bool is_many = strpbrk(nodes, ",-") != NULL;
+  finding_add(report, "NUMA", is_many ? FINDING_NOTE : FINDING_GOOD,
+              is_many ? "bind a run to one node: numactl --cpunodebind=0 --membind=0 lade ..." : NULL, "%s %s",
+              is_many ? "nodes" : "one node:", nodes[0] ? nodes : "unknown");
+}
+
+/* ---- drive ---- */
+
+/* Open a store in @dir with @engine for a moment. */
+static int store_try(const struct options *options, const char *dir, enum lade_store_engine engine,
+                     struct lade_error *error, struct lade_store_info *ret_info)
+{
+  struct lade_store_params params = {.struct_size = sizeof(params), .dir = dir, .engine = engine,
+                                     .allow_tmpfs = options->session.allow_tmpfs};
+  lade_store *store = NULL;
+  int status = lade_store_open(&params, error, &store);
+  if (status)
+    return status;
+  lade_store_get_info(store, ret_info);
+  lade_store_close(store);
+  return 0;
+}
+
+/* Without --store the working directory is tried, and what it lacks is a note. */
+static void store_check(struct report *report, const struct options *options)
+{
+  const char *dir = options->session.store ? options->session.store : ".";
+  enum finding_state bad = options->session.store ? FINDING_MISSING : FINDING_NOTE;
+  struct lade_error error = {0};
+  struct lade_store_info info = {0};
+  struct statvfs room;
+  char free_bytes[32];
+  if (statvfs(dir, &room) == 0)
+    finding_add(report, "store room", FINDING_GOOD, NULL, "%s: %s free", dir,
+                lade_size_format((uint64_t)room.f_bavail * room.f_frsize, free_bytes, sizeof(free_bytes)));
+  int status = store_try(options, dir, LADE_STORE_POSIX, &error, &info);
+  if (status)
+    finding_add(report, "O_DIRECT", bad, "name a directory on a local ext4, xfs or btrfs drive with --store", "%s",
+                error.text[0] ? error.text : strerror(-status));
+  else
+    finding_add(report, "O_DIRECT", FINDING_GOOD, NULL, "%s: works", dir);
+  error.text[0] = 0;
+  int uring_status = status ? status : store_try(options, dir, LADE_STORE_URING, &error, &info);
+  if (uring_status && !status)
+    finding_add(report, "io_uring", FINDING_NOTE,
+                "sysctl kernel.io_uring_disabled=0; in a container allow it in the seccomp profile; threads serve "
+                "instead", "%s", error.text[0] ? error.text : strerror(-uring_status));
+  else if (!status)
+    finding_add(report, "io_uring", FINDING_GOOD, NULL, "works");
+}
+
+/* ---- others ---- */
+
+typedef int cuda_init_fn(unsigned flags);
+typedef int cuda_count_fn(int *ret_n);
+typedef int cuda_name_fn(char *name, int bytes, int device);
+typedef int cuda_memory_fn(size_t *ret_bytes, int device);
+
+/* A function of the driver; the pair of casts is POSIX's way from an object to a function. */
+static void *driver_function(void *library, const char *name)
+{
+  return library ? dlsym(library, name) : NULL;
+}
+
+static void gpu_check(struct report *report)
+{
+  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  cuda_init_fn *init = (cuda_init_fn *)driver_function(library, "cuInit");
+  cuda_count_fn *count = (cuda_count_fn *)driver_function(library, "cuDeviceGetCount");
+  cuda_name_fn *get_name = (cuda_name_fn *)driver_function(library, "cuDeviceGetName");
+  cuda_memory_fn *get_memory = (cuda_memory_fn *)driver_function(library, "cuDeviceTotalMem_v2");
+  int n = 0, status = init && count ? init(0) : -1;
+  if (!status)
+    status = count(&n);
+  if (!library)
+    finding_add(report, "GPU", FINDING_GOOD, NULL, "no CUDA driver here; the host trains");
+  else if (status || n == 0)
+    finding_add(report, "GPU", FINDING_NOTE, "nvidia-smi says why the driver finds no device",
+                "the CUDA driver is here and answers %d", status);
+  for (int i = 0; !status && i < LADE_MIN(n, 8); i++) {
+    char name[96] = "", text[32];
+    size_t bytes = 0;
+    if (get_name && get_memory && !get_name(name, sizeof(name), i) && !get_memory(&bytes, i))
+      finding_add(report, "GPU", FINDING_GOOD, NULL, "%s, %s; this version computes on the host", name,
+                  lade_size_format(bytes, text, sizeof(text)));
+  }
+  if (library)
+    dlclose(library);
+}
+
+static bool is_on_path(const char *program)
+{
+  char path[4096], candidate[4200];
+  snprintf(path, sizeof(path), "%s", getenv("PATH") ? getenv("PATH") : "");
+  char *rest = path;
+  for (char *dir; (dir = strsep(&rest, ":"));) {
+    snprintf(candidate, sizeof(candidate), "%s/%s", *dir ? dir : ".", program);
+    if (access(candidate, X_OK) == 0)
+      return true;
+  }
+  return false;
+}
+
+static void mpi_check(struct report *report)
+{
+  finding_add(report, "MPI", FINDING_GOOD, NULL, "%s; this version runs one rank",
+              is_on_path("mpirun") ? "mpirun is here" : "no mpirun here");
+}
+
+/* ---- telling ---- */
+
+static const char *const state_names[] = {"ok", "note", "missing"};
+
+static void report_print(const struct report *report)
+{
+  static const char *const colors[] = {COLOR_GOOD, COLOR_WARN, COLOR_BAD};
+  for (int i = 0; i < report->n; i++) {
+    const struct finding *finding = &report->findings[i];
+    printf("%s%-8s%s %-11s %s\n", terminal_color(stdout, colors[finding->state]), state_names[finding->state],
+           terminal_color(stdout, COLOR_END), finding->name, finding->text);
+    if (finding->fix[0])
+      printf("%21sfix: %s\n", "", finding->fix);
+  }
+}
+
+static int report_dump(const struct report *report, bool is_ok)
+{
+  json_t *findings = json_array();
+  for (int i = 0; i < report->n; i++) {
+    const struct finding *finding = &report->findings[i];
+    json_t *fix = finding->fix[0] ? json_string(finding->fix) : json_null();
+    json_array_append_new(findings, json_pack("{s:s, s:s, s:s, s:o}", "name", finding->name, "state",
+                                              state_names[finding->state], "text", finding->text, "fix", fix));
+  }
+  json_t *object = json_pack("{s:i, s:b, s:o}", "schema_version", 1, "ok", is_ok, "findings", findings);
+  int status = object ? json_dumpf(object, stdout, JSON_INDENT(2)) : -1;
+  json_decref(object);
+  putchar('\n');
+  return status;
+}
+
+int doctor_main(int argc, char **argv)
+{
+  struct options options;
+  struct report report = {.n = 0};
+  int code = options_read(VERB_DOCTOR, argc, argv, &options);
+  if (code == OPTIONS_GO) {
+    cpu_check(&report);
+    threads_check(&report, options.n_threads);
+    memory_check(&report);
+    memlock_check(&report);
+    huge_pages_check(&report);
+    numa_check(&report);
+    store_check(&report, &options);
+    gpu_check(&report);
+    mpi_check(&report);
+    code = LADE_EXIT_DONE;
+    for (int i = 0; i < report.n; i++)
+      code = report.findings[i].state == FINDING_MISSING ? LADE_EXIT_MISSING : code;
+    if (!options.is_json)
+      report_print(&report);
+    else if (report_dump(&report, code == LADE_EXIT_DONE))
+      code = LADE_EXIT_OUT_OF_MEMORY;
+  }
+  options_finish(&options);
+  return code;
+}

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every option once: its name, type, default, bounds, what it does, and which verbs take it. Adding an option is a
+ * field in struct options and one entry here; parsing, configuration files, --help, --print-config and the
+ * line that resumes a run follow from it.
+ */
+#include <string.h>
+
+#include "base/base.h"
+#include "tools/options.h"
+#include "tools/verbs.h"
+
+#define RUN (VERB_TRAIN | VERB_SWEEP)
+#define ALL (VERB_TRAIN | VERB_SWEEP | VERB_PLAN)
+#define AT(field) .offset = offsetof(struct options, field)
+#define SECTION(title) {.type = OPTION_SECTION, .verbs = ~0u, .help = title}
+
+#define COUNT_MOST 1e15
+#define SHAPE_MOST 1e9
+
+static const struct option_choice order_choices[] = {
+    {"random", LADE_ORDER_RANDOM}, {"sequential", LADE_ORDER_SEQUENTIAL}, {0}};
+static const struct option_choice dtype_choices[] = {
+    {"bf16", LADE_BF16}, {"fp32", LADE_F32}, {"fp16", LADE_F16}, {0}};
+static const struct option_choice device_choices[] = {{"host", DEVICE_HOST}, {"dry", DEVICE_DRY}, {0}};
+static const struct option_choice max_choices[] = {
+    {"micro-batch", MAX_MICRO_BATCH}, {"seq", MAX_SEQ}, {"layers", MAX_LAYERS}, {0}};
+
+const struct option_choice residency_choices[] = {{"auto", LADE_RECIPE_AUTO},
+                                                  {"none", LADE_RECIPE_NONE},
+                                                  {"full", LADE_RECIPE_FULL},
+                                                  {"selective", LADE_RECIPE_SELECTIVE},
+                                                  {0}};
+
+const struct option option_table[] = {
+    SECTION("Model and data"),
+    {OPTION_TEXT, "model", "NAME|FILE", ALL, AT(session.model), .preset = "nano",
+     .help = "preset (nano, baby, gpt2-124m ... gpt-1t: docs/graph.md), or a HuggingFace config.json"},
+    {OPTION_FILES, "data", "FILE...", RUN, VERB_PLAN, AT(data), .unset = "required",
+     .help = "training data: text, read as bytes, or token files (.bin) as llm.c and nanoGPT write them"},
+    {OPTION_FILES, "valid", "FILE...", RUN, VERB_PLAN, AT(valid), .unset = "the end of --data",
+     .help = "validation data"},
+    {OPTION_REAL, "valid-fraction", "F", RUN, VERB_PLAN, AT(session.valid_fraction), .preset = "0.1", .most = 0.9,
+     .help = "part of --data that validates when there is no --valid; 0: none"},
+    {OPTION_CHOICE, "order", "random|sequential", RUN, VERB_PLAN, AT(session.order), .preset = "random",
+     .choices = order_choices, .help = "rows from drawn offsets, or the tokens one after another"},
+    {OPTION_COUNT, "steps", "N", RUN, VERB_PLAN, AT(session.steps), .preset = "2000", .least = 0, .most = 4e9,
+     .help = "training steps, those before a resume included"},
+    {OPTION_COUNT, "batch", "N", ALL, AT(session.batch), .preset = "12", .least = 1, .most = SHAPE_MOST,
+     .help = "sequences per step"},
+    {OPTION_COUNT, "micro-batch", "N", ALL, AT(session.micro_batch), .unset = "the batch", .least = 1,
+     .most = SHAPE_MOST, .help = "sequences per pass; must divide --batch"},
+    {OPTION_COUNT, "seq", "T", ALL, AT(session.time), .unset = "the model's context, at most 1024", .least = 1,
+     .most = SHAPE_MOST, .help = "tokens per sequence"},
+    {OPTION_SEED, "seed", "N", RUN | VERB_SAMPLE, VERB_PLAN, AT(session.seed), .preset = "1",
+     .help = "of every random draw"},
+
+    SECTION("Arithmetic and optimizer"),
+    {OPTION_CHOICE, "dtype", "bf16|fp32|fp16", ALL, AT(session.dtype), .preset = "bf16", .choices = dtype_choices,
+     .help = "of parameters and activations; sums and master weights are FP32"},
+    {OPTION_REAL, "lr", "X", RUN, VERB_PLAN, AT(session.lr), .preset = "1e-3", .most = 1e3,
+     .help = "peak learning rate"},
+    {OPTION_REAL, "min-lr", "X", RUN, VERB_PLAN, AT(session.min_lr), .preset = "1e-4", .most = 1e3,
+     .help = "where the cosine ends, at the last step"},
+    {OPTION_COUNT, "warmup", "N", RUN, VERB_PLAN, AT(session.warmup), .preset = "100", .most = 4e9,
+     .help = "steps over which the learning rate rises"},
+    {OPTION_REAL, "dropout", "P", ALL, AT(session.dropout), .preset = "0", .most = 0.999, .help = "probability"},
+    {OPTION_REAL, "beta1", "X", RUN, VERB_PLAN, AT(session.beta1), .preset = "0.9", .most = 0.999999,
+     .help = "AdamW's first decay"},
+    {OPTION_REAL, "beta2", "X", RUN, VERB_PLAN, AT(session.beta2), .preset = "0.99", .most = 0.999999,
+     .help = "AdamW's second decay"},
+    {OPTION_REAL, "eps", "X", RUN, VERB_PLAN, AT(session.eps), .preset = "1e-8", .least = 1e-30, .most = 1,
+     .help = "AdamW's epsilon"},
+    {OPTION_REAL, "weight-decay", "X", RUN, VERB_PLAN, AT(session.weight_decay), .preset = "0.1", .most = 1e3,
+     .help = "of tensors with two or more dimensions"},
+    {OPTION_REAL, "clip", "X", RUN, VERB_PLAN, AT(session.clip), .preset = "1", .most = 1e9,
+     .help = "largest norm of all gradients together; 0: no clipping"},
+
+    SECTION("Memory"),
+    {OPTION_BUDGET, "budget", "SIZE|P%|P%dev|min", VERB_TRAIN | VERB_PLAN, AT(session.budget),
+     .unset = "what is free, less the host tier",
+     .help = "device memory: 24MiB, 60% of the unconstrained peak, 80%dev of the device, or the smallest"},
+    {OPTION_TEXT, "budgets", "LIST", VERB_SWEEP, AT(budgets), .preset = "100%,60%,40%,25%,min",
+     .help = "budgets to try, one run for each"},
+    {OPTION_SIZE, "host-budget", "SIZE", ALL, AT(session.host_budget_bytes), .unset = "80 % of what is then left",
+     .help = "host memory for what leaves the device; 0: nothing does"},
+    {OPTION_TEXT, "store", "DIR", ALL | VERB_DOCTOR, AT(session.store), .unset = "no store",
+     .help = "directory on a drive for what leaves memory"},
+    {OPTION_SIZE, "store-budget", "SIZE", ALL, AT(session.store_budget_bytes), .unset = "what is free there",
+     .least = 1, .help = "bytes in --store"},
+    {OPTION_FLAG, "allow-tmpfs", NULL, ALL | VERB_DOCTOR, AT(session.allow_tmpfs),
+     .help = "let --store be a directory in memory"},
+    {OPTION_TEXT, "residency", "auto|none|full|selective|FILE", ALL, AT(residency), .preset = "auto",
+     .help = "who decides what is kept: the solver, the usual recipes, or a file of `PATTERN WHERE` lines"},
+    {OPTION_CHOICE, "device", "host|dry", ALL, AT(device), .preset = "host", .choices = device_choices,
+     .help = "dry: the same program on a simulated clock, without memory"},
+    {OPTION_TEXT, "machine", "NAME|FILE", ALL, AT(session.machine), .unset = "this one, measured",
+     .help = "plan for this machine, and throttle copies to its links; docs/machine.md has the presets"},
+    {OPTION_COUNT, "threads", "N", ALL | VERB_DOCTOR | VERB_SAMPLE, AT(n_threads), .unset = "all that we may use",
+     .least = 1, .most = 4096, .help = "CPU threads; numbers do not depend on it"},
+
+    SECTION("The run"),
+    {OPTION_COUNT, "eval-every", "N", RUN, VERB_PLAN, AT(eval_every), .unset = "before the first and after the last",
+     .least = 1, .most = 4e9, .help = "steps between evaluations"},
+    {OPTION_COUNT, "eval-iters", "N", RUN, VERB_PLAN, AT(session.eval_iters), .preset = "20", .least = 1,
+     .most = 4e9, .help = "batches of validation data in an evaluation"},
+    {OPTION_TEXT, "log", "FILE", RUN, VERB_PLAN, AT(log), .unset = "none",
+     .help = "write every step as a JSON line; a sweep appends each budget to the name"},
+    {OPTION_TEXT, "save", "DIR", RUN, VERB_PLAN, AT(save), .unset = "none",
+     .help = "write checkpoints here, at the end and when interrupted; a sweep appends each budget to the name"},
+    {OPTION_COUNT, "save-every", "N", RUN, VERB_PLAN, AT(save_every), .unset = "at the end only", .least = 1,
+     .most = 4e9, .help = "steps between checkpoints"},
+    {OPTION_COUNT, "keep", "N", RUN, VERB_PLAN, AT(keep), .unset = "all", .least = 1, .most = 1e6,
+     .help = "newest checkpoints that stay"},
+    {OPTION_TEXT, "resume", "DIR", RUN, VERB_PLAN, AT(session.resume), .unset = "start at step 0",
+     .help = "continue from the newest checkpoint in DIR, bit for bit"},
+    {OPTION_TEXT, "init", "FILE", RUN, VERB_PLAN, AT(session.init), .unset = "random",
+     .help = "start from HuggingFace-named safetensors: a file, or a directory with them"},
+    {OPTION_TEXT, "timeline", "FILE", ALL, AT(timeline), .unset = "none",
+     .help = "write a step as a Perfetto trace, predicted and measured; a sweep appends each budget to the name"},
+    {OPTION_CHOICE, "max", "micro-batch|seq|layers", VERB_PLAN, AT(max), .choices = max_choices, .unset = "no search",
+     .help = "find the largest that fits; one more exits 3"},
+
+    SECTION("Text"),
+    {OPTION_TEXT, "checkpoint", "DIR", VERB_SAMPLE, AT(checkpoint), .unset = "required",
+     .help = "with checkpoints, or with HuggingFace files; may stand alone: lade sample DIR"},
+    {OPTION_TEXT, "prompt", "TEXT", VERB_SAMPLE, AT(prompt), .preset = "\n", .help = "what to continue"},
+    {OPTION_COUNT, "tokens", "N", VERB_SAMPLE, AT(n_tokens), .preset = "500", .least = 1, .most = 1e9,
+     .help = "bytes to write"},
+    {OPTION_REAL, "temperature", "X", VERB_SAMPLE, AT(temperature), .preset = "0.8", .most = 100,
+     .help = "0: always the likeliest"},
+    {OPTION_COUNT, "top-k", "N", VERB_SAMPLE, AT(top_k), .unset = "all", .least = 1, .most = SHAPE_MOST,
+     .help = "choose among the likeliest N"},
+
+    SECTION("The command"),
+    {OPTION_FLAG, "json", NULL, ALL | VERB_DOCTOR, AT(is_json), .help = "results as JSON"},
+    {OPTION_FLAG, "quiet", NULL, RUN, VERB_PLAN, AT(is_quiet), .help = "no progress on stderr"},
+    {OPTION_TEXT, "config", "FILE", ALL, AT(config), .unset = "none",
+     .help = "read options as `name = value` lines; the command line overrides"},
+    {OPTION_FLAG, "print-config", NULL, ALL, AT(has_print_config),
+     .help = "print every value and where it came from, as such a file, and stop"},
+    {OPTION_FLAG, "help", NULL, ~0u, AT(has_help), .help = "this page"},
+    {0},
+};
+
+_Static_assert(LADE_COUNT(option_table) <= OPTIONS_MAX, "OPTIONS_MAX is too small");
+
+struct verb_page {
+  enum verb_id verb;
+  const char *name, *page;
+};
+
+static const struct verb_page verb_pages[] = {
+    {VERB_TRAIN, "train",
+     "Examples:\n"
+     "  lade train --model nano --data input.txt                       2000 steps in the memory that is free\n"
+     "  lade train --model baby --data input.txt --batch 16 --budget 60%\n"
+     "  lade train --data input.txt --budget min --store /nvme/scratch  as small as it goes, over a drive\n"
+     "  lade train --data input.txt --save run --save-every 500         checkpoints; then, after a stop:\n"
+     "  lade train --data input.txt --save run --resume run\n"
+     "\nUsage: lade train --data FILE... [OPTION...]\n"
+     "Trains a model inside a memory budget, with the numbers of the unconstrained run.\n"},
+    {VERB_SWEEP, "sweep",
+     "Examples:\n"
+     "  lade sweep --model nano --data input.txt --steps 200\n"
+     "  lade sweep --model baby --data input.txt --steps 20 --budgets 100%,50%,min --host-budget 0 --json\n"
+     "\nUsage: lade sweep --data FILE... [--budgets LIST] [OPTION...]\n"
+     "Trains the same model at several budgets, one process each, and compares memory, speed and numbers.\n"
+     "Exits 6 when the numbers differ.\n"},
+    {VERB_PLAN, "plan",
+     "Examples:\n"
+     "  lade plan --model baby --batch 16 --budget 40%           where every byte waits, and what that costs\n"
+     "  lade plan --model gpt3-175b --batch 1 --machine h100-sxm --store /nvme --device dry\n"
+     "  lade plan --model baby --max micro-batch --budget 512MiB the largest that fits\n"
+     "\nUsage: lade plan [OPTION...]\n"
+     "Plans without running. Takes every option of `lade train`; the ones that matter to it are below.\n"
+     "Exits 3, naming the smallest budget, when the model does not fit.\n"},
+    {VERB_DOCTOR, "doctor",
+     "Examples:\n"
+     "  lade doctor                       what this machine has, and how to get what it lacks\n"
+     "  lade doctor --store /nvme/scratch the same, and whether that directory can be a store\n"
+     "\nUsage: lade doctor [OPTION...]\n"
+     "Exits 7 when something that was asked for, or that every run needs, is missing.\n"},
+    {VERB_SAMPLE, "sample",
+     "Examples:\n"
+     "  lade sample run                             text from the newest checkpoint in run/\n"
+     "  lade sample run --prompt 'ROMEO:' --tokens 200 --temperature 0.7 --top-k 40\n"
+     "\nUsage: lade sample DIR [OPTION...]\n"
+     "Prints text from a model over bytes, one that was trained on raw text.\n"},
+};
+
+const struct option *option_find(const char *name, size_t name_bytes)
+{
+  for (const struct option *option = option_table; option->help; option++) {
+    if (option->name && strlen(option->name) == name_bytes && memcmp(option->name, name, name_bytes) == 0)
+      return option;
+  }
+  return NULL;
+}
+
+static const struct verb_page *page_find(enum verb_id verb)
+{
+  for (size_t i = 0; i < LADE_COUNT(verb_pages); i++) {
+    if (verb_pages[i].verb == verb)
+      return &verb_pages[i];
+  }
+  return NULL;
+}
+
+const char *verb_name(enum verb_id verb)
+{
+  return page_find(verb)->name;
+}
+
+static void option_print(const struct option *option, FILE *file)
+{
+  char left[64];
+  snprintf(left, sizeof(left), "--%s%s%s", option->name, option->metavar ? " " : "",
+           option->metavar ? option->metavar : "");
+  fprintf(file, strlen(left) > 25 ? "  %s\n%29s" : "  %-26s %s", left, "");
+  fputs(option->help, file);
+  if (option->preset)
+    fprintf(file, " [%s]", strcmp(option->preset, "\n") == 0 ? "a line break" : option->preset);
+  else if (option->unset)
+    fprintf(file, " [%s]", option->unset);
+  fputc('\n', file);
+}
+
+void options_help(enum verb_id verb, FILE *file)
+{
+  const struct option *section = NULL;
+  fputs(page_find(verb)->page, file);
+  for (const struct option *option = option_table; option->help; option++) {
+    if (option->type == OPTION_SECTION)
+      section = option;
+    else if (option->verbs & verb) {
+      if (section)
+        fprintf(file, "\n%s: [default]\n", section->help);
+      section = NULL;
+      option_print(option, file);
+    }
+  }
+  fputs("\nSizes are 512MiB, 24GiB, 1.5GB or bytes. Exit codes: lade --help.\n", file);
+}
