@@ -27,9 +27,8 @@
 #include "kernels/host/attention_blocked.h"
 #include "kernels/host/host.h"
 
-/* Multiples of every level's mr and nr. */
-#define QUERIES 96
-#define KEYS_FWD 192
+#define QUERIES LADE_ATTENTION_QUERIES
+#define KEYS_FWD LADE_ATTENTION_KEYS
 #define KEYS_BWD QUERIES /* equal, so that only pairs (i, i) touch the diagonal */
 #define MAX_MR 12
 

@@ -9,6 +9,10 @@
 
 #include "kernels/host/matmul_blocked.h"
 
+/* Blocks, multiples of every level's mr and nr; sums depend on them. Backward takes as many keys as queries. */
+#define LADE_ATTENTION_QUERIES 96
+#define LADE_ATTENTION_KEYS 192
+
 /* Rows of scores: row r sees its first min(first_visible + r, n_columns) columns, at least one. Up to 16 rows. */
 struct lade_score_rows {
   float *scores;       /* q k^T, not yet scaled; rows of @stride; what is not visible is written over */

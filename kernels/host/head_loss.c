@@ -26,7 +26,7 @@
 #include "kernels/host/head_loss.h"
 #include "kernels/host/host.h"
 
-#define CHUNK 1024
+#define CHUNK LADE_HEAD_CHUNK
 #define BLOCK_ELEMENTS (1 << 20)
 #define TASK_ROWS 32
 #define LOSS_LEAF 64 /* losses summed in a row before the tree */

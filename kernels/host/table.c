@@ -3,8 +3,12 @@
  * The table: every op's plain reference first, then the levels in rising order over it. Whoever
  * calls a kernel sees function pointers only.
  */
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "kernels/host/attention_blocked.h"
+#include "kernels/host/head_loss.h"
 #include "kernels/host/host.h"
 
 static const char *const names[LADE_N_KERNELS] = {
@@ -53,6 +57,17 @@ void lade_kernels_init(struct lade_kernels *kernels, const struct lade_cpu *cpu)
   lade_add_init(kernels);
   lade_cast_init(kernels);
   lade_kernels_init_levels(kernels, cpu);
+  const char *matmul = getenv("LADE_MATMUL");
+  if (matmul && strcmp(matmul, "onednn") == 0)
+    lade_matmul_init_onednn(kernels);
+}
+
+int lade_kernel_prepare(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args)
+{
+  if (kernels->fn[kernel] != lade_matmul_onednn)
+    return 0;
+  int error = lade_matmul_prepare_onednn(args);
+  return error == -ENOTSUP ? 0 : error; /* our own level runs there */
 }
 
 const char *lade_kernel_name(enum lade_kernel kernel)
@@ -88,7 +103,8 @@ static uint64_t hash_add(uint64_t hash, const void *bytes, size_t n_bytes)
 
 uint64_t lade_kernels_key(const struct lade_kernels *kernels)
 {
-  const int32_t cuts[] = {LADE_SUM_BLOCK, LADE_ROW_BLOCKS, LADE_ROW_BLOCK_ROWS};
+  const int32_t cuts[] = {LADE_SUM_BLOCK, LADE_ROW_BLOCKS, LADE_ROW_BLOCK_ROWS, LADE_HEAD_CHUNK, LADE_ATTENTION_QUERIES,
+                          LADE_ATTENTION_KEYS};
   uint64_t hash = hash_add(0xcbf29ce484222325, cuts, sizeof(cuts));
   for (int i = 0; i < LADE_N_KERNELS; i++) {
     const char *variant = kernels->variant[i] ? kernels->variant[i] : "none";

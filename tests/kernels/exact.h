@@ -21,11 +21,11 @@
 #include "kernels/host/host.h"
 
 #define SEED 20250807
-#define LEVELS 4
+#define LEVELS 5
 
 enum values { RANDOM, ALL_MIN, ALL_MAX };
 
-/* One table per level that this CPU has, the plain one first; how many. */
+/* One table per level that this CPU has, the plain one first, oneDNN's last if it is there; how many. */
 static inline int levels_make(struct lade_kernels levels[LEVELS])
 {
   struct lade_cpu has = lade_cpu_get(), cpu = {0};
@@ -40,6 +40,8 @@ static inline int levels_make(struct lade_kernels levels[LEVELS])
   cpu.has_avx512_bf16 = true;
   if (has.has_avx512_bf16)
     lade_kernels_init(&levels[n++], &cpu);
+  lade_kernels_init(&levels[n], &cpu);
+  n += lade_matmul_init_onednn(&levels[n]);
   return n;
 }
 
