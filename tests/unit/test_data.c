@@ -41,7 +41,7 @@ static const char *text_make(const char *name, int n)
   char text[4096];
   for (int i = 0; i < n; i++)
     text[i] = (char)(i * 7 + i / 256);
-  return file_make(name, NULL, 0, text, (size_t)n);
+  return file_make(name, "", 0, text, (size_t)n);
 }
 
 /* Tokens 0, 1, 2, ... modulo @modulus. */
@@ -208,8 +208,8 @@ static void bad_files_are_refused_with_what_is_wrong(void **state)
 {
   open_refused((const char *[]){path_in("missing")}, 1, 0, 1, "missing");
   open_refused((const char *[]){directory}, 1, 0, 1, "not a regular file");
-  open_refused((const char *[]){file_make("empty", NULL, 0, NULL, 0)}, 1, 0, 1, "is empty");
-  open_refused((const char *[]){file_make("odd.bin", NULL, 0, "abc", 3)}, 1, 0, 1, "no whole number");
+  open_refused((const char *[]){file_make("empty", "", 0, "", 0)}, 1, 0, 1, "is empty");
+  open_refused((const char *[]){file_make("odd.bin", "", 0, "abc", 3)}, 1, 0, 1, "no whole number");
   open_refused((const char *[]){text_make("short", 16)}, 1, 0, 2, "needs 17");
   open_refused((const char *[]){text_make("words", 100)}, 1, 50257, 1, "vocabulary of 256");
   open_refused((const char *[]){tokens_make("cut.bin", 20240520, 1, 50, 60, 100)}, 1, 0, 1, "60 tokens");
