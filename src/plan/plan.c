@@ -2,8 +2,8 @@
 /*
  * Choosing from the walk.
  *
- * Three walks are made: one that may both recompute and offload activations, and one for each alone, since
- * the greedy order of the first is not always the best mix. A state of a walk is a candidate just in time, and
+ * Four walks are made: two that may both recompute and offload activations, of which one trusts copies to hide and
+ * one does not, and one for each alone, since no greedy order is always the best mix. A state of a walk is a candidate just in time, and
  * with copies moved early as far as a rung of a fixed ladder of sizes allows. On each rung a few states are tried:
  * those with the least bound (the busiest queue, which no schedule of theirs can beat) that leave none of the
  * rung, or some per cent of it, to early copies. A budget is answered by the best of all rungs that it
@@ -25,7 +25,7 @@
 #include "alloc/pack.h"
 #include "plan/walk.h"
 
-#define N_WALKS 3
+#define N_WALKS 4
 #define LARGE_OPS 1500 /* graphs past this get one walk, with coarser steps */
 #define MIN_PACK_WORK 30000000 /* packing effort, in elementary steps, when looking for the smallest budget */
 
@@ -497,14 +497,21 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
 
 static int walks_make(lade_planner *planner)
 {
-  static const int allowed[N_WALKS] = {WALK_RECOMPUTE | WALK_OFFLOAD, WALK_RECOMPUTE, WALK_OFFLOAD};
+  static const struct {
+    int allowed;
+    double exposed_fraction;
+  } kinds[N_WALKS] = {{WALK_RECOMPUTE | WALK_OFFLOAD, 0.05},
+                      {WALK_RECOMPUTE | WALK_OFFLOAD, 0.5},
+                      {WALK_RECOMPUTE, 0.05},
+                      {WALK_OFFLOAD, 0.05}};
   bool has_tier = planner->params.host_bytes || planner->params.store_bytes;
   int status = 0;
   for (int i = 0; i < N_WALKS && !status; i++) {
     if (i > 0 && (!has_tier || planner->params.graph->n_ops > LARGE_OPS))
       break; /* nothing but recompute to choose from; or each walk takes long */
+    planner->tariff.exposed_fraction = kinds[i].exposed_fraction;
     status = walk_make(&planner->params, planner->start, planner->is_pinned, planner->solver, planner->packer,
-                       allowed[i], &planner->walks[planner->n_walks]);
+                       kinds[i].allowed, &planner->walks[planner->n_walks]);
     if (!status)
       planner->n_walks++;
   }

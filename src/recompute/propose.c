@@ -2,7 +2,7 @@
 /*
  * The estimate of a step is that of its busiest resource. Queues run beside each other, so a copy costs
  * nothing while its link has room; on a device that shares the machine's cores, a copy also takes its share of
- * them. A change is priced as the difference that it makes to each queue. A twentieth of each
+ * them. A change is priced as the difference that it makes to each queue. A fraction of each
  * transfer is charged to the compute queue on top: no schedule hides every copy, and of two changes that are
  * free by the estimate the one that moves less should win.
  *
@@ -16,7 +16,6 @@
 #include "base/base.h"
 #include "recompute/propose.h"
 
-#define EXPOSED_FRACTION 0.05
 #define TRANSFER_CORES 0.25 /* that a transfer to the drive keeps busy with checksums */
 
 struct lade_solver {
@@ -204,7 +203,7 @@ static void round_trip_add(const lade_solver *s, bool is_store, double bytes, bo
     load->to_host_ns += out_ns;
     load->to_device_ns += in_ns;
   }
-  load->compute_ns += EXPOSED_FRACTION * (out_ns + in_ns);
+  load->compute_ns += s->tariff->exposed_fraction * (out_ns + in_ns);
 }
 
 static void home_price(const lade_solver *s, const struct lade_residency *residency, const struct lade_change *change,
@@ -229,7 +228,7 @@ static void home_price(const lade_solver *s, const struct lade_residency *reside
   if (change->to == LADE_HOME_HOST)
     round_trip_add(s, false, grad, true, false, added);
   /* The update itself comes after the backward, when there is nothing left to hide behind. */
-  added->compute_ns += EXPOSED_FRACTION * (double)t->update_ns[change->to][change->id];
+  added->compute_ns += s->tariff->exposed_fraction * (double)t->update_ns[change->to][change->id];
 }
 
 int lade_solver_price(lade_solver *s, const struct lade_residency *residency, const struct lade_change *change,

@@ -37,6 +37,7 @@ struct lade_tariff {
   double copy_cores;                             /* that one copy keeps busy */
   double n_cores;                                /* shared by all queues; 0: not shared */
   int n_microbatches;
+  double exposed_fraction; /* of each transfer, charged to the compute queue: no schedule hides every copy */
 };
 
 typedef struct lade_solver lade_solver;
