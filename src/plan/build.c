@@ -586,6 +586,7 @@ static int program_emit_all(const struct lade_build_params *params, const struct
   program->graph = params->graph;
   program->n_microbatches = params->n_microbatches;
   program->is_training = params->is_training;
+  program->is_unified = params->is_unified;
   program->instrs = b.instrs.items;
   program->n_instrs = b.instrs.n;
   program->operands = b.operands.items;

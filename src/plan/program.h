@@ -138,6 +138,7 @@ struct lade_program {
   const struct lade_graph *graph; /* borrowed; outlives the program */
   int n_microbatches;
   bool is_training; /* else forward only: evaluation */
+  bool is_unified;  /* the drive and the host reach device memory */
   int n_instrs, n_operands, n_buffers;
   struct lade_instr *instrs;
   struct lade_operand *operands;
@@ -174,6 +175,13 @@ void lade_program_destroy(struct lade_program *program);
  */
 int lade_program_prove(struct lade_program *program, const uint64_t budget_bytes[LADE_N_SPACES],
                        struct lade_error *error);
+
+/*
+ * Prove that two proved programs of one graph may run in turns over one arena: their resident buffers are the same
+ * ranges, and what one leaves in them is what the other begins with. -EINVAL with the first difference; -ENOMEM.
+ */
+int lade_program_prove_shared(const struct lade_program *program, const struct lade_program *other,
+                              struct lade_error *error);
 
 /* Static names: "compute", "to_host", ...; "parameters", ... */
 const char *lade_queue_name(enum lade_queue_id queue);

@@ -32,7 +32,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const kind_names[LADE_N_INSTR_KINDS] = {"compute", "norm", "clip", "update", "copy", "read", "write"};
+static const char *const kind_names[LADE_N_INSTR_KINDS] = {"compute", "norm", "clip", "update",
+                                                          "copy",    "read", "write"};
 
 const char *proof_value(const struct proof *proof, struct lade_value value, char *text)
 {

@@ -47,7 +47,8 @@ static int buffers_check(const struct proof *proof)
   for (int i = 0; i < program->n_buffers; i++) {
     const struct lade_buffer *buffer = &program->buffers[i];
     if ((unsigned)buffer->space >= LADE_N_SPACES || (unsigned)buffer->owner >= LADE_N_OWNERS)
-      return proof_fail_all(proof, "buffer %d: space %d and owner %d: no such", i, (int)buffer->space, (int)buffer->owner);
+      return proof_fail_all(proof, "buffer %d: space %d and owner %d: no such", i, (int)buffer->space,
+                            (int)buffer->owner);
     const char *space = lade_space_name(buffer->space);
     uint64_t align = buffer->space == LADE_STORE ? LADE_STORE_ALIGN : LADE_BUFFER_ALIGN;
     if (buffer->bytes == 0 || buffer->bytes % align || buffer->offset % align)
@@ -59,8 +60,8 @@ static int buffers_check(const struct proof *proof)
       return proof_fail_all(proof, "buffer %d in %s: ends past the stated peak of %llu bytes", i, space,
                             (unsigned long long)peak);
     if (buffer->first < 0 || buffer->first > buffer->last || buffer->last >= program->n_instrs)
-      return proof_fail_all(proof, "buffer %d in %s: lifetime from %d to %d of %d instructions", i, space, buffer->first,
-                            buffer->last, program->n_instrs);
+      return proof_fail_all(proof, "buffer %d in %s: lifetime from %d to %d of %d instructions", i, space,
+                            buffer->first, buffer->last, program->n_instrs);
     if (buffer->is_resident && (buffer->first != 0 || buffer->last != program->n_instrs - 1))
       return proof_fail_all(proof, "buffer %d in %s: resident, but lives from %d to %d only", i, space, buffer->first,
                             buffer->last);
@@ -182,6 +183,12 @@ static int operand_space(const struct proof *proof, const struct lade_instr *ins
   return (int)operand_buffer(proof, &proof->program->operands[instr->first_operand + i])->space;
 }
 
+/* Memory that the drive and the host's cores reach. */
+static unsigned drive_reach(const struct proof *proof)
+{
+  return proof->program->is_unified ? ON(LADE_HOST) | ON(LADE_DEVICE) : ON(LADE_HOST);
+}
+
 /*
  * An update works where the weight is at home. On the device and on the host everything is there with it; a
  * streamed one takes weight and parts from the store, and all else from wherever the processor can reach.
@@ -191,16 +198,16 @@ static void update_expect(const struct proof *proof, const struct lade_instr *in
   const struct lade_graph *graph = proof->graph;
   const struct lade_param *param = &graph->params[instr->param];
   int home = operand_space(proof, instr, 0);
+  const unsigned memory = drive_reach(proof);
   unsigned at_home = home >= 0 ? ON(home) : ANYWHERE;
   expect_change(proof, e, LADE_ROLE_WEIGHT, at_home, param->tensor, 0);
-  expect_read(proof, e, LADE_ROLE_GRAD, instr->is_streamed ? ANYWHERE : at_home, param->grad, 0,
+  expect_read(proof, e, LADE_ROLE_GRAD, instr->is_streamed ? memory | ON(LADE_STORE) : at_home, param->grad, 0,
               grad_complete(proof, instr->param));
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(graph, instr->param, (enum lade_part)part);
     if (tensor >= 0)
       expect_change(proof, e, LADE_ROLE_RESIDUAL + part, at_home, tensor, 0);
   }
-  unsigned memory = ON(LADE_HOST) | ON(LADE_DEVICE);
   expect_read(proof, e, LADE_ROLE_VERDICT, instr->is_streamed ? memory : at_home,
               lade_value_scalar(graph, LADE_SCALAR_VERDICT), 0, 0);
   if (instr->is_streamed) {
@@ -213,10 +220,6 @@ static void update_expect(const struct proof *proof, const struct lade_instr *in
 /* A transfer may move any value; what it makes is what it reads. */
 static int transfer_expect(const struct proof *proof, int at, struct expectation *e)
 {
-  static const unsigned from[] = {[LADE_INSTR_COPY] = ON(LADE_DEVICE) | ON(LADE_HOST), [LADE_INSTR_READ] = ON(LADE_STORE),
-                                  [LADE_INSTR_WRITE] = ON(LADE_DEVICE) | ON(LADE_HOST)};
-  static const unsigned to[] = {[LADE_INSTR_COPY] = ON(LADE_DEVICE) | ON(LADE_HOST),
-                                [LADE_INSTR_READ] = ON(LADE_DEVICE) | ON(LADE_HOST), [LADE_INSTR_WRITE] = ON(LADE_STORE)};
   const struct lade_instr *instr = &proof->program->instrs[at];
   if (!instr->n_operands)
     return 0; /* too few: refused by their number */
@@ -225,8 +228,11 @@ static int transfer_expect(const struct proof *proof, int at, struct expectation
     return proof_fail(proof, at, 0, "moves no value that exists");
   if (value.microbatch != instr->microbatch)
     return proof_fail(proof, at, 0, "is of another microbatch than the instruction's, %d", instr->microbatch);
-  expect_read(proof, e, LADE_ROLE_SRC, from[instr->kind], value.tensor, value.microbatch, value.version);
-  expect_make(proof, e, LADE_ROLE_DST, to[instr->kind], value.tensor, value.microbatch, value.version);
+  unsigned memory = instr->kind == LADE_INSTR_COPY ? ON(LADE_DEVICE) | ON(LADE_HOST) : drive_reach(proof);
+  unsigned from = instr->kind == LADE_INSTR_READ ? ON(LADE_STORE) : memory;
+  unsigned to = instr->kind == LADE_INSTR_WRITE ? ON(LADE_STORE) : memory;
+  expect_read(proof, e, LADE_ROLE_SRC, from, value.tensor, value.microbatch, value.version);
+  expect_make(proof, e, LADE_ROLE_DST, to, value.tensor, value.microbatch, value.version);
   if (instr->kind == LADE_INSTR_COPY && operand_space(proof, instr, 0) == operand_space(proof, instr, 1))
     return proof_fail(proof, at, -1, "copies within one space");
   return 0;
@@ -274,7 +280,8 @@ static int operands_apart(const struct proof *proof, int at)
   for (int i = 1; i < instr->n_operands; i++) {
     for (int j = 0; j < i; j++) {
       if (operand_buffer(proof, &operands[i])->space != operand_buffer(proof, &operands[j])->space ||
-          !((operands[i].access | operands[j].access) & LADE_MAKES) || is_in_place(proof, instr, &operands[j], &operands[i]))
+          !((operands[i].access | operands[j].access) & LADE_MAKES) ||
+          is_in_place(proof, instr, &operands[j], &operands[i]))
         continue;
       if (ranges_meet(operand_start(proof, &operands[i]), operands[i].bytes, operand_start(proof, &operands[j]),
                       operands[j].bytes))
@@ -293,8 +300,9 @@ static int operand_bounds(const struct proof *proof, int at, int i)
     return proof_fail(proof, at, i, "is in buffer %d of %d", operand->buffer, program->n_buffers);
   const struct lade_buffer *buffer = &program->buffers[operand->buffer];
   if (operand->bytes == 0 || operand->offset > buffer->bytes || operand->bytes > buffer->bytes - operand->offset)
-    return proof_fail(proof, at, i, "%llu bytes at %llu leave its buffer %d of %llu", (unsigned long long)operand->bytes,
-                      (unsigned long long)operand->offset, operand->buffer, (unsigned long long)buffer->bytes);
+    return proof_fail(proof, at, i, "%llu bytes at %llu leave its buffer %d of %llu",
+                      (unsigned long long)operand->bytes, (unsigned long long)operand->offset, operand->buffer,
+                      (unsigned long long)buffer->bytes);
   if (at < buffer->first || at > buffer->last)
     return proof_fail(proof, at, i, "its buffer %d lives from %d to %d only", operand->buffer, buffer->first,
                       buffer->last);

@@ -68,8 +68,8 @@ static void chains_make(const struct lade_program *program, struct sweep *sweep)
 static int overlap_fail(const struct proof *proof, int at, int a, int b)
 {
   const struct lade_buffer *x = &proof->program->buffers[a], *y = &proof->program->buffers[b];
-  return proof_fail(proof, at, -1, "buffers %d (%llu bytes at %llu) and %d (%llu bytes at %llu) overlap in %s while both live",
-                    a, (unsigned long long)x->bytes, (unsigned long long)x->offset, b, (unsigned long long)y->bytes,
+  return proof_fail(proof, at, -1, "buffers %d (%llu bytes at %llu) and %d (%llu bytes at %llu) overlap in %s", a,
+                    (unsigned long long)x->bytes, (unsigned long long)x->offset, b, (unsigned long long)y->bytes,
                     (unsigned long long)y->offset, lade_space_name(x->space));
 }
 

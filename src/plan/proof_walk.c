@@ -214,7 +214,8 @@ static int order_fail(const struct walk *walk, int at, int i, const char *does, 
 
 static int found_fail(const struct walk *walk, int at, int i, const struct piece *piece)
 {
-  const struct lade_operand *operand = &walk->proof->program->operands[walk->proof->program->instrs[at].first_operand + i];
+  const struct lade_program *program = walk->proof->program;
+  const struct lade_operand *operand = &program->operands[program->instrs[at].first_operand + i];
   char text[PROOF_VALUE_BYTES];
   if (piece->value.tensor < 0)
     return proof_fail(walk->proof, at, i, "is not there: its range, or a part of it, holds nothing");
@@ -235,7 +236,8 @@ static int operand_read(struct walk *walk, int at, int i)
   struct row *row = &walk->rows[operand_buffer(walk->proof, operand)->space];
   for (int32_t cut = marks_prev(&row->starts, span->from); cut < span->to; cut = row_next(row, cut)) {
     struct piece *piece = &row->pieces[cut];
-    if (!value_is_equal(piece->value, operand->reads) || piece->buffer != operand->buffer || piece->origin != span->start)
+    if (!value_is_equal(piece->value, operand->reads) || piece->buffer != operand->buffer ||
+        piece->origin != span->start)
       return found_fail(walk, at, i, piece);
     if (!is_done_before(walk, piece->writer, at))
       return order_fail(walk, at, i, "reads", piece->writer, "writes");

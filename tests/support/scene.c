@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Scenes: see scene.h. The models are as small as they may be while a table still spans several blocks of
+ * sums of squares; prices are made up so that copies take a few ops' time.
+ */
+#include "tests/support/scene.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/cpu.h"
+#include "base/philox.h"
+
+uint32_t scene_draw(uint32_t *seed, uint32_t below)
+{
+  return lade_philox_word(7, 0, 0, (*seed)++) % below;
+}
+
+struct lade_graph *scene_graph(enum lade_family family, enum lade_dtype dtype, float dropout)
+{
+  struct lade_model model = {.name = "tiny", .family = family, .layers = 2, .heads = 4, .key_heads = 4, .width = 32,
+                             .hidden = 128, .context = 16, .vocabulary = 4096, .is_tied = true, .norm_eps = 1e-5f};
+  if (family == LADE_LLAMA) {
+    model.key_heads = 2;
+    model.is_tied = false;
+    model.rope_base = 10000;
+  }
+  struct lade_cpu cpu = {0};
+  struct lade_kernels kernels;
+  lade_kernels_init(&kernels, &cpu);
+  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = dtype, .batch = 2,
+                                     .time = 16, .dropout = dropout, .kernels = &kernels, .n_threads = 2};
+  struct lade_graph *graph = NULL;
+  assert_int_equal(lade_graph_create(&params, NULL, &graph), 0);
+  return graph;
+}
+
+/* One nanosecond per sixteen bytes of an op, links a few times slower. */
+struct lade_prices scene_prices(const struct lade_graph *graph)
+{
+  struct lade_prices prices = {.clip_ns = 100, .to_host = {50, 0.2}, .to_device = {50, 0.2}, .read = {200, 0.5},
+                               .write = {200, 0.5}};
+  prices.op_ns = calloc((size_t)graph->n_ops, sizeof(int64_t));
+  prices.norm_ns = calloc((size_t)graph->n_params, sizeof(int64_t));
+  for (int op = 0; op < graph->n_ops; op++)
+    prices.op_ns[op] = 10 + (int64_t)(graph->ops[op].bytes / 16);
+  for (int param = 0; param < graph->n_params; param++)
+    prices.norm_ns[param] = 10 + (int64_t)(graph->tensors[graph->params[param].tensor].bytes / 16);
+  for (int home = 0; home < 3; home++) {
+    prices.update_ns[home] = calloc((size_t)graph->n_params, sizeof(int64_t));
+    for (int param = 0; param < graph->n_params; param++)
+      prices.update_ns[home][param] = prices.norm_ns[param] * 4 * (home + 1);
+  }
+  return prices;
+}
+
+static void residency_set(struct lade_residency *residency, const struct lade_graph *graph,
+                          const struct scene_setting *how)
+{
+  static const struct lade_choice choices[] = {[SCENE_KEEP] = {LADE_WAIT_KEEP, LADE_WAIT_KEEP},
+                                               [SCENE_RECOMPUTE] = {LADE_WAIT_RECOMPUTE, LADE_WAIT_KEEP},
+                                               [SCENE_HOST] = {LADE_WAIT_HOST, LADE_WAIT_KEEP},
+                                               [SCENE_STORE] = {LADE_WAIT_STORE, LADE_WAIT_KEEP},
+                                               [SCENE_SPILL_HOST] = {LADE_WAIT_HOST, LADE_WAIT_HOST},
+                                               [SCENE_SPILL_STORE] = {LADE_WAIT_STORE, LADE_WAIT_STORE}};
+  uint32_t seed = how->seed;
+  for (int i = 0; i < graph->n_tensors; i++) {
+    int manner = how->manner == SCENE_MIXED ? (int)scene_draw(&seed, SCENE_N_MANNERS - 1) : (int)how->manner;
+    bool is_forward = graph->tensors[i].producer >= 0 && graph->tensors[i].producer < graph->n_fwd_ops;
+    bool can_recompute = is_forward && graph->tensors[i].kind == LADE_TENSOR_ACTIVATION;
+    if (manner == SCENE_KEEP || (manner == SCENE_RECOMPUTE && !can_recompute))
+      continue;
+    if (manner == SCENE_RECOMPUTE && how->manner == SCENE_RECOMPUTE && scene_draw(&seed, 2))
+      continue; /* some */
+    residency->choices[i] = choices[manner];
+  }
+  for (int i = 0; i < graph->n_params; i++)
+    residency->homes[i] = (uint8_t)(how->homes < SCENE_MIXED_HOMES ? how->homes : (int)scene_draw(&seed, 3));
+  residency->prefetch_bytes = how->prefetch_bytes;
+}
+
+void scene_prices_finish(struct lade_prices *prices)
+{
+  free(prices->op_ns);
+  free(prices->norm_ns);
+  for (int home = 0; home < 3; home++)
+    free(prices->update_ns[home]);
+}
+
+struct lade_program *scene_build(const struct scene *scene, const struct scene_setting *how,
+                                 const struct lade_program *residents)
+{
+  struct lade_program *program = NULL;
+  struct lade_build_params params = {.graph = scene->graph, .residency = scene->residency, .prices = &scene->prices,
+                                     .n_microbatches = how->n_microbatches, .is_training = !how->is_evaluation,
+                                     .is_unified = how->is_unified, .chunk_bytes = 65536, .residents = residents,
+                                     .packer = scene->packer};
+  assert_int_equal(lade_program_build(&params, &program), 0);
+  return program;
+}
+
+void scene_init(struct scene *scene, const struct scene_setting *how)
+{
+  *scene = (struct scene){.graph = scene_graph(how->family, how->dtype, how->dropout)};
+  scene->prices = scene_prices(scene->graph);
+  assert_int_equal(lade_residency_create(scene->graph, &scene->residency), 0);
+  residency_set(scene->residency, scene->graph, how);
+  assert_int_equal(lade_packer_create(&scene->packer), 0);
+  scene->program = scene_build(scene, how, NULL);
+}
+
+void scene_finish(struct scene *scene)
+{
+  lade_program_destroy(scene->program);
+  lade_packer_destroy(scene->packer);
+  lade_residency_destroy(scene->residency);
+  scene_prices_finish(&scene->prices);
+  lade_graph_destroy(scene->graph);
+}
+
+/* ---- changing programs ---- */
+
+static void *copy_of(const void *items, size_t n, size_t bytes)
+{
+  void *copy = malloc(n * bytes + 1);
+  assert_non_null(copy);
+  memcpy(copy, items, n * bytes);
+  return copy;
+}
+
+struct lade_program *program_copy(const struct lade_program *program)
+{
+  struct lade_program *copy = copy_of(program, 1, sizeof(*copy));
+  copy->instrs = copy_of(program->instrs, (size_t)program->n_instrs, sizeof(*copy->instrs));
+  copy->operands = copy_of(program->operands, (size_t)program->n_operands, sizeof(*copy->operands));
+  copy->buffers = copy_of(program->buffers, (size_t)program->n_buffers, sizeof(*copy->buffers));
+  copy->is_proved = false;
+  return copy;
+}
+
+void program_restate(struct lade_program *program)
+{
+  for (int space = 0; space < LADE_N_SPACES; space++) {
+    uint64_t most = 0, live = 0, *change = calloc((size_t)program->n_instrs + 1, sizeof(*change));
+    assert_non_null(change);
+    for (int i = 0; i < program->n_buffers; i++) {
+      if ((int)program->buffers[i].space != space)
+        continue;
+      change[program->buffers[i].first] += program->buffers[i].bytes;
+      change[program->buffers[i].last + 1] -= program->buffers[i].bytes; /* wraps, and back */
+    }
+    for (int at = 0; at < program->n_instrs; at++) {
+      live += change[at];
+      most = LADE_MAX(most, live);
+    }
+    free(change);
+    program->live_peak_bytes[space] = most;
+    memset(program->owner_bytes[space], 0, sizeof(program->owner_bytes[space]));
+    program->owner_bytes[space][LADE_OWNER_FRAGMENTATION] = program->peak_bytes[space];
+  }
+}
+
+static void lifetimes_renew(struct lade_program *program)
+{
+  for (int i = 0; i < program->n_buffers; i++) {
+    program->buffers[i].first = program->buffers[i].is_resident ? 0 : program->n_instrs - 1;
+    program->buffers[i].last = program->buffers[i].is_resident ? program->n_instrs - 1 : 0;
+  }
+  for (int at = 0; at < program->n_instrs; at++) {
+    for (int i = 0; i < program->instrs[at].n_operands; i++) {
+      struct lade_buffer *buffer = &program->buffers[program->operands[program->instrs[at].first_operand + i].buffer];
+      buffer->first = LADE_MIN(buffer->first, at);
+      buffer->last = LADE_MAX(buffer->last, at);
+    }
+  }
+  for (int i = 0; i < program->n_buffers; i++) {
+    if (program->buffers[i].first > program->buffers[i].last)
+      program->buffers[i].first = program->buffers[i].last; /* nobody uses it any more */
+  }
+}
+
+struct lade_program *program_reorder(const struct lade_program *program, const int *order, int n)
+{
+  struct lade_program *copy = program_copy(program);
+  int n_operands = 0;
+  for (int i = 0; i < n; i++)
+    n_operands += program->instrs[order[i]].n_operands;
+  free(copy->instrs);
+  free(copy->operands);
+  copy->instrs = calloc((size_t)n + 1, sizeof(*copy->instrs));
+  copy->operands = calloc((size_t)n_operands + 1, sizeof(*copy->operands));
+  assert_non_null(copy->instrs);
+  assert_non_null(copy->operands);
+  copy->n_instrs = n;
+  copy->n_operands = 0;
+  for (int i = 0; i < n; i++) {
+    const struct lade_instr *from = &program->instrs[order[i]];
+    copy->instrs[i] = *from;
+    copy->instrs[i].first_operand = copy->n_operands;
+    memcpy(copy->operands + copy->n_operands, program->operands + from->first_operand,
+           from->n_operands * sizeof(*copy->operands));
+    copy->n_operands += from->n_operands;
+  }
+  memset(copy->peak_bytes, 0, sizeof(copy->peak_bytes));
+  for (int i = 0; i < copy->n_buffers; i++) {
+    copy->buffers[i].offset = copy->peak_bytes[copy->buffers[i].space];
+    copy->peak_bytes[copy->buffers[i].space] += copy->buffers[i].bytes;
+  }
+  lifetimes_renew(copy);
+  program_restate(copy);
+  assert_int_equal(lade_program_order(copy), 0);
+  return copy;
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Small programs for tests of planning: a two-layer model, a residency of a named manner, made-up prices, and what
+ * the builder makes of them. Also ways to change a program and keep its bookkeeping straight, so that a test
+ * can break one thing alone. Everything fails the running cmocka test when it cannot be done.
+ */
+#ifndef SCENE_H
+#define SCENE_H
+
+#include "alloc/pack.h"
+#include "base/base.h"
+#include "plan/build.h"
+
+/* Where values wait. RECOMPUTE makes about half of the activations again; MIXED draws for each tensor. */
+enum scene_manner {
+  SCENE_KEEP,
+  SCENE_RECOMPUTE,
+  SCENE_HOST,
+  SCENE_STORE,
+  SCENE_SPILL_HOST, /* in every gap between two uses */
+  SCENE_SPILL_STORE,
+  SCENE_MIXED,
+  SCENE_N_MANNERS
+};
+
+#define SCENE_MIXED_HOMES 3
+
+struct scene_setting {
+  enum lade_family family;
+  enum lade_dtype dtype;
+  int n_microbatches, homes; /* enum lade_home of all parameters, or SCENE_MIXED_HOMES */
+  enum scene_manner manner;
+  bool is_unified, is_evaluation;
+  uint64_t prefetch_bytes;
+  uint32_t seed;
+  float dropout;
+};
+
+struct scene {
+  struct lade_graph *graph;
+  struct lade_residency *residency;
+  struct lade_prices prices;
+  struct lade_packer *packer;
+  struct lade_program *program;
+};
+
+void scene_init(struct scene *scene, const struct scene_setting *how);
+void scene_finish(struct scene *scene);
+/* Another program of the same scene, with the residents of @residents (may be NULL). The caller's. */
+struct lade_program *scene_build(const struct scene *scene, const struct scene_setting *how,
+                                 const struct lade_program *residents);
+
+struct lade_graph *scene_graph(enum lade_family family, enum lade_dtype dtype, float dropout);
+struct lade_prices scene_prices(const struct lade_graph *graph);
+void scene_prices_finish(struct lade_prices *prices);
+
+/* A number below @below; the next of the sequence that *@seed stands in. */
+uint32_t scene_draw(uint32_t *seed, uint32_t below);
+
+/* A deep copy. */
+struct lade_program *program_copy(const struct lade_program *program);
+/*
+ * A copy whose list is instructions @order[0..@n-1] of @program, some left out or repeated; every buffer has an
+ * address of its own, lifetimes run from first to last use, and waits are derived anew. So what is wrong
+ * with it is wrong with the list's order alone.
+ */
+struct lade_program *program_reorder(const struct lade_program *program, const int *order, int n);
+/* State live peaks and owners as they are now. */
+void program_restate(struct lade_program *program);
+
+#endif
