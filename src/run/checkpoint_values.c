@@ -33,13 +33,13 @@
 #define INIT_STREAM 0x40000000u
 #define TWO_PI 6.283185307179586476925
 
-int64_t param_n_elements(const struct lade_graph *graph, int param)
+int64_t chunk_n_elements(const struct lade_graph *graph, int param)
 {
   const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
   return (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype));
 }
 
-int64_t param_n_cols(const struct lade_graph *graph, int param)
+int64_t chunk_n_cols(const struct lade_graph *graph, int param)
 {
   const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
   return tensor->n_dims > 1 ? tensor->dims[1] : 1;
@@ -185,7 +185,7 @@ int chunk_set(struct chunk *chunk, int param, enum chunk_kind kind, int64_t firs
 
 int chunk_zero_moments(struct chunk *chunk, int param, struct lade_error *error)
 {
-  int64_t n_elements = param_n_elements(chunk->values->graph, param);
+  int64_t n_elements = chunk_n_elements(chunk->values->graph, param);
   for (int64_t i = 0; i < LADE_MIN(n_elements, chunk->n_max); i++)
     chunk->elements[i] = 0;
   int rc = 0;
@@ -223,7 +223,7 @@ static int param_randomize(struct chunk *chunk, int param, uint64_t seed, struct
 {
   const struct lade_graph *graph = chunk->values->graph;
   const struct lade_param *the_param = &graph->params[param];
-  int64_t n_elements = param_n_elements(graph, param);
+  int64_t n_elements = chunk_n_elements(graph, param);
   int rc = 0;
   for (int64_t first = 0; first < n_elements && rc == 0; first += chunk->n_max) {
     int64_t n = LADE_MIN(n_elements - first, chunk->n_max);
@@ -256,7 +256,7 @@ static int param_stream(struct chunk *chunk, int param,
                         int (*use)(void *user, int64_t first, const float *elements, int64_t n), void *user,
                         struct lade_error *error)
 {
-  int64_t n_elements = param_n_elements(chunk->values->graph, param);
+  int64_t n_elements = chunk_n_elements(chunk->values->graph, param);
   int rc = 0;
   for (int64_t first = 0; first < n_elements && rc == 0; first += chunk->n_max) {
     int64_t n = LADE_MIN(n_elements - first, chunk->n_max);

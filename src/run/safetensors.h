@@ -103,7 +103,14 @@ int lade_safetensors_create(const struct lade_safetensors_params *params, struct
 int lade_safetensors_write(lade_safetensors_writer *writer, const void *data, uint64_t bytes, struct lade_error *error);
 
 /*
- * All data is written: fsync and close; @ret_digest (may be NULL) is the XXH3 of the data. The writer is gone
+ * @bytes of the data at @offset, out of order; each byte of a file is written once, by calls of this alone or of
+ * write alone. -ENOSPC, -EIO; then abort. -EINVAL past the end. Blocks.
+ */
+int lade_safetensors_write_at(lade_safetensors_writer *writer, uint64_t offset, const void *data, uint64_t bytes,
+                              struct lade_error *error);
+
+/*
+ * All data is written: fsync and close; @ret_digest (NULL after write_at) is the XXH3 of the data. The writer is gone
  * afterwards, and on failure the file as well: -EIO, -ENOSPC, -EINVAL when data is missing. The caller syncs the
  * directory.
  */

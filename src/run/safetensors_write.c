@@ -32,6 +32,7 @@ struct lade_safetensors_writer {
   struct lade_faults *faults;
   XXH3_state_t *digest;
   uint64_t left_bytes; /* of the data */
+  uint64_t data_offset, data_bytes; /* in the file */
 };
 
 static const char *type_name(enum lade_dtype dtype)
@@ -115,11 +116,18 @@ static int header_make(const struct lade_safetensors_params *params, struct lade
 
 /* ---- bytes ---- */
 
-static int bytes_write(lade_safetensors_writer *writer, const void *data, uint64_t bytes, struct lade_error *error)
+#define AT_POSITION UINT64_MAX /* of the file */
+
+static int bytes_write(lade_safetensors_writer *writer, uint64_t offset, const void *data, uint64_t bytes,
+                       struct lade_error *error)
 {
   for (const char *at = data; bytes;) {
     int rc = lade_fault(writer->faults, LADE_FAULT_FILE_WRITE);
-    ssize_t n = rc ? -1 : write(writer->fd, at, LADE_MIN(bytes, MOST_WRITE_BYTES));
+    uint64_t most = LADE_MIN(bytes, MOST_WRITE_BYTES);
+    ssize_t n = -1;
+    if (!rc)
+      n = offset == AT_POSITION ? write(writer->fd, at, most)
+                                : pwrite(writer->fd, at, most, (off_t)(offset + (uint64_t)(at - (const char *)data)));
     if (!rc && n < 0 && errno == EINTR)
       continue;
     if (!rc && n < 0)
@@ -140,15 +148,16 @@ static int header_write(lade_safetensors_writer *writer, const char *text, struc
     prefix[i] = (unsigned char)(padded >> (8 * i));
   /* A file system that cannot allocate ahead says so with EOPNOTSUPP or EINVAL, and finds out while writing. */
   uint64_t bytes = PREFIX_BYTES + padded + writer->left_bytes;
+  writer->data_offset = PREFIX_BYTES + padded;
   if (fallocate(writer->fd, 0, 0, (off_t)bytes) && errno != EOPNOTSUPP && errno != EINVAL && errno != ENOSYS &&
       errno != EINTR)
     return lade_error_set(error, -errno, "%s: no room for %" PRIu64 " bytes: %s", writer->path, bytes,
                           strerror(errno));
-  int rc = bytes_write(writer, prefix, sizeof(prefix), error);
+  int rc = bytes_write(writer, AT_POSITION, prefix, sizeof(prefix), error);
   if (!rc)
-    rc = bytes_write(writer, text, length, error);
+    rc = bytes_write(writer, AT_POSITION, text, length, error);
   if (!rc)
-    rc = bytes_write(writer, "        ", padded - length, error);
+    rc = bytes_write(writer, AT_POSITION, "        ", padded - length, error);
   return rc;
 }
 
@@ -171,7 +180,7 @@ static int writer_make(const struct lade_safetensors_params *params, uint64_t da
     return lade_error_set(error, -ENOMEM, "%s: out of memory", params->path);
   writer->fd = -1;
   writer->faults = params->faults;
-  writer->left_bytes = data_bytes;
+  writer->left_bytes = writer->data_bytes = data_bytes;
   writer->path = strdup(params->path);
   writer->digest = XXH3_createState();
   int rc = writer->path && writer->digest ? lade_fault(writer->faults, LADE_FAULT_FILE_OPEN) : -ENOMEM;
@@ -214,12 +223,24 @@ int lade_safetensors_write(lade_safetensors_writer *writer, const void *data, ui
   if (bytes > writer->left_bytes)
     return lade_error_set(error, -EINVAL, "%s: %" PRIu64 " bytes more than its header states", writer->path,
                           bytes - writer->left_bytes);
-  int rc = bytes_write(writer, data, bytes, error);
+  int rc = bytes_write(writer, AT_POSITION, data, bytes, error);
   if (rc)
     return rc;
   XXH3_64bits_update(writer->digest, data, bytes);
   writer->left_bytes -= bytes;
   return 0;
+}
+
+int lade_safetensors_write_at(lade_safetensors_writer *writer, uint64_t offset, const void *data, uint64_t bytes,
+                              struct lade_error *error)
+{
+  if (offset > writer->data_bytes || bytes > writer->data_bytes - offset || bytes > writer->left_bytes)
+    return lade_error_set(error, -EINVAL, "%s: %" PRIu64 " bytes at %" PRIu64 " are more than its header states",
+                          writer->path, bytes, offset);
+  int rc = bytes_write(writer, writer->data_offset + offset, data, bytes, error);
+  if (!rc)
+    writer->left_bytes -= bytes;
+  return rc;
 }
 
 int lade_safetensors_commit(lade_safetensors_writer *writer, struct lade_error *error, uint64_t *ret_digest)

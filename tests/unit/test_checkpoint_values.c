@@ -10,31 +10,14 @@
 #include <cmocka.h>
 
 #include "base/base.h"
-#include "base/cpu.h"
 #include "base/float.h"
 #include "run/checkpoint.h"
+#include "tests/support/checkpoint_model.h"
 #include "tests/support/values_memory.h"
 
-static struct lade_kernels kernels;
-
-/* Two layers, wide enough that the largest parameter is several windows and its end is a part of one. */
 static struct lade_graph *graph_make(enum lade_family family, enum lade_dtype dtype)
 {
-  struct lade_model model = {.name = "test", .family = family, .layers = 2, .heads = 4, .key_heads = 2, .width = 264,
-                             .hidden = 1040, .context = 16, .vocabulary = 2501, .norm_eps = 1e-5f, .rope_base = 10000};
-  if (family == LADE_GPT2) {
-    model.key_heads = model.heads;
-    model.is_tied = true;
-  }
-  struct lade_cpu cpu = {0};
-  lade_kernels_init(&kernels, &cpu);
-  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = dtype, .batch = 1,
-                                     .time = 8, .kernels = &kernels, .n_threads = 1};
-  struct lade_graph *graph = NULL;
-  struct lade_error error = {0};
-  if (lade_graph_create(&params, &error, &graph) < 0)
-    fail_msg("%s", error.text);
-  return graph;
+  return checkpoint_graph(family, dtype, SIZE_WINDOWS);
 }
 
 static uint64_t digest_of(const struct values_memory *memory)

@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Between parameters and the tensors of files: rows of a parameter are a slice, a slice is a tensor of a file, and
+ * GPT-2's weights stand there transposed.
+ *
+ * A parameter streams by in chunks, in its own order, which is the only order in which values in a store may be
+ * set. The part of a chunk that lies in a slice is a span of the slice's elements. Stored as it is, the span is
+ * one run of the file. Stored transposed, each column's share of the span is a run of the file, of as
+ * many elements as the span has rows; a staging buffer joins runs that meet, so that a slice which fits one
+ * chunk is one sequential transfer. A larger one costs a system call for each column of each chunk, of some
+ * hundred elements each: linear in its size, with memory bounded by chunk and staging.
+ *
+ * Rejected: holding the largest tensor whole (40 MB for GPT-2 XL, gigabytes beyond); a pass over the values for each
+ * band of the file (quadratic in the size); mapping the file, where a full disk is a SIGBUS.
+ *
+ * A slice's checksum runs over its elements in the parameter's order, whatever order the file has them in, so
+ * that neither side needs a second pass.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "base/float.h"
+#include "run/checkpoint_internal.h"
+
+/* A chunk of 8 MiB holds the transposed weights of models up to 1400 wide whole, but for the MLP's. */
+#define TRANSPOSE_MAX_BLOCKS 4
+#define STAGING_BYTES (1 << 20)
+
+/* Elements [first, first + n) of a slice, in memory; the slice's shape. */
+struct span {
+  int64_t first, n;
+  float *elements;
+  int64_t n_rows, n_cols;
+  bool is_transposed;
+};
+
+int slices_count(const struct lade_graph *graph)
+{
+  int n = 0;
+  for (int param = 0; param < graph->n_params; param++)
+    n += graph->params[param].n_slices;
+  return n;
+}
+
+int slice_shape(const struct lade_graph *graph, int param, int i_slice, int64_t ret_dims[2])
+{
+  const struct lade_param_slice *slice = &graph->params[param].slices[i_slice];
+  int n_dims = graph->tensors[graph->params[param].tensor].n_dims;
+  int64_t n_cols = chunk_n_cols(graph, param);
+  ret_dims[0] = slice->is_transposed ? n_cols : slice->n_rows;
+  ret_dims[1] = slice->is_transposed ? slice->n_rows : n_cols;
+  return n_dims;
+}
+
+int slices_chunk_blocks(const struct lade_graph *graph)
+{
+  int64_t n_most = 1;
+  for (int param = 0; param < graph->n_params; param++) {
+    const struct lade_param *the_param = &graph->params[param];
+    for (int i = 0; i < the_param->n_slices; i++)
+      if (the_param->slices[i].is_transposed)
+        n_most = LADE_MAX(n_most, chunk_n_elements(graph, param));
+  }
+  return (int)LADE_MIN(lade_div_up(n_most, CHUNK_BLOCK_ELEMENTS), TRANSPOSE_MAX_BLOCKS);
+}
+
+/* The part of chunk [first, first + n) of @param that lies in slice @i_slice. False: nothing does. */
+static bool span_find(const struct chunk *chunk, int param, int i_slice, int64_t first, int64_t n,
+                      struct span *ret_span)
+{
+  const struct lade_graph *graph = chunk->values->graph;
+  const struct lade_param_slice *slice = &graph->params[param].slices[i_slice];
+  int64_t n_cols = chunk_n_cols(graph, param);
+  int64_t begin = LADE_MAX(first, slice->first_row * n_cols);
+  int64_t end = LADE_MIN(first + n, (slice->first_row + slice->n_rows) * n_cols);
+  if (begin >= end)
+    return false;
+  *ret_span = (struct span){.first = begin - slice->first_row * n_cols, .n = end - begin,
+                            .elements = chunk->elements + (begin - first), .n_rows = slice->n_rows, .n_cols = n_cols,
+                            .is_transposed = slice->is_transposed};
+  return true;
+}
+
+static bool span_is_whole(const struct span *span)
+{
+  return span->n == span->n_rows * span->n_cols;
+}
+
+static bool span_is_last(const struct span *span)
+{
+  return span->first + span->n == span->n_rows * span->n_cols;
+}
+
+/* Rows [*ret_first, result) of column @col have their element in the span. */
+static int64_t span_column(const struct span *span, int64_t col, int64_t *ret_first)
+{
+  int64_t end = span->first + span->n;
+  *ret_first = span->first > col ? lade_div_up(span->first - col, span->n_cols) : 0;
+  return end > col ? lade_div_up(end - col, span->n_cols) : 0;
+}
+
+/* ---- to a file ---- */
+
+struct gather {
+  lade_safetensors_writer *writer;
+  float *staging;
+  int64_t n, n_max;
+  uint64_t offset; /* of staging's first element, in the file's data */
+};
+
+static int gather_flush(struct gather *gather, struct lade_error *error)
+{
+  if (gather->n == 0)
+    return 0;
+  uint64_t bytes = (uint64_t)gather->n * sizeof(float);
+  int rc = lade_safetensors_write_at(gather->writer, gather->offset, gather->staging, bytes, error);
+  gather->offset += bytes;
+  gather->n = 0;
+  return rc;
+}
+
+/* A run of @n elements, @stride apart in memory, to @offset. */
+static int gather_run(struct gather *gather, uint64_t offset, const float *src, int64_t stride, int64_t n,
+                      struct lade_error *error)
+{
+  int rc = 0;
+  if (offset != gather->offset + (uint64_t)gather->n * sizeof(float)) {
+    rc = gather_flush(gather, error);
+    gather->offset = offset;
+  }
+  while (n > 0 && rc == 0) {
+    int64_t n_now = LADE_MIN(n, gather->n_max - gather->n);
+    for (int64_t i = 0; i < n_now; i++)
+      gather->staging[gather->n + i] = src[i * stride];
+    gather->n += n_now;
+    src += n_now * stride;
+    n -= n_now;
+    if (gather->n == gather->n_max)
+      rc = gather_flush(gather, error);
+  }
+  return rc;
+}
+
+static int span_write(struct gather *gather, const struct span *span, uint64_t offset, struct lade_error *error)
+{
+  if (!span->is_transposed)
+    return gather_run(gather, offset + (uint64_t)span->first * sizeof(float), span->elements, 1, span->n, error);
+  int rc = 0;
+  for (int64_t col = 0; col < span->n_cols && rc == 0; col++) {
+    int64_t row, end = span_column(span, col, &row);
+    if (row < end)
+      rc = gather_run(gather, offset + (uint64_t)(col * span->n_rows + row) * sizeof(float),
+                      span->elements + (row * span->n_cols + col - span->first), span->n_cols, end - row, error);
+  }
+  return rc;
+}
+
+/* One parameter, its slices at *@offset of the data and on; *@sums moves past its slices. */
+static int param_save(struct chunk *chunk, int param, enum chunk_kind kind, struct gather *gather, uint64_t *offset,
+                      uint64_t **sums, XXH3_state_t *hash, struct lade_error *error)
+{
+  const struct lade_graph *graph = chunk->values->graph;
+  int64_t n_elements = chunk_n_elements(graph, param);
+  int i_slice = 0, rc = 0;
+  XXH3_64bits_reset(hash);
+  for (int64_t first = 0; first < n_elements && rc == 0; first += chunk->n_max) {
+    int64_t n = LADE_MIN(n_elements - first, chunk->n_max);
+    struct span span;
+    rc = chunk_get(chunk, param, kind, first, n, error);
+    while (rc == 0 && i_slice < graph->params[param].n_slices && span_find(chunk, param, i_slice, first, n, &span)) {
+      XXH3_64bits_update(hash, span.elements, (size_t)span.n * sizeof(float));
+      rc = span_write(gather, &span, *offset, error);
+      if (!span_is_last(&span))
+        break;
+      *(*sums)++ = XXH3_64bits_digest(hash);
+      XXH3_64bits_reset(hash);
+      *offset += (uint64_t)(span.n_rows * span.n_cols) * sizeof(float);
+      i_slice++;
+    }
+  }
+  return rc;
+}
+
+int slices_save(struct chunk *chunk, enum chunk_kind kind, lade_safetensors_writer *writer, uint64_t offset,
+                uint64_t *ret_sums, struct lade_faults *faults, struct lade_error *error)
+{
+  struct gather gather = {.writer = writer, .n_max = STAGING_BYTES / sizeof(float), .offset = offset};
+  XXH3_state_t *hash = XXH3_createState();
+  gather.staging = hash ? lade_fault_calloc(faults, 1, STAGING_BYTES) : NULL;
+  int rc = gather.staging ? 0 : lade_error_set(error, -ENOMEM, "out of memory for saving a checkpoint");
+  for (int param = 0; param < chunk->values->graph->n_params && rc == 0; param++)
+    rc = param_save(chunk, param, kind, &gather, &offset, &ret_sums, hash, error);
+  if (rc == 0)
+    rc = gather_flush(&gather, error);
+  free(gather.staging);
+  XXH3_freeState(hash);
+  return rc;
+}
+
+/* ---- from a file ---- */
+
+struct scatter {
+  const struct slice_source *source;
+  char *staging;
+  int64_t first, n, n_max; /* elements of the tensor that staging holds */
+};
+
+static void elements_convert(float *dst, int64_t stride, const char *src, int dtype, int64_t n)
+{
+  if (dtype == LADE_F32) {
+    for (int64_t i = 0; i < n; i++)
+      dst[i * stride] = ((const float *)src)[i];
+  } else if (dtype == LADE_BF16) {
+    for (int64_t i = 0; i < n; i++)
+      dst[i * stride] = lade_bf16_to_f32(((const uint16_t *)src)[i]);
+  } else {
+    LADE_ASSERT(dtype == LADE_F16);
+    for (int64_t i = 0; i < n; i++)
+      dst[i * stride] = lade_f16_to_f32(((const uint16_t *)src)[i]);
+  }
+}
+
+/* A run of @n elements from @first of the tensor, @stride apart in memory; @n_ahead of them are wanted soon. */
+static int scatter_run(struct scatter *scatter, int64_t first, float *dst, int64_t stride, int64_t n, int64_t n_ahead,
+                       struct lade_error *error)
+{
+  const struct slice_source *source = scatter->source;
+  const size_t element_bytes = lade_dtype_bytes((enum lade_dtype)source->tensor->dtype);
+  while (n > 0) {
+    if (first < scatter->first || first >= scatter->first + scatter->n) {
+      int64_t n_read = LADE_MIN(LADE_MAX(n, n_ahead), scatter->n_max);
+      scatter->n = 0;
+      int rc = lade_safetensors_read(source->file, source->tensor, (uint64_t)first * element_bytes,
+                                     (uint64_t)n_read * element_bytes, scatter->staging, error);
+      if (rc < 0)
+        return rc;
+      scatter->first = first;
+      scatter->n = n_read;
+    }
+    int64_t at = first - scatter->first, n_now = LADE_MIN(n, scatter->n - at);
+    elements_convert(dst, stride, scatter->staging + (size_t)at * element_bytes, source->tensor->dtype, n_now);
+    dst += n_now * stride;
+    first += n_now;
+    n -= n_now;
+    n_ahead -= n_now;
+  }
+  return 0;
+}
+
+static int span_read(struct scatter *scatter, const struct span *span, struct lade_error *error)
+{
+  if (!span->is_transposed)
+    return scatter_run(scatter, span->first, span->elements, 1, span->n, span->n, error);
+  int rc = 0;
+  for (int64_t col = 0; col < span->n_cols && rc == 0; col++) {
+    int64_t row, end = span_column(span, col, &row), first = col * span->n_rows + row;
+    int64_t n_ahead = span_is_whole(span) ? span->n - first : end - row;
+    if (row < end)
+      rc = scatter_run(scatter, first, span->elements + (row * span->n_cols + col - span->first), span->n_cols,
+                       end - row, n_ahead, error);
+  }
+  return rc;
+}
+
+static int source_verify(const struct slice_source *source, uint64_t sum, struct lade_error *error)
+{
+  if (!source->has_sum || source->sum == sum)
+    return 0;
+  return lade_error_set(error, -EBADMSG, "%s: tensor %s is damaged: its checksum differs", source->path,
+                        source->tensor->name);
+}
+
+/* The spans of one chunk of a parameter, from slice *@i_slice on, which moves past those that end in it. */
+static int chunk_read(struct chunk *chunk, int param, int64_t first, int64_t n, const struct slice_source *sources,
+                      struct scatter *scatter, int *i_slice, XXH3_state_t *hash, struct lade_error *error)
+{
+  const int n_slices = chunk->values->graph->params[param].n_slices;
+  struct span span;
+  int rc = 0;
+  while (rc == 0 && *i_slice < n_slices && span_find(chunk, param, *i_slice, first, n, &span)) {
+    scatter->source = &sources[*i_slice];
+    scatter->n = 0;
+    rc = span_read(scatter, &span, error);
+    if (rc == 0)
+      XXH3_64bits_update(hash, span.elements, (size_t)span.n * sizeof(float));
+    if (rc < 0 || !span_is_last(&span))
+      break;
+    rc = source_verify(scatter->source, XXH3_64bits_digest(hash), error);
+    XXH3_64bits_reset(hash);
+    ++*i_slice;
+  }
+  return rc;
+}
+
+static int param_load(struct chunk *chunk, int param, enum chunk_kind kind, const struct slice_source *sources,
+                      struct scatter *scatter, XXH3_state_t *hash, struct lade_error *error)
+{
+  int64_t n_elements = chunk_n_elements(chunk->values->graph, param);
+  int i_slice = 0, rc = 0;
+  XXH3_64bits_reset(hash);
+  for (int64_t first = 0; first < n_elements && rc == 0; first += chunk->n_max) {
+    int64_t n = LADE_MIN(n_elements - first, chunk->n_max);
+    rc = chunk_read(chunk, param, first, n, sources, scatter, &i_slice, hash, error);
+    if (rc == 0)
+      rc = chunk_set(chunk, param, kind, first, n, error);
+  }
+  return rc;
+}
+
+int slices_load(struct chunk *chunk, enum chunk_kind kind, const struct slice_source *sources,
+                struct lade_faults *faults, struct lade_error *error)
+{
+  const struct lade_graph *graph = chunk->values->graph;
+  struct scatter scatter = {.n_max = STAGING_BYTES / sizeof(float)};
+  XXH3_state_t *hash = XXH3_createState();
+  scatter.staging = hash ? lade_fault_calloc(faults, 1, STAGING_BYTES) : NULL;
+  int rc = scatter.staging ? 0 : lade_error_set(error, -ENOMEM, "out of memory for loading tensors");
+  for (int param = 0; param < graph->n_params && rc == 0; param++) {
+    rc = param_load(chunk, param, kind, sources, &scatter, hash, error);
+    sources += graph->params[param].n_slices;
+  }
+  free(scatter.staging);
+  XXH3_freeState(hash);
+  return rc;
+}

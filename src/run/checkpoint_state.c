@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The two JSON files of a checkpoint.
+ *
+ * state.json is what makes a directory a checkpoint: what a run must know beside its tensors, and for every other
+ * file its size, for every tensor its shape and checksum. It vouches for itself by "checksum", the XXH3 of the
+ * object without that key, dumped compact with sorted keys; so it may be reformatted, but no value of it changed.
+ * 64-bit patterns are hexadecimal strings, because JSON's numbers are doubles to many readers.
+ *
+ * The version is looked at before the checksum: a later version may well compute that differently, and is to be
+ * refused as what it is. Past the checksum a field that is absent or of the wrong type is damage all the same.
+ *
+ * config.json is the model in the words of HuggingFace's GPT2Config and LlamaConfig. Numbers that the graph holds as
+ * FP32 are written with the fewest digits that read back as the same FP32.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <xxhash.h>
+
+#include "base/file.h"
+#include "run/checkpoint_internal.h"
+
+#define FORMAT "lade-checkpoint"
+#define FORMAT_VERSION 1
+#define MAX_STATE_BYTES (64u << 20) /* a thousand layers take a few */
+#define MAX_CONFIG_BYTES (1u << 20)
+#define CANONICAL (JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(17))
+
+static const char *const file_names[] = {CHECKPOINT_CONFIG, CHECKPOINT_MODEL, CHECKPOINT_OPTIMIZER};
+
+const char *slice_name(const struct lade_param_slice *slice, enum chunk_kind kind, char name[CHECKPOINT_NAME_BYTES])
+{
+  static const char *const prefixes[CHUNK_N_KINDS] = {"", "exp_avg.", "exp_avg_sq."};
+  snprintf(name, CHECKPOINT_NAME_BYTES, "%s%s", prefixes[kind], slice->name);
+  return name;
+}
+
+const char *chunk_kind_file(enum chunk_kind kind)
+{
+  return kind == CHUNK_MASTER ? CHECKPOINT_MODEL : CHECKPOINT_OPTIMIZER;
+}
+
+int checkpoint_path_join(char path[PATH_MAX], const char *dir, const char *name, struct lade_error *error)
+{
+  if (snprintf(path, PATH_MAX, "%s/%s", dir, name) >= PATH_MAX)
+    return lade_error_set(error, -ENAMETOOLONG, "%.64s...: path too long", dir);
+  return 0;
+}
+
+/* ---- small files ---- */
+
+/* @root, which is consumed and may be NULL (out of memory), as @dir/@name. */
+static int json_write(json_t *root, size_t flags, const char *dir, const char *name, struct lade_faults *faults,
+                      struct lade_error *error)
+{
+  char path[PATH_MAX];
+  char *text = root ? json_dumps(root, flags) : NULL;
+  json_decref(root);
+  int rc = checkpoint_path_join(path, dir, name, error);
+  if (rc == 0 && !text)
+    rc = lade_error_set(error, -ENOMEM, "%s: out of memory", path);
+  static const enum lade_fault_point points[] = {LADE_FAULT_FILE_OPEN, LADE_FAULT_FILE_WRITE, LADE_FAULT_FILE_SYNC};
+  for (size_t i = 0; i < LADE_COUNT(points) && rc == 0; i++) {
+    rc = lade_fault(faults, points[i]);
+    if (rc < 0)
+      lade_error_set(error, rc, "%s: cannot write: %s", path, strerror(-rc));
+  }
+  if (rc == 0)
+    rc = lade_file_replace(path, text, strlen(text), error);
+  free(text);
+  return rc;
+}
+
+static json_t *hex_json(uint64_t value)
+{
+  char text[20];
+  snprintf(text, sizeof(text), "%016" PRIx64, value);
+  return json_string(text);
+}
+
+/* Exactly what hex_json writes. */
+static bool hex_get(const json_t *value, uint64_t *ret_value)
+{
+  const char *text = json_string_value(value);
+  if (!text || strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
+    return false;
+  *ret_value = strtoull(text, NULL, 16);
+  return true;
+}
+
+/* ---- config.json ---- */
+
+/* The number with the fewest digits that is @value in FP32. */
+static json_t *number_json(float value)
+{
+  char text[32];
+  int n_digits = 1;
+  do
+    snprintf(text, sizeof(text), "%.*g", n_digits, (double)value);
+  while (strtof(text, NULL) != value && ++n_digits <= 9);
+  return json_real(strtod(text, NULL));
+}
+
+static json_t *gpt2_json(const struct lade_model *model)
+{
+  return json_pack("{s:[s],s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:s,s:o,s:b,s:n,s:n,s:s}", "architectures", "GPT2LMHeadModel",
+                   "model_type", "gpt2", "vocab_size", (json_int_t)model->vocabulary, "n_positions",
+                   (json_int_t)model->context, "n_embd", (json_int_t)model->width, "n_layer",
+                   (json_int_t)model->layers, "n_head", (json_int_t)model->heads, "n_inner",
+                   (json_int_t)model->hidden, "activation_function", "gelu_new", "layer_norm_epsilon",
+                   number_json(model->norm_eps), "tie_word_embeddings", (int)model->is_tied, "bos_token_id",
+                   "eos_token_id", "torch_dtype", "float32");
+}
+
+static json_t *rope_json(const struct lade_model *model)
+{
+  if (model->rope_scale_factor == 0)
+    return json_null();
+  return json_pack("{s:s,s:o,s:o,s:o,s:I}", "rope_type", "llama3", "factor", number_json(model->rope_scale_factor),
+                   "low_freq_factor", number_json(model->rope_low_freq_factor), "high_freq_factor",
+                   number_json(model->rope_high_freq_factor), "original_max_position_embeddings",
+                   (json_int_t)model->rope_original_context);
+}
+
+static json_t *llama_json(const struct lade_model *model)
+{
+  return json_pack("{s:[s],s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:o,s:o,s:o,s:s,s:b,s:b,s:b,s:n,s:n,s:s}", "architectures",
+                   "LlamaForCausalLM", "model_type", "llama", "vocab_size", (json_int_t)model->vocabulary,
+                   "max_position_embeddings", (json_int_t)model->context, "hidden_size", (json_int_t)model->width,
+                   "intermediate_size", (json_int_t)model->hidden, "num_hidden_layers", (json_int_t)model->layers,
+                   "num_attention_heads", (json_int_t)model->heads, "num_key_value_heads",
+                   (json_int_t)model->key_heads, "rms_norm_eps", number_json(model->norm_eps), "rope_theta",
+                   number_json(model->rope_base), "rope_scaling", rope_json(model), "hidden_act", "silu",
+                   "attention_bias", 0, "mlp_bias", 0, "tie_word_embeddings", (int)model->is_tied, "bos_token_id",
+                   "eos_token_id", "torch_dtype", "float32");
+}
+
+int saved_config_write(const struct lade_model *model, const char *dir, struct lade_faults *faults,
+                       struct lade_error *error)
+{
+  json_t *root = model->family == LADE_GPT2 ? gpt2_json(model) : llama_json(model);
+  return json_write(root, JSON_INDENT(2) | JSON_REAL_PRECISION(9), dir, CHECKPOINT_CONFIG, faults, error);
+}
+
+/* ---- writing state.json ---- */
+
+/* XXH3 of the canonical dump. False: out of memory. */
+static bool object_sum(const json_t *object, uint64_t *ret_sum)
+{
+  char *text = json_dumps(object, CANONICAL);
+  if (!text)
+    return false;
+  *ret_sum = XXH3_64bits(text, strlen(text));
+  free(text);
+  return true;
+}
+
+static int file_sum(const char *path, uint64_t *ret_sum, struct lade_error *error)
+{
+  char *text;
+  size_t bytes;
+  int rc = lade_file_load(path, MAX_CONFIG_BYTES, error, &text, &bytes);
+  if (rc < 0)
+    return rc;
+  *ret_sum = XXH3_64bits(text, bytes);
+  free(text);
+  return 0;
+}
+
+static json_t *shape_json(const struct lade_graph *graph, int param, int i_slice)
+{
+  int64_t dims[2];
+  int n_dims = slice_shape(graph, param, i_slice, dims);
+  return n_dims == 1 ? json_pack("[I]", (json_int_t)dims[0])
+                     : json_pack("[I,I]", (json_int_t)dims[0], (json_int_t)dims[1]);
+}
+
+/* Add a kind's tensors to @tensors. False: out of memory. */
+static bool tensors_add(json_t *tensors, const struct lade_graph *graph, enum chunk_kind kind, const uint64_t *sums)
+{
+  char name[CHECKPOINT_NAME_BYTES];
+  for (int param = 0; param < graph->n_params; param++)
+    for (int i = 0; i < graph->params[param].n_slices; i++) {
+      json_t *entry = json_pack("{s:o,s:o}", "shape", shape_json(graph, param, i), "xxh3", hex_json(*sums++));
+      if (!entry || json_object_set_new(tensors, slice_name(&graph->params[param].slices[i], kind, name), entry))
+        return false;
+    }
+  return true;
+}
+
+/* What state.json says of @name: its size, and its sum or those of its tensors. NULL: see @error. */
+static json_t *file_json(const struct lade_graph *graph, const uint64_t *sums, const char *dir, const char *name,
+                         struct lade_error *error)
+{
+  char path[PATH_MAX];
+  struct stat st = {0};
+  uint64_t sum = 0;
+  int rc = checkpoint_path_join(path, dir, name, error);
+  if (rc == 0 && stat(path, &st) < 0)
+    rc = lade_error_set(error, -errno, "%s: %s", path, strerror(errno));
+  if (rc == 0 && strcmp(name, CHECKPOINT_CONFIG) == 0) {
+    if (file_sum(path, &sum, error) < 0)
+      return NULL;
+    return json_pack("{s:I,s:o}", "bytes", (json_int_t)st.st_size, "xxh3", hex_json(sum));
+  }
+  json_t *tensors = rc == 0 ? json_object() : NULL;
+  for (int kind = 0; kind < CHUNK_N_KINDS && tensors; kind++) {
+    const uint64_t *kind_sums = sums + (size_t)kind * (size_t)slices_count(graph);
+    if (strcmp(chunk_kind_file((enum chunk_kind)kind), name) == 0 &&
+        !tensors_add(tensors, graph, (enum chunk_kind)kind, kind_sums)) {
+      json_decref(tensors);
+      tensors = NULL;
+    }
+  }
+  return tensors ? json_pack("{s:I,s:o}", "bytes", (json_int_t)st.st_size, "tensors", tensors) : NULL;
+}
+
+/* All files beside state.json. NULL: see @error. */
+static json_t *files_json(const struct lade_graph *graph, const uint64_t *sums, const char *dir,
+                          struct lade_error *error)
+{
+  json_t *files = json_object();
+  for (size_t i = 0; i < LADE_COUNT(file_names) && files; i++) {
+    json_t *file = file_json(graph, sums, dir, file_names[i], error);
+    if (!file || json_object_set_new(files, file_names[i], file) != 0) {
+      json_decref(files);
+      files = NULL;
+    }
+  }
+  return files;
+}
+
+int saved_state_write(const struct lade_graph *graph, const struct lade_checkpoint_state *state, const uint64_t *sums,
+                      const char *dir, struct lade_faults *faults, struct lade_error *error)
+{
+  struct lade_error problem;
+  lade_error_set(&problem, -ENOMEM, "%s: out of memory for %s", dir, CHECKPOINT_STATE);
+  json_t *files = files_json(graph, sums, dir, &problem);
+  if (!files)
+    return lade_error_set(error, problem.code, "%s", problem.text);
+  json_t *root = json_pack("{s:s,s:i,s:s,s:I,s:I,s:I,s:f,s:I,s:o,s:o,s:o}", "format", FORMAT, "format_version",
+                           FORMAT_VERSION, "model", state->model, "step", (json_int_t)state->step, "data_position",
+                           (json_int_t)state->data_position, "seed", (json_int_t)state->seed, "loss_scale",
+                           state->loss_scale, "good_steps", (json_int_t)state->good_steps, "loss_digest",
+                           hex_json(state->loss_digest), "numerics_key", hex_json(state->numerics_key), "files",
+                           files);
+  uint64_t sum;
+  if (root && (!object_sum(root, &sum) || json_object_set_new(root, "checksum", hex_json(sum)) != 0)) {
+    json_decref(root);
+    root = NULL;
+  }
+  return json_write(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17), dir, CHECKPOINT_STATE, faults, error);
+}
+
+/* ---- reading state.json ---- */
+
+static int state_damaged(const char *path, const char *what, struct lade_error *error)
+{
+  return lade_error_set(error, -EBADMSG, "%s/%s is damaged: %s", path, CHECKPOINT_STATE, what);
+}
+
+static int version_check(const json_t *root, const char *path, struct lade_error *error)
+{
+  const char *format = json_string_value(json_object_get(root, "format"));
+  const json_t *version = json_object_get(root, "format_version");
+  if (!format || !json_is_integer(version))
+    return state_damaged(path, "it does not name its format", error);
+  if (strcmp(format, FORMAT) != 0)
+    return lade_error_set(error, -EINVAL, "%s/%s: format '%.32s' is not a checkpoint's", path, CHECKPOINT_STATE,
+                          format);
+  if (json_integer_value(version) != FORMAT_VERSION)
+    return lade_error_set(error, -EINVAL, "%s/%s: format version %lld is unknown: this build reads version %d", path,
+                          CHECKPOINT_STATE, (long long)json_integer_value(version), FORMAT_VERSION);
+  return 0;
+}
+
+static int checksum_check(json_t *root, const char *path, struct lade_error *error)
+{
+  uint64_t stated, computed;
+  if (!hex_get(json_object_get(root, "checksum"), &stated))
+    return state_damaged(path, "its checksum is missing", error);
+  json_object_del(root, "checksum");
+  if (!object_sum(root, &computed))
+    return lade_error_set(error, -ENOMEM, "%s/%s: out of memory", path, CHECKPOINT_STATE);
+  return stated == computed ? 0 : state_damaged(path, "its checksum differs", error);
+}
+
+static int fields_read(json_t *root, const char *path, struct lade_checkpoint_state *state, struct lade_error *error)
+{
+  json_int_t step, position, seed, good_steps;
+  double loss_scale;
+  const char *model;
+  json_t *files;
+  if (json_unpack(root, "{s:s,s:I,s:I,s:I,s:F,s:I,s:o}", "model", &model, "step", &step, "data_position", &position,
+                  "seed", &seed, "loss_scale", &loss_scale, "good_steps", &good_steps, "files", &files) != 0 ||
+      !hex_get(json_object_get(root, "loss_digest"), &state->loss_digest) ||
+      !hex_get(json_object_get(root, "numerics_key"), &state->numerics_key) || step < 0)
+    return state_damaged(path, "a field is missing or of the wrong type", error);
+  snprintf(state->model, sizeof(state->model), "%s", model);
+  state->step = step;
+  state->data_position = position;
+  state->seed = (uint64_t)seed;
+  state->loss_scale = loss_scale;
+  state->good_steps = good_steps;
+  return 0;
+}
+
+static const json_t *file_entry(const json_t *root, const char *name)
+{
+  return json_object_get(json_object_get(root, "files"), name);
+}
+
+static int sizes_check(const json_t *root, const char *path, struct lade_error *error)
+{
+  for (size_t i = 0; i < LADE_COUNT(file_names); i++) {
+    char file_path[PATH_MAX];
+    struct stat st;
+    const json_t *bytes = json_object_get(file_entry(root, file_names[i]), "bytes");
+    int rc = checkpoint_path_join(file_path, path, file_names[i], error);
+    if (rc < 0)
+      return rc;
+    if (!json_is_integer(bytes))
+      return state_damaged(path, "a file's size is missing", error);
+    if (stat(file_path, &st) < 0)
+      return errno == ENOENT ? lade_error_set(error, -EBADMSG, "%s is missing: the checkpoint is damaged", file_path)
+                             : lade_error_set(error, -errno, "%s: %s", file_path, strerror(errno));
+    if (st.st_size != json_integer_value(bytes))
+      return lade_error_set(error, -EBADMSG, "%s is damaged: %lld bytes, not %lld", file_path,
+                            (long long)st.st_size, (long long)json_integer_value(bytes));
+  }
+  return 0;
+}
+
+/* The object in state.json, or NULL. */
+static json_t *root_load(const char *path, struct lade_faults *faults, struct lade_error *error)
+{
+  char state_path[PATH_MAX], *text = NULL;
+  size_t bytes = 0;
+  json_error_t problem;
+  int rc = checkpoint_path_join(state_path, path, CHECKPOINT_STATE, error);
+  if (rc == 0 && (rc = lade_fault(faults, LADE_FAULT_FILE_OPEN)) < 0)
+    lade_error_set(error, rc, "%s: cannot open: %s", state_path, strerror(-rc));
+  if (rc == 0 && (rc = lade_fault(faults, LADE_FAULT_FILE_READ)) < 0)
+    lade_error_set(error, rc, "%s: cannot read: %s", state_path, strerror(-rc));
+  if (rc < 0 || lade_file_load(state_path, MAX_STATE_BYTES, error, &text, &bytes) < 0)
+    return NULL;
+  json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &problem);
+  free(text);
+  if (!root && json_error_code(&problem) == json_error_out_of_memory)
+    lade_error_set(error, -ENOMEM, "%s: out of memory", state_path);
+  else if (!root)
+    lade_error_set(error, -EBADMSG, "%s is damaged: line %d is not JSON", state_path, problem.line);
+  return root;
+}
+
+int saved_state_read(struct saved_state *file, const char *path, struct lade_faults *faults, struct lade_error *error)
+{
+  struct lade_error local = {0};
+  error = error ? error : &local;
+  *file = (struct saved_state){.root = root_load(path, faults, error)};
+  if (!file->root)
+    return error->code;
+  int rc = version_check(file->root, path, error);
+  if (rc == 0)
+    rc = checksum_check(file->root, path, error);
+  if (rc == 0)
+    rc = fields_read(file->root, path, &file->state, error);
+  if (rc == 0)
+    rc = sizes_check(file->root, path, error);
+  if (rc < 0)
+    saved_state_finish(file);
+  return rc;
+}
+
+void saved_state_finish(struct saved_state *file)
+{
+  json_decref(file->root);
+  file->root = NULL;
+}
+
+int saved_state_find_sum(const struct saved_state *file, const char *path, const struct lade_graph *graph, int param,
+                         int i_slice, enum chunk_kind kind, uint64_t *ret_sum, struct lade_error *error)
+{
+  char name[CHECKPOINT_NAME_BYTES];
+  slice_name(&graph->params[param].slices[i_slice], kind, name);
+  const json_t *tensors = json_object_get(file_entry(file->root, chunk_kind_file(kind)), "tensors");
+  const json_t *entry = json_object_get(tensors, name);
+  if (!entry)
+    return lade_error_set(error, -EINVAL, "%s: tensor %s is missing: this is a checkpoint of another model (%s)", path,
+                          name, file->state.model);
+  json_t *shape = shape_json(graph, param, i_slice);
+  bool is_shape = shape && json_equal(json_object_get(entry, "shape"), shape);
+  json_decref(shape);
+  if (!is_shape)
+    return lade_error_set(error, -EINVAL,
+                          "%s: tensor %s is of another shape: this is a checkpoint of another model (%s)", path, name,
+                          file->state.model);
+  if (!hex_get(json_object_get(entry, "xxh3"), ret_sum))
+    return state_damaged(path, "a tensor's checksum is missing", error);
+  return 0;
+}
+
+int saved_config_verify(const struct saved_state *file, const char *path, struct lade_error *error)
+{
+  char config_path[PATH_MAX];
+  uint64_t stated, computed = 0;
+  if (!hex_get(json_object_get(file_entry(file->root, CHECKPOINT_CONFIG), "xxh3"), &stated))
+    return state_damaged(path, "a file's checksum is missing", error);
+  int rc = checkpoint_path_join(config_path, path, CHECKPOINT_CONFIG, error);
+  if (rc == 0)
+    rc = file_sum(config_path, &computed, error);
+  if (rc < 0 || stated == computed)
+    return rc;
+  return lade_error_set(error, -EBADMSG, "%s is damaged: its checksum differs", config_path);
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/support/checkpoint_model.h"
+
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/cpu.h"
+
+struct lade_graph *checkpoint_graph(enum lade_family family, enum lade_dtype dtype, enum checkpoint_size size)
+{
+  static struct lade_kernels kernels;
+  struct lade_cpu cpu = {0};
+  struct lade_model model = {.name = "test", .family = family, .layers = 2, .heads = 4, .key_heads = 2,
+                             .width = size ? 264 : 16, .hidden = size == SIZE_CHUNKS ? 8100 : size ? 520 : 24,
+                             .context = 16, .vocabulary = size ? 2501 : 31, .norm_eps = 1e-5f, .rope_base = 10000};
+  if (family == LADE_GPT2) {
+    model.key_heads = model.heads;
+    model.is_tied = true;
+  }
+  lade_kernels_init(&kernels, &cpu);
+  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = dtype, .batch = 1,
+                                     .time = 8, .kernels = &kernels, .n_threads = 1};
+  struct lade_graph *graph = NULL;
+  struct lade_error error = {0};
+  if (lade_graph_create(&params, &error, &graph) < 0) {
+    fprintf(stderr, "%s\n", error.text);
+    abort();
+  }
+  return graph;
+}
+
+void scratch_make(char *path)
+{
+  const char *parent = getenv("MESON_BUILD_ROOT");
+  snprintf(path, 256, "%s/scratch-XXXXXX", parent && strlen(parent) < 200 ? parent : ".");
+  if (!mkdtemp(path))
+    abort();
+}
+
+static int entry_remove(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+  return remove(path);
+}
+
+void scratch_remove(const char *path)
+{
+  if (nftw(path, entry_remove, 16, FTW_DEPTH | FTW_PHYS) != 0)
+    abort();
+}
