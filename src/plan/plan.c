@@ -591,6 +591,8 @@ int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_
   status = lade_program_prove(best->train, budgets, error);
   if (!status)
     status = lade_program_prove(best->eval, budgets, error);
+  if (!status)
+    status = lade_program_prove_shared(best->train, best->eval, error);
   if (status) {
     lade_plan_destroy(best);
     return status;

@@ -99,7 +99,8 @@ static int cuts_collect(struct walk *walk)
 static int row_init(struct row *row)
 {
   int n = 0;
-  qsort(row->cuts.items, (size_t)row->cuts.n, sizeof(*row->cuts.items), u64_compare);
+  if (row->cuts.n) /* a space may be empty, and qsort wants an address */
+    qsort(row->cuts.items, (size_t)row->cuts.n, sizeof(*row->cuts.items), u64_compare);
   for (int i = 0; i < row->cuts.n; i++) {
     if (n == 0 || row->cuts.items[n - 1] != row->cuts.items[i])
       row->cuts.items[n++] = row->cuts.items[i];

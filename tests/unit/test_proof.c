@@ -16,6 +16,39 @@
 #include "tests/support/interleave.h"
 #include "tests/support/scene.h"
 
+/* ---- allocations that fail on demand: the linker sends the library's calls here ---- */
+
+static int allocations_left = -1; /* -1: never fail; 0: fail from now on */
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t n, size_t bytes);
+void *__real_realloc(void *memory, size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t n, size_t bytes);
+void *__wrap_realloc(void *memory, size_t bytes);
+
+static bool allocation_fails(void)
+{
+  if (allocations_left > 0)
+    allocations_left--;
+  return allocations_left == 0;
+}
+
+void *__wrap_malloc(size_t bytes)
+{
+  return allocation_fails() ? NULL : __real_malloc(bytes);
+}
+
+void *__wrap_calloc(size_t n, size_t bytes)
+{
+  return allocation_fails() ? NULL : __real_calloc(n, bytes);
+}
+
+void *__wrap_realloc(void *memory, size_t bytes)
+{
+  return allocation_fails() ? NULL : __real_realloc(memory, bytes);
+}
+
 static const uint64_t no_limit[LADE_N_SPACES] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
 
 /* Everything that programs consist of is in one of these. */
@@ -740,6 +773,57 @@ static void what_passes_after_random_changes_runs_right(void **state)
   assert_in_range(n_passed, 20, 2000);
 }
 
+/* Any bit of the list wrong: an answer comes back, and if it is yes, one that holds. */
+static void any_bit_may_be_wrong(void **state)
+{
+  uint32_t seed = 4242;
+  struct scene s;
+  scene_init(&s, &settings[4]);
+  for (int i = 0; i < 4000; i++) {
+    struct lade_program *changed = program_copy(s.program);
+    uint8_t *const arrays[] = {(uint8_t *)changed->instrs, (uint8_t *)changed->operands, (uint8_t *)changed->buffers};
+    const size_t bytes[] = {(size_t)changed->n_instrs * sizeof(struct lade_instr),
+                            (size_t)changed->n_operands * sizeof(struct lade_operand),
+                            (size_t)changed->n_buffers * sizeof(struct lade_buffer)};
+    int which = (int)scene_draw(&seed, 3);
+    size_t at = scene_draw(&seed, (uint32_t)bytes[which]);
+    if (which == 2 && at % sizeof(struct lade_buffer) == offsetof(struct lade_buffer, is_resident))
+      at++; /* a bool is one bit */
+    arrays[which][at] ^= (uint8_t)(1u << scene_draw(&seed, 8));
+    if (!lade_program_prove(changed, no_limit, NULL) && i % 16 == 0)
+      assert_true(interleave_runs(changed, seed));
+    lade_program_destroy(changed);
+  }
+  scene_finish(&s);
+}
+
+/* Fail the Nth allocation and all after it, for every N. */
+static void memory_that_runs_out_is_said(void **state)
+{
+  struct scene s;
+  scene_init(&s, &settings[4]);
+  struct lade_program *evaluation = program_copy(s.program);
+  assert_proved(evaluation);
+  int n = 1;
+  for (int status = -ENOMEM; status; n++) {
+    struct lade_error error = {0};
+    allocations_left = n;
+    status = lade_program_prove(s.program, no_limit, &error);
+    if (!status)
+      status = lade_program_prove_shared(s.program, evaluation, &error);
+    allocations_left = -1;
+    if (status) {
+      assert_int_equal(status, -ENOMEM);
+      assert_int_equal(error.code, -ENOMEM);
+      assert_non_null(strstr(error.text, "out of memory"));
+    }
+  }
+  assert_in_range(n, 20, 200);
+  assert_true(s.program->is_proved);
+  lade_program_destroy(evaluation);
+  scene_finish(&s);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -766,6 +850,8 @@ int main(void)
       cmocka_unit_test(an_evaluation_changes_nothing),
       cmocka_unit_test(programs_over_one_arena_agree_on_residents),
       cmocka_unit_test(what_passes_after_random_changes_runs_right),
+      cmocka_unit_test(any_bit_may_be_wrong),
+      cmocka_unit_test(memory_that_runs_out_is_said),
   };
   return cmocka_run_group_tests_name("proof", tests, NULL, NULL);
 }
