@@ -47,7 +47,7 @@ static double bytes_of(const struct call *call, double n_elements)
   return n_elements * (double)lade_dtype_bytes(call->dtype);
 }
 
-/* A gradient that is a sum over rows; @limit as in struct operand. */
+/* An output that is a sum whose terms may cancel; @limit as in struct operand. */
 static void sum_out(struct call *call, const void *field, const void *also, enum lade_dtype dtype, int64_t n,
                     double ulps, double relative, double limit)
 {
@@ -130,7 +130,7 @@ static bool norm_fwd_build(struct call *call, int i_shape)
     call_out(call, &a->mean, accumulator, n, 4, 1e-6)->scale = SUM_SCALE;
   }
   call_out(call, &a->rstd, accumulator, n, 64, 1e-6);
-  call_out(call, &a->y, call->dtype, n * d, 1, 4e-6);
+  call_out(call, &a->y, call->dtype, n * d, 1, 4e-6)->scale = SUM_SCALE;
   call->traffic_bytes = bytes_of(call, (double)(n * d) * 2);
   return true;
 }
@@ -189,10 +189,10 @@ static bool residual_fwd_build(struct call *call, int i_shape)
   if (d != 17)
     call_in(call, &a->bias, call->dtype, d)->limit = 1;
   if (s.is_in_place) {
-    call_inout(call, &a->sum, &a->residual, call->dtype, n * d, 1, 1e-6)->limit = 1;
+    sum_out(call, &a->sum, &a->residual, call->dtype, n * d, 1, 1e-6, 1);
   } else {
     call_in(call, &a->residual, call->dtype, n * d)->limit = 1;
-    call_out(call, &a->sum, call->dtype, n * d, 1, 1e-6);
+    call_out(call, &a->sum, call->dtype, n * d, 1, 1e-6)->scale = SUM_SCALE;
   }
   call->traffic_bytes = bytes_of(call, (double)(n * d) * (s.kind == LADE_NORM_NONE ? 3 : 4));
   if (s.kind == LADE_NORM_NONE)
@@ -205,7 +205,7 @@ static bool residual_fwd_build(struct call *call, int i_shape)
     call_out(call, &a->mean, accumulator, n, 64, share)->scale = SUM_SCALE;
   }
   call_out(call, &a->rstd, accumulator, n, 64, share);
-  call_out(call, &a->y, call->dtype, n * d, 1, share);
+  call_out(call, &a->y, call->dtype, n * d, 1, share)->scale = SUM_SCALE;
   return true;
 }
 
@@ -272,10 +272,10 @@ static bool rope_build(struct call *call, int i_shape)
   }
   int64_t n_elements = a->batch * a->time * (a->heads + 2 * a->key_heads) * a->head_dim;
   if (i_shape & 2 && !call->is_bench) {
-    call_inout(call, &a->y, &a->x, call->dtype, n_elements, 1, 1e-6)->limit = 1e4;
+    sum_out(call, &a->y, &a->x, call->dtype, n_elements, 1, 1e-6, 1e4);
   } else {
     call_in(call, &a->x, call->dtype, n_elements)->limit = 1e4;
-    call_out(call, &a->y, call->dtype, n_elements, 1, 1e-6);
+    call_out(call, &a->y, call->dtype, n_elements, 1, 1e-6)->scale = SUM_SCALE;
   }
   call_workspace(call, &a->workspace);
   call->traffic_bytes = bytes_of(call, (double)n_elements * 2);
