@@ -14,7 +14,7 @@ enum checkpoint_size {
 /* Two layers. GPT-2 is tied; Llama is not, and has grouped queries. */
 struct lade_graph *checkpoint_graph(enum lade_family family, enum lade_dtype dtype, enum checkpoint_size size);
 
-/* A fresh directory under the build's, into @path (256 bytes). */
+/* A fresh directory in the working directory, into @path (256 bytes). */
 void scratch_make(char *path);
 /* With all that is in it. */
 void scratch_remove(const char *path);
