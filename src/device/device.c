@@ -381,6 +381,11 @@ void lade_queue_signal_after(lade_queue *queue, uint64_t count, int64_t predicte
   queue->device->ops->signal(queue, count, predicted_ns);
 }
 
+uint64_t lade_queue_submitted(const lade_queue *queue)
+{
+  return queue->device->ops->submitted(queue);
+}
+
 bool lade_queue_poll(const lade_queue *queue, uint64_t count)
 {
   return queue->device->ops->poll(queue, count);

@@ -29,63 +29,12 @@
 #ifndef LADE_DEVICE_H
 #define LADE_DEVICE_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include "lade/types.h"
+#include "lade/device.h" /* handles, work, copies, queues: the part that the public may use */
 
 struct lade_faults;
 struct lade_pool;
 
-typedef struct lade_device lade_device;
-typedef struct lade_queue lade_queue;
 typedef struct lade_chunk lade_chunk;
-
-enum lade_queue_role {
-  LADE_QUEUE_COMPUTE,
-  LADE_QUEUE_TO_HOST,   /* copies device to host; throttled to its link */
-  LADE_QUEUE_TO_DEVICE, /* copies host to device */
-  LADE_QUEUE_IO,        /* transfers to and from the store */
-  LADE_QUEUE_HOST,      /* CPU updates and checksums */
-  LADE_QUEUE_COMM,
-  LADE_QUEUE_SIGNAL, /* raised by lade_queue_signal only */
-  LADE_N_QUEUE_ROLES
-};
-
-/* A piece of work. @args must stay valid until it has run. */
-typedef void lade_work_fn(void *args);
-
-/* When a piece of work ran: monotonic nanoseconds, or those of a dry device's clock. */
-struct lade_span {
-  int64_t start_ns, end_ns;
-};
-
-struct lade_work {
-  lade_work_fn *fn; /* never called by a dry device; it may call lade_pool_run, and may not submit */
-  void *args;
-  int64_t predicted_ns;       /* what a dry device's clock advances by */
-  struct lade_span *ret_span; /* NULL, or written by the queue before the work's event happens */
-};
-
-/* Bytes between device addresses and host pointers, either way; all valid until the event. */
-struct lade_copy {
-  void *dst;
-  const void *src; /* may not overlap dst */
-  uint64_t bytes;
-  int64_t predicted_ns; /* a dry device's price on a queue that has no link; see lade_queue_copy */
-  struct lade_span *ret_span;
-};
-
-struct lade_device_info {
-  char name[96];
-  uint64_t chunk_bytes;     /* granule of every address and size below; 2 MiB on hosts */
-  uint64_t capacity_bytes;  /* hard: creating a chunk past it is -ENOMEM */
-  uint64_t created_bytes;   /* chunks that exist now */
-  uint64_t peak_bytes;      /* the most that ever existed since the last lade_device_peak_reset */
-  bool is_unified;          /* device memory is host memory: the CPU and drives may touch it */
-  bool is_dry;              /* addresses without memory: nothing may be read or written */
-};
 
 struct lade_link {
   uint64_t bytes_per_s; /* 0: as fast as the machine copies (hosts only) */
@@ -122,17 +71,8 @@ struct lade_dry_device_params {
 int lade_device_open_dry(const struct lade_dry_device_params *params, struct lade_error *error,
                          lade_device **ret_device);
 
-/* All queues, chunks and ranges must have been given back. NULL is allowed. */
-void lade_device_close(lade_device *device);
-
-/* A snapshot of sizes and counts. Any thread. Never blocks. */
-void lade_device_get_info(const lade_device *device, struct lade_device_info *ret_info);
-
 /* Start measuring the peak anew from what exists now. Any thread. */
 void lade_device_peak_reset(lade_device *device);
-
-/* 0, or the first error of any work that has run. Any thread. */
-int lade_device_status(const lade_device *device);
 
 /* ---- memory; any thread; blocks for the system calls that it makes ---- */
 
@@ -164,50 +104,11 @@ int lade_device_unmap(lade_device *device, uint64_t address, uint64_t bytes);
 
 /* ---- queues ---- */
 
-/* -ENOMEM, -EAGAIN when a thread is refused. Any thread. */
-int lade_queue_create(lade_device *device, enum lade_queue_role role, lade_queue **ret_queue);
-/*
- * Blocks until all that was submitted has run, so the events that it waits for must come. No call on the
- * queue may be under way. Another queue may still have waits for its events; one that can no longer
- * happen (a signal never raised) is let go, and -ECANCELED sticks to the device. NULL is allowed.
- */
-void lade_queue_destroy(lade_queue *queue);
-
-/*
- * Submit work; its event is (queue, *ret_count). Blocks only while the queue's ring is full.
- * ret_count may be NULL. Not for signal queues.
- */
-void lade_queue_launch(lade_queue *queue, const struct lade_work *work, uint64_t *ret_count);
-
-/*
- * Submit a copy; its event is (queue, *ret_count). The role of the queue says which link is charged: on
- * LADE_QUEUE_TO_HOST and LADE_QUEUE_TO_DEVICE it takes at least the link's latency plus bytes over its
- * rate, each queue being a link of its own; other roles have no link. Not for signal queues.
- */
-void lade_queue_copy(lade_queue *queue, const struct lade_copy *copy, uint64_t *ret_count);
-
-/*
- * What is submitted to @queue from now on starts after event (@other, @count). Not counted as work. An event
- * that nobody ever makes happen blocks the queue; a dry device, where it would have to have been submitted
- * before, reports -EDEADLK and goes on. On a signal queue it moves a dry device's clock and does nothing else:
- * whoever raises the signal has done the waiting.
- */
-void lade_queue_wait(lade_queue *queue, lade_queue *other, uint64_t count);
-
 /* Raise a signal queue's counter to @count; a lower one than it has changes nothing. Any thread. Never blocks. */
 void lade_queue_signal(lade_queue *queue, uint64_t count);
 
 /* The same; on a dry device what is signalled took @predicted_ns from the queue's clock on. */
 void lade_queue_signal_after(lade_queue *queue, uint64_t count, int64_t predicted_ns);
-
-/* Has (queue, count) happened? Any thread. Never blocks. */
-bool lade_queue_poll(const lade_queue *queue, uint64_t count);
-
-/*
- * Block the calling thread until it has happened; then lade_device_status. A dry device does not
- * block: -EDEADLK for what was never submitted. Any thread.
- */
-int lade_queue_sync(lade_queue *queue, uint64_t count);
 
 /*
  * Nanoseconds during which the queue has run work since it was created, throttled copies' idle time

@@ -45,6 +45,7 @@ struct lade_device_ops {
   uint64_t (*copy)(lade_queue *queue, const struct lade_copy *copy);
   void (*wait)(lade_queue *queue, lade_queue *other, uint64_t count);
   void (*signal)(lade_queue *queue, uint64_t count, int64_t predicted_ns);
+  uint64_t (*submitted)(const lade_queue *queue);
   bool (*poll)(const lade_queue *queue, uint64_t count);
   void (*sync)(lade_queue *queue, uint64_t count);
   int64_t (*busy_ns)(const lade_queue *queue);

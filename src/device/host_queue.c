@@ -52,7 +52,7 @@ struct host_queue {
 
   /* the producer's */
   _Alignas(64) uint64_t n_entries; /* submitted */
-  uint64_t n_counted;              /* work and copies among them */
+  _Atomic uint64_t n_counted;      /* work and copies among them; other threads may read it */
 
   /* the consumer's */
   _Alignas(64) uint64_t n_done;
@@ -185,6 +185,14 @@ static void entry_submit(struct host_queue *queue, const struct entry *entry)
   counter_raise(&queue->submitted, i + 1);
 }
 
+/* The count of what is submitted next. One thread at a time submits, so that a load and a store are enough. */
+static uint64_t count_next(struct host_queue *queue)
+{
+  uint64_t count = atomic_load_explicit(&queue->n_counted, memory_order_relaxed) + 1;
+  atomic_store_explicit(&queue->n_counted, count, memory_order_release);
+  return count;
+}
+
 /* Signals are for the threads that the program made itself. */
 static int thread_start(struct host_queue *queue)
 {
@@ -246,7 +254,7 @@ void lade_host_queue_destroy(lade_queue *base)
 uint64_t lade_host_queue_launch(lade_queue *base, const struct lade_work *work)
 {
   struct host_queue *queue = (struct host_queue *)base;
-  uint64_t count = ++queue->n_counted;
+  uint64_t count = count_next(queue);
   entry_submit(queue, &(struct entry){.kind = ENTRY_WORK, .work = *work});
   return count;
 }
@@ -254,7 +262,7 @@ uint64_t lade_host_queue_launch(lade_queue *base, const struct lade_work *work)
 uint64_t lade_host_queue_copy(lade_queue *base, const struct lade_copy *copy)
 {
   struct host_queue *queue = (struct host_queue *)base;
-  uint64_t count = ++queue->n_counted;
+  uint64_t count = count_next(queue);
   int64_t submit_ns = queue->link ? lade_now_ns() : 0;
   entry_submit(queue, &(struct entry){.kind = ENTRY_COPY, .copy = *copy, .submit_ns = submit_ns});
   return count;
@@ -278,6 +286,12 @@ void lade_host_queue_signal(lade_queue *base, uint64_t count, int64_t predicted_
   LADE_ASSERT(count < UINT64_MAX);
   atomic_store_explicit(&queue->now_ns, lade_now_ns(), memory_order_relaxed);
   counter_raise_max(&queue->done, count);
+}
+
+uint64_t lade_host_queue_submitted(const lade_queue *base)
+{
+  const struct host_queue *queue = (const struct host_queue *)base;
+  return queue->ring ? atomic_load_explicit(&queue->n_counted, memory_order_acquire) : counter_get(&queue->done);
 }
 
 bool lade_host_queue_poll(const lade_queue *base, uint64_t count)

@@ -362,6 +362,25 @@ static void a_simulated_clock_knows_deadlocks_and_old_events(void **state)
   lade_device_close(device);
 }
 
+static void what_was_submitted_is_known_to_any_thread(void **state)
+{
+  lade_device *device = device_open(state, NULL);
+  lade_queue *queue = queue_open(device, LADE_QUEUE_COMPUTE), *signal = queue_open(device, LADE_QUEUE_SIGNAL);
+  assert_int_equal(lade_queue_submitted(queue), 0);
+  uint64_t count = 0;
+  for (int i = 0; i < 3; i++) {
+    lade_queue_copy(queue, &(struct lade_copy){.bytes = 0}, &count);
+    assert_int_equal(lade_queue_submitted(queue), count);
+  }
+  lade_queue_signal(signal, 7);
+  lade_queue_wait(queue, signal, 7); /* not counted as work */
+  assert_int_equal(lade_queue_submitted(queue), count);
+  assert_int_equal(lade_queue_submitted(signal), 7);
+  lade_queue_destroy(queue);
+  lade_queue_destroy(signal);
+  lade_device_close(device);
+}
+
 int main(int argc, char **argv)
 {
   struct CMUnitTest tests[] = {
@@ -375,6 +394,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_wait_for_what_cannot_come_is_an_error),
       cmocka_unit_test(the_first_error_sticks_and_counters_advance),
       cmocka_unit_test(a_simulated_clock_knows_deadlocks_and_old_events),
+      cmocka_unit_test(what_was_submitted_is_known_to_any_thread),
   };
   return target_run(argc, argv, tests, LADE_COUNT(tests));
 }

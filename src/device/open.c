@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Devices by name, for programs that link the library.
+ *
+ * The public parameters are few, because what else a device can be told (a shared pool of threads, throttled links,
+ * faults) are matters of this library's own runtime. A stranger's host device populates its chunks on the
+ * calling thread; a dry one gets links fast enough not to matter, since nobody asked for simulated time.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "device/device.h"
+
+#define DRY_LINK_BYTES_PER_S ((uint64_t)1 << 40)
+
+int lade_device_open(const struct lade_device_params *params, struct lade_error *error, lade_device **ret_device)
+{
+  if (params->struct_size != sizeof(*params))
+    return lade_error_set(error, -EINVAL, "device: struct_size is %zu and must be %zu; compile against this "
+                          "library's headers", params->struct_size, sizeof(*params));
+  const struct lade_host_device_params host = {
+      .struct_size = sizeof(host),
+      .capacity_bytes = params->capacity_bytes,
+  };
+  const struct lade_dry_device_params dry = {
+      .struct_size = sizeof(dry),
+      .capacity_bytes = params->capacity_bytes,
+      .to_host = {.bytes_per_s = DRY_LINK_BYTES_PER_S},
+      .to_device = {.bytes_per_s = DRY_LINK_BYTES_PER_S},
+  };
+  const char *name = params->name ? params->name : "host";
+  if (strcmp(name, "host") == 0)
+    return lade_device_open_host(&host, error, ret_device);
+  if (strcmp(name, "dry") == 0)
+    return lade_device_open_dry(&dry, error, ret_device);
+  return lade_error_set(error, -EINVAL, "device: there is none called '%.40s'; host and dry are known", name);
+}
