@@ -31,8 +31,11 @@ struct lade_graph *checkpoint_graph(enum lade_family family, enum lade_dtype dty
   return graph;
 }
 
-void scratch_make(char *path)
+void scratch_make(char *path, bool is_memory)
 {
+  snprintf(path, 256, "/dev/shm/lade-scratch-XXXXXX");
+  if (is_memory && mkdtemp(path))
+    return;
   snprintf(path, 256, "./scratch-XXXXXX");
   if (!mkdtemp(path))
     abort();

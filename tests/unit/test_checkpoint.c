@@ -39,7 +39,7 @@ static const char *in_scratch(const char *name)
 
 static int setup(void **state)
 {
-  scratch_make(scratch);
+  scratch_make(scratch, false);
   return 0;
 }
 

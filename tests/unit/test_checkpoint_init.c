@@ -30,7 +30,7 @@ static const char *in_scratch(const char *name)
 
 static int setup(void **state)
 {
-  scratch_make(scratch);
+  scratch_make(scratch, true);
   return 0;
 }
 
