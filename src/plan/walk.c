@@ -26,6 +26,9 @@
 #define GROUP_ROUNDS_LARGE 2
 #define LARGE_OPS 1500
 
+#define TIER_SLACK 16    /* a 16th of a tier is left to fragmentation */
+#define PASSAGE_VALUES 4 /* of the widest kind that pass through the host at once */
+
 /* A buffer at the peak, with its last use before and its first after. */
 struct resident_view {
   int32_t before, after; /* instructions; -1, INT32_MAX */
@@ -155,10 +158,24 @@ static void idle_collect(struct walker *w)
 
 /* ---- changes ---- */
 
+/* Host memory that values pass through on their way between a device and a drive that do not reach each other. */
+static uint64_t passage_bytes(const struct walker *w)
+{
+  uint64_t widest = 0;
+  if (w->params->is_unified || !w->params->store_bytes)
+    return 0;
+  for (int i = 0; i < w->graph->n_tensors; i++)
+    widest = LADE_MAX(widest, w->graph->tensors[i].bytes);
+  return PASSAGE_VALUES * widest;
+}
+
+/* What is left of a tier for values, with a part of it held back for fragmentation. */
 static uint64_t tier_room(const struct walker *w, enum lade_space space)
 {
   uint64_t budget = space == LADE_HOST ? w->params->host_bytes : w->params->store_bytes;
-  uint64_t used = w->program->live_peak_bytes[space];
+  uint64_t used = w->program->live_peak_bytes[space] + budget / TIER_SLACK;
+  if (space == LADE_HOST)
+    used += passage_bytes(w);
   return budget > used ? budget - used : 0;
 }
 

@@ -2,7 +2,7 @@
 /*
  * Binding: every instruction of a proved program gets its kernel and the addresses of its operands, once. A
  * buffer's address is its space's base plus its offset; a range in the store stays an offset. On a dry
- * device there are no addresses and nothing is bound.
+ * device addresses lead nowhere, and only copies, which are priced by their bytes, are bound.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -10,15 +10,16 @@
 
 #include "run/executor_internal.h"
 
+#define DRY_HOST_BASE ((uintptr_t)1 << 44) /* where a dry run's host tier would be */
+
 void *executor_address(const lade_executor *ex, const struct lade_program *program, int32_t buffer, uint64_t offset)
 {
   const struct lade_buffer *what = &program->buffers[buffer];
   LADE_ASSERT(what->space != LADE_STORE);
-  if (ex->is_dry)
-    return NULL;
   if (what->space == LADE_DEVICE)
     return (void *)(uintptr_t)(ex->arena + what->offset + offset);
-  return ex->host.data + what->offset + offset;
+  uintptr_t host = ex->is_dry ? DRY_HOST_BASE : (uintptr_t)ex->host.data;
+  return (void *)(host + what->offset + offset);
 }
 
 static const struct lade_operand *operand_find(const struct lade_program *program, const struct lade_instr *instr,
@@ -214,8 +215,8 @@ int bound_init(lade_executor *ex, const struct lade_program *program, struct bou
       b->copies[i].ret_span = &b->spans[i];
     if (!ex->is_dry)
       status = instr_bind(ex, b, i);
-    else
-      b->copies[i].bytes = program->operands[program->instrs[i].first_operand].bytes;
+    else if (program->instrs[i].kind == LADE_INSTR_COPY)
+      copy_bind(ex, program, &program->instrs[i], &b->copies[i]);
   }
   return status;
 }

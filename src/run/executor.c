@@ -224,12 +224,12 @@ int lade_executor_set(lade_executor *ex, int tensor, uint64_t offset, const void
 
 int32_t *lade_executor_tokens(lade_executor *ex, int microbatch)
 {
-  return executor_address(ex, ex->train.program, ex->tokens[microbatch], 0);
+  return ex->is_dry ? NULL : executor_address(ex, ex->train.program, ex->tokens[microbatch], 0);
 }
 
 int32_t *lade_executor_targets(lade_executor *ex, int microbatch)
 {
-  return executor_address(ex, ex->train.program, ex->targets[microbatch], 0);
+  return ex->is_dry ? NULL : executor_address(ex, ex->train.program, ex->targets[microbatch], 0);
 }
 
 uint64_t lade_executor_n_steps(const lade_executor *ex)

@@ -39,7 +39,10 @@ int lade_executor_create(const struct lade_executor_params *params, struct lade_
                          lade_executor **ret_executor);
 void lade_executor_destroy(lade_executor *executor);
 
-/* Where the caller writes tokens and targets [B,T] of a microbatch before a step. Valid until destroy. */
+/*
+ * Where the caller writes tokens and targets [B,T] of a microbatch before a step. Valid until destroy. NULL on a dry
+ * device.
+ */
 int32_t *lade_executor_tokens(lade_executor *executor, int microbatch);
 int32_t *lade_executor_targets(lade_executor *executor, int microbatch);
 

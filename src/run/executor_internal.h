@@ -81,7 +81,7 @@ struct lade_executor {
   struct lade_error failure_text;
 };
 
-/* Address of @offset in @buffer of @program; NULL on a dry device. Not for buffers in the store. */
+/* Address of @offset in @buffer of @program; on a dry device it leads nowhere. Not for buffers in the store. */
 void *executor_address(const lade_executor *executor, const struct lade_program *program, int32_t buffer,
                        uint64_t offset);
 
