@@ -141,7 +141,8 @@ static enum lade_space end_space(const struct builder *b, int tensor, int last_p
   if (b->params->residency->homes[what->param] == LADE_HOME_DEVICE)
     return LADE_DEVICE;
   enum lade_space away = gap_space(b, tensor, last_pos, b->n_steps);
-  return away == LADE_DEVICE && !b->params->is_unified ? LADE_HOST : away;
+  /* An update that streams from the store reads the gradient there too, unless it reaches device memory. */
+  return away == LADE_DEVICE && !b->params->is_unified ? LADE_STORE : away;
 }
 
 static bool is_made_anew(const struct builder *b, int tensor, const struct use *use)

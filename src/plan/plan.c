@@ -453,7 +453,7 @@ static int min_find(const lade_planner *planner, struct candidate *ret_least, ui
   struct live_order *order = NULL;
   int n = 0, status = states_list(planner, &order, &n), most = is_large(planner) ? MIN_STATES_LARGE : MIN_STATES;
   uint64_t least = UINT64_MAX;
-  for (int i = 0; i < LADE_MIN(n, most) && !status; i++) {
+  for (int i = 0; i < n && (i < most || least == UINT64_MAX) && !status; i++) {
     uint64_t floor = lade_align_up(order[i].live_bytes, planner->params.chunk_bytes), peak = UINT64_MAX;
     if (floor >= least)
       break;

@@ -27,7 +27,7 @@
 #define LARGE_OPS 1500
 
 #define TIER_SLACK 16    /* a 16th of a tier is left to fragmentation */
-#define PASSAGE_VALUES 4 /* of the widest kind that pass through the host at once */
+#define PASSAGE_VALUES 8 /* of the widest kind that pass through the host at once */
 
 /* A buffer at the peak, with its last use before and its first after. */
 struct resident_view {
