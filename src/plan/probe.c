@@ -302,6 +302,8 @@ int lade_probe(const struct lade_probe_params *params, struct lade_error *error,
   bool is_new = false;
   if (!params->skip_cache)
     probe_cache_load(params, &cost);
+  if (params->has_fresh_ops)
+    cost.n_ops = 0;
   capacities_get(params, &cost.machine);
   int rc = measure(params, error, &cost, &is_new);
   if (rc) {

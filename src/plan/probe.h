@@ -21,6 +21,8 @@ struct lade_probe_params {
   const struct lade_graph *graph;     /* borrowed; NULL: no ops, and rates of FP32 and BF16 */
   const struct lade_store_params *store; /* how the run will open its store; NULL: no drive */
   bool skip_cache;                    /* neither read nor write it */
+  bool has_fresh_ops;                 /* measure the graph's ops even if the cache knows them: a run that is about to
+                                         begin wants the machine as it is now, not as it once was */
   const char *cache_dir;              /* NULL: as above; for tests */
 };
 

@@ -156,7 +156,8 @@ static int cost_take(lade_session *s, struct lade_error *error)
     bool is_small = step_flops(s) / s->n_microbatches < PROBE_FLOPS_MOST;
     struct lade_probe_params how = {
         .struct_size = sizeof(how), .kernels = &s->kernels, .pool = s->pool, .graph = is_small ? s->graph : NULL,
-        .store = s->params.store ? &store : NULL, .skip_cache = s->params.skip_cache};
+        .store = s->params.store ? &store : NULL, .skip_cache = s->params.skip_cache,
+        .has_fresh_ops = !s->params.is_plan_only && !s->params.is_dry};
     status = lade_probe(&how, error, &s->cost);
   }
   if (status)
