@@ -252,3 +252,15 @@ int options_arguments(const struct options *options, enum verb_id verb, const ch
   }
   return status;
 }
+
+void word_print(FILE *file, const char *word)
+{
+  if (*word && !word[strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=./,:+%")]) {
+    fprintf(file, " %s", word);
+    return;
+  }
+  fputs(" '", file);
+  for (; *word; word++)
+    fputs(*word == '\'' ? "'\\''" : (char[]){*word, 0}, file);
+  fputc('\'', file);
+}

@@ -147,4 +147,7 @@ int options_arguments(const struct options *options, enum verb_id verb, const ch
 int option_list_push(struct option_list *list, const char *item);
 void option_list_free_items(struct option_list *list);
 
+/* Print a blank and @word, quoted for a shell where it must be. */
+void word_print(FILE *file, const char *word);
+
 #endif

@@ -36,6 +36,8 @@ const struct option option_table[] = {
     SECTION("Model and data"),
     {OPTION_TEXT, "model", "NAME|FILE", ALL, AT(session.model), .preset = "nano",
      .help = "preset (nano, baby, gpt2-124m ... gpt-1t: docs/graph.md), or a HuggingFace config.json"},
+    {OPTION_COUNT, "layers", "N", ALL, AT(session.layers), .unset = "the model's own", .least = 1, .most = 100000,
+     .help = "the model with another number of layers"},
     {OPTION_FILES, "data", "FILE...", RUN, VERB_PLAN, AT(data), .unset = "required",
      .help = "training data: text, read as bytes, or token files (.bin) as llm.c and nanoGPT write them"},
     {OPTION_FILES, "valid", "FILE...", RUN, VERB_PLAN, AT(valid), .unset = "the end of --data",
@@ -170,7 +172,7 @@ static const struct verb_page verb_pages[] = {
     {VERB_PLAN, "plan",
      "Examples:\n"
      "  lade plan --model baby --batch 16 --budget 40%           where every byte waits, and what that costs\n"
-     "  lade plan --model gpt3-175b --batch 1 --machine h100-sxm --store /nvme --device dry\n"
+     "  lade plan --model gpt3-175b --batch 1 --machine h100-80g --store /nvme --device dry\n"
      "  lade plan --model baby --max micro-batch --budget 512MiB the largest that fits\n"
      "\nUsage: lade plan [OPTION...]\n"
      "Plans without running. Takes every option of `lade train`; the ones that matter to it are below.\n"

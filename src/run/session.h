@@ -31,6 +31,7 @@ struct lade_budget {
 struct lade_session_params {
   size_t struct_size;
   const char *model;                   /* preset or path of a config.json */
+  int64_t layers;                      /* 0: the model's own */
   const char *const *data;             /* files */
   int n_data;
   const char *const *valid;

@@ -67,6 +67,10 @@ static int model_read(lade_session *s, struct lade_error *error)
   size_t n = strlen(name);
   bool is_file = strchr(name, '/') || (n > 5 && strcmp(name + n - 5, ".json") == 0);
   int status = is_file ? lade_model_load(name, &s->model, error) : lade_model_preset(name, &s->model, error);
+  if (!status && s->params.layers) {
+    s->model.layers = s->params.layers;
+    status = lade_model_check(&s->model, error);
+  }
   if (!status && !s->params.time)
     s->params.time = LADE_MIN(s->model.context, DEFAULT_TIME);
   if (!status && s->params.time > s->model.context)

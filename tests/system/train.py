@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Training as a script sees it: the contract of the summary and the log, budgets, resuming, signals, exit codes.
+
+Usage: train.py LADE
+"""
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+LADE = os.path.abspath(sys.argv[1])
+CHUNK = 2 << 20
+SHORT = ["--model", "nano", "--batch", "2", "--seq", "32", "--warmup", "2", "--eval-iters", "2", "--quiet"]
+QUEUES = {"compute", "to_host", "to_device", "io", "host"}
+
+os.chdir(tempfile.mkdtemp(prefix="lade-train-"))
+os.environ["XDG_CACHE_HOME"] = os.getcwd()
+with open("text.txt", "w", encoding="utf-8") as file:
+    for i in range(4000):
+        file.write(f"{i * i % 97} bottles of {'beer' if i % 3 else 'wine'} on the wall, {i}\n")
+
+
+def run(*args):
+    result = subprocess.run([LADE, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
+                            stdin=subprocess.DEVNULL)
+    return result.returncode, result.stdout, result.stderr
+
+
+def done(*args):
+    code, out, err = run(*args)
+    assert code == 0, (args, code, err)
+    return json.loads(out)
+
+
+def train(*args):
+    return done("train", *SHORT, "--data", "text.txt", "--json", *args)
+
+
+def refused(code, *args, words=()):
+    got, out, err = run(*args)
+    assert got == code, (args, got, out, err)
+    lines = [line for line in err.splitlines() if line.startswith("lade ") and ": note:" not in line]
+    assert len(lines) == 1, (args, err)
+    for word in words:
+        assert word in lines[0], (args, word, err)
+
+
+def events(path):
+    with open(path, encoding="utf-8") as log:
+        return [json.loads(line) for line in log]
+
+
+# The summary has every field of the contract; what was planned is what was measured.
+whole = train("--steps", "6", "--log", "log.jsonl", "--timeline", "trace.json", "--eval-every", "2")
+for field in ("parameters", "budget_bytes", "planned_peak_bytes", "measured_peak_bytes", "host_bytes", "store_bytes",
+              "steps", "train_loss", "val_loss", "tokens_per_second", "speed_of_light", "predicted_step_seconds",
+              "measured_step_seconds"):
+    assert isinstance(whole[field], (int, float)), (field, whole)
+for field in ("loss_digest", "params_digest", "numerics_key"):
+    assert re.fullmatch("[0-9a-f]{16}", whole[field]), (field, whole)
+assert whole["event"] == "summary" and whole["schema_version"] == 1 and whole["steps"] == 6
+assert whole["planned_peak_bytes"] == whole["measured_peak_bytes"] <= whole["budget_bytes"]
+assert set(whole["predicted_queue_seconds"]) == set(whole["measured_queue_seconds"]) == QUEUES
+
+# The log: the configuration, evaluations before, between and after, every step, and the same summary at the end.
+log = events("log.jsonl")
+assert log[0]["event"] == "config" and log[0]["options"]["batch"] == {"value": "2", "from": "command line"}
+assert [event["step"] for event in log if event["event"] == "eval"] == [0, 2, 4, 6]
+steps = [event for event in log if event["event"] == "step"]
+assert [event["step"] for event in steps] == list(range(6))
+assert all({"loss", "grad_norm", "lr", "tokens_per_second", "peak_bytes"} <= set(event) for event in steps)
+assert log[-1]["event"] == "summary" and log[-1]["params_digest"] == whole["params_digest"]
+assert steps[-1]["loss"] < steps[0]["loss"] and abs(steps[-1]["loss"] - whole["train_loss"]) < 1e-6
+
+with open("trace.json", encoding="utf-8") as file:
+    trace = json.load(file)["traceEvents"]
+for process in (1, 2):
+    spans = [event for event in trace if event["pid"] == process and event["ph"] == "X"]
+    assert len(spans) > 50 and any("matmul" in event["name"] for event in spans), len(spans)
+
+# A budget changes no bit; the smallest is exact.
+plan = done("plan", *SHORT, "--data", "text.txt", "--json", "--budget", "min")
+least = plan["min_budget_bytes"]
+assert plan["fits"] and plan["planned_peak_bytes"] == least and plan["lower_bound_bytes"] <= least
+for space in ("device", "host", "store"):
+    ledger = plan["ledger"][space]
+    assert sum(ledger.values()) == 2 * ledger["total"], ledger
+assert plan["ledger"]["device"]["total"] == least
+assert [unit["unit"] for unit in plan["residency"]] == ["embed", "h.0", "h.1", "h.2", "h.3", "head"]
+for unit in plan["residency"]:
+    for choice in unit["choices"]:
+        assert choice["where"] in ("keep", "recompute", "device", "host", "store"), choice
+        assert choice["bytes"] > 0 and choice["seconds"] >= 0 and choice["reason"] and choice["what"], choice
+small = train("--steps", "6", "--budget", "min")
+assert small["measured_peak_bytes"] == small["planned_peak_bytes"] == least, (small, least)
+assert (small["loss_digest"], small["params_digest"]) == (whole["loss_digest"], whole["params_digest"])
+refused(3, "train", *SHORT, "--data", "text.txt", "--budget", str(least - CHUNK), words=[str(least)])
+code, out, err = run("plan", *SHORT, "--json", "--budget", str(least - CHUNK))
+assert code == 3 and str(least) in err and not json.loads(out)["fits"], (code, out, err)
+
+# Dry: the real executor on a simulated clock, and the same time as the simulator said.
+dry = done("plan", *SHORT, "--json", "--device", "dry")
+assert dry["dry_step_seconds"] > 0 and set(dry["dry_queue_seconds"]) == QUEUES
+
+# The largest that fits: one more does not.
+found = done("plan", *SHORT, "--json", "--max", "layers", "--budget", "16MiB", "--host-budget", "0")["value"]
+assert found >= 1
+fit = ["plan", *SHORT, "--json", "--budget", "16MiB", "--host-budget", "0", "--layers"]
+assert done(*fit, str(found))["fits"]
+assert run(*fit, str(found + 1))[0] == 3
+
+# A run in two parts has the bits of a run in one. The directory holds the configuration.
+half = ["--steps", "6", "--save", "saved"]
+train(*half, "--save-every", "2", "--keep", "2", "--log", "parts.jsonl", "--steps", "3", "--lr", "1e-3")
+with open("saved/lade.conf", encoding="utf-8") as file:
+    assert "batch = 2 " in file.read()
+assert sorted(name for name in os.listdir("saved") if name.startswith("step-")) == ["step-00000002", "step-00000003"]
+
+# The first signal ends the run after its step, saves, and says how to go on; that line ends with the same bits.
+train("--steps", "40", "--log", "reference.jsonl")
+reference = events("reference.jsonl")[-1]
+command = [LADE, "train", *SHORT, "--data", "text.txt", "--steps", "40", "--save", "stopped", "--log", "stop.jsonl",
+           "--json"]
+with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    while not (os.path.exists("stop.jsonl") and '"step"' in open("stop.jsonl", encoding="utf-8").read()):
+        time.sleep(0.002)
+    child.send_signal(signal.SIGTERM)
+    out, err = child.communicate()
+if child.returncode == 0:
+    print("the run was over before the signal came")
+else:
+    assert child.returncode == 128 + signal.SIGTERM and not out, (child.returncode, out, err)
+    resume = [line for line in err.splitlines() if "--resume" in line][0]
+    result = done(*shlex.split(resume)[1:])
+    assert result["steps"] == 40
+    assert result["loss_digest"] == reference["loss_digest"], (result, reference)
+    assert result["params_digest"] == reference["params_digest"], (result, reference)
+    assert [event["step"] for event in events("stop.jsonl") if event["event"] == "step"] == list(range(40))
+
+# A sweep: the same digests, one summary for each; a budget that is too small is named and the code is 3.
+sweep = ["sweep", *SHORT, "--data", "text.txt", "--steps", "3", "--json"]
+runs = done(*sweep, "--budgets", "100%,50%,min")["runs"]
+assert [one["budget"] for one in runs] == ["100%", "50%", "min"]
+assert len({(one["loss_digest"], one["params_digest"]) for one in runs}) == 1
+assert all(one["measured_peak_bytes"] <= one["budget_bytes"] for one in runs)
+code, out, err = run(*sweep, "--budgets", "100%,1MiB")
+runs = json.loads(out)["runs"]
+assert code == 3 and runs[0]["steps"] == 3 and runs[1] == {"budget": "1MiB", "exit_code": 3}, (code, runs)
+code, out, err = run("sweep", *SHORT, "--data", "text.txt", "--steps", "3", "--budgets", "100%,min")
+assert code == 0 and "same bits" in out and "lade train" in out and "\033" not in out, out
+
+# Bad input: the right code, one line, and nothing written.
+before = sorted(os.listdir("."))
+open("empty.txt", "w", encoding="utf-8").close()
+with open("bad.json", "w", encoding="utf-8") as file:
+    file.write('{"model_type": "gpt2", "vocab_size": 256, "n_embd": 64, "n_head": 4, "n_positions": 64, "n_layer": -3}')
+refused(2, "train", *SHORT, "--data", "missing.txt", "--save", "never", "--log", "never.jsonl", words=["missing.txt"])
+refused(2, "train", *SHORT, "--data", "empty.txt", "--save", "never", words=["empty.txt"])
+refused(2, "train", *SHORT, "--data", "text.txt", "--model", "bad.json", words=["bad.json", "n_layer"])
+refused(2, "train", *SHORT, "--data", "text.txt", "--model", "nanno", words=["nanno", "nano"])
+refused(2, "train", *SHORT, "--data", "text.txt", "--model", "gpt2-124m", words=["vocabulary"])
+refused(2, "train", *SHORT, "--data", "text.txt", "--seq", "65", words=["65", "64"])
+refused(2, "train", *SHORT, "--data", "text.txt", "--resume", "nowhere", words=["nowhere"])
+refused(2, "train", *SHORT, "--data", "text.txt", "--init", "nowhere", words=["nowhere"])
+refused(2, "train", *SHORT, "--data", "text.txt", "--store", "nowhere", "--budget", "min", words=["nowhere"])
+refused(2, "train", *SHORT, "--data", "text.txt", "--machine", "nowhere", words=["nowhere"])
+refused(2, "train", *SHORT, "--data", "text.txt", "--steps", "1", "--resume", "saved", words=["--steps"])
+refused(5, "train", *SHORT, "--data", "text.txt", "--steps", "1", "--log", "/dev/full", words=["/dev/full"])
+assert sorted(os.listdir(".")) == sorted(before + ["bad.json", "empty.txt"]), os.listdir(".")

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * `lade plan`: what a run would need and cost, without running it. The ledger, the residency and the times are
+ * those of the very program that `lade train` would execute; nothing is estimated a second time. With
+ * --device dry the executor walks that program for one step on a simulated clock.
+ */
+#include <errno.h>
+#include <jansson.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "tools/options.h"
+#include "tools/places.h"
+#include "tools/plan.h"
+#include "tools/report.h"
+#include "tools/timeline.h"
+#include "tools/verbs.h"
+
+struct planning {
+  struct options options;
+  lade_session *session;
+  struct lade_session_info info;
+  bool has_step; /* executed dry */
+  struct lade_step_report step;
+  struct places places;
+  struct lade_error error;
+};
+
+/* The program that has the peak of @space: training, nearly always. */
+static const struct lade_program *peak_program(const struct lade_plan *plan, int space)
+{
+  return plan->eval->peak_bytes[space] > plan->train->peak_bytes[space] ? plan->eval : plan->train;
+}
+
+/* ---- for a person ---- */
+
+static void ledger_print(const struct lade_plan *plan)
+{
+  char text[32];
+  printf("\n%-24s", "memory at the peak");
+  for (int space = 0; space < LADE_N_SPACES; space++)
+    printf(" %12s", lade_space_name((enum lade_space)space));
+  for (int owner = 0; owner < LADE_N_OWNERS; owner++) {
+    uint64_t device = peak_program(plan, LADE_DEVICE)->owner_bytes[LADE_DEVICE][owner];
+    printf("\n  %-22s", lade_owner_name((enum lade_owner)owner));
+    for (int space = 0; space < LADE_N_SPACES; space++) {
+      uint64_t bytes = peak_program(plan, space)->owner_bytes[space][owner];
+      printf(" %12s", bytes ? lade_size_format(bytes, text, sizeof(text)) : "-");
+    }
+    if (device)
+      printf("  %5.1f %% of the device", 100 * (double)device / (double)plan->peak_bytes[LADE_DEVICE]);
+  }
+  printf("\n  %-22s", "together");
+  for (int space = 0; space < LADE_N_SPACES; space++)
+    printf(" %12s", lade_size_format(plan->peak_bytes[space], text, sizeof(text)));
+  putchar('\n');
+}
+
+static void times_print(const struct planning *planning)
+{
+  const struct lade_plan *plan = planning->info.plan;
+  char a[32], b[32];
+  printf("step          predicted %s; unconstrained %s\n",
+         seconds_format((double)plan->predicted_ns / 1e9, a, sizeof(a)),
+         seconds_format((double)planning->info.bounds.unconstrained_ns / 1e9, b, sizeof(b)));
+  if (planning->has_step)
+    printf("              executed dry %s\n", seconds_format((double)planning->step.wall_ns / 1e9, a, sizeof(a)));
+  for (int queue = 0; queue < LADE_N_QUEUES; queue++) {
+    int64_t predicted_ns = plan->train->predicted_busy_ns[queue], dry_ns = planning->step.busy_ns[queue];
+    if (!predicted_ns && !dry_ns)
+      continue;
+    printf("  %-11s predicted %s", lade_queue_name((enum lade_queue_id)queue),
+           seconds_format((double)predicted_ns / 1e9, a, sizeof(a)));
+    printf(planning->has_step ? ", executed dry %s\n" : "\n", seconds_format((double)dry_ns / 1e9, a, sizeof(a)));
+  }
+}
+
+static void bounds_print(const struct lade_session_info *info)
+{
+  char a[32], b[32], c[32];
+  printf("model         %s, %lld parameters; batch %lld of %lld tokens, in %d pass%s\n", info->model.name,
+         (long long)info->n_params, (long long)info->batch, (long long)info->time, info->n_microbatches,
+         info->n_microbatches == 1 ? "" : "es");
+  printf("budgets       device %s, host %s, store %s\n", lade_size_format(info->budget_bytes, a, sizeof(a)),
+         lade_size_format(info->host_budget_bytes, b, sizeof(b)),
+         lade_size_format(info->store_budget_bytes, c, sizeof(c)));
+  printf("bounds        unconstrained %s, smallest budget %s, lower bound %s\n",
+         lade_size_format(info->bounds.unconstrained_bytes, a, sizeof(a)),
+         info->bounds.min_bytes == UINT64_MAX ? "none" : lade_size_format(info->bounds.min_bytes, b, sizeof(b)),
+         lade_size_format(info->bounds.lower_bound_bytes, c, sizeof(c)));
+}
+
+static void plan_print(const struct planning *planning)
+{
+  const struct lade_session_info *info = &planning->info;
+  char peak[32];
+  bounds_print(info);
+  if (!info->plan)
+    return;
+  printf("planned peak  %s, proved\n", lade_size_format(info->plan->peak_bytes[LADE_DEVICE], peak, sizeof(peak)));
+  times_print(planning);
+  ledger_print(info->plan);
+  printf("\nwhere values wait for the backward pass, and what it keeps busy in a step\n");
+  places_print(&planning->places, info->graph, stdout);
+}
+
+/* ---- as JSON ---- */
+
+static json_t *ledger_json(const struct lade_plan *plan)
+{
+  json_t *spaces = json_object();
+  for (int space = 0; space < LADE_N_SPACES; space++) {
+    json_t *owners = json_object();
+    for (int owner = 0; owner < LADE_N_OWNERS; owner++)
+      json_object_set_new(owners, lade_owner_name((enum lade_owner)owner),
+                          json_bytes(peak_program(plan, space)->owner_bytes[space][owner]));
+    json_object_set_new(owners, "total", json_bytes(plan->peak_bytes[space]));
+    json_object_set_new(spaces, lade_space_name((enum lade_space)space), owners);
+  }
+  return spaces;
+}
+
+static json_t *queues_json(const int64_t ns[LADE_N_QUEUES])
+{
+  double seconds[LADE_N_QUEUES];
+  for (int queue = 0; queue < LADE_N_QUEUES; queue++)
+    seconds[queue] = (double)ns[queue] / 1e9;
+  return json_queue_seconds(seconds);
+}
+
+static void plan_set(json_t *object, const struct planning *planning)
+{
+  const struct lade_plan *plan = planning->info.plan;
+  json_object_set_new(object, "planned_peak_bytes", json_bytes(plan->peak_bytes[LADE_DEVICE]));
+  json_object_set_new(object, "host_bytes", json_bytes(plan->peak_bytes[LADE_HOST]));
+  json_object_set_new(object, "store_bytes", json_bytes(plan->peak_bytes[LADE_STORE]));
+  json_object_set_new(object, "predicted_step_seconds", json_number((double)plan->predicted_ns / 1e9));
+  json_object_set_new(object, "predicted_queue_seconds", queues_json(plan->train->predicted_busy_ns));
+  json_object_set_new(object, "ledger", ledger_json(plan));
+  json_object_set_new(object, "residency", places_json(&planning->places, planning->info.graph));
+  if (planning->has_step) {
+    json_object_set_new(object, "dry_step_seconds", json_number((double)planning->step.wall_ns / 1e9));
+    json_object_set_new(object, "dry_queue_seconds", queues_json(planning->step.busy_ns));
+  }
+}
+
+static int plan_dump(const struct planning *planning)
+{
+  const struct lade_session_info *info = &planning->info;
+  const struct lade_plan_bounds *bounds = &info->bounds;
+  json_t *min = bounds->min_bytes == UINT64_MAX ? json_null() : json_bytes(bounds->min_bytes);
+  json_t *object = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:b}", "schema_version", REPORT_SCHEMA_VERSION, "model",
+                             info->model.name, "parameters", (json_int_t)info->n_params, "batch",
+                             (json_int_t)info->batch, "micro_batch", (json_int_t)info->micro_batch, "seq",
+                             (json_int_t)info->time, "fits", info->plan != NULL);
+  if (!object)
+    return -1;
+  json_object_set_new(object, "budget_bytes", json_bytes(info->budget_bytes));
+  json_object_set_new(object, "host_budget_bytes", json_bytes(info->host_budget_bytes));
+  json_object_set_new(object, "store_budget_bytes", json_bytes(info->store_budget_bytes));
+  json_object_set_new(object, "min_budget_bytes", min);
+  json_object_set_new(object, "lower_bound_bytes", json_bytes(bounds->lower_bound_bytes));
+  json_object_set_new(object, "unconstrained_bytes", json_bytes(bounds->unconstrained_bytes));
+  json_object_set_new(object, "unconstrained_step_seconds", json_number((double)bounds->unconstrained_ns / 1e9));
+  if (info->plan)
+    plan_set(object, planning);
+  int status = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+  json_decref(object);
+  putchar('\n');
+  return status;
+}
+
+/* ---- together ---- */
+
+static int plan_run(struct planning *planning)
+{
+  struct options *options = &planning->options;
+  options->session.is_plan_only = options->device != DEVICE_DRY;
+  int status = lade_session_open(&options->session, &planning->error, &planning->session);
+  if (status)
+    return status;
+  lade_session_get_info(planning->session, &planning->info);
+  if (!planning->info.plan)
+    return 0;
+  if (options->device == DEVICE_DRY) {
+    status = lade_session_step(planning->session, &planning->step, &planning->error);
+    planning->has_step = !status;
+  }
+  if (!status)
+    status = places_make(&planning->info, options->session.recipe, options->session.residency_file, &planning->error,
+                         &planning->places);
+  if (!status && options->timeline)
+    status = timeline_write(options->timeline, &planning->info, &planning->error);
+  return status;
+}
+
+/* The code of a plan that was made, or refused. */
+static int plan_tell(struct planning *planning)
+{
+  if (!planning->options.is_json)
+    plan_print(planning);
+  else if (plan_dump(planning))
+    return exit_fail("plan", -ENOMEM, NULL);
+  if (planning->info.plan)
+    return LADE_EXIT_DONE;
+  fflush(stdout);
+  return exit_fail("plan", -EOVERFLOW, &planning->error);
+}
+
+int plan_main(int argc, char **argv)
+{
+  struct planning planning = {.has_step = false};
+  int code = options_read(VERB_PLAN, argc, argv, &planning.options);
+  if (code == OPTIONS_GO && planning.options.max)
+    code = plan_max(&planning.options);
+  else if (code == OPTIONS_GO) {
+    int status = plan_run(&planning);
+    code = status ? exit_fail("plan", status, &planning.error) : plan_tell(&planning);
+    places_finish(&planning.places);
+    lade_session_close(planning.session);
+  }
+  options_finish(&planning.options);
+  return code;
+}

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Results. Times are medians: on a machine that others use too, the mean of a run says more about them than about
+ * the run. Every predicted figure stands beside the measured one.
+ */
+#include "tools/report.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+
+#define HISTORY_MOST 65536
+
+/* ---- history ---- */
+
+int history_init(struct history *history, int64_t n_steps)
+{
+  *history = (struct history){.capacity = LADE_MAX(1, LADE_MIN(n_steps, HISTORY_MOST))};
+  for (int i = 0; i < HISTORY_COLUMNS; i++) {
+    history->ns[i] = calloc((size_t)history->capacity, sizeof(*history->ns[i]));
+    if (!history->ns[i])
+      return -ENOMEM;
+  }
+  return 0;
+}
+
+void history_finish(struct history *history)
+{
+  for (int i = 0; i < HISTORY_COLUMNS; i++)
+    free(history->ns[i]);
+}
+
+void history_add(struct history *history, const struct lade_step_report *report)
+{
+  int64_t at = history->n++ % history->capacity;
+  history->ns[0][at] = report->wall_ns;
+  for (int queue = 0; queue < LADE_N_QUEUES; queue++)
+    history->ns[1 + queue][at] = report->busy_ns[queue];
+}
+
+static int ns_compare(const void *a, const void *b)
+{
+  int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+  return (x > y) - (x < y);
+}
+
+void history_medians(const struct history *history, double ret_seconds[HISTORY_COLUMNS])
+{
+  int64_t n = LADE_MIN(history->n, history->capacity);
+  bool has_first = history->n <= history->capacity && n > 1;
+  int64_t *sorted = malloc((size_t)LADE_MAX(n, 1) * sizeof(*sorted));
+  for (int i = 0; i < HISTORY_COLUMNS; i++) {
+    int64_t n_sorted = n - has_first;
+    ret_seconds[i] = 0;
+    if (!sorted || n_sorted < 1)
+      continue;
+    memcpy(sorted, history->ns[i] + has_first, (size_t)n_sorted * sizeof(*sorted));
+    qsort(sorted, (size_t)n_sorted, sizeof(*sorted), ns_compare);
+    ret_seconds[i] = (double)(sorted[(n_sorted - 1) / 2] + sorted[n_sorted / 2]) / 2e9;
+  }
+  free(sorted);
+}
+
+/* ---- JSON ---- */
+
+json_t *json_number(double value)
+{
+  return isfinite(value) ? json_real(value) : json_null();
+}
+
+json_t *json_bytes(uint64_t bytes)
+{
+  return json_integer((json_int_t)LADE_MIN(bytes, (uint64_t)INT64_MAX));
+}
+
+json_t *json_digest(uint64_t digest)
+{
+  return json_sprintf("%016llx", (unsigned long long)digest);
+}
+
+json_t *json_queue_seconds(const double seconds[LADE_N_QUEUES])
+{
+  json_t *object = json_object();
+  for (int queue = 0; queue < LADE_N_QUEUES; queue++)
+    json_object_set_new(object, lade_queue_name((enum lade_queue_id)queue), json_number(seconds[queue]));
+  return object;
+}
+
+static double rate(const struct summary *summary)
+{
+  double tokens = (double)(summary->info.batch * summary->info.time);
+  return summary->seconds[0] > 0 ? tokens / summary->seconds[0] : NAN;
+}
+
+static double light(const struct summary *summary)
+{
+  double light_ns = summary->info.speed_of_light_ns;
+  return light_ns > 0 && summary->seconds[0] > 0 ? light_ns / 1e9 / summary->seconds[0] : NAN;
+}
+
+static void shape_set(json_t *object, const struct summary *summary)
+{
+  const struct lade_session_info *info = &summary->info;
+  json_object_set_new(object, "model", json_string(info->model.name));
+  json_object_set_new(object, "dtype", json_string(lade_dtype_name(summary->dtype)));
+  json_object_set_new(object, "batch", json_integer(info->batch));
+  json_object_set_new(object, "micro_batch", json_integer(info->micro_batch));
+  json_object_set_new(object, "seq", json_integer(info->time));
+  json_object_set_new(object, "parameters", json_integer(info->n_params));
+}
+
+static void memory_set(json_t *object, const struct lade_session_info *info)
+{
+  json_object_set_new(object, "budget_bytes", json_bytes(info->budget_bytes));
+  json_object_set_new(object, "planned_peak_bytes", json_bytes(info->plan->peak_bytes[LADE_DEVICE]));
+  json_object_set_new(object, "measured_peak_bytes", json_bytes(info->measured_peak_bytes));
+  json_object_set_new(object, "host_bytes", json_bytes(info->host_bytes));
+  json_object_set_new(object, "store_bytes", json_bytes(info->store_bytes));
+  json_object_set_new(object, "unconstrained_bytes", json_bytes(info->bounds.unconstrained_bytes));
+  json_object_set_new(object, "min_budget_bytes", json_bytes(info->bounds.min_bytes));
+  json_object_set_new(object, "lower_bound_bytes", json_bytes(info->bounds.lower_bound_bytes));
+}
+
+static void numbers_set(json_t *object, const struct summary *summary)
+{
+  const struct lade_session_info *info = &summary->info;
+  json_object_set_new(object, "steps", json_integer(info->step));
+  json_object_set_new(object, "train_loss", json_number(summary->train_loss));
+  json_object_set_new(object, "val_loss", json_number(summary->val_loss));
+  json_object_set_new(object, "loss_digest", summary->is_dry ? json_null() : json_digest(info->loss_digest));
+  json_object_set_new(object, "params_digest", summary->is_dry ? json_null() : json_digest(summary->params_digest));
+  json_object_set_new(object, "numerics_key", json_digest(info->numerics_key));
+}
+
+static void times_set(json_t *object, const struct summary *summary)
+{
+  const struct lade_plan *plan = summary->info.plan;
+  double predicted[LADE_N_QUEUES];
+  for (int queue = 0; queue < LADE_N_QUEUES; queue++)
+    predicted[queue] = (double)plan->train->predicted_busy_ns[queue] / 1e9;
+  json_object_set_new(object, "tokens_per_second", json_number(rate(summary)));
+  json_object_set_new(object, "speed_of_light", json_number(light(summary)));
+  json_object_set_new(object, "predicted_step_seconds", json_number((double)plan->predicted_ns / 1e9));
+  json_object_set_new(object, "measured_step_seconds", json_number(summary->seconds[0]));
+  json_object_set_new(object, "predicted_queue_seconds", json_queue_seconds(predicted));
+  json_object_set_new(object, "measured_queue_seconds", json_queue_seconds(summary->seconds + 1));
+}
+
+json_t *summary_json(const struct summary *summary)
+{
+  json_t *object = json_pack("{s:s, s:i}", "event", "summary", "schema_version", REPORT_SCHEMA_VERSION);
+  if (!object)
+    return NULL;
+  shape_set(object, summary);
+  memory_set(object, &summary->info);
+  numbers_set(object, summary);
+  times_set(object, summary);
+  return object;
+}
+
+/* ---- for a person ---- */
+
+char *seconds_format(double seconds, char *text, size_t text_bytes)
+{
+  if (seconds < 1e-3)
+    snprintf(text, text_bytes, "%.1f us", seconds * 1e6);
+  else if (seconds < 1)
+    snprintf(text, text_bytes, "%.2f ms", seconds * 1e3);
+  else
+    snprintf(text, text_bytes, "%.2f s", seconds);
+  return text;
+}
+
+static void memory_print(const struct lade_session_info *info, FILE *file)
+{
+  char a[32], b[32], c[32];
+  fprintf(file, "memory        planned peak %s, measured %s, of %s\n",
+          lade_size_format(info->plan->peak_bytes[LADE_DEVICE], a, sizeof(a)),
+          lade_size_format(info->measured_peak_bytes, b, sizeof(b)),
+          lade_size_format(info->budget_bytes, c, sizeof(c)));
+  fprintf(file, "              unconstrained %s, smallest budget %s, lower bound %s\n",
+          lade_size_format(info->bounds.unconstrained_bytes, a, sizeof(a)),
+          lade_size_format(info->bounds.min_bytes, b, sizeof(b)),
+          lade_size_format(info->bounds.lower_bound_bytes, c, sizeof(c)));
+  fprintf(file, "              host %s, store %s\n", lade_size_format(info->host_bytes, a, sizeof(a)),
+          lade_size_format(info->store_bytes, b, sizeof(b)));
+}
+
+static void times_print(const struct summary *summary, FILE *file)
+{
+  const struct lade_plan *plan = summary->info.plan;
+  char a[32], b[32];
+  fprintf(file, "step          predicted %s, measured %s\n",
+          seconds_format((double)plan->predicted_ns / 1e9, a, sizeof(a)),
+          seconds_format(summary->seconds[0], b, sizeof(b)));
+  for (int queue = 0; queue < LADE_N_QUEUES; queue++) {
+    double predicted = (double)plan->train->predicted_busy_ns[queue] / 1e9, measured = summary->seconds[1 + queue];
+    if (predicted > 0 || measured > 0)
+      fprintf(file, "  %-11s predicted %s, measured %s\n", lade_queue_name((enum lade_queue_id)queue),
+              seconds_format(predicted, a, sizeof(a)), seconds_format(measured, b, sizeof(b)));
+  }
+}
+
+void summary_print(const struct summary *summary, FILE *file)
+{
+  const struct lade_session_info *info = &summary->info;
+  fprintf(file, "model         %s, %lld parameters, %s; batch %lld of %lld tokens\n", info->model.name,
+          (long long)info->n_params, lade_dtype_name(summary->dtype), (long long)info->batch, (long long)info->time);
+  fprintf(file, "steps         %lld\n", (long long)info->step);
+  if (isfinite(summary->train_loss))
+    fprintf(file, "loss          training %.4f", summary->train_loss);
+  if (isfinite(summary->val_loss))
+    fprintf(file, ", validation %.4f", summary->val_loss);
+  if (isfinite(summary->train_loss))
+    fputc('\n', file);
+  memory_print(info, file);
+  times_print(summary, file);
+  if (isfinite(rate(summary)))
+    fprintf(file, "speed         %.0f tokens/s", rate(summary));
+  if (isfinite(light(summary)))
+    fprintf(file, ", %.0f %% of the speed of light", 100 * light(summary));
+  if (isfinite(rate(summary)))
+    fputc('\n', file);
+  if (!summary->is_dry)
+    fprintf(file, "digests       losses %016llx, parameters %016llx\n", (unsigned long long)info->loss_digest,
+            (unsigned long long)summary->params_digest);
+}

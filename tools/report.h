@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The results of a run: the medians of its steps, and its summary as JSON and as a table.
+ */
+#ifndef LADE_REPORT_H
+#define LADE_REPORT_H
+
+#include <stdio.h>
+
+#include "run/session.h"
+
+#define REPORT_SCHEMA_VERSION 1
+
+/* Times of the newest steps of a run: of the whole step, then of each queue. */
+#define HISTORY_COLUMNS (1 + LADE_N_QUEUES)
+struct history {
+  int64_t *ns[HISTORY_COLUMNS];
+  int64_t n, capacity; /* n counts all steps; the newest @capacity of them are kept */
+};
+
+/* Room for @n_steps, at most some tens of thousands. -ENOMEM. Finish it either way. */
+int history_init(struct history *history, int64_t n_steps);
+void history_finish(struct history *history);
+void history_add(struct history *history, const struct lade_step_report *report);
+
+/*
+ * Medians in seconds over what is kept, the first step of the run left out (it finds everything cold) if there are
+ * others; zeros without any step.
+ */
+void history_medians(const struct history *history, double ret_seconds[HISTORY_COLUMNS]);
+
+struct summary {
+  struct lade_session_info info; /* at the end */
+  enum lade_dtype dtype;
+  bool is_dry;
+  double train_loss, val_loss; /* of the last step, of the last evaluation; NAN: none */
+  uint64_t params_digest;
+  double seconds[HISTORY_COLUMNS]; /* measured, or simulated when dry */
+};
+
+struct json_t;
+
+/* NULL when memory is out; the caller gives its reference back. */
+struct json_t *summary_json(const struct summary *summary);
+void summary_print(const struct summary *summary, FILE *file);
+
+/* A number, or null for one that JSON cannot say. */
+struct json_t *json_number(double value);
+struct json_t *json_bytes(uint64_t bytes);
+/* 16 hexadecimal digits. */
+struct json_t *json_digest(uint64_t digest);
+/* {"compute": seconds, ...} from nanoseconds or seconds by queue. */
+struct json_t *json_queue_seconds(const double seconds[LADE_N_QUEUES]);
+
+/* "12.3 ms", "4.56 s" into @text. */
+char *seconds_format(double seconds, char *text, size_t text_bytes);
+
+#endif

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A step as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
+ */
+#ifndef LADE_TIMELINE_H
+#define LADE_TIMELINE_H
+
+#include "run/session.h"
+
+/*
+ * Write the training program as predicted and, when the session has run with spans, its last step as measured:
+ * two processes, a thread for each queue. -ENOMEM, or as the file system says.
+ */
+int timeline_write(const char *path, const struct lade_session_info *info, struct lade_error *error);
+
+#endif

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * `lade train`: a session and the loop around it.
+ *
+ * Nothing is written before the session is open, which is when everything that a person can have got wrong has
+ * been checked. The loop asks after each step whether to evaluate, to save, or to stop because of a signal. A
+ * failure ends it with one line; what was saved before stays.
+ */
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/base.h"
+#include "base/file.h"
+#include "tools/options.h"
+#include "tools/progress.h"
+#include "tools/report.h"
+#include "tools/signals.h"
+#include "tools/terminal.h"
+#include "tools/timeline.h"
+#include "tools/verbs.h"
+
+#define LOG_DIGITS 17 /* doubles in logs read back as the same bits */
+#define RESULT_DIGITS 9
+
+struct run {
+  struct options options;
+  lade_session *session;
+  struct lade_session_info info;
+  struct progress progress;
+  struct history history;
+  FILE *log;
+  bool has_valid; /* until an evaluation says that there is no such data */
+  int64_t evaluated_step, saved_step;
+  double train_loss, val_loss;
+  struct lade_error error;
+};
+
+/* ---- the log ---- */
+
+static void log_event(struct run *run, json_t *event)
+{
+  if (run->log && event) {
+    json_dumpf(event, run->log, JSON_COMPACT | JSON_REAL_PRECISION(LOG_DIGITS));
+    fputc('\n', run->log);
+  }
+  json_decref(event);
+}
+
+static void log_step(struct run *run, const struct lade_step_report *report)
+{
+  if (!run->log)
+    return;
+  double tokens = (double)(run->info.batch * run->info.time), seconds = (double)report->wall_ns / 1e9;
+  json_t *event = json_pack("{s:s, s:I}", "event", "step", "step", (json_int_t)report->step);
+  json_object_set_new(event, "loss", json_number(report->loss));
+  json_object_set_new(event, "grad_norm", json_number(report->grad_norm));
+  json_object_set_new(event, "lr", json_number(report->lr));
+  json_object_set_new(event, "tokens_per_second", json_number(seconds > 0 ? tokens / seconds : NAN));
+  json_object_set_new(event, "peak_bytes", json_bytes(run->info.measured_peak_bytes));
+  if (run->options.session.dtype == LADE_F16) {
+    json_object_set_new(event, "loss_scale", json_number(report->loss_scale));
+    json_object_set_new(event, "is_skipped", json_boolean(report->is_skipped));
+  }
+  log_event(run, event);
+}
+
+/* A run that goes on goes on in its log. */
+static int log_open(struct run *run)
+{
+  const char *path = run->options.log;
+  if (!path)
+    return 0;
+  run->log = fopen(path, run->options.session.resume ? "ae" : "we");
+  if (!run->log)
+    return lade_error_set(&run->error, -errno, "--log %s: %s", path, strerror(errno));
+  setvbuf(run->log, NULL, _IOLBF, 1 << 16);
+  log_event(run, json_pack("{s:s, s:o}", "event", "config", "options",
+                           config_json(&run->options, run->options.verb)));
+  return 0;
+}
+
+static int log_close(struct run *run)
+{
+  if (!run->log)
+    return 0;
+  bool is_bad = ferror(run->log);
+  is_bad = fclose(run->log) || is_bad;
+  run->log = NULL;
+  return is_bad ? lade_error_set(&run->error, -EIO, "--log %s: it could not be written; it is incomplete",
+                                 run->options.log)
+                : 0;
+}
+
+/* ---- parts of the loop ---- */
+
+static int evaluate(struct run *run)
+{
+  double loss = 0;
+  if (!run->has_valid || run->evaluated_step == run->info.step)
+    return 0;
+  int status = lade_session_eval(run->session, &loss, &run->error);
+  if (status == -ENODATA) {
+    run->has_valid = false;
+    return 0;
+  }
+  if (status)
+    return status;
+  run->val_loss = loss;
+  run->evaluated_step = run->info.step;
+  json_t *event = json_pack("{s:s, s:I}", "event", "eval", "step", (json_int_t)run->info.step);
+  json_object_set_new(event, "val_loss", json_number(loss));
+  log_event(run, event);
+  progress_say(&run->progress, "step %lld/%lld  validation loss %.4f", (long long)run->info.step,
+               (long long)run->options.session.steps, loss);
+  return 0;
+}
+
+static int save(struct run *run)
+{
+  const struct options *options = &run->options;
+  if (!options->save || run->saved_step == run->info.step)
+    return 0;
+  int status = lade_session_save(run->session, options->save, (int)options->keep, &run->error);
+  if (status)
+    return status;
+  run->saved_step = run->info.step;
+  json_t *event = json_pack("{s:s, s:I, s:s}", "event", "save", "step", (json_int_t)run->info.step, "dir",
+                            options->save);
+  log_event(run, event);
+  return 0;
+}
+
+/* The directory of --save and, in it, the configuration of this run as --config reads it. */
+static int save_prepare(struct run *run)
+{
+  const char *dir = run->options.save;
+  if (!dir)
+    return 0;
+  if (mkdir(dir, 0777) && errno != EEXIST)
+    return lade_error_set(&run->error, -errno, "--save %s: %s", dir, strerror(errno));
+  char path[4096];
+  char *text = config_write(&run->options, run->options.verb);
+  snprintf(path, sizeof(path), "%s/lade.conf", dir);
+  int status = text ? lade_file_replace(path, text, strlen(text), &run->error) : -ENOMEM;
+  free(text);
+  return status;
+}
+
+static int step(struct run *run)
+{
+  struct lade_step_report report;
+  int status = lade_session_step(run->session, &report, &run->error);
+  if (status)
+    return status;
+  lade_session_get_info(run->session, &run->info);
+  if (run->options.device == DEVICE_DRY)
+    report.loss = report.grad_norm = NAN;
+  run->train_loss = report.loss;
+  history_add(&run->history, &report);
+  log_step(run, &report);
+  progress_step(&run->progress, &run->info, &report);
+  return 0;
+}
+
+static bool is_due(int64_t step, int64_t every)
+{
+  return every > 0 && step % every == 0;
+}
+
+static int loop(struct run *run)
+{
+  const struct options *options = &run->options;
+  int status = evaluate(run);
+  while (!status && run->info.step < options->session.steps && !signals_get()) {
+    status = step(run);
+    if (!status && is_due(run->info.step, options->eval_every))
+      status = evaluate(run);
+    if (!status && is_due(run->info.step, options->save_every))
+      status = save(run);
+  }
+  if (!status && !signals_get())
+    status = evaluate(run);
+  return status ? status : save(run);
+}
+
+/* ---- the end ---- */
+
+static int summary_make(struct run *run, struct summary *summary)
+{
+  *summary = (struct summary){.info = run->info, .dtype = run->options.session.dtype,
+                              .is_dry = run->options.device == DEVICE_DRY, .train_loss = run->train_loss,
+                              .val_loss = run->val_loss};
+  history_medians(&run->history, summary->seconds);
+  return summary->is_dry ? 0 : lade_session_params_digest(run->session, &summary->params_digest, &run->error);
+}
+
+static int summarize(struct run *run)
+{
+  struct summary summary;
+  int status = summary_make(run, &summary);
+  if (status)
+    return status;
+  json_t *object = summary_json(&summary);
+  if (!object)
+    return -ENOMEM;
+  if (run->options.is_json) {
+    json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(RESULT_DIGITS));
+    putchar('\n');
+  } else
+    summary_print(&summary, stdout);
+  log_event(run, object);
+  return 0;
+}
+
+/* After a signal: where the run stands and the line that goes on with it. */
+static void interrupted_print(struct run *run)
+{
+  static const char *const without[] = {"resume", "init", NULL};
+  struct option_list arguments = {0};
+  log_event(run, json_pack("{s:s, s:I, s:i}", "event", "interrupted", "step", (json_int_t)run->info.step, "signal",
+                           signals_get()));
+  if (!run->options.save) {
+    fprintf(stderr, "lade train: stopped after step %lld; nothing was saved (--save DIR does that)\n",
+            (long long)run->info.step);
+    return;
+  }
+  fprintf(stderr, "lade train: stopped after step %lld and saved; go on with:\n  lade train",
+          (long long)run->info.step);
+  if (options_arguments(&run->options, VERB_TRAIN, without, &arguments) == 0) {
+    for (int i = 0; i < arguments.n; i++)
+      word_print(stderr, arguments.items[i]);
+  }
+  char resume[4096];
+  snprintf(resume, sizeof(resume), "--resume=%s", run->options.save);
+  word_print(stderr, resume);
+  fputc('\n', stderr);
+  option_list_free_items(&arguments);
+}
+
+/* ---- together ---- */
+
+static void notice_print(void *user, const char *line)
+{
+  (void)user;
+  fprintf(stderr, "lade train: note: %s\n", line);
+}
+
+static int begin(struct run *run)
+{
+  struct options *options = &run->options;
+  options->session.notice = notice_print;
+  int status = lade_session_open(&options->session, &run->error, &run->session);
+  if (status)
+    return status;
+  lade_session_get_info(run->session, &run->info);
+  if (run->info.step > options->session.steps)
+    return lade_error_set(&run->error, -EINVAL, "--resume %s is at step %lld, past --steps %lld",
+                          options->session.resume, (long long)run->info.step, (long long)options->session.steps);
+  status = history_init(&run->history, options->session.steps - run->info.step);
+  if (!status)
+    status = save_prepare(run);
+  return status ? status : log_open(run);
+}
+
+static int run_all(struct run *run)
+{
+  int status = begin(run);
+  if (status)
+    return status;
+  progress_init(&run->progress, run->options.is_quiet, run->info.step, run->options.session.steps);
+  status = loop(run);
+  progress_finish(&run->progress);
+  if (!status && run->options.timeline)
+    status = timeline_write(run->options.timeline, &run->info, &run->error);
+  if (!status && !signals_get())
+    status = summarize(run);
+  if (!status && signals_get())
+    interrupted_print(run);
+  return status;
+}
+
+int train_main(int argc, char **argv)
+{
+  struct run run = {.has_valid = true, .evaluated_step = -1, .saved_step = -1, .train_loss = NAN, .val_loss = NAN};
+  int code = options_read(VERB_TRAIN, argc, argv, &run.options);
+  if (code == OPTIONS_GO) {
+    signals_init();
+    int status = run_all(&run);
+    struct lade_error error = run.error;
+    int log_status = log_close(&run);
+    if (!status && log_status) {
+      status = log_status;
+      error = run.error;
+    }
+    code = status ? exit_fail("train", status, &error) : signals_get() ? 128 + signals_get() : LADE_EXIT_DONE;
+    history_finish(&run.history);
+    lade_session_close(run.session);
+  }
+  options_finish(&run.options);
+  return code;
+}
