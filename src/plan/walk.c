@@ -359,10 +359,29 @@ static int change_make(struct walker *w, struct lade_change change)
 
 /* ---- rounds ---- */
 
+/*
+ * No schedule is faster than its busiest queue; nor than all ops one after another and then the longest queue of
+ * updates, because every update waits for the verdict and the verdict for every gradient.
+ */
+static int64_t least_ns(const struct walker *w)
+{
+  double ops_ns = 0, updates_ns[LADE_N_QUEUES] = {0}, longest_ns = 0;
+  struct lade_load load = load_count(w->program);
+  for (int i = 0; i < w->program->n_instrs; i++) {
+    const struct lade_instr *instr = &w->program->instrs[i];
+    if (instr->kind == LADE_INSTR_UPDATE)
+      updates_ns[instr->queue] += (double)instr->predicted_ns;
+    else if (instr->queue == LADE_Q_COMPUTE)
+      ops_ns += (double)instr->predicted_ns;
+  }
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    longest_ns = LADE_MAX(longest_ns, updates_ns[q]);
+  return (int64_t)LADE_MAX(lade_load_ns(w->solver, &load), ops_ns + longest_ns);
+}
+
 static int state_push(struct walker *w)
 {
-  struct lade_load load = load_count(w->program);
-  struct walk_state state = {.n_changes = w->walk->changes.n, .least_ns = (int64_t)lade_load_ns(w->solver, &load)};
+  struct walk_state state = {.n_changes = w->walk->changes.n, .least_ns = least_ns(w)};
   memcpy(state.live_bytes, w->program->live_peak_bytes, sizeof(state.live_bytes));
   return LADE_PUSH(&w->walk->states, state) ? 0 : -ENOMEM;
 }
