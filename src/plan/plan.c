@@ -77,8 +77,7 @@ static bool is_cheap_op(const struct lade_op *op)
   case LADE_OP_GELU:
   case LADE_OP_SWIGLU:
   case LADE_OP_DROPOUT:
-  case LADE_OP_ROPE:
-  case LADE_OP_ATTENTION:
+  case LADE_OP_ATTENTION: /* from qkv after rope, which is kept: before it, it would take the product again */
     return true;
   default:
     return false;
@@ -327,6 +326,19 @@ static bool state_pick(const lade_planner *planner, int walk, uint64_t live_byte
   return is_found;
 }
 
+/* The first state of @walk that is live in at most @live_bytes: the one with the fewest changes. */
+static bool state_first(const lade_planner *planner, int walk, uint64_t live_bytes, struct candidate *ret_candidate)
+{
+  const struct walk *w = &planner->walks[walk];
+  int i = 0;
+  while (i < w->states.n && w->states.items[i].live_bytes[LADE_DEVICE] > live_bytes)
+    i++;
+  if (i == w->states.n)
+    return false;
+  *ret_candidate = (struct candidate){(int16_t)walk, i, w->states.items[i].least_ns};
+  return true;
+}
+
 struct trial {
   const lade_planner *planner;
   struct lade_plan *best;
@@ -356,12 +368,15 @@ static int rung_try(struct trial *t, uint64_t size_bytes)
   t->is_over = true;
   for (int walk = 0; walk < t->planner->n_walks; walk++) {
     int32_t tried = -1;
+    struct candidate first; /* where much is offloaded the bound promises too much; this one keeps what it can */
+    if (!status && state_first(t->planner, walk, size_bytes, &first))
+      status = candidate_compete(t, &first, 0, size_bytes);
     for (int i = 0; i < n_levels && !status; i++) {
       struct candidate c;
       if (!state_pick(t->planner, walk, size_bytes / 100 * (uint64_t)levels[i], &c) || c.state == tried)
         continue;
       status = candidate_compete(t, &c, size_bytes - size_bytes / RUNG_SLACK, size_bytes);
-      if (!status && (!t->best || tried < 0))
+      if (!status) /* whatever was found so far, or the set of candidates would depend on the budget */
         status = candidate_compete(t, &c, 0, size_bytes);
       tried = c.state;
     }
@@ -385,7 +400,7 @@ static int best_plan(lade_planner *planner, uint64_t device_bytes, struct lade_p
       status = rung_try(&t, rung_bytes(planner, rung));
   }
   if (!status)
-    status = candidate_compete(&t, &planner->least, 0, device_bytes);
+    status = candidate_compete(&t, &planner->least, 0, bounds.min_bytes); /* packed as it was when it was found */
   if (status) {
     lade_plan_destroy(t.best);
     return status;

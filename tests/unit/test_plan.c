@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The planner: larger budgets are never slower, every plan is within its budget and proved, the smallest
+ * budget is an edge, and recipes, pins and absent tiers are respected. Programs themselves are test_proof's matter.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "plan/plan.h"
+#include "tests/support/interleave.h"
+#include "tests/support/scene.h"
+
+#define CHUNK 65536
+#define PLENTY (UINT64_C(1) << 32)
+
+/* A planner with what it borrows. */
+struct desk {
+  struct lade_graph *graph;
+  struct lade_prices prices;
+  struct lade_plan_params params;
+  lade_planner *planner;
+  struct lade_plan_bounds bounds;
+};
+
+/* The machines that a plan may meet: which tiers there are, and whether copies must be staged. */
+static const struct tiers {
+  uint64_t host_bytes, store_bytes;
+  bool is_unified;
+} machines[] = {{0, 0, false}, {PLENTY, 0, false}, {PLENTY, PLENTY, false}, {0, PLENTY, true}};
+
+static void desk_open(struct desk *desk, enum lade_family family, const struct tiers *tiers)
+{
+  *desk = (struct desk){.graph = scene_graph(family, LADE_BF16, 0)};
+  desk->prices = scene_prices(desk->graph);
+  desk->params = (struct lade_plan_params){.struct_size = sizeof(desk->params), .graph = desk->graph,
+                                           .n_microbatches = 1, .is_unified = tiers->is_unified,
+                                           .chunk_bytes = CHUNK, .host_bytes = tiers->host_bytes,
+                                           .store_bytes = tiers->store_bytes};
+}
+
+static void desk_start(struct desk *desk)
+{
+  struct lade_error error = {0};
+  desk->params.prices = &desk->prices;
+  assert_int_equal(lade_planner_create(&desk->params, &error, &desk->planner), 0);
+  assert_int_equal(lade_planner_get_bounds(desk->planner, &desk->bounds), 0);
+}
+
+static void desk_close(struct desk *desk)
+{
+  lade_planner_destroy(desk->planner);
+  scene_prices_finish(&desk->prices);
+  lade_graph_destroy(desk->graph);
+}
+
+static struct lade_plan *plan_get(const struct desk *desk, uint64_t budget_bytes)
+{
+  struct lade_error error = {0};
+  struct lade_plan *plan = NULL;
+  int status = lade_planner_plan(desk->planner, budget_bytes, &error, &plan);
+  if (status)
+    print_message("%s\n", error.text);
+  assert_int_equal(status, 0);
+  return plan;
+}
+
+static void assert_within(const struct desk *desk, struct lade_plan *plan, uint64_t budget_bytes)
+{
+  assert_true(plan->train->is_proved && plan->eval->is_proved);
+  for (int space = 0; space < LADE_N_SPACES; space++) {
+    assert_int_equal(plan->peak_bytes[space],
+                     LADE_MAX(plan->train->peak_bytes[space], plan->eval->peak_bytes[space]));
+  }
+  assert_true(plan->peak_bytes[LADE_DEVICE] <= budget_bytes);
+  assert_true(plan->peak_bytes[LADE_DEVICE] >= desk->bounds.min_bytes);
+  assert_int_equal(plan->peak_bytes[LADE_DEVICE] % CHUNK, 0);
+  assert_int_equal(plan->predicted_ns, plan->train->predicted_ns);
+  assert_int_equal(lade_program_prove(plan->train, plan->peak_bytes, NULL), 0);
+  assert_int_equal(lade_program_prove(plan->eval, plan->peak_bytes, NULL), 0);
+}
+
+/* One planner for each machine, for the tests that only ask. */
+static int desks_open(void **state)
+{
+  static struct desk desks[LADE_COUNT(machines)];
+  for (size_t k = 0; k < LADE_COUNT(machines); k++) {
+    desk_open(&desks[k], LADE_GPT2, &machines[k]);
+    desk_start(&desks[k]);
+  }
+  *state = desks;
+  return 0;
+}
+
+static int desks_close(void **state)
+{
+  for (size_t k = 0; k < LADE_COUNT(machines); k++)
+    desk_close(&((struct desk *)*state)[k]);
+  return 0;
+}
+
+/* Budgets drawn from the smallest to past the unconstrained one, ascending. */
+static void larger_budgets_are_never_slower(void **state)
+{
+  const struct desk *desks = *state;
+  uint32_t seed = 17;
+  for (size_t k = 0; k < LADE_COUNT(machines); k++) {
+    const struct desk desk = desks[k];
+    int64_t before_ns = INT64_MAX;
+    uint64_t step = (desk.bounds.unconstrained_bytes - desk.bounds.min_bytes) / 4;
+    for (uint64_t budget = desk.bounds.min_bytes; budget < desk.bounds.unconstrained_bytes + 2 * step;
+         budget += 1 + scene_draw(&seed, (uint32_t)(2 * step + 1))) {
+      struct lade_plan *plan = plan_get(&desk, budget);
+      assert_within(&desk, plan, budget);
+      assert_true(plan->predicted_ns <= before_ns);
+      before_ns = plan->predicted_ns;
+      lade_plan_destroy(plan);
+    }
+    struct lade_plan *plan = plan_get(&desk, UINT64_MAX / 4);
+    assert_true(plan->predicted_ns <= desk.bounds.unconstrained_ns);
+    assert_true(plan->predicted_ns <= before_ns);
+    lade_plan_destroy(plan);
+  }
+}
+
+static void the_smallest_budget_is_an_edge(void **state)
+{
+  const struct desk *desks = *state;
+  for (size_t k = 0; k < LADE_COUNT(machines); k++) {
+    const struct desk desk = desks[k];
+    struct lade_error error = {0};
+    struct lade_plan *plan;
+    char least[32];
+    assert_true(desk.bounds.min_bytes >= desk.bounds.lower_bound_bytes);
+    assert_true(desk.bounds.min_bytes <= desk.bounds.unconstrained_bytes);
+    plan = plan_get(&desk, desk.bounds.min_bytes);
+    assert_within(&desk, plan, desk.bounds.min_bytes);
+    assert_true(interleave_runs(plan->train, 3));
+    assert_true(interleave_runs(plan->eval, 5));
+    lade_plan_destroy(plan);
+    plan = (struct lade_plan *)&desk; /* untouched on failure */
+    assert_int_equal(lade_planner_plan(desk.planner, desk.bounds.min_bytes - CHUNK, &error, &plan), -EOVERFLOW);
+    assert_ptr_equal(plan, &desk);
+    snprintf(least, sizeof(least), "%llu bytes", (unsigned long long)desk.bounds.min_bytes);
+    assert_non_null(strstr(error.text, least));
+    assert_int_equal(lade_planner_plan(desk.planner, 0, &error, &plan), -EOVERFLOW);
+  }
+}
+
+static void tiers_make_room(void **state)
+{
+  const struct desk *desks = *state;
+  uint64_t least[LADE_COUNT(machines)];
+  for (size_t k = 0; k < LADE_COUNT(machines); k++)
+    least[k] = desks[k].bounds.min_bytes;
+  assert_true(least[1] < least[0] && least[2] <= least[1] && least[3] < least[0]);
+}
+
+/* Without a host tier the host holds what the caller exchanges with a step and nothing else. */
+static void an_absent_tier_is_not_used(void **state)
+{
+  const struct desk *desks = *state;
+  for (size_t k = 0; k < LADE_COUNT(machines); k++) {
+    const struct desk desk = desks[k];
+    struct lade_plan *plan = plan_get(&desk, desk.bounds.min_bytes);
+    if (!machines[k].store_bytes)
+      assert_int_equal(plan->peak_bytes[LADE_STORE], 0);
+    for (int i = 0; i < plan->train->n_buffers && !machines[k].host_bytes; i++) {
+      const struct lade_buffer *buffer = &plan->train->buffers[i];
+      assert_true(buffer->space != LADE_HOST || (buffer->is_resident && buffer->owner == LADE_OWNER_TRANSIENT));
+    }
+    lade_plan_destroy(plan);
+  }
+}
+
+/* ---- recipes and pins ---- */
+
+static void runs_count(const struct lade_program *program, int *n_runs)
+{
+  memset(n_runs, 0, (size_t)program->graph->n_ops * sizeof(*n_runs));
+  for (int at = 0; at < program->n_instrs; at++) {
+    if (program->instrs[at].kind == LADE_INSTR_COMPUTE)
+      n_runs[program->instrs[at].op]++;
+  }
+}
+
+static void recipes_are_followed(void **state)
+{
+  for (int recipe = LADE_RECIPE_NONE; recipe < LADE_N_RECIPES; recipe++) {
+    struct desk desk;
+    desk_open(&desk, recipe % 2 ? LADE_LLAMA : LADE_GPT2, &machines[2]);
+    desk.params.recipe = (enum lade_recipe)recipe;
+    desk.params.n_microbatches = 2;
+    desk_start(&desk);
+    int *n_runs = calloc((size_t)desk.graph->n_ops, sizeof(*n_runs)), n_again = 0;
+    struct lade_plan *plan = plan_get(&desk, desk.bounds.unconstrained_bytes);
+    runs_count(plan->train, n_runs);
+    for (int op = 0; op < desk.graph->n_ops; op++) {
+      bool is_forward = op < desk.graph->n_fwd_ops;
+      assert_in_range(n_runs[op], 2, is_forward ? 4 : 2); /* two microbatches, each at most twice */
+      n_again += n_runs[op] > 2;
+      if (recipe == LADE_RECIPE_SELECTIVE && desk.graph->ops[op].kind == LADE_OP_MATMUL)
+        assert_int_equal(n_runs[op], 2);
+    }
+    assert_true(recipe == LADE_RECIPE_NONE ? n_again == 0 : n_again > 0);
+    for (int i = 0; i < desk.graph->n_tensors; i++) {
+      int producer = desk.graph->tensors[i].producer;
+      if (desk.graph->tensors[i].kind == LADE_TENSOR_ACTIVATION && producer >= 0 && producer < desk.graph->n_fwd_ops)
+        assert_true(plan->residency->choices[i].saved <= LADE_WAIT_RECOMPUTE);
+    }
+    free(n_runs);
+    lade_plan_destroy(plan);
+    desk_close(&desk);
+  }
+}
+
+static void pins_are_kept(void **state)
+{
+  struct desk desk;
+  desk_open(&desk, LADE_GPT2, &machines[2]);
+  struct lade_change pins[6];
+  int n = 0;
+  static const uint8_t waits[] = {LADE_WAIT_KEEP, LADE_WAIT_RECOMPUTE, LADE_WAIT_HOST, LADE_WAIT_STORE};
+  for (int op = desk.graph->n_fwd_ops; op < desk.graph->n_ops && n < 4; op++) {
+    for (int i = 0; i < desk.graph->ops[op].n_in && n < 4; i++) {
+      int tensor = desk.graph->ops[op].in[i];
+      if (tensor >= 0 && desk.graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION &&
+          desk.graph->tensors[tensor].producer < desk.graph->n_fwd_ops && (n == 0 || pins[n - 1].id != tensor)) {
+        pins[n] = (struct lade_change){LADE_CHANGE_SAVED, waits[n], tensor};
+        n++;
+      }
+    }
+  }
+  assert_int_equal(n, 4);
+  pins[n++] = (struct lade_change){LADE_CHANGE_HOME, LADE_HOME_DEVICE, 0};
+  pins[n++] = (struct lade_change){LADE_CHANGE_HOME, LADE_HOME_STORE, 1};
+  desk.params.pins = pins;
+  desk.params.n_pins = n;
+  desk_start(&desk);
+  const uint64_t budgets[] = {desk.bounds.min_bytes, (desk.bounds.min_bytes + desk.bounds.unconstrained_bytes) / 2,
+                              desk.bounds.unconstrained_bytes};
+  for (size_t k = 0; k < LADE_COUNT(budgets); k++) {
+    struct lade_plan *plan = plan_get(&desk, budgets[k]);
+    for (int i = 0; i < 4; i++)
+      assert_int_equal(plan->residency->choices[pins[i].id].saved, pins[i].to);
+    assert_int_equal(plan->residency->homes[0], LADE_HOME_DEVICE);
+    assert_int_equal(plan->residency->homes[1], LADE_HOME_STORE);
+    lade_plan_destroy(plan);
+  }
+  desk_close(&desk);
+}
+
+static void the_same_question_has_the_same_answer(void **state)
+{
+  struct desk one, two;
+  desk_open(&one, LADE_LLAMA, &machines[2]);
+  desk_open(&two, LADE_LLAMA, &machines[2]);
+  desk_start(&one);
+  desk_start(&two);
+  assert_memory_equal(&one.bounds, &two.bounds, offsetof(struct lade_plan_bounds, n_states));
+  uint64_t budget = (one.bounds.min_bytes + one.bounds.unconstrained_bytes) / 2;
+  struct lade_plan *three = plan_get(&one, one.bounds.unconstrained_bytes); /* what was asked before is forgotten */
+  struct lade_plan *first = plan_get(&one, budget), *second = plan_get(&two, budget);
+  assert_int_equal(first->predicted_ns, second->predicted_ns);
+  assert_int_equal(first->train->n_instrs, second->train->n_instrs);
+  for (int i = 0; i < first->train->n_buffers; i++)
+    assert_int_equal(first->train->buffers[i].offset, second->train->buffers[i].offset);
+  lade_plan_destroy(three);
+  lade_plan_destroy(first);
+  lade_plan_destroy(second);
+  desk_close(&one);
+  desk_close(&two);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(larger_budgets_are_never_slower),
+      cmocka_unit_test(the_smallest_budget_is_an_edge),
+      cmocka_unit_test(tiers_make_room),
+      cmocka_unit_test(an_absent_tier_is_not_used),
+      cmocka_unit_test(recipes_are_followed),
+      cmocka_unit_test(pins_are_kept),
+      cmocka_unit_test(the_same_question_has_the_same_answer),
+  };
+  return cmocka_run_group_tests_name("plan", tests, desks_open, desks_close);
+}
