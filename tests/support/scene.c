@@ -15,6 +15,17 @@
 #include "base/cpu.h"
 #include "base/philox.h"
 
+const struct scene_setting scene_settings[SCENE_N_SETTINGS] = {
+    {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 1, .manner = SCENE_KEEP, .dropout = 0.1f},
+    {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 3, .manner = SCENE_RECOMPUTE},
+    {.family = LADE_GPT2, .dtype = LADE_F16, .n_microbatches = 3, .manner = SCENE_SPILL_HOST, .homes = LADE_HOME_HOST,
+     .prefetch_bytes = UINT64_MAX / 2},
+    {.family = LADE_LLAMA, .dtype = LADE_BF16, .n_microbatches = 1, .manner = SCENE_STORE, .homes = LADE_HOME_STORE,
+     .is_unified = true, .prefetch_bytes = UINT64_MAX / 2},
+    {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 3, .manner = SCENE_MIXED, .homes = SCENE_MIXED_HOMES,
+     .prefetch_bytes = UINT64_MAX / 2, .seed = 5},
+};
+
 uint32_t scene_draw(uint32_t *seed, uint32_t below)
 {
   return lade_philox_word(7, 0, 0, (*seed)++) % below;

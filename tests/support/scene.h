@@ -36,6 +36,10 @@ struct scene_setting {
   float dropout;
 };
 
+#define SCENE_N_SETTINGS 5
+/* Everything that programs consist of is in one of these. */
+extern const struct scene_setting scene_settings[SCENE_N_SETTINGS];
+
 struct scene {
   struct lade_graph *graph;
   struct lade_residency *residency;

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The proof against what nobody thought of: programs changed at random, bits flipped anywhere, and memory that runs
+ * out. Whatever the proof then accepts runs right on a machine that interleaves its queues in drawn orders.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/support/interleave.h"
+#include "tests/support/scene.h"
+
+/* ---- allocations that fail on demand: the linker sends the library's calls here ---- */
+
+static int allocations_left = -1; /* -1: never fail; 0: fail from now on */
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t n, size_t bytes);
+void *__real_realloc(void *memory, size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t n, size_t bytes);
+void *__wrap_realloc(void *memory, size_t bytes);
+
+static bool allocation_fails(void)
+{
+  if (allocations_left > 0)
+    allocations_left--;
+  return allocations_left == 0;
+}
+
+void *__wrap_malloc(size_t bytes)
+{
+  return allocation_fails() ? NULL : __real_malloc(bytes);
+}
+
+void *__wrap_calloc(size_t n, size_t bytes)
+{
+  return allocation_fails() ? NULL : __real_calloc(n, bytes);
+}
+
+void *__wrap_realloc(void *memory, size_t bytes)
+{
+  return allocation_fails() ? NULL : __real_realloc(memory, bytes);
+}
+
+static const uint64_t no_limit[LADE_N_SPACES] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
+
+/*
+ * Change one field that may be changed without harm if luck will have it: offsets, sizes that grow, longer
+ * lifetimes, other waits, buffers of what is made, microbatches of what has none.
+ */
+static void something_change(struct lade_program *p, uint32_t *seed)
+{
+  struct lade_buffer *buffer = &p->buffers[scene_draw(seed, (uint32_t)p->n_buffers)];
+  struct lade_instr *instr = &p->instrs[scene_draw(seed, (uint32_t)p->n_instrs)];
+  struct lade_operand *operand = &p->operands[scene_draw(seed, (uint32_t)p->n_operands)];
+  uint64_t align = buffer->space == LADE_STORE ? LADE_STORE_ALIGN : LADE_BUFFER_ALIGN;
+  switch (scene_draw(seed, 8)) {
+  case 0:
+    buffer->offset = scene_draw(seed, (uint32_t)(p->peak_bytes[buffer->space] / align)) * align;
+    break;
+  case 1:
+    buffer->bytes += align * (1 + scene_draw(seed, 4));
+    break;
+  case 2:
+    buffer->first -= (int32_t)scene_draw(seed, 8);
+    break;
+  case 3:
+    buffer->last += (int32_t)scene_draw(seed, 8);
+    break;
+  case 4:
+    instr->waits[scene_draw(seed, LADE_N_QUEUES)] = (int32_t)scene_draw(seed, (uint32_t)p->n_instrs);
+    break;
+  case 5:
+    operand->buffer = (int32_t)scene_draw(seed, (uint32_t)p->n_buffers);
+    break;
+  case 6:
+    operand->offset += scene_draw(seed, 64) * 8;
+    break;
+  case 7:
+    buffer->is_resident = !buffer->is_resident;
+    break;
+  }
+}
+
+static void what_passes_after_random_changes_runs_right(void **state)
+{
+  int n_passed = 0, n_caught = 0;
+  uint32_t seed = 99;
+  for (size_t k = 0; k < SCENE_N_SETTINGS; k++) {
+    struct scene s;
+    scene_init(&s, &scene_settings[k]);
+    for (int i = 0; i < 400; i++) {
+      struct lade_program *changed = program_copy(s.program);
+      for (uint32_t n = 1 + scene_draw(&seed, 2); n > 0; n--)
+        something_change(changed, &seed);
+      if (lade_program_prove(changed, no_limit, NULL) == -EINVAL) {
+        n_caught++;
+      } else {
+        n_passed++;
+        assert_true(changed->is_proved);
+        if (n_passed % 4 == 0)
+          assert_true(interleave_runs(changed, seed));
+      }
+      lade_program_destroy(changed);
+    }
+    scene_finish(&s);
+  }
+  print_message("%d caught, %d harmless\n", n_caught, n_passed);
+  assert_in_range(n_caught, 500, 2000);
+  assert_in_range(n_passed, 20, 2000);
+}
+
+/* Any bit of the list wrong: an answer comes back, and if it is yes, one that holds. */
+static void any_bit_may_be_wrong(void **state)
+{
+  uint32_t seed = 4242;
+  struct scene s;
+  scene_init(&s, &scene_settings[4]);
+  for (int i = 0; i < 4000; i++) {
+    struct lade_program *changed = program_copy(s.program);
+    uint8_t *const arrays[] = {(uint8_t *)changed->instrs, (uint8_t *)changed->operands, (uint8_t *)changed->buffers};
+    const size_t bytes[] = {(size_t)changed->n_instrs * sizeof(struct lade_instr),
+                            (size_t)changed->n_operands * sizeof(struct lade_operand),
+                            (size_t)changed->n_buffers * sizeof(struct lade_buffer)};
+    int which = (int)scene_draw(&seed, 3);
+    size_t at = scene_draw(&seed, (uint32_t)bytes[which]);
+    if (which == 2 && at % sizeof(struct lade_buffer) == offsetof(struct lade_buffer, is_resident))
+      at++; /* a bool is one bit */
+    arrays[which][at] ^= (uint8_t)(1u << scene_draw(&seed, 8));
+    if (!lade_program_prove(changed, no_limit, NULL) && i % 16 == 0)
+      assert_true(interleave_runs(changed, seed));
+    lade_program_destroy(changed);
+  }
+  scene_finish(&s);
+}
+
+/* Fail the Nth allocation and all after it, for every N. */
+static void memory_that_runs_out_is_said(void **state)
+{
+  struct scene s;
+  scene_init(&s, &scene_settings[4]);
+  struct lade_program *evaluation = program_copy(s.program);
+  assert_int_equal(lade_program_prove(evaluation, no_limit, NULL), 0);
+  int n = 1;
+  for (int status = -ENOMEM; status; n++) {
+    struct lade_error error = {0};
+    allocations_left = n;
+    status = lade_program_prove(s.program, no_limit, &error);
+    if (!status)
+      status = lade_program_prove_shared(s.program, evaluation, &error);
+    allocations_left = -1;
+    if (status) {
+      assert_int_equal(status, -ENOMEM);
+      assert_int_equal(error.code, -ENOMEM);
+      assert_non_null(strstr(error.text, "out of memory"));
+    }
+  }
+  assert_in_range(n, 20, 200);
+  assert_true(s.program->is_proved);
+  lade_program_destroy(evaluation);
+  scene_finish(&s);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(what_passes_after_random_changes_runs_right),
+      cmocka_unit_test(any_bit_may_be_wrong),
+      cmocka_unit_test(memory_that_runs_out_is_said),
+  };
+  return cmocka_run_group_tests_name("proof_random", tests, NULL, NULL);
+}
