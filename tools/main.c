@@ -21,6 +21,7 @@ static const struct verb verbs[] = {
     {"train", "trains a model inside a memory budget", train_main},
     {"sweep", "trains at several budgets, and compares memory, speed and numbers", sweep_main},
     {"plan", "says where every byte would wait, and what that would cost", plan_main},
+    {"sample", "prints text from a checkpoint", sample_main},
     {"doctor", "says what this machine has, and how to get what it lacks", doctor_main},
     {0}, /* ends the table */
 };

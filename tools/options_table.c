@@ -97,7 +97,9 @@ const struct option option_table[] = {
     {OPTION_CHOICE, "device", "host|dry", ALL, AT(device), .preset = "host", .choices = device_choices,
      .help = "dry: the same program on a simulated clock, without memory"},
     {OPTION_TEXT, "machine", "NAME|FILE", ALL, AT(session.machine), .unset = "this one, measured",
-     .help = "plan for this machine, and throttle copies to its links; docs/machine.md has the presets"},
+     .help = "plan for this machine instead, by its description; docs/machine.md has the presets"},
+    {OPTION_SIZE, "link-rate", "SIZE", ALL, AT(session.throttle.bytes_per_s), .unset = "as fast as memory", .least = 1,
+     .help = "throttle copies between device and host to this many bytes per second, each way"},
     {OPTION_COUNT, "threads", "N", ALL | VERB_DOCTOR | VERB_SAMPLE, AT(n_threads), .unset = "all that we may use",
      .least = 1, .most = 4096, .help = "CPU threads; numbers do not depend on it"},
 

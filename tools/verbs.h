@@ -29,6 +29,6 @@ int exit_fail(const char *verb, int status, const struct lade_error *error);
 
 typedef int lade_verb_fn(int argc, char **argv);
 
-lade_verb_fn train_main, sweep_main, plan_main, doctor_main;
+lade_verb_fn train_main, sweep_main, plan_main, sample_main, doctor_main;
 
 #endif

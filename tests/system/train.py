@@ -173,3 +173,24 @@ refused(2, "train", *SHORT, "--data", "text.txt", "--machine", "nowhere", words=
 refused(2, "train", *SHORT, "--data", "text.txt", "--steps", "1", "--resume", "saved", words=["--steps"])
 refused(5, "train", *SHORT, "--data", "text.txt", "--steps", "1", "--log", "/dev/full", words=["/dev/full"])
 assert sorted(os.listdir(".")) == sorted(before + ["bad.json", "empty.txt"]), os.listdir(".")
+
+# Text from a checkpoint: the same seed prints the same bytes; what cannot be sampled is refused.
+train("--steps", "4", "--save", "sampled")
+sample = ["sample", "sampled", "--prompt", "9 bottles", "--tokens", "20"]
+
+
+def text(*args):
+    result = subprocess.run([LADE, *sample, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+    assert result.returncode == 0 and result.stdout.startswith(b"9 bottles"), result
+    assert len(result.stdout) == len(b"9 bottles") + 20 + 1, result
+    return result.stdout
+
+
+assert text("--seed", "3") == text("--seed", "3") != text("--seed", "4")
+assert text("--temperature", "0") == text("--temperature", "0", "--seed", "9") == text("--top-k", "1")
+assert len(text("--tokens", "20")) > 0
+refused(2, "sample", "nowhere", words=["nowhere"])
+refused(2, "sample", "sampled", "--prompt", "", words=["--prompt"])
+with open("sampled/step-00000004/model.safetensors", "r+b") as file:
+    file.truncate(5000)
+refused(5, *sample, words=["model.safetensors"])
