@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What Lade promises, measured: budgets against the unconstrained run, in interleaved rounds.
+
+Usage: bench/targets.py [--lade build/lade] [--data FILE] [--store DIR] [--rounds N] [--steps N] [--curves] [--out FILE]
+
+Every ratio is of medians over rounds; within a round each configuration runs once, so that a busy machine
+disturbs all of them alike. Curves (--curves) train `nano` for 2000 steps in each dtype. The report is markdown.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+BABY = ["--model", "baby", "--lr", "1e-3", "--eval-iters", "1"]
+CURVE = ["--model", "nano", "--batch", "12", "--steps", "2000", "--lr", "1e-3", "--min-lr", "1e-4", "--warmup", "100",
+         "--beta1", "0.9", "--beta2", "0.99", "--dropout", "0", "--eval-every", "250"]
+
+
+def run(args, *options):
+    """One training run; its summary, or None when it was refused."""
+    command = [args.lade, "train", "--json", "--data", args.data, *options]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        print(f"{' '.join(command)}: exit {done.returncode}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+        return None
+    return json.loads(done.stdout)
+
+
+def configurations(args):
+    """Name, target ratio (None: none stated), name of the run it is compared with, options."""
+    b16, b64 = ["--batch", "16"], ["--batch", "64"]
+    disk = ["--host-budget", "0", "--store", args.store]
+    link = ["--link", args.link]
+    rows = [("host tier 100%", None, None, [*b16, "--budget", "100%"])]
+    for budget, most in (("60%", None), ("40%", 1.20), ("25%", None), ("min", None)):
+        rows.append((f"host tier {budget}", most, "host tier 100%", [*b16, "--budget", budget]))
+    for budget, most in (("60%", None), ("40%", 1.5), ("25%", None), ("min", None)):
+        rows.append((f"store only {budget}", most, "host tier 100%", [*b16, *disk, "--budget", budget]))
+    rows.append(("batch 64, 100%", None, None, [*b64, "--budget", "100%"]))
+    rows.append(("batch 64, recompute alone 40%", 1.35, "batch 64, 100%",
+                 [*b64, "--budget", "40%", "--host-budget", "0"]))
+    rows.append((f"throttled links 40%", 1.35, "host tier 100%", [*b16, *link, "--budget", "40%"]))
+    return rows
+
+
+def budgets_measure(args, out):
+    rows = configurations(args)
+    results = {name: [] for name, *_ in rows}
+    for number in range(args.rounds):
+        for name, _, _, options in rows:
+            summary = run(args, *BABY, "--steps", str(args.steps), *options)
+            if summary:
+                results[name].append(summary)
+            print(f"round {number + 1}/{args.rounds}: {name}", file=sys.stderr)
+    seconds = {name: statistics.median(s["measured_step_seconds"] for s in runs) for name, runs in results.items() if runs}
+    out.append("| `baby`, BF16 | peak: planned = measured | of unconstrained | step, ms | ratio | target | predicted / measured | loss digest |")
+    out.append("|---|---|---|---|---|---|---|---|")
+    for name, most, base, _ in rows:
+        runs = results[name]
+        if not runs:
+            out.append(f"| {name} | refused | | | | | | |")
+            continue
+        peaks = {(s["planned_peak_bytes"], s["measured_peak_bytes"]) for s in runs}
+        is_kept = all(a == b for a, b in peaks)
+        ratio = seconds[name] / seconds[base] if base else 1
+        accuracy = statistics.median(s["predicted_step_seconds"] / s["measured_step_seconds"] for s in runs)
+        whole = results[base or name][0]["planned_peak_bytes"]
+        peak = max(a for a, _ in peaks)
+        digests = {s["loss_digest"] for s in runs}
+        out.append(f"| {name} | {peak / 1e6:.1f} MB {'yes' if is_kept else 'NO: ' + str(peaks)} | {100 * peak / whole:.1f} % "
+                   f"| {1e3 * seconds[name]:.0f} | {ratio:.2f} | {most or ''} | {accuracy:.2f} | {' '.join(sorted(digests))} |")
+    base = [s for s in results["host tier 100%"]]
+    if base:
+        best = max(s["speed_of_light"] for s in base)
+        median = statistics.median(s["speed_of_light"] for s in base)
+        scale = 100 if best <= 1.5 else 1
+        out.append("")
+        out.append(f"Speed of light, unconstrained: median {scale * median:.0f} %, best {scale * best:.0f} % (target 60 %).")
+
+
+def curves_measure(args, out):
+    out.append("")
+    out.append("| `nano`, 2000 steps | 0 | 250 | 500 | 750 | 1000 | 1250 | 1500 | 1750 | 2000 | target |")
+    out.append("|---|---|---|---|---|---|---|---|---|---|---|")
+    for dtype in ("bf16", "fp32", "fp16"):
+        with tempfile.NamedTemporaryFile(suffix=".jsonl") as log:
+            if run(args, *CURVE, "--dtype", dtype, "--log", log.name):
+                events = [json.loads(line) for line in open(log.name)]
+                losses = [e["val_loss"] for e in events if e["event"] == "eval"]
+                out.append(f"| {dtype}, validation loss | " + " | ".join(f"{x:.4f}" for x in losses) + " | 1.90 |")
+
+
+def plans_measure(args, out):
+    out.append("")
+    for what, options in (("`lade plan --model gpt-1t`", ["plan", "--model", "gpt-1t", "--batch", "1", "--json"]),
+                          ("one dry step of gpt3-175b with NVMe",
+                           ["train", "--model", "gpt3-175b", "--device", "dry", "--batch", "1", "--steps", "1", "--budget",
+                            "80GB", "--store", args.store, "--store-budget", "4TB", "--machine", "h100-80g", "--json"])):
+        times = []
+        for _ in range(3):
+            start = time.monotonic()
+            done = subprocess.run([args.lade, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            times.append(time.monotonic() - start)
+        out.append(f"* {what}: {statistics.median(times):.2f} s, exit {done.returncode}")
+
+
+def machine_name():
+    with open("/proc/cpuinfo") as info:
+        name = next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), "unknown")
+    return f"{name}, {len(os.sched_getaffinity(0))} cores"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lade", default="build/lade")
+    parser.add_argument("--data", default="../shared/data/tinyshakespeare.txt")
+    parser.add_argument("--store", default=".")
+    parser.add_argument("--link", default="50MB", help="rate of the throttled copy queues")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--curves", action="store_true")
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    out = [f"# {machine_name()}", "", f"{args.rounds} interleaved rounds of {args.steps} steps; "
+           f"links of the throttled run: {args.link}/s each way.", ""]
+    budgets_measure(args, out)
+    if args.curves:
+        curves_measure(args, out)
+    plans_measure(args, out)
+    text = "\n".join(out) + "\n"
+    print(text)
+    if args.out:
+        with open(args.out, "w") as report:
+            report.write(text)
+
+
+if __name__ == "__main__":
+    main()
