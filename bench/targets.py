@@ -35,7 +35,7 @@ def configurations(args):
     """Name, target ratio (None: none stated), name of the run it is compared with, options."""
     b16, b64 = ["--batch", "16"], ["--batch", "64"]
     disk = ["--host-budget", "0", "--store", args.store]
-    link = ["--link", args.link]
+    link = ["--link-rate", args.link]
     rows = [("host tier 100%", None, None, [*b16, "--budget", "100%"])]
     for budget, most in (("60%", None), ("40%", 1.20), ("25%", None), ("min", None)):
         rows.append((f"host tier {budget}", most, "host tier 100%", [*b16, "--budget", budget]))
