@@ -159,6 +159,33 @@ static const char *file_make(const char *header, int64_t stated, size_t data_byt
   return path;
 }
 
+static void positioned_writes_make_the_same_file(void **state)
+{
+  const char *path = path_in("positioned");
+  struct lade_safetensors_params params = params_make(path, NULL);
+  lade_safetensors_writer *writer;
+  lade_safetensors *file;
+  char data[DATA_BYTES], bytes[DATA_BYTES];
+  data_make(data);
+  assert_int_equal(lade_safetensors_create(&params, NULL, &writer), 0);
+  assert_int_equal(lade_safetensors_write_at(writer, DATA_BYTES - 1, data, 2, NULL), -EINVAL);
+  assert_int_equal(lade_safetensors_write_at(writer, DATA_BYTES + 1, data, 0, NULL), -EINVAL);
+  for (int at = DATA_BYTES - 1; at >= 0; at--)
+    assert_int_equal(lade_safetensors_write_at(writer, (uint64_t)at, data + at, 1, NULL), 0);
+  assert_int_equal(lade_safetensors_write_at(writer, 0, data, 1, NULL), -EINVAL); /* all is written */
+  assert_int_equal(lade_safetensors_commit(writer, NULL, NULL), 0);
+  assert_int_equal(lade_safetensors_open(path, NULL, NULL, &file), 0);
+  uint64_t at = 0;
+  for (int i = 0; i < lade_safetensors_count(file); i++) {
+    const struct lade_safetensor *tensor = lade_safetensors_get(file, i);
+    assert_int_equal(lade_safetensors_read(file, tensor, 0, tensor->bytes, bytes + at, NULL), 0);
+    at += tensor->bytes;
+  }
+  assert_int_equal(at, DATA_BYTES);
+  assert_memory_equal(bytes, data, DATA_BYTES);
+  lade_safetensors_close(file);
+}
+
 static void files_that_break_the_format_are_refused(void **state)
 {
   static const struct {
@@ -325,6 +352,7 @@ int main(void)
       cmocka_unit_test(what_is_written_reads_back),
       cmocka_unit_test(the_header_is_padded_to_eight_bytes),
       cmocka_unit_test(a_writer_is_held_to_its_header),
+      cmocka_unit_test(positioned_writes_make_the_same_file),
       cmocka_unit_test(files_that_break_the_format_are_refused),
       cmocka_unit_test(foreign_types_and_no_tensors_are_fine),
       cmocka_unit_test(every_truncation_is_noticed),

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A full disk is an error with a name, and what was saved before stays: saves into a small file system in memory,
+ * mounted in a namespace of our own, until there is no room. Skips where such a namespace is refused.
+ */
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "run/checkpoint.h"
+#include "tests/support/checkpoint_model.h"
+#include "tests/support/values_memory.h"
+
+#define SKIPPED 77
+#define N_STEPS 100 /* more than fit */
+
+static int failed(const char *what, const struct lade_error *error)
+{
+  printf("FAIL: %s: %s\n", what, error->text);
+  return 1;
+}
+
+static int disk_fill(const char *dir)
+{
+  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
+  struct values_memory memory, loaded;
+  struct lade_error error = {0};
+  struct lade_checkpoint_state state = {.loss_scale = 1, .model = "test"}, loaded_state = {0};
+  char found[512];
+  values_memory_init(&memory, graph);
+  values_memory_init(&loaded, graph);
+  values_memory_randomize(&memory, 1);
+  int rc = 0, result = 0;
+  while (rc == 0 && state.step < N_STEPS) {
+    state.step++;
+    rc = lade_checkpoint_save(&memory.values, &state, dir, 0, NULL, &error);
+  }
+  if (rc != -ENOSPC || state.step == 1 || !strstr(error.text, dir))
+    result = failed("no room, expected ENOSPC with the path", &error);
+  else if (lade_checkpoint_find(dir, found, sizeof(found), &error) != 0 ||
+           lade_checkpoint_load(&loaded.values, found, NULL, &loaded_state, &error) != 0)
+    result = failed("the one before", &error);
+  else if (loaded_state.step != state.step - 1 || !values_memory_equal(&memory, &loaded))
+    result = failed("the one before is not what was saved", &error);
+  else if (lade_checkpoint_save(&memory.values, &loaded_state, dir, 1, NULL, &error) != -ENOSPC)
+    result = failed("rotation made room before the new one was safe", &error);
+  values_memory_finish(&memory);
+  values_memory_finish(&loaded);
+  lade_graph_destroy(graph);
+  return result;
+}
+
+static int disk_run(const char *dir)
+{
+  if (unshare(CLONE_NEWNS) < 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) < 0)
+    return SKIPPED;
+  if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 || mount("none", dir, "tmpfs", 0, "size=256k") < 0)
+    return SKIPPED;
+  return disk_fill(dir);
+}
+
+int main(void)
+{
+  char dir[256];
+  int status = 0;
+  scratch_make(dir, true);
+  pid_t child = fork();
+  if (child == 0) {
+    int result = disk_run(dir);
+    fflush(stdout);
+    _exit(result);
+  }
+  bool has_ended = child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status);
+  scratch_remove(dir);
+  int result = has_ended ? WEXITSTATUS(status) : 1;
+  if (result == SKIPPED)
+    printf("SKIP: this container refuses a mount namespace, which a full disk is made in\n");
+  return result;
+}
