@@ -243,7 +243,7 @@ static void line_print(const struct sweep *sweep, const struct trial *trial, FIL
 
 static void heading_print(void)
 {
-  printf("%-8s %10s %10s %10s %10s %11s %11s %9s %6s  %-16s\n", "budget", "peak", "measured", "host", "store",
+  printf("%-8s %10s %10s %10s %10s %11s %11s %9s %6s  %s\n", "budget", "peak", "measured", "host", "store",
          "step said", "step took", "tokens/s", "speed", "losses");
 }
 
@@ -272,7 +272,7 @@ static void next_print(const struct sweep *sweep)
   static const char *const without[] = {"budgets", "json", "quiet", "log", "save", "timeline", NULL};
   struct option_list arguments = {0};
   if (options_arguments(&sweep->options, VERB_SWEEP, without, &arguments) == 0) {
-    printf("\nNext, at the smallest budget:\n  lade train");
+    printf("\nNext, at the smallest budget:\n  %s train", program_invocation_name);
     for (int i = 0; i < arguments.n; i++)
       word_print(stdout, arguments.items[i]);
     puts(" --budget=min --save=run");

@@ -228,8 +228,8 @@ static void interrupted_print(struct run *run)
             (long long)run->info.step);
     return;
   }
-  fprintf(stderr, "lade train: stopped after step %lld and saved; go on with:\n  lade train",
-          (long long)run->info.step);
+  fprintf(stderr, "lade train: stopped after step %lld and saved; go on with:\n  %s train",
+          (long long)run->info.step, program_invocation_name);
   if (options_arguments(&run->options, VERB_TRAIN, without, &arguments) == 0) {
     for (int i = 0; i < arguments.n; i++)
       word_print(stderr, arguments.items[i]);
