@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options: every mistake is one line and exit code 2; a configuration that is printed reads back as itself.
 
-Usage: options.py LADE
+Usage: options.py LADE SOURCE
 """
 import json
 import os
@@ -125,3 +125,12 @@ for verb in ("train", "sweep", "plan"):
     assert code == 0, err
     for name in re.findall(r"^(?:# )?([a-z0-9-]+)(?: =| is not set)", printed, re.MULTILINE):
         assert f"  --{name} " in help_text or f"  --{name}\n" in help_text, (verb, name)
+
+# Pages for people speak of options that there are.
+every = set(re.findall(r"--([a-z0-9][a-z0-9-]*)", " ".join(run(verb, "--help")[1] for verb in sorted(verbs))))
+docs = os.path.join(sys.argv[2], "docs")
+for page in sorted(os.listdir(docs)):
+    if page.endswith(".1") or page in ("guide.md", "tools.md"):
+        with open(os.path.join(docs, page), encoding="utf-8") as file:
+            named = set(re.findall(r"--([a-z0-9][a-z0-9-]*)", file.read().replace("\\-", "-")))
+        assert named <= every, (page, named - every)
