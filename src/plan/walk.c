@@ -27,6 +27,7 @@
 #define LARGE_OPS 1500
 
 #define TIER_SLACK 16    /* a 16th of a tier is left to fragmentation */
+#define REFUSALS_MOST 32 /* changes taken back for want of room, until nothing more is sent to that tier */
 #define PASSAGE_VALUES 8 /* of the widest kind that pass through the host at once */
 
 /* A buffer at the peak, with its last use before and its first after. */
@@ -50,6 +51,9 @@ struct walker {
   uint64_t *peak_bytes;  /* by tensor number of values: bytes live and idle at the peak */
   int32_t *peak_members; /* scratch: members of a group that are live at the peak */
   uint8_t *is_saved_gap;   /* by tensor: the idle gap at the peak is its saved one */
+  uint8_t *barred;         /* by tensor, then by parameter: changes that were taken back (bar_bit) */
+  uint8_t *undo;           /* what the members of the last change were before it */
+  int n_refusals[LADE_N_SPACES];
   struct walk *walk;
 };
 
@@ -190,8 +194,32 @@ static uint64_t param_bytes(const struct walker *w, int param)
   return bytes;
 }
 
+/* The tier that @change sends things to; the device for one that recomputes. */
+static enum lade_space change_space(const struct lade_change *change)
+{
+  if (change->kind == LADE_CHANGE_HOME)
+    return change->to == LADE_HOME_HOST ? LADE_HOST : LADE_STORE;
+  if (change->to == LADE_WAIT_RECOMPUTE)
+    return LADE_DEVICE;
+  return change->to == LADE_WAIT_HOST ? LADE_HOST : LADE_STORE;
+}
+
+static uint8_t bar_bit(const struct lade_change *change)
+{
+  enum lade_space space = change_space(change);
+  return (uint8_t)(1u << (space == LADE_DEVICE ? 6 : 2 * change->kind + (space == LADE_STORE)));
+}
+
+/* Where @change is noted in arrays over tensors, then parameters. */
+static size_t change_index(const struct walker *w, const struct lade_change *change, int32_t id)
+{
+  return (size_t)(change->kind == LADE_CHANGE_HOME ? w->graph->n_tensors + id : id);
+}
+
 static bool is_live_member(const struct walker *w, const struct lade_change *change, int32_t id)
 {
+  if (w->barred[change_index(w, change, id)] & bar_bit(change))
+    return false;
   if (change->kind == LADE_CHANGE_HOME)
     return !w->is_pinned[w->graph->n_tensors + id] && w->residency->homes[id] == LADE_HOME_DEVICE;
   if (w->is_pinned[id])
@@ -223,14 +251,12 @@ static int members_pick(struct walker *w, const struct lade_change *change)
 /* Does the tier have room for the members? Spills and saved values lie there once per microbatch at a time. */
 static bool tier_holds(struct walker *w, const struct lade_change *change, int n_members)
 {
-  enum lade_space space;
-  if (change->kind == LADE_CHANGE_HOME)
-    space = change->to == LADE_HOME_HOST ? LADE_HOST : LADE_STORE;
-  else if (change->to == LADE_WAIT_RECOMPUTE)
-    return true;
-  else
-    space = change->to == LADE_WAIT_HOST ? LADE_HOST : LADE_STORE;
+  enum lade_space space = change_space(change);
   uint64_t bytes = 0;
+  if (space == LADE_DEVICE)
+    return true;
+  if (w->n_refusals[space] >= REFUSALS_MOST)
+    return false;
   for (int i = 0; i < n_members; i++) {
     int32_t id = w->peak_members[i];
     if (change->kind == LADE_CHANGE_HOME)
@@ -345,11 +371,20 @@ static int best_find(struct walker *w, struct best *best)
   return 0;
 }
 
+static uint8_t change_current(const struct walker *w, const struct lade_change *change)
+{
+  if (change->kind == LADE_CHANGE_HOME)
+    return w->residency->homes[change->id];
+  struct lade_choice choice = w->residency->choices[change->id];
+  return change->kind == LADE_CHANGE_SPILL ? choice.spill : choice.saved;
+}
+
 static int change_make(struct walker *w, struct lade_change change)
 {
   int n = members_pick(w, &change);
   for (int i = 0; i < n; i++) {
     change.id = w->peak_members[i];
+    w->undo[i] = change_current(w, &change);
     lade_change_apply(&change, w->residency);
     if (!LADE_PUSH(&w->walk->changes, change))
       return -ENOMEM;
@@ -377,6 +412,39 @@ static int64_t least_ns(const struct walker *w)
   for (int q = 0; q < LADE_N_QUEUES; q++)
     longest_ns = LADE_MAX(longest_ns, updates_ns[q]);
   return (int64_t)LADE_MAX(lade_load_ns(w->solver, &load), ops_ns + longest_ns);
+}
+
+/*
+ * Whether the last change filled a tier past what it has: the room that is asked for before it is an estimate, as
+ * lifetimes there are known only once the program is emitted.
+ */
+static bool is_overfull(struct walker *w)
+{
+  const uint64_t budgets[LADE_N_SPACES] = {UINT64_MAX, w->params->host_bytes, w->params->store_bytes};
+  int n_states = w->walk->states.n;
+  bool is_over = false;
+  for (int space = LADE_HOST; space <= LADE_STORE && n_states; space++) {
+    uint64_t live_bytes = w->program->live_peak_bytes[space];
+    bool has_grown = live_bytes > w->walk->states.items[n_states - 1].live_bytes[space];
+    if (!has_grown || live_bytes <= budgets[space] - budgets[space] / TIER_SLACK)
+      continue;
+    w->n_refusals[space]++;
+    is_over = true;
+  }
+  return is_over;
+}
+
+/* Take the last change back, and do not make it again. */
+static void change_undo(struct walker *w)
+{
+  int first = w->walk->states.items[w->walk->states.n - 1].n_changes;
+  for (int i = first; i < w->walk->changes.n; i++) {
+    struct lade_change change = w->walk->changes.items[i];
+    w->barred[change_index(w, &change, change.id)] |= bar_bit(&change);
+    change.to = w->undo[i - first];
+    lade_change_apply(&change, w->residency);
+  }
+  w->walk->changes.n = first;
 }
 
 static int state_push(struct walker *w)
@@ -407,7 +475,12 @@ static int round_run(struct walker *w, bool *ret_is_over)
   int status = program_renew(w);
   if (status)
     return status;
-  status = state_push(w);
+  if (is_overfull(w)) {
+    change_undo(w);
+    status = program_renew(w);
+  } else {
+    status = state_push(w);
+  }
   if (status)
     return status;
   views_fill(w);
@@ -428,7 +501,10 @@ int walk_make(const struct lade_plan_params *params, const struct lade_residency
   w.peak_bytes = calloc(n_values, sizeof(*w.peak_bytes));
   w.peak_members = calloc(n_values, sizeof(*w.peak_members));
   w.is_saved_gap = calloc(n_values, sizeof(*w.is_saved_gap));
-  int status = w.peak_bytes && w.peak_members && w.is_saved_gap ? lade_residency_copy(start, &w.residency) : -ENOMEM;
+  w.barred = calloc(n_values, sizeof(*w.barred));
+  w.undo = calloc(n_values, sizeof(*w.undo));
+  bool has_memory = w.peak_bytes && w.peak_members && w.is_saved_gap && w.barred && w.undo;
+  int status = has_memory ? lade_residency_copy(start, &w.residency) : -ENOMEM;
   for (bool is_over = false; !status && !is_over;)
     status = round_run(&w, &is_over);
   lade_program_destroy(w.program);
@@ -437,6 +513,8 @@ int walk_make(const struct lade_plan_params *params, const struct lade_residency
   free(w.peak_bytes);
   free(w.peak_members);
   free(w.is_saved_gap);
+  free(w.barred);
+  free(w.undo);
   if (status) {
     walk_finish(&walk);
     return status;

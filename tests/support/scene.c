@@ -69,8 +69,8 @@ struct lade_prices scene_prices(const struct lade_graph *graph)
   return prices;
 }
 
-static void residency_set(struct lade_residency *residency, const struct lade_graph *graph,
-                          const struct scene_setting *how)
+void scene_residency_set(struct lade_residency *residency, const struct lade_graph *graph,
+                         const struct scene_setting *how)
 {
   static const struct lade_choice choices[] = {[SCENE_KEEP] = {LADE_WAIT_KEEP, LADE_WAIT_KEEP},
                                                [SCENE_RECOMPUTE] = {LADE_WAIT_RECOMPUTE, LADE_WAIT_KEEP},
@@ -119,7 +119,7 @@ void scene_init(struct scene *scene, const struct scene_setting *how)
   *scene = (struct scene){.graph = scene_graph(how->family, how->dtype, how->dropout)};
   scene->prices = scene_prices(scene->graph);
   assert_int_equal(lade_residency_create(scene->graph, &scene->residency), 0);
-  residency_set(scene->residency, scene->graph, how);
+  scene_residency_set(scene->residency, scene->graph, how);
   assert_int_equal(lade_packer_create(&scene->packer), 0);
   scene->program = scene_build(scene, how, NULL);
 }

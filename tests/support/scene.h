@@ -54,6 +54,10 @@ void scene_finish(struct scene *scene);
 struct lade_program *scene_build(const struct scene *scene, const struct scene_setting *how,
                                  const struct lade_program *residents);
 
+/* Give @residency, fresh, the manner, homes and prefetching of @how. */
+void scene_residency_set(struct lade_residency *residency, const struct lade_graph *graph,
+                         const struct scene_setting *how);
+
 struct lade_graph *scene_graph(enum lade_family family, enum lade_dtype dtype, float dropout);
 struct lade_prices scene_prices(const struct lade_graph *graph);
 void scene_prices_finish(struct lade_prices *prices);

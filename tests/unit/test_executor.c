@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Saving memory never changes the numbers, and the stated peak is the measured one: losses, norms, evaluations,
+ * parameters and optimizer state of runs at many budgets and residencies have the bits of the run that keeps
+ * everything. That one in turn has the gradients of the plain graph runner.
+ */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "run/executor_internal.h"
+#include "tests/support/graph_run.h"
+#include "tests/support/rig.h"
+#include "tests/support/scene.h"
+
+#define N_STEPS 3
+#define GIB (UINT64_C(1) << 30)
+
+static const char *store_refusal;
+
+static void run_or_fail(struct rig *rig, const struct lade_plan *plan, struct rig_numbers *ret_numbers)
+{
+  struct lade_error error = {0};
+  struct lade_device_info info;
+  if (rig_open(rig, plan, &error) || rig_run(rig, N_STEPS, ret_numbers, &error))
+    fail_msg("%s", error.text);
+  lade_device_get_info(rig->device, &info);
+  assert_int_equal(info.peak_bytes, lade_align_up(plan->peak_bytes[LADE_DEVICE], info.chunk_bytes));
+  rig_close(rig);
+}
+
+/* What the run that keeps everything gives. */
+static struct rig_numbers reference(struct rig *rig)
+{
+  struct lade_residency *keep = NULL;
+  struct rig_numbers numbers;
+  assert_int_equal(lade_residency_create(rig->graph, &keep), 0);
+  for (int i = 0; i < rig->graph->n_tensors; i++)
+    keep->choices[i] = (struct lade_choice){LADE_WAIT_KEEP, LADE_WAIT_KEEP};
+  struct lade_plan *plan = rig_plan(rig, keep);
+  run_or_fail(rig, plan, &numbers);
+  lade_plan_destroy(plan);
+  assert_true(numbers.loss[0] > 1 && numbers.loss[N_STEPS - 1] < 20 && numbers.loss[0] != numbers.loss[1]);
+  assert_true(numbers.norm[0] > 0 && numbers.eval[0] != numbers.eval[1]);
+  return numbers;
+}
+
+static void numbers_equal(const struct rig_numbers *got, const struct rig_numbers *want, const char *format, ...)
+{
+  char what[256];
+  va_list args;
+  if (memcmp(got, want, sizeof(*got)) == 0)
+    return;
+  va_start(args, format);
+  vsnprintf(what, sizeof(what), format, args);
+  va_end(args);
+  fail_msg("%s: other numbers: loss %a %a %a, not %a %a %a; evaluation %a %a, not %a %a; norm %a, not %a; digest %llx, "
+           "not %llx", what, got->loss[0], got->loss[1], got->loss[2], want->loss[0], want->loss[1], want->loss[2],
+           got->eval[0], got->eval[1], want->eval[0], want->eval[1], (double)got->norm[0], (double)want->norm[0],
+           (unsigned long long)got->digest, (unsigned long long)want->digest);
+}
+
+/* ---- budgets ---- */
+
+static const struct {
+  const char *name;
+  uint64_t host_bytes, store_bytes;
+} tiers[] = {{"recompute", 0, 0}, {"host", GIB, 0}, {"store", 0, GIB}, {"both", 256 << 10, GIB}};
+
+/* From the unconstrained peak down to the smallest budget, in @n steps. */
+static void budgets_agree(struct rig *rig, const struct rig_numbers *want, int tier, int n)
+{
+  struct lade_plan_bounds bounds;
+  struct lade_error error = {0};
+  lade_planner *planner = rig_planner(rig, tiers[tier].host_bytes, tiers[tier].store_bytes, LADE_RECIPE_AUTO);
+  assert_int_equal(lade_planner_get_bounds(planner, &bounds), 0);
+  assert_true(bounds.lower_bound_bytes <= bounds.min_bytes && bounds.min_bytes < bounds.unconstrained_bytes);
+  for (int i = 0; i < n; i++) {
+    uint64_t budget = bounds.unconstrained_bytes - (bounds.unconstrained_bytes - bounds.min_bytes) * i / (n - 1);
+    struct lade_plan *plan = NULL;
+    struct rig_numbers numbers;
+    if (lade_planner_plan(planner, budget, &error, &plan))
+      fail_msg("%s at %llu bytes: %s", tiers[tier].name, (unsigned long long)budget, error.text);
+    assert_true(plan->peak_bytes[LADE_DEVICE] <= budget);
+    run_or_fail(rig, plan, &numbers);
+    numbers_equal(&numbers, want, "%s, %s, %s, %d microbatches, %llu bytes", rig->model.family ? "llama" : "gpt2",
+                  lade_dtype_name(rig->model.dtype), tiers[tier].name, rig->model.n_microbatches,
+                  (unsigned long long)budget);
+    lade_plan_destroy(plan);
+  }
+  lade_planner_destroy(planner);
+}
+
+static void model_agrees(enum lade_family family, enum lade_dtype dtype, int n_microbatches, int n_budgets)
+{
+  struct rig_model model = rig_tiny(family);
+  struct rig rig;
+  model.dtype = dtype;
+  model.n_microbatches = n_microbatches;
+  rig_init(&rig, &model);
+  struct rig_numbers want = reference(&rig);
+  for (int tier = 0; tier < (int)LADE_COUNT(tiers); tier++) {
+    if (!tiers[tier].store_bytes || !store_refusal)
+      budgets_agree(&rig, &want, tier, n_budgets);
+  }
+  rig_finish(&rig);
+}
+
+static void every_budget_gives_the_same_bits(void **state)
+{
+  for (int family = LADE_GPT2; family <= LADE_LLAMA; family++) {
+    for (int n_microbatches = 1; n_microbatches <= 3; n_microbatches += 2) {
+      model_agrees((enum lade_family)family, LADE_BF16, n_microbatches, 12);
+      model_agrees((enum lade_family)family, LADE_F32, n_microbatches, 3);
+      model_agrees((enum lade_family)family, LADE_F16, n_microbatches, 3);
+    }
+  }
+}
+
+/* ---- residencies that no planner would choose ---- */
+
+static void residency_agrees(struct rig *rig, const struct rig_numbers *want, uint32_t seed)
+{
+  struct lade_residency *residency = NULL;
+  struct rig_numbers numbers;
+  uint32_t at = seed * 1000;
+  struct scene_setting how = {.manner = (enum scene_manner)scene_draw(&at, SCENE_N_MANNERS),
+                              .homes = (int)scene_draw(&at, 4), .seed = at + 10};
+  how.prefetch_bytes = scene_draw(&at, 2) ? (uint64_t)scene_draw(&at, 2000000) : 0;
+  rig->is_unified = scene_draw(&at, 2);
+  assert_int_equal(lade_residency_create(rig->graph, &residency), 0);
+  scene_residency_set(residency, rig->graph, &how);
+  struct lade_plan *plan = rig_plan(rig, residency);
+  bool has_store = plan->peak_bytes[LADE_STORE] > 0;
+  if (!has_store || !store_refusal) {
+    run_or_fail(rig, plan, &numbers);
+    numbers_equal(&numbers, want, "residency of seed %u (manner %d, homes %d, early %llu, unified %d)", seed,
+                  (int)how.manner, how.homes, (unsigned long long)how.prefetch_bytes, rig->is_unified);
+  }
+  lade_plan_destroy(plan);
+}
+
+static void every_residency_gives_the_same_bits(void **state)
+{
+  static const enum lade_dtype dtypes[] = {LADE_BF16, LADE_F32, LADE_F16};
+  for (uint32_t i = 0; i < 12; i++) {
+    struct rig_model model = rig_tiny(i % 2 ? LADE_LLAMA : LADE_GPT2);
+    struct rig rig;
+    model.dtype = dtypes[i / 2 % 3];
+    model.n_microbatches = i < 6 ? 1 : 3;
+    rig_init(&rig, &model);
+    struct rig_numbers want = reference(&rig);
+    for (uint32_t seed = 0; seed < 8; seed++)
+      residency_agrees(&rig, &want, i * 100 + seed);
+    rig_finish(&rig);
+  }
+}
+
+/* ---- gradients ---- */
+
+static void value_get(struct rig *rig, int tensor, void *memory)
+{
+  struct lade_error error = {0};
+  uint64_t bytes = lade_value_bytes(rig->graph, tensor);
+  for (uint64_t at = 0; at < bytes; at += LADE_EXECUTOR_WINDOW_BYTES) {
+    uint64_t part = LADE_MIN(bytes - at, LADE_EXECUTOR_WINDOW_BYTES);
+    if (lade_executor_get(rig->executor, tensor, at, (char *)memory + at, part, &error))
+      fail_msg("%s", error.text);
+  }
+}
+
+/* With beta1 0, no clipping and a rate of 0, the first moment after a step is the gradient itself. */
+static void gradients_agree(struct rig *rig, const struct lade_plan *plan)
+{
+  struct lade_error error = {0};
+  struct lade_step_result result;
+  struct graph_run run;
+  const struct lade_graph *graph = rig->graph;
+  int n = rig->model.n_microbatches;
+  size_t rows = (size_t)(graph->batch * graph->time);
+  int32_t *tokens = calloc(rows * (size_t)n, sizeof(*tokens)), *targets = calloc(rows * (size_t)n, sizeof(*targets));
+  assert_int_equal(rig_open(rig, plan, &error), 0);
+  graph_run_init(&run, graph, &rig->kernels, rig->pool);
+  for (int i = 0; i < graph->n_params; i++)
+    value_get(rig, graph->params[i].tensor, run.memory[graph->params[i].tensor]);
+  rig_tokens_fill(rig, 0);
+  for (int m = 0; m < n; m++) {
+    memcpy(tokens + rows * (size_t)m, lade_executor_tokens(rig->executor, m), rows * sizeof(*tokens));
+    memcpy(targets + rows * (size_t)m, lade_executor_targets(rig->executor, m), rows * sizeof(*targets));
+  }
+  struct lade_step step = rig_step_block(rig, 0);
+  step.lr = step.beta1 = step.weight_decay = step.clip = 0;
+  step.loss_scale = 1;
+  run.step = step;
+  double loss = graph_run_step(&run, tokens, targets, n, true);
+  assert_int_equal(lade_executor_step(rig->executor, &step, &result, &error), 0);
+  assert_true(fabs(result.loss - loss) <= 1e-14 * fabs(loss));
+  for (int i = 0; i < graph->n_params; i++) {
+    int grad = graph->params[i].grad;
+    uint64_t bytes = graph->tensors[grad].bytes;
+    void *moment = malloc(bytes);
+    value_get(rig, lade_value_part(graph, i, LADE_PART_M), moment);
+    if (memcmp(moment, run.memory[grad], bytes) != 0)
+      fail_msg("gradient %s differs", graph->tensors[grad].name);
+    free(moment);
+  }
+  graph_run_finish(&run);
+  free(tokens);
+  free(targets);
+  rig_close(rig);
+}
+
+static void gradients_are_those_of_the_plain_runner(void **state)
+{
+  for (int i = 0; i < 4; i++) {
+    struct rig_model model = rig_tiny(i % 2 ? LADE_LLAMA : LADE_GPT2);
+    struct lade_error error = {0};
+    struct lade_plan_bounds bounds;
+    struct lade_plan *plan = NULL;
+    struct rig rig;
+    model.dtype = i < 2 ? LADE_F32 : LADE_BF16;
+    model.n_microbatches = 1 + i;
+    rig_init(&rig, &model);
+    lade_planner *planner = rig_planner(&rig, GIB, 0, LADE_RECIPE_AUTO);
+    assert_int_equal(lade_planner_get_bounds(planner, &bounds), 0);
+    assert_int_equal(lade_planner_plan(planner, bounds.min_bytes, &error, &plan), 0);
+    gradients_agree(&rig, plan);
+    lade_plan_destroy(plan);
+    lade_planner_destroy(planner);
+    rig_finish(&rig);
+  }
+}
+
+/* ---- the peak ---- */
+
+enum { REACHED_END = 40, REACHED_PAST, REFUSED };
+
+/* In a child: a device with exactly the planned chunks; its last byte is there and the one after it is not. */
+static int arena_child(struct rig *rig, const struct lade_plan *plan)
+{
+  struct lade_error error;
+  struct lade_step_result result;
+  if (rig_open(rig, plan, &error) || rig_step(rig, 0, &result, &error))
+    return REFUSED;
+  signal(SIGSEGV, SIG_DFL);
+  volatile char *end = (volatile char *)(uintptr_t)(rig->executor->arena + plan->peak_bytes[LADE_DEVICE]);
+  end[-1] = 1;
+  if (write(STDERR_FILENO, "", 0) < 0)
+    return REACHED_END;
+  *end = 1;
+  return REACHED_PAST;
+}
+
+static struct rig_model chunky_model(void)
+{
+  struct rig_model model = rig_tiny(LADE_GPT2);
+  model.layers = 4;
+  model.width = 128;
+  model.vocabulary = 4096;
+  model.batch = 8;
+  model.time = 64;
+  return model;
+}
+
+/* Before the process has other threads: they would not be in a child. */
+static void an_access_past_the_planned_arena_faults(void **state)
+{
+  struct rig_model model = chunky_model();
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    struct rig rig;
+    struct lade_plan_bounds bounds;
+    struct lade_plan *plan = NULL;
+    rig_init(&rig, &model);
+    rig.chunk_bytes = 2 << 20;
+    lade_planner *planner = rig_planner(&rig, GIB, 0, LADE_RECIPE_AUTO);
+    bool is_planned = !lade_planner_get_bounds(planner, &bounds) &&
+                      !lade_planner_plan(planner, bounds.unconstrained_bytes / 2, NULL, &plan);
+    _exit(is_planned ? arena_child(&rig, plan) : REFUSED);
+  }
+  int status = 0;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  if (WIFEXITED(status))
+    fail_msg("the child ended with %d", WEXITSTATUS(status));
+  assert_int_equal(WTERMSIG(status), SIGSEGV);
+}
+
+/* run_or_fail compares peaks; here in the device's own chunks, so that nothing is rounded. */
+static void the_stated_peak_is_the_measured_peak(void **state)
+{
+  struct rig_model model = chunky_model();
+  struct lade_plan_bounds bounds;
+  struct lade_error error = {0};
+  struct rig rig;
+  rig_init(&rig, &model);
+  rig.chunk_bytes = 2 << 20;
+  struct rig_numbers want = reference(&rig);
+  lade_planner *planner = rig_planner(&rig, GIB, store_refusal ? 0 : GIB, LADE_RECIPE_AUTO);
+  assert_int_equal(lade_planner_get_bounds(planner, &bounds), 0);
+  int n_plans = 0;
+  for (uint64_t budget = bounds.min_bytes; budget <= bounds.unconstrained_bytes; budget += 3 * rig.chunk_bytes) {
+    struct lade_plan *plan = NULL;
+    struct rig_numbers numbers;
+    if (lade_planner_plan(planner, budget, &error, &plan))
+      fail_msg("%s", error.text);
+    assert_int_equal(plan->peak_bytes[LADE_DEVICE] % rig.chunk_bytes, 0);
+    assert_true(plan->peak_bytes[LADE_DEVICE] <= budget);
+    run_or_fail(&rig, plan, &numbers);
+    numbers_equal(&numbers, &want, "%llu bytes", (unsigned long long)budget);
+    lade_plan_destroy(plan);
+    n_plans++;
+  }
+  assert_true(n_plans > 3);
+  struct lade_plan *none = NULL;
+  assert_int_equal(lade_planner_plan(planner, bounds.min_bytes - rig.chunk_bytes, &error, &none), -EOVERFLOW);
+  assert_null(none);
+  lade_planner_destroy(planner);
+  rig_finish(&rig);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(an_access_past_the_planned_arena_faults),
+      cmocka_unit_test(gradients_are_those_of_the_plain_runner),
+      cmocka_unit_test(the_stated_peak_is_the_measured_peak),
+      cmocka_unit_test(every_residency_gives_the_same_bits),
+      cmocka_unit_test(every_budget_gives_the_same_bits),
+  };
+  store_refusal = rig_store_refusal(LADE_STORE_AUTO);
+  if (store_refusal)
+    printf("SKIP: runs with a store: %s\n", store_refusal);
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
