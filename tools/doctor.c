@@ -21,6 +21,7 @@
 #include "kernels/kernels.h"
 #include "offload/store.h"
 #include "tools/options.h"
+#include "tools/report.h"
 #include "tools/terminal.h"
 #include "tools/verbs.h"
 
@@ -283,11 +284,8 @@ static int report_dump(const struct report *report, bool is_ok)
     json_array_append_new(findings, json_pack("{s:s, s:s, s:s, s:o}", "name", finding->name, "state",
                                               state_names[finding->state], "text", finding->text, "fix", fix));
   }
-  json_t *object = json_pack("{s:i, s:b, s:o}", "schema_version", 1, "ok", is_ok, "findings", findings);
-  int status = object ? json_dumpf(object, stdout, JSON_INDENT(2)) : -1;
-  json_decref(object);
-  putchar('\n');
-  return status;
+  return json_print(json_pack("{s:i, s:b, s:o}", "schema_version", REPORT_SCHEMA_VERSION, "ok", is_ok, "findings",
+                              findings));
 }
 
 int doctor_main(int argc, char **argv)

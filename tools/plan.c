@@ -154,7 +154,7 @@ static int plan_dump(const struct planning *planning)
                              (json_int_t)info->batch, "micro_batch", (json_int_t)info->micro_batch, "seq",
                              (json_int_t)info->time, "fits", info->plan != NULL);
   if (!object)
-    return -1;
+    return -ENOMEM;
   json_object_set_new(object, "budget_bytes", json_bytes(info->budget_bytes));
   json_object_set_new(object, "host_budget_bytes", json_bytes(info->host_budget_bytes));
   json_object_set_new(object, "store_budget_bytes", json_bytes(info->store_budget_bytes));
@@ -164,10 +164,7 @@ static int plan_dump(const struct planning *planning)
   json_object_set_new(object, "unconstrained_step_seconds", json_number((double)bounds->unconstrained_ns / 1e9));
   if (info->plan)
     plan_set(object, planning);
-  int status = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
-  json_decref(object);
-  putchar('\n');
-  return status;
+  return json_print(object);
 }
 
 /* ---- together ---- */

@@ -128,7 +128,7 @@ static const char *option_of(int max)
   return max == MAX_MICRO_BATCH ? "micro-batch" : max == MAX_SEQ ? "seq" : "layers";
 }
 
-static void answer_print(const struct search *search, int64_t n)
+static int answer_print(const struct search *search, int64_t n)
 {
   const char *name = option_of(search->options->max);
   char budget[32];
@@ -136,16 +136,14 @@ static void answer_print(const struct search *search, int64_t n)
     json_t *object = json_pack("{s:i, s:s, s:I, s:o, s:b}", "schema_version", REPORT_SCHEMA_VERSION, "max", name,
                                "value", (json_int_t)n, "budget_bytes", json_bytes(search->budget_bytes),
                                "is_model_limit", n == search->most);
-    json_dumpf(object, stdout, JSON_INDENT(2));
-    json_decref(object);
-    putchar('\n');
-    return;
+    return json_print(object);
   }
   printf("largest --%s in %s: %lld", name,
          lade_size_format(search->budget_bytes, budget, sizeof(budget)), (long long)n);
   if (search->options->max == MAX_MICRO_BATCH)
     printf(" (as --batch %lld, one pass)", (long long)n);
   puts(n == search->most ? ", all that the model allows" : "; one more does not fit");
+  return 0;
 }
 
 static int search_run(struct search *search, char *path)
@@ -160,10 +158,9 @@ static int search_run(struct search *search, char *path)
     trial(search, search->options->session, 1);
     status = -EOVERFLOW;
   }
-  if (status)
-    return exit_fail("plan", status, &search->error);
-  answer_print(search, n);
-  return LADE_EXIT_DONE;
+  if (!status)
+    status = answer_print(search, n);
+  return status ? exit_fail("plan", status, &search->error) : LADE_EXIT_DONE;
 }
 
 int plan_max(struct options *options)

@@ -14,6 +14,7 @@
 #include "base/base.h"
 
 #define HISTORY_MOST 65536
+#define RESULT_DIGITS 9 /* of a result; logs have all 17 */
 
 /* ---- history ---- */
 
@@ -88,6 +89,16 @@ json_t *json_queue_seconds(const double seconds[LADE_N_QUEUES])
   for (int queue = 0; queue < LADE_N_QUEUES; queue++)
     json_object_set_new(object, lade_queue_name((enum lade_queue_id)queue), json_number(seconds[queue]));
   return object;
+}
+
+int json_print(json_t *object)
+{
+  if (!object)
+    return -ENOMEM;
+  int status = json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(RESULT_DIGITS));
+  json_decref(object);
+  putchar('\n');
+  return status && !ferror(stdout) ? -ENOMEM : 0;
 }
 
 static double rate(const struct summary *summary)

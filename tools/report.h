@@ -52,6 +52,12 @@ struct json_t *json_digest(uint64_t digest);
 /* {"compute": seconds, ...} from nanoseconds or seconds by queue. */
 struct json_t *json_queue_seconds(const double seconds[LADE_N_QUEUES]);
 
+/*
+ * Print @object (NULL: memory was out) on stdout and give its reference back. -ENOMEM; whether stdout took it is for
+ * main to see.
+ */
+int json_print(struct json_t *object);
+
 /* "12.3 ms", "4.56 s" into @text. */
 char *seconds_format(double seconds, char *text, size_t text_bytes);
 

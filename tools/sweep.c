@@ -290,11 +290,7 @@ static int results_dump(const struct sweep *sweep)
     json_object_set_new(run, "exit_code", json_integer(trial->code));
     json_array_append_new(runs, run);
   }
-  json_t *object = json_pack("{s:i, s:o}", "schema_version", REPORT_SCHEMA_VERSION, "runs", runs);
-  int status = object ? json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) : -1;
-  json_decref(object);
-  putchar('\n');
-  return status ? -ENOMEM : 0;
+  return json_print(json_pack("{s:i, s:o}", "schema_version", REPORT_SCHEMA_VERSION, "runs", runs));
 }
 
 /* ---- together ---- */

@@ -24,7 +24,6 @@
 #include "tools/verbs.h"
 
 #define LOG_DIGITS 17 /* doubles in logs read back as the same bits */
-#define RESULT_DIGITS 9
 
 struct run {
   struct options options;
@@ -207,12 +206,11 @@ static int summarize(struct run *run)
   json_t *object = summary_json(&summary);
   if (!object)
     return -ENOMEM;
-  if (run->options.is_json) {
-    json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(RESULT_DIGITS));
-    putchar('\n');
-  } else
-    summary_print(&summary, stdout);
-  log_event(run, object);
+  log_event(run, json_incref(object));
+  if (run->options.is_json)
+    return json_print(object);
+  json_decref(object);
+  summary_print(&summary, stdout);
   return 0;
 }
 
