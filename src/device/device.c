@@ -231,12 +231,27 @@ int lade_device_chunk_create(lade_device *device, uint64_t bytes, lade_chunk **r
   return 0;
 }
 
+/* Take @chunk out of the list of the range that it is mapped in. Mutex held. */
+static void chunk_forget(lade_device *device, struct lade_chunk *chunk)
+{
+  struct lade_range *range = range_find(device, chunk->address, chunk->bytes);
+  LADE_ASSERT(range);
+  int i = chunk_upper(range, chunk->address) - 1;
+  LADE_ASSERT(i >= 0 && range->chunks.items[i] == chunk);
+  memmove(&range->chunks.items[i], &range->chunks.items[i + 1],
+          (size_t)(range->chunks.n - i - 1) * sizeof(range->chunks.items[0]));
+  range->chunks.n--;
+}
+
 void lade_device_chunk_release(lade_device *device, lade_chunk *chunk)
 {
   if (!chunk)
     return;
-  LADE_ASSERT(!chunk->address);
+  pthread_mutex_lock(&device->mutex);
+  if (chunk->address)
+    chunk_forget(device, chunk);
   device->ops->chunk_release(device, chunk);
+  pthread_mutex_unlock(&device->mutex);
   bytes_give_back(device, chunk->bytes);
   free(chunk);
 }

@@ -86,7 +86,10 @@ void lade_device_release(lade_device *device, uint64_t address, uint64_t bytes);
  * page. -EINVAL when they are no chunks, -ENOMEM past the capacity or when the machine refuses.
  */
 int lade_device_chunk_create(lade_device *device, uint64_t bytes, lade_chunk **ret_chunk);
-/* Give it back; it may not be mapped. NULL is allowed. */
+/*
+ * Give it back. It may be mapped: then its place is empty and faults, whatever the machine refuses, and no work that
+ * touches it may be under way. NULL is allowed.
+ */
 void lade_device_chunk_release(lade_device *device, lade_chunk *chunk);
 
 /*

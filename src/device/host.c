@@ -168,9 +168,15 @@ static int host_chunk_create(lade_device *device, struct lade_chunk *chunk)
   return error;
 }
 
+/* Where a chunk is mapped a fence takes its place; should there be no memory for one, its own mapping becomes it. */
 static void host_chunk_release(lade_device *device, struct lade_chunk *chunk)
 {
-  munmap(pointer(chunk->backing), chunk->bytes);
+  if (!chunk->address) {
+    munmap(pointer(chunk->backing), chunk->bytes);
+  } else if (fence_set(chunk->backing, chunk->bytes)) {
+    madvise(pointer(chunk->backing), chunk->bytes, MADV_DONTNEED);
+    mprotect(pointer(chunk->backing), chunk->bytes, PROT_NONE);
+  }
 }
 
 static int host_map(lade_device *device, uint64_t address, struct lade_chunk *chunk)

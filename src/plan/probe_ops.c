@@ -40,7 +40,6 @@ struct rig {
   lade_device *device;
   lade_chunk *chunk;
   uint64_t address, bytes;
-  bool is_mapped;
 };
 
 /* One group: ops that are measured together. */
@@ -56,13 +55,9 @@ struct group {
 
 static void rig_unmap(struct rig *rig)
 {
-  if (rig->is_mapped)
-    lade_device_unmap(rig->device, rig->address, rig->bytes);
-  if (rig->chunk)
-    lade_device_chunk_release(rig->device, rig->chunk);
+  lade_device_chunk_release(rig->device, rig->chunk);
   if (rig->address)
     lade_device_release(rig->device, rig->address, rig->bytes);
-  rig->is_mapped = false;
   rig->chunk = NULL;
   rig->address = 0;
 }
@@ -77,7 +72,6 @@ static int rig_map(struct rig *rig, uint64_t bytes)
     rc = lade_device_chunk_create(rig->device, rig->bytes, &rig->chunk);
   if (!rc)
     rc = lade_device_map(rig->device, rig->address, rig->chunk);
-  rig->is_mapped = !rc;
   return rc;
 }
 

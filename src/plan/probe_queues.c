@@ -75,7 +75,6 @@ struct rig {
   lade_device *device;
   lade_chunk *chunk;
   uint64_t address;
-  bool is_mapped;
   lade_queue *compute, *to_host, *to_device;
   struct probe_area host;
 };
@@ -85,10 +84,7 @@ static void rig_finish(struct rig *rig)
   lade_queue_destroy(rig->compute);
   lade_queue_destroy(rig->to_host);
   lade_queue_destroy(rig->to_device);
-  if (rig->is_mapped)
-    lade_device_unmap(rig->device, rig->address, N_COPIES * COPY_BYTES);
-  if (rig->chunk)
-    lade_device_chunk_release(rig->device, rig->chunk);
+  lade_device_chunk_release(rig->device, rig->chunk);
   if (rig->address)
     lade_device_release(rig->device, rig->address, N_COPIES * COPY_BYTES);
   lade_device_close(rig->device);
@@ -106,7 +102,6 @@ static int rig_init(struct rig *rig, const struct lade_probe_params *params, str
     rc = lade_device_chunk_create(rig->device, N_COPIES * COPY_BYTES, &rig->chunk);
   if (!rc)
     rc = lade_device_map(rig->device, rig->address, rig->chunk);
-  rig->is_mapped = !rc;
   if (!rc)
     rc = probe_area_init(&rig->host, N_COPIES * COPY_BYTES);
   if (!rc)

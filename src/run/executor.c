@@ -160,10 +160,16 @@ static int stored_move(lade_executor *ex, const struct lade_buffer *buffer, int 
   struct lade_transfer transfer = {
       .op = op, .check = LADE_CHECK_STORE, .extent = ex->extent, .offset = buffer->offset + offset, .bytes = bytes,
       .data = ex->bounce, .identity = executor_identity(ex, (struct lade_value){tensor, 0, 0})};
+  struct lade_error why = {0};
+  char name[LADE_NAME_BYTES + 16];
   int status = lade_store_submit(ex->params.store, &transfer);
   if (status)
     return lade_error_set(error, status, "the store refused a transfer");
-  return lade_store_wait(ex->params.store, &transfer, error);
+  status = lade_store_wait(ex->params.store, &transfer, &why);
+  return status ? lade_error_set(error, status, "%s of tensor %s failed: %s",
+                                 op == LADE_STORE_READ ? "reading back" : "writing out",
+                                 lade_value_name(ex->graph, tensor, name), why.text)
+                : 0;
 }
 
 /* Copy over a link queue, whole; the queues are idle between steps. */
@@ -290,10 +296,8 @@ static int device_take(lade_executor *ex, struct lade_error *error)
                           (unsigned long long)ex->arena_bytes);
   }
   status = lade_device_chunk_create(ex->device, ex->arena_bytes, &ex->chunk);
-  if (!status) {
+  if (!status)
     status = lade_device_map(ex->device, ex->arena, ex->chunk);
-    ex->is_mapped = !status;
-  }
   return status ? lade_error_set(error, status, "the device refused %llu bytes of memory (it has %llu)",
                                  (unsigned long long)ex->arena_bytes, (unsigned long long)info.capacity_bytes)
                 : 0;
@@ -393,10 +397,7 @@ void lade_executor_destroy(lade_executor *ex)
   free(ex->resident);
   free(ex->bounce);
   lade_staging_finish(&ex->host);
-  if (ex->is_mapped)
-    lade_device_unmap(ex->device, ex->arena, ex->arena_bytes);
-  if (ex->chunk)
-    lade_device_chunk_release(ex->device, ex->chunk);
+  lade_device_chunk_release(ex->device, ex->chunk); /* mapped or not: unmapping may be refused, this may not */
   if (ex->reserved_bytes)
     lade_device_release(ex->device, ex->arena, ex->reserved_bytes);
   pthread_mutex_destroy(&ex->failure_mutex);

@@ -64,7 +64,6 @@ struct lade_executor {
   bool is_dry;
   uint64_t arena, arena_bytes, reserved_bytes;
   lade_chunk *chunk;
-  bool is_mapped;
   struct lade_staging host;
   struct lade_extent extent;
   void *bounce; /* LADE_EXECUTOR_WINDOW_BYTES, for get and set of values in the store */

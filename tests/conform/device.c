@@ -171,6 +171,28 @@ static void capacity_is_hard_and_exact(void **state)
   lade_device_close(device);
 }
 
+/* Taking down must not need what a machine may refuse. */
+static void a_chunk_may_be_released_where_it_is_mapped(void **state)
+{
+  lade_device *device = device_open(state, NULL);
+  uint64_t at = 0;
+  assert_int_equal(lade_device_reserve(device, 4 * CHUNK, &at), 0);
+  lade_chunk *first = chunk_open(device, CHUNK), *second = chunk_open(device, 2 * CHUNK);
+  assert_int_equal(lade_device_map(device, at, first), 0);
+  assert_int_equal(lade_device_map(device, at + CHUNK, second), 0);
+  lade_device_chunk_release(device, first);
+  assert_int_equal(info_get(device).created_bytes, 2 * CHUNK);
+  first = chunk_open(device, CHUNK);
+  assert_int_equal(lade_device_map(device, at + CHUNK, first), -EBUSY);
+  assert_int_equal(lade_device_map(device, at, first), 0); /* its place is empty again */
+  lade_device_chunk_release(device, second);
+  assert_int_equal(lade_device_unmap(device, at, 4 * CHUNK), 0);
+  lade_device_chunk_release(device, first);
+  lade_device_release(device, at, 4 * CHUNK);
+  assert_int_equal(info_get(device).created_bytes, 0);
+  lade_device_close(device);
+}
+
 static void *creator_main(void *arg)
 {
   lade_device *device = arg;
@@ -425,6 +447,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(addresses_cost_nothing),
       cmocka_unit_test(senseless_arguments_are_refused_and_change_nothing),
       cmocka_unit_test(opening_wants_complete_params),
+      cmocka_unit_test(a_chunk_may_be_released_where_it_is_mapped),
       cmocka_unit_test(capacity_is_hard_and_exact),
       cmocka_unit_test(threads_cannot_overshoot_the_capacity_together),
       cmocka_unit_test(peak_is_the_most_that_existed_at_once),
