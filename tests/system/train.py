@@ -104,6 +104,17 @@ refused(3, "train", *SHORT, "--data", "text.txt", "--budget", str(least - CHUNK)
 code, out, err = run("plan", *SHORT, "--json", "--budget", str(least - CHUNK))
 assert code == 3 and str(least) in err and not json.loads(out)["fits"], (code, out, err)
 
+# The same over a drive alone, where this directory can be one; flags of a store are refused without one.
+code, out, err = run("train", *SHORT, "--data", "text.txt", "--json", "--steps", "6", "--budget", "min",
+                     "--host-budget", "0", "--store", ".")
+if code == 2 and ("tmpfs" in err or "O_DIRECT" in err):
+    print("no store here:", err.strip())
+else:
+    assert code == 0, (code, err)
+    drive = json.loads(out)
+    assert drive["store_bytes"] > 0 and drive["measured_peak_bytes"] == drive["planned_peak_bytes"], drive
+    assert (drive["loss_digest"], drive["params_digest"]) == (whole["loss_digest"], whole["params_digest"])
+
 # Dry: the real executor on a simulated clock, and the same time as the simulator said.
 dry = done("plan", *SHORT, "--json", "--device", "dry")
 assert dry["dry_step_seconds"] > 0 and set(dry["dry_queue_seconds"]) == QUEUES
