@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "tools/options.h"
 #include "tools/verbs.h"
 
 struct verb {
@@ -32,6 +33,21 @@ static const struct verb *verb_find(const char *name)
     if (strcmp(verb->name, name) == 0)
       return verb;
   return NULL;
+}
+
+static void verb_suggest(const char *name)
+{
+  const char *near = NULL;
+  int least = 3;
+  for (const struct verb *verb = verbs; verb->name; verb++) {
+    int distance = word_distance(name, verb->name);
+    near = distance < least ? verb->name : near;
+    least = distance < least ? distance : least;
+  }
+  if (near)
+    fprintf(stderr, "lade: there is no verb '%s'; did you mean '%s'? `lade --help` lists them\n", name, near);
+  else
+    fprintf(stderr, "lade: there is no verb '%s'; `lade --help` lists them\n", name);
 }
 
 static void help_print(FILE *file)
@@ -72,7 +88,7 @@ int main(int argc, char **argv)
   }
   const struct verb *verb = verb_find(argv[1]);
   if (!verb) {
-    fprintf(stderr, "lade: there is no verb '%s'; `lade --help` lists them\n", argv[1]);
+    verb_suggest(argv[1]);
     return LADE_EXIT_USAGE;
   }
   return output_finish(verb->main(argc - 1, argv + 1));

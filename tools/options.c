@@ -174,8 +174,7 @@ bool option_is_set(const struct options *options, const char *name)
 
 /* ---- the line ---- */
 
-/* Edits between two words, at most 32 letters of each counted. */
-static int word_distance(const char *a, const char *b)
+int word_distance(const char *a, const char *b)
 {
   int row[33], n_a = (int)LADE_MIN(strlen(a), 32), n_b = (int)LADE_MIN(strlen(b), 32);
   for (int j = 0; j <= n_b; j++)
@@ -343,7 +342,7 @@ static int together_check(const struct options *options, struct lade_error *erro
     return lade_error_set(error, -EINVAL, "--data FILE is missing: the text or tokens to train on");
   if (options->verb == VERB_SAMPLE && !options->checkpoint)
     return lade_error_set(error, -EINVAL, "which checkpoint? lade sample DIR, a directory that --save wrote");
-  if (session->min_lr > session->lr)
+  if (option_is_set(options, "min-lr") && session->min_lr > session->lr)
     return lade_error_set(error, -EINVAL, "--min-lr %g is above --lr %g", session->min_lr, session->lr);
   int status = batch_check(options, error);
   if (!status)
@@ -360,6 +359,8 @@ static void session_fill(struct options *options)
   session->n_data = options->data.n;
   session->valid = options->valid.items;
   session->n_valid = options->valid.n;
+  if (!option_is_set(options, "min-lr"))
+    session->min_lr = session->lr / 10;
   session->is_dry = options->device == DEVICE_DRY;
   session->has_host_budget = option_is_set(options, "host-budget");
   session->n_threads = (int)options->n_threads;

@@ -120,6 +120,9 @@ int option_set(struct options *options, const struct option *option, const char 
 
 bool option_is_set(const struct options *options, const char *name);
 
+/* Edits between two words, at most 32 letters of each counted. */
+int word_distance(const char *a, const char *b);
+
 /* "24MiB", "80%", "80%dev", "min", "auto". -EINVAL. */
 int budget_parse(const char *text, struct lade_budget *ret_budget, struct lade_error *error);
 

@@ -15,8 +15,10 @@
 #define AT(field) .offset = offsetof(struct options, field)
 #define SECTION(title) {.type = OPTION_SECTION, .verbs = ~0u, .help = title}
 
-#define COUNT_MOST 1e15
 #define SHAPE_MOST 1e9
+
+#define HELP_COLUMN 29   /* where the text of --help begins */
+#define HELP_COLUMNS 100 /* and where it is broken */
 
 static const struct option_choice order_choices[] = {
     {"random", LADE_ORDER_RANDOM}, {"sequential", LADE_ORDER_SEQUENTIAL}, {0}};
@@ -62,7 +64,7 @@ const struct option option_table[] = {
      .help = "of parameters and activations; sums and master weights are FP32"},
     {OPTION_REAL, "lr", "X", RUN, VERB_PLAN, AT(session.lr), .preset = "1e-3", .most = 1e3,
      .help = "peak learning rate"},
-    {OPTION_REAL, "min-lr", "X", RUN, VERB_PLAN, AT(session.min_lr), .preset = "1e-4", .most = 1e3,
+    {OPTION_REAL, "min-lr", "X", RUN, VERB_PLAN, AT(session.min_lr), .unset = "a tenth of --lr", .most = 1e3,
      .help = "where the cosine ends, at the last step"},
     {OPTION_COUNT, "warmup", "N", RUN, VERB_PLAN, AT(session.warmup), .preset = "100", .most = 4e9,
      .help = "steps over which the learning rate rises"},
@@ -79,9 +81,10 @@ const struct option option_table[] = {
      .help = "largest norm of all gradients together; 0: no clipping"},
 
     SECTION("Memory"),
-    {OPTION_BUDGET, "budget", "SIZE|P%|P%dev|min", VERB_TRAIN | VERB_PLAN, AT(session.budget),
-     .unset = "what is free, less the host tier",
-     .help = "device memory: 24MiB, 60% of the unconstrained peak, 80%dev of the device, or the smallest"},
+    {OPTION_BUDGET, "budget", "SIZE|P%|P%dev|min|auto", VERB_TRAIN | VERB_PLAN, AT(session.budget),
+     .unset = "auto",
+     .help = "device memory: 24MiB, 60% of the unconstrained peak, 80%dev of the device, the smallest, or what is "
+             "free less the host tier"},
     {OPTION_TEXT, "budgets", "LIST", VERB_SWEEP, AT(budgets), .preset = "100%,60%,40%,25%,min",
      .help = "budgets to try, one run for each"},
     {OPTION_SIZE, "host-budget", "SIZE", ALL, AT(session.host_budget_bytes), .unset = "80 % of what is then left",
@@ -143,7 +146,7 @@ const struct option option_table[] = {
      .help = "read options as `name = value` lines; the command line overrides"},
     {OPTION_FLAG, "print-config", NULL, ALL, AT(has_print_config),
      .help = "print every value and where it came from, as such a file, and stop"},
-    {OPTION_FLAG, "help", NULL, ~0u, AT(has_help), .help = "this page"},
+    {OPTION_FLAG, "help", NULL, ~0u, AT(has_help), .help = "print this page and stop"},
     {0},
 };
 
@@ -216,18 +219,42 @@ const char *verb_name(enum verb_id verb)
   return page_find(verb)->name;
 }
 
+static const char *default_of(const struct option *option)
+{
+  if (option->type == OPTION_FLAG)
+    return "off";
+  if (!option->preset)
+    return option->unset;
+  return strcmp(option->preset, "\n") == 0 ? "a line break" : option->preset;
+}
+
+/* Print @text from HELP_COLUMN on, broken between words where the page ends. */
+static void text_wrap(const char *text, FILE *file)
+{
+  int column = HELP_COLUMN;
+  while (*text) {
+    int n = (int)strcspn(text, " ");
+    if (column > HELP_COLUMN && column + 1 + n > HELP_COLUMNS) {
+      fprintf(file, "\n%*s", HELP_COLUMN, "");
+      column = HELP_COLUMN;
+    }
+    column += fprintf(file, "%s%.*s", column > HELP_COLUMN ? " " : "", n, text);
+    text += n + (text[n] == ' ');
+  }
+  fputc('\n', file);
+}
+
 static void option_print(const struct option *option, FILE *file)
 {
-  char left[64];
+  char left[64], text[512];
   snprintf(left, sizeof(left), "--%s%s%s", option->name, option->metavar ? " " : "",
            option->metavar ? option->metavar : "");
-  fprintf(file, strlen(left) > 25 ? "  %s\n%29s" : "  %-26s %s", left, "");
-  fputs(option->help, file);
-  if (option->preset)
-    fprintf(file, " [%s]", strcmp(option->preset, "\n") == 0 ? "a line break" : option->preset);
-  else if (option->unset)
-    fprintf(file, " [%s]", option->unset);
-  fputc('\n', file);
+  if (strlen(left) > HELP_COLUMN - 4)
+    fprintf(file, "  %s\n%*s", left, HELP_COLUMN, "");
+  else
+    fprintf(file, "  %-*s", HELP_COLUMN - 2, left);
+  snprintf(text, sizeof(text), "%s [%s]", option->help, default_of(option));
+  text_wrap(text, file);
 }
 
 void options_help(enum verb_id verb, FILE *file)

@@ -18,12 +18,12 @@
 #include "tools/report.h"
 #include "tools/verbs.h"
 
-#define SEARCH_MOST (INT64_C(1) << 40)
+#define LAYERS_MOST 512 /* more would be planned for minutes, and no model has them */
 
 struct search {
   struct options *options;
   struct lade_session_params params; /* of the trials */
-  int64_t most;                      /* the model, or the format, allows no more */
+  int64_t most;                      /* that the model allows, or that is tried */
   struct lade_error error;           /* of the last that did not fit */
   uint64_t budget_bytes;
 };
@@ -110,8 +110,9 @@ static int machine_describe(struct search *search, char *path)
     return status;
   lade_session_get_info(session, &info);
   struct lade_machine machine = info.cost->machine;
-  search->most = search->options->max == MAX_SEQ ? info.model.context
-                 : search->options->max == MAX_MICRO_BATCH ? INT16_MAX : 100000;
+  search->most = search->options->max == MAX_SEQ           ? info.model.context
+                 : search->options->max == MAX_MICRO_BATCH ? INT16_MAX
+                                                           : LAYERS_MOST;
   lade_session_close(session);
   if (search->options->session.machine)
     return 0;
@@ -135,14 +136,14 @@ static int answer_print(const struct search *search, int64_t n)
   if (search->options->is_json) {
     json_t *object = json_pack("{s:i, s:s, s:I, s:o, s:b}", "schema_version", REPORT_SCHEMA_VERSION, "max", name,
                                "value", (json_int_t)n, "budget_bytes", json_bytes(search->budget_bytes),
-                               "is_model_limit", n == search->most);
+                               "is_bounded_by_budget", n < search->most);
     return json_print(object);
   }
   printf("largest --%s in %s: %lld", name,
          lade_size_format(search->budget_bytes, budget, sizeof(budget)), (long long)n);
   if (search->options->max == MAX_MICRO_BATCH)
     printf(" (as --batch %lld, one pass)", (long long)n);
-  puts(n == search->most ? ", all that the model allows" : "; one more does not fit");
+  puts(n == search->most ? ", the most that is tried" : "; one more does not fit");
   return 0;
 }
 

@@ -7,6 +7,7 @@
  */
 #include "tools/progress.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
@@ -51,7 +52,7 @@ static void duration_format(double seconds, char *text, size_t text_bytes)
 static void line_format(const struct progress *progress, const struct lade_session_info *info,
                         const struct lade_step_report *report, int64_t now_ns, char *line, size_t line_bytes)
 {
-  char left[32], peak[32], budget[32], light[32] = "";
+  char left[32], peak[32], budget[32], light[32] = "", loss[64] = "";
   int64_t n_done = report->step + 1 - progress->first_step;
   double wall_ns = (double)LADE_MAX(report->wall_ns, 1), tokens = (double)(info->batch * info->time);
   double mean_ns = (double)(now_ns - progress->start_ns) / (double)n_done;
@@ -61,9 +62,10 @@ static void line_format(const struct progress *progress, const struct lade_sessi
   lade_size_format(info->budget_bytes, budget, sizeof(budget));
   if (info->speed_of_light_ns > 0)
     snprintf(light, sizeof(light), "  light %.0f %%", 100 * info->speed_of_light_ns / wall_ns);
-  snprintf(line, line_bytes, "step %lld/%lld  loss %.4f%s  %.0f tokens/s  ETA %s  peak %s of %s  stall %.0f %%%s",
-           (long long)report->step + 1, (long long)progress->n_steps, report->loss,
-           report->is_skipped ? " (skipped)" : "", tokens * 1e9 / progress->smooth_ns, left, peak, budget,
+  if (isfinite(report->loss)) /* a dry run has none */
+    snprintf(loss, sizeof(loss), "  loss %.4f%s", report->loss, report->is_skipped ? " (skipped)" : "");
+  snprintf(line, line_bytes, "step %lld/%lld%s  %.0f tokens/s  ETA %s  peak %s of %s  stall %.0f %%%s",
+           (long long)report->step + 1, (long long)progress->n_steps, loss, tokens * 1e9 / progress->smooth_ns, left, peak, budget,
            100 * LADE_MAX(0, 1 - (double)report->busy_ns[LADE_Q_COMPUTE] / wall_ns), light);
 }
 

@@ -205,14 +205,14 @@ static void times_print(const struct summary *summary, FILE *file)
 {
   const struct lade_plan *plan = summary->info.plan;
   char a[32], b[32];
-  fprintf(file, "step          predicted %s, measured %s\n",
-          seconds_format((double)plan->predicted_ns / 1e9, a, sizeof(a)),
-          seconds_format(summary->seconds[0], b, sizeof(b)));
+  const char *how = summary->is_dry ? "executed dry" : "measured";
+  fprintf(file, "step          predicted %s, %s %s\n", seconds_format((double)plan->predicted_ns / 1e9, a, sizeof(a)),
+          how, seconds_format(summary->seconds[0], b, sizeof(b)));
   for (int queue = 0; queue < LADE_N_QUEUES; queue++) {
     double predicted = (double)plan->train->predicted_busy_ns[queue] / 1e9, measured = summary->seconds[1 + queue];
     if (predicted > 0 || measured > 0)
-      fprintf(file, "  %-11s predicted %s, measured %s\n", lade_queue_name((enum lade_queue_id)queue),
-              seconds_format(predicted, a, sizeof(a)), seconds_format(measured, b, sizeof(b)));
+      fprintf(file, "  %-11s predicted %s, %s %s\n", lade_queue_name((enum lade_queue_id)queue),
+              seconds_format(predicted, a, sizeof(a)), how, seconds_format(measured, b, sizeof(b)));
   }
 }
 

@@ -12,9 +12,7 @@
  * with it: a larger budget is never slower. (For graphs past LARGE_OPS the ladder is coarse and the first
  * rung that yields a plan ends it, to answer within a second.)
  *
- * The smallest budget is the smallest packed peak of any state. Beside it stands a bound that holds for every
- * program over these ops and this microbatch: an op's operands must be in device memory together; and what the
- * other tiers cannot hold must be on the device too.
+ * The smallest budget is the smallest packed peak of any state. Beside it stands a bound (bound.c).
  */
 #include <errno.h>
 #include <math.h>
@@ -29,6 +27,7 @@
 #define LARGE_OPS 1500 /* graphs past this get one walk, with coarser steps */
 #define MIN_PACK_WORK 30000000 /* packing effort, in elementary steps, when looking for the smallest budget */
 
+#define TIGHT_BYTES 48 /* per parameter: tiers that hold less may force recomputing a value several times */
 #define MIN_STATES 12 /* states packed hard, those with the smallest live peaks */
 #define MIN_STATES_LARGE 2
 
@@ -66,6 +65,11 @@ const char *lade_recipe_name(enum lade_recipe recipe)
 {
   LADE_ASSERT(recipe >= 0 && recipe < LADE_N_RECIPES);
   return recipe_names[recipe];
+}
+
+static bool is_large(const lade_planner *planner)
+{
+  return planner->params.graph->n_ops > LARGE_OPS;
 }
 
 /* ---- where the walk starts ---- */
@@ -124,72 +128,9 @@ static void pins_apply(lade_planner *planner)
   }
 }
 
-/* ---- bounds ---- */
-
 static uint64_t padded(uint64_t bytes)
 {
   return lade_align_up(LADE_MAX(bytes, 1), LADE_BUFFER_ALIGN);
-}
-
-/* Bytes that @op needs at once. Each output that may take over an input's memory is counted once with it. */
-static uint64_t op_bytes(const struct lade_graph *graph, const struct lade_op *op, bool is_state_counted)
-{
-  uint64_t bytes = op->workspace_bytes ? padded(op->workspace_bytes) : 0;
-  for (int i = 0; i < op->n_in; i++) {
-    bool is_repeated = op->in[i] < 0;
-    for (int k = 0; k < i; k++)
-      is_repeated = is_repeated || op->in[k] == op->in[i];
-    if (is_repeated || (!is_state_counted && graph->tensors[op->in[i]].kind == LADE_TENSOR_PARAM))
-      continue;
-    bytes += padded(graph->tensors[op->in[i]].bytes);
-  }
-  for (int i = 0; i < op->n_out; i++) {
-    if (op->out[i] < 0 || (!is_state_counted && graph->tensors[op->out[i]].kind == LADE_TENSOR_GRAD))
-      continue;
-    if (op->alias[i] < 0 || op->in[op->alias[i]] < 0)
-      bytes += padded(graph->tensors[op->out[i]].bytes);
-  }
-  return bytes;
-}
-
-/* What all state, the gradients made so far and one op need together, if everything had to be on the device. */
-static uint64_t device_only_bytes(const struct lade_graph *graph)
-{
-  uint64_t state = 0, most = 0;
-  bool *has_grad = calloc((size_t)LADE_MAX(graph->n_params, 1), sizeof(*has_grad));
-  if (!has_grad)
-    return 0; /* no bound is a bound */
-  for (int param = 0; param < graph->n_params; param++) {
-    state += padded(lade_value_bytes(graph, graph->params[param].tensor));
-    for (int part = 0; part < LADE_N_PARTS; part++) {
-      int tensor = lade_value_part(graph, param, (enum lade_part)part);
-      state += tensor < 0 ? 0 : padded(lade_value_bytes(graph, tensor));
-    }
-  }
-  for (int i = 0; i < graph->n_ops; i++) {
-    const struct lade_op *op = &graph->ops[i];
-    for (int k = 0; k < op->n_out; k++) {
-      int param = op->out[k] < 0 ? -1 : graph->tensors[op->out[k]].param;
-      if (param >= 0 && !has_grad[param]) {
-        has_grad[param] = true;
-        state += padded(graph->tensors[op->out[k]].bytes);
-      }
-    }
-    most = LADE_MAX(most, state + op_bytes(graph, op, false));
-  }
-  free(has_grad);
-  return most;
-}
-
-static uint64_t lower_bound(const struct lade_plan_params *params)
-{
-  uint64_t most = 0, tiers = params->host_bytes + params->store_bytes;
-  for (int i = 0; i < params->graph->n_ops; i++)
-    most = LADE_MAX(most, op_bytes(params->graph, &params->graph->ops[i], true));
-  uint64_t all = device_only_bytes(params->graph);
-  if (tiers >= params->host_bytes && all > tiers) /* else the sum wrapped: the tiers hold anything */
-    most = LADE_MAX(most, all - tiers);
-  return lade_align_up(most, params->chunk_bytes);
 }
 
 /* ---- states ---- */
@@ -297,11 +238,6 @@ static int candidate_try(const lade_planner *planner, const struct candidate *c,
     if (prefetch_bytes || pack_work)
       return 0;
   }
-}
-
-static bool is_large(const lade_planner *planner)
-{
-  return planner->params.graph->n_ops > LARGE_OPS;
 }
 
 /* Sizes of the ladder, from the unconstrained peak downwards. */
@@ -499,7 +435,7 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
     status = min_find(planner, &planner->least, &planner->bounds.min_bytes);
     if (status)
       return status;
-    planner->bounds.lower_bound_bytes = lower_bound(&planner->params);
+    planner->bounds.lower_bound_bytes = plan_lower_bound(&planner->params);
     for (int w = 0; w < planner->n_walks; w++)
       planner->bounds.n_states += planner->walks[w].states.n;
     planner->has_bounds = true;
@@ -520,13 +456,16 @@ static int walks_make(lade_planner *planner)
                       {WALK_RECOMPUTE, 0.05},
                       {WALK_OFFLOAD, 0.05}};
   bool has_tier = planner->params.host_bytes || planner->params.store_bytes;
+  uint64_t state = (uint64_t)lade_model_n_params(&planner->params.graph->model) * TIGHT_BYTES;
+  bool is_tight = planner->params.host_bytes < state && planner->params.store_bytes < state;
   int status = 0;
   for (int i = 0; i < N_WALKS && !status; i++) {
     if (i > 0 && (!has_tier || planner->params.graph->n_ops > LARGE_OPS))
       break; /* nothing but recompute to choose from; or each walk takes long */
     planner->tariff.exposed_fraction = kinds[i].exposed_fraction;
-    status = walk_make(&planner->params, planner->start, planner->is_pinned, planner->solver, planner->packer,
-                       kinds[i].allowed, &planner->walks[planner->n_walks]);
+    int allowed = kinds[i].allowed | (is_tight && !is_large(planner) ? WALK_REPEAT : 0);
+    status = walk_make(&planner->params, planner->start, planner->is_pinned, planner->solver, planner->packer, allowed,
+                       &planner->walks[planner->n_walks]);
     if (!status)
       planner->n_walks++;
   }

@@ -54,7 +54,7 @@ struct lade_plan_bounds {
   uint64_t unconstrained_bytes; /* device peak with everything kept */
   int64_t unconstrained_ns;
   uint64_t min_bytes;           /* smallest device budget for which a plan was found */
-  uint64_t lower_bound_bytes;   /* smaller is impossible: see lower_bound in plan.c */
+  uint64_t lower_bound_bytes;   /* smaller is impossible: see bound.c */
   int n_states;                 /* length of the walk */
 };
 int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_bounds);

@@ -4,7 +4,7 @@
  * been dropped is made again by running the op that made it, which may need its own inputs made again
  * first: a depth-first walk over producers, so each chain is as short as the kept values allow and comes
  * as late as possible, when its memory is needed anyway. A value made again stays until its last use in
- * this microbatch. The walk ends because the graph is acyclic and a step is emitted at most once per
+ * this microbatch, unless its choice is to be dropped after each backward op. The walk ends because the graph is acyclic and a step is emitted at most once per
  * value and microbatch: O(ops + uses).
  */
 #include <errno.h>
@@ -17,6 +17,8 @@ struct sequencer {
   const struct lade_graph *graph;
   const struct lade_residency *residency;
   bool *is_there; /* by tensor: in this microbatch, made and not dropped */
+  int *dropped;   /* values that are dropped again after each backward op */
+  int n_dropped;
   int *stack;     /* of ops whose inputs are being made; as deep as the forward graph at most */
   LADE_ARRAY(struct plan_step) steps;
 };
@@ -65,7 +67,8 @@ static bool op_emit(struct sequencer *s, int op, int microbatch)
   return true;
 }
 
-static void dropped_forget(struct sequencer *s)
+/* The forward pass is over. */
+static void saved_forget(struct sequencer *s)
 {
   for (int i = 0; i < s->graph->n_tensors; i++) {
     if (s->residency->choices[i].saved == LADE_WAIT_RECOMPUTE)
@@ -73,24 +76,45 @@ static void dropped_forget(struct sequencer *s)
   }
 }
 
+static void dropped_collect(struct sequencer *s)
+{
+  for (int i = 0; i < s->graph->n_tensors; i++) {
+    struct lade_choice choice = s->residency->choices[i];
+    if (choice.saved == LADE_WAIT_RECOMPUTE && choice.spill == LADE_WAIT_RECOMPUTE)
+      s->dropped[s->n_dropped++] = i;
+  }
+}
+
+static void dropped_forget(struct sequencer *s)
+{
+  for (int i = 0; i < s->n_dropped; i++)
+    s->is_there[s->dropped[i]] = false;
+}
+
 int plan_sequence(const struct lade_build_params *params, struct plan_step **ret_steps, int *ret_n_steps)
 {
   const struct lade_graph *graph = params->graph;
   struct sequencer s = {.graph = graph, .residency = params->residency};
   s.is_there = calloc((size_t)graph->n_tensors, sizeof(*s.is_there));
+  s.dropped = calloc((size_t)graph->n_tensors, sizeof(*s.dropped));
   s.stack = calloc((size_t)graph->n_ops + 1, sizeof(*s.stack));
-  bool is_ok = s.is_there && s.stack;
+  bool is_ok = s.is_there && s.dropped && s.stack;
+  if (is_ok)
+    dropped_collect(&s);
   for (int m = 0; is_ok && m < params->n_microbatches; m++) {
     memset(s.is_there, 0, (size_t)graph->n_tensors * sizeof(*s.is_there));
     for (int op = 0; is_ok && op < graph->n_fwd_ops; op++)
       is_ok = step_push(&s, op, m, false);
     if (!params->is_training)
       continue;
-    dropped_forget(&s);
-    for (int op = graph->n_fwd_ops; is_ok && op < graph->n_ops; op++)
+    saved_forget(&s);
+    for (int op = graph->n_fwd_ops; is_ok && op < graph->n_ops; op++) {
       is_ok = op_emit(&s, op, m);
+      dropped_forget(&s);
+    }
   }
   free(s.stack);
+  free(s.dropped);
   free(s.is_there);
   if (!is_ok) {
     LADE_ARRAY_FREE(&s.steps);

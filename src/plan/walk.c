@@ -26,6 +26,7 @@
 #define GROUP_ROUNDS_LARGE 2
 #define LARGE_OPS 1500
 
+#define REPEAT_MOST 12 /* times the compute of a step that keeps everything: what recomputing may come to */
 #define TIER_SLACK 16    /* a 16th of a tier is left to fragmentation */
 #define REFUSALS_MOST 32 /* changes taken back for want of room, until nothing more is sent to that tier */
 #define PASSAGE_VALUES 8 /* of the widest kind that pass through the host at once */
@@ -50,6 +51,7 @@ struct walker {
   int peak_at;
   uint64_t *peak_bytes;  /* by tensor number of values: bytes live and idle at the peak */
   int32_t *peak_members; /* scratch: members of a group that are live at the peak */
+  double most_ns; /* of compute: recomputing does not go on for ever */
   uint8_t *is_saved_gap;   /* by tensor: the idle gap at the peak is its saved one */
   uint8_t *barred;         /* by tensor, then by parameter: changes that were taken back (bar_bit) */
   uint8_t *undo;           /* what the members of the last change were before it */
@@ -287,6 +289,8 @@ static int change_consider(struct walker *w, struct lade_change change, uint64_t
   sum.to_device_ns += n_priced * added.to_device_ns;
   sum.io_ns += n_priced * added.io_ns;
   sum.host_ns += n_priced * added.host_ns;
+  if (change.to == LADE_WAIT_RECOMPUTE && change.kind != LADE_CHANGE_HOME && sum.compute_ns > w->most_ns)
+    return 0;
   double score = (lade_load_ns(w->solver, &sum) - lade_load_ns(w->solver, base)) / (double)LADE_MAX(freed_bytes, 1);
   if (!best->is_found || score < best->score)
     *best = (struct best){change, score, true};
@@ -338,6 +342,12 @@ static int tensor_consider(struct walker *w, int tensor, const struct lade_load 
   if (choice.spill != LADE_WAIT_KEEP)
     return 0;
   change.kind = LADE_CHANGE_SPILL;
+  if (is_forward && choice.saved == LADE_WAIT_RECOMPUTE && (w->allowed & WALK_REPEAT)) {
+    change.to = LADE_WAIT_RECOMPUTE;
+    int status = change_consider(w, change, bytes, base, best);
+    if (status)
+      return status;
+  }
   return tiers_consider(w, change, bytes, base, best);
 }
 
@@ -483,6 +493,8 @@ static int round_run(struct walker *w, bool *ret_is_over)
   }
   if (status)
     return status;
+  if (w->most_ns == 0)
+    w->most_ns = REPEAT_MOST * load_count(w->program).compute_ns;
   views_fill(w);
   memset(w->is_saved_gap, 0, (size_t)w->graph->n_tensors);
   idle_collect(w);

@@ -6,7 +6,11 @@
 #include "plan/plan.h"
 
 /* Which kinds of changes a walk may make to activations. */
-enum { WALK_RECOMPUTE = 1, WALK_OFFLOAD = 2 };
+enum {
+  WALK_RECOMPUTE = 1,
+  WALK_OFFLOAD = 2,
+  WALK_REPEAT = 4 /* recompute the same value several times, where no tier holds anything */
+};
 
 struct walk_state {
   int n_changes;             /* the first so many of the walk's changes lead here */
@@ -24,6 +28,9 @@ struct walk {
 int walk_make(const struct lade_plan_params *params, const struct lade_residency *start, const bool *is_pinned,
               lade_solver *solver, struct lade_packer *packer, int allowed, struct walk *ret_walk);
 void walk_finish(struct walk *walk);
+
+/* Device bytes below which no program for these parameters exists: bound.c says why. */
+uint64_t plan_lower_bound(const struct lade_plan_params *params);
 
 struct lade_build_params walk_build_params(const struct lade_plan_params *params,
                                            const struct lade_residency *residency, struct lade_packer *packer);

@@ -26,6 +26,7 @@ struct lade_solver {
   int32_t *group_n;     /* by tensor */
   int32_t *param_order; /* the same for parameters */
   bool *is_there;
+  int32_t *dropped; /* scratch: values that are dropped after each backward op */
   int32_t *stack;
 };
 
@@ -88,8 +89,9 @@ int lade_solver_create(const struct lade_graph *graph, const struct lade_tariff 
   s->group_n = calloc(n, sizeof(*s->group_n));
   s->param_order = calloc(n, sizeof(*s->param_order));
   s->is_there = calloc(n, sizeof(*s->is_there));
+  s->dropped = calloc(n, sizeof(*s->dropped));
   s->stack = calloc((size_t)graph->n_ops + 1, sizeof(*s->stack));
-  int status = s->order && s->group_first && s->group_n && s->param_order && s->is_there && s->stack ? 0 : -ENOMEM;
+  int status = s->order && s->group_first && s->group_n && s->param_order && s->is_there && s->dropped && s->stack ? 0 : -ENOMEM;
   if (!status)
     status = groups_make(s);
   if (status) {
@@ -109,6 +111,7 @@ void lade_solver_destroy(lade_solver *s)
   free(s->group_n);
   free(s->param_order);
   free(s->is_there);
+  free(s->dropped);
   free(s->stack);
   free(s);
 }
@@ -157,9 +160,13 @@ int lade_solver_recompute_ns(lade_solver *s, const struct lade_residency *reside
   memset(s->is_there, 0, (size_t)graph->n_tensors * sizeof(*s->is_there));
   for (int op = 0; op < graph->n_fwd_ops; op++)
     made(s, op);
+  int n_dropped = 0;
   for (int i = 0; i < graph->n_tensors; i++) {
-    if (residency->choices[i].saved == LADE_WAIT_RECOMPUTE)
-      s->is_there[i] = false;
+    if (residency->choices[i].saved != LADE_WAIT_RECOMPUTE)
+      continue;
+    s->is_there[i] = false;
+    if (residency->choices[i].spill == LADE_WAIT_RECOMPUTE)
+      s->dropped[n_dropped++] = i;
   }
   for (int op = graph->n_fwd_ops; op < graph->n_ops; op++) {
     int depth = 0;
@@ -175,6 +182,8 @@ int lade_solver_recompute_ns(lade_solver *s, const struct lade_residency *reside
       if (depth)
         ns += (double)s->tariff->op_ns[s->stack[depth]];
     }
+    for (int i = 0; i < n_dropped; i++)
+      s->is_there[s->dropped[i]] = false;
   }
   *ret_ns = ns;
   return 0;
@@ -252,7 +261,7 @@ int lade_solver_price(lade_solver *s, const struct lade_residency *residency, co
   struct lade_choice *choice = &residency->choices[change->id], before = *choice;
   double with = 0, without = 0;
   int status = lade_solver_recompute_ns(s, residency, &without);
-  choice->saved = LADE_WAIT_RECOMPUTE;
+  *(change->kind == LADE_CHANGE_SPILL ? &choice->spill : &choice->saved) = LADE_WAIT_RECOMPUTE;
   if (!status)
     status = lade_solver_recompute_ns(s, residency, &with);
   *choice = before;

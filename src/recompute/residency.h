@@ -28,7 +28,7 @@ enum lade_wait { LADE_WAIT_KEEP, LADE_WAIT_RECOMPUTE, LADE_WAIT_HOST, LADE_WAIT_
 
 struct lade_choice {
   uint8_t saved; /* enum lade_wait: in the saved gap */
-  uint8_t spill; /* in every other gap: LADE_WAIT_KEEP, _HOST or _STORE */
+  uint8_t spill; /* in every other gap; RECOMPUTE: a value that was made again is dropped after each backward op */
 };
 
 enum lade_home { LADE_HOME_DEVICE, LADE_HOME_HOST, LADE_HOME_STORE };

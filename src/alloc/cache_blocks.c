@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Blocks: their descriptors, the bins of free ones, and the index that finds a live one by its address.
+ *
+ * Descriptors live apart from the memory that they describe, which the host may not be able to touch. They come
+ * from slabs and are never given back before the cache goes, so that a free never needs the heap.
+ *
+ * Bins are the two levels of TLSF (Masmano and others, ECRTS 2004): sizes in units of 512 bytes, each power of two
+ * cut into 32 steps, a bit per list that is not empty. An insertion and a removal are a few instructions. The search looks
+ * through the list of its own size first and takes the smallest that fits of the first few; beyond it takes
+ * from the next list that is not empty. What is found is within 1/32 of the best fit, at a fraction of what a
+ * balanced tree costs (`bench-alloc` has both). When the own list is long and nothing at its head fits, and no longer
+ * list has anything, the whole list is walked: no fitting block is ever missed.
+ *
+ * The index is a table with linear probing, at most half full, in which removal moves later entries back. It holds
+ * live blocks only, so that a stale address is not found, whoever asks.
+ *
+ * Rejected: an index per granule of the address space (a load without probing, but a page of memory for every 2 MiB
+ * of addresses in use); sizes rounded to classes, which makes every fit exact and strands up to a class step of
+ * each block.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "alloc/cache_internal.h"
+
+#define SLAB_BLOCKS 128
+#define INDEX_FIRST ((uint64_t)4096)
+#define LOOKED_AT 8 /* of the own list, before longer lists are tried */
+
+/* ---- descriptors ---- */
+
+static bool slab_add(lade_cache *cache)
+{
+  struct block *slab = calloc(SLAB_BLOCKS, sizeof(*slab));
+  if (!slab)
+    return false;
+  if (!LADE_PUSH(&cache->slabs, slab)) {
+    free(slab);
+    return false;
+  }
+  for (int i = 0; i < SLAB_BLOCKS; i++)
+    lade_cache_block_drop(cache, &slab[i]);
+  return true;
+}
+
+static uint64_t index_home(const lade_cache *cache, uint64_t address)
+{
+  return (address / UNIT_BYTES * 0x9e3779b97f4a7c15u >> 20) & cache->index_mask;
+}
+
+static void index_put(lade_cache *cache, struct index_entry entry)
+{
+  uint64_t i = index_home(cache, entry.address);
+  while (cache->index[i].address)
+    i = (i + 1) & cache->index_mask;
+  cache->index[i] = entry;
+}
+
+static bool index_grow(lade_cache *cache)
+{
+  uint64_t n_before = cache->index ? cache->index_mask + 1 : 0, n = n_before ? 2 * n_before : INDEX_FIRST;
+  struct index_entry *before = cache->index, *index = calloc(n, sizeof(*index));
+  if (!index)
+    return false;
+  cache->index = index;
+  cache->index_mask = n - 1;
+  for (uint64_t i = 0; i < n_before; i++)
+    if (before[i].address)
+      index_put(cache, before[i]);
+  free(before);
+  return true;
+}
+
+bool lade_cache_blocks_prepare(lade_cache *cache, int n)
+{
+  while (cache->n_unused < n)
+    if (!slab_add(cache))
+      return false;
+  return (cache->index && 2 * (cache->n_indexed + 1) <= cache->index_mask) || index_grow(cache);
+}
+
+struct block *lade_cache_block_take(lade_cache *cache)
+{
+  struct block *block = cache->unused;
+  LADE_ASSERT(block);
+  cache->unused = block->next;
+  cache->n_unused--;
+  memset(block, 0, sizeof(*block));
+  return block;
+}
+
+void lade_cache_block_drop(lade_cache *cache, struct block *block)
+{
+  block->next = cache->unused;
+  cache->unused = block;
+  cache->n_unused++;
+}
+
+/* ---- bins ---- */
+
+/* Sizes up to 31 units have a list each; beyond, 32 lists to a power of two. */
+static int bin_of(uint64_t bytes)
+{
+  uint64_t units = bytes / UNIT_BYTES;
+  if (units < 32)
+    return (int)units;
+  int exponent = 63 - __builtin_clzll(units);
+  return (exponent - 4) * 32 + (int)(units >> (exponent - 5)) - 32;
+}
+
+static void list_push(struct block **head, struct block *block)
+{
+  block->prev = NULL;
+  block->next = *head;
+  if (*head)
+    (*head)->prev = block;
+  *head = block;
+}
+
+static void list_unlink(struct block **head, struct block *block)
+{
+  if (block->prev)
+    block->prev->next = block->next;
+  else
+    *head = block->next;
+  if (block->next)
+    block->next->prev = block->prev;
+}
+
+struct bins *lade_cache_bins_get(struct zone *zone, int queue)
+{
+  if (!zone->bins[queue])
+    zone->bins[queue] = calloc(1, sizeof(struct bins));
+  return zone->bins[queue];
+}
+
+void lade_cache_list_add(struct block *block)
+{
+  struct zone *zone = block->segment->zone;
+  if (block->state == BLOCK_HOLE) {
+    list_push(&zone->holes, block);
+    return;
+  }
+  struct bins *bins = zone->bins[block->queue];
+  int i = bin_of(block->bytes);
+  list_push(&bins->heads[i], block);
+  bins->words[i / 64] |= (uint64_t)1 << (i % 64);
+  bins->summary |= (uint64_t)1 << (i / 64);
+}
+
+void lade_cache_list_remove(struct block *block)
+{
+  struct zone *zone = block->segment->zone;
+  if (block->state == BLOCK_HOLE) {
+    list_unlink(&zone->holes, block);
+    return;
+  }
+  struct bins *bins = zone->bins[block->queue];
+  int i = bin_of(block->bytes);
+  list_unlink(&bins->heads[i], block);
+  if (bins->heads[i])
+    return;
+  bins->words[i / 64] &= ~((uint64_t)1 << (i % 64));
+  if (!bins->words[i / 64])
+    bins->summary &= ~((uint64_t)1 << (i / 64));
+}
+
+/* The first list past @i that is not empty, or -1. */
+static int bin_next(const struct bins *bins, int i)
+{
+  uint64_t word = i % 64 == 63 ? 0 : bins->words[i / 64] & (~(uint64_t)0 << (i % 64 + 1));
+  if (word)
+    return i / 64 * 64 + __builtin_ctzll(word);
+  uint64_t summary = bins->summary & (~(uint64_t)1 << (i / 64));
+  if (!summary)
+    return -1;
+  int w = __builtin_ctzll(summary);
+  return w * 64 + __builtin_ctzll(bins->words[w]);
+}
+
+/* The smallest that fits of the first @n of a list. */
+static struct block *list_find(struct block *head, uint64_t bytes, uint64_t n)
+{
+  struct block *best = NULL;
+  for (struct block *block = head; block && n; block = block->next, n--) {
+    if (block->bytes < bytes || (best && block->bytes >= best->bytes))
+      continue;
+    best = block;
+    if (block->bytes == bytes)
+      break;
+  }
+  return best;
+}
+
+struct block *lade_cache_bins_find(const struct zone *zone, int queue, uint64_t bytes)
+{
+  const struct bins *bins = zone->bins[queue];
+  if (!bins || !bins->summary)
+    return NULL;
+  int own = bin_of(bytes);
+  struct block *best = list_find(bins->heads[own], bytes, LOOKED_AT);
+  if (best)
+    return best;
+  int i = bin_next(bins, own);
+  return i >= 0 ? list_find(bins->heads[i], bytes, LOOKED_AT) : list_find(bins->heads[own], bytes, UINT64_MAX);
+}
+
+/* ---- neighbours ---- */
+
+struct block *lade_cache_block_cut(lade_cache *cache, struct block *block, uint64_t bytes)
+{
+  LADE_ASSERT(bytes > 0 && bytes < block->bytes && bytes % UNIT_BYTES == 0);
+  struct block *rest = lade_cache_block_take(cache);
+  rest->address = block->address + bytes;
+  rest->bytes = block->bytes - bytes;
+  rest->segment = block->segment;
+  rest->state = block->state;
+  rest->queue = block->queue;
+  rest->count = block->count;
+  rest->before = block;
+  rest->after = block->after;
+  if (rest->after)
+    rest->after->before = rest;
+  block->after = rest;
+  block->bytes = bytes;
+  return rest;
+}
+
+void lade_cache_block_join(lade_cache *cache, struct block *block)
+{
+  struct block *next = block->after;
+  LADE_ASSERT(next && block->address + block->bytes == next->address);
+  block->bytes += next->bytes;
+  block->after = next->after;
+  if (next->after)
+    next->after->before = block;
+  lade_cache_block_drop(cache, next);
+}
+
+/* Can two neighbours be one? If so @block takes over whose it is. A pool under capture looks at no queue. */
+static bool blocks_match(lade_cache *cache, struct block *block, const struct block *other)
+{
+  if (block->state != other->state)
+    return false;
+  if (block->state == BLOCK_HOLE)
+    return true;
+  if (block->state != BLOCK_FREE)
+    return false;
+  if (block->queue == other->queue) {
+    block->count = LADE_MAX(block->count, other->count);
+    return true;
+  }
+  bool may_look = !block->segment->zone->pool->is_capturing && !(cache->flags & LADE_CACHE_DETERMINISTIC);
+  if (other->queue == 0 || (may_look && lade_cache_is_over(cache, other->queue, other->count)))
+    return true;
+  if (block->queue && !(may_look && lade_cache_is_over(cache, block->queue, block->count)))
+    return false;
+  block->queue = other->queue;
+  block->count = other->count;
+  return true;
+}
+
+struct block *lade_cache_block_settle(lade_cache *cache, struct block *block)
+{
+  while (block->after && blocks_match(cache, block, block->after)) {
+    lade_cache_list_remove(block->after);
+    lade_cache_block_join(cache, block);
+  }
+  while (block->before && blocks_match(cache, block, block->before)) {
+    struct block *before = block->before;
+    lade_cache_list_remove(before);
+    before->queue = block->queue;
+    before->count = block->count;
+    lade_cache_block_join(cache, before);
+    block = before;
+  }
+  lade_cache_list_add(block);
+  return block;
+}
+
+/* ---- the index of live blocks ---- */
+
+void lade_cache_index_add(lade_cache *cache, struct block *block)
+{
+  index_put(cache, (struct index_entry){block->address, block});
+  cache->n_indexed++;
+}
+
+static uint64_t index_find(const lade_cache *cache, uint64_t address)
+{
+  if (!cache->index)
+    return UINT64_MAX;
+  uint64_t i = index_home(cache, address);
+  for (; cache->index[i].address; i = (i + 1) & cache->index_mask)
+    if (cache->index[i].address == address)
+      return i;
+  return UINT64_MAX;
+}
+
+struct block *lade_cache_index_find(const lade_cache *cache, uint64_t address)
+{
+  uint64_t i = address ? index_find(cache, address) : UINT64_MAX;
+  return i == UINT64_MAX ? NULL : cache->index[i].block;
+}
+
+void lade_cache_index_remove(lade_cache *cache, uint64_t address)
+{
+  uint64_t gap = index_find(cache, address);
+  LADE_ASSERT(gap != UINT64_MAX);
+  for (uint64_t i = (gap + 1) & cache->index_mask; cache->index[i].address; i = (i + 1) & cache->index_mask) {
+    uint64_t home = index_home(cache, cache->index[i].address);
+    if (((i - home) & cache->index_mask) < ((i - gap) & cache->index_mask))
+      continue; /* it would come to lie before its home */
+    cache->index[gap] = cache->index[i];
+    gap = i;
+  }
+  cache->index[gap].address = 0;
+  cache->n_indexed--;
+}

@@ -1,0 +1,520 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Segments and chunks: memory is brought to where a block is wanted.
+ *
+ * When no free block fits, a window is chosen: addresses side by side that are free or have no memory under
+ * them, long enough, and with as few chunks missing as possible; among equals the one in the shortest run of free
+ * addresses, which is best fit over addresses. The end of a segment is a hole like any other, only longer, so
+ * growing is not a case of its own. Then the missing chunks are gathered: from the spare ones, from where they idle
+ * (whole chunks inside free blocks whose queues are done with them, in whatever zone), and from the device. So a
+ * free byte in a whole chunk is never stranded, neither by size nor by segment nor by queue; what fragmentation remains
+ * is the part of chunks that share a chunk with something live.
+ *
+ * Moving or creating. Moving keeps what is reserved close to what is live; but a step that repeats could move the
+ * same chunks back and forth for ever, each move being a few calls to the system. So moves earn credit,
+ * and MOVES_PER_CREATE of them buy one created chunk instead of a move, while the limit allows. A program that goes
+ * on and on moving gets the memory that ends it, after a number of moves in proportion; one that never repeats
+ * pays at most 1/MOVES_PER_CREATE of what it moved. (Rent until the rent has paid for buying.)
+ *
+ * Failures. Chunks that were gathered and then not mapped are spare: still reserved, first to be used next time.
+ * A map that is refused half-way leaves the mapped part as a free block. Nothing is undone, nothing is lost.
+ *
+ * On hosts a mapped chunk is an entry in the process's list of mappings, which is bounded (vm.max_map_count,
+ * 65,530 as shipped): there the chunks are as large as keeps their number under a quarter of that.
+ *
+ * Rejected: stitching, one chunk mapped at several addresses at once (GMLake), which the contract of a host
+ * device cannot give; a segment per size class, which moves chunks at every change of phase.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "alloc/cache_internal.h"
+
+#define MOVES_PER_CREATE 32
+
+struct window {
+  struct block *first; /* the first block that it touches */
+  uint64_t start, end;
+  uint64_t missing_bytes; /* to be mapped */
+  uint64_t run_bytes;     /* of free addresses around it */
+};
+
+/* ---- segments ---- */
+
+static uint64_t span_bytes(const lade_cache *cache)
+{
+  uint64_t limit_bytes = LADE_MIN(cache->limit_bytes, MAX_SPAN_BYTES / 4);
+  return LADE_MAX(lade_align_up(limit_bytes * 4, cache->chunk_bytes), 64 * cache->chunk_bytes);
+}
+
+/* A new segment, all of it a hole. Smaller ones are tried where addresses are scarce. */
+static int segment_create(lade_cache *cache, struct zone *zone, uint64_t bytes)
+{
+  struct segment *segment = calloc(1, sizeof(*segment));
+  if (!segment || !lade_cache_bins_get(zone, 0) || !lade_cache_blocks_prepare(cache, 1)) {
+    free(segment);
+    return -ENOMEM;
+  }
+  uint64_t least_bytes = lade_align_up(bytes, cache->chunk_bytes);
+  int error = -ENOMEM;
+  for (segment->bytes = span_bytes(cache); segment->bytes >= least_bytes && error;) {
+    error = lade_device_reserve(cache->device, segment->bytes, &segment->base);
+    if (error)
+      segment->bytes = segment->bytes / 2 / cache->chunk_bytes * cache->chunk_bytes;
+  }
+  segment->chunks = error ? NULL : calloc(segment->bytes / cache->chunk_bytes, sizeof(lade_chunk *));
+  if (!segment->chunks) {
+    if (!error)
+      lade_device_release(cache->device, segment->base, segment->bytes);
+    free(segment);
+    return -ENOMEM;
+  }
+  struct block *hole = lade_cache_block_take(cache);
+  hole->address = segment->base;
+  hole->bytes = segment->bytes;
+  hole->segment = segment;
+  hole->state = BLOCK_HOLE;
+  segment->number = cache->n_segments++;
+  segment->zone = zone;
+  segment->first = hole;
+  segment->next = zone->segments;
+  zone->segments = segment;
+  lade_cache_list_add(hole);
+  return 0;
+}
+
+static lade_chunk **slot_of(const lade_cache *cache, const struct segment *segment, uint64_t address)
+{
+  return &segment->chunks[(address - segment->base) / cache->chunk_bytes];
+}
+
+/* ---- windows ---- */
+
+struct search {
+  lade_cache *cache;
+  int queue;
+  bool is_taking;
+  uint64_t bytes;
+  struct window best;
+};
+
+static bool is_open(const struct search *search, const struct block *block)
+{
+  if (!block || block->state == BLOCK_HOLE)
+    return block;
+  return block->state == BLOCK_FREE &&
+         (search->is_taking || lade_cache_is_usable(search->cache, block, search->queue));
+}
+
+static void window_offer(struct search *search, const struct window *window)
+{
+  struct window *best = &search->best;
+  if (!best->first || window->missing_bytes < best->missing_bytes ||
+      (window->missing_bytes == best->missing_bytes && window->run_bytes < best->run_bytes))
+    *best = *window;
+}
+
+/* The window that starts where @first does, if the run [.., stop) is long enough. */
+static void window_try_from(struct search *search, struct block *first, uint64_t run_bytes, uint64_t stop)
+{
+  struct window window = {first, first->address, first->address + search->bytes, 0, run_bytes};
+  if (window.end > stop)
+    return;
+  for (struct block *block = first; block && block->address < window.end; block = block->after)
+    if (block->state == BLOCK_HOLE)
+      window.missing_bytes +=
+          LADE_MIN(block->bytes, lade_align_up(window.end - block->address, search->cache->chunk_bytes));
+  window_offer(search, &window);
+}
+
+/* The window that ends where @last does, if the run [start, ..) is long enough. */
+static void window_try_to(struct search *search, struct block *last, uint64_t run_bytes, uint64_t start)
+{
+  uint64_t end = last->address + last->bytes;
+  if (end - start < search->bytes)
+    return;
+  struct window window = {last, end - search->bytes, end, 0, run_bytes};
+  for (struct block *block = last; block && block->address + block->bytes > window.start; block = block->before) {
+    uint64_t inside_bytes = block->address + block->bytes - window.start;
+    if (block->state == BLOCK_HOLE)
+      window.missing_bytes += LADE_MIN(block->bytes, lade_align_up(inside_bytes, search->cache->chunk_bytes));
+    window.first = block;
+  }
+  window_offer(search, &window);
+}
+
+/* Try every window in the run of open blocks around @hole, if it is the first hole of the run. */
+static void run_search(struct search *search, struct block *hole)
+{
+  struct block *first = hole, *last = hole;
+  while (is_open(search, first->before)) {
+    first = first->before;
+    if (first->state == BLOCK_HOLE)
+      return;
+  }
+  while (is_open(search, last->after))
+    last = last->after;
+  uint64_t start = first->address, stop = last->address + last->bytes;
+  if (stop - start < search->bytes)
+    return;
+  for (struct block *block = first;; block = block->after) {
+    window_try_from(search, block, stop - start, stop);
+    if (block != last || last->after)
+      window_try_to(search, block, stop - start, start);
+    if (block == last)
+      return;
+  }
+}
+
+static bool window_find(struct search *search, struct zone *zone)
+{
+  search->best = (struct window){0};
+  for (struct block *hole = zone->holes; hole; hole = hole->next)
+    run_search(search, hole);
+  return search->best.first;
+}
+
+/* ---- idle chunks ---- */
+
+/* Whole chunks of a free block outside of the window: the longer side. False when there are none. */
+static bool idle_range(lade_cache *cache, const struct block *block, const struct window *window, uint64_t *ret_from,
+                       uint64_t *ret_to)
+{
+  uint64_t from = block->address, to = block->address + block->bytes;
+  if (window && from < window->end && to > window->start) {
+    uint64_t left_bytes = window->start > from ? window->start - from : 0;
+    uint64_t right_bytes = to > window->end ? to - window->end : 0;
+    if (left_bytes >= right_bytes)
+      to = from + left_bytes;
+    else
+      from = to - right_bytes;
+  }
+  from = lade_align_up(from, cache->chunk_bytes);
+  to = to / cache->chunk_bytes * cache->chunk_bytes;
+  *ret_from = from;
+  *ret_to = to;
+  return from < to && lade_cache_is_over(cache, block->queue, block->count);
+}
+
+struct idle_scan {
+  lade_cache *cache;
+  const struct window *window; /* NULL: everything */
+  uint64_t bytes;              /* of all idle chunks */
+  struct block *best;          /* the smallest block that has one */
+};
+
+static void bins_scan(struct idle_scan *scan, const struct bins *bins)
+{
+  for (uint64_t summary = bins->summary; summary; summary &= summary - 1) {
+    int w = __builtin_ctzll(summary);
+    for (uint64_t word = bins->words[w]; word; word &= word - 1) {
+      struct block *block = bins->heads[w * 64 + __builtin_ctzll(word)];
+      for (uint64_t from = 0, to = 0; block; block = block->next) {
+        if (!idle_range(scan->cache, block, scan->window, &from, &to))
+          continue;
+        scan->bytes += to - from;
+        if (!scan->best || block->bytes < scan->best->bytes)
+          scan->best = block;
+      }
+    }
+  }
+}
+
+/* Look at the free blocks of all pools whose chunks may move. */
+static void idle_scan(struct idle_scan *scan)
+{
+  const struct lade_cache *cache = scan->cache;
+  for (const struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
+    for (int kind = 0; kind < N_ZONES && !pool->is_private; kind++)
+      for (int queue = 0; queue < cache->n_queues; queue++)
+        if (pool->zones[kind].bins[queue])
+          bins_scan(scan, pool->zones[kind].bins[queue]);
+}
+
+uint64_t lade_cache_idle_bytes(lade_cache *cache)
+{
+  struct idle_scan scan = {.cache = cache};
+  idle_scan(&scan);
+  return scan.bytes + (uint64_t)cache->spare.n * cache->chunk_bytes;
+}
+
+static bool spare_prepare(lade_cache *cache, uint64_t n)
+{
+  return (uint64_t)cache->spare.n + n <= INT32_MAX / 2 &&
+         lade_array_reserve((void **)&cache->spare.items, &cache->spare.capacity, cache->spare.n + (int)n,
+                            sizeof(cache->spare.items[0]));
+}
+
+/* Take the chunks in [from, to) away. Returns where it had to stop. */
+static uint64_t chunks_unmap(lade_cache *cache, struct segment *segment, uint64_t from, uint64_t to)
+{
+  for (uint64_t at = from; at < to; at += cache->chunk_bytes) {
+    if (lade_device_unmap(cache->device, at, cache->chunk_bytes))
+      return at;
+    lade_chunk **slot = slot_of(cache, segment, at);
+    cache->spare.items[cache->spare.n++] = *slot;
+    *slot = NULL;
+    cache->stats.n_unmaps++;
+    lade_cache_trace_chunk(cache, LADE_CACHE_SEGMENT_UNMAP, at);
+  }
+  return to;
+}
+
+/* Unmap at most @n chunks of the free @block, on the side of a hole if it has one. -ENOMEM, or 0. */
+static int block_unmap(lade_cache *cache, struct block *block, uint64_t from, uint64_t to, uint64_t n)
+{
+  uint64_t bytes = LADE_MIN(to - from, n * cache->chunk_bytes);
+  if (!lade_cache_blocks_prepare(cache, 2) || !spare_prepare(cache, bytes / cache->chunk_bytes))
+    return -ENOMEM;
+  if (block->before && block->before->state == BLOCK_HOLE)
+    to = from + bytes;
+  else
+    from = to - bytes;
+  uint64_t stop = chunks_unmap(cache, block->segment, from, to);
+  if (stop == from)
+    return -ENOMEM;
+  lade_cache_list_remove(block);
+  struct block *hole = block;
+  if (from > block->address)
+    hole = lade_cache_block_cut(cache, block, from - block->address);
+  if (stop < hole->address + hole->bytes) {
+    struct block *rest = lade_cache_block_cut(cache, hole, stop - from);
+    lade_cache_list_add(rest);
+  }
+  hole->state = BLOCK_HOLE;
+  hole->queue = 0;
+  hole->count = 0;
+  if (hole != block)
+    lade_cache_list_add(block);
+  lade_cache_block_settle(cache, hole);
+  return stop == to ? 0 : -ENOMEM;
+}
+
+/* ---- gathering ---- */
+
+static int chunks_create(lade_cache *cache, uint64_t n)
+{
+  if (!spare_prepare(cache, n))
+    return -ENOMEM;
+  for (; n; n--) {
+    lade_chunk *chunk = NULL;
+    if (cache->stats.reserved_bytes.current + cache->chunk_bytes > cache->limit_bytes ||
+        lade_device_chunk_create(cache->device, cache->chunk_bytes, &chunk))
+      return -ENOMEM;
+    cache->spare.items[cache->spare.n++] = chunk;
+    cache->stats.n_creates++;
+    lade_cache_stat_add(&cache->stats.segment, 1);
+    lade_cache_stat_add(&cache->stats.reserved_bytes, cache->chunk_bytes);
+    lade_cache_stat_add(&cache->stats.inactive_split_bytes, cache->chunk_bytes);
+  }
+  return 0;
+}
+
+static uint64_t missing_get(const lade_cache *cache, uint64_t n)
+{
+  return n > (uint64_t)cache->spare.n ? n - (uint64_t)cache->spare.n : 0;
+}
+
+/* Bring idle chunks until @n are spare or none is left. Deterministic: the smallest blocks first. */
+static void chunks_bring(lade_cache *cache, uint64_t n, const struct window *window)
+{
+  while (missing_get(cache, n)) {
+    struct idle_scan scan = {.cache = cache, .window = window};
+    idle_scan(&scan);
+    uint64_t from = 0, to = 0, before = (uint64_t)cache->spare.n;
+    if (!scan.best || !idle_range(cache, scan.best, window, &from, &to) ||
+        block_unmap(cache, scan.best, from, to, missing_get(cache, n)))
+      return;
+    cache->move_credit += (uint64_t)cache->spare.n - before;
+  }
+}
+
+/* Have @n spare chunks. -ENOMEM, before anything is touched where it is certain that they cannot be had. */
+static int chunks_gather(lade_cache *cache, uint64_t n, const struct window *window)
+{
+  uint64_t missing = missing_get(cache, n), room = (cache->limit_bytes - cache->stats.reserved_bytes.current);
+  struct idle_scan scan = {.cache = cache, .window = window};
+  if (!missing)
+    return 0;
+  idle_scan(&scan);
+  if (scan.bytes + room < missing * cache->chunk_bytes)
+    return -ENOMEM;
+  if (cache->move_credit >= missing * MOVES_PER_CREATE && room >= missing * cache->chunk_bytes) {
+    cache->move_credit -= missing * MOVES_PER_CREATE;
+    chunks_create(cache, missing);
+  }
+  chunks_bring(cache, n, window);
+  if (missing_get(cache, n) && chunks_create(cache, missing_get(cache, n)))
+    return -ENOMEM;
+  return 0;
+}
+
+/* ---- filling the window ---- */
+
+/* Put spare chunks under [from, to) of a hole. What was mapped is a free block then; -ENOMEM if not all. */
+static int hole_fill(lade_cache *cache, struct block *hole, uint64_t from, uint64_t to)
+{
+  struct segment *segment = hole->segment;
+  uint64_t at = from;
+  while (at < to && cache->spare.n) {
+    lade_chunk *chunk = cache->spare.items[cache->spare.n - 1];
+    if (lade_device_map(cache->device, at, chunk))
+      break;
+    cache->spare.n--;
+    *slot_of(cache, segment, at) = chunk;
+    cache->stats.n_maps++;
+    lade_cache_trace_chunk(cache, LADE_CACHE_SEGMENT_MAP, at);
+    at += cache->chunk_bytes;
+  }
+  if (at == from)
+    return -ENOMEM;
+  lade_cache_list_remove(hole);
+  struct block *block = hole;
+  if (from > hole->address) {
+    block = lade_cache_block_cut(cache, hole, from - hole->address);
+    lade_cache_list_add(hole);
+  }
+  if (at < block->address + block->bytes)
+    lade_cache_list_add(lade_cache_block_cut(cache, block, at - block->address));
+  block->state = BLOCK_FREE;
+  block->queue = 0;
+  block->count = 0;
+  lade_cache_list_add(block);
+  return at == to ? 0 : -ENOMEM;
+}
+
+/* The block that covers @address; gathering may have cut and joined those around the window. */
+static struct block *block_at(const struct segment *segment, uint64_t address)
+{
+  struct block *block = segment->first;
+  while (block->address + block->bytes <= address)
+    block = block->after;
+  return block;
+}
+
+static int window_fill(lade_cache *cache, struct segment *segment, const struct window *window)
+{
+  struct block *block = block_at(segment, window->start);
+  while (block && block->address < window->end) {
+    uint64_t end = block->address + block->bytes, address = block->address;
+    if (block->state == BLOCK_HOLE) {
+      uint64_t from = LADE_MAX(address, window->start / cache->chunk_bytes * cache->chunk_bytes);
+      uint64_t to = LADE_MIN(end, lade_align_up(window->end, cache->chunk_bytes));
+      int error = lade_cache_blocks_prepare(cache, 2) ? hole_fill(cache, block, from, to) : -ENOMEM;
+      if (error)
+        return error;
+    }
+    while (block && block->address < end)
+      block = block->after;
+  }
+  return 0;
+}
+
+/* Make one block of all that the window touches, for @queue. */
+static struct block *window_join(lade_cache *cache, struct block *first, const struct window *window, int queue)
+{
+  for (struct block *block = first; block && block->address < window->end; block = block->after) {
+    LADE_ASSERT(block->state == BLOCK_FREE);
+    if (block->queue != queue)
+      lade_cache_wait_event(cache, queue, block->queue, block->count);
+  }
+  lade_cache_list_remove(first);
+  while (first->address + first->bytes < window->end) {
+    lade_cache_list_remove(first->after);
+    lade_cache_block_join(cache, first);
+  }
+  first->queue = (uint8_t)queue;
+  first->count = lade_cache_queue_count(cache, queue);
+  return first;
+}
+
+int lade_cache_place_build(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes, bool is_taking,
+                           struct block **ret_block)
+{
+  struct search search = {.cache = cache, .queue = queue, .is_taking = is_taking, .bytes = bytes};
+  if (!window_find(&search, zone) && (segment_create(cache, zone, bytes) || !window_find(&search, zone)))
+    return -ENOMEM;
+  struct window *window = &search.best;
+  struct segment *segment = window->first->segment;
+  int error = chunks_gather(cache, window->missing_bytes / cache->chunk_bytes, window);
+  if (!error)
+    error = window_fill(cache, segment, window);
+  if (error || !lade_cache_blocks_prepare(cache, 2)) {
+    lade_cache_zone_coalesce(cache, zone);
+    return -ENOMEM;
+  }
+  struct block *block = window_join(cache, block_at(segment, window->start), window, queue);
+  if (block->address < window->start) {
+    struct block *rest = lade_cache_block_cut(cache, block, window->start - block->address);
+    rest->state = BLOCK_LIVE; /* so that the part before does not join it again */
+    lade_cache_block_settle(cache, block);
+    rest->state = BLOCK_FREE;
+    block = rest;
+  }
+  *ret_block = block;
+  return 0;
+}
+
+/* ---- giving back ---- */
+
+static void spare_release_one(lade_cache *cache)
+{
+  lade_device_chunk_release(cache->device, cache->spare.items[--cache->spare.n]);
+  cache->stats.n_releases++;
+  lade_cache_stat_sub(&cache->stats.segment, 1);
+  lade_cache_stat_sub(&cache->stats.reserved_bytes, cache->chunk_bytes);
+  lade_cache_stat_sub(&cache->stats.inactive_split_bytes, cache->chunk_bytes);
+}
+
+int lade_cache_chunks_trim(lade_cache *cache, uint64_t keep_bytes)
+{
+  uint64_t reserved_bytes = cache->stats.reserved_bytes.current;
+  if (reserved_bytes <= keep_bytes)
+    return 0;
+  uint64_t n = (reserved_bytes - keep_bytes + cache->chunk_bytes - 1) / cache->chunk_bytes;
+  uint64_t credit = cache->move_credit;
+  chunks_bring(cache, n, NULL);
+  cache->move_credit = credit; /* these were not moves */
+  for (; n && cache->spare.n; n--)
+    spare_release_one(cache);
+  return 0;
+}
+
+void lade_cache_spare_release(lade_cache *cache)
+{
+  while (cache->spare.n)
+    spare_release_one(cache);
+}
+
+static void segment_destroy(lade_cache *cache, struct segment *segment)
+{
+  uint64_t n = segment->bytes / cache->chunk_bytes;
+  for (uint64_t i = 0; i < n; i++) {
+    if (!segment->chunks[i])
+      continue;
+    uint64_t at = segment->base + i * cache->chunk_bytes;
+    if (!spare_prepare(cache, 1) || chunks_unmap(cache, segment, at, at + cache->chunk_bytes) == at)
+      return; /* the machine refuses to take memory back: it keeps it, and the range */
+  }
+  for (struct block *block = segment->first, *after; block; block = after) {
+    after = block->after;
+    lade_cache_block_drop(cache, block);
+  }
+  lade_device_release(cache->device, segment->base, segment->bytes);
+  free(segment->chunks);
+  free(segment);
+}
+
+void lade_cache_pool_clear(lade_cache *cache, struct lade_cache_pool *pool)
+{
+  for (int kind = 0; kind < N_ZONES; kind++) {
+    struct zone *zone = &pool->zones[kind];
+    for (struct segment *segment = zone->segments, *next; segment; segment = next) {
+      next = segment->next;
+      segment_destroy(cache, segment);
+    }
+    for (int queue = 0; queue < N_QUEUES; queue++)
+      free(zone->bins[queue]);
+    *zone = (struct zone){.pool = pool, .kind = (enum zone_kind)kind};
+  }
+}

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The sanitizer of the caching allocator: patterns, guards, quarantine, and memory of past frees.
+ *
+ * A block gets a guard of 512 bytes on each side, and fresh memory the pattern FRESH, so that what reads it before
+ * writing sees nonsense that is the same every time. A freed block goes to the end of a queue of
+ * limited bytes. Once its queues are done with it, and not before, since they may well be using it after the free
+ * was called, its guards are checked and it is filled with FREED. When it leaves, that pattern is checked: whoever
+ * wrote to it meanwhile wrote to memory that was not his. Each finding names the block and both its places.
+ *
+ * Nothing is submitted to a queue for this, and a free never waits: a block whose queues are busy when it has to
+ * leave leaves unchecked.
+ *
+ * A free of what is no live block is looked up in a ring of the last frees: found, it was freed twice.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "alloc/cache_internal.h"
+
+#define FRESH 0xcb
+#define GUARD 0xfd
+#define FREED 0xdb
+
+int lade_cache_guard_init(lade_cache *cache, uint64_t quarantine_bytes)
+{
+  cache->quarantine_limit_bytes = quarantine_bytes;
+  cache->freed = calloc(N_FREED, sizeof(*cache->freed));
+  cache->findings = calloc(N_FINDINGS, sizeof(*cache->findings));
+  return cache->freed && cache->findings ? 0 : -ENOMEM;
+}
+
+void lade_cache_guard_finish(lade_cache *cache)
+{
+  free(cache->freed);
+  free(cache->findings);
+}
+
+static const char *place_name(const char *place)
+{
+  return place ? place : "place unknown";
+}
+
+static void finding_add(lade_cache *cache, const struct block *block, const char *what, uint64_t offset)
+{
+  uint64_t i = cache->stats.n_findings++;
+  if (i < N_FINDINGS)
+    lade_error_set(&cache->findings[i], -EFAULT,
+                   "cache: %s at byte %lld of the %llu at %#llx, allocated at %.80s, freed at %.80s", what,
+                   (long long)offset - (long long)GUARD_BYTES, (unsigned long long)block->requested_bytes,
+                   (unsigned long long)(block->address + GUARD_BYTES), place_name(block->place),
+                   place_name(block->free_place));
+}
+
+/* The offset of the first byte in [from, to) of the block that is not @value, or @to. */
+static uint64_t pattern_check(const struct block *block, uint64_t from, uint64_t to, int value)
+{
+  const unsigned char *bytes = (const unsigned char *)(uintptr_t)block->address;
+  while (from < to && bytes[from] == value)
+    from++;
+  return from;
+}
+
+static void pattern_fill(const struct block *block, uint64_t from, uint64_t to, int value)
+{
+  memset((unsigned char *)(uintptr_t)block->address + from, value, to - from);
+}
+
+void lade_cache_guard_fill(lade_cache *cache, struct block *block)
+{
+  block->is_poisoned = false;
+  if (!cache->is_touchable)
+    return;
+  uint64_t end = GUARD_BYTES + block->requested_bytes;
+  pattern_fill(block, 0, GUARD_BYTES, GUARD);
+  pattern_fill(block, GUARD_BYTES, end, FRESH);
+  pattern_fill(block, end, end + GUARD_BYTES, GUARD);
+}
+
+/* Are all queues that may use the freed block done with it? */
+static bool block_is_quiet(lade_cache *cache, const struct block *block)
+{
+  if (block->segment->zone->pool->is_capturing || !lade_cache_is_over(cache, block->queue, block->count))
+    return false;
+  for (int i = 1; i < cache->n_queues && block->users >> i; i++)
+    if (block->users >> i & 1 && !lade_cache_is_over(cache, i, lade_cache_queue_count(cache, i)))
+      return false;
+  return true;
+}
+
+static void block_poison(lade_cache *cache, struct block *block)
+{
+  uint64_t end = GUARD_BYTES + block->requested_bytes, at = pattern_check(block, 0, GUARD_BYTES, GUARD);
+  if (at < GUARD_BYTES)
+    finding_add(cache, block, "something wrote before the block,", at);
+  at = pattern_check(block, end, end + GUARD_BYTES, GUARD);
+  if (at < end + GUARD_BYTES)
+    finding_add(cache, block, "something wrote past the end,", at);
+  pattern_fill(block, 0, end + GUARD_BYTES, FREED);
+  block->is_poisoned = true;
+}
+
+static void block_leave(lade_cache *cache, struct block *block)
+{
+  uint64_t end = 2 * GUARD_BYTES + block->requested_bytes;
+  if (block->is_poisoned) {
+    uint64_t at = pattern_check(block, 0, end, FREED);
+    if (at < end)
+      finding_add(cache, block, "something wrote after the free,", at);
+  }
+  cache->quarantine_bytes -= block->bytes;
+  lade_cache_block_release(cache, block, false);
+}
+
+static bool first_leave(lade_cache *cache)
+{
+  struct block *block = cache->quarantine_first;
+  if (!block)
+    return false;
+  cache->quarantine_first = block->next;
+  if (!block->next)
+    cache->quarantine_last = NULL;
+  block_leave(cache, block);
+  return true;
+}
+
+/* Poison what has become quiet. In order of the frees; what is not quiet holds up those behind it. */
+static void quarantine_poison(lade_cache *cache)
+{
+  for (struct block *block = cache->quarantine_first; cache->is_touchable && block; block = block->next) {
+    if (block->is_poisoned)
+      continue;
+    if (!block_is_quiet(cache, block))
+      return;
+    block_poison(cache, block);
+  }
+}
+
+void lade_cache_guard_keep(lade_cache *cache, struct block *block)
+{
+  struct freed *freed = &cache->freed[block->address / UNIT_BYTES % N_FREED];
+  *freed = (struct freed){block->address, block->place, block->free_place};
+  lade_cache_trace_add(cache, LADE_CACHE_FREE_REQUESTED, block);
+  block->state = BLOCK_QUARANTINE;
+  block->next = NULL;
+  if (cache->quarantine_last)
+    cache->quarantine_last->next = block;
+  else
+    cache->quarantine_first = block;
+  cache->quarantine_last = block;
+  cache->quarantine_bytes += block->bytes;
+  quarantine_poison(cache);
+  while (cache->quarantine_bytes > cache->quarantine_limit_bytes)
+    first_leave(cache);
+}
+
+bool lade_cache_guard_drain(lade_cache *cache, bool is_all)
+{
+  bool is_changed = false;
+  quarantine_poison(cache);
+  while (is_all && first_leave(cache))
+    is_changed = true;
+  return is_changed;
+}
+
+int lade_cache_guard_wrong_free(lade_cache *cache, uint64_t address, const char *place, struct lade_error *error)
+{
+  uint64_t start = address - GUARD_BYTES;
+  const struct freed *freed = cache->freed ? &cache->freed[start / UNIT_BYTES % N_FREED] : NULL;
+  if (freed && freed->address == start)
+    return lade_error_set(error, -EINVAL, "cache: %#llx is freed twice: allocated at %.80s, freed at %.80s, again at "
+                          "%.80s", (unsigned long long)address, place_name(freed->place),
+                          place_name(freed->free_place), place_name(place));
+  return lade_error_set(error, -EINVAL, "cache: %#llx is no live block of this cache, freed at %.80s",
+                        (unsigned long long)address, place_name(place));
+}
+
+int lade_cache_get_finding(lade_cache *cache, int index, struct lade_error *ret_finding)
+{
+  if (!atomic_load(cache->is_alive))
+    return -EPERM;
+  pthread_mutex_lock(&cache->mutex);
+  quarantine_poison(cache);
+  int code = index >= 0 && index < N_FINDINGS && (uint64_t)index < cache->stats.n_findings ? 0 : -ENOENT;
+  if (!code)
+    *ret_finding = cache->findings[index];
+  pthread_mutex_unlock(&cache->mutex);
+  return code;
+}

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The caching allocator from inside. Private to src/alloc/.
+ *
+ * A cache has pools (the common one and private ones), a pool three zones by size of block, a zone segments. A
+ * segment is a reserved range of addresses, tiled from end to end by blocks, which know their neighbours. A block is
+ * live, freed but still used by other queues (waiting), kept back (quarantined), free, or a hole. Under a hole
+ * no chunk is mapped, under every other block all are; holes are whole chunks. Free neighbours are one block unless
+ * they are free for different queues; holes that touch are one.
+ *
+ * Files: cache.c the public calls and the ladder; cache_blocks.c blocks, bins and the index of addresses;
+ * cache_chunks.c segments and chunks; cache_queues.c who may use what when; cache_stats.c numbers, trace and report; cache_guard.c
+ * the sanitizer; cache_snapshot.c the pickle; cache_check.c the recount. One mutex guards all of it.
+ */
+#ifndef LADE_CACHE_INTERNAL_H
+#define LADE_CACHE_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/base.h"
+#include "device/device.h"
+#include "lade/cache.h"
+
+#define UNIT_BYTES ((uint64_t)512) /* every block's granule: what GPU kernels like rows aligned to */
+#define N_BINS 1024
+#define N_QUEUES (LADE_CACHE_MAX_QUEUES + 1) /* number 0: nobody, for what every queue may use */
+#define MAX_SPAN_BYTES ((uint64_t)1 << 42)   /* of a segment: the largest bin holds it */
+#define N_FINDINGS 64
+
+enum block_state { BLOCK_LIVE, BLOCK_WAITING, BLOCK_QUARANTINE, BLOCK_FREE, BLOCK_HOLE };
+enum zone_kind { ZONE_SMALL, ZONE_ODD, ZONE_WHOLE, N_ZONES };
+
+struct block {
+  uint64_t address, bytes;
+  struct block *before, *after; /* neighbours in the segment; NULL at its ends */
+  struct block *prev, *next;    /* in a bin (free), the zone's holes, or the quarantine (next alone) */
+  struct segment *segment;
+  uint64_t requested_bytes;
+  uint64_t count;      /* not live: its own queue is done with it at (queue, count) */
+  uint64_t users;      /* live: bit per other queue that was recorded */
+  const char *place;   /* of the allocation */
+  const char *free_place;
+  uint8_t state, queue, tag;
+  bool is_poisoned;    /* quarantined, with the pattern of freed memory in it */
+  uint16_t n_waits;    /* waiting: events that it still waits for */
+};
+
+/* Free blocks of one zone and one queue by size: lists whose bits say which are not empty. */
+struct bins {
+  uint64_t words[N_BINS / 64];
+  uint64_t summary; /* a bit per word */
+  struct block *heads[N_BINS];
+};
+
+struct segment {
+  struct zone *zone;
+  struct segment *next;
+  uint64_t base, bytes;
+  int number;
+  struct block *first;
+  lade_chunk **chunks; /* per chunk of addresses; NULL: not mapped */
+};
+
+struct zone {
+  struct lade_cache_pool *pool;
+  enum zone_kind kind;
+  struct segment *segments;
+  struct block *holes;
+  struct bins *bins[N_QUEUES]; /* made at the first free; [0]: free for everybody */
+};
+
+struct lade_cache_pool {
+  struct lade_cache_pool *next;
+  struct zone zones[N_ZONES];
+  uint64_t n_blocks; /* live, waiting and quarantined */
+  bool is_private;   /* its chunks stay where they are */
+  bool is_capturing;
+};
+
+struct queue_slot {
+  lade_queue *queue; /* NULL: unused */
+  struct lade_cache_pool *pool;
+};
+
+/* A waiting block's use by a queue that was recorded. */
+struct wait {
+  struct block *block;
+  int queue;
+  uint64_t count;
+};
+
+struct index_entry {
+  uint64_t address; /* 0: empty */
+  struct block *block;
+};
+
+/* The last frees, for the sanitizer's reports of wrong ones. */
+struct freed {
+  uint64_t address;
+  const char *place, *free_place;
+};
+#define N_FREED 4096
+
+struct lade_cache {
+  pthread_mutex_t mutex;
+  _Atomic int *is_alive; /* a page that is zero in a child of fork */
+  lade_device *device;
+  uint64_t chunk_bytes; /* of the chunks made here: some device chunks */
+  uint64_t limit_bytes;
+  uint32_t flags;
+  bool is_spilling; /* the owner's function runs, in this thread */
+  pthread_t spiller;
+  bool is_touchable; /* the host may write to the memory */
+  lade_cache_spill_fn *spill;
+  void *spill_arg;
+  struct lade_cache_pool common;
+  struct lade_cache_pool *pools; /* all, the common one last */
+  int n_segments;
+  struct queue_slot queues[N_QUEUES]; /* [0] is nobody's */
+  int n_queues;                       /* slots in use end here */
+  LADE_ARRAY(struct wait) waits; /* with room for n_recorded more */
+  int n_recorded;                /* bits in the users of all blocks that are live or quarantined */
+  LADE_ARRAY(lade_chunk *) spare; /* chunks that are mapped nowhere */
+
+  struct block *unused; /* descriptors */
+  int n_unused;
+  LADE_ARRAY(struct block *) slabs;
+  struct index_entry *index; /* live blocks by address */
+  uint64_t index_mask, n_indexed;
+
+  struct lade_cache_stats stats;
+  struct lade_cache_tag tags[LADE_CACHE_MAX_TAGS];
+  int n_tags;
+  struct lade_cache_event *trace; /* ring */
+  uint64_t trace_mask, n_traced;
+  uint64_t move_credit; /* see cache_chunks.c */
+
+  /* the sanitizer's */
+  struct block *quarantine_first, *quarantine_last;
+  uint64_t quarantine_bytes, quarantine_limit_bytes;
+  struct freed *freed;
+  struct lade_error *findings;
+};
+
+/* ---- cache_blocks.c ---- */
+
+/* Have @n descriptors at hand, and room in the index for one more. False when memory is out. */
+bool lade_cache_blocks_prepare(lade_cache *cache, int n);
+struct block *lade_cache_block_take(lade_cache *cache);
+void lade_cache_block_drop(lade_cache *cache, struct block *block);
+
+/* Put a free block into its bin, or a hole into its zone's list; and take it out. */
+void lade_cache_list_add(struct block *block);
+void lade_cache_list_remove(struct block *block);
+/* A queue's bins, made when first asked for; NULL when memory is out. */
+struct bins *lade_cache_bins_get(struct zone *zone, int queue);
+
+/* The smallest free block (nearly) of @bytes or more that is free for exactly @queue; NULL. */
+struct block *lade_cache_bins_find(const struct zone *zone, int queue, uint64_t bytes);
+
+/* Cut a block that is in no list in two; the second part is returned, in no list. Takes a descriptor. */
+struct block *lade_cache_block_cut(lade_cache *cache, struct block *block, uint64_t bytes);
+/* Append the next block, which is in no list, to @block; its descriptor is dropped. */
+void lade_cache_block_join(lade_cache *cache, struct block *block);
+/* Join a free block or hole, in no list, with what fits on both sides, and put it into its list. */
+struct block *lade_cache_block_settle(lade_cache *cache, struct block *block);
+
+void lade_cache_index_add(lade_cache *cache, struct block *block);
+struct block *lade_cache_index_find(const lade_cache *cache, uint64_t address);
+void lade_cache_index_remove(lade_cache *cache, uint64_t address);
+
+/* ---- cache_queues.c ---- */
+
+/* The number of @queue, which gets one if it has none; 0 for NULL. -ENOSPC. */
+int lade_cache_queue_number(lade_cache *cache, lade_queue *queue);
+/* The event after which everything submitted to the queue is done. */
+uint64_t lade_cache_queue_count(const lade_cache *cache, int queue);
+/* Is (queue, count) over? Waits for it when the cache is deterministic. */
+bool lade_cache_is_over(lade_cache *cache, int queue, uint64_t count);
+/* May @queue use the free @block now? */
+bool lade_cache_is_usable(lade_cache *cache, const struct block *block, int queue);
+/* Make all later work of @queue wait for (other, count). */
+void lade_cache_wait_event(lade_cache *cache, int queue, int other, uint64_t count);
+/* @queue uses the live block, too. -ENOMEM. */
+int lade_cache_block_record(lade_cache *cache, struct block *block, int queue);
+/* Free a block as far as its queues allow: free, or waiting. Not @is_at_once when the trace knows of the free. */
+void lade_cache_block_release(lade_cache *cache, struct block *block, bool is_at_once);
+/* Let go of what the waiting blocks no longer wait for. */
+void lade_cache_waits_poll(lade_cache *cache);
+/* The same for all that wait for @queue, whose work is done. */
+void lade_cache_waits_drop(lade_cache *cache, int queue);
+/* Make @queue wait for all that waiting blocks wait for; they are then free for it. */
+void lade_cache_waits_adopt(lade_cache *cache, int queue);
+/* Give every free block whose queue is done with it to everybody. True when something changed. */
+bool lade_cache_sweep(lade_cache *cache, struct lade_cache_pool *pool);
+/* Join what lies side by side and is free for the same queue, or for everybody. */
+void lade_cache_zone_coalesce(lade_cache *cache, struct zone *zone);
+/* Wait on the host for all that freed blocks still wait for. Called without the mutex. */
+void lade_cache_wait_all(lade_cache *cache);
+
+/* ---- cache_chunks.c ---- */
+
+/*
+ * A free block of at least @bytes in no list, made by mapping chunks; blocks of other queues are used, too, when
+ * @is_taking. -ENOMEM when the limit, the device or the heap refuses; then nothing is lost.
+ */
+int lade_cache_place_build(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes, bool is_taking,
+                           struct block **ret_block);
+int lade_cache_chunks_trim(lade_cache *cache, uint64_t keep_bytes);
+/* Bytes of whole chunks under free blocks that are over, and of those that are not mapped. */
+uint64_t lade_cache_idle_bytes(lade_cache *cache);
+/* Unmap everything of the pool and give its segments back; spare chunks remain. */
+void lade_cache_pool_clear(lade_cache *cache, struct lade_cache_pool *pool);
+void lade_cache_spare_release(lade_cache *cache);
+
+/* ---- cache_stats.c ---- */
+
+static inline void lade_cache_stat_add(struct lade_cache_stat *stat, uint64_t n)
+{
+  stat->current += n;
+  stat->allocated += n;
+  stat->peak = LADE_MAX(stat->peak, stat->current);
+}
+
+static inline void lade_cache_stat_sub(struct lade_cache_stat *stat, uint64_t n)
+{
+  LADE_ASSERT(stat->current >= n);
+  stat->current -= n;
+  stat->freed += n;
+}
+
+void lade_cache_trace_write(lade_cache *cache, enum lade_cache_action action, const struct block *block);
+static inline void lade_cache_trace_add(lade_cache *cache, enum lade_cache_action action, const struct block *block)
+{
+  if (cache->trace)
+    lade_cache_trace_write(cache, action, block);
+}
+void lade_cache_trace_chunk(lade_cache *cache, enum lade_cache_action action, uint64_t address);
+/* What was refused and why, in one line. */
+int lade_cache_refuse(lade_cache *cache, const struct lade_cache_request *request, uint64_t bytes,
+                      struct lade_error *error);
+
+/* ---- cache_guard.c; called only when the cache sanitizes ---- */
+
+int lade_cache_guard_init(lade_cache *cache, uint64_t quarantine_bytes);
+void lade_cache_guard_finish(lade_cache *cache);
+void lade_cache_guard_fill(lade_cache *cache, struct block *block);
+/* Keep a freed block back; the oldest leave when there are too many bytes. */
+void lade_cache_guard_keep(lade_cache *cache, struct block *block);
+/* Let all kept blocks go whose queues are done with them, or all at once. True when one went. */
+bool lade_cache_guard_drain(lade_cache *cache, bool is_all);
+/* Say what is known of an address that is no live block. */
+int lade_cache_guard_wrong_free(lade_cache *cache, uint64_t address, const char *place, struct lade_error *error);
+#define GUARD_BYTES UNIT_BYTES
+
+#endif

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who may use freed memory, and when.
+ *
+ * A queue runs its work in order, so a block that was freed in the order of queue q may be handed to q again at once.
+ * For everybody else it is free after the event (q, count), where count is what had been submitted to q when it was
+ * freed: reading a counter, no marker is ever put into the queue by a free. Free blocks lie in the bins of their queue,
+ * and under number 0 once their event is over.
+ *
+ * A block that other queues were recorded with waits until each of them has passed what it had been given at the
+ * free. Then it is free for its own queue.
+ *
+ * Taking a block of q for p makes p wait on the device, and puts an empty piece of work behind the wait. Without it a
+ * block that is taken and freed with nothing in between would carry an event of p that is over already, though q has
+ * not got there yet: waits are not counted, work is.
+ *
+ * Rejected: a set of events per free block, so that any neighbours could be joined at once. It makes every join and
+ * every search more expensive in order to serve the case of pending neighbours of different queues, which ends by
+ * itself as soon as one of the queues gets there.
+ */
+#include <errno.h>
+
+#include "alloc/cache_internal.h"
+
+int lade_cache_queue_number(lade_cache *cache, lade_queue *queue)
+{
+  if (!queue)
+    return 0;
+  int vacant = 0;
+  for (int i = 1; i < cache->n_queues; i++) {
+    if (cache->queues[i].queue == queue)
+      return i;
+    if (!cache->queues[i].queue && !vacant)
+      vacant = i;
+  }
+  if (!vacant && cache->n_queues == N_QUEUES)
+    return -ENOSPC;
+  if (!vacant)
+    vacant = cache->n_queues++;
+  cache->queues[vacant] = (struct queue_slot){.queue = queue, .pool = &cache->common};
+  return vacant;
+}
+
+uint64_t lade_cache_queue_count(const lade_cache *cache, int queue)
+{
+  return queue ? lade_queue_submitted(cache->queues[queue].queue) : 0;
+}
+
+bool lade_cache_is_over(lade_cache *cache, int queue, uint64_t count)
+{
+  if (!queue || lade_queue_poll(cache->queues[queue].queue, count))
+    return true;
+  if (!(cache->flags & LADE_CACHE_DETERMINISTIC))
+    return false;
+  cache->stats.n_host_waits++;
+  lade_queue_sync(cache->queues[queue].queue, count);
+  return true;
+}
+
+bool lade_cache_is_usable(lade_cache *cache, const struct block *block, int queue)
+{
+  return block->queue == 0 || block->queue == queue || lade_cache_is_over(cache, block->queue, block->count);
+}
+
+static void nothing(void *args)
+{
+}
+
+void lade_cache_wait_event(lade_cache *cache, int queue, int other, uint64_t count)
+{
+  if (queue == other || !other || lade_queue_poll(cache->queues[other].queue, count))
+    return;
+  lade_queue_wait(cache->queues[queue].queue, cache->queues[other].queue, count);
+  lade_queue_launch(cache->queues[queue].queue, &(struct lade_work){.fn = nothing}, NULL);
+  cache->stats.n_event_waits++;
+}
+
+/* ---- blocks that several queues use ---- */
+
+static void block_free_for_queue(lade_cache *cache, struct block *block, enum lade_cache_action action)
+{
+  block->segment->zone->pool->n_blocks--;
+  lade_cache_stat_sub(&cache->stats.active, 1);
+  lade_cache_stat_sub(&cache->stats.active_bytes, block->bytes);
+  lade_cache_stat_add(&cache->stats.inactive_split_bytes, block->bytes);
+  lade_cache_trace_add(cache, action, block);
+  block->state = BLOCK_FREE;
+  lade_cache_block_settle(cache, block);
+}
+
+/*
+ * A capture may look at no queue, and in a deterministic cache progress decides nothing: there the event is listed
+ * unseen. There is room: lade_cache_record made it.
+ */
+static void wait_add(lade_cache *cache, struct block *block, int queue, uint64_t count)
+{
+  bool may_look = !block->segment->zone->pool->is_capturing && !(cache->flags & LADE_CACHE_DETERMINISTIC);
+  if (may_look && lade_queue_poll(cache->queues[queue].queue, count))
+    return;
+  LADE_ASSERT(cache->waits.n < cache->waits.capacity);
+  cache->waits.items[cache->waits.n++] = (struct wait){block, queue, count};
+  block->n_waits++;
+}
+
+int lade_cache_block_record(lade_cache *cache, struct block *block, int queue)
+{
+  uint64_t bit = (uint64_t)1 << queue;
+  if (!queue || queue == block->queue || block->users & bit)
+    return 0;
+  if (!lade_array_reserve((void **)&cache->waits.items, &cache->waits.capacity, cache->waits.n + cache->n_recorded + 1,
+                          sizeof(cache->waits.items[0])))
+    return -ENOMEM;
+  cache->n_recorded++;
+  block->users |= bit;
+  return 0;
+}
+
+void lade_cache_block_release(lade_cache *cache, struct block *block, bool is_at_once)
+{
+  block->n_waits = 0;
+  for (int i = 1; i < cache->n_queues && block->users >> i; i++)
+    if (block->users >> i & 1) {
+      cache->n_recorded--;
+      wait_add(cache, block, i, lade_cache_queue_count(cache, i));
+    }
+  block->users = 0;
+  if (!block->n_waits) {
+    block_free_for_queue(cache, block, is_at_once ? LADE_CACHE_FREE : LADE_CACHE_FREE_COMPLETED);
+    return;
+  }
+  block->state = BLOCK_WAITING;
+  if (is_at_once)
+    lade_cache_trace_add(cache, LADE_CACHE_FREE_REQUESTED, block);
+}
+
+static void wait_remove(lade_cache *cache, int i)
+{
+  struct block *block = cache->waits.items[i].block;
+  cache->waits.items[i] = cache->waits.items[--cache->waits.n];
+  if (--block->n_waits == 0)
+    block_free_for_queue(cache, block, LADE_CACHE_FREE_COMPLETED);
+}
+
+void lade_cache_waits_poll(lade_cache *cache)
+{
+  for (int i = cache->waits.n - 1; i >= 0; i--) {
+    const struct wait *wait = &cache->waits.items[i];
+    if (!wait->block->segment->zone->pool->is_capturing && lade_cache_is_over(cache, wait->queue, wait->count))
+      wait_remove(cache, i);
+  }
+}
+
+void lade_cache_waits_drop(lade_cache *cache, int queue)
+{
+  for (int i = cache->waits.n - 1; i >= 0; i--)
+    if (cache->waits.items[i].queue == queue)
+      wait_remove(cache, i);
+}
+
+void lade_cache_waits_adopt(lade_cache *cache, int queue)
+{
+  for (int i = cache->waits.n - 1; i >= 0; i--) {
+    struct wait wait = cache->waits.items[i];
+    struct zone *zone = wait.block->segment->zone;
+    if (zone->pool->is_capturing || !lade_cache_bins_get(zone, queue))
+      continue;
+    lade_cache_wait_event(cache, queue, wait.queue, wait.count);
+    lade_cache_wait_event(cache, queue, wait.block->queue, wait.block->count);
+    wait.block->queue = (uint8_t)queue;
+    wait.block->count = lade_cache_queue_count(cache, queue);
+    wait_remove(cache, i);
+  }
+}
+
+/* ---- all of them ---- */
+
+static bool list_sweep(lade_cache *cache, struct block *block)
+{
+  bool is_changed = false;
+  while (block) {
+    struct block *next = block->next;
+    if (lade_cache_is_over(cache, block->queue, block->count)) {
+      lade_cache_list_remove(block);
+      block->queue = 0;
+      block->count = 0;
+      lade_cache_list_add(block);
+      is_changed = true;
+    }
+    block = next;
+  }
+  return is_changed;
+}
+
+/* Join what lies side by side and is everybody's now. */
+void lade_cache_zone_coalesce(lade_cache *cache, struct zone *zone)
+{
+  for (struct segment *segment = zone->segments; segment; segment = segment->next)
+    for (struct block *block = segment->first; block; block = block->after) {
+      if (block->state != BLOCK_FREE || !block->after || block->after->state != BLOCK_FREE)
+        continue;
+      lade_cache_list_remove(block);
+      block = lade_cache_block_settle(cache, block);
+    }
+}
+
+static bool zone_sweep(lade_cache *cache, struct zone *zone)
+{
+  bool is_changed = false;
+  if (!lade_cache_bins_get(zone, 0))
+    return false;
+  for (int queue = 1; queue < cache->n_queues; queue++) {
+    const struct bins *bins = zone->bins[queue];
+    for (uint64_t summary = bins ? bins->summary : 0; summary; summary &= summary - 1) {
+      int w = __builtin_ctzll(summary);
+      for (uint64_t word = bins->words[w]; word; word &= word - 1)
+        is_changed |= list_sweep(cache, bins->heads[w * 64 + __builtin_ctzll(word)]);
+    }
+  }
+  if (is_changed)
+    lade_cache_zone_coalesce(cache, zone);
+  return is_changed;
+}
+
+bool lade_cache_sweep(lade_cache *cache, struct lade_cache_pool *pool)
+{
+  bool is_changed = false;
+  for (int i = 0; i < N_ZONES; i++)
+    is_changed |= zone_sweep(cache, &pool->zones[i]);
+  return is_changed;
+}
+
+void lade_cache_wait_all(lade_cache *cache)
+{
+  lade_queue *queues[N_QUEUES];
+  uint64_t counts[N_QUEUES];
+  int n = 0;
+  pthread_mutex_lock(&cache->mutex);
+  for (int i = 1; i < cache->n_queues; i++) {
+    if (!cache->queues[i].queue)
+      continue;
+    queues[n] = cache->queues[i].queue;
+    counts[n++] = lade_cache_queue_count(cache, i);
+  }
+  cache->stats.n_host_waits++;
+  pthread_mutex_unlock(&cache->mutex);
+  for (int i = 0; i < n; i++)
+    lade_queue_sync(queues[i], counts[i]);
+}

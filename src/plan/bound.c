@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A lower bound of every device budget: no program that runs this graph's ops at this microbatch, its backward ops
+ * once each and in their order, needs less. It is the larger of two.
+ *
+ * First, while an op runs, its operands and its scratch are in device memory. An output that may take over an input's
+ * memory counts once with it.
+ *
+ * Second, bytes are somewhere. Forward values can be made again from the tokens, so they may be nowhere; but while
+ * a backward op runs, there are the parameters with their optimizer state, the gradients of parameters made so far,
+ * the values that backward ops have made and later ones still read, and this op's operands. What the other
+ * tiers cannot hold of that is on the device.
+ */
+#include <stdlib.h>
+
+#include "plan/walk.h"
+
+static uint64_t padded(uint64_t bytes)
+{
+  return lade_align_up(LADE_MAX(bytes, 1), LADE_BUFFER_ALIGN);
+}
+
+static bool is_input_repeated(const struct lade_op *op, int i)
+{
+  for (int k = 0; k < i; k++) {
+    if (op->in[k] == op->in[i])
+      return true;
+  }
+  return false;
+}
+
+/* Bytes that @op needs at once; without parameters and their gradients unless @has_state. */
+static uint64_t op_bytes(const struct lade_graph *graph, const struct lade_op *op, bool has_state)
+{
+  uint64_t bytes = op->workspace_bytes ? padded(op->workspace_bytes) : 0;
+  for (int i = 0; i < op->n_in; i++) {
+    if (op->in[i] < 0 || is_input_repeated(op, i))
+      continue;
+    if (has_state || graph->tensors[op->in[i]].kind != LADE_TENSOR_PARAM)
+      bytes += padded(graph->tensors[op->in[i]].bytes);
+  }
+  for (int i = 0; i < op->n_out; i++) {
+    if (op->out[i] < 0 || (!has_state && graph->tensors[op->out[i]].kind == LADE_TENSOR_GRAD))
+      continue;
+    if (op->alias[i] < 0 || op->in[op->alias[i]] < 0)
+      bytes += padded(graph->tensors[op->out[i]].bytes);
+  }
+  return bytes;
+}
+
+static uint64_t state_bytes(const struct lade_graph *graph)
+{
+  uint64_t bytes = 0;
+  for (int param = 0; param < graph->n_params; param++) {
+    bytes += padded(lade_value_bytes(graph, graph->params[param].tensor));
+    for (int part = 0; part < LADE_N_PARTS; part++) {
+      int tensor = lade_value_part(graph, param, (enum lade_part)part);
+      bytes += tensor < 0 ? 0 : padded(lade_value_bytes(graph, tensor));
+    }
+  }
+  return bytes;
+}
+
+static bool is_backward_value(const struct lade_graph *graph, int tensor)
+{
+  const struct lade_tensor *what = &graph->tensors[tensor];
+  return what->kind == LADE_TENSOR_ACTIVATION && graph->ops[what->producer].is_backward;
+}
+
+/*
+ * Fill, by op, the bytes of backward values that wait while it runs: made before, read after, and not its operands.
+ * @last_use is scratch, by tensor.
+ */
+static void waiting_count(const struct lade_graph *graph, int *last_use, int64_t *waiting)
+{
+  for (int i = 0; i < graph->n_ops; i++) {
+    for (int k = 0; k < graph->ops[i].n_in; k++) {
+      if (graph->ops[i].in[k] >= 0)
+        last_use[graph->ops[i].in[k]] = i;
+    }
+  }
+  for (int tensor = 0; tensor < graph->n_tensors; tensor++) {
+    if (!is_backward_value(graph, tensor) || last_use[tensor] <= graph->tensors[tensor].producer)
+      continue;
+    waiting[graph->tensors[tensor].producer + 1] += (int64_t)padded(graph->tensors[tensor].bytes);
+    waiting[last_use[tensor]] -= (int64_t)padded(graph->tensors[tensor].bytes);
+  }
+  for (int i = 1; i < graph->n_ops; i++)
+    waiting[i] += waiting[i - 1];
+  for (int i = 0; i < graph->n_ops; i++) {
+    const struct lade_op *op = &graph->ops[i];
+    for (int k = 0; k < op->n_in; k++) {
+      bool is_waiting = op->in[k] >= 0 && is_backward_value(graph, op->in[k]) && last_use[op->in[k]] > i;
+      if (is_waiting && !is_input_repeated(op, k))
+        waiting[graph->n_ops + i] -= (int64_t)padded(graph->tensors[op->in[k]].bytes);
+    }
+  }
+}
+
+/* The most that is somewhere at once. 0, which is a bound too, when memory is out. */
+static uint64_t somewhere_bytes(const struct lade_graph *graph)
+{
+  uint64_t state = state_bytes(graph), most = 0;
+  bool *has_grad = calloc((size_t)LADE_MAX(graph->n_params, 1), sizeof(*has_grad));
+  int *last_use = calloc((size_t)graph->n_tensors, sizeof(*last_use));
+  int64_t *waiting = calloc((size_t)graph->n_ops * 2 + 1, sizeof(*waiting)); /* sums, then what operands take off */
+  if (has_grad && last_use && waiting)
+    waiting_count(graph, last_use, waiting);
+  for (int i = 0; i < graph->n_ops && has_grad && last_use && waiting; i++) {
+    const struct lade_op *op = &graph->ops[i];
+    for (int k = 0; k < op->n_out; k++) {
+      int param = op->out[k] < 0 ? -1 : graph->tensors[op->out[k]].param;
+      if (param >= 0 && !has_grad[param]) {
+        has_grad[param] = true;
+        state += padded(graph->tensors[op->out[k]].bytes);
+      }
+    }
+    most = LADE_MAX(most, state + op_bytes(graph, op, false) + (uint64_t)(waiting[i] + waiting[graph->n_ops + i]));
+  }
+  free(waiting);
+  free(last_use);
+  free(has_grad);
+  return most;
+}
+
+uint64_t plan_lower_bound(const struct lade_plan_params *params)
+{
+  uint64_t most = 0, tiers = params->host_bytes + params->store_bytes;
+  for (int i = 0; i < params->graph->n_ops; i++)
+    most = LADE_MAX(most, op_bytes(params->graph, &params->graph->ops[i], true));
+  uint64_t all = somewhere_bytes(params->graph);
+  if (tiers >= params->host_bytes && all > tiers) /* else the sum wrapped: the tiers hold anything */
+    most = LADE_MAX(most, all - tiers);
+  return lade_align_up(most, params->chunk_bytes);
+}
