@@ -6,7 +6,7 @@
  * from slabs and are never given back before the cache goes, so that a free never needs the heap.
  *
  * Bins are the two levels of TLSF (Masmano and others, ECRTS 2004): sizes in units of 512 bytes, each power of two
- * cut into 32 steps, a bit per list that is not empty. An insertion and a removal are a few instructions. The search looks
+ * cut into 32 steps, a bit per list that is not empty. Insertion and removal are a few instructions. The search looks
  * through the list of its own size first and takes the smallest that fits of the first few; beyond it takes
  * from the next list that is not empty. What is found is within 1/32 of the best fit, at a fraction of what a
  * balanced tree costs (`bench-alloc` has both). When the own list is long and nothing at its head fits, and no longer
@@ -185,11 +185,10 @@ static struct block *list_find(struct block *head, uint64_t bytes, uint64_t n)
 {
   struct block *best = NULL;
   for (struct block *block = head; block && n; block = block->next, n--) {
-    if (block->bytes < bytes || (best && block->bytes >= best->bytes))
+    if (block->bytes < bytes || (best && block->bytes > best->bytes))
       continue;
-    best = block;
-    if (block->bytes == bytes)
-      break;
+    if (!best || block->bytes < best->bytes || block->address < best->address)
+      best = block;
   }
   return best;
 }

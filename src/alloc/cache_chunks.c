@@ -114,16 +114,20 @@ static void window_offer(struct search *search, const struct window *window)
     *best = *window;
 }
 
-/* The window that starts where @first does, if the run [.., stop) is long enough. */
-static void window_try_from(struct search *search, struct block *first, uint64_t run_bytes, uint64_t stop)
+/* The window that starts at @start, in @first or later, if the run [.., stop) is long enough. */
+static void window_try_from(struct search *search, struct block *first, uint64_t start, uint64_t run_bytes,
+                            uint64_t stop)
 {
-  struct window window = {first, first->address, first->address + search->bytes, 0, run_bytes};
+  uint64_t chunk_bytes = search->cache->chunk_bytes;
+  struct window window = {first, start, start + search->bytes, 0, run_bytes};
   if (window.end > stop)
     return;
-  for (struct block *block = first; block && block->address < window.end; block = block->after)
-    if (block->state == BLOCK_HOLE)
-      window.missing_bytes +=
-          LADE_MIN(block->bytes, lade_align_up(window.end - block->address, search->cache->chunk_bytes));
+  for (struct block *block = first; block && block->address < window.end; block = block->after) {
+    uint64_t from = LADE_MAX(block->address, start / chunk_bytes * chunk_bytes);
+    uint64_t to = LADE_MIN(block->address + block->bytes, lade_align_up(window.end, chunk_bytes));
+    if (block->state == BLOCK_HOLE && from < to)
+      window.missing_bytes += to - from;
+  }
   window_offer(search, &window);
 }
 
@@ -158,7 +162,9 @@ static void run_search(struct search *search, struct block *hole)
   if (stop - start < search->bytes)
     return;
   for (struct block *block = first;; block = block->after) {
-    window_try_from(search, block, stop - start, stop);
+    if (search->bytes % search->cache->chunk_bytes == 0) /* offered first: preferred where it is as good */
+      window_try_from(search, block, lade_align_up(block->address, search->cache->chunk_bytes), stop - start, stop);
+    window_try_from(search, block, block->address, stop - start, stop);
     if (block != last || last->after)
       window_try_to(search, block, stop - start, start);
     if (block == last)
@@ -439,7 +445,7 @@ int lade_cache_place_build(lade_cache *cache, struct zone *zone, int queue, uint
   int error = chunks_gather(cache, window->missing_bytes / cache->chunk_bytes, window);
   if (!error)
     error = window_fill(cache, segment, window);
-  if (error || !lade_cache_blocks_prepare(cache, 2)) {
+  if (error || !lade_cache_blocks_prepare(cache, 4)) {
     lade_cache_zone_coalesce(cache, zone);
     return -ENOMEM;
   }

@@ -2,15 +2,15 @@
 /*
  * The caching allocator from inside. Private to src/alloc/.
  *
- * A cache has pools (the common one and private ones), a pool three zones by size of block, a zone segments. A
+ * A cache has pools (the common one and private ones), a pool two zones by size of block, a zone segments. A
  * segment is a reserved range of addresses, tiled from end to end by blocks, which know their neighbours. A block is
  * live, freed but still used by other queues (waiting), kept back (quarantined), free, or a hole. Under a hole
  * no chunk is mapped, under every other block all are; holes are whole chunks. Free neighbours are one block unless
  * they are free for different queues; holes that touch are one.
  *
  * Files: cache.c the public calls and the ladder; cache_blocks.c blocks, bins and the index of addresses;
- * cache_chunks.c segments and chunks; cache_queues.c who may use what when; cache_stats.c numbers, trace and report; cache_guard.c
- * the sanitizer; cache_snapshot.c the pickle; cache_check.c the recount. One mutex guards all of it.
+ * cache_chunks.c segments and chunks; cache_queues.c who may use what when; cache_stats.c numbers, trace and report;
+ * cache_guard.c the sanitizer; cache_snapshot.c the pickle; cache_check.c the recount. One mutex guards all of it.
  */
 #ifndef LADE_CACHE_INTERNAL_H
 #define LADE_CACHE_INTERNAL_H
@@ -29,7 +29,7 @@
 #define N_FINDINGS 64
 
 enum block_state { BLOCK_LIVE, BLOCK_WAITING, BLOCK_QUARANTINE, BLOCK_FREE, BLOCK_HOLE };
-enum zone_kind { ZONE_SMALL, ZONE_ODD, ZONE_WHOLE, N_ZONES };
+enum zone_kind { ZONE_SMALL, ZONE_LARGE, N_ZONES };
 
 struct block {
   uint64_t address, bytes;
