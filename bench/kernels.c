@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernels that compute, in GFLOP/s and as a share of the best product measured in the same run: the products of a training step of `baby` in all three layouts, larger ones, attention, and the head. oneDNN runs
- * interleaved with our own where its plug-in opens (LADE_ONEDNN_PLUGIN names its file).
+ * The kernels that compute, in GFLOP/s and as a share of the best product measured in the same run: the products
+ * of a training step of `baby` in all three layouts, larger ones, attention, and the head. oneDNN runs interleaved
+ * with our own where its plug-in opens (LADE_ONEDNN_PLUGIN names its file).
  *
  *   bench-kernels [THREADS]
  *
@@ -86,7 +87,8 @@ static void *workspace_make(const struct bench *bench, enum lade_kernel kernel, 
   return memory_make(lade_kernel_workspace_bytes(&bench->own, kernel, args, bench->n_threads));
 }
 
-static void product_bench(const struct bench *bench, enum lade_dtype dtype, enum lade_layout layout, int64_t m, int64_t n,
+static void product_bench(const struct bench *bench, enum lade_dtype dtype, enum lade_layout layout, int64_t m,
+                          int64_t n,
                           int64_t k)
 {
   struct lade_matmul_args args = {.layout = layout, .dtype = dtype, .out = layout == LADE_TN ? LADE_F32 : dtype, .m = m,
@@ -136,7 +138,8 @@ static void head_bench(const struct bench *bench, int64_t n, int64_t d, int64_t 
   int32_t *targets = memory_make((size_t)n * sizeof(*targets));
   for (int64_t i = 0; i < n; i++)
     targets[i] = (int32_t)(lade_philox_word(2, 0, 0, (uint64_t)i) % (uint32_t)vocabulary);
-  struct lade_head_loss_fwd_args fwd = {.dtype = LADE_BF16, .n = n, .d = d, .vocabulary = vocabulary, .targets = targets,
+  struct lade_head_loss_fwd_args fwd = {.dtype = LADE_BF16, .n = n, .d = d, .vocabulary = vocabulary,
+                                         .targets = targets,
                                         .x = values_make(LADE_BF16, n * d),
                                         .weight = values_make(LADE_BF16, vocabulary * d),
                                         .losses = memory_make((size_t)n * 4), .lse = memory_make((size_t)n * 4),
@@ -169,8 +172,10 @@ static double peak_measure(const struct bench *bench)
                                     .c = memory_make((size_t)(n * n) * 2)};
     args.workspace = workspace_make(bench, LADE_K_MATMUL, &args);
     double flops = 2.0 * (double)n * (double)n * (double)n;
-    for (int round = 0; round < ROUNDS; round++)
-      best = LADE_MAX(best, flops / call_seconds(bench, &bench->own, LADE_K_MATMUL, &args, (int)(ROUND_FLOPS / flops) + 1));
+    for (int round = 0; round < ROUNDS; round++) {
+      double seconds = call_seconds(bench, &bench->own, LADE_K_MATMUL, &args, (int)(ROUND_FLOPS / flops) + 1);
+      best = LADE_MAX(best, flops / seconds);
+    }
     free((void *)args.a);
     free((void *)args.b);
     free(args.c);

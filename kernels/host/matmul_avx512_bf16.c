@@ -85,8 +85,9 @@ static inline void groups_pack(const struct lade_pack_args *args, int panel, int
 }
 
 /*
- * A few groups of all panels, then the next few: lines of the source are used up while they are in L1 even when the
- * stride is a power of two, and panels are written some lines at a time. Asking for the rows to come was measured: it costs more than it gives.
+ * A few groups of all panels, then the next few: lines of the source are used up while they are in L1 even when
+ * the stride is a power of two, and panels are written some lines at a time. Asking for the rows to come was
+ * measured: it costs more than it gives.
  */
 static void pack_lane_inner(const struct lade_pack_args *args)
 {

@@ -2,23 +2,24 @@
 /*
  * The matrix product of every level: cut, pack, multiply (after Goto, van de Geijn 2008).
  *
- * c is cut into tasks of whole micro-tiles. A task walks k in blocks of kc. For each it packs its rows of
- * op(a) into panels in its own scratch (L2), has the columns of op(b) packed, and multiplies every
- * pair of panels: a panel of b stays in L1 while the panels of a stream past it. Between blocks the partial sums wait in
- * FP32 in scratch, bit for bit as they were in registers; after the last one a micro-tile is finished
- * into c: bias or what is there already is added once, then the sum is rounded once. An element's
- * bits therefore depend on k and its own row and column alone, not on how c is cut.
+ * c is cut into tasks of whole micro-tiles. A task walks k in blocks of kc. For each it packs its rows of op(a)
+ * into panels in its own scratch (L2), has the columns of op(b) packed, and multiplies every pair of panels: a
+ * panel of b stays in L1 while the panels of a stream past it. Between blocks the partial sums wait in FP32 in
+ * scratch, bit for bit as they were in registers; after the last one a micro-tile is finished into c: bias or what
+ * is there already is added once, then the sum is rounded once. An element's bits therefore depend on k and its
+ * own row and column alone, not on how c is cut.
  *
- * Who packs b: in the layouts of forward and dx, b is a weight and m is many rows, so a first phase packs a chunk of
- * columns over all of k (SHARED_BYTES at most, unless one panel is larger) into shared workspace and the
- * tasks of the second phase, narrow in m, only read it. In dW's layout k is the long side, no
- * bounded buffer could hold b, and both operands need only an interleave: there a task packs
- * its block of b for itself, and is large so that the work is repeated seldom.
+ * Who packs b: in the layouts of forward and dx, b is a weight and m is many rows, so a first phase packs a chunk
+ * of columns over all of k (SHARED_BYTES at most, unless one panel is larger) into shared workspace and the tasks
+ * of the second phase, narrow in m, only read it. In dW's layout k is the long side, no bounded buffer could hold
+ * b, and both operands need only an interleave: there a task packs its block of b for itself, and is large so that
+ * the work is repeated seldom.
  *
  * Workspace: SHARED_BYTES at most, and under 1.2 MB per thread.
  *
  * Rejected: adding blocks of k into c (beta = 1), which mixes partial sums with the gradient already there;
- * splitting k over threads, which needs a second sum; b unpacked, whose pairs of k are not adjacent in two layouts.
+ * splitting k over threads, which needs a second sum; b unpacked, whose pairs of k are not adjacent in two
+ * layouts.
  */
 #include "base/base.h"
 #include "base/float.h"
@@ -103,7 +104,8 @@ static int parts_count(int64_t n_total, int unit, int64_t max)
 }
 
 /* Rows of a task: fewer where c is too small to give every thread one. The bits do not depend on it. */
-static int64_t task_rows(const struct lade_matmul_args *args, const struct plan *plan, int n_column_tasks, int n_threads)
+static int64_t task_rows(const struct lade_matmul_args *args, const struct plan *plan, int n_column_tasks,
+                         int n_threads)
 {
   int64_t rows = plan->max_rows;
   while (rows / 2 >= MIN_ROWS && lade_div_up(args->m, rows) * n_column_tasks < n_threads)

@@ -3,14 +3,14 @@
  * Choosing from the walk.
  *
  * Four walks are made: two that may both recompute and offload activations, of which one trusts copies to hide and
- * one does not, and one for each alone, since no greedy order is always the best mix. A state of a walk is a candidate just in time, and
- * with copies moved early as far as a rung of a fixed ladder of sizes allows. On each rung a few states are tried:
- * those with the least bound (the busiest queue, which no schedule of theirs can beat) that leave none of the
- * rung, or some per cent of it, to early copies. A budget is answered by the best of all rungs that it
- * reaches, from the highest downwards, until no state that fits a rung has a bound below the best time found.
- * Rungs and states do not depend on the budget, so the answer is the fastest of a set that grows
- * with it: a larger budget is never slower. (For graphs past LARGE_OPS the ladder is coarse and the first
- * rung that yields a plan ends it, to answer within a second.)
+ * one does not, and one for each alone, since no greedy order is always the best mix. A state of a walk is a
+ * candidate just in time, and with copies moved early as far as a rung of a fixed ladder of sizes allows. On each
+ * rung a few states are tried: those with the least bound (the busiest queue, which no schedule of theirs can
+ * beat) that leave none of the rung, or some per cent of it, to early copies. A budget is answered by the best of
+ * all rungs that it reaches, from the highest downwards, until no state that fits a rung has a bound below the
+ * best time found. Rungs and states do not depend on the budget, so the answer is the fastest of a set that grows
+ * with it: a larger budget is never slower. (For graphs past LARGE_OPS the ladder is coarse and the first rung
+ * that yields a plan ends it, to answer within a second.)
  *
  * The smallest budget is the smallest packed peak of any state. Beside it stands a bound (bound.c).
  */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The order of ops. Forward ops run in the graph's order. Before each backward op, whatever it reads that has
- * been dropped is made again by running the op that made it, which may need its own inputs made again
- * first: a depth-first walk over producers, so each chain is as short as the kept values allow and comes
- * as late as possible, when its memory is needed anyway. A value made again stays until its last use in
- * this microbatch, unless its choice is to be dropped after each backward op. The walk ends because the graph is acyclic and a step is emitted at most once per
- * value and microbatch: O(ops + uses).
+ * The order of ops. Forward ops run in the graph's order. Before each backward op, whatever it reads that has been
+ * dropped is made again by running the op that made it, which may need its own inputs made again first: a
+ * depth-first walk over producers, so each chain is as short as the kept values allow and comes as late as
+ * possible, when its memory is needed anyway. A value made again stays until its last use in this microbatch,
+ * unless its choice is to be dropped after each backward op. The walk ends because the graph is acyclic and a step
+ * is emitted at most once per value and microbatch: O(ops + uses).
  */
 #include <errno.h>
 #include <stdlib.h>

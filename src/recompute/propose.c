@@ -91,7 +91,8 @@ int lade_solver_create(const struct lade_graph *graph, const struct lade_tariff 
   s->is_there = calloc(n, sizeof(*s->is_there));
   s->dropped = calloc(n, sizeof(*s->dropped));
   s->stack = calloc((size_t)graph->n_ops + 1, sizeof(*s->stack));
-  int status = s->order && s->group_first && s->group_n && s->param_order && s->is_there && s->dropped && s->stack ? 0 : -ENOMEM;
+  bool is_whole = s->order && s->group_first && s->group_n && s->param_order && s->is_there && s->dropped && s->stack;
+  int status = is_whole ? 0 : -ENOMEM;
   if (!status)
     status = groups_make(s);
   if (status) {

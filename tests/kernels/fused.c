@@ -54,7 +54,8 @@ static struct lade_residual_bwd_args bwd_args(const struct work *w)
   return (struct lade_residual_bwd_args){
       .dtype = LADE_BF16, .kind = LADE_NORM_LAYER, .n = w->n, .d = w->d, .drop = w->drop, .d_sum = w->wide[D_SUM],
       .dy = w->wide[DY], .sum = w->wide[SUM], .weight = w->weight, .mean = w->mean, .rstd = w->rstd,
-      .d_residual = w->wide[D_RESIDUAL], .dx = w->drop.drop_below ? w->wide[DX] : NULL, .d_x_bias = w->d_bias, .d_weight = w->d_weight,
+      .d_residual = w->wide[D_RESIDUAL], .dx = w->drop.drop_below ? w->wide[DX] : NULL,
+      .d_x_bias = w->d_bias, .d_weight = w->d_weight,
       .d_norm_bias = w->d_norm_bias, .workspace = w->workspace};
 }
 
@@ -176,7 +177,8 @@ void fused_equals_parts(void **state)
       continue;
     both_compare(&w, forward_fused, forward_parts, (void *[]){w.wide[SUM], w.wide[Y]},
                  (size_t[]){wide_bytes, wide_bytes}, 2);
-    both_compare(&w, backward_fused, backward_parts, (void *[]){w.wide[D_RESIDUAL], w.wide[DX], w.d_weight, w.d_norm_bias},
+    both_compare(&w, backward_fused, backward_parts,
+                 (void *[]){w.wide[D_RESIDUAL], w.wide[DX], w.d_weight, w.d_norm_bias},
                  (size_t[]){wide_bytes, wide_bytes, row_bytes, row_bytes}, 4);
   }
   work_finish(&w);

@@ -234,7 +234,8 @@ static void norm_backward(struct check *c)
 
 static void layer_norm(void **state)
 {
-  struct check c = {.n_in = 3, .n_out = 2, .in = {{.n = N * D}, {.n = D}, {.n = D}}, .out = {{.n = N * D}, {.n = N * D}},
+  struct check c = {.n_in = 3, .n_out = 2, .in = {{.n = N * D}, {.n = D}, {.n = D}},
+                    .out = {{.n = N * D}, {.n = N * D}},
                     .kind = LADE_NORM_LAYER, .forward = norm_forward, .backward = norm_backward};
   check_run(&c);
 }
