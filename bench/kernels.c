@@ -88,8 +88,7 @@ static void *workspace_make(const struct bench *bench, enum lade_kernel kernel, 
 }
 
 static void product_bench(const struct bench *bench, enum lade_dtype dtype, enum lade_layout layout, int64_t m,
-                          int64_t n,
-                          int64_t k)
+                          int64_t n, int64_t k)
 {
   struct lade_matmul_args args = {.layout = layout, .dtype = dtype, .out = layout == LADE_TN ? LADE_F32 : dtype, .m = m,
                                   .n = n, .k = k, .a = values_make(dtype, m * k), .b = values_make(dtype, n * k),
@@ -139,7 +138,7 @@ static void head_bench(const struct bench *bench, int64_t n, int64_t d, int64_t 
   for (int64_t i = 0; i < n; i++)
     targets[i] = (int32_t)(lade_philox_word(2, 0, 0, (uint64_t)i) % (uint32_t)vocabulary);
   struct lade_head_loss_fwd_args fwd = {.dtype = LADE_BF16, .n = n, .d = d, .vocabulary = vocabulary,
-                                         .targets = targets,
+                                        .targets = targets,
                                         .x = values_make(LADE_BF16, n * d),
                                         .weight = values_make(LADE_BF16, vocabulary * d),
                                         .losses = memory_make((size_t)n * 4), .lse = memory_make((size_t)n * 4),

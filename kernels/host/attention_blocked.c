@@ -85,8 +85,7 @@ static void columns_pack(const struct job *job, const void *source, int64_t stri
 
 /* A left operand: n_rows rows of n_k elements of @dtype, or as many columns of them where !is_k_inner. */
 static struct lade_left_block left_make(const struct job *job, enum lade_dtype dtype, const void *source,
-                                        int64_t stride,
-                                        bool is_k_inner, int n_rows, int n_k, char *panels)
+                                        int64_t stride, bool is_k_inner, int n_rows, int n_k, char *panels)
 {
   struct lade_left_block block = {.level = job->level->matmul, .dtype = dtype, .source = source, .stride = stride,
                                   .is_k_inner = is_k_inner, .n_rows = n_rows, .n_k = n_k, .panels = panels};

@@ -147,7 +147,8 @@ static void a_flipped_bit_is_found_and_named(void **state)
     scene_begin(&scene, false);
     const struct lade_graph *graph = scene.rig.graph;
     int param = 1 + 5 * i;
-    int tensor = i == 0 ? graph->params[param].tensor : lade_value_part(graph, param, i == 1 ? LADE_PART_M : LADE_PART_V);
+    enum lade_part part = i == 1 ? LADE_PART_M : LADE_PART_V;
+    int tensor = i == 0 ? graph->params[param].tensor : lade_value_part(graph, param, part);
     uint64_t bytes = lade_value_bytes(graph, tensor);
     char *data = value_read(&scene, tensor);
     data[bytes - 1] ^= 0x10; /* the last one that counts */

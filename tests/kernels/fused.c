@@ -55,8 +55,7 @@ static struct lade_residual_bwd_args bwd_args(const struct work *w)
       .dtype = LADE_BF16, .kind = LADE_NORM_LAYER, .n = w->n, .d = w->d, .drop = w->drop, .d_sum = w->wide[D_SUM],
       .dy = w->wide[DY], .sum = w->wide[SUM], .weight = w->weight, .mean = w->mean, .rstd = w->rstd,
       .d_residual = w->wide[D_RESIDUAL], .dx = w->drop.drop_below ? w->wide[DX] : NULL,
-      .d_x_bias = w->d_bias, .d_weight = w->d_weight,
-      .d_norm_bias = w->d_norm_bias, .workspace = w->workspace};
+      .d_x_bias = w->d_bias, .d_weight = w->d_weight, .d_norm_bias = w->d_norm_bias, .workspace = w->workspace};
 }
 
 static void work_init(struct work *w, int64_t n, int64_t d, bool has_dropout)

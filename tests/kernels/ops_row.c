@@ -15,7 +15,7 @@ struct shape {
   int64_t n, d;
 };
 static const struct shape shapes[] = {{1, 1}, {1, 16}, {3, 7}, {2, 17}, {37, 31}, {64, 64}, {131, 33}, {2, 1027},
-                                     {70, 160}};
+                                      {70, 160}};
 static const struct shape bench_shapes[] = {{4096, 384}, {4096, 1536}, {4096, 4096}};
 
 static bool shape_get(const struct call *call, int i_shape, struct shape *ret_shape)
