@@ -65,7 +65,8 @@ static void line_format(const struct progress *progress, const struct lade_sessi
   if (isfinite(report->loss)) /* a dry run has none */
     snprintf(loss, sizeof(loss), "  loss %.4f%s", report->loss, report->is_skipped ? " (skipped)" : "");
   snprintf(line, line_bytes, "step %lld/%lld%s  %.0f tokens/s  ETA %s  peak %s of %s  stall %.0f %%%s",
-           (long long)report->step + 1, (long long)progress->n_steps, loss, tokens * 1e9 / progress->smooth_ns, left, peak, budget,
+           (long long)report->step + 1, (long long)progress->n_steps, loss,
+           tokens * 1e9 / progress->smooth_ns, left, peak, budget,
            100 * LADE_MAX(0, 1 - (double)report->busy_ns[LADE_Q_COMPUTE] / wall_ns), light);
 }
 

@@ -26,9 +26,9 @@
 void lade_session_defaults(struct lade_session_params *p)
 {
   *p = (struct lade_session_params){
-      .struct_size = sizeof(*p), .model = "nano", .valid_fraction = 0.1, .order = LADE_ORDER_RANDOM, .steps = 200,
-      .batch = 12, .lr = 1e-3, .min_lr = 1e-4, .warmup = 20, .seed = 1337, .dtype = LADE_BF16, .beta1 = 0.9,
-      .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 1.0, .eval_iters = 20};
+      .struct_size = sizeof(*p), .model = "nano", .valid_fraction = 0.1, .order = LADE_ORDER_RANDOM, .steps = 2000,
+      .batch = 12, .lr = 1e-3, .min_lr = 1e-4, .warmup = 100, .seed = 1, .dtype = LADE_BF16, .beta1 = 0.9,
+      .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .clip = 1.0, .eval_iters = 20};
 }
 
 void session_notice(const lade_session *session, const char *format, ...)
