@@ -200,6 +200,8 @@ static void residents_make(struct builder *b)
 
 static void transfer_emit(struct builder *b, int32_t src, int32_t dst, struct lade_value value)
 {
+  if (b->status)
+    return; /* memory is out: a buffer may be missing */
   enum lade_space from = b->buffers.items[src].space, to = b->buffers.items[dst].space;
   uint64_t bytes = lade_value_bytes(b->graph, value.tensor);
   bool is_store = from == LADE_STORE || to == LADE_STORE;
