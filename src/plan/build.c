@@ -19,11 +19,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "alloc/pack.h"
 #include "plan/build.h"
 
 struct transfer {
   int32_t slot, interval;
+  int32_t need; /* step that uses the value next, or used it last */
   bool is_in;
 };
 
@@ -48,12 +48,6 @@ struct builder {
   int16_t *grad_versions; /* by parameter: what has been added so far */
   int32_t partials, verdict, verdict_host; /* buffers */
 };
-
-static enum lade_space home_space(const struct builder *b, int param)
-{
-  static const enum lade_space spaces[] = {LADE_DEVICE, LADE_HOST, LADE_STORE};
-  return spaces[b->params->residency->homes[param]];
-}
 
 static int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_owner owner, uint64_t bytes,
                            bool is_resident)
@@ -115,16 +109,6 @@ static void operand_change(struct builder *b, int role, int32_t buffer, struct l
 
 /* ---- values ---- */
 
-static bool is_shared(const struct lade_graph *graph, int tensor)
-{
-  return graph->tensors[tensor].kind == LADE_TENSOR_PARAM || graph->tensors[tensor].kind == LADE_TENSOR_GRAD;
-}
-
-static int value_number(const struct builder *b, int tensor, int microbatch)
-{
-  return tensor + (is_shared(b->graph, tensor) ? 0 : microbatch * b->graph->n_tensors);
-}
-
 /* The value as it is now: gradients have had so many additions. */
 static struct lade_value value_now(const struct builder *b, int value)
 {
@@ -159,7 +143,7 @@ static int interval_at(struct builder *b, int value, int pos)
 static int32_t value_buffer(struct builder *b, int value, int pos)
 {
   const struct lade_tensor *what = &b->graph->tensors[value % b->graph->n_tensors];
-  if (what->kind == LADE_TENSOR_PARAM && home_space(b, what->param) == LADE_DEVICE)
+  if (what->kind == LADE_TENSOR_PARAM && plan_home_space(b->params->residency, what->param) == LADE_DEVICE)
     return b->elsewhere[value];
   int at = interval_at(b, value, pos);
   if (b->on_device[at] < 0)
@@ -171,10 +155,9 @@ static int32_t value_buffer(struct builder *b, int value, int pos)
 
 static void param_residents_make(struct builder *b, int param)
 {
-  enum lade_space home = home_space(b, param);
+  enum lade_space home = plan_home_space(b->params->residency, param);
   int weight = b->graph->params[param].tensor;
-  b->elsewhere[weight] =
-      buffer_make(b, home, LADE_OWNER_PARAMETERS, lade_value_bytes(b->graph, weight), true);
+  b->elsewhere[weight] = buffer_make(b, home, LADE_OWNER_PARAMETERS, lade_value_bytes(b->graph, weight), true);
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(b->graph, param, (enum lade_part)part);
     b->part_buffers[param * LADE_N_PARTS + part] =
@@ -191,7 +174,7 @@ static void residents_make(struct builder *b)
   for (int m = 0; m < b->params->n_microbatches; m++) {
     for (size_t i = 0; i < LADE_COUNT(shared); i++) {
       uint64_t bytes = b->graph->tensors[shared[i]].bytes;
-      b->elsewhere[value_number(b, shared[i], m)] = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, bytes, true);
+      b->elsewhere[plan_value_number(b->graph, shared[i], m)] = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, bytes, true);
     }
   }
 }
@@ -248,42 +231,26 @@ static int transfer_compare(const void *x, const void *y)
     return a->slot < b->slot ? -1 : 1;
   if (a->is_in != b->is_in)
     return a->is_in ? 1 : -1;
+  if (a->need != b->need)
+    return a->need < b->need ? -1 : 1;
   return (a->interval > b->interval) - (a->interval < b->interval);
 }
 
-struct keyed {
-  struct transfer transfer;
-  int32_t need;
-};
-
-static int keyed_compare(const void *x, const void *y)
+static void transfer_push(struct builder *b, struct transfer transfer)
 {
-  const struct keyed *a = x, *b = y;
-  if (a->transfer.slot == b->transfer.slot && a->transfer.is_in == b->transfer.is_in && a->need != b->need)
-    return a->need < b->need ? -1 : 1;
-  return transfer_compare(&a->transfer, &b->transfer);
+  if (transfer.slot >= 0 && !LADE_PUSH(&b->transfers, transfer))
+    b->status = -ENOMEM;
 }
 
 static void transfers_collect(struct builder *b)
 {
-  LADE_ARRAY(struct keyed) keyed = {0};
-  for (int i = 0; i < b->lives->n_intervals && !b->status; i++) {
+  for (int i = 0; i < b->lives->n_intervals; i++) {
     const struct plan_interval *it = &b->lives->intervals[i];
-    bool is_ok = true;
-    if (it->fetch_slot >= 0)
-      is_ok = LADE_PUSH(&keyed, ((struct keyed){{it->fetch_slot, i, true}, it->first_pos}));
-    if (is_ok && it->leave_slot >= 0)
-      is_ok = LADE_PUSH(&keyed, ((struct keyed){{it->leave_slot, i, false}, it->last_pos}));
-    if (!is_ok)
-      b->status = -ENOMEM;
+    transfer_push(b, (struct transfer){it->fetch_slot, i, it->first_pos, true});
+    transfer_push(b, (struct transfer){it->leave_slot, i, it->last_pos, false});
   }
-  if (keyed.n)
-    qsort(keyed.items, (size_t)keyed.n, sizeof(*keyed.items), keyed_compare);
-  for (int i = 0; i < keyed.n && !b->status; i++) {
-    if (!LADE_PUSH(&b->transfers, keyed.items[i].transfer))
-      b->status = -ENOMEM;
-  }
-  LADE_ARRAY_FREE(&keyed);
+  if (b->transfers.n)
+    qsort(b->transfers.items, (size_t)b->transfers.n, sizeof(*b->transfers.items), transfer_compare);
 }
 
 /* ---- steps ---- */
@@ -295,9 +262,9 @@ static int32_t alias_buffer(struct builder *b, int pos, int i)
   if (op->alias[i] < 0 || op->in[op->alias[i]] < 0)
     return -1;
   int tensor = op->in[op->alias[i]];
-  if (is_shared(b->graph, tensor) || b->graph->tensors[tensor].kind != LADE_TENSOR_ACTIVATION)
+  if (b->graph->tensors[tensor].kind != LADE_TENSOR_ACTIVATION)
     return -1;
-  int from = interval_at(b, value_number(b, tensor, b->steps[pos].microbatch), pos);
+  int from = interval_at(b, plan_value_number(b->graph, tensor, b->steps[pos].microbatch), pos);
   const struct plan_interval *dying = &b->lives->intervals[from];
   if (dying->last_pos != pos || dying->leave_slot >= 0)
     return -1;
@@ -311,7 +278,7 @@ static void output_add(struct builder *b, int pos, int i)
   const struct plan_step *step = &b->steps[pos];
   const struct lade_op *op = &b->graph->ops[step->op];
   const struct lade_tensor *what = &b->graph->tensors[op->out[i]];
-  int value = value_number(b, op->out[i], step->microbatch);
+  int value = plan_value_number(b->graph, op->out[i], step->microbatch);
   if (what->kind == LADE_TENSOR_GRAD) {
     int32_t buffer = value_buffer(b, value, pos);
     struct lade_value before = value_now(b, value);
@@ -345,7 +312,7 @@ static void norm_emit(struct builder *b, int param, int pos)
   instr->param = param;
   instr->microbatch = b->steps[pos].microbatch;
   instr->predicted_ns = b->params->prices->norm_ns[param];
-  operand_read(b, LADE_ROLE_SRC, value_buffer(b, value_number(b, grad, 0), pos), value_now(b, grad), what->bytes);
+  operand_read(b, LADE_ROLE_SRC, value_buffer(b, plan_value_number(b->graph, grad, 0), pos), value_now(b, grad), what->bytes);
   struct lade_value partials = {lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS), 0, (int16_t)0};
   operand_add(b, LADE_ROLE_DST, b->partials, LADE_MAKES, (struct lade_value){-1, 0, 0}, partials,
               (uint64_t)first * sizeof(double), (uint64_t)(end - first) * sizeof(double));
@@ -363,7 +330,7 @@ static void step_emit(struct builder *b, int pos)
   for (int i = 0; i < op->n_in; i++) {
     if (op->in[i] < 0)
       continue;
-    int value = value_number(b, op->in[i], step->microbatch);
+    int value = plan_value_number(b->graph, op->in[i], step->microbatch);
     operand_read(b, i, value_buffer(b, value, pos), value_now(b, value), b->graph->tensors[op->in[i]].bytes);
   }
   for (int i = 0; i < op->n_out; i++) {
@@ -490,7 +457,7 @@ static void program_emit(struct builder *b)
     if (slot < b->n_steps)
       step_emit(b, slot);
   }
-  if (!b->params->is_training)
+  if (!b->params->is_training || b->status)
     return;
   clip_emit(b);
   for (int param = 0; param < graph->n_params && !b->status; param++)
@@ -508,72 +475,6 @@ static void lifetimes_close(struct builder *b)
     }
     LADE_ASSERT(buffer->last >= buffer->first);
   }
-}
-
-static int space_pack(const struct lade_build_params *params, struct lade_program *program, enum lade_space space)
-{
-  struct lade_pack_item *items = calloc((size_t)program->n_buffers + 1, sizeof(*items));
-  uint64_t *offsets = calloc((size_t)program->n_buffers + 1, sizeof(*offsets));
-  int status = items && offsets ? 0 : -ENOMEM, n = 0;
-  for (int i = 0; i < program->n_buffers && !status; i++) {
-    const struct lade_buffer *buffer = &program->buffers[i];
-    if (buffer->space != space)
-      continue;
-    items[n++] = (struct lade_pack_item){
-        .lower = buffer->first, .upper = buffer->last + 1, .bytes = buffer->bytes,
-        .align = space == LADE_STORE ? LADE_STORE_ALIGN : LADE_BUFFER_ALIGN,
-        .fixed = params->residents && buffer->is_resident ? (int64_t)params->residents->buffers[i].offset : -1};
-  }
-  struct lade_pack_params how = {.struct_size = sizeof(how),
-                                 .work_limit = space == LADE_DEVICE ? params->pack_work_limit : 0};
-  struct lade_pack_result result = {0};
-  if (!status && n)
-    status = lade_packer_pack(params->packer, items, n, &how, offsets, &result, NULL);
-  for (int i = 0, k = 0; i < program->n_buffers && !status; i++) {
-    if (program->buffers[i].space == space)
-      program->buffers[i].offset = offsets[k++];
-  }
-  uint64_t align = space == LADE_STORE ? LADE_STORE_ALIGN : params->chunk_bytes;
-  program->peak_bytes[space] = lade_align_up(result.peak_bytes, align);
-  program->live_peak_bytes[space] = result.lower_bound_bytes;
-  free(items);
-  free(offsets);
-  return status;
-}
-
-/* Who owns what at the instant when most bytes are live; the rest of the peak is fragmentation. */
-static int owners_count(struct lade_program *program, enum lade_space space)
-{
-  int64_t *change = calloc((size_t)program->n_instrs + 1, sizeof(*change));
-  if (!change)
-    return -ENOMEM;
-  for (int i = 0; i < program->n_buffers; i++) {
-    const struct lade_buffer *buffer = &program->buffers[i];
-    if (buffer->space != space)
-      continue;
-    change[buffer->first] += (int64_t)buffer->bytes;
-    change[buffer->last + 1] -= (int64_t)buffer->bytes;
-  }
-  int64_t live = 0, most = 0;
-  int at = 0;
-  for (int i = 0; i < program->n_instrs; i++) {
-    live += change[i];
-    if (live > most) {
-      most = live;
-      at = i;
-    }
-  }
-  free(change);
-  uint64_t *owners = program->owner_bytes[space];
-  memset(owners, 0, sizeof(program->owner_bytes[space]));
-  for (int i = 0; i < program->n_buffers; i++) {
-    const struct lade_buffer *buffer = &program->buffers[i];
-    if (buffer->space == space && buffer->first <= at && at <= buffer->last)
-      owners[buffer->owner] += buffer->bytes;
-  }
-  program->live_peak_bytes[space] = (uint64_t)most;
-  owners[LADE_OWNER_FRAGMENTATION] = program->peak_bytes[space] - (uint64_t)most;
-  return 0;
 }
 
 static int program_emit_all(const struct lade_build_params *params, const struct plan_step *steps, int n_steps,
@@ -599,19 +500,6 @@ static int program_emit_all(const struct lade_build_params *params, const struct
   return b.status;
 }
 
-int lade_program_place(const struct lade_build_params *params, struct lade_program *program)
-{
-  int status = 0;
-  for (int space = 0; space < LADE_N_SPACES && !status; space++) {
-    status = space_pack(params, program, (enum lade_space)space);
-    if (!status)
-      status = owners_count(program, (enum lade_space)space);
-  }
-  if (!status)
-    status = lade_program_order(program);
-  return status ? status : lade_program_simulate(program, params->prices, NULL);
-}
-
 int lade_program_emit(const struct lade_build_params *params, struct lade_program **ret_program)
 {
   struct plan_step *steps = NULL;
@@ -629,8 +517,10 @@ int lade_program_emit(const struct lade_build_params *params, struct lade_progra
   status = program ? program_emit_all(params, steps, n_steps, &lives, program) : -ENOMEM;
   plan_lives_finish(&lives);
   free(steps);
-  for (int space = 0; space < LADE_N_SPACES && !status; space++)
-    status = owners_count(program, (enum lade_space)space);
+  for (int space = 0; space < LADE_N_SPACES && !status; space++) {
+    int at;
+    status = plan_peak_find(program, (enum lade_space)space, &at, &program->live_peak_bytes[space]);
+  }
   if (status) {
     lade_program_destroy(program);
     return status;

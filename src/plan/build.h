@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From a graph and a residency to a program. Four passes, each linear in the length of the program:
+ * From a graph and a residency to a program. Five passes, each but the packer linear in the program's length:
  *
  *   sequence.c  the order of ops: forward and backward of each microbatch, and the ops that are
  *               run again because a backward op needs a value that was dropped
  *   lives.c     for each value the intervals in which it is in device memory, and the slots of the list at
  *               which its copies in and out are placed
  *   build.c     instructions, operands and buffers
- *   waits.c     waits between queues
+ *   place.c     addresses from the packer, and the ledger
+ *   waits.c     waits between queues, from the addresses
  *
- * with the packer between the last two. lade_program_build runs them all.
+ * lade_program_build runs them all, and the simulator. All functions here are for any thread, as long as no two use
+ * one packer at a time; none blocks.
  */
 #ifndef LADE_BUILD_H
 #define LADE_BUILD_H
@@ -47,7 +49,7 @@ struct lade_build_params {
   uint64_t pack_work_limit;             /* effort; 0: the fast pass */
 };
 
-/* -ENOMEM, or -EOVERFLOW for a program past 2^31 instructions. The program is the caller's; not proved. */
+/* -ENOMEM. The program is the caller's; not proved. It borrows the graph alone. */
 int lade_program_build(const struct lade_build_params *params, struct lade_program **ret_program);
 
 /* The first half of lade_program_build: instructions and live peaks, but no offsets, waits or times. */
@@ -94,6 +96,24 @@ struct plan_lives {
 int plan_lives_create(const struct lade_build_params *params, const struct plan_step *steps, int n_steps,
                       struct plan_lives *ret_lives);
 void plan_lives_finish(struct plan_lives *lives);
+
+/* The first instruction at which most bytes of @space are live, and how many. -ENOMEM. */
+int plan_peak_find(const struct lade_program *program, enum lade_space space, int *ret_at, uint64_t *ret_bytes);
+
+/* Values are numbered by microbatch, then tensor; those that all microbatches share count with the first. */
+static inline int plan_value_number(const struct lade_graph *graph, int tensor, int microbatch)
+{
+  enum lade_tensor_kind kind = graph->tensors[tensor].kind;
+  bool is_shared = kind == LADE_TENSOR_PARAM || kind == LADE_TENSOR_GRAD;
+  return tensor + (is_shared ? 0 : microbatch * graph->n_tensors);
+}
+
+static inline enum lade_space plan_home_space(const struct lade_residency *residency, int param)
+{
+  static const enum lade_space spaces[] = {
+      [LADE_HOME_DEVICE] = LADE_DEVICE, [LADE_HOME_HOST] = LADE_HOST, [LADE_HOME_STORE] = LADE_STORE};
+  return spaces[residency->homes[param]];
+}
 
 int64_t plan_transfer_ns(const struct lade_prices *prices, enum lade_space from, enum lade_space to, uint64_t bytes);
 

@@ -18,7 +18,6 @@
 
 #include "plan/build.h"
 
-
 #define HOLD_FACTOR 1.5 /* of a copy's own time: it may meet others on its link, and a busy machine */
 
 struct use {
@@ -39,28 +38,18 @@ struct builder {
   int32_t *first_interval;
 };
 
-static bool is_shared(const struct lade_graph *graph, int tensor)
-{
-  return graph->tensors[tensor].kind == LADE_TENSOR_PARAM || graph->tensors[tensor].kind == LADE_TENSOR_GRAD;
-}
-
-static int value_number(const struct lade_graph *graph, int tensor, int microbatch)
-{
-  return tensor + (is_shared(graph, tensor) ? 0 : microbatch * graph->n_tensors);
-}
-
-/* Call @uses_add(b, value, pos, is_made) for every use, in list order. */
+/* Call @use_add(b, value, pos, is_made) for every use, in list order. */
 static void uses_walk(struct builder *b, void (*use_add)(struct builder *, int, int, bool))
 {
   for (int pos = 0; pos < b->n_steps; pos++) {
     const struct lade_op *op = &b->graph->ops[b->steps[pos].op];
     for (int i = 0; i < op->n_in; i++) {
       if (op->in[i] >= 0)
-        use_add(b, value_number(b->graph, op->in[i], b->steps[pos].microbatch), pos, false);
+        use_add(b, plan_value_number(b->graph, op->in[i], b->steps[pos].microbatch), pos, false);
     }
     for (int i = 0; i < op->n_out; i++) {
       if (op->out[i] >= 0)
-        use_add(b, value_number(b->graph, op->out[i], b->steps[pos].microbatch), pos, true);
+        use_add(b, plan_value_number(b->graph, op->out[i], b->steps[pos].microbatch), pos, true);
     }
   }
 }
@@ -119,12 +108,11 @@ static enum lade_space gap_space(const struct builder *b, int tensor, int from_p
 /* The space in which a copy of the value lies ready at the start of the step; LADE_DEVICE: none. */
 static enum lade_space home_space(const struct builder *b, int tensor)
 {
-  static const enum lade_space spaces[] = {LADE_DEVICE, LADE_HOST, LADE_STORE};
   const struct lade_tensor *what = &b->graph->tensors[tensor];
   if (what->kind == LADE_TENSOR_TOKENS || what->kind == LADE_TENSOR_TARGETS)
     return LADE_HOST;
   if (what->kind == LADE_TENSOR_PARAM)
-    return spaces[b->params->residency->homes[what->param]];
+    return plan_home_space(b->params->residency, what->param);
   return LADE_DEVICE;
 }
 
@@ -136,10 +124,9 @@ static enum lade_space end_space(const struct builder *b, int tensor, int last_p
     return LADE_HOST;
   if (what->kind != LADE_TENSOR_GRAD)
     return LADE_DEVICE;
-  if (b->params->residency->homes[what->param] == LADE_HOME_HOST)
-    return LADE_HOST;
-  if (b->params->residency->homes[what->param] == LADE_HOME_DEVICE)
-    return LADE_DEVICE;
+  enum lade_space home = plan_home_space(b->params->residency, what->param);
+  if (home != LADE_STORE)
+    return home;
   enum lade_space away = gap_space(b, tensor, last_pos, b->n_steps);
   /* An update that streams from the store reads the gradient there too, unless it reaches device memory. */
   return away == LADE_DEVICE && !b->params->is_unified ? LADE_STORE : away;

@@ -76,29 +76,6 @@ struct lade_build_params walk_build_params(const struct lade_plan_params *params
 
 /* ---- the peak ---- */
 
-static int peak_find(struct walker *w)
-{
-  const struct lade_program *p = w->program;
-  int64_t *change = calloc((size_t)p->n_instrs + 2, sizeof(*change)), live = 0, most = -1;
-  if (!change)
-    return -ENOMEM;
-  for (int i = 0; i < p->n_buffers; i++) {
-    if (p->buffers[i].space != LADE_DEVICE)
-      continue;
-    change[p->buffers[i].first] += (int64_t)p->buffers[i].bytes;
-    change[p->buffers[i].last + 1] -= (int64_t)p->buffers[i].bytes;
-  }
-  for (int i = 0; i < p->n_instrs; i++) {
-    live += change[i];
-    if (live > most) {
-      most = live;
-      w->peak_at = i;
-    }
-  }
-  free(change);
-  return 0;
-}
-
 static void views_fill(struct walker *w)
 {
   const struct lade_program *p = w->program;
@@ -476,7 +453,8 @@ static int program_renew(struct walker *w)
   if (!views)
     return -ENOMEM;
   w->views = views;
-  return peak_find(w);
+  uint64_t peak_bytes;
+  return plan_peak_find(w->program, LADE_DEVICE, &w->peak_at, &peak_bytes);
 }
 
 static int round_run(struct walker *w, bool *ret_is_over)

@@ -16,7 +16,6 @@ struct walk_state {
   int n_changes;             /* the first so many of the walk's changes lead here */
   uint64_t live_bytes[LADE_N_SPACES];
   int64_t least_ns;          /* no schedule of this state's instructions is faster */
-  uint64_t packed_bytes;     /* device peak of both programs just in time; 0: not known yet */
 };
 
 struct walk {
