@@ -6,8 +6,8 @@
  *
  * The same seeded calls for all: 1,024 live blocks, each step frees a random one and allocates a random size between
  * 512 bytes and 4 MiB, spread evenly over powers of two. The caching allocator runs on the host device with statistics
- * and trace on; nobody touches the blocks. The plain best fit is what one writes first: free blocks in a balanced tree by
- * (size, address), neighbours joined, a hash of live addresses, a mutex, no statistics. Rounds of all are
+ * and trace on; nobody touches the blocks. The plain best fit is what one writes first: free blocks in a balanced tree
+ * by (size, address), neighbours joined, a hash of live addresses, a mutex, no statistics. Rounds of all are
  * interleaved and the best of each is kept. Threads: each has its own blocks and one of four queues; the figure is
  * nanoseconds of wall clock per pair over all threads.
  *

@@ -128,7 +128,10 @@ LADE_API int lade_cache_get_block(lade_cache *cache, const void *address, struct
  */
 LADE_API int lade_cache_pool_create(lade_cache *cache, uint64_t bytes, lade_cache_pool **ret_pool);
 
-/* Its memory goes back to the cache. -EBUSY while blocks of it live or a queue is routed to it. NULL is allowed. */
+/*
+ * Its memory goes back to the cache. -EBUSY while blocks of it live or a queue is routed to it, -ENOMEM when the
+ * machine refuses to unmap; then the pool is still there. NULL is allowed. Waits for the queues.
+ */
 LADE_API int lade_cache_pool_destroy(lade_cache *cache, lade_cache_pool *pool);
 
 /* From now on blocks for @queue come from @pool; NULL: from the cache. -EINVAL, -ENOSPC (too many queues). */

@@ -3,13 +3,13 @@
  * The caching allocator: the public calls, and the ladder that an allocation goes when nothing fits at once.
  *
  * A request is rounded to 512 bytes and goes to one of two zones with segments of their own: small blocks, of which
- * each would pin a chunk among large ones, and the rest. A block that fills whole chunks, or nearly (the rest would cost
- * less than 1/128), starts at a chunk where there is room for it, so that all of what it leaves can move; other sizes
- * are packed by the byte. Then it is the best fit of two lists: what is free for this queue, and for everybody.
+ * each would pin a chunk among large ones, and the rest. A block that fills whole chunks, or nearly (the rest would
+ * cost less than 1/128), starts at a chunk where there is room for it, so that all of what it leaves can move; other
+ * sizes are packed by the byte. Then it is the best fit of two lists: what is free for this queue, and for everybody.
  * Both calls are some tens of nanoseconds in this common case, under one mutex, statistics and trace included.
  *
- * Rejected: a third zone for whole chunks alone. It looks tidier, and a program whose sizes change from step to step then
- * moves its memory between the zones in every one of them, and ends with the peak of both.
+ * Rejected: a third zone for whole chunks alone. It looks tidier, and a program whose sizes change from step to step
+ * then moves its memory between the zones in every one of them, and ends with the peak of both.
  *
  * The ladder, from free to dear, searching again after each step:
  *   1. let go of what waiting blocks no longer wait for; give what queues are done with to everybody; coalesce
@@ -592,6 +592,9 @@ static int pool_leave(lade_cache *cache, struct lade_cache_pool *pool)
       return -EBUSY;
   if (pool->n_blocks || pool->is_capturing)
     return -EBUSY;
+  lade_cache_sweep(cache, pool);
+  if (lade_cache_pool_unmap(cache, pool))
+    return -ENOMEM;
   struct lade_cache_pool **link = &cache->pools;
   while (*link != pool)
     link = &(*link)->next;

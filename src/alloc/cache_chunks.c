@@ -486,6 +486,25 @@ int lade_cache_chunks_trim(lade_cache *cache, uint64_t keep_bytes)
   return 0;
 }
 
+/* Restarts from the segment's first block after each change, since unmapping cuts and joins. */
+int lade_cache_pool_unmap(lade_cache *cache, struct lade_cache_pool *pool)
+{
+  for (int kind = 0; kind < N_ZONES; kind++)
+    for (struct segment *segment = pool->zones[kind].segments; segment; segment = segment->next)
+      for (struct block *block = segment->first; block;) {
+        uint64_t from = 0, to = 0;
+        if (block->state != BLOCK_FREE || !idle_range(cache, block, NULL, &from, &to)) {
+          block = block->after;
+          continue;
+        }
+        int error = block_unmap(cache, block, from, to, (to - from) / cache->chunk_bytes);
+        if (error)
+          return error;
+        block = segment->first;
+      }
+  return 0;
+}
+
 void lade_cache_spare_release(lade_cache *cache)
 {
   while (cache->spare.n)

@@ -210,6 +210,8 @@ int lade_cache_place_build(lade_cache *cache, struct zone *zone, int queue, uint
 int lade_cache_chunks_trim(lade_cache *cache, uint64_t keep_bytes);
 /* Bytes of whole chunks under free blocks that are over, and of those that are not mapped. */
 uint64_t lade_cache_idle_bytes(lade_cache *cache);
+/* Make spare chunks of all that is idle in the pool. -ENOMEM when the machine refuses; the rest is as it was. */
+int lade_cache_pool_unmap(lade_cache *cache, struct lade_cache_pool *pool);
 /* Unmap everything of the pool and give its segments back; spare chunks remain. */
 void lade_cache_pool_clear(lade_cache *cache, struct lade_cache_pool *pool);
 void lade_cache_spare_release(lade_cache *cache);

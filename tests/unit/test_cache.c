@@ -1,0 +1,537 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The caching allocator where time and failure matter: nobody gets memory that earlier work can still touch, steady
+ * steps make no memory call, every refused call of device and heap leaves it whole, the sanitizer finds what was
+ * planted, children of fork are told no, many threads on many queues end with every byte accounted for.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../conform/cache_target.h"
+#include "bench/cache_traces.h"
+
+/* ---- heap calls that fail on demand ---- */
+
+static _Atomic int heap_left = -1; /* calls until one fails; below 0: none does */
+
+static bool heap_fails(void)
+{
+  return atomic_load(&heap_left) > 0 && atomic_fetch_sub(&heap_left, 1) == 1;
+}
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t n, size_t bytes);
+void *__real_realloc(void *old, size_t bytes);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t n, size_t bytes);
+void *__wrap_realloc(void *old, size_t bytes);
+
+void *__wrap_malloc(size_t bytes)
+{
+  return heap_fails() ? NULL : __real_malloc(bytes);
+}
+
+void *__wrap_calloc(size_t n, size_t bytes)
+{
+  return heap_fails() ? NULL : __real_calloc(n, bytes);
+}
+
+void *__wrap_realloc(void *old, size_t bytes)
+{
+  return heap_fails() ? NULL : __real_realloc(old, bytes);
+}
+
+/* ---- work on queues ---- */
+
+struct fill {
+  unsigned char *at;
+  size_t bytes;
+  int value;
+};
+
+static void fill_run(void *args)
+{
+  const struct fill *fill = args;
+  memset(fill->at, fill->value, fill->bytes);
+}
+
+static void fill_launch(lade_queue *queue, struct fill *fill)
+{
+  lade_queue_launch(queue, &(struct lade_work){.fn = fill_run, .args = fill}, NULL);
+}
+
+static void queue_drain(lade_queue *queue)
+{
+  assert_int_equal(lade_queue_sync(queue, lade_queue_submitted(queue)), 0);
+}
+
+static void nobody_gets_memory_that_earlier_work_can_touch(void **state)
+{
+  const struct lade_cache_params params = {.limit_bytes = 6 * CHUNK};
+  struct bed bed = bed_open(state, &params, NULL);
+  lade_queue *gate = queue_open(bed.device, LADE_QUEUE_SIGNAL), *slow = bed.queues[0], *other = bed.queues[1];
+  unsigned char *first = must_alloc(bed.cache, slow, 3 * CHUNK);
+  struct fill late = {first, 3 * CHUNK, 1};
+  lade_queue_wait(slow, gate, 1);
+  fill_launch(slow, &late);
+  must_free(bed.cache, first);
+
+  /* There is room elsewhere: the other queue gets that, and the same queue the same block. */
+  unsigned char *elsewhere = must_alloc(bed.cache, other, 3 * CHUNK);
+  assert_true(elsewhere >= first + 3 * CHUNK || elsewhere + 3 * CHUNK <= first);
+  assert_ptr_equal(must_alloc(bed.cache, slow, 3 * CHUNK), first);
+  must_free(bed.cache, first);
+
+  /* The limit is hit: it is taken by an event, without waiting for it here. */
+  unsigned char *taken = must_alloc(bed.cache, other, 3 * CHUNK);
+  assert_false(lade_queue_poll(slow, 1));
+  assert_ptr_equal(taken, first);
+  struct fill own = {taken, 3 * CHUNK, 2};
+  fill_launch(other, &own);
+  /* Freed and taken on with nothing in between, the event must still be waited for. */
+  must_free(bed.cache, taken);
+  unsigned char *third = must_alloc(bed.cache, bed.queues[2], 3 * CHUNK);
+  struct fill last = {third, 3 * CHUNK, 3};
+  fill_launch(bed.queues[2], &last);
+  assert_false(lade_queue_poll(slow, 1));
+  lade_queue_signal(gate, 1);
+  queue_drain(bed.queues[2]);
+  for (size_t i = 0; i < 3 * CHUNK; i += 4096)
+    assert_int_equal(third[i], 3);
+  must_free(bed.cache, third);
+  must_free(bed.cache, elsewhere);
+  lade_cache_forget(bed.cache, gate);
+  lade_queue_destroy(gate);
+  bed_close(&bed);
+}
+
+static void taken_and_freed_at_once_is_still_pending(void **state)
+{
+  const struct lade_cache_params params = {.limit_bytes = 4 * CHUNK};
+  struct bed bed = bed_open(state, &params, NULL);
+  lade_queue *gate = queue_open(bed.device, LADE_QUEUE_SIGNAL);
+  unsigned char *block = must_alloc(bed.cache, bed.queues[0], 4 * CHUNK);
+  struct fill late = {block, 4 * CHUNK, 1}, last = {block, 4 * CHUNK, 2};
+  lade_queue_wait(bed.queues[0], gate, 1);
+  fill_launch(bed.queues[0], &late);
+  must_free(bed.cache, block);
+  assert_ptr_equal(must_alloc(bed.cache, bed.queues[1], 4 * CHUNK), block);
+  must_free(bed.cache, block); /* queue 1 was given nothing, only a wait */
+  assert_ptr_equal(must_alloc(bed.cache, bed.queues[2], 4 * CHUNK), block);
+  fill_launch(bed.queues[2], &last);
+  lade_queue_signal(gate, 1);
+  queue_drain(bed.queues[2]);
+  assert_true(lade_queue_poll(bed.queues[0], 1));
+  for (size_t i = 0; i < 4 * CHUNK; i += 4096)
+    assert_int_equal(block[i], 2);
+  must_free(bed.cache, block);
+  lade_queue_destroy(gate);
+  bed_close(&bed);
+}
+
+static void a_recorded_block_waits_for_its_other_queues(void **state)
+{
+  const struct lade_cache_params params = {.limit_bytes = 8 * CHUNK};
+  struct bed bed = bed_open(state, &params, NULL);
+  lade_queue *gate = queue_open(bed.device, LADE_QUEUE_SIGNAL), *user = bed.queues[1];
+  unsigned char *block = must_alloc(bed.cache, bed.queues[0], 3 * CHUNK);
+  struct fill late = {block, 3 * CHUNK, 1}, own = {NULL, 8 * CHUNK, 2};
+  lade_queue_wait(user, gate, 1);
+  fill_launch(user, &late);
+  assert_int_equal(lade_cache_record(bed.cache, block, user), 0);
+  must_free(bed.cache, block);
+  struct lade_cache_stats stats = stats_get(bed.cache);
+  assert_int_equal(stats.allocated_bytes.current, 0);
+  assert_int_equal(stats.active_bytes.current, 3 * CHUNK);
+  assert_ptr_not_equal(must_alloc(bed.cache, bed.queues[0], 3 * CHUNK), block);
+  cache_check(bed.cache);
+  lade_queue_signal(gate, 1);
+  queue_drain(user);
+  own.at = must_alloc(bed.cache, bed.queues[0], 5 * CHUNK); /* past the limit but for the recorded block */
+  own.bytes = 5 * CHUNK;
+  fill_launch(bed.queues[0], &own);
+  queue_drain(bed.queues[0]);
+  assert_int_equal(stats_get(bed.cache).active_bytes.current, 8 * CHUNK);
+  lade_queue_destroy(gate);
+  bed_close(&bed);
+}
+
+static void a_repeated_step_comes_to_rest(void **state)
+{
+  for (int kind = 0; kind < TRACE_N_KINDS; kind++) {
+    struct lade_device_params params = {sizeof(params), "dry", (uint64_t)1 << 36};
+    struct lade_cache_params cache_params = {.struct_size = sizeof(cache_params)};
+    struct trace trace = {0};
+    lade_queue *queues[TRACE_QUEUES];
+    lade_cache *cache = NULL;
+    uint64_t calls = 0;
+    assert_true(trace_draw(&trace, (enum trace_kind)kind, 1));
+    assert_int_equal(lade_device_open(&params, NULL, &cache_params.device), 0);
+    for (int i = 0; i < TRACE_QUEUES; i++)
+      queues[i] = queue_open(cache_params.device, LADE_QUEUE_COMPUTE);
+    assert_int_equal(lade_cache_create(&cache_params, NULL, &cache), 0);
+    void **blocks = calloc((size_t)trace.items.n, sizeof(*blocks));
+    for (int round = 0; round < 60; round++) {
+      struct lade_cache_stats before = stats_get(cache);
+      for (int i = 0; i < trace.n_calls; i++) {
+        const struct trace_item *item = &trace.items.items[trace.calls[i].i_item];
+        void **block = &blocks[trace.calls[i].i_item];
+        if (trace.calls[i].is_free)
+          must_free(cache, *block);
+        else
+          *block = must_alloc(cache, queues[item->queue], item->bytes);
+      }
+      struct lade_cache_stats after = stats_get(cache);
+      calls = after.n_maps - before.n_maps + after.n_unmaps - before.n_unmaps + after.n_creates - before.n_creates;
+      if (round == 0)
+        assert_true((double)after.reserved_bytes.peak <= 1.03 * (double)trace.peak_bytes);
+    }
+    assert_int_equal(calls, 0);
+    cache_check(cache);
+    free(blocks);
+    lade_cache_destroy(cache);
+    for (int i = 0; i < TRACE_QUEUES; i++)
+      lade_queue_destroy(queues[i]);
+    lade_device_close(cache_params.device);
+    trace_free(&trace);
+  }
+}
+
+/* ---- determinism ---- */
+
+static void offsets_draw(void **state, uint64_t *offsets, int delay)
+{
+  const struct lade_cache_params params = {.limit_bytes = 16 * CHUNK, .flags = LADE_CACHE_DETERMINISTIC};
+  struct bed bed = bed_open(state, &params, NULL);
+  static unsigned char sink[1 << 16];
+  struct fill fill = {sink, (size_t)delay, 1};
+  void *blocks[32] = {NULL};
+  uint32_t random = 7;
+  for (int i = 0; i < 600; i++) {
+    random = random * 1664525 + 1013904223;
+    int k = (int)(random >> 8) % 32, q = (int)(random >> 14) % 3;
+    struct lade_cache_block block = {0};
+    if (delay && i % 3 == 0)
+      fill_launch(bed.queues[q], &fill);
+    if (blocks[k] && random >> 30)
+      assert_int_equal(lade_cache_record(bed.cache, blocks[k], bed.queues[(q + 1) % 3]), 0);
+    must_free(bed.cache, blocks[k]);
+    if (try_alloc(bed.cache, bed.queues[q], 512 + (random >> 4) % (2 * CHUNK), &blocks[k]))
+      blocks[k] = NULL;
+    else
+      assert_int_equal(lade_cache_get_block(bed.cache, blocks[k], &block), 0);
+    offsets[i] = blocks[k] ? block.offset + ((uint64_t)block.segment << 48) : 1;
+  }
+  for (int k = 0; k < 32; k++)
+    must_free(bed.cache, blocks[k]);
+  bed_close(&bed);
+}
+
+static void deterministic_offsets_do_not_depend_on_progress(void **state)
+{
+  static uint64_t idle[600], busy[600];
+  offsets_draw(state, idle, 0);
+  for (int i = 0; i < 3; i++) {
+    offsets_draw(state, busy, 60000);
+    assert_memory_equal(idle, busy, sizeof(idle));
+  }
+}
+
+/* ---- the sanitizer ---- */
+
+static bool finding_has(lade_cache *cache, const char *words)
+{
+  struct lade_error finding;
+  for (int i = 0; lade_cache_get_finding(cache, i, &finding) == 0; i++)
+    if (strstr(finding.text, words))
+      return true;
+  return false;
+}
+
+static void the_sanitizer_names_what_was_done(void **state)
+{
+  const struct lade_cache_params params = {.flags = LADE_CACHE_SANITIZE, .quarantine_bytes = 2 * CHUNK};
+  struct bed bed = bed_open(state, &params, NULL);
+  struct lade_error error = {0};
+  unsigned char *block = must_alloc(bed.cache, bed.queues[0], 1000), *after = must_alloc(bed.cache, NULL, 3000);
+  assert_int_equal(block[0], 0xcb);
+  must_free(bed.cache, after);
+  assert_int_equal(stats_get(bed.cache).n_findings, 0);
+  block[1000] = 7;
+  must_free(bed.cache, block);
+  assert_true(finding_has(bed.cache, "past the end, at byte 1000 of the 1000"));
+  assert_int_equal(lade_cache_free(bed.cache, block, "again.c:9", &error), -EINVAL);
+  assert_non_null(strstr(error.text, "twice"));
+  assert_non_null(strstr(error.text, "cache_target.h:1"));
+  assert_non_null(strstr(error.text, "cache_target.h:2"));
+  assert_non_null(strstr(error.text, "again.c:9"));
+  assert_int_equal(lade_cache_free(bed.cache, &bed, "stray.c:1", &error), -EINVAL);
+  assert_non_null(strstr(error.text, "no live block"));
+  block = must_alloc(bed.cache, bed.queues[0], 5000);
+  block[-1] = 7;
+  must_free(bed.cache, block);
+  assert_true(finding_has(bed.cache, "before the block, at byte -1"));
+  block = must_alloc(bed.cache, bed.queues[0], 6000);
+  must_free(bed.cache, block);
+  assert_int_equal(block[17], 0xdb);
+  block[17] = 1;
+  for (int i = 0; i < 4; i++) /* push it out of the quarantine */
+    must_free(bed.cache, must_alloc(bed.cache, bed.queues[0], CHUNK));
+  assert_true(finding_has(bed.cache, "after the free, at byte 17 of the 6000"));
+  assert_int_equal(stats_get(bed.cache).n_findings, 3);
+  bed_close(&bed);
+}
+
+static void quarantined_memory_is_never_out(void **state)
+{
+  const struct lade_cache_params params = {.flags = LADE_CACHE_SANITIZE, .limit_bytes = 4 * CHUNK};
+  struct bed bed = bed_open(state, &params, NULL);
+  for (int i = 0; i < 10; i++)
+    must_free(bed.cache, must_alloc(bed.cache, bed.queues[i % 3], 3 * CHUNK));
+  bed_close(&bed);
+}
+
+/* ---- failures ---- */
+
+static void scenario_run(struct bed *bed, lade_cache_pool **ret_pool)
+{
+  void *blocks[24] = {NULL};
+  lade_cache_pool *pool = NULL;
+  lade_cache_pool_create(bed->cache, 3 * CHUNK, &pool);
+  for (int i = 0; i < 24; i++)
+    if (try_alloc(bed->cache, bed->queues[i % 3], i % 3 ? CHUNK + (uint64_t)i * 4096 : 700, &blocks[i]))
+      blocks[i] = NULL;
+  for (int i = 0; i < 24; i += 2) {
+    if (blocks[i])
+      lade_cache_record(bed->cache, blocks[i], bed->queues[(i + 1) % 3]);
+    must_free(bed->cache, blocks[i]);
+    blocks[i] = NULL;
+  }
+  void *large = NULL;
+  if (try_alloc(bed->cache, bed->queues[1], 12 * CHUNK, &large) == 0)
+    must_free(bed->cache, large);
+  int code = lade_cache_check(bed->cache, NULL);
+  assert_true(code == 0 || code == -ENOMEM); /* it needs the heap, too */
+  lade_cache_trim(bed->cache, 6 * CHUNK);
+  for (int i = 0; i < 24; i++)
+    must_free(bed->cache, blocks[i]);
+  if (lade_cache_pool_destroy(bed->cache, pool)) /* refused: it is still there */
+    *ret_pool = pool;
+  lade_cache_trim(bed->cache, 0);
+}
+
+static void refused_calls_of_the_device_lose_nothing(void **state)
+{
+  static const enum lade_fault_point points[] = {LADE_FAULT_RESERVE, LADE_FAULT_CHUNK_CREATE, LADE_FAULT_MAP,
+                                                 LADE_FAULT_UNMAP};
+  const struct lade_cache_params params = {.limit_bytes = 24 * CHUNK};
+  for (size_t p = 0; p < LADE_COUNT(points); p++)
+    for (int is_for_good = 0; is_for_good < 2; is_for_good++) {
+      bool is_hit = true;
+      for (uint64_t nth = 1; is_hit; nth += 1 + nth / 8) {
+        struct lade_faults faults;
+        lade_faults_init(&faults);
+        struct bed bed = bed_open(state, &params, &faults);
+        lade_cache_pool *left = NULL;
+        lade_faults_arm(&faults, points[p], nth, is_for_good, -ENOMEM);
+        scenario_run(&bed, &left);
+        is_hit = lade_faults_injected(&faults) > 0;
+        cache_check(bed.cache);
+        lade_faults_arm(&faults, points[p], 0, false, -ENOMEM); /* no more */
+        assert_int_equal(lade_cache_pool_destroy(bed.cache, left), 0);
+        must_free(bed.cache, must_alloc(bed.cache, bed.queues[0], 20 * CHUNK)); /* all of it is still there */
+        bed_close(&bed);
+      }
+    }
+}
+
+static void refused_heap_calls_lose_nothing(void **state)
+{
+  const struct lade_cache_params params = {.limit_bytes = 24 * CHUNK};
+  for (int nth = 1, is_hit = 1; is_hit; nth++) {
+    struct bed bed = bed_open(state, &params, NULL);
+    lade_cache_pool *left = NULL;
+    atomic_store(&heap_left, nth);
+    scenario_run(&bed, &left);
+    is_hit = atomic_load(&heap_left) <= 0;
+    atomic_store(&heap_left, -1);
+    cache_check(bed.cache);
+    assert_int_equal(lade_cache_pool_destroy(bed.cache, left), 0);
+    must_free(bed.cache, must_alloc(bed.cache, bed.queues[0], 20 * CHUNK));
+    lade_cache *cache = NULL;
+    struct lade_cache_params again = {.struct_size = sizeof(again), .device = bed.device, .flags = LADE_CACHE_SANITIZE};
+    again.n_trace_entries = 16;
+    atomic_store(&heap_left, nth);
+    int code = lade_cache_create(&again, NULL, &cache);
+    atomic_store(&heap_left, -1);
+    assert_true(code == 0 || code == -ENOMEM);
+    lade_cache_destroy(cache);
+    bed_close(&bed);
+  }
+}
+
+static void a_child_of_fork_is_told_no(void **state)
+{
+  struct bed bed = bed_open(state, NULL, NULL);
+  void *block = must_alloc(bed.cache, bed.queues[0], CHUNK), *refused = NULL;
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    struct lade_cache_stats stats = {.struct_size = sizeof(stats)};
+    bool is_right = try_alloc(bed.cache, bed.queues[0], 512, &refused) == -EPERM &&
+                    lade_cache_free(bed.cache, block, NULL, NULL) == -EPERM &&
+                    lade_cache_get_stats(bed.cache, &stats) == -EPERM && lade_cache_check(bed.cache, NULL) == -EPERM;
+    lade_cache_destroy(bed.cache);
+    _exit(is_right ? 0 : 1);
+  }
+  int status = 0;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_int_equal(status, 0);
+  must_free(bed.cache, block);
+  bed_close(&bed);
+}
+
+/* ---- many threads ---- */
+
+#define STRESS_THREADS 8
+#define STRESS_CALLS 1500
+
+struct stress_use {
+  unsigned char *at;
+  size_t bytes;
+  int value;
+  _Atomic int *n_wrong;
+};
+
+struct stress {
+  struct bed *bed;
+  pthread_mutex_t submit[N_TEST_QUEUES]; /* one thread at a time submits to a queue */
+  _Atomic int n_wrong, n_refused;
+};
+
+struct stress_thread {
+  struct stress *stress;
+  int number;
+  struct stress_use uses[STRESS_CALLS];
+};
+
+/* Write both ends, see that nobody else does, from whichever queue runs this. */
+static void use_run(void *args)
+{
+  const struct stress_use *use = args;
+  size_t n = LADE_MIN(use->bytes, 256);
+  memset(use->at, use->value, n);
+  memset(use->at + use->bytes - n, use->value, n);
+  for (size_t i = 0; i < n; i++)
+    if (use->at[i] != use->value || use->at[use->bytes - 1 - i] != use->value)
+      atomic_fetch_add(use->n_wrong, 1);
+}
+
+static void stress_submit(struct stress *stress, int q, struct stress_use *use)
+{
+  pthread_mutex_lock(&stress->submit[q]);
+  lade_queue_launch(stress->bed->queues[q], &(struct lade_work){.fn = use_run, .args = use}, NULL);
+  pthread_mutex_unlock(&stress->submit[q]);
+}
+
+static void *stress_main(void *arg)
+{
+  struct stress_thread *thread = arg;
+  struct stress *stress = thread->stress;
+  lade_cache *cache = stress->bed->cache;
+  unsigned char *held[8] = {NULL};
+  uint32_t random = (uint32_t)thread->number + 1;
+  for (int i = 0; i < STRESS_CALLS; i++) {
+    random = random * 1664525 + 1013904223;
+    int q = (int)(random >> 9) % N_TEST_QUEUES, other = (int)(random >> 12) % N_TEST_QUEUES;
+    int k = (int)(random >> 15) % 8;
+    uint64_t bytes = 256 + (random >> 4) % (random % 5 ? 100000 : 3 * CHUNK);
+    void *block = NULL;
+    lade_cache_free(cache, held[k], NULL, NULL);
+    held[k] = NULL;
+    pthread_mutex_lock(&stress->submit[q]);
+    int error = try_alloc(cache, stress->bed->queues[q], bytes, &block);
+    pthread_mutex_unlock(&stress->submit[q]);
+    if (error) {
+      atomic_fetch_add(&stress->n_refused, 1);
+      continue;
+    }
+    held[k] = block;
+    thread->uses[i] = (struct stress_use){block, bytes, thread->number * 16 + k + 1, &stress->n_wrong};
+    stress_submit(stress, q, &thread->uses[i]);
+    if (random >> 31 && q == other)
+      stress_submit(stress, q, &thread->uses[i]);
+    if (random >> 30 == 3)
+      lade_cache_record(cache, block, stress->bed->queues[other]);
+    if (i % 200 == 99 && lade_cache_check(cache, NULL))
+      atomic_fetch_add(&stress->n_wrong, 1);
+    if (i % 500 == 250)
+      lade_cache_trim(cache, 8 * CHUNK);
+  }
+  for (int k = 0; k < 8; k++)
+    lade_cache_free(cache, held[k], NULL, NULL);
+  return NULL;
+}
+
+static void stress_run(void **state, uint32_t flags)
+{
+  const struct lade_cache_params params = {.limit_bytes = 24 * CHUNK, .flags = flags, .quarantine_bytes = 2 * CHUNK};
+  static struct stress_thread contexts[STRESS_THREADS];
+  struct bed bed = bed_open(state, &params, NULL);
+  struct stress stress = {.bed = &bed};
+  pthread_t threads[STRESS_THREADS];
+  for (int i = 0; i < N_TEST_QUEUES; i++)
+    pthread_mutex_init(&stress.submit[i], NULL);
+  for (int i = 0; i < STRESS_THREADS; i++) {
+    contexts[i].stress = &stress;
+    contexts[i].number = i;
+    assert_int_equal(pthread_create(&threads[i], NULL, stress_main, &contexts[i]), 0);
+  }
+  for (int i = 0; i < STRESS_THREADS; i++)
+    pthread_join(threads[i], NULL);
+  for (int i = 0; i < N_TEST_QUEUES; i++)
+    queue_drain(bed.queues[i]);
+  assert_int_equal(stress.n_wrong, 0);
+  assert_int_equal(stats_get(bed.cache).allocated_bytes.current, 0);
+  cache_check(bed.cache);
+  void *all = must_alloc(bed.cache, bed.queues[0], 23 * CHUNK); /* nothing is stranded */
+  must_free(bed.cache, all);
+  assert_int_equal(lade_cache_trim(bed.cache, 0), 0);
+  for (int i = 0; i < N_TEST_QUEUES; i++)
+    pthread_mutex_destroy(&stress.submit[i]);
+  bed_close(&bed);
+}
+
+static void threads_and_queues_share_one_cache(void **state)
+{
+  stress_run(state, 0);
+}
+
+static void threads_and_queues_share_one_sanitized_cache(void **state)
+{
+  stress_run(state, LADE_CACHE_SANITIZE);
+}
+
+int main(int argc, char **argv)
+{
+  struct CMUnitTest tests[] = {
+      cmocka_unit_test(nobody_gets_memory_that_earlier_work_can_touch),
+      cmocka_unit_test(taken_and_freed_at_once_is_still_pending),
+      cmocka_unit_test(a_recorded_block_waits_for_its_other_queues),
+      cmocka_unit_test(a_repeated_step_comes_to_rest),
+      cmocka_unit_test(deterministic_offsets_do_not_depend_on_progress),
+      cmocka_unit_test(the_sanitizer_names_what_was_done),
+      cmocka_unit_test(quarantined_memory_is_never_out),
+      cmocka_unit_test(refused_calls_of_the_device_lose_nothing),
+      cmocka_unit_test(refused_heap_calls_lose_nothing),
+      cmocka_unit_test(a_child_of_fork_is_told_no),
+      cmocka_unit_test(threads_and_queues_share_one_cache),
+      cmocka_unit_test(threads_and_queues_share_one_sanitized_cache),
+  };
+  return target_run(1, argv, tests, LADE_COUNT(tests));
+}
