@@ -14,8 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "alloc/pack.h"
 #include "base/base.h"
+#include "lade/pack.h"
 
 typedef LADE_ARRAY(struct lade_pack_item) item_array;
 

@@ -19,6 +19,21 @@ extern "C" {
 
 #define LADE_API __attribute__((visibility("default")))
 
+/* The version of these headers. */
+#define LADE_VERSION_MAJOR 0
+#define LADE_VERSION_MINOR 1
+#define LADE_VERSION_PATCH 0
+
+/* The version of the library that is linked, "0.1.0"; static. Any thread. Never blocks. */
+LADE_API const char *lade_version(void);
+
+/*
+ * Structs that begin with a size_t struct_size may grow at their end. The caller sets it to the size that its headers
+ * know. What an older program does not know is 0 to the library, and 0 is a default; what an older library does
+ * not know must be 0, or the call is refused with -EINVAL. Of a struct that the library fills, it writes no more than
+ * struct_size bytes.
+ */
+
 /* Element types of tensors. Values are stable: they are written into files. */
 enum lade_dtype {
   LADE_F32 = 0,

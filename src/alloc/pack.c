@@ -356,8 +356,10 @@ int lade_packer_pack(lade_packer *packer, const struct lade_pack_item *items, in
                      const struct lade_pack_params *params, uint64_t *ret_offsets,
                      struct lade_pack_result *ret_result, struct lade_error *error)
 {
-  struct lade_pack_params defaults = {.struct_size = sizeof(defaults)};
-  int rc = items_check(items, n_items, error);
+  struct lade_pack_params own = {.struct_size = sizeof(own)};
+  int rc = params ? lade_struct_read("lade_pack_params", params, &own, sizeof(own), error) : 0;
+  if (!rc)
+    rc = items_check(items, n_items, error);
   if (rc)
     return rc;
   if (n_items == 0) {
@@ -366,7 +368,7 @@ int lade_packer_pack(lade_packer *packer, const struct lade_pack_item *items, in
   }
   if (arena_reserve(packer, arena_bytes_needed(n_items)))
     return lade_error_set(error, -ENOMEM, "no memory to pack %d items", n_items);
-  effort_init(&packer->effort, params ? params : &defaults, n_items);
+  effort_init(&packer->effort, &own, n_items);
   problem_init(packer, items, n_items);
   rc = fixed_check(packer, error);
   if (rc)
@@ -375,7 +377,7 @@ int lade_packer_pack(lade_packer *packer, const struct lade_pack_item *items, in
   packer->best = lade_pack_take(packer, (size_t)n_items * sizeof(*packer->best));
   packer->offsets = lade_pack_take(packer, (size_t)n_items * sizeof(*packer->offsets));
   packer->best_bytes = UINT64_MAX;
-  packer->target_bytes = LADE_MAX(packer->problem.lower_bound, params ? params->stop_bytes : 0);
+  packer->target_bytes = LADE_MAX(packer->problem.lower_bound, own.stop_bytes);
   search(packer);
   memcpy(ret_offsets, packer->best, (size_t)n_items * sizeof(*ret_offsets));
   *ret_result = (struct lade_pack_result){

@@ -14,8 +14,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "alloc/pack.h"
 #include "base/base.h"
+#include "lade/pack.h"
 
 struct event {
   int32_t time;

@@ -9,8 +9,8 @@
 #ifndef LADE_PACK_INTERNAL_H
 #define LADE_PACK_INTERNAL_H
 
-#include "alloc/pack.h"
 #include "base/base.h"
+#include "lade/pack.h"
 
 struct pack_problem {
   int n, n_slots, n_fixed;

@@ -19,6 +19,8 @@
 
 #include "base/base.h"
 
+#define STRUCT_BYTES_MOST (1 << 16) /* a struct_size past this was never set */
+
 struct size_unit {
   const char *suffix;
   uint64_t bytes;
@@ -48,6 +50,14 @@ static const struct {
     [LADE_F32] = {"f32", 4}, [LADE_BF16] = {"bf16", 2}, [LADE_F16] = {"f16", 2}, [LADE_F64] = {"f64", 8},
     [LADE_I32] = {"i32", 4}, [LADE_I16] = {"i16", 2},   [LADE_U8] = {"u8", 1},
 };
+
+#define TEXT_OF(number) #number
+#define TEXT_OF_VALUE(macro) TEXT_OF(macro)
+
+const char *lade_version(void)
+{
+  return TEXT_OF_VALUE(LADE_VERSION_MAJOR) "." TEXT_OF_VALUE(LADE_VERSION_MINOR) "." TEXT_OF_VALUE(LADE_VERSION_PATCH);
+}
 
 size_t lade_dtype_bytes(enum lade_dtype dtype)
 {
@@ -132,6 +142,44 @@ char *lade_size_format(uint64_t bytes, char *text, size_t text_bytes)
   else
     snprintf(text, text_bytes, "%.1f %s", value, suffixes[unit]);
   return text;
+}
+
+/* What the caller says its struct has; 0 when that cannot be. */
+static size_t struct_bytes(const char *what, const void *given, struct lade_error *error)
+{
+  size_t bytes;
+  memcpy(&bytes, given, sizeof(bytes));
+  if (bytes >= sizeof(bytes) && bytes <= STRUCT_BYTES_MOST)
+    return bytes;
+  lade_error_set(error, -EINVAL, "%s: struct_size is %zu: set it to sizeof the struct", what, bytes);
+  return 0;
+}
+
+int lade_struct_read(const char *what, const void *given, void *ret_own, size_t own_bytes, struct lade_error *error)
+{
+  size_t bytes = struct_bytes(what, given, error);
+  if (!bytes)
+    return -EINVAL;
+  for (size_t i = own_bytes; i < bytes; i++) {
+    if (((const char *)given)[i])
+      return lade_error_set(error, -EINVAL, "%s: asks for what this library, version %s, does not know: it was "
+                            "compiled against newer headers", what, lade_version());
+  }
+  memset(ret_own, 0, own_bytes);
+  memcpy(ret_own, given, LADE_MIN(bytes, own_bytes));
+  memcpy(ret_own, &own_bytes, sizeof(own_bytes));
+  return 0;
+}
+
+int lade_struct_fill(const char *what, void *ret_given, const void *own, size_t own_bytes, struct lade_error *error)
+{
+  size_t bytes = struct_bytes(what, ret_given, error);
+  if (!bytes)
+    return -EINVAL;
+  memset(ret_given, 0, bytes);
+  memcpy(ret_given, own, LADE_MIN(bytes, own_bytes));
+  memcpy(ret_given, &bytes, sizeof(bytes));
+  return 0;
 }
 
 int64_t lade_now_ns(void)

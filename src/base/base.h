@@ -70,6 +70,21 @@ int lade_size_parse(const char *text, uint64_t *ret_bytes);
 /* "24.0 MiB" into @text (at least 16 bytes); returns @text. */
 char *lade_size_format(uint64_t bytes, char *text, size_t text_bytes);
 
+/*
+ * Structs of the public interface that begin with a struct_size, which the caller set (lade/types.h).
+ *
+ * Read the caller's @given into @ret_own, this library's @own_bytes of it with zeros where the caller's ends.
+ * -EINVAL when struct_size is smaller than itself or the caller's tail has what this library does not know; @what
+ * names the struct in @error.
+ */
+int lade_struct_read(const char *what, const void *given, void *ret_own, size_t own_bytes, struct lade_error *error);
+
+/*
+ * Fill the caller's @ret_given from this library's @own: no more than the caller's struct_size, which stays, and
+ * zeros past what this library knows. -EINVAL when struct_size is smaller than itself.
+ */
+int lade_struct_fill(const char *what, void *ret_given, const void *own, size_t own_bytes, struct lade_error *error);
+
 /* Monotonic nanoseconds. */
 int64_t lade_now_ns(void);
 

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "alloc/pack.h"
+#include "lade/pack.h"
 #include "plan/build.h"
 
 static uint64_t space_align(enum lade_space space)

@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "alloc/pack.h"
+#include "lade/pack.h"
 #include "plan/walk.h"
 
 #define N_WALKS 4

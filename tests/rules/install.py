@@ -3,8 +3,8 @@
 """An installed Lade is usable: headers, library and lade.pc are enough to build every example.
 
 Installs into an empty folder, asks pkg-config as a user's build would, builds each file of
-examples/ with `cc x.c $(pkg-config --cflags --libs lade)`, and runs a small program against the
-installed shared library.
+examples/ with `cc x.c $(pkg-config --cflags --libs lade)`, and runs each against the installed
+shared library, looking at what it prints. The library, lade.pc and the command are of one version.
 
 Usage: install.py BUILD-FOLDER CC...
 """
@@ -19,12 +19,19 @@ import tree
 
 SMALL = """
 #include <lade/types.h>
-#include <string.h>
+#include <stdio.h>
 int main(void)
 {
-  return strcmp(lade_dtype_name(LADE_BF16), "bf16") != 0;
+  printf("%s", lade_version());
+  return 0;
 }
 """
+
+# How the examples are run: arguments, exit code, and what the output must match. TEXT is a file of English.
+RUNS = {
+    "examples/pack.c": [([], 0, r"one after another \d+ KiB; packed \d+ KiB, which is optimal")],
+    "examples/types.c": [([], 0, r"bf16 +2 bytes")],
+}
 
 
 def run(command, **more):
@@ -35,17 +42,45 @@ def run(command, **more):
     return result.stdout
 
 
-def flags_get(pc):
+def pkg_config(pc, *arguments):
     """What pkg-config gives for an installation that was moved as a whole, as DESTDIR moves it."""
     destination = pc[:pc.index(prefix_get(pc))] + prefix_get(pc)
     environment = dict(os.environ, PKG_CONFIG_PATH=os.path.dirname(pc))
     command = [os.environ.get("PKG_CONFIG", "pkg-config"), "--define-variable=prefix=" + destination]
-    return run(command + ["--cflags", "--libs", "lade"], env=environment).split()
+    return run(command + list(arguments) + ["lade"], env=environment).split()
 
 
 def prefix_get(pc):
     with open(pc, encoding="utf-8") as file:
         return re.search(r"^prefix=(.*)$", file.read(), re.MULTILINE).group(1)
+
+
+def example_run(program, library, source, folder):
+    """The problems of one example's runs."""
+    problems = []
+    text = os.path.join(tree.ROOT, "LICENSE")
+    environment = dict(os.environ, LD_LIBRARY_PATH=library)
+    for arguments, code, pattern in RUNS.get(source, []):
+        command = [program] + [text if argument == "TEXT" else argument for argument in arguments]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
+        output = result.stdout + result.stderr
+        if result.returncode != code or not re.search(pattern, output):
+            problems.append(f"{source} {' '.join(arguments)}: exit {result.returncode}, expected {code} and "
+                            f"/{pattern}/ in:\n{output}")
+    return problems if source in RUNS else [f"{source}: has no line in RUNS of tests/rules/install.py"]
+
+
+def versions_check(pc, folder, compiler, flags, command):
+    """Headers, library, lade.pc and the command agree."""
+    small = os.path.join(folder, "small.c")
+    with open(small, "w", encoding="utf-8") as file:
+        file.write(SMALL)
+    run(compiler + [small, "-o", small[:-2]] + flags)
+    version = run([small[:-2]], env=dict(os.environ, LD_LIBRARY_PATH=os.path.dirname(os.path.dirname(pc))))
+    stated = pkg_config(pc, "--modversion")[0]
+    said = run([command, "--version"])
+    return [] if version == stated and said == f"lade {stated}\n" else [
+        f"lade.pc is of version {stated}, the library of {version}, the command says {said}"]
 
 
 def main(build, compiler):
@@ -56,22 +91,16 @@ def main(build, compiler):
         run(["meson", "install", "-C", build, "--no-rebuild", "--quiet", "--destdir", folder])
         installed = [os.path.join(where, name) for where, _, names in os.walk(folder) for name in names]
         pc = next(path for path in installed if path.endswith("/pkgconfig/lade.pc"))
-        flags = flags_get(pc)
-        small = os.path.join(folder, "small.c")
-        with open(small, "w", encoding="utf-8") as file:
-            file.write(SMALL)
-        examples = [os.path.join(tree.ROOT, path) for path in tree.files()
-                    if path.startswith("examples/") and path.endswith(".c")]
-        for source in [small] + examples:
-            run(compiler + ["-Wall", "-Wextra", "-Werror", source, "-o", os.path.join(folder, "a.out")] + flags)
-            if source == small:
-                run([os.path.join(folder, "a.out")],
-                    env=dict(os.environ, LD_LIBRARY_PATH=os.path.dirname(os.path.dirname(pc))))
         command = next(path for path in installed if path.endswith("/bin/lade"))
-        assert run([command, "--version"]).startswith("lade ")
+        flags = pkg_config(pc, "--cflags", "--libs")
+        problems = versions_check(pc, folder, compiler, flags, command)
+        program = os.path.join(folder, "a.out")
+        for source in (path for path in tree.files() if path.startswith("examples/") and path.endswith(".c")):
+            run(compiler + ["-Wall", "-Wextra", "-Werror", os.path.join(tree.ROOT, source), "-o", program] + flags)
+            problems += example_run(program, os.path.dirname(os.path.dirname(pc)), source, folder)
         public = {path for path in tree.files() if path.startswith("include/lade/")}
         missing = {path for path in public if not any(have.endswith("/" + path) for have in installed)}
-        tree.report([f"{path} is not installed" for path in sorted(missing)])
+        tree.report(problems + [f"{path} is not installed" for path in sorted(missing)])
 
 
 main(sys.argv[1], sys.argv[2:])

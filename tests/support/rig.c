@@ -8,7 +8,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include "alloc/pack.h"
+#include "lade/pack.h"
 #include "base/base.h"
 #include "base/cpu.h"
 #include "base/philox.h"

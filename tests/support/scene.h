@@ -7,8 +7,8 @@
 #ifndef SCENE_H
 #define SCENE_H
 
-#include "alloc/pack.h"
 #include "base/base.h"
+#include "lade/pack.h"
 #include "plan/build.h"
 
 /* Where values wait. RECOMPUTE makes about half of the activations again; MIXED draws for each tensor. */

@@ -99,6 +99,54 @@ static void cpu_count_is_positive_and_memory_known(void **state)
   assert_true(lade_cpu_memory_bytes() > 0);
 }
 
+struct grown {
+  size_t struct_size;
+  int64_t old, newer;
+};
+
+static void struct_of_an_older_program_reads_as_defaults_and_keeps_its_end(void **state)
+{
+  struct grown older = {.struct_size = offsetof(struct grown, newer), .old = 5, .newer = 77}, own = {.newer = 1};
+  assert_int_equal(lade_struct_read("grown", &older, &own, sizeof(own), NULL), 0);
+  assert_int_equal(own.struct_size, sizeof(own));
+  assert_int_equal(own.old, 5);
+  assert_int_equal(own.newer, 0);
+  own = (struct grown){.old = 6, .newer = 7};
+  assert_int_equal(lade_struct_fill("grown", &older, &own, sizeof(own), NULL), 0);
+  assert_int_equal(older.struct_size, offsetof(struct grown, newer));
+  assert_int_equal(older.old, 6);
+  assert_int_equal(older.newer, 77);
+}
+
+static void struct_of_a_newer_program_is_taken_while_its_tail_is_zero(void **state)
+{
+  struct grown newer = {.struct_size = sizeof(newer), .old = 5};
+  struct grown own = {.old = 1};
+  const size_t own_bytes = offsetof(struct grown, newer);
+  struct lade_error error = {0};
+  assert_int_equal(lade_struct_read("grown", &newer, &own, own_bytes, &error), 0);
+  assert_int_equal(own.old, 5);
+  newer.newer = 1;
+  own.old = 2;
+  assert_int_equal(lade_struct_read("grown", &newer, &own, own_bytes, &error), -EINVAL);
+  assert_non_null(strstr(error.text, "newer headers"));
+  assert_int_equal(own.old, 2);
+  assert_int_equal(lade_struct_fill("grown", &newer, &own, own_bytes, &error), 0);
+  assert_int_equal(newer.old, 2);
+  assert_int_equal(newer.newer, 0);
+}
+
+static void struct_whose_size_was_not_set_is_refused(void **state)
+{
+  struct grown given = {.old = 5}, own = {.old = 1};
+  struct lade_error error = {0};
+  assert_int_equal(lade_struct_read("grown", &given, &own, sizeof(own), &error), -EINVAL);
+  assert_non_null(strstr(error.text, "struct_size"));
+  given.struct_size = SIZE_MAX;
+  assert_int_equal(lade_struct_fill("grown", &given, &own, sizeof(own), &error), -EINVAL);
+  assert_int_equal(given.old, 5);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -109,6 +157,9 @@ int main(void)
       cmocka_unit_test(f16_survives_a_round_trip),
       cmocka_unit_test(master_split_loses_no_bit),
       cmocka_unit_test(philox_gives_the_published_words),
+      cmocka_unit_test(struct_of_an_older_program_reads_as_defaults_and_keeps_its_end),
+      cmocka_unit_test(struct_of_a_newer_program_is_taken_while_its_tail_is_zero),
+      cmocka_unit_test(struct_whose_size_was_not_set_is_refused),
       cmocka_unit_test(cpu_count_is_positive_and_memory_known),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

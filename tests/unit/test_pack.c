@@ -15,9 +15,9 @@
 
 #include <cmocka.h>
 
-#include "alloc/pack.h"
 #include "base/base.h"
 #include "base/philox.h"
+#include "lade/pack.h"
 
 #define ITEMS_MAX 60000
 

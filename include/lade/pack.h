@@ -1,22 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The offline packer: offsets for buffers whose lifetimes are known ahead, with the smallest peak that it finds.
+ * lade/pack.h - the offline packer: offsets for buffers whose lifetimes are known ahead, with the smallest peak
+ * that it finds.
  *
  * An item is a rectangle that may only move up and down: its lifetime [lower, upper) is given, its offset is
  * asked for. Two items that are ever live together may not share a byte. The problem is NP-hard; the packer
  * states what it reached beside a bound below which no packing can go, and whether the two meet.
  *
- * The program builder calls it hundreds of times inside a search, so the first pass is fast (about a
- * millisecond for a thousand items) and a packer object keeps its memory between calls. Without a time limit
- * the answer is a pure function of items and parameters.
+ * It is made to be called hundreds of times inside a search: the first pass is fast (about a millisecond for a
+ * thousand items), and a packer object keeps its memory between calls. Without a time limit the answer is a pure
+ * function of items and parameters, whatever the machine.
+ *
+ * No function keeps a pointer that it was given, and none prints.
  */
 #ifndef LADE_PACK_H
 #define LADE_PACK_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "lade/types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 struct lade_pack_item {
   int32_t lower, upper; /* live in [lower, upper), any unit of time; lower < upper */
@@ -26,7 +34,7 @@ struct lade_pack_item {
 };
 
 struct lade_pack_params {
-  size_t struct_size;
+  size_t struct_size;    /* sizeof(struct lade_pack_params); a tail of zeros means defaults */
   int64_t time_limit_ns; /* stop searching after this much time; 0: time is never looked at */
   uint64_t work_limit;   /* stop after about this many elementary steps (~1 ns each); 0: the fast pass
                             alone, or no limit of work when there is a time limit */
@@ -42,36 +50,40 @@ struct lade_pack_result {
 /* Scratch memory of one caller, kept between calls. One thread at a time. */
 typedef struct lade_packer lade_packer;
 
-/* -ENOMEM. The caller destroys it. */
-int lade_packer_create(lade_packer **ret_packer);
-/* NULL is allowed. */
-void lade_packer_destroy(lade_packer *packer);
+/* Make a packer, which the caller destroys. -ENOMEM. Any thread. Never blocks. */
+LADE_API int lade_packer_create(lade_packer **ret_packer);
+
+/* Give its memory back; NULL is allowed. Any thread, when no call is under way. */
+LADE_API void lade_packer_destroy(lade_packer *packer);
 
 /*
  * Pack @n_items into @ret_offsets (one per item) and describe the result. @params may be NULL: the fast pass.
  * No items is a peak of 0. Fixed items keep their offset. -EINVAL for a lifetime that is empty, a size of 0,
- * an alignment that is no power of two, a fixed offset that is not aligned, or two fixed items that overlap;
- * -EOVERFLOW when the sizes sum past 2^62; -ENOMEM. @error (may be NULL) names the item by its index. Blocks
- * for the time that @params allows; the fast pass is near-linear, and for the search the limit is looked at
- * every few thousand steps.
+ * an alignment that is no power of two, a fixed offset that is not aligned, or two fixed items that overlap,
+ * or of parameters that a newer header made; -EOVERFLOW when the sizes sum past 2^62; -ENOMEM. @error (may be NULL)
+ * names the item by its index. Blocks for the time that @params allows; the fast pass is near-linear, and
+ * for the search the limit is looked at every few thousand steps.
  */
-int lade_packer_pack(lade_packer *packer, const struct lade_pack_item *items, int n_items,
-                     const struct lade_pack_params *params, uint64_t *ret_offsets,
-                     struct lade_pack_result *ret_result, struct lade_error *error);
+LADE_API int lade_packer_pack(lade_packer *packer, const struct lade_pack_item *items, int n_items,
+                              const struct lade_pack_params *params, uint64_t *ret_offsets,
+                              struct lade_pack_result *ret_result, struct lade_error *error);
 
 /* The same with scratch of its own. Any thread. */
-int lade_pack(const struct lade_pack_item *items, int n_items, const struct lade_pack_params *params,
-              uint64_t *ret_offsets, struct lade_pack_result *ret_result, struct lade_error *error);
+LADE_API int lade_pack(const struct lade_pack_item *items, int n_items, const struct lade_pack_params *params,
+                       uint64_t *ret_offsets, struct lade_pack_result *ret_result, struct lade_error *error);
 
 /*
  * Check an answer with code that shares nothing with the packer: no two live ranges overlap, each offset is
  * aligned, fixed ones are kept, and the highest end is exactly @peak_bytes. 0, -EBADMSG with the first
  * fault in @error, -EINVAL for items that are none, -ENOMEM. O(n log n). Any thread.
  */
-int lade_pack_check(const struct lade_pack_item *items, int n_items, const uint64_t *offsets, uint64_t peak_bytes,
-                    struct lade_error *error);
+LADE_API int lade_pack_check(const struct lade_pack_item *items, int n_items, const uint64_t *offsets,
+                             uint64_t peak_bytes, struct lade_error *error);
 
 /* Most bytes live at one time: a lower bound of every peak. 0, -EINVAL, -EOVERFLOW or -ENOMEM. Any thread. */
-int lade_pack_live_peak(const struct lade_pack_item *items, int n_items, uint64_t *ret_bytes);
+LADE_API int lade_pack_live_peak(const struct lade_pack_item *items, int n_items, uint64_t *ret_bytes);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

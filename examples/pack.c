@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Gives addresses to the buffers of a small training step, so that those that are live together do not overlap and
+ * the arena is as small as can be. Forward makes one activation per layer that waits for the backward pass; each
+ * layer also needs a scratch buffer in both passes. Time counts layers: forward up, backward down.
+ *
+ *   cc pack.c $(pkg-config --cflags --libs lade) && ./a.out
+ */
+#include <lade/pack.h>
+#include <stdio.h>
+
+#define LAYERS 6
+#define N_ITEMS (3 * LAYERS)
+#define KIB 1024u
+
+static int items_make(struct lade_pack_item *items)
+{
+  int n = 0;
+  for (int layer = 0; layer < LAYERS; layer++) {
+    int forward = layer, backward = 2 * LAYERS - 1 - layer;
+    uint64_t saved = (uint64_t)(64 + 16 * layer) * KIB, scratch = (uint64_t)(256 - 24 * layer) * KIB;
+    items[n++] = (struct lade_pack_item){forward, backward + 1, saved, 4096, -1};
+    items[n++] = (struct lade_pack_item){forward, forward + 1, scratch, 4096, -1};
+    items[n++] = (struct lade_pack_item){backward, backward + 1, 2 * scratch, 4096, -1};
+  }
+  return n;
+}
+
+int main(void)
+{
+  struct lade_pack_item items[N_ITEMS];
+  uint64_t offsets[N_ITEMS], together = 0;
+  struct lade_pack_result result;
+  struct lade_error error = {0};
+  struct lade_pack_params params = {.struct_size = sizeof(params), .work_limit = 10 * 1000 * 1000};
+  int n = items_make(items);
+  if (lade_pack(items, n, &params, offsets, &result, &error)
+      || lade_pack_check(items, n, offsets, result.peak_bytes, &error)) {
+    fprintf(stderr, "%s\n", error.text);
+    return 1;
+  }
+  printf("live      KiB   at offset\n");
+  for (int i = 0; i < n; i++) {
+    printf("%2d..%-2d  %5llu  %10llu\n", items[i].lower, items[i].upper, (unsigned long long)(items[i].bytes / KIB),
+           (unsigned long long)offsets[i]);
+    together += items[i].bytes;
+  }
+  printf("one after another %llu KiB; packed %llu KiB, %s\n", (unsigned long long)(together / KIB),
+         (unsigned long long)(result.peak_bytes / KIB),
+         result.is_optimal ? "which is optimal" : "which may not be the least");
+  return 0;
+}
