@@ -26,11 +26,6 @@
 
 /* ---- pushing ---- */
 
-static int tensor_capacity(const struct lade_build *build)
-{
-  return (int)(build->graph->model.layers + 2) * TENSORS_PER_UNIT;
-}
-
 static uint64_t tensor_bytes(const struct lade_tensor *tensor)
 {
   uint64_t bytes = lade_dtype_bytes(tensor->dtype);
@@ -57,7 +52,7 @@ int lade_build_tensor(struct lade_build *build, enum lade_tensor_kind kind, enum
                       const int64_t *dims, const char *name)
 {
   struct lade_graph *graph = build->graph;
-  LADE_ASSERT(graph->n_tensors < tensor_capacity(build));
+  LADE_ASSERT(graph->n_tensors < (graph->model.layers + 2) * TENSORS_PER_UNIT);
   struct lade_tensor *tensor = &graph->tensors[graph->n_tensors];
   *tensor = (struct lade_tensor){
       .kind = kind, .dtype = dtype, .n_dims = n_dims, .unit = build->unit, .producer = -1, .param = -1};

@@ -17,7 +17,7 @@
 
 static uint64_t padded(uint64_t bytes)
 {
-  return lade_align_up(LADE_MAX(bytes, 1), LADE_BUFFER_ALIGN);
+  return plan_buffer_bytes(LADE_DEVICE, bytes);
 }
 
 static bool is_input_repeated(const struct lade_op *op, int i)

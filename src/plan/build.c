@@ -54,7 +54,7 @@ static int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_o
 {
   struct lade_buffer buffer = {
       .space = space, .owner = owner, .first = INT32_MAX, .last = -1, .is_resident = is_resident};
-  buffer.bytes = lade_align_up(LADE_MAX(bytes, 1), space == LADE_STORE ? LADE_STORE_ALIGN : LADE_BUFFER_ALIGN);
+  buffer.bytes = plan_buffer_bytes(space, bytes);
   if (!LADE_PUSH(&b->buffers, buffer)) {
     b->status = -ENOMEM;
     return 0;
@@ -173,8 +173,9 @@ static void residents_make(struct builder *b)
   const int shared[] = {b->graph->tokens, b->graph->targets, b->graph->loss};
   for (int m = 0; m < b->params->n_microbatches; m++) {
     for (size_t i = 0; i < LADE_COUNT(shared); i++) {
+      int value = plan_value_number(b->graph, shared[i], m);
       uint64_t bytes = b->graph->tensors[shared[i]].bytes;
-      b->elsewhere[plan_value_number(b->graph, shared[i], m)] = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, bytes, true);
+      b->elsewhere[value] = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, bytes, true);
     }
   }
 }
@@ -269,7 +270,7 @@ static int32_t alias_buffer(struct builder *b, int pos, int i)
   if (dying->last_pos != pos || dying->leave_slot >= 0)
     return -1;
   int32_t taken = b->on_device[from];
-  uint64_t needed = lade_align_up(b->graph->tensors[op->out[i]].bytes, LADE_BUFFER_ALIGN);
+  uint64_t needed = plan_buffer_bytes(LADE_DEVICE, b->graph->tensors[op->out[i]].bytes);
   return needed <= b->buffers.items[taken].bytes ? taken : -1;
 }
 
@@ -312,8 +313,8 @@ static void norm_emit(struct builder *b, int param, int pos)
   instr->param = param;
   instr->microbatch = b->steps[pos].microbatch;
   instr->predicted_ns = b->params->prices->norm_ns[param];
-  operand_read(b, LADE_ROLE_SRC, value_buffer(b, plan_value_number(b->graph, grad, 0), pos), value_now(b, grad), what->bytes);
-  struct lade_value partials = {lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS), 0, (int16_t)0};
+  operand_read(b, LADE_ROLE_SRC, value_buffer(b, grad, pos), value_now(b, grad), what->bytes);
+  struct lade_value partials = {lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS), 0, 0};
   operand_add(b, LADE_ROLE_DST, b->partials, LADE_MAKES, (struct lade_value){-1, 0, 0}, partials,
               (uint64_t)first * sizeof(double), (uint64_t)(end - first) * sizeof(double));
 }
@@ -481,6 +482,7 @@ static int program_emit_all(const struct lade_build_params *params, const struct
                             const struct plan_lives *lives, struct lade_program *program)
 {
   struct builder b = {.params = params, .graph = params->graph, .steps = steps, .n_steps = n_steps, .lives = lives};
+  LADE_ASSERT(params->n_microbatches > 0 && params->n_microbatches <= LADE_MICROBATCHES_MAX);
   b.status = builder_init(&b);
   if (!b.status)
     program_emit(&b);

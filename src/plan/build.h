@@ -100,6 +100,16 @@ void plan_lives_finish(struct plan_lives *lives);
 /* The first instruction at which most bytes of @space are live, and how many. -ENOMEM. */
 int plan_peak_find(const struct lade_program *program, enum lade_space space, int *ret_at, uint64_t *ret_bytes);
 
+/* A buffer's bytes: whole granules of its space, and at least one. */
+static inline uint64_t plan_space_align(enum lade_space space)
+{
+  return space == LADE_STORE ? LADE_STORE_ALIGN : LADE_BUFFER_ALIGN;
+}
+static inline uint64_t plan_buffer_bytes(enum lade_space space, uint64_t bytes)
+{
+  return lade_align_up(LADE_MAX(bytes, 1), plan_space_align(space));
+}
+
 /* Values are numbered by microbatch, then tensor; those that all microbatches share count with the first. */
 static inline int plan_value_number(const struct lade_graph *graph, int tensor, int microbatch)
 {

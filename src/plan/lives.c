@@ -233,7 +233,7 @@ static int pos_at(const struct builder *b, int lo, int64_t ns)
 
 static uint64_t value_bytes(const struct builder *b, int value)
 {
-  return lade_align_up(b->graph->tensors[value % b->graph->n_tensors].bytes, LADE_BUFFER_ALIGN);
+  return plan_buffer_bytes(LADE_DEVICE, b->graph->tensors[value % b->graph->n_tensors].bytes);
 }
 
 static int64_t held_ns(const struct builder *b, enum lade_space from, enum lade_space to, int value)
@@ -250,10 +250,10 @@ static uint64_t resident_bytes(const struct builder *b)
   for (int param = 0; param < b->graph->n_params; param++) {
     if (b->params->residency->homes[param] != LADE_HOME_DEVICE)
       continue;
-    bytes += lade_align_up(lade_value_bytes(b->graph, b->graph->params[param].tensor), LADE_BUFFER_ALIGN);
+    bytes += plan_buffer_bytes(LADE_DEVICE, lade_value_bytes(b->graph, b->graph->params[param].tensor));
     for (int part = 0; part < LADE_N_PARTS; part++) {
       int tensor = lade_value_part(b->graph, param, (enum lade_part)part);
-      bytes += tensor < 0 ? 0 : lade_align_up(lade_value_bytes(b->graph, tensor), LADE_BUFFER_ALIGN);
+      bytes += tensor < 0 ? 0 : plan_buffer_bytes(LADE_DEVICE, lade_value_bytes(b->graph, tensor));
     }
   }
   return bytes;
@@ -407,6 +407,7 @@ int plan_lives_create(const struct lade_build_params *params, const struct plan_
                       struct plan_lives *ret_lives)
 {
   struct builder b = {.params = params, .graph = params->graph, .steps = steps, .n_steps = n_steps};
+  LADE_ASSERT(params->graph->n_tensors <= INT32_MAX / params->n_microbatches);
   b.n_values = params->graph->n_tensors * params->n_microbatches;
   int status = uses_collect(&b);
   if (!status)

@@ -17,11 +17,6 @@
 #include "lade/pack.h"
 #include "plan/build.h"
 
-static uint64_t space_align(enum lade_space space)
-{
-  return space == LADE_STORE ? LADE_STORE_ALIGN : LADE_BUFFER_ALIGN;
-}
-
 static int items_fill(const struct lade_build_params *params, const struct lade_program *program,
                       enum lade_space space, struct lade_pack_item *items)
 {
@@ -33,7 +28,7 @@ static int items_fill(const struct lade_build_params *params, const struct lade_
     bool is_fixed = params->residents && buffer->is_resident;
     LADE_ASSERT(!is_fixed || params->residents->buffers[i].bytes == buffer->bytes);
     items[n++] = (struct lade_pack_item){
-        .lower = buffer->first, .upper = buffer->last + 1, .bytes = buffer->bytes, .align = space_align(space),
+        .lower = buffer->first, .upper = buffer->last + 1, .bytes = buffer->bytes, .align = plan_space_align(space),
         .fixed = is_fixed ? (int64_t)params->residents->buffers[i].offset : -1};
   }
   return n;

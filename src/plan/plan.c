@@ -128,11 +128,6 @@ static void pins_apply(lade_planner *planner)
   }
 }
 
-static uint64_t padded(uint64_t bytes)
-{
-  return lade_align_up(LADE_MAX(bytes, 1), LADE_BUFFER_ALIGN);
-}
-
 /* ---- states ---- */
 
 static int state_residency(const lade_planner *planner, int walk, int state, uint64_t prefetch_bytes,
@@ -152,9 +147,11 @@ static int state_residency(const lade_planner *planner, int walk, int state, uin
 static uint64_t host_budget(const struct lade_plan_params *params)
 {
   const struct lade_graph *graph = params->graph;
-  uint64_t each = padded(graph->tensors[graph->tokens].bytes) + padded(graph->tensors[graph->targets].bytes) +
-                  padded(graph->tensors[graph->loss].bytes);
-  uint64_t bytes = (uint64_t)params->n_microbatches * each + padded(sizeof(struct lade_verdict));
+  uint64_t each = plan_buffer_bytes(LADE_HOST, graph->tensors[graph->tokens].bytes) +
+                  plan_buffer_bytes(LADE_HOST, graph->tensors[graph->targets].bytes) +
+                  plan_buffer_bytes(LADE_HOST, graph->tensors[graph->loss].bytes);
+  uint64_t bytes = (uint64_t)params->n_microbatches * each +
+                   plan_buffer_bytes(LADE_HOST, sizeof(struct lade_verdict));
   return LADE_MAX(params->host_bytes, lade_align_up(bytes, params->chunk_bytes));
 }
 
@@ -185,7 +182,8 @@ static int plan_build(const lade_planner *planner, struct lade_residency *reside
     return -ENOMEM;
   }
   plan->residency = residency;
-  struct lade_build_params how = walk_build_params(&planner->params, residency, planner->packer);
+  struct lade_build_params how = walk_build_params(&planner->params, residency);
+  how.packer = planner->packer;
   how.pack_work_limit = pack_work;
   int status = lade_program_build(&how, &plan->train);
   if (!status && (plan->train->predicted_ns >= worst_ns || !is_near(plan->train, device_bytes))) {
@@ -464,7 +462,7 @@ static int walks_make(lade_planner *planner)
       break; /* nothing but recompute to choose from; or each walk takes long */
     planner->tariff.exposed_fraction = kinds[i].exposed_fraction;
     int allowed = kinds[i].allowed | (is_tight && !is_large(planner) ? WALK_REPEAT : 0);
-    status = walk_make(&planner->params, planner->start, planner->is_pinned, planner->solver, planner->packer, allowed,
+    status = walk_make(&planner->params, planner->start, planner->is_pinned, planner->solver, allowed,
                        &planner->walks[planner->n_walks]);
     if (!status)
       planner->n_walks++;
@@ -475,6 +473,9 @@ static int walks_make(lade_planner *planner)
 int lade_planner_create(const struct lade_plan_params *params, struct lade_error *error, lade_planner **ret_planner)
 {
   const struct lade_prices *prices = params->prices;
+  if (params->n_microbatches < 1 || params->n_microbatches > LADE_MICROBATCHES_MAX)
+    return lade_error_set(error, -EINVAL, "%d microbatches in a step: there may be 1 to %d; raise --micro-batch",
+                          params->n_microbatches, LADE_MICROBATCHES_MAX);
   lade_planner *planner = calloc(1, sizeof(*planner));
   if (!planner)
     return lade_error_set(error, -ENOMEM, "planning ran out of memory");

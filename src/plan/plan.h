@@ -46,7 +46,7 @@ struct lade_plan {
 
 typedef struct lade_planner lade_planner;
 
-/* Walk. -ENOMEM. */
+/* Walk: most of the planning. -ENOMEM; -EINVAL past LADE_MICROBATCHES_MAX. Destroy takes NULL. */
 int lade_planner_create(const struct lade_plan_params *params, struct lade_error *error, lade_planner **ret_planner);
 void lade_planner_destroy(lade_planner *planner);
 
@@ -57,6 +57,7 @@ struct lade_plan_bounds {
   uint64_t lower_bound_bytes;   /* smaller is impossible: see bound.c */
   int n_states;                 /* length of the walk */
 };
+/* What the first call finds is kept. -ENOMEM. */
 int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_bounds);
 
 /*

@@ -59,6 +59,9 @@ enum lade_instr_kind {
 enum lade_part { LADE_PART_RESIDUAL, LADE_PART_M, LADE_PART_V, LADE_N_PARTS };
 enum lade_scalar { LADE_SCALAR_PARTIALS, LADE_SCALAR_VERDICT, LADE_N_SCALARS };
 
+/* Versions have 16 bits, and no parameter is added to more than four times in a microbatch. */
+#define LADE_MICROBATCHES_MAX 8191
+
 struct lade_value {
   int32_t tensor; /* -1: scratch, holds nothing between instructions */
   int16_t microbatch; /* 0 for what is shared by microbatches */

@@ -4,8 +4,9 @@
  * dropped is made again by running the op that made it, which may need its own inputs made again first: a
  * depth-first walk over producers, so each chain is as short as the kept values allow and comes as late as
  * possible, when its memory is needed anyway. A value made again stays until its last use in this microbatch,
- * unless its choice is to be dropped after each backward op. The walk ends because the graph is acyclic and a step
- * is emitted at most once per value and microbatch: O(ops + uses).
+ * unless its choice is to be dropped after each backward op. The walk ends because the graph is acyclic;
+ * an op is run again at most once per microbatch, or per backward op where its values are dropped each time:
+ * O(ops + uses) then holds per backward op.
  */
 #include <errno.h>
 #include <stdlib.h>

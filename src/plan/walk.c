@@ -43,7 +43,6 @@ struct walker {
   const struct lade_graph *graph;
   const bool *is_pinned; /* by tensor, then by parameter */
   lade_solver *solver;
-  struct lade_packer *packer;
   int allowed;
   struct lade_residency *residency;
   struct lade_program *program;
@@ -66,12 +65,12 @@ struct best {
 };
 
 struct lade_build_params walk_build_params(const struct lade_plan_params *params,
-                                           const struct lade_residency *residency, struct lade_packer *packer)
+                                           const struct lade_residency *residency)
 {
   return (struct lade_build_params){
       .graph = params->graph, .residency = residency, .prices = params->prices,
       .n_microbatches = params->n_microbatches, .is_training = true, .is_unified = params->is_unified,
-      .chunk_bytes = params->chunk_bytes, .packer = packer};
+      .chunk_bytes = params->chunk_bytes};
 }
 
 /* ---- the peak ---- */
@@ -249,17 +248,15 @@ static bool tier_holds(struct walker *w, const struct lade_change *change, int n
   return bytes <= tier_room(w, space);
 }
 
-static int change_consider(struct walker *w, struct lade_change change, uint64_t freed_bytes,
-                           const struct lade_load *base, struct best *best)
+/* Compare @change, which would take @freed_bytes out of the peak, with the best so far. */
+static void change_consider(struct walker *w, struct lade_change change, uint64_t freed_bytes,
+                            const struct lade_load *base, struct best *best)
 {
   int n_members = members_pick(w, &change);
   if (n_members == 0 || !tier_holds(w, &change, n_members))
-    return 0;
+    return;
   change.id = w->peak_members[0];
-  struct lade_load added, sum = *base;
-  int status = lade_solver_price(w->solver, w->residency, &change, &added);
-  if (status)
-    return status;
+  struct lade_load added = lade_solver_price(w->solver, w->residency, &change), sum = *base;
   int n_priced = change.kind == LADE_CHANGE_SPILL ? n_members : 1; /* of which one is at the peak */
   sum.compute_ns += n_priced * added.compute_ns;
   sum.to_host_ns += n_priced * added.to_host_ns;
@@ -267,65 +264,59 @@ static int change_consider(struct walker *w, struct lade_change change, uint64_t
   sum.io_ns += n_priced * added.io_ns;
   sum.host_ns += n_priced * added.host_ns;
   if (change.to == LADE_WAIT_RECOMPUTE && change.kind != LADE_CHANGE_HOME && sum.compute_ns > w->most_ns)
-    return 0;
+    return;
   double score = (lade_load_ns(w->solver, &sum) - lade_load_ns(w->solver, base)) / (double)LADE_MAX(freed_bytes, 1);
   if (!best->is_found || score < best->score)
     *best = (struct best){change, score, true};
-  return 0;
 }
 
-static int tiers_consider(struct walker *w, struct lade_change change, uint64_t bytes, const struct lade_load *base,
-                          struct best *best)
+static void tiers_consider(struct walker *w, struct lade_change change, uint64_t bytes, const struct lade_load *base,
+                           struct best *best)
 {
   bool is_home = change.kind == LADE_CHANGE_HOME;
-  int status = 0;
   if (w->params->host_bytes) {
     change.to = is_home ? LADE_HOME_HOST : LADE_WAIT_HOST;
-    status = change_consider(w, change, bytes, base, best);
+    change_consider(w, change, bytes, base, best);
   }
-  if (!status && w->params->store_bytes) {
+  if (w->params->store_bytes) {
     change.to = is_home ? LADE_HOME_STORE : LADE_WAIT_STORE;
-    status = change_consider(w, change, bytes, base, best);
+    change_consider(w, change, bytes, base, best);
   }
-  return status;
 }
 
-static int tensor_consider(struct walker *w, int tensor, const struct lade_load *base, struct best *best)
+/* An activation, or a gradient whose parameter has left: its saved gap first, then its other gaps. */
+static void value_consider(struct walker *w, int tensor, const struct lade_load *base, struct best *best)
 {
   const struct lade_tensor *what = &w->graph->tensors[tensor];
-  uint64_t bytes = w->peak_bytes[tensor];
-  int param = what->param;
-  if (param >= 0 && w->residency->homes[param] == LADE_HOME_DEVICE) {
-    struct lade_change home = {LADE_CHANGE_HOME, 0, param};
-    uint64_t freed_bytes = param_bytes(w, param) + (what->kind == LADE_TENSOR_GRAD ? bytes : 0);
-    int status = tiers_consider(w, home, freed_bytes, base, best);
-    if (status || what->kind == LADE_TENSOR_PARAM)
-      return status;
-  }
-  struct lade_choice choice = w->residency->choices[tensor];
-  struct lade_change change = {LADE_CHANGE_SAVED, 0, tensor};
-  bool is_activation = what->kind == LADE_TENSOR_ACTIVATION;
-  bool is_forward = is_activation && !w->graph->ops[what->producer].is_backward;
+  const struct lade_choice choice = w->residency->choices[tensor];
+  const uint64_t bytes = w->peak_bytes[tensor];
+  bool is_forward = what->kind == LADE_TENSOR_ACTIVATION && !w->graph->ops[what->producer].is_backward;
   if (w->is_saved_gap[tensor] && choice.saved == LADE_WAIT_KEEP) {
-    int status = 0;
-    if (is_forward && (w->allowed & WALK_RECOMPUTE)) {
-      change.to = LADE_WAIT_RECOMPUTE;
-      status = change_consider(w, change, bytes, base, best);
-    }
-    if (!status && (!is_forward || (w->allowed & WALK_OFFLOAD)))
-      status = tiers_consider(w, change, bytes, base, best);
-    return status;
+    if (is_forward && (w->allowed & WALK_RECOMPUTE))
+      change_consider(w, (struct lade_change){LADE_CHANGE_SAVED, LADE_WAIT_RECOMPUTE, tensor}, bytes, base, best);
+    if (!is_forward || (w->allowed & WALK_OFFLOAD))
+      tiers_consider(w, (struct lade_change){LADE_CHANGE_SAVED, 0, tensor}, bytes, base, best);
+    return;
   }
   if (choice.spill != LADE_WAIT_KEEP)
-    return 0;
-  change.kind = LADE_CHANGE_SPILL;
-  if (is_forward && choice.saved == LADE_WAIT_RECOMPUTE && (w->allowed & WALK_REPEAT)) {
-    change.to = LADE_WAIT_RECOMPUTE;
-    int status = change_consider(w, change, bytes, base, best);
-    if (status)
-      return status;
+    return;
+  if (is_forward && choice.saved == LADE_WAIT_RECOMPUTE && (w->allowed & WALK_REPEAT))
+    change_consider(w, (struct lade_change){LADE_CHANGE_SPILL, LADE_WAIT_RECOMPUTE, tensor}, bytes, base, best);
+  tiers_consider(w, (struct lade_change){LADE_CHANGE_SPILL, 0, tensor}, bytes, base, best);
+}
+
+static void tensor_consider(struct walker *w, int tensor, const struct lade_load *base, struct best *best)
+{
+  const struct lade_tensor *what = &w->graph->tensors[tensor];
+  int param = what->param;
+  if (param >= 0 && w->residency->homes[param] == LADE_HOME_DEVICE) {
+    uint64_t freed_bytes =
+        param_bytes(w, param) + (what->kind == LADE_TENSOR_GRAD ? w->peak_bytes[tensor] : 0);
+    tiers_consider(w, (struct lade_change){LADE_CHANGE_HOME, 0, param}, freed_bytes, base, best);
+    if (what->kind == LADE_TENSOR_PARAM)
+      return; /* resident: there are no gaps to leave in */
   }
-  return tiers_consider(w, change, bytes, base, best);
+  value_consider(w, tensor, base, best);
 }
 
 /* Busy time per queue of the program as it is. */
@@ -338,7 +329,7 @@ static struct lade_load load_count(const struct lade_program *program)
                             ns[LADE_Q_HOST]};
 }
 
-static int best_find(struct walker *w, struct best *best)
+static void best_find(struct walker *w, struct best *best)
 {
   const struct lade_graph *graph = w->graph;
   struct lade_load base = load_count(w->program);
@@ -349,13 +340,9 @@ static int best_find(struct walker *w, struct best *best)
     bool is_seen = !w->peak_bytes[tensor];
     for (int i = 0; i < n && group[i] != tensor; i++)
       is_seen = is_seen || w->peak_bytes[group[i]]; /* an earlier member speaks for the group */
-    if (is_seen)
-      continue;
-    int status = tensor_consider(w, tensor, &base, best);
-    if (status)
-      return status;
+    if (!is_seen)
+      tensor_consider(w, tensor, &base, best);
   }
-  return 0;
 }
 
 static uint8_t change_current(const struct walker *w, const struct lade_change *change)
@@ -369,6 +356,7 @@ static uint8_t change_current(const struct walker *w, const struct lade_change *
 static int change_make(struct walker *w, struct lade_change change)
 {
   int n = members_pick(w, &change);
+  LADE_ASSERT(n > 0); /* it was considered with the same members, and a round without a change would never end */
   for (int i = 0; i < n; i++) {
     change.id = w->peak_members[i];
     w->undo[i] = change_current(w, &change);
@@ -376,7 +364,7 @@ static int change_make(struct walker *w, struct lade_change change)
     if (!LADE_PUSH(&w->walk->changes, change))
       return -ENOMEM;
   }
-  return n ? 0 : -ENOMEM;
+  return 0;
 }
 
 /* ---- rounds ---- */
@@ -443,7 +431,7 @@ static int state_push(struct walker *w)
 
 static int program_renew(struct walker *w)
 {
-  struct lade_build_params how = walk_build_params(w->params, w->residency, w->packer);
+  struct lade_build_params how = walk_build_params(w->params, w->residency);
   lade_program_destroy(w->program);
   w->program = NULL;
   int status = lade_program_emit(&how, &w->program);
@@ -476,17 +464,17 @@ static int round_run(struct walker *w, bool *ret_is_over)
   views_fill(w);
   memset(w->is_saved_gap, 0, (size_t)w->graph->n_tensors);
   idle_collect(w);
-  status = best_find(w, &best);
+  best_find(w, &best);
   *ret_is_over = !best.is_found;
-  return status || !best.is_found ? status : change_make(w, best.change);
+  return best.is_found ? change_make(w, best.change) : 0;
 }
 
 int walk_make(const struct lade_plan_params *params, const struct lade_residency *start, const bool *is_pinned,
-              lade_solver *solver, struct lade_packer *packer, int allowed, struct walk *ret_walk)
+              lade_solver *solver, int allowed, struct walk *ret_walk)
 {
   struct walk walk = {0};
   struct walker w = {.params = params, .graph = params->graph, .is_pinned = is_pinned, .solver = solver,
-                     .packer = packer, .allowed = allowed, .walk = &walk};
+                     .allowed = allowed, .walk = &walk};
   size_t n_values = (size_t)lade_value_count(params->graph);
   w.peak_bytes = calloc(n_values, sizeof(*w.peak_bytes));
   w.peak_members = calloc(n_values, sizeof(*w.peak_members));

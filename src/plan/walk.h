@@ -25,13 +25,14 @@ struct walk {
 
 /* Start from @start and make the cheapest change at the peak until none is left. -ENOMEM. */
 int walk_make(const struct lade_plan_params *params, const struct lade_residency *start, const bool *is_pinned,
-              lade_solver *solver, struct lade_packer *packer, int allowed, struct walk *ret_walk);
+              lade_solver *solver, int allowed, struct walk *ret_walk);
 void walk_finish(struct walk *walk);
 
 /* Device bytes below which no program for these parameters exists: bound.c says why. */
 uint64_t plan_lower_bound(const struct lade_plan_params *params);
 
+/* What builds the training program under @residency; the packer is left to who places it. */
 struct lade_build_params walk_build_params(const struct lade_plan_params *params,
-                                           const struct lade_residency *residency, struct lade_packer *packer);
+                                           const struct lade_residency *residency);
 
 #endif

@@ -135,7 +135,7 @@ double lade_load_ns(const lade_solver *s, const struct lade_load *load)
   return LADE_MAX(most, load->compute_ns + load->host_ns + copies / s->tariff->n_cores);
 }
 
-static void made(lade_solver *s, int op)
+static void op_run(lade_solver *s, int op)
 {
   for (int i = 0; i < s->graph->ops[op].n_out; i++) {
     if (s->graph->ops[op].out[i] >= 0)
@@ -154,13 +154,13 @@ static int producer_missing(const lade_solver *s, int op)
   return -1;
 }
 
-int lade_solver_recompute_ns(lade_solver *s, const struct lade_residency *residency, double *ret_ns)
+double lade_solver_recompute_ns(lade_solver *s, const struct lade_residency *residency)
 {
   const struct lade_graph *graph = s->graph;
   double ns = 0;
   memset(s->is_there, 0, (size_t)graph->n_tensors * sizeof(*s->is_there));
   for (int op = 0; op < graph->n_fwd_ops; op++)
-    made(s, op);
+    op_run(s, op);
   int n_dropped = 0;
   for (int i = 0; i < graph->n_tensors; i++) {
     if (residency->choices[i].saved != LADE_WAIT_RECOMPUTE)
@@ -179,15 +179,14 @@ int lade_solver_recompute_ns(lade_solver *s, const struct lade_residency *reside
         continue;
       }
       depth--;
-      made(s, s->stack[depth]);
+      op_run(s, s->stack[depth]);
       if (depth)
         ns += (double)s->tariff->op_ns[s->stack[depth]];
     }
     for (int i = 0; i < n_dropped; i++)
       s->is_there[s->dropped[i]] = false;
   }
-  *ret_ns = ns;
-  return 0;
+  return ns;
 }
 
 void lade_change_apply(const struct lade_change *change, struct lade_residency *residency)
@@ -241,34 +240,25 @@ static void home_price(const lade_solver *s, const struct lade_residency *reside
   added->compute_ns += s->tariff->exposed_fraction * (double)t->update_ns[change->to][change->id];
 }
 
-int lade_solver_price(lade_solver *s, const struct lade_residency *residency, const struct lade_change *change,
-                      struct lade_load *ret_added)
+struct lade_load lade_solver_price(lade_solver *s, struct lade_residency *residency, const struct lade_change *change)
 {
   struct lade_load added = {0};
   const double m = s->tariff->n_microbatches;
   if (change->kind == LADE_CHANGE_HOME) {
     home_price(s, residency, change, &added);
-    *ret_added = added;
-    return 0;
+    return added;
   }
   const struct lade_tensor *tensor = &s->graph->tensors[change->id];
   if (change->to != LADE_WAIT_RECOMPUTE) {
     bool is_clean = tensor->kind == LADE_TENSOR_PARAM || tensor->kind == LADE_TENSOR_TOKENS ||
                     tensor->kind == LADE_TENSOR_TARGETS;
     round_trip_add(s, change->to == LADE_WAIT_STORE, m * (double)tensor->bytes, !is_clean, true, &added);
-    *ret_added = added;
-    return 0;
+    return added;
   }
-  struct lade_choice *choice = &residency->choices[change->id], before = *choice;
-  double with = 0, without = 0;
-  int status = lade_solver_recompute_ns(s, residency, &without);
-  *(change->kind == LADE_CHANGE_SPILL ? &choice->spill : &choice->saved) = LADE_WAIT_RECOMPUTE;
-  if (!status)
-    status = lade_solver_recompute_ns(s, residency, &with);
-  *choice = before;
-  if (status)
-    return status;
-  added.compute_ns = m * (with - without);
-  *ret_added = added;
-  return 0;
+  const struct lade_choice before = residency->choices[change->id];
+  double without_ns = lade_solver_recompute_ns(s, residency);
+  lade_change_apply(change, residency);
+  added.compute_ns = m * (lade_solver_recompute_ns(s, residency) - without_ns);
+  residency->choices[change->id] = before;
+  return added;
 }

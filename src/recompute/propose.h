@@ -2,7 +2,7 @@
 /*
  * Proposals of the residency solver: which value to send away next, and what that would cost.
  *
- * The search (plan/search.c) builds a program, finds the instant at which most memory is live, and asks here for
+ * The search (plan/walk.c) builds a program, finds the instant at which most memory is live, and asks here for
  * the cheapest change that takes something out of it. Costs are differences of a simple estimate of the
  * step, the busiest of the queues after the change; the programs that result are simulated properly before
  * one is chosen.
@@ -42,7 +42,7 @@ struct lade_tariff {
 
 typedef struct lade_solver lade_solver;
 
-/* Group the graph's values. @tariff and @graph are borrowed. -ENOMEM. */
+/* Group the graph's values. @tariff and @graph are borrowed. -ENOMEM. One thread at a time; nothing blocks. */
 int lade_solver_create(const struct lade_graph *graph, const struct lade_tariff *tariff, lade_solver **ret_solver);
 void lade_solver_destroy(lade_solver *solver);
 
@@ -50,16 +50,16 @@ void lade_solver_destroy(lade_solver *solver);
 double lade_load_ns(const lade_solver *solver, const struct lade_load *load);
 
 /*
- * What @change would add to @load, given the choices so far. Recompute chains are counted exactly: by the ops
- * that are run again with and without the change. -ENOMEM.
+ * What @change would add to a step's load, given the choices so far. Recompute chains are counted exactly: by the ops
+ * that are run again with and without the change, so a choice of @residency is changed and put back meanwhile.
  */
-int lade_solver_price(lade_solver *solver, const struct lade_residency *residency, const struct lade_change *change,
-                      struct lade_load *ret_added);
+struct lade_load lade_solver_price(lade_solver *solver, struct lade_residency *residency,
+                                   const struct lade_change *change);
 
-/* Ops that are run again per microbatch under @residency, in ns. -ENOMEM leaves @ret_ns alone. */
-int lade_solver_recompute_ns(lade_solver *solver, const struct lade_residency *residency, double *ret_ns);
+/* Time of the ops that are run again per microbatch under @residency. */
+double lade_solver_recompute_ns(lade_solver *solver, const struct lade_residency *residency);
 
-/* The other members of the group of @id, ordered by unit. The array is the solver's. */
+/* The group of @id, itself included, ordered by unit. The array is the solver's. */
 const int32_t *lade_solver_group(const lade_solver *solver, enum lade_change_kind kind, int32_t id, int *ret_n);
 
 void lade_change_apply(const struct lade_change *change, struct lade_residency *residency);
