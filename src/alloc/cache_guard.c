@@ -8,8 +8,8 @@
  * was called, its guards are checked and it is filled with FREED. When it leaves, that pattern is checked: whoever
  * wrote to it meanwhile wrote to memory that was not his. Each finding names the block and both its places.
  *
- * Nothing is submitted to a queue for this, and a free never waits: a block whose queues are busy when it has to
- * leave leaves unchecked.
+ * Nothing is submitted to a queue for this, and nobody waits: a block whose queues are busy when it has to leave
+ * leaves unchecked, and memory that its queue is still using when the queue gets it again has no guards this time.
  *
  * A free of what is no live block is looked up in a ring of the last frees: found, it was freed twice.
  */
@@ -70,7 +70,7 @@ static void pattern_fill(const struct block *block, uint64_t from, uint64_t to, 
 void lade_cache_guard_fill(lade_cache *cache, struct block *block)
 {
   block->is_poisoned = false;
-  if (!cache->is_touchable)
+  if (!block->is_guarded)
     return;
   uint64_t end = GUARD_BYTES + block->requested_bytes;
   pattern_fill(block, 0, GUARD_BYTES, GUARD);
@@ -92,10 +92,10 @@ static bool block_is_quiet(lade_cache *cache, const struct block *block)
 static void block_poison(lade_cache *cache, struct block *block)
 {
   uint64_t end = GUARD_BYTES + block->requested_bytes, at = pattern_check(block, 0, GUARD_BYTES, GUARD);
-  if (at < GUARD_BYTES)
+  if (block->is_guarded && at < GUARD_BYTES)
     finding_add(cache, block, "something wrote before the block,", at);
   at = pattern_check(block, end, end + GUARD_BYTES, GUARD);
-  if (at < end + GUARD_BYTES)
+  if (block->is_guarded && at < end + GUARD_BYTES)
     finding_add(cache, block, "something wrote past the end,", at);
   pattern_fill(block, 0, end + GUARD_BYTES, FREED);
   block->is_poisoned = true;

@@ -42,6 +42,7 @@ struct block {
   const char *place;   /* of the allocation */
   const char *free_place;
   uint8_t state, queue, tag;
+  bool is_guarded;     /* with guards around it: nobody was using the memory when it was handed out */
   bool is_poisoned;    /* quarantined, with the pattern of freed memory in it */
   uint16_t n_waits;    /* waiting: events that it still waits for */
 };

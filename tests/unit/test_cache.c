@@ -208,8 +208,10 @@ static void offsets_draw(void **state, uint64_t *offsets, int delay)
 {
   const struct lade_cache_params params = {.limit_bytes = 16 * CHUNK, .flags = LADE_CACHE_DETERMINISTIC};
   struct bed bed = bed_open(state, &params, NULL);
-  static unsigned char sink[1 << 16];
-  struct fill fill = {sink, (size_t)delay, 1};
+  static unsigned char sinks[N_TEST_QUEUES][1 << 16];
+  struct fill fills[N_TEST_QUEUES];
+  for (int i = 0; i < N_TEST_QUEUES; i++)
+    fills[i] = (struct fill){sinks[i], (size_t)delay, 1};
   void *blocks[32] = {NULL};
   uint32_t random = 7;
   for (int i = 0; i < 600; i++) {
@@ -217,7 +219,7 @@ static void offsets_draw(void **state, uint64_t *offsets, int delay)
     int k = (int)(random >> 8) % 32, q = (int)(random >> 14) % 3;
     struct lade_cache_block block = {0};
     if (delay && i % 3 == 0)
-      fill_launch(bed.queues[q], &fill);
+      fill_launch(bed.queues[q], &fills[q]);
     if (blocks[k] && random >> 30)
       assert_int_equal(lade_cache_record(bed.cache, blocks[k], bed.queues[(q + 1) % 3]), 0);
     must_free(bed.cache, blocks[k]);
