@@ -17,6 +17,7 @@
 #include "base/base.h"
 #include "base/file.h"
 #include "tools/options.h"
+#include "tools/report.h"
 
 #define CONFIG_MAX_BYTES (1 << 20)
 
@@ -191,10 +192,10 @@ static json_t *value_json(const struct option *option, const struct option_state
   if (!state->text)
     return json_null();
   if (option->type != OPTION_FILES)
-    return json_string(state->text);
+    return json_text(state->text);
   json_t *array = json_array();
   for (int i = 0; i < state->texts.n; i++)
-    json_array_append_new(array, json_string(state->texts.items[i]));
+    json_array_append_new(array, json_text(state->texts.items[i]));
   return array;
 }
 
@@ -208,7 +209,7 @@ json_t *config_json(const struct options *options, enum verb_id verb)
       continue;
     origin_write(origin, sizeof(origin), options, state);
     json_object_set_new(object, option->name,
-                        json_pack("{s:o, s:s}", "value", value_json(option, state), "from", origin));
+                        json_pack("{s:o, s:o}", "value", value_json(option, state), "from", json_text(origin)));
   }
   return object;
 }

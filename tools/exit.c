@@ -47,9 +47,16 @@ enum lade_exit exit_code(int status)
   }
 }
 
+void message_print(const char *prefix, const char *text)
+{
+  fprintf(stderr, "lade %s: ", prefix);
+  for (; *text; text++)
+    fputc((unsigned char)*text < ' ' || *text == 127 ? '?' : *text, stderr);
+  fputc('\n', stderr);
+}
+
 int exit_fail(const char *verb, int status, const struct lade_error *error)
 {
-  const char *text = error && error->text[0] ? error->text : strerror(-status);
-  fprintf(stderr, "lade %s: %s\n", verb, text);
+  message_print(verb, error && error->text[0] ? error->text : strerror(-status));
   return exit_code(status);
 }

@@ -7,7 +7,11 @@
  * behind `lade plan --json > file` is an error, never a short file with exit code 0.
  */
 #include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tools/options.h"
@@ -72,8 +76,40 @@ static int output_finish(int status)
   return status ? status : LADE_EXIT_IO;
 }
 
+/*
+ * Closed standard streams would give their numbers to files, and messages would end up in a log or a checkpoint.
+ * The null device takes their places, so opened that what is written to a closed stdout is still an error.
+ * A pipe without a reader and a file past the size limit are errors of the call that met them; the signals would end
+ * a run that could still save.
+ */
+static void process_prepare(void)
+{
+  for (int fd = 0; fd <= 2; fd++) {
+    if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 2 ? O_WRONLY : O_RDONLY) < 0)
+      break;
+  }
+  signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);
+}
+
+/* A level of kernels that does not exist would be all of them, and not what was meant. */
+static bool level_is_known(void)
+{
+  static const char *const levels[] = {"", "plain", "avx2", "avx512"};
+  const char *level = getenv("LADE_CPU");
+  bool is_known = !level;
+  for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]) && !is_known; i++)
+    is_known = strcmp(level, levels[i]) == 0;
+  if (!is_known)
+    fprintf(stderr, "lade: LADE_CPU is '%.64s' in the environment: expected plain, avx2 or avx512\n", level);
+  return is_known;
+}
+
 int main(int argc, char **argv)
 {
+  process_prepare();
+  if (!level_is_known())
+    return LADE_EXIT_USAGE;
   if (argc < 2) {
     help_print(stderr);
     return LADE_EXIT_USAGE;

@@ -114,6 +114,12 @@ void options_help(enum verb_id verb, FILE *file);
 int options_read(enum verb_id verb, int argc, char **argv, struct options *options);
 void options_finish(struct options *options);
 
+/*
+ * Could the files and the directory that a run will write be written, and are none of them its data? Creates and
+ * changes nothing. A negative errno and its line otherwise.
+ */
+int outputs_check(const struct options *options, struct lade_error *error);
+
 /* Parse @text as @option into @options, remembering where it came from. -EINVAL, -ENOMEM. */
 int option_set(struct options *options, const struct option *option, const char *text, enum option_origin origin,
                int line, struct lade_error *error);

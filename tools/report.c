@@ -73,6 +73,22 @@ json_t *json_number(double value)
   return isfinite(value) ? json_real(value) : json_null();
 }
 
+json_t *json_text(const char *text)
+{
+  json_t *string = json_string(text);
+  if (string)
+    return string;
+  char *mended = malloc(3 * strlen(text) + 1), *to = mended;
+  if (!mended)
+    return NULL;
+  for (; *text; text++)
+    to = (unsigned char)*text < 0x80 ? (*to = *text, to + 1) : stpcpy(to, "\xef\xbf\xbd");
+  *to = 0;
+  string = json_string(mended);
+  free(mended);
+  return string;
+}
+
 json_t *json_bytes(uint64_t bytes)
 {
   return json_integer((json_int_t)LADE_MIN(bytes, (uint64_t)INT64_MAX));
@@ -116,7 +132,7 @@ static double light(const struct summary *summary)
 static void shape_set(json_t *object, const struct summary *summary)
 {
   const struct lade_session_info *info = &summary->info;
-  json_object_set_new(object, "model", json_string(info->model.name));
+  json_object_set_new(object, "model", json_text(info->model.name));
   json_object_set_new(object, "dtype", json_string(lade_dtype_name(summary->dtype)));
   json_object_set_new(object, "batch", json_integer(info->batch));
   json_object_set_new(object, "micro_batch", json_integer(info->micro_batch));

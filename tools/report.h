@@ -47,6 +47,8 @@ void summary_print(const struct summary *summary, FILE *file);
 /* A number, or null for one that JSON cannot say. */
 struct json_t *json_number(double value);
 struct json_t *json_bytes(uint64_t bytes);
+/* A string; paths need not be UTF-8, and what is not becomes U+FFFD. */
+struct json_t *json_text(const char *text);
 /* 16 hexadecimal digits. */
 struct json_t *json_digest(uint64_t digest);
 /* {"compute": seconds, ...} from nanoseconds or seconds by queue. */

@@ -79,6 +79,8 @@ static int log_open(struct run *run)
   setvbuf(run->log, NULL, _IOLBF, 1 << 16);
   log_event(run, json_pack("{s:s, s:o}", "event", "config", "options",
                            config_json(&run->options, run->options.verb)));
+  if (ferror(run->log))
+    return lade_error_set(&run->error, -EIO, "--log %s: it cannot be written: %s", path, strerror(errno));
   return 0;
 }
 
@@ -127,8 +129,8 @@ static int save(struct run *run)
   if (status)
     return status;
   run->saved_step = run->info.step;
-  json_t *event = json_pack("{s:s, s:I, s:s}", "event", "save", "step", (json_int_t)run->info.step, "dir",
-                            options->save);
+  json_t *event = json_pack("{s:s, s:I, s:o}", "event", "save", "step", (json_int_t)run->info.step, "dir",
+                            json_text(options->save));
   log_event(run, event);
   return 0;
 }
@@ -244,14 +246,16 @@ static void interrupted_print(struct run *run)
 static void notice_print(void *user, const char *line)
 {
   (void)user;
-  fprintf(stderr, "lade train: note: %s\n", line);
+  message_print("train: note", line);
 }
 
 static int begin(struct run *run)
 {
   struct options *options = &run->options;
   options->session.notice = notice_print;
-  int status = lade_session_open(&options->session, &run->error, &run->session);
+  int status = outputs_check(options, &run->error);
+  if (!status)
+    status = lade_session_open(&options->session, &run->error, &run->session);
   if (status)
     return status;
   lade_session_get_info(run->session, &run->info);

@@ -24,6 +24,9 @@ enum lade_exit {
 /* The exit code of a negative errno, the only place that maps them. */
 enum lade_exit exit_code(int status);
 
+/* Print "lade PREFIX: text" on stderr as one line, whatever is in @text: control characters become question marks. */
+void message_print(const char *prefix, const char *text);
+
 /* Print "lade VERB: text" for @status and return its exit code; an empty text becomes strerror's. */
 int exit_fail(const char *verb, int status, const struct lade_error *error);
 

@@ -9,6 +9,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -76,11 +77,17 @@ int lade_error_set(struct lade_error *error, int code, const char *format, ...)
   LADE_ASSERT(code < 0);
   if (!error)
     return code;
+  char whole[2 * PATH_MAX];
   error->code = code;
   va_list args;
   va_start(args, format);
-  vsnprintf(error->text, sizeof(error->text), format, args);
+  vsnprintf(whole, sizeof(whole), format, args);
   va_end(args);
+  size_t n = strlen(whole), most = sizeof(error->text) - 1, head = most / 2;
+  if (n <= most)
+    memcpy(error->text, whole, n + 1);
+  else /* a path of a thousand letters hides what is wrong with it: leave out its middle */
+    snprintf(error->text, sizeof(error->text), "%.*s...%s", (int)head, whole, whole + n - (most - head - 3));
   return code;
 }
 

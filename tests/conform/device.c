@@ -252,6 +252,26 @@ static uint64_t resident_bytes(void)
   return resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
+/* What a machine that is out of addresses refuses to unmap can still be given back, and leaves its place free. */
+static void a_mapped_chunk_can_be_given_back(void **state)
+{
+  lade_device *device = device_open(state, NULL);
+  uint64_t at = 0;
+  lade_chunk *one = chunk_open(device, CHUNK), *two = chunk_open(device, 2 * CHUNK);
+  assert_int_equal(lade_device_reserve(device, 4 * CHUNK, &at), 0);
+  assert_int_equal(lade_device_map(device, at, one), 0);
+  assert_int_equal(lade_device_map(device, at + CHUNK, two), 0);
+  lade_device_chunk_release(device, one);
+  assert_int_equal(info_get(device).created_bytes, 2 * CHUNK);
+  lade_chunk *three = chunk_open(device, CHUNK);
+  assert_int_equal(lade_device_map(device, at + CHUNK, three), -EBUSY);
+  assert_int_equal(lade_device_map(device, at, three), 0);
+  lade_device_chunk_release(device, two);
+  lade_device_chunk_release(device, three);
+  lade_device_release(device, at, 4 * CHUNK);
+  lade_device_close(device);
+}
+
 static void chunks_are_real_memory_and_go_back(void **state)
 {
   const struct target *target = *state;
@@ -451,6 +471,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(capacity_is_hard_and_exact),
       cmocka_unit_test(threads_cannot_overshoot_the_capacity_together),
       cmocka_unit_test(peak_is_the_most_that_existed_at_once),
+      cmocka_unit_test(a_mapped_chunk_can_be_given_back),
       cmocka_unit_test(chunks_are_real_memory_and_go_back),
       cmocka_unit_test(fresh_chunks_are_zero_and_present),
       cmocka_unit_test(contents_survive_unmap_and_remap),

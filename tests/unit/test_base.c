@@ -147,11 +147,26 @@ static void struct_whose_size_was_not_set_is_refused(void **state)
   assert_int_equal(given.old, 5);
 }
 
+static void a_long_error_keeps_its_ends(void **state)
+{
+  (void)state;
+  char path[3000];
+  struct lade_error error;
+  memset(path, 'x', sizeof(path) - 1);
+  path[sizeof(path) - 1] = 0;
+  assert_int_equal(lade_error_set(&error, -EINVAL, "where %s: what", path), -EINVAL);
+  assert_int_equal(strlen(error.text), sizeof(error.text) - 1);
+  assert_memory_equal(error.text, "where x", 7);
+  assert_non_null(strstr(error.text, "x...x"));
+  assert_string_equal(error.text + sizeof(error.text) - 1 - 7, "x: what");
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(size_parses_what_people_write),
       cmocka_unit_test(size_refuses_what_is_none),
+      cmocka_unit_test(a_long_error_keeps_its_ends),
       cmocka_unit_test(array_keeps_what_was_pushed),
       cmocka_unit_test(bf16_rounds_to_nearest_even),
       cmocka_unit_test(f16_survives_a_round_trip),

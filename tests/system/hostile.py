@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Clumsy and hostile surroundings: what a run would overwrite, names that are not text, streams that are closed,
+limits of the process. Every refusal is one line with its code, and leaves nothing behind.
+
+Usage: hostile.py LADE
+"""
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+
+LADE = os.path.abspath(sys.argv[1])
+os.chdir(tempfile.mkdtemp(prefix="lade-hostile-"))
+os.environ["XDG_CACHE_HOME"] = os.getcwd()
+TEXT = "".join(f"{i * i % 97} bottles on the wall, {i}\n" for i in range(2000)).encode()
+SHORT = ["--model", "nano", "--batch", "2", "--seq", "32", "--steps", "2", "--eval-iters", "1"]
+
+with open("text.txt", "wb") as file:
+    file.write(TEXT)
+
+
+def run(*args, limit=None, env=None, **streams):
+    def limits_set():
+        if limit:
+            resource.setrlimit(limit[0], (limit[1], limit[1]))
+
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    result = subprocess.run([LADE, *args], check=False, preexec_fn=limits_set, env={**os.environ, **(env or {})},
+                            **streams)
+    return result.returncode, result.stdout or b"", (result.stderr or b"").decode("utf-8", "backslashreplace")
+
+
+def train(*args, **how):
+    return run("train", *SHORT, "--quiet", "--data", "text.txt", *args, **how)
+
+
+def refused(code, words, *args, **how):
+    before = sorted(os.listdir())
+    got, out, err = train(*args, **how)
+    assert got == code and not out and err.count("\n") == 1 and words in err, (args, got, out, err)
+    assert sorted(os.listdir()) == before, (args, os.listdir())
+
+
+# What a run would write is looked at before it begins, and the data is never in danger.
+train("--json")  # fills the cache of measurements, which is no trace of a refusal
+os.link("text.txt", "same.txt")
+refused(2, "--timeline missing/trace.json: No such file", "--timeline", "missing/trace.json", "--save", "run", "--log",
+        "log")
+refused(2, "--log missing/log: No such file", "--log", "missing/log", "--save", "run")
+refused(2, "--save text.txt: Not a directory", "--save", "text.txt")
+for option in ("--log", "--timeline"):
+    for name in ("text.txt", "same.txt"):
+        refused(2, f"{option} {name} would overwrite the data", option, name)
+refused(2, "Is a directory", "--log", ".")
+refused(5, "--log /dev/full: it cannot be written", "--log", "/dev/full")
+with open("text.txt", "rb") as file:
+    assert file.read() == TEXT
+
+# A message is one line, and says what is wrong however long the name is.
+refused(2, "a?b?[31m", "--data", "a\nb\x1b[31m")
+refused(2, "File name too long", "--save", "y/" * 2100)
+refused(2, "LADE_CPU is 'avx9'", env={"LADE_CPU": "avx9"})
+
+# Names that are not UTF-8 work, and JSON stays JSON.
+os.mkdir(b"\xff")
+os.link("text.txt", b"\xff/t\xe9.txt")
+code, out, err = run("train", *SHORT, "--quiet", "--json", "--data", b"\xff/t\xe9.txt", "--log", b"\xff/log", "--save",
+                     b"\xff/run", "--save-every", "1")
+assert code == 0 and json.loads(out)["steps"] == 2, (code, out, err)
+with open(b"\xff/log", encoding="utf-8") as file:
+    log = [json.loads(line) for line in file]
+assert log[0]["options"]["data"]["value"] == ["\ufffd/t\ufffd.txt"], log[0]
+assert [event["dir"] for event in log if event["event"] == "save"] == ["\ufffd/run"] * 2, log
+
+# Closed streams: no message lands in a file, and results that went nowhere are an error.
+for closed, expected in ((">&-", 5), ("2>&-", 0), ("<&- >&- 2>&-", 5)):
+    command = '"$@" ' + closed
+    result = subprocess.run(["sh", "-c", command, "sh", LADE, "train", *SHORT, "--data", "text.txt", "--log", "closed"],
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    assert result.returncode == expected, (closed, result.returncode)
+    with open("closed", encoding="utf-8") as file:
+        assert json.loads(file.read().splitlines()[-1])["event"] == "summary", closed
+
+# A reader that went away ends nothing that can still be saved.
+reader, writer = os.pipe()
+os.close(reader)
+code, _, err = run("train", *SHORT, "--data", "text.txt", "--save", "unread", stderr=writer)
+assert code == 0 and "step-00000002" in os.listdir("unread"), (code, err)
+code, _, err = run("plan", "--model", "nano", "--json", stdout=writer)
+assert code == 5 and "Broken pipe" in err, (code, err)
+os.close(writer)
+
+# A file size limit is an error with a name, and nothing half-written stays.
+code, out, err = train("--save", "limited", limit=(resource.RLIMIT_FSIZE, 100000))
+assert code == 5 and "File too large" in err and err.count("\n") == 1, (code, err)
+assert os.listdir("limited") == ["lade.conf"], os.listdir("limited")
