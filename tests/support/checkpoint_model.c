@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/checkpoint_model.h"
 
-#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/cpu.h"
 
@@ -29,25 +27,4 @@ struct lade_graph *checkpoint_graph(enum lade_family family, enum lade_dtype dty
     abort();
   }
   return graph;
-}
-
-void scratch_make(char *path, bool is_memory)
-{
-  snprintf(path, 256, "/dev/shm/lade-scratch-XXXXXX");
-  if (is_memory && mkdtemp(path))
-    return;
-  snprintf(path, 256, "./scratch-XXXXXX");
-  if (!mkdtemp(path))
-    abort();
-}
-
-static int entry_remove(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-  return remove(path);
-}
-
-void scratch_remove(const char *path)
-{
-  if (nftw(path, entry_remove, 16, FTW_DEPTH | FTW_PHYS) != 0)
-    abort();
 }

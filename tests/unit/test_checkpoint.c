@@ -19,6 +19,7 @@
 #include "run/checkpoint.h"
 #include "run/safetensors.h"
 #include "tests/support/checkpoint_model.h"
+#include "tests/support/scratch.h"
 #include "tests/support/values_memory.h"
 
 #define PATH_BYTES 512
@@ -27,27 +28,6 @@ static const struct lade_checkpoint_state a_state = {
     .step = 123, .seed = 0xfedcba9876543210u, .loss_scale = 65536.1, .good_steps = 77,
     .loss_digest = 0x8000000000000001u, .numerics_key = 0x0123456789abcdefu, .model = "nano \"quoted\"",
     .data_position = INT64_MAX};
-
-static char scratch[256];
-static char path[PATH_BYTES];
-
-static const char *in_scratch(const char *name)
-{
-  snprintf(path, sizeof(path), "%s/%s", scratch, name);
-  return path;
-}
-
-static int setup(void **state)
-{
-  scratch_make(scratch, false);
-  return 0;
-}
-
-static int teardown(void **state)
-{
-  scratch_remove(scratch);
-  return 0;
-}
 
 /* Save random values of @graph as @step in the scratch directory. */
 static void save(const struct lade_graph *graph, uint64_t seed, int64_t step, int keep)
@@ -94,8 +74,8 @@ static void what_is_saved_loads_bit_for_bit(void **state)
       save(graph, 4 + i, 1 + (int64_t)i, 1);
       newest_is(graph, 4 + i, 1 + (int64_t)i);
       lade_graph_destroy(graph);
-      teardown(NULL);
-      setup(NULL);
+      scratch_teardown(NULL);
+      scratch_setup(NULL);
     }
 }
 
@@ -465,22 +445,22 @@ static void find_takes_a_directory_or_a_checkpoint(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(what_is_saved_loads_bit_for_bit, setup, teardown),
-      cmocka_unit_test_setup_teardown(the_state_comes_back_exactly, setup, teardown),
-      cmocka_unit_test_setup_teardown(another_dtype_loads_the_same_masters, setup, teardown),
-      cmocka_unit_test_setup_teardown(gpt2_weights_stand_transposed_in_the_file, setup, teardown),
-      cmocka_unit_test_setup_teardown(the_config_reads_back_as_the_model, setup, teardown),
-      cmocka_unit_test_setup_teardown(only_the_newest_are_kept, setup, teardown),
-      cmocka_unit_test_setup_teardown(a_directory_with_files_of_others_is_left_alone, setup, teardown),
-      cmocka_unit_test_setup_teardown(the_same_step_is_replaced, setup, teardown),
-      cmocka_unit_test_setup_teardown(leftovers_go_with_the_next_save, setup, teardown),
-      cmocka_unit_test_setup_teardown(two_saves_into_one_directory_exclude_each_other, setup, teardown),
-      cmocka_unit_test_setup_teardown(every_flipped_byte_is_noticed, setup, teardown),
-      cmocka_unit_test_setup_teardown(damage_names_the_tensor, setup, teardown),
-      cmocka_unit_test_setup_teardown(cut_and_missing_files_are_noticed, setup, teardown),
-      cmocka_unit_test_setup_teardown(an_unknown_version_is_refused, setup, teardown),
-      cmocka_unit_test_setup_teardown(another_model_is_refused, setup, teardown),
-      cmocka_unit_test_setup_teardown(find_takes_a_directory_or_a_checkpoint, setup, teardown),
+      cmocka_unit_test_setup_teardown(what_is_saved_loads_bit_for_bit, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(the_state_comes_back_exactly, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(another_dtype_loads_the_same_masters, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(gpt2_weights_stand_transposed_in_the_file, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(the_config_reads_back_as_the_model, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(only_the_newest_are_kept, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_directory_with_files_of_others_is_left_alone, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(the_same_step_is_replaced, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(leftovers_go_with_the_next_save, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(two_saves_into_one_directory_exclude_each_other, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(every_flipped_byte_is_noticed, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(damage_names_the_tensor, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(cut_and_missing_files_are_noticed, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(an_unknown_version_is_refused, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(another_model_is_refused, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(find_takes_a_directory_or_a_checkpoint, scratch_setup, scratch_teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

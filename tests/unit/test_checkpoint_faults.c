@@ -22,24 +22,11 @@
 #include "base/philox.h"
 #include "run/checkpoint.h"
 #include "tests/support/checkpoint_model.h"
+#include "tests/support/scratch.h"
 #include "tests/support/values_memory.h"
 
 #define PATH_BYTES 512
 #define N_KILLS 100
-
-static char scratch[256];
-
-static int setup(void **state)
-{
-  scratch_make(scratch, true);
-  return 0;
-}
-
-static int teardown(void **state)
-{
-  scratch_remove(scratch);
-  return 0;
-}
 
 static struct lade_checkpoint_state state_of(int64_t step)
 {
@@ -327,12 +314,15 @@ static void a_kill_at_any_moment_leaves_a_loadable_checkpoint(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(a_failing_save_leaves_what_was_there, setup, teardown),
-      cmocka_unit_test_setup_teardown(names_rotate_where_they_cannot_be_exchanged, setup, teardown),
-      cmocka_unit_test_setup_teardown(failing_values_leave_what_was_there, setup, teardown),
-      cmocka_unit_test_setup_teardown(a_failing_first_save_leaves_no_directory, setup, teardown),
-      cmocka_unit_test_setup_teardown(a_failing_load_says_so, setup, teardown),
-      cmocka_unit_test_setup_teardown(a_kill_at_any_moment_leaves_a_loadable_checkpoint, setup, teardown),
+      cmocka_unit_test_setup_teardown(a_failing_save_leaves_what_was_there, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(names_rotate_where_they_cannot_be_exchanged,
+                                      scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(failing_values_leave_what_was_there, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_failing_first_save_leaves_no_directory,
+                                      scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_failing_load_says_so, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_kill_at_any_moment_leaves_a_loadable_checkpoint,
+                                      scratch_setup_in_memory, scratch_teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

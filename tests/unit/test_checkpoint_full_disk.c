@@ -14,6 +14,7 @@
 #include "base/base.h"
 #include "run/checkpoint.h"
 #include "tests/support/checkpoint_model.h"
+#include "tests/support/scratch.h"
 #include "tests/support/values_memory.h"
 
 #define SKIPPED 77

@@ -15,30 +15,10 @@
 #include "run/checkpoint.h"
 #include "run/safetensors.h"
 #include "tests/support/checkpoint_model.h"
+#include "tests/support/scratch.h"
 #include "tests/support/values_memory.h"
 
 #define MAX_TENSORS 64
-
-static char scratch[256];
-static char path[512];
-
-static const char *in_scratch(const char *name)
-{
-  snprintf(path, sizeof(path), "%s/%s", scratch, name);
-  return path;
-}
-
-static int setup(void **state)
-{
-  scratch_make(scratch, true);
-  return 0;
-}
-
-static int teardown(void **state)
-{
-  scratch_remove(scratch);
-  return 0;
-}
 
 /* A model's tensors as a stranger would store them, to be changed before they are written. */
 struct stranger {
@@ -332,15 +312,15 @@ static void a_checkpoint_is_a_start_too(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(every_type_and_naming_loads, setup, teardown),
-      cmocka_unit_test_setup_teardown(a_large_model_is_transposed_right, setup, teardown),
-      cmocka_unit_test_setup_teardown(what_is_no_weight_is_ignored, setup, teardown),
-      cmocka_unit_test_setup_teardown(files_of_an_index_are_one_model, setup, teardown),
-      cmocka_unit_test_setup_teardown(what_is_not_the_model_is_refused, setup, teardown),
-      cmocka_unit_test_setup_teardown(another_type_is_refused, setup, teardown),
-      cmocka_unit_test_setup_teardown(an_untied_head_is_needed, setup, teardown),
-      cmocka_unit_test_setup_teardown(hostile_indexes_are_refused, setup, teardown),
-      cmocka_unit_test_setup_teardown(a_checkpoint_is_a_start_too, setup, teardown),
+      cmocka_unit_test_setup_teardown(every_type_and_naming_loads, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_large_model_is_transposed_right, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(what_is_no_weight_is_ignored, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(files_of_an_index_are_one_model, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(what_is_not_the_model_is_refused, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(another_type_is_refused, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(an_untied_head_is_needed, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(hostile_indexes_are_refused, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_checkpoint_is_a_start_too, scratch_setup_in_memory, scratch_teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,22 +12,11 @@
 
 #include "base/base.h"
 #include "run/data.h"
-
-static char directory[64];
-
-/* A path in the test's directory; a few are alive at once. */
-static const char *path_in(const char *name)
-{
-  static char paths[4][128];
-  static int next;
-  char *path = paths[next++ % 4];
-  snprintf(path, sizeof(paths[0]), "%s/%s", directory, name);
-  return path;
-}
+#include "tests/support/scratch.h"
 
 static const char *file_make(const char *name, const void *header, size_t header_bytes, const void *data, size_t bytes)
 {
-  const char *path = path_in(name);
+  const char *path = in_scratch(name);
   FILE *file = fopen(path, "wb");
   assert_non_null(file);
   assert_int_equal(fwrite(header, 1, header_bytes, file), header_bytes);
@@ -206,8 +195,8 @@ static void open_refused(const char *const *files, int n_files, int64_t vocabula
 
 static void bad_files_are_refused_with_what_is_wrong(void **state)
 {
-  open_refused((const char *[]){path_in("missing")}, 1, 0, 1, "missing");
-  open_refused((const char *[]){directory}, 1, 0, 1, "not a regular file");
+  open_refused((const char *[]){in_scratch("missing")}, 1, 0, 1, "missing");
+  open_refused((const char *[]){scratch}, 1, 0, 1, "not a regular file");
   open_refused((const char *[]){file_make("empty", "", 0, "", 0)}, 1, 0, 1, "is empty");
   open_refused((const char *[]){file_make("odd.bin", "", 0, "abc", 3)}, 1, 0, 1, "no whole number");
   open_refused((const char *[]){text_make("short", 16)}, 1, 0, 2, "needs 17");
@@ -274,19 +263,6 @@ static void every_refused_call_is_reported(void **state)
   }
 }
 
-static int setup(void **state)
-{
-  snprintf(directory, sizeof(directory), "/tmp/lade-data-XXXXXX");
-  return mkdtemp(directory) ? 0 : -1;
-}
-
-static int teardown(void **state)
-{
-  char command[128];
-  snprintf(command, sizeof(command), "rm -rf %s", directory);
-  return system(command);
-}
-
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -300,5 +276,5 @@ int main(void)
       cmocka_unit_test(a_file_that_shrinks_is_an_error),
       cmocka_unit_test(every_refused_call_is_reported),
   };
-  return cmocka_run_group_tests(tests, setup, teardown);
+  return cmocka_run_group_tests(tests, scratch_setup_in_memory, scratch_teardown);
 }

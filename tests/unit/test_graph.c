@@ -19,39 +19,7 @@
 #include "base/cpu.h"
 #include "base/philox.h"
 #include "graph/graph.h"
-
-/* ---- allocations that fail on demand: the linker sends the library's calls here ---- */
-
-static int allocations_left = -1; /* -1: never fail; 0: fail from now on */
-
-void *__real_malloc(size_t bytes);
-void *__real_calloc(size_t n, size_t bytes);
-void *__real_realloc(void *memory, size_t bytes);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_calloc(size_t n, size_t bytes);
-void *__wrap_realloc(void *memory, size_t bytes);
-
-static bool allocation_fails(void)
-{
-  if (allocations_left > 0)
-    allocations_left--;
-  return allocations_left == 0;
-}
-
-void *__wrap_malloc(size_t bytes)
-{
-  return allocation_fails() ? NULL : __real_malloc(bytes);
-}
-
-void *__wrap_calloc(size_t n, size_t bytes)
-{
-  return allocation_fails() ? NULL : __real_calloc(n, bytes);
-}
-
-void *__wrap_realloc(void *memory, size_t bytes)
-{
-  return allocation_fails() ? NULL : __real_realloc(memory, bytes);
-}
+#include "tests/support/allocations.h"
 
 static struct lade_graph *graph_make(const struct lade_model *model, enum lade_dtype dtype, int64_t batch,
                                      int64_t time, float dropout)

@@ -14,19 +14,11 @@
 #include "base/base.h"
 #include "base/file.h"
 #include "machine/machine.h"
-
-static char directory[64];
-
-static const char *path_in(const char *name)
-{
-  static char path[128];
-  snprintf(path, sizeof(path), "%s/%s", directory, name);
-  return path;
-}
+#include "tests/support/scratch.h"
 
 static const char *file_with(const char *text)
 {
-  const char *path = path_in("machine.json");
+  const char *path = in_scratch("machine.json");
   FILE *file = fopen(path, "w");
   assert_non_null(file);
   fputs(text, file);
@@ -68,8 +60,8 @@ static void what_is_saved_loads_the_same(void **state)
     struct lade_machine machine, again;
     memset(&again, 0, sizeof(again));
     assert_int_equal(lade_machine_preset(lade_machine_preset_name(i), NULL, &machine), 0);
-    assert_int_equal(lade_machine_save(&machine, path_in("saved.json"), NULL), 0);
-    assert_int_equal(lade_machine_get(path_in("saved.json"), NULL, &again), 0);
+    assert_int_equal(lade_machine_save(&machine, in_scratch("saved.json"), NULL), 0);
+    assert_int_equal(lade_machine_get(in_scratch("saved.json"), NULL, &again), 0);
     assert_string_equal(again.name, machine.name);
     assert_memory_equal(again.matmul_flops_per_s, machine.matmul_flops_per_s, sizeof(machine.matmul_flops_per_s));
     assert_memory_equal(&again.to_host, &machine.to_host, sizeof(machine.to_host));
@@ -144,9 +136,9 @@ static void deep_and_large_files_are_refused(void **state)
   text[100000] = 0;
   assert_int_equal(lade_machine_load(file_with(text), NULL, &machine), -EINVAL);
   free(text);
-  assert_int_equal(lade_machine_load(directory, NULL, &machine), -EINVAL);
-  assert_int_equal(mkfifo(path_in("fifo"), 0600), 0);
-  assert_int_equal(lade_machine_load(path_in("fifo"), NULL, &machine), -EINVAL);
+  assert_int_equal(lade_machine_load(scratch, NULL, &machine), -EINVAL);
+  assert_int_equal(mkfifo(in_scratch("fifo"), 0600), 0);
+  assert_int_equal(lade_machine_load(in_scratch("fifo"), NULL, &machine), -EINVAL);
 }
 
 static void replacing_a_file_is_all_or_nothing(void **state)
@@ -154,7 +146,7 @@ static void replacing_a_file_is_all_or_nothing(void **state)
   char *text;
   size_t bytes;
   char path[128];
-  snprintf(path, sizeof(path), "%s", path_in("whole"));
+  snprintf(path, sizeof(path), "%s", in_scratch("whole"));
   assert_int_equal(lade_file_replace(path, "one", 3, NULL), 0);
   assert_int_equal(lade_file_replace(path, "three", 5, NULL), 0);
   assert_int_equal(lade_file_load(path, 100, NULL, &text, &bytes), 0);
@@ -163,25 +155,12 @@ static void replacing_a_file_is_all_or_nothing(void **state)
   free(text);
   assert_int_equal(lade_file_load(path, 4, NULL, &text, &bytes), -EINVAL);
   struct lade_error error;
-  assert_int_equal(lade_file_replace(path_in("no/such/dir"), "x", 1, &error), -ENOENT);
-  assert_int_equal(mkdir(path_in("taken"), 0700), 0);
-  assert_true(lade_file_replace(path_in("taken"), "x", 1, &error) < 0);
+  assert_int_equal(lade_file_replace(in_scratch("no/such/dir"), "x", 1, &error), -ENOENT);
+  assert_int_equal(mkdir(in_scratch("taken"), 0700), 0);
+  assert_true(lade_file_replace(in_scratch("taken"), "x", 1, &error) < 0);
   char command[128]; /* and nothing temporary is left */
-  snprintf(command, sizeof(command), "test -z \"$(ls -d %s/taken.* 2>/dev/null)\"", directory);
+  snprintf(command, sizeof(command), "test -z \"$(ls -d %s/taken.* 2>/dev/null)\"", scratch);
   assert_int_equal(system(command), 0);
-}
-
-static int directory_make(void **state)
-{
-  snprintf(directory, sizeof(directory), "/tmp/lade-machine-XXXXXX");
-  return mkdtemp(directory) ? 0 : -1;
-}
-
-static int directory_remove(void **state)
-{
-  char command[128];
-  snprintf(command, sizeof(command), "rm -rf %s", directory);
-  return system(command);
 }
 
 int main(void)
@@ -195,5 +174,5 @@ int main(void)
       cmocka_unit_test(deep_and_large_files_are_refused),
       cmocka_unit_test(replacing_a_file_is_all_or_nothing),
   };
-  return cmocka_run_group_tests(tests, directory_make, directory_remove);
+  return cmocka_run_group_tests(tests, scratch_setup_in_memory, scratch_teardown);
 }

@@ -18,44 +18,13 @@
 #include "base/base.h"
 #include "base/philox.h"
 #include "lade/pack.h"
+#include "tests/support/allocations.h"
 
 #define ITEMS_MAX 60000
 
 static struct lade_pack_item items[ITEMS_MAX];
 static uint64_t offsets[ITEMS_MAX];
 static uint64_t random_seed, random_n;
-
-/* The allocation that fails, counted down; -1: none. */
-static int allocations_left = -1;
-
-void *__real_malloc(size_t bytes);
-void *__real_calloc(size_t n, size_t bytes);
-void *__real_realloc(void *memory, size_t bytes);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_calloc(size_t n, size_t bytes);
-void *__wrap_realloc(void *memory, size_t bytes);
-
-static bool allocation_fails(void)
-{
-  if (allocations_left > 0)
-    allocations_left--;
-  return allocations_left == 0;
-}
-
-void *__wrap_malloc(size_t bytes)
-{
-  return allocation_fails() ? NULL : __real_malloc(bytes);
-}
-
-void *__wrap_calloc(size_t n, size_t bytes)
-{
-  return allocation_fails() ? NULL : __real_calloc(n, bytes);
-}
-
-void *__wrap_realloc(void *memory, size_t bytes)
-{
-  return allocation_fails() ? NULL : __real_realloc(memory, bytes);
-}
 
 static uint32_t draw(uint32_t below)
 {

@@ -12,41 +12,9 @@
 
 #include <cmocka.h>
 
+#include "tests/support/allocations.h"
 #include "tests/support/interleave.h"
 #include "tests/support/scene.h"
-
-/* ---- allocations that fail on demand: the linker sends the library's calls here ---- */
-
-static int allocations_left = -1; /* -1: never fail; 0: fail from now on */
-
-void *__real_malloc(size_t bytes);
-void *__real_calloc(size_t n, size_t bytes);
-void *__real_realloc(void *memory, size_t bytes);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_calloc(size_t n, size_t bytes);
-void *__wrap_realloc(void *memory, size_t bytes);
-
-static bool allocation_fails(void)
-{
-  if (allocations_left > 0)
-    allocations_left--;
-  return allocations_left == 0;
-}
-
-void *__wrap_malloc(size_t bytes)
-{
-  return allocation_fails() ? NULL : __real_malloc(bytes);
-}
-
-void *__wrap_calloc(size_t n, size_t bytes)
-{
-  return allocation_fails() ? NULL : __real_calloc(n, bytes);
-}
-
-void *__wrap_realloc(void *memory, size_t bytes)
-{
-  return allocation_fails() ? NULL : __real_realloc(memory, bytes);
-}
 
 static const uint64_t no_limit[LADE_N_SPACES] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
 

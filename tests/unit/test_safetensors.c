@@ -13,15 +13,7 @@
 #include "base/base.h"
 #include "base/file.h"
 #include "run/safetensors.h"
-
-static char directory[64];
-
-static const char *path_in(const char *name)
-{
-  static char path[128];
-  snprintf(path, sizeof(path), "%s/%s", directory, name);
-  return path;
-}
+#include "tests/support/scratch.h"
 
 static const struct lade_safetensors_entry entries[] = {
     {"wte.weight", LADE_F32, 2, {5, 3}},
@@ -67,7 +59,7 @@ static int file_write(const char *path, uint64_t piece, struct lade_faults *faul
 
 static void what_is_written_reads_back(void **state)
 {
-  const char *path = path_in("good");
+  const char *path = in_scratch("good");
   uint64_t written = 0, read = 1, other = 2;
   assert_int_equal(file_write(path, 11, NULL, &written), 0);
   lade_safetensors *file;
@@ -106,7 +98,7 @@ static void what_is_written_reads_back(void **state)
 
 static void the_header_is_padded_to_eight_bytes(void **state)
 {
-  const char *path = path_in("padded");
+  const char *path = in_scratch("padded");
   char *text;
   size_t bytes;
   assert_int_equal(file_write(path, 64, NULL, NULL), 0);
@@ -122,7 +114,7 @@ static void the_header_is_padded_to_eight_bytes(void **state)
 
 static void a_writer_is_held_to_its_header(void **state)
 {
-  const char *path = path_in("held");
+  const char *path = in_scratch("held");
   struct lade_safetensors_params params = params_make(path, NULL);
   lade_safetensors_writer *writer, *second;
   char data[DATA_BYTES + 1] = {0};
@@ -147,7 +139,7 @@ static void a_writer_is_held_to_its_header(void **state)
 /* A file of @header and @data_bytes of zeros; a negative @stated takes the header's true length. */
 static const char *file_make(const char *header, int64_t stated, size_t data_bytes)
 {
-  const char *path = path_in("bad");
+  const char *path = in_scratch("bad");
   FILE *file = fopen(path, "wb");
   uint64_t length = stated < 0 ? strlen(header) : (uint64_t)stated;
   assert_non_null(file);
@@ -161,7 +153,7 @@ static const char *file_make(const char *header, int64_t stated, size_t data_byt
 
 static void positioned_writes_make_the_same_file(void **state)
 {
-  const char *path = path_in("positioned");
+  const char *path = in_scratch("positioned");
   struct lade_safetensors_params params = params_make(path, NULL);
   lade_safetensors_writer *writer;
   lade_safetensors *file;
@@ -251,7 +243,7 @@ static void foreign_types_and_no_tensors_are_fine(void **state)
 
 static void every_truncation_is_noticed(void **state)
 {
-  const char *path = path_in("truncated");
+  const char *path = in_scratch("truncated");
   char *text;
   size_t bytes;
   assert_int_equal(file_write(path, 64, NULL, NULL), 0);
@@ -273,7 +265,7 @@ static void every_truncation_is_noticed(void **state)
 
 static void a_flipped_bit_changes_the_digest(void **state)
 {
-  const char *path = path_in("flipped");
+  const char *path = in_scratch("flipped");
   uint64_t written, read;
   assert_int_equal(file_write(path, 64, NULL, &written), 0);
   FILE *stream = fopen(path, "r+b");
@@ -292,7 +284,7 @@ static void a_flipped_bit_changes_the_digest(void **state)
 
 static void a_refused_write_leaves_no_file(void **state)
 {
-  const char *path = path_in("refused");
+  const char *path = in_scratch("refused");
   struct lade_faults faults;
   lade_faults_init(&faults);
   assert_int_equal(file_write(path, 16, &faults, NULL), 0);
@@ -309,7 +301,7 @@ static void a_refused_write_leaves_no_file(void **state)
 
 static void a_refused_read_is_reported(void **state)
 {
-  const char *path = path_in("unread");
+  const char *path = in_scratch("unread");
   struct lade_faults faults;
   lade_safetensors *file;
   uint64_t digest;
@@ -333,19 +325,6 @@ static void a_refused_read_is_reported(void **state)
   unlink(path);
 }
 
-static int setup(void **state)
-{
-  snprintf(directory, sizeof(directory), "/tmp/lade-safetensors-XXXXXX");
-  return mkdtemp(directory) ? 0 : -1;
-}
-
-static int teardown(void **state)
-{
-  char command[128];
-  snprintf(command, sizeof(command), "rm -rf %s", directory);
-  return system(command);
-}
-
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -360,5 +339,5 @@ int main(void)
       cmocka_unit_test(a_refused_write_leaves_no_file),
       cmocka_unit_test(a_refused_read_is_reported),
   };
-  return cmocka_run_group_tests(tests, setup, teardown);
+  return cmocka_run_group_tests(tests, scratch_setup_in_memory, scratch_teardown);
 }
