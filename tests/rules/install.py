@@ -29,6 +29,7 @@ int main(void)
 
 # How the examples are run: arguments, exit code, and what the output must match. TEXT is a file of English.
 RUNS = {
+    "examples/cache.c": [([], 0, r"step 0: peak \d+\.\d MiB live, \d+\.\d MiB reserved, \d+ chunks mapped")],
     "examples/pack.c": [([], 0, r"one after another \d+ KiB; packed \d+ KiB, which is optimal")],
     "examples/types.c": [([], 0, r"bf16 +2 bytes")],
 }
