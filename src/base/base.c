@@ -151,22 +151,27 @@ char *lade_size_format(uint64_t bytes, char *text, size_t text_bytes)
   return text;
 }
 
-/* What the caller says its struct has; 0 when that cannot be. */
-static size_t struct_bytes(const char *what, const void *given, struct lade_error *error)
+static size_t struct_bytes(const void *given)
 {
   size_t bytes;
   memcpy(&bytes, given, sizeof(bytes));
+  return bytes;
+}
+
+int lade_struct_check(const char *what, const void *given, struct lade_error *error)
+{
+  size_t bytes = struct_bytes(given);
   if (bytes >= sizeof(bytes) && bytes <= STRUCT_BYTES_MOST)
-    return bytes;
-  lade_error_set(error, -EINVAL, "%s: struct_size is %zu: set it to sizeof the struct", what, bytes);
-  return 0;
+    return 0;
+  return lade_error_set(error, -EINVAL, "%s: struct_size is %zu: set it to sizeof the struct", what, bytes);
 }
 
 int lade_struct_read(const char *what, const void *given, void *ret_own, size_t own_bytes, struct lade_error *error)
 {
-  size_t bytes = struct_bytes(what, given, error);
-  if (!bytes)
-    return -EINVAL;
+  int status = lade_struct_check(what, given, error);
+  if (status)
+    return status;
+  size_t bytes = struct_bytes(given);
   for (size_t i = own_bytes; i < bytes; i++) {
     if (((const char *)given)[i])
       return lade_error_set(error, -EINVAL, "%s: asks for what this library, version %s, does not know: it was "
@@ -180,9 +185,10 @@ int lade_struct_read(const char *what, const void *given, void *ret_own, size_t 
 
 int lade_struct_fill(const char *what, void *ret_given, const void *own, size_t own_bytes, struct lade_error *error)
 {
-  size_t bytes = struct_bytes(what, ret_given, error);
-  if (!bytes)
-    return -EINVAL;
+  int status = lade_struct_check(what, ret_given, error);
+  if (status)
+    return status;
+  size_t bytes = struct_bytes(ret_given);
   memset(ret_given, 0, bytes);
   memcpy(ret_given, own, LADE_MIN(bytes, own_bytes));
   memcpy(ret_given, &bytes, sizeof(bytes));

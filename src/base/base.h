@@ -85,6 +85,9 @@ int lade_struct_read(const char *what, const void *given, void *ret_own, size_t 
  */
 int lade_struct_fill(const char *what, void *ret_given, const void *own, size_t own_bytes, struct lade_error *error);
 
+/* Would that fill be refused? To be asked before the work whose result it takes. */
+int lade_struct_check(const char *what, const void *given, struct lade_error *error);
+
 /* Monotonic nanoseconds. */
 int64_t lade_now_ns(void);
 

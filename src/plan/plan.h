@@ -16,14 +16,6 @@
 #include "plan/build.h"
 #include "recompute/propose.h"
 
-enum lade_recipe {
-  LADE_RECIPE_AUTO,      /* the solver decides */
-  LADE_RECIPE_NONE,      /* keep all activations */
-  LADE_RECIPE_FULL,      /* keep units' inputs, recompute everything inside */
-  LADE_RECIPE_SELECTIVE, /* recompute what is cheap for its size: norms, gelu, swiglu, dropout, attention */
-  LADE_N_RECIPES
-};
-
 struct lade_plan_params {
   size_t struct_size;
   const struct lade_graph *graph;

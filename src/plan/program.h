@@ -27,18 +27,8 @@
 #include <stdint.h>
 
 #include "graph/graph.h"
+#include "lade/plan.h" /* spaces, queues, owners: the part that the public may use */
 #include "lade/types.h"
-
-enum lade_space { LADE_DEVICE, LADE_HOST, LADE_STORE, LADE_N_SPACES };
-
-enum lade_queue_id {
-  LADE_Q_COMPUTE,
-  LADE_Q_TO_HOST,
-  LADE_Q_TO_DEVICE,
-  LADE_Q_IO,
-  LADE_Q_HOST,
-  LADE_N_QUEUES
-};
 
 enum lade_instr_kind {
   LADE_INSTR_COMPUTE, /* one op of the graph */
@@ -76,20 +66,6 @@ struct lade_operand {
   uint8_t role;   /* what it is to its instruction: see lade_instr */
   uint64_t offset, bytes;    /* within the buffer */
   struct lade_value reads, makes; /* of READS, of MAKES */
-};
-
-/* Ledger owners (design section 7). */
-enum lade_owner {
-  LADE_OWNER_PARAMETERS,
-  LADE_OWNER_GRADIENTS,
-  LADE_OWNER_OPTIMIZER,
-  LADE_OWNER_SAVED,     /* activations that wait for the backward */
-  LADE_OWNER_TRANSIENT, /* the others */
-  LADE_OWNER_COMM,
-  LADE_OWNER_WORKSPACE,
-  LADE_OWNER_FRAGMENTATION,
-  LADE_OWNER_CONTEXT,
-  LADE_N_OWNERS
 };
 
 struct lade_buffer {
@@ -185,10 +161,5 @@ int lade_program_prove(struct lade_program *program, const uint64_t budget_bytes
  */
 int lade_program_prove_shared(const struct lade_program *program, const struct lade_program *other,
                               struct lade_error *error);
-
-/* Static names: "compute", "to_host", ...; "parameters", ... */
-const char *lade_queue_name(enum lade_queue_id queue);
-const char *lade_owner_name(enum lade_owner owner);
-const char *lade_space_name(enum lade_space space);
 
 #endif

@@ -24,11 +24,9 @@
 #include <stdint.h>
 
 #include "base/faults.h"
-#include "lade/types.h"
+#include "lade/train.h"
 
 typedef struct lade_data lade_data;
-
-enum lade_data_order { LADE_ORDER_SEQUENTIAL, LADE_ORDER_RANDOM };
 
 struct lade_data_params {
   size_t struct_size;

@@ -39,14 +39,48 @@ static struct lade_step step_block(const lade_session *s)
       .loss_scale = (float)s->state.loss_scale};
 }
 
+/* What a caller's function wrote: a token past the vocabulary would be an address past a table. */
+static int tokens_check(const lade_session *s, const struct lade_batch *batch, struct lade_error *error)
+{
+  const int64_t vocabulary = s->model.vocabulary;
+  for (int64_t i = 0; i < batch->n_rows * batch->seq; i++) {
+    bool is_token = batch->tokens[i] < 0 || batch->tokens[i] >= vocabulary;
+    if (is_token || batch->targets[i] >= vocabulary)
+      return lade_error_set(error, -EINVAL, "%s %lld: the %s in row %lld at position %lld is %d, outside of the "
+                            "vocabulary of %lld", batch->is_valid ? "validation batch" : "step",
+                            (long long)batch->number, is_token ? "token" : "target",
+                            (long long)(batch->first_row + i / batch->seq), (long long)(i % batch->seq),
+                            is_token ? batch->tokens[i] : batch->targets[i], (long long)vocabulary);
+  }
+  return 0;
+}
+
+/* Rows of a batch from the caller's function. */
+static int rows_ask(lade_session *s, const struct lade_batch *batch, struct lade_error *error)
+{
+  struct lade_error own = {0};
+  int status = s->params.batch_fn(s->params.batch_user, batch, &own);
+  if (!status)
+    return tokens_check(s, batch, error);
+  if (status > 0)
+    status = -EINVAL;
+  return lade_error_set(error, status, "%s %lld: %s", batch->is_valid ? "validation batch" : "step",
+                        (long long)batch->number, *own.text ? own.text : strerror(-status));
+}
+
 static int batch_fill(lade_session *s, bool is_valid, uint64_t number, struct lade_error *error)
 {
   int status = 0;
   const int64_t rows = s->params.micro_batch;
   for (int m = 0; m < s->n_microbatches && !status; m++) {
     int32_t *tokens = lade_executor_tokens(s->executor, m), *targets = lade_executor_targets(s->executor, m);
-    status = is_valid ? lade_data_valid_batch(s->data, number, m * rows, rows, tokens, targets, error)
-                      : lade_data_batch(s->data, number, m * rows, rows, tokens, targets, error);
+    const struct lade_batch batch = {.is_valid = is_valid, .number = (int64_t)number, .first_row = m * rows,
+                                     .n_rows = rows, .seq = s->params.time, .tokens = tokens, .targets = targets};
+    if (s->params.batch_fn)
+      status = rows_ask(s, &batch, error);
+    else
+      status = is_valid ? lade_data_valid_batch(s->data, number, m * rows, rows, tokens, targets, error)
+                        : lade_data_batch(s->data, number, m * rows, rows, tokens, targets, error);
   }
   return status;
 }
@@ -110,14 +144,22 @@ int lade_session_step(lade_session *s, struct lade_step_report *ret_report, stru
   return 0;
 }
 
+static int64_t n_valid_batches(const lade_session *s)
+{
+  struct lade_data_info info = {0};
+  if (s->params.batch_fn)
+    return s->params.n_valid_batches;
+  if (s->data)
+    lade_data_get_info(s->data, &info);
+  return info.n_valid_batches;
+}
+
 int lade_session_eval(lade_session *s, double *ret_loss, struct lade_error *error)
 {
-  struct lade_data_info info;
   double sum = 0;
-  if (!s->data || s->params.is_dry)
+  if (s->params.is_dry)
     return lade_error_set(error, -ENODATA, "there is no validation data");
-  lade_data_get_info(s->data, &info);
-  int64_t n = LADE_MIN(s->params.eval_iters, info.n_valid_batches);
+  int64_t n = LADE_MIN(s->params.eval_iters, n_valid_batches(s));
   if (n < 1)
     return lade_error_set(error, -ENODATA, "there is not one batch of validation data");
   for (int64_t i = 0; i < n; i++) {

@@ -9,24 +9,11 @@
 #ifndef LADE_SESSION_H
 #define LADE_SESSION_H
 
+#include "lade/train.h"
 #include "machine/machine.h"
 #include "plan/cost.h"
 #include "run/data.h"
 #include "run/executor.h"
-
-enum lade_budget_kind {
-  LADE_BUDGET_AUTO,
-  LADE_BUDGET_BYTES,
-  LADE_BUDGET_PERCENT,        /* of the unconstrained peak */
-  LADE_BUDGET_PERCENT_DEVICE, /* of the device's memory */
-  LADE_BUDGET_MIN
-};
-
-struct lade_budget {
-  enum lade_budget_kind kind;
-  uint64_t bytes;
-  double percent; /* of the unconstrained peak, or of the device */
-};
 
 struct lade_session_params {
   size_t struct_size;
@@ -38,6 +25,10 @@ struct lade_session_params {
   int n_valid;
   double valid_fraction;
   enum lade_data_order order;
+  lade_batch_fn *batch_fn;             /* in place of files: makes every batch; NULL: files */
+  void *batch_user;
+  int64_t n_valid_batches;             /* that batch_fn can make */
+  int64_t vocabulary;                  /* of a model that takes it from the data; 0: the data's, or the preset's */
   int64_t steps, batch, micro_batch, time; /* micro_batch 0: batch; time 0: the smaller of 1024 and the context */
   double lr, min_lr;
   int64_t warmup;

@@ -61,6 +61,19 @@ struct lade_values lade_session_values(lade_session *session)
 
 /* ---- words into numbers ---- */
 
+/* The vocabulary that the caller states, for a model without one of its own. */
+static int vocabulary_take(lade_session *s, struct lade_error *error)
+{
+  int64_t stated = s->params.vocabulary;
+  if (!stated || stated == s->model.vocabulary)
+    return 0;
+  if (!s->model.takes_vocabulary)
+    return lade_error_set(error, -EINVAL, "%s has a vocabulary of %lld, not of %lld", s->model.name,
+                          (long long)s->model.vocabulary, (long long)stated);
+  s->model.vocabulary = stated;
+  return lade_model_check(&s->model, error);
+}
+
 static int model_read(lade_session *s, struct lade_error *error)
 {
   const char *name = s->params.model;
@@ -71,6 +84,8 @@ static int model_read(lade_session *s, struct lade_error *error)
     s->model.layers = s->params.layers;
     status = lade_model_check(&s->model, error);
   }
+  if (!status)
+    status = vocabulary_take(s, error);
   if (!status && !s->params.time)
     s->params.time = LADE_MIN(s->model.context, DEFAULT_TIME);
   if (!status && s->params.time > s->model.context)
@@ -102,22 +117,23 @@ static int batch_check(lade_session *s, struct lade_error *error)
 static int data_read(lade_session *s, struct lade_error *error)
 {
   const struct lade_session_params *p = &s->params;
+  const bool is_asked = s->model.takes_vocabulary && !p->vocabulary; /* the data says what it is */
   if (p->n_data == 0) {
-    if (p->is_plan_only || p->is_dry)
+    if (p->is_plan_only || p->is_dry || p->batch_fn)
       return 0;
     return lade_error_set(error, -EINVAL, "no data: name at least one file with --data");
   }
   struct lade_data_params how = {
       .struct_size = sizeof(how), .files = p->data, .n_files = p->n_data, .valid_files = p->valid,
       .n_valid_files = p->n_valid, .valid_fraction = p->valid_fraction,
-      .vocabulary = s->model.takes_vocabulary ? 0 : s->model.vocabulary, .batch = p->batch, .time = p->time,
+      .vocabulary = is_asked ? 0 : s->model.vocabulary, .batch = p->batch, .time = p->time,
       .order = p->order, .seed = p->seed, .faults = p->faults};
   int status = lade_data_open(&how, error, &s->data);
   if (status)
     return status;
   struct lade_data_info info;
   lade_data_get_info(s->data, &info);
-  if (s->model.takes_vocabulary)
+  if (is_asked)
     s->model.vocabulary = info.vocabulary;
   return lade_model_check(&s->model, error);
 }

@@ -31,6 +31,11 @@ int main(void)
 RUNS = {
     "examples/cache.c": [([], 0, r"step 0: peak \d+\.\d MiB live, \d+\.\d MiB reserved, \d+ chunks mapped")],
     "examples/pack.c": [([], 0, r"one after another \d+ KiB; packed \d+ KiB, which is optimal")],
+    "examples/plan.c": [([], 0, r"minimum .*\n\ngpt2-124m: 124439808 parameters; smallest budget"),
+                        (["no-such-model"], 1, r"no-such-model.*gpt2-124m")],
+    "examples/train.c": [(["TEXT", "16", "3"], 0, r"step    2 .*\nvalidation loss .*\n.*planned peak ([\d.]+) MiB, "
+                                                  r"measured peak \1 MiB.*\ndigest"),
+                         (["TEXT", "1", "3"], 1, r"budget"), ([], 2, r"usage")],
     "examples/types.c": [([], 0, r"bf16 +2 bytes")],
 }
 
