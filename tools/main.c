@@ -95,13 +95,14 @@ static void process_prepare(void)
 /* A level of kernels that does not exist would be all of them, and not what was meant. */
 static bool level_is_known(void)
 {
-  static const char *const levels[] = {"", "plain", "avx2", "avx512"};
+  static const char *const levels[] = {"", "plain", "avx2", "avx512", "avx512_bf16"};
   const char *level = getenv("LADE_CPU");
   bool is_known = !level;
   for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]) && !is_known; i++)
     is_known = strcmp(level, levels[i]) == 0;
   if (!is_known)
-    fprintf(stderr, "lade: LADE_CPU is '%.64s' in the environment: expected plain, avx2 or avx512\n", level);
+    fprintf(stderr, "lade: LADE_CPU is '%.64s' in the environment: expected plain, avx2, avx512 or avx512_bf16\n",
+            level);
   return is_known;
 }
 

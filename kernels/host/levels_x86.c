@@ -51,6 +51,6 @@ void lade_kernels_init_levels(struct lade_kernels *kernels, const struct lade_cp
     avx2_init(kernels);
   if (cpu->has_avx512)
     avx512_init(kernels);
-  if (cpu->has_avx512_bf16)
+  if (cpu->has_avx512_bf16 && !cpu->is_bf16_dot_slow)
     avx512_bf16_init(kernels);
 }

@@ -133,6 +133,7 @@ struct lade_cpu lade_cpu_get(void)
   cpu.has_avx512 = cpu.has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   cpu.has_avx512_bf16 = cpu.has_avx512 && __builtin_cpu_supports("avx512bf16");
+  cpu.is_bf16_dot_slow = cpu.has_avx512_bf16 && __builtin_cpu_is("intel");
 #endif
   const char *level = getenv("LADE_CPU");
   if (!level)
@@ -143,6 +144,7 @@ struct lade_cpu lade_cpu_get(void)
     cpu.has_avx512 = cpu.has_avx512_bf16 = false;
   if (strcmp(level, "avx512") == 0)
     cpu.has_avx512_bf16 = false;
+  cpu.is_bf16_dot_slow &= cpu.has_avx512_bf16 && strcmp(level, "avx512_bf16") != 0;
   return cpu;
 }
 

@@ -13,9 +13,18 @@ struct lade_cpu {
   bool has_avx2;        /* AVX2, FMA and F16C together */
   bool has_avx512;      /* F, BW, DQ and VL together, with the OS saving the registers */
   bool has_avx512_bf16; /* and VDPBF16PS, VCVTNEPS2BF16 */
+  /*
+   * VDPBF16PS is there and slower than widening to FP32 and FMA. So on Intel's cores: one in two cycles against two
+   * FMAs in one, 32 flops against 64 (uops.info; measured on Emerald Rapids: 110 and 195 GFLOP/s). AMD's Zen 4 and 5
+   * start one dot product for each FMA. By maker and not by timing, since it decides about bits.
+   */
+  bool is_bf16_dot_slow;
 };
 
-/* Environment LADE_CPU=plain|avx2|avx512 lowers the answer, for tests and bug reports. Any thread. */
+/*
+ * Environment LADE_CPU=plain|avx2|avx512 lowers the answer, for tests and bug reports; avx512_bf16 takes dot products
+ * even where they are slow, so that a run gives the bits that it would give elsewhere. Any thread.
+ */
 struct lade_cpu lade_cpu_get(void);
 
 /* Threads to use: min(affinity, cgroup v1/v2 quota rounded up), at least 1. Any thread. */

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -161,6 +162,29 @@ static void a_long_error_keeps_its_ends(void **state)
   assert_string_equal(error.text + sizeof(error.text) - 1 - 7, "x: what");
 }
 
+/* Each level of LADE_CPU has what the one before has, and only the last one takes dot products that are slow. */
+static void cpu_level_lowers_the_answer(void **state)
+{
+  const char *before = getenv("LADE_CPU");
+  char saved[32] = "";
+  if (before)
+    snprintf(saved, sizeof(saved), "%s", before);
+  unsetenv("LADE_CPU");
+  struct lade_cpu has = lade_cpu_get();
+  static const char *const levels[] = {"plain", "avx2", "avx512", "avx512_bf16"};
+  for (int i = 0; i < 4; i++) {
+    setenv("LADE_CPU", levels[i], 1);
+    struct lade_cpu cpu = lade_cpu_get();
+    assert_int_equal(cpu.has_avx2, has.has_avx2 && i >= 1);
+    assert_int_equal(cpu.has_avx512, has.has_avx512 && i >= 2);
+    assert_int_equal(cpu.has_avx512_bf16, has.has_avx512_bf16 && i >= 3);
+    assert_false(cpu.is_bf16_dot_slow);
+  }
+  unsetenv("LADE_CPU");
+  if (saved[0])
+    setenv("LADE_CPU", saved, 1);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -176,6 +200,7 @@ int main(void)
       cmocka_unit_test(struct_of_a_newer_program_is_taken_while_its_tail_is_zero),
       cmocka_unit_test(struct_whose_size_was_not_set_is_refused),
       cmocka_unit_test(cpu_count_is_positive_and_memory_known),
+      cmocka_unit_test(cpu_level_lowers_the_answer),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
