@@ -681,7 +681,8 @@ int lade_store_prepare(struct lade_store *store, struct lade_error *error)
     free(sums);
     return code;
   }
-  store->sums = (struct store_sums){.sums = sums, .n = n_granules};
+  struct lade_cpu cpu = lade_cpu_get();
+  store->sums = (struct store_sums){.sums = sums, .n = n_granules, .hash = store_hash_choose(&cpu)};
   store->read_bytes = store->written_bytes = 0;
   store->is_prepared = true;
   return 0;

@@ -10,12 +10,11 @@
  */
 #include <errno.h>
 
-#include <xxhash.h>
-
 #include "base/base.h"
 #include "offload/sums.h"
 
-static uint64_t granule_sum(const struct lade_identity *identity, uint64_t offset, const void *data, uint64_t bytes)
+static uint64_t granule_sum(const struct store_sums *sums, const struct lade_identity *identity, uint64_t offset,
+                            const void *data, uint64_t bytes)
 {
   const uint64_t name[4] = {
       (uint64_t)identity->tensor << 32 | identity->microbatch,
@@ -23,7 +22,7 @@ static uint64_t granule_sum(const struct lade_identity *identity, uint64_t offse
       offset,
       bytes,
   };
-  uint64_t sum = XXH3_64bits_withSeed(data, bytes, XXH3_64bits(name, sizeof(name)));
+  uint64_t sum = sums->hash(data, bytes, sums->hash(name, sizeof(name), 0));
   return sum ? sum : 1; /* 0 means never sealed */
 }
 
@@ -34,7 +33,7 @@ void store_sums_seal(struct store_sums *sums, const struct lade_identity *identi
   for (uint64_t at = 0; at < bytes; at += LADE_STORE_GRANULE_BYTES) {
     uint64_t n = LADE_MIN(bytes - at, LADE_STORE_GRANULE_BYTES), i = (offset + at) / LADE_STORE_GRANULE_BYTES;
     LADE_ASSERT(i < sums->n);
-    sums->sums[i] = granule_sum(identity, offset + at, (const char *)data + at, n);
+    sums->sums[i] = granule_sum(sums, identity, offset + at, (const char *)data + at, n);
   }
 }
 
@@ -45,7 +44,7 @@ int store_sums_verify(const struct store_sums *sums, const struct lade_identity 
   for (uint64_t at = 0; at < bytes; at += LADE_STORE_GRANULE_BYTES) {
     uint64_t n = LADE_MIN(bytes - at, LADE_STORE_GRANULE_BYTES), i = (offset + at) / LADE_STORE_GRANULE_BYTES;
     LADE_ASSERT(i < sums->n);
-    if (sums->sums[i] != granule_sum(identity, offset + at, (const char *)data + at, n)) {
+    if (sums->sums[i] != granule_sum(sums, identity, offset + at, (const char *)data + at, n)) {
       *ret_offset = offset + at;
       return -EBADMSG;
     }

@@ -5,11 +5,13 @@
 
 #include <stdint.h>
 
+#include "offload/hash.h"
 #include "offload/store.h"
 
 struct store_sums {
   uint64_t *sums; /* one per granule of the file; 0: never sealed */
   uint64_t n;
+  store_hash_fn *hash;
 };
 
 /* @offset is in the file and a multiple of the granule; the last granule may be cut short. */
