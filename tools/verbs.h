@@ -34,4 +34,7 @@ typedef int lade_verb_fn(int argc, char **argv);
 
 lade_verb_fn train_main, sweep_main, plan_main, sample_main, doctor_main;
 
+/* What `lade bench` measures, one function per subject; argv[0] is the subject. */
+lade_verb_fn bench_store_main;
+
 #endif

@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * `lade bench store`: sequential bandwidth of the store beside fio's, on one file system, in one run.
+ *
+ * A round is one pass of writing and one of reading by each series: fio with buffers on huge pages, the store as it
+ * opens by itself, the same with checksums, the store on threads without and with them, and fio as it comes, whose
+ * processor time is what others pay. Everyone has a file of his own, written once beforehand. Rounds begin with
+ * another series each, so that a drive that slows down over minutes or a neighbour's load meets all of them;
+ * a ratio is the median over rounds of a round's two rates, which drift cancels from. Rates are medians too.
+ *
+ * The processor time of the store is this process's, its threads included. Interrupts are nobody's.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "base/base.h"
+#include "offload/staging.h"
+#include "offload/store.h"
+#include "tools/bench_fio.h"
+#include "tools/report.h"
+#include "tools/verbs.h"
+
+#define N_ROUNDS_DEFAULT 5
+#define N_ROUNDS_MAX 99
+#define SIZE_DEFAULT (4ull << 30)
+#define TRANSFER_BYTES (8u << 20)
+#define N_TRANSFERS 16 /* under way at once, each with its part of the slab */
+
+enum { WRITE, READ, N_OPS };
+enum { FIO, STORE, STORE_CHECKED, POSIX, POSIX_CHECKED, FIO_PLAIN, N_SERIES };
+enum { BEST, THREADS, N_STORES }; /* as it opens by itself; on threads */
+
+static const char *const series_names[N_SERIES] = {
+    "fio", "store", "store, checksums", "threads", "threads, checksums", "fio, default buffers"};
+
+struct sample {
+  double bytes_per_s, cpu_s_per_gb;
+};
+
+struct bench {
+  const char *dir;
+  uint64_t bytes;
+  int n_rounds;
+  bool is_json;
+  bool has_fio;
+  struct lade_staging staging;
+  struct fio_file file;
+  lade_store *stores[N_STORES];
+  struct lade_extent extents[N_STORES];
+  uint64_t generation; /* of the store's last write */
+  struct sample samples[N_SERIES][N_OPS][N_ROUNDS_MAX];
+};
+
+/* ---- measuring ---- */
+
+static double cpu_seconds(void)
+{
+  struct rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+         (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
+}
+
+static struct lade_transfer transfer_of(const struct bench *bench, int store, int op, bool is_checked, uint64_t i)
+{
+  return (struct lade_transfer){
+      .op = op == WRITE ? LADE_STORE_WRITE : LADE_STORE_READ,
+      .check = is_checked ? LADE_CHECK_STORE : LADE_CHECK_CALLER,
+      .extent = bench->extents[store],
+      .offset = i * TRANSFER_BYTES,
+      .bytes = LADE_MIN(TRANSFER_BYTES, bench->bytes - i * TRANSFER_BYTES),
+      .data = bench->staging.data + i % N_TRANSFERS * TRANSFER_BYTES,
+      .identity = {.tensor = (uint32_t)i, .generation = bench->generation},
+  };
+}
+
+/* Move the whole extent with N_TRANSFERS under way. After a failure what is under way is waited for. */
+static int transfers_run(struct bench *bench, int i_store, int op, bool is_checked, struct lade_error *error)
+{
+  struct lade_transfer transfers[N_TRANSFERS];
+  lade_store *store = bench->stores[i_store];
+  uint64_t n = (uint64_t)lade_div_up((int64_t)bench->bytes, TRANSFER_BYTES), n_begun = 0, n_done = 0;
+  int status = 0;
+  while (n_done < n_begun || (!status && n_begun < n)) {
+    bool is_full = n_begun - n_done == N_TRANSFERS;
+    if (!status && !is_full && n_begun < n) {
+      struct lade_transfer *transfer = &transfers[n_begun % N_TRANSFERS];
+      *transfer = transfer_of(bench, i_store, op, is_checked, n_begun);
+      status = lade_store_submit(store, transfer);
+      LADE_ASSERT(!status); /* it is well formed */
+      n_begun += !status;
+      continue;
+    }
+    int code = lade_store_wait(store, &transfers[n_done++ % N_TRANSFERS], status ? NULL : error);
+    status = status ? status : code;
+  }
+  return status;
+}
+
+static int store_pass(struct bench *bench, int store, int op, bool is_checked, struct sample *ret_sample,
+                      struct lade_error *error)
+{
+  bench->generation += op == WRITE;
+  double cpu = cpu_seconds();
+  int64_t start_ns = lade_now_ns();
+  int status = transfers_run(bench, store, op, is_checked, error);
+  double seconds = (double)(lade_now_ns() - start_ns) * 1e-9;
+  if (!status)
+    *ret_sample = (struct sample){.bytes_per_s = (double)bench->bytes / seconds,
+                                  .cpu_s_per_gb = (cpu_seconds() - cpu) / ((double)bench->bytes * 1e-9)};
+  return status;
+}
+
+static int fio_pass(struct bench *bench, int op, bool has_huge_pages, struct sample *ret_sample,
+                    struct lade_error *error)
+{
+  struct fio_result result;
+  if (!bench->has_fio)
+    return 0;
+  int status = fio_run(&bench->file, op == WRITE, has_huge_pages, &result, error);
+  if (!status)
+    *ret_sample = (struct sample){result.bytes_per_s, result.cpu_s_per_gb};
+  return status;
+}
+
+static int series_run(struct bench *bench, int series, int round, struct lade_error *error)
+{
+  int status = 0;
+  for (int op = 0; op < N_OPS && !status; op++) {
+    struct sample *sample = &bench->samples[series][op][round];
+    if (series == FIO || series == FIO_PLAIN)
+      status = fio_pass(bench, op, series == FIO, sample, error);
+    else
+      status = store_pass(bench, series < POSIX ? BEST : THREADS, op,
+                          series == STORE_CHECKED || series == POSIX_CHECKED, sample, error);
+  }
+  return status;
+}
+
+static int rounds_run(struct bench *bench, struct lade_error *error)
+{
+  int status = 0;
+  for (int round = 0; round < bench->n_rounds; round++) {
+    for (int i = 0; i < N_SERIES && !status; i++)
+      status = series_run(bench, (round + i) % N_SERIES, round, error);
+  }
+  return status;
+}
+
+/* ---- preparing ---- */
+
+static int store_begin(struct bench *bench, int i, struct lade_error *error)
+{
+  struct lade_store_params params = {.struct_size = sizeof(params), .dir = bench->dir,
+                                     .engine = i == BEST ? LADE_STORE_AUTO : LADE_STORE_POSIX};
+  int status = lade_store_open(&params, error, &bench->stores[i]);
+  if (status)
+    return status;
+  status = lade_store_reserve(bench->stores[i], bench->bytes, &bench->extents[i]);
+  if (status)
+    return lade_error_set(error, status, "%s: no room for the bytes to be measured", bench->dir);
+  return lade_store_prepare(bench->stores[i], error);
+}
+
+/* A small file tells whether fio is here and works before gigabytes are written for it. */
+static int fio_begin(struct bench *bench, struct lade_error *error)
+{
+  struct fio_result result;
+  struct fio_file trial = {.fd = -1};
+  int status = fio_file_open(&trial, bench->dir, TRANSFER_BYTES, bench->staging.data, TRANSFER_BYTES, error);
+  if (status)
+    return status;
+  status = fio_run(&trial, true, true, &result, error);
+  fio_file_close(&trial);
+  if (status) {
+    fprintf(stderr, "lade bench: %s%s; the store is measured alone\n", error->text,
+            status == -ENOENT ? " (it is the package called fio)" : "");
+    *error = (struct lade_error){0};
+    return 0;
+  }
+  bench->has_fio = true;
+  return fio_file_open(&bench->file, bench->dir, bench->bytes, bench->staging.data, TRANSFER_BYTES, error);
+}
+
+static int bench_begin(struct bench *bench, struct lade_error *error)
+{
+  int status = lade_staging_init(&bench->staging, (uint64_t)N_TRANSFERS * TRANSFER_BYTES, -1, NULL);
+  if (status)
+    return lade_error_set(error, status, "no memory for the buffers, %u MiB", N_TRANSFERS * TRANSFER_BYTES >> 20);
+  memset(bench->staging.data, 0x3c, bench->staging.bytes);
+  for (int i = 0; i < N_STORES && !status; i++)
+    status = store_begin(bench, i, error);
+  if (!status && *lade_store_note(bench->stores[BEST]))
+    fprintf(stderr, "lade bench: %s\n", lade_store_note(bench->stores[BEST]));
+  return status ? status : fio_begin(bench, error);
+}
+
+static void bench_end(struct bench *bench)
+{
+  for (int i = 0; i < N_STORES; i++)
+    lade_store_close(bench->stores[i]);
+  fio_file_close(&bench->file);
+  lade_staging_finish(&bench->staging);
+}
+
+/* ---- telling ---- */
+
+static int double_compare(const void *a, const void *b)
+{
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static double median(double *values, int n)
+{
+  qsort(values, (size_t)n, sizeof(*values), double_compare);
+  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+static double rate_of(const struct bench *bench, int series, int op)
+{
+  double values[N_ROUNDS_MAX];
+  for (int i = 0; i < bench->n_rounds; i++)
+    values[i] = bench->samples[series][op][i].bytes_per_s;
+  return median(values, bench->n_rounds);
+}
+
+static double cpu_of(const struct bench *bench, int series, int op)
+{
+  double values[N_ROUNDS_MAX];
+  for (int i = 0; i < bench->n_rounds; i++)
+    values[i] = bench->samples[series][op][i].cpu_s_per_gb;
+  return median(values, bench->n_rounds);
+}
+
+/* To fio's in the same round; NAN without fio. */
+static double ratio_of(const struct bench *bench, int series, int op)
+{
+  double values[N_ROUNDS_MAX];
+  if (!bench->has_fio)
+    return NAN;
+  for (int i = 0; i < bench->n_rounds; i++)
+    values[i] = bench->samples[series][op][i].bytes_per_s / bench->samples[FIO][op][i].bytes_per_s;
+  return median(values, bench->n_rounds);
+}
+
+static void bench_print(const struct bench *bench)
+{
+  printf("%-22s %24s %24s %19s\n", "", "write", "read", "CPU s/GB (w, r)");
+  for (int series = 0; series < N_SERIES; series++) {
+    if (!bench->has_fio && (series == FIO || series == FIO_PLAIN))
+      continue;
+    printf("%-22s", series_names[series]);
+    for (int op = 0; op < N_OPS; op++) {
+      printf(" %9.2f GB/s", rate_of(bench, series, op) * 1e-9);
+      if (bench->has_fio)
+        printf("  %4.2f fio", ratio_of(bench, series, op));
+      else
+        printf("%10s", "");
+    }
+    printf("    %7.3f %7.3f\n", cpu_of(bench, series, WRITE), cpu_of(bench, series, READ));
+  }
+}
+
+static json_t *number_or_null(double value)
+{
+  return isfinite(value) ? json_real(value) : json_null();
+}
+
+/* @name, say "read_ratio", with the operation put before it. */
+static int entry_add(json_t *object, const char *before, int op, const char *after, double value)
+{
+  char name[64];
+  snprintf(name, sizeof(name), "%s%s%s", before, op == WRITE ? "write" : "read", after);
+  return json_object_set_new(object, name, number_or_null(value));
+}
+
+static int bench_dump(const struct bench *bench)
+{
+  struct lade_store_info info;
+  lade_store_get_info(bench->stores[BEST], &info);
+  json_t *object = json_pack("{s:i, s:i, s:I, s:s, s:b}", "schema_version", REPORT_SCHEMA_VERSION, "rounds",
+                             bench->n_rounds, "bytes", (json_int_t)bench->bytes, "engine", info.engine, "has_fio",
+                             bench->has_fio);
+  int status = object ? 0 : -1;
+  for (int op = 0; op < N_OPS; op++) {
+    double none = bench->has_fio ? 1 : NAN;
+    status |= entry_add(object, "fio_", op, "_bytes_per_s", none * rate_of(bench, FIO, op));
+    status |= entry_add(object, "store_", op, "_bytes_per_s", rate_of(bench, STORE, op));
+    status |= entry_add(object, "", op, "_ratio", ratio_of(bench, STORE, op));
+    status |= entry_add(object, "", op, "_checked_ratio", ratio_of(bench, STORE_CHECKED, op));
+    status |= entry_add(object, "posix_", op, "_ratio", ratio_of(bench, POSIX, op));
+    status |= entry_add(object, "posix_", op, "_checked_ratio", ratio_of(bench, POSIX_CHECKED, op));
+    status |= entry_add(object, "store_", op, "_cpu_s_per_gb", cpu_of(bench, STORE, op));
+    status |= entry_add(object, "store_", op, "_checked_cpu_s_per_gb", cpu_of(bench, STORE_CHECKED, op));
+    status |= entry_add(object, "fio_", op, "_cpu_s_per_gb", none * cpu_of(bench, FIO, op));
+    status |= entry_add(object, "fio_default_", op, "_cpu_s_per_gb", none * cpu_of(bench, FIO_PLAIN, op));
+  }
+  if (!status)
+    return json_print(object);
+  json_decref(object);
+  return -ENOMEM;
+}
+
+/* ---- the verb ---- */
+
+static const char help[] =
+    "Usage: lade bench store --dir DIR [--size 4GiB] [--rounds N] [--json]\n"
+    "Sequential bandwidth of the store in a directory, beside fio's where fio is installed.\n\n"
+    "  --dir DIR      a directory on the drive to measure; nothing is left in it\n"
+    "  --size SIZE    bytes per pass; three times as many must be free [4GiB]\n"
+    "  --rounds N     rounds, of which medians are taken, 1 to 99 [5]\n"
+    "  --json         one JSON object on stdout\n\n"
+    "A round moves ten to twelve times SIZE. Ratios are to fio's rate in the same round; larger is better.\n";
+
+static int usage_fail(const char *text, const char *what)
+{
+  char line[512];
+  snprintf(line, sizeof(line), text, what ? what : "");
+  message_print("bench", line);
+  return LADE_EXIT_USAGE;
+}
+
+/* The exit code, or -1 to go on. */
+static int options_parse(struct bench *bench, int argc, char **argv)
+{
+  static const struct option options[] = {{"dir", required_argument, NULL, 'd'},
+                                          {"size", required_argument, NULL, 's'},
+                                          {"rounds", required_argument, NULL, 'r'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
+  opterr = 0;
+  optind = 1;
+  for (int c; (c = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
+    char *end = "";
+    if (c == 'd')
+      bench->dir = optarg;
+    else if (c == 'j')
+      bench->is_json = true;
+    else if (c == 's' && (lade_size_parse(optarg, &bench->bytes) || bench->bytes < TRANSFER_BYTES ||
+                          bench->bytes % TRANSFER_BYTES))
+      return usage_fail("--size %s: expected a multiple of 8MiB, like 512MiB or 4GiB", optarg);
+    else if (c == 'r' && ((bench->n_rounds = (int)strtol(optarg, &end, 10)) < 1 || *end ||
+                          bench->n_rounds > N_ROUNDS_MAX))
+      return usage_fail("--rounds %s: expected a number from 1 to 99", optarg);
+    else if (c == 'h') {
+      fputs(help, stdout);
+      return LADE_EXIT_DONE;
+    } else if (c == '?')
+      return usage_fail("%s: no such option, or its value is missing; `lade bench store --help` lists them",
+                        argv[optind - 1]);
+  }
+  if (optind < argc)
+    return usage_fail("%s is one word too many; `lade bench store --help`", argv[optind]);
+  return bench->dir ? -1 : usage_fail("--dir DIR is missing: a directory on the drive to measure%s", NULL);
+}
+
+int bench_store_main(int argc, char **argv)
+{
+  struct lade_error error = {0};
+  struct bench *bench = calloc(1, sizeof(*bench));
+  if (!bench)
+    return exit_fail("bench", -ENOMEM, &error);
+  *bench = (struct bench){.bytes = SIZE_DEFAULT, .n_rounds = N_ROUNDS_DEFAULT, .file.fd = -1};
+  int code = options_parse(bench, argc, argv);
+  if (code < 0) {
+    int status = bench_begin(bench, &error);
+    if (!status)
+      status = rounds_run(bench, &error);
+    if (!status && bench->is_json)
+      status = bench_dump(bench);
+    else if (!status)
+      bench_print(bench);
+    code = status ? exit_fail("bench", status, &error) : LADE_EXIT_DONE;
+    bench_end(bench);
+  }
+  free(bench);
+  return code;
+}
