@@ -28,6 +28,7 @@ static const struct verb verbs[] = {
     {"plan", "says where every byte would wait, and what that would cost", plan_main},
     {"sample", "prints text from a checkpoint", sample_main},
     {"doctor", "says what this machine has, and how to get what it lacks", doctor_main},
+    {"bench", "measures parts of Lade on this machine, beside what one would use otherwise", bench_main},
     {0}, /* ends the table */
 };
 

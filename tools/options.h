@@ -14,7 +14,7 @@
 
 #include "run/session.h"
 
-enum verb_id { VERB_TRAIN = 1, VERB_SWEEP = 2, VERB_PLAN = 4, VERB_DOCTOR = 8, VERB_SAMPLE = 16 };
+enum verb_id { VERB_TRAIN = 1, VERB_SWEEP = 2, VERB_PLAN = 4, VERB_DOCTOR = 8, VERB_SAMPLE = 16, VERB_BENCH = 32 };
 
 enum option_type {
   OPTION_SECTION, /* a title in --help */

@@ -140,7 +140,7 @@ const struct option option_table[] = {
      .help = "choose among the likeliest N"},
 
     SECTION("The command"),
-    {OPTION_FLAG, "json", NULL, ALL | VERB_DOCTOR, AT(is_json), .help = "results as JSON"},
+    {OPTION_FLAG, "json", NULL, ALL | VERB_DOCTOR | VERB_BENCH, AT(is_json), .help = "results as JSON"},
     {OPTION_FLAG, "quiet", NULL, RUN, VERB_PLAN, AT(is_quiet), .help = "no progress on stderr"},
     {OPTION_TEXT, "config", "FILE", ALL, AT(config), .unset = "none",
      .help = "read options as `name = value` lines; the command line overrides"},
@@ -188,6 +188,12 @@ static const struct verb_page verb_pages[] = {
      "  lade doctor --store /nvme/scratch the same, and whether that directory can be a store\n"
      "\nUsage: lade doctor [OPTION...]\n"
      "Exits 7 when something that was asked for, or that every run needs, is missing.\n"},
+    {VERB_BENCH, "bench",
+     "Examples:\n"
+     "  lade bench alloc                  an allocation and a free: the caching allocator, a best fit, malloc\n"
+     "  lade bench alloc --json           the same for a script\n"
+     "\nUsage: lade bench NAME [OPTION...]\n"
+     "Measures a part of Lade on this machine, beside what one would use otherwise, in turns. Best on an idle one.\n"},
     {VERB_SAMPLE, "sample",
      "Examples:\n"
      "  lade sample run                             text from the newest checkpoint in run/\n"

@@ -9,8 +9,8 @@
  * cut into 32 steps, a bit per list that is not empty. Insertion and removal are a few instructions. The search looks
  * through the list of its own size first and takes the smallest that fits of the first few; beyond it takes
  * from the next list that is not empty. What is found is within 1/32 of the best fit, at a fraction of what a
- * balanced tree costs (`bench-alloc` has both). When the own list is long and nothing at its head fits, and no longer
- * list has anything, the whole list is walked: no fitting block is ever missed.
+ * balanced tree costs (`lade bench alloc` has both). When the own list is long and nothing at its head fits, and no
+ * longer list has anything, the whole list is walked: no fitting block is ever missed.
  *
  * The index is a table with linear probing, at most half full, in which removal moves later entries back. It holds
  * live blocks only, so that a stale address is not found, whoever asks.

@@ -57,8 +57,9 @@ static void a_segment_is_as_large_as_its_first_request_says(void **state)
 {
   static const struct {
     uint64_t bytes, reserved_bytes;
-  } cases[] = {{1, 2 * MIB}, {MIB, 2 * MIB}, {MIB + 1, 20 * MIB}, {10 * MIB - 512, 20 * MIB}, {10 * MIB - 511, 10 * MIB},
-               {10 * MIB, 10 * MIB}, {10 * MIB + 1, 12 * MIB}, {33 * MIB, 34 * MIB}, {1024 * MIB, 1024 * MIB}};
+  } cases[] = {{1, 2 * MIB}, {MIB, 2 * MIB}, {MIB + 1, 20 * MIB}, {10 * MIB - 512, 20 * MIB},
+               {10 * MIB - 511, 10 * MIB}, {10 * MIB, 10 * MIB}, {10 * MIB + 1, 12 * MIB},
+               {33 * MIB, 34 * MIB}, {1024 * MIB, 1024 * MIB}};
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     struct torch_model *model = model_open(false, 0);
     must_free(model, must_alloc(model, cases[i].bytes, 0));
@@ -227,7 +228,7 @@ static void must_be_disjoint(const struct live *live, uint64_t address, uint64_t
     assert_true(!live[i].bytes || address >= live[i].address + live[i].bytes || live[i].address >= address + bytes);
 }
 
-/* Random calls; with @is_heap_failing the heap is full in one of four allocations. Returns how many allocations were refused. */
+/* Random calls; with @is_heap_failing the heap is full in one of four. Returns how many allocations were refused. */
 static int calls_make(struct torch_model *model, uint64_t total_bytes, uint64_t seed, bool is_heap_failing)
 {
   struct live live[N_LIVE] = {0};
@@ -242,7 +243,8 @@ static int calls_make(struct torch_model *model, uint64_t total_bytes, uint64_t 
       live_bytes -= slot->bytes;
       slot->bytes = 0;
     } else {
-      allocations_left = is_heap_failing && draw.word[3] % 4 == 0 ? 1 + (int)(draw.word[2] % 2) : -1;
+      bool is_full = is_heap_failing && draw.word[3] % 4 == 0;
+      allocations_left = is_full ? 1 + (int)(draw.word[2] % 2) : -1;
       int error = torch_model_alloc(model, bytes, (int)(draw.word[3] / 4 % 3), &slot->address);
       allocations_left = -1;
       n_refused += error != 0;
