@@ -11,10 +11,18 @@
  * is the part of chunks that share a chunk with something live.
  *
  * Moving or creating. Moving keeps what is reserved close to what is live; but a step that repeats could move the
- * same chunks back and forth for ever, each move being a few calls to the system. So moves earn credit,
- * and MOVES_PER_CREATE of them buy one created chunk instead of a move, while the limit allows. A program that goes
- * on and on moving gets the memory that ends it, after a number of moves in proportion; one that never repeats
- * pays at most 1/MOVES_PER_CREATE of what it moved. (Rent until the rent has paid for buying.)
+ * same chunks back and forth for ever, each move being a few calls to the system. So it is counted how often a
+ * request had to move: by its size and the bytes that were live, which in a repeated step name the same request again
+ * and in any other program hardly ever do. What has moved as often as the price says gets created chunks instead,
+ * while the limit allows. The price is 1 while little is wasted and triples with every 1/128 of the most that was ever
+ * live: cheap waste is bought in the second step, dear waste only by those who come for it again and again.
+ *
+ * That comes to rest. Let a step of n requests, each of s bytes at most, be repeated for ever with room below the
+ * limit. Counters are N_MOVED and prices bounded, so if moves never ended some request would find its price paid again
+ * and again, and create. A request of b bytes makes a window when each mapped run of b bytes has a block of the
+ * step in it; n blocks spoil at most n * (s + 2 b) bytes of such runs; and each chunk that it creates lies in
+ * such a run and stays there once nobody moves. So the requests that create are finitely many, and then
+ * nothing is mapped, unmapped, created or released again.
  *
  * Failures. Chunks that were gathered and then not mapped are spare: still reserved, first to be used next time.
  * A map that is refused half-way leaves the mapped part as a free block. Nothing is undone, nothing is lost.
@@ -30,7 +38,9 @@
 
 #include "alloc/cache_internal.h"
 
-#define MOVES_PER_CREATE 32
+#define PRICE_STEPS 128   /* of the most bytes ever live: waste that triples the price of creating */
+#define PRICE_STEP_CHUNKS 4 /* at least, so that a small program pays for chunks and not for fractions */
+#define MAX_PRICE 729
 
 struct window {
   struct block *first; /* the first block that it touches */
@@ -327,27 +337,48 @@ static void chunks_bring(lade_cache *cache, uint64_t n, const struct window *win
   while (missing_get(cache, n)) {
     struct idle_scan scan = {.cache = cache, .window = window};
     idle_scan(&scan);
-    uint64_t from = 0, to = 0, before = (uint64_t)cache->spare.n;
+    uint64_t from = 0, to = 0;
     if (!scan.best || !idle_range(cache, scan.best, window, &from, &to) ||
         block_unmap(cache, scan.best, from, to, missing_get(cache, n)))
       return;
-    cache->move_credit += (uint64_t)cache->spare.n - before;
   }
+}
+
+/* How often a request must have moved before @n more chunks are created for it. */
+static uint64_t price_get(const lade_cache *cache, uint64_t n)
+{
+  uint64_t live_bytes = LADE_MAX(cache->high_bytes, cache->stats.allocated_bytes.peak), price = 1;
+  uint64_t reserved_bytes = cache->stats.reserved_bytes.current + n * cache->chunk_bytes;
+  uint64_t step_bytes = LADE_MAX(live_bytes / PRICE_STEPS, PRICE_STEP_CHUNKS * cache->chunk_bytes);
+  uint64_t waste_bytes = reserved_bytes - LADE_MIN(reserved_bytes, live_bytes);
+  for (; waste_bytes >= step_bytes && price < MAX_PRICE; waste_bytes -= step_bytes)
+    price *= 3;
+  return price;
+}
+
+/* The counter of moves for a request of @bytes at this point of a step. Strangers may share one: it fills sooner. */
+static uint16_t *moved_find(lade_cache *cache, uint64_t bytes)
+{
+  uint64_t hash = (cache->stats.allocated_bytes.current * 0x9e3779b97f4a7c15u ^ bytes) * 0xc2b2ae3d27d4eb4fu;
+  return &cache->moved[hash >> 32 & (N_MOVED - 1)];
 }
 
 /* Have @n spare chunks. -ENOMEM, before anything is touched where it is certain that they cannot be had. */
 static int chunks_gather(lade_cache *cache, uint64_t n, const struct window *window)
 {
-  uint64_t missing = missing_get(cache, n), room = (cache->limit_bytes - cache->stats.reserved_bytes.current);
+  uint64_t missing = missing_get(cache, n), room_bytes = cache->limit_bytes - cache->stats.reserved_bytes.current;
   struct idle_scan scan = {.cache = cache, .window = window};
   if (!missing)
     return 0;
   idle_scan(&scan);
-  if (scan.bytes + room < missing * cache->chunk_bytes)
+  if (scan.bytes + room_bytes < missing * cache->chunk_bytes)
     return -ENOMEM;
-  if (cache->move_credit >= missing * MOVES_PER_CREATE && room >= missing * cache->chunk_bytes) {
-    cache->move_credit -= missing * MOVES_PER_CREATE;
-    chunks_create(cache, missing);
+  if (scan.bytes) {
+    uint16_t *moved = moved_find(cache, window->end - window->start);
+    if (room_bytes >= missing * cache->chunk_bytes && *moved >= price_get(cache, missing))
+      chunks_create(cache, missing);
+    else
+      *moved += *moved < MAX_PRICE;
   }
   chunks_bring(cache, n, window);
   if (missing_get(cache, n) && chunks_create(cache, missing_get(cache, n)))
@@ -478,9 +509,7 @@ int lade_cache_chunks_trim(lade_cache *cache, uint64_t keep_bytes)
   if (reserved_bytes <= keep_bytes)
     return 0;
   uint64_t n = (reserved_bytes - keep_bytes + cache->chunk_bytes - 1) / cache->chunk_bytes;
-  uint64_t credit = cache->move_credit;
   chunks_bring(cache, n, NULL);
-  cache->move_credit = credit; /* these were not moves */
   for (; n && cache->spare.n; n--)
     spare_release_one(cache);
   return 0;

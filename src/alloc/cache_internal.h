@@ -27,6 +27,7 @@
 #define N_QUEUES (LADE_CACHE_MAX_QUEUES + 1) /* number 0: nobody, for what every queue may use */
 #define MAX_SPAN_BYTES ((uint64_t)1 << 42)   /* of a segment: the largest bin holds it */
 #define N_FINDINGS 64
+#define N_MOVED 1024
 
 enum block_state { BLOCK_LIVE, BLOCK_WAITING, BLOCK_QUARANTINE, BLOCK_FREE, BLOCK_HOLE };
 enum zone_kind { ZONE_SMALL, ZONE_LARGE, N_ZONES };
@@ -135,7 +136,8 @@ struct lade_cache {
   int n_tags;
   struct lade_cache_event *trace; /* ring */
   uint64_t trace_mask, n_traced;
-  uint64_t move_credit; /* see cache_chunks.c */
+  uint16_t moved[N_MOVED]; /* how often requests had to move chunks; see cache_chunks.c */
+  uint64_t high_bytes;     /* the most live, before peaks were reset */
 
   /* the sanitizer's */
   struct block *quarantine_first, *quarantine_last;

@@ -88,6 +88,7 @@ void lade_cache_reset_peaks(lade_cache *cache)
   struct lade_cache_stat *all[] = {&stats->allocation,      &stats->active,         &stats->segment,
                                    &stats->requested_bytes, &stats->allocated_bytes, &stats->active_bytes,
                                    &stats->reserved_bytes,  &stats->inactive_split_bytes};
+  cache->high_bytes = LADE_MAX(cache->high_bytes, stats->allocated_bytes.peak);
   for (size_t i = 0; i < LADE_COUNT(all); i++)
     all[i]->peak = all[i]->current;
   for (int i = 0; i < cache->n_tags; i++)
