@@ -6,7 +6,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -26,6 +24,7 @@
 #include "base/base.h"
 #include "run/executor_internal.h"
 #include "tests/support/rig.h"
+#include "tests/support/scratch.h"
 #include "tests/support/seccomp.h"
 
 static const char *store_refusal;
@@ -325,8 +324,7 @@ static int full_disk_run(void)
   struct rig_model model = rig_tiny(LADE_GPT2);
   struct lade_error error = {0};
   struct rig rig;
-  if (unshare(CLONE_NEWNS | (geteuid() ? CLONE_NEWUSER : 0)) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
-      mount("none", rig_directory(), "tmpfs", 0, "size=1m"))
+  if (!scratch_disk_mount(rig_directory(), "1m"))
     return FORBIDDEN;
   rig_init(&rig, &model);
   rig.store_dir = rig_directory();

@@ -16,6 +16,12 @@ void scratch_make(char *path, bool is_memory);
 /* With all that is in it. */
 void scratch_remove(const char *path);
 
+/*
+ * Lay a file system of @size ("256k") in memory over directory @path, for this process and its children alone: for a
+ * child that is to meet a full disk. The process has one thread. False where mount namespaces are forbidden.
+ */
+bool scratch_disk_mount(const char *path, const char *size);
+
 /* The test's own, and cmocka's set-up and tear-down of it. */
 extern char scratch[SCRATCH_BYTES];
 int scratch_setup(void **state);

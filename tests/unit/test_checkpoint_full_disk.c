@@ -4,10 +4,8 @@
  * mounted in a namespace of our own, until there is no room. Skips where such a namespace is refused.
  */
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -58,11 +56,7 @@ static int disk_fill(const char *dir)
 
 static int disk_run(const char *dir)
 {
-  if (unshare(CLONE_NEWNS) < 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) < 0)
-    return SKIPPED;
-  if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 || mount("none", dir, "tmpfs", 0, "size=256k") < 0)
-    return SKIPPED;
-  return disk_fill(dir);
+  return scratch_disk_mount(dir, "256k") ? disk_fill(dir) : SKIPPED;
 }
 
 int main(void)
