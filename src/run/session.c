@@ -44,13 +44,14 @@ static int tokens_check(const lade_session *s, const struct lade_batch *batch, s
 {
   const int64_t vocabulary = s->model.vocabulary;
   for (int64_t i = 0; i < batch->n_rows * batch->seq; i++) {
-    bool is_token = batch->tokens[i] < 0 || batch->tokens[i] >= vocabulary;
-    if (is_token || batch->targets[i] >= vocabulary)
+    const int32_t token = batch->tokens[i], target = batch->targets[i];
+    bool is_token_bad = token < 0 || token >= vocabulary;
+    if (is_token_bad || target >= vocabulary)
       return lade_error_set(error, -EINVAL, "%s %lld: the %s in row %lld at position %lld is %d, outside of the "
                             "vocabulary of %lld", batch->is_valid ? "validation batch" : "step",
-                            (long long)batch->number, is_token ? "token" : "target",
+                            (long long)batch->number, is_token_bad ? "token" : "target",
                             (long long)(batch->first_row + i / batch->seq), (long long)(i % batch->seq),
-                            is_token ? batch->tokens[i] : batch->targets[i], (long long)vocabulary);
+                            is_token_bad ? token : target, (long long)vocabulary);
   }
   return 0;
 }
@@ -116,6 +117,35 @@ static void loss_record(lade_session *s, double loss)
   s->state.loss_digest = XXH3_64bits_withSeed(&bits, sizeof(bits), s->state.loss_digest);
 }
 
+/*
+ * A step that is not to be trusted, as a person is told it: with the gradient, if one is to blame, and whether the
+ * update was made. A loss can overflow on its own, its gradients being differences of probabilities.
+ */
+static int not_finite(const lade_session *s, const struct lade_step_result *result, struct lade_error *error)
+{
+  const long long step = s->state.step;
+  const double loss = isnan(result->loss) ? (double)NAN : result->loss; /* a NaN's sign means nothing */
+  if (!result->verdict.is_skipped)
+    return lade_error_set(error, -EDOM, "step %lld: the loss is %f, while all gradients are finite: the loss itself "
+                          "overflowed, and the update was made; go on from the newest save, with a smaller --lr", step,
+                          loss);
+  const char *bad = bad_tensor(s, result->verdict.first_bad);
+  if (isfinite(result->loss))
+    return lade_error_set(error, -EDOM, "step %lld: %s is not finite, though the loss is (%f); nothing was updated",
+                          step, bad, loss);
+  return lade_error_set(error, -EDOM, "step %lld: the loss is %f, and the first gradient that is not finite is %s; "
+                        "nothing was updated", step, loss, bad);
+}
+
+/* The step was made: its loss counts, whatever it is. */
+static void step_count(lade_session *s, const struct lade_step_result *result)
+{
+  loss_record(s, result->loss);
+  scale_adapt(s, result->verdict.is_skipped);
+  s->state.step++;
+  s->state.data_position += s->params.batch * s->params.time;
+}
+
 int lade_session_step(lade_session *s, struct lade_step_report *ret_report, struct lade_error *error)
 {
   struct lade_step block = step_block(s);
@@ -126,22 +156,18 @@ int lade_session_step(lade_session *s, struct lade_step_report *ret_report, stru
   bool is_skipped = status == -ERANGE;
   if (status && !is_skipped)
     return status;
-  if (!isfinite(result.loss))
-    return lade_error_set(error, -EDOM, "step %lld: the loss is %f, and nothing was updated", (long long)s->state.step,
-                          result.loss);
-  if (is_skipped && (s->params.dtype != LADE_F16 || s->state.loss_scale <= 1))
-    return lade_error_set(error, -EDOM, "step %lld: the gradient %s is not finite, and nothing was updated",
-                          (long long)s->state.step, bad_tensor(s, result.verdict.first_bad));
+  bool is_rescaled = s->params.dtype == LADE_F16 && s->state.loss_scale > 1 && isfinite(result.loss);
+  if (is_skipped && !is_rescaled)
+    return not_finite(s, &result, error);
   struct lade_step_report report = {
       .step = s->state.step, .loss = result.loss, .grad_norm = result.verdict.norm, .lr = block.lr,
       .is_skipped = is_skipped, .loss_scale = s->state.loss_scale, .wall_ns = result.wall_ns};
   memcpy(report.busy_ns, result.busy_ns, sizeof(report.busy_ns));
-  loss_record(s, result.loss);
-  scale_adapt(s, is_skipped);
-  s->state.step++;
-  s->state.data_position += s->params.batch * s->params.time;
-  *ret_report = report;
-  return 0;
+  status = isfinite(result.loss) ? 0 : not_finite(s, &result, error);
+  step_count(s, &result);
+  if (!status)
+    *ret_report = report;
+  return status;
 }
 
 static int64_t n_valid_batches(const lade_session *s)

@@ -102,7 +102,8 @@ struct lade_step_report {
 
 /*
  * One training step. -EDOM when the loss or a gradient is not finite (FP16's scaling excepted), with the step and the
- * first tensor in @error; parameters are as before the step.
+ * first gradient that is not, in the order of parameters, in @error; nothing was updated and the step does not count.
+ * If the loss alone overflowed, every gradient being finite, @error says that: the update was made and the step counts.
  */
 int lade_session_step(lade_session *session, struct lade_step_report *ret_report, struct lade_error *error);
 

@@ -4,8 +4,13 @@
 
 Usage: endings.py LADE
 """
+import array
+import json
+import math
 import os
+import re
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -47,9 +52,53 @@ text_write("abcdefg")
 code, out, err = run("train", *SHORT, "--steps", "50", "--lr", "1000", "--min-lr", "1000", "--warmup", "0", "--clip",
                      "0", "--save", "burst", "--save-every", "1", "--dtype", "fp32")
 assert code == 1 and not out, (code, err)
-assert err.count("\n") == 1 and err.startswith("lade train: step ") and "nothing was updated" in err, err
+assert err.count("\n") == 1 and err.startswith("lade train: step ") and err.endswith("; nothing was updated\n"), err
+assert re.search(r"the loss is (nan|inf), and the first gradient that is not finite is d\.embed\.wte\.weight;|: "
+                 r"d\.[a-z0-9.]+ is not finite, though the loss is", err), err
 step = int(err.split()[3].rstrip(":"))
 assert f"step-{step:08d}" in os.listdir("burst"), (step, os.listdir("burst"))
+
+# A loss that overflows while every gradient is finite: every logit of the text's byte is -2.4e38, and another's as far
+# on the other side, but gradients are differences of probabilities. The update was made, and no tensor is to blame.
+WIDTH = 64
+CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256, "hidden_size": WIDTH,
+          "intermediate_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
+          "max_position_embeddings": 32, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+          "tie_word_embeddings": False}
+
+
+def tensors_write(path, tensors):
+    header, data = {}, b""
+    for name, (shape, values) in tensors.items():
+        part = array.array("f", values)
+        assert len(part) == math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + 4 * len(part)]}
+        data += part.tobytes()
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
+
+
+square, ones = ([WIDTH, WIDTH], [0.0] * WIDTH * WIDTH), ([WIDTH], [1.0] * WIDTH)
+head = [0.0] * 256 * WIDTH
+for byte, logit in ((b"a", -2.4e38), (b"b", 2.4e38)):
+    head[byte[0] * WIDTH:(byte[0] + 1) * WIDTH] = [logit / WIDTH] * WIDTH
+layer = {f"model.layers.0.{name}.weight": square for name in (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
+    "mlp.down_proj")}
+tensors_write("huge.safetensors", {
+    "model.embed_tokens.weight": ([256, WIDTH], [1.0] * 256 * WIDTH), "model.norm.weight": ones,
+    "model.layers.0.input_layernorm.weight": ones, "model.layers.0.post_attention_layernorm.weight": ones,
+    "lm_head.weight": ([256, WIDTH], head), **layer})
+with open("huge.json", "w", encoding="utf-8") as file:
+    json.dump(CONFIG, file)
+with open("a.txt", "w", encoding="utf-8") as file:
+    file.write("a" * 1000)
+code, out, err = run("train", "--model", "huge.json", "--data", "a.txt", "--init", "huge.safetensors", "--dtype", "fp32",
+                     "--batch", "1", "--seq", "8", "--steps", "3", "--valid-fraction", "0", "--quiet")
+assert code == 1 and not out and err.count("\n") == 1, (code, out, err)
+assert err.startswith("lade train: step 0: the loss is inf, while all gradients are finite") and "was made" in err, err
 
 # Numbers that differ: the text is changed under a sweep between its runs. Both runs stop at a pipe for their residency
 # file, which they read after they have opened the data and before they train on it.
