@@ -529,13 +529,13 @@ static int refuse(lade_planner *planner, uint64_t device_bytes, struct lade_erro
   lade_size_format(bounds.min_bytes, least, sizeof(least));
   if (bounds.min_bytes == UINT64_MAX)
     return lade_error_set(error, -EOVERFLOW,
-                          "does not fit in %s, nor in any budget found: host and store hold too little of what would "
-                          "have to leave the device; raise --host-budget or --store-budget, or lower --micro-batch",
-                          asked);
+                          "does not fit in %s (%llu bytes), nor in any budget found: host and store hold too little of "
+                          "what would have to leave the device; raise --host-budget or --store-budget, or lower "
+                          "--micro-batch", asked, (unsigned long long)device_bytes);
   return lade_error_set(error, -EOVERFLOW,
-                        "does not fit in %s: the smallest budget found is %s (%llu bytes); more room comes from a "
-                        "smaller --micro-batch, a larger --host-budget or a --store", asked, least,
-                        (unsigned long long)bounds.min_bytes);
+                        "does not fit in %s (%llu bytes): the smallest budget found is %s (%llu bytes); more room "
+                        "comes from a smaller --micro-batch, a larger --host-budget or a --store", asked,
+                        (unsigned long long)device_bytes, least, (unsigned long long)bounds.min_bytes);
 }
 
 int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_error *error,

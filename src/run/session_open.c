@@ -286,6 +286,16 @@ static int tiers_resolve(lade_session *s, struct lade_error *error)
 
 /* ---- the plan, and what it stands on ---- */
 
+/* The budget in a person's words, where those are not bytes. */
+static void refusal_word(const struct lade_budget *budget, struct lade_error *error)
+{
+  if (!error || (budget->kind != LADE_BUDGET_PERCENT && budget->kind != LADE_BUDGET_PERCENT_DEVICE))
+    return;
+  const struct lade_error line = *error;
+  lade_error_set(error, line.code, "--budget %g%%%s: %s", budget->percent,
+                 budget->kind == LADE_BUDGET_PERCENT ? "" : "dev", line.text);
+}
+
 static int plan_make(lade_session *s, struct lade_error *error)
 {
   int status = tiers_resolve(s, error);
@@ -293,11 +303,17 @@ static int plan_make(lade_session *s, struct lade_error *error)
     return status;
   if (s->budget_bytes > s->capacity_bytes && !s->params.is_dry && !s->params.is_plan_only) {
     char asked[32], has[32];
-    return lade_error_set(error, -EOVERFLOW, "the budget of %s is more than this machine has left, %s",
-                          lade_size_format(s->budget_bytes, asked, sizeof(asked)),
-                          lade_size_format(s->capacity_bytes, has, sizeof(has)));
+    status = lade_error_set(error, -EOVERFLOW, "the budget of %s (%llu bytes) is more than this machine has left, %s "
+                            "(%llu bytes)", lade_size_format(s->budget_bytes, asked, sizeof(asked)),
+                            (unsigned long long)s->budget_bytes,
+                            lade_size_format(s->capacity_bytes, has, sizeof(has)),
+                            (unsigned long long)s->capacity_bytes);
+  } else {
+    status = lade_planner_plan(s->planner, s->budget_bytes, error, &s->plan);
   }
-  return lade_planner_plan(s->planner, s->budget_bytes, error, &s->plan);
+  if (status == -EOVERFLOW)
+    refusal_word(&s->params.budget, error);
+  return status;
 }
 
 static int device_open(lade_session *s, struct lade_error *error)

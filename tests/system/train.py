@@ -100,7 +100,10 @@ for unit in plan["residency"]:
 small = train("--steps", "6", "--budget", "min")
 assert small["measured_peak_bytes"] == small["planned_peak_bytes"] == least, (small, least)
 assert (small["loss_digest"], small["params_digest"]) == (whole["loss_digest"], whole["params_digest"])
-refused(3, "train", *SHORT, "--data", "text.txt", "--budget", str(least - CHUNK), words=[str(least)])
+refused(3, "train", *SHORT, "--data", "text.txt", "--budget", str(least - CHUNK),
+        words=[f"({least - CHUNK} bytes)", f"({least} bytes)"])
+refused(3, "train", *SHORT, "--data", "text.txt", "--budget", "1.5%",
+        words=["--budget 1.5%: ", f"({plan['unconstrained_bytes'] * 3 // 200} bytes)", f"({least} bytes)"])
 code, out, err = run("plan", *SHORT, "--json", "--budget", str(least - CHUNK))
 assert code == 3 and str(least) in err and not json.loads(out)["fits"], (code, out, err)
 
