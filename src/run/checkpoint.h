@@ -17,7 +17,18 @@
 #define LADE_CHECKPOINT_H
 
 #include "base/faults.h"
+#include "lade/train.h"
 #include "run/values.h"
+
+/* What a run's numbers depend on beside its state, in the words of the command's options. */
+struct lade_checkpoint_run {
+  bool is_known;                /* false: the checkpoint does not say */
+  int64_t dtype;                /* enum lade_dtype: F32, BF16 or F16 */
+  int64_t order;                /* enum lade_data_order */
+  int64_t batch, micro_batch, seq, steps, warmup;
+  double lr, min_lr, dropout, beta1, beta2, eps, weight_decay, clip;
+  uint64_t data_key;            /* of the training tokens; 0: they come from a function */
+};
 
 struct lade_checkpoint_state {
   int64_t step;          /* steps completed */
@@ -28,7 +39,16 @@ struct lade_checkpoint_state {
   uint64_t numerics_key;
   char model[LADE_NAME_BYTES];
   int64_t data_position; /* tokens consumed */
+  struct lade_checkpoint_run run;
 };
+
+/*
+ * In how many ways a run that goes on differs from the one that was saved; each by name with its old and its new value
+ * in @text, which is cut where it is too short. 0, and an empty text, when either is not known. Steps count where the
+ * learning rate depends on them.
+ */
+int lade_checkpoint_run_compare(const struct lade_checkpoint_run *saved, const struct lade_checkpoint_run *now,
+                                char *text, size_t text_bytes);
 
 /*
  * Save as @dir/step-NNNNNNNN, replacing one of the same step; @dir is made if its parent exists. Leftovers of

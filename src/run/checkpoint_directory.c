@@ -369,6 +369,19 @@ void saves_suggest(const char *path, struct lade_error *error)
   lade_error_set(error, error->code, "%s; resume from the one before it instead: %s", text, older);
 }
 
+/* A directory with a checkpoint's name is of that step, or somebody moved it: which one is newest is then a guess. */
+static int name_check(const char *path, int64_t step, struct lade_error *error)
+{
+  char resolved[PATH_MAX];
+  if (!realpath(path, resolved))
+    return system_error(error, -EIO, path, "resolve");
+  int64_t named = step_of(strrchr(resolved, '/') + 1);
+  return named < 0 || named == step
+             ? 0
+             : lade_error_set(error, -EBADMSG, "%s is not what its name says: %s is of step %" PRId64 "; rename it to "
+                              "step-%0*" PRId64 ", or move it away", path, CHECKPOINT_STATE, step, STEP_DIGITS, step);
+}
+
 /* Check what can be without reading tensors. */
 static int path_check(const char *path, struct lade_error *error)
 {
@@ -376,9 +389,11 @@ static int path_check(const char *path, struct lade_error *error)
   struct lade_error problem = {0};
   int rc = saved_state_read(&file, path, NULL, &problem);
   if (rc == 0) {
+    rc = name_check(path, file.state.step, &problem);
     saved_state_finish(&file);
-    return 0;
   }
+  if (rc == 0)
+    return 0;
   if (rc == -ENOENT)
     rc = lade_error_set(&problem, -EBADMSG, "%s is damaged: it has no %s", path, CHECKPOINT_STATE);
   saves_suggest(path, &problem);

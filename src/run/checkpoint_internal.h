@@ -102,6 +102,20 @@ int saved_config_write(const struct lade_model *model, const char *dir, struct l
 int saved_state_write(const struct lade_graph *graph, const struct lade_checkpoint_state *state, const uint64_t *sums,
                       const char *dir, struct lade_faults *faults, struct lade_error *error);
 
+/*
+ * What a failure to open or read a file of a checkpoint is: what is not there or finds no memory stays that, what is
+ * no regular file or too long is damage, and all else I/O; a person named the directory and not the file.
+ */
+int saved_file_error(int code, struct lade_error *error);
+
+/* A 64-bit pattern as 16 hexadecimal digits, and back: exactly those. */
+json_t *hex_json(uint64_t value);
+bool hex_get(const json_t *value, uint64_t *ret_value);
+
+/* The object of a run (checkpoint_run.c). NULL: out of memory; false: a field is missing or of the wrong type. */
+json_t *saved_run_json(const struct lade_checkpoint_run *run);
+bool saved_run_read(const json_t *object, struct lade_checkpoint_run *ret_run);
+
 struct saved_state {
   struct lade_checkpoint_state state;
   json_t *root; /* checked: checksum, version, fields */

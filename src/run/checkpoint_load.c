@@ -17,6 +17,8 @@
 
 #include "run/checkpoint_internal.h"
 
+#define GPT2_N_FIELDS 3 /* of those that models are compared by: it has no RoPE */
+
 struct load {
   const struct lade_values *values;
   const char *path;
@@ -34,12 +36,7 @@ static int file_open(struct load *load, enum chunk_kind kind, lade_safetensors *
   int rc = checkpoint_path_join(load->paths[kind], load->path, chunk_kind_file(kind), error);
   if (rc == 0)
     rc = lade_safetensors_open(load->paths[kind], load->faults, error, ret_file);
-  if (rc == -EINVAL) {
-    if (error)
-      error->code = -EBADMSG;
-    rc = -EBADMSG;
-  }
-  return rc;
+  return rc < 0 ? saved_file_error(rc, error) : 0;
 }
 
 static int source_find(struct load *load, int param, int i_slice, enum chunk_kind kind, struct slice_source *source,
@@ -82,6 +79,39 @@ static int sources_find(struct load *load, struct lade_error *error)
   return rc;
 }
 
+/* What tensors and their shapes do not tell: models that differ in it load, and compute something else. */
+static int model_compare(const struct load *load, struct lade_error *error)
+{
+  char path[PATH_MAX];
+  struct lade_model saved;
+  const struct lade_model *model = &load->values->graph->model;
+  int rc = checkpoint_path_join(path, load->path, CHECKPOINT_CONFIG, error);
+  if (rc == 0)
+    rc = lade_model_load(path, &saved, error);
+  if (rc < 0)
+    return rc;
+  const struct {
+    const char *what;
+    double saved, now;
+  } fields[] = {{"attention heads", (double)saved.heads, (double)model->heads},
+                {"key and value heads", (double)saved.key_heads, (double)model->key_heads},
+                {"a norm's epsilon", saved.norm_eps, model->norm_eps},
+                {"RoPE's base", saved.rope_base, model->rope_base},
+                {"RoPE's scale", saved.rope_scale_factor, model->rope_scale_factor},
+                {"RoPE's low frequency factor", saved.rope_low_freq_factor, model->rope_low_freq_factor},
+                {"RoPE's high frequency factor", saved.rope_high_freq_factor, model->rope_high_freq_factor},
+                {"RoPE's original context", (double)saved.rope_original_context,
+                 (double)model->rope_original_context}};
+  const size_t n_fields = model->family == LADE_LLAMA ? LADE_COUNT(fields) : GPT2_N_FIELDS;
+  for (size_t i = 0; i < n_fields; i++) {
+    if (fields[i].saved != fields[i].now)
+      return lade_error_set(error, -EINVAL, "%s: has %s of %g, the model of %g: this is a checkpoint of another model "
+                            "(%s)", load->path, fields[i].what, fields[i].saved, fields[i].now,
+                            load->state.state.model);
+  }
+  return 0;
+}
+
 static int load_all(struct load *load, struct lade_error *error)
 {
   int rc = saved_state_read(&load->state, load->path, load->faults, error);
@@ -93,6 +123,8 @@ static int load_all(struct load *load, struct lade_error *error)
     rc = file_open(load, CHUNK_M, &load->optimizer, error);
   if (rc == 0)
     rc = sources_find(load, error);
+  if (rc == 0)
+    rc = model_compare(load, error);
   if (rc == 0)
     rc = chunk_init(&load->chunk, load->values, slices_chunk_blocks(load->values->graph), load->faults, error);
   size_t n_slices = rc == 0 ? (size_t)slices_count(load->values->graph) : 0;

@@ -52,6 +52,17 @@ int checkpoint_path_join(char path[PATH_MAX], const char *dir, const char *name,
   return 0;
 }
 
+int saved_file_error(int code, struct lade_error *error)
+{
+  if (code == -EINVAL)
+    code = -EBADMSG;
+  else if (code != -ENOENT && code != -ENOMEM && code != -ENAMETOOLONG)
+    code = -EIO;
+  if (error)
+    error->code = code;
+  return code;
+}
+
 /* ---- small files ---- */
 
 /* @root, which is consumed and may be NULL (out of memory), as @dir/@name. */
@@ -76,15 +87,14 @@ static int json_write(json_t *root, size_t flags, const char *dir, const char *n
   return rc;
 }
 
-static json_t *hex_json(uint64_t value)
+json_t *hex_json(uint64_t value)
 {
   char text[20];
   snprintf(text, sizeof(text), "%016" PRIx64, value);
   return json_string(text);
 }
 
-/* Exactly what hex_json writes. */
-static bool hex_get(const json_t *value, uint64_t *ret_value)
+bool hex_get(const json_t *value, uint64_t *ret_value)
 {
   const char *text = json_string_value(value);
   if (!text || strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
@@ -166,7 +176,7 @@ static int file_sum(const char *path, uint64_t *ret_sum, struct lade_error *erro
   size_t bytes;
   int rc = lade_file_load(path, MAX_CONFIG_BYTES, error, &text, &bytes);
   if (rc < 0)
-    return rc;
+    return saved_file_error(rc, error);
   *ret_sum = XXH3_64bits(text, bytes);
   free(text);
   return 0;
@@ -250,6 +260,10 @@ int saved_state_write(const struct lade_graph *graph, const struct lade_checkpoi
                            hex_json(state->loss_digest), "numerics_key", hex_json(state->numerics_key), "files",
                            files);
   uint64_t sum;
+  if (root && state->run.is_known && json_object_set_new(root, "run", saved_run_json(&state->run)) != 0) {
+    json_decref(root);
+    root = NULL;
+  }
   if (root && (!object_sum(root, &sum) || json_object_set_new(root, "checksum", hex_json(sum)) != 0)) {
     json_decref(root);
     root = NULL;
@@ -295,11 +309,13 @@ static int fields_read(json_t *root, const char *path, struct lade_checkpoint_st
   json_int_t step, position, seed, good_steps;
   double loss_scale;
   const char *model;
+  const json_t *run = json_object_get(root, "run");
   json_t *files;
   if (json_unpack(root, "{s:s,s:I,s:I,s:I,s:F,s:I,s:o}", "model", &model, "step", &step, "data_position", &position,
                   "seed", &seed, "loss_scale", &loss_scale, "good_steps", &good_steps, "files", &files) != 0 ||
       !hex_get(json_object_get(root, "loss_digest"), &state->loss_digest) ||
-      !hex_get(json_object_get(root, "numerics_key"), &state->numerics_key) || step < 0)
+      !hex_get(json_object_get(root, "numerics_key"), &state->numerics_key) || step < 0 ||
+      (run && !saved_run_read(run, &state->run)))
     return state_damaged(path, "a field is missing or of the wrong type", error);
   snprintf(state->model, sizeof(state->model), "%s", model);
   state->step = step;
@@ -347,8 +363,13 @@ static json_t *root_load(const char *path, struct lade_faults *faults, struct la
     lade_error_set(error, rc, "%s: cannot open: %s", state_path, strerror(-rc));
   if (rc == 0 && (rc = lade_fault(faults, LADE_FAULT_FILE_READ)) < 0)
     lade_error_set(error, rc, "%s: cannot read: %s", state_path, strerror(-rc));
-  if (rc < 0 || lade_file_load(state_path, MAX_STATE_BYTES, error, &text, &bytes) < 0)
+  if (rc < 0)
     return NULL;
+  rc = lade_file_load(state_path, MAX_STATE_BYTES, error, &text, &bytes);
+  if (rc < 0) {
+    saved_file_error(rc, error);
+    return NULL;
+  }
   json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &problem);
   free(text);
   if (!root && json_error_code(&problem) == json_error_out_of_memory)

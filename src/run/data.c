@@ -29,6 +29,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <xxhash.h>
+
 #include "base/base.h"
 #include "base/philox.h"
 #include "run/data.h"
@@ -43,6 +45,8 @@
 #define CHUNK_BYTES 16384
 #define SCAN_BYTES (1 << 20)
 #define SCAN_LIMIT_BYTES (INT64_C(4) << 30)
+#define KEY_SAMPLES 64 /* places, and tokens at each, that tell one text from another; all of a short one */
+#define KEY_TOKENS 512
 #define OFFSET_STREAM 0x64617461u /* of the draws; ops count theirs from 0 */
 
 enum kind { KIND_TEXT, KIND_GPT2, KIND_LLAMA3, KIND_BARE, N_KINDS };
@@ -75,7 +79,7 @@ struct lade_data {
   struct part train, valid;
   int64_t vocabulary, batch, time;
   enum lade_data_order order;
-  uint64_t seed;
+  uint64_t seed, key;
   struct lade_faults *faults;
 };
 
@@ -403,6 +407,23 @@ static int sources_open(lade_data *data, const struct lade_data_params *params, 
   return 0;
 }
 
+/* By tokens, not by files: a text that was cut into several, or moved, is the same. */
+static int key_compute(lade_data *data, struct lade_error *error)
+{
+  int32_t tokens[KEY_TOKENS];
+  const int64_t n = data->train.n_tokens, gap = LADE_MAX(n / KEY_SAMPLES, KEY_TOKENS);
+  uint64_t key = (uint64_t)n;
+  for (int64_t first = 0; first < n; first += gap) {
+    int64_t now = LADE_MIN(n - first, KEY_TOKENS);
+    int rc = stream_tokens(data, first, now, tokens, error);
+    if (rc)
+      return rc;
+    key = XXH3_64bits_withSeed(tokens, (size_t)now * sizeof(*tokens), key);
+  }
+  data->key = key ? key : 1;
+  return 0;
+}
+
 int lade_data_open(const struct lade_data_params *params, struct lade_error *error, lade_data **ret_data)
 {
   int rc = params_check(params, error);
@@ -425,6 +446,8 @@ int lade_data_open(const struct lade_data_params *params, struct lade_error *err
   }
   if (!rc && data->valid.n_tokens > 0)
     rc = part_check(data, &data->valid, true, error);
+  if (!rc)
+    rc = key_compute(data, error);
   if (rc) {
     lade_data_close(data);
     return rc;
@@ -452,5 +475,5 @@ void lade_data_get_info(const lade_data *data, struct lade_data_info *ret_info)
                                       .vocabulary = data->vocabulary,
                                       .n_train_batches = part_n_batches(data, &data->train),
                                       .n_valid_batches = part_n_batches(data, &data->valid),
-                                      .is_text = data->sources[0].kind == KIND_TEXT};
+                                      .is_text = data->sources[0].kind == KIND_TEXT, .key = data->key};
 }

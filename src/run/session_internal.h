@@ -3,6 +3,8 @@
 #ifndef LADE_SESSION_INTERNAL_H
 #define LADE_SESSION_INTERNAL_H
 
+#include <limits.h>
+
 #include "base/base.h"
 #include "base/cpu.h"
 #include "plan/probe.h"
@@ -34,9 +36,23 @@ struct lade_session {
   lade_executor *executor;
   double matmul_flops_per_s; /* measured in this run; 0: not */
   struct lade_checkpoint_state state;
+  char resume_path[PATH_MAX]; /* of the checkpoint that this run goes on from */
 };
 
 struct lade_values lade_session_values(lade_session *session);
+
+/* What this run's numbers depend on, for its checkpoints. */
+struct lade_checkpoint_run session_run(const lade_session *session);
+
+/* The loss scale of a run that begins. */
+double session_first_scale(const lade_session *session);
+
+/*
+ * Going on from a checkpoint, in two parts (session_resume.c): find it and take its seed, before the data is opened;
+ * then load its values, and tell what differs from the run that saved it. Errors as a checkpoint's.
+ */
+int session_resume_begin(lade_session *session, struct lade_error *error);
+int session_resume(lade_session *session, const struct lade_values *values, struct lade_error *error);
 
 void session_notice(const lade_session *session, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -20,7 +20,6 @@
 #define HOST_SHARE 0.8            /* of what is left, for the host tier */
 #define STORE_SHARE 0.95          /* of what the file system has free */
 #define PROBE_FLOPS_MOST 2e13     /* a step past this is not measured op by op for a plan alone */
-#define FIRST_LOSS_SCALE 65536.0  /* FP16; halved when a gradient overflows, doubled after a run of good steps */
 #define DEFAULT_TIME 1024
 
 void lade_session_defaults(struct lade_session_params *p)
@@ -357,33 +356,17 @@ static int executor_make(lade_session *s, struct lade_error *error)
   return lade_executor_create(&how, error, &s->executor);
 }
 
-static int resume(lade_session *s, const struct lade_values *values, struct lade_error *error)
-{
-  char path[4096];
-  int status = lade_checkpoint_find(s->params.resume, path, sizeof(path), error);
-  if (!status)
-    status = lade_checkpoint_load(values, path, s->params.faults, &s->state, error);
-  if (status)
-    return status;
-  if (s->state.numerics_key != lade_kernels_key(&s->kernels))
-    session_notice(s, "%s was computed by other kernels: the numbers will not be those of an uninterrupted run", path);
-  if (s->state.seed != s->params.seed)
-    session_notice(s, "%s was started with --seed %llu; going on with that", path, (unsigned long long)s->state.seed);
-  s->state.numerics_key = lade_kernels_key(&s->kernels);
-  return 0;
-}
-
 static int values_fill(lade_session *s, struct lade_error *error)
 {
   struct lade_values values = lade_session_values(s);
   s->state = (struct lade_checkpoint_state){
-      .seed = s->params.seed, .loss_scale = s->params.dtype == LADE_F16 ? FIRST_LOSS_SCALE : 1,
-      .numerics_key = lade_kernels_key(&s->kernels)};
+      .seed = s->params.seed, .loss_scale = session_first_scale(s), .numerics_key = lade_kernels_key(&s->kernels),
+      .run = session_run(s)};
   snprintf(s->state.model, sizeof(s->state.model), "%s", s->model.name);
   if (s->params.is_dry)
     return 0;
   if (s->params.resume)
-    return resume(s, &values, error);
+    return session_resume(s, &values, error);
   if (s->params.init)
     return lade_checkpoint_init(&values, s->params.init, s->params.faults, error);
   return lade_checkpoint_random(&values, s->params.seed, error);
@@ -403,6 +386,8 @@ static int session_acquire(lade_session *s, struct lade_error *error)
   int status = model_read(s, error);
   if (!status)
     status = batch_check(s, error);
+  if (!status)
+    status = session_resume_begin(s, error);
   if (!status)
     status = data_read(s, error);
   if (!status)

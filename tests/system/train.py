@@ -157,6 +157,31 @@ else:
     assert result["params_digest"] == reference["params_digest"], (result, reference)
     assert [event["step"] for event in events("stop.jsonl") if event["event"] == "step"] == list(range(40))
 
+# Going on with other options runs, and says once what an uninterrupted run would not have had; the seed is the
+# checkpoint's, for the batches too.
+train("--steps", "3", "--seed", "7", "--save", "seeded")
+go_on = ["--data", "text.txt", "--steps", "6", "--resume", "seeded", "--quiet", "--json"]
+code, out, err = run("train", *SHORT, *go_on, "--batch", "4", "--dtype", "fp32")
+assert code == 0 and err.count("\n") == 2, (code, err)
+assert "--seed 7, not 1; going on with 7" in err.splitlines()[0], err
+for difference in ("--dtype was bf16 and is fp32", "--batch was 2 and is 4", "--steps was 3 and is 6"):
+    assert difference in err.splitlines()[1], err
+with open("other.txt", "wb") as file:
+    file.write(open("text.txt", "rb").read()[::-1])
+code, out, err = run("train", *SHORT, *go_on, "--seed", "7", "--data", "other.txt")
+assert code == 0 and "the training data is another" in err, (code, err)
+default, seeded = (run("train", *SHORT, *go_on, *seed) for seed in ((), ("--seed", "7")))
+assert json.loads(default[1])["loss_digest"] == json.loads(seeded[1])["loss_digest"], (default, seeded)
+os.mkfifo("seeded/step-00000004")
+refused(5, "train", *SHORT, *go_on, words=["step-00000004", "Not a directory"])
+os.rename("seeded/step-00000004", "pipe")
+os.rename("seeded/step-00000003/state.json", "state.json")
+os.mkfifo("seeded/step-00000003/state.json")
+refused(5, "train", *SHORT, *go_on, words=["state.json", "not a regular file"])
+os.rename("state.json", "seeded/step-00000003/state.json")
+os.rename("seeded/step-00000003", "seeded/step-00000005")
+refused(5, "train", *SHORT, *go_on, words=["is of step 3"])
+
 # A sweep: the same digests, one summary for each; a budget that is too small is named and the code is 3.
 sweep = ["sweep", *SHORT, "--data", "text.txt", "--steps", "3", "--json"]
 runs = done(*sweep, "--budgets", "100%,50%,min")["runs"]

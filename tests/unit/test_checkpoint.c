@@ -27,7 +27,10 @@
 static const struct lade_checkpoint_state a_state = {
     .step = 123, .seed = 0xfedcba9876543210u, .loss_scale = 65536.1, .good_steps = 77,
     .loss_digest = 0x8000000000000001u, .numerics_key = 0x0123456789abcdefu, .model = "nano \"quoted\"",
-    .data_position = INT64_MAX};
+    .data_position = INT64_MAX,
+    .run = {.is_known = true, .dtype = LADE_F16, .order = LADE_ORDER_RANDOM, .batch = 12, .micro_batch = 3, .seq = 64,
+            .steps = 2000, .warmup = 100, .lr = 0.001, .min_lr = 0.1 / 3, .dropout = 0.2, .beta1 = 0.9, .beta2 = 0.99,
+            .eps = 1e-8, .weight_decay = 0.1, .clip = 1, .data_key = 0xfedcba0987654321u}};
 
 /* Save random values of @graph as @step in the scratch directory. */
 static void save(const struct lade_graph *graph, uint64_t seed, int64_t step, int keep)
@@ -91,7 +94,48 @@ static void the_state_comes_back_exactly(void **state)
   assert_true(read.loss_digest == a_state.loss_digest && read.numerics_key == a_state.numerics_key);
   assert_int_equal(read.data_position, a_state.data_position);
   assert_string_equal(read.model, a_state.model);
+  assert_memory_equal(&read.run, &a_state.run, sizeof(read.run));
   lade_graph_destroy(graph);
+}
+
+static void a_state_without_its_run_loads(void **state)
+{
+  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
+  struct values_memory memory;
+  struct lade_checkpoint_state silent = a_state, read = {.run.is_known = true};
+  char text[64] = "x";
+  silent.run = (struct lade_checkpoint_run){0};
+  values_memory_init(&memory, graph);
+  values_memory_randomize(&memory, 1);
+  assert_int_equal(lade_checkpoint_save(&memory.values, &silent, scratch, 0, NULL, NULL), 0);
+  assert_int_equal(lade_checkpoint_read_state(in_scratch("step-00000123"), &read, NULL), 0);
+  assert_false(read.run.is_known);
+  assert_int_equal(lade_checkpoint_run_compare(&read.run, &a_state.run, text, sizeof(text)), 0);
+  assert_string_equal(text, "");
+  values_memory_finish(&memory);
+  lade_graph_destroy(graph);
+}
+
+static void a_run_is_compared_in_the_words_of_its_options(void **state)
+{
+  struct lade_checkpoint_run now = a_state.run, constant = a_state.run, longer;
+  char text[200];
+  assert_int_equal(lade_checkpoint_run_compare(&a_state.run, &now, text, sizeof(text)), 0);
+  now.dtype = LADE_BF16;
+  now.batch = 24;
+  now.order = LADE_ORDER_SEQUENTIAL;
+  now.lr = 3e-4;
+  now.data_key++;
+  assert_int_equal(lade_checkpoint_run_compare(&a_state.run, &now, text, sizeof(text)), 5);
+  assert_string_equal(text, "--dtype was fp16 and is bf16, --batch was 12 and is 24, --order was random and is "
+                            "sequential, --lr was 0.001 and is 0.0003, the training data is another");
+  assert_int_equal(lade_checkpoint_run_compare(&a_state.run, &now, text, 20), 5); /* cut, and whole in number */
+  assert_string_equal(text, "--dtype was fp16 an");
+  longer = a_state.run;
+  longer.steps = 3000;
+  assert_int_equal(lade_checkpoint_run_compare(&a_state.run, &longer, text, sizeof(text)), 1);
+  constant.min_lr = longer.min_lr = longer.lr;
+  assert_int_equal(lade_checkpoint_run_compare(&constant, &longer, text, sizeof(text)), 0);
 }
 
 /* Masters are FP32 whatever a run computes in. */
@@ -423,6 +467,72 @@ static void another_model_is_refused(void **state)
   lade_graph_destroy(llama);
 }
 
+/* Same tensors, other arithmetic: the heads are not in any shape. */
+static void another_number_of_heads_is_refused(void **state)
+{
+  for (int family = LADE_GPT2; family <= LADE_LLAMA; family++) {
+    struct lade_graph *graph = checkpoint_graph((enum lade_family)family, LADE_F32, SIZE_SMALL);
+    struct lade_error error;
+    save(graph, 1, 1, 0);
+    graph->model.heads *= 2;
+    assert_int_equal(load_newest(graph, &error), -EINVAL);
+    assert_non_null(strstr(error.text, "attention heads"));
+    graph->model.heads /= 2;
+    graph->model.norm_eps *= 2;
+    assert_int_equal(load_newest(graph, &error), -EINVAL);
+    assert_non_null(strstr(error.text, "epsilon"));
+    graph->model.norm_eps /= 2;
+    assert_int_equal(load_newest(graph, &error), 0);
+    lade_graph_destroy(graph);
+  }
+}
+
+static void a_state_that_is_no_file_is_damage(void **state)
+{
+  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_error error;
+  static const char path[] = "step-00000002/state.json";
+  save(graph, 1, 1, 0);
+  save(graph, 1, 2, 0);
+  assert_int_equal(rename(in_scratch(path), in_scratch("state")), 0);
+  assert_int_equal(mkdir(in_scratch(path), 0700), 0);
+  assert_int_equal(load_newest(graph, &error), -EBADMSG);
+  assert_non_null(strstr(error.text, "state.json"));
+  assert_non_null(strstr(error.text, "step-00000001"));
+  assert_int_equal(rmdir(in_scratch(path)), 0);
+  assert_int_equal(mkfifo(in_scratch(path), 0600), 0);
+  assert_int_equal(load_newest(graph, &error), -EBADMSG);
+  assert_int_equal(unlink(in_scratch(path)), 0);
+  assert_int_equal(symlink("state.json", in_scratch(path)), 0); /* onto itself */
+  assert_int_equal(load_newest(graph, &error), -EIO);
+  assert_int_equal(unlink(in_scratch(path)), 0);
+  assert_int_equal(rename(in_scratch("state"), in_scratch(path)), 0);
+  assert_int_equal(load_newest(graph, &error), 0);
+  if (geteuid() != 0) { /* whom a mode keeps out */
+    assert_int_equal(chmod(in_scratch(path), 0), 0);
+    assert_int_equal(load_newest(graph, &error), -EIO);
+    assert_non_null(strstr(error.text, "Permission denied"));
+  }
+  lade_graph_destroy(graph);
+}
+
+static void a_checkpoint_under_the_name_of_another_step_is_refused(void **state)
+{
+  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_error error;
+  char found[PATH_BYTES];
+  save(graph, 1, 1, 0);
+  save(graph, 1, 2, 0);
+  assert_int_equal(rename(in_scratch("step-00000002"), in_scratch("step-00000007")), 0);
+  assert_int_equal(load_newest(graph, &error), -EBADMSG);
+  assert_non_null(strstr(error.text, "is of step 2"));
+  assert_non_null(strstr(error.text, "step-00000001"));
+  assert_int_equal(rename(in_scratch("step-00000007"), in_scratch("best")), 0); /* any other name says nothing */
+  assert_int_equal(lade_checkpoint_find(in_scratch("best"), found, sizeof(found), &error), 0);
+  assert_int_equal(load_newest(graph, &error), 0);
+  lade_graph_destroy(graph);
+}
+
 static void find_takes_a_directory_or_a_checkpoint(void **state)
 {
   struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
@@ -447,6 +557,12 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(what_is_saved_loads_bit_for_bit, scratch_setup, scratch_teardown),
       cmocka_unit_test_setup_teardown(the_state_comes_back_exactly, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_state_without_its_run_loads, scratch_setup, scratch_teardown),
+      cmocka_unit_test(a_run_is_compared_in_the_words_of_its_options),
+      cmocka_unit_test_setup_teardown(another_number_of_heads_is_refused, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_state_that_is_no_file_is_damage, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_checkpoint_under_the_name_of_another_step_is_refused, scratch_setup,
+                                      scratch_teardown),
       cmocka_unit_test_setup_teardown(another_dtype_loads_the_same_masters, scratch_setup, scratch_teardown),
       cmocka_unit_test_setup_teardown(gpt2_weights_stand_transposed_in_the_file, scratch_setup, scratch_teardown),
       cmocka_unit_test_setup_teardown(the_config_reads_back_as_the_model, scratch_setup, scratch_teardown),
