@@ -179,7 +179,7 @@ static void trace_round(lade_cache *cache, lade_queue **queues, const struct tra
   }
 }
 
-/* One device without memory, one trace, twenty times: the waste of the first and of the last, and no call in the last. */
+/* One device without memory, one trace, twenty times: waste of the first and of the last, and no call in the last. */
 static void trace_rests(enum trace_kind kind, uint64_t seed)
 {
   struct lade_device_params params = {sizeof(params), "dry", (uint64_t)1 << 36};
