@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Groups partition the world as a brute-force recount says; what does not divide is refused with what does. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "parallel/mesh.h"
+
+#define WORLD_MOST 1024
+
+/* A rank's coordinates as the nested loops that number ranks count them. */
+struct place {
+  int tp, cp, ep, expert_dp, pp; /* dp is ep + expert_dp * ep's size */
+};
+
+struct recount {
+  struct lade_mesh_params sizes;
+  struct place places[WORLD_MOST];
+  int n;
+};
+
+static void ranks_count(struct recount *recount)
+{
+  const struct lade_mesh_params *s = &recount->sizes;
+  recount->n = 0;
+  for (int pp = 0; pp < s->pp; pp++)
+    for (int dp = 0; dp < s->dp / s->ep; dp++)
+      for (int ep = 0; ep < s->ep; ep++)
+        for (int cp = 0; cp < s->cp; cp++)
+          for (int tp = 0; tp < s->tp; tp++)
+            recount->places[recount->n++] = (struct place){tp, cp, ep, dp, pp};
+}
+
+/* Are two ranks in one group on an axis: equal in every coordinate that the axis does not run over? */
+static bool is_together(const struct recount *recount, enum lade_axis axis, int a, int b)
+{
+  const struct place *x = &recount->places[a], *y = &recount->places[b];
+  int ep = recount->sizes.ep, shard = recount->sizes.shard;
+  int dp_x = x->ep + x->expert_dp * ep, dp_y = y->ep + y->expert_dp * ep;
+  bool is_dp_equal = dp_x == dp_y;
+  switch (axis) {
+  case LADE_AXIS_EP: is_dp_equal = x->expert_dp == y->expert_dp; break;
+  case LADE_AXIS_EXPERT_DP: is_dp_equal = x->ep == y->ep; break;
+  case LADE_AXIS_SHARD: is_dp_equal = dp_x / shard == dp_y / shard; break;
+  case LADE_AXIS_REPLICATE: is_dp_equal = dp_x % shard == dp_y % shard; break;
+  case LADE_AXIS_DP: is_dp_equal = true; break;
+  default: break;
+  }
+  return is_dp_equal && (axis == LADE_AXIS_TP || x->tp == y->tp) && (axis == LADE_AXIS_CP || x->cp == y->cp) &&
+         (axis == LADE_AXIS_PP || x->pp == y->pp);
+}
+
+static void axis_verify(const struct recount *recount, const struct lade_mesh *mesh, enum lade_axis axis)
+{
+  for (int rank = 0; rank < recount->n; rank++) {
+    int n_members = 0;
+    for (int other = 0; other < recount->n; other++) {
+      if (!is_together(recount, axis, rank, other))
+        continue;
+      assert_int_equal(lade_mesh_member(mesh, axis, rank, n_members), other);
+      assert_int_equal(lade_mesh_position(mesh, axis, other), n_members);
+      assert_int_equal(lade_mesh_group(mesh, axis, other), lade_mesh_group(mesh, axis, rank));
+      n_members++;
+    }
+    assert_int_equal(n_members, mesh->axes[axis].size);
+    assert_true(lade_mesh_group(mesh, axis, rank) <= rank);
+  }
+}
+
+static void mesh_verify(const struct lade_mesh_params *sizes)
+{
+  static struct recount recount;
+  struct lade_mesh mesh;
+  recount.sizes = *sizes;
+  ranks_count(&recount);
+  assert_int_equal(lade_mesh_init(sizes, NULL, &mesh), 0);
+  assert_int_equal(mesh.world, recount.n);
+  for (int axis = 0; axis < LADE_N_AXES; axis++)
+    axis_verify(&recount, &mesh, axis);
+  for (int rank = 0; rank < recount.n; rank++) {
+    const struct place *place = &recount.places[rank];
+    struct lade_coordinates at = {place->tp, place->cp, place->ep + place->expert_dp * sizes->ep, place->pp};
+    assert_int_equal(lade_mesh_rank(&mesh, &at), rank);
+  }
+}
+
+static void every_axis_groups_as_nested_loops_count(void **state)
+{
+  int n_meshes = 0;
+  for (int tp = 1; tp <= 4; tp++)
+    for (int cp = 1; cp <= 2; cp++)
+      for (int dp = 1; dp <= 6; dp++)
+        for (int pp = 1; pp <= 3; pp++)
+          for (int ep = 1; ep <= dp; ep++)
+            for (int shard = 1; shard <= dp; shard++) {
+              if (dp % ep || dp % shard)
+                continue;
+              mesh_verify(&(struct lade_mesh_params){.struct_size = sizeof(struct lade_mesh_params), .tp = tp, .cp = cp,
+                                                     .ep = ep, .dp = dp, .pp = pp, .shard = shard});
+              n_meshes++;
+            }
+  assert_int_equal(n_meshes, 4 * 2 * 3 * (1 + 4 + 4 + 9 + 4 + 16));
+}
+
+static void the_documented_example_has_these_groups(void **state)
+{
+  /* Megatron's own: 16 ranks, tp 2, pp 4: data groups {0,2} {1,3} {4,6} ..., pipeline groups {0,4,8,12} ... */
+  struct lade_mesh mesh;
+  struct lade_mesh_params params = {.struct_size = sizeof(params), .world = 16, .tp = 2, .pp = 4};
+  assert_int_equal(lade_mesh_init(&params, NULL, &mesh), 0);
+  assert_int_equal(mesh.axes[LADE_AXIS_DP].size, 2);
+  assert_int_equal(lade_mesh_member(&mesh, LADE_AXIS_DP, 4, 1), 6);
+  assert_int_equal(lade_mesh_member(&mesh, LADE_AXIS_PP, 0, 3), 12);
+  assert_int_equal(lade_mesh_member(&mesh, LADE_AXIS_TP, 5, 0), 4);
+  assert_int_equal(mesh.axes[LADE_AXIS_SHARD].size, 2);
+  assert_int_equal(mesh.axes[LADE_AXIS_REPLICATE].size, 1);
+}
+
+static void refusal_verify(struct lade_mesh_params params, const char *expected)
+{
+  struct lade_error error = {0};
+  struct lade_mesh mesh = {.world = -7};
+  params.struct_size = sizeof(params);
+  assert_int_equal(lade_mesh_init(&params, &error, &mesh), -EINVAL);
+  assert_int_equal(mesh.world, -7);
+  assert_string_equal(error.text, expected);
+}
+
+static void sizes_that_do_not_divide_are_refused_with_those_that_do(void **state)
+{
+  refusal_verify((struct lade_mesh_params){.world = 8, .tp = 3},
+                 "tp 3 does not divide the world of 8; sizes that do: 1, 2, 4 or 8");
+  refusal_verify((struct lade_mesh_params){.world = 8, .tp = 4, .pp = 4},
+                 "pp 4 does not divide what other axes leave of the world, 2; sizes that do: 1 or 2");
+  refusal_verify((struct lade_mesh_params){.world = 8, .tp = 2, .dp = 2},
+                 "tp 2 x cp 1 x dp 2 x pp 1 is 4 ranks, and the world has 8; dp 4 would use them all");
+  refusal_verify((struct lade_mesh_params){.dp = 6, .shard = 4},
+                 "shard 4 does not divide dp 6; sizes that do: 1, 2, 3 or 6");
+  refusal_verify((struct lade_mesh_params){.dp = 4, .ep = 3}, "ep 3 does not divide dp 4; sizes that do: 1, 2 or 4");
+  refusal_verify((struct lade_mesh_params){.tp = -1}, "tp -1 is out of range; expected 1 to 1000000");
+  refusal_verify((struct lade_mesh_params){.tp = 1000000, .dp = 1000000},
+                 "tp 1000000 x cp 1 x dp 1000000 x pp 1 is more than 1000000 ranks");
+}
+
+static void a_long_list_keeps_one_and_the_largest(void **state)
+{
+  struct lade_error error = {0};
+  struct lade_mesh mesh;
+  struct lade_mesh_params params = {.struct_size = sizeof(params), .world = 720720, .tp = 17};
+  assert_int_equal(lade_mesh_init(&params, &error, &mesh), -EINVAL);
+  assert_non_null(strstr(error.text, "sizes that do: 1, "));
+  assert_non_null(strstr(error.text, " or 720720"));
+}
+
+static void model_verify(int tp, int pp, const struct lade_mesh_model *model, const char *expected)
+{
+  struct lade_error error = {0};
+  struct lade_mesh mesh;
+  struct lade_mesh_params params = {.struct_size = sizeof(params), .tp = tp, .pp = pp};
+  assert_int_equal(lade_mesh_init(&params, NULL, &mesh), 0);
+  assert_int_equal(lade_mesh_check_model(&mesh, model, &error), expected ? -EINVAL : 0);
+  assert_string_equal(error.text, expected ? expected : "");
+}
+
+static void a_model_that_cannot_be_cut_so_is_refused(void **state)
+{
+  const struct lade_mesh_model llama = {.layers = 8, .heads = 8, .key_heads = 4, .hidden = 688, .vocabulary = 1000};
+  const struct lade_mesh_model odd = {.layers = 3, .heads = 12, .key_heads = 6, .hidden = 3072, .vocabulary = 50257};
+  model_verify(8, 8, &llama, NULL); /* key heads replicated */
+  model_verify(2, 3, &llama, NULL); /* uneven stages, an odd vocabulary padded */
+  model_verify(2, 3, &odd, NULL);
+  model_verify(16, 1, &llama, "tp 16 does not suit the model's heads (8); sizes that do: 1, 2, 4, 8");
+  model_verify(4, 1, &odd, "tp 4 does not suit the model's key heads (6); sizes that do: 1, 2, 3, 6, 12");
+  model_verify(1, 4, &odd, "pp 4 leaves stages without a layer, of 3; sizes that do not: 1 to 3");
+  struct lade_mesh_model narrow = odd;
+  narrow.hidden = 10;
+  model_verify(3, 1, &narrow, "tp 3 does not suit the model's hidden width (10); sizes that do: 1, 2");
+  narrow = odd;
+  narrow.vocabulary = 2;
+  model_verify(3, 1, &narrow, "tp 3 does not suit the model's vocabulary (2); sizes that do: 1, 2");
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(every_axis_groups_as_nested_loops_count),
+      cmocka_unit_test(the_documented_example_has_these_groups),
+      cmocka_unit_test(sizes_that_do_not_divide_are_refused_with_those_that_do),
+      cmocka_unit_test(a_long_list_keeps_one_and_the_largest),
+      cmocka_unit_test(a_model_that_cannot_be_cut_so_is_refused),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
