@@ -84,6 +84,7 @@ enum lade_kernel {
   LADE_K_ADAMW,
   LADE_K_ADD,
   LADE_K_CAST,
+  LADE_K_RANK_SUM,
   LADE_N_KERNELS
 };
 
@@ -359,6 +360,18 @@ struct lade_cast_args {
   enum lade_dtype from, to;
   int64_t n_elements;
   const void *x;
+  void *y;
+};
+
+/*
+ * y = x[0] + x[1] + ... + x[n_terms-1], elementwise, added in this order in F32 and rounded to dtype once: the sum over
+ * ranks, whose order is part of the result. F32, BF16, F16. y may be one of the x.
+ */
+struct lade_rank_sum_args {
+  enum lade_dtype dtype;
+  int n_terms; /* at least 1 */
+  int64_t n_elements;
+  const void *const *x; /* n_terms pointers; need no alignment but their element's */
   void *y;
 };
 

@@ -111,6 +111,7 @@ lade_kernel_fn lade_swiglu_fwd_plain;
 lade_kernel_fn lade_swiglu_bwd_plain;
 lade_kernel_fn lade_sum_squares_plain;
 lade_kernel_fn lade_cast_plain;
+lade_kernel_fn lade_rank_sum_plain;
 
 void lade_matmul_init(struct lade_kernels *kernels);
 void lade_attention_init(struct lade_kernels *kernels);
@@ -128,6 +129,7 @@ void lade_clip_init(struct lade_kernels *kernels);
 void lade_adamw_init(struct lade_kernels *kernels);
 void lade_add_init(struct lade_kernels *kernels);
 void lade_cast_init(struct lade_kernels *kernels);
+void lade_rank_sum_init(struct lade_kernels *kernels);
 
 /* oneDNN's products (onednn.c), where the plug-in opens; false and unchanged where it does not. */
 bool lade_matmul_init_onednn(struct lade_kernels *kernels);
@@ -157,6 +159,7 @@ void lade_swiglu_init_avx2(struct lade_kernels *kernels);
 void lade_sum_squares_init_avx2(struct lade_kernels *kernels);
 void lade_adamw_init_avx2(struct lade_kernels *kernels);
 void lade_cast_init_avx2(struct lade_kernels *kernels);
+void lade_rank_sum_init_avx2(struct lade_kernels *kernels);
 void lade_column_sum_init_avx512(struct lade_kernels *kernels);
 void lade_embed_init_avx512(struct lade_kernels *kernels);
 void lade_norm_init_avx512(struct lade_kernels *kernels);
@@ -168,6 +171,7 @@ void lade_swiglu_init_avx512(struct lade_kernels *kernels);
 void lade_sum_squares_init_avx512(struct lade_kernels *kernels);
 void lade_adamw_init_avx512(struct lade_kernels *kernels);
 void lade_cast_init_avx512(struct lade_kernels *kernels);
+void lade_rank_sum_init_avx512(struct lade_kernels *kernels);
 
 size_t lade_matmul_workspace_bytes(const struct lade_matmul_args *args, int n_threads);
 size_t lade_attention_fwd_workspace_bytes(const struct lade_attention_fwd_args *args, int n_threads);

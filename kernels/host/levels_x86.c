@@ -18,6 +18,7 @@ static void avx2_init(struct lade_kernels *kernels)
   lade_sum_squares_init_avx2(kernels);
   lade_adamw_init_avx2(kernels);
   lade_cast_init_avx2(kernels);
+  lade_rank_sum_init_avx2(kernels);
 }
 
 static void avx512_init(struct lade_kernels *kernels)
@@ -36,6 +37,7 @@ static void avx512_init(struct lade_kernels *kernels)
   lade_sum_squares_init_avx512(kernels);
   lade_adamw_init_avx512(kernels);
   lade_cast_init_avx512(kernels);
+  lade_rank_sum_init_avx512(kernels);
 }
 
 static void avx512_bf16_init(struct lade_kernels *kernels)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The elementwise ops: dropout, gelu, add, cast. One operation is exact; gelu may be off by a few ulp of F32. */
+/* The elementwise ops: dropout, gelu, add, cast, rank_sum. All exact but gelu, which may be a few ulp of F32 off. */
 #include "harness.h"
 
 #include <math.h>
@@ -113,11 +113,43 @@ static bool cast_build(struct call *call, int i_shape)
   return true;
 }
 
+/* The terms lie one after the other; the pointers to them stand behind the arguments, once the data has its place. */
+#define TERMS 8
+#define TERMS_AT 128
+
+static void rank_sum_setup(struct call *call, struct lade_step *step)
+{
+  struct lade_rank_sum_args *a = (void *)&call->args;
+  size_t bytes = (size_t)a->n_elements * lade_dtype_bytes(a->dtype);
+  const void **terms = (void *)(call->args.bytes + TERMS_AT);
+  for (int i = 0; i < a->n_terms; i++)
+    terms[i] = (const char *)call->operands[0].data + (size_t)i * bytes;
+  a->x = terms;
+}
+
+static bool rank_sum_build(struct call *call, int i_shape)
+{
+  static const int counts[] = {1, 2, 3, 8};
+  struct lade_rank_sum_args *a = (void *)&call->args;
+  int n_counts = call->is_bench ? 1 : (int)LADE_COUNT(counts);
+  int64_t n;
+  if (call->dtype == LADE_F64 || !size_get(call, i_shape / n_counts, &n))
+    return false;
+  *a = (struct lade_rank_sum_args){.dtype = call->dtype, .n_elements = n};
+  a->n_terms = call->is_bench ? TERMS : counts[i_shape % n_counts];
+  call_in(call, &a->x, call->dtype, n * a->n_terms);
+  call_out(call, &a->y, call->dtype, n, 0, 0);
+  call->setup = rank_sum_setup;
+  call->traffic_bytes = (double)n * (a->n_terms + 1) * (double)lade_dtype_bytes(call->dtype);
+  return true;
+}
+
 static const struct op ops[] = {
     {"dropout", LADE_K_DROPOUT, dropout_build},
     {"gelu_fwd", LADE_K_GELU_FWD, gelu_fwd_build},
     {"gelu_bwd", LADE_K_GELU_BWD, gelu_bwd_build},
     {"add", LADE_K_ADD, add_build},
     {"cast", LADE_K_CAST, cast_build},
+    {"rank_sum", LADE_K_RANK_SUM, rank_sum_build},
 };
 const struct op_set element_ops = {ops, LADE_COUNT(ops)};
