@@ -146,6 +146,7 @@ static int save_prepare(struct run *run)
   char path[4096];
   char *text = config_write(&run->options, run->options.verb);
   snprintf(path, sizeof(path), "%s/lade.conf", dir);
+  lade_file_remove_leftovers(path);
   int status = text ? lade_file_replace(path, text, strlen(text), &run->error) : -ENOMEM;
   free(text);
   return status;

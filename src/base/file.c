@@ -4,12 +4,13 @@
  *
  * Replacing follows the one order that survives a power cut on every file system: write a temporary
  * file in the same directory, fsync it, rename it over the old one, fsync the directory. The
- * temporary name comes from mkostemp, so that two processes which replace one file at once do not meet; the
- * last rename wins and both results are whole.
+ * temporary name, .NAME.tmp-XXXXXX, comes from mkostemp, so that two processes which replace one file at once do not
+ * meet; the last rename wins and both results are whole. A kill may leave such a file, which nobody reads.
  *
  * Reading opens with O_NONBLOCK, because a path that a person gave may be a fifo, and asks fstat
  * before it reads. The size is a hint only: a file that grows meanwhile is read up to the bound.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -17,10 +18,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/base.h"
 #include "base/file.h"
+
+#define TEMPORARY_MARK ".tmp-"
+#define TEMPORARY_UNIQUE "XXXXXX" /* mkostemp's */
 
 /* Read to the end or to @max_bytes + 1. Bytes read, or a negative errno. */
 static ssize_t file_read(int fd, char *text, size_t max_bytes)
@@ -88,15 +93,20 @@ static int file_write(int fd, const char *data, size_t bytes)
   return 0;
 }
 
-/* So that the rename itself survives. A directory that cannot be opened for reading cannot be synced. */
-static int directory_sync(const char *path)
+/* The directory that @path is in, into @dir; returns its name there. NULL: too long. */
+static const char *path_split(const char *path, char dir[PATH_MAX])
 {
-  char dir[PATH_MAX];
   const char *slash = strrchr(path, '/');
   size_t length = slash ? (size_t)(slash - path) : 0;
-  if (length >= sizeof(dir))
-    return -ENAMETOOLONG;
-  snprintf(dir, sizeof(dir), "%.*s%s", (int)length, path, slash == path ? "/" : slash ? "" : ".");
+  if (length >= PATH_MAX)
+    return NULL;
+  snprintf(dir, PATH_MAX, "%.*s%s", (int)length, path, slash == path ? "/" : slash ? "" : ".");
+  return slash ? slash + 1 : path;
+}
+
+/* So that the rename itself survives. A directory that cannot be opened for reading cannot be synced. */
+static int directory_sync(const char *dir)
+{
   int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0)
     return errno == EACCES ? 0 : -errno;
@@ -107,8 +117,10 @@ static int directory_sync(const char *path)
 
 int lade_file_replace(const char *path, const void *data, size_t bytes, struct lade_error *error)
 {
-  char temporary[PATH_MAX];
-  if (snprintf(temporary, sizeof(temporary), "%s.XXXXXX", path) >= (int)sizeof(temporary))
+  char dir[PATH_MAX], temporary[PATH_MAX];
+  const char *name = path_split(path, dir);
+  if (!name || snprintf(temporary, sizeof(temporary), "%s/.%s" TEMPORARY_MARK TEMPORARY_UNIQUE, dir, name) >=
+                   (int)sizeof(temporary))
     return lade_error_set(error, -ENAMETOOLONG, "%.64s...: path too long", path);
   int fd = mkostemp(temporary, O_CLOEXEC);
   if (fd < 0)
@@ -126,6 +138,31 @@ int lade_file_replace(const char *path, const void *data, size_t bytes, struct l
     unlink(temporary);
     return lade_error_set(error, rc, "%s: cannot write: %s", path, strerror(-rc));
   }
-  rc = directory_sync(path);
+  rc = directory_sync(dir);
   return rc ? lade_error_set(error, rc, "%s: cannot sync its directory: %s", path, strerror(-rc)) : 0;
+}
+
+/* Whether @entry is what mkostemp made for @name. */
+static bool is_temporary(const char *entry, const char *name)
+{
+  const size_t n = strlen(name), n_mark = strlen(TEMPORARY_MARK);
+  return entry[0] == '.' && strncmp(entry + 1, name, n) == 0 && strncmp(entry + 1 + n, TEMPORARY_MARK, n_mark) == 0 &&
+         strlen(entry + 1 + n + n_mark) == strlen(TEMPORARY_UNIQUE);
+}
+
+void lade_file_remove_leftovers(const char *path)
+{
+  char dir[PATH_MAX];
+  const char *name = path_split(path, dir);
+  DIR *stream = name ? opendir(dir) : NULL;
+  if (!stream)
+    return;
+  const time_t now = time(NULL);
+  for (const struct dirent *entry; (entry = readdir(stream));) {
+    struct stat st;
+    if (is_temporary(entry->d_name, name) && !fstatat(dirfd(stream), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) &&
+        S_ISREG(st.st_mode) && now - st.st_mtime > LADE_FILE_STALE_S)
+      unlinkat(dirfd(stream), entry->d_name, 0);
+  }
+  closedir(stream);
 }

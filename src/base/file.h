@@ -23,4 +23,12 @@ int lade_file_load(const char *path, size_t max_bytes, struct lade_error *error,
  */
 int lade_file_replace(const char *path, const void *data, size_t bytes, struct lade_error *error);
 
+/*
+ * Remove temporary files of replacements of @path that never ended, a kill having come between: those that nobody has
+ * written to for LADE_FILE_STALE_S seconds, since others may be replacing it now. What cannot be removed stays: it
+ * takes a name and no more. Any thread. Blocks.
+ */
+#define LADE_FILE_STALE_S 600
+void lade_file_remove_leftovers(const char *path);
+
 #endif

@@ -224,8 +224,10 @@ void probe_cache_save(const struct lade_probe_params *params, const struct lade_
                            lade_machine_to_json(&machine), "sum_squares_bytes_per_s", cost->sum_squares_bytes_per_s,
                            "stores", stores_json(params, cost, old), "ops", ops_json(cost));
   char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
-  if (text)
+  if (text) {
+    lade_file_remove_leftovers(path);
     lade_file_replace(path, text, strlen(text), NULL);
+  }
   free(text);
   json_decref(root);
   json_decref(old);

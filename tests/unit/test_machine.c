@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Machines by name and from files that strangers wrote; files replaced whole. */
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -159,8 +161,32 @@ static void replacing_a_file_is_all_or_nothing(void **state)
   assert_int_equal(mkdir(in_scratch("taken"), 0700), 0);
   assert_true(lade_file_replace(in_scratch("taken"), "x", 1, &error) < 0);
   char command[128]; /* and nothing temporary is left */
-  snprintf(command, sizeof(command), "test -z \"$(ls -d %s/taken.* 2>/dev/null)\"", scratch);
+  snprintf(command, sizeof(command), "! ls -A %s | grep -q tmp", scratch);
   assert_int_equal(system(command), 0);
+}
+
+static void leftovers_of_killed_replacements_go_when_they_are_old(void **state)
+{
+  static const struct {
+    const char *name;
+    bool is_old, is_leftover;
+  } files[] = {{".aged.tmp-aB3xYz", true, true},   {".aged.tmp-aB3xYy", false, false},
+               {".aged.tmp-aB3xYzz", true, false}, {".other.tmp-aB3xYz", true, false},
+               {"aged.tmp-aB3xYz", true, false},   {"aged.backup", true, false},
+               {"aged", true, false}};
+  for (size_t i = 0; i < LADE_COUNT(files); i++) {
+    const char *path = in_scratch(files[i].name);
+    time_t at = time(NULL) - (files[i].is_old ? LADE_FILE_STALE_S + 60 : 0);
+    const struct timespec times[2] = {{.tv_sec = at}, {.tv_sec = at}};
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+  }
+  lade_file_remove_leftovers(in_scratch("aged"));
+  for (size_t i = 0; i < LADE_COUNT(files); i++)
+    assert_int_equal(access(in_scratch(files[i].name), F_OK), files[i].is_leftover ? -1 : 0);
+  lade_file_remove_leftovers(in_scratch("no/such/place"));
 }
 
 int main(void)
@@ -173,6 +199,7 @@ int main(void)
       cmocka_unit_test(a_bad_file_is_refused_by_the_name_of_its_field),
       cmocka_unit_test(deep_and_large_files_are_refused),
       cmocka_unit_test(replacing_a_file_is_all_or_nothing),
+      cmocka_unit_test(leftovers_of_killed_replacements_go_when_they_are_old),
   };
   return cmocka_run_group_tests(tests, scratch_setup_in_memory, scratch_teardown);
 }

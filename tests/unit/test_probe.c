@@ -2,6 +2,7 @@
 /* The probe measures all that a plan asks, remembers it, and believes no damaged memory. No figure is judged. */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -126,6 +127,30 @@ static void a_damaged_cache_is_ignored_and_replaced(void **state)
   free(text);
 }
 
+/* A kill between the making of a temporary file and its rename leaves it; the next that writes the cache tidies up. */
+static void what_a_killed_probe_left_goes_with_the_next_save(void **state)
+{
+  struct lade_probe_params params = params_make();
+  struct lade_cost cost;
+  const struct timespec old[2] = {{.tv_sec = 1}, {.tv_sec = 1}};
+  char left[600];
+  params.graph = NULL;
+  assert_int_equal(lade_probe(&params, NULL, &cost), 0);
+  lade_cost_finish(&cost);
+  char *path = strdup(cache_file());
+  snprintf(left, sizeof(left), "%s/.%s.tmp-QwErTy", directory, strrchr(path, '/') + 1);
+  FILE *file = fopen(left, "w");
+  assert_non_null(file);
+  assert_int_equal(fclose(file), 0);
+  assert_int_equal(utimensat(AT_FDCWD, left, old, 0), 0);
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(lade_probe(&params, NULL, &cost), 0);
+  lade_cost_finish(&cost);
+  assert_int_equal(access(path, F_OK), 0);
+  assert_int_equal(access(left, F_OK), -1);
+  free(path);
+}
+
 static void no_place_for_a_cache_is_no_error(void **state)
 {
   struct lade_probe_params params = params_make();
@@ -191,6 +216,7 @@ int main(void)
       cmocka_unit_test(everything_that_a_plan_asks_is_measured),
       cmocka_unit_test(a_second_probe_remembers_the_first),
       cmocka_unit_test(a_damaged_cache_is_ignored_and_replaced),
+      cmocka_unit_test(what_a_killed_probe_left_goes_with_the_next_save),
       cmocka_unit_test(no_place_for_a_cache_is_no_error),
       cmocka_unit_test(a_store_is_measured_and_kept_by_its_directory),
   };
