@@ -204,18 +204,13 @@ static int rope_read(const struct config *outer, const char *name, struct lade_m
   return rc;
 }
 
-static int llama_switches(const struct config *config, const struct lade_model *model)
+static int llama_switches(const struct config *config)
 {
   int rc = field_choice(config, "hidden_act", true, "silu", "swish");
   if (rc == 0)
     rc = field_fixed(config, "attention_bias", false);
   if (rc == 0)
     rc = field_fixed(config, "mlp_bias", false);
-  int64_t head_dim = 0;
-  if (rc == 0)
-    rc = field_integer(config, "head_dim", 0, &head_dim);
-  if (rc == 0 && field_find(config, "head_dim") && head_dim != model->width / model->heads)
-    rc = field_refuse(config, "head_dim", "hidden_size / num_attention_heads");
   return rc;
 }
 
@@ -228,7 +223,7 @@ static int llama_read(const struct config *config, struct lade_model *model)
       {"vocab_size", -1, &model->vocabulary},      {"max_position_embeddings", -1, &model->context},
       {"hidden_size", -1, &model->width},          {"intermediate_size", -1, &model->hidden},
       {"num_hidden_layers", -1, &model->layers},   {"num_attention_heads", -1, &model->heads},
-      {"num_key_value_heads", 0, &model->key_heads},
+      {"num_key_value_heads", 0, &model->key_heads}, {"head_dim", 0, &model->head_dim},
   };
   model->family = LADE_LLAMA;
   int rc = fields_integer(config, fields, LADE_COUNT(fields));
@@ -246,8 +241,10 @@ static int llama_read(const struct config *config, struct lade_model *model)
     return rc;
   if (!field_find(config, "num_key_value_heads"))
     model->key_heads = model->heads;
+  if (field_find(config, "head_dim") && model->head_dim == 0)
+    return field_refuse(config, "head_dim", "a whole number from 1");
   rc = lade_model_check_as(model, config->path, &labels, config->error);
-  return rc < 0 ? rc : llama_switches(config, model);
+  return rc < 0 ? rc : llama_switches(config);
 }
 
 /* ---- the file ---- */

@@ -39,12 +39,18 @@ struct lade_model {
   char name[LADE_NAME_BYTES];
   enum lade_family family;
   int64_t layers, heads, key_heads, width, hidden, context, vocabulary;
+  int64_t head_dim;      /* Llama: the width of a head; 0: width / heads (lade_model_head_dim) */
   bool is_tied;          /* the head is the token embedding */
   bool takes_vocabulary; /* from the data: nano and baby */
   float norm_eps;
   float rope_base, rope_scale_factor, rope_low_freq_factor, rope_high_freq_factor;
   int64_t rope_original_context;
 };
+
+static inline int64_t lade_model_head_dim(const struct lade_model *model)
+{
+  return model->head_dim ? model->head_dim : model->width / model->heads;
+}
 
 /* A preset by name. -ENOENT with the list of names in @error. */
 int lade_model_preset(const char *name, struct lade_model *ret_model, struct lade_error *error);
@@ -57,8 +63,8 @@ int lade_model_check(const struct lade_model *model, struct lade_error *error);
 /* Exact number of parameters (tied ones once). */
 int64_t lade_model_n_params(const struct lade_model *model);
 /*
- * Necessary flops per token of a training step: 6 (matmul parameters, head included) + 6 L d T. A token's
- * embedding lookup is no matmul; a tied head counts.
+ * Necessary flops per token of a training step: 6 (matmul parameters, head included) + 6 L d T, d being what all heads
+ * have together. A token's embedding lookup is no matmul; a tied head counts.
  */
 double lade_model_flops_per_token(const struct lade_model *model, int64_t time);
 

@@ -7,7 +7,8 @@
  * Query, key and value projections are one parameter and one product, so are gate and up: wider products,
  * fewer reads of the input. Their slices say which rows are which tensor of a checkpoint; names are
  * LlamaForCausalLM's. Rope is an op of its own after the product, in place where the planner lets it be:
- * its backward needs no saved value, so the rotated qkv is all that attention keeps.
+ * its backward needs no saved value, so the rotated qkv is all that attention keeps. Heads together may be wider or
+ * narrower than the model: the projections into and out of them have their width.
  *
  * Initial values: normal 0.02, the branches' last products scaled by 1/sqrt(2 layers) as in GPT-2.
  */
@@ -51,11 +52,11 @@ static int embed_build(struct lade_build *build, int *ret_x)
 static int qkv_param(struct lade_build *build, int64_t i_layer)
 {
   const struct lade_model *model = &build->graph->model;
-  int64_t head_dim = model->width / model->heads, key_rows = model->key_heads * head_dim;
-  int param = lade_build_param(build, "self_attn.qkv_proj.weight", model->width + 2 * key_rows, model->width,
+  int64_t rows = model->heads * lade_model_head_dim(model), key_rows = model->key_heads * lade_model_head_dim(model);
+  int param = lade_build_param(build, "self_attn.qkv_proj.weight", rows + 2 * key_rows, model->width,
                                LADE_INIT_NORMAL, INIT_STD);
   long long layer = i_layer;
-  lade_build_slice(build, param, model->width, false, "model.layers.%lld.self_attn.q_proj.weight", layer);
+  lade_build_slice(build, param, rows, false, "model.layers.%lld.self_attn.q_proj.weight", layer);
   lade_build_slice(build, param, key_rows, false, "model.layers.%lld.self_attn.k_proj.weight", layer);
   lade_build_slice(build, param, key_rows, false, "model.layers.%lld.self_attn.v_proj.weight", layer);
   return param;
@@ -68,16 +69,16 @@ static int attention_build(struct lade_build *build, int64_t i_layer, int x, flo
   struct lade_op_attr norm = attr_norm(build);
   int norm_weight = param_norm(build, "input_layernorm.weight", i_layer);
   int qkv_weight = qkv_param(build, i_layer);
-  int out_weight = lade_build_param(build, "self_attn.o_proj.weight", model->width, model->width, LADE_INIT_NORMAL,
-                                    branch_std);
+  const int64_t head_dim = lade_model_head_dim(model);
+  int out_weight = lade_build_param(build, "self_attn.o_proj.weight", model->width, model->heads * head_dim,
+                                    LADE_INIT_NORMAL, branch_std);
   lade_build_slice(build, out_weight, model->width, false, "model.layers.%lld.self_attn.o_proj.weight",
                    (long long)i_layer);
 
   int h = lade_build_op(build, LADE_OP_NORM, "input_norm", &norm, (int[]){x, norm_weight, -1});
   int qkv = lade_build_op(build, LADE_OP_MATMUL, "attn.qkv", NULL,
                           (int[]){lade_build_out(build, h, 0), qkv_weight, -1});
-  struct lade_op_attr attr = {
-      .heads = model->heads, .key_heads = model->key_heads, .head_dim = model->width / model->heads};
+  struct lade_op_attr attr = {.heads = model->heads, .key_heads = model->key_heads, .head_dim = head_dim};
   int rope = lade_build_op(build, LADE_OP_ROPE, "attn.rope", &attr, (int[]){lade_build_out(build, qkv, 0)});
   attr.dropout = build->dropout;
   int out = lade_build_op(build, LADE_OP_ATTENTION, "attn.out", &attr, (int[]){lade_build_out(build, rope, 0)});

@@ -58,11 +58,26 @@ static int ranges_check(const struct lade_model *model, const char *where, const
   return rc;
 }
 
+/* The width of a head: stated, or a share of the model's. All heads together stay below a limit of their own. */
+static int head_check(const struct lade_model *model, const char *where, const struct lade_model_labels *labels,
+                      struct lade_error *error)
+{
+  if (!model->head_dim)
+    return divides_check(where, labels->heads, model->heads, labels->width, model->width, error);
+  if (model->family != LADE_LLAMA)
+    return lade_error_set(error, -EINVAL, "%s: head_dim is %lld: expected none in a GPT-2 model", where,
+                          (long long)model->head_dim);
+  return range_check(where, "head_dim", model->head_dim, MAX_WIDTH / model->heads, error);
+}
+
 /* Rotary positions: pairs within a head, a base, and Llama 3.1's bands in order. */
 static int rope_check(const struct lade_model *model, const char *where, const struct lade_model_labels *labels,
                       struct lade_error *error)
 {
-  if (model->width / model->heads % 2 != 0)
+  if (model->head_dim % 2 != 0)
+    return lade_error_set(error, -EINVAL, "%s: head_dim is %lld: expected an even number for rotary positions", where,
+                          (long long)model->head_dim);
+  if (lade_model_head_dim(model) % 2 != 0)
     return lade_error_set(error, -EINVAL, "%s: %s / %s is %lld: expected an even number for rotary positions", where,
                           labels->width, labels->heads, (long long)(model->width / model->heads));
   if (!(isfinite(model->rope_base) && model->rope_base > 1))
@@ -87,7 +102,7 @@ int lade_model_check_as(const struct lade_model *model, const char *where, const
 {
   int rc = ranges_check(model, where, labels, error);
   if (rc == 0)
-    rc = divides_check(where, labels->heads, model->heads, labels->width, model->width, error);
+    rc = head_check(model, where, labels, error);
   if (rc == 0)
     rc = divides_check(where, labels->key_heads, model->key_heads, labels->heads, model->heads, error);
   if (rc < 0)
@@ -118,8 +133,8 @@ int lade_model_check(const struct lade_model *model, struct lade_error *error)
 /* Matmul weights of one block. */
 static int64_t block_weights(const struct lade_model *model)
 {
-  int64_t d = model->width, key_rows = d / model->heads * model->key_heads;
-  int64_t attention = d * (d + 2 * key_rows) + d * d;
+  int64_t d = model->width, head_dim = lade_model_head_dim(model);
+  int64_t attention = d * head_dim * 2 * (model->heads + model->key_heads); /* queries and output, keys and values */
   int64_t n_mlp = model->family == LADE_GPT2 ? 2 : 3;
   return attention + n_mlp * d * model->hidden;
 }
@@ -135,7 +150,7 @@ int64_t lade_model_n_params(const struct lade_model *model)
 
 double lade_model_flops_per_token(const struct lade_model *model, int64_t time)
 {
-  double layers = (double)model->layers, d = (double)model->width;
-  double weights = layers * (double)block_weights(model) + (double)model->vocabulary * d;
-  return 6 * weights + 6 * layers * d * (double)time;
+  double layers = (double)model->layers, heads = (double)(model->heads * lade_model_head_dim(model));
+  double weights = layers * (double)block_weights(model) + (double)model->vocabulary * (double)model->width;
+  return 6 * weights + 6 * layers * heads * (double)time;
 }

@@ -139,15 +139,15 @@ static json_t *rope_json(const struct lade_model *model)
 
 static json_t *llama_json(const struct lade_model *model)
 {
-  return json_pack("{s:[s],s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:o,s:o,s:o,s:s,s:b,s:b,s:b,s:n,s:n,s:s}", "architectures",
-                   "LlamaForCausalLM", "model_type", "llama", "vocab_size", (json_int_t)model->vocabulary,
-                   "max_position_embeddings", (json_int_t)model->context, "hidden_size", (json_int_t)model->width,
-                   "intermediate_size", (json_int_t)model->hidden, "num_hidden_layers", (json_int_t)model->layers,
-                   "num_attention_heads", (json_int_t)model->heads, "num_key_value_heads",
-                   (json_int_t)model->key_heads, "rms_norm_eps", number_json(model->norm_eps), "rope_theta",
-                   number_json(model->rope_base), "rope_scaling", rope_json(model), "hidden_act", "silu",
-                   "attention_bias", 0, "mlp_bias", 0, "tie_word_embeddings", (int)model->is_tied, "bos_token_id",
-                   "eos_token_id", "torch_dtype", "float32");
+  return json_pack("{s:[s],s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:o,s:o,s:o,s:s,s:b,s:b,s:b,s:n,s:n,s:s}",
+                   "architectures", "LlamaForCausalLM", "model_type", "llama", "vocab_size",
+                   (json_int_t)model->vocabulary, "max_position_embeddings", (json_int_t)model->context, "hidden_size",
+                   (json_int_t)model->width, "intermediate_size", (json_int_t)model->hidden, "num_hidden_layers",
+                   (json_int_t)model->layers, "num_attention_heads", (json_int_t)model->heads, "num_key_value_heads",
+                   (json_int_t)model->key_heads, "head_dim", (json_int_t)lade_model_head_dim(model), "rms_norm_eps",
+                   number_json(model->norm_eps), "rope_theta", number_json(model->rope_base), "rope_scaling",
+                   rope_json(model), "hidden_act", "silu", "attention_bias", 0, "mlp_bias", 0, "tie_word_embeddings",
+                   (int)model->is_tied, "bos_token_id", "eos_token_id", "torch_dtype", "float32");
 }
 
 int saved_config_write(const struct lade_model *model, const char *dir, struct lade_faults *faults,

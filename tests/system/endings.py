@@ -18,7 +18,8 @@ import threading
 import time
 
 LADE = os.path.abspath(sys.argv[1])
-os.chdir(tempfile.mkdtemp(prefix="lade-endings-"))
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-endings-")  # goes with the process
+os.chdir(SCRATCH.name)
 os.environ["XDG_CACHE_HOME"] = os.getcwd()
 SHORT = ["--model", "nano", "--data", "text.txt", "--batch", "4", "--eval-iters", "1", "--quiet"]
 

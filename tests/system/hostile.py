@@ -13,7 +13,8 @@ import sys
 import tempfile
 
 LADE = os.path.abspath(sys.argv[1])
-os.chdir(tempfile.mkdtemp(prefix="lade-hostile-"))
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-hostile-")  # goes with the process
+os.chdir(SCRATCH.name)
 os.environ["XDG_CACHE_HOME"] = os.getcwd()
 TEXT = "".join(f"{i * i % 97} bottles on the wall, {i}\n" for i in range(2000)).encode()
 SHORT = ["--model", "nano", "--batch", "2", "--seq", "32", "--steps", "2", "--eval-iters", "1"]

@@ -19,7 +19,8 @@ CHUNK = 2 << 20
 SHORT = ["--model", "nano", "--batch", "2", "--seq", "32", "--warmup", "2", "--eval-iters", "2", "--quiet"]
 QUEUES = {"compute", "to_host", "to_device", "io", "host"}
 
-os.chdir(tempfile.mkdtemp(prefix="lade-train-"))
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-train-")  # goes with the process
+os.chdir(SCRATCH.name)
 os.environ["XDG_CACHE_HOME"] = os.getcwd()
 with open("text.txt", "w", encoding="utf-8") as file:
     for i in range(4000):

@@ -14,7 +14,8 @@ import tempfile
 
 LADE, REFUSE = (os.path.abspath(path) for path in sys.argv[1:3])
 URING_SETUP = "425"  # io_uring_setup, on every architecture
-os.chdir(tempfile.mkdtemp(prefix="lade-uring-"))
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-uring-")  # goes with the process
+os.chdir(SCRATCH.name)
 os.environ["XDG_CACHE_HOME"] = os.getcwd()
 TRAIN = ["train", "--model", "nano", "--data", "text.txt", "--batch", "2", "--seq", "32", "--steps", "3", "--quiet",
          "--eval-iters", "1", "--budget", "min", "--host-budget", "0", "--store", ".", "--allow-tmpfs", "--json"]

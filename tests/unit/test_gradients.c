@@ -35,16 +35,16 @@ static const struct lade_model tiny_models[] = {
     {.name = "tiny-llama", .family = LADE_LLAMA, .layers = 2, .heads = 6, .key_heads = 2, .width = 36, .hidden = 50,
      .context = 40, .vocabulary = 61, .norm_eps = 1e-5f, .rope_base = 100, .rope_scale_factor = 8,
      .rope_low_freq_factor = 1, .rope_high_freq_factor = 4, .rope_original_context = 16},
-    {.name = "tied-llama", .family = LADE_LLAMA, .layers = 1, .heads = 4, .key_heads = 1, .width = 24, .hidden = 31,
-     .context = 17, .vocabulary = 23, .is_tied = true, .norm_eps = 1e-6f, .rope_base = 10000},
+    {.name = "tied-llama", .family = LADE_LLAMA, .layers = 1, .heads = 5, .key_heads = 1, .width = 24, .head_dim = 10,
+     .hidden = 31, .context = 17, .vocabulary = 23, .is_tied = true, .norm_eps = 1e-6f, .rope_base = 10000},
 };
 
 /* Wider than the kernels' blocks, with ragged ends. */
 static const struct lade_model wide_models[] = {
     {.name = "wide-gpt2", .family = LADE_GPT2, .layers = 2, .heads = 3, .key_heads = 3, .width = 192, .hidden = 768,
      .context = 64, .vocabulary = 601, .is_tied = true, .norm_eps = 1e-5f},
-    {.name = "wide-llama", .family = LADE_LLAMA, .layers = 2, .heads = 4, .key_heads = 2, .width = 160, .hidden = 300,
-     .context = 64, .vocabulary = 521, .norm_eps = 1e-5f, .rope_base = 10000},
+    {.name = "wide-llama", .family = LADE_LLAMA, .layers = 2, .heads = 4, .key_heads = 2, .width = 160, .head_dim = 48,
+     .hidden = 300, .context = 64, .vocabulary = 521, .norm_eps = 1e-5f, .rope_base = 10000},
 };
 
 struct fixture {

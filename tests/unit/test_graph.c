@@ -427,6 +427,8 @@ static void configs_of_both_families_give_the_published_models(void **state)
   config_accept("{" LLAMA_FIELDS ",\"rope_theta\":500000.0,\"rope_scaling\":null,\"head_dim\":128}", &model);
   assert_int_equal(lade_model_n_params(&model), 8030261248);
   assert_true(model.rope_base == 500000 && model.rope_scale_factor == 0);
+  config_accept("{" LLAMA_FIELDS ",\"head_dim\":64}", &model); /* q, k, v and o are half as wide */
+  assert_int_equal(lade_model_n_params(&model), 8030261248 - 32 * 4096ll * 64 * 2 * (32 + 8));
   config_accept("{" LLAMA_FIELDS ",\"rope_theta\":500000.0,\"rope_scaling\":" ROPE3("8.0") "}", &model);
   assert_true(model.rope_scale_factor == 8 && model.rope_low_freq_factor == 1 && model.rope_high_freq_factor == 4);
   assert_int_equal(model.rope_original_context, 8192);
@@ -454,7 +456,10 @@ static void absurd_configs_are_refused_naming_the_field(void **state)
   config_refuse("{" GPT2_FIELDS ",\"layer_norm_epsilon\":[]}", "layer_norm_epsilon is []", "number", NULL);
   config_refuse("{" GPT2_FIELDS ",\"scale_attn_weights\":false}", "scale_attn_weights is false", NULL, NULL);
   config_refuse("{" GPT2_FIELDS ",\"tie_word_embeddings\":1}", "tie_word_embeddings is 1", "true or false", NULL);
-  config_refuse("{" LLAMA_FIELDS ",\"head_dim\":64}", "head_dim is 64", NULL, NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"head_dim\":0}", "head_dim is 0", "from 1", NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"head_dim\":-128}", "head_dim is -128", "from 1", NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"head_dim\":63}", "head_dim is 63", "even", NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"head_dim\":1048576}", "head_dim is 1048576", "1 to 32768", NULL);
   config_refuse("{" LLAMA_FIELDS ",\"hidden_act\":\"gelu\"}", "hidden_act is \"gelu\"", "silu", NULL);
   config_refuse("{" LLAMA_FIELDS ",\"attention_bias\":true}", "attention_bias is true", NULL, NULL);
   config_refuse("{" LLAMA_FIELDS ",\"rope_theta\":0.5}", "rope_theta is 0.5", NULL, NULL);
