@@ -32,6 +32,7 @@
 #include <stdint.h>
 
 #include "base/pool.h"
+#include "lade/adam.h"
 #include "lade/types.h"
 
 /* What changes from step to step; lives in a buffer that the executor writes before each step. */
@@ -336,16 +337,24 @@ struct lade_clip_args {
  *   w = w - lr * (m*c1 / (sqrt(v*c2) + eps) + decay*w)
  * The master w is weight + residual for BF16 (exact split), a separate F32 master for F16, and the
  * weight itself for F32. When verdict->is_skipped every value is written back unchanged.
+ *
+ * In a compact form (base/moments.h) the sequence works on the FP32 values of what is kept; w is made from m and v
+ * before these are rounded. Random bits are lade_draw_word's of (seed, step, stream, first_element + i).
  */
 struct lade_adamw_args {
   enum lade_dtype dtype, grad_dtype;
+  enum lade_moments moments;
+  enum lade_master master; /* other than EXACT for BF16 only */
   int64_t n_elements;
   bool has_decay;
+  uint32_t stream;        /* of random words: the parameter's own */
+  uint64_t first_element; /* of this call, in the parameter; a multiple of 512 */
   const struct lade_verdict *verdict;
   const void *grad;
-  void *weight;   /* dtype; updated in place */
-  void *residual; /* I16 for BF16, F32 master for F16, NULL for F32 */
-  float *m, *v;
+  void *weight;    /* dtype; updated in place */
+  void *residual;  /* for BF16 I16, or I8 of a 24-bit master; F32 master for F16, NULL for F32 */
+  void *m, *v;     /* F32, BF16, or one byte each */
+  uint8_t *scales; /* 8 bits: [blocks][2], exponents of m and of v; else NULL */
 };
 
 /* y = x + y, elementwise, both A (F32): a gradient that waited elsewhere. */

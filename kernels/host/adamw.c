@@ -15,29 +15,45 @@
  * master for F16, the weight itself for F32. A skipped step returns at once: every value keeps its
  * bits, also where a gradient is not finite.
  *
+ * In a compact form (base/moments.h) m, v and w are read as F32 and rounded when they are stored, in blocks of
+ * LADE_MOMENT_BLOCK elements: eight-bit moments share an exponent that is known once all of a block's are.
+ *
  * fmaf is a library call where the compiler may not assume the instruction: this variant is right
  * anywhere, and slow on old CPUs.
  */
 #include <math.h>
 
 #include "base/float.h"
+#include "base/moments.h"
 #include "kernels/host/host.h"
+
+_Static_assert(LADE_TASK_ELEMENTS % LADE_DRAW_RUN == 0 && LADE_DRAW_RUN % LADE_MOMENT_BLOCK == 0, "tasks are whole");
 
 struct call {
   const struct lade_step *step;
   const struct lade_adamw_args *args;
 };
 
+/* The new moments of a block, and the random words that round them. */
+struct block {
+  float m[LADE_MOMENT_BLOCK], v[LADE_MOMENT_BLOCK];
+  uint32_t word[LADE_MOMENT_BLOCK];
+};
+
 static float master_get(const struct lade_adamw_args *a, int64_t i)
 {
+  if (a->dtype == LADE_BF16 && a->master == LADE_MASTER_24BIT)
+    return lade_master24_join(((uint16_t *)a->weight)[i], ((int8_t *)a->residual)[i]);
   if (a->dtype == LADE_BF16)
     return lade_master_join(((uint16_t *)a->weight)[i], ((int16_t *)a->residual)[i]);
   return a->dtype == LADE_F16 ? ((float *)a->residual)[i] : ((float *)a->weight)[i];
 }
 
-static void master_put(const struct lade_adamw_args *a, int64_t i, float master)
+static void master_put(const struct lade_adamw_args *a, int64_t i, float master, uint32_t word)
 {
-  if (a->dtype == LADE_BF16) {
+  if (a->dtype == LADE_BF16 && a->master == LADE_MASTER_24BIT) {
+    lade_master24_split(master, lade_draw_master(word), &((uint16_t *)a->weight)[i], &((int8_t *)a->residual)[i]);
+  } else if (a->dtype == LADE_BF16) {
     lade_master_split(master, &((uint16_t *)a->weight)[i], &((int16_t *)a->residual)[i]);
   } else if (a->dtype == LADE_F16) {
     ((float *)a->residual)[i] = master;
@@ -47,25 +63,88 @@ static void master_put(const struct lade_adamw_args *a, int64_t i, float master)
   }
 }
 
-static void adamw_span(void *arg, int i_task, int i_thread)
+static float moment_get(const struct lade_adamw_args *a, const void *moment, int64_t i, bool is_v)
 {
-  const struct call *call = arg;
+  if (a->moments == LADE_MOMENTS_F32)
+    return ((const float *)moment)[i];
+  if (a->moments == LADE_MOMENTS_BF16)
+    return lade_bf16_to_f32(((const uint16_t *)moment)[i]);
+  uint32_t scale = lade_scale_clamp(a->scales[2 * (i / LADE_MOMENT_BLOCK) + is_v]);
+  uint8_t code = ((const uint8_t *)moment)[i];
+  return is_v ? lade_v_value(code, scale) : lade_m_value(code, scale);
+}
+
+/* Elements [from, from + n): everything but storing m and v. */
+static void block_compute(const struct call *call, int64_t from, int64_t n, struct block *ret_block)
+{
   const struct lade_adamw_args *a = call->args;
   const struct lade_step s = *call->step;
   float factor = a->verdict->factor, decay = a->has_decay ? s.weight_decay : 0.0f;
   float rest1 = 1.0f - s.beta1, rest2 = 1.0f - s.beta2;
-  int64_t from = (int64_t)i_task * LADE_TASK_ELEMENTS, end = LADE_MIN(a->n_elements, from + LADE_TASK_ELEMENTS);
-  for (int64_t i = from; i < end; i++) {
+  bool has_words = a->moments != LADE_MOMENTS_F32 || a->master != LADE_MASTER_EXACT;
+  for (int64_t j = 0; j < n; j++) {
+    int64_t i = from + j;
     float grad = a->grad_dtype == LADE_BF16 ? lade_bf16_to_f32(((uint16_t *)a->grad)[i]) : ((float *)a->grad)[i];
     float g = grad * factor, w = master_get(a, i);
-    float m = fmaf(s.beta1, a->m[i], rest1 * g);
-    float v = fmaf(s.beta2, a->v[i], rest2 * (g * g));
+    float m = fmaf(s.beta1, moment_get(a, a->m, i, false), rest1 * g);
+    float v = fmaf(s.beta2, moment_get(a, a->v, i, true), rest2 * (g * g));
     float u = m * s.correction1 / (sqrtf(v * s.correction2) + s.eps);
     u = fmaf(decay, w, u);
     w = fmaf(-s.lr, u, w);
-    a->m[i] = m;
-    a->v[i] = v;
-    master_put(a, i, w);
+    uint32_t word = has_words ? lade_draw_word(s.seed, s.step, a->stream, a->first_element + (uint64_t)i) : 0;
+    master_put(a, i, w, word);
+    ret_block->m[j] = m;
+    ret_block->v[j] = v;
+    ret_block->word[j] = word;
+  }
+}
+
+static void codes_put(const struct lade_adamw_args *a, int64_t from, int64_t n, const struct block *block)
+{
+  uint32_t scale[2] = {0, 0};
+  for (int64_t j = 0; j < n; j++) {
+    uint32_t m = lade_f32_bits(block->m[j]) & 0x7fffffffu, v = lade_f32_bits(block->v[j]) & 0x7fffffffu;
+    scale[0] = LADE_MAX(scale[0], lade_scale_of(m, lade_round_random(lade_draw_m(block->word[j]))));
+    scale[1] = LADE_MAX(scale[1], lade_scale_of(v, lade_round_random(lade_draw_v(block->word[j]))));
+  }
+  for (int is_v = 0; is_v < 2; is_v++) {
+    scale[is_v] = lade_scale_clamp(scale[is_v]);
+    a->scales[2 * (from / LADE_MOMENT_BLOCK) + is_v] = (uint8_t)scale[is_v];
+  }
+  for (int64_t j = 0; j < n; j++) {
+    uint32_t word = block->word[j];
+    ((uint8_t *)a->m)[from + j] = lade_m_code(block->m[j], scale[0], lade_round_random(lade_draw_m(word)));
+    ((uint8_t *)a->v)[from + j] = lade_v_code(block->v[j], scale[1], lade_round_random(lade_draw_v(word)));
+  }
+}
+
+static void moments_put(const struct lade_adamw_args *a, int64_t from, int64_t n, const struct block *block)
+{
+  if (a->moments == LADE_MOMENTS_8BIT) {
+    codes_put(a, from, n, block);
+    return;
+  }
+  for (int64_t j = 0; j < n; j++) {
+    if (a->moments == LADE_MOMENTS_BF16) {
+      ((uint16_t *)a->m)[from + j] = lade_f32_to_bf16_random(block->m[j], lade_draw_m(block->word[j]));
+      ((uint16_t *)a->v)[from + j] = lade_f32_to_bf16_random(block->v[j], lade_draw_v(block->word[j]));
+    } else {
+      ((float *)a->m)[from + j] = block->m[j];
+      ((float *)a->v)[from + j] = block->v[j];
+    }
+  }
+}
+
+static void adamw_span(void *arg, int i_task, int i_thread)
+{
+  const struct call *call = arg;
+  int64_t n_elements = call->args->n_elements, from = (int64_t)i_task * LADE_TASK_ELEMENTS;
+  int64_t end = LADE_MIN(n_elements, from + LADE_TASK_ELEMENTS);
+  for (; from < end; from += LADE_MOMENT_BLOCK) {
+    struct block block;
+    int64_t n = LADE_MIN(end - from, LADE_MOMENT_BLOCK);
+    block_compute(call, from, n, &block);
+    moments_put(call->args, from, n, &block);
   }
 }
 

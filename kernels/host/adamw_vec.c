@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* adamw.c in vectors: the same operations in the same order, one instruction each, and the same bits. */
-#include "kernels/host/lanes.h"
-
-struct call {
-  const struct lade_step *step;
-  const struct lade_adamw_args *args;
-};
+/*
+ * adamw.c in vectors: the same operations in the same order, one instruction each, and the same bits. The exact form
+ * is here, the compact ones are in adamw_compact_vec.c.
+ *
+ * It is bound by memory: five streams are read and four written, once each. What makes the difference is asking
+ * for lines ahead of time (vec_prefetch); stores past the cache were measured and lose a third, because the lines
+ * are in the cache already.
+ */
+#include "kernels/host/adamw_vec.h"
 
 VEC_INLINE vf master_load(const struct lade_adamw_args *a, int64_t i, int n, enum lade_dtype dtype)
 {
@@ -39,47 +41,58 @@ VEC_INLINE void master_store(const struct lade_adamw_args *a, int64_t i, int n, 
   }
 }
 
-/* What is the same for every element. */
-struct factors {
-  vf factor, beta1, beta2, rest1, rest2, correction1, correction2, eps, decay, lr;
-};
-
 VEC_INLINE void adamw_step(int64_t i, int n, const struct lade_adamw_args *a, const struct factors *f,
                            enum lade_dtype grad_dtype, enum lade_dtype dtype)
 {
-  vf g = vf_mul(vec_load(grad_dtype, a->grad, i, n), f->factor), w = master_load(a, i, n, dtype);
-  vf m = vf_fma(f->beta1, vec_load(LADE_F32, a->m, i, n), vf_mul(f->rest1, g));
-  vf v = vf_fma(f->beta2, vec_load(LADE_F32, a->v, i, n), vf_mul(f->rest2, vf_mul(g, g)));
-  vf u = vf_div(vf_mul(m, f->correction1), vf_add(vf_sqrt(vf_mul(v, f->correction2)), f->eps));
-  u = vf_fma(f->decay, w, u);
+  vf m = vec_load(LADE_F32, a->m, i, n), v = vec_load(LADE_F32, a->v, i, n), w = master_load(a, i, n, dtype);
+  factors_apply(f, vec_load(grad_dtype, a->grad, i, n), &m, &v, &w);
   vec_store(LADE_F32, a->m, i, n, m);
   vec_store(LADE_F32, a->v, i, n, v);
-  master_store(a, i, n, vf_fnma(f->lr, u, w), dtype);
+  master_store(a, i, n, w, dtype);
+}
+
+/* Two vectors: a line of each 16-bit stream. */
+VEC_INLINE void adamw_steps(int64_t from, int64_t end, const struct lade_adamw_args *a, const struct factors *f,
+                            enum lade_dtype grad_dtype, enum lade_dtype dtype)
+{
+  const int n = 2 * VEC_LANES;
+  for (; from + n <= end; from += n) {
+    vec_prefetch(a->grad, from, grad_dtype == LADE_BF16 ? 2 : 4, n);
+    vec_prefetch(a->weight, from, dtype == LADE_F32 ? 4 : 2, n);
+    if (dtype != LADE_F32)
+      vec_prefetch(a->residual, from, dtype == LADE_F16 ? 4 : 2, n);
+    vec_prefetch(a->m, from, 4, n);
+    vec_prefetch(a->v, from, 4, n);
+    adamw_step(from, VEC_LANES, a, f, grad_dtype, dtype);
+    adamw_step(from + VEC_LANES, VEC_LANES, a, f, grad_dtype, dtype);
+  }
+  VEC_STEPS(adamw_step, from, end, a, f, grad_dtype, dtype);
 }
 
 VEC_INLINE void adamw_span(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
-  const struct call *call = arg;
+  const struct adamw_call *call = arg;
   VEC_COPY(lade_adamw_args, a, call->args);
-  const struct lade_step *s = call->step;
-  const struct factors f = {
-      vf_set(a->verdict->factor), vf_set(s->beta1),       vf_set(s->beta2),
-      vf_set(1 - s->beta1),       vf_set(1 - s->beta2),   vf_set(s->correction1),
-      vf_set(s->correction2),     vf_set(s->eps),         vf_set(a->has_decay ? s->weight_decay : 0),
-      vf_set(s->lr)};
+  const struct factors f = factors_make(call);
   int64_t from = i_task * LADE_TASK_ELEMENTS, end = LADE_MIN(a->n_elements, from + LADE_TASK_ELEMENTS);
   if (a->grad_dtype == LADE_BF16)
-    VEC_STEPS(adamw_step, from, end, a, &f, LADE_BF16, dtype);
+    adamw_steps(from, end, a, &f, LADE_BF16, dtype);
   else
-    VEC_STEPS(adamw_step, from, end, a, &f, LADE_F32, dtype);
+    adamw_steps(from, end, a, &f, LADE_F32, dtype);
 }
 VEC_TASKS(adamw_span)
 
 static void adamw(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_adamw_args *a = args;
-  if (!a->verdict->is_skipped)
-    adamw_span_run(ctx->pool, a->dtype, &(struct call){ctx->step, a}, lade_div_up(a->n_elements, LADE_TASK_ELEMENTS));
+  if (a->verdict->is_skipped)
+    return;
+  const struct adamw_call call = {ctx->step, a};
+  int64_t n_tasks = lade_div_up(a->n_elements, LADE_TASK_ELEMENTS);
+  if (a->moments == LADE_MOMENTS_F32 && a->master == LADE_MASTER_EXACT)
+    adamw_span_run(ctx->pool, a->dtype, &call, n_tasks);
+  else
+    lade_pool_run(ctx->pool, VEC_NAME(adamw_compact_task)(a), (void *)&call, (int)n_tasks);
 }
 
 void VEC_NAME(lade_adamw_init)(struct lade_kernels *kernels)

@@ -14,6 +14,12 @@
  *   vf_sum, vd_sum            lanes as a tree: j + (j+8), then 4, 2, 1
  *   vf_largest                the largest lane; what a lane that is not a number does to it is open
  *   vu_load_u16, vu_store_u16 16-bit elements, zero-extended and truncated
+ *   vu_load_u8_pairs          32 bytes: a lane has an even one in its lower half, the next in its upper; and back
+ *   vf_load_pairs             32 elements, the even ones and the odd ones; and back
+ *   vu_rotate(a, n)           each word by n bits, 0 to 31, to the left
+ *   vu_min, vu_max, vu_largest of words as unsigned numbers
+ *   vu_where_below(a,b,x,y)   x where signed a < b, y elsewhere
+ *   vf_from_int, vu_truncate  a signed word to F32, and towards zero to a word
  *   vu_multiply               32 x 32 bits to both halves of the product
  *   vu_store_transposed       64 words from w[0..3]: out[16k + 4j + i] = w[i][4j + k]
  *
@@ -81,6 +87,20 @@
     } \
     VEC_STEPS(step, from_ + whole_, end, &(sums)[0], __VA_ARGS__); \
   } while (0)
+
+/*
+ * Steps that walk several long streams once ask for the lines of VEC_AHEAD elements later: the processor's own
+ * prefetchers stop at every page and are late on five streams at a time. An address past a tensor's end is no fault.
+ */
+#define VEC_AHEAD 512
+#define VEC_LINE_BYTES 64
+
+VEC_INLINE void vec_prefetch(const void *x, int64_t i, size_t element_bytes, int n)
+{
+  const char *at = (const char *)x + (size_t)(i + VEC_AHEAD) * element_bytes;
+  for (size_t byte = 0; byte < (size_t)n * element_bytes; byte += VEC_LINE_BYTES)
+    __builtin_prefetch(at + byte);
+}
 
 VEC_INLINE vf vec_load(enum lade_dtype dtype, const void *x, int64_t i, int n)
 {

@@ -8,6 +8,7 @@
 #define LADE_KERNELS_LANES_AVX2_H
 
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -161,6 +162,66 @@ VEC_INLINE void vu_store_u16_n(uint16_t *x, vu v, int n)
   vu_store_u16(lane, v);
   memcpy(x, lane, (size_t)n * sizeof(*lane));
 }
+
+VEC_INLINE vu vu_load_u8_pairs(const uint8_t *x)
+{
+  return (vu){_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)x)),
+              _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(x + 16)))};
+}
+VEC_INLINE void vu_store_u8_pairs(uint8_t *x, vu v)
+{
+  __m256i packed = _mm256_packus_epi16(v.a, v.b);
+  _mm256_storeu_si256((__m256i *)x, _mm256_permute4x64_epi64(packed, 0xd8));
+}
+VEC_INLINE __m256 vec_pairs_half(__m256 x, __m256 y, bool is_odd)
+{
+  __m256 mixed = is_odd ? _mm256_shuffle_ps(x, y, 0xdd) : _mm256_shuffle_ps(x, y, 0x88);
+  return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(mixed), 0xd8));
+}
+VEC_INLINE void vf_load_pairs(const float *x, vf *ret_even, vf *ret_odd)
+{
+  vf first = vf_load_f32(x), second = vf_load_f32(x + 16);
+  *ret_even = (vf){vec_pairs_half(first.a, first.b, false), vec_pairs_half(second.a, second.b, false)};
+  *ret_odd = (vf){vec_pairs_half(first.a, first.b, true), vec_pairs_half(second.a, second.b, true)};
+}
+VEC_INLINE void vec_pairs_store(float *x, __m256 even, __m256 odd)
+{
+  __m256 low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
+  _mm256_storeu_ps(x, _mm256_permute2f128_ps(low, high, 0x20));
+  _mm256_storeu_ps(x + 8, _mm256_permute2f128_ps(low, high, 0x31));
+}
+VEC_INLINE void vf_store_pairs(float *x, vf even, vf odd)
+{
+  vec_pairs_store(x, even.a, odd.a);
+  vec_pairs_store(x + 16, even.b, odd.b);
+}
+VEC_INLINE void vu_store(uint32_t *x, vu v)
+{
+  _mm256_storeu_si256((__m256i *)x, v.a);
+  _mm256_storeu_si256((__m256i *)(x + 8), v.b);
+}
+VEC_INLINE vu vu_rotate(vu x, uint32_t n)
+{
+  __m128i left = _mm_cvtsi32_si128((int)n), right = _mm_cvtsi32_si128((int)(32 - n));
+  return (vu){_mm256_or_si256(_mm256_sll_epi32(x.a, left), _mm256_srl_epi32(x.a, right)),
+              _mm256_or_si256(_mm256_sll_epi32(x.b, left), _mm256_srl_epi32(x.b, right))};
+}
+VEC_INLINE vu vu_min(vu x, vu y) { return (vu){_mm256_min_epu32(x.a, y.a), _mm256_min_epu32(x.b, y.b)}; }
+VEC_INLINE vu vu_max(vu x, vu y) { return (vu){_mm256_max_epu32(x.a, y.a), _mm256_max_epu32(x.b, y.b)}; }
+VEC_INLINE uint32_t vu_largest(vu x)
+{
+  __m256i eight = _mm256_max_epu32(x.a, x.b);
+  __m128i four = _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  __m128i two = _mm_max_epu32(four, _mm_unpackhi_epi64(four, four));
+  return (uint32_t)_mm_cvtsi128_si32(_mm_max_epu32(two, _mm_shuffle_epi32(two, 1)));
+}
+VEC_INLINE vu vu_where_below(vu x, vu y, vu below, vu other)
+{
+  return (vu){_mm256_blendv_epi8(other.a, below.a, _mm256_cmpgt_epi32(y.a, x.a)),
+              _mm256_blendv_epi8(other.b, below.b, _mm256_cmpgt_epi32(y.b, x.b))};
+}
+VEC_INLINE vf vf_from_int(vu x) { return (vf){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+VEC_INLINE vu vu_truncate(vf x) { return (vu){_mm256_cvttps_epi32(x.a), _mm256_cvttps_epi32(x.b)}; }
 
 VEC_INLINE vf vf_from_f16(vu x)
 {

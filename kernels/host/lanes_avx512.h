@@ -90,6 +90,36 @@ VEC_INLINE void vu_store_u16_n(uint16_t *x, vu a, int n)
   _mm256_mask_storeu_epi16(x, vec_mask(n), _mm512_cvtepi32_epi16(a));
 }
 
+VEC_INLINE vu vu_load_u8_pairs(const uint8_t *x)
+{
+  return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)x));
+}
+VEC_INLINE void vu_store_u8_pairs(uint8_t *x, vu a) { _mm256_storeu_si256((__m256i *)x, _mm512_cvtepi16_epi8(a)); }
+VEC_INLINE void vf_load_pairs(const float *x, vf *ret_even, vf *ret_odd)
+{
+  const vu even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  vf a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
+  *ret_even = _mm512_permutex2var_ps(a, even, b);
+  *ret_odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
+}
+VEC_INLINE void vf_store_pairs(float *x, vf even, vf odd)
+{
+  const vu first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  _mm512_storeu_ps(x, _mm512_permutex2var_ps(even, first, odd));
+  _mm512_storeu_ps(x + 16, _mm512_permutex2var_ps(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd));
+}
+VEC_INLINE void vu_store(uint32_t *x, vu a) { _mm512_storeu_si512(x, a); }
+VEC_INLINE vu vu_rotate(vu a, uint32_t n) { return _mm512_rolv_epi32(a, vu_set(n)); }
+VEC_INLINE vu vu_min(vu a, vu b) { return _mm512_min_epu32(a, b); }
+VEC_INLINE vu vu_max(vu a, vu b) { return _mm512_max_epu32(a, b); }
+VEC_INLINE uint32_t vu_largest(vu a) { return _mm512_reduce_max_epu32(a); }
+VEC_INLINE vu vu_where_below(vu a, vu b, vu below, vu other)
+{
+  return _mm512_mask_blend_epi32(_mm512_cmplt_epi32_mask(a, b), other, below);
+}
+VEC_INLINE vf vf_from_int(vu a) { return _mm512_cvtepi32_ps(a); }
+VEC_INLINE vu vu_truncate(vf a) { return _mm512_cvttps_epi32(a); }
+
 VEC_INLINE vf vf_from_f16(vu a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
 VEC_INLINE vu vu_f16(vf a)
 {

@@ -108,9 +108,79 @@ static bool adamw_build(struct call *call, int i_shape)
   return true;
 }
 
+/* An operand of random bytes: codes and exponents of moments, and 8-bit residuals. */
+static void bytes_inout(struct call *call, const void *field, int64_t n)
+{
+  struct operand *operand = call_inout(call, field, NULL, LADE_U8, n, 0, 0);
+  operand->fill = FILL_INDEX;
+  operand->limit = 256;
+}
+
+static void compact_moments_add(struct call *call, struct lade_adamw_args *a)
+{
+  if (a->moments == LADE_MOMENTS_8BIT) {
+    bytes_inout(call, &a->m, a->n_elements);
+    bytes_inout(call, &a->v, a->n_elements);
+    bytes_inout(call, &a->scales, 2 * lade_div_up(a->n_elements, LADE_MOMENT_BLOCK));
+    return;
+  }
+  enum lade_dtype dtype = a->moments == LADE_MOMENTS_BF16 ? LADE_BF16 : LADE_F32;
+  call_inout(call, &a->m, NULL, dtype, a->n_elements, 0, 0)->limit = 1e30;
+  struct operand *v = call_inout(call, &a->v, NULL, dtype, a->n_elements, 0, 0);
+  v->fill = FILL_SQUARE;
+  v->limit = 1e30;
+}
+
+/* Gradients of every size within one block, so that codes of all kinds come out. */
+static void compact_setup(struct call *call, struct lade_step *step)
+{
+  struct operand *grad = &call->operands[1];
+  verdict_set(call, 0.37f, false);
+  for (int64_t i = 0; i < grad->n_elements; i += 2)
+    element_set(grad->dtype, grad->data, i, ldexp(i % 4 ? 1.375 : -1.75, (int)(i * 7 % 90) - 80));
+}
+
+static void compact_skip_setup(struct call *call, struct lade_step *step)
+{
+  verdict_set(call, 0, true);
+  element_set(call->operands[1].dtype, call->operands[1].data, 0, NAN);
+}
+
+/* Each compact form, with F32 and BF16 gradients, and skipped; in the bench what the formats are timed with. */
+static bool adamw_compact_build(struct call *call, int i_shape)
+{
+  struct lade_adamw_args *a = (void *)&call->args;
+  enum { N_FORMS = 5, N_KINDS = 3 };
+  static const enum lade_moments moments[N_FORMS] = {LADE_MOMENTS_BF16, LADE_MOMENTS_8BIT, LADE_MOMENTS_F32,
+                                                     LADE_MOMENTS_BF16, LADE_MOMENTS_8BIT};
+  int form = i_shape / N_KINDS % N_FORMS, kind = i_shape % N_KINDS;
+  int64_t n;
+  if (call->dtype == LADE_F64 || !size_get(call, i_shape / (N_FORMS * N_KINDS), &n))
+    return false;
+  bool is_24bit = form >= 2 && call->dtype == LADE_BF16;
+  *a = (struct lade_adamw_args){
+      .dtype = call->dtype, .grad_dtype = kind == 0 ? LADE_F32 : LADE_BF16, .moments = moments[form],
+      .master = is_24bit ? LADE_MASTER_24BIT : LADE_MASTER_EXACT, .n_elements = n, .has_decay = form != 1,
+      .stream = 77, .first_element = UINT64_C(512) << (form * 8)};
+  call_in(call, &a->verdict, LADE_U8, sizeof(struct lade_verdict))->fill = FILL_NONE;
+  call_in(call, &a->grad, a->grad_dtype, n)->limit = 1e18;
+  compact_moments_add(call, a);
+  call_inout(call, &a->weight, NULL, call->dtype, n, 0, 0)->limit = 1e30;
+  if (is_24bit)
+    bytes_inout(call, &a->residual, n);
+  else if (call->dtype != LADE_F32)
+    call_inout(call, &a->residual, NULL, call->dtype == LADE_BF16 ? LADE_I16 : LADE_F32, n, 0, 0)->limit = 32767;
+  call->setup = call->is_bench ? adamw_bench_setup : kind == 2 ? compact_skip_setup : compact_setup;
+  for (int i = 1; i < call->n_operands; i++)
+    call->traffic_bytes += (double)call->operands[i].n_elements *
+                           (double)lade_dtype_bytes(call->operands[i].dtype) * (i == 1 ? 1 : 2);
+  return true;
+}
+
 static const struct op ops[] = {
     {"sum_squares", LADE_K_SUM_SQUARES, sum_squares_build},
     {"clip", LADE_K_CLIP, clip_build},
     {"adamw", LADE_K_ADAMW, adamw_build},
+    {"adamw_compact", LADE_K_ADAMW, adamw_compact_build},
 };
 const struct op_set optimizer_ops = {ops, LADE_COUNT(ops)};

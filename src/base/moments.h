@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Compact forms of an optimizer's state, element by element: what they hold and how they round.
+ *
+ * Rounding is to nearest where a value comes from a file, and stochastic in an update: the second moment moves by
+ * (1-beta2) of itself, which is below half a step of every form here, so to the nearest it would never move at
+ * all. A random number below one step of the form is added to what is dropped, and the sum is cut: on average
+ * nothing is lost, and what the form can hold stays as it is. Of an element's random word m takes the low half, v the
+ * high half, the master weight 8 bits of the middle. Philox would cost more than the update if each element had a draw
+ * of its own: elements 128 apart in a run of LADE_DRAW_RUN share a word, rotated by 8 bits from one to the next.
+ * Each alone still sees uniform bits, which is all that "on average" needs.
+ *
+ * Eight bits. A block of LADE_MOMENT_BLOCK elements shares one exponent, its largest (block-wise state is Dettmers et
+ * al. 2022, "8-bit Optimizers via Block-wise Quantization"; a shared power of two and a small float below it are the
+ * OCP Microscaling formats, 2023). An element is a small float relative to it: m has a sign, 3 bits of exponent and
+ * 4 of mantissa, v 4 and 4, both with subnormals; the largest exponent field stands for the block's. Because the
+ * scale is a power of two, coding is integer arithmetic on FP32 bits, decoding is exact, and coding a decoded
+ * block again gives the same codes. A v that is not zero never becomes zero: m / sqrt(v) would blow up.
+ *
+ * 24 bits. The master weight is its BF16 working copy and 8 more bits, split as the exact one is (float.h).
+ */
+#ifndef LADE_MOMENTS_H
+#define LADE_MOMENTS_H
+
+#include "base/float.h"
+#include "base/philox.h"
+#include "lade/adam.h"
+
+/*
+ * A block's exponent is FP32's biased one, kept within these: below the least, steps would be subnormal FP32
+ * numbers, slow and of no use beside an epsilon; above the most, codes would mean infinities.
+ */
+#define LADE_SCALE_LEAST 24
+#define LADE_SCALE_MOST 254
+#define LADE_MANTISSA_BITS 4
+#define LADE_MANTISSA_SHIFT (23 - LADE_MANTISSA_BITS)
+
+/* The largest exponent field: of m, of v. */
+#define LADE_M_TOP 7
+#define LADE_V_TOP 15
+
+/* ---- random bits ---- */
+
+#define LADE_DRAW_WORDS 128
+#define LADE_DRAW_RUN (4 * LADE_DRAW_WORDS)
+
+/*
+ * The word of @element of a parameter. Of 32 elements the even ones have the first 16 words: the order of vectors that
+ * take pairs of 16-bit numbers apart.
+ */
+static inline uint32_t lade_draw_word(uint64_t seed, uint32_t step, uint32_t stream, uint64_t element)
+{
+  uint64_t at = (element % LADE_DRAW_WORDS & ~UINT64_C(31)) | (element & 1) << 4 | (element & 31) >> 1;
+  uint32_t turn = (uint32_t)(element / LADE_DRAW_WORDS % 4 * 8);
+  uint32_t word = lade_philox_word(seed, step, stream, element / LADE_DRAW_RUN * LADE_DRAW_WORDS + at);
+  return word << turn | (word >> 1) >> (31 - turn);
+}
+
+static inline uint32_t lade_draw_m(uint32_t word)
+{
+  return word & 0xffff;
+}
+
+static inline uint32_t lade_draw_v(uint32_t word)
+{
+  return word >> 16;
+}
+
+static inline uint32_t lade_draw_master(uint32_t word)
+{
+  return word >> 12 & 0xff;
+}
+
+/* ---- eight bits ---- */
+
+/* What rounding adds to an element's FP32 bits: half a step, or a random part of one from 16 bits. */
+#define LADE_ROUND_NEAREST (1u << (LADE_MANTISSA_SHIFT - 1))
+
+static inline uint32_t lade_round_random(uint32_t draw)
+{
+  return draw << (LADE_MANTISSA_SHIFT - 16);
+}
+
+static inline uint32_t lade_scale_clamp(uint32_t exponent)
+{
+  return exponent < LADE_SCALE_LEAST ? LADE_SCALE_LEAST : exponent > LADE_SCALE_MOST ? LADE_SCALE_MOST : exponent;
+}
+
+/* The exponent of a magnitude's bits once they are rounded; a block's scale is the clamped largest. */
+static inline uint32_t lade_scale_of(uint32_t magnitude, uint32_t rounding)
+{
+  return (magnitude + rounding) >> 23;
+}
+
+/* The code of a magnitude, 0 to (top << 4 | 15), in a block of clamped @scale. */
+static inline uint32_t lade_code_make(uint32_t magnitude, uint32_t scale, uint32_t top, uint32_t rounding)
+{
+  uint32_t lowest = scale - top, code;
+  if (magnitude >= (lowest + 1) << 23) {
+    code = ((magnitude + rounding) >> LADE_MANTISSA_SHIFT) - (lowest << LADE_MANTISSA_BITS);
+  } else {
+    /* In steps of a subnormal, plus one and @rounding as a part of a step. */
+    float steps = lade_f32_from_bits(magnitude) * lade_f32_from_bits((257 - lowest) << 23);
+    code = (uint32_t)(int32_t)(steps + lade_f32_from_bits(0x3f800000u | rounding << LADE_MANTISSA_BITS)) - 1;
+  }
+  uint32_t most = top << LADE_MANTISSA_BITS | 15;
+  return code < most ? code : most;
+}
+
+/* And back, exactly. */
+static inline float lade_code_value(uint32_t code, uint32_t scale, uint32_t top)
+{
+  uint32_t lowest = scale - top;
+  if (code >> LADE_MANTISSA_BITS)
+    return lade_f32_from_bits((code + (lowest << LADE_MANTISSA_BITS)) << LADE_MANTISSA_SHIFT);
+  return (float)code * lade_f32_from_bits((lowest - 3) << 23);
+}
+
+static inline uint8_t lade_m_code(float m, uint32_t scale, uint32_t rounding)
+{
+  uint32_t bits = lade_f32_bits(m);
+  return (uint8_t)(bits >> 31 << 7 | lade_code_make(bits & 0x7fffffffu, scale, LADE_M_TOP, rounding));
+}
+
+static inline float lade_m_value(uint8_t code, uint32_t scale)
+{
+  float magnitude = lade_code_value(code & 0x7f, scale, LADE_M_TOP);
+  return lade_f32_from_bits(lade_f32_bits(magnitude) | (uint32_t)(code >> 7) << 31);
+}
+
+static inline uint8_t lade_v_code(float v, uint32_t scale, uint32_t rounding)
+{
+  uint32_t bits = lade_f32_bits(v) & 0x7fffffffu, code = lade_code_make(bits, scale, LADE_V_TOP, rounding);
+  return (uint8_t)(code ? code : bits != 0);
+}
+
+static inline float lade_v_value(uint8_t code, uint32_t scale)
+{
+  return lade_code_value(code, scale, LADE_V_TOP);
+}
+
+/* ---- sixteen bits, and twenty-four ---- */
+
+/* BF16 with 16 random bits in place of rounding to nearest. */
+static inline uint16_t lade_f32_to_bf16_random(float value, uint32_t draw)
+{
+  return (uint16_t)((lade_f32_bits(value) + draw) >> 16);
+}
+
+/* @added: 0x80 rounds to nearest (half up in magnitude), 8 random bits at random. */
+static inline void lade_master24_split(float master, uint32_t added, uint16_t *ret_bf16, int8_t *ret_residual)
+{
+  uint32_t bits = (lade_f32_bits(master) + added) >> 8;
+  uint16_t high = (uint16_t)((bits + 0x80u) >> 8);
+  *ret_bf16 = high;
+  *ret_residual = (int8_t)(uint8_t)(bits - ((uint32_t)high << 8));
+}
+
+static inline float lade_master24_join(uint16_t bf16, int8_t residual)
+{
+  return lade_f32_from_bits(((uint32_t)bf16 << 16) + (uint32_t)residual * 256);
+}
+
+#endif
