@@ -124,7 +124,7 @@ LADE_API int lade_cache_get_block(lade_cache *cache, const void *address, struct
 
 /*
  * A pool with memory of its own, which stays mapped where it is until the pool is destroyed: what a captured graph
- * replays on, or another process has opened, stays valid. @bytes are reserved at once. -ENOMEM, -EPERM.
+ * replays on stays valid. @bytes are reserved at once. -ENOMEM, -EPERM.
  */
 LADE_API int lade_cache_pool_create(lade_cache *cache, uint64_t bytes, lade_cache_pool **ret_pool);
 
@@ -143,6 +143,44 @@ LADE_API int lade_cache_route(lade_cache *cache, lade_queue *queue, lade_cache_p
  */
 LADE_API int lade_cache_capture_begin(lade_cache *cache, lade_cache_pool *pool);
 LADE_API int lade_cache_capture_end(lade_cache *cache, lade_cache_pool *pool);
+
+/* ---- memory that other processes have as well ---- */
+
+/*
+ * A private pool whose memory can be shared with other processes of this machine. Its chunks are of a kind of their
+ * own, are never moved, and go back to the device with the pool. -ENOTSUP where the device has no such memory (a
+ * dry one), else as lade_cache_pool_create.
+ */
+LADE_API int lade_cache_pool_create_shared(lade_cache *cache, uint64_t bytes, lade_cache_pool **ret_pool);
+
+/* Where a shared block lies; plain numbers, to be sent along with the descriptors. */
+struct lade_cache_share {
+  size_t struct_size;
+  uint64_t bytes;       /* of the block, as asked for */
+  uint64_t offset;      /* of its first byte in the first chunk */
+  uint64_t chunk_bytes; /* of each chunk */
+  int n_chunks;
+};
+
+/*
+ * Describe the live block at @address, and write a file descriptor per chunk that it touches, which the caller sends
+ * (over a Unix socket, say) and closes. @descriptors NULL: only describe. A chunk may hold other blocks of its pool:
+ * whoever gets it can write to them. The block may not be freed while the other side uses it, which is for the two to
+ * agree. -EINVAL for no live block or one of another pool, -ENOSPC when @n is too small, -EMFILE, -EPERM.
+ */
+LADE_API int lade_cache_share_get(lade_cache *cache, const void *address, struct lade_cache_share *ret_share,
+                                  int *descriptors, int n);
+
+/*
+ * In the other process: map what was described; the descriptors may be closed after. The memory is the giver's and
+ * counts against its limit, not against this cache's; it stays while anyone has it open. Not for lade_cache_free.
+ * -EINVAL for a description or descriptors that do not agree, -ENOTSUP, -ENOMEM, -EMFILE, -EPERM.
+ */
+LADE_API int lade_cache_share_open(lade_cache *cache, const struct lade_cache_share *share, const int *descriptors,
+                                   void **ret_address);
+
+/* Unmap it; no work that touches it may be under way. -EINVAL for what was not opened, -EPERM. */
+LADE_API int lade_cache_share_close(lade_cache *cache, void *address);
 
 /* ---- what happened ---- */
 

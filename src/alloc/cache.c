@@ -113,6 +113,7 @@ static void cache_free(lade_cache *cache)
   LADE_ARRAY_FREE(&cache->slabs);
   LADE_ARRAY_FREE(&cache->waits);
   LADE_ARRAY_FREE(&cache->spare);
+  LADE_ARRAY_FREE(&cache->shares);
   free(cache->index);
   free(cache->trace);
   if (cache->is_alive)
@@ -182,6 +183,8 @@ void lade_cache_destroy(lade_cache *cache)
   bool is_child = !is_alive(cache);
   if (!is_child)
     lade_cache_wait_all(cache);
+  if (!is_child)
+    lade_cache_shares_close(cache);
   pools_destroy(cache, is_child);
   cache->stats.inactive_split_bytes.current = cache->stats.reserved_bytes.current; /* what was live is not any more */
   if (!is_child)
@@ -562,7 +565,7 @@ static int pool_fill(lade_cache *cache, struct lade_cache_pool *pool, uint64_t b
   return error;
 }
 
-int lade_cache_pool_create(lade_cache *cache, uint64_t bytes, lade_cache_pool **ret_pool)
+static int pool_create(lade_cache *cache, uint64_t bytes, bool is_shared, lade_cache_pool **ret_pool)
 {
   if (!is_alive(cache))
     return -EPERM;
@@ -570,6 +573,7 @@ int lade_cache_pool_create(lade_cache *cache, uint64_t bytes, lade_cache_pool **
   if (!pool)
     return -ENOMEM;
   pool_init(pool, true);
+  pool->is_shared = is_shared;
   pthread_mutex_lock(&cache->mutex);
   pool->next = cache->pools;
   cache->pools = pool;
@@ -581,6 +585,18 @@ int lade_cache_pool_create(lade_cache *cache, uint64_t bytes, lade_cache_pool **
   }
   *ret_pool = pool;
   return 0;
+}
+
+int lade_cache_pool_create(lade_cache *cache, uint64_t bytes, lade_cache_pool **ret_pool)
+{
+  return pool_create(cache, bytes, false, ret_pool);
+}
+
+int lade_cache_pool_create_shared(lade_cache *cache, uint64_t bytes, lade_cache_pool **ret_pool)
+{
+  struct lade_device_info info;
+  lade_device_get_info(cache->device, &info);
+  return info.is_dry ? -ENOTSUP : pool_create(cache, bytes, true, ret_pool);
 }
 
 /* Called with the mutex. Its freed blocks may still be in use by their queues. */
@@ -595,7 +611,10 @@ static int pool_leave(lade_cache *cache, struct lade_cache_pool *pool)
   if (pool->n_blocks || pool->is_capturing)
     return -EBUSY;
   lade_cache_sweep(cache, pool);
-  if (lade_cache_pool_unmap(cache, pool))
+  int error = lade_cache_pool_unmap(cache, pool);
+  if (pool->is_shared)
+    lade_cache_spare_release(cache);
+  if (error)
     return -ENOMEM;
   struct lade_cache_pool **link = &cache->pools;
   while (*link != pool)

@@ -308,14 +308,16 @@ static int block_unmap(lade_cache *cache, struct block *block, uint64_t from, ui
 
 /* ---- gathering ---- */
 
-static int chunks_create(lade_cache *cache, uint64_t n)
+static int chunks_create(lade_cache *cache, uint64_t n, bool is_shared)
 {
+  int (*create)(lade_device *, uint64_t, lade_chunk **) =
+      is_shared ? lade_device_chunk_create_shared : lade_device_chunk_create;
   if (!spare_prepare(cache, n))
     return -ENOMEM;
   for (; n; n--) {
     lade_chunk *chunk = NULL;
     if (cache->stats.reserved_bytes.current + cache->chunk_bytes > cache->limit_bytes ||
-        lade_device_chunk_create(cache->device, cache->chunk_bytes, &chunk))
+        create(cache->device, cache->chunk_bytes, &chunk))
       return -ENOMEM;
     cache->spare.items[cache->spare.n++] = chunk;
     cache->stats.n_creates++;
@@ -376,14 +378,28 @@ static int chunks_gather(lade_cache *cache, uint64_t n, const struct window *win
   if (scan.bytes) {
     uint16_t *moved = moved_find(cache, window->end - window->start);
     if (room_bytes >= missing * cache->chunk_bytes && *moved >= price_get(cache, missing))
-      chunks_create(cache, missing);
+      chunks_create(cache, missing, false);
     else
       *moved += *moved < MAX_PRICE;
   }
   chunks_bring(cache, n, window);
-  if (missing_get(cache, n) && chunks_create(cache, missing_get(cache, n)))
+  if (missing_get(cache, n) && chunks_create(cache, missing_get(cache, n), false))
     return -ENOMEM;
   return 0;
+}
+
+/*
+ * @n spare chunks of the kind that can be shared; common ones that idle make room for them. Spare chunks are of the
+ * common kind before and after, or a common block might get memory that another process has open.
+ */
+static int shared_gather(lade_cache *cache, uint64_t n)
+{
+  uint64_t bytes = n * cache->chunk_bytes;
+  lade_cache_spare_release(cache);
+  if (bytes > cache->limit_bytes)
+    return -ENOMEM;
+  lade_cache_chunks_trim(cache, cache->limit_bytes - bytes);
+  return chunks_create(cache, n, true);
 }
 
 /* ---- filling the window ---- */
@@ -473,9 +489,13 @@ int lade_cache_place_build(lade_cache *cache, struct zone *zone, int queue, uint
     return -ENOMEM;
   struct window *window = &search.best;
   struct segment *segment = window->first->segment;
-  int error = chunks_gather(cache, window->missing_bytes / cache->chunk_bytes, window);
+  bool is_shared = zone->pool->is_shared;
+  uint64_t n_missing = window->missing_bytes / cache->chunk_bytes;
+  int error = is_shared ? shared_gather(cache, n_missing) : chunks_gather(cache, n_missing, window);
   if (!error)
     error = window_fill(cache, segment, window);
+  if (is_shared)
+    lade_cache_spare_release(cache);
   if (error || !lade_cache_blocks_prepare(cache, 4)) {
     lade_cache_zone_coalesce(cache, zone);
     return -ENOMEM;

@@ -10,7 +10,8 @@
  *
  * Files: cache.c the public calls and the ladder; cache_blocks.c blocks, bins and the index of addresses;
  * cache_chunks.c segments and chunks; cache_queues.c who may use what when; cache_stats.c numbers, trace and report;
- * cache_guard.c the sanitizer; cache_snapshot.c the pickle; cache_check.c the recount. One mutex guards all of it.
+ * cache_guard.c the sanitizer; cache_share.c memory of other processes; cache_snapshot.c the pickle; cache_check.c
+ * the recount. One mutex guards all of it.
  */
 #ifndef LADE_CACHE_INTERNAL_H
 #define LADE_CACHE_INTERNAL_H
@@ -77,6 +78,7 @@ struct lade_cache_pool {
   struct zone zones[N_ZONES];
   uint64_t n_blocks; /* live, waiting and quarantined */
   bool is_private;   /* its chunks stay where they are */
+  bool is_shared;    /* and are of the kind that other processes can have */
   bool is_capturing;
 };
 
@@ -90,6 +92,14 @@ struct wait {
   struct block *block;
   int queue;
   uint64_t count;
+};
+
+/* Memory of another process that is mapped here. */
+struct share {
+  uint64_t address; /* of the block */
+  uint64_t base, bytes; /* of the range that it lies in */
+  lade_chunk **chunks;
+  int n_chunks;
 };
 
 struct index_entry {
@@ -124,6 +134,8 @@ struct lade_cache {
   LADE_ARRAY(struct wait) waits; /* with room for n_recorded more */
   int n_recorded;                /* bits in the users of all blocks that are live or quarantined */
   LADE_ARRAY(lade_chunk *) spare; /* chunks that are mapped nowhere */
+
+  LADE_ARRAY(struct share) shares;
 
   struct block *unused; /* descriptors */
   int n_unused;
@@ -218,6 +230,11 @@ int lade_cache_pool_unmap(lade_cache *cache, struct lade_cache_pool *pool);
 /* Unmap everything of the pool and give its segments back; spare chunks remain. */
 void lade_cache_pool_clear(lade_cache *cache, struct lade_cache_pool *pool);
 void lade_cache_spare_release(lade_cache *cache);
+
+/* ---- cache_share.c ---- */
+
+/* Close what is still open. */
+void lade_cache_shares_close(lade_cache *cache);
 
 /* ---- cache_stats.c ---- */
 

@@ -205,10 +205,12 @@ void lade_device_release(lade_device *device, uint64_t address, uint64_t bytes)
   pthread_mutex_unlock(&device->mutex);
 }
 
-int lade_device_chunk_create(lade_device *device, uint64_t bytes, lade_chunk **ret_chunk)
+static int chunk_create(lade_device *device, uint64_t bytes, bool is_shared, lade_chunk **ret_chunk)
 {
   if (!span_is_whole(device, 0, bytes))
     return -EINVAL;
+  if (is_shared && !device->ops->chunk_export)
+    return -ENOTSUP;
   int error = lade_fault(device->faults, LADE_FAULT_CHUNK_CREATE);
   if (error)
     return error;
@@ -216,6 +218,7 @@ int lade_device_chunk_create(lade_device *device, uint64_t bytes, lade_chunk **r
   if (!chunk)
     return -ENOMEM;
   chunk->bytes = bytes;
+  chunk->is_shared = is_shared;
   if (!bytes_take(device, bytes)) {
     free(chunk);
     return -ENOMEM;
@@ -227,6 +230,45 @@ int lade_device_chunk_create(lade_device *device, uint64_t bytes, lade_chunk **r
     return error;
   }
   peak_raise(device);
+  *ret_chunk = chunk;
+  return 0;
+}
+
+int lade_device_chunk_create(lade_device *device, uint64_t bytes, lade_chunk **ret_chunk)
+{
+  return chunk_create(device, bytes, false, ret_chunk);
+}
+
+int lade_device_chunk_create_shared(lade_device *device, uint64_t bytes, lade_chunk **ret_chunk)
+{
+  return chunk_create(device, bytes, true, ret_chunk);
+}
+
+int lade_device_chunk_export(lade_device *device, const lade_chunk *chunk, int *ret_descriptor)
+{
+  if (!device->ops->chunk_export)
+    return -ENOTSUP;
+  return chunk->is_shared ? device->ops->chunk_export(chunk, ret_descriptor) : -EINVAL;
+}
+
+int lade_device_chunk_import(lade_device *device, int descriptor, uint64_t bytes, lade_chunk **ret_chunk)
+{
+  if (!device->ops->chunk_import)
+    return -ENOTSUP;
+  if (!span_is_whole(device, 0, bytes))
+    return -EINVAL;
+  int error = lade_fault(device->faults, LADE_FAULT_CHUNK_CREATE);
+  if (error)
+    return error;
+  struct lade_chunk *chunk = lade_fault_calloc(device->faults, 1, sizeof(*chunk));
+  if (!chunk)
+    return -ENOMEM;
+  *chunk = (struct lade_chunk){.bytes = bytes, .is_shared = true, .is_imported = true};
+  error = device->ops->chunk_import(chunk, descriptor);
+  if (error) {
+    free(chunk);
+    return error;
+  }
   *ret_chunk = chunk;
   return 0;
 }
@@ -252,7 +294,8 @@ void lade_device_chunk_release(lade_device *device, lade_chunk *chunk)
     chunk_forget(device, chunk);
   device->ops->chunk_release(device, chunk);
   pthread_mutex_unlock(&device->mutex);
-  bytes_give_back(device, chunk->bytes);
+  if (!chunk->is_imported)
+    bytes_give_back(device, chunk->bytes);
   free(chunk);
 }
 

@@ -87,6 +87,21 @@ void lade_device_release(lade_device *device, uint64_t address, uint64_t bytes);
  */
 int lade_device_chunk_create(lade_device *device, uint64_t bytes, lade_chunk **ret_chunk);
 /*
+ * The same, of a kind that other processes can have as well. -ENOTSUP where a device has no such memory (a dry one).
+ */
+int lade_device_chunk_create_shared(lade_device *device, uint64_t bytes, lade_chunk **ret_chunk);
+/*
+ * A file descriptor that stands for a shared chunk, for another process; the caller closes it. The memory lives until
+ * the last descriptor and the last mapping of anyone have gone. -EINVAL when the chunk is not shared, -EMFILE,
+ * -ENOTSUP.
+ */
+int lade_device_chunk_export(lade_device *device, const lade_chunk *chunk, int *ret_descriptor);
+/*
+ * A chunk over memory that another process exported, not counted here: it is the exporter's. The descriptor stays
+ * the caller's. -EINVAL when it does not stand for @bytes that can neither grow nor shrink, -ENOMEM, -ENOTSUP.
+ */
+int lade_device_chunk_import(lade_device *device, int descriptor, uint64_t bytes, lade_chunk **ret_chunk);
+/*
  * Give it back. It may be mapped: then its place is empty and faults, whatever the machine refuses, and no work that
  * touches it may be under way. NULL is allowed.
  */

@@ -21,6 +21,9 @@ struct lade_chunk {
   uint64_t bytes;
   uint64_t address; /* where it is mapped; 0: nowhere */
   uint64_t backing; /* the implementation's own */
+  bool is_shared;   /* other processes can have it */
+  bool is_imported; /* another process's: not counted here */
+  int descriptor;   /* of a shared chunk; the implementation's own */
 };
 
 /* A reserved range with the chunks that are mapped in it, by rising address. */
@@ -29,12 +32,17 @@ struct lade_range {
   LADE_ARRAY(struct lade_chunk *) chunks;
 };
 
-/* Called with the device's mutex held: reserve, release, map, unmap. Without: everything else. */
+/*
+ * Called with the device's mutex held: reserve, release, map, unmap. Without: everything else. Slots that may be NULL:
+ * chunk_export and chunk_import, where chunk_create is never asked for a shared chunk either.
+ */
 struct lade_device_ops {
   int (*reserve)(lade_device *device, uint64_t bytes, uint64_t *ret_address);
   void (*release)(lade_device *device, uint64_t address, uint64_t bytes);
   int (*chunk_create)(lade_device *device, struct lade_chunk *chunk);
   void (*chunk_release)(lade_device *device, struct lade_chunk *chunk);
+  int (*chunk_export)(const struct lade_chunk *chunk, int *ret_descriptor);
+  int (*chunk_import)(struct lade_chunk *chunk, int descriptor);
   int (*map)(lade_device *device, uint64_t address, struct lade_chunk *chunk);
   int (*unmap)(lade_device *device, struct lade_chunk *chunk);
   void (*close)(lade_device *device);

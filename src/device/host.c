@@ -14,19 +14,24 @@
  * know that flag: there the bytes are copied out 2 MiB at a time, each piece given back as soon
  * as it is copied, so that the peak stays true to one piece.
  *
- * Rejected: chunks as ranges of one memfd. It is simpler, but kernels as shipped give a memfd no huge
- * pages when it is populated (shmem_enabled is "never" or "advise"; collapsing them afterwards wants 6.1 and
- * as much time again), and populating 4 KiB pages takes ten times as long. docs/device.md has the figures.
- * What is given up: a chunk has one address at a time, and cannot be shared with another process.
+ * Rejected: chunks as ranges of one memfd. It is simpler, but kernels as shipped give a memfd no huge pages when it
+ * is populated (shmem_enabled is "never" or "advise"; collapsing them afterwards wants 6.1 and as much time again),
+ * and populating 4 KiB pages takes ten times as long. docs/device.md has the figures. What is given up: a chunk has
+ * one address at a time, and cannot be shared with another process. A chunk that is to be shared is therefore of a
+ * kind of its own: a memfd of its size, sealed so that nobody who has it can make it shorter under the others, mapped
+ * where it is asked for and never moved.
  *
  * Children of fork do not inherit chunks (MADV_DONTFORK): no page is ever copied on write under a running
  * step or a drive's transfer.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/cpu.h"
 #include "device/host.h"
@@ -34,6 +39,8 @@
 #define CHUNK_BYTES ((uint64_t)2 << 20)
 #define POPULATE_BYTES (4 * CHUNK_BYTES) /* one task of populating */
 #define PAGE_BYTES 4096                  /* no supported machine has smaller pages */
+
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) /* of shared memory: it keeps its size */
 
 /* Names that older C libraries lack. The values are the kernel's ABI. */
 enum { ADVICE_POPULATE_WRITE = 23, MOVE_KEEPING_SOURCE = 4, MAP_KEEPING_OTHERS = 0x100000 };
@@ -145,6 +152,71 @@ static int pages_move_in(uint64_t to, uint64_t from, uint64_t bytes)
   return -ENOMEM;
 }
 
+/* ---- shared chunks ---- */
+
+static int shared_create(struct lade_chunk *chunk)
+{
+  int descriptor = memfd_create("lade", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (descriptor < 0)
+    return -ENOMEM;
+  if (fallocate(descriptor, 0, 0, (off_t)chunk->bytes) || fcntl(descriptor, F_ADD_SEALS, SEALS)) {
+    close(descriptor);
+    return -ENOMEM;
+  }
+  chunk->descriptor = descriptor;
+  return 0;
+}
+
+/* Should there be no memory for a fence, the mapping itself becomes one. */
+static void shared_fence(uint64_t address, uint64_t bytes)
+{
+  if (fence_set(address, bytes))
+    mprotect(pointer(address), bytes, PROT_NONE);
+}
+
+/* The mapping takes the fence's place in one call; where it is refused after the fence has gone, it comes back. */
+static int shared_map(const struct lade_chunk *chunk, uint64_t address)
+{
+  int error = 0;
+  void *at = mmap(pointer(address), chunk->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, chunk->descriptor, 0);
+  if (at == MAP_FAILED || madvise(at, chunk->bytes, MADV_DONTFORK))
+    error = -ENOMEM;
+  else if (madvise(at, chunk->bytes, ADVICE_POPULATE_WRITE) && errno != EINVAL) /* before Linux 5.14: page by page */
+    error = -ENOMEM;
+  if (error)
+    shared_fence(address, chunk->bytes);
+  return error;
+}
+
+static void shared_release(const struct lade_chunk *chunk)
+{
+  if (chunk->address)
+    shared_fence(chunk->address, chunk->bytes);
+  close(chunk->descriptor);
+}
+
+static int host_chunk_export(const struct lade_chunk *chunk, int *ret_descriptor)
+{
+  int descriptor = fcntl(chunk->descriptor, F_DUPFD_CLOEXEC, 0);
+  if (descriptor < 0)
+    return -EMFILE;
+  *ret_descriptor = descriptor;
+  return 0;
+}
+
+/* Only memory that nobody can make shorter: reading past the end of a file would be a signal, not an error. */
+static int host_chunk_import(struct lade_chunk *chunk, int descriptor)
+{
+  struct stat status;
+  int seals = fcntl(descriptor, F_GET_SEALS);
+  if (seals < 0 || (seals & SEALS) != SEALS || fstat(descriptor, &status) || (uint64_t)status.st_size != chunk->bytes)
+    return -EINVAL;
+  chunk->descriptor = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+  return chunk->descriptor < 0 ? -EMFILE : 0;
+}
+
+/* ---- memory ---- */
+
 static int host_reserve(lade_device *device, uint64_t bytes, uint64_t *ret_address)
 {
   return fence_create(bytes, ret_address);
@@ -157,6 +229,8 @@ static void host_release(lade_device *device, uint64_t address, uint64_t bytes)
 
 static int host_chunk_create(lade_device *device, struct lade_chunk *chunk)
 {
+  if (chunk->is_shared)
+    return shared_create(chunk);
   int error = fence_create(chunk->bytes, &chunk->backing);
   if (error)
     return error;
@@ -171,7 +245,9 @@ static int host_chunk_create(lade_device *device, struct lade_chunk *chunk)
 /* Where a chunk is mapped a fence takes its place; should there be no memory for one, its own mapping becomes it. */
 static void host_chunk_release(lade_device *device, struct lade_chunk *chunk)
 {
-  if (!chunk->address) {
+  if (chunk->is_shared) {
+    shared_release(chunk);
+  } else if (!chunk->address) {
     munmap(pointer(chunk->backing), chunk->bytes);
   } else if (fence_set(chunk->backing, chunk->bytes)) {
     madvise(pointer(chunk->backing), chunk->bytes, MADV_DONTNEED);
@@ -181,6 +257,8 @@ static void host_chunk_release(lade_device *device, struct lade_chunk *chunk)
 
 static int host_map(lade_device *device, uint64_t address, struct lade_chunk *chunk)
 {
+  if (chunk->is_shared)
+    return shared_map(chunk, address);
   int error = pages_move_in(address, chunk->backing, chunk->bytes);
   if (!error)
     chunk->backing = address;
@@ -190,6 +268,8 @@ static int host_map(lade_device *device, uint64_t address, struct lade_chunk *ch
 static int host_unmap(lade_device *device, struct lade_chunk *chunk)
 {
   uint64_t parking = 0;
+  if (chunk->is_shared)
+    return fence_set(chunk->address, chunk->bytes);
   int error = fence_create(chunk->bytes, &parking);
   if (error)
     return error;
@@ -220,6 +300,8 @@ static const struct lade_device_ops host_ops = {
     .release = host_release,
     .chunk_create = host_chunk_create,
     .chunk_release = host_chunk_release,
+    .chunk_export = host_chunk_export,
+    .chunk_import = host_chunk_import,
     .map = host_map,
     .unmap = host_unmap,
     .close = host_close,

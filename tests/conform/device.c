@@ -376,6 +376,49 @@ static void an_access_past_the_mapping_faults(void **state)
 }
 
 /* So nothing is ever copied on write under a running step, and a child cannot spoil it. */
+static void a_shared_chunk_has_two_addresses(void **state)
+{
+  const struct target *target = *state;
+  lade_device *device = device_open(state, NULL);
+  lade_chunk *shared = NULL, *twin = NULL, *common = chunk_open(device, CHUNK);
+  uint64_t at = 0;
+  int descriptor = -1;
+  if (target->is_dry) {
+    assert_int_equal(lade_device_chunk_create_shared(device, CHUNK, &shared), -ENOTSUP);
+    assert_int_equal(lade_device_chunk_export(device, common, &descriptor), -ENOTSUP);
+    assert_int_equal(lade_device_chunk_import(device, 0, CHUNK, &twin), -ENOTSUP);
+  } else {
+    assert_int_equal(lade_device_chunk_export(device, common, &descriptor), -EINVAL);
+    assert_int_equal(lade_device_chunk_create_shared(device, CAPACITY, &shared), -ENOMEM);
+    assert_int_equal(lade_device_chunk_create_shared(device, 2 * CHUNK, &shared), 0);
+    assert_int_equal(lade_device_chunk_export(device, shared, &descriptor), 0);
+    assert_int_equal(lade_device_chunk_import(device, descriptor, CHUNK, &twin), -EINVAL);
+    assert_int_equal(lade_device_chunk_import(device, descriptor, 2 * CHUNK, &twin), 0);
+    close(descriptor);
+    assert_int_equal(info_get(device).created_bytes, 3 * CHUNK); /* the twin is no memory of its own */
+    assert_int_equal(lade_device_reserve(device, 4 * CHUNK, &at), 0);
+    assert_int_equal(lade_device_map(device, at, shared), 0);
+    assert_int_equal(words(at)[CHUNK / 8], 0);
+    words_fill(at, 2 * CHUNK, 1);
+    assert_int_equal(lade_device_map(device, at + 2 * CHUNK, twin), 0);
+    words_check(at + 2 * CHUNK, 2 * CHUNK, 1);
+    assert_int_equal(lade_device_unmap(device, at, 2 * CHUNK), 0);
+    assert_true(is_faulting(at));
+    words_fill(at + 2 * CHUNK, 2 * CHUNK, 2);
+    assert_int_equal(lade_device_map(device, at, shared), 0);
+    words_check(at, 2 * CHUNK, 2);
+    lade_device_chunk_release(device, shared); /* mapped: its place is empty then, and the twin keeps the memory */
+    assert_true(is_faulting(at));
+    words_check(at + 2 * CHUNK, 2 * CHUNK, 2);
+    lade_device_chunk_release(device, twin);
+    assert_true(is_faulting(at + 2 * CHUNK));
+    lade_device_release(device, at, 4 * CHUNK);
+  }
+  lade_device_chunk_release(device, common);
+  assert_int_equal(info_get(device).created_bytes, 0);
+  lade_device_close(device);
+}
+
 static void a_forked_child_has_no_chunks(void **state)
 {
   const struct target *target = *state;
@@ -476,6 +519,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(fresh_chunks_are_zero_and_present),
       cmocka_unit_test(contents_survive_unmap_and_remap),
       cmocka_unit_test(an_access_past_the_mapping_faults),
+      cmocka_unit_test(a_shared_chunk_has_two_addresses),
       cmocka_unit_test(a_forked_child_has_no_chunks),
       cmocka_unit_test(random_mapping_agrees_with_a_model),
   };

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Blocks that other processes have as well.
+ *
+ * The giver makes a pool of chunks that can be shared (cache_chunks.c) and describes a block of it: where it starts
+ * in its first chunk, and a descriptor for each chunk that it touches. The taker reserves a range of that many
+ * chunks, maps what it was given side by side, and has the block at the same offset. How descriptors travel is the
+ * callers' business.
+ *
+ * Nothing is counted twice: chunks are their creator's until the last mapping has gone. What the giver frees it may
+ * hand out again while the taker still looks at it; only the two together know when a block is done, so no count of
+ * users is kept here that one of them could crash without giving back.
+ *
+ * What comes from outside is checked before anything is mapped: sizes that agree with each other and with the
+ * descriptors, and memory that nobody can make shorter later (the device asks).
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "alloc/cache_internal.h"
+
+#define MAX_SHARE_CHUNKS 65536
+
+static uint64_t user_address(const lade_cache *cache, const struct block *block)
+{
+  return block->address + (cache->flags & LADE_CACHE_SANITIZE ? GUARD_BYTES : 0);
+}
+
+static struct lade_cache_share share_describe(const lade_cache *cache, const struct block *block)
+{
+  uint64_t start_bytes = user_address(cache, block) - block->segment->base;
+  uint64_t offset = start_bytes % cache->chunk_bytes, end_bytes = offset + block->requested_bytes;
+  return (struct lade_cache_share){
+      .struct_size = sizeof(struct lade_cache_share),
+      .bytes = block->requested_bytes,
+      .offset = offset,
+      .chunk_bytes = cache->chunk_bytes,
+      .n_chunks = (int)(lade_align_up(end_bytes, cache->chunk_bytes) / cache->chunk_bytes),
+  };
+}
+
+static int descriptors_get(lade_cache *cache, const struct block *block, int *descriptors, int n)
+{
+  const struct segment *segment = block->segment;
+  uint64_t first = (user_address(cache, block) - segment->base) / cache->chunk_bytes;
+  for (int i = 0; i < n; i++) {
+    int error = lade_device_chunk_export(cache->device, segment->chunks[first + (uint64_t)i], &descriptors[i]);
+    if (!error)
+      continue;
+    while (i > 0)
+      close(descriptors[--i]);
+    return error;
+  }
+  return 0;
+}
+
+int lade_cache_share_get(lade_cache *cache, const void *address, struct lade_cache_share *ret_share, int *descriptors,
+                         int n)
+{
+  if (!atomic_load(cache->is_alive))
+    return -EPERM;
+  pthread_mutex_lock(&cache->mutex);
+  uint64_t guard_bytes = cache->flags & LADE_CACHE_SANITIZE ? GUARD_BYTES : 0;
+  const struct block *block = lade_cache_index_find(cache, (uint64_t)(uintptr_t)address - guard_bytes);
+  int code = block && block->segment->zone->pool->is_shared ? 0 : -EINVAL;
+  if (!code) {
+    struct lade_cache_share share = share_describe(cache, block);
+    if (descriptors)
+      code = n < share.n_chunks ? -ENOSPC : descriptors_get(cache, block, descriptors, share.n_chunks);
+    if (!code)
+      *ret_share = share;
+  }
+  pthread_mutex_unlock(&cache->mutex);
+  return code;
+}
+
+/* ---- the taker's side ---- */
+
+static bool share_is_whole(const lade_cache *cache, const struct lade_cache_share *share)
+{
+  struct lade_device_info info;
+  lade_device_get_info(cache->device, &info);
+  if (share->struct_size != sizeof(*share) || share->n_chunks < 1 || share->n_chunks > MAX_SHARE_CHUNKS)
+    return false;
+  if (!share->chunk_bytes || share->chunk_bytes % info.chunk_bytes || share->chunk_bytes > MAX_SPAN_BYTES)
+    return false;
+  uint64_t all_bytes = share->chunk_bytes * (uint64_t)share->n_chunks;
+  return share->offset < share->chunk_bytes && share->bytes > 0 && share->bytes <= all_bytes - share->offset &&
+         share->offset + share->bytes > all_bytes - share->chunk_bytes;
+}
+
+/* Give back as much of @share as there is. */
+static void share_finish(lade_cache *cache, struct share *share)
+{
+  for (int i = 0; i < share->n_chunks; i++)
+    lade_device_chunk_release(cache->device, share->chunks[i]);
+  if (share->base)
+    lade_device_release(cache->device, share->base, share->bytes);
+  free(share->chunks);
+}
+
+static int share_map(lade_cache *cache, struct share *share, const struct lade_cache_share *given,
+                     const int *descriptors)
+{
+  share->chunks = calloc((size_t)given->n_chunks, sizeof(lade_chunk *));
+  if (!share->chunks)
+    return -ENOMEM;
+  int error = lade_device_reserve(cache->device, share->bytes, &share->base);
+  while (!error && share->n_chunks < given->n_chunks) {
+    lade_chunk **chunk = &share->chunks[share->n_chunks];
+    error = lade_device_chunk_import(cache->device, descriptors[share->n_chunks], given->chunk_bytes, chunk);
+    if (!error)
+      error = lade_device_map(cache->device, share->base + (uint64_t)share->n_chunks++ * given->chunk_bytes, *chunk);
+  }
+  share->address = share->base + given->offset;
+  return error;
+}
+
+int lade_cache_share_open(lade_cache *cache, const struct lade_cache_share *share, const int *descriptors,
+                          void **ret_address)
+{
+  if (!atomic_load(cache->is_alive))
+    return -EPERM;
+  if (!share_is_whole(cache, share) || !descriptors)
+    return -EINVAL;
+  struct share made = {.bytes = share->chunk_bytes * (uint64_t)share->n_chunks};
+  pthread_mutex_lock(&cache->mutex);
+  int error = share_map(cache, &made, share, descriptors);
+  if (!error && !LADE_PUSH(&cache->shares, made))
+    error = -ENOMEM;
+  if (error)
+    share_finish(cache, &made);
+  else
+    *ret_address = (void *)(uintptr_t)made.address;
+  pthread_mutex_unlock(&cache->mutex);
+  return error;
+}
+
+int lade_cache_share_close(lade_cache *cache, void *address)
+{
+  if (!atomic_load(cache->is_alive))
+    return -EPERM;
+  int code = -EINVAL;
+  pthread_mutex_lock(&cache->mutex);
+  for (int i = 0; i < cache->shares.n && code; i++) {
+    if (cache->shares.items[i].address != (uint64_t)(uintptr_t)address)
+      continue;
+    share_finish(cache, &cache->shares.items[i]);
+    cache->shares.items[i] = cache->shares.items[--cache->shares.n];
+    code = 0;
+  }
+  pthread_mutex_unlock(&cache->mutex);
+  return code;
+}
+
+void lade_cache_shares_close(lade_cache *cache)
+{
+  for (int i = 0; i < cache->shares.n; i++)
+    share_finish(cache, &cache->shares.items[i]);
+  cache->shares.n = 0;
+}
