@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/statvfs.h>
 
 #include "base/base.h"
 #include "base/cpu.h"
@@ -181,11 +180,11 @@ static void store_check(struct report *report, const struct options *options)
   enum finding_state bad = options->session.store ? FINDING_MISSING : FINDING_NOTE;
   struct lade_error error = {0};
   struct lade_store_info info = {0};
-  struct statvfs room;
+  uint64_t room_bytes;
   char free_bytes[32];
-  if (statvfs(dir, &room) == 0)
+  if (lade_store_room(dir, &room_bytes, &error) == 0)
     finding_add(report, "store room", FINDING_GOOD, NULL, "%s: %s free", dir,
-                lade_size_format((uint64_t)room.f_bavail * room.f_frsize, free_bytes, sizeof(free_bytes)));
+                lade_size_format(room_bytes, free_bytes, sizeof(free_bytes)));
   int status = store_try(options, dir, LADE_STORE_POSIX, &error, &info);
   if (status)
     finding_add(report, "O_DIRECT", bad, "name a directory on a local ext4, xfs or btrfs drive with --store", "%s",

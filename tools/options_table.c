@@ -89,8 +89,9 @@ const struct option option_table[] = {
      .help = "budgets to try, one run for each"},
     {OPTION_SIZE, "host-budget", "SIZE", ALL, AT(session.host_budget_bytes), .unset = "80 % of what is then left",
      .help = "host memory for what leaves the device; 0: nothing does"},
-    {OPTION_TEXT, "store", "DIR", ALL | VERB_DOCTOR, AT(session.store), .unset = "no store",
-     .help = "directory on a drive for what leaves memory"},
+    {OPTION_TEXT, "store", "DIR[,DIR...]", ALL | VERB_DOCTOR, AT(session.store), .unset = "no store",
+     .help = "directory on a drive for what leaves memory, or several, one per drive, which share it by their speeds; "
+             "a comma in a name is written twice"},
     {OPTION_SIZE, "store-budget", "SIZE", ALL, AT(session.store_budget_bytes), .unset = "what is free there",
      .least = 1, .help = "bytes in --store"},
     {OPTION_FLAG, "allow-tmpfs", NULL, ALL | VERB_DOCTOR, AT(session.allow_tmpfs),

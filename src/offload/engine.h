@@ -13,10 +13,12 @@
 
 struct store_io {
   int slot; /* names the piece in its completion, 0..depth-1 */
+  int file; /* index into open's fds */
   bool is_write;
   uint32_t bytes;
   uint64_t offset; /* in the file */
   void *data;
+  int64_t delay_ns; /* a fault: wait so long before; an engine without threads may ignore it */
 };
 
 struct store_completion {
@@ -26,8 +28,8 @@ struct store_completion {
 
 struct store_engine_ops {
   const char *name;
-  /* For @fd, with at most @depth pieces at once. A negative errno if the machine refuses. */
-  int (*open)(int fd, int depth, struct lade_faults *faults, void **ret_engine);
+  /* For @n_fds files, with at most @depth pieces at once on all of them. A negative errno if the machine refuses. */
+  int (*open)(const int *fds, int n_fds, int depth, struct lade_faults *faults, void **ret_engine);
   /* Nothing is under way. NULL is allowed. */
   void (*close)(void *engine);
   /* Begin @io. A negative errno if it has not begun. Calls are serialised by the caller. */

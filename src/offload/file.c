@@ -55,50 +55,51 @@ static bool is_feature_missing(int code)
 }
 
 /* Unnamed if possible, else named and unlinked. */
-static int file_open(const struct lade_store_params *params, int flags)
+static int file_open(const struct lade_store_params *params, const char *dir, int flags)
 {
   int fd = lade_fault(params->faults, LADE_FAULT_FILE_OPEN);
   if (!fd)
-    fd = file_open_unnamed(params->dir, flags);
+    fd = file_open_unnamed(dir, flags);
   if (fd >= 0 || !is_feature_missing(fd))
     return fd;
   fd = lade_fault(params->faults, LADE_FAULT_FILE_OPEN);
-  return fd ? fd : file_open_named(params->dir, flags);
+  return fd ? fd : file_open_named(dir, flags);
 }
 
-static int dir_check(const struct lade_store_params *params, struct lade_error *error)
+static int dir_check(const struct lade_store_params *params, const char *dir, struct lade_error *error)
 {
   struct stat stat_of_dir;
   struct statfs fs;
-  if (stat(params->dir, &stat_of_dir) < 0 || statfs(params->dir, &fs) < 0) {
+  if (stat(dir, &stat_of_dir) < 0 || statfs(dir, &fs) < 0) {
     int code = -errno;
-    return lade_error_set(error, code, "store directory %s: %s; create it or name another", params->dir,
+    return lade_error_set(error, code, "store directory %s: %s; create it or name another", dir,
                           strerror(-code));
   }
   if (!S_ISDIR(stat_of_dir.st_mode))
-    return lade_error_set(error, -ENOTDIR, "store %s is not a directory; name one on a drive", params->dir);
+    return lade_error_set(error, -ENOTDIR, "store %s is not a directory; name one on a drive", dir);
   if ((fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC) && !params->allow_tmpfs)
     return lade_error_set(error, -EINVAL,
-                          "store directory %s is a tmpfs, which is memory; name a directory on a drive", params->dir);
+                          "store directory %s is a tmpfs, which is memory; name a directory on a drive", dir);
   return 0;
 }
 
-int store_file_open(const struct lade_store_params *params, struct lade_error *error, struct store_file *ret_file)
+int store_file_open(const struct lade_store_params *params, const char *dir, struct lade_error *error,
+                    struct store_file *ret_file)
 {
-  int code = dir_check(params, error);
+  int code = dir_check(params, dir, error);
   if (code)
     return code;
   bool is_direct = true;
-  int fd = file_open(params, O_DIRECT);
+  int fd = file_open(params, dir, O_DIRECT);
   if (is_feature_missing(fd) && (params->allow_buffered || params->allow_tmpfs)) {
     is_direct = false;
-    fd = file_open(params, 0);
+    fd = file_open(params, dir, 0);
   } else if (is_feature_missing(fd)) {
     return lade_error_set(error, -EINVAL, "store directory %s: its file system refuses O_DIRECT (%s); name another",
-                          params->dir, strerror(-fd));
+                          dir, strerror(-fd));
   }
   if (fd < 0)
-    return lade_error_set(error, fd, "store directory %s: cannot create a file there: %s", params->dir,
+    return lade_error_set(error, fd, "store directory %s: cannot create a file there: %s", dir,
                           strerror(-fd));
   *ret_file = (struct store_file){.fd = fd, .is_direct = is_direct};
   return 0;
@@ -132,14 +133,14 @@ static bool is_worth_a_retry(int code)
 }
 
 /* fallocate may be interrupted, and is then begun again, with a bound. */
-static int file_allocate(const struct store_file *file, uint64_t bytes, struct lade_faults *faults)
+static int file_allocate(const struct store_file *file, uint64_t from, uint64_t bytes, struct lade_faults *faults)
 {
   int code = -EINTR;
   for (int n_tries = 0; is_worth_a_retry(code) && n_tries < ALLOCATE_TRIES_MAX; n_tries++) {
     code = lade_fault(faults, LADE_FAULT_FILE_WRITE);
     if (code == LADE_STORE_FAULT_SHORT) /* there is no such thing here */
       code = 0;
-    if (!code && fallocate(file->fd, 0, 0, (off_t)bytes) < 0)
+    if (!code && fallocate(file->fd, 0, (off_t)from, (off_t)bytes) < 0)
       code = -errno;
   }
   return code;
@@ -154,7 +155,7 @@ int store_file_allocate(const struct store_file *file, const char *dir, uint64_t
     return code;
   if (fstatvfs(file->fd, &fs) == 0 && fs.f_blocks && (uint64_t)fs.f_bavail * fs.f_frsize < bytes)
     return space_error(file, dir, bytes, error);
-  code = file_allocate(file, bytes, faults);
+  code = file_allocate(file, 0, bytes, faults);
   if (code == -ENOSPC || code == -EDQUOT)
     return space_error(file, dir, bytes, error);
   if (code == -EOPNOTSUPP || code == -ENOSYS)
@@ -163,4 +164,19 @@ int store_file_allocate(const struct store_file *file, const char *dir, uint64_t
     return lade_error_set(error, code, "store in %s: cannot allocate %llu bytes: %s", dir, (unsigned long long)bytes,
                           strerror(-code));
   return 0;
+}
+
+int store_file_extend(const struct store_file *file, uint64_t from, uint64_t bytes, struct lade_faults *faults)
+{
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < from + bytes)
+    return -EFBIG; /* the signal would end the process */
+  int code = file_allocate(file, from, bytes, faults);
+  return code == -EOPNOTSUPP || code == -ENOSYS ? 0 : code;
+}
+
+bool store_file_shares_device(const struct store_file *a, const struct store_file *b)
+{
+  struct stat of_a, of_b;
+  return fstat(a->fd, &of_a) == 0 && fstat(b->fd, &of_b) == 0 && of_a.st_dev == of_b.st_dev;
 }

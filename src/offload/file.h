@@ -15,10 +15,17 @@ struct store_file {
 };
 
 /* Errors as lade_store_open. */
-int store_file_open(const struct lade_store_params *params, struct lade_error *error, struct store_file *ret_file);
+int store_file_open(const struct lade_store_params *params, const char *dir, struct lade_error *error,
+                    struct store_file *ret_file);
 
 /* Allocate @bytes. -ENOSPC, -EFBIG, -EIO with one line. A file system that cannot is no error. */
 int store_file_allocate(const struct store_file *file, const char *dir, uint64_t bytes, struct lade_faults *faults,
                         struct lade_error *error);
+
+/* Are they on one file system? */
+bool store_file_shares_device(const struct store_file *a, const struct store_file *b);
+
+/* Allocate @bytes more, from byte @from on. A negative errno; a file system that cannot is no error. */
+int store_file_extend(const struct store_file *file, uint64_t from, uint64_t bytes, struct lade_faults *faults);
 
 #endif

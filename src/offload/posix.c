@@ -2,9 +2,10 @@
 /*
  * The engine for machines that refuse io_uring: threads that each do one pread or pwrite at a time.
  *
- * Two rings of fixed size, work and completions, under one mutex; a thread sleeps when there is no work, so that
+ * Rings of fixed size, work per file and completions, under one mutex; a thread sleeps when there is no work, so that
  * idle threads cost nothing. One piece is one system call: what a short one means is the store's business. A drive
- * needs several requests under way to be busy; beyond N_THREADS_MAX threads more only cost switches.
+ * needs several requests under way to be busy; beyond N_THREADS_MAX threads more only cost switches. Each file has
+ * threads of its own: they would all end up waiting for the slowest drive.
  *
  * These threads block in the kernel and compute nothing, which is why they are not the process's pool of
  * CPU threads. Signals are blocked in them: those are for the program's own threads.
@@ -13,39 +14,55 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/base.h"
 #include "offload/engine.h"
 
-#define N_THREADS_MAX 8
+#define N_THREADS_MAX 8 /* per file */
 
-struct posix_engine {
-  int fd, depth;
-  pthread_mutex_t mutex;
-  pthread_cond_t work, done;
-  struct store_io *ios; /* ring of depth */
+struct posix_engine;
+
+/* The threads of one file, and what they have to do. */
+struct posix_team {
+  struct posix_engine *engine;
+  int fd;
+  pthread_cond_t work;
+  struct store_io *ios; /* ring of the engine's depth */
   int first_io, n_ios;
-  struct store_completion *completions; /* ring of depth */
-  int first_completion, n_completions;
-  bool is_ending;
   int n_threads;
   pthread_t threads[N_THREADS_MAX];
 };
 
+struct posix_engine {
+  int depth;
+  pthread_mutex_t mutex;
+  pthread_cond_t done;
+  struct store_completion *completions; /* ring of depth */
+  int first_completion, n_completions;
+  bool is_ending;
+  int n_teams;
+  struct posix_team teams[];
+};
+
 static int io_run(int fd, const struct store_io *io)
 {
+  if (io->delay_ns) {
+    struct timespec pause = {.tv_nsec = (long)io->delay_ns};
+    nanosleep(&pause, NULL);
+  }
   ssize_t n = io->is_write ? pwrite(fd, io->data, io->bytes, (off_t)io->offset)
                            : pread(fd, io->data, io->bytes, (off_t)io->offset);
   return n < 0 ? -errno : (int)n;
 }
 
 /* Called with the mutex held; there is work. */
-static struct store_io io_take(struct posix_engine *engine)
+static struct store_io io_take(struct posix_team *team)
 {
-  struct store_io io = engine->ios[engine->first_io];
-  engine->first_io = (engine->first_io + 1) % engine->depth;
-  engine->n_ios--;
+  struct store_io io = team->ios[team->first_io];
+  team->first_io = (team->first_io + 1) % team->engine->depth;
+  team->n_ios--;
   return io;
 }
 
@@ -58,16 +75,17 @@ static void completion_put(struct posix_engine *engine, int slot, int result)
 
 static void *thread_main(void *arg)
 {
-  struct posix_engine *engine = arg;
+  struct posix_team *team = arg;
+  struct posix_engine *engine = team->engine;
   pthread_mutex_lock(&engine->mutex);
   for (;;) {
-    while (!engine->n_ios && !engine->is_ending)
-      pthread_cond_wait(&engine->work, &engine->mutex);
-    if (!engine->n_ios)
+    while (!team->n_ios && !engine->is_ending)
+      pthread_cond_wait(&team->work, &engine->mutex);
+    if (!team->n_ios)
       break;
-    struct store_io io = io_take(engine);
+    struct store_io io = io_take(team);
     pthread_mutex_unlock(&engine->mutex);
-    int result = io_run(engine->fd, &io);
+    int result = io_run(team->fd, &io);
     pthread_mutex_lock(&engine->mutex);
     completion_put(engine, io.slot, result);
     pthread_cond_signal(&engine->done);
@@ -83,47 +101,56 @@ static void posix_close(void *arg)
     return;
   pthread_mutex_lock(&engine->mutex);
   engine->is_ending = true;
-  pthread_cond_broadcast(&engine->work);
+  for (int i = 0; i < engine->n_teams; i++)
+    pthread_cond_broadcast(&engine->teams[i].work);
   pthread_mutex_unlock(&engine->mutex);
-  for (int i = 0; i < engine->n_threads; i++)
-    pthread_join(engine->threads[i], NULL);
+  for (int i = 0; i < engine->n_teams; i++) {
+    struct posix_team *team = &engine->teams[i];
+    for (int k = 0; k < team->n_threads; k++)
+      pthread_join(team->threads[k], NULL);
+    pthread_cond_destroy(&team->work);
+    free(team->ios);
+  }
   pthread_cond_destroy(&engine->done);
-  pthread_cond_destroy(&engine->work);
   pthread_mutex_destroy(&engine->mutex);
   free(engine->completions);
-  free(engine->ios);
   free(engine);
 }
 
-static int threads_start(struct posix_engine *engine, struct lade_faults *faults)
+static int team_start(struct posix_team *team, struct lade_faults *faults)
 {
   sigset_t all, before;
-  int code = 0, n = LADE_MIN(engine->depth, N_THREADS_MAX);
+  int code = 0, n = LADE_MIN(team->engine->depth, N_THREADS_MAX);
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  while (!code && engine->n_threads < n) {
+  while (!code && team->n_threads < n) {
     code = lade_fault(faults, LADE_FAULT_THREAD);
     if (!code)
-      code = -pthread_create(&engine->threads[engine->n_threads], NULL, thread_main, engine);
-    engine->n_threads += !code;
+      code = -pthread_create(&team->threads[team->n_threads], NULL, thread_main, team);
+    team->n_threads += !code;
   }
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   return code;
 }
 
-static int posix_open(int fd, int depth, struct lade_faults *faults, void **ret_engine)
+static int posix_open(const int *fds, int n_fds, int depth, struct lade_faults *faults, void **ret_engine)
 {
-  struct posix_engine *engine = lade_fault_calloc(faults, 1, sizeof(*engine));
+  struct posix_engine *engine =
+      lade_fault_calloc(faults, 1, sizeof(*engine) + (size_t)n_fds * sizeof(engine->teams[0]));
   if (!engine)
     return -ENOMEM;
-  engine->fd = fd;
   engine->depth = depth;
   pthread_mutex_init(&engine->mutex, NULL);
-  pthread_cond_init(&engine->work, NULL);
   pthread_cond_init(&engine->done, NULL);
-  engine->ios = lade_fault_calloc(faults, (size_t)depth, sizeof(*engine->ios));
   engine->completions = lade_fault_calloc(faults, (size_t)depth, sizeof(*engine->completions));
-  int code = engine->ios && engine->completions ? threads_start(engine, faults) : -ENOMEM;
+  int code = engine->completions ? 0 : -ENOMEM;
+  for (int i = 0; i < n_fds && !code; i++) {
+    struct posix_team *team = &engine->teams[engine->n_teams++];
+    *team = (struct posix_team){.engine = engine, .fd = fds[i]};
+    pthread_cond_init(&team->work, NULL);
+    team->ios = lade_fault_calloc(faults, (size_t)depth, sizeof(*team->ios));
+    code = team->ios ? team_start(team, faults) : -ENOMEM;
+  }
   if (code) {
     posix_close(engine);
     return code;
@@ -136,9 +163,10 @@ static int posix_submit(void *arg, const struct store_io *io)
 {
   struct posix_engine *engine = arg;
   pthread_mutex_lock(&engine->mutex);
-  LADE_ASSERT(engine->n_ios < engine->depth);
-  engine->ios[(engine->first_io + engine->n_ios++) % engine->depth] = *io;
-  pthread_cond_signal(&engine->work);
+  struct posix_team *team = &engine->teams[io->file];
+  LADE_ASSERT(io->file < engine->n_teams && team->n_ios < engine->depth);
+  team->ios[(team->first_io + team->n_ios++) % engine->depth] = *io;
+  pthread_cond_signal(&team->work);
   pthread_mutex_unlock(&engine->mutex);
   return 0;
 }

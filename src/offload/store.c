@@ -16,72 +16,19 @@
  * tried RETRIES_MAX times with growing pauses, some 50 ms in all. The first failure of a transfer stops it: no
  * further piece is started, it is over when the pieces under way are back.
  *
- * Writing everything once in lade_store_prepare turns allocated blocks into written ones: the first write into
- * an allocated block changes the file system's tables and is several times slower than an overwrite.
- *
  * Rejected: a thread of the store's own that reaps (two switches per completion, and the caller has threads
  * that wait anyway); polling the ring in the kernel (it burns a core, and two are all that some machines have).
  */
 #include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
-#include "base/base.h"
-#include "offload/engine.h"
-#include "offload/file.h"
-#include "offload/staging.h"
-#include "offload/store.h"
-#include "offload/sums.h"
+#include "offload/store_internal.h"
 
-#define DEPTH_DEFAULT 32
-#define DEPTH_MAX 1024
-#define PIECE_BYTES_DEFAULT (2u << 20) /* with 32 under way: the fastest of 512 KiB to 4 MiB and 4 to 64 */
-#define PIECE_BYTES_MAX (64u << 20) /* a completion's result is an int */
 #define RETRIES_MAX 32
 #define RETRY_PAUSE_NS 100000 /* times the number of tries */
-
-struct store_piece {
-  struct lade_transfer *transfer;
-  uint64_t from;               /* in the transfer */
-  uint32_t bytes, moved_bytes; /* whole blocks */
-  int n_retries;
-  int fault; /* reported instead of the engine's result */
-};
-
-struct lade_store {
-  char *dir;
-  struct store_file file;
-  const struct store_engine_ops *ops;
-  void *engine;
-  struct lade_faults *faults;
-  uint64_t capacity_bytes, reserved_bytes;
-  uint32_t piece_bytes;
-  int depth;
-  bool is_prepared;
-  struct store_sums sums;
-  char note[256];
-
-  pthread_mutex_t mutex; /* of all that follows */
-  pthread_cond_t progress;
-  struct lade_transfer *head, *tail; /* that have bytes left to give */
-  int n_open;      /* transfers that are not delivered */
-  int n_in_engine; /* pieces */
-  bool is_reaping;
-  uint64_t read_bytes, written_bytes;
-  struct store_piece *pieces; /* by slot */
-  int *free_slots;
-  int n_free;
-
-  /* The reaper's own. */
-  struct store_completion *completions;
-  struct store_piece *to_verify;
-  int *again;
-  int n_to_verify, n_again;
-};
+#define SLOW_NS 20000000      /* what LADE_STORE_FAULT_SLOW adds to a piece */
 
 static uint64_t transfer_rounded_bytes(const struct lade_transfer *transfer)
 {
@@ -98,11 +45,19 @@ static void queue_push(struct lade_store *store, struct lade_transfer *transfer)
   else
     store->head = transfer;
   store->tail = transfer;
+  transfer->is_queued = true;
 }
 
-static void queue_pop(struct lade_store *store)
+static void queue_remove(struct lade_store *store, const struct lade_transfer *transfer)
 {
-  store->head = store->head->next;
+  struct lade_transfer *before = NULL, *at = store->head;
+  while (at != transfer) {
+    LADE_ASSERT(at);
+    before = at;
+    at = at->next;
+  }
+  *(before ? &before->next : &store->head) = at->next;
+  store->tail = store->tail == at ? before : store->tail;
 }
 
 /* ---- pieces; mutex held ---- */
@@ -119,8 +74,10 @@ static void transfer_fail(struct lade_transfer *transfer, int code, uint64_t at)
 static void piece_end(struct lade_store *store, struct lade_transfer *transfer, struct lade_transfer **finished)
 {
   bool has_rest = transfer->taken_bytes < transfer_rounded_bytes(transfer);
-  if (transfer->result && has_rest && transfer == store->head)
-    queue_pop(store);
+  if (transfer->result && has_rest && transfer->is_queued) {
+    queue_remove(store, transfer);
+    transfer->is_queued = false;
+  }
   if (--transfer->n_pieces || (has_rest && !transfer->result))
     return;
   transfer->next = *finished;
@@ -132,6 +89,18 @@ static void slot_release(struct lade_store *store, int slot)
   store->free_slots[store->n_free++] = slot;
 }
 
+/* Where the bytes of @piece are in which file; may cut it. */
+static void piece_place(struct lade_store *store, struct store_piece *piece)
+{
+  const struct lade_transfer *transfer = piece->transfer;
+  if (store->stripes.n && !transfer->on_drive) {
+    drives_place(store, piece);
+    return;
+  }
+  piece->drive = LADE_MAX(transfer->on_drive - 1, 0);
+  piece->place = transfer->extent.offset + transfer->offset + piece->from;
+}
+
 /* The next piece of the first transfer, in a slot; -1 if there is none of either. */
 static int piece_take(struct lade_store *store)
 {
@@ -140,15 +109,22 @@ static int piece_take(struct lade_store *store)
     return -1;
   uint64_t rest = transfer_rounded_bytes(transfer) - transfer->taken_bytes;
   int slot = store->free_slots[--store->n_free];
-  store->pieces[slot] = (struct store_piece){
+  struct store_piece *piece = &store->pieces[slot];
+  *piece = (struct store_piece){
       .transfer = transfer,
       .from = transfer->taken_bytes,
       .bytes = (uint32_t)LADE_MIN(rest, store->piece_bytes),
   };
-  transfer->taken_bytes += store->pieces[slot].bytes;
+  piece_place(store, piece);
+  transfer->taken_bytes += piece->bytes;
   transfer->n_pieces++;
-  if (transfer->taken_bytes == transfer_rounded_bytes(transfer))
-    queue_pop(store);
+  bool is_whole = transfer->taken_bytes == transfer_rounded_bytes(transfer);
+  if (is_whole || transfer->on_drive) {
+    queue_remove(store, transfer);
+    transfer->is_queued = false;
+  }
+  if (!is_whole && transfer->on_drive) /* they go to one drive each, side by side */
+    queue_push(store, transfer);
   return slot;
 }
 
@@ -156,6 +132,9 @@ static int piece_take(struct lade_store *store)
 static uint32_t piece_fault(struct lade_store *store, struct store_piece *piece, uint32_t bytes)
 {
   bool is_write = piece->transfer->op == LADE_STORE_WRITE;
+  piece->fault = 0;
+  if (store->faulty_drive >= 0 && store->faulty_drive != piece->drive)
+    return bytes;
   piece->fault = lade_fault(store->faults, is_write ? LADE_FAULT_FILE_WRITE : LADE_FAULT_FILE_READ);
   if (piece->fault != LADE_STORE_FAULT_SHORT)
     return bytes;
@@ -163,24 +142,35 @@ static uint32_t piece_fault(struct lade_store *store, struct store_piece *piece,
   return LADE_MAX((uint32_t)LADE_STORE_BLOCK_BYTES, bytes / 2 & ~(LADE_STORE_BLOCK_BYTES - 1u));
 }
 
+/* The fault that makes a drive slow. */
+static int64_t piece_delay(struct store_piece *piece)
+{
+  bool is_slow = piece->fault == LADE_STORE_FAULT_SLOW;
+  piece->fault = is_slow ? 0 : piece->fault;
+  return is_slow ? SLOW_NS : 0;
+}
+
 static void piece_submit(struct lade_store *store, int slot, struct lade_transfer **finished)
 {
   struct store_piece *piece = &store->pieces[slot];
   struct lade_transfer *transfer = piece->transfer;
   uint64_t at = piece->from + piece->moved_bytes;
-  int code = transfer->result; /* another piece has failed meanwhile: do not begin */
+  int code = transfer->result ? transfer->result : piece->refusal; /* result: another piece has failed meanwhile */
   if (!code) {
     struct store_io io = {
         .slot = slot,
+        .file = piece->drive,
         .is_write = transfer->op == LADE_STORE_WRITE,
         .bytes = piece_fault(store, piece, piece->bytes - piece->moved_bytes),
-        .offset = transfer->extent.offset + transfer->offset + at,
+        .offset = piece->place + piece->moved_bytes,
         .data = (char *)transfer->data + (transfer->is_fill ? 0 : at),
     };
+    io.delay_ns = piece_delay(piece);
     code = store->ops->submit(store->engine, &io);
   }
   if (!code) {
     store->n_in_engine++;
+    drives_begin(store, piece);
     return;
   }
   transfer_fail(transfer, code, at);
@@ -235,6 +225,7 @@ static void completion_settle(struct lade_store *store, const struct store_compl
   LADE_ASSERT(moved <= piece->bytes - piece->moved_bytes);
   piece->moved_bytes += moved;
   *(transfer->op == LADE_STORE_WRITE ? &store->written_bytes : &store->read_bytes) += moved;
+  drives_end(store, piece, moved);
   bool is_whole = piece->moved_bytes == piece->bytes;
   bool is_refusal = !moved && (result > 0 || is_worth_a_retry(result)); /* less than a block moved: nothing did */
   bool may_retry = moved || (is_refusal && piece->n_retries < RETRIES_MAX);
@@ -243,8 +234,13 @@ static void completion_settle(struct lade_store *store, const struct store_compl
     store->again[store->n_again++] = completion->slot;
     return;
   }
+  int code = result < 0 ? result : -EIO;
+  if (!is_whole && drives_replace(store, piece, code)) {
+    store->again[store->n_again++] = completion->slot;
+    return;
+  }
   if (!is_whole)
-    transfer_fail(transfer, result < 0 ? result : -EIO, piece->from + piece->moved_bytes);
+    transfer_fail(transfer, code, piece->from + piece->moved_bytes);
   if (is_whole && transfer->op == LADE_STORE_READ && transfer->check == LADE_CHECK_STORE)
     store->to_verify[store->n_to_verify++] = *piece;
   else
@@ -340,12 +336,13 @@ static int store_reap(struct lade_store *store, bool may_block)
 
 /* ---- transfers ---- */
 
-static void transfer_begin(struct lade_store *store, struct lade_transfer *transfer)
+void store_transfer_begin(struct lade_store *store, struct lade_transfer *transfer)
 {
   struct lade_transfer *finished = NULL;
   transfer->result = 0;
   transfer->failed_offset = transfer->taken_bytes = 0;
   transfer->n_pieces = 0;
+  transfer->is_queued = transfer->is_lost = false;
   atomic_store_explicit(&transfer->is_done, false, memory_order_relaxed);
   pthread_mutex_lock(&store->mutex);
   store->n_open++;
@@ -370,7 +367,8 @@ int lade_store_submit(struct lade_store *store, struct lade_transfer *transfer)
   if (!transfer_is_valid(store, transfer))
     return -EINVAL;
   transfer->is_fill = false;
-  transfer_begin(store, transfer);
+  transfer->on_drive = 0;
+  store_transfer_begin(store, transfer);
   return 0;
 }
 
@@ -393,30 +391,40 @@ static void store_advance(struct lade_store *store)
     store_reap(store, true);
 }
 
-static void transfer_await(struct lade_store *store, const struct lade_transfer *transfer)
+int store_transfer_await(struct lade_store *store, const struct lade_transfer *transfer)
 {
   pthread_mutex_lock(&store->mutex);
   while (!lade_transfer_is_done(transfer))
     store_advance(store);
   pthread_mutex_unlock(&store->mutex);
+  return transfer->result;
+}
+
+int store_transfer_run(struct lade_store *store, struct lade_transfer *transfer)
+{
+  store_transfer_begin(store, transfer);
+  return store_transfer_await(store, transfer);
 }
 
 int lade_store_wait(struct lade_store *store, struct lade_transfer *transfer, struct lade_error *error)
 {
   if (!lade_transfer_is_done(transfer))
-    transfer_await(store, transfer);
+    store_transfer_await(store, transfer);
   return lade_transfer_result(store, transfer, error);
 }
 
-static int transfer_error(const struct lade_store *store, const struct lade_transfer *transfer, int code,
+static int transfer_error(struct lade_store *store, const struct lade_transfer *transfer, int code,
                           uint64_t at, struct lade_error *error)
 {
   const char *op = transfer->op == LADE_STORE_WRITE ? "writing" : "reading";
   const char *why = strerror(-code);
   if (code == -EBADMSG)
     why = "the data is not what was written there (damaged, stale or misplaced); check the drive";
+  if (transfer->is_lost)
+    why = "it was on a drive that failed and was set aside, and is lost";
   return lade_error_set(error, code, "store in %s: %s tensor %u (microbatch %u, generation %llu) at offset %llu: %s",
-                        store->dir, op, transfer->identity.tensor, transfer->identity.microbatch,
+                        drives_dir_of(store, transfer->extent.offset + at), op, transfer->identity.tensor,
+                        transfer->identity.microbatch,
                         (unsigned long long)transfer->identity.generation,
                         (unsigned long long)(transfer->extent.offset + at), why);
 }
@@ -446,134 +454,7 @@ int lade_store_verify(struct lade_store *store, const struct lade_transfer *tran
   return code ? transfer_error(store, transfer, code, at - transfer->extent.offset, error) : 0;
 }
 
-/* ---- opening, preparing, closing ---- */
-
-static int transfer_run(struct lade_store *store, struct lade_transfer *transfer)
-{
-  transfer_begin(store, transfer);
-  transfer_await(store, transfer);
-  return transfer->result;
-}
-
-/* Write one block and read it back: an engine or a file system that only looks able is found out here. */
-static int engine_probe(struct lade_store *store)
-{
-  char *blocks;
-  if (lade_fault(store->faults, LADE_FAULT_HEAP) ||
-      posix_memalign((void **)&blocks, LADE_STORE_BLOCK_BYTES, 2 * LADE_STORE_BLOCK_BYTES))
-    return -ENOMEM;
-  memset(blocks, 0x5a, LADE_STORE_BLOCK_BYTES);
-  memset(blocks + LADE_STORE_BLOCK_BYTES, 0, LADE_STORE_BLOCK_BYTES);
-  struct lade_transfer transfer = {.op = LADE_STORE_WRITE, .check = LADE_CHECK_CALLER,
-                                   .bytes = LADE_STORE_BLOCK_BYTES, .data = blocks};
-  int code = transfer_run(store, &transfer);
-  if (!code) {
-    transfer.op = LADE_STORE_READ;
-    transfer.data = blocks + LADE_STORE_BLOCK_BYTES;
-    code = transfer_run(store, &transfer);
-  }
-  if (!code && memcmp(blocks, blocks + LADE_STORE_BLOCK_BYTES, LADE_STORE_BLOCK_BYTES))
-    code = -EBADMSG;
-  free(blocks);
-  return code;
-}
-
-static int engine_try(struct lade_store *store, const struct store_engine_ops *ops)
-{
-  int code = ops ? ops->open(store->file.fd, store->depth, store->faults, &store->engine) : -ENOSYS;
-  if (code)
-    return code;
-  store->ops = ops;
-  code = engine_probe(store);
-  if (code) {
-    ops->close(store->engine);
-    store->engine = NULL;
-    store->ops = NULL;
-  }
-  return code;
-}
-
-static int engine_choose(struct lade_store *store, enum lade_store_engine wanted, struct lade_error *error)
-{
-  if (wanted != LADE_STORE_POSIX) {
-    int code = engine_try(store, store_engine_uring);
-    if (!code)
-      return 0;
-    /* The ring's own memory counts against the locked memory of an ordinary user. */
-    const char *why = code == -ENOMEM ? "no memory for the ring; raise the memlock limit (ulimit -l)" : strerror(-code);
-    if (wanted == LADE_STORE_URING)
-      return lade_error_set(error, code, "store in %s: io_uring refused: %s; allow it or use the other engine",
-                            store->dir, why);
-    snprintf(store->note, sizeof(store->note), "store: io_uring refused (%s), using threads, which are slower", why);
-  }
-  int code = engine_try(store, &store_engine_posix);
-  if (code)
-    return lade_error_set(error, code, "store in %s: a trial transfer failed: %s", store->dir, strerror(-code));
-  return 0;
-}
-
-static bool slots_create(struct lade_store *store)
-{
-  size_t n = (size_t)store->depth;
-  store->pieces = lade_fault_calloc(store->faults, n, sizeof(*store->pieces));
-  store->free_slots = lade_fault_calloc(store->faults, n, sizeof(*store->free_slots));
-  store->completions = lade_fault_calloc(store->faults, n, sizeof(*store->completions));
-  store->to_verify = lade_fault_calloc(store->faults, n, sizeof(*store->to_verify));
-  store->again = lade_fault_calloc(store->faults, n, sizeof(*store->again));
-  if (!store->pieces || !store->free_slots || !store->completions || !store->to_verify || !store->again)
-    return false;
-  while (store->n_free < store->depth)
-    slot_release(store, store->depth - 1 - store->n_free);
-  return true;
-}
-
-static int params_check(const struct lade_store_params *params, struct lade_error *error)
-{
-  LADE_ASSERT(params->struct_size == sizeof(*params));
-  if (!params->dir || !*params->dir)
-    return lade_error_set(error, -EINVAL, "a store needs a directory");
-  if (params->depth < 0 || params->depth > DEPTH_MAX)
-    return lade_error_set(error, -EINVAL, "store depth %d is not in 1..%d", params->depth, DEPTH_MAX);
-  if (params->piece_bytes % LADE_STORE_GRANULE_BYTES || params->piece_bytes > PIECE_BYTES_MAX)
-    return lade_error_set(error, -EINVAL, "store pieces of %u bytes are not a multiple of %d up to %u",
-                          params->piece_bytes, LADE_STORE_GRANULE_BYTES, PIECE_BYTES_MAX);
-  return 0;
-}
-
-int lade_store_open(const struct lade_store_params *params, struct lade_error *error, struct lade_store **ret_store)
-{
-  int code = params_check(params, error);
-  if (code)
-    return code;
-  struct lade_store *store = lade_fault_calloc(params->faults, 1, sizeof(*store));
-  if (!store)
-    return lade_error_set(error, -ENOMEM, "no memory for a store");
-  store->file.fd = -1;
-  store->faults = params->faults;
-  store->capacity_bytes = params->capacity_bytes ? params->capacity_bytes : INT64_MAX;
-  store->depth = params->depth ? params->depth : DEPTH_DEFAULT;
-  store->piece_bytes = params->piece_bytes ? params->piece_bytes : PIECE_BYTES_DEFAULT;
-  pthread_mutex_init(&store->mutex, NULL);
-  pthread_cond_init(&store->progress, NULL);
-  store->dir = lade_fault(params->faults, LADE_FAULT_HEAP) ? NULL : strdup(params->dir);
-  if (!store->dir || !slots_create(store))
-    code = lade_error_set(error, -ENOMEM, "no memory for a store");
-  if (!code)
-    code = store_file_open(params, error, &store->file);
-  if (!code)
-    code = engine_choose(store, params->engine, error);
-  if (code) {
-    lade_store_close(store);
-    return code;
-  }
-  if (!store->file.is_direct && !*store->note)
-    snprintf(store->note, sizeof(store->note), "store: %s has no O_DIRECT, using the page cache", params->dir);
-  *ret_store = store;
-  return 0;
-}
-
-/* Nothing new begins; what has begun ends. */
-static void store_drain(struct lade_store *store)
+void store_drain(struct lade_store *store)
 {
   pthread_mutex_lock(&store->mutex);
   while (store->head) {
@@ -586,104 +467,4 @@ static void store_drain(struct lade_store *store)
   while (store->n_open)
     store_advance(store);
   pthread_mutex_unlock(&store->mutex);
-}
-
-void lade_store_close(struct lade_store *store)
-{
-  if (!store)
-    return;
-  store_drain(store);
-  if (store->ops)
-    store->ops->close(store->engine);
-  if (store->file.fd >= 0)
-    close(store->file.fd);
-  pthread_cond_destroy(&store->progress);
-  pthread_mutex_destroy(&store->mutex);
-  free(store->sums.sums);
-  free(store->again);
-  free(store->to_verify);
-  free(store->completions);
-  free(store->free_slots);
-  free(store->pieces);
-  free(store->dir);
-  free(store);
-}
-
-const char *lade_store_note(const struct lade_store *store)
-{
-  return store->note;
-}
-
-void lade_store_get_info(struct lade_store *store, struct lade_store_info *ret_info)
-{
-  pthread_mutex_lock(&store->mutex);
-  *ret_info = (struct lade_store_info){
-      .engine = store->ops->name,
-      .is_direct = store->file.is_direct,
-      .reserved_bytes = store->reserved_bytes,
-      .read_bytes = store->read_bytes,
-      .written_bytes = store->written_bytes,
-  };
-  pthread_mutex_unlock(&store->mutex);
-}
-
-int lade_store_reserve(struct lade_store *store, uint64_t bytes, struct lade_extent *ret_extent)
-{
-  if (store->is_prepared || !bytes)
-    return -EINVAL;
-  if (bytes > store->capacity_bytes || store->reserved_bytes > store->capacity_bytes - bytes)
-    return -EOVERFLOW;
-  *ret_extent = (struct lade_extent){.offset = store->reserved_bytes, .bytes = bytes};
-  store->reserved_bytes += lade_align_up(bytes, LADE_STORE_GRANULE_BYTES);
-  return 0;
-}
-
-/* Write the whole file from one buffer of one piece. */
-static int file_fill(struct lade_store *store, struct lade_error *error)
-{
-  struct lade_staging staging;
-  int code = lade_staging_init(&staging, store->piece_bytes, -1, store->faults);
-  if (code)
-    return lade_error_set(error, code, "no memory to prepare the store in %s", store->dir);
-  memset(staging.data, 0xa5, staging.bytes); /* not zero: a drive may not store zeros */
-  struct lade_transfer transfer = {
-      .op = LADE_STORE_WRITE,
-      .check = LADE_CHECK_CALLER,
-      .extent = {.bytes = store->reserved_bytes},
-      .bytes = store->reserved_bytes,
-      .data = staging.data,
-      .is_fill = true,
-  };
-  code = transfer_run(store, &transfer);
-  lade_staging_finish(&staging);
-  if (code)
-    lade_error_set(error, code, "store in %s: writing it for the first time failed at byte %llu of %llu: %s",
-                   store->dir, (unsigned long long)transfer.failed_offset,
-                   (unsigned long long)store->reserved_bytes, strerror(-code));
-  return code;
-}
-
-int lade_store_prepare(struct lade_store *store, struct lade_error *error)
-{
-  if (store->is_prepared)
-    return lade_error_set(error, -EINVAL, "the store in %s is prepared already", store->dir);
-  int code = 0;
-  if (store->reserved_bytes)
-    code = store_file_allocate(&store->file, store->dir, store->reserved_bytes, store->faults, error);
-  if (code)
-    return code;
-  uint64_t n_granules = store->reserved_bytes / LADE_STORE_GRANULE_BYTES;
-  uint64_t *sums = lade_fault_calloc(store->faults, n_granules + !n_granules, sizeof(*sums));
-  if (!sums)
-    return lade_error_set(error, -ENOMEM, "no memory for the checksums of the store in %s", store->dir);
-  code = store->reserved_bytes ? file_fill(store, error) : 0;
-  if (code) {
-    free(sums);
-    return code;
-  }
-  struct lade_cpu cpu = lade_cpu_get();
-  store->sums = (struct store_sums){.sums = sums, .n = n_granules, .hash = store_hash_choose(&cpu)};
-  store->read_bytes = store->written_bytes = 0;
-  store->is_prepared = true;
-  return 0;
 }

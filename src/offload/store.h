@@ -2,7 +2,8 @@
 /*
  * The store contract: bytes that wait on a drive, in room that was reserved before anything ran.
  *
- * A store is one unnamed file (mode 0600) in a directory. Its life has two parts. First extents are
+ * A store is one unnamed file (mode 0600) in each of its directories, which should be on drives of their own: its bytes
+ * are striped over them by their speeds (drives.c). Its life has two parts. First extents are
  * carved with lade_store_reserve and lade_store_prepare makes all of them real: room checked, blocks
  * allocated and written once, so that later no write can find the drive full and none pays for allocation.
  * Then transfers move bytes between extents and memory, asynchronously:
@@ -30,7 +31,9 @@
  *
  * Failures. A short transfer is continued; -EINTR, -EAGAIN and -EBUSY are tried again, with a bound; anything
  * else ends the transfer with the error, which names directory, offset and tensor. A failed transfer
- * leaves the store usable.
+ * leaves the store usable. With several drives, one that fails a transfer or holds the others up is set aside with a
+ * notice (lade_store_take_notice): what was to be written there is written elsewhere; what only it had is lost, and
+ * reading that is an error as above.
  *
  * Two engines, io_uring and a team of pread/pwrite threads, pass one suite (tests/conform/store.c).
  */
@@ -53,6 +56,11 @@
  */
 #define LADE_STORE_FAULT_SHORT (-EMSGSIZE)
 
+/* Armed at LADE_FAULT_FILE_READ or _WRITE, this code delays the transfer; by the threads only, io_uring ignores it. */
+#define LADE_STORE_FAULT_SLOW (-ETIME)
+
+#define LADE_STORE_DRIVES_MAX 16
+
 typedef struct lade_store lade_store;
 
 enum lade_store_engine {
@@ -63,14 +71,19 @@ enum lade_store_engine {
 
 struct lade_store_params {
   size_t struct_size;
-  const char *dir;         /* an existing directory on a drive */
+  /*
+   * An existing directory on a drive, or several, with a comma between them; a comma that belongs to a name is written
+   * twice. Several take up to an eighth and 4 MiB per drive more room than is reserved, for data to move in.
+   */
+  const char *dir;
   uint64_t capacity_bytes; /* reserving more is -EOVERFLOW; 0: as much as the file system has */
   enum lade_store_engine engine;
   bool allow_tmpfs;        /* a store in memory is refused unless this is set */
   bool allow_buffered;     /* use the page cache where O_DIRECT is refused, instead of failing */
-  int depth;               /* pieces under way at once; 0: the default */
+  int depth;               /* pieces under way at once, per drive; 0: the default */
   uint32_t piece_bytes;    /* of at most this size, a multiple of the granule; 0: the default */
   struct lade_faults *faults; /* borrowed, may be NULL */
+  int faulty_drive; /* from 1: only this directory's transfers meet FILE_READ and FILE_WRITE; 0: all do */
 };
 
 /* A range of the store, made by lade_store_reserve. Plain value; do not change. */
@@ -105,7 +118,8 @@ struct lade_transfer {
   uint64_t failed_offset; /* in the extent, when it failed */
   uint64_t taken_bytes;   /* of the rounded length, given to pieces so far */
   int n_pieces;           /* under way */
-  bool is_fill;
+  int on_drive; /* from 1: all of it is there, and the offset is in its file; 0: by the map */
+  bool is_fill, is_queued, is_lost;
   _Atomic bool is_done;
   struct lade_transfer *next;
 };
@@ -113,6 +127,7 @@ struct lade_transfer {
 struct lade_store_info {
   const char *engine;      /* "io_uring", "posix" */
   bool is_direct;          /* past the page cache */
+  int n_drives, n_aside;   /* directories, and those of them that take nothing new */
   uint64_t reserved_bytes; /* of the file */
   uint64_t read_bytes, written_bytes; /* moved since prepare, whole blocks */
 };
@@ -129,6 +144,15 @@ void lade_store_close(lade_store *store);
 
 /* One line for the user about what was chosen instead of the best, or "". Valid until close. Any thread. */
 const char *lade_store_note(const lade_store *store);
+
+/*
+ * One line for the user about what happened since it was last asked for: a drive was set aside. False: nothing did.
+ * Any thread.
+ */
+bool lade_store_take_notice(lade_store *store, char *text, size_t text_bytes);
+
+/* Bytes free in @dirs, written as in lade_store_params; drives that several of them share count once. */
+int lade_store_room(const char *dirs, uint64_t *ret_bytes, struct lade_error *error);
 
 void lade_store_get_info(lade_store *store, struct lade_store_info *ret_info);
 

@@ -16,19 +16,21 @@
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include <liburing.h>
 
 #include "base/base.h"
 #include "offload/engine.h"
+#include "offload/store.h"
 
 #define TRIES_MAX 32
 #define TRY_PAUSE_NS 100000 /* times the number of tries */
 
 struct uring_engine {
   struct io_uring ring;
-  int fd;
+  int fds[LADE_STORE_DRIVES_MAX];
   struct io_uring_sqe *not_taken; /* an entry that the kernel refused */
   struct lade_faults *faults;
 };
@@ -42,12 +44,12 @@ static void uring_close(void *arg)
   free(engine);
 }
 
-static int uring_open(int fd, int depth, struct lade_faults *faults, void **ret_engine)
+static int uring_open(const int *fds, int n_fds, int depth, struct lade_faults *faults, void **ret_engine)
 {
   struct uring_engine *engine = lade_fault_calloc(faults, 1, sizeof(*engine));
   if (!engine)
     return -ENOMEM;
-  engine->fd = fd;
+  memcpy(engine->fds, fds, (size_t)n_fds * sizeof(*fds));
   engine->faults = faults;
   int code = lade_fault(faults, LADE_FAULT_RING_SETUP);
   if (!code)
@@ -78,9 +80,9 @@ static int uring_submit(void *arg, const struct store_io *io)
   struct io_uring_sqe *sqe = engine->not_taken ? engine->not_taken : io_uring_get_sqe(&engine->ring);
   LADE_ASSERT(sqe); /* there are as many entries as pieces */
   if (io->is_write)
-    io_uring_prep_write(sqe, engine->fd, io->data, io->bytes, io->offset);
+    io_uring_prep_write(sqe, engine->fds[io->file], io->data, io->bytes, io->offset);
   else
-    io_uring_prep_read(sqe, engine->fd, io->data, io->bytes, io->offset);
+    io_uring_prep_read(sqe, engine->fds[io->file], io->data, io->bytes, io->offset);
   sqe->user_data = (uint64_t)io->slot;
   engine->not_taken = sqe;
   int code = ring_submit(engine);

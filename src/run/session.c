@@ -146,6 +146,14 @@ static void step_count(lade_session *s, const struct lade_step_result *result)
   s->state.data_position += s->params.batch * s->params.time;
 }
 
+/* A drive that was set aside is worth knowing, whether the step survived it or not. */
+static void store_notices(const lade_session *s)
+{
+  char line[512];
+  if (s->store && lade_store_take_notice(s->store, line, sizeof(line)))
+    session_notice(s, "%s", line);
+}
+
 int lade_session_step(lade_session *s, struct lade_step_report *ret_report, struct lade_error *error)
 {
   struct lade_step block = step_block(s);
@@ -153,6 +161,7 @@ int lade_session_step(lade_session *s, struct lade_step_report *ret_report, stru
   int status = s->params.is_dry ? 0 : batch_fill(s, false, (uint64_t)s->state.step, error);
   if (!status)
     status = lade_executor_step(s->executor, &block, &result, error);
+  store_notices(s);
   bool is_skipped = status == -ERANGE;
   if (status && !is_skipped)
     return status;

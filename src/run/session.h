@@ -38,7 +38,7 @@ struct lade_session_params {
   struct lade_budget budget;
   uint64_t host_budget_bytes;
   bool has_host_budget;                /* else 80 % of what the machine has left */
-  const char *store;                   /* directory; NULL: no NVMe tier */
+  const char *store;                   /* directories, as lade_store_params' dir; NULL: no NVMe tier */
   uint64_t store_budget_bytes;         /* 0: what the file system has free */
   bool allow_tmpfs;
   bool is_dry;

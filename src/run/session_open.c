@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
 
 #include "run/session_internal.h"
 
@@ -198,16 +197,17 @@ static int cost_take(lade_session *s, struct lade_error *error)
 
 static int store_room(lade_session *s, struct lade_error *error)
 {
-  struct statvfs fs;
+  uint64_t free_bytes;
   if (!s->params.store)
     return 0;
   if (s->params.machine && (s->params.is_dry || s->params.is_plan_only)) {
     s->store_bytes = s->params.store_budget_bytes ? s->params.store_budget_bytes : s->cost.machine.store.bytes;
     return 0;
   }
-  if (statvfs(s->params.store, &fs))
-    return lade_error_set(error, -errno, "--store %s: %s", s->params.store, strerror(errno));
-  uint64_t free_bytes = (uint64_t)((double)fs.f_bavail * (double)fs.f_frsize * STORE_SHARE);
+  int status = lade_store_room(s->params.store, &free_bytes, error);
+  if (status)
+    return status;
+  free_bytes = (uint64_t)((double)free_bytes * STORE_SHARE);
   s->store_bytes = s->params.store_budget_bytes ? s->params.store_budget_bytes : free_bytes;
   return 0;
 }

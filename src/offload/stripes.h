@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where the parts of a store that spans several drives are: a table from stripes to slots of files.
+ *
+ * A stripe moves when it is written anew. No lock: the store's mutex guards all of it.
+ */
+#ifndef LADE_OFFLOAD_STRIPES_H
+#define LADE_OFFLOAD_STRIPES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/faults.h"
+#include "offload/store.h"
+
+#define STORE_STRIPE_GRANULES 8 /* at most: store_spot.lost has a bit for each */
+
+struct store_spot {
+  uint32_t slot; /* of the drive's file */
+  uint8_t drive;
+  uint8_t lost; /* granules, as bits, that stayed behind on a drive that failed */
+};
+
+struct store_slots {
+  uint32_t *free; /* a stack with room for all */
+  uint32_t n_free, n;
+};
+
+struct store_stripes {
+  struct store_spot *spots;
+  uint64_t n;
+  uint32_t bytes; /* of a stripe */
+  int n_drives;
+  struct store_slots slots[LADE_STORE_DRIVES_MAX];
+};
+
+/*
+ * How many slots each drive should have for @n stripes and an eighth more to move in: by @weights, no more than
+ * @most of each. False if all of them together are fewer than @n.
+ */
+bool store_shares(uint64_t n, int n_drives, const double *weights, const uint64_t *most, uint64_t *ret_shares);
+
+/* @n stripes of @bytes dealt over drives with @n_slots each, which are no fewer than @n. -ENOMEM. Finish it. */
+int store_stripes_init(struct store_stripes *stripes, uint64_t n, uint32_t bytes, int n_drives,
+                       const uint64_t *n_slots, struct lade_faults *faults);
+void store_stripes_finish(struct store_stripes *stripes);
+
+/* Give stripe @i a free slot of @drive and its old one back. False, and nothing done, if there is none. */
+bool store_stripes_move(struct store_stripes *stripes, uint64_t i, int drive);
+
+/* @n slots more at the end of @drive's file, which is there already. -ENOMEM, and nothing done. */
+int store_stripes_grow(struct store_stripes *stripes, int drive, uint64_t n);
+
+/* Bits of the granules of @bytes from byte @from of a stripe. */
+uint8_t store_granule_bits(uint64_t from, uint64_t bytes);
+
+#endif

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A store over several directories: both are used, by their speeds; one that fails or is slow is set aside with a
+ * notice, what is written goes elsewhere, and what it took with it is an error that names the tensor.
+ */
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#include "store_fixture.h"
+
+#define N_TENSORS 24
+#define TENSOR_BYTES (3 * PIECE_BYTES + PIECE_BYTES / 2) /* stripes whole and in part */
+
+struct scene {
+  struct lade_faults faults;
+  lade_store *store;
+  struct lade_extent extents[N_TENSORS];
+  char *data, *back;
+};
+
+static void scene_begin(struct scene *scene, int faulty_drive)
+{
+  struct lade_store_params params = params_of(&scene->faults);
+  struct lade_error error = {0};
+  lade_faults_init(&scene->faults);
+  params.faulty_drive = faulty_drive;
+  if (lade_store_open(&params, &error, &scene->store))
+    fail_msg("%s", error.text);
+  for (int i = 0; i < N_TENSORS; i++)
+    assert_int_equal(lade_store_reserve(scene->store, TENSOR_BYTES, &scene->extents[i]), 0);
+  if (lade_store_prepare(scene->store, &error))
+    fail_msg("%s", error.text);
+  scene->data = data_make(TENSOR_BYTES);
+  scene->back = data_make(TENSOR_BYTES);
+}
+
+static void scene_end(struct scene *scene)
+{
+  lade_store_close(scene->store);
+  free(scene->data);
+  free(scene->back);
+}
+
+/* Write tensor @i as it is at @generation, or read it and compare. */
+static int tensor_run(struct scene *scene, enum lade_store_op op, int i, uint64_t generation, struct lade_error *error)
+{
+  bool is_write = op == LADE_STORE_WRITE;
+  struct lade_transfer transfer =
+      transfer_of(op, scene->extents[i], is_write ? scene->data : scene->back, generation);
+  transfer.identity.tensor = (uint32_t)i;
+  data_fill(scene->data, TENSOR_BYTES, generation * N_TENSORS + (uint64_t)i);
+  int code = transfer_run(scene->store, &transfer, error);
+  if (!code && !is_write)
+    assert_memory_equal(scene->data, scene->back, TENSOR_BYTES);
+  return code;
+}
+
+static void all_run(struct scene *scene, enum lade_store_op op, uint64_t generation)
+{
+  struct lade_error error = {0};
+  for (int i = 0; i < N_TENSORS; i++) {
+    if (tensor_run(scene, op, i, generation, &error))
+      fail_msg("tensor %d: %s", i, error.text);
+  }
+}
+
+/* Blocks that a store's file in @dir takes of its file system cannot be seen by name; its reads and writes can. */
+static void both_directories_carry_what_is_written(void **state)
+{
+  struct scene scene;
+  struct lade_store_info info;
+  lade_faults_init(&scene.faults);
+  scene_begin(&scene, 2);
+  lade_store_get_info(scene.store, &info);
+  assert_int_equal(info.n_drives, 2);
+  assert_int_equal(info.n_aside, 0);
+  lade_faults_init(&scene.faults);
+  all_run(&scene, LADE_STORE_WRITE, 1);
+  uint64_t n_second = lade_faults_count(&scene.faults, LADE_FAULT_FILE_WRITE), n_all = 4 * N_TENSORS;
+  assert_in_range(n_second, n_all / 4, n_all * 3 / 4 + N_TENSORS);
+  lade_faults_init(&scene.faults);
+  for (uint64_t generation = 2; generation < 6; generation++) {
+    all_run(&scene, LADE_STORE_WRITE, generation);
+    all_run(&scene, LADE_STORE_READ, generation);
+  }
+  assert_true(lade_faults_count(&scene.faults, LADE_FAULT_FILE_READ) > 0);
+  scene_end(&scene);
+}
+
+static void expect_aside(struct scene *scene, const char *dir, const char *why)
+{
+  char text[512];
+  struct lade_store_info info;
+  assert_true(lade_store_take_notice(scene->store, text, sizeof(text)));
+  if (!strstr(text, dir) || !strstr(text, why) || !strstr(text, "set aside") || strchr(text, '\n'))
+    fail_msg("not one line about %s and '%s': %s", dir, why, text);
+  assert_false(lade_store_take_notice(scene->store, text, sizeof(text)));
+  lade_store_get_info(scene->store, &info);
+  assert_int_equal(info.n_aside, 1);
+}
+
+/* The Nth write to one drive and all after it fail: nothing is lost that was not there before. */
+static void what_a_failing_drive_refuses_is_written_elsewhere(void **state)
+{
+  const int codes[] = {-EIO, -ENOSPC, -EROFS, -EAGAIN};
+  for (size_t k = 0; k < LADE_COUNT(codes); k++) {
+    for (int drive = 1; drive <= 2; drive++) {
+      struct scene scene;
+      scene_begin(&scene, drive);
+      lade_faults_arm(&scene.faults, LADE_FAULT_FILE_WRITE, 1, true, codes[k]);
+      all_run(&scene, LADE_STORE_WRITE, 1);
+      expect_aside(&scene, drive == 1 ? "first" : "second,", strerror(-codes[k]));
+      all_run(&scene, LADE_STORE_READ, 1);
+      all_run(&scene, LADE_STORE_WRITE, 2);
+      all_run(&scene, LADE_STORE_READ, 2);
+      lade_faults_arm(&scene.faults, LADE_FAULT_FILE_READ, 1, true, -EIO); /* nothing is read from it any more */
+      all_run(&scene, LADE_STORE_READ, 2);
+      assert_int_equal(lade_faults_injected(&scene.faults), 0);
+      scene_end(&scene);
+    }
+  }
+}
+
+static void what_a_failed_drive_had_is_an_error_and_can_be_written_anew(void **state)
+{
+  struct scene scene;
+  int n_lost = 0;
+  scene_begin(&scene, 2);
+  all_run(&scene, LADE_STORE_WRITE, 1);
+  lade_faults_arm(&scene.faults, LADE_FAULT_FILE_READ, 1, true, -EIO);
+  for (int i = 0; i < N_TENSORS; i++) {
+    struct lade_error error = {0};
+    char name[32];
+    int code = tensor_run(&scene, LADE_STORE_READ, i, 1, &error);
+    snprintf(name, sizeof(name), "reading tensor %d ", i);
+    if (code && (code != -EIO || !strstr(error.text, name) || !strstr(error.text, "second,")))
+      fail_msg("%d: %s", code, error.text);
+    n_lost += code != 0;
+  }
+  assert_true(n_lost > N_TENSORS / 2);
+  expect_aside(&scene, "second,", "Input/output error");
+  lade_faults_arm(&scene.faults, LADE_FAULT_ANY, 0, false, -EIO);
+  all_run(&scene, LADE_STORE_WRITE, 2);
+  all_run(&scene, LADE_STORE_READ, 2);
+  scene_end(&scene);
+}
+
+/* Half a stripe fails to be written over: it is moved, and its other half is lost, not made up. */
+static void the_rest_of_a_stripe_that_moved_is_lost(void **state)
+{
+  struct scene scene;
+  struct lade_error error = {0};
+  int n_lost = 0, n_right = 0;
+  scene_begin(&scene, 2);
+  all_run(&scene, LADE_STORE_WRITE, 1);
+  lade_faults_arm(&scene.faults, LADE_FAULT_FILE_WRITE, 1, true, -EIO);
+  const uint64_t granule = LADE_STORE_GRANULE_BYTES, n = TENSOR_BYTES / granule;
+  for (uint64_t at = 0; at < n; at += 2) {
+    struct lade_transfer write = transfer_of(LADE_STORE_WRITE, scene.extents[0], scene.data, 2);
+    write.offset = at * granule;
+    write.bytes = granule;
+    data_fill(scene.data, granule, 1000 + at);
+    assert_int_equal(transfer_run(scene.store, &write, &error), 0);
+  }
+  lade_faults_arm(&scene.faults, LADE_FAULT_ANY, 0, false, -EIO);
+  for (uint64_t at = 0; at < n; at++) {
+    struct lade_transfer read = transfer_of(LADE_STORE_READ, scene.extents[0], scene.back, at % 2 ? 1 : 2);
+    read.identity.tensor = at % 2 ? 0 : read.identity.tensor;
+    read.offset = at * granule;
+    read.bytes = granule;
+    int code = transfer_run(scene.store, &read, &error);
+    if (at % 2 && code) {
+      assert_int_equal(code, -EIO);
+      assert_non_null(strstr(error.text, "lost"));
+      n_lost++;
+      continue;
+    }
+    assert_int_equal(code, 0);
+    data_fill(scene.data, at % 2 ? TENSOR_BYTES : granule, at % 2 ? N_TENSORS : 1000 + at);
+    assert_memory_equal(scene.back, scene.data + (at % 2 ? at * granule : 0), granule);
+    n_right++;
+  }
+  assert_true(n_lost > 0 && n_right > n_lost);
+  scene_end(&scene);
+}
+
+static void a_slow_drive_is_set_aside_and_its_data_stays_readable(void **state)
+{
+  struct scene scene;
+  char text[512];
+  if (engine == LADE_STORE_URING) {
+    print_message("SKIP: only threads can be slowed down\n");
+    skip();
+  }
+  scene_begin(&scene, 2);
+  all_run(&scene, LADE_STORE_WRITE, 1);
+  assert_false(lade_store_take_notice(scene.store, text, sizeof(text)));
+  lade_faults_arm(&scene.faults, LADE_FAULT_FILE_WRITE, 1, true, LADE_STORE_FAULT_SLOW);
+  uint64_t generation = 1;
+  struct lade_store_info info = {0};
+  while (!info.n_aside && generation < 60) {
+    all_run(&scene, LADE_STORE_WRITE, ++generation);
+    lade_store_get_info(scene.store, &info);
+  }
+  expect_aside(&scene, "second,", "holds the others up");
+  all_run(&scene, LADE_STORE_READ, generation);
+  all_run(&scene, LADE_STORE_WRITE, ++generation);
+  all_run(&scene, LADE_STORE_READ, generation);
+  scene_end(&scene);
+}
+
+/* When the last drive fails, its errors are the store's, and it stays usable. */
+static void the_last_drive_is_never_set_aside(void **state)
+{
+  struct scene scene;
+  struct lade_error error = {0};
+  struct lade_store_info info;
+  scene_begin(&scene, 0);
+  lade_faults_arm(&scene.faults, LADE_FAULT_FILE_WRITE, 1, true, -EIO);
+  for (int i = 0; i < N_TENSORS; i++)
+    assert_int_equal(tensor_run(&scene, LADE_STORE_WRITE, i, 1, &error), -EIO);
+  lade_store_get_info(scene.store, &info);
+  assert_int_equal(info.n_aside, 1);
+  lade_faults_arm(&scene.faults, LADE_FAULT_ANY, 0, false, -EIO);
+  all_run(&scene, LADE_STORE_WRITE, 2);
+  all_run(&scene, LADE_STORE_READ, 2);
+  scene_end(&scene);
+}
+
+static void a_list_of_directories_is_checked_name_by_name(void **state)
+{
+  const struct {
+    const char *dirs, *text;
+    int code;
+  } bad[] = {{"first,", "empty", -EINVAL}, {",first", "empty", -EINVAL}, {"first,nowhere", "nowhere", -ENOENT},
+             {"first,second", "second", -ENOENT}};
+  for (size_t i = 0; i < LADE_COUNT(bad); i++) {
+    struct lade_store_params params = params_of(NULL);
+    struct lade_error error = {0};
+    lade_store *store = NULL;
+    params.dir = bad[i].dirs;
+    assert_int_equal(lade_store_open(&params, &error, &store), bad[i].code);
+    assert_non_null(strstr(error.text, bad[i].text));
+    assert_null(store);
+  }
+  uint64_t two = 0, one = 0;
+  struct lade_error error;
+  assert_int_equal(lade_store_room("first,second,,", &two, &error), 0);
+  assert_int_equal(lade_store_room("first", &one, &error), 0);
+  assert_in_range(two, one / 10 * 9, one / 10 * 11); /* one drive, counted once; others write to it meanwhile */
+}
+
+static void two_directories_on_one_drive_are_remarked_on(void **state)
+{
+  struct lade_store_params params = params_of(NULL);
+  struct lade_error error = {0};
+  lade_store *store = NULL;
+  assert_int_equal(lade_store_open(&params, &error, &store), 0);
+  assert_non_null(strstr(lade_store_note(store), "second, is on the same drive"));
+  lade_store_close(store);
+}
+
+int main(int argc, char **argv)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(both_directories_carry_what_is_written),
+      cmocka_unit_test(what_a_failing_drive_refuses_is_written_elsewhere),
+      cmocka_unit_test(what_a_failed_drive_had_is_an_error_and_can_be_written_anew),
+      cmocka_unit_test(the_rest_of_a_stripe_that_moved_is_lost),
+      cmocka_unit_test(a_slow_drive_is_set_aside_and_its_data_stays_readable),
+      cmocka_unit_test(the_last_drive_is_never_set_aside),
+      cmocka_unit_test(a_list_of_directories_is_checked_name_by_name),
+      cmocka_unit_test(two_directories_on_one_drive_are_remarked_on),
+  };
+  char *args[] = {argv[0], argc > 1 ? argv[1] : "posix", "two", NULL};
+  int skip = suite_begin(3, args);
+  return skip ? skip : cmocka_run_group_tests(tests, NULL, NULL);
+}
