@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Traces under policies.
+ *
+ * An allocator is a pair of calls, alloc and free, and a number, what it has reserved; the walk over the events is
+ * the same for all of them. The caching allocator is the real one over a dry device: addresses without memory, and
+ * queues without work, so that what is freed is at once free for every queue. PyTorch's is a model of its rules. The
+ * packer sees all lifetimes at once and reserves its peak from the first call to the last.
+ *
+ * With a budget the walk may run out. It is then made again without, since how much it would take is what the
+ * person asks next; the figures are those of the second walk, and the place is that of the first.
+ *
+ * Whatever placed the blocks, one sweep judges: the packer's checker (pack_check.c), with addresses taken as offsets.
+ * It shares no code with what placed them.
+ */
+#include "alloc/replay.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "alloc/torch_model.h"
+#include "lade/cache.h"
+
+/* Room of a device without a budget: more than any policy strands, and a gibibyte for traces of a few bytes. */
+#define SLACK_BYTES ((uint64_t)1 << 30)
+
+struct walk;
+
+struct allocator {
+  const char *name;
+  int (*open)(struct walk *walk);
+  int (*alloc)(struct walk *walk, const struct lade_trace_block *block, uint64_t *ret_address);
+  int (*free)(struct walk *walk, uint64_t address);
+  uint64_t (*reserved_bytes)(struct walk *walk);
+  int (*close)(struct walk *walk); /* recounts, and gives everything back; of half-opened ones, too */
+};
+
+struct walk {
+  const struct lade_trace *trace;
+  const struct allocator *allocator;
+  uint64_t limit_bytes; /* 0: none */
+  uint64_t *addresses;  /* by block */
+  uint64_t *reserved_bytes; /* by event */
+  struct lade_error *error;
+  /* The caching allocator. */
+  lade_device *device;
+  lade_queue *queues[LADE_TRACE_QUEUES];
+  lade_cache *cache;
+  struct torch_model *torch;
+};
+
+static const struct allocator allocators[LADE_N_POLICIES];
+
+/* ---- the caching allocator ---- */
+
+static int caching_open(struct walk *walk)
+{
+  uint64_t live_bytes = walk->trace->peak_live_bytes;
+  uint64_t capacity_bytes = walk->limit_bytes ? walk->limit_bytes : live_bytes * 2 + SLACK_BYTES;
+  struct lade_device_params device = {sizeof(device), "dry", LADE_MAX(capacity_bytes, SLACK_BYTES)};
+  int code = lade_device_open(&device, walk->error, &walk->device);
+  for (int i = 0; i < walk->trace->n_queues && !code; i++)
+    code = lade_queue_create(walk->device, LADE_QUEUE_COMPUTE, &walk->queues[i]);
+  struct lade_cache_params cache = {.struct_size = sizeof(cache), .device = walk->device,
+                                    .limit_bytes = walk->limit_bytes};
+  return code ? code : lade_cache_create(&cache, walk->error, &walk->cache);
+}
+
+static int caching_alloc(struct walk *walk, const struct lade_trace_block *block, uint64_t *ret_address)
+{
+  struct lade_cache_request request = {sizeof(request), block->bytes, walk->queues[block->queue], 0, NULL};
+  void *address = NULL;
+  int code = lade_cache_alloc(walk->cache, &request, walk->error, &address);
+  *ret_address = (uint64_t)(uintptr_t)address;
+  return code;
+}
+
+static int caching_free(struct walk *walk, uint64_t address)
+{
+  return lade_cache_free(walk->cache, (void *)(uintptr_t)address, NULL, walk->error);
+}
+
+static uint64_t caching_reserved_bytes(struct walk *walk)
+{
+  struct lade_cache_stats stats = {.struct_size = sizeof(stats)};
+  lade_cache_get_stats(walk->cache, &stats);
+  return stats.reserved_bytes.current;
+}
+
+static int caching_close(struct walk *walk)
+{
+  int code = walk->cache ? lade_cache_check(walk->cache, walk->error) : 0;
+  lade_cache_destroy(walk->cache);
+  for (int i = 0; i < walk->trace->n_queues; i++)
+    lade_queue_destroy(walk->queues[i]);
+  lade_device_close(walk->device);
+  return code;
+}
+
+/* ---- PyTorch's ---- */
+
+static int torch_open(struct walk *walk)
+{
+  bool is_expandable = walk->allocator == &allocators[LADE_POLICY_TORCH_EXPANDABLE];
+  return torch_model_create(is_expandable, walk->limit_bytes, &walk->torch);
+}
+
+static int torch_alloc(struct walk *walk, const struct lade_trace_block *block, uint64_t *ret_address)
+{
+  return torch_model_alloc(walk->torch, block->bytes, block->queue, ret_address);
+}
+
+static int torch_free(struct walk *walk, uint64_t address)
+{
+  return torch_model_free(walk->torch, address);
+}
+
+static uint64_t torch_reserved_bytes(struct walk *walk)
+{
+  return torch_model_reserved_bytes(walk->torch);
+}
+
+static int torch_close(struct walk *walk)
+{
+  torch_model_destroy(walk->torch);
+  return 0;
+}
+
+static const struct allocator allocators[LADE_N_POLICIES] = {
+    [LADE_POLICY_CACHING] = {"caching", caching_open, caching_alloc, caching_free, caching_reserved_bytes,
+                             caching_close},
+    [LADE_POLICY_TORCH_NATIVE] = {"torch-native", torch_open, torch_alloc, torch_free, torch_reserved_bytes,
+                                  torch_close},
+    [LADE_POLICY_TORCH_EXPANDABLE] = {"torch-expandable", torch_open, torch_alloc, torch_free, torch_reserved_bytes,
+                                      torch_close},
+    [LADE_POLICY_PACKED] = {.name = "packed"}, /* no calls: all at once, below */
+};
+
+const char *lade_policy_name(enum lade_policy policy)
+{
+  return allocators[policy].name;
+}
+
+/* ---- the walk ---- */
+
+/* Make the calls, up to the first that memory does not suffice for: *ret_out_event, or -1. */
+static int walk_run(struct walk *walk, int *ret_out_event)
+{
+  const struct lade_trace *trace = walk->trace;
+  const struct allocator *allocator = walk->allocator;
+  *ret_out_event = -1;
+  for (int i = 0; i < trace->events.n; i++) {
+    const struct lade_trace_event *event = &trace->events.items[i];
+    uint64_t *address = &walk->addresses[event->block];
+    int code = event->is_free ? allocator->free(walk, *address)
+                              : allocator->alloc(walk, &trace->blocks.items[event->block], address);
+    if (code == -ENOMEM && !event->is_free) {
+      *ret_out_event = i;
+      return 0;
+    }
+    if (code)
+      return code;
+    walk->reserved_bytes[i] = allocator->reserved_bytes(walk);
+  }
+  return 0;
+}
+
+/* One walk from an empty allocator; *ret_ns is what the calls took. */
+static int walk_once(struct walk *walk, uint64_t limit_bytes, int *ret_out_event, int64_t *ret_ns)
+{
+  walk->limit_bytes = limit_bytes;
+  walk->device = NULL;
+  walk->cache = NULL;
+  walk->torch = NULL;
+  memset(walk->queues, 0, sizeof(walk->queues));
+  int code = walk->allocator->open(walk);
+  int64_t start_ns = lade_now_ns();
+  if (!code)
+    code = walk_run(walk, ret_out_event);
+  *ret_ns = lade_now_ns() - start_ns;
+  int closed = walk->allocator->close(walk);
+  return code ? code : closed;
+}
+
+static int walk_replay(struct walk *walk, uint64_t budget_bytes, struct lade_replay *replay)
+{
+  int out_event = -1, code = walk_once(walk, budget_bytes, &out_event, &replay->ns);
+  replay->is_within = out_event < 0;
+  if (code || out_event < 0)
+    return code;
+  replay->out_event = out_event;
+  replay->out_reserved_bytes = out_event ? walk->reserved_bytes[out_event - 1] : 0;
+  if (budget_bytes)
+    code = walk_once(walk, 0, &out_event, &replay->ns);
+  if (!code && out_event >= 0)
+    code = lade_error_set(walk->error, -ENOMEM, "%s: it runs out of addresses at event %d of %d, without any budget",
+                          walk->allocator->name, out_event + 1, walk->trace->events.n);
+  return code;
+}
+
+/* ---- the packer ---- */
+
+/*
+ * The first event where more than @budget_bytes are live, which no packing can help, or else where a block lies past
+ * them; there is one.
+ */
+static int past_find(const struct lade_trace *trace, const uint64_t *offsets, uint64_t budget_bytes)
+{
+  bool is_live_past = trace->peak_live_bytes > budget_bytes;
+  uint64_t live_bytes = 0;
+  for (int i = 0; i < trace->events.n; i++) {
+    const struct lade_trace_event *event = &trace->events.items[i];
+    uint64_t bytes = trace->blocks.items[event->block].bytes;
+    live_bytes = event->is_free ? live_bytes - bytes : live_bytes + bytes;
+    if ((is_live_past ? live_bytes : offsets[event->block] + bytes) > budget_bytes)
+      return i;
+  }
+  LADE_ASSERT(false);
+  return 0;
+}
+
+static int packed_replay(struct walk *walk, const struct lade_pack_item *items,
+                         const struct lade_replay_params *params, struct lade_replay *replay)
+{
+  const struct lade_trace *trace = walk->trace;
+  struct lade_pack_params how = {.struct_size = sizeof(how), .time_limit_ns = params->time_limit_ns,
+                                 .stop_bytes = params->budget_bytes};
+  struct lade_pack_result result;
+  /* What must overflow is packed as well as can be, and not searched for until the time is over. */
+  if (params->budget_bytes < trace->peak_live_bytes)
+    how.stop_bytes = 0;
+  int64_t start_ns = lade_now_ns();
+  int code = lade_pack(items, trace->blocks.n, &how, walk->addresses, &result, walk->error);
+  replay->ns = lade_now_ns() - start_ns;
+  if (code)
+    return code;
+  for (int i = 0; i < trace->events.n; i++)
+    walk->reserved_bytes[i] = result.peak_bytes;
+  replay->lower_bound_bytes = result.lower_bound_bytes;
+  replay->is_within = !params->budget_bytes || result.peak_bytes <= params->budget_bytes;
+  if (!replay->is_within) {
+    replay->out_event = past_find(trace, walk->addresses, params->budget_bytes);
+    replay->out_reserved_bytes = params->budget_bytes;
+  }
+  return 0;
+}
+
+/* ---- the judge ---- */
+
+static int fault(struct walk *walk, const char *why)
+{
+  return lade_error_set(walk->error, -EPROTO, "%s: the replay's own check failed: %s; this is a bug",
+                        walk->allocator->name, why);
+}
+
+/* Do the addresses hold every block apart from those that it lives with? */
+static int addresses_check(struct walk *walk, const struct lade_pack_item *items)
+{
+  int n = walk->trace->blocks.n;
+  uint64_t least = UINT64_MAX, end = 0;
+  struct lade_error why = {0};
+  for (int i = 0; i < n; i++)
+    least = LADE_MIN(least, walk->addresses[i]);
+  for (int i = 0; i < n; i++) {
+    walk->addresses[i] -= least;
+    end = LADE_MAX(end, walk->addresses[i] + items[i].bytes);
+  }
+  int code = lade_pack_check(items, n, walk->addresses, end, &why);
+  return code && code != -ENOMEM ? fault(walk, why.text) : code;
+}
+
+/* Is there always as much reserved as is live, and no more than @budget_bytes? The peak into @replay. */
+static int reserved_check(struct walk *walk, uint64_t budget_bytes, struct lade_replay *replay)
+{
+  const struct lade_trace *trace = walk->trace;
+  uint64_t live_bytes = 0;
+  for (int i = 0; i < trace->events.n; i++) {
+    const struct lade_trace_event *event = &trace->events.items[i];
+    uint64_t bytes = trace->blocks.items[event->block].bytes, reserved_bytes = walk->reserved_bytes[i];
+    live_bytes = event->is_free ? live_bytes - bytes : live_bytes + bytes;
+    if (reserved_bytes < live_bytes)
+      return fault(walk, "less is reserved than is live");
+    if (budget_bytes && replay->is_within && reserved_bytes > budget_bytes)
+      return fault(walk, "more is reserved than the budget");
+    replay->reserved_peak_bytes = LADE_MAX(replay->reserved_peak_bytes, reserved_bytes);
+  }
+  return 0;
+}
+
+static int replay_run(struct walk *walk, const struct lade_replay_params *params, struct lade_pack_item *items,
+                      struct lade_replay *replay)
+{
+  lade_trace_items(walk->trace, items);
+  int code = params->policy == LADE_POLICY_PACKED ? packed_replay(walk, items, params, replay)
+                                                  : walk_replay(walk, params->budget_bytes, replay);
+  if (!code)
+    code = addresses_check(walk, items);
+  return code ? code : reserved_check(walk, params->budget_bytes, replay);
+}
+
+int lade_replay(const struct lade_trace *trace, const struct lade_replay_params *params, struct lade_error *error,
+                struct lade_replay *ret_replay)
+{
+  struct lade_replay replay = {.lower_bound_bytes = trace->peak_live_bytes, .out_event = -1};
+  struct walk walk = {.trace = trace, .allocator = &allocators[params->policy], .error = error};
+  struct lade_pack_item *items = calloc((size_t)trace->blocks.n + 1, sizeof(*items));
+  walk.addresses = calloc((size_t)trace->blocks.n + 1, sizeof(*walk.addresses));
+  walk.reserved_bytes = calloc((size_t)trace->events.n + 1, sizeof(*walk.reserved_bytes));
+  int code = items && walk.addresses && walk.reserved_bytes
+                 ? replay_run(&walk, params, items, &replay)
+                 : lade_error_set(error, -ENOMEM, "no memory to replay %d events", trace->events.n);
+  free(items);
+  free(walk.addresses);
+  if (code) {
+    free(walk.reserved_bytes);
+    return code;
+  }
+  replay.reserved_bytes = walk.reserved_bytes;
+  *ret_replay = replay;
+  return 0;
+}
+
+void lade_replay_finish(struct lade_replay *replay)
+{
+  free(replay->reserved_bytes);
+  *replay = (struct lade_replay){0};
+}

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the readers of traces share. */
+#ifndef LADE_TRACE_INTERNAL_H
+#define LADE_TRACE_INTERNAL_H
+
+#include "alloc/trace.h"
+
+/* One reader for each format: as lade_trace_read, but finished and destroyed on failure by it. */
+typedef int lade_trace_reader_fn(const char *name, const char *text, size_t n_bytes, struct lade_error *error,
+                                 struct lade_trace *trace);
+lade_trace_reader_fn lade_trace_read_csv, lade_trace_read_lines, lade_trace_read_torch;
+
+#define LADE_TRACE_LINES_MAGIC "lade-trace "
+
+/* ---- lines of fields (trace_text.c) ---- */
+
+struct lade_trace_text {
+  const char *name, *at, *end;
+  struct lade_error *error;
+  int line; /* the current one, from 1 */
+};
+
+struct lade_trace_field {
+  const char *text;
+  size_t n;
+};
+
+/* The next line without its end, into *ret_line. False at the end of the text. */
+bool lade_trace_line_next(struct lade_trace_text *text, struct lade_trace_field *ret_line);
+
+/* Cut @line at each @separator into at most @most fields; how many there are, most + 1 for more. */
+int lade_trace_fields_cut(struct lade_trace_field line, char separator, int most, struct lade_trace_field *ret_fields);
+
+/* The field as a whole number from @least to @most. -EBADMSG with line, @what and what stands there. */
+int lade_trace_number(struct lade_trace_text *text, struct lade_trace_field field, const char *what, uint64_t least,
+                      uint64_t most, uint64_t *ret_number);
+
+/* -EBADMSG with the line in front. */
+int lade_trace_line_refuse(struct lade_trace_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The field for a message: at most 24 of its letters, those that cannot be printed as question marks. */
+struct lade_trace_echo {
+  char text[28];
+};
+struct lade_trace_echo lade_trace_echo(struct lade_trace_field field);
+
+/* ---- calls that name their blocks (trace_calls.c) ---- */
+
+struct lade_trace_call {
+  uint64_t id, bytes, time;
+  int queue, place;
+  bool is_free;
+  bool is_old; /* a free of what was there before the first call */
+  int partner; /* of a free: the call that it ends; of an allocation: the one that ends it, or -1 */
+  int block;
+};
+
+typedef LADE_ARRAY(struct lade_trace_call) lade_trace_call_array;
+
+/*
+ * Find the partner of every call: of one id, allocations and frees take turns. A free that comes first is_old where
+ * @may_be_old. The number of the first call that does not fit in *ret_bad, -1 when all do, and in *ret_with the call
+ * that it contradicts, or -1. -ENOMEM.
+ */
+int lade_trace_calls_pair(struct lade_trace_call *calls, int n_calls, bool may_be_old, int *ret_bad, int *ret_with);
+
+/* Turn paired calls into events; a call that is_old has its block already. -ENOMEM. */
+int lade_trace_calls_apply(struct lade_trace *trace, struct lade_trace_call *calls, int n_calls);
+
+/* Add @bytes to *total_bytes. False past LADE_TRACE_BYTES_MOST. */
+static inline bool lade_trace_bytes_add(uint64_t *total_bytes, uint64_t bytes)
+{
+  if (bytes > LADE_TRACE_BYTES_MOST - *total_bytes)
+    return false;
+  *total_bytes += bytes;
+  return true;
+}
+
+#endif

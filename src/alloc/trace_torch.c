@@ -1,0 +1,448 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A trace out of a memory snapshot in PyTorch's form: what torch.cuda.memory._dump_snapshot writes, and what
+ * lade_cache_write_snapshot writes.
+ *
+ * A snapshot has the history of each device, a ring of its last events, and the segments with their blocks at the
+ * end. One device is read: the one with the longest history. Of the history, `alloc` begins a block and
+ * `free_completed` ends it; `free_requested` alone does not, since until the other streams are done nobody else gets
+ * the memory. Sizes are those that the program asked for, where the snapshot has them.
+ *
+ * Blocks that are older than the history are found in two places: an address that is freed before it is allocated, and
+ * a block that is live in the segments and of which the history says nothing. They begin before the first event,
+ * in the order of their addresses, which is nearly the order in which they came: the history does not say more.
+ *
+ * Reserved bytes follow from the segments at the end and, backwards, from the events of segments; their peak stands
+ * beside what is replayed. Streams become queues in the order in which they appear. The recorded addresses have no
+ * other use than to check the file: blocks that live together may not overlap.
+ *
+ * The file is a stranger's. Every field is looked at by kind and range; what repeats through references is bounded by
+ * the pickle's count of steps.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "alloc/pickle.h"
+#include "alloc/trace_internal.h"
+
+#define ADDRESS_MOST (((uint64_t)1 << 62) - 1) /* and of sizes: any two can be added as int64_t */
+
+/* A block from before the history. */
+struct old {
+  uint64_t address, bytes;
+  int queue;
+  int call; /* that frees it, or -1 */
+};
+
+struct torch {
+  const char *name;
+  lade_pickle *pickle;
+  struct lade_error *error;
+  struct lade_trace *trace;
+  int history; /* the device's list of events */
+  lade_trace_call_array calls;
+  LADE_ARRAY(struct old) olds;
+  uint64_t streams[LADE_TRACE_QUEUES];
+  int n_streams;
+  uint64_t total_bytes;
+  /* Reserved bytes: at the end by the segments, and what the events added so far, with its extremes. */
+  int64_t end_bytes, added_bytes, most_added_bytes, least_added_bytes;
+  /* Where we are, for messages. */
+  const char *where;
+  int number;
+};
+
+static int refuse(struct torch *torch, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static int refuse(struct torch *torch, const char *format, ...)
+{
+  char reason[256];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(reason, sizeof(reason), format, args);
+  va_end(args);
+  return lade_error_set(torch->error, -EBADMSG, "%s: %s %d: %s", torch->name, torch->where, torch->number, reason);
+}
+
+/* ---- fields ---- */
+
+/* What the dict @value has under @key. -ENOENT, said to nobody, when it has nothing. */
+static int field_find(struct torch *torch, int value, const char *key, int *ret_value)
+{
+  int code = lade_pickle_find(torch->pickle, value, key, ret_value);
+  if (code == -ELOOP)
+    return refuse(torch, "the file refers to the same data more often than a snapshot does");
+  if (code == -EINVAL && lade_pickle_kind(torch->pickle, value) != LADE_PICKLE_DICT)
+    return refuse(torch, "expected a dict with the key %s", key);
+  return code == -EINVAL ? refuse(torch, "the key %s stands there twice", key) : code;
+}
+
+static int field_get(struct torch *torch, int value, const char *key, int *ret_value)
+{
+  int code = field_find(torch, value, key, ret_value);
+  return code == -ENOENT ? refuse(torch, "%s is missing", key) : code;
+}
+
+static int number_get(struct torch *torch, int value, const char *key, uint64_t least, uint64_t most,
+                      uint64_t *ret_number)
+{
+  int field = 0, code = field_get(torch, value, key, &field);
+  uint64_t number = 0;
+  if (code)
+    return code;
+  if (lade_pickle_get_integer(torch->pickle, field, &number) || number < least || number > most)
+    return refuse(torch, "%s: expected a whole number from %" PRIu64 " to %" PRIu64, key, least, most);
+  *ret_number = number;
+  return 0;
+}
+
+/* The same, or @otherwise where the dict has no such key. */
+static int number_find(struct torch *torch, int value, const char *key, uint64_t most, uint64_t otherwise,
+                       uint64_t *ret_number)
+{
+  int field = 0, code = field_find(torch, value, key, &field);
+  if (code == -ENOENT) {
+    *ret_number = otherwise;
+    return 0;
+  }
+  return code ? code : number_get(torch, value, key, 0, most, ret_number);
+}
+
+/* The next item of the list under @key. -ENOENT after the last. */
+static int item_next(struct torch *torch, int list, const char *key, int *cursor, int *ret_value)
+{
+  int code = lade_pickle_next(torch->pickle, list, cursor, ret_value);
+  if (code == -ELOOP)
+    return refuse(torch, "the file refers to the same data more often than a snapshot does");
+  return code == -EINVAL ? refuse(torch, "%s: expected a list", key) : code;
+}
+
+static int stream_number(struct torch *torch, int value, int *ret_queue)
+{
+  uint64_t stream = 0;
+  int code = number_find(torch, value, "stream", UINT64_MAX, 0, &stream);
+  if (code)
+    return code;
+  int queue = 0;
+  while (queue < torch->n_streams && torch->streams[queue] != stream)
+    queue++;
+  if (queue == LADE_TRACE_QUEUES)
+    return refuse(torch, "more than %d streams", LADE_TRACE_QUEUES);
+  if (queue == torch->n_streams)
+    torch->streams[torch->n_streams++] = stream;
+  *ret_queue = queue;
+  return 0;
+}
+
+/* ---- the history ---- */
+
+static int reserved_add(struct torch *torch, int value, int sign)
+{
+  uint64_t bytes = 0;
+  int code = number_get(torch, value, "size", 0, ADDRESS_MOST, &bytes);
+  if (code)
+    return code;
+  torch->added_bytes += sign * (int64_t)bytes;
+  torch->most_added_bytes = LADE_MAX(torch->most_added_bytes, torch->added_bytes);
+  torch->least_added_bytes = LADE_MIN(torch->least_added_bytes, torch->added_bytes);
+  if (llabs(torch->added_bytes) > (int64_t)LADE_TRACE_BYTES_MOST)
+    return refuse(torch, "segments sum past 2^62 bytes");
+  return 0;
+}
+
+static int call_add(struct torch *torch, int value, bool is_free)
+{
+  struct lade_trace_call call = {.place = torch->number, .is_free = is_free, .partner = -1, .block = -1};
+  uint64_t before = torch->calls.n ? torch->calls.items[torch->calls.n - 1].time : 0;
+  int code = number_get(torch, value, "addr", 0, ADDRESS_MOST, &call.id);
+  if (!code)
+    code = number_get(torch, value, "size", 1, LADE_TRACE_BYTES_MOST, &call.bytes);
+  if (!code)
+    code = number_find(torch, value, "time_us", LADE_TRACE_TIME_MOST, before, &call.time);
+  if (!code)
+    code = stream_number(torch, value, &call.queue);
+  if (code)
+    return code;
+  if (!lade_trace_bytes_add(&torch->total_bytes, call.bytes))
+    return refuse(torch, "with size %" PRIu64 " all sizes sum past 2^62 bytes", call.bytes);
+  return LADE_PUSH(&torch->calls, call) ? 0 : -ENOMEM;
+}
+
+static int event_read(struct torch *torch, int value)
+{
+  static const struct {
+    const char *action;
+    int reserves;
+    bool is_call, is_free;
+  } actions[] = {
+      {"alloc", 0, true, false}, {"free_completed", 0, true, true},     {"free_requested", 0, false, false},
+      {"segment_alloc", 1, false, false}, {"segment_map", 1, false, false}, {"segment_free", -1, false, false},
+      {"segment_unmap", -1, false, false}, {"snapshot", 0, false, false},   {"oom", 0, false, false},
+      {"user_defined", 0, false, false},
+  };
+  int action = 0, code = field_get(torch, value, "action", &action);
+  if (code)
+    return code;
+  for (size_t i = 0; i < LADE_COUNT(actions); i++) {
+    if (!lade_pickle_is_text(torch->pickle, action, actions[i].action))
+      continue;
+    if (actions[i].is_call)
+      return call_add(torch, value, actions[i].is_free);
+    return actions[i].reserves ? reserved_add(torch, value, actions[i].reserves) : 0;
+  }
+  return refuse(torch, "an action that snapshots of this format do not have");
+}
+
+static int history_read(struct torch *torch)
+{
+  int cursor = LADE_PICKLE_START, value = 0, code = 0;
+  torch->where = "entry";
+  for (torch->number = 1; !code; torch->number++) {
+    code = item_next(torch, torch->history, "device_traces", &cursor, &value);
+    if (!code)
+      code = event_read(torch, value);
+  }
+  return code == -ENOENT ? 0 : code;
+}
+
+/* How many items @list has. */
+static int items_count(struct torch *torch, int list, int *ret_n)
+{
+  int cursor = LADE_PICKLE_START, value = 0, code, n = 0;
+  while (!(code = item_next(torch, list, "device_traces", &cursor, &value)))
+    n++;
+  *ret_n = n;
+  return code == -ENOENT ? 0 : code;
+}
+
+/* The longest history is the one to replay. */
+static int device_choose(struct torch *torch, int root)
+{
+  int histories = 0, history = 0, cursor = LADE_PICKLE_START, most = 0;
+  torch->where = "device";
+  int code = field_get(torch, root, "device_traces", &histories);
+  for (; !code; torch->number++) {
+    int n = 0;
+    code = item_next(torch, histories, "device_traces", &cursor, &history);
+    if (!code)
+      code = items_count(torch, history, &n);
+    if (code || !n)
+      continue;
+    torch->trace->n_devices++;
+    if (n > most) {
+      most = n;
+      torch->history = history;
+      torch->trace->device = torch->number;
+    }
+  }
+  if (code != -ENOENT)
+    return code;
+  return most ? 0 : lade_error_set(torch->error, -EBADMSG, "%s: the snapshot has no history; call "
+                                   "torch.cuda.memory._record_memory_history() before what is to be recorded",
+                                   torch->name);
+}
+
+/* ---- blocks from before ---- */
+
+static int id_compare(const void *a, const void *b)
+{
+  uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+  return (x > y) - (x < y);
+}
+
+/* A block of the segments: from before the history if that never mentions its address. */
+static int block_read(struct torch *torch, int value, int queue, uint64_t *at, const uint64_t *known)
+{
+  struct old old = {.queue = queue, .call = -1};
+  uint64_t bytes = 0;
+  int state = 0, code = number_get(torch, value, "size", 1, ADDRESS_MOST, &bytes);
+  if (!code)
+    code = number_find(torch, value, "address", ADDRESS_MOST, *at, &old.address);
+  if (!code)
+    code = field_get(torch, value, "state", &state);
+  if (code)
+    return code;
+  if (old.address > ADDRESS_MOST)
+    return refuse(torch, "its blocks end past 2^62");
+  *at = old.address + bytes;
+  if (lade_pickle_is_text(torch->pickle, state, "inactive") ||
+      bsearch(&old.address, known, (size_t)torch->calls.n, sizeof(*known), id_compare))
+    return 0;
+  if (!lade_pickle_is_text(torch->pickle, state, "active_allocated") &&
+      !lade_pickle_is_text(torch->pickle, state, "active_awaiting_free") &&
+      !lade_pickle_is_text(torch->pickle, state, "active_pending_free"))
+    return refuse(torch, "a block in a state that snapshots of this format do not have");
+  code = number_find(torch, value, "requested_size", bytes, bytes, &old.bytes);
+  if (code)
+    return code;
+  old.bytes = old.bytes ? old.bytes : bytes;
+  if (!lade_trace_bytes_add(&torch->total_bytes, old.bytes))
+    return refuse(torch, "all sizes sum past 2^62 bytes");
+  return LADE_PUSH(&torch->olds, old) ? 0 : -ENOMEM;
+}
+
+static int segment_read(struct torch *torch, int value, const uint64_t *known)
+{
+  uint64_t device = 0, bytes = 0, at = 0;
+  int queue = 0, blocks = 0, block = 0, cursor = LADE_PICKLE_START;
+  int code = number_find(torch, value, "device", INT32_MAX, 0, &device);
+  if (code || device != (uint64_t)torch->trace->device)
+    return code;
+  code = number_get(torch, value, "total_size", 0, ADDRESS_MOST, &bytes);
+  if (!code && (torch->end_bytes += (int64_t)bytes) > (int64_t)LADE_TRACE_BYTES_MOST)
+    return refuse(torch, "segments sum past 2^62 bytes");
+  if (!code)
+    code = number_get(torch, value, "address", 0, ADDRESS_MOST, &at);
+  if (!code)
+    code = stream_number(torch, value, &queue);
+  if (!code)
+    code = field_get(torch, value, "blocks", &blocks);
+  while (!code && !(code = item_next(torch, blocks, "blocks", &cursor, &block)))
+    code = block_read(torch, block, queue, &at, known);
+  return code == -ENOENT ? 0 : code;
+}
+
+static int segments_read(struct torch *torch, int root)
+{
+  int segments = 0, segment = 0, cursor = LADE_PICKLE_START;
+  uint64_t *known = malloc(((size_t)torch->calls.n + 1) * sizeof(*known));
+  if (!known)
+    return -ENOMEM;
+  for (int i = 0; i < torch->calls.n; i++)
+    known[i] = torch->calls.items[i].id;
+  qsort(known, (size_t)torch->calls.n, sizeof(*known), id_compare);
+  torch->where = "segment";
+  torch->number = 0;
+  int code = field_get(torch, root, "segments", &segments);
+  while (!code && !(code = item_next(torch, segments, "segments", &cursor, &segment))) {
+    torch->number++;
+    code = segment_read(torch, segment, known);
+  }
+  free(known);
+  return code == -ENOENT ? 0 : code;
+}
+
+static int old_compare(const void *a, const void *b)
+{
+  const struct old *x = a, *y = b;
+  if (x->address != y->address)
+    return x->address < y->address ? -1 : 1;
+  return (x->call > y->call) - (x->call < y->call);
+}
+
+/* Begin all old blocks at the time of the first call. */
+static int olds_apply(struct torch *torch)
+{
+  for (int i = 0; i < torch->calls.n; i++) {
+    const struct lade_trace_call *call = &torch->calls.items[i];
+    struct old old = {call->id, call->bytes, call->queue, i};
+    if (call->is_old && !LADE_PUSH(&torch->olds, old))
+      return -ENOMEM;
+  }
+  if (torch->olds.n)
+    qsort(torch->olds.items, (size_t)torch->olds.n, sizeof(*torch->olds.items), old_compare);
+  uint64_t time = torch->calls.n ? torch->calls.items[0].time : 0;
+  for (int i = 0; i < torch->olds.n; i++) {
+    const struct old *old = &torch->olds.items[i];
+    int block = lade_trace_alloc(torch->trace, old->bytes, old->queue, time, 0);
+    if (block < 0)
+      return -ENOMEM;
+    if (old->call >= 0)
+      torch->calls.items[old->call].block = block;
+  }
+  return 0;
+}
+
+/* ---- all together ---- */
+
+static int calls_pair(struct torch *torch)
+{
+  int bad = -1, with = -1, code = lade_trace_calls_pair(torch->calls.items, torch->calls.n, true, &bad, &with);
+  if (code || bad < 0)
+    return code;
+  const struct lade_trace_call *call = &torch->calls.items[bad];
+  torch->where = "entry";
+  torch->number = call->place;
+  return refuse(torch, call->is_free ? "address %#" PRIx64 " was freed in entry %d already"
+                                     : "address %#" PRIx64 " is live since entry %d",
+                call->id, torch->calls.items[with].place);
+}
+
+/* Do blocks that live together overlap where they were recorded? */
+static int addresses_check(struct torch *torch)
+{
+  struct lade_trace *trace = torch->trace;
+  size_t n = (size_t)trace->blocks.n + 1;
+  struct lade_pack_item *items = calloc(n, sizeof(*items));
+  uint64_t *addresses = calloc(n, sizeof(*addresses)), end = 0;
+  struct lade_error why = {0};
+  int code = items && addresses ? 0 : -ENOMEM;
+  if (!code) {
+    for (int i = 0; i < torch->olds.n; i++)
+      addresses[i] = torch->olds.items[i].address;
+    for (int i = 0; i < torch->calls.n; i++)
+      addresses[torch->calls.items[i].block] = torch->calls.items[i].id;
+    lade_trace_finish(trace);
+    lade_trace_items(trace, items);
+    for (int i = 0; i < trace->blocks.n; i++)
+      end = LADE_MAX(end, addresses[i] + items[i].bytes);
+    code = lade_pack_check(items, trace->blocks.n, addresses, end, &why);
+  }
+  if (code == -EBADMSG)
+    lade_error_set(torch->error, code, "%s: blocks that live together overlap (%s); no allocator did this", torch->name,
+                   why.text);
+  free(items);
+  free(addresses);
+  return code;
+}
+
+static int reserved_set(struct torch *torch)
+{
+  int64_t start_bytes = torch->end_bytes - torch->added_bytes;
+  if (start_bytes + torch->least_added_bytes < 0)
+    return lade_error_set(torch->error, -EBADMSG, "%s: the history gives back more segments than there were",
+                          torch->name);
+  torch->trace->has_recorded = true;
+  torch->trace->recorded_reserved_bytes = (uint64_t)(start_bytes + torch->most_added_bytes);
+  return 0;
+}
+
+static int snapshot_read(struct torch *torch)
+{
+  int root = lade_pickle_root(torch->pickle);
+  if (lade_pickle_kind(torch->pickle, root) != LADE_PICKLE_DICT)
+    return lade_error_set(torch->error, -EBADMSG, "%s: a pickle, but no memory snapshot: expected a dict with segments "
+                          "and device_traces, as torch.cuda.memory._dump_snapshot() writes", torch->name);
+  int code = device_choose(torch, root);
+  if (!code)
+    code = history_read(torch);
+  if (!code)
+    code = calls_pair(torch);
+  if (!code)
+    code = segments_read(torch, root);
+  if (!code)
+    code = olds_apply(torch);
+  if (!code)
+    code = lade_trace_calls_apply(torch->trace, torch->calls.items, torch->calls.n);
+  if (!code)
+    code = addresses_check(torch);
+  return code ? code : reserved_set(torch);
+}
+
+int lade_trace_read_torch(const char *name, const char *text, size_t n_bytes, struct lade_error *error,
+                          struct lade_trace *trace)
+{
+  struct torch torch = {.name = name, .error = error, .trace = trace};
+  trace->place_word = "entry";
+  int code = lade_pickle_read(name, text, n_bytes, error, &torch.pickle);
+  if (!code)
+    code = snapshot_read(&torch);
+  lade_pickle_destroy(torch.pickle);
+  LADE_ARRAY_FREE(&torch.calls);
+  LADE_ARRAY_FREE(&torch.olds);
+  return code;
+}
