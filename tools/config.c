@@ -75,7 +75,7 @@ static int line_parse(struct options *options, const char *path, int number, cha
   char *equals = line + name_bytes + strspn(line + name_bytes, " \t");
   if (*equals != '=')
     return lade_error_set(error, -EINVAL, "%.200s line %d: expected `name = value`", path, number);
-  const struct option *option = option_find(line, name_bytes);
+  const struct option *option = option_find(options->verb, line, name_bytes);
   bool is_command_only = option && (strcmp(option->name, "config") == 0 || strcmp(option->name, "help") == 0 ||
                                     strcmp(option->name, "print-config") == 0);
   if (!option || is_command_only)

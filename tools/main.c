@@ -27,6 +27,7 @@ static const struct verb verbs[] = {
     {"sweep", "trains at several budgets, and compares memory, speed and numbers", sweep_main},
     {"plan", "says where every byte would wait, and what that would cost", plan_main},
     {"sample", "prints text from a checkpoint", sample_main},
+    {"replay", "replays a trace of allocations under several policies, without memory", replay_main},
     {"doctor", "says what this machine has, and how to get what it lacks", doctor_main},
     {"bench", "measures parts of Lade on this machine, beside what one would use otherwise", bench_main},
     {0}, /* ends the table */

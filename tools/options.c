@@ -169,7 +169,7 @@ int option_set(struct options *options, const struct option *option, const char 
 
 bool option_is_set(const struct options *options, const char *name)
 {
-  return options->states[option_index(option_find(name, strlen(name)))].origin != ORIGIN_DEFAULT;
+  return options->states[option_index(option_find(options->verb, name, strlen(name)))].origin != ORIGIN_DEFAULT;
 }
 
 /* ---- the line ---- */
@@ -202,7 +202,7 @@ static int unknown_option(enum verb_id verb, const char *name, struct lade_error
       near = option;
     }
   }
-  const struct option *other = option_find(name, strlen(name));
+  const struct option *other = option_find(verb, name, strlen(name));
   if (other && !near)
     return lade_error_set(error, -EINVAL, "--%.64s is no option of this verb; see `lade %s --help`", name,
                           verb_name(verb));
@@ -212,11 +212,12 @@ static int unknown_option(enum verb_id verb, const char *name, struct lade_error
                         verb_name(verb));
 }
 
-/* A word alone: the checkpoint of `lade sample DIR`. */
+/* A word alone: the checkpoint of `lade sample DIR`, the trace of `lade replay FILE`. */
 static int word_read(struct options *options, const char *word, struct lade_error *error)
 {
-  const struct option *option = option_find("checkpoint", strlen("checkpoint"));
-  if (!(option->verbs & options->verb) || option_is_set(options, "checkpoint"))
+  const char *name = options->verb == VERB_REPLAY ? "trace" : "checkpoint";
+  const struct option *option = option_find(options->verb, name, strlen(name));
+  if (!(option->verbs & options->verb) || option_is_set(options, name))
     return lade_error_set(error, -EINVAL, "'%.64s' belongs to no option; `lade %s --help` lists them", word,
                           verb_name(options->verb));
   return option_set(options, option, word, ORIGIN_COMMAND, 0, error);
@@ -227,7 +228,7 @@ static int option_read(struct options *options, int argc, char **argv, int *i, s
 {
   const char *name = strcmp(argv[*i], "-h") == 0 ? "help" : argv[*i] + 2;
   const char *equals = strchr(name, '='), *value = equals ? equals + 1 : NULL;
-  const struct option *option = option_find(name, equals ? (size_t)(equals - name) : strlen(name));
+  const struct option *option = option_find(options->verb, name, equals ? (size_t)(equals - name) : strlen(name));
   (*i)++;
   if (!option || !((option->verbs | option->silent) & options->verb)) {
     char bare[80];
@@ -342,6 +343,8 @@ static int together_check(const struct options *options, struct lade_error *erro
     return lade_error_set(error, -EINVAL, "--data FILE is missing: the text or tokens to train on");
   if (options->verb == VERB_SAMPLE && !options->checkpoint)
     return lade_error_set(error, -EINVAL, "which checkpoint? lade sample DIR, a directory that --save wrote");
+  if (options->verb == VERB_REPLAY && !options->trace)
+    return lade_error_set(error, -EINVAL, "which trace? lade replay FILE, a snapshot, a CSV or a lade-trace");
   if (option_is_set(options, "min-lr") && session->min_lr > session->lr)
     return lade_error_set(error, -EINVAL, "--min-lr %g is above --lr %g", session->min_lr, session->lr);
   int status = batch_check(options, error);

@@ -14,7 +14,15 @@
 
 #include "run/session.h"
 
-enum verb_id { VERB_TRAIN = 1, VERB_SWEEP = 2, VERB_PLAN = 4, VERB_DOCTOR = 8, VERB_SAMPLE = 16, VERB_BENCH = 32 };
+enum verb_id {
+  VERB_TRAIN = 1,
+  VERB_SWEEP = 2,
+  VERB_PLAN = 4,
+  VERB_DOCTOR = 8,
+  VERB_SAMPLE = 16,
+  VERB_BENCH = 32,
+  VERB_REPLAY = 64
+};
 
 enum option_type {
   OPTION_SECTION, /* a title in --help */
@@ -71,10 +79,11 @@ struct options {
   int64_t n_threads;
   const char *residency;
   /* Of the command itself. */
-  const char *config, *log, *save, *timeline, *budgets, *checkpoint, *prompt;
+  const char *config, *log, *save, *timeline, *budgets, *checkpoint, *prompt, *trace, *html;
   int64_t eval_every, save_every, keep, n_tokens, top_k;
-  double temperature;
-  int max;
+  double temperature, seconds;
+  int max, policy;
+  uint64_t replay_budget_bytes;
   bool is_json, is_quiet, has_help, has_print_config;
   enum verb_id verb;
   struct option_state states[OPTIONS_MAX];
@@ -84,6 +93,8 @@ struct options {
 enum { DEVICE_HOST, DEVICE_DRY };
 enum { MAX_NONE, MAX_MICRO_BATCH, MAX_SEQ, MAX_LAYERS };
 
+#define POLICY_ALL (-1) /* else one of enum lade_policy */
+
 /* ---- the table ---- */
 
 /* All options; ends with an entry without help. */
@@ -92,7 +103,11 @@ extern const struct option option_table[];
 /* The words of --residency that are not a file. */
 extern const struct option_choice residency_choices[];
 
-const struct option *option_find(const char *name, size_t name_bytes);
+/*
+ * The option of that name that @verb takes; else one that only other verbs take, for a message. Verbs may have
+ * different options of one name. NULL for none.
+ */
+const struct option *option_find(enum verb_id verb, const char *name, size_t name_bytes);
 static inline int option_index(const struct option *option)
 {
   return (int)(option - option_table);

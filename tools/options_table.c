@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "alloc/replay.h"
 #include "base/base.h"
 #include "tools/options.h"
 #include "tools/verbs.h"
@@ -27,6 +28,14 @@ static const struct option_choice dtype_choices[] = {
 static const struct option_choice device_choices[] = {{"host", DEVICE_HOST}, {"dry", DEVICE_DRY}, {0}};
 static const struct option_choice max_choices[] = {
     {"micro-batch", MAX_MICRO_BATCH}, {"seq", MAX_SEQ}, {"layers", MAX_LAYERS}, {0}};
+
+static const struct option_choice policy_choices[] = {
+    {"all", POLICY_ALL},
+    {"caching", LADE_POLICY_CACHING},
+    {"torch-native", LADE_POLICY_TORCH_NATIVE},
+    {"torch-expandable", LADE_POLICY_TORCH_EXPANDABLE},
+    {"packed", LADE_POLICY_PACKED},
+    {0}};
 
 const struct option_choice residency_choices[] = {{"auto", LADE_RECIPE_AUTO},
                                                   {"none", LADE_RECIPE_NONE},
@@ -140,8 +149,23 @@ const struct option option_table[] = {
     {OPTION_COUNT, "top-k", "N", VERB_SAMPLE, AT(top_k), .unset = "all", .least = 1, .most = SHAPE_MOST,
      .help = "choose among the likeliest N"},
 
+    SECTION("Replay"),
+    {OPTION_TEXT, "trace", "FILE", VERB_REPLAY, AT(trace), .unset = "required",
+     .help = "a PyTorch memory snapshot (.pickle), lifetimes as CSV (id,lower,upper,size), or a lade-trace; may stand "
+             "alone: lade replay FILE"},
+    {OPTION_CHOICE, "policy", "caching|torch-native|torch-expandable|packed|all", VERB_REPLAY, AT(policy),
+     .preset = "all", .choices = policy_choices,
+     .help = "who places the blocks: the caching allocator, one call at a time; a model of PyTorch's, as it is or with "
+             "expandable segments; the packer, which knows all lifetimes ahead"},
+    {OPTION_SIZE, "budget", "SIZE", VERB_REPLAY, AT(replay_budget_bytes), .unset = "no limit", .least = 1,
+     .help = "of reserved memory; exits 3, saying where it runs out, when that is too little"},
+    {OPTION_REAL, "seconds", "S", VERB_REPLAY, AT(seconds), .preset = "2", .least = 0.001, .most = 86400,
+     .help = "how long the packer may search; it stops early at the budget, or where nothing better can be"},
+    {OPTION_TEXT, "html", "FILE", VERB_REPLAY, AT(html), .unset = "none",
+     .help = "write memory over time as one page that needs nothing else"},
+
     SECTION("The command"),
-    {OPTION_FLAG, "json", NULL, ALL | VERB_DOCTOR | VERB_BENCH, AT(is_json), .help = "results as JSON"},
+    {OPTION_FLAG, "json", NULL, ALL | VERB_DOCTOR | VERB_BENCH | VERB_REPLAY, AT(is_json), .help = "results as JSON"},
     {OPTION_FLAG, "quiet", NULL, RUN, VERB_PLAN, AT(is_quiet), .help = "no progress on stderr"},
     {OPTION_TEXT, "config", "FILE", ALL, AT(config), .unset = "none",
      .help = "read options as `name = value` lines; the command line overrides"},
@@ -201,15 +225,28 @@ static const struct verb_page verb_pages[] = {
      "  lade sample run --prompt 'ROMEO:' --tokens 200 --temperature 0.7 --top-k 40\n"
      "\nUsage: lade sample DIR [OPTION...]\n"
      "Prints text from a model over bytes, one that was trained on raw text.\n"},
+    {VERB_REPLAY, "replay",
+     "Examples:\n"
+     "  lade replay snapshot.pickle                     what a PyTorch program would reserve, by policy\n"
+     "  lade replay snapshot.pickle --policy caching --budget 8GiB    whether and where that runs out\n"
+     "  lade replay buffers.csv --policy packed --seconds 0.5 --json\n"
+     "  lade replay snapshot.pickle --html memory.html  with a picture of memory over time\n"
+     "\nUsage: lade replay FILE [OPTION...]\n"
+     "Replays a trace of allocations without memory, and says how much each policy reserves at its peak, and how much\n"
+     "of that is waste. Snapshots are read as data: a pickle that would call anything is refused.\n"},
 };
 
-const struct option *option_find(const char *name, size_t name_bytes)
+const struct option *option_find(enum verb_id verb, const char *name, size_t name_bytes)
 {
+  const struct option *found = NULL;
   for (const struct option *option = option_table; option->help; option++) {
-    if (option->name && strlen(option->name) == name_bytes && memcmp(option->name, name, name_bytes) == 0)
+    if (!option->name || strlen(option->name) != name_bytes || memcmp(option->name, name, name_bytes) != 0)
+      continue;
+    if ((option->verbs | option->silent) & verb)
       return option;
+    found = found ? found : option;
   }
-  return NULL;
+  return found;
 }
 
 static const struct verb_page *page_find(enum verb_id verb)

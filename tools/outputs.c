@@ -70,7 +70,10 @@ int outputs_check(const struct options *options, struct lade_error *error)
   const struct {
     const char *option, *path;
     bool is_directory;
-  } outputs[] = {{"log", options->log, false}, {"timeline", options->timeline, false}, {"save", options->save, true}};
+  } outputs[] = {{"log", options->log, false}, {"timeline", options->timeline, false}, {"save", options->save, true},
+                 {"html", options->html, false}};
+  const char *traces[] = {options->trace};
+  const struct option_list trace = {traces, options->trace ? 1 : 0, 1};
   int status = 0;
   for (size_t i = 0; i < LADE_COUNT(outputs) && !status; i++) {
     status = output_check(outputs[i].option, outputs[i].path, outputs[i].is_directory, error);
@@ -78,6 +81,8 @@ int outputs_check(const struct options *options, struct lade_error *error)
       status = inputs_spare(outputs[i].option, outputs[i].path, &options->data, error);
     if (!status)
       status = inputs_spare(outputs[i].option, outputs[i].path, &options->valid, error);
+    if (!status)
+      status = inputs_spare(outputs[i].option, outputs[i].path, &trace, error);
   }
   return status;
 }
