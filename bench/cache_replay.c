@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Replays traces through the caching allocator, one call at a time, over addresses without memory.
+ * Replays traces one call at a time through the caching allocator, over addresses without memory, and through the
+ * models of PyTorch's two.
  *
- *   bench-cache-replay [-r REPEATS] [FILE.csv ...]
+ *   bench-cache-replay [-r REPEATS] [-n STEPS] [-s SEEDS] [FILE.csv ...]
  *
  * A file holds `id,lower,upper,size` with half-open lifetimes; at one time frees come before allocations. Without files
- * the built-in kinds are drawn: several queues, mixtures of experts with random token counts, and sequence
- * lengths that change from step to step. Printed: the most bytes live at once, the most bytes reserved,
- * what that is too much, and the calls for memory that it took. With -r the trace is replayed again on the
- * same cache, and the calls of the last round are counted apart: a step that repeats should need none.
+ * STEPS steps (200) of the kinds in cache_traces.h are drawn with seeds from 1 to SEEDS (3). Printed: the most bytes
+ * live at once, what each allocator reserved beyond, in per cent of it, and for the caching allocator the calls for
+ * memory that it took; for drawn kinds also the least, the median and the most over the seeds, as lines of a table.
+ * With -r the trace is replayed again on the same cache, and the calls of the last round are counted apart: a step that
+ * repeats should need none.
+ *
+ * The device has no limit that matters, and no queue ever has work that is not done: what another queue freed is free.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -16,10 +20,21 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "alloc/torch_model.h"
 #include "base/base.h"
 #include "bench/cache_traces.h"
 #include "device/device.h"
 #include "lade/cache.h"
+
+#define MAX_SEEDS 1000
+
+enum { CACHE, TORCH_NATIVE, TORCH_EXPANDABLE, N_ALLOCATORS };
+
+static const char *const allocator_names[] = {"caching", "torch-native", "torch-expandable"};
+
+struct result {
+  double waste[N_ALLOCATORS]; /* in per cent of the peak of live bytes */
+};
 
 static int file_read(const char *path, struct trace *trace)
 {
@@ -82,7 +97,35 @@ static int round_run(struct replay *replay, const struct trace *trace, void **ad
   return 0;
 }
 
-static int trace_replay(const char *name, const struct trace *trace, int n_rounds)
+static double waste_of(const struct trace *trace, uint64_t reserved_bytes)
+{
+  return ((double)reserved_bytes / (double)trace->peak_bytes - 1) * 100;
+}
+
+static int model_replay(const struct trace *trace, bool is_expandable, double *ret_waste)
+{
+  struct torch_model *model = NULL;
+  uint64_t *addresses = calloc((size_t)trace->items.n + 1, sizeof(*addresses));
+  int error = addresses ? torch_model_create(is_expandable, 0, &model) : -ENOMEM;
+  for (int i = 0; i < trace->n_calls && !error; i++) {
+    const struct trace_call *call = &trace->calls[i];
+    const struct trace_item *item = &trace->items.items[call->i_item];
+    error = call->is_free ? torch_model_free(model, addresses[call->i_item])
+                          : torch_model_alloc(model, item->bytes, item->queue, &addresses[call->i_item]);
+  }
+  if (!error)
+    *ret_waste = waste_of(trace, torch_model_peak_reserved_bytes(model));
+  torch_model_destroy(model);
+  free(addresses);
+  return error;
+}
+
+static uint64_t calls_of(const struct lade_cache_stats *stats)
+{
+  return stats->n_maps + stats->n_unmaps + stats->n_creates + stats->n_releases;
+}
+
+static int cache_replay(const char *name, const struct trace *trace, int n_rounds, double *ret_waste)
 {
   struct replay replay = {0};
   struct lade_cache_stats stats = {.struct_size = sizeof(stats)}, before = stats;
@@ -91,21 +134,21 @@ static int trace_replay(const char *name, const struct trace *trace, int n_round
   int error = addresses ? replay_open(&replay) : -ENOMEM;
   int64_t start_ns = lade_now_ns();
   for (int round = 0; round < n_rounds && !error; round++) {
-    lade_cache_get_stats(replay.cache, &before);
-    error = round_run(&replay, trace, addresses);
+    error = lade_cache_get_stats(replay.cache, &before);
+    if (!error)
+      error = round_run(&replay, trace, addresses);
   }
   int64_t ns = lade_now_ns() - start_ns;
   if (!error)
     error = lade_cache_check(replay.cache, &fault);
+  if (!error)
+    error = lade_cache_get_stats(replay.cache, &stats);
   if (!error) {
-    lade_cache_get_stats(replay.cache, &stats);
-    double live = (double)trace->peak_bytes, reserved = (double)stats.reserved_bytes.peak;
-    uint64_t calls = stats.n_maps + stats.n_unmaps + stats.n_creates + stats.n_releases;
-    uint64_t calls_before = before.n_maps + before.n_unmaps + before.n_creates + before.n_releases;
-    printf("%-28.28s %7d live %9.1f MiB reserved %9.1f MiB waste %6.2f %% creates %6llu moves %6llu last round %5llu "
-           "%6.0f ns/call\n", name, trace->items.n, live / 1048576, reserved / 1048576, (reserved / live - 1) * 100,
-           (unsigned long long)stats.n_creates, (unsigned long long)stats.n_unmaps,
-           (unsigned long long)(calls - calls_before), (double)ns / ((double)trace->n_calls * n_rounds));
+    *ret_waste = waste_of(trace, stats.reserved_bytes.peak);
+    printf("%-26.26s %6d blocks, live %8.1f MiB, creates %5llu moves %5llu last round %5llu %4.0f ns/call: ", name,
+           trace->items.n, (double)trace->peak_bytes / 1048576, (unsigned long long)stats.n_creates,
+           (unsigned long long)stats.n_unmaps, (unsigned long long)(calls_of(&stats) - calls_of(&before)),
+           (double)ns / ((double)trace->n_calls * n_rounds));
   } else {
     fprintf(stderr, "bench-cache-replay: %s: %s %s\n", name, strerror(-error), fault.text);
   }
@@ -115,33 +158,85 @@ static int trace_replay(const char *name, const struct trace *trace, int n_round
   return error;
 }
 
-int main(int argc, char **argv)
+static int trace_replay(const char *name, const struct trace *trace, int n_rounds, struct result *ret_result)
 {
-  int n_rounds = 1, option, status = 0;
-  while ((option = getopt(argc, argv, "r:")) != -1) {
-    if (option != 'r' || (n_rounds = atoi(optarg)) < 1)
-      return 2;
+  int error = cache_replay(name, trace, n_rounds, &ret_result->waste[CACHE]);
+  for (int i = TORCH_NATIVE; i < N_ALLOCATORS && !error; i++)
+    error = model_replay(trace, i == TORCH_EXPANDABLE, &ret_result->waste[i]);
+  for (int i = 0; i < N_ALLOCATORS && !error; i++)
+    printf("%s %.2f %%%s", allocator_names[i], ret_result->waste[i], i < N_ALLOCATORS - 1 ? ", " : "\n");
+  return error;
+}
+
+static int waste_compare(const void *a, const void *b)
+{
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static void summary_print(enum trace_kind kind, const struct result *results, int n)
+{
+  double waste[MAX_SEEDS];
+  printf("| %s |", trace_kind_name(kind));
+  for (int allocator = 0; allocator < N_ALLOCATORS; allocator++) {
+    for (int i = 0; i < n; i++)
+      waste[i] = results[i].waste[allocator];
+    qsort(waste, (size_t)n, sizeof(*waste), waste_compare);
+    printf(" %.2f / %.2f / %.2f |", waste[0], waste[n / 2], waste[n - 1]);
   }
-  for (int i = optind; i < argc; i++) {
-    struct trace trace = {0};
-    const char *name = strrchr(argv[i], '/');
-    int error = file_read(argv[i], &trace);
-    if (!error)
-      error = trace_order(&trace) ? 0 : -ENOMEM;
-    if (error)
-      fprintf(stderr, "bench-cache-replay: %s: %s\n", argv[i], strerror(-error));
-    else
-      error = trace_replay(name ? name + 1 : argv[i], &trace, n_rounds);
-    status |= error != 0;
-    trace_free(&trace);
-  }
-  for (int kind = 0; optind == argc && kind < TRACE_N_KINDS; kind++)
-    for (uint64_t seed = 1; seed <= 3; seed++) {
+  printf("\n");
+}
+
+static int kinds_replay(int n_seeds, int n_steps, int n_rounds)
+{
+  static struct result results[TRACE_N_KINDS][MAX_SEEDS];
+  int status = 0;
+  for (int kind = 0; kind < TRACE_N_KINDS; kind++)
+    for (int seed = 1; seed <= n_seeds; seed++) {
       struct trace trace = {0};
       char name[32];
-      snprintf(name, sizeof(name), "%s seed %d", trace_kind_name((enum trace_kind)kind), (int)seed);
-      status |= !trace_draw(&trace, (enum trace_kind)kind, seed) || trace_replay(name, &trace, n_rounds);
+      snprintf(name, sizeof(name), "%s seed %d", trace_kind_name((enum trace_kind)kind), seed);
+      status |= !trace_draw(&trace, (enum trace_kind)kind, n_steps, (uint64_t)seed) ||
+                trace_replay(name, &trace, n_rounds, &results[kind][seed - 1]);
       trace_free(&trace);
     }
-  return status;
+  if (status)
+    return status;
+  printf("\n| %d seeds: least / median / most, %% | caching | torch-native | torch-expandable |\n|---|---|---|---|\n",
+         n_seeds);
+  for (int kind = 0; kind < TRACE_N_KINDS; kind++)
+    summary_print((enum trace_kind)kind, results[kind], n_seeds);
+  return 0;
+}
+
+static int csv_replay(const char *path, int n_rounds)
+{
+  struct trace trace = {0};
+  struct result result;
+  const char *name = strrchr(path, '/');
+  int error = file_read(path, &trace);
+  if (!error)
+    error = trace_order(&trace) ? 0 : -ENOMEM;
+  if (error)
+    fprintf(stderr, "bench-cache-replay: %s: %s\n", path, strerror(-error));
+  else
+    error = trace_replay(name ? name + 1 : path, &trace, n_rounds, &result);
+  trace_free(&trace);
+  return error;
+}
+
+int main(int argc, char **argv)
+{
+  int n_rounds = 1, n_seeds = 3, n_steps = 200, option, status = 0;
+  while ((option = getopt(argc, argv, "n:r:s:")) != -1) {
+    int n = option == '?' ? 0 : atoi(optarg);
+    if (n < 1 || n > MAX_SEEDS)
+      return 2;
+    *(option == 'r' ? &n_rounds : option == 's' ? &n_seeds : &n_steps) = n;
+  }
+  for (int i = optind; i < argc; i++)
+    status |= csv_replay(argv[i], n_rounds) != 0;
+  if (optind == argc)
+    status = kinds_replay(n_seeds, n_steps, n_rounds);
+  return status != 0;
 }

@@ -2,17 +2,25 @@
 /*
  * Traces of allocations for benches and tests of the allocators: read, ordered, or drawn from a seed.
  *
- * The drawn kinds are what trainers do to a caching allocator where it hurts. All have a transformer's
- * shape: weights and optimizer state that stay, a forward pass that saves, a backward pass that frees in reverse,
- * temporaries in between.
- *   queues     gathers of shards on a communication queue, offload on a copy queue, both a few layers ahead
- *   experts    the rows of each expert are random in every layer and step
- *   sequences  the sequence length is drawn anew for every step
+ * The drawn kinds are what trainers do to a caching allocator where it hurts. All have the shape of a
+ * transformer of 16 layers with 2,048 features and 16 heads in BF16: weights that stay; a forward pass that saves; a
+ * backward pass that frees in reverse, makes the gradient of what it frees, and gradients of weights, which live until
+ * the update; AdamW's moments, sharded over 8 ranks, made by the first update among the holes that the first step
+ * left; temporaries in between.
+ *   queues     all parameters are sharded. A layer is gathered two layers ahead on a queue, and its gradients are
+ *              reduced in FP32 on another; residuals leave for the host and are brought back two layers ahead on a
+ *              third. Rows are packed, a step has 3,585 to 4,096 tokens.
+ *   experts    4,096 tokens; an eighth of 64 experts of 1,024 features, of which each token picks 8 (the sizes of
+ *              OLMoE), is here. Nothing is dropped, so the rows of an expert differ from layer to layer and step to
+ *              step; what other ranks send and get back is on queues of their own.
+ *   sequences  a batch of four, padded to its longest. Lengths are skewed as those of conversations are: the median is
+ *              some 450 tokens, the longest 2,112.
  */
 #ifndef LADE_BENCH_CACHE_TRACES_H
 #define LADE_BENCH_CACHE_TRACES_H
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/base.h"
 #include "base/philox.h"
@@ -127,111 +135,196 @@ static inline void trace_touch(struct trace *trace, uint64_t bytes, int queue)
   trace_drop(trace, trace_alloc(trace, bytes, queue));
 }
 
-enum { TRACE_LAYERS = 16, TRACE_STEPS = 6, TRACE_SAVED = 24 };
+enum { TRACE_LAYERS = 16, TRACE_SAVED = 40, TRACE_WEIGHTS = 4, TRACE_EXPERTS_HERE = 8 };
+enum { TRACE_HEADS = 16, TRACE_VOCAB = 32000, TRACE_AHEAD = 2, TRACE_RANKS = 8 };
+enum { TRACE_COMPUTE, TRACE_GATHER, TRACE_OFFLOAD, TRACE_REDUCE }; /* queues */
 
 struct trace_step {
-  int saved[TRACE_LAYERS][TRACE_SAVED];
-  int n_saved[TRACE_LAYERS];
-  int gathered[TRACE_LAYERS];
-  uint64_t tokens, hidden;
   enum trace_kind kind;
+  uint64_t tokens, hidden;
+  uint64_t liked[TRACE_LAYERS][TRACE_EXPERTS_HERE]; /* of kind experts; 256 is the mean */
+  int saved[TRACE_LAYERS][TRACE_SAVED], n_saved[TRACE_LAYERS];
+  int gradients[TRACE_LAYERS][TRACE_WEIGHTS];
+  int gathered[TRACE_LAYERS], loaded[TRACE_LAYERS], leaving; /* of kind queues; item numbers or -1 */
 };
 
 static inline void trace_save(struct trace *trace, struct trace_step *step, int layer, uint64_t bytes)
 {
-  step->saved[layer][step->n_saved[layer]++] = trace_alloc(trace, bytes, 0);
+  LADE_ASSERT(step->n_saved[layer] < TRACE_SAVED);
+  step->saved[layer][step->n_saved[layer]++] = trace_alloc(trace, bytes, TRACE_COMPUTE);
 }
 
-/* Rows of each of eight experts: random shares of the tokens. */
-static inline void trace_experts(struct trace *trace, struct trace_step *step, int layer)
+/* Parameters of a layer's tensors: attention's two, and those of the feed-forward part or of the experts. */
+static inline uint64_t trace_weight(const struct trace_step *step, int i)
 {
-  for (int expert = 0; expert < 8; expert++) {
-    uint64_t rows = 1 + trace_random(trace, step->tokens / 2);
-    trace_save(trace, step, layer, rows * step->hidden * 2);
-    int inner = trace_alloc(trace, rows * step->hidden * 8, 0);
-    trace_touch(trace, rows * step->hidden * 4, 0);
-    if (expert % 2)
-      trace_drop(trace, inner);
-    else
-      step->saved[layer][step->n_saved[layer]++] = inner;
-  }
+  static const uint64_t halves[2][TRACE_WEIGHTS] = {{6, 2, 8, 8}, {6, 2, 16, 8}}; /* of hidden squared */
+  return halves[step->kind == TRACE_EXPERTS][i] * step->hidden * step->hidden / 2;
 }
 
+/* The whole layer in BF16, from its shards on all ranks. */
 static inline void trace_gather(struct trace *trace, struct trace_step *step, int layer)
 {
-  if (layer >= 0 && layer < TRACE_LAYERS && step->kind == TRACE_QUEUES_KIND)
-    step->gathered[layer] = trace_alloc(trace, step->hidden * step->hidden * 24, 1);
+  if (step->kind == TRACE_QUEUES_KIND && layer >= 0 && layer < TRACE_LAYERS)
+    step->gathered[layer] = trace_alloc(trace, 12 * step->hidden * step->hidden * 2, TRACE_GATHER);
+}
+
+/*
+ * What the other ranks send to the experts here, on a queue of its own, and the gated feed-forward part of each expert.
+ * An expert is liked from a quarter to seven quarters of the mean, a quarter more or less in each step.
+ */
+static inline void trace_experts(struct trace *trace, struct trace_step *step, int layer)
+{
+  uint64_t rows[TRACE_EXPERTS_HERE], n_rows = 0, row = step->hidden * 2;
+  for (int expert = 0; expert < TRACE_EXPERTS_HERE; expert++)
+    n_rows += rows[expert] = step->tokens * step->liked[layer][expert] / 256 * (96 + trace_random(trace, 64)) / 128;
+  int received = trace_alloc(trace, n_rows * row, TRACE_GATHER);
+  int answer = trace_alloc(trace, n_rows * row, TRACE_REDUCE);
+  step->saved[layer][step->n_saved[layer]++] = received;
+  for (int expert = 0; expert < TRACE_EXPERTS_HERE; expert++) {
+    for (int i = 0; i < 3; i++) /* gate, values, their product */
+      trace_save(trace, step, layer, rows[expert] * row / 2);
+    trace_touch(trace, rows[expert] * row, TRACE_COMPUTE);
+  }
+  trace_save(trace, step, layer, step->tokens * row);
+  trace_drop(trace, answer);
+}
+
+static inline void trace_dense(struct trace *trace, struct trace_step *step, int layer)
+{
+  uint64_t row = step->hidden * 2;
+  trace_save(trace, step, layer, step->tokens * row * 4); /* before and after the activation */
+  trace_save(trace, step, layer, step->tokens * row * 4);
+  trace_touch(trace, step->tokens * row, TRACE_COMPUTE);
+  trace_save(trace, step, layer, step->tokens * row / 2); /* a mask of bytes */
 }
 
 static inline void trace_forward(struct trace *trace, struct trace_step *step, int layer)
 {
   uint64_t row = step->hidden * 2, tokens = step->tokens;
   step->n_saved[layer] = 0;
-  trace_gather(trace, step, layer + 2);
+  trace_gather(trace, step, layer + TRACE_AHEAD);
+  int residual = trace_alloc(trace, tokens * row, TRACE_COMPUTE);
+  trace_save(trace, step, layer, tokens * row); /* normalised, and the statistics of its rows */
+  trace_save(trace, step, layer, tokens * 4);
+  trace_save(trace, step, layer, tokens * row * 3);
+  trace_save(trace, step, layer, tokens * row);
+  trace_save(trace, step, layer, tokens * TRACE_HEADS * 4);
+  trace_touch(trace, tokens * row, TRACE_COMPUTE);
   trace_save(trace, step, layer, tokens * row);
   trace_save(trace, step, layer, tokens * 4);
-  trace_touch(trace, tokens * row * 2, 0);
-  trace_save(trace, step, layer, tokens * row * 3);
-  trace_touch(trace, tokens * row * 4 + trace_random(trace, 4096) * 512, 0);
-  trace_save(trace, step, layer, tokens * row);
-  trace_save(trace, step, layer, tokens * 16 * 4);
-  if (step->kind == TRACE_EXPERTS) {
+  if (step->kind == TRACE_EXPERTS)
     trace_experts(trace, step, layer);
-  } else {
-    trace_save(trace, step, layer, tokens * row * 4);
-    trace_touch(trace, tokens * row * 4, 0);
-    trace_save(trace, step, layer, tokens * row);
+  else
+    trace_dense(trace, step, layer);
+  if (step->kind != TRACE_QUEUES_KIND) {
+    step->saved[layer][step->n_saved[layer]++] = residual;
+    return;
   }
-  if (step->kind == TRACE_QUEUES_KIND) {
-    trace_drop(trace, step->gathered[layer]);
-    trace_touch(trace, tokens * row, 2 + (layer & 1));
-  }
+  trace_drop(trace, step->gathered[layer]);
+  trace_drop(trace, step->leaving); /* its copy to the host has had a layer's time */
+  step->leaving = residual;
+}
+
+/* Bring the residual of a layer back from the host. */
+static inline void trace_load(struct trace *trace, struct trace_step *step, int layer)
+{
+  if (step->kind == TRACE_QUEUES_KIND && layer >= 0)
+    step->loaded[layer] = trace_alloc(trace, step->tokens * step->hidden * 2, TRACE_OFFLOAD);
+}
+
+static inline void trace_gradients(struct trace *trace, struct trace_step *step, int layer)
+{
+  for (int i = 0; i < TRACE_WEIGHTS && step->kind != TRACE_QUEUES_KIND; i++)
+    step->gradients[layer][i] = trace_alloc(trace, trace_weight(step, i) * 2, TRACE_COMPUTE);
+  if (step->kind != TRACE_QUEUES_KIND)
+    return;
+  int whole = trace_alloc(trace, 12 * step->hidden * step->hidden * 2, TRACE_COMPUTE);
+  int reduced = trace_alloc(trace, 12 * step->hidden * step->hidden * 4, TRACE_REDUCE); /* summed in FP32 */
+  step->gradients[layer][0] = trace_alloc(trace, 12 * step->hidden * step->hidden * 2 / TRACE_RANKS, TRACE_REDUCE);
+  trace_drop(trace, whole);
+  trace_drop(trace, reduced);
 }
 
 static inline void trace_backward(struct trace *trace, struct trace_step *step, int layer)
 {
-  uint64_t row = step->hidden * 2, tokens = step->tokens;
-  trace_gather(trace, step, layer - 2);
-  int gradient = trace_alloc(trace, tokens * row, 0);
-  for (int i = step->n_saved[layer] - 1; i >= 0; i--) {
-    trace_touch(trace, trace->items.items[step->saved[layer][i]].bytes, 0);
+  trace_gather(trace, step, layer - TRACE_AHEAD);
+  trace_load(trace, step, layer - TRACE_AHEAD);
+  int gradient = trace_alloc(trace, step->tokens * step->hidden * 2, TRACE_COMPUTE);
+  for (int i = step->n_saved[layer] - 1; i >= 0; i--) { /* the gradient of each, then neither is needed */
+    struct trace_item saved = trace->items.items[step->saved[layer][i]];
+    trace_touch(trace, saved.bytes, saved.queue);
     trace_drop(trace, step->saved[layer][i]);
   }
+  trace_gradients(trace, step, layer);
   if (step->kind == TRACE_QUEUES_KIND) {
-    int reduced = trace_alloc(trace, step->hidden * step->hidden * 24, 3);
-    trace_touch(trace, step->hidden * step->hidden * 24 / 8, 1);
-    trace_drop(trace, reduced);
     trace_drop(trace, step->gathered[layer]);
+    trace_drop(trace, step->loaded[layer]);
   }
   trace_drop(trace, gradient);
 }
 
+/* AdamW makes its two moments when it first runs, among what the first step left behind. */
+static inline void trace_update(struct trace *trace, struct trace_step *step, bool is_first)
+{
+  for (int layer = 0; layer < TRACE_LAYERS; layer++)
+    for (int i = 0; i < TRACE_WEIGHTS; i++) {
+      for (int moment = 0; moment < 2 && is_first; moment++)
+        trace_alloc(trace, trace_weight(step, i) * 4 / TRACE_RANKS, TRACE_COMPUTE);
+      trace_touch(trace, trace_weight(step, i) * 4 / TRACE_RANKS, TRACE_COMPUTE);
+    }
+  for (int layer = 0; layer < TRACE_LAYERS; layer++)
+    for (int i = 0; i < TRACE_WEIGHTS; i++)
+      trace_drop(trace, step->gradients[layer][i]);
+}
+
 static inline void trace_step_draw(struct trace *trace, struct trace_step *step)
 {
-  for (int layer = 0; layer < 2; layer++)
+  step->leaving = -1;
+  memset(step->gradients, 0xff, sizeof(step->gradients));
+  for (int layer = 0; layer < TRACE_AHEAD; layer++)
     trace_gather(trace, step, layer);
   for (int layer = 0; layer < TRACE_LAYERS; layer++)
     trace_forward(trace, step, layer);
-  int logits = trace_alloc(trace, step->tokens * 50257 * 2, 0);
-  trace_touch(trace, step->tokens * 50257 * 4, 0);
+  int logits = trace_alloc(trace, step->tokens * TRACE_VOCAB * 2, TRACE_COMPUTE);
+  trace_touch(trace, step->tokens * TRACE_VOCAB * 4, TRACE_COMPUTE);
   trace_drop(trace, logits);
-  for (int layer = 0; layer < 2; layer++)
+  trace_drop(trace, step->leaving);
+  for (int layer = 0; layer < TRACE_AHEAD; layer++) {
     trace_gather(trace, step, TRACE_LAYERS - 1 - layer);
+    trace_load(trace, step, TRACE_LAYERS - 1 - layer);
+  }
   for (int layer = TRACE_LAYERS - 1; layer >= 0; layer--)
     trace_backward(trace, step, layer);
 }
 
-/* Draw and order a trace of @kind. False when memory is out. */
-static inline bool trace_draw(struct trace *trace, enum trace_kind kind, uint64_t seed)
+/* Of four sequences padded to the longest, and that to 8. The product of two draws makes long ones rare. */
+static inline uint64_t trace_tokens(struct trace *trace)
 {
-  struct trace_step step = {.kind = kind, .hidden = 1024};
+  uint64_t longest = 0;
+  for (int i = 0; i < 4; i++) {
+    uint64_t length = 64 + (1 + trace_random(trace, 1024)) * (1 + trace_random(trace, 1024)) / 512;
+    longest = LADE_MAX(longest, length);
+  }
+  return 4 * lade_align_up(longest, 8);
+}
+
+/* Draw and order a trace of @n_steps of @kind. False when memory is out. */
+static inline bool trace_draw(struct trace *trace, enum trace_kind kind, int n_steps, uint64_t seed)
+{
+  struct trace_step step = {.kind = kind, .hidden = 2048};
+  uint64_t share = kind == TRACE_QUEUES_KIND ? TRACE_RANKS : 1;
   trace->seed = seed;
+  for (int i = 0; i < TRACE_LAYERS * TRACE_EXPERTS_HERE; i++)
+    step.liked[i / TRACE_EXPERTS_HERE][i % TRACE_EXPERTS_HERE] = 64 + trace_random(trace, 384);
   for (int layer = 0; layer < TRACE_LAYERS; layer++)
-    for (int i = 0; i < 6; i++)
-      trace_alloc(trace, step.hidden * step.hidden * 4 * (i < 4 ? 1 : 4), 0);
-  for (int i_step = 0; i_step < TRACE_STEPS; i_step++) {
-    step.tokens = kind == TRACE_SEQUENCES ? 512 + trace_random(trace, 7680) : 4096 + 8 * trace_random(trace, 16);
+    for (int i = 0; i < TRACE_WEIGHTS; i++)
+      trace_alloc(trace, trace_weight(&step, i) * 2 / share, TRACE_COMPUTE);
+  for (int i_step = 0; i_step < n_steps; i_step++) {
+    step.tokens = kind == TRACE_SEQUENCES ? trace_tokens(trace) : 4096;
+    if (kind == TRACE_QUEUES_KIND)
+      step.tokens -= trace_random(trace, 512);
     trace_step_draw(trace, &step);
+    trace_update(trace, &step, i_step == 0);
   }
   for (int i = 0; i < trace->items.n; i++)
     trace_drop(trace, i);
