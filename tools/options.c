@@ -365,6 +365,7 @@ static void session_fill(struct options *options)
   if (!option_is_set(options, "min-lr"))
     session->min_lr = session->lr / 10;
   session->is_dry = options->device == DEVICE_DRY;
+  session->updates_early = options->update == UPDATE_EARLY;
   session->has_host_budget = option_is_set(options, "host-budget");
   session->n_threads = (int)options->n_threads;
   session->has_spans = options->timeline != NULL;

@@ -75,7 +75,7 @@ struct options {
   struct lade_session_params session;
   /* What becomes part of the session's parameters once all is known. */
   struct option_list data, valid;
-  int device, n_threads_choice;
+  int device, update, n_threads_choice;
   int64_t n_threads;
   const char *residency;
   /* Of the command itself. */
@@ -91,6 +91,7 @@ struct options {
 };
 
 enum { DEVICE_HOST, DEVICE_DRY };
+enum { UPDATE_END, UPDATE_EARLY };
 enum { MAX_NONE, MAX_MICRO_BATCH, MAX_SEQ, MAX_LAYERS };
 
 #define POLICY_ALL (-1) /* else one of enum lade_policy */

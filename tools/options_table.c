@@ -26,6 +26,7 @@ static const struct option_choice order_choices[] = {
 static const struct option_choice dtype_choices[] = {
     {"bf16", LADE_BF16}, {"fp32", LADE_F32}, {"fp16", LADE_F16}, {0}};
 static const struct option_choice device_choices[] = {{"host", DEVICE_HOST}, {"dry", DEVICE_DRY}, {0}};
+static const struct option_choice update_choices[] = {{"end", UPDATE_END}, {"early", UPDATE_EARLY}, {0}};
 static const struct option_choice max_choices[] = {
     {"micro-batch", MAX_MICRO_BATCH}, {"seq", MAX_SEQ}, {"layers", MAX_LAYERS}, {0}};
 
@@ -107,6 +108,9 @@ const struct option option_table[] = {
      .help = "let --store be a directory in memory"},
     {OPTION_TEXT, "residency", "auto|none|full|selective|FILE", ALL, AT(residency), .preset = "auto",
      .help = "who decides what is kept: the solver, the usual recipes, or a file of `PATTERN WHERE` lines"},
+    {OPTION_CHOICE, "update", "end|early", ALL, AT(update), .preset = "end", .choices = update_choices,
+     .help = "when a parameter is updated: after the backward pass, or, where the plan gains by it, as soon as its "
+             "gradient is complete; early needs --clip 0, and is not for fp16"},
     {OPTION_CHOICE, "device", "host|dry", ALL, AT(device), .preset = "host", .choices = device_choices,
      .help = "dry: the same program on a simulated clock, without memory"},
     {OPTION_TEXT, "machine", "NAME|FILE", ALL, AT(session.machine), .unset = "this one, measured",

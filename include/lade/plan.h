@@ -104,6 +104,11 @@ struct lade_run_params {
   uint64_t link_bytes_per_s;   /* throttle the host device's copies to a link's rate, each way; 0: not */
   uint64_t link_latency_ns;
   int n_threads;               /* 0: as many as this process may use */
+  /*
+   * A parameter may be updated inside the backward pass, as soon as its gradient is complete: gradients then need not
+   * wait for each other. For training without clipping (clip 0) and not in LADE_F16. The numbers are the same.
+   */
+  bool updates_early;
 };
 
 /*

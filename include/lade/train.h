@@ -117,11 +117,11 @@ struct lade_trainer_report {
 
 /*
  * Make one training step: all microbatches, clip, update. @ret_report may be NULL. -EDOM: a gradient is not finite
- * (FP16's scaling excepted), with step and tensor in @error, and parameters are as before; or the loss alone
- * overflowed, as @error then says, and the step was made and counts. What the batch callback or the data's files
- * return, and -EINVAL for a token outside of the vocabulary: nothing was done, and the step may be tried again.
- * -EIO, -EBADMSG (naming the tensor) and others: state is lost, and every later call but close fails alike; reopen
- * from a checkpoint. Allocates nothing. Blocks until the step is done.
+ * (FP16's scaling excepted), with step and tensor in @error, and parameters are as before (with updates_early they are
+ * lost, and every later call but close fails); or the loss alone overflowed, as @error then says, and the step was made
+ * and counts. What the batch callback or the data's files return, and -EINVAL for a token outside of the vocabulary:
+ * nothing was done, and the step may be tried again. -EIO, -EBADMSG (naming the tensor) and others: state is lost, and
+ * every later call but close fails alike; reopen from a checkpoint. Allocates nothing. Blocks until the step is done.
  */
 LADE_API int lade_trainer_step(lade_trainer *trainer, struct lade_trainer_report *ret_report,
                                struct lade_error *error);

@@ -9,7 +9,8 @@
  * Second, bytes are somewhere. Forward values can be made again from the tokens, so they may be nowhere; but while
  * a backward op runs, there are the parameters with their optimizer state, the gradients of parameters made so far,
  * the values that backward ops have made and later ones still read, and this op's operands. What the other
- * tiers cannot hold of that is on the device.
+ * tiers cannot hold of that is on the device. Where parameters are updated early, the gradients made so far are those
+ * to which a later op still adds, unless there are several microbatches: then all of them wait at the end of the first.
  */
 #include <stdlib.h>
 
@@ -97,29 +98,61 @@ static void waiting_count(const struct lade_graph *graph, int *last_use, int64_t
   }
 }
 
+/* By parameter, the ops of a microbatch that first and last add to its gradient. */
+struct adds {
+  int first, last;
+};
+
+static struct adds *adds_find(const struct lade_graph *graph)
+{
+  struct adds *adds = malloc((size_t)LADE_MAX(graph->n_params, 1) * sizeof(*adds));
+  for (int param = 0; adds && param < graph->n_params; param++)
+    adds[param] = (struct adds){graph->n_ops, -1};
+  for (int i = 0; adds && i < graph->n_ops; i++) {
+    for (int k = 0; k < graph->ops[i].n_out; k++) {
+      const struct lade_tensor *out = graph->ops[i].out[k] < 0 ? NULL : &graph->tensors[graph->ops[i].out[k]];
+      if (!out || out->kind != LADE_TENSOR_GRAD)
+        continue;
+      adds[out->param].first = LADE_MIN(adds[out->param].first, i);
+      adds[out->param].last = i;
+    }
+  }
+  return adds;
+}
+
+/* Bytes of gradients whose first (@is_last: whose last) addition op @i makes. */
+static uint64_t grads_at(const struct lade_graph *graph, const struct adds *adds, int i, bool is_last)
+{
+  const struct lade_op *op = &graph->ops[i];
+  uint64_t bytes = 0;
+  for (int k = 0; k < op->n_out; k++) {
+    int param = op->out[k] < 0 ? -1 : graph->tensors[op->out[k]].param;
+    if (param >= 0 && (is_last ? adds[param].last : adds[param].first) == i)
+      bytes += padded(graph->tensors[op->out[k]].bytes);
+  }
+  return bytes;
+}
+
 /* The most that is somewhere at once. 0, which is a bound too, when memory is out. */
-static uint64_t somewhere_bytes(const struct lade_graph *graph)
+static uint64_t somewhere_bytes(const struct lade_graph *graph, bool is_early)
 {
   uint64_t state = state_bytes(graph), most = 0;
-  bool *has_grad = calloc((size_t)LADE_MAX(graph->n_params, 1), sizeof(*has_grad));
+  struct adds *adds = adds_find(graph);
   int *last_use = calloc((size_t)graph->n_tensors, sizeof(*last_use));
   int64_t *waiting = calloc((size_t)graph->n_ops * 2 + 1, sizeof(*waiting)); /* sums, then what operands take off */
-  if (has_grad && last_use && waiting)
+  bool is_ready = adds && last_use && waiting;
+  if (is_ready)
     waiting_count(graph, last_use, waiting);
-  for (int i = 0; i < graph->n_ops && has_grad && last_use && waiting; i++) {
-    const struct lade_op *op = &graph->ops[i];
-    for (int k = 0; k < op->n_out; k++) {
-      int param = op->out[k] < 0 ? -1 : graph->tensors[op->out[k]].param;
-      if (param >= 0 && !has_grad[param]) {
-        has_grad[param] = true;
-        state += padded(graph->tensors[op->out[k]].bytes);
-      }
-    }
-    most = LADE_MAX(most, state + op_bytes(graph, op, false) + (uint64_t)(waiting[i] + waiting[graph->n_ops + i]));
+  for (int i = 0; i < graph->n_ops && is_ready; i++) {
+    state += grads_at(graph, adds, i, false);
+    uint64_t op = op_bytes(graph, &graph->ops[i], false);
+    most = LADE_MAX(most, state + op + (uint64_t)(waiting[i] + waiting[graph->n_ops + i]));
+    if (is_early)
+      state -= grads_at(graph, adds, i, true);
   }
   free(waiting);
   free(last_use);
-  free(has_grad);
+  free(adds);
   return most;
 }
 
@@ -128,7 +161,7 @@ uint64_t plan_lower_bound(const struct lade_plan_params *params)
   uint64_t most = 0, tiers = params->host_bytes + params->store_bytes;
   for (int i = 0; i < params->graph->n_ops; i++)
     most = LADE_MAX(most, op_bytes(params->graph, &params->graph->ops[i], true));
-  uint64_t all = somewhere_bytes(params->graph);
+  uint64_t all = somewhere_bytes(params->graph, params->is_early && params->n_microbatches == 1);
   if (tiers >= params->host_bytes && all > tiers) /* else the sum wrapped: the tiers hold anything */
     most = LADE_MAX(most, all - tiers);
   return lade_align_up(most, params->chunk_bytes);

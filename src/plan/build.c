@@ -7,7 +7,9 @@
  * begins and its lifetime grows with every instruction that names it; an op that may work in place takes over
  * its input's buffer when that input's interval ends there and nobody copies it out. After the last
  * gradient of a parameter come its sums of squares, while it is still on the device; after all steps the
- * clip verdict and the updates, each where its parameter is at home.
+ * clip verdict and the updates, each where its parameter is at home. Early, a parameter is updated as soon as
+ * no step adds to its gradient or reads it any more, after a verdict over its gradient alone: its gradient's memory
+ * serves the rest of the backward half, and the updates at other homes run beside it.
  *
  * Buffers that live across steps (parameters and their state at home, the step's inputs and results on the
  * host) are made first, in an order that depends on the graph and the homes alone: so a training and
@@ -27,11 +29,16 @@ struct transfer {
   bool is_in;
 };
 
+struct early {
+  int32_t slot, param;
+};
+
 struct builder {
   const struct lade_build_params *params;
   const struct lade_graph *graph;
   const struct plan_step *steps;
   int n_steps;
+  const int32_t *update_ends; /* by parameter: steps that come before its update */
   const struct plan_lives *lives;
   int status;
   struct lade_instr spare; /* where fields go once memory is out; never read */
@@ -39,6 +46,7 @@ struct builder {
   LADE_ARRAY(struct lade_operand) operands;
   LADE_ARRAY(struct lade_buffer) buffers;
   LADE_ARRAY(struct transfer) transfers;
+  struct early *early;   /* parameters in the order of their updates; NULL: after all steps */
   int32_t *on_device;    /* by interval: its buffer */
   int32_t *now;          /* by value: its current interval */
   int32_t *elsewhere;    /* by value: buffer of its copy at home or away, -1 */
@@ -350,24 +358,34 @@ static void step_emit(struct builder *b, int pos)
 
 /* ---- the end of a step ---- */
 
-static void clip_emit(struct builder *b)
+/* What decides about an update: the verdict as a value, and where it lies. */
+struct ruling {
+  struct lade_value value;
+  int32_t on_device, on_host; /* on_host -1: the update reaches device memory */
+};
+
+static void clip_emit(struct builder *b, int param, const struct ruling *ruling)
 {
-  const struct lade_graph *graph = b->graph;
-  const int partials = lade_value_scalar(graph, LADE_SCALAR_PARTIALS);
-  const int verdict = lade_value_scalar(graph, LADE_SCALAR_VERDICT);
+  const int partials = lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS);
+  int64_t first = param < 0 ? 0 : b->first_partials[param];
+  int64_t end = b->first_partials[param < 0 ? b->graph->n_params : param + 1];
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_CLIP, LADE_Q_COMPUTE);
+  instr->param = param;
   instr->predicted_ns = b->params->prices->clip_ns;
-  operand_read(b, LADE_ROLE_SRC, b->partials, (struct lade_value){partials, 0, 0}, lade_value_bytes(graph, partials));
-  operand_make(b, LADE_ROLE_DST, b->verdict, (struct lade_value){verdict, 0, 0}, lade_value_bytes(graph, verdict));
-  transfer_emit(b, b->verdict, b->verdict_host, (struct lade_value){verdict, 0, 0});
+  operand_add(b, LADE_ROLE_SRC, b->partials, LADE_READS, (struct lade_value){partials, 0, 0},
+              (struct lade_value){-1, 0, 0}, (uint64_t)first * sizeof(double),
+              (uint64_t)(end - first) * sizeof(double));
+  operand_make(b, LADE_ROLE_DST, ruling->on_device, ruling->value, sizeof(struct lade_verdict));
+  if (ruling->on_host >= 0)
+    transfer_emit(b, ruling->on_device, ruling->on_host, ruling->value);
 }
 
-static void update_emit(struct builder *b, int param)
+static void update_emit(struct builder *b, int param, const struct ruling *ruling)
 {
   static const enum lade_queue_id queues[] = {LADE_Q_COMPUTE, LADE_Q_HOST, LADE_Q_IO};
   const struct lade_graph *graph = b->graph;
   const int home = b->params->residency->homes[param], weight = graph->params[param].tensor;
-  const int grad = graph->params[param].grad, verdict = lade_value_scalar(graph, LADE_SCALAR_VERDICT);
+  const int grad = graph->params[param].grad;
   int at = b->lives->first_interval[grad + 1] - 1;
   int32_t grad_buffer = b->lives->intervals[at].leave_slot >= 0 ? b->elsewhere[grad] : b->on_device[at];
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_UPDATE, queues[home]);
@@ -383,8 +401,9 @@ static void update_emit(struct builder *b, int param)
       operand_change(b, LADE_ROLE_RESIDUAL + part, b->part_buffers[param * LADE_N_PARTS + part],
                      (struct lade_value){tensor, 0, 0}, lade_value_bytes(graph, tensor));
   }
-  operand_read(b, LADE_ROLE_VERDICT, home == LADE_HOME_DEVICE ? b->verdict : b->verdict_host,
-               (struct lade_value){verdict, 0, 0}, sizeof(struct lade_verdict));
+  bool is_on_device = home == LADE_HOME_DEVICE || ruling->on_host < 0;
+  operand_read(b, LADE_ROLE_VERDICT, is_on_device ? ruling->on_device : ruling->on_host, ruling->value,
+               sizeof(struct lade_verdict));
   if (home != LADE_HOME_STORE)
     return;
   bool is_grad_stored = b->buffers.items[grad_buffer].space == LADE_STORE;
@@ -392,6 +411,41 @@ static void update_emit(struct builder *b, int param)
   enum lade_space space = b->params->is_unified ? LADE_DEVICE : LADE_HOST;
   operand_make(b, LADE_ROLE_SCRATCH, buffer_make(b, space, LADE_OWNER_WORKSPACE, bytes, false),
                (struct lade_value){-1, 0, 0}, bytes);
+}
+
+/* One parameter's verdict and its update, in the middle of the backward half. */
+static void early_emit(struct builder *b, int param)
+{
+  const uint64_t bytes = sizeof(struct lade_verdict);
+  const int verdict = lade_value_scalar(b->graph, LADE_SCALAR_VERDICT);
+  struct ruling ruling = {{verdict, 0, (int16_t)(param + 1)}, -1, -1};
+  ruling.on_device = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT, bytes, false);
+  const int home = b->params->residency->homes[param];
+  if (home == LADE_HOME_HOST || (home == LADE_HOME_STORE && !b->params->is_unified))
+    ruling.on_host = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, bytes, false);
+  clip_emit(b, param, &ruling);
+  update_emit(b, param, &ruling);
+}
+
+static int early_compare(const void *x, const void *y)
+{
+  const struct early *a = x, *b = y;
+  return a->slot != b->slot ? (a->slot > b->slot) - (a->slot < b->slot) : (a->param > b->param) - (a->param < b->param);
+}
+
+/* An update comes in the slot after the last step that it must follow, and not before its gradient has left. */
+static int early_order(struct builder *b)
+{
+  b->early = calloc((size_t)b->graph->n_params + 1, sizeof(*b->early));
+  if (!b->early)
+    return -ENOMEM;
+  LADE_ASSERT(b->graph->n_params <= LADE_EARLY_PARAMS_MAX);
+  for (int param = 0; param < b->graph->n_params; param++) {
+    int last = b->lives->first_interval[b->graph->params[param].grad + 1] - 1;
+    b->early[param] = (struct early){LADE_MAX(b->update_ends[param], b->lives->intervals[last].leave_slot), param};
+  }
+  qsort(b->early, (size_t)b->graph->n_params, sizeof(*b->early), early_compare);
+  return 0;
 }
 
 /* ---- the whole ---- */
@@ -422,7 +476,7 @@ static int builder_init(struct builder *b)
         b->last_grad_pos[graph->tensors[op->out[i]].param] = pos;
     }
   }
-  return 0;
+  return b->params->residency->is_early && b->params->is_training ? early_order(b) : 0;
 }
 
 static void builder_finish(struct builder *b)
@@ -434,6 +488,7 @@ static void builder_finish(struct builder *b)
   free(b->first_partials);
   free(b->last_grad_pos);
   free(b->grad_versions);
+  free(b->early);
   LADE_ARRAY_FREE(&b->transfers);
 }
 
@@ -447,7 +502,7 @@ static void program_emit(struct builder *b)
                               lade_value_bytes(graph, lade_value_scalar(graph, LADE_SCALAR_PARTIALS)), false);
     b->verdict = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT, sizeof(struct lade_verdict), false);
   }
-  int next = 0;
+  int next = 0, next_early = 0;
   for (int slot = 0; slot <= b->n_steps && !b->status; slot++) {
     for (; next < b->transfers.n && b->transfers.items[next].slot == slot; next++) {
       if (b->transfers.items[next].is_in)
@@ -455,14 +510,17 @@ static void program_emit(struct builder *b)
       else
         interval_leave(b, b->transfers.items[next].interval);
     }
+    for (; b->early && next_early < graph->n_params && b->early[next_early].slot == slot; next_early++)
+      early_emit(b, b->early[next_early].param);
     if (slot < b->n_steps)
       step_emit(b, slot);
   }
   if (!b->params->is_training || b->status)
     return;
-  clip_emit(b);
-  for (int param = 0; param < graph->n_params && !b->status; param++)
-    update_emit(b, param);
+  const struct ruling whole = {{lade_value_scalar(graph, LADE_SCALAR_VERDICT), 0, 0}, b->verdict, b->verdict_host};
+  clip_emit(b, -1, &whole);
+  for (int param = 0; !b->early && param < graph->n_params && !b->status; param++)
+    update_emit(b, param, &whole);
 }
 
 /* Residents live for the whole list; a buffer that nothing names (an unused part) costs its bytes all the same. */
@@ -479,9 +537,10 @@ static void lifetimes_close(struct builder *b)
 }
 
 static int program_emit_all(const struct lade_build_params *params, const struct plan_step *steps, int n_steps,
-                            const struct plan_lives *lives, struct lade_program *program)
+                            const int32_t *update_ends, const struct plan_lives *lives, struct lade_program *program)
 {
-  struct builder b = {.params = params, .graph = params->graph, .steps = steps, .n_steps = n_steps, .lives = lives};
+  struct builder b = {.params = params, .graph = params->graph, .steps = steps, .n_steps = n_steps,
+                      .update_ends = update_ends, .lives = lives};
   LADE_ASSERT(params->n_microbatches > 0 && params->n_microbatches <= LADE_MICROBATCHES_MAX);
   b.status = builder_init(&b);
   if (!b.status)
@@ -492,6 +551,7 @@ static int program_emit_all(const struct lade_build_params *params, const struct
   program->n_microbatches = params->n_microbatches;
   program->is_training = params->is_training;
   program->is_unified = params->is_unified;
+  program->is_early = params->residency->is_early && params->is_training;
   program->instrs = b.instrs.items;
   program->n_instrs = b.instrs.n;
   program->operands = b.operands.items;
@@ -510,14 +570,17 @@ int lade_program_emit(const struct lade_build_params *params, struct lade_progra
   int status = plan_sequence(params, &steps, &n_steps);
   if (status)
     return status;
-  status = plan_lives_create(params, steps, n_steps, &lives);
+  int32_t *update_ends = plan_update_ends(params, steps, n_steps);
+  status = update_ends ? plan_lives_create(params, steps, n_steps, update_ends, &lives) : -ENOMEM;
   if (status) {
+    free(update_ends);
     free(steps);
     return status;
   }
   struct lade_program *program = calloc(1, sizeof(*program));
-  status = program ? program_emit_all(params, steps, n_steps, &lives, program) : -ENOMEM;
+  status = program ? program_emit_all(params, steps, n_steps, update_ends, &lives, program) : -ENOMEM;
   plan_lives_finish(&lives);
+  free(update_ends);
   free(steps);
   for (int space = 0; space < LADE_N_SPACES && !status; space++) {
     int at;

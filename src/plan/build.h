@@ -78,10 +78,16 @@ struct plan_step {
 /* The order of ops of a step. -ENOMEM. Free *ret_steps with free. */
 int plan_sequence(const struct lade_build_params *params, struct plan_step **ret_steps, int *ret_n_steps);
 
+/*
+ * By parameter, the steps after which it is updated: all of them, or, early, those to the last that adds to its
+ * gradient or reads it. NULL when memory is out; free it.
+ */
+int32_t *plan_update_ends(const struct lade_build_params *params, const struct plan_step *steps, int n_steps);
+
 /* One stay of a value in device memory. */
 struct plan_interval {
   int32_t value;               /* tensor + microbatch * n_tensors */
-  int32_t first_pos, last_pos; /* steps that use it first and last; last_pos n_steps: the update */
+  int32_t first_pos, last_pos; /* steps that use it first and last; n_steps: updates after all steps do */
   int32_t fetch_slot;          /* copied in before this step; -1: made by the step at first_pos */
   int32_t leave_slot;          /* copied out before this step (n_steps: after the last); -1: not copied out */
   uint8_t source, target;      /* enum lade_space of the copies */
@@ -94,7 +100,7 @@ struct plan_lives {
 };
 
 int plan_lives_create(const struct lade_build_params *params, const struct plan_step *steps, int n_steps,
-                      struct plan_lives *ret_lives);
+                      const int32_t *update_ends, struct plan_lives *ret_lives);
 void plan_lives_finish(struct plan_lives *lives);
 
 /* The first instruction at which most bytes of @space are live, and how many. -ENOMEM. */

@@ -30,6 +30,7 @@ struct builder {
   const struct lade_graph *graph;
   const struct plan_step *steps;
   int n_steps, n_values;
+  const int32_t *update_ends; /* by parameter: steps that come before its update */
   int32_t *first_use; /* by value, n_values + 1 */
   struct use *uses;
   int64_t *start_ns; /* by step and n_steps: the compute timeline */
@@ -91,15 +92,15 @@ static enum lade_space wait_space(enum lade_wait wait)
   return wait == LADE_WAIT_STORE ? LADE_STORE : LADE_HOST;
 }
 
-/* Where the value goes in the gap between two uses; LADE_DEVICE: it stays. */
-static enum lade_space gap_space(const struct builder *b, int tensor, int from_pos, int to_pos)
+/* Where the value goes in the gap between two uses, or before its update; LADE_DEVICE: it stays. */
+static enum lade_space gap_space(const struct builder *b, int tensor, int from_pos, int to_pos, bool is_for_update)
 {
   if (to_pos <= from_pos + 1)
     return LADE_DEVICE; /* nothing happens in between */
   struct lade_choice choice = b->params->residency->choices[tensor];
   if (choice.spill == LADE_WAIT_HOST || choice.spill == LADE_WAIT_STORE)
     return wait_space(choice.spill);
-  bool is_saved = to_pos == b->n_steps || phase_of(b, from_pos) != phase_of(b, to_pos);
+  bool is_saved = is_for_update || phase_of(b, from_pos) != phase_of(b, to_pos);
   if (is_saved && (choice.saved == LADE_WAIT_HOST || choice.saved == LADE_WAIT_STORE))
     return wait_space(choice.saved);
   return LADE_DEVICE;
@@ -127,7 +128,7 @@ static enum lade_space end_space(const struct builder *b, int tensor, int last_p
   enum lade_space home = plan_home_space(b->params->residency, what->param);
   if (home != LADE_STORE)
     return home;
-  enum lade_space away = gap_space(b, tensor, last_pos, b->n_steps);
+  enum lade_space away = gap_space(b, tensor, last_pos, b->update_ends[what->param], true);
   /* An update that streams from the store reads the gradient there too, unless it reaches device memory. */
   return away == LADE_DEVICE && !b->params->is_unified ? LADE_STORE : away;
 }
@@ -169,7 +170,7 @@ static bool value_cut(struct builder *b, int value)
     now.last_pos = uses[i].pos;
     if (i + 1 == n_uses || is_made_anew(b, tensor, &uses[i + 1]))
       continue;
-    enum lade_space away = gap_space(b, tensor, uses[i].pos, uses[i + 1].pos);
+    enum lade_space away = gap_space(b, tensor, uses[i].pos, uses[i + 1].pos, false);
     if (away == LADE_DEVICE)
       continue;
     if (copy == LADE_DEVICE) {
@@ -186,7 +187,8 @@ static bool value_cut(struct builder *b, int value)
     now.leave_slot = now.last_pos + 1;
     now.target = (uint8_t)end;
   } else if (is_grad && b->params->is_training) {
-    now.last_pos = b->n_steps;
+    int32_t n_before = b->update_ends[b->graph->tensors[tensor].param];
+    now.last_pos = n_before < b->n_steps ? n_before - 1 : b->n_steps;
   }
   return interval_push(b, &now);
 }
@@ -404,9 +406,10 @@ static int values_cut(struct builder *b)
 }
 
 int plan_lives_create(const struct lade_build_params *params, const struct plan_step *steps, int n_steps,
-                      struct plan_lives *ret_lives)
+                      const int32_t *update_ends, struct plan_lives *ret_lives)
 {
-  struct builder b = {.params = params, .graph = params->graph, .steps = steps, .n_steps = n_steps};
+  struct builder b = {
+      .params = params, .graph = params->graph, .steps = steps, .n_steps = n_steps, .update_ends = update_ends};
   LADE_ASSERT(params->graph->n_tensors <= INT32_MAX / params->n_microbatches);
   b.n_values = params->graph->n_tensors * params->n_microbatches;
   int status = uses_collect(&b);

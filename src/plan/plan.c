@@ -2,15 +2,16 @@
 /*
  * Choosing from the walk.
  *
- * Four walks are made: two that may both recompute and offload activations, of which one trusts copies to hide and
- * one does not, and one for each alone, since no greedy order is always the best mix. A state of a walk is a
- * candidate just in time, and with copies moved early as far as a rung of a fixed ladder of sizes allows. On each
- * rung a few states are tried: those with the least bound (the busiest queue, which no schedule of theirs can
- * beat) that leave none of the rung, or some per cent of it, to early copies. A budget is answered by the best of
- * all rungs that it reaches, from the highest downwards, until no state that fits a rung has a bound below the
- * best time found. Rungs and states do not depend on the budget, so the answer is the fastest of a set that grows
- * with it: a larger budget is never slower. (For graphs past LARGE_OPS the ladder is coarse and the first rung
- * that yields a plan ends it, to answer within a second.)
+ * Four walks are made: two that may both recompute and offload activations, of which one trusts copies to hide and one
+ * does not, and one for each alone, since no greedy order is always the best mix. Where updates may come early there
+ * are four with and four without: early, gradients do not add up, but the updates' own scratch meets activations. A
+ * state of a walk is a candidate just in time, and with copies moved early as far as a rung of a fixed ladder of sizes
+ * allows. On each rung a few states are tried: those with the least bound (the busiest queue, which no schedule of
+ * theirs can beat) that leave none of the rung, or some per cent of it, to early copies. A budget is answered by the
+ * best of all rungs that it reaches, from the highest downwards, until no state that fits a rung has a bound below the
+ * best time found. Rungs and states do not depend on the budget, so the answer is the fastest of a set that grows with
+ * it: a larger budget is never slower. (For graphs past LARGE_OPS the ladder is coarse and the first rung that yields a
+ * plan ends it, to answer within a second.)
  *
  * The smallest budget is the smallest packed peak of any state. Beside it stands a bound (bound.c).
  */
@@ -23,7 +24,8 @@
 #include "lade/pack.h"
 #include "plan/walk.h"
 
-#define N_WALKS 4
+#define N_WALK_KINDS 4
+#define N_WALKS (2 * N_WALK_KINDS)
 #define LARGE_OPS 1500 /* graphs past this get one walk, with coarser steps */
 #define MIN_PACK_WORK 30000000 /* packing effort, in elementary steps, when looking for the smallest budget */
 
@@ -140,6 +142,7 @@ static int state_residency(const lade_planner *planner, int walk, int state, uin
   for (int i = 0; i < w->states.items[state].n_changes; i++)
     lade_change_apply(&w->changes.items[i], *ret);
   (*ret)->prefetch_bytes = prefetch_bytes;
+  (*ret)->is_early = w->is_early;
   return 0;
 }
 
@@ -444,12 +447,13 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
 
 /* ---- public ---- */
 
-static int walks_make(lade_planner *planner)
+/* The walks with updates early, or without. */
+static int walks_make(lade_planner *planner, bool is_early)
 {
   static const struct {
     int allowed;
     double exposed_fraction;
-  } kinds[N_WALKS] = {{WALK_RECOMPUTE | WALK_OFFLOAD, 0.05},
+  } kinds[N_WALK_KINDS] = {{WALK_RECOMPUTE | WALK_OFFLOAD, 0.05},
                       {WALK_RECOMPUTE | WALK_OFFLOAD, 0.5},
                       {WALK_RECOMPUTE, 0.05},
                       {WALK_OFFLOAD, 0.05}};
@@ -457,7 +461,8 @@ static int walks_make(lade_planner *planner)
   uint64_t state = (uint64_t)lade_model_n_params(&planner->params.graph->model) * TIGHT_BYTES;
   bool is_tight = planner->params.host_bytes < state && planner->params.store_bytes < state;
   int status = 0;
-  for (int i = 0; i < N_WALKS && !status; i++) {
+  planner->start->is_early = is_early;
+  for (int i = 0; i < N_WALK_KINDS && !status; i++) {
     if (i > 0 && (!has_tier || planner->params.graph->n_ops > LARGE_OPS))
       break; /* nothing but recompute to choose from; or each walk takes long */
     planner->tariff.exposed_fraction = kinds[i].exposed_fraction;
@@ -495,7 +500,9 @@ int lade_planner_create(const struct lade_plan_params *params, struct lade_error
   if (!status) {
     recipe_apply(planner);
     pins_apply(planner);
-    status = walks_make(planner);
+    status = params->is_early ? walks_make(planner, true) : 0;
+    if (!status && !(params->is_early && is_large(planner)))
+      status = walks_make(planner, false);
   }
   if (status) {
     lade_planner_destroy(planner);

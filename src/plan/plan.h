@@ -22,6 +22,7 @@ struct lade_plan_params {
   const struct lade_prices *prices;
   int n_microbatches;
   bool is_unified;
+  bool is_early; /* updates may come inside the backward half: for steps without clipping or a loss scale */
   uint64_t chunk_bytes;
   uint64_t host_bytes, store_bytes; /* budgets of the tiers; 0: there is none */
   enum lade_recipe recipe;

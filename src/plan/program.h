@@ -33,7 +33,7 @@
 enum lade_instr_kind {
   LADE_INSTR_COMPUTE, /* one op of the graph */
   LADE_INSTR_NORM,    /* sums of squares of one parameter's gradient */
-  LADE_INSTR_CLIP,    /* all sums to the verdict */
+  LADE_INSTR_CLIP,    /* all sums to the verdict; or one parameter's to a verdict of its own */
   LADE_INSTR_UPDATE,  /* AdamW on one parameter: on the device, on the host, or streamed from the store */
   LADE_INSTR_COPY,    /* device to host or host to device */
   LADE_INSTR_READ,    /* store to memory */
@@ -51,6 +51,12 @@ enum lade_scalar { LADE_SCALAR_PARTIALS, LADE_SCALAR_VERDICT, LADE_N_SCALARS };
 
 /* Versions have 16 bits, and no parameter is added to more than four times in a microbatch. */
 #define LADE_MICROBATCHES_MAX 8191
+
+/*
+ * Version 0 of the verdict is the step's. Where parameters are updated inside the backward half, version
+ * param + 1 is the verdict over that parameter's gradient alone.
+ */
+#define LADE_EARLY_PARAMS_MAX 32766
 
 struct lade_value {
   int32_t tensor; /* -1: scratch, holds nothing between instructions */
@@ -107,7 +113,7 @@ struct lade_instr {
   uint16_t n_operands;
   int32_t first_operand;
   int32_t op;            /* COMPUTE: the graph's op */
-  int32_t param;         /* NORM, UPDATE */
+  int32_t param;         /* NORM, UPDATE, CLIP of one parameter */
   uint32_t accumulate;   /* COMPUTE: bit i: output i adds to what the gradient holds */
   int32_t waits[LADE_N_QUEUES]; /* instruction of that queue that must be done first, or -1 */
   int64_t predicted_ns;
@@ -118,6 +124,7 @@ struct lade_program {
   int n_microbatches;
   bool is_training; /* else forward only: evaluation */
   bool is_unified;  /* the drive and the host reach device memory */
+  bool is_early;    /* a parameter is updated as soon as its gradient is complete and nobody reads it any more */
   int n_instrs, n_operands, n_buffers;
   struct lade_instr *instrs;
   struct lade_operand *operands;

@@ -57,8 +57,7 @@ static void instr_describe(const struct proof *proof, const struct lade_instr *i
       first++;
     snprintf(text, bytes, "%s %s of %s, microbatch %d", kind, lade_op_kind_name(op->kind),
              op->out[first] >= 0 ? graph->tensors[op->out[first]].name : "nothing", instr->microbatch);
-  } else if ((instr->kind == LADE_INSTR_NORM || instr->kind == LADE_INSTR_UPDATE) && instr->param >= 0 &&
-             instr->param < graph->n_params) {
+  } else if (instr->kind != LADE_INSTR_COMPUTE && instr->param >= 0 && instr->param < graph->n_params) {
     snprintf(text, bytes, "%s of %s", kind, graph->tensors[graph->params[instr->param].tensor].name);
   } else {
     snprintf(text, bytes, "%s", kind);

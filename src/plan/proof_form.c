@@ -35,8 +35,8 @@ struct expectation {
 /* What has been seen so far. */
 struct tally {
   bool *has_run;                 /* by microbatch and op */
-  bool *is_normed, *is_updated;  /* by parameter */
-  int n_normed, n_updated, n_run, n_clips;
+  bool *is_normed, *is_clipped, *is_updated; /* by parameter */
+  int n_normed, n_clipped, n_updated, n_run, n_clips;
 };
 
 /* ---- buffers and values ---- */
@@ -69,6 +69,12 @@ static int buffers_check(const struct proof *proof)
   return 0;
 }
 
+/* The verdict's version by which @param is updated. */
+static int ruling_version(const struct proof *proof, int param)
+{
+  return proof->program->is_early ? param + 1 : 0;
+}
+
 /* Whether such a value exists in this program at all. */
 static bool value_exists(const struct proof *proof, struct lade_value value)
 {
@@ -76,6 +82,8 @@ static bool value_exists(const struct proof *proof, struct lade_value value)
   const int most_versions = proof->program->is_training ? 1 : 0;
   if (value.tensor < 0 || value.tensor >= lade_value_count(graph) || value.microbatch < 0 || value.version < 0)
     return false;
+  if (value.tensor == lade_value_scalar(graph, LADE_SCALAR_VERDICT))
+    return value.microbatch == 0 && value.version <= (proof->program->is_early ? graph->n_params : 0);
   if (value.tensor >= graph->n_tensors)
     return value.microbatch == 0 && value.version <= (part_param(graph, value.tensor) >= 0 ? most_versions : 0);
   const struct lade_tensor *tensor = &graph->tensors[value.tensor];
@@ -169,10 +177,15 @@ static void norm_expect(const struct proof *proof, const struct lade_instr *inst
   e->operands[1].bytes = (uint64_t)n_partials * sizeof(double);
 }
 
-static void clip_expect(const struct proof *proof, struct expectation *e)
+static void clip_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
-  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_scalar(proof->graph, LADE_SCALAR_PARTIALS), 0, 0);
-  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_scalar(proof->graph, LADE_SCALAR_VERDICT), 0, 0);
+  const int partials = lade_value_scalar(proof->graph, LADE_SCALAR_PARTIALS);
+  const int verdict = lade_value_scalar(proof->graph, LADE_SCALAR_VERDICT);
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), partials, 0, 0);
+  if (instr->param >= 0)
+    e->operands[0].bytes =
+        (uint64_t)(proof->partial_at[instr->param + 1] - proof->partial_at[instr->param]) * sizeof(double);
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), verdict, 0, instr->param + 1);
 }
 
 /* Space of operand @i of an instruction whose number of operands has not been looked at yet; -1 without one. */
@@ -209,7 +222,7 @@ static void update_expect(const struct proof *proof, const struct lade_instr *in
       expect_change(proof, e, LADE_ROLE_RESIDUAL + part, at_home, tensor, 0);
   }
   expect_read(proof, e, LADE_ROLE_VERDICT, instr->is_streamed ? memory : at_home,
-              lade_value_scalar(graph, LADE_SCALAR_VERDICT), 0, 0);
+              lade_value_scalar(graph, LADE_SCALAR_VERDICT), 0, ruling_version(proof, instr->param));
   if (instr->is_streamed) {
     bool has_grad = operand_space(proof, instr, 1) == LADE_STORE;
     uint64_t bytes = LADE_STREAM_WINDOWS * lade_stream_window_bytes(graph, instr->param, has_grad);
@@ -348,13 +361,16 @@ static int fields_check(const struct proof *proof, int at)
 {
   const struct lade_instr *instr = &proof->program->instrs[at];
   bool is_compute = instr->kind == LADE_INSTR_COMPUTE;
+  bool is_clip = instr->kind == LADE_INSTR_CLIP, is_clip_of_param = is_clip && proof->program->is_early;
   bool is_of_param = instr->kind == LADE_INSTR_NORM || instr->kind == LADE_INSTR_UPDATE;
-  bool is_of_step = is_of_param || instr->kind == LADE_INSTR_CLIP;
+  bool is_of_step = is_of_param || is_clip;
   int n_ops = proof->program->is_training ? proof->graph->n_ops : proof->graph->n_fwd_ops;
   if (is_of_step && !proof->program->is_training)
     return proof_fail(proof, at, -1, "has no place in an evaluation");
   if (is_compute ? instr->op < 0 || instr->op >= n_ops : instr->op != -1)
     return proof_fail(proof, at, -1, "has op %d, which does not belong here", instr->op);
+  if (is_clip_of_param && instr->param >= 0)
+    is_of_param = true;
   if (is_of_param ? instr->param < 0 || instr->param >= proof->graph->n_params : instr->param != -1)
     return proof_fail(proof, at, -1, "has parameter %d, which does not belong here", instr->param);
   if (instr->microbatch < 0 || instr->microbatch >= proof->program->n_microbatches)
@@ -384,16 +400,25 @@ static int tally_add(const struct proof *proof, int at, struct tally *tally)
     *has_run = true;
     return 0;
   }
-  if (instr->kind == LADE_INSTR_CLIP && tally->n_clips++)
-    return proof_fail(proof, at, -1, "happens twice");
-  if (instr->kind != LADE_INSTR_NORM && instr->kind != LADE_INSTR_UPDATE)
+  bool *is_done = NULL;
+  int *count = NULL;
+  if (instr->kind == LADE_INSTR_CLIP) {
+    is_done = instr->param < 0 ? NULL : &tally->is_clipped[instr->param];
+    count = instr->param < 0 ? &tally->n_clips : &tally->n_clipped;
+  } else if (instr->kind == LADE_INSTR_NORM) {
+    is_done = &tally->is_normed[instr->param];
+    count = &tally->n_normed;
+  } else if (instr->kind == LADE_INSTR_UPDATE) {
+    is_done = &tally->is_updated[instr->param];
+    count = &tally->n_updated;
+  } else {
     return 0;
-  bool is_norm = instr->kind == LADE_INSTR_NORM;
-  bool *is_done = is_norm ? &tally->is_normed[instr->param] : &tally->is_updated[instr->param];
-  if (*is_done)
+  }
+  if (is_done ? *is_done : *count > 0)
     return proof_fail(proof, at, -1, "happens twice");
-  *is_done = true;
-  *(is_norm ? &tally->n_normed : &tally->n_updated) += 1;
+  if (is_done)
+    *is_done = true;
+  *count += 1;
   return 0;
 }
 
@@ -407,7 +432,7 @@ static int expectation_make(const struct proof *proof, int at, struct expectatio
     norm_expect(proof, instr, e);
     return 0;
   case LADE_INSTR_CLIP:
-    clip_expect(proof, e);
+    clip_expect(proof, instr, e);
     return 0;
   case LADE_INSTR_UPDATE:
     update_expect(proof, instr, e);
@@ -507,8 +532,9 @@ int proof_form(struct proof *proof)
   struct tally tally = {.n_run = 0};
   tally.has_run = calloc((size_t)graph->n_ops * (size_t)proof->program->n_microbatches + 1, sizeof(*tally.has_run));
   tally.is_normed = calloc((size_t)graph->n_params + 1, sizeof(*tally.is_normed));
+  tally.is_clipped = calloc((size_t)graph->n_params + 1, sizeof(*tally.is_clipped));
   tally.is_updated = calloc((size_t)graph->n_params + 1, sizeof(*tally.is_updated));
-  if (!tally.has_run || !tally.is_normed || !tally.is_updated)
+  if (!tally.has_run || !tally.is_normed || !tally.is_clipped || !tally.is_updated)
     status = -ENOMEM;
   for (int at = 0; at < proof->program->n_instrs && !status; at++)
     status = instr_check(proof, at, &tally);
@@ -516,6 +542,7 @@ int proof_form(struct proof *proof)
     status = tally_check(proof, &tally);
   free(tally.has_run);
   free(tally.is_normed);
+  free(tally.is_clipped);
   free(tally.is_updated);
   return status;
 }

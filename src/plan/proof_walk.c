@@ -229,6 +229,20 @@ static int found_fail(const struct walk *walk, int at, int i, const struct piece
                     (long long)(piece->origin - operand_start(walk->proof, operand)));
 }
 
+/*
+ * Where the first byte of the value of which @operand names a range would be: partial sums are made in pieces of one
+ * value, and those of one parameter may be read alone.
+ */
+static uint64_t value_origin(const struct walk *walk, const struct lade_instr *instr,
+                             const struct lade_operand *operand)
+{
+  uint64_t start = operand_start(walk->proof, operand);
+  bool is_part = instr->kind == LADE_INSTR_NORM ? operand->role == LADE_ROLE_DST
+                                                : instr->kind == LADE_INSTR_CLIP && instr->param >= 0 &&
+                                                      operand->role == LADE_ROLE_SRC;
+  return is_part ? start - (uint64_t)walk->proof->partial_at[instr->param] * sizeof(double) : start;
+}
+
 static int operand_read(struct walk *walk, int at, int i)
 {
   const struct lade_instr *instr = &walk->proof->program->instrs[at];
@@ -238,22 +252,13 @@ static int operand_read(struct walk *walk, int at, int i)
   for (int32_t cut = marks_prev(&row->starts, span->from); cut < span->to; cut = row_next(row, cut)) {
     struct piece *piece = &row->pieces[cut];
     if (!value_is_equal(piece->value, operand->reads) || piece->buffer != operand->buffer ||
-        piece->origin != span->start)
+        piece->origin != value_origin(walk, instr, operand))
       return found_fail(walk, at, i, piece);
     if (!is_done_before(walk, piece->writer, at))
       return order_fail(walk, at, i, "reads", piece->writer, "writes");
     piece->readers[instr->queue] = at;
   }
   return 0;
-}
-
-/* Where the first byte of what @operand makes would be: partial sums are made in pieces of one value. */
-static uint64_t made_origin(const struct walk *walk, const struct lade_instr *instr, const struct lade_operand *operand)
-{
-  uint64_t start = operand_start(walk->proof, operand);
-  if (instr->kind != LADE_INSTR_NORM)
-    return start;
-  return start - (uint64_t)walk->proof->partial_at[instr->param] * sizeof(double);
 }
 
 static int operand_make(struct walk *walk, int at, int i)
@@ -271,7 +276,7 @@ static int operand_make(struct walk *walk, int at, int i)
         return order_fail(walk, at, i, "overwrites", piece->readers[q], "reads");
     }
   }
-  struct piece made = {operand->makes, made_origin(walk, instr, operand), operand->buffer, at, {-1, -1, -1, -1, -1}};
+  struct piece made = {operand->makes, value_origin(walk, instr, operand), operand->buffer, at, {-1, -1, -1, -1, -1}};
   row_fill(row, span, &made);
   return 0;
 }

@@ -125,3 +125,21 @@ int plan_sequence(const struct lade_build_params *params, struct plan_step **ret
   *ret_n_steps = s.steps.n;
   return 0;
 }
+
+int32_t *plan_update_ends(const struct lade_build_params *params, const struct plan_step *steps, int n_steps)
+{
+  const struct lade_graph *graph = params->graph;
+  int32_t *ends = calloc((size_t)LADE_MAX(graph->n_params, 1), sizeof(*ends));
+  const bool is_early = params->residency->is_early;
+  for (int param = 0; ends && !is_early && param < graph->n_params; param++)
+    ends[param] = n_steps;
+  for (int pos = 0; ends && is_early && pos < n_steps; pos++) {
+    const struct lade_op *op = &graph->ops[steps[pos].op];
+    for (int i = 0; i < op->n_in + op->n_out; i++) {
+      int tensor = i < op->n_in ? op->in[i] : op->out[i - op->n_in];
+      if (tensor >= 0 && graph->tensors[tensor].param >= 0)
+        ends[graph->tensors[tensor].param] = pos + 1;
+    }
+  }
+  return ends;
+}

@@ -371,7 +371,7 @@ static int change_make(struct walker *w, struct lade_change change)
 
 /*
  * No schedule is faster than its busiest queue; nor than all ops one after another and then the longest queue of
- * updates, because every update waits for the verdict and the verdict for every gradient.
+ * updates, because every update waits for the verdict and the verdict for every gradient. Early updates wait for less.
  */
 static int64_t least_ns(const struct walker *w)
 {
@@ -386,6 +386,8 @@ static int64_t least_ns(const struct walker *w)
   }
   for (int q = 0; q < LADE_N_QUEUES; q++)
     longest_ns = LADE_MAX(longest_ns, updates_ns[q]);
+  if (w->program->is_early)
+    longest_ns = 0;
   return (int64_t)LADE_MAX(lade_load_ns(w->solver, &load), ops_ns + longest_ns);
 }
 
@@ -497,6 +499,7 @@ int walk_make(const struct lade_plan_params *params, const struct lade_residency
     walk_finish(&walk);
     return status;
   }
+  walk.is_early = start->is_early;
   *ret_walk = walk;
   return 0;
 }

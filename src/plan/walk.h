@@ -19,6 +19,7 @@ struct walk_state {
 };
 
 struct walk {
+  bool is_early; /* as its start was: parameters are updated inside the backward half */
   LADE_ARRAY(struct lade_change) changes;
   LADE_ARRAY(struct walk_state) states;
 };

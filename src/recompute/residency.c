@@ -58,6 +58,7 @@ int lade_residency_copy(const struct lade_residency *from, struct lade_residency
   memcpy(residency->choices, from->choices, (size_t)from->n_tensors * sizeof(*from->choices));
   memcpy(residency->homes, from->homes, (size_t)from->n_params * sizeof(*from->homes));
   residency->prefetch_bytes = from->prefetch_bytes;
+  residency->is_early = from->is_early;
   *ret_residency = residency;
   return 0;
 }

@@ -15,11 +15,15 @@
  * A gradient is made on the device and travels to its parameter's home; its saved gap is the one between two
  * microbatches, and the wait for the update where the home is the store.
  *
+ * Updates come after all steps, or early: each as soon as no step adds to the gradient or reads the parameter any
+ * more, so that its gradient waits for no other.
+ *
  * Choices are the same for all microbatches: they are the same value at different times.
  */
 #ifndef LADE_RESIDENCY_H
 #define LADE_RESIDENCY_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "graph/graph.h"
@@ -42,6 +46,7 @@ struct lade_residency {
    * time: least memory, copies exposed.
    */
   uint64_t prefetch_bytes;
+  bool is_early;
 };
 
 /*

@@ -80,7 +80,8 @@ static void norm_bind(lade_executor *ex, const struct lade_program *program, con
 static void clip_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
                       struct call *call)
 {
-  struct lade_clip_args args = {.n_partials = lade_value_first_partial(ex->graph, ex->graph->n_params),
+  const struct lade_operand *partials = operand_find(program, instr, LADE_ROLE_SRC);
+  struct lade_clip_args args = {.n_partials = (int64_t)(partials->bytes / sizeof(double)),
                                 .partial = operand_address(ex, program, instr, LADE_ROLE_SRC),
                                 .verdict = operand_address(ex, program, instr, LADE_ROLE_DST)};
   memcpy(call->args, &args, sizeof(args));

@@ -127,6 +127,9 @@ int lade_executor_step(lade_executor *ex, const struct lade_step *step, struct l
                        struct lade_error *error)
 {
   struct lade_step_result result = {0};
+  const bool is_early = ex->train.program->is_early;
+  if (is_early && (step->clip > 0 || step->loss_scale != 1))
+    return lade_error_set(error, -EINVAL, "updates inside the backward pass know no clipping and no loss scale");
   ex->step = *step;
   int status = program_run(ex, &ex->train, &result, error);
   if (status)
@@ -136,9 +139,14 @@ int lade_executor_step(lade_executor *ex, const struct lade_step *step, struct l
   if (!ex->is_dry)
     memcpy(&result.verdict, executor_address(ex, ex->train.program, ex->verdict, 0), sizeof(result.verdict));
   *ret_result = result;
-  if (result.verdict.is_skipped)
-    return lade_error_set(error, -ERANGE, "a gradient is not finite; the update was skipped");
-  return 0;
+  if (!result.verdict.is_skipped)
+    return 0;
+  if (is_early) {
+    struct lade_error line;
+    lade_error_set(&line, -EDOM, "a gradient was not finite after other parameters had been updated");
+    executor_fail(ex, -EDOM, &line);
+  }
+  return lade_error_set(error, -ERANGE, "a gradient is not finite; the update was skipped");
 }
 
 int lade_executor_eval(lade_executor *ex, struct lade_step_result *ret_result, struct lade_error *error)

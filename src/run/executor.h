@@ -57,7 +57,8 @@ struct lade_step_result {
  * Run one training step, or one forward evaluation of the same batch size, and wait for its end. @step is copied
  * first. On an error of any instruction (-EIO, -EBADMSG naming the tensor, ...) state is not to be trusted: every
  * later call but destroy returns the same. -ERANGE: the verdict skipped the update because a gradient is not
- * finite; nothing changed.
+ * finite; nothing changed. In a program that updates early parameters did change, and later calls return -EDOM;
+ * there -EINVAL meets a step with clipping or a loss scale.
  */
 int lade_executor_step(lade_executor *executor, const struct lade_step *step, struct lade_step_result *ret_result,
                        struct lade_error *error);

@@ -87,6 +87,7 @@ int lade_run_session_params(const struct lade_run_params *run, struct lade_sessi
   params.allow_tmpfs = own.allow_tmpfs;
   params.recipe = own.recipe;
   params.residency_file = own.residency_file;
+  params.updates_early = own.updates_early;
   params.is_dry = own.device && strcmp(own.device, "dry") == 0;
   params.machine = own.machine;
   params.throttle = (struct lade_link){.bytes_per_s = own.link_bytes_per_s, .latency_ns = own.link_latency_ns};
@@ -135,6 +136,7 @@ int lade_plan_find(const struct lade_run_params *run, struct lade_plan_report *r
   if (status)
     return status;
   params.is_plan_only = true;
+  params.clip = 0; /* a plan has no use for it; a trainer's decides whether it may update early */
   params.is_dry = false; /* nothing is executed: the same answer on either device */
   status = lade_session_open(&params, error, &session);
   if (status)

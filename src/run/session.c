@@ -130,11 +130,13 @@ static int not_finite(const lade_session *s, const struct lade_step_result *resu
                           "overflowed, and the update was made; go on from the newest save, with a smaller --lr", step,
                           loss);
   const char *bad = bad_tensor(s, result->verdict.first_bad);
+  const char *updated = s->plan->train->is_early ? "others were updated before it; go on from the newest save"
+                                                : "nothing was updated";
   if (isfinite(result->loss))
-    return lade_error_set(error, -EDOM, "step %lld: %s is not finite, though the loss is (%f); nothing was updated",
-                          step, bad, loss);
-  return lade_error_set(error, -EDOM, "step %lld: the loss is %f, and the first gradient that is not finite is %s; "
-                        "nothing was updated", step, loss, bad);
+    return lade_error_set(error, -EDOM, "step %lld: %s is not finite, though the loss is (%f); %s", step, bad, loss,
+                          updated);
+  return lade_error_set(error, -EDOM, "step %lld: the loss is %f, and the first gradient that is not finite is %s; %s",
+                        step, loss, bad, updated);
 }
 
 /* The step was made: its loss counts, whatever it is. */

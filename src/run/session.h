@@ -47,6 +47,7 @@ struct lade_session_params {
   bool skip_cache;                     /* of the probe's measurements */
   enum lade_recipe recipe;
   const char *residency_file;
+  bool updates_early;                  /* inside the backward half; -EINVAL with clip or LADE_F16 */
   int64_t eval_iters;
   const char *init;                    /* safetensors to start from */
   const char *resume;                  /* directory with checkpoints */

@@ -112,6 +112,20 @@ static int batch_check(lade_session *s, struct lade_error *error)
                         (long long)p->micro_batch, (long long)p->batch, list);
 }
 
+/* What an update inside the backward half cannot know yet: the norm of all gradients, and whether any overflowed. */
+static int update_check(const lade_session *s, struct lade_error *error)
+{
+  if (!s->params.updates_early)
+    return 0;
+  if (s->params.clip > 0)
+    return lade_error_set(error, -EINVAL, "--update early needs --clip 0: the norm that --clip %g limits is known only "
+                          "when all gradients are complete", s->params.clip);
+  if (s->params.dtype == LADE_F16)
+    return lade_error_set(error, -EINVAL, "--update early is not for fp16: a gradient that overflows must leave all "
+                          "parameters as they were, and that is known only when all gradients are complete");
+  return 0;
+}
+
 static int data_read(lade_session *s, struct lade_error *error)
 {
   const struct lade_session_params *p = &s->params;
@@ -216,7 +230,8 @@ static struct lade_plan_params plan_params(const lade_session *s)
 {
   return (struct lade_plan_params){
       .struct_size = sizeof(struct lade_plan_params), .graph = s->graph, .prices = &s->prices,
-      .n_microbatches = s->n_microbatches, .is_unified = s->is_unified, .chunk_bytes = CHUNK_BYTES,
+      .n_microbatches = s->n_microbatches, .is_unified = s->is_unified,
+      .is_early = s->params.updates_early, .chunk_bytes = CHUNK_BYTES,
       .host_bytes = s->host_bytes, .store_bytes = s->store_bytes, .recipe = s->params.recipe, .pins = s->pins,
       .n_pins = s->n_pins};
 }
@@ -386,6 +401,8 @@ static int session_acquire(lade_session *s, struct lade_error *error)
   int status = model_read(s, error);
   if (!status)
     status = batch_check(s, error);
+  if (!status)
+    status = update_check(s, error);
   if (!status)
     status = session_resume_begin(s, error);
   if (!status)

@@ -44,19 +44,20 @@ static uint64_t n_cells(const struct lade_operand *operand)
   return (operand->bytes + CELL - 1) / CELL;
 }
 
-/* Where in its value an operand's range begins: sums of squares are made piece by piece. */
+/* Where in its value an operand's range begins: sums of squares are one parameter's, or a whole of pieces. */
 static uint64_t first_cell(const struct machine *m, const struct lade_instr *instr, const struct lade_operand *operand)
 {
-  if (instr->kind != LADE_INSTR_NORM || !(operand->access & LADE_MAKES))
+  int tensor = operand->access & LADE_MAKES ? operand->makes.tensor : operand->reads.tensor;
+  if (instr->param < 0 || tensor != lade_value_scalar(m->program->graph, LADE_SCALAR_PARTIALS))
     return 0;
   return (uint64_t)lade_value_first_partial(m->program->graph, instr->param) * sizeof(double) / CELL;
 }
 
 static bool is_read_right(const struct machine *m, int at, const struct lade_operand *operand, uint64_t scribble)
 {
-  const uint64_t *cells = operand_cells(m, operand);
+  const uint64_t *cells = operand_cells(m, operand), first = first_cell(m, &m->program->instrs[at], operand);
   for (uint64_t i = 0; i < n_cells(operand); i++) {
-    if (cells[i] != value_tag(operand->reads, i) && (!scribble || cells[i] != scribble))
+    if (cells[i] != value_tag(operand->reads, first + i) && (!scribble || cells[i] != scribble))
       return false;
   }
   return true;

@@ -76,7 +76,7 @@ lade_planner *rig_planner(const struct rig *rig, uint64_t host_bytes, uint64_t s
   lade_planner *planner = NULL;
   struct lade_plan_params how = {.struct_size = sizeof(how), .graph = rig->graph, .prices = &rig->prices,
                                  .n_microbatches = rig->model.n_microbatches, .is_unified = rig->is_unified,
-                                 .chunk_bytes = rig->chunk_bytes, .host_bytes = host_bytes,
+                                 .is_early = rig->is_early, .chunk_bytes = rig->chunk_bytes, .host_bytes = host_bytes,
                                  .store_bytes = store_bytes, .recipe = recipe};
   demand(lade_planner_create(&how, &error, &planner), &error, "planner");
   return planner;
@@ -156,7 +156,8 @@ void rig_tokens_fill(struct rig *rig, uint32_t batch)
 struct lade_step rig_step_block(const struct rig *rig, int i)
 {
   struct lade_step step = {.seed = 3, .step = (uint32_t)i, .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f,
-                           .weight_decay = 0.1f, .clip = 1, .loss_scale = rig->model.dtype == LADE_F16 ? 256 : 1};
+                           .weight_decay = 0.1f, .clip = rig->is_early ? 0 : 1,
+                           .loss_scale = rig->model.dtype == LADE_F16 ? 256 : 1};
   double power1 = 1, power2 = 1;
   for (int k = 0; k <= i; k++) {
     power1 *= 0.9;

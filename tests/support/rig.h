@@ -31,6 +31,7 @@ struct rig {
   struct lade_prices prices; /* of a machine that never changes */
   uint64_t chunk_bytes;      /* of plans; 4096 to have many budgets, 2 MiB to have the device's */
   bool is_unified;
+  bool is_early;             /* plans may update inside the backward half; steps then do not clip */
   enum lade_store_engine engine;
   const char *store_dir;
   bool allow_tmpfs;

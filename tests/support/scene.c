@@ -24,6 +24,10 @@ const struct scene_setting scene_settings[SCENE_N_SETTINGS] = {
      .is_unified = true, .prefetch_bytes = UINT64_MAX / 2},
     {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 3, .manner = SCENE_MIXED, .homes = SCENE_MIXED_HOMES,
      .prefetch_bytes = UINT64_MAX / 2, .seed = 5},
+    {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 1, .manner = SCENE_MIXED, .homes = SCENE_MIXED_HOMES,
+     .is_early = true, .prefetch_bytes = UINT64_MAX / 2, .seed = 9},
+    {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 3, .manner = SCENE_RECOMPUTE, .homes = LADE_HOME_STORE,
+     .is_early = true, .is_unified = true},
 };
 
 uint32_t scene_draw(uint32_t *seed, uint32_t below)
@@ -92,6 +96,7 @@ void scene_residency_set(struct lade_residency *residency, const struct lade_gra
   for (int i = 0; i < graph->n_params; i++)
     residency->homes[i] = (uint8_t)(how->homes < SCENE_MIXED_HOMES ? how->homes : (int)scene_draw(&seed, 3));
   residency->prefetch_bytes = how->prefetch_bytes;
+  residency->is_early = how->is_early;
 }
 
 void scene_prices_finish(struct lade_prices *prices)

@@ -30,13 +30,13 @@ struct scene_setting {
   enum lade_dtype dtype;
   int n_microbatches, homes; /* enum lade_home of all parameters, or SCENE_MIXED_HOMES */
   enum scene_manner manner;
-  bool is_unified, is_evaluation;
+  bool is_unified, is_evaluation, is_early;
   uint64_t prefetch_bytes;
   uint32_t seed;
   float dropout;
 };
 
-#define SCENE_N_SETTINGS 5
+#define SCENE_N_SETTINGS 7
 /* Everything that programs consist of is in one of these. */
 extern const struct scene_setting scene_settings[SCENE_N_SETTINGS];
 

@@ -59,6 +59,13 @@ assert re.search(r"the loss is (nan|inf), and the first gradient that is not fin
 step = int(err.split()[3].rstrip(":"))
 assert f"step-{step:08d}" in os.listdir("burst"), (step, os.listdir("burst"))
 
+# The same where parameters are updated inside the backward pass: some were, and the message says so.
+code, out, err = run("train", *SHORT, "--steps", "50", "--lr", "1000", "--min-lr", "1000", "--warmup", "0", "--clip",
+                     "0", "--save", "early", "--save-every", "1", "--dtype", "fp32", "--update", "early",
+                     "--host-budget", "0", "--budget", "min")
+assert code == 1 and not out and "others were updated before it; go on from the newest save" in err, (code, err)
+assert f"step-{step:08d}" in os.listdir("early") and f"step-{step + 1:08d}" not in os.listdir("early"), (step, err)
+
 # A loss that overflows while every gradient is finite: every logit of the text's byte is -2.4e38, and another's as far
 # on the other side, but gradients are differences of probabilities. The update was made, and no tensor is to blame.
 WIDTH = 64

@@ -85,6 +85,14 @@ for process in (1, 2):
     spans = [event for event in trace if event["pid"] == process and event["ph"] == "X"]
     assert len(spans) > 50 and any("matmul" in event["name"] for event in spans), len(spans)
 
+# Updates inside the backward pass: the same bits without clipping; with it, or with fp16, refused with the reason.
+late, early = (train("--steps", "6", "--clip", "0", "--update", when, "--micro-batch", "1") for when in ("end", "early"))
+assert early["params_digest"] == late["params_digest"] != whole["params_digest"]
+assert early["loss_digest"] == late["loss_digest"]
+refused(2, "train", *SHORT, "--data", "text.txt", "--update", "early", words=["--clip 0", "norm"])
+refused(2, "train", *SHORT, "--data", "text.txt", "--update", "early", "--clip", "0", "--dtype", "fp16",
+        words=["fp16", "overflows"])
+
 # A budget changes no bit; the smallest is exact.
 plan = done("plan", *SHORT, "--data", "text.txt", "--json", "--budget", "min")
 least = plan["min_budget_bytes"]

@@ -142,8 +142,10 @@ static void residency_agrees(struct rig *rig, const struct rig_numbers *want, ui
   how.prefetch_bytes = scene_draw(&at, 2) ? (uint64_t)scene_draw(&at, 2000000) : 0;
   rig->is_unified = scene_draw(&at, 2);
   assert_int_equal(lade_residency_create(rig->graph, &residency), 0);
+  how.is_early = rig->is_early;
   scene_residency_set(residency, rig->graph, &how);
   struct lade_plan *plan = rig_plan(rig, residency);
+  assert_int_equal(plan->train->is_early, rig->is_early);
   bool has_store = plan->peak_bytes[LADE_STORE] > 0;
   if (!has_store || !store_refusal) {
     run_or_fail(rig, plan, &numbers);
@@ -167,6 +169,87 @@ static void every_residency_gives_the_same_bits(void **state)
       residency_agrees(&rig, &want, i * 100 + seed);
     rig_finish(&rig);
   }
+}
+
+/* ---- updates inside the backward half ---- */
+
+static void early_updates_give_the_same_bits(void **state)
+{
+  for (uint32_t i = 0; i < 4; i++) {
+    struct rig_model model = rig_tiny(i % 2 ? LADE_LLAMA : LADE_GPT2);
+    struct rig rig;
+    model.dtype = i < 2 ? LADE_BF16 : LADE_F32;
+    model.n_microbatches = i == 1 || i == 2 ? 3 : 1;
+    rig_init(&rig, &model);
+    rig.is_early = true;
+    struct rig_numbers want = reference(&rig); /* updates at the end */
+    for (uint32_t seed = 0; seed < (is_thorough ? 40 : 6); seed++)
+      residency_agrees(&rig, &want, 5000 + i * 100 + seed);
+    for (int tier = 0; tier < (int)LADE_COUNT(tiers); tier++) {
+      if (!tiers[tier].store_bytes || !store_refusal)
+        budgets_agree(&rig, &want, tier, is_thorough ? 8 : 2);
+    }
+    rig_finish(&rig);
+  }
+}
+
+/* A plan with everything kept and updates early. */
+static struct lade_plan *early_plan(const struct rig *rig)
+{
+  struct lade_residency *keep = NULL;
+  assert_int_equal(lade_residency_create(rig->graph, &keep), 0);
+  keep->is_early = true;
+  return rig_plan(rig, keep);
+}
+
+static void early_updates_refuse_clipping_and_a_loss_scale(void **state)
+{
+  struct rig_model model = rig_tiny(LADE_GPT2);
+  struct rig rig;
+  struct lade_error error = {0};
+  struct lade_step_result result;
+  rig_init(&rig, &model);
+  rig.is_early = true;
+  struct lade_plan *plan = early_plan(&rig);
+  assert_int_equal(rig_open(&rig, plan, &error), 0);
+  rig_tokens_fill(&rig, 0);
+  struct lade_step clipped = rig_step_block(&rig, 0), scaled = clipped;
+  clipped.clip = 1;
+  scaled.loss_scale = 2;
+  assert_int_equal(lade_executor_step(rig.executor, &clipped, &result, &error), -EINVAL);
+  assert_int_equal(lade_executor_step(rig.executor, &scaled, &result, &error), -EINVAL);
+  assert_int_equal(lade_executor_n_steps(rig.executor), 0);
+  assert_int_equal(rig_step(&rig, 0, &result, &error), 0);
+  rig_close(&rig);
+  lade_plan_destroy(plan);
+  rig_finish(&rig);
+}
+
+/* One gradient is not finite after others were: the run cannot go on, and says so ever after. */
+static void a_gradient_that_is_not_finite_ends_a_run_that_updates_early(void **state)
+{
+  struct rig_model model = rig_tiny(LADE_GPT2);
+  struct rig rig;
+  struct lade_error error = {0};
+  struct lade_step_result result;
+  rig_init(&rig, &model);
+  rig.is_early = true;
+  struct lade_plan *plan = early_plan(&rig);
+  assert_int_equal(rig_open(&rig, plan, &error), 0);
+  assert_int_equal(rig_step(&rig, 0, &result, &error), 0);
+  const struct lade_param *first = &rig.graph->params[0]; /* the token table: its gradient is the last one */
+  const uint64_t bytes = rig.graph->tensors[first->tensor].bytes;
+  uint16_t *table = malloc(bytes);
+  for (uint64_t i = 0; i < bytes / sizeof(*table); i++)
+    table[i] = 0x7f80; /* infinity */
+  assert_int_equal(lade_executor_set(rig.executor, first->tensor, 0, table, bytes, &error), 0);
+  free(table);
+  assert_int_equal(rig_step(&rig, 1, &result, &error), -ERANGE);
+  assert_true(result.verdict.is_skipped);
+  assert_int_equal(rig_step(&rig, 2, &result, &error), -EDOM);
+  rig_close(&rig);
+  lade_plan_destroy(plan);
+  rig_finish(&rig);
 }
 
 /* ---- gradients ---- */
@@ -341,6 +424,9 @@ int main(int argc, char **argv)
       cmocka_unit_test(the_stated_peak_is_the_measured_peak),
       cmocka_unit_test(every_residency_gives_the_same_bits),
       cmocka_unit_test(every_budget_gives_the_same_bits),
+      cmocka_unit_test(early_updates_give_the_same_bits),
+      cmocka_unit_test(early_updates_refuse_clipping_and_a_loss_scale),
+      cmocka_unit_test(a_gradient_that_is_not_finite_ends_a_run_that_updates_early),
   };
   store_refusal = rig_store_refusal(LADE_STORE_AUTO);
   if (store_refusal)

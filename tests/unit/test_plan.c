@@ -161,6 +161,28 @@ static void tiers_make_room(void **state)
   assert_true(least[1] < least[0] && least[2] <= least[1] && least[3] < least[0]);
 }
 
+/* Gradients that do not wait for each other need less; and where that does not help it does not hurt. */
+static void early_updates_make_room(void **state)
+{
+  const struct desk *desks = *state;
+  for (size_t k = 0; k < LADE_COUNT(machines); k++) {
+    struct desk early;
+    desk_open(&early, LADE_GPT2, &machines[k]);
+    early.params.is_early = true;
+    desk_start(&early);
+    assert_true(early.bounds.min_bytes >= early.bounds.lower_bound_bytes);
+    assert_true(early.bounds.lower_bound_bytes <= desks[k].bounds.lower_bound_bytes);
+    assert_true(early.bounds.min_bytes <= desks[k].bounds.min_bytes);
+    if (!machines[k].host_bytes && !machines[k].store_bytes)
+      assert_true(early.bounds.min_bytes < desks[k].bounds.lower_bound_bytes);
+    struct lade_plan *plan = plan_get(&early, early.bounds.min_bytes);
+    assert_within(&early, plan, early.bounds.min_bytes);
+    assert_true(interleave_runs(plan->train, 3));
+    lade_plan_destroy(plan);
+    desk_close(&early);
+  }
+}
+
 /* Without a host tier the host holds what the caller exchanges with a step and nothing else. */
 static void an_absent_tier_is_not_used(void **state)
 {
@@ -283,6 +305,7 @@ int main(void)
       cmocka_unit_test(larger_budgets_are_never_slower),
       cmocka_unit_test(the_smallest_budget_is_an_edge),
       cmocka_unit_test(tiers_make_room),
+      cmocka_unit_test(early_updates_make_room),
       cmocka_unit_test(an_absent_tier_is_not_used),
       cmocka_unit_test(recipes_are_followed),
       cmocka_unit_test(pins_are_kept),

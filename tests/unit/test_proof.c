@@ -235,7 +235,8 @@ static bool is_consumer(const struct lade_program *program, int at)
   for (int i = 0; i < program->instrs[at].n_operands; i++) {
     for (int j = 0; j < program->instrs[at - 1].n_operands; j++) {
       const struct lade_operand *one = operand_get(program, at - 1, j), *two = operand_get(program, at, i);
-      if (one->buffer == two->buffer && (one->access & LADE_MAKES) && (two->access & LADE_READS))
+      bool do_meet = one->offset < two->offset + two->bytes && two->offset < one->offset + one->bytes;
+      if (one->buffer == two->buffer && do_meet && (one->access & LADE_MAKES) && (two->access & LADE_READS))
         return true;
     }
   }
