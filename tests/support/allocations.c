@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-int allocations_left = -1;
+int allocations_left = -1, allocations_live;
 
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t n, size_t bytes);
@@ -19,17 +19,25 @@ static bool allocation_fails(void)
   return allocations_left == 0;
 }
 
+static void *counted(void *memory)
+{
+  allocations_live += memory != NULL;
+  return memory;
+}
+
 void *__wrap_malloc(size_t bytes)
 {
-  return allocation_fails() ? NULL : __real_malloc(bytes);
+  return allocation_fails() ? NULL : counted(__real_malloc(bytes));
 }
 
 void *__wrap_calloc(size_t n, size_t bytes)
 {
-  return allocation_fails() ? NULL : __real_calloc(n, bytes);
+  return allocation_fails() ? NULL : counted(__real_calloc(n, bytes));
 }
 
 void *__wrap_realloc(void *memory, size_t bytes)
 {
-  return allocation_fails() ? NULL : __real_realloc(memory, bytes);
+  if (allocation_fails())
+    return NULL;
+  return memory ? __real_realloc(memory, bytes) : counted(__real_realloc(NULL, bytes));
 }

@@ -11,6 +11,9 @@
 /* -1: never fail; n: the n-th call from now on fails, and all after it (and is 0 from then on). */
 extern int allocations_left;
 
+/* Given out and not given back, where --wrap=free is there too; what libraries make and we free counts wrongly. */
+extern int allocations_live;
+
 /* For a library that takes an allocator. */
 void *__wrap_malloc(size_t bytes);
 

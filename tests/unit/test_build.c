@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Building programs where memory is refused and where microbatches are many. What a program says is test_proof's
+ * matter, how it is chosen test_plan's.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "plan/plan.h"
+#include "plan/proof.h"
+#include "tests/support/allocations.h"
+#include "tests/support/scene.h"
+
+#define CHUNK 65536
+#define MANY_ALLOCATIONS 100000 /* no build of these scenes asks so often */
+#define MANY_MICROBATCHES 200
+
+static struct lade_build_params params_of(const struct scene *scene, const struct scene_setting *how)
+{
+  return (struct lade_build_params){.graph = scene->graph, .residency = scene->residency, .prices = &scene->prices,
+                                    .n_microbatches = how->n_microbatches, .is_training = !how->is_evaluation,
+                                    .is_unified = how->is_unified, .chunk_bytes = CHUNK, .packer = scene->packer};
+}
+
+static void programs_are_equal(const struct lade_program *a, const struct lade_program *b)
+{
+  assert_int_equal(a->n_instrs, b->n_instrs);
+  assert_int_equal(a->n_operands, b->n_operands);
+  assert_int_equal(a->n_buffers, b->n_buffers);
+  for (int i = 0; i < a->n_buffers; i++)
+    assert_true(a->buffers[i].offset == b->buffers[i].offset && a->buffers[i].bytes == b->buffers[i].bytes);
+  assert_memory_equal(a->peak_bytes, b->peak_bytes, sizeof(a->peak_bytes));
+  assert_true(a->predicted_ns == b->predicted_ns);
+}
+
+/* Refuse the Nth allocation of a build and all after it, for every N. */
+static void builds_fail_whole(const struct scene_setting *how)
+{
+  struct scene scene;
+  scene_init(&scene, how);
+  const struct lade_build_params params = params_of(&scene, how);
+  int status = -ENOMEM, n_refused = 0;
+  for (int n = 1; status && n < MANY_ALLOCATIONS; n++) {
+    struct lade_program *program = NULL;
+    const int n_before = allocations_live;
+    allocations_left = n;
+    status = lade_program_build(&params, &program);
+    bool has_failed = allocations_left == 0;
+    allocations_left = -1;
+    if (status) {
+      assert_int_equal(status, -ENOMEM);
+      assert_true(has_failed && program == NULL);
+      assert_int_equal(allocations_live, n_before);
+      n_refused++;
+      continue;
+    }
+    assert_false(has_failed);
+    programs_are_equal(program, scene.program);
+    lade_program_destroy(program);
+    assert_int_equal(allocations_live, n_before);
+  }
+  assert_int_equal(status, 0);
+  assert_true(n_refused > 20);
+  scene_finish(&scene);
+}
+
+static void every_refused_allocation_fails_a_build_whole(void **state)
+{
+  for (int i = 0; i < SCENE_N_SETTINGS; i++)
+    builds_fail_whole(&scene_settings[i]);
+}
+
+static void many_microbatches_are_one_program(void **state)
+{
+  struct scene_setting few = {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 2}, many = few;
+  struct scene small, large;
+  struct lade_error error = {0};
+  many.n_microbatches = MANY_MICROBATCHES;
+  scene_init(&small, &few);
+  scene_init(&large, &many);
+  const uint64_t budgets[LADE_N_SPACES] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
+  assert_int_equal(lade_program_prove(large.program, budgets, &error), 0);
+  assert_int_equal(large.program->live_peak_bytes[LADE_DEVICE], small.program->live_peak_bytes[LADE_DEVICE]);
+  scene_finish(&large);
+  scene_finish(&small);
+}
+
+static void the_number_of_microbatches_has_limits(void **state)
+{
+  struct lade_graph *graph = scene_graph(LADE_GPT2, LADE_BF16, 0);
+  struct lade_prices prices = scene_prices(graph);
+  struct lade_plan_params params = {.struct_size = sizeof(params), .graph = graph, .prices = &prices,
+                                    .is_unified = true, .chunk_bytes = CHUNK};
+  static const int refused[] = {-1, 0, LADE_MICROBATCHES_MAX + 1};
+  for (size_t i = 0; i < LADE_COUNT(refused); i++) {
+    struct lade_error error = {0};
+    lade_planner *planner = NULL;
+    char stated[64];
+    params.n_microbatches = refused[i];
+    snprintf(stated, sizeof(stated), "%d microbatches in a step: there may be 1 to %d", refused[i],
+             LADE_MICROBATCHES_MAX);
+    assert_int_equal(lade_planner_create(&params, &error, &planner), -EINVAL);
+    assert_null(planner);
+    assert_non_null(strstr(error.text, stated));
+    assert_non_null(strstr(error.text, "--micro-batch"));
+  }
+  scene_prices_finish(&prices);
+  lade_graph_destroy(graph);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(every_refused_allocation_fails_a_build_whole),
+      cmocka_unit_test(many_microbatches_are_one_program),
+      cmocka_unit_test(the_number_of_microbatches_has_limits),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
