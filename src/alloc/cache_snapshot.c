@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Snapshots in the format of PyTorch's memory_viz page: a pickle of plain dicts, lists, strings and integers.
+ * Snapshots in the format of PyTorch's memory_viz page: a pickle of plain dicts, lists, strings and numbers.
  *
- * The page reads two things: segments with their blocks, and the history of events. A run of addresses that has memory
- * under it is a segment here. A block is active_allocated, active_awaiting_free or inactive. An event of the
- * trace becomes one or two entries, since a free that is done at once is asked for and completed. Places become a
- * frame each, `file:line`, so that the page can colour by origin.
+ * The page reads two things: segments with their blocks, and the history of events, which it plays backwards from the
+ * blocks. So what an event says must agree with what the blocks say. A run of addresses that has memory under it is a
+ * segment here, of stream 0, as its blocks may be of any queue. A block is active_allocated, active_pending_free or
+ * inactive. An event of the trace becomes one or two entries, since a free that is done at once is asked for and
+ * completed. A place becomes a frame, `file:line:tag`, so that the page can show owners.
  *
  * Pickle's protocol 4 needs few opcodes for data without sharing: PROTO, EMPTY_DICT and EMPTY_LIST, MARK with
- * SETITEMS and APPENDS around their contents, short and long strings, integers, NEWTRUE, STOP. There is no memo
- * and no frame; readers need neither.
+ * SETITEMS and APPENDS around their contents, strings, integers, a float, booleans, STOP. There is no memo and no
+ * frame; readers need neither. The page's own reader takes integers of at most 8 bytes, and hands the items between a
+ * MARK and its APPENDS to one call as arguments, of which there may not be too many: hence batches.
  *
  * The text is made in memory under the mutex, so that it is one moment's picture, and written after.
  */
@@ -19,6 +21,10 @@
 
 #include "alloc/cache_internal.h"
 #include "base/file.h"
+
+#define BATCH 1000 /* items of a list between MARK and APPENDS */
+#define OP_TRUE "\x88"
+#define OP_FALSE "\x89"
 
 struct pickle {
   char *bytes;
@@ -59,13 +65,15 @@ static void put_string(struct pickle *pickle, const char *text)
   put_text(pickle, text, strlen(text));
 }
 
-/* LONG1 with nine bytes: little-endian, the ninth keeps it positive. */
+/* Little-endian: of one byte or two, which have no sign, of four or eight, which have. */
 static void put_integer(struct pickle *pickle, uint64_t value)
 {
-  uint8_t bytes[11] = {0x8a, 9};
-  for (int i = 0; i < 8; i++)
-    bytes[2 + i] = (uint8_t)(value >> (8 * i));
-  put(pickle, bytes, sizeof(bytes));
+  uint8_t bytes[10] = {value <= 0xff ? 'K' : value <= 0xffff ? 'M' : value <= INT32_MAX ? 'J' : 0x8a, 8};
+  int head = bytes[0] == 0x8a ? 2 : 1, n = bytes[0] == 'K' ? 1 : bytes[0] == 'M' ? 2 : bytes[0] == 'J' ? 4 : 8;
+  LADE_ASSERT(value <= INT64_MAX);
+  for (int i = 0; i < n; i++)
+    bytes[head + i] = (uint8_t)(value >> (8 * i));
+  put(pickle, bytes, (size_t)(head + n));
 }
 
 static void put_item(struct pickle *pickle, const char *key, uint64_t value)
@@ -74,19 +82,47 @@ static void put_item(struct pickle *pickle, const char *key, uint64_t value)
   put_integer(pickle, value);
 }
 
-static void put_frames(struct pickle *pickle, const char *place)
+static void put_flag(struct pickle *pickle, const char *key, bool is_set)
 {
-  put_string(pickle, "frames");
+  put_string(pickle, key);
+  put_op(pickle, is_set ? OP_TRUE : OP_FALSE);
+}
+
+/* A list is begun, each item announced after it was put, and ended; @n counts the items. */
+static void list_begin(struct pickle *pickle, const char *key)
+{
+  put_string(pickle, key);
   put_op(pickle, "](");
-  if (place) {
-    const char *colon = strrchr(place, ':');
-    size_t n = colon ? (size_t)(colon - place) : strlen(place);
+}
+
+static void list_item(struct pickle *pickle, uint64_t *n)
+{
+  if (++*n % BATCH == 0)
+    put_op(pickle, "e(");
+}
+
+/* Readers want UTF-8; a place is text of the program, and may be anything. */
+static void put_file_name(struct pickle *pickle, const char *text, size_t n)
+{
+  char name[256];
+  n = LADE_MIN(n, sizeof(name));
+  for (size_t i = 0; i < n; i++)
+    name[i] = text[i] < ' ' || text[i] > '~' ? '?' : text[i];
+  put_text(pickle, name, n);
+}
+
+/* Of what nobody owns there are no frames: @tag is NULL. */
+static void put_frames(struct pickle *pickle, const char *place, const char *tag)
+{
+  list_begin(pickle, "frames");
+  if (tag) {
+    const char *file = place ? place : "unknown", *colon = strrchr(file, ':');
     put_op(pickle, "}(");
     put_string(pickle, "name");
-    put_string(pickle, place);
+    put_file_name(pickle, tag, strlen(tag));
     put_string(pickle, "filename");
-    put_text(pickle, place, n);
-    put_item(pickle, "line", colon ? strtoul(colon + 1, NULL, 10) : 0);
+    put_file_name(pickle, file, colon ? (size_t)(colon - file) : strlen(file));
+    put_item(pickle, "line", colon ? strtoul(colon + 1, NULL, 10) & INT32_MAX : 0);
     put_op(pickle, "u");
   }
   put_op(pickle, "e");
@@ -99,7 +135,7 @@ static bool is_active(const struct block *block)
   return block->state == BLOCK_LIVE || block->state == BLOCK_WAITING || block->state == BLOCK_QUARANTINE;
 }
 
-static void put_block(struct pickle *pickle, const struct block *block)
+static void put_block(struct pickle *pickle, const lade_cache *cache, const struct block *block)
 {
   put_op(pickle, "}(");
   put_item(pickle, "address", block->address);
@@ -107,16 +143,17 @@ static void put_block(struct pickle *pickle, const struct block *block)
   put_item(pickle, "requested_size", is_active(block) ? block->requested_bytes : block->bytes);
   put_string(pickle, "state");
   put_string(pickle, block->state == BLOCK_LIVE ? "active_allocated"
-                     : is_active(block)         ? "active_awaiting_free"
+                     : is_active(block)         ? "active_pending_free"
                                                 : "inactive");
-  put_frames(pickle, is_active(block) ? block->place : NULL);
+  put_frames(pickle, block->place, is_active(block) ? cache->tags[block->tag].name : NULL);
   put_op(pickle, "u");
 }
 
 /* The run of blocks with memory from @first on. Returns what comes after. */
-static const struct block *put_run(struct pickle *pickle, const struct block *first, uint64_t pool)
+static const struct block *put_run(struct pickle *pickle, const lade_cache *cache, const struct block *first,
+                                  uint64_t pool)
 {
-  uint64_t total_bytes = 0, live_bytes = 0, active_bytes = 0, requested_bytes = 0;
+  uint64_t total_bytes = 0, live_bytes = 0, active_bytes = 0, requested_bytes = 0, n = 0;
   const struct block *end = first;
   for (; end && end->state != BLOCK_HOLE; end = end->after) {
     total_bytes += end->bytes;
@@ -131,7 +168,7 @@ static const struct block *put_run(struct pickle *pickle, const struct block *fi
   put_item(pickle, "allocated_size", live_bytes);
   put_item(pickle, "active_size", active_bytes);
   put_item(pickle, "requested_size", requested_bytes);
-  put_item(pickle, "stream", first->queue);
+  put_item(pickle, "stream", 0);
   put_string(pickle, "segment_type");
   put_string(pickle, first->segment->zone->kind == ZONE_SMALL ? "small" : "large");
   put_string(pickle, "segment_pool_id");
@@ -139,35 +176,43 @@ static const struct block *put_run(struct pickle *pickle, const struct block *fi
   put_integer(pickle, pool);
   put_integer(pickle, 0);
   put_op(pickle, "t");
-  put_string(pickle, "is_expandable");
-  put_op(pickle, "\x88");
-  put_string(pickle, "blocks");
-  put_op(pickle, "](");
-  for (const struct block *block = first; block != end; block = block->after)
-    put_block(pickle, block);
+  put_flag(pickle, "is_expandable", true);
+  put_frames(pickle, NULL, NULL);
+  list_begin(pickle, "blocks");
+  for (const struct block *block = first; block != end; block = block->after) {
+    put_block(pickle, cache, block);
+    list_item(pickle, &n);
+  }
   put_op(pickle, "eu");
   return end;
 }
 
 static void put_segments(struct pickle *pickle, const lade_cache *cache)
 {
-  put_string(pickle, "segments");
-  put_op(pickle, "](");
-  uint64_t number = 0;
+  uint64_t number = 0, n = 0;
+  list_begin(pickle, "segments");
   for (const struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next) {
     uint64_t id = pool->is_private ? ++number : 0;
     for (int kind = 0; kind < N_ZONES; kind++)
       for (const struct segment *segment = pool->zones[kind].segments; segment; segment = segment->next)
-        for (const struct block *block = segment->first; block;)
-          block = block->state == BLOCK_HOLE ? block->after : put_run(pickle, block, id);
+        for (const struct block *block = segment->first; block;) {
+          if (block->state == BLOCK_HOLE) {
+            block = block->after;
+            continue;
+          }
+          block = put_run(pickle, cache, block, id);
+          list_item(pickle, &n);
+        }
   }
   put_op(pickle, "e");
 }
 
 /* ---- history ---- */
 
-static void put_event(struct pickle *pickle, const struct lade_cache_event *event, const char *action)
+static void put_event(struct pickle *pickle, const lade_cache *cache, const struct lade_cache_event *event,
+                      const char *action)
 {
+  bool is_chunk = event->action == LADE_CACHE_SEGMENT_MAP || event->action == LADE_CACHE_SEGMENT_UNMAP;
   put_op(pickle, "}(");
   put_string(pickle, "action");
   put_string(pickle, action);
@@ -175,7 +220,7 @@ static void put_event(struct pickle *pickle, const struct lade_cache_event *even
   put_item(pickle, "size", event->bytes);
   put_item(pickle, "stream", (uint64_t)event->queue);
   put_item(pickle, "time_us", (uint64_t)event->time_us);
-  put_frames(pickle, event->place);
+  put_frames(pickle, event->place, is_chunk ? NULL : cache->tags[event->tag].name);
   put_op(pickle, "u");
 }
 
@@ -190,27 +235,37 @@ static void put_history(struct pickle *pickle, const lade_cache *cache)
       [LADE_CACHE_SEGMENT_UNMAP] = "segment_unmap",
       [LADE_CACHE_OOM] = "oom",
   };
-  put_string(pickle, "device_traces");
-  put_op(pickle, "](](");
-  uint64_t kept = cache->trace ? LADE_MIN(cache->n_traced, cache->trace_mask + 1) : 0;
+  list_begin(pickle, "device_traces");
+  put_op(pickle, "](");
+  uint64_t n = 0, kept = cache->trace ? LADE_MIN(cache->n_traced, cache->trace_mask + 1) : 0;
   for (uint64_t i = cache->n_traced - kept; i < cache->n_traced; i++) {
     const struct lade_cache_event *event = &cache->trace[i & cache->trace_mask];
-    if (event->action == LADE_CACHE_FREE)
-      put_event(pickle, event, "free_requested");
-    put_event(pickle, event, names[event->action]);
+    if (event->action == LADE_CACHE_FREE) {
+      put_event(pickle, cache, event, "free_requested");
+      list_item(pickle, &n);
+    }
+    put_event(pickle, cache, event, names[event->action]);
+    list_item(pickle, &n);
   }
   put_op(pickle, "ee");
 }
 
+/* What PyTorch would be told by its environment, where it means anything here, and what this cache was told. */
 static void put_settings(struct pickle *pickle, const lade_cache *cache)
 {
   put_string(pickle, "allocator_settings");
   put_op(pickle, "}(");
   put_string(pickle, "PYTORCH_CUDA_ALLOC_CONF");
   put_string(pickle, "");
-  put_string(pickle, "expandable_segments");
-  put_op(pickle, "\x88");
-  put_item(pickle, "lade_limit_bytes", cache->limit_bytes);
+  put_string(pickle, "max_split_size");
+  put(pickle, "J\xff\xff\xff\xff", 5); /* -1: none */
+  put_string(pickle, "garbage_collection_threshold");
+  put(pickle, "G\0\0\0\0\0\0\0\0", 9); /* 0.0 */
+  put_flag(pickle, "expandable_segments", true);
+  put_flag(pickle, "release_lock_on_cudamalloc", false);
+  put_string(pickle, "roundup_power2_divisions");
+  put_op(pickle, "}");
+  put_item(pickle, "lade_limit_bytes", LADE_MIN(cache->limit_bytes, (uint64_t)INT64_MAX));
   put_item(pickle, "lade_chunk_bytes", cache->chunk_bytes);
   put_op(pickle, "u");
   put_string(pickle, "external_annotations");

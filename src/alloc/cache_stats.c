@@ -147,7 +147,10 @@ int lade_cache_refuse(lade_cache *cache, const struct lade_cache_request *reques
   char asked[16], live[16], reserved[16], limit[16], idle[16];
   const struct lade_cache_stats *stats = &cache->stats;
   cache->stats.num_ooms++;
-  const struct block refused = {.bytes = bytes, .tag = (uint8_t)request->tag, .free_place = request->place};
+  const struct block refused = {.address = cache->limit_bytes - stats->reserved_bytes.current,
+                                .bytes = bytes,
+                                .tag = (uint8_t)request->tag,
+                                .free_place = request->place};
   lade_cache_trace_add(cache, LADE_CACHE_OOM, &refused);
   return lade_error_set(
       error, -ENOMEM,
