@@ -18,6 +18,7 @@ struct bench {
 
 static const struct bench benches[] = {
     {"alloc", bench_alloc_main},
+    {"store", bench_store_main},
     {0}, /* ends the table */
 };
 

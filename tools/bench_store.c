@@ -11,7 +11,6 @@
  * The processor time of the store is this process's, its threads included. Interrupts are nobody's.
  */
 #include <errno.h>
-#include <getopt.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -23,12 +22,11 @@
 #include "offload/staging.h"
 #include "offload/store.h"
 #include "tools/bench_fio.h"
+#include "tools/options.h"
 #include "tools/report.h"
 #include "tools/verbs.h"
 
-#define N_ROUNDS_DEFAULT 5
-#define N_ROUNDS_MAX 99
-#define SIZE_DEFAULT (4ull << 30)
+#define N_ROUNDS_MAX 99 /* as the table of options has it */
 #define TRANSFER_BYTES (8u << 20)
 #define N_TRANSFERS 16 /* under way at once, each with its part of the slab */
 
@@ -47,7 +45,6 @@ struct bench {
   const char *dir;
   uint64_t bytes;
   int n_rounds;
-  bool is_json;
   bool has_fio;
   struct lade_staging staging;
   struct fio_file file;
@@ -179,7 +176,7 @@ static int fio_begin(struct bench *bench, struct lade_error *error)
   status = fio_run(&trial, true, true, &result, error);
   fio_file_close(&trial);
   if (status) {
-    fprintf(stderr, "lade bench: %s%s; the store is measured alone\n", error->text,
+    fprintf(stderr, "lade bench store: %s%s; the store is measured alone\n", error->text,
             status == -ENOENT ? " (it is the package called fio)" : "");
     *error = (struct lade_error){0};
     return 0;
@@ -197,7 +194,7 @@ static int bench_begin(struct bench *bench, struct lade_error *error)
   for (int i = 0; i < N_STORES && !status; i++)
     status = store_begin(bench, i, error);
   if (!status && *lade_store_note(bench->stores[BEST]))
-    fprintf(stderr, "lade bench: %s\n", lade_store_note(bench->stores[BEST]));
+    fprintf(stderr, "lade bench store: %s\n", lade_store_note(bench->stores[BEST]));
   return status ? status : fio_begin(bench, error);
 }
 
@@ -310,77 +307,49 @@ static int bench_dump(const struct bench *bench)
 
 /* ---- the verb ---- */
 
-static const char help[] =
-    "Usage: lade bench store --dir DIR [--size 4GiB] [--rounds N] [--json]\n"
-    "Sequential bandwidth of the store in a directory, beside fio's where fio is installed.\n\n"
-    "  --dir DIR      a directory on the drive to measure; nothing is left in it\n"
-    "  --size SIZE    bytes per pass; three times as many must be free [4GiB]\n"
-    "  --rounds N     rounds, of which medians are taken, 1 to 99 [5]\n"
-    "  --json         one JSON object on stdout\n\n"
-    "A round moves ten to twelve times SIZE. Ratios are to fio's rate in the same round; larger is better.\n";
-
-static int usage_fail(const char *text, const char *what)
+/* What the table of options cannot say. */
+static int options_take(const struct options *options, struct bench *bench, struct lade_error *error)
 {
-  char line[512];
-  snprintf(line, sizeof(line), text, what ? what : "");
-  message_print("bench", line);
-  return LADE_EXIT_USAGE;
+  if (!options->bench_dir)
+    return lade_error_set(error, -EINVAL, "--dir DIR is missing: a directory on the drive to measure");
+  if (options->bench_bytes % TRANSFER_BYTES)
+    return lade_error_set(error, -EINVAL, "--size: expected a multiple of 8MiB, like 512MiB or 4GiB");
+  bench->dir = options->bench_dir;
+  bench->bytes = options->bench_bytes;
+  bench->n_rounds = (int)options->n_rounds;
+  return 0;
 }
 
-/* The exit code, or -1 to go on. */
-static int options_parse(struct bench *bench, int argc, char **argv)
+static int bench_run(struct bench *bench, const struct options *options, struct lade_error *error)
 {
-  static const struct option options[] = {{"dir", required_argument, NULL, 'd'},
-                                          {"size", required_argument, NULL, 's'},
-                                          {"rounds", required_argument, NULL, 'r'},
-                                          {"json", no_argument, NULL, 'j'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {0}};
-  opterr = 0;
-  optind = 1;
-  for (int c; (c = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
-    char *end = "";
-    if (c == 'd')
-      bench->dir = optarg;
-    else if (c == 'j')
-      bench->is_json = true;
-    else if (c == 's' && (lade_size_parse(optarg, &bench->bytes) || bench->bytes < TRANSFER_BYTES ||
-                          bench->bytes % TRANSFER_BYTES))
-      return usage_fail("--size %s: expected a multiple of 8MiB, like 512MiB or 4GiB", optarg);
-    else if (c == 'r' && ((bench->n_rounds = (int)strtol(optarg, &end, 10)) < 1 || *end ||
-                          bench->n_rounds > N_ROUNDS_MAX))
-      return usage_fail("--rounds %s: expected a number from 1 to 99", optarg);
-    else if (c == 'h') {
-      fputs(help, stdout);
-      return LADE_EXIT_DONE;
-    } else if (c == '?')
-      return usage_fail("%s: no such option, or its value is missing; `lade bench store --help` lists them",
-                        argv[optind - 1]);
-  }
-  if (optind < argc)
-    return usage_fail("%s is one word too many; `lade bench store --help`", argv[optind]);
-  return bench->dir ? -1 : usage_fail("--dir DIR is missing: a directory on the drive to measure%s", NULL);
+  int status = options_take(options, bench, error);
+  if (!status)
+    status = bench_begin(bench, error);
+  if (!status)
+    status = rounds_run(bench, error);
+  if (!status && options->is_json)
+    status = bench_dump(bench);
+  else if (!status)
+    bench_print(bench);
+  bench_end(bench);
+  return status;
 }
 
 int bench_store_main(int argc, char **argv)
 {
+  struct options options;
   struct lade_error error = {0};
-  struct bench *bench = calloc(1, sizeof(*bench));
-  if (!bench)
-    return exit_fail("bench", -ENOMEM, &error);
-  *bench = (struct bench){.bytes = SIZE_DEFAULT, .n_rounds = N_ROUNDS_DEFAULT, .file.fd = -1};
-  int code = options_parse(bench, argc, argv);
-  if (code < 0) {
-    int status = bench_begin(bench, &error);
-    if (!status)
-      status = rounds_run(bench, &error);
-    if (!status && bench->is_json)
-      status = bench_dump(bench);
-    else if (!status)
-      bench_print(bench);
-    code = status ? exit_fail("bench", status, &error) : LADE_EXIT_DONE;
-    bench_end(bench);
+  int code = options_read(VERB_BENCH_STORE, argc, argv, &options);
+  if (code == OPTIONS_GO) {
+    struct bench *bench = calloc(1, sizeof(*bench));
+    int status = -ENOMEM;
+    if (bench) {
+      bench->file.fd = -1;
+      status = bench_run(bench, &options, &error);
+    }
+    free(bench);
+    code = status ? exit_fail("bench store", status, &error) : LADE_EXIT_DONE;
   }
-  free(bench);
+  options_finish(&options);
   return code;
 }

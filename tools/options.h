@@ -21,7 +21,8 @@ enum verb_id {
   VERB_DOCTOR = 8,
   VERB_SAMPLE = 16,
   VERB_BENCH = 32,
-  VERB_REPLAY = 64
+  VERB_REPLAY = 64,
+  VERB_BENCH_STORE = 128, /* the bench with options of its own */
 };
 
 enum option_type {
@@ -79,11 +80,11 @@ struct options {
   int64_t n_threads;
   const char *residency;
   /* Of the command itself. */
-  const char *config, *log, *save, *timeline, *budgets, *checkpoint, *prompt, *trace, *html;
-  int64_t eval_every, save_every, keep, n_tokens, top_k;
+  const char *config, *log, *save, *timeline, *budgets, *checkpoint, *prompt, *trace, *html, *bench_dir;
+  int64_t eval_every, save_every, keep, n_tokens, top_k, n_rounds;
   double temperature, seconds;
   int max, policy;
-  uint64_t replay_budget_bytes;
+  uint64_t replay_budget_bytes, bench_bytes;
   bool is_json, is_quiet, has_help, has_print_config;
   enum verb_id verb;
   struct option_state states[OPTIONS_MAX];

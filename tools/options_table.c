@@ -168,8 +168,17 @@ const struct option option_table[] = {
     {OPTION_TEXT, "html", "FILE", VERB_REPLAY, AT(html), .unset = "none",
      .help = "write memory over time as one page that needs nothing else"},
 
+    SECTION("Measuring"),
+    {OPTION_TEXT, "dir", "DIR", VERB_BENCH_STORE, AT(bench_dir), .unset = "required",
+     .help = "directory on the drive to measure; nothing is left in it"},
+    {OPTION_SIZE, "size", "SIZE", VERB_BENCH_STORE, AT(bench_bytes), .preset = "4GiB", .least = 8 << 20,
+     .help = "bytes that each pass moves, a multiple of 8MiB; three times as many must be free"},
+    {OPTION_COUNT, "rounds", "N", VERB_BENCH_STORE, AT(n_rounds), .preset = "5", .least = 1, .most = 99,
+     .help = "rounds, of which medians are taken"},
+
     SECTION("The command"),
-    {OPTION_FLAG, "json", NULL, ALL | VERB_DOCTOR | VERB_BENCH | VERB_REPLAY, AT(is_json), .help = "results as JSON"},
+    {OPTION_FLAG, "json", NULL, ALL | VERB_DOCTOR | VERB_BENCH | VERB_BENCH_STORE | VERB_REPLAY, AT(is_json),
+     .help = "results as JSON"},
     {OPTION_FLAG, "quiet", NULL, RUN, VERB_PLAN, AT(is_quiet), .help = "no progress on stderr"},
     {OPTION_TEXT, "config", "FILE", ALL, AT(config), .unset = "none",
      .help = "read options as `name = value` lines; the command line overrides"},
@@ -221,8 +230,16 @@ static const struct verb_page verb_pages[] = {
      "Examples:\n"
      "  lade bench alloc                  an allocation and a free: the caching allocator, a best fit, malloc\n"
      "  lade bench alloc --json           the same for a script\n"
+     "  lade bench store --dir /nvme/x    a drive: the store with and without checksums, fio\n"
      "\nUsage: lade bench NAME [OPTION...]\n"
      "Measures a part of Lade on this machine, beside what one would use otherwise, in turns. Best on an idle one.\n"},
+    {VERB_BENCH_STORE, "bench store",
+     "Examples:\n"
+     "  lade bench store --dir /nvme/scratch                         five rounds of 4 GiB\n"
+     "  lade bench store --dir /nvme/scratch --size 512MiB --json    a quick one, for a script\n"
+     "\nUsage: lade bench store --dir DIR [OPTION...]\n"
+     "Sequential bandwidth of the store beside fio's, where that is installed. A round moves up to twelve times\n"
+     "the size; ratios are to fio's rate in the same round.\n"},
     {VERB_SAMPLE, "sample",
      "Examples:\n"
      "  lade sample run                             text from the newest checkpoint in run/\n"

@@ -127,7 +127,8 @@ for verb in ("train", "sweep", "plan"):
         assert f"  --{name} " in help_text or f"  --{name}\n" in help_text, (verb, name)
 
 # Pages for people speak of options that there are.
-every = set(re.findall(r"--([a-z0-9][a-z0-9-]*)", " ".join(run(verb, "--help")[1] for verb in sorted(verbs))))
+every = set(re.findall(r"--([a-z0-9][a-z0-9-]*)", " ".join(run(*verb.split(), "--help")[1]
+                                                          for verb in sorted(verbs) + ["bench store"])))
 docs = os.path.join(sys.argv[2], "docs")
 for page in sorted(os.listdir(docs)):
     if page.endswith(".1") or page in ("guide.md", "tools.md"):
