@@ -368,7 +368,6 @@ static void session_fill(struct options *options)
   session->updates_early = options->update == UPDATE_EARLY;
   session->has_host_budget = option_is_set(options, "host-budget");
   session->n_threads = (int)options->n_threads;
-  session->has_spans = options->timeline != NULL;
   session->residency_file = options->residency;
   for (const struct option_choice *recipe = residency_choices; recipe->text; recipe++) {
     if (strcmp(recipe->text, options->residency) == 0) {

@@ -141,6 +141,7 @@ static void plan_set(json_t *object, const struct planning *planning)
   if (planning->has_step) {
     json_object_set_new(object, "dry_step_seconds", json_number((double)planning->step.wall_ns / 1e9));
     json_object_set_new(object, "dry_queue_seconds", queues_json(planning->step.busy_ns));
+    json_object_set_new(object, "dry_stall_seconds", queues_json(planning->step.stall_ns));
   }
 }
 

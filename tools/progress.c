@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Progress. The rate shown is smoothed over the last dozen steps; the time left is by the mean since the
- * start, evaluations included, because they come again. "stall" is the part of the step in which the compute
- * queue had nothing to run, "light" the time that the step's necessary matmuls would take at the measured
- * matmul rate over the time that the step took.
+ * Progress. The rate shown is smoothed over the last dozen steps; the time left is by the mean since the start,
+ * evaluations included, because they come again. "stall" is the part of the step in which the compute queue had
+ * nothing to run, with the queue that is most to blame; "light" the time that the step's necessary matmuls would take
+ * at the measured matmul rate over the time that the step took.
  */
 #include "tools/progress.h"
 
@@ -17,6 +17,7 @@
 
 #define TERMINAL_PERIOD_NS 100000000   /* ten lines a second are as fast as one can read */
 #define FILE_PERIOD_NS 10000000000
+#define BLAME_LEAST 0.01 /* of the step: less is nobody's fault */
 
 void progress_init(struct progress *progress, bool is_quiet, int64_t first_step, int64_t n_steps)
 {
@@ -52,7 +53,7 @@ static void duration_format(double seconds, char *text, size_t text_bytes)
 static void line_format(const struct progress *progress, const struct lade_session_info *info,
                         const struct lade_step_report *report, int64_t now_ns, char *line, size_t line_bytes)
 {
-  char left[32], peak[32], budget[32], light[32] = "", loss[64] = "";
+  char left[32], peak[32], budget[32], light[32] = "", loss[64] = "", stall[32] = "";
   int64_t n_done = report->step + 1 - progress->first_step;
   double wall_ns = (double)LADE_MAX(report->wall_ns, 1), tokens = (double)(info->batch * info->time);
   double mean_ns = (double)(now_ns - progress->start_ns) / (double)n_done;
@@ -64,10 +65,15 @@ static void line_format(const struct progress *progress, const struct lade_sessi
     snprintf(light, sizeof(light), "  light %.0f %%", 100 * info->speed_of_light_ns / wall_ns);
   if (isfinite(report->loss)) /* a dry run has none */
     snprintf(loss, sizeof(loss), "  loss %.4f%s", report->loss, report->is_skipped ? " (skipped)" : "");
-  snprintf(line, line_bytes, "step %lld/%lld%s  %.0f tokens/s  ETA %s  peak %s of %s  stall %.0f %%%s",
+  int blamed = LADE_Q_COMPUTE;
+  for (int queue = 0; queue < LADE_N_QUEUES; queue++)
+    blamed = report->stall_ns[queue] > report->stall_ns[blamed] ? queue : blamed;
+  if (blamed != LADE_Q_COMPUTE && (double)report->stall_ns[blamed] > BLAME_LEAST * wall_ns)
+    snprintf(stall, sizeof(stall), " (%s)", lade_queue_name((enum lade_queue_id)blamed));
+  snprintf(line, line_bytes, "step %lld/%lld%s  %.0f tokens/s  ETA %s  peak %s of %s  stall %.0f %%%s%s",
            (long long)report->step + 1, (long long)progress->n_steps, loss,
            tokens * 1e9 / progress->smooth_ns, left, peak, budget,
-           100 * LADE_MAX(0, 1 - (double)report->busy_ns[LADE_Q_COMPUTE] / wall_ns), light);
+           100 * LADE_MAX(0, 1 - (double)report->busy_ns[LADE_Q_COMPUTE] / wall_ns), stall, light);
 }
 
 void progress_step(struct progress *progress, const struct lade_session_info *info,

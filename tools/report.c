@@ -39,8 +39,10 @@ void history_add(struct history *history, const struct lade_step_report *report)
 {
   int64_t at = history->n++ % history->capacity;
   history->ns[0][at] = report->wall_ns;
-  for (int queue = 0; queue < LADE_N_QUEUES; queue++)
+  for (int queue = 0; queue < LADE_N_QUEUES; queue++) {
     history->ns[1 + queue][at] = report->busy_ns[queue];
+    history->ns[HISTORY_STALLS + queue][at] = report->stall_ns[queue];
+  }
 }
 
 static int ns_compare(const void *a, const void *b)
@@ -175,6 +177,7 @@ static void times_set(json_t *object, const struct summary *summary)
   json_object_set_new(object, "measured_step_seconds", json_number(summary->seconds[0]));
   json_object_set_new(object, "predicted_queue_seconds", json_queue_seconds(predicted));
   json_object_set_new(object, "measured_queue_seconds", json_queue_seconds(summary->seconds + 1));
+  json_object_set_new(object, "stall_seconds", json_queue_seconds(summary->seconds + HISTORY_STALLS));
 }
 
 json_t *summary_json(const struct summary *summary)
@@ -217,6 +220,23 @@ static void memory_print(const struct lade_session_info *info, FILE *file)
           lade_size_format(info->store_bytes, b, sizeof(b)));
 }
 
+/* Stalls of less than a thousandth of the step are left out. */
+static void stalls_print(const struct summary *summary, FILE *file)
+{
+  char text[32];
+  const char *before = "  stalls      ";
+  for (int queue = 0; queue < LADE_N_QUEUES; queue++) {
+    double seconds = summary->seconds[HISTORY_STALLS + queue];
+    if (seconds * 1000 < summary->seconds[0] || seconds <= 0)
+      continue;
+    fprintf(file, "%s%s %s", before, queue == LADE_Q_COMPUTE ? "launches" : lade_queue_name((enum lade_queue_id)queue),
+            seconds_format(seconds, text, sizeof(text)));
+    before = ", ";
+  }
+  if (*before == ',')
+    fputc('\n', file);
+}
+
 static void times_print(const struct summary *summary, FILE *file)
 {
   const struct lade_plan *plan = summary->info.plan;
@@ -230,6 +250,7 @@ static void times_print(const struct summary *summary, FILE *file)
       fprintf(file, "  %-11s predicted %s, %s %s\n", lade_queue_name((enum lade_queue_id)queue),
               seconds_format(predicted, a, sizeof(a)), how, seconds_format(measured, b, sizeof(b)));
   }
+  stalls_print(summary, file);
 }
 
 void summary_print(const struct summary *summary, FILE *file)

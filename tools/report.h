@@ -12,7 +12,8 @@
 #define REPORT_SCHEMA_VERSION 1
 
 /* Times of the newest steps of a run: of the whole step, then of each queue. */
-#define HISTORY_COLUMNS (1 + LADE_N_QUEUES)
+#define HISTORY_STALLS (1 + LADE_N_QUEUES) /* the first column of stalls, after the step and busy times by queue */
+#define HISTORY_COLUMNS (HISTORY_STALLS + LADE_N_QUEUES)
 struct history {
   int64_t *ns[HISTORY_COLUMNS];
   int64_t n, capacity; /* n counts all steps; the newest @capacity of them are kept */

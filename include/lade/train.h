@@ -113,6 +113,7 @@ struct lade_trainer_report {
   double loss_scale;     /* 1 but for FP16 */
   int64_t wall_ns;       /* simulated on a dry device */
   int64_t queue_ns[LADE_QUEUES_MOST]; /* how long each queue was busy; lade_queue_name */
+  int64_t stall_ns[LADE_QUEUES_MOST]; /* how long computing stood still because of each queue; its own: launches */
 };
 
 /*

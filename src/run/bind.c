@@ -206,14 +206,20 @@ int bound_init(lade_executor *ex, const struct lade_program *program, struct bou
   b->streams = calloc(n, sizeof(*b->streams));
   b->copies = calloc(n, sizeof(*b->copies));
   b->counts = calloc(n, sizeof(*b->counts));
-  b->spans = ex->params.has_spans ? calloc(n, sizeof(*b->spans)) : NULL;
-  if (!b->calls || !b->ios || !b->streams || !b->copies || !b->counts || (ex->params.has_spans && !b->spans))
+  b->spans = calloc(n, sizeof(*b->spans));
+  b->before = calloc(n, sizeof(*b->before));
+  if (!b->calls || !b->ios || !b->streams || !b->copies || !b->counts || !b->spans || !b->before)
     return -ENOMEM;
+  int32_t last[LADE_N_QUEUES];
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    last[q] = -1;
   memset(b->calls, 0, n * sizeof(*b->calls));
   int status = 0;
   for (int i = 0; i < program->n_instrs && !status; i++) {
-    if (b->spans)
-      b->copies[i].ret_span = &b->spans[i];
+    const int queue = program->instrs[i].queue;
+    b->before[i] = last[queue];
+    last[queue] = i;
+    b->copies[i].ret_span = &b->spans[i];
     if (!ex->is_dry)
       status = instr_bind(ex, b, i);
     else if (program->instrs[i].kind == LADE_INSTR_COPY)
@@ -232,5 +238,6 @@ void bound_finish(struct bound_program *bound)
   free(bound->copies);
   free(bound->counts);
   free(bound->spans);
+  free(bound->before);
   *bound = (struct bound_program){0};
 }

@@ -61,7 +61,7 @@ static void instr_submit(lade_executor *ex, struct bound_program *bound, int at)
     return;
   }
   struct lade_work work = {.fn = call_run, .args = &bound->calls[at], .predicted_ns = instr->predicted_ns,
-                           .ret_span = bound->spans ? &bound->spans[at] : NULL};
+                           .ret_span = &bound->spans[at]};
   if (instr->is_streamed) {
     work.fn = stream_call_run;
     work.args = bound->streams[at];
@@ -104,6 +104,7 @@ static int program_run(lade_executor *ex, struct bound_program *bound, struct la
   for (int q = 0; q < LADE_N_QUEUES; q++)
     ret_result->busy_ns[q] += lade_queue_busy_ns(ex->queues[q]);
   ret_result->wall_ns = (ex->is_dry ? queues_now_ns(ex) : lade_now_ns()) - start_ns;
+  executor_stalls_count(bound, start_ns, ret_result->stall_ns);
   if (status) {
     struct lade_error line;
     lade_error_set(&line, status, "the device reports a failure (%s) while running", strerror(-status));

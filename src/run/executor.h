@@ -31,7 +31,6 @@ struct lade_executor_params {
   lade_pool *pool;
   lade_store *store;            /* borrowed, not yet prepared; NULL when the plan has no store */
   struct lade_faults *faults;   /* may be NULL */
-  bool has_spans;               /* record when each instruction ran, for timelines */
 };
 
 /* -EINVAL (plan not proved, store missing), -ENOMEM, -ENOSPC and others of the store, with one line in @error. */
@@ -51,6 +50,7 @@ struct lade_step_result {
   struct lade_verdict verdict; /* training only */
   int64_t wall_ns;             /* from entry to exit; simulated on a dry device */
   int64_t busy_ns[LADE_N_QUEUES];
+  int64_t stall_ns[LADE_N_QUEUES]; /* how long the compute queue stood still because of this one; its own: launches */
 };
 
 /*
@@ -97,7 +97,7 @@ static inline struct lade_values lade_executor_values(lade_executor *executor, c
 /* Steps completed since creation; the generation of what is in the store follows it. */
 uint64_t lade_executor_n_steps(const lade_executor *executor);
 
-/* Spans of the last step, one per instruction of the training program; NULL without has_spans. */
+/* Spans of the last step, one per instruction of the training program. */
 const struct lade_span *lade_executor_spans(const lade_executor *executor);
 
 #endif

@@ -54,7 +54,8 @@ struct bound_program {
   struct stream_call **streams;
   struct lade_copy *copies;
   uint64_t *counts; /* of the running step: the event of each instruction */
-  struct lade_span *spans;
+  struct lade_span *spans; /* when each instruction ran */
+  int32_t *before;         /* the one before it on its queue, -1 */
 };
 
 struct lade_executor {
@@ -92,6 +93,12 @@ struct lade_identity executor_identity(const lade_executor *executor, struct lad
 
 int bound_init(lade_executor *executor, const struct lade_program *program, struct bound_program *ret_bound);
 void bound_finish(struct bound_program *bound);
+
+/*
+ * By queue, how long the compute queue stood still because of it in the run that began at @start_ns and is over.
+ * LADE_N_QUEUES entries; stalls.c.
+ */
+void executor_stalls_count(const struct bound_program *bound, int64_t start_ns, int64_t *ret_stall_ns);
 
 /* Work functions of the io queue. */
 void io_call_run(void *arg);

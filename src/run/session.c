@@ -174,6 +174,7 @@ int lade_session_step(lade_session *s, struct lade_step_report *ret_report, stru
       .step = s->state.step, .loss = result.loss, .grad_norm = result.verdict.norm, .lr = block.lr,
       .is_skipped = is_skipped, .loss_scale = s->state.loss_scale, .wall_ns = result.wall_ns};
   memcpy(report.busy_ns, result.busy_ns, sizeof(report.busy_ns));
+  memcpy(report.stall_ns, result.stall_ns, sizeof(report.stall_ns));
   status = isfinite(result.loss) ? 0 : not_finite(s, &result, error);
   step_count(s, &result);
   if (!status)

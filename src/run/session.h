@@ -52,7 +52,6 @@ struct lade_session_params {
   const char *init;                    /* safetensors to start from */
   const char *resume;                  /* directory with checkpoints */
   int n_threads;                       /* 0: all that we may use */
-  bool has_spans;
   bool is_plan_only;                   /* stop before memory is taken and data is needed */
   struct lade_faults *faults;
   void (*notice)(void *user, const char *line);
@@ -98,7 +97,7 @@ struct lade_step_report {
   double loss, grad_norm, lr;
   bool is_skipped;   /* FP16: the loss scale was too large */
   double loss_scale;
-  int64_t wall_ns, busy_ns[LADE_N_QUEUES];
+  int64_t wall_ns, busy_ns[LADE_N_QUEUES], stall_ns[LADE_N_QUEUES]; /* as of lade_executor_step */
 };
 
 /*

@@ -367,7 +367,7 @@ static int executor_make(lade_session *s, struct lade_error *error)
     return status;
   struct lade_executor_params how = {
       .struct_size = sizeof(how), .plan = s->plan, .device = s->device, .kernels = &s->kernels, .pool = s->pool,
-      .store = s->store, .faults = s->params.faults, .has_spans = s->params.has_spans};
+      .store = s->store, .faults = s->params.faults};
   return lade_executor_create(&how, error, &s->executor);
 }
 

@@ -138,6 +138,7 @@ int lade_trainer_step(lade_trainer *trainer, struct lade_trainer_report *ret_rep
       .step = step.step, .loss = step.loss, .grad_norm = step.grad_norm, .lr = step.lr,
       .is_skipped = step.is_skipped, .loss_scale = step.loss_scale, .wall_ns = step.wall_ns};
   memcpy(report.queue_ns, step.busy_ns, sizeof(step.busy_ns));
+  memcpy(report.stall_ns, step.stall_ns, sizeof(step.stall_ns));
   return lade_struct_fill("lade_trainer_report", ret_report, &report, sizeof(report), error);
 }
 

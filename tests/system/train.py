@@ -68,6 +68,8 @@ for field in ("loss_digest", "params_digest", "numerics_key"):
 assert whole["event"] == "summary" and whole["schema_version"] == 1 and whole["steps"] == 6
 assert whole["planned_peak_bytes"] == whole["measured_peak_bytes"] <= whole["budget_bytes"]
 assert set(whole["predicted_queue_seconds"]) == set(whole["measured_queue_seconds"]) == QUEUES
+assert set(whole["stall_seconds"]) == QUEUES
+assert 0 <= sum(whole["stall_seconds"].values()) < whole["measured_step_seconds"]
 
 # The log: the configuration, evaluations before, between and after, every step, and the same summary at the end.
 log = events("log.jsonl")

@@ -373,6 +373,40 @@ static void a_dry_trainer_steps_in_simulated_time_and_has_no_values(void **state
   lade_trainer_close(trainer);
 }
 
+/* Computing and its stalls, each with its cause, are the whole step; over a slow drive the drive is to blame. */
+static void stalls_are_told_by_their_cause(void **state)
+{
+  struct lade_run_params run;
+  struct lade_trainer_params how;
+  struct lade_trainer_report report = {.struct_size = sizeof(report)};
+  struct lade_error error = {0};
+  lade_trainer *trainer = NULL;
+  lade_run_params_init(&run, sizeof(run));
+  lade_trainer_params_init(&how, sizeof(how));
+  run.model = "gpt2-124m";
+  run.device = "dry";
+  run.machine = "h100-80g";
+  run.store = ".";
+  run.store_budget_bytes = UINT64_C(1) << 40;
+  run.has_host_budget = true;
+  run.host_budget_bytes = UINT64_C(256) << 20; /* to pass through */
+  run.budget = (struct lade_budget){.kind = LADE_BUDGET_MIN};
+  how.run = &run;
+  assert_int_equal(lade_trainer_open(&how, &error, &trainer), 0);
+  for (int step = 0; step < 2; step++) {
+    int64_t sum_ns = 0, io_ns = 0;
+    assert_int_equal(lade_trainer_step(trainer, &report, &error), 0);
+    for (int queue = 0; queue < LADE_N_QUEUES; queue++) {
+      assert_true(report.stall_ns[queue] >= 0);
+      sum_ns += report.stall_ns[queue];
+      io_ns += queue == LADE_Q_IO ? report.stall_ns[queue] : 0;
+    }
+    assert_int_equal(sum_ns + report.queue_ns[LADE_Q_COMPUTE], report.wall_ns);
+    assert_true(io_ns > sum_ns / 2);
+  }
+  lade_trainer_close(trainer);
+}
+
 static void a_program_of_older_headers_gets_defaults_and_no_more_than_it_has_room_for(void **state)
 {
   struct lade_run_params run;
@@ -476,6 +510,7 @@ int main(void)
       cmocka_unit_test(a_saved_run_with_own_batches_goes_on_bit_for_bit),
       cmocka_unit_test(parameters_can_be_read_in_full),
       cmocka_unit_test(a_dry_trainer_steps_in_simulated_time_and_has_no_values),
+      cmocka_unit_test(stalls_are_told_by_their_cause),
       cmocka_unit_test(a_program_of_older_headers_gets_defaults_and_no_more_than_it_has_room_for),
       cmocka_unit_test(what_is_no_run_is_refused_in_words),
       cmocka_unit_test(what_is_no_training_is_refused_in_words),
