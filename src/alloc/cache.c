@@ -433,7 +433,7 @@ static struct block *block_lookup(const lade_cache *cache, const void *address)
 static void block_free(lade_cache *cache, struct block *block, const char *place)
 {
   struct lade_cache_stats *stats = &cache->stats;
-  lade_cache_index_remove(cache, block->address);
+  lade_cache_index_remove(cache, block);
   block->free_place = place;
   block->count = lade_cache_queue_count(cache, block->queue);
   lade_cache_stat_sub(&stats->allocation, 1);

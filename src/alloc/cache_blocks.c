@@ -12,7 +12,7 @@
  * balanced tree costs (`lade bench alloc` has both). When the own list is long and nothing at its head fits, and no
  * longer list has anything, the whole list is walked: no fitting block is ever missed.
  *
- * The index is a table with linear probing, at most half full, in which removal moves later entries back. It holds
+ * The index is a table with linear probing, at most a quarter full, in which removal moves later entries back. It holds
  * live blocks only, so that a stale address is not found, whoever asks.
  *
  * Rejected: an index per granule of the address space (a load without probing, but a page of memory for every 2 MiB
@@ -50,35 +50,36 @@ static uint64_t index_home(const lade_cache *cache, uint64_t address)
   return (address / UNIT_BYTES * 0x9e3779b97f4a7c15u >> 20) & cache->index_mask;
 }
 
-static void index_put(lade_cache *cache, struct index_entry entry)
+static void index_put(lade_cache *cache, struct block *block)
 {
-  uint64_t i = index_home(cache, entry.address);
-  while (cache->index[i].address)
+  uint64_t i = index_home(cache, block->address);
+  while (cache->index[i])
     i = (i + 1) & cache->index_mask;
-  cache->index[i] = entry;
+  cache->index[i] = block;
+  block->slot = i;
 }
 
 static bool index_grow(lade_cache *cache)
 {
   uint64_t n_before = cache->index ? cache->index_mask + 1 : 0, n = n_before ? 2 * n_before : INDEX_FIRST;
-  struct index_entry *before = cache->index, *index = calloc(n, sizeof(*index));
+  struct block **before = cache->index, **index = calloc(n, sizeof(*index));
   if (!index)
     return false;
   cache->index = index;
   cache->index_mask = n - 1;
   for (uint64_t i = 0; i < n_before; i++)
-    if (before[i].address)
+    if (before[i])
       index_put(cache, before[i]);
   free(before);
   return true;
 }
 
-bool lade_cache_blocks_prepare(lade_cache *cache, int n)
+bool lade_cache_blocks_grow(lade_cache *cache, int n)
 {
   while (cache->n_unused < n)
     if (!slab_add(cache))
       return false;
-  return (cache->index && 2 * (cache->n_indexed + 1) <= cache->index_mask) || index_grow(cache);
+  return (cache->index && INDEX_DIVISOR * (cache->n_indexed + 1) <= cache->index_mask) || index_grow(cache);
 }
 
 struct block *lade_cache_block_take(lade_cache *cache)
@@ -87,7 +88,7 @@ struct block *lade_cache_block_take(lade_cache *cache)
   LADE_ASSERT(block);
   cache->unused = block->next;
   cache->n_unused--;
-  memset(block, 0, sizeof(*block));
+  *block = (struct block){0};
   return block;
 }
 
@@ -104,29 +105,28 @@ void lade_cache_block_drop(lade_cache *cache, struct block *block)
 static int bin_of(uint64_t bytes)
 {
   uint64_t units = bytes / UNIT_BYTES;
-  if (units < 32)
-    return (int)units;
-  int exponent = 63 - __builtin_clzll(units);
+  int exponent = 63 - __builtin_clzll(units | 32);
   return (exponent - 4) * 32 + (int)(units >> (exponent - 5)) - 32;
 }
 
+/*
+ * Whether a block has a neighbour in its list is as good as random. So that nothing is mispredicted a block that nobody
+ * looks at takes the place of one that is not there.
+ */
 static void list_push(struct block **head, struct block *block)
 {
+  struct block nobody, *first = *head;
   block->prev = NULL;
-  block->next = *head;
-  if (*head)
-    (*head)->prev = block;
+  block->next = first;
+  (first ? first : &nobody)->prev = block;
   *head = block;
 }
 
 static void list_unlink(struct block **head, struct block *block)
 {
-  if (block->prev)
-    block->prev->next = block->next;
-  else
-    *head = block->next;
-  if (block->next)
-    block->next->prev = block->prev;
+  struct block nobody, *prev = block->prev, *next = block->next;
+  *(prev ? &prev->next : head) = next;
+  (next ? next : &nobody)->prev = prev;
 }
 
 struct bins *lade_cache_bins_get(struct zone *zone, int queue)
@@ -160,11 +160,8 @@ void lade_cache_list_remove(struct block *block)
   struct bins *bins = zone->bins[block->queue];
   int i = bin_of(block->bytes);
   list_unlink(&bins->heads[i], block);
-  if (bins->heads[i])
-    return;
-  bins->words[i / 64] &= ~((uint64_t)1 << (i % 64));
-  if (!bins->words[i / 64])
-    bins->summary &= ~((uint64_t)1 << (i / 64));
+  bins->words[i / 64] &= ~((uint64_t)!bins->heads[i] << (i % 64));
+  bins->summary &= ~((uint64_t)!bins->words[i / 64] << (i / 64));
 }
 
 /* The first list past @i that is not empty, or -1. */
@@ -283,38 +280,32 @@ struct block *lade_cache_block_settle(lade_cache *cache, struct block *block)
 
 void lade_cache_index_add(lade_cache *cache, struct block *block)
 {
-  index_put(cache, (struct index_entry){block->address, block});
+  index_put(cache, block);
   cache->n_indexed++;
-}
-
-static uint64_t index_find(const lade_cache *cache, uint64_t address)
-{
-  if (!cache->index)
-    return UINT64_MAX;
-  uint64_t i = index_home(cache, address);
-  for (; cache->index[i].address; i = (i + 1) & cache->index_mask)
-    if (cache->index[i].address == address)
-      return i;
-  return UINT64_MAX;
 }
 
 struct block *lade_cache_index_find(const lade_cache *cache, uint64_t address)
 {
-  uint64_t i = address ? index_find(cache, address) : UINT64_MAX;
-  return i == UINT64_MAX ? NULL : cache->index[i].block;
+  if (!cache->index)
+    return NULL;
+  uint64_t i = index_home(cache, address);
+  while (cache->index[i] && cache->index[i]->address != address)
+    i = (i + 1) & cache->index_mask;
+  return cache->index[i];
 }
 
-void lade_cache_index_remove(lade_cache *cache, uint64_t address)
+void lade_cache_index_remove(lade_cache *cache, const struct block *block)
 {
-  uint64_t gap = index_find(cache, address);
-  LADE_ASSERT(gap != UINT64_MAX);
-  for (uint64_t i = (gap + 1) & cache->index_mask; cache->index[i].address; i = (i + 1) & cache->index_mask) {
-    uint64_t home = index_home(cache, cache->index[i].address);
+  uint64_t gap = block->slot;
+  LADE_ASSERT(cache->index[gap] == block);
+  for (uint64_t i = (gap + 1) & cache->index_mask; cache->index[i]; i = (i + 1) & cache->index_mask) {
+    uint64_t home = index_home(cache, cache->index[i]->address);
     if (((i - home) & cache->index_mask) < ((i - gap) & cache->index_mask))
       continue; /* it would come to lie before its home */
     cache->index[gap] = cache->index[i];
+    cache->index[gap]->slot = gap;
     gap = i;
   }
-  cache->index[gap].address = 0;
+  cache->index[gap] = NULL;
   cache->n_indexed--;
 }

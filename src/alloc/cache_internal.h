@@ -29,24 +29,28 @@
 #define MAX_SPAN_BYTES ((uint64_t)1 << 42)   /* of a segment: the largest bin holds it */
 #define N_FINDINGS 64
 #define N_MOVED 1024
+#define INDEX_DIVISOR 4 /* at most this part of the index is full */
 
 enum block_state { BLOCK_LIVE, BLOCK_WAITING, BLOCK_QUARANTINE, BLOCK_FREE, BLOCK_HOLE };
 enum zone_kind { ZONE_SMALL, ZONE_LARGE, N_ZONES };
 
+/* First what neighbours and lists look at, a cache line of it; then what only the block's own calls do. */
 struct block {
   uint64_t address, bytes;
   struct block *before, *after; /* neighbours in the segment; NULL at its ends */
   struct block *prev, *next;    /* in a bin (free), the zone's holes, or the quarantine (next alone) */
-  struct segment *segment;
-  uint64_t requested_bytes;
   uint64_t count;      /* not live: its own queue is done with it at (queue, count) */
-  uint64_t users;      /* live: bit per other queue that was recorded */
-  const char *place;   /* of the allocation */
-  const char *free_place;
   uint8_t state, queue, tag;
   bool is_guarded;     /* with guards around it: nobody was using the memory when it was handed out */
   bool is_poisoned;    /* quarantined, with the pattern of freed memory in it */
   uint16_t n_waits;    /* waiting: events that it still waits for */
+
+  struct segment *segment;
+  uint64_t requested_bytes;
+  uint64_t users;      /* live: bit per other queue that was recorded */
+  const char *place;   /* of the allocation */
+  const char *free_place;
+  uint64_t slot;       /* live: where in the index it is */
 };
 
 /* Free blocks of one zone and one queue by size: lists whose bits say which are not empty. */
@@ -102,11 +106,6 @@ struct share {
   int n_chunks;
 };
 
-struct index_entry {
-  uint64_t address; /* 0: empty */
-  struct block *block;
-};
-
 /* The last frees, for the sanitizer's reports of wrong ones. */
 struct freed {
   uint64_t address;
@@ -140,7 +139,7 @@ struct lade_cache {
   struct block *unused; /* descriptors */
   int n_unused;
   LADE_ARRAY(struct block *) slabs;
-  struct index_entry *index; /* live blocks by address */
+  struct block **index; /* live blocks by address; NULL: empty */
   uint64_t index_mask, n_indexed;
 
   struct lade_cache_stats stats;
@@ -160,8 +159,13 @@ struct lade_cache {
 
 /* ---- cache_blocks.c ---- */
 
+bool lade_cache_blocks_grow(lade_cache *cache, int n);
 /* Have @n descriptors at hand, and room in the index for one more. False when memory is out. */
-bool lade_cache_blocks_prepare(lade_cache *cache, int n);
+static inline bool lade_cache_blocks_prepare(lade_cache *cache, int n)
+{
+  bool is_ready = cache->n_unused >= n && INDEX_DIVISOR * (cache->n_indexed + 1) <= cache->index_mask;
+  return is_ready || lade_cache_blocks_grow(cache, n);
+}
 struct block *lade_cache_block_take(lade_cache *cache);
 void lade_cache_block_drop(lade_cache *cache, struct block *block);
 
@@ -183,7 +187,7 @@ struct block *lade_cache_block_settle(lade_cache *cache, struct block *block);
 
 void lade_cache_index_add(lade_cache *cache, struct block *block);
 struct block *lade_cache_index_find(const lade_cache *cache, uint64_t address);
-void lade_cache_index_remove(lade_cache *cache, uint64_t address);
+void lade_cache_index_remove(lade_cache *cache, const struct block *block);
 
 /* ---- cache_queues.c ---- */
 

@@ -202,7 +202,7 @@ static int owners_collect(const lade_cache *cache, struct owner *owners, int max
 {
   int n = 0;
   for (uint64_t i = 0; cache->index && i <= cache->index_mask; i++) {
-    const struct block *block = cache->index[i].address ? cache->index[i].block : NULL;
+    const struct block *block = cache->index[i];
     if (!block || !block->place)
       continue;
     int k = 0;
