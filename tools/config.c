@@ -87,6 +87,10 @@ static int line_parse(struct options *options, const char *path, int number, cha
                           number);
   if (!*value && strcmp(option->name, "prompt") != 0)
     return lade_error_set(error, -EINVAL, "%.200s line %d: --%s has no value", path, number, option->name);
+  const int earlier = options->states[option_index(option)].line;
+  if (earlier && option->type != OPTION_FILES)
+    return lade_error_set(error, -EINVAL, "%.200s line %d: %s is in line %d already", path, number, option->name,
+                          earlier);
   struct lade_error why = {0};
   int status = option_set(options, option, value, ORIGIN_CONFIG, number, &why);
   return status ? lade_error_set(error, status, "%.200s line %d: %s", path, number, why.text) : 0;

@@ -154,8 +154,11 @@ int option_set(struct options *options, const struct option *option, const char 
                int line, struct lade_error *error)
 {
   struct option_state *state = &options->states[option_index(option)];
-  if (state->origin > origin)
-    return 0; /* the command line has spoken */
+  if (state->origin > origin) { /* the command line has spoken; what is wrong is wrong all the same */
+    struct options unheard = *options;
+    state->line = line;
+    return option->type == OPTION_FILES ? 0 : field_set(&unheard, option, text, error);
+  }
   int status = field_set(options, option, text, error);
   if (!status && option->type == OPTION_FILES)
     status = option_list_push(&state->texts, text);

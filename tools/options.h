@@ -65,7 +65,7 @@ struct option_list {
 
 struct option_state {
   enum option_origin origin;
-  int line;         /* of the configuration file */
+  int line;         /* of the configuration file that names it; 0: none does */
   const char *text; /* as written; NULL when unset, and for flags that are not given */
   struct option_list texts; /* of FILES, instead of text */
 };

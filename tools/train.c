@@ -11,10 +11,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/base.h"
-#include "base/file.h"
+#include "tools/claim.h"
 #include "tools/options.h"
 #include "tools/progress.h"
 #include "tools/report.h"
@@ -32,6 +32,7 @@ struct run {
   struct progress progress;
   struct history history;
   FILE *log;
+  int claim_fd; /* on the directory of --save; -1 */
   bool has_valid; /* until an evaluation says that there is no such data */
   int64_t evaluated_step, saved_step;
   double train_loss, val_loss;
@@ -135,19 +136,13 @@ static int save(struct run *run)
   return 0;
 }
 
-/* The directory of --save and, in it, the configuration of this run as --config reads it. */
+/* The directory of --save, ours alone, and in it the configuration of this run as --config reads it. */
 static int save_prepare(struct run *run)
 {
-  const char *dir = run->options.save;
-  if (!dir)
+  if (!run->options.save)
     return 0;
-  if (mkdir(dir, 0777) && errno != EEXIST)
-    return lade_error_set(&run->error, -errno, "--save %s: %s", dir, strerror(errno));
-  char path[4096];
   char *text = config_write(&run->options, run->options.verb);
-  snprintf(path, sizeof(path), "%s/lade.conf", dir);
-  lade_file_remove_leftovers(path);
-  int status = text ? lade_file_replace(path, text, strlen(text), &run->error) : -ENOMEM;
+  int status = text ? claim_take(run->options.save, text, &run->claim_fd, &run->error) : -ENOMEM;
   free(text);
   return status;
 }
@@ -288,7 +283,8 @@ static int run_all(struct run *run)
 
 int train_main(int argc, char **argv)
 {
-  struct run run = {.has_valid = true, .evaluated_step = -1, .saved_step = -1, .train_loss = NAN, .val_loss = NAN};
+  struct run run = {.has_valid = true, .evaluated_step = -1, .saved_step = -1, .claim_fd = -1,
+                    .train_loss = NAN, .val_loss = NAN};
   int code = options_read(VERB_TRAIN, argc, argv, &run.options);
   if (code == OPTIONS_GO) {
     signals_init();
@@ -302,6 +298,8 @@ int train_main(int argc, char **argv)
     code = status ? exit_fail("train", status, &error) : signals_get() ? 128 + signals_get() : LADE_EXIT_DONE;
     history_finish(&run.history);
     lade_session_close(run.session);
+    if (run.claim_fd >= 0)
+      close(run.claim_fd);
   }
   options_finish(&run.options);
   return code;

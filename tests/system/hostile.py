@@ -8,9 +8,11 @@ Usage: hostile.py LADE
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 LADE = os.path.abspath(sys.argv[1])
 SCRATCH = tempfile.TemporaryDirectory(prefix="lade-hostile-")  # goes with the process
@@ -97,4 +99,23 @@ os.close(writer)
 # A file size limit is an error with a name, and nothing half-written stays.
 code, out, err = train("--save", "limited", limit=(resource.RLIMIT_FSIZE, 100000))
 assert code == 5 and "File too large" in err and err.count("\n") == 1, (code, err)
-assert os.listdir("limited") == ["lade.conf"], os.listdir("limited")
+assert sorted(os.listdir("limited")) == [".lade.lock", "lade.conf"], os.listdir("limited")
+
+# Two runs into one directory: the second is refused before it writes anything, and the first loses nothing.
+LONG = ["train", *SHORT[:-4], "--steps", "1000000", "--eval-iters", "1", "--quiet", "--data", "text.txt", "--save", "one"]
+with subprocess.Popen([LADE, *LONG, "--log", "first"], stderr=subprocess.PIPE) as first:
+    while not (os.path.exists("first") and b'"step"' in open("first", "rb").read()):
+        time.sleep(0.01)
+    with open("one/lade.conf", "rb") as file:
+        config = file.read()
+    refused(1, "--save one: another run saves into it", "--save", "one", "--batch", "4")
+    with open("one/lade.conf", "rb") as file:
+        assert file.read() == config
+    first.send_signal(signal.SIGTERM)
+    assert b"and saved" in first.communicate()[1] and first.returncode == 143, first.returncode
+code, out, err = train("--save", "one")
+assert code == 0, (code, err)  # the claim ended with the process
+
+# Homes and temporary directories that cannot be written cost the cache and nothing else.
+code, out, err = train("--json", env={"XDG_CACHE_HOME": "", "HOME": "/proc/no/such/home", "TMPDIR": "/no/such/place"})
+assert code == 0 and not err and json.loads(out)["steps"] == 2, (code, err)

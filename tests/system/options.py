@@ -99,6 +99,10 @@ with tempfile.TemporaryDirectory() as scratch:
     refused("train", "--config", config('data = "open\n'), words=["line 1", "quotes"])
     refused("train", "--config", config("config = other\n"), words=["line 1", "config"])
 
+    refused("train", "--config", config("batch = 3\nseq = 8\nbatch = 4\n"), words=["line 3", "batch", "line 1"])
+    refused("train", "--batch", "2", "--config", config("batch = 3\nbatch = 4\n"), words=["line 2", "line 1"])
+    refused("train", "--batch", "2", "--config", config("batch = three\n"), words=["line 1", "--batch"])
+
     # The command line outranks the file, the file the default; a value with blanks and signs survives.
     path = config('# a run\nbatch = 24   # twice\nlr=2e-3\ndata = a b.txt\ndata = "c # \\"d\\".txt"\nprompt = "x\\ny"\n'
                   "json = true\n")
