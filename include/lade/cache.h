@@ -50,7 +50,9 @@ enum { LADE_CACHE_MAX_TAGS = 64, LADE_CACHE_MAX_QUEUES = 63 };
 
 /*
  * Give back at least @bytes by freeing blocks of this cache, from the thread that is asking for memory; 0 when
- * nothing can be given. It may call lade_cache_free and submit work; it may not allocate.
+ * nothing can be given. It may call every function of the cache but destroy, and submit work; to allocate or to
+ * create a pool is -EDEADLK from here. One call at a time is under way: other threads that are out of memory wait for
+ * it, so it may not wait for them.
  */
 typedef uint64_t lade_cache_spill_fn(void *arg, uint64_t bytes);
 
@@ -124,7 +126,7 @@ LADE_API int lade_cache_get_block(lade_cache *cache, const void *address, struct
 
 /*
  * A pool with memory of its own, which stays mapped where it is until the pool is destroyed: what a captured graph
- * replays on stays valid. @bytes are reserved at once. -ENOMEM, -EPERM.
+ * replays on stays valid. @bytes are reserved at once. -ENOMEM, -EPERM, -EDEADLK from the spill function.
  */
 LADE_API int lade_cache_pool_create(lade_cache *cache, uint64_t bytes, lade_cache_pool **ret_pool);
 

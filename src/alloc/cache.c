@@ -11,7 +11,7 @@
  * Rejected: a third zone for whole chunks alone. It looks tidier, and a program whose sizes change from step to step
  * then moves its memory between the zones in every one of them, and ends with the peak of both.
  *
- * The ladder, from free to dear, searching again after each step:
+ * The ladder, from free to dear, searching again after each step, in the block's own zone first and then in the other:
  *   1. let go of what waiting blocks no longer wait for; give what queues are done with to everybody; coalesce
  *   2. bring idle chunks from wherever they lie, create chunks below the limit (cache_chunks.c)
  *   3. take from other queues, by events on the device
@@ -118,6 +118,7 @@ static void cache_free(lade_cache *cache)
   free(cache->trace);
   if (cache->is_alive)
     munmap((void *)cache->is_alive, ALIVE_BYTES);
+  pthread_cond_destroy(&cache->spilled);
   pthread_mutex_destroy(&cache->mutex);
   free(cache);
 }
@@ -140,6 +141,7 @@ int lade_cache_create(const struct lade_cache_params *params, struct lade_error 
   if (!cache)
     return lade_error_set(error, -ENOMEM, "cache: out of host memory");
   mutex_init(&cache->mutex);
+  pthread_cond_init(&cache->spilled, NULL);
   cache->device = params->device;
   cache->flags = params->flags;
   cache->spill = params->spill;
@@ -255,7 +257,13 @@ static struct block *block_take(lade_cache *cache, struct zone *zone, int queue,
   return best;
 }
 
-/* Steps 1 and 2. */
+/* The zone to look in when @zone has nothing: the other one of its pool, or NULL. A private pool has one. */
+static struct zone *zone_other(struct zone *zone)
+{
+  return zone->pool->is_private ? NULL : &zone->pool->zones[zone->kind == ZONE_SMALL ? ZONE_LARGE : ZONE_SMALL];
+}
+
+/* Steps 1 and 2. Sizes live apart as long as there is memory for it. */
 static struct block *pool_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
 {
   struct block *block = NULL;
@@ -263,11 +271,13 @@ static struct block *pool_search(lade_cache *cache, struct zone *zone, int queue
   if (cache->flags & LADE_CACHE_SANITIZE)
     lade_cache_guard_drain(cache, false);
   lade_cache_sweep(cache, zone->pool);
-  if (!lade_cache_blocks_prepare(cache, 4))
-    return NULL;
-  block = block_find(cache, zone, queue, bytes);
-  if (!block)
-    lade_cache_place_build(cache, zone, queue, bytes, false, &block);
+  for (struct zone *other = zone_other(zone); zone && !block; zone = zone == other ? NULL : other) {
+    if (!lade_cache_blocks_prepare(cache, 4) || !lade_cache_bins_get(zone, queue))
+      return NULL;
+    block = block_find(cache, zone, queue, bytes);
+    if (!block)
+      lade_cache_place_build(cache, zone, queue, bytes, false, &block);
+  }
   return block;
 }
 
@@ -275,19 +285,34 @@ static struct block *pool_search(lade_cache *cache, struct zone *zone, int queue
 static struct block *others_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
 {
   struct block *block = NULL;
-  if (!queue || !lade_cache_blocks_prepare(cache, 4))
+  if (!queue)
     return NULL;
   lade_cache_waits_adopt(cache, queue);
-  block = block_take(cache, zone, queue, bytes);
-  if (!block)
-    lade_cache_place_build(cache, zone, queue, bytes, true, &block);
+  for (struct zone *other = zone_other(zone); zone && !block; zone = zone == other ? NULL : other) {
+    if (!lade_cache_blocks_prepare(cache, 4) || !lade_cache_bins_get(zone, queue))
+      return NULL;
+    block = block_find(cache, zone, queue, bytes);
+    if (!block)
+      block = block_take(cache, zone, queue, bytes);
+    if (!block)
+      lade_cache_place_build(cache, zone, queue, bytes, true, &block);
+  }
   return block;
 }
 
-static uint64_t spill_call(lade_cache *cache, uint64_t bytes)
+/*
+ * Ask the owner. Another thread that is out of memory meanwhile waits until that is done, and then for its own turn:
+ * what the owner gives last may be what it needs. Returns false when there is nothing more to be had.
+ */
+static bool spill_call(lade_cache *cache, uint64_t bytes)
 {
-  if (!cache->spill || cache->is_spilling)
-    return 0;
+  if (!cache->spill)
+    return false;
+  if (cache->is_spilling) {
+    while (cache->is_spilling)
+      pthread_cond_wait(&cache->spilled, &cache->mutex);
+    return true;
+  }
   cache->is_spilling = true;
   cache->spiller = pthread_self();
   cache->stats.n_spills++;
@@ -295,7 +320,8 @@ static uint64_t spill_call(lade_cache *cache, uint64_t bytes)
   uint64_t freed_bytes = cache->spill(cache->spill_arg, bytes);
   pthread_mutex_lock(&cache->mutex);
   cache->is_spilling = false;
-  return freed_bytes;
+  pthread_cond_broadcast(&cache->spilled);
+  return freed_bytes > 0;
 }
 
 static struct block *spill_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
@@ -376,6 +402,12 @@ static int request_check(lade_cache *cache, const struct lade_cache_request *req
   return 0;
 }
 
+/* Is this the owner's spill function calling? Called with the mutex. */
+static bool is_spiller(const lade_cache *cache)
+{
+  return cache->is_spilling && pthread_equal(cache->spiller, pthread_self());
+}
+
 /* Called with the mutex. */
 static int block_alloc(lade_cache *cache, const struct lade_cache_request *request, struct lade_error *error,
                        struct block **ret_block)
@@ -386,7 +418,7 @@ static int block_alloc(lade_cache *cache, const struct lade_cache_request *reque
                           LADE_CACHE_MAX_QUEUES);
   if (request->tag < 0 || request->tag >= cache->n_tags)
     return lade_error_set(error, -EINVAL, "cache: tag %d is none of lade_cache_tag_add's", request->tag);
-  if (cache->is_spilling && pthread_equal(cache->spiller, pthread_self()))
+  if (is_spiller(cache))
     return lade_error_set(error, -EDEADLK, "cache: the spill function may not allocate");
   uint64_t bytes = lade_align_up(request->bytes, UNIT_BYTES) + 2 * guard_bytes(cache);
   struct lade_cache_pool *pool = cache->queues[queue].pool;
@@ -577,7 +609,7 @@ static int pool_create(lade_cache *cache, uint64_t bytes, bool is_shared, lade_c
   pthread_mutex_lock(&cache->mutex);
   pool->next = cache->pools;
   cache->pools = pool;
-  int error = pool_fill(cache, pool, bytes);
+  int error = is_spiller(cache) ? -EDEADLK : pool_fill(cache, pool, bytes);
   pthread_mutex_unlock(&cache->mutex);
   if (error) {
     lade_cache_pool_destroy(cache, pool);

@@ -157,10 +157,10 @@ static void window_try_to(struct search *search, struct block *last, uint64_t ru
   window_offer(search, &window);
 }
 
-/* Try every window in the run of open blocks around @hole, if it is the first hole of the run. */
-static void run_search(struct search *search, struct block *hole)
+/* Try every window in the run of open blocks around @block, if no hole of the run comes before it. */
+static void run_search(struct search *search, struct block *block)
 {
-  struct block *first = hole, *last = hole;
+  struct block *first = block, *last = block;
   while (is_open(search, first->before)) {
     first = first->before;
     if (first->state == BLOCK_HOLE)
@@ -171,7 +171,7 @@ static void run_search(struct search *search, struct block *hole)
   uint64_t start = first->address, stop = last->address + last->bytes;
   if (stop - start < search->bytes)
     return;
-  for (struct block *block = first;; block = block->after) {
+  for (block = first;; block = block->after) {
     if (search->bytes % search->cache->chunk_bytes == 0) /* offered first: preferred where it is as good */
       window_try_from(search, block, lade_align_up(block->address, search->cache->chunk_bytes), stop - start, stop);
     window_try_from(search, block, block->address, stop - start, stop);
@@ -182,11 +182,23 @@ static void run_search(struct search *search, struct block *hole)
   }
 }
 
+/* With nobody's block out of bounds, a run needs no hole: neighbours of different queues will do. */
+static void runs_search(struct search *search, const struct segment *segment)
+{
+  for (struct block *block = segment->first; block; block = block->after)
+    if (is_open(search, block) && !is_open(search, block->before))
+      run_search(search, block);
+}
+
 static bool window_find(struct search *search, struct zone *zone)
 {
   search->best = (struct window){0};
-  for (struct block *hole = zone->holes; hole; hole = hole->next)
-    run_search(search, hole);
+  if (search->is_taking)
+    for (struct segment *segment = zone->segments; segment; segment = segment->next)
+      runs_search(search, segment);
+  else
+    for (struct block *hole = zone->holes; hole; hole = hole->next)
+      run_search(search, hole);
   return search->best.first;
 }
 

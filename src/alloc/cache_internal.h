@@ -122,6 +122,7 @@ struct lade_cache {
   uint32_t flags;
   bool is_spilling; /* the owner's function runs, in this thread */
   pthread_t spiller;
+  pthread_cond_t spilled; /* it has returned */
   bool is_touchable; /* the host may write to the memory */
   lade_cache_spill_fn *spill;
   void *spill_arg;
