@@ -73,11 +73,14 @@ struct lade_device_info {
 
 struct lade_device_params {
   size_t struct_size;      /* sizeof(struct lade_device_params) */
-  const char *name;        /* "host" (also NULL), or "dry": addresses without memory, for rehearsals */
-  uint64_t capacity_bytes; /* hard; 0: all memory that this process may use (host only) */
+  const char *name;        /* "host" (also NULL), "cuda:0" or another GPU, "dry": no memory */
+  uint64_t capacity_bytes; /* hard; 0: all memory that this process may use, or that the GPU has free (not dry) */
 };
 
-/* Open a device; the caller closes it. -EINVAL for an unknown name or no capacity, -ENOMEM. Any thread. */
+/*
+ * Open a device; the caller closes it. -EINVAL for an unknown name or no capacity, -ENODEV where there is no such GPU or
+ * no driver for it, -EOVERFLOW for more capacity than it has, -ENOMEM. Any thread.
+ */
 LADE_API int lade_device_open(const struct lade_device_params *params, struct lade_error *error,
                               lade_device **ret_device);
 

@@ -17,6 +17,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "device/device_ops.h"
 
@@ -378,6 +379,26 @@ int lade_device_unmap(lade_device *device, uint64_t address, uint64_t bytes)
   error = range_unmap(device, address, bytes);
   pthread_mutex_unlock(&device->mutex);
   return error;
+}
+
+static bool span_is_pages(const void *at, uint64_t bytes)
+{
+  uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
+  return bytes > 0 && bytes % page_bytes == 0 && (uintptr_t)at % page_bytes == 0;
+}
+
+int lade_device_pin(lade_device *device, void *at, uint64_t bytes)
+{
+  if (!span_is_pages(at, bytes))
+    return -EINVAL;
+  return device->ops->pin ? device->ops->pin(device, at, bytes) : 0;
+}
+
+void lade_device_unpin(lade_device *device, void *at, uint64_t bytes)
+{
+  LADE_ASSERT(span_is_pages(at, bytes));
+  if (device->ops->unpin)
+    device->ops->unpin(device, at, bytes);
 }
 
 /* ---- queues ---- */

@@ -23,8 +23,8 @@
  * advance, and nothing that was submitted is lost track of.
  *
  * Three implementations pass one conformance suite (tests/conform/device*.c): host.c is real and
- * the reference; dry.c has addresses without memory and a simulated clock; cuda.c comes with the
- * GPU. The wrappers in device.c check arguments, so that no implementation has to.
+ * the reference; dry.c has addresses without memory and a simulated clock; cuda.c is a GPU, or in tests a
+ * stand-in for its driver (tests/standin). The wrappers in device.c check arguments, so that no implementation has to.
  */
 #ifndef LADE_DEVICE_H
 #define LADE_DEVICE_H
@@ -119,6 +119,14 @@ int lade_device_map(lade_device *device, uint64_t address, lade_chunk *chunk);
  * the machine refuses: the chunks from there on are still mapped, and the call may be repeated.
  */
 int lade_device_unmap(lade_device *device, uint64_t address, uint64_t bytes);
+
+/*
+ * Make host memory fit for copies that run while others do: whole pages, which stay where they are until
+ * lade_device_unpin of the same range. The caller's memory all along. Copies from other host memory are right too, and
+ * on a GPU submitting one waits for it. -EINVAL when they are no pages, -EBUSY when they are pinned already, -ENOMEM.
+ */
+int lade_device_pin(lade_device *device, void *at, uint64_t bytes);
+void lade_device_unpin(lade_device *device, void *at, uint64_t bytes);
 
 /* ---- queues ---- */
 

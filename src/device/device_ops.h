@@ -45,6 +45,8 @@ struct lade_device_ops {
   int (*chunk_import)(struct lade_chunk *chunk, int descriptor);
   int (*map)(lade_device *device, uint64_t address, struct lade_chunk *chunk);
   int (*unmap)(lade_device *device, struct lade_chunk *chunk);
+  int (*pin)(lade_device *device, void *at, uint64_t bytes); /* optional, both: memory that needs no pinning */
+  void (*unpin)(lade_device *device, void *at, uint64_t bytes);
   void (*close)(lade_device *device);
 
   int (*queue_create)(lade_device *device, enum lade_queue_role role, lade_queue **ret_queue);

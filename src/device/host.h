@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What host.c (memory) and host_queue.c (threads) share. Private to src/device/. */
+/* What host.c (memory), host_queue.c (threads) and the queues of cuda.c share. Private to src/device/. */
 #ifndef LADE_DEVICE_HOST_H
 #define LADE_DEVICE_HOST_H
 
 #include "base/pool.h"
+#include "device/counter.h"
 #include "device/device_ops.h"
 
 struct host_device {
@@ -11,6 +12,71 @@ struct host_device {
   lade_pool *pool; /* borrowed */
   struct lade_link to_host, to_device;
 };
+
+/*
+ * A word of memory that another device polls; it follows a queue's event counter. Its bit in @taken, a set of words in
+ * use, goes when nobody can be waiting for the queue any more.
+ */
+struct host_word {
+  _Atomic uint64_t *at; /* NULL: nobody polls this queue */
+  _Atomic uint64_t *taken;
+  uint64_t taken_bit;
+};
+#define HOST_WORD_END ((uint64_t)INT64_MAX) /* past every count: pollers compare by signed difference */
+
+typedef void host_copy_fn(lade_device *device, const struct lade_copy *copy);
+
+struct entry;
+
+struct host_queue {
+  lade_queue base;
+  const struct lade_link *link; /* NULL: copies are not throttled */
+  host_copy_fn *copy;           /* moves the bytes of a copy */
+  struct counter submitted;     /* entries put into the ring */
+  struct counter taken;         /* entries taken out */
+  struct counter done;          /* the event counter */
+  struct host_word word;
+  _Atomic int64_t busy_ns, now_ns; /* now: when the last work ended or the last signal came */
+  atomic_int n_refs;    /* the owner and every wait for this queue that is in a ring */
+  uint64_t final_count; /* set before done is raised past every count */
+  pthread_t thread;     /* none for signal queues */
+  struct entry *ring;   /* none for signal queues, and where another device runs the work */
+
+  /* the producer's */
+  _Alignas(64) uint64_t n_entries; /* submitted */
+  _Atomic uint64_t n_counted;      /* work and copies among them; other threads may read it */
+
+  /* the consumer's */
+  _Alignas(64) uint64_t n_done;
+  int64_t due_ns;   /* when the last link copy was due */
+  int64_t ready_ns; /* no earlier than the events waited for, and the end of the last work */
+};
+
+/* What a queue is made of besides its role. */
+struct host_queue_params {
+  const struct lade_link *link; /* may be NULL */
+  host_copy_fn *copy;
+  struct host_word word;        /* may be none */
+};
+
+/* Set up a queue in zeroed memory of malloc's that begins with it; the last reference frees it. */
+void lade_host_queue_init(struct host_queue *queue, lade_device *device, enum lade_queue_role role,
+                          const struct host_queue_params *params);
+/* Start @queue->thread in @main with all signals blocked. -EAGAIN. */
+int lade_host_queue_start(struct host_queue *queue, void *(*main)(void *));
+int lade_host_queue_create_with(lade_device *device, enum lade_queue_role role, const struct host_queue_params *params,
+                                lade_queue **ret_queue);
+
+void lade_host_queue_ref(struct host_queue *queue);
+void lade_host_queue_unref(struct host_queue *queue);
+/* The count of what is submitted next. For the thread that submits. */
+uint64_t lade_host_queue_count(struct host_queue *queue);
+/* Count one piece of work that ran from @start_ns to @end_ns. For the thread that runs the queue. */
+void lade_host_queue_finish(struct host_queue *queue, int64_t start_ns, int64_t end_ns, struct lade_span *ret_span);
+/* After a wait for (@other, @count) has ended: -ECANCELED sticks to @device if it never happened. */
+void lade_host_queue_wait_check(lade_device *device, struct host_queue *other, uint64_t count);
+/* Let go of every wait for a count past @final_count, which can no longer come. */
+void lade_host_queue_end(struct host_queue *queue, uint64_t final_count);
 
 int lade_host_queue_create(lade_device *device, enum lade_queue_role role, lade_queue **ret_queue);
 void lade_host_queue_destroy(lade_queue *queue);

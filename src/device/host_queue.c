@@ -29,7 +29,6 @@
 #include <sys/prctl.h>
 #include <time.h>
 
-#include "device/counter.h"
 #include "device/host.h"
 
 #define RING_ENTRIES 4096 /* power of two; a step's instructions of one queue, run ahead */
@@ -37,28 +36,6 @@
 #define LATE_NS 2000000   /* the most that later copies make good: some turns of a shared core */
 
 enum entry_kind { ENTRY_WORK, ENTRY_COPY, ENTRY_WAIT, ENTRY_STOP };
-
-struct host_queue {
-  lade_queue base;
-  const struct lade_link *link; /* NULL: copies are not throttled */
-  struct counter submitted;     /* entries put into the ring */
-  struct counter taken;         /* entries taken out */
-  struct counter done;          /* the event counter */
-  _Atomic int64_t busy_ns, now_ns; /* now: when the last work ended or the last signal came */
-  atomic_int n_refs;    /* the owner and every wait for this queue that is in a ring */
-  uint64_t final_count; /* set before done is raised past every count */
-  pthread_t thread;     /* none for signal queues */
-  struct entry *ring;
-
-  /* the producer's */
-  _Alignas(64) uint64_t n_entries; /* submitted */
-  _Atomic uint64_t n_counted;      /* work and copies among them; other threads may read it */
-
-  /* the consumer's */
-  _Alignas(64) uint64_t n_done;
-  int64_t due_ns;   /* when the last link copy was due */
-  int64_t ready_ns; /* no earlier than the events waited for, and the end of the last work */
-};
 
 struct entry {
   enum entry_kind kind;
@@ -75,19 +52,36 @@ struct entry {
   };
 };
 
-static void queue_unref(struct host_queue *queue)
+void lade_host_queue_ref(struct host_queue *queue)
+{
+  atomic_fetch_add(&queue->n_refs, 1);
+}
+
+void lade_host_queue_unref(struct host_queue *queue)
 {
   if (atomic_fetch_sub(&queue->n_refs, 1) > 1)
     return;
+  if (queue->word.at)
+    atomic_fetch_and(queue->word.taken, ~queue->word.taken_bit);
   free(queue->ring);
   free(queue);
 }
 
-/* Let go of every wait for a count that can no longer come. */
-static void queue_end(struct host_queue *queue, uint64_t final_count)
+/* Raise the word that a device polls. Any thread. */
+static void word_raise(struct host_queue *queue, uint64_t value)
+{
+  if (!queue->word.at)
+    return;
+  uint64_t now = atomic_load(queue->word.at);
+  while (now < value && !atomic_compare_exchange_weak(queue->word.at, &now, value))
+    ;
+}
+
+void lade_host_queue_end(struct host_queue *queue, uint64_t final_count)
 {
   queue->final_count = final_count;
   counter_raise_max(&queue->done, UINT64_MAX);
+  word_raise(queue, HOST_WORD_END);
 }
 
 /* ---- the consumer ---- */
@@ -115,22 +109,34 @@ static void copy_run(struct host_queue *queue, const struct lade_copy *copy, int
   if (error)
     lade_device_fail(queue->base.device, error);
   else if (copy->bytes)
-    memcpy(copy->dst, copy->src, copy->bytes);
+    queue->copy(queue->base.device, copy);
   if (queue->link)
     link_wait(queue, copy->bytes, submit_ns);
 }
 
-/* Count one piece of work. Returns when it ended. */
-static int64_t counted_finish(struct host_queue *queue, int64_t start_ns, struct lade_span *ret_span)
+void lade_host_queue_finish(struct host_queue *queue, int64_t start_ns, int64_t end_ns, struct lade_span *ret_span)
 {
-  int64_t end_ns = lade_now_ns();
   int64_t busy_ns = atomic_load_explicit(&queue->busy_ns, memory_order_relaxed) + end_ns - start_ns;
   atomic_store_explicit(&queue->busy_ns, busy_ns, memory_order_relaxed);
   atomic_store_explicit(&queue->now_ns, end_ns, memory_order_relaxed);
   if (ret_span)
     *ret_span = (struct lade_span){start_ns, end_ns};
   counter_raise(&queue->done, ++queue->n_done);
+  word_raise(queue, queue->n_done);
+}
+
+/* Count one piece of work that ends now. Returns when. */
+static int64_t counted_finish(struct host_queue *queue, int64_t start_ns, struct lade_span *ret_span)
+{
+  int64_t end_ns = lade_now_ns();
+  lade_host_queue_finish(queue, start_ns, end_ns, ret_span);
   return end_ns;
+}
+
+void lade_host_queue_wait_check(lade_device *device, struct host_queue *other, uint64_t count)
+{
+  if (counter_get(&other->done) == UINT64_MAX && count > other->final_count)
+    lade_device_fail(device, -ECANCELED);
 }
 
 static void wait_run(struct host_queue *queue, struct host_queue *other, uint64_t count)
@@ -138,9 +144,8 @@ static void wait_run(struct host_queue *queue, struct host_queue *other, uint64_
   counter_wait(&other->done, count);
   int64_t then_ns = atomic_load_explicit(&other->now_ns, memory_order_relaxed);
   queue->ready_ns = LADE_MAX(queue->ready_ns, then_ns);
-  if (counter_get(&other->done) == UINT64_MAX && count > other->final_count)
-    lade_device_fail(queue->base.device, -ECANCELED);
-  queue_unref(other);
+  lade_host_queue_wait_check(queue->base.device, other, count);
+  lade_host_queue_unref(other);
 }
 
 static void entry_run(struct host_queue *queue, const struct entry *entry)
@@ -185,8 +190,8 @@ static void entry_submit(struct host_queue *queue, const struct entry *entry)
   counter_raise(&queue->submitted, i + 1);
 }
 
-/* The count of what is submitted next. One thread at a time submits, so that a load and a store are enough. */
-static uint64_t count_next(struct host_queue *queue)
+/* One thread at a time submits, so that a load and a store are enough. */
+uint64_t lade_host_queue_count(struct host_queue *queue)
 {
   uint64_t count = atomic_load_explicit(&queue->n_counted, memory_order_relaxed) + 1;
   atomic_store_explicit(&queue->n_counted, count, memory_order_release);
@@ -194,7 +199,7 @@ static uint64_t count_next(struct host_queue *queue)
 }
 
 /* Signals are for the threads that the program made itself. */
-static int thread_start(struct host_queue *queue)
+int lade_host_queue_start(struct host_queue *queue, void *(*main)(void *))
 {
   int error = lade_fault(queue->base.device->faults, LADE_FAULT_THREAD);
   if (error)
@@ -202,7 +207,7 @@ static int thread_start(struct host_queue *queue)
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  error = pthread_create(&queue->thread, NULL, queue_main, queue);
+  error = pthread_create(&queue->thread, NULL, main, queue);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   return -error;
 }
@@ -215,27 +220,48 @@ static const struct lade_link *link_get(const struct host_device *host, enum lad
   return link && (link->bytes_per_s || link->latency_ns) ? link : NULL;
 }
 
-int lade_host_queue_create(lade_device *device, enum lade_queue_role role, lade_queue **ret_queue)
+void lade_host_queue_init(struct host_queue *queue, lade_device *device, enum lade_queue_role role,
+                          const struct host_queue_params *params)
+{
+  queue->base.device = device;
+  queue->base.role = role;
+  queue->link = params->link;
+  queue->copy = params->copy;
+  queue->word = params->word;
+  atomic_store(&queue->n_refs, 1);
+}
+
+int lade_host_queue_create_with(lade_device *device, enum lade_queue_role role, const struct host_queue_params *params,
+                                lade_queue **ret_queue)
 {
   bool is_fault = lade_fault(device->faults, LADE_FAULT_HEAP) != 0;
   struct host_queue *queue = is_fault ? NULL : aligned_alloc(64, sizeof(*queue));
   if (!queue)
     return -ENOMEM;
   memset(queue, 0, sizeof(*queue));
-  queue->base.device = device;
-  queue->base.role = role;
-  queue->link = link_get((struct host_device *)device, role);
-  atomic_store(&queue->n_refs, 1);
+  lade_host_queue_init(queue, device, role, params);
   if (role != LADE_QUEUE_SIGNAL) {
     queue->ring = lade_fault_calloc(device->faults, RING_ENTRIES, sizeof(*queue->ring));
-    int error = queue->ring ? thread_start(queue) : -ENOMEM;
+    int error = queue->ring ? lade_host_queue_start(queue, queue_main) : -ENOMEM;
     if (error) {
-      queue_unref(queue);
+      queue->word.at = NULL; /* it stays the caller's */
+      lade_host_queue_unref(queue);
       return error;
     }
   }
   *ret_queue = &queue->base;
   return 0;
+}
+
+static void bytes_copy(lade_device *device, const struct lade_copy *copy)
+{
+  memcpy(copy->dst, copy->src, copy->bytes);
+}
+
+int lade_host_queue_create(lade_device *device, enum lade_queue_role role, lade_queue **ret_queue)
+{
+  const struct host_queue_params params = {.link = link_get((struct host_device *)device, role), .copy = bytes_copy};
+  return lade_host_queue_create_with(device, role, &params, ret_queue);
 }
 
 void lade_host_queue_destroy(lade_queue *base)
@@ -247,14 +273,14 @@ void lade_host_queue_destroy(lade_queue *base)
     pthread_join(queue->thread, NULL);
     final_count = queue->n_done;
   }
-  queue_end(queue, final_count);
-  queue_unref(queue);
+  lade_host_queue_end(queue, final_count);
+  lade_host_queue_unref(queue);
 }
 
 uint64_t lade_host_queue_launch(lade_queue *base, const struct lade_work *work)
 {
   struct host_queue *queue = (struct host_queue *)base;
-  uint64_t count = count_next(queue);
+  uint64_t count = lade_host_queue_count(queue);
   entry_submit(queue, &(struct entry){.kind = ENTRY_WORK, .work = *work});
   return count;
 }
@@ -262,7 +288,7 @@ uint64_t lade_host_queue_launch(lade_queue *base, const struct lade_work *work)
 uint64_t lade_host_queue_copy(lade_queue *base, const struct lade_copy *copy)
 {
   struct host_queue *queue = (struct host_queue *)base;
-  uint64_t count = count_next(queue);
+  uint64_t count = lade_host_queue_count(queue);
   int64_t submit_ns = queue->link ? lade_now_ns() : 0;
   entry_submit(queue, &(struct entry){.kind = ENTRY_COPY, .copy = *copy, .submit_ns = submit_ns});
   return count;
@@ -276,7 +302,7 @@ void lade_host_queue_wait(lade_queue *base, lade_queue *other_base, uint64_t cou
   LADE_ASSERT(other != queue || count <= queue->n_counted); /* it would wait for itself */
   if (other == queue)
     return;
-  atomic_fetch_add(&other->n_refs, 1);
+  lade_host_queue_ref(other);
   entry_submit(queue, &(struct entry){.kind = ENTRY_WAIT, .wait = {other, count}});
 }
 
@@ -286,6 +312,7 @@ void lade_host_queue_signal(lade_queue *base, uint64_t count, int64_t predicted_
   LADE_ASSERT(count < UINT64_MAX);
   atomic_store_explicit(&queue->now_ns, lade_now_ns(), memory_order_relaxed);
   counter_raise_max(&queue->done, count);
+  word_raise(queue, count);
 }
 
 uint64_t lade_host_queue_submitted(const lade_queue *base)

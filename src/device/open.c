@@ -9,7 +9,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "device/device.h"
+#include "device/cuda.h"
 
 #define DRY_LINK_BYTES_PER_S ((uint64_t)1 << 40)
 
@@ -33,5 +33,12 @@ int lade_device_open(const struct lade_device_params *params, struct lade_error 
     return lade_device_open_host(&host, error, ret_device);
   if (strcmp(name, "dry") == 0)
     return lade_device_open_dry(&dry, error, ret_device);
-  return lade_error_set(error, -EINVAL, "device: there is none called '%.40s'; host and dry are known", name);
+  const struct lade_cuda_device_params cuda = {
+      .struct_size = sizeof(cuda),
+      .ordinal = lade_cuda_ordinal(name),
+      .capacity_bytes = params->capacity_bytes,
+  };
+  if (cuda.ordinal >= 0)
+    return lade_device_open_cuda(&cuda, error, ret_device);
+  return lade_error_set(error, -EINVAL, "device: there is none called '%.40s'; host, dry and cuda:0 are known", name);
 }

@@ -29,16 +29,21 @@ static void memory_holds_what_was_written(void **state)
   if (target->is_dry)
     skip();
   struct bed bed = bed_open(state, NULL, NULL);
-  unsigned char *blocks[40];
+  void *blocks[40];
   uint64_t bytes[40];
+  unsigned char *own = malloc(11 * 70000);
   for (int i = 0; i < 40; i++) {
     bytes[i] = (uint64_t)(i * 37 % 11 + 1) * 70000;
     blocks[i] = must_alloc(bed.cache, bed.queues[0], bytes[i]);
-    memset(blocks[i], i + 1, bytes[i]);
+    memset(own, i + 1, bytes[i]);
+    memory_write(bed.device, (uint64_t)(uintptr_t)blocks[i], own, bytes[i]);
   }
-  for (int i = 0; i < 40; i++)
+  for (int i = 0; i < 40; i++) {
+    memory_read(bed.device, own, (uint64_t)(uintptr_t)blocks[i], bytes[i]);
     for (uint64_t k = 0; k < bytes[i]; k++)
-      assert_int_equal(blocks[i][k], i + 1);
+      assert_int_equal(own[k], i + 1);
+  }
+  free(own);
   for (int i = 0; i < 40; i++)
     must_free(bed.cache, blocks[i]);
   bed_close(&bed);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The device contract's memory, over host or dry. A test that touches memory does so only where the device
- * is not dry; sizes, places and errors are the same for both.
+ * The device contract's memory, over every device. A test that touches memory does so only where the device
+ * is not dry, and on a GPU by copies; sizes, places and errors are the same for all.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -20,16 +20,32 @@ static uint64_t *words(uint64_t address)
   return (uint64_t *)(uintptr_t)address;
 }
 
-static void words_fill(uint64_t address, uint64_t bytes, uint64_t tag)
+static uint64_t word_value(uint64_t tag, uint64_t i)
 {
-  for (uint64_t i = 0; i < bytes / 8; i += 64)
-    words(address)[i] = tag * 0x9e3779b97f4a7c15u + i;
+  return tag * 0x9e3779b97f4a7c15u + i;
 }
 
-static void words_check(uint64_t address, uint64_t bytes, uint64_t tag)
+/* One word in 64 is looked at; on a device that only copies reach, all the others are zero. */
+static void words_fill(lade_device *device, uint64_t address, uint64_t bytes, uint64_t tag)
 {
+  uint64_t *own = info_get(device).is_unified ? words(address) : calloc(1, bytes);
   for (uint64_t i = 0; i < bytes / 8; i += 64)
-    assert_int_equal(words(address)[i], tag * 0x9e3779b97f4a7c15u + i);
+    own[i] = word_value(tag, i);
+  if (own != words(address)) {
+    memory_write(device, address, own, bytes);
+    free(own);
+  }
+}
+
+static void words_check(lade_device *device, uint64_t address, uint64_t bytes, uint64_t tag)
+{
+  uint64_t *own = info_get(device).is_unified ? words(address) : malloc(bytes);
+  if (own != words(address))
+    memory_read(device, own, address, bytes);
+  for (uint64_t i = 0; i < bytes / 8; i += 64)
+    assert_int_equal(own[i], word_value(tag, i));
+  if (own != words(address))
+    free(own);
 }
 
 static sigjmp_buf segv_back;
@@ -126,6 +142,15 @@ static void opening_wants_complete_params(void **state)
   const struct target *target = *state;
   struct lade_error error = {0};
   lade_device *device = NULL;
+  if (target->is_cuda) {
+    struct lade_cuda_device_params cuda = {.struct_size = 3};
+    assert_int_equal(lade_device_open_cuda(&cuda, &error, &device), -EINVAL);
+    cuda = (struct lade_cuda_device_params){.struct_size = sizeof(cuda), .ordinal = target->ordinal};
+    assert_int_equal(lade_device_open_cuda(&cuda, &error, &device), 0);
+    assert_true(info_get(device).capacity_bytes >= CHUNK); /* all that is free */
+    lade_device_close(device);
+    return;
+  }
   if (!target->is_dry) {
     struct lade_host_device_params host = {.struct_size = 3};
     assert_int_equal(lade_device_open_host(&host, &error, &device), -EINVAL);
@@ -272,15 +297,25 @@ static void a_mapped_chunk_can_be_given_back(void **state)
   lade_device_close(device);
 }
 
+/* What is in use: of the process's memory, or of the GPU's as its driver counts it. */
+static uint64_t used_bytes(const struct target *target, lade_device *device)
+{
+  struct lade_cuda_memory memory = {0};
+  if (!target->is_cuda)
+    return resident_bytes();
+  assert_int_equal(lade_cuda_get_memory(device, &memory), 0);
+  return memory.total_bytes - memory.free_bytes;
+}
+
 static void chunks_are_real_memory_and_go_back(void **state)
 {
   const struct target *target = *state;
   lade_device *device = device_open(state, NULL);
-  uint64_t before = resident_bytes();
+  uint64_t before = used_bytes(target, device);
   lade_chunk *chunk = chunk_open(device, CAPACITY);
-  uint64_t with = resident_bytes();
+  uint64_t with = used_bytes(target, device);
   lade_device_chunk_release(device, chunk);
-  uint64_t after = resident_bytes();
+  uint64_t after = used_bytes(target, device);
   if (target->is_dry) {
     assert_true(with < before + CAPACITY / 8);
   } else {
@@ -290,30 +325,42 @@ static void chunks_are_real_memory_and_go_back(void **state)
   lade_device_close(device);
 }
 
+/* Whether every page is there, as the kernel tells it. */
+static bool is_present(uint64_t address, uint64_t bytes)
+{
+  unsigned char present[5 * CHUNK / 4096];
+  size_t n_pages = bytes / (uint64_t)sysconf(_SC_PAGESIZE);
+  bool is_all = n_pages <= sizeof(present) && mincore(words(address), bytes, present) == 0;
+  for (size_t i = 0; is_all && i < n_pages; i++)
+    is_all = present[i] & 1;
+  return is_all;
+}
+
 static void fresh_chunks_are_zero_and_present(void **state)
 {
   const struct target *target = *state;
+  unsigned char *bytes = malloc(5 * CHUNK);
   lade_device *device = device_open(state, NULL);
   uint64_t at = 0;
   assert_int_equal(lade_device_reserve(device, 8 * CHUNK, &at), 0);
   for (int round = 0; round < 3; round++) {
     lade_chunk *chunk = chunk_open(device, 5 * CHUNK);
     assert_int_equal(lade_device_map(device, at + CHUNK, chunk), 0);
+    if (info_get(device).is_unified)
+      assert_true(is_present(at + CHUNK, 5 * CHUNK));
     if (!target->is_dry) {
-      unsigned char present[5 * CHUNK / 4096];
-      size_t n_pages = 5 * CHUNK / (uint64_t)sysconf(_SC_PAGESIZE);
-      assert_int_equal(mincore(words(at + CHUNK), 5 * CHUNK, present), 0);
-      for (size_t i = 0; i < n_pages; i++)
-        assert_true(present[i] & 1);
-      for (uint64_t i = 0; i < 5 * CHUNK / 8; i++)
-        assert_int_equal(words(at + CHUNK)[i], 0);
-      memset(words(at + CHUNK), 0xff, 5 * CHUNK);
+      memory_read(device, bytes, at + CHUNK, 5 * CHUNK);
+      for (uint64_t i = 0; i < 5 * CHUNK; i++)
+        assert_int_equal(bytes[i], 0);
+      memset(bytes, 0xff, 5 * CHUNK);
+      memory_write(device, at + CHUNK, bytes, 5 * CHUNK);
     }
     assert_int_equal(lade_device_unmap(device, at, 8 * CHUNK), 0);
     lade_device_chunk_release(device, chunk);
   }
   lade_device_release(device, at, 8 * CHUNK);
   lade_device_close(device);
+  free(bytes);
 }
 
 static void contents_survive_unmap_and_remap(void **state)
@@ -334,14 +381,14 @@ static void contents_survive_unmap_and_remap(void **state)
     assert_int_equal(lade_device_map(device, at_two, two), 0);
     if (!target->is_dry) {
       if (round == 0) {
-        words_fill(at_one, 2 * CHUNK, 1);
-        words_fill(at_two, CHUNK, 2);
+        words_fill(device, at_one, 2 * CHUNK, 1);
+        words_fill(device, at_two, CHUNK, 2);
       }
-      words_check(at_one, 2 * CHUNK, 1);
-      words_check(at_two, CHUNK, 2);
+      words_check(device, at_one, 2 * CHUNK, 1);
+      words_check(device, at_two, CHUNK, 2);
     }
     assert_int_equal(lade_device_unmap(device, at_one, 3 * CHUNK), 0);
-    if (!target->is_dry) {
+    if (info_get(device).is_unified) {
       assert_true(is_faulting(at_one));
       assert_int_equal(lade_faults_injected(&faults), round >= 2 ? 2 : 0);
     }
@@ -355,7 +402,7 @@ static void contents_survive_unmap_and_remap(void **state)
 static void an_access_past_the_mapping_faults(void **state)
 {
   const struct target *target = *state;
-  if (target->is_dry)
+  if (target->is_dry || target->is_cuda) /* where the processor does not reach the memory */
     return;
   lade_device *device = device_open(state, NULL);
   uint64_t at = 0;
@@ -422,7 +469,7 @@ static void a_shared_chunk_has_two_addresses(void **state)
 static void a_forked_child_has_no_chunks(void **state)
 {
   const struct target *target = *state;
-  if (target->is_dry)
+  if (target->is_dry || target->is_cuda) /* where the processor does not reach the memory */
     return;
   lade_device *device = device_open(state, NULL);
   uint64_t at = 0;
@@ -430,14 +477,14 @@ static void a_forked_child_has_no_chunks(void **state)
   lade_chunk *chunk = chunk_open(device, CHUNK);
   for (int round = 0; round < 2; round++) { /* also after a move */
     assert_int_equal(lade_device_map(device, at + (uint64_t)round * CHUNK, chunk), 0);
-    words_fill(at + (uint64_t)round * CHUNK, CHUNK, 5);
+    words_fill(device, at + (uint64_t)round * CHUNK, CHUNK, 5);
     pid_t child = fork();
     if (child == 0)
       _exit(is_faulting(at + (uint64_t)round * CHUNK) ? 0 : 1);
     int status = -1;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    words_check(at + (uint64_t)round * CHUNK, CHUNK, 5);
+    words_check(device, at + (uint64_t)round * CHUNK, CHUNK, 5);
     assert_int_equal(lade_device_unmap(device, at, 2 * CHUNK), 0);
   }
   lade_device_chunk_release(device, chunk);
@@ -471,7 +518,7 @@ static void random_mapping_agrees_with_a_model(void **state)
     }
     if (is_mapped[i]) {
       if (!target->is_dry)
-        words_check(at + place[i] * CHUNK, n[i] * CHUNK, i);
+        words_check(device, at + place[i] * CHUNK, n[i] * CHUNK, i);
       assert_int_equal(lade_device_unmap(device, at + place[i] * CHUNK, n[i] * CHUNK), 0);
       for (uint64_t k = 0; k < n[i]; k++)
         owner[place[i] + k] = -1;
@@ -494,13 +541,41 @@ static void random_mapping_agrees_with_a_model(void **state)
     for (uint64_t k = 0; k < n[i]; k++)
       owner[to + k] = (int)i;
     if (!target->is_dry)
-      words_fill(at + to * CHUNK, n[i] * CHUNK, i);
+      words_fill(device, at + to * CHUNK, n[i] * CHUNK, i);
   }
   assert_int_equal(lade_device_unmap(device, at, N_PLACES * CHUNK), 0);
   for (int i = 0; i < N_CHUNKS; i++)
     lade_device_chunk_release(device, chunks[i]);
   lade_device_release(device, at, N_PLACES * CHUNK);
   lade_device_close(device);
+}
+
+/* Pinned or not, host memory holds what is copied; nothing is asked of the caller but whole pages. */
+static void pinned_memory_is_copied_like_any_other(void **state)
+{
+  const struct target *target = *state;
+  lade_device *device = device_open(state, NULL);
+  unsigned char *host = mmap(NULL, 2 * CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  uint64_t at = 0;
+  assert_ptr_not_equal(host, MAP_FAILED);
+  assert_int_equal(lade_device_pin(device, host + 5, CHUNK), -EINVAL);
+  assert_int_equal(lade_device_pin(device, host, 100), -EINVAL);
+  assert_int_equal(lade_device_pin(device, host, 0), -EINVAL);
+  assert_int_equal(lade_device_pin(device, host, 2 * CHUNK), 0);
+  assert_int_equal(lade_device_reserve(device, CHUNK, &at), 0);
+  lade_chunk *chunk = chunk_open(device, CHUNK);
+  assert_int_equal(lade_device_map(device, at, chunk), 0);
+  if (!target->is_dry) {
+    memset(host, 0x3c, CHUNK);
+    copy_now(device, LADE_QUEUE_TO_DEVICE, (void *)(uintptr_t)at, host, CHUNK);
+    copy_now(device, LADE_QUEUE_TO_HOST, host + CHUNK, (void *)(uintptr_t)at, CHUNK);
+    assert_memory_equal(host, host + CHUNK, CHUNK);
+  }
+  lade_device_unpin(device, host, 2 * CHUNK);
+  lade_device_chunk_release(device, chunk);
+  lade_device_release(device, at, CHUNK);
+  lade_device_close(device);
+  munmap(host, 2 * CHUNK);
 }
 
 int main(int argc, char **argv)
@@ -521,6 +596,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(an_access_past_the_mapping_faults),
       cmocka_unit_test(a_shared_chunk_has_two_addresses),
       cmocka_unit_test(a_forked_child_has_no_chunks),
+      cmocka_unit_test(pinned_memory_is_copied_like_any_other),
       cmocka_unit_test(random_mapping_agrees_with_a_model),
   };
   return target_run(argc, argv, tests, LADE_COUNT(tests));

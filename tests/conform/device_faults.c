@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a device, host or dry as the argument says, asks of the machine: nothing in a steady step, and
+ * What a device, the one that the argument names, asks of the machine: nothing in a steady step, and
  * everything back when any one call is refused. The linker sends every allocation and every memory call of
  * the library through the counters here.
  */
@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -19,7 +20,7 @@
 #include "base/base.h"
 #include "base/faults.h"
 #include "base/pool.h"
-#include "device/device.h"
+#include "device/cuda.h"
 
 #define CHUNK ((uint64_t)2 << 20)
 #define KEEPING_SOURCE 4 /* MREMAP_DONTUNMAP */
@@ -131,6 +132,7 @@ int __wrap_mprotect(void *at, size_t bytes, int protection)
 
 struct scene {
   bool is_dry;
+  int ordinal; /* of a GPU; -EINVAL: none */
   lade_pool *pool;
   struct lade_faults *faults;
   lade_device *device;
@@ -158,6 +160,14 @@ static int scene_device(struct scene *scene)
       .to_device = link,
       .faults = scene->faults,
   };
+  struct lade_cuda_device_params cuda = {
+      .struct_size = sizeof(cuda),
+      .ordinal = scene->ordinal,
+      .capacity_bytes = 16 * CHUNK,
+      .faults = scene->faults,
+  };
+  if (scene->ordinal >= 0)
+    return lade_device_open_cuda(&cuda, &error, &scene->device);
   return scene->is_dry ? lade_device_open_dry(&dry, &error, &scene->device)
                        : lade_device_open_host(&host, &error, &scene->device);
 }
@@ -296,7 +306,14 @@ static void a_steady_step_asks_nothing_of_the_machine(void **state)
 
 int main(int argc, char **argv)
 {
-  struct scene scene = {.is_dry = argc > 1 && strcmp(argv[1], "dry") == 0};
+  const char *name = argc > 1 ? argv[1] : "host";
+  struct scene scene = {.is_dry = strcmp(name, "dry") == 0, .ordinal = lade_cuda_ordinal(name)};
+  if (scene.ordinal >= 0 && scene_device(&scene) == -ENODEV) {
+    printf("SKIP: there is no %s here\n", name);
+    return 77;
+  }
+  lade_device_close(scene.device);
+  scene.device = NULL;
   if (lade_pool_create(2, &scene.pool))
     return 1;
   const struct CMUnitTest tests[] = {

@@ -1,0 +1,489 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The CUDA device's memory, on the driver's virtual memory calls. The contract is shaped after them, so that this file
+ * mostly forwards: device.c has checked everything before.
+ *
+ * Chunks have the granularity that the driver recommends and may be exported as file descriptors; they can be reached
+ * by RDMA where the device allows it. The driver does not promise that memory is zero, and memory can only be
+ * cleared where it has an address: a fresh chunk is cleared when it is first mapped.
+ *
+ * Memory of others. The driver has no call that says what a context costs. What is in use before the first chunk is
+ * the context's, the driver's and other processes' together; capacity that nobody stated is what is left. What
+ * libraries take later is the difference to what is in use then, less our own chunks.
+ *
+ * The context is the device's primary one, which the libraries of the runtime API share, or one that the caller brings.
+ * Each call that needs it pushes it and pops it again: what the calling thread had current stays so.
+ *
+ * Errors. After a kernel faulted or the hardware failed, every call of a context fails with the same result for ever.
+ * The first result of all is remembered with the name of its call, because the later ones say less; the device's
+ * status is its errno.
+ *
+ * The clock. Events are timed against an anchor, an event of which the monotonic time is known. A difference of events
+ * is a float of milliseconds: exact to 60 ns over a second, useless over hours. So the anchor moves on every
+ * second, by the device's clock and not by the host's, so that times of one device never run backwards.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/cuda_internal.h"
+
+#define MIN_CAPABILITY 80        /* sm_80: the kernels are compiled for it and what came after */
+#define WORDS_BYTES 4096         /* 64 words, a cache line each; as many as words_taken has bits */
+#define ANCHOR_NS 1000000000
+
+struct cuda_chunk {
+  cuda_memory memory;
+  bool is_fresh; /* never mapped: not cleared yet */
+};
+
+static struct cuda_chunk *chunk_get(const struct lade_chunk *chunk)
+{
+  return (struct cuda_chunk *)(uintptr_t)chunk->backing;
+}
+
+/* ---- context, errors, clock ---- */
+
+int lade_cuda_check(struct cuda_device *cuda, const char *call, cuda_result result)
+{
+  if (!result)
+    return 0;
+  pthread_mutex_lock(&cuda->lock);
+  if (!cuda->first_result) {
+    cuda->first_result = result;
+    cuda->first_call = call;
+  }
+  pthread_mutex_unlock(&cuda->lock);
+  lade_device_fail(&cuda->base, lade_cuda_errno(result));
+  return lade_cuda_errno(result);
+}
+
+bool lade_cuda_enter(struct cuda_device *cuda)
+{
+  return !lade_cuda_check(cuda, "cuCtxPushCurrent", cuda->driver.cuCtxPushCurrent(cuda->context));
+}
+
+void lade_cuda_leave(struct cuda_device *cuda, bool is_entered)
+{
+  cuda_context context = NULL;
+  if (!is_entered)
+    return;
+  cuda_result result = cuda->driver.cuCtxPopCurrent(&context);
+  LADE_ASSERT(result || context == cuda->context);
+  lade_cuda_check(cuda, "cuCtxPopCurrent", result);
+}
+
+void lade_cuda_get_error(lade_device *device, struct lade_error *error)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  pthread_mutex_lock(&cuda->lock);
+  if (cuda->first_result)
+    lade_cuda_error_set(&cuda->driver, error, cuda->first_call, cuda->first_result);
+  pthread_mutex_unlock(&cuda->lock);
+}
+
+/* Move the anchor to now, by the device's clock. Lock held. */
+static cuda_result anchor_move(struct cuda_device *cuda)
+{
+  cuda_event old = cuda->anchors[cuda->i_anchor], new = cuda->anchors[!cuda->i_anchor];
+  float ms = 0;
+  cuda_result result = cuda->driver.cuEventRecord(new, cuda->stream);
+  if (!result)
+    result = cuda->driver.cuEventSynchronize(new);
+  if (!result)
+    result = cuda->driver.cuEventElapsedTime(&ms, old, new);
+  if (!result) {
+    cuda->i_anchor = !cuda->i_anchor;
+    cuda->anchor_ns += (int64_t)((double)ms * 1e6);
+  }
+  return result;
+}
+
+int lade_cuda_time(struct cuda_device *cuda, cuda_event event, int64_t *ret_ns)
+{
+  pthread_mutex_lock(&cuda->lock);
+  float ms = 0;
+  cuda_result result = 0;
+  if (lade_now_ns() - cuda->anchor_ns > ANCHOR_NS)
+    result = anchor_move(cuda);
+  if (!result)
+    result = cuda->driver.cuEventElapsedTime(&ms, cuda->anchors[cuda->i_anchor], event);
+  int64_t ns = cuda->anchor_ns + (int64_t)((double)ms * 1e6);
+  pthread_mutex_unlock(&cuda->lock);
+  if (!result)
+    *ret_ns = ns;
+  return lade_cuda_check(cuda, "cuEventElapsedTime", result);
+}
+
+/* ---- memory ---- */
+
+static int cuda_reserve(lade_device *device, uint64_t bytes, uint64_t *ret_address)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  bool is_entered = lade_cuda_enter(cuda);
+  cuda_result result = cuda->driver.cuMemAddressReserve(ret_address, bytes, device->chunk_bytes, 0, 0);
+  lade_cuda_leave(cuda, is_entered);
+  return lade_cuda_errno(result);
+}
+
+static void cuda_release(lade_device *device, uint64_t address, uint64_t bytes)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  bool is_entered = lade_cuda_enter(cuda);
+  lade_cuda_check(cuda, "cuMemAddressFree", cuda->driver.cuMemAddressFree(address, bytes));
+  lade_cuda_leave(cuda, is_entered);
+}
+
+static int cuda_chunk_create(lade_device *device, struct lade_chunk *chunk)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  struct cuda_chunk *own = lade_fault_calloc(device->faults, 1, sizeof(*own));
+  if (!own)
+    return -ENOMEM;
+  bool is_entered = lade_cuda_enter(cuda);
+  cuda_result result = cuda->driver.cuMemCreate(&own->memory, chunk->bytes, &cuda->properties, 0);
+  lade_cuda_leave(cuda, is_entered);
+  if (result) {
+    free(own);
+    return lade_cuda_errno(result);
+  }
+  own->is_fresh = true;
+  chunk->backing = (uint64_t)(uintptr_t)own;
+  return 0;
+}
+
+/* Unmap what must go. The driver may be short of something for a moment; refused twice it is an error that sticks. */
+static void place_close(struct cuda_device *cuda, uint64_t address, uint64_t bytes)
+{
+  if (cuda->driver.cuMemUnmap(address, bytes))
+    lade_cuda_check(cuda, "cuMemUnmap", cuda->driver.cuMemUnmap(address, bytes));
+}
+
+static void cuda_chunk_release(lade_device *device, struct lade_chunk *chunk)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  struct cuda_chunk *own = chunk_get(chunk);
+  bool is_entered = lade_cuda_enter(cuda);
+  if (chunk->address)
+    place_close(cuda, chunk->address, chunk->bytes);
+  lade_cuda_check(cuda, "cuMemRelease", cuda->driver.cuMemRelease(own->memory));
+  lade_cuda_leave(cuda, is_entered);
+  free(own);
+}
+
+/* Let the device write at @address, where a chunk is mapped, and clear it if it is fresh. Context current. */
+static cuda_result place_open(struct cuda_device *cuda, uint64_t address, const struct lade_chunk *chunk)
+{
+  struct cuda_chunk *own = chunk_get(chunk);
+  const struct cuda_access access = {.location = cuda->properties.location, .flags = CUDA_ACCESS_READ_WRITE};
+  cuda_result result = cuda->driver.cuMemSetAccess(address, chunk->bytes, &access, 1);
+  if (result || !own->is_fresh)
+    return result;
+  result = cuda->driver.cuMemsetD8Async(address, 0, chunk->bytes, cuda->stream);
+  if (!result)
+    result = cuda->driver.cuStreamSynchronize(cuda->stream);
+  own->is_fresh = result != 0;
+  return result;
+}
+
+static int cuda_map(lade_device *device, uint64_t address, struct lade_chunk *chunk)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  bool is_entered = lade_cuda_enter(cuda);
+  cuda_result result = cuda->driver.cuMemMap(address, chunk->bytes, 0, chunk_get(chunk)->memory, 0);
+  if (!result) {
+    result = place_open(cuda, address, chunk);
+    if (result)
+      place_close(cuda, address, chunk->bytes);
+  }
+  lade_cuda_leave(cuda, is_entered);
+  return lade_cuda_errno(result);
+}
+
+static int cuda_unmap(lade_device *device, struct lade_chunk *chunk)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  bool is_entered = lade_cuda_enter(cuda);
+  cuda_result result = cuda->driver.cuMemUnmap(chunk->address, chunk->bytes);
+  lade_cuda_leave(cuda, is_entered);
+  return lade_cuda_errno(result);
+}
+
+static int cuda_pin(lade_device *device, void *at, uint64_t bytes)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  bool is_entered = lade_cuda_enter(cuda);
+  cuda_result result = cuda->driver.cuMemHostRegister(at, bytes, CUDA_HOST_PORTABLE);
+  lade_cuda_leave(cuda, is_entered);
+  return result == CUDA_ALREADY_REGISTERED ? -EBUSY : lade_cuda_errno(result);
+}
+
+static void cuda_unpin(lade_device *device, void *at, uint64_t bytes)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  bool is_entered = lade_cuda_enter(cuda);
+  lade_cuda_check(cuda, "cuMemHostUnregister", cuda->driver.cuMemHostUnregister(at));
+  lade_cuda_leave(cuda, is_entered);
+}
+
+int lade_cuda_get_memory(lade_device *device, struct lade_cuda_memory *ret_memory)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  size_t free_bytes = 0, total_bytes = 0;
+  bool is_entered = lade_cuda_enter(cuda);
+  cuda_result result = cuda->driver.cuMemGetInfo(&free_bytes, &total_bytes);
+  lade_cuda_leave(cuda, is_entered);
+  uint64_t created_bytes = atomic_load(&device->created_bytes), used_bytes = total_bytes - free_bytes;
+  if (!result)
+    *ret_memory = (struct lade_cuda_memory){
+        .total_bytes = total_bytes,
+        .free_bytes = free_bytes,
+        .opened_bytes = cuda->opened_bytes,
+        .outside_bytes = used_bytes - LADE_MIN(used_bytes, created_bytes),
+    };
+  return lade_cuda_check(cuda, "cuMemGetInfo", result);
+}
+
+/* ---- opening ---- */
+
+/* Give back whatever there is of a device; what fails here has nobody left to tell. */
+static void cuda_close(lade_device *device)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  const struct cuda_driver *driver = &cuda->driver;
+  if (cuda->context) {
+    bool is_entered = lade_cuda_enter(cuda);
+    for (int i = 0; i < 2; i++)
+      if (cuda->anchors[i])
+        driver->cuEventDestroy(cuda->anchors[i]);
+    if (cuda->stream)
+      driver->cuStreamDestroy(cuda->stream);
+    if (cuda->words)
+      driver->cuMemFreeHost(cuda->words);
+    lade_cuda_leave(cuda, is_entered);
+  }
+  if (cuda->is_primary)
+    driver->cuDevicePrimaryCtxRelease(cuda->id);
+  if (driver->library)
+    lade_cuda_driver_close(&cuda->driver);
+  pthread_mutex_destroy(&cuda->lock);
+  lade_device_finish(device);
+  free(cuda);
+}
+
+static const struct lade_device_ops cuda_ops = {
+    .reserve = cuda_reserve,
+    .release = cuda_release,
+    .chunk_create = cuda_chunk_create,
+    .chunk_release = cuda_chunk_release,
+    .map = cuda_map,
+    .unmap = cuda_unmap,
+    .pin = cuda_pin,
+    .unpin = cuda_unpin,
+    .close = cuda_close,
+    .queue_create = lade_cuda_queue_create,
+    .queue_destroy = lade_cuda_queue_destroy,
+    .launch = lade_cuda_queue_launch,
+    .copy = lade_cuda_queue_copy,
+    .wait = lade_cuda_queue_wait,
+    .signal = lade_host_queue_signal,
+    .submitted = lade_cuda_queue_submitted,
+    .poll = lade_host_queue_poll,
+    .sync = lade_host_queue_sync,
+    .busy_ns = lade_host_queue_busy_ns,
+    .now_ns = lade_host_queue_now_ns,
+};
+
+/* What @call answered, as the reason why the device cannot be opened. */
+static int open_fail(const struct cuda_device *cuda, struct lade_error *error, const char *call, cuda_result result)
+{
+  return result ? lade_cuda_error_set(&cuda->driver, error, call, result) : 0;
+}
+
+/* The context that was brought says which device it is. */
+static int ordinal_find(struct cuda_device *cuda, const struct lade_cuda_device_params *params,
+                        struct lade_error *error)
+{
+  if (!params->context) {
+    cuda_result result = cuda->driver.cuDeviceGet(&cuda->id, params->ordinal);
+    if (result == CUDA_INVALID_DEVICE || result == CUDA_INVALID_VALUE)
+      return lade_error_set(error, -ENODEV, "there is no GPU number %d; nvidia-smi -L lists them from 0",
+                            params->ordinal);
+    return open_fail(cuda, error, "cuDeviceGet", result);
+  }
+  cuda_result result = cuda->driver.cuCtxPushCurrent(params->context);
+  if (result)
+    return open_fail(cuda, error, "cuCtxPushCurrent", result);
+  result = cuda->driver.cuCtxGetDevice(&cuda->id);
+  cuda_context context = NULL;
+  cuda->driver.cuCtxPopCurrent(&context);
+  return open_fail(cuda, error, "cuCtxGetDevice", result);
+}
+
+/* What the device can do, in the order of the attributes asked for. */
+enum ability { CAPABILITY_MAJOR, CAPABILITY_MINOR, UNIFIED, VIRTUAL_MEMORY, STREAM_WORDS, EXPORTS, RDMA, N_ABILITIES };
+
+/* A driver that does not know an attribute calls it an invalid value: then the device does not have it. */
+static int abilities_get(const struct cuda_device *cuda, struct lade_error *error, int abilities[N_ABILITIES])
+{
+  static const int attributes[N_ABILITIES] = {
+      CUDA_ATTRIBUTE_CAPABILITY_MAJOR, CUDA_ATTRIBUTE_CAPABILITY_MINOR, CUDA_ATTRIBUTE_UNIFIED_ADDRESSING,
+      CUDA_ATTRIBUTE_VIRTUAL_MEMORY,   CUDA_ATTRIBUTE_STREAM_WORDS,     CUDA_ATTRIBUTE_POSIX_HANDLES,
+      CUDA_ATTRIBUTE_RDMA,
+  };
+  for (int i = 0; i < N_ABILITIES; i++) {
+    cuda_result result = cuda->driver.cuDeviceGetAttribute(&abilities[i], attributes[i], cuda->id);
+    if (result && result != CUDA_INVALID_VALUE)
+      return open_fail(cuda, error, "cuDeviceGetAttribute", result);
+    abilities[i] = result ? 0 : abilities[i];
+  }
+  return 0;
+}
+
+static int abilities_check(const char *name, const int abilities[N_ABILITIES], struct lade_error *error)
+{
+  static const struct {
+    enum ability ability;
+    const char *name;
+  } wanted[] = {
+      {UNIFIED, "addresses shared with the host"},
+      {VIRTUAL_MEMORY, "virtual memory management"},
+      {STREAM_WORDS, "streams that wait for 64-bit words"},
+  };
+  int major = abilities[CAPABILITY_MAJOR], minor = abilities[CAPABILITY_MINOR];
+  if (major * 10 + minor < MIN_CAPABILITY)
+    return lade_error_set(error, -ENODEV, "%s is of compute capability %d.%d and Lade needs %d.%d (A100 and later)",
+                          name, major, minor, MIN_CAPABILITY / 10, MIN_CAPABILITY % 10);
+  for (size_t i = 0; i < LADE_COUNT(wanted); i++)
+    if (!abilities[wanted[i].ability])
+      return lade_error_set(error, -ENODEV, "%s has no %s here, which Lade needs; a virtual GPU may lack it", name,
+                            wanted[i].name);
+  return 0;
+}
+
+/* Is it a device for us, and what are its chunks like? */
+static int device_describe(struct cuda_device *cuda, struct lade_error *error)
+{
+  char name[72] = "";
+  int abilities[N_ABILITIES] = {0};
+  cuda_result result = cuda->driver.cuDeviceGetName(name, sizeof(name), cuda->id);
+  if (result)
+    return open_fail(cuda, error, "cuDeviceGetName", result);
+  snprintf(cuda->base.name, sizeof(cuda->base.name), "cuda:%d: %.71s", cuda->id, name);
+  int status = abilities_get(cuda, error, abilities);
+  if (!status)
+    status = abilities_check(name, abilities, error);
+  cuda->properties = (struct cuda_memory_properties){
+      .type = CUDA_MEMORY_PINNED,
+      .handle_types = abilities[EXPORTS] ? CUDA_HANDLE_POSIX : 0,
+      .location = {CUDA_LOCATION_DEVICE, cuda->id},
+      .flags.is_rdma_capable = abilities[RDMA] != 0,
+  };
+  return status;
+}
+
+static int context_open(struct cuda_device *cuda, void *context, struct lade_error *error)
+{
+  if (context) {
+    cuda->context = context;
+    return 0;
+  }
+  cuda_result result = cuda->driver.cuDevicePrimaryCtxRetain(&cuda->context, cuda->id);
+  cuda->is_primary = !result;
+  if (result)
+    cuda->context = NULL;
+  return open_fail(cuda, error, "cuDevicePrimaryCtxRetain", result);
+}
+
+static int granularity_get(struct cuda_device *cuda, struct lade_error *error)
+{
+  size_t bytes = 0;
+  cuda_result result = cuda->driver.cuMemGetAllocationGranularity(&bytes, &cuda->properties,
+                                                                  CUDA_GRANULARITY_RECOMMENDED);
+  cuda->base.chunk_bytes = bytes;
+  return open_fail(cuda, error, "cuMemGetAllocationGranularity", result);
+}
+
+/* The device's own stream, the words and the clock. Context current. */
+static int parts_open(struct cuda_device *cuda, struct lade_error *error)
+{
+  const struct cuda_driver *driver = &cuda->driver;
+  void *words = NULL;
+  cuda_result result = driver->cuStreamCreate(&cuda->stream, CUDA_STREAM_NON_BLOCKING);
+  if (result)
+    return open_fail(cuda, error, "cuStreamCreate", result);
+  result = driver->cuMemHostAlloc(&words, WORDS_BYTES, CUDA_HOST_PORTABLE);
+  if (result)
+    return open_fail(cuda, error, "cuMemHostAlloc", result);
+  cuda->words = words;
+  for (int i = 0; i < 2 && !result; i++)
+    result = driver->cuEventCreate(&cuda->anchors[i], CUDA_EVENT_BLOCKING_SYNC);
+  if (result)
+    return open_fail(cuda, error, "cuEventCreate", result);
+  result = driver->cuEventRecord(cuda->anchors[0], cuda->stream);
+  if (!result)
+    result = driver->cuEventSynchronize(cuda->anchors[0]);
+  cuda->anchor_ns = lade_now_ns();
+  return open_fail(cuda, error, "cuEventSynchronize", result);
+}
+
+/* Whatever is in use by now is not for chunks. Context current. */
+static int capacity_set(struct cuda_device *cuda, uint64_t stated_bytes, struct lade_error *error)
+{
+  size_t free_bytes = 0, total_bytes = 0;
+  cuda_result result = cuda->driver.cuMemGetInfo(&free_bytes, &total_bytes);
+  if (result)
+    return open_fail(cuda, error, "cuMemGetInfo", result);
+  if (stated_bytes > total_bytes)
+    return lade_error_set(error, -EOVERFLOW, "%s has %zu bytes and %llu were asked for", cuda->base.name, total_bytes,
+                          (unsigned long long)stated_bytes);
+  cuda->opened_bytes = total_bytes - free_bytes;
+  uint64_t bytes = stated_bytes ? stated_bytes : free_bytes;
+  cuda->base.capacity_bytes = bytes / cuda->base.chunk_bytes * cuda->base.chunk_bytes;
+  return 0;
+}
+
+static int cuda_open(struct cuda_device *cuda, const struct lade_cuda_device_params *params, struct lade_error *error)
+{
+  int status = lade_cuda_driver_open(&cuda->driver, error);
+  if (!status)
+    status = ordinal_find(cuda, params, error);
+  if (!status)
+    status = device_describe(cuda, error);
+  if (!status)
+    status = context_open(cuda, params->context, error);
+  if (!status)
+    status = granularity_get(cuda, error);
+  if (status)
+    return status;
+  bool is_entered = lade_cuda_enter(cuda);
+  status = parts_open(cuda, error);
+  if (!status)
+    status = capacity_set(cuda, params->capacity_bytes, error);
+  lade_cuda_leave(cuda, is_entered);
+  if (!status && lade_device_status(&cuda->base))
+    status = open_fail(cuda, error, cuda->first_call, cuda->first_result);
+  return status;
+}
+
+int lade_device_open_cuda(const struct lade_cuda_device_params *params, struct lade_error *error,
+                          lade_device **ret_device)
+{
+  if (params->struct_size != sizeof(*params))
+    return lade_error_set(error, -EINVAL, "cuda device: struct_size is %zu and must be %zu; compile against this "
+                          "library's headers", params->struct_size, sizeof(*params));
+  struct cuda_device *cuda = lade_fault_calloc(params->faults, 1, sizeof(*cuda));
+  if (!cuda)
+    return lade_error_set(error, -ENOMEM, "cuda device: out of memory");
+  lade_device_init(&cuda->base, &cuda_ops, params->faults);
+  pthread_mutex_init(&cuda->lock, NULL);
+  struct lade_error why = {0};
+  int status = cuda_open(cuda, params, &why);
+  if (status) {
+    cuda_close(&cuda->base);
+    return lade_error_set(error, status, "device cuda:%d: %s", params->ordinal, why.text);
+  }
+  *ret_device = &cuda->base;
+  return 0;
+}

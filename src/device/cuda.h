@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a CUDA device has besides the device contract: work that is put on a stream, the caller's own context and
+ * streams, and what the driver knows of the memory.
+ */
+#ifndef LADE_DEVICE_CUDA_H
+#define LADE_DEVICE_CUDA_H
+
+#include "device/device.h"
+
+struct lade_cuda_device_params {
+  size_t struct_size;
+  int ordinal;             /* of the driver's devices, from 0; with a context, the context's own device counts */
+  uint64_t capacity_bytes; /* hard; 0: what is free once the device is open */
+  void *context;           /* a CUcontext to work in, borrowed; NULL: the device's primary one */
+  struct lade_faults *faults; /* borrowed, may be NULL */
+};
+
+/*
+ * Open a GPU through the machine's driver. -ENODEV, with what to do about it, when there is no driver, it is too old,
+ * there is no such device, or Lade has no kernels for it; -EOVERFLOW when it has less than @capacity_bytes; -ENOMEM.
+ * Whatever context is current stays so, here and in every later call. Any thread; blocks while the driver starts.
+ */
+int lade_device_open_cuda(const struct lade_cuda_device_params *params, struct lade_error *error,
+                          lade_device **ret_device);
+
+/* A queue on the caller's CUstream, which must outlive it. Role as in lade_queue_create; not SIGNAL, IO or HOST. */
+int lade_cuda_queue_adopt(lade_device *device, enum lade_queue_role role, void *stream, lade_queue **ret_queue);
+
+/* Puts work on the CUstream @stream and returns the CUresult. The device's context is current. */
+typedef int lade_cuda_enqueue_fn(void *stream, void *args);
+
+/*
+ * Submit what @fn puts on the queue's stream; @fn is called before this returns. Without @fn (NULL) it is an event
+ * behind all that the caller has put on an adopted stream itself. Otherwise as lade_queue_launch.
+ */
+void lade_cuda_queue_enqueue(lade_queue *queue, lade_cuda_enqueue_fn *fn, void *args, struct lade_span *ret_span,
+                             uint64_t *ret_count);
+
+struct lade_cuda_memory {
+  uint64_t total_bytes;
+  uint64_t free_bytes;    /* now */
+  uint64_t opened_bytes;  /* in use when the device was opened: contexts, the driver's own, other processes */
+  uint64_t outside_bytes; /* in use now and in no chunk: the same, and what libraries have taken since */
+};
+
+/* What the driver says of the device's memory. The device's status when it no longer answers. Any thread. */
+int lade_cuda_get_memory(lade_device *device, struct lade_cuda_memory *ret_memory);
+
+/* Fill @error with the call that failed first and the driver's words for it; nothing when none has. Any thread. */
+void lade_cuda_get_error(lade_device *device, struct lade_error *error);
+
+/* "cuda" and "cuda:3" are devices of this kind: their ordinal, or -EINVAL for any other name. */
+int lade_cuda_ordinal(const char *name);
+
+#endif

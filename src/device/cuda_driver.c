@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Opening the CUDA driver, and saying what is wrong with it.
+ *
+ * A driver is found by its soname, as the loader finds it. Only cuGetProcAddress is looked up by name; everything else
+ * comes through it, as of one stated version, so that the forms of the functions (the _v2 and _v3 of cuda.h)
+ * are the driver's own answer and a newer driver cannot hand out a form that we do not know. The lookup itself has two
+ * forms; the later one, of 12.0, is what a driver new enough for us has.
+ *
+ * The library is never unloaded once it is open (RTLD_NODELETE): the driver keeps threads and exit handlers of its
+ * own, and closing it again is not something that it promises to survive.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "device/cuda_driver.h"
+
+typedef cuda_result lookup_fn(const char *name, void **ret_function, int version, uint64_t flags, int *ret_status);
+
+/* The one address of a function that a lookup stores: POSIX lets an object pointer carry it. */
+static int functions_find(struct cuda_driver *driver, lookup_fn *lookup, struct lade_error *error)
+{
+  const struct {
+    const char *name;
+    void **at;
+  } wanted[] = {
+#define WANT(name, arguments) {#name, (void **)&driver->name},
+      LADE_CUDA_FUNCTIONS(WANT)
+#undef WANT
+  };
+  for (size_t i = 0; i < LADE_COUNT(wanted); i++) {
+    int status = 0;
+    cuda_result result = lookup(wanted[i].name, wanted[i].at, LADE_CUDA_MIN_VERSION, 0, &status);
+    if (result || !*wanted[i].at)
+      return lade_error_set(error, -ENODEV, "the CUDA driver has no %s (it answers %d); install a driver for CUDA "
+                            "%d.%d or later", wanted[i].name, result, LADE_CUDA_MIN_VERSION / 1000,
+                            LADE_CUDA_MIN_VERSION % 1000 / 10);
+  }
+  return 0;
+}
+
+/* An old driver must say so before its missing functions do. */
+static int version_check(struct cuda_driver *driver, struct lade_error *error)
+{
+  cuda_result (*get_version)(int *) = (cuda_result(*)(int *))dlsym(driver->library, "cuDriverGetVersion");
+  if (!get_version || get_version(&driver->version))
+    return lade_error_set(error, -ENODEV, "libcuda.so.1 does not tell its version; it is no CUDA driver");
+  if (driver->version < LADE_CUDA_MIN_VERSION)
+    return lade_error_set(error, -ENODEV, "the CUDA driver speaks CUDA %d.%d and Lade needs %d.%d; install driver "
+                          "R525 or later", driver->version / 1000, driver->version % 1000 / 10,
+                          LADE_CUDA_MIN_VERSION / 1000, LADE_CUDA_MIN_VERSION % 1000 / 10);
+  return 0;
+}
+
+static int driver_start(struct cuda_driver *driver, struct lade_error *error)
+{
+  cuda_result result = driver->cuInit(0);
+  int n = 0;
+  if (result == CUDA_NO_DEVICE)
+    return lade_error_set(error, -ENODEV, "the CUDA driver finds no GPU; nvidia-smi says why, and in a container the "
+                          "GPU must be passed in");
+  if (result == CUDA_DRIVER_MISMATCH)
+    return lade_error_set(error, -ENODEV, "the CUDA driver's library and its kernel module are of different versions; "
+                          "restart the machine after installing a driver");
+  if (result) {
+    lade_cuda_error_set(driver, error, "cuInit", result);
+    return result == CUDA_OUT_OF_MEMORY ? -ENOMEM : -ENODEV;
+  }
+  result = driver->cuDeviceGetCount(&n);
+  if (result)
+    return lade_cuda_error_set(driver, error, "cuDeviceGetCount", result);
+  if (n == 0)
+    return lade_error_set(error, -ENODEV, "the CUDA driver finds no GPU; CUDA_VISIBLE_DEVICES may hide it");
+  return 0;
+}
+
+int lade_cuda_driver_open(struct cuda_driver *driver, struct lade_error *error)
+{
+  *driver = (struct cuda_driver){.library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)};
+  if (!driver->library)
+    return lade_error_set(error, -ENODEV, "there is no CUDA driver here (%s)", dlerror());
+  lookup_fn *lookup = (lookup_fn *)dlsym(driver->library, "cuGetProcAddress_v2");
+  int status = version_check(driver, error);
+  if (!status && !lookup)
+    status = lade_error_set(error, -ENODEV, "libcuda.so.1 has no cuGetProcAddress_v2; it is no CUDA driver");
+  if (!status)
+    status = functions_find(driver, lookup, error);
+  if (!status)
+    status = driver_start(driver, error);
+  if (status)
+    lade_cuda_driver_close(driver);
+  return status;
+}
+
+void lade_cuda_driver_close(struct cuda_driver *driver)
+{
+  dlclose(driver->library);
+  driver->library = NULL;
+}
+
+int lade_cuda_errno(cuda_result result)
+{
+  switch (result) {
+  case CUDA_DONE:
+    return 0;
+  case CUDA_OUT_OF_MEMORY:
+    return -ENOMEM;
+  case CUDA_INVALID_VALUE:
+  case CUDA_INVALID_HANDLE:
+  case CUDA_INVALID_CONTEXT:
+    return -EINVAL;
+  case CUDA_STUB_LIBRARY:
+  case CUDA_DEVICE_UNAVAILABLE:
+  case CUDA_NO_DEVICE:
+  case CUDA_INVALID_DEVICE:
+  case CUDA_NOT_SUPPORTED:
+  case CUDA_DRIVER_MISMATCH:
+    return -ENODEV;
+  case CUDA_ECC_UNCORRECTABLE:
+  case CUDA_NVLINK_UNCORRECTABLE:
+    return -EBADMSG;
+  case CUDA_ILLEGAL_ADDRESS:
+  case CUDA_LAUNCH_FAILED:
+    return -EFAULT;
+  default:
+    return -EIO;
+  }
+}
+
+int lade_cuda_error_set(const struct cuda_driver *driver, struct lade_error *error, const char *call,
+                        cuda_result result)
+{
+  const char *name = NULL, *text = NULL;
+  if (driver->cuGetErrorName(result, &name) || !name)
+    name = "an unknown error";
+  if (driver->cuGetErrorString(result, &text) || !text)
+    text = "the driver has no words for it";
+  return lade_error_set(error, lade_cuda_errno(result), "%s: %s (%d): %s", call, name, result, text);
+}

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The CUDA driver as this library sees it: opened at run time, declared here. Private to src/device/ and the tests.
+ *
+ * The declarations are our own, so that every machine builds and tests the CUDA device, toolkit or not; the test
+ * cuda-declarations holds them against the toolkit's cuda.h where there is one. The driver's ABI is stable: a
+ * function is asked for as it was in MIN_VERSION, and every later driver still has it so.
+ *
+ * Nothing of CUDA is linked. libcuda.so.1 is opened when a device is, never before, and its functions come through its
+ * own cuGetProcAddress.
+ */
+#ifndef LADE_CUDA_DRIVER_H
+#define LADE_CUDA_DRIVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lade/types.h"
+
+/* 12.0, whose drivers (R525 and later) order streams by 64-bit words of memory and know every supported GPU. */
+#define LADE_CUDA_MIN_VERSION 12000
+
+typedef int cuda_result;            /* CUresult */
+typedef int cuda_device_id;         /* CUdevice */
+typedef uint64_t cuda_address;      /* CUdeviceptr */
+typedef uint64_t cuda_memory;       /* CUmemGenericAllocationHandle */
+typedef struct CUctx_st *cuda_context;
+typedef struct CUstream_st *cuda_stream;
+typedef struct CUevent_st *cuda_event;
+typedef void cuda_host_fn(void *args);
+
+/* The results that mean something here. Others are passed on under the driver's own names. */
+enum {
+  CUDA_DONE = 0,
+  CUDA_INVALID_VALUE = 1,
+  CUDA_OUT_OF_MEMORY = 2,
+  CUDA_NOT_INITIALIZED = 3,
+  CUDA_STUB_LIBRARY = 34,
+  CUDA_DEVICE_UNAVAILABLE = 46,
+  CUDA_NO_DEVICE = 100,
+  CUDA_INVALID_DEVICE = 101,
+  CUDA_INVALID_CONTEXT = 201,
+  CUDA_ECC_UNCORRECTABLE = 214,
+  CUDA_NVLINK_UNCORRECTABLE = 220,
+  CUDA_INVALID_HANDLE = 400,
+  CUDA_NOT_FOUND = 500,
+  CUDA_NOT_READY = 600,
+  CUDA_ILLEGAL_ADDRESS = 700,
+  CUDA_ALREADY_REGISTERED = 712,
+  CUDA_NOT_REGISTERED = 713,
+  CUDA_LAUNCH_FAILED = 719,
+  CUDA_NOT_SUPPORTED = 801,
+  CUDA_DRIVER_MISMATCH = 803,
+  CUDA_UNKNOWN = 999
+};
+
+enum {
+  CUDA_ATTRIBUTE_UNIFIED_ADDRESSING = 41,
+  CUDA_ATTRIBUTE_CAPABILITY_MAJOR = 75,
+  CUDA_ATTRIBUTE_CAPABILITY_MINOR = 76,
+  CUDA_ATTRIBUTE_VIRTUAL_MEMORY = 102,
+  CUDA_ATTRIBUTE_POSIX_HANDLES = 103,
+  CUDA_ATTRIBUTE_RDMA = 110,
+  CUDA_ATTRIBUTE_STREAM_WORDS = 122 /* 64-bit stream memory operations */
+};
+
+enum { CUDA_GRANULARITY_RECOMMENDED = 1, CUDA_MEMORY_PINNED = 1, CUDA_LOCATION_DEVICE = 1, CUDA_HANDLE_POSIX = 1 };
+enum { CUDA_ACCESS_READ_WRITE = 3 };
+enum { CUDA_STREAM_NON_BLOCKING = 1, CUDA_STREAM_WAIT_GEQ = 0 };
+enum { CUDA_EVENT_BLOCKING_SYNC = 1 };
+enum { CUDA_HOST_PORTABLE = 1 };
+
+struct cuda_location {
+  int type, id;
+};
+
+struct cuda_memory_properties {
+  int type, handle_types;
+  struct cuda_location location;
+  void *win32;
+  struct {
+    unsigned char compression, is_rdma_capable;
+    unsigned short usage;
+    unsigned char reserved[4];
+  } flags;
+};
+
+struct cuda_access {
+  struct cuda_location location;
+  int flags;
+};
+
+/*
+ * X(name, arguments): every function that is used, once. The driver returns the newest form up to MIN_VERSION, which
+ * for most is the one that cuda.h calls name_v2.
+ */
+#define LADE_CUDA_FUNCTIONS(X) \
+  X(cuInit, (unsigned flags)) \
+  X(cuDriverGetVersion, (int *ret_version)) \
+  X(cuGetErrorName, (cuda_result result, const char **ret_text)) \
+  X(cuGetErrorString, (cuda_result result, const char **ret_text)) \
+  X(cuDeviceGetCount, (int *ret_n)) \
+  X(cuDeviceGet, (cuda_device_id *ret_id, int ordinal)) \
+  X(cuDeviceGetName, (char *ret_name, int bytes, cuda_device_id id)) \
+  X(cuDeviceGetAttribute, (int *ret_value, int attribute, cuda_device_id id)) \
+  X(cuDevicePrimaryCtxRetain, (cuda_context *ret_context, cuda_device_id id)) \
+  X(cuDevicePrimaryCtxRelease, (cuda_device_id id)) \
+  X(cuCtxPushCurrent, (cuda_context context)) \
+  X(cuCtxPopCurrent, (cuda_context *ret_context)) \
+  X(cuCtxGetDevice, (cuda_device_id *ret_id)) \
+  X(cuMemGetInfo, (size_t *ret_free, size_t *ret_total)) \
+  X(cuMemGetAllocationGranularity, (size_t *ret_bytes, const struct cuda_memory_properties *properties, int which)) \
+  X(cuMemAddressReserve, (cuda_address *ret_address, size_t bytes, size_t alignment, cuda_address hint, \
+                          unsigned long long flags)) \
+  X(cuMemAddressFree, (cuda_address address, size_t bytes)) \
+  X(cuMemCreate, (cuda_memory *ret_memory, size_t bytes, const struct cuda_memory_properties *properties, \
+                  unsigned long long flags)) \
+  X(cuMemRelease, (cuda_memory memory)) \
+  X(cuMemMap, (cuda_address address, size_t bytes, size_t offset, cuda_memory memory, unsigned long long flags)) \
+  X(cuMemUnmap, (cuda_address address, size_t bytes)) \
+  X(cuMemSetAccess, (cuda_address address, size_t bytes, const struct cuda_access *access, size_t n)) \
+  X(cuMemHostAlloc, (void **ret_at, size_t bytes, unsigned flags)) \
+  X(cuMemFreeHost, (void *at)) \
+  X(cuMemHostRegister, (void *at, size_t bytes, unsigned flags)) \
+  X(cuMemHostUnregister, (void *at)) \
+  X(cuMemcpy, (cuda_address dst, cuda_address src, size_t bytes)) \
+  X(cuMemcpyAsync, (cuda_address dst, cuda_address src, size_t bytes, cuda_stream stream)) \
+  X(cuMemsetD8Async, (cuda_address at, unsigned char value, size_t n, cuda_stream stream)) \
+  X(cuStreamCreate, (cuda_stream *ret_stream, unsigned flags)) \
+  X(cuStreamDestroy, (cuda_stream stream)) \
+  X(cuStreamSynchronize, (cuda_stream stream)) \
+  X(cuStreamWaitEvent, (cuda_stream stream, cuda_event event, unsigned flags)) \
+  X(cuStreamWaitValue64, (cuda_stream stream, cuda_address at, uint64_t value, unsigned flags)) \
+  X(cuLaunchHostFunc, (cuda_stream stream, cuda_host_fn *fn, void *args)) \
+  X(cuEventCreate, (cuda_event *ret_event, unsigned flags)) \
+  X(cuEventDestroy, (cuda_event event)) \
+  X(cuEventRecord, (cuda_event event, cuda_stream stream)) \
+  X(cuEventSynchronize, (cuda_event event)) \
+  X(cuEventElapsedTime, (float *ret_ms, cuda_event start, cuda_event end))
+
+struct cuda_driver {
+  void *library;
+  int version; /* what it speaks, 13000 for 13.0 */
+#define LADE_CUDA_MEMBER(name, arguments) cuda_result(*name) arguments;
+  LADE_CUDA_FUNCTIONS(LADE_CUDA_MEMBER)
+#undef LADE_CUDA_MEMBER
+};
+
+/*
+ * Open the machine's driver and start it. The caller closes. -ENODEV, with what to do about it, when there is none, it
+ * is older than MIN_VERSION, or it finds no device. Any thread; blocks while the driver starts.
+ */
+int lade_cuda_driver_open(struct cuda_driver *driver, struct lade_error *error);
+void lade_cuda_driver_close(struct cuda_driver *driver);
+
+/* The errno of a result: -ENOMEM, -EINVAL, -ENODEV, -EBADMSG for memory that the hardware found damaged, else -EIO. */
+int lade_cuda_errno(cuda_result result);
+
+/* Fill @error with what @call answered, by the driver's own name and words. Returns lade_cuda_errno(@result). */
+int lade_cuda_error_set(const struct cuda_driver *driver, struct lade_error *error, const char *call,
+                        cuda_result result);
+
+#endif

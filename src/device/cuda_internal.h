@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What cuda.c (memory) and cuda_queue.c (streams) share. */
+#ifndef LADE_CUDA_INTERNAL_H
+#define LADE_CUDA_INTERNAL_H
+
+#include "device/cuda.h"
+#include "device/cuda_driver.h"
+#include "device/host.h"
+
+struct cuda_device {
+  lade_device base;
+  struct cuda_driver driver;
+  cuda_device_id id;
+  cuda_context context;
+  cuda_stream stream; /* of the device itself: clears fresh chunks, and carries the anchor of the clock */
+  uint64_t opened_bytes;
+  bool is_primary; /* the context is the primary one, and retained */
+  struct cuda_memory_properties properties;
+
+  /* The words that streams poll: a page of pinned memory, one word to a cache line. */
+  char *words;
+  _Atomic uint64_t words_taken;
+
+  pthread_mutex_t lock;       /* guards what follows */
+  cuda_event anchors[2];      /* the clock: anchors[i_anchor] happened at anchor_ns */
+  int i_anchor;
+  int64_t anchor_ns;
+  cuda_result first_result;   /* of the first call that failed */
+  const char *first_call;
+};
+
+/*
+ * Make the device's context current. Any thread. Returns whether it is, for lade_cuda_leave to undo; if it is not, that
+ * sticks to the device, and calls that want a context fail by themselves.
+ */
+bool lade_cuda_enter(struct cuda_device *cuda);
+void lade_cuda_leave(struct cuda_device *cuda, bool is_entered);
+
+/* If @result is a failure of @call (static), make it stick. Returns its errno or 0. */
+int lade_cuda_check(struct cuda_device *cuda, const char *call, cuda_result result);
+
+/* The monotonic nanoseconds at which an event happened, by the device's clock. The context is current. */
+int lade_cuda_time(struct cuda_device *cuda, cuda_event event, int64_t *ret_ns);
+
+/* The queues' part of the operations. */
+int lade_cuda_queue_create(lade_device *device, enum lade_queue_role role, lade_queue **ret_queue);
+void lade_cuda_queue_destroy(lade_queue *queue);
+uint64_t lade_cuda_queue_launch(lade_queue *queue, const struct lade_work *work);
+uint64_t lade_cuda_queue_copy(lade_queue *queue, const struct lade_copy *copy);
+void lade_cuda_queue_wait(lade_queue *queue, lade_queue *other, uint64_t count);
+uint64_t lade_cuda_queue_submitted(const lade_queue *queue);
+
+#endif

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The stand-in's memory. A range is a fence of the process's own addresses; physical memory is a memfd, filled with
+ * poison; mapping puts it over the fence without access, and opening it gives access. So an access by the processor
+ * faults as it would by the GPU, and the calls know from their own lists what a copy may touch.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "standin_internal.h"
+
+#define GRANULE ((uint64_t)2 << 20)
+#define POISON 0xa5
+
+EXPORT cuda_result cuMemGetAllocationGranularity(size_t *ret_bytes, const struct cuda_memory_properties *properties,
+                                                 int which);
+EXPORT cuda_result cuMemAddressReserve(cuda_address *ret_address, size_t bytes, size_t alignment, cuda_address hint,
+                                       unsigned long long flags);
+EXPORT cuda_result cuMemAddressFree(cuda_address address, size_t bytes);
+EXPORT cuda_result cuMemCreate(cuda_memory *ret_memory, size_t bytes,
+                               const struct cuda_memory_properties *properties, unsigned long long flags);
+EXPORT cuda_result cuMemRelease(cuda_memory memory);
+EXPORT cuda_result cuMemMap(cuda_address address, size_t bytes, size_t offset, cuda_memory memory,
+                            unsigned long long flags);
+EXPORT cuda_result cuMemUnmap(cuda_address address, size_t bytes);
+EXPORT cuda_result cuMemSetAccess(cuda_address address, size_t bytes, const struct cuda_access *access, size_t n);
+EXPORT cuda_result cuMemHostAlloc(void **ret_at, size_t bytes, unsigned flags);
+EXPORT cuda_result cuMemFreeHost(void *at);
+EXPORT cuda_result cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags);
+EXPORT cuda_result cuMemHostUnregister(void *at);
+
+enum span_kind { SPAN_RANGE, SPAN_MAPPING, SPAN_PINNED, SPAN_REGISTERED };
+
+struct memory {
+  int fd, device;
+  uint64_t bytes;
+  int n_refs; /* the handle and each mapping */
+};
+
+struct span {
+  enum span_kind kind;
+  uint64_t address, bytes;
+  bool is_open;          /* of a mapping: access was given */
+  struct memory *memory; /* of a mapping */
+  struct span *next;
+};
+
+static struct span *spans; /* behind standin.lock */
+
+static void *pointer(uint64_t address)
+{
+  return (void *)(uintptr_t)address;
+}
+
+/* ---- the list ---- */
+
+static void span_add(enum span_kind kind, uint64_t address, uint64_t bytes, struct memory *memory)
+{
+  struct span *span = calloc(1, sizeof(*span));
+  LADE_ASSERT(span);
+  *span = (struct span){.kind = kind, .address = address, .bytes = bytes, .memory = memory};
+  pthread_mutex_lock(&standin.lock);
+  span->next = spans;
+  spans = span;
+  standin.n_live++;
+  pthread_mutex_unlock(&standin.lock);
+}
+
+/* The span of @kind that has @address in it. Lock held. */
+static struct span *span_find(enum span_kind kind, uint64_t address)
+{
+  for (struct span *span = spans; span; span = span->next)
+    if (span->kind == kind && address >= span->address && address - span->address < span->bytes)
+      return span;
+  return NULL;
+}
+
+/* Take the span of @kind that starts at @address out of the list; all of it is wanted where @bytes are stated. */
+static bool span_remove(enum span_kind kind, uint64_t address, uint64_t bytes, struct span *ret_span)
+{
+  bool is_found = false;
+  pthread_mutex_lock(&standin.lock);
+  for (struct span **at = &spans; *at && !is_found; at = is_found ? at : &(*at)->next) {
+    struct span *span = *at;
+    is_found = span->kind == kind && span->address == address && (!bytes || span->bytes == bytes);
+    if (is_found) {
+      *ret_span = *span;
+      *at = span->next;
+      free(span);
+      standin.n_live--;
+    }
+  }
+  pthread_mutex_unlock(&standin.lock);
+  return is_found;
+}
+
+/* Whether open mappings cover all of the span. Lock held. */
+static bool is_open(uint64_t address, uint64_t bytes)
+{
+  uint64_t end = address + bytes;
+  while (address < end) {
+    const struct span *span = span_find(SPAN_MAPPING, address);
+    if (!span || !span->is_open)
+      return false;
+    address = span->address + span->bytes;
+  }
+  return true;
+}
+
+enum standin_place standin_place(uint64_t address, uint64_t bytes)
+{
+  enum standin_place place = PLACE_PAGEABLE;
+  pthread_mutex_lock(&standin.lock);
+  if (span_find(SPAN_RANGE, address))
+    place = is_open(address, bytes) ? PLACE_DEVICE : PLACE_BAD;
+  else if (span_find(SPAN_PINNED, address) || span_find(SPAN_REGISTERED, address))
+    place = PLACE_PINNED;
+  pthread_mutex_unlock(&standin.lock);
+  return place;
+}
+
+/* ---- addresses ---- */
+
+cuda_result cuMemGetAllocationGranularity(size_t *ret_bytes, const struct cuda_memory_properties *properties, int which)
+{
+  *ret_bytes = GRANULE;
+  return standin_enter("cuMemGetAllocationGranularity", false);
+}
+
+cuda_result cuMemAddressReserve(cuda_address *ret_address, size_t bytes, size_t alignment, cuda_address hint,
+                                unsigned long long flags)
+{
+  cuda_result result = standin_enter("cuMemAddressReserve", false);
+  if (result || !bytes || bytes % GRANULE || alignment > GRANULE)
+    return result ? result : CUDA_INVALID_VALUE;
+  char *at = mmap(NULL, bytes + GRANULE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED)
+    return CUDA_OUT_OF_MEMORY;
+  uint64_t start = (uint64_t)(uintptr_t)at, address = lade_align_up(start, GRANULE);
+  if (address > start)
+    munmap(at, address - start);
+  munmap(pointer(address + bytes), start + GRANULE - address);
+  span_add(SPAN_RANGE, address, bytes, NULL);
+  *ret_address = address;
+  return 0;
+}
+
+cuda_result cuMemAddressFree(cuda_address address, size_t bytes)
+{
+  struct span span;
+  if (!span_remove(SPAN_RANGE, address, bytes, &span))
+    return CUDA_INVALID_VALUE;
+  munmap(pointer(address), bytes);
+  return standin_leave("cuMemAddressFree");
+}
+
+/* ---- physical memory ---- */
+
+static void memory_unref(struct memory *memory)
+{
+  pthread_mutex_lock(&standin.lock);
+  bool is_last = --memory->n_refs == 0;
+  pthread_mutex_unlock(&standin.lock);
+  if (!is_last)
+    return;
+  close(memory->fd);
+  standin_give_back(memory->device, memory->bytes);
+  standin_alive(-1);
+  free(memory);
+}
+
+static bool poison_fill(int fd, uint64_t bytes)
+{
+  if (ftruncate(fd, (off_t)bytes))
+    return false;
+  void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED)
+    return false;
+  memset(at, POISON, bytes);
+  munmap(at, bytes);
+  return true;
+}
+
+cuda_result cuMemCreate(cuda_memory *ret_memory, size_t bytes, const struct cuda_memory_properties *properties,
+                        unsigned long long flags)
+{
+  cuda_result result = standin_enter("cuMemCreate", false);
+  if (result || !bytes || bytes % GRANULE || properties->type != CUDA_MEMORY_PINNED)
+    return result ? result : CUDA_INVALID_VALUE;
+  int device = properties->location.id;
+  if (!standin_take(device, bytes))
+    return CUDA_OUT_OF_MEMORY;
+  struct memory *memory = calloc(1, sizeof(*memory));
+  LADE_ASSERT(memory);
+  *memory = (struct memory){.fd = memfd_create("stand-in", MFD_CLOEXEC), .device = device, .bytes = bytes, .n_refs = 1};
+  standin_alive(1);
+  if (memory->fd < 0 || !poison_fill(memory->fd, bytes)) {
+    memory_unref(memory);
+    return CUDA_OUT_OF_MEMORY;
+  }
+  *ret_memory = (uint64_t)(uintptr_t)memory;
+  return 0;
+}
+
+cuda_result cuMemRelease(cuda_memory handle)
+{
+  memory_unref(pointer(handle));
+  return standin_leave("cuMemRelease");
+}
+
+cuda_result cuMemMap(cuda_address address, size_t bytes, size_t offset, cuda_memory handle, unsigned long long flags)
+{
+  struct memory *memory = pointer(handle);
+  cuda_result result = standin_enter("cuMemMap", false);
+  if (result)
+    return result;
+  pthread_mutex_lock(&standin.lock);
+  const struct span *range = span_find(SPAN_RANGE, address);
+  bool is_free = range && address + bytes <= range->address + range->bytes && offset == 0 && bytes == memory->bytes;
+  for (const struct span *span = spans; span && is_free; span = span->next)
+    is_free = span->kind != SPAN_MAPPING || span->address + span->bytes <= address || address + bytes <= span->address;
+  memory->n_refs += is_free;
+  pthread_mutex_unlock(&standin.lock);
+  if (!is_free)
+    return CUDA_INVALID_VALUE;
+  void *at = mmap(pointer(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd, 0);
+  if (at == MAP_FAILED) {
+    memory_unref(memory);
+    return CUDA_OUT_OF_MEMORY;
+  }
+  span_add(SPAN_MAPPING, address, bytes, memory);
+  return 0;
+}
+
+cuda_result cuMemUnmap(cuda_address address, size_t bytes)
+{
+  struct span span;
+  cuda_result result = standin_enter("cuMemUnmap", false);
+  if (result || !span_remove(SPAN_MAPPING, address, bytes, &span))
+    return result ? result : CUDA_INVALID_VALUE;
+  void *at = mmap(pointer(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  LADE_ASSERT(at != MAP_FAILED);
+  (void)at;
+  memory_unref(span.memory);
+  return 0;
+}
+
+cuda_result cuMemSetAccess(cuda_address address, size_t bytes, const struct cuda_access *access, size_t n)
+{
+  cuda_result result = standin_enter("cuMemSetAccess", false);
+  if (result || n != 1 || access->flags != CUDA_ACCESS_READ_WRITE)
+    return result ? result : CUDA_INVALID_VALUE;
+  pthread_mutex_lock(&standin.lock);
+  struct span *span = span_find(SPAN_MAPPING, address);
+  bool is_whole = span && span->address == address && span->bytes == bytes;
+  if (is_whole)
+    span->is_open = true;
+  pthread_mutex_unlock(&standin.lock);
+  if (!is_whole || mprotect(pointer(address), bytes, PROT_READ | PROT_WRITE))
+    return CUDA_INVALID_VALUE;
+  return 0;
+}
+
+/* ---- pinned memory ---- */
+
+cuda_result cuMemHostAlloc(void **ret_at, size_t bytes, unsigned flags)
+{
+  cuda_result result = standin_enter("cuMemHostAlloc", true);
+  if (result)
+    return result;
+  void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED)
+    return CUDA_OUT_OF_MEMORY;
+  span_add(SPAN_PINNED, (uint64_t)(uintptr_t)at, bytes, NULL);
+  *ret_at = at;
+  return 0;
+}
+
+cuda_result cuMemFreeHost(void *at)
+{
+  struct span span;
+  if (!span_remove(SPAN_PINNED, (uint64_t)(uintptr_t)at, 0, &span))
+    return CUDA_INVALID_VALUE;
+  munmap(at, span.bytes);
+  return standin_leave("cuMemFreeHost");
+}
+
+cuda_result cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
+{
+  cuda_result result = standin_enter("cuMemHostRegister", true);
+  if (result)
+    return result;
+  pthread_mutex_lock(&standin.lock);
+  bool is_known = span_find(SPAN_REGISTERED, (uint64_t)(uintptr_t)at) != NULL;
+  pthread_mutex_unlock(&standin.lock);
+  if (is_known)
+    return CUDA_ALREADY_REGISTERED;
+  span_add(SPAN_REGISTERED, (uint64_t)(uintptr_t)at, bytes, NULL);
+  return 0;
+}
+
+cuda_result cuMemHostUnregister(void *at)
+{
+  struct span span;
+  if (!span_remove(SPAN_REGISTERED, (uint64_t)(uintptr_t)at, 0, &span))
+    return CUDA_NOT_REGISTERED;
+  return standin_leave("cuMemHostUnregister");
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the stand-in driver share. */
+#ifndef LADE_TEST_STANDIN_INTERNAL_H
+#define LADE_TEST_STANDIN_INTERNAL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "device/cuda_driver.h"
+#include "standin.h"
+
+#define MAX_DEVICES 4
+
+struct CUctx_st {
+  int device;
+  int n_refs; /* of the primary context */
+  cuda_result broken; /* every later call answers this */
+};
+
+struct standin_settings {
+  uint64_t version, devices, sm, memory, words, nth, code, forever, lose, lose_code;
+  char fail[48];
+};
+
+/* Everything is behind one lock; whoever waits for anything waits on one condition. */
+struct standin {
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  struct standin_settings settings;
+  struct CUctx_st primary[MAX_DEVICES];
+  uint64_t used_bytes[MAX_DEVICES];
+  uint64_t n_async; /* pieces of asynchronous work that ran */
+  int64_t n_live;
+};
+
+extern struct standin standin;
+
+/*
+ * Begin the call of @function: counts it, and answers what it shall fail with. With @wants_context, also what a
+ * broken or missing context answers.
+ */
+cuda_result standin_enter(const char *function, bool wants_context);
+/* For calls that give something back: they always do, and then answer this. */
+cuda_result standin_leave(const char *function);
+
+cuda_context standin_context(void); /* current in this thread; NULL */
+void standin_in_host_function(bool is_inside);
+void standin_alive(int n);
+void standin_break(cuda_context context, cuda_result code); /* lock held */
+/* Take bytes of a device's memory. False when they are not there. */
+bool standin_take(int device, uint64_t bytes);
+void standin_give_back(int device, uint64_t bytes);
+
+enum standin_place { PLACE_DEVICE, PLACE_PINNED, PLACE_PAGEABLE, PLACE_BAD };
+/* What all of @bytes at @address are. Any thread. */
+enum standin_place standin_place(uint64_t address, uint64_t bytes);
+
+#endif

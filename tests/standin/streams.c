@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The stand-in's streams: a thread each, which takes pieces of work from a list in order. An event counts how often it
+ * was recorded and how often that has happened; who waits for it waits for the record that was the last when he asked.
+ *
+ * Who asks to wait has waited, also when the call is made to fail: what fails then is the work, not the waiting.
+ * A broken context runs nothing more: pieces are dropped, events happen, and every call answers the error.
+ */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/base.h"
+#include "standin_internal.h"
+
+#define POLL_NS 20000 /* between two looks at a word */
+
+EXPORT cuda_result cuMemcpy(cuda_address dst, cuda_address src, size_t bytes);
+EXPORT cuda_result cuMemcpyAsync(cuda_address dst, cuda_address src, size_t bytes, cuda_stream stream);
+EXPORT cuda_result cuMemsetD8Async(cuda_address at, unsigned char value, size_t n, cuda_stream stream);
+EXPORT cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags);
+EXPORT cuda_result cuStreamDestroy_v2(cuda_stream stream);
+EXPORT cuda_result cuStreamSynchronize(cuda_stream stream);
+EXPORT cuda_result cuStreamWaitEvent(cuda_stream stream, cuda_event event, unsigned flags);
+EXPORT cuda_result cuStreamWaitValue64_v2(cuda_stream stream, cuda_address at, uint64_t value, unsigned flags);
+EXPORT cuda_result cuLaunchHostFunc(cuda_stream stream, cuda_host_fn *fn, void *args);
+EXPORT cuda_result cuEventCreate(cuda_event *ret_event, unsigned flags);
+EXPORT cuda_result cuEventDestroy_v2(cuda_event event);
+EXPORT cuda_result cuEventRecord(cuda_event event, cuda_stream stream);
+EXPORT cuda_result cuEventSynchronize(cuda_event event);
+EXPORT cuda_result cuEventElapsedTime(float *ret_ms, cuda_event start, cuda_event end);
+
+struct CUevent_st {
+  int n_refs; /* the owner and every piece of work that names it */
+  uint64_t n_recorded, n_happened;
+  int64_t ns; /* when it happened last */
+};
+
+enum piece_kind { PIECE_COPY, PIECE_SET, PIECE_HOST, PIECE_RECORD, PIECE_WAIT_EVENT, PIECE_WAIT_WORD, PIECE_STOP };
+
+struct piece {
+  enum piece_kind kind;
+  uint64_t dst, src, bytes;
+  unsigned char value;
+  cuda_host_fn *fn;
+  void *args;
+  cuda_event event;
+  uint64_t count; /* of the event, or of the word */
+  struct piece *next;
+};
+
+struct CUstream_st {
+  cuda_context context;
+  pthread_t thread;
+  struct piece *first, **last;
+  uint64_t n_put, n_run;
+};
+
+/* ---- running ---- */
+
+static int64_t now_ns(void)
+{
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static void event_unref(cuda_event event)
+{
+  if (--event->n_refs == 0)
+    free(event);
+}
+
+static bool is_broken(cuda_stream stream)
+{
+  pthread_mutex_lock(&standin.lock);
+  bool broken = stream->context->broken != 0;
+  pthread_mutex_unlock(&standin.lock);
+  return broken;
+}
+
+static void stream_break(cuda_stream stream, cuda_result code)
+{
+  pthread_mutex_lock(&standin.lock);
+  standin_break(stream->context, code);
+  pthread_mutex_unlock(&standin.lock);
+}
+
+/* One more piece of work runs, unless it is the one that breaks its context. */
+static bool work_begin(cuda_stream stream)
+{
+  pthread_mutex_lock(&standin.lock);
+  if (standin.settings.lose && ++standin.n_async == standin.settings.lose)
+    standin_break(stream->context, (cuda_result)standin.settings.lose_code);
+  bool is_well = stream->context->broken == 0;
+  pthread_mutex_unlock(&standin.lock);
+  return is_well;
+}
+
+static void bytes_move(cuda_stream stream, const struct piece *piece)
+{
+  bool is_copy = piece->kind == PIECE_COPY;
+  if (!work_begin(stream))
+    return;
+  if (standin_place(piece->dst, piece->bytes) == PLACE_BAD ||
+      (is_copy && standin_place(piece->src, piece->bytes) == PLACE_BAD))
+    stream_break(stream, CUDA_ILLEGAL_ADDRESS);
+  else if (is_copy)
+    memmove((void *)(uintptr_t)piece->dst, (void *)(uintptr_t)piece->src, piece->bytes);
+  else
+    memset((void *)(uintptr_t)piece->dst, piece->value, piece->bytes);
+}
+
+static void word_wait(cuda_stream stream, const struct piece *piece)
+{
+  const _Atomic uint64_t *word = (const _Atomic uint64_t *)(uintptr_t)piece->dst;
+  const struct timespec pause = {.tv_nsec = POLL_NS};
+  while ((int64_t)(atomic_load(word) - piece->count) < 0 && !is_broken(stream))
+    nanosleep(&pause, NULL);
+}
+
+static void event_wait(cuda_event event, uint64_t count, cuda_context context)
+{
+  while (event->n_happened < count && !context->broken)
+    pthread_cond_wait(&standin.changed, &standin.lock);
+}
+
+static void event_happen(cuda_event event, uint64_t count)
+{
+  event->n_happened = count;
+  event->ns = now_ns();
+  pthread_cond_broadcast(&standin.changed);
+}
+
+static void piece_run(cuda_stream stream, struct piece *piece)
+{
+  if (piece->kind == PIECE_COPY || piece->kind == PIECE_SET)
+    bytes_move(stream, piece);
+  else if (piece->kind == PIECE_WAIT_WORD)
+    word_wait(stream, piece);
+  else if (piece->kind == PIECE_HOST && work_begin(stream)) {
+    standin_in_host_function(true);
+    piece->fn(piece->args);
+    standin_in_host_function(false);
+  }
+}
+
+static void *stream_main(void *arg)
+{
+  cuda_stream stream = arg;
+  bool is_stopped = false;
+  pthread_mutex_lock(&standin.lock);
+  while (!is_stopped) {
+    while (!stream->first)
+      pthread_cond_wait(&standin.changed, &standin.lock);
+    struct piece *piece = stream->first;
+    stream->first = piece->next;
+    stream->last = stream->first ? stream->last : &stream->first;
+    is_stopped = piece->kind == PIECE_STOP;
+    pthread_mutex_unlock(&standin.lock);
+    piece_run(stream, piece);
+    pthread_mutex_lock(&standin.lock);
+    if (piece->kind == PIECE_WAIT_EVENT)
+      event_wait(piece->event, piece->count, stream->context);
+    else if (piece->kind == PIECE_RECORD)
+      event_happen(piece->event, piece->count);
+    if (piece->event)
+      event_unref(piece->event);
+    free(piece);
+    stream->n_run++;
+    pthread_cond_broadcast(&standin.changed);
+  }
+  pthread_mutex_unlock(&standin.lock);
+  return NULL;
+}
+
+/* ---- submitting ---- */
+
+/* Lock held. */
+static void piece_put_locked(cuda_stream stream, const struct piece *piece)
+{
+  struct piece *own = malloc(sizeof(*own));
+  LADE_ASSERT(own);
+  *own = *piece;
+  own->next = NULL;
+  *stream->last = own;
+  stream->last = &own->next;
+  stream->n_put++;
+  pthread_cond_broadcast(&standin.changed);
+}
+
+static void piece_put(cuda_stream stream, const struct piece *piece)
+{
+  pthread_mutex_lock(&standin.lock);
+  piece_put_locked(stream, piece);
+  pthread_mutex_unlock(&standin.lock);
+}
+
+/* Wait for all that is on the stream now. Returns what its context answers. */
+static cuda_result stream_drain(cuda_stream stream)
+{
+  pthread_mutex_lock(&standin.lock);
+  uint64_t n = stream->n_put;
+  while (stream->n_run < n && !stream->context->broken)
+    pthread_cond_wait(&standin.changed, &standin.lock);
+  cuda_result result = stream->context->broken;
+  pthread_mutex_unlock(&standin.lock);
+  return result;
+}
+
+cuda_result cuMemcpyAsync(cuda_address dst, cuda_address src, size_t bytes, cuda_stream stream)
+{
+  cuda_result result = standin_enter("cuMemcpyAsync", true);
+  if (result)
+    return result;
+  piece_put(stream, &(struct piece){.kind = PIECE_COPY, .dst = dst, .src = src, .bytes = bytes});
+  bool is_pageable = standin_place(dst, bytes) == PLACE_PAGEABLE || standin_place(src, bytes) == PLACE_PAGEABLE;
+  return is_pageable ? stream_drain(stream) : 0;
+}
+
+cuda_result cuMemcpy(cuda_address dst, cuda_address src, size_t bytes)
+{
+  cuda_result result = standin_enter("cuMemcpy", true);
+  if (result)
+    return result;
+  if (standin_place(dst, bytes) == PLACE_BAD || standin_place(src, bytes) == PLACE_BAD)
+    return CUDA_INVALID_VALUE;
+  memmove((void *)(uintptr_t)dst, (void *)(uintptr_t)src, bytes);
+  return 0;
+}
+
+cuda_result cuMemsetD8Async(cuda_address at, unsigned char value, size_t n, cuda_stream stream)
+{
+  cuda_result result = standin_enter("cuMemsetD8Async", true);
+  if (!result)
+    piece_put(stream, &(struct piece){.kind = PIECE_SET, .dst = at, .bytes = n, .value = value});
+  return result;
+}
+
+cuda_result cuLaunchHostFunc(cuda_stream stream, cuda_host_fn *fn, void *args)
+{
+  cuda_result result = standin_enter("cuLaunchHostFunc", true);
+  if (!result)
+    piece_put(stream, &(struct piece){.kind = PIECE_HOST, .fn = fn, .args = args});
+  return result;
+}
+
+cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags)
+{
+  cuda_result result = standin_enter("cuStreamCreate", true);
+  if (result)
+    return result;
+  cuda_stream stream = calloc(1, sizeof(*stream));
+  LADE_ASSERT(stream);
+  stream->context = standin_context();
+  stream->last = &stream->first;
+  if (pthread_create(&stream->thread, NULL, stream_main, stream)) {
+    free(stream);
+    return CUDA_OUT_OF_MEMORY;
+  }
+  standin_alive(1);
+  *ret_stream = stream;
+  return 0;
+}
+
+cuda_result cuStreamDestroy_v2(cuda_stream stream)
+{
+  piece_put(stream, &(struct piece){.kind = PIECE_STOP});
+  pthread_join(stream->thread, NULL);
+  free(stream);
+  standin_alive(-1);
+  return standin_leave("cuStreamDestroy");
+}
+
+cuda_result cuStreamSynchronize(cuda_stream stream)
+{
+  cuda_result result = stream_drain(stream);
+  cuda_result injected = standin_enter("cuStreamSynchronize", true);
+  return result ? result : injected;
+}
+
+cuda_result cuStreamWaitEvent(cuda_stream stream, cuda_event event, unsigned flags)
+{
+  cuda_result result = standin_enter("cuStreamWaitEvent", true);
+  if (result)
+    return result;
+  pthread_mutex_lock(&standin.lock);
+  event->n_refs++;
+  piece_put_locked(stream, &(struct piece){.kind = PIECE_WAIT_EVENT, .event = event, .count = event->n_recorded});
+  pthread_mutex_unlock(&standin.lock);
+  return 0;
+}
+
+cuda_result cuStreamWaitValue64_v2(cuda_stream stream, cuda_address at, uint64_t value, unsigned flags)
+{
+  cuda_result result = standin_enter("cuStreamWaitValue64", true);
+  if (result)
+    return result;
+  if (!standin.settings.words || flags != CUDA_STREAM_WAIT_GEQ || standin_place(at, 8) != PLACE_PINNED)
+    return CUDA_INVALID_VALUE;
+  piece_put(stream, &(struct piece){.kind = PIECE_WAIT_WORD, .dst = at, .count = value});
+  return 0;
+}
+
+/* ---- events ---- */
+
+cuda_result cuEventCreate(cuda_event *ret_event, unsigned flags)
+{
+  cuda_result result = standin_enter("cuEventCreate", true);
+  if (result)
+    return result;
+  cuda_event event = calloc(1, sizeof(*event));
+  LADE_ASSERT(event);
+  event->n_refs = 1;
+  standin_alive(1);
+  *ret_event = event;
+  return 0;
+}
+
+cuda_result cuEventDestroy_v2(cuda_event event)
+{
+  pthread_mutex_lock(&standin.lock);
+  event_unref(event);
+  standin.n_live--;
+  pthread_mutex_unlock(&standin.lock);
+  return standin_leave("cuEventDestroy");
+}
+
+cuda_result cuEventRecord(cuda_event event, cuda_stream stream)
+{
+  cuda_result result = standin_enter("cuEventRecord", true);
+  if (result)
+    return result;
+  pthread_mutex_lock(&standin.lock);
+  event->n_refs++;
+  piece_put_locked(stream, &(struct piece){.kind = PIECE_RECORD, .event = event, .count = ++event->n_recorded});
+  pthread_mutex_unlock(&standin.lock);
+  return 0;
+}
+
+cuda_result cuEventSynchronize(cuda_event event)
+{
+  cuda_context context = standin_context();
+  if (context) {
+    pthread_mutex_lock(&standin.lock);
+    event_wait(event, event->n_recorded, context);
+    pthread_mutex_unlock(&standin.lock);
+  }
+  return standin_enter("cuEventSynchronize", true);
+}
+
+cuda_result cuEventElapsedTime(float *ret_ms, cuda_event start, cuda_event end)
+{
+  cuda_result result = standin_enter("cuEventElapsedTime", true);
+  if (result)
+    return result;
+  pthread_mutex_lock(&standin.lock);
+  if (!start->n_recorded || !end->n_recorded)
+    result = CUDA_INVALID_HANDLE;
+  else if (start->n_happened < start->n_recorded || end->n_happened < end->n_recorded)
+    result = CUDA_NOT_READY;
+  *ret_ms = (float)((double)(end->ns - start->ns) / 1e6);
+  pthread_mutex_unlock(&standin.lock);
+  return result;
+}

@@ -1,0 +1,504 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What only a CUDA device has, over the stand-in for the driver: every way in which opening is refused, every driver
+ * call failing in turn, broken contexts, contexts and streams of the caller's.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "device/cuda.h"
+#include "device/cuda_driver.h"
+#include "standin.h"
+
+#define CHUNK ((uint64_t)2 << 20)
+#define CALM "version=13000,devices=1,sm=90,memory=256,words=1,fail=none,nth=1,code=2,forever=0,lose=0"
+
+/* The stand-in's control calls, and those of the driver's that callers make themselves. */
+static struct {
+  standin_set_fn *set;
+  standin_calls_fn *calls;
+  standin_failed_fn *failed;
+  standin_live_fn *live;
+  cuda_result (*init)(unsigned flags);
+  cuda_result (*context_create)(cuda_context *ret_context, unsigned flags, cuda_device_id id);
+  cuda_result (*context_destroy)(cuda_context context);
+  cuda_result (*context_get)(cuda_context *ret_context);
+  cuda_result (*stream_create)(cuda_stream *ret_stream, unsigned flags);
+  cuda_result (*stream_destroy)(cuda_stream stream);
+  cuda_result (*memory_set)(cuda_address at, unsigned char value, size_t n, cuda_stream stream);
+} standin;
+
+static bool standin_find(void)
+{
+  void *library = dlopen("libcuda.so.1", RTLD_NOW);
+  const struct {
+    const char *name;
+    void *at;
+  } wanted[] = {
+      {"standin_set", &standin.set},
+      {"standin_calls", &standin.calls},
+      {"standin_failed", &standin.failed},
+      {"standin_live", &standin.live},
+      {"cuInit", &standin.init},
+      {"cuCtxCreate_v2", &standin.context_create},
+      {"cuCtxDestroy_v2", &standin.context_destroy},
+      {"cuCtxGetCurrent", &standin.context_get},
+      {"cuStreamCreate", &standin.stream_create},
+      {"cuStreamDestroy_v2", &standin.stream_destroy},
+      {"cuMemsetD8Async", &standin.memory_set},
+  };
+  bool is_whole = library != NULL;
+  for (size_t i = 0; i < LADE_COUNT(wanted) && is_whole; i++) {
+    void *function = dlsym(library, wanted[i].name);
+    memcpy(wanted[i].at, &function, sizeof(function));
+    is_whole = function != NULL;
+  }
+  return is_whole;
+}
+
+static int calm(void **state)
+{
+  return standin.set(CALM);
+}
+
+static int open_with(const struct lade_cuda_device_params *given, struct lade_error *error, lade_device **ret_device)
+{
+  struct lade_cuda_device_params params = *given;
+  params.struct_size = sizeof(params);
+  return lade_device_open_cuda(&params, error, ret_device);
+}
+
+static lade_device *must_open(void)
+{
+  lade_device *device = NULL;
+  assert_int_equal(open_with(&(struct lade_cuda_device_params){0}, NULL, &device), 0);
+  return device;
+}
+
+/* ---- opening ---- */
+
+static void what_is_missing_is_said_in_one_line(void **state)
+{
+  const struct {
+    const char *settings;
+    int code;
+    const char *words;
+    int ordinal;
+    uint64_t capacity_bytes;
+  } cases[] = {
+      {"devices=0", -ENODEV, "finds no GPU", 0, 0},
+      {"version=11040", -ENODEV, "speaks CUDA 11.4 and Lade needs 12.0; install driver R525", 0, 0},
+      {"fail=cuInit,code=803", -ENODEV, "restart the machine", 0, 0},
+      {"fail=cuInit,code=999", -ENODEV, "cuInit: CUDA_ERROR_UNKNOWN (999): unknown error", 0, 0},
+      {"fail=cuInit,code=46", -ENODEV, "an unknown error (46)", 0, 0},
+      {"fail=cuGetProcAddress,code=500", -ENODEV, "has no cuInit", 0, 0},
+      {"sm=75", -ENODEV, "Stand-in GPU is of compute capability 7.5 and Lade needs 8.0", 0, 0},
+      {"words=0", -ENODEV, "no streams that wait for 64-bit words", 0, 0},
+      {"devices=1", -ENODEV, "no GPU number 3", 3, 0},
+      {"memory=64", -EOVERFLOW, "67108864 bytes and 134217728 were asked for", 0, 64 * CHUNK},
+      {"memory=4", -ENOMEM, "cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY (2)", 0, 0},
+  };
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    struct lade_error error = {0};
+    lade_device *device = (lade_device *)&error;
+    assert_int_equal(standin.set(CALM), 0);
+    assert_int_equal(standin.set(cases[i].settings), 0);
+    const struct lade_cuda_device_params params = {.ordinal = cases[i].ordinal,
+                                                   .capacity_bytes = cases[i].capacity_bytes};
+    assert_int_equal(open_with(&params, &error, &device), cases[i].code);
+    if (!strstr(error.text, cases[i].words))
+      fail_msg("'%s' does not say '%s'", error.text, cases[i].words);
+    assert_null(strchr(error.text, '\n'));
+    assert_ptr_equal(device, &error);
+    assert_int_equal(standin.live(), 0);
+  }
+}
+
+static void names_of_gpus(void **state)
+{
+  assert_int_equal(lade_cuda_ordinal("cuda"), 0);
+  assert_int_equal(lade_cuda_ordinal("cuda:0"), 0);
+  assert_int_equal(lade_cuda_ordinal("cuda:17"), 17);
+  const char *const others[] = {"", "cud", "cuda:", "cuda:x", "cuda:1x", "cuda:-1", "cuda:99999", "cuda0", "host"};
+  for (size_t i = 0; i < LADE_COUNT(others); i++)
+    assert_int_equal(lade_cuda_ordinal(others[i]), -EINVAL);
+}
+
+static void the_public_name_opens_the_gpu(void **state)
+{
+  struct lade_device_params params = {.struct_size = sizeof(params), .name = "cuda:0", .capacity_bytes = 8 * CHUNK};
+  lade_device *device = NULL;
+  assert_int_equal(lade_device_open(&params, NULL, &device), 0);
+  struct lade_device_info info;
+  lade_device_get_info(device, &info);
+  assert_string_equal(info.name, "cuda:0: Stand-in GPU");
+  assert_int_equal(info.capacity_bytes, 8 * CHUNK);
+  assert_false(info.is_unified);
+  lade_device_close(device);
+}
+
+/* ---- one session of everything ---- */
+
+struct session {
+  lade_device *device;
+  uint64_t at;
+  lade_chunk *chunk;
+  lade_queue *queues[4];
+  void *host; /* pinned */
+};
+
+static int set_bytes(void *stream, void *at)
+{
+  return standin.memory_set((cuda_address)(uintptr_t)at, 0x5a, 4096, stream);
+}
+
+static int session_memory(struct session *s)
+{
+  int error = lade_device_reserve(s->device, 4 * CHUNK, &s->at);
+  if (!error)
+    error = lade_device_chunk_create(s->device, 2 * CHUNK, &s->chunk);
+  if (!error)
+    error = lade_device_map(s->device, s->at, s->chunk);
+  if (!error)
+    error = lade_device_unmap(s->device, s->at, 4 * CHUNK);
+  if (!error)
+    error = lade_device_map(s->device, s->at + CHUNK, s->chunk);
+  s->host = error ? NULL : aligned_alloc(4096, 8192);
+  if (s->host && (error = lade_device_pin(s->device, s->host, 8192)) != 0) {
+    free(s->host);
+    s->host = NULL;
+  }
+  return error;
+}
+
+static int session_queues(struct session *s)
+{
+  const enum lade_queue_role roles[] = {LADE_QUEUE_COMPUTE, LADE_QUEUE_TO_HOST, LADE_QUEUE_HOST,
+                                        LADE_QUEUE_SIGNAL};
+  int error = 0;
+  for (int i = 0; i < 4 && !error; i++)
+    error = lade_queue_create(s->device, roles[i], &s->queues[i]);
+  return error;
+}
+
+static void count_up(void *args)
+{
+  ++*(int *)args;
+}
+
+/*
+ * Work on every kind of queue, each after the one before; none begins before all are submitted. Returns the device's
+ * status.
+ */
+static int session_work(struct session *s, int *n_runs)
+{
+  lade_queue *compute = s->queues[0], *to_host = s->queues[1], *host = s->queues[2];
+  void *at = (void *)(uintptr_t)(s->at + CHUNK);
+  uint64_t count = 0;
+  memset(s->host, 0, 8192);
+  lade_queue_wait(compute, s->queues[3], 1);
+  lade_cuda_queue_enqueue(compute, set_bytes, at, NULL, &count);
+  lade_queue_wait(to_host, compute, count);
+  lade_queue_copy(to_host, &(struct lade_copy){s->host, at, 4096, 0, NULL}, &count);
+  lade_queue_wait(host, to_host, count);
+  lade_queue_copy(host, &(struct lade_copy){(char *)s->host + 4096, s->host, 4096, 0, NULL}, &count);
+  lade_queue_wait(compute, host, count);
+  lade_queue_launch(compute, &(struct lade_work){count_up, n_runs, 0, NULL}, &count);
+  assert_int_equal(count, 2);
+  lade_queue_signal(s->queues[3], 1);
+  return lade_queue_sync(compute, count);
+}
+
+static void session_finish(struct session *s)
+{
+  for (int i = 0; i < 4; i++)
+    lade_queue_destroy(s->queues[i]);
+  if (s->host)
+    lade_device_unpin(s->device, s->host, 8192);
+  lade_device_chunk_release(s->device, s->chunk);
+  if (s->at)
+    lade_device_release(s->device, s->at, 4 * CHUNK);
+  lade_device_close(s->device);
+  free(s->host);
+}
+
+/* The first error of a session, with the driver's name for it where it came from work. */
+static int session_play(struct session *s, struct lade_error *error)
+{
+  int n_runs = 0;
+  int status = open_with(&(struct lade_cuda_device_params){0}, error, &s->device);
+  if (!status)
+    status = session_memory(s);
+  if (!status)
+    status = session_queues(s);
+  if (!status)
+    status = session_work(s, &n_runs);
+  if (s->device && lade_device_status(s->device))
+    lade_cuda_get_error(s->device, error);
+  return status;
+}
+
+static void work_moves_through_every_kind_of_queue(void **state)
+{
+  struct session s = {0};
+  struct lade_error error = {0};
+  assert_int_equal(session_play(&s, &error), 0);
+  for (int i = 0; i < 8192; i++)
+    assert_int_equal(((unsigned char *)s.host)[i], 0x5a);
+  session_finish(&s);
+  assert_int_equal(standin.live(), 0);
+}
+
+/*
+ * Fail call @nth of @function and play. A call that gives something back does so all the same, and its result says
+ * only that something before it went wrong. Returns whether the fault was met.
+ */
+static bool nth_call_fails(const char *function, uint64_t nth)
+{
+  char settings[96];
+  snprintf(settings, sizeof(settings), "fail=%s,nth=%llu,code=999", function, (unsigned long long)nth);
+  assert_int_equal(standin.set(settings), 0);
+  struct session s = {0};
+  struct lade_error error = {0};
+  int status = session_play(&s, &error);
+  bool is_in_play = standin.failed() > 0;
+  if (is_in_play && !status && !(s.device && lade_device_status(s.device)))
+    fail_msg("call %llu of %s failed and nobody said so", (unsigned long long)nth, function);
+  if (s.device && lade_device_status(s.device))
+    assert_non_null(strstr(error.text, "CUDA_ERROR_UNKNOWN"));
+  assert_true(is_in_play || !status);
+  session_finish(&s);
+  bool is_met = standin.failed() > 0;
+  assert_int_equal(standin.set("fail=none"), 0);
+  if (standin.live() != 0)
+    fail_msg("call %llu of %s failed and %lld things were left", (unsigned long long)nth, function,
+             (long long)standin.live());
+  return is_met;
+}
+
+#define NAME(name, arguments) #name,
+static const char *const functions[] = {LADE_CUDA_FUNCTIONS(NAME)};
+#undef NAME
+
+/*
+ * Each call of each function. A queue makes thousands of events, all alike: of those, and of their ends, the first
+ * ones and some of the others.
+ */
+static void any_driver_call_may_fail_and_nothing_leaks(void **state)
+{
+  int n_met = 0;
+  assert_int_equal(standin.set("fail=none"), 0);
+  for (size_t i = 0; i < LADE_COUNT(functions); i++) {
+    bool is_text = strncmp(functions[i], "cuGetError", 10) == 0; /* what the messages are made of */
+    uint64_t nth = 1;
+    while (!is_text && nth_call_fails(functions[i], nth)) {
+      nth += nth < 6 || strncmp(functions[i], "cuEvent", 7) != 0 ? 1 : 997;
+      n_met++;
+    }
+    assert_true(is_text || nth > 1 || strcmp(functions[i], "cuCtxGetDevice") == 0); /* of adopted contexts */
+  }
+  assert_true(n_met > 100);
+}
+
+/* ---- broken contexts ---- */
+
+static void a_broken_context_ends_waiting_and_keeps_its_first_error(void **state)
+{
+  const struct {
+    const char *settings;
+    int status;
+    const char *words;
+  } cases[] = {
+      {"lose=3,lose_code=719", -EFAULT, "CUDA_ERROR_LAUNCH_FAILED (719): unspecified launch failure"},
+      {"lose=4,lose_code=214", -EBADMSG, "CUDA_ERROR_ECC_UNCORRECTABLE (214): uncorrectable ECC error"},
+      {"lose=3,lose_code=46", -ENODEV, "an unknown error (46)"}, /* the device has gone */
+  };
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    struct session s = {0};
+    struct lade_error error = {0};
+    assert_int_equal(standin.set(cases[i].settings), 0);
+    assert_int_equal(session_play(&s, &error), cases[i].status);
+    if (!strstr(error.text, cases[i].words))
+      fail_msg("'%s' does not say '%s'", error.text, cases[i].words);
+    assert_true(lade_queue_poll(s.queues[0], 2)); /* the counters went on */
+    assert_int_equal(lade_device_status(s.device), cases[i].status);
+    session_finish(&s);
+    assert_int_equal(standin.set("lose=0"), 0);
+    assert_int_equal(standin.live(), 0);
+  }
+}
+
+static void an_address_without_memory_is_an_error(void **state)
+{
+  lade_device *device = must_open();
+  lade_queue *queue = NULL;
+  uint64_t at = 0, count = 0, word = 7;
+  struct lade_error error = {0};
+  assert_int_equal(lade_device_reserve(device, CHUNK, &at), 0);
+  assert_int_equal(lade_queue_create(device, LADE_QUEUE_TO_DEVICE, &queue), 0);
+  lade_queue_copy(queue, &(struct lade_copy){(void *)(uintptr_t)at, &word, sizeof(word), 0, NULL}, &count);
+  assert_int_equal(lade_queue_sync(queue, count), -EFAULT);
+  lade_cuda_get_error(device, &error);
+  assert_non_null(strstr(error.text, "CUDA_ERROR_ILLEGAL_ADDRESS"));
+  lade_queue_destroy(queue);
+  lade_device_release(device, at, CHUNK);
+  lade_device_close(device);
+}
+
+/* ---- the caller's own ---- */
+
+static void current_contexts_stay_current(void **state)
+{
+  cuda_context own = NULL, now = NULL;
+  assert_int_equal(standin.init(0), 0);
+  assert_int_equal(standin.context_create(&own, 0, 0), 0);
+  struct session s = {0};
+  struct lade_error error = {0};
+  assert_int_equal(session_play(&s, &error), 0);
+  assert_int_equal(standin.context_get(&now), 0);
+  assert_ptr_equal(now, own);
+  session_finish(&s);
+  assert_int_equal(standin.context_get(&now), 0);
+  assert_ptr_equal(now, own);
+  assert_int_equal(standin.context_destroy(own), 0);
+  assert_int_equal(standin.live(), 0);
+}
+
+static void an_adopted_context_and_stream_are_used_and_left(void **state)
+{
+  cuda_context own = NULL;
+  cuda_stream stream = NULL;
+  assert_int_equal(standin.init(0), 0);
+  assert_int_equal(standin.context_create(&own, 0, 0), 0);
+  assert_int_equal(standin.stream_create(&stream, 0), 0);
+  assert_int_equal(standin.set("fail=none"), 0);
+  const struct lade_cuda_device_params params = {.context = own};
+  lade_device *device = NULL;
+  lade_queue *queue = NULL, *copies = NULL;
+  uint64_t at = 0, count = 0;
+  unsigned char result[4096];
+  lade_chunk *chunk = NULL;
+  assert_int_equal(open_with(&params, NULL, &device), 0);
+  assert_int_equal(standin.calls("cuDevicePrimaryCtxRetain"), 0);
+  assert_int_equal(lade_cuda_queue_adopt(device, LADE_QUEUE_HOST, stream, &queue), -EINVAL);
+  assert_int_equal(lade_cuda_queue_adopt(device, LADE_QUEUE_COMPUTE, NULL, &queue), -EINVAL);
+  assert_int_equal(lade_cuda_queue_adopt(device, LADE_QUEUE_COMPUTE, stream, &queue), 0);
+  assert_int_equal(lade_queue_create(device, LADE_QUEUE_TO_HOST, &copies), 0);
+  assert_int_equal(lade_device_reserve(device, CHUNK, &at), 0);
+  assert_int_equal(lade_device_chunk_create(device, CHUNK, &chunk), 0);
+  assert_int_equal(lade_device_map(device, at, chunk), 0);
+  assert_int_equal(set_bytes(stream, (void *)(uintptr_t)at), 0); /* the caller's own work, past the queue */
+  lade_cuda_queue_enqueue(queue, NULL, NULL, NULL, &count);
+  lade_queue_wait(copies, queue, count);
+  lade_queue_copy(copies, &(struct lade_copy){result, (void *)(uintptr_t)at, sizeof(result), 0, NULL}, &count);
+  assert_int_equal(lade_queue_sync(copies, count), 0);
+  for (size_t i = 0; i < sizeof(result); i++)
+    assert_int_equal(result[i], 0x5a);
+  lade_queue_destroy(copies);
+  lade_queue_destroy(queue);
+  lade_device_chunk_release(device, chunk);
+  lade_device_release(device, at, CHUNK);
+  lade_device_close(device);
+  assert_int_equal(standin.live(), 2); /* the caller's context and stream */
+  assert_int_equal(standin.stream_destroy(stream), 0);
+  assert_int_equal(standin.context_destroy(own), 0);
+}
+
+/* ---- measures ---- */
+
+static void what_others_took_is_the_difference(void **state)
+{
+  lade_device *device = must_open();
+  struct lade_cuda_memory before = {0}, after = {0};
+  struct lade_device_info info;
+  lade_chunk *chunk = NULL;
+  cuda_context other = NULL;
+  lade_device_get_info(device, &info);
+  assert_int_equal(lade_cuda_get_memory(device, &before), 0);
+  assert_int_equal(before.total_bytes, 256 << 20);
+  assert_int_equal(before.opened_bytes, before.outside_bytes);
+  assert_int_equal(info.capacity_bytes, before.total_bytes - before.opened_bytes);
+  assert_int_equal(lade_device_chunk_create(device, 5 * CHUNK, &chunk), 0);
+  assert_int_equal(standin.context_create(&other, 0, 0), 0); /* somebody's library */
+  assert_int_equal(lade_cuda_get_memory(device, &after), 0);
+  assert_int_equal(after.free_bytes, before.free_bytes - 5 * CHUNK - (8 << 20));
+  assert_int_equal(after.outside_bytes, before.outside_bytes + (8 << 20));
+  assert_int_equal(after.opened_bytes, before.opened_bytes);
+  assert_int_equal(standin.context_destroy(other), 0);
+  lade_device_chunk_release(device, chunk);
+  lade_device_close(device);
+}
+
+/* Somebody else holds what the capacity promises: the machine refuses, and nothing is counted. */
+static void memory_that_others_hold_is_refused(void **state)
+{
+  lade_device *device = must_open();
+  struct lade_device_info info;
+  lade_chunk *chunk = NULL;
+  lade_device_get_info(device, &info);
+  assert_int_equal(standin.set("memory=64"), 0);
+  assert_int_equal(lade_device_chunk_create(device, info.capacity_bytes, &chunk), -ENOMEM);
+  lade_device_get_info(device, &info);
+  assert_int_equal(info.created_bytes, 0);
+  assert_int_equal(info.peak_bytes, 0);
+  assert_int_equal(lade_device_status(device), 0);
+  lade_device_close(device);
+}
+
+/* The pauses between pieces are no work, and times do not run backwards, also past a second. */
+static void spans_are_times_on_the_stream(void **state)
+{
+  lade_device *device = must_open();
+  lade_queue *queue = NULL;
+  struct lade_span spans[3] = {0};
+  int64_t busy_ns = 0, before_ns = lade_now_ns();
+  assert_int_equal(lade_queue_create(device, LADE_QUEUE_COMPUTE, &queue), 0);
+  for (int i = 0; i < 3; i++) {
+    const struct timespec pause = {.tv_nsec = 600000000};
+    uint64_t count = 0;
+    nanosleep(&pause, NULL);
+    lade_cuda_queue_enqueue(queue, NULL, NULL, &spans[i], &count);
+    assert_int_equal(lade_queue_sync(queue, count), 0);
+    busy_ns += spans[i].end_ns - spans[i].start_ns;
+    assert_true(spans[i].end_ns >= spans[i].start_ns);
+    assert_true(i == 0 || spans[i].start_ns >= spans[i - 1].end_ns + 500000000);
+  }
+  assert_true(spans[0].start_ns > before_ns && spans[2].end_ns < lade_now_ns() + 1000000);
+  assert_int_equal(lade_queue_busy_ns(queue), busy_ns);
+  lade_queue_destroy(queue);
+  lade_device_close(device);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup(what_is_missing_is_said_in_one_line, calm),
+      cmocka_unit_test_setup(names_of_gpus, calm),
+      cmocka_unit_test_setup(the_public_name_opens_the_gpu, calm),
+      cmocka_unit_test_setup(work_moves_through_every_kind_of_queue, calm),
+      cmocka_unit_test_setup(any_driver_call_may_fail_and_nothing_leaks, calm),
+      cmocka_unit_test_setup(a_broken_context_ends_waiting_and_keeps_its_first_error, calm),
+      cmocka_unit_test_setup(an_address_without_memory_is_an_error, calm),
+      cmocka_unit_test_setup(current_contexts_stay_current, calm),
+      cmocka_unit_test_setup(an_adopted_context_and_stream_are_used_and_left, calm),
+      cmocka_unit_test_setup(what_others_took_is_the_difference, calm),
+      cmocka_unit_test_setup(memory_that_others_hold_is_refused, calm),
+      cmocka_unit_test_setup(spans_are_times_on_the_stream, calm),
+  };
+  if (!standin_find()) {
+    printf("SKIP: libcuda.so.1 is not the stand-in; run this through meson test\n");
+    return 77;
+  }
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
