@@ -78,8 +78,8 @@ struct lade_device_params {
 };
 
 /*
- * Open a device; the caller closes it. -EINVAL for an unknown name or no capacity, -ENODEV where there is no such GPU or
- * no driver for it, -EOVERFLOW for more capacity than it has, -ENOMEM. Any thread.
+ * Open a device; the caller closes it. -EINVAL for an unknown name or no capacity, -ENODEV where there is no such GPU
+ * or no driver for it, -EOVERFLOW for more capacity than it has, -ENOMEM. Any thread.
  */
 LADE_API int lade_device_open(const struct lade_device_params *params, struct lade_error *error,
                               lade_device **ret_device);

@@ -3,7 +3,7 @@
  * The CUDA device's memory, on the driver's virtual memory calls. The contract is shaped after them, so that this file
  * mostly forwards: device.c has checked everything before.
  *
- * Chunks have the granularity that the driver recommends and may be exported as file descriptors; they can be reached
+ * Chunks have the granularity that the driver recommends and file descriptors as handles; they can be reached
  * by RDMA where the device allows it. The driver does not promise that memory is zero, and memory can only be
  * cleared where it has an address: a fresh chunk is cleared when it is first mapped.
  *

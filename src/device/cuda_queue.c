@@ -19,8 +19,9 @@
  * Plain work functions run on the stream's behalf in the driver's callback thread (cuLaunchHostFunc); tests and small
  * host work use that, kernels come through lade_cuda_queue_enqueue.
  *
- * After an error of the context, every call on it fails at once: slots whose events could not be recorded or waited for
- * count as over, the counters go on, and the first error is the device's status.
+ * After an error of the context, every call on it fails at once: slots whose events cannot be waited for count as over,
+ * the counters go on, and the first error is the device's status. Where an end could not be recorded the whole
+ * stream is waited for: the work may still hold its caller's memory.
  *
  * Rejected: a 64-bit word per stream that the stream itself writes and others poll. The driver cannot see that order,
  * and streams that share a hardware channel can then wait for each other for ever; events it can see.
@@ -109,6 +110,8 @@ static void slot_retire(struct cuda_queue *queue, struct cuda_slot *slot)
   struct cuda_device *cuda = cuda_get(queue);
   if (slot->is_recorded)
     lade_cuda_check(cuda, "cuEventSynchronize", cuda->driver.cuEventSynchronize(slot->end));
+  else
+    lade_cuda_check(cuda, "cuStreamSynchronize", cuda->driver.cuStreamSynchronize(queue->stream));
   if (slot->kind == SLOT_WAIT) {
     lade_host_queue_wait_check(&cuda->base, slot->other, slot->other_count);
     lade_host_queue_unref(slot->other);
