@@ -33,6 +33,8 @@ RUNS = {
     "examples/pack.c": [([], 0, r"one after another \d+ KiB; packed \d+ KiB, which is optimal")],
     "examples/plan.c": [([], 0, r"minimum .*\n\ngpt2-124m: 124439808 parameters; smallest budget"),
                         (["no-such-model"], 1, r"no-such-model.*gpt2-124m")],
+    "examples/store.c": [(["."], 0, r"put 16 tensors.*\n.*got 16 tensors, all as they were put\nweight: .*\n"),
+                         ([], 2, r"usage"), (["/no/such/directory"], 1, r"/no/such/directory")],
     "examples/train.c": [(["TEXT", "16", "3"], 0, r"step    2 .*\nvalidation loss .*\n.*planned peak ([\d.]+) MiB, "
                                                   r"measured peak \1 MiB.*\ndigest"),
                          (["TEXT", "1", "3"], 1, r"budget"), ([], 2, r"usage")],
