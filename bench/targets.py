@@ -33,7 +33,7 @@ def run(args, *options):
 
 def configurations(args):
     """Name, target ratio (None: none stated), name of the run it is compared with, options."""
-    b16, b64 = ["--batch", "16"], ["--batch", "64"]
+    b16, b32, b64 = ["--batch", "16"], ["--batch", "32"], ["--batch", "64"]
     disk = ["--host-budget", "0", "--store", args.store]
     link = ["--link-rate", args.link]
     rows = [("host tier 100%", None, None, [*b16, "--budget", "100%"])]
@@ -45,6 +45,10 @@ def configurations(args):
     rows.append(("batch 64, recompute alone 40%", 1.35, "batch 64, 100%",
                  [*b64, "--budget", "40%", "--host-budget", "0"]))
     rows.append((f"throttled links 40%", 1.35, "host tier 100%", [*b16, *link, "--budget", "40%"]))
+    rows.append(("batch 32, 100%", None, None, [*b32, "--budget", "100%"]))
+    rows.append(("batch 32, optimizer state on the drive", 1.25, "batch 32, 100%",
+                 [*b32, *disk, "--residency", args.optimizer_file, "--budget", "100%"]))
+    rows.append(("batch 32, store only 25%", 1.6, "batch 32, 100%", [*b32, *disk, "--budget", "25%"]))
     return rows
 
 
@@ -126,12 +130,16 @@ def main():
     parser.add_argument("--curves", action="store_true")
     parser.add_argument("--out")
     args = parser.parse_args()
+    with tempfile.NamedTemporaryFile("w", suffix=".residency", delete=False) as file:
+        file.write("optimizer * store\n")
+    args.optimizer_file = file.name
     out = [f"# {machine_name()}", "", f"{args.rounds} interleaved rounds of {args.steps} steps; "
            f"links of the throttled run: {args.link}/s each way.", ""]
     budgets_measure(args, out)
     if args.curves:
         curves_measure(args, out)
     plans_measure(args, out)
+    os.unlink(args.optimizer_file)
     text = "\n".join(out) + "\n"
     print(text)
     if args.out:
