@@ -7,7 +7,6 @@
  * A finding is good, or a note (Lade runs without it, slower or with less room), or missing: then the
  * command exits 7. Every finding that is not good has its fix in words.
  */
-#include <dlfcn.h>
 #include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -17,6 +16,7 @@
 #include "base/base.h"
 #include "base/cpu.h"
 #include "base/file.h"
+#include "device/cuda.h"
 #include "kernels/kernels.h"
 #include "offload/store.h"
 #include "tools/options.h"
@@ -203,41 +203,31 @@ static void store_check(struct report *report, const struct options *options)
 
 /* ---- others ---- */
 
-typedef int cuda_init_fn(unsigned flags);
-typedef int cuda_count_fn(int *ret_n);
-typedef int cuda_name_fn(char *name, int bytes, int device);
-typedef int cuda_memory_fn(size_t *ret_bytes, int device);
-
-/* A function of the driver; the pair of casts is POSIX's way from an object to a function. */
-static void *driver_function(void *library, const char *name)
+/* A GPU that was asked for by name is missing where it cannot be used; otherwise the host trains. */
+static void gpu_check(struct report *report, const struct options *options)
 {
-  return library ? dlsym(library, name) : NULL;
-}
-
-static void gpu_check(struct report *report)
-{
-  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  cuda_init_fn *init = (cuda_init_fn *)driver_function(library, "cuInit");
-  cuda_count_fn *count = (cuda_count_fn *)driver_function(library, "cuDeviceGetCount");
-  cuda_name_fn *get_name = (cuda_name_fn *)driver_function(library, "cuDeviceGetName");
-  cuda_memory_fn *get_memory = (cuda_memory_fn *)driver_function(library, "cuDeviceTotalMem_v2");
-  int n = 0, status = init && count ? init(0) : -1;
+  bool is_wanted = options->device >= DEVICE_CUDA;
+  const struct lade_cuda_device_params params = {.struct_size = sizeof(params),
+                                                 .ordinal = is_wanted ? options->device - DEVICE_CUDA : 0};
+  struct lade_error error = {0};
+  struct lade_device_info info;
+  struct lade_cuda_memory memory;
+  lade_device *device = NULL;
+  char total[32], free_bytes[32];
+  int status = lade_device_open_cuda(&params, &error, &device);
   if (!status)
-    status = count(&n);
-  if (!library)
-    finding_add(report, "GPU", FINDING_GOOD, NULL, "no CUDA driver here; the host trains");
-  else if (status || n == 0)
-    finding_add(report, "GPU", FINDING_NOTE, "nvidia-smi says why the driver finds no device",
-                "the CUDA driver is here and answers %d", status);
-  for (int i = 0; !status && i < LADE_MIN(n, 8); i++) {
-    char name[96] = "", text[32];
-    size_t bytes = 0;
-    if (get_name && get_memory && !get_name(name, sizeof(name), i) && !get_memory(&bytes, i))
-      finding_add(report, "GPU", FINDING_GOOD, NULL, "%s, %s; this version computes on the host", name,
-                  lade_size_format(bytes, text, sizeof(text)));
+    status = lade_cuda_get_memory(device, &memory);
+  if (!status) {
+    lade_device_get_info(device, &info);
+    finding_add(report, "GPU", FINDING_GOOD, NULL, "%s, %s, of which %s are free; this version computes on the host",
+                info.name, lade_size_format(memory.total_bytes, total, sizeof(total)),
+                lade_size_format(memory.free_bytes, free_bytes, sizeof(free_bytes)));
+  } else {
+    finding_add(report, "GPU", is_wanted ? FINDING_MISSING : FINDING_GOOD,
+                is_wanted ? "nvidia-smi says what the machine has; without --device cuda the host trains" : NULL,
+                "%s; %s", error.text, is_wanted ? "it was asked for" : "the host trains");
   }
-  if (library)
-    dlclose(library);
+  lade_device_close(device);
 }
 
 static bool is_on_path(const char *program)
@@ -301,7 +291,7 @@ int doctor_main(int argc, char **argv)
     huge_pages_check(&report);
     numa_check(&report);
     store_check(&report, &options);
-    gpu_check(&report);
+    gpu_check(&report, &options);
     mpi_check(&report);
     code = LADE_EXIT_DONE;
     for (int i = 0; i < report.n; i++)

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "device/cuda.h"
 #include "tools/verbs.h"
 
 /* ---- one value ---- */
@@ -90,6 +91,15 @@ static int choice_parse(const struct option *option, const char *text, struct la
   return lade_error_set(error, -EINVAL, "--%s '%.64s': expected %s", option->name, text, option->metavar);
 }
 
+static int device_parse(const struct option *option, const char *text, struct lade_error *error, int *ret_device)
+{
+  int ordinal = lade_cuda_ordinal(text);
+  if (ordinal < 0 && strcmp(text, "host") != 0 && strcmp(text, "dry") != 0)
+    return lade_error_set(error, -EINVAL, "--%s '%.64s': expected %s", option->name, text, option->metavar);
+  *ret_device = ordinal >= 0 ? DEVICE_CUDA + ordinal : text[0] == 'd' ? DEVICE_DRY : DEVICE_HOST;
+  return 0;
+}
+
 int budget_parse(const char *text, struct lade_budget *ret_budget, struct lade_error *error)
 {
   struct lade_budget budget = {0};
@@ -144,6 +154,8 @@ static int field_set(struct options *options, const struct option *option, const
     return budget_parse(text, field, error);
   case OPTION_CHOICE:
     return choice_parse(option, text, error, field);
+  case OPTION_DEVICE:
+    return device_parse(option, text, error, field);
   case OPTION_SECTION:
     break;
   }
@@ -338,6 +350,24 @@ static int dry_check(const struct options *options, struct lade_error *error)
   return 0;
 }
 
+/* Who asks for a GPU by name gets it or a refusal, never the host instead. */
+static int gpu_check(const struct options *options, struct lade_error *error)
+{
+  const struct lade_cuda_device_params params = {.struct_size = sizeof(params),
+                                                 .ordinal = options->device - DEVICE_CUDA};
+  struct lade_device_info info;
+  lade_device *device = NULL;
+  if (options->device < DEVICE_CUDA || options->verb == VERB_DOCTOR)
+    return 0;
+  int status = lade_device_open_cuda(&params, error, &device);
+  if (status)
+    return status;
+  lade_device_get_info(device, &info);
+  lade_device_close(device);
+  return lade_error_set(error, -ENODEV, "device %s answers, but this version has kernels for the host alone; use "
+                        "--device host", info.name);
+}
+
 static int together_check(const struct options *options, struct lade_error *error)
 {
   const struct lade_session_params *session = &options->session;
@@ -353,7 +383,9 @@ static int together_check(const struct options *options, struct lade_error *erro
   int status = batch_check(options, error);
   if (!status)
     status = pairs_check(options, error);
-  return status ? status : dry_check(options, error);
+  if (!status)
+    status = dry_check(options, error);
+  return status ? status : gpu_check(options, error);
 }
 
 /* Hand what was read to the session's parameters. */

@@ -25,7 +25,6 @@ static const struct option_choice order_choices[] = {
     {"random", LADE_ORDER_RANDOM}, {"sequential", LADE_ORDER_SEQUENTIAL}, {0}};
 static const struct option_choice dtype_choices[] = {
     {"bf16", LADE_BF16}, {"fp32", LADE_F32}, {"fp16", LADE_F16}, {0}};
-static const struct option_choice device_choices[] = {{"host", DEVICE_HOST}, {"dry", DEVICE_DRY}, {0}};
 static const struct option_choice update_choices[] = {{"end", UPDATE_END}, {"early", UPDATE_EARLY}, {0}};
 static const struct option_choice max_choices[] = {
     {"micro-batch", MAX_MICRO_BATCH}, {"seq", MAX_SEQ}, {"layers", MAX_LAYERS}, {0}};
@@ -111,8 +110,9 @@ const struct option option_table[] = {
     {OPTION_CHOICE, "update", "end|early", ALL, AT(update), .preset = "end", .choices = update_choices,
      .help = "when a parameter is updated: after the backward pass, or, where the plan gains by it, as soon as its "
              "gradient is complete; early needs --clip 0, and is not for fp16"},
-    {OPTION_CHOICE, "device", "host|dry", ALL, AT(device), .preset = "host", .choices = device_choices,
-     .help = "dry: the same program on a simulated clock, without memory"},
+    {OPTION_DEVICE, "device", "host|dry|cuda:N", ALL | VERB_DOCTOR, AT(device), .preset = "host",
+     .help = "dry: the same program on a simulated clock, without memory; cuda:N: a GPU, which doctor looks at and no "
+             "run can use yet"},
     {OPTION_TEXT, "machine", "NAME|FILE", ALL, AT(session.machine), .unset = "this one, measured",
      .help = "plan for this machine instead, by its description; docs/machine.md has the presets"},
     {OPTION_SIZE, "link-rate", "SIZE", ALL, AT(session.throttle.bytes_per_s), .unset = "as fast as memory", .least = 1,

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs as a person meets them, on a machine that may have none: what is missing is one line and exit 7, and nothing of
+CUDA is in a process that was not asked for it.
+
+Usage: gpu.py LADE [STANDIN]   STANDIN: the folder of the stand-in driver; without it the build has no CUDA
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+LADE = os.path.abspath(sys.argv[1])
+STANDIN = sys.argv[2] if len(sys.argv) > 2 else None
+
+
+def run(*args, driver=None, **more):
+    """@driver: settings of the stand-in; None: without a driver, on a machine that has none."""
+    environment = dict(os.environ, **more)
+    environment.pop("LD_LIBRARY_PATH", None)
+    if driver is not None:
+        environment.update(LD_LIBRARY_PATH=STANDIN, LADE_STANDIN=driver)
+    result = subprocess.run([LADE, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
+                            env=environment, cwd=SCRATCH.name)
+    return result.returncode, result.stdout, result.stderr
+
+
+def refused(words, *args, **more):
+    code, out, err = run(*args, **more)
+    assert code == 7 and not out and err.count("\n") == 1, (args, code, out, err)
+    assert all(word in err for word in words), (words, err)
+
+
+def finding(*args, code=0, **more):
+    status, out, err = run("doctor", "--json", *args, **more)
+    assert status == code and not err, (args, status, out, err)
+    return next(found for found in json.loads(out)["findings"] if found["name"] == "GPU")
+
+
+def libraries(driver, *args):
+    """The libraries that the loader opens in a process of the command."""
+    _, _, err = run(*args, driver=driver, LD_DEBUG="files")
+    return set(re.findall(r"file=([^/\s]+) ", err))
+
+
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-gpu-")
+open(os.path.join(SCRATCH.name, "text.txt"), "w", encoding="utf-8").write("some words\n" * 2000)
+TRAIN = ["train", "--model", "nano", "--data", "text.txt", "--steps", "1", "--batch", "1", "--quiet"]
+has_driver = "cuda" in subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
+
+code, out, err = run("train", "--device", "cuda:x", "--data", "text.txt")
+assert code == 2 and "--device 'cuda:x': expected host|dry|cuda:N" in err, (code, err)
+if not STANDIN:
+    refused(["this build has no CUDA"], *TRAIN, "--device", "cuda:0")
+    assert "this build has no CUDA" in finding()["text"]
+    sys.exit(0)
+
+if not has_driver:
+    refused(["device cuda:0", "no CUDA driver here"], *TRAIN, "--device", "cuda:0")
+    found = finding()
+    assert found["state"] == "ok" and "no CUDA driver here" in found["text"] and "the host trains" in found["text"]
+    found = finding("--device", "cuda:0", code=7)
+    assert found["state"] == "missing" and found["fix"], found
+
+for driver, words in (("version=11080", ["11.8", "12.0"]), ("devices=0", ["no GPU"]), ("sm=70", ["7.0", "8.0"]),
+                      ("fail=cuInit,code=999", ["cuInit", "CUDA_ERROR_UNKNOWN"])):
+    refused(words, *TRAIN, "--device", "cuda:0", driver=driver)
+    assert finding("--device", "cuda:0", code=7, driver=driver)["state"] == "missing"
+    assert finding(driver=driver)["state"] == "ok"
+refused(["no GPU number 5"], *TRAIN, "--device", "cuda:5", driver="devices=2")
+refused(["cuda:1: Stand-in GPU", "--device host"], *TRAIN, "--device", "cuda:1", driver="devices=2")
+found = finding("--device", "cuda:0", driver="memory=512")
+assert found["state"] == "ok" and "Stand-in GPU, 512.0 MiB, of which 504.0 MiB are free" in found["text"], found
+
+# A run on the host opens no driver, though there is one.
+loaded = libraries("", *TRAIN)
+assert "libc.so.6" in loaded and not [name for name in loaded if name.startswith(("libcu", "libnv"))], loaded
+assert "libcuda.so.1" in libraries("", "doctor")
