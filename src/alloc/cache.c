@@ -429,7 +429,7 @@ static int block_alloc(lade_cache *cache, const struct lade_cache_request *reque
   if (!block)
     block = ladder_climb(cache, zone, queue, bytes);
   if (!block)
-    return lade_cache_refuse(cache, request, bytes, error);
+    return lade_cache_refuse(cache, request, zone, bytes, error);
   bool is_quiet = cache->flags & LADE_CACHE_SANITIZE && lade_cache_is_over(cache, block->queue, block->count);
   *ret_block = block_fit(cache, block, bytes);
   (*ret_block)->is_guarded = is_quiet && cache->is_touchable;

@@ -524,6 +524,18 @@ int lade_cache_place_build(lade_cache *cache, struct zone *zone, int queue, uint
   return 0;
 }
 
+uint64_t lade_cache_shortfall(lade_cache *cache, struct zone *zone, uint64_t bytes)
+{
+  struct search search = {.cache = cache, .is_taking = true, .bytes = bytes};
+  bool is_found = window_find(&search, zone);
+  struct idle_scan scan = {.cache = cache, .window = is_found ? &search.best : NULL};
+  idle_scan(&scan);
+  uint64_t lacking_bytes = is_found ? search.best.missing_bytes : lade_align_up(bytes, cache->chunk_bytes);
+  uint64_t had_bytes = scan.bytes + (uint64_t)cache->spare.n * cache->chunk_bytes + cache->limit_bytes -
+                       cache->stats.reserved_bytes.current;
+  return lacking_bytes - LADE_MIN(lacking_bytes, had_bytes);
+}
+
 /* ---- giving back ---- */
 
 static void spare_release_one(lade_cache *cache)

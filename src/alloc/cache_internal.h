@@ -9,9 +9,9 @@
  * they are free for different queues; holes that touch are one.
  *
  * Files: cache.c the public calls and the ladder; cache_blocks.c blocks, bins and the index of addresses;
- * cache_chunks.c segments and chunks; cache_queues.c who may use what when; cache_stats.c numbers, trace and report;
- * cache_guard.c the sanitizer; cache_share.c memory of other processes; cache_snapshot.c the pickle; cache_check.c
- * the recount. One mutex guards all of it.
+ * cache_chunks.c segments and chunks; cache_queues.c who may use what when; cache_stats.c numbers and trace;
+ * cache_report.c what to do when it is out; cache_guard.c the sanitizer; cache_share.c memory of other processes;
+ * cache_snapshot.c the pickle; cache_check.c the recount. One mutex guards all of it.
  */
 #ifndef LADE_CACHE_INTERNAL_H
 #define LADE_CACHE_INTERNAL_H
@@ -113,6 +113,16 @@ struct freed {
 };
 #define N_FREED 4096
 
+/* The last request that was refused, and what would have made room. */
+struct refusal {
+  uint64_t bytes; /* 0: there was none */
+  uint64_t shortfall_bytes; /* by which the limit was too low */
+  uint64_t block_bytes;     /* the smallest live block whose free would have done; 0: none */
+  const char *place, *block_place;
+  int tag;
+  bool is_capturing;
+};
+
 struct lade_cache {
   pthread_mutex_t mutex;
   _Atomic int *is_alive; /* a page that is zero in a child of fork */
@@ -143,6 +153,7 @@ struct lade_cache {
   struct block **index; /* live blocks by address; NULL: empty */
   uint64_t index_mask, n_indexed;
 
+  struct refusal refusal;
   struct lade_cache_stats stats;
   struct lade_cache_tag tags[LADE_CACHE_MAX_TAGS];
   int n_tags;
@@ -227,6 +238,11 @@ void lade_cache_wait_all(lade_cache *cache);
  */
 int lade_cache_place_build(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes, bool is_taking,
                            struct block **ret_block);
+/*
+ * By how many bytes the limit is too low for a block of @bytes, once all work is done: what the best window lacks, less
+ * what could be brought to it. 0 when it is not the limit.
+ */
+uint64_t lade_cache_shortfall(lade_cache *cache, struct zone *zone, uint64_t bytes);
 int lade_cache_chunks_trim(lade_cache *cache, uint64_t keep_bytes);
 /* Bytes of whole chunks under free blocks that are over, and of those that are not mapped. */
 uint64_t lade_cache_idle_bytes(lade_cache *cache);
@@ -264,8 +280,11 @@ static inline void lade_cache_trace_add(lade_cache *cache, enum lade_cache_actio
     lade_cache_trace_write(cache, action, block);
 }
 void lade_cache_trace_chunk(lade_cache *cache, enum lade_cache_action action, uint64_t address);
-/* What was refused and why, in one line. */
-int lade_cache_refuse(lade_cache *cache, const struct lade_cache_request *request, uint64_t bytes,
+
+/* ---- cache_report.c ---- */
+
+/* What was refused, why, and what would have made room, in one line; the page of lade_cache_report tells more. */
+int lade_cache_refuse(lade_cache *cache, const struct lade_cache_request *request, struct zone *zone, uint64_t bytes,
                       struct lade_error *error);
 
 /* ---- cache_guard.c; called only when the cache sanitizes ---- */

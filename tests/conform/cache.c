@@ -106,7 +106,9 @@ static void the_limit_is_hard_and_the_refusal_says_why(void **state)
   char report[4096];
   size_t n = lade_cache_report(bed.cache, report, sizeof(report));
   assert_true(n > 200 && n < sizeof(report) && strlen(report) == n);
-  assert_non_null(strstr(report, "activations"));
+  assert_non_null(strstr(report, "live bytes by tag\n  activations                                    12.0 MiB\n"));
+  assert_non_null(strstr(report, "live bytes by place\n  model.c:7                                      12.0 MiB\n"));
+  assert_non_null(strstr(report, "the last refusal\n  model.c:7"));
   char cut[10];
   assert_int_equal(lade_cache_report(bed.cache, cut, sizeof(cut)), n);
   assert_int_equal(strlen(cut), 9);

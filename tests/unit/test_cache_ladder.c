@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "../conform/cache_target.h"
+#include "alloc/cache_internal.h"
 
 enum { LIMIT_CHUNKS = 4 };
 
@@ -210,6 +211,82 @@ static void what_fits_among_blocks_of_the_other_size_is_not_refused(void **state
   ladder.before = stats_get(cache);
   rungs_are(&ladder, 0, 0, 0, 0);
   ladder_close(&ladder);
+}
+
+/* ---- what would have made room ---- */
+
+enum { N_DRAWN = 200, DRAWN_CHUNKS = 12 };
+
+struct drawing {
+  struct bed bed;
+  void *blocks[N_DRAWN];
+  char places[N_DRAWN][16];
+  uint64_t refused_bytes;
+};
+
+/* Blocks of random sizes come and go until one is refused. */
+static void drawing_make(struct drawing *drawing, void **state, uint32_t seed)
+{
+  const struct lade_cache_params params = {.limit_bytes = DRAWN_CHUNKS * CHUNK};
+  uint32_t random = seed * 2654435761u + 1;
+  int code = 0;
+  *drawing = (struct drawing){.bed = bed_open(state, &params, NULL)};
+  for (int i = 0; i < N_DRAWN && !code; i++) {
+    struct lade_cache_request request = {sizeof(request), 0, drawing->bed.queues[0], 0, drawing->places[i]};
+    random = random * 1664525 + 1013904223;
+    if (random >> 30 == 0) {
+      must_free(drawing->bed.cache, drawing->blocks[(random >> 8) % N_DRAWN]);
+      drawing->blocks[(random >> 8) % N_DRAWN] = NULL;
+    }
+    snprintf(drawing->places[i], sizeof(drawing->places[i]), "drawn.c:%d", i);
+    request.bytes = 512 + (random >> 6) % (random % 3 ? MIB / 8 : 3 * CHUNK);
+    drawing->refused_bytes = request.bytes;
+    code = lade_cache_alloc(drawing->bed.cache, &request, NULL, &drawing->blocks[i]);
+  }
+  assert_int_equal(code, -ENOMEM);
+}
+
+static void drawing_end(struct drawing *drawing)
+{
+  for (int i = 0; i < N_DRAWN; i++)
+    must_free(drawing->bed.cache, drawing->blocks[i]);
+  bed_close(&drawing->bed);
+}
+
+static void the_limit_that_is_named_would_do_and_no_lower_one(void **state)
+{
+  for (uint32_t seed = 1; seed <= 60; seed++) {
+    struct drawing drawing;
+    void *block = NULL;
+    drawing_make(&drawing, state, seed);
+    lade_cache *cache = drawing.bed.cache;
+    uint64_t raise_bytes = cache->refusal.shortfall_bytes;
+    assert_true(raise_bytes > 0);
+    cache->limit_bytes += raise_bytes - 1;
+    assert_int_equal(try_alloc(cache, drawing.bed.queues[0], drawing.refused_bytes, &block), -ENOMEM);
+    cache->limit_bytes += 1;
+    must_free(cache, must_alloc(cache, drawing.bed.queues[0], drawing.refused_bytes));
+    drawing_end(&drawing);
+  }
+}
+
+static void the_block_that_is_named_would_do(void **state)
+{
+  int n_named = 0;
+  for (uint32_t seed = 1; seed <= 60; seed++) {
+    struct drawing drawing;
+    drawing_make(&drawing, state, seed);
+    lade_cache *cache = drawing.bed.cache;
+    const char *place = cache->refusal.block_place;
+    n_named += place != NULL;
+    for (int i = 0; i < N_DRAWN && place; i++)
+      if (place == drawing.places[i]) {
+        must_free(cache, drawing.blocks[i]);
+        drawing.blocks[i] = must_alloc(cache, drawing.bed.queues[0], drawing.refused_bytes);
+      }
+    drawing_end(&drawing);
+  }
+  assert_true(n_named > 30);
 }
 
 /* ---- the owner's function ---- */
@@ -433,6 +510,8 @@ int main(int argc, char **argv)
       cmocka_unit_test(the_owner_is_asked_until_it_is_enough_and_nobody_waits),
       cmocka_unit_test(the_host_waits_last_of_all),
       cmocka_unit_test(what_fits_among_blocks_of_the_other_size_is_not_refused),
+      cmocka_unit_test(the_limit_that_is_named_would_do_and_no_lower_one),
+      cmocka_unit_test(the_block_that_is_named_would_do),
       cmocka_unit_test(threads_take_turns_with_the_owner),
       cmocka_unit_test(the_owner_may_call_all_but_what_allocates),
       cmocka_unit_test(blocks_outlive_their_threads),

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Running out: one line at the refusal, and a page for whoever asks.
+ *
+ * They answer what a person asks who has run out of memory: how much of the limit is live and whose, what lies idle
+ * and why it could not be used, and what would have made room. The last is worked out, not guessed, at the moment of
+ * the refusal: the window that lacks the fewest chunks, less all that could be brought to it, is by how much the limit
+ * is too low; and the smallest live block whose free would leave that many whole chunks, or a gap that is long enough,
+ * is what could go instead. Both hold once work that is pending is done.
+ *
+ * Owners are tags first, then places, whose bytes are summed over the live blocks when the page is made. Equal text is
+ * one place, wherever the compiler put it.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "alloc/cache_internal.h"
+
+#define N_OWNERS 8 /* lines of the page */
+
+static const char *place_name(const char *place)
+{
+  return place ? place : "place unknown";
+}
+
+/* ---- what would make room ---- */
+
+static uint64_t whole_bytes(const lade_cache *cache, uint64_t from, uint64_t to)
+{
+  uint64_t first = lade_align_up(from, cache->chunk_bytes), last = to / cache->chunk_bytes * cache->chunk_bytes;
+  return first < last ? last - first : 0;
+}
+
+/* Would the free of @live leave enough whole chunks more than there are, or a gap of @bytes? */
+static bool block_would_do(const lade_cache *cache, const struct block *live, uint64_t bytes, uint64_t shortfall_bytes)
+{
+  uint64_t from = live->address, to = live->address + live->bytes, before_bytes = 0;
+  for (const struct block *block = live->before; block && block->state == BLOCK_FREE; block = block->before) {
+    before_bytes += whole_bytes(cache, block->address, from);
+    from = block->address;
+  }
+  for (const struct block *block = live->after; block && block->state == BLOCK_FREE; block = block->after) {
+    before_bytes += whole_bytes(cache, to, to + block->bytes);
+    to += block->bytes;
+  }
+  uint64_t after_bytes = whole_bytes(cache, from, to);
+  return to - from >= bytes || after_bytes >= before_bytes + shortfall_bytes;
+}
+
+/* The smallest live block whose free would make room; NULL. */
+static const struct block *block_in_the_way(const lade_cache *cache, uint64_t bytes, uint64_t shortfall_bytes)
+{
+  const struct block *best = NULL;
+  for (int kind = 0; kind < N_ZONES; kind++)
+    for (const struct segment *segment = cache->common.zones[kind].segments; segment; segment = segment->next)
+      for (const struct block *block = segment->first; block; block = block->after)
+        if (block->state == BLOCK_LIVE && (!best || block->bytes < best->bytes) &&
+            block_would_do(cache, block, bytes, shortfall_bytes))
+          best = block;
+  return best;
+}
+
+/* ---- the line ---- */
+
+static int largest_tag(const lade_cache *cache)
+{
+  int best = 0;
+  for (int i = 1; i < cache->n_tags; i++)
+    if (cache->tags[i].bytes.current > cache->tags[best].bytes.current)
+      best = i;
+  return best;
+}
+
+static void refusal_note(lade_cache *cache, const struct lade_cache_request *request, struct zone *zone,
+                         uint64_t bytes)
+{
+  struct refusal *refusal = &cache->refusal;
+  uint64_t shortfall_bytes = zone->pool->is_capturing ? 0 : lade_cache_shortfall(cache, zone, bytes);
+  for (int kind = 0; kind < N_ZONES && !zone->pool->is_private; kind++) /* it may lie in any */
+    shortfall_bytes = LADE_MIN(shortfall_bytes, lade_cache_shortfall(cache, &zone->pool->zones[kind], bytes));
+  const struct block *block = zone->pool->is_private ? NULL : block_in_the_way(cache, bytes, shortfall_bytes);
+  *refusal = (struct refusal){
+      .is_capturing = zone->pool->is_capturing,
+      .bytes = bytes,
+      .shortfall_bytes = shortfall_bytes,
+      .place = request->place,
+      .tag = request->tag,
+      .block_bytes = block ? block->bytes : 0,
+      .block_place = block ? block->place : NULL,
+  };
+}
+
+/* The end of the line: what would have made room. */
+static void remedy_format(const struct refusal *refusal, char *text, size_t text_bytes)
+{
+  char raise[16], block[16];
+  if (refusal->is_capturing)
+    snprintf(text, text_bytes, "its pool is under capture and cannot grow: create it larger");
+  else if (!refusal->shortfall_bytes)
+    snprintf(text, text_bytes, "the limit has room and the machine has not");
+  else if (!refusal->block_bytes)
+    snprintf(text, text_bytes, "a limit that is %s higher would do",
+             lade_size_format(refusal->shortfall_bytes, raise, sizeof(raise)));
+  else
+    snprintf(text, text_bytes, "a limit that is %s higher would do, or the free of the %s of %.60s",
+             lade_size_format(refusal->shortfall_bytes, raise, sizeof(raise)),
+             lade_size_format(refusal->block_bytes, block, sizeof(block)), place_name(refusal->block_place));
+}
+
+int lade_cache_refuse(lade_cache *cache, const struct lade_cache_request *request, struct zone *zone, uint64_t bytes,
+                      struct lade_error *error)
+{
+  char asked[16], live[16], reserved[16], limit[16], idle[16], most[16], remedy[192];
+  const struct lade_cache_stats *stats = &cache->stats;
+  const struct lade_cache_tag *tag = &cache->tags[largest_tag(cache)];
+  cache->stats.num_ooms++;
+  const struct block refused = {.address = cache->limit_bytes - stats->reserved_bytes.current,
+                                .bytes = bytes,
+                                .tag = (uint8_t)request->tag,
+                                .free_place = request->place};
+  lade_cache_trace_add(cache, LADE_CACHE_OOM, &refused);
+  refusal_note(cache, request, zone, bytes);
+  remedy_format(&cache->refusal, remedy, sizeof(remedy));
+  return lade_error_set(
+      error, -ENOMEM,
+      "cache: no room for %s (%.60s): %s live, %s reserved of %s, %s idle; most is %s (%s); %s; see lade_cache_report",
+      lade_size_format(bytes, asked, sizeof(asked)), place_name(request->place),
+      lade_size_format(stats->allocated_bytes.current, live, sizeof(live)),
+      lade_size_format(stats->reserved_bytes.current, reserved, sizeof(reserved)),
+      lade_size_format(cache->limit_bytes, limit, sizeof(limit)),
+      lade_size_format(lade_cache_idle_bytes(cache), idle, sizeof(idle)), tag->name,
+      lade_size_format(tag->bytes.current, most, sizeof(most)), remedy);
+}
+
+/* ---- the page ---- */
+
+struct page {
+  char *text;
+  size_t room, n_bytes;
+};
+
+static void page_print(struct page *page, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void page_print(struct page *page, const char *format, ...)
+{
+  va_list args;
+  va_start(args, format);
+  size_t at = LADE_MIN(page->n_bytes, page->room);
+  int n = vsnprintf(page->room > at ? page->text + at : NULL, page->room - at, format, args);
+  va_end(args);
+  page->n_bytes += n > 0 ? (size_t)n : 0;
+}
+
+static void page_line(struct page *page, const char *what, uint64_t bytes)
+{
+  char text[16];
+  page_print(page, "  %-42.42s %12s\n", what, lade_size_format(bytes, text, sizeof(text)));
+}
+
+struct owner {
+  const char *place;
+  uint64_t bytes;
+};
+
+static int owner_compare_bytes(const void *a, const void *b)
+{
+  uint64_t x = ((const struct owner *)a)->bytes, y = ((const struct owner *)b)->bytes;
+  return (x < y) - (x > y);
+}
+
+static int owner_compare_place(const void *a, const void *b)
+{
+  return strcmp(((const struct owner *)a)->place, ((const struct owner *)b)->place);
+}
+
+/* Live bytes by place, the most first. Returns how many places; the caller frees the array. -ENOMEM. */
+static int owners_collect(const lade_cache *cache, struct owner **ret_owners)
+{
+  struct owner *owners = calloc(cache->n_indexed + 1, sizeof(*owners));
+  int n = 0, n_places = 0;
+  if (!owners)
+    return -ENOMEM;
+  for (uint64_t i = 0; cache->index && i <= cache->index_mask; i++)
+    if (cache->index[i])
+      owners[n++] = (struct owner){place_name(cache->index[i]->place), cache->index[i]->bytes};
+  qsort(owners, (size_t)n, sizeof(*owners), owner_compare_place);
+  for (int i = 0; i < n; i++) {
+    if (n_places && strcmp(owners[n_places - 1].place, owners[i].place) == 0)
+      owners[n_places - 1].bytes += owners[i].bytes;
+    else
+      owners[n_places++] = owners[i];
+  }
+  qsort(owners, (size_t)n_places, sizeof(*owners), owner_compare_bytes);
+  *ret_owners = owners;
+  return n_places;
+}
+
+static void owners_print(struct page *page, const char *what, const struct owner *owners, int n)
+{
+  page_print(page, "%s\n", what);
+  for (int i = 0; i < n && i < N_OWNERS && owners[i].bytes; i++)
+    page_line(page, owners[i].place, owners[i].bytes);
+}
+
+static void ledger_print(const lade_cache *cache, struct page *page)
+{
+  struct owner tags[LADE_CACHE_MAX_TAGS], *places = NULL;
+  for (int i = 0; i < cache->n_tags; i++)
+    tags[i] = (struct owner){cache->tags[i].name, cache->tags[i].bytes.current};
+  qsort(tags, (size_t)cache->n_tags, sizeof(*tags), owner_compare_bytes);
+  owners_print(page, "live bytes by tag", tags, cache->n_tags);
+  int n = owners_collect(cache, &places);
+  if (n > 0)
+    owners_print(page, "live bytes by place", places, n);
+  if (n < 0)
+    page_print(page, "live bytes by place: no host memory to sum them\n");
+  free(places);
+}
+
+struct free_sum {
+  uint64_t free_bytes, largest_bytes, waiting_bytes, n_free;
+};
+
+static struct free_sum free_sum_get(const lade_cache *cache)
+{
+  struct free_sum sum = {0};
+  for (const struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
+    for (int kind = 0; kind < N_ZONES; kind++)
+      for (const struct segment *segment = pool->zones[kind].segments; segment; segment = segment->next)
+        for (const struct block *block = segment->first; block; block = block->after) {
+          if (block->state == BLOCK_WAITING || block->state == BLOCK_QUARANTINE)
+            sum.waiting_bytes += block->bytes;
+          if (block->state != BLOCK_FREE)
+            continue;
+          sum.n_free++;
+          sum.free_bytes += block->bytes;
+          sum.largest_bytes = LADE_MAX(sum.largest_bytes, block->bytes);
+        }
+  return sum;
+}
+
+static void refusal_print(const lade_cache *cache, struct page *page)
+{
+  const struct refusal *refusal = &cache->refusal;
+  if (!refusal->bytes)
+    return;
+  page_print(page, "the last refusal\n");
+  page_line(page, place_name(refusal->place), refusal->bytes);
+  if (refusal->is_capturing)
+    page_print(page, "  its pool was under capture and could not grow: create it larger\n");
+  else if (refusal->shortfall_bytes)
+    page_print(page, "  would have fitted with a limit %llu bytes higher\n",
+               (unsigned long long)refusal->shortfall_bytes);
+  else
+    page_print(page, "  the limit had room and the machine had not\n");
+  if (refusal->block_bytes) {
+    page_print(page, "  or without this block, the smallest whose free would have done\n");
+    page_line(page, place_name(refusal->block_place), refusal->block_bytes);
+  }
+}
+
+static void page_fill(lade_cache *cache, struct page *page)
+{
+  const struct lade_cache_stats *stats = &cache->stats;
+  struct free_sum sum = free_sum_get(cache);
+  uint64_t idle_bytes = lade_cache_idle_bytes(cache);
+  uint64_t held_bytes = sum.free_bytes + (uint64_t)cache->spare.n * cache->chunk_bytes;
+  page_print(page, "memory of the cache\n");
+  page_line(page, "limit", cache->limit_bytes);
+  page_line(page, "reserved from the device", stats->reserved_bytes.current);
+  page_line(page, "live", stats->allocated_bytes.current);
+  page_line(page, "live, as asked for", stats->requested_bytes.current);
+  page_line(page, "live, at the peak", stats->allocated_bytes.peak);
+  page_line(page, "freed, in use by other queues or kept back", sum.waiting_bytes);
+  page_line(page, "idle whole chunks, movable", idle_bytes);
+  page_line(page, "free beside something live, or pending", held_bytes - LADE_MIN(held_bytes, idle_bytes));
+  page_line(page, "largest free block", sum.largest_bytes);
+  page_print(page, "  %llu free blocks, %llu refusals, %llu allocations that needed a second look\n",
+             (unsigned long long)sum.n_free, (unsigned long long)stats->num_ooms,
+             (unsigned long long)stats->num_alloc_retries);
+  ledger_print(cache, page);
+  page_print(page, "what there is room for now\n");
+  page_line(page, "without any change", sum.largest_bytes);
+  page_line(page, "below the limit, by moving or creating",
+            idle_bytes + cache->limit_bytes - stats->reserved_bytes.current);
+  refusal_print(cache, page);
+}
+
+size_t lade_cache_report(lade_cache *cache, char *text, size_t text_bytes)
+{
+  struct page page = {.text = text, .room = text_bytes};
+  if (text_bytes)
+    text[0] = 0;
+  if (!atomic_load(cache->is_alive))
+    return 0;
+  pthread_mutex_lock(&cache->mutex);
+  page_fill(cache, &page);
+  pthread_mutex_unlock(&cache->mutex);
+  return page.n_bytes;
+}
