@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The common half of every engine: defaults, arguments, the first error, work for queues.
+ *
+ * Arguments are checked before an engine sees them, against a table that says per kind how many blocks its two
+ * buffers have: sizes that overflow, buffers that are missing, overlap other than in place, peers that do not
+ * exist, sums of types that have none.
+ *
+ * An engine's error is final because its ranks no longer agree where they stand. It is kept here, first come first
+ * kept, so that work that a queue runs later does nothing, and says why when it is asked.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "parallel/comm_internal.h"
+
+/* Blocks of n elements in each buffer: 0 none, 1, or WORLD for one per rank. */
+enum { NONE, ONE, WORLD };
+
+static const struct {
+  const char *name;
+  int src, dst;
+  bool is_sum, has_peer;
+} kinds[LADE_N_COLLECTIVES] = {
+    [LADE_ALL_GATHER] = {"all_gather", ONE, WORLD, false, false},
+    [LADE_REDUCE_SCATTER] = {"reduce_scatter", WORLD, ONE, true, false},
+    [LADE_ALL_REDUCE] = {"all_reduce", ONE, ONE, true, false},
+    [LADE_ALL_TO_ALL] = {"all_to_all", WORLD, WORLD, false, false},
+    [LADE_BROADCAST] = {"broadcast", ONE, ONE, false, true},
+    [LADE_SEND] = {"send", ONE, NONE, false, true},
+    [LADE_RECV] = {"recv", NONE, ONE, false, true},
+    [LADE_BARRIER] = {"barrier", NONE, NONE, false, false},
+};
+
+const char *lade_collective_name(enum lade_collective_kind kind)
+{
+  LADE_ASSERT(kind >= 0 && kind < LADE_N_COLLECTIVES);
+  return kinds[kind].name;
+}
+
+void lade_comm_init(lade_comm *comm, const struct lade_comm_ops *ops, const struct lade_comm_params *params, int rank,
+                    int size)
+{
+  LADE_ASSERT(rank >= 0 && rank < size);
+  comm->ops = ops;
+  comm->rank = rank;
+  comm->size = size;
+  comm->params = *params;
+  comm->params.launch = NULL;
+  pthread_mutex_init(&comm->mutex, NULL);
+}
+
+void lade_comm_finish(lade_comm *comm)
+{
+  pthread_mutex_destroy(&comm->mutex);
+}
+
+/* Engines have a place for their words, whether the caller wants them or not. */
+static int error_hand_on(int status, const struct lade_error *found, struct lade_error *error)
+{
+  if (status && error)
+    *error = *found;
+  return status;
+}
+
+int lade_comm_open(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm)
+{
+  struct lade_comm_params own;
+  struct lade_error found = {0};
+  int status = lade_struct_read("struct lade_comm_params", params, &own, sizeof(own), error);
+  if (status)
+    return status;
+  if (!own.kernels)
+    return lade_error_set(error, -EINVAL, "a communicator needs a table of kernels");
+  own.staging_bytes = own.staging_bytes ? lade_align_up(own.staging_bytes, 4096) : LADE_COMM_STAGING_BYTES;
+  own.timeout_ms = own.timeout_ms > 0 ? own.timeout_ms : LADE_COMM_TIMEOUT_MS;
+  own.is_checked = own.is_checked || LADE_CHECK_FULL;
+  bool is_alone = !own.launch || own.launch->world == 1;
+  if (own.engine == LADE_COMM_SELF || (own.engine == LADE_COMM_AUTO && is_alone)) {
+    if (!is_alone)
+      return lade_error_set(error, -EINVAL, "%d ranks cannot be a world of one", own.launch->world);
+    return error_hand_on(lade_comm_open_self(&own, &found, ret_comm), &found, error);
+  }
+  return error_hand_on(lade_comm_open_mpi(&own, &found, ret_comm), &found, error);
+}
+
+void lade_comm_close(lade_comm *comm)
+{
+  if (comm)
+    comm->ops->close(comm);
+}
+
+int lade_comm_rank(const lade_comm *comm)
+{
+  return comm->rank;
+}
+
+int lade_comm_size(const lade_comm *comm)
+{
+  return comm->size;
+}
+
+void lade_comm_get_info(const lade_comm *comm, struct lade_comm_info *ret_info)
+{
+  comm->ops->get_info(comm, ret_info);
+}
+
+int lade_comm_status(lade_comm *comm, struct lade_error *error)
+{
+  int status = atomic_load(&comm->status);
+  if (!status || !error)
+    return status;
+  pthread_mutex_lock(&comm->mutex);
+  *error = comm->error;
+  pthread_mutex_unlock(&comm->mutex);
+  return status;
+}
+
+/* Keep an engine's error if it is the first; the first is what the caller gets. */
+static int error_keep(lade_comm *comm, int status, const struct lade_error *found, struct lade_error *error)
+{
+  if (!status)
+    return 0;
+  pthread_mutex_lock(&comm->mutex);
+  if (!atomic_load(&comm->status)) {
+    comm->error = *found;
+    comm->error.code = status;
+    atomic_store(&comm->status, status);
+  }
+  pthread_mutex_unlock(&comm->mutex);
+  return lade_comm_status(comm, error);
+}
+
+/* Bytes of a buffer of @blocks; false when they do not fit an address space. */
+static bool buffer_bytes(const lade_comm *comm, const struct lade_collective *c, int blocks, uint64_t *ret_bytes)
+{
+  uint64_t n_blocks = blocks == WORLD ? (uint64_t)comm->size : (uint64_t)blocks;
+  return !__builtin_mul_overflow(c->n, lade_dtype_bytes(c->dtype) * n_blocks, ret_bytes) && *ret_bytes <= INT64_MAX;
+}
+
+/* Where src may lie in dst, or dst in src, exactly: at this block of the larger one. */
+static bool is_in_place(const lade_comm *comm, const struct lade_collective *c)
+{
+  uint64_t block = (uint64_t)comm->rank * lade_collective_bytes(c);
+  switch (c->kind) {
+  case LADE_ALL_GATHER: return (const char *)c->src == (const char *)c->dst + block;
+  case LADE_REDUCE_SCATTER: return (const char *)c->dst == (const char *)c->src + block;
+  case LADE_ALL_REDUCE: return c->src == c->dst;
+  case LADE_BROADCAST: return c->src == c->dst || c->peer != comm->rank;
+  default: return false;
+  }
+}
+
+static int buffers_check(const lade_comm *comm, const struct lade_collective *c, struct lade_error *error)
+{
+  const char *name = lade_collective_name(c->kind);
+  uint64_t src_bytes, dst_bytes;
+  if (!buffer_bytes(comm, c, kinds[c->kind].src, &src_bytes) || !buffer_bytes(comm, c, kinds[c->kind].dst, &dst_bytes))
+    return lade_error_set(error, -EINVAL, "%s: %llu elements among %d ranks are more than memory can hold", name,
+                          (unsigned long long)c->n, comm->size);
+  if (c->kind == LADE_BROADCAST && c->peer != comm->rank)
+    src_bytes = 0;
+  if ((src_bytes && !c->src) || (dst_bytes && !c->dst))
+    return lade_error_set(error, -EINVAL, "%s: a buffer is missing", name);
+  uintptr_t src = (uintptr_t)c->src, dst = (uintptr_t)c->dst;
+  if (src_bytes && dst_bytes && src < dst + dst_bytes && dst < src + src_bytes && !is_in_place(comm, c))
+    return lade_error_set(error, -EINVAL, "%s: its buffers overlap, other than in place", name);
+  return 0;
+}
+
+static int collective_check(const lade_comm *comm, const struct lade_collective *c, struct lade_error *error)
+{
+  if (c->kind < 0 || c->kind >= LADE_N_COLLECTIVES || c->dtype < 0 || c->dtype >= LADE_N_DTYPES)
+    return lade_error_set(error, -EINVAL, "there is no collective %d of dtype %d", (int)c->kind, (int)c->dtype);
+  const char *name = lade_collective_name(c->kind);
+  if (kinds[c->kind].is_sum && c->dtype != LADE_F32 && c->dtype != LADE_BF16)
+    return lade_error_set(error, -EINVAL, "%s: sums are of f32 and bf16, not of %s", name, lade_dtype_name(c->dtype));
+  if (kinds[c->kind].has_peer && (c->peer < 0 || c->peer >= comm->size))
+    return lade_error_set(error, -EINVAL, "%s: there is no rank %d among %d", name, c->peer, comm->size);
+  if ((c->kind == LADE_SEND || c->kind == LADE_RECV) && c->peer == comm->rank)
+    return lade_error_set(error, -EINVAL, "%s: a send to oneself would wait for itself", name);
+  return buffers_check(comm, c, error);
+}
+
+/* The engine's part, of arguments that are right. */
+static int collective_run(lade_comm *comm, const struct lade_collective *c, struct lade_error *error)
+{
+  struct lade_error found = {0};
+  int status = lade_comm_status(comm, error);
+  if (status)
+    return status;
+  status = comm->ops->run(comm, c, &found);
+  LADE_ASSERT(status <= 0 && (!status || found.text[0]));
+  return error_keep(comm, status, &found, error);
+}
+
+int lade_comm_run(lade_comm *comm, const struct lade_collective *collective, struct lade_error *error)
+{
+  int status = collective_check(comm, collective, error);
+  return status ? status : collective_run(comm, collective, error);
+}
+
+static void work_run(void *args)
+{
+  struct lade_comm_work *work = args;
+  collective_run(work->comm, &work->collective, NULL); /* its error is the communicator's status */
+}
+
+int lade_comm_launch(lade_comm *comm, lade_queue *queue, struct lade_comm_work *work, uint64_t *ret_count)
+{
+  int status = collective_check(comm, &work->collective, NULL);
+  if (status)
+    return status;
+  work->comm = comm;
+  struct lade_work launch = {.fn = work_run, .args = work, .predicted_ns = work->predicted_ns,
+                             .ret_span = work->ret_span};
+  lade_queue_launch(queue, &launch, ret_count);
+  return 0;
+}
+
+int lade_comm_split(lade_comm *comm, int colour, int key, struct lade_error *error, lade_comm **ret_comm)
+{
+  struct lade_error found = {0};
+  int status = lade_comm_status(comm, error);
+  if (status)
+    return status;
+  lade_comm *part = NULL;
+  status = error_keep(comm, comm->ops->split(comm, colour, key, &found, &part), &found, error);
+  if (!status)
+    *ret_comm = part;
+  return status;
+}
+
+int lade_comm_alloc(lade_comm *comm, uint64_t bytes, struct lade_error *error, void **ret_data)
+{
+  int status = lade_comm_status(comm, error);
+  if (status)
+    return status;
+  if (bytes == 0 || bytes > INT64_MAX / 2)
+    return lade_error_set(error, -EINVAL, "cannot allocate %llu bytes", (unsigned long long)bytes);
+  struct lade_error found = {0};
+  return error_hand_on(comm->ops->alloc(comm, bytes, &found, ret_data), &found, error);
+}
+
+void lade_comm_free(lade_comm *comm, void *data)
+{
+  LADE_ASSERT(data);
+  comm->ops->free(comm, data);
+}
+
+void lade_comm_abort(lade_comm *comm, const char *words)
+{
+  struct lade_error own = {0};
+  lade_error_set(&own, -ECANCELED, "rank %d gave up: %s", comm->rank, words);
+  error_keep(comm, -ECANCELED, &own, NULL);
+  comm->ops->abort(comm, words);
+}
+
+bool lade_comm_is_speaker(lade_comm *comm)
+{
+  return comm->ops->is_speaker(comm);
+}

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The comm contract: collectives among ranks, on host memory (or device memory that the host sees), called directly
+ * or as work on a device's queue.
+ *
+ * Communicators. lade_comm_open gives the one of all ranks of the job; lade_comm_split cuts it up, by the axes of
+ * a mesh for instance. Opening, splitting, allocating and closing are collective: every member calls, in one order.
+ * A communicator has one collective under way at a time, and all members issue its collectives in the same order;
+ * different communicators are independent and may be driven by different threads. A rank that issues another
+ * collective than the others is found out and named before any memory is written, whenever the ranks share a node, and
+ * elsewhere when params->is_checked.
+ *
+ * Meaning. n counts elements, and blocks are in the order of ranks:
+ *
+ *   all_gather      src[n] of every rank -> dst[size * n]; in place when src is dst's own block
+ *   reduce_scatter  the sum of src[size * n] of all ranks, block rank of it -> dst[n]; in place when dst is src's block
+ *   all_reduce      the sum of src[n] of all ranks -> dst[n] everywhere; in place when dst is src
+ *   all_to_all      block i of src[size * n] -> block rank of rank i's dst[size * n]; apart
+ *   broadcast       src[n] of rank peer -> dst[n] everywhere; there dst may be src; elsewhere src is unused
+ *   send, recv      src[n] -> dst[n] of rank peer. A send is synchronous: it ends when the receive has begun
+ *   barrier         nobody leaves before everybody has come
+ *
+ * Buffers of two ranks, and src and dst otherwise, do not overlap. n may be 0, which moves nothing and still meets.
+ * Memory is the caller's; it must not change, and dst not be read, until the collective has ended.
+ *
+ * Sums (F32, BF16) are ((x0 + x1) + x2) + ... in the order of ranks, in FP32, rounded once when stored. So the bits
+ * are a function of what the ranks hold, never of timing, path, chunking or the number of threads. Other
+ * operations move bytes of any dtype.
+ *
+ * Failure. An error of a communicator is final: every later call on it gives the same error. When a member dies,
+ * the others' calls end within LADE_COMM_NOTICE_MS (ranks on one node; elsewhere the launcher ends the job) with
+ * -EPIPE and its rank; when one calls lade_comm_abort, with -ECANCELED and its words; when one does not come for
+ * timeout_ms, with -ETIMEDOUT and its rank; when they disagree about what to do, with -EPROTO.
+ *
+ * Waiting sleeps; where there are more ranks than cores nobody spins.
+ */
+#ifndef LADE_COMM_H
+#define LADE_COMM_H
+
+#include <stdbool.h>
+
+#include "device/device.h"
+#include "kernels/kernels.h"
+#include "parallel/launch_env.h"
+
+typedef struct lade_comm lade_comm;
+
+#define LADE_COMM_NOTICE_MS 500
+#define LADE_COMM_TIMEOUT_MS 600000         /* the default: a peer may save a checkpoint meanwhile */
+#define LADE_COMM_STAGING_BYTES (1ull << 20) /* the default */
+
+enum lade_comm_engine {
+  LADE_COMM_AUTO, /* self in a world of one, else MPI */
+  LADE_COMM_SELF, /* a world of one */
+  LADE_COMM_MPI   /* Open MPI, through the plug-in liblade-mpi.so; LADE_MPI_PLUGIN names another file */
+};
+
+/* How ranks of one node exchange bytes. */
+enum lade_comm_backing {
+  LADE_COMM_BACKING_AUTO,  /* the first of the following that works */
+  LADE_COMM_BACKING_MEMFD, /* anonymous shared memory, of no file system and bounded by none */
+  LADE_COMM_BACKING_FILE,  /* a file in /dev/shm that is already unlinked, if it has room */
+  LADE_COMM_BACKING_NONE   /* MPI's own collectives; also what ranks on several nodes use */
+};
+
+struct lade_comm_params {
+  size_t struct_size;
+  enum lade_comm_engine engine;
+  enum lade_comm_backing backing;
+  const struct lade_launch *launch;   /* who we are by the environment; must agree with the engine. NULL: one of one */
+  const struct lade_kernels *kernels; /* borrowed: sums */
+  lade_pool *pool;                    /* borrowed, may be NULL: sums and copies run on it */
+  uint64_t staging_bytes; /* per rank and communicator: what is exchanged at once; 0: LADE_COMM_STAGING_BYTES */
+  int timeout_ms;         /* 0: LADE_COMM_TIMEOUT_MS */
+  bool is_checked;        /* compare what ranks issue on every path; always so with -Dchecks=full */
+  void (*log)(void *user, const char *line); /* once, at rank 0, when the best way is not to be had; may be NULL */
+  void *log_user;
+  struct lade_faults *faults; /* borrowed, may be NULL */
+};
+
+enum lade_collective_kind {
+  LADE_ALL_GATHER,
+  LADE_REDUCE_SCATTER,
+  LADE_ALL_REDUCE,
+  LADE_ALL_TO_ALL,
+  LADE_BROADCAST,
+  LADE_SEND,
+  LADE_RECV,
+  LADE_BARRIER,
+  LADE_N_COLLECTIVES
+};
+
+struct lade_collective {
+  enum lade_collective_kind kind;
+  enum lade_dtype dtype;
+  int peer; /* of broadcast, send and recv */
+  uint64_t n;
+  const void *src;
+  void *dst;
+};
+
+struct lade_comm_info {
+  const char *engine, *path; /* "mpi", "shared memory (memfd)"; static */
+  uint64_t staging_bytes;    /* of this rank, all buffers together */
+};
+
+/*
+ * Open the communicator of all ranks; collective. The caller closes it. -ENOSYS when the plug-in or MPI is not here,
+ * -EINVAL when launcher and engine disagree about rank or size, -ENOMEM, -EIO. One thread; blocks until all came.
+ */
+int lade_comm_open(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm);
+
+/*
+ * Close; collective unless it has failed: then it lets the others find out about the first cause, a fifth of a second,
+ * before this process becomes the next one. What was split from it is closed before. NULL is
+ * allowed. No queue may have work of it.
+ */
+void lade_comm_close(lade_comm *comm);
+
+/*
+ * Members that give the same @colour form a new communicator, ordered by @key, then by rank; collective.
+ * A negative colour takes no part and gets NULL. -ENOMEM, and as lade_comm_run.
+ */
+int lade_comm_split(lade_comm *comm, int colour, int key, struct lade_error *error, lade_comm **ret_comm);
+
+int lade_comm_rank(const lade_comm *comm);
+int lade_comm_size(const lade_comm *comm);
+void lade_comm_get_info(const lade_comm *comm, struct lade_comm_info *ret_info);
+
+/*
+ * Memory that the other members can read where it is: a collective whose buffers all lie in such memory moves each
+ * byte once, without staging, on this communicator and on what is split from it. Zeroed, page-aligned; collective, and
+ * @bytes may differ. Freed before the communicator is closed. Where ranks share no memory it is ordinary memory.
+ * -ENOMEM, -EINVAL.
+ */
+int lade_comm_alloc(lade_comm *comm, uint64_t bytes, struct lade_error *error, void **ret_data);
+/* This rank's part; no collective may be using it. Any thread. */
+void lade_comm_free(lade_comm *comm, void *data);
+
+/*
+ * Run a collective on the calling thread; returns when this rank's part has ended. -EINVAL for arguments that make
+ * no sense, with nothing done; otherwise as above, and the communicator has failed. Never allocates.
+ */
+int lade_comm_run(lade_comm *comm, const struct lade_collective *collective, struct lade_error *error);
+
+/* A collective as work on a queue: the caller's, unchanged until its event. */
+struct lade_comm_work {
+  struct lade_collective collective;
+  int64_t predicted_ns;       /* for a dry device */
+  struct lade_span *ret_span; /* or NULL */
+  lade_comm *comm;            /* set by lade_comm_launch */
+};
+
+/*
+ * Submit it to @queue. A communicator belongs to one queue at a time. Errors of the collective itself stick to
+ * the communicator. -EINVAL as above, with nothing submitted. Allocates nothing.
+ */
+int lade_comm_launch(lade_comm *comm, lade_queue *queue, struct lade_comm_work *work, uint64_t *ret_count);
+
+/* 0, or the first error of any collective of it, with its line. Any thread. */
+int lade_comm_status(lade_comm *comm, struct lade_error *error);
+
+/*
+ * End all members' waits, present and to come, with -ECANCELED, @words and this rank. On one node; where there are
+ * several MPI ends the job and this does not return. Any thread, also while a collective runs.
+ */
+void lade_comm_abort(lade_comm *comm, const char *words);
+
+/*
+ * After a failure, true at exactly one of the ranks of a node that ask: who prints the one message. Any thread.
+ */
+bool lade_comm_is_speaker(lade_comm *comm);
+
+/* "all_gather", ...; static. */
+const char *lade_collective_name(enum lade_collective_kind kind);
+
+#endif

@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * MPI as something that can be waited for politely.
+ *
+ * A wait tests, gives up the processor a few times, then sleeps for a growing while (up to WAIT_MOST_NS): where ranks
+ * outnumber cores, the time of a spinner is taken from the one it waits for. Every COMM_LOOK_MS it looks whether a
+ * peer's process has ended, through a pidfd each, which also sees a process that is dead and not yet reaped; kernels
+ * without pidfd_open are asked by number. Peers on other nodes cannot be seen: their launcher ends the job.
+ *
+ * Two ranks are on one node when they have the same boot identity and the same namespace of process numbers, since
+ * that is what sharing memory and looking at each other takes.
+ *
+ * Rejected: MPI's blocking calls. They spin, cannot be given up, and with a library that allows one thread at a
+ * time two communicators would block each other for ever.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "parallel/comm_group_internal.h"
+
+#define YIELDS 64
+#define WAIT_FIRST_NS 10000
+#define WAIT_MOST_NS 200000
+#define LINGER_MS (4 * COMM_LOOK_MS)
+
+static void serial_lock(struct comm_job *job)
+{
+  if (job->is_serial)
+    pthread_mutex_lock(&job->mpi_mutex);
+}
+
+static void serial_unlock(struct comm_job *job)
+{
+  if (job->is_serial)
+    pthread_mutex_unlock(&job->mpi_mutex);
+}
+
+/* ---- who is where ---- */
+
+/* FNV-1a over what tells nodes apart. */
+static uint64_t host_hash(void)
+{
+  char text[160] = "";
+  struct stat space = {0};
+  int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+  ssize_t n = fd >= 0 ? read(fd, text, 64) : 0;
+  size_t at = n > 0 ? (size_t)n : 0;
+  if (fd >= 0)
+    close(fd);
+  if (stat("/proc/self/ns/pid", &space))
+    space.st_ino = 0;
+  gethostname(text + at, 64);
+  at += strnlen(text + at, 64);
+  at += (size_t)snprintf(text + at, sizeof(text) - at, " %llu", (unsigned long long)space.st_ino);
+  uint64_t hash = 0xcbf29ce484222325;
+  for (size_t i = 0; i < at; i++)
+    hash = (hash ^ (unsigned char)text[i]) * 0x100000001b3;
+  return hash;
+}
+
+/* A descriptor that says when @pid has ended, or -1 where the kernel has none. */
+static int process_watch(pid_t pid)
+{
+  return (int)syscall(SYS_pidfd_open, pid, 0);
+}
+
+bool comm_member_is_dead(const struct comm_group *group, int member)
+{
+  const struct comm_process *self = &group->job->processes[group->members[group->rank]];
+  const struct comm_process *process = &group->job->processes[group->members[member]];
+  if (process->host != self->host || process == self)
+    return false;
+  if (process->watch < 0)
+    return kill(process->pid, 0) && errno == ESRCH;
+  struct pollfd poll_fd = {.fd = process->watch, .events = POLLIN};
+  return poll(&poll_fd, 1, 0) > 0;
+}
+
+int comm_member_tell_dead(const struct comm_group *group, int member, struct lade_error *error)
+{
+  int rank = group->members[member];
+  return lade_error_set(error, -EPIPE, "rank %d (process %d) has ended; the other ranks cannot go on without it", rank,
+                        (int)group->job->processes[rank].pid);
+}
+
+/* ---- waiting ---- */
+
+/* The first dead member that the transfer needs, or -1. */
+static int dead_find(const struct comm_group *group, const struct lade_mpi_transfer *transfer)
+{
+  bool is_pair = transfer->kind == LADE_MPI_SEND || transfer->kind == LADE_MPI_RECV;
+  for (int member = 0; member < group->size; member++) {
+    if ((!is_pair || member == transfer->peer) && comm_member_is_dead(group, member))
+      return member;
+  }
+  return -1;
+}
+
+/* Between two tests of a wait that began at @begin_ns. */
+struct pause {
+  int64_t begin_ns, look_ns;
+  int n_yields;
+  long sleep_ns;
+};
+
+static void pause_take(struct pause *pause)
+{
+  if (pause->n_yields < YIELDS) {
+    pause->n_yields++;
+    sched_yield();
+    return;
+  }
+  nanosleep(&(struct timespec){.tv_nsec = pause->sleep_ns}, NULL);
+  pause->sleep_ns = LADE_MIN(2 * pause->sleep_ns, WAIT_MOST_NS);
+}
+
+/* Is there a reason to wait no longer? */
+static int pause_look(struct pause *pause, const struct comm_group *group, const struct lade_mpi_transfer *transfer,
+                      struct lade_error *error)
+{
+  int64_t now_ns = lade_now_ns();
+  if (now_ns - pause->look_ns < COMM_LOOK_MS * 1000000ll)
+    return 0;
+  pause->look_ns = now_ns;
+  int dead = dead_find(group, transfer);
+  if (dead >= 0)
+    return comm_member_tell_dead(group, dead, error);
+  if (now_ns - pause->begin_ns > group->timeout_ms * 1000000ll)
+    return lade_error_set(error, -ETIMEDOUT, "the other ranks of a transfer did not come within %d ms",
+                          group->timeout_ms);
+  return 0;
+}
+
+static int transfer_wait(struct comm_group *group, struct lade_mpi_transfer *transfer, struct lade_error *error)
+{
+  struct pause pause = {.sleep_ns = WAIT_FIRST_NS};
+  pause.begin_ns = pause.look_ns = lade_now_ns();
+  for (;;) {
+    bool is_done = false;
+    serial_lock(group->job);
+    int status = group->job->mpi->test(transfer, &is_done, error);
+    serial_unlock(group->job);
+    if (status || is_done)
+      return status;
+    pause_take(&pause);
+    status = pause_look(&pause, group, transfer, error);
+    if (status)
+      return status;
+  }
+}
+
+int comm_group_transfer(struct comm_group *group, struct lade_mpi_transfer *transfer, struct lade_error *error)
+{
+  LADE_ASSERT(transfer->bytes >= 0 && transfer->bytes <= LADE_MPI_TRANSFER_MOST);
+  serial_lock(group->job);
+  int status = group->job->mpi->begin(group->group, transfer, error);
+  serial_unlock(group->job);
+  if (!status)
+    status = transfer_wait(group, transfer, error);
+  if (status)
+    atomic_store(&group->job->has_failed, true);
+  return status;
+}
+
+int comm_group_gather(struct comm_group *group, const void *src, void *dst, int bytes, struct lade_error *error)
+{
+  struct lade_mpi_transfer transfer = {.kind = LADE_MPI_GATHER, .src = src, .dst = dst, .bytes = bytes};
+  return comm_group_transfer(group, &transfer, error);
+}
+
+/* ---- making and ending ---- */
+
+static int plugin_open(const struct lade_mpi **ret_mpi, struct lade_error *error)
+{
+  const char *file = getenv("LADE_MPI_PLUGIN");
+  /* Global, because Open MPI's own components look for libmpi's symbols there. */
+  void *library = dlopen(file ? file : "liblade-mpi.so", RTLD_NOW | RTLD_GLOBAL);
+  if (!library)
+    return lade_error_set(error, -ENOSYS, "several ranks need the MPI plug-in, which cannot be opened: %s; build Lade "
+                          "with Open MPI (apt-get install libopenmpi-dev openmpi-bin)", dlerror());
+  *ret_mpi = dlsym(library, LADE_MPI_SYMBOL);
+  return *ret_mpi ? 0 : lade_error_set(error, -ENOSYS, "%s is no MPI plug-in of Lade", file ? file : "liblade-mpi.so");
+}
+
+static void job_release(struct comm_job *job)
+{
+  if (atomic_fetch_sub(&job->n_refs, 1) > 1)
+    return;
+  /* Who waits for us would take our end for the cause; until the others have looked, we stay. */
+  if (atomic_load(&job->has_failed))
+    nanosleep(&(struct timespec){.tv_nsec = LINGER_MS * 1000000l}, NULL);
+  for (int rank = 0; job->processes && rank < job->world; rank++)
+    if (job->processes[rank].watch >= 0)
+      close(job->processes[rank].watch);
+  if (job->mpi)
+    job->mpi->close(!atomic_load(&job->has_failed));
+  LADE_ASSERT(job->windows.n == 0);
+  LADE_ARRAY_FREE(&job->windows);
+  free(job->processes);
+  pthread_mutex_destroy(&job->mpi_mutex);
+  pthread_mutex_destroy(&job->windows_mutex);
+  free(job);
+}
+
+void comm_group_close(struct comm_group *group)
+{
+  if (group->group && !atomic_load(&group->job->has_failed)) {
+    serial_lock(group->job);
+    group->job->mpi->release(group->group);
+    serial_unlock(group->job);
+  }
+  free(group->members);
+  job_release(group->job);
+}
+
+/* Tell each other where we run, and watch whom we can. */
+static int processes_meet(struct comm_group *world, struct lade_error *error)
+{
+  struct comm_job *job = world->job;
+  struct comm_process own = {.host = host_hash(), .pid = getpid(), .watch = -1};
+  int status = comm_group_gather(world, &own, job->processes, sizeof(own), error);
+  for (int rank = 0; rank < job->world; rank++) {
+    struct comm_process *process = &job->processes[rank];
+    bool is_here = !status && process->host == own.host;
+    job->n_here += is_here;
+    world->is_one_node = job->n_here == job->world;
+    process->watch = is_here && rank != world->rank ? process_watch(process->pid) : -1;
+  }
+  return status;
+}
+
+static int world_check(const struct comm_group *world, const struct lade_launch *launch, struct lade_error *error)
+{
+  if (!launch || (launch->rank == world->rank && launch->world == world->size))
+    return 0;
+  return lade_error_set(error, -EINVAL, "MPI says rank %d of %d and %s's variables rank %d of %d; start with mpirun",
+                        world->rank, world->size, lade_launcher_name(launch->launcher), launch->rank, launch->world);
+}
+
+static int world_fill(struct comm_group *world, const struct lade_comm_params *params, struct lade_error *error)
+{
+  struct comm_job *job = world->job;
+  int status = job->mpi->open(error, &world->group, &job->is_serial);
+  if (status)
+    return status;
+  job->mpi->members(world->group, &world->rank, &world->size);
+  job->world = world->size;
+  status = world_check(world, params->launch, error);
+  if (status) {
+    atomic_store(&job->has_failed, true); /* the others would wait for us in MPI_Finalize */
+    return status;
+  }
+  job->processes = lade_fault_calloc(params->faults, (size_t)world->size, sizeof(*job->processes));
+  world->members = lade_fault_calloc(params->faults, 2 * (size_t)world->size, sizeof(*world->members));
+  if (!job->processes || !world->members) {
+    atomic_store(&job->has_failed, true);
+    return lade_error_set(error, -ENOMEM, "no memory for %d ranks", world->size);
+  }
+  world->outcomes = world->members + world->size;
+  for (int rank = 0; rank < world->size; rank++) {
+    world->members[rank] = rank;
+    job->processes[rank].watch = -1;
+  }
+  return processes_meet(world, error);
+}
+
+int comm_job_open(const struct lade_comm_params *params, struct lade_error *error, struct comm_group *ret_world)
+{
+  struct comm_job *job = lade_fault_calloc(params->faults, 1, sizeof(*job));
+  if (!job)
+    return lade_error_set(error, -ENOMEM, "no memory for a communicator");
+  struct comm_group world = {.job = job, .timeout_ms = params->timeout_ms};
+  pthread_mutex_init(&job->mpi_mutex, NULL);
+  pthread_mutex_init(&job->windows_mutex, NULL);
+  atomic_store(&job->n_refs, 1);
+  int status = plugin_open(&job->mpi, error);
+  if (!status)
+    status = world_fill(&world, params, error);
+  if (status) {
+    comm_group_close(&world);
+    return status;
+  }
+  *ret_world = world;
+  return 0;
+}
+
+static int members_gather(struct comm_group *part, int rank_in_world, struct lade_error *error)
+{
+  part->members = calloc(2 * (size_t)part->size, sizeof(*part->members));
+  if (!part->members)
+    return lade_error_set(error, -ENOMEM, "no memory for a group of %d ranks", part->size);
+  part->outcomes = part->members + part->size;
+  int status = comm_group_gather(part, &rank_in_world, part->members, sizeof(rank_in_world), error);
+  part->is_one_node = true;
+  for (int member = 0; !status && member < part->size; member++)
+    part->is_one_node &= part->job->processes[part->members[member]].host == part->job->processes[rank_in_world].host;
+  return status;
+}
+
+int comm_group_split(struct comm_group *group, int colour, int key, struct lade_error *error,
+                     struct comm_group *ret_part)
+{
+  struct comm_group part = {.job = group->job, .timeout_ms = group->timeout_ms};
+  serial_lock(group->job);
+  int status = group->job->mpi->split(group->group, colour, key, error, &part.group);
+  serial_unlock(group->job);
+  if (status) {
+    atomic_store(&group->job->has_failed, true);
+    return status;
+  }
+  atomic_fetch_add(&group->job->n_refs, 1);
+  if (part.group) {
+    group->job->mpi->members(part.group, &part.rank, &part.size);
+    status = members_gather(&part, group->members[group->rank], error);
+  }
+  if (status || !part.group) {
+    comm_group_close(&part);
+    part.group = NULL;
+  }
+  if (!status)
+    *ret_part = part;
+  return status;
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A group of ranks over MPI with waits that sleep, notice the dead and give up in time. Private to src/parallel/.
+ *
+ * The job is what all groups of a process share: the plug-in, who runs where, and a descriptor per process of this node
+ * that says when it has ended.
+ */
+#ifndef LADE_COMM_GROUP_INTERNAL_H
+#define LADE_COMM_GROUP_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "parallel/comm_internal.h"
+#include "parallel/comm_mpi_internal.h"
+
+#define COMM_LOOK_MS 50 /* between two looks at the peers of a wait: a tenth of LADE_COMM_NOTICE_MS */
+
+struct comm_window;
+
+struct comm_job {
+  const struct lade_mpi *mpi;
+  bool is_serial;
+  pthread_mutex_t mpi_mutex; /* around every call of MPI when it is serial */
+  int world, n_here;         /* ranks; of them on this node */
+  struct comm_process {
+    uint64_t host;
+    pid_t pid;
+    int watch; /* readable when it has ended; -1: by its number alone */
+  } *processes;
+  atomic_bool has_failed;
+  pthread_mutex_t windows_mutex;
+  LADE_ARRAY(struct comm_window *) windows;
+  uint64_t n_windows_made;
+  atomic_int n_refs;
+};
+
+struct comm_group {
+  struct comm_job *job;
+  void *group; /* MPI's */
+  int rank, size;
+  int *members;  /* ranks of the world */
+  int *outcomes; /* scratch, one per member; the same block of memory */
+  bool is_one_node;
+  int timeout_ms;
+};
+
+/* Open the plug-in and MPI, and find out who is where. */
+int comm_job_open(const struct lade_comm_params *params, struct lade_error *error, struct comm_group *ret_world);
+/* A part of it; *ret_part has no group for a negative colour. */
+int comm_group_split(struct comm_group *group, int colour, int key, struct lade_error *error,
+                     struct comm_group *ret_part);
+/* The last one ends MPI. */
+void comm_group_close(struct comm_group *group);
+
+/* Is the process of a member of this node gone? Never blocks. */
+bool comm_member_is_dead(const struct comm_group *group, int member);
+
+/* -EPIPE with the line about @member. */
+int comm_member_tell_dead(const struct comm_group *group, int member, struct lade_error *error);
+
+/* Transfer and wait. Bytes at most LADE_MPI_TRANSFER_MOST; to or from each member. */
+int comm_group_transfer(struct comm_group *group, struct lade_mpi_transfer *transfer, struct lade_error *error);
+int comm_group_gather(struct comm_group *group, const void *src, void *dst, int bytes, struct lade_error *error);
+
+#endif

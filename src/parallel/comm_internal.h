@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What an engine of the comm contract fills in. Private to src/parallel/.
+ *
+ * comm.c checks arguments, keeps the first error, and turns collectives into work for queues; an engine may take it
+ * for granted that what it is asked for makes sense, and embeds struct lade_comm as its first member.
+ */
+#ifndef LADE_COMM_INTERNAL_H
+#define LADE_COMM_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/base.h"
+#include "base/faults.h"
+#include "parallel/comm.h"
+
+struct lade_comm_ops {
+  int (*run)(lade_comm *comm, const struct lade_collective *collective, struct lade_error *error);
+  int (*split)(lade_comm *comm, int colour, int key, struct lade_error *error, lade_comm **ret_comm);
+  int (*alloc)(lade_comm *comm, uint64_t bytes, struct lade_error *error, void **ret_data);
+  void (*free)(lade_comm *comm, void *data);
+  void (*abort)(lade_comm *comm, const char *words);
+  bool (*is_speaker)(lade_comm *comm);
+  void (*get_info)(const lade_comm *comm, struct lade_comm_info *ret_info);
+  void (*close)(lade_comm *comm);
+};
+
+struct lade_comm {
+  const struct lade_comm_ops *ops;
+  int rank, size;
+  struct lade_comm_params params; /* with its defaults filled in; launch is not kept */
+  atomic_int status;              /* the first error */
+  pthread_mutex_t mutex;          /* guards error */
+  struct lade_error error;
+};
+
+/* Set up and take down the common part; ops, rank and size are given. */
+void lade_comm_init(lade_comm *comm, const struct lade_comm_ops *ops, const struct lade_comm_params *params, int rank,
+                    int size);
+void lade_comm_finish(lade_comm *comm);
+
+/* The engines. @params has its defaults. */
+int lade_comm_open_self(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm);
+int lade_comm_open_mpi(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm);
+
+static inline uint64_t lade_collective_bytes(const struct lade_collective *collective)
+{
+  return collective->n * lade_dtype_bytes(collective->dtype);
+}
+
+#endif

@@ -1,0 +1,470 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The engine for several ranks on hosts: MPI starts the job, finds the ranks and crosses nodes; inside a node memory
+ * is shared (comm_node.c) and MPI only passes point-to-point messages.
+ *
+ * Without shared memory, be it that ranks are on several nodes or that none is to be had, collectives are made of
+ * MPI's all-gather and all-to-all, a chunk at a time through two staging buffers. A reduction is an exchange of parts,
+ * a sum of all terms of one's own part in the order of ranks, and for an all_reduce a gather of the sums: as many
+ * bytes over each link as the best algorithms send, and the bits of every other path. MPI's own reductions are not
+ * used: their order is their affair, and they know no BF16.
+ *
+ * Rejected: a sum per node first and then across nodes. It sends less between nodes, and its order depends
+ * on who sits where.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "parallel/comm_node_internal.h"
+
+struct mpi_comm {
+  lade_comm base;
+  struct comm_group group;
+  struct comm_node node; /* when is_shared */
+  bool is_shared;
+  char *outgoing, *incoming; /* otherwise: piece_bytes for each member */
+  uint64_t piece_bytes;
+  const void **terms;
+  struct comm_intent *intents; /* one per member, to compare */
+  uint32_t n_sequences;
+  atomic_bool has_spoken;
+};
+
+#define PIECE_LEAST 4096
+
+/* ---- without shared memory ---- */
+
+static int pieces_transfer(struct mpi_comm *comm, enum lade_mpi_kind kind, const void *src, uint64_t bytes,
+                           struct lade_error *error)
+{
+  LADE_ASSERT(bytes <= comm->piece_bytes);
+  struct lade_mpi_transfer transfer = {.kind = kind, .src = src, .dst = comm->incoming, .bytes = (int)bytes};
+  return comm_group_transfer(&comm->group, &transfer, error);
+}
+
+static int intents_check(struct mpi_comm *comm, const struct lade_collective *c, struct lade_error *error)
+{
+  struct comm_intent own = {.kind = c->kind, .dtype = c->dtype, .n = c->n, .sequence = ++comm->n_sequences};
+  own.peer = c->kind == LADE_BROADCAST ? (uint32_t)c->peer : 0;
+  int status = comm_group_gather(&comm->group, &own, comm->intents, sizeof(own), error);
+  for (int member = 1; !status && member < comm->group.size; member++) {
+    const struct comm_intent *other = &comm->intents[member], *first = &comm->intents[0];
+    if (memcmp(other, first, sizeof(*other)) == 0)
+      continue;
+    atomic_store(&comm->group.job->has_failed, true);
+    status = comm_intents_tell(&comm->group, member, other, first, error);
+  }
+  return status;
+}
+
+static int chunk_gather(struct mpi_comm *comm, const struct lade_collective *c, uint64_t from, uint64_t n,
+                        struct lade_error *error)
+{
+  uint64_t item = lade_dtype_bytes(c->dtype);
+  int status = pieces_transfer(comm, LADE_MPI_GATHER, (const char *)c->src + from * item, n * item, error);
+  for (int member = 0; !status && member < comm->group.size; member++)
+    comm_copy(comm->base.params.pool, (char *)c->dst + ((uint64_t)member * c->n + from) * item,
+              comm->incoming + (uint64_t)member * n * item, n * item);
+  return status;
+}
+
+/* Send every member its piece of src's block for it: elements [from, from + n). */
+static int chunk_exchange(struct mpi_comm *comm, const struct lade_collective *c, uint64_t from, uint64_t n,
+                          struct lade_error *error)
+{
+  uint64_t item = lade_dtype_bytes(c->dtype);
+  for (int member = 0; member < comm->group.size; member++)
+    comm_copy(comm->base.params.pool, comm->outgoing + (uint64_t)member * n * item,
+              (const char *)c->src + ((uint64_t)member * c->n + from) * item, n * item);
+  return pieces_transfer(comm, LADE_MPI_EXCHANGE, comm->outgoing, n * item, error);
+}
+
+/* The sum of what came in, pieces of @stride elements, of the first @n of each. */
+static void incoming_sum(struct mpi_comm *comm, const struct lade_collective *c, uint64_t stride, uint64_t n, void *dst)
+{
+  for (int member = 0; member < comm->group.size; member++)
+    comm->terms[member] = comm->incoming + (uint64_t)member * stride * lade_dtype_bytes(c->dtype);
+  comm_sum(&comm->base.params, c->dtype, comm->terms, comm->group.size, dst, n);
+}
+
+static int chunk_reduce_scatter(struct mpi_comm *comm, const struct lade_collective *c, uint64_t from, uint64_t n,
+                                struct lade_error *error)
+{
+  int status = chunk_exchange(comm, c, from, n, error);
+  if (!status)
+    incoming_sum(comm, c, n, n, (char *)c->dst + from * lade_dtype_bytes(c->dtype));
+  return status;
+}
+
+static int chunk_all_to_all(struct mpi_comm *comm, const struct lade_collective *c, uint64_t from, uint64_t n,
+                            struct lade_error *error)
+{
+  uint64_t item = lade_dtype_bytes(c->dtype);
+  int status = chunk_exchange(comm, c, from, n, error);
+  for (int member = 0; !status && member < comm->group.size; member++)
+    comm_copy(comm->base.params.pool, (char *)c->dst + ((uint64_t)member * c->n + from) * item,
+              comm->incoming + (uint64_t)member * n * item, n * item);
+  return status;
+}
+
+/* Parts are padded to equal length for MPI; what the padding holds is never read. */
+static int chunk_all_reduce(struct mpi_comm *comm, const struct lade_collective *c, uint64_t from, uint64_t n,
+                            struct lade_error *error)
+{
+  int size = comm->group.size;
+  uint64_t item = lade_dtype_bytes(c->dtype), most = comm_part_most(n, size);
+  for (int member = 0; member < size; member++) {
+    struct comm_part part = comm_part_get(n, size, member);
+    comm_copy(comm->base.params.pool, comm->outgoing + (uint64_t)member * most * item,
+              (const char *)c->src + (from + part.from) * item, part.n * item);
+  }
+  int status = pieces_transfer(comm, LADE_MPI_EXCHANGE, comm->outgoing, most * item, error);
+  if (status)
+    return status;
+  incoming_sum(comm, c, most, comm_part_get(n, size, comm->group.rank).n, comm->outgoing);
+  status = pieces_transfer(comm, LADE_MPI_GATHER, comm->outgoing, most * item, error);
+  for (int member = 0; !status && member < size; member++) {
+    struct comm_part part = comm_part_get(n, size, member);
+    comm_copy(comm->base.params.pool, (char *)c->dst + (from + part.from) * item,
+              comm->incoming + (uint64_t)member * most * item, part.n * item);
+  }
+  return status;
+}
+
+static int chunk_broadcast(struct mpi_comm *comm, const struct lade_collective *c, uint64_t from, uint64_t n,
+                           struct lade_error *error)
+{
+  uint64_t item = lade_dtype_bytes(c->dtype);
+  char *dst = (char *)c->dst + from * item;
+  if (c->peer == comm->group.rank && c->src != c->dst)
+    comm_copy(comm->base.params.pool, dst, (const char *)c->src + from * item, n * item);
+  struct lade_mpi_transfer tell = {.kind = LADE_MPI_BROADCAST, .dst = dst, .bytes = (int)(n * item), .peer = c->peer};
+  return comm_group_transfer(&comm->group, &tell, error);
+}
+
+typedef int chunk_fn(struct mpi_comm *comm, const struct lade_collective *c, uint64_t from, uint64_t n,
+                     struct lade_error *error);
+
+static int chunks_run(struct mpi_comm *comm, const struct lade_collective *c, struct lade_error *error)
+{
+  static chunk_fn *const chunk_fns[] = {
+      [LADE_ALL_GATHER] = chunk_gather,       [LADE_REDUCE_SCATTER] = chunk_reduce_scatter,
+      [LADE_ALL_REDUCE] = chunk_all_reduce,   [LADE_ALL_TO_ALL] = chunk_all_to_all,
+      [LADE_BROADCAST] = chunk_broadcast,
+  };
+  uint64_t piece = comm->piece_bytes / lade_dtype_bytes(c->dtype);
+  uint64_t most = c->kind == LADE_ALL_REDUCE ? piece * (uint64_t)comm->group.size : piece;
+  int status = 0;
+  for (uint64_t from = 0; !status && from < c->n; from += most)
+    status = chunk_fns[c->kind](comm, c, from, LADE_MIN(most, c->n - from), error);
+  return status;
+}
+
+static int apart_run(struct mpi_comm *comm, const struct lade_collective *c, struct lade_error *error)
+{
+  int status = comm->base.params.is_checked ? intents_check(comm, c, error) : 0;
+  if (status)
+    return status;
+  if (c->kind == LADE_BARRIER || c->n == 0)
+    return comm_group_gather(&comm->group, &status, comm->group.outcomes, sizeof(status), error);
+  return chunks_run(comm, c, error);
+}
+
+/* ---- both ---- */
+
+/* Point to point is MPI's everywhere. In parts, since MPI counts bytes in int; a short message is an error. */
+static int pair_run(struct mpi_comm *comm, const struct lade_collective *c, struct lade_error *error)
+{
+  uint64_t bytes = lade_collective_bytes(c), from = 0;
+  bool is_recv = c->kind == LADE_RECV;
+  do {
+    struct lade_mpi_transfer transfer = {.kind = is_recv ? LADE_MPI_RECV : LADE_MPI_SEND, .peer = c->peer,
+                                         .bytes = (int)LADE_MIN(bytes - from, LADE_MPI_TRANSFER_MOST)};
+    if (is_recv)
+      transfer.dst = (char *)c->dst + from;
+    else
+      transfer.src = (const char *)c->src + from;
+    int status = comm_group_transfer(&comm->group, &transfer, error);
+    if (status)
+      return status;
+    if (is_recv && transfer.received_bytes != transfer.bytes) {
+      atomic_store(&comm->group.job->has_failed, true);
+      return lade_error_set(error, -EPROTO, "recv of %d bytes from rank %d: %d came", transfer.bytes,
+                            comm->group.members[c->peer], transfer.received_bytes);
+    }
+    from += (uint64_t)transfer.bytes;
+  } while (from < bytes);
+  return 0;
+}
+
+static int mpi_run(lade_comm *base, const struct lade_collective *c, struct lade_error *error)
+{
+  struct mpi_comm *comm = (struct mpi_comm *)base;
+  if (c->kind == LADE_SEND || c->kind == LADE_RECV)
+    return pair_run(comm, c, error);
+  return comm->is_shared ? comm_node_run(&comm->node, c, error) : apart_run(comm, c, error);
+}
+
+static void mpi_abort(lade_comm *base, const char *words)
+{
+  struct mpi_comm *comm = (struct mpi_comm *)base;
+  atomic_store(&comm->group.job->has_failed, true);
+  if (comm->is_shared)
+    comm_node_abort(&comm->node, words);
+  else
+    comm->group.job->mpi->abort(1);
+}
+
+/* The first who asks; without shared memory the lowest that lives. */
+static bool mpi_is_speaker(lade_comm *base)
+{
+  struct mpi_comm *comm = (struct mpi_comm *)base;
+  if (comm->is_shared)
+    return atomic_fetch_add(&comm->node.control->n_spoken, 1) == 0;
+  for (int member = 0; member < comm->group.rank; member++)
+    if (!comm_member_is_dead(&comm->group, member))
+      return false;
+  return !atomic_exchange(&comm->has_spoken, true);
+}
+
+static void mpi_get_info(const lade_comm *base, struct lade_comm_info *ret_info)
+{
+  const struct mpi_comm *comm = (const struct mpi_comm *)base;
+  uint64_t size = (uint64_t)comm->group.size;
+  *ret_info = (struct lade_comm_info){.engine = "mpi", .path = "MPI's collectives"};
+  ret_info->staging_bytes = 2 * comm->piece_bytes * size;
+  if (comm->is_shared) {
+    ret_info->path = comm->node.segment.backing == LADE_COMM_BACKING_MEMFD ? "shared memory (memfd)"
+                                                                           : "shared memory (/dev/shm)";
+    ret_info->staging_bytes = (comm->node.segment.bytes + size - 1) / size;
+  }
+}
+
+/* ---- windows ---- */
+
+static void window_destroy(struct comm_window *window)
+{
+  if (!window)
+    return;
+  if (!window->segment.data)
+    free(window->own);
+  comm_segment_close(&window->segment);
+  free(window->ranks);
+  free(window->offsets);
+  free(window);
+}
+
+static struct comm_window *window_create(struct mpi_comm *comm)
+{
+  struct lade_faults *faults = comm->base.params.faults;
+  struct comm_window *window = lade_fault_calloc(faults, 1, sizeof(*window));
+  if (!window)
+    return NULL;
+  window->n_members = comm->group.size;
+  window->ranks = lade_fault_calloc(faults, (size_t)comm->group.size, sizeof(*window->ranks));
+  window->offsets = lade_fault_calloc(faults, (size_t)comm->group.size, sizeof(*window->offsets));
+  if (window->ranks && window->offsets)
+    return window;
+  window_destroy(window);
+  return NULL;
+}
+
+/* What each member says about its part. */
+struct claim {
+  uint64_t bytes, id;
+  int status;
+};
+
+/* Gather the claims one field at a time into what the window has for them; the total in @ret_total. */
+static int claims_meet(struct mpi_comm *comm, struct comm_window *window, const struct claim *own, uint64_t *ret_total,
+                       struct lade_error *error)
+{
+  struct comm_group *group = &comm->group;
+  int failed = comm_group_gather(group, &own->status, group->outcomes, sizeof(own->status), error);
+  for (int member = 0; !failed && member < group->size; member++)
+    if (group->outcomes[member])
+      return lade_error_set(error, -ENOMEM, "rank %d has no memory for an allocation", group->members[member]);
+  if (!failed)
+    failed = comm_group_gather(group, &own->bytes, window->offsets, sizeof(own->bytes), error);
+  struct lade_mpi_transfer tell = {.kind = LADE_MPI_BROADCAST, .dst = &window->id, .bytes = sizeof(window->id)};
+  window->id = own->id;
+  if (!failed)
+    failed = comm_group_transfer(group, &tell, error);
+  uint64_t total = 0;
+  for (int member = 0; !failed && member < group->size; member++) {
+    uint64_t bytes = window->offsets[member];
+    window->ranks[member] = group->members[member];
+    window->offsets[member] = total;
+    total += bytes;
+  }
+  *ret_total = total;
+  return failed;
+}
+
+/* Private memory where none is shared. */
+static int window_back(struct mpi_comm *comm, struct comm_window *window, uint64_t total, struct lade_error *error)
+{
+  struct lade_error why = {0};
+  int failed = 0;
+  if (comm->is_shared)
+    failed = comm_segment_open(&comm->group, total, comm->base.params.backing, &why, error, &window->segment);
+  if (failed)
+    return failed;
+  if (window->segment.data) {
+    window->own = (char *)window->segment.data + window->offsets[comm->group.rank];
+    return 0;
+  }
+  window->own = aligned_alloc(4096, window->own_bytes);
+  if (!window->own)
+    return lade_error_set(error, -ENOMEM, "no memory for %llu bytes", (unsigned long long)window->own_bytes);
+  memset(window->own, 0, window->own_bytes);
+  return 0;
+}
+
+static int mpi_alloc(lade_comm *base, uint64_t bytes, struct lade_error *error, void **ret_data)
+{
+  struct mpi_comm *comm = (struct mpi_comm *)base;
+  struct comm_job *job = comm->group.job;
+  struct comm_window *window = window_create(comm);
+  struct claim own = {.bytes = lade_align_up(bytes, 4096), .status = window ? 0 : -ENOMEM};
+  pthread_mutex_lock(&job->windows_mutex);
+  own.id = (uint64_t)(comm->group.members[comm->group.rank] + 1) << 32 | ++job->n_windows_made;
+  if (!lade_array_reserve((void **)&job->windows.items, &job->windows.capacity, job->windows.n + 1,
+                          sizeof(*job->windows.items)))
+    own.status = -ENOMEM;
+  pthread_mutex_unlock(&job->windows_mutex);
+  struct comm_window none = {.offsets = NULL};
+  uint64_t total = 0;
+  int failed = claims_meet(comm, window ? window : &none, &own, &total, error);
+  if (!failed) {
+    window->own_bytes = own.bytes;
+    failed = window_back(comm, window, total, error);
+  }
+  if (failed) {
+    window_destroy(window);
+    return failed;
+  }
+  pthread_mutex_lock(&job->windows_mutex);
+  job->windows.items[job->windows.n++] = window;
+  pthread_mutex_unlock(&job->windows_mutex);
+  *ret_data = window->own;
+  return 0;
+}
+
+static void mpi_free(lade_comm *base, void *data)
+{
+  struct comm_job *job = ((struct mpi_comm *)base)->group.job;
+  struct comm_window *found = NULL;
+  pthread_mutex_lock(&job->windows_mutex);
+  for (int i = 0; i < job->windows.n && !found; i++) {
+    if (job->windows.items[i]->own == data) {
+      found = job->windows.items[i];
+      job->windows.items[i] = job->windows.items[--job->windows.n];
+    }
+  }
+  pthread_mutex_unlock(&job->windows_mutex);
+  LADE_ASSERT(found);
+  window_destroy(found);
+}
+
+/* ---- making and ending ---- */
+
+static void mpi_close(lade_comm *base)
+{
+  struct mpi_comm *comm = (struct mpi_comm *)base;
+  if (comm->is_shared)
+    comm_node_finish(&comm->node);
+  free(comm->outgoing);
+  free(comm->terms);
+  free(comm->intents);
+  comm_group_close(&comm->group);
+  lade_comm_finish(base);
+  free(comm);
+}
+
+static int staging_create(struct mpi_comm *comm, struct lade_error *error)
+{
+  uint64_t size = (uint64_t)comm->group.size, half = comm->base.params.staging_bytes / 2;
+  struct lade_faults *faults = comm->base.params.faults;
+  comm->piece_bytes = LADE_MAX(PIECE_LEAST, half / size / PIECE_LEAST * PIECE_LEAST);
+  comm->outgoing = lade_fault_calloc(faults, 2 * size, comm->piece_bytes);
+  comm->terms = lade_fault_calloc(faults, size, sizeof(*comm->terms));
+  comm->intents = lade_fault_calloc(faults, size, sizeof(*comm->intents));
+  comm->incoming = comm->outgoing ? comm->outgoing + size * comm->piece_bytes : NULL;
+  return comm->outgoing && comm->terms && comm->intents
+             ? 0
+             : lade_error_set(error, -ENOMEM, "no memory for the staging of a communicator");
+}
+
+/* Say once, at rank 0 of the job, that the best way is not to be had. */
+static void way_log(const struct mpi_comm *comm, const struct lade_error *why)
+{
+  char line[sizeof(why->text) + 96];
+  if (!comm->base.params.log || !why->text[0] || comm->group.members[comm->group.rank] != 0)
+    return;
+  snprintf(line, sizeof(line), "ranks of this node cannot share memory (%s); MPI's collectives serve instead, slower",
+           why->text);
+  comm->base.params.log(comm->base.params.log_user, line);
+}
+
+static const struct lade_comm_ops mpi_ops;
+
+/* Takes over @group, also when it fails. */
+static int comm_create(const struct lade_comm_params *params, struct comm_group *group, struct lade_error *error,
+                       lade_comm **ret_comm)
+{
+  struct lade_error why = {0};
+  struct mpi_comm *comm = lade_fault_calloc(params->faults, 1, sizeof(*comm));
+  if (!comm) {
+    atomic_store(&group->job->has_failed, true);
+    comm_group_close(group);
+    return lade_error_set(error, -ENOMEM, "no memory for a communicator");
+  }
+  comm->group = *group;
+  lade_comm_init(&comm->base, &mpi_ops, params, group->rank, group->size);
+  int failed = 0;
+  if (group->is_one_node && params->backing != LADE_COMM_BACKING_NONE)
+    failed = comm_node_init(&comm->node, &comm->group, &comm->base.params, &why, error, &comm->is_shared);
+  if (!failed && !comm->is_shared)
+    failed = staging_create(comm, error);
+  if (failed) {
+    atomic_store(&group->job->has_failed, true);
+    mpi_close(&comm->base);
+    return failed;
+  }
+  way_log(comm, &why);
+  if (why.text[0]) /* its parts need not try again, nor say it */
+    comm->base.params.backing = LADE_COMM_BACKING_NONE;
+  *ret_comm = &comm->base;
+  return 0;
+}
+
+static int mpi_split(lade_comm *base, int colour, int key, struct lade_error *error, lade_comm **ret_comm)
+{
+  struct mpi_comm *comm = (struct mpi_comm *)base;
+  struct comm_group part = {.group = NULL};
+  int failed = comm_group_split(&comm->group, colour, key, error, &part);
+  if (failed || !part.group)
+    return failed;
+  return comm_create(&base->params, &part, error, ret_comm);
+}
+
+static const struct lade_comm_ops mpi_ops = {
+    .run = mpi_run,
+    .split = mpi_split,
+    .alloc = mpi_alloc,
+    .free = mpi_free,
+    .abort = mpi_abort,
+    .is_speaker = mpi_is_speaker,
+    .get_info = mpi_get_info,
+    .close = mpi_close,
+};
+
+int lade_comm_open_mpi(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm)
+{
+  struct comm_group world;
+  int failed = comm_job_open(params, error, &world);
+  return failed ? failed : comm_create(params, &world, error, ret_comm);
+}

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * MPI for comm_mpi.c, in a shared object of its own so that the library needs no libmpi to load.
+ *
+ * Groups are communicators with errors returned instead of ending the job. Everything that waits is MPI's
+ * non-blocking form and a test; sends are synchronous (MPI_Issend). Counts are bytes. Only making a group blocks: MPI
+ * has no other portable way.
+ */
+#include <errno.h>
+#include <mpi.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "parallel/comm_mpi_internal.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+extern EXPORT const struct lade_mpi lade_mpi;
+
+struct group {
+  MPI_Comm comm;
+};
+
+_Static_assert(sizeof(MPI_Request) <= sizeof(void *), "a request fits the transfer's slot");
+
+static bool is_ours; /* open started MPI; set once, before any second thread */
+
+static int error_put(struct lade_error *error, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* The core's lade_error_set: the plug-in needs nothing of the core, wherever that is linked. */
+static int error_put(struct lade_error *error, int code, const char *format, ...)
+{
+  va_list args;
+  va_start(args, format);
+  error->code = code;
+  vsnprintf(error->text, sizeof(error->text), format, args);
+  va_end(args);
+  return code;
+}
+
+static int failure_tell(struct lade_error *error, const char *what, int code)
+{
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0, class = MPI_ERR_OTHER;
+  MPI_Error_string(code, text, &length);
+  MPI_Error_class(code, &class);
+  int status = class == MPI_ERR_TRUNCATE ? -EPROTO : class == MPI_ERR_NO_MEM ? -ENOMEM : -EIO;
+  return error_put(error, status, "%s: MPI says: %.*s", what, length, text);
+}
+
+static int group_wrap(MPI_Comm comm, struct lade_error *error, void **ret_group)
+{
+  struct group *group = malloc(sizeof(*group));
+  if (!group) {
+    MPI_Comm_free(&comm);
+    return error_put(error, -ENOMEM, "no memory for a group of ranks");
+  }
+  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+  group->comm = comm;
+  *ret_group = group;
+  return 0;
+}
+
+static int plugin_open(struct lade_error *error, void **ret_group, bool *ret_is_serial)
+{
+  int is_running = 0, level = 0;
+  MPI_Comm comm;
+  MPI_Initialized(&is_running);
+  int code = is_running ? MPI_Query_thread(&level) : MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
+  if (code != MPI_SUCCESS)
+    return error_put(error, -EIO, "MPI did not start; is this process started by mpirun?");
+  is_ours = !is_running;
+  if (level < MPI_THREAD_SERIALIZED)
+    return error_put(error, -ENOTSUP, "MPI was started for one thread; start it with MPI_THREAD_MULTIPLE");
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  code = MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+  if (code != MPI_SUCCESS)
+    return failure_tell(error, "the group of all ranks", code);
+  *ret_is_serial = level < MPI_THREAD_MULTIPLE;
+  return group_wrap(comm, error, ret_group);
+}
+
+static void plugin_close(bool is_clean)
+{
+  int is_over = 0;
+  MPI_Finalized(&is_over);
+  if (is_ours && is_clean && !is_over)
+    MPI_Finalize();
+}
+
+static void group_members(void *group, int *ret_rank, int *ret_size)
+{
+  MPI_Comm_rank(((struct group *)group)->comm, ret_rank);
+  MPI_Comm_size(((struct group *)group)->comm, ret_size);
+}
+
+static int group_split(void *group, int colour, int key, struct lade_error *error, void **ret_group)
+{
+  MPI_Comm comm;
+  int code = MPI_Comm_split(((struct group *)group)->comm, colour < 0 ? MPI_UNDEFINED : colour, key, &comm);
+  if (code != MPI_SUCCESS)
+    return failure_tell(error, "split", code);
+  if (comm == MPI_COMM_NULL) {
+    *ret_group = NULL;
+    return 0;
+  }
+  return group_wrap(comm, error, ret_group);
+}
+
+static void group_release(void *group)
+{
+  struct group *own = group;
+  MPI_Comm_free(&own->comm);
+  free(own);
+}
+
+static int transfer_begin(void *group, struct lade_mpi_transfer *t, struct lade_error *error)
+{
+  MPI_Comm comm = ((struct group *)group)->comm;
+  MPI_Request *request = (MPI_Request *)t->request;
+  int code = MPI_SUCCESS;
+  switch (t->kind) {
+  case LADE_MPI_GATHER:
+    code = MPI_Iallgather(t->src, t->bytes, MPI_BYTE, t->dst, t->bytes, MPI_BYTE, comm, request);
+    break;
+  case LADE_MPI_EXCHANGE:
+    code = MPI_Ialltoall(t->src, t->bytes, MPI_BYTE, t->dst, t->bytes, MPI_BYTE, comm, request);
+    break;
+  case LADE_MPI_BROADCAST: code = MPI_Ibcast(t->dst, t->bytes, MPI_BYTE, t->peer, comm, request); break;
+  case LADE_MPI_SEND: code = MPI_Issend(t->src, t->bytes, MPI_BYTE, t->peer, 0, comm, request); break;
+  case LADE_MPI_RECV: code = MPI_Irecv(t->dst, t->bytes, MPI_BYTE, t->peer, 0, comm, request); break;
+  }
+  return code == MPI_SUCCESS ? 0 : failure_tell(error, "a transfer", code);
+}
+
+static int transfer_test(struct lade_mpi_transfer *t, bool *ret_is_done, struct lade_error *error)
+{
+  int is_done = 0;
+  MPI_Status status;
+  int code = MPI_Test((MPI_Request *)t->request, &is_done, &status);
+  if (code != MPI_SUCCESS)
+    return failure_tell(error, "a transfer", code);
+  if (is_done && t->kind == LADE_MPI_RECV)
+    MPI_Get_count(&status, MPI_BYTE, &t->received_bytes);
+  *ret_is_done = is_done;
+  return 0;
+}
+
+static void job_abort(int code)
+{
+  MPI_Abort(MPI_COMM_WORLD, code);
+}
+
+const struct lade_mpi lade_mpi = {
+    .open = plugin_open,
+    .close = plugin_close,
+    .members = group_members,
+    .split = group_split,
+    .release = group_release,
+    .begin = transfer_begin,
+    .test = transfer_test,
+    .abort = job_abort,
+};

@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Meetings of the ranks of one node, and how they fail.
+ *
+ * A meeting is over when every member has come. Members count up one word; the last to come sets it back, raises
+ * n_met and wakes those who sleep on that word. Nobody spins where ranks outnumber cores; else a short spin saves the
+ * sleep. A sleeper wakes every COMM_LOOK_MS to look whether those who are missing still live.
+ *
+ * Failure is one word, set once, by whoever sees it first: so all members tell the same story. A member that has come
+ * to the meeting and then died does not fail it: the meeting can end, and the next one fails.
+ *
+ * Before a collective moves anything the members meet and compare their intents, which costs one meeting of
+ * a few microseconds and turns a program that went astray into an error with names. Intents alternate between two
+ * places: a member writes the third one only when all have come to the second, hence have read the first.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/cpu.h"
+#include "parallel/comm_node_internal.h"
+#include "parallel/comm_node_moves_internal.h"
+
+#define SPINS 2000
+#define CHUNK_LEAST 4096 /* per member: parts of a chunk stay whole pages */
+
+/* The failure word: what in the upper half, the member less one in the lower. */
+enum { FAILED_DEAD = 1 << 24, FAILED_ABORT = 2 << 24, FAILED_LATE = 3 << 24, FAILED_MASK = 0xff << 24 };
+
+static void futex_wait(_Atomic uint32_t *word, uint32_t value)
+{
+  const struct timespec most = {.tv_nsec = COMM_LOOK_MS * 1000000l};
+  syscall(SYS_futex, word, FUTEX_WAIT, value, &most, NULL, 0);
+}
+
+static void futex_wake(_Atomic uint32_t *word)
+{
+  syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static void failure_set(struct comm_node *node, uint32_t what, int member)
+{
+  uint32_t none = 0;
+  atomic_compare_exchange_strong(&node->control->failure, &none, what | (uint32_t)(member + 1));
+  atomic_store(&node->group->job->has_failed, true);
+  futex_wake(&node->control->n_met);
+}
+
+int comm_node_status(struct comm_node *node, struct lade_error *error)
+{
+  uint32_t failure = atomic_load(&node->control->failure);
+  if (!failure)
+    return 0;
+  atomic_store(&node->group->job->has_failed, true);
+  int member = (int)(failure & ~(uint32_t)FAILED_MASK) - 1, rank = node->group->members[member];
+  switch (failure & FAILED_MASK) {
+  case FAILED_DEAD: return comm_member_tell_dead(node->group, member, error);
+  case FAILED_ABORT:
+    return lade_error_set(error, -ECANCELED, "rank %d gave up: %.*s", rank, COMM_WORDS_BYTES,
+                          node->control->members[member].words);
+  default:
+    return lade_error_set(error, -ETIMEDOUT, "rank %d did not come within %d ms; it is stopped, stuck or elsewhere",
+                          rank, node->group->timeout_ms);
+  }
+}
+
+/* Look for a member that has not come and is dead, or too late. */
+static void missing_check(struct comm_node *node, uint32_t meeting, int64_t begin_ns)
+{
+  bool is_late = lade_now_ns() - begin_ns > node->group->timeout_ms * 1000000ll;
+  for (int member = 0; member < node->group->size; member++) {
+    struct comm_member *other = &node->control->members[member];
+    if (atomic_load(&other->n_arrived) == meeting)
+      continue;
+    /* It may have come since: looked at again once it is known to be dead, its last word is final. */
+    if (comm_member_is_dead(node->group, member) && atomic_load(&other->n_arrived) != meeting) {
+      failure_set(node, FAILED_DEAD, member);
+      return;
+    }
+    if (is_late) {
+      failure_set(node, FAILED_LATE, member);
+      return;
+    }
+  }
+}
+
+static bool is_over(struct comm_node *node, uint32_t meeting)
+{
+  return (int32_t)(atomic_load_explicit(&node->control->n_met, memory_order_acquire) - meeting) >= 0;
+}
+
+static int meeting_wait(struct comm_node *node, uint32_t meeting, struct lade_error *error)
+{
+  struct comm_control *control = node->control;
+  for (int i = 0; i < node->n_spins; i++)
+    if (is_over(node, meeting))
+      return 0;
+  int64_t begin_ns = lade_now_ns(), look_ns = begin_ns;
+  int status = 0;
+  atomic_fetch_add(&control->n_sleepers, 1);
+  while (!is_over(node, meeting) && !(status = comm_node_status(node, error))) {
+    futex_wait(&control->n_met, meeting - 1);
+    if (lade_now_ns() - look_ns >= COMM_LOOK_MS * 1000000ll) {
+      missing_check(node, meeting, begin_ns);
+      look_ns = lade_now_ns();
+    }
+  }
+  atomic_fetch_sub(&control->n_sleepers, 1);
+  return status;
+}
+
+int comm_node_meet(struct comm_node *node, struct lade_error *error)
+{
+  struct comm_control *control = node->control;
+  uint32_t meeting = ++node->n_meetings;
+  atomic_store(&control->members[node->group->rank].n_arrived, meeting);
+  if (atomic_fetch_add(&control->n_here, 1) + 1 < (uint32_t)node->group->size)
+    return meeting_wait(node, meeting, error);
+  atomic_store(&control->n_here, 0);
+  atomic_store(&control->n_met, meeting);
+  if (atomic_load(&control->n_sleepers))
+    futex_wake(&control->n_met);
+  return 0;
+}
+
+void comm_node_abort(struct comm_node *node, const char *words)
+{
+  struct comm_member *own = &node->control->members[node->group->rank];
+  snprintf(own->words, sizeof(own->words), "%s", words);
+  failure_set(node, FAILED_ABORT, node->group->rank);
+}
+
+/* ---- agreeing ---- */
+
+int comm_intents_tell(const struct comm_group *group, int member, const struct comm_intent *other,
+                      const struct comm_intent *first, struct lade_error *error)
+{
+  return lade_error_set(error, -EPROTO, "rank %d runs %s of %llu %s with peer %u, rank %d runs %s of %llu %s with peer "
+                        "%u; all ranks of a group must run the same", group->members[member],
+                        lade_collective_name(other->kind), (unsigned long long)other->n,
+                        lade_dtype_name(other->dtype), other->peer, group->members[0],
+                        lade_collective_name(first->kind), (unsigned long long)first->n, lade_dtype_name(first->dtype),
+                        first->peer);
+}
+
+/* All intents of this sequence are there: are they one, and is all memory shared? */
+static int intents_compare(struct comm_node *node, struct comm_agreement *ret, struct lade_error *error)
+{
+  int parity = node->n_sequences & 1;
+  const struct comm_intent *first = &node->control->members[0].intents[parity];
+  *ret = (struct comm_agreement){.parity = parity, .is_src_shared = true, .is_dst_shared = true};
+  for (int member = 0; member < node->group->size; member++) {
+    const struct comm_intent *other = &node->control->members[member].intents[parity];
+    if (other->kind != first->kind || other->dtype != first->dtype || other->n != first->n ||
+        other->peer != first->peer || other->sequence != first->sequence) {
+      atomic_store(&node->group->job->has_failed, true);
+      return comm_intents_tell(node->group, member, other, first, error);
+    }
+    ret->is_src_shared &= other->src_window && other->src_window == first->src_window;
+    ret->is_dst_shared &= other->dst_window && other->dst_window == first->dst_window;
+  }
+  return 0;
+}
+
+/* Blocks of n elements in a buffer. */
+static uint64_t src_blocks(const struct comm_node *node, const struct lade_collective *c)
+{
+  bool is_world = c->kind == LADE_REDUCE_SCATTER || c->kind == LADE_ALL_TO_ALL;
+  return is_world ? (uint64_t)node->group->size : 1;
+}
+
+static uint64_t dst_blocks(const struct comm_node *node, const struct lade_collective *c)
+{
+  return c->kind == LADE_ALL_GATHER || c->kind == LADE_ALL_TO_ALL ? (uint64_t)node->group->size : 1;
+}
+
+static int intents_meet(struct comm_node *node, const struct lade_collective *c, struct comm_agreement *ret,
+                        struct lade_error *error)
+{
+  struct comm_job *job = node->group->job;
+  struct comm_intent *own = &node->control->members[node->group->rank].intents[++node->n_sequences & 1];
+  uint64_t bytes = lade_collective_bytes(c);
+  *own = (struct comm_intent){.kind = c->kind, .dtype = c->dtype, .n = c->n, .sequence = node->n_sequences};
+  own->peer = c->kind == LADE_BROADCAST ? (uint32_t)c->peer : 0;
+  if (bytes) {
+    own->src_window = comm_window_find(job, c->src, bytes * src_blocks(node, c), &own->src_offset);
+    own->dst_window = comm_window_find(job, c->dst, bytes * dst_blocks(node, c), &own->dst_offset);
+  }
+  int status = comm_node_meet(node, error);
+  return status ? status : intents_compare(node, ret, error);
+}
+
+int comm_node_run(struct comm_node *node, const struct lade_collective *c, struct lade_error *error)
+{
+  struct comm_agreement agreement;
+  int status = comm_node_status(node, error);
+  if (!status)
+    status = intents_meet(node, c, &agreement, error);
+  if (status || c->kind == LADE_BARRIER || c->n == 0)
+    return status;
+  if (comm_move_is_direct(c, &agreement))
+    return comm_move_direct(node, c, &agreement, error);
+  return comm_move_staged(node, c, error);
+}
+
+/* ---- making and ending ---- */
+
+int comm_node_init(struct comm_node *node, struct comm_group *group, const struct lade_comm_params *params,
+                   struct lade_error *ret_why, struct lade_error *error, bool *ret_is_shared)
+{
+  uint64_t size = (uint64_t)group->size;
+  uint64_t chunk = lade_align_up(LADE_MAX(params->staging_bytes / 2, size * CHUNK_LEAST), 4096);
+  uint64_t control = lade_align_up(sizeof(struct comm_control) + size * sizeof(struct comm_member), 4096);
+  *node = (struct comm_node){.group = group, .params = params, .chunk_bytes = chunk};
+  node->n_spins = group->job->n_here <= lade_cpu_count() ? SPINS : 0;
+  node->terms = lade_fault_calloc(params->faults, size, sizeof(*node->terms));
+  /* Whoever lacks memory has to say so, or the others would wait for it. */
+  int own = node->terms ? 0 : -ENOMEM, failed = comm_group_gather(group, &own, group->outcomes, sizeof(own), error);
+  for (int member = 0; !failed && member < group->size; member++)
+    if (group->outcomes[member])
+      failed = lade_error_set(error, -ENOMEM, "no memory for a communicator at rank %d", group->members[member]);
+  if (!failed)
+    failed = comm_segment_open(group, control + 2 * chunk * (size + 1), params->backing, ret_why, error,
+                               &node->segment);
+  if (failed || !node->segment.data) {
+    free(node->terms);
+    node->terms = NULL;
+    *ret_is_shared = false;
+    return failed;
+  }
+  node->control = node->segment.data;
+  node->slots = (char *)node->segment.data + control;
+  node->results = node->slots + 2 * chunk * size;
+  *ret_is_shared = true;
+  return 0;
+}
+
+void comm_node_finish(struct comm_node *node)
+{
+  comm_segment_close(&node->segment);
+  free(node->terms);
+}
+
+/* ---- windows ---- */
+
+uint64_t comm_window_find(struct comm_job *job, const void *data, uint64_t bytes, uint64_t *ret_offset)
+{
+  uint64_t id = 0;
+  pthread_mutex_lock(&job->windows_mutex);
+  for (int i = 0; data && i < job->windows.n && !id; i++) {
+    const struct comm_window *window = job->windows.items[i];
+    uint64_t offset = (uint64_t)((uintptr_t)data - (uintptr_t)window->own);
+    if (window->segment.data && offset < window->own_bytes && bytes <= window->own_bytes - offset) {
+      id = window->id;
+      *ret_offset = offset;
+    }
+  }
+  pthread_mutex_unlock(&job->windows_mutex);
+  return id;
+}
+
+const void *comm_window_at(struct comm_job *job, uint64_t id, int rank, uint64_t offset)
+{
+  const char *at = NULL;
+  pthread_mutex_lock(&job->windows_mutex);
+  for (int i = 0; i < job->windows.n && !at; i++) {
+    const struct comm_window *window = job->windows.items[i];
+    for (int member = 0; window->id == id && member < window->n_members && !at; member++)
+      if (window->ranks[member] == rank)
+        at = (const char *)window->segment.data + window->offsets[member] + offset;
+  }
+  pthread_mutex_unlock(&job->windows_mutex);
+  return at;
+}

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sharing memory between processes of one node that are not each other's children.
+ *
+ * First choice is a memfd: it belongs to no file system, so a container's small /dev/shm does not bound it. Member 0
+ * makes and fills it and tells its process number and descriptor; the others open it through /proc. Where /proc
+ * is hidden, a file in /dev/shm that has room, and that member 0 unlinks as soon as all have opened it. A try counts
+ * only when all members succeeded, which they tell each other, so that all go the same way.
+ *
+ * Rejected: MPI_Win_allocate_shared. Open MPI 4 backs it by a file in the session's directory or in /dev/shm, finds
+ * out about missing room by SIGBUS, and cannot be told otherwise by a library.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "parallel/comm_segment_internal.h"
+
+#define FOLDER "/dev/shm"
+
+/* What member 0 says about its try. */
+struct offer {
+  int status;
+  char path[92]; /* where the others open it */
+};
+
+static int memfd_make(uint64_t bytes, struct offer *offer)
+{
+  int fd = memfd_create("lade-comm", MFD_CLOEXEC);
+  if (fd < 0)
+    return -errno;
+  int status = ftruncate(fd, (off_t)bytes) ? -errno : -posix_fallocate(fd, 0, (off_t)bytes);
+  if (status) {
+    close(fd);
+    return status;
+  }
+  snprintf(offer->path, sizeof(offer->path), "/proc/%d/fd/%d", (int)getpid(), fd);
+  return fd;
+}
+
+/* Asked first, because filling the last of a shared /dev/shm would take it from others for a moment. */
+static int room_check(uint64_t bytes)
+{
+  struct statvfs room;
+  if (statvfs(FOLDER, &room))
+    return -errno;
+  return (uint64_t)room.f_bavail * room.f_frsize < bytes ? -ENOSPC : 0;
+}
+
+static int file_make(uint64_t bytes, struct offer *offer)
+{
+  int status = room_check(bytes);
+  if (status)
+    return status;
+  snprintf(offer->path, sizeof(offer->path), FOLDER "/lade-%d-%llx", (int)getpid(), (unsigned long long)lade_now_ns());
+  int fd = open(offer->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (fd < 0)
+    return -errno;
+  status = -posix_fallocate(fd, 0, (off_t)bytes);
+  if (status) {
+    unlink(offer->path);
+    close(fd);
+    return status;
+  }
+  return fd;
+}
+
+/* Map what @fd is or, without one, what the offer names. */
+static int offer_map(const struct offer *offer, int fd, uint64_t bytes, void **ret_data)
+{
+  int own = fd >= 0 ? fd : open(offer->path, O_RDWR | O_CLOEXEC);
+  if (own < 0)
+    return -errno;
+  void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
+  int status = data == MAP_FAILED ? -errno : 0;
+  if (own != fd)
+    close(own);
+  if (!status) {
+    madvise(data, bytes, MADV_DONTFORK);
+    *ret_data = data;
+  }
+  return status;
+}
+
+/* The first member that failed, with its code; 0 when none did. */
+static int agree(struct comm_group *group, int status, int *ret_outcome, struct lade_error *error)
+{
+  int failed = comm_group_gather(group, &status, group->outcomes, sizeof(status), error);
+  *ret_outcome = 0;
+  for (int member = 0; !failed && member < group->size && !*ret_outcome; member++)
+    *ret_outcome = group->outcomes[member];
+  return failed;
+}
+
+/* One try with one backing; *ret_outcome says why it did not work for all. */
+static int backing_try(struct comm_group *group, enum lade_comm_backing backing, struct comm_segment *segment,
+                       int *ret_outcome, struct lade_error *error)
+{
+  struct offer offer = {.status = 0};
+  int fd = -1;
+  if (group->rank == 0) {
+    fd = backing == LADE_COMM_BACKING_MEMFD ? memfd_make(segment->bytes, &offer) : file_make(segment->bytes, &offer);
+    offer.status = LADE_MIN(fd, 0);
+  }
+  struct lade_mpi_transfer tell = {.kind = LADE_MPI_BROADCAST, .dst = &offer, .bytes = sizeof(offer)};
+  int failed = comm_group_transfer(group, &tell, error);
+  int status = failed || offer.status ? offer.status : offer_map(&offer, fd, segment->bytes, &segment->data);
+  if (!failed)
+    failed = agree(group, status, ret_outcome, error);
+  if (group->rank == 0 && fd >= 0) {
+    if (backing == LADE_COMM_BACKING_FILE)
+      unlink(offer.path);
+    close(fd);
+  }
+  if ((failed || *ret_outcome) && segment->data) {
+    munmap(segment->data, segment->bytes);
+    segment->data = NULL;
+  }
+  return failed;
+}
+
+int comm_segment_open(struct comm_group *group, uint64_t bytes, enum lade_comm_backing backing,
+                      struct lade_error *ret_why, struct lade_error *error, struct comm_segment *ret_segment)
+{
+  static const enum lade_comm_backing tries[] = {LADE_COMM_BACKING_MEMFD, LADE_COMM_BACKING_FILE};
+  static const char *const names[] = {"a memfd", "a file in " FOLDER};
+  struct comm_segment segment = {.bytes = lade_align_up(bytes, 4096), .backing = LADE_COMM_BACKING_NONE};
+  int outcomes[LADE_COUNT(tries)] = {0};
+  for (size_t i = 0; i < LADE_COUNT(tries) && !segment.data; i++) {
+    if (backing != LADE_COMM_BACKING_AUTO && backing != tries[i])
+      continue;
+    int failed = backing_try(group, tries[i], &segment, &outcomes[i], error);
+    if (failed)
+      return failed;
+    segment.backing = segment.data ? tries[i] : LADE_COMM_BACKING_NONE;
+  }
+  size_t at = 0;
+  ret_why->text[0] = 0;
+  for (size_t i = 0; i < LADE_COUNT(tries) && !segment.data; i++)
+    if (outcomes[i])
+      at += (size_t)snprintf(ret_why->text + at, sizeof(ret_why->text) - at, "%s%s of %llu bytes: %s", at ? "; " : "",
+                             names[i], (unsigned long long)segment.bytes, strerror(-outcomes[i]));
+  *ret_segment = segment;
+  return 0;
+}
+
+void comm_segment_close(struct comm_segment *segment)
+{
+  if (segment->data)
+    munmap(segment->data, segment->bytes);
+  segment->data = NULL;
+}

@@ -1,0 +1,525 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The comm contract, over every engine and path; comm.py starts it, once per rank.
+ *
+ * Usage: conform-comm self|memfd|file|apart [ENDING]. Without an ending every property of a job that goes well. An
+ * ending is a job that does not: kill, stop, abort, mismatch, short; each rank then prints what its call returned.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "base/cpu.h"
+#include "base/float.h"
+#include "device/device.h"
+#include "parallel/comm.h"
+#include "parallel/mesh.h"
+
+#define STAGING_BYTES 65536 /* small, so that middling sizes take many chunks */
+#define N_MOST 100003
+#define GUARD 0xa5
+
+extern char **environ;
+
+static struct world {
+  struct lade_launch launch;
+  struct lade_kernels kernels;
+  struct lade_comm_params params;
+  lade_comm *comm;
+  int rank, size, n_lines;
+} world;
+
+static void line_note(void *user, const char *line)
+{
+  ((struct world *)user)->n_lines++;
+  printf("LOG: %s\n", line);
+}
+
+static int world_open(const char *path, uint64_t staging_bytes, int timeout_ms, struct lade_error *error)
+{
+  static const char *const names[] = {"auto", "memfd", "file", "apart"};
+  struct lade_cpu cpu = lade_cpu_get();
+  lade_kernels_init(&world.kernels, &cpu);
+  int status = lade_launch_read(environ, error, &world.launch);
+  if (status)
+    return status;
+  world.params = (struct lade_comm_params){.struct_size = sizeof(world.params), .launch = &world.launch,
+                                           .kernels = &world.kernels, .staging_bytes = staging_bytes,
+                                           .timeout_ms = timeout_ms, .is_checked = true, .log = line_note,
+                                           .log_user = &world};
+  for (int i = 0; i < (int)LADE_COUNT(names); i++)
+    world.params.backing = strcmp(path, names[i]) == 0 ? (enum lade_comm_backing)i : world.params.backing;
+  world.params.engine = strcmp(path, "self") == 0 ? LADE_COMM_SELF : LADE_COMM_MPI;
+  status = lade_comm_open(&world.params, error, &world.comm);
+  if (!status) {
+    world.rank = lade_comm_rank(world.comm);
+    world.size = lade_comm_size(world.comm);
+  }
+  return status;
+}
+
+/* ---- what ranks hold ---- */
+
+/* An element that every rank can compute for every other: of all magnitudes, so that the order of a sum shows. */
+static float value_get(int rank, uint64_t element, uint32_t seed)
+{
+  uint64_t x = (uint64_t)(rank + 1) * 0x9e3779b97f4a7c15u ^ (element + 1) * 0xbf58476d1ce4e5b9u ^ seed * 0x94d049bbu;
+  x ^= x >> 29;
+  x *= 0x94d049bb133111ebu;
+  x ^= x >> 32;
+  float magnitude = (float)((int64_t)(x & 0xffffff) - 0x800000) * 0x1p-20f;
+  return x >> 60 == 0 ? magnitude * 1e6f : x >> 60 == 1 ? -0.0f : magnitude;
+}
+
+static void element_put(enum lade_dtype dtype, void *data, uint64_t i, float value)
+{
+  if (dtype == LADE_F32)
+    ((float *)data)[i] = value;
+  else
+    ((uint16_t *)data)[i] = lade_f32_to_bf16(value);
+}
+
+static float element_of(enum lade_dtype dtype, int rank, uint64_t element, uint32_t seed)
+{
+  float value = value_get(rank, element, seed);
+  return dtype == LADE_F32 ? value : lade_bf16_to_f32(lade_f32_to_bf16(value));
+}
+
+/* The sum over ranks as the contract writes it. */
+static float sum_of(enum lade_dtype dtype, int size, uint64_t element, uint32_t seed)
+{
+  float sum = element_of(dtype, 0, element, seed);
+  for (int rank = 1; rank < size; rank++)
+    sum += element_of(dtype, rank, element, seed);
+  return sum;
+}
+
+static void expect(enum lade_dtype dtype, const void *data, uint64_t i, float value)
+{
+  uint32_t got, want;
+  if (dtype == LADE_F32) {
+    memcpy(&got, (const float *)data + i, sizeof(got));
+    want = lade_f32_bits(value);
+  } else {
+    got = ((const uint16_t *)data)[i];
+    want = lade_f32_to_bf16(value);
+  }
+  if (got != want)
+    fail_msg("rank %d: element %llu of %s: got %08x, want %08x", world.rank, (unsigned long long)i,
+             lade_dtype_name(dtype), got, want);
+}
+
+/* ---- one collective, checked ---- */
+
+struct trial {
+  lade_comm *comm;
+  int rank, size; /* in comm */
+  enum lade_collective_kind kind;
+  enum lade_dtype dtype;
+  uint64_t n;
+  bool is_in_place;
+  uint32_t seed;
+  char *src, *dst; /* with room for size * n elements and a guard */
+  struct lade_collective c;
+};
+
+static bool is_of_world(enum lade_collective_kind kind)
+{
+  return kind == LADE_REDUCE_SCATTER || kind == LADE_ALL_TO_ALL;
+}
+
+static void trial_fill(struct trial *t)
+{
+  uint64_t item = lade_dtype_bytes(t->dtype), block = (uint64_t)t->rank * t->n;
+  uint64_t n_src = t->n * (is_of_world(t->kind) ? (uint64_t)t->size : 1);
+  uint64_t n_dst = t->n * (t->kind == LADE_ALL_GATHER || t->kind == LADE_ALL_TO_ALL ? (uint64_t)t->size : 1);
+  t->c = (struct lade_collective){.kind = t->kind, .dtype = t->dtype, .n = t->n, .src = t->src, .dst = t->dst};
+  t->c.peer = t->kind == LADE_BROADCAST ? (int)(t->seed % (uint32_t)t->size) : 0;
+  memset(t->dst, GUARD, (n_dst + 1) * item);
+  if (t->is_in_place && t->kind == LADE_ALL_GATHER)
+    t->c.src = t->dst + block * item;
+  else if (t->is_in_place && t->kind == LADE_REDUCE_SCATTER)
+    t->c.dst = t->src + block * item;
+  else if (t->is_in_place)
+    t->c.src = t->dst;
+  for (uint64_t i = 0; i < n_src; i++)
+    element_put(t->dtype, (void *)(uintptr_t)t->c.src, i, value_get(t->rank, i, t->seed));
+}
+
+static void trial_expect(const struct trial *t)
+{
+  uint64_t block = (uint64_t)t->rank * t->n, item = lade_dtype_bytes(t->dtype), n_dst = t->n;
+  for (uint64_t i = 0; i < t->n; i++) {
+    switch (t->kind) {
+    case LADE_REDUCE_SCATTER: expect(t->dtype, t->c.dst, i, sum_of(t->dtype, t->size, block + i, t->seed)); break;
+    case LADE_ALL_REDUCE: expect(t->dtype, t->c.dst, i, sum_of(t->dtype, t->size, i, t->seed)); break;
+    case LADE_BROADCAST: expect(t->dtype, t->c.dst, i, element_of(t->dtype, t->c.peer, i, t->seed)); break;
+    default:
+      for (int other = 0; other < t->size; other++) {
+        uint64_t from = t->kind == LADE_ALL_TO_ALL ? block + i : i;
+        expect(t->dtype, t->c.dst, (uint64_t)other * t->n + i, element_of(t->dtype, other, from, t->seed));
+      }
+      n_dst = t->n * (uint64_t)t->size;
+    }
+  }
+  if (!t->is_in_place || t->kind != LADE_REDUCE_SCATTER) /* nothing past the end */
+    for (uint64_t i = 0; i < item; i++)
+      assert_int_equal(((const uint8_t *)t->dst)[n_dst * item + i], GUARD);
+}
+
+static void trial_run(struct trial *t)
+{
+  struct lade_error error = {0};
+  trial_fill(t);
+  if (lade_comm_run(t->comm, &t->c, &error))
+    fail_msg("rank %d: %s", world.rank, error.text);
+  trial_expect(t);
+}
+
+static void *room_get(lade_comm *comm, bool is_window)
+{
+  uint64_t bytes = ((uint64_t)lade_comm_size(comm) * N_MOST + 1) * sizeof(float);
+  void *data = NULL;
+  struct lade_error error = {0};
+  if (is_window && lade_comm_alloc(comm, bytes, &error, &data))
+    fail_msg("%s", error.text);
+  if (!is_window)
+    data = malloc(bytes);
+  assert_non_null(data);
+  return data;
+}
+
+static void room_free(lade_comm *comm, void *data, bool is_window)
+{
+  if (is_window)
+    lade_comm_free(comm, data);
+  else
+    free(data);
+}
+
+/* Every kind, type and size, apart and in place, with each buffer in shared memory or not. */
+static void comm_verify(lade_comm *comm, const uint64_t *sizes, int n_sizes)
+{
+  struct trial t = {.comm = comm, .rank = lade_comm_rank(comm), .size = lade_comm_size(comm), .seed = 7};
+  for (int windows = 0; windows < 4; windows++) {
+    t.src = room_get(comm, windows & 1);
+    t.dst = room_get(comm, windows & 2);
+    for (int i = 0; i < n_sizes; i++) {
+      for (int which = 0; which < 2 * 2 * (LADE_BROADCAST + 1); which++, t.seed++) {
+        t.n = sizes[i];
+        t.dtype = which & 1 ? LADE_BF16 : LADE_F32;
+        t.is_in_place = which & 2;
+        t.kind = (enum lade_collective_kind)(which / 4);
+        if (!(t.is_in_place && t.kind == LADE_ALL_TO_ALL))
+          trial_run(&t);
+      }
+    }
+    room_free(comm, t.dst, windows & 2);
+    room_free(comm, t.src, windows & 1);
+  }
+}
+
+/* ---- properties ---- */
+
+static void results_are_the_reference_s_bits(void **state)
+{
+  static const uint64_t sizes[] = {0, 1, 3, 17, 64, 515, 4099, 20011, N_MOST};
+  comm_verify(world.comm, sizes, LADE_COUNT(sizes));
+}
+
+static void the_same_every_time(void **state)
+{
+  struct trial t = {.comm = world.comm, .rank = world.rank, .size = world.size, .seed = 99, .kind = LADE_ALL_REDUCE,
+                    .dtype = LADE_F32, .n = 33333};
+  t.src = room_get(world.comm, false);
+  t.dst = room_get(world.comm, false);
+  for (int i = 0; i < 10; i++)
+    trial_run(&t);
+  free(t.dst);
+  free(t.src);
+}
+
+/* Rank after rank around the ring; the send ends after the receive has begun, though it is small and could be kept. */
+static void a_send_is_synchronous(void **state)
+{
+  int64_t times[2] = {0};
+  struct lade_error error = {0};
+  for (int sender = 0; sender + 1 < world.size; sender++) {
+    struct lade_collective c = {.dtype = LADE_U8, .n = sizeof(times[0])};
+    if (world.rank == sender) {
+      c.kind = LADE_SEND, c.peer = sender + 1, c.src = &times[0];
+      assert_int_equal(lade_comm_run(world.comm, &c, &error), 0);
+      int64_t end_ns = lade_now_ns();
+      c.kind = LADE_RECV, c.dst = &times[1];
+      assert_int_equal(lade_comm_run(world.comm, &c, &error), 0);
+      assert_true(end_ns >= times[1]);
+    } else if (world.rank == sender + 1) {
+      nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+      times[1] = lade_now_ns();
+      c.kind = LADE_RECV, c.peer = sender, c.dst = &times[0];
+      assert_int_equal(lade_comm_run(world.comm, &c, &error), 0);
+      c.kind = LADE_SEND, c.src = &times[1];
+      assert_int_equal(lade_comm_run(world.comm, &c, &error), 0);
+    }
+  }
+}
+
+static void every_axis_of_a_mesh_is_a_group(void **state)
+{
+  static const uint64_t sizes[] = {5, 1111};
+  struct lade_mesh_params params = {.struct_size = sizeof(params), .world = world.size};
+  struct lade_mesh mesh;
+  params.tp = world.size >= 4 ? 2 : 1;
+  params.pp = world.size >= 8 ? 2 : 1;
+  params.shard = params.ep = world.size / params.tp / params.pp >= 2 ? 2 : 1;
+  assert_int_equal(lade_mesh_init(&params, NULL, &mesh), 0);
+  for (int axis = 0; axis < LADE_N_AXES; axis++) {
+    struct lade_error error = {0};
+    lade_comm *part = NULL;
+    int position = lade_mesh_position(&mesh, axis, world.rank);
+    if (lade_comm_split(world.comm, lade_mesh_group(&mesh, axis, world.rank), position, &error, &part))
+      fail_msg("%s", error.text);
+    assert_int_equal(lade_comm_rank(part), position);
+    assert_int_equal(lade_comm_size(part), mesh.axes[axis].size);
+    int32_t members[16] = {0}, own = world.rank;
+    struct lade_collective c = {.kind = LADE_ALL_GATHER, .dtype = LADE_I32, .n = 1, .src = &own, .dst = members};
+    assert_int_equal(lade_comm_run(part, &c, &error), 0);
+    for (int i = 0; i < mesh.axes[axis].size; i++)
+      assert_int_equal(members[i], lade_mesh_member(&mesh, axis, world.rank, i));
+    comm_verify(part, sizes, LADE_COUNT(sizes));
+    lade_comm_close(part);
+  }
+}
+
+static void a_negative_colour_takes_no_part(void **state)
+{
+  lade_comm *part = NULL;
+  struct lade_error error = {0};
+  bool is_in = world.rank % 2 == 0;
+  assert_int_equal(lade_comm_split(world.comm, is_in ? 3 : -1, -world.rank, &error, &part), 0);
+  assert_true(is_in == (part != NULL));
+  if (part) /* the key turns the order round */
+    assert_int_equal(lade_comm_rank(part), lade_comm_size(part) - 1 - world.rank / 2);
+  lade_comm_close(part);
+}
+
+/* Memory of the job's communicator is read where it is by parts of it as well. */
+static void shared_memory_serves_the_parts(void **state)
+{
+  lade_comm *part = NULL;
+  assert_int_equal(lade_comm_split(world.comm, world.rank / 2, 0, NULL, &part), 0);
+  struct trial t = {.comm = part, .rank = lade_comm_rank(part), .size = lade_comm_size(part), .dtype = LADE_F32,
+                    .n = 5000, .seed = 5};
+  t.src = room_get(world.comm, true);
+  t.dst = room_get(world.comm, true);
+  for (t.kind = LADE_ALL_GATHER; t.kind <= LADE_BROADCAST; t.kind++)
+    trial_run(&t);
+  lade_comm_free(world.comm, t.src);
+  lade_comm_free(world.comm, t.dst);
+  lade_comm_close(part);
+}
+
+/* ---- on queues ---- */
+
+#define IN_FLIGHT 48
+
+struct lane {
+  lade_comm *comm;
+  lade_queue *queue;
+  struct trial trials[IN_FLIGHT];
+  struct lade_comm_work works[IN_FLIGHT];
+  uint64_t count;
+};
+
+static void lane_submit(struct lane *lane)
+{
+  for (int i = 0; i < IN_FLIGHT; i++) {
+    struct trial *t = &lane->trials[i];
+    *t = (struct trial){.comm = lane->comm, .rank = lade_comm_rank(lane->comm), .size = lade_comm_size(lane->comm)};
+    t->kind = (enum lade_collective_kind)(i % (LADE_BROADCAST + 1));
+    t->dtype = i % 2 ? LADE_BF16 : LADE_F32;
+    t->n = (uint64_t)(i * 37 % 9001);
+    t->seed = (uint32_t)i;
+    t->src = malloc(((uint64_t)t->size * t->n + 1) * 4);
+    t->dst = malloc(((uint64_t)t->size * t->n + 1) * 4);
+    trial_fill(t);
+    lane->works[i] = (struct lade_comm_work){.collective = t->c};
+    assert_int_equal(lade_comm_launch(lane->comm, lane->queue, &lane->works[i], &lane->count), 0);
+  }
+}
+
+static void lane_finish(struct lane *lane)
+{
+  struct lade_error error = {0};
+  assert_int_equal(lade_queue_sync(lane->queue, lane->count), 0);
+  if (lade_comm_status(lane->comm, &error))
+    fail_msg("%s", error.text);
+  for (int i = 0; i < IN_FLIGHT; i++) {
+    trial_expect(&lane->trials[i]);
+    free(lane->trials[i].src);
+    free(lane->trials[i].dst);
+  }
+  lade_queue_destroy(lane->queue);
+  lade_comm_close(lane->comm);
+}
+
+static void many_are_in_flight_on_several_queues(void **state)
+{
+  static struct lane lanes[3];
+  lade_device *device = NULL;
+  struct lade_host_device_params params = {.struct_size = sizeof(params), .capacity_bytes = 4 << 20};
+  assert_int_equal(lade_device_open_host(&params, NULL, &device), 0);
+  for (int i = 0; i < 3; i++) {
+    /* All ranks, halves, all ranks again in the opposite order. */
+    assert_int_equal(lade_comm_split(world.comm, i == 1 ? world.rank / 2 : 0, i == 2 ? -world.rank : 0, NULL,
+                                     &lanes[i].comm), 0);
+    assert_int_equal(lade_queue_create(device, LADE_QUEUE_COMM, &lanes[i].queue), 0);
+  }
+  for (int i = 0; i < 3; i++) /* not in one order everywhere: different communicators are independent */
+    lane_submit(&lanes[(i + world.rank) % 3]);
+  for (int i = 0; i < 3; i++)
+    lane_finish(&lanes[i]);
+  lade_device_close(device);
+}
+
+static void a_dry_device_only_counts_the_time(void **state)
+{
+  lade_device *device = NULL;
+  lade_queue *queue = NULL;
+  struct lade_dry_device_params params = {.struct_size = sizeof(params), .capacity_bytes = 4 << 20,
+                                          .to_host = {.bytes_per_s = 1}, .to_device = {.bytes_per_s = 1}};
+  assert_int_equal(lade_device_open_dry(&params, NULL, &device), 0);
+  assert_int_equal(lade_queue_create(device, LADE_QUEUE_COMM, &queue), 0);
+  float x = 3;
+  struct lade_comm_work work = {.collective = {.kind = LADE_ALL_REDUCE, .n = 1, .src = &x, .dst = &x},
+                                .predicted_ns = 1234};
+  uint64_t count = 0;
+  assert_int_equal(lade_comm_launch(world.comm, queue, &work, &count), 0);
+  assert_int_equal(lade_queue_sync(queue, count), 0);
+  assert_int_equal(lade_queue_busy_ns(queue), 1234);
+  assert_true(x == 3);
+  lade_queue_destroy(queue);
+  lade_device_close(device);
+}
+
+/* ---- refusals ---- */
+
+static void refusal_verify(struct lade_collective c, const char *words)
+{
+  struct lade_error error = {0};
+  assert_int_equal(lade_comm_run(world.comm, &c, &error), -EINVAL);
+  if (!strstr(error.text, words))
+    fail_msg("'%s' is not in '%s'", words, error.text);
+  assert_int_equal(lade_comm_status(world.comm, NULL), 0); /* it can be used on */
+}
+
+static void arguments_that_make_no_sense_are_refused(void **state)
+{
+  float x[64] = {0}, y[64];
+  refusal_verify((struct lade_collective){.kind = 99}, "no collective 99");
+  refusal_verify((struct lade_collective){.kind = LADE_ALL_REDUCE, .n = 4, .src = x}, "a buffer is missing");
+  refusal_verify((struct lade_collective){.kind = LADE_ALL_REDUCE, .n = 4, .src = x, .dst = x + 1}, "overlap");
+  refusal_verify((struct lade_collective){.kind = LADE_ALL_TO_ALL, .n = 1, .src = x, .dst = x}, "overlap");
+  refusal_verify((struct lade_collective){.kind = LADE_ALL_REDUCE, .dtype = LADE_I32, .n = 4, .src = x, .dst = y},
+                 "sums are of f32 and bf16, not of i32");
+  refusal_verify((struct lade_collective){.kind = LADE_BROADCAST, .n = 1, .src = x, .dst = y, .peer = world.size},
+                 "there is no rank");
+  refusal_verify((struct lade_collective){.kind = LADE_SEND, .n = 1, .src = x, .peer = world.rank}, "oneself");
+  refusal_verify((struct lade_collective){.kind = LADE_ALL_GATHER, .n = UINT64_MAX / 4, .src = x, .dst = y},
+                 "more than memory can hold");
+}
+
+/* ---- jobs that end badly ---- */
+
+/* What ended this rank's call, and how long it took since the deed was done. */
+static void ending_print(int status, const struct lade_error *error, int64_t since_ns)
+{
+  bool speaks = lade_comm_is_speaker(world.comm);
+  printf("END rank %d: %d after %lld ms%s: %s\n", world.rank, status, (long long)((lade_now_ns() - since_ns) / 1000000),
+         speaks ? ", speaks" : "", error->text);
+  fflush(stdout);
+}
+
+static int ending_run(const char *ending)
+{
+  static float x[50000], y[50000];
+  struct lade_collective c = {.kind = LADE_ALL_REDUCE, .dtype = LADE_F32, .n = 50000, .src = x, .dst = y};
+  struct lade_error error = {0};
+  int bad = world.size - 1, status = 0;
+  signal(SIGTERM, SIG_IGN); /* the launcher's own way of ending the job; ours is looked at */
+  for (int i = 0; i < 20 && !status; i++)
+    status = lade_comm_run(world.comm, &c, &error);
+  int64_t since_ns = lade_now_ns();
+  if (world.rank == bad && strcmp(ending, "kill") == 0)
+    kill(getpid(), SIGKILL);
+  if (world.rank == bad && strcmp(ending, "stop") == 0) {
+    nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
+    exit(1);
+  }
+  if (world.rank == bad && strcmp(ending, "abort") == 0)
+    lade_comm_abort(world.comm, "no memory left");
+  if (world.rank == bad && strcmp(ending, "mismatch") == 0)
+    c.n = 49999;
+  if (strcmp(ending, "short") == 0) {
+    c = (struct lade_collective){.kind = world.rank == bad ? LADE_SEND : LADE_RECV, .dtype = LADE_F32, .src = x,
+                                 .dst = y, .n = world.rank == bad ? 10 : 20, .peer = world.rank == bad ? 0 : bad};
+    if (world.rank != bad && world.rank != 0) {
+      nanosleep(&(struct timespec){.tv_sec = 1}, NULL); /* the launcher ends the job with the first of us */
+      return 1;
+    }
+  }
+  for (int i = 0; i < 1000000 && !status; i++)
+    status = lade_comm_run(world.comm, &c, &error);
+  if (world.rank == bad && strcmp(ending, "short") == 0)
+    return 1; /* its sends go well until the receiver is gone */
+  ending_print(status, &error, since_ns);
+  struct lade_error again = {0};
+  c.n = 1;
+  if (lade_comm_run(world.comm, &c, &again) != status || strcmp(again.text, error.text))
+    printf("END rank %d: a second call said otherwise: %s\n", world.rank, again.text);
+  lade_comm_close(world.comm);
+  return 1;
+}
+
+int main(int argc, char **argv)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(results_are_the_reference_s_bits),
+      cmocka_unit_test(the_same_every_time),
+      cmocka_unit_test(a_send_is_synchronous),
+      cmocka_unit_test(every_axis_of_a_mesh_is_a_group),
+      cmocka_unit_test(a_negative_colour_takes_no_part),
+      cmocka_unit_test(shared_memory_serves_the_parts),
+      cmocka_unit_test(many_are_in_flight_on_several_queues),
+      cmocka_unit_test(a_dry_device_only_counts_the_time),
+      cmocka_unit_test(arguments_that_make_no_sense_are_refused),
+  };
+  struct lade_error error = {0};
+  const char *path = argc > 1 ? argv[1] : "self", *ending = argc > 2 ? argv[2] : NULL;
+  bool is_noroom = ending && strcmp(ending, "noroom") == 0;
+  int status = world_open(path, is_noroom ? 16 << 20 : STAGING_BYTES, ending && !is_noroom ? 800 : 60000, &error);
+  if (status) {
+    printf("OPEN %d: %s\n", status, error.text);
+    return 1;
+  }
+  struct lade_comm_info info;
+  lade_comm_get_info(world.comm, &info);
+  if (world.rank == 0)
+    printf("PATH %s: %s, %llu bytes\n", info.engine, info.path, (unsigned long long)info.staging_bytes);
+  if (ending && !is_noroom)
+    return ending_run(ending);
+  int n_failed = cmocka_run_group_tests_name(path, tests, NULL, NULL);
+  lade_comm_close(world.comm);
+  return n_failed;
+}

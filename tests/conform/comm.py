@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs conform-comm on several ranks under mpirun, and judges how jobs end that go wrong.
+
+Usage: comm.py CONFORM-COMM PLUGIN PATH 2|4|8|endings|small-shm
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+RANKS = 4
+NOTICE_MS = 500 # LADE_COMM_NOTICE_MS
+LATE_MS = 800   # the timeout that conform-comm sets for endings
+SLACK_MS = 1500 # ranks outnumber cores, and other tests run beside
+EPIPE, EPROTO, ETIMEDOUT, ECANCELED = -32, -71, -110, -125
+
+
+def skip(why):
+    print("SKIP: " + why)
+    sys.exit(77)
+
+
+def ranks_run(n, command, wrap=()):
+    """Exit code and output of @command on @n ranks."""
+    environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                       LADE_MPI_PLUGIN=PLUGIN)
+    mpirun = ["mpirun", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-n", str(n)]
+    result = subprocess.run(list(wrap) + mpirun + command, env=environment, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True, timeout=110, check=False)
+    return result.returncode, result.stdout
+
+
+def require(truth, what, output):
+    if not truth:
+        print(f"FAILED: {what}\n{output}")
+        sys.exit(1)
+
+
+def properties(n):
+    code, output = ranks_run(n, [PROGRAM, PATH])
+    print(output)
+    require(code == 0, f"{n} ranks end with {code}", "")
+    require(output.count("[  PASSED  ]") == n, "not every rank reports", "")
+    expected = {"memfd": "shared memory (memfd)", "file": "shared memory (/dev/shm)", "apart": "MPI's collectives"}
+    require(f"PATH mpi: {expected[PATH]}" in output, "another path was taken", "")
+
+
+def ending(what, ranks, statuses, most_ms, words):
+    """Every rank in @ranks reports one of @statuses in time, with @words; returns the output and how many speak."""
+    code, output = ranks_run(RANKS, [PROGRAM, PATH, what])
+    ends = re.findall(r"^END rank (\d+): (-?\d+) after (\d+) ms(, speaks)?: (.*)$", output, re.MULTILINE)
+    require(code != 0, f"{what}: the job ends with 0", output)
+    require(sorted(int(end[0]) for end in ends) == ranks, f"{what}: other ranks report than {ranks}", output)
+    for rank, found, ms, _, text in ends:
+        require(int(found) in statuses, f"{what}: rank {rank} gets {found}, not one of {statuses}", output)
+        require(int(ms) <= most_ms, f"{what}: rank {rank} needs {ms} ms, over {most_ms}", output)
+        require(re.search(words, text), f"{what}: rank {rank} says '{text}'", output)
+    return output, sum(bool(end[3]) for end in ends)
+
+
+def endings():
+    notice, others = NOTICE_MS + SLACK_MS, list(range(RANKS - 1))
+    ended = r"rank \d \(process \d+\) has ended"
+    output, n_speakers = ending("kill", others, [EPIPE], notice, ended.replace(r"\d", "3", 1))
+    require(n_speakers == 1, "kill: one rank speaks", output)
+    ending("mismatch", list(range(RANKS)), [EPROTO], notice, "rank 3 runs all_reduce of 49999 f32")
+    ending("short", [0], [EPROTO], notice, "recv of 80 bytes from rank 3: 40 came")
+    if PATH == "apart": # nothing is shared: who gives up first ends, and that is what a later one sees
+        ending("stop", others, [ETIMEDOUT, EPIPE], LATE_MS + notice, "did not come within 800 ms|" + ended)
+        ending("abort", others, [EPIPE], notice, ended.replace(r"\d", "3", 1)) # MPI_Abort ends rank 3
+        return
+    ending("stop", others, [ETIMEDOUT], LATE_MS + notice, "rank 3 did not come within 800 ms")
+    ending("abort", list(range(RANKS)), [ECANCELED], notice, "rank 3 gave up: no memory left")
+
+
+def small_shm():
+    """A container's /dev/shm of 64 MiB, in a mount namespace."""
+    mount = ["unshare", "-m", "sh", "-c", "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec \"$@\"", "sh"]
+    if subprocess.run(mount + ["true"], capture_output=True, check=False).returncode:
+        skip("no mount namespace is to be had")
+    code, output = ranks_run(4, [PROGRAM, "auto"], mount)
+    require(code == 0 and "PATH mpi: shared memory (memfd)" in output, "a memfd does not depend on /dev/shm", output)
+    code, output = ranks_run(4, [PROGRAM, "file", "noroom"], mount)
+    require(code == 0 and output.count("[  PASSED  ]") == 4, "the job goes on without shared memory", output)
+    require("PATH mpi: MPI's collectives" in output, "another path was taken", output)
+    require(len(re.findall(r"^LOG: .*No space left on device", output, re.MULTILINE)) == 1, "said once", output)
+
+
+PROGRAM, PLUGIN, PATH, WHAT = sys.argv[1:5]
+if not shutil.which("mpirun"):
+    skip("mpirun is not on PATH (apt-get install openmpi-bin)")
+if PLUGIN == "none":
+    skip("built without Open MPI (apt-get install libopenmpi-dev)")
+if WHAT.isdigit():
+    properties(int(WHAT))
+else:
+    {"endings": endings, "small-shm": small_shm}[WHAT]()
