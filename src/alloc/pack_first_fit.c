@@ -3,8 +3,13 @@
  * First fit: items in some order, each at the lowest place that is free through its whole lifetime.
  *
  * The placed items are kept sorted by offset; an item walks them upwards, skips those that it never meets, and
- * stops at the first gap that holds it. O(n^2) in the worst case, a nanosecond or so per step, and most walks
- * stop early. Fixed items are there from the start, so every gap below and between them is used.
+ * stops at the first gap that holds it. They lie in blocks of some tens, and each block knows within which times its
+ * items begin and end: one that the item never meets is passed in one step, and so is one that it meets whole, if the
+ * block has no gap that is wide enough. Programs of many like layers consist of such blocks: what lives throughout
+ * lies together, and what the layers make at one offset lies in the order of the layers. O(n^2) in the worst case, a
+ * nanosecond or so per step. Fixed items are there from the start, so every gap below and between them is used.
+ *
+ * Effort is counted in items passed, not in steps taken: a limit means the same answer however the walk is sped up.
  *
  * What the order is decides the quality. Large and long-lived first is right for most programs; which of the
  * two should weigh more differs, so a few are tried, and the first that meets the target ends it. Then the best
@@ -15,12 +20,27 @@
 
 #include "alloc/pack_internal.h"
 
-/* Placed items by offset, as parallel arrays: the walk reads lifetimes of all and offsets of few. */
-struct shelf {
+#define BLOCK_PLACES 64
+
+/* Some placed items, by offset, as parallel arrays: the walk reads lifetimes of all and offsets of few. */
+struct block {
   int n;
-  int32_t *lo, *hi;
-  uint64_t *offset, *end;
-  int32_t *item;
+  int32_t lo_least, lo_most, hi_least, hi_most;
+  bool has_gap;      /* gap_bytes is known */
+  uint64_t end_most;
+  uint64_t gap_bytes; /* most bytes between an item's offset and the ends of all before it in the block */
+  int32_t lo[BLOCK_PLACES], hi[BLOCK_PLACES], item[BLOCK_PLACES];
+  uint64_t offset[BLOCK_PLACES], end[BLOCK_PLACES];
+};
+
+/*
+ * Placed items by offset, in blocks: all but one of them at least half full, as full ones are split in half and a cut
+ * fills them up.
+ */
+struct shelf {
+  int n, n_blocks;
+  struct block *blocks;
+  int32_t *order;  /* of blocks; from n_blocks on those that are free */
   int32_t *placed; /* all items in the order in which they were placed */
   bool *is_kept;   /* scratch, all false */
 };
@@ -48,81 +68,206 @@ enum { ORDER_BYTES, ORDER_AREA, ORDER_LENGTH, ORDER_START, N_ORDERS };
 #define N_CLIMBS 3
 #define PASSES_PER_TURN 24
 
-size_t lade_pack_first_fit_bytes(int n)
+static size_t blocks_most(int n)
 {
-  size_t per_shelf = 4 * sizeof(int32_t) + 2 * sizeof(uint64_t) + sizeof(bool);
-  return (size_t)n * (per_shelf + 2 * N_ORDERS * sizeof(struct keyed)) + 512;
+  return (size_t)n / (BLOCK_PLACES / 2) + 2;
 }
 
-/* First place in the shelf whose offset is above @offset. */
+size_t lade_pack_first_fit_bytes(int n)
+{
+  size_t per_item = sizeof(int32_t) + sizeof(bool) + 2 * N_ORDERS * sizeof(struct keyed);
+  return (size_t)n * per_item + blocks_most(n) * (sizeof(struct block) + sizeof(int32_t)) + 512;
+}
+
+/* ---- blocks ---- */
+
+static void block_note(struct block *block, int at)
+{
+  bool is_first = block->n == 1;
+  block->lo_least = is_first ? block->lo[at] : LADE_MIN(block->lo_least, block->lo[at]);
+  block->lo_most = is_first ? block->lo[at] : LADE_MAX(block->lo_most, block->lo[at]);
+  block->hi_least = is_first ? block->hi[at] : LADE_MIN(block->hi_least, block->hi[at]);
+  block->hi_most = is_first ? block->hi[at] : LADE_MAX(block->hi_most, block->hi[at]);
+  block->end_most = is_first ? block->end[at] : LADE_MAX(block->end_most, block->end[at]);
+  block->has_gap = false;
+}
+
+static void place_copy(struct block *to, int to_at, const struct block *from, int from_at)
+{
+  to->lo[to_at] = from->lo[from_at];
+  to->hi[to_at] = from->hi[from_at];
+  to->item[to_at] = from->item[from_at];
+  to->offset[to_at] = from->offset[from_at];
+  to->end[to_at] = from->end[from_at];
+}
+
+/* Behind the last of @block. */
+static void block_append(struct block *block, const struct block *from, int from_at)
+{
+  place_copy(block, block->n++, from, from_at);
+  block_note(block, block->n - 1);
+}
+
+static uint64_t block_gap(struct block *block)
+{
+  uint64_t end = block->end[0], most = 0;
+  if (block->has_gap)
+    return block->gap_bytes;
+  for (int k = 1; k < block->n; k++) {
+    if (block->offset[k] > end)
+      most = LADE_MAX(most, block->offset[k] - end);
+    end = LADE_MAX(end, block->end[k]);
+  }
+  block->has_gap = true;
+  block->gap_bytes = most;
+  return most;
+}
+
+/* ---- the shelf ---- */
+
+static struct block *shelf_block(const struct shelf *shelf, int place)
+{
+  return &shelf->blocks[shelf->order[place]];
+}
+
+/* An empty block at @place of the order. */
+static struct block *block_add(struct shelf *shelf, int place)
+{
+  int32_t fresh = shelf->order[shelf->n_blocks];
+  size_t n_after = (size_t)(shelf->n_blocks - place);
+  memmove(shelf->order + place + 1, shelf->order + place, n_after * sizeof(*shelf->order));
+  shelf->order[place] = fresh;
+  shelf->n_blocks++;
+  shelf->blocks[fresh].n = 0;
+  return &shelf->blocks[fresh];
+}
+
+/* The last block that begins at or below @offset, or the first. */
 static int shelf_find(const struct shelf *shelf, uint64_t offset)
 {
-  int low = 0, high = shelf->n;
+  int low = 0, high = shelf->n_blocks;
   while (low < high) {
     int middle = (low + high) / 2;
-    if (shelf->offset[middle] <= offset)
+    if (shelf_block(shelf, middle)->offset[0] <= offset)
       low = middle + 1;
     else
       high = middle;
   }
-  return low;
+  return LADE_MAX(low - 1, 0);
+}
+
+static void block_split(struct shelf *shelf, int place)
+{
+  struct block *upper = block_add(shelf, place + 1), *lower = shelf_block(shelf, place);
+  int n = lower->n;
+  for (int k = n / 2; k < n; k++)
+    block_append(upper, lower, k);
+  lower->n = 0;
+  for (int k = 0; k < n / 2; k++)
+    block_append(lower, lower, k); /* in place: what is known of it is renewed */
 }
 
 static void shelf_insert(struct shelf *shelf, const struct pack_problem *problem, int32_t i, uint64_t offset)
 {
-  int at = shelf_find(shelf, offset);
-  size_t n_after = (size_t)(shelf->n - at);
-  memmove(shelf->lo + at + 1, shelf->lo + at, n_after * sizeof(*shelf->lo));
-  memmove(shelf->hi + at + 1, shelf->hi + at, n_after * sizeof(*shelf->hi));
-  memmove(shelf->offset + at + 1, shelf->offset + at, n_after * sizeof(*shelf->offset));
-  memmove(shelf->end + at + 1, shelf->end + at, n_after * sizeof(*shelf->end));
-  memmove(shelf->item + at + 1, shelf->item + at, n_after * sizeof(*shelf->item));
-  shelf->lo[at] = problem->lo[i];
-  shelf->hi[at] = problem->hi[i];
-  shelf->offset[at] = offset;
-  shelf->end[at] = offset + problem->bytes[i];
-  shelf->item[at] = i;
+  int place = shelf_find(shelf, offset), at = 0;
+  if (shelf->n_blocks == 0)
+    block_add(shelf, 0);
+  if (shelf_block(shelf, place)->n == BLOCK_PLACES) {
+    block_split(shelf, place);
+    place += shelf_block(shelf, place + 1)->offset[0] <= offset;
+  }
+  struct block *block = shelf_block(shelf, place);
+  while (at < block->n && block->offset[at] <= offset)
+    at++;
+  for (int k = block->n; k > at; k--)
+    place_copy(block, k, block, k - 1);
+  block->lo[at] = problem->lo[i];
+  block->hi[at] = problem->hi[i];
+  block->item[at] = i;
+  block->offset[at] = offset;
+  block->end[at] = offset + problem->bytes[i];
+  block->n++;
   shelf->n++;
+  block_note(block, at);
 }
 
-/* Lowest free offset for @i. @work counts steps. */
+/* What an item has found out on its way up. */
+struct walk {
+  int32_t lo, hi;
+  uint64_t bytes, align, free_from;
+  uint64_t n_passed;
+};
+
+/* Through the items of @block; true at one above a gap that is wide enough. */
+static bool block_walk(const struct block *block, struct walk *walk)
+{
+  uint64_t free_from = walk->free_from;
+  int k = 0;
+  for (; k < block->n; k++) {
+    if (block->lo[k] >= walk->hi || block->hi[k] <= walk->lo)
+      continue;
+    if (block->offset[k] >= free_from + walk->bytes)
+      break;
+    if (block->end[k] > free_from)
+      free_from = lade_align_up(block->end[k], walk->align);
+  }
+  walk->free_from = free_from;
+  walk->n_passed += (uint64_t)k;
+  return k < block->n;
+}
+
+/* Past @block in one step, where that leads to where its items would. */
+static bool block_pass(struct block *block, struct walk *walk)
+{
+  if (block->lo_least < walk->hi && block->hi_most > walk->lo) {
+    bool is_met_whole = block->lo_most < walk->hi && block->hi_least > walk->lo;
+    if (!is_met_whole || block->offset[0] >= walk->free_from + walk->bytes || block_gap(block) >= walk->bytes)
+      return false;
+    if (block->end_most > walk->free_from)
+      walk->free_from = lade_align_up(block->end_most, walk->align);
+  }
+  walk->n_passed += (uint64_t)block->n;
+  return true;
+}
+
+/* Lowest free offset for @i. @work counts items. */
 static uint64_t shelf_fit(const struct shelf *shelf, const struct pack_problem *problem, int i, uint64_t *work)
 {
-  int32_t lo = problem->lo[i], hi = problem->hi[i];
-  uint64_t bytes = problem->bytes[i], align = problem->align[i], free_from = 0;
-  int k = 0;
-  for (; k < shelf->n; k++) {
-    if (shelf->lo[k] >= hi || shelf->hi[k] <= lo)
-      continue;
-    if (shelf->offset[k] >= free_from + bytes)
+  struct walk walk = {
+      .lo = problem->lo[i], .hi = problem->hi[i], .bytes = problem->bytes[i], .align = problem->align[i]};
+  for (int place = 0; place < shelf->n_blocks; place++) {
+    struct block *block = shelf_block(shelf, place);
+    if (!block_pass(block, &walk) && block_walk(block, &walk))
       break;
-    if (shelf->end[k] > free_from)
-      free_from = lade_align_up(shelf->end[k], align);
   }
-  *work += (uint64_t)k + 8;
-  return free_from;
+  *work += walk.n_passed + 8;
+  return walk.free_from;
 }
 
 /* Keep the items of the first @n_kept places of the last pass and drop the others. */
 static void shelf_cut(struct shelf *shelf, int n_kept)
 {
-  int n = 0;
+  int n = 0, n_blocks = shelf->n_blocks;
   for (int k = 0; k < n_kept; k++)
     shelf->is_kept[shelf->placed[k]] = true;
-  for (int k = 0; k < shelf->n; k++) {
-    if (!shelf->is_kept[shelf->item[k]])
-      continue;
-    shelf->lo[n] = shelf->lo[k];
-    shelf->hi[n] = shelf->hi[k];
-    shelf->offset[n] = shelf->offset[k];
-    shelf->end[n] = shelf->end[k];
-    shelf->item[n] = shelf->item[k];
-    n++;
+  for (int place = 0; place < n_blocks; place++) { /* blocks are filled up, so writing stays behind reading */
+    struct block *from = shelf_block(shelf, place);
+    int n_from = from->n;
+    for (int k = 0; k < n_from; k++) {
+      if (!shelf->is_kept[from->item[k]])
+        continue;
+      struct block *to = shelf_block(shelf, n / BLOCK_PLACES);
+      if (n % BLOCK_PLACES == 0)
+        to->n = 0;
+      block_append(to, from, k);
+      n++;
+    }
   }
   LADE_ASSERT(n == n_kept);
   for (int k = 0; k < n_kept; k++)
     shelf->is_kept[shelf->placed[k]] = false;
   shelf->n = n;
+  shelf->n_blocks = (n + BLOCK_PLACES - 1) / BLOCK_PLACES;
 }
 
 /*
@@ -266,16 +411,15 @@ static bool climbs_run(lade_packer *packer, struct shelf *shelf, struct climb *c
 
 static void shelf_init(lade_packer *packer, struct shelf *shelf)
 {
-  size_t n = (size_t)packer->problem.n;
+  const size_t n = (size_t)packer->problem.n, n_blocks = blocks_most(packer->problem.n);
   *shelf = (struct shelf){
-      .lo = lade_pack_take(packer, n * sizeof(*shelf->lo)),
-      .hi = lade_pack_take(packer, n * sizeof(*shelf->hi)),
-      .offset = lade_pack_take(packer, n * sizeof(*shelf->offset)),
-      .end = lade_pack_take(packer, n * sizeof(*shelf->end)),
-      .item = lade_pack_take(packer, n * sizeof(*shelf->item)),
+      .blocks = lade_pack_take(packer, n_blocks * sizeof(*shelf->blocks)),
+      .order = lade_pack_take(packer, n_blocks * sizeof(*shelf->order)),
       .placed = lade_pack_take(packer, n * sizeof(*shelf->placed)),
       .is_kept = lade_pack_take(packer, n * sizeof(*shelf->is_kept)),
   };
+  for (size_t i = 0; i < n_blocks; i++)
+    shelf->order[i] = (int32_t)i;
   memset(shelf->is_kept, 0, n * sizeof(*shelf->is_kept));
 }
 

@@ -50,6 +50,7 @@ struct walker {
   int peak_at;
   uint64_t *peak_bytes;  /* by tensor number of values: bytes live and idle at the peak */
   int32_t *peak_members; /* scratch: members of a group that are live at the peak */
+  int32_t *speakers;     /* by a group's first tensor: its first that is live at the peak, -1 */
   double most_ns; /* of compute: recomputing does not go on for ever */
   uint8_t *is_saved_gap;   /* by tensor: the idle gap at the peak is its saved one */
   uint8_t *barred;         /* by tensor, then by parameter: changes that were taken back (bar_bit) */
@@ -329,18 +330,29 @@ static struct lade_load load_count(const struct lade_program *program)
                             ns[LADE_Q_HOST]};
 }
 
+/* Of each group the first member that is live at the peak speaks for all. */
+static void speakers_find(struct walker *w)
+{
+  for (int tensor = 0; tensor < w->graph->n_tensors; tensor++) {
+    int n = 0;
+    const int32_t *group = lade_solver_group(w->solver, LADE_CHANGE_SAVED, tensor, &n);
+    if (group[0] != tensor)
+      continue;
+    w->speakers[tensor] = -1;
+    for (int i = 0; i < n && w->speakers[tensor] < 0; i++)
+      w->speakers[tensor] = w->peak_bytes[group[i]] ? group[i] : -1;
+  }
+}
+
 static void best_find(struct walker *w, struct best *best)
 {
   const struct lade_graph *graph = w->graph;
   struct lade_load base = load_count(w->program);
+  speakers_find(w);
   /* Optimizer state leaves with its parameter, which is resident beside it; scalars of the step stay. */
   for (int tensor = 0; tensor < graph->n_tensors; tensor++) {
     int n = 0;
-    const int32_t *group = lade_solver_group(w->solver, LADE_CHANGE_SAVED, tensor, &n);
-    bool is_seen = !w->peak_bytes[tensor];
-    for (int i = 0; i < n && group[i] != tensor; i++)
-      is_seen = is_seen || w->peak_bytes[group[i]]; /* an earlier member speaks for the group */
-    if (!is_seen)
+    if (w->speakers[lade_solver_group(w->solver, LADE_CHANGE_SAVED, tensor, &n)[0]] == tensor)
       tensor_consider(w, tensor, &base, best);
   }
 }
@@ -480,10 +492,11 @@ int walk_make(const struct lade_plan_params *params, const struct lade_residency
   size_t n_values = (size_t)lade_value_count(params->graph);
   w.peak_bytes = calloc(n_values, sizeof(*w.peak_bytes));
   w.peak_members = calloc(n_values, sizeof(*w.peak_members));
+  w.speakers = calloc(n_values, sizeof(*w.speakers));
   w.is_saved_gap = calloc(n_values, sizeof(*w.is_saved_gap));
   w.barred = calloc(n_values, sizeof(*w.barred));
   w.undo = calloc(n_values, sizeof(*w.undo));
-  bool has_memory = w.peak_bytes && w.peak_members && w.is_saved_gap && w.barred && w.undo;
+  bool has_memory = w.peak_bytes && w.peak_members && w.speakers && w.is_saved_gap && w.barred && w.undo;
   int status = has_memory ? lade_residency_copy(start, &w.residency) : -ENOMEM;
   for (bool is_over = false; !status && !is_over;)
     status = round_run(&w, &is_over);
@@ -492,6 +505,7 @@ int walk_make(const struct lade_plan_params *params, const struct lade_residency
   free(w.views);
   free(w.peak_bytes);
   free(w.peak_members);
+  free(w.speakers);
   free(w.is_saved_gap);
   free(w.barred);
   free(w.undo);
