@@ -13,7 +13,9 @@
  *
  * Every function may be called by any thread at any time, except that a queue's wait may be submitted by
  * lade_cache_alloc: call it from the thread that submits to that queue. A child made by fork gets -EPERM from
- * everything and may destroy what it inherited. The library keeps nothing per thread and starts no thread here.
+ * everything and may destroy what it inherited. The library keeps nothing per thread, starts no thread here and
+ * registers nothing that would be called at an exit: threads that used it may end whenever they like, and when
+ * caches, queues and devices have been destroyed it may be unloaded.
  */
 #ifndef LADE_CACHE_H
 #define LADE_CACHE_H
