@@ -17,6 +17,7 @@ struct bench {
 };
 
 static const struct bench benches[] = {
+    {"adam", bench_adam_main},
     {"alloc", bench_alloc_main},
     {"store", bench_store_main},
     {0}, /* ends the table */

@@ -228,6 +228,7 @@ static const struct verb_page verb_pages[] = {
      "Exits 7 when something that was asked for, or that every run needs, is missing.\n"},
     {VERB_BENCH, "bench",
      "Examples:\n"
+     "  lade bench adam                   the optimizer: exact, compact, in three passes, and memory's speed\n"
      "  lade bench alloc                  an allocation and a free: the caching allocator, a best fit, malloc\n"
      "  lade bench alloc --json           the same for a script\n"
      "  lade bench store --dir /nvme/x    a drive: the store with and without checksums, fio\n"

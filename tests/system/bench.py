@@ -40,7 +40,9 @@ def numbers_check(report, where):
             assert is_missing or isinstance(value, (int, float)) and value > 0, (where, name, value)
 
 
-KEYS = {"alloc": {"pair_ns", "best_fit_pair_ns", "malloc_pair_ns", "threads"},
+KEYS = {"adam": {"parameters", "exact_vs_cast_sequence", "bf16_moments_vs_cast_sequence",
+                 "eight_bit_vs_cast_sequence", "exact_fraction_of_rmw"},
+        "alloc": {"pair_ns", "best_fit_pair_ns", "malloc_pair_ns", "threads"},
         "store": {"rounds", "bytes", "engine", "has_fio"} | {
             name for op in ("read", "write")
             for name in (f"fio_{op}_bytes_per_s", f"store_{op}_bytes_per_s", f"{op}_ratio", f"{op}_checked_ratio",
