@@ -102,7 +102,8 @@ static void update_run(const struct scene *s, enum lade_moments moments, enum la
   kernel_call(s, LADE_K_ADAMW, &(struct lade_adamw_args){
       .dtype = LADE_BF16, .grad_dtype = LADE_BF16, .moments = moments, .master = master, .n_elements = N_PARAMETERS,
       .has_decay = true, .verdict = &s->verdict, .grad = s->grad, .weight = s->weight, .residual = s->residual,
-      .m = s->m, .v = s->v, .scales = moments == LADE_MOMENTS_8BIT ? s->scales : NULL});
+      .m = s->m, .v = s->v, .m_scales = s->scales,
+      .v_scales = s->scales + N_PARAMETERS / LADE_MOMENT_BLOCK});
 }
 
 static void casts_run(const struct scene *s)

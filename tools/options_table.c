@@ -25,6 +25,10 @@ static const struct option_choice order_choices[] = {
     {"random", LADE_ORDER_RANDOM}, {"sequential", LADE_ORDER_SEQUENTIAL}, {0}};
 static const struct option_choice dtype_choices[] = {
     {"bf16", LADE_BF16}, {"fp32", LADE_F32}, {"fp16", LADE_F16}, {0}};
+static const struct option_choice moments_choices[] = {
+    {"fp32", LADE_MOMENTS_F32}, {"bf16", LADE_MOMENTS_BF16}, {"8bit", LADE_MOMENTS_8BIT}, {0}};
+static const struct option_choice master_choices[] = {
+    {"exact", LADE_MASTER_EXACT}, {"24bit", LADE_MASTER_24BIT}, {0}};
 static const struct option_choice update_choices[] = {{"end", UPDATE_END}, {"early", UPDATE_EARLY}, {0}};
 static const struct option_choice max_choices[] = {
     {"micro-batch", MAX_MICRO_BATCH}, {"seq", MAX_SEQ}, {"layers", MAX_LAYERS}, {0}};
@@ -71,6 +75,10 @@ const struct option option_table[] = {
     SECTION("Arithmetic and optimizer"),
     {OPTION_CHOICE, "dtype", "bf16|fp32|fp16", ALL, AT(session.dtype), .preset = "bf16", .choices = dtype_choices,
      .help = "of parameters and activations; sums and master weights are FP32"},
+    {OPTION_CHOICE, "moments", "fp32|bf16|8bit", ALL, AT(session.moments), .preset = "fp32",
+     .choices = moments_choices, .help = "how AdamW's two moments are kept: 8, 4 or 2 bytes per parameter"},
+    {OPTION_CHOICE, "master", "exact|24bit", ALL, AT(session.master), .preset = "exact", .choices = master_choices,
+     .help = "beside a bf16 weight: 16 bits for the exact FP32 master, or 8 for its upper 24"},
     {OPTION_REAL, "lr", "X", RUN, VERB_PLAN, AT(session.lr), .preset = "1e-3", .most = 1e3,
      .help = "peak learning rate"},
     {OPTION_REAL, "min-lr", "X", RUN, VERB_PLAN, AT(session.min_lr), .unset = "a tenth of --lr", .most = 1e3,

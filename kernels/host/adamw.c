@@ -69,7 +69,7 @@ static float moment_get(const struct lade_adamw_args *a, const void *moment, int
     return ((const float *)moment)[i];
   if (a->moments == LADE_MOMENTS_BF16)
     return lade_bf16_to_f32(((const uint16_t *)moment)[i]);
-  uint32_t scale = lade_scale_clamp(a->scales[2 * (i / LADE_MOMENT_BLOCK) + is_v]);
+  uint32_t scale = lade_scale_clamp((is_v ? a->v_scales : a->m_scales)[i / LADE_MOMENT_BLOCK]);
   uint8_t code = ((const uint8_t *)moment)[i];
   return is_v ? lade_v_value(code, scale) : lade_m_value(code, scale);
 }
@@ -101,20 +101,20 @@ static void block_compute(const struct call *call, int64_t from, int64_t n, stru
 
 static void codes_put(const struct lade_adamw_args *a, int64_t from, int64_t n, const struct block *block)
 {
-  uint32_t scale[2] = {0, 0};
+  uint32_t m_scale = 0, v_scale = 0;
   for (int64_t j = 0; j < n; j++) {
     uint32_t m = lade_f32_bits(block->m[j]) & 0x7fffffffu, v = lade_f32_bits(block->v[j]) & 0x7fffffffu;
-    scale[0] = LADE_MAX(scale[0], lade_scale_of(m, lade_round_random(lade_draw_m(block->word[j]))));
-    scale[1] = LADE_MAX(scale[1], lade_scale_of(v, lade_round_random(lade_draw_v(block->word[j]))));
+    m_scale = LADE_MAX(m_scale, lade_scale_of(m, lade_round_random(lade_draw_m(block->word[j]))));
+    v_scale = LADE_MAX(v_scale, lade_scale_of(v, lade_round_random(lade_draw_v(block->word[j]))));
   }
-  for (int is_v = 0; is_v < 2; is_v++) {
-    scale[is_v] = lade_scale_clamp(scale[is_v]);
-    a->scales[2 * (from / LADE_MOMENT_BLOCK) + is_v] = (uint8_t)scale[is_v];
-  }
+  m_scale = lade_scale_clamp(m_scale);
+  v_scale = lade_scale_clamp(v_scale);
+  a->m_scales[from / LADE_MOMENT_BLOCK] = (uint8_t)m_scale;
+  a->v_scales[from / LADE_MOMENT_BLOCK] = (uint8_t)v_scale;
   for (int64_t j = 0; j < n; j++) {
     uint32_t word = block->word[j];
-    ((uint8_t *)a->m)[from + j] = lade_m_code(block->m[j], scale[0], lade_round_random(lade_draw_m(word)));
-    ((uint8_t *)a->v)[from + j] = lade_v_code(block->v[j], scale[1], lade_round_random(lade_draw_v(word)));
+    ((uint8_t *)a->m)[from + j] = lade_m_code(block->m[j], m_scale, lade_round_random(lade_draw_m(word)));
+    ((uint8_t *)a->v)[from + j] = lade_v_code(block->v[j], v_scale, lade_round_random(lade_draw_v(word)));
   }
 }
 

@@ -292,23 +292,23 @@ VEC_INLINE void block_step(const struct lade_adamw_args *a, const struct factors
                            const uint32_t *draw, uint32_t turn, struct form form)
 {
   struct block block;
-  uint8_t *scales = form.moments == LADE_MOMENTS_8BIT ? a->scales + 2 * (from / LADE_MOMENT_BLOCK) : NULL;
+  const int64_t i_block = from / LADE_MOMENT_BLOCK;
   block.scale_m = block.scale_v = 0;
-  if (scales) {
-    block.scale_m = lade_scale_clamp(scales[0]);
-    block.scale_v = lade_scale_clamp(scales[1]);
+  if (form.moments == LADE_MOMENTS_8BIT) {
+    block.scale_m = lade_scale_clamp(a->m_scales[i_block]);
+    block.scale_v = lade_scale_clamp(a->v_scales[i_block]);
     block.most_m = block.most_v = vu_set(0);
   }
   for (int at = 0; at < LADE_MOMENT_BLOCK; at += PAIR_ELEMENTS) {
     lines_prefetch(a, from + at, form);
     pairs_step(a, f, &block, from + at, at, words_load(draw, at, turn), form);
   }
-  if (!scales)
+  if (form.moments != LADE_MOMENTS_8BIT)
     return;
   block.scale_m = lade_scale_clamp(vu_largest(block.most_m) >> 23);
   block.scale_v = lade_scale_clamp(vu_largest(block.most_v) >> 23);
-  scales[0] = (uint8_t)block.scale_m;
-  scales[1] = (uint8_t)block.scale_v;
+  a->m_scales[i_block] = (uint8_t)block.scale_m;
+  a->v_scales[i_block] = (uint8_t)block.scale_v;
   codes_store(a, &block, from, draw, turn);
 }
 
@@ -356,7 +356,10 @@ static void tail_load(const struct lade_adamw_args *a, int64_t from, int64_t n, 
   ret_args->residual = tail->residual;
   ret_args->m = tail->m;
   ret_args->v = tail->v;
-  ret_args->scales = form.moments == LADE_MOMENTS_8BIT ? a->scales + 2 * (from / LADE_MOMENT_BLOCK) : NULL;
+  if (form.moments == LADE_MOMENTS_8BIT) {
+    ret_args->m_scales += from / LADE_MOMENT_BLOCK;
+    ret_args->v_scales += from / LADE_MOMENT_BLOCK;
+  }
 }
 
 static void tail_store(const struct lade_adamw_args *a, int64_t from, int64_t n, struct form form,

@@ -223,6 +223,12 @@ static int params_check(const struct lade_graph_params *params, struct lade_erro
   if (!(params->dropout >= 0 && params->dropout < 1))
     return lade_error_set(error, -EINVAL, "model %s: dropout %g: must be at least 0 and below 1", model->name,
                           (double)params->dropout);
+  if ((unsigned)params->moments >= LADE_N_MOMENTS || (unsigned)params->master >= LADE_N_MASTERS)
+    return lade_error_set(error, -EINVAL, "optimizer state has no form of moments %d, master %d",
+                          (int)params->moments, (int)params->master);
+  if (params->master == LADE_MASTER_24BIT && params->dtype != LADE_BF16)
+    return lade_error_set(error, -EINVAL, "a 24-bit master is 8 bits beside a bf16 weight; with %s use the exact one",
+                          lade_dtype_name(params->dtype));
   if (params->n_threads < 1)
     return lade_error_set(error, -EINVAL, "model %s: %d threads: must be at least 1", model->name,
                           params->n_threads);
@@ -280,6 +286,8 @@ int lade_graph_create(const struct lade_graph_params *params, struct lade_error 
   graph->model = *params->model;
   graph->dtype = params->dtype;
   graph->accumulator = params->dtype == LADE_F64 ? LADE_F64 : LADE_F32;
+  graph->moments = params->moments;
+  graph->master = params->master;
   graph->batch = params->batch;
   graph->time = params->time;
   if (!graph_reserve(graph, &build)) {

@@ -170,6 +170,8 @@ struct lade_unit {
 struct lade_graph {
   struct lade_model model;
   enum lade_dtype dtype, accumulator; /* D and A */
+  enum lade_moments moments;          /* in which AdamW's state is kept */
+  enum lade_master master;
   int64_t batch, time;                /* of one microbatch */
   int n_tensors, n_params, n_ops, n_fwd_ops, n_units;
   struct lade_tensor *tensors;
@@ -187,6 +189,8 @@ struct lade_graph_params {
   float dropout;
   const struct lade_kernels *kernels; /* workspaces depend on them */
   int n_threads;
+  enum lade_moments moments;
+  enum lade_master master; /* other than EXACT for BF16 only */
 };
 
 /* Build forward and backward. The graph is the caller's. -EINVAL (time past the context, ...), -ENOMEM. */

@@ -407,7 +407,7 @@ static void update_emit(struct builder *b, int param, const struct ruling *rulin
   if (home != LADE_HOME_STORE)
     return;
   bool is_grad_stored = b->buffers.items[grad_buffer].space == LADE_STORE;
-  uint64_t bytes = LADE_STREAM_WINDOWS * lade_stream_window_bytes(graph, param, is_grad_stored);
+  uint64_t bytes = lade_stream_scratch_bytes(graph, param, is_grad_stored);
   enum lade_space space = b->params->is_unified ? LADE_DEVICE : LADE_HOST;
   operand_make(b, LADE_ROLE_SCRATCH, buffer_make(b, space, LADE_OWNER_WORKSPACE, bytes, false),
                (struct lade_value){-1, 0, 0}, bytes);

@@ -34,6 +34,10 @@
 
 #define STREAM_FACTOR 0.85
 
+/* What compact moments get on a CPU of the exact update's bytes per second: instructions bind them (docs/adam.md). */
+static const double compact_factors[LADE_N_MOMENTS] = {
+    [LADE_MOMENTS_F32] = 1, [LADE_MOMENTS_BF16] = 0.85, [LADE_MOMENTS_8BIT] = 0.35};
+
 /* What an op gets of the matrix rate; 0: it is bound by bytes alone. */
 static const double product_factors[LADE_N_OP_KINDS] = {
     [LADE_OP_MATMUL] = 0.90,    [LADE_OP_MATMUL_DX] = 0.90, [LADE_OP_MATMUL_DW] = 0.90,
@@ -193,34 +197,35 @@ int64_t lade_cost_write_ns(const struct lade_cost *cost, uint64_t bytes)
 
 /* ---- the end of a step ---- */
 
-void lade_cost_adamw_bytes(enum lade_dtype dtype, enum lade_dtype grad_dtype, int *ret_read, int *ret_written)
+void lade_cost_adamw_bytes(const struct lade_adamw_args *form, int *ret_read, int *ret_written)
 {
-  int residual = dtype == LADE_BF16 ? 2 : dtype == LADE_F16 ? 4 : 0;
-  int state = (int)lade_dtype_bytes(dtype) + residual + 4 + 4;
-  *ret_read = state + (int)lade_dtype_bytes(grad_dtype);
+  static const int moments[LADE_N_MOMENTS] = {
+      [LADE_MOMENTS_F32] = 8, [LADE_MOMENTS_BF16] = 4, [LADE_MOMENTS_8BIT] = 2};
+  int residual = form->dtype == LADE_BF16 ? (form->master == LADE_MASTER_24BIT ? 1 : 2)
+                 : form->dtype == LADE_F16 ? 4 : 0;
+  int state = (int)lade_dtype_bytes(form->dtype) + residual + moments[form->moments];
+  *ret_read = state + (int)lade_dtype_bytes(form->grad_dtype);
   *ret_written = state;
 }
 
-int64_t lade_cost_adamw_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype dtype,
-                           enum lade_dtype grad_dtype, bool is_on_host)
+int64_t lade_cost_adamw_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool is_on_host)
 {
   const struct lade_machine *machine = &cost->machine;
   int read, written;
-  lade_cost_adamw_bytes(dtype, grad_dtype, &read, &written);
-  double rate = is_on_host || machine->is_unified ? machine->host_bytes_per_s
+  lade_cost_adamw_bytes(form, &read, &written);
+  double rate = is_on_host || machine->is_unified ? machine->host_bytes_per_s * compact_factors[form->moments]
                                                   : STREAM_FACTOR * machine->device_bytes_per_s;
-  return whole_ns(machine->launch_ns + (double)n_elements * (read + written) / rate * 1e9);
+  return whole_ns(machine->launch_ns + (double)form->n_elements * (read + written) / rate * 1e9);
 }
 
-int64_t lade_cost_adamw_store_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype dtype,
-                                 enum lade_dtype grad_dtype)
+int64_t lade_cost_adamw_store_ns(const struct lade_cost *cost, const struct lade_adamw_args *form)
 {
   int read, written;
-  lade_cost_adamw_bytes(dtype, grad_dtype, &read, &written);
-  int64_t transfer_ns = lade_cost_read_write_ns(cost, (uint64_t)n_elements * (uint64_t)read,
-                                                (uint64_t)n_elements * (uint64_t)written);
-  int64_t update_ns = lade_cost_adamw_ns(cost, n_elements, dtype, grad_dtype, true);
-  int64_t window = LADE_MIN(n_elements, (int64_t)LADE_STREAM_ELEMENTS);
+  lade_cost_adamw_bytes(form, &read, &written);
+  int64_t transfer_ns = lade_cost_read_write_ns(cost, (uint64_t)form->n_elements * (uint64_t)read,
+                                                (uint64_t)form->n_elements * (uint64_t)written);
+  int64_t update_ns = lade_cost_adamw_ns(cost, form, true);
+  int64_t window = LADE_MIN(form->n_elements, (int64_t)LADE_STREAM_ELEMENTS);
   int64_t exposed_ns = lade_cost_read_ns(cost, (uint64_t)window * (uint64_t)read) +
                        lade_cost_write_ns(cost, (uint64_t)window * (uint64_t)written);
   return LADE_MAX(transfer_ns, update_ns) + exposed_ns;
@@ -274,10 +279,12 @@ int lade_cost_prices(const struct lade_cost *cost, const struct lade_graph *grap
     int64_t n = (int64_t)(weight->bytes / lade_dtype_bytes(weight->dtype));
     n_partials += lade_div_up(n, LADE_SUM_BLOCK);
     prices.norm_ns[p] = lade_cost_sum_squares_ns(cost, n, grad_dtype);
-    prices.update_ns[LADE_HOME_DEVICE][p] = lade_cost_adamw_ns(cost, n, graph->dtype, grad_dtype, false);
-    prices.update_ns[LADE_HOME_HOST][p] = lade_cost_adamw_ns(cost, n, graph->dtype, grad_dtype, true);
+    const struct lade_adamw_args form = {.dtype = graph->dtype, .grad_dtype = grad_dtype, .moments = graph->moments,
+                                         .master = graph->master, .n_elements = n};
+    prices.update_ns[LADE_HOME_DEVICE][p] = lade_cost_adamw_ns(cost, &form, false);
+    prices.update_ns[LADE_HOME_HOST][p] = lade_cost_adamw_ns(cost, &form, true);
     prices.update_ns[LADE_HOME_STORE][p] =
-        machine->store.bytes ? lade_cost_adamw_store_ns(cost, n, graph->dtype, grad_dtype) : INT64_C(1) << 40;
+        machine->store.bytes ? lade_cost_adamw_store_ns(cost, &form) : INT64_C(1) << 40;
   }
   prices.clip_ns = lade_cost_clip_ns(cost, n_partials);
   prices.to_host = link_price(&machine->to_host);

@@ -53,16 +53,19 @@ int64_t lade_cost_write_ns(const struct lade_cost *cost, uint64_t bytes);
 /* Reads and writes that the drive does side by side, until both are done. */
 int64_t lade_cost_read_write_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64_t write_bytes);
 
-/* Bytes that AdamW moves per element of a parameter: what it reads and what it writes. */
-void lade_cost_adamw_bytes(enum lade_dtype dtype, enum lade_dtype grad_dtype, int *ret_read, int *ret_written);
+/*
+ * Of an update's arguments the following read n_elements and the form alone: dtype, grad_dtype, moments, master.
+ *
+ * Bytes that AdamW reads and writes per element of a parameter; scales of 8-bit moments, a hundredth of one, are left
+ * out.
+ */
+void lade_cost_adamw_bytes(const struct lade_adamw_args *form, int *ret_read, int *ret_written);
 
-/* AdamW on @n_elements where the state lies: in device memory by the device, or in host memory by the CPU. */
-int64_t lade_cost_adamw_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype dtype,
-                           enum lade_dtype grad_dtype, bool is_on_host);
+/* AdamW where the state lies: in device memory by the device, or in host memory by the CPU. */
+int64_t lade_cost_adamw_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool is_on_host);
 
 /* AdamW through the store: state read, updated and written back in windows, the gradient read as well. */
-int64_t lade_cost_adamw_store_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype dtype,
-                                 enum lade_dtype grad_dtype);
+int64_t lade_cost_adamw_store_ns(const struct lade_cost *cost, const struct lade_adamw_args *form);
 
 /* Sums of squares of one gradient, and the fixed tree over all partials. */
 int64_t lade_cost_sum_squares_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype grad_dtype);

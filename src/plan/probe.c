@@ -185,7 +185,7 @@ static double adamw_rate(const struct lade_probe_params *params, const struct pr
 {
   const int64_t n = 1 << 20;
   int read, written;
-  lade_cost_adamw_bytes(LADE_BF16, LADE_F32, &read, &written);
+  lade_cost_adamw_bytes(&(struct lade_adamw_args){.dtype = LADE_BF16, .grad_dtype = LADE_F32}, &read, &written);
   const int n_params = (int)(2 * AREA_BYTES / ((size_t)n * (size_t)read));
   struct lade_step step = {.lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .weight_decay = 0.1f,
                            .correction1 = 10, .correction2 = 100};

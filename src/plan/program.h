@@ -46,7 +46,14 @@ enum lade_instr_kind {
  * follow, for parameter p, the parts of its optimizer state, and then the step's scalars. lade_value_*
  * (below) make and read these numbers, so that nothing else knows their order.
  */
-enum lade_part { LADE_PART_RESIDUAL, LADE_PART_M, LADE_PART_V, LADE_N_PARTS };
+enum lade_part {
+  LADE_PART_RESIDUAL,
+  LADE_PART_M,
+  LADE_PART_V,
+  LADE_PART_M_SCALES, /* of 8-bit moments */
+  LADE_PART_V_SCALES,
+  LADE_N_PARTS
+};
 enum lade_scalar { LADE_SCALAR_PARTIALS, LADE_SCALAR_VERDICT, LADE_N_SCALARS };
 
 /* Versions have 16 bits, and no parameter is added to more than four times in a microbatch. */
@@ -87,16 +94,25 @@ struct lade_buffer {
  *  COMPUTE  the op's inputs (role = index), its outputs (role = LADE_ROLE_OUT + index), scratch
  *  NORM     gradient, partials range
  *  CLIP     partials, verdict
- *  UPDATE   weight, gradient, residual, m, v, verdict; scratch when it streams
+ *  UPDATE   weight, gradient, the parts that there are, verdict; scratch when it streams
  *  COPY, READ, WRITE   source, destination
  */
 enum { LADE_ROLE_OUT = 16, LADE_ROLE_SCRATCH = 32 };
-enum { LADE_ROLE_WEIGHT, LADE_ROLE_GRAD, LADE_ROLE_RESIDUAL, LADE_ROLE_M, LADE_ROLE_V, LADE_ROLE_VERDICT };
+enum {
+  LADE_ROLE_WEIGHT,
+  LADE_ROLE_GRAD,
+  LADE_ROLE_RESIDUAL, /* + a part */
+  LADE_ROLE_M,
+  LADE_ROLE_V,
+  LADE_ROLE_M_SCALES,
+  LADE_ROLE_V_SCALES,
+  LADE_ROLE_VERDICT
+};
 enum { LADE_ROLE_SRC, LADE_ROLE_DST };
 
 /*
  * A streamed update works through its parameter in windows of this many elements, a few of them in flight:
- * one being read, one computed, one written.
+ * one being read, one computed, one written. Scales, a byte for a hundred elements, are read and written whole.
  */
 #define LADE_STREAM_ELEMENTS (256 * 1024)
 #define LADE_STREAM_WINDOWS 3
@@ -139,11 +155,16 @@ struct lade_program {
 
 /* Bytes that element-for-element hold value @tensor (any microbatch). */
 uint64_t lade_value_bytes(const struct lade_graph *graph, int tensor);
-/* Bytes of one window of a streamed update of @param: weight, parts and, from the store, the gradient. */
-uint64_t lade_stream_window_bytes(const struct lade_graph *graph, int param, bool has_grad);
+/* Scratch of a streamed update of @param: windows of weight, parts and, from the store, the gradient; all scales. */
+uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, int param, bool has_grad);
+/* Is @part streamed whole? */
+static inline bool lade_part_is_scales(enum lade_part part)
+{
+  return part == LADE_PART_M_SCALES || part == LADE_PART_V_SCALES;
+}
 /* Name for people, "h.3.mlp.fc", "h.3.mlp.fc.exp_avg", into @name (LADE_NAME_BYTES + 16); returns it. */
 const char *lade_value_name(const struct lade_graph *graph, int tensor, char *name);
-/* Tensor numbers of a parameter's optimizer parts (-1 for the residual under F32) and of scalars. */
+/* Tensor numbers of a parameter's optimizer parts (-1 for one that the form of its state lacks) and of scalars. */
 int lade_value_part(const struct lade_graph *graph, int param, enum lade_part part);
 int lade_value_scalar(const struct lade_graph *graph, enum lade_scalar scalar);
 int lade_value_count(const struct lade_graph *graph);

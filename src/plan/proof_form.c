@@ -225,7 +225,7 @@ static void update_expect(const struct proof *proof, const struct lade_instr *in
               lade_value_scalar(graph, LADE_SCALAR_VERDICT), 0, ruling_version(proof, instr->param));
   if (instr->is_streamed) {
     bool has_grad = operand_space(proof, instr, 1) == LADE_STORE;
-    uint64_t bytes = LADE_STREAM_WINDOWS * lade_stream_window_bytes(graph, instr->param, has_grad);
+    uint64_t bytes = lade_stream_scratch_bytes(graph, instr->param, has_grad);
     expect(e, LADE_ROLE_SCRATCH, LADE_MAKES, memory, nothing, nothing, bytes);
   }
 }

@@ -13,6 +13,8 @@ int lade_value_part(const struct lade_graph *graph, int param, enum lade_part pa
 {
   if (part == LADE_PART_RESIDUAL && graph->dtype == LADE_F32)
     return -1; /* the working copy is the master */
+  if (lade_part_is_scales(part) && graph->moments != LADE_MOMENTS_8BIT)
+    return -1;
   return graph->n_tensors + param * LADE_N_PARTS + (int)part;
 }
 
@@ -45,6 +47,17 @@ int64_t lade_value_first_partial(const struct lade_graph *graph, int param)
   return n;
 }
 
+static size_t part_element_bytes(const struct lade_graph *graph, enum lade_part part)
+{
+  static const size_t moments[LADE_N_MOMENTS] = {
+      [LADE_MOMENTS_F32] = 4, [LADE_MOMENTS_BF16] = 2, [LADE_MOMENTS_8BIT] = 1};
+  if (part != LADE_PART_RESIDUAL)
+    return moments[graph->moments];
+  if (graph->dtype != LADE_BF16)
+    return sizeof(float);
+  return graph->master == LADE_MASTER_24BIT ? sizeof(int8_t) : sizeof(int16_t);
+}
+
 uint64_t lade_value_bytes(const struct lade_graph *graph, int tensor)
 {
   if (tensor < graph->n_tensors)
@@ -55,29 +68,33 @@ uint64_t lade_value_bytes(const struct lade_graph *graph, int tensor)
     return sizeof(struct lade_verdict);
   int param = (tensor - graph->n_tensors) / LADE_N_PARTS;
   enum lade_part part = (enum lade_part)((tensor - graph->n_tensors) % LADE_N_PARTS);
-  size_t element_bytes = part == LADE_PART_RESIDUAL && graph->dtype == LADE_BF16 ? sizeof(int16_t) : sizeof(float);
-  return (uint64_t)param_n_elements(graph, param) * element_bytes;
+  int64_t n_elements = param_n_elements(graph, param);
+  if (lade_part_is_scales(part))
+    return (uint64_t)lade_div_up(n_elements, LADE_MOMENT_BLOCK);
+  return (uint64_t)n_elements * part_element_bytes(graph, part);
 }
 
-uint64_t lade_stream_window_bytes(const struct lade_graph *graph, int param, bool has_grad)
+uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, int param, bool has_grad)
 {
   int64_t n = LADE_MIN(param_n_elements(graph, param), LADE_STREAM_ELEMENTS);
-  uint64_t bytes = lade_align_up((uint64_t)n * lade_dtype_bytes(graph->dtype), LADE_BUFFER_ALIGN);
+  uint64_t window = lade_align_up((uint64_t)n * lade_dtype_bytes(graph->dtype), LADE_BUFFER_ALIGN), scales = 0;
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(graph, param, (enum lade_part)part);
     if (tensor < 0)
       continue;
-    size_t element_bytes = (size_t)(lade_value_bytes(graph, tensor) / (uint64_t)param_n_elements(graph, param));
-    bytes += lade_align_up((uint64_t)n * element_bytes, LADE_BUFFER_ALIGN);
+    if (lade_part_is_scales((enum lade_part)part))
+      scales += lade_align_up(lade_value_bytes(graph, tensor), LADE_BUFFER_ALIGN);
+    else
+      window += lade_align_up((uint64_t)n * part_element_bytes(graph, (enum lade_part)part), LADE_BUFFER_ALIGN);
   }
   if (has_grad)
-    bytes += lade_align_up((uint64_t)n * lade_dtype_bytes(graph->accumulator), LADE_BUFFER_ALIGN);
-  return bytes;
+    window += lade_align_up((uint64_t)n * lade_dtype_bytes(graph->accumulator), LADE_BUFFER_ALIGN);
+  return LADE_STREAM_WINDOWS * window + scales;
 }
 
 const char *lade_value_name(const struct lade_graph *graph, int tensor, char *name)
 {
-  static const char *const parts[LADE_N_PARTS] = {"residual", "exp_avg", "exp_avg_sq"};
+  static const char *const parts[LADE_N_PARTS] = {"residual", "exp_avg", "exp_avg_sq", "m_scales", "v_scales"};
   const size_t name_bytes = LADE_NAME_BYTES + 16;
   if (tensor < 0)
     snprintf(name, name_bytes, "scratch");

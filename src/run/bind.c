@@ -10,6 +10,7 @@
 
 #include "run/executor_internal.h"
 
+#define ADAMW_STREAM 0x50000000u /* of random words, plus the parameter; no op's and no initial value's */
 #define DRY_HOST_BASE ((uintptr_t)1 << 44) /* where a dry run's host tier would be */
 
 void *executor_address(const lade_executor *ex, const struct lade_program *program, int32_t buffer, uint64_t offset)
@@ -93,6 +94,7 @@ static struct lade_adamw_args adamw_args(const lade_executor *ex, const struct l
 {
   return (struct lade_adamw_args){
       .dtype = ex->graph->dtype, .grad_dtype = ex->graph->accumulator,
+      .moments = ex->graph->moments, .master = ex->graph->master, .stream = ADAMW_STREAM + (uint32_t)instr->param,
       .n_elements = param_elements(ex->graph, instr->param), .has_decay = ex->graph->params[instr->param].has_decay,
       .verdict = operand_address(ex, program, instr, LADE_ROLE_VERDICT)};
 }
@@ -106,8 +108,26 @@ static void update_bind(lade_executor *ex, const struct lade_program *program, c
   args.residual = operand_address(ex, program, instr, LADE_ROLE_RESIDUAL);
   args.m = operand_address(ex, program, instr, LADE_ROLE_M);
   args.v = operand_address(ex, program, instr, LADE_ROLE_V);
+  args.m_scales = operand_address(ex, program, instr, LADE_ROLE_M_SCALES);
+  args.v_scales = operand_address(ex, program, instr, LADE_ROLE_V_SCALES);
   memcpy(call->args, &args, sizeof(args));
   call->fn = ex->params.kernels->fn[LADE_K_ADAMW];
+}
+
+/* Scales of 8-bit moments follow the windows in scratch. */
+static void scales_bind(const struct lade_program *program, const struct lade_instr *instr, struct stream_call *s)
+{
+  char *at = s->scratch + LADE_STREAM_WINDOWS * s->window_bytes;
+  for (int role = LADE_ROLE_M_SCALES; role <= LADE_ROLE_V_SCALES; role++) {
+    const struct lade_operand *operand = operand_find(program, instr, role);
+    if (!operand)
+      continue;
+    s->scales[s->n_scales++] = (struct stream_scales){
+        .value = operand->reads, .store_offset = program->buffers[operand->buffer].offset + operand->offset,
+        .bytes = operand->bytes, .data = at};
+    *(role == LADE_ROLE_M_SCALES ? &s->args.m_scales : &s->args.v_scales) = (uint8_t *)at;
+    at += lade_align_up(operand->bytes, LADE_BUFFER_ALIGN);
+  }
 }
 
 static int stream_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
@@ -139,6 +159,7 @@ static int stream_bind(lade_executor *ex, const struct lade_program *program, co
     s->window_bytes += lade_align_up((uint64_t)window * part->element_bytes, LADE_BUFFER_ALIGN);
     s->part_of_role[role] = s->n_parts++;
   }
+  scales_bind(program, instr, s);
   *ret_stream = s;
   return 0;
 }

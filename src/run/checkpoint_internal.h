@@ -18,6 +18,13 @@ enum chunk_kind { CHUNK_MASTER, CHUNK_M, CHUNK_V, CHUNK_N_KINDS };
 /* Elements whose 16-bit halves are one window each; chunks begin at multiples of it. */
 #define CHUNK_BLOCK_ELEMENTS (LADE_VALUES_WINDOW_BYTES / 2)
 
+/* Windows of one value whose elements are bytes: got when first asked for, set when full. */
+struct chunk_bytes {
+  uint8_t *bytes;   /* one window */
+  int tensor;       /* of which they are; -1: none */
+  uint64_t offset;  /* where the window begins */
+};
+
 /* Room for one chunk of some parameter at a time. */
 struct chunk {
   const struct lade_values *values;
@@ -25,6 +32,9 @@ struct chunk {
   int64_t n_max;     /* a multiple of CHUNK_BLOCK_ELEMENTS */
   uint16_t *weight;  /* one window of working copies */
   int16_t *residual; /* one window of residuals */
+  struct chunk_bytes codes; /* of 8-bit moments, or 8-bit residuals */
+  uint8_t *scales;          /* all of one parameter's moment; NULL where moments have none */
+  int scales_tensor;        /* whose they are; -1: nobody's */
 };
 
 /* -ENOMEM; -EINVAL for graphs of a dtype that nothing trains in. @n_blocks is how many blocks a chunk may have. */
@@ -41,6 +51,20 @@ int chunk_get(struct chunk *chunk, int param, enum chunk_kind kind, int64_t firs
               struct lade_error *error);
 int chunk_set(struct chunk *chunk, int param, enum chunk_kind kind, int64_t first, int64_t n,
               struct lade_error *error);
+
+/*
+ * The same for moments in a compact form, and for the bytes of a 24-bit master (checkpoint_forms.c); elements in
+ * ascending order, all of them when they are set.
+ */
+int forms_init(struct chunk *chunk, struct lade_faults *faults);
+void forms_finish(struct chunk *chunk);
+int moments_get(struct chunk *chunk, int param, enum chunk_kind kind, int64_t first, float *dst, int64_t n,
+                struct lade_error *error);
+int moments_set(struct chunk *chunk, int param, enum chunk_kind kind, int64_t first, const float *src, int64_t n,
+                struct lade_error *error);
+int master24_get(struct chunk *chunk, int param, int64_t first, float *dst, int64_t n, struct lade_error *error);
+int master24_set(struct chunk *chunk, int param, int64_t first, const float *src, int64_t n,
+                 struct lade_error *error);
 
 /* Set both moments of @param to zero. */
 int chunk_zero_moments(struct chunk *chunk, int param, struct lade_error *error);

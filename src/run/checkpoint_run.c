@@ -13,7 +13,7 @@
 
 #include "run/checkpoint_internal.h"
 
-enum field_type { FIELD_COUNT, FIELD_REAL, FIELD_DTYPE, FIELD_ORDER };
+enum field_type { FIELD_COUNT, FIELD_REAL, FIELD_DTYPE, FIELD_ORDER, FIELD_MOMENTS, FIELD_MASTER };
 
 static const struct run_field {
   const char *name;
@@ -36,6 +36,8 @@ static const struct run_field {
     {"eps", FIELD_REAL, false, offsetof(struct lade_checkpoint_run, eps)},
     {"weight-decay", FIELD_REAL, false, offsetof(struct lade_checkpoint_run, weight_decay)},
     {"clip", FIELD_REAL, false, offsetof(struct lade_checkpoint_run, clip)},
+    {"moments", FIELD_MOMENTS, false, offsetof(struct lade_checkpoint_run, moments)},
+    {"master", FIELD_MASTER, false, offsetof(struct lade_checkpoint_run, master)},
 };
 
 #define DATA_KEY "data"
@@ -43,10 +45,26 @@ static const struct run_field {
 static const char *const dtype_texts[] = {[LADE_F32] = "fp32", [LADE_BF16] = "bf16", [LADE_F16] = "fp16"};
 static const char *const order_texts[] = {[LADE_ORDER_SEQUENTIAL] = "sequential", [LADE_ORDER_RANDOM] = "random"};
 
+static const char *const moments_texts[] = {
+    [LADE_MOMENTS_F32] = "fp32", [LADE_MOMENTS_BF16] = "bf16", [LADE_MOMENTS_8BIT] = "8bit"};
+static const char *const master_texts[] = {[LADE_MASTER_EXACT] = "exact", [LADE_MASTER_24BIT] = "24bit"};
+
 static const char *const *texts_of(enum field_type type, size_t *ret_n)
 {
-  *ret_n = type == FIELD_DTYPE ? LADE_COUNT(dtype_texts) : LADE_COUNT(order_texts);
-  return type == FIELD_DTYPE ? dtype_texts : order_texts;
+  switch (type) {
+  case FIELD_DTYPE:
+    *ret_n = LADE_COUNT(dtype_texts);
+    return dtype_texts;
+  case FIELD_MOMENTS:
+    *ret_n = LADE_COUNT(moments_texts);
+    return moments_texts;
+  case FIELD_MASTER:
+    *ret_n = LADE_COUNT(master_texts);
+    return master_texts;
+  default:
+    *ret_n = LADE_COUNT(order_texts);
+    return order_texts;
+  }
 }
 
 static const void *field_of(const struct lade_checkpoint_run *run, const struct run_field *field)
@@ -115,6 +133,9 @@ static bool choice_read(const json_t *value, enum field_type type, int64_t *ret_
 static bool field_read(const json_t *value, const struct run_field *field, struct lade_checkpoint_run *run)
 {
   void *at = (char *)run + field->offset;
+  bool is_exact = !value && (field->type == FIELD_MOMENTS || field->type == FIELD_MASTER);
+  if (is_exact)
+    return true; /* written before there was a choice: 0 is the exact form */
   switch (field->type) {
   case FIELD_COUNT:
     *(int64_t *)at = json_integer_value(value);

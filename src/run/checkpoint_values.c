@@ -9,6 +9,8 @@
  *   BF16  working copy and residual, joined; writing splits it again, exactly (base/float.h)
  *   F16   the separate FP32 master; writing rounds the working copy from it, as the optimizer does
  *
+ * and compact forms of the state are in checkpoint_forms.c;
+ *
  * so what is written here and read back is the same bits, and a run that is saved and loaded goes on as if it
  * had not stopped. Memory is the chunk and two windows; a chunk larger than one block is asked for only by
  * those who transpose.
@@ -57,7 +59,7 @@ int chunk_init(struct chunk *chunk, const struct lade_values *values, int n_bloc
   chunk->elements = lade_fault_calloc(faults, (size_t)chunk->n_max, sizeof(*chunk->elements));
   chunk->weight = lade_fault_calloc(faults, CHUNK_BLOCK_ELEMENTS, sizeof(*chunk->weight));
   chunk->residual = lade_fault_calloc(faults, CHUNK_BLOCK_ELEMENTS, sizeof(*chunk->residual));
-  if (chunk->elements && chunk->weight && chunk->residual)
+  if (chunk->elements && chunk->weight && chunk->residual && !forms_init(chunk, faults))
     return 0;
   chunk_finish(chunk);
   return lade_error_set(error, -ENOMEM, "model %s: out of memory for a window of its values",
@@ -69,6 +71,7 @@ void chunk_finish(struct chunk *chunk)
   free(chunk->elements);
   free(chunk->weight);
   free(chunk->residual);
+  forms_finish(chunk);
   *chunk = (struct chunk){0};
 }
 
@@ -137,6 +140,8 @@ static int master_get(struct chunk *chunk, int param, int64_t first, float *dst,
 {
   const struct lade_graph *graph = chunk->values->graph;
   int weight = graph->params[param].tensor, part = lade_value_part(graph, param, LADE_PART_RESIDUAL);
+  if (graph->master == LADE_MASTER_24BIT)
+    return master24_get(chunk, param, first, dst, n, error);
   if (graph->dtype == LADE_BF16)
     return bf16_get(chunk, weight, part, first, dst, n, error);
   return f32_get(chunk->values, graph->dtype == LADE_F16 ? part : weight, first, dst, n, error);
@@ -147,6 +152,8 @@ static int master_set(struct chunk *chunk, int param, int64_t first, const float
 {
   const struct lade_graph *graph = chunk->values->graph;
   int weight = graph->params[param].tensor, part = lade_value_part(graph, param, LADE_PART_RESIDUAL);
+  if (graph->master == LADE_MASTER_24BIT)
+    return master24_set(chunk, param, first, src, n, error);
   if (graph->dtype == LADE_BF16)
     return bf16_set(chunk, weight, part, first, src, n, error);
   if (graph->dtype == LADE_F16)
@@ -163,6 +170,8 @@ int chunk_get(struct chunk *chunk, int param, enum chunk_kind kind, int64_t firs
 {
   LADE_ASSERT(first % CHUNK_BLOCK_ELEMENTS == 0 && n <= chunk->n_max);
   const struct lade_values *values = chunk->values;
+  if (kind != CHUNK_MASTER && values->graph->moments != LADE_MOMENTS_F32)
+    return moments_get(chunk, param, kind, first, chunk->elements, n, error);
   if (kind != CHUNK_MASTER)
     return f32_get(values, moment_of(values->graph, param, kind), first, chunk->elements, n, error);
   int rc = 0;
@@ -175,6 +184,8 @@ int chunk_set(struct chunk *chunk, int param, enum chunk_kind kind, int64_t firs
 {
   LADE_ASSERT(first % CHUNK_BLOCK_ELEMENTS == 0 && n <= chunk->n_max);
   const struct lade_values *values = chunk->values;
+  if (kind != CHUNK_MASTER && values->graph->moments != LADE_MOMENTS_F32)
+    return moments_set(chunk, param, kind, first, chunk->elements, n, error);
   if (kind != CHUNK_MASTER)
     return f32_set(values, moment_of(values->graph, param, kind), first, chunk->elements, n, error);
   int rc = 0;

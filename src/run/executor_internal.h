@@ -35,6 +35,14 @@ struct stream_part {
   bool is_written;
 };
 
+/* Scales of a streamed parameter's 8-bit moments: read before its first window, written after its last. */
+struct stream_scales {
+  struct lade_value value;
+  uint64_t store_offset, bytes;
+  char *data;
+  struct lade_transfer transfer;
+};
+
 struct stream_call {
   lade_executor *executor;
   struct lade_adamw_args args; /* of the whole tensor; each window is a piece of it */
@@ -43,6 +51,8 @@ struct stream_call {
   int part_of_role[LADE_ROLE_V + 1];          /* -1: not streamed */
   char *scratch;
   uint64_t window_bytes;
+  int n_scales;
+  struct stream_scales scales[2];
   struct lade_transfer reads[LADE_STREAM_WINDOWS][STREAM_MAX_PARTS], writes[LADE_STREAM_WINDOWS][STREAM_MAX_PARTS];
 };
 

@@ -39,6 +39,9 @@ static int run_check(const struct lade_run_params *run, struct lade_error *error
   if (run->dtype != LADE_F32 && run->dtype != LADE_BF16 && run->dtype != LADE_F16)
     return lade_error_set(error, -EINVAL, "lade_run_params: dtype is %d: LADE_F32, LADE_BF16 or LADE_F16 is trained",
                           (int)run->dtype);
+  if ((unsigned)run->moments >= LADE_N_MOMENTS || (unsigned)run->master >= LADE_N_MASTERS)
+    return lade_error_set(error, -EINVAL, "lade_run_params: moments %d with master %d is no form of lade/adam.h",
+                          (int)run->moments, (int)run->master);
   if (!(run->dropout >= 0 && run->dropout < 1))
     return lade_error_set(error, -EINVAL, "lade_run_params: dropout is %g: at least 0, below 1", run->dropout);
   if ((unsigned)budget->kind > LADE_BUDGET_MIN || !isfinite(budget->percent) || budget->percent < 0)
@@ -78,6 +81,8 @@ int lade_run_session_params(const struct lade_run_params *run, struct lade_sessi
   params.micro_batch = own.micro_batch;
   params.time = own.seq;
   params.dtype = own.dtype;
+  params.moments = own.moments;
+  params.master = own.master;
   params.dropout = own.dropout;
   params.budget = own.budget;
   params.has_host_budget = own.has_host_budget;

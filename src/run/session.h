@@ -34,6 +34,8 @@ struct lade_session_params {
   int64_t warmup;
   uint64_t seed;
   enum lade_dtype dtype;
+  enum lade_moments moments;
+  enum lade_master master;
   double dropout, beta1, beta2, eps, weight_decay, clip;
   struct lade_budget budget;
   uint64_t host_budget_bytes;

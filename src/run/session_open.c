@@ -160,7 +160,7 @@ static int graph_make(lade_session *s, struct lade_error *error)
   struct lade_graph_params how = {
       .struct_size = sizeof(how), .model = &s->model, .dtype = s->params.dtype, .batch = s->params.micro_batch,
       .time = s->params.time, .dropout = (float)s->params.dropout, .kernels = &s->kernels,
-      .n_threads = lade_pool_n_threads(s->pool)};
+      .n_threads = lade_pool_n_threads(s->pool), .moments = s->params.moments, .master = s->params.master};
   return lade_graph_create(&how, error, &s->graph);
 }
 

@@ -5,7 +5,8 @@
  * A transfer is submitted and waited for here, in its queue's thread; the store keeps several pieces of it in
  * flight. An update streams its parameter through a few windows of scratch: while one window is
  * computed, the next is being read and the one before written, so the drive is busy all the time
- * and each byte of state moves once each way. Checksums are the store's.
+ * and each byte of state moves once each way. Scales of 8-bit moments are read whole before the first window and
+ * written after the last. Checksums are the store's.
  *
  * Identities: a parameter's bytes belong to (tensor, number of updates so far), any other value's to
  * (tensor, microbatch, this run of a program, version). A block that was left from an earlier step, or from
@@ -146,9 +147,35 @@ static void window_compute(struct stream_call *s, int window)
   args.weight = (void *)role_data(s, window, LADE_ROLE_WEIGHT, NULL, 0);
   args.grad = role_data(s, window, LADE_ROLE_GRAD, s->args.grad, lade_dtype_bytes(s->args.grad_dtype));
   args.residual = (void *)role_data(s, window, LADE_ROLE_RESIDUAL, NULL, 0);
-  args.m = (float *)role_data(s, window, LADE_ROLE_M, NULL, 0);
-  args.v = (float *)role_data(s, window, LADE_ROLE_V, NULL, 0);
+  args.m = (void *)role_data(s, window, LADE_ROLE_M, NULL, 0);
+  args.v = (void *)role_data(s, window, LADE_ROLE_V, NULL, 0);
+  args.first_element = (uint64_t)window * LADE_STREAM_ELEMENTS;
+  if (s->n_scales) {
+    args.m_scales += args.first_element / LADE_MOMENT_BLOCK;
+    args.v_scales += args.first_element / LADE_MOMENT_BLOCK;
+  }
   s->executor->params.kernels->fn[LADE_K_ADAMW](&s->executor->ctx, &args);
+}
+
+/* All scales in, or out again. */
+static int scales_transfer(struct stream_call *s, enum lade_store_op op)
+{
+  lade_executor *ex = s->executor;
+  int status = 0, n_begun = 0;
+  for (; n_begun < s->n_scales && !status; n_begun += !status) {
+    struct stream_scales *scales = &s->scales[n_begun];
+    struct lade_value value = scales->value;
+    value.version = (int16_t)(value.version + (op == LADE_STORE_WRITE));
+    scales->transfer = (struct lade_transfer){
+        .op = op, .check = LADE_CHECK_STORE, .extent = ex->extent, .data = scales->data,
+        .offset = scales->store_offset, .bytes = scales->bytes, .identity = executor_identity(ex, value)};
+    status = transfer_begin(ex, &scales->transfer);
+  }
+  for (int i = 0; i < n_begun; i++) {
+    int one = transfer_wait(ex, &s->scales[i].transfer);
+    status = status ? status : one;
+  }
+  return status;
 }
 
 void stream_call_run(void *arg)
@@ -161,6 +188,8 @@ void stream_call_run(void *arg)
   memset(s->reads, 0, sizeof(s->reads));
   memset(s->writes, 0, sizeof(s->writes));
   int status = window_read(s, 0);
+  if (!status)
+    status = scales_transfer(s, LADE_STORE_READ);
   for (int w = 0; w < n_windows && !status; w++) {
     int next = (w + 1) % LADE_STREAM_WINDOWS;
     if (w + 1 < n_windows) {
@@ -175,6 +204,8 @@ void stream_call_run(void *arg)
     window_compute(s, w);
     status = window_write(s, w);
   }
+  if (!status)
+    status = scales_transfer(s, LADE_STORE_WRITE);
   for (int slot = 0; slot < LADE_STREAM_WINDOWS; slot++) {
     slot_wait(s, s->reads[slot]);
     slot_wait(s, s->writes[slot]);

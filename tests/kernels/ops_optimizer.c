@@ -121,7 +121,8 @@ static void compact_moments_add(struct call *call, struct lade_adamw_args *a)
   if (a->moments == LADE_MOMENTS_8BIT) {
     bytes_inout(call, &a->m, a->n_elements);
     bytes_inout(call, &a->v, a->n_elements);
-    bytes_inout(call, &a->scales, 2 * lade_div_up(a->n_elements, LADE_MOMENT_BLOCK));
+    bytes_inout(call, &a->m_scales, lade_div_up(a->n_elements, LADE_MOMENT_BLOCK));
+    bytes_inout(call, &a->v_scales, lade_div_up(a->n_elements, LADE_MOMENT_BLOCK));
     return;
   }
   enum lade_dtype dtype = a->moments == LADE_MOMENTS_BF16 ? LADE_BF16 : LADE_F32;

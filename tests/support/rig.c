@@ -52,7 +52,8 @@ void rig_init(struct rig *rig, const struct rig_model *m)
   lade_kernels_init(&rig->kernels, &cpu);
   demand(lade_pool_create(2, &rig->pool), NULL, "threads");
   struct lade_graph_params how = {.struct_size = sizeof(how), .model = &model, .dtype = m->dtype, .batch = m->batch,
-                                  .time = m->time, .dropout = m->dropout, .kernels = &rig->kernels, .n_threads = 2};
+                                  .time = m->time, .dropout = m->dropout, .kernels = &rig->kernels, .n_threads = 2,
+                                  .moments = m->moments, .master = m->master};
   demand(lade_graph_create(&how, &error, &rig->graph), &error, "graph");
   struct lade_cost cost;
   lade_cost_init(&cost, &rig_machine);

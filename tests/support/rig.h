@@ -15,6 +15,8 @@
 struct rig_model {
   enum lade_family family; /* Llama has half as many key heads as heads */
   enum lade_dtype dtype;
+  enum lade_moments moments;
+  enum lade_master master;
   float dropout;
   int n_microbatches;
   int64_t layers, width, vocabulary, batch, time;

@@ -144,12 +144,19 @@ static void copies_take_latency_and_bytes(void **state)
 static void adamw_moves_what_its_types_say(void **state)
 {
   int read, written;
-  lade_cost_adamw_bytes(LADE_BF16, LADE_F32, &read, &written);
+  struct lade_adamw_args form = {.dtype = LADE_BF16, .grad_dtype = LADE_F32};
+  lade_cost_adamw_bytes(&form, &read, &written);
   assert_int_equal(read, 2 + 2 + 4 + 4 + 4);
   assert_int_equal(written, 2 + 2 + 4 + 4);
-  lade_cost_adamw_bytes(LADE_F32, LADE_F32, &read, &written);
+  form.moments = LADE_MOMENTS_8BIT;
+  form.master = LADE_MASTER_24BIT;
+  lade_cost_adamw_bytes(&form, &read, &written);
+  assert_int_equal(written, 2 + 1 + 1 + 1);
+  form = (struct lade_adamw_args){.dtype = LADE_F32, .grad_dtype = LADE_F32};
+  lade_cost_adamw_bytes(&form, &read, &written);
   assert_int_equal(read, 16);
-  lade_cost_adamw_bytes(LADE_F16, LADE_BF16, &read, &written);
+  form = (struct lade_adamw_args){.dtype = LADE_F16, .grad_dtype = LADE_BF16};
+  lade_cost_adamw_bytes(&form, &read, &written);
   assert_int_equal(written, 2 + 4 + 4 + 4);
   assert_int_equal(read, written + 2);
 }
@@ -158,10 +165,10 @@ static void an_update_costs_more_the_further_its_state_is(void **state)
 {
   struct lade_cost cost;
   machine_make(&cost, "h100-80g");
-  int64_t n = 100 << 20;
-  int64_t device = lade_cost_adamw_ns(&cost, n, LADE_BF16, LADE_F32, false);
-  int64_t host = lade_cost_adamw_ns(&cost, n, LADE_BF16, LADE_F32, true);
-  int64_t store = lade_cost_adamw_store_ns(&cost, n, LADE_BF16, LADE_F32);
+  struct lade_adamw_args form = {.dtype = LADE_BF16, .grad_dtype = LADE_F32, .n_elements = 100 << 20};
+  int64_t device = lade_cost_adamw_ns(&cost, &form, false);
+  int64_t host = lade_cost_adamw_ns(&cost, &form, true);
+  int64_t store = lade_cost_adamw_store_ns(&cost, &form);
   assert_true(device < host && host < store);
 }
 
