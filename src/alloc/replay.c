@@ -8,7 +8,8 @@
  * packer sees all lifetimes at once and reserves its peak from the first call to the last.
  *
  * With a budget the walk may run out. It is then made again without, since how much it would take is what the
- * person asks next; the figures are those of the second walk, and the place is that of the first.
+ * person asks next; the figures are those of the second walk, and the place is that of the first. An allocator's
+ * -ENOMEM may be the heap's too; then the walk without a budget meets it again and says so.
  *
  * Whatever placed the blocks, one sweep judges: the packer's checker (pack_check.c), with addresses taken as offsets.
  * It shares no code with what placed them.
@@ -21,10 +22,18 @@
 #include <string.h>
 
 #include "alloc/torch_model.h"
+#include "device/device.h"
 #include "lade/cache.h"
 
-/* Room of a device without a budget: more than any policy strands, and a gibibyte for traces of a few bytes. */
+/* Room of a device without a budget: twice what is live, and a gibibyte for traces of a few bytes. */
 #define SLACK_BYTES ((uint64_t)1 << 30)
+
+/*
+ * Chunks of a device. They are those of a host up to 512 GiB and grow with what a trace says after that, so that a
+ * line with a size of terabytes costs no more than others: giving n chunks back takes n^2 steps of the device.
+ */
+#define CHUNK_BYTES ((uint64_t)2 << 20)
+#define CHUNKS_MOST ((uint64_t)1 << 18)
 
 struct walk;
 
@@ -57,14 +66,16 @@ static const struct allocator allocators[LADE_N_POLICIES];
 
 static int caching_open(struct walk *walk)
 {
-  uint64_t live_bytes = walk->trace->peak_live_bytes;
-  uint64_t capacity_bytes = walk->limit_bytes ? walk->limit_bytes : live_bytes * 2 + SLACK_BYTES;
-  struct lade_device_params device = {sizeof(device), "dry", LADE_MAX(capacity_bytes, SLACK_BYTES)};
-  int code = lade_device_open(&device, walk->error, &walk->device);
+  struct lade_dry_device_params device = {.struct_size = sizeof(device), .chunk_bytes = CHUNK_BYTES,
+                                          .capacity_bytes = walk->trace->peak_live_bytes * 2 + SLACK_BYTES,
+                                          .to_host = {.bytes_per_s = 1}, .to_device = {.bytes_per_s = 1}};
+  while (device.capacity_bytes / device.chunk_bytes > CHUNKS_MOST)
+    device.chunk_bytes *= 2;
+  int code = lade_device_open_dry(&device, walk->error, &walk->device);
   for (int i = 0; i < walk->trace->n_queues && !code; i++)
     code = lade_queue_create(walk->device, LADE_QUEUE_COMPUTE, &walk->queues[i]);
   struct lade_cache_params cache = {.struct_size = sizeof(cache), .device = walk->device,
-                                    .limit_bytes = walk->limit_bytes};
+                                    .limit_bytes = LADE_MIN(walk->limit_bytes, device.capacity_bytes)};
   return code ? code : lade_cache_create(&cache, walk->error, &walk->cache);
 }
 

@@ -7,7 +7,7 @@
  *   lines    `lade-trace 1`, then `alloc TIME ID BYTES QUEUE` and `free TIME ID`: calls in order
  *   pickle   a memory snapshot of PyTorch, or one that lade_cache_write_snapshot wrote
  * What cannot be right is refused with the place and the reason; after a successful load every block has a size, an
- * event that begins it and at most one that ends it, and all sizes sum to at most 2^62.
+ * event that begins it and at most one that ends it, and all sizes sum to at most 2^60.
  */
 #ifndef LADE_TRACE_H
 #define LADE_TRACE_H
@@ -19,7 +19,7 @@
 #include "base/base.h"
 #include "lade/pack.h"
 
-#define LADE_TRACE_BYTES_MOST ((uint64_t)1 << 62)      /* of all blocks together, as the packer takes it */
+#define LADE_TRACE_BYTES_MOST ((uint64_t)1 << 60)      /* of all blocks together; every policy takes them */
 #define LADE_TRACE_FILE_BYTES_MOST ((size_t)1 << 30)   /* then numbers of blocks and events fit an int */
 #define LADE_TRACE_TIME_MOST ((uint64_t)1 << 62)
 #define LADE_TRACE_OPEN UINT64_MAX                     /* upper of a block that nothing ends */

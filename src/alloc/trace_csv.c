@@ -61,7 +61,7 @@ static int buffer_read(struct lade_trace_text *text, struct lade_trace_field lin
     return lade_trace_line_refuse(text, "the lifetime from %s to %s is empty: upper must be above lower",
                                   lade_trace_echo(fields[CSV_LOWER]).text, lade_trace_echo(fields[CSV_UPPER]).text);
   if (bytes > LADE_TRACE_BYTES_MOST - trace->total_bytes)
-    return lade_trace_line_refuse(text, "with size %s all sizes sum past 2^62 bytes",
+    return lade_trace_line_refuse(text, "with size %s all sizes sum past 2^60 bytes",
                                   lade_trace_echo(fields[CSV_SIZE]).text);
   struct csv_id id = {fields[CSV_ID], text->line};
   return LADE_PUSH(ids, id) && lade_trace_add(trace, bytes, 0, lower, upper, text->line) >= 0 ? 0 : -ENOMEM;

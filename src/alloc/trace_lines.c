@@ -63,7 +63,7 @@ static int call_read(struct lade_trace_text *text, struct lade_trace_field line,
   if (code)
     return code;
   if (!lade_trace_bytes_add(total_bytes, call.bytes))
-    return lade_trace_line_refuse(text, "with size %" PRIu64 " all sizes sum past 2^62 bytes", call.bytes);
+    return lade_trace_line_refuse(text, "with size %" PRIu64 " all sizes sum past 2^60 bytes", call.bytes);
   call.queue = (int)queue;
   return LADE_PUSH(calls, call) ? 0 : -ENOMEM;
 }

@@ -150,7 +150,7 @@ static int reserved_add(struct torch *torch, int value, int sign)
   torch->most_added_bytes = LADE_MAX(torch->most_added_bytes, torch->added_bytes);
   torch->least_added_bytes = LADE_MIN(torch->least_added_bytes, torch->added_bytes);
   if (llabs(torch->added_bytes) > (int64_t)LADE_TRACE_BYTES_MOST)
-    return refuse(torch, "segments sum past 2^62 bytes");
+    return refuse(torch, "segments sum past 2^60 bytes");
   return 0;
 }
 
@@ -168,7 +168,7 @@ static int call_add(struct torch *torch, int value, bool is_free)
   if (code)
     return code;
   if (!lade_trace_bytes_add(&torch->total_bytes, call.bytes))
-    return refuse(torch, "with size %" PRIu64 " all sizes sum past 2^62 bytes", call.bytes);
+    return refuse(torch, "with size %" PRIu64 " all sizes sum past 2^60 bytes", call.bytes);
   return LADE_PUSH(&torch->calls, call) ? 0 : -ENOMEM;
 }
 
@@ -281,7 +281,7 @@ static int block_read(struct torch *torch, int value, int queue, uint64_t *at, c
     return code;
   old.bytes = old.bytes ? old.bytes : bytes;
   if (!lade_trace_bytes_add(&torch->total_bytes, old.bytes))
-    return refuse(torch, "all sizes sum past 2^62 bytes");
+    return refuse(torch, "all sizes sum past 2^60 bytes");
   return LADE_PUSH(&torch->olds, old) ? 0 : -ENOMEM;
 }
 
@@ -294,7 +294,7 @@ static int segment_read(struct torch *torch, int value, const uint64_t *known)
     return code;
   code = number_get(torch, value, "total_size", 0, ADDRESS_MOST, &bytes);
   if (!code && (torch->end_bytes += (int64_t)bytes) > (int64_t)LADE_TRACE_BYTES_MOST)
-    return refuse(torch, "segments sum past 2^62 bytes");
+    return refuse(torch, "segments sum past 2^60 bytes");
   if (!code)
     code = number_get(torch, value, "address", 0, ADDRESS_MOST, &at);
   if (!code)

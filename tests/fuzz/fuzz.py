@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""fuzz.py NAME [RUNS]: build tests/fuzz/NAME.c with libFuzzer and the sanitizers, and run it for a
-fixed number of inputs from a fixed seed. The library's files under test are compiled in, so that
-the fuzzer sees their branches. Skips (77) without clang and its fuzzer.
+"""fuzz.py NAME [RUNS | SECONDSs]: build tests/fuzz/NAME.c with libFuzzer and the sanitizers, and run
+it for a fixed number of inputs, or for as long as is said (`200s`), from a fixed seed. The library's
+files under test are compiled in, so that the fuzzer sees their branches. Skips (77) without clang
+and its fuzzer.
 """
 import json
 import os
+import pickle
 import shutil
 import struct
 import subprocess
@@ -16,6 +18,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BASE = ["src/base/base.c", "src/base/faults.c", "src/base/file.c"]
 MACHINE = BASE + ["src/machine/machine.c", "src/machine/presets.c"]
 CONFIG = BASE + ["src/graph/config.c", "src/graph/model.c", "src/graph/presets.c"]
+PACK = ["src/alloc/pack.c", "src/alloc/pack_bounds.c", "src/alloc/pack_check.c", "src/alloc/pack_exact.c",
+        "src/alloc/pack_first_fit.c"]
+TRACE = BASE + PACK + ["src/alloc/pickle.c"] + [f"src/alloc/trace{part}.c" for part in (
+    "", "_calls", "_csv", "_lines", "_text", "_torch")]
 SAFETENSORS = BASE + ["src/run/safetensors_read.c"]
 
 
@@ -27,6 +33,19 @@ def safetensors(header, data):
 def llmc(magic, version, tokens, kind):
     header = struct.pack("<3i", magic, version, len(tokens)).ljust(1024, b"\0")
     return header + struct.pack(f"<{len(tokens)}{kind}", *tokens)
+
+
+def snapshot(**more):
+    """A small memory snapshot, with a block older than its history, one that is freed in it and one that stays."""
+    def event(action, address, size, **also):
+        return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": 7, "frames": [], **also}
+
+    return {"segments": [{"device": 1, "address": 4096, "total_size": 4096, "stream": 0, "blocks": [
+                {"address": 4096, "size": 1024, "requested_size": 1000, "state": "active_allocated"},
+                {"size": 3072, "state": "inactive"}]}],
+            "device_traces": [[], [event("free_requested", 5120, 512), event("free_completed", 5120, 512),
+                                   event("segment_map", 8192, 2048), event("alloc", 8192, 700, stream=9),
+                                   event("alloc", 9000, 8), event("free_completed", 8192, 700, stream=9)]], **more}
 
 
 ENTRY = {"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]}
@@ -42,6 +61,11 @@ TARGETS = {
         safetensors({"a": ENTRY}, b"\0" * 8),
         safetensors({"__metadata__": {"format": "pt"}, "a": ENTRY,
                      "b": {"dtype": "BF16", "shape": [], "data_offsets": [8, 10]}}, b"\0" * 10)]),
+    "pickle": (["src/base/base.c", "src/alloc/pickle.c"], [
+        pickle.dumps({"blocks": [1, -1, 1 << 80, 1.5, None, True, b"b", ("t",), [], {}, "alloc"]}, protocol=protocol)
+        for protocol in (2, 4, 5)]),
+    "snapshot": (TRACE, [pickle.dumps(snapshot(), protocol=2), pickle.dumps(snapshot(other=None), protocol=4)]),
+    "trace": (TRACE, [b"a,0,4,10\nb1,4,8,20\r\nc,2,4,5\n", b"alloc 5 1 100 0\n# note\nalloc 5 2 50 3\nfree 6 1\n"]),
     "data": (BASE + ["src/run/data.c"], [
         b"a text of some thirty characters", llmc(20240520, 1, list(range(20)), "H"),
         llmc(20240801, 7, list(range(20)), "I")]),
@@ -50,7 +74,8 @@ TARGETS = {
 
 def main():
     name = sys.argv[1]
-    runs = sys.argv[2] if len(sys.argv) > 2 else "20000"
+    length = sys.argv[2] if len(sys.argv) > 2 else "20000"
+    limit = f"-max_total_time={length[:-1]}" if length.endswith("s") else f"-runs={length}"
     sources, seeds = TARGETS[name]
     clang = shutil.which("clang")
     if not clang:
@@ -72,7 +97,7 @@ def main():
         for i, seed in enumerate(seeds):
             with open(os.path.join(corpus, f"seed{i}"), "wb") as file:
                 file.write(seed)
-        return subprocess.run([binary, f"-runs={runs}", "-seed=1", "-max_len=4096", "-rss_limit_mb=1024",
+        return subprocess.run([binary, limit, "-seed=1", "-max_len=4096", "-rss_limit_mb=1024",
                                "-print_final_stats=1", corpus], cwd=folder,
                               env={**os.environ, "FUZZ_DIR": folder}).returncode != 0
 

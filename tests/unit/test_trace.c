@@ -90,11 +90,11 @@ static void test_bad_lines_of_a_csv_are_refused_with_their_reason(void **state)
   refused(HEAD "1,0,4,0x5\n", "line 2", "size is '0x5'");
   refused(HEAD "1,0,4,5.0\n", "line 2", "size is '5.0'");
   refused(HEAD "1,0,4,\n", "line 2", "size is ''");
-  refused(HEAD "1,0,4,0\n", "line 2", "size is 0: it must be from 1 to 4611686018427387904");
-  refused(HEAD "1,0,4,4611686018427387905\n", "line 2", "size is 4611686018427387905: it must be");
+  refused(HEAD "1,0,4,0\n", "line 2", "size is 0: it must be from 1 to 1152921504606846976");
+  refused(HEAD "1,0,4,1152921504606846977\n", "line 2", "size is 1152921504606846977: it must be");
   refused(HEAD "1,0,4,99999999999999999999999999\n", "line 2", "size is 999999999999999999999999...: it must be");
   refused(HEAD "1,0,18446744073709551617,9\n", "line 2", "upper is 18446744073709551617: it must be");
-  refused(HEAD "1,0,1,4611686018427387904\n2,1,2,1\n", "line 3", "with size 1 all sizes sum past 2^62 bytes");
+  refused(HEAD "1,0,1,1152921504606846976\n2,1,2,1\n", "line 3", "with size 1 all sizes sum past 2^60 bytes");
   refused(HEAD "1,4,4,5\n", "line 2", "the lifetime from 4 to 4 is empty");
   refused(HEAD "1,5,4,5\n", "line 2", "the lifetime from 5 to 4 is empty");
   refused(HEAD "1,0,4\n", "line 2", "fewer than the four fields");
@@ -166,7 +166,7 @@ static void test_bad_lines_of_calls_are_refused_with_their_reason(void **state)
   refused("lade-trace 1\nalloc 0 1 1 0\nalloc 0 1 1 0\n", "line 3", "id 1 is live since line 2");
   refused("lade-trace 1\nalloc 0 1 1 0\nfree 0 2\n", "line 3", "id 2 was never allocated");
   refused("lade-trace 1\nalloc 0 1 1 0\nfree 0 1\nfree 0 1\n", "line 4", "id 1 was freed on line 3 already");
-  refused("lade-trace 1\nalloc 0 1 4611686018427387904 0\nalloc 0 2 1 0\n", "line 3", "sum past 2^62");
+  refused("lade-trace 1\nalloc 0 1 1152921504606846976 0\nalloc 0 2 1 0\n", "line 3", "sum past 2^60");
 }
 
 /* ---- snapshots ---- */
@@ -324,11 +324,11 @@ static void test_bad_fields_of_a_snapshot_are_refused_with_their_entry(void **st
   snapshot_refused((struct event[]){{"alloc", 4096, 0, 0}, {0}}, no_blocks, "t: entry 1: size: expected a whole");
   snapshot_refused((struct event[]){{"alloc", 4096, UINT64_MAX, 0}, {0}}, no_blocks, "t: entry 1: size: expected");
   snapshot_refused((struct event[]){{"alloc", (uint64_t)1 << 62, 1, 0}, {0}}, no_blocks, "t: entry 1: addr: expected");
-  snapshot_refused((struct event[]){{"alloc", 0, (uint64_t)1 << 62, 0}, {"alloc", 1, 1, 0}, {0}}, no_blocks,
-                   "t: entry 2: with size 1 all sizes sum past 2^62 bytes");
-  snapshot_refused((struct event[]){{"segment_map", 0, ((uint64_t)1 << 62) - 1, 0},
-                                    {"segment_map", 0, ((uint64_t)1 << 62) - 1, 0}, {0}}, no_blocks,
-                   "t: entry 2: segments sum past 2^62 bytes");
+  snapshot_refused((struct event[]){{"alloc", 0, (uint64_t)1 << 60, 0}, {"alloc", 1, 1, 0}, {0}}, no_blocks,
+                   "t: entry 2: with size 1 all sizes sum past 2^60 bytes");
+  snapshot_refused((struct event[]){{"segment_map", 0, (uint64_t)1 << 60, 0},
+                                    {"segment_map", 0, (uint64_t)1 << 60, 0}, {0}}, no_blocks,
+                   "t: entry 2: segments sum past 2^60 bytes");
   snapshot_refused((struct event[]){{"alloc", 4096, 8, 0}, {"retry", 0, 0, 0}, {0}}, no_blocks,
                    "t: entry 2: an action that snapshots of this format do not have");
   const struct event one[] = {{"alloc", 64, 8, 0}, {0}};

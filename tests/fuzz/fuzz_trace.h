@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Any bytes as a trace: refused with one line, or what the reader promises holds, and the packer takes it. */
+#ifndef LADE_TESTS_FUZZ_TRACE_H
+#define LADE_TESTS_FUZZ_TRACE_H
+
+#include <errno.h>
+#include <string.h>
+
+#include "alloc/trace.h"
+#include "tests/fuzz/fuzz_file.h"
+
+static inline void fuzz_trace_check(const struct lade_trace *trace)
+{
+  int n = trace->blocks.n;
+  uint64_t live_bytes = 0, *offsets = calloc((size_t)n, sizeof(*offsets));
+  struct lade_pack_item *items = calloc((size_t)n, sizeof(*items));
+  struct lade_pack_result result;
+  lade_trace_items(trace, items);
+  if (n < 1 || lade_pack_live_peak(items, n, &live_bytes) || live_bytes != trace->peak_live_bytes)
+    abort();
+  for (int i = 0; i < n; i++) {
+    const struct lade_trace_block *block = &trace->blocks.items[i];
+    if (block->queue < 0 || block->queue >= trace->n_queues || trace->events.items[block->first].block != i ||
+        (block->last < trace->events.n && trace->events.items[block->last].block != i))
+      abort();
+  }
+  if (lade_pack(items, n, NULL, offsets, &result, NULL) || lade_pack_check(items, n, offsets, result.peak_bytes, NULL))
+    abort();
+  free(items);
+  free(offsets);
+}
+
+static inline void fuzz_trace_read(const uint8_t *data, size_t size)
+{
+  struct lade_error error = {0};
+  struct lade_trace trace = {0};
+  char *text = malloc(size + 1);
+  memcpy(text, data, size);
+  text[size] = 0;
+  int code = lade_trace_read("input", text, size, &error, &trace);
+  free(text); /* nothing may point into it */
+  if (code) {
+    if (code != -EBADMSG || trace.blocks.items)
+      abort();
+    fuzz_error_check(&error);
+    return;
+  }
+  fuzz_trace_check(&trace);
+  lade_trace_destroy(&trace);
+}
+
+#endif
