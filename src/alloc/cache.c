@@ -6,7 +6,7 @@
  * each would pin a chunk among large ones, and the rest. A block that fills whole chunks, or nearly (the rest would
  * cost less than 1/128), starts at a chunk where there is room for it, so that all of what it leaves can move; other
  * sizes are packed by the byte. Then it is the best fit of two lists: what is free for this queue, and for everybody.
- * Both calls are some tens of nanoseconds in this common case, under one mutex, statistics and trace included.
+ * Both calls are some tens of nanoseconds in this common case, under one lock, statistics and trace included.
  *
  * Rejected: a third zone for whole chunks alone. It looks tidier, and a program whose sizes change from step to step
  * then moves its memory between the zones in every one of them, and ends with the peak of both.
@@ -18,12 +18,12 @@
  *   4. let the sanitizer's quarantine go
  *   5. call the owner's spill function, as long as it gives something
  *   6. wait for the queues
- * and only then say that memory is out. The mutex is not held in steps 5 and 6, so frees go on meanwhile.
+ * and only then say that memory is out. The lock is not held in steps 5 and 6, so frees go on meanwhile.
  *
  * A pool under capture stops before step 1. The first five pages of a trainer's life take steps 1 and 2; a
  * steady one takes none (tests/unit/test_cache.c counts).
  *
- * Fork. A page that the kernel hands to children as zeroes says whose the cache is, at the price of one load; a mutex
+ * Fork. A page that the kernel hands to children as zeroes says whose the cache is, at the price of one load; a lock
  * that was held at the moment of the fork is never touched by the child.
  */
 #include <errno.h>
@@ -118,18 +118,7 @@ static void cache_free(lade_cache *cache)
   free(cache->trace);
   if (cache->is_alive)
     munmap((void *)cache->is_alive, ALIVE_BYTES);
-  pthread_cond_destroy(&cache->spilled);
-  pthread_mutex_destroy(&cache->mutex);
   free(cache);
-}
-
-static void mutex_init(pthread_mutex_t *mutex)
-{
-  pthread_mutexattr_t attributes;
-  pthread_mutexattr_init(&attributes);
-  pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_ADAPTIVE_NP); /* what it guards takes less than a sleep */
-  pthread_mutex_init(mutex, &attributes);
-  pthread_mutexattr_destroy(&attributes);
 }
 
 int lade_cache_create(const struct lade_cache_params *params, struct lade_error *error, lade_cache **ret_cache)
@@ -140,8 +129,6 @@ int lade_cache_create(const struct lade_cache_params *params, struct lade_error 
   lade_cache *cache = calloc(1, sizeof(*cache));
   if (!cache)
     return lade_error_set(error, -ENOMEM, "cache: out of host memory");
-  mutex_init(&cache->mutex);
-  pthread_cond_init(&cache->spilled, NULL);
   cache->device = params->device;
   cache->flags = params->flags;
   cache->spill = params->spill;
@@ -310,17 +297,17 @@ static bool spill_call(lade_cache *cache, uint64_t bytes)
     return false;
   if (cache->is_spilling) {
     while (cache->is_spilling)
-      pthread_cond_wait(&cache->spilled, &cache->mutex);
+      lade_lock_sleep(&cache->lock, &cache->n_spilled);
     return true;
   }
   cache->is_spilling = true;
   cache->spiller = pthread_self();
   cache->stats.n_spills++;
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   uint64_t freed_bytes = cache->spill(cache->spill_arg, bytes);
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   cache->is_spilling = false;
-  pthread_cond_broadcast(&cache->spilled);
+  lade_lock_rouse(&cache->n_spilled);
   return freed_bytes > 0;
 }
 
@@ -337,9 +324,9 @@ static struct block *spill_search(lade_cache *cache, struct zone *zone, int queu
 
 static struct block *wait_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
 {
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   lade_cache_wait_all(cache);
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   for (struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
     if (!pool->is_capturing)
       lade_cache_sweep(cache, pool);
@@ -402,13 +389,13 @@ static int request_check(lade_cache *cache, const struct lade_cache_request *req
   return 0;
 }
 
-/* Is this the owner's spill function calling? Called with the mutex. */
+/* Is this the owner's spill function calling? Called with the lock. */
 static bool is_spiller(const lade_cache *cache)
 {
   return cache->is_spilling && pthread_equal(cache->spiller, pthread_self());
 }
 
-/* Called with the mutex. */
+/* Called with the lock. */
 static int block_alloc(lade_cache *cache, const struct lade_cache_request *request, struct lade_error *error,
                        struct block **ret_block)
 {
@@ -444,14 +431,14 @@ int lade_cache_alloc(lade_cache *cache, const struct lade_cache_request *request
   int code = request_check(cache, request, error);
   if (code)
     return code;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   code = block_alloc(cache, request, error, &block);
   if (!code) {
     if (cache->flags & LADE_CACHE_SANITIZE)
       lade_cache_guard_fill(cache, block);
     *ret_address = (void *)(uintptr_t)(block->address + guard_bytes(cache));
   }
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   return code;
 }
 
@@ -485,13 +472,13 @@ int lade_cache_free(lade_cache *cache, void *address, const char *place, struct 
   if (!is_alive(cache))
     return lade_error_set(error, -EPERM, "cache: this process is a fork of the one that the cache belongs to");
   int code = 0;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   struct block *block = block_lookup(cache, address);
   if (block)
     block_free(cache, block, place);
   else
     code = lade_cache_guard_wrong_free(cache, (uint64_t)(uintptr_t)address, place, error);
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   return code;
 }
 
@@ -499,11 +486,11 @@ int lade_cache_record(lade_cache *cache, void *address, lade_queue *queue)
 {
   if (!is_alive(cache))
     return -EPERM;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   struct block *block = block_lookup(cache, address);
   int number = block ? lade_cache_queue_number(cache, queue) : -EINVAL;
   int code = number < 0 ? number : lade_cache_block_record(cache, block, number);
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   return code;
 }
 
@@ -532,7 +519,7 @@ void lade_cache_forget(lade_cache *cache, lade_queue *queue)
   if (!is_alive(cache) || !queue)
     return;
   lade_queue_sync(queue, lade_queue_submitted(queue));
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   for (int i = 1; i < cache->n_queues; i++) {
     if (cache->queues[i].queue != queue)
       continue;
@@ -542,20 +529,20 @@ void lade_cache_forget(lade_cache *cache, lade_queue *queue)
     queue_leave(cache, i);
     cache->queues[i].queue = NULL;
   }
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
 }
 
 int lade_cache_trim(lade_cache *cache, uint64_t keep_bytes)
 {
   if (!is_alive(cache))
     return -EPERM;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   lade_cache_waits_poll(cache);
   for (struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
     if (!pool->is_capturing)
       lade_cache_sweep(cache, pool);
   int code = lade_cache_chunks_trim(cache, keep_bytes);
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   return code;
 }
 
@@ -563,7 +550,7 @@ int lade_cache_get_block(lade_cache *cache, const void *address, struct lade_cac
 {
   if (!is_alive(cache))
     return -EPERM;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   const struct block *block = block_lookup(cache, address);
   if (block)
     *ret_block = (struct lade_cache_block){
@@ -575,7 +562,7 @@ int lade_cache_get_block(lade_cache *cache, const void *address, struct lade_cac
         .tag = block->tag,
         .queue = cache->queues[block->queue].queue,
     };
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   return block ? 0 : -EINVAL;
 }
 
@@ -606,11 +593,11 @@ static int pool_create(lade_cache *cache, uint64_t bytes, bool is_shared, lade_c
     return -ENOMEM;
   pool_init(pool, true);
   pool->is_shared = is_shared;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   pool->next = cache->pools;
   cache->pools = pool;
   int error = is_spiller(cache) ? -EDEADLK : pool_fill(cache, pool, bytes);
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   if (error) {
     lade_cache_pool_destroy(cache, pool);
     return error;
@@ -631,7 +618,7 @@ int lade_cache_pool_create_shared(lade_cache *cache, uint64_t bytes, lade_cache_
   return info.is_dry ? -ENOTSUP : pool_create(cache, bytes, true, ret_pool);
 }
 
-/* Called with the mutex. Its freed blocks may still be in use by their queues. */
+/* Called with the lock. Its freed blocks may still be in use by their queues. */
 static int pool_leave(lade_cache *cache, struct lade_cache_pool *pool)
 {
   lade_cache_waits_poll(cache);
@@ -663,9 +650,9 @@ int lade_cache_pool_destroy(lade_cache *cache, lade_cache_pool *pool)
   if (!is_alive(cache))
     return -EPERM;
   lade_cache_wait_all(cache);
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   int error = pool_leave(cache, pool);
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   if (!error)
     free(pool);
   return error;
@@ -677,11 +664,11 @@ int lade_cache_route(lade_cache *cache, lade_queue *queue, lade_cache_pool *pool
     return -EPERM;
   if (!queue)
     return -EINVAL;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   int number = lade_cache_queue_number(cache, queue);
   if (number > 0)
     cache->queues[number].pool = pool ? pool : &cache->common;
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   return number < 0 ? number : 0;
 }
 
@@ -689,10 +676,10 @@ static int capture_set(lade_cache *cache, lade_cache_pool *pool, bool is_capturi
 {
   if (!is_alive(cache))
     return -EPERM;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   int error = pool->is_capturing != is_capturing ? 0 : is_capturing ? -EALREADY : -EINVAL;
   pool->is_capturing = is_capturing;
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   return error;
 }
 

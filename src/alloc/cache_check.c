@@ -204,12 +204,12 @@ int lade_cache_check(lade_cache *cache, struct lade_error *error)
     return lade_error_set(error, -ENOMEM, "cache: out of host memory");
   count->cache = cache;
   count->error = error;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   for (const struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
     pool_check(count, pool);
   lists_check(count);
   stats_check(count);
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   int code = count->code;
   free(count);
   return code;

@@ -180,11 +180,11 @@ int lade_cache_get_finding(lade_cache *cache, int index, struct lade_error *ret_
 {
   if (!atomic_load(cache->is_alive))
     return -EPERM;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   quarantine_poison(cache);
   int code = index >= 0 && index < N_FINDINGS && (uint64_t)index < cache->stats.n_findings ? 0 : -ENOENT;
   if (!code)
     *ret_finding = cache->findings[index];
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   return code;
 }

@@ -11,7 +11,7 @@
  * Files: cache.c the public calls and the ladder; cache_blocks.c blocks, bins and the index of addresses;
  * cache_chunks.c segments and chunks; cache_queues.c who may use what when; cache_stats.c numbers and trace;
  * cache_report.c what to do when it is out; cache_guard.c the sanitizer; cache_share.c memory of other processes;
- * cache_snapshot.c the pickle; cache_check.c the recount. One mutex guards all of it.
+ * cache_snapshot.c the pickle; cache_check.c the recount. One lock guards all of it.
  */
 #ifndef LADE_CACHE_INTERNAL_H
 #define LADE_CACHE_INTERNAL_H
@@ -20,6 +20,7 @@
 #include <stdatomic.h>
 
 #include "base/base.h"
+#include "base/lock.h"
 #include "device/device.h"
 #include "lade/cache.h"
 
@@ -124,7 +125,7 @@ struct refusal {
 };
 
 struct lade_cache {
-  pthread_mutex_t mutex;
+  struct lade_lock lock;
   _Atomic int *is_alive; /* a page that is zero in a child of fork */
   lade_device *device;
   uint64_t chunk_bytes; /* of the chunks made here: some device chunks */
@@ -132,7 +133,7 @@ struct lade_cache {
   uint32_t flags;
   bool is_spilling; /* the owner's function runs, in this thread */
   pthread_t spiller;
-  pthread_cond_t spilled; /* it has returned */
+  _Atomic uint32_t n_spilled; /* it has returned so often */
   bool is_touchable; /* the host may write to the memory */
   lade_cache_spill_fn *spill;
   void *spill_arg;
@@ -227,7 +228,7 @@ void lade_cache_waits_adopt(lade_cache *cache, int queue);
 bool lade_cache_sweep(lade_cache *cache, struct lade_cache_pool *pool);
 /* Join what lies side by side and is free for the same queue, or for everybody. */
 void lade_cache_zone_coalesce(lade_cache *cache, struct zone *zone);
-/* Wait on the host for all that freed blocks still wait for. Called without the mutex. */
+/* Wait on the host for all that freed blocks still wait for. Called without the lock. */
 void lade_cache_wait_all(lade_cache *cache);
 
 /* ---- cache_chunks.c ---- */

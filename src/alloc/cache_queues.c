@@ -234,7 +234,7 @@ void lade_cache_wait_all(lade_cache *cache)
   lade_queue *queues[N_QUEUES];
   uint64_t counts[N_QUEUES];
   int n = 0;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   for (int i = 1; i < cache->n_queues; i++) {
     if (!cache->queues[i].queue)
       continue;
@@ -242,7 +242,7 @@ void lade_cache_wait_all(lade_cache *cache)
     counts[n++] = lade_cache_queue_count(cache, i);
   }
   cache->stats.n_host_waits++;
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   for (int i = 0; i < n; i++)
     lade_queue_sync(queues[i], counts[i]);
 }

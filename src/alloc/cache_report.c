@@ -296,8 +296,8 @@ size_t lade_cache_report(lade_cache *cache, char *text, size_t text_bytes)
     text[0] = 0;
   if (!atomic_load(cache->is_alive))
     return 0;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   page_fill(cache, &page);
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   return page.n_bytes;
 }

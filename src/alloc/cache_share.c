@@ -60,7 +60,7 @@ int lade_cache_share_get(lade_cache *cache, const void *address, struct lade_cac
 {
   if (!atomic_load(cache->is_alive))
     return -EPERM;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   uint64_t guard_bytes = cache->flags & LADE_CACHE_SANITIZE ? GUARD_BYTES : 0;
   const struct block *block = lade_cache_index_find(cache, (uint64_t)(uintptr_t)address - guard_bytes);
   int code = block && block->segment->zone->pool->is_shared ? 0 : -EINVAL;
@@ -71,7 +71,7 @@ int lade_cache_share_get(lade_cache *cache, const void *address, struct lade_cac
     if (!code)
       *ret_share = share;
   }
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   return code;
 }
 
@@ -125,7 +125,7 @@ int lade_cache_share_open(lade_cache *cache, const struct lade_cache_share *shar
   if (!share_is_whole(cache, share) || !descriptors)
     return -EINVAL;
   struct share made = {.bytes = share->chunk_bytes * (uint64_t)share->n_chunks};
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   int error = share_map(cache, &made, share, descriptors);
   if (!error && !LADE_PUSH(&cache->shares, made))
     error = -ENOMEM;
@@ -133,7 +133,7 @@ int lade_cache_share_open(lade_cache *cache, const struct lade_cache_share *shar
     share_finish(cache, &made);
   else
     *ret_address = (void *)(uintptr_t)made.address;
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   return error;
 }
 
@@ -142,7 +142,7 @@ int lade_cache_share_close(lade_cache *cache, void *address)
   if (!atomic_load(cache->is_alive))
     return -EPERM;
   int code = -EINVAL;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   for (int i = 0; i < cache->shares.n && code; i++) {
     if (cache->shares.items[i].address != (uint64_t)(uintptr_t)address)
       continue;
@@ -150,7 +150,7 @@ int lade_cache_share_close(lade_cache *cache, void *address)
     cache->shares.items[i] = cache->shares.items[--cache->shares.n];
     code = 0;
   }
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   return code;
 }
 

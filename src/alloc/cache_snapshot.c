@@ -13,7 +13,7 @@
  * frame; readers need neither. The page's own reader takes integers of at most 8 bytes, and hands the items between a
  * MARK and its APPENDS to one call as arguments, of which there may not be too many: hence batches.
  *
- * The text is made in memory under the mutex, so that it is one moment's picture, and written after.
+ * The text is made in memory under the lock, so that it is one moment's picture, and written after.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -278,11 +278,11 @@ int lade_cache_write_snapshot(lade_cache *cache, const char *path, struct lade_e
     return lade_error_set(error, -EPERM, "cache: this process is a fork of the one that the cache belongs to");
   struct pickle pickle = {0};
   put_op(&pickle, "\x80\x04}(");
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   put_segments(&pickle, cache);
   put_history(&pickle, cache);
   put_settings(&pickle, cache);
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   put_op(&pickle, "u.");
   int code = pickle.is_broken ? lade_error_set(error, -ENOMEM, "cache: no host memory for a snapshot")
                               : lade_file_replace(path, pickle.bytes, pickle.n, error);

@@ -46,12 +46,12 @@ int lade_cache_get_trace(lade_cache *cache, struct lade_cache_event *ret_events,
 {
   if (!atomic_load(cache->is_alive) || n <= 0)
     return 0;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   uint64_t kept = cache->trace ? LADE_MIN(cache->n_traced, cache->trace_mask + 1) : 0;
   uint64_t n_events = LADE_MIN(kept, (uint64_t)n);
   for (uint64_t i = 0; i < n_events; i++)
     ret_events[i] = cache->trace[(cache->n_traced - n_events + i) & cache->trace_mask];
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   return (int)n_events;
 }
 
@@ -63,9 +63,9 @@ int lade_cache_get_stats(lade_cache *cache, struct lade_cache_stats *ret_stats)
     return -EINVAL;
   if (!atomic_load(cache->is_alive))
     return -EPERM;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   *ret_stats = cache->stats;
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   ret_stats->struct_size = sizeof(*ret_stats);
   return 0;
 }
@@ -74,7 +74,7 @@ void lade_cache_reset_peaks(lade_cache *cache)
 {
   if (!atomic_load(cache->is_alive))
     return;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   struct lade_cache_stats *stats = &cache->stats;
   struct lade_cache_stat *all[] = {&stats->allocation,      &stats->active,         &stats->segment,
                                    &stats->requested_bytes, &stats->allocated_bytes, &stats->active_bytes,
@@ -84,7 +84,7 @@ void lade_cache_reset_peaks(lade_cache *cache)
     all[i]->peak = all[i]->current;
   for (int i = 0; i < cache->n_tags; i++)
     cache->tags[i].bytes.peak = cache->tags[i].bytes.current;
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
 }
 
 /* ---- the ledger ---- */
@@ -95,7 +95,7 @@ int lade_cache_tag_add(lade_cache *cache, const char *name, int *ret_tag)
     return -EINVAL;
   if (!atomic_load(cache->is_alive))
     return -EPERM;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   int tag = 0, code = 0;
   while (tag < cache->n_tags && strcmp(cache->tags[tag].name, name) != 0)
     tag++;
@@ -103,7 +103,7 @@ int lade_cache_tag_add(lade_cache *cache, const char *name, int *ret_tag)
     code = -ENOSPC;
   else if (tag == cache->n_tags)
     strcpy(cache->tags[cache->n_tags++].name, name);
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   if (!code)
     *ret_tag = tag;
   return code;
@@ -113,10 +113,10 @@ int lade_cache_get_tag(lade_cache *cache, int tag, struct lade_cache_tag *ret_ta
 {
   if (!atomic_load(cache->is_alive))
     return -EPERM;
-  pthread_mutex_lock(&cache->mutex);
+  lade_lock_take(&cache->lock);
   int code = tag >= 0 && tag < cache->n_tags ? 0 : -ENOENT;
   if (!code)
     *ret_tag = cache->tags[tag];
-  pthread_mutex_unlock(&cache->mutex);
+  lade_lock_give(&cache->lock);
   return code;
 }

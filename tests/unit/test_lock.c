@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One thread at a time holds the lock, what it wrote is seen by the next, and nobody who sleeps is forgotten. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "base/lock.h"
+
+enum { N_THREADS = 8, N_TIMES = 20000 };
+
+struct scene {
+  struct lade_lock lock;
+  int n_inside, n_collisions, n_times;
+  int sleep_every; /* sections in which the holder sleeps, so that others must; 0: none */
+};
+
+static void *sections_run(void *arg)
+{
+  struct scene *scene = arg;
+  for (int i = 0; i < scene->n_times; i++) {
+    lade_lock_take(&scene->lock);
+    scene->n_collisions += scene->n_inside++ != 0;
+    if (scene->sleep_every && i % scene->sleep_every == 0)
+      nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    scene->n_inside--;
+    lade_lock_give(&scene->lock);
+  }
+  return NULL;
+}
+
+/* A thread that is forgotten is never joined. */
+static void scene_run(int n_times, int sleep_every)
+{
+  struct scene scene = {.n_times = n_times, .sleep_every = sleep_every};
+  pthread_t threads[N_THREADS];
+  for (int i = 0; i < N_THREADS; i++)
+    assert_int_equal(pthread_create(&threads[i], NULL, sections_run, &scene), 0);
+  for (int i = 0; i < N_THREADS; i++)
+    assert_int_equal(pthread_join(threads[i], NULL), 0);
+  assert_int_equal(scene.n_collisions, 0);
+  assert_int_equal(scene.n_inside, 0);
+  assert_int_equal(scene.lock.state, LADE_LOCK_FREE);
+}
+
+static void sections_exclude_each_other(void **state)
+{
+  scene_run(N_TIMES, 0);
+}
+
+static void a_lock_that_is_taken_is_not_taken_again(void **state)
+{
+  struct lade_lock lock = {0};
+  assert_true(lade_lock_try(&lock));
+  assert_false(lade_lock_try(&lock));
+  lade_lock_give(&lock);
+  assert_true(lade_lock_try(&lock));
+}
+
+static void sleepers_are_woken(void **state)
+{
+  scene_run(400, 7);
+  scene_run(100, 1);
+}
+
+struct gate {
+  struct lade_lock lock;
+  _Atomic uint32_t n_opened;
+  bool is_open;
+};
+
+static void *gate_pass(void *arg)
+{
+  struct gate *gate = arg;
+  lade_lock_take(&gate->lock);
+  while (!gate->is_open)
+    lade_lock_sleep(&gate->lock, &gate->n_opened);
+  lade_lock_give(&gate->lock);
+  return NULL;
+}
+
+static void all_who_sleep_on_a_word_are_roused(void **state)
+{
+  for (int round = 0; round < 50; round++) {
+    struct gate gate = {0};
+    pthread_t threads[N_THREADS];
+    for (int i = 0; i < N_THREADS; i++)
+      assert_int_equal(pthread_create(&threads[i], NULL, gate_pass, &gate), 0);
+    if (round % 2)
+      nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    lade_lock_take(&gate.lock);
+    gate.is_open = true;
+    lade_lock_rouse(&gate.n_opened);
+    lade_lock_give(&gate.lock);
+    for (int i = 0; i < N_THREADS; i++)
+      assert_int_equal(pthread_join(threads[i], NULL), 0);
+  }
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_lock_that_is_taken_is_not_taken_again),
+      cmocka_unit_test(sections_exclude_each_other),
+      cmocka_unit_test(sleepers_are_woken),
+      cmocka_unit_test(all_who_sleep_on_a_word_are_roused),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
