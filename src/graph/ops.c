@@ -384,54 +384,40 @@ static double matmul_flops(const struct lade_graph *graph, const struct lade_op 
   return 2.0 * (double)a->dims[0] * (double)tensor_elements(b); /* x or dy with N rows, weight[out,in] */
 }
 
+/* What the three products share: c[m,n] from operands 0 and 1. */
+static struct lade_matmul_args matmul_args(const struct lade_graph *graph, const struct lade_bind *bind,
+                                           enum lade_layout layout, int64_t m, int64_t n, int64_t k)
+{
+  return (struct lade_matmul_args){.layout = layout, .dtype = graph->dtype, .out = graph->dtype, .m = m, .n = n, .k = k,
+                                   .a = in_at(bind, 0), .b = in_at(bind, 1), .c = out_at(bind, 0),
+                                   .workspace = (void *)bind->workspace};
+}
+
 static void matmul_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                         void *args)
 {
   const struct lade_tensor *x = tensor_in(graph, op, 0), *weight = tensor_in(graph, op, 1);
-  *(struct lade_matmul_args *)args = (struct lade_matmul_args){.layout = LADE_NT,
-                                                               .dtype = graph->dtype,
-                                                               .out = graph->dtype,
-                                                               .m = x->dims[0],
-                                                               .n = weight->dims[0],
-                                                               .k = weight->dims[1],
-                                                               .a = in_at(bind, 0),
-                                                               .b = in_at(bind, 1),
-                                                               .bias = in_at(bind, 2),
-                                                               .c = out_at(bind, 0),
-                                                               .workspace = (void *)bind->workspace};
+  struct lade_matmul_args *a = args;
+  *a = matmul_args(graph, bind, LADE_NT, x->dims[0], weight->dims[0], weight->dims[1]);
+  a->bias = in_at(bind, 2);
 }
 
 static void matmul_dx_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                            void *args)
 {
   const struct lade_tensor *dy = tensor_in(graph, op, 0), *weight = tensor_in(graph, op, 1);
-  *(struct lade_matmul_args *)args = (struct lade_matmul_args){.layout = LADE_NN,
-                                                               .dtype = graph->dtype,
-                                                               .out = graph->dtype,
-                                                               .m = dy->dims[0],
-                                                               .n = weight->dims[1],
-                                                               .k = weight->dims[0],
-                                                               .a = in_at(bind, 0),
-                                                               .b = in_at(bind, 1),
-                                                               .c = out_at(bind, 0),
-                                                               .workspace = (void *)bind->workspace};
+  *(struct lade_matmul_args *)args =
+      matmul_args(graph, bind, LADE_NN, dy->dims[0], weight->dims[1], weight->dims[0]);
 }
 
 static void matmul_dw_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                            void *args)
 {
   const struct lade_tensor *dy = tensor_in(graph, op, 0), *x = tensor_in(graph, op, 1);
-  *(struct lade_matmul_args *)args = (struct lade_matmul_args){.layout = LADE_TN,
-                                                               .dtype = graph->dtype,
-                                                               .out = graph->accumulator,
-                                                               .m = dy->dims[1],
-                                                               .n = x->dims[1],
-                                                               .k = dy->dims[0],
-                                                               .a = in_at(bind, 0),
-                                                               .b = in_at(bind, 1),
-                                                               .c = out_at(bind, 0),
-                                                               .accumulate = accumulate_get(op, bind, 1),
-                                                               .workspace = (void *)bind->workspace};
+  struct lade_matmul_args *a = args;
+  *a = matmul_args(graph, bind, LADE_TN, dy->dims[1], x->dims[1], dy->dims[0]);
+  a->out = graph->accumulator;
+  a->accumulate = accumulate_get(op, bind, 1);
 }
 
 static double bias_grad_flops(const struct lade_graph *graph, const struct lade_op *op)

@@ -169,16 +169,10 @@ static int stored_move(lade_executor *ex, const struct lade_buffer *buffer, int 
   struct lade_transfer transfer = {
       .op = op, .check = LADE_CHECK_STORE, .extent = ex->extent, .offset = buffer->offset + offset, .bytes = bytes,
       .data = ex->bounce, .identity = executor_identity(ex, (struct lade_value){tensor, 0, 0})};
-  struct lade_error why = {0};
-  char name[LADE_NAME_BYTES + 16];
   int status = lade_store_submit(ex->params.store, &transfer);
   if (status)
     return lade_error_set(error, status, "the store refused a transfer");
-  status = lade_store_wait(ex->params.store, &transfer, &why);
-  return status ? lade_error_set(error, status, "%s of tensor %s failed: %s",
-                                 op == LADE_STORE_READ ? "reading back" : "writing out",
-                                 lade_value_name(ex->graph, tensor, name), why.text)
-                : 0;
+  return executor_transfer_wait(ex, &transfer, error);
 }
 
 /* Copy over a link queue, whole; the queues are idle between steps. */

@@ -101,6 +101,9 @@ void executor_fail(lade_executor *executor, int code, const struct lade_error *e
 /* What value bytes in the store must be in the running step. */
 struct lade_identity executor_identity(const lade_executor *executor, struct lade_value value);
 
+/* Wait for a transfer, and say which tensor it was about if it failed. */
+int executor_transfer_wait(const lade_executor *executor, struct lade_transfer *transfer, struct lade_error *error);
+
 int bound_init(lade_executor *executor, const struct lade_program *program, struct bound_program *ret_bound);
 void bound_finish(struct bound_program *bound);
 

@@ -29,18 +29,23 @@ struct lade_identity executor_identity(const lade_executor *ex, struct lade_valu
   return identity;
 }
 
-/* Wait, and say which tensor it was about. */
-static int transfer_wait(lade_executor *ex, struct lade_transfer *transfer)
+int executor_transfer_wait(const lade_executor *ex, struct lade_transfer *transfer, struct lade_error *error)
 {
-  struct lade_error why = {0}, line = {0};
+  struct lade_error why = {0};
   char name[LADE_NAME_BYTES + 16];
   int status = lade_store_wait(ex->params.store, transfer, &why);
-  if (!status)
-    return 0;
-  lade_error_set(&line, status, "%s of tensor %s failed: %s",
-                 transfer->op == LADE_STORE_READ ? "reading back" : "writing out",
-                 lade_value_name(ex->graph, (int)transfer->identity.tensor, name), why.text);
-  executor_fail(ex, status, &line);
+  return status ? lade_error_set(error, status, "%s of tensor %s failed: %s",
+                                 transfer->op == LADE_STORE_READ ? "reading back" : "writing out",
+                                 lade_value_name(ex->graph, (int)transfer->identity.tensor, name), why.text)
+                : 0;
+}
+
+static int transfer_wait(lade_executor *ex, struct lade_transfer *transfer)
+{
+  struct lade_error line = {0};
+  int status = executor_transfer_wait(ex, transfer, &line);
+  if (status)
+    executor_fail(ex, status, &line);
   return status;
 }
 
