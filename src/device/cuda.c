@@ -421,10 +421,10 @@ static int parts_open(struct cuda_device *cuda, struct lade_error *error)
     result = driver->cuEventCreate(&cuda->anchors[i], CUDA_EVENT_BLOCKING_SYNC);
   if (result)
     return open_fail(cuda, error, "cuEventCreate", result);
+  cuda->anchor_ns = lade_now_ns(); /* no later than it happens, so that no time is ever in the future */
   result = driver->cuEventRecord(cuda->anchors[0], cuda->stream);
   if (!result)
     result = driver->cuEventSynchronize(cuda->anchors[0]);
-  cuda->anchor_ns = lade_now_ns();
   return open_fail(cuda, error, "cuEventSynchronize", result);
 }
 

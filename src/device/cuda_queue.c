@@ -20,8 +20,8 @@
  * host work use that, kernels come through lade_cuda_queue_enqueue.
  *
  * After an error of the context, every call on it fails at once: slots whose events cannot be waited for count as over,
- * the counters go on, and the first error is the device's status. Where an end could not be recorded the whole
- * stream is waited for: the work may still hold its caller's memory.
+ * the counters go on, and the first error is the device's status. An end that cannot be recorded is tried once more,
+ * because the work before it may hold its caller's memory; refused twice, the stream runs nothing any more.
  *
  * Rejected: a 64-bit word per stream that the stream itself writes and others poll. The driver cannot see that order,
  * and streams that share a hardware channel can then wait for each other for ever; events it can see.
@@ -35,7 +35,7 @@
 #define N_SLOTS 1024 /* power of two: what one queue may have under way before its submitter waits */
 #define WORD_BYTES 64
 
-enum slot_kind { SLOT_WORK, SLOT_STREAM, SLOT_WAIT, SLOT_STOP };
+enum slot_kind { SLOT_WORK, SLOT_STREAM, SLOT_WAIT_STREAM, SLOT_WAIT_WORD, SLOT_STOP };
 
 struct cuda_slot {
   cuda_event start, end;
@@ -44,7 +44,7 @@ struct cuda_slot {
   struct lade_span *ret_span;
   struct lade_work work;         /* of SLOT_WORK */
   struct lade_span span;         /* of SLOT_WORK, by the host's clock; 0 if it never ran */
-  struct host_queue *other;      /* of SLOT_WAIT, with a reference */
+  struct host_queue *other;      /* of the waits, with a reference */
   uint64_t other_count;
 };
 
@@ -105,16 +105,21 @@ static struct lade_span slot_span(struct cuda_device *cuda, const struct cuda_sl
   return span;
 }
 
+/* The GPU knows of an event before its queue's witness does: who sees what came after it must find it counted. */
+static void wait_retire(struct cuda_queue *queue, struct cuda_slot *slot)
+{
+  counter_wait(&slot->other->done, slot->other_count);
+  lade_host_queue_wait_check(queue->core.base.device, slot->other, slot->other_count);
+  lade_host_queue_unref(slot->other);
+}
+
 static void slot_retire(struct cuda_queue *queue, struct cuda_slot *slot)
 {
   struct cuda_device *cuda = cuda_get(queue);
   if (slot->is_recorded)
     lade_cuda_check(cuda, "cuEventSynchronize", cuda->driver.cuEventSynchronize(slot->end));
-  else
-    lade_cuda_check(cuda, "cuStreamSynchronize", cuda->driver.cuStreamSynchronize(queue->stream));
-  if (slot->kind == SLOT_WAIT) {
-    lade_host_queue_wait_check(&cuda->base, slot->other, slot->other_count);
-    lade_host_queue_unref(slot->other);
+  if (slot->kind == SLOT_WAIT_STREAM || slot->kind == SLOT_WAIT_WORD) {
+    wait_retire(queue, slot);
     return;
   }
   struct lade_span span = slot_span(cuda, slot);
@@ -167,7 +172,8 @@ static void slot_start(struct cuda_queue *queue, struct cuda_slot *slot)
 static void slot_end_locked(struct cuda_queue *queue, struct cuda_slot *slot)
 {
   struct cuda_device *cuda = cuda_get(queue);
-  slot->is_recorded = !lade_cuda_check(cuda, "cuEventRecord", cuda->driver.cuEventRecord(slot->end, queue->stream));
+  for (int i = 0; i < 2 && !slot->is_recorded; i++)
+    slot->is_recorded = !lade_cuda_check(cuda, "cuEventRecord", cuda->driver.cuEventRecord(slot->end, queue->stream));
 }
 
 static void slot_end(struct cuda_queue *queue, struct cuda_slot *slot)
@@ -253,7 +259,7 @@ static uint64_t stream_copy(struct cuda_queue *queue, const struct lade_copy *co
 }
 
 /* Make the stream wait for the event of another stream. False when that has not been submitted yet. */
-static bool stream_wait_stream(struct cuda_queue *queue, struct cuda_queue *other, uint64_t count)
+static bool event_wait(struct cuda_queue *queue, struct cuda_queue *other, uint64_t count)
 {
   struct cuda_device *cuda = cuda_get(queue);
   bool is_known = true;
@@ -270,34 +276,36 @@ static bool stream_wait_stream(struct cuda_queue *queue, struct cuda_queue *othe
   return is_known;
 }
 
-/* Make the stream poll another queue's word. The slot keeps the word until the wait is over. */
-static void stream_wait_word(struct cuda_queue *queue, struct host_queue *other, uint64_t count)
+/* Make the stream poll another queue's word. */
+static void word_wait(struct cuda_queue *queue, struct host_queue *other, uint64_t count)
 {
   struct cuda_device *cuda = cuda_get(queue);
-  struct cuda_slot *slot = slot_take(queue, SLOT_WAIT);
-  lade_host_queue_ref(other);
-  slot->other = other;
-  slot->other_count = count;
+  cuda_address at = (cuda_address)(uintptr_t)other->word.at;
   lade_cuda_check(cuda, "cuStreamWaitValue64",
-                  cuda->driver.cuStreamWaitValue64(queue->stream, (cuda_address)(uintptr_t)other->word.at, count,
-                                                   CUDA_STREAM_WAIT_GEQ));
-  slot_end(queue, slot);
-  slot_submit(queue);
+                  cuda->driver.cuStreamWaitValue64(queue->stream, at, count, CUDA_STREAM_WAIT_GEQ));
 }
 
+/* The slot's reference keeps the other queue's counter and its word until the stream has passed. */
 static void stream_wait(struct cuda_queue *queue, struct host_queue *other, uint64_t count)
 {
-  struct cuda_device *cuda = cuda_get(queue);
   LADE_ASSERT(count < HOST_WORD_END);
   if (counter_get(&other->done) >= count)
     return;
   LADE_ASSERT(other != &queue->core || count <= queue->core.n_counted); /* it would wait for itself */
   if (other == &queue->core)
     return;
-  bool is_entered = lade_cuda_enter(cuda);
-  if (!role_is_stream(other->base.role) || !stream_wait_stream(queue, (struct cuda_queue *)other, count))
-    stream_wait_word(queue, other, count);
-  lade_cuda_leave(cuda, is_entered);
+  struct cuda_slot *slot = slot_take(queue, SLOT_WAIT_STREAM);
+  lade_host_queue_ref(other);
+  slot->other = other;
+  slot->other_count = count;
+  bool is_entered = lade_cuda_enter(cuda_get(queue));
+  if (!role_is_stream(other->base.role) || !event_wait(queue, (struct cuda_queue *)other, count)) {
+    slot->kind = SLOT_WAIT_WORD;
+    word_wait(queue, other, count);
+    slot_end(queue, slot);
+  }
+  lade_cuda_leave(cuda_get(queue), is_entered);
+  slot_submit(queue);
 }
 
 /* ---- the operations ---- */
