@@ -260,6 +260,39 @@ static void a_private_pool_under_capture_makes_no_memory_call(void **state)
   bed_close(&bed);
 }
 
+/* Whether a queue has got somewhere is not asked, though all of them are idle: a capture would record the question. */
+static void a_capture_looks_at_no_queue(void **state)
+{
+  const struct lade_cache_params params = {.limit_bytes = 12 * CHUNK};
+  struct bed bed = bed_open(state, &params, NULL);
+  lade_cache_pool *pool = NULL;
+  void *refused = NULL;
+  assert_int_equal(lade_cache_pool_create(bed.cache, 6 * CHUNK, &pool), 0);
+  for (int i = 0; i < 2; i++)
+    assert_int_equal(lade_cache_route(bed.cache, bed.queues[i], pool), 0);
+  void *recorded = must_alloc(bed.cache, bed.queues[0], 2 * CHUNK);
+  void *first = must_alloc(bed.cache, bed.queues[0], 2 * CHUNK);
+  void *second = must_alloc(bed.cache, bed.queues[1], 2 * CHUNK);
+  assert_int_equal(lade_cache_record(bed.cache, recorded, bed.queues[2]), 0);
+  assert_int_equal(lade_cache_capture_begin(bed.cache, pool), 0);
+  must_free(bed.cache, recorded);
+  must_free(bed.cache, first);
+  must_free(bed.cache, second);
+  assert_int_equal(try_alloc(bed.cache, bed.queues[0], 4 * CHUNK, &refused), -ENOMEM); /* they are of two queues */
+  assert_int_equal(stats_get(bed.cache).active_bytes.current, 2 * CHUNK);
+  /* Others climb the ladder to its end, and leave the pool alone. */
+  assert_int_equal(try_alloc(bed.cache, bed.queues[2], 8 * CHUNK, &refused), -ENOMEM);
+  assert_int_equal(stats_get(bed.cache).active_bytes.current, 2 * CHUNK);
+  assert_int_equal(try_alloc(bed.cache, bed.queues[0], 4 * CHUNK, &refused), -ENOMEM);
+  assert_int_equal(lade_cache_capture_end(bed.cache, pool), 0);
+  must_free(bed.cache, must_alloc(bed.cache, bed.queues[0], 6 * CHUNK));
+  assert_int_equal(stats_get(bed.cache).active_bytes.current, 0);
+  for (int i = 0; i < 2; i++)
+    assert_int_equal(lade_cache_route(bed.cache, bed.queues[i], NULL), 0);
+  assert_int_equal(lade_cache_pool_destroy(bed.cache, pool), 0);
+  bed_close(&bed);
+}
+
 static void a_trace_ring_keeps_the_newest(void **state)
 {
   struct bed bed = bed_open(state, NULL, NULL);
@@ -336,6 +369,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(trim_gives_idle_memory_back),
       cmocka_unit_test(the_owner_is_asked_before_memory_is_out),
       cmocka_unit_test(a_private_pool_under_capture_makes_no_memory_call),
+      cmocka_unit_test(a_capture_looks_at_no_queue),
       cmocka_unit_test(a_trace_ring_keeps_the_newest),
       cmocka_unit_test(forgotten_queues_make_room_for_new_ones),
       cmocka_unit_test(random_calls_leave_everything_accounted_for),

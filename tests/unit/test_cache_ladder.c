@@ -139,11 +139,12 @@ static void recorded_blocks_are_taken_by_event(void **state)
 {
   struct ladder ladder = ladder_open(state, never, NULL);
   void *block = block_of(&ladder, 0, 4);
+  hold(&ladder, 0);
   hold(&ladder, 1);
   assert_int_equal(lade_cache_record(ladder.bed.cache, block, ladder.bed.queues[1]), 0);
   must_free(ladder.bed.cache, block);
   assert_ptr_equal(block_of(&ladder, 2, 4), block);
-  rungs_are(&ladder, 0, 1, 0, 0);
+  rungs_are(&ladder, 0, 2, 0, 0);
   ladder_close(&ladder);
 }
 

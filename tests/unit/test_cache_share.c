@@ -165,6 +165,8 @@ static void shared_chunks_never_become_common(void **state)
   assert_int_equal(lade_cache_share_get(bed.cache, common, &share, NULL, 0), -EINVAL);
   assert_int_equal(lade_cache_share_get(bed.cache, &bed, &share, NULL, 0), -EINVAL);
   assert_int_equal(try_alloc(bed.cache, bed.queues[1], CHUNK, &refused), -ENOMEM);
+  assert_int_equal(try_alloc(bed.cache, bed.queues[0], 2 * CHUNK, &refused), -ENOMEM); /* nor past the limit */
+  assert_int_equal(info_get(bed.device).created_bytes, 8 * CHUNK);
   assert_int_equal(lade_cache_pool_destroy(bed.cache, pool), -EBUSY);
   shared_free(&bed, pool, block);
   assert_int_equal(info_get(bed.device).created_bytes, 3 * CHUNK); /* released, not kept for others */
