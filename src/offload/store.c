@@ -28,7 +28,7 @@
 
 #define RETRIES_MAX 32
 #define RETRY_PAUSE_NS 100000 /* times the number of tries */
-#define SLOW_NS 20000000      /* what LADE_STORE_FAULT_SLOW adds to a piece */
+#define SLOW_NS 80000000      /* what LADE_STORE_FAULT_SLOW adds to a piece */
 
 static uint64_t transfer_rounded_bytes(const struct lade_transfer *transfer)
 {
@@ -413,6 +413,20 @@ int lade_store_wait(struct lade_store *store, struct lade_transfer *transfer, st
   return lade_transfer_result(store, transfer, error);
 }
 
+/*
+ * What a caller is told by number: whatever a drive answers in the middle of a run is a failure of I/O, also where the
+ * same number from open would be a person's mistake (a file system that has become read-only, a drive that went away).
+ */
+static int code_of_transfer(int code)
+{
+  static const int kept[] = {-EBADMSG, -ENOSPC, -EDQUOT, -EFBIG, -ENOMEM, -ECANCELED};
+  for (size_t i = 0; i < LADE_COUNT(kept); i++) {
+    if (code == kept[i])
+      return code;
+  }
+  return -EIO;
+}
+
 static int transfer_error(struct lade_store *store, const struct lade_transfer *transfer, int code,
                           uint64_t at, struct lade_error *error)
 {
@@ -422,7 +436,7 @@ static int transfer_error(struct lade_store *store, const struct lade_transfer *
     why = "the data is not what was written there (damaged, stale or misplaced); check the drive";
   if (transfer->is_lost)
     why = "it was on a drive that failed and was set aside, and is lost";
-  return lade_error_set(error, code, "store in %s: %s tensor %u (microbatch %u, generation %llu) at offset %llu: %s",
+  return lade_error_set(error, code_of_transfer(code), "store in %s: %s tensor %u (microbatch %u, generation %llu) at offset %llu: %s",
                         drives_dir_of(store, transfer->extent.offset + at), op, transfer->identity.tensor,
                         transfer->identity.microbatch,
                         (unsigned long long)transfer->identity.generation,

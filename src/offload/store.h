@@ -30,7 +30,8 @@
  * LADE_CHECK_CALLER the caller does, with lade_store_seal and lade_store_verify, in any thread it likes.
  *
  * Failures. A short transfer is continued; -EINTR, -EAGAIN and -EBUSY are tried again, with a bound; anything
- * else ends the transfer with the error, which names directory, offset and tensor. A failed transfer
+ * else ends the transfer with -EIO, -ENOSPC, -EBADMSG or a kin of theirs, and a line that names directory, offset and
+ * tensor and what the drive said. A failed transfer
  * leaves the store usable. With several drives, one that fails a transfer or holds the others up is set aside with a
  * notice (lade_store_take_notice): what was to be written there is written elsewhere; what only it had is lost, and
  * reading that is an error as above.

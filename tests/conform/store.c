@@ -330,7 +330,7 @@ static void damage_is_always_found_and_named(void **state)
   struct lade_transfer write = transfer_of(LADE_STORE_WRITE, extent, data, 2);
   assert_int_equal(transfer_run(store, &write_old, NULL), 0);
   assert_int_equal(transfer_run(store, &write, NULL), 0);
-  for (int i = 0; i < 200; i++) {
+  for (int i = 0; i < 10000; i++) {
     uint64_t offset = random_next(&random) % N * GRANULE, other = (offset + GRANULE) % BYTES;
     memcpy(bad, data + offset, GRANULE);
     if (i % 4 == 0) /* one flipped bit */

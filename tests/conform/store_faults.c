@@ -8,6 +8,7 @@
 #include <linux/filter.h>
 #include <linux/magic.h>
 #include <linux/seccomp.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -17,6 +18,7 @@
 #include <unistd.h>
 
 #include "store_fixture.h"
+#include "tests/support/scratch.h"
 
 #define BYTES (3 * PIECE_BYTES + 5000)
 
@@ -70,7 +72,7 @@ static int every_nth(enum lade_fault_point point, bool is_for_good, int code)
   for (uint64_t nth = 1; nth <= n_calls; nth++) {
     lade_faults_arm(&faults, point, nth, is_for_good, code);
     int result = life_run(&faults, engine, &error);
-    if (result && result != code && result != -ENOMEM && result != -EINVAL)
+    if (result && result != code && result != -EIO && result != -ENOMEM && result != -EINVAL)
       fail_msg("%s %llu: %d, %s", lade_fault_name(point), (unsigned long long)nth, result, error.text);
     n_failed += result == code;
   }
@@ -127,8 +129,9 @@ static void refusals_that_stay_are_an_error_in_the_end(void **state)
   const int codes[] = {-EINTR, -EAGAIN, -EBUSY};
   for (size_t i = 0; i < LADE_COUNT(codes); i++) {
     lade_faults_arm(&faults, LADE_FAULT_FILE_READ, 3, true, codes[i]);
-    assert_int_equal(life_run(&faults, engine, &error), codes[i]);
+    assert_int_equal(life_run(&faults, engine, &error), -EIO);
     assert_non_null(strstr(error.text, "tensor 77"));
+    assert_non_null(strstr(error.text, strerror(-codes[i])));
     assert_true(lade_faults_injected(&faults) < 500);
   }
 }
@@ -399,6 +402,119 @@ static void a_store_without_room_is_refused_with_both_numbers(void **state)
   lade_store_close(store);
 }
 
+static int child_without_fallocate(void)
+{
+  struct lade_error error;
+  return !syscall_refuse(SYS_fallocate, 0, 0, EOPNOTSUPP) ? CHILD_SKIPS : life_run(NULL, engine, &error) != 0;
+}
+
+static void without_fallocate_the_first_writing_allocates(void **state)
+{
+  int code = child_run(child_without_fallocate);
+  if (code == CHILD_SKIPS) {
+    print_message("SKIP: seccomp filters are refused here\n");
+    skip();
+  }
+  assert_int_equal(code, 0);
+}
+
+static uint64_t memlock_bytes;
+
+/* As an ordinary user: 0 if the store works, 1 if it does not, 2 if it is silent about what it does without. */
+static int child_with_memlock(void)
+{
+  struct rlimit limit = {.rlim_cur = memlock_bytes, .rlim_max = memlock_bytes};
+  struct lade_error error = {0};
+  struct lade_store_info info;
+  struct lade_store_params params = params_of(NULL);
+  lade_store *store = NULL;
+  if (setrlimit(RLIMIT_MEMLOCK, &limit) < 0 || (geteuid() == 0 && setuid(65534)))
+    return CHILD_SKIPS;
+  params.engine = engine == LADE_STORE_URING ? LADE_STORE_AUTO : engine;
+  if (life_run(NULL, params.engine, &error) || lade_store_open(&params, &error, &store))
+    return 1;
+  lade_store_get_info(store, &info);
+  bool is_lesser = engine == LADE_STORE_URING && strcmp(info.engine, "io_uring");
+  bool is_said = strstr(lade_store_note(store), "memlock") != NULL;
+  lade_store_close(store);
+  return is_lesser && (!is_said || memlock_bytes) ? 2 : 0;
+}
+
+static void a_limit_of_locked_memory_is_enough_or_done_without(void **state)
+{
+  const uint64_t limits[] = {0, 8 * MIB};
+  chmod(".", 0777);
+  chmod("first", 0777);
+  chmod("second,", 0777);
+  for (size_t i = 0; i < LADE_COUNT(limits); i++) {
+    memlock_bytes = limits[i];
+    int code = child_run(child_with_memlock);
+    if (code == CHILD_SKIPS) {
+      print_message("SKIP: cannot be an ordinary user here\n");
+      skip();
+    }
+    assert_int_equal(code, 0);
+  }
+}
+
+/* The directory of a file without a name may go; the store does not notice. */
+static void a_directory_that_is_removed_is_not_missed(void **state)
+{
+  struct lade_store_params params = params_of(NULL);
+  struct lade_extent extent;
+  struct lade_error error = {0};
+  lade_store *store = NULL;
+  char *data = data_make(BYTES), *back = data_make(BYTES);
+  assert_int_equal(mkdir("fleeting", 0700), 0);
+  params.dir = "fleeting";
+  assert_int_equal(lade_store_open(&params, &error, &store), 0);
+  assert_int_equal(lade_store_reserve(store, BYTES, &extent), 0);
+  assert_int_equal(rmdir("fleeting"), 0);
+  assert_int_equal(lade_store_prepare(store, &error), 0);
+  data_fill(data, BYTES, 1);
+  struct lade_transfer write = transfer_of(LADE_STORE_WRITE, extent, data, 1);
+  struct lade_transfer read = transfer_of(LADE_STORE_READ, extent, back, 1);
+  assert_int_equal(transfer_run(store, &write, &error), 0);
+  assert_int_equal(transfer_run(store, &read, &error), 0);
+  assert_memory_equal(data, back, BYTES);
+  lade_store_close(store);
+  free(data);
+  free(back);
+}
+
+/* A file system cannot become read-only under an open store, and one that is read-only is refused by name. */
+static int child_read_only(void)
+{
+  struct lade_error error = {0};
+  struct lade_store_params params = params_of(NULL);
+  lade_store *store = NULL;
+  if (!scratch_disk_mount("remounted", "8m"))
+    return CHILD_SKIPS;
+  params.dir = "remounted";
+  params.allow_tmpfs = true;
+  if (lade_store_open(&params, &error, &store))
+    return 1;
+  if (mount("none", "remounted", NULL, MS_REMOUNT | MS_RDONLY, NULL) == 0 || errno != EBUSY)
+    return 2;
+  lade_store_close(store);
+  if (mount("none", "remounted", NULL, MS_REMOUNT | MS_RDONLY, NULL))
+    return CHILD_SKIPS;
+  store = NULL;
+  return lade_store_open(&params, &error, &store) == -EROFS && strstr(error.text, "remounted") ? 0 : 3;
+}
+
+static void a_read_only_remount_is_refused_by_name(void **state)
+{
+  assert_int_equal(mkdir("remounted", 0777), 0);
+  int code = child_run(child_read_only);
+  rmdir("remounted");
+  if (code == CHILD_SKIPS) {
+    print_message("SKIP: mount namespaces are forbidden here\n");
+    skip();
+  }
+  assert_int_equal(code, 0);
+}
+
 static int child_with_size_limit(void)
 {
   struct rlimit limit = {.rlim_cur = MIB, .rlim_max = MIB};
@@ -445,6 +561,10 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_store_in_memory_is_refused_unless_asked_for),
       cmocka_unit_test(a_store_without_room_is_refused_with_both_numbers),
       cmocka_unit_test(a_file_size_limit_is_an_error_and_not_a_signal),
+      cmocka_unit_test(without_fallocate_the_first_writing_allocates),
+      cmocka_unit_test(a_limit_of_locked_memory_is_enough_or_done_without),
+      cmocka_unit_test(a_directory_that_is_removed_is_not_missed),
+      cmocka_unit_test(a_read_only_remount_is_refused_by_name),
   };
   int skip = suite_begin(argc, argv);
   return skip ? skip : cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A run over a store when the kernel refuses: the right numbers, or exit 5 with a line that names what failed.
+
+System calls are made to fail by strace, a limit is set by prlimit, and the directory goes while the run is on.
+
+Usage: store_faults.py LADE
+"""
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+LADE = os.path.abspath(sys.argv[1])
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-store-faults-", dir=os.getcwd())  # on a drive, unlike /tmp
+os.chdir(SCRATCH.name)
+os.environ["XDG_CACHE_HOME"] = os.getcwd()
+TRAIN = [LADE, "train", "--model", "nano", "--data", "text.txt", "--batch", "2", "--seq", "32", "--quiet",
+         "--eval-iters", "1", "--budget", "min", "--host-budget", "0", "--store", "drive", "--json"]
+STEPS = ["--steps", "3"]
+NO_RING = "io_uring_setup:error=ENOSYS"
+
+
+def run(command, **more):
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False, **more)
+    return result.returncode, result.stdout, result.stderr
+
+
+def traced(*injections, path=()):
+    """The run with system calls failing as @injections say; the text that strace wrote about it, too."""
+    calls = ",".join(one.split(":")[0] for one in injections)
+    command = ["strace", "-f", "-qq", "-o", "trace", "-e", "trace=" + calls, *path]
+    for one in injections:
+        command += ["-e", "inject=" + one]
+    code, out, err = run(command + TRAIN + STEPS)
+    with open("trace", encoding="utf-8", errors="replace") as file:
+        return code, out, err, file.read()
+
+
+def survives(*injections, path=()):
+    code, out, err, trace = traced(*injections, path=path)
+    assert code == 0, (injections, code, err)
+    assert "(INJECTED)" in trace, injections
+    for field in ("loss_digest", "params_digest"):
+        assert json.loads(out)[field] == whole[field], (injections, out)
+    return err
+
+
+def ends(*injections, words):
+    code, out, err, trace = traced(*injections)
+    lines = [line for line in err.splitlines() if "note: store: io_uring refused" not in line]
+    assert code == 5 and not out and len(lines) == 1, (injections, code, out, err)
+    assert "(INJECTED)" in trace, injections
+    for word in words:
+        assert word in lines[0], (word, lines)
+
+
+with open("text.txt", "w", encoding="utf-8") as text:
+    text.writelines(f"{i * i % 97} bottles on the wall, {i}\n" for i in range(2000))
+os.mkdir("drive")
+code, out, err = run(TRAIN + STEPS)
+if code == 2 and ("O_DIRECT" in err or "tmpfs" in err):
+    print("no store here:", err.strip())
+    sys.exit(77)
+assert code == 0, (code, err)
+whole = json.loads(out)
+assert whole["store_bytes"] > 0, whole
+
+# The directory goes while the run is on: its file has no name and stays.
+with subprocess.Popen(TRAIN + ["--steps", "40", "--log", "log"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                      text=True) as process:
+    while process.poll() is None and not (os.path.exists("log") and '"event":"step"' in open("log").read()):
+        time.sleep(0.01)
+    shutil.rmtree("drive")
+    out, err = process.communicate()
+    assert process.returncode == 0 and json.loads(out)["steps"] == 40, (process.returncode, err)
+os.mkdir("drive")
+
+# A file size limit is found before the signal would come.
+code, out, err = run(TRAIN + STEPS, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)))
+assert code == 5 and err.count("\n") == 1 and "ulimit -f" in err and "drive" in err, (code, err)
+
+if not shutil.which("strace") or run(["strace", "-qq", "-o", "trace", "true"])[0]:
+    print("no strace here, or tracing is forbidden: the rest is left out")
+    sys.exit(77)
+
+# Refusals that pass, in storms, over threads and over the ring.
+survives(NO_RING, "pread64,pwrite64:error=EINTR:when=10+3")
+for error in ("EAGAIN", "EBUSY"):
+    survives(NO_RING, f"pwrite64:error={error}:when=10+2")
+for error in ("EINTR", "EAGAIN", "EBUSY"):
+    survives(f"io_uring_enter:error={error}:when=5+2")
+survives("fallocate:error=EINTR:when=1")
+
+# What a file system may lack.
+survives("fallocate:error=EOPNOTSUPP")
+assert "io_uring refused" in survives(NO_RING)
+survives("openat:error=EOPNOTSUPP:when=1", path=["-P", "drive"])
+
+# What ends a run: which tensor, where, and why.
+for error, why in (("EIO", "Input/output error"), ("ENOSPC", "No space left"), ("EROFS", "Read-only file system"),
+                   ("ENODEV", "No such device")):
+    ends(NO_RING, f"pwrite64:error={error}:when=30+", words=["store in drive", "writing tensor", why])
+ends(NO_RING, "pread64:error=EIO:when=95+", words=["store in drive", "reading tensor", "Input/output error"])
+ends("fallocate:error=ENOSPC", words=["drive", "need", "are free"])
