@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "alloc/torch_model.h"
+#include "alloc/trace.h"
 #include "base/base.h"
 #include "bench/cache_traces.h"
 #include "device/device.h"
@@ -38,25 +39,18 @@ struct result {
 
 static int file_read(const char *path, struct trace *trace)
 {
-  FILE *file = fopen(path, "r");
-  char line[256];
-  if (!file)
-    return -errno;
-  for (int number = 1; fgets(line, sizeof(line), file); number++) {
-    unsigned long long id, lower, upper, size;
-    if (sscanf(line, "%llu,%llu,%llu,%llu", &id, &lower, &upper, &size) != 4) {
-      if (number == 1)
-        continue; /* names of columns */
-      fclose(file);
-      return -EINVAL;
-    }
-    if (lower >= upper || !size || !trace_add(trace, size, lower, upper, 0)) {
-      fclose(file);
-      return -EINVAL;
-    }
+  struct lade_error fault = {0};
+  struct lade_trace read = {0};
+  int error = lade_trace_load(path, &fault, &read);
+  if (error)
+    fprintf(stderr, "bench-cache-replay: %s\n", fault.text);
+  for (int i = 0; i < read.blocks.n && !error; i++) {
+    const struct lade_trace_block *block = &read.blocks.items[i];
+    if (!trace_add(trace, block->bytes, (uint64_t)block->first, (uint64_t)block->last, block->queue % TRACE_QUEUES))
+      error = -ENOMEM;
   }
-  fclose(file);
-  return 0;
+  lade_trace_destroy(&read);
+  return error;
 }
 
 struct replay {

@@ -2,7 +2,7 @@
 /*
  * Packs instances and prints what was reached: bench-pack [-w WORK] [-s SECONDS] [-t STOP_BYTES] [-r REPEATS] FILE...
  *
- * A file is `id,lower,upper,size` per line under a line of titles, lifetimes half-open. In place of a file,
+ * A file is any that `lade replay` reads; lifetimes are in its calls. In place of a file,
  * `stack:LAYERS` is the skeleton of a training step: saved activations that nest, transients, gradients.
  * Every answer goes through the independent checker. Columns: buffers, lower bound, peak, excess in percent,
  * whether it is proved optimal, milliseconds of the fastest of the repeats.
@@ -14,6 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "alloc/trace.h"
 #include "base/base.h"
 #include "lade/pack.h"
 
@@ -27,23 +28,18 @@ static bool item_add(item_array *items, int64_t lower, int64_t upper, uint64_t b
 
 static int file_read(const char *path, item_array *items)
 {
-  FILE *file = fopen(path, "r");
-  if (!file)
-    return -errno;
-  char line[256];
-  int rc = 0;
-  for (int n_line = 1; !rc && fgets(line, sizeof(line), file); n_line++) {
-    int64_t lower, upper, bytes;
-    if (sscanf(line, "%*[^,],%" SCNd64 ",%" SCNd64 ",%" SCNd64, &lower, &upper, &bytes) != 3)
-      rc = n_line > 1 ? -EINVAL : 0;
-    else if (lower < INT32_MIN || lower >= upper || upper > INT32_MAX || bytes <= 0)
-      rc = -EINVAL;
-    else if (!item_add(items, lower, upper, (uint64_t)bytes, 1))
-      rc = -ENOMEM;
-    if (rc)
-      fprintf(stderr, "bench-pack: %s:%d: %s\n", path, n_line, strerror(-rc));
+  struct lade_error error = {0};
+  struct lade_trace trace = {0};
+  int rc = lade_trace_load(path, &error, &trace);
+  if (rc)
+    fprintf(stderr, "bench-pack: %s\n", error.text);
+  else if (!lade_array_reserve((void **)&items->items, &items->capacity, trace.blocks.n, sizeof(*items->items)))
+    rc = -ENOMEM;
+  if (!rc) {
+    items->n = trace.blocks.n;
+    lade_trace_items(&trace, items->items);
   }
-  fclose(file);
+  lade_trace_destroy(&trace);
   return rc;
 }
 
