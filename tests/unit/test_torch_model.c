@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The model of PyTorch's allocator, rule by rule: what it reserves for calls whose outcome the rules fix. Then random
- * calls against what must hold for any allocator, on a full device and on a full heap.
+ * The model of PyTorch's allocator, rule by rule: what it reserves for calls whose outcome the rules fix. Then what
+ * real snapshots recorded, and random calls against what must hold for any allocator, on a full device and a full heap.
  */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "alloc/torch_model.h"
+#include "alloc/trace.h"
 #include "base/base.h"
 #include "base/philox.h"
 #include "tests/support/allocations.h"
@@ -294,6 +297,50 @@ static void a_full_heap_loses_no_byte_either(void **state)
   allocations_left = -1;
 }
 
+/* ---- what PyTorch itself reserved ---- */
+
+/* The model's reserved bytes at their peak, the snapshot's calls made one by one. */
+static uint64_t trace_play(const struct lade_trace *trace)
+{
+  struct torch_model *model = model_open(false, 0);
+  uint64_t *addresses = calloc((size_t)trace->blocks.n, sizeof(*addresses));
+  assert_non_null(addresses);
+  for (int i = 0; i < trace->events.n; i++) {
+    const struct lade_trace_event *event = &trace->events.items[i];
+    const struct lade_trace_block *block = &trace->blocks.items[event->block];
+    if (event->is_free)
+      must_free(model, addresses[event->block]);
+    else
+      addresses[event->block] = must_alloc(model, block->bytes, block->queue);
+  }
+  uint64_t reserved_bytes = torch_model_peak_reserved_bytes(model);
+  free(addresses);
+  torch_model_destroy(model);
+  return reserved_bytes;
+}
+
+/* What was live when the history began is allocated by address: its order is unknown, and the rest comes from there. */
+static void snapshots_reserve_what_pytorch_did_within_0_6_points(void **state)
+{
+  static const char *const names[] = {"medium_256_training", "medium_512_inference"};
+  const char *root = getenv("LADE_SHARED");
+  for (size_t i = 0; i < LADE_COUNT(names); i++) {
+    char path[512];
+    struct lade_trace trace = {0};
+    struct lade_error error = {0};
+    snprintf(path, sizeof(path), "%s/snapshots/%s.pickle", root ? root : LADE_SOURCE_ROOT "/../shared/data", names[i]);
+    if (access(path, R_OK))
+      skip();
+    assert_int_equal(lade_trace_load(path, &error, &trace), 0);
+    assert_true(trace.has_recorded && trace.peak_live_bytes > 0);
+    double points = ((double)trace_play(&trace) - (double)trace.recorded_reserved_bytes) * 100;
+    points /= (double)trace.peak_live_bytes;
+    if (points < -0.6 || points > 0.6)
+      fail_msg("%s: %.2f points from what PyTorch reserved", names[i], points);
+    lade_trace_destroy(&trace);
+  }
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -308,6 +355,7 @@ int main(void)
       cmocka_unit_test(a_block_that_can_grow_is_taken_late),
       cmocka_unit_test(a_full_device_gets_whole_pages_back_and_holes_are_filled_first),
       cmocka_unit_test(what_is_not_live_cannot_be_freed),
+      cmocka_unit_test(snapshots_reserve_what_pytorch_did_within_0_6_points),
       cmocka_unit_test(random_calls_lose_no_byte),
       cmocka_unit_test(a_full_heap_loses_no_byte_either),
   };
