@@ -136,6 +136,8 @@ static void *witness_main(void *arg)
     struct cuda_slot *slot = &queue->slots[i % N_SLOTS];
     if (slot->kind == SLOT_STOP)
       break;
+    if (!is_entered) /* without a context it could not wait, and work would count as over while it runs */
+      is_entered = lade_cuda_enter(cuda);
     slot_retire(queue, slot);
     counter_raise(&queue->core.taken, i + 1);
   }
