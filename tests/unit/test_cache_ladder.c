@@ -123,8 +123,9 @@ static void pending_blocks_are_taken_by_event(void **state)
 
 static void neighbours_of_different_queues_are_taken_together(void **state)
 {
-  struct ladder ladder = ladder_open(state, never, NULL);
+  struct ladder ladder = ladder_open_to(state, 5, never, NULL);
   void *first = block_of(&ladder, 0, 2), *second = block_of(&ladder, 1, 2);
+  block_of(&ladder, 0, 1); /* lives behind them: no hole is in reach */
   hold(&ladder, 0);
   hold(&ladder, 1);
   must_free(ladder.bed.cache, first);
