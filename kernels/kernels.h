@@ -32,7 +32,6 @@
 #include <stdint.h>
 
 #include "base/pool.h"
-#include "lade/adam.h"
 #include "lade/types.h"
 
 /* What changes from step to step; lives in a buffer that the executor writes before each step. */

@@ -16,7 +16,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "lade/adam.h"
 #include "lade/types.h"
 
 #ifdef __cplusplus
@@ -110,7 +109,7 @@ struct lade_run_params {
    * wait for each other. For training without clipping (clip 0) and not in LADE_F16. The numbers are the same.
    */
   bool updates_early;
-  enum lade_moments moments;   /* how AdamW's moments are kept; lade/adam.h */
+  enum lade_moments moments;   /* how AdamW's moments are kept */
   enum lade_master master;     /* LADE_MASTER_24BIT with LADE_BF16 only */
 };
 

@@ -52,6 +52,23 @@ LADE_API size_t lade_dtype_bytes(enum lade_dtype dtype);
 /* Short name, "f32", "bf16", ...; static. Any thread. */
 LADE_API const char *lade_dtype_name(enum lade_dtype dtype);
 
+/* How AdamW's two moments are kept between steps; docs/adam.md. */
+enum lade_moments {
+  LADE_MOMENTS_F32,
+  LADE_MOMENTS_BF16,
+  LADE_MOMENTS_8BIT, /* with an exponent for each moment of LADE_MOMENT_BLOCK elements */
+  LADE_N_MOMENTS
+};
+
+/* What a BF16 weight's residual holds. */
+enum lade_master {
+  LADE_MASTER_EXACT, /* 16 bits: the FP32 master exactly */
+  LADE_MASTER_24BIT, /* 8 bits: its upper 24 */
+  LADE_N_MASTERS
+};
+
+#define LADE_MOMENT_BLOCK 128
+
 /* One line about a failure, for a person. Owned by the caller; text is empty when unset. */
 struct lade_error {
   int code; /* the negative errno that was returned */

@@ -24,7 +24,7 @@
 
 #include "base/float.h"
 #include "base/philox.h"
-#include "lade/adam.h"
+#include "lade/types.h"
 
 /*
  * A block's exponent is FP32's biased one, kept within these: below the least, steps would be subnormal FP32

@@ -40,7 +40,7 @@ static int run_check(const struct lade_run_params *run, struct lade_error *error
     return lade_error_set(error, -EINVAL, "lade_run_params: dtype is %d: LADE_F32, LADE_BF16 or LADE_F16 is trained",
                           (int)run->dtype);
   if ((unsigned)run->moments >= LADE_N_MOMENTS || (unsigned)run->master >= LADE_N_MASTERS)
-    return lade_error_set(error, -EINVAL, "lade_run_params: moments %d with master %d is no form of lade/adam.h",
+    return lade_error_set(error, -EINVAL, "lade_run_params: moments %d with master %d is no form of state",
                           (int)run->moments, (int)run->master);
   if (!(run->dropout >= 0 && run->dropout < 1))
     return lade_error_set(error, -EINVAL, "lade_run_params: dropout is %g: at least 0, below 1", run->dropout);
