@@ -85,6 +85,7 @@ enum lade_kernel {
   LADE_K_ADD,
   LADE_K_CAST,
   LADE_K_RANK_SUM,
+  LADE_K_COPY,
   LADE_N_KERNELS
 };
 
@@ -380,6 +381,13 @@ struct lade_rank_sum_args {
   int n_terms; /* at least 1 */
   int64_t n_elements;
   const void *const *x; /* n_terms pointers; need no alignment but their element's */
+  void *y;
+};
+
+/* y = x, bytes, of any alignment and apart; y is left in memory rather than in the caches. */
+struct lade_copy_args {
+  int64_t n_bytes;
+  const void *x;
   void *y;
 };
 

@@ -31,6 +31,7 @@ static inline void lade_kernels_set(struct lade_kernels *kernels, enum lade_kern
  * stay in L2.
  */
 #define LADE_TASK_ELEMENTS 32768
+#define LADE_COPY_TASK_BYTES (1ll << 20)
 
 static inline int64_t lade_task_rows(int64_t row_elements)
 {
@@ -130,6 +131,7 @@ void lade_adamw_init(struct lade_kernels *kernels);
 void lade_add_init(struct lade_kernels *kernels);
 void lade_cast_init(struct lade_kernels *kernels);
 void lade_rank_sum_init(struct lade_kernels *kernels);
+void lade_copy_init(struct lade_kernels *kernels);
 
 /* oneDNN's products (onednn.c), where the plug-in opens; false and unchanged where it does not. */
 bool lade_matmul_init_onednn(struct lade_kernels *kernels);
@@ -160,6 +162,7 @@ void lade_sum_squares_init_avx2(struct lade_kernels *kernels);
 void lade_adamw_init_avx2(struct lade_kernels *kernels);
 void lade_cast_init_avx2(struct lade_kernels *kernels);
 void lade_rank_sum_init_avx2(struct lade_kernels *kernels);
+void lade_copy_init_avx2(struct lade_kernels *kernels);
 void lade_column_sum_init_avx512(struct lade_kernels *kernels);
 void lade_embed_init_avx512(struct lade_kernels *kernels);
 void lade_norm_init_avx512(struct lade_kernels *kernels);
@@ -172,6 +175,7 @@ void lade_sum_squares_init_avx512(struct lade_kernels *kernels);
 void lade_adamw_init_avx512(struct lade_kernels *kernels);
 void lade_cast_init_avx512(struct lade_kernels *kernels);
 void lade_rank_sum_init_avx512(struct lade_kernels *kernels);
+void lade_copy_init_avx512(struct lade_kernels *kernels);
 
 size_t lade_matmul_workspace_bytes(const struct lade_matmul_args *args, int n_threads);
 size_t lade_attention_fwd_workspace_bytes(const struct lade_attention_fwd_args *args, int n_threads);

@@ -20,6 +20,7 @@
  *   vu_min, vu_max, vu_largest of words as unsigned numbers
  *   vu_where_below(a,b,x,y)   x where signed a < b, y elsewhere
  *   vf_from_int, vu_truncate  a signed word to F32, and towards zero to a word
+ *   vu_stream, vu_stream_end  a whole aligned line past the caches; all of them seen by whoever sees what follows
  *   vu_multiply               32 x 32 bits to both halves of the product
  *   vu_store_transposed       64 words from w[0..3]: out[16k + 4j + i] = w[i][4j + k]
  *

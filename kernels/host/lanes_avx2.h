@@ -113,6 +113,12 @@ VEC_INLINE vu vu_load(const uint32_t *x)
 {
   return (vu){_mm256_loadu_si256((const __m256i *)x), _mm256_loadu_si256((const __m256i *)(x + 8))};
 }
+VEC_INLINE void vu_stream(void *x, vu v)
+{
+  _mm256_stream_si256((__m256i *)x, v.a);
+  _mm256_stream_si256((__m256i *)x + 1, v.b);
+}
+VEC_INLINE void vu_stream_end(void) { _mm_sfence(); }
 VEC_INLINE vu vu_add(vu x, vu y) { return (vu){_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 VEC_INLINE vu vu_sub(vu x, vu y) { return (vu){_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 VEC_INLINE vu vu_and(vu x, vu y) { return (vu){_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }

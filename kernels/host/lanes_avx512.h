@@ -57,6 +57,8 @@ VEC_INLINE vu vu_set(uint32_t x) { return _mm512_set1_epi32((int)x); }
 VEC_INLINE vu vu_bits(vf a) { return _mm512_castps_si512(a); }
 VEC_INLINE vf vf_from_bits(vu a) { return _mm512_castsi512_ps(a); }
 VEC_INLINE vu vu_load(const uint32_t *x) { return _mm512_loadu_si512(x); }
+VEC_INLINE void vu_stream(void *x, vu v) { _mm512_stream_si512((__m512i *)x, v); }
+VEC_INLINE void vu_stream_end(void) { _mm_sfence(); }
 VEC_INLINE vu vu_add(vu a, vu b) { return _mm512_add_epi32(a, b); }
 VEC_INLINE vu vu_sub(vu a, vu b) { return _mm512_sub_epi32(a, b); }
 VEC_INLINE vu vu_and(vu a, vu b) { return _mm512_and_si512(a, b); }

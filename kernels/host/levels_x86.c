@@ -19,6 +19,7 @@ static void avx2_init(struct lade_kernels *kernels)
   lade_adamw_init_avx2(kernels);
   lade_cast_init_avx2(kernels);
   lade_rank_sum_init_avx2(kernels);
+  lade_copy_init_avx2(kernels);
 }
 
 static void avx512_init(struct lade_kernels *kernels)
@@ -38,6 +39,7 @@ static void avx512_init(struct lade_kernels *kernels)
   lade_adamw_init_avx512(kernels);
   lade_cast_init_avx512(kernels);
   lade_rank_sum_init_avx512(kernels);
+  lade_copy_init_avx512(kernels);
 }
 
 static void avx512_bf16_init(struct lade_kernels *kernels)

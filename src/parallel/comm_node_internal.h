@@ -96,6 +96,8 @@ static inline struct comm_part comm_part_get(uint64_t total, int size, int membe
 
 /* Bytes by the pool where there are many. */
 void comm_copy(lade_pool *pool, void *dst, const void *src, uint64_t bytes);
+/* The same where it is the result, not read soon: large ones past the caches. */
+void comm_deliver(const struct lade_comm_params *params, void *dst, const void *src, uint64_t bytes);
 void comm_sum(const struct lade_comm_params *params, enum lade_dtype dtype, const void *const *terms, int n_terms,
               void *dst, uint64_t n);
 

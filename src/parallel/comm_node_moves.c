@@ -21,6 +21,7 @@
 #include "parallel/comm_node_moves_internal.h"
 
 #define COPY_TASK_BYTES (256ull << 10)
+#define DELIVER_BYTES (256ull << 10) /* below, a result may well be read while it is in the caches */
 
 /* ---- tools ---- */
 
@@ -46,6 +47,16 @@ void comm_copy(lade_pool *pool, void *dst, const void *src, uint64_t bytes)
   }
   struct copy copy = {dst, src, bytes};
   lade_pool_run(pool, copy_task, &copy, (int)lade_div_up((int64_t)bytes, COPY_TASK_BYTES));
+}
+
+void comm_deliver(const struct lade_comm_params *params, void *dst, const void *src, uint64_t bytes)
+{
+  const struct lade_kernel_ctx ctx = {.pool = params->pool};
+  struct lade_copy_args copy = {.n_bytes = (int64_t)bytes, .x = src, .y = dst};
+  if (bytes < DELIVER_BYTES)
+    comm_copy(params->pool, dst, src, bytes);
+  else
+    params->kernels->fn[LADE_K_COPY](&ctx, &copy);
 }
 
 void comm_sum(const struct lade_comm_params *params, enum lade_dtype dtype, const void *const *terms, int n_terms,
@@ -90,7 +101,7 @@ static void blocks_fetch(const struct direct *d, uint64_t element)
     char *dst = (char *)d->c->dst + (uint64_t)member * bytes;
     const char *src = src_at(d, member, element);
     if (dst != src && !(member == rank && d->c->src == dst))
-      comm_copy(d->node->params->pool, dst, src, bytes);
+      comm_deliver(d->node->params, dst, src, bytes);
   }
 }
 
@@ -112,8 +123,8 @@ static int all_reduce_direct(const struct direct *d, struct lade_error *error)
   for (int i = 1; !status && i < size; i++) {
     int member = (rank + i) % size;
     struct comm_part part = comm_part_get(d->c->n, size, member);
-    comm_copy(d->node->params->pool, (char *)d->c->dst + part.from * d->item_bytes, dst_at(d, member, part.from),
-              part.n * d->item_bytes);
+    comm_deliver(d->node->params, (char *)d->c->dst + part.from * d->item_bytes, dst_at(d, member, part.from),
+                 part.n * d->item_bytes);
   }
   return status ? status : comm_node_meet(d->node, error);
 }
@@ -127,7 +138,7 @@ static int broadcast_direct(const struct direct *d, struct lade_error *error)
     comm_copy(d->node->params->pool, d->c->dst, d->c->src, bytes);
   int status = comm_node_meet(d->node, error);
   if (!status && !is_root)
-    comm_copy(d->node->params->pool, d->c->dst, dst_at(d, d->c->peer, 0), bytes);
+    comm_deliver(d->node->params, d->c->dst, dst_at(d, d->c->peer, 0), bytes);
   return status ? status : comm_node_meet(d->node, error);
 }
 
@@ -233,13 +244,14 @@ static void chunk_out(const struct staged *s, uint64_t i_chunk)
     bool is_sum = s->c->kind == LADE_ALL_REDUCE;
     const char *src = is_sum ? result_at(s, i_chunk, 0) : slot_at(s, s->c->peer, i_chunk, 0);
     if (is_sum || rank != s->c->peer)
-      copy_elements(s, dst + chunk.from * s->item_bytes, src, chunk.n);
+      comm_deliver(s->node->params, dst + chunk.from * s->item_bytes, src, chunk.n * s->item_bytes);
     return;
   }
   for (int i = 1; i < size; i++) {
     int member = (rank + i) % size;
     const char *src = slot_at(s, member, i_chunk, s->is_block_wise ? (uint64_t)rank * chunk.n : 0);
-    copy_elements(s, dst + ((uint64_t)member * s->c->n + chunk.from) * s->item_bytes, src, chunk.n);
+    comm_deliver(s->node->params, dst + ((uint64_t)member * s->c->n + chunk.from) * s->item_bytes, src,
+                 chunk.n * s->item_bytes);
   }
 }
 
@@ -255,7 +267,7 @@ static void own_copy(const struct staged *s)
     src += rank * n * s->item_bytes;
   bool is_mine = s->c->kind != LADE_BROADCAST || s->c->peer == (int)rank;
   if (is_mine && src != dst)
-    copy_elements(s, dst, src, n);
+    comm_deliver(s->node->params, dst, src, n * s->item_bytes);
 }
 
 int comm_move_staged(struct comm_node *node, const struct lade_collective *c, struct lade_error *error)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The elementwise ops: dropout, gelu, add, cast, rank_sum. All exact but gelu, which may be a few ulp of F32 off. */
+/* The elementwise ops: dropout, gelu, add, cast, rank_sum, copy. All exact but gelu: a few ulp of F32. */
 #include "harness.h"
 
 #include <math.h>
@@ -144,6 +144,19 @@ static bool rank_sum_build(struct call *call, int i_shape)
   return true;
 }
 
+static bool copy_build(struct call *call, int i_shape)
+{
+  struct lade_copy_args *a = (void *)&call->args;
+  int64_t n;
+  if (call->dtype == LADE_F64 || !size_get(call, i_shape, &n))
+    return false;
+  *a = (struct lade_copy_args){.n_bytes = n * (int64_t)lade_dtype_bytes(call->dtype)};
+  call_in(call, &a->x, call->dtype, n);
+  call_out(call, &a->y, call->dtype, n, 0, 0);
+  call->traffic_bytes = (double)a->n_bytes * 2;
+  return true;
+}
+
 static const struct op ops[] = {
     {"dropout", LADE_K_DROPOUT, dropout_build},
     {"gelu_fwd", LADE_K_GELU_FWD, gelu_fwd_build},
@@ -151,5 +164,6 @@ static const struct op ops[] = {
     {"add", LADE_K_ADD, add_build},
     {"cast", LADE_K_CAST, cast_build},
     {"rank_sum", LADE_K_RANK_SUM, rank_sum_build},
+    {"copy", LADE_K_COPY, copy_build},
 };
 const struct op_set element_ops = {ops, LADE_COUNT(ops)};

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Collectives beside MPI's own, on the same ranks, buffers and rounds: mpirun -n 8 bench-comm [BYTES [ROUNDS]].
+ *
+ * BYTES is the whole vector: what an all_reduce reduces, a reduce_scatter takes and an all_gather makes, per rank.
+ * Each round runs every series once, between two barriers; ratios are taken within rounds, and the median round
+ * counts. "direct" has its buffers in shared memory (lade_comm_alloc), "staged" in the same private memory as MPI.
+ */
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "base/cpu.h"
+#include "parallel/comm.h"
+
+#define ROUNDS_MOST 101
+#define N_SIZES_MOST 1024
+
+extern char **environ;
+
+enum op { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, N_OPS };
+enum way { DIRECT, STAGED, MPI, N_WAYS };
+
+static const char *const op_names[N_OPS] = {"all_reduce", "reduce_scatter", "all_gather"};
+static const enum lade_collective_kind kinds[N_OPS] = {LADE_ALL_REDUCE, LADE_REDUCE_SCATTER, LADE_ALL_GATHER};
+
+struct bench {
+  lade_comm *comm;
+  int rank, size, n_rounds;
+  uint64_t n; /* elements of the whole vector */
+  float *src[N_WAYS], *dst[N_WAYS];
+  int counts[N_SIZES_MOST];
+  double ms[N_OPS][N_WAYS][ROUNDS_MOST];
+};
+
+static void die(const struct bench *bench, const char *why)
+{
+  fprintf(stderr, "bench-comm: rank %d: %s\n", bench->rank, why);
+  MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+static void lade_run(struct bench *bench, enum lade_collective_kind kind, uint64_t n, float *src, float *dst)
+{
+  struct lade_collective c = {.kind = kind, .dtype = LADE_F32, .n = n, .src = src, .dst = dst};
+  struct lade_error error;
+  if (lade_comm_run(bench->comm, &c, &error))
+    die(bench, error.text);
+}
+
+static void mpi_run(struct bench *bench, enum op op)
+{
+  int n = (int)bench->n, each = n / bench->size;
+  float *src = bench->src[MPI], *dst = bench->dst[MPI];
+  if (op == ALL_REDUCE)
+    MPI_Allreduce(src, dst, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  else if (op == REDUCE_SCATTER)
+    MPI_Reduce_scatter(src, dst, bench->counts, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  else
+    MPI_Allgather(src, each, MPI_FLOAT, dst, each, MPI_FLOAT, MPI_COMM_WORLD);
+}
+
+static double series_run(struct bench *bench, enum op op, enum way way)
+{
+  lade_run(bench, LADE_BARRIER, 0, NULL, NULL);
+  int64_t begin_ns = lade_now_ns();
+  if (way == MPI)
+    mpi_run(bench, op);
+  else
+    lade_run(bench, kinds[op], op == ALL_REDUCE ? bench->n : bench->n / (uint64_t)bench->size, bench->src[way],
+             bench->dst[way]);
+  lade_run(bench, LADE_BARRIER, 0, NULL, NULL);
+  return (double)(lade_now_ns() - begin_ns) * 1e-6;
+}
+
+/* Equal values must come out of every way: small whole numbers, whose sums are exact in any order. */
+static void results_compare(struct bench *bench, enum op op)
+{
+  uint64_t n = op == REDUCE_SCATTER ? bench->n / (uint64_t)bench->size : bench->n;
+  for (int way = 0; way < MPI; way++)
+    if (memcmp(bench->dst[way], bench->dst[MPI], n * sizeof(float)))
+      die(bench, "results differ from MPI's");
+}
+
+static void buffers_make(struct bench *bench)
+{
+  struct lade_error error;
+  for (int way = 0; way < N_WAYS; way++) {
+    void *src = NULL, *dst = NULL;
+    if (way == DIRECT && (lade_comm_alloc(bench->comm, bench->n * sizeof(float), &error, &src) ||
+                          lade_comm_alloc(bench->comm, bench->n * sizeof(float), &error, &dst)))
+      die(bench, error.text);
+    if (way != DIRECT) {
+      src = aligned_alloc(4096, bench->n * sizeof(float));
+      dst = aligned_alloc(4096, bench->n * sizeof(float));
+    }
+    if (!src || !dst)
+      die(bench, "no memory");
+    bench->src[way] = src;
+    bench->dst[way] = dst;
+    for (uint64_t i = 0; i < bench->n; i++)
+      bench->src[way][i] = (float)((i * 7 + (uint64_t)bench->rank * 13) % 101);
+    memset(dst, 0, bench->n * sizeof(float));
+  }
+}
+
+static int double_compare(const void *a, const void *b)
+{
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* The median over rounds of numerator / denominator; a NULL denominator is one. */
+static double median(const double *numerator, const double *denominator, int n)
+{
+  double sorted[ROUNDS_MOST];
+  for (int i = 0; i < n; i++)
+    sorted[i] = numerator[i] / (denominator ? denominator[i] : 1);
+  qsort(sorted, (size_t)n, sizeof(*sorted), double_compare);
+  return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+}
+
+static void results_print(const struct bench *bench)
+{
+  printf("%d ranks on %d cores, %.0f MiB, %d rounds; ms, and MPI's time over ours\n", bench->size, lade_cpu_count(),
+         (double)bench->n * 4 / (1 << 20), bench->n_rounds);
+  for (int op = 0; op < N_OPS; op++) {
+    const double (*ms)[ROUNDS_MOST] = bench->ms[op];
+    printf("%-15s MPI %8.2f   direct %7.2f (%5.2f times)   staged %7.2f (%5.2f times)\n", op_names[op],
+           median(ms[MPI], NULL, bench->n_rounds), median(ms[DIRECT], NULL, bench->n_rounds),
+           median(ms[MPI], ms[DIRECT], bench->n_rounds), median(ms[STAGED], NULL, bench->n_rounds),
+           median(ms[MPI], ms[STAGED], bench->n_rounds));
+  }
+}
+
+int main(int argc, char **argv)
+{
+  static struct bench bench = {.n_rounds = 11};
+  uint64_t bytes = 64 << 20;
+  int level;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
+  if ((argc > 1 && lade_size_parse(argv[1], &bytes)) || bytes > 1u << 30)
+    die(&bench, "usage: mpirun -n N bench-comm [BYTES [ROUNDS]], at most 1 GiB");
+  bench.n_rounds = argc > 2 ? LADE_MAX(1, LADE_MIN(ROUNDS_MOST, atoi(argv[2]))) : bench.n_rounds;
+  struct lade_cpu cpu = lade_cpu_get();
+  struct lade_kernels kernels;
+  struct lade_launch launch;
+  struct lade_error error;
+  lade_kernels_init(&kernels, &cpu);
+  struct lade_comm_params params = {.struct_size = sizeof(params), .engine = LADE_COMM_MPI, .launch = &launch,
+                                    .kernels = &kernels};
+  if (lade_launch_read(environ, &error, &launch) || lade_comm_open(&params, &error, &bench.comm))
+    die(&bench, error.text);
+  bench.rank = lade_comm_rank(bench.comm);
+  bench.size = LADE_MIN(lade_comm_size(bench.comm), N_SIZES_MOST);
+  bench.n = lade_align_up(bytes / 4 / (uint64_t)bench.size, 1024) * (uint64_t)bench.size;
+  for (int i = 0; i < bench.size; i++)
+    bench.counts[i] = (int)bench.n / bench.size;
+  buffers_make(&bench);
+  for (int round = -1; round < bench.n_rounds; round++) { /* the first touches pages and makes connections */
+    for (int op = 0; op < N_OPS; op++) {
+      for (int i = 0; i < N_WAYS; i++) { /* in turns: nobody is always the first */
+        enum way way = (enum way)((i + round + 1) % N_WAYS);
+        bench.ms[op][way][LADE_MAX(round, 0)] = series_run(&bench, op, way);
+      }
+      results_compare(&bench, op);
+    }
+  }
+  if (bench.rank == 0)
+    results_print(&bench);
+  lade_comm_free(bench.comm, bench.src[DIRECT]);
+  lade_comm_free(bench.comm, bench.dst[DIRECT]);
+  lade_comm_close(bench.comm);
+  MPI_Finalize();
+  return 0;
+}
