@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`lade launch`: ranks are numbered, output, signals and exit codes pass through, mistakes are one line.
+
+Usage: launch.py LADE
+"""
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+LADE = sys.argv[1]
+
+
+def run(*args, **more):
+    return subprocess.run([LADE, "launch", *args], capture_output=True, text=True, check=False, timeout=60, **more)
+
+
+def refused(code, words, *args, **more):
+    result = run(*args, **more)
+    assert result.returncode == code and not result.stdout and result.stderr.count("\n") == 1, (args, result)
+    assert result.stderr.startswith("lade launch: ") and words in result.stderr, (args, result)
+
+
+refused(2, "how many ranks?")
+refused(2, "how many ranks?", "hostname")
+refused(2, "no option '--ranks'", "--ranks", "2")
+for number in ("0", "-3", "x", "4097", "2x"):
+    refused(2, "from 1 to 4096", "-n", number, "--", "true")
+refused(2, "from 1 to 4096", "-n")
+refused(2, "which command?", "-n", "2")
+refused(2, "which command?", "-n2", "--")
+refused(2, "cannot begin with '-'", "-n", "2", "--verbose", "true")
+refused(2, "no program 'no-such-program'", "-n", "2", "--", "no-such-program")
+with tempfile.TemporaryDirectory() as empty:
+    refused(7, "apt-get install openmpi-bin", "-n", "2", "--", "/bin/true", env={"PATH": empty})
+assert run("--help").stdout.startswith("Usage: lade launch -n N")
+if not shutil.which("mpirun"):
+    print("SKIP: mpirun is not on PATH (apt-get install openmpi-bin)")
+    sys.exit(77)
+
+ranks = run("-n", "5", "--", "sh", "-c", "echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE $1", "sh", "a b")
+assert ranks.returncode == 0, ranks
+assert sorted(ranks.stdout.splitlines()) == [f"{rank} of 5 a b" for rank in range(5)], ranks
+assert run("-n1", "true").returncode == 0
+assert run("-n", "3", "--", "sh", "-c", "test $OMPI_COMM_WORLD_RANK != 1 || exit 6").returncode == 6
+
+many = str((os.cpu_count() or 1) + 1)
+threads = run("-n", many, "--", "sh", "-c", "echo $OMP_NUM_THREADS", env=dict(os.environ, OMP_NUM_THREADS="3"))
+assert set(threads.stdout.split()) == {"3"}, threads
+environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+threads = run("-n", many, "--", "sh", "-c", "echo $OMP_NUM_THREADS", env=environment)
+assert set(threads.stdout.split()) == {"1"}, threads
+
+job = subprocess.Popen([LADE, "launch", "-n", "2", "--", "sh", "-c", "echo up; sleep 50"], stdout=subprocess.PIPE,
+                       stderr=subprocess.DEVNULL, text=True)
+assert job.stdout.readline() == "up\n" and job.stdout.readline() == "up\n"
+begin = time.monotonic()
+job.send_signal(signal.SIGTERM)
+assert job.wait(timeout=40) != 0
+assert time.monotonic() - begin < 30, "a signal ends the job before its sleep does"
