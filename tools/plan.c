@@ -99,6 +99,7 @@ static void plan_print(const struct planning *planning)
     return;
   printf("planned peak  %s, proved\n", lade_size_format(info->plan->peak_bytes[LADE_DEVICE], peak, sizeof(peak)));
   times_print(planning);
+  store_traffic_print(info, (double)info->plan->predicted_ns / 1e9, stdout);
   ledger_print(info->plan);
   printf("\nwhere values wait for the backward pass, and what it keeps busy in a step\n");
   places_print(&planning->places, info->graph, stdout);
@@ -134,6 +135,8 @@ static void plan_set(json_t *object, const struct planning *planning)
   json_object_set_new(object, "planned_peak_bytes", json_bytes(plan->peak_bytes[LADE_DEVICE]));
   json_object_set_new(object, "host_bytes", json_bytes(plan->peak_bytes[LADE_HOST]));
   json_object_set_new(object, "store_bytes", json_bytes(plan->peak_bytes[LADE_STORE]));
+  json_object_set_new(object, "store_read_bytes_per_step", json_bytes(planning->info.store_read_bytes));
+  json_object_set_new(object, "store_written_bytes_per_step", json_bytes(planning->info.store_written_bytes));
   json_object_set_new(object, "predicted_step_seconds", json_number((double)plan->predicted_ns / 1e9));
   json_object_set_new(object, "predicted_queue_seconds", queues_json(plan->train->predicted_busy_ns));
   json_object_set_new(object, "ledger", ledger_json(plan));

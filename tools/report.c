@@ -15,6 +15,7 @@
 
 #define HISTORY_MOST 65536
 #define RESULT_DIGITS 9 /* of a result; logs have all 17 */
+#define RATED_BYTES 600e12 /* what makers state for consumer drives of 1 TB, e.g. Samsung's 980 PRO data sheet */
 
 /* ---- history ---- */
 
@@ -149,6 +150,8 @@ static void memory_set(json_t *object, const struct lade_session_info *info)
   json_object_set_new(object, "measured_peak_bytes", json_bytes(info->measured_peak_bytes));
   json_object_set_new(object, "host_bytes", json_bytes(info->host_bytes));
   json_object_set_new(object, "store_bytes", json_bytes(info->store_bytes));
+  json_object_set_new(object, "store_read_bytes_per_step", json_bytes(info->store_read_bytes));
+  json_object_set_new(object, "store_written_bytes_per_step", json_bytes(info->store_written_bytes));
   json_object_set_new(object, "unconstrained_bytes", json_bytes(info->bounds.unconstrained_bytes));
   json_object_set_new(object, "min_budget_bytes", json_bytes(info->bounds.min_bytes));
   json_object_set_new(object, "lower_bound_bytes", json_bytes(info->bounds.lower_bound_bytes));
@@ -220,6 +223,21 @@ static void memory_print(const struct lade_session_info *info, FILE *file)
           lade_size_format(info->store_bytes, b, sizeof(b)));
 }
 
+void store_traffic_print(const struct lade_session_info *info, double step_seconds, FILE *file)
+{
+  char a[32], b[32];
+  if (!info->store_read_bytes && !info->store_written_bytes)
+    return;
+  fprintf(file, "drive         %s read and %s written by a step",
+          lade_size_format(info->store_read_bytes, a, sizeof(a)),
+          lade_size_format(info->store_written_bytes, b, sizeof(b)));
+  if (info->store_written_bytes && step_seconds > 0) {
+    double days = RATED_BYTES / (double)info->store_written_bytes * step_seconds / 86400;
+    fprintf(file, "; a drive rated for 600 TB is written through in %.3g days", days);
+  }
+  fputc('\n', file);
+}
+
 /* Stalls of less than a thousandth of the step are left out. */
 static void stalls_print(const struct summary *summary, FILE *file)
 {
@@ -266,6 +284,7 @@ void summary_print(const struct summary *summary, FILE *file)
   if (isfinite(summary->train_loss))
     fputc('\n', file);
   memory_print(info, file);
+  store_traffic_print(info, summary->seconds[0], file);
   times_print(summary, file);
   if (isfinite(rate(summary)))
     fprintf(file, "speed         %.0f tokens/s", rate(summary));

@@ -53,6 +53,12 @@ struct json_t *json_text(const char *text);
 /* 16 hexadecimal digits. */
 struct json_t *json_digest(uint64_t digest);
 /* {"compute": seconds, ...} from nanoseconds or seconds by queue. */
+/*
+ * What a step moves to and from the drive, and what that means for the drive's life: one line, nothing without a store.
+ * @step_seconds is measured or predicted.
+ */
+void store_traffic_print(const struct lade_session_info *info, double step_seconds, FILE *file);
+
 struct json_t *json_queue_seconds(const double seconds[LADE_N_QUEUES]);
 
 /*

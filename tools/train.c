@@ -237,6 +237,22 @@ static void interrupted_print(struct run *run)
   option_list_free_items(&arguments);
 }
 
+/* Before step 0: what the run takes of the drive, in room and in bandwidth. */
+static void drive_say(struct run *run)
+{
+  const struct lade_session_info *info = &run->info;
+  const struct lade_machine_store *drive = &info->cost->machine.store;
+  char room[32], moved[32], rate[32], most[32];
+  uint64_t bytes = info->store_read_bytes + info->store_written_bytes;
+  double most_rate = drive->total_bytes_per_s > 0 ? drive->total_bytes_per_s : drive->write_bytes_per_s;
+  if (!info->store_bytes || info->plan->predicted_ns <= 0)
+    return;
+  progress_say(&run->progress, "drive: %s reserved; a step moves %s, %s/s of the %s/s that it does",
+               lade_size_format(info->store_bytes, room, sizeof(room)), lade_size_format(bytes, moved, sizeof(moved)),
+               lade_size_format((uint64_t)((double)bytes / (double)info->plan->predicted_ns * 1e9), rate, sizeof(rate)),
+               lade_size_format((uint64_t)most_rate, most, sizeof(most)));
+}
+
 /* ---- together ---- */
 
 static void notice_print(void *user, const char *line)
@@ -270,6 +286,7 @@ static int run_all(struct run *run)
   if (status)
     return status;
   progress_init(&run->progress, run->options.is_quiet, run->info.step, run->options.session.steps);
+  drive_say(run);
   status = loop(run);
   progress_finish(&run->progress);
   if (!status && run->options.timeline)

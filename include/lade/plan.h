@@ -135,6 +135,7 @@ struct lade_plan_report {
   int64_t step_ns;                       /* predicted, of a training step */
   int64_t queue_ns[LADE_QUEUES_MOST];    /* predicted, how long each queue is busy in it */
   int64_t n_instructions;                /* of the training program */
+  uint64_t store_read_bytes, store_written_bytes; /* moved by a training step */
 };
 
 /*

@@ -172,6 +172,10 @@ int lade_value_count(const struct lade_graph *graph);
 int64_t lade_value_n_partials(const struct lade_graph *graph, int param);
 int64_t lade_value_first_partial(const struct lade_graph *graph, int param);
 
+/* Bytes that one run of @program reads from the store and writes there, streamed updates included. */
+void lade_program_store_traffic(const struct lade_program *program, uint64_t *ret_read_bytes,
+                                uint64_t *ret_written_bytes);
+
 void lade_program_destroy(struct lade_program *program);
 
 /*

@@ -108,6 +108,7 @@ static void report_plan(const struct lade_plan *plan, struct lade_plan_report *r
   report->has_plan = true;
   report->step_ns = plan->predicted_ns;
   report->n_instructions = plan->train->n_instrs;
+  lade_program_store_traffic(plan->train, &report->store_read_bytes, &report->store_written_bytes);
   memcpy(report->peak_bytes, plan->peak_bytes, sizeof(report->peak_bytes));
   memcpy(report->queue_ns, plan->train->predicted_busy_ns, sizeof(plan->train->predicted_busy_ns));
   for (int space = 0; space < LADE_N_SPACES; space++) {

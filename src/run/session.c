@@ -241,4 +241,6 @@ void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
       .store_budget_bytes = s->store_bytes, .numerics_key = s->state.numerics_key, .step = s->state.step,
       .loss_digest = s->state.loss_digest,
       .speed_of_light_ns = s->matmul_flops_per_s > 0 ? flops / s->matmul_flops_per_s * 1e9 : 0};
+  if (s->plan)
+    lade_program_store_traffic(s->plan->train, &ret_info->store_read_bytes, &ret_info->store_written_bytes);
 }

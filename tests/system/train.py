@@ -95,6 +95,18 @@ refused(2, "train", *SHORT, "--data", "text.txt", "--update", "early", words=["-
 refused(2, "train", *SHORT, "--data", "text.txt", "--update", "early", "--clip", "0", "--dtype", "fp16",
         words=["fp16", "overflows"])
 
+# Over a drive: what a step moves is stated before it and in the summary, the same in plan and run.
+os.mkdir("drive")
+DRIVE = ["--budget", "min", "--host-budget", "0", "--store", "drive", "--allow-tmpfs"]
+if run("doctor", "--store", "drive")[0] == 0:
+    stored, planned = train("--steps", "2", *DRIVE), done("plan", *SHORT, "--data", "text.txt", "--json", *DRIVE)
+    for field in ("store_read_bytes_per_step", "store_written_bytes_per_step"):
+        assert stored[field] == planned[field] >= 10 * stored["parameters"], (field, stored, planned)
+    code, out, err = run("train", *[word for word in SHORT if word != "--quiet"], "--data", "text.txt", "--steps", "2", *DRIVE)
+    assert code == 0 and re.search("^drive: .* reserved; a step moves .*/s that it does$", err, re.M), err
+    assert re.search("^drive .* read and .* written by a step; a drive rated for 600 TB", out, re.M), out
+assert whole["store_read_bytes_per_step"] == whole["store_written_bytes_per_step"] == 0
+
 # A budget changes no bit; the smallest is exact.
 plan = done("plan", *SHORT, "--data", "text.txt", "--json", "--budget", "min")
 least = plan["min_budget_bytes"]
