@@ -71,12 +71,13 @@ static int ranks_parse(const char *text)
 /* Become mpirun. Returns only when that fails. */
 static int mpirun_become(const char *n_text, bool is_crowded, char **command, int n_command)
 {
-  static const char *const crowded[] = {"--oversubscribe", "--mca", "mpi_yield_when_idle", "1"};
+  static const char *const crowded[] = {"--mca", "mpi_yield_when_idle", "1"};
   const char **arguments = calloc((size_t)(ARGUMENTS_MOST + n_command), sizeof(*arguments));
   int n = 0;
   if (!arguments)
     return exit_fail("launch", -ENOMEM, NULL);
   arguments[n++] = "mpirun";
+  arguments[n++] = "--oversubscribe"; /* its slots are cores, or a queue's; we count hardware threads */
   for (size_t i = 0; i < LADE_COUNT(crowded) && is_crowded; i++)
     arguments[n++] = crowded[i];
   if (geteuid() == 0)

@@ -271,18 +271,27 @@ static void times_print(const struct summary *summary, FILE *file)
   stalls_print(summary, file);
 }
 
+/* A resumed run that had nothing left to do has no training loss. */
+static void losses_print(const struct summary *summary, FILE *file)
+{
+  bool has_train = isfinite(summary->train_loss), has_valid = isfinite(summary->val_loss);
+  if (!has_train && !has_valid)
+    return;
+  fputs("loss          ", file);
+  if (has_train)
+    fprintf(file, "training %.4f", summary->train_loss);
+  if (has_valid)
+    fprintf(file, "%svalidation %.4f", has_train ? ", " : "", summary->val_loss);
+  fputc('\n', file);
+}
+
 void summary_print(const struct summary *summary, FILE *file)
 {
   const struct lade_session_info *info = &summary->info;
   fprintf(file, "model         %s, %lld parameters, %s; batch %lld of %lld tokens\n", info->model.name,
           (long long)info->n_params, lade_dtype_name(summary->dtype), (long long)info->batch, (long long)info->time);
   fprintf(file, "steps         %lld\n", (long long)info->step);
-  if (isfinite(summary->train_loss))
-    fprintf(file, "loss          training %.4f", summary->train_loss);
-  if (isfinite(summary->val_loss))
-    fprintf(file, ", validation %.4f", summary->val_loss);
-  if (isfinite(summary->train_loss))
-    fputc('\n', file);
+  losses_print(summary, file);
   memory_print(info, file);
   store_traffic_print(info, summary->seconds[0], file);
   times_print(summary, file);

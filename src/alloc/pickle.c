@@ -4,8 +4,8 @@
  *
  * The opcodes stand in one table with a function each. What builds data is executed; what imports, calls or asks
  * outside of the file is in the table too, so that it can be refused by name; a byte that is not in the
- * table is damage. Opcodes of protocols 0 and 1 that write numbers and texts as lines are refused: no Python
- * since 2003 writes them unless told to.
+ * table is damage. Opcodes of protocols 0 and 1 that write numbers and texts as lines are refused: no Python 3
+ * writes them unless told to.
  *
  * All values lie in one array of 16 bytes each, and what containers hold in another, as chains of cells of
  * 8 bytes, so that a list may grow later without moving and destroying is four frees. Each opcode, of at least
@@ -16,7 +16,7 @@
  * Nothing here or in the callers recurses, so depth costs nothing; MARKS_MOST bounds the open marks all the same.
  * Sharing costs nothing to read either, as a reference is a number. It is walking what shares that can take time
  * without end, and walks are counted: STEPS_PER_BYTE times the file's size is far above an honest snapshot's need
- * (about one) and ends after seconds.
+ * (about one), and ends after seconds for a file of hundreds of megabytes.
  *
  * Rejected: to build a tree, which a file of a kilobyte can make larger than any memory; to read only what a snapshot
  * needs by looking for its texts, which finds what Python would not.

@@ -52,7 +52,7 @@ struct lade_trace {
   /* Of snapshots. */
   bool has_recorded;
   uint64_t recorded_reserved_bytes; /* at its peak in the trace, by the snapshot itself */
-  int device, n_devices;            /* the one that was read, of how many with a history or memory */
+  int device, n_devices;            /* the one that was read, of how many with a history */
   const char *place_word;           /* what a place counts: "line" or "entry"; static */
 };
 

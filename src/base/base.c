@@ -95,7 +95,7 @@ bool lade_array_reserve(void **items, int *capacity, int n, size_t item_bytes)
 {
   if (n <= *capacity)
     return true;
-  int wanted = *capacity ? *capacity * 2 : 16;
+  int wanted = *capacity > INT_MAX / 2 ? INT_MAX : *capacity ? *capacity * 2 : 16;
   if (wanted < n)
     wanted = n;
   void *grown = realloc(*items, (size_t)wanted * item_bytes);

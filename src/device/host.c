@@ -274,10 +274,8 @@ static int host_unmap(lade_device *device, struct lade_chunk *chunk)
   if (error)
     return error;
   error = pages_move_out((struct host_device *)device, parking, chunk->backing, chunk->bytes);
-  if (error) {
-    munmap(pointer(parking), chunk->bytes);
+  if (error) /* the fence may be gone and its place another's by now: addresses may be lost, no memory */
     return error;
-  }
   error = fence_set(chunk->backing, chunk->bytes);
   if (error) { /* the emptied mapping is still there and must not stay open: put the pages back */
     int lost = pages_move_in(chunk->backing, parking, chunk->bytes);

@@ -157,6 +157,23 @@ bool drives_replace(struct lade_store *store, struct store_piece *piece, int cod
   return true;
 }
 
+bool drives_follow(struct lade_store *store, struct store_piece *piece)
+{
+  struct store_stripes *stripes = &store->stripes;
+  struct store_piece now = *piece;
+  if (!stripes->n || piece->transfer->on_drive || piece->transfer->op != LADE_STORE_WRITE)
+    return false;
+  piece_point(store, &now);
+  if (now.drive == piece->drive && now.place == piece->place)
+    return false;
+  struct store_spot *spot = &stripes->spots[piece_offset(piece) / stripes->bytes];
+  spot->lost &= (uint8_t)~store_granule_bits(piece_offset(piece) % stripes->bytes, piece->bytes);
+  now.moved_bytes = 0;
+  now.n_retries = 0;
+  *piece = now;
+  return true;
+}
+
 const char *drives_dir_of(struct lade_store *store, uint64_t offset)
 {
   pthread_mutex_lock(&store->mutex);
@@ -230,7 +247,7 @@ void drives_end(struct lade_store *store, const struct store_piece *piece, uint3
   int n_pieces = 0;
   LADE_ASSERT(drive->n_pending > 0);
   drive->n_pending--;
-  if (!store->stripes.n)
+  if (!store->stripes.n || !store->is_prepared) /* filling is not judged */
     return;
   int64_t now_ns = lade_now_ns();
   drive->window_bytes += moved;
@@ -263,12 +280,14 @@ static int drive_try(struct lade_store *store, int drive, const void *data, doub
   return 0;
 }
 
-static int weights_find(struct lade_store *store, const void *data, double *ret_weights, struct lade_error *error)
+/* A drive that has @most stripes of room, and those are less than a trial, is not tried: its room decides. */
+static int weights_find(struct lade_store *store, const uint64_t *most, const void *data, double *ret_weights,
+                        struct lade_error *error)
 {
   int code = 0;
   for (int i = 0; i < store->n_drives && !code; i++) {
     ret_weights[i] = 1;
-    if (store->reserved_bytes >= TRIAL_STORE_BYTES)
+    if (store->reserved_bytes >= TRIAL_STORE_BYTES && most[i] >= TRIAL_BYTES / store->stripes.bytes)
       code = drive_try(store, i, data, &ret_weights[i], error);
   }
   return code;
@@ -308,7 +327,7 @@ int drives_prepare(struct lade_store *store, const void *data, uint64_t *ret_fil
     room += most[i] = drive_room(store, i);
   if (room < n)
     return room_error(store, room * bytes, error);
-  int code = weights_find(store, data, weights, error);
+  int code = weights_find(store, most, data, weights, error);
   if (code)
     return code;
   bool has_room = store_shares(n, store->n_drives, weights, most, n_slots);

@@ -235,7 +235,7 @@ static void completion_settle(struct lade_store *store, const struct store_compl
     return;
   }
   int code = result < 0 ? result : -EIO;
-  if (!is_whole && drives_replace(store, piece, code)) {
+  if (is_whole ? drives_follow(store, piece) : drives_replace(store, piece, code)) {
     store->again[store->n_again++] = completion->slot;
     return;
   }

@@ -90,6 +90,11 @@ void drives_place(struct lade_store *store, struct store_piece *piece);
  * elsewhere. False if there is nowhere, or if the drive is not to blame; then the transfer has failed.
  */
 bool drives_replace(struct lade_store *store, struct store_piece *piece, int code);
+/*
+ * Has the stripe of a @piece that was written moved meanwhile, because another part of it failed? Then the piece is to
+ * be written again, at its new place. This ends, as every move needs another drive set aside.
+ */
+bool drives_follow(struct lade_store *store, struct store_piece *piece);
 
 /* @piece is with the engine; it has come back with @moved bytes: then a drive that is slow may be set aside. */
 void drives_begin(struct lade_store *store, struct store_piece *piece);

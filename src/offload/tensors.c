@@ -334,7 +334,7 @@ static int store_make(struct lade_tensor_store *s, const struct lade_tensor_stor
   int status = lade_store_open(&how, error, &s->store);
   if (status)
     return status;
-  status = lade_store_reserve(s->store, s->budget_bytes, &s->extent);
+  status = lade_store_reserve(s->store, lade_align_up(s->budget_bytes, LADE_STORE_GRANULE_BYTES), &s->extent);
   if (status)
     return lade_error_set(error, status, "a store cannot have a budget of %llu bytes",
                           (unsigned long long)s->budget_bytes);

@@ -240,7 +240,10 @@ int lade_comm_alloc(lade_comm *comm, uint64_t bytes, struct lade_error *error, v
   if (bytes == 0 || bytes > INT64_MAX / 2)
     return lade_error_set(error, -EINVAL, "cannot allocate %llu bytes", (unsigned long long)bytes);
   struct lade_error found = {0};
-  return error_hand_on(comm->ops->alloc(comm, bytes, &found, ret_data), &found, error);
+  status = comm->ops->alloc(comm, bytes, &found, ret_data);
+  if (status == -ENOMEM) /* agreed upon: the communicator is as it was */
+    return error_hand_on(status, &found, error);
+  return error_keep(comm, status, &found, error);
 }
 
 void lade_comm_free(lade_comm *comm, void *data)

@@ -7,8 +7,8 @@
  * a mesh for instance. Opening, splitting, allocating and closing are collective: every member calls, in one order.
  * A communicator has one collective under way at a time, and all members issue its collectives in the same order;
  * different communicators are independent and may be driven by different threads. A rank that issues another
- * collective than the others is found out and named before any memory is written, whenever the ranks share a node, and
- * elsewhere when params->is_checked.
+ * collective than the others (send and recv excepted) is found out and named before any memory is written, whenever the
+ * ranks share memory, and elsewhere when params->is_checked.
  *
  * Meaning. n counts elements, and blocks are in the order of ranks:
  *
@@ -30,7 +30,8 @@
  * Failure. An error of a communicator is final: every later call on it gives the same error. When a member dies,
  * the others' calls end within LADE_COMM_NOTICE_MS (ranks on one node; elsewhere the launcher ends the job) with
  * -EPIPE and its rank; when one calls lade_comm_abort, with -ECANCELED and its words; when one does not come for
- * timeout_ms, with -ETIMEDOUT and its rank; when they disagree about what to do, with -EPROTO.
+ * timeout_ms, with -ETIMEDOUT, and its rank where ranks share memory; when they disagree about what to do, with
+ * -EPROTO. Buffers of a call that failed may still be written to until the process ends.
  *
  * Waiting sleeps; where there are more ranks than cores nobody spins.
  */
@@ -131,7 +132,7 @@ void lade_comm_get_info(const lade_comm *comm, struct lade_comm_info *ret_info);
  * Memory that the other members can read where it is: a collective whose buffers all lie in such memory moves each
  * byte once, without staging, on this communicator and on what is split from it. Zeroed, page-aligned; collective, and
  * @bytes may differ. Freed before the communicator is closed. Where ranks share no memory it is ordinary memory.
- * -ENOMEM, -EINVAL.
+ * One thread of a process at a time. -ENOMEM, at every rank; -EINVAL; else as lade_comm_run.
  */
 int lade_comm_alloc(lade_comm *comm, uint64_t bytes, struct lade_error *error, void **ret_data);
 /* This rank's part; no collective may be using it. Any thread. */
@@ -161,8 +162,8 @@ int lade_comm_launch(lade_comm *comm, lade_queue *queue, struct lade_comm_work *
 int lade_comm_status(lade_comm *comm, struct lade_error *error);
 
 /*
- * End all members' waits, present and to come, with -ECANCELED, @words and this rank. On one node; where there are
- * several MPI ends the job and this does not return. Any thread, also while a collective runs.
+ * End all members' waits, present and to come, with -ECANCELED, @words and this rank. Where ranks share memory;
+ * elsewhere MPI ends the job and this does not return. Any thread, also while a collective runs.
  */
 void lade_comm_abort(lade_comm *comm, const char *words);
 

@@ -28,6 +28,7 @@
 #include <unistd.h>
 
 #include "parallel/comm_group_internal.h"
+#include "parallel/comm_node_internal.h"
 
 #define YIELDS 64
 #define WAIT_FIRST_NS 10000
@@ -133,6 +134,9 @@ static int pause_look(struct pause *pause, const struct comm_group *group, const
   if (now_ns - pause->look_ns < COMM_LOOK_MS * 1000000ll)
     return 0;
   pause->look_ns = now_ns;
+  int status = group->node ? comm_node_status(group->node, error) : 0;
+  if (status)
+    return status;
   int dead = dead_find(group, transfer);
   if (dead >= 0)
     return comm_member_tell_dead(group, dead, error);
@@ -263,15 +267,15 @@ static int world_fill(struct comm_group *world, const struct lade_comm_params *p
   }
   job->processes = lade_fault_calloc(params->faults, (size_t)world->size, sizeof(*job->processes));
   world->members = lade_fault_calloc(params->faults, 2 * (size_t)world->size, sizeof(*world->members));
+  for (int rank = 0; job->processes && rank < world->size; rank++)
+    job->processes[rank].watch = -1;
   if (!job->processes || !world->members) {
     atomic_store(&job->has_failed, true);
     return lade_error_set(error, -ENOMEM, "no memory for %d ranks", world->size);
   }
   world->outcomes = world->members + world->size;
-  for (int rank = 0; rank < world->size; rank++) {
+  for (int rank = 0; rank < world->size; rank++)
     world->members[rank] = rank;
-    job->processes[rank].watch = -1;
-  }
   return processes_meet(world, error);
 }
 
@@ -298,8 +302,10 @@ int comm_job_open(const struct lade_comm_params *params, struct lade_error *erro
 static int members_gather(struct comm_group *part, int rank_in_world, struct lade_error *error)
 {
   part->members = calloc(2 * (size_t)part->size, sizeof(*part->members));
-  if (!part->members)
+  if (!part->members) {
+    atomic_store(&part->job->has_failed, true); /* the others wait for what we would say */
     return lade_error_set(error, -ENOMEM, "no memory for a group of %d ranks", part->size);
+  }
   part->outcomes = part->members + part->size;
   int status = comm_group_gather(part, &rank_in_world, part->members, sizeof(rank_in_world), error);
   part->is_one_node = true;
@@ -312,8 +318,11 @@ int comm_group_split(struct comm_group *group, int colour, int key, struct lade_
                      struct comm_group *ret_part)
 {
   struct comm_group part = {.job = group->job, .timeout_ms = group->timeout_ms};
+  int here = 0, status = comm_group_gather(group, &here, group->outcomes, sizeof(here), error);
+  if (status) /* who has not come is known now: MPI's split could not be given up */
+    return status;
   serial_lock(group->job);
-  int status = group->job->mpi->split(group->group, colour, key, error, &part.group);
+  status = group->job->mpi->split(group->group, colour, key, error, &part.group);
   serial_unlock(group->job);
   if (status) {
     atomic_store(&group->job->has_failed, true);

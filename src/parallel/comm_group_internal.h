@@ -18,6 +18,7 @@
 #define COMM_LOOK_MS 50 /* between two looks at the peers of a wait: a tenth of LADE_COMM_NOTICE_MS */
 
 struct comm_window;
+struct comm_node;
 
 struct comm_job {
   const struct lade_mpi *mpi;
@@ -44,6 +45,7 @@ struct comm_group {
   int *outcomes; /* scratch, one per member; the same block of memory */
   bool is_one_node;
   int timeout_ms;
+  struct comm_node *node; /* once its members share memory, where failures are told; else NULL */
 };
 
 /* Open the plug-in and MPI, and find out who is where. */

@@ -179,6 +179,9 @@ static int pair_run(struct mpi_comm *comm, const struct lade_collective *c, stru
 {
   uint64_t bytes = lade_collective_bytes(c), from = 0;
   bool is_recv = c->kind == LADE_RECV;
+  int failed = comm->is_shared ? comm_node_status(&comm->node, error) : 0;
+  if (failed)
+    return failed;
   do {
     struct lade_mpi_transfer transfer = {.kind = is_recv ? LADE_MPI_RECV : LADE_MPI_SEND, .peer = c->peer,
                                          .bytes = (int)LADE_MIN(bytes - from, LADE_MPI_TRANSFER_MOST)};
@@ -217,14 +220,16 @@ static void mpi_abort(lade_comm *base, const char *words)
     comm->group.job->mpi->abort(1);
 }
 
-/* The first who asks; without shared memory the lowest that lives. */
+/* The first who asks; without shared memory the lowest of its node that lives. */
 static bool mpi_is_speaker(lade_comm *base)
 {
   struct mpi_comm *comm = (struct mpi_comm *)base;
   if (comm->is_shared)
     return atomic_fetch_add(&comm->node.control->n_spoken, 1) == 0;
+  const struct comm_process *all = comm->group.job->processes;
+  const int *members = comm->group.members;
   for (int member = 0; member < comm->group.rank; member++)
-    if (!comm_member_is_dead(&comm->group, member))
+    if (all[members[member]].host == all[members[comm->group.rank]].host && !comm_member_is_dead(&comm->group, member))
       return false;
   return !atomic_exchange(&comm->has_spoken, true);
 }
@@ -343,7 +348,8 @@ static int mpi_alloc(lade_comm *base, uint64_t bytes, struct lade_error *error, 
     failed = window_back(comm, window, total, error);
   }
   if (failed) {
-    window_destroy(window);
+    if (!atomic_load(&job->has_failed)) /* else MPI may still write into it */
+      window_destroy(window);
     return failed;
   }
   pthread_mutex_lock(&job->windows_mutex);
@@ -389,6 +395,7 @@ static int staging_create(struct mpi_comm *comm, struct lade_error *error)
   uint64_t size = (uint64_t)comm->group.size, half = comm->base.params.staging_bytes / 2;
   struct lade_faults *faults = comm->base.params.faults;
   comm->piece_bytes = LADE_MAX(PIECE_LEAST, half / size / PIECE_LEAST * PIECE_LEAST);
+  comm->piece_bytes = LADE_MIN(comm->piece_bytes, LADE_MPI_TRANSFER_MOST);
   comm->outgoing = lade_fault_calloc(faults, 2 * size, comm->piece_bytes);
   comm->terms = lade_fault_calloc(faults, size, sizeof(*comm->terms));
   comm->intents = lade_fault_calloc(faults, size, sizeof(*comm->intents));
@@ -434,6 +441,7 @@ static int comm_create(const struct lade_comm_params *params, struct comm_group 
     mpi_close(&comm->base);
     return failed;
   }
+  comm->group.node = comm->is_shared ? &comm->node : NULL;
   way_log(comm, &why);
   if (why.text[0]) /* its parts need not try again, nor say it */
     comm->base.params.backing = LADE_COMM_BACKING_NONE;

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <mpi.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -24,7 +25,8 @@ struct group {
 
 _Static_assert(sizeof(MPI_Request) <= sizeof(void *), "a request fits the transfer's slot");
 
-static bool is_ours; /* open started MPI; set once, before any second thread */
+static bool is_ours; /* an open started MPI */
+static atomic_int n_open;
 
 static int error_put(struct lade_error *error, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
@@ -64,13 +66,17 @@ static int group_wrap(MPI_Comm comm, struct lade_error *error, void **ret_group)
 
 static int plugin_open(struct lade_error *error, void **ret_group, bool *ret_is_serial)
 {
-  int is_running = 0, level = 0;
+  int is_running = 0, is_over = 0, level = 0;
   MPI_Comm comm;
+  atomic_fetch_add(&n_open, 1); /* the caller closes, also when this fails */
+  MPI_Finalized(&is_over);
+  if (is_over)
+    return error_put(error, -ENOTSUP, "MPI has ended in this process and cannot start again");
   MPI_Initialized(&is_running);
   int code = is_running ? MPI_Query_thread(&level) : MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
   if (code != MPI_SUCCESS)
     return error_put(error, -EIO, "MPI did not start; is this process started by mpirun?");
-  is_ours = !is_running;
+  is_ours |= !is_running;
   if (level < MPI_THREAD_SERIALIZED)
     return error_put(error, -ENOTSUP, "MPI was started for one thread; start it with MPI_THREAD_MULTIPLE");
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -84,8 +90,9 @@ static int plugin_open(struct lade_error *error, void **ret_group, bool *ret_is_
 static void plugin_close(bool is_clean)
 {
   int is_over = 0;
+  bool is_last = atomic_fetch_sub(&n_open, 1) == 1;
   MPI_Finalized(&is_over);
-  if (is_ours && is_clean && !is_over)
+  if (is_last && is_ours && is_clean && !is_over)
     MPI_Finalize();
 }
 

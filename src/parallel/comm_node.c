@@ -70,11 +70,16 @@ int comm_node_status(struct comm_node *node, struct lade_error *error)
   }
 }
 
+static bool is_over(struct comm_node *node, uint32_t meeting)
+{
+  return (int32_t)(atomic_load_explicit(&node->control->n_met, memory_order_acquire) - meeting) >= 0;
+}
+
 /* Look for a member that has not come and is dead, or too late. */
 static void missing_check(struct comm_node *node, uint32_t meeting, int64_t begin_ns)
 {
   bool is_late = lade_now_ns() - begin_ns > node->group->timeout_ms * 1000000ll;
-  for (int member = 0; member < node->group->size; member++) {
+  for (int member = 0; member < node->group->size && !is_over(node, meeting); member++) {
     struct comm_member *other = &node->control->members[member];
     if (atomic_load(&other->n_arrived) == meeting)
       continue;
@@ -88,11 +93,6 @@ static void missing_check(struct comm_node *node, uint32_t meeting, int64_t begi
       return;
     }
   }
-}
-
-static bool is_over(struct comm_node *node, uint32_t meeting)
-{
-  return (int32_t)(atomic_load_explicit(&node->control->n_met, memory_order_acquire) - meeting) >= 0;
 }
 
 static int meeting_wait(struct comm_node *node, uint32_t meeting, struct lade_error *error)
@@ -119,11 +119,15 @@ int comm_node_meet(struct comm_node *node, struct lade_error *error)
 {
   struct comm_control *control = node->control;
   uint32_t meeting = ++node->n_meetings;
+  bool is_last = atomic_fetch_add(&control->n_here, 1) + 1 == (uint32_t)node->group->size;
+  if (is_last) {
+    atomic_store(&control->n_here, 0);
+    atomic_store(&control->n_met, meeting);
+  }
+  /* Said last: whoever ends before this counts as missing, and is found. */
   atomic_store(&control->members[node->group->rank].n_arrived, meeting);
-  if (atomic_fetch_add(&control->n_here, 1) + 1 < (uint32_t)node->group->size)
+  if (!is_last)
     return meeting_wait(node, meeting, error);
-  atomic_store(&control->n_here, 0);
-  atomic_store(&control->n_met, meeting);
   if (atomic_load(&control->n_sleepers))
     futex_wake(&control->n_met);
   return 0;

@@ -481,6 +481,9 @@ int lade_planner_create(const struct lade_plan_params *params, struct lade_error
   if (params->n_microbatches < 1 || params->n_microbatches > LADE_MICROBATCHES_MAX)
     return lade_error_set(error, -EINVAL, "%d microbatches in a step: there may be 1 to %d; raise --micro-batch",
                           params->n_microbatches, LADE_MICROBATCHES_MAX);
+  if (params->is_early && params->graph->n_params > LADE_EARLY_PARAMS_MAX)
+    return lade_error_set(error, -EINVAL, "a model of %d parameter tensors: early updates are for at most %d; use "
+                          "--update end", params->graph->n_params, LADE_EARLY_PARAMS_MAX);
   lade_planner *planner = calloc(1, sizeof(*planner));
   if (!planner)
     return lade_error_set(error, -ENOMEM, "planning ran out of memory");

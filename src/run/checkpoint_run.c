@@ -5,7 +5,8 @@
  * words in which it was made.
  *
  * A state.json may lack the object: what it does not say cannot be compared, and the checkpoint loads all the same. An
- * object that lacks a field of this table, with a checksum that holds, is damage like that of any other field.
+ * object that lacks a field of this table, save moments and master, which are younger, is damage like that of any other
+ * field.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -62,6 +62,7 @@ static int store_reopen(void)
     struct stat what;
     if (n <= 0 || fstat(fd, &what) || !S_ISREG(what.st_mode) || what.st_nlink)
       continue;
+    assert_int_equal(what.st_mode & 07777, 0600); /* nobody else's to read */
     int again = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
     if (again >= 0)
       return again;

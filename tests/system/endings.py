@@ -66,6 +66,25 @@ code, out, err = run("train", *SHORT, "--steps", "50", "--lr", "1000", "--min-lr
 assert code == 1 and not out and "others were updated before it; go on from the newest save" in err, (code, err)
 assert f"step-{step:08d}" in os.listdir("early") and f"step-{step + 1:08d}" not in os.listdir("early"), (step, err)
 
+# A bit of the spilled state flips on the drive: exit 5, with the tensor's name. The file has no name but its descriptor's.
+os.mkdir("drive")
+STORED = ["--budget", "min", "--host-budget", "0", "--store", "drive", "--steps", "100000", "--log", "flip.jsonl"]
+if run("doctor", "--store", "drive")[0] == 0:
+    child = start("train", *SHORT, *STORED)
+    wait_for_steps("flip.jsonl")
+    spilled = [path for path in (f"/proc/{child.pid}/fd/{fd}" for fd in os.listdir(f"/proc/{child.pid}/fd"))
+               if os.readlink(path).startswith(os.path.realpath("drive"))]
+    assert spilled
+    with open(spilled[0], "r+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        while child.poll() is None:  # a byte of every granule, until one is read before it is written again
+            for at in range(0, size, 65536):
+                os.pwrite(file.fileno(), b"\xa5", at + 1000)
+            os.fsync(file.fileno())
+    out, err = child.communicate()
+    assert child.returncode == 5 and not out and err.count("\n") == 1, (child.returncode, out, err)
+    assert re.search(r"tensor [a-z0-9._]+ ", err), err
+
 # A loss that overflows while every gradient is finite: every logit of the text's byte is -2.4e38, and another's as far
 # on the other side, but gradients are differences of probabilities. The update was made, and no tensor is to blame.
 WIDTH = 64

@@ -5,6 +5,7 @@
 Usage: train.py LADE
 """
 import json
+import math
 import os
 import re
 import shlex
@@ -160,6 +161,20 @@ assert found >= 1
 fit = ["plan", *SHORT, "--json", "--budget", "16MiB", "--host-budget", "0", "--layers"]
 assert done(*fit, str(found))["fits"]
 assert run(*fit, str(found + 1))[0] == 3
+
+wide = ["--model", "nano", "--batch", "64", "--budget", "20MiB", "--host-budget", "0", "--data", "text.txt"]
+found = done("plan", *wide, "--json", "--max", "seq")["value"]
+longest = ["train", *wide, "--steps", "1", "--eval-iters", "1", "--quiet", "--seq"]
+assert 1 <= found < 64 and run(*longest, str(found))[0] == 0 and run(*longest, str(found + 1))[0] == 3, found
+
+# The learning rate: up over the warm-up, down half a cosine to the minimum; constant when both are equal.
+train("--steps", "10", "--lr", "1e-3", "--min-lr", "1e-4", "--warmup", "4", "--log", "lr.jsonl")
+rates = [event["lr"] for event in events("lr.jsonl") if event["event"] == "step"]
+want = [1e-3 * (i + 1) / 5 for i in range(4)] + [1e-4 + 0.5 * (1 + math.cos(math.pi * i / 6)) * 9e-4 for i in range(6)]
+assert all(math.isclose(got, rate, rel_tol=1e-6) for got, rate in zip(rates, want, strict=True)), (rates, want)
+train("--steps", "5", "--lr", "2e-3", "--min-lr", "2e-3", "--warmup", "0", "--log", "constant.jsonl")
+rates = [event["lr"] for event in events("constant.jsonl") if event["event"] == "step"]
+assert all(math.isclose(rate, 2e-3, rel_tol=1e-6) for rate in rates), rates
 
 # A run in two parts has the bits of a run in one. The directory holds the configuration.
 half = ["--steps", "6", "--save", "saved"]
