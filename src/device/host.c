@@ -128,16 +128,25 @@ static int pages_copy_out(uint64_t to, uint64_t from, uint64_t bytes)
   return 0;
 }
 
-/* Move the pages at @from to the fence at @to; what is left at @from is mapped and empty. */
+/*
+ * Move the pages at @from to the fence at @to; what is left at @from is mapped and empty. On failure the fence is given
+ * back, unless the system may have removed it and its place be another's by now: then addresses are lost, no memory.
+ */
 static int pages_move_out(struct host_device *host, uint64_t to, uint64_t from, uint64_t bytes)
 {
   int error = lade_fault(host->base.faults, LADE_FAULT_MOVE);
   if (!error) {
     void *at = mremap(pointer(from), bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MOVE_KEEPING_SOURCE, pointer(to));
-    error = at == MAP_FAILED ? -errno : 0;
+    if (at != MAP_FAILED)
+      return 0;
+    if (errno != EINVAL)
+      return -ENOMEM;
+    error = -EINVAL;
   }
   if (error == -EINVAL)
-    return pages_copy_out(to, from, bytes);
+    error = pages_copy_out(to, from, bytes);
+  if (error)
+    munmap(pointer(to), bytes);
   return error ? -ENOMEM : 0;
 }
 
@@ -274,7 +283,7 @@ static int host_unmap(lade_device *device, struct lade_chunk *chunk)
   if (error)
     return error;
   error = pages_move_out((struct host_device *)device, parking, chunk->backing, chunk->bytes);
-  if (error) /* the fence may be gone and its place another's by now: addresses may be lost, no memory */
+  if (error)
     return error;
   error = fence_set(chunk->backing, chunk->bytes);
   if (error) { /* the emptied mapping is still there and must not stay open: put the pages back */
