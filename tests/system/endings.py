@@ -7,6 +7,7 @@ Usage: endings.py LADE
 import array
 import json
 import math
+import mmap
 import os
 import re
 import signal
@@ -75,12 +76,14 @@ if run("doctor", "--store", "drive")[0] == 0:
     spilled = [path for path in (f"/proc/{child.pid}/fd/{fd}" for fd in os.listdir(f"/proc/{child.pid}/fd"))
                if os.readlink(path).startswith(os.path.realpath("drive"))]
     assert spilled
-    with open(spilled[0], "r+b", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
-        while child.poll() is None:  # a byte of every granule, until one is read before it is written again
-            for at in range(0, size, 65536):
-                os.pwrite(file.fileno(), b"\xa5", at + 1000)
-            os.fsync(file.fileno())
+    drive, block = os.open(spilled[0], os.O_RDWR | os.O_DIRECT), mmap.mmap(-1, 4096)  # as the store: no page cache
+    size = os.fstat(drive).st_size
+    while child.poll() is None:  # a byte of every granule, until one is read before it is written again
+        for at in range(0, size, 65536):
+            os.preadv(drive, [block], at)
+            block[1000] ^= 0x10
+            os.pwritev(drive, [block], at)
+    os.close(drive)
     out, err = child.communicate()
     assert child.returncode == 5 and not out and err.count("\n") == 1, (child.returncode, out, err)
     assert re.search(r"tensor [a-z0-9._]+ ", err), err

@@ -15,7 +15,7 @@ try:
     import torch
     import transformers
 except ImportError as absent:
-    print("not here:", absent)
+    print(f"SKIP: {absent}")
     sys.exit(77)
 
 LADE = os.path.abspath(sys.argv[1])
