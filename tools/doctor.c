@@ -20,6 +20,7 @@
 #include "kernels/kernels.h"
 #include "offload/store.h"
 #include "tools/options.h"
+#include "tools/program.h"
 #include "tools/report.h"
 #include "tools/terminal.h"
 #include "tools/verbs.h"
@@ -225,23 +226,10 @@ static void gpu_check(struct report *report, const struct options *options)
   lade_device_close(device);
 }
 
-static bool is_on_path(const char *program)
-{
-  char path[4096], candidate[4200];
-  snprintf(path, sizeof(path), "%s", getenv("PATH") ? getenv("PATH") : "");
-  char *rest = path;
-  for (char *dir; (dir = strsep(&rest, ":"));) {
-    snprintf(candidate, sizeof(candidate), "%s/%s", *dir ? dir : ".", program);
-    if (access(candidate, X_OK) == 0)
-      return true;
-  }
-  return false;
-}
-
 static void mpi_check(struct report *report)
 {
-  finding_add(report, "MPI", FINDING_GOOD, NULL, "%s; this version runs one rank",
-              is_on_path("mpirun") ? "mpirun is here" : "no mpirun here");
+  finding_add(report, "MPI", FINDING_GOOD, NULL, "%s; training runs one rank so far",
+              program_exists("mpirun") ? "mpirun is here for `lade launch`" : "no mpirun here");
 }
 
 /* ---- telling ---- */

@@ -3,9 +3,10 @@
  * `lade launch`: N ranks of a command on this machine, through mpirun with the flags that it takes here.
  *
  * This process becomes mpirun (exec), so its output, exit code and signals are the job's without anything in between.
- * Where ranks outnumber cores they may share them (--oversubscribe), waits inside MPI give the processor up, and
- * libraries that ask OMP_NUM_THREADS take one thread per rank, unless the environment already says how many. Root,
- * which containers run as, is let through. Ranks are not bound to cores: Lade's threads find their own.
+ * Ranks may share cores (--oversubscribe: mpirun's slots are not the threads that we count). Where they outnumber the
+ * threads, waits inside MPI give the processor up, and libraries that ask OMP_NUM_THREADS take one thread per rank,
+ * unless the environment already says how many. Root, which containers run as, is let through. Ranks are not bound to
+ * cores: Lade's threads find their own.
  *
  * What could be found wrong before mpirun starts is: its own words about a program that is not there are twenty lines.
  */
@@ -18,6 +19,7 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "tools/program.h"
 #include "tools/verbs.h"
 
 #define RANKS_MOST 4096 /* of one machine */
@@ -41,22 +43,6 @@ static int usage_fail(const char *text)
   struct lade_error error = {0};
   lade_error_set(&error, -EINVAL, "%s; lade launch --help says more", text);
   return exit_fail("launch", -EINVAL, &error);
-}
-
-/* Whether @program, as a path or on PATH, can be executed. */
-static bool program_exists(const char *program)
-{
-  char path[8192], candidate[8448];
-  if (strchr(program, '/'))
-    return access(program, X_OK) == 0;
-  snprintf(path, sizeof(path), "%s", getenv("PATH") ? getenv("PATH") : "");
-  char *rest = path;
-  for (char *dir; (dir = strsep(&rest, ":"));) {
-    snprintf(candidate, sizeof(candidate), "%s/%s", *dir ? dir : ".", program);
-    if (access(candidate, X_OK) == 0)
-      return true;
-  }
-  return false;
 }
 
 /* The text after -n as a number of ranks, or 0. */
