@@ -22,16 +22,11 @@ struct csv_id {
 
 typedef LADE_ARRAY(struct csv_id) csv_id_array;
 
-static bool field_is(struct lade_trace_field field, const char *text)
-{
-  return field.n == strlen(text) && memcmp(field.text, text, field.n) == 0;
-}
-
 static int header_read(struct lade_trace_text *text)
 {
   struct lade_trace_field line = {text->at, 0};
   lade_trace_line_next(text, &line);
-  if (!field_is(line, "id,lower,upper,size"))
+  if (!lade_trace_field_is(line, "id,lower,upper,size"))
     return lade_error_set(text->error, -EBADMSG, "%s: line 1: '%s' begins no trace: expected the header "
                           "id,lower,upper,size, a line lade-trace 1, or a snapshot's pickle", text->name,
                           lade_trace_echo(line).text);

@@ -3,6 +3,8 @@
 #ifndef LADE_TRACE_INTERNAL_H
 #define LADE_TRACE_INTERNAL_H
 
+#include <string.h>
+
 #include "alloc/trace.h"
 
 /* One reader for each format: as lade_trace_read, but finished and destroyed on failure by it. */
@@ -43,6 +45,11 @@ struct lade_trace_echo {
   char text[28];
 };
 struct lade_trace_echo lade_trace_echo(struct lade_trace_field field);
+
+static inline bool lade_trace_field_is(struct lade_trace_field field, const char *text)
+{
+  return field.n == strlen(text) && memcmp(field.text, text, field.n) == 0;
+}
 
 /* ---- calls that name their blocks (trace_calls.c) ---- */
 

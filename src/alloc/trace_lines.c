@@ -13,30 +13,25 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <string.h>
 
 #include "alloc/trace_internal.h"
 
-enum { VERSION = 1, FIELDS_MOST = 5 };
-
-static bool field_is(struct lade_trace_field field, const char *text)
-{
-  return field.n == strlen(text) && memcmp(field.text, text, field.n) == 0;
-}
+#define FORMAT "lade-trace 1"
+#define FIELDS_MOST 5
 
 static int version_read(struct lade_trace_text *text)
 {
-  struct lade_trace_field line = {text->at, 0}, fields[2];
+  struct lade_trace_field line = {text->at, 0};
   lade_trace_line_next(text, &line);
-  if (lade_trace_fields_cut(line, ' ', 2, fields) != 2 || !field_is(fields[1], "1"))
-    return lade_trace_line_refuse(text, "'%s': expected lade-trace %d", lade_trace_echo(line).text, VERSION);
+  if (!lade_trace_field_is(line, FORMAT))
+    return lade_trace_line_refuse(text, "'%s': expected " FORMAT, lade_trace_echo(line).text);
   return 0;
 }
 
 /* What kind of call a line is: its number of fields, or 0. */
 static int fields_of(struct lade_trace_field verb)
 {
-  return field_is(verb, "alloc") ? 5 : field_is(verb, "free") ? 3 : 0;
+  return lade_trace_field_is(verb, "alloc") ? 5 : lade_trace_field_is(verb, "free") ? 3 : 0;
 }
 
 static int call_read(struct lade_trace_text *text, struct lade_trace_field line, uint64_t *total_bytes,
