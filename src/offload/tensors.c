@@ -31,7 +31,6 @@ struct tensor {
   uint64_t bytes, generation;
   store_runs runs;
   bool is_busy;
-  bool is_broken; /* a put failed: there is nothing to get, and its room is given back */
 };
 
 struct lade_tensor_store {
@@ -214,7 +213,6 @@ static int tensor_room(struct lade_tensor_store *s, struct tensor *tensor, uint6
   store_room_give(&s->room, &tensor->runs);
   int code = store_room_take(&s->room, &tensor->runs, rounded);
   LADE_ASSERT(code != -EOVERFLOW);
-  tensor->is_broken = code != 0;
   return code ? lade_error_set(error, code, "no memory for '%.*s' in the store", NAME_SHOWN, tensor->name) : 0;
 }
 
@@ -230,7 +228,7 @@ static int put_begin(struct lade_tensor_store *s, const char *name, uint64_t byt
     return lade_error_set(error, -ENOMEM, "no memory for '%.*s' in the store", NAME_SHOWN, name);
   int code = tensor_room(s, tensor, bytes, error);
   if (code) {
-    if (is_new || tensor->is_broken)
+    if (!tensor->runs.n) /* new, or its old room is given back */
       tensor_remove(s, tensor);
     return code;
   }
