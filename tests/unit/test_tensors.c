@@ -132,6 +132,17 @@ static void tensors_come_and_go_up_to_the_last_granule(void **state)
   lade_tensor_store_close(store);
 }
 
+/* A budget ends at a whole granule, and the last one is a tensor's like any other. */
+static void a_budget_that_is_no_whole_granule_is_used_to_its_end(void **state)
+{
+  struct lade_error error = {0};
+  lade_tensor_store *store = store_make(GRANULE + 1000, false);
+  unsigned char one = 7;
+  assert_int_equal(lade_tensor_store_put(store, "one", &one, 1, &error), 0);
+  put_and_get(store, GRANULE, 0, 0);
+  lade_tensor_store_close(store);
+}
+
 static void refused_calls_change_nothing(void **state)
 {
   lade_tensor_store *store = store_make(4 * GRANULE, false);
@@ -302,6 +313,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(what_is_put_is_got),
       cmocka_unit_test(tensors_come_and_go_up_to_the_last_granule),
+      cmocka_unit_test(a_budget_that_is_no_whole_granule_is_used_to_its_end),
       cmocka_unit_test(refused_calls_change_nothing),
       cmocka_unit_test(stores_that_cannot_be_are_refused),
       cmocka_unit_test(a_flipped_bit_is_found),
