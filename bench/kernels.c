@@ -87,7 +87,7 @@ static void *workspace_make(const struct bench *bench, enum lade_kernel kernel, 
   return memory_make(lade_kernel_workspace_bytes(&bench->own, kernel, args, bench->n_threads));
 }
 
-static void product_bench(const struct bench *bench, enum lade_dtype dtype, enum lade_layout layout, int64_t m,
+static void product_bench(const struct bench *bench, enum lade_dtype dtype, enum lade_matmul_layout layout, int64_t m,
                           int64_t n, int64_t k)
 {
   struct lade_matmul_args args = {.layout = layout, .dtype = dtype, .out = layout == LADE_TN ? LADE_F32 : dtype, .m = m,

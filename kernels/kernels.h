@@ -89,7 +89,7 @@ enum lade_kernel {
   LADE_N_KERNELS
 };
 
-enum lade_layout {
+enum lade_matmul_layout {
   LADE_NT, /* a[m,k] b[n,k]: y = x W^T */
   LADE_NN, /* a[m,k] b[k,n]: dx = dy W */
   LADE_TN, /* a[k,m] b[k,n]: dW = dy^T x */
@@ -97,7 +97,7 @@ enum lade_layout {
 
 /* c[m,n] = op(a) op(b) (+ bias[n], not with accumulate). a, b, bias: D. c: out. */
 struct lade_matmul_args {
-  enum lade_layout layout;
+  enum lade_matmul_layout layout;
   enum lade_dtype dtype, out; /* out: D or A */
   int64_t m, n, k;
   const void *a, *b, *bias; /* bias may be NULL */

@@ -386,7 +386,7 @@ static double matmul_flops(const struct lade_graph *graph, const struct lade_op 
 
 /* What the three products share: c[m,n] from operands 0 and 1. */
 static struct lade_matmul_args matmul_args(const struct lade_graph *graph, const struct lade_bind *bind,
-                                           enum lade_layout layout, int64_t m, int64_t n, int64_t k)
+                                           enum lade_matmul_layout layout, int64_t m, int64_t n, int64_t k)
 {
   return (struct lade_matmul_args){.layout = layout, .dtype = graph->dtype, .out = graph->dtype, .m = m, .n = n, .k = k,
                                    .a = in_at(bind, 0), .b = in_at(bind, 1), .c = out_at(bind, 0),

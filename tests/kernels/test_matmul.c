@@ -102,7 +102,7 @@ static void any_shape_layout_and_dtype_is_right(void **state)
       for (size_t d = 0; d < LADE_COUNT(dtypes); d++)
         for (int kind = 0; kind < 4; kind++) {
           bool is_wide = kind & 1;
-          struct lade_matmul_args args = {.layout = (enum lade_layout)layout, .dtype = dtypes[d],
+          struct lade_matmul_args args = {.layout = (enum lade_matmul_layout)layout, .dtype = dtypes[d],
                                           .out = is_wide ? LADE_F32 : dtypes[d], .m = shapes[s][0],
                                           .n = shapes[s][1], .k = shapes[s][2], .accumulate = kind == 3};
           problem_check(args, RANDOM, kind == 2);
@@ -113,7 +113,7 @@ static void extreme_values_are_right(void **state)
 {
   for (int layout = LADE_NT; layout <= LADE_TN; layout++)
     for (int values = ALL_MIN; values <= ALL_MAX; values++) {
-      struct lade_matmul_args args = {.layout = (enum lade_layout)layout, .dtype = LADE_BF16, .out = LADE_F32,
+      struct lade_matmul_args args = {.layout = (enum lade_matmul_layout)layout, .dtype = LADE_BF16, .out = LADE_F32,
                                       .m = 37, .n = 50, .k = 801, .accumulate = true};
       problem_check(args, (enum values)values, false);
     }
