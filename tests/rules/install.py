@@ -27,7 +27,8 @@ int main(void)
 }
 """
 
-# How the examples are run: arguments, exit code, and what the output must match. TEXT is a file of English.
+# How the examples are run: arguments, exit code, and what the output must match. TEXT is a file of English; RANKS
+# starts two of them, where there is an MPI.
 RUNS = {
     "examples/adam.c": [([], 0, r"step 400: mean squared distance [\d.]+e-(0[5-9]|1\d)\n5\.02 bytes per parameter")],
     "examples/batches.c": [(["12"], 0, r"validation loss 4\.\d+ before, [0-3]\.\d+ after 12 steps")],
@@ -35,6 +36,9 @@ RUNS = {
     "examples/pack.c": [([], 0, r"one after another \d+ KiB; packed \d+ KiB, which is optimal")],
     "examples/plan.c": [([], 0, r"minimum .*\n\ngpt2-124m: 124439808 parameters; smallest budget"),
                         (["no-such-model"], 1, r"no-such-model.*gpt2-124m")],
+    "examples/shard.c": [([], 0, r"step 400: loss 0\.0000\nrank 0 of 1: elements 0 to 100000, 10\.0\d bytes"),
+                         (["RANKS"], 0, r"(?s)\A(?=.*step 400: loss 0\.5000\n).*rank 1 of 2: elements 50176 to 100000, "
+                                        r"5\.0\d bytes")],
     "examples/store.c": [(["."], 0, r"put 16 tensors.*\n.*got 16 tensors, all as they were put\nweight: .*\n"),
                          ([], 2, r"usage"), (["/no/such/directory"], 1, r"/no/such/directory")],
     "examples/train.c": [(["TEXT", "16", "3"], 0, r"step    2 .*\nvalidation loss .*\n.*planned peak ([\d.]+) MiB, "
@@ -65,13 +69,21 @@ def prefix_get(pc):
         return re.search(r"^prefix=(.*)$", file.read(), re.MULTILINE).group(1)
 
 
-def example_run(program, library, source, folder):
+def ranks_can_be(library):
+    return shutil.which("mpirun") and os.path.exists(os.path.join(library, "liblade-mpi.so"))
+
+
+def example_run(program, library, source, folder, lade):
     """The problems of one example's runs."""
     problems = []
     text = os.path.join(tree.ROOT, "LICENSE")
     environment = dict(os.environ, LD_LIBRARY_PATH=library)
     for arguments, code, pattern in RUNS.get(source, []):
+        if arguments == ["RANKS"] and not ranks_can_be(library):
+            continue
         command = [program] + [text if argument == "TEXT" else argument for argument in arguments]
+        if arguments == ["RANKS"]:
+            command = [lade, "launch", "-n", "2", "--", program]
         result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
         output = result.stdout + result.stderr
         if result.returncode != code or not re.search(pattern, output):
@@ -107,7 +119,7 @@ def main(build, compiler):
         program = os.path.join(folder, "a.out")
         for source in (path for path in tree.files() if path.startswith("examples/") and path.endswith(".c")):
             run(compiler + ["-Wall", "-Wextra", "-Werror", os.path.join(tree.ROOT, source), "-o", program] + flags)
-            problems += example_run(program, os.path.dirname(os.path.dirname(pc)), source, folder)
+            problems += example_run(program, os.path.dirname(os.path.dirname(pc)), source, folder, command)
         public = {path for path in tree.files() if path.startswith("include/lade/")}
         missing = {path for path in public if not any(have.endswith("/" + path) for have in installed)}
         tree.report(problems + [f"{path} is not installed" for path in sorted(missing)])
