@@ -19,19 +19,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lade/plan.h" /* axes: the part that the public may use */
 #include "lade/types.h"
-
-enum lade_axis {
-  LADE_AXIS_TP, /* tensor (and sequence) parallel */
-  LADE_AXIS_CP, /* context parallel */
-  LADE_AXIS_EP, /* expert parallel: inside dp */
-  LADE_AXIS_DP, /* data parallel, all of it */
-  LADE_AXIS_PP, /* pipeline parallel */
-  LADE_AXIS_EXPERT_DP, /* replicas of the same experts: dp / ep */
-  LADE_AXIS_SHARD,     /* holders of one sharded copy of the state: inside dp */
-  LADE_AXIS_REPLICATE, /* holders of the same shard: dp / shard */
-  LADE_N_AXES
-};
 
 #define LADE_WORLD_MOST 1000000 /* ranks: ten times the largest job that is planned for */
 

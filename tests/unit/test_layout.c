@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A layout shares the whole batch, and says in one line what is wrong with an option that would do nothing. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "parallel/layout.h"
+
+#define PARAMS(...) (struct lade_layout_params){.struct_size = sizeof(struct lade_layout_params), __VA_ARGS__}
+
+static struct lade_layout layout_make(struct lade_layout_params params)
+{
+  struct lade_layout layout;
+  struct lade_error error = {0};
+  if (lade_layout_init(&params, &error, &layout))
+    fail_msg("%s", error.text);
+  return layout;
+}
+
+static void a_layout_is_named_by_what_it_shares(void **state)
+{
+  char name[LADE_LAYOUT_NAME_BYTES];
+  const struct {
+    struct lade_layout_params params;
+    const char *name;
+  } rows[] = {
+      {PARAMS(.world = 1), "one rank"},
+      {PARAMS(.world = 8, .tp = 2, .pp = 2), "tp2 pp2 dp2, 1f1b"},
+      {PARAMS(.world = 4, .zero = 3, .shard = 2), "dp4, zero 3 over 2"},
+      {PARAMS(.tp = 4, .is_sequence = true), "tp4, sequence parallel"},
+      {PARAMS(.pp = 2, .schedule = LADE_SCHEDULE_INTERLEAVED, .virtual_stages = 3), "pp2, interleaved x3"},
+  };
+  for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+    struct lade_layout layout = layout_make(rows[i].params);
+    assert_string_equal(lade_layout_name(&layout, name), rows[i].name);
+  }
+  assert_string_equal(lade_layout_name(NULL, name), "one rank");
+}
+
+static void what_would_do_nothing_is_refused(void **state)
+{
+  const struct {
+    struct lade_layout_params params;
+    const char *words;
+  } rows[] = {
+      {PARAMS(.world = 2, .rank = 2), "rank 2 is not one of a world of 2"},
+      {PARAMS(.world = 4, .tp = 3), "tp 3 does not divide"},
+      {PARAMS(.world = 4, .dp = 2), "dp 4 would use them all"},
+      {PARAMS(.world = 4, .zero = 4), "zero 4: expected 0 to 3"},
+      {PARAMS(.world = 4, .zero = -1), "zero -1: expected 0 to 3"},
+      {PARAMS(.world = 4, .shard = 2), "shard 2 shards nothing"},
+      {PARAMS(.world = 4, .zero = 1, .shard = 3), "shard 3 does not divide dp 4"},
+      {PARAMS(.world = 2, .grad_reduce = LADE_F16), "fp32 or bf16 only"},
+      {PARAMS(.world = 2, .is_sequence = true), "tp is 1"},
+      {PARAMS(.world = 2, .schedule = LADE_SCHEDULE_ZBH1), "zbh1 orders the stages of a pipeline, and pp is 1"},
+      {PARAMS(.world = 2, .virtual_stages = 2), "pp is 1"},
+      {PARAMS(.pp = 2, .schedule = LADE_SCHEDULE_INTERLEAVED), "needs 2 virtual stages or more"},
+      {PARAMS(.pp = 2, .virtual_stages = 2), "for schedule interleaved, not for 1f1b"},
+      {PARAMS(.pp = 2, .schedule = (enum lade_schedule)9), "schedule 9: no such"},
+      {PARAMS(.pp = 2, .virtual_stages = -1), "expected 1 or more"},
+  };
+  for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+    struct lade_layout layout = {.rank = 77};
+    struct lade_error error = {0};
+    assert_int_equal(lade_layout_init(&rows[i].params, &error, &layout), -EINVAL);
+    if (!strstr(error.text, rows[i].words))
+      fail_msg("\"%s\" does not say \"%s\"", error.text, rows[i].words);
+    assert_int_equal(layout.rank, 77);
+  }
+}
+
+static void replicas_share_the_whole_batch(void **state)
+{
+  const struct lade_layout layout = layout_make(PARAMS(.world = 8, .tp = 2));
+  int64_t micro_rows = 0;
+  int n_microbatches = 0;
+  assert_int_equal(lade_layout_share_batch(&layout, 24, 0, NULL, &micro_rows, &n_microbatches), 0);
+  assert_int_equal(micro_rows, 6);
+  assert_int_equal(n_microbatches, 1);
+  assert_int_equal(lade_layout_share_batch(&layout, 24, 2, NULL, &micro_rows, &n_microbatches), 0);
+  assert_int_equal(n_microbatches, 3);
+  struct lade_error error = {0};
+  assert_int_equal(lade_layout_share_batch(&layout, 30, 0, &error, &micro_rows, &n_microbatches), -EINVAL);
+  assert_string_equal(error.text, "dp 4 does not divide --batch 30; sizes that do: 1, 2, 3, 5, 6, 10, 15, 30");
+  assert_int_equal(lade_layout_share_batch(&layout, 24, 4, &error, &micro_rows, &n_microbatches), -EINVAL);
+  assert_non_null(strstr(error.text, "these do: 1, 2, 3, 6"));
+  assert_int_equal(lade_layout_share_batch(NULL, 24, 5, &error, &micro_rows, &n_microbatches), -EINVAL);
+  assert_non_null(strstr(error.text, "does not divide --batch 24; these do: 1, 2, 3, 4, 6, 8, 12, 24"));
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_layout_is_named_by_what_it_shares),
+      cmocka_unit_test(what_would_do_nothing_is_refused),
+      cmocka_unit_test(replicas_share_the_whole_batch),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
