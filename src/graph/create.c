@@ -82,7 +82,8 @@ int lade_build_param(struct lade_build *build, const char *name, int64_t n_rows,
   unit_name(build, name, "", full, sizeof(full));
   snprintf(gradient, sizeof(gradient), "d.%s", full);
   struct lade_param *param = &graph->params[graph->n_params];
-  *param = (struct lade_param){.has_decay = n_dims > 1, .init = init, .init_std = init_std};
+  *param = (struct lade_param){
+      .number = graph->n_params, .has_decay = n_dims > 1, .init = init, .init_std = init_std};
   param->tensor = lade_build_tensor(build, LADE_TENSOR_PARAM, graph->dtype, n_dims, dims, full);
   param->grad = lade_build_tensor(build, LADE_TENSOR_GRAD, graph->accumulator, n_dims, dims, gradient);
   graph->tensors[param->tensor].param = graph->tensors[param->grad].param = graph->n_params++;
@@ -97,8 +98,11 @@ void lade_build_slice(struct lade_build *build, int param, int64_t n_rows, bool 
   int64_t first_row = 0;
   if (the_param->n_slices > 0)
     first_row = slice[-1].first_row + slice[-1].n_rows;
-  *slice = (struct lade_param_slice){.first_row = first_row, .n_rows = n_rows, .is_transposed = is_transposed};
-  LADE_ASSERT(first_row + n_rows <= build->graph->tensors[param].dims[0]);
+  const struct lade_tensor *tensor = &build->graph->tensors[param];
+  *slice = (struct lade_param_slice){.first_row = first_row, .n_rows = n_rows, .file_rows = n_rows,
+                                     .file_cols = tensor->n_dims > 1 ? tensor->dims[1] : 1, .base_row = first_row,
+                                     .is_transposed = is_transposed};
+  LADE_ASSERT(first_row + n_rows <= tensor->dims[0]);
   va_list args;
   va_start(args, format);
   vsnprintf(slice->name, sizeof(slice->name), format, args);
@@ -229,6 +233,9 @@ static int params_check(const struct lade_graph_params *params, struct lade_erro
   if (params->master == LADE_MASTER_24BIT && params->dtype != LADE_BF16)
     return lade_error_set(error, -EINVAL, "a 24-bit master is 8 bits beside a bf16 weight; with %s use the exact one",
                           lade_dtype_name(params->dtype));
+  if (params->share.tp > 1)
+    return lade_error_set(error, -EINVAL, "model %s: %d tensor parallel ranks: only whole models are built yet",
+                          model->name, params->share.tp);
   if (params->n_threads < 1)
     return lade_error_set(error, -EINVAL, "model %s: %d threads: must be at least 1", model->name,
                           params->n_threads);
@@ -284,6 +291,8 @@ int lade_graph_create(const struct lade_graph_params *params, struct lade_error 
   if (!graph)
     return lade_error_set(error, -ENOMEM, "out of memory building the graph of %s", params->model->name);
   graph->model = *params->model;
+  graph->share = params->share;
+  graph->share.tp = LADE_MAX(params->share.tp, 1);
   graph->dtype = params->dtype;
   graph->accumulator = params->dtype == LADE_F64 ? LADE_F64 : LADE_F32;
   graph->moments = params->moments;

@@ -70,6 +70,12 @@ double lade_model_flops_per_token(const struct lade_model *model, int64_t time);
 
 /* ---- graphs ---- */
 
+/* Which part of the model a graph is of: one rank's. All zero: the whole model. */
+struct lade_share {
+  int tp, tp_rank;  /* tensor parallel ranks, 0 meaning 1, and this one among them */
+  bool is_sequence; /* beside them norms, residual and dropout work on 1/tp of the rows */
+};
+
 enum lade_tensor_kind {
   LADE_TENSOR_TOKENS,     /* i32 [B,T], written from the data before the microbatch */
   LADE_TENSOR_TARGETS,    /* i32 [B,T] */
@@ -91,17 +97,26 @@ struct lade_tensor {
   int param;    /* of PARAM and GRAD; else -1 */
 };
 
-/* Rows [first_row, first_row + n_rows) of a parameter are this tensor of a HuggingFace checkpoint. */
+/*
+ * Rows [first_row, first_row + n_rows) of a parameter, all its columns, are a rectangle of this tensor of a HuggingFace
+ * checkpoint: of all of it in a graph of the whole model, of a share of it in a graph of one rank's. The tensor's
+ * rows and columns are counted as parameters have them, before a transposition. Rows of a parameter that no slice names
+ * are padding: they stay zero and are in no checkpoint.
+ */
 struct lade_param_slice {
   char name[96];
   int64_t first_row, n_rows;
-  bool is_transposed; /* the file has [in, out] (GPT-2's Conv1D) */
+  int64_t file_rows, file_cols; /* the whole tensor */
+  int64_t file_row, file_col;   /* the rectangle's corner in it */
+  int64_t base_row;             /* the tensor's first row in the whole model's parameter; random draws count from it */
+  bool is_transposed;           /* the file has [in, out] (GPT-2's Conv1D) */
 };
 
 enum lade_init { LADE_INIT_ZERO, LADE_INIT_ONE, LADE_INIT_NORMAL };
 
 struct lade_param {
   int tensor, grad;
+  int number; /* among the whole model's parameters, the same in every share */
   bool has_decay; /* two or more dimensions */
   enum lade_init init;
   float init_std;
@@ -168,7 +183,8 @@ struct lade_unit {
 };
 
 struct lade_graph {
-  struct lade_model model;
+  struct lade_model model; /* the whole one */
+  struct lade_share share; /* sizes filled in */
   enum lade_dtype dtype, accumulator; /* D and A */
   enum lade_moments moments;          /* in which AdamW's state is kept */
   enum lade_master master;
@@ -191,6 +207,7 @@ struct lade_graph_params {
   int n_threads;
   enum lade_moments moments;
   enum lade_master master; /* other than EXACT for BF16 only */
+  struct lade_share share;
 };
 
 /* Build forward and backward. The graph is the caller's. -EINVAL (time past the context, ...), -ENOMEM. */

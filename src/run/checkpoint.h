@@ -89,7 +89,8 @@ int lade_checkpoint_init(const struct lade_values *values, const char *path, str
 
 /*
  * Fill parameters by their init rule, drawing normals from Philox on (@seed, parameter, element) in double
- * precision; moments 0. A function of @seed and the graph's parameters alone, never of where they live.
+ * precision; moments 0. A function of @seed and the whole model's parameters alone, never of where they live nor of
+ * what share of them this graph has.
  */
 int lade_checkpoint_random(const struct lade_values *values, uint64_t seed, struct lade_error *error);
 

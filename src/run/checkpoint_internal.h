@@ -74,7 +74,7 @@ int chunk_zero_moments(struct chunk *chunk, int param, struct lade_error *error)
 /* All slices of all parameters, in order: what the tensors of a file are numbered by. */
 int slices_count(const struct lade_graph *graph);
 
-/* Shape of a slice in a file, transposed where it is. Returns the number of dimensions, 1 or 2. */
+/* Shape of the file's tensor that a slice is of, transposed where it is. Returns the number of dimensions, 1 or 2. */
 int slice_shape(const struct lade_graph *graph, int param, int i_slice, int64_t ret_dims[2]);
 
 /* Blocks that a chunk should have to save or load @graph: more where there is something to transpose. */

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Between parameters and the tensors of files: rows of a parameter are a slice, a slice is a tensor of a file, and
- * GPT-2's weights stand there transposed.
+ * Between parameters and the tensors of files: rows of a parameter are a slice; a slice is a tensor of a file or, in
+ * one rank's share of a model, a rectangle of it; and GPT-2's weights stand there transposed.
  *
  * A parameter streams by in chunks, in its own order, which is the only order in which values in a store may be
  * set. The part of a chunk that lies in a slice is a span of the slice's elements. Stored as it is, the span is
- * one run of the file. Stored transposed, each column's share of the span is a run of the file, of as
- * many elements as the span has rows; a staging buffer joins runs that meet, so that a slice which fits one
- * chunk is one sequential transfer. A larger one costs a system call for each column of each chunk, of some
- * hundred elements each: linear in its size, with memory bounded by chunk and staging.
+ * one run of the file, or one for each row where the rectangle is narrower than its tensor. Stored transposed,
+ * each column's share of the span is a run of the file, of as many elements as the span has rows; a staging
+ * buffer joins runs that meet, so that a slice which fits one chunk is one sequential transfer. A larger one
+ * costs a system call for each column of each chunk, of some hundred elements each: linear in its size, with
+ * memory bounded by chunk and staging.
  *
  * Rejected: holding the largest tensor whole (40 MB for GPT-2 XL, gigabytes beyond); a pass over the values for each
  * band of the file (quadratic in the size); mapping the file, where a full disk is a SIGBUS.
@@ -31,10 +32,17 @@
 
 /* Elements [first, first + n) of a slice, in memory; the slice's shape. */
 struct span {
+  const struct lade_param_slice *slice;
   int64_t first, n;
   float *elements;
   int64_t n_rows, n_cols;
-  bool is_transposed;
+};
+
+/* Elements of a span that are neighbours in the file, from file_first of the tensor; @stride apart in memory. */
+struct run {
+  int64_t file_first;
+  float *elements;
+  int64_t stride, n;
 };
 
 int slices_count(const struct lade_graph *graph)
@@ -48,11 +56,9 @@ int slices_count(const struct lade_graph *graph)
 int slice_shape(const struct lade_graph *graph, int param, int i_slice, int64_t ret_dims[2])
 {
   const struct lade_param_slice *slice = &graph->params[param].slices[i_slice];
-  int n_dims = graph->tensors[graph->params[param].tensor].n_dims;
-  int64_t n_cols = chunk_n_cols(graph, param);
-  ret_dims[0] = slice->is_transposed ? n_cols : slice->n_rows;
-  ret_dims[1] = slice->is_transposed ? slice->n_rows : n_cols;
-  return n_dims;
+  ret_dims[0] = slice->is_transposed ? slice->file_cols : slice->file_rows;
+  ret_dims[1] = slice->is_transposed ? slice->file_rows : slice->file_cols;
+  return graph->tensors[graph->params[param].tensor].n_dims;
 }
 
 int slices_chunk_blocks(const struct lade_graph *graph)
@@ -78,15 +84,21 @@ static bool span_find(const struct chunk *chunk, int param, int i_slice, int64_t
   int64_t end = LADE_MIN(first + n, (slice->first_row + slice->n_rows) * n_cols);
   if (begin >= end)
     return false;
-  *ret_span = (struct span){.first = begin - slice->first_row * n_cols, .n = end - begin,
-                            .elements = chunk->elements + (begin - first), .n_rows = slice->n_rows, .n_cols = n_cols,
-                            .is_transposed = slice->is_transposed};
+  *ret_span = (struct span){.slice = slice, .first = begin - slice->first_row * n_cols, .n = end - begin,
+                            .elements = chunk->elements + (begin - first), .n_rows = slice->n_rows, .n_cols = n_cols};
   return true;
 }
 
+/* Is a slice all of its tensor, and not a share of it? */
+static bool slice_is_whole(const struct lade_param_slice *slice, int64_t n_cols)
+{
+  return slice->n_rows == slice->file_rows && n_cols == slice->file_cols;
+}
+
+/* Does the span hold all of its tensor? */
 static bool span_is_whole(const struct span *span)
 {
-  return span->n == span->n_rows * span->n_cols;
+  return slice_is_whole(span->slice, span->n_cols) && span->n == span->n_rows * span->n_cols;
 }
 
 static bool span_is_last(const struct span *span)
@@ -100,6 +112,35 @@ static int64_t span_column(const struct span *span, int64_t col, int64_t *ret_fi
   int64_t end = span->first + span->n;
   *ret_first = span->first > col ? lade_div_up(span->first - col, span->n_cols) : 0;
   return end > col ? lade_div_up(end - col, span->n_cols) : 0;
+}
+
+/* Rows of a slice as wide as its tensor follow each other in the file. */
+static bool rows_are_joined(const struct span *span)
+{
+  return span->n_cols == span->slice->file_cols;
+}
+
+static int64_t span_n_runs(const struct span *span)
+{
+  if (span->slice->is_transposed)
+    return span->n_cols;
+  return rows_are_joined(span) ? 1 : span->n_rows;
+}
+
+/* Run @i of a span: a column's share of it, a row's, or all of it; .n is 0 where the span has none of that. */
+static struct run span_run(const struct span *span, int64_t i)
+{
+  const struct lade_param_slice *slice = span->slice;
+  if (slice->is_transposed) {
+    int64_t row, end = span_column(span, i, &row);
+    return (struct run){.file_first = (slice->file_col + i) * slice->file_rows + slice->file_row + row,
+                        .elements = span->elements + (row * span->n_cols + i - span->first),
+                        .stride = span->n_cols, .n = LADE_MAX(end - row, 0)};
+  }
+  int64_t line = rows_are_joined(span) ? span->n_rows * span->n_cols : span->n_cols;
+  int64_t begin = LADE_MAX(span->first, i * line), end = LADE_MIN(span->first + span->n, (i + 1) * line);
+  return (struct run){.file_first = (slice->file_row + i) * slice->file_cols + slice->file_col + begin - i * line,
+                      .elements = span->elements + (begin - span->first), .stride = 1, .n = LADE_MAX(end - begin, 0)};
 }
 
 /* ---- to a file ---- */
@@ -122,10 +163,11 @@ static int gather_flush(struct gather *gather, struct lade_error *error)
   return rc;
 }
 
-/* A run of @n elements, @stride apart in memory, to @offset. */
-static int gather_run(struct gather *gather, uint64_t offset, const float *src, int64_t stride, int64_t n,
-                      struct lade_error *error)
+/* A run to @offset. */
+static int gather_run(struct gather *gather, uint64_t offset, const struct run *run, struct lade_error *error)
 {
+  const float *src = run->elements;
+  int64_t n = run->n;
   int rc = 0;
   if (offset != gather->offset + (uint64_t)gather->n * sizeof(float)) {
     rc = gather_flush(gather, error);
@@ -134,9 +176,9 @@ static int gather_run(struct gather *gather, uint64_t offset, const float *src, 
   while (n > 0 && rc == 0) {
     int64_t n_now = LADE_MIN(n, gather->n_max - gather->n);
     for (int64_t i = 0; i < n_now; i++)
-      gather->staging[gather->n + i] = src[i * stride];
+      gather->staging[gather->n + i] = src[i * run->stride];
     gather->n += n_now;
-    src += n_now * stride;
+    src += n_now * run->stride;
     n -= n_now;
     if (gather->n == gather->n_max)
       rc = gather_flush(gather, error);
@@ -146,14 +188,11 @@ static int gather_run(struct gather *gather, uint64_t offset, const float *src, 
 
 static int span_write(struct gather *gather, const struct span *span, uint64_t offset, struct lade_error *error)
 {
-  if (!span->is_transposed)
-    return gather_run(gather, offset + (uint64_t)span->first * sizeof(float), span->elements, 1, span->n, error);
   int rc = 0;
-  for (int64_t col = 0; col < span->n_cols && rc == 0; col++) {
-    int64_t row, end = span_column(span, col, &row);
-    if (row < end)
-      rc = gather_run(gather, offset + (uint64_t)(col * span->n_rows + row) * sizeof(float),
-                      span->elements + (row * span->n_cols + col - span->first), span->n_cols, end - row, error);
+  for (int64_t i = 0; i < span_n_runs(span) && rc == 0; i++) {
+    struct run run = span_run(span, i);
+    if (run.n > 0)
+      rc = gather_run(gather, offset + (uint64_t)run.file_first * sizeof(float), &run, error);
   }
   return rc;
 }
@@ -172,6 +211,7 @@ static int param_save(struct chunk *chunk, int param, enum chunk_kind kind, stru
     rc = chunk_get(chunk, param, kind, first, n, error);
     while (rc == 0 && i_slice < graph->params[param].n_slices && span_find(chunk, param, i_slice, first, n, &span)) {
       XXH3_64bits_update(hash, span.elements, (size_t)span.n * sizeof(float));
+      LADE_ASSERT(slice_is_whole(span.slice, span.n_cols));
       rc = span_write(gather, &span, *offset, error);
       if (!span_is_last(&span))
         break;
@@ -223,15 +263,15 @@ static void elements_convert(float *dst, int64_t stride, const char *src, int dt
   }
 }
 
-/* A run of @n elements from @first of the tensor, @stride apart in memory; @n_ahead of them are wanted soon. */
-static int scatter_run(struct scatter *scatter, int64_t first, float *dst, int64_t stride, int64_t n, int64_t n_ahead,
-                       struct lade_error *error)
+/* A run's elements out of the file; @n_ahead from its first on are wanted soon. */
+static int scatter_run(struct scatter *scatter, const struct run *run, int64_t n_ahead, struct lade_error *error)
 {
   const struct slice_source *source = scatter->source;
   const size_t element_bytes = lade_dtype_bytes((enum lade_dtype)source->tensor->dtype);
-  while (n > 0) {
+  for (int64_t done = 0, n_now; done < run->n; done += n_now) {
+    int64_t first = run->file_first + done;
     if (first < scatter->first || first >= scatter->first + scatter->n) {
-      int64_t n_read = LADE_MIN(LADE_MAX(n, n_ahead), scatter->n_max);
+      int64_t n_read = LADE_MIN(n_ahead - done, scatter->n_max);
       scatter->n = 0;
       int rc = lade_safetensors_read(source->file, source->tensor, (uint64_t)first * element_bytes,
                                      (uint64_t)n_read * element_bytes, scatter->staging, error);
@@ -240,27 +280,21 @@ static int scatter_run(struct scatter *scatter, int64_t first, float *dst, int64
       scatter->first = first;
       scatter->n = n_read;
     }
-    int64_t at = first - scatter->first, n_now = LADE_MIN(n, scatter->n - at);
-    elements_convert(dst, stride, scatter->staging + (size_t)at * element_bytes, source->tensor->dtype, n_now);
-    dst += n_now * stride;
-    first += n_now;
-    n -= n_now;
-    n_ahead -= n_now;
+    int64_t at = first - scatter->first;
+    n_now = LADE_MIN(run->n - done, scatter->n - at);
+    elements_convert(run->elements + done * run->stride, run->stride, scatter->staging + (size_t)at * element_bytes,
+                     source->tensor->dtype, n_now);
   }
   return 0;
 }
 
 static int span_read(struct scatter *scatter, const struct span *span, struct lade_error *error)
 {
-  if (!span->is_transposed)
-    return scatter_run(scatter, span->first, span->elements, 1, span->n, span->n, error);
   int rc = 0;
-  for (int64_t col = 0; col < span->n_cols && rc == 0; col++) {
-    int64_t row, end = span_column(span, col, &row), first = col * span->n_rows + row;
-    int64_t n_ahead = span_is_whole(span) ? span->n - first : end - row;
-    if (row < end)
-      rc = scatter_run(scatter, first, span->elements + (row * span->n_cols + col - span->first), span->n_cols,
-                       end - row, n_ahead, error);
+  for (int64_t i = 0; i < span_n_runs(span) && rc == 0; i++) {
+    struct run run = span_run(span, i);
+    if (run.n > 0)
+      rc = scatter_run(scatter, &run, span_is_whole(span) ? span->n - run.file_first : run.n, error);
   }
   return rc;
 }
@@ -280,6 +314,8 @@ static int chunk_read(struct chunk *chunk, int param, int64_t first, int64_t n, 
   const int n_slices = chunk->values->graph->params[param].n_slices;
   struct span span;
   int rc = 0;
+  for (int64_t i = 0; i < n; i++)
+    chunk->elements[i] = 0; /* what no slice names */
   while (rc == 0 && *i_slice < n_slices && span_find(chunk, param, *i_slice, first, n, &span)) {
     scatter->source = &sources[*i_slice];
     scatter->n = 0;
@@ -288,7 +324,8 @@ static int chunk_read(struct chunk *chunk, int param, int64_t first, int64_t n, 
       XXH3_64bits_update(hash, span.elements, (size_t)span.n * sizeof(float));
     if (rc < 0 || !span_is_last(&span))
       break;
-    rc = source_verify(scatter->source, XXH3_64bits_digest(hash), error);
+    if (slice_is_whole(span.slice, span.n_cols)) /* the sum is of all the tensor */
+      rc = source_verify(scatter->source, XXH3_64bits_digest(hash), error);
     XXH3_64bits_reset(hash);
     ++*i_slice;
   }

@@ -217,33 +217,52 @@ static void normal_pair(uint32_t word_0, uint32_t word_1, double *ret_normals)
   ret_normals[1] = radius * sin(angle);
 }
 
-/* Elements [first, first + n); @first is a multiple of 4, one draw. */
+/* Elements [first, first + n) of a parameter of the whole model. */
 static void normal_fill(float *elements, int64_t first, int64_t n, uint64_t seed, uint32_t stream, double std)
 {
-  for (int64_t i = 0; i < n; i += 4) {
+  for (int64_t i = 0; i < n;) {
     struct lade_philox draw = lade_philox_draw(seed, 0, stream, (uint64_t)(first + i) / 4);
     double normals[4];
     normal_pair(draw.word[0], draw.word[1], normals);
     normal_pair(draw.word[2], draw.word[3], normals + 2);
-    for (int64_t j = 0; j < LADE_MIN(n - i, 4); j++)
-      elements[i + j] = (float)(std * normals[j]);
+    for (int64_t j = (first + i) % 4; j < 4 && i < n; i++, j++)
+      elements[i] = (float)(std * normals[j]);
   }
+}
+
+/* Elements [first, first + n) of the parameter that lie in @slice, row by row: each draws as in the whole model. */
+static void slice_draw(float *elements, const struct lade_param *param, const struct lade_param_slice *slice,
+                       int64_t n_cols, int64_t first, int64_t n, uint64_t seed)
+{
+  int64_t begin = LADE_MAX(first, slice->first_row * n_cols);
+  int64_t end = LADE_MIN(first + n, (slice->first_row + slice->n_rows) * n_cols);
+  for (int64_t at = begin, n_now; at < end; at += n_now) {
+    int64_t row = at / n_cols, col = at % n_cols;
+    int64_t whole_row = slice->base_row + slice->file_row + row - slice->first_row;
+    n_now = LADE_MIN(end - at, n_cols - col);
+    normal_fill(elements + (at - first), whole_row * slice->file_cols + slice->file_col + col, n_now, seed,
+                INIT_STREAM + (uint32_t)param->number, param->init_std);
+  }
+}
+
+static void elements_init(float *elements, const struct lade_graph *graph, int i_param, int64_t first, int64_t n,
+                          uint64_t seed)
+{
+  const struct lade_param *param = &graph->params[i_param];
+  for (int64_t i = 0; i < n; i++)
+    elements[i] = param->init == LADE_INIT_ONE ? 1.0f : 0.0f;
+  for (int i = 0; i < param->n_slices && param->init == LADE_INIT_NORMAL; i++)
+    slice_draw(elements, param, &param->slices[i], chunk_n_cols(graph, i_param), first, n, seed);
 }
 
 static int param_randomize(struct chunk *chunk, int param, uint64_t seed, struct lade_error *error)
 {
   const struct lade_graph *graph = chunk->values->graph;
-  const struct lade_param *the_param = &graph->params[param];
   int64_t n_elements = chunk_n_elements(graph, param);
   int rc = 0;
   for (int64_t first = 0; first < n_elements && rc == 0; first += chunk->n_max) {
     int64_t n = LADE_MIN(n_elements - first, chunk->n_max);
-    if (the_param->init == LADE_INIT_NORMAL) {
-      normal_fill(chunk->elements, first, n, seed, INIT_STREAM + (uint32_t)param, the_param->init_std);
-    } else {
-      for (int64_t i = 0; i < n; i++)
-        chunk->elements[i] = the_param->init == LADE_INIT_ONE ? 1.0f : 0.0f;
-    }
+    elements_init(chunk->elements, graph, param, first, n, seed);
     rc = chunk_set(chunk, param, CHUNK_MASTER, first, n, error);
   }
   return rc < 0 ? rc : chunk_zero_moments(chunk, param, error);

@@ -76,6 +76,58 @@ static void random_values_follow_their_rule(void **state)
   lade_graph_destroy(graph);
 }
 
+/* The quarter of every weight at the end of its rows and columns, as a graph of its own. */
+static struct lade_graph *graph_make_quarter(void)
+{
+  struct lade_graph *graph = graph_make(LADE_LLAMA, LADE_F32);
+  for (int p = 0; p < graph->n_params; p++) {
+    struct lade_param *param = &graph->params[p];
+    struct lade_tensor *tensor = &graph->tensors[param->tensor];
+    if (tensor->n_dims < 2)
+      continue;
+    tensor->dims[0] = 0;
+    tensor->dims[1] -= tensor->dims[1] / 2;
+    for (int i = 0; i < param->n_slices; i++) {
+      struct lade_param_slice *slice = &param->slices[i];
+      slice->n_rows -= slice->file_row = slice->file_rows / 2;
+      slice->file_col = slice->file_cols / 2;
+      slice->first_row = tensor->dims[0];
+      tensor->dims[0] += slice->n_rows;
+    }
+    tensor->bytes = (uint64_t)(tensor->dims[0] * tensor->dims[1]) * sizeof(float);
+  }
+  return graph;
+}
+
+static void slice_compare(const struct values_memory *quarter, const struct values_memory *whole, int tensor,
+                          const struct lade_param_slice *slice)
+{
+  const float *part = quarter->memory[tensor], *all = whole->memory[tensor];
+  int64_t n_cols = slice->file_cols - slice->file_col;
+  for (int64_t row = 0; row < slice->n_rows; row++)
+    assert_memory_equal(part + (slice->first_row + row) * n_cols,
+                        all + (slice->base_row + slice->file_row + row) * slice->file_cols + slice->file_col,
+                        (size_t)n_cols * sizeof(float));
+}
+
+static void a_share_of_a_model_draws_the_whole_models_values(void **state)
+{
+  struct lade_graph *graph = graph_make_quarter(), *whole = graph_make(LADE_LLAMA, LADE_F32);
+  struct values_memory part, all;
+  values_memory_init(&part, graph);
+  values_memory_init(&all, whole);
+  assert_int_equal(lade_checkpoint_random(&part.values, 7, NULL), 0);
+  assert_int_equal(lade_checkpoint_random(&all.values, 7, NULL), 0);
+  for (int p = 0; p < graph->n_params; p++)
+    for (int i = 0; i < graph->params[p].n_slices; i++)
+      if (graph->params[p].init == LADE_INIT_NORMAL)
+        slice_compare(&part, &all, graph->params[p].tensor, &graph->params[p].slices[i]);
+  values_memory_finish(&part);
+  values_memory_finish(&all);
+  lade_graph_destroy(graph);
+  lade_graph_destroy(whole);
+}
+
 static void random_parameters_are_not_copies_of_each_other(void **state)
 {
   struct lade_graph *graph = graph_make(LADE_LLAMA, LADE_F32);
@@ -208,6 +260,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(random_values_do_not_depend_on_the_dtype),
       cmocka_unit_test(random_values_follow_their_rule),
+      cmocka_unit_test(a_share_of_a_model_draws_the_whole_models_values),
       cmocka_unit_test(random_parameters_are_not_copies_of_each_other),
       cmocka_unit_test(master_is_what_the_parts_join_to),
       cmocka_unit_test(stream_stops_when_told),
