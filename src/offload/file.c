@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The file has no name (O_TMPFILE), so that a crash leaves nothing behind and nobody else can open it; where the
- * file system does not know O_TMPFILE, it is made with a name, mode 0600, and unlinked at once. O_DIRECT is asked
+ * file system does not know O_TMPFILE, it is made with a name, mode 0600, and unlinked at once. One that is to be found
+ * again keeps its name. O_DIRECT is asked
  * for first and given up only when the caller allows it: through the page cache every byte costs memory that the
  * budget does not know, and a copy.
  *
@@ -48,16 +49,29 @@ static int file_open_named(const char *dir, int flags)
   return fd;
 }
 
+/* A file that is to be found again. Not through a link, which somebody else may have put there. */
+static int file_open_kept(const char *dir, const char *name, int flags)
+{
+  char path[FILE_PATH_BYTES];
+  int n = snprintf(path, sizeof(path), "%s/%s", dir, name);
+  if (n < 0 || n >= (int)sizeof(path))
+    return -ENAMETOOLONG;
+  int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | flags, 0600);
+  return fd < 0 ? -errno : fd;
+}
+
 /* Does this answer mean that the file system lacks a feature, so that the next way may do? */
 static bool is_feature_missing(int code)
 {
   return code == -EINVAL || code == -EOPNOTSUPP || code == -EISDIR || code == -ENOSYS;
 }
 
-/* Unnamed if possible, else named and unlinked. */
+/* By its name, or unnamed if possible, else named and unlinked. */
 static int file_open(const struct lade_store_params *params, const char *dir, int flags)
 {
   int fd = lade_fault(params->faults, LADE_FAULT_FILE_OPEN);
+  if (params->name)
+    return fd ? fd : file_open_kept(dir, params->name, flags);
   if (!fd)
     fd = file_open_unnamed(dir, flags);
   if (fd >= 0 || !is_feature_missing(fd))
@@ -105,7 +119,7 @@ int store_file_open(const struct lade_store_params *params, const char *dir, str
   return 0;
 }
 
-static int size_limit_check(const char *dir, uint64_t bytes, struct lade_error *error)
+int store_file_check_limit(const char *dir, uint64_t bytes, struct lade_error *error)
 {
   struct rlimit limit;
   char need[16], most[16];
@@ -150,7 +164,7 @@ int store_file_allocate(const struct store_file *file, const char *dir, uint64_t
                         struct lade_error *error)
 {
   struct statvfs fs;
-  int code = size_limit_check(dir, bytes, error);
+  int code = store_file_check_limit(dir, bytes, error);
   if (code)
     return code;
   if (fstatvfs(file->fd, &fs) == 0 && fs.f_blocks && (uint64_t)fs.f_bavail * fs.f_frsize < bytes)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The store's unnamed file: making it, and finding out early what the file system will not do. */
+/* The store's file: making it, and finding out early what the file system will not do. */
 #ifndef LADE_OFFLOAD_FILE_H
 #define LADE_OFFLOAD_FILE_H
 
@@ -21,6 +21,9 @@ int store_file_open(const struct lade_store_params *params, const char *dir, str
 /* Allocate @bytes. -ENOSPC, -EFBIG, -EIO with one line. A file system that cannot is no error. */
 int store_file_allocate(const struct store_file *file, const char *dir, uint64_t bytes, struct lade_faults *faults,
                         struct lade_error *error);
+
+/* -EFBIG, with one line, if a file may not have @bytes: the signal would end the process. */
+int store_file_check_limit(const char *dir, uint64_t bytes, struct lade_error *error);
 
 /* Are they on one file system? */
 bool store_file_shares_device(const struct store_file *a, const struct store_file *b);

@@ -437,8 +437,9 @@ static int transfer_error(struct lade_store *store, const struct lade_transfer *
   if (transfer->is_lost)
     why = "it was on a drive that failed and was set aside, and is lost";
   return lade_error_set(error, code_of_transfer(code),
-                        "store in %s: %s tensor %u (microbatch %u, generation %llu) at offset %llu: %s",
-                        drives_dir_of(store, transfer->extent.offset + at), op, transfer->identity.tensor,
+                        "store in %s%s%s: %s tensor %u (microbatch %u, generation %llu) at offset %llu: %s",
+                        drives_dir_of(store, transfer->extent.offset + at), store->name ? "/" : "",
+                        store->name ? store->name : "", op, transfer->identity.tensor,
                         transfer->identity.microbatch,
                         (unsigned long long)transfer->identity.generation,
                         (unsigned long long)(transfer->extent.offset + at), why);

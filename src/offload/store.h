@@ -3,7 +3,8 @@
  * The store contract: bytes that wait on a drive, in room that was reserved before anything ran.
  *
  * A store is one unnamed file (mode 0600) in each of its directories, which should be on drives of their own: its bytes
- * are striped over them by their speeds (drives.c). Its life has two parts. First extents are
+ * are striped over them by their speeds (drives.c). Or it is one file with a name, for bytes that are to be found again
+ * (durable.h). Its life has two parts. First extents are
  * carved with lade_store_reserve and lade_store_prepare makes all of them real: room checked, blocks
  * allocated and written once, so that later no write can find the drive full and none pays for allocation.
  * Then transfers move bytes between extents and memory, asynchronously:
@@ -77,6 +78,11 @@ struct lade_store_params {
    * twice. Several take up to an eighth and 4 MiB per drive more room than is reserved, for data to move in.
    */
   const char *dir;
+  /*
+   * NULL, or the file's name in its one directory, borrowed until close: made with mode 0600 if it is not there, and
+   * left behind at close. Its first granule is where the engine is tried; nothing is reserved there.
+   */
+  const char *name;
   uint64_t capacity_bytes; /* reserving more is -EOVERFLOW; 0: as much as the file system has */
   enum lade_store_engine engine;
   bool allow_tmpfs;        /* a store in memory is refused unless this is set */
@@ -165,6 +171,12 @@ int lade_store_reserve(lade_store *store, uint64_t bytes, struct lade_extent *re
  * file size limit, -EIO, -ENOMEM. One thread. Blocks for as long as the drive needs to write it all.
  */
 int lade_store_prepare(lade_store *store, struct lade_error *error);
+
+/*
+ * Instead of prepare: what was reserved is in the named file already and stays as it is. Its checksums are not known
+ * until their owner sets them (store_internal.h). -EBADMSG: the file is shorter; -EINVAL, -ENOMEM. One thread.
+ */
+int lade_store_adopt(lade_store *store, struct lade_error *error);
 
 /*
  * Begin a transfer. Never waits for the drive; with LADE_CHECK_STORE it computes checksums of the pieces that it

@@ -40,6 +40,7 @@ struct store_piece {
 struct lade_store {
   struct store_drive drives[LADE_STORE_DRIVES_MAX];
   int n_drives;
+  const char *name; /* of the one file, NULL: it has none; borrowed */
   const struct store_engine_ops *ops;
   void *engine;
   struct lade_faults *faults;

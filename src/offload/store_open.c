@@ -220,6 +220,10 @@ int lade_store_open(const struct lade_store_params *params, struct lade_error *e
   store->capacity_bytes = params->capacity_bytes ? params->capacity_bytes : INT64_MAX;
   store->piece_bytes = params->piece_bytes ? params->piece_bytes : PIECE_BYTES_DEFAULT;
   code = dirs_split(store, params->dir, error);
+  if (!code && params->name && store->n_drives > 1)
+    code = lade_error_set(error, -EINVAL, "%s: a file with a name is in one directory; name one", params->dir);
+  store->name = params->name;
+  store->reserved_bytes = params->name ? LADE_STORE_GRANULE_BYTES : 0; /* trial transfers */
   store->depth = params->depth ? params->depth : store->n_drives > 1 ? DEPTH_DEFAULT_STRIPED : DEPTH_DEFAULT;
   store->depth *= LADE_MAX(store->n_drives, 1);
   if (!code && !slots_create(store))
@@ -340,25 +344,45 @@ static int files_prepare(struct lade_store *store, struct lade_error *error)
   return code;
 }
 
-int lade_store_prepare(struct lade_store *store, struct lade_error *error)
+/* From here on transfers go: checksums of all that was reserved, none known. */
+static int store_begin(struct lade_store *store, struct lade_error *error)
 {
-  const char *dir = store->drives[0].dir;
-  if (store->is_prepared)
-    return lade_error_set(error, -EINVAL, "the store in %s is prepared already", dir);
   uint64_t n_granules = store->reserved_bytes / LADE_STORE_GRANULE_BYTES;
-  int code = store->reserved_bytes ? files_prepare(store, error) : 0;
-  uint64_t *sums = code ? NULL : lade_fault_calloc(store->faults, n_granules + !n_granules, sizeof(*sums));
-  if (!code && !sums)
-    code = lade_error_set(error, -ENOMEM, "no memory for the checksums of the store in %s", dir);
-  if (code) {
-    store_stripes_finish(&store->stripes);
-    return code;
-  }
+  uint64_t *sums = lade_fault_calloc(store->faults, n_granules + !n_granules, sizeof(*sums));
+  if (!sums)
+    return lade_error_set(error, -ENOMEM, "no memory for the checksums of the store in %s", store->drives[0].dir);
   struct lade_cpu cpu = lade_cpu_get();
   store->sums = (struct store_sums){.sums = sums, .n = n_granules, .hash = store_hash_choose(&cpu)};
   store->read_bytes = store->written_bytes = 0;
   store->is_prepared = true;
   return 0;
+}
+
+int lade_store_prepare(struct lade_store *store, struct lade_error *error)
+{
+  if (store->is_prepared)
+    return lade_error_set(error, -EINVAL, "the store in %s is prepared already", store->drives[0].dir);
+  int code = store->reserved_bytes ? files_prepare(store, error) : 0;
+  if (!code)
+    code = store_begin(store, error);
+  if (code)
+    store_stripes_finish(&store->stripes);
+  return code;
+}
+
+int lade_store_adopt(struct lade_store *store, struct lade_error *error)
+{
+  const char *dir = store->drives[0].dir;
+  struct stat what;
+  if (store->is_prepared)
+    return lade_error_set(error, -EINVAL, "the store in %s is prepared already", dir);
+  if (fstat(store->drives[0].file.fd, &what) < 0)
+    return lade_error_set(error, -EIO, "store in %s: %s", dir, strerror(errno));
+  if ((uint64_t)what.st_size < store->reserved_bytes)
+    return lade_error_set(error, -EBADMSG, "store in %s: its file is damaged: it ends at byte %lld of %llu", dir,
+                          (long long)what.st_size, (unsigned long long)store->reserved_bytes);
+  int code = store_file_check_limit(dir, store->reserved_bytes, error);
+  return code ? code : store_begin(store, error);
 }
 
 bool lade_store_take_notice(struct lade_store *store, char *text, size_t text_bytes)

@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Publishing. Generation g counts; its slot is not written to. The owner has written g + 1 into the other slot:
+ *
+ *   1. write the table of g + 1's checksums      into its own half of the data file
+ *   2. sync the data file                        bytes and table are on the drive
+ *   3. write the record of g + 1                 over that of g - 1, whose slot is gone already
+ *   4. sync the journal                          g + 1 counts; only now may g's slot be written to
+ *
+ * A record is one block with a checksum of itself; a torn one is none, and then the other, of g, counts. It holds the
+ * checksum of the table, and the table those of the granules, each seeded with generation and place: bytes of another
+ * generation, or a table of one, cannot pass. So whatever the drive did with what was not synced, either the record of
+ * g + 1 is whole, and then 2 came before it, or g counts, and none of its bytes has been touched.
+ *
+ * The journal is born whole: both blocks are written to a file of another name, synced, and renamed after the data
+ * file of generation 0 and both entries of the directory are synced; the rename is synced before publish returns. So a
+ * journal in which no record is whole is damaged, and a directory without a journal holds nothing.
+ *
+ * Two syncs a generation are the least: one sync cannot say that the record came last. Tables are in the data file so
+ * that one sync serves both. Rejected: slots that are switched tensor by tensor (a record each, or a log to replay);
+ * one record in place (a torn one would be all there is).
+ *
+ * The lock is on the data file, which is never replaced. It ends with the process however that ends.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "offload/durable.h"
+#include "offload/store_internal.h"
+
+#define JOURNAL_NEW LADE_DURABLE_JOURNAL ".new"
+#define MAGIC "lade-dur"
+#define VERSION 1
+#define RECORD_BYTES 4096 /* a block: no drive tears less than a sector, and the sum tells of the rest */
+
+struct record {
+  char magic[8];
+  uint32_t version, memo_bytes;
+  uint64_t generation;
+  uint64_t slot_bytes, layout;
+  uint64_t table_sum;
+  unsigned char memo[LADE_DURABLE_MEMO_BYTES];
+  uint64_t sum; /* of all before it */
+};
+
+_Static_assert(sizeof(struct record) == RECORD_BYTES, "records are blocks");
+
+struct lade_durable {
+  struct lade_durable_params params;
+  char dir[PATH_MAX];
+  int dir_fd, fd, journal_fd; /* -1; fd: of the data file, locked; journal_fd: -1 until something counts */
+  bool has_lock;
+  bool is_new;                /* there is no journal: whatever the data file holds, nothing counts */
+  struct record records[2];   /* as they are in the journal */
+  int newest;                 /* the one that counts, -1 */
+  store_hash_fn *hash;
+  lade_store *store;
+  uint64_t slot_bytes, layout;
+  struct lade_extent tables[2], slots[2];
+};
+
+/* What a drive answers in the middle of a run is a failure of I/O, whatever its number means elsewhere. */
+static int code_of_write(int code)
+{
+  return code == -ENOSPC || code == -EDQUOT || code == -EFBIG || code == -ENOMEM ? code : -EIO;
+}
+
+static int failed(const struct lade_durable *d, int code, const char *name, const char *what, struct lade_error *error)
+{
+  return lade_error_set(error, code, "%s/%s: cannot %s: %s", d->dir, name, what, strerror(-code));
+}
+
+/* ---- files ---- */
+
+static int bytes_write(const struct lade_durable *d, int fd, const void *data, uint64_t bytes, uint64_t offset)
+{
+  const char *at = data;
+  int code = lade_fault(d->params.faults, LADE_FAULT_FILE_WRITE);
+  while (!code && bytes) {
+    ssize_t n = pwrite(fd, at, bytes, (off_t)offset);
+    if (n < 0 && errno == EINTR)
+      continue;
+    if (n <= 0)
+      return n < 0 ? -errno : -EIO;
+    at += n;
+    bytes -= (uint64_t)n;
+    offset += (uint64_t)n;
+  }
+  return code;
+}
+
+/* -EBADMSG: the file ends before. */
+static int bytes_read(const struct lade_durable *d, int fd, void *data, uint64_t bytes, uint64_t offset)
+{
+  char *at = data;
+  int code = lade_fault(d->params.faults, LADE_FAULT_FILE_READ);
+  while (!code && bytes) {
+    ssize_t n = pread(fd, at, bytes, (off_t)offset);
+    if (n < 0 && errno == EINTR)
+      continue;
+    if (n <= 0)
+      return n < 0 ? -errno : -EBADMSG;
+    at += n;
+    bytes -= (uint64_t)n;
+    offset += (uint64_t)n;
+  }
+  return code;
+}
+
+static int data_sync(const struct lade_durable *d, int fd)
+{
+  int code = lade_fault(d->params.faults, LADE_FAULT_FILE_SYNC);
+  return !code && fdatasync(fd) < 0 ? -errno : code;
+}
+
+/* A file system whose directories need no sync says EINVAL. */
+static int dir_sync(const struct lade_durable *d)
+{
+  int code = lade_fault(d->params.faults, LADE_FAULT_FILE_SYNC);
+  return !code && fsync(d->dir_fd) < 0 && errno != EINVAL ? -errno : code;
+}
+
+static int file_open(const struct lade_durable *d, const char *name, int flags)
+{
+  int code = lade_fault(d->params.faults, LADE_FAULT_FILE_OPEN);
+  int fd = code ? code : openat(d->dir_fd, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | flags, 0600);
+  return fd < 0 && !code ? -errno : fd;
+}
+
+/* ---- records ---- */
+
+static uint64_t record_sum(const struct lade_durable *d, const struct record *record)
+{
+  return d->hash(record, offsetof(struct record, sum), 0);
+}
+
+/* -EBADMSG: it is not whole; -EINVAL: of another version, which may compute its sum otherwise. */
+static int record_check(const struct lade_durable *d, const struct record *record)
+{
+  if (memcmp(record->magic, MAGIC, sizeof(record->magic)) != 0)
+    return -EBADMSG;
+  if (record->version != VERSION)
+    return -EINVAL;
+  bool is_whole = record->sum == record_sum(d, record) && record->memo_bytes <= LADE_DURABLE_MEMO_BYTES;
+  return is_whole ? 0 : -EBADMSG;
+}
+
+static int newest_find(struct lade_durable *d, struct lade_error *error)
+{
+  uint32_t other_version = 0;
+  for (int i = 0; i < 2; i++) {
+    int code = record_check(d, &d->records[i]);
+    if (!code && (d->newest < 0 || d->records[i].generation > d->records[d->newest].generation))
+      d->newest = i;
+    other_version = code == -EINVAL ? d->records[i].version : other_version;
+  }
+  if (d->newest >= 0)
+    return 0;
+  if (other_version)
+    return lade_error_set(error, -EINVAL, "%s/%s: format version %u is unknown: this build reads version %d", d->dir,
+                          LADE_DURABLE_JOURNAL, other_version, VERSION);
+  return lade_error_set(error, -EBADMSG, "%s/%s is damaged: neither the record at byte 0 nor that at byte %d is whole",
+                        d->dir, LADE_DURABLE_JOURNAL, RECORD_BYTES);
+}
+
+static int journal_read(struct lade_durable *d, struct lade_error *error)
+{
+  int fd = file_open(d, LADE_DURABLE_JOURNAL, 0);
+  d->is_new = fd == -ENOENT;
+  if (d->is_new)
+    return 0;
+  if (fd < 0)
+    return failed(d, fd, LADE_DURABLE_JOURNAL, "open", error);
+  d->journal_fd = fd;
+  int code = bytes_read(d, fd, d->records, sizeof(d->records), 0);
+  if (code == -EBADMSG)
+    return lade_error_set(error, code, "%s/%s is damaged: it is shorter than %d bytes", d->dir, LADE_DURABLE_JOURNAL,
+                          2 * RECORD_BYTES);
+  return code ? failed(d, -EIO, LADE_DURABLE_JOURNAL, "read", error) : newest_find(d, error);
+}
+
+/* ---- opening ---- */
+
+/* The one directory of a list in which a comma that belongs to a name is written twice. */
+static int dir_take(struct lade_durable *d, const char *list, struct lade_error *error)
+{
+  size_t n = 0;
+  for (const char *c = list; *c && n < sizeof(d->dir) - 1; c++) {
+    if (*c == ',' && *++c != ',')
+      return lade_error_set(error, -EINVAL, "durable state is kept in one directory, and '%s' names several; name one",
+                            list);
+    d->dir[n++] = *c;
+  }
+  d->dir_fd = open(d->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (d->dir_fd >= 0)
+    return 0;
+  return lade_error_set(error, -errno, "store directory %s: %s; create it or name another", d->dir, strerror(errno));
+}
+
+/* Is the file that we have still the one of that name? Whoever had it before may have removed it. */
+static bool is_named(const struct lade_durable *d)
+{
+  struct stat ours, named;
+  return fstat(d->fd, &ours) == 0 && S_ISREG(ours.st_mode) &&
+         fstatat(d->dir_fd, LADE_DURABLE_DATA, &named, AT_SYMLINK_NOFOLLOW) == 0 && ours.st_ino == named.st_ino &&
+         ours.st_dev == named.st_dev;
+}
+
+static int data_take(struct lade_durable *d, struct lade_error *error)
+{
+  int fd = file_open(d, LADE_DURABLE_DATA, O_CREAT);
+  if (fd < 0)
+    return failed(d, fd, LADE_DURABLE_DATA, "open", error);
+  d->fd = fd;
+  int code = flock(fd, LOCK_EX | LOCK_NB) < 0 ? -errno : 0;
+  if (code && code != -EWOULDBLOCK)
+    return failed(d, -ENOLCK, LADE_DURABLE_DATA, "lock", error);
+  d->has_lock = !code && is_named(d);
+  if (d->has_lock)
+    return 0;
+  return lade_error_set(error, -EBUSY, "%s/%s: another run keeps its state there: name another directory, or wait for "
+                        "it", d->dir, LADE_DURABLE_DATA);
+}
+
+int lade_durable_open(const struct lade_durable_params *params, struct lade_error *error,
+                      struct lade_durable **ret_durable)
+{
+  LADE_ASSERT(params->struct_size == sizeof(*params));
+  struct lade_durable *d = lade_fault_calloc(params->faults, 1, sizeof(*d));
+  if (!d)
+    return lade_error_set(error, -ENOMEM, "no memory for durable state");
+  struct lade_cpu cpu = lade_cpu_get();
+  d->params = *params;
+  d->dir_fd = d->fd = d->journal_fd = d->newest = -1;
+  d->hash = store_hash_choose(&cpu);
+  int code = dir_take(d, params->dir, error);
+  if (!code)
+    code = data_take(d, error);
+  if (!code)
+    code = journal_read(d, error);
+  if (code) {
+    lade_durable_close(d);
+    return code;
+  }
+  *ret_durable = d;
+  return 0;
+}
+
+void lade_durable_close(struct lade_durable *d)
+{
+  if (!d)
+    return;
+  lade_store_close(d->store);
+  if (d->has_lock && d->is_new)
+    unlinkat(d->dir_fd, LADE_DURABLE_DATA, 0); /* before the lock goes */
+  const int fds[] = {d->journal_fd, d->fd, d->dir_fd};
+  for (size_t i = 0; i < LADE_COUNT(fds); i++) {
+    if (fds[i] >= 0)
+      close(fds[i]);
+  }
+  free(d);
+}
+
+const void *lade_durable_memo(const struct lade_durable *d, size_t *ret_bytes)
+{
+  if (d->newest < 0)
+    return NULL;
+  *ret_bytes = d->records[d->newest].memo_bytes;
+  return d->records[d->newest].memo;
+}
+
+uint64_t lade_durable_generation(const struct lade_durable *d)
+{
+  return d->newest < 0 ? 0 : d->records[d->newest].generation;
+}
+
+/* ---- the store ---- */
+
+static uint64_t table_bytes(uint64_t slot_bytes)
+{
+  return slot_bytes / LADE_STORE_GRANULE_BYTES * sizeof(uint64_t);
+}
+
+uint64_t lade_durable_extra_bytes(uint64_t slot_bytes)
+{
+  uint64_t table = lade_align_up(table_bytes(slot_bytes), LADE_STORE_GRANULE_BYTES);
+  return LADE_STORE_GRANULE_BYTES + 2 * table + slot_bytes; /* the granule of trials */
+}
+
+uint64_t lade_durable_held_bytes(const struct lade_durable *d)
+{
+  struct stat what;
+  return fstat(d->fd, &what) == 0 ? (uint64_t)what.st_blocks * 512 : 0;
+}
+
+static int store_open(struct lade_durable *d, struct lade_error *error)
+{
+  const struct lade_store_params how = {.struct_size = sizeof(how), .dir = d->params.dir, .name = LADE_DURABLE_DATA,
+                                        .engine = d->params.engine, .allow_tmpfs = d->params.allow_tmpfs,
+                                        .faults = d->params.faults};
+  int code = lade_store_open(&how, error, &d->store);
+  for (int i = 0; i < 2 && !code; i++)
+    code = lade_store_reserve(d->store, table_bytes(d->slot_bytes), &d->tables[i]);
+  for (int i = 0; i < 2 && !code; i++)
+    code = lade_store_reserve(d->store, d->slot_bytes, &d->slots[i]);
+  return code;
+}
+
+/* The checksums of a slot's granules, where the store keeps them. */
+static uint64_t *slot_sums(const struct lade_durable *d, int slot)
+{
+  return d->store->sums.sums + d->slots[slot].offset / LADE_STORE_GRANULE_BYTES;
+}
+
+static int table_read(struct lade_durable *d, struct lade_error *error)
+{
+  const struct record *record = &d->records[d->newest];
+  int slot = (int)(record->generation % 2);
+  uint64_t bytes = table_bytes(d->slot_bytes), *sums = slot_sums(d, slot);
+  int code = bytes_read(d, d->fd, sums, bytes, d->tables[slot].offset);
+  if (code)
+    return failed(d, code == -EBADMSG ? code : -EIO, LADE_DURABLE_DATA, "read", error);
+  if (d->hash(sums, bytes, record->generation) == record->table_sum)
+    return 0;
+  return lade_error_set(error, -EBADMSG, "%s/%s is damaged: the table of checksums at byte %llu is not that of "
+                        "generation %llu", d->dir, LADE_DURABLE_DATA, (unsigned long long)d->tables[slot].offset,
+                        (unsigned long long)record->generation);
+}
+
+int lade_durable_prepare(struct lade_durable *d, uint64_t slot_bytes, uint64_t layout, struct lade_error *error)
+{
+  LADE_ASSERT(!d->store && slot_bytes && slot_bytes % LADE_STORE_GRANULE_BYTES == 0);
+  const struct record *newest = d->newest < 0 ? NULL : &d->records[d->newest];
+  if (newest && (newest->slot_bytes != slot_bytes || newest->layout != layout))
+    return lade_error_set(error, -EINVAL, "%s holds the state of something else: name another directory, or remove "
+                          "%s and %s there to begin anew", d->dir, LADE_DURABLE_DATA, LADE_DURABLE_JOURNAL);
+  d->slot_bytes = slot_bytes;
+  d->layout = layout;
+  if (!newest && ftruncate(d->fd, 0) < 0) /* what a run left that ended before anything counted */
+    return failed(d, -errno, LADE_DURABLE_DATA, "empty", error);
+  int code = store_open(d, error);
+  if (code)
+    return code;
+  if (!newest)
+    return lade_store_prepare(d->store, error);
+  code = lade_store_adopt(d->store, error);
+  return code ? code : table_read(d, error);
+}
+
+lade_store *lade_durable_store(const struct lade_durable *d)
+{
+  return d->store;
+}
+
+struct lade_extent lade_durable_slot(const struct lade_durable *d, uint64_t generation)
+{
+  return d->slots[generation % 2];
+}
+
+/* ---- publishing ---- */
+
+static void record_fill(const struct lade_durable *d, uint64_t generation, const void *memo, size_t memo_bytes,
+                        struct record *record)
+{
+  memset(record, 0, sizeof(*record));
+  memcpy(record->magic, MAGIC, sizeof(record->magic));
+  record->version = VERSION;
+  record->memo_bytes = (uint32_t)memo_bytes;
+  record->generation = generation;
+  record->slot_bytes = d->slot_bytes;
+  record->layout = d->layout;
+  record->table_sum = d->hash(slot_sums(d, (int)(generation % 2)), table_bytes(d->slot_bytes), generation);
+  memcpy(record->memo, memo, memo_bytes);
+  record->sum = record_sum(d, record);
+}
+
+/* The journal of the first generation, beside its name and then under it. */
+static int journal_create(struct lade_durable *d, struct lade_error *error)
+{
+  int fd = file_open(d, JOURNAL_NEW, O_CREAT | O_TRUNC);
+  if (fd < 0)
+    return failed(d, fd, JOURNAL_NEW, "create", error);
+  int code = bytes_write(d, fd, d->records, sizeof(d->records), 0);
+  if (!code)
+    code = data_sync(d, fd);
+  if (!code)
+    code = dir_sync(d);
+  if (!code)
+    code = lade_fault(d->params.faults, LADE_FAULT_FILE_WRITE);
+  if (!code && renameat(d->dir_fd, JOURNAL_NEW, d->dir_fd, LADE_DURABLE_JOURNAL) < 0)
+    code = -errno;
+  if (code) {
+    unlinkat(d->dir_fd, JOURNAL_NEW, 0);
+    close(fd);
+    return failed(d, code_of_write(code), JOURNAL_NEW, "write", error);
+  }
+  d->journal_fd = fd;
+  d->is_new = false;
+  code = dir_sync(d);
+  return code ? failed(d, code_of_write(code), LADE_DURABLE_JOURNAL, "sync the directory of", error) : 0;
+}
+
+static int record_write(struct lade_durable *d, int i, struct lade_error *error)
+{
+  if (d->journal_fd < 0)
+    return journal_create(d, error);
+  int code = bytes_write(d, d->journal_fd, &d->records[i], RECORD_BYTES, (uint64_t)i * RECORD_BYTES);
+  if (!code)
+    code = data_sync(d, d->journal_fd);
+  return code ? failed(d, code_of_write(code), LADE_DURABLE_JOURNAL, "write", error) : 0;
+}
+
+int lade_durable_publish(struct lade_durable *d, uint64_t generation, const void *memo, size_t memo_bytes,
+                         struct lade_error *error)
+{
+  const int slot = (int)(generation % 2);
+  LADE_ASSERT(d->store && memo_bytes <= LADE_DURABLE_MEMO_BYTES);
+  LADE_ASSERT(generation == (d->newest < 0 ? 0 : lade_durable_generation(d) + 1));
+  int code = bytes_write(d, d->fd, slot_sums(d, slot), table_bytes(d->slot_bytes), d->tables[slot].offset);
+  if (!code)
+    code = data_sync(d, d->fd);
+  if (code)
+    return failed(d, code_of_write(code), LADE_DURABLE_DATA, "write", error);
+  record_fill(d, generation, memo, memo_bytes, &d->records[slot]);
+  code = record_write(d, slot, error);
+  if (!code)
+    d->newest = slot;
+  return code;
+}

@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * After a power cut at any moment of publishing, on a disk that keeps of what was not synced whatever it likes, the
+ * last generation that was acknowledged is found whole, or the one after it. And nothing in the protocol is there in
+ * vain: without any one of its syncs, or with a sync done earlier or later by one operation, a cut can be found after
+ * which that is not so.
+ *
+ * With the argument "every", many more images for each cut.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "offload/durable.h"
+#include "tests/fault/disk.h"
+#include "tests/support/scratch.h"
+
+#define N_GENERATIONS 5
+#define REOPENED_AT 3 /* the process ends and another goes on */
+#define LAYOUT 77
+#define JOURNAL_FILE 1 /* the second that is made */
+
+/* A slot: tensors of less than a granule, of more, and of a block. */
+static const uint64_t tensor_bytes[] = {5000, 100000, 4096};
+#define N_TENSORS (int)LADE_COUNT(tensor_bytes)
+#define SLOT_BYTES (4 * (uint64_t)LADE_STORE_GRANULE_BYTES)
+
+static int n_whims = 20; /* drawn images for a cut */
+
+static uint64_t tensor_offset(int tensor)
+{
+  uint64_t offset = 0;
+  for (int i = 0; i < tensor; i++)
+    offset += lade_align_up(tensor_bytes[i], LADE_STORE_GRANULE_BYTES);
+  return offset;
+}
+
+static uint64_t word_of(int tensor, uint64_t generation, uint64_t i)
+{
+  return (i + 1) * UINT64_C(0x9e3779b97f4a7c15) ^ generation << 32 ^ (uint64_t)tensor;
+}
+
+static int tensor_move(lade_durable *durable, int tensor, uint64_t generation, enum lade_store_op op, void *data)
+{
+  struct lade_transfer transfer = {
+      .op = op, .check = LADE_CHECK_STORE, .extent = lade_durable_slot(durable, generation),
+      .offset = tensor_offset(tensor), .bytes = tensor_bytes[tensor], .data = data,
+      .identity = {.tensor = (uint32_t)tensor, .generation = generation}};
+  int status = lade_store_submit(lade_durable_store(durable), &transfer);
+  return status ? status : lade_store_wait(lade_durable_store(durable), &transfer, NULL);
+}
+
+static _Alignas(4096) uint64_t window[2 * LADE_STORE_GRANULE_BYTES / sizeof(uint64_t)];
+
+static void generation_make(lade_durable *durable, uint64_t generation)
+{
+  for (int tensor = 0; tensor < N_TENSORS; tensor++) {
+    for (uint64_t i = 0; i < LADE_COUNT(window); i++)
+      window[i] = word_of(tensor, generation, i);
+    assert_int_equal(tensor_move(durable, tensor, generation, LADE_STORE_WRITE, window), 0);
+  }
+}
+
+/* NULL, or what is wrong with the generation that counts. */
+static const char *generation_fault(lade_durable *durable)
+{
+  uint64_t generation = lade_durable_generation(durable);
+  size_t memo_bytes = 0;
+  const uint64_t *memo = lade_durable_memo(durable, &memo_bytes);
+  if (memo_bytes != sizeof(*memo) || *memo != generation * 3)
+    return "the memo is another's";
+  for (int tensor = 0; tensor < N_TENSORS; tensor++) {
+    if (tensor_move(durable, tensor, generation, LADE_STORE_READ, window))
+      return "a tensor is not what was written";
+    for (uint64_t i = 0; i < tensor_bytes[tensor] / sizeof(uint64_t); i++) {
+      if (window[i] != word_of(tensor, generation, i))
+        fail_msg("wrong bytes were read and not noticed");
+    }
+  }
+  return NULL;
+}
+
+static int durable_open(const char *dir, lade_durable **ret_durable, struct lade_error *error)
+{
+  const struct lade_durable_params how = {
+      .struct_size = sizeof(how), .dir = dir, .engine = LADE_STORE_POSIX, .allow_tmpfs = true};
+  return lade_durable_open(&how, error, ret_durable);
+}
+
+/* A life of the owner: generations from where it stands to before @end. */
+static void owner_live(const char *dir, uint64_t end)
+{
+  lade_durable *durable;
+  struct lade_error error = {0};
+  if (durable_open(dir, &durable, &error) || lade_durable_prepare(durable, SLOT_BYTES, LAYOUT, &error))
+    fail_msg("%s", error.text);
+  size_t memo_bytes;
+  uint64_t next = lade_durable_memo(durable, &memo_bytes) ? lade_durable_generation(durable) + 1 : 0;
+  for (; next < end; next++) {
+    uint64_t memo = next * 3;
+    generation_make(durable, next);
+    assert_int_equal(lade_durable_publish(durable, next, &memo, sizeof(memo), &error), 0);
+    disk_mark((int64_t)next);
+  }
+  lade_durable_close(durable);
+}
+
+/* ---- images and what is found in them ---- */
+
+static char image_dir[SCRATCH_PATH_BYTES];
+
+static void image_clear(void)
+{
+  static const char *const names[] = {LADE_DURABLE_DATA, LADE_DURABLE_JOURNAL, LADE_DURABLE_JOURNAL ".new"};
+  for (size_t i = 0; i < LADE_COUNT(names); i++) {
+    char path[SCRATCH_PATH_BYTES + 64];
+    snprintf(path, sizeof(path), "%s/%s", image_dir, names[i]);
+    unlink(path);
+  }
+}
+
+/* NULL, or what is wrong with the image when @acknowledged was the last to be published. */
+static const char *image_fault(int64_t acknowledged)
+{
+  static struct lade_error error;
+  lade_durable *durable;
+  size_t memo_bytes;
+  if (durable_open(image_dir, &durable, &error))
+    return error.text;
+  const char *fault = NULL;
+  if (!lade_durable_memo(durable, &memo_bytes))
+    fault = acknowledged >= 0 ? "all is gone" : NULL;
+  else if ((int64_t)lade_durable_generation(durable) < acknowledged)
+    fault = "an acknowledged generation is gone";
+  else if (lade_durable_prepare(durable, SLOT_BYTES, LAYOUT, &error))
+    fault = error.text;
+  else
+    fault = generation_fault(durable);
+  lade_durable_close(durable);
+  return fault;
+}
+
+static const char *whim_try(const struct disk_log *log, int n, int64_t acknowledged, const struct disk_whim *whim)
+{
+  image_clear();
+  disk_image(log, n, whim, image_dir);
+  return image_fault(acknowledged);
+}
+
+/* NULL, or what is wrong with some image of a cut behind the first @n operations. */
+static const char *cut_fault(const struct disk_log *log, int n)
+{
+  int64_t acknowledged = -1;
+  for (int i = 0; i < n; i++)
+    acknowledged = log->ops[i].kind == DISK_MARK ? log->ops[i].mark : acknowledged;
+  int n_pending = disk_n_pending(log, n);
+  const char *fault = whim_try(log, n, acknowledged, &(struct disk_whim){.kind = DISK_ALL});
+  if (!fault && n_pending)
+    fault = whim_try(log, n, acknowledged, &(struct disk_whim){.kind = DISK_NONE});
+  for (int i = 0; i < n_pending && n_pending > 1 && !fault; i++) {
+    fault = whim_try(log, n, acknowledged, &(struct disk_whim){.kind = DISK_ONLY, .which = i});
+    if (!fault)
+      fault = whim_try(log, n, acknowledged, &(struct disk_whim){.kind = DISK_BUT, .which = i});
+  }
+  for (int i = 0; i < n_whims && n_pending && !fault; i++)
+    fault = whim_try(log, n, acknowledged, &(struct disk_whim){.kind = DISK_ANY, .seed = (uint64_t)(n * 1000 + i)});
+  return fault;
+}
+
+/* NULL, or what is wrong after a cut somewhere from operation @first on. */
+static const char *log_fault(const struct disk_log *log, int first)
+{
+  const char *fault = NULL;
+  for (int n = first; n <= log->n && !fault; n++)
+    fault = cut_fault(log, n);
+  return fault;
+}
+
+/* ---- the tests ---- */
+
+static struct disk_log protocol;
+
+static int protocol_record(void **state)
+{
+  scratch_setup_in_memory(state);
+  const char *dir = in_scratch("disk");
+  snprintf(image_dir, sizeof(image_dir), "%s", in_scratch("image"));
+  if (mkdir(dir, 0700) || mkdir(image_dir, 0700))
+    return -1;
+  disk_record(dir, &protocol);
+  owner_live(dir, REOPENED_AT);
+  owner_live(dir, N_GENERATIONS);
+  disk_record_end();
+  return 0;
+}
+
+static int protocol_finish(void **state)
+{
+  disk_log_finish(&protocol);
+  return scratch_teardown(state);
+}
+
+static void what_was_acknowledged_survives_every_cut(void **state)
+{
+  int n_syncs = 0;
+  for (int i = 0; i < protocol.n; i++)
+    n_syncs += disk_is_sync(&protocol.ops[i]);
+  assert_int_equal(n_syncs, 2 * N_GENERATIONS + 2); /* the first one names its files, too */
+  const char *fault = log_fault(&protocol, 0);
+  if (fault)
+    fail_msg("%s", fault);
+}
+
+/* The log with operation @from moved to where @to is. */
+static struct disk_log op_moved(const struct disk_log *log, int from, int to)
+{
+  struct disk_log moved = *log;
+  const struct disk_op op = log->ops[from];
+  memmove(&moved.ops[from], &moved.ops[from + 1], (size_t)(log->n - from - 1) * sizeof(op));
+  memmove(&moved.ops[to + 1], &moved.ops[to], (size_t)(log->n - to - 1) * sizeof(op));
+  moved.ops[to] = op;
+  return moved;
+}
+
+static struct disk_log op_removed(const struct disk_log *log, int at)
+{
+  struct disk_log without = op_moved(log, at, log->n - 1);
+  without.n--;
+  return without;
+}
+
+static void no_sync_is_in_vain(void **state)
+{
+  for (int at = 0; at < protocol.n; at++) {
+    if (!disk_is_sync(&protocol.ops[at]))
+      continue;
+    struct disk_log without = op_removed(&protocol, at);
+    if (!log_fault(&without, at))
+      fail_msg("nothing is lost without the sync that is operation %d", at);
+  }
+}
+
+/* The first operation after @at that makes something count: the journal's name, a record in it, the word of either. */
+static int decisive_find(const struct disk_log *log, int at)
+{
+  bool has_name = false;
+  for (int i = 0;; i++) {
+    const struct disk_op *op = &log->ops[i];
+    has_name |= op->kind == DISK_RENAME;
+    bool is_record = has_name && op->kind == DISK_WRITE && op->file == JOURNAL_FILE;
+    if (i > at && (op->kind == DISK_RENAME || op->kind == DISK_MARK || is_record))
+      return i;
+  }
+}
+
+/* The last operation that sync @at settles; of names the first, since the last is a name that nobody reads. */
+static int settled_find(const struct disk_log *log, int at)
+{
+  const struct disk_op *sync = &log->ops[at];
+  int found = -1;
+  for (int i = at - 1; i >= 0 && !(log->ops[i].kind == DISK_SYNC_DIR && sync->kind == DISK_SYNC_DIR); i--) {
+    if (disk_settles(sync, &log->ops[i]) && (found < 0 || sync->kind == DISK_SYNC_DIR))
+      found = i;
+  }
+  assert_true(found >= 0);
+  return found;
+}
+
+static void no_order_is_in_vain(void **state)
+{
+  for (int at = 0; at < protocol.n; at++) {
+    if (!disk_is_sync(&protocol.ops[at]))
+      continue;
+    int before = settled_find(&protocol, at), after = decisive_find(&protocol, at);
+    struct disk_log earlier = op_moved(&protocol, at, before);
+    if (!log_fault(&earlier, before))
+      fail_msg("nothing is lost when the sync that is operation %d comes before operation %d", at, before);
+    struct disk_log later = op_moved(&protocol, at, after);
+    if (!log_fault(&later, at))
+      fail_msg("nothing is lost when the sync that is operation %d comes after operation %d", at, after);
+  }
+}
+
+/* Also for who does not mind losing a generation: the next one is written over what counts without the record. */
+static void a_slot_is_not_reused_before_the_other_counts(void **state)
+{
+  struct disk_log log = protocol;
+  int n_found = 0;
+  log.n = 0;
+  for (int i = 0; i < protocol.n; i++) {
+    if (protocol.ops[i].kind != DISK_MARK)
+      log.ops[log.n++] = protocol.ops[i];
+  }
+  for (int at = 0; at + 1 < log.n; at++) {
+    if (log.ops[at].kind != DISK_SYNC || log.ops[at].file != JOURNAL_FILE || disk_is_sync(&log.ops[at + 1]))
+      continue;
+    struct disk_log without = op_removed(&log, at);
+    n_found += log_fault(&without, at) != NULL;
+  }
+  assert_int_equal(n_found, N_GENERATIONS - 2); /* all between the first and the last */
+}
+
+static void one_record_in_place_would_not_do(void **state)
+{
+  struct disk_log in_place = protocol;
+  for (int i = 0; i < in_place.n; i++) {
+    if (in_place.ops[i].kind == DISK_WRITE && in_place.ops[i].file == JOURNAL_FILE)
+      in_place.ops[i].offset = 0;
+  }
+  assert_non_null(log_fault(&in_place, 0));
+}
+
+int main(int argc, char **argv)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(what_was_acknowledged_survives_every_cut),
+      cmocka_unit_test(no_sync_is_in_vain),
+      cmocka_unit_test(no_order_is_in_vain),
+      cmocka_unit_test(a_slot_is_not_reused_before_the_other_counts),
+      cmocka_unit_test(one_record_in_place_would_not_do),
+  };
+  n_whims = argc > 1 && strcmp(argv[1], "every") == 0 ? 400 : n_whims;
+  return cmocka_run_group_tests(tests, protocol_record, protocol_finish);
+}

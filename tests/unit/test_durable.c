@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Durable state meets what is not as it should be: another process, another layout or version, damage in any place,
+ * refusals of every call. Each is an error that names the file; none is a wrong byte. Power cuts are test_durable_disk.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "base/faults.h"
+#include "offload/durable.h"
+#include "tests/support/scratch.h"
+
+#define SLOT_BYTES (2 * (uint64_t)LADE_STORE_GRANULE_BYTES)
+#define LAYOUT 5
+
+static _Alignas(4096) unsigned char bytes[SLOT_BYTES];
+
+static int state_open(struct lade_faults *faults, lade_durable **ret_durable, struct lade_error *error)
+{
+  const struct lade_durable_params how = {
+      .struct_size = sizeof(how), .dir = scratch, .engine = LADE_STORE_POSIX, .allow_tmpfs = true, .faults = faults};
+  int status = lade_durable_open(&how, error, ret_durable);
+  if (status)
+    return status;
+  status = lade_durable_prepare(*ret_durable, SLOT_BYTES, LAYOUT, error);
+  if (status)
+    lade_durable_close(*ret_durable);
+  return status;
+}
+
+static int slot_move(lade_durable *durable, uint64_t generation, enum lade_store_op op, struct lade_error *error)
+{
+  struct lade_transfer transfer = {.op = op, .check = LADE_CHECK_STORE, .data = bytes, .bytes = SLOT_BYTES,
+                                   .extent = lade_durable_slot(durable, generation),
+                                   .identity = {.tensor = 9, .generation = generation}};
+  int status = lade_store_submit(lade_durable_store(durable), &transfer);
+  return status ? status : lade_store_wait(lade_durable_store(durable), &transfer, error);
+}
+
+static int next_publish(lade_durable *durable, struct lade_error *error)
+{
+  size_t memo_bytes;
+  uint64_t next = lade_durable_memo(durable, &memo_bytes) ? lade_durable_generation(durable) + 1 : 0;
+  memset(bytes, (int)next + 1, sizeof(bytes));
+  int status = slot_move(durable, next, LADE_STORE_WRITE, error);
+  return status ? status : lade_durable_publish(durable, next, "memo", 5, error);
+}
+
+/* Generations 0 to @last, and the process's end. */
+static void state_make(int last)
+{
+  lade_durable *durable;
+  struct lade_error error = {0};
+  if (state_open(NULL, &durable, &error))
+    fail_msg("%s", error.text);
+  for (int i = 0; i <= last; i++)
+    assert_int_equal(next_publish(durable, &error), 0);
+  lade_durable_close(durable);
+}
+
+static void state_is(uint64_t generation)
+{
+  lade_durable *durable;
+  struct lade_error error = {0};
+  size_t memo_bytes = 0;
+  if (state_open(NULL, &durable, &error))
+    fail_msg("%s", error.text);
+  const char *memo = lade_durable_memo(durable, &memo_bytes);
+  assert_non_null(memo);
+  assert_int_equal(memo_bytes, 5);
+  assert_string_equal(memo, "memo");
+  assert_int_equal(lade_durable_generation(durable), generation);
+  assert_int_equal(slot_move(durable, generation, LADE_STORE_READ, &error), 0);
+  assert_int_equal(bytes[0], generation + 1);
+  lade_durable_close(durable);
+}
+
+static void refused(int code, const char *word)
+{
+  lade_durable *durable;
+  struct lade_error error = {0};
+  int status = state_open(NULL, &durable, &error);
+  if (status != code || !strstr(error.text, word) || !strstr(error.text, scratch) || strchr(error.text, '\n'))
+    fail_msg("%d with '%s', not %d with '%s'", status, error.text, code, word);
+}
+
+static void byte_change(const char *name, uint64_t offset, int by)
+{
+  unsigned char byte;
+  int fd = open(in_scratch(name), O_RDWR | O_CLOEXEC);
+  assert_true(fd >= 0 && pread(fd, &byte, 1, (off_t)offset) == 1);
+  byte = (unsigned char)(byte ^ by);
+  assert_int_equal(pwrite(fd, &byte, 1, (off_t)offset), 1);
+  close(fd);
+}
+
+/* ---- what a life leaves ---- */
+
+static void generations_are_found_again(void **state)
+{
+  state_make(0);
+  state_is(0);
+  state_make(2);
+  state_is(3);
+  struct stat what;
+  assert_int_equal(stat(in_scratch(LADE_DURABLE_DATA), &what), 0);
+  assert_int_equal(what.st_mode & 07777, 0600);
+  assert_int_equal(stat(in_scratch(LADE_DURABLE_JOURNAL), &what), 0);
+  assert_int_equal(what.st_mode & 07777, 0600);
+}
+
+static void what_was_never_published_leaves_nothing(void **state)
+{
+  lade_durable *durable;
+  struct lade_error error = {0};
+  assert_int_equal(state_open(NULL, &durable, &error), 0);
+  lade_durable_close(durable);
+  assert_int_not_equal(access(in_scratch(LADE_DURABLE_DATA), F_OK), 0);
+  assert_int_not_equal(access(in_scratch(LADE_DURABLE_JOURNAL), F_OK), 0);
+}
+
+static void the_generation_under_way_is_not_found(void **state)
+{
+  lade_durable *durable;
+  struct lade_error error = {0};
+  state_make(2);
+  assert_int_equal(state_open(NULL, &durable, &error), 0);
+  memset(bytes, 0xee, sizeof(bytes));
+  assert_int_equal(slot_move(durable, 3, LADE_STORE_WRITE, &error), 0);
+  lade_durable_close(durable);
+  state_is(2);
+}
+
+/* ---- what is refused ---- */
+
+static void a_directory_in_use_is_refused(void **state)
+{
+  lade_durable *durable;
+  struct lade_error error = {0};
+  assert_int_equal(state_open(NULL, &durable, &error), 0);
+  refused(-EBUSY, "another run");
+  lade_durable_close(durable);
+}
+
+static void another_layout_is_refused(void **state)
+{
+  const struct lade_durable_params how = {
+      .struct_size = sizeof(how), .dir = scratch, .engine = LADE_STORE_POSIX, .allow_tmpfs = true};
+  lade_durable *durable;
+  struct lade_error error = {0};
+  state_make(1);
+  assert_int_equal(lade_durable_open(&how, &error, &durable), 0);
+  assert_int_equal(lade_durable_prepare(durable, SLOT_BYTES, LAYOUT + 1, &error), -EINVAL);
+  assert_non_null(strstr(error.text, "something else"));
+  lade_durable_close(durable);
+  assert_int_equal(lade_durable_open(&how, &error, &durable), 0);
+  assert_int_equal(lade_durable_prepare(durable, 2 * SLOT_BYTES, LAYOUT, &error), -EINVAL);
+  lade_durable_close(durable);
+  state_is(1);
+}
+
+static void several_directories_are_refused(void **state)
+{
+  struct lade_durable_params how = {.struct_size = sizeof(how), .dir = ".,.", .allow_tmpfs = true};
+  lade_durable *durable;
+  struct lade_error error = {0};
+  assert_int_equal(lade_durable_open(&how, &error, &durable), -EINVAL);
+  assert_non_null(strstr(error.text, "one directory"));
+  how.dir = "no,,such";
+  assert_int_equal(lade_durable_open(&how, &error, &durable), -ENOENT);
+  assert_non_null(strstr(error.text, "no,such"));
+}
+
+static void another_version_is_refused(void **state)
+{
+  state_make(1);
+  byte_change(LADE_DURABLE_JOURNAL, 8, 6);
+  state_is(1); /* it is not the one that counts */
+  byte_change(LADE_DURABLE_JOURNAL, 4096 + 8, 6);
+  refused(-EINVAL, "version 7 is unknown");
+}
+
+/* ---- damage ---- */
+
+static void a_torn_record_leaves_the_one_before(void **state)
+{
+  static const uint64_t places[] = {0, 9, 17, 60, 2000, 4095};
+  for (size_t i = 0; i < LADE_COUNT(places); i++) {
+    scratch_teardown(state);
+    scratch_setup_in_memory(state);
+    state_make(2);
+    byte_change(LADE_DURABLE_JOURNAL, places[i], 1 << i);
+    state_is(1);
+  }
+}
+
+static void a_journal_without_a_record_is_damaged(void **state)
+{
+  state_make(1);
+  byte_change(LADE_DURABLE_JOURNAL, 100, 1);
+  byte_change(LADE_DURABLE_JOURNAL, 4096 + 100, 1);
+  refused(-EBADMSG, LADE_DURABLE_JOURNAL);
+  assert_int_equal(truncate(in_scratch(LADE_DURABLE_JOURNAL), 5000), 0);
+  refused(-EBADMSG, "shorter");
+}
+
+static void a_damaged_table_is_found(void **state)
+{
+  state_make(1);
+  byte_change(LADE_DURABLE_DATA, 2 * LADE_STORE_GRANULE_BYTES + 3, 4); /* generation 1's */
+  refused(-EBADMSG, "table of checksums");
+}
+
+static void a_data_file_that_is_gone_or_cut_is_damage(void **state)
+{
+  state_make(1);
+  assert_int_equal(truncate(in_scratch(LADE_DURABLE_DATA), 100000), 0);
+  refused(-EBADMSG, "ends at byte");
+  assert_int_equal(unlink(in_scratch(LADE_DURABLE_DATA)), 0);
+  refused(-EBADMSG, "ends at byte");
+}
+
+/* Bits anywhere in the slot that counts, and the slot of two generations before in its place. */
+static void damaged_bytes_are_found_when_they_are_read(void **state)
+{
+  lade_durable *durable;
+  struct lade_error error = {0};
+  state_make(1);
+  static unsigned char older[SLOT_BYTES];
+  const uint64_t slot = 3 * LADE_STORE_GRANULE_BYTES + SLOT_BYTES;
+  int fd = open(in_scratch(LADE_DURABLE_DATA), O_RDWR | O_CLOEXEC);
+  assert_true(fd >= 0 && pread(fd, older, SLOT_BYTES, (off_t)slot) == (ssize_t)SLOT_BYTES);
+  for (uint64_t at = 0; at < SLOT_BYTES; at += 7777) {
+    byte_change(LADE_DURABLE_DATA, slot + at, 0x20);
+    assert_int_equal(state_open(NULL, &durable, &error), 0);
+    assert_int_equal(slot_move(durable, 1, LADE_STORE_READ, &error), -EBADMSG);
+    assert_non_null(strstr(error.text, LADE_DURABLE_DATA));
+    assert_non_null(strstr(error.text, "tensor 9"));
+    lade_durable_close(durable);
+    byte_change(LADE_DURABLE_DATA, slot + at, 0x20);
+  }
+  state_make(1); /* generations 2 and 3, and 3's slot gets 1's bytes */
+  assert_int_equal(pwrite(fd, older, SLOT_BYTES, (off_t)slot), SLOT_BYTES);
+  close(fd);
+  assert_int_equal(state_open(NULL, &durable, &error), 0);
+  assert_int_equal(slot_move(durable, 3, LADE_STORE_READ, &error), -EBADMSG);
+  lade_durable_close(durable);
+}
+
+/* ---- a machine that refuses ---- */
+
+/* A life of one generation; its first error. */
+static int faulty_live(struct lade_faults *faults, struct lade_error *error)
+{
+  lade_durable *durable;
+  int status = state_open(faults, &durable, error);
+  if (status)
+    return status;
+  status = next_publish(durable, error);
+  lade_durable_close(durable);
+  return status;
+}
+
+/*
+ * Fail every call of files and of the heap, of a first life and of a second: an error of one line, and whatever was
+ * acknowledged is found in the next one.
+ */
+static void every_refusal_leaves_what_counted(void **state)
+{
+  struct lade_faults faults;
+  struct lade_error error;
+  for (int has_state = 0; has_state < 2; has_state++) {
+    int n_failed = 0;
+    for (uint64_t nth = 1;; nth++) {
+      scratch_teardown(state);
+      scratch_setup_in_memory(state);
+      if (has_state)
+        state_make(0);
+      lade_faults_init(&faults);
+      lade_faults_arm(&faults, LADE_FAULT_ANY, nth, true, -EIO);
+      error = (struct lade_error){0};
+      int status = faulty_live(&faults, &error);
+      if (!lade_faults_injected(&faults))
+        break;
+      if (status && (!*error.text || strchr(error.text, '\n')))
+        fail_msg("call %d: no line: '%s'", (int)nth, error.text);
+      n_failed += status != 0;
+      lade_durable *durable;
+      if (state_open(NULL, &durable, &error))
+        fail_msg("after call %d: %s", (int)nth, error.text);
+      size_t memo_bytes;
+      bool has_memo = lade_durable_memo(durable, &memo_bytes);
+      assert_true(has_memo || (!has_state && status));
+      assert_int_equal(has_memo ? slot_move(durable, lade_durable_generation(durable), LADE_STORE_READ, &error) : 0, 0);
+      assert_true(status || lade_durable_generation(durable) == (uint64_t)has_state);
+      lade_durable_close(durable);
+    }
+    assert_true(n_failed > 20);
+  }
+}
+
+int main(void)
+{
+#define EACH(test) cmocka_unit_test_setup_teardown(test, scratch_setup_in_memory, scratch_teardown)
+  const struct CMUnitTest tests[] = {
+      EACH(generations_are_found_again),
+      EACH(what_was_never_published_leaves_nothing),
+      EACH(the_generation_under_way_is_not_found),
+      EACH(a_directory_in_use_is_refused),
+      EACH(another_layout_is_refused),
+      EACH(several_directories_are_refused),
+      EACH(another_version_is_refused),
+      EACH(a_torn_record_leaves_the_one_before),
+      EACH(a_journal_without_a_record_is_damaged),
+      EACH(a_damaged_table_is_found),
+      EACH(a_data_file_that_is_gone_or_cut_is_damage),
+      EACH(damaged_bytes_are_found_when_they_are_read),
+      EACH(every_refusal_leaves_what_counted),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
