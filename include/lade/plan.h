@@ -46,6 +46,10 @@ enum lade_queue_id {
   LADE_Q_TO_DEVICE,
   LADE_Q_IO,
   LADE_Q_HOST,
+  LADE_Q_COMM_TP, /* collectives of tensor parallel ranks */
+  LADE_Q_COMM_DP, /* of data parallel ranks and all others */
+  LADE_Q_SEND,
+  LADE_Q_RECV,
   LADE_N_QUEUES
 };
 

@@ -21,44 +21,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan/build.h"
+#include "plan/build_internal.h"
 
-struct transfer {
-  int32_t slot, interval;
-  int32_t need; /* step that uses the value next, or used it last */
-  bool is_in;
-};
-
-struct early {
-  int32_t slot, param;
-};
-
-struct builder {
-  const struct lade_build_params *params;
-  const struct lade_graph *graph;
-  const struct plan_step *steps;
-  int n_steps;
-  const int32_t *update_ends; /* by parameter: steps that come before its update */
-  const struct plan_lives *lives;
-  int status;
-  struct lade_instr spare; /* where fields go once memory is out; never read */
-  LADE_ARRAY(struct lade_instr) instrs;
-  LADE_ARRAY(struct lade_operand) operands;
-  LADE_ARRAY(struct lade_buffer) buffers;
-  LADE_ARRAY(struct transfer) transfers;
-  struct early *early;   /* parameters in the order of their updates; NULL: after all steps */
-  int32_t *on_device;    /* by interval: its buffer */
-  int32_t *now;          /* by value: its current interval */
-  int32_t *elsewhere;    /* by value: buffer of its copy at home or away, -1 */
-  int32_t *part_buffers; /* by parameter and part: buffer at home, -1 */
-  int64_t *first_partials; /* by parameter, n_params + 1 */
-  int32_t *last_grad_pos; /* by parameter: step that completes its gradient */
-  int16_t *grad_versions; /* by parameter: what has been added so far */
-  int32_t partials, verdict, verdict_host; /* buffers */
-};
-
-static int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_owner owner, uint64_t bytes,
-                           bool is_resident)
+int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_owner owner, uint64_t bytes, bool is_resident)
 {
   struct lade_buffer buffer = {
       .space = space, .owner = owner, .first = INT32_MAX, .last = -1, .is_resident = is_resident};
@@ -70,7 +35,7 @@ static int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_o
   return b->buffers.n - 1;
 }
 
-static struct lade_instr *instr_begin(struct builder *b, enum lade_instr_kind kind, enum lade_queue_id queue)
+struct lade_instr *instr_begin(struct builder *b, enum lade_instr_kind kind, enum lade_queue_id queue)
 {
   struct lade_instr instr = {.kind = (uint8_t)kind, .queue = (uint8_t)queue, .op = -1, .param = -1};
   instr.first_operand = b->operands.n;
@@ -83,8 +48,8 @@ static struct lade_instr *instr_begin(struct builder *b, enum lade_instr_kind ki
   return &b->instrs.items[b->instrs.n - 1];
 }
 
-static void operand_add(struct builder *b, int role, int32_t buffer, enum lade_access access, struct lade_value reads,
-                        struct lade_value makes, uint64_t offset, uint64_t bytes)
+void operand_add(struct builder *b, int role, int32_t buffer, enum lade_access access, struct lade_value reads,
+                 struct lade_value makes, uint64_t offset, uint64_t bytes)
 {
   struct lade_operand operand = {buffer, (uint8_t)access, (uint8_t)role, offset, bytes, reads, makes};
   if (b->status || !LADE_PUSH(&b->operands, operand)) {
@@ -98,17 +63,17 @@ static void operand_add(struct builder *b, int role, int32_t buffer, enum lade_a
   b->instrs.items[at].n_operands++;
 }
 
-static void operand_read(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
+void operand_read(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
 {
   operand_add(b, role, buffer, LADE_READS, value, (struct lade_value){-1, 0, 0}, 0, bytes);
 }
 
-static void operand_make(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
+void operand_make(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
 {
   operand_add(b, role, buffer, LADE_MAKES, (struct lade_value){-1, 0, 0}, value, 0, bytes);
 }
 
-static void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
+void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
 {
   struct lade_value next = value;
   next.version++;
@@ -118,7 +83,7 @@ static void operand_change(struct builder *b, int role, int32_t buffer, struct l
 /* ---- values ---- */
 
 /* The value as it is now: gradients have had so many additions. */
-static struct lade_value value_now(const struct builder *b, int value)
+struct lade_value value_now(const struct builder *b, int value)
 {
   const int n = b->graph->n_tensors, tensor = value % n;
   const struct lade_tensor *what = &b->graph->tensors[tensor];
@@ -190,7 +155,7 @@ static void residents_make(struct builder *b)
 
 /* ---- transfers ---- */
 
-static void transfer_emit(struct builder *b, int32_t src, int32_t dst, struct lade_value value)
+void transfer_emit(struct builder *b, int32_t src, int32_t dst, struct lade_value value)
 {
   if (b->status)
     return; /* memory is out: a buffer may be missing */
@@ -221,7 +186,12 @@ static void interval_leave(struct builder *b, int at)
   if (what->kind != LADE_TENSOR_LOSS)
     b->elsewhere[it->value] =
         buffer_make(b, (enum lade_space)it->target, interval_owner(b, it), what->bytes, false);
-  transfer_emit(b, b->on_device[at], b->elsewhere[it->value], value_now(b, it->value));
+  struct lade_value value = value_now(b, it->value);
+  if (what->kind == LADE_TENSOR_GRAD)
+    norm_settle(b, what->param);
+  else if (what->kind == LADE_TENSOR_LOSS)
+    value = loss_reduce_emit(b, b->on_device[at], value);
+  transfer_emit(b, b->on_device[at], b->elsewhere[it->value], value);
 }
 
 static void interval_fetch(struct builder *b, int at)
@@ -312,21 +282,6 @@ static void output_add(struct builder *b, int pos, int i)
   operand_make(b, LADE_ROLE_OUT + i, value_buffer(b, value, pos), value_now(b, value), what->bytes);
 }
 
-static void norm_emit(struct builder *b, int param, int pos)
-{
-  int grad = b->graph->params[param].grad;
-  int64_t first = b->first_partials[param], end = b->first_partials[param + 1];
-  const struct lade_tensor *what = &b->graph->tensors[grad];
-  struct lade_instr *instr = instr_begin(b, LADE_INSTR_NORM, LADE_Q_COMPUTE);
-  instr->param = param;
-  instr->microbatch = b->steps[pos].microbatch;
-  instr->predicted_ns = b->params->prices->norm_ns[param];
-  operand_read(b, LADE_ROLE_SRC, value_buffer(b, grad, pos), value_now(b, grad), what->bytes);
-  struct lade_value partials = {lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS), 0, 0};
-  operand_add(b, LADE_ROLE_DST, b->partials, LADE_MAKES, (struct lade_value){-1, 0, 0}, partials,
-              (uint64_t)first * sizeof(double), (uint64_t)(end - first) * sizeof(double));
-}
-
 static void step_emit(struct builder *b, int pos)
 {
   const struct plan_step *step = &b->steps[pos];
@@ -352,100 +307,8 @@ static void step_emit(struct builder *b, int pos)
   for (int i = 0; i < op->n_out; i++) {
     int param = op->out[i] < 0 ? -1 : b->graph->tensors[op->out[i]].param;
     if (param >= 0 && b->last_grad_pos[param] == pos)
-      norm_emit(b, param, pos);
+      grad_complete_emit(b, param);
   }
-}
-
-/* ---- the end of a step ---- */
-
-/* What decides about an update: the verdict as a value, and where it lies. */
-struct ruling {
-  struct lade_value value;
-  int32_t on_device, on_host; /* on_host -1: the update reaches device memory */
-};
-
-static void clip_emit(struct builder *b, int param, const struct ruling *ruling)
-{
-  const int partials = lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS);
-  int64_t first = param < 0 ? 0 : b->first_partials[param];
-  int64_t end = b->first_partials[param < 0 ? b->graph->n_params : param + 1];
-  struct lade_instr *instr = instr_begin(b, LADE_INSTR_CLIP, LADE_Q_COMPUTE);
-  instr->param = param;
-  instr->predicted_ns = b->params->prices->clip_ns;
-  operand_add(b, LADE_ROLE_SRC, b->partials, LADE_READS, (struct lade_value){partials, 0, 0},
-              (struct lade_value){-1, 0, 0}, (uint64_t)first * sizeof(double),
-              (uint64_t)(end - first) * sizeof(double));
-  operand_make(b, LADE_ROLE_DST, ruling->on_device, ruling->value, sizeof(struct lade_verdict));
-  if (ruling->on_host >= 0)
-    transfer_emit(b, ruling->on_device, ruling->on_host, ruling->value);
-}
-
-static void update_emit(struct builder *b, int param, const struct ruling *ruling)
-{
-  static const enum lade_queue_id queues[] = {LADE_Q_COMPUTE, LADE_Q_HOST, LADE_Q_IO};
-  const struct lade_graph *graph = b->graph;
-  const int home = b->params->residency->homes[param], weight = graph->params[param].tensor;
-  const int grad = graph->params[param].grad;
-  int at = b->lives->first_interval[grad + 1] - 1;
-  int32_t grad_buffer = b->lives->intervals[at].leave_slot >= 0 ? b->elsewhere[grad] : b->on_device[at];
-  struct lade_instr *instr = instr_begin(b, LADE_INSTR_UPDATE, queues[home]);
-  instr->param = param;
-  instr->is_streamed = home == LADE_HOME_STORE;
-  instr->predicted_ns = b->params->prices->update_ns[home][param];
-  operand_change(b, LADE_ROLE_WEIGHT, b->elsewhere[weight], (struct lade_value){weight, 0, 0},
-                 lade_value_bytes(graph, weight));
-  operand_read(b, LADE_ROLE_GRAD, grad_buffer, value_now(b, grad), lade_value_bytes(graph, grad));
-  for (int part = 0; part < LADE_N_PARTS; part++) {
-    int tensor = lade_value_part(graph, param, (enum lade_part)part);
-    if (tensor >= 0)
-      operand_change(b, LADE_ROLE_RESIDUAL + part, b->part_buffers[param * LADE_N_PARTS + part],
-                     (struct lade_value){tensor, 0, 0}, lade_value_bytes(graph, tensor));
-  }
-  bool is_on_device = home == LADE_HOME_DEVICE || ruling->on_host < 0;
-  operand_read(b, LADE_ROLE_VERDICT, is_on_device ? ruling->on_device : ruling->on_host, ruling->value,
-               sizeof(struct lade_verdict));
-  if (home != LADE_HOME_STORE)
-    return;
-  bool is_grad_stored = b->buffers.items[grad_buffer].space == LADE_STORE;
-  uint64_t bytes = lade_stream_scratch_bytes(graph, param, is_grad_stored);
-  enum lade_space space = b->params->is_unified ? LADE_DEVICE : LADE_HOST;
-  operand_make(b, LADE_ROLE_SCRATCH, buffer_make(b, space, LADE_OWNER_WORKSPACE, bytes, false),
-               (struct lade_value){-1, 0, 0}, bytes);
-}
-
-/* One parameter's verdict and its update, in the middle of the backward half. */
-static void early_emit(struct builder *b, int param)
-{
-  const uint64_t bytes = sizeof(struct lade_verdict);
-  const int verdict = lade_value_scalar(b->graph, LADE_SCALAR_VERDICT);
-  struct ruling ruling = {{verdict, 0, (int16_t)(param + 1)}, -1, -1};
-  ruling.on_device = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT, bytes, false);
-  const int home = b->params->residency->homes[param];
-  if (home == LADE_HOME_HOST || (home == LADE_HOME_STORE && !b->params->is_unified))
-    ruling.on_host = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, bytes, false);
-  clip_emit(b, param, &ruling);
-  update_emit(b, param, &ruling);
-}
-
-static int early_compare(const void *x, const void *y)
-{
-  const struct early *a = x, *b = y;
-  return a->slot != b->slot ? (a->slot > b->slot) - (a->slot < b->slot) : (a->param > b->param) - (a->param < b->param);
-}
-
-/* An update comes in the slot after the last step that it must follow, and not before its gradient has left. */
-static int early_order(struct builder *b)
-{
-  b->early = calloc((size_t)b->graph->n_params + 1, sizeof(*b->early));
-  if (!b->early)
-    return -ENOMEM;
-  LADE_ASSERT(b->graph->n_params <= LADE_EARLY_PARAMS_MAX);
-  for (int param = 0; param < b->graph->n_params; param++) {
-    int last = b->lives->first_interval[b->graph->params[param].grad + 1] - 1;
-    b->early[param] = (struct early){LADE_MAX(b->update_ends[param], b->lives->intervals[last].leave_slot), param};
-  }
-  qsort(b->early, (size_t)b->graph->n_params, sizeof(*b->early), early_compare);
-  return 0;
 }
 
 /* ---- the whole ---- */
@@ -461,8 +324,9 @@ static int builder_init(struct builder *b)
   b->first_partials = calloc(n_params + 1, sizeof(*b->first_partials));
   b->last_grad_pos = calloc(n_params, sizeof(*b->last_grad_pos));
   b->grad_versions = calloc(n_params, sizeof(*b->grad_versions));
+  b->is_norm_due = calloc(n_params, sizeof(*b->is_norm_due));
   if (!b->on_device || !b->now || !b->elsewhere || !b->part_buffers || !b->first_partials || !b->last_grad_pos ||
-      !b->grad_versions)
+      !b->grad_versions || !b->is_norm_due)
     return -ENOMEM;
   memset(b->on_device, -1, (size_t)b->lives->n_intervals * sizeof(*b->on_device));
   memset(b->elsewhere, -1, n_values * sizeof(*b->elsewhere));
@@ -488,6 +352,7 @@ static void builder_finish(struct builder *b)
   free(b->first_partials);
   free(b->last_grad_pos);
   free(b->grad_versions);
+  free(b->is_norm_due);
   free(b->early);
   LADE_ARRAY_FREE(&b->transfers);
 }
@@ -515,12 +380,8 @@ static void program_emit(struct builder *b)
     if (slot < b->n_steps)
       step_emit(b, slot);
   }
-  if (!b->params->is_training || b->status)
-    return;
-  const struct ruling whole = {{lade_value_scalar(graph, LADE_SCALAR_VERDICT), 0, 0}, b->verdict, b->verdict_host};
-  clip_emit(b, -1, &whole);
-  for (int param = 0; !b->early && param < graph->n_params && !b->status; param++)
-    update_emit(b, param, &whole);
+  if (b->params->is_training && !b->status)
+    end_emit(b);
 }
 
 /* Residents live for the whole list; a buffer that nothing names (an unused part) costs its bytes all the same. */
@@ -548,6 +409,7 @@ static int program_emit_all(const struct lade_build_params *params, const struct
   if (!b.status)
     lifetimes_close(&b);
   program->graph = params->graph;
+  program->layout = params->layout;
   program->n_microbatches = params->n_microbatches;
   program->is_training = params->is_training;
   program->is_unified = params->is_unified;

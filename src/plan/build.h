@@ -6,7 +6,7 @@
  *               run again because a backward op needs a value that was dropped
  *   lives.c     for each value the intervals in which it is in device memory, and the slots of the list at
  *               which its copies in and out are placed
- *   build.c     instructions, operands and buffers
+ *   build.c     instructions, operands and buffers; build_state.c those of gradients and updates
  *   place.c     addresses from the packer, and the ledger
  *   waits.c     waits between queues, from the addresses
  *
@@ -32,12 +32,14 @@ struct lade_prices {
   int64_t *norm_ns, *update_ns[3];    /* by parameter; update by home, the store's with its transfers */
   int64_t clip_ns;
   struct lade_transfer_price to_host, to_device, read, write;
+  struct lade_transfer_price comm[LADE_N_AXES]; /* per byte sent */
   double copy_cores;                  /* that one copy keeps busy, of n_cores */
   double n_cores;                     /* shared by all queues of a unified device; 0: not shared */
 };
 
 struct lade_build_params {
   const struct lade_graph *graph;
+  const struct lade_layout *layout; /* NULL: one rank */
   const struct lade_residency *residency;
   const struct lade_prices *prices;
   int n_microbatches;
@@ -131,6 +133,9 @@ static inline enum lade_space plan_home_space(const struct lade_residency *resid
   return spaces[residency->homes[param]];
 }
 
+/* One collective over all ranks of @axis; @bytes: of the whole vector. */
+int64_t plan_collective_ns(const struct lade_build_params *params, enum lade_collective_kind kind, enum lade_axis axis,
+                           uint64_t bytes);
 int64_t plan_transfer_ns(const struct lade_prices *prices, enum lade_space from, enum lade_space to, uint64_t bytes);
 
 #endif

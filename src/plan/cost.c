@@ -291,6 +291,8 @@ int lade_cost_prices(const struct lade_cost *cost, const struct lade_graph *grap
   prices.to_device = link_price(&machine->to_device);
   prices.read = store_price(&machine->store, machine->store.read_bytes_per_s);
   prices.write = store_price(&machine->store, machine->store.write_bytes_per_s);
+  for (int axis = 0; axis < LADE_N_AXES; axis++) /* as fast as copies to the host, until links are measured */
+    prices.comm[axis] = prices.to_host;
   prices.copy_cores = 1;
   prices.n_cores = machine->is_unified ? machine->n_cores : 0;
   *ret_prices = prices;

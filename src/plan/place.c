@@ -114,16 +114,3 @@ int lade_program_place(const struct lade_build_params *params, struct lade_progr
     status = lade_program_order(program);
   return status ? status : lade_program_simulate(program, params->prices, NULL);
 }
-
-void lade_program_store_traffic(const struct lade_program *program, uint64_t *ret_read_bytes,
-                                uint64_t *ret_written_bytes)
-{
-  *ret_read_bytes = *ret_written_bytes = 0;
-  for (int i = 0; i < program->n_operands; i++) {
-    const struct lade_operand *operand = &program->operands[i];
-    if (program->buffers[operand->buffer].space != LADE_STORE)
-      continue;
-    *ret_read_bytes += operand->access & LADE_READS ? operand->bytes : 0;
-    *ret_written_bytes += operand->access & LADE_MAKES ? operand->bytes : 0;
-  }
-}

@@ -19,6 +19,7 @@
 struct lade_plan_params {
   size_t struct_size;
   const struct lade_graph *graph;
+  const struct lade_layout *layout; /* borrowed as the graph is; NULL: one rank */
   const struct lade_prices *prices;
   int n_microbatches;
   bool is_unified;

@@ -29,6 +29,8 @@
 #include "graph/graph.h"
 #include "lade/plan.h" /* spaces, queues, owners: the part that the public may use */
 #include "lade/types.h"
+#include "parallel/comm.h"
+#include "parallel/layout.h"
 
 enum lade_instr_kind {
   LADE_INSTR_COMPUTE, /* one op of the graph */
@@ -38,6 +40,9 @@ enum lade_instr_kind {
   LADE_INSTR_COPY,    /* device to host or host to device */
   LADE_INSTR_READ,    /* store to memory */
   LADE_INSTR_WRITE,   /* memory to store */
+  LADE_INSTR_COLLECTIVE, /* all ranks of an axis together; each issues those of an axis in one order */
+  LADE_INSTR_SEND,    /* to a rank of an axis, synchronous */
+  LADE_INSTR_RECV,
   LADE_N_INSTR_KINDS
 };
 
@@ -96,6 +101,7 @@ struct lade_buffer {
  *  CLIP     partials, verdict
  *  UPDATE   weight, gradient, the parts that there are, verdict; scratch when it streams
  *  COPY, READ, WRITE   source, destination
+ *  COLLECTIVE, SEND, RECV   an op of the graph: its operands; else source, or what is changed in place
  */
 enum { LADE_ROLE_OUT = 16, LADE_ROLE_SCRATCH = 32 };
 enum {
@@ -125,11 +131,14 @@ struct lade_instr {
   uint8_t kind, queue;
   uint8_t is_recompute;
   uint8_t is_streamed;   /* UPDATE: state comes from and goes back to the store through scratch */
+  uint8_t collective;    /* COLLECTIVE: enum lade_collective_kind */
+  uint8_t axis;          /* COLLECTIVE, SEND, RECV: enum lade_axis, whose ranks take part */
   int16_t microbatch;
   uint16_t n_operands;
   int32_t first_operand;
-  int32_t op;            /* COMPUTE: the graph's op */
-  int32_t param;         /* NORM, UPDATE, CLIP of one parameter */
+  int32_t op;            /* COMPUTE, SEND, RECV, some COLLECTIVEs: the graph's op */
+  int32_t param;         /* NORM, UPDATE, CLIP of one parameter; COLLECTIVE over its gradient */
+  int32_t peer;          /* SEND, RECV: its position on the axis */
   uint32_t accumulate;   /* COMPUTE: bit i: output i adds to what the gradient holds */
   int32_t waits[LADE_N_QUEUES]; /* instruction of that queue that must be done first, or -1 */
   int64_t predicted_ns;
@@ -137,6 +146,7 @@ struct lade_instr {
 
 struct lade_program {
   const struct lade_graph *graph; /* borrowed; outlives the program */
+  const struct lade_layout *layout; /* the same; NULL: one rank */
   int n_microbatches;
   bool is_training; /* else forward only: evaluation */
   bool is_unified;  /* the drive and the host reach device memory */
@@ -175,6 +185,15 @@ int64_t lade_value_first_partial(const struct lade_graph *graph, int param);
 /* Bytes that one run of @program reads from the store and writes there, streamed updates included. */
 void lade_program_store_traffic(const struct lade_program *program, uint64_t *ret_read_bytes,
                                 uint64_t *ret_written_bytes);
+
+/*
+ * Bytes that this rank sends in one run of @program, by axis (LADE_N_AXES entries), as ring algorithms do: of a vector
+ * of n bytes over N ranks n(N-1)/N in an all_gather or a reduce_scatter, twice that in an all_reduce (traffic.c).
+ */
+void lade_program_comm_traffic(const struct lade_program *program, uint64_t *ret_sent_bytes);
+
+/* The queue on which collectives of @axis run. */
+enum lade_queue_id lade_axis_queue(enum lade_axis axis);
 
 void lade_program_destroy(struct lade_program *program);
 

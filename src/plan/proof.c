@@ -32,8 +32,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const kind_names[LADE_N_INSTR_KINDS] = {"compute", "norm", "clip", "update",
-                                                          "copy",    "read", "write"};
+static const char *const kind_names[LADE_N_INSTR_KINDS] = {"compute", "norm",  "clip",       "update", "copy",
+                                                          "read",    "write", "collective", "send",   "recv"};
 
 const char *proof_value(const struct proof *proof, struct lade_value value, char *text)
 {
@@ -57,6 +57,8 @@ static void instr_describe(const struct proof *proof, const struct lade_instr *i
       first++;
     snprintf(text, bytes, "%s %s of %s, microbatch %d", kind, lade_op_kind_name(op->kind),
              op->out[first] >= 0 ? graph->tensors[op->out[first]].name : "nothing", instr->microbatch);
+  } else if (instr->kind == LADE_INSTR_COLLECTIVE && instr->collective < LADE_N_COLLECTIVES) {
+    snprintf(text, bytes, "%s %s", kind, lade_collective_name((enum lade_collective_kind)instr->collective));
   } else if (instr->kind != LADE_INSTR_COMPUTE && instr->param >= 0 && instr->param < graph->n_params) {
     snprintf(text, bytes, "%s of %s", kind, graph->tensors[graph->params[instr->param].tensor].name);
   } else {

@@ -66,10 +66,28 @@ static inline int part_param(const struct lade_graph *graph, int tensor)
   return from_parts >= 0 && from_parts < graph->n_params * LADE_N_PARTS ? from_parts / LADE_N_PARTS : -1;
 }
 
-/* The version of a parameter's gradient that has everything in it. */
-static inline int grad_complete(const struct proof *proof, int param)
+/* Are there several data parallel ranks, so that gradients and losses are summed over them? */
+static inline bool is_reduced(const struct proof *proof)
+{
+  return lade_layout_size(proof->program->layout, LADE_AXIS_DP) > 1;
+}
+
+/* The version of a parameter's gradient that has everything of this rank in it. */
+static inline int grad_added(const struct proof *proof, int param)
 {
   return proof->n_adds[param] * proof->program->n_microbatches;
+}
+
+/* The version that has everything in it. */
+static inline int grad_complete(const struct proof *proof, int param)
+{
+  return grad_added(proof, param) + is_reduced(proof);
+}
+
+/* The version of a microbatch's loss that the caller gets. */
+static inline int loss_complete(const struct proof *proof)
+{
+  return is_reduced(proof);
 }
 
 #endif

@@ -91,7 +91,8 @@ static bool value_exists(const struct proof *proof, struct lade_value value)
     return value.microbatch == 0 && value.version <= most_versions;
   if (tensor->kind == LADE_TENSOR_GRAD)
     return value.microbatch == 0 && value.version >= 1 && value.version <= grad_complete(proof, tensor->param);
-  return value.microbatch < proof->program->n_microbatches && value.version == 0;
+  int most = value.tensor == graph->loss ? loss_complete(proof) : 0;
+  return value.microbatch < proof->program->n_microbatches && value.version <= most;
 }
 
 static uint64_t value_bytes(const struct proof *proof, int tensor)
@@ -186,6 +187,18 @@ static void clip_expect(const struct proof *proof, const struct lade_instr *inst
     e->operands[0].bytes =
         (uint64_t)(proof->partial_at[instr->param + 1] - proof->partial_at[instr->param]) * sizeof(double);
   expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), verdict, 0, instr->param + 1);
+}
+
+/* Sums over data parallel ranks, in place: of a gradient that all of this rank has been added to, or of a loss. */
+static void sum_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
+{
+  const struct lade_graph *graph = proof->graph;
+  if (instr->param >= 0)
+    expect_change(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), graph->params[instr->param].grad,
+                  grad_added(proof, instr->param));
+  else
+    expect_change(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), graph->loss, 0);
+  e->operands[0].reads.microbatch = e->operands[0].makes.microbatch = instr->param >= 0 ? 0 : instr->microbatch;
 }
 
 /* Space of operand @i of an instruction whose number of operands has not been looked at yet; -1 without one. */
@@ -351,9 +364,27 @@ static int queue_expected(const struct proof *proof, const struct lade_instr *in
   case LADE_INSTR_READ:
   case LADE_INSTR_WRITE:
     return LADE_Q_IO;
+  case LADE_INSTR_COLLECTIVE:
+    return (int)lade_axis_queue((enum lade_axis)instr->axis);
   default:
     return LADE_Q_COMPUTE;
   }
+}
+
+/* What ranks do together: so far sums over data parallel ranks. */
+static int collective_check(const struct proof *proof, int at)
+{
+  const struct lade_instr *instr = &proof->program->instrs[at];
+  const bool is_other = instr->kind == LADE_INSTR_SEND || instr->kind == LADE_INSTR_RECV;
+  const bool is_named = instr->collective || instr->axis || instr->peer;
+  if (instr->kind != LADE_INSTR_COLLECTIVE)
+    return is_named || is_other ? proof_fail(proof, at, -1, "names ranks, with which this graph does nothing") : 0;
+  if (!is_reduced(proof))
+    return proof_fail(proof, at, -1, "has nobody to sum with");
+  if (instr->collective != LADE_ALL_REDUCE || instr->axis != LADE_AXIS_DP || instr->peer)
+    return proof_fail(proof, at, -1, "is collective %d over axis %d, peer %d: expected all_reduce over dp",
+                      instr->collective, instr->axis, instr->peer);
+  return 0;
 }
 
 /* Numbers that only some kinds have are absent from the others. */
@@ -369,7 +400,8 @@ static int fields_check(const struct proof *proof, int at)
     return proof_fail(proof, at, -1, "has no place in an evaluation");
   if (is_compute ? instr->op < 0 || instr->op >= n_ops : instr->op != -1)
     return proof_fail(proof, at, -1, "has op %d, which does not belong here", instr->op);
-  if (is_clip_of_param && instr->param >= 0)
+  bool is_collective = instr->kind == LADE_INSTR_COLLECTIVE;
+  if ((is_clip_of_param || is_collective) && instr->param >= 0)
     is_of_param = true;
   if (is_of_param ? instr->param < 0 || instr->param >= proof->graph->n_params : instr->param != -1)
     return proof_fail(proof, at, -1, "has parameter %d, which does not belong here", instr->param);
@@ -380,6 +412,9 @@ static int fields_check(const struct proof *proof, int at)
   bool is_streamed = instr->kind == LADE_INSTR_UPDATE && operand_space(proof, instr, 0) == LADE_STORE;
   if (instr->is_streamed != is_streamed)
     return proof_fail(proof, at, -1, instr->is_streamed ? "is streamed, but not from the store" : "is not streamed");
+  int status = collective_check(proof, at);
+  if (status)
+    return status;
   if (instr->queue != queue_expected(proof, instr))
     return proof_fail(proof, at, -1, "is on queue %s", lade_queue_name((enum lade_queue_id)instr->queue));
   return 0;
@@ -436,6 +471,9 @@ static int expectation_make(const struct proof *proof, int at, struct expectatio
     return 0;
   case LADE_INSTR_UPDATE:
     update_expect(proof, instr, e);
+    return 0;
+  case LADE_INSTR_COLLECTIVE:
+    sum_expect(proof, instr, e);
     return 0;
   default:
     return transfer_expect(proof, at, e);

@@ -27,6 +27,10 @@
 #include "plan/marks.h"
 #include "plan/proof.h"
 
+/* One per queue. */
+#define NO_READERS {-1, -1, -1, -1, -1, -1, -1, -1, -1}
+_Static_assert(LADE_N_QUEUES == 9, "a queue without its reader");
+
 struct piece {
   struct lade_value value; /* tensor -1: nothing that can be read */
   uint64_t origin;         /* address of the value's first byte */
@@ -109,7 +113,7 @@ static int row_init(struct row *row)
   row->pieces = malloc(((size_t)n + 1) * sizeof(*row->pieces));
   if (!row->pieces || marks_init(&row->starts, n))
     return -ENOMEM;
-  struct piece empty = {.value = nothing, .buffer = -1, .writer = -1, .readers = {-1, -1, -1, -1, -1}};
+  struct piece empty = {.value = nothing, .buffer = -1, .writer = -1, .readers = NO_READERS};
   row->pieces[0] = empty;
   if (n)
     marks_set(&row->starts, 0);
@@ -276,7 +280,7 @@ static int operand_make(struct walk *walk, int at, int i)
         return order_fail(walk, at, i, "overwrites", piece->readers[q], "reads");
     }
   }
-  struct piece made = {operand->makes, value_origin(walk, instr, operand), operand->buffer, at, {-1, -1, -1, -1, -1}};
+  struct piece made = {operand->makes, value_origin(walk, instr, operand), operand->buffer, at, NO_READERS};
   row_fill(row, span, &made);
   return 0;
 }
@@ -355,7 +359,7 @@ static int brought_note(struct walk *walk, int at, int i, int32_t *holders)
                       operand->buffer);
   holders[number] = operand->buffer + 1;
   walk->brought[operand->buffer] = operand->reads;
-  struct piece piece = {operand->reads, operand_start(proof, operand), operand->buffer, -1, {-1, -1, -1, -1, -1}};
+  struct piece piece = {operand->reads, operand_start(proof, operand), operand->buffer, -1, NO_READERS};
   row_fill(&walk->rows[operand_buffer(proof, operand)->space], operand_span(walk, operand), &piece);
   return 0;
 }
@@ -452,7 +456,7 @@ static int results_check(struct walk *walk)
       continue;
     struct lade_value value = result_find(walk, i);
     has_verdict |= value.tensor == verdict;
-    if (value.tensor == proof->graph->loss)
+    if (value.tensor == proof->graph->loss && value.version == loss_complete(proof))
       is_there[value.microbatch] = true;
   }
   int missing = 0;

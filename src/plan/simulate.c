@@ -37,6 +37,9 @@ static double cores_wanted(const struct fluid *f, const struct lade_instr *instr
 {
   switch (instr->kind) {
   case LADE_INSTR_COPY:
+  case LADE_INSTR_COLLECTIVE:
+  case LADE_INSTR_SEND:
+  case LADE_INSTR_RECV:
     return f->prices->copy_cores;
   case LADE_INSTR_READ:
   case LADE_INSTR_WRITE:

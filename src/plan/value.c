@@ -123,7 +123,8 @@ void lade_program_destroy(struct lade_program *program)
 
 const char *lade_queue_name(enum lade_queue_id queue)
 {
-  static const char *const names[LADE_N_QUEUES] = {"compute", "to_host", "to_device", "io", "host"};
+  static const char *const names[LADE_N_QUEUES] = {"compute", "to_host", "to_device", "io",  "host",
+                                                   "comm_tp", "comm_dp", "send",      "recv"};
   LADE_ASSERT(queue >= 0 && queue < LADE_N_QUEUES);
   return names[queue];
 }

@@ -69,7 +69,7 @@ struct lade_build_params walk_build_params(const struct lade_plan_params *params
                                            const struct lade_residency *residency)
 {
   return (struct lade_build_params){
-      .graph = params->graph, .residency = residency, .prices = params->prices,
+      .graph = params->graph, .layout = params->layout, .residency = residency, .prices = params->prices,
       .n_microbatches = params->n_microbatches, .is_training = true, .is_unified = params->is_unified,
       .chunk_bytes = params->chunk_bytes};
 }

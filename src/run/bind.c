@@ -45,8 +45,10 @@ static void compute_bind(lade_executor *ex, const struct lade_program *program, 
                          struct call *call)
 {
   const struct lade_op *op = &ex->graph->ops[instr->op];
-  struct lade_bind bind = {.accumulate = instr->accumulate, .microbatch = instr->microbatch,
-                           .n_microbatches = program->n_microbatches};
+  const int n = program->n_microbatches;
+  const int first = n * lade_layout_position(program->layout, LADE_AXIS_DP); /* of the whole batch: who holds it */
+  struct lade_bind bind = {.accumulate = instr->accumulate, .microbatch = first + instr->microbatch,
+                           .n_microbatches = n * lade_layout_size(program->layout, LADE_AXIS_DP)};
   for (int i = 0; i < instr->n_operands; i++) {
     const struct lade_operand *operand = &program->operands[instr->first_operand + i];
     uintptr_t address = (uintptr_t)executor_address(ex, program, operand->buffer, operand->offset);
@@ -186,6 +188,19 @@ static void io_bind(lade_executor *ex, const struct lade_program *program, const
       .data = operand_address(ex, program, instr, is_read ? LADE_ROLE_DST : LADE_ROLE_SRC)};
 }
 
+static void collective_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
+                            struct lade_comm_work *work)
+{
+  const struct lade_operand *src = &program->operands[instr->first_operand];
+  const struct lade_operand *dst = src + instr->n_operands - 1; /* the same: in place */
+  const enum lade_dtype dtype = ex->graph->tensors[src->reads.tensor].dtype;
+  work->collective = (struct lade_collective){
+      .kind = (enum lade_collective_kind)instr->collective, .dtype = dtype,
+      .n = LADE_MIN(src->bytes, dst->bytes) / lade_dtype_bytes(dtype), /* of the block, where one side has all */
+      .src = executor_address(ex, program, src->buffer, src->offset),
+      .dst = executor_address(ex, program, dst->buffer, dst->offset)};
+}
+
 static int instr_bind(lade_executor *ex, struct bound_program *bound, int at)
 {
   const struct lade_program *program = bound->program;
@@ -210,6 +225,9 @@ static int instr_bind(lade_executor *ex, struct bound_program *bound, int at)
   case LADE_INSTR_COPY:
     copy_bind(ex, program, instr, &bound->copies[at]);
     break;
+  case LADE_INSTR_COLLECTIVE:
+    collective_bind(ex, program, instr, &bound->comms[at]);
+    break;
   default:
     io_bind(ex, program, instr, &bound->ios[at]);
     break;
@@ -226,10 +244,11 @@ int bound_init(lade_executor *ex, const struct lade_program *program, struct bou
   b->ios = calloc(n, sizeof(*b->ios));
   b->streams = calloc(n, sizeof(*b->streams));
   b->copies = calloc(n, sizeof(*b->copies));
+  b->comms = calloc(n, sizeof(*b->comms));
   b->counts = calloc(n, sizeof(*b->counts));
   b->spans = calloc(n, sizeof(*b->spans));
   b->before = calloc(n, sizeof(*b->before));
-  if (!b->calls || !b->ios || !b->streams || !b->copies || !b->counts || !b->spans || !b->before)
+  if (!b->calls || !b->ios || !b->streams || !b->copies || !b->comms || !b->counts || !b->spans || !b->before)
     return -ENOMEM;
   int32_t last[LADE_N_QUEUES];
   for (int q = 0; q < LADE_N_QUEUES; q++)
@@ -240,7 +259,7 @@ int bound_init(lade_executor *ex, const struct lade_program *program, struct bou
     const int queue = program->instrs[i].queue;
     b->before[i] = last[queue];
     last[queue] = i;
-    b->copies[i].ret_span = &b->spans[i];
+    b->copies[i].ret_span = b->comms[i].ret_span = &b->spans[i];
     if (!ex->is_dry)
       status = instr_bind(ex, b, i);
     else if (program->instrs[i].kind == LADE_INSTR_COPY)
@@ -257,6 +276,7 @@ void bound_finish(struct bound_program *bound)
   free(bound->ios);
   free(bound->streams);
   free(bound->copies);
+  free(bound->comms);
   free(bound->counts);
   free(bound->spans);
   free(bound->before);

@@ -15,16 +15,30 @@
 
 static const enum lade_queue_role queue_roles[LADE_N_QUEUES] = {
     [LADE_Q_COMPUTE] = LADE_QUEUE_COMPUTE, [LADE_Q_TO_HOST] = LADE_QUEUE_TO_HOST,
-    [LADE_Q_TO_DEVICE] = LADE_QUEUE_TO_DEVICE, [LADE_Q_IO] = LADE_QUEUE_IO, [LADE_Q_HOST] = LADE_QUEUE_HOST};
+    [LADE_Q_TO_DEVICE] = LADE_QUEUE_TO_DEVICE, [LADE_Q_IO] = LADE_QUEUE_IO, [LADE_Q_HOST] = LADE_QUEUE_HOST,
+    [LADE_Q_COMM_TP] = LADE_QUEUE_COMM, [LADE_Q_COMM_DP] = LADE_QUEUE_COMM, [LADE_Q_SEND] = LADE_QUEUE_COMM,
+    [LADE_Q_RECV] = LADE_QUEUE_COMM};
+
+static void comms_abort(lade_executor *ex, const char *words)
+{
+  for (int axis = 0; ex->params.comms && axis < LADE_N_AXES; axis++) {
+    lade_comm *comm = ex->params.comms[axis];
+    if (comm && !lade_comm_status(comm, NULL))
+      lade_comm_abort(comm, words);
+  }
+}
 
 void executor_fail(lade_executor *ex, int code, const struct lade_error *error)
 {
   pthread_mutex_lock(&ex->failure_mutex);
-  if (!atomic_load(&ex->failure)) {
+  bool is_first = !atomic_load(&ex->failure);
+  if (is_first) {
     ex->failure_text = *error;
     atomic_store(&ex->failure, code);
   }
   pthread_mutex_unlock(&ex->failure_mutex);
+  if (is_first)
+    comms_abort(ex, error->text);
 }
 
 static int failure_get(lade_executor *ex, struct lade_error *error)
@@ -39,6 +53,22 @@ static int failure_get(lade_executor *ex, struct lade_error *error)
   return code;
 }
 
+lade_comm *executor_comm(const lade_executor *ex, const struct lade_instr *instr)
+{
+  return ex->params.comms ? ex->params.comms[instr->axis] : NULL;
+}
+
+/* A communicator's failure is the step's. */
+static void comms_check(lade_executor *ex)
+{
+  for (int axis = 0; ex->params.comms && axis < LADE_N_AXES; axis++) {
+    struct lade_error line;
+    int status = ex->params.comms[axis] ? lade_comm_status(ex->params.comms[axis], &line) : 0;
+    if (status)
+      executor_fail(ex, status, &line);
+  }
+}
+
 static void call_run(void *arg)
 {
   struct call *call = arg;
@@ -47,6 +77,22 @@ static void call_run(void *arg)
 }
 
 /* ---- a step ---- */
+
+/* Its errors stick to the communicator; one that was not even submitted must not be waited for. */
+static void collective_submit(lade_executor *ex, struct bound_program *bound, int at)
+{
+  const struct lade_instr *instr = &bound->program->instrs[at];
+  lade_queue *queue = ex->queues[instr->queue];
+  int status = lade_comm_launch(executor_comm(ex, instr), queue, &bound->comms[at], &bound->counts[at]);
+  if (status) {
+    struct lade_error line;
+    bound->counts[at] = lade_queue_submitted(queue);
+    lade_error_set(&line, status, "instruction %d (%s) was refused by its communicator", at,
+                   lade_collective_name((enum lade_collective_kind)instr->collective));
+    executor_fail(ex, status, &line);
+  }
+  comms_check(ex);
+}
 
 static void instr_submit(lade_executor *ex, struct bound_program *bound, int at)
 {
@@ -58,6 +104,10 @@ static void instr_submit(lade_executor *ex, struct bound_program *bound, int at)
   }
   if (instr->kind == LADE_INSTR_COPY) {
     lade_queue_copy(queue, &bound->copies[at], &bound->counts[at]);
+    return;
+  }
+  if (instr->kind == LADE_INSTR_COLLECTIVE && !ex->is_dry) {
+    collective_submit(ex, bound, at);
     return;
   }
   struct lade_work work = {.fn = call_run, .args = &bound->calls[at], .predicted_ns = instr->predicted_ns,
@@ -76,8 +126,13 @@ static int64_t queues_now_ns(const lade_executor *ex)
 {
   int64_t latest = 0;
   for (int q = 0; q < LADE_N_QUEUES; q++)
-    latest = LADE_MAX(latest, lade_queue_now_ns(ex->queues[q]));
+    latest = ex->queues[q] ? LADE_MAX(latest, lade_queue_now_ns(ex->queues[q])) : latest;
   return latest;
+}
+
+static int64_t queue_busy_ns(const lade_executor *ex, int q)
+{
+  return ex->queues[q] ? lade_queue_busy_ns(ex->queues[q]) : 0;
 }
 
 static int program_run(lade_executor *ex, struct bound_program *bound, struct lade_step_result *ret_result,
@@ -89,7 +144,7 @@ static int program_run(lade_executor *ex, struct bound_program *bound, struct la
   uint64_t last[LADE_N_QUEUES] = {0};
   int64_t start_ns = ex->is_dry ? queues_now_ns(ex) : lade_now_ns();
   for (int q = 0; q < LADE_N_QUEUES; q++)
-    ret_result->busy_ns[q] = -lade_queue_busy_ns(ex->queues[q]);
+    ret_result->busy_ns[q] = -queue_busy_ns(ex, q);
   ex->n_runs++;
   for (int i = 0; i < bound->program->n_instrs; i++) {
     instr_submit(ex, bound, i);
@@ -102,9 +157,10 @@ static int program_run(lade_executor *ex, struct bound_program *bound, struct la
     status = status ? status : one;
   }
   for (int q = 0; q < LADE_N_QUEUES; q++)
-    ret_result->busy_ns[q] += lade_queue_busy_ns(ex->queues[q]);
+    ret_result->busy_ns[q] += queue_busy_ns(ex, q);
   ret_result->wall_ns = (ex->is_dry ? queues_now_ns(ex) : lade_now_ns()) - start_ns;
   executor_stalls_count(bound, start_ns, ret_result->stall_ns);
+  comms_check(ex);
   if (status) {
     struct lade_error line;
     lade_error_set(&line, status, "the device reports a failure (%s) while running", strerror(-status));
@@ -121,7 +177,7 @@ static double losses_mean(const lade_executor *ex, const struct bound_program *b
     const void *loss = executor_address(ex, bound->program, ex->losses[m], 0);
     sum += ex->graph->accumulator == LADE_F64 ? *(const double *)loss : (double)*(const float *)loss;
   }
-  return sum / n;
+  return sum / ((double)n * lade_layout_size(bound->program->layout, LADE_AXIS_DP));
 }
 
 int lade_executor_step(lade_executor *ex, const struct lade_step *step, struct lade_step_result *ret_result,
@@ -333,12 +389,44 @@ static int store_take(lade_executor *ex, struct lade_error *error)
   return lade_store_prepare(ex->params.store, error);
 }
 
+/* Queues between ranks are there for whoever has other ranks. */
+static bool queue_is_used(const lade_executor *ex, int q)
+{
+  const struct lade_plan *plan = ex->params.plan;
+  bool is_used = q < LADE_Q_COMM_TP;
+  for (int i = 0; i < plan->train->n_instrs && !is_used; i++)
+    is_used = plan->train->instrs[i].queue == q;
+  for (int i = 0; i < plan->eval->n_instrs && !is_used; i++)
+    is_used = plan->eval->instrs[i].queue == q;
+  return is_used;
+}
+
 static int queues_take(lade_executor *ex, struct lade_error *error)
 {
   for (int q = 0; q < LADE_N_QUEUES; q++) {
+    if (!queue_is_used(ex, q))
+      continue;
     int status = lade_queue_create(ex->device, queue_roles[q], &ex->queues[q]);
     if (status)
       return lade_error_set(error, status, "the device refused a queue (%s)", strerror(-status));
+  }
+  return 0;
+}
+
+/* Every collective has a communicator of as many ranks as the layout says, and we stand in it where it says. */
+static int comms_match(const lade_executor *ex, const struct lade_program *program, struct lade_error *error)
+{
+  for (int i = 0; i < program->n_instrs && !ex->is_dry; i++) {
+    const struct lade_instr *instr = &program->instrs[i];
+    if (instr->kind != LADE_INSTR_COLLECTIVE)
+      continue;
+    const lade_comm *comm = executor_comm(ex, instr);
+    const enum lade_axis axis = (enum lade_axis)instr->axis;
+    if (!comm || lade_comm_size(comm) != lade_layout_size(program->layout, axis) ||
+        lade_comm_rank(comm) != lade_layout_position(program->layout, axis))
+      return lade_error_set(error, -EINVAL, "the plan needs a communicator of %d ranks on axis %s, in which we are %d",
+                            lade_layout_size(program->layout, axis), lade_axis_name(axis),
+                            lade_layout_position(program->layout, axis));
   }
   return 0;
 }
@@ -353,6 +441,10 @@ static int executor_init(lade_executor *ex, struct lade_error *error)
     status = host_take(ex, error);
   if (!status)
     status = store_take(ex, error);
+  if (!status)
+    status = comms_match(ex, plan->train, error);
+  if (!status)
+    status = comms_match(ex, plan->eval, error);
   if (!status)
     status = queues_take(ex, error);
   if (status)

@@ -30,10 +30,18 @@ struct lade_executor_params {
   const struct lade_kernels *kernels;
   lade_pool *pool;
   lade_store *store;            /* borrowed, not yet prepared; NULL when the plan has no store */
+  /*
+   * Borrowed; by enum lade_axis, each of the ranks of that axis in its order; NULL where no instruction needs one, NULL
+   * altogether for one rank or on a dry device. They are the executor's alone until it is destroyed.
+   */
+  lade_comm *const *comms;
   struct lade_faults *faults;   /* may be NULL */
 };
 
-/* -EINVAL (plan not proved, store missing), -ENOMEM, -ENOSPC and others of the store, with one line in @error. */
+/*
+ * -EINVAL (plan not proved, store or communicator missing), -ENOMEM, -ENOSPC and others of the store, with one line in
+ * @error.
+ */
 int lade_executor_create(const struct lade_executor_params *params, struct lade_error *error,
                          lade_executor **ret_executor);
 void lade_executor_destroy(lade_executor *executor);
@@ -46,7 +54,7 @@ int32_t *lade_executor_tokens(lade_executor *executor, int microbatch);
 int32_t *lade_executor_targets(lade_executor *executor, int microbatch);
 
 struct lade_step_result {
-  double loss;                 /* mean over microbatches, summed in their order */
+  double loss;                 /* mean over data parallel ranks and microbatches, summed in their order */
   struct lade_verdict verdict; /* training only */
   int64_t wall_ns;             /* from entry to exit; simulated on a dry device */
   int64_t busy_ns[LADE_N_QUEUES];
@@ -59,6 +67,9 @@ struct lade_step_result {
  * later call but destroy returns the same. -ERANGE: the verdict skipped the update because a gradient is not
  * finite; nothing changed. In a program that updates early parameters did change, and later calls return -EDOM;
  * there -EINVAL meets a step with clipping or a loss scale.
+ *
+ * All ranks call together. What fails at one ends the others' waits too: it aborts the communicators, and an error of
+ * a communicator (a peer that died, say) is one of the step.
  */
 int lade_executor_step(lade_executor *executor, const struct lade_step *step, struct lade_step_result *ret_result,
                        struct lade_error *error);

@@ -63,6 +63,7 @@ struct bound_program {
   struct io_call *ios;
   struct stream_call **streams;
   struct lade_copy *copies;
+  struct lade_comm_work *comms;
   uint64_t *counts; /* of the running step: the event of each instruction */
   struct lade_span *spans; /* when each instruction ran */
   int32_t *before;         /* the one before it on its queue, -1 */
@@ -78,7 +79,7 @@ struct lade_executor {
   struct lade_staging host;
   struct lade_extent extent;
   void *bounce; /* LADE_EXECUTOR_WINDOW_BYTES, for get and set of values in the store */
-  lade_queue *queues[LADE_N_QUEUES];
+  lade_queue *queues[LADE_N_QUEUES]; /* NULL: no instruction is on it */
   struct lade_step step;
   struct lade_kernel_ctx ctx;
   struct bound_program train, eval;
@@ -95,7 +96,7 @@ struct lade_executor {
 void *executor_address(const lade_executor *executor, const struct lade_program *program, int32_t buffer,
                        uint64_t offset);
 
-/* Remember the first failure of an instruction. Any thread. */
+/* Remember the first failure of an instruction, and let no other rank wait for us. Any thread. */
 void executor_fail(lade_executor *executor, int code, const struct lade_error *error);
 
 /* What value bytes in the store must be in the running step. */
@@ -103,6 +104,9 @@ struct lade_identity executor_identity(const lade_executor *executor, struct lad
 
 /* Wait for a transfer, and say which tensor it was about if it failed. */
 int executor_transfer_wait(const lade_executor *executor, struct lade_transfer *transfer, struct lade_error *error);
+
+/* The communicator over which @instr, a COLLECTIVE, is run. */
+lade_comm *executor_comm(const lade_executor *executor, const struct lade_instr *instr);
 
 int bound_init(lade_executor *executor, const struct lade_program *program, struct bound_program *ret_bound);
 void bound_finish(struct bound_program *bound);

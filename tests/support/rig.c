@@ -75,9 +75,10 @@ lade_planner *rig_planner(const struct rig *rig, uint64_t host_bytes, uint64_t s
 {
   struct lade_error error = {0};
   lade_planner *planner = NULL;
-  struct lade_plan_params how = {.struct_size = sizeof(how), .graph = rig->graph, .prices = &rig->prices,
-                                 .n_microbatches = rig->model.n_microbatches, .is_unified = rig->is_unified,
-                                 .is_early = rig->is_early, .chunk_bytes = rig->chunk_bytes, .host_bytes = host_bytes,
+  struct lade_plan_params how = {.struct_size = sizeof(how), .graph = rig->graph, .layout = rig->layout,
+                                 .prices = &rig->prices, .n_microbatches = rig->model.n_microbatches,
+                                 .is_unified = rig->is_unified, .is_early = rig->is_early,
+                                 .chunk_bytes = rig->chunk_bytes, .host_bytes = host_bytes,
                                  .store_bytes = store_bytes, .recipe = recipe};
   demand(lade_planner_create(&how, &error, &planner), &error, "planner");
   return planner;
@@ -90,7 +91,8 @@ struct lade_plan *rig_plan(const struct rig *rig, struct lade_residency *residen
   struct lade_packer *packer = NULL;
   struct lade_plan *plan = calloc(1, sizeof(*plan));
   demand(plan && !lade_packer_create(&packer) ? 0 : -1, NULL, "packer");
-  struct lade_build_params how = {.graph = rig->graph, .residency = residency, .prices = &rig->prices,
+  struct lade_build_params how = {.graph = rig->graph, .layout = rig->layout, .residency = residency,
+                                  .prices = &rig->prices,
                                   .n_microbatches = rig->model.n_microbatches, .is_training = true,
                                   .is_unified = rig->is_unified, .chunk_bytes = rig->chunk_bytes, .packer = packer};
   plan->residency = residency;
@@ -122,7 +124,7 @@ int rig_open(struct rig *rig, const struct lade_plan *plan, struct lade_error *e
   }
   struct lade_executor_params how = {.struct_size = sizeof(how), .plan = plan, .device = rig->device,
                                      .kernels = &rig->kernels, .pool = rig->pool, .store = rig->store,
-                                     .faults = rig->faults};
+                                     .faults = rig->faults, .comms = rig->comms};
   if (!status)
     status = lade_executor_create(&how, error, &rig->executor);
   if (status)
@@ -144,10 +146,11 @@ void rig_close(struct rig *rig)
 void rig_tokens_fill(struct rig *rig, uint32_t batch)
 {
   int64_t n = rig->model.batch * rig->model.time;
+  const int first = rig->model.n_microbatches * lade_layout_position(rig->layout, LADE_AXIS_DP);
   for (int m = 0; m < rig->model.n_microbatches; m++) {
     int32_t *tokens = lade_executor_tokens(rig->executor, m), *targets = lade_executor_targets(rig->executor, m);
     for (int64_t i = 0; i < n; i++) {
-      struct lade_philox word = lade_philox_draw(5, batch, (uint32_t)m, (uint64_t)i);
+      struct lade_philox word = lade_philox_draw(5, batch, (uint32_t)(first + m), (uint64_t)i);
       tokens[i] = (int32_t)(word.word[0] % (uint32_t)rig->model.vocabulary);
       targets[i] = (int32_t)(word.word[1] % (uint32_t)rig->model.vocabulary);
     }

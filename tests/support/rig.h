@@ -34,6 +34,8 @@ struct rig {
   uint64_t chunk_bytes;      /* of plans; 4096 to have many budgets, 2 MiB to have the device's */
   bool is_unified;
   bool is_early;             /* plans may update inside the backward half; steps then do not clip */
+  const struct lade_layout *layout; /* several ranks: this one of them; NULL: one */
+  lade_comm *const *comms;   /* then: by axis */
   enum lade_store_engine engine;
   const char *store_dir;
   bool allow_tmpfs;
@@ -61,7 +63,7 @@ struct lade_plan *rig_plan(const struct rig *rig, struct lade_residency *residen
 int rig_open(struct rig *rig, const struct lade_plan *plan, struct lade_error *error);
 void rig_close(struct rig *rig); /* whatever there is */
 
-/* Tokens and targets of all microbatches, a function of @batch. */
+/* Tokens and targets of all microbatches, a function of @batch; data parallel ranks have parts of one global batch. */
 void rig_tokens_fill(struct rig *rig, uint32_t batch);
 /* The step block of step @i. */
 struct lade_step rig_step_block(const struct rig *rig, int i);

@@ -28,6 +28,10 @@ const struct scene_setting scene_settings[SCENE_N_SETTINGS] = {
      .is_early = true, .prefetch_bytes = UINT64_MAX / 2, .seed = 9},
     {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 3, .manner = SCENE_RECOMPUTE, .homes = LADE_HOME_STORE,
      .is_early = true, .is_unified = true},
+    {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 2, .manner = SCENE_MIXED, .homes = SCENE_MIXED_HOMES,
+     .prefetch_bytes = UINT64_MAX / 2, .seed = 5, .dp = 2},
+    {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 1, .manner = SCENE_KEEP, .homes = SCENE_MIXED_HOMES,
+     .is_early = true, .is_unified = true, .seed = 3, .dp = 4},
 };
 
 uint32_t scene_draw(uint32_t *seed, uint32_t below)
@@ -65,6 +69,8 @@ struct lade_prices scene_prices(const struct lade_graph *graph)
     prices.op_ns[op] = 10 + (int64_t)(graph->ops[op].bytes / 16);
   for (int param = 0; param < graph->n_params; param++)
     prices.norm_ns[param] = 10 + (int64_t)(graph->tensors[graph->params[param].tensor].bytes / 16);
+  for (int axis = 0; axis < LADE_N_AXES; axis++)
+    prices.comm[axis] = (struct lade_transfer_price){100, 0.1};
   for (int home = 0; home < 3; home++) {
     prices.update_ns[home] = calloc((size_t)graph->n_params, sizeof(int64_t));
     for (int param = 0; param < graph->n_params; param++)
@@ -111,7 +117,8 @@ struct lade_program *scene_build(const struct scene *scene, const struct scene_s
                                  const struct lade_program *residents)
 {
   struct lade_program *program = NULL;
-  struct lade_build_params params = {.graph = scene->graph, .residency = scene->residency, .prices = &scene->prices,
+  struct lade_build_params params = {.graph = scene->graph, .layout = how->dp ? &scene->layout : NULL,
+                                     .residency = scene->residency, .prices = &scene->prices,
                                      .n_microbatches = how->n_microbatches, .is_training = !how->is_evaluation,
                                      .is_unified = how->is_unified, .chunk_bytes = 65536, .residents = residents,
                                      .packer = scene->packer};
@@ -122,6 +129,9 @@ struct lade_program *scene_build(const struct scene *scene, const struct scene_s
 void scene_init(struct scene *scene, const struct scene_setting *how)
 {
   *scene = (struct scene){.graph = scene_graph(how->family, how->dtype, how->dropout)};
+  struct lade_layout_params layout = {.struct_size = sizeof(layout), .dp = LADE_MAX(how->dp, 1),
+                                      .rank = how->dp > 1, .grad_reduce = LADE_F32};
+  assert_int_equal(lade_layout_init(&layout, NULL, &scene->layout), 0);
   scene->prices = scene_prices(scene->graph);
   assert_int_equal(lade_residency_create(scene->graph, &scene->residency), 0);
   scene_residency_set(scene->residency, scene->graph, how);

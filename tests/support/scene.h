@@ -34,14 +34,16 @@ struct scene_setting {
   uint64_t prefetch_bytes;
   uint32_t seed;
   float dropout;
+  int dp; /* data parallel ranks, of which this is the second; 0: one rank */
 };
 
-#define SCENE_N_SETTINGS 7
+#define SCENE_N_SETTINGS 9
 /* Everything that programs consist of is in one of these. */
 extern const struct scene_setting scene_settings[SCENE_N_SETTINGS];
 
 struct scene {
   struct lade_graph *graph;
+  struct lade_layout layout;
   struct lade_residency *residency;
   struct lade_prices prices;
   struct lade_packer *packer;

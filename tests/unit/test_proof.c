@@ -353,7 +353,7 @@ static void transfers_of_another_value_are_caught(void **state)
       struct lade_instr *instr = &s.program->instrs[at];
       struct lade_operand *from = operand_get(s.program, at, 0), *to = operand_get(s.program, at, 1);
       struct lade_value right = from->reads;
-      if (instr->kind < LADE_INSTR_COPY || right.tensor >= s.graph->n_tensors)
+      if (instr->kind < LADE_INSTR_COPY || instr->kind > LADE_INSTR_WRITE || right.tensor >= s.graph->n_tensors)
         continue;
       const struct lade_tensor *what = &s.graph->tensors[right.tensor];
       if (what->kind == LADE_TENSOR_GRAD)
@@ -446,15 +446,16 @@ static void partial_sums_cover_every_gradient(void **state)
 
 /* ---- instructions ---- */
 
-static void every_field_of_an_instruction_matters(void **state)
+static void fields_of_instructions_matter(const struct scene_setting *how)
 {
   struct scene s;
   struct lade_error error;
-  scene_init(&s, &scene_settings[4]);
+  scene_init(&s, how);
   struct lade_program *p = s.program;
   for (int at = 0; at < p->n_instrs; at++) {
     struct lade_instr *instr = &p->instrs[at], right = *instr;
-    bool is_transfer = instr->kind >= LADE_INSTR_COPY, is_compute = instr->kind == LADE_INSTR_COMPUTE;
+    bool is_transfer = instr->kind >= LADE_INSTR_COPY && instr->param < 0;
+    bool is_compute = instr->kind == LADE_INSTR_COMPUTE;
 #define BREAK(field, value) \
   instr->field = value; \
   assert_int_equal(lade_program_prove(p, no_limit, &error), -EINVAL); \
@@ -471,6 +472,11 @@ static void every_field_of_an_instruction_matters(void **state)
     }
     BREAK(is_recompute, !right.is_recompute);
     BREAK(is_streamed, !right.is_streamed);
+    BREAK(collective, (uint8_t)(right.collective + 1));
+    BREAK(collective, LADE_N_COLLECTIVES);
+    BREAK(axis, (uint8_t)(right.axis + 1));
+    BREAK(axis, LADE_N_AXES);
+    BREAK(peer, 1);
     BREAK(accumulate, right.accumulate ^ 1);
     BREAK(accumulate, right.accumulate ^ 4);
     BREAK(n_operands, (uint16_t)(right.n_operands - 1));
@@ -490,6 +496,34 @@ static void every_field_of_an_instruction_matters(void **state)
 #undef BREAK
   }
   assert_proved(p);
+  scene_finish(&s);
+}
+
+static void every_field_of_an_instruction_matters(void **state)
+{
+  fields_of_instructions_matter(&scene_settings[4]);
+  fields_of_instructions_matter(&scene_settings[7]); /* with other ranks */
+}
+
+/* Who sums over ranks what nobody else has, or too early, is refused; and an update needs the sum. */
+static void sums_over_ranks_are_needed_and_whole(void **state)
+{
+  struct scene s;
+  scene_init(&s, &scene_settings[7]);
+  int n_sums = 0;
+  for (int at = 0; at < s.program->n_instrs; at++) {
+    if (s.program->instrs[at].kind != LADE_INSTR_COLLECTIVE)
+      continue;
+    struct lade_program *less = without(s.program, at), *more = repeated(s.program, at, at + 1);
+    assert_caught(less, s.program->instrs[at].param < 0 ? "loss" : "is not there: found");
+    assert_caught(more, "is not there: found");
+    lade_program_destroy(less);
+    lade_program_destroy(more);
+    n_sums++;
+  }
+  assert_int_equal(n_sums, s.graph->n_params + scene_settings[7].n_microbatches);
+  s.program->layout = NULL;
+  assert_caught(s.program, "has nobody to sum with");
   scene_finish(&s);
 }
 
@@ -682,6 +716,7 @@ int main(void)
       cmocka_unit_test(outputs_do_not_lie_on_inputs),
       cmocka_unit_test(partial_sums_cover_every_gradient),
       cmocka_unit_test(every_field_of_an_instruction_matters),
+      cmocka_unit_test(sums_over_ranks_are_needed_and_whole),
       cmocka_unit_test(live_buffers_on_one_address_are_caught),
       cmocka_unit_test(every_field_of_a_buffer_matters),
       cmocka_unit_test(understated_totals_are_caught),

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside of emission: build.c writes the list, build_state.c the instructions that complete gradients and update
+ * parameters. Errors of memory stick in the builder.
+ */
+#ifndef LADE_BUILD_INTERNAL_H
+#define LADE_BUILD_INTERNAL_H
+
+#include "plan/build.h"
+
+struct transfer {
+  int32_t slot, interval;
+  int32_t need; /* step that uses the value next, or used it last */
+  bool is_in;
+};
+
+struct early {
+  int32_t slot, param;
+};
+
+struct builder {
+  const struct lade_build_params *params;
+  const struct lade_graph *graph;
+  const struct plan_step *steps;
+  int n_steps;
+  const int32_t *update_ends; /* by parameter: steps that come before its update */
+  const struct plan_lives *lives;
+  int status;
+  struct lade_instr spare; /* where fields go once memory is out; never read */
+  LADE_ARRAY(struct lade_instr) instrs;
+  LADE_ARRAY(struct lade_operand) operands;
+  LADE_ARRAY(struct lade_buffer) buffers;
+  LADE_ARRAY(struct transfer) transfers;
+  struct early *early; /* parameters in the order of their updates; NULL: after all steps */
+  int32_t *on_device;    /* by interval: its buffer */
+  int32_t *now;          /* by value: its current interval */
+  int32_t *elsewhere;    /* by value: buffer of its copy at home or away, -1 */
+  int32_t *part_buffers; /* by parameter and part: buffer at home, -1 */
+  int64_t *first_partials; /* by parameter, n_params + 1 */
+  int32_t *last_grad_pos; /* by parameter: step that completes its gradient */
+  int16_t *grad_versions; /* by parameter: what has been added so far */
+  bool *is_norm_due;      /* by parameter: complete, but sums of squares are still to come */
+  int32_t partials, verdict, verdict_host; /* buffers */
+};
+
+/* A new buffer; its lifetime grows with every operand in it. */
+int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_owner owner, uint64_t bytes, bool is_resident);
+
+/* Begin the next instruction; its operands follow. Never NULL. */
+struct lade_instr *instr_begin(struct builder *b, enum lade_instr_kind kind, enum lade_queue_id queue);
+void operand_add(struct builder *b, int role, int32_t buffer, enum lade_access access, struct lade_value reads,
+                 struct lade_value makes, uint64_t offset, uint64_t bytes);
+void operand_read(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
+void operand_make(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
+/* Consumes @value and makes its next version, in place. */
+void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
+
+/* The value as it is now: gradients have had so many additions. */
+struct lade_value value_now(const struct builder *b, int value);
+/* Move @value from one buffer to another, through the host where the drive does not reach the device. */
+void transfer_emit(struct builder *b, int32_t src, int32_t dst, struct lade_value value);
+
+/* ---- build_state.c ---- */
+
+/* The step just emitted has made the last addition to the gradient of @param. */
+void grad_complete_emit(struct builder *b, int param);
+/* Sums of squares of @param's gradient, unless they have been taken: it is about to leave the device. */
+void norm_settle(struct builder *b, int param);
+/* The mean over ranks of a microbatch's loss in @buffer; returns the value to hand on. */
+struct lade_value loss_reduce_emit(struct builder *b, int32_t buffer, struct lade_value loss);
+/* Early updates: their order, -ENOMEM; and one of them. */
+int early_order(struct builder *b);
+void early_emit(struct builder *b, int param);
+/* After all steps: the verdict, and updates that are not early. */
+void end_emit(struct builder *b);
+
+#endif

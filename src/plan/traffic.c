@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a program moves: over the links between ranks, and to and from the store.
+ *
+ * Bytes of a collective are those that a rank sends when a vector of n bytes goes round a ring of N ranks: n(N-1)/N for
+ * an all-gather or a reduce-scatter, and an all-reduce is one of each (Thakur, Rabenseifner, Gropp 2005). These are the
+ * least that any algorithm sends over links, and what formulas for ZeRO and tensor parallelism count. An engine that
+ * works over shared memory may move other bytes; its time is what its price says.
+ */
+#include <string.h>
+
+#include "plan/build.h"
+
+enum lade_queue_id lade_axis_queue(enum lade_axis axis)
+{
+  return axis == LADE_AXIS_TP ? LADE_Q_COMM_TP : LADE_Q_COMM_DP;
+}
+
+/* By one rank of @size; @bytes: of the whole vector. */
+static uint64_t collective_sent_bytes(enum lade_collective_kind kind, uint64_t bytes, int size)
+{
+  uint64_t ring = bytes * (uint64_t)(size - 1) / (uint64_t)size;
+  switch (kind) {
+  case LADE_ALL_REDUCE:
+    return 2 * bytes * (uint64_t)(size - 1) / (uint64_t)size;
+  case LADE_BROADCAST:
+    return bytes;
+  case LADE_BARRIER:
+    return 0;
+  default:
+    return ring;
+  }
+}
+
+static uint64_t largest_operand_bytes(const struct lade_program *program, const struct lade_instr *instr)
+{
+  uint64_t most = 0;
+  for (int i = 0; i < instr->n_operands; i++)
+    most = LADE_MAX(most, program->operands[instr->first_operand + i].bytes);
+  return most;
+}
+
+int64_t plan_collective_ns(const struct lade_build_params *params, enum lade_collective_kind kind, enum lade_axis axis,
+                           uint64_t bytes)
+{
+  const struct lade_transfer_price *price = &params->prices->comm[axis];
+  uint64_t sent = collective_sent_bytes(kind, bytes, lade_layout_size(params->layout, axis));
+  return price->latency_ns + (int64_t)((double)sent * price->ns_per_byte);
+}
+
+void lade_program_comm_traffic(const struct lade_program *program, uint64_t *ret_sent_bytes)
+{
+  memset(ret_sent_bytes, 0, LADE_N_AXES * sizeof(*ret_sent_bytes));
+  for (int i = 0; i < program->n_instrs; i++) {
+    const struct lade_instr *instr = &program->instrs[i];
+    uint64_t bytes = largest_operand_bytes(program, instr);
+    if (instr->kind == LADE_INSTR_SEND)
+      ret_sent_bytes[instr->axis] += bytes;
+    else if (instr->kind == LADE_INSTR_COLLECTIVE)
+      ret_sent_bytes[instr->axis] += collective_sent_bytes((enum lade_collective_kind)instr->collective, bytes,
+                                                           lade_layout_size(program->layout,
+                                                                            (enum lade_axis)instr->axis));
+  }
+}
+
+void lade_program_store_traffic(const struct lade_program *program, uint64_t *ret_read_bytes,
+                                uint64_t *ret_written_bytes)
+{
+  *ret_read_bytes = *ret_written_bytes = 0;
+  for (int i = 0; i < program->n_operands; i++) {
+    const struct lade_operand *operand = &program->operands[i];
+    if (program->buffers[operand->buffer].space != LADE_STORE)
+      continue;
+    *ret_read_bytes += operand->access & LADE_READS ? operand->bytes : 0;
+    *ret_written_bytes += operand->access & LADE_MAKES ? operand->bytes : 0;
+  }
+}
