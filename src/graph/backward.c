@@ -182,6 +182,21 @@ void lade_head_loss_backward(struct lade_build *build, int forward)
   lade_build_backward_op(build, LADE_OP_HEAD_LOSS_BWD, forward, in, out);
 }
 
+/* What went to the next piece comes back as its gradient, and what came goes. */
+void lade_send_backward(struct lade_build *build, int forward)
+{
+  struct lade_op op = forward_get(build, forward);
+  int dx = gradient_make(build, op.in[0]);
+  lade_build_backward_op(build, LADE_OP_RECV, forward, NULL, &dx);
+}
+
+void lade_recv_backward(struct lade_build *build, int forward)
+{
+  struct lade_op op = forward_get(build, forward);
+  int dx = gradient_get(build, op.out[0]);
+  lade_build_backward_op(build, LADE_OP_SEND, forward, &dx, NULL);
+}
+
 /* ---- the walk ---- */
 
 void lade_build_backward(struct lade_build *build)

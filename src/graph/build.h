@@ -15,8 +15,14 @@ struct lade_build {
   int n_threads;
   float dropout;
   int unit;         /* that pushes go to */
+  int chunk;        /* that units belong to */
+  int n_skipped_params, n_skipped_ops; /* of the whole model, forward, before this point, on other stages */
+  int n_border_ops; /* forward ops that the whole model does not have */
   int *gradient_of; /* of each tensor: the tensor that holds its gradient so far; -1 */
 };
+
+/* Classes of units: equal for units of equal shape. */
+enum { LADE_CLASS_EMBED, LADE_CLASS_BLOCK, LADE_CLASS_HEAD, LADE_CLASS_RECV, LADE_CLASS_SEND };
 
 /* What a forward op makes: one per output; n_dims is 0 for an absent one. */
 struct lade_op_output {
@@ -42,6 +48,14 @@ struct lade_op_entry {
   void (*backward)(struct lade_build *build, int forward);
 };
 
+/* How a model is made, unit by unit, each from the residual stream to the residual stream. */
+struct lade_family_entry {
+  int (*embed)(struct lade_build *build, int *ret_x); /* returns the token table */
+  int (*block)(struct lade_build *build, int64_t i_layer, int x);
+  void (*head)(struct lade_build *build, int x, int table); /* @table -1: on another stage */
+  int n_embed_params, n_embed_ops, n_block_params, n_block_ops; /* without dropout's op behind the embedding */
+};
+
 /* By enum lade_op_kind. */
 extern const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS];
 
@@ -54,6 +68,9 @@ void lade_build_unit(struct lade_build *build, int class_id, const char *format,
 /* A parameter of the current unit, named unit + @name, with its gradient. @n_cols 0: one dimension. Its tensor. */
 int lade_build_param(struct lade_build *build, const char *name, int64_t n_rows, int64_t n_cols, enum lade_init init,
                      float init_std);
+
+/* A copy of the token table @name, whose owner is another stage. Its tensor. */
+int lade_build_copy(struct lade_build *build, const char *name, float init_std);
 
 /* The next rows of @param (a tensor) are @name, a printf format, of a checkpoint. */
 void lade_build_slice(struct lade_build *build, int param, int64_t n_rows, bool is_transposed, const char *format, ...)
@@ -89,14 +106,18 @@ void lade_attention_backward(struct lade_build *build, int forward);
 void lade_gelu_backward(struct lade_build *build, int forward);
 void lade_swiglu_backward(struct lade_build *build, int forward);
 void lade_head_loss_backward(struct lade_build *build, int forward);
+void lade_send_backward(struct lade_build *build, int forward);
+void lade_recv_backward(struct lade_build *build, int forward);
 
 /* Derive the backward half of a graph whose forward half is complete. */
 void lade_build_backward(struct lade_build *build);
 
 /* ---- models ---- */
 
-void lade_build_gpt2(struct lade_build *build);
-void lade_build_llama(struct lade_build *build);
+extern const struct lade_family_entry lade_gpt2_entry, lade_llama_entry;
+
+/* The forward half of the pieces of this share (stage.c). */
+void lade_build_stage(struct lade_build *build, const struct lade_family_entry *family);
 
 /* A field's name for messages, in the caller's language: its own in a config.json. */
 struct lade_model_labels {

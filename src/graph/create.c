@@ -24,6 +24,12 @@
 /* Rows N = batch * time stay in 31 bits: with the model's limits no product of sizes leaves 63 bits. */
 #define MAX_ROWS INT32_MAX
 
+/* Layers, and at each end of a chunk the embedding, the head or a border. */
+static int64_t units_most(const struct lade_graph *graph)
+{
+  return graph->model.layers + 2 * (int64_t)graph->share.n_chunks;
+}
+
 /* ---- pushing ---- */
 
 static uint64_t tensor_bytes(const struct lade_tensor *tensor)
@@ -37,13 +43,14 @@ static uint64_t tensor_bytes(const struct lade_tensor *tensor)
 void lade_build_unit(struct lade_build *build, int class_id, const char *format, ...)
 {
   struct lade_graph *graph = build->graph;
-  LADE_ASSERT(graph->n_units < graph->model.layers + 2);
+  LADE_ASSERT(graph->n_units < units_most(graph));
   struct lade_unit *unit = &graph->units[graph->n_units];
   va_list args;
   va_start(args, format);
   vsnprintf(unit->name, sizeof(unit->name), format, args);
   va_end(args);
   unit->class_id = class_id;
+  unit->chunk = build->chunk;
   unit->first_fwd = graph->n_ops;
   build->unit = graph->n_units++;
 }
@@ -52,7 +59,7 @@ int lade_build_tensor(struct lade_build *build, enum lade_tensor_kind kind, enum
                       const int64_t *dims, const char *name)
 {
   struct lade_graph *graph = build->graph;
-  LADE_ASSERT(graph->n_tensors < (graph->model.layers + 2) * TENSORS_PER_UNIT);
+  LADE_ASSERT(graph->n_tensors < units_most(graph) * TENSORS_PER_UNIT);
   struct lade_tensor *tensor = &graph->tensors[graph->n_tensors];
   *tensor = (struct lade_tensor){
       .kind = kind, .dtype = dtype, .n_dims = n_dims, .unit = build->unit, .producer = -1, .param = -1};
@@ -75,7 +82,7 @@ int lade_build_param(struct lade_build *build, const char *name, int64_t n_rows,
                      float init_std)
 {
   struct lade_graph *graph = build->graph;
-  LADE_ASSERT(graph->n_params < (graph->model.layers + 2) * PARAMS_PER_UNIT);
+  LADE_ASSERT(graph->n_params < units_most(graph) * PARAMS_PER_UNIT);
   int64_t dims[] = {n_rows, n_cols};
   int n_dims = n_cols > 0 ? 2 : 1;
   char full[LADE_NAME_BYTES], gradient[LADE_NAME_BYTES + 2];
@@ -83,11 +90,21 @@ int lade_build_param(struct lade_build *build, const char *name, int64_t n_rows,
   snprintf(gradient, sizeof(gradient), "d.%s", full);
   struct lade_param *param = &graph->params[graph->n_params];
   *param = (struct lade_param){
-      .number = graph->n_params, .has_decay = n_dims > 1, .init = init, .init_std = init_std};
+      .number = graph->n_params + build->n_skipped_params, .has_decay = n_dims > 1, .init = init, .init_std = init_std};
   param->tensor = lade_build_tensor(build, LADE_TENSOR_PARAM, graph->dtype, n_dims, dims, full);
   param->grad = lade_build_tensor(build, LADE_TENSOR_GRAD, graph->accumulator, n_dims, dims, gradient);
   graph->tensors[param->tensor].param = graph->tensors[param->grad].param = graph->n_params++;
   return param->tensor;
+}
+
+int lade_build_copy(struct lade_build *build, const char *name, float init_std)
+{
+  const struct lade_model *model = &build->graph->model;
+  int tensor = lade_build_param(build, name, model->vocabulary, model->width, LADE_INIT_NORMAL, init_std);
+  struct lade_param *param = &build->graph->params[build->graph->tensors[tensor].param];
+  param->is_copy = true;
+  param->number = 0; /* the table is the model's first parameter */
+  return tensor;
 }
 
 void lade_build_slice(struct lade_build *build, int param, int64_t n_rows, bool is_transposed, const char *format, ...)
@@ -140,6 +157,8 @@ static void op_complete(struct lade_build *build, int i_op)
     const struct lade_tensor *out = &graph->tensors[op->out[0]];
     op->flops = entry->flops_per_element * (double)(out->bytes / lade_dtype_bytes(out->dtype));
   }
+  if (lade_op_is_border(op->kind))
+    return;
   _Alignas(64) char args[LADE_OP_ARGS_BYTES];
   lade_op_bind(graph, i_op, &(struct lade_bind){.n_microbatches = 1}, args);
   op->workspace_bytes = lade_kernel_workspace_bytes(build->kernels, op->kernel, args, build->n_threads);
@@ -148,7 +167,7 @@ static void op_complete(struct lade_build *build, int i_op)
 static struct lade_op *op_push(struct lade_build *build, enum lade_op_kind kind, const int *in)
 {
   struct lade_graph *graph = build->graph;
-  LADE_ASSERT(graph->n_ops < (graph->model.layers + 2) * OPS_PER_UNIT);
+  LADE_ASSERT(graph->n_ops < units_most(graph) * OPS_PER_UNIT);
   const struct lade_op_entry *entry = &lade_op_table[kind];
   struct lade_op *op = &graph->ops[graph->n_ops++];
   *op = (struct lade_op){
@@ -169,7 +188,8 @@ int lade_build_op(struct lade_build *build, enum lade_op_kind kind, const char *
   struct lade_op *op = op_push(build, kind, in);
   if (attr)
     op->attr = *attr;
-  op->attr.stream = (uint32_t)i_op;
+  op->attr.stream = (uint32_t)(i_op + build->n_skipped_ops - build->n_border_ops);
+  build->n_border_ops += lade_op_is_border(kind);
   struct lade_op_output outputs[LADE_OP_MAX_OUT] = {0};
   lade_op_table[kind].outputs(graph, op, outputs);
   for (int i = 0; i < op->n_out; i++) {
@@ -207,6 +227,17 @@ int lade_build_out(const struct lade_build *build, int op, int i)
 
 /* ---- public ---- */
 
+static int stage_check(const struct lade_graph_params *params, struct lade_error *error)
+{
+  const struct lade_share *share = &params->share;
+  struct lade_layer_span span;
+  int pp = LADE_MAX(share->pp, 1), n_chunks = LADE_MAX(share->n_chunks, 1);
+  if (share->pp_rank < 0 || share->pp_rank >= pp || (pp == 1 && n_chunks > 1))
+    return lade_error_set(error, -EINVAL, "model %s: stage %d of %d with %d chunks of layers: no such stage",
+                          params->model->name, share->pp_rank, pp, n_chunks);
+  return lade_piece_layers(params->model, params->time, pp * n_chunks, share->pp_rank, error, &span);
+}
+
 static int params_check(const struct lade_graph_params *params, struct lade_error *error)
 {
   LADE_ASSERT(params->struct_size == sizeof(*params) && params->model && params->kernels);
@@ -236,6 +267,9 @@ static int params_check(const struct lade_graph_params *params, struct lade_erro
   if (params->share.tp > 1)
     return lade_error_set(error, -EINVAL, "model %s: %d tensor parallel ranks: only whole models are built yet",
                           model->name, params->share.tp);
+  rc = stage_check(params, error);
+  if (rc < 0)
+    return rc;
   if (params->n_threads < 1)
     return lade_error_set(error, -EINVAL, "model %s: %d threads: must be at least 1", model->name,
                           params->n_threads);
@@ -245,7 +279,7 @@ static int params_check(const struct lade_graph_params *params, struct lade_erro
 /* Room for all units, zeroed. False: out of memory, and destroying what there is remains the caller's. */
 static bool graph_reserve(struct lade_graph *graph, struct lade_build *build)
 {
-  size_t n_units = (size_t)graph->model.layers + 2;
+  size_t n_units = (size_t)units_most(graph);
   graph->tensors = calloc(n_units * TENSORS_PER_UNIT, sizeof(*graph->tensors));
   graph->params = calloc(n_units * PARAMS_PER_UNIT, sizeof(*graph->params));
   graph->ops = calloc(n_units * OPS_PER_UNIT, sizeof(*graph->ops));
@@ -269,14 +303,16 @@ static void graph_trim(struct lade_graph *graph)
 static void graph_fill(struct lade_graph *graph, struct lade_build *build)
 {
   const int64_t dims[] = {graph->batch, graph->time};
-  graph->tokens = lade_build_tensor(build, LADE_TENSOR_TOKENS, LADE_I32, 2, dims, "tokens");
-  graph->targets = lade_build_tensor(build, LADE_TENSOR_TARGETS, LADE_I32, 2, dims, "targets");
-  if (graph->model.family == LADE_GPT2)
-    lade_build_gpt2(build);
-  else
-    lade_build_llama(build);
+  bool is_first = graph->share.pp_rank == 0, is_last = graph->share.pp_rank == graph->share.pp - 1;
+  graph->tokens = graph->targets = graph->loss = -1;
+  if (is_first)
+    graph->tokens = lade_build_tensor(build, LADE_TENSOR_TOKENS, LADE_I32, 2, dims, "tokens");
+  if (is_last)
+    graph->targets = lade_build_tensor(build, LADE_TENSOR_TARGETS, LADE_I32, 2, dims, "targets");
+  lade_build_stage(build, graph->model.family == LADE_GPT2 ? &lade_gpt2_entry : &lade_llama_entry);
   graph->n_fwd_ops = graph->n_ops;
-  graph->tensors[graph->targets].unit = graph->n_units - 1;
+  if (is_last)
+    graph->tensors[graph->targets].unit = graph->n_units - 1;
   lade_build_backward(build);
 }
 
@@ -293,6 +329,8 @@ int lade_graph_create(const struct lade_graph_params *params, struct lade_error 
   graph->model = *params->model;
   graph->share = params->share;
   graph->share.tp = LADE_MAX(params->share.tp, 1);
+  graph->share.pp = LADE_MAX(params->share.pp, 1);
+  graph->share.n_chunks = LADE_MAX(params->share.n_chunks, 1);
   graph->dtype = params->dtype;
   graph->accumulator = params->dtype == LADE_F64 ? LADE_F64 : LADE_F32;
   graph->moments = params->moments;

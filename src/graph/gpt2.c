@@ -17,8 +17,6 @@
 
 #define INIT_STD 0.02f
 
-enum { CLASS_EMBED, CLASS_BLOCK, CLASS_HEAD };
-
 static struct lade_op_attr attr_norm(const struct lade_build *build)
 {
   return (struct lade_op_attr){.norm = LADE_NORM_LAYER, .eps = build->graph->model.norm_eps};
@@ -42,7 +40,7 @@ static int param_weight(struct lade_build *build, const char *name, int64_t n_ou
 static int embed_build(struct lade_build *build, int *ret_x)
 {
   const struct lade_model *model = &build->graph->model;
-  lade_build_unit(build, CLASS_EMBED, "embed");
+  lade_build_unit(build, LADE_CLASS_EMBED, "embed");
   int wte = lade_build_param(build, "wte.weight", model->vocabulary, model->width, LADE_INIT_NORMAL, INIT_STD);
   lade_build_slice(build, wte, model->vocabulary, false, "transformer.wte.weight");
   int wpe = lade_build_param(build, "wpe.weight", model->context, model->width, LADE_INIT_NORMAL, INIT_STD);
@@ -98,7 +96,7 @@ static int block_build(struct lade_build *build, int64_t i_layer, int x)
 {
   const struct lade_model *model = &build->graph->model;
   float branch_std = INIT_STD / sqrtf(2.0f * (float)model->layers);
-  lade_build_unit(build, CLASS_BLOCK, "h.%lld", (long long)i_layer);
+  lade_build_unit(build, LADE_CLASS_BLOCK, "h.%lld", (long long)i_layer);
   int branch = attention_build(build, x, branch_std);
   int attn_bias = param_vector(build, "attn.c_proj.bias", model->width, LADE_INIT_ZERO);
   int ln_weight = param_vector(build, "ln_2.weight", model->width, LADE_INIT_ONE);
@@ -118,13 +116,16 @@ static int block_build(struct lade_build *build, int64_t i_layer, int x)
 static void head_build(struct lade_build *build, int x, int wte)
 {
   const struct lade_model *model = &build->graph->model;
-  lade_build_unit(build, CLASS_HEAD, "head");
+  lade_build_unit(build, LADE_CLASS_HEAD, "head");
   int ln_weight = lade_build_param(build, "ln_f.weight", model->width, 0, LADE_INIT_ONE, 0);
   lade_build_slice(build, ln_weight, model->width, false, "transformer.ln_f.weight");
   int ln_bias = lade_build_param(build, "ln_f.bias", model->width, 0, LADE_INIT_ZERO, 0);
   lade_build_slice(build, ln_bias, model->width, false, "transformer.ln_f.bias");
   int weight = wte;
-  if (!model->is_tied) {
+  if (model->is_tied && wte < 0) {
+    weight = lade_build_copy(build, "wte.weight", INIT_STD);
+    lade_build_slice(build, weight, model->vocabulary, false, "transformer.wte.weight");
+  } else if (!model->is_tied) {
     weight = lade_build_param(build, "lm_head.weight", model->vocabulary, model->width, LADE_INIT_NORMAL, INIT_STD);
     lade_build_slice(build, weight, model->vocabulary, false, "lm_head.weight");
   }
@@ -135,10 +136,10 @@ static void head_build(struct lade_build *build, int x, int wte)
   build->graph->loss = lade_build_out(build, loss, 2);
 }
 
-void lade_build_gpt2(struct lade_build *build)
-{
-  int x, wte = embed_build(build, &x);
-  for (int64_t i = 0; i < build->graph->model.layers; i++)
-    x = block_build(build, i, x);
-  head_build(build, x, wte);
-}
+const struct lade_family_entry lade_gpt2_entry = {.embed = embed_build,
+                                                 .block = block_build,
+                                                 .head = head_build,
+                                                 .n_embed_params = 2,
+                                                 .n_embed_ops = 1,
+                                                 .n_block_params = 12,
+                                                 .n_block_ops = 9};

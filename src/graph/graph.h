@@ -74,7 +74,21 @@ double lade_model_flops_per_token(const struct lade_model *model, int64_t time);
 struct lade_share {
   int tp, tp_rank;  /* tensor parallel ranks, 0 meaning 1, and this one among them */
   bool is_sequence; /* beside them norms, residual and dropout work on 1/tp of the rows */
+  int pp, pp_rank;  /* pipeline stages, 0 meaning 1, and this one among them */
+  int n_chunks;     /* of layers per stage, 0 meaning 1 */
 };
+
+/*
+ * The layers of one piece of a model that is cut into @n_pieces, at least a layer each: chunk c of stage s is piece
+ * c * pp + s. The first piece has the embedding too, the last the head with the loss. Pieces are cut by flops, at
+ * sequence length @time: the last one gets as many layers less as its head is worth, and what does not divide goes to
+ * later pieces, whose stages hold fewer microbatches. -EINVAL with the numbers of pieces that would do.
+ */
+struct lade_layer_span {
+  int64_t first, n;
+};
+int lade_piece_layers(const struct lade_model *model, int64_t time, int n_pieces, int piece, struct lade_error *error,
+                      struct lade_layer_span *ret_span);
 
 enum lade_tensor_kind {
   LADE_TENSOR_TOKENS,     /* i32 [B,T], written from the data before the microbatch */
@@ -116,6 +130,7 @@ enum lade_init { LADE_INIT_ZERO, LADE_INIT_ONE, LADE_INIT_NORMAL };
 
 struct lade_param {
   int tensor, grad;
+  bool is_copy; /* another stage owns it: the last one's copy of a tied table; its gradient is summed over both */
   int number; /* among the whole model's parameters, the same in every share */
   bool has_decay; /* two or more dimensions */
   enum lade_init init;
@@ -147,6 +162,8 @@ enum lade_op_kind {
   LADE_OP_SWIGLU_BWD,
   LADE_OP_HEAD_LOSS,
   LADE_OP_HEAD_LOSS_BWD,
+  LADE_OP_SEND, /* an activation, or backward its gradient, to the stage that has the next piece */
+  LADE_OP_RECV,
   LADE_N_OP_KINDS
 };
 
@@ -157,6 +174,7 @@ struct lade_op_attr {
   float dropout;   /* probability; 0 for none */
   uint32_t stream; /* of random draws: the op's own number, the same in forward, recompute and backward */
   int64_t heads, key_heads, head_dim;
+  int peer; /* of SEND and RECV: position on the pipeline's axis */
 };
 
 struct lade_op {
@@ -176,8 +194,9 @@ struct lade_op {
 };
 
 struct lade_unit {
-  char name[LADE_NAME_BYTES]; /* "embed", "h.0", ..., "head" */
+  char name[LADE_NAME_BYTES]; /* "embed", "h.0", ..., "head"; between stages "recv.1", "send.2" */
   int class_id;               /* equal for units of equal shape */
+  int chunk;                  /* of this stage */
   int first_fwd, n_fwd;       /* ops */
   int first_bwd, n_bwd;
 };
@@ -194,7 +213,7 @@ struct lade_graph {
   struct lade_param *params; /* in checkpoint order */
   struct lade_op *ops;       /* forward, then backward */
   struct lade_unit *units;   /* in forward order */
-  int tokens, targets, loss; /* tensors */
+  int tokens, targets, loss; /* tensors; -1 on a stage without the embedding, without the head */
 };
 
 struct lade_graph_params {
@@ -223,6 +242,12 @@ struct lade_bind {
 
 /* Fill the kernel's arguments for @op into @ret_args (LADE_OP_ARGS_BYTES, 64-byte aligned). Never fails. */
 void lade_op_bind(const struct lade_graph *graph, int op, const struct lade_bind *bind, void *ret_args);
+
+/* Whether the op is no kernel's: a transfer between ranks that an instruction of its own makes. */
+bool lade_op_is_border(enum lade_op_kind kind);
+
+/* Forward values that can be made again: all that forward kernels make, but not what came from another stage. */
+bool lade_tensor_is_repeatable(const struct lade_graph *graph, int tensor);
 
 /* "matmul", "matmul_dw"; static. */
 const char *lade_op_kind_name(enum lade_op_kind kind);

@@ -18,8 +18,6 @@
 
 #define INIT_STD 0.02f
 
-enum { CLASS_EMBED, CLASS_BLOCK, CLASS_HEAD };
-
 static struct lade_op_attr attr_norm(const struct lade_build *build)
 {
   return (struct lade_op_attr){.norm = LADE_NORM_RMS, .eps = build->graph->model.norm_eps};
@@ -37,7 +35,7 @@ static int param_norm(struct lade_build *build, const char *name, int64_t i_laye
 static int embed_build(struct lade_build *build, int *ret_x)
 {
   const struct lade_model *model = &build->graph->model;
-  lade_build_unit(build, CLASS_EMBED, "embed");
+  lade_build_unit(build, LADE_CLASS_EMBED, "embed");
   int table = lade_build_param(build, "tokens.weight", model->vocabulary, model->width, LADE_INIT_NORMAL, INIT_STD);
   lade_build_slice(build, table, model->vocabulary, false, "model.embed_tokens.weight");
   int in[] = {build->graph->tokens, table, -1};
@@ -110,7 +108,7 @@ static int mlp_build(struct lade_build *build, int64_t i_layer, int h, float bra
 static int block_build(struct lade_build *build, int64_t i_layer, int x)
 {
   float branch_std = INIT_STD / sqrtf(2.0f * (float)build->graph->model.layers);
-  lade_build_unit(build, CLASS_BLOCK, "h.%lld", (long long)i_layer);
+  lade_build_unit(build, LADE_CLASS_BLOCK, "h.%lld", (long long)i_layer);
   int branch = attention_build(build, i_layer, x, branch_std);
   int norm_weight = param_norm(build, "post_attention_layernorm.weight", i_layer);
   struct lade_op_attr attr = attr_norm(build);
@@ -127,11 +125,14 @@ static int block_build(struct lade_build *build, int64_t i_layer, int x)
 static void head_build(struct lade_build *build, int x, int table)
 {
   const struct lade_model *model = &build->graph->model;
-  lade_build_unit(build, CLASS_HEAD, "head");
+  lade_build_unit(build, LADE_CLASS_HEAD, "head");
   int norm_weight = lade_build_param(build, "norm.weight", model->width, 0, LADE_INIT_ONE, 0);
   lade_build_slice(build, norm_weight, model->width, false, "model.norm.weight");
   int weight = table;
-  if (!model->is_tied) {
+  if (model->is_tied && table < 0) {
+    weight = lade_build_copy(build, "tokens.weight", INIT_STD);
+    lade_build_slice(build, weight, model->vocabulary, false, "model.embed_tokens.weight");
+  } else if (!model->is_tied) {
     weight = lade_build_param(build, "lm_head.weight", model->vocabulary, model->width, LADE_INIT_NORMAL, INIT_STD);
     lade_build_slice(build, weight, model->vocabulary, false, "lm_head.weight");
   }
@@ -142,10 +143,10 @@ static void head_build(struct lade_build *build, int x, int table)
   build->graph->loss = lade_build_out(build, loss, 2);
 }
 
-void lade_build_llama(struct lade_build *build)
-{
-  int x, table = embed_build(build, &x);
-  for (int64_t i = 0; i < build->graph->model.layers; i++)
-    x = block_build(build, i, x);
-  head_build(build, x, table);
-}
+const struct lade_family_entry lade_llama_entry = {.embed = embed_build,
+                                                  .block = block_build,
+                                                  .head = head_build,
+                                                  .n_embed_params = 1,
+                                                  .n_embed_ops = 1,
+                                                  .n_block_params = 6,
+                                                  .n_block_ops = 10};

@@ -28,6 +28,8 @@
  *   their _bwd     x, dy                                          -> dx
  *   head_loss      x, weight, targets                             -> losses, lse, loss
  *   head_loss_bwd  x, weight, targets, lse                        -> dx, d_weight
+ *   send           x                                              ->
+ *   recv                                                          -> x
  *
  * Costs: flops are what the kernel executes, so that attention's backward counts five products and the
  * head's backward counts the recomputed logits; causal attention counts T(T+1)/2 pairs. Bytes are every
@@ -590,7 +592,36 @@ static void head_loss_bwd_bind(const struct lade_graph *graph, const struct lade
                                        .workspace = (void *)bind->workspace};
 }
 
+/* ---- borders between stages ---- */
+
+/* The residual stream. No kernel: an instruction of its own moves it. */
+static void recv_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+{
+  ret_out[0] = activation_2d(rows_get(graph), graph->model.width);
+}
+
+static void no_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+{
+}
+
+static double border_flops(const struct lade_graph *graph, const struct lade_op *op)
+{
+  return 0;
+}
+
 /* ---- public ---- */
+
+bool lade_op_is_border(enum lade_op_kind kind)
+{
+  return kind == LADE_OP_SEND || kind == LADE_OP_RECV;
+}
+
+bool lade_tensor_is_repeatable(const struct lade_graph *graph, int tensor)
+{
+  const struct lade_tensor *what = &graph->tensors[tensor];
+  return what->kind == LADE_TENSOR_ACTIVATION && !graph->ops[what->producer].is_backward &&
+         graph->ops[what->producer].kind != LADE_OP_RECV;
+}
 
 void lade_op_bind(const struct lade_graph *graph, int op, const struct lade_bind *bind, void *ret_args)
 {
@@ -643,5 +674,9 @@ const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
                          .bind = head_loss_bind, .backward = lade_head_loss_backward},
   [LADE_OP_HEAD_LOSS_BWD] = {"head_loss_bwd", LADE_K_HEAD_LOSS_BWD, 4, 2, -1, .flops = head_loss_bwd_flops,
                              .bind = head_loss_bwd_bind},
+  [LADE_OP_SEND] = {"send", LADE_N_KERNELS, 1, 0, -1, no_outputs, .flops = border_flops,
+                    .backward = lade_send_backward},
+  [LADE_OP_RECV] = {"recv", LADE_N_KERNELS, 0, 1, -1, recv_outputs, .flops = border_flops,
+                    .backward = lade_recv_backward},
 };
 /* clang-format on */

@@ -94,15 +94,21 @@ void graph_run_randomize(struct graph_run *run, uint64_t seed, double std)
     const struct lade_param *param = &run->graph->params[i];
     bool is_one = param->init == LADE_INIT_ONE;
     for (int64_t j = 0; j < graph_run_elements(run, param->tensor); j++) {
-      double value = (is_one ? 1 : 0) + (is_one ? 0.1 : std) * normal_draw(seed, (uint32_t)i, j);
+      double value = (is_one ? 1 : 0) + (is_one ? 0.1 : std) * normal_draw(seed, (uint32_t)param->number, j);
       graph_run_set(run, param->tensor, j, lade_bf16_to_f32(lade_f32_to_bf16((float)value)));
     }
   }
 }
 
-static void op_run(struct graph_run *run, int i_op, int microbatch, int n_microbatches)
+void graph_run_op(struct graph_run *run, int i_op, int microbatch, int n_microbatches)
 {
   const struct lade_op *op = &run->graph->ops[i_op];
+  if (op->kind == LADE_OP_SEND)
+    memcpy(run->border, run->memory[op->in[0]], run->graph->tensors[op->in[0]].bytes);
+  if (op->kind == LADE_OP_RECV)
+    memcpy(run->memory[op->out[0]], run->border, run->graph->tensors[op->out[0]].bytes);
+  if (lade_op_is_border(op->kind))
+    return;
   struct lade_bind bind = {
       .workspace = (uintptr_t)run->workspace, .microbatch = microbatch, .n_microbatches = n_microbatches};
   for (int i = 0; i < op->n_in; i++)
@@ -120,18 +126,26 @@ static void op_run(struct graph_run *run, int i_op, int microbatch, int n_microb
   run->kernels->fn[op->kernel](&(struct lade_kernel_ctx){.pool = run->pool, .step = &run->step}, args);
 }
 
+void graph_run_feed(struct graph_run *run, const int32_t *tokens, const int32_t *targets, int microbatch)
+{
+  const struct lade_graph *graph = run->graph;
+  int64_t first = microbatch * graph->batch * graph->time;
+  if (graph->tokens >= 0)
+    memcpy(run->memory[graph->tokens], tokens + first, graph->tensors[graph->tokens].bytes);
+  if (graph->targets >= 0)
+    memcpy(run->memory[graph->targets], targets + first, graph->tensors[graph->targets].bytes);
+}
+
 double graph_run_step(struct graph_run *run, const int32_t *tokens, const int32_t *targets, int n_microbatches,
                       bool has_backward)
 {
   const struct lade_graph *graph = run->graph;
-  int64_t n_rows = graph->batch * graph->time;
   memset(run->is_written, 0, (size_t)graph->n_tensors * sizeof(*run->is_written));
   double loss = 0;
   for (int i = 0; i < n_microbatches; i++) {
-    memcpy(run->memory[graph->tokens], tokens + i * n_rows, graph->tensors[graph->tokens].bytes);
-    memcpy(run->memory[graph->targets], targets + i * n_rows, graph->tensors[graph->targets].bytes);
+    graph_run_feed(run, tokens, targets, i);
     for (int j = 0; j < (has_backward ? graph->n_ops : graph->n_fwd_ops); j++)
-      op_run(run, j, i, n_microbatches);
+      graph_run_op(run, j, i, n_microbatches);
     loss += graph_run_get(run, graph->loss, 0) / n_microbatches;
   }
   return loss;

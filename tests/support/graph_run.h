@@ -16,6 +16,7 @@ struct graph_run {
   void **memory; /* of each tensor; all bytes 0xff (NaN) until written */
   void *workspace;
   bool *is_written; /* of each gradient, in this step */
+  void *border; /* the caller's: where SEND leaves what it sends, and whence RECV takes it */
 };
 
 /* Memory for everything; the graph, kernels and pool stay the caller's. Aborts when memory is out. */
@@ -33,6 +34,12 @@ int64_t graph_run_elements(const struct graph_run *run, int tensor);
  * type holds the same model. A function of @seed, the parameter and the element.
  */
 void graph_run_randomize(struct graph_run *run, uint64_t seed, double std);
+
+/* Hand in tokens and targets of @microbatch of [n_microbatches][B*T], as far as this stage has them. */
+void graph_run_feed(struct graph_run *run, const int32_t *tokens, const int32_t *targets, int microbatch);
+
+/* One op. */
+void graph_run_op(struct graph_run *run, int op, int microbatch, int n_microbatches);
 
 /*
  * One step over @n_microbatches: tokens and targets hold all of them, [n_microbatches][B*T]. Forward
