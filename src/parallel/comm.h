@@ -6,7 +6,8 @@
  * Communicators. lade_comm_open gives the one of all ranks of the job; lade_comm_split cuts it up, by the axes of
  * a mesh for instance. Opening, splitting, allocating and closing are collective: every member calls, in one order.
  * A communicator has one collective under way at a time, and all members issue its collectives in the same order;
- * different communicators are independent and may be driven by different threads. A rank that issues another
+ * different communicators are independent and may be driven by different threads. One send and one recv of a
+ * communicator may be under way beside each other, on two threads or queues. A rank that issues another
  * collective than the others (send and recv excepted) is found out and named before any memory is written, whenever the
  * ranks share memory, and elsewhere when params->is_checked.
  *
@@ -153,8 +154,8 @@ struct lade_comm_work {
 };
 
 /*
- * Submit it to @queue. A communicator belongs to one queue at a time. Errors of the collective itself stick to
- * the communicator. -EINVAL as above, with nothing submitted. Allocates nothing.
+ * Submit it to @queue. A communicator belongs to one queue at a time, or to one for sends and one for receives. Errors
+ * of the collective itself stick to the communicator. -EINVAL as above, with nothing submitted. Allocates nothing.
  */
 int lade_comm_launch(lade_comm *comm, lade_queue *queue, struct lade_comm_work *work, uint64_t *ret_count);
 

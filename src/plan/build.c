@@ -146,6 +146,8 @@ static void residents_make(struct builder *b)
   const int shared[] = {b->graph->tokens, b->graph->targets, b->graph->loss};
   for (int m = 0; m < b->params->n_microbatches; m++) {
     for (size_t i = 0; i < LADE_COUNT(shared); i++) {
+      if (shared[i] < 0)
+        continue; /* another stage's */
       int value = plan_value_number(b->graph, shared[i], m);
       uint64_t bytes = b->graph->tensors[shared[i]].bytes;
       b->elsewhere[value] = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, bytes, true);
@@ -282,11 +284,24 @@ static void output_add(struct builder *b, int pos, int i)
   operand_make(b, LADE_ROLE_OUT + i, value_buffer(b, value, pos), value_now(b, value), what->bytes);
 }
 
+/* The instruction of an op: a kernel's, or a transfer to or from a neighbouring stage. */
+static struct lade_instr *op_begin(struct builder *b, const struct lade_op *op)
+{
+  if (!lade_op_is_border(op->kind))
+    return instr_begin(b, LADE_INSTR_COMPUTE, LADE_Q_COMPUTE);
+  bool is_send = op->kind == LADE_OP_SEND;
+  struct lade_instr *instr = instr_begin(b, is_send ? LADE_INSTR_SEND : LADE_INSTR_RECV,
+                                         is_send ? LADE_Q_SEND : LADE_Q_RECV);
+  instr->axis = LADE_AXIS_PP;
+  instr->peer = op->attr.peer;
+  return instr;
+}
+
 static void step_emit(struct builder *b, int pos)
 {
   const struct plan_step *step = &b->steps[pos];
   const struct lade_op *op = &b->graph->ops[step->op];
-  struct lade_instr *instr = instr_begin(b, LADE_INSTR_COMPUTE, LADE_Q_COMPUTE);
+  struct lade_instr *instr = op_begin(b, op);
   instr->op = step->op;
   instr->microbatch = step->microbatch;
   instr->is_recompute = step->is_recompute;

@@ -272,7 +272,9 @@ int lade_cost_prices(const struct lade_cost *cost, const struct lade_graph *grap
   for (size_t home = 0; home < 3; home++)
     prices.update_ns[home] = prices.norm_ns + (home + 1) * n_params;
   for (int op = 0; op < graph->n_ops; op++)
-    prices.op_ns[op] = lade_cost_op_ns(cost, graph, op);
+    prices.op_ns[op] = lade_op_is_border(graph->ops[op].kind)
+                           ? lade_cost_to_host_ns(cost, (uint64_t)graph->ops[op].bytes)
+                           : lade_cost_op_ns(cost, graph, op);
   int64_t n_partials = 0;
   for (int p = 0; p < graph->n_params; p++) {
     const struct lade_tensor *weight = &graph->tensors[graph->params[p].tensor];

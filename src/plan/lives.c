@@ -97,6 +97,8 @@ static enum lade_space gap_space(const struct cutter *c, int tensor, int from_po
 {
   if (to_pos <= from_pos + 1)
     return LADE_DEVICE; /* nothing happens in between */
+  if (c->graph->ops[c->steps[from_pos].op].kind == LADE_OP_RECV)
+    return LADE_DEVICE; /* taken ahead: a copy would keep its queue waiting for another stage, and others behind it */
   struct lade_choice choice = c->params->residency->choices[tensor];
   if (choice.spill == LADE_WAIT_HOST || choice.spill == LADE_WAIT_STORE)
     return wait_space(choice.spill);
@@ -214,8 +216,11 @@ static int timeline_make(struct cutter *c)
   c->start_ns = calloc((size_t)c->n_steps + 1, sizeof(*c->start_ns));
   if (!c->start_ns)
     return -ENOMEM;
-  for (int pos = 0; pos < c->n_steps; pos++)
-    c->start_ns[pos + 1] = c->start_ns[pos] + c->params->prices->op_ns[c->steps[pos].op];
+  for (int pos = 0; pos < c->n_steps; pos++) {
+    int op = c->steps[pos].op;
+    bool is_elsewhere = lade_op_is_border(c->graph->ops[op].kind); /* on a queue of its own */
+    c->start_ns[pos + 1] = c->start_ns[pos] + (is_elsewhere ? 0 : c->params->prices->op_ns[op]);
+  }
   return 0;
 }
 

@@ -59,6 +59,8 @@ static int waits_pin(const struct lade_graph *graph, const char *pattern, int wa
       continue;
     if (!is_matched(graph, tensor, pattern))
       continue;
+    if (wait == LADE_WAIT_RECOMPUTE && !lade_tensor_is_repeatable(graph, i))
+      continue; /* what another stage sent stays */
     if (!LADE_PUSH(&pins->items, ((struct lade_change){LADE_CHANGE_SAVED, (uint8_t)wait, i})))
       return -ENOMEM;
   }

@@ -111,7 +111,7 @@ static void recipe_apply(lade_planner *planner)
     return;
   for (int tensor = 0; tensor < graph->n_tensors; tensor++) {
     const struct lade_tensor *what = &graph->tensors[tensor];
-    if (what->kind != LADE_TENSOR_ACTIVATION || graph->ops[what->producer].is_backward)
+    if (!lade_tensor_is_repeatable(graph, tensor))
       continue;
     planner->is_pinned[tensor] = true;
     bool is_dropped = (recipe == LADE_RECIPE_FULL && !is_unit_input(graph, tensor)) ||
@@ -150,9 +150,10 @@ static int state_residency(const lade_planner *planner, int walk, int state, uin
 static uint64_t host_budget(const struct lade_plan_params *params)
 {
   const struct lade_graph *graph = params->graph;
-  uint64_t each = plan_buffer_bytes(LADE_HOST, graph->tensors[graph->tokens].bytes) +
-                  plan_buffer_bytes(LADE_HOST, graph->tensors[graph->targets].bytes) +
-                  plan_buffer_bytes(LADE_HOST, graph->tensors[graph->loss].bytes);
+  const int passing[] = {graph->tokens, graph->targets, graph->loss};
+  uint64_t each = 0;
+  for (size_t i = 0; i < LADE_COUNT(passing); i++)
+    each += passing[i] < 0 ? 0 : plan_buffer_bytes(LADE_HOST, graph->tensors[passing[i]].bytes);
   uint64_t bytes = (uint64_t)params->n_microbatches * each +
                    plan_buffer_bytes(LADE_HOST, sizeof(struct lade_verdict));
   return LADE_MAX(params->host_bytes, lade_align_up(bytes, params->chunk_bytes));

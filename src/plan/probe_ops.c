@@ -233,6 +233,8 @@ static int distinct_find(const struct lade_graph *graph, const struct lade_cost 
   for (int op = 0; op < graph->n_ops && !rc; op++) {
     uint64_t key = lade_cost_op_key(graph, op);
     int64_t ns;
+    if (lade_op_is_border(graph->ops[op].kind))
+      continue;
     if (lade_cost_find(cost, key, &ns) || lade_cost_find(&seen, key, &ns))
       continue;
     rc = lade_cost_set(&seen, key, 0);

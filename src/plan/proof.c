@@ -50,13 +50,15 @@ static void instr_describe(const struct proof *proof, const struct lade_instr *i
 {
   const struct lade_graph *graph = proof->graph;
   const char *kind = instr->kind < LADE_N_INSTR_KINDS ? kind_names[instr->kind] : "unknown kind";
-  if (instr->kind == LADE_INSTR_COMPUTE && instr->op >= 0 && instr->op < graph->n_ops) {
+  bool has_op = instr->kind == LADE_INSTR_COMPUTE || instr->kind == LADE_INSTR_SEND || instr->kind == LADE_INSTR_RECV;
+  if (has_op && instr->op >= 0 && instr->op < graph->n_ops) {
     const struct lade_op *op = &graph->ops[instr->op];
     int first = 0;
     while (first + 1 < op->n_out && op->out[first] < 0)
       first++;
+    int what = op->kind == LADE_OP_SEND ? op->in[0] : op->out[first];
     snprintf(text, bytes, "%s %s of %s, microbatch %d", kind, lade_op_kind_name(op->kind),
-             op->out[first] >= 0 ? graph->tensors[op->out[first]].name : "nothing", instr->microbatch);
+             what >= 0 ? graph->tensors[what].name : "nothing", instr->microbatch);
   } else if (instr->kind == LADE_INSTR_COLLECTIVE && instr->collective < LADE_N_COLLECTIVES) {
     snprintf(text, bytes, "%s %s", kind, lade_collective_name((enum lade_collective_kind)instr->collective));
   } else if (instr->kind != LADE_INSTR_COMPUTE && instr->param >= 0 && instr->param < graph->n_params) {

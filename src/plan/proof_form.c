@@ -366,19 +366,48 @@ static int queue_expected(const struct proof *proof, const struct lade_instr *in
     return LADE_Q_IO;
   case LADE_INSTR_COLLECTIVE:
     return (int)lade_axis_queue((enum lade_axis)instr->axis);
+  case LADE_INSTR_SEND:
+    return LADE_Q_SEND;
+  case LADE_INSTR_RECV:
+    return LADE_Q_RECV;
   default:
     return LADE_Q_COMPUTE;
   }
+}
+
+/* Is it the instruction of an op of the graph? */
+static bool is_of_op(const struct lade_instr *instr)
+{
+  return instr->kind == LADE_INSTR_COMPUTE || instr->kind == LADE_INSTR_SEND || instr->kind == LADE_INSTR_RECV;
+}
+
+/* Borders are crossed with the neighbour that the graph names, and only there. */
+static int border_check(const struct proof *proof, int at)
+{
+  const struct lade_instr *instr = &proof->program->instrs[at];
+  const struct lade_op *op = &proof->graph->ops[instr->op];
+  int expected = op->kind == LADE_OP_SEND ? LADE_INSTR_SEND
+                 : op->kind == LADE_OP_RECV ? LADE_INSTR_RECV
+                                            : LADE_INSTR_COMPUTE;
+  if (instr->kind != expected)
+    return proof_fail(proof, at, -1, "is of kind %d, its op of kind %d", instr->kind, expected);
+  int axis = expected == LADE_INSTR_COMPUTE ? 0 : LADE_AXIS_PP;
+  if (instr->axis != axis || instr->peer != op->attr.peer || instr->collective)
+    return proof_fail(proof, at, -1, "names rank %d of axis %d: expected %d of %d", instr->peer, instr->axis,
+                      op->attr.peer, axis);
+  return 0;
 }
 
 /* What ranks do together: so far sums over data parallel ranks. */
 static int collective_check(const struct proof *proof, int at)
 {
   const struct lade_instr *instr = &proof->program->instrs[at];
-  const bool is_other = instr->kind == LADE_INSTR_SEND || instr->kind == LADE_INSTR_RECV;
-  const bool is_named = instr->collective || instr->axis || instr->peer;
+  if (is_of_op(instr))
+    return border_check(proof, at);
   if (instr->kind != LADE_INSTR_COLLECTIVE)
-    return is_named || is_other ? proof_fail(proof, at, -1, "names ranks, with which this graph does nothing") : 0;
+    return instr->collective || instr->axis || instr->peer
+               ? proof_fail(proof, at, -1, "names ranks, with which this graph does nothing")
+               : 0;
   if (!is_reduced(proof))
     return proof_fail(proof, at, -1, "has nobody to sum with");
   if (instr->collective != LADE_ALL_REDUCE || instr->axis != LADE_AXIS_DP || instr->peer)
@@ -398,7 +427,7 @@ static int fields_check(const struct proof *proof, int at)
   int n_ops = proof->program->is_training ? proof->graph->n_ops : proof->graph->n_fwd_ops;
   if (is_of_step && !proof->program->is_training)
     return proof_fail(proof, at, -1, "has no place in an evaluation");
-  if (is_compute ? instr->op < 0 || instr->op >= n_ops : instr->op != -1)
+  if (is_of_op(instr) ? instr->op < 0 || instr->op >= n_ops : instr->op != -1)
     return proof_fail(proof, at, -1, "has op %d, which does not belong here", instr->op);
   bool is_collective = instr->kind == LADE_INSTR_COLLECTIVE;
   if ((is_clip_of_param || is_collective) && instr->param >= 0)
@@ -424,10 +453,10 @@ static int fields_check(const struct proof *proof, int at)
 static int tally_add(const struct proof *proof, int at, struct tally *tally)
 {
   const struct lade_instr *instr = &proof->program->instrs[at];
-  if (instr->kind == LADE_INSTR_COMPUTE) {
+  if (is_of_op(instr)) {
     bool *has_run = &tally->has_run[(size_t)instr->microbatch * (size_t)proof->graph->n_ops + (size_t)instr->op];
-    if (*has_run && instr->op >= proof->graph->n_fwd_ops)
-      return proof_fail(proof, at, -1, "runs again, which a backward op must not");
+    if (*has_run && (instr->op >= proof->graph->n_fwd_ops || instr->kind != LADE_INSTR_COMPUTE))
+      return proof_fail(proof, at, -1, "runs again, which a backward op and a border must not");
     if (instr->is_recompute != *has_run)
       return proof_fail(proof, at, -1, *has_run ? "runs again, but is not marked as recomputed"
                                                 : "is marked as recomputed, but has not run before");
@@ -462,6 +491,8 @@ static int expectation_make(const struct proof *proof, int at, struct expectatio
   const struct lade_instr *instr = &proof->program->instrs[at];
   switch (instr->kind) {
   case LADE_INSTR_COMPUTE:
+  case LADE_INSTR_SEND:
+  case LADE_INSTR_RECV:
     return op_expect(proof, at, e);
   case LADE_INSTR_NORM:
     norm_expect(proof, instr, e);

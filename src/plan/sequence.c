@@ -1,23 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The order of ops. Forward ops run in the graph's order. Before each backward op, whatever it reads that has been
+ * The order of ops. Slots come as the schedule has them (one rank: forward and backward of one microbatch after
+ * another). Forward ops run in the graph's order. Before each backward op, whatever it reads that has been
  * dropped is made again by running the op that made it, which may need its own inputs made again first: a
  * depth-first walk over producers, so each chain is as short as the kept values allow and comes as late as
  * possible, when its memory is needed anyway. A value made again stays until its last use in this microbatch,
  * unless its choice is to be dropped after each backward op. The walk ends because the graph is acyclic;
  * an op is run again at most once per microbatch, or per backward op where its values are dropped each time:
  * O(ops + uses) then holds per backward op.
+ *
+ * Where the schedule splits the backward half, ops that make gradients of parameters and nothing else wait for the slot
+ * of weights. What was made again for the first part and is read by the second is there still, so each microbatch
+ * between the two has its own record of what is there.
+ *
+ * Borders stand where the schedule wants them: behind the ops of a slot first the inputs of the next slots, as many as
+ * are taken ahead, then what the slot sends.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "parallel/schedule.h"
 #include "plan/build.h"
+
+/* Ops of one chunk, forward and backward. */
+struct chunk {
+  int first[2], n[2];
+};
 
 struct sequencer {
   const struct lade_graph *graph;
   const struct lade_residency *residency;
-  bool *is_there; /* by tensor: in this microbatch, made and not dropped */
+  struct lade_pipeline pipeline;
+  struct chunk *chunks;
+  struct lade_slot *slots;
+  int n_slots;
+  int next_input; /* slots before this one have their inputs, or need none */
+  int n_ahead;    /* inputs taken whose slots are still to come */
+  int n_records;  /* microbatches between the parts of their backward half; 1 if it has one part */
+  bool *records;  /* by record and tensor */
+  bool *is_there; /* the record of the slot at hand: made and not dropped */
   int *dropped;   /* values that are dropped again after each backward op */
   int n_dropped;
   int *stack;     /* of ops whose inputs are being made; as deep as the forward graph at most */
@@ -68,13 +90,17 @@ static bool op_emit(struct sequencer *s, int op, int microbatch)
   return true;
 }
 
-/* The forward pass is over. */
-static void saved_forget(struct sequencer *s)
+/* Look at the record of @microbatch. */
+static void record_open(struct sequencer *s, int microbatch)
 {
-  for (int i = 0; i < s->graph->n_tensors; i++) {
-    if (s->residency->choices[i].saved == LADE_WAIT_RECOMPUTE)
-      s->is_there[i] = false;
-  }
+  s->is_there = s->records + (size_t)(microbatch % s->n_records) * (size_t)s->graph->n_tensors;
+}
+
+/* The forward pass is over: what is not to be recomputed is there. */
+static void saved_keep(struct sequencer *s)
+{
+  for (int i = 0; i < s->graph->n_tensors; i++)
+    s->is_there[i] = s->residency->choices[i].saved != LADE_WAIT_RECOMPUTE;
 }
 
 static void dropped_collect(struct sequencer *s)
@@ -92,31 +118,130 @@ static void dropped_forget(struct sequencer *s)
     s->is_there[s->dropped[i]] = false;
 }
 
+/* ---- slots ---- */
+
+/* Does it make gradients of parameters alone? */
+static bool is_for_weights(const struct lade_graph *graph, const struct lade_op *op)
+{
+  for (int i = 0; i < op->n_out; i++) {
+    if (op->out[i] >= 0 && graph->tensors[op->out[i]].kind != LADE_TENSOR_GRAD)
+      return false;
+  }
+  return op->n_out > 0;
+}
+
+static bool forward_emit(struct sequencer *s, const struct lade_slot *slot)
+{
+  const struct chunk *chunk = &s->chunks[slot->chunk];
+  bool is_ok = true;
+  for (int op = chunk->first[0]; is_ok && op < chunk->first[0] + chunk->n[0]; op++)
+    is_ok = lade_op_is_border(s->graph->ops[op].kind) || step_push(s, op, slot->microbatch, false);
+  return is_ok;
+}
+
+/* A backward slot, or one of weights. */
+static bool backward_emit(struct sequencer *s, const struct lade_slot *slot)
+{
+  const struct chunk *chunk = &s->chunks[slot->chunk];
+  bool is_split = lade_schedule_is_split(&s->pipeline), is_ok = true;
+  if (slot->half == LADE_HALF_BACKWARD)
+    saved_keep(s);
+  for (int op = chunk->first[1]; is_ok && op < chunk->first[1] + chunk->n[1]; op++) {
+    const struct lade_op *what = &s->graph->ops[op];
+    bool is_other = is_split && is_for_weights(s->graph, what) != (slot->half == LADE_HALF_WEIGHTS);
+    if (is_other || lade_op_is_border(what->kind))
+      continue;
+    is_ok = op_emit(s, op, slot->microbatch);
+    dropped_forget(s);
+  }
+  return is_ok;
+}
+
+/* The border op of @slot that is a @kind: a piece begins with its RECV and ends with its SEND. -1 if it has none. */
+static int border_find(const struct sequencer *s, const struct lade_slot *slot, enum lade_op_kind kind)
+{
+  if (slot->half == LADE_HALF_WEIGHTS)
+    return -1;
+  const struct chunk *chunk = &s->chunks[slot->chunk];
+  int op = chunk->first[slot->half] + (kind == LADE_OP_RECV ? 0 : chunk->n[slot->half] - 1);
+  return s->graph->ops[op].kind == kind ? op : -1;
+}
+
+static bool border_emit(struct sequencer *s, const struct lade_slot *slot, enum lade_op_kind kind)
+{
+  int op = border_find(s, slot, kind);
+  return op < 0 || step_push(s, op, slot->microbatch, false);
+}
+
+/* Take inputs ahead. */
+static bool inputs_emit(struct sequencer *s)
+{
+  bool is_ok = true;
+  for (; is_ok && s->next_input < s->n_slots && s->n_ahead < lade_schedule_n_ahead(&s->pipeline); s->next_input++) {
+    const struct lade_slot *slot = &s->slots[s->next_input];
+    s->n_ahead += border_find(s, slot, LADE_OP_RECV) >= 0;
+    is_ok = border_emit(s, slot, LADE_OP_RECV);
+  }
+  return is_ok;
+}
+
+static bool slot_emit(struct sequencer *s, int at)
+{
+  const struct lade_slot *slot = &s->slots[at];
+  record_open(s, slot->microbatch);
+  if (!(slot->half == LADE_HALF_FORWARD ? forward_emit(s, slot) : backward_emit(s, slot)))
+    return false;
+  s->n_ahead -= border_find(s, slot, LADE_OP_RECV) >= 0;
+  return inputs_emit(s) && border_emit(s, slot, LADE_OP_SEND);
+}
+
+/* ---- the whole ---- */
+
+static void chunks_find(struct sequencer *s)
+{
+  for (int i = 0; i < s->graph->n_units; i++) {
+    const struct lade_unit *unit = &s->graph->units[i];
+    struct chunk *chunk = &s->chunks[unit->chunk];
+    if (chunk->n[0] == 0)
+      chunk->first[0] = unit->first_fwd;
+    chunk->first[1] = unit->first_bwd; /* of its last unit, which comes first */
+    chunk->n[0] += unit->n_fwd;
+    chunk->n[1] += unit->n_bwd;
+  }
+}
+
+static bool sequencer_init(struct sequencer *s, const struct lade_build_params *params)
+{
+  size_t n_tensors = (size_t)s->graph->n_tensors;
+  s->pipeline = lade_pipeline_get(params->layout, params->n_microbatches, params->is_training);
+  LADE_ASSERT(s->pipeline.n_stages == s->graph->share.pp && s->pipeline.n_chunks == s->graph->share.n_chunks);
+  s->n_slots = lade_schedule_length(&s->pipeline);
+  s->n_records = lade_schedule_is_split(&s->pipeline) ? s->pipeline.n_stages : 1;
+  s->chunks = calloc((size_t)s->pipeline.n_chunks, sizeof(*s->chunks));
+  s->slots = calloc((size_t)s->n_slots, sizeof(*s->slots));
+  s->records = calloc((size_t)s->n_records * n_tensors, sizeof(*s->records));
+  s->dropped = calloc(n_tensors, sizeof(*s->dropped));
+  s->stack = calloc((size_t)s->graph->n_ops + 1, sizeof(*s->stack));
+  if (!s->chunks || !s->slots || !s->records || !s->dropped || !s->stack)
+    return false;
+  chunks_find(s);
+  lade_schedule_order(&s->pipeline, s->graph->share.pp_rank, s->slots);
+  dropped_collect(s);
+  record_open(s, 0);
+  return true;
+}
+
 int plan_sequence(const struct lade_build_params *params, struct plan_step **ret_steps, int *ret_n_steps)
 {
-  const struct lade_graph *graph = params->graph;
-  struct sequencer s = {.graph = graph, .residency = params->residency};
-  s.is_there = calloc((size_t)graph->n_tensors, sizeof(*s.is_there));
-  s.dropped = calloc((size_t)graph->n_tensors, sizeof(*s.dropped));
-  s.stack = calloc((size_t)graph->n_ops + 1, sizeof(*s.stack));
-  bool is_ok = s.is_there && s.dropped && s.stack;
-  if (is_ok)
-    dropped_collect(&s);
-  for (int m = 0; is_ok && m < params->n_microbatches; m++) {
-    memset(s.is_there, 0, (size_t)graph->n_tensors * sizeof(*s.is_there));
-    for (int op = 0; is_ok && op < graph->n_fwd_ops; op++)
-      is_ok = step_push(&s, op, m, false);
-    if (!params->is_training)
-      continue;
-    saved_forget(&s);
-    for (int op = graph->n_fwd_ops; is_ok && op < graph->n_ops; op++) {
-      is_ok = op_emit(&s, op, m);
-      dropped_forget(&s);
-    }
-  }
+  struct sequencer s = {.graph = params->graph, .residency = params->residency};
+  bool is_ok = sequencer_init(&s, params) && inputs_emit(&s);
+  for (int at = 0; is_ok && at < s.n_slots; at++)
+    is_ok = slot_emit(&s, at);
   free(s.stack);
   free(s.dropped);
-  free(s.is_there);
+  free(s.records);
+  free(s.slots);
+  free(s.chunks);
   if (!is_ok) {
     LADE_ARRAY_FREE(&s.steps);
     return -ENOMEM;

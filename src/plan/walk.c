@@ -293,7 +293,7 @@ static void value_consider(struct walker *w, int tensor, const struct lade_load 
   const uint64_t bytes = w->peak_bytes[tensor];
   bool is_forward = what->kind == LADE_TENSOR_ACTIVATION && !w->graph->ops[what->producer].is_backward;
   if (w->is_saved_gap[tensor] && choice.saved == LADE_WAIT_KEEP) {
-    if (is_forward && (w->allowed & WALK_RECOMPUTE))
+    if (lade_tensor_is_repeatable(w->graph, tensor) && (w->allowed & WALK_RECOMPUTE))
       change_consider(w, (struct lade_change){LADE_CHANGE_SAVED, LADE_WAIT_RECOMPUTE, tensor}, bytes, base, best);
     if (!is_forward || (w->allowed & WALK_OFFLOAD))
       tiers_consider(w, (struct lade_change){LADE_CHANGE_SAVED, 0, tensor}, bytes, base, best);

@@ -35,7 +35,7 @@ int lade_residency_create(const struct lade_graph *graph, struct lade_residency 
   for (int op = 0; op < graph->n_fwd_ops; op++) {
     for (int i = 0; i < graph->ops[op].n_out; i++) {
       int tensor = graph->ops[op].out[i];
-      if (tensor >= 0 && graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION)
+      if (tensor >= 0 && lade_tensor_is_repeatable(graph, tensor))
         residency->choices[tensor].saved = LADE_WAIT_RECOMPUTE;
     }
   }

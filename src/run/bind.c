@@ -201,6 +201,18 @@ static void collective_bind(lade_executor *ex, const struct lade_program *progra
       .dst = executor_address(ex, program, dst->buffer, dst->offset)};
 }
 
+static void border_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
+                        struct lade_comm_work *work)
+{
+  const struct lade_operand *operand = &program->operands[instr->first_operand];
+  const bool is_send = instr->kind == LADE_INSTR_SEND;
+  const enum lade_dtype dtype = ex->graph->tensors[is_send ? operand->reads.tensor : operand->makes.tensor].dtype;
+  void *data = executor_address(ex, program, operand->buffer, operand->offset);
+  work->collective = (struct lade_collective){.kind = is_send ? LADE_SEND : LADE_RECV, .dtype = dtype,
+                                              .peer = instr->peer, .n = operand->bytes / lade_dtype_bytes(dtype),
+                                              .src = is_send ? data : NULL, .dst = is_send ? NULL : data};
+}
+
 static int instr_bind(lade_executor *ex, struct bound_program *bound, int at)
 {
   const struct lade_program *program = bound->program;
@@ -227,6 +239,10 @@ static int instr_bind(lade_executor *ex, struct bound_program *bound, int at)
     break;
   case LADE_INSTR_COLLECTIVE:
     collective_bind(ex, program, instr, &bound->comms[at]);
+    break;
+  case LADE_INSTR_SEND:
+  case LADE_INSTR_RECV:
+    border_bind(ex, program, instr, &bound->comms[at]);
     break;
   default:
     io_bind(ex, program, instr, &bound->ios[at]);

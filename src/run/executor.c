@@ -78,6 +78,11 @@ static void call_run(void *arg)
 
 /* ---- a step ---- */
 
+static bool is_between_ranks(const struct lade_instr *instr)
+{
+  return instr->kind == LADE_INSTR_COLLECTIVE || instr->kind == LADE_INSTR_SEND || instr->kind == LADE_INSTR_RECV;
+}
+
 /* Its errors stick to the communicator; one that was not even submitted must not be waited for. */
 static void collective_submit(lade_executor *ex, struct bound_program *bound, int at)
 {
@@ -88,7 +93,7 @@ static void collective_submit(lade_executor *ex, struct bound_program *bound, in
     struct lade_error line;
     bound->counts[at] = lade_queue_submitted(queue);
     lade_error_set(&line, status, "instruction %d (%s) was refused by its communicator", at,
-                   lade_collective_name((enum lade_collective_kind)instr->collective));
+                   lade_collective_name(bound->comms[at].collective.kind));
     executor_fail(ex, status, &line);
   }
   comms_check(ex);
@@ -106,7 +111,7 @@ static void instr_submit(lade_executor *ex, struct bound_program *bound, int at)
     lade_queue_copy(queue, &bound->copies[at], &bound->counts[at]);
     return;
   }
-  if (instr->kind == LADE_INSTR_COLLECTIVE && !ex->is_dry) {
+  if (is_between_ranks(instr) && !ex->is_dry) {
     collective_submit(ex, bound, at);
     return;
   }
@@ -173,7 +178,7 @@ static double losses_mean(const lade_executor *ex, const struct bound_program *b
 {
   double sum = 0;
   int n = bound->program->n_microbatches;
-  for (int m = 0; m < n && !ex->is_dry; m++) {
+  for (int m = 0; m < n && !ex->is_dry && ex->graph->loss >= 0; m++) {
     const void *loss = executor_address(ex, bound->program, ex->losses[m], 0);
     sum += ex->graph->accumulator == LADE_F64 ? *(const double *)loss : (double)*(const float *)loss;
   }
@@ -289,12 +294,14 @@ int lade_executor_set(lade_executor *ex, int tensor, uint64_t offset, const void
 
 int32_t *lade_executor_tokens(lade_executor *ex, int microbatch)
 {
-  return ex->is_dry ? NULL : executor_address(ex, ex->train.program, ex->tokens[microbatch], 0);
+  bool is_here = !ex->is_dry && ex->graph->tokens >= 0;
+  return is_here ? executor_address(ex, ex->train.program, ex->tokens[microbatch], 0) : NULL;
 }
 
 int32_t *lade_executor_targets(lade_executor *ex, int microbatch)
 {
-  return ex->is_dry ? NULL : executor_address(ex, ex->train.program, ex->targets[microbatch], 0);
+  bool is_here = !ex->is_dry && ex->graph->targets >= 0;
+  return is_here ? executor_address(ex, ex->train.program, ex->targets[microbatch], 0) : NULL;
 }
 
 uint64_t lade_executor_n_steps(const lade_executor *ex)
@@ -418,7 +425,7 @@ static int comms_match(const lade_executor *ex, const struct lade_program *progr
 {
   for (int i = 0; i < program->n_instrs && !ex->is_dry; i++) {
     const struct lade_instr *instr = &program->instrs[i];
-    if (instr->kind != LADE_INSTR_COLLECTIVE)
+    if (!is_between_ranks(instr))
       continue;
     const lade_comm *comm = executor_comm(ex, instr);
     const enum lade_axis axis = (enum lade_axis)instr->axis;

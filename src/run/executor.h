@@ -48,13 +48,13 @@ void lade_executor_destroy(lade_executor *executor);
 
 /*
  * Where the caller writes tokens and targets [B,T] of a microbatch before a step. Valid until destroy. NULL on a dry
- * device.
+ * device, and on a stage that does not read them: tokens are the first one's, targets the last one's.
  */
 int32_t *lade_executor_tokens(lade_executor *executor, int microbatch);
 int32_t *lade_executor_targets(lade_executor *executor, int microbatch);
 
 struct lade_step_result {
-  double loss;                 /* mean over data parallel ranks and microbatches, summed in their order */
+  double loss; /* mean over data parallel ranks and microbatches, summed in their order; 0 where no stage's head is */
   struct lade_verdict verdict; /* training only */
   int64_t wall_ns;             /* from entry to exit; simulated on a dry device */
   int64_t busy_ns[LADE_N_QUEUES];

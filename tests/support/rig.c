@@ -43,7 +43,7 @@ void rig_init(struct rig *rig, const struct rig_model *m)
   *rig = (struct rig){.model = *m, .chunk_bytes = 4096, .is_unified = true, .store_dir = "."};
   struct lade_model model = {.name = "rig", .family = m->family, .layers = m->layers, .heads = 4, .key_heads = 4,
                              .width = m->width, .hidden = 4 * m->width, .context = m->time,
-                             .vocabulary = m->vocabulary, .is_tied = true, .norm_eps = 1e-5f};
+                             .vocabulary = m->vocabulary, .is_tied = !m->is_untied, .norm_eps = 1e-5f};
   if (m->family == LADE_LLAMA) {
     model.key_heads = 2;
     model.is_tied = false;
@@ -53,7 +53,7 @@ void rig_init(struct rig *rig, const struct rig_model *m)
   demand(lade_pool_create(2, &rig->pool), NULL, "threads");
   struct lade_graph_params how = {.struct_size = sizeof(how), .model = &model, .dtype = m->dtype, .batch = m->batch,
                                   .time = m->time, .dropout = m->dropout, .kernels = &rig->kernels, .n_threads = 2,
-                                  .moments = m->moments, .master = m->master};
+                                  .moments = m->moments, .master = m->master, .share = m->share};
   demand(lade_graph_create(&how, &error, &rig->graph), &error, "graph");
   struct lade_cost cost;
   lade_cost_init(&cost, &rig_machine);
@@ -151,8 +151,10 @@ void rig_tokens_fill(struct rig *rig, uint32_t batch)
     int32_t *tokens = lade_executor_tokens(rig->executor, m), *targets = lade_executor_targets(rig->executor, m);
     for (int64_t i = 0; i < n; i++) {
       struct lade_philox word = lade_philox_draw(5, batch, (uint32_t)(first + m), (uint64_t)i);
-      tokens[i] = (int32_t)(word.word[0] % (uint32_t)rig->model.vocabulary);
-      targets[i] = (int32_t)(word.word[1] % (uint32_t)rig->model.vocabulary);
+      if (tokens)
+        tokens[i] = (int32_t)(word.word[0] % (uint32_t)rig->model.vocabulary);
+      if (targets)
+        targets[i] = (int32_t)(word.word[1] % (uint32_t)rig->model.vocabulary);
     }
   }
 }
@@ -160,7 +162,7 @@ void rig_tokens_fill(struct rig *rig, uint32_t batch)
 struct lade_step rig_step_block(const struct rig *rig, int i)
 {
   struct lade_step step = {.seed = 3, .step = (uint32_t)i, .lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f,
-                           .weight_decay = 0.1f, .clip = rig->is_early ? 0 : 1,
+                           .weight_decay = 0.1f, .clip = rig->is_early || rig->is_unclipped ? 0 : 1,
                            .loss_scale = rig->model.dtype == LADE_F16 ? 256 : 1};
   double power1 = 1, power2 = 1;
   for (int k = 0; k <= i; k++) {

@@ -20,6 +20,8 @@ struct rig_model {
   float dropout;
   int n_microbatches;
   int64_t layers, width, vocabulary, batch, time;
+  bool is_untied;          /* GPT-2 with a head of its own */
+  struct lade_share share; /* of the model, that this rank has */
 };
 
 /* Two layers, 32 wide, 96 tokens known, 8 x 16 tokens; bf16, dropout 0.1. */
@@ -34,6 +36,7 @@ struct rig {
   uint64_t chunk_bytes;      /* of plans; 4096 to have many budgets, 2 MiB to have the device's */
   bool is_unified;
   bool is_early;             /* plans may update inside the backward half; steps then do not clip */
+  bool is_unclipped;         /* nor do they here */
   const struct lade_layout *layout; /* several ranks: this one of them; NULL: one */
   lade_comm *const *comms;   /* then: by axis */
   enum lade_store_engine engine;

@@ -32,6 +32,10 @@ const struct scene_setting scene_settings[SCENE_N_SETTINGS] = {
      .prefetch_bytes = UINT64_MAX / 2, .seed = 5, .dp = 2},
     {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 1, .manner = SCENE_KEEP, .homes = SCENE_MIXED_HOMES,
      .is_early = true, .is_unified = true, .seed = 3, .dp = 4},
+    {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 3, .manner = SCENE_MIXED, .homes = SCENE_MIXED_HOMES,
+     .prefetch_bytes = UINT64_MAX / 2, .seed = 6, .pp = 3, .stage = 1, .schedule = LADE_SCHEDULE_ZBH1},
+    {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 4, .manner = SCENE_RECOMPUTE, .seed = 4,
+     .dropout = 0.1f, .pp = 2, .stage = 1, .n_chunks = 2, .schedule = LADE_SCHEDULE_INTERLEAVED},
 };
 
 uint32_t scene_draw(uint32_t *seed, uint32_t below)
@@ -39,10 +43,13 @@ uint32_t scene_draw(uint32_t *seed, uint32_t below)
   return lade_philox_word(7, 0, 0, (*seed)++) % below;
 }
 
-struct lade_graph *scene_graph(enum lade_family family, enum lade_dtype dtype, float dropout)
+static struct lade_graph *share_graph(enum lade_family family, enum lade_dtype dtype, float dropout,
+                                      const struct lade_share *share)
 {
-  struct lade_model model = {.name = "tiny", .family = family, .layers = 2, .heads = 4, .key_heads = 4, .width = 32,
-                             .hidden = 128, .context = 16, .vocabulary = 4096, .is_tied = true, .norm_eps = 1e-5f};
+  int64_t layers = LADE_MAX(2, share->pp * LADE_MAX(share->n_chunks, 1));
+  struct lade_model model = {.name = "tiny", .family = family, .layers = layers, .heads = 4, .key_heads = 4,
+                             .width = 32, .hidden = 128, .context = 16, .vocabulary = 4096, .is_tied = true,
+                             .norm_eps = 1e-5f};
   if (family == LADE_LLAMA) {
     model.key_heads = 2;
     model.is_tied = false;
@@ -52,10 +59,16 @@ struct lade_graph *scene_graph(enum lade_family family, enum lade_dtype dtype, f
   struct lade_kernels kernels;
   lade_kernels_init(&kernels, &cpu);
   struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = dtype, .batch = 2,
-                                     .time = 16, .dropout = dropout, .kernels = &kernels, .n_threads = 2};
+                                     .time = 16, .dropout = dropout, .kernels = &kernels, .n_threads = 2,
+                                     .share = *share};
   struct lade_graph *graph = NULL;
   assert_int_equal(lade_graph_create(&params, NULL, &graph), 0);
   return graph;
+}
+
+struct lade_graph *scene_graph(enum lade_family family, enum lade_dtype dtype, float dropout)
+{
+  return share_graph(family, dtype, dropout, &(struct lade_share){0});
 }
 
 /* One nanosecond per sixteen bytes of an op, links a few times slower. */
@@ -91,9 +104,7 @@ void scene_residency_set(struct lade_residency *residency, const struct lade_gra
   uint32_t seed = how->seed;
   for (int i = 0; i < graph->n_tensors; i++) {
     int manner = how->manner == SCENE_MIXED ? (int)scene_draw(&seed, SCENE_N_MANNERS - 1) : (int)how->manner;
-    bool is_forward = graph->tensors[i].producer >= 0 && graph->tensors[i].producer < graph->n_fwd_ops;
-    bool can_recompute = is_forward && graph->tensors[i].kind == LADE_TENSOR_ACTIVATION;
-    if (manner == SCENE_KEEP || (manner == SCENE_RECOMPUTE && !can_recompute))
+    if (manner == SCENE_KEEP || (manner == SCENE_RECOMPUTE && !lade_tensor_is_repeatable(graph, i)))
       continue;
     if (manner == SCENE_RECOMPUTE && how->manner == SCENE_RECOMPUTE && scene_draw(&seed, 2))
       continue; /* some */
@@ -117,7 +128,7 @@ struct lade_program *scene_build(const struct scene *scene, const struct scene_s
                                  const struct lade_program *residents)
 {
   struct lade_program *program = NULL;
-  struct lade_build_params params = {.graph = scene->graph, .layout = how->dp ? &scene->layout : NULL,
+  struct lade_build_params params = {.graph = scene->graph, .layout = scene_layout(scene, how),
                                      .residency = scene->residency, .prices = &scene->prices,
                                      .n_microbatches = how->n_microbatches, .is_training = !how->is_evaluation,
                                      .is_unified = how->is_unified, .chunk_bytes = 65536, .residents = residents,
@@ -128,9 +139,12 @@ struct lade_program *scene_build(const struct scene *scene, const struct scene_s
 
 void scene_init(struct scene *scene, const struct scene_setting *how)
 {
-  *scene = (struct scene){.graph = scene_graph(how->family, how->dtype, how->dropout)};
+  const struct lade_share share = {.pp = how->pp, .pp_rank = how->stage, .n_chunks = how->n_chunks};
+  *scene = (struct scene){.graph = share_graph(how->family, how->dtype, how->dropout, &share)};
   struct lade_layout_params layout = {.struct_size = sizeof(layout), .dp = LADE_MAX(how->dp, 1),
-                                      .rank = how->dp > 1, .grad_reduce = LADE_F32};
+                                      .pp = LADE_MAX(how->pp, 1), .rank = how->pp ? how->stage : how->dp > 1,
+                                      .schedule = how->schedule, .virtual_stages = how->n_chunks,
+                                      .grad_reduce = LADE_F32};
   assert_int_equal(lade_layout_init(&layout, NULL, &scene->layout), 0);
   scene->prices = scene_prices(scene->graph);
   assert_int_equal(lade_residency_create(scene->graph, &scene->residency), 0);

@@ -35,9 +35,11 @@ struct scene_setting {
   uint32_t seed;
   float dropout;
   int dp; /* data parallel ranks, of which this is the second; 0: one rank */
+  int pp, stage, n_chunks; /* pipeline stages, this one, and its chunks; 0: one stage */
+  enum lade_schedule schedule;
 };
 
-#define SCENE_N_SETTINGS 9
+#define SCENE_N_SETTINGS 11
 /* Everything that programs consist of is in one of these. */
 extern const struct scene_setting scene_settings[SCENE_N_SETTINGS];
 
@@ -59,6 +61,12 @@ struct lade_program *scene_build(const struct scene *scene, const struct scene_s
 /* Give @residency, fresh, the manner, homes and prefetching of @how. */
 void scene_residency_set(struct lade_residency *residency, const struct lade_graph *graph,
                          const struct scene_setting *how);
+
+/* The layout that programs of @how are built for; NULL: one rank. */
+static inline const struct lade_layout *scene_layout(const struct scene *scene, const struct scene_setting *how)
+{
+  return how->dp || how->pp ? &scene->layout : NULL;
+}
 
 struct lade_graph *scene_graph(enum lade_family family, enum lade_dtype dtype, float dropout);
 struct lade_prices scene_prices(const struct lade_graph *graph);

@@ -23,7 +23,7 @@
 
 static struct lade_build_params params_of(const struct scene *scene, const struct scene_setting *how)
 {
-  return (struct lade_build_params){.graph = scene->graph, .layout = how->dp ? &scene->layout : NULL,
+  return (struct lade_build_params){.graph = scene->graph, .layout = scene_layout(scene, how),
                                     .residency = scene->residency, .prices = &scene->prices,
                                     .n_microbatches = how->n_microbatches, .is_training = !how->is_evaluation,
                                     .is_unified = how->is_unified, .chunk_bytes = CHUNK, .packer = scene->packer};

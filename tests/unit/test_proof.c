@@ -503,6 +503,7 @@ static void every_field_of_an_instruction_matters(void **state)
 {
   fields_of_instructions_matter(&scene_settings[4]);
   fields_of_instructions_matter(&scene_settings[7]); /* with other ranks */
+  fields_of_instructions_matter(&scene_settings[9]); /* with other stages */
 }
 
 /* Who sums over ranks what nobody else has, or too early, is refused; and an update needs the sum. */

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Stages of a pipeline train as one rank does, under every schedule: with no clipping and no tied table nothing is
+ * summed in another order, so losses are those of one rank bit for bit, and so is every parameter with its state. Other
+ * residencies give the same bits, and each stage's peak is as planned. Every rank runs the single-rank reference
+ * itself. ranks.py starts it; there are as many stages as ranks.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "tests/parallel/world.h"
+#include "tests/support/rig.h"
+#include "tests/support/scene.h"
+
+#define N_STEPS 3
+#define LAYERS 9
+
+static const struct {
+  const char *name;
+  enum lade_family family;
+  enum lade_schedule schedule;
+  enum lade_dtype dtype;
+  int n_microbatches, n_chunks; /* fewer chunks where there are not enough layers */
+  bool is_early;
+} cases[] = {{"gpt2, 1f1b", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 5, 1, false},
+             {"llama, gpipe", LADE_LLAMA, LADE_SCHEDULE_GPIPE, LADE_F32, 3, 1, false},
+             {"llama, interleaved", LADE_LLAMA, LADE_SCHEDULE_INTERLEAVED, LADE_F32, 8, 2, false},
+             {"gpt2, interleaved in bf16", LADE_GPT2, LADE_SCHEDULE_INTERLEAVED, LADE_BF16, 4, 2, false},
+             {"llama, zbh1", LADE_LLAMA, LADE_SCHEDULE_ZBH1, LADE_F32, 6, 1, false},
+             {"gpt2, zbh1 in bf16, early updates", LADE_GPT2, LADE_SCHEDULE_ZBH1, LADE_BF16, 4, 1, true}};
+
+struct run {
+  struct rig *rig;
+  struct lade_plan *plan;
+  struct rig_numbers numbers;
+};
+
+/* A run from the beginning, left open; the plan's peak is the measured one. */
+static void run_open(struct run *run, struct rig *rig, const struct scene_setting *how)
+{
+  struct lade_error error = {0};
+  struct lade_device_info info;
+  struct lade_residency *residency = NULL;
+  demand(!lade_residency_create(rig->graph, &residency), "no memory for a residency");
+  scene_residency_set(residency, rig->graph, how);
+  *run = (struct run){.rig = rig, .plan = rig_plan(rig, residency)};
+  demand(!rig_open(rig, run->plan, &error), "%s", error.text);
+  demand(!rig_run(rig, N_STEPS, &run->numbers, &error), "%s", error.text);
+  lade_device_get_info(rig->device, &info);
+  demand(info.peak_bytes == lade_align_up(run->plan->peak_bytes[LADE_DEVICE], info.chunk_bytes),
+         "%llu bytes were planned and %llu measured", (unsigned long long)run->plan->peak_bytes[LADE_DEVICE],
+         (unsigned long long)info.peak_bytes);
+}
+
+static void run_close(struct run *run)
+{
+  rig_close(run->rig);
+  lade_plan_destroy(run->plan);
+}
+
+/* ---- comparison with one rank ---- */
+
+static void value_agrees(const struct run *got, int got_tensor, const struct run *want, int want_tensor,
+                         const char *what)
+{
+  struct lade_error error = {0};
+  uint64_t bytes = lade_value_bytes(got->rig->graph, got_tensor);
+  char name[LADE_NAME_BYTES + 16], *ours = malloc(bytes), *theirs = malloc(bytes);
+  demand(ours && theirs && bytes == lade_value_bytes(want->rig->graph, want_tensor), "a value has another size");
+  demand(!lade_executor_get(got->rig->executor, got_tensor, 0, ours, bytes, &error), "%s", error.text);
+  demand(!lade_executor_get(want->rig->executor, want_tensor, 0, theirs, bytes, &error), "%s", error.text);
+  demand(memcmp(ours, theirs, bytes) == 0, "%s: %s is not what one rank has", what,
+         lade_value_name(got->rig->graph, got_tensor, name));
+  free(ours);
+  free(theirs);
+}
+
+static void params_agree(const struct run *got, const struct run *want, const char *what)
+{
+  const struct lade_graph *graph = got->rig->graph, *whole = want->rig->graph;
+  for (int param = 0; param < graph->n_params; param++) {
+    int number = graph->params[param].number;
+    value_agrees(got, graph->params[param].tensor, want, whole->params[number].tensor, what);
+    for (int part = 0; part < LADE_N_PARTS; part++) {
+      int tensor = lade_value_part(graph, param, (enum lade_part)part);
+      if (tensor >= 0)
+        value_agrees(got, tensor, want, lade_value_part(whole, number, (enum lade_part)part), what);
+    }
+  }
+}
+
+static void losses_agree(const struct run *got, const struct run *want, const char *what)
+{
+  if (got->rig->graph->loss < 0)
+    return;
+  for (int i = 0; i < N_STEPS; i++)
+    demand(got->numbers.loss[i] == want->numbers.loss[i], "%s: step %d has loss %.9g, one rank %.9g", what, i,
+           got->numbers.loss[i], want->numbers.loss[i]);
+  for (int i = 0; i < 2; i++)
+    demand(got->numbers.eval[i] == want->numbers.eval[i], "%s: evaluation %d gives %.9g, one rank %.9g", what, i,
+           got->numbers.eval[i], want->numbers.eval[i]);
+}
+
+/* ---- one model ---- */
+
+static void rigs_init(struct world *world, const struct lade_layout *layout, size_t i, struct rig *one,
+                      struct rig *ours)
+{
+  struct rig_model model = rig_tiny(cases[i].family);
+  model.layers = LAYERS;
+  model.batch = 2;
+  model.dtype = cases[i].dtype;
+  model.n_microbatches = cases[i].n_microbatches;
+  model.is_untied = true;
+  rig_init(one, &model);
+  model.share = (struct lade_share){.pp = world->size, .pp_rank = world->rank, .n_chunks = layout->virtual_stages};
+  rig_init(ours, &model);
+  one->is_early = ours->is_early = cases[i].is_early;
+  one->is_unclipped = ours->is_unclipped = true;
+  ours->layout = layout;
+  ours->comms = world->axes;
+}
+
+static void case_agrees(struct world *world, size_t i)
+{
+  const struct scene_setting keep = {.manner = SCENE_KEEP, .is_early = cases[i].is_early};
+  const struct scene_setting mixed = {.manner = SCENE_MIXED, .homes = LADE_HOME_HOST, .is_early = cases[i].is_early,
+                                      .prefetch_bytes = 100000, .seed = 77};
+  struct lade_layout layout;
+  struct lade_error error = {0};
+  struct lade_layout_params how = {.struct_size = sizeof(how), .world = world->size, .rank = world->rank,
+                                   .pp = world->size, .schedule = cases[i].schedule,
+                                   .virtual_stages = cases[i].n_chunks, .grad_reduce = LADE_F32};
+  struct rig one, ours;
+  struct run want, got, again;
+  demand(!lade_layout_init(&how, &error, &layout), "%s", error.text);
+  world_split(world, &layout);
+  rigs_init(world, &layout, i, &one, &ours);
+  run_open(&want, &one, &keep);
+  run_open(&got, &ours, &keep);
+  losses_agree(&got, &want, cases[i].name);
+  params_agree(&got, &want, cases[i].name);
+  run_close(&want);
+  run_close(&got);
+  run_open(&again, &ours, &mixed);
+  demand(memcmp(&got.numbers, &again.numbers, sizeof(got.numbers)) == 0, "%s: another residency gives other numbers",
+         cases[i].name);
+  run_close(&again);
+  rig_finish(&one);
+  rig_finish(&ours);
+  world_unite(world);
+}
+
+int main(void)
+{
+  struct world world;
+  world_open(&world);
+  for (size_t i = 0; i < LADE_COUNT(cases); i++)
+    case_agrees(&world, i);
+  printf("DONE\n");
+  fflush(stdout);
+  world_close(&world);
+  return 0;
+}
