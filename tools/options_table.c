@@ -111,6 +111,9 @@ const struct option option_table[] = {
              "a comma in a name is written twice"},
     {OPTION_SIZE, "store-budget", "SIZE", ALL, AT(session.store_budget_bytes), .unset = "what is free there",
      .least = 1, .help = "bytes in --store"},
+    {OPTION_FLAG, "durable", NULL, VERB_TRAIN | VERB_PLAN, AT(session.is_durable),
+     .help = "keep all parameters and optimizer state in --store, published after every step: the same command goes on "
+             "after a kill or a power cut"},
     {OPTION_FLAG, "allow-tmpfs", NULL, ALL | VERB_DOCTOR, AT(session.allow_tmpfs),
      .help = "let --store be a directory in memory"},
     {OPTION_TEXT, "residency", "auto|none|full|selective|FILE", ALL, AT(residency), .preset = "auto",
@@ -211,6 +214,7 @@ static const struct verb_page verb_pages[] = {
      "  lade train --data input.txt --budget min --store /nvme/scratch  as small as it goes, over a drive\n"
      "  lade train --data input.txt --save run --save-every 500         checkpoints; then, after a stop:\n"
      "  lade train --data input.txt --save run --resume run\n"
+     "  lade train --data input.txt --store /nvme/scratch --durable    after a crash, the same line goes on\n"
      "\nUsage: lade train --data FILE... [OPTION...]\n"
      "Trains a model inside a memory budget, with the numbers of the unconstrained run.\n"},
     {VERB_SWEEP, "sweep",

@@ -72,9 +72,10 @@ static void log_step(struct run *run, const struct lade_step_report *report)
 static int log_open(struct run *run)
 {
   const char *path = run->options.log;
+  bool goes_on = run->options.session.resume || (run->options.session.is_durable && run->info.step > 0);
   if (!path)
     return 0;
-  run->log = fopen(path, run->options.session.resume ? "ae" : "we");
+  run->log = fopen(path, goes_on ? "ae" : "we");
   if (!run->log)
     return lade_error_set(&run->error, -errno, "--log %s: %s", path, strerror(errno));
   setvbuf(run->log, NULL, _IOLBF, 1 << 16);
@@ -219,6 +220,11 @@ static void interrupted_print(struct run *run)
   struct option_list arguments = {0};
   log_event(run, json_pack("{s:s, s:I, s:i}", "event", "interrupted", "step", (json_int_t)run->info.step, "signal",
                            signals_get()));
+  if (run->options.session.is_durable && run->options.device != DEVICE_DRY) {
+    fprintf(stderr, "lade train: stopped after step %lld, which is kept in %s; the same command goes on from there\n",
+            (long long)run->info.step, run->options.session.store);
+    return;
+  }
   if (!run->options.save) {
     fprintf(stderr, "lade train: stopped after step %lld; nothing was saved (--save DIR does that)\n",
             (long long)run->info.step);
@@ -271,9 +277,11 @@ static int begin(struct run *run)
   if (status)
     return status;
   lade_session_get_info(run->session, &run->info);
+  const char *resume = options->session.resume;
   if (run->info.step > options->session.steps)
-    return lade_error_set(&run->error, -EINVAL, "--resume %s is at step %lld, past --steps %lld",
-                          options->session.resume, (long long)run->info.step, (long long)options->session.steps);
+    return lade_error_set(&run->error, -EINVAL, "--%s %s is at step %lld, past --steps %lld",
+                          resume ? "resume" : "store", resume ? resume : options->session.store,
+                          (long long)run->info.step, (long long)options->session.steps);
   status = history_init(&run->history, options->session.steps - run->info.step);
   if (!status)
     status = save_prepare(run);

@@ -128,6 +128,12 @@ struct lade_run_params {
   bool updates_early;
   enum lade_moments moments;   /* how AdamW's moments are kept */
   enum lade_master master;     /* LADE_MASTER_24BIT with LADE_BF16 only */
+  /*
+   * All parameters and optimizer state live in the store, one directory, and are published there after each step. A
+   * trainer that is opened over what another one left goes on from its last completed step, whatever ended that one:
+   * init and resume are for the first. Another model or form of state is -EINVAL; a directory in use is -EBUSY.
+   */
+  bool durable;
 };
 
 /*

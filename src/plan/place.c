@@ -4,8 +4,10 @@
  *
  * Each space is packed by itself: a buffer is a rectangle, its lifetime in list positions wide and its bytes high.
  * Buffers that another program over the same arena has placed already (residents of training, when evaluation is
- * placed) keep their offsets. Effort beyond the fast pass is spent on the device alone, whose bytes are the scarce
- * ones.
+ * placed) keep their offsets. What lives in the store across steps stands first there, one after another: it is beside
+ * everything in time, so that costs nothing, and durable state is found where the graph alone says.
+ *
+ * Effort beyond the fast pass is spent on the device alone, whose bytes are the scarce ones.
  *
  * The ledger is taken at the instant of the live peak, where owners' bytes are a fact. What the packer and the
  * rounding to whole chunks add to it is fragmentation, so that the owners sum to the peak.
@@ -21,15 +23,17 @@ static int items_fill(const struct lade_build_params *params, const struct lade_
                       enum lade_space space, struct lade_pack_item *items)
 {
   int n = 0;
+  int64_t next = 0;
   for (int i = 0; i < program->n_buffers; i++) {
     const struct lade_buffer *buffer = &program->buffers[i];
     if (buffer->space != space)
       continue;
-    bool is_fixed = params->residents && buffer->is_resident;
+    bool is_fixed = params->residents && buffer->is_resident, is_state = space == LADE_STORE && buffer->is_resident;
     LADE_ASSERT(!is_fixed || params->residents->buffers[i].bytes == buffer->bytes);
     items[n++] = (struct lade_pack_item){
         .lower = buffer->first, .upper = buffer->last + 1, .bytes = buffer->bytes, .align = plan_space_align(space),
-        .fixed = is_fixed ? (int64_t)params->residents->buffers[i].offset : -1};
+        .fixed = is_fixed ? (int64_t)params->residents->buffers[i].offset : is_state ? next : -1};
+    next += is_state ? (int64_t)buffer->bytes : 0;
   }
   return n;
 }

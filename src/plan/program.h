@@ -165,6 +165,11 @@ struct lade_program {
 
 /* Bytes that element-for-element hold value @tensor (any microbatch). */
 uint64_t lade_value_bytes(const struct lade_graph *graph, int tensor);
+/*
+ * Bytes of the store that all parameters take with their state when they are at home there, in whole granules. They
+ * stand first in it: parameter by parameter, the working copy and then the parts.
+ */
+uint64_t lade_state_store_bytes(const struct lade_graph *graph);
 /* Scratch of a streamed update of @param: windows of weight, parts and, from the store, the gradient; all scales. */
 uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, int param, bool has_grad);
 /* Is @part streamed whole? */

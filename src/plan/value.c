@@ -74,6 +74,24 @@ uint64_t lade_value_bytes(const struct lade_graph *graph, int tensor)
   return (uint64_t)n_elements * part_element_bytes(graph, part);
 }
 
+static uint64_t store_granules(uint64_t bytes)
+{
+  return lade_align_up(LADE_MAX(bytes, 1), LADE_STORE_ALIGN);
+}
+
+uint64_t lade_state_store_bytes(const struct lade_graph *graph)
+{
+  uint64_t bytes = 0;
+  for (int param = 0; param < graph->n_params; param++) {
+    bytes += store_granules(lade_value_bytes(graph, graph->params[param].tensor));
+    for (int part = 0; part < LADE_N_PARTS; part++) {
+      int tensor = lade_value_part(graph, param, (enum lade_part)part);
+      bytes += tensor < 0 ? 0 : store_granules(lade_value_bytes(graph, tensor));
+    }
+  }
+  return bytes;
+}
+
 uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, int param, bool has_grad)
 {
   int64_t n = LADE_MIN(param_n_elements(graph, param), LADE_STREAM_ELEMENTS);

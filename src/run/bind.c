@@ -182,9 +182,9 @@ static void io_bind(lade_executor *ex, const struct lade_program *program, const
   const struct lade_operand *stored = operand_find(program, instr, is_read ? LADE_ROLE_SRC : LADE_ROLE_DST);
   io->executor = ex;
   io->value = is_read ? stored->reads : stored->makes;
+  io->store_offset = program->buffers[stored->buffer].offset + stored->offset;
   io->transfer = (struct lade_transfer){
-      .op = is_read ? LADE_STORE_READ : LADE_STORE_WRITE, .check = LADE_CHECK_STORE, .extent = ex->extent,
-      .offset = program->buffers[stored->buffer].offset + stored->offset, .bytes = stored->bytes,
+      .op = is_read ? LADE_STORE_READ : LADE_STORE_WRITE, .check = LADE_CHECK_STORE, .bytes = stored->bytes,
       .data = operand_address(ex, program, instr, is_read ? LADE_ROLE_DST : LADE_ROLE_SRC)};
 }
 

@@ -196,7 +196,10 @@ int lade_executor_step(lade_executor *ex, const struct lade_step *step, struct l
   int status = program_run(ex, &ex->train, &result, error);
   if (status)
     return status;
-  ex->n_steps++;
+  if (ex->params.durable)
+    ex->has_step = true;
+  else
+    ex->n_steps++;
   result.loss = losses_mean(ex, &ex->train);
   if (!ex->is_dry)
     memcpy(&result.verdict, executor_address(ex, ex->train.program, ex->verdict, 0), sizeof(result.verdict));
@@ -222,18 +225,31 @@ int lade_executor_eval(lade_executor *ex, struct lade_step_result *ret_result, s
   return 0;
 }
 
+int lade_executor_publish(lade_executor *ex, const void *memo, size_t memo_bytes, struct lade_error *error)
+{
+  struct lade_error line = {0};
+  int status = failure_get(ex, error);
+  if (status || !ex->params.durable)
+    return status ? status : lade_error_set(error, -EINVAL, "state is not durable");
+  status = lade_durable_publish(ex->params.durable, ex->n_steps + ex->has_step, memo, memo_bytes, &line);
+  if (status) {
+    executor_fail(ex, status, &line);
+    return lade_error_set(error, status, "%s", line.text);
+  }
+  ex->n_steps += ex->has_step;
+  ex->has_step = false;
+  return 0;
+}
+
 /* ---- values between steps ---- */
 
 static int stored_move(lade_executor *ex, const struct lade_buffer *buffer, int tensor, uint64_t offset, uint64_t bytes,
                        enum lade_store_op op, struct lade_error *error)
 {
-  struct lade_transfer transfer = {
-      .op = op, .check = LADE_CHECK_STORE, .extent = ex->extent, .offset = buffer->offset + offset, .bytes = bytes,
-      .data = ex->bounce, .identity = executor_identity(ex, (struct lade_value){tensor, 0, 0})};
-  int status = lade_store_submit(ex->params.store, &transfer);
-  if (status)
-    return lade_error_set(error, status, "the store refused a transfer");
-  return executor_transfer_wait(ex, &transfer, error);
+  struct lade_transfer transfer = {.op = op, .check = LADE_CHECK_STORE, .bytes = bytes, .data = ex->bounce};
+  executor_address_stored(ex, (struct lade_value){tensor, 0, 0}, buffer->offset + offset, &transfer);
+  int status = executor_transfer_begin(ex, &transfer, error);
+  return status ? status : executor_transfer_wait(ex, &transfer, error);
 }
 
 /* Copy over a link queue, whole; the queues are idle between steps. */
@@ -385,14 +401,22 @@ static int store_take(lade_executor *ex, struct lade_error *error)
   uint64_t bytes = ex->params.plan->peak_bytes[LADE_STORE];
   if (ex->is_dry || !bytes)
     return 0;
+  ex->bounce = aligned_alloc(LADE_STORE_BLOCK_BYTES, LADE_EXECUTOR_WINDOW_BYTES);
+  if (!ex->bounce)
+    return lade_error_set(error, -ENOMEM, "no memory for a window of the store");
+  if (ex->params.durable) {
+    ex->n_steps = lade_durable_generation(ex->params.durable);
+    ex->spill_offset = lade_durable_slot(ex->params.durable, 0).bytes;
+  }
+  LADE_ASSERT(bytes >= ex->spill_offset);
+  bytes -= ex->spill_offset;
+  if (!bytes)
+    return 0;
   if (!ex->params.store)
     return lade_error_set(error, -EINVAL, "the plan uses a store, but none was opened");
   int status = lade_store_reserve(ex->params.store, bytes, &ex->extent);
   if (status)
     return lade_error_set(error, status, "the store has no room for %llu bytes", (unsigned long long)bytes);
-  ex->bounce = aligned_alloc(LADE_STORE_BLOCK_BYTES, LADE_EXECUTOR_WINDOW_BYTES);
-  if (!ex->bounce)
-    return lade_error_set(error, -ENOMEM, "no memory for a window of the store");
   return lade_store_prepare(ex->params.store, error);
 }
 
@@ -438,6 +462,16 @@ static int comms_match(const lade_executor *ex, const struct lade_program *progr
   return 0;
 }
 
+static bool is_all_stored(const lade_executor *ex)
+{
+  const struct lade_program *program = ex->params.plan->train;
+  for (int param = 0; param < ex->graph->n_params; param++) {
+    if (program->buffers[ex->resident[ex->graph->params[param].tensor]].space != LADE_STORE)
+      return false;
+  }
+  return true;
+}
+
 static int executor_init(lade_executor *ex, struct lade_error *error)
 {
   const struct lade_plan *plan = ex->params.plan;
@@ -457,6 +491,8 @@ static int executor_init(lade_executor *ex, struct lade_error *error)
   if (status)
     return status;
   status = residents_find(ex);
+  if (!status && ex->params.durable && !is_all_stored(ex))
+    return lade_error_set(error, -EINVAL, "state can be durable only where all of it is at home in the store");
   if (!status)
     status = bound_init(ex, plan->train, &ex->train);
   if (!status)

@@ -8,6 +8,10 @@
  * device's queues, and waits for all of them: it allocates nothing and makes no memory call. The executor does
  * not know what recompute or offload is.
  *
+ * State can be durable: every parameter is then at home in the store, and what the program addresses there as one place
+ * is two slots of a lade_durable. A step reads the slot of the generation that counts and writes the other; until
+ * lade_executor_publish it has not happened.
+ *
  * On a dry device nothing is bound and nothing runs; the same walk drives the device's simulated clock.
  *
  * One thread at a time. Parameters and optimizer state are read and written between steps, wherever they live.
@@ -17,7 +21,7 @@
 
 #include "device/device.h"
 #include "kernels/kernels.h"
-#include "offload/store.h"
+#include "offload/durable.h"
 #include "plan/plan.h"
 #include "run/values.h"
 
@@ -29,7 +33,8 @@ struct lade_executor_params {
   lade_device *device;          /* borrowed */
   const struct lade_kernels *kernels;
   lade_pool *pool;
-  lade_store *store;            /* borrowed, not yet prepared; NULL when the plan has no store */
+  lade_store *store;            /* borrowed, not yet prepared; NULL when the plan has nothing for one */
+  lade_durable *durable;        /* borrowed, prepared, of lade_state_store_bytes; NULL: state ends with the process */
   /*
    * Borrowed; by enum lade_axis, each of the ranks of that axis in its order; NULL where no instruction needs one, NULL
    * altogether for one rank or on a dry device. They are the executor's alone until it is destroyed.
@@ -105,7 +110,13 @@ static inline struct lade_values lade_executor_values(lade_executor *executor, c
       .graph = graph, .get = lade_executor_values_get, .set = lade_executor_values_set, .user = executor};
 }
 
-/* Steps completed since creation; the generation of what is in the store follows it. */
+/*
+ * Make the step that was run count, with @memo, or, before the first step of all, the values that were set. -EINVAL:
+ * nothing is durable here; else as lade_durable_publish, and every later call but destroy returns the same. Blocks.
+ */
+int lade_executor_publish(lade_executor *executor, const void *memo, size_t memo_bytes, struct lade_error *error);
+
+/* Steps completed since creation, or the generation that counts; the generation of what is in the store follows it. */
 uint64_t lade_executor_n_steps(const lade_executor *executor);
 
 /* Spans of the last step, one per instruction of the training program. */

@@ -22,6 +22,7 @@ struct io_call {
   struct lade_transfer transfer;
   lade_executor *executor;
   struct lade_value value;
+  uint64_t store_offset; /* in the plan's store */
 };
 
 #define STREAM_MAX_PARTS 5 /* weight, residual, m, v, gradient */
@@ -29,7 +30,7 @@ struct io_call {
 /* One part of a streamed parameter: where its bytes lie and how wide its elements are. */
 struct stream_part {
   struct lade_value value;
-  uint64_t store_offset; /* in the extent */
+  uint64_t store_offset; /* in the plan's store */
   size_t element_bytes;
   uint64_t window_offset; /* of this part in a window of scratch */
   bool is_written;
@@ -78,6 +79,7 @@ struct lade_executor {
   lade_chunk *chunk;
   struct lade_staging host;
   struct lade_extent extent;
+  uint64_t spill_offset; /* in the plan's store, where the extent begins: what is before it is durable */
   void *bounce; /* LADE_EXECUTOR_WINDOW_BYTES, for get and set of values in the store */
   lade_queue *queues[LADE_N_QUEUES]; /* NULL: no instruction is on it */
   struct lade_step step;
@@ -87,6 +89,7 @@ struct lade_executor {
   int32_t *tokens, *targets, *losses; /* by microbatch: resident host buffers */
   int32_t verdict;
   uint64_t n_steps, n_runs;
+  bool has_step; /* durable: one that was run and not published */
   atomic_int failure; /* the first error of an instruction; nothing is trusted after it */
   pthread_mutex_t failure_mutex;
   struct lade_error failure_text;
@@ -99,10 +102,15 @@ void *executor_address(const lade_executor *executor, const struct lade_program 
 /* Remember the first failure of an instruction, and let no other rank wait for us. Any thread. */
 void executor_fail(lade_executor *executor, int code, const struct lade_error *error);
 
-/* What value bytes in the store must be in the running step. */
-struct lade_identity executor_identity(const lade_executor *executor, struct lade_value value);
+/*
+ * What value bytes at @offset of the plan's store must be in the running step, and where they are: in the extent for
+ * what is spilled, in the slot of their generation for durable state.
+ */
+void executor_address_stored(const lade_executor *executor, struct lade_value value, uint64_t offset,
+                             struct lade_transfer *transfer);
 
-/* Wait for a transfer, and say which tensor it was about if it failed. */
+/* Begin a transfer that has its address. Wait for one, and say which tensor it was about if it failed. */
+int executor_transfer_begin(const lade_executor *executor, struct lade_transfer *transfer, struct lade_error *error);
 int executor_transfer_wait(const lade_executor *executor, struct lade_transfer *transfer, struct lade_error *error);
 
 /* The communicator over which @instr, a COLLECTIVE, is run. */

@@ -89,6 +89,7 @@ int lade_run_session_params(const struct lade_run_params *run, struct lade_sessi
   params.host_budget_bytes = own.host_budget_bytes;
   params.store = own.store;
   params.store_budget_bytes = own.store_budget_bytes;
+  params.is_durable = own.durable;
   params.allow_tmpfs = own.allow_tmpfs;
   params.recipe = own.recipe;
   params.residency_file = own.residency_file;

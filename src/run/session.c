@@ -156,6 +156,18 @@ static void store_notices(const lade_session *s)
     session_notice(s, "%s", line);
 }
 
+/* The step is one to go on from: its time is part of it, and the drive's. */
+static int step_publish(lade_session *s, struct lade_step_report *report, struct lade_error *error)
+{
+  const int64_t start_ns = lade_now_ns();
+  int status = session_durable_publish(s, error);
+  const int64_t took_ns = s->durable ? lade_now_ns() - start_ns : 0;
+  report->wall_ns += took_ns;
+  report->busy_ns[LADE_Q_IO] += took_ns;
+  report->stall_ns[LADE_Q_IO] += took_ns;
+  return status;
+}
+
 int lade_session_step(lade_session *s, struct lade_step_report *ret_report, struct lade_error *error)
 {
   struct lade_step block = step_block(s);
@@ -177,6 +189,9 @@ int lade_session_step(lade_session *s, struct lade_step_report *ret_report, stru
   memcpy(report.stall_ns, result.stall_ns, sizeof(report.stall_ns));
   status = isfinite(result.loss) ? 0 : not_finite(s, &result, error);
   step_count(s, &result);
+  int published = step_publish(s, &report, error);
+  if (published)
+    return published;
   if (!status)
     *ret_report = report;
   return status;
@@ -237,9 +252,9 @@ void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
       .budget_bytes = s->budget_bytes, .bounds = s->bounds, .plan = s->plan, .graph = s->graph, .prices = &s->prices,
       .cost = &s->cost, .executor = s->executor, .measured_peak_bytes = device.peak_bytes,
       .host_bytes = s->plan ? s->plan->peak_bytes[LADE_HOST] : 0,
-      .store_bytes = s->plan ? s->plan->peak_bytes[LADE_STORE] : 0, .host_budget_bytes = s->host_bytes,
-      .store_budget_bytes = s->store_bytes, .numerics_key = s->state.numerics_key, .step = s->state.step,
-      .loss_digest = s->state.loss_digest,
+      .store_bytes = s->plan ? s->plan->peak_bytes[LADE_STORE] + session_durable_extra(s) : 0,
+      .host_budget_bytes = s->host_bytes, .store_budget_bytes = s->store_bytes,
+      .numerics_key = s->state.numerics_key, .step = s->state.step, .loss_digest = s->state.loss_digest,
       .speed_of_light_ns = s->matmul_flops_per_s > 0 ? flops / s->matmul_flops_per_s * 1e9 : 0};
   if (s->plan)
     lade_program_store_traffic(s->plan->train, &ret_info->store_read_bytes, &ret_info->store_written_bytes);

@@ -42,6 +42,7 @@ struct lade_session_params {
   bool has_host_budget;                /* else 80 % of what the machine has left */
   const char *store;                   /* directories, as lade_store_params' dir; NULL: no NVMe tier */
   uint64_t store_budget_bytes;         /* 0: what the file system has free */
+  bool is_durable;                     /* all state in the store, published after each step; -EINVAL without one */
   bool allow_tmpfs;
   bool is_dry;
   const char *machine;                 /* preset or file: nothing is probed; NULL: this machine */
@@ -107,6 +108,7 @@ struct lade_step_report {
  * One training step. -EDOM when the loss or a gradient is not finite (FP16's scaling excepted), with the step and the
  * first gradient that is not, in the order of parameters, in @error; nothing was updated and the step does not count.
  * If the loss alone overflowed, every gradient being finite, @error says that: the update was made and the step counts.
+ * With is_durable a step that returns 0 is one that the next session over this store goes on from.
  */
 int lade_session_step(lade_session *session, struct lade_step_report *ret_report, struct lade_error *error);
 

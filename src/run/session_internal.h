@@ -33,6 +33,8 @@ struct lade_session {
   struct lade_plan *plan;
   lade_device *device;
   lade_store *store;
+  lade_durable *durable;
+  bool is_recovered;        /* state, and values, are those that were found in the store */
   lade_executor *executor;
   double matmul_flops_per_s; /* measured in this run; 0: not */
   struct lade_checkpoint_state state;
@@ -53,6 +55,25 @@ double session_first_scale(const lade_session *session);
  */
 int session_resume_begin(lade_session *session, struct lade_error *error);
 int session_resume(lade_session *session, const struct lade_values *values, struct lade_error *error);
+
+/* The seed is that of the state that the run goes on from, found in @where. */
+void session_seed_take(lade_session *session, const char *where);
+
+/* Tell what differs from the run that left the state in @where, and make it this run's. */
+void session_go_on(lade_session *session, const char *where);
+
+/*
+ * Durable state (session_durable.c); all do nothing without is_durable. Before the data is opened: lock the directory
+ * and take the state that is found there. With the graph: pin every parameter's home, say what two slots take beside
+ * the one that the plan sees, and whether that fits. With the plan: open the slots. Then publish what values and state
+ * are now. Errors as lade_durable's.
+ */
+int session_durable_begin(lade_session *session, struct lade_error *error);
+int session_durable_pin(lade_session *session, struct lade_error *error);
+uint64_t session_durable_extra(const lade_session *session);
+int session_durable_check_room(const lade_session *session, struct lade_error *error);
+int session_durable_prepare(lade_session *session, struct lade_error *error);
+int session_durable_publish(lade_session *session, struct lade_error *error);
 
 void session_notice(const lade_session *session, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -222,17 +222,19 @@ static int store_room(lade_session *s, struct lade_error *error)
   if (status)
     return status;
   free_bytes = (uint64_t)((double)free_bytes * STORE_SHARE);
+  free_bytes += s->durable ? lade_durable_held_bytes(s->durable) : 0;
   s->store_bytes = s->params.store_budget_bytes ? s->params.store_budget_bytes : free_bytes;
   return 0;
 }
 
 static struct lade_plan_params plan_params(const lade_session *s)
 {
+  const uint64_t extra = session_durable_extra(s); /* the plan sees one slot of two */
   return (struct lade_plan_params){
       .struct_size = sizeof(struct lade_plan_params), .graph = s->graph, .prices = &s->prices,
       .n_microbatches = s->n_microbatches, .is_unified = s->is_unified,
       .is_early = s->params.updates_early, .chunk_bytes = CHUNK_BYTES,
-      .host_bytes = s->host_bytes, .store_bytes = s->store_bytes, .recipe = s->params.recipe, .pins = s->pins,
+      .host_bytes = s->host_bytes, .store_bytes = s->store_bytes - extra, .recipe = s->params.recipe, .pins = s->pins,
       .n_pins = s->n_pins};
 }
 
@@ -284,6 +286,8 @@ static int tiers_resolve(lade_session *s, struct lade_error *error)
   s->left_bytes = is_described ? machine->host_bytes : (uint64_t)lade_cpu_memory_bytes();
   s->capacity_bytes = is_described ? machine->device_bytes : s->left_bytes;
   int status = store_room(s, error);
+  if (!status)
+    status = session_durable_check_room(s, error);
   if (status)
     return status;
   s->host_bytes = s->params.has_host_budget ? s->params.host_budget_bytes : share(s->left_bytes, HOST_SHARE);
@@ -348,13 +352,18 @@ static int device_open(lade_session *s, struct lade_error *error)
 
 static int store_open(lade_session *s, struct lade_error *error)
 {
-  if (s->params.is_dry || !s->plan->peak_bytes[LADE_STORE])
-    return 0;
-  struct lade_store_params how = store_params(s);
-  how.capacity_bytes = s->store_bytes;
-  int status = lade_store_open(&how, error, &s->store);
-  if (!status && *lade_store_note(s->store))
-    session_notice(s, "%s", lade_store_note(s->store));
+  const uint64_t durable_bytes = s->durable ? lade_state_store_bytes(s->graph) : 0;
+  int status = s->params.is_dry ? 0 : session_durable_prepare(s, error);
+  if (s->params.is_dry || status)
+    return status;
+  if (s->plan->peak_bytes[LADE_STORE] > durable_bytes) {
+    struct lade_store_params how = store_params(s);
+    how.capacity_bytes = s->store_bytes;
+    status = lade_store_open(&how, error, &s->store);
+  }
+  const lade_store *any = s->store ? s->store : s->durable ? lade_durable_store(s->durable) : NULL;
+  if (!status && any && *lade_store_note(any))
+    session_notice(s, "%s", lade_store_note(any));
   return status;
 }
 
@@ -367,11 +376,12 @@ static int executor_make(lade_session *s, struct lade_error *error)
     return status;
   struct lade_executor_params how = {
       .struct_size = sizeof(how), .plan = s->plan, .device = s->device, .kernels = &s->kernels, .pool = s->pool,
-      .store = s->store, .faults = s->params.faults};
+      .store = s->store, .durable = s->durable, .faults = s->params.faults};
   return lade_executor_create(&how, error, &s->executor);
 }
 
-static int values_fill(lade_session *s, struct lade_error *error)
+/* The first values of all, or those of a checkpoint. */
+static int values_begin(lade_session *s, struct lade_error *error)
 {
   struct lade_values values = lade_session_values(s);
   s->state = (struct lade_checkpoint_state){
@@ -385,6 +395,16 @@ static int values_fill(lade_session *s, struct lade_error *error)
   if (s->params.init)
     return lade_checkpoint_init(&values, s->params.init, s->params.faults, error);
   return lade_checkpoint_random(&values, s->params.seed, error);
+}
+
+static int values_fill(lade_session *s, struct lade_error *error)
+{
+  if (s->is_recovered) {
+    session_go_on(s, s->params.store);
+    return 0;
+  }
+  int status = values_begin(s, error);
+  return status ? status : session_durable_publish(s, error);
 }
 
 /* The rate that speed of light is measured against: of this run, on these cores. */
@@ -404,6 +424,8 @@ static int session_acquire(lade_session *s, struct lade_error *error)
   if (!status)
     status = update_check(s, error);
   if (!status)
+    status = session_durable_begin(s, error);
+  if (!status)
     status = session_resume_begin(s, error);
   if (!status)
     status = data_read(s, error);
@@ -411,6 +433,8 @@ static int session_acquire(lade_session *s, struct lade_error *error)
     status = graph_make(s, error);
   if (!status && s->params.residency_file)
     status = lade_pins_load(s->params.residency_file, s->graph, error, &s->pins, &s->n_pins);
+  if (!status)
+    status = session_durable_pin(s, error);
   if (!status)
     status = cost_take(s, error);
   if (!status)
@@ -444,6 +468,7 @@ void lade_session_close(lade_session *s)
     return;
   lade_executor_destroy(s->executor);
   lade_store_close(s->store);
+  lade_durable_close(s->durable);
   lade_device_close(s->device);
   lade_plan_destroy(s->plan);
   lade_planner_destroy(s->planner);

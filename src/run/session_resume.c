@@ -18,6 +18,15 @@ double session_first_scale(const lade_session *s)
   return s->params.dtype == LADE_F16 ? FIRST_LOSS_SCALE : 1;
 }
 
+void session_seed_take(lade_session *s, const char *where)
+{
+  if (s->state.seed != s->params.seed)
+    session_notice(s, "%s was started with --seed %llu, not %llu; going on with %llu", where,
+                   (unsigned long long)s->state.seed, (unsigned long long)s->params.seed,
+                   (unsigned long long)s->state.seed);
+  s->params.seed = s->state.seed;
+}
+
 int session_resume_begin(lade_session *s, struct lade_error *error)
 {
   if (!s->params.resume || s->params.is_dry || s->params.is_plan_only)
@@ -27,11 +36,7 @@ int session_resume_begin(lade_session *s, struct lade_error *error)
     status = lade_checkpoint_read_state(s->resume_path, &s->state, error);
   if (status)
     return status;
-  if (s->state.seed != s->params.seed)
-    session_notice(s, "%s was started with --seed %llu, not %llu; going on with %llu", s->resume_path,
-                   (unsigned long long)s->state.seed, (unsigned long long)s->params.seed,
-                   (unsigned long long)s->state.seed);
-  s->params.seed = s->state.seed;
+  session_seed_take(s, s->resume_path);
   return 0;
 }
 
@@ -58,21 +63,23 @@ static void scale_take(lade_session *s, const struct lade_checkpoint_run *saved)
   s->state.good_steps = 0;
 }
 
-int session_resume(lade_session *s, const struct lade_values *values, struct lade_error *error)
+void session_go_on(lade_session *s, const char *where)
 {
   char differences[400];
-  int status = lade_checkpoint_load(values, s->resume_path, s->params.faults, &s->state, error);
-  if (status)
-    return status;
   const struct lade_checkpoint_run saved = s->state.run, now = session_run(s);
   if (lade_checkpoint_run_compare(&saved, &now, differences, sizeof(differences)))
-    session_notice(s, "%s goes on with other numbers than an uninterrupted run would have: %s", s->resume_path,
-                   differences);
+    session_notice(s, "%s goes on with other numbers than an uninterrupted run would have: %s", where, differences);
   if (s->state.numerics_key != lade_kernels_key(&s->kernels))
-    session_notice(s, "%s was computed by other kernels: the numbers will not be those of an uninterrupted run",
-                   s->resume_path);
+    session_notice(s, "%s was computed by other kernels: the numbers will not be those of an uninterrupted run", where);
   scale_take(s, &saved);
   s->state.run = now;
   s->state.numerics_key = lade_kernels_key(&s->kernels);
-  return 0;
+}
+
+int session_resume(lade_session *s, const struct lade_values *values, struct lade_error *error)
+{
+  int status = lade_checkpoint_load(values, s->resume_path, s->params.faults, &s->state, error);
+  if (!status)
+    session_go_on(s, s->resume_path);
+  return status;
 }

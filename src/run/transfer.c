@@ -10,7 +10,9 @@
  *
  * Identities: a parameter's bytes belong to (tensor, number of updates so far), any other value's to
  * (tensor, microbatch, this run of a program, version). A block that was left from an earlier step, or from
- * another value, does not verify.
+ * another value, does not verify. Where state is durable, the number of updates also says in which slot the bytes are:
+ * what a step reads is never where it writes. The program sees one place; its waits, which keep a write behind the
+ * reads of that place, are more than two slots need.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -20,20 +22,45 @@
 
 #define TRANSIENT_GENERATION (UINT64_C(1) << 63)
 
-struct lade_identity executor_identity(const lade_executor *ex, struct lade_value value)
+static bool is_durable(const lade_executor *ex, uint32_t tensor)
+{
+  return ex->params.durable && ex->resident[tensor] >= 0;
+}
+
+void executor_address_stored(const lade_executor *ex, struct lade_value value, uint64_t offset,
+                             struct lade_transfer *transfer)
 {
   bool is_resident = ex->resident[value.tensor] >= 0;
   struct lade_identity identity = {.tensor = (uint32_t)value.tensor, .microbatch = (uint32_t)value.microbatch};
   identity.generation = is_resident ? ex->n_steps + (uint64_t)value.version
                                     : TRANSIENT_GENERATION | ex->n_runs << 16 | (uint64_t)(uint16_t)value.version;
-  return identity;
+  transfer->identity = identity;
+  if (is_durable(ex, identity.tensor)) {
+    transfer->extent = lade_durable_slot(ex->params.durable, identity.generation);
+    transfer->offset = offset;
+  } else {
+    LADE_ASSERT(offset >= ex->spill_offset);
+    transfer->extent = ex->extent;
+    transfer->offset = offset - ex->spill_offset;
+  }
+}
+
+static lade_store *store_of(const lade_executor *ex, const struct lade_transfer *transfer)
+{
+  return is_durable(ex, transfer->identity.tensor) ? lade_durable_store(ex->params.durable) : ex->params.store;
+}
+
+int executor_transfer_begin(const lade_executor *ex, struct lade_transfer *transfer, struct lade_error *error)
+{
+  int status = lade_store_submit(store_of(ex, transfer), transfer);
+  return status ? lade_error_set(error, status, "the store refused a transfer") : 0;
 }
 
 int executor_transfer_wait(const lade_executor *ex, struct lade_transfer *transfer, struct lade_error *error)
 {
   struct lade_error why = {0};
   char name[LADE_NAME_BYTES + 16];
-  int status = lade_store_wait(ex->params.store, transfer, &why);
+  int status = lade_store_wait(store_of(ex, transfer), transfer, &why);
   return status ? lade_error_set(error, status, "%s of tensor %s failed: %s",
                                  transfer->op == LADE_STORE_READ ? "reading back" : "writing out",
                                  lade_value_name(ex->graph, (int)transfer->identity.tensor, name), why.text)
@@ -51,11 +78,10 @@ static int transfer_wait(lade_executor *ex, struct lade_transfer *transfer)
 
 static int transfer_begin(lade_executor *ex, struct lade_transfer *transfer)
 {
-  int status = lade_store_submit(ex->params.store, transfer);
-  if (status) {
-    struct lade_error line;
-    executor_fail(ex, lade_error_set(&line, status, "the store refused a transfer"), &line);
-  }
+  struct lade_error line = {0};
+  int status = executor_transfer_begin(ex, transfer, &line);
+  if (status)
+    executor_fail(ex, status, &line);
   return status;
 }
 
@@ -65,7 +91,7 @@ void io_call_run(void *arg)
   lade_executor *ex = call->executor;
   if (atomic_load(&ex->failure))
     return;
-  call->transfer.identity = executor_identity(ex, call->value);
+  executor_address_stored(ex, call->value, call->store_offset, &call->transfer);
   if (!transfer_begin(ex, &call->transfer))
     transfer_wait(ex, &call->transfer);
 }
@@ -89,9 +115,10 @@ static void window_transfer(struct stream_call *s, int window, int i, enum lade_
   struct lade_value value = part->value;
   value.version = (int16_t)(value.version + (op == LADE_STORE_WRITE));
   *ret_transfer = (struct lade_transfer){
-      .op = op, .check = LADE_CHECK_STORE, .extent = ex->extent, .data = window_data(s, window, part),
-      .offset = part->store_offset + (uint64_t)window * LADE_STREAM_ELEMENTS * part->element_bytes,
-      .bytes = (uint64_t)window_elements(s, window) * part->element_bytes, .identity = executor_identity(ex, value)};
+      .op = op, .check = LADE_CHECK_STORE, .data = window_data(s, window, part),
+      .bytes = (uint64_t)window_elements(s, window) * part->element_bytes};
+  uint64_t first = (uint64_t)window * LADE_STREAM_ELEMENTS * part->element_bytes;
+  executor_address_stored(ex, value, part->store_offset + first, ret_transfer);
 }
 
 static int window_read(struct stream_call *s, int window)
@@ -172,8 +199,8 @@ static int scales_transfer(struct stream_call *s, enum lade_store_op op)
     struct lade_value value = scales->value;
     value.version = (int16_t)(value.version + (op == LADE_STORE_WRITE));
     scales->transfer = (struct lade_transfer){
-        .op = op, .check = LADE_CHECK_STORE, .extent = ex->extent, .data = scales->data,
-        .offset = scales->store_offset, .bytes = scales->bytes, .identity = executor_identity(ex, value)};
+        .op = op, .check = LADE_CHECK_STORE, .data = scales->data, .bytes = scales->bytes};
+    executor_address_stored(ex, value, scales->store_offset, &scales->transfer);
     status = transfer_begin(ex, &scales->transfer);
   }
   for (int i = 0; i < n_begun; i++) {

@@ -35,7 +35,7 @@ static const uint64_t tensor_bytes[] = {5000, 100000, 4096};
 #define N_TENSORS (int)LADE_COUNT(tensor_bytes)
 #define SLOT_BYTES (4 * (uint64_t)LADE_STORE_GRANULE_BYTES)
 
-static int n_whims = 20; /* drawn images for a cut */
+static int n_whims = 8; /* drawn images for a cut */
 
 static uint64_t tensor_offset(int tensor)
 {

@@ -1,0 +1,239 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A run with --durable is killed at any moment, and the same command goes on with the digests of an undisturbed run.
+
+Usage: durable.py LADE [N_TRACED N_RANDOM]
+
+Each life goes on from what the one before left. It is killed by strace at a system call (the files' and the ring's, in
+turns and ever later), or after a drawn time. A step that a life has logged was published: the next life must begin
+behind it. What reaches the last step must have the digests. Then: what is refused, and what is damaged.
+"""
+import collections
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+LADE = os.path.abspath(sys.argv[1])
+N_TRACED = int(sys.argv[2]) if len(sys.argv) > 2 else 8
+N_RANDOM = int(sys.argv[3]) if len(sys.argv) > 3 else 5
+N_STEPS = 6
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-durable-", dir=os.getcwd())  # on a drive, unlike /tmp
+os.chdir(SCRATCH.name)
+os.environ["XDG_CACHE_HOME"] = os.getcwd()
+RUN = [LADE, "train", "--model", "nano", "--data", "text.txt", "--batch", "2", "--seq", "32", "--dropout", "0.1",
+       "--eval-iters", "1", "--budget", "min", "--host-budget", "0", "--machine", "laptop-8c", "--quiet", "--json",
+       "--steps", str(N_STEPS)]
+STORE = ["--store", "drive", "--durable"]
+DURABLE = RUN + STORE
+DIGESTS = ["loss_digest", "params_digest", "steps"]
+# With threads in place of the ring every transfer is a call; with the ring its submissions are.
+CALLS = ["pwrite64", "pread64", "fdatasync", "fsync", "renameat", "ftruncate", "fallocate", "openat", "flock", "write"]
+RING_CALLS = ["io_uring_enter", "fdatasync", "pwrite64"]
+NO_RING = ["-e", "inject=io_uring_setup:error=ENOSYS"]
+
+
+def run(command, **more):
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False, **more)
+    return result.returncode, result.stdout, result.stderr
+
+
+def durable(n_steps):
+    return RUN[:-1] + [str(n_steps)] + STORE
+
+
+def digests(out):
+    summary = json.loads(out)
+    return {name: summary[name] for name in DIGESTS}
+
+
+def published():
+    """Steps that lives so far have said to be done: at least these are kept."""
+    if not os.path.exists("log"):
+        return 0
+    with open("log", encoding="utf-8") as file:
+        lines = [line for line in file if line.endswith("\n")]
+    steps = [json.loads(line)["step"] for line in lines if '"event":"step"' in line]
+    return max(steps, default=-1) + 1
+
+
+def clear():
+    shutil.rmtree("drive", ignore_errors=True)
+    os.mkdir("drive")
+    if os.path.exists("log"):
+        os.remove("log")
+
+
+def live(prefix=(), seconds=None):
+    """One life, under @prefix or killed after @seconds. Was it killed? Else its digests are looked at."""
+    at_least = published()
+    with subprocess.Popen([*prefix, *DURABLE, "--log", "log"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          stdin=subprocess.DEVNULL) as child:
+        try:
+            out, err = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            out, err = child.communicate()
+    found = re.search(r"going on from step (\d+)", err)
+    if found:
+        assert at_least <= int(found[1]) <= at_least + 1, (at_least, found[1], err)
+    is_killed = child.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    if is_killed:
+        return True
+    assert child.returncode == 0, (prefix, child.returncode, err)
+    assert found or not at_least, (at_least, err)
+    assert digests(out) == whole, (prefix, out, whole)
+    clear()
+    return False
+
+
+def calls_count(more, calls):
+    """How often the busiest thread makes each call in a life that is not disturbed."""
+    traced = calls + ["io_uring_setup"] if more else calls
+    assert not live(["strace", "-f", "-qq", "-o", "trace", "-e", "trace=" + ",".join(traced), *more])
+    by_thread = collections.Counter()
+    with open("trace", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            words = line.split(None, 1)
+            name = words[1].split("(")[0] if len(words) > 1 else ""
+            if name in calls:
+                by_thread[words[0], name] += 1
+    return {name: max((n for (_, other), n in by_thread.items() if other == name), default=0) for name in calls}
+
+
+def traced_kills(n_kills, more, calls):
+    """Kill at calls spread over all that a life makes, in turns."""
+    counts = {name: n for name, n in calls_count(more, calls).items() if n}
+    points = [(name, 1 + i * n // per) for name, n in counts.items()
+              for per in [max(1, min(n, n_kills // len(counts) + 1))] for i in range(per)]
+    random.shuffle(points)
+    n_killed = 0
+    for name, when in points[:n_kills]:
+        command = ["strace", "-f", "-qq", "-o", "trace", "-e", "trace=" + name + (",io_uring_setup" if more else ""),
+                   *more, "-e", f"inject={name}:signal=KILL:when={when}"]
+        n_killed += live(command)
+    while live():
+        pass
+    return n_killed
+
+
+def random_kills(n_kills):
+    start = time.monotonic()
+    assert not live()
+    seconds = time.monotonic() - start
+    n_killed = 0
+    for _ in range(n_kills):
+        n_killed += live(seconds=random.uniform(0, 1.2 * seconds))
+    while live():
+        pass
+    return n_killed
+
+
+def refused(code, words, command=None, **more):
+    got, out, err = run(command or DURABLE, **more)
+    lines = [line for line in err.splitlines() if ": note: " not in line]
+    assert got == code and not out and len(lines) == 1, (code, got, out, err)
+    for word in words:
+        assert word in lines[0], (word, lines)
+
+
+def changed(path, offset, by=1):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ by]))
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def refusals():
+    assert not live()
+    data, journal = "drive/lade-durable.data", "drive/lade-durable.journal"
+    code, out, err = run(DURABLE)
+    assert code == 0 and digests(out) == whole, err
+    assert os.stat(data).st_mode & 0o7777 == os.stat(journal).st_mode & 0o7777 == 0o600
+    code, out, err = run(DURABLE)  # there is nothing left to do, and it is found as it was left
+    assert code == 0 and digests(out) == whole and f"going on from step {N_STEPS}" in err, (code, err)
+    # Another process, another model, another form, another place.
+    with subprocess.Popen(durable(100000), stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as other:
+        while not other.stderr.readline().startswith("lade train: note: going on"):
+            assert other.poll() is None
+        refused(1, ["drive/lade-durable.data", "another run"])
+        other.terminate()
+        code = other.wait()
+        said = other.stderr.read()
+        assert code == 128 + signal.SIGTERM and "the same command goes on" in said, (code, said)
+    refused(2, ["drive", "another model", "nano"], DURABLE + ["--layers", "2"])
+    refused(2, ["drive", "--dtype was bf16 and is fp32"], DURABLE + ["--dtype", "fp32"])
+    code, out, err = run(durable(N_STEPS + 1))
+    assert code == 0, err
+    refused(2, ["--store drive is at step", "past --steps 6"])
+    clear()
+    refused(2, ["one directory"], RUN + ["--store", "drive,.", "--durable"])
+    refused(2, ["--store"], RUN + ["--durable"])
+    with open("homes", "w", encoding="utf-8") as file:
+        file.write("optimizer * device\n")
+    refused(2, ["--residency homes", "all state is in the store"], DURABLE + ["--residency", "homes"])
+    refused(3, ["--store-budget", "two slots"], DURABLE + ["--store-budget", "20MiB"])
+    refused(5, ["drive", "ulimit -f"],
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 8 << 20)))
+    assert not os.listdir("drive")
+    # Beside checkpoints: one that is further is not passed over, one that is not is told.
+    code, out, err = run(RUN + ["--save", "saves"])
+    assert code == 0, err
+    code, out, err = run(durable(3))
+    assert code == 0, err
+    refused(2, ["saves/step-00000006 is of step 6", "of step 3"], DURABLE + ["--resume", "saves"])
+    code, out, err = run(DURABLE)
+    code, out, err = run(DURABLE + ["--resume", "saves"])
+    assert code == 0 and "is not further" in err and json.loads(out)["params_digest"], (code, err)
+    # Damage: both records; the state itself; a version to come.
+    size = os.stat(data).st_size
+    slots = size - 2 * ((size - 65536 * 3) // 2 // 65536 * 65536)
+    changed(data, slots + 100)
+    changed(data, slots + (size - slots) // 2 + 100)
+    refused(5, ["lade-durable.data", "tensor embed.wte", "offset", "damaged"], DURABLE)
+    changed(journal, 8, 2 ^ 1)
+    changed(journal, 4096 + 8, 2 ^ 1)
+    refused(2, ["lade-durable.journal", "version 2 is unknown"])
+    changed(journal, 0)
+    changed(journal, 4096)
+    refused(5, ["lade-durable.journal is damaged", "byte 0"])
+    clear()
+
+
+seed = int.from_bytes(os.urandom(4), "little")
+random.seed(seed)
+print(f"seed {seed}", flush=True)
+with open("text.txt", "w", encoding="utf-8") as text:
+    text.writelines(f"{i * i % 97} bottles of {'beer' if i % 3 else 'wine'}, {i}\n" for i in range(4000))
+clear()
+code, out, err = run(RUN)
+assert code == 0, (code, err)
+whole = digests(out)
+code, out, err = run(DURABLE)
+if code == 2 and ("O_DIRECT" in err or "tmpfs" in err):
+    print("no store here:", err.strip())
+    sys.exit(77)
+assert code == 0 and digests(out) == whole, (code, out, err, whole)
+clear()
+
+refusals()
+n_killed = random_kills(N_RANDOM)
+can_trace = shutil.which("strace") and not run(["strace", "-qq", "-o", "trace", "true"])[0]
+n_traced = traced_kills(N_TRACED, NO_RING, CALLS) if can_trace else 0
+if can_trace and N_TRACED > 8:
+    n_traced += traced_kills(N_TRACED // 2, [], RING_CALLS)
+print(f"{n_killed} random kills and {n_traced} at system calls, all with {whole['loss_digest']}")
+if not can_trace:
+    print("no strace here, or tracing is forbidden: kills at system calls are left out")
+    sys.exit(77)
