@@ -232,6 +232,8 @@ EXPORT cuda_result cuDeviceGetAttribute(int *ret_value, int attribute, cuda_devi
 EXPORT cuda_result cuDeviceTotalMem_v2(size_t *ret_bytes, cuda_device_id id);
 EXPORT cuda_result cuDevicePrimaryCtxRetain(cuda_context *ret_context, cuda_device_id id);
 EXPORT cuda_result cuDevicePrimaryCtxRelease_v2(cuda_device_id id);
+EXPORT cuda_result cuDevicePrimaryCtxReset_v2(cuda_device_id id);
+EXPORT cuda_result cuDevicePrimaryCtxGetState(cuda_device_id id, unsigned *ret_flags, int *ret_is_active);
 EXPORT cuda_result cuCtxCreate_v2(cuda_context *ret_context, unsigned flags, cuda_device_id id);
 EXPORT cuda_result cuCtxDestroy_v2(cuda_context context);
 EXPORT cuda_result cuCtxPushCurrent_v2(cuda_context context);
@@ -240,6 +242,8 @@ EXPORT cuda_result cuCtxGetCurrent(cuda_context *ret_context);
 EXPORT cuda_result cuCtxSetCurrent(cuda_context context);
 EXPORT cuda_result cuCtxGetDevice(cuda_device_id *ret_id);
 EXPORT cuda_result cuMemGetInfo_v2(size_t *ret_free, size_t *ret_total);
+EXPORT cuda_result cuMemGetInfo(unsigned *ret_free, unsigned *ret_total);
+EXPORT cuda_result cuDeviceTotalMem(unsigned *ret_bytes, cuda_device_id id);
 
 cuda_context standin_context(void)
 {
@@ -365,9 +369,32 @@ cuda_result cuDevicePrimaryCtxRelease_v2(cuda_device_id id)
   bool is_last = --standin.primary[id].n_refs == 0;
   standin.n_live--;
   pthread_mutex_unlock(&standin.lock);
-  if (is_last)
+  if (is_last) {
+    standin_blocks_end(&standin.primary[id]);
     standin_give_back(id, CONTEXT_BYTES);
+  }
   return standin_leave("cuDevicePrimaryCtxRelease");
+}
+
+cuda_result cuDevicePrimaryCtxReset_v2(cuda_device_id id)
+{
+  pthread_mutex_lock(&standin.lock);
+  int n_refs = standin.primary[id].n_refs;
+  standin.primary[id].n_refs = 0;
+  standin.n_live -= n_refs;
+  pthread_mutex_unlock(&standin.lock);
+  if (n_refs) {
+    standin_blocks_end(&standin.primary[id]);
+    standin_give_back(id, CONTEXT_BYTES);
+  }
+  return standin_leave("cuDevicePrimaryCtxReset");
+}
+
+cuda_result cuDevicePrimaryCtxGetState(cuda_device_id id, unsigned *ret_flags, int *ret_is_active)
+{
+  *ret_flags = 0;
+  *ret_is_active = standin.primary[id].n_refs > 0;
+  return standin_enter("cuDevicePrimaryCtxGetState", false);
 }
 
 cuda_result cuCtxCreate_v2(cuda_context *ret_context, unsigned flags, cuda_device_id id)
@@ -389,6 +416,7 @@ cuda_result cuCtxDestroy_v2(cuda_context context)
 {
   if (standin_context() == context)
     stack_depth--;
+  standin_blocks_end(context);
   standin_give_back(context->device, CONTEXT_BYTES);
   free(context);
   standin_alive(-1);
@@ -446,4 +474,21 @@ cuda_result cuMemGetInfo_v2(size_t *ret_free, size_t *ret_total)
   *ret_free = *ret_total - standin.used_bytes[standin_context()->device];
   pthread_mutex_unlock(&standin.lock);
   return 0;
+}
+
+cuda_result cuMemGetInfo(unsigned *ret_free, unsigned *ret_total)
+{
+  size_t free_bytes = 0, total_bytes = 0;
+  cuda_result result = cuMemGetInfo_v2(&free_bytes, &total_bytes);
+  *ret_free = (unsigned)free_bytes;
+  *ret_total = (unsigned)total_bytes;
+  return result;
+}
+
+cuda_result cuDeviceTotalMem(unsigned *ret_bytes, cuda_device_id id)
+{
+  size_t bytes = 0;
+  cuda_result result = cuDeviceTotalMem_v2(&bytes, id);
+  *ret_bytes = (unsigned)bytes;
+  return result;
 }

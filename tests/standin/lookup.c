@@ -7,32 +7,55 @@
 #include "base/base.h"
 #include "standin_internal.h"
 
+EXPORT cuda_result cuGetProcAddress(const char *name, void **ret_function, int version, uint64_t flags);
 EXPORT cuda_result cuGetProcAddress_v2(const char *name, void **ret_function, int version, uint64_t flags,
                                        int *ret_status);
 
-/* Where a function has several forms, these are the ones that a version of 12.0 means. */
-static const char *const second_forms[] = {
-    "cuDevicePrimaryCtxRelease", "cuDeviceTotalMem", "cuCtxCreate", "cuCtxDestroy", "cuCtxPushCurrent",
-    "cuCtxPopCurrent", "cuMemGetInfo", "cuMemHostRegister", "cuStreamDestroy", "cuStreamWaitValue64",
-    "cuEventDestroy", "cuGetProcAddress", "cuMemAlloc", "cuMemFree", "cuMemAllocPitch", "cuMemAllocHost",
+#define PER_THREAD_STREAM 2
+
+/* Where a function has several forms, the version from which the second one is meant. */
+static const struct {
+  const char *name;
+  int version;
+} second_forms[] = {
+    {"cuDevicePrimaryCtxRelease", 11000}, {"cuDevicePrimaryCtxReset", 11000}, {"cuDeviceTotalMem", 3020},
+    {"cuCtxCreate", 3020}, {"cuCtxDestroy", 4000}, {"cuCtxPushCurrent", 4000}, {"cuCtxPopCurrent", 4000},
+    {"cuMemGetInfo", 3020}, {"cuMemHostRegister", 6050}, {"cuStreamDestroy", 4000}, {"cuStreamWaitValue64", 12000},
+    {"cuStreamBeginCapture", 10010}, {"cuEventDestroy", 4000}, {"cuGetProcAddress", 12000}, {"cuMemAlloc", 3020},
+    {"cuMemFree", 3020}, {"cuMemAllocPitch", 3020}, {"cuMemAllocHost", 3020}, {"cuMemGetAddressRange", 3020},
+    {"cuArrayCreate", 3020}, {"cuArray3DCreate", 3020}, {"cuIpcOpenMemHandle", 11000},
 };
+
+static const char *form_of(const char *name, int version)
+{
+  const char *form = "";
+  for (size_t i = 0; i < LADE_COUNT(second_forms); i++)
+    if (strcmp(second_forms[i].name, name) == 0 && version >= second_forms[i].version)
+      form = "_v2";
+  return form;
+}
 
 cuda_result cuGetProcAddress_v2(const char *name, void **ret_function, int version, uint64_t flags, int *ret_status)
 {
-  char symbol[96];
-  const char *form = "";
+  char symbol[96], per_thread[96];
   cuda_result result = standin_enter("cuGetProcAddress", false);
   if (result)
     return result;
-  for (size_t i = 0; i < LADE_COUNT(second_forms); i++)
-    form = strcmp(second_forms[i], name) == 0 ? "_v2" : form;
-  snprintf(symbol, sizeof(symbol), "%s%s", name, form);
+  snprintf(symbol, sizeof(symbol), "%s%s", name, form_of(name, version));
+  snprintf(per_thread, sizeof(per_thread), "%s_ptsz", symbol);
   Dl_info own;
   void *library = dladdr((void *)&standin, &own) ? dlopen(own.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : NULL;
-  *ret_function = library ? dlsym(library, symbol) : NULL;
+  *ret_function = library && flags & PER_THREAD_STREAM ? dlsym(library, per_thread) : NULL;
+  if (library && !*ret_function)
+    *ret_function = dlsym(library, symbol);
   if (library)
     dlclose(library);
   if (ret_status)
     *ret_status = *ret_function ? 0 : 1;
   return *ret_function ? 0 : CUDA_NOT_FOUND;
+}
+
+cuda_result cuGetProcAddress(const char *name, void **ret_function, int version, uint64_t flags)
+{
+  return cuGetProcAddress_v2(name, ret_function, version, flags, NULL);
 }

@@ -23,11 +23,16 @@ EXPORT cuda_result cuMemAddressFree(cuda_address address, size_t bytes);
 EXPORT cuda_result cuMemCreate(cuda_memory *ret_memory, size_t bytes,
                                const struct cuda_memory_properties *properties, unsigned long long flags);
 EXPORT cuda_result cuMemRelease(cuda_memory memory);
+EXPORT cuda_result cuMemRetainAllocationHandle(cuda_memory *ret_memory, void *at);
+EXPORT cuda_result cuMemExportToShareableHandle(void *ret_handle, cuda_memory memory, int type,
+                                                unsigned long long flags);
+EXPORT cuda_result cuMemImportFromShareableHandle(cuda_memory *ret_memory, void *os_handle, int type);
 EXPORT cuda_result cuMemMap(cuda_address address, size_t bytes, size_t offset, cuda_memory memory,
                             unsigned long long flags);
 EXPORT cuda_result cuMemUnmap(cuda_address address, size_t bytes);
 EXPORT cuda_result cuMemSetAccess(cuda_address address, size_t bytes, const struct cuda_access *access, size_t n);
 EXPORT cuda_result cuMemHostAlloc(void **ret_at, size_t bytes, unsigned flags);
+EXPORT cuda_result cuMemAllocHost_v2(void **ret_at, size_t bytes);
 EXPORT cuda_result cuMemFreeHost(void *at);
 EXPORT cuda_result cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags);
 EXPORT cuda_result cuMemHostUnregister(void *at);
@@ -35,9 +40,9 @@ EXPORT cuda_result cuMemHostUnregister(void *at);
 enum span_kind { SPAN_RANGE, SPAN_MAPPING, SPAN_PINNED, SPAN_REGISTERED };
 
 struct memory {
-  int fd, device;
+  int fd, device; /* device: negative for memory of the host, or that was counted where it came from */
   uint64_t bytes;
-  int n_refs; /* the handle and each mapping */
+  int n_refs; /* each handle and each mapping */
 };
 
 struct span {
@@ -116,6 +121,8 @@ enum standin_place standin_place(uint64_t address, uint64_t bytes)
   pthread_mutex_lock(&standin.lock);
   if (span_find(SPAN_RANGE, address))
     place = is_open(address, bytes) ? PLACE_DEVICE : PLACE_BAD;
+  else if (standin_is_block(address, bytes))
+    place = PLACE_DEVICE;
   else if (span_find(SPAN_PINNED, address) || span_find(SPAN_REGISTERED, address))
     place = PLACE_PINNED;
   pthread_mutex_unlock(&standin.lock);
@@ -167,7 +174,8 @@ static void memory_unref(struct memory *memory)
   if (!is_last)
     return;
   close(memory->fd);
-  standin_give_back(memory->device, memory->bytes);
+  if (memory->device >= 0)
+    standin_give_back(memory->device, memory->bytes);
   standin_alive(-1);
   free(memory);
 }
@@ -190,8 +198,8 @@ cuda_result cuMemCreate(cuda_memory *ret_memory, size_t bytes, const struct cuda
   cuda_result result = standin_enter("cuMemCreate", false);
   if (result || !bytes || bytes % GRANULE || properties->type != CUDA_MEMORY_PINNED)
     return result ? result : CUDA_INVALID_VALUE;
-  int device = properties->location.id;
-  if (!standin_take(device, bytes))
+  int device = properties->location.type == CUDA_LOCATION_DEVICE ? properties->location.id : -1;
+  if (device >= 0 && !standin_take(device, bytes))
     return CUDA_OUT_OF_MEMORY;
   struct memory *memory = calloc(1, sizeof(*memory));
   LADE_ASSERT(memory);
@@ -209,6 +217,47 @@ cuda_result cuMemRelease(cuda_memory handle)
 {
   memory_unref(pointer(handle));
   return standin_leave("cuMemRelease");
+}
+
+cuda_result cuMemRetainAllocationHandle(cuda_memory *ret_memory, void *at)
+{
+  cuda_result result = standin_enter("cuMemRetainAllocationHandle", false);
+  if (result)
+    return result;
+  pthread_mutex_lock(&standin.lock);
+  const struct span *span = span_find(SPAN_MAPPING, (uint64_t)(uintptr_t)at);
+  if (span) {
+    span->memory->n_refs++;
+    *ret_memory = (uint64_t)(uintptr_t)span->memory;
+  }
+  pthread_mutex_unlock(&standin.lock);
+  return span ? 0 : CUDA_INVALID_VALUE;
+}
+
+cuda_result cuMemExportToShareableHandle(void *ret_handle, cuda_memory handle, int type, unsigned long long flags)
+{
+  const struct memory *memory = pointer(handle);
+  cuda_result result = standin_enter("cuMemExportToShareableHandle", false);
+  if (result || type != CUDA_HANDLE_POSIX)
+    return result ? result : CUDA_NOT_SUPPORTED;
+  *(int *)ret_handle = dup(memory->fd);
+  return 0;
+}
+
+cuda_result cuMemImportFromShareableHandle(cuda_memory *ret_memory, void *os_handle, int type)
+{
+  cuda_result result = standin_enter("cuMemImportFromShareableHandle", false);
+  struct memory *memory = calloc(1, sizeof(*memory));
+  LADE_ASSERT(memory);
+  if (result) {
+    free(memory);
+    return result;
+  }
+  int fd = dup((int)(intptr_t)os_handle);
+  *memory = (struct memory){.fd = fd, .device = -1, .bytes = (uint64_t)lseek(fd, 0, SEEK_END), .n_refs = 1};
+  standin_alive(1);
+  *ret_memory = (uint64_t)(uintptr_t)memory;
+  return 0;
 }
 
 cuda_result cuMemMap(cuda_address address, size_t bytes, size_t offset, cuda_memory handle, unsigned long long flags)
@@ -277,6 +326,11 @@ cuda_result cuMemHostAlloc(void **ret_at, size_t bytes, unsigned flags)
   span_add(SPAN_PINNED, (uint64_t)(uintptr_t)at, bytes, NULL);
   *ret_at = at;
   return 0;
+}
+
+cuda_result cuMemAllocHost_v2(void **ret_at, size_t bytes)
+{
+  return cuMemHostAlloc(ret_at, bytes, 0);
 }
 
 cuda_result cuMemFreeHost(void *at)

@@ -16,6 +16,9 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
+/* The name, of sixteen bytes, of the one table of private functions. */
+#define STANDIN_TABLE "stand-in's table"
+
 /*
  * Settings as "key=value,key=value", from LADE_STANDIN when the library is loaded or from this call; keys not named
  * keep their values. Numbers, but for fail.

@@ -51,6 +51,11 @@ void standin_break(cuda_context context, cuda_result code); /* lock held */
 bool standin_take(int device, uint64_t bytes);
 void standin_give_back(int device, uint64_t bytes);
 
+/* All blocks of a context (blocks.c) end with it. */
+void standin_blocks_end(cuda_context context);
+bool standin_is_block(uint64_t address, uint64_t bytes); /* lock held */
+bool standin_is_capturing(cuda_stream stream);
+
 enum standin_place { PLACE_DEVICE, PLACE_PINNED, PLACE_PAGEABLE, PLACE_BAD };
 /* What all of @bytes at @address are. Any thread. */
 enum standin_place standin_place(uint64_t address, uint64_t bytes);

@@ -21,6 +21,10 @@ EXPORT cuda_result cuMemcpyAsync(cuda_address dst, cuda_address src, size_t byte
 EXPORT cuda_result cuMemsetD8Async(cuda_address at, unsigned char value, size_t n, cuda_stream stream);
 EXPORT cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags);
 EXPORT cuda_result cuStreamDestroy_v2(cuda_stream stream);
+EXPORT cuda_result cuStreamBeginCapture_v2(cuda_stream stream, int mode);
+EXPORT cuda_result cuStreamEndCapture(cuda_stream stream, void **ret_graph);
+EXPORT cuda_result cuStreamIsCapturing(cuda_stream stream, int *ret_status);
+EXPORT cuda_result cuStreamIsCapturing_ptsz(cuda_stream stream, int *ret_status);
 EXPORT cuda_result cuStreamSynchronize(cuda_stream stream);
 EXPORT cuda_result cuStreamWaitEvent(cuda_stream stream, cuda_event event, unsigned flags);
 EXPORT cuda_result cuStreamWaitValue64_v2(cuda_stream stream, cuda_address at, uint64_t value, unsigned flags);
@@ -55,6 +59,7 @@ struct CUstream_st {
   pthread_t thread;
   struct piece *first, **last;
   uint64_t n_put, n_run;
+  bool is_capturing; /* only what blocks.c does on it is part of the graph */
 };
 
 /* ---- running ---- */
@@ -363,4 +368,36 @@ cuda_result cuEventElapsedTime(float *ret_ms, cuda_event start, cuda_event end)
   *ret_ms = (float)((double)(end->ns - start->ns) / 1e6);
   pthread_mutex_unlock(&standin.lock);
   return result;
+}
+
+/* ---- capture ---- */
+
+bool standin_is_capturing(cuda_stream stream)
+{
+  return stream && stream->is_capturing;
+}
+
+cuda_result cuStreamBeginCapture_v2(cuda_stream stream, int mode)
+{
+  cuda_result result = standin_enter("cuStreamBeginCapture", true);
+  stream->is_capturing = !result;
+  return result;
+}
+
+cuda_result cuStreamEndCapture(cuda_stream stream, void **ret_graph)
+{
+  stream->is_capturing = false;
+  *ret_graph = NULL;
+  return standin_leave("cuStreamEndCapture");
+}
+
+cuda_result cuStreamIsCapturing(cuda_stream stream, int *ret_status)
+{
+  *ret_status = standin_is_capturing(stream);
+  return standin_enter("cuStreamIsCapturing", true);
+}
+
+cuda_result cuStreamIsCapturing_ptsz(cuda_stream stream, int *ret_status)
+{
+  return cuStreamIsCapturing(stream, ret_status);
 }

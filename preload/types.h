@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The driver's types that its memory calls take and src/device/cuda_driver.h has no use for. The test
+ * shim-declarations holds them against the toolkit's cuda.h where there is one.
+ */
+#ifndef LADE_SHIM_TYPES_H
+#define LADE_SHIM_TYPES_H
+
+#include "device/cuda_driver.h"
+
+typedef struct CUarray_st *cuda_array;
+typedef struct CUmipmappedArray_st *cuda_mipmapped;
+typedef struct CUmemPoolHandle_st *cuda_pool;
+typedef struct CUextMemory_st *cuda_external;
+
+struct cuda_array_shape { /* CUDA_ARRAY_DESCRIPTOR */
+  size_t width, height;
+  int format;
+  unsigned n_channels;
+};
+
+struct cuda_array_shape_3d { /* CUDA_ARRAY3D_DESCRIPTOR */
+  size_t width, height, depth;
+  int format;
+  unsigned n_channels, flags;
+};
+
+struct cuda_array_shape_v1 {
+  unsigned width, height;
+  int format;
+  unsigned n_channels;
+};
+
+struct cuda_array_shape_3d_v1 {
+  unsigned width, height, depth;
+  int format;
+  unsigned n_channels, flags;
+};
+
+struct cuda_pool_properties { /* CUmemPoolProps */
+  int type, handle_types;
+  struct cuda_location location;
+  void *win32;
+  size_t bytes_most;
+  unsigned short usage;
+  unsigned char reserved[54];
+};
+
+struct cuda_ipc_handle { /* CUipcMemHandle, passed by value */
+  char bytes[64];
+};
+
+struct cuda_external_properties { /* CUDA_EXTERNAL_MEMORY_HANDLE_DESC */
+  int type;
+  void *handle[2];
+  unsigned long long bytes;
+  unsigned flags, reserved[16];
+};
+
+#endif
