@@ -29,6 +29,7 @@ static const struct verb verbs[] = {
     {"sample", "prints text from a checkpoint", sample_main},
     {"replay", "replays a trace of allocations under several policies, without memory", replay_main},
     {"doctor", "says what this machine has, and how to get what it lacks", doctor_main},
+    {"run", "runs a CUDA program inside a memory budget, and says what it held", run_main},
     {"launch", "starts many ranks of a command, through mpirun", launch_main},
     {"bench", "measures parts of Lade on this machine, beside what one would use otherwise", bench_main},
     {0}, /* ends the table */

@@ -23,6 +23,7 @@ enum verb_id {
   VERB_BENCH = 32,
   VERB_REPLAY = 64,
   VERB_BENCH_STORE = 128, /* the bench with options of its own */
+  VERB_RUN = 256,
 };
 
 enum option_type {
@@ -82,6 +83,7 @@ struct options {
   const char *residency;
   /* Of the command itself. */
   const char *config, *log, *save, *timeline, *budgets, *checkpoint, *prompt, *trace, *html, *bench_dir;
+  const char *run_budget, *report;
   int64_t eval_every, save_every, keep, n_tokens, top_k, n_rounds;
   double temperature, seconds;
   int max, policy;

@@ -179,6 +179,12 @@ const struct option option_table[] = {
     {OPTION_TEXT, "html", "FILE", VERB_REPLAY, AT(html), .unset = "none",
      .help = "write memory over time as one page that needs nothing else"},
 
+    SECTION("Other programs"),
+    {OPTION_TEXT, "budget", "SIZE|P%", VERB_RUN, AT(run_budget), .unset = "none; all is counted all the same",
+     .help = "device memory of each process on each device, in bytes or as a part of the device's"},
+    {OPTION_TEXT, "report", "FILE", VERB_RUN, AT(report), .unset = "none",
+     .help = "write what every process held, as JSON"},
+
     SECTION("Measuring"),
     {OPTION_TEXT, "dir", "DIR", VERB_BENCH_STORE, AT(bench_dir), .unset = "required",
      .help = "directory on the drive to measure; nothing is left in it"},
@@ -259,6 +265,15 @@ static const struct verb_page verb_pages[] = {
      "  lade sample run --prompt 'ROMEO:' --tokens 200 --temperature 0.7 --top-k 40\n"
      "\nUsage: lade sample DIR [OPTION...]\n"
      "Prints text from a model over bytes, one that was trained on raw text.\n"},
+    {VERB_RUN, "run",
+     "Examples:\n"
+     "  lade run -- python train.py                      what the program holds on the GPU, by kind\n"
+     "  lade run --budget 24GiB -- python train.py       it meets out-of-memory there, as on a smaller GPU\n"
+     "  lade run --budget 80% --report held.json -- ./my-program --its-option\n"
+     "\nUsage: lade run [OPTION...] -- COMMAND [ARGUMENT...]\n"
+     "Runs an unmodified CUDA program with a library in front of the CUDA driver that counts what it allocates and\n"
+     "bounds it. The program's children are counted too, each for itself. Exits as the command does; 7 when it\n"
+     "succeeded and no process of it started the driver.\n"},
     {VERB_REPLAY, "replay",
      "Examples:\n"
      "  lade replay snapshot.pickle                     what a PyTorch program would reserve, by policy\n"

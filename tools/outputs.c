@@ -71,7 +71,7 @@ int outputs_check(const struct options *options, struct lade_error *error)
     const char *option, *path;
     bool is_directory;
   } outputs[] = {{"log", options->log, false}, {"timeline", options->timeline, false}, {"save", options->save, true},
-                 {"html", options->html, false}};
+                 {"html", options->html, false}, {"report", options->report, false}};
   const char *traces[] = {options->trace};
   const struct option_list trace = {traces, options->trace ? 1 : 0, 1};
   int status = 0;

@@ -44,3 +44,48 @@ void signals_forward(pid_t child)
 {
   child_process = child;
 }
+
+/* ---- beside a command ---- */
+
+static const int passed[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+#define N_PASSED (sizeof(passed) / sizeof(passed[0]))
+
+/* What the terminal sends it sends to the command as well; what a process sent was meant for the command. */
+static void signal_pass(int signal, siginfo_t *info, void *context)
+{
+  int saved_errno = errno;
+  if (info->si_code <= 0 && child_process > 0)
+    kill(child_process, signal);
+  errno = saved_errno;
+}
+
+void signals_hold(sigset_t *ret_mask)
+{
+  sigset_t held;
+  sigemptyset(&held);
+  for (size_t i = 0; i < N_PASSED; i++)
+    sigaddset(&held, passed[i]);
+  sigprocmask(SIG_BLOCK, &held, ret_mask);
+}
+
+void signals_pass(pid_t child, const sigset_t *mask)
+{
+  struct sigaction action = {.sa_sigaction = signal_pass, .sa_flags = SA_RESTART | SA_SIGINFO}, before;
+  sigemptyset(&action.sa_mask);
+  child_process = child;
+  for (size_t i = 0; i < N_PASSED; i++)
+    if (sigaction(passed[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+      sigaction(passed[i], &action, NULL);
+  sigprocmask(SIG_SETMASK, mask, NULL);
+}
+
+void signals_end(int signal_number)
+{
+  sigset_t only;
+  signal(signal_number, SIG_DFL);
+  sigemptyset(&only);
+  sigaddset(&only, signal_number);
+  sigprocmask(SIG_UNBLOCK, &only, NULL);
+  raise(signal_number);
+  _exit(128 + signal_number);
+}

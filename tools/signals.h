@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * SIGINT and SIGTERM: the first asks the run to end after its step, the second ends the process at once.
+ * SIGINT and SIGTERM: the first asks the run to end after its step, the second ends the process at once. And the
+ * signals of a process that only stands beside a command: they are the command's.
  */
 #ifndef LADE_SIGNALS_H
 #define LADE_SIGNALS_H
 
+#include <signal.h>
 #include <sys/types.h>
 
 /* Begin to listen. System calls that are interrupted start again. */
@@ -15,5 +17,14 @@ int signals_get(void);
 
 /* A child that the signals are handed on to; 0: none any more. */
 void signals_forward(pid_t child);
+
+/* Hold the signals that are to be passed on until the command is known; @ret_mask is what was held before. */
+void signals_hold(sigset_t *ret_mask);
+
+/* Pass on to @child what processes send from now on. Signals that were ignored stay so. */
+void signals_pass(pid_t child, const sigset_t *mask);
+
+/* End this process by the signal that ended the command. Does not return. */
+void signals_end(int signal_number) __attribute__((noreturn));
 
 #endif

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The process's settings, its record and the brackets around calls of the driver.
+ *
+ * The record is a file in the directory of `lade run`, mapped and shared: its figures are there whatever ends the
+ * process, SIGKILL included, and nothing has to run at its end. It is made by the first call of the driver that the
+ * shim has a function of its own for, cuInit as a rule; a process without CUDA makes none. A forked child makes one of
+ * its own, with an empty ledger: what its parent holds is not its, and the driver does not work across a fork anyway.
+ *
+ * This file and driver.c hold the state of the process; whoever preloads a library has one per process.
+ */
+#include "account.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "base/lock.h"
+#include "driver.h"
+
+#define RECORDS_MOST 10000 /* of one process number, by exec or by namespaces */
+
+static struct settings settings;
+static _Atomic(lade_ledger *) ledger;
+static struct lade_lock ledger_lock; /* held while the ledger is made */
+static _Thread_local int depth;      /* of brackets: the driver calls itself */
+
+void say(const char *what, const char *why)
+{
+  char line[PATH_MAX + 256];
+  int n = snprintf(line, sizeof(line), "lade run: %s: %s\n", what, why);
+  ssize_t ignored = write(STDERR_FILENO, line, LADE_MIN((size_t)n, sizeof(line) - 1));
+  (void)ignored;
+}
+
+/* ---- settings ---- */
+
+static void setting_read(const char *name, char *text, size_t text_bytes)
+{
+  const char *value = getenv(name);
+  snprintf(text, text_bytes, "%s", value ? value : "");
+}
+
+/* As early as possible: programs change their environment. */
+__attribute__((constructor)) static void settings_read(void)
+{
+  setting_read("LADE_RUN_DRIVER", settings.driver, sizeof(settings.driver));
+  setting_read("LADE_RUN_DIRECTORY", settings.directory, sizeof(settings.directory));
+  setting_read("LADE_RUN_BUDGET", settings.budget, sizeof(settings.budget));
+}
+
+const struct settings *settings_get(void)
+{
+  if (!settings.driver[0])
+    settings_read(); /* somebody's constructor came before ours */
+  return &settings;
+}
+
+/* ---- the record ---- */
+
+/* A new file of the directory, or a negative errno. */
+static int record_open(void)
+{
+  char path[PATH_MAX + 32];
+  int fd = -1;
+  for (int i = 0; i < RECORDS_MOST && fd < 0; i++) {
+    snprintf(path, sizeof(path), "%s/%d.%d", settings.directory, (int)getpid(), i);
+    fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0 && errno != EEXIST)
+      return -errno;
+  }
+  if (fd < 0)
+    return -EEXIST;
+  int code = posix_fallocate(fd, 0, sizeof(struct lade_ledger_record)); /* a full disk would be a fault later */
+  if (code) {
+    close(fd);
+    unlink(path);
+    return -code;
+  }
+  return fd;
+}
+
+/* The record's memory; without a file, where that cannot be, nobody reads it but the budget holds. NULL: none. */
+static struct lade_ledger_record *record_map(void)
+{
+  int fd = record_open(), flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+  if (fd < 0)
+    say("this process will not be in the report", strerror(-fd));
+  void *record = mmap(NULL, sizeof(struct lade_ledger_record), PROT_READ | PROT_WRITE, flags, fd < 0 ? -1 : fd, 0);
+  if (fd >= 0)
+    close(fd);
+  return record == MAP_FAILED ? NULL : record;
+}
+
+static void child_begin(void)
+{
+  atomic_store(&ledger, NULL);
+  ledger_lock = (struct lade_lock){0};
+  depth = 0;
+}
+
+/* Lock held. */
+static void ledger_make(void)
+{
+  static bool is_forked_for;
+  struct lade_ledger_budget budget = {.bytes = 1}; /* for a text that is none: nobody set a budget to have none */
+  struct lade_ledger_record *record = record_map();
+  lade_ledger *made = NULL;
+  if (lade_ledger_budget_parse(settings.budget, &budget, NULL))
+    say("LADE_RUN_BUDGET is no budget, so nothing may be allocated", settings.budget);
+  if (!record || lade_ledger_create(record, &budget, &made)) {
+    say("no memory for the ledger", "this process is not bounded");
+    return;
+  }
+  record->pid = (int32_t)getpid();
+  snprintf(record->program, sizeof(record->program), "%s", program_invocation_short_name);
+  record->version = LADE_LEDGER_RECORD_VERSION;
+  if (!is_forked_for)
+    pthread_atfork(NULL, NULL, child_begin);
+  is_forked_for = true;
+  atomic_store(&ledger, made);
+}
+
+lade_ledger *account_ledger(void)
+{
+  if (!atomic_load(&ledger)) {
+    lade_lock_take(&ledger_lock);
+    if (!atomic_load(&ledger))
+      ledger_make();
+    lade_lock_give(&ledger_lock);
+  }
+  return atomic_load(&ledger);
+}
+
+/* ---- places ---- */
+
+struct place place_device(int device)
+{
+  lade_ledger *ours = account_ledger();
+  size_t bytes = 0;
+  if (!ours || device < 0 || device >= LADE_LEDGER_DEVICES)
+    return (struct place){.account = -1};
+  if (!lade_ledger_knows(ours, device) && REAL(cuDeviceTotalMem_v2)(&bytes, device) == 0)
+    lade_ledger_device(ours, device, bytes);
+  return (struct place){.account = device};
+}
+
+struct place place_current(void)
+{
+  cuda_context context = NULL;
+  cuda_device_id device;
+  if (REAL(cuCtxGetCurrent)(&context) || !context || REAL(cuCtxGetDevice)(&device))
+    return (struct place){.account = -1};
+  struct place place = place_device(device);
+  place.owner = context;
+  return place;
+}
+
+struct place place_location(const struct cuda_location *location)
+{
+  return location->type == CUDA_LOCATION_DEVICE ? place_device(location->id) : PLACE_HOST;
+}
+
+/* ---- brackets ---- */
+
+cuda_result taking_begin(struct taking *taking, struct place place, enum lade_ledger_kind kind, uint64_t bytes)
+{
+  *taking = (struct taking){.ledger = account_ledger()};
+  if (taking->ledger && place.account >= 0 && depth == 0 &&
+      lade_ledger_charge(taking->ledger, place.account, kind, bytes, place.owner, &taking->holding))
+    return CUDA_OUT_OF_MEMORY;
+  depth++;
+  return CUDA_DONE;
+}
+
+cuda_result taking_end(struct taking *taking, cuda_result result, enum lade_ledger_space space, uint64_t key,
+                       uint64_t bytes)
+{
+  depth--;
+  if (!taking->holding)
+    return result;
+  if (!result && lade_ledger_settle(taking->ledger, taking->holding, space, key, bytes))
+    result = CUDA_OUT_OF_MEMORY;
+  if (result)
+    lade_ledger_drop(taking->ledger, taking->holding);
+  return result;
+}
+
+struct giving giving_begin(enum lade_ledger_space space, uint64_t key)
+{
+  struct giving giving = {.ledger = account_ledger()};
+  if (giving.ledger && depth == 0)
+    giving.holding = lade_ledger_take(giving.ledger, space, key);
+  depth++;
+  return giving;
+}
+
+cuda_result giving_end(struct giving *giving, cuda_result result)
+{
+  depth--;
+  if (giving->holding && result)
+    lade_ledger_keep(giving->ledger, giving->holding);
+  else if (giving->holding)
+    lade_ledger_drop(giving->ledger, giving->holding);
+  return result;
+}

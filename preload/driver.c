@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Finding things: the real driver, its functions, and who asks the loader for either.
+ *
+ * A program reaches the driver by its soname, which the shim has as well and, being preloaded, has first. That catches
+ * programs that are linked with libcuda.so.1 and those that dlopen it; the CUDA runtime does the latter, whether it is
+ * linked statically or not, and takes every function from cuGetProcAddress. Two ways are left, and for these the
+ * shim looks at dlopen and dlsym as they pass (entry.S):
+ *
+ * - dlopen of the driver by another name, libcuda.so or a path, would open the real one. Its name is replaced by the
+ *   soname. Other files called libcuda, a toolkit's stub say, are opened as asked.
+ * - dlsym in the shim of something that the shim has no function of its own for is passed to the real driver: the
+ *   answer is the driver's own, for functions that are newer than our list too.
+ *
+ * Nothing is opened before it is wanted, so that a program without CUDA has nothing of the driver in it. No lock is
+ * held around the loader's calls, which take locks of their own: whoever comes second finds the same.
+ */
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <gnu/libc-version.h>
+#include <link.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "account.h"
+#include "hooks.h"
+
+#define SONAME "libcuda.so.1"
+
+typedef void *open_fn(const char *path, int flags);
+typedef void *symbol_fn(void *handle, const char *name);
+
+_Atomic(void *) lade_shim_slots[N_FUNCTIONS];
+/* The loader's own calls, where entry.S jumps to. */
+extern _Atomic(open_fn *) lade_shim_dlopen;
+extern _Atomic(symbol_fn *) lade_shim_dlsym;
+_Atomic(open_fn *) lade_shim_dlopen;
+_Atomic(symbol_fn *) lade_shim_dlsym;
+
+static _Atomic(void *) real_driver;
+
+const char *lade_shim_look_open(const char *path, int flags);
+void *lade_shim_look_symbol(void *handle, const char *name);
+
+/* ---- the loader ---- */
+
+/* The version that dlsym has in this C library: asking for another would be an error, which takes memory. */
+static const char *dlsym_version(void)
+{
+  const char *dot = strchr(gnu_get_libc_version(), '.');
+  return dot && atoi(dot + 1) >= 34 ? "GLIBC_2.34" : LADE_SHIM_DLSYM_VERSION;
+}
+
+static void loader_find(void)
+{
+  if (atomic_load(&lade_shim_dlopen))
+    return;
+  symbol_fn *symbol = (symbol_fn *)dlvsym(RTLD_NEXT, "dlsym", dlsym_version());
+  atomic_store(&lade_shim_dlsym, symbol);
+  atomic_store(&lade_shim_dlopen, (open_fn *)symbol(RTLD_NEXT, "dlopen"));
+}
+
+/* What dlopen(SONAME) gives to the program. */
+static void *own_handle(void)
+{
+  static _Atomic(void *) own;
+  void *handle = atomic_load(&own);
+  Dl_info info;
+  if (!handle && dladdr1((void *)lade_shim_slots, &info, &handle, RTLD_DL_LINKMAP))
+    atomic_store(&own, handle);
+  return handle;
+}
+
+/* ---- the driver ---- */
+
+static cuda_result no_driver(void)
+{
+  return CUDA_NO_DEVICE;
+}
+
+static cuda_result no_function(void)
+{
+  return CUDA_NOT_SUPPORTED;
+}
+
+static void *driver_open(void)
+{
+  static atomic_flag is_said = ATOMIC_FLAG_INIT;
+  void *driver = atomic_load(&real_driver);
+  if (driver)
+    return driver;
+  loader_find();
+  const char *path = settings_get()->driver;
+  if (path[0])
+    driver = atomic_load(&lade_shim_dlopen)(path, RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE);
+  if (!driver && !atomic_flag_test_and_set(&is_said))
+    say("the CUDA driver cannot be opened", path[0] ? path : "LADE_RUN_DRIVER is not set");
+  atomic_store(&real_driver, driver);
+  return driver;
+}
+
+static const char *const function_names[] = {FUNCTION_NAMES};
+
+static void *function_find(unsigned number)
+{
+  void *driver = driver_open();
+  return driver ? atomic_load(&lade_shim_dlsym)(driver, function_names[number]) : NULL;
+}
+
+bool driver_has(unsigned number)
+{
+  return function_find(number) != NULL;
+}
+
+void *lade_shim_function(unsigned number)
+{
+  void *function = function_find(number);
+  if (!function && !atomic_load(&real_driver))
+    return (void *)no_driver;
+  function = function ? function : (void *)no_function;
+  atomic_store_explicit(&lade_shim_slots[number], function, memory_order_release);
+  return function;
+}
+
+/* ---- those who ask the loader ---- */
+
+static bool is_same_file(const char *a, const char *b)
+{
+  struct stat stat_a, stat_b;
+  return stat(a, &stat_a) == 0 && stat(b, &stat_b) == 0 && stat_a.st_dev == stat_b.st_dev &&
+         stat_a.st_ino == stat_b.st_ino;
+}
+
+static bool is_driver(const char *path)
+{
+  const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+  size_t n = strlen("libcuda.so");
+  if (strncmp(name, "libcuda.so", n) != 0 || (name[n] && name[n] != '.'))
+    return false;
+  return !slash || is_same_file(path, settings_get()->driver);
+}
+
+const char *lade_shim_look_open(const char *path, int flags)
+{
+  loader_find();
+  return path && is_driver(path) ? SONAME : path;
+}
+
+void *lade_shim_look_symbol(void *handle, const char *name)
+{
+  loader_find();
+  if (!handle || handle != own_handle())
+    return handle;
+  int number = hook_number(name);
+  if (number >= 0 && driver_has((unsigned)number))
+    return handle;
+  void *driver = driver_open();
+  return driver ? driver : handle;
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The driver's lookup. cuGetProcAddress answers with the driver's own functions, and with the shim's where it has one:
+ * known by the address that the driver found, or, should a driver hand out other addresses than it exports, by the
+ * name and the version that were asked for. Tables of private functions (cuGetExportTable) pass untouched.
+ */
+#include <string.h>
+
+#include "account.h"
+#include "base/base.h"
+#include "driver.h"
+
+#define PER_THREAD_STREAM 2 /* CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM */
+
+static const struct hook {
+  const char *symbol, *name;
+  int since;
+  bool is_per_thread;
+  unsigned number;
+  void *own;
+} hooks[] = {
+#define HOOK(symbol, name, since, per_thread, arguments) \
+  {#symbol, name, since, per_thread, FUNCTION_##symbol, (void *)symbol},
+    LADE_SHIM_HOOKS(HOOK)
+#undef HOOK
+};
+
+int hook_number(const char *symbol)
+{
+  for (size_t i = 0; i < LADE_COUNT(hooks); i++)
+    if (strcmp(hooks[i].symbol, symbol) == 0)
+      return (int)hooks[i].number;
+  return -1;
+}
+
+void *hook_for(void *found, const char *name, int version, uint64_t flags)
+{
+  const struct hook *best = NULL;
+  bool is_per_thread = flags & PER_THREAD_STREAM;
+  for (size_t i = 0; i < LADE_COUNT(hooks); i++) {
+    const struct hook *hook = &hooks[i];
+    if (function_get(hook->number) == found || hook->own == found)
+      return hook->own;
+    if (strcmp(hook->name, name) == 0 && hook->since <= version && (is_per_thread || !hook->is_per_thread))
+      best = hook; /* the list goes from old to new */
+  }
+  return best ? best->own : found;
+}
+
+cuda_result cuGetProcAddress(const char *name, void **ret, int version, uint64_t flags)
+{
+  cuda_result result = REAL(cuGetProcAddress)(name, ret, version, flags);
+  if (!result && *ret)
+    *ret = hook_for(*ret, name, version, flags);
+  return result;
+}
+
+cuda_result cuGetProcAddress_v2(const char *name, void **ret, int version, uint64_t flags, int *ret_status)
+{
+  cuda_result result = REAL(cuGetProcAddress_v2)(name, ret, version, flags, ret_status);
+  if (!result && *ret)
+    *ret = hook_for(*ret, name, version, flags);
+  return result;
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The shim's types of the driver against the toolkit's cuda.h: layouts are held together by the compiler. */
+#include <cuda.h>
+#include <stddef.h>
+
+#include "preload/types.h"
+
+#define SAME(ours, theirs) _Static_assert((long)(ours) == (long)(theirs), #ours " is not " #theirs)
+
+SAME(sizeof(struct cuda_array_shape), sizeof(CUDA_ARRAY_DESCRIPTOR));
+SAME(offsetof(struct cuda_array_shape, n_channels), offsetof(CUDA_ARRAY_DESCRIPTOR, NumChannels));
+SAME(sizeof(struct cuda_array_shape_3d), sizeof(CUDA_ARRAY3D_DESCRIPTOR));
+SAME(offsetof(struct cuda_array_shape_3d, depth), offsetof(CUDA_ARRAY3D_DESCRIPTOR, Depth));
+SAME(offsetof(struct cuda_array_shape_3d, format), offsetof(CUDA_ARRAY3D_DESCRIPTOR, Format));
+SAME(offsetof(struct cuda_array_shape_3d, flags), offsetof(CUDA_ARRAY3D_DESCRIPTOR, Flags));
+SAME(sizeof(struct cuda_pool_properties), sizeof(CUmemPoolProps));
+SAME(offsetof(struct cuda_pool_properties, location), offsetof(CUmemPoolProps, location));
+SAME(sizeof(struct cuda_ipc_handle), sizeof(CUipcMemHandle));
+SAME(sizeof(struct cuda_external_properties), sizeof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC));
+SAME(offsetof(struct cuda_external_properties, bytes), offsetof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC, size));
+
+int main(void)
+{
+  return 0;
+}

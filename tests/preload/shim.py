@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`lade run` around programs of the driver API, over the stand-in driver: every route to the driver is caught, every
+kind of memory is in the ledger, the budget holds and what the driver says agrees with it; endings, signals and
+children are the command's own.
+
+Usage: shim.py LADE DRIVER-FOLDER HOLDER HOLDER-LINKED
+"""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+LADE, FOLDER, HOLDER, LINKED = (os.path.abspath(path) for path in sys.argv[1:5])
+DRIVER = os.path.realpath(os.path.join(FOLDER, "libcuda.so.1"))
+MIB = 1 << 20
+OUT_OF_MEMORY = 2
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-shim-")
+REPORT = os.path.join(SCRATCH.name, "report.json")
+
+
+def environment(**more):
+    settings = dict(os.environ, LD_LIBRARY_PATH=FOLDER, LADE_STANDIN="devices=2", TMPDIR=SCRATCH.name)
+    settings.update(more)
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def run(*command, options=(), cwd=None, **more):
+    """Exit code, the two outputs and the report of the command under `lade run`; no record is left over."""
+    if os.path.exists(REPORT):
+        os.remove(REPORT)
+    result = subprocess.run([LADE, "run", "--report", REPORT, *options, "--", *command], capture_output=True,
+                            text=True, check=False, timeout=60, env=environment(**more), cwd=cwd)
+    assert [name for name in os.listdir(SCRATCH.name) if name.startswith("lade-run.")] == [], result
+    report = None
+    if os.path.exists(REPORT):
+        with open(REPORT, encoding="utf-8") as file:
+            report = json.load(file)
+    return result.returncode, result.stdout, result.stderr, report
+
+
+def held(*command, **more):
+    """The output and the report of a command that must succeed."""
+    code, out, err, report = run(*command, **more)
+    assert code == 0, (command, code, out, err)
+    return out, report
+
+
+def refused(code, words, *arguments, **more):
+    result = subprocess.run([LADE, "run", *arguments], capture_output=True, text=True, check=False, timeout=60,
+                            env=environment(**more))
+    assert result.returncode == code and not result.stdout and result.stderr.count("\n") == 1, (arguments, result)
+    assert words in result.stderr, (words, result)
+
+
+def numbers(out, line):
+    return [int(word) for word in out.split(line + " ")[1].split("\n")[0].replace(",", "").split() if word.isdigit()]
+
+
+def mistakes_are_one_line():
+    refused(2, "which command?")
+    refused(2, "which command?", "--budget", "1GiB", "--")
+    refused(2, "no program 'no-such-program'", "--", "no-such-program")
+    for budget in ("x", "0", "-1", "nan", "0%", "101%", "-5%", "inf%", "80%%", "1GiB x", "99999999999GiB"):
+        refused(2, "budget", "--budget", budget, "--", "true")
+    refused(2, "no/such/folder", "--report", "/no/such/folder/x", "--", "true")
+    refused(2, "run within a run", "--", "true", LADE_RUN_DRIVER="x")
+    refused(2, "TMPDIR", "--", "true", TMPDIR="/no/such/folder")
+    if "cuda" not in subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False).stdout:
+        refused(7, "no CUDA driver here", "--", "true", LD_LIBRARY_PATH=None)
+    broken = os.path.join(SCRATCH.name, "broken")
+    with open(broken, "w", encoding="utf-8") as file:
+        file.write("#!/no/such/interpreter\n")
+    os.chmod(broken, 0o755)
+    refused(2, "cannot be run", "--", broken)
+
+
+def every_route_is_bounded():
+    """The same program by each route fills the same budget to the byte, and is told so."""
+    bare = os.path.join(SCRATCH.name, "bare")
+    os.mkdir(bare)
+    os.symlink(DRIVER, os.path.join(bare, "libcuda.so"))
+    other = os.path.join(bare, "other.libcuda.so.1")
+    os.symlink(DRIVER, other)
+    versioned = os.path.join(bare, "libcuda.so.999.1")
+    os.symlink(DRIVER, versioned)
+    routes = [(LINKED, "linked"), (HOLDER, "soname"), (HOLDER, "bare"), (HOLDER, "path:" + DRIVER),
+              (HOLDER, "path:" + versioned), (HOLDER, "lookup"), (HOLDER, "lookup_old"), (HOLDER, "per_thread")]
+    for program, route in routes:
+        out, report = held(program, route, "fill", options=["--budget", "24MiB"],
+                           LD_LIBRARY_PATH=FOLDER + ":" + bare)
+        assert numbers(out, "empty") == [24 * MIB] * 3, (route, out)
+        assert numbers(out, "full") == [0, 24 * MIB, 24 * MIB], (route, out)
+        assert f"filled 24, then {OUT_OF_MEMORY} 0\n" in out, (route, out)
+        [process] = report["processes"]
+        [device] = process["devices"]
+        assert process["program"] == os.path.basename(program), process
+        assert device["peak_bytes"] == device["bytes"] == device["budget_bytes"] == 24 * MIB, (route, device)
+        assert device["refused"] == {"count": 2, "largest_bytes": 2 * MIB}, (route, device)
+        assert device["kinds"] == {"linear": {"peak_bytes": 24 * MIB, "bytes": 24 * MIB, "taken": 25,
+                                              "given_back": 1}}, (route, device)
+    assert report["driver"] == DRIVER and report["budget"] == "24MiB" and report["schema_version"] == 1
+
+
+def a_budget_may_be_a_part_of_the_device():
+    out, report = held(HOLDER, "soname", "fill", options=["--budget", "25%"])
+    assert numbers(out, "full") == [0, 64 * MIB, 64 * MIB], out
+    assert report["processes"][0]["devices"][0]["budget_bytes"] == 64 * MIB
+    out, report = held(HOLDER, "soname", "fill", options=["--budget", "1TiB"])
+    assert numbers(out, "empty") == [248 * MIB, 256 * MIB, 256 * MIB], out  # no more than there is
+    out, report = held(HOLDER, "soname", "fill")
+    assert numbers(out, "full") == [0, 256 * MIB, 256 * MIB], out
+    device = report["processes"][0]["devices"][0]
+    assert device["budget_bytes"] is None and device["refused"]["count"] == 0 and report["budget"] is None
+    assert device["peak_bytes"] == 248 * MIB, device
+
+
+def threads_share_the_last_bytes():
+    out, report = held(HOLDER, "lookup", "threads", options=["--budget", "50MiB"])
+    device = report["processes"][0]["devices"][0]
+    assert numbers(out, "threads hold") == [50] and numbers(out, "full")[0] == 0, out
+    assert device["bytes"] == device["peak_bytes"] == 50 * MIB, device
+    linear = device["kinds"]["linear"]
+    assert linear["taken"] - linear["given_back"] == 50, linear
+
+
+def every_kind_is_in_the_ledger():
+    out, report = held(HOLDER, "soname", "kinds", options=["--budget", "100MiB"])
+    [process] = report["processes"]
+    first, second = process["devices"]
+
+    def kind(where, name):
+        sums = where["kinds"][name]
+        return [sums["peak_bytes"], sums["bytes"], sums["taken"], sums["given_back"]]
+
+    assert kind(first, "linear") == [MIB, MIB, 1, 0]
+    assert kind(first, "pitched") == [10240, 10240, 1, 0]
+    assert kind(first, "managed") == [3 * MIB, 3 * MIB, 1, 0]
+    assert kind(first, "pool") == [3 * MIB, MIB, 2, 1]
+    assert kind(first, "chunk") == [4 * MIB, 2 * MIB, 2, 1]
+    layers = 4 * 4 * (64 * 64 + 32 * 32 + 16 * 16)
+    assert kind(first, "array") == [1600000, 262144 + layers, 4, 1], first
+    assert kind(first, "imported") == [9 * MIB, 9 * MIB, 3, 1], first
+    assert kind(second, "pool") == [5 * MIB, 5 * MIB, 1, 0]
+    assert kind(process["host"], "chunk") == [2 * MIB, 2 * MIB, 1, 0]
+    assert kind(process["host"], "pinned") == [12288, 12288, 2, 1]
+    assert kind(process["host"], "registered") == [8192, 0, 1, 1]
+    counted = ("linear", "pitched", "managed", "pool", "chunk", "array")
+    assert first["bytes"] == sum(first["kinds"][name]["bytes"] for name in counted), first
+    assert numbers(out, "end")[0] == 100 * MIB - first["bytes"], out
+    before = 100 * MIB - 10240 - 4 * MIB
+    assert numbers(out, "released")[0] == numbers(out, "retained")[0] == before - 4 * MIB, out
+    assert numbers(out, "gone")[0] == before - 2 * MIB, out
+
+
+def memory_ends_with_its_context():
+    out, report = held(HOLDER, "soname", "owners", options=["--budget", "16MiB"])
+    assert numbers(out, "wrong") == [1] and numbers(out, "held")[0] == 11 * MIB, out
+    assert numbers(out, "one left")[0] == 13 * MIB and numbers(out, "anew")[0] == 16 * MIB, out
+    assert report["processes"][0]["devices"][0]["kinds"]["linear"]["given_back"] == 2
+
+
+def old_and_new_functions_are_reached():
+    out, report = held(HOLDER, "soname", "ancient", options=["--budget", "16MiB"])
+    assert numbers(out, "ancient") == [15 * MIB, 16 * MIB] and numbers(out, "total") == [16 * MIB], out
+    for route in ("soname", "lookup"):
+        out, report = held(HOLDER, route, "novelty")
+        assert out == f"novelty 42, table untouched {DRIVER}, none 0\n", out
+    assert report["processes"][0]["devices"] == []
+
+
+def padding_counts():
+    out, report = held(HOLDER, "soname", "padding", options=["--budget", "4MiB"])
+    assert numbers(out, "padding") == [OUT_OF_MEMORY] and numbers(out, "padded")[0] == 4 * MIB, out
+    device = report["processes"][0]["devices"][0]
+    assert device["bytes"] == 0 and device["refused"]["count"] == 1, device
+
+
+def endings_are_the_commands():
+    for code in (0, 1, 3, 200):
+        assert run(HOLDER, "soname", "leave", str(code))[0] == code
+    code, out, err, report = run("true")
+    assert code == 7 and "nothing was intercepted" in err and report["processes"] == [], (code, err)
+    code, out, err, report = run("sh", "-c", "echo out; echo err >&2; exit 5")
+    assert code == 5 and out == "out\n" and err.startswith("err\n") and "nothing was intercepted" in err, (code, err)
+    assert report["exit_code"] == 5 and report["signal"] is None
+    code, out, err, report = run("sh", "-c", "kill -KILL $$")
+    assert code == -signal.SIGKILL and report["signal"] == signal.SIGKILL and report["exit_code"] is None, code
+    out, report = held(HOLDER, "soname", "start")
+    assert report["processes"][0]["devices"] == []
+    assert "took no memory" in run(HOLDER, "soname", "start")[2]
+
+
+def signals_pass():
+    """What ends the command ends `lade run` too, and its last figures are there."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        job = subprocess.Popen([LADE, "run", "--report", REPORT, "--", HOLDER, "soname", "wait"], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+        assert job.stdout.readline() == "ready\n"
+        job.send_signal(number)
+        _, err = job.communicate(timeout=60)
+        assert job.returncode == -number and "3.0 MiB" in err, (job.returncode, err)
+        with open(REPORT, encoding="utf-8") as file:
+            assert json.load(file)["processes"][0]["devices"][0]["bytes"] == 3 * MIB
+    job = subprocess.Popen([LADE, "run", "--", "sh", "-c", "trap 'exit 9' HUP; echo ready; read x; exit 1"],
+                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                           env=environment())
+    assert job.stdout.readline() == "ready\n"
+    job.send_signal(signal.SIGHUP)
+    assert job.wait(timeout=60) == 9
+    job.stdin.close()
+    job = subprocess.Popen([LADE, "run", "--", HOLDER, "soname", "wait"], text=True, stdout=subprocess.PIPE,
+                           stderr=subprocess.DEVNULL, env=environment())
+    assert job.stdout.readline() == "ready\n"
+    job.kill()
+    assert job.stdout.read() == ""  # the end of the pipe: the command died with it
+    job.wait(timeout=60)
+    for name in os.listdir(SCRATCH.name):
+        if name.startswith("lade-run."):
+            shutil.rmtree(os.path.join(SCRATCH.name, name))
+
+
+def children_have_reports_of_their_own():
+    out, report = held(HOLDER, "soname", "children", HOLDER, "lookup", "fill", options=["--budget", "8MiB"])
+    peaks = sorted(sum(device["peak_bytes"] for device in process["devices"]) for process in report["processes"])
+    assert peaks == [0, MIB, 2 * MIB, 8 * MIB], report
+    assert len({process["pid"] for process in report["processes"]}) == 3, report  # exec keeps the number
+    out, report = held("sh", "-c", f"{HOLDER} soname fill; {HOLDER} lookup fill", options=["--budget", "8MiB"])
+    assert [process["devices"][0]["peak_bytes"] for process in report["processes"]] == [8 * MIB] * 2, report
+
+
+def surroundings_do_not_matter():
+    out, report = held(HOLDER, "soname", "surroundings", options=["--budget", "8MiB"])
+    assert out == "own library found\n" and report["processes"][0]["devices"][0]["bytes"] == 2 * MIB, (out, report)
+    show = ["sh", "-c", "echo $LD_PRELOAD"]
+    code, out, err, _ = run(*show, LD_PRELOAD=None)
+    shim = out.strip()
+    assert os.path.basename(shim) == "lade-run.so" and ":" not in shim, out
+    code, out, err, _ = run(*show, LD_PRELOAD=DRIVER)  # any library that is there
+    assert out.strip() == f"{DRIVER}:{shim}", out
+    for driver, words in (("/no/such/driver", "/no/such/driver"), ("", "LADE_RUN_DRIVER is not set")):
+        result = subprocess.run([HOLDER, "soname", "start"], capture_output=True, text=True, check=False,
+                                env=environment(LD_PRELOAD=shim, LADE_RUN_DRIVER=driver))
+        assert result.returncode == 8 and result.stdout.startswith("100 from"), result
+        assert words in result.stderr, result
+    result = subprocess.run([HOLDER, "soname", "fill"], capture_output=True, text=True, check=False,
+                            env=environment(LD_PRELOAD=shim, LADE_RUN_DRIVER=DRIVER, LADE_RUN_BUDGET="much",
+                                            LADE_RUN_DIRECTORY="/no/such/folder"))
+    assert result.stdout.startswith("empty 1 1 1\nfull 1 1 1\n"), result
+    assert "is no budget" in result.stderr and "not be in the report" in result.stderr, result
+    maps = run("cat", "/proc/self/maps")[1]
+    assert "lade-run.so" in maps and "libcuda" not in maps, maps  # nothing of the driver before it is wanted
+
+
+for test in (mistakes_are_one_line, every_route_is_bounded, a_budget_may_be_a_part_of_the_device,
+             threads_share_the_last_bytes, every_kind_is_in_the_ledger, memory_ends_with_its_context,
+             old_and_new_functions_are_reached, padding_counts, endings_are_the_commands, signals_pass,
+             children_have_reports_of_their_own, surroundings_do_not_matter):
+    test()

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Reading, printing and writing the records of a run. A record is a file of fixed form (alloc/ledger.h), complete at
+ * any moment: a process that was killed has left its last figures, and one that still runs is shown as it is now.
+ */
+#include "tools/run.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "tools/report.h"
+
+/* ---- reading ---- */
+
+static bool record_read(int directory, const char *name, struct lade_ledger_record *record)
+{
+  int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  ssize_t n = fd < 0 ? -1 : read(fd, record, sizeof(*record));
+  if (fd >= 0)
+    close(fd);
+  record->program[sizeof(record->program) - 1] = 0;
+  return n == (ssize_t)sizeof(*record) && record->version == LADE_LEDGER_RECORD_VERSION;
+}
+
+static int records_order(const void *a, const void *b)
+{
+  const struct lade_ledger_record *left = a, *right = b;
+  return (left->pid > right->pid) - (left->pid < right->pid);
+}
+
+int run_report_read(const char *directory, struct run_report *report)
+{
+  struct lade_ledger_record record;
+  DIR *dir = opendir(directory);
+  int status = dir ? 0 : -errno;
+  for (const struct dirent *entry; !status && (entry = readdir(dir));) {
+    if (record_read(dirfd(dir), entry->d_name, &record) && !LADE_PUSH(&report->records, record))
+      status = -ENOMEM;
+  }
+  if (dir)
+    closedir(dir);
+  if (report->records.n)
+    qsort(report->records.items, (size_t)report->records.n, sizeof(record), records_order);
+  return status;
+}
+
+void run_report_finish(struct run_report *report)
+{
+  LADE_ARRAY_FREE(&report->records);
+}
+
+static bool is_used(const struct lade_ledger_account *account)
+{
+  bool has_any = account->total_bytes || account->n_refused;
+  for (int i = 0; i < LADE_LEDGER_N_KINDS; i++)
+    has_any |= account->kinds[i].n_taken > 0;
+  return has_any;
+}
+
+/* ---- for a person ---- */
+
+static void kinds_print(const struct lade_ledger_account *account)
+{
+  char peak[16], now[16];
+  bool has_head = false;
+  for (int i = 0; i < LADE_LEDGER_N_KINDS; i++) {
+    const struct lade_ledger_sums *sums = &account->kinds[i];
+    if (!sums->n_taken)
+      continue;
+    if (!has_head)
+      fprintf(stderr, "  %-12s %12s %12s %12s %12s\n", "", "at most", "at the end", "taken", "given back");
+    has_head = true;
+    fprintf(stderr, "  %-12s %12s %12s %12llu %12llu\n", lade_ledger_kind_name((enum lade_ledger_kind)i),
+            lade_size_format(sums->peak_bytes, peak, sizeof(peak)), lade_size_format(sums->bytes, now, sizeof(now)),
+            (unsigned long long)sums->n_taken, (unsigned long long)sums->n_given);
+  }
+}
+
+static void account_print(const struct lade_ledger_record *record, int i)
+{
+  const struct lade_ledger_account *account = &record->accounts[i];
+  char peak[16], total[16], budget[16], refused[16];
+  if (i == LADE_LEDGER_HOST)
+    fprintf(stderr, "lade run: %s (%d) on the host:\n", record->program, record->pid);
+  else if (account->budget_bytes == UINT64_MAX)
+    fprintf(stderr, "lade run: %s (%d) on cuda:%d: at most %s of %s, no budget\n", record->program, record->pid, i,
+            lade_size_format(account->bounded.peak_bytes, peak, sizeof(peak)),
+            lade_size_format(account->total_bytes, total, sizeof(total)));
+  else
+    fprintf(stderr, "lade run: %s (%d) on cuda:%d: at most %s of %s, budget %s\n", record->program, record->pid, i,
+            lade_size_format(account->bounded.peak_bytes, peak, sizeof(peak)),
+            lade_size_format(account->total_bytes, total, sizeof(total)),
+            lade_size_format(account->budget_bytes, budget, sizeof(budget)));
+  if (account->n_refused)
+    fprintf(stderr, "  %llu requests refused over the budget, the largest %s\n",
+            (unsigned long long)account->n_refused,
+            lade_size_format(account->refused_bytes, refused, sizeof(refused)));
+  kinds_print(account);
+}
+
+void run_report_print(const struct run_report *report)
+{
+  for (int i = 0; i < report->records.n; i++) {
+    const struct lade_ledger_record *record = &report->records.items[i];
+    bool has_any = false;
+    for (int j = 0; j <= LADE_LEDGER_HOST; j++) {
+      if (!is_used(&record->accounts[j]))
+        continue;
+      account_print(record, j);
+      has_any = true;
+    }
+    if (!has_any)
+      fprintf(stderr, "lade run: %s (%d) started the driver and took no memory\n", record->program, record->pid);
+  }
+}
+
+/* ---- for a script ---- */
+
+/* Text from outside as JSON: what is not UTF-8 has its bytes above 127 replaced. NULL: null. */
+static json_t *text_json(const char *text)
+{
+  if (!text)
+    return json_null();
+  json_t *string = json_string(text);
+  char *plain = string ? NULL : strdup(text);
+  for (char *at = plain; at && *at; at++)
+    *at = (unsigned char)*at > 127 ? '?' : *at;
+  string = plain ? json_string(plain) : string;
+  free(plain);
+  return string;
+}
+
+static json_t *kinds_json(const struct lade_ledger_account *account)
+{
+  json_t *kinds = json_object();
+  for (int i = 0; i < LADE_LEDGER_N_KINDS; i++) {
+    const struct lade_ledger_sums *sums = &account->kinds[i];
+    if (sums->n_taken)
+      json_object_set_new(kinds, lade_ledger_kind_name((enum lade_ledger_kind)i),
+                          json_pack("{s:I, s:I, s:I, s:I}", "peak_bytes", (json_int_t)sums->peak_bytes, "bytes",
+                                    (json_int_t)sums->bytes, "taken", (json_int_t)sums->n_taken, "given_back",
+                                    (json_int_t)sums->n_given));
+  }
+  return kinds;
+}
+
+static json_t *device_json(const struct lade_ledger_account *account, int device)
+{
+  char name[16];
+  snprintf(name, sizeof(name), "cuda:%d", device);
+  json_t *budget = account->budget_bytes == UINT64_MAX ? json_null() : json_integer((json_int_t)account->budget_bytes);
+  json_t *refused = json_pack("{s:I, s:I}", "count", (json_int_t)account->n_refused, "largest_bytes",
+                              (json_int_t)account->refused_bytes);
+  return json_pack("{s:s, s:I, s:o, s:I, s:I, s:o, s:o}", "device", name, "total_bytes",
+                   (json_int_t)account->total_bytes, "budget_bytes", budget, "peak_bytes",
+                   (json_int_t)account->bounded.peak_bytes, "bytes", (json_int_t)account->bounded.bytes, "refused",
+                   refused, "kinds", kinds_json(account));
+}
+
+static json_t *process_json(const struct lade_ledger_record *record)
+{
+  json_t *devices = json_array();
+  for (int i = 0; i < LADE_LEDGER_DEVICES; i++)
+    if (is_used(&record->accounts[i]))
+      json_array_append_new(devices, device_json(&record->accounts[i], i));
+  return json_pack("{s:i, s:o, s:o, s:{s:o}}", "pid", record->pid, "program", text_json(record->program), "devices",
+                   devices, "host", "kinds", kinds_json(&record->accounts[LADE_LEDGER_HOST]));
+}
+
+static json_t *report_json(const struct run_report *report, const struct run_outcome *outcome)
+{
+  json_t *command = json_array(), *processes = json_array();
+  for (char *const *word = outcome->command; *word; word++)
+    json_array_append_new(command, text_json(*word));
+  for (int i = 0; i < report->records.n; i++)
+    json_array_append_new(processes, process_json(&report->records.items[i]));
+  return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "schema_version", REPORT_SCHEMA_VERSION, "command", command,
+                   "exit_code", outcome->signal ? json_null() : json_integer(outcome->exit_code), "signal",
+                   outcome->signal ? json_integer(outcome->signal) : json_null(), "budget",
+                   text_json(outcome->budget), "driver", text_json(outcome->driver), "processes", processes);
+}
+
+int run_report_write(const struct run_report *report, const struct run_outcome *outcome, const char *path,
+                     struct lade_error *error)
+{
+  json_t *object = report_json(report, outcome);
+  char *text = object ? json_dumps(object, JSON_INDENT(2)) : NULL;
+  json_decref(object);
+  if (!text)
+    return lade_error_set(error, -ENOMEM, "no memory for the report");
+  FILE *file = fopen(path, "we");
+  bool is_written = file && fputs(text, file) >= 0 && fputc('\n', file) != EOF;
+  int status = is_written ? 0 : -errno;
+  if (file && fclose(file) && !status)
+    status = -errno;
+  free(text);
+  return status ? lade_error_set(error, status, "--report %s: %s", path, strerror(-status)) : 0;
+}
