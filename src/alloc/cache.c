@@ -141,6 +141,8 @@ int lade_cache_create(const struct lade_cache_params *params, struct lade_error 
   pool_init(&cache->common, false);
   sizes_init(cache, params);
   code = alive_create(cache);
+  if (!code && !lade_cache_blocks_prepare(cache, 0))
+    code = -ENOMEM;
   if (!code)
     code = trace_create(cache, params->n_trace_entries);
   if (!code && params->flags & LADE_CACHE_SANITIZE)
@@ -222,7 +224,7 @@ static struct block *block_find(lade_cache *cache, struct zone *zone, int queue,
   struct block *any = queue ? lade_cache_bins_find(zone, 0, bytes) : NULL;
   struct block *best = !own || (any && any->bytes < own->bytes) ? any : own;
   if (best)
-    lade_cache_list_remove(best);
+    lade_cache_list_remove(zone, best);
   return best;
 }
 
@@ -237,7 +239,7 @@ static struct block *block_take(lade_cache *cache, struct zone *zone, int queue,
   }
   if (!best)
     return NULL;
-  lade_cache_list_remove(best);
+  lade_cache_list_remove(zone, best);
   lade_cache_wait_event(cache, queue, best->queue, best->count);
   best->queue = (uint8_t)queue;
   best->count = lade_cache_queue_count(cache, queue);
@@ -444,15 +446,16 @@ int lade_cache_alloc(lade_cache *cache, const struct lade_cache_request *request
 
 /* ---- free ---- */
 
-static struct block *block_lookup(const lade_cache *cache, const void *address)
+static struct block **block_lookup(const lade_cache *cache, const void *address)
 {
   return lade_cache_index_find(cache, (uint64_t)(uintptr_t)address - guard_bytes(cache));
 }
 
-static void block_free(lade_cache *cache, struct block *block, const char *place)
+static void block_free(lade_cache *cache, struct block **link, const char *place)
 {
+  struct block *block = *link;
   struct lade_cache_stats *stats = &cache->stats;
-  lade_cache_index_remove(cache, block);
+  lade_cache_index_remove(cache, link);
   block->free_place = place;
   block->count = lade_cache_queue_count(cache, block->queue);
   lade_cache_stat_sub(&stats->allocation, 1);
@@ -473,9 +476,9 @@ int lade_cache_free(lade_cache *cache, void *address, const char *place, struct 
     return lade_error_set(error, -EPERM, "cache: this process is a fork of the one that the cache belongs to");
   int code = 0;
   lade_lock_take(&cache->lock);
-  struct block *block = block_lookup(cache, address);
-  if (block)
-    block_free(cache, block, place);
+  struct block **link = block_lookup(cache, address);
+  if (*link)
+    block_free(cache, link, place);
   else
     code = lade_cache_guard_wrong_free(cache, (uint64_t)(uintptr_t)address, place, error);
   lade_lock_give(&cache->lock);
@@ -487,7 +490,7 @@ int lade_cache_record(lade_cache *cache, void *address, lade_queue *queue)
   if (!is_alive(cache))
     return -EPERM;
   lade_lock_take(&cache->lock);
-  struct block *block = block_lookup(cache, address);
+  struct block *block = *block_lookup(cache, address);
   int number = block ? lade_cache_queue_number(cache, queue) : -EINVAL;
   int code = number < 0 ? number : lade_cache_block_record(cache, block, number);
   lade_lock_give(&cache->lock);
@@ -551,7 +554,7 @@ int lade_cache_get_block(lade_cache *cache, const void *address, struct lade_cac
   if (!is_alive(cache))
     return -EPERM;
   lade_lock_take(&cache->lock);
-  const struct block *block = block_lookup(cache, address);
+  const struct block *block = *block_lookup(cache, address);
   if (block)
     *ret_block = (struct lade_cache_block){
         .address = (void *)(uintptr_t)(block->address + guard_bytes(cache)),

@@ -35,7 +35,7 @@ static void live_count(struct recount *count, const struct block *block)
   count->live_bytes += block->bytes;
   count->requested_bytes += block->requested_bytes;
   count->tag_bytes[block->tag] += block->bytes;
-  must(count, lade_cache_index_find(count->cache, block->address) == block, "a live block is not in the index",
+  must(count, *lade_cache_index_find(count->cache, block->address) == block, "a live block is not in the index",
        block->address);
   must(count, block->requested_bytes > 0 && block->requested_bytes <= block->bytes, "a live block is too small",
        block->address);
@@ -101,14 +101,15 @@ static void segment_check(struct recount *count, const struct segment *segment, 
   chunks_check(count, segment);
 }
 
-static uint64_t list_check(struct recount *count, const struct block *head, const struct zone *zone, int state,
+static uint64_t list_check(struct recount *count, struct block *const *head, const struct zone *zone, int state,
                            int queue)
 {
   uint64_t n = 0;
-  const struct block *prev = NULL;
-  for (const struct block *block = head; block; prev = block, block = block->next) {
-    must(count, block->state == state && block->segment->zone == zone && block->prev == prev &&
-                    (state == BLOCK_HOLE || block->queue == queue), "a list holds what it should not", block->address);
+  struct block *const *link = head;
+  for (const struct block *block = *head; block; link = &block->next, block = block->next) {
+    must(count, block->state == state && block->segment->zone == zone && block->link == link &&
+                    (state == BLOCK_HOLE || (block->queue == queue && &zone->bins[queue]->heads[block->bin] == head)),
+         "a list holds what it should not", block->address);
     n++;
   }
   return n;
@@ -123,7 +124,7 @@ static uint64_t bins_check(struct recount *count, const struct zone *zone, int q
     bool has_bit = bins->words[i / 64] >> (i % 64) & 1;
     must(count, has_bit == (bins->heads[i] != NULL), "a bin's bit is wrong", (uint64_t)i);
     must(count, (bins->summary >> (i / 64) & 1) == (bins->words[i / 64] != 0), "a bin's summary is wrong", (uint64_t)i);
-    n += list_check(count, bins->heads[i], zone, BLOCK_FREE, queue);
+    n += list_check(count, &bins->heads[i], zone, BLOCK_FREE, queue);
     if (bins->heads[i]) {
       const struct block *found = lade_cache_bins_find(zone, queue, bins->heads[i]->bytes);
       must(count, found && found->bytes >= bins->heads[i]->bytes, "a free block is not found", (uint64_t)i);
@@ -142,7 +143,7 @@ static void pool_check(struct recount *count, const struct lade_cache_pool *pool
       segment_check(count, segment, &n_blocks);
     for (int queue = 0; queue < N_QUEUES; queue++)
       n_listed += bins_check(count, zone, queue);
-    n_holes += list_check(count, zone->holes, zone, BLOCK_HOLE, 0);
+    n_holes += list_check(count, &zone->holes, zone, BLOCK_HOLE, 0);
   }
   must(count, n_listed == count->n_free - n_free_before, "bins and segments disagree on free blocks", n_listed);
   must(count, n_holes == count->n_holes - n_holes_before, "lists and segments disagree on holes", n_holes);

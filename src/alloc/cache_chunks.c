@@ -80,16 +80,14 @@ static int segment_create(lade_cache *cache, struct zone *zone, uint64_t bytes)
     return -ENOMEM;
   }
   struct block *hole = lade_cache_block_take(cache);
-  hole->address = segment->base;
-  hole->bytes = segment->bytes;
-  hole->segment = segment;
-  hole->state = BLOCK_HOLE;
+  *hole = (struct block){
+      .address = segment->base, .bytes = segment->bytes, .segment = segment, .state = BLOCK_HOLE};
   segment->number = cache->n_segments++;
   segment->zone = zone;
   segment->first = hole;
   segment->next = zone->segments;
   zone->segments = segment;
-  lade_cache_list_add(hole);
+  lade_cache_list_add(zone, hole);
   return 0;
 }
 
@@ -292,6 +290,7 @@ static uint64_t chunks_unmap(lade_cache *cache, struct segment *segment, uint64_
 static int block_unmap(lade_cache *cache, struct block *block, uint64_t from, uint64_t to, uint64_t n)
 {
   uint64_t bytes = LADE_MIN(to - from, n * cache->chunk_bytes);
+  struct zone *zone = block->segment->zone;
   if (!lade_cache_blocks_prepare(cache, 2) || !spare_prepare(cache, bytes / cache->chunk_bytes))
     return -ENOMEM;
   if (block->before && block->before->state == BLOCK_HOLE)
@@ -301,19 +300,19 @@ static int block_unmap(lade_cache *cache, struct block *block, uint64_t from, ui
   uint64_t stop = chunks_unmap(cache, block->segment, from, to);
   if (stop == from)
     return -ENOMEM;
-  lade_cache_list_remove(block);
+  lade_cache_list_remove(zone, block);
   struct block *hole = block;
   if (from > block->address)
     hole = lade_cache_block_cut(cache, block, from - block->address);
   if (stop < hole->address + hole->bytes) {
     struct block *rest = lade_cache_block_cut(cache, hole, stop - from);
-    lade_cache_list_add(rest);
+    lade_cache_list_add(zone, rest);
   }
   hole->state = BLOCK_HOLE;
   hole->queue = 0;
   hole->count = 0;
   if (hole != block)
-    lade_cache_list_add(block);
+    lade_cache_list_add(zone, block);
   lade_cache_block_settle(cache, hole);
   return stop == to ? 0 : -ENOMEM;
 }
@@ -420,6 +419,7 @@ static int shared_gather(lade_cache *cache, uint64_t n)
 static int hole_fill(lade_cache *cache, struct block *hole, uint64_t from, uint64_t to)
 {
   struct segment *segment = hole->segment;
+  struct zone *zone = segment->zone;
   uint64_t at = from;
   while (at < to && cache->spare.n) {
     lade_chunk *chunk = cache->spare.items[cache->spare.n - 1];
@@ -433,18 +433,18 @@ static int hole_fill(lade_cache *cache, struct block *hole, uint64_t from, uint6
   }
   if (at == from)
     return -ENOMEM;
-  lade_cache_list_remove(hole);
+  lade_cache_list_remove(zone, hole);
   struct block *block = hole;
   if (from > hole->address) {
     block = lade_cache_block_cut(cache, hole, from - hole->address);
-    lade_cache_list_add(hole);
+    lade_cache_list_add(zone, hole);
   }
   if (at < block->address + block->bytes)
-    lade_cache_list_add(lade_cache_block_cut(cache, block, at - block->address));
+    lade_cache_list_add(zone, lade_cache_block_cut(cache, block, at - block->address));
   block->state = BLOCK_FREE;
   block->queue = 0;
   block->count = 0;
-  lade_cache_list_add(block);
+  lade_cache_list_add(zone, block);
   return at == to ? 0 : -ENOMEM;
 }
 
@@ -478,14 +478,15 @@ static int window_fill(lade_cache *cache, struct segment *segment, const struct 
 /* Make one block of all that the window touches, for @queue. */
 static struct block *window_join(lade_cache *cache, struct block *first, const struct window *window, int queue)
 {
+  struct zone *zone = first->segment->zone;
   for (struct block *block = first; block && block->address < window->end; block = block->after) {
     LADE_ASSERT(block->state == BLOCK_FREE);
     if (block->queue != queue)
       lade_cache_wait_event(cache, queue, block->queue, block->count);
   }
-  lade_cache_list_remove(first);
+  lade_cache_list_remove(zone, first);
   while (first->address + first->bytes < window->end) {
-    lade_cache_list_remove(first->after);
+    lade_cache_list_remove(zone, first->after);
     lade_cache_block_join(cache, first);
   }
   first->queue = (uint8_t)queue;

@@ -25,25 +25,28 @@
 #include "lade/cache.h"
 
 #define UNIT_BYTES ((uint64_t)512) /* every block's granule: what GPU kernels like rows aligned to */
-#define N_BINS 1024
+#define N_BINS 2048
 #define N_QUEUES (LADE_CACHE_MAX_QUEUES + 1) /* number 0: nobody, for what every queue may use */
 #define MAX_SPAN_BYTES ((uint64_t)1 << 42)   /* of a segment: the largest bin holds it */
 #define N_FINDINGS 64
 #define N_MOVED 1024
-#define INDEX_DIVISOR 4 /* at most this part of the index is full */
+#define INDEX_DIVISOR 2 /* at most this part of the index's buckets are blocks */
 
 enum block_state { BLOCK_LIVE, BLOCK_WAITING, BLOCK_QUARANTINE, BLOCK_FREE, BLOCK_HOLE };
 enum zone_kind { ZONE_SMALL, ZONE_LARGE, N_ZONES };
 
 /* First what neighbours and lists look at, a cache line of it; then what only the block's own calls do. */
 struct block {
-  uint64_t address, bytes;
+  _Alignas(64) uint64_t address;
+  uint64_t bytes;
   struct block *before, *after; /* neighbours in the segment; NULL at its ends */
-  struct block *prev, *next;    /* in a bin (free), the zone's holes, or the quarantine (next alone) */
+  struct block *next;           /* in a bin (free), the zone's holes, or the quarantine */
+  struct block **link;          /* in a bin or the holes: what points to this block */
   uint64_t count;      /* not live: its own queue is done with it at (queue, count) */
   uint8_t state, queue, tag;
-  bool is_guarded;     /* with guards around it: nobody was using the memory when it was handed out */
-  bool is_poisoned;    /* quarantined, with the pattern of freed memory in it */
+  bool is_guarded : 1;  /* with guards around it: nobody was using the memory when it was handed out */
+  bool is_poisoned : 1; /* quarantined, with the pattern of freed memory in it */
+  uint16_t bin;        /* free: which one it is in */
   uint16_t n_waits;    /* waiting: events that it still waits for */
 
   struct segment *segment;
@@ -51,7 +54,7 @@ struct block {
   uint64_t users;      /* live: bit per other queue that was recorded */
   const char *place;   /* of the allocation */
   const char *free_place;
-  uint64_t slot;       /* live: where in the index it is */
+  struct block *namesake; /* live: the next one in its bucket of the index */
 };
 
 /* Free blocks of one zone and one queue by size: lists whose bits say which are not empty. */
@@ -151,7 +154,7 @@ struct lade_cache {
   struct block *unused; /* descriptors */
   int n_unused;
   LADE_ARRAY(struct block *) slabs;
-  struct block **index; /* live blocks by address; NULL: empty */
+  struct block **index; /* live blocks by address: chains */
   uint64_t index_mask, n_indexed;
 
   struct refusal refusal;
@@ -172,19 +175,23 @@ struct lade_cache {
 
 /* ---- cache_blocks.c ---- */
 
+static inline bool lade_cache_index_has_room(const lade_cache *cache)
+{
+  return INDEX_DIVISOR * (cache->n_indexed + 1) <= cache->index_mask;
+}
 bool lade_cache_blocks_grow(lade_cache *cache, int n);
 /* Have @n descriptors at hand, and room in the index for one more. False when memory is out. */
 static inline bool lade_cache_blocks_prepare(lade_cache *cache, int n)
 {
-  bool is_ready = cache->n_unused >= n && INDEX_DIVISOR * (cache->n_indexed + 1) <= cache->index_mask;
-  return is_ready || lade_cache_blocks_grow(cache, n);
+  return (cache->n_unused >= n && lade_cache_index_has_room(cache)) || lade_cache_blocks_grow(cache, n);
 }
+/* A descriptor, with whatever was in it. */
 struct block *lade_cache_block_take(lade_cache *cache);
 void lade_cache_block_drop(lade_cache *cache, struct block *block);
 
-/* Put a free block into its bin, or a hole into its zone's list; and take it out. */
-void lade_cache_list_add(struct block *block);
-void lade_cache_list_remove(struct block *block);
+/* Put a free block into its bin of its zone, or a hole into the zone's list; and take it out. */
+void lade_cache_list_add(struct zone *zone, struct block *block);
+void lade_cache_list_remove(struct zone *zone, const struct block *block);
 /* A queue's bins, made when first asked for; NULL when memory is out. */
 struct bins *lade_cache_bins_get(struct zone *zone, int queue);
 
@@ -199,8 +206,9 @@ void lade_cache_block_join(lade_cache *cache, struct block *block);
 struct block *lade_cache_block_settle(lade_cache *cache, struct block *block);
 
 void lade_cache_index_add(lade_cache *cache, struct block *block);
-struct block *lade_cache_index_find(const lade_cache *cache, uint64_t address);
-void lade_cache_index_remove(lade_cache *cache, const struct block *block);
+/* What points to the live block at @address, which the removal wants; it is NULL when there is none. */
+struct block **lade_cache_index_find(const lade_cache *cache, uint64_t address);
+void lade_cache_index_remove(lade_cache *cache, struct block **link);
 
 /* ---- cache_queues.c ---- */
 

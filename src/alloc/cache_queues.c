@@ -174,16 +174,16 @@ void lade_cache_waits_adopt(lade_cache *cache, int queue)
 
 /* ---- all of them ---- */
 
-static bool list_sweep(lade_cache *cache, struct block *block)
+static bool list_sweep(lade_cache *cache, struct zone *zone, struct block *block)
 {
   bool is_changed = false;
   while (block) {
     struct block *next = block->next;
     if (lade_cache_is_over(cache, block->queue, block->count)) {
-      lade_cache_list_remove(block);
+      lade_cache_list_remove(zone, block);
       block->queue = 0;
       block->count = 0;
-      lade_cache_list_add(block);
+      lade_cache_list_add(zone, block);
       is_changed = true;
     }
     block = next;
@@ -198,7 +198,7 @@ void lade_cache_zone_coalesce(lade_cache *cache, struct zone *zone)
     for (struct block *block = segment->first; block; block = block->after) {
       if (block->state != BLOCK_FREE || !block->after || block->after->state != BLOCK_FREE)
         continue;
-      lade_cache_list_remove(block);
+      lade_cache_list_remove(zone, block);
       block = lade_cache_block_settle(cache, block);
     }
 }
@@ -213,7 +213,7 @@ static bool zone_sweep(lade_cache *cache, struct zone *zone)
     for (uint64_t summary = bins ? bins->summary : 0; summary; summary &= summary - 1) {
       int w = __builtin_ctzll(summary);
       for (uint64_t word = bins->words[w]; word; word &= word - 1)
-        is_changed |= list_sweep(cache, bins->heads[w * 64 + __builtin_ctzll(word)]);
+        is_changed |= list_sweep(cache, zone, bins->heads[w * 64 + __builtin_ctzll(word)]);
     }
   }
   if (is_changed)

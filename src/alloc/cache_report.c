@@ -183,9 +183,9 @@ static int owners_collect(const lade_cache *cache, struct owner **ret_owners)
   int n = 0, n_places = 0;
   if (!owners)
     return -ENOMEM;
-  for (uint64_t i = 0; cache->index && i <= cache->index_mask; i++)
-    if (cache->index[i])
-      owners[n++] = (struct owner){place_name(cache->index[i]->place), cache->index[i]->bytes};
+  for (uint64_t i = 0; i <= cache->index_mask; i++)
+    for (const struct block *block = cache->index[i]; block; block = block->namesake)
+      owners[n++] = (struct owner){place_name(block->place), block->bytes};
   qsort(owners, (size_t)n, sizeof(*owners), owner_compare_place);
   for (int i = 0; i < n; i++) {
     if (n_places && strcmp(owners[n_places - 1].place, owners[i].place) == 0)

@@ -62,7 +62,7 @@ int lade_cache_share_get(lade_cache *cache, const void *address, struct lade_cac
     return -EPERM;
   lade_lock_take(&cache->lock);
   uint64_t guard_bytes = cache->flags & LADE_CACHE_SANITIZE ? GUARD_BYTES : 0;
-  const struct block *block = lade_cache_index_find(cache, (uint64_t)(uintptr_t)address - guard_bytes);
+  const struct block *block = *lade_cache_index_find(cache, (uint64_t)(uintptr_t)address - guard_bytes);
   int code = block && block->segment->zone->pool->is_shared ? 0 : -EINVAL;
   if (!code) {
     struct lade_cache_share share = share_describe(cache, block);
