@@ -14,6 +14,7 @@
  */
 #include <stdlib.h>
 
+#include "parallel/schedule.h"
 #include "plan/walk.h"
 
 static uint64_t padded(uint64_t bytes)
@@ -156,12 +157,24 @@ static uint64_t somewhere_bytes(const struct lade_graph *graph, bool is_early)
   return most;
 }
 
+/*
+ * Does a split schedule leave all gradients of parameters to the end of the step? A stage is as many microbatches late
+ * with them as there are stages before it. Then they do not wait beside backward ops, and only the first bound holds.
+ */
+static bool is_late(const struct lade_plan_params *params)
+{
+  const struct lade_pipeline pipeline = lade_pipeline_get(params->layout, params->n_microbatches, true);
+  return lade_schedule_is_split(&pipeline) && params->n_microbatches <= params->graph->share.pp_rank;
+}
+
 uint64_t plan_lower_bound(const struct lade_plan_params *params)
 {
   uint64_t most = 0, tiers = params->host_bytes + params->store_bytes;
   for (int i = 0; i < params->graph->n_ops; i++)
     most = LADE_MAX(most, op_bytes(params->graph, &params->graph->ops[i], true));
-  uint64_t all = somewhere_bytes(params->graph, params->is_early && params->n_microbatches == 1);
+  uint64_t all = 0;
+  if (!is_late(params))
+    all = somewhere_bytes(params->graph, params->is_early && params->n_microbatches == 1);
   if (tiers >= params->host_bytes && all > tiers) /* else the sum wrapped: the tiers hold anything */
     most = LADE_MAX(most, all - tiers);
   return lade_align_up(most, params->chunk_bytes);

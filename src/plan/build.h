@@ -68,6 +68,18 @@ int lade_program_order(struct lade_program *program);
  */
 int lade_program_simulate(struct lade_program *program, const struct lade_prices *prices, int64_t (*ret_spans)[2]);
 
+/*
+ * Predict all stages of a pipeline together: @programs and @prices by stage, each with cores of its own; a send and its
+ * receive are one meeting. -EDEADLK with the first border that waits for ever, were the stages to wait for one another
+ * in a circle or to disagree about what crosses a border; -ENOMEM. Any thread; nothing blocks.
+ */
+struct lade_stages_time {
+  int64_t span_ns; /* of the step */
+  double bubble;   /* of the stage that is worst off: its compute queue's idle time over its busy time */
+};
+int lade_stages_simulate(const struct lade_program *const *programs, const struct lade_prices *const *prices,
+                         int n_stages, struct lade_error *error, struct lade_stages_time *ret_time);
+
 /* ---- between the passes ---- */
 
 struct plan_step {

@@ -9,6 +9,12 @@
  *
  * The walk goes from one completion to the next; between two the speeds are constant. O(instructions *
  * queues). It ends because a wait always names an earlier instruction of the list.
+ *
+ * Stages together: the same walk over the queues of all stages, each with cores of its own. A send and its receive
+ * begin when both are the next of their queues and their waits are met, and end together. Nothing in this is
+ * a choice: if two instructions can begin, neither keeps the other from it. So if the walk comes to the end of all
+ * lists, every run does, however long things take; and if it stands still, every run would. It is the proof that stages
+ * do not wait for one another in a circle.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -30,7 +36,8 @@ struct fluid {
   const struct lade_prices *prices;
   struct lane lanes[LADE_N_QUEUES];
   bool *is_done;
-  double now_ns;
+  double now_ns, busy_ns[LADE_N_QUEUES];
+  struct fluid *stages; /* of all stages, this one at its place; NULL: alone, borders take their time and no more */
 };
 
 static double cores_wanted(const struct fluid *f, const struct lade_instr *instr)
@@ -60,46 +67,101 @@ static bool is_ready(const struct fluid *f, const struct lade_instr *instr)
   return true;
 }
 
-static void lane_start(struct fluid *f, struct lane *lane, int64_t (*spans)[2])
+/* The instruction that is next on @lane, if it can begin as far as its own rank goes; else -1. */
+static int32_t lane_next(const struct fluid *f, const struct lane *lane)
 {
-  if (lane->running >= 0 || lane->next == lane->n)
-    return;
-  int32_t at = lane->instrs[lane->next];
-  const struct lade_instr *instr = &f->program->instrs[at];
-  if (!is_ready(f, instr))
-    return;
-  lane->next++;
+  if (lane->running >= 0 || lane->next == lane->n || !is_ready(f, &f->program->instrs[lane->instrs[lane->next]]))
+    return -1;
+  return lane->instrs[lane->next];
+}
+
+static void lane_begin(struct fluid *f, struct lane *lane, double ns, int64_t (*spans)[2])
+{
+  int32_t at = lane->instrs[lane->next++];
   lane->running = at;
-  lane->left_ns = (double)instr->predicted_ns;
-  lane->cores = cores_wanted(f, instr);
+  lane->left_ns = ns;
+  lane->cores = cores_wanted(f, &f->program->instrs[at]);
   if (spans)
     spans[at][0] = (int64_t)f->now_ns;
 }
 
-/* Run until the next completion. False when nothing runs. */
-static bool fluid_advance(struct fluid *f, struct lade_program *program, int64_t (*spans)[2])
+static bool is_border(const struct lade_instr *instr)
 {
-  double cores = 0, least_ns = -1;
+  return instr->kind == LADE_INSTR_SEND || instr->kind == LADE_INSTR_RECV;
+}
+
+/* Are these two sides of one border: of as many bytes, of one microbatch? */
+static bool is_one_border(const struct fluid *f, const struct lade_instr *instr, const struct fluid *peer,
+                          const struct lade_instr *other)
+{
+  return other->peer == f - f->stages && other->microbatch == instr->microbatch &&
+         peer->program->operands[other->first_operand].bytes == f->program->operands[instr->first_operand].bytes;
+}
+
+/* The peer's queue on which the other side of border @at is next and can begin, or NULL. */
+static struct lane *border_meet(struct fluid *f, int32_t at)
+{
+  const struct lade_instr *instr = &f->program->instrs[at];
+  struct fluid *peer = &f->stages[instr->peer];
+  struct lane *lane = &peer->lanes[instr->kind == LADE_INSTR_SEND ? LADE_Q_RECV : LADE_Q_SEND];
+  int32_t other = lane_next(peer, lane);
+  return other >= 0 && is_one_border(f, instr, peer, &peer->program->instrs[other]) ? lane : NULL;
+}
+
+static void lane_start(struct fluid *f, struct lane *lane, int64_t (*spans)[2])
+{
+  int32_t at = lane_next(f, lane);
+  if (at < 0)
+    return;
+  double ns = (double)f->program->instrs[at].predicted_ns;
+  if (f->stages && is_border(&f->program->instrs[at])) {
+    struct lane *other = border_meet(f, at);
+    if (!other)
+      return;
+    struct fluid *peer = &f->stages[f->program->instrs[at].peer];
+    ns = LADE_MAX(ns, (double)peer->program->instrs[other->instrs[other->next]].predicted_ns);
+    lane_begin(peer, other, ns, NULL);
+  }
+  lane_begin(f, lane, ns, spans);
+}
+
+static void lanes_start(struct fluid *f, int64_t (*spans)[2])
+{
   for (int q = 0; q < LADE_N_QUEUES; q++)
     lane_start(f, &f->lanes[q], spans);
+}
+
+/* What a running instruction gets of the time that passes. */
+static double speed_get(const struct fluid *f)
+{
+  double cores = 0;
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    cores += f->lanes[q].running >= 0 ? f->lanes[q].cores : 0;
+  return f->prices->n_cores > 0 && cores > f->prices->n_cores ? f->prices->n_cores / cores : 1;
+}
+
+/* Time to the next completion; negative when nothing runs. */
+static double completion_ns(const struct fluid *f)
+{
+  double least_ns = -1, speed = speed_get(f);
   for (int q = 0; q < LADE_N_QUEUES; q++) {
     const struct lane *lane = &f->lanes[q];
-    if (lane->running < 0)
-      continue;
-    cores += lane->cores;
-    if (least_ns < 0 || lane->left_ns < least_ns)
-      least_ns = lane->left_ns;
+    if (lane->running >= 0 && (least_ns < 0 || lane->left_ns / speed < least_ns))
+      least_ns = lane->left_ns / speed;
   }
-  if (least_ns < 0)
-    return false;
-  double speed = f->prices->n_cores > 0 && cores > f->prices->n_cores ? f->prices->n_cores / cores : 1;
-  f->now_ns += least_ns / speed;
+  return least_ns;
+}
+
+static void time_pass(struct fluid *f, double ns, int64_t (*spans)[2])
+{
+  double speed = speed_get(f);
+  f->now_ns += ns;
   for (int q = 0; q < LADE_N_QUEUES; q++) {
     struct lane *lane = &f->lanes[q];
     if (lane->running < 0)
       continue;
-    lane->left_ns -= least_ns;
-    program->predicted_busy_ns[q] += (int64_t)(least_ns / speed);
+    lane->left_ns -= ns * speed;
+    f->busy_ns[q] += ns;
     if (lane->left_ns > 0.5)
       continue;
     f->is_done[lane->running] = true;
@@ -107,7 +169,6 @@ static bool fluid_advance(struct fluid *f, struct lade_program *program, int64_t
       spans[lane->running][1] = (int64_t)f->now_ns;
     lane->running = -1;
   }
-  return true;
 }
 
 static int lanes_init(struct fluid *f)
@@ -129,19 +190,105 @@ static int lanes_init(struct fluid *f)
   return 0;
 }
 
+static int fluid_init(struct fluid *f)
+{
+  f->is_done = calloc((size_t)f->program->n_instrs + 1, sizeof(*f->is_done));
+  return f->is_done ? lanes_init(f) : -ENOMEM;
+}
+
+static void fluid_finish(struct fluid *f)
+{
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    free(f->lanes[q].instrs);
+  free(f->is_done);
+}
+
 int lade_program_simulate(struct lade_program *program, const struct lade_prices *prices, int64_t (*ret_spans)[2])
 {
   struct fluid f = {.program = program, .prices = prices};
-  f.is_done = calloc((size_t)program->n_instrs + 1, sizeof(*f.is_done));
-  int status = f.is_done ? lanes_init(&f) : -ENOMEM;
-  memset(program->predicted_busy_ns, 0, sizeof(program->predicted_busy_ns));
-  while (!status && fluid_advance(&f, program, ret_spans))
-    ;
-  for (int q = 0; q < LADE_N_QUEUES && !status; q++)
-    LADE_ASSERT(f.lanes[q].next == f.lanes[q].n);
+  int status = fluid_init(&f);
+  for (bool is_running = !status; is_running;) {
+    lanes_start(&f, ret_spans);
+    double ns = completion_ns(&f);
+    is_running = ns >= 0;
+    if (is_running)
+      time_pass(&f, ns, ret_spans);
+  }
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    LADE_ASSERT(status || f.lanes[q].next == f.lanes[q].n);
+    program->predicted_busy_ns[q] = (int64_t)f.busy_ns[q];
+  }
   program->predicted_ns = (int64_t)f.now_ns;
-  for (int q = 0; q < LADE_N_QUEUES; q++)
-    free(f.lanes[q].instrs);
-  free(f.is_done);
+  fluid_finish(&f);
+  return status;
+}
+
+/* ---- stages together ---- */
+
+/* Begin what can; the time to the next completion anywhere, negative when nothing runs. */
+static double stages_start(struct fluid *stages, int n_stages)
+{
+  double least_ns = -1;
+  for (int i = 0; i < n_stages; i++)
+    lanes_start(&stages[i], NULL);
+  for (int i = 0; i < n_stages; i++) {
+    double ns = completion_ns(&stages[i]);
+    if (ns >= 0 && (least_ns < 0 || ns < least_ns))
+      least_ns = ns;
+  }
+  return least_ns;
+}
+
+/* Nothing runs: 0 if everything has, else the first border that nobody meets. */
+static int standstill_tell(const struct fluid *stages, int n_stages, struct lade_error *error)
+{
+  for (int i = 0; i < n_stages; i++) {
+    for (int q = LADE_Q_SEND; q <= LADE_Q_RECV; q++) {
+      const struct lane *lane = &stages[i].lanes[q];
+      if (lane->next == lane->n)
+        continue;
+      const struct lade_instr *instr = &stages[i].program->instrs[lane->instrs[lane->next]];
+      return lade_error_set(error, -EDEADLK,
+                            "stage %d: instruction %d, a %s of microbatch %d, waits for stage %d for ever",
+                            i, lane->instrs[lane->next], instr->kind == LADE_INSTR_SEND ? "send" : "recv",
+                            instr->microbatch, instr->peer);
+    }
+  }
+  return 0;
+}
+
+static void stages_time(const struct fluid *stages, int n_stages, struct lade_stages_time *ret_time)
+{
+  *ret_time = (struct lade_stages_time){.span_ns = (int64_t)stages[0].now_ns};
+  for (int i = 0; i < n_stages; i++) {
+    double busy_ns = stages[i].busy_ns[LADE_Q_COMPUTE];
+    if (busy_ns > 0)
+      ret_time->bubble = LADE_MAX(ret_time->bubble, stages[0].now_ns / busy_ns - 1);
+  }
+}
+
+int lade_stages_simulate(const struct lade_program *const *programs, const struct lade_prices *const *prices,
+                         int n_stages, struct lade_error *error, struct lade_stages_time *ret_time)
+{
+  struct fluid *stages = calloc((size_t)n_stages, sizeof(*stages));
+  int status = stages ? 0 : -ENOMEM;
+  for (int i = 0; i < n_stages && !status; i++) {
+    stages[i] = (struct fluid){.program = programs[i], .prices = prices[i], .stages = stages};
+    status = fluid_init(&stages[i]);
+  }
+  for (double ns = 0; !status && ns >= 0;) {
+    ns = stages_start(stages, n_stages);
+    for (int i = 0; i < n_stages && ns >= 0; i++)
+      time_pass(&stages[i], ns, NULL);
+  }
+  if (!status)
+    status = standstill_tell(stages, n_stages, error);
+  else
+    lade_error_set(error, status, "out of memory simulating %d stages", n_stages);
+  if (!status)
+    stages_time(stages, n_stages, ret_time);
+  for (int i = 0; i < n_stages && stages; i++)
+    fluid_finish(&stages[i]);
+  free(stages);
   return status;
 }

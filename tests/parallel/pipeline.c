@@ -38,21 +38,42 @@ struct run {
   struct rig_numbers numbers;
 };
 
-/* A run from the beginning, left open; the plan's peak is the measured one. */
-static void run_open(struct run *run, struct rig *rig, const struct scene_setting *how)
+/* A run of @plan from the beginning, left open; the plan's peak is the measured one. */
+static void plan_run(struct run *run, struct rig *rig, struct lade_plan *plan)
 {
   struct lade_error error = {0};
   struct lade_device_info info;
-  struct lade_residency *residency = NULL;
-  demand(!lade_residency_create(rig->graph, &residency), "no memory for a residency");
-  scene_residency_set(residency, rig->graph, how);
-  *run = (struct run){.rig = rig, .plan = rig_plan(rig, residency)};
+  *run = (struct run){.rig = rig, .plan = plan};
   demand(!rig_open(rig, run->plan, &error), "%s", error.text);
   demand(!rig_run(rig, N_STEPS, &run->numbers, &error), "%s", error.text);
   lade_device_get_info(rig->device, &info);
   demand(info.peak_bytes == lade_align_up(run->plan->peak_bytes[LADE_DEVICE], info.chunk_bytes),
          "%llu bytes were planned and %llu measured", (unsigned long long)run->plan->peak_bytes[LADE_DEVICE],
          (unsigned long long)info.peak_bytes);
+}
+
+static void run_open(struct run *run, struct rig *rig, const struct scene_setting *how)
+{
+  struct lade_residency *residency = NULL;
+  demand(!lade_residency_create(rig->graph, &residency), "no memory for a residency");
+  scene_residency_set(residency, rig->graph, how);
+  plan_run(run, rig, rig_plan(rig, residency));
+}
+
+/* In the smallest budget that the planner finds for this stage, which has its own. */
+static void run_smallest(struct run *run, struct rig *rig)
+{
+  struct lade_error error = {0};
+  struct lade_plan_bounds bounds;
+  struct lade_plan *plan = NULL;
+  lade_planner *planner = rig_planner(rig, UINT64_C(64) << 20, 0, LADE_RECIPE_AUTO);
+  demand(!lade_planner_get_bounds(planner, &bounds), "no memory for bounds");
+  demand(bounds.lower_bound_bytes <= bounds.min_bytes && bounds.min_bytes < bounds.unconstrained_bytes,
+         "bounds %llu, %llu and %llu are out of order", (unsigned long long)bounds.lower_bound_bytes,
+         (unsigned long long)bounds.min_bytes, (unsigned long long)bounds.unconstrained_bytes);
+  demand(!lade_planner_plan(planner, bounds.min_bytes, &error, &plan), "%s", error.text);
+  lade_planner_destroy(planner);
+  plan_run(run, rig, plan);
 }
 
 static void run_close(struct run *run)
@@ -106,6 +127,11 @@ static void losses_agree(const struct run *got, const struct run *want, const ch
 
 /* ---- one model ---- */
 
+static void same_numbers(const struct run *got, const struct run *again, const char *what, const char *how)
+{
+  demand(memcmp(&got->numbers, &again->numbers, sizeof(got->numbers)) == 0, "%s: %s gives other numbers", what, how);
+}
+
 static void rigs_init(struct world *world, const struct lade_layout *layout, size_t i, struct rig *one,
                       struct rig *ours)
 {
@@ -146,8 +172,10 @@ static void case_agrees(struct world *world, size_t i)
   run_close(&want);
   run_close(&got);
   run_open(&again, &ours, &mixed);
-  demand(memcmp(&got.numbers, &again.numbers, sizeof(got.numbers)) == 0, "%s: another residency gives other numbers",
-         cases[i].name);
+  same_numbers(&got, &again, cases[i].name, "another residency");
+  run_close(&again);
+  run_smallest(&again, &ours);
+  same_numbers(&got, &again, cases[i].name, "the smallest budget");
   run_close(&again);
   rig_finish(&one);
   rig_finish(&ours);
