@@ -53,9 +53,12 @@ struct lade_verdict {
   uint32_t first_bad;  /* then the first partial that is not finite */
 };
 
+struct lade_cuda_launcher;
+
 struct lade_kernel_ctx {
   lade_pool *pool;
   const struct lade_step *step;
+  const struct lade_cuda_launcher *launcher; /* of a CUDA device's kernels (cuda/launch.h); NULL on the host */
 };
 
 typedef void lade_kernel_fn(const struct lade_kernel_ctx *ctx, const void *args);
@@ -393,7 +396,8 @@ struct lade_copy_args {
 
 struct lade_kernels {
   lade_kernel_fn *fn[LADE_N_KERNELS];
-  const char *variant[LADE_N_KERNELS]; /* "plain", "avx2", "avx512", "avx512_bf16", "onednn" */
+  const char *variant[LADE_N_KERNELS]; /* "plain", "avx2", "avx512", "avx512_bf16", "onednn", "cuda" */
+  size_t (*workspace_bytes)(enum lade_kernel kernel, const void *args); /* NULL: the host's */
 };
 
 struct lade_cpu;

@@ -82,6 +82,8 @@ const char *lade_kernel_name(enum lade_kernel kernel)
 size_t lade_kernel_workspace_bytes(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args,
                                    int n_threads)
 {
+  if (kernels->workspace_bytes)
+    return kernels->workspace_bytes(kernel, args);
   switch (kernel) {
   case LADE_K_MATMUL: return lade_matmul_workspace_bytes(args, n_threads);
   case LADE_K_COLUMN_SUM: return lade_column_sum_workspace_bytes(args);

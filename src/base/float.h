@@ -12,26 +12,28 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t lade_f32_bits(float value)
+#include "base/inline.h"
+
+LADE_INLINE uint32_t lade_f32_bits(float value)
 {
   uint32_t bits;
   memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
 
-static inline float lade_f32_from_bits(uint32_t bits)
+LADE_INLINE float lade_f32_from_bits(uint32_t bits)
 {
   float value;
   memcpy(&value, &bits, sizeof(value));
   return value;
 }
 
-static inline float lade_bf16_to_f32(uint16_t value)
+LADE_INLINE float lade_bf16_to_f32(uint16_t value)
 {
   return lade_f32_from_bits((uint32_t)value << 16);
 }
 
-static inline uint16_t lade_f32_to_bf16(float value)
+LADE_INLINE uint16_t lade_f32_to_bf16(float value)
 {
   uint32_t bits = lade_f32_bits(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u)
@@ -40,7 +42,7 @@ static inline uint16_t lade_f32_to_bf16(float value)
 }
 
 /* _Float16 needs a compiler that has it for the target; bits keep this portable to any. */
-static inline float lade_f16_to_f32(uint16_t value)
+LADE_INLINE float lade_f16_to_f32(uint16_t value)
 {
   uint32_t sign = (uint32_t)(value & 0x8000) << 16;
   uint32_t exponent = (value >> 10) & 0x1f, mantissa = value & 0x3ff;
@@ -52,7 +54,7 @@ static inline float lade_f16_to_f32(uint16_t value)
   return lade_f32_from_bits(sign | lade_f32_bits(magnitude));
 }
 
-static inline uint16_t lade_f32_to_f16(float value)
+LADE_INLINE uint16_t lade_f32_to_f16(float value)
 {
   uint32_t bits = lade_f32_bits(value), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u)
@@ -68,7 +70,7 @@ static inline uint16_t lade_f32_to_f16(float value)
 }
 
 /* Master weight to working copy and residual (design section 6), and back. Exact for finite values. */
-static inline void lade_master_split(float master, uint16_t *ret_bf16, int16_t *ret_residual)
+LADE_INLINE void lade_master_split(float master, uint16_t *ret_bf16, int16_t *ret_residual)
 {
   uint32_t bits = lade_f32_bits(master);
   uint16_t high = (uint16_t)((bits + 0x8000u) >> 16);
@@ -76,7 +78,7 @@ static inline void lade_master_split(float master, uint16_t *ret_bf16, int16_t *
   *ret_residual = (int16_t)(uint16_t)(bits - ((uint32_t)high << 16));
 }
 
-static inline float lade_master_join(uint16_t bf16, int16_t residual)
+LADE_INLINE float lade_master_join(uint16_t bf16, int16_t residual)
 {
   return lade_f32_from_bits(((uint32_t)bf16 << 16) + (uint32_t)(int32_t)residual);
 }

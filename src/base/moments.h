@@ -48,7 +48,7 @@
  * The word of @element of a parameter. Of 32 elements the even ones have the first 16 words: the order of vectors that
  * take pairs of 16-bit numbers apart.
  */
-static inline uint32_t lade_draw_word(uint64_t seed, uint32_t step, uint32_t stream, uint64_t element)
+LADE_INLINE uint32_t lade_draw_word(uint64_t seed, uint32_t step, uint32_t stream, uint64_t element)
 {
   uint64_t at = (element % LADE_DRAW_WORDS & ~UINT64_C(31)) | (element & 1) << 4 | (element & 31) >> 1;
   uint32_t turn = (uint32_t)(element / LADE_DRAW_WORDS % 4 * 8);
@@ -56,17 +56,17 @@ static inline uint32_t lade_draw_word(uint64_t seed, uint32_t step, uint32_t str
   return word << turn | (word >> 1) >> (31 - turn);
 }
 
-static inline uint32_t lade_draw_m(uint32_t word)
+LADE_INLINE uint32_t lade_draw_m(uint32_t word)
 {
   return word & 0xffff;
 }
 
-static inline uint32_t lade_draw_v(uint32_t word)
+LADE_INLINE uint32_t lade_draw_v(uint32_t word)
 {
   return word >> 16;
 }
 
-static inline uint32_t lade_draw_master(uint32_t word)
+LADE_INLINE uint32_t lade_draw_master(uint32_t word)
 {
   return word >> 12 & 0xff;
 }
@@ -76,24 +76,24 @@ static inline uint32_t lade_draw_master(uint32_t word)
 /* What rounding adds to an element's FP32 bits: half a step, or a random part of one from 16 bits. */
 #define LADE_ROUND_NEAREST (1u << (LADE_MANTISSA_SHIFT - 1))
 
-static inline uint32_t lade_round_random(uint32_t draw)
+LADE_INLINE uint32_t lade_round_random(uint32_t draw)
 {
   return draw << (LADE_MANTISSA_SHIFT - 16);
 }
 
-static inline uint32_t lade_scale_clamp(uint32_t exponent)
+LADE_INLINE uint32_t lade_scale_clamp(uint32_t exponent)
 {
   return exponent < LADE_SCALE_LEAST ? LADE_SCALE_LEAST : exponent > LADE_SCALE_MOST ? LADE_SCALE_MOST : exponent;
 }
 
 /* The exponent of a magnitude's bits once they are rounded; a block's scale is the clamped largest. */
-static inline uint32_t lade_scale_of(uint32_t magnitude, uint32_t rounding)
+LADE_INLINE uint32_t lade_scale_of(uint32_t magnitude, uint32_t rounding)
 {
   return (magnitude + rounding) >> 23;
 }
 
 /* The code of a magnitude, 0 to (top << 4 | 15), in a block of clamped @scale. */
-static inline uint32_t lade_code_make(uint32_t magnitude, uint32_t scale, uint32_t top, uint32_t rounding)
+LADE_INLINE uint32_t lade_code_make(uint32_t magnitude, uint32_t scale, uint32_t top, uint32_t rounding)
 {
   uint32_t lowest = scale - top, code;
   if (magnitude >= (lowest + 1) << 23) {
@@ -108,7 +108,7 @@ static inline uint32_t lade_code_make(uint32_t magnitude, uint32_t scale, uint32
 }
 
 /* And back, exactly. */
-static inline float lade_code_value(uint32_t code, uint32_t scale, uint32_t top)
+LADE_INLINE float lade_code_value(uint32_t code, uint32_t scale, uint32_t top)
 {
   uint32_t lowest = scale - top;
   if (code >> LADE_MANTISSA_BITS)
@@ -116,25 +116,25 @@ static inline float lade_code_value(uint32_t code, uint32_t scale, uint32_t top)
   return (float)code * lade_f32_from_bits((lowest - 3) << 23);
 }
 
-static inline uint8_t lade_m_code(float m, uint32_t scale, uint32_t rounding)
+LADE_INLINE uint8_t lade_m_code(float m, uint32_t scale, uint32_t rounding)
 {
   uint32_t bits = lade_f32_bits(m);
   return (uint8_t)(bits >> 31 << 7 | lade_code_make(bits & 0x7fffffffu, scale, LADE_M_TOP, rounding));
 }
 
-static inline float lade_m_value(uint8_t code, uint32_t scale)
+LADE_INLINE float lade_m_value(uint8_t code, uint32_t scale)
 {
   float magnitude = lade_code_value(code & 0x7f, scale, LADE_M_TOP);
   return lade_f32_from_bits(lade_f32_bits(magnitude) | (uint32_t)(code >> 7) << 31);
 }
 
-static inline uint8_t lade_v_code(float v, uint32_t scale, uint32_t rounding)
+LADE_INLINE uint8_t lade_v_code(float v, uint32_t scale, uint32_t rounding)
 {
   uint32_t bits = lade_f32_bits(v) & 0x7fffffffu, code = lade_code_make(bits, scale, LADE_V_TOP, rounding);
   return (uint8_t)(code ? code : bits != 0);
 }
 
-static inline float lade_v_value(uint8_t code, uint32_t scale)
+LADE_INLINE float lade_v_value(uint8_t code, uint32_t scale)
 {
   return lade_code_value(code, scale, LADE_V_TOP);
 }
@@ -142,13 +142,13 @@ static inline float lade_v_value(uint8_t code, uint32_t scale)
 /* ---- sixteen bits, and twenty-four ---- */
 
 /* BF16 with 16 random bits in place of rounding to nearest. */
-static inline uint16_t lade_f32_to_bf16_random(float value, uint32_t draw)
+LADE_INLINE uint16_t lade_f32_to_bf16_random(float value, uint32_t draw)
 {
   return (uint16_t)((lade_f32_bits(value) + draw) >> 16);
 }
 
 /* @added: 0x80 rounds to nearest (half up in magnitude), 8 random bits at random. */
-static inline void lade_master24_split(float master, uint32_t added, uint16_t *ret_bf16, int8_t *ret_residual)
+LADE_INLINE void lade_master24_split(float master, uint32_t added, uint16_t *ret_bf16, int8_t *ret_residual)
 {
   uint32_t bits = (lade_f32_bits(master) + added) >> 8;
   uint16_t high = (uint16_t)((bits + 0x80u) >> 8);
@@ -156,7 +156,7 @@ static inline void lade_master24_split(float master, uint32_t added, uint16_t *r
   *ret_residual = (int8_t)(uint8_t)(bits - ((uint32_t)high << 8));
 }
 
-static inline float lade_master24_join(uint16_t bf16, int8_t residual)
+LADE_INLINE float lade_master24_join(uint16_t bf16, int8_t residual)
 {
   return lade_f32_from_bits(((uint32_t)bf16 << 16) + (uint32_t)residual * 256);
 }

@@ -9,6 +9,8 @@
 
 #include <stdint.h>
 
+#include "base/inline.h"
+
 struct lade_philox {
   uint32_t word[4];
 };
@@ -17,7 +19,7 @@ struct lade_philox {
  * Four uniform 32-bit words for elements 4*@block to 4*@block+3 of stream @stream (one per op,
  * or one per parameter at initialisation) at @step.
  */
-static inline struct lade_philox lade_philox_draw(uint64_t seed, uint32_t step, uint32_t stream, uint64_t block)
+LADE_INLINE struct lade_philox lade_philox_draw(uint64_t seed, uint32_t step, uint32_t stream, uint64_t block)
 {
   uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32), c2 = stream, c3 = step;
   uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
@@ -31,11 +33,12 @@ static inline struct lade_philox lade_philox_draw(uint64_t seed, uint32_t step, 
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
-  return (struct lade_philox){{c0, c1, c2, c3}};
+  struct lade_philox draw = {{c0, c1, c2, c3}};
+  return draw;
 }
 
 /* The word of one element. */
-static inline uint32_t lade_philox_word(uint64_t seed, uint32_t step, uint32_t stream, uint64_t element)
+LADE_INLINE uint32_t lade_philox_word(uint64_t seed, uint32_t step, uint32_t stream, uint64_t element)
 {
   return lade_philox_draw(seed, step, stream, element >> 2).word[element & 3];
 }

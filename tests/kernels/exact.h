@@ -19,31 +19,11 @@
 #include "base/philox.h"
 #include "kernels/host/element.h"
 #include "kernels/host/host.h"
+#include "levels.h"
 
 #define SEED 20250807
-#define LEVELS 5
 
 enum values { RANDOM, ALL_MIN, ALL_MAX };
-
-/* One table per level that this CPU has, the plain one first, oneDNN's last if it is there; how many. */
-static inline int levels_make(struct lade_kernels levels[LEVELS])
-{
-  struct lade_cpu has = lade_cpu_get(), cpu = {0};
-  int n = 0;
-  lade_kernels_init(&levels[n++], &cpu);
-  cpu.has_avx2 = true;
-  if (has.has_avx2)
-    lade_kernels_init(&levels[n++], &cpu);
-  cpu.has_avx512 = true;
-  if (has.has_avx512)
-    lade_kernels_init(&levels[n++], &cpu);
-  cpu.has_avx512_bf16 = true;
-  if (has.has_avx512_bf16)
-    lade_kernels_init(&levels[n++], &cpu);
-  lade_kernels_init(&levels[n], &cpu);
-  n += lade_matmul_init_onednn(&levels[n]);
-  return n;
-}
 
 static inline void *memory_make(size_t n_bytes)
 {
@@ -101,7 +81,7 @@ static inline void kernel_call(const struct lade_kernels *kernels, enum lade_ker
                                void **workspace_field, lade_pool *pool)
 {
   static const struct lade_step step = {.seed = SEED, .step = 3, .loss_scale = 1};
-  struct lade_kernel_ctx ctx = {pool, &step};
+  struct lade_kernel_ctx ctx = level_ctx(kernels, pool, &step);
   size_t n_bytes = lade_kernel_workspace_bytes(kernels, kernel, args, lade_pool_n_threads(pool));
   char *workspace = memory_make(n_bytes);
   memset(workspace, 0xff, n_bytes + 1);

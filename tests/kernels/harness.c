@@ -20,14 +20,12 @@
 #include <cmocka.h>
 
 #include "base/base.h"
-#include "base/cpu.h"
 #include "base/float.h"
 
 #define GUARD_BYTES 128
 #define GUARD 0xa5
 #define WORKSPACE_FILL 0x7e /* as a float 8e37: a sum that was not cleared shows */
 
-const char *const level_names[N_LEVELS] = {"plain", "avx2", "avx512", "best"};
 static const int thread_counts[] = {1, 2, 5};
 #define N_POOLS LADE_COUNT(thread_counts)
 
@@ -214,7 +212,7 @@ static void guard_check(const void *guard)
 
 void call_run(struct call *call, const struct lade_kernels *kernels, lade_pool *pool, const struct lade_step *step)
 {
-  const struct lade_kernel_ctx ctx = {pool, step};
+  const struct lade_kernel_ctx ctx = level_ctx(kernels, pool, step);
   char *block = NULL;
   size_t n_bytes = 0;
   if (call->workspace_field) {
@@ -291,17 +289,6 @@ static void output_compare(const struct operand *operand, const void *got, const
   }
 }
 
-bool level_get(const char *level, struct lade_kernels *ret_kernels)
-{
-  struct lade_cpu has = lade_cpu_get(), cpu = {0};
-  bool is_best = strcmp(level, "best") == 0, is_avx512 = strcmp(level, "avx512") == 0;
-  cpu.has_avx2 = has.has_avx2 && (is_best || is_avx512 || strcmp(level, "avx2") == 0);
-  cpu.has_avx512 = has.has_avx512 && (is_best || is_avx512);
-  cpu.has_avx512_bf16 = has.has_avx512_bf16 && is_best;
-  lade_kernels_init(ret_kernels, &cpu);
-  return is_best || strcmp(level, "plain") == 0 || cpu.has_avx512 || (cpu.has_avx2 && !is_avx512);
-}
-
 /* Copies of every operand's data, in order; freed by the caller, one by one. */
 static void outputs_copy(const struct call *call, void **ret_copies)
 {
@@ -360,9 +347,11 @@ static void case_check(struct call *call, lade_pool *const *pools, enum pattern 
   call_init(call, pattern, seed, &step);
   call_run(call, &plain, NULL, &step);
   outputs_copy(call, want);
-  for (int i = 0; i < N_LEVELS; i++) {
+  for (int i = 0; level_names[i]; i++) {
     char text[160];
     if (!level_get(level_names[i], &kernels) || kernels.fn[call->kernel] == last)
+      continue;
+    if (!level_takes(&kernels, call->kernel, call->dtype, &call->args))
       continue;
     last = kernels.fn[call->kernel];
     snprintf(text, sizeof(text), "%s, %s inputs, %s, seed %llu", where, pattern_names[pattern], level_names[i],
@@ -379,6 +368,14 @@ static bool call_build(const struct op *op, enum lade_dtype dtype, int i_shape, 
   return op->build(ret_call, i_shape);
 }
 
+static int64_t elements_count(const struct call *call)
+{
+  int64_t n = 0;
+  for (int i = 0; i < call->n_operands; i++)
+    n += call->operands[i].n_elements;
+  return n;
+}
+
 void op_check(const struct op *op, uint64_t seed)
 {
   static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16, LADE_F64};
@@ -388,6 +385,8 @@ void op_check(const struct op *op, uint64_t seed)
     assert_int_equal(lade_pool_create(thread_counts[i], &pools[i]), 0);
   for (size_t i = 0; i < LADE_COUNT(dtypes); i++) {
     for (int i_shape = 0; call_build(op, dtypes[i], i_shape, &call); i_shape++) {
+      if (elements_count(&call) > level_most_elements)
+        continue;
       char where[64];
       snprintf(where, sizeof(where), "%s %s shape %d", op->name, lade_dtype_name(dtypes[i]), i_shape);
       for (int pattern = 0; pattern < N_PATTERNS; pattern++) {
@@ -437,7 +436,7 @@ double copy_seconds(lade_pool *pool, double bytes)
 static double call_seconds(struct call *call, const struct lade_kernels *kernels, lade_pool *pool,
                            const struct lade_step *step, void *workspace)
 {
-  const struct lade_kernel_ctx ctx = {pool, step};
+  const struct lade_kernel_ctx ctx = level_ctx(kernels, pool, step);
   if (call->workspace_field)
     memcpy(call->args.bytes + call->workspace_field, &workspace, sizeof(workspace));
   double best = INFINITY;
@@ -459,7 +458,7 @@ static void case_bench(struct call *call, const char *name, lade_pool *pool)
   size_t n_bytes = lade_kernel_workspace_bytes(&kernels, call->kernel, &call->args, lade_pool_n_threads(pool));
   void *workspace = block_alloc(n_bytes);
   memset(workspace, 0, n_bytes);
-  for (int i = 0; i < N_LEVELS; i++) {
+  for (int i = 0; level_names[i]; i++) {
     if (!level_get(level_names[i], &kernels) || kernels.fn[call->kernel] == last)
       continue;
     last = kernels.fn[call->kernel];

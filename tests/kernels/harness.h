@@ -12,6 +12,7 @@
 #define LADE_TESTS_HARNESS_H
 
 #include "kernels/kernels.h"
+#include "levels.h"
 
 enum role { ROLE_IN, ROLE_OUT, ROLE_INOUT };
 enum fill {
@@ -83,11 +84,6 @@ void element_set(enum lade_dtype dtype, void *data, int64_t i, double value);
 
 /* Uniform in -1..1; the generator is the caller's. */
 double random_next(uint64_t *state);
-
-/* A table of the level's name ("plain", "avx2", "avx512", "best"); false when this CPU lacks it. */
-bool level_get(const char *level, struct lade_kernels *ret_kernels);
-#define N_LEVELS 4
-extern const char *const level_names[N_LEVELS];
 
 /* The property of one op at one seed; cmocka assertions. */
 void op_check(const struct op *op, uint64_t seed);

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Causal attention in the flash manner (Dao et al. 2022), plain: the twin that runs everywhere, without tensor cores.
+ *
+ * A warp has some rows of its own and walks over tiles of 32 rows of the other side in shared memory. Scores are a
+ * lane per row of the tile; what they weigh is summed a lane per column of the head, up to 256 in registers. Softmax
+ * is online: a running maximum and sum for each query.
+ *
+ * Backward makes no atomics: one kernel walks over keys for dq, another over queries (of all heads of a group, in
+ * order) for dk and dv, and both recompute the probabilities from lse; delta = dout . out (appendix B.4 there) is
+ * made first.
+ *
+ * Moves q, k, v, out once and k, v again for each 16 queries, out of L2. Bound: F32 arithmetic, 2 T^2 D operations a
+ * head forward, and 7 T^2 D backward (two kernels make scores and their gradients twice).
+ */
+#include "kernels/cuda/kernel.h"
+
+#define TILE LADE_CUDA_ATTENTION_TILE
+#define WARPS (LADE_CUDA_ATTENTION_THREADS / 32)
+#define FWD_ROWS (LADE_CUDA_ATTENTION_FWD_ROWS / WARPS) /* of a warp */
+#define BWD_ROWS (LADE_CUDA_ATTENTION_BWD_ROWS / WARPS)
+#define COLUMNS (LADE_CUDA_ATTENTION_MOST_DIM / 32) /* of a lane */
+
+/* What all kernels share: sizes, and where this block stands. */
+struct shape {
+  int64_t time, heads, key_heads, head_dim, row_elements;
+  int64_t b, h; /* the sequence, and the query head (of keys' kernels: the key head) */
+  int stride;     /* of rows in shared memory: odd for even heads, so that lanes meet different banks */
+  float scale;
+};
+
+template <class Args> static __device__ inline struct shape shape_get(const Args &a)
+{
+  struct shape shape;
+  shape.time = a.time;
+  shape.heads = a.heads;
+  shape.key_heads = a.key_heads;
+  shape.head_dim = a.head_dim;
+  shape.row_elements = (a.heads + 2 * a.key_heads) * a.head_dim;
+  shape.b = blockIdx.z;
+  shape.h = blockIdx.y;
+  shape.stride = (int)a.head_dim + 1;
+  shape.scale = 1 / sqrtf((float)a.head_dim);
+  return shape;
+}
+
+/* Elements before head @head (query heads, then keys, then values) of row @i. */
+static __device__ inline int64_t qkv_at(const struct shape &s, int64_t head, int64_t i)
+{
+  return (s.b * s.time + i) * s.row_elements + head * s.head_dim;
+}
+
+static __device__ inline int64_t out_at(const struct shape &s, int64_t h, int64_t i)
+{
+  return ((s.b * s.time + i) * s.heads + h) * s.head_dim;
+}
+
+/* Rows @first.. of a tensor of rows @pitch apart into shared memory, zeros past the sequence. All threads. */
+template <class T>
+static __device__ inline void rows_load(const struct shape &s, const T *from, int64_t pitch, int64_t first, int n_rows,
+                                        float *to)
+{
+  for (int64_t i = threadIdx.x; i < n_rows * s.head_dim; i += blockDim.x) {
+    int64_t row = i / s.head_dim, c = i % s.head_dim;
+    to[row * s.stride + c] = first + row < s.time ? get(from[(first + row) * pitch + c]) : 0.0f;
+  }
+}
+
+static __device__ inline float dot(const struct shape &s, const float *x, const float *y)
+{
+  float sum = 0;
+  for (int64_t c = 0; c < s.head_dim; c++)
+    sum = fmaf(x[c], y[c], sum);
+  return sum;
+}
+
+/* 0 or 1/(1-p): what dropout multiplies the probability of query @i and key @j with. */
+static __device__ inline float keep_get(const struct shape &s, const struct lade_step *step,
+                                        const struct lade_drop &drop, int64_t h, int64_t i, int64_t j)
+{
+  return drop_value(step, drop, ((s.b * s.heads + h) * s.time + i) * s.time + j, 1.0f);
+}
+
+/* sum[] += each lane's weight times its row of the tile. A whole warp; @weights: its 32 floats of shared memory. */
+static __device__ inline void weighted_add(const struct shape &s, float weight, const float *tile, float *weights,
+                                           float *sum)
+{
+  int lane = (int)threadIdx.x % 32;
+  __syncwarp(); /* the last weights have been read */
+  weights[lane] = weight;
+  __syncwarp();
+  for (int j = 0; j < TILE; j++)
+#pragma unroll
+    for (int u = 0; u < COLUMNS; u++)
+      if (lane + 32 * u < s.head_dim)
+        sum[u] = fmaf(weights[j], tile[j * s.stride + lane + 32 * u], sum[u]);
+}
+
+template <class T>
+static __device__ inline void columns_put(const struct shape &s, const float *sum, float factor, T *to)
+{
+  int lane = (int)threadIdx.x % 32;
+#pragma unroll
+  for (int u = 0; u < COLUMNS; u++)
+    if (lane + 32 * u < s.head_dim)
+      put(to + lane + 32 * u, sum[u] * factor);
+}
+
+/* ---- forward ---- */
+
+/* A query on its way: what online softmax knows, and the sum of values so far. */
+struct query {
+  float max, sum, weight;
+  float out[COLUMNS];
+};
+
+/* Meet 32 keys: this lane's score, the running maximum and sum, and its weight for the values to come. */
+static __device__ inline void query_meet(const struct shape &s, struct query &query, const float *q, const float *keys,
+                                         bool is_valid, float keep)
+{
+  float score = is_valid ? s.scale * dot(s, q, keys + threadIdx.x % 32 * s.stride) : -INFINITY;
+  float max = fmaxf(query.max, warp_max(score)), correction = expf(query.max - max);
+  float p = is_valid ? expf(score - max) : 0.0f;
+  query.sum = query.sum * correction + warp_sum(p);
+  query.max = max;
+  query.weight = p * keep;
+  for (int u = 0; u < COLUMNS; u++)
+    query.out[u] *= correction;
+}
+
+template <class T>
+static __device__ void attention_fwd_of(const struct lade_attention_fwd_args &a, const struct lade_step *step)
+{
+  LADE_SHARED(float, shared);
+  struct shape s = shape_get(a);
+  float *weights = shared + threadIdx.x / 32 * 32, *own = shared + LADE_CUDA_ATTENTION_THREADS;
+  float *tile = own + LADE_CUDA_ATTENTION_FWD_ROWS * s.stride;
+  int64_t group = s.heads / s.key_heads, first = (int64_t)blockIdx.x * LADE_CUDA_ATTENTION_FWD_ROWS;
+  const T *qkv = (const T *)a.qkv, *k = qkv + qkv_at(s, s.heads + s.h / group, 0), *v = k + s.key_heads * s.head_dim;
+  int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  struct query queries[FWD_ROWS];
+#pragma unroll
+  for (int r = 0; r < FWD_ROWS; r++) {
+    queries[r].max = -INFINITY;
+    queries[r].sum = 0;
+    for (int u = 0; u < COLUMNS; u++)
+      queries[r].out[u] = 0;
+  }
+  rows_load(s, qkv + qkv_at(s, s.h, 0), s.row_elements, first, LADE_CUDA_ATTENTION_FWD_ROWS, own);
+  for (int64_t j0 = 0; j0 < first + LADE_CUDA_ATTENTION_FWD_ROWS && j0 < s.time; j0 += TILE) {
+    __syncthreads();
+    rows_load(s, k, s.row_elements, j0, TILE, tile);
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < FWD_ROWS; r++) {
+      int64_t i = first + warp * FWD_ROWS + r, j = j0 + lane;
+      if (i < s.time && j0 <= i)
+        query_meet(s, queries[r], own + (warp * FWD_ROWS + r) * s.stride, tile, j <= i,
+                   j <= i ? keep_get(s, step, a.drop, s.h, i, j) : 0.0f);
+    }
+    __syncthreads();
+    rows_load(s, v, s.row_elements, j0, TILE, tile);
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < FWD_ROWS; r++) {
+      int64_t i = first + warp * FWD_ROWS + r;
+      if (i < s.time && j0 <= i)
+        weighted_add(s, queries[r].weight, tile, weights, queries[r].out);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < FWD_ROWS; r++) {
+    int64_t i = first + warp * FWD_ROWS + r;
+    if (i >= s.time)
+      continue;
+    columns_put(s, queries[r].out, 1 / queries[r].sum, (T *)a.out + out_at(s, s.h, i));
+    if (lane == 0)
+      ((float *)a.lse)[(s.b * s.heads + s.h) * s.time + i] = queries[r].max + logf(queries[r].sum);
+  }
+}
+LADE_KERNEL_OF_DTYPES(attention_fwd, lade_attention_fwd_args)
+
+/* ---- backward ---- */
+
+/* delta[b,h,i] = dout . out, in the workspace. A warp has a row of a head. */
+template <class T>
+static __device__ void attention_delta_of(const struct lade_attention_bwd_args &a, const struct lade_step *step)
+{
+  int64_t at = thread_get() / 32, i = at % a.time, h = at / a.time % a.heads, b = at / a.time / a.heads;
+  if (b >= a.batch)
+    return;
+  int64_t from = ((b * a.time + i) * a.heads + h) * a.head_dim;
+  float sum = 0;
+  for (int64_t c = threadIdx.x % 32; c < a.head_dim; c += 32)
+    sum = fmaf(get(((const T *)a.d_out)[from + c]), get(((const T *)a.out)[from + c]), sum);
+  sum = warp_sum(sum);
+  if (threadIdx.x % 32 == 0)
+    ((float *)a.workspace)[at] = sum;
+}
+LADE_KERNEL_OF_DTYPES(attention_delta, lade_attention_bwd_args)
+
+/* A probability kept or dropped, and the gradient of its score, of one pair of query and key. */
+struct pair {
+  float p, ds;
+};
+
+static __device__ inline struct pair pair_get(const struct shape &s, const struct lade_attention_bwd_args &a,
+                                              const struct lade_step *step, int64_t h, int64_t i, int64_t j, float qk,
+                                              float dout_v)
+{
+  struct pair pair = {0, 0};
+  if (i >= s.time || j > i)
+    return pair;
+  int64_t at = (s.b * s.heads + h) * s.time + i;
+  float p = expf(s.scale * qk - ((const float *)a.lse)[at]), keep = keep_get(s, step, a.drop, h, i, j);
+  pair.p = p * keep;
+  pair.ds = p * (keep * dout_v - ((const float *)a.workspace)[at]) * s.scale;
+  return pair;
+}
+
+template <class T>
+static __device__ void attention_dq_of(const struct lade_attention_bwd_args &a, const struct lade_step *step)
+{
+  LADE_SHARED(float, shared);
+  struct shape s = shape_get(a);
+  float *weights = shared + threadIdx.x / 32 * 32, *own_q = shared + LADE_CUDA_ATTENTION_THREADS;
+  float *own_dout = own_q + LADE_CUDA_ATTENTION_BWD_ROWS * s.stride;
+  float *keys = own_dout + LADE_CUDA_ATTENTION_BWD_ROWS * s.stride, *values = keys + TILE * s.stride;
+  int64_t group = s.heads / s.key_heads, first = (int64_t)blockIdx.x * LADE_CUDA_ATTENTION_BWD_ROWS;
+  const T *qkv = (const T *)a.qkv, *k = qkv + qkv_at(s, s.heads + s.h / group, 0), *v = k + s.key_heads * s.head_dim;
+  int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  float dq[BWD_ROWS][COLUMNS] = {};
+  rows_load(s, qkv + qkv_at(s, s.h, 0), s.row_elements, first, LADE_CUDA_ATTENTION_BWD_ROWS, own_q);
+  rows_load(s, (const T *)a.d_out + out_at(s, s.h, 0), s.heads * s.head_dim, first, LADE_CUDA_ATTENTION_BWD_ROWS,
+            own_dout);
+  for (int64_t j0 = 0; j0 < first + LADE_CUDA_ATTENTION_BWD_ROWS && j0 < s.time; j0 += TILE) {
+    __syncthreads();
+    rows_load(s, k, s.row_elements, j0, TILE, keys);
+    rows_load(s, v, s.row_elements, j0, TILE, values);
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < BWD_ROWS; r++) {
+      int own = (warp * BWD_ROWS + r) * s.stride;
+      struct pair pair = pair_get(s, a, step, s.h, first + warp * BWD_ROWS + r, j0 + lane,
+                                  dot(s, own_q + own, keys + lane * s.stride),
+                                  dot(s, own_dout + own, values + lane * s.stride));
+      weighted_add(s, pair.ds, keys, weights, dq[r]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < BWD_ROWS; r++) {
+    int64_t i = first + warp * BWD_ROWS + r;
+    if (i < s.time)
+      columns_put(s, dq[r], 1.0f, (T *)a.d_qkv + qkv_at(s, s.h, i));
+  }
+}
+LADE_KERNEL_OF_DTYPES(attention_dq, lade_attention_bwd_args)
+
+/* The queries of head @h from tile to tile: what they add to this warp's keys and values. */
+template <class T>
+static __device__ inline void queries_meet(const struct shape &s, const struct lade_attention_bwd_args &a,
+                                           const struct lade_step *step, int64_t h, int64_t first, float *shared,
+                                           float (*dk)[COLUMNS], float (*dv)[COLUMNS])
+{
+  float *weights = shared + threadIdx.x / 32 * 32, *own_k = shared + LADE_CUDA_ATTENTION_THREADS;
+  float *own_v = own_k + LADE_CUDA_ATTENTION_BWD_ROWS * s.stride;
+  float *queries = own_v + LADE_CUDA_ATTENTION_BWD_ROWS * s.stride, *douts = queries + TILE * s.stride;
+  int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  for (int64_t i0 = first / TILE * TILE; i0 < s.time; i0 += TILE) {
+    __syncthreads();
+    rows_load(s, (const T *)a.qkv + qkv_at(s, h, 0), s.row_elements, i0, TILE, queries);
+    rows_load(s, (const T *)a.d_out + out_at(s, h, 0), s.heads * s.head_dim, i0, TILE, douts);
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < BWD_ROWS; r++) {
+      int own = (warp * BWD_ROWS + r) * s.stride;
+      struct pair pair = pair_get(s, a, step, h, i0 + lane, first + warp * BWD_ROWS + r,
+                                  dot(s, queries + lane * s.stride, own_k + own),
+                                  dot(s, douts + lane * s.stride, own_v + own));
+      weighted_add(s, pair.ds, queries, weights, dk[r]);
+      weighted_add(s, pair.p, douts, weights, dv[r]);
+    }
+  }
+}
+
+template <class T>
+static __device__ void attention_dkv_of(const struct lade_attention_bwd_args &a, const struct lade_step *step)
+{
+  LADE_SHARED(float, shared);
+  struct shape s = shape_get(a);
+  float *own_k = shared + LADE_CUDA_ATTENTION_THREADS;
+  int64_t group = s.heads / s.key_heads, first = (int64_t)blockIdx.x * LADE_CUDA_ATTENTION_BWD_ROWS;
+  const T *k = (const T *)a.qkv + qkv_at(s, s.heads + s.h, 0), *v = k + s.key_heads * s.head_dim;
+  int warp = (int)threadIdx.x / 32;
+  float dk[BWD_ROWS][COLUMNS] = {}, dv[BWD_ROWS][COLUMNS] = {};
+  rows_load(s, k, s.row_elements, first, LADE_CUDA_ATTENTION_BWD_ROWS, own_k);
+  rows_load(s, v, s.row_elements, first, LADE_CUDA_ATTENTION_BWD_ROWS,
+            own_k + LADE_CUDA_ATTENTION_BWD_ROWS * s.stride);
+  for (int64_t h = s.h * group; h < (s.h + 1) * group; h++)
+    queries_meet<T>(s, a, step, h, first, shared, dk, dv);
+#pragma unroll
+  for (int r = 0; r < BWD_ROWS; r++) {
+    int64_t j = first + warp * BWD_ROWS + r;
+    if (j >= s.time)
+      continue;
+    columns_put(s, dk[r], 1.0f, (T *)a.d_qkv + qkv_at(s, s.heads + s.h, j));
+    columns_put(s, dv[r], 1.0f, (T *)a.d_qkv + qkv_at(s, s.heads + s.key_heads + s.h, j));
+  }
+}
+LADE_KERNEL_OF_DTYPES(attention_dkv, lade_attention_bwd_args)

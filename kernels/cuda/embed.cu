@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Token and position embedding, and the gradients of both tables.
+ *
+ * The token table's gradient is a scatter with collisions. Rows are first put in the order of their tokens, rows of
+ * one token in their own order (embed_sort): a row's place is the number of rows that come before it, which a warp
+ * counts by looking at all tokens, 32 at a time. That is n^2/32 steps of a warp and no atomics; for the 16,384 rows
+ * of a large microbatch as much work as reading the table once. Then a run of rows is a token's complete sum
+ * (embed_tokens).
+ *
+ * Moves 2 n d elements forward; backward n d elements twice for both tables, and V d F32 numbers where rows that no
+ * token names must become 0. Bound: memory; a token that names many rows bounds it by their additions in order.
+ */
+#include "kernels/cuda/kernel.h"
+
+template <class T>
+static __device__ void embed_fwd_of(const struct lade_embed_fwd_args &a, const struct lade_step *step)
+{
+  int64_t row = blockIdx.x;
+  const T *token = (const T *)a.token_table + a.tokens[row] * a.d;
+  const T *position = a.position_table ? (const T *)a.position_table + row % a.time * a.d : NULL;
+  for (int64_t j = threadIdx.x; j < a.d; j += blockDim.x)
+    put((T *)a.x + row * a.d + j, position ? get(token[j]) + get(position[j]) : get(token[j]));
+}
+LADE_KERNEL_OF_DTYPES(embed_fwd, lade_embed_fwd_args)
+
+/* order[place] = row, in the workspace. A warp has a row. */
+LADE_KERNEL(embed_sort, lade_embed_bwd_args)
+{
+  int64_t n = a.batch * a.time, row = thread_get() / 32, place = 0;
+  int lane = (int)threadIdx.x % 32;
+  if (row >= n)
+    return;
+  int32_t token = a.tokens[row];
+  for (int64_t first = 0; first < n; first += 32) {
+    int64_t other = first + lane;
+    int32_t its = other < n ? a.tokens[other] : INT32_MAX;
+    bool is_before = its < token || (its == token && other < row);
+    place += __popc(__ballot_sync(0xffffffffu, other < n && is_before));
+  }
+  if (lane == 0)
+    ((int32_t *)a.workspace)[place] = (int32_t)row;
+}
+LADE_CUDA_EXPORT(embed_sort, lade_embed_bwd_args)
+
+/* Zeros where no token may come: the token table unless it accumulates. */
+LADE_KERNEL(embed_clear, lade_embed_bwd_args)
+{
+  for (int64_t i = thread_get(); i < a.vocabulary * a.d; i += n_threads_get())
+    ((float *)a.d_token_table)[i] = 0;
+}
+LADE_CUDA_EXPORT(embed_clear, lade_embed_bwd_args)
+
+/* A block has some columns of the token whose run begins at its place; there are as many places as rows. */
+template <class T>
+static __device__ void embed_tokens_of(const struct lade_embed_bwd_args &a, const struct lade_step *step)
+{
+  const int32_t *order = (const int32_t *)a.workspace;
+  int64_t n = a.batch * a.time, first = blockIdx.x, j = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
+  int32_t token = a.tokens[order[first]];
+  if ((first > 0 && a.tokens[order[first - 1]] == token) || j >= a.d)
+    return;
+  float sum = 0;
+  for (int64_t place = first; place < n && a.tokens[order[place]] == token; place++)
+    sum += get(((const T *)a.dx)[order[place] * a.d + j]);
+  float *to = (float *)a.d_token_table + token * a.d + j;
+  *to = a.accumulate_token ? *to + sum : sum;
+}
+LADE_KERNEL_OF_DTYPES(embed_tokens, lade_embed_bwd_args)
+
+/* A block has some columns of a position: the sum over the sequences of the batch in their order. */
+template <class T>
+static __device__ void embed_positions_of(const struct lade_embed_bwd_args &a, const struct lade_step *step)
+{
+  int64_t t = blockIdx.x, j = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
+  if (j >= a.d || (t >= a.time && a.accumulate_position))
+    return;
+  float sum = 0;
+  for (int64_t b = 0; b < a.batch && t < a.time; b++)
+    sum += get(((const T *)a.dx)[(b * a.time + t) * a.d + j]);
+  float *to = (float *)a.d_position_table + t * a.d + j;
+  *to = a.accumulate_position ? *to + sum : sum;
+}
+LADE_KERNEL_OF_DTYPES(embed_positions, lade_embed_bwd_args)

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The CUDA device's table, and what its launches have in common.
+ *
+ * A grid follows from the arguments alone, as every cut of a sum does: the same call has the same bits on every GPU.
+ * Elementwise kernels have at most MAX_BLOCKS blocks whose threads take turns, enough to fill any GPU many times.
+ */
+#include "kernels/cuda/launch.h"
+
+#include <string.h>
+
+#include "kernels/cuda/launch_internal.h"
+
+#define MAX_BLOCKS 8192
+
+const char *lade_cuda_function_name(int place)
+{
+#define NAME_ALL(name) #name, NULL, NULL
+#define NAME_1(name) NAME_ALL(name)
+#define NAME_2(name) #name "_f32", #name "_bf16", NULL
+#define NAME_3(name) #name "_f32", #name "_bf16", #name "_f16"
+#define NAME(upper, lower, n_dtypes) NAME_##n_dtypes(lower),
+  static const char *const names[] = {LADE_CUDA_FUNCTIONS(NAME)};
+  _Static_assert(LADE_COUNT(names) == LADE_CUDA_N_PLACES, "a name for each place");
+  return names[place];
+}
+
+void lade_cuda_launch_grid(const struct lade_kernel_ctx *ctx, enum lade_cuda_function function, enum lade_dtype dtype,
+                           struct lade_cuda_launch launch)
+{
+  LADE_ASSERT((int)dtype < LADE_CUDA_DTYPES);
+  launch.place = (int)function * LADE_CUDA_DTYPES + (int)dtype;
+  launch.n_threads = launch.n_threads ? launch.n_threads : LADE_CUDA_THREADS;
+  launch.grid[1] = launch.grid[1] ? launch.grid[1] : 1;
+  launch.grid[2] = launch.grid[2] ? launch.grid[2] : 1;
+  ctx->launcher->launch(ctx->launcher, &launch, ctx->step);
+}
+
+void lade_cuda_launch_items(const struct lade_kernel_ctx *ctx, enum lade_cuda_function function, enum lade_dtype dtype,
+                            int64_t n_items, const void *args)
+{
+  int64_t n_blocks = LADE_MAX(1, LADE_MIN(MAX_BLOCKS, lade_div_up(n_items, LADE_CUDA_THREADS)));
+  lade_cuda_launch_grid(ctx, function, dtype, (struct lade_cuda_launch){.grid = {(unsigned)n_blocks}, .args = args});
+}
+
+static size_t workspace_bytes(enum lade_kernel kernel, const void *args)
+{
+  switch (kernel) {
+  case LADE_K_ATTENTION_BWD: return lade_cuda_attention_bwd_bytes(args);
+  case LADE_K_COLUMN_SUM: return lade_cuda_column_sum_bytes(args);
+  case LADE_K_EMBED_BWD: return lade_cuda_embed_bwd_bytes(args);
+  case LADE_K_HEAD_LOSS_FWD: return lade_cuda_head_loss_fwd_bytes(args);
+  case LADE_K_HEAD_LOSS_BWD: return lade_cuda_head_loss_bwd_bytes(args);
+  case LADE_K_NORM_BWD: return lade_cuda_norm_bwd_bytes(args);
+  case LADE_K_RESIDUAL_BWD: return lade_cuda_residual_bwd_bytes(args);
+  case LADE_K_ROPE: return lade_cuda_rope_bytes(args);
+  default: return 0;
+  }
+}
+
+void lade_cuda_kernels_init(struct lade_kernels *kernels)
+{
+  memset(kernels, 0, sizeof(*kernels));
+  kernels->workspace_bytes = workspace_bytes;
+  lade_cuda_element_init(kernels);
+  lade_cuda_head_loss_init(kernels);
+  lade_cuda_matrix_init(kernels);
+  lade_cuda_optimizer_init(kernels);
+  lade_cuda_row_init(kernels);
+  for (int i = 0; i < LADE_N_KERNELS; i++)
+    kernels->variant[i] = kernels->fn[i] ? "cuda" : NULL;
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The launcher: which CUDA functions a kernel of the table is, and over which grid. It is C and knows no driver: what
+ * it decides goes to a struct lade_cuda_launcher, which puts it on a stream or, in tests, runs it on the CPU.
+ *
+ * lade_cuda_kernels_init makes a table whose entries take the same arguments as everywhere, with device addresses in
+ * them, and a context whose launcher is set and whose step block is in memory that the device reads. An entry returns
+ * once its launches are with the launcher. F64 is for references only; rank_sum and copy belong to host collectives and
+ * are not in the table.
+ */
+#ifndef LADE_CUDA_LAUNCH_H
+#define LADE_CUDA_LAUNCH_H
+
+#include "kernels/kernels.h"
+
+/* X(name in capitals, name, how many dtypes it exists for: F32, BF16 and F16, the first two, or 1 for all at once). */
+#define LADE_CUDA_FUNCTIONS(X) \
+  X(ADAMW, adamw, 3) \
+  X(ADD, add, 1) \
+  X(ATTENTION_FWD, attention_fwd, 3) \
+  X(ATTENTION_DELTA, attention_delta, 3) \
+  X(ATTENTION_DQ, attention_dq, 3) \
+  X(ATTENTION_DKV, attention_dkv, 3) \
+  X(CAST, cast, 3) \
+  X(CLIP, clip, 1) \
+  X(COLUMN_SUM, column_sum, 3) \
+  X(DROPOUT, dropout, 3) \
+  X(EMBED_FWD, embed_fwd, 3) \
+  X(EMBED_SORT, embed_sort, 1) \
+  X(EMBED_CLEAR, embed_clear, 1) \
+  X(EMBED_TOKENS, embed_tokens, 3) \
+  X(EMBED_POSITIONS, embed_positions, 3) \
+  X(GELU_FWD, gelu_fwd, 3) \
+  X(GELU_BWD, gelu_bwd, 3) \
+  X(HEAD_REDUCE, head_reduce, 1) \
+  X(HEAD_FINISH, head_finish, 1) \
+  X(HEAD_SCALE, head_scale, 1) \
+  X(HEAD_GRADIENT, head_gradient, 3) \
+  X(MATMUL, matmul, 3) \
+  X(NORM_FWD, norm_fwd, 3) \
+  X(NORM_BWD, norm_bwd, 3) \
+  X(RESIDUAL_FWD, residual_fwd, 3) \
+  X(RESIDUAL_BWD, residual_bwd, 3) \
+  X(ROPE_TABLE, rope_table, 1) \
+  X(ROPE, rope, 3) \
+  X(ROW_SUMS, row_sums, 1) \
+  X(SUM_SQUARES, sum_squares, 2) \
+  X(SWIGLU_FWD, swiglu_fwd, 3) \
+  X(SWIGLU_BWD, swiglu_bwd, 3)
+
+enum lade_cuda_function {
+#define LADE_CUDA_ENUM(upper, lower, n_dtypes) LADE_CUDA_##upper,
+  LADE_CUDA_FUNCTIONS(LADE_CUDA_ENUM)
+#undef LADE_CUDA_ENUM
+  LADE_CUDA_N_FUNCTIONS
+};
+
+/* Every function of a module has a place: of those for one dtype the first, of others one by dtype. */
+#define LADE_CUDA_DTYPES 3
+#define LADE_CUDA_N_PLACES (LADE_CUDA_N_FUNCTIONS * LADE_CUDA_DTYPES)
+
+struct lade_cuda_launch {
+  int place;
+  unsigned grid[3], n_threads, shared_bytes;
+  const void *args; /* the kernel's first argument, by value; read before the launch returns */
+};
+
+struct lade_cuda_launcher {
+  /* Take a launch whose second argument is @step, the address of the step block. Errors are the launcher's to keep. */
+  void (*launch)(const struct lade_cuda_launcher *launcher, const struct lade_cuda_launch *launch,
+                 const struct lade_step *step);
+};
+
+/* The name of the function at @place, "gelu_fwd_bf16"; NULL for a place without one. Static. */
+const char *lade_cuda_function_name(int place);
+
+/* The table of a CUDA device, complete but for rank_sum and copy, which are NULL. */
+void lade_cuda_kernels_init(struct lade_kernels *kernels);
+
+#endif

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The head's loss without the logits ever whole in memory: the walk of kernels/host/head_loss.c over other cuts. Chunks
+ * of the vocabulary are the outer loop, blocks of rows the inner one; products go through the matmul of the table.
+ *
+ * Chunks are wider than on the host, as a product must fill a GPU. Workspace: at most 32 MiB of logits; forward three
+ * F32 numbers a row; backward the chunk's gradients for all rows and, with several chunks, dx in F32.
+ */
+#include "kernels/cuda/launch_internal.h"
+
+#define ALIGN_BYTES 64
+#define ROOM_BYTES (LADE_CUDA_ROOM_FLOATS * sizeof(float))
+
+static int64_t chunk_columns(int64_t vocabulary)
+{
+  return LADE_MIN(vocabulary, LADE_CUDA_HEAD_CHUNK);
+}
+
+static int64_t block_rows(int64_t n, int64_t vocabulary)
+{
+  return LADE_MIN(n, LADE_MAX(LADE_CUDA_HEAD_ELEMENTS / chunk_columns(vocabulary), 1));
+}
+
+/* Where the parts of a workspace begin, and its size: the same sum for both. */
+struct rooms {
+  size_t logits, per_row, d_logits, dx, end;
+};
+
+static struct rooms rooms_get(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocabulary, bool is_bwd)
+{
+  int64_t columns = chunk_columns(vocabulary);
+  struct rooms rooms = {0};
+  size_t per_row = is_bwd ? sizeof(float) : (size_t)(3 * n) * sizeof(float);
+  rooms.per_row = lade_align_up((size_t)(block_rows(n, vocabulary) * columns) * sizeof(float), ALIGN_BYTES);
+  rooms.d_logits = rooms.per_row + lade_align_up(per_row, ALIGN_BYTES);
+  rooms.dx = rooms.d_logits;
+  if (is_bwd)
+    rooms.dx += lade_align_up((size_t)(n * columns) * lade_dtype_bytes(dtype), ALIGN_BYTES);
+  rooms.end = rooms.dx;
+  if (is_bwd && vocabulary > columns)
+    rooms.end += (size_t)(n * d) * sizeof(float);
+  return rooms;
+}
+
+/* What both directions walk with. */
+struct walk {
+  const struct lade_kernel_ctx *ctx;
+  enum lade_dtype dtype;
+  int64_t d, vocabulary;
+  const char *x, *weight;
+  struct lade_cuda_head head; /* the piece in hand */
+};
+
+/* The logits of all rows of the chunk in hand, block by block, each followed by @function over its rows. */
+static void chunk_run(struct walk *walk, enum lade_cuda_function function, enum lade_dtype dtype)
+{
+  struct lade_cuda_head *head = &walk->head;
+  int64_t n_block = block_rows(head->n, walk->vocabulary);
+  size_t row_bytes = (size_t)walk->d * lade_dtype_bytes(walk->dtype);
+  head->n_columns = LADE_MIN(chunk_columns(walk->vocabulary), walk->vocabulary - head->first_column);
+  for (head->first_row = 0; head->first_row < head->n; head->first_row += n_block) {
+    int64_t n_rows = LADE_MIN(n_block, head->n - head->first_row);
+    lade_cuda_matmul(walk->ctx, &(struct lade_matmul_args){
+                                    .layout = LADE_NT, .dtype = walk->dtype, .out = LADE_F32, .m = n_rows,
+                                    .n = head->n_columns, .k = walk->d,
+                                    .a = walk->x + (size_t)head->first_row * row_bytes,
+                                    .b = walk->weight + (size_t)head->first_column * row_bytes,
+                                    .c = (void *)(uintptr_t)head->logits});
+    lade_cuda_launch_grid(walk->ctx, function, dtype,
+                          (struct lade_cuda_launch){.grid = {(unsigned)n_rows}, .args = head,
+                                                    .shared_bytes = ROOM_BYTES});
+  }
+}
+
+/* One block over all rows; its sums are in double, one for each thread. */
+static void rows_run(const struct walk *walk, enum lade_cuda_function function)
+{
+  lade_cuda_launch_grid(walk->ctx, function, LADE_F32,
+                        (struct lade_cuda_launch){.grid = {1}, .args = &walk->head,
+                                                  .shared_bytes = LADE_CUDA_THREADS * sizeof(double)});
+}
+
+static void head_loss_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_head_loss_fwd_args *a = args;
+  struct rooms rooms = rooms_get(a->dtype, a->n, a->d, a->vocabulary, false);
+  char *at = a->workspace;
+  float *per_row = (float *)(at + rooms.per_row);
+  struct walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary, .x = a->x,
+                      .weight = a->weight};
+  walk.head = (struct lade_cuda_head){.n = a->n, .logits = (float *)at, .targets = a->targets, .max = per_row,
+                                      .sum = per_row + a->n, .target_logit = per_row + 2 * a->n, .losses = a->losses,
+                                      .lse = a->lse, .loss = a->loss};
+  for (; walk.head.first_column < a->vocabulary; walk.head.first_column += LADE_CUDA_HEAD_CHUNK)
+    chunk_run(&walk, LADE_CUDA_HEAD_REDUCE, LADE_F32);
+  rows_run(&walk, LADE_CUDA_HEAD_FINISH);
+}
+
+size_t lade_cuda_head_loss_fwd_bytes(const struct lade_head_loss_fwd_args *a)
+{
+  return rooms_get(a->dtype, a->n, a->d, a->vocabulary, false).end;
+}
+
+/* dx (+)= d_logits W_chunk, in F32 where chunks follow each other; and the chunk's dW, complete in one product. */
+static void products_run(const struct walk *walk, const struct lade_head_loss_bwd_args *a, float *dx_sum)
+{
+  const struct lade_cuda_head *head = &walk->head;
+  size_t offset = (size_t)(head->first_column * a->d);
+  lade_cuda_matmul(walk->ctx, &(struct lade_matmul_args){
+                                  .layout = LADE_NN, .dtype = a->dtype, .out = dx_sum ? LADE_F32 : a->dtype, .m = a->n,
+                                  .n = a->d, .k = head->n_columns, .a = head->d_logits,
+                                  .b = walk->weight + offset * lade_dtype_bytes(a->dtype),
+                                  .c = dx_sum ? dx_sum : a->dx, .accumulate = head->first_column > 0});
+  lade_cuda_matmul(walk->ctx, &(struct lade_matmul_args){
+                                  .layout = LADE_TN, .dtype = a->dtype, .out = LADE_F32, .m = head->n_columns,
+                                  .n = a->d, .k = a->n, .a = head->d_logits, .b = a->x,
+                                  .c = (float *)a->d_weight + offset, .accumulate = a->accumulate});
+}
+
+static void head_loss_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_head_loss_bwd_args *a = args;
+  struct rooms rooms = rooms_get(a->dtype, a->n, a->d, a->vocabulary, true);
+  char *at = a->workspace;
+  float *dx_sum = rooms.end > rooms.dx ? (float *)(at + rooms.dx) : NULL;
+  struct walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary, .x = a->x,
+                      .weight = a->weight};
+  walk.head = (struct lade_cuda_head){.n = a->n, .logits = (float *)at, .targets = a->targets,
+                                      .lse = (float *)(uintptr_t)a->lse, .scale = a->scale,
+                                      .row_scale = (float *)(at + rooms.per_row), .d_logits = at + rooms.d_logits};
+  rows_run(&walk, LADE_CUDA_HEAD_SCALE);
+  for (; walk.head.first_column < a->vocabulary; walk.head.first_column += LADE_CUDA_HEAD_CHUNK) {
+    chunk_run(&walk, LADE_CUDA_HEAD_GRADIENT, a->dtype);
+    products_run(&walk, a, dx_sum);
+  }
+  if (dx_sum)
+    lade_cuda_launch_items(ctx, LADE_CUDA_CAST, LADE_F32, a->n * a->d,
+                           &(struct lade_cast_args){.from = LADE_F32, .to = a->dtype, .n_elements = a->n * a->d,
+                                                    .x = dx_sum, .y = a->dx});
+}
+
+size_t lade_cuda_head_loss_bwd_bytes(const struct lade_head_loss_bwd_args *a)
+{
+  return rooms_get(a->dtype, a->n, a->d, a->vocabulary, true).end;
+}
+
+void lade_cuda_head_loss_init(struct lade_kernels *kernels)
+{
+  kernels->fn[LADE_K_HEAD_LOSS_FWD] = head_loss_fwd;
+  kernels->fn[LADE_K_HEAD_LOSS_BWD] = head_loss_bwd;
+}

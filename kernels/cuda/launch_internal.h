@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the launcher share. Private to kernels/cuda. */
+#ifndef LADE_CUDA_LAUNCH_INTERNAL_H
+#define LADE_CUDA_LAUNCH_INTERNAL_H
+
+#include "base/base.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/phases.h"
+
+/* Of a function that exists for one dtype, LADE_F32 is the one. */
+void lade_cuda_launch_grid(const struct lade_kernel_ctx *ctx, enum lade_cuda_function function, enum lade_dtype dtype,
+                           struct lade_cuda_launch launch);
+
+/* Over @n_items, a thread each while the grid lasts; then threads take further turns. */
+void lade_cuda_launch_items(const struct lade_kernel_ctx *ctx, enum lade_cuda_function function, enum lade_dtype dtype,
+                            int64_t n_items, const void *args);
+
+/* For ops that multiply matrices inside. */
+lade_kernel_fn lade_cuda_matmul;
+
+/* The kernels of each file, and the scratch of those that want any. */
+void lade_cuda_element_init(struct lade_kernels *kernels);
+void lade_cuda_head_loss_init(struct lade_kernels *kernels);
+void lade_cuda_matrix_init(struct lade_kernels *kernels);
+void lade_cuda_optimizer_init(struct lade_kernels *kernels);
+void lade_cuda_row_init(struct lade_kernels *kernels);
+
+size_t lade_cuda_attention_bwd_bytes(const struct lade_attention_bwd_args *args);
+size_t lade_cuda_head_loss_fwd_bytes(const struct lade_head_loss_fwd_args *args);
+size_t lade_cuda_head_loss_bwd_bytes(const struct lade_head_loss_bwd_args *args);
+size_t lade_cuda_column_sum_bytes(const struct lade_column_sum_args *args);
+size_t lade_cuda_embed_bwd_bytes(const struct lade_embed_bwd_args *args);
+size_t lade_cuda_norm_bwd_bytes(const struct lade_norm_bwd_args *args);
+size_t lade_cuda_residual_bwd_bytes(const struct lade_residual_bwd_args *args);
+size_t lade_cuda_rope_bytes(const struct lade_rope_args *args);
+
+#endif

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Launches of norm, verdict and update. */
+#include "kernels/cuda/launch_internal.h"
+
+static void sum_squares(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_sum_squares_args *a = args;
+  int64_t n_lanes = lade_div_up(a->n_elements, LADE_SUM_BLOCK) * LADE_CUDA_SUM_LANES;
+  lade_cuda_launch_grid(ctx, LADE_CUDA_SUM_SQUARES, a->dtype,
+                        (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(n_lanes, LADE_CUDA_THREADS)},
+                                                  .args = a});
+}
+
+static void clip(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  lade_cuda_launch_grid(ctx, LADE_CUDA_CLIP, LADE_F32,
+                        (struct lade_cuda_launch){.grid = {1}, .args = args,
+                                                  .shared_bytes = LADE_CUDA_THREADS * sizeof(double)});
+}
+
+/* A block of threads is a block of moments: those of 8 bits share their exponent in it. */
+static void adamw(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_adamw_args *a = args;
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ADAMW, a->dtype,
+                        (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(a->n_elements, LADE_MOMENT_BLOCK)},
+                                                  .n_threads = LADE_MOMENT_BLOCK, .args = a,
+                                                  .shared_bytes = LADE_CUDA_ROOM_FLOATS * sizeof(float)});
+}
+
+void lade_cuda_optimizer_init(struct lade_kernels *kernels)
+{
+  kernels->fn[LADE_K_SUM_SQUARES] = sum_squares;
+  kernels->fn[LADE_K_CLIP] = clip;
+  kernels->fn[LADE_K_ADAMW] = adamw;
+}

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the launcher (C) and the kernels (CUDA) agree on beside kernels.h: how work is cut, and the arguments of phases
+ * that are no kernels of the table by themselves.
+ *
+ * Every cut is a function of the shape, never of the device that runs it: another GPU gives the same bits.
+ */
+#ifndef LADE_CUDA_PHASES_H
+#define LADE_CUDA_PHASES_H
+
+#include "base/inline.h"
+#include "kernels/kernels.h"
+
+#define LADE_CUDA_THREADS 256 /* of a block, at most */
+
+/* ---- sums over rows ---- */
+
+/*
+ * Gradients of parameters are summed per block of rows and then over the blocks in their order. One block of threads
+ * works on one block of rows: 256 of them fill the largest GPU about twice, and their partial sums stay small beside
+ * the tensor.
+ */
+#define LADE_CUDA_ROW_BLOCKS 256
+#define LADE_CUDA_ROW_BLOCK_ROWS 16
+
+LADE_INLINE int64_t lade_cuda_row_block(int64_t n_rows)
+{
+  int64_t rows = (n_rows + LADE_CUDA_ROW_BLOCKS - 1) / LADE_CUDA_ROW_BLOCKS;
+  return rows > LADE_CUDA_ROW_BLOCK_ROWS ? rows : LADE_CUDA_ROW_BLOCK_ROWS;
+}
+
+LADE_INLINE int64_t lade_cuda_row_blocks(int64_t n_rows)
+{
+  return (n_rows + lade_cuda_row_block(n_rows) - 1) / lade_cuda_row_block(n_rows);
+}
+
+/* Partial sums of a block of rows wait in shared memory where they fit, else where they end, in the workspace. */
+#define LADE_CUDA_ROOM_FLOATS 32 /* of a reduction over the block */
+#define LADE_CUDA_ROW_SHARED_FLOATS 11264
+
+LADE_INLINE int64_t lade_cuda_row_shared(int64_t d, int n_outputs)
+{
+  return d * n_outputs <= LADE_CUDA_ROW_SHARED_FLOATS ? d * n_outputs : 0;
+}
+
+/* outputs[i][d] (+)= the sum over blocks of partials[block][i][d]; an output may be NULL. */
+#define LADE_CUDA_ROW_OUTPUTS 3
+struct lade_cuda_row_sums {
+  int64_t n_blocks, d;
+  int n_outputs;
+  const float *partials;
+  float *outputs[LADE_CUDA_ROW_OUTPUTS];
+  bool accumulate;
+};
+
+/* ---- the optimizer's sums ---- */
+
+#define LADE_CUDA_SUM_LANES 16 /* threads for one block of LADE_SUM_BLOCK elements */
+
+/* ---- matrix product ---- */
+
+#define LADE_CUDA_TILE 64 /* of c, each way, for one block of threads */
+#define LADE_CUDA_SLAB 32 /* of k, at a time in shared memory */
+#define LADE_CUDA_SLAB_STRIDE (LADE_CUDA_TILE + 1)
+
+/* ---- attention ---- */
+
+/*
+ * A block of threads is four warps. A warp has some rows of its own (queries, or keys in the gradients of keys and
+ * values) and walks over tiles of 32 rows of the other side, a lane each.
+ */
+#define LADE_CUDA_ATTENTION_THREADS 128
+#define LADE_CUDA_ATTENTION_TILE 32
+#define LADE_CUDA_ATTENTION_MOST_DIM 256 /* of a head: sums wait in registers */
+#define LADE_CUDA_ATTENTION_FWD_ROWS 16  /* of a block of threads */
+#define LADE_CUDA_ATTENTION_BWD_ROWS 8
+
+/* ---- head and loss ---- */
+
+/* Logits exist for this many columns of the vocabulary at a time, and for rows up to so many numbers in all. */
+#define LADE_CUDA_HEAD_CHUNK 4096
+#define LADE_CUDA_HEAD_ELEMENTS (1 << 23)
+
+/* One block of rows of one chunk, or all rows where a phase says so. */
+struct lade_cuda_head {
+  int64_t n, first_row, first_column, n_columns;
+  const float *logits; /* [rows in hand, n_columns] */
+  const int32_t *targets;
+  float *max, *sum, *target_logit; /* [n], forward */
+  float *losses, *lse, *loss;
+  float scale;         /* of the mean loss, before loss scale and count */
+  float *row_scale;    /* [1]: with them; made by head_scale */
+  void *d_logits;      /* [n, n_columns], of the kernel's dtype */
+};
+
+#endif

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Blocks and threads of a CUDA grid on one CPU thread.
+ *
+ * A thread of a block is a fiber. It runs until it waits, at a barrier of the block or an exchange of its warp, or
+ * ends; then the next one does. When each has had its turn, warps whose 32 lanes wait at the same exchange go on, and
+ * blocks whose threads all wait at the same barrier. If none can, the kernel is wrong: some threads wait in another
+ * place, or have ended, and on a GPU it would hang or be undefined.
+ *
+ * Shared memory is poison (0xff bytes, NaN as floats) when a block begins, and a strip behind it must stay so. Threads
+ * take turns in rising, falling or shuffled order, and so do blocks: a kernel whose result depends on it lacks a
+ * barrier. What this cannot show is a race within one turn, such as two lanes that store to one place.
+ *
+ * Sanitizers are told of every switch through their fiber interface where they are linked in.
+ */
+#include "cuda_on_cpu_run.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/base.h"
+#include "fiber.h"
+
+#define MAX_THREADS 1024
+#define WARP 32
+#define STACK_BYTES (64 << 10)
+#define SHARED_BYTES (227 << 10) /* what a block may have on the largest GPU */
+#define STRIP_BYTES 256
+#define POISON 0xff
+#define SHUFFLE 0x9e3779b9u /* where shuffled orders begin */
+
+enum state { READY, AT_BARRIER, AT_EXCHANGE, ENDED };
+
+struct thread {
+  struct fiber fiber;
+  enum state state;
+  int line;         /* where it waits */
+  unsigned n_exchanges;
+  void *asan_stack; /* the address sanitizer's memory of it, while it is away */
+  void *tsan_fiber;
+};
+
+/* What lanes of a warp exchange: two sets in turn, as one lane may be in the next exchange while others still read. */
+struct warp {
+  uint64_t bits[2][WARP];
+};
+
+static struct {
+  pthread_mutex_t lock;
+  struct thread threads[MAX_THREADS], scheduler;
+  struct warp warps[MAX_THREADS / WARP];
+  char *stacks;
+  int current, n_threads;
+  uint32_t shuffle;
+  const void *scheduler_bottom;
+  size_t scheduler_bytes;
+  struct cuda_on_cpu_launch launch;
+} cpu = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+struct cuda_on_cpu_index cuda_on_cpu_thread, cuda_on_cpu_block, cuda_on_cpu_block_size, cuda_on_cpu_grid_size;
+extern unsigned char lade_shared[] __attribute__((visibility("default"))); /* as kernels declare it */
+_Alignas(64) unsigned char lade_shared[SHARED_BYTES + STRIP_BYTES];
+
+/* The sanitizers' own interfaces (common_interface_defs.h, tsan_interface.h), absent without them. */
+void __sanitizer_start_switch_fiber(void **save, const void *bottom, size_t bytes) __attribute__((weak));
+void __sanitizer_finish_switch_fiber(void *saved, const void **ret_bottom, size_t *ret_bytes) __attribute__((weak));
+void __asan_unpoison_memory_region(const volatile void *at, size_t bytes) __attribute__((weak));
+void *__tsan_get_current_fiber(void) __attribute__((weak));
+void *__tsan_create_fiber(unsigned flags) __attribute__((weak));
+void __tsan_switch_to_fiber(void *fiber, unsigned flags) __attribute__((weak));
+
+static char *stack_of(const struct thread *thread)
+{
+  return cpu.stacks + (thread - cpu.threads) * STACK_BYTES;
+}
+
+static void switch_to(struct thread *from, struct thread *to, bool is_last)
+{
+  const void *bottom = to == &cpu.scheduler ? cpu.scheduler_bottom : stack_of(to);
+  size_t bytes = to == &cpu.scheduler ? cpu.scheduler_bytes : STACK_BYTES;
+  if (__sanitizer_start_switch_fiber)
+    __sanitizer_start_switch_fiber(is_last ? NULL : &from->asan_stack, bottom, bytes);
+  if (__tsan_switch_to_fiber)
+    __tsan_switch_to_fiber(to->tsan_fiber, 0);
+  fiber_switch(&from->fiber, &to->fiber);
+  if (__sanitizer_finish_switch_fiber)
+    __sanitizer_finish_switch_fiber(from->asan_stack, NULL, NULL);
+}
+
+/* ---- inside a thread of the block ---- */
+
+static void thread_main(void)
+{
+  if (__sanitizer_finish_switch_fiber)
+    __sanitizer_finish_switch_fiber(NULL, &cpu.scheduler_bottom, &cpu.scheduler_bytes);
+  cpu.launch.kernel->run(cpu.launch.args, cpu.launch.step);
+  struct thread *thread = &cpu.threads[cpu.current];
+  thread->state = ENDED;
+  switch_to(thread, &cpu.scheduler, true);
+}
+
+static void thread_wait(enum state state, int line)
+{
+  struct thread *thread = &cpu.threads[cpu.current];
+  thread->state = state;
+  thread->line = line;
+  switch_to(thread, &cpu.scheduler, false);
+}
+
+void cuda_on_cpu_barrier(int line)
+{
+  thread_wait(AT_BARRIER, line);
+}
+
+const uint64_t *cuda_on_cpu_exchange(uint64_t bits, int line)
+{
+  int i = cpu.current;
+  uint64_t *set = cpu.warps[i / WARP].bits[cpu.threads[i].n_exchanges++ % 2];
+  set[i % WARP] = bits;
+  thread_wait(AT_EXCHANGE, line);
+  return set;
+}
+
+/* ---- a block ---- */
+
+static void threads_begin(void)
+{
+  for (int i = 0; i < cpu.n_threads; i++) {
+    struct thread *thread = &cpu.threads[i];
+    thread->state = READY;
+    thread->n_exchanges = 0;
+    if (__tsan_create_fiber && !thread->tsan_fiber)
+      thread->tsan_fiber = __tsan_create_fiber(0);
+    if (__asan_unpoison_memory_region) /* what ended there left its frames behind */
+      __asan_unpoison_memory_region(stack_of(thread), STACK_BYTES);
+    fiber_init(&thread->fiber, stack_of(thread), STACK_BYTES, thread_main);
+  }
+}
+
+/* How @n items take turns: from the first on by a step, round and round, which meets each of them once. */
+struct order {
+  unsigned at, step, n;
+};
+
+static struct order order_begin(unsigned n, uint32_t shuffle)
+{
+  static const unsigned primes[] = {7919, 104729, 611953};
+  unsigned prime = primes[(shuffle >> 16) % LADE_COUNT(primes)];
+  if (cpu.launch.order == CUDA_BACKWARD)
+    return (struct order){n - 1, n - 1, n};
+  if (cpu.launch.order == CUDA_FORWARD || n % prime == 0)
+    return (struct order){0, 1, n};
+  return (struct order){(shuffle >> 8) % n, prime % n, n};
+}
+
+static unsigned order_next(struct order *order)
+{
+  unsigned at = order->at, next = at + order->step;
+  order->at = next >= order->n ? next - order->n : next;
+  return at;
+}
+
+/* Give each ready thread a turn; how many were. */
+static int turns_give(void)
+{
+  int n = 0;
+  cpu.shuffle = cpu.shuffle * 1664525u + 1013904223u; /* Numerical Recipes' quick generator */
+  struct order order = order_begin((unsigned)cpu.n_threads, cpu.shuffle);
+  for (int turn = 0; turn < cpu.n_threads; turn++) {
+    int i = (int)order_next(&order);
+    if (cpu.threads[i].state != READY)
+      continue;
+    cpu.current = i;
+    cuda_on_cpu_thread.x = (unsigned)i;
+    switch_to(&cpu.scheduler, &cpu.threads[i], false);
+    n++;
+  }
+  return n;
+}
+
+/* If all of @n threads from @first wait alike, and in one place, let them go on. */
+static void group_release(int first, int n, enum state state)
+{
+  for (int i = first; i < first + n; i++) {
+    if (cpu.threads[i].state != state || cpu.threads[i].line != cpu.threads[first].line)
+      return;
+  }
+  for (int i = first; i < first + n; i++)
+    cpu.threads[i].state = READY;
+}
+
+static bool all_ended(void)
+{
+  int n = 0;
+  for (int i = 0; i < cpu.n_threads; i++)
+    n += cpu.threads[i].state == ENDED;
+  return n == cpu.n_threads;
+}
+
+static void stuck_report(void)
+{
+  static const char *const words[] = {"is ready", "waits at the barrier of", "waits at the shuffle of", "has ended"};
+  fprintf(stderr, "divergent barrier: in block %u,%u,%u", cuda_on_cpu_block.x, cuda_on_cpu_block.y,
+          cuda_on_cpu_block.z);
+  for (int i = 0, n = 0; i < cpu.n_threads && n < 4; i++) {
+    const struct thread *thread = &cpu.threads[i], *before = &cpu.threads[i ? i - 1 : 0];
+    if (i && thread->state == before->state && thread->line == before->line)
+      continue;
+    fprintf(stderr, "%s thread %d %s", n ? ";" : "", i, words[thread->state]);
+    if (thread->state != ENDED)
+      fprintf(stderr, " line %d", thread->line);
+    n++;
+  }
+  fprintf(stderr, "\n");
+  abort();
+}
+
+static void block_run(void)
+{
+  memset(lade_shared, POISON, cpu.launch.shared_bytes + STRIP_BYTES);
+  threads_begin();
+  while (turns_give() > 0) {
+    for (int first = 0; first < cpu.n_threads; first += WARP)
+      group_release(first, WARP, AT_EXCHANGE);
+    group_release(0, cpu.n_threads, AT_BARRIER);
+  }
+  if (!all_ended())
+    stuck_report();
+  for (size_t i = 0; i < STRIP_BYTES; i++) {
+    if (lade_shared[cpu.launch.shared_bytes + i] != POISON) {
+      fprintf(stderr, "a block wrote %zu bytes behind its %zu of shared memory\n", i, cpu.launch.shared_bytes);
+      abort();
+    }
+  }
+}
+
+static void begin(const struct cuda_on_cpu_launch *launch)
+{
+  LADE_ASSERT(launch->n_threads % WARP == 0 && launch->n_threads <= MAX_THREADS && launch->n_threads > 0);
+  LADE_ASSERT(launch->shared_bytes <= SHARED_BYTES);
+  if (!cpu.stacks)
+    cpu.stacks = mmap(NULL, (size_t)MAX_THREADS * STACK_BYTES, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  LADE_ASSERT(cpu.stacks != MAP_FAILED);
+  cpu.launch = *launch;
+  cpu.n_threads = (int)launch->n_threads;
+  cpu.shuffle = SHUFFLE;
+  cuda_on_cpu_thread = (struct cuda_on_cpu_index){0, 0, 0};
+  cuda_on_cpu_block_size = (struct cuda_on_cpu_index){launch->n_threads, 1, 1};
+  cuda_on_cpu_grid_size = (struct cuda_on_cpu_index){launch->grid[0], launch->grid[1], launch->grid[2]};
+  if (__tsan_get_current_fiber)
+    cpu.scheduler.tsan_fiber = __tsan_get_current_fiber();
+}
+
+void cuda_on_cpu_run(const struct cuda_on_cpu_launch *launch)
+{
+  pthread_mutex_lock(&cpu.lock);
+  begin(launch);
+  unsigned n_flat = launch->grid[0] * launch->grid[1] * launch->grid[2];
+  struct order order = order_begin(n_flat, SHUFFLE);
+  for (unsigned turn = 0; turn < n_flat; turn++) {
+    unsigned i = order_next(&order);
+    cuda_on_cpu_block = (struct cuda_on_cpu_index){i % launch->grid[0], i / launch->grid[0] % launch->grid[1],
+                                                   i / launch->grid[0] / launch->grid[1]};
+    block_run();
+  }
+  pthread_mutex_unlock(&cpu.lock);
+}

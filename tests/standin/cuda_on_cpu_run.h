@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Running kernels on the CPU: what compiled kernels call, and what calls them. */
+#ifndef LADE_TEST_CUDA_ON_CPU_RUN_H
+#define LADE_TEST_CUDA_ON_CPU_RUN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#pragma GCC visibility push(default)
+
+struct lade_step;
+
+/* A kernel gelu_fwd_f32 is found as the symbol gelu_fwd_f32_on_cpu of this type. */
+struct cuda_on_cpu_kernel {
+  void (*run)(const void *args, const struct lade_step *step); /* one thread */
+  size_t args_bytes;
+};
+
+/* In which order threads take turns between barriers, and blocks of the grid after each other. */
+enum cuda_on_cpu_order { CUDA_FORWARD, CUDA_BACKWARD, CUDA_SHUFFLED, CUDA_N_ORDERS };
+
+struct cuda_on_cpu_launch {
+  const struct cuda_on_cpu_kernel *kernel;
+  unsigned grid[3], n_threads; /* a multiple of 32, at most 1024 */
+  size_t shared_bytes;
+  enum cuda_on_cpu_order order;
+  const void *args;
+  const struct lade_step *step;
+};
+
+/*
+ * Run a grid to its end. Aborts the process, with a line on stderr, when a block cannot go on because its threads wait
+ * in different places or some have ended, and when a block writes behind its shared memory. Any thread; one grid at a
+ * time.
+ */
+void cuda_on_cpu_run(const struct cuda_on_cpu_launch *launch);
+
+/* ---- for compiled kernels ---- */
+
+struct cuda_on_cpu_index {
+  unsigned x, y, z;
+};
+extern struct cuda_on_cpu_index cuda_on_cpu_thread, cuda_on_cpu_block, cuda_on_cpu_block_size, cuda_on_cpu_grid_size;
+
+/* Wait for all threads of the block. @line says where. */
+void cuda_on_cpu_barrier(int line);
+
+/* Leave @bits and wait for all lanes of the warp; what they left, by lane, until the next exchange but one. */
+const uint64_t *cuda_on_cpu_exchange(uint64_t bits, int line);
+
+#pragma GCC visibility pop
+#ifdef __cplusplus
+}
+#endif
+
+#endif

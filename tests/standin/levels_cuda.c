@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The plain reference and the CUDA kernels, run on the CPU. What is the number of threads on the host is the order of
+ * execution here: rising, falling, shuffled.
+ */
+#include "levels.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "cuda_on_cpu_run.h"
+#include "kernels/cuda/launch.h"
+
+struct launcher {
+  struct lade_cuda_launcher base;
+  enum cuda_on_cpu_order order;
+};
+
+const char *const level_names[] = {"cuda", NULL};
+const int64_t level_most_elements = 150000;
+
+static void launch_run(const struct lade_cuda_launcher *base, const struct lade_cuda_launch *launch,
+                       const struct lade_step *step)
+{
+  char symbol[96];
+  snprintf(symbol, sizeof(symbol), "%s_on_cpu", lade_cuda_function_name(launch->place));
+  struct cuda_on_cpu_launch on_cpu = {
+      .kernel = dlsym(RTLD_DEFAULT, symbol), .grid = {launch->grid[0], launch->grid[1], launch->grid[2]},
+      .n_threads = launch->n_threads, .shared_bytes = launch->shared_bytes,
+      .order = ((const struct launcher *)base)->order, .args = launch->args, .step = step};
+  if (!on_cpu.kernel)
+    fprintf(stderr, "no kernel is called %s\n", symbol);
+  cuda_on_cpu_run(&on_cpu);
+}
+
+bool level_get(const char *level, struct lade_kernels *ret_kernels)
+{
+  struct lade_cpu none = {0};
+  if (strcmp(level, "cuda") == 0)
+    lade_cuda_kernels_init(ret_kernels);
+  else
+    lade_kernels_init(ret_kernels, &none);
+  return true;
+}
+
+int levels_make(struct lade_kernels levels[LEVELS])
+{
+  level_get("plain", &levels[0]);
+  level_get("cuda", &levels[1]);
+  return 2;
+}
+
+bool level_takes(const struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_dtype dtype, const void *args)
+{
+  bool is_cuda = kernels->workspace_bytes != NULL;
+  bool is_f64 = dtype == LADE_F64 || (kernel == LADE_K_CAST && ((const struct lade_cast_args *)args)->to == LADE_F64);
+  return !is_cuda || (kernels->fn[kernel] && !is_f64);
+}
+
+struct lade_kernel_ctx level_ctx(const struct lade_kernels *kernels, lade_pool *pool, const struct lade_step *step)
+{
+  static const struct launcher launchers[CUDA_N_ORDERS] = {
+      {{launch_run}, CUDA_FORWARD}, {{launch_run}, CUDA_BACKWARD}, {{launch_run}, CUDA_SHUFFLED}};
+  int n_threads = lade_pool_n_threads(pool);
+  int order = n_threads < 2 ? CUDA_FORWARD : n_threads == 2 ? CUDA_BACKWARD : CUDA_SHUFFLED;
+  return (struct lade_kernel_ctx){.pool = pool, .step = step, .launcher = &launchers[order].base};
+}

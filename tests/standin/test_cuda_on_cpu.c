@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Running CUDA's kernels on the CPU catches what it says it catches: wrong kernels fail, a right one does not. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "cuda_on_cpu_run.h"
+
+#define N_THREADS 64
+#define N_BLOCKS 5
+
+extern const struct cuda_on_cpu_kernel reverse_on_cpu, reverse_raced_on_cpu, barrier_of_some_on_cpu,
+    barrier_in_two_places_on_cpu, shuffle_of_some_on_cpu, shared_unwritten_on_cpu, shared_overrun_on_cpu;
+
+struct hostile_args {
+  float *to;
+  int n;
+};
+
+static void run(const struct cuda_on_cpu_kernel *kernel, enum cuda_on_cpu_order order, int n, float *to)
+{
+  struct hostile_args args = {to, n};
+  struct cuda_on_cpu_launch launch = {.kernel = kernel, .grid = {N_BLOCKS, 1, 1}, .n_threads = N_THREADS,
+                                      .shared_bytes = N_THREADS * sizeof(float), .order = order, .args = &args};
+  cuda_on_cpu_run(&launch);
+}
+
+/* Whether running the kernel ends its process by an abort, in every order. */
+static bool aborts(const struct cuda_on_cpu_kernel *kernel, int n)
+{
+  for (int order = 0; order < CUDA_N_ORDERS; order++) {
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+      float to[N_THREADS * N_BLOCKS];
+      signal(SIGABRT, SIG_DFL);
+      run(kernel, (enum cuda_on_cpu_order)order, n, to);
+      _exit(0);
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    if (!WIFSIGNALED(status))
+      return false;
+  }
+  return true;
+}
+
+static void a_right_kernel_is_right_in_every_order(void **state)
+{
+  for (int order = 0; order < CUDA_N_ORDERS; order++) {
+    float to[N_THREADS * N_BLOCKS];
+    run(&reverse_on_cpu, (enum cuda_on_cpu_order)order, 0, to);
+    for (int i = 0; i < N_THREADS * N_BLOCKS; i++)
+      assert_true(to[i] == (float)(N_THREADS - 1 - i % N_THREADS));
+  }
+}
+
+static void a_missing_barrier_shows(void **state)
+{
+  float forward[N_THREADS * N_BLOCKS], backward[N_THREADS * N_BLOCKS];
+  run(&reverse_raced_on_cpu, CUDA_FORWARD, 0, forward);
+  run(&reverse_raced_on_cpu, CUDA_BACKWARD, 0, backward);
+  assert_memory_not_equal(forward, backward, sizeof(forward));
+  assert_true(isnan(forward[0]) && isnan(backward[N_THREADS - 1]));
+}
+
+static void divergent_barriers_are_caught(void **state)
+{
+  assert_true(aborts(&barrier_of_some_on_cpu, 1));
+  assert_true(aborts(&barrier_of_some_on_cpu, N_THREADS - 1));
+  assert_true(aborts(&barrier_in_two_places_on_cpu, 32));
+  assert_true(aborts(&shuffle_of_some_on_cpu, 31));
+  assert_false(aborts(&barrier_of_some_on_cpu, N_THREADS));
+  assert_false(aborts(&shuffle_of_some_on_cpu, 32));
+}
+
+static void shared_memory_is_poison_in_every_block_and_has_an_end(void **state)
+{
+  float to[N_THREADS * N_BLOCKS];
+  run(&shared_unwritten_on_cpu, CUDA_FORWARD, 0, to);
+  for (int i = 0; i < N_THREADS * N_BLOCKS; i++)
+    assert_true(isnan(to[i]));
+  assert_true(aborts(&shared_overrun_on_cpu, 0));
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_right_kernel_is_right_in_every_order),
+      cmocka_unit_test(a_missing_barrier_shows),
+      cmocka_unit_test(divergent_barriers_are_caught),
+      cmocka_unit_test(shared_memory_is_poison_in_every_block_and_has_an_end),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
