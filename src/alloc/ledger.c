@@ -207,8 +207,9 @@ int lade_ledger_create(struct lade_ledger_record *record, const struct lade_ledg
     free(ledger);
     return -ENOMEM;
   }
-  for (int i = 0; i <= LADE_LEDGER_DEVICES; i++)
-    record->accounts[i].budget_bytes = UINT64_MAX;
+  for (int i = 0; i < LADE_LEDGER_DEVICES; i++)
+    record->accounts[i].budget_bytes = budget->bytes ? budget->bytes : budget->percent > 0 ? 0 : UINT64_MAX;
+  record->accounts[LADE_LEDGER_HOST].budget_bytes = UINT64_MAX;
   *ret_ledger = ledger;
   return 0;
 }
@@ -239,9 +240,7 @@ void lade_ledger_device(lade_ledger *ledger, int device, uint64_t total_bytes)
   lade_lock_take(&ledger->lock);
   if (!account->total_bytes) {
     account->total_bytes = total_bytes;
-    if (budget->bytes)
-      account->budget_bytes = budget->bytes;
-    else if (budget->percent > 0)
+    if (budget->percent > 0)
       account->budget_bytes = (uint64_t)((double)total_bytes * budget->percent / 100);
   }
   lade_lock_give(&ledger->lock);

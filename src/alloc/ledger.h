@@ -96,7 +96,7 @@ int lade_ledger_create(struct lade_ledger_record *record, const struct lade_ledg
                        lade_ledger **ret_ledger);
 void lade_ledger_destroy(lade_ledger *ledger);
 
-/* Tell how much memory @device has, before anything else of it. Later calls change nothing. */
+/* Tell how much memory @device has; before that, a budget in percent of it is 0. Later calls change nothing. */
 bool lade_ledger_knows(lade_ledger *ledger, int device);
 void lade_ledger_device(lade_ledger *ledger, int device, uint64_t total_bytes);
 

@@ -326,6 +326,26 @@ static void leave(char **arguments)
   exit(atoi(arguments[0]));
 }
 
+/* An allocation and what is said of it. */
+static void once(char **arguments)
+{
+  cuda_address at;
+  begin();
+  info_print("begun");
+  DO(CALL(cuMemAlloc_v2)(&at, MIB));
+  DO(CALL(cuMemFree_v2)(at));
+}
+
+/* A library that opens its neighbour. */
+static void opener(char **arguments)
+{
+  void *library = dlopen(arguments[0], RTLD_NOW);
+  void *(*beside)(void) = (void *(*)(void))dlsym(library, "opener_open");
+  void *(*next)(void) = (void *(*)(void))dlsym(library, "opener_next");
+  DO(CALL(cuInit)(0));
+  printf("beside %s, next %s\n", beside() ? "found" : "lost", next() ? "some" : "none");
+}
+
 /* The environment is gone before the driver is wanted, and the library is closed between two uses. */
 static void surroundings(char **arguments)
 {
@@ -349,6 +369,7 @@ int main(int argc, char **argv)
   } scenarios[] = {{"fill", fill},         {"threads", threads}, {"kinds", kinds},       {"owners", owners},
                    {"ancient", ancient},   {"novelty", novelty}, {"padding", padding},   {"wait", wait_for_ever},
                    {"children", children}, {"start", start_only}, {"leave", leave},
+                   {"once", once},         {"opener", opener},
                    {"surroundings", surroundings}};
   if (argc < 3 || route_choose(argv[1]))
     return 10;

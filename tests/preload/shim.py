@@ -4,7 +4,7 @@
 kind of memory is in the ledger, the budget holds and what the driver says agrees with it; endings, signals and
 children are the command's own.
 
-Usage: shim.py LADE DRIVER-FOLDER HOLDER HOLDER-LINKED
+Usage: shim.py LADE DRIVER-FOLDER HOLDER HOLDER-LINKED OPENER GUEST
 """
 import json
 import os
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 
-LADE, FOLDER, HOLDER, LINKED = (os.path.abspath(path) for path in sys.argv[1:5])
+LADE, FOLDER, HOLDER, LINKED, OPENER, GUEST = (os.path.abspath(path) for path in sys.argv[1:7])
 DRIVER = os.path.realpath(os.path.join(FOLDER, "libcuda.so.1"))
 MIB = 1 << 20
 OUT_OF_MEMORY = 2
@@ -156,6 +156,20 @@ def every_kind_is_in_the_ledger():
     assert numbers(out, "gone")[0] == before - 2 * MIB, out
 
 
+def the_drivers_refusals_are_the_programs():
+    """A call that the driver fails is counted as nothing, and what it did not give back is still held."""
+    for function, code, line in (("cuMemAlloc", 8, "700 from"), ("cuMemFree", 8, "700 from"), ("cuInit", 8, "700 from"),
+                                 ("cuMemGetInfo", 8, "700 from"), ("cuDeviceTotalMem", 8, "700 from")):
+        status, out, err, report = run(HOLDER, "soname", "once", options=["--budget", "4MiB"],
+                                       LADE_STANDIN=f"fail={function},code=700,forever=1")
+        assert status == code and line in out and f"({function}" in out.replace("_v2", ""), (function, status, out, err)
+        sums = [device for process in report["processes"] for device in process["devices"]]
+        expected = {"cuMemFree": [MIB], "cuMemAlloc": [0]}.get(function, [])
+        assert [device["bytes"] for device in sums] == [device["peak_bytes"] for device in sums] == expected, report
+    status, out, err, report = run(HOLDER, "lookup", "once", LADE_STANDIN="fail=cuGetProcAddress,nth=4,code=1")
+    assert status == 9 and out.startswith("no cu"), (status, out)
+
+
 def memory_ends_with_its_context():
     out, report = held(HOLDER, "soname", "owners", options=["--budget", "16MiB"])
     assert numbers(out, "wrong") == [1] and numbers(out, "held")[0] == 11 * MIB, out
@@ -232,6 +246,16 @@ def children_have_reports_of_their_own():
     assert [process["devices"][0]["peak_bytes"] for process in report["processes"]] == [8 * MIB] * 2, report
 
 
+def the_loader_sees_the_caller():
+    """Search paths and RTLD_NEXT are those of the library that asks, not the shim's."""
+    folder = os.path.join(SCRATCH.name, "beside")
+    os.mkdir(folder)
+    opener = shutil.copy(OPENER, folder)
+    shutil.copy(GUEST, folder)
+    out, _ = held(HOLDER, "soname", "opener", opener)
+    assert out == "beside found, next none\n", out
+
+
 def surroundings_do_not_matter():
     out, report = held(HOLDER, "soname", "surroundings", options=["--budget", "8MiB"])
     assert out == "own library found\n" and report["processes"][0]["devices"][0]["bytes"] == 2 * MIB, (out, report)
@@ -256,7 +280,8 @@ def surroundings_do_not_matter():
 
 
 for test in (mistakes_are_one_line, every_route_is_bounded, a_budget_may_be_a_part_of_the_device,
-             threads_share_the_last_bytes, every_kind_is_in_the_ledger, memory_ends_with_its_context,
+             threads_share_the_last_bytes, every_kind_is_in_the_ledger,
+             the_drivers_refusals_are_the_programs, the_loader_sees_the_caller, memory_ends_with_its_context,
              old_and_new_functions_are_reached, padding_counts, endings_are_the_commands, signals_pass,
              children_have_reports_of_their_own, surroundings_do_not_matter):
     test()

@@ -73,6 +73,13 @@ static void budgets_are_sizes_or_parts_of_a_device(void **state)
     assert_int_equal(free_bytes(&scene), right[i].bytes);
     lade_ledger_destroy(scene.ledger);
   }
+  /* Of a device that does not say what it has: bytes hold, and a part of nothing is nothing. */
+  scene_init(&scene, "12MiB", 0);
+  assert_int_equal(hold(&scene, 0, LADE_LEDGER_LINEAR, 1, 12 * MIB + 1), -EOVERFLOW);
+  lade_ledger_destroy(scene.ledger);
+  scene_init(&scene, "50%", 0);
+  assert_int_equal(hold(&scene, 0, LADE_LEDGER_LINEAR, 1, 1), -EOVERFLOW);
+  lade_ledger_destroy(scene.ledger);
 }
 
 static void the_last_byte_is_granted_and_no_more(void **state)
