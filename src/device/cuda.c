@@ -295,6 +295,21 @@ static const struct lade_device_ops cuda_ops = {
     .now_ns = lade_host_queue_now_ns,
 };
 
+bool lade_cuda_is(const lade_device *device)
+{
+  return device->ops == &cuda_ops;
+}
+
+int lade_cuda_call(lade_device *device, int (*fn)(void *args), void *args)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  if (!lade_cuda_enter(cuda))
+    return lade_device_status(device);
+  int status = fn(args);
+  lade_cuda_leave(cuda, true);
+  return status;
+}
+
 /* What @call answered, as the reason why the device cannot be opened. */
 static int open_fail(const struct cuda_device *cuda, struct lade_error *error, const char *call, cuda_result result)
 {

@@ -37,6 +37,24 @@ typedef int lade_cuda_enqueue_fn(void *stream, void *args);
 void lade_cuda_queue_enqueue(lade_queue *queue, lade_cuda_enqueue_fn *fn, void *args, struct lade_span *ret_span,
                              uint64_t *ret_count);
 
+/* Whether a queue is a stream of @device, for lade_cuda_queue_enqueue. Any thread. Never blocks. */
+bool lade_cuda_queue_is_stream(const lade_device *device, const lade_queue *queue);
+
+/*
+ * In an enqueue function: the stream writes @value to @word when it gets there, after all that was put on it before.
+ * The word is of memory that is pinned (lade_device_pin). Returns the CUresult.
+ */
+int lade_cuda_stream_write(lade_device *device, void *stream, uint64_t *word, uint64_t value);
+
+/* Whether it is a CUDA device. Any thread. Never blocks. */
+bool lade_cuda_is(const lade_device *device);
+
+/*
+ * Call @fn with the device's context current in this thread, for libraries that look for it there. Returns what it
+ * returns, or the device's status when the context cannot be entered. Any thread.
+ */
+int lade_cuda_call(lade_device *device, int (*fn)(void *args), void *args);
+
 struct lade_cuda_memory {
   uint64_t total_bytes;
   uint64_t free_bytes;    /* now */

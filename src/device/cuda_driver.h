@@ -131,6 +131,7 @@ struct cuda_access {
   X(cuStreamSynchronize, (cuda_stream stream)) \
   X(cuStreamWaitEvent, (cuda_stream stream, cuda_event event, unsigned flags)) \
   X(cuStreamWaitValue64, (cuda_stream stream, cuda_address at, uint64_t value, unsigned flags)) \
+  X(cuStreamWriteValue64, (cuda_stream stream, cuda_address at, uint64_t value, unsigned flags)) \
   X(cuLaunchHostFunc, (cuda_stream stream, cuda_host_fn *fn, void *args)) \
   X(cuEventCreate, (cuda_event *ret_event, unsigned flags)) \
   X(cuEventDestroy, (cuda_event event)) \

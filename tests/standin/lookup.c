@@ -21,8 +21,9 @@ static const struct {
     {"cuDevicePrimaryCtxRelease", 11000}, {"cuDevicePrimaryCtxReset", 11000}, {"cuDeviceTotalMem", 3020},
     {"cuCtxCreate", 3020}, {"cuCtxDestroy", 4000}, {"cuCtxPushCurrent", 4000}, {"cuCtxPopCurrent", 4000},
     {"cuMemGetInfo", 3020}, {"cuMemHostRegister", 6050}, {"cuStreamDestroy", 4000}, {"cuStreamWaitValue64", 12000},
-    {"cuStreamBeginCapture", 10010}, {"cuEventDestroy", 4000}, {"cuGetProcAddress", 12000}, {"cuMemAlloc", 3020},
-    {"cuMemFree", 3020}, {"cuMemAllocPitch", 3020}, {"cuMemAllocHost", 3020}, {"cuMemGetAddressRange", 3020},
+    {"cuStreamWriteValue64", 12000}, {"cuStreamBeginCapture", 10010}, {"cuEventDestroy", 4000},
+    {"cuGetProcAddress", 12000}, {"cuMemAlloc", 3020}, {"cuMemFree", 3020}, {"cuMemAllocPitch", 3020},
+    {"cuMemAllocHost", 3020}, {"cuMemGetAddressRange", 3020},
     {"cuArrayCreate", 3020}, {"cuArray3DCreate", 3020}, {"cuIpcOpenMemHandle", 11000},
 };
 

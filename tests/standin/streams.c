@@ -28,6 +28,7 @@ EXPORT cuda_result cuStreamIsCapturing_ptsz(cuda_stream stream, int *ret_status)
 EXPORT cuda_result cuStreamSynchronize(cuda_stream stream);
 EXPORT cuda_result cuStreamWaitEvent(cuda_stream stream, cuda_event event, unsigned flags);
 EXPORT cuda_result cuStreamWaitValue64_v2(cuda_stream stream, cuda_address at, uint64_t value, unsigned flags);
+EXPORT cuda_result cuStreamWriteValue64_v2(cuda_stream stream, cuda_address at, uint64_t value, unsigned flags);
 EXPORT cuda_result cuLaunchHostFunc(cuda_stream stream, cuda_host_fn *fn, void *args);
 EXPORT cuda_result cuEventCreate(cuda_event *ret_event, unsigned flags);
 EXPORT cuda_result cuEventDestroy_v2(cuda_event event);
@@ -41,7 +42,16 @@ struct CUevent_st {
   int64_t ns; /* when it happened last */
 };
 
-enum piece_kind { PIECE_COPY, PIECE_SET, PIECE_HOST, PIECE_RECORD, PIECE_WAIT_EVENT, PIECE_WAIT_WORD, PIECE_STOP };
+enum piece_kind {
+  PIECE_COPY,
+  PIECE_SET,
+  PIECE_HOST,
+  PIECE_RECORD,
+  PIECE_WAIT_EVENT,
+  PIECE_WAIT_WORD,
+  PIECE_WRITE_WORD,
+  PIECE_STOP
+};
 
 struct piece {
   enum piece_kind kind;
@@ -144,6 +154,8 @@ static void piece_run(cuda_stream stream, struct piece *piece)
     bytes_move(stream, piece);
   else if (piece->kind == PIECE_WAIT_WORD)
     word_wait(stream, piece);
+  else if (piece->kind == PIECE_WRITE_WORD && work_begin(stream))
+    atomic_store((_Atomic uint64_t *)(uintptr_t)piece->dst, piece->count);
   else if (piece->kind == PIECE_HOST && work_begin(stream)) {
     standin_in_host_function(true);
     piece->fn(piece->args);
@@ -305,6 +317,17 @@ cuda_result cuStreamWaitValue64_v2(cuda_stream stream, cuda_address at, uint64_t
   if (!standin.settings.words || flags != CUDA_STREAM_WAIT_GEQ || standin_place(at, 8) != PLACE_PINNED)
     return CUDA_INVALID_VALUE;
   piece_put(stream, &(struct piece){.kind = PIECE_WAIT_WORD, .dst = at, .count = value});
+  return 0;
+}
+
+cuda_result cuStreamWriteValue64_v2(cuda_stream stream, cuda_address at, uint64_t value, unsigned flags)
+{
+  cuda_result result = standin_enter("cuStreamWriteValue64", true);
+  if (result)
+    return result;
+  if (!standin.settings.words || flags || at % 8 || standin_place(at, 8) != PLACE_PINNED)
+    return CUDA_INVALID_VALUE;
+  piece_put(stream, &(struct piece){.kind = PIECE_WRITE_WORD, .dst = at, .count = value});
   return 0;
 }
 

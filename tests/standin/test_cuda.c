@@ -158,9 +158,19 @@ struct session {
   void *host; /* pinned */
 };
 
-static int set_bytes(void *stream, void *at)
+#define HOST_BYTES 12288 /* two pages for copies, and one with a word that the stream writes */
+#define WORD 77
+
+static uint64_t *session_word(const struct session *s)
 {
-  return standin.memory_set((cuda_address)(uintptr_t)at, 0x5a, 4096, stream);
+  return (uint64_t *)(void *)((char *)s->host + 8192);
+}
+
+static int set_bytes(void *stream, void *arg)
+{
+  struct session *s = arg;
+  cuda_result result = standin.memory_set(s->at + CHUNK, 0x5a, 4096, stream);
+  return result ? result : lade_cuda_stream_write(s->device, stream, session_word(s), WORD);
 }
 
 static int session_memory(struct session *s)
@@ -174,8 +184,8 @@ static int session_memory(struct session *s)
     error = lade_device_unmap(s->device, s->at, 4 * CHUNK);
   if (!error)
     error = lade_device_map(s->device, s->at + CHUNK, s->chunk);
-  s->host = error ? NULL : aligned_alloc(4096, 8192);
-  if (s->host && (error = lade_device_pin(s->device, s->host, 8192)) != 0) {
+  s->host = error ? NULL : aligned_alloc(4096, HOST_BYTES);
+  if (s->host && (error = lade_device_pin(s->device, s->host, HOST_BYTES)) != 0) {
     free(s->host);
     s->host = NULL;
   }
@@ -206,9 +216,9 @@ static int session_work(struct session *s, int *n_runs)
   lade_queue *compute = s->queues[0], *to_host = s->queues[1], *host = s->queues[2];
   void *at = (void *)(uintptr_t)(s->at + CHUNK);
   uint64_t count = 0;
-  memset(s->host, 0, 8192);
+  memset(s->host, 0, HOST_BYTES);
   lade_queue_wait(compute, s->queues[3], 1);
-  lade_cuda_queue_enqueue(compute, set_bytes, at, NULL, &count);
+  lade_cuda_queue_enqueue(compute, set_bytes, s, NULL, &count);
   lade_queue_wait(to_host, compute, count);
   lade_queue_copy(to_host, &(struct lade_copy){s->host, at, 4096, 0, NULL}, &count);
   lade_queue_wait(host, to_host, count);
@@ -225,7 +235,7 @@ static void session_finish(struct session *s)
   for (int i = 0; i < 4; i++)
     lade_queue_destroy(s->queues[i]);
   if (s->host)
-    lade_device_unpin(s->device, s->host, 8192);
+    lade_device_unpin(s->device, s->host, HOST_BYTES);
   lade_device_chunk_release(s->device, s->chunk);
   if (s->at)
     lade_device_release(s->device, s->at, 4 * CHUNK);
@@ -256,6 +266,7 @@ static void work_moves_through_every_kind_of_queue(void **state)
   assert_int_equal(session_play(&s, &error), 0);
   for (int i = 0; i < 8192; i++)
     assert_int_equal(((unsigned char *)s.host)[i], 0x5a);
+  assert_int_equal(*session_word(&s), WORD);
   session_finish(&s);
   assert_int_equal(standin.live(), 0);
 }
@@ -398,7 +409,7 @@ static void an_adopted_context_and_stream_are_used_and_left(void **state)
   assert_int_equal(lade_device_reserve(device, CHUNK, &at), 0);
   assert_int_equal(lade_device_chunk_create(device, CHUNK, &chunk), 0);
   assert_int_equal(lade_device_map(device, at, chunk), 0);
-  assert_int_equal(set_bytes(stream, (void *)(uintptr_t)at), 0); /* the caller's own work, past the queue */
+  assert_int_equal(standin.memory_set(at, 0x5a, 4096, stream), 0); /* the caller's own work, past the queue */
   lade_cuda_queue_enqueue(queue, NULL, NULL, NULL, &count);
   lade_queue_wait(copies, queue, count);
   lade_queue_copy(copies, &(struct lade_copy){result, (void *)(uintptr_t)at, sizeof(result), 0, NULL}, &count);

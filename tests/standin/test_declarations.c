@@ -83,6 +83,7 @@ TAKES(cuMemCreate, create_fn);
 TAKES(cuMemSetAccess, access_fn);
 TAKES(cuMemGetAllocationGranularity, granularity_fn);
 TAKES(cuStreamWaitValue64, word_fn);
+TAKES(cuStreamWriteValue64, word_fn);
 TAKES(cuLaunchHostFunc, host_fn);
 TAKES(cuMemcpyAsync, copy_fn);
 TAKES(cuMemsetD8Async, set_fn);
