@@ -76,6 +76,8 @@ int lade_comm_open(const struct lade_comm_params *params, struct lade_error *err
   own.staging_bytes = own.staging_bytes ? lade_align_up(own.staging_bytes, 4096) : LADE_COMM_STAGING_BYTES;
   own.timeout_ms = own.timeout_ms > 0 ? own.timeout_ms : LADE_COMM_TIMEOUT_MS;
   own.is_checked = own.is_checked || LADE_CHECK_FULL;
+  if (own.engine == LADE_COMM_NCCL)
+    return error_hand_on(lade_comm_open_nccl(&own, &found, ret_comm), &found, error);
   bool is_alone = !own.launch || own.launch->world == 1;
   if (own.engine == LADE_COMM_SELF || (own.engine == LADE_COMM_AUTO && is_alone)) {
     if (!is_alone)
@@ -117,8 +119,7 @@ int lade_comm_status(lade_comm *comm, struct lade_error *error)
   return status;
 }
 
-/* Keep an engine's error if it is the first; the first is what the caller gets. */
-static int error_keep(lade_comm *comm, int status, const struct lade_error *found, struct lade_error *error)
+int lade_comm_keep(lade_comm *comm, int status, const struct lade_error *found, struct lade_error *error)
 {
   if (!status)
     return 0;
@@ -192,7 +193,7 @@ static int collective_run(lade_comm *comm, const struct lade_collective *c, stru
     return status;
   status = comm->ops->run(comm, c, &found);
   LADE_ASSERT(status <= 0 && (!status || found.text[0]));
-  return error_keep(comm, status, &found, error);
+  return lade_comm_keep(comm, status, &found, error);
 }
 
 int lade_comm_run(lade_comm *comm, const struct lade_collective *collective, struct lade_error *error)
@@ -213,6 +214,8 @@ int lade_comm_launch(lade_comm *comm, lade_queue *queue, struct lade_comm_work *
   if (status)
     return status;
   work->comm = comm;
+  if (comm->ops->launch && comm->ops->launch(comm, queue, work, ret_count))
+    return 0;
   struct lade_work launch = {.fn = work_run, .args = work, .predicted_ns = work->predicted_ns,
                              .ret_span = work->ret_span};
   lade_queue_launch(queue, &launch, ret_count);
@@ -226,7 +229,7 @@ int lade_comm_split(lade_comm *comm, int colour, int key, struct lade_error *err
   if (status)
     return status;
   lade_comm *part = NULL;
-  status = error_keep(comm, comm->ops->split(comm, colour, key, &found, &part), &found, error);
+  status = lade_comm_keep(comm, comm->ops->split(comm, colour, key, &found, &part), &found, error);
   if (!status)
     *ret_comm = part;
   return status;
@@ -243,7 +246,7 @@ int lade_comm_alloc(lade_comm *comm, uint64_t bytes, struct lade_error *error, v
   status = comm->ops->alloc(comm, bytes, &found, ret_data);
   if (status == -ENOMEM) /* agreed upon: the communicator is as it was */
     return error_hand_on(status, &found, error);
-  return error_keep(comm, status, &found, error);
+  return lade_comm_keep(comm, status, &found, error);
 }
 
 void lade_comm_free(lade_comm *comm, void *data)
@@ -256,7 +259,7 @@ void lade_comm_abort(lade_comm *comm, const char *words)
 {
   struct lade_error own = {0};
   lade_error_set(&own, -ECANCELED, "rank %d gave up: %s", comm->rank, words);
-  error_keep(comm, -ECANCELED, &own, NULL);
+  lade_comm_keep(comm, -ECANCELED, &own, NULL);
   comm->ops->abort(comm, words);
 }
 

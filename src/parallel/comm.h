@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The comm contract: collectives among ranks, on host memory (or device memory that the host sees), called directly
- * or as work on a device's queue.
+ * The comm contract: collectives among ranks, called directly or as work on a device's queue; on host memory, or with
+ * the engine NCCL on memory of a GPU.
  *
  * Communicators. lade_comm_open gives the one of all ranks of the job; lade_comm_split cuts it up, by the axes of
  * a mesh for instance. Opening, splitting, allocating and closing are collective: every member calls, in one order.
@@ -35,6 +35,17 @@
  * -EPROTO. Buffers of a call that failed may still be written to until the process ends.
  *
  * Waiting sleeps; where there are more ranks than cores nobody spins.
+ *
+ * NCCL differs where the GPU's side of it cannot be had otherwise:
+ *   sums      in an order of NCCL's own, a function of ranks, machine and n; BF16 is rounded at each addition. The same
+ *             at every rank and every time on one machine. is_ordered of lade_comm_info tells
+ *   order     communicators of one device are launched in one order by all ranks, not independently: their kernels
+ *             wait for each other on the same GPU
+ *   send      may end before the receive has begun, once NCCL has buffered it
+ *   astray    ranks that disagree are found out, and named, where they share memory, whoever comes last before he
+ *             starts; dst of the others may have been written to. A send and a recv that do not fit are not found out
+ *   waits     a rank that has died, given up or gone astray is looked for every tenth of LADE_COMM_NOTICE_MS while
+ *             collectives are under way; timeout_ms counts from where one has begun on its queue
  */
 #ifndef LADE_COMM_H
 #define LADE_COMM_H
@@ -54,7 +65,8 @@ typedef struct lade_comm lade_comm;
 enum lade_comm_engine {
   LADE_COMM_AUTO, /* self in a world of one, else MPI */
   LADE_COMM_SELF, /* a world of one */
-  LADE_COMM_MPI   /* Open MPI, through the plug-in liblade-mpi.so; LADE_MPI_PLUGIN names another file */
+  LADE_COMM_MPI,  /* Open MPI, through the plug-in liblade-mpi.so; LADE_MPI_PLUGIN names another file */
+  LADE_COMM_NCCL  /* libnccl.so.2 on params->device; AUTO's engine beside it starts it and watches over the ranks */
 };
 
 /* How ranks of one node exchange bytes. */
@@ -78,6 +90,7 @@ struct lade_comm_params {
   void (*log)(void *user, const char *line); /* once, at rank 0, when the best way is not to be had; may be NULL */
   void *log_user;
   struct lade_faults *faults; /* borrowed, may be NULL */
+  lade_device *device;        /* of NCCL: a CUDA device in its primary context, borrowed; buffers are its memory */
 };
 
 enum lade_collective_kind {
@@ -103,12 +116,14 @@ struct lade_collective {
 
 struct lade_comm_info {
   const char *engine, *path; /* "mpi", "shared memory (memfd)"; static */
-  uint64_t staging_bytes;    /* of this rank, all buffers together */
+  uint64_t staging_bytes;    /* of this rank, all buffers together; what NCCL takes for itself is not known here */
+  bool is_ordered;           /* sums have the bits that are written above */
 };
 
 /*
- * Open the communicator of all ranks; collective. The caller closes it. -ENOSYS when the plug-in or MPI is not here,
- * -EINVAL when launcher and engine disagree about rank or size, -ENOMEM, -EIO. One thread; blocks until all came.
+ * Open the communicator of all ranks; collective. The caller closes it. -ENOSYS when the plug-in, MPI or NCCL is not
+ * here, -EINVAL when launcher and engine disagree about rank or size, or NCCL has no CUDA device, -ENOMEM, -EIO. One
+ * thread; blocks until all came.
  */
 int lade_comm_open(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm);
 
@@ -133,7 +148,8 @@ void lade_comm_get_info(const lade_comm *comm, struct lade_comm_info *ret_info);
  * Memory that the other members can read where it is: a collective whose buffers all lie in such memory moves each
  * byte once, without staging, on this communicator and on what is split from it. Zeroed, page-aligned; collective, and
  * @bytes may differ. Freed before the communicator is closed. Where ranks share no memory it is ordinary memory.
- * One thread of a process at a time. -ENOMEM, at every rank; -EINVAL; else as lade_comm_run.
+ * With NCCL it is memory of the device. One thread of a process at a time. -ENOMEM, at every rank; -EINVAL; else as
+ * lade_comm_run.
  */
 int lade_comm_alloc(lade_comm *comm, uint64_t bytes, struct lade_error *error, void **ret_data);
 /* This rank's part; no collective may be using it. Any thread. */

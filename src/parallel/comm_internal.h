@@ -24,6 +24,20 @@ struct lade_comm_ops {
   bool (*is_speaker)(lade_comm *comm);
   void (*get_info)(const lade_comm *comm, struct lade_comm_info *ret_info);
   void (*close)(lade_comm *comm);
+
+  /* Optional. Put the work on @queue by a better way than to run it there; false: there is none for this queue. */
+  bool (*launch)(lade_comm *comm, lade_queue *queue, struct lade_comm_work *work, uint64_t *ret_count);
+
+  /*
+   * Optional, all four: what another engine needs whose ranks cannot see each other. Never block; any thread.
+   * look: has a member died, given up or come late? 0 or the error, the same at every member that shares memory.
+   * late: say that @member has not come for timeout_ms. spoil: no member can be relied on to close. peer_memory: where
+   * @member's part of the allocation whose own part is @data lies here; NULL where ranks share no memory.
+   */
+  int (*look)(lade_comm *comm, struct lade_error *error);
+  void (*late)(lade_comm *comm, int member);
+  void (*spoil)(lade_comm *comm);
+  const void *(*peer_memory)(lade_comm *comm, const void *data, int member);
 };
 
 struct lade_comm {
@@ -40,9 +54,16 @@ void lade_comm_init(lade_comm *comm, const struct lade_comm_ops *ops, const stru
                     int size);
 void lade_comm_finish(lade_comm *comm);
 
+/*
+ * Keep @found as the communicator's error if @status is one and the first. Returns the communicator's status, its line
+ * in @error, or 0 when @status is 0. Any thread.
+ */
+int lade_comm_keep(lade_comm *comm, int status, const struct lade_error *found, struct lade_error *error);
+
 /* The engines. @params has its defaults. */
 int lade_comm_open_self(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm);
 int lade_comm_open_mpi(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm);
+int lade_comm_open_nccl(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm);
 
 static inline uint64_t lade_collective_bytes(const struct lade_collective *collective)
 {

@@ -238,7 +238,7 @@ static void mpi_get_info(const lade_comm *base, struct lade_comm_info *ret_info)
 {
   const struct mpi_comm *comm = (const struct mpi_comm *)base;
   uint64_t size = (uint64_t)comm->group.size;
-  *ret_info = (struct lade_comm_info){.engine = "mpi", .path = "MPI's collectives"};
+  *ret_info = (struct lade_comm_info){.engine = "mpi", .path = "MPI's collectives", .is_ordered = true};
   ret_info->staging_bytes = 2 * comm->piece_bytes * size;
   if (comm->is_shared) {
     ret_info->path = comm->node.segment.backing == LADE_COMM_BACKING_MEMFD ? "shared memory (memfd)"
@@ -375,6 +375,38 @@ static void mpi_free(lade_comm *base, void *data)
   window_destroy(found);
 }
 
+/* ---- for another engine ---- */
+
+static int mpi_look(lade_comm *base, struct lade_error *error)
+{
+  struct mpi_comm *comm = (struct mpi_comm *)base;
+  if (comm->is_shared)
+    return comm_node_look(&comm->node, error);
+  for (int member = 0; member < comm->group.size; member++)
+    if (comm_member_is_dead(&comm->group, member))
+      return comm_member_tell_dead(&comm->group, member, error);
+  return 0;
+}
+
+static void mpi_late(lade_comm *base, int member)
+{
+  struct mpi_comm *comm = (struct mpi_comm *)base;
+  if (comm->is_shared)
+    comm_node_late(&comm->node, member);
+}
+
+static void mpi_spoil(lade_comm *base)
+{
+  atomic_store(&((struct mpi_comm *)base)->group.job->has_failed, true);
+}
+
+static const void *mpi_peer_memory(lade_comm *base, const void *data, int member)
+{
+  struct mpi_comm *comm = (struct mpi_comm *)base;
+  uint64_t offset = 0, id = comm_window_find(comm->group.job, data, 1, &offset);
+  return id ? comm_window_at(comm->group.job, id, comm->group.members[member], offset) : NULL;
+}
+
 /* ---- making and ending ---- */
 
 static void mpi_close(lade_comm *base)
@@ -468,6 +500,10 @@ static const struct lade_comm_ops mpi_ops = {
     .is_speaker = mpi_is_speaker,
     .get_info = mpi_get_info,
     .close = mpi_close,
+    .look = mpi_look,
+    .late = mpi_late,
+    .spoil = mpi_spoil,
+    .peer_memory = mpi_peer_memory,
 };
 
 int lade_comm_open_mpi(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm)

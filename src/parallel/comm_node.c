@@ -140,6 +140,22 @@ void comm_node_abort(struct comm_node *node, const char *words)
   failure_set(node, FAILED_ABORT, node->group->rank);
 }
 
+int comm_node_look(struct comm_node *node, struct lade_error *error)
+{
+  bool is_well = atomic_load(&node->control->failure) == 0;
+  for (int member = 0; is_well && member < node->group->size; member++) {
+    is_well = !comm_member_is_dead(node->group, member);
+    if (!is_well)
+      failure_set(node, FAILED_DEAD, member);
+  }
+  return comm_node_status(node, error);
+}
+
+void comm_node_late(struct comm_node *node, int member)
+{
+  failure_set(node, FAILED_LATE, member);
+}
+
 /* ---- agreeing ---- */
 
 int comm_intents_tell(const struct comm_group *group, int member, const struct comm_intent *other,

@@ -72,6 +72,11 @@ void comm_node_abort(struct comm_node *node, const char *words);
 /* Has a member failed or given up? 0 or the error. Never blocks. */
 int comm_node_status(struct comm_node *node, struct lade_error *error);
 
+/* The same, after a look whether all members live. */
+int comm_node_look(struct comm_node *node, struct lade_error *error);
+/* Say that a member has not come in time, wherever that was found out. */
+void comm_node_late(struct comm_node *node, int member);
+
 /* Where @bytes at @data lie in a window: its id and the offset in this rank's part; 0 for private memory. */
 uint64_t comm_window_find(struct comm_job *job, const void *data, uint64_t bytes, uint64_t *ret_offset);
 /* The address here of @offset in @rank's part, or NULL. */

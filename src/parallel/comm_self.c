@@ -69,7 +69,7 @@ static bool self_is_speaker(lade_comm *comm)
 
 static void self_get_info(const lade_comm *comm, struct lade_comm_info *ret_info)
 {
-  *ret_info = (struct lade_comm_info){.engine = "self", .path = "one rank"};
+  *ret_info = (struct lade_comm_info){.engine = "self", .path = "one rank", .is_ordered = true};
 }
 
 static void self_close(lade_comm *comm)

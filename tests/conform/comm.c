@@ -2,10 +2,13 @@
 /*
  * The comm contract, over every engine and path; comm.py starts it, once per rank.
  *
- * Usage: conform-comm self|memfd|file|apart [ENDING]. Without an ending every property of a job that goes well. An
- * ending is a job that does not: kill, stop, abort, mismatch, short; each rank then prints what its call returned.
+ * Usage: conform-comm self|memfd|file|apart|nccl [ENDING]. Without an ending every property of a job that goes well.
+ * An ending is a job that does not: kill, stop, abort, mismatch, order, short, split, none (what goes wrong in the last
+ * two is arranged from outside); each rank then prints what its call returned. With nccl memory is the device's, which
+ * the stand-in for the driver lets the processor see; on a GPU this would fault.
  */
 #include <errno.h>
+#include <math.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -22,7 +25,7 @@
 #include "base/base.h"
 #include "base/cpu.h"
 #include "base/float.h"
-#include "device/device.h"
+#include "device/cuda.h"
 #include "parallel/comm.h"
 #include "parallel/mesh.h"
 
@@ -38,6 +41,8 @@ static struct world {
   struct lade_comm_params params;
   lade_comm *comm;
   int rank, size, n_lines;
+  bool is_ordered;     /* sums have the contract's own bits */
+  lade_device *device; /* of nccl */
 } world;
 
 static void line_note(void *user, const char *line)
@@ -61,12 +66,25 @@ static int world_open(const char *path, uint64_t staging_bytes, int timeout_ms, 
   for (int i = 0; i < (int)LADE_COUNT(names); i++)
     world.params.backing = strcmp(path, names[i]) == 0 ? (enum lade_comm_backing)i : world.params.backing;
   world.params.engine = strcmp(path, "self") == 0 ? LADE_COMM_SELF : LADE_COMM_MPI;
-  status = lade_comm_open(&world.params, error, &world.comm);
+  if (strcmp(path, "nccl") == 0) {
+    struct lade_cuda_device_params gpu = {.struct_size = sizeof(gpu)};
+    world.params.engine = LADE_COMM_NCCL;
+    status = lade_device_open_cuda(&gpu, error, &world.device);
+    world.params.device = world.device;
+  }
+  if (!status)
+    status = lade_comm_open(&world.params, error, &world.comm);
   if (!status) {
     world.rank = lade_comm_rank(world.comm);
     world.size = lade_comm_size(world.comm);
   }
   return status;
+}
+
+static void world_close(void)
+{
+  lade_comm_close(world.comm);
+  lade_device_close(world.device);
 }
 
 /* ---- what ranks hold ---- */
@@ -120,6 +138,22 @@ static void expect(enum lade_dtype dtype, const void *data, uint64_t i, float va
              lade_dtype_name(dtype), got, want);
 }
 
+/* A sum in whatever order, rounded at each addition: off by an epsilon of all magnitudes for each. */
+static void expect_sum(enum lade_dtype dtype, int size, const void *data, uint64_t i, uint64_t element, uint32_t seed)
+{
+  float want = sum_of(dtype, size, element, seed), magnitude = 0;
+  if (world.is_ordered) {
+    expect(dtype, data, i, want);
+    return;
+  }
+  for (int rank = 0; rank < size; rank++)
+    magnitude += fabsf(element_of(dtype, rank, element, seed));
+  float got = dtype == LADE_F32 ? ((const float *)data)[i] : lade_bf16_to_f32(((const uint16_t *)data)[i]);
+  if (!(fabsf(got - want) <= (float)size * magnitude * (dtype == LADE_F32 ? 0x1p-23f : 0x1p-8f)))
+    fail_msg("rank %d: element %llu of a sum of %s: got %g, want %g", world.rank, (unsigned long long)i,
+             lade_dtype_name(dtype), (double)got, (double)want);
+}
+
 /* ---- one collective, checked ---- */
 
 struct trial {
@@ -162,8 +196,8 @@ static void trial_expect(const struct trial *t)
   uint64_t block = (uint64_t)t->rank * t->n, item = lade_dtype_bytes(t->dtype), n_dst = t->n;
   for (uint64_t i = 0; i < t->n; i++) {
     switch (t->kind) {
-    case LADE_REDUCE_SCATTER: expect(t->dtype, t->c.dst, i, sum_of(t->dtype, t->size, block + i, t->seed)); break;
-    case LADE_ALL_REDUCE: expect(t->dtype, t->c.dst, i, sum_of(t->dtype, t->size, i, t->seed)); break;
+    case LADE_REDUCE_SCATTER: expect_sum(t->dtype, t->size, t->c.dst, i, block + i, t->seed); break;
+    case LADE_ALL_REDUCE: expect_sum(t->dtype, t->size, t->c.dst, i, i, t->seed); break;
     case LADE_BROADCAST: expect(t->dtype, t->c.dst, i, element_of(t->dtype, t->c.peer, i, t->seed)); break;
     default:
       for (int other = 0; other < t->size; other++) {
@@ -187,22 +221,27 @@ static void trial_run(struct trial *t)
   trial_expect(t);
 }
 
-static void *room_get(lade_comm *comm, bool is_window)
+/* Memory of the contract's own, or any that an engine on hosts takes. */
+static void *bytes_get(lade_comm *comm, uint64_t bytes, bool is_window)
 {
-  uint64_t bytes = ((uint64_t)lade_comm_size(comm) * N_MOST + 1) * sizeof(float);
   void *data = NULL;
   struct lade_error error = {0};
-  if (is_window && lade_comm_alloc(comm, bytes, &error, &data))
+  if ((is_window || world.device) && lade_comm_alloc(comm, bytes, &error, &data))
     fail_msg("%s", error.text);
-  if (!is_window)
+  if (!data)
     data = malloc(bytes);
   assert_non_null(data);
   return data;
 }
 
+static void *room_get(lade_comm *comm, bool is_window)
+{
+  return bytes_get(comm, ((uint64_t)lade_comm_size(comm) * N_MOST + 1) * sizeof(float), is_window);
+}
+
 static void room_free(lade_comm *comm, void *data, bool is_window)
 {
-  if (is_window)
+  if (is_window || world.device)
     lade_comm_free(comm, data);
   else
     free(data);
@@ -238,16 +277,48 @@ static void results_are_the_reference_s_bits(void **state)
   comm_verify(world.comm, sizes, LADE_COUNT(sizes));
 }
 
-static void the_same_every_time(void **state)
+static void the_same_every_time_and_everywhere(void **state)
 {
   struct trial t = {.comm = world.comm, .rank = world.rank, .size = world.size, .seed = 99, .kind = LADE_ALL_REDUCE,
                     .dtype = LADE_F32, .n = 33333};
   t.src = room_get(world.comm, false);
   t.dst = room_get(world.comm, false);
-  for (int i = 0; i < 10; i++)
+  char *first = malloc(t.n * sizeof(float));
+  assert_non_null(first);
+  trial_run(&t);
+  memcpy(first, t.dst, t.n * sizeof(float));
+  for (int i = 0; i < 9; i++) {
     trial_run(&t);
-  free(t.dst);
-  free(t.src);
+    assert_memory_equal(t.dst, first, t.n * sizeof(float));
+  }
+  struct lade_collective tell = {.kind = LADE_BROADCAST, .dtype = LADE_F32, .n = t.n, .src = t.dst, .dst = t.dst};
+  assert_int_equal(lade_comm_run(world.comm, &tell, NULL), 0);
+  assert_memory_equal(t.dst, first, t.n * sizeof(float));
+  free(first);
+  room_free(world.comm, t.dst, false);
+  room_free(world.comm, t.src, false);
+}
+
+/* Messages of several lengths, empty ones too, from rank to rank around the ring. */
+static void what_is_sent_arrives_in_order(void **state)
+{
+  static const uint64_t sizes[] = {1, 0, 5000, N_MOST, 3};
+  char *data = room_get(world.comm, false);
+  for (int sender = 0; sender + 1 < world.size; sender++) {
+    for (uint32_t i = 0; i < LADE_COUNT(sizes) && (world.rank == sender || world.rank == sender + 1); i++) {
+      bool is_sender = world.rank == sender;
+      struct lade_collective c = {.kind = is_sender ? LADE_SEND : LADE_RECV, .dtype = LADE_F32, .n = sizes[i],
+                                  .src = data, .dst = data, .peer = is_sender ? sender + 1 : sender};
+      for (uint64_t at = 0; at < sizes[i]; at++)
+        ((float *)(void *)data)[at] = is_sender ? value_get(sender, at, i) : 0;
+      struct lade_error error = {0};
+      if (lade_comm_run(world.comm, &c, &error))
+        fail_msg("rank %d: %s", world.rank, error.text);
+      for (uint64_t at = 0; at < sizes[i]; at++)
+        expect(LADE_F32, data, at, value_get(sender, at, i));
+    }
+  }
+  room_free(world.comm, data, false);
 }
 
 /* Rank after rank around the ring; the send ends after the receive has begun, though it is small and could be kept. */
@@ -255,6 +326,8 @@ static void a_send_is_synchronous(void **state)
 {
   int64_t times[2] = {0};
   struct lade_error error = {0};
+  if (world.device) /* NCCL's need not be */
+    skip();
   for (int sender = 0; sender + 1 < world.size; sender++) {
     struct lade_collective c = {.dtype = LADE_U8, .n = sizeof(times[0])};
     if (world.rank == sender) {
@@ -292,11 +365,13 @@ static void every_axis_of_a_mesh_is_a_group(void **state)
       fail_msg("%s", error.text);
     assert_int_equal(lade_comm_rank(part), position);
     assert_int_equal(lade_comm_size(part), mesh.axes[axis].size);
-    int32_t members[16] = {0}, own = world.rank;
-    struct lade_collective c = {.kind = LADE_ALL_GATHER, .dtype = LADE_I32, .n = 1, .src = &own, .dst = members};
+    int32_t *members = room_get(part, false), *own = members + position;
+    *own = world.rank;
+    struct lade_collective c = {.kind = LADE_ALL_GATHER, .dtype = LADE_I32, .n = 1, .src = own, .dst = members};
     assert_int_equal(lade_comm_run(part, &c, &error), 0);
     for (int i = 0; i < mesh.axes[axis].size; i++)
       assert_int_equal(members[i], lade_mesh_member(&mesh, axis, world.rank, i));
+    room_free(part, members, false);
     comm_verify(part, sizes, LADE_COUNT(sizes));
     lade_comm_close(part);
   }
@@ -340,19 +415,41 @@ struct lane {
   struct trial trials[IN_FLIGHT];
   struct lade_comm_work works[IN_FLIGHT];
   uint64_t count;
+  char *data; /* of all trials */
 };
+
+static uint64_t lane_n(int i)
+{
+  return (uint64_t)(i * 37 % 9001);
+}
+
+/* Of a buffer of trial i. */
+static uint64_t lane_bytes(const struct lane *lane, int i)
+{
+  return lade_align_up(((uint64_t)lade_comm_size(lane->comm) * lane_n(i) + 1) * 4, 64);
+}
+
+static void lane_init(struct lane *lane)
+{
+  uint64_t bytes = 0;
+  for (int i = 0; i < IN_FLIGHT; i++)
+    bytes += 2 * lane_bytes(lane, i);
+  lane->data = bytes_get(lane->comm, bytes, false);
+}
 
 static void lane_submit(struct lane *lane)
 {
+  char *at = lane->data;
   for (int i = 0; i < IN_FLIGHT; i++) {
     struct trial *t = &lane->trials[i];
     *t = (struct trial){.comm = lane->comm, .rank = lade_comm_rank(lane->comm), .size = lade_comm_size(lane->comm)};
     t->kind = (enum lade_collective_kind)(i % (LADE_BROADCAST + 1));
     t->dtype = i % 2 ? LADE_BF16 : LADE_F32;
-    t->n = (uint64_t)(i * 37 % 9001);
+    t->n = lane_n(i);
     t->seed = (uint32_t)i;
-    t->src = malloc(((uint64_t)t->size * t->n + 1) * 4);
-    t->dst = malloc(((uint64_t)t->size * t->n + 1) * 4);
+    t->src = at;
+    t->dst = at + lane_bytes(lane, i);
+    at += 2 * lane_bytes(lane, i);
     trial_fill(t);
     lane->works[i] = (struct lade_comm_work){.collective = t->c};
     assert_int_equal(lade_comm_launch(lane->comm, lane->queue, &lane->works[i], &lane->count), 0);
@@ -365,11 +462,9 @@ static void lane_finish(struct lane *lane)
   assert_int_equal(lade_queue_sync(lane->queue, lane->count), 0);
   if (lade_comm_status(lane->comm, &error))
     fail_msg("%s", error.text);
-  for (int i = 0; i < IN_FLIGHT; i++) {
+  for (int i = 0; i < IN_FLIGHT; i++)
     trial_expect(&lane->trials[i]);
-    free(lane->trials[i].src);
-    free(lane->trials[i].dst);
-  }
+  room_free(lane->comm, lane->data, false);
   lade_queue_destroy(lane->queue);
   lade_comm_close(lane->comm);
 }
@@ -379,15 +474,17 @@ static void many_are_in_flight_on_several_queues(void **state)
   static struct lane lanes[3];
   lade_device *device = NULL;
   struct lade_host_device_params params = {.struct_size = sizeof(params), .capacity_bytes = 4 << 20};
-  assert_int_equal(lade_device_open_host(&params, NULL, &device), 0);
+  if (!world.device)
+    assert_int_equal(lade_device_open_host(&params, NULL, &device), 0);
   for (int i = 0; i < 3; i++) {
     /* All ranks, halves, all ranks again in the opposite order. */
     assert_int_equal(lade_comm_split(world.comm, i == 1 ? world.rank / 2 : 0, i == 2 ? -world.rank : 0, NULL,
                                      &lanes[i].comm), 0);
-    assert_int_equal(lade_queue_create(device, LADE_QUEUE_COMM, &lanes[i].queue), 0);
+    assert_int_equal(lade_queue_create(device ? device : world.device, LADE_QUEUE_COMM, &lanes[i].queue), 0);
+    lane_init(&lanes[i]);
   }
-  for (int i = 0; i < 3; i++) /* not in one order everywhere: different communicators are independent */
-    lane_submit(&lanes[(i + world.rank) % 3]);
+  for (int i = 0; i < 3; i++) /* on hosts not in one order everywhere: different communicators are independent */
+    lane_submit(&lanes[(i + (world.device ? 0 : world.rank)) % 3]);
   for (int i = 0; i < 3; i++)
     lane_finish(&lanes[i]);
   lade_device_close(device);
@@ -453,11 +550,12 @@ static void ending_print(int status, const struct lade_error *error, int64_t sin
 
 static int ending_run(const char *ending)
 {
-  static float x[50000], y[50000];
-  struct lade_collective c = {.kind = LADE_ALL_REDUCE, .dtype = LADE_F32, .n = 50000, .src = x, .dst = y};
+  enum { N_ENDING = 50000 };
+  static float memory[2 * N_ENDING];
+  float *x = world.device ? bytes_get(world.comm, sizeof(memory), true) : memory, *y = x + N_ENDING;
+  struct lade_collective c = {.kind = LADE_ALL_REDUCE, .dtype = LADE_F32, .n = N_ENDING, .src = x, .dst = y};
   struct lade_error error = {0};
   int bad = world.size - 1, status = 0;
-  signal(SIGTERM, SIG_IGN); /* the launcher's own way of ending the job; ours is looked at */
   for (int i = 0; i < 20 && !status; i++)
     status = lade_comm_run(world.comm, &c, &error);
   int64_t since_ns = lade_now_ns();
@@ -471,6 +569,13 @@ static int ending_run(const char *ending)
     lade_comm_abort(world.comm, "no memory left");
   if (world.rank == bad && strcmp(ending, "mismatch") == 0)
     c.n = 49999;
+  if (world.rank == bad && strcmp(ending, "order") == 0)
+    c.kind = LADE_BROADCAST;
+  for (int i = 0; i < 20 && !status && strcmp(ending, "split") == 0; i++) {
+    lade_comm *part = NULL;
+    status = lade_comm_split(world.comm, world.rank / 2, 0, &error, &part);
+    lade_comm_close(part);
+  }
   if (strcmp(ending, "short") == 0) {
     c = (struct lade_collective){.kind = world.rank == bad ? LADE_SEND : LADE_RECV, .dtype = LADE_F32, .src = x,
                                  .dst = y, .n = world.rank == bad ? 10 : 20, .peer = world.rank == bad ? 0 : bad};
@@ -488,7 +593,9 @@ static int ending_run(const char *ending)
   c.n = 1;
   if (lade_comm_run(world.comm, &c, &again) != status || strcmp(again.text, error.text))
     printf("END rank %d: a second call said otherwise: %s\n", world.rank, again.text);
-  lade_comm_close(world.comm);
+  if (world.device)
+    lade_comm_free(world.comm, x);
+  world_close();
   return 1;
 }
 
@@ -496,7 +603,8 @@ int main(int argc, char **argv)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(results_are_the_reference_s_bits),
-      cmocka_unit_test(the_same_every_time),
+      cmocka_unit_test(the_same_every_time_and_everywhere),
+      cmocka_unit_test(what_is_sent_arrives_in_order),
       cmocka_unit_test(a_send_is_synchronous),
       cmocka_unit_test(every_axis_of_a_mesh_is_a_group),
       cmocka_unit_test(a_negative_colour_takes_no_part),
@@ -508,6 +616,8 @@ int main(int argc, char **argv)
   struct lade_error error = {0};
   const char *path = argc > 1 ? argv[1] : "self", *ending = argc > 2 ? argv[2] : NULL;
   bool is_noroom = ending && strcmp(ending, "noroom") == 0;
+  if (ending)
+    signal(SIGTERM, SIG_IGN); /* the launcher's own way of ending the job; ours is looked at */
   int status = world_open(path, is_noroom ? 16 << 20 : STAGING_BYTES, ending && !is_noroom ? 800 : 60000, &error);
   if (status) {
     printf("OPEN %d: %s\n", status, error.text);
@@ -515,11 +625,12 @@ int main(int argc, char **argv)
   }
   struct lade_comm_info info;
   lade_comm_get_info(world.comm, &info);
+  world.is_ordered = info.is_ordered;
   if (world.rank == 0)
     printf("PATH %s: %s, %llu bytes\n", info.engine, info.path, (unsigned long long)info.staging_bytes);
   if (ending && !is_noroom)
     return ending_run(ending);
   int n_failed = cmocka_run_group_tests_name(path, tests, NULL, NULL);
-  lade_comm_close(world.comm);
+  world_close();
   return n_failed;
 }

@@ -14,7 +14,7 @@ RANKS = 4
 NOTICE_MS = 500 # LADE_COMM_NOTICE_MS
 LATE_MS = 800   # the timeout that conform-comm sets for endings
 SLACK_MS = 1500 # ranks outnumber cores, and other tests run beside
-EPIPE, EPROTO, ETIMEDOUT, ECANCELED = -32, -71, -110, -125
+EIO, EPIPE, EPROTO, ETIMEDOUT, ECANCELED = -5, -32, -71, -110, -125
 
 
 def skip(why):
@@ -46,8 +46,9 @@ def properties(n):
     print(output)
     require(code == 0, f"{n} ranks end with {code}", "")
     require(output.count("[  PASSED  ]") == n, "not every rank reports", "")
-    expected = {"memfd": "shared memory (memfd)", "file": "shared memory (/dev/shm)", "apart": "MPI's collectives"}
-    require(f"PATH mpi: {expected[PATH]}" in output, "another path was taken", "")
+    expected = {"memfd": "mpi: shared memory (memfd)", "file": "mpi: shared memory (/dev/shm)",
+                "apart": "mpi: MPI's collectives", "nccl": "nccl: NCCL's collectives"}
+    require(f"PATH {expected[PATH]}" in output, "another path was taken", "")
 
 
 def ending(what, ranks, statuses, most_ms, words):
@@ -69,7 +70,9 @@ def endings():
     output, n_speakers = ending("kill", others, [EPIPE], notice, ended.replace(r"\d", "3", 1))
     require(n_speakers == 1, "kill: one rank speaks", output)
     ending("mismatch", list(range(RANKS)), [EPROTO], notice, "rank 3 runs all_reduce of 49999 f32")
-    ending("short", [0], [EPROTO], notice, "recv of 80 bytes from rank 3: 40 came")
+    ending("order", list(range(RANKS)), [EPROTO], notice, "rank 3 runs broadcast of 50000 f32")
+    if PATH != "nccl":
+        ending("short", [0], [EPROTO], notice, "recv of 80 bytes from rank 3: 40 came")
     if PATH == "apart": # nothing is shared: who gives up first ends, and that is what a later one sees
         gone = "did not come within 800 ms|" + ended
         ending("stop", others, [ETIMEDOUT, EPIPE], LATE_MS + notice, gone)
@@ -77,6 +80,27 @@ def endings():
         return
     ending("stop", others, [ETIMEDOUT], LATE_MS + notice, "rank 3 did not come within 800 ms")
     ending("abort", list(range(RANKS)), [ECANCELED], notice, "rank 3 gave up: no memory left")
+    if PATH == "nccl":
+        nccl_endings()
+
+
+def nccl_endings():
+    """What the library answers at one rank, the others are told."""
+    everybody, late = list(range(RANKS)), LATE_MS + NOTICE_MS + SLACK_MS
+    for what, settings, words in (
+            ("none", "async=25", r"an asynchronous error of NCCL: remote process exited \(6\)"),
+            ("none", "fail=ncclAllReduce,nth=21", r"ncclAllReduce: internal error \(3\)"),
+            ("split", "fail=ncclCommSplit,nth=3", r"ncclCommSplit: internal error \(3\)")):
+        os.environ["LADE_STANDIN_NCCL"] = settings + ",rank=3"
+        output, n_speakers = ending(what, everybody, [EIO, ECANCELED], late, words)
+        require(len(re.findall(r"rank 3 gave up", output)) == RANKS - 1, "three ranks hear of the fourth's", output)
+        require(n_speakers == 1, "one rank speaks", output)
+    for function, rank in (("ncclGetUniqueId", 0), ("ncclCommInitRankConfig", 2)):
+        os.environ["LADE_STANDIN_NCCL"] = f"fail={function},rank={rank}"
+        code, output = ranks_run(RANKS, [PROGRAM, PATH, "none"])
+        require(code != 0 and re.search(rf"^OPEN {EIO}: {function}: internal error", output, re.MULTILINE)
+                and "END" not in output, f"{function}: nobody opens", output)
+    del os.environ["LADE_STANDIN_NCCL"]
 
 
 def small_shm():

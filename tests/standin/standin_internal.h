@@ -57,7 +57,7 @@ bool standin_is_block(uint64_t address, uint64_t bytes); /* lock held */
 bool standin_is_capturing(cuda_stream stream);
 
 enum standin_place { PLACE_DEVICE, PLACE_PINNED, PLACE_PAGEABLE, PLACE_BAD };
-/* What all of @bytes at @address are. Any thread. */
-enum standin_place standin_place(uint64_t address, uint64_t bytes);
+/* What all of @bytes at @address are. Any thread. The stand-in for NCCL asks, too. */
+EXPORT enum standin_place standin_place(uint64_t address, uint64_t bytes);
 
 #endif

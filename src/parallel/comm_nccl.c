@@ -1,0 +1,646 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The engine for GPUs: collectives of NCCL on the streams of a CUDA device, in the device's memory.
+ *
+ * Beside each communicator is another of the same members, the control: MPI's, or a world of one. It starts NCCL (its
+ * unique id is a broadcast), agrees on failures of making, and carries those of running (comm_nccl_watch.c). Parts
+ * are made by ncclCommSplit, so that they share what the whole has connected.
+ *
+ * A piece of work is put on a stream by the thread that launches it: the word that says that it has begun, NCCL's
+ * calls, the word that says that it has ended. NCCL's handles do not block: a call that is still in progress is waited
+ * for politely, since only then its kernel is on the stream, and given up when a peer has. What moves bytes is sent
+ * as bytes, whatever its dtype, since NCCL does not know all of ours. An all_to_all is one group of sends and
+ * receives. What moves nothing, and a barrier, is a sum of one number, because NCCL skips what is empty.
+ *
+ * lade_comm_run has a stream of the communicator's own and waits for its event.
+ *
+ * Rejected: reductions as exchanges with sums of our own in the order of ranks, which would give the bits of the hosts'
+ * engine. They send as much and take another pass over memory, and NCCL's reductions inside the switches would be
+ * lost.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/cuda.h"
+#include "parallel/comm_nccl_internal.h"
+
+#define SCRATCH_BYTES 64 /* of each communicator: a number to sum; a byte to send and one to receive */
+#define SCRATCH_SEND 16
+#define SCRATCH_RECV 32
+#define PAGE_BYTES 4096
+
+static void *memory_at(uint64_t address)
+{
+  return (void *)(uintptr_t)address;
+}
+
+/* ---- collectives ---- */
+
+static nccl_result blocks_exchange(const struct nccl_comm *comm, const struct lade_collective *c, nccl_stream stream)
+{
+  const struct nccl_library *nccl = &comm->job->nccl;
+  uint64_t bytes = lade_collective_bytes(c);
+  nccl_result result = nccl->ncclGroupStart();
+  if (result)
+    return result;
+  for (int peer = 0; peer < comm->base.size && !result; peer++) {
+    uint64_t at = (uint64_t)peer * bytes;
+    result = nccl->ncclSend((const char *)c->src + at, bytes, NCCL_UINT8, peer, comm->handle, stream);
+    if (!result)
+      result = nccl->ncclRecv((char *)c->dst + at, bytes, NCCL_UINT8, peer, comm->handle, stream);
+  }
+  nccl_result ended = nccl->ncclGroupEnd(); /* also of a group that went wrong */
+  return result ? result : ended;
+}
+
+/* Sums are of the dtype, everything else of bytes. */
+static nccl_result collective_call(const struct nccl_comm *comm, const struct lade_collective *c, nccl_stream stream,
+                                   const char **ret_call)
+{
+  const struct nccl_library *nccl = &comm->job->nccl;
+  nccl_handle handle = comm->handle;
+  uint64_t bytes = lade_collective_bytes(c);
+  int type = c->dtype == LADE_BF16 ? NCCL_BFLOAT16 : NCCL_FLOAT32;
+  const void *src = c->kind == LADE_BROADCAST && c->peer != comm->base.rank ? c->dst : c->src;
+  switch (c->kind) {
+  case LADE_ALL_GATHER:
+    *ret_call = "ncclAllGather";
+    return nccl->ncclAllGather(src, c->dst, bytes, NCCL_UINT8, handle, stream);
+  case LADE_REDUCE_SCATTER:
+    *ret_call = "ncclReduceScatter";
+    return nccl->ncclReduceScatter(src, c->dst, c->n, type, NCCL_SUM, handle, stream);
+  case LADE_ALL_TO_ALL:
+    *ret_call = "a group of ncclSend and ncclRecv";
+    return blocks_exchange(comm, c, stream);
+  case LADE_BROADCAST:
+    *ret_call = "ncclBroadcast";
+    return nccl->ncclBroadcast(src, c->dst, bytes, NCCL_UINT8, c->peer, handle, stream);
+  case LADE_SEND:
+    *ret_call = "ncclSend";
+    return nccl->ncclSend(src, bytes, NCCL_UINT8, c->peer, handle, stream);
+  case LADE_RECV:
+    *ret_call = "ncclRecv";
+    return nccl->ncclRecv(c->dst, bytes, NCCL_UINT8, c->peer, handle, stream);
+  default:
+    *ret_call = "ncclAllReduce";
+    return nccl->ncclAllReduce(src, c->dst, c->n, type, NCCL_SUM, handle, stream);
+  }
+}
+
+static bool is_pair(enum lade_collective_kind kind)
+{
+  return kind == LADE_SEND || kind == LADE_RECV;
+}
+
+/* What stands for a collective that moves nothing: it must still meet. */
+static struct lade_collective meeting_of(const struct nccl_comm *comm, const struct lade_collective *c)
+{
+  if (is_pair(c->kind))
+    return (struct lade_collective){.kind = c->kind, .dtype = LADE_U8, .n = 1, .peer = c->peer,
+                                    .src = memory_at(comm->scratch + SCRATCH_SEND),
+                                    .dst = memory_at(comm->scratch + SCRATCH_RECV)};
+  return (struct lade_collective){.kind = LADE_ALL_REDUCE, .dtype = LADE_F32, .n = 1,
+                                  .src = memory_at(comm->scratch), .dst = memory_at(comm->scratch)};
+}
+
+/* Tell the watcher, by the stream itself, that it has come to piece @n or is past it. */
+static int progress_put(struct nccl_comm *comm, nccl_stream stream, _Atomic uint64_t *word, uint64_t n,
+                        struct lade_error *error)
+{
+  int result = lade_cuda_stream_write(comm->job->device, stream, (uint64_t *)(void *)word, n);
+  return result ? lade_error_set(error, -EIO, "the device takes no more work: cuStreamWriteValue64 answers %d", result)
+                : 0;
+}
+
+/* Put one piece of work on the stream; calls held. */
+static int piece_put(struct nccl_comm *comm, const struct lade_collective *c, nccl_stream stream,
+                     struct lade_error *error)
+{
+  struct lade_collective real = c->n && c->kind != LADE_BARRIER ? *c : meeting_of(comm, c);
+  const char *call = NULL;
+  int status = is_pair(c->kind) ? 0 : comm_nccl_intent_publish(comm, c, error);
+  if (status)
+    return status;
+  uint64_t n = atomic_load(&comm->n_pieces) + 1;
+  atomic_store(&comm->n_pieces, n);
+  status = progress_put(comm, stream, &comm->progress->n_begun, n, error);
+  if (status)
+    return status;
+  nccl_result result = collective_call(comm, &real, stream, &call);
+  status = comm_nccl_settle(comm, comm->handle, call, result, error);
+  return status ? status : progress_put(comm, stream, &comm->progress->n_ended, n, error);
+}
+
+struct put {
+  struct nccl_comm *comm;
+  const struct lade_collective *collective;
+};
+
+/* On the launching thread, with the device's context; what fails is the communicator's status, not the device's. */
+static int collective_put(void *stream, void *args)
+{
+  const struct put *put = args;
+  struct nccl_comm *comm = put->comm;
+  struct lade_error error = {0};
+  pthread_mutex_lock(&comm->calls);
+  int status = lade_comm_status(&comm->base, NULL);
+  if (!status) {
+    status = piece_put(comm, put->collective, stream, &error);
+    if (status)
+      comm_nccl_fail(comm, status, &error);
+  }
+  pthread_mutex_unlock(&comm->calls);
+  return 0;
+}
+
+static int nccl_run(lade_comm *base, const struct lade_collective *c, struct lade_error *error)
+{
+  struct nccl_comm *comm = (struct nccl_comm *)base;
+  struct put put = {comm, c};
+  uint64_t count = 0;
+  lade_cuda_queue_enqueue(comm->queue, collective_put, &put, NULL, &count);
+  int device_status = lade_queue_sync(comm->queue, count); /* the watcher sees to it that this ends */
+  int status = lade_comm_status(base, error);
+  if (!status && device_status) {
+    status = lade_error_set(error, device_status, "the device has failed");
+    lade_cuda_get_error(comm->job->device, error);
+    error->code = status;
+  }
+  return status;
+}
+
+static bool nccl_launch(lade_comm *base, lade_queue *queue, struct lade_comm_work *work, uint64_t *ret_count)
+{
+  struct nccl_comm *comm = (struct nccl_comm *)base;
+  if (!lade_cuda_queue_is_stream(comm->job->device, queue))
+    return false;
+  struct put put = {comm, &work->collective};
+  lade_cuda_queue_enqueue(queue, collective_put, &put, work->ret_span, ret_count);
+  return true;
+}
+
+/* ---- agreeing on what each member made by itself ---- */
+
+/*
+ * Did all members' parts go well? Own @status with its line in @error, else what the others say: their code if it is
+ * one. What fails here leaves the communicator as it was.
+ */
+static int outcomes_meet(lade_comm *control, int status, struct lade_error *error)
+{
+  float code = (float)-status, sums[3] = {status ? 1 : 0, code, code * code};
+  const struct lade_collective sum = {.kind = LADE_ALL_REDUCE, .dtype = LADE_F32, .n = 3, .src = sums, .dst = sums};
+  struct lade_error why = {0};
+  int failed = lade_comm_run(control, &sum, &why);
+  if (status)
+    return status;
+  if (failed) {
+    *error = why;
+    return failed;
+  }
+  if (sums[0] == 0)
+    return 0;
+  bool is_one_code = sums[0] * sums[2] == sums[1] * sums[1];
+  return lade_error_set(error, is_one_code ? -(int)(sums[1] / sums[0]) : -EIO, "%d of the other ranks could not; their "
+                        "lines say why", (int)sums[0]);
+}
+
+/* ---- memory ---- */
+
+static void window_release(lade_device *device, const struct nccl_window *window)
+{
+  lade_device_chunk_release(device, window->chunk);
+  if (window->address)
+    lade_device_release(device, window->address, window->bytes);
+}
+
+/* Device memory, zeroed. */
+static int window_create(lade_device *device, uint64_t bytes, struct nccl_window *ret_window, struct lade_error *error)
+{
+  struct lade_device_info info;
+  lade_device_get_info(device, &info);
+  struct nccl_window window = {.bytes = (bytes + info.chunk_bytes - 1) / info.chunk_bytes * info.chunk_bytes};
+  int status = lade_device_chunk_create(device, window.bytes, &window.chunk);
+  if (!status)
+    status = lade_device_reserve(device, window.bytes, &window.address);
+  if (!status)
+    status = lade_device_map(device, window.address, window.chunk);
+  if (status) {
+    window_release(device, &window);
+    return lade_error_set(error, -ENOMEM, "no memory of the device for %llu bytes", (unsigned long long)bytes);
+  }
+  *ret_window = window;
+  return 0;
+}
+
+static int nccl_alloc(lade_comm *base, uint64_t bytes, struct lade_error *error, void **ret_data)
+{
+  struct nccl_comm *comm = (struct nccl_comm *)base;
+  struct nccl_job *job = comm->job;
+  struct nccl_window window = {0};
+  int status = window_create(job->device, bytes, &window, error);
+  if (!status) {
+    pthread_mutex_lock(&job->mutex);
+    bool is_kept = LADE_PUSH(&job->windows, window);
+    pthread_mutex_unlock(&job->mutex);
+    status = is_kept ? 0 : lade_error_set(error, -ENOMEM, "no memory for %llu bytes", (unsigned long long)bytes);
+    if (status)
+      window_release(job->device, &window);
+  }
+  int met = outcomes_meet(comm->control, status, error);
+  if (met && !status)
+    base->ops->free(base, memory_at(window.address));
+  if (!met)
+    *ret_data = memory_at(window.address);
+  return met;
+}
+
+static void nccl_free(lade_comm *base, void *data)
+{
+  struct nccl_job *job = ((struct nccl_comm *)base)->job;
+  struct nccl_window found = {0};
+  pthread_mutex_lock(&job->mutex);
+  for (int i = 0; i < job->windows.n && !found.chunk; i++) {
+    if (memory_at(job->windows.items[i].address) == data) {
+      found = job->windows.items[i];
+      job->windows.items[i] = job->windows.items[--job->windows.n];
+    }
+  }
+  pthread_mutex_unlock(&job->mutex);
+  LADE_ASSERT(found.chunk);
+  window_release(job->device, &found);
+}
+
+/* ---- the job ---- */
+
+static void job_unref(struct nccl_job *job)
+{
+  if (atomic_fetch_sub(&job->n_refs, 1) > 1)
+    return;
+  comm_nccl_watch_stop(job);
+  LADE_ASSERT(job->windows.n == 0 && job->comms.n == 0);
+  LADE_ARRAY_FREE(&job->windows);
+  LADE_ARRAY_FREE(&job->comms);
+  const struct nccl_window scratch = {job->scratch, job->scratch_bytes, job->scratch_chunk};
+  window_release(job->device, &scratch);
+  pthread_cond_destroy(&job->changed);
+  pthread_mutex_destroy(&job->mutex);
+  free(job);
+}
+
+static int job_fill(struct nccl_job *job, struct lade_error *error)
+{
+  struct nccl_window scratch;
+  int status = lade_nccl_library_open(&job->nccl, error);
+  if (!status)
+    status = window_create(job->device, SCRATCH_BYTES, &scratch, error);
+  if (status)
+    return status;
+  job->scratch = scratch.address;
+  job->scratch_bytes = scratch.bytes;
+  job->scratch_chunk = scratch.chunk;
+  status = comm_nccl_watch_start(job);
+  return status ? lade_error_set(error, status, "the machine refused a thread (%s)", strerror(-status)) : 0;
+}
+
+static int job_create(const struct lade_comm_params *params, struct lade_error *error, struct nccl_job **ret_job)
+{
+  struct nccl_job *job = lade_fault_calloc(params->faults, 1, sizeof(*job));
+  if (!job)
+    return lade_error_set(error, -ENOMEM, "no memory for a communicator");
+  pthread_condattr_t monotonic;
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_cond_init(&job->changed, &monotonic);
+  pthread_condattr_destroy(&monotonic);
+  pthread_mutex_init(&job->mutex, NULL);
+  job->device = params->device;
+  atomic_store(&job->n_refs, 1);
+  int status = job_fill(job, error);
+  if (status) {
+    job_unref(job);
+    return status;
+  }
+  *ret_job = job;
+  return 0;
+}
+
+/* ---- one communicator ---- */
+
+static void progress_destroy(struct nccl_comm *comm)
+{
+  if (!comm->progress)
+    return;
+  lade_device_unpin(comm->job->device, comm->progress, PAGE_BYTES);
+  free(comm->progress);
+}
+
+static int progress_create(struct nccl_comm *comm)
+{
+  void *page = lade_fault(comm->base.params.faults, LADE_FAULT_HEAP) ? NULL : aligned_alloc(PAGE_BYTES, PAGE_BYTES);
+  if (!page)
+    return -ENOMEM;
+  memset(page, 0, PAGE_BYTES);
+  int status = lade_device_pin(comm->job->device, page, PAGE_BYTES);
+  if (status)
+    free(page);
+  else
+    comm->progress = page;
+  return status;
+}
+
+/* What a member makes without the others. */
+static int comm_fill(struct nccl_comm *comm, struct lade_error *error)
+{
+  struct nccl_job *job = comm->job;
+  struct lade_faults *faults = comm->base.params.faults;
+  size_t size = (size_t)comm->base.size;
+  unsigned n_made = atomic_fetch_add(&job->n_made, 1);
+  comm->scratch = job->scratch + n_made % (job->scratch_bytes / SCRATCH_BYTES) * SCRATCH_BYTES;
+  comm->ranks = lade_fault_calloc(faults, size, sizeof(*comm->ranks));
+  comm->boards = lade_fault_calloc(faults, size, sizeof(*comm->boards));
+  if (!comm->ranks || !comm->boards)
+    return lade_error_set(error, -ENOMEM, "no memory for a communicator");
+  int status = progress_create(comm);
+  if (!status)
+    status = lade_queue_create(job->device, LADE_QUEUE_COMM, &comm->queue);
+  if (!status)
+    status = comm_nccl_watch_add(comm);
+  return status ? lade_error_set(error, status, "no queue for a communicator (%s)", strerror(-status)) : 0;
+}
+
+static void boards_close(struct nccl_comm *comm)
+{
+  if (comm->boards && comm->boards[comm->base.rank])
+    lade_comm_free(comm->control, comm->boards[comm->base.rank]);
+  free(comm->boards);
+  comm->boards = NULL;
+}
+
+/* Memory that all members see, where there is such; and who they are in the world. Collective. */
+static int boards_open(struct nccl_comm *comm, int rank_in_world, struct lade_error *error)
+{
+  void *own = NULL;
+  const struct lade_collective tell = {.kind = LADE_ALL_GATHER, .dtype = LADE_I32, .n = 1, .src = &rank_in_world,
+                                       .dst = comm->ranks};
+  int status = lade_comm_run(comm->control, &tell, error);
+  if (!status)
+    status = lade_comm_alloc(comm->control, sizeof(struct nccl_board), error, &own);
+  if (status)
+    return status;
+  bool is_shared = comm->control->ops->peer_memory != NULL;
+  comm->boards[comm->base.rank] = own;
+  for (int member = 0; member < comm->base.size && is_shared; member++) {
+    const void *at = comm->control->ops->peer_memory(comm->control, own, member);
+    is_shared = at != NULL;
+    if (is_shared)
+      comm->boards[member] = (struct nccl_board *)(uintptr_t)at;
+  }
+  if (!is_shared)
+    boards_close(comm);
+  return 0;
+}
+
+static void comm_destroy(struct nccl_comm *comm)
+{
+  comm_nccl_watch_remove(comm);
+  lade_queue_destroy(comm->queue);
+  progress_destroy(comm);
+  boards_close(comm);
+  lade_comm_close(comm->control);
+  job_unref(comm->job);
+  pthread_mutex_destroy(&comm->calls);
+  free(comm->ranks);
+  lade_comm_finish(&comm->base);
+  free(comm);
+}
+
+static int handle_end(void *arg)
+{
+  struct nccl_comm *comm = arg;
+  const struct nccl_library *nccl = &comm->job->nccl;
+  struct lade_error error = {0};
+  nccl_result result = nccl->ncclCommFinalize(comm->handle);
+  int status = comm_nccl_settle(comm, comm->handle, "ncclCommFinalize", result, &error);
+  if (status) {
+    comm_nccl_fail(comm, status, &error);
+    return 0;
+  }
+  nccl->ncclCommDestroy(comm->handle);
+  comm->handle = NULL;
+  return 0;
+}
+
+static void nccl_close(lade_comm *base)
+{
+  struct nccl_comm *comm = (struct nccl_comm *)base;
+  struct lade_error error = {0};
+  int status = lade_comm_status(base, &error);
+  comm_nccl_watch_remove(comm);
+  pthread_mutex_lock(&comm->calls);
+  if (comm->handle && !status)
+    lade_cuda_call(comm->job->device, handle_end, comm);
+  if (comm->handle)
+    comm_nccl_fail(comm, status ? status : -EIO, &error);
+  pthread_mutex_unlock(&comm->calls);
+  comm_destroy(comm);
+}
+
+static void nccl_abort(lade_comm *base, const char *words)
+{
+  struct nccl_comm *comm = (struct nccl_comm *)base;
+  lade_comm_abort(comm->control, words); /* the watcher ends the kernels */
+}
+
+static bool nccl_is_speaker(lade_comm *base)
+{
+  return lade_comm_is_speaker(((struct nccl_comm *)base)->control);
+}
+
+static void nccl_get_info(const lade_comm *base, struct lade_comm_info *ret_info)
+{
+  struct lade_comm_info control;
+  lade_comm_get_info(((const struct nccl_comm *)base)->control, &control);
+  *ret_info = (struct lade_comm_info){.engine = "nccl", .path = "NCCL's collectives",
+                                      .staging_bytes = control.staging_bytes};
+}
+
+/* ---- making ---- */
+
+static int nccl_split(lade_comm *base, int colour, int key, struct lade_error *error, lade_comm **ret_comm);
+
+static const struct lade_comm_ops nccl_ops = {
+    .run = nccl_run,
+    .split = nccl_split,
+    .alloc = nccl_alloc,
+    .free = nccl_free,
+    .abort = nccl_abort,
+    .is_speaker = nccl_is_speaker,
+    .get_info = nccl_get_info,
+    .close = nccl_close,
+    .launch = nccl_launch,
+};
+
+/*
+ * What a member makes by itself. It takes over @control and a reference of the job once *ret_comm is set, which is then
+ * to be closed, also when this fails.
+ */
+static int comm_create(const struct lade_comm_params *params, struct nccl_job *job, lade_comm *control,
+                       struct lade_error *error, struct nccl_comm **ret_comm)
+{
+  struct nccl_comm *comm = lade_fault_calloc(params->faults, 1, sizeof(*comm));
+  if (!comm)
+    return lade_error_set(error, -ENOMEM, "no memory for a communicator");
+  lade_comm_init(&comm->base, &nccl_ops, params, lade_comm_rank(control), lade_comm_size(control));
+  pthread_mutex_init(&comm->calls, NULL);
+  comm->job = job;
+  comm->control = control;
+  *ret_comm = comm;
+  return comm_fill(comm, error);
+}
+
+struct making {
+  struct nccl_comm *comm, *parent; /* comm: NULL for a member that takes no part; parent: NULL for the first */
+  struct nccl_id id;
+  int colour, key;
+  struct lade_error *error;
+};
+
+/* With calls of the new one held, and the device's context. */
+static int handle_init(void *arg)
+{
+  struct making *making = arg;
+  struct nccl_comm *comm = making->comm;
+  struct nccl_config config = {.size = sizeof(config), .magic = NCCL_CONFIG_MAGIC, .version = LADE_NCCL_MIN_VERSION,
+                               .blocking = 0, .cluster_size = NCCL_UNSET, .min_ctas = NCCL_UNSET,
+                               .max_ctas = NCCL_UNSET, .split_share = NCCL_UNSET, .traffic_class = NCCL_UNSET};
+  nccl_result result = comm->job->nccl.ncclCommInitRankConfig(&comm->handle, comm->base.size, making->id,
+                                                              comm->base.rank, &config);
+  return comm_nccl_settle(comm, comm->handle, "ncclCommInitRankConfig", result, making->error);
+}
+
+/* The parent is in progress until its parts are made; then each is by itself. Calls of both held. */
+static int handle_split(void *arg)
+{
+  struct making *making = arg;
+  struct nccl_comm *parent = making->parent, *comm = making->comm;
+  nccl_handle part = NULL;
+  nccl_result result = parent->job->nccl.ncclCommSplit(
+      parent->handle, making->colour < 0 ? NCCL_NO_COLOUR : making->colour, making->key, &part, NULL);
+  int status = comm_nccl_settle(parent, parent->handle, "ncclCommSplit", result, making->error);
+  if (status || !comm)
+    return status;
+  comm->handle = part;
+  return comm_nccl_settle(comm, comm->handle, "ncclCommSplit", NCCL_IN_PROGRESS, making->error);
+}
+
+/* Make the handle; what fails here has failed for everybody in it, and for the parent. */
+static int handle_make(struct making *making)
+{
+  struct nccl_comm *parent = making->parent, *comm = making->comm, *first = parent ? parent : comm;
+  if (parent)
+    pthread_mutex_lock(&parent->calls);
+  if (comm)
+    pthread_mutex_lock(&comm->calls);
+  int status = lade_comm_status(&first->base, making->error);
+  if (!status)
+    status = lade_cuda_call(first->job->device, parent ? handle_split : handle_init, making);
+  if (status && !making->error->text[0])
+    lade_error_set(making->error, status, "the device's context cannot be entered");
+  if (status && parent)
+    comm_nccl_fail(parent, status, making->error);
+  if (status && comm)
+    comm_nccl_fail(comm, status, making->error);
+  if (comm)
+    pthread_mutex_unlock(&comm->calls);
+  if (parent)
+    pthread_mutex_unlock(&parent->calls);
+  return status;
+}
+
+/*
+ * Everything of a part but its handle. All members of the parent agree on each half of it, also those that take no
+ * part: NCCL's split would wait for whoever is missing.
+ */
+static int part_create(struct nccl_comm *parent, lade_comm *control, struct lade_error *error,
+                       struct nccl_comm **ret_part)
+{
+  int status = 0;
+  if (control) {
+    status = comm_create(&parent->base.params, parent->job, control, error, ret_part);
+    atomic_fetch_add(&parent->job->n_refs, *ret_part ? 1 : 0);
+  }
+  status = outcomes_meet(parent->control, status, error);
+  if (status && !*ret_part)
+    lade_comm_close(control);
+  if (status)
+    return status;
+  if (control)
+    status = boards_open(*ret_part, parent->ranks[parent->base.rank], error);
+  return outcomes_meet(parent->control, status, error);
+}
+
+static int nccl_split(lade_comm *base, int colour, int key, struct lade_error *error, lade_comm **ret_comm)
+{
+  struct nccl_comm *parent = (struct nccl_comm *)base;
+  struct making making = {.parent = parent, .colour = colour, .key = key, .error = error};
+  lade_comm *control = NULL;
+  int status = lade_comm_split(parent->control, colour, key, error, &control);
+  if (!status)
+    status = part_create(parent, control, error, &making.comm);
+  if (!status)
+    status = handle_make(&making);
+  if (status && making.comm)
+    nccl_close(&making.comm->base);
+  if (!status && making.comm)
+    *ret_comm = &making.comm->base;
+  return status;
+}
+
+/* Rank 0's identity of the job, for all. */
+static int id_meet(struct nccl_comm *comm, struct nccl_id *ret_id, struct lade_error *error)
+{
+  const struct nccl_library *nccl = &comm->job->nccl;
+  nccl_result result = comm->base.rank == 0 ? nccl->ncclGetUniqueId(ret_id) : NCCL_DONE;
+  int status = result ? lade_nccl_error_set(nccl, NULL, "ncclGetUniqueId", result, error) : 0;
+  status = outcomes_meet(comm->control, status, error);
+  const struct lade_collective tell = {.kind = LADE_BROADCAST, .dtype = LADE_U8, .n = sizeof(*ret_id), .src = ret_id,
+                                       .dst = ret_id};
+  return status ? status : lade_comm_run(comm->control, &tell, error);
+}
+
+int lade_comm_open_nccl(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm)
+{
+  if (!params->device || !lade_cuda_is(params->device))
+    return lade_error_set(error, -EINVAL, "the engine NCCL needs a CUDA device");
+  struct lade_comm_params control_params = *params;
+  lade_comm *control = NULL;
+  struct nccl_job *job = NULL;
+  struct making making = {.error = error};
+  control_params.engine = LADE_COMM_AUTO;
+  int status = lade_comm_open(&control_params, error, &control);
+  if (status)
+    return status;
+  status = job_create(params, error, &job);
+  if (!status)
+    status = comm_create(params, job, control, error, &making.comm);
+  status = outcomes_meet(control, status, error);
+  if (!making.comm) {
+    if (job)
+      job_unref(job);
+    lade_comm_close(control);
+    return status;
+  }
+  if (!status)
+    status = boards_open(making.comm, making.comm->base.rank, error);
+  if (!status)
+    status = id_meet(making.comm, &making.id, error);
+  if (!status)
+    status = handle_make(&making);
+  if (status) {
+    nccl_close(&making.comm->base);
+    return status;
+  }
+  *ret_comm = &making.comm->base;
+  return 0;
+}

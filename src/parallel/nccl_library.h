@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * NCCL as this library sees it: opened at run time, declared here. Private to src/parallel/ and the tests.
+ *
+ * The declarations are our own, so that every machine builds and tests the engine over it; the test nccl-declarations
+ * holds them against nccl.h where there is one. NCCL keeps the forms of its functions within libnccl.so.2.
+ */
+#ifndef LADE_NCCL_LIBRARY_H
+#define LADE_NCCL_LIBRARY_H
+
+#include <limits.h>
+#include <stddef.h>
+
+#include "lade/types.h"
+
+/* 2.18, the first that splits communicators. */
+#define LADE_NCCL_MIN_VERSION 21800
+
+typedef int nccl_result;              /* ncclResult_t */
+typedef struct ncclComm *nccl_handle; /* ncclComm_t */
+typedef void *nccl_stream;            /* cudaStream_t, which is a CUstream */
+
+enum {
+  NCCL_DONE = 0,
+  NCCL_CUDA_ERROR = 1,
+  NCCL_SYSTEM_ERROR = 2,
+  NCCL_INTERNAL_ERROR = 3,
+  NCCL_INVALID_ARGUMENT = 4,
+  NCCL_INVALID_USAGE = 5,
+  NCCL_REMOTE_ERROR = 6,
+  NCCL_IN_PROGRESS = 7
+};
+enum { NCCL_UINT8 = 1, NCCL_FLOAT32 = 7, NCCL_BFLOAT16 = 9 };
+enum { NCCL_SUM = 0 };
+#define NCCL_NO_COLOUR (-1)
+#define NCCL_CONFIG_MAGIC 0xcafebeefu
+#define NCCL_UNSET INT_MIN
+
+struct nccl_id {
+  char bytes[128];
+};
+
+/*
+ * ncclConfig_t as far as 2.18 knew it, and one field more: later versions read it where 2.18 has padding. Longer ones
+ * than NCCL knows are cut by their size, shorter ones filled by their version.
+ */
+struct nccl_config {
+  size_t size;
+  unsigned magic, version;
+  int blocking, cluster_size, min_ctas, max_ctas;
+  const char *net_name;
+  int split_share, traffic_class;
+};
+
+/* X(type, name, arguments): every function that is used, once. */
+#define LADE_NCCL_FUNCTIONS(X) \
+  X(nccl_result, ncclGetVersion, (int *ret_version)) \
+  X(const char *, ncclGetErrorString, (nccl_result result)) \
+  X(const char *, ncclGetLastError, (nccl_handle handle)) \
+  X(nccl_result, ncclGetUniqueId, (struct nccl_id *ret_id)) \
+  X(nccl_result, ncclCommInitRankConfig, (nccl_handle *ret_handle, int size, struct nccl_id id, int rank, \
+                                          struct nccl_config *config)) \
+  X(nccl_result, ncclCommSplit, (nccl_handle handle, int colour, int key, nccl_handle *ret_part, \
+                                 struct nccl_config *config)) \
+  X(nccl_result, ncclCommGetAsyncError, (nccl_handle handle, nccl_result *ret_result)) \
+  X(nccl_result, ncclCommFinalize, (nccl_handle handle)) \
+  X(nccl_result, ncclCommDestroy, (nccl_handle handle)) \
+  X(nccl_result, ncclCommAbort, (nccl_handle handle)) \
+  X(nccl_result, ncclGroupStart, (void)) \
+  X(nccl_result, ncclGroupEnd, (void)) \
+  X(nccl_result, ncclAllGather, (const void *src, void *dst, size_t n, int type, nccl_handle handle, \
+                                 nccl_stream stream)) \
+  X(nccl_result, ncclReduceScatter, (const void *src, void *dst, size_t n, int type, int op, nccl_handle handle, \
+                                     nccl_stream stream)) \
+  X(nccl_result, ncclAllReduce, (const void *src, void *dst, size_t n, int type, int op, nccl_handle handle, \
+                                 nccl_stream stream)) \
+  X(nccl_result, ncclBroadcast, (const void *src, void *dst, size_t n, int type, int root, nccl_handle handle, \
+                                 nccl_stream stream)) \
+  X(nccl_result, ncclSend, (const void *src, size_t n, int type, int peer, nccl_handle handle, nccl_stream stream)) \
+  X(nccl_result, ncclRecv, (void *dst, size_t n, int type, int peer, nccl_handle handle, nccl_stream stream))
+
+struct nccl_library {
+  void *library;
+  int version; /* 22809 for 2.28.9 */
+#define LADE_NCCL_MEMBER(type, name, arguments) type(*name) arguments;
+  LADE_NCCL_FUNCTIONS(LADE_NCCL_MEMBER)
+#undef LADE_NCCL_MEMBER
+};
+
+/*
+ * Open the machine's libnccl.so.2, which is never unloaded again. -ENOSYS, with what to do about it, when there is none
+ * or it is older than MIN_VERSION. Any thread; blocks while it is read.
+ */
+int lade_nccl_library_open(struct nccl_library *nccl, struct lade_error *error);
+
+/*
+ * Fill @error with what @call answered, in NCCL's own words; @handle may be NULL. Returns -EIO.
+ */
+int lade_nccl_error_set(const struct nccl_library *nccl, nccl_handle handle, const char *call, nccl_result result,
+                        struct lade_error *error);
+
+#endif

@@ -1,0 +1,504 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The calls of the stand-in for NCCL: handles and their states, groups, settings, and the calls that shall fail.
+ *
+ * A handle is in progress after each call that NCCL may do in the background, and goes on when it is asked for its
+ * asynchronous error: that is when members are looked for, work is put on the stream, and parts come into being. One
+ * lock is around all of it; nothing under it waits.
+ */
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "device/cuda_driver.h"
+#include "nccl_internal.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define MAX_FUNCTIONS 32
+#define DECLARE(type, name, arguments) EXPORT type name arguments;
+LADE_NCCL_FUNCTIONS(DECLARE)
+
+EXPORT standin_nccl_set_fn standin_nccl_set;
+EXPORT standin_nccl_calls_fn standin_nccl_calls;
+EXPORT standin_nccl_failed_fn standin_nccl_failed;
+EXPORT standin_nccl_live_fn standin_nccl_live;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+  uint64_t version, polls, nth, code, forever, async, async_code, rank;
+  char fail[48];
+} settings = {.version = 22809, .polls = 2, .nth = 1, .code = NCCL_INTERNAL_ERROR, .async_code = NCCL_REMOTE_ERROR,
+              .rank = UINT64_MAX};
+static struct {
+  const char *name;
+  uint64_t n;
+} calls[MAX_FUNCTIONS];
+static _Atomic uint64_t n_failed, n_run;
+static _Atomic int64_t n_live;
+static struct launch *launches; /* on streams; a stream whose context broke never runs its own, and they stay */
+
+/* Of the thread: the group that is open. */
+static _Thread_local int group_depth;
+static _Thread_local bool is_group_bad;
+static _Thread_local struct launch group;
+
+void nccl_misuse(const struct ncclComm *comm, const char *format, ...)
+{
+  va_list args;
+  va_start(args, format);
+  fprintf(stderr, "stand-in for NCCL: rank %d of %d: ", comm->rank, comm->size);
+  vfprintf(stderr, format, args);
+  fprintf(stderr, "\n");
+  va_end(args);
+  abort();
+}
+
+/* ---- settings, counting, failing ---- */
+
+static int setting_set(const char *text, size_t n)
+{
+  const struct {
+    const char *key;
+    uint64_t *at;
+  } table[] = {{"version", &settings.version}, {"polls", &settings.polls}, {"nth", &settings.nth},
+               {"code", &settings.code}, {"forever", &settings.forever}, {"async", &settings.async},
+               {"async_code", &settings.async_code}, {"rank", &settings.rank}};
+  const char *equals = memchr(text, '=', n);
+  size_t key = equals ? (size_t)(equals - text) : 0;
+  if (key == 4 && memcmp(text, "fail", 4) == 0) {
+    snprintf(settings.fail, sizeof(settings.fail), "%.*s", (int)(n - key - 1), equals + 1);
+    return 0;
+  }
+  for (size_t i = 0; i < LADE_COUNT(table); i++) {
+    if (strlen(table[i].key) == key && key && memcmp(table[i].key, text, key) == 0) {
+      *table[i].at = strtoull(equals + 1, NULL, 10);
+      return 0;
+    }
+  }
+  return -1;
+}
+
+int standin_nccl_set(const char *text)
+{
+  int status = 0;
+  pthread_mutex_lock(&lock);
+  memset(calls, 0, sizeof(calls));
+  n_failed = n_run = 0;
+  while (*text && !status) {
+    size_t n = strcspn(text, ",");
+    status = setting_set(text, n);
+    text += n + (text[n] == ',');
+  }
+  pthread_mutex_unlock(&lock);
+  return status;
+}
+
+__attribute__((constructor)) static void settings_load(void)
+{
+  const char *text = getenv("LADE_STANDIN_NCCL"), *rank = getenv("OMPI_COMM_WORLD_RANK");
+  if (text && standin_nccl_set(text)) {
+    fprintf(stderr, "stand-in for NCCL: LADE_STANDIN_NCCL has a key that is not known: %s\n", text);
+    abort();
+  }
+  if (settings.rank != UINT64_MAX && (!rank || strtoull(rank, NULL, 10) != settings.rank))
+    settings.fail[0] = 0, settings.async = 0;
+}
+
+/* Count a call; what it shall answer. Lock held. */
+static nccl_result call_count(const char *function)
+{
+  int i = 0;
+  while (i < MAX_FUNCTIONS && calls[i].name && strcmp(calls[i].name, function) != 0)
+    i++;
+  LADE_ASSERT(i < MAX_FUNCTIONS);
+  calls[i].name = function;
+  uint64_t n = ++calls[i].n;
+  if (strcmp(settings.fail, function) != 0 || (n != settings.nth && !(settings.forever && n > settings.nth)))
+    return NCCL_DONE;
+  n_failed++;
+  return (nccl_result)settings.code;
+}
+
+static nccl_result enter(const char *function)
+{
+  pthread_mutex_lock(&lock);
+  return call_count(function);
+}
+
+static nccl_result leave(nccl_result result)
+{
+  pthread_mutex_unlock(&lock);
+  return result;
+}
+
+uint64_t standin_nccl_calls(const char *function)
+{
+  uint64_t n = 0;
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < MAX_FUNCTIONS && calls[i].name; i++)
+    n += strcmp(calls[i].name, function) == 0 ? calls[i].n : 0;
+  pthread_mutex_unlock(&lock);
+  return n;
+}
+
+uint64_t standin_nccl_failed(void)
+{
+  return n_failed;
+}
+
+int64_t standin_nccl_live(void)
+{
+  return n_live;
+}
+
+/* ---- handles ---- */
+
+void nccl_comm_unref(struct ncclComm *comm)
+{
+  if (atomic_fetch_sub(&comm->n_refs, 1) > 1)
+    return;
+  munmap(comm->shared, sizeof(*comm->shared));
+  free(comm->pending);
+  free(comm);
+}
+
+/* Join the others by @path; nobody is waited for. */
+static struct ncclComm *comm_create(const char *path, int size, int rank)
+{
+  struct ncclComm *comm = calloc(1, sizeof(*comm));
+  LADE_ASSERT(comm && size <= MAX_RANKS);
+  comm->rank = rank;
+  comm->size = size;
+  comm->n_refs = 1;
+  snprintf(comm->path, sizeof(comm->path), "%s", path);
+  if (!nccl_segment_open(comm)) {
+    free(comm);
+    return NULL;
+  }
+  if (atomic_fetch_add(&comm->shared->joined[rank], 1))
+    nccl_misuse(comm, "this rank is there already");
+  n_live++;
+  atomic_fetch_add(&comm->shared->n_joined, 1);
+  return comm;
+}
+
+const char *ncclGetErrorString(nccl_result result)
+{
+  static const char *const texts[] = {
+      "no error",         "unhandled cuda error", "unhandled system error", "internal error",
+      "invalid argument", "invalid usage",        "remote process exited",  "operation in progress",
+  };
+  return result >= 0 && result < (int)LADE_COUNT(texts) ? texts[result] : NULL;
+}
+
+const char *ncclGetLastError(nccl_handle handle)
+{
+  return "the stand-in was told so";
+}
+
+nccl_result ncclGetVersion(int *ret_version)
+{
+  nccl_result result = enter("ncclGetVersion");
+  *ret_version = (int)settings.version;
+  return leave(result);
+}
+
+nccl_result ncclGetUniqueId(struct nccl_id *ret_id)
+{
+  struct timespec now;
+  nccl_result result = enter("ncclGetUniqueId");
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  memset(ret_id, 0, sizeof(*ret_id));
+  snprintf(ret_id->bytes, sizeof(ret_id->bytes), "%s/lade-nccl-%d-%lld", access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm",
+           (int)getpid(), (long long)now.tv_sec * 1000000000 + now.tv_nsec);
+  return leave(result);
+}
+
+nccl_result ncclCommInitRankConfig(nccl_handle *ret_handle, int size, struct nccl_id id, int rank,
+                                   struct nccl_config *config)
+{
+  nccl_result result = enter("ncclCommInitRankConfig");
+  bool is_good = config && config->size == sizeof(*config) && config->magic == NCCL_CONFIG_MAGIC
+                 && config->version >= LADE_NCCL_MIN_VERSION && config->blocking == 0 && rank >= 0 && rank < size;
+  if (result || !is_good)
+    return leave(result ? result : NCCL_INVALID_ARGUMENT);
+  *ret_handle = comm_create(id.bytes, size, rank);
+  return leave(*ret_handle ? NCCL_IN_PROGRESS : NCCL_SYSTEM_ERROR);
+}
+
+/* Go into a state that others, or later calls, end. */
+static nccl_result state_begin(struct ncclComm *comm, enum state state)
+{
+  comm->state = state;
+  comm->n_polls = 0;
+  return NCCL_IN_PROGRESS;
+}
+
+nccl_result ncclCommSplit(nccl_handle handle, int colour, int key, nccl_handle *ret_part, struct nccl_config *config)
+{
+  nccl_result result = enter("ncclCommSplit");
+  if (result || handle->state != STATE_READY || config || colour < NCCL_NO_COLOUR)
+    return leave(result ? result : NCCL_INVALID_USAGE);
+  uint32_t round = ++handle->n_splits;
+  struct split_post *post = &handle->shared->splits[round % 2][handle->rank];
+  handle->colour = post->colour = colour;
+  handle->key = post->key = key;
+  handle->ret_part = ret_part;
+  atomic_store(&post->round, round);
+  return leave(state_begin(handle, STATE_SPLITTING));
+}
+
+/* The part that this member belongs to, once all have answered. */
+static bool part_make(struct ncclComm *comm)
+{
+  const struct split_post *posts = comm->shared->splits[comm->n_splits % 2];
+  int size = 0, rank = 0;
+  for (int other = 0; other < comm->size; other++)
+    if (atomic_load(&posts[other].round) != comm->n_splits)
+      return false;
+  for (int other = 0; other < comm->size; other++) {
+    bool is_in = posts[other].colour == comm->colour;
+    size += is_in;
+    rank += is_in && (posts[other].key < comm->key || (posts[other].key == comm->key && other < comm->rank));
+  }
+  char path[96 + 32];
+  snprintf(path, sizeof(path), "%s-%u-%d", comm->path, comm->n_splits, comm->colour);
+  *comm->ret_part = comm->colour == NCCL_NO_COLOUR ? NULL : comm_create(path, size, rank);
+  return true;
+}
+
+/* ---- work ---- */
+
+/* Lock held. */
+static void launch_forget(struct launch *launch)
+{
+  struct launch **at = &launches;
+  while (*at != launch)
+    at = &(*at)->next;
+  *at = launch->next;
+  free(launch);
+}
+
+static void launch_host(void *arg)
+{
+  struct launch *launch = arg;
+  struct ncclComm *comm = launch->comm;
+  bool is_lost = settings.async && atomic_fetch_add(&n_run, 1) + 1 == settings.async;
+  if (is_lost) {
+    n_failed++;
+    atomic_store(&comm->async_error, (int)settings.async_code);
+  }
+  while (is_lost && !atomic_load(&comm->is_aborted))
+    nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+  if (!atomic_load(&comm->is_aborted))
+    nccl_launch_run(launch);
+  pthread_mutex_lock(&lock);
+  launch_forget(launch);
+  pthread_mutex_unlock(&lock);
+  atomic_fetch_sub(&comm->n_launches, 1);
+  nccl_comm_unref(comm);
+}
+
+/* Put the work that is pending on its stream. */
+static nccl_result pending_put(struct ncclComm *comm)
+{
+  static cuda_result (*host_launch)(cuda_stream stream, cuda_host_fn *fn, void *args);
+  void *driver = host_launch ? NULL : dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  host_launch = driver ? (cuda_result(*)(cuda_stream, cuda_host_fn *, void *))dlsym(driver, "cuLaunchHostFunc")
+                       : host_launch;
+  struct launch *launch = comm->pending;
+  comm->pending = NULL;
+  atomic_fetch_add(&comm->n_refs, 1);
+  atomic_fetch_add(&comm->n_launches, 1);
+  launch->next = launches;
+  launches = launch;
+  if (host_launch && host_launch(launch->stream, launch_host, launch) == CUDA_DONE)
+    return NCCL_DONE;
+  atomic_fetch_sub(&comm->n_launches, 1);
+  atomic_fetch_sub(&comm->n_refs, 1);
+  launch_forget(launch);
+  return NCCL_CUDA_ERROR;
+}
+
+static bool is_over(struct ncclComm *comm)
+{
+  if (++comm->n_polls <= (int)settings.polls)
+    return false;
+  switch (comm->state) {
+  case STATE_JOINING:
+    if (atomic_load(&comm->shared->n_joined) < (uint32_t)comm->size)
+      return false;
+    unlink(comm->path); /* all have it open */
+    return true;
+  case STATE_SPLITTING:
+    return part_make(comm);
+  case STATE_FINALIZING:
+    if (atomic_load(&comm->n_launches) == 0 && !comm->has_finalized) {
+      comm->has_finalized = true;
+      atomic_fetch_add(&comm->shared->n_finalized, 1);
+    }
+    return atomic_load(&comm->shared->n_finalized) == (uint32_t)comm->size;
+  default: return true;
+  }
+}
+
+nccl_result ncclCommGetAsyncError(nccl_handle handle, nccl_result *ret_result)
+{
+  nccl_result result = enter("ncclCommGetAsyncError");
+  *ret_result = NCCL_DONE;
+  if (result)
+    return leave(result);
+  if (atomic_load(&handle->async_error))
+    *ret_result = atomic_load(&handle->async_error);
+  else if (handle->state == STATE_READY || handle->state == STATE_FINAL)
+    *ret_result = NCCL_DONE;
+  else if (!is_over(handle))
+    *ret_result = NCCL_IN_PROGRESS;
+  else {
+    *ret_result = handle->state == STATE_ISSUING ? pending_put(handle) : NCCL_DONE;
+    handle->state = handle->state == STATE_FINALIZING ? STATE_FINAL : STATE_READY;
+  }
+  return leave(NCCL_DONE);
+}
+
+nccl_result ncclCommFinalize(nccl_handle handle)
+{
+  nccl_result result = enter("ncclCommFinalize");
+  if (result || handle->state != STATE_READY)
+    return leave(result ? result : NCCL_INVALID_USAGE);
+  return leave(state_begin(handle, STATE_FINALIZING));
+}
+
+nccl_result ncclCommDestroy(nccl_handle handle)
+{
+  nccl_result result = enter("ncclCommDestroy");
+  if (handle->state != STATE_FINAL)
+    nccl_misuse(handle, "destroyed before it was finalized");
+  n_live--;
+  nccl_comm_unref(handle);
+  return leave(result);
+}
+
+/* Its work ends as soon as it notices. */
+nccl_result ncclCommAbort(nccl_handle handle)
+{
+  nccl_result result = enter("ncclCommAbort");
+  atomic_store(&handle->is_aborted, true);
+  if (handle->state == STATE_JOINING)
+    unlink(handle->path);
+  n_live--;
+  nccl_comm_unref(handle);
+  return leave(result);
+}
+
+/* ---- groups and operations ---- */
+
+static nccl_result group_close(void)
+{
+  struct launch *launch = malloc(sizeof(*launch));
+  struct ncclComm *comm = group.comm;
+  LADE_ASSERT(launch);
+  if (comm->state != STATE_READY)
+    nccl_misuse(comm, "work on a handle that is in state %d", (int)comm->state);
+  *launch = group;
+  comm->pending = launch;
+  return state_begin(comm, STATE_ISSUING);
+}
+
+nccl_result ncclGroupStart(void)
+{
+  nccl_result result = enter("ncclGroupStart");
+  if (!result && group_depth++ == 0) {
+    group = (struct launch){.n_ops = 0};
+    is_group_bad = false;
+  }
+  return leave(result);
+}
+
+nccl_result ncclGroupEnd(void)
+{
+  nccl_result result = enter("ncclGroupEnd");
+  LADE_ASSERT(group_depth == 1);
+  group_depth = 0;
+  if (result || is_group_bad || group.n_ops == 0)
+    return leave(result ? result : is_group_bad ? NCCL_INVALID_USAGE : NCCL_DONE);
+  return leave(group_close());
+}
+
+static bool is_pair(enum op_kind kind)
+{
+  return kind == OP_SEND || kind == OP_RECV;
+}
+
+/* Add an operation to the group, or be one of its own. */
+static nccl_result op_put(const char *function, struct ncclComm *comm, void *stream, const struct op *op)
+{
+  nccl_result result = enter(function);
+  bool is_good = comm && op->n && op->peer >= 0 && op->peer < comm->size;
+  if (result || !is_good) {
+    is_group_bad = true;
+    return leave(result ? result : NCCL_INVALID_ARGUMENT);
+  }
+  bool is_alone = group_depth == 0;
+  if (is_alone)
+    group = (struct launch){.n_ops = 0};
+  if (group.n_ops && (!is_pair(op->kind) || !is_pair(group.ops[0].kind) || group.comm != comm
+                      || group.stream != stream || group.n_ops == (int)LADE_COUNT(group.ops)))
+    nccl_misuse(comm, "a group of more than one communicator's sends and receives");
+  group.comm = comm;
+  group.stream = stream;
+  group.ops[group.n_ops++] = *op;
+  return leave(is_alone ? group_close() : NCCL_DONE);
+}
+
+nccl_result ncclAllGather(const void *src, void *dst, size_t n, int type, nccl_handle handle, nccl_stream stream)
+{
+  return op_put("ncclAllGather", handle, stream,
+                &(struct op){.kind = OP_ALL_GATHER, .src = src, .dst = dst, .n = n, .type = type});
+}
+
+/* Sums of floats are all that anybody asks for. */
+static nccl_result sum_put(const char *function, enum op_kind kind, const void *src, void *dst, size_t n, int type,
+                           int op, nccl_handle handle, nccl_stream stream)
+{
+  bool is_good = op == NCCL_SUM && (type == NCCL_FLOAT32 || type == NCCL_BFLOAT16);
+  return op_put(function, handle, stream,
+                &(struct op){.kind = kind, .src = src, .dst = dst, .n = is_good ? n : 0, .type = type});
+}
+
+nccl_result ncclReduceScatter(const void *src, void *dst, size_t n, int type, int op, nccl_handle handle,
+                              nccl_stream stream)
+{
+  return sum_put("ncclReduceScatter", OP_REDUCE_SCATTER, src, dst, n, type, op, handle, stream);
+}
+
+nccl_result ncclAllReduce(const void *src, void *dst, size_t n, int type, int op, nccl_handle handle,
+                          nccl_stream stream)
+{
+  return sum_put("ncclAllReduce", OP_ALL_REDUCE, src, dst, n, type, op, handle, stream);
+}
+
+nccl_result ncclBroadcast(const void *src, void *dst, size_t n, int type, int root, nccl_handle handle,
+                          nccl_stream stream)
+{
+  return op_put("ncclBroadcast", handle, stream,
+                &(struct op){.kind = OP_BROADCAST, .src = src, .dst = dst, .n = n, .type = type, .peer = root});
+}
+
+nccl_result ncclSend(const void *src, size_t n, int type, int peer, nccl_handle handle, nccl_stream stream)
+{
+  return op_put("ncclSend", handle, stream,
+                &(struct op){.kind = OP_SEND, .src = src, .n = n, .type = type, .peer = peer});
+}
+
+nccl_result ncclRecv(void *dst, size_t n, int type, int peer, nccl_handle handle, nccl_stream stream)
+{
+  return op_put("ncclRecv", handle, stream,
+                &(struct op){.kind = OP_RECV, .dst = dst, .n = n, .type = type, .peer = peer});
+}
