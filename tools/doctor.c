@@ -228,7 +228,7 @@ static void gpu_check(struct report *report, const struct options *options)
 
 static void mpi_check(struct report *report)
 {
-  finding_add(report, "MPI", FINDING_GOOD, NULL, "%s; training runs one rank so far",
+  finding_add(report, "MPI", FINDING_GOOD, NULL, "%s; `lade launch -n N -- train ...` shares a batch over N ranks",
               program_exists("mpirun") ? "mpirun is here for `lade launch`" : "no mpirun here");
 }
 

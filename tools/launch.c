@@ -8,9 +8,13 @@
  * unless the environment already says how many. Root, which containers run as, is let through. Ranks are not bound to
  * cores: Lade's threads find their own.
  *
+ * A command `train` that is no program is this very `lade`: `lade launch -n 2 -- train ...`. mpirun keeps its own words
+ * about ranks that fail to itself: the rank's error line says more.
+ *
  * What could be found wrong before mpirun starts is: its own words about a program that is not there are twenty lines.
  */
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +38,7 @@ static void help_print(FILE *file)
         "Every rank finds its number in OMPI_COMM_WORLD_RANK. Output, signals and exit code pass; when one rank\n"
         "fails, mpirun ends the others and exits with its code. Where ranks outnumber cores they share them,\n"
         "waiting gives the processor up, and OMP_NUM_THREADS is 1 unless it is set.\n\n"
-        "  lade launch -n 2 -- hostname\n"
+        "  lade launch -n 2 -- train --data input.txt\n"
         "  lade launch -n 8 -- ./my-trainer --steps 10\n", file);
 }
 
@@ -54,6 +58,16 @@ static int ranks_parse(const char *text)
   return !text || end == text || *end || errno || n < 1 || n > RANKS_MOST ? 0 : (int)n;
 }
 
+/* This program's path into @path, if @name is one of its verbs that ranks can share. */
+static bool verb_find(const char *name, char *path, size_t path_bytes)
+{
+  if (strcmp(name, "train") != 0)
+    return false;
+  ssize_t n = readlink("/proc/self/exe", path, path_bytes - 1);
+  path[LADE_MAX(n, 0)] = 0;
+  return n > 0;
+}
+
 /* Become mpirun. Returns only when that fails. */
 static int mpirun_become(const char *n_text, bool is_crowded, char **command, int n_command)
 {
@@ -63,6 +77,7 @@ static int mpirun_become(const char *n_text, bool is_crowded, char **command, in
   if (!arguments)
     return exit_fail("launch", -ENOMEM, NULL);
   arguments[n++] = "mpirun";
+  arguments[n++] = "-q";
   arguments[n++] = "--oversubscribe"; /* its slots are cores, or a queue's; we count hardware threads */
   for (size_t i = 0; i < LADE_COUNT(crowded) && is_crowded; i++)
     arguments[n++] = crowded[i];
@@ -108,6 +123,9 @@ int launch_main(int argc, char **argv)
     return usage_fail("which command? lade launch -n N -- COMMAND");
   if (argv[first][0] == '-')
     return usage_fail("the command cannot begin with '-'; the only option is -n");
+  char self[PATH_MAX];
+  if (!program_exists(argv[first]) && verb_find(argv[first], self, sizeof(self)))
+    argv[--first] = self; /* over "--" or the number, which are done with */
   if (!program_exists(argv[first])) {
     int status = lade_error_set(&error, -ENOENT, "there is no program '%.200s' to run", argv[first]);
     return exit_fail("launch", status, &error);

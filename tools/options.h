@@ -78,8 +78,8 @@ struct options {
   struct lade_session_params session;
   /* What becomes part of the session's parameters once all is known. */
   struct option_list data, valid;
-  int device, update, n_threads_choice;
-  int64_t n_threads;
+  int device, update, grad_reduce;
+  int64_t n_threads, dp;
   const char *residency;
   /* Of the command itself. */
   const char *config, *log, *save, *timeline, *budgets, *checkpoint, *prompt, *trace, *html, *bench_dir;

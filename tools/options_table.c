@@ -29,6 +29,7 @@ static const struct option_choice moments_choices[] = {
     {"fp32", LADE_MOMENTS_F32}, {"bf16", LADE_MOMENTS_BF16}, {"8bit", LADE_MOMENTS_8BIT}, {0}};
 static const struct option_choice master_choices[] = {
     {"exact", LADE_MASTER_EXACT}, {"24bit", LADE_MASTER_24BIT}, {0}};
+static const struct option_choice reduce_choices[] = {{"fp32", LADE_F32}, {"bf16", LADE_BF16}, {0}};
 static const struct option_choice update_choices[] = {{"end", UPDATE_END}, {"early", UPDATE_EARLY}, {0}};
 static const struct option_choice max_choices[] = {
     {"micro-batch", MAX_MICRO_BATCH}, {"seq", MAX_SEQ}, {"layers", MAX_LAYERS}, {0}};
@@ -130,6 +131,12 @@ const struct option option_table[] = {
      .help = "throttle copies between device and host to this many bytes per second, each way"},
     {OPTION_COUNT, "threads", "N", ALL | VERB_DOCTOR | VERB_SAMPLE, AT(n_threads), .unset = "all that we may use",
      .least = 1, .most = 4096, .help = "CPU threads; numbers do not depend on it"},
+
+    SECTION("Several ranks"),
+    {OPTION_COUNT, "dp", "N", VERB_TRAIN | VERB_PLAN, AT(dp), .unset = "what other axes leave of the ranks", .least = 1,
+     .most = 1e6, .help = "data parallel: each of N replicas has its part of --batch; lade launch starts ranks"},
+    {OPTION_CHOICE, "grad-reduce", "fp32|bf16", VERB_TRAIN | VERB_PLAN, AT(grad_reduce), .preset = "fp32",
+     .choices = reduce_choices, .help = "in which gradients are summed over replicas"},
 
     SECTION("The run"),
     {OPTION_COUNT, "eval-every", "N", RUN, VERB_PLAN, AT(eval_every), .unset = "before the first and after the last",

@@ -121,12 +121,12 @@ static json_t *ledger_json(const struct lade_plan *plan)
   return spaces;
 }
 
-static json_t *queues_json(const int64_t ns[LADE_N_QUEUES])
+static json_t *queues_json(const struct planning *planning, const int64_t ns[LADE_N_QUEUES])
 {
   double seconds[LADE_N_QUEUES];
   for (int queue = 0; queue < LADE_N_QUEUES; queue++)
     seconds[queue] = (double)ns[queue] / 1e9;
-  return json_queue_seconds(seconds);
+  return json_queue_seconds(seconds, &planning->info.layout);
 }
 
 static void plan_set(json_t *object, const struct planning *planning)
@@ -138,13 +138,13 @@ static void plan_set(json_t *object, const struct planning *planning)
   json_object_set_new(object, "store_read_bytes_per_step", json_bytes(planning->info.store_read_bytes));
   json_object_set_new(object, "store_written_bytes_per_step", json_bytes(planning->info.store_written_bytes));
   json_object_set_new(object, "predicted_step_seconds", json_number((double)plan->predicted_ns / 1e9));
-  json_object_set_new(object, "predicted_queue_seconds", queues_json(plan->train->predicted_busy_ns));
+  json_object_set_new(object, "predicted_queue_seconds", queues_json(planning, plan->train->predicted_busy_ns));
   json_object_set_new(object, "ledger", ledger_json(plan));
   json_object_set_new(object, "residency", places_json(&planning->places, planning->info.graph));
   if (planning->has_step) {
     json_object_set_new(object, "dry_step_seconds", json_number((double)planning->step.wall_ns / 1e9));
-    json_object_set_new(object, "dry_queue_seconds", queues_json(planning->step.busy_ns));
-    json_object_set_new(object, "dry_stall_seconds", queues_json(planning->step.stall_ns));
+    json_object_set_new(object, "dry_queue_seconds", queues_json(planning, planning->step.busy_ns));
+    json_object_set_new(object, "dry_stall_seconds", queues_json(planning, planning->step.stall_ns));
   }
 }
 

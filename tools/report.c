@@ -102,10 +102,11 @@ json_t *json_digest(uint64_t digest)
   return json_sprintf("%016llx", (unsigned long long)digest);
 }
 
-json_t *json_queue_seconds(const double seconds[LADE_N_QUEUES])
+json_t *json_queue_seconds(const double seconds[LADE_N_QUEUES], const struct lade_layout *layout)
 {
   json_t *object = json_object();
-  for (int queue = 0; queue < LADE_N_QUEUES; queue++)
+  const int n = layout->mesh.world > 1 ? LADE_N_QUEUES : LADE_Q_COMM_TP;
+  for (int queue = 0; queue < n; queue++)
     json_object_set_new(object, lade_queue_name((enum lade_queue_id)queue), json_number(seconds[queue]));
   return object;
 }
@@ -171,6 +172,7 @@ static void numbers_set(json_t *object, const struct summary *summary)
 static void times_set(json_t *object, const struct summary *summary)
 {
   const struct lade_plan *plan = summary->info.plan;
+  const struct lade_layout *layout = &summary->info.layout;
   double predicted[LADE_N_QUEUES];
   for (int queue = 0; queue < LADE_N_QUEUES; queue++)
     predicted[queue] = (double)plan->train->predicted_busy_ns[queue] / 1e9;
@@ -178,9 +180,49 @@ static void times_set(json_t *object, const struct summary *summary)
   json_object_set_new(object, "speed_of_light", json_number(light(summary)));
   json_object_set_new(object, "predicted_step_seconds", json_number((double)plan->predicted_ns / 1e9));
   json_object_set_new(object, "measured_step_seconds", json_number(summary->seconds[0]));
-  json_object_set_new(object, "predicted_queue_seconds", json_queue_seconds(predicted));
-  json_object_set_new(object, "measured_queue_seconds", json_queue_seconds(summary->seconds + 1));
-  json_object_set_new(object, "stall_seconds", json_queue_seconds(summary->seconds + HISTORY_STALLS));
+  json_object_set_new(object, "predicted_queue_seconds", json_queue_seconds(predicted, layout));
+  json_object_set_new(object, "measured_queue_seconds", json_queue_seconds(summary->seconds + 1, layout));
+  json_object_set_new(object, "stall_seconds", json_queue_seconds(summary->seconds + HISTORY_STALLS, layout));
+}
+
+static json_t *peaks_json(const uint64_t *peaks, int n)
+{
+  json_t *list = json_array();
+  for (int rank = 0; rank < n; rank++)
+    json_array_append_new(list, json_bytes(peaks[rank]));
+  return list;
+}
+
+static uint64_t most_of(const uint64_t *peaks, int n)
+{
+  uint64_t most = 0;
+  for (int rank = 0; rank < n; rank++)
+    most = LADE_MAX(most, peaks[rank]);
+  return most;
+}
+
+/* Of several ranks: their layout, what a step sends, and everybody's peaks; the peaks above are then the largest. */
+static void ranks_set(json_t *object, const struct summary *summary)
+{
+  const struct lade_session_info *info = &summary->info;
+  const int n = info->layout.mesh.world;
+  char name[LADE_LAYOUT_NAME_BYTES];
+  json_object_set_new(object, "ranks", json_integer(n));
+  json_object_set_new(object, "layout", json_string(lade_layout_name(&info->layout, name)));
+  if (n == 1)
+    return;
+  json_t *sent = json_object();
+  for (int axis = 0; axis < LADE_N_AXES; axis++) {
+    if (info->comm_bytes[axis])
+      json_object_set_new(sent, lade_axis_name((enum lade_axis)axis), json_bytes(info->comm_bytes[axis]));
+  }
+  json_object_set_new(object, "comm_bytes", sent);
+  if (!summary->planned_peaks)
+    return;
+  json_object_set_new(object, "planned_peak_bytes_by_rank", peaks_json(summary->planned_peaks, n));
+  json_object_set_new(object, "measured_peak_bytes_by_rank", peaks_json(summary->measured_peaks, n));
+  json_object_set_new(object, "planned_peak_bytes", json_bytes(most_of(summary->planned_peaks, n)));
+  json_object_set_new(object, "measured_peak_bytes", json_bytes(most_of(summary->measured_peaks, n)));
 }
 
 json_t *summary_json(const struct summary *summary)
@@ -192,6 +234,7 @@ json_t *summary_json(const struct summary *summary)
   memory_set(object, &summary->info);
   numbers_set(object, summary);
   times_set(object, summary);
+  ranks_set(object, summary);
   return object;
 }
 

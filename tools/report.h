@@ -37,6 +37,7 @@ struct summary {
   double train_loss, val_loss; /* of the last step, of the last evaluation; NAN: none */
   uint64_t params_digest;
   double seconds[HISTORY_COLUMNS]; /* measured, or simulated when dry */
+  const uint64_t *planned_peaks, *measured_peaks; /* of each rank; NULL: not asked for */
 };
 
 struct json_t;
@@ -52,14 +53,14 @@ struct json_t *json_bytes(uint64_t bytes);
 struct json_t *json_text(const char *text);
 /* 16 hexadecimal digits. */
 struct json_t *json_digest(uint64_t digest);
-/* {"compute": seconds, ...} from nanoseconds or seconds by queue. */
 /*
  * What a step moves to and from the drive, and what that means for the drive's life: one line, nothing without a store.
  * @step_seconds is measured or predicted.
  */
 void store_traffic_print(const struct lade_session_info *info, double step_seconds, FILE *file);
 
-struct json_t *json_queue_seconds(const double seconds[LADE_N_QUEUES]);
+/* {"compute": seconds, ...} by queue; queues between ranks only where there are several. */
+struct json_t *json_queue_seconds(const double seconds[LADE_N_QUEUES], const struct lade_layout *layout);
 
 /*
  * Print @object (NULL: memory was out) on stdout and give its reference back. -ENOMEM; whether stdout took it is for

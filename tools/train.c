@@ -14,7 +14,9 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/cpu.h"
 #include "tools/claim.h"
+#include "tools/job.h"
 #include "tools/options.h"
 #include "tools/progress.h"
 #include "tools/report.h"
@@ -27,6 +29,7 @@
 
 struct run {
   struct options options;
+  struct job job;
   lade_session *session;
   struct lade_session_info info;
   struct progress progress;
@@ -35,6 +38,7 @@ struct run {
   int claim_fd; /* on the directory of --save; -1 */
   bool has_valid; /* until an evaluation says that there is no such data */
   int64_t evaluated_step, saved_step;
+  int stop_signal; /* that a rank was sent; 0 */
   double train_loss, val_loss;
   struct lade_error error;
 };
@@ -73,7 +77,7 @@ static int log_open(struct run *run)
 {
   const char *path = run->options.log;
   bool goes_on = run->options.session.resume || (run->options.session.is_durable && run->info.step > 0);
-  if (!path)
+  if (!path || !job_is_first(&run->job))
     return 0;
   run->log = fopen(path, goes_on ? "ae" : "we");
   if (!run->log)
@@ -140,7 +144,7 @@ static int save(struct run *run)
 /* The directory of --save, ours alone, and in it the configuration of this run as --config reads it. */
 static int save_prepare(struct run *run)
 {
-  if (!run->options.save)
+  if (!run->options.save || !job_is_first(&run->job))
     return 0;
   char *text = config_write(&run->options, run->options.verb);
   int status = text ? claim_take(run->options.save, text, &run->claim_fd, &run->error) : -ENOMEM;
@@ -169,18 +173,28 @@ static bool is_due(int64_t step, int64_t every)
   return every > 0 && step % every == 0;
 }
 
+/* All ranks stop after the same step, whichever of them was told to. */
+static int stop_agree(struct run *run)
+{
+  return lade_session_agree(run->session, signals_get(), &run->stop_signal, &run->error);
+}
+
 static int loop(struct run *run)
 {
   const struct options *options = &run->options;
   int status = evaluate(run);
-  while (!status && run->info.step < options->session.steps && !signals_get()) {
+  if (!status)
+    status = stop_agree(run);
+  while (!status && run->info.step < options->session.steps && !run->stop_signal) {
     status = step(run);
     if (!status && is_due(run->info.step, options->eval_every))
       status = evaluate(run);
     if (!status && is_due(run->info.step, options->save_every))
       status = save(run);
+    if (!status)
+      status = stop_agree(run);
   }
-  if (!status && !signals_get())
+  if (!status && !run->stop_signal)
     status = evaluate(run);
   return status ? status : save(run);
 }
@@ -196,21 +210,36 @@ static int summary_make(struct run *run, struct summary *summary)
   return summary->is_dry ? 0 : lade_session_params_digest(run->session, &summary->params_digest, &run->error);
 }
 
-static int summarize(struct run *run)
+/* The first rank's, once all have said what they took. */
+static int summary_tell(struct run *run, struct summary *summary)
 {
-  struct summary summary;
-  int status = summary_make(run, &summary);
-  if (status)
-    return status;
-  json_t *object = summary_json(&summary);
+  json_t *object = summary_json(summary);
   if (!object)
     return -ENOMEM;
   log_event(run, json_incref(object));
   if (run->options.is_json)
     return json_print(object);
   json_decref(object);
-  summary_print(&summary, stdout);
+  summary_print(summary, stdout);
   return 0;
+}
+
+static int summarize(struct run *run)
+{
+  struct summary summary;
+  const size_t n = (size_t)run->info.layout.mesh.world;
+  uint64_t *peaks = calloc(2 * n, sizeof(*peaks));
+  int status = peaks ? summary_make(run, &summary) : -ENOMEM;
+  if (!status && run->job.world)
+    status = lade_session_gather_peaks(run->session, peaks, peaks + n, &run->error);
+  if (!status && run->job.world) {
+    summary.planned_peaks = peaks;
+    summary.measured_peaks = peaks + n;
+  }
+  if (!status && job_is_first(&run->job))
+    status = summary_tell(run, &summary);
+  free(peaks);
+  return status;
 }
 
 /* After a signal: where the run stands and the line that goes on with it. */
@@ -219,7 +248,7 @@ static void interrupted_print(struct run *run)
   static const char *const without[] = {"resume", "init", NULL};
   struct option_list arguments = {0};
   log_event(run, json_pack("{s:s, s:I, s:i}", "event", "interrupted", "step", (json_int_t)run->info.step, "signal",
-                           signals_get()));
+                           run->stop_signal));
   if (run->options.session.is_durable && run->options.device != DEVICE_DRY) {
     fprintf(stderr, "lade train: stopped after step %lld, which is kept in %s; the same command goes on from there\n",
             (long long)run->info.step, run->options.session.store);
@@ -263,15 +292,32 @@ static void drive_say(struct run *run)
 
 static void notice_print(void *user, const char *line)
 {
-  (void)user;
-  message_print("train: note", line);
+  const struct run *run = user;
+  if (job_is_first(&run->job))
+    message_print("train: note", line);
+}
+
+/* What a rank of several does differently: it shares its node, and the first speaks for all. */
+static void ranks_apply(struct run *run)
+{
+  struct lade_session_params *session = &run->options.session;
+  const struct lade_launch *launch = &run->job.launch;
+  session->world = run->job.world;
+  session->n_node_ranks = LADE_MAX(launch->local_world, 1);
+  if (!session->n_threads)
+    session->n_threads = launch->world > 1 ? LADE_MAX(lade_cpu_count() / session->n_node_ranks, 1) : 0;
+  run->options.is_quiet = run->options.is_quiet || !job_is_first(&run->job);
 }
 
 static int begin(struct run *run)
 {
   struct options *options = &run->options;
   options->session.notice = notice_print;
-  int status = outputs_check(options, &run->error);
+  options->session.user = run;
+  int status = job_join(&run->job, &run->error);
+  if (!status && job_is_first(&run->job))
+    status = outputs_check(options, &run->error);
+  ranks_apply(run);
   if (!status)
     status = lade_session_open(&options->session, &run->error, &run->session);
   if (status)
@@ -297,11 +343,11 @@ static int run_all(struct run *run)
   drive_say(run);
   status = loop(run);
   progress_finish(&run->progress);
-  if (!status && run->options.timeline)
+  if (!status && run->options.timeline && job_is_first(&run->job))
     status = timeline_write(run->options.timeline, &run->info, &run->error);
-  if (!status && !signals_get())
+  if (!status && !run->stop_signal)
     status = summarize(run);
-  if (!status && signals_get())
+  if (!status && run->stop_signal && job_is_first(&run->job))
     interrupted_print(run);
   return status;
 }
@@ -310,19 +356,22 @@ int train_main(int argc, char **argv)
 {
   struct run run = {.has_valid = true, .evaluated_step = -1, .saved_step = -1, .claim_fd = -1,
                     .train_loss = NAN, .val_loss = NAN};
-  int code = options_read(VERB_TRAIN, argc, argv, &run.options);
+  int status = job_read(&run.job, &run.error);
+  int code = status ? exit_fail("train", status, &run.error)
+                    : job_options_read(&run.job, VERB_TRAIN, argc, argv, &run.options);
   if (code == OPTIONS_GO) {
     signals_init();
-    int status = run_all(&run);
+    status = run_all(&run);
     struct lade_error error = run.error;
     int log_status = log_close(&run);
     if (!status && log_status) {
       status = log_status;
       error = run.error;
     }
-    code = status ? exit_fail("train", status, &error) : signals_get() ? 128 + signals_get() : LADE_EXIT_DONE;
-    history_finish(&run.history);
     lade_session_close(run.session);
+    code = job_leave(&run.job, "train", status, &error);
+    code = !status && run.stop_signal ? 128 + run.stop_signal : code;
+    history_finish(&run.history);
     if (run.claim_fd >= 0)
       close(run.claim_fd);
   }

@@ -73,15 +73,16 @@ static int batch_fill(lade_session *s, bool is_valid, uint64_t number, struct la
 {
   int status = 0;
   const int64_t rows = s->params.micro_batch;
+  const int64_t first = rows * s->n_microbatches * lade_layout_position(&s->peers.layout, LADE_AXIS_DP);
   for (int m = 0; m < s->n_microbatches && !status; m++) {
     int32_t *tokens = lade_executor_tokens(s->executor, m), *targets = lade_executor_targets(s->executor, m);
-    const struct lade_batch batch = {.is_valid = is_valid, .number = (int64_t)number, .first_row = m * rows,
+    const struct lade_batch batch = {.is_valid = is_valid, .number = (int64_t)number, .first_row = first + m * rows,
                                      .n_rows = rows, .seq = s->params.time, .tokens = tokens, .targets = targets};
     if (s->params.batch_fn)
       status = rows_ask(s, &batch, error);
     else
-      status = is_valid ? lade_data_valid_batch(s->data, number, m * rows, rows, tokens, targets, error)
-                        : lade_data_batch(s->data, number, m * rows, rows, tokens, targets, error);
+      status = is_valid ? lade_data_valid_batch(s->data, number, first + m * rows, rows, tokens, targets, error)
+                        : lade_data_batch(s->data, number, first + m * rows, rows, tokens, targets, error);
   }
   return status;
 }
@@ -168,7 +169,7 @@ static int step_publish(lade_session *s, struct lade_step_report *report, struct
   return status;
 }
 
-int lade_session_step(lade_session *s, struct lade_step_report *ret_report, struct lade_error *error)
+static int step_run(lade_session *s, struct lade_step_report *ret_report, struct lade_error *error)
 {
   struct lade_step block = step_block(s);
   struct lade_step_result result = {0};
@@ -197,6 +198,11 @@ int lade_session_step(lade_session *s, struct lade_step_report *ret_report, stru
   return status;
 }
 
+int lade_session_step(lade_session *s, struct lade_step_report *ret_report, struct lade_error *error)
+{
+  return session_fail(s, step_run(s, ret_report, error), error);
+}
+
 static int64_t n_valid_batches(const lade_session *s)
 {
   struct lade_data_info info = {0};
@@ -220,7 +226,7 @@ int lade_session_eval(lade_session *s, double *ret_loss, struct lade_error *erro
     int status = batch_fill(s, true, (uint64_t)i, error);
     if (!status)
       status = lade_executor_eval(s->executor, &result, error);
-    if (status)
+    if (session_fail(s, status, error))
       return status;
     sum += result.loss;
   }
@@ -228,16 +234,54 @@ int lade_session_eval(lade_session *s, double *ret_loss, struct lade_error *erro
   return 0;
 }
 
+/* The first rank saves, while the others wait to hear that it has. */
 int lade_session_save(lade_session *s, const char *dir, int keep, struct lade_error *error)
 {
   struct lade_values values = lade_session_values(s);
-  return lade_checkpoint_save(&values, &s->state, dir, keep, s->params.faults, error);
+  int64_t done;
+  int status = 0;
+  if (lade_peers_is_first(&s->peers))
+    status = lade_checkpoint_save(&values, &s->state, dir, keep, s->params.faults, error);
+  if (!status)
+    status = lade_peers_max(&s->peers, 0, &done, error);
+  return session_fail(s, status, error);
 }
 
 int lade_session_params_digest(lade_session *s, uint64_t *ret_digest, struct lade_error *error)
 {
   struct lade_values values = lade_session_values(s);
-  return lade_checkpoint_digest(&values, ret_digest, error);
+  uint64_t own = 0, first = 0;
+  int status = lade_checkpoint_digest(&values, &own, error);
+  first = own;
+  if (!status)
+    status = lade_peers_broadcast(&s->peers, &first, sizeof(first), error);
+  if (!status && own != first)
+    status = lade_error_set(error, -EBADMSG, "rank %d holds other parameters than the first rank: replicas must be "
+                            "equal to the bit", s->peers.layout.rank);
+  if (!status)
+    *ret_digest = own;
+  return session_fail(s, status, error);
+}
+
+int lade_session_agree(lade_session *s, int value, int *ret_value, struct lade_error *error)
+{
+  int64_t most = 0;
+  int status = lade_peers_max(&s->peers, value, &most, error);
+  if (!status)
+    *ret_value = (int)most;
+  return session_fail(s, status, error);
+}
+
+int lade_session_gather_peaks(lade_session *s, uint64_t *ret_planned, uint64_t *ret_measured,
+                              struct lade_error *error)
+{
+  struct lade_session_info info;
+  lade_session_get_info(s, &info);
+  const uint64_t planned = s->plan->peak_bytes[LADE_DEVICE];
+  int status = lade_peers_gather(&s->peers, &planned, sizeof(planned), ret_planned, error);
+  if (!status)
+    status = lade_peers_gather(&s->peers, &info.measured_peak_bytes, sizeof(planned), ret_measured, error);
+  return session_fail(s, status, error);
 }
 
 void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
@@ -247,7 +291,8 @@ void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
     lade_device_get_info(s->device, &device);
   double flops = lade_model_flops_per_token(&s->model, s->params.time) * (double)(s->params.batch * s->params.time);
   *ret_info = (struct lade_session_info){
-      .model = s->model, .n_params = lade_model_n_params(&s->model), .batch = s->params.batch,
+      .layout = s->peers.layout, .model = s->model, .n_params = lade_model_n_params(&s->model),
+      .batch = s->params.batch,
       .micro_batch = s->params.micro_batch, .time = s->params.time, .n_microbatches = s->n_microbatches,
       .budget_bytes = s->budget_bytes, .bounds = s->bounds, .plan = s->plan, .graph = s->graph, .prices = &s->prices,
       .cost = &s->cost, .executor = s->executor, .measured_peak_bytes = device.peak_bytes,
@@ -256,6 +301,8 @@ void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
       .host_budget_bytes = s->host_bytes, .store_budget_bytes = s->store_bytes,
       .numerics_key = s->state.numerics_key, .step = s->state.step, .loss_digest = s->state.loss_digest,
       .speed_of_light_ns = s->matmul_flops_per_s > 0 ? flops / s->matmul_flops_per_s * 1e9 : 0};
-  if (s->plan)
-    lade_program_store_traffic(s->plan->train, &ret_info->store_read_bytes, &ret_info->store_written_bytes);
+  if (!s->plan)
+    return;
+  lade_program_store_traffic(s->plan->train, &ret_info->store_read_bytes, &ret_info->store_written_bytes);
+  lade_program_comm_traffic(s->plan->train, ret_info->comm_bytes);
 }

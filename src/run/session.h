@@ -14,6 +14,7 @@
 #include "plan/cost.h"
 #include "run/data.h"
 #include "run/executor.h"
+#include "run/peers.h"
 
 struct lade_session_params {
   size_t struct_size;
@@ -55,6 +56,9 @@ struct lade_session_params {
   const char *init;                    /* safetensors to start from */
   const char *resume;                  /* directory with checkpoints */
   int n_threads;                       /* 0: all that we may use */
+  lade_comm *world;                    /* borrowed: the ranks of this run, which all open it; NULL: one */
+  struct lade_layout_params layout;    /* how they share it; world and rank are @world's where there is one */
+  int n_node_ranks;                    /* that share this node's memory and drives; 0: 1 */
   bool is_plan_only;                   /* stop before memory is taken and data is needed */
   struct lade_faults *faults;
   void (*notice)(void *user, const char *line);
@@ -70,14 +74,18 @@ typedef struct lade_session lade_session;
  * Open a session. -EOVERFLOW: does not fit (with is_plan_only: 0, the line in @error and no plan in the info);
  * -EINVAL, -ENOENT and others for what a person named wrongly; -ENOMEM, -ENOSPC and others for what the machine
  * refused: one line in @error. Blocks. All strings of @params are borrowed until close.
+ *
+ * With several ranks every call below is collective: all make it, in one order, and a rank that fails ends the
+ * others' calls too: they return what its communicator says, -ECANCELED with its words.
  */
 int lade_session_open(const struct lade_session_params *params, struct lade_error *error, lade_session **ret_session);
 void lade_session_close(lade_session *session);
 
 struct lade_session_info {
+  struct lade_layout layout;
   struct lade_model model;
   int64_t n_params, batch, micro_batch, time;
-  int n_microbatches;
+  int n_microbatches;                /* of a rank */
   uint64_t budget_bytes;             /* resolved */
   struct lade_plan_bounds bounds;
   const struct lade_plan *plan;      /* NULL if planning was refused */
@@ -89,6 +97,7 @@ struct lade_session_info {
   uint64_t host_bytes, store_bytes;  /* taken */
   uint64_t host_budget_bytes, store_budget_bytes;
   uint64_t store_read_bytes, store_written_bytes; /* by a training step */
+  uint64_t comm_bytes[LADE_N_AXES];  /* sent by this rank in a training step, by axis */
   uint64_t numerics_key;
   int64_t step;                      /* steps completed since step 0, resumes included */
   uint64_t loss_digest;              /* over the bits of every step's loss since step 0 */
@@ -114,6 +123,13 @@ int lade_session_step(lade_session *session, struct lade_step_report *ret_report
 
 /* Mean loss over the first eval_iters batches of the validation data (fewer if there are fewer). -ENODATA: none. */
 int lade_session_eval(lade_session *session, double *ret_loss, struct lade_error *error);
+
+/* Did any rank pass a @value other than 0? The largest, at all of them: for what they have to do together. */
+int lade_session_agree(lade_session *session, int value, int *ret_value, struct lade_error *error);
+
+/* Device peaks of every rank, in their order, as planned and as measured so far; room for one of each rank. */
+int lade_session_gather_peaks(lade_session *session, uint64_t *ret_planned, uint64_t *ret_measured,
+                              struct lade_error *error);
 
 /* Save a checkpoint of the current step into @dir and remove all but the newest @keep (0: keep all). */
 int lade_session_save(lade_session *session, const char *dir, int keep, struct lade_error *error);

@@ -13,6 +13,7 @@
 
 struct lade_session {
   struct lade_session_params params;
+  struct lade_peers peers;
   struct lade_model model;
   lade_data *data; /* NULL when only planned without data */
   struct lade_kernels kernels;
@@ -74,6 +75,17 @@ uint64_t session_durable_extra(const lade_session *session);
 int session_durable_check_room(const lade_session *session, struct lade_error *error);
 int session_durable_prepare(lade_session *session, struct lade_error *error);
 int session_durable_publish(lade_session *session, struct lade_error *error);
+
+/*
+ * What several ranks agree on while they open (session_agree.c). First that they have been asked for the same: -EINVAL
+ * at a rank that differs from the first, saying how. Then what each would measure differently.
+ */
+int session_agree_run(lade_session *session, struct lade_error *error);
+int session_agree_cost(lade_session *session, struct lade_error *error);
+int session_agree_least(lade_session *session, uint64_t *bytes, struct lade_error *error);
+
+/* This rank failed with @status and its line: tell the others. Returns @status. */
+int session_fail(lade_session *session, int status, struct lade_error *error);
 
 void session_notice(const lade_session *session, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -92,24 +92,30 @@ static int model_read(lade_session *s, struct lade_error *error)
   return status;
 }
 
+/* Who else there is, and what they share. */
+static int ranks_open(lade_session *s, struct lade_error *error)
+{
+  const bool is_run = !s->params.is_dry && !s->params.is_plan_only;
+  s->params.layout.struct_size = sizeof(s->params.layout);
+  int status = lade_peers_open(&s->params.layout, s->peers.world, error, &s->peers);
+  const int world = s->peers.layout.mesh.world;
+  if (!status && is_run && !s->params.world && world > 1)
+    status = lade_error_set(error, -EINVAL, "the layout is of %d ranks, and this is one process; `lade launch -n %d -- "
+                            "train ...` starts as many", world, world);
+  if (!status && world > 1 && s->params.is_durable)
+    status = lade_error_set(error, -EINVAL, "--durable keeps the state of one rank so far, and these are %d; --save "
+                            "keeps that of all", world);
+  s->params.n_node_ranks = LADE_MAX(s->params.n_node_ranks, 1);
+  return status;
+}
+
 static int batch_check(lade_session *s, struct lade_error *error)
 {
   struct lade_session_params *p = &s->params;
   if (p->batch < 1 || p->batch > INT16_MAX || p->time < 1 || p->steps < 0)
     return lade_error_set(error, -EINVAL, "--batch must be 1 to %d, --seq and --steps positive", INT16_MAX);
-  if (!p->micro_batch)
-    p->micro_batch = p->batch;
-  if (p->micro_batch >= 1 && p->batch % p->micro_batch == 0) {
-    s->n_microbatches = (int)(p->batch / p->micro_batch);
-    return 0;
-  }
-  char list[256] = "";
-  for (int64_t i = 1; i <= p->batch && strlen(list) < sizeof(list) - 16; i++) {
-    if (p->batch % i == 0)
-      snprintf(list + strlen(list), sizeof(list) - strlen(list), " %lld", (long long)i);
-  }
-  return lade_error_set(error, -EINVAL, "--micro-batch %lld does not divide --batch %lld; these do:%s",
-                        (long long)p->micro_batch, (long long)p->batch, list);
+  return lade_layout_share_batch(lade_peers_layout(&s->peers), p->batch, p->micro_batch, error, &p->micro_batch,
+                                 &s->n_microbatches);
 }
 
 /* What an update inside the backward half cannot know yet: the norm of all gradients, and whether any overflowed. */
@@ -177,8 +183,10 @@ static double step_flops(const lade_session *s)
 
 static int cost_take(lade_session *s, struct lade_error *error)
 {
-  int status;
-  if (s->params.machine) {
+  int status = 0;
+  if (!lade_peers_is_first(&s->peers) && s->peers.world) {
+    lade_cost_init(&s->cost, &(struct lade_machine){.n_cores = 1}); /* the first rank's comes */
+  } else if (s->params.machine) {
     struct lade_machine machine;
     status = lade_machine_get(s->params.machine, error, &machine);
     if (!status)
@@ -195,6 +203,9 @@ static int cost_take(lade_session *s, struct lade_error *error)
   if (status)
     return status;
   s->has_cost = true;
+  status = session_agree_cost(s, error);
+  if (status)
+    return status;
   double copy_cores = 1; /* a copy that waits for its link leaves its core to others */
   if (s->params.throttle.bytes_per_s) {
     copy_cores = (double)s->params.throttle.bytes_per_s / (double)LADE_MAX(s->cost.machine.to_host.bytes_per_s, 1);
@@ -224,7 +235,8 @@ static int store_room(lade_session *s, struct lade_error *error)
   free_bytes = (uint64_t)((double)free_bytes * STORE_SHARE);
   free_bytes += s->durable ? lade_durable_held_bytes(s->durable) : 0;
   s->store_bytes = s->params.store_budget_bytes ? s->params.store_budget_bytes : free_bytes;
-  return 0;
+  s->store_bytes /= (uint64_t)s->params.n_node_ranks;
+  return session_agree_least(s, &s->store_bytes, error);
 }
 
 static struct lade_plan_params plan_params(const lade_session *s)
@@ -232,7 +244,7 @@ static struct lade_plan_params plan_params(const lade_session *s)
   const uint64_t extra = session_durable_extra(s); /* the plan sees one slot of two */
   return (struct lade_plan_params){
       .struct_size = sizeof(struct lade_plan_params), .graph = s->graph, .prices = &s->prices,
-      .n_microbatches = s->n_microbatches, .is_unified = s->is_unified,
+      .layout = lade_peers_layout(&s->peers), .n_microbatches = s->n_microbatches, .is_unified = s->is_unified,
       .is_early = s->params.updates_early, .chunk_bytes = CHUNK_BYTES,
       .host_bytes = s->host_bytes, .store_bytes = s->store_bytes - extra, .recipe = s->params.recipe, .pins = s->pins,
       .n_pins = s->n_pins};
@@ -283,14 +295,18 @@ static int tiers_resolve(lade_session *s, struct lade_error *error)
 {
   const struct lade_machine *machine = &s->cost.machine;
   bool is_described = s->params.machine && (s->params.is_dry || s->params.is_plan_only);
-  s->left_bytes = is_described ? machine->host_bytes : (uint64_t)lade_cpu_memory_bytes();
+  const uint64_t n_sharing = (uint64_t)s->params.n_node_ranks; /* the host; a described device is one rank's own */
+  s->left_bytes = (is_described ? machine->host_bytes : (uint64_t)lade_cpu_memory_bytes()) / n_sharing;
+  int status = session_agree_least(s, &s->left_bytes, error);
+  if (!status)
+    status = store_room(s, error);
   s->capacity_bytes = is_described ? machine->device_bytes : s->left_bytes;
-  int status = store_room(s, error);
   if (!status)
     status = session_durable_check_room(s, error);
   if (status)
     return status;
-  s->host_bytes = s->params.has_host_budget ? s->params.host_budget_bytes : share(s->left_bytes, HOST_SHARE);
+  s->host_bytes = s->params.has_host_budget ? s->params.host_budget_bytes / n_sharing
+                                            : share(s->left_bytes, HOST_SHARE);
   status = planner_make(s, error);
   if (status)
     return status;
@@ -376,7 +392,8 @@ static int executor_make(lade_session *s, struct lade_error *error)
     return status;
   struct lade_executor_params how = {
       .struct_size = sizeof(how), .plan = s->plan, .device = s->device, .kernels = &s->kernels, .pool = s->pool,
-      .store = s->store, .durable = s->durable, .faults = s->params.faults};
+      .store = s->store, .durable = s->durable, .comms = s->peers.world ? s->peers.axes : NULL,
+      .faults = s->params.faults};
   return lade_executor_create(&how, error, &s->executor);
 }
 
@@ -410,7 +427,7 @@ static int values_fill(lade_session *s, struct lade_error *error)
 /* The rate that speed of light is measured against: of this run, on these cores. */
 static int rate_measure(lade_session *s, struct lade_error *error)
 {
-  if (s->params.is_dry || s->params.is_plan_only)
+  if (s->params.is_dry || s->params.is_plan_only || (s->peers.world && !lade_peers_is_first(&s->peers)))
     return 0;
   int status = lade_probe_matmul_rate(&s->kernels, s->pool, s->params.dtype, &s->matmul_flops_per_s);
   return status ? lade_error_set(error, status, "no memory to measure the matmul rate") : 0;
@@ -419,6 +436,8 @@ static int rate_measure(lade_session *s, struct lade_error *error)
 static int session_acquire(lade_session *s, struct lade_error *error)
 {
   int status = model_read(s, error);
+  if (!status)
+    status = ranks_open(s, error);
   if (!status)
     status = batch_check(s, error);
   if (!status)
@@ -436,9 +455,11 @@ static int session_acquire(lade_session *s, struct lade_error *error)
   if (!status)
     status = session_durable_pin(s, error);
   if (!status)
-    status = cost_take(s, error);
+    status = session_agree_run(s, error);
   if (!status)
     status = rate_measure(s, error);
+  if (!status)
+    status = cost_take(s, error);
   if (!status)
     status = plan_make(s, error);
   if (status || s->params.is_plan_only)
@@ -453,7 +474,8 @@ int lade_session_open(const struct lade_session_params *params, struct lade_erro
   if (!session)
     return lade_error_set(error, -ENOMEM, "no memory for a session");
   session->params = *params;
-  int status = session_acquire(session, error);
+  session->peers.world = params->is_dry || params->is_plan_only ? NULL : params->world; /* to tell of failures */
+  int status = session_fail(session, session_acquire(session, error), error);
   if (status) {
     lade_session_close(session);
     return status;
@@ -480,5 +502,6 @@ void lade_session_close(lade_session *s)
   lade_graph_destroy(s->graph);
   lade_pool_destroy(s->pool);
   lade_data_close(s->data);
+  lade_peers_close(&s->peers);
   free(s);
 }

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Communicators by axis, and small agreements over the world. The world's communicator is used by the thread that
+ * drives the session, the axes' by the queues of its programs, so a step's collectives never meet an agreement.
+ *
+ * What is agreed on is a handful of bytes, once before step 0 or once per step: whether somebody was told to stop. The
+ * maximum is gathered and not summed: communicators sum floating-point numbers only.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "run/peers.h"
+
+int lade_peers_open(const struct lade_layout_params *params, lade_comm *world, struct lade_error *error,
+                    struct lade_peers *ret_peers)
+{
+  struct lade_layout_params given = *params;
+  struct lade_peers peers = {.world = world};
+  if (world) {
+    given.world = lade_comm_size(world);
+    given.rank = lade_comm_rank(world);
+  }
+  int status = lade_layout_init(&given, error, &peers.layout);
+  if (status)
+    return status;
+  const struct lade_mesh *mesh = &peers.layout.mesh;
+  for (int axis = 0; axis < LADE_N_AXES && world && !status; axis++) {
+    if (mesh->axes[axis].size == 1)
+      continue;
+    const int rank = peers.layout.rank;
+    status = lade_comm_split(world, lade_mesh_group(mesh, (enum lade_axis)axis, rank),
+                             lade_mesh_position(mesh, (enum lade_axis)axis, rank), error, &peers.axes[axis]);
+  }
+  if (status)
+    lade_peers_close(&peers);
+  else
+    *ret_peers = peers;
+  return status;
+}
+
+void lade_peers_close(struct lade_peers *peers)
+{
+  for (int axis = LADE_N_AXES - 1; axis >= 0; axis--) {
+    lade_comm_close(peers->axes[axis]);
+    peers->axes[axis] = NULL;
+  }
+}
+
+void lade_peers_abort(struct lade_peers *peers, const char *words)
+{
+  for (int axis = 0; axis < LADE_N_AXES; axis++) {
+    if (peers->axes[axis] && !lade_comm_status(peers->axes[axis], NULL))
+      lade_comm_abort(peers->axes[axis], words);
+  }
+  if (peers->world && !lade_comm_status(peers->world, NULL))
+    lade_comm_abort(peers->world, words);
+}
+
+int lade_peers_broadcast(struct lade_peers *peers, void *data, uint64_t bytes, struct lade_error *error)
+{
+  if (!peers->world)
+    return 0;
+  const struct lade_collective collective = {
+      .kind = LADE_BROADCAST, .dtype = LADE_U8, .n = bytes, .src = data, .dst = data};
+  return lade_comm_run(peers->world, &collective, error);
+}
+
+int lade_peers_gather(struct lade_peers *peers, const void *own, uint64_t bytes, void *ret_all,
+                      struct lade_error *error)
+{
+  if (!peers->world) {
+    memcpy(ret_all, own, bytes);
+    return 0;
+  }
+  const struct lade_collective collective = {
+      .kind = LADE_ALL_GATHER, .dtype = LADE_U8, .n = bytes, .src = own, .dst = ret_all};
+  return lade_comm_run(peers->world, &collective, error);
+}
+
+int lade_peers_max(struct lade_peers *peers, int64_t value, int64_t *ret_max, struct lade_error *error)
+{
+  const size_t n = peers->world ? (size_t)lade_comm_size(peers->world) : 1;
+  int64_t *all = calloc(n, sizeof(*all));
+  if (!all)
+    return lade_error_set(error, -ENOMEM, "no memory for a word from each rank");
+  int status = lade_peers_gather(peers, &value, sizeof(value), all, error);
+  int64_t most = all[0];
+  for (size_t i = 1; i < n; i++)
+    most = LADE_MAX(most, all[i]);
+  free(all);
+  if (!status)
+    *ret_max = most;
+  return status;
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The peers of a rank in its run: a communicator for each axis of the layout, and what all have to agree on around
+ * their programs. Everything that a step sends is in the program; here is what happens before step 0 and between steps.
+ *
+ * One rank alone has no communicators, and each call below is then done at once.
+ */
+#ifndef LADE_PEERS_H
+#define LADE_PEERS_H
+
+#include "parallel/comm.h"
+#include "parallel/layout.h"
+
+struct lade_peers {
+  struct lade_layout layout;
+  lade_comm *world;             /* borrowed; NULL: we are alone */
+  lade_comm *axes[LADE_N_AXES]; /* of axes with several ranks, else NULL */
+};
+
+/*
+ * Work out the layout of @params, whose world and rank are those of @world (NULL: one rank), and split @world by its
+ * axes; collective. @ret_peers is the caller's to close. Errors of lade_layout_init and of the communicator.
+ */
+int lade_peers_open(const struct lade_layout_params *params, lade_comm *world, struct lade_error *error,
+                    struct lade_peers *ret_peers);
+
+/* Close the axes; collective, unless something failed. @world stays. */
+void lade_peers_close(struct lade_peers *peers);
+
+/* This rank cannot go on: the others' waits end, now and later, with @words. Any thread. */
+void lade_peers_abort(struct lade_peers *peers, const char *words);
+
+/* Rank 0's @bytes at @data to all; collective. As lade_comm_run. */
+int lade_peers_broadcast(struct lade_peers *peers, void *data, uint64_t bytes, struct lade_error *error);
+
+/* Each rank's @bytes at @own, in their order, into @ret_all, which has room for those of all; collective. */
+int lade_peers_gather(struct lade_peers *peers, const void *own, uint64_t bytes, void *ret_all,
+                      struct lade_error *error);
+
+/* The largest @value of any rank, at all of them; collective. As lade_comm_run. */
+int lade_peers_max(struct lade_peers *peers, int64_t value, int64_t *ret_max, struct lade_error *error);
+
+/*
+ * The layout that a plan is made for: NULL where a rank is alone in it, so that its programs are those of
+ * one rank.
+ */
+static inline const struct lade_layout *lade_peers_layout(const struct lade_peers *peers)
+{
+  return peers->layout.mesh.world > 1 ? &peers->layout : NULL;
+}
+
+static inline bool lade_peers_is_first(const struct lade_peers *peers)
+{
+  return peers->layout.rank == 0;
+}
+
+#endif

@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Several ranks train one model: the losses of one rank, one voice, and a clear end whatever goes wrong.
+
+Usage: ranks.py LADE PLUGIN
+"""
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+LADE, PLUGIN = (os.path.abspath(path) for path in sys.argv[1:3])
+if not shutil.which("mpirun"):
+    print("SKIP: mpirun is not on PATH (apt-get install openmpi-bin)")
+    sys.exit(77)
+if sys.argv[2] == "none":
+    print("SKIP: built without Open MPI (apt-get install libopenmpi-dev)")
+    sys.exit(77)
+
+PATIENCE = 240  # seconds until a job counts as hung
+ENVIRONMENT = dict(os.environ, LADE_MPI_PLUGIN=PLUGIN)
+for name, option in (("ASAN_OPTIONS", "detect_leaks=0"), ("TSAN_OPTIONS", "ignore_noninstrumented_modules=1")):
+    ENVIRONMENT[name] = ":".join(part for part in (os.environ.get(name), option) if part)
+STEADY = ["--model", "nano", "--dtype", "fp32", "--batch", "8", "--seq", "32", "--lr", "1e-4", "--min-lr", "1e-4",
+          "--warmup", "0", "--eval-iters", "1", "--quiet", "--machine", "a100-40g"]
+
+
+def require(truth, what, output=""):
+    if not truth:
+        print(f"FAILED: {what}\n{output}")
+        sys.exit(1)
+
+
+def command(ranks, *arguments):
+    start = [LADE, "launch", "-n", str(ranks), "--"] if ranks else [LADE]
+    return start + ["train", "--data", DATA] + STEADY + list(arguments)
+
+
+def run(ranks, *arguments):
+    result = subprocess.run(command(ranks, *arguments), env=ENVIRONMENT, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
+    return result.returncode, result.stdout, result.stderr
+
+
+def summary(ranks, *arguments):
+    code, out, err = run(ranks, "--json", *arguments)
+    require(code == 0, f"{ranks} ranks end with {code}", err)
+    return json.loads(out)
+
+
+def losses(path):
+    with open(path, encoding="utf-8") as log:
+        events = [json.loads(line) for line in log]
+    return [event["loss"] for event in events if event["event"] == "step"]
+
+
+def same_losses():
+    """Replicas share the batch, and their losses are those of one rank that has all of it."""
+    for extra in ([], ["--micro-batch", "2"], ["--dropout", "0.1"], ["--grad-reduce", "fp32", "--clip", "0"]):
+        one = [e for e in extra if e != "--grad-reduce" and e != "fp32"]
+        summary(0, "--steps", "4", "--log", "one.log", *one)
+        many = summary(2, "--steps", "4", "--log", "many.log", "--dp", "2", *extra)
+        require(many["planned_peak_bytes"] == many["measured_peak_bytes"], "planned and measured peaks differ", many)
+        pairs = list(zip(losses("one.log"), losses("many.log")))
+        require(len(pairs) == 4, "the log has other steps than the run", pairs)
+        for a, b in pairs:
+            require(abs(a - b) <= 1e-5 * abs(a), f"losses differ with {extra}", pairs)
+
+
+def refusals():
+    """One line for all ranks, and the exit code of what was wrong."""
+    for arguments, code, words in (
+            (["--dp", "3"], 2, "dp 2 would use them all"),
+            (["--batch", "9"], 2, "dp 2 does not divide --batch 9"),
+            (["--micro-batch", "3"], 2, "these do: 1, 2, 4"),
+            (["--budget", "1MiB"], 3, "does not fit"),
+            (["--dpp", "2"], 2, "did you mean --dp?"),
+            (["--save", "/proc/none/x"], 2, "--save /proc/none/x"),
+            (["--data", "absent.txt"], 2, "absent.txt")):
+        found, _, err = run(2, "--steps", "2", *arguments)
+        lines = [line for line in err.splitlines() if line.startswith("lade")]
+        require(found == code, f"{arguments} ends with {found}, not {code}", err)
+        require(len(lines) == 1 and words in lines[0], f"{arguments} is not told in one line", err)
+    found, _, err = run(0, "--steps", "2", "--dp", "2")
+    require(found == 2 and "lade launch -n 2" in err, "one process is not told to start two", err)
+
+
+def disagreement():
+    """A rank that was given something else is named, with what it was given."""
+    script = '"$0" train "$@" --lr 1e-$((3 + OMPI_COMM_WORLD_RANK))'
+    line = command(0, "--steps", "2")
+    result = subprocess.run([LADE, "launch", "-n", "2", "--", "sh", "-c", script, LADE] + line[2:], env=ENVIRONMENT,
+                            stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
+    require(result.returncode in (1, 2) and "rank 1" in result.stderr and "--lr was 0.001 and is 0.0001"
+            in result.stderr, "ranks that disagree are not told apart", result.stderr)
+
+
+def ranks_of(job):
+    """Processes of the ranks of @job, by rank."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                environ = file.read()
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+        except (OSError, ValueError):
+            continue
+        rank = re.search(rb"OMPI_COMM_WORLD_RANK=(\d+)", environ)
+        if rank and f"LADE_TEST_JOB={job}".encode() in environ and b"train" in words:
+            found[int(rank[1])] = int(entry)
+    return found
+
+
+def started(*arguments):
+    """A job of two ranks that has taken a step."""
+    log = tempfile.mktemp(dir=".", suffix=".log")
+    environment = dict(ENVIRONMENT, LADE_TEST_JOB=log)
+    job = subprocess.Popen(command(2, "--steps", "100000", "--log", log, *arguments), env=environment,
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + PATIENCE
+    while not os.path.exists(log) or '"step"' not in open(log, encoding="utf-8").read():
+        require(job.poll() is None and time.monotonic() < deadline, "no step is taken",
+                job.stderr.read() if job.poll() is not None else "")
+        time.sleep(0.05)
+    return job, ranks_of(log)
+
+
+def lives(pid):
+    """Does the process run? One that has ended but was not waited for does not."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def a_rank_dies():
+    """The others end, and say who is gone."""
+    job, ranks = started()
+    os.kill(ranks[1], signal.SIGKILL)
+    _, err = job.communicate(timeout=PATIENCE)
+    require(job.returncode != 0, "a job that lost a rank ends well", err)
+    deadline = time.monotonic() + 30
+    while [pid for pid in ranks.values() if lives(pid)]:
+        require(time.monotonic() < deadline, "a rank stays behind", err)
+        time.sleep(0.05)
+    require(err == "" or "rank 1" in err, "the message does not name the rank", err)
+
+
+def a_signal_stops_all():
+    """All stop after the same step; what was saved goes on with the numbers of a run that was not interrupted."""
+    job, _ = started("--save", "saved")
+    job.send_signal(signal.SIGINT)
+    _, err = job.communicate(timeout=PATIENCE)
+    require(job.returncode != 0 and "stopped after step" in err, "the job does not say that it was stopped", err)
+    step = int(re.search(r"stopped after step (\d+)", err)[1])
+    more = str(step + 3)
+    summary(2, "--steps", more, "--save", "resumed", "--resume", "saved")
+    whole = summary(2, "--steps", more, "--log", "whole.log", "--save", "whole")
+    again = summary(2, "--steps", more, "--resume", "resumed")
+    require(again["params_digest"] == whole["params_digest"] and again["loss_digest"] == whole["loss_digest"],
+            "a job that was stopped goes on with other numbers", (again, whole))
+    alone = summary(0, "--steps", more, "--resume", "whole")
+    require(alone["params_digest"] == whole["params_digest"], "one rank loads other parameters", alone)
+
+
+TMP = tempfile.mkdtemp(prefix="lade-ranks-")
+try:
+    os.chdir(TMP)
+    DATA = os.path.join(TMP, "text.txt")
+    with open(DATA, "w", encoding="ascii") as text:
+        text.write("".join(f"{i} green bottles stood on the wall, and {i * 7 % 13} fell. " for i in range(2000)))
+    for test in (same_losses, refusals, disagreement, a_rank_dies, a_signal_stops_all):
+        test()
+        print("ok", test.__name__, flush=True)
+finally:
+    os.chdir("/")
+    shutil.rmtree(TMP, ignore_errors=True)

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Joining and leaving a job of several ranks.
+ *
+ * A failure is told once: all ranks of a node end with it, and the communicator says which of them speaks. The job's
+ * exit code is that of the first rank that ends with one, as mpirun has it, so ranks that only heard of a failure
+ * let the one that had it go first.
+ */
+#include "tools/job.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "base/cpu.h"
+#include "tools/verbs.h"
+
+#define HEARSAY_US 400000 /* twice what closing a failed communicator takes the rank that failed */
+
+extern char **environ;
+
+int job_read(struct job *job, struct lade_error *error)
+{
+  *job = (struct job){.launch = {.world = 1}};
+  return lade_launch_read(environ, error, &job->launch);
+}
+
+int job_options_read(const struct job *job, enum verb_id verb, int argc, char **argv, struct options *options)
+{
+  const int words = job_is_first(job) ? -1 : dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+  if (words >= 0 && nowhere >= 0)
+    dup2(nowhere, STDERR_FILENO);
+  const int code = options_read(verb, argc, argv, options);
+  if (words >= 0) {
+    dup2(words, STDERR_FILENO);
+    close(words);
+  }
+  if (nowhere >= 0)
+    close(nowhere);
+  return code;
+}
+
+static void note_print(void *user, const char *line)
+{
+  (void)user;
+  message_print("note", line);
+}
+
+/* The plug-in of a build that is not installed lies below the program. */
+static void plugin_find(void)
+{
+  static const char *const places[] = {"liblade-mpi.so", "src/parallel/liblade-mpi.so"};
+  char path[PATH_MAX];
+  ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 1);
+  path[LADE_MAX(n, 0)] = 0;
+  char *name = strrchr(path, '/');
+  for (size_t i = 0; i < LADE_COUNT(places) && name && !getenv("LADE_MPI_PLUGIN"); i++) {
+    const size_t room = sizeof(path) - (size_t)(name + 1 - path);
+    if ((size_t)snprintf(name + 1, room, "%s", places[i]) < room && access(path, R_OK) == 0)
+      setenv("LADE_MPI_PLUGIN", path, 1);
+  }
+}
+
+int job_join(struct job *job, struct lade_error *error)
+{
+  if (job->launch.world == 1)
+    return 0;
+  plugin_find();
+  struct lade_cpu cpu = lade_cpu_get();
+  lade_kernels_init(&job->kernels, &cpu);
+  struct lade_comm_params how = {
+      .struct_size = sizeof(how), .launch = &job->launch, .kernels = &job->kernels, .log = note_print};
+  return lade_comm_open(&how, error, &job->world);
+}
+
+int job_leave(struct job *job, const char *verb, int status, const struct lade_error *error)
+{
+  int code = exit_code(status);
+  if (status) {
+    if (job->world && !lade_comm_status(job->world, NULL))
+      lade_comm_abort(job->world, error && *error->text ? error->text : strerror(-status));
+    const bool speaks = job->world ? lade_comm_is_speaker(job->world) : job_is_first(job);
+    if (speaks)
+      code = exit_fail(verb, status, error);
+    if (status == -ECANCELED || status == -EPIPE)
+      usleep(HEARSAY_US);
+  }
+  lade_comm_close(job->world);
+  job->world = NULL;
+  return code;
+}

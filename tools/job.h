@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The job that this process is a rank of: read from what a launcher left in the environment, joined through its
+ * communicator, left with one message for all.
+ */
+#ifndef LADE_JOB_H
+#define LADE_JOB_H
+
+#include "parallel/comm.h"
+#include "tools/options.h"
+
+struct job {
+  struct lade_launch launch;   /* 0 of 1 without a launcher */
+  struct lade_kernels kernels; /* of the communicator */
+  lade_comm *world;            /* NULL: one rank */
+};
+
+/* Who are we? Nothing is opened. -EINVAL with one line. */
+int job_read(struct job *job, struct lade_error *error);
+
+/* options_read; what is wrong with options that all ranks were given is said by the first. */
+int job_options_read(const struct job *job, enum verb_id verb, int argc, char **argv, struct options *options);
+
+/* Join the other ranks, if there are any. -ENOSYS without MPI, and as lade_comm_open. */
+int job_join(struct job *job, struct lade_error *error);
+
+static inline bool job_is_first(const struct job *job)
+{
+  return job->launch.rank == 0;
+}
+
+/*
+ * Leave, after @status: 0, or a failure that every rank has been told of or sees itself. Prints its line at one rank of
+ * a node, and returns the exit code. Finishes @job.
+ */
+int job_leave(struct job *job, const char *verb, int status, const struct lade_error *error);
+
+#endif
