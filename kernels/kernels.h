@@ -89,6 +89,7 @@ enum lade_kernel {
   LADE_K_CAST,
   LADE_K_RANK_SUM,
   LADE_K_COPY,
+  LADE_K_TREE_SUM,
   LADE_N_KERNELS
 };
 
@@ -324,6 +325,13 @@ struct lade_sum_squares_args {
   int64_t n_elements;
   const void *grad;
   double *partial;
+};
+
+/* The sum of doubles in one fixed tree: a rank's part of the norm. */
+struct lade_tree_sum_args {
+  int64_t n;
+  const double *x;
+  double *sum;
 };
 
 /* Add all partials in one fixed tree and decide: norm, clip factor, skip. */

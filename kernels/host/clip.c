@@ -1,25 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The verdict over one step's gradients. Partials are added in one fixed tree (halves, down to
- * runs of eight): the bits depend on their number and order alone, and the error grows with the
- * logarithm of it. A norm that is not finite in F32 skips the step; its factor is 0.
+ * The verdict over one step's gradients. Partials are added in one fixed tree (tree_sum.c). A norm that is not finite
+ * in F32 skips the step; its factor is 0.
  */
 #include <math.h>
 
 #include "kernels/host/host.h"
-
-#define RUN 8
-
-/* Recursion depth is the logarithm of n: at most 60. */
-static double tree_sum(const double *partial, int64_t n)
-{
-  if (n > RUN)
-    return tree_sum(partial, n / 2) + tree_sum(partial + n / 2, n - n / 2);
-  double sum = 0;
-  for (int64_t i = 0; i < n; i++)
-    sum += partial[i];
-  return sum;
-}
 
 /* The first partial that is not finite, or n: the sum overflowed though each part is finite. */
 static uint32_t bad_find(const double *partial, int64_t n)
@@ -34,7 +20,7 @@ static void clip_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_clip_args *a = args;
   const struct lade_step *step = ctx->step;
-  float norm = (float)(sqrt(tree_sum(a->partial, a->n_partials)) / (double)step->loss_scale);
+  float norm = (float)(sqrt(lade_tree_sum(a->partial, a->n_partials)) / (double)step->loss_scale);
   bool is_skipped = !isfinite(norm);
   float factor = step->clip > 0 && norm > step->clip ? step->clip / norm : 1.0f;
   *a->verdict = (struct lade_verdict){

@@ -132,6 +132,10 @@ void lade_add_init(struct lade_kernels *kernels);
 void lade_cast_init(struct lade_kernels *kernels);
 void lade_rank_sum_init(struct lade_kernels *kernels);
 void lade_copy_init(struct lade_kernels *kernels);
+void lade_tree_sum_init(struct lade_kernels *kernels);
+
+/* The sum of @n doubles in one fixed tree. */
+double lade_tree_sum(const double *x, int64_t n);
 
 /* oneDNN's products (onednn.c), where the plug-in opens; false and unchanged where it does not. */
 bool lade_matmul_init_onednn(struct lade_kernels *kernels);

@@ -37,6 +37,7 @@ static const char *const names[LADE_N_KERNELS] = {
     [LADE_K_CAST] = "cast",
     [LADE_K_RANK_SUM] = "rank_sum",
     [LADE_K_COPY] = "copy",
+    [LADE_K_TREE_SUM] = "tree_sum",
 };
 
 void lade_kernels_init(struct lade_kernels *kernels, const struct lade_cpu *cpu)
@@ -60,6 +61,7 @@ void lade_kernels_init(struct lade_kernels *kernels, const struct lade_cpu *cpu)
   lade_cast_init(kernels);
   lade_rank_sum_init(kernels);
   lade_copy_init(kernels);
+  lade_tree_sum_init(kernels);
   lade_kernels_init_levels(kernels, cpu);
   const char *matmul = getenv("LADE_MATMUL");
   if (matmul && strcmp(matmul, "onednn") == 0)

@@ -50,14 +50,15 @@ static uint64_t op_bytes(const struct lade_graph *graph, const struct lade_op *o
   return bytes;
 }
 
-static uint64_t state_bytes(const struct lade_graph *graph)
+/* Of this rank's shards; working copies may be gathered. */
+static uint64_t state_bytes(const struct lade_graph *graph, const struct lade_layout *layout)
 {
   uint64_t bytes = 0;
   for (int param = 0; param < graph->n_params; param++) {
-    bytes += padded(lade_value_bytes(graph, graph->params[param].tensor));
+    bytes += padded(lade_held_bytes(graph, layout, lade_value_block(graph, param, LADE_BLOCK_WEIGHT)));
     for (int part = 0; part < LADE_N_PARTS; part++) {
       int tensor = lade_value_part(graph, param, (enum lade_part)part);
-      bytes += tensor < 0 ? 0 : padded(lade_value_bytes(graph, tensor));
+      bytes += tensor < 0 ? 0 : padded(lade_held_bytes(graph, layout, tensor));
     }
   }
   return bytes;
@@ -121,23 +122,24 @@ static struct adds *adds_find(const struct lade_graph *graph)
   return adds;
 }
 
-/* Bytes of gradients whose first (@is_last: whose last) addition op @i makes. */
-static uint64_t grads_at(const struct lade_graph *graph, const struct adds *adds, int i, bool is_last)
+/* Bytes of gradients (of this rank's blocks, in shards) whose first (@is_last: whose last) addition op @i makes. */
+static uint64_t grads_at(const struct lade_graph *graph, const struct lade_layout *layout, const struct adds *adds,
+                         int i, bool is_last)
 {
   const struct lade_op *op = &graph->ops[i];
   uint64_t bytes = 0;
   for (int k = 0; k < op->n_out; k++) {
     int param = op->out[k] < 0 ? -1 : graph->tensors[op->out[k]].param;
     if (param >= 0 && (is_last ? adds[param].last : adds[param].first) == i)
-      bytes += padded(graph->tensors[op->out[k]].bytes);
+      bytes += padded(lade_held_bytes(graph, layout, lade_value_block(graph, param, LADE_BLOCK_GRAD)));
   }
   return bytes;
 }
 
 /* The most that is somewhere at once. 0, which is a bound too, when memory is out. */
-static uint64_t somewhere_bytes(const struct lade_graph *graph, bool is_early)
+static uint64_t somewhere_bytes(const struct lade_graph *graph, const struct lade_layout *layout, bool is_early)
 {
-  uint64_t state = state_bytes(graph), most = 0;
+  uint64_t state = state_bytes(graph, layout), most = 0;
   struct adds *adds = adds_find(graph);
   int *last_use = calloc((size_t)graph->n_tensors, sizeof(*last_use));
   int64_t *waiting = calloc((size_t)graph->n_ops * 2 + 1, sizeof(*waiting)); /* sums, then what operands take off */
@@ -145,11 +147,11 @@ static uint64_t somewhere_bytes(const struct lade_graph *graph, bool is_early)
   if (is_ready)
     waiting_count(graph, last_use, waiting);
   for (int i = 0; i < graph->n_ops && is_ready; i++) {
-    state += grads_at(graph, adds, i, false);
+    state += grads_at(graph, layout, adds, i, false);
     uint64_t op = op_bytes(graph, &graph->ops[i], false);
     most = LADE_MAX(most, state + op + (uint64_t)(waiting[i] + waiting[graph->n_ops + i]));
     if (is_early)
-      state -= grads_at(graph, adds, i, true);
+      state -= grads_at(graph, layout, adds, i, true);
   }
   free(waiting);
   free(last_use);
@@ -172,9 +174,8 @@ uint64_t plan_lower_bound(const struct lade_plan_params *params)
   uint64_t most = 0, tiers = params->host_bytes + params->store_bytes;
   for (int i = 0; i < params->graph->n_ops; i++)
     most = LADE_MAX(most, op_bytes(params->graph, &params->graph->ops[i], true));
-  uint64_t all = 0;
-  if (!is_late(params))
-    all = somewhere_bytes(params->graph, params->is_early && params->n_microbatches == 1);
+  const bool is_early = params->is_early && params->n_microbatches == 1;
+  uint64_t all = is_late(params) ? 0 : somewhere_bytes(params->graph, params->layout, is_early);
   if (tiers >= params->host_bytes && all > tiers) /* else the sum wrapped: the tiers hold anything */
     most = LADE_MAX(most, all - tiers);
   return lade_align_up(most, params->chunk_bytes);

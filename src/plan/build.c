@@ -82,6 +82,12 @@ void operand_change(struct builder *b, int role, int32_t buffer, struct lade_val
 
 /* ---- values ---- */
 
+/* Bytes of a value of this rank. */
+uint64_t value_bytes(const struct builder *b, int tensor)
+{
+  return lade_held_bytes(b->graph, b->params->layout, tensor);
+}
+
 /* The value as it is now: gradients have had so many additions. */
 struct lade_value value_now(const struct builder *b, int value)
 {
@@ -95,9 +101,9 @@ static enum lade_owner interval_owner(const struct builder *b, const struct plan
 {
   const struct lade_tensor *what = &b->graph->tensors[it->value % b->graph->n_tensors];
   if (what->kind == LADE_TENSOR_PARAM)
-    return LADE_OWNER_PARAMETERS;
+    return it->source == PLAN_GATHERED ? LADE_OWNER_COMM : LADE_OWNER_PARAMETERS;
   if (what->kind == LADE_TENSOR_GRAD)
-    return LADE_OWNER_GRADIENTS;
+    return plan_sums_each(b->params) ? LADE_OWNER_COMM : LADE_OWNER_GRADIENTS;
   bool is_saved = !b->steps[it->first_pos].is_backward && b->steps[LADE_MIN(it->last_pos, b->n_steps - 1)].is_backward;
   return is_saved ? LADE_OWNER_SAVED : LADE_OWNER_TRANSIENT;
 }
@@ -116,11 +122,13 @@ static int interval_at(struct builder *b, int value, int pos)
 static int32_t value_buffer(struct builder *b, int value, int pos)
 {
   const struct lade_tensor *what = &b->graph->tensors[value % b->graph->n_tensors];
-  if (what->kind == LADE_TENSOR_PARAM && plan_home_space(b->params->residency, what->param) == LADE_DEVICE)
+  if (what->kind == LADE_TENSOR_PARAM && !plan_is_gathered(b->params, what->param) &&
+      plan_home_space(b->params->residency, what->param) == LADE_DEVICE)
     return b->elsewhere[value];
   int at = interval_at(b, value, pos);
   if (b->on_device[at] < 0)
-    b->on_device[at] = buffer_make(b, LADE_DEVICE, interval_owner(b, &b->lives->intervals[at]), what->bytes, false);
+    b->on_device[at] = buffer_make(b, LADE_DEVICE, interval_owner(b, &b->lives->intervals[at]),
+                                   value_bytes(b, value % b->graph->n_tensors), false);
   return b->on_device[at];
 }
 
@@ -129,12 +137,14 @@ static int32_t value_buffer(struct builder *b, int value, int pos)
 static void param_residents_make(struct builder *b, int param)
 {
   enum lade_space home = plan_home_space(b->params->residency, param);
-  int weight = b->graph->params[param].tensor;
-  b->elsewhere[weight] = buffer_make(b, home, LADE_OWNER_PARAMETERS, lade_value_bytes(b->graph, weight), true);
+  int weight = b->graph->params[param].tensor, block = lade_value_block(b->graph, param, LADE_BLOCK_WEIGHT);
+  bool is_gathered = plan_is_gathered(b->params, param);
+  b->elsewhere[weight] =
+      buffer_make(b, home, LADE_OWNER_PARAMETERS, value_bytes(b, is_gathered ? block : weight), true);
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(b->graph, param, (enum lade_part)part);
     b->part_buffers[param * LADE_N_PARTS + part] =
-        tensor < 0 ? -1 : buffer_make(b, home, LADE_OWNER_OPTIMIZER, lade_value_bytes(b->graph, tensor), true);
+        tensor < 0 ? -1 : buffer_make(b, home, LADE_OWNER_OPTIMIZER, value_bytes(b, tensor), true);
   }
 }
 
@@ -157,15 +167,15 @@ static void residents_make(struct builder *b)
 
 /* ---- transfers ---- */
 
-void transfer_emit(struct builder *b, int32_t src, int32_t dst, struct lade_value value)
+void transfer_emit(struct builder *b, struct place src, struct place dst, struct lade_value value)
 {
   if (b->status)
     return; /* memory is out: a buffer may be missing */
-  enum lade_space from = b->buffers.items[src].space, to = b->buffers.items[dst].space;
-  uint64_t bytes = lade_value_bytes(b->graph, value.tensor);
+  enum lade_space from = b->buffers.items[src.buffer].space, to = b->buffers.items[dst.buffer].space;
+  uint64_t bytes = value_bytes(b, value.tensor);
   bool is_store = from == LADE_STORE || to == LADE_STORE;
   if (is_store && !b->params->is_unified && (from == LADE_DEVICE || to == LADE_DEVICE)) {
-    int32_t staging = buffer_make(b, LADE_HOST, b->buffers.items[src].owner, bytes, false);
+    struct place staging = {buffer_make(b, LADE_HOST, b->buffers.items[src.buffer].owner, bytes, false), 0};
     transfer_emit(b, src, staging, value);
     transfer_emit(b, staging, dst, value);
     return;
@@ -177,8 +187,9 @@ void transfer_emit(struct builder *b, int32_t src, int32_t dst, struct lade_valu
   struct lade_instr *instr = instr_begin(b, kind, queue);
   instr->microbatch = value.microbatch;
   instr->predicted_ns = plan_transfer_ns(b->params->prices, from, to, bytes);
-  operand_read(b, LADE_ROLE_SRC, src, value, bytes);
-  operand_make(b, LADE_ROLE_DST, dst, value, bytes);
+  const struct lade_value nothing = {-1, 0, 0};
+  operand_add(b, LADE_ROLE_SRC, src.buffer, LADE_READS, value, nothing, src.offset, bytes);
+  operand_add(b, LADE_ROLE_DST, dst.buffer, LADE_MAKES, nothing, value, dst.offset, bytes);
 }
 
 static void interval_leave(struct builder *b, int at)
@@ -186,22 +197,27 @@ static void interval_leave(struct builder *b, int at)
   const struct plan_interval *it = &b->lives->intervals[at];
   const struct lade_tensor *what = &b->graph->tensors[it->value % b->graph->n_tensors];
   if (what->kind != LADE_TENSOR_LOSS)
-    b->elsewhere[it->value] =
-        buffer_make(b, (enum lade_space)it->target, interval_owner(b, it), what->bytes, false);
+    b->elsewhere[it->value] = buffer_make(b, (enum lade_space)it->target, interval_owner(b, it),
+                                          value_bytes(b, it->value % b->graph->n_tensors), false);
   struct lade_value value = value_now(b, it->value);
   if (what->kind == LADE_TENSOR_GRAD)
     norm_settle(b, what->param);
   else if (what->kind == LADE_TENSOR_LOSS)
     value = loss_reduce_emit(b, b->on_device[at], value);
-  transfer_emit(b, b->on_device[at], b->elsewhere[it->value], value);
+  transfer_emit(b, (struct place){b->on_device[at], 0}, (struct place){b->elsewhere[it->value], 0}, value);
 }
 
 static void interval_fetch(struct builder *b, int at)
 {
   const struct plan_interval *it = &b->lives->intervals[at];
   const struct lade_tensor *what = &b->graph->tensors[it->value % b->graph->n_tensors];
-  b->on_device[at] = buffer_make(b, LADE_DEVICE, interval_owner(b, it), what->bytes, false);
-  transfer_emit(b, b->elsewhere[it->value], b->on_device[at], value_now(b, it->value));
+  b->on_device[at] = buffer_make(b, LADE_DEVICE, interval_owner(b, it),
+                                 value_bytes(b, it->value % b->graph->n_tensors), false);
+  if (it->source == PLAN_GATHERED)
+    weight_gather_emit(b, what->param, b->on_device[at], 0);
+  else
+    transfer_emit(b, (struct place){b->elsewhere[it->value], 0}, (struct place){b->on_device[at], 0},
+                  value_now(b, it->value));
 }
 
 /* By slot; copies out before copies in; then in the order of need. */
@@ -250,7 +266,7 @@ static int32_t alias_buffer(struct builder *b, int pos, int i)
   if (dying->last_pos != pos || dying->leave_slot >= 0)
     return -1;
   int32_t taken = b->on_device[from];
-  uint64_t needed = plan_buffer_bytes(LADE_DEVICE, b->graph->tensors[op->out[i]].bytes);
+  uint64_t needed = plan_buffer_bytes(LADE_DEVICE, value_bytes(b, op->out[i]));
   return needed <= b->buffers.items[taken].bytes ? taken : -1;
 }
 
@@ -262,13 +278,14 @@ static void output_add(struct builder *b, int pos, int i)
   int value = plan_value_number(b->graph, op->out[i], step->microbatch);
   if (what->kind == LADE_TENSOR_GRAD) {
     int32_t buffer = value_buffer(b, value, pos);
-    struct lade_value before = value_now(b, value);
-    if (before.version) {
+    struct lade_value grad = value_now(b, value);
+    bool is_first = grad.version == 0 || (plan_sums_each(b->params) && grad.version % b->n_adds[what->param] == 0);
+    if (!is_first) {
       b->instrs.items[b->instrs.n - 1].accumulate |= 1u << i;
-      operand_change(b, LADE_ROLE_OUT + i, buffer, before, what->bytes);
+      operand_change(b, LADE_ROLE_OUT + i, buffer, grad, value_bytes(b, op->out[i]));
     } else {
-      before.version = 1;
-      operand_make(b, LADE_ROLE_OUT + i, buffer, before, what->bytes);
+      grad.version++;
+      operand_make(b, LADE_ROLE_OUT + i, buffer, grad, value_bytes(b, op->out[i]));
     }
     b->grad_versions[what->param]++;
     return;
@@ -310,7 +327,7 @@ static void step_emit(struct builder *b, int pos)
     if (op->in[i] < 0)
       continue;
     int value = plan_value_number(b->graph, op->in[i], step->microbatch);
-    operand_read(b, i, value_buffer(b, value, pos), value_now(b, value), b->graph->tensors[op->in[i]].bytes);
+    operand_read(b, i, value_buffer(b, value, pos), value_now(b, value), value_bytes(b, op->in[i]));
   }
   for (int i = 0; i < op->n_out; i++) {
     if (op->out[i] >= 0)
@@ -321,8 +338,8 @@ static void step_emit(struct builder *b, int pos)
                  (struct lade_value){-1, 0, 0}, op->workspace_bytes);
   for (int i = 0; i < op->n_out; i++) {
     int param = op->out[i] < 0 ? -1 : b->graph->tensors[op->out[i]].param;
-    if (param >= 0 && b->last_grad_pos[param] == pos)
-      grad_complete_emit(b, param);
+    if (param >= 0 && b->grad_versions[param] % b->n_adds[param] == 0)
+      grad_emit(b, param, step->microbatch);
   }
 }
 
@@ -337,23 +354,26 @@ static int builder_init(struct builder *b)
   b->elsewhere = malloc(n_values * sizeof(*b->elsewhere));
   b->part_buffers = calloc(n_params * LADE_N_PARTS, sizeof(*b->part_buffers));
   b->first_partials = calloc(n_params + 1, sizeof(*b->first_partials));
-  b->last_grad_pos = calloc(n_params, sizeof(*b->last_grad_pos));
+  b->n_adds = calloc(n_params, sizeof(*b->n_adds));
+  b->block_versions = calloc(n_params, sizeof(*b->block_versions));
+  b->block_buffers = malloc(n_params * sizeof(*b->block_buffers));
+  b->due = calloc(n_params, sizeof(*b->due));
   b->grad_versions = calloc(n_params, sizeof(*b->grad_versions));
   b->is_norm_due = calloc(n_params, sizeof(*b->is_norm_due));
-  if (!b->on_device || !b->now || !b->elsewhere || !b->part_buffers || !b->first_partials || !b->last_grad_pos ||
-      !b->grad_versions || !b->is_norm_due)
+  if (!b->on_device || !b->now || !b->elsewhere || !b->part_buffers || !b->first_partials || !b->n_adds ||
+      !b->block_versions || !b->block_buffers || !b->due || !b->grad_versions || !b->is_norm_due)
     return -ENOMEM;
   memset(b->on_device, -1, (size_t)b->lives->n_intervals * sizeof(*b->on_device));
   memset(b->elsewhere, -1, n_values * sizeof(*b->elsewhere));
   memcpy(b->now, b->lives->first_interval, n_values * sizeof(*b->now));
   for (int param = 0; param < graph->n_params; param++)
-    b->first_partials[param + 1] = b->first_partials[param] + lade_value_n_partials(graph, param);
-  for (int pos = 0; pos < b->n_steps; pos++) {
-    const struct lade_op *op = &graph->ops[b->steps[pos].op];
-    for (int i = 0; i < op->n_out; i++) {
-      if (op->out[i] >= 0 && graph->tensors[op->out[i]].kind == LADE_TENSOR_GRAD)
-        b->last_grad_pos[graph->tensors[op->out[i]].param] = pos;
-    }
+    b->first_partials[param + 1] = b->first_partials[param] + lade_held_partials(graph, b->params->layout, param);
+  memset(b->block_buffers, -1, n_params * sizeof(*b->block_buffers));
+  for (int i = 0; i < graph->n_ops * LADE_OP_MAX_OUT; i++) {
+    const struct lade_op *op = &graph->ops[i / LADE_OP_MAX_OUT];
+    int tensor = i % LADE_OP_MAX_OUT < op->n_out ? op->out[i % LADE_OP_MAX_OUT] : -1;
+    if (tensor >= 0 && graph->tensors[tensor].kind == LADE_TENSOR_GRAD)
+      b->n_adds[graph->tensors[tensor].param]++;
   }
   return b->params->residency->is_early && b->params->is_training ? early_order(b) : 0;
 }
@@ -365,11 +385,15 @@ static void builder_finish(struct builder *b)
   free(b->elsewhere);
   free(b->part_buffers);
   free(b->first_partials);
-  free(b->last_grad_pos);
+  free(b->n_adds);
+  free(b->block_versions);
+  free(b->block_buffers);
+  free(b->due);
   free(b->grad_versions);
   free(b->is_norm_due);
   free(b->early);
   LADE_ARRAY_FREE(&b->transfers);
+  LADE_ARRAY_FREE(&b->incoming);
 }
 
 static void program_emit(struct builder *b)
@@ -379,7 +403,7 @@ static void program_emit(struct builder *b)
   transfers_collect(b);
   if (b->params->is_training) {
     b->partials = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT,
-                              lade_value_bytes(graph, lade_value_scalar(graph, LADE_SCALAR_PARTIALS)), false);
+                              value_bytes(b, lade_value_scalar(graph, LADE_SCALAR_PARTIALS)), false);
     b->verdict = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT, sizeof(struct lade_verdict), false);
   }
   int next = 0, next_early = 0;

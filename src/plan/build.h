@@ -104,7 +104,7 @@ struct plan_interval {
   int32_t first_pos, last_pos; /* steps that use it first and last; n_steps: updates after all steps do */
   int32_t fetch_slot;          /* copied in before this step; -1: made by the step at first_pos */
   int32_t leave_slot;          /* copied out before this step (n_steps: after the last); -1: not copied out */
-  uint8_t source, target;      /* enum lade_space of the copies */
+  uint8_t source, target;      /* enum lade_space of the copies; source may be PLAN_GATHERED */
 };
 
 struct plan_lives {
@@ -136,6 +136,25 @@ static inline int plan_value_number(const struct lade_graph *graph, int tensor, 
   enum lade_tensor_kind kind = graph->tensors[tensor].kind;
   bool is_shared = kind == LADE_TENSOR_PARAM || kind == LADE_TENSOR_GRAD;
   return tensor + (is_shared ? 0 : microbatch * graph->n_tensors);
+}
+
+/*
+ * The space from which an interval of a parameter comes whose state is in shards, unless it is whole on the device: it
+ * is gathered from all ranks' blocks.
+ */
+#define PLAN_GATHERED LADE_N_SPACES
+
+/* Is the working copy put together from shards before each use? Else it is whole on the device, or comes from home. */
+static inline bool plan_is_gathered(const struct lade_build_params *params, int param)
+{
+  bool is_sharded = lade_shard_count(params->layout) > 1;
+  return is_sharded && (params->layout->zero == LADE_ZERO_MOST || params->residency->homes[param] != LADE_HOME_DEVICE);
+}
+
+/* Are gradients handed on after each microbatch, rather than after all of them? */
+static inline bool plan_sums_each(const struct lade_build_params *params)
+{
+  return lade_shard_count(params->layout) > 1 && params->layout->zero >= 2;
 }
 
 static inline enum lade_space plan_home_space(const struct lade_residency *residency, int param)

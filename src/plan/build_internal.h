@@ -18,6 +18,19 @@ struct early {
   int32_t slot, param;
 };
 
+/* A microbatch's block of a gradient, to be added to those of earlier ones. */
+struct incoming {
+  int32_t param, buffer;
+  int16_t microbatch;
+  bool is_last;
+};
+
+/* Where a value begins. */
+struct place {
+  int32_t buffer;
+  uint64_t offset;
+};
+
 struct builder {
   const struct lade_build_params *params;
   const struct lade_graph *graph;
@@ -37,9 +50,15 @@ struct builder {
   int32_t *elsewhere;    /* by value: buffer of its copy at home or away, -1 */
   int32_t *part_buffers; /* by parameter and part: buffer at home, -1 */
   int64_t *first_partials; /* by parameter, n_params + 1 */
-  int32_t *last_grad_pos; /* by parameter: step that completes its gradient */
+  int32_t *n_adds;        /* by parameter: additions of one microbatch to its gradient */
   int16_t *grad_versions; /* by parameter: what has been added so far */
   bool *is_norm_due;      /* by parameter: complete, but sums of squares are still to come */
+  int16_t *block_versions; /* by parameter: of the block of its gradient */
+  int32_t *block_buffers;  /* by parameter: where the block of its gradient is, -1 */
+  int32_t *due;            /* parameters whose blocks are complete, in that order; the first n_settled have left */
+  int n_due, n_settled;
+  LADE_ARRAY(struct incoming) incoming; /* blocks under way; the first n_added have been added */
+  int n_added;
   int32_t partials, verdict, verdict_host; /* buffers */
 };
 
@@ -55,15 +74,19 @@ void operand_make(struct builder *b, int role, int32_t buffer, struct lade_value
 /* Consumes @value and makes its next version, in place. */
 void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
 
+/* Bytes that this rank gives value @tensor. */
+uint64_t value_bytes(const struct builder *b, int tensor);
 /* The value as it is now: gradients have had so many additions. */
 struct lade_value value_now(const struct builder *b, int value);
-/* Move @value from one buffer to another, through the host where the drive does not reach the device. */
-void transfer_emit(struct builder *b, int32_t src, int32_t dst, struct lade_value value);
+/* Move @value, through the host where the drive does not reach the device. */
+void transfer_emit(struct builder *b, struct place src, struct place dst, struct lade_value value);
 
 /* ---- build_state.c ---- */
 
-/* The step just emitted has made the last addition to the gradient of @param. */
-void grad_complete_emit(struct builder *b, int param);
+/* The step just emitted has made a microbatch's last addition to the gradient of @param. */
+void grad_emit(struct builder *b, int param, int microbatch);
+/* Make version @version of the working copy of @param in @buffer from all ranks' blocks. */
+void weight_gather_emit(struct builder *b, int param, int32_t buffer, int version);
 /* Sums of squares of @param's gradient, unless they have been taken: it is about to leave the device. */
 void norm_settle(struct builder *b, int param);
 /* The mean over ranks of a microbatch's loss in @buffer; returns the value to hand on. */

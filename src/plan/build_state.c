@@ -2,10 +2,18 @@
 /*
  * Emission, second half: what becomes of a gradient once it is complete.
  *
- * On one rank its sums of squares come at once, while it is on the device. Among data parallel ranks it is first summed
- * over them, on a queue of its own, while the backward half goes on; nothing on the compute queue looks at it until
- * it must: sums of squares come when the gradient leaves the device, when its parameter is updated early, or
- * after all steps. Then the verdict, and the updates, each where its parameter is at home.
+ * On one rank its sums of squares come at once, while it is on the device. Among several ranks it is first summed over
+ * them, on a queue of its own, while the backward half goes on; nothing on the compute queue looks at it until it
+ * must: sums of squares come when the gradient leaves the device, when its parameter is updated early, or after all
+ * steps. Then the verdict, and the updates, each where its parameter is at home.
+ *
+ * Where state is in shards (ZeRO), a reduce-scatter leaves each rank its block of the sum: of the gradient of all
+ * microbatches, in place (1), or of each microbatch's, which is then added to the block (2, 3), so that no whole
+ * gradient outlives its microbatch. The update is of the block, and the working copy is gathered again: at once
+ * where it lives whole on the device, else before each use (weight_gather_emit, where lives.c says). With replicas of
+ * shards (hybrid sharding) complete blocks are summed over those too.
+ *
+ * What the compute queue does to a block that is still under way (add it, send it home) comes LAG reductions later.
  *
  * A microbatch's loss is summed over ranks before it goes to the host; the mean is taken there.
  */
@@ -14,51 +22,121 @@
 
 #include "plan/build_internal.h"
 
-/* Are there several data parallel ranks? */
-static bool grads_are_reduced(const struct builder *b)
+#define LAG 2 /* reductions that may be under way while the backward half goes on */
+
+static const struct lade_value nothing = {-1, 0, 0};
+
+static bool is_sharded(const struct builder *b)
 {
-  return lade_layout_size(b->params->layout, LADE_AXIS_DP) > 1;
+  return lade_shard_count(b->params->layout) > 1;
 }
 
-/* Sum what all data parallel ranks hold of @value, @bytes in @buffer, in place. */
-static void all_reduce_emit(struct builder *b, int param, int32_t buffer, struct lade_value value, uint64_t bytes)
+/* Where this rank's block begins in a vector of all blocks of @block_bytes. */
+static uint64_t own_offset(const struct builder *b, uint64_t block_bytes)
 {
-  struct lade_instr *instr = instr_begin(b, LADE_INSTR_COLLECTIVE, lade_axis_queue(LADE_AXIS_DP));
-  instr->collective = LADE_ALL_REDUCE;
-  instr->axis = LADE_AXIS_DP;
+  return block_bytes * (uint64_t)lade_layout_position(b->params->layout, LADE_AXIS_SHARD);
+}
+
+/* ---- collectives ---- */
+
+/* @bytes: of the whole vector. */
+static void collective_begin(struct builder *b, enum lade_collective_kind kind, enum lade_axis axis, int param,
+                             int microbatch, uint64_t bytes)
+{
+  struct lade_instr *instr = instr_begin(b, LADE_INSTR_COLLECTIVE, lade_axis_queue(axis));
+  instr->collective = (uint8_t)kind;
+  instr->axis = (uint8_t)axis;
   instr->param = param;
-  instr->microbatch = value.microbatch;
-  instr->predicted_ns = plan_collective_ns(b->params, LADE_ALL_REDUCE, LADE_AXIS_DP, bytes);
-  operand_change(b, LADE_ROLE_SRC, buffer, value, bytes);
+  instr->microbatch = (int16_t)microbatch;
+  instr->predicted_ns = plan_collective_ns(b->params, kind, axis, bytes);
+}
+
+/* Sum what all ranks of @axis hold of @value, in place. */
+static void all_reduce_emit(struct builder *b, enum lade_axis axis, int param, struct place at,
+                            struct lade_value value)
+{
+  struct lade_value sum = value;
+  uint64_t bytes = value_bytes(b, value.tensor);
+  sum.version++;
+  collective_begin(b, LADE_ALL_REDUCE, axis, param, value.microbatch, bytes);
+  operand_add(b, LADE_ROLE_SRC, at.buffer, LADE_READS_AND_MAKES, value, sum, at.offset, bytes);
+}
+
+/* Put the ranks' blocks together: @block at @src, to @whole at the beginning of @dst. */
+static void all_gather_emit(struct builder *b, int param, struct place src, struct lade_value block, int32_t dst,
+                            struct lade_value whole)
+{
+  uint64_t bytes = value_bytes(b, whole.tensor);
+  collective_begin(b, LADE_ALL_GATHER, LADE_AXIS_SHARD, param, 0, bytes);
+  operand_add(b, LADE_ROLE_SRC, src.buffer, LADE_READS, block, nothing, src.offset, value_bytes(b, block.tensor));
+  operand_make(b, LADE_ROLE_DST, dst, whole, bytes);
 }
 
 struct lade_value loss_reduce_emit(struct builder *b, int32_t buffer, struct lade_value loss)
 {
-  if (!grads_are_reduced(b))
+  if (lade_layout_size(b->params->layout, LADE_AXIS_DP) == 1)
     return loss;
-  all_reduce_emit(b, -1, buffer, loss, lade_value_bytes(b->graph, loss.tensor));
+  all_reduce_emit(b, LADE_AXIS_DP, -1, (struct place){buffer, 0}, loss);
   loss.version++;
   return loss;
 }
 
-/* Where the complete gradient of @param is, until it leaves. */
+void weight_gather_emit(struct builder *b, int param, int32_t buffer, int version)
+{
+  const int weight = b->graph->params[param].tensor, home = b->params->residency->homes[param];
+  const struct lade_value block = {lade_value_block(b->graph, param, LADE_BLOCK_WEIGHT), 0, (int16_t)version};
+  const struct lade_value whole = {weight, 0, (int16_t)version};
+  uint64_t bytes = value_bytes(b, block.tensor);
+  struct place src = {b->elsewhere[weight], 0}, landing = {buffer, own_offset(b, bytes)};
+  if (home == LADE_HOME_STORE) /* drives want whole pages */
+    landing = (struct place){buffer_make(b, LADE_DEVICE, LADE_OWNER_COMM, bytes, false), 0};
+  if (home != LADE_HOME_DEVICE) {
+    transfer_emit(b, src, landing, block);
+    src = landing;
+  }
+  all_gather_emit(b, param, src, block, buffer, whole);
+}
+
+/* ---- gradients ---- */
+
+/* Where the gradient of @param is now, or was before its block was handed on. */
 static int32_t grad_buffer(const struct builder *b, int param)
 {
-  return b->on_device[b->lives->first_interval[b->graph->params[param].grad + 1] - 1];
+  return b->on_device[b->now[b->graph->params[param].grad]];
+}
+
+/* This rank's block of the gradient, as it is now. */
+static struct lade_value block_now(const struct builder *b, int param)
+{
+  return (struct lade_value){lade_value_block(b->graph, param, LADE_BLOCK_GRAD), 0, b->block_versions[param]};
+}
+
+/* Where it is: in place, it is among the others' blocks. */
+static struct place block_place(const struct builder *b, int param)
+{
+  bool is_in_place = b->block_buffers[param] == grad_buffer(b, param);
+  uint64_t offset = is_in_place ? own_offset(b, value_bytes(b, block_now(b, param).tensor)) : 0;
+  return (struct place){b->block_buffers[param], offset};
+}
+
+static int64_t share_ns(const struct builder *b, int param, int64_t ns)
+{
+  return ns / lade_shard_count(b->params->layout);
 }
 
 static void norm_emit(struct builder *b, int param)
 {
-  const int grad = b->graph->params[param].grad;
+  const struct lade_value value = is_sharded(b) ? block_now(b, param) : value_now(b, b->graph->params[param].grad);
+  const struct place place = is_sharded(b) ? block_place(b, param) : (struct place){grad_buffer(b, param), 0};
   int64_t first = b->first_partials[param], end = b->first_partials[param + 1];
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_NORM, LADE_Q_COMPUTE);
   instr->param = param;
   instr->microbatch = (int16_t)(b->params->n_microbatches - 1);
-  instr->predicted_ns = b->params->prices->norm_ns[param];
-  operand_read(b, LADE_ROLE_SRC, grad_buffer(b, param), value_now(b, grad), lade_value_bytes(b->graph, grad));
+  instr->predicted_ns = share_ns(b, param, b->params->prices->norm_ns[param]);
+  operand_add(b, LADE_ROLE_SRC, place.buffer, LADE_READS, value, nothing, place.offset, value_bytes(b, value.tensor));
   struct lade_value partials = {lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS), 0, 0};
-  operand_add(b, LADE_ROLE_DST, b->partials, LADE_MAKES, (struct lade_value){-1, 0, 0}, partials,
-              (uint64_t)first * sizeof(double), (uint64_t)(end - first) * sizeof(double));
+  operand_add(b, LADE_ROLE_DST, b->partials, LADE_MAKES, nothing, partials, (uint64_t)first * sizeof(double),
+              (uint64_t)(end - first) * sizeof(double));
 }
 
 void norm_settle(struct builder *b, int param)
@@ -68,16 +146,108 @@ void norm_settle(struct builder *b, int param)
   b->is_norm_due[param] = false;
 }
 
-void grad_complete_emit(struct builder *b, int param)
+/* ---- blocks ---- */
+
+/* Everything of this rank and its fellows is in the block; with replicas, theirs too. */
+static void block_complete(struct builder *b, int param)
+{
+  if (lade_layout_size(b->params->layout, LADE_AXIS_REPLICATE) > 1) {
+    all_reduce_emit(b, LADE_AXIS_REPLICATE, param, block_place(b, param), block_now(b, param));
+    b->block_versions[param]++;
+  }
+  b->is_norm_due[param] = true;
+  b->due[b->n_due++] = param;
+}
+
+static void block_add_emit(struct builder *b, const struct incoming *incoming)
+{
+  const int param = incoming->param;
+  const struct lade_value part = {lade_value_block(b->graph, param, LADE_BLOCK_INCOMING), incoming->microbatch, 0};
+  uint64_t bytes = value_bytes(b, part.tensor);
+  struct lade_instr *instr = instr_begin(b, LADE_INSTR_ADD, LADE_Q_COMPUTE);
+  instr->param = param;
+  instr->microbatch = incoming->microbatch;
+  instr->predicted_ns = share_ns(b, param, 3 * b->params->prices->norm_ns[param]); /* moves thrice the bytes */
+  operand_read(b, LADE_ROLE_SRC, incoming->buffer, part, bytes);
+  operand_change(b, LADE_ROLE_DST, b->block_buffers[param], block_now(b, param), bytes);
+  b->block_versions[param]++;
+  if (incoming->is_last)
+    block_complete(b, param);
+}
+
+/* To where the update is, unless it is on the device or reaches it. */
+static void block_leave(struct builder *b, int param)
+{
+  const int home = b->params->residency->homes[param];
+  if (home == LADE_HOME_DEVICE || (home == LADE_HOME_STORE && b->params->is_unified))
+    return;
+  norm_settle(b, param);
+  const struct lade_value block = block_now(b, param);
+  int32_t dst = buffer_make(b, LADE_HOST, LADE_OWNER_GRADIENTS, value_bytes(b, block.tensor), false);
+  transfer_emit(b, block_place(b, param), (struct place){dst, 0}, block);
+  b->block_buffers[param] = dst;
+}
+
+/* Let the compute queue have all blocks but those of the last @lag reductions. */
+static void blocks_settle(struct builder *b, int lag)
+{
+  while (b->incoming.n - b->n_added > lag && !b->status) {
+    struct incoming next = b->incoming.items[b->n_added++];
+    block_add_emit(b, &next);
+  }
+  while (b->n_due - b->n_settled > lag && !b->status)
+    block_leave(b, b->due[b->n_settled++]);
+}
+
+/* Hand on the gradient of @microbatch, or of all; this rank's block of the sum comes to @place. */
+static void reduce_scatter_emit(struct builder *b, int param, int microbatch, struct place place,
+                                struct lade_value block)
 {
   const int grad = b->graph->params[param].grad;
-  if (!grads_are_reduced(b)) {
-    norm_emit(b, param);
+  uint64_t bytes = value_bytes(b, grad);
+  collective_begin(b, LADE_REDUCE_SCATTER, LADE_AXIS_SHARD, param, microbatch, bytes);
+  operand_read(b, LADE_ROLE_SRC, grad_buffer(b, param), value_now(b, grad), bytes);
+  operand_add(b, LADE_ROLE_DST, place.buffer, LADE_MAKES, nothing, block, place.offset,
+              value_bytes(b, block.tensor));
+}
+
+static void block_emit(struct builder *b, int param, int microbatch, bool is_last)
+{
+  uint64_t bytes = value_bytes(b, lade_value_block(b->graph, param, LADE_BLOCK_GRAD));
+  if (b->block_versions[param]) {
+    const struct lade_value part = {lade_value_block(b->graph, param, LADE_BLOCK_INCOMING), (int16_t)microbatch, 0};
+    struct incoming next = {param, buffer_make(b, LADE_DEVICE, LADE_OWNER_COMM, bytes, false), (int16_t)microbatch,
+                            is_last};
+    reduce_scatter_emit(b, param, microbatch, (struct place){next.buffer, 0}, part);
+    if (!LADE_PUSH(&b->incoming, next))
+      b->status = -ENOMEM;
     return;
   }
-  all_reduce_emit(b, param, grad_buffer(b, param), value_now(b, grad), lade_value_bytes(b->graph, grad));
-  b->grad_versions[param]++;
-  b->is_norm_due[param] = true;
+  bool is_in_place = !plan_sums_each(b->params);
+  b->block_buffers[param] = is_in_place ? grad_buffer(b, param)
+                                        : buffer_make(b, LADE_DEVICE, LADE_OWNER_GRADIENTS, bytes, false);
+  b->block_versions[param] = 1;
+  reduce_scatter_emit(b, param, microbatch, block_place(b, param), block_now(b, param));
+  if (is_last)
+    block_complete(b, param);
+}
+
+void grad_emit(struct builder *b, int param, int microbatch)
+{
+  const bool is_last = b->grad_versions[param] == b->n_adds[param] * b->params->n_microbatches;
+  if (!is_last && !plan_sums_each(b->params))
+    return;
+  if (is_sharded(b)) {
+    block_emit(b, param, microbatch, is_last);
+    blocks_settle(b, LAG);
+  } else if (lade_layout_size(b->params->layout, LADE_AXIS_DP) > 1) {
+    all_reduce_emit(b, LADE_AXIS_DP, param, (struct place){grad_buffer(b, param), 0},
+                    value_now(b, b->graph->params[param].grad));
+    b->grad_versions[param]++;
+    b->is_norm_due[param] = true;
+  } else {
+    norm_emit(b, param);
+  }
 }
 
 /* ---- the end of a step ---- */
@@ -88,20 +258,78 @@ struct ruling {
   int32_t on_device, on_host; /* on_host -1: the update reaches device memory */
 };
 
+/* The sum of this rank's partials, and all ranks' sums in their order. Returns the buffer of those. */
+static int32_t sums_emit(struct builder *b)
+{
+  const struct lade_value partials = {lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS), 0, 0};
+  const struct lade_value sum = {lade_value_scalar(b->graph, LADE_SCALAR_SUM), 0, 0};
+  const struct lade_value sums = {lade_value_scalar(b->graph, LADE_SCALAR_SUMS), 0, 0};
+  int32_t buffer = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT, value_bytes(b, sums.tensor), false);
+  uint64_t offset = own_offset(b, sizeof(double));
+  struct lade_instr *instr = instr_begin(b, LADE_INSTR_SUM, LADE_Q_COMPUTE);
+  instr->predicted_ns = b->params->prices->clip_ns;
+  operand_read(b, LADE_ROLE_SRC, b->partials, partials, value_bytes(b, partials.tensor));
+  operand_add(b, LADE_ROLE_DST, buffer, LADE_MAKES, nothing, sum, offset, sizeof(double));
+  all_gather_emit(b, -1, (struct place){buffer, offset}, sum, buffer, sums);
+  return buffer;
+}
+
 static void clip_emit(struct builder *b, int param, const struct ruling *ruling)
 {
-  const int partials = lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS);
-  int64_t first = param < 0 ? 0 : b->first_partials[param];
-  int64_t end = b->first_partials[param < 0 ? b->graph->n_params : param + 1];
+  const bool is_of_sums = param < 0 && lade_sums_count(b->params->layout) > 1;
+  const int tensor = lade_value_scalar(b->graph, is_of_sums ? LADE_SCALAR_SUMS : LADE_SCALAR_PARTIALS);
+  const int32_t buffer = is_of_sums ? sums_emit(b) : b->partials;
+  uint64_t offset = param < 0 ? 0 : (uint64_t)b->first_partials[param] * sizeof(double);
+  uint64_t bytes = value_bytes(b, tensor);
+  if (param >= 0)
+    bytes = (uint64_t)b->first_partials[param + 1] * sizeof(double) - offset;
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_CLIP, LADE_Q_COMPUTE);
   instr->param = param;
   instr->predicted_ns = b->params->prices->clip_ns;
-  operand_add(b, LADE_ROLE_SRC, b->partials, LADE_READS, (struct lade_value){partials, 0, 0},
-              (struct lade_value){-1, 0, 0}, (uint64_t)first * sizeof(double),
-              (uint64_t)(end - first) * sizeof(double));
+  operand_add(b, LADE_ROLE_SRC, buffer, LADE_READS, (struct lade_value){tensor, 0, 0}, nothing, offset, bytes);
   operand_make(b, LADE_ROLE_DST, ruling->on_device, ruling->value, sizeof(struct lade_verdict));
   if (ruling->on_host >= 0)
-    transfer_emit(b, ruling->on_device, ruling->on_host, ruling->value);
+    transfer_emit(b, (struct place){ruling->on_device, 0}, (struct place){ruling->on_host, 0}, ruling->value);
+}
+
+/* The working copy: all of it, this rank's block at home, or the same block of what is whole on the device. */
+static void update_weight_add(struct builder *b, int param)
+{
+  const int weight = b->graph->params[param].tensor, block = lade_value_block(b->graph, param, LADE_BLOCK_WEIGHT);
+  const bool is_gathered = plan_is_gathered(b->params, param);
+  uint64_t bytes = value_bytes(b, block);
+  if (is_sharded(b) && !is_gathered)
+    operand_add(b, LADE_ROLE_WEIGHT, b->elsewhere[weight], LADE_READS_AND_MAKES, (struct lade_value){weight, 0, 0},
+                (struct lade_value){block, 0, 1}, own_offset(b, bytes), bytes);
+  else
+    operand_change(b, LADE_ROLE_WEIGHT, b->elsewhere[weight], (struct lade_value){is_gathered ? block : weight, 0, 0},
+                   value_bytes(b, is_gathered ? block : weight));
+}
+
+/* Its gradient, wherever it went. Returns the buffer. */
+static int32_t update_grad_add(struct builder *b, int param)
+{
+  const int grad = b->graph->params[param].grad;
+  if (is_sharded(b)) {
+    const struct lade_value block = block_now(b, param);
+    const struct place place = block_place(b, param);
+    operand_add(b, LADE_ROLE_GRAD, place.buffer, LADE_READS, block, nothing, place.offset,
+                value_bytes(b, block.tensor));
+    return place.buffer;
+  }
+  int at = b->lives->first_interval[grad + 1] - 1;
+  int32_t buffer = b->lives->intervals[at].leave_slot >= 0 ? b->elsewhere[grad] : b->on_device[at];
+  operand_read(b, LADE_ROLE_GRAD, buffer, value_now(b, grad), value_bytes(b, grad));
+  return buffer;
+}
+
+/* A streamed update's windows. */
+static void update_scratch_add(struct builder *b, int param, int32_t grad_buffer)
+{
+  bool is_grad_stored = !b->status && b->buffers.items[grad_buffer].space == LADE_STORE;
+  uint64_t bytes = lade_stream_scratch_bytes(b->graph, b->params->layout, param, is_grad_stored);
+  enum lade_space space = b->params->is_unified ? LADE_DEVICE : LADE_HOST;
+  operand_make(b, LADE_ROLE_SCRATCH, buffer_make(b, space, LADE_OWNER_WORKSPACE, bytes, false), nothing, bytes);
 }
 
 static void update_emit(struct builder *b, int param, const struct ruling *ruling)
@@ -109,32 +337,28 @@ static void update_emit(struct builder *b, int param, const struct ruling *rulin
   static const enum lade_queue_id queues[] = {LADE_Q_COMPUTE, LADE_Q_HOST, LADE_Q_IO};
   const struct lade_graph *graph = b->graph;
   const int home = b->params->residency->homes[param], weight = graph->params[param].tensor;
-  const int grad = graph->params[param].grad;
-  int at = b->lives->first_interval[grad + 1] - 1;
-  int32_t grad_buffer = b->lives->intervals[at].leave_slot >= 0 ? b->elsewhere[grad] : b->on_device[at];
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_UPDATE, queues[home]);
   instr->param = param;
   instr->is_streamed = home == LADE_HOME_STORE;
-  instr->predicted_ns = b->params->prices->update_ns[home][param];
-  operand_change(b, LADE_ROLE_WEIGHT, b->elsewhere[weight], (struct lade_value){weight, 0, 0},
-                 lade_value_bytes(graph, weight));
-  operand_read(b, LADE_ROLE_GRAD, grad_buffer, value_now(b, grad), lade_value_bytes(graph, grad));
+  instr->predicted_ns = share_ns(b, param, b->params->prices->update_ns[home][param]);
+  update_weight_add(b, param);
+  const int32_t grad_buffer = update_grad_add(b, param);
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(graph, param, (enum lade_part)part);
     if (tensor >= 0)
       operand_change(b, LADE_ROLE_RESIDUAL + part, b->part_buffers[param * LADE_N_PARTS + part],
-                     (struct lade_value){tensor, 0, 0}, lade_value_bytes(graph, tensor));
+                     (struct lade_value){tensor, 0, 0}, value_bytes(b, tensor));
   }
   bool is_on_device = home == LADE_HOME_DEVICE || ruling->on_host < 0;
   operand_read(b, LADE_ROLE_VERDICT, is_on_device ? ruling->on_device : ruling->on_host, ruling->value,
                sizeof(struct lade_verdict));
-  if (home != LADE_HOME_STORE)
+  if (home == LADE_HOME_STORE)
+    update_scratch_add(b, param, grad_buffer);
+  if (!is_sharded(b) || plan_is_gathered(b->params, param))
     return;
-  bool is_grad_stored = b->buffers.items[grad_buffer].space == LADE_STORE;
-  uint64_t bytes = lade_stream_scratch_bytes(graph, param, is_grad_stored);
-  enum lade_space space = b->params->is_unified ? LADE_DEVICE : LADE_HOST;
-  operand_make(b, LADE_ROLE_SCRATCH, buffer_make(b, space, LADE_OWNER_WORKSPACE, bytes, false),
-               (struct lade_value){-1, 0, 0}, bytes);
+  const int block = lade_value_block(graph, param, LADE_BLOCK_WEIGHT);
+  const struct place own = {b->elsewhere[weight], own_offset(b, value_bytes(b, block))};
+  all_gather_emit(b, param, own, (struct lade_value){block, 0, 1}, own.buffer, (struct lade_value){weight, 0, 1});
 }
 
 /* One parameter's verdict and its update, in the middle of the backward half. */
@@ -147,6 +371,7 @@ void early_emit(struct builder *b, int param)
   const int home = b->params->residency->homes[param];
   if (home == LADE_HOME_HOST || (home == LADE_HOME_STORE && !b->params->is_unified))
     ruling.on_host = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, bytes, false);
+  blocks_settle(b, 0);
   norm_settle(b, param);
   clip_emit(b, param, &ruling);
   update_emit(b, param, &ruling);
@@ -177,6 +402,7 @@ void end_emit(struct builder *b)
 {
   const struct lade_graph *graph = b->graph;
   const struct ruling whole = {{lade_value_scalar(graph, LADE_SCALAR_VERDICT), 0, 0}, b->verdict, b->verdict_host};
+  blocks_settle(b, 0);
   for (int param = graph->n_params - 1; param >= 0; param--) /* about in the order in which they were summed */
     norm_settle(b, param);
   clip_emit(b, -1, &whole);

@@ -108,14 +108,15 @@ static enum lade_space gap_space(const struct cutter *c, int tensor, int from_po
   return LADE_DEVICE;
 }
 
-/* The space in which a copy of the value lies ready at the start of the step; LADE_DEVICE: none. */
+/* The space in which a copy of the value lies ready at the start of the step, or PLAN_GATHERED; LADE_DEVICE: none. */
 static enum lade_space home_space(const struct cutter *c, int tensor)
 {
   const struct lade_tensor *what = &c->graph->tensors[tensor];
   if (what->kind == LADE_TENSOR_TOKENS || what->kind == LADE_TENSOR_TARGETS)
     return LADE_HOST;
   if (what->kind == LADE_TENSOR_PARAM)
-    return plan_home_space(c->params->residency, what->param);
+    return plan_is_gathered(c->params, what->param) ? PLAN_GATHERED
+                                                    : plan_home_space(c->params->residency, what->param);
   return LADE_DEVICE;
 }
 
@@ -125,8 +126,8 @@ static enum lade_space end_space(const struct cutter *c, int tensor, int last_po
   const struct lade_tensor *what = &c->graph->tensors[tensor];
   if (what->kind == LADE_TENSOR_LOSS)
     return LADE_HOST;
-  if (what->kind != LADE_TENSOR_GRAD)
-    return LADE_DEVICE;
+  if (what->kind != LADE_TENSOR_GRAD || lade_shard_count(c->params->layout) > 1)
+    return LADE_DEVICE; /* of a sharded gradient a block is handed on, which build_state.c places */
   enum lade_space home = plan_home_space(c->params->residency, what->param);
   if (home != LADE_STORE)
     return home;
@@ -135,9 +136,13 @@ static enum lade_space end_space(const struct cutter *c, int tensor, int last_po
   return away == LADE_DEVICE && !c->params->is_unified ? LADE_STORE : away;
 }
 
-static bool is_made_anew(const struct cutter *c, int tensor, const struct use *use)
+/* Does use @i, of a value whose uses begin at @uses, make it rather than add to it? */
+static bool is_made_anew(const struct cutter *c, int tensor, const struct use *uses, int i)
 {
-  return use->is_made && c->graph->tensors[tensor].kind != LADE_TENSOR_GRAD;
+  if (!uses[i].is_made || c->graph->tensors[tensor].kind != LADE_TENSOR_GRAD)
+    return uses[i].is_made;
+  bool is_first = i == 0 || c->steps[uses[i - 1].pos].microbatch != c->steps[uses[i].pos].microbatch;
+  return i == 0 || (is_first && plan_sums_each(c->params));
 }
 
 static bool interval_push(struct cutter *c, const struct plan_interval *interval)
@@ -159,7 +164,7 @@ static bool value_cut(struct cutter *c, int value)
     return true; /* resident parameters have no intervals */
   struct plan_interval now = {.value = value, .first_pos = -1, .leave_slot = -1};
   for (int i = 0; i < n_uses; i++) {
-    if (is_made_anew(c, tensor, &uses[i]) || (is_grad && i == 0)) {
+    if (is_made_anew(c, tensor, uses, i)) {
       if (now.first_pos >= 0 && !interval_push(c, &now))
         return false;
       now = (struct plan_interval){value, uses[i].pos, uses[i].pos, -1, -1, LADE_DEVICE, LADE_DEVICE};
@@ -170,7 +175,7 @@ static bool value_cut(struct cutter *c, int value)
     if (is_grad)
       copy = LADE_DEVICE; /* whatever lies elsewhere is out of date */
     now.last_pos = uses[i].pos;
-    if (i + 1 == n_uses || is_made_anew(c, tensor, &uses[i + 1]))
+    if (i + 1 == n_uses || is_made_anew(c, tensor, uses, i + 1))
       continue;
     enum lade_space away = gap_space(c, tensor, uses[i].pos, uses[i + 1].pos, false);
     if (away == LADE_DEVICE)
@@ -188,7 +193,7 @@ static bool value_cut(struct cutter *c, int value)
   if (end != LADE_DEVICE) {
     now.leave_slot = now.last_pos + 1;
     now.target = (uint8_t)end;
-  } else if (is_grad && c->params->is_training) {
+  } else if (is_grad && c->params->is_training && !plan_sums_each(c->params)) {
     int32_t n_before = c->update_ends[c->graph->tensors[tensor].param];
     now.last_pos = n_before < c->n_steps ? n_before - 1 : c->n_steps;
   }
@@ -206,6 +211,8 @@ int64_t plan_transfer_ns(const struct lade_prices *prices, enum lade_space from,
 
 static int link_of(enum lade_space from, enum lade_space to)
 {
+  if (from == PLAN_GATHERED)
+    return lade_axis_queue(LADE_AXIS_SHARD);
   if (from == LADE_STORE || to == LADE_STORE)
     return LADE_Q_IO;
   return to == LADE_HOST ? LADE_Q_TO_HOST : LADE_Q_TO_DEVICE;
@@ -240,12 +247,15 @@ static int pos_at(const struct cutter *c, int lo, int64_t ns)
 
 static uint64_t value_bytes(const struct cutter *c, int value)
 {
-  return plan_buffer_bytes(LADE_DEVICE, c->graph->tensors[value % c->graph->n_tensors].bytes);
+  uint64_t bytes = lade_held_bytes(c->graph, c->params->layout, value % c->graph->n_tensors);
+  return plan_buffer_bytes(LADE_DEVICE, bytes);
 }
 
 static int64_t held_ns(const struct cutter *c, enum lade_space from, enum lade_space to, int value)
 {
-  uint64_t bytes = c->graph->tensors[value % c->graph->n_tensors].bytes;
+  uint64_t bytes = lade_held_bytes(c->graph, c->params->layout, value % c->graph->n_tensors);
+  if (from == PLAN_GATHERED)
+    return (int64_t)(HOLD_FACTOR * (double)plan_collective_ns(c->params, LADE_ALL_GATHER, LADE_AXIS_SHARD, bytes));
   return (int64_t)(HOLD_FACTOR * (double)plan_transfer_ns(c->params->prices, from, to, bytes));
 }
 
@@ -257,10 +267,12 @@ static uint64_t resident_bytes(const struct cutter *c)
   for (int param = 0; param < c->graph->n_params; param++) {
     if (c->params->residency->homes[param] != LADE_HOME_DEVICE)
       continue;
-    bytes += plan_buffer_bytes(LADE_DEVICE, lade_value_bytes(c->graph, c->graph->params[param].tensor));
+    int weight = plan_is_gathered(c->params, param) ? lade_value_block(c->graph, param, LADE_BLOCK_WEIGHT)
+                                                    : c->graph->params[param].tensor;
+    bytes += plan_buffer_bytes(LADE_DEVICE, lade_held_bytes(c->graph, c->params->layout, weight));
     for (int part = 0; part < LADE_N_PARTS; part++) {
       int tensor = lade_value_part(c->graph, param, (enum lade_part)part);
-      bytes += tensor < 0 ? 0 : plan_buffer_bytes(LADE_DEVICE, lade_value_bytes(c->graph, tensor));
+      bytes += tensor < 0 ? 0 : plan_buffer_bytes(LADE_DEVICE, lade_held_bytes(c->graph, c->params->layout, tensor));
     }
   }
   return bytes;

@@ -476,6 +476,33 @@ static int walks_make(lade_planner *planner, bool is_early)
   return status;
 }
 
+/* What layouts may not ask for. */
+static int layout_check(const struct lade_plan_params *params, struct lade_error *error)
+{
+  const struct lade_layout *layout = params->layout;
+  if (lade_shard_count(layout) > 1 && params->store_bytes)
+    return lade_error_set(error, -EINVAL, "zero %d: shards wait on the device or the host, not in a store; leave "
+                          "--store out", layout->zero);
+  if (lade_layout_size(layout, LADE_AXIS_DP) > 1 && layout->grad_reduce != LADE_F32)
+    return lade_error_set(error, -EINVAL, "gradients are summed over ranks in f32, not in %s",
+                          lade_dtype_name(layout->grad_reduce));
+  return 0;
+}
+
+/*
+ * Working copies that are gathered before each use are dropped between a microbatch's halves and between microbatches
+ * to begin with (reshard after forward); pins may keep them.
+ */
+static void shards_apply(lade_planner *planner)
+{
+  const struct lade_layout *layout = planner->params.layout;
+  const struct lade_graph *graph = planner->params.graph;
+  for (int param = 0; param < graph->n_params && lade_shard_count(layout) > 1; param++) {
+    if (layout->zero == LADE_ZERO_MOST)
+      planner->start->choices[graph->params[param].tensor].saved = LADE_WAIT_HOST;
+  }
+}
+
 int lade_planner_create(const struct lade_plan_params *params, struct lade_error *error, lade_planner **ret_planner)
 {
   const struct lade_prices *prices = params->prices;
@@ -485,6 +512,9 @@ int lade_planner_create(const struct lade_plan_params *params, struct lade_error
   if (params->is_early && params->graph->n_params > LADE_EARLY_PARAMS_MAX)
     return lade_error_set(error, -EINVAL, "a model of %d parameter tensors: early updates are for at most %d; use "
                           "--update end", params->graph->n_params, LADE_EARLY_PARAMS_MAX);
+  int status = layout_check(params, error);
+  if (status)
+    return status;
   lade_planner *planner = calloc(1, sizeof(*planner));
   if (!planner)
     return lade_error_set(error, -ENOMEM, "planning ran out of memory");
@@ -496,12 +526,13 @@ int lade_planner_create(const struct lade_plan_params *params, struct lade_error
       .copy_cores = prices->copy_cores, .n_cores = prices->n_cores,
       .n_microbatches = params->n_microbatches};
   planner->is_pinned = calloc((size_t)(params->graph->n_tensors + params->graph->n_params) + 1, sizeof(bool));
-  int status = planner->is_pinned ? lade_residency_create(params->graph, &planner->start) : -ENOMEM;
+  status = planner->is_pinned ? lade_residency_create(params->graph, &planner->start) : -ENOMEM;
   if (!status)
     status = lade_solver_create(params->graph, &planner->tariff, &planner->solver);
   if (!status)
     status = lade_packer_create(&planner->packer);
   if (!status) {
+    shards_apply(planner);
     recipe_apply(planner);
     pins_apply(planner);
     status = params->is_early ? walks_make(planner, true) : 0;

@@ -43,12 +43,14 @@ enum lade_instr_kind {
   LADE_INSTR_COLLECTIVE, /* all ranks of an axis together; each issues those of an axis in one order */
   LADE_INSTR_SEND,    /* to a rank of an axis, synchronous */
   LADE_INSTR_RECV,
+  LADE_INSTR_ADD,     /* a block of a gradient to the sum of it */
+  LADE_INSTR_SUM,     /* partials to one number */
   LADE_N_INSTR_KINDS
 };
 
 /*
  * What a tensor number in a value means. Numbers below graph->n_tensors are the graph's tensors. Above them
- * follow, for parameter p, the parts of its optimizer state, and then the step's scalars. lade_value_*
+ * follow, for parameter p, the parts of its optimizer state, then the step's scalars, then blocks. lade_value_*
  * (below) make and read these numbers, so that nothing else knows their order.
  */
 enum lade_part {
@@ -59,7 +61,21 @@ enum lade_part {
   LADE_PART_V_SCALES,
   LADE_N_PARTS
 };
-enum lade_scalar { LADE_SCALAR_PARTIALS, LADE_SCALAR_VERDICT, LADE_N_SCALARS };
+enum lade_scalar {
+  LADE_SCALAR_PARTIALS, /* of the gradients that this rank holds */
+  LADE_SCALAR_VERDICT,
+  LADE_SCALAR_SUM,  /* where several ranks hold shards: of this rank's partials, */
+  LADE_SCALAR_SUMS, /* and of all ranks', in their order */
+  LADE_N_SCALARS
+};
+
+/* What this rank holds of a parameter whose state is in shards. */
+enum lade_block {
+  LADE_BLOCK_WEIGHT,   /* of the working copy */
+  LADE_BLOCK_GRAD,     /* of the gradient's sum over ranks */
+  LADE_BLOCK_INCOMING, /* the same of one microbatch, to be added to it */
+  LADE_N_BLOCKS
+};
 
 /* Versions have 16 bits, and no parameter is added to more than four times in a microbatch. */
 #define LADE_MICROBATCHES_MAX 8191
@@ -101,7 +117,9 @@ struct lade_buffer {
  *  CLIP     partials, verdict
  *  UPDATE   weight, gradient, the parts that there are, verdict; scratch when it streams
  *  COPY, READ, WRITE   source, destination
- *  COLLECTIVE, SEND, RECV   an op of the graph: its operands; else source, or what is changed in place
+ *  COLLECTIVE, SEND, RECV   an op of the graph: its operands; else source, destination; or what is changed in place
+ *  ADD      what is added, the sum
+ *  SUM      partials, sum
  */
 enum { LADE_ROLE_OUT = 16, LADE_ROLE_SCRATCH = 32 };
 enum {
@@ -137,7 +155,7 @@ struct lade_instr {
   uint16_t n_operands;
   int32_t first_operand;
   int32_t op;            /* COMPUTE, SEND, RECV, some COLLECTIVEs: the graph's op */
-  int32_t param;         /* NORM, UPDATE, CLIP of one parameter; COLLECTIVE over its gradient */
+  int32_t param;         /* NORM, UPDATE, ADD, CLIP of one parameter; COLLECTIVE over what is of one */
   int32_t peer;          /* SEND, RECV: its position on the axis */
   uint32_t accumulate;   /* COMPUTE: bit i: output i adds to what the gradient holds */
   int32_t waits[LADE_N_QUEUES]; /* instruction of that queue that must be done first, or -1 */
@@ -163,15 +181,38 @@ struct lade_program {
   bool is_proved;                     /* set by lade_program_prove alone */
 };
 
-/* Bytes that element-for-element hold value @tensor (any microbatch). */
+/* Bytes that element-for-element hold value @tensor (any microbatch) of the whole graph, as checkpoints have it. */
 uint64_t lade_value_bytes(const struct lade_graph *graph, int tensor);
 /*
  * Bytes of the store that all parameters take with their state when they are at home there, in whole granules. They
  * stand first in it: parameter by parameter, the working copy and then the parts.
  */
 uint64_t lade_state_store_bytes(const struct lade_graph *graph);
+
+/* Ranks over which the state of parameters is cut: 1 unless the layout is ZeRO's. */
+int lade_shard_count(const struct lade_layout *layout);
+/* Elements whose state this rank holds: @first and the @n next of the parameter, padded to @n_padded at every rank. */
+struct lade_shard {
+  int64_t first, n, n_padded;
+};
+struct lade_shard lade_param_shard(const struct lade_graph *graph, const struct lade_layout *layout, int param);
+/*
+ * Bytes that a program gives value @tensor: weights and gradients with the padding of all shards, parts and blocks
+ * those of one shard, with its padding. Without shards the same as lade_value_bytes.
+ */
+uint64_t lade_held_bytes(const struct lade_graph *graph, const struct lade_layout *layout, int tensor);
+/* Partials of the elements of @param that this rank holds, at least one; the first one's index (O(n_params)). */
+int64_t lade_held_partials(const struct lade_graph *graph, const struct lade_layout *layout, int param);
+int64_t lade_held_first_partial(const struct lade_graph *graph, const struct lade_layout *layout, int param);
+/* Ranks whose sums of squares make the norm. */
+int lade_sums_count(const struct lade_layout *layout);
+/* The element type of what collectives move. */
+enum lade_dtype lade_value_dtype(const struct lade_graph *graph, int tensor);
+/* Bytes of @n_elements of @part. */
+uint64_t lade_part_bytes(const struct lade_graph *graph, enum lade_part part, int64_t n_elements);
 /* Scratch of a streamed update of @param: windows of weight, parts and, from the store, the gradient; all scales. */
-uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, int param, bool has_grad);
+uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, const struct lade_layout *layout, int param,
+                                   bool has_grad);
 /* Is @part streamed whole? */
 static inline bool lade_part_is_scales(enum lade_part part)
 {
@@ -182,10 +223,8 @@ const char *lade_value_name(const struct lade_graph *graph, int tensor, char *na
 /* Tensor numbers of a parameter's optimizer parts (-1 for one that the form of its state lacks) and of scalars. */
 int lade_value_part(const struct lade_graph *graph, int param, enum lade_part part);
 int lade_value_scalar(const struct lade_graph *graph, enum lade_scalar scalar);
+int lade_value_block(const struct lade_graph *graph, int param, enum lade_block block);
 int lade_value_count(const struct lade_graph *graph);
-/* The partials' doubles of parameter @param: how many, and the first index (O(n_params); n_params: the total). */
-int64_t lade_value_n_partials(const struct lade_graph *graph, int param);
-int64_t lade_value_first_partial(const struct lade_graph *graph, int param);
 
 /* Bytes that one run of @program reads from the store and writes there, streamed updates included. */
 void lade_program_store_traffic(const struct lade_program *program, uint64_t *ret_read_bytes,

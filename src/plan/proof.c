@@ -33,7 +33,8 @@
 #include <stdlib.h>
 
 static const char *const kind_names[LADE_N_INSTR_KINDS] = {"compute", "norm",  "clip",       "update", "copy",
-                                                          "read",    "write", "collective", "send",   "recv"};
+                                                          "read",    "write", "collective", "send",   "recv",
+                                                          "add",     "sum"};
 
 const char *proof_value(const struct proof *proof, struct lade_value value, char *text)
 {
@@ -102,7 +103,7 @@ static int contributions_count(struct proof *proof)
     }
   }
   for (int param = 0; param < graph->n_params; param++)
-    proof->partial_at[param + 1] = proof->partial_at[param] + lade_value_n_partials(graph, param);
+    proof->partial_at[param + 1] = proof->partial_at[param] + lade_held_partials(graph, proof->program->layout, param);
   return 0;
 }
 

@@ -78,10 +78,43 @@ static inline int grad_added(const struct proof *proof, int param)
   return proof->n_adds[param] * proof->program->n_microbatches;
 }
 
-/* The version that has everything in it. */
+/* The version that has everything in it, where it is not in shards. */
 static inline int grad_complete(const struct proof *proof, int param)
 {
   return grad_added(proof, param) + is_reduced(proof);
+}
+
+/* Is the state of parameters in shards? */
+static inline bool is_sharded(const struct proof *proof)
+{
+  return lade_shard_count(proof->program->layout) > 1;
+}
+
+/* Is each microbatch's gradient handed on by itself? */
+static inline bool sums_each(const struct proof *proof)
+{
+  return is_sharded(proof) && proof->program->layout->zero >= 2;
+}
+
+/* The version of a gradient's block that has everything of this shard's holders in it, and the last one. */
+static inline int block_added(const struct proof *proof)
+{
+  return sums_each(proof) ? proof->program->n_microbatches : 1;
+}
+static inline int block_complete(const struct proof *proof)
+{
+  return block_added(proof) + (lade_layout_size(proof->program->layout, LADE_AXIS_REPLICATE) > 1);
+}
+
+/* The parameter that block number @tensor is of, -1 if it is none. */
+static inline int block_param(const struct lade_graph *graph, int tensor)
+{
+  int from_blocks = tensor - lade_value_block(graph, 0, (enum lade_block)0);
+  return from_blocks >= 0 && from_blocks < graph->n_params * LADE_N_BLOCKS ? from_blocks / LADE_N_BLOCKS : -1;
+}
+static inline enum lade_block block_kind(const struct lade_graph *graph, int tensor)
+{
+  return (enum lade_block)((tensor - lade_value_block(graph, 0, (enum lade_block)0)) % LADE_N_BLOCKS);
 }
 
 /* The version of a microbatch's loss that the caller gets. */

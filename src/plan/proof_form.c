@@ -75,6 +75,21 @@ static int ruling_version(const struct proof *proof, int param)
   return proof->program->is_early ? param + 1 : 0;
 }
 
+/* The same for blocks of shards. */
+static bool block_exists(const struct proof *proof, struct lade_value value)
+{
+  switch (block_kind(proof->graph, value.tensor)) {
+  case LADE_BLOCK_WEIGHT:
+    return is_sharded(proof) && value.microbatch == 0 && value.version <= proof->program->is_training;
+  case LADE_BLOCK_GRAD:
+    return is_sharded(proof) && value.microbatch == 0 && value.version >= 1 &&
+           value.version <= block_complete(proof);
+  default:
+    return sums_each(proof) && value.microbatch >= 1 && value.microbatch < proof->program->n_microbatches &&
+           value.version == 0;
+  }
+}
+
 /* Whether such a value exists in this program at all. */
 static bool value_exists(const struct proof *proof, struct lade_value value)
 {
@@ -84,6 +99,8 @@ static bool value_exists(const struct proof *proof, struct lade_value value)
     return false;
   if (value.tensor == lade_value_scalar(graph, LADE_SCALAR_VERDICT))
     return value.microbatch == 0 && value.version <= (proof->program->is_early ? graph->n_params : 0);
+  if (block_param(graph, value.tensor) >= 0)
+    return block_exists(proof, value);
   if (value.tensor >= graph->n_tensors)
     return value.microbatch == 0 && value.version <= (part_param(graph, value.tensor) >= 0 ? most_versions : 0);
   const struct lade_tensor *tensor = &graph->tensors[value.tensor];
@@ -99,7 +116,7 @@ static uint64_t value_bytes(const struct proof *proof, int tensor)
 {
   if (tensor == lade_value_scalar(proof->graph, LADE_SCALAR_PARTIALS))
     return (uint64_t)proof->partial_at[proof->graph->n_params] * sizeof(double);
-  return lade_value_bytes(proof->graph, tensor);
+  return lade_held_bytes(proof->graph, proof->program->layout, tensor);
 }
 
 /* ---- expectations ---- */
@@ -153,8 +170,9 @@ static int op_expect(const struct proof *proof, int at, struct expectation *e)
       continue;
     }
     int k = instr->microbatch * proof->n_adds[tensor->param] + proof->rank[instr->op * LADE_OP_MAX_OUT + i];
-    if (k == 0) {
-      expect_make(proof, e, LADE_ROLE_OUT + i, ON(LADE_DEVICE), op->out[i], 0, 1);
+    bool is_first = k == 0 || (sums_each(proof) && proof->rank[instr->op * LADE_OP_MAX_OUT + i] == 0);
+    if (is_first) {
+      expect_make(proof, e, LADE_ROLE_OUT + i, ON(LADE_DEVICE), op->out[i], 0, k + 1);
     } else {
       expect_change(proof, e, LADE_ROLE_OUT + i, ON(LADE_DEVICE), op->out[i], k);
       accumulate |= 1u << i;
@@ -168,12 +186,21 @@ static int op_expect(const struct proof *proof, int at, struct expectation *e)
   return 0;
 }
 
+/* The gradient of @param with everything in it: all of it, or this rank's block. */
+static void grad_expect(const struct proof *proof, int param, int role, unsigned spaces, struct expectation *e)
+{
+  const struct lade_graph *graph = proof->graph;
+  if (is_sharded(proof))
+    expect_read(proof, e, role, spaces, lade_value_block(graph, param, LADE_BLOCK_GRAD), 0, block_complete(proof));
+  else
+    expect_read(proof, e, role, spaces, graph->params[param].grad, 0, grad_complete(proof, param));
+}
+
 static void norm_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
   const struct lade_graph *graph = proof->graph;
   int64_t n_partials = proof->partial_at[instr->param + 1] - proof->partial_at[instr->param];
-  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), graph->params[instr->param].grad, 0,
-              grad_complete(proof, instr->param));
+  grad_expect(proof, instr->param, LADE_ROLE_SRC, ON(LADE_DEVICE), e);
   expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_scalar(graph, LADE_SCALAR_PARTIALS), 0, 0);
   e->operands[1].bytes = (uint64_t)n_partials * sizeof(double);
 }
@@ -182,24 +209,86 @@ static void clip_expect(const struct proof *proof, const struct lade_instr *inst
 {
   const int partials = lade_value_scalar(proof->graph, LADE_SCALAR_PARTIALS);
   const int verdict = lade_value_scalar(proof->graph, LADE_SCALAR_VERDICT);
-  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), partials, 0, 0);
+  const bool is_of_sums = instr->param < 0 && lade_sums_count(proof->program->layout) > 1;
+  const int source = is_of_sums ? lade_value_scalar(proof->graph, LADE_SCALAR_SUMS) : partials;
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), source, 0, 0);
   if (instr->param >= 0)
     e->operands[0].bytes =
         (uint64_t)(proof->partial_at[instr->param + 1] - proof->partial_at[instr->param]) * sizeof(double);
   expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), verdict, 0, instr->param + 1);
 }
 
-/* Sums over data parallel ranks, in place: of a gradient that all of this rank has been added to, or of a loss. */
-static void sum_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
+/* ---- what ranks do together ---- */
+
+/* A sum in place: of a loss, of a gradient that all of this rank has been added to, or of a block over its replicas. */
+static void all_reduce_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
   const struct lade_graph *graph = proof->graph;
-  if (instr->param >= 0)
-    expect_change(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), graph->params[instr->param].grad,
-                  grad_added(proof, instr->param));
-  else
-    expect_change(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), graph->loss, 0);
-  e->operands[0].reads.microbatch = e->operands[0].makes.microbatch = instr->param >= 0 ? 0 : instr->microbatch;
+  const unsigned device = ON(LADE_DEVICE);
+  if (instr->param < 0) {
+    expect_change(proof, e, LADE_ROLE_SRC, device, graph->loss, 0);
+    e->operands[0].reads.microbatch = e->operands[0].makes.microbatch = instr->microbatch;
+  } else if (is_sharded(proof)) {
+    expect_change(proof, e, LADE_ROLE_SRC, device, lade_value_block(graph, instr->param, LADE_BLOCK_GRAD),
+                  block_added(proof));
+  } else {
+    expect_change(proof, e, LADE_ROLE_SRC, device, graph->params[instr->param].grad, grad_added(proof, instr->param));
+  }
 }
+
+/* From the gradient of all microbatches, or of each, its block. */
+static void reduce_scatter_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
+{
+  const struct lade_graph *graph = proof->graph;
+  const int param = instr->param, m = sums_each(proof) ? instr->microbatch : 0;
+  int version = sums_each(proof) ? (m + 1) * proof->n_adds[param] : grad_added(proof, param);
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), graph->params[param].grad, 0, version);
+  if (m == 0)
+    expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_block(graph, param, LADE_BLOCK_GRAD), 0, 1);
+  else
+    expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_block(graph, param, LADE_BLOCK_INCOMING), m, 0);
+}
+
+/* A working copy from its blocks, old or new; or every rank's sum of squares. */
+static void all_gather_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
+{
+  const struct lade_graph *graph = proof->graph;
+  const int param = instr->param;
+  const struct lade_value found = proof->program->operands[instr->first_operand].reads;
+  int version = param >= 0 && instr->n_operands && found.version == proof->program->is_training ? found.version : 0;
+  int block = param < 0 ? lade_value_scalar(graph, LADE_SCALAR_SUM) : lade_value_block(graph, param, LADE_BLOCK_WEIGHT);
+  int whole = param < 0 ? lade_value_scalar(graph, LADE_SCALAR_SUMS) : graph->params[param].tensor;
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), block, 0, version);
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), whole, 0, version);
+}
+
+static void collective_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
+{
+  if (instr->collective == LADE_ALL_REDUCE)
+    all_reduce_expect(proof, instr, e);
+  else if (instr->collective == LADE_REDUCE_SCATTER)
+    reduce_scatter_expect(proof, instr, e);
+  else
+    all_gather_expect(proof, instr, e);
+}
+
+static void add_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
+{
+  const struct lade_graph *graph = proof->graph;
+  const int m = instr->microbatch;
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_block(graph, instr->param, LADE_BLOCK_INCOMING), m,
+              0);
+  expect_change(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_block(graph, instr->param, LADE_BLOCK_GRAD), m);
+}
+
+static void sum_expect(const struct proof *proof, struct expectation *e)
+{
+  const struct lade_graph *graph = proof->graph;
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_scalar(graph, LADE_SCALAR_PARTIALS), 0, 0);
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_scalar(graph, LADE_SCALAR_SUM), 0, 0);
+}
+
+/* ---- updates and transfers ---- */
 
 /* Space of operand @i of an instruction whose number of operands has not been looked at yet; -1 without one. */
 static int operand_space(const struct proof *proof, const struct lade_instr *instr, int i)
@@ -215,6 +304,20 @@ static unsigned drive_reach(const struct proof *proof)
   return proof->program->is_unified ? ON(LADE_HOST) | ON(LADE_DEVICE) : ON(LADE_HOST);
 }
 
+/* The working copy, this rank's block of it at home, or the block of what is whole on the device. */
+static void weight_expect(const struct proof *proof, const struct lade_instr *instr, unsigned at_home,
+                          struct expectation *e)
+{
+  const int weight = proof->graph->params[instr->param].tensor;
+  const int block = lade_value_block(proof->graph, instr->param, LADE_BLOCK_WEIGHT);
+  bool is_whole = instr->n_operands && proof->program->operands[instr->first_operand].reads.tensor == weight;
+  expect_change(proof, e, LADE_ROLE_WEIGHT, at_home, is_sharded(proof) ? block : weight, 0);
+  if (is_sharded(proof) && is_whole) {
+    e->operands[0].reads.tensor = weight;
+    e->operands[0].spaces &= ON(LADE_DEVICE);
+  }
+}
+
 /*
  * An update works where the weight is at home. On the device and on the host everything is there with it; a
  * streamed one takes weight and parts from the store, and all else from wherever the processor can reach.
@@ -222,13 +325,11 @@ static unsigned drive_reach(const struct proof *proof)
 static void update_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
   const struct lade_graph *graph = proof->graph;
-  const struct lade_param *param = &graph->params[instr->param];
   int home = operand_space(proof, instr, 0);
   const unsigned memory = drive_reach(proof);
   unsigned at_home = home >= 0 ? ON(home) : ANYWHERE;
-  expect_change(proof, e, LADE_ROLE_WEIGHT, at_home, param->tensor, 0);
-  expect_read(proof, e, LADE_ROLE_GRAD, instr->is_streamed ? memory | ON(LADE_STORE) : at_home, param->grad, 0,
-              grad_complete(proof, instr->param));
+  weight_expect(proof, instr, at_home, e);
+  grad_expect(proof, instr->param, LADE_ROLE_GRAD, instr->is_streamed ? memory | ON(LADE_STORE) : at_home, e);
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(graph, instr->param, (enum lade_part)part);
     if (tensor >= 0)
@@ -238,7 +339,7 @@ static void update_expect(const struct proof *proof, const struct lade_instr *in
               lade_value_scalar(graph, LADE_SCALAR_VERDICT), 0, ruling_version(proof, instr->param));
   if (instr->is_streamed) {
     bool has_grad = operand_space(proof, instr, 1) == LADE_STORE;
-    uint64_t bytes = lade_stream_scratch_bytes(graph, instr->param, has_grad);
+    uint64_t bytes = lade_stream_scratch_bytes(graph, proof->program->layout, instr->param, has_grad);
     expect(e, LADE_ROLE_SCRATCH, LADE_MAKES, memory, nothing, nothing, bytes);
   }
 }
@@ -298,6 +399,18 @@ static bool is_in_place(const struct proof *proof, const struct lade_instr *inst
          operand_start(proof, in) == operand_start(proof, out);
 }
 
+/* Of a gather's or a scatter's two operands the smaller may be this rank's block of the larger. */
+static bool is_own_block(const struct proof *proof, const struct lade_instr *instr, const struct lade_operand *src,
+                         const struct lade_operand *dst)
+{
+  bool is_gather = instr->collective == LADE_ALL_GATHER;
+  if (instr->kind != LADE_INSTR_COLLECTIVE || (!is_gather && instr->collective != LADE_REDUCE_SCATTER))
+    return false;
+  const struct lade_operand *block = is_gather ? src : dst, *whole = is_gather ? dst : src;
+  int position = lade_layout_position(proof->program->layout, (enum lade_axis)instr->axis);
+  return operand_start(proof, block) == operand_start(proof, whole) + (uint64_t)position * block->bytes;
+}
+
 /* No operand that is written lies on another one. At most 17 operands: pairs are few. */
 static int operands_apart(const struct proof *proof, int at)
 {
@@ -307,7 +420,8 @@ static int operands_apart(const struct proof *proof, int at)
     for (int j = 0; j < i; j++) {
       if (operand_buffer(proof, &operands[i])->space != operand_buffer(proof, &operands[j])->space ||
           !((operands[i].access | operands[j].access) & LADE_MAKES) ||
-          is_in_place(proof, instr, &operands[j], &operands[i]))
+          is_in_place(proof, instr, &operands[j], &operands[i]) ||
+          is_own_block(proof, instr, &operands[j], &operands[i]))
         continue;
       if (ranges_meet(operand_start(proof, &operands[i]), operands[i].bytes, operand_start(proof, &operands[j]),
                       operands[j].bytes))
@@ -398,7 +512,24 @@ static int border_check(const struct proof *proof, int at)
   return 0;
 }
 
-/* What ranks do together: so far sums over data parallel ranks. */
+/* Which collectives a layout has, and among whom. */
+static bool collective_exists(const struct proof *proof, const struct lade_instr *instr)
+{
+  const bool is_training = proof->program->is_training, is_of_loss = instr->param < 0;
+  switch (instr->collective) {
+  case LADE_ALL_REDUCE:
+    return (is_training || is_of_loss) &&
+           instr->axis == (is_sharded(proof) && !is_of_loss ? LADE_AXIS_REPLICATE : LADE_AXIS_DP);
+  case LADE_REDUCE_SCATTER:
+    return is_training && is_sharded(proof) && instr->param >= 0 && instr->axis == LADE_AXIS_SHARD;
+  case LADE_ALL_GATHER:
+    return (is_training || instr->param >= 0) && is_sharded(proof) && instr->axis == LADE_AXIS_SHARD &&
+           instr->microbatch == 0;
+  default:
+    return false;
+  }
+}
+
 static int collective_check(const struct proof *proof, int at)
 {
   const struct lade_instr *instr = &proof->program->instrs[at];
@@ -408,11 +539,11 @@ static int collective_check(const struct proof *proof, int at)
     return instr->collective || instr->axis || instr->peer
                ? proof_fail(proof, at, -1, "names ranks, with which this graph does nothing")
                : 0;
-  if (!is_reduced(proof))
-    return proof_fail(proof, at, -1, "has nobody to sum with");
-  if (instr->collective != LADE_ALL_REDUCE || instr->axis != LADE_AXIS_DP || instr->peer)
-    return proof_fail(proof, at, -1, "is collective %d over axis %d, peer %d: expected all_reduce over dp",
+  if (instr->peer || !collective_exists(proof, instr))
+    return proof_fail(proof, at, -1, "is collective %d over axis %d, peer %d, which this layout does not have here",
                       instr->collective, instr->axis, instr->peer);
+  if (lade_layout_size(proof->program->layout, (enum lade_axis)instr->axis) == 1)
+    return proof_fail(proof, at, -1, "has nobody to do it with");
   return 0;
 }
 
@@ -422,11 +553,14 @@ static int fields_check(const struct proof *proof, int at)
   const struct lade_instr *instr = &proof->program->instrs[at];
   bool is_compute = instr->kind == LADE_INSTR_COMPUTE;
   bool is_clip = instr->kind == LADE_INSTR_CLIP, is_clip_of_param = is_clip && proof->program->is_early;
-  bool is_of_param = instr->kind == LADE_INSTR_NORM || instr->kind == LADE_INSTR_UPDATE;
-  bool is_of_step = is_of_param || is_clip;
+  bool is_add = instr->kind == LADE_INSTR_ADD, is_sum = instr->kind == LADE_INSTR_SUM;
+  bool is_of_param = instr->kind == LADE_INSTR_NORM || instr->kind == LADE_INSTR_UPDATE || is_add;
+  bool is_of_step = is_of_param || is_clip || is_sum;
   int n_ops = proof->program->is_training ? proof->graph->n_ops : proof->graph->n_fwd_ops;
   if (is_of_step && !proof->program->is_training)
     return proof_fail(proof, at, -1, "has no place in an evaluation");
+  if ((is_add && !sums_each(proof)) || (is_sum && (!is_sharded(proof) || instr->microbatch)))
+    return proof_fail(proof, at, -1, "has no place in this layout");
   if (is_of_op(instr) ? instr->op < 0 || instr->op >= n_ops : instr->op != -1)
     return proof_fail(proof, at, -1, "has op %d, which does not belong here", instr->op);
   bool is_collective = instr->kind == LADE_INSTR_COLLECTIVE;
@@ -504,7 +638,13 @@ static int expectation_make(const struct proof *proof, int at, struct expectatio
     update_expect(proof, instr, e);
     return 0;
   case LADE_INSTR_COLLECTIVE:
-    sum_expect(proof, instr, e);
+    collective_expect(proof, instr, e);
+    return 0;
+  case LADE_INSTR_ADD:
+    add_expect(proof, instr, e);
+    return 0;
+  case LADE_INSTR_SUM:
+    sum_expect(proof, e);
     return 0;
   default:
     return transfer_expect(proof, at, e);

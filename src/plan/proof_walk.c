@@ -76,6 +76,22 @@ static bool cuts_add(struct row *row, uint64_t start, uint64_t end)
   return LADE_PUSH(&row->cuts, start) && LADE_PUSH(&row->cuts, end);
 }
 
+/* The ends of pages that drives write. */
+static int pages_cut(struct walk *walk)
+{
+  const struct proof *proof = walk->proof;
+  for (int at = 0; at < proof->program->n_instrs; at++) {
+    const struct lade_instr *instr = &proof->program->instrs[at];
+    for (int i = 0; i < instr->n_operands && instr->kind == LADE_INSTR_READ; i++) {
+      const struct lade_operand *operand = &proof->program->operands[instr->first_operand + i];
+      uint64_t end = operand_start(proof, operand) + operand->bytes;
+      if (!cuts_add(&walk->rows[operand_buffer(proof, operand)->space], end, lade_align_up(end, LADE_BUFFER_ALIGN)))
+        return -ENOMEM;
+    }
+  }
+  return 0;
+}
+
 /* Every end of a resident buffer or an operand, once or a few times. */
 static int cuts_collect(struct walk *walk)
 {
@@ -97,7 +113,7 @@ static int cuts_collect(struct walk *walk)
     if (!cuts_add(&walk->rows[operand_buffer(proof, operand)->space], start, end))
       return -ENOMEM;
   }
-  return 0;
+  return pages_cut(walk);
 }
 
 static int row_init(struct row *row)
@@ -235,15 +251,20 @@ static int found_fail(const struct walk *walk, int at, int i, const struct piece
 
 /*
  * Where the first byte of the value of which @operand names a range would be: partial sums are made in pieces of one
- * value, and those of one parameter may be read alone.
+ * value, and those of one parameter may be read alone. An update of shards reads its block of a whole working copy.
  */
 static uint64_t value_origin(const struct walk *walk, const struct lade_instr *instr,
-                             const struct lade_operand *operand)
+                             const struct lade_operand *operand, struct lade_value value)
 {
+  const struct lade_graph *graph = walk->proof->graph;
   uint64_t start = operand_start(walk->proof, operand);
   bool is_part = instr->kind == LADE_INSTR_NORM ? operand->role == LADE_ROLE_DST
                                                 : instr->kind == LADE_INSTR_CLIP && instr->param >= 0 &&
                                                       operand->role == LADE_ROLE_SRC;
+  bool is_whole = value.tensor >= 0 && value.tensor < graph->n_tensors && instr->kind == LADE_INSTR_UPDATE &&
+                  operand->role == LADE_ROLE_WEIGHT && is_sharded(walk->proof);
+  if (is_whole)
+    return start - operand->bytes * (uint64_t)lade_layout_position(walk->proof->program->layout, LADE_AXIS_SHARD);
   return is_part ? start - (uint64_t)walk->proof->partial_at[instr->param] * sizeof(double) : start;
 }
 
@@ -256,7 +277,7 @@ static int operand_read(struct walk *walk, int at, int i)
   for (int32_t cut = marks_prev(&row->starts, span->from); cut < span->to; cut = row_next(row, cut)) {
     struct piece *piece = &row->pieces[cut];
     if (!value_is_equal(piece->value, operand->reads) || piece->buffer != operand->buffer ||
-        piece->origin != value_origin(walk, instr, operand))
+        piece->origin != value_origin(walk, instr, operand, operand->reads))
       return found_fail(walk, at, i, piece);
     if (!is_done_before(walk, piece->writer, at))
       return order_fail(walk, at, i, "reads", piece->writer, "writes");
@@ -265,12 +286,9 @@ static int operand_read(struct walk *walk, int at, int i)
   return 0;
 }
 
-static int operand_make(struct walk *walk, int at, int i)
+/* Whoever has to do with @span is done before it is written. */
+static int span_order(struct walk *walk, struct row *row, const struct span *span, int at, int i)
 {
-  const struct lade_instr *instr = &walk->proof->program->instrs[at];
-  const struct lade_operand *operand = &walk->proof->program->operands[instr->first_operand + i];
-  const struct span *span = operand_span(walk, operand);
-  struct row *row = &walk->rows[operand_buffer(walk->proof, operand)->space];
   for (int32_t cut = marks_prev(&row->starts, span->from); cut < span->to; cut = row_next(row, cut)) {
     const struct piece *piece = &row->pieces[cut];
     if (!is_done_before(walk, piece->writer, at))
@@ -280,9 +298,40 @@ static int operand_make(struct walk *walk, int at, int i)
         return order_fail(walk, at, i, "overwrites", piece->readers[q], "reads");
     }
   }
-  struct piece made = {operand->makes, value_origin(walk, instr, operand), operand->buffer, at, NO_READERS};
-  row_fill(row, span, &made);
   return 0;
+}
+
+/* Drives write whole pages: what lies behind a value in its last page is gone. */
+static int page_make(struct walk *walk, int at, int i)
+{
+  const struct lade_instr *instr = &walk->proof->program->instrs[at];
+  const struct lade_operand *operand = &walk->proof->program->operands[instr->first_operand + i];
+  uint64_t start = operand_start(walk->proof, operand) + operand->bytes;
+  uint64_t end = lade_align_up(start, LADE_BUFFER_ALIGN);
+  if (instr->kind != LADE_INSTR_READ || start == end)
+    return 0;
+  struct row *row = &walk->rows[operand_buffer(walk->proof, operand)->space];
+  const struct span span = {start, end, cut_at(row, start), cut_at(row, end)};
+  int status = span_order(walk, row, &span, at, i);
+  struct piece gone = {nothing, start, operand->buffer, at, NO_READERS};
+  if (!status)
+    row_fill(row, &span, &gone);
+  return status;
+}
+
+static int operand_make(struct walk *walk, int at, int i)
+{
+  const struct lade_instr *instr = &walk->proof->program->instrs[at];
+  const struct lade_operand *operand = &walk->proof->program->operands[instr->first_operand + i];
+  const struct span *span = operand_span(walk, operand);
+  struct row *row = &walk->rows[operand_buffer(walk->proof, operand)->space];
+  int status = span_order(walk, row, span, at, i);
+  if (status)
+    return status;
+  struct piece made = {operand->makes, value_origin(walk, instr, operand, operand->makes), operand->buffer, at,
+                       NO_READERS};
+  row_fill(row, span, &made);
+  return page_make(walk, at, i);
 }
 
 /* After its update a parameter is the next step's; who reads it now was meant to come before. */
@@ -294,6 +343,8 @@ static int updated_check(const struct walk *walk, int at, int i)
   int param = part_param(graph, value.tensor);
   if (value.tensor < graph->n_tensors && graph->tensors[value.tensor].kind == LADE_TENSOR_PARAM)
     param = graph->tensors[value.tensor].param;
+  else if (param < 0 && block_param(graph, value.tensor) >= 0 && block_kind(graph, value.tensor) == LADE_BLOCK_WEIGHT)
+    param = block_param(graph, value.tensor);
   if (param >= 0 && value.version == 0 && walk->is_updated[param])
     return proof_fail(walk->proof, at, i, "is out of date: its parameter has been updated");
   return 0;
@@ -329,6 +380,8 @@ static int brought_owner(const struct proof *proof, struct lade_value value)
   const struct lade_graph *graph = proof->graph;
   if (value.tensor < 0 || value.version != 0)
     return -1;
+  if (block_param(graph, value.tensor) >= 0)
+    return block_kind(graph, value.tensor) == LADE_BLOCK_WEIGHT ? LADE_OWNER_PARAMETERS : -1;
   if (value.tensor >= graph->n_tensors)
     return part_param(graph, value.tensor) >= 0 ? LADE_OWNER_OPTIMIZER : -1;
   if (graph->tensors[value.tensor].kind == LADE_TENSOR_PARAM)
@@ -405,7 +458,7 @@ static int brought_check(struct walk *walk, int i)
   struct lade_value value = walk->brought[i];
   bool is_data = value.tensor == proof->graph->tokens || value.tensor == proof->graph->targets;
   value.version = proof->program->is_training && !is_data ? 1 : 0;
-  const struct piece *piece = piece_whole(walk, i, lade_value_bytes(proof->graph, value.tensor));
+  const struct piece *piece = piece_whole(walk, i, lade_held_bytes(proof->graph, proof->program->layout, value.tensor));
   if (!piece || !value_is_equal(piece->value, value) || piece->buffer != i ||
       piece->origin != proof->program->buffers[i].offset)
     return proof_fail_all(proof, "buffer %d in %s ends the step without %s, with which the next one begins", i,
@@ -438,7 +491,8 @@ static struct lade_value result_find(struct walk *walk, int i)
   const struct piece *first = &row->pieces[marks_prev(&row->starts, cut_at(row, buffer->offset))];
   if (first->value.tensor < 0 || first->buffer != i || first->origin != buffer->offset)
     return nothing;
-  return piece_whole(walk, i, lade_value_bytes(walk->proof->graph, first->value.tensor)) ? first->value : nothing;
+  uint64_t bytes = lade_held_bytes(walk->proof->graph, walk->proof->program->layout, first->value.tensor);
+  return piece_whole(walk, i, bytes) ? first->value : nothing;
 }
 
 /* Losses of all microbatches, and in training the verdict, are on the host for the caller. */

@@ -23,28 +23,14 @@ int lade_value_scalar(const struct lade_graph *graph, enum lade_scalar scalar)
   return graph->n_tensors + graph->n_params * LADE_N_PARTS + (int)scalar;
 }
 
+int lade_value_block(const struct lade_graph *graph, int param, enum lade_block block)
+{
+  return lade_value_scalar(graph, LADE_N_SCALARS) + param * LADE_N_BLOCKS + (int)block;
+}
+
 int lade_value_count(const struct lade_graph *graph)
 {
-  return lade_value_scalar(graph, LADE_N_SCALARS);
-}
-
-static int64_t param_n_elements(const struct lade_graph *graph, int param)
-{
-  const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
-  return (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype));
-}
-
-int64_t lade_value_n_partials(const struct lade_graph *graph, int param)
-{
-  return lade_div_up(param_n_elements(graph, param), LADE_SUM_BLOCK);
-}
-
-int64_t lade_value_first_partial(const struct lade_graph *graph, int param)
-{
-  int64_t n = 0;
-  for (int i = 0; i < param; i++)
-    n += lade_value_n_partials(graph, i);
-  return n;
+  return lade_value_block(graph, graph->n_params, LADE_BLOCK_WEIGHT);
 }
 
 static size_t part_element_bytes(const struct lade_graph *graph, enum lade_part part)
@@ -58,20 +44,16 @@ static size_t part_element_bytes(const struct lade_graph *graph, enum lade_part 
   return graph->master == LADE_MASTER_24BIT ? sizeof(int8_t) : sizeof(int16_t);
 }
 
-uint64_t lade_value_bytes(const struct lade_graph *graph, int tensor)
+uint64_t lade_part_bytes(const struct lade_graph *graph, enum lade_part part, int64_t n_elements)
 {
-  if (tensor < graph->n_tensors)
-    return graph->tensors[tensor].bytes;
-  if (tensor == lade_value_scalar(graph, LADE_SCALAR_PARTIALS))
-    return (uint64_t)lade_value_first_partial(graph, graph->n_params) * sizeof(double);
-  if (tensor == lade_value_scalar(graph, LADE_SCALAR_VERDICT))
-    return sizeof(struct lade_verdict);
-  int param = (tensor - graph->n_tensors) / LADE_N_PARTS;
-  enum lade_part part = (enum lade_part)((tensor - graph->n_tensors) % LADE_N_PARTS);
-  int64_t n_elements = param_n_elements(graph, param);
   if (lade_part_is_scales(part))
     return (uint64_t)lade_div_up(n_elements, LADE_MOMENT_BLOCK);
   return (uint64_t)n_elements * part_element_bytes(graph, part);
+}
+
+uint64_t lade_value_bytes(const struct lade_graph *graph, int tensor)
+{
+  return lade_held_bytes(graph, NULL, tensor);
 }
 
 static uint64_t store_granules(uint64_t bytes)
@@ -92,16 +74,17 @@ uint64_t lade_state_store_bytes(const struct lade_graph *graph)
   return bytes;
 }
 
-uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, int param, bool has_grad)
+uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, const struct lade_layout *layout, int param,
+                                   bool has_grad)
 {
-  int64_t n = LADE_MIN(param_n_elements(graph, param), LADE_STREAM_ELEMENTS);
+  int64_t n = LADE_MIN(lade_param_shard(graph, layout, param).n_padded, LADE_STREAM_ELEMENTS);
   uint64_t window = lade_align_up((uint64_t)n * lade_dtype_bytes(graph->dtype), LADE_BUFFER_ALIGN), scales = 0;
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(graph, param, (enum lade_part)part);
     if (tensor < 0)
       continue;
     if (lade_part_is_scales((enum lade_part)part))
-      scales += lade_align_up(lade_value_bytes(graph, tensor), LADE_BUFFER_ALIGN);
+      scales += lade_align_up(lade_held_bytes(graph, layout, tensor), LADE_BUFFER_ALIGN);
     else
       window += lade_align_up((uint64_t)n * part_element_bytes(graph, (enum lade_part)part), LADE_BUFFER_ALIGN);
   }
@@ -113,7 +96,9 @@ uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, int param, bo
 const char *lade_value_name(const struct lade_graph *graph, int tensor, char *name)
 {
   static const char *const parts[LADE_N_PARTS] = {"residual", "exp_avg", "exp_avg_sq", "m_scales", "v_scales"};
+  static const char *const blocks[LADE_N_BLOCKS] = {"shard", "grad_shard", "new_grad_shard"};
   const size_t name_bytes = LADE_NAME_BYTES + 16;
+  const int first_block = lade_value_block(graph, 0, (enum lade_block)0);
   if (tensor < 0)
     snprintf(name, name_bytes, "scratch");
   else if (tensor < graph->n_tensors)
@@ -122,7 +107,13 @@ const char *lade_value_name(const struct lade_graph *graph, int tensor, char *na
     snprintf(name, name_bytes, "sums of squares");
   else if (tensor == lade_value_scalar(graph, LADE_SCALAR_VERDICT))
     snprintf(name, name_bytes, "verdict");
-  else {
+  else if (tensor >= lade_value_scalar(graph, LADE_SCALAR_SUM) && tensor < first_block)
+    snprintf(name, name_bytes, "sums of ranks");
+  else if (tensor >= first_block) {
+    int at = tensor - first_block;
+    snprintf(name, name_bytes, "%s.%s", graph->tensors[graph->params[at / LADE_N_BLOCKS].tensor].name,
+             blocks[at % LADE_N_BLOCKS]);
+  } else {
     int param = (tensor - graph->n_tensors) / LADE_N_PARTS, part = (tensor - graph->n_tensors) % LADE_N_PARTS;
     snprintf(name, name_bytes, "%s.%s", graph->tensors[graph->params[param].tensor].name, parts[part]);
   }

@@ -40,6 +40,15 @@ static uint64_t range_start(const struct lade_program *program, const struct lad
   return program->buffers[operand->buffer].offset + operand->offset;
 }
 
+/* Drives write whole pages of memory: what lies behind a value in its last one is written as well. */
+static uint64_t range_end(const struct lade_program *program, const struct lade_instr *instr,
+                          const struct lade_operand *operand)
+{
+  uint64_t end = range_start(program, operand) + operand->bytes;
+  bool is_page = instr->kind == LADE_INSTR_READ && (operand->access & LADE_MAKES);
+  return is_page ? lade_align_up(end, LADE_BUFFER_ALIGN) : end;
+}
+
 static int u64_compare(const void *x, const void *y)
 {
   uint64_t a = *(const uint64_t *)x, b = *(const uint64_t *)y;
@@ -52,12 +61,15 @@ static int space_map_init(struct space_map *map, const struct lade_program *prog
   if (!map->cuts)
     return -ENOMEM;
   int n = 0;
-  for (int i = 0; i < program->n_operands; i++) {
-    const struct lade_operand *operand = &program->operands[i];
-    if ((int)program->buffers[operand->buffer].space != space)
-      continue;
-    map->cuts[n++] = range_start(program, operand);
-    map->cuts[n++] = range_start(program, operand) + operand->bytes;
+  for (int at = 0; at < program->n_instrs; at++) {
+    const struct lade_instr *instr = &program->instrs[at];
+    for (int i = 0; i < instr->n_operands; i++) {
+      const struct lade_operand *operand = &program->operands[instr->first_operand + i];
+      if ((int)program->buffers[operand->buffer].space != space)
+        continue;
+      map->cuts[n++] = range_start(program, operand);
+      map->cuts[n++] = range_end(program, instr, operand);
+    }
   }
   qsort(map->cuts, (size_t)n, sizeof(*map->cuts), u64_compare);
   for (int i = 0; i < n; i++) {
@@ -100,7 +112,7 @@ static void later(int32_t *latest, int32_t instr)
 static void operand_visit(struct space_map *map, const struct lade_program *program, int at,
                           const struct lade_operand *operand, int32_t *needs)
 {
-  uint64_t start = range_start(program, operand), end = start + operand->bytes;
+  uint64_t start = range_start(program, operand), end = range_end(program, &program->instrs[at], operand);
   for (int i = cut_find(map, start); i < map->n_cuts && map->cuts[i] < end; i++) {
     struct segment *segment = &map->segments[i];
     if (segment->writer >= 0 && segment->writer != at)

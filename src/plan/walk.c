@@ -165,10 +165,10 @@ static uint64_t tier_room(const struct walker *w, enum lade_space space)
 /* Bytes of the optimizer's parts and the working copy that leave with a parameter. */
 static uint64_t param_bytes(const struct walker *w, int param)
 {
-  uint64_t bytes = lade_value_bytes(w->graph, w->graph->params[param].tensor);
+  uint64_t bytes = lade_held_bytes(w->graph, w->params->layout, lade_value_block(w->graph, param, LADE_BLOCK_WEIGHT));
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(w->graph, param, (enum lade_part)part);
-    bytes += tensor < 0 ? 0 : lade_value_bytes(w->graph, tensor);
+    bytes += tensor < 0 ? 0 : lade_held_bytes(w->graph, w->params->layout, tensor);
   }
   return bytes;
 }

@@ -63,21 +63,45 @@ static void compute_bind(lade_executor *ex, const struct lade_program *program, 
   call->fn = ex->params.kernels->fn[op->kernel];
 }
 
-static int64_t param_elements(const struct lade_graph *graph, int param)
+/* A shard of padding alone has nothing to do; its instructions are there because other ranks' are. */
+static void nothing_run(const struct lade_kernel_ctx *ctx, const void *args)
 {
-  const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
-  return (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype));
 }
 
 static void norm_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
                       struct call *call)
 {
   struct lade_sum_squares_args args = {
-      .dtype = ex->graph->accumulator, .n_elements = param_elements(ex->graph, instr->param),
+      .dtype = ex->graph->accumulator, .n_elements = lade_param_shard(ex->graph, program->layout, instr->param).n,
       .grad = operand_address(ex, program, instr, LADE_ROLE_SRC),
       .partial = operand_address(ex, program, instr, LADE_ROLE_DST)};
+  struct lade_tree_sum_args none = {.sum = args.partial}; /* of no elements: zero */
+  if (args.n_elements)
+    memcpy(call->args, &args, sizeof(args));
+  else
+    memcpy(call->args, &none, sizeof(none));
+  call->fn = ex->params.kernels->fn[args.n_elements ? LADE_K_SUM_SQUARES : LADE_K_TREE_SUM];
+}
+
+static void sum_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
+                     struct call *call)
+{
+  struct lade_tree_sum_args args = {
+      .n = (int64_t)(operand_find(program, instr, LADE_ROLE_SRC)->bytes / sizeof(double)),
+      .x = operand_address(ex, program, instr, LADE_ROLE_SRC),
+      .sum = operand_address(ex, program, instr, LADE_ROLE_DST)};
   memcpy(call->args, &args, sizeof(args));
-  call->fn = ex->params.kernels->fn[LADE_K_SUM_SQUARES];
+  call->fn = ex->params.kernels->fn[LADE_K_TREE_SUM];
+}
+
+static void add_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
+                     struct call *call)
+{
+  struct lade_add_args args = {.n_elements = lade_param_shard(ex->graph, program->layout, instr->param).n,
+                               .x = operand_address(ex, program, instr, LADE_ROLE_SRC),
+                               .y = operand_address(ex, program, instr, LADE_ROLE_DST)};
+  memcpy(call->args, &args, sizeof(args));
+  call->fn = args.n_elements ? ex->params.kernels->fn[LADE_K_ADD] : nothing_run;
 }
 
 static void clip_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
@@ -94,10 +118,12 @@ static void clip_bind(lade_executor *ex, const struct lade_program *program, con
 static struct lade_adamw_args adamw_args(const lade_executor *ex, const struct lade_program *program,
                                          const struct lade_instr *instr)
 {
+  const struct lade_shard shard = lade_param_shard(ex->graph, program->layout, instr->param);
   return (struct lade_adamw_args){
       .dtype = ex->graph->dtype, .grad_dtype = ex->graph->accumulator,
       .moments = ex->graph->moments, .master = ex->graph->master, .stream = ADAMW_STREAM + (uint32_t)instr->param,
-      .n_elements = param_elements(ex->graph, instr->param), .has_decay = ex->graph->params[instr->param].has_decay,
+      .n_elements = shard.n, .first_element = (uint64_t)shard.first,
+      .has_decay = ex->graph->params[instr->param].has_decay,
       .verdict = operand_address(ex, program, instr, LADE_ROLE_VERDICT)};
 }
 
@@ -113,7 +139,7 @@ static void update_bind(lade_executor *ex, const struct lade_program *program, c
   args.m_scales = operand_address(ex, program, instr, LADE_ROLE_M_SCALES);
   args.v_scales = operand_address(ex, program, instr, LADE_ROLE_V_SCALES);
   memcpy(call->args, &args, sizeof(args));
-  call->fn = ex->params.kernels->fn[LADE_K_ADAMW];
+  call->fn = args.n_elements ? ex->params.kernels->fn[LADE_K_ADAMW] : nothing_run;
 }
 
 /* Scales of 8-bit moments follow the windows in scratch. */
@@ -141,7 +167,8 @@ static int stream_bind(lade_executor *ex, const struct lade_program *program, co
   s->executor = ex;
   s->args = adamw_args(ex, program, instr);
   s->scratch = operand_address(ex, program, instr, LADE_ROLE_SCRATCH);
-  int64_t window = LADE_MIN(s->args.n_elements, LADE_STREAM_ELEMENTS);
+  const int64_t n_held = lade_param_shard(ex->graph, program->layout, instr->param).n_padded;
+  int64_t window = LADE_MIN(n_held, LADE_STREAM_ELEMENTS);
   for (int role = LADE_ROLE_WEIGHT; role <= LADE_ROLE_V; role++) {
     const struct lade_operand *operand = operand_find(program, instr, role);
     s->part_of_role[role] = -1;
@@ -155,7 +182,7 @@ static int stream_bind(lade_executor *ex, const struct lade_program *program, co
     struct stream_part *part = &s->parts[s->n_parts];
     part->value = operand->reads;
     part->store_offset = program->buffers[operand->buffer].offset + operand->offset;
-    part->element_bytes = (size_t)(operand->bytes / (uint64_t)s->args.n_elements);
+    part->element_bytes = (size_t)(operand->bytes / (uint64_t)n_held);
     part->window_offset = s->window_bytes;
     part->is_written = role != LADE_ROLE_GRAD;
     s->window_bytes += lade_align_up((uint64_t)window * part->element_bytes, LADE_BUFFER_ALIGN);
@@ -193,7 +220,7 @@ static void collective_bind(lade_executor *ex, const struct lade_program *progra
 {
   const struct lade_operand *src = &program->operands[instr->first_operand];
   const struct lade_operand *dst = src + instr->n_operands - 1; /* the same: in place */
-  const enum lade_dtype dtype = ex->graph->tensors[src->reads.tensor].dtype;
+  const enum lade_dtype dtype = lade_value_dtype(ex->graph, src->reads.tensor);
   work->collective = (struct lade_collective){
       .kind = (enum lade_collective_kind)instr->collective, .dtype = dtype,
       .n = LADE_MIN(src->bytes, dst->bytes) / lade_dtype_bytes(dtype), /* of the block, where one side has all */
@@ -236,6 +263,12 @@ static int instr_bind(lade_executor *ex, struct bound_program *bound, int at)
     break;
   case LADE_INSTR_COPY:
     copy_bind(ex, program, instr, &bound->copies[at]);
+    break;
+  case LADE_INSTR_ADD:
+    add_bind(ex, program, instr, call);
+    break;
+  case LADE_INSTR_SUM:
+    sum_bind(ex, program, instr, call);
     break;
   case LADE_INSTR_COLLECTIVE:
     collective_bind(ex, program, instr, &bound->comms[at]);

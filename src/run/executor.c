@@ -263,20 +263,57 @@ static int linked_copy(lade_executor *ex, enum lade_queue_id q, void *dst, const
   return status ? lade_error_set(error, status, "copying from or to the device failed") : 0;
 }
 
+/* The parameter that a value which lives across steps belongs to. */
+static int value_param(const struct lade_graph *graph, int tensor)
+{
+  return tensor < graph->n_tensors ? graph->tensors[tensor].param : (tensor - graph->n_tensors) / LADE_N_PARTS;
+}
+
+/* A working copy that is gathered before each use lives in blocks. */
+static int32_t resident_get(const lade_executor *ex, int tensor)
+{
+  if (ex->resident[tensor] >= 0)
+    return ex->resident[tensor];
+  return ex->resident[lade_value_block(ex->graph, value_param(ex->graph, tensor), LADE_BLOCK_WEIGHT)];
+}
+
+void lade_executor_share(const lade_executor *ex, int tensor, uint64_t *ret_offset, uint64_t *ret_bytes)
+{
+  const struct lade_graph *graph = ex->graph;
+  const bool is_weight = tensor < graph->n_tensors;
+  const struct lade_shard shard =
+      lade_param_shard(graph, ex->train.program->layout, value_param(graph, tensor));
+  uint64_t bytes[2]; /* of what comes before it, and that with it */
+  for (int i = 0; i < 2; i++) {
+    int64_t n = shard.first + (i ? shard.n : 0);
+    bytes[i] = is_weight ? (uint64_t)n * lade_dtype_bytes(graph->dtype)
+                         : lade_part_bytes(graph, (enum lade_part)((tensor - graph->n_tensors) % LADE_N_PARTS), n);
+  }
+  bool is_whole = is_weight && ex->resident[tensor] >= 0;
+  *ret_offset = is_whole ? 0 : bytes[0];
+  *ret_bytes = is_whole ? graph->tensors[tensor].bytes : bytes[1] - bytes[0];
+}
+
 static int value_move(lade_executor *ex, int tensor, uint64_t offset, void *host, uint64_t bytes, bool is_get,
                       struct lade_error *error)
 {
   int status = failure_get(ex, error);
   if (status)
     return status;
-  LADE_ASSERT(ex->resident[tensor] >= 0 && offset % LADE_EXECUTOR_WINDOW_BYTES == 0);
-  LADE_ASSERT(offset + bytes <= lade_value_bytes(ex->graph, tensor));
-  const struct lade_program *program = ex->train.program;
-  const struct lade_buffer *buffer = &program->buffers[ex->resident[tensor]];
-  if (ex->is_dry)
+  LADE_ASSERT(offset % LADE_EXECUTOR_WINDOW_BYTES == 0 && offset + bytes <= lade_value_bytes(ex->graph, tensor));
+  uint64_t first, held;
+  lade_executor_share(ex, tensor, &first, &held);
+  if (ex->is_dry || offset >= first + held || offset + bytes <= first)
     return 0;
+  const uint64_t skipped = offset < first ? first - offset : 0;
+  host = (char *)host + skipped;
+  bytes = LADE_MIN(offset + bytes, first + held) - (offset + skipped);
+  offset += skipped - first;
+  const struct lade_program *program = ex->train.program;
+  const int32_t resident = resident_get(ex, tensor);
+  const struct lade_buffer *buffer = &program->buffers[resident];
   if (buffer->space != LADE_STORE) {
-    char *at = executor_address(ex, program, ex->resident[tensor], offset);
+    char *at = executor_address(ex, program, resident, offset);
     if (buffer->space == LADE_HOST) {
       memcpy(is_get ? host : at, is_get ? at : host, bytes);
       return 0;

@@ -86,6 +86,11 @@ int lade_executor_eval(lade_executor *executor, struct lade_step_result *ret_res
  * store is written whole windows at a time, in ascending order, all of them. Between steps. Blocks.
  */
 #define LADE_EXECUTOR_WINDOW_BYTES LADE_VALUES_WINDOW_BYTES
+/*
+ * Where state is in shards, offsets are those of the whole value all the same: a get fills what this rank holds, a set
+ * takes it, and the rest is left alone. This is what it holds.
+ */
+void lade_executor_share(const lade_executor *executor, int tensor, uint64_t *ret_offset, uint64_t *ret_bytes);
 int lade_executor_get(lade_executor *executor, int tensor, uint64_t offset, void *dst, uint64_t bytes,
                       struct lade_error *error);
 int lade_executor_set(lade_executor *executor, int tensor, uint64_t offset, const void *src, uint64_t bytes,

@@ -87,11 +87,12 @@ static int batch_fill(lade_session *s, bool is_valid, uint64_t number, struct la
   return status;
 }
 
-/* The parameter whose gradient holds the first partial that is not finite. */
+/* The parameter whose gradient holds the first partial that is not finite; sums of several ranks do not tell. */
 static const char *bad_tensor(const lade_session *s, uint32_t first_bad)
 {
-  for (int param = 0; param < s->graph->n_params; param++) {
-    if (first_bad < lade_value_first_partial(s->graph, param + 1))
+  const struct lade_layout *layout = s->plan->train->layout;
+  for (int param = 0; param < s->graph->n_params && lade_sums_count(layout) == 1; param++) {
+    if (first_bad < lade_held_first_partial(s->graph, layout, param + 1))
       return s->graph->tensors[s->graph->params[param].grad].name;
   }
   return "the norm of all gradients";

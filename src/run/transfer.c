@@ -181,10 +181,11 @@ static void window_compute(struct stream_call *s, int window)
   args.residual = (void *)role_data(s, window, LADE_ROLE_RESIDUAL, NULL, 0);
   args.m = (void *)role_data(s, window, LADE_ROLE_M, NULL, 0);
   args.v = (void *)role_data(s, window, LADE_ROLE_V, NULL, 0);
-  args.first_element = (uint64_t)window * LADE_STREAM_ELEMENTS;
+  const uint64_t first = (uint64_t)window * LADE_STREAM_ELEMENTS; /* in what this rank holds */
+  args.first_element += first;
   if (s->n_scales) {
-    args.m_scales += args.first_element / LADE_MOMENT_BLOCK;
-    args.v_scales += args.first_element / LADE_MOMENT_BLOCK;
+    args.m_scales += first / LADE_MOMENT_BLOCK;
+    args.v_scales += first / LADE_MOMENT_BLOCK;
   }
   s->executor->params.kernels->fn[LADE_K_ADAMW](&s->executor->ctx, &args);
 }

@@ -45,6 +45,18 @@ static bool clip_build(struct call *call, int i_shape)
   return true;
 }
 
+static bool tree_sum_build(struct call *call, int i_shape)
+{
+  struct lade_tree_sum_args *a = (void *)&call->args;
+  static const int64_t n[] = {1, 8, 9, 1009};
+  if (call->is_bench || call->dtype != LADE_F32 || i_shape >= (int)LADE_COUNT(n))
+    return false;
+  *a = (struct lade_tree_sum_args){.n = n[i_shape]};
+  call_in(call, &a->x, LADE_F64, n[i_shape])->fill = FILL_SQUARE;
+  call_out(call, &a->sum, LADE_F64, 1, 0, 0);
+  return true;
+}
+
 static void verdict_set(struct call *call, float factor, bool is_skipped)
 {
   struct lade_verdict *verdict = call->operands[0].data;
@@ -181,6 +193,7 @@ static bool adamw_compact_build(struct call *call, int i_shape)
 static const struct op ops[] = {
     {"sum_squares", LADE_K_SUM_SQUARES, sum_squares_build},
     {"clip", LADE_K_CLIP, clip_build},
+    {"tree_sum", LADE_K_TREE_SUM, tree_sum_build},
     {"adamw", LADE_K_ADAMW, adamw_build},
     {"adamw_compact", LADE_K_ADAMW, adamw_compact_build},
 };

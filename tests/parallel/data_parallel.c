@@ -4,7 +4,10 @@
  * replicas stay equal bit for bit, other residencies of the same layout give the same bits, and peaks are as planned.
  * Every rank runs the single-rank reference itself. ranks.py starts it.
  *
- * Usage: data-parallel agree|abort
+ * Sharded state (ZeRO 1 to 3, hybrid) gives the bits of replicas wherever the order of sums is the same, holds what
+ * the closed forms say, and sends as much.
+ *
+ * Usage: data-parallel agree|shards|abort
  */
 #include <errno.h>
 #include <math.h>
@@ -31,13 +34,12 @@ static struct lade_residency *residency_of(const struct rig *rig, const struct s
   return residency;
 }
 
-/* A run from the beginning; the plan's peak is the measured one. */
-static struct rig_numbers run_of(struct rig *rig, const struct scene_setting *how)
+/* A run of @plan, which it takes, from the beginning; the plan's peak is the measured one. */
+static struct rig_numbers plan_run(struct rig *rig, struct lade_plan *plan)
 {
   struct lade_error error = {0};
   struct lade_device_info info;
   struct rig_numbers numbers;
-  struct lade_plan *plan = rig_plan(rig, residency_of(rig, how));
   demand(!rig_open(rig, plan, &error), "%s", error.text);
   demand(!rig_run(rig, N_STEPS, &numbers, &error), "%s", error.text);
   lade_device_get_info(rig->device, &info);
@@ -47,6 +49,31 @@ static struct rig_numbers run_of(struct rig *rig, const struct scene_setting *ho
   rig_close(rig);
   lade_plan_destroy(plan);
   return numbers;
+}
+
+static struct rig_numbers run_of(struct rig *rig, const struct scene_setting *how)
+{
+  return plan_run(rig, rig_plan(rig, residency_of(rig, how)));
+}
+
+/* The planner's plans at its largest and smallest budgets, which all ranks find alike. */
+static void budgets_agree(struct world *world, struct rig *rig, const struct rig_numbers *want, const char *what)
+{
+  struct lade_error error = {0};
+  struct lade_plan_bounds bounds;
+  lade_planner *planner = rig_planner(rig, 1 << 30, 0, LADE_RECIPE_AUTO);
+  demand(!lade_planner_get_bounds(planner, &bounds), "no memory for plans");
+  demand(world_agrees(world, bounds.min_bytes), "%s: ranks find other smallest budgets", what);
+  demand(bounds.min_bytes < bounds.unconstrained_bytes, "%s: nothing can be saved", what);
+  for (int i = 0; i < 2; i++) {
+    struct lade_plan *plan = NULL;
+    uint64_t budget = i ? bounds.min_bytes : bounds.unconstrained_bytes;
+    demand(!lade_planner_plan(planner, budget, &error, &plan), "%s: %s", what, error.text);
+    struct rig_numbers numbers = plan_run(rig, plan);
+    demand(memcmp(&numbers, want, sizeof(numbers)) == 0, "%s: a budget of %llu bytes gives other numbers", what,
+           (unsigned long long)budget);
+  }
+  lade_planner_destroy(planner);
 }
 
 static void losses_agree(const struct rig_numbers *got, const struct rig_numbers *want, double bound, const char *what)
@@ -144,6 +171,136 @@ static void case_agrees(struct world *world, const struct lade_layout *layout, s
   rig_finish(&ours);
 }
 
+/* ---- shards ---- */
+
+static const struct {
+  int zero, n_microbatches, homes;
+  enum lade_family family;
+  enum lade_dtype dtype;
+  bool is_hybrid, is_early;
+} shards[] = {
+    {1, 1, LADE_HOME_DEVICE, LADE_GPT2, LADE_F32, false, false},
+    {1, 2, LADE_HOME_HOST, LADE_LLAMA, LADE_BF16, false, false},
+    {2, 1, LADE_HOME_DEVICE, LADE_LLAMA, LADE_BF16, false, false},
+    {2, 3, LADE_HOME_DEVICE, LADE_GPT2, LADE_F32, false, false},
+    {3, 1, LADE_HOME_DEVICE, LADE_GPT2, LADE_BF16, false, false},
+    {3, 2, LADE_HOME_HOST, LADE_LLAMA, LADE_F32, false, false},
+    {3, 1, LADE_HOME_DEVICE, LADE_LLAMA, LADE_F32, false, true},
+    {3, 2, LADE_HOME_DEVICE, LADE_LLAMA, LADE_F32, true, false},
+    {1, 1, LADE_HOME_DEVICE, LADE_LLAMA, LADE_F32, true, true},
+};
+
+/* Bytes per rank of weights, gradients' blocks and optimizer state, all padding included. */
+static void ledger_is_closed_form(const struct rig *rig, const struct lade_program *program, const char *what)
+{
+  const struct lade_graph *graph = rig->graph;
+  const int n = lade_shard_count(program->layout), zero = program->layout->zero;
+  uint64_t state[LADE_N_OWNERS] = {0}, expected[LADE_N_OWNERS] = {0};
+  const int element = (int)lade_dtype_bytes(graph->dtype), residual = graph->dtype == LADE_BF16 ? 2 : 0;
+  for (int i = 0; i < program->n_buffers; i++) {
+    const struct lade_buffer *buffer = &program->buffers[i];
+    if (buffer->space == LADE_DEVICE && buffer->is_resident)
+      state[buffer->owner] += buffer->bytes;
+  }
+  for (int param = 0; param < graph->n_params; param++) {
+    uint64_t block = (uint64_t)lade_param_shard(graph, program->layout, param).n_padded;
+    uint64_t whole = block * (uint64_t)n;
+    demand(whole < (uint64_t)lade_param_shard(graph, NULL, param).n + 512u * (uint64_t)n, "%s: %llu padded", what,
+           (unsigned long long)whole);
+    expected[LADE_OWNER_PARAMETERS] += lade_align_up((zero == 3 ? block : whole) * (uint64_t)element, 4096);
+    expected[LADE_OWNER_OPTIMIZER] += 2 * lade_align_up(block * 4, 4096);
+    expected[LADE_OWNER_OPTIMIZER] += residual ? lade_align_up(block * (uint64_t)residual, 4096) : 0;
+  }
+  for (int owner = 0; owner < LADE_N_OWNERS; owner++)
+    demand(state[owner] == expected[owner], "%s: %s take %llu bytes, not %llu", what,
+           lade_owner_name((enum lade_owner)owner), (unsigned long long)state[owner],
+           (unsigned long long)expected[owner]);
+}
+
+/* In which microbatches' halves is the working copy read? Each is one gather where it is dropped in between. */
+static int gathers_count(const struct lade_graph *graph, int param)
+{
+  int n = 0;
+  for (int half = 0; half < 2; half++) {
+    bool is_read = false;
+    for (int op = half ? graph->n_fwd_ops : 0; op < (half ? graph->n_ops : graph->n_fwd_ops); op++) {
+      for (int i = 0; i < graph->ops[op].n_in; i++)
+        is_read |= graph->ops[op].in[i] == graph->params[param].tensor;
+    }
+    n += is_read;
+  }
+  return n;
+}
+
+/* Bytes sent: (N-1)/N of 4 per parameter and reduction, and of a working copy per gather. */
+static void traffic_is_closed_form(const struct rig *rig, const struct lade_program *program, const char *what)
+{
+  const struct lade_graph *graph = rig->graph;
+  const uint64_t n = (uint64_t)lade_shard_count(program->layout), m = (uint64_t)program->n_microbatches;
+  const int zero = program->layout->zero;
+  uint64_t sent[LADE_N_AXES], expected = (n - 1) * sizeof(double); /* sums of squares */
+  for (int param = 0; param < graph->n_params; param++) {
+    uint64_t block = (uint64_t)lade_param_shard(graph, program->layout, param).n_padded;
+    uint64_t n_gathers = zero == 3 ? m * (uint64_t)gathers_count(graph, param) : 1;
+    expected += (n - 1) * block * (4 * (zero == 1 ? 1 : m) + lade_dtype_bytes(graph->dtype) * n_gathers);
+  }
+  lade_program_comm_traffic(program, sent);
+  demand(sent[LADE_AXIS_SHARD] <= expected, "%s: %llu bytes are sent, not %llu", what,
+         (unsigned long long)sent[LADE_AXIS_SHARD], (unsigned long long)expected);
+  demand(zero == 3 || sent[LADE_AXIS_SHARD] == expected, "%s: %llu bytes are sent, not %llu", what,
+         (unsigned long long)sent[LADE_AXIS_SHARD], (unsigned long long)expected);
+}
+
+static void shards_agree(struct world *world, size_t i)
+{
+  char what[96];
+  const bool is_early = shards[i].is_early;
+  const struct scene_setting keep = {.manner = SCENE_KEEP, .is_early = is_early};
+  const struct scene_setting drop = {.manner = SCENE_HOST, .is_early = is_early};
+  const struct scene_setting mixed = {.manner = SCENE_MIXED, .homes = shards[i].homes, .is_early = is_early,
+                                      .prefetch_bytes = 100000, .seed = 78};
+  struct lade_error error = {0};
+  struct lade_layout replicas, layout;
+  struct lade_layout_params how = {.struct_size = sizeof(how), .world = world->size, .rank = world->rank,
+                                   .grad_reduce = LADE_F32};
+  demand(!lade_layout_init(&how, &error, &replicas), "%s", error.text);
+  how.zero = shards[i].zero;
+  how.shard = shards[i].is_hybrid ? 2 : 0;
+  demand(!lade_layout_init(&how, &error, &layout), "%s", error.text);
+  snprintf(what, sizeof(what), "zero %d%s, %d microbatches, homes %d%s", how.zero,
+           shards[i].is_hybrid ? " hybrid" : "", shards[i].n_microbatches, shards[i].homes, is_early ? ", early" : "");
+  world_split(world, &layout);
+  struct rig_model model = rig_tiny(shards[i].family);
+  struct rig rig;
+  model.batch = 2;
+  model.dtype = shards[i].dtype;
+  model.n_microbatches = shards[i].n_microbatches;
+  rig_init(&rig, &model);
+  rig.is_early = is_early;
+  rig.comms = world->axes;
+  rig.layout = &replicas;
+  struct rig_numbers want = run_of(&rig, &keep);
+  rig.layout = &layout;
+  struct rig_numbers got = run_of(&rig, &keep), again = run_of(&rig, &mixed);
+  bool is_same_order = how.zero == 1 || model.n_microbatches == 1;
+  bool has_same_order = is_same_order && !shards[i].is_hybrid; /* else sums come in another order */
+  losses_agree(&got, &want, has_same_order ? 0 : LOSS_BOUND_F32, what);
+  for (int s = 0; s < N_STEPS; s++)
+    demand(got.loss[s] == again.loss[s] && got.norm[s] == again.norm[s],
+           "%s: step %d of another residency has loss %a and norm %a, not %a and %a", what, s, again.loss[s],
+           (double)again.norm[s], got.loss[s], (double)got.norm[s]);
+  demand(memcmp(&got, &again, sizeof(got)) == 0, "%s: another residency gives other state", what);
+  demand(world_agrees(world, (uint64_t)(got.loss[N_STEPS - 1] * 1e15)), "%s: ranks have other losses", what);
+  if (i == 1 || i == 4)
+    budgets_agree(world, &rig, &got, what);
+  struct lade_plan *plan = rig_plan(&rig, residency_of(&rig, &drop));
+  ledger_is_closed_form(&rig, plan->train, what);
+  traffic_is_closed_form(&rig, plan->train, what);
+  lade_plan_destroy(plan);
+  rig_finish(&rig);
+  world_unite(world);
+}
+
 /* ---- failure ---- */
 
 /* What goes wrong at one rank ends the step of all, soon, with that rank's words. */
@@ -179,17 +336,19 @@ int main(int argc, char **argv)
   struct world world;
   struct lade_layout layout;
   struct lade_error error = {0};
-  demand(argc == 2, "usage: data-parallel agree|abort");
+  demand(argc == 2, "usage: data-parallel agree|shards|abort");
   world_open(&world);
   struct lade_layout_params how = {.struct_size = sizeof(how), .world = world.size, .rank = world.rank,
                                    .grad_reduce = LADE_F32};
   demand(!lade_layout_init(&how, &error, &layout), "%s", error.text);
-  world_split(&world, &layout);
+  if (strcmp(argv[1], "shards") != 0)
+    world_split(&world, &layout);
   if (strcmp(argv[1], "abort") == 0)
     failure_is_told(&world, &layout);
-  else
-    for (size_t i = 0; i < LADE_COUNT(cases); i++)
-      case_agrees(&world, &layout, i);
+  for (size_t i = 0; strcmp(argv[1], "agree") == 0 && i < LADE_COUNT(cases); i++)
+    case_agrees(&world, &layout, i);
+  for (size_t i = 0; strcmp(argv[1], "shards") == 0 && i < LADE_COUNT(shards); i++)
+    shards_agree(&world, i);
   printf("DONE\n");
   fflush(stdout);
   world_close(&world);

@@ -44,18 +44,25 @@ static uint64_t n_cells(const struct lade_operand *operand)
   return (operand->bytes + CELL - 1) / CELL;
 }
 
-/* Where in its value an operand's range begins: sums of squares are one parameter's, or a whole of pieces. */
-static uint64_t first_cell(const struct machine *m, const struct lade_instr *instr, const struct lade_operand *operand)
+/*
+ * Where in its value an operand's range begins: sums of squares are one parameter's, or a whole of pieces, and an
+ * update of shards reads its block of a whole working copy, which begins with its buffer.
+ */
+static uint64_t first_cell(const struct machine *m, const struct lade_instr *instr, const struct lade_operand *operand,
+                           struct lade_value value)
 {
-  int tensor = operand->access & LADE_MAKES ? operand->makes.tensor : operand->reads.tensor;
-  if (instr->param < 0 || tensor != lade_value_scalar(m->program->graph, LADE_SCALAR_PARTIALS))
+  const struct lade_graph *graph = m->program->graph;
+  if (instr->kind == LADE_INSTR_UPDATE && operand->role == LADE_ROLE_WEIGHT && value.tensor < graph->n_tensors)
+    return operand->offset / CELL;
+  if (instr->param < 0 || value.tensor != lade_value_scalar(graph, LADE_SCALAR_PARTIALS))
     return 0;
-  return (uint64_t)lade_value_first_partial(m->program->graph, instr->param) * sizeof(double) / CELL;
+  return (uint64_t)lade_held_first_partial(graph, m->program->layout, instr->param) * sizeof(double) / CELL;
 }
 
 static bool is_read_right(const struct machine *m, int at, const struct lade_operand *operand, uint64_t scribble)
 {
-  const uint64_t *cells = operand_cells(m, operand), first = first_cell(m, &m->program->instrs[at], operand);
+  const struct lade_instr *instr = &m->program->instrs[at];
+  const uint64_t *cells = operand_cells(m, operand), first = first_cell(m, instr, operand, operand->reads);
   for (uint64_t i = 0; i < n_cells(operand); i++) {
     if (cells[i] != value_tag(operand->reads, first + i) && (!scribble || cells[i] != scribble))
       return false;
@@ -92,7 +99,7 @@ static bool instr_end(struct machine *m, int at)
   for (int i = 0; i < instr->n_operands; i++) {
     if (!(operands[i].access & LADE_MAKES))
       continue;
-    uint64_t *cells = operand_cells(m, &operands[i]), first = first_cell(m, instr, &operands[i]);
+    uint64_t *cells = operand_cells(m, &operands[i]), first = first_cell(m, instr, &operands[i], operands[i].makes);
     for (uint64_t k = 0; k < n_cells(&operands[i]); k++) {
       if (cells[k] != (mix((uint64_t)at) | 1))
         return false;
@@ -149,6 +156,9 @@ static bool machine_run(struct machine *m, uint32_t seed)
 
 static bool is_brought(const struct lade_graph *graph, int tensor)
 {
+  const int block = tensor - lade_value_block(graph, 0, (enum lade_block)0);
+  if (block >= 0)
+    return block % LADE_N_BLOCKS == LADE_BLOCK_WEIGHT;
   return tensor == graph->tokens || tensor == graph->targets ||
          (tensor < graph->n_tensors ? graph->tensors[tensor].kind == LADE_TENSOR_PARAM
                                     : tensor < lade_value_scalar(graph, (enum lade_scalar)0));

@@ -191,15 +191,30 @@ int rig_eval(struct rig *rig, double *ret_loss, struct lade_error *error)
   return status;
 }
 
+/* Of a working copy that is whole on the device keep this rank's shard, which it has wherever that is at home. */
+static void shard_keep(const struct rig *rig, int tensor, uint64_t at, char *window, uint64_t bytes)
+{
+  if (tensor >= rig->graph->n_tensors)
+    return;
+  const struct lade_tensor *weight = &rig->graph->tensors[tensor];
+  const struct lade_shard shard = lade_param_shard(rig->graph, rig->layout, weight->param);
+  const uint64_t element = lade_dtype_bytes(weight->dtype), first = (uint64_t)shard.first * element;
+  const uint64_t end = first + (uint64_t)shard.n * element;
+  for (uint64_t i = 0; i < bytes; i++)
+    window[i] = at + i >= first && at + i < end ? window[i] : 0;
+}
+
 static int value_hash(struct rig *rig, int tensor, XXH3_state_t *state, struct lade_error *error)
 {
   static _Alignas(64) char window[LADE_EXECUTOR_WINDOW_BYTES];
   uint64_t bytes = lade_value_bytes(rig->graph, tensor);
   for (uint64_t at = 0; at < bytes; at += sizeof(window)) {
     uint64_t part = LADE_MIN(bytes - at, sizeof(window));
+    memset(window, 0, part); /* of shards a rank holds a part */
     int status = lade_executor_get(rig->executor, tensor, at, window, part, error);
     if (status)
       return status;
+    shard_keep(rig, tensor, at, window, part);
     XXH3_64bits_update(state, window, part);
   }
   return 0;

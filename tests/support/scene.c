@@ -28,14 +28,18 @@ const struct scene_setting scene_settings[SCENE_N_SETTINGS] = {
      .is_early = true, .prefetch_bytes = UINT64_MAX / 2, .seed = 9},
     {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 3, .manner = SCENE_RECOMPUTE, .homes = LADE_HOME_STORE,
      .is_early = true, .is_unified = true},
-    {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 2, .manner = SCENE_MIXED, .homes = SCENE_MIXED_HOMES,
+    {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 2, .manner = SCENE_KEEP, .homes = SCENE_MIXED_HOMES,
      .prefetch_bytes = UINT64_MAX / 2, .seed = 5, .dp = 2},
-    {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 1, .manner = SCENE_KEEP, .homes = SCENE_MIXED_HOMES,
-     .is_early = true, .is_unified = true, .seed = 3, .dp = 4},
     {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 3, .manner = SCENE_MIXED, .homes = SCENE_MIXED_HOMES,
      .prefetch_bytes = UINT64_MAX / 2, .seed = 6, .pp = 3, .stage = 1, .schedule = LADE_SCHEDULE_ZBH1},
     {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 4, .manner = SCENE_RECOMPUTE, .seed = 4,
      .dropout = 0.1f, .pp = 2, .stage = 1, .n_chunks = 2, .schedule = LADE_SCHEDULE_INTERLEAVED},
+    {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 1, .manner = SCENE_MIXED, .homes = LADE_HOME_DEVICE,
+     .prefetch_bytes = UINT64_MAX / 2, .seed = 5, .dp = 2, .zero = 1},
+    {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 2, .manner = SCENE_KEEP, .dp = 4, .zero = 2,
+     .shard = 2},
+    {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 1, .manner = SCENE_SPILL_HOST, .homes = LADE_HOME_HOST,
+     .is_early = true, .prefetch_bytes = UINT64_MAX / 2, .dp = 4, .zero = 3},
 };
 
 uint32_t scene_draw(uint32_t *seed, uint32_t below)
@@ -144,7 +148,7 @@ void scene_init(struct scene *scene, const struct scene_setting *how)
   struct lade_layout_params layout = {.struct_size = sizeof(layout), .dp = LADE_MAX(how->dp, 1),
                                       .pp = LADE_MAX(how->pp, 1), .rank = how->pp ? how->stage : how->dp > 1,
                                       .schedule = how->schedule, .virtual_stages = how->n_chunks,
-                                      .grad_reduce = LADE_F32};
+                                      .grad_reduce = LADE_F32, .zero = how->zero, .shard = how->shard};
   assert_int_equal(lade_layout_init(&layout, NULL, &scene->layout), 0);
   scene->prices = scene_prices(scene->graph);
   assert_int_equal(lade_residency_create(scene->graph, &scene->residency), 0);

@@ -37,9 +37,10 @@ struct scene_setting {
   int dp; /* data parallel ranks, of which this is the second; 0: one rank */
   int pp, stage, n_chunks; /* pipeline stages, this one, and its chunks; 0: one stage */
   enum lade_schedule schedule;
+  int zero, shard; /* as in the layout */
 };
 
-#define SCENE_N_SETTINGS 11
+#define SCENE_N_SETTINGS 13
 /* Everything that programs consist of is in one of these. */
 extern const struct scene_setting scene_settings[SCENE_N_SETTINGS];
 

@@ -503,7 +503,8 @@ static void every_field_of_an_instruction_matters(void **state)
 {
   fields_of_instructions_matter(&scene_settings[4]);
   fields_of_instructions_matter(&scene_settings[7]); /* with other ranks */
-  fields_of_instructions_matter(&scene_settings[9]); /* with other stages */
+  fields_of_instructions_matter(&scene_settings[8]); /* with other stages */
+  fields_of_instructions_matter(&scene_settings[11]); /* with state in shards */
 }
 
 /* Who sums over ranks what nobody else has, or too early, is refused; and an update needs the sum. */
@@ -524,7 +525,7 @@ static void sums_over_ranks_are_needed_and_whole(void **state)
   }
   assert_int_equal(n_sums, s.graph->n_params + scene_settings[7].n_microbatches);
   s.program->layout = NULL;
-  assert_caught(s.program, "has nobody to sum with");
+  assert_caught(s.program, "has nobody to do it with");
   scene_finish(&s);
 }
 

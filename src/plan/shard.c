@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Shards: which elements of a parameter this rank holds the state of (ZeRO; Rajbhandari et al. 2020).
+ *
+ * Each parameter is cut by itself into as many equal blocks as there are ranks on the shard axis, padded at the end: a
+ * block is a multiple of SHARD_ELEMENTS, which keeps random draws and the exponents of 8-bit moments whole. Cutting
+ * one flat vector per unit would pad once per unit instead of once per tensor, but would cut tensors' checkpoints,
+ * norms and updates at places that no one else knows; the padding is under 512 elements per rank and tensor.
+ *
+ * All sizes that a program gives a value are here: with padding for what collectives cut, without for what they do not.
+ */
+#include "base/base.h"
+#include "plan/program.h"
+
+#define SHARD_ELEMENTS 512 /* of lade_adamw_args.first_element; a multiple of LADE_MOMENT_BLOCK */
+_Static_assert(SHARD_ELEMENTS % LADE_MOMENT_BLOCK == 0, "a shard cuts a block of moments");
+
+int lade_shard_count(const struct lade_layout *layout)
+{
+  return layout && layout->zero > 0 ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
+}
+
+struct lade_shard lade_param_shard(const struct lade_graph *graph, const struct lade_layout *layout, int param)
+{
+  const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
+  const int64_t n = (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype)), n_shards = lade_shard_count(layout);
+  if (n_shards == 1)
+    return (struct lade_shard){0, n, n};
+  const int64_t n_padded = lade_div_up(lade_div_up(n, n_shards), SHARD_ELEMENTS) * SHARD_ELEMENTS;
+  const int64_t first = LADE_MIN(n, n_padded * lade_layout_position(layout, LADE_AXIS_SHARD));
+  return (struct lade_shard){first, LADE_MIN(n_padded, n - first), n_padded};
+}
+
+int64_t lade_held_partials(const struct lade_graph *graph, const struct lade_layout *layout, int param)
+{
+  return LADE_MAX(1, lade_div_up(lade_param_shard(graph, layout, param).n, LADE_SUM_BLOCK));
+}
+
+int64_t lade_held_first_partial(const struct lade_graph *graph, const struct lade_layout *layout, int param)
+{
+  int64_t n = 0;
+  for (int i = 0; i < param; i++)
+    n += lade_held_partials(graph, layout, i);
+  return n;
+}
+
+enum lade_dtype lade_value_dtype(const struct lade_graph *graph, int tensor)
+{
+  if (tensor < graph->n_tensors)
+    return graph->tensors[tensor].dtype;
+  int block = tensor - lade_value_block(graph, 0, LADE_BLOCK_WEIGHT);
+  if (block < 0)
+    return LADE_F64; /* sums of squares; nobody asks about parts and verdicts, which do not travel between ranks */
+  return block % LADE_N_BLOCKS == LADE_BLOCK_WEIGHT ? graph->dtype : graph->accumulator;
+}
+
+int lade_sums_count(const struct lade_layout *layout)
+{
+  return lade_shard_count(layout);
+}
+
+/* Of a tensor of the graph: weights and gradients are as long as all shards together. */
+static uint64_t tensor_held_bytes(const struct lade_graph *graph, const struct lade_layout *layout, int tensor)
+{
+  const struct lade_tensor *what = &graph->tensors[tensor];
+  if (what->kind != LADE_TENSOR_PARAM && what->kind != LADE_TENSOR_GRAD)
+    return what->bytes;
+  int64_t n_padded = lade_param_shard(graph, layout, what->param).n_padded * lade_shard_count(layout);
+  return (uint64_t)n_padded * lade_dtype_bytes(what->dtype);
+}
+
+static uint64_t scalar_held_bytes(const struct lade_graph *graph, const struct lade_layout *layout, int tensor)
+{
+  if (tensor == lade_value_scalar(graph, LADE_SCALAR_VERDICT))
+    return sizeof(struct lade_verdict);
+  if (tensor == lade_value_scalar(graph, LADE_SCALAR_SUM))
+    return sizeof(double);
+  if (tensor == lade_value_scalar(graph, LADE_SCALAR_SUMS))
+    return (uint64_t)lade_sums_count(layout) * sizeof(double);
+  return (uint64_t)lade_held_first_partial(graph, layout, graph->n_params) * sizeof(double);
+}
+
+uint64_t lade_held_bytes(const struct lade_graph *graph, const struct lade_layout *layout, int tensor)
+{
+  const int first_part = graph->n_tensors, first_scalar = lade_value_scalar(graph, (enum lade_scalar)0);
+  const int first_block = lade_value_block(graph, 0, LADE_BLOCK_WEIGHT);
+  if (tensor < graph->n_tensors)
+    return tensor_held_bytes(graph, layout, tensor);
+  if (tensor >= first_block) {
+    struct lade_shard shard = lade_param_shard(graph, layout, (tensor - first_block) / LADE_N_BLOCKS);
+    return (uint64_t)shard.n_padded * lade_dtype_bytes(lade_value_dtype(graph, tensor));
+  }
+  if (tensor >= first_scalar)
+    return scalar_held_bytes(graph, layout, tensor);
+  struct lade_shard shard = lade_param_shard(graph, layout, (tensor - first_part) / LADE_N_PARTS);
+  return lade_part_bytes(graph, (enum lade_part)((tensor - first_part) % LADE_N_PARTS), shard.n_padded);
+}
