@@ -19,6 +19,9 @@
  * before dx (4d wide too) is born, and the peak of the block is one wide value lower than in the other
  * order. At the first product both orders hold the same wide values. So the one order serves everywhere.
  *
+ * Where dx is one rank's part of a sum the order is dx first: the ranks add their parts up while the weight's
+ * gradient is computed, which by the above costs no memory, for these are first products.
+ *
  * Rejected: stating per op what it saves. Saved is what a backward op reads and a forward op makes; the
  * graph's edges say it already, and a second statement could disagree.
  */
@@ -52,6 +55,26 @@ static int gradient_make(struct lade_build *build, int tensor)
   int gradient = lade_build_tensor(build, LADE_TENSOR_ACTIVATION, like.dtype, like.n_dims, like.dims, name);
   build->gradient_of[tensor] = gradient;
   return gradient;
+}
+
+/* What @op's backward makes as the gradient of its first input: that, or this rank's part "d.<name>.part" of it. */
+static int partial_make(struct lade_build *build, const struct lade_op *op)
+{
+  if (!op->attr.is_dx_partial)
+    return gradient_make(build, op->in[0]);
+  const struct lade_tensor like = build->graph->tensors[op->in[0]];
+  char name[LADE_NAME_BYTES + 7];
+  snprintf(name, sizeof(name), "d.%s.part", like.name);
+  return lade_build_tensor(build, LADE_TENSOR_ACTIVATION, like.dtype, like.n_dims, like.dims, name);
+}
+
+/* Add up the ranks' parts @dx of @forward's gradient, if parts they are. */
+static void partial_complete(struct lade_build *build, int forward, int dx)
+{
+  if (!build->graph->ops[forward].attr.is_dx_partial)
+    return;
+  int sum = gradient_make(build, build->graph->ops[forward].in[0]);
+  lade_build_backward_op(build, LADE_OP_ALL_REDUCE, forward, &dx, &sum);
 }
 
 /* A parameter's accumulator; -1 for an absent parameter. */
@@ -127,17 +150,28 @@ void lade_dropout_backward(struct lade_build *build, int forward)
   lade_build_backward_op(build, LADE_OP_DROPOUT_BWD, forward, &dy, &dx);
 }
 
+/* Gradients of weight and bias. */
+static void matmul_params_backward(struct lade_build *build, int forward, const struct lade_op *op, int dy)
+{
+  int d_weight = accumulator_get(build, op->in[1]);
+  lade_build_backward_op(build, LADE_OP_MATMUL_DW, forward, (int[]){dy, op->in[0]}, &d_weight);
+  if (op->in[2] < 0)
+    return;
+  int d_bias = accumulator_get(build, op->in[2]);
+  lade_build_backward_op(build, LADE_OP_BIAS_GRAD, forward, &dy, &d_bias);
+}
+
 void lade_matmul_backward(struct lade_build *build, int forward)
 {
   struct lade_op op = forward_get(build, forward);
-  int dy = gradient_get(build, op.out[0]), d_weight = accumulator_get(build, op.in[1]);
-  lade_build_backward_op(build, LADE_OP_MATMUL_DW, forward, (int[]){dy, op.in[0]}, &d_weight);
-  if (op.in[2] >= 0) {
-    int d_bias = accumulator_get(build, op.in[2]);
-    lade_build_backward_op(build, LADE_OP_BIAS_GRAD, forward, &dy, &d_bias);
-  }
-  int dx = gradient_make(build, op.in[0]);
+  int dy = gradient_get(build, op.out[0]);
+  if (!op.attr.is_dx_partial)
+    matmul_params_backward(build, forward, &op, dy);
+  int dx = partial_make(build, &op);
   lade_build_backward_op(build, LADE_OP_MATMUL_DX, forward, (int[]){dy, op.in[1]}, &dx);
+  partial_complete(build, forward, dx);
+  if (op.attr.is_dx_partial)
+    matmul_params_backward(build, forward, &op, dy);
 }
 
 void lade_rope_backward(struct lade_build *build, int forward)
@@ -180,6 +214,53 @@ void lade_head_loss_backward(struct lade_build *build, int forward)
   int in[] = {op.in[0], op.in[1], op.in[2], op.out[1]};
   int out[] = {gradient_make(build, op.in[0]), accumulator_get(build, op.in[1])};
   lade_build_backward_op(build, LADE_OP_HEAD_LOSS_BWD, forward, in, out);
+}
+
+/*
+ * Backward, a row's log-sum-exp takes the statistics' place: it is all that the gradient of one rank's logits needs of
+ * the others, so the gather between the halves passes it on.
+ */
+void lade_head_join_backward(struct lade_build *build, int forward)
+{
+  const struct lade_op *op = &build->graph->ops[forward];
+  build->gradient_of[op->in[0]] = op->out[1];
+}
+
+void lade_head_stats_backward(struct lade_build *build, int forward)
+{
+  struct lade_op op = forward_get(build, forward);
+  int in[] = {op.in[0], op.in[1], op.in[2], gradient_get(build, op.out[0])};
+  int dx = partial_make(build, &op);
+  int out[] = {dx, accumulator_get(build, op.in[1])};
+  lade_build_backward_op(build, LADE_OP_HEAD_LOSS_BWD, forward, in, out);
+  partial_complete(build, forward, dx);
+}
+
+/* Each rank's part has the sum's gradient. */
+void lade_all_reduce_backward(struct lade_build *build, int forward)
+{
+  const struct lade_op *op = &build->graph->ops[forward];
+  build->gradient_of[op->in[0]] = gradient_get(build, op->out[0]);
+}
+
+/* Ranks that compute the same of what was gathered have the same gradient; else each has a part of it. */
+void lade_all_gather_backward(struct lade_build *build, int forward)
+{
+  struct lade_op op = forward_get(build, forward);
+  int dy = gradient_get(build, op.out[0]);
+  if (!op.attr.is_dx_partial) {
+    build->gradient_of[op.in[0]] = dy;
+    return;
+  }
+  int dx = gradient_make(build, op.in[0]);
+  lade_build_backward_op(build, LADE_OP_REDUCE_SCATTER, forward, &dy, &dx);
+}
+
+void lade_reduce_scatter_backward(struct lade_build *build, int forward)
+{
+  struct lade_op op = forward_get(build, forward);
+  int dy = gradient_get(build, op.out[0]), dx = gradient_make(build, op.in[0]);
+  lade_build_backward_op(build, LADE_OP_ALL_GATHER, forward, &dy, &dx);
 }
 
 /* What went to the next piece comes back as its gradient, and what came goes. */

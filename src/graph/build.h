@@ -17,7 +17,7 @@ struct lade_build {
   int unit;         /* that pushes go to */
   int chunk;        /* that units belong to */
   int n_skipped_params, n_skipped_ops; /* of the whole model, forward, before this point, on other stages */
-  int n_border_ops; /* forward ops that the whole model does not have */
+  int n_border_ops; /* forward ops that the whole model does not have: borders and collectives */
   int *gradient_of; /* of each tensor: the tensor that holds its gradient so far; -1 */
 };
 
@@ -65,16 +65,19 @@ extern const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS];
 void lade_build_unit(struct lade_build *build, int class_id, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* A parameter of the current unit, named unit + @name, with its gradient. @n_cols 0: one dimension. Its tensor. */
+/*
+ * A parameter of the current unit, named unit + @name, with its gradient; sizes are this share's. @n_cols 0: one
+ * dimension. Its tensor.
+ */
 int lade_build_param(struct lade_build *build, const char *name, int64_t n_rows, int64_t n_cols, enum lade_init init,
                      float init_std);
 
 /* A copy of the token table @name, whose owner is another stage. Its tensor. */
 int lade_build_copy(struct lade_build *build, const char *name, float init_std);
 
-/* The next rows of @param (a tensor) are @name, a printf format, of a checkpoint. */
-void lade_build_slice(struct lade_build *build, int param, int64_t n_rows, bool is_transposed, const char *format, ...)
-    __attribute__((format(printf, 5, 6)));
+/* The next rows of @param (a tensor) are @slice, but for its name, a printf format, and its first_row. */
+void lade_build_slice(struct lade_build *build, int param, const struct lade_param_slice *slice, const char *format,
+                      ...) __attribute__((format(printf, 4, 5)));
 
 /* An activation of the current unit. */
 int lade_build_tensor(struct lade_build *build, enum lade_tensor_kind kind, enum lade_dtype dtype, int n_dims,
@@ -94,6 +97,42 @@ int lade_build_backward_op(struct lade_build *build, enum lade_op_kind kind, int
 /* out[@i] of op @op. */
 int lade_build_out(const struct lade_build *build, int op, int i);
 
+/* ---- a tensor parallel rank's share (share.c) ---- */
+
+/* Does the share divide the model and the batch? -EINVAL. */
+int lade_share_check(const struct lade_graph_params *params, struct lade_error *error);
+
+/* On this rank: rows of the token table and how many of them, at its end, are padding; heads; key heads. */
+int64_t lade_share_vocabulary(const struct lade_graph *graph);
+int64_t lade_share_padding(const struct lade_graph *graph);
+int64_t lade_share_heads(const struct lade_graph *graph);
+int64_t lade_share_key_heads(const struct lade_graph *graph);
+/* Neighbours that hold the same key heads: 1 unless there are more ranks than key heads. */
+int lade_share_key_ranks(const struct lade_graph *graph);
+/* Rows of the residual stream. */
+int64_t lade_share_rows(const struct lade_graph *graph);
+
+/* Slices of a checkpoint's tensor of @n_rows and @n_cols (1: a vector): all of it, or this rank's part. */
+struct lade_param_slice lade_slice_whole(int64_t n_rows, int64_t n_cols);
+struct lade_param_slice lade_slice_rows(const struct lade_graph *graph, int64_t n_rows, int64_t n_cols);
+struct lade_param_slice lade_slice_cols(const struct lade_graph *graph, int64_t n_rows, int64_t n_cols);
+/* Of all key heads' rows those of this rank's; of the token table its tokens'. */
+struct lade_param_slice lade_slice_key_rows(const struct lade_graph *graph, int64_t n_cols);
+struct lade_param_slice lade_slice_vocabulary(const struct lade_graph *graph);
+
+/* All ranks hold @param. @has_all_rows: each sees its whole gradient, also where the residual stream is cut by rows. */
+void lade_build_replica(struct lade_build *build, int param, bool has_all_rows);
+/* The rows of @param from @first_row on are of key heads, which several ranks may hold. */
+void lade_build_key_replica(struct lade_build *build, int param, int64_t first_row);
+
+/* All rows of @x, of the residual stream, for products that are cut; and the sum of ranks' parts @x into its rows. */
+int lade_build_enter(struct lade_build *build, const char *name, int x);
+int lade_build_leave(struct lade_build *build, const char *name, int x);
+/* Of a product that is cut by its outputs. */
+struct lade_op_attr lade_attr_column(const struct lade_build *build);
+/* x -> the loss, over the tokens of all ranks. */
+int lade_build_head_loss(struct lade_build *build, int x, int weight);
+
 /* ---- rules and the walk (backward.c) ---- */
 
 void lade_embed_backward(struct lade_build *build, int forward);
@@ -106,6 +145,11 @@ void lade_attention_backward(struct lade_build *build, int forward);
 void lade_gelu_backward(struct lade_build *build, int forward);
 void lade_swiglu_backward(struct lade_build *build, int forward);
 void lade_head_loss_backward(struct lade_build *build, int forward);
+void lade_head_stats_backward(struct lade_build *build, int forward);
+void lade_head_join_backward(struct lade_build *build, int forward);
+void lade_all_reduce_backward(struct lade_build *build, int forward);
+void lade_all_gather_backward(struct lade_build *build, int forward);
+void lade_reduce_scatter_backward(struct lade_build *build, int forward);
 void lade_send_backward(struct lade_build *build, int forward);
 void lade_recv_backward(struct lade_build *build, int forward);
 

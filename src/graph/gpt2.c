@@ -14,6 +14,9 @@
 #include "graph/build.h"
 
 #include <math.h>
+#include <stdio.h>
+
+#include "base/base.h"
 
 #define INIT_STD 0.02f
 
@@ -22,18 +25,69 @@ static struct lade_op_attr attr_norm(const struct lade_build *build)
   return (struct lade_op_attr){.norm = LADE_NORM_LAYER, .eps = build->graph->model.norm_eps};
 }
 
-static int param_vector(struct lade_build *build, const char *name, int64_t n, enum lade_init init)
+static const char *unit_name(const struct lade_build *build)
 {
-  int param = lade_build_param(build, name, n, 0, init, 0);
-  lade_build_slice(build, param, n, false, "transformer.%s.%s", build->graph->units[build->unit].name, name);
+  return build->graph->units[build->unit].name;
+}
+
+/* A vector over the width of the model, all of it on every rank, stored as "transformer.", @unit, @name. */
+static int param_width(struct lade_build *build, const char *unit, const char *name, enum lade_init init)
+{
+  int64_t d = build->graph->model.width;
+  struct lade_param_slice slice = lade_slice_whole(d, 1);
+  int param = lade_build_param(build, name, d, 0, init, 0);
+  lade_build_slice(build, param, &slice, "transformer.%s%s", unit, name);
+  lade_build_replica(build, param, false);
   return param;
 }
 
-static int param_weight(struct lade_build *build, const char *name, int64_t n_out, int64_t n_in, float std)
+/* Weight, or with @n_in 0 bias, of a product that is cut by its outputs. */
+static int param_rows(struct lade_build *build, const char *name, int64_t n_out, int64_t n_in)
 {
-  int param = lade_build_param(build, name, n_out, n_in, LADE_INIT_NORMAL, std);
-  lade_build_slice(build, param, n_out, true, "transformer.%s.%s", build->graph->units[build->unit].name, name);
+  struct lade_param_slice slice = lade_slice_rows(build->graph, n_out, LADE_MAX(n_in, 1));
+  slice.is_transposed = n_in > 0;
+  int param = lade_build_param(build, name, slice.n_rows, n_in, n_in ? LADE_INIT_NORMAL : LADE_INIT_ZERO, INIT_STD);
+  lade_build_slice(build, param, &slice, "transformer.%s.%s", unit_name(build), name);
   return param;
+}
+
+/* Weight of a product that is cut by its inputs. */
+static int param_cols(struct lade_build *build, const char *name, int64_t n_out, int64_t n_in, float std)
+{
+  struct lade_param_slice slice = lade_slice_cols(build->graph, n_out, n_in);
+  slice.is_transposed = true;
+  int param = lade_build_param(build, name, n_out, n_in / build->graph->share.tp, LADE_INIT_NORMAL, std);
+  lade_build_slice(build, param, &slice, "transformer.%s.%s", unit_name(build), name);
+  return param;
+}
+
+/*
+ * Rows of queries, keys and values lie in one tensor, one kind after the other: the heads of one of several ranks are
+ * three slices of it.
+ */
+static int param_qkv(struct lade_build *build, const char *name, int64_t n_in)
+{
+  const struct lade_share *share = &build->graph->share;
+  int64_t d = build->graph->model.width, n_rows = 3 * d / share->tp;
+  int n_slices = share->tp == 1 ? 1 : 3;
+  int param = lade_build_param(build, name, n_rows, n_in, n_in ? LADE_INIT_NORMAL : LADE_INIT_ZERO, INIT_STD);
+  struct lade_param_slice slice = lade_slice_whole(3 * d, LADE_MAX(n_in, 1));
+  slice.is_transposed = n_in > 0;
+  slice.n_rows = n_rows / n_slices;
+  for (int i = 0; i < n_slices; i++) {
+    slice.file_row = i * d + share->tp_rank * slice.n_rows;
+    lade_build_slice(build, param, &slice, "transformer.%s.%s", unit_name(build), name);
+  }
+  return param;
+}
+
+static int table_build(struct lade_build *build)
+{
+  int64_t rows = lade_share_vocabulary(build->graph);
+  struct lade_param_slice slice = lade_slice_vocabulary(build->graph);
+  int wte = lade_build_param(build, "wte.weight", rows, build->graph->model.width, LADE_INIT_NORMAL, INIT_STD);
+  lade_build_slice(build, wte, &slice, "transformer.wte.weight");
+  return wte;
 }
 
 /* The token table; every other unit's x comes out of ret_x. */
@@ -41,99 +95,110 @@ static int embed_build(struct lade_build *build, int *ret_x)
 {
   const struct lade_model *model = &build->graph->model;
   lade_build_unit(build, LADE_CLASS_EMBED, "embed");
-  int wte = lade_build_param(build, "wte.weight", model->vocabulary, model->width, LADE_INIT_NORMAL, INIT_STD);
-  lade_build_slice(build, wte, model->vocabulary, false, "transformer.wte.weight");
+  int wte = table_build(build);
+  struct lade_param_slice slice = lade_slice_whole(model->context, model->width);
   int wpe = lade_build_param(build, "wpe.weight", model->context, model->width, LADE_INIT_NORMAL, INIT_STD);
-  lade_build_slice(build, wpe, model->context, false, "transformer.wpe.weight");
+  lade_build_slice(build, wpe, &slice, "transformer.wpe.weight");
+  lade_build_replica(build, wpe, true);
   int in[] = {build->graph->tokens, wte, wpe};
-  *ret_x = lade_build_out(build, lade_build_op(build, LADE_OP_EMBED, "x", NULL, in), 0);
+  int x = lade_build_out(build, lade_build_op(build, LADE_OP_EMBED, "x", NULL, in), 0);
+  x = lade_build_leave(build, "x.reduce", x);
   if (build->dropout > 0) {
     struct lade_op_attr attr = {.dropout = build->dropout};
-    *ret_x = lade_build_out(build, lade_build_op(build, LADE_OP_DROPOUT, "dropout", &attr, ret_x), 0);
+    x = lade_build_out(build, lade_build_op(build, LADE_OP_DROPOUT, "dropout", &attr, &x), 0);
   }
+  *ret_x = x;
   return wte;
 }
 
 /* x -> the attention branch before its bias. */
-static int attention_build(struct lade_build *build, int x, float branch_std)
+static int attention_build(struct lade_build *build, const char *unit, int x, float branch_std)
 {
   const struct lade_model *model = &build->graph->model;
   int64_t d = model->width;
-  struct lade_op_attr norm = attr_norm(build);
-  int ln_weight = param_vector(build, "ln_1.weight", d, LADE_INIT_ONE);
-  int ln_bias = param_vector(build, "ln_1.bias", d, LADE_INIT_ZERO);
-  int qkv_weight = param_weight(build, "attn.c_attn.weight", 3 * d, d, INIT_STD);
-  int qkv_bias = param_vector(build, "attn.c_attn.bias", 3 * d, LADE_INIT_ZERO);
-  int proj_weight = param_weight(build, "attn.c_proj.weight", d, d, branch_std);
+  struct lade_op_attr norm = attr_norm(build), column = lade_attr_column(build);
+  int ln_weight = param_width(build, unit, "ln_1.weight", LADE_INIT_ONE);
+  int ln_bias = param_width(build, unit, "ln_1.bias", LADE_INIT_ZERO);
+  int qkv_weight = param_qkv(build, "attn.c_attn.weight", d);
+  int qkv_bias = param_qkv(build, "attn.c_attn.bias", 0);
+  int proj_weight = param_cols(build, "attn.c_proj.weight", d, d, branch_std);
 
-  int h = lade_build_op(build, LADE_OP_NORM, "ln_1", &norm, (int[]){x, ln_weight, ln_bias});
-  int qkv = lade_build_op(build, LADE_OP_MATMUL, "attn.qkv", NULL,
-                          (int[]){lade_build_out(build, h, 0), qkv_weight, qkv_bias});
-  struct lade_op_attr attr = {
-      .dropout = build->dropout, .heads = model->heads, .key_heads = model->key_heads, .head_dim = d / model->heads};
+  int h = lade_build_out(build, lade_build_op(build, LADE_OP_NORM, "ln_1", &norm, (int[]){x, ln_weight, ln_bias}), 0);
+  h = lade_build_enter(build, "attn.gather", h);
+  int qkv = lade_build_op(build, LADE_OP_MATMUL, "attn.qkv", &column, (int[]){h, qkv_weight, qkv_bias});
+  struct lade_op_attr attr = {.dropout = build->dropout, .heads = lade_share_heads(build->graph),
+                              .key_heads = lade_share_key_heads(build->graph), .head_dim = d / model->heads};
   int out = lade_build_op(build, LADE_OP_ATTENTION, "attn.out", &attr, (int[]){lade_build_out(build, qkv, 0)});
   int proj = lade_build_op(build, LADE_OP_MATMUL, "attn.proj", NULL,
                            (int[]){lade_build_out(build, out, 0), proj_weight, -1});
-  return lade_build_out(build, proj, 0);
+  return lade_build_leave(build, "attn.reduce", lade_build_out(build, proj, 0));
 }
 
 /* h (after ln_2) -> the MLP branch before its bias. */
 static int mlp_build(struct lade_build *build, int h, float branch_std)
 {
   const struct lade_model *model = &build->graph->model;
-  int fc_weight = param_weight(build, "mlp.c_fc.weight", model->hidden, model->width, INIT_STD);
-  int fc_bias = param_vector(build, "mlp.c_fc.bias", model->hidden, LADE_INIT_ZERO);
-  int proj_weight = param_weight(build, "mlp.c_proj.weight", model->width, model->hidden, branch_std);
+  struct lade_op_attr column = lade_attr_column(build);
+  int fc_weight = param_rows(build, "mlp.c_fc.weight", model->hidden, model->width);
+  int fc_bias = param_rows(build, "mlp.c_fc.bias", model->hidden, 0);
+  int proj_weight = param_cols(build, "mlp.c_proj.weight", model->width, model->hidden, branch_std);
 
-  int fc = lade_build_op(build, LADE_OP_MATMUL, "mlp.fc", NULL, (int[]){h, fc_weight, fc_bias});
+  h = lade_build_enter(build, "mlp.gather", h);
+  int fc = lade_build_op(build, LADE_OP_MATMUL, "mlp.fc", &column, (int[]){h, fc_weight, fc_bias});
   int gelu = lade_build_op(build, LADE_OP_GELU, "mlp.gelu", NULL, (int[]){lade_build_out(build, fc, 0)});
   int proj = lade_build_op(build, LADE_OP_MATMUL, "mlp.proj", NULL,
                            (int[]){lade_build_out(build, gelu, 0), proj_weight, -1});
-  return lade_build_out(build, proj, 0);
+  return lade_build_leave(build, "mlp.reduce", lade_build_out(build, proj, 0));
 }
 
 static int block_build(struct lade_build *build, int64_t i_layer, int x)
 {
-  const struct lade_model *model = &build->graph->model;
-  float branch_std = INIT_STD / sqrtf(2.0f * (float)model->layers);
+  float branch_std = INIT_STD / sqrtf(2.0f * (float)build->graph->model.layers);
+  char unit[LADE_NAME_BYTES];
+  snprintf(unit, sizeof(unit), "h.%lld.", (long long)i_layer);
   lade_build_unit(build, LADE_CLASS_BLOCK, "h.%lld", (long long)i_layer);
-  int branch = attention_build(build, x, branch_std);
-  int attn_bias = param_vector(build, "attn.c_proj.bias", model->width, LADE_INIT_ZERO);
-  int ln_weight = param_vector(build, "ln_2.weight", model->width, LADE_INIT_ONE);
-  int ln_bias = param_vector(build, "ln_2.bias", model->width, LADE_INIT_ZERO);
+  int branch = attention_build(build, unit, x, branch_std);
+  int attn_bias = param_width(build, unit, "attn.c_proj.bias", LADE_INIT_ZERO);
+  int ln_weight = param_width(build, unit, "ln_2.weight", LADE_INIT_ONE);
+  int ln_bias = param_width(build, unit, "ln_2.bias", LADE_INIT_ZERO);
   struct lade_op_attr attr = attr_norm(build);
   attr.dropout = build->dropout;
   int x1 = lade_build_op(build, LADE_OP_RESIDUAL, "x1", &attr, (int[]){branch, attn_bias, x, ln_weight, ln_bias});
 
   branch = mlp_build(build, lade_build_out(build, x1, 1), branch_std);
-  int mlp_bias = param_vector(build, "mlp.c_proj.bias", model->width, LADE_INIT_ZERO);
+  int mlp_bias = param_width(build, unit, "mlp.c_proj.bias", LADE_INIT_ZERO);
   attr = (struct lade_op_attr){.norm = LADE_NORM_NONE, .dropout = build->dropout};
   int x2 = lade_build_op(build, LADE_OP_RESIDUAL, "x2", &attr,
                          (int[]){branch, mlp_bias, lade_build_out(build, x1, 0), -1, -1});
   return lade_build_out(build, x2, 0);
 }
 
-static void head_build(struct lade_build *build, int x, int wte)
+/* The head's weight: the table, a copy of it, or its own. */
+static int head_weight(struct lade_build *build, int wte)
 {
   const struct lade_model *model = &build->graph->model;
-  lade_build_unit(build, LADE_CLASS_HEAD, "head");
-  int ln_weight = lade_build_param(build, "ln_f.weight", model->width, 0, LADE_INIT_ONE, 0);
-  lade_build_slice(build, ln_weight, model->width, false, "transformer.ln_f.weight");
-  int ln_bias = lade_build_param(build, "ln_f.bias", model->width, 0, LADE_INIT_ZERO, 0);
-  lade_build_slice(build, ln_bias, model->width, false, "transformer.ln_f.bias");
+  struct lade_param_slice slice = lade_slice_vocabulary(build->graph);
   int weight = wte;
   if (model->is_tied && wte < 0) {
     weight = lade_build_copy(build, "wte.weight", INIT_STD);
-    lade_build_slice(build, weight, model->vocabulary, false, "transformer.wte.weight");
+    lade_build_slice(build, weight, &slice, "transformer.wte.weight");
   } else if (!model->is_tied) {
-    weight = lade_build_param(build, "lm_head.weight", model->vocabulary, model->width, LADE_INIT_NORMAL, INIT_STD);
-    lade_build_slice(build, weight, model->vocabulary, false, "lm_head.weight");
+    weight = lade_build_param(build, "lm_head.weight", lade_share_vocabulary(build->graph), model->width,
+                              LADE_INIT_NORMAL, INIT_STD);
+    lade_build_slice(build, weight, &slice, "lm_head.weight");
   }
+  return weight;
+}
+
+static void head_build(struct lade_build *build, int x, int wte)
+{
+  lade_build_unit(build, LADE_CLASS_HEAD, "head");
+  int ln_weight = param_width(build, "", "ln_f.weight", LADE_INIT_ONE);
+  int ln_bias = param_width(build, "", "ln_f.bias", LADE_INIT_ZERO);
+  int weight = head_weight(build, wte);
   struct lade_op_attr norm = attr_norm(build);
   int h = lade_build_op(build, LADE_OP_NORM, "ln_f", &norm, (int[]){x, ln_weight, ln_bias});
-  int loss = lade_build_op(build, LADE_OP_HEAD_LOSS, "loss", NULL,
-                           (int[]){lade_build_out(build, h, 0), weight, build->graph->targets});
-  build->graph->loss = lade_build_out(build, loss, 2);
+  build->graph->loss = lade_build_head_loss(build, lade_build_out(build, h, 0), weight);
 }
 
 const struct lade_family_entry lade_gpt2_entry = {.embed = embed_build,

@@ -24,6 +24,7 @@
 #include <stdint.h>
 
 #include "kernels/kernels.h"
+#include "lade/plan.h"
 #include "lade/types.h"
 
 #define LADE_NAME_BYTES 64
@@ -133,6 +134,13 @@ struct lade_param {
   bool is_copy; /* another stage owns it: the last one's copy of a tied table; its gradient is summed over both */
   int number; /* among the whole model's parameters, the same in every share */
   bool has_decay; /* two or more dimensions */
+  /*
+   * On tensor parallel ranks. The first n_owned_rows count for this rank where all ranks' are put together, in norms
+   * and checkpoints; the others are copies of what a lower rank owns. The gradient's rows from first_shared_row
+   * on are parts where n_sharers is more than 1: once a step's is complete, each run of so many neighbours adds theirs.
+   */
+  int64_t n_owned_rows, first_shared_row;
+  int n_sharers;
   enum lade_init init;
   float init_std;
   int n_slices;
@@ -161,7 +169,12 @@ enum lade_op_kind {
   LADE_OP_SWIGLU,
   LADE_OP_SWIGLU_BWD,
   LADE_OP_HEAD_LOSS,
-  LADE_OP_HEAD_LOSS_BWD,
+  LADE_OP_HEAD_LOSS_BWD, /* also of a part of the vocabulary */
+  LADE_OP_HEAD_STATS,    /* head_loss in parts: here, then gathered, then joined */
+  LADE_OP_HEAD_JOIN,
+  LADE_OP_ALL_REDUCE, /* over the ranks of attr.axis */
+  LADE_OP_ALL_GATHER,
+  LADE_OP_REDUCE_SCATTER,
   LADE_OP_SEND, /* an activation, or backward its gradient, to the stage that has the next piece */
   LADE_OP_RECV,
   LADE_N_OP_KINDS
@@ -175,6 +188,8 @@ struct lade_op_attr {
   uint32_t stream; /* of random draws: the op's own number, the same in forward, recompute and backward */
   int64_t heads, key_heads, head_dim;
   int peer; /* of SEND and RECV: position on the pipeline's axis */
+  enum lade_axis axis; /* of collectives, and of what follows is_dx_partial */
+  bool is_dx_partial;  /* the gradient of x that this rank makes is a part: the sum over the axis is all of it */
 };
 
 struct lade_op {
@@ -189,7 +204,7 @@ struct lade_op {
   int8_t alias[LADE_OP_MAX_OUT]; /* out[i] may be in[alias[i]]'s memory when that value dies here; -1 */
   struct lade_op_attr attr;
   double flops; /* executed by the kernel */
-  double bytes; /* read and written at least */
+  double bytes; /* read and written at least; of a collective sent by this rank, as rings send */
   uint64_t workspace_bytes;
 };
 
@@ -243,7 +258,10 @@ struct lade_bind {
 /* Fill the kernel's arguments for @op into @ret_args (LADE_OP_ARGS_BYTES, 64-byte aligned). Never fails. */
 void lade_op_bind(const struct lade_graph *graph, int op, const struct lade_bind *bind, void *ret_args);
 
-/* Whether the op is no kernel's: a transfer between ranks that an instruction of its own makes. */
+/* Whether the op is one of the three collectives: their bytes are what this rank sends. */
+bool lade_op_is_collective(enum lade_op_kind kind);
+
+/* Whether the op is no kernel's: a transfer between ranks, collectives too, that an instruction of its own makes. */
 bool lade_op_is_border(enum lade_op_kind kind);
 
 /* Forward values that can be made again: all that forward kernels make, but not what came from another stage. */

@@ -23,40 +23,76 @@ static struct lade_op_attr attr_norm(const struct lade_build *build)
   return (struct lade_op_attr){.norm = LADE_NORM_RMS, .eps = build->graph->model.norm_eps};
 }
 
+/* A norm's weight, all of it on every rank; @i_layer -1: no layer's. */
 static int param_norm(struct lade_build *build, const char *name, int64_t i_layer)
 {
   int64_t d = build->graph->model.width;
+  struct lade_param_slice slice = lade_slice_whole(d, 1);
   int param = lade_build_param(build, name, d, 0, LADE_INIT_ONE, 0);
-  lade_build_slice(build, param, d, false, "model.layers.%lld.%s", (long long)i_layer, name);
+  if (i_layer < 0)
+    lade_build_slice(build, param, &slice, "model.%s", name);
+  else
+    lade_build_slice(build, param, &slice, "model.layers.%lld.%s", (long long)i_layer, name);
+  lade_build_replica(build, param, false);
+  return param;
+}
+
+/* Weight of a product that is cut by its inputs, of a branch's end. */
+static int param_cols(struct lade_build *build, const char *name, int64_t i_layer, int64_t n_in, float std)
+{
+  int64_t d = build->graph->model.width;
+  struct lade_param_slice slice = lade_slice_cols(build->graph, d, n_in);
+  int param = lade_build_param(build, name, d, n_in / build->graph->share.tp, LADE_INIT_NORMAL, std);
+  lade_build_slice(build, param, &slice, "model.layers.%lld.%s", (long long)i_layer, name);
   return param;
 }
 
 /* The token table; the first block's x comes out of ret_x. */
 static int embed_build(struct lade_build *build, int *ret_x)
 {
-  const struct lade_model *model = &build->graph->model;
+  int64_t rows = lade_share_vocabulary(build->graph);
+  struct lade_param_slice slice = lade_slice_vocabulary(build->graph);
   lade_build_unit(build, LADE_CLASS_EMBED, "embed");
-  int table = lade_build_param(build, "tokens.weight", model->vocabulary, model->width, LADE_INIT_NORMAL, INIT_STD);
-  lade_build_slice(build, table, model->vocabulary, false, "model.embed_tokens.weight");
+  int table = lade_build_param(build, "tokens.weight", rows, build->graph->model.width, LADE_INIT_NORMAL, INIT_STD);
+  lade_build_slice(build, table, &slice, "model.embed_tokens.weight");
   int in[] = {build->graph->tokens, table, -1};
-  *ret_x = lade_build_out(build, lade_build_op(build, LADE_OP_EMBED, "x", NULL, in), 0);
+  int x = lade_build_out(build, lade_build_op(build, LADE_OP_EMBED, "x", NULL, in), 0);
+  x = lade_build_leave(build, "x.reduce", x);
   if (build->dropout > 0) {
     struct lade_op_attr attr = {.dropout = build->dropout};
-    *ret_x = lade_build_out(build, lade_build_op(build, LADE_OP_DROPOUT, "dropout", &attr, ret_x), 0);
+    x = lade_build_out(build, lade_build_op(build, LADE_OP_DROPOUT, "dropout", &attr, &x), 0);
   }
+  *ret_x = x;
   return table;
 }
 
 static int qkv_param(struct lade_build *build, int64_t i_layer)
 {
-  const struct lade_model *model = &build->graph->model;
-  int64_t rows = model->heads * lade_model_head_dim(model), key_rows = model->key_heads * lade_model_head_dim(model);
-  int param = lade_build_param(build, "self_attn.qkv_proj.weight", rows + 2 * key_rows, model->width,
-                               LADE_INIT_NORMAL, INIT_STD);
+  const struct lade_graph *graph = build->graph;
+  int64_t d = graph->model.width;
+  struct lade_param_slice query = lade_slice_rows(graph, graph->model.heads * lade_model_head_dim(&graph->model), d);
+  struct lade_param_slice key = lade_slice_key_rows(graph, d), value = key;
+  key.base_row = query.file_rows;
+  value.base_row = query.file_rows + key.file_rows;
+  int param = lade_build_param(build, "self_attn.qkv_proj.weight", query.n_rows + 2 * key.n_rows, d, LADE_INIT_NORMAL,
+                               INIT_STD);
   long long layer = i_layer;
-  lade_build_slice(build, param, rows, false, "model.layers.%lld.self_attn.q_proj.weight", layer);
-  lade_build_slice(build, param, key_rows, false, "model.layers.%lld.self_attn.k_proj.weight", layer);
-  lade_build_slice(build, param, key_rows, false, "model.layers.%lld.self_attn.v_proj.weight", layer);
+  lade_build_slice(build, param, &query, "model.layers.%lld.self_attn.q_proj.weight", layer);
+  lade_build_slice(build, param, &key, "model.layers.%lld.self_attn.k_proj.weight", layer);
+  lade_build_slice(build, param, &value, "model.layers.%lld.self_attn.v_proj.weight", layer);
+  lade_build_key_replica(build, param, query.n_rows);
+  return param;
+}
+
+static int gate_up_param(struct lade_build *build, int64_t i_layer)
+{
+  const struct lade_model *model = &build->graph->model;
+  struct lade_param_slice gate = lade_slice_rows(build->graph, model->hidden, model->width), up = gate;
+  up.base_row = model->hidden;
+  int param = lade_build_param(build, "mlp.gate_up_proj.weight", 2 * gate.n_rows, model->width, LADE_INIT_NORMAL,
+                               INIT_STD);
+  lade_build_slice(build, param, &gate, "model.layers.%lld.mlp.gate_proj.weight", (long long)i_layer);
+  lade_build_slice(build, param, &up, "model.layers.%lld.mlp.up_proj.weight", (long long)i_layer);
   return param;
 }
 
@@ -64,45 +100,39 @@ static int qkv_param(struct lade_build *build, int64_t i_layer)
 static int attention_build(struct lade_build *build, int64_t i_layer, int x, float branch_std)
 {
   const struct lade_model *model = &build->graph->model;
-  struct lade_op_attr norm = attr_norm(build);
+  const int64_t head_dim = lade_model_head_dim(model);
+  struct lade_op_attr norm = attr_norm(build), column = lade_attr_column(build);
   int norm_weight = param_norm(build, "input_layernorm.weight", i_layer);
   int qkv_weight = qkv_param(build, i_layer);
-  const int64_t head_dim = lade_model_head_dim(model);
-  int out_weight = lade_build_param(build, "self_attn.o_proj.weight", model->width, model->heads * head_dim,
-                                    LADE_INIT_NORMAL, branch_std);
-  lade_build_slice(build, out_weight, model->width, false, "model.layers.%lld.self_attn.o_proj.weight",
-                   (long long)i_layer);
+  int out_weight = param_cols(build, "self_attn.o_proj.weight", i_layer, model->heads * head_dim, branch_std);
 
-  int h = lade_build_op(build, LADE_OP_NORM, "input_norm", &norm, (int[]){x, norm_weight, -1});
-  int qkv = lade_build_op(build, LADE_OP_MATMUL, "attn.qkv", NULL,
-                          (int[]){lade_build_out(build, h, 0), qkv_weight, -1});
-  struct lade_op_attr attr = {.heads = model->heads, .key_heads = model->key_heads, .head_dim = head_dim};
+  int h = lade_build_out(build, lade_build_op(build, LADE_OP_NORM, "input_norm", &norm, (int[]){x, norm_weight, -1}),
+                         0);
+  h = lade_build_enter(build, "attn.gather", h);
+  int qkv = lade_build_op(build, LADE_OP_MATMUL, "attn.qkv", &column, (int[]){h, qkv_weight, -1});
+  struct lade_op_attr attr = {.heads = lade_share_heads(build->graph),
+                              .key_heads = lade_share_key_heads(build->graph), .head_dim = head_dim};
   int rope = lade_build_op(build, LADE_OP_ROPE, "attn.rope", &attr, (int[]){lade_build_out(build, qkv, 0)});
   attr.dropout = build->dropout;
   int out = lade_build_op(build, LADE_OP_ATTENTION, "attn.out", &attr, (int[]){lade_build_out(build, rope, 0)});
   int proj = lade_build_op(build, LADE_OP_MATMUL, "attn.proj", NULL,
                            (int[]){lade_build_out(build, out, 0), out_weight, -1});
-  return lade_build_out(build, proj, 0);
+  return lade_build_leave(build, "attn.reduce", lade_build_out(build, proj, 0));
 }
 
 /* h (after the second norm) -> the MLP branch. */
 static int mlp_build(struct lade_build *build, int64_t i_layer, int h, float branch_std)
 {
-  const struct lade_model *model = &build->graph->model;
-  long long layer = i_layer;
-  int gate_up = lade_build_param(build, "mlp.gate_up_proj.weight", 2 * model->hidden, model->width, LADE_INIT_NORMAL,
-                                 INIT_STD);
-  lade_build_slice(build, gate_up, model->hidden, false, "model.layers.%lld.mlp.gate_proj.weight", layer);
-  lade_build_slice(build, gate_up, model->hidden, false, "model.layers.%lld.mlp.up_proj.weight", layer);
-  int down = lade_build_param(build, "mlp.down_proj.weight", model->width, model->hidden, LADE_INIT_NORMAL,
-                              branch_std);
-  lade_build_slice(build, down, model->width, false, "model.layers.%lld.mlp.down_proj.weight", layer);
+  struct lade_op_attr column = lade_attr_column(build);
+  int gate_up = gate_up_param(build, i_layer);
+  int down = param_cols(build, "mlp.down_proj.weight", i_layer, build->graph->model.hidden, branch_std);
 
-  int wide = lade_build_op(build, LADE_OP_MATMUL, "mlp.gate_up", NULL, (int[]){h, gate_up, -1});
+  h = lade_build_enter(build, "mlp.gather", h);
+  int wide = lade_build_op(build, LADE_OP_MATMUL, "mlp.gate_up", &column, (int[]){h, gate_up, -1});
   int swiglu = lade_build_op(build, LADE_OP_SWIGLU, "mlp.swiglu", NULL, (int[]){lade_build_out(build, wide, 0)});
   int proj = lade_build_op(build, LADE_OP_MATMUL, "mlp.down", NULL,
                            (int[]){lade_build_out(build, swiglu, 0), down, -1});
-  return lade_build_out(build, proj, 0);
+  return lade_build_leave(build, "mlp.reduce", lade_build_out(build, proj, 0));
 }
 
 static int block_build(struct lade_build *build, int64_t i_layer, int x)
@@ -122,25 +152,31 @@ static int block_build(struct lade_build *build, int64_t i_layer, int x)
   return lade_build_out(build, x2, 0);
 }
 
-static void head_build(struct lade_build *build, int x, int table)
+/* The head's weight: the table, a copy of it, or its own. */
+static int head_weight(struct lade_build *build, int table)
 {
   const struct lade_model *model = &build->graph->model;
-  lade_build_unit(build, LADE_CLASS_HEAD, "head");
-  int norm_weight = lade_build_param(build, "norm.weight", model->width, 0, LADE_INIT_ONE, 0);
-  lade_build_slice(build, norm_weight, model->width, false, "model.norm.weight");
+  struct lade_param_slice slice = lade_slice_vocabulary(build->graph);
   int weight = table;
   if (model->is_tied && table < 0) {
     weight = lade_build_copy(build, "tokens.weight", INIT_STD);
-    lade_build_slice(build, weight, model->vocabulary, false, "model.embed_tokens.weight");
+    lade_build_slice(build, weight, &slice, "model.embed_tokens.weight");
   } else if (!model->is_tied) {
-    weight = lade_build_param(build, "lm_head.weight", model->vocabulary, model->width, LADE_INIT_NORMAL, INIT_STD);
-    lade_build_slice(build, weight, model->vocabulary, false, "lm_head.weight");
+    weight = lade_build_param(build, "lm_head.weight", lade_share_vocabulary(build->graph), model->width,
+                              LADE_INIT_NORMAL, INIT_STD);
+    lade_build_slice(build, weight, &slice, "lm_head.weight");
   }
+  return weight;
+}
+
+static void head_build(struct lade_build *build, int x, int table)
+{
+  lade_build_unit(build, LADE_CLASS_HEAD, "head");
+  int norm_weight = param_norm(build, "norm.weight", -1);
+  int weight = head_weight(build, table);
   struct lade_op_attr norm = attr_norm(build);
   int h = lade_build_op(build, LADE_OP_NORM, "norm", &norm, (int[]){x, norm_weight, -1});
-  int loss = lade_build_op(build, LADE_OP_HEAD_LOSS, "loss", NULL,
-                           (int[]){lade_build_out(build, h, 0), weight, build->graph->targets});
-  build->graph->loss = lade_build_out(build, loss, 2);
+  build->graph->loss = lade_build_head_loss(build, lade_build_out(build, h, 0), weight);
 }
 
 const struct lade_family_entry lade_llama_entry = {.embed = embed_build,

@@ -28,13 +28,18 @@
  *   their _bwd     x, dy                                          -> dx
  *   head_loss      x, weight, targets                             -> losses, lse, loss
  *   head_loss_bwd  x, weight, targets, lse                        -> dx, d_weight
+ *   head_stats     x, weight, targets                             -> stats
+ *   head_join      stats of all ranks, targets                    -> losses, lse, loss
+ *   all_reduce, all_gather, reduce_scatter  x                     -> y
  *   send           x                                              ->
  *   recv                                                          -> x
  *
  * Costs: flops are what the kernel executes, so that attention's backward counts five products and the
  * head's backward counts the recomputed logits; causal attention counts T(T+1)/2 pairs. Bytes are every
  * operand once, which is what a kernel must move when nothing stays in cache. Elementwise ops are bound
- * by bytes; their flops per element are rough counts and only keep a cost model from dividing zero.
+ * by bytes; their flops per element are rough counts and only keep a cost model from dividing zero. A collective's
+ * bytes are what a rank sends in a ring, (n - 1) / n of the whole for a gather or a scatter and twice that for a sum
+ * (Thakur, Rabenseifner, Gropp 2005), which no algorithm undercuts.
  *
  * Sizes: lade_model_check and lade_graph_create bound every dimension so that no product here leaves
  * 63 bits.
@@ -56,6 +61,8 @@ ARGS_FIT(lade_rope_args);
 ARGS_FIT(lade_attention_bwd_args);
 ARGS_FIT(lade_head_loss_fwd_args);
 ARGS_FIT(lade_head_loss_bwd_args);
+ARGS_FIT(lade_head_stats_args);
+ARGS_FIT(lade_head_join_args);
 
 /* ---- shorthands ---- */
 
@@ -106,8 +113,12 @@ static bool accumulate_get(const struct lade_op *op, const struct lade_bind *bin
   return (bind->accumulate & present) != 0;
 }
 
-/* The draw of an op whose masked tensor has @n_elements in one microbatch. */
-static struct lade_drop drop_get(const struct lade_op *op, const struct lade_bind *bind, uint64_t n_elements)
+/*
+ * The draw of an op whose masked tensor has @n_elements in one microbatch of the whole model, of which this rank's
+ * begin with @first.
+ */
+static struct lade_drop drop_get(const struct lade_op *op, const struct lade_bind *bind, uint64_t n_elements,
+                                 uint64_t first)
 {
   double p = op->attr.dropout;
   if (p <= 0)
@@ -116,7 +127,16 @@ static struct lade_drop drop_get(const struct lade_op *op, const struct lade_bin
   return (struct lade_drop){.drop_below = (uint32_t)below,
                             .stream = op->attr.stream,
                             .scale = (float)(1 / (1 - p)),
-                            .first_element = (uint64_t)bind->microbatch * n_elements};
+                            .first_element = (uint64_t)bind->microbatch * n_elements + first};
+}
+
+/* The draw of an op on @x of the residual stream: its rows among all. */
+static struct lade_drop rows_drop_get(const struct lade_graph *graph, const struct lade_op *op,
+                                      const struct lade_bind *bind, const struct lade_tensor *x)
+{
+  int64_t first_row = graph->share.is_sequence ? graph->share.tp_rank * x->dims[0] : 0;
+  LADE_ASSERT(x->dims[0] == lade_share_rows(graph));
+  return drop_get(op, bind, (uint64_t)(rows_get(graph) * x->dims[1]), (uint64_t)(first_row * x->dims[1]));
 }
 
 static struct lade_op_output activation_2d(int64_t rows, int64_t cols)
@@ -150,18 +170,27 @@ static double embed_bytes(const struct lade_graph *graph, const struct lade_op *
   return (double)tensor_in(graph, op, 0)->bytes + (1.0 + n_tables) * (double)tensor_out(graph, op, 0)->bytes;
 }
 
+/* Of the token table that this rank has. */
+static int64_t first_token(const struct lade_graph *graph)
+{
+  return graph->share.tp_rank * lade_share_vocabulary(graph);
+}
+
+/* Where ranks' rows are added up the first one alone adds positions; backward all see the whole gradient. */
 static void embed_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                        void *args)
 {
   const struct lade_tensor *table = tensor_in(graph, op, 1);
+  const void *positions = graph->share.tp_rank == 0 ? in_at(bind, 2) : NULL;
   *(struct lade_embed_fwd_args *)args = (struct lade_embed_fwd_args){.dtype = graph->dtype,
                                                                      .batch = graph->batch,
                                                                      .time = graph->time,
                                                                      .d = table->dims[1],
                                                                      .vocabulary = table->dims[0],
+                                                                     .first_token = first_token(graph),
                                                                      .tokens = in_at(bind, 0),
                                                                      .token_table = in_at(bind, 1),
-                                                                     .position_table = in_at(bind, 2),
+                                                                     .position_table = positions,
                                                                      .x = out_at(bind, 0)};
 }
 
@@ -180,6 +209,7 @@ static void embed_bwd_bind(const struct lade_graph *graph, const struct lade_op 
                                    .time = graph->time,
                                    .d = table->dims[1],
                                    .vocabulary = table->dims[0],
+                                   .first_token = first_token(graph),
                                    .tokens = in_at(bind, 0),
                                    .dx = in_at(bind, 1),
                                    .d_token_table = out_at(bind, 0),
@@ -196,8 +226,8 @@ static void norm_statistics(const struct lade_graph *graph, enum lade_norm_kind 
                             struct lade_op_output *ret_rstd)
 {
   if (kind == LADE_NORM_LAYER)
-    *ret_mean = statistic_1d(".mean", rows_get(graph));
-  *ret_rstd = statistic_1d(".rstd", rows_get(graph));
+    *ret_mean = statistic_1d(".mean", lade_share_rows(graph));
+  *ret_rstd = statistic_1d(".rstd", lade_share_rows(graph));
 }
 
 static void norm_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
@@ -211,7 +241,7 @@ static void norm_bind(const struct lade_graph *graph, const struct lade_op *op, 
 {
   *(struct lade_norm_fwd_args *)args = (struct lade_norm_fwd_args){.dtype = graph->dtype,
                                                                    .kind = op->attr.norm,
-                                                                   .n = rows_get(graph),
+                                                                   .n = tensor_in(graph, op, 0)->dims[0],
                                                                    .d = tensor_in(graph, op, 0)->dims[1],
                                                                    .eps = op->attr.eps,
                                                                    .x = in_at(bind, 0),
@@ -227,7 +257,7 @@ static void norm_bwd_bind(const struct lade_graph *graph, const struct lade_op *
 {
   *(struct lade_norm_bwd_args *)args = (struct lade_norm_bwd_args){.dtype = graph->dtype,
                                                                    .kind = op->attr.norm,
-                                                                   .n = rows_get(graph),
+                                                                   .n = tensor_in(graph, op, 1)->dims[0],
                                                                    .d = tensor_in(graph, op, 1)->dims[1],
                                                                    .dy = in_at(bind, 0),
                                                                    .x = in_at(bind, 1),
@@ -264,7 +294,7 @@ static void residual_bind(const struct lade_graph *graph, const struct lade_op *
                                       .n = x->dims[0],
                                       .d = x->dims[1],
                                       .eps = op->attr.eps,
-                                      .drop = drop_get(op, bind, (uint64_t)tensor_elements(x)),
+                                      .drop = rows_drop_get(graph, op, bind, x),
                                       .x = in_at(bind, 0),
                                       .bias = in_at(bind, 1),
                                       .residual = in_at(bind, 2),
@@ -285,7 +315,7 @@ static void residual_bwd_bind(const struct lade_graph *graph, const struct lade_
                                       .kind = op->attr.norm,
                                       .n = sum->dims[0],
                                       .d = sum->dims[1],
-                                      .drop = drop_get(op, bind, (uint64_t)tensor_elements(sum)),
+                                      .drop = rows_drop_get(graph, op, bind, sum),
                                       .d_sum = in_at(bind, 0),
                                       .dy = in_at(bind, 1),
                                       .sum = in_at(bind, 2),
@@ -312,10 +342,10 @@ static void same_outputs(const struct lade_graph *graph, const struct lade_op *o
 static void dropout_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                          void *args)
 {
-  int64_t n = tensor_elements(tensor_in(graph, op, 0));
+  const struct lade_tensor *x = tensor_in(graph, op, 0);
   *(struct lade_dropout_args *)args = (struct lade_dropout_args){.dtype = graph->dtype,
-                                                                 .n_elements = n,
-                                                                 .drop = drop_get(op, bind, (uint64_t)n),
+                                                                 .n_elements = tensor_elements(x),
+                                                                 .drop = rows_drop_get(graph, op, bind, x),
                                                                  .x = in_at(bind, 0),
                                                                  .y = out_at(bind, 0)};
 }
@@ -492,10 +522,16 @@ static double attention_bwd_flops(const struct lade_graph *graph, const struct l
   return 5 * attention_product_flops(graph, op);
 }
 
-/* Probabilities that are masked in one microbatch: B H T T. Wraps past 2^64, as any counter may. */
-static uint64_t attention_probabilities(const struct lade_graph *graph, const struct lade_op *op)
+/*
+ * Probabilities that are masked in one microbatch, B H T T with all heads of the model, and where this rank's heads
+ * begin in a sequence's. Wraps past 2^64, as any counter may.
+ */
+static struct lade_drop attention_drop_get(const struct lade_graph *graph, const struct lade_op *op,
+                                           const struct lade_bind *bind)
 {
-  return (uint64_t)graph->batch * (uint64_t)op->attr.heads * (uint64_t)graph->time * (uint64_t)graph->time;
+  uint64_t of_head = (uint64_t)graph->time * (uint64_t)graph->time;
+  uint64_t n = (uint64_t)graph->batch * (uint64_t)graph->model.heads * of_head;
+  return drop_get(op, bind, n, (uint64_t)(graph->share.tp_rank * op->attr.heads) * of_head);
 }
 
 static void attention_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
@@ -508,7 +544,8 @@ static void attention_bind(const struct lade_graph *graph, const struct lade_op 
                                        .heads = op->attr.heads,
                                        .key_heads = op->attr.key_heads,
                                        .head_dim = op->attr.head_dim,
-                                       .drop = drop_get(op, bind, attention_probabilities(graph, op)),
+                                       .draw_heads = graph->model.heads,
+                                       .drop = attention_drop_get(graph, op, bind),
                                        .qkv = in_at(bind, 0),
                                        .out = out_at(bind, 0),
                                        .lse = out_at(bind, 1),
@@ -525,7 +562,8 @@ static void attention_bwd_bind(const struct lade_graph *graph, const struct lade
                                        .heads = op->attr.heads,
                                        .key_heads = op->attr.key_heads,
                                        .head_dim = op->attr.head_dim,
-                                       .drop = drop_get(op, bind, attention_probabilities(graph, op)),
+                                       .draw_heads = graph->model.heads,
+                                       .drop = attention_drop_get(graph, op, bind),
                                        .qkv = in_at(bind, 0),
                                        .out = in_at(bind, 1),
                                        .lse = in_at(bind, 2),
@@ -572,6 +610,47 @@ static void head_loss_bind(const struct lade_graph *graph, const struct lade_op 
                                                                              .workspace = (void *)bind->workspace};
 }
 
+static void head_stats_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+{
+  ret_out[0] = (struct lade_op_output){
+      .suffix = "", .kind = LADE_TENSOR_ACTIVATION, .is_accumulator = true, .n_dims = 2, .dims = {3, rows_get(graph)}};
+}
+
+static void head_stats_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                            void *args)
+{
+  const struct lade_tensor *weight = tensor_in(graph, op, 1);
+  *(struct lade_head_stats_args *)args = (struct lade_head_stats_args){.dtype = graph->dtype,
+                                                                       .n = rows_get(graph),
+                                                                       .d = weight->dims[1],
+                                                                       .vocabulary = weight->dims[0],
+                                                                       .first_token = first_token(graph),
+                                                                       .padding = lade_share_padding(graph),
+                                                                       .x = in_at(bind, 0),
+                                                                       .weight = in_at(bind, 1),
+                                                                       .targets = in_at(bind, 2),
+                                                                       .stats = out_at(bind, 0),
+                                                                       .workspace = (void *)bind->workspace};
+}
+
+static double head_join_flops(const struct lade_graph *graph, const struct lade_op *op)
+{
+  return 8.0 * (double)tensor_elements(tensor_in(graph, op, 0));
+}
+
+static void head_join_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+                           void *args)
+{
+  *(struct lade_head_join_args *)args = (struct lade_head_join_args){.dtype = graph->dtype,
+                                                                     .n = rows_get(graph),
+                                                                     .n_ranks = graph->share.tp,
+                                                                     .stats = in_at(bind, 0),
+                                                                     .targets = in_at(bind, 1),
+                                                                     .losses = out_at(bind, 0),
+                                                                     .lse = out_at(bind, 1),
+                                                                     .loss = out_at(bind, 2)};
+}
+
 static void head_loss_bwd_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                                void *args)
 {
@@ -581,6 +660,8 @@ static void head_loss_bwd_bind(const struct lade_graph *graph, const struct lade
                                        .n = rows_get(graph),
                                        .d = weight->dims[1],
                                        .vocabulary = weight->dims[0],
+                                       .first_token = first_token(graph),
+                                       .padding = lade_share_padding(graph),
                                        .scale = 1.0f / (float)bind->n_microbatches,
                                        .x = in_at(bind, 0),
                                        .weight = in_at(bind, 1),
@@ -592,12 +673,40 @@ static void head_loss_bwd_bind(const struct lade_graph *graph, const struct lade
                                        .workspace = (void *)bind->workspace};
 }
 
+/* ---- collectives: no kernels; instructions of their own run them ---- */
+
+/* x of as many ranks as there are on the axis, one after the other; of the same type. */
+static void all_gather_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+{
+  const struct lade_tensor *x = tensor_in(graph, op, 0);
+  ret_out[0] = activation_2d(x->dims[0] * graph->share.tp, x->dims[1]);
+  ret_out[0].is_accumulator = x->dtype == graph->accumulator;
+}
+
+static void reduce_scatter_outputs(const struct lade_graph *graph, const struct lade_op *op,
+                                   struct lade_op_output *ret_out)
+{
+  const struct lade_tensor *x = tensor_in(graph, op, 0);
+  ret_out[0] = activation_2d(x->dims[0] / graph->share.tp, x->dims[1]);
+}
+
+/* Blocks are of the smaller side: what one rank gives or gets. */
+static double collective_bytes(const struct lade_graph *graph, const struct lade_op *op)
+{
+  double n_others = graph->share.tp - 1;
+  switch (op->kind) {
+  case LADE_OP_ALL_GATHER: return n_others * (double)tensor_in(graph, op, 0)->bytes;
+  case LADE_OP_REDUCE_SCATTER: return n_others * (double)tensor_out(graph, op, 0)->bytes;
+  default: return 2 * n_others * (double)tensor_in(graph, op, 0)->bytes / graph->share.tp;
+  }
+}
+
 /* ---- borders between stages ---- */
 
 /* The residual stream. No kernel: an instruction of its own moves it. */
 static void recv_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
 {
-  ret_out[0] = activation_2d(rows_get(graph), graph->model.width);
+  ret_out[0] = activation_2d(lade_share_rows(graph), graph->model.width);
 }
 
 static void no_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
@@ -611,9 +720,14 @@ static double border_flops(const struct lade_graph *graph, const struct lade_op 
 
 /* ---- public ---- */
 
+bool lade_op_is_collective(enum lade_op_kind kind)
+{
+  return kind == LADE_OP_ALL_REDUCE || kind == LADE_OP_ALL_GATHER || kind == LADE_OP_REDUCE_SCATTER;
+}
+
 bool lade_op_is_border(enum lade_op_kind kind)
 {
-  return kind == LADE_OP_SEND || kind == LADE_OP_RECV;
+  return kind == LADE_OP_SEND || kind == LADE_OP_RECV || lade_op_is_collective(kind);
 }
 
 bool lade_tensor_is_repeatable(const struct lade_graph *graph, int tensor)
@@ -674,6 +788,17 @@ const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
                          .bind = head_loss_bind, .backward = lade_head_loss_backward},
   [LADE_OP_HEAD_LOSS_BWD] = {"head_loss_bwd", LADE_K_HEAD_LOSS_BWD, 4, 2, -1, .flops = head_loss_bwd_flops,
                              .bind = head_loss_bwd_bind},
+  [LADE_OP_HEAD_STATS] = {"head_stats", LADE_K_HEAD_STATS, 3, 1, -1, head_stats_outputs, .flops = head_loss_flops,
+                          .bind = head_stats_bind, .backward = lade_head_stats_backward},
+  [LADE_OP_HEAD_JOIN] = {"head_join", LADE_K_HEAD_JOIN, 2, 3, -1, head_loss_outputs, .flops = head_join_flops,
+                         .bind = head_join_bind, .backward = lade_head_join_backward},
+  [LADE_OP_ALL_REDUCE] = {"all_reduce", LADE_N_KERNELS, 1, 1, 0, same_outputs, .flops = border_flops,
+                          .bytes = collective_bytes, .backward = lade_all_reduce_backward},
+  [LADE_OP_ALL_GATHER] = {"all_gather", LADE_N_KERNELS, 1, 1, -1, all_gather_outputs, .flops = border_flops,
+                          .bytes = collective_bytes, .backward = lade_all_gather_backward},
+  [LADE_OP_REDUCE_SCATTER] = {"reduce_scatter", LADE_N_KERNELS, 1, 1, -1, reduce_scatter_outputs,
+                              .flops = border_flops, .bytes = collective_bytes,
+                              .backward = lade_reduce_scatter_backward},
   [LADE_OP_SEND] = {"send", LADE_N_KERNELS, 1, 0, -1, no_outputs, .flops = border_flops,
                     .backward = lade_send_backward},
   [LADE_OP_RECV] = {"recv", LADE_N_KERNELS, 0, 1, -1, recv_outputs, .flops = border_flops,

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One tensor parallel rank's share of a layer: which rows and columns of its parameters, and where ranks meet.
+ *
+ * The cut is Megatron-LM's (Shoeybi et al. 2019). A pair of products is cut so that nothing passes between ranks inside
+ * of it: the first by its outputs (rows of the weight: heads, hidden values), the second by its inputs (columns), so
+ * that each rank has a part of the sum that is the result. Ranks add the parts up behind the second product, and
+ * backward the parts of dx before the first. The token table and the head are cut by tokens.
+ *
+ * With sequence parallelism (Korthikanti et al. 2022) what lies between the pairs, norms, dropout and residuals, is cut
+ * by rows: the sum behind a pair leaves each rank its rows only, a reduce-scatter, and before a pair rows are gathered.
+ * The two move as many bytes as the one sum. Rows are those of the batch laid flat, [B*T]: rank r has the r-th part of
+ * them, whichever sequences these are of.
+ *
+ * What is not cut is there on every rank, and stays equal bit for bit since all ranks compute it from equal values. A
+ * gradient that ranks have parts of, because each saw its rows or its heads only, is added up once a step's is
+ * complete (struct lade_param says of which). Key heads fewer than ranks are held by several neighbours each.
+ *
+ * The vocabulary is padded to as many tokens on each rank. The padding is the end of the last rank's table: no token
+ * names it, no logit is made of it, it stays zero and no checkpoint has it.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/base.h"
+#include "graph/build.h"
+
+/* ---- sizes ---- */
+
+/* Tokens per rank, padding included. */
+static int64_t vocabulary_rows(int64_t vocabulary, int tp)
+{
+  return lade_div_up(vocabulary, tp);
+}
+
+int64_t lade_share_vocabulary(const struct lade_graph *graph)
+{
+  return vocabulary_rows(graph->model.vocabulary, graph->share.tp);
+}
+
+int64_t lade_share_padding(const struct lade_graph *graph)
+{
+  int64_t rows = lade_share_vocabulary(graph);
+  return LADE_MAX((graph->share.tp_rank + 1) * rows - graph->model.vocabulary, 0);
+}
+
+int64_t lade_share_heads(const struct lade_graph *graph)
+{
+  return graph->model.heads / graph->share.tp;
+}
+
+int64_t lade_share_key_heads(const struct lade_graph *graph)
+{
+  return LADE_MAX(graph->model.key_heads / graph->share.tp, 1);
+}
+
+int lade_share_key_ranks(const struct lade_graph *graph)
+{
+  return (int)LADE_MAX(graph->share.tp / graph->model.key_heads, 1);
+}
+
+int64_t lade_share_rows(const struct lade_graph *graph)
+{
+  return graph->batch * graph->time / (graph->share.is_sequence ? graph->share.tp : 1);
+}
+
+int lade_share_check(const struct lade_graph_params *params, struct lade_error *error)
+{
+  const struct lade_model *model = params->model;
+  const struct lade_share *share = &params->share;
+  int64_t tp = LADE_MAX(share->tp, 1);
+  if (share->tp_rank < 0 || share->tp_rank >= tp)
+    return lade_error_set(error, -EINVAL, "model %s: tensor parallel rank %d: must be from 0 to %lld", model->name,
+                          share->tp_rank, (long long)tp - 1);
+  if (model->heads % tp || model->hidden % tp || (model->key_heads % tp && tp % model->key_heads))
+    return lade_error_set(error, -EINVAL,
+                          "model %s: %lld tensor parallel ranks must divide %lld heads and hidden width %lld, and "
+                          "divide %lld key heads or be a multiple of them",
+                          model->name, (long long)tp, (long long)model->heads, (long long)model->hidden,
+                          (long long)model->key_heads);
+  if ((tp - 1) * vocabulary_rows(model->vocabulary, (int)tp) >= model->vocabulary)
+    return lade_error_set(error, -EINVAL, "model %s: a vocabulary of %lld leaves one of %lld tensor parallel ranks "
+                          "without a token",
+                          model->name, (long long)model->vocabulary, (long long)tp);
+  if (share->is_sequence && params->batch * params->time % tp)
+    return lade_error_set(error, -EINVAL, "model %s: %lld tokens of a microbatch are no multiple of the %lld ranks "
+                          "of sequence parallelism",
+                          model->name, (long long)(params->batch * params->time), (long long)tp);
+  return 0;
+}
+
+/* ---- slices ---- */
+
+struct lade_param_slice lade_slice_whole(int64_t n_rows, int64_t n_cols)
+{
+  return (struct lade_param_slice){.n_rows = n_rows, .file_rows = n_rows, .file_cols = n_cols};
+}
+
+struct lade_param_slice lade_slice_rows(const struct lade_graph *graph, int64_t n_rows, int64_t n_cols)
+{
+  struct lade_param_slice slice = lade_slice_whole(n_rows, n_cols);
+  slice.n_rows = n_rows / graph->share.tp;
+  slice.file_row = graph->share.tp_rank * slice.n_rows;
+  return slice;
+}
+
+struct lade_param_slice lade_slice_cols(const struct lade_graph *graph, int64_t n_rows, int64_t n_cols)
+{
+  struct lade_param_slice slice = lade_slice_whole(n_rows, n_cols);
+  slice.file_col = n_cols / graph->share.tp * graph->share.tp_rank;
+  return slice;
+}
+
+struct lade_param_slice lade_slice_key_rows(const struct lade_graph *graph, int64_t n_cols)
+{
+  int64_t head_dim = lade_model_head_dim(&graph->model), n_heads = lade_share_key_heads(graph);
+  struct lade_param_slice slice = lade_slice_whole(graph->model.key_heads * head_dim, n_cols);
+  slice.n_rows = n_heads * head_dim;
+  slice.file_row = graph->share.tp_rank / lade_share_key_ranks(graph) * slice.n_rows;
+  return slice;
+}
+
+struct lade_param_slice lade_slice_vocabulary(const struct lade_graph *graph)
+{
+  int64_t rows = lade_share_vocabulary(graph);
+  struct lade_param_slice slice = lade_slice_whole(graph->model.vocabulary, graph->model.width);
+  slice.n_rows = rows - lade_share_padding(graph);
+  slice.file_row = graph->share.tp_rank * rows;
+  return slice;
+}
+
+void lade_build_slice(struct lade_build *build, int param, const struct lade_param_slice *slice, const char *format,
+                      ...)
+{
+  const struct lade_tensor *tensor = &build->graph->tensors[param];
+  struct lade_param *the_param = &build->graph->params[tensor->param];
+  LADE_ASSERT(the_param->n_slices < (int)LADE_COUNT(the_param->slices));
+  struct lade_param_slice *to = &the_param->slices[the_param->n_slices];
+  *to = *slice;
+  to->first_row = the_param->n_slices > 0 ? to[-1].first_row + to[-1].n_rows : 0;
+  LADE_ASSERT(to->first_row + to->n_rows <= tensor->dims[0]);
+  LADE_ASSERT(to->file_col + (tensor->n_dims > 1 ? tensor->dims[1] : 1) <= to->file_cols);
+  va_list args;
+  va_start(args, format);
+  vsnprintf(to->name, sizeof(to->name), format, args);
+  va_end(args);
+  the_param->n_slices++;
+}
+
+/* ---- copies ---- */
+
+void lade_build_replica(struct lade_build *build, int param, bool has_all_rows)
+{
+  const struct lade_share *share = &build->graph->share;
+  struct lade_param *the_param = &build->graph->params[build->graph->tensors[param].param];
+  if (share->tp_rank > 0)
+    the_param->n_owned_rows = 0;
+  if (share->is_sequence && !has_all_rows)
+    the_param->n_sharers = share->tp;
+}
+
+void lade_build_key_replica(struct lade_build *build, int param, int64_t first_row)
+{
+  struct lade_param *the_param = &build->graph->params[build->graph->tensors[param].param];
+  the_param->n_sharers = lade_share_key_ranks(build->graph);
+  if (the_param->n_sharers == 1)
+    return;
+  the_param->first_shared_row = first_row;
+  if (build->graph->share.tp_rank % the_param->n_sharers)
+    the_param->n_owned_rows = first_row;
+}
+
+/* ---- where ranks meet ---- */
+
+static int collective_build(struct lade_build *build, enum lade_op_kind kind, const char *name, int x, bool is_partial)
+{
+  struct lade_op_attr attr = {.axis = LADE_AXIS_TP, .is_dx_partial = is_partial};
+  return lade_build_out(build, lade_build_op(build, kind, name, &attr, &x), 0);
+}
+
+int lade_build_enter(struct lade_build *build, const char *name, int x)
+{
+  if (!build->graph->share.is_sequence)
+    return x;
+  return collective_build(build, LADE_OP_ALL_GATHER, name, x, true);
+}
+
+int lade_build_leave(struct lade_build *build, const char *name, int x)
+{
+  const struct lade_share *share = &build->graph->share;
+  if (share->tp == 1)
+    return x;
+  return collective_build(build, share->is_sequence ? LADE_OP_REDUCE_SCATTER : LADE_OP_ALL_REDUCE, name, x, false);
+}
+
+struct lade_op_attr lade_attr_column(const struct lade_build *build)
+{
+  const struct lade_share *share = &build->graph->share;
+  return (struct lade_op_attr){.axis = LADE_AXIS_TP, .is_dx_partial = share->tp > 1 && !share->is_sequence};
+}
+
+int lade_build_head_loss(struct lade_build *build, int x, int weight)
+{
+  int targets = build->graph->targets;
+  if (build->graph->share.tp == 1)
+    return lade_build_out(build, lade_build_op(build, LADE_OP_HEAD_LOSS, "loss", NULL, (int[]){x, weight, targets}),
+                          2);
+  struct lade_op_attr attr = lade_attr_column(build);
+  x = lade_build_enter(build, "gather", x);
+  int stats = lade_build_op(build, LADE_OP_HEAD_STATS, "stats", &attr, (int[]){x, weight, targets});
+  int all = collective_build(build, LADE_OP_ALL_GATHER, "stats.gather", lade_build_out(build, stats, 0), false);
+  return lade_build_out(build, lade_build_op(build, LADE_OP_HEAD_JOIN, "loss", NULL, (int[]){all, targets}), 2);
+}
