@@ -147,7 +147,11 @@ static void head_bench(const struct bench *bench, int64_t n, int64_t d, int64_t 
                                         .x = fwd.x, .weight = fwd.weight, .targets = targets, .lse = fwd.lse,
                                         .dx = memory_make((size_t)(n * d) * 2),
                                         .d_weight = memory_make((size_t)(vocabulary * d) * 4)};
+  struct lade_head_stats_args stats = {.dtype = LADE_BF16, .n = n, .d = d, .vocabulary = vocabulary, .x = fwd.x,
+                                       .weight = fwd.weight, .targets = targets,
+                                       .stats = memory_make((size_t)(3 * n) * 4)};
   fwd.workspace = workspace_make(bench, LADE_K_HEAD_LOSS_FWD, &fwd);
+  stats.workspace = fwd.workspace;
   bwd.workspace = workspace_make(bench, LADE_K_HEAD_LOSS_BWD, &bwd);
   double flops = 2.0 * (double)n * (double)d * (double)vocabulary;
   char name[64];
@@ -155,7 +159,9 @@ static void head_bench(const struct bench *bench, int64_t n, int64_t d, int64_t 
   call_bench(bench, name, LADE_K_HEAD_LOSS_FWD, &fwd, flops);
   snprintf(name, sizeof(name), "head N%ld d%ld V%ld backward", (long)n, (long)d, (long)vocabulary);
   call_bench(bench, name, LADE_K_HEAD_LOSS_BWD, &bwd, 3 * flops);
-  void *const all[] = {targets,  (void *)fwd.x, (void *)fwd.weight, fwd.losses,    fwd.lse,
+  snprintf(name, sizeof(name), "head N%ld d%ld V%ld statistics of a part", (long)n, (long)d, (long)vocabulary);
+  call_bench(bench, name, LADE_K_HEAD_STATS, &stats, flops);
+  void *const all[] = {targets,  (void *)fwd.x, (void *)fwd.weight, fwd.losses,   fwd.lse,       stats.stats,
                        fwd.loss, fwd.workspace, bwd.dx,             bwd.d_weight, bwd.workspace};
   for (size_t i = 0; i < LADE_COUNT(all); i++)
     free(all[i]);

@@ -82,6 +82,8 @@ enum lade_kernel {
   LADE_K_SWIGLU_BWD,
   LADE_K_HEAD_LOSS_FWD,
   LADE_K_HEAD_LOSS_BWD,
+  LADE_K_HEAD_STATS,
+  LADE_K_HEAD_JOIN,
   LADE_K_SUM_SQUARES,
   LADE_K_CLIP,
   LADE_K_ADAMW,
@@ -120,11 +122,15 @@ struct lade_column_sum_args {
   void *workspace;
 };
 
-/* x[B*T, d] = tokens_embedding[token] + position_embedding[t]; the latter may be NULL. */
+/*
+ * x[B*T, d] = tokens_embedding[token] + position_embedding[t]; the latter may be NULL. The table has the rows of
+ * tokens [first_token, first_token + V), as one of several ranks has: any other token's row is 0.
+ */
 struct lade_embed_fwd_args {
   enum lade_dtype dtype;
   int64_t batch, time, d, vocabulary;
-  const int32_t *tokens; /* [B*T], each in 0..V-1 (checked when data is read) */
+  int64_t first_token;
+  const int32_t *tokens; /* [B*T], each 0 or more (checked when data is read) */
   const void *token_table, *position_table;
   void *x;
 };
@@ -133,6 +139,7 @@ struct lade_embed_fwd_args {
 struct lade_embed_bwd_args {
   enum lade_dtype dtype;
   int64_t batch, time, d, vocabulary;
+  int64_t first_token;
   const int32_t *tokens;
   const void *dx;
   void *d_token_table;    /* [V,d] */
@@ -240,11 +247,13 @@ struct lade_rope_args {
  * Causal attention in the flash manner (Dao et al. 2022, 2023): out = softmax(q k^T / sqrt(D)) v per
  * head with online softmax over blocks of keys; no T*T matrix exists. qkv rows are
  * [q heads | k heads | v heads]; query head h reads key head h / (H / Hk). lse[B,H,T] in A.
- * Dropout acts on the probabilities; element = ((b*H + h)*T + i)*T + j.
+ * Dropout acts on the probabilities; element = ((b*H + h)*T + i)*T + j, where H is draw_heads if that is not 0: the
+ * heads of the whole model where these are a part of them, whose first is in drop.first_element.
  */
 struct lade_attention_fwd_args {
   enum lade_dtype dtype;
   int64_t batch, time, heads, key_heads, head_dim;
+  int64_t draw_heads;
   struct lade_drop drop;
   const void *qkv;
   void *out, *lse; /* out[B*T, H*D] */
@@ -254,6 +263,7 @@ struct lade_attention_fwd_args {
 struct lade_attention_bwd_args {
   enum lade_dtype dtype;
   int64_t batch, time, heads, key_heads, head_dim;
+  int64_t draw_heads;
   struct lade_drop drop;
   const void *qkv, *out, *lse, *d_out;
   void *d_qkv;
@@ -302,10 +312,38 @@ struct lade_head_loss_fwd_args {
   void *workspace;
 };
 
-/* dx[N,d] in D, d_weight[V,d] in A, of scale * loss_scale * mean loss (scale: 1/microbatches). */
+/*
+ * The same where the vocabulary is cut over ranks: the weight has the rows of tokens [first_token, first_token + V),
+ * of which the last @padding are none. stats[3,N] in A: each row's largest logit, its sum of exp(logit - that), and
+ * the target's logit, 0 where the target is another rank's.
+ */
+struct lade_head_stats_args {
+  enum lade_dtype dtype;
+  int64_t n, d, vocabulary;
+  int64_t first_token, padding; /* padding is less than vocabulary */
+  const void *x, *weight; /* [N,d], [V,d] */
+  const int32_t *targets;
+  void *stats;
+  void *workspace;
+};
+
+/* losses, lse and loss as head_loss has them, of the stats[R,3,N] of all R ranks, joined in their order. All A. */
+struct lade_head_join_args {
+  enum lade_dtype dtype;
+  int64_t n, n_ranks;
+  const void *stats;
+  const int32_t *targets;
+  void *losses, *lse, *loss;
+};
+
+/*
+ * dx[N,d] in D, d_weight[V,d] in A, of scale * loss_scale * mean loss (scale: 1/microbatches). With a part of the
+ * vocabulary, as in head_stats, dx is that part's share; rows of d_weight that are padding are 0.
+ */
 struct lade_head_loss_bwd_args {
   enum lade_dtype dtype;
   int64_t n, d, vocabulary;
+  int64_t first_token, padding;
   float scale;
   const void *x, *weight;
   const int32_t *targets;

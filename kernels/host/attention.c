@@ -28,6 +28,7 @@ struct shape {
   int64_t batch, time, heads, key_heads, head_dim;
   int64_t row;   /* elements of a qkv row */
   int64_t group; /* query heads per key head */
+  int64_t draw_heads; /* that dropout's draws count by */
   double scale;
 };
 
@@ -37,7 +38,7 @@ static struct shape shape_make(enum lade_dtype dtype, int64_t batch, int64_t tim
   LADE_ASSERT(heads % key_heads == 0);
   return (struct shape){.dtype = dtype, .batch = batch, .time = time, .heads = heads, .key_heads = key_heads,
                         .head_dim = head_dim, .row = (heads + 2 * key_heads) * head_dim,
-                        .group = heads / key_heads, .scale = 1 / sqrt((double)head_dim)};
+                        .group = heads / key_heads, .draw_heads = heads, .scale = 1 / sqrt((double)head_dim)};
 }
 
 static int64_t q_index(const struct shape *shape, int64_t b, int64_t h, int64_t i)
@@ -74,7 +75,8 @@ static double keep_factor(const struct shape *shape, const struct lade_step *ste
 {
   if (!drop->drop_below)
     return 1;
-  uint64_t element = drop->first_element + (uint64_t)(((b * shape->heads + h) * shape->time + i) * shape->time + j);
+  int64_t query = (b * shape->draw_heads + h) * shape->time + i;
+  uint64_t element = drop->first_element + (uint64_t)(query * shape->time + j);
   return lade_philox_word(step->seed, step->step, drop->stream, element) >= drop->drop_below ? drop->scale : 0;
 }
 
@@ -125,6 +127,8 @@ void lade_attention_fwd_plain(const struct lade_kernel_ctx *ctx, const void *arg
   const struct lade_attention_fwd_args *args = arg;
   struct fwd fwd = {shape_make(args->dtype, args->batch, args->time, args->heads, args->key_heads, args->head_dim),
                     ctx->step, args};
+  if (args->draw_heads)
+    fwd.shape.draw_heads = args->draw_heads;
   lade_pool_run(ctx->pool, fwd_task, &fwd, (int)(args->batch * args->heads));
 }
 
@@ -202,6 +206,8 @@ void lade_attention_bwd_plain(const struct lade_kernel_ctx *ctx, const void *arg
   const struct lade_attention_bwd_args *args = arg;
   struct bwd bwd = {shape_make(args->dtype, args->batch, args->time, args->heads, args->key_heads, args->head_dim),
                     ctx->step, args};
+  if (args->draw_heads)
+    bwd.shape.draw_heads = args->draw_heads;
   lade_pool_run(ctx->pool, bwd_task, &bwd, (int)(args->batch * args->key_heads));
 }
 

@@ -41,6 +41,7 @@ struct job {
   int64_t batch, time, heads, key_heads, group;
   int head_dim;
   int64_t row, out_row; /* elements of a row of qkv and of out */
+  int64_t draw_heads;   /* that dropout's draws count by */
   int n_column_tiles;   /* of head_dim, nr wide */
   float scale;
   const void *qkv, *out, *d_out;
@@ -198,7 +199,7 @@ static int visible_keys(const struct job *job, const struct pair *pair, int i)
 static struct lade_score_rows score_rows(const struct job *job, const struct pair *pair, int i, float *scores,
                                          int stride, int n_columns)
 {
-  int64_t query = (pair->b * job->heads + pair->h) * job->time + pair->q_first + i;
+  int64_t query = (pair->b * job->draw_heads + pair->h) * job->time + pair->q_first + i; /* as draws count */
   return (struct lade_score_rows){.scores = scores, .stride = stride, .n_columns = n_columns, .scale = job->scale,
                                   .n_rows = LADE_MIN(job->cut->mr, pair->n_q - i),
                                   .first_visible = (int)(pair->q_first + i - pair->k_first) + 1,
@@ -421,7 +422,7 @@ static struct job job_make(const struct lade_attention_level *level, const struc
       .level = level, .cut = level->matmul->cut, .step = ctx->step, .dtype = args->dtype, .batch = args->batch,
       .time = args->time, .heads = args->heads, .key_heads = args->key_heads, .group = args->heads / args->key_heads,
       .head_dim = (int)args->head_dim, .row = (args->heads + 2 * args->key_heads) * args->head_dim,
-      .out_row = args->heads * args->head_dim,
+      .out_row = args->heads * args->head_dim, .draw_heads = args->draw_heads ? args->draw_heads : args->heads,
       .n_column_tiles = (int)lade_div_up(args->head_dim, level->matmul->cut->nr),
       .scale = (float)(1 / sqrt((double)args->head_dim)), .qkv = args->qkv, .workspace = args->workspace};
 }
@@ -441,7 +442,7 @@ void lade_attention_bwd_blocked(const struct lade_attention_level *level, const 
 {
   struct lade_attention_fwd_args sizes = {.dtype = args->dtype, .batch = args->batch, .time = args->time,
                                           .heads = args->heads, .key_heads = args->key_heads,
-                                          .head_dim = args->head_dim, .qkv = args->qkv,
+                                          .head_dim = args->head_dim, .draw_heads = args->draw_heads, .qkv = args->qkv,
                                           .workspace = args->workspace};
   struct job job = job_make(level, ctx, &sizes);
   job.drop = &args->drop;

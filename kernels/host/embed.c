@@ -23,9 +23,10 @@ REF_INLINE void look_up_rows(const void *arg, int64_t i_task, enum lade_dtype dt
   const struct lade_embed_fwd_args *a = arg;
   int64_t rows = lade_task_rows(a->d), end = LADE_MIN(a->batch * a->time, (i_task + 1) * rows);
   for (int64_t row = i_task * rows; row < end; row++) {
-    int64_t token_at = a->tokens[row] * a->d, position_at = row % a->time * a->d;
+    int64_t token = a->tokens[row] - a->first_token, position_at = row % a->time * a->d;
+    bool is_here = token >= 0 && token < a->vocabulary;
     for (int64_t j = 0; j < a->d; j++) {
-      double x = ref_get(dtype, a->token_table, token_at + j);
+      double x = is_here ? ref_get(dtype, a->token_table, token * a->d + j) : 0;
       if (a->position_table)
         x += ref_get(dtype, a->position_table, position_at + j);
       ref_put(dtype, a->x, row * a->d + j, x);
@@ -40,8 +41,11 @@ struct lade_token_lists lade_token_lists_make(const struct lade_embed_bwd_args *
   int32_t *first = a->workspace, *next = first + a->vocabulary;
   memset(first, 0xff, (size_t)a->vocabulary * sizeof(*first)); /* -1 */
   for (int64_t row = n - 1; row >= 0; row--) {                 /* backwards, so that lists run forwards */
-    next[row] = first[a->tokens[row]];
-    first[a->tokens[row]] = (int32_t)row;
+    int64_t token = a->tokens[row] - a->first_token;
+    if (token < 0 || token >= a->vocabulary)
+      continue;
+    next[row] = first[token];
+    first[token] = (int32_t)row;
   }
   return (struct lade_token_lists){first, next};
 }

@@ -5,9 +5,11 @@
 #define TOKENS 2048
 #define COLUMNS 128
 
-VEC_INLINE void look_up_step(int64_t j, int n, const struct lade_embed_fwd_args *a, int64_t row, enum lade_dtype dtype)
+/* @token is the table's row, -1 for one that it has not. */
+VEC_INLINE void look_up_step(int64_t j, int n, const struct lade_embed_fwd_args *a, int64_t row, int64_t token,
+                             enum lade_dtype dtype)
 {
-  vf x = vec_load(dtype, a->token_table, a->tokens[row] * a->d + j, n);
+  vf x = token < 0 ? vf_set(0) : vec_load(dtype, a->token_table, token * a->d + j, n);
   if (a->position_table)
     x = vf_add(x, vec_load(dtype, a->position_table, row % a->time * a->d + j, n));
   vec_store(dtype, a->x, row * a->d + j, n, x);
@@ -17,8 +19,10 @@ VEC_INLINE void look_up_rows(const void *arg, int64_t i_task, enum lade_dtype dt
 {
   VEC_COPY(lade_embed_fwd_args, a, arg);
   int64_t rows = lade_task_rows(a->d), end = LADE_MIN(a->batch * a->time, (i_task + 1) * rows);
-  for (int64_t row = i_task * rows; row < end; row++)
-    VEC_STEPS(look_up_step, 0, a->d, a, row, dtype);
+  for (int64_t row = i_task * rows; row < end; row++) {
+    int64_t token = a->tokens[row] - a->first_token;
+    VEC_STEPS(look_up_step, 0, a->d, a, row, token < a->vocabulary ? token : -1, dtype);
+  }
 }
 VEC_TASKS(look_up_rows)
 

@@ -14,6 +14,10 @@
  * Workspace at N = 4096: logits 4 MiB in FP32; backward also 2 * N * min(V, CHUNK) bytes of gradients (2 MiB
  * for 256 symbols, 8 MiB for a large vocabulary), and with several chunks 4 * N * d for dx.
  *
+ * A vocabulary that is cut over ranks is reduced in the same way on each; what every row then needs from the others
+ * is its maximum, sum and target logit (head_stats), of which any rank makes the loss (head_join) and the backward
+ * its own columns' gradients. Padding of the table is met by no chunk.
+ *
  * Rejected: chunks of rows only (dW would be summed over chunks, in another order than the plain one
  * has); recomputing the logits twice, once for dx and once for dW, which saves the FP32 dx at the price of a
  * fourth product.
@@ -53,6 +57,7 @@ struct walk {
   const struct lade_kernel_ctx *ctx;
   enum lade_dtype dtype, accumulator;
   int64_t n, d, vocabulary;
+  int64_t first_token, n_tokens; /* of the vocabulary: what the weight's rows are, less padding */
   const void *x, *weight;
   const int32_t *targets;
   size_t element_bytes, sum_bytes; /* of D and A */
@@ -82,7 +87,7 @@ static void logits_make(struct walk *walk)
 /* Row @i of the block in hand. */
 static struct lade_head_row row_at(const struct walk *walk, int64_t i)
 {
-  int64_t target = walk->targets[walk->first_row + i] - walk->first_column;
+  int64_t target = walk->targets[walk->first_row + i] - walk->first_token - walk->first_column;
   bool is_here = walk->targets[walk->first_row + i] >= 0 && target >= 0 && target < walk->n_columns;
   return (struct lade_head_row){
       .accumulator = walk->accumulator, .dtype = walk->dtype, .n = walk->n_columns, .target = is_here ? target : -1,
@@ -153,42 +158,92 @@ static size_t logits_bytes(enum lade_dtype dtype, int64_t n, int64_t vocabulary)
                   lade_dtype_bytes(lade_accumulator(dtype)));
 }
 
-static void losses_finish(const struct walk *walk, const struct lade_head_loss_fwd_args *args)
+/* Every row's maximum, sum and target logit over all the vocabulary that is here. */
+static void rows_reduce(struct walk *walk, char *workspace)
 {
+  walk->element_bytes = lade_dtype_bytes(walk->dtype);
+  walk->sum_bytes = lade_dtype_bytes(walk->accumulator);
+  walk->logits = workspace;
+  walk->max = (double *)(workspace += logits_bytes(walk->dtype, walk->n, walk->vocabulary));
+  walk->sum = walk->max + walk->n;
+  walk->target_logit = walk->sum + walk->n;
+  walk->matmul_workspace = workspace + round_up((size_t)walk->n * 3 * sizeof(double));
   for (int64_t i = 0; i < walk->n; i++) {
-    double lse = walk->max[i] + log(walk->sum[i]);
-    bool is_counted = args->targets[i] >= 0;
-    lade_element_store(walk->accumulator, args->lse, i, lse);
-    lade_element_store(walk->accumulator, args->losses, i, is_counted ? lse - walk->target_logit[i] : 0);
+    walk->max[i] = -INFINITY;
+    walk->sum[i] = walk->target_logit[i] = 0;
   }
-  int64_t count = targets_count(args->targets, walk->n);
-  double sum = losses_sum(walk->accumulator, args->losses, 0, walk->n);
-  lade_element_store(walk->accumulator, args->loss, 0, count ? sum / (double)count : 0);
+  for (walk->first_column = 0; walk->first_column < walk->n_tokens; walk->first_column += CHUNK) {
+    walk->n_columns = LADE_MIN(CHUNK, walk->n_tokens - walk->first_column);
+    chunk_run(walk, reduce_task);
+  }
+}
+
+/* One row's loss, of what is known about all its logits. */
+static void row_finish(const struct lade_head_join_args *to, int64_t i, double max, double sum, double target_logit)
+{
+  enum lade_dtype accumulator = lade_accumulator(to->dtype);
+  double lse = max + log(sum);
+  lade_element_store(accumulator, to->lse, i, lse);
+  lade_element_store(accumulator, to->losses, i, to->targets[i] >= 0 ? lse - target_logit : 0);
+}
+
+static void loss_finish(const struct lade_head_join_args *to)
+{
+  enum lade_dtype accumulator = lade_accumulator(to->dtype);
+  int64_t count = targets_count(to->targets, to->n);
+  double sum = losses_sum(accumulator, to->losses, 0, to->n);
+  lade_element_store(accumulator, to->loss, 0, count ? sum / (double)count : 0);
 }
 
 void lade_head_loss_fwd_run(const struct lade_head_loss_level *level, const struct lade_kernel_ctx *ctx,
                             const struct lade_head_loss_fwd_args *args)
 {
   struct walk walk = {.level = level, .ctx = ctx, .dtype = args->dtype, .accumulator = lade_accumulator(args->dtype),
-                      .n = args->n, .d = args->d, .vocabulary = args->vocabulary, .x = args->x,
-                      .weight = args->weight, .targets = args->targets};
-  walk.element_bytes = lade_dtype_bytes(walk.dtype);
-  walk.sum_bytes = lade_dtype_bytes(walk.accumulator);
-  char *at = args->workspace;
-  walk.logits = at;
-  walk.max = (double *)(at += logits_bytes(walk.dtype, walk.n, walk.vocabulary));
-  walk.sum = walk.max + walk.n;
-  walk.target_logit = walk.sum + walk.n;
-  walk.matmul_workspace = at + round_up((size_t)walk.n * 3 * sizeof(double));
-  for (int64_t i = 0; i < walk.n; i++) {
-    walk.max[i] = -INFINITY;
-    walk.sum[i] = 0;
+                      .n = args->n, .d = args->d, .vocabulary = args->vocabulary, .n_tokens = args->vocabulary,
+                      .x = args->x, .weight = args->weight, .targets = args->targets};
+  struct lade_head_join_args to = {.dtype = args->dtype, .n = args->n, .targets = args->targets,
+                                   .losses = args->losses, .lse = args->lse, .loss = args->loss};
+  rows_reduce(&walk, args->workspace);
+  for (int64_t i = 0; i < walk.n; i++)
+    row_finish(&to, i, walk.max[i], walk.sum[i], walk.target_logit[i]);
+  loss_finish(&to);
+}
+
+void lade_head_stats_run(const struct lade_head_loss_level *level, const struct lade_kernel_ctx *ctx,
+                         const struct lade_head_stats_args *args)
+{
+  LADE_ASSERT(args->padding >= 0 && args->padding < args->vocabulary);
+  struct walk walk = {.level = level, .ctx = ctx, .dtype = args->dtype, .accumulator = lade_accumulator(args->dtype),
+                      .n = args->n, .d = args->d, .vocabulary = args->vocabulary, .first_token = args->first_token,
+                      .n_tokens = args->vocabulary - args->padding, .x = args->x, .weight = args->weight,
+                      .targets = args->targets};
+  rows_reduce(&walk, args->workspace);
+  for (int64_t i = 0; i < 3 * walk.n; i++) /* the three lie one after the other */
+    lade_element_store(walk.accumulator, args->stats, i, walk.max[i]);
+}
+
+/* The ranks' parts of one row, as if their logits had been reduced by one. */
+static void row_join(const struct lade_head_join_args *args, int64_t i)
+{
+  enum lade_dtype accumulator = lade_accumulator(args->dtype);
+  double max = -INFINITY, sum = 0, target_logit = 0;
+  for (int64_t rank = 0; rank < args->n_ranks; rank++)
+    max = fmax(max, lade_element_load(accumulator, args->stats, rank * 3 * args->n + i));
+  for (int64_t rank = 0; rank < args->n_ranks; rank++) {
+    int64_t at = rank * 3 * args->n + i;
+    sum += lade_element_load(accumulator, args->stats, at + args->n) *
+           exp(lade_element_load(accumulator, args->stats, at) - max);
+    target_logit += lade_element_load(accumulator, args->stats, at + 2 * args->n);
   }
-  for (walk.first_column = 0; walk.first_column < walk.vocabulary; walk.first_column += CHUNK) {
-    walk.n_columns = LADE_MIN(CHUNK, walk.vocabulary - walk.first_column);
-    chunk_run(&walk, reduce_task);
-  }
-  losses_finish(&walk, args);
+  row_finish(args, i, max, sum, target_logit);
+}
+
+static void head_join_plain(const struct lade_kernel_ctx *ctx, const void *arg)
+{
+  const struct lade_head_join_args *args = arg;
+  for (int64_t i = 0; i < args->n; i++)
+    row_join(args, i);
+  loss_finish(args);
 }
 
 /* dx (+)= d_logits W_chunk; with one chunk straight into dx. */
@@ -234,8 +289,9 @@ void lade_head_loss_bwd_run(const struct lade_head_loss_level *level, const stru
                             const struct lade_head_loss_bwd_args *args)
 {
   struct walk walk = {.level = level, .ctx = ctx, .dtype = args->dtype, .accumulator = lade_accumulator(args->dtype),
-                      .n = args->n, .d = args->d, .vocabulary = args->vocabulary, .x = args->x,
-                      .weight = args->weight, .targets = args->targets, .lse = args->lse};
+                      .n = args->n, .d = args->d, .vocabulary = args->vocabulary, .first_token = args->first_token,
+                      .n_tokens = args->vocabulary - args->padding, .x = args->x, .weight = args->weight,
+                      .targets = args->targets, .lse = args->lse};
   walk.element_bytes = lade_dtype_bytes(walk.dtype);
   walk.sum_bytes = lade_dtype_bytes(walk.accumulator);
   int64_t count = targets_count(args->targets, args->n);
@@ -247,12 +303,15 @@ void lade_head_loss_bwd_run(const struct lade_head_loss_level *level, const stru
   at += round_up((size_t)(walk.n * chunk_columns(walk.vocabulary)) * walk.element_bytes);
   void *dx_sum = is_one_chunk ? NULL : at;
   walk.matmul_workspace = is_one_chunk ? at : at + round_up((size_t)(walk.n * walk.d) * walk.sum_bytes);
-  for (walk.first_column = 0; walk.first_column < walk.vocabulary; walk.first_column += CHUNK) {
-    walk.n_columns = LADE_MIN(CHUNK, walk.vocabulary - walk.first_column);
+  for (walk.first_column = 0; walk.first_column < walk.n_tokens; walk.first_column += CHUNK) {
+    walk.n_columns = LADE_MIN(CHUNK, walk.n_tokens - walk.first_column);
     chunk_run(&walk, gradient_task);
     dx_add(&walk, args->dx, dx_sum);
     d_weight_make(&walk, args);
   }
+  if (!args->accumulate)
+    memset((char *)args->d_weight + (size_t)(walk.n_tokens * walk.d) * walk.sum_bytes, 0,
+           (size_t)(args->padding * walk.d) * walk.sum_bytes);
   struct dx_cast cast = {&walk, dx_sum, args->dx};
   if (dx_sum)
     lade_pool_run(ctx->pool, dx_cast_task, &cast, (int)lade_div_up(args->n, TASK_ROWS));
@@ -291,6 +350,11 @@ static void head_loss_fwd_plain(const struct lade_kernel_ctx *ctx, const void *a
   lade_head_loss_fwd_run(&lade_head_loss_plain, ctx, args);
 }
 
+static void head_stats_plain(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  lade_head_stats_run(&lade_head_loss_plain, ctx, args);
+}
+
 static void head_loss_bwd_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   lade_head_loss_bwd_run(&lade_head_loss_plain, ctx, args);
@@ -300,6 +364,8 @@ void lade_head_loss_init(struct lade_kernels *kernels)
 {
   lade_kernels_set(kernels, LADE_K_HEAD_LOSS_FWD, head_loss_fwd_plain, "plain");
   lade_kernels_set(kernels, LADE_K_HEAD_LOSS_BWD, head_loss_bwd_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_HEAD_STATS, head_stats_plain, "plain");
+  lade_kernels_set(kernels, LADE_K_HEAD_JOIN, head_join_plain, "plain");
 }
 
 /* The largest workspace that any of the products of either direction wants. */
@@ -324,6 +390,14 @@ size_t lade_head_loss_fwd_workspace_bytes(const struct lade_head_loss_fwd_args *
 {
   return logits_bytes(args->dtype, args->n, args->vocabulary) + round_up((size_t)args->n * 3 * sizeof(double)) +
          products_bytes(args->dtype, args->n, args->d, args->vocabulary, false, n_threads);
+}
+
+size_t lade_head_stats_workspace_bytes(const struct lade_head_stats_args *args, int n_threads)
+{
+  return lade_head_loss_fwd_workspace_bytes(&(struct lade_head_loss_fwd_args){.dtype = args->dtype, .n = args->n,
+                                                                              .d = args->d,
+                                                                              .vocabulary = args->vocabulary},
+                                            n_threads);
 }
 
 size_t lade_head_loss_bwd_workspace_bytes(const struct lade_head_loss_bwd_args *args, int n_threads)

@@ -33,6 +33,8 @@ extern const struct lade_head_loss_level lade_head_loss_plain;
 
 void lade_head_loss_fwd_run(const struct lade_head_loss_level *level, const struct lade_kernel_ctx *ctx,
                             const struct lade_head_loss_fwd_args *args);
+void lade_head_stats_run(const struct lade_head_loss_level *level, const struct lade_kernel_ctx *ctx,
+                         const struct lade_head_stats_args *args);
 void lade_head_loss_bwd_run(const struct lade_head_loss_level *level, const struct lade_kernel_ctx *ctx,
                             const struct lade_head_loss_bwd_args *args);
 

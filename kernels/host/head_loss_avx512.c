@@ -14,6 +14,12 @@ static void head_loss_fwd_avx512(const struct lade_kernel_ctx *ctx, const void *
   lade_head_loss_fwd_run(args->dtype == LADE_F64 ? &lade_head_loss_plain : &level, ctx, args);
 }
 
+static void head_stats_avx512(const struct lade_kernel_ctx *ctx, const void *arg)
+{
+  const struct lade_head_stats_args *args = arg;
+  lade_head_stats_run(args->dtype == LADE_F64 ? &lade_head_loss_plain : &level, ctx, args);
+}
+
 static void head_loss_bwd_avx512(const struct lade_kernel_ctx *ctx, const void *arg)
 {
   const struct lade_head_loss_bwd_args *args = arg;
@@ -24,4 +30,5 @@ void lade_head_loss_init_avx512(struct lade_kernels *kernels)
 {
   lade_kernels_set(kernels, LADE_K_HEAD_LOSS_FWD, head_loss_fwd_avx512, "avx512");
   lade_kernels_set(kernels, LADE_K_HEAD_LOSS_BWD, head_loss_bwd_avx512, "avx512");
+  lade_kernels_set(kernels, LADE_K_HEAD_STATS, head_stats_avx512, "avx512");
 }

@@ -185,6 +185,7 @@ size_t lade_matmul_workspace_bytes(const struct lade_matmul_args *args, int n_th
 size_t lade_attention_fwd_workspace_bytes(const struct lade_attention_fwd_args *args, int n_threads);
 size_t lade_attention_bwd_workspace_bytes(const struct lade_attention_bwd_args *args, int n_threads);
 size_t lade_head_loss_fwd_workspace_bytes(const struct lade_head_loss_fwd_args *args, int n_threads);
+size_t lade_head_stats_workspace_bytes(const struct lade_head_stats_args *args, int n_threads);
 size_t lade_head_loss_bwd_workspace_bytes(const struct lade_head_loss_bwd_args *args, int n_threads);
 size_t lade_column_sum_workspace_bytes(const struct lade_column_sum_args *args);
 size_t lade_embed_bwd_workspace_bytes(const struct lade_embed_bwd_args *args);

@@ -30,6 +30,8 @@ static const char *const names[LADE_N_KERNELS] = {
     [LADE_K_SWIGLU_BWD] = "swiglu_bwd",
     [LADE_K_HEAD_LOSS_FWD] = "head_loss_fwd",
     [LADE_K_HEAD_LOSS_BWD] = "head_loss_bwd",
+    [LADE_K_HEAD_STATS] = "head_stats",
+    [LADE_K_HEAD_JOIN] = "head_join",
     [LADE_K_SUM_SQUARES] = "sum_squares",
     [LADE_K_CLIP] = "clip",
     [LADE_K_ADAMW] = "adamw",
@@ -97,6 +99,7 @@ size_t lade_kernel_workspace_bytes(const struct lade_kernels *kernels, enum lade
   case LADE_K_ATTENTION_BWD: return lade_attention_bwd_workspace_bytes(args, n_threads);
   case LADE_K_HEAD_LOSS_FWD: return lade_head_loss_fwd_workspace_bytes(args, n_threads);
   case LADE_K_HEAD_LOSS_BWD: return lade_head_loss_bwd_workspace_bytes(args, n_threads);
+  case LADE_K_HEAD_STATS: return lade_head_stats_workspace_bytes(args, n_threads);
   default: return 0;
   }
 }

@@ -126,10 +126,48 @@ static void any_shape_and_dtype_is_right(void **state)
 
 static void dropout_draws_by_element(void **state)
 {
-  struct lade_drop drop = {.drop_below = 0x40000000, .stream = 9, .scale = 4.0f / 3, .first_element = 1000003};
+  const struct lade_drop drop = {.drop_below = 0x40000000, .stream = 9, .scale = 4.0f / 3, .first_element = 1000003};
   for (size_t d = 0; d < LADE_COUNT(dtypes); d++)
     for (size_t s = 0; s < LADE_COUNT(sizes); s++)
       problem_check(dtypes[d], sizes[s], drop, RANDOM);
+}
+
+/* The query and key heads from @first on, as many as @part has, of every row of qkv. */
+static void heads_take(const struct problem *whole, const struct problem *part, int64_t first)
+{
+  const struct lade_attention_fwd_args *from = &whole->fwd, *to = &part->fwd;
+  int64_t row = (from->heads + 2 * from->key_heads) * from->head_dim;
+  int64_t part_row = (to->heads + 2 * to->key_heads) * to->head_dim, first_key = first * from->key_heads / from->heads;
+  const int64_t slots[][2] = {{first, 0}, {from->heads + first_key, to->heads},
+                              {from->heads + from->key_heads + first_key, to->heads + to->key_heads}};
+  for (int64_t i = 0; i < from->batch * from->time; i++)
+    for (int s = 0; s < 3; s++)
+      memcpy((float *)to->qkv + i * part_row + slots[s][1] * to->head_dim,
+             (const float *)from->qkv + i * row + slots[s][0] * from->head_dim,
+             (size_t)((s ? to->key_heads : to->heads) * to->head_dim) * sizeof(float));
+}
+
+/* What a rank computes of its heads is what one rank computes of them among all. */
+static void part_of_the_heads_draws_as_all_do(void **state)
+{
+  struct lade_drop drop = {.drop_below = 0x40000000, .stream = 9, .scale = 4.0f / 3, .first_element = 17};
+  struct size all = {2, 97, 4, 2, 16}, half = {2, 97, 2, 1, 16};
+  struct lade_kernels levels[LEVELS];
+  int n_levels = levels_make(levels);
+  struct problem whole = problem_make(LADE_F32, all, drop, RANDOM);
+  drop.first_element += (uint64_t)(2 * all.time * all.time); /* the second half's first head is head 2 */
+  struct problem part = problem_make(LADE_F32, half, drop, RANDOM);
+  part.fwd.draw_heads = part.bwd.draw_heads = all.heads;
+  heads_take(&whole, &part, 2);
+  for (int level = 0; level < n_levels; level++) {
+    kernel_call(&levels[level], LADE_K_ATTENTION_FWD, &whole.fwd, &whole.fwd.workspace, NULL);
+    kernel_call(&levels[level], LADE_K_ATTENTION_FWD, &part.fwd, &part.fwd.workspace, NULL);
+    for (int64_t i = 0; i < all.batch * all.time; i++)
+      assert_memory_equal((const float *)whole.fwd.out + (i * 4 + 2) * 16, (const float *)part.fwd.out + i * 2 * 16,
+                          2 * 16 * sizeof(float));
+  }
+  problem_free(&part);
+  problem_free(&whole);
 }
 
 static void equal_scores_of_any_size_are_right(void **state)
@@ -144,6 +182,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(any_shape_and_dtype_is_right),
       cmocka_unit_test(dropout_draws_by_element),
+      cmocka_unit_test(part_of_the_heads_draws_as_all_do),
       cmocka_unit_test(equal_scores_of_any_size_are_right),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

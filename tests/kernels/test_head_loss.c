@@ -131,6 +131,113 @@ static void rows_past_one_block_are_right(void **state)
   problem_check(LADE_BF16, 1100, 4, 1030, true);
 }
 
+/* @problem's vocabulary over ranks of @rows rows each, the last of them with padding. */
+struct cut {
+  struct problem *problem;
+  int64_t rows, n_ranks;
+  char *weight; /* of all ranks, padding included and poisoned */
+  float *stats, *d_weight;
+  double *dx;
+};
+
+static int64_t cut_padding(const struct cut *cut, int64_t rank)
+{
+  return LADE_MAX((rank + 1) * cut->rows - cut->problem->fwd.vocabulary, 0);
+}
+
+static struct cut cut_make(struct problem *problem, int64_t rows)
+{
+  const struct lade_head_loss_fwd_args *all = &problem->fwd;
+  struct cut cut = {.problem = problem, .rows = rows, .n_ranks = lade_div_up(all->vocabulary, rows)};
+  size_t weight_bytes = (size_t)(cut.n_ranks * rows * all->d) * lade_dtype_bytes(all->dtype);
+  cut.weight = memory_make(weight_bytes);
+  memset(cut.weight, 0xff, weight_bytes);
+  memcpy(cut.weight, all->weight, (size_t)(all->vocabulary * all->d) * lade_dtype_bytes(all->dtype));
+  cut.stats = memory_make((size_t)(cut.n_ranks * 3 * all->n) * 4);
+  cut.d_weight = memory_make((size_t)(cut.n_ranks * rows * all->d) * 4);
+  memset(cut.d_weight, 0xff, (size_t)(cut.n_ranks * rows * all->d) * 4);
+  cut.dx = memory_make((size_t)(all->n * all->d) * sizeof(double));
+  return cut;
+}
+
+static void cut_free(struct cut *cut)
+{
+  free(cut->weight);
+  free(cut->stats);
+  free(cut->d_weight);
+  free(cut->dx);
+}
+
+static const void *cut_weight(const struct cut *cut, int64_t rank)
+{
+  const struct lade_head_loss_fwd_args *all = &cut->problem->fwd;
+  return cut->weight + (size_t)(rank * cut->rows * all->d) * lade_dtype_bytes(all->dtype);
+}
+
+/* All ranks' parts one after the other; the loss goes into the problem's own outputs. */
+static void cut_run(struct cut *cut, const struct lade_kernels *kernels)
+{
+  struct problem *p = cut->problem;
+  for (int64_t rank = 0; rank < cut->n_ranks; rank++) {
+    struct lade_head_stats_args stats = {
+        .dtype = p->fwd.dtype, .n = p->fwd.n, .d = p->fwd.d, .vocabulary = cut->rows,
+        .first_token = rank * cut->rows, .padding = cut_padding(cut, rank), .x = p->fwd.x,
+        .weight = cut_weight(cut, rank), .targets = p->targets, .stats = cut->stats + rank * 3 * p->fwd.n};
+    kernel_call(kernels, LADE_K_HEAD_STATS, &stats, &stats.workspace, NULL);
+  }
+  struct lade_head_join_args join = {.dtype = p->fwd.dtype, .n = p->fwd.n, .n_ranks = cut->n_ranks, .stats = cut->stats,
+                                     .targets = p->targets, .losses = p->fwd.losses, .lse = p->fwd.lse,
+                                     .loss = p->fwd.loss};
+  struct lade_step step = {.loss_scale = 1};
+  kernels->fn[LADE_K_HEAD_JOIN](&(struct lade_kernel_ctx){.step = &step}, &join);
+  memset(cut->dx, 0, (size_t)(p->fwd.n * p->fwd.d) * sizeof(double));
+  for (int64_t rank = 0; rank < cut->n_ranks; rank++) {
+    struct lade_head_loss_bwd_args bwd = p->bwd;
+    bwd.vocabulary = cut->rows;
+    bwd.first_token = rank * cut->rows;
+    bwd.padding = cut_padding(cut, rank);
+    bwd.weight = cut_weight(cut, rank);
+    bwd.d_weight = cut->d_weight + rank * cut->rows * p->fwd.d;
+    kernel_call(kernels, LADE_K_HEAD_LOSS_BWD, &bwd, &bwd.workspace, NULL);
+    for (int64_t i = 0; i < p->fwd.n * p->fwd.d; i++)
+      cut->dx[i] += lade_element_load(bwd.dtype, bwd.dx, i);
+  }
+}
+
+static void cut_check(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocabulary, int64_t rows)
+{
+  struct lade_kernels levels[LEVELS];
+  int n_levels = levels_make(levels);
+  struct problem problem = problem_make(dtype, n, d, vocabulary, false);
+  struct cut cut = cut_make(&problem, rows);
+  kernel_call(&levels[0], LADE_K_HEAD_LOSS_FWD, &problem.fwd_exact, &problem.fwd_exact.workspace, NULL);
+  kernel_call(&levels[0], LADE_K_HEAD_LOSS_BWD, &problem.bwd_exact, &problem.bwd_exact.workspace, NULL);
+  double unit = 2 * unit_get(dtype) + 0x1p-18;
+  for (int level = 0; level < n_levels; level++) {
+    const char *variant = levels[level].variant[LADE_K_HEAD_STATS];
+    cut_run(&cut, &levels[level]);
+    compare("losses", variant, &problem, LADE_F32, problem.fwd.losses, problem.fwd_exact.losses, n, 0x1p-18);
+    compare("lse", variant, &problem, LADE_F32, problem.fwd.lse, problem.fwd_exact.lse, n, 0x1p-18);
+    compare("loss", variant, &problem, LADE_F32, problem.fwd.loss, problem.fwd_exact.loss, 1, 0x1p-18);
+    compare("dx", variant, &problem, LADE_F64, cut.dx, problem.bwd_exact.dx, n * d, 2 * unit);
+    compare("d_weight", variant, &problem, LADE_F32, cut.d_weight, problem.bwd_exact.d_weight, vocabulary * d, unit);
+    for (int64_t i = vocabulary * d; i < cut.n_ranks * rows * d; i++)
+      assert_true(cut.d_weight[i] == 0);
+  }
+  cut_free(&cut);
+  problem_free(&problem);
+}
+
+static void vocabulary_cut_over_ranks_gives_the_loss_of_the_whole(void **state)
+{
+  static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
+  for (size_t t = 0; t < LADE_COUNT(dtypes); t++) {
+    cut_check(dtypes[t], 37, 16, 256, 128);
+    cut_check(dtypes[t], 37, 16, 61, 8);
+    cut_check(dtypes[t], 65, 7, 2059, 1030);
+  }
+}
+
 static void no_target_at_all_costs_nothing(void **state)
 {
   struct lade_kernels levels[LEVELS];
@@ -155,6 +262,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(any_shape_and_dtype_is_right),
       cmocka_unit_test(rows_past_one_block_are_right),
+      cmocka_unit_test(vocabulary_cut_over_ranks_gives_the_loss_of_the_whole),
       cmocka_unit_test(no_target_at_all_costs_nothing),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
