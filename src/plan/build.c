@@ -301,10 +301,23 @@ static void output_add(struct builder *b, int pos, int i)
   operand_make(b, LADE_ROLE_OUT + i, value_buffer(b, value, pos), value_now(b, value), what->bytes);
 }
 
-/* The instruction of an op: a kernel's, or a transfer to or from a neighbouring stage. */
+/* What all ranks of the op's axis do together. */
+static struct lade_instr *collective_op_begin(struct builder *b, const struct lade_op *op)
+{
+  struct lade_instr *instr = instr_begin(b, LADE_INSTR_COLLECTIVE, lade_axis_queue(op->attr.axis));
+  instr->collective = op->kind == LADE_OP_ALL_REDUCE   ? LADE_ALL_REDUCE
+                      : op->kind == LADE_OP_ALL_GATHER ? LADE_ALL_GATHER
+                                                       : LADE_REDUCE_SCATTER;
+  instr->axis = (uint8_t)op->attr.axis;
+  return instr;
+}
+
+/* The instruction of an op: a kernel's, a collective, or a transfer to or from a neighbouring stage. */
 static struct lade_instr *op_begin(struct builder *b, const struct lade_op *op)
 {
-  if (!lade_op_is_border(op->kind))
+  if (lade_op_is_collective(op->kind))
+    return collective_op_begin(b, op);
+  if (op->kind != LADE_OP_SEND && op->kind != LADE_OP_RECV)
     return instr_begin(b, LADE_INSTR_COMPUTE, LADE_Q_COMPUTE);
   bool is_send = op->kind == LADE_OP_SEND;
   struct lade_instr *instr = instr_begin(b, is_send ? LADE_INSTR_SEND : LADE_INSTR_RECV,

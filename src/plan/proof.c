@@ -46,13 +46,24 @@ const char *proof_value(const struct proof *proof, struct lade_value value, char
   return text;
 }
 
+bool proof_is_of_op(const struct lade_instr *instr)
+{
+  switch (instr->kind) {
+  case LADE_INSTR_COMPUTE:
+  case LADE_INSTR_SEND:
+  case LADE_INSTR_RECV:
+    return true;
+  default:
+    return instr->kind == LADE_INSTR_COLLECTIVE && instr->op >= 0;
+  }
+}
+
 /* "compute matmul h.0.mlp.fc", as far as its numbers make sense. */
 static void instr_describe(const struct proof *proof, const struct lade_instr *instr, char *text, size_t bytes)
 {
   const struct lade_graph *graph = proof->graph;
   const char *kind = instr->kind < LADE_N_INSTR_KINDS ? kind_names[instr->kind] : "unknown kind";
-  bool has_op = instr->kind == LADE_INSTR_COMPUTE || instr->kind == LADE_INSTR_SEND || instr->kind == LADE_INSTR_RECV;
-  if (has_op && instr->op >= 0 && instr->op < graph->n_ops) {
+  if (proof_is_of_op(instr) && instr->op >= 0 && instr->op < graph->n_ops) {
     const struct lade_op *op = &graph->ops[instr->op];
     int first = 0;
     while (first + 1 < op->n_out && op->out[first] < 0)

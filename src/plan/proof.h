@@ -31,6 +31,9 @@ int proof_space(struct proof *proof, const uint64_t *budget_bytes);
 int proof_walk(struct proof *proof);
 
 /* Refuse: one line that begins with instruction @at and, unless negative, its operand @i. Returns -EINVAL. */
+/* Is it the instruction of an op of the graph? */
+bool proof_is_of_op(const struct lade_instr *instr);
+
 int proof_fail(const struct proof *proof, int at, int i, const char *format, ...) __attribute__((format(printf, 4, 5)));
 /* Refuse without an instruction. */
 #define proof_fail_all(proof, ...) lade_error_set((proof)->error, -EINVAL, __VA_ARGS__)

@@ -392,7 +392,7 @@ static int operand_compare(const struct proof *proof, int at, int i, const struc
 static bool is_in_place(const struct proof *proof, const struct lade_instr *instr, const struct lade_operand *in,
                         const struct lade_operand *out)
 {
-  if (instr->kind != LADE_INSTR_COMPUTE || in->role >= LADE_ROLE_OUT || out->role < LADE_ROLE_OUT ||
+  if (!proof_is_of_op(instr) || in->role >= LADE_ROLE_OUT || out->role < LADE_ROLE_OUT ||
       out->role >= LADE_ROLE_SCRATCH)
     return false;
   return proof->graph->ops[instr->op].alias[out->role - LADE_ROLE_OUT] == in->role &&
@@ -489,26 +489,40 @@ static int queue_expected(const struct proof *proof, const struct lade_instr *in
   }
 }
 
-/* Is it the instruction of an op of the graph? */
-static bool is_of_op(const struct lade_instr *instr)
+/* What an instruction of @op looks like. */
+static struct lade_instr instr_of_op(const struct lade_op *op)
 {
-  return instr->kind == LADE_INSTR_COMPUTE || instr->kind == LADE_INSTR_SEND || instr->kind == LADE_INSTR_RECV;
+  switch (op->kind) {
+  case LADE_OP_SEND:
+    return (struct lade_instr){.kind = LADE_INSTR_SEND, .axis = LADE_AXIS_PP, .peer = op->attr.peer};
+  case LADE_OP_RECV:
+    return (struct lade_instr){.kind = LADE_INSTR_RECV, .axis = LADE_AXIS_PP, .peer = op->attr.peer};
+  case LADE_OP_ALL_REDUCE:
+    return (struct lade_instr){
+        .kind = LADE_INSTR_COLLECTIVE, .collective = LADE_ALL_REDUCE, .axis = (uint8_t)op->attr.axis};
+  case LADE_OP_ALL_GATHER:
+    return (struct lade_instr){
+        .kind = LADE_INSTR_COLLECTIVE, .collective = LADE_ALL_GATHER, .axis = (uint8_t)op->attr.axis};
+  case LADE_OP_REDUCE_SCATTER:
+    return (struct lade_instr){
+        .kind = LADE_INSTR_COLLECTIVE, .collective = LADE_REDUCE_SCATTER, .axis = (uint8_t)op->attr.axis};
+  default:
+    return (struct lade_instr){.kind = LADE_INSTR_COMPUTE};
+  }
 }
 
-/* Borders are crossed with the neighbour that the graph names, and only there. */
+/* Borders are crossed with the neighbour, and collectives done with the ranks, that the graph names; only there. */
 static int border_check(const struct proof *proof, int at)
 {
   const struct lade_instr *instr = &proof->program->instrs[at];
-  const struct lade_op *op = &proof->graph->ops[instr->op];
-  int expected = op->kind == LADE_OP_SEND ? LADE_INSTR_SEND
-                 : op->kind == LADE_OP_RECV ? LADE_INSTR_RECV
-                                            : LADE_INSTR_COMPUTE;
-  if (instr->kind != expected)
-    return proof_fail(proof, at, -1, "is of kind %d, its op of kind %d", instr->kind, expected);
-  int axis = expected == LADE_INSTR_COMPUTE ? 0 : LADE_AXIS_PP;
-  if (instr->axis != axis || instr->peer != op->attr.peer || instr->collective)
-    return proof_fail(proof, at, -1, "names rank %d of axis %d: expected %d of %d", instr->peer, instr->axis,
-                      op->attr.peer, axis);
+  const struct lade_instr expected = instr_of_op(&proof->graph->ops[instr->op]);
+  if (instr->kind != expected.kind)
+    return proof_fail(proof, at, -1, "is of kind %d, its op of kind %d", instr->kind, expected.kind);
+  if (instr->axis != expected.axis || instr->peer != expected.peer || instr->collective != expected.collective)
+    return proof_fail(proof, at, -1, "names rank %d of axis %d for collective %d: expected %d of %d for %d",
+                      instr->peer, instr->axis, instr->collective, expected.peer, expected.axis, expected.collective);
+  if (instr->param != -1)
+    return proof_fail(proof, at, -1, "has parameter %d, which does not belong here", instr->param);
   return 0;
 }
 
@@ -533,7 +547,7 @@ static bool collective_exists(const struct proof *proof, const struct lade_instr
 static int collective_check(const struct proof *proof, int at)
 {
   const struct lade_instr *instr = &proof->program->instrs[at];
-  if (is_of_op(instr))
+  if (proof_is_of_op(instr))
     return border_check(proof, at);
   if (instr->kind != LADE_INSTR_COLLECTIVE)
     return instr->collective || instr->axis || instr->peer
@@ -561,7 +575,7 @@ static int fields_check(const struct proof *proof, int at)
     return proof_fail(proof, at, -1, "has no place in an evaluation");
   if ((is_add && !sums_each(proof)) || (is_sum && (!is_sharded(proof) || instr->microbatch)))
     return proof_fail(proof, at, -1, "has no place in this layout");
-  if (is_of_op(instr) ? instr->op < 0 || instr->op >= n_ops : instr->op != -1)
+  if (proof_is_of_op(instr) ? instr->op < 0 || instr->op >= n_ops : instr->op != -1)
     return proof_fail(proof, at, -1, "has op %d, which does not belong here", instr->op);
   bool is_collective = instr->kind == LADE_INSTR_COLLECTIVE;
   if ((is_clip_of_param || is_collective) && instr->param >= 0)
@@ -570,7 +584,8 @@ static int fields_check(const struct proof *proof, int at)
     return proof_fail(proof, at, -1, "has parameter %d, which does not belong here", instr->param);
   if (instr->microbatch < 0 || instr->microbatch >= proof->program->n_microbatches)
     return proof_fail(proof, at, -1, "is of microbatch %d of %d", instr->microbatch, proof->program->n_microbatches);
-  if (!is_compute && (instr->is_recompute || instr->accumulate))
+  bool is_repeatable = is_compute || (is_collective && proof_is_of_op(instr));
+  if ((!is_repeatable && instr->is_recompute) || (!is_compute && instr->accumulate))
     return proof_fail(proof, at, -1, "is marked as an op that recomputes or accumulates");
   bool is_streamed = instr->kind == LADE_INSTR_UPDATE && operand_space(proof, instr, 0) == LADE_STORE;
   if (instr->is_streamed != is_streamed)
@@ -587,9 +602,10 @@ static int fields_check(const struct proof *proof, int at)
 static int tally_add(const struct proof *proof, int at, struct tally *tally)
 {
   const struct lade_instr *instr = &proof->program->instrs[at];
-  if (is_of_op(instr)) {
+  if (proof_is_of_op(instr)) {
     bool *has_run = &tally->has_run[(size_t)instr->microbatch * (size_t)proof->graph->n_ops + (size_t)instr->op];
-    if (*has_run && (instr->op >= proof->graph->n_fwd_ops || instr->kind != LADE_INSTR_COMPUTE))
+    bool is_border = instr->kind == LADE_INSTR_SEND || instr->kind == LADE_INSTR_RECV;
+    if (*has_run && (instr->op >= proof->graph->n_fwd_ops || is_border))
       return proof_fail(proof, at, -1, "runs again, which a backward op and a border must not");
     if (instr->is_recompute != *has_run)
       return proof_fail(proof, at, -1, *has_run ? "runs again, but is not marked as recomputed"
@@ -638,6 +654,8 @@ static int expectation_make(const struct proof *proof, int at, struct expectatio
     update_expect(proof, instr, e);
     return 0;
   case LADE_INSTR_COLLECTIVE:
+    if (proof_is_of_op(instr))
+      return op_expect(proof, at, e);
     collective_expect(proof, instr, e);
     return 0;
   case LADE_INSTR_ADD:

@@ -130,12 +130,17 @@ static bool is_for_weights(const struct lade_graph *graph, const struct lade_op 
   return op->n_out > 0;
 }
 
+static bool is_between_stages(const struct lade_op *op)
+{
+  return op->kind == LADE_OP_SEND || op->kind == LADE_OP_RECV;
+}
+
 static bool forward_emit(struct sequencer *s, const struct lade_slot *slot)
 {
   const struct chunk *chunk = &s->chunks[slot->chunk];
   bool is_ok = true;
   for (int op = chunk->first[0]; is_ok && op < chunk->first[0] + chunk->n[0]; op++)
-    is_ok = lade_op_is_border(s->graph->ops[op].kind) || step_push(s, op, slot->microbatch, false);
+    is_ok = is_between_stages(&s->graph->ops[op]) || step_push(s, op, slot->microbatch, false);
   return is_ok;
 }
 
@@ -149,7 +154,7 @@ static bool backward_emit(struct sequencer *s, const struct lade_slot *slot)
   for (int op = chunk->first[1]; is_ok && op < chunk->first[1] + chunk->n[1]; op++) {
     const struct lade_op *what = &s->graph->ops[op];
     bool is_other = is_split && is_for_weights(s->graph, what) != (slot->half == LADE_HALF_WEIGHTS);
-    if (is_other || lade_op_is_border(what->kind))
+    if (is_other || is_between_stages(what))
       continue;
     is_ok = op_emit(s, op, slot->microbatch);
     dropped_forget(s);

@@ -101,7 +101,7 @@ static void views_fill(struct walker *w)
 static int instr_phase(const struct walker *w, int at)
 {
   const struct lade_instr *instr = &w->program->instrs[at];
-  if (instr->kind == LADE_INSTR_COMPUTE)
+  if (instr->kind == LADE_INSTR_COMPUTE || (instr->kind == LADE_INSTR_COLLECTIVE && instr->op >= 0))
     return 2 * instr->microbatch + (instr->is_recompute || w->graph->ops[instr->op].is_backward);
   return instr->kind == LADE_INSTR_NORM ? 2 * instr->microbatch + 1 : INT32_MAX;
 }

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tensor parallel ranks train as one rank does, through planned programs: losses are those of one rank but for the
+ * order of sums, in FP32 within 1e-5, all ranks have the same ones, and so are the values that all of them hold. Other
+ * residencies, with collectives run again in the backward half, give the same bits, and each rank's peak is as planned.
+ * Bytes sent are those of the graph's collectives. Every rank runs the single-rank reference itself. ranks.py starts
+ * it.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "base/base.h"
+#include "tests/parallel/world.h"
+#include "tests/support/rig.h"
+#include "tests/support/scene.h"
+
+#define N_STEPS 3
+
+static const struct {
+  const char *name;
+  enum lade_family family;
+  enum lade_dtype dtype;
+  float dropout;
+  int n_microbatches;
+  double bound; /* of losses, relative */
+} cases[] = {{"gpt2", LADE_GPT2, LADE_F32, 0.1f, 2, 1e-5},
+             {"gpt2 in bf16", LADE_GPT2, LADE_BF16, 0, 2, 4 * 0x1p-8},
+             {"llama", LADE_LLAMA, LADE_F32, 0, 1, 1e-5}};
+
+/* A run from the beginning, closed again; the plan's peak is the measured one. */
+static void run(struct rig *rig, const struct scene_setting *how, struct rig_numbers *ret_numbers)
+{
+  struct lade_error error = {0};
+  struct lade_device_info info;
+  struct lade_residency *residency = NULL;
+  demand(!lade_residency_create(rig->graph, &residency), "no memory for a residency");
+  scene_residency_set(residency, rig->graph, how);
+  struct lade_plan *plan = rig_plan(rig, residency);
+  demand(!rig_open(rig, plan, &error), "%s", error.text);
+  demand(!rig_run(rig, N_STEPS, ret_numbers, &error), "%s", error.text);
+  lade_device_get_info(rig->device, &info);
+  demand(info.peak_bytes == lade_align_up(plan->peak_bytes[LADE_DEVICE], info.chunk_bytes),
+         "%llu bytes were planned and %llu measured", (unsigned long long)plan->peak_bytes[LADE_DEVICE],
+         (unsigned long long)info.peak_bytes);
+  rig_close(rig);
+  lade_plan_destroy(plan);
+}
+
+/* What every rank holds whole has the same bits on all of them after the last step. */
+static void replicas_agree(struct world *world, struct rig *rig, const char *what)
+{
+  const struct scene_setting keep = {.manner = SCENE_KEEP};
+  struct lade_residency *residency = NULL;
+  struct lade_error error = {0};
+  struct rig_numbers numbers;
+  demand(!lade_residency_create(rig->graph, &residency), "no memory for a residency");
+  scene_residency_set(residency, rig->graph, &keep);
+  struct lade_plan *plan = rig_plan(rig, residency);
+  demand(!rig_open(rig, plan, &error) && !rig_run(rig, N_STEPS, &numbers, &error), "%s", error.text);
+  for (int param = 0; param < rig->graph->n_params; param++) {
+    const struct lade_tensor *weight = &rig->graph->tensors[rig->graph->params[param].tensor];
+    const struct lade_param_slice *slice = &rig->graph->params[param].slices[0];
+    if (weight->n_dims > 1 || slice->n_rows < slice->file_rows)
+      continue;
+    char *bits = malloc(weight->bytes);
+    demand(bits && !lade_executor_get(rig->executor, rig->graph->params[param].tensor, 0, bits, weight->bytes, &error),
+           "%s", error.text);
+    demand(world_agrees(world, XXH3_64bits(bits, weight->bytes)), "%s: ranks have another %s", what, weight->name);
+    free(bits);
+  }
+  rig_close(rig);
+  lade_plan_destroy(plan);
+}
+
+static void losses_agree(struct world *world, const struct rig_numbers *got, const struct rig_numbers *want, size_t i)
+{
+  for (int step = 0; step < N_STEPS; step++)
+    demand(fabs(got->loss[step] - want->loss[step]) <= cases[i].bound * want->loss[step],
+           "%s: step %d has loss %.9g, one rank %.9g", cases[i].name, step, got->loss[step], want->loss[step]);
+  demand(world_agrees(world, XXH3_64bits(got->loss, sizeof(got->loss))), "%s: ranks have other losses", cases[i].name);
+}
+
+static void rigs_init(struct world *world, size_t i, struct rig *one, struct rig *ours)
+{
+  struct rig_model model = rig_tiny(cases[i].family);
+  model.batch = 2;
+  model.dtype = cases[i].dtype;
+  model.dropout = cases[i].dropout;
+  model.n_microbatches = cases[i].n_microbatches;
+  rig_init(one, &model);
+  model.share = (struct lade_share){.tp = world->size, .tp_rank = world->rank};
+  rig_init(ours, &model);
+  one->is_unclipped = ours->is_unclipped = true;
+}
+
+/* The program sends what the graph's collectives do, in every microbatch. */
+static void traffic_agrees(const struct rig *rig, const char *what)
+{
+  const struct scene_setting keep = {.manner = SCENE_KEEP};
+  struct lade_residency *residency = NULL;
+  uint64_t sent[LADE_N_AXES];
+  double wanted = 0;
+  demand(!lade_residency_create(rig->graph, &residency), "no memory for a residency");
+  scene_residency_set(residency, rig->graph, &keep);
+  struct lade_plan *plan = rig_plan(rig, residency);
+  lade_program_comm_traffic(plan->train, sent);
+  for (int op = 0; op < rig->graph->n_ops; op++)
+    wanted += lade_op_is_collective(rig->graph->ops[op].kind) ? rig->graph->ops[op].bytes : 0;
+  wanted *= rig->model.n_microbatches;
+  demand((double)sent[LADE_AXIS_TP] == wanted, "%s: sends %llu bytes: expected %.0f", what,
+         (unsigned long long)sent[LADE_AXIS_TP], wanted);
+  lade_plan_destroy(plan);
+}
+
+static void case_agrees(struct world *world, const struct lade_layout *layout, size_t i)
+{
+  const struct scene_setting keep = {.manner = SCENE_KEEP}, recompute = {.manner = SCENE_RECOMPUTE, .seed = 5};
+  const struct scene_setting mixed = {.manner = SCENE_MIXED, .homes = LADE_HOME_HOST, .prefetch_bytes = 100000,
+                                      .seed = 77};
+  struct rig one, ours;
+  struct rig_numbers want, got, again;
+  rigs_init(world, i, &one, &ours);
+  ours.layout = layout;
+  ours.comms = world->axes;
+  run(&one, &keep, &want);
+  run(&ours, &keep, &got);
+  losses_agree(world, &got, &want, i);
+  run(&ours, &recompute, &again);
+  demand(memcmp(&got, &again, sizeof(got)) == 0, "%s: recomputing gives other numbers", cases[i].name);
+  run(&ours, &mixed, &again);
+  demand(memcmp(&got, &again, sizeof(got)) == 0, "%s: another residency gives other numbers", cases[i].name);
+  replicas_agree(world, &ours, cases[i].name);
+  traffic_agrees(&ours, cases[i].name);
+  rig_finish(&one);
+  rig_finish(&ours);
+}
+
+int main(void)
+{
+  struct world world;
+  world_open(&world);
+  struct lade_layout layout;
+  struct lade_error error = {0};
+  struct lade_layout_params how = {.struct_size = sizeof(how), .world = world.size, .rank = world.rank,
+                                   .tp = world.size, .grad_reduce = LADE_F32};
+  demand(!lade_layout_init(&how, &error, &layout), "%s", error.text);
+  world_split(&world, &layout);
+  for (size_t i = 0; i < LADE_COUNT(cases); i++)
+    if (cases[i].family == LADE_GPT2 || world.size <= 2) /* the small Llama has two key heads */
+      case_agrees(&world, &layout, i);
+  world_unite(&world);
+  printf("DONE\n");
+  fflush(stdout);
+  world_close(&world);
+  return 0;
+}
