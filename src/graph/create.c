@@ -104,7 +104,7 @@ int lade_build_copy(struct lade_build *build, const char *name, float init_std)
   int tensor = lade_build_param(build, name, lade_share_vocabulary(build->graph), model->width, LADE_INIT_NORMAL,
                                 init_std);
   struct lade_param *param = &build->graph->params[build->graph->tensors[tensor].param];
-  param->is_copy = true;
+  param->is_at_both_ends = param->is_copy = true;
   param->number = 0; /* the table is the model's first parameter */
   return tensor;
 }

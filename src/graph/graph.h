@@ -131,7 +131,8 @@ enum lade_init { LADE_INIT_ZERO, LADE_INIT_ONE, LADE_INIT_NORMAL };
 
 struct lade_param {
   int tensor, grad;
-  bool is_copy; /* another stage owns it: the last one's copy of a tied table; its gradient is summed over both */
+  bool is_at_both_ends; /* a tied table, on the first stage and on the last: its gradient is the sum of both */
+  bool is_copy;         /* the last one's, which the first one owns: not in checkpoints, not in norms */
   int number; /* among the whole model's parameters, the same in every share */
   bool has_decay; /* two or more dimensions */
   /*

@@ -11,7 +11,8 @@
  * The graph. A piece that does not begin with the embedding begins with a RECV, one that does not end with the head
  * ends with a SEND, each in a unit of its own, so that blocks keep one shape. Parameters are numbered and random draws
  * are counted as in the whole model: what other stages have before a piece is skipped in both counts, and borders do
- * not count. The table of a tied head is made again on the last stage, a copy under the owner's number.
+ * not count. The table of a tied head is made again on the last stage, a copy under the owner's number and the last
+ * parameter there.
  */
 #include <errno.h>
 
@@ -82,10 +83,12 @@ static void piece_build(struct lade_build *build, const struct lade_family_entry
   struct lade_layer_span span;
   int status = lade_piece_layers(&graph->model, graph->time, n_pieces, piece, NULL, &span);
   LADE_ASSERT(status == 0); /* checked with the parameters */
-  if (piece == 0)
+  if (piece == 0) {
     *table = family->embed(build, &x);
-  else
+    build->graph->params[graph->tensors[*table].param].is_at_both_ends = graph->model.is_tied && n_pieces > 1;
+  } else {
     x = lade_build_out(build, border_build(build, LADE_OP_RECV, piece, NULL), 0);
+  }
   piece_skip(build, family, span.first);
   for (int64_t i = 0; i < span.n; i++)
     x = family->block(build, span.first + i, x);

@@ -18,7 +18,8 @@
 
 #define LISTED_MOST 24 /* sizes in one message */
 
-static const char *const axis_names[LADE_N_AXES] = {"tp", "cp", "ep", "dp", "pp", "expert-dp", "shard", "replicate"};
+static const char *const axis_names[LADE_N_AXES] = {"tp", "cp", "ep", "dp", "pp", "expert-dp", "shard", "replicate",
+                                                   "embed"};
 
 /* "1, 2, 4 or 8": the divisors of @n from 1 to @most. */
 static char *divisors_list(int64_t n, int64_t most, char *text, size_t text_bytes)
@@ -101,7 +102,7 @@ static int world_multiply(struct lade_mesh_params *sizes, struct lade_error *err
 
 static void axis_set(struct lade_mesh *mesh, enum lade_axis axis, int size, int stride)
 {
-  LADE_ASSERT(size >= 1 && stride >= 1 && (int64_t)size * stride <= mesh->world);
+  LADE_ASSERT(size >= 1 && stride >= 1 && (int64_t)(size - 1) * stride < mesh->world);
   mesh->axes[axis].size = size;
   mesh->axes[axis].stride = stride;
 }
@@ -118,6 +119,7 @@ static void axes_fill(struct lade_mesh *mesh, const struct lade_mesh_params *siz
   axis_set(mesh, LADE_AXIS_EXPERT_DP, sizes->dp / sizes->ep, data * sizes->ep);
   axis_set(mesh, LADE_AXIS_SHARD, sizes->shard, data);
   axis_set(mesh, LADE_AXIS_REPLICATE, sizes->dp / sizes->shard, data * sizes->shard);
+  axis_set(mesh, LADE_AXIS_EMBED, LADE_MIN(sizes->pp, 2), LADE_MAX(sizes->pp - 1, 1) * data * sizes->dp);
 }
 
 int lade_mesh_init(const struct lade_mesh_params *params, struct lade_error *error, struct lade_mesh *ret_mesh)

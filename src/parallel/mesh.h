@@ -10,6 +10,9 @@
  *   shard  state is sharded over runs of shard neighbours on the data axis, REPLICATE is across the runs (hybrid
  *          sharding: HSDP, MiCS); shard == dp is plain ZeRO
  *
+ * EMBED joins the ends of each pipeline, which share a tied token table; ranks of stages between have a group of
+ * themselves alone, in which they are at position 0.
+ *
  * Every axis is a size and a stride: the group of a rank on an axis is base + i * stride for i in 0..size-1, and a
  * rank's position in it is (rank / stride) % size. A plain value, immutable after init; any thread.
  */

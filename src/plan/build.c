@@ -199,10 +199,10 @@ static void interval_leave(struct builder *b, int at)
   if (what->kind != LADE_TENSOR_LOSS)
     b->elsewhere[it->value] = buffer_make(b, (enum lade_space)it->target, interval_owner(b, it),
                                           value_bytes(b, it->value % b->graph->n_tensors), false);
-  struct lade_value value = value_now(b, it->value);
   if (what->kind == LADE_TENSOR_GRAD)
     norm_settle(b, what->param);
-  else if (what->kind == LADE_TENSOR_LOSS)
+  struct lade_value value = value_now(b, it->value);
+  if (what->kind == LADE_TENSOR_LOSS)
     value = loss_reduce_emit(b, b->on_device[at], value);
   transfer_emit(b, (struct place){b->on_device[at], 0}, (struct place){b->elsewhere[it->value], 0}, value);
 }

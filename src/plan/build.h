@@ -94,7 +94,7 @@ int plan_sequence(const struct lade_build_params *params, struct plan_step **ret
 
 /*
  * By parameter, the steps after which it is updated: all of them, or, early, those to the last that adds to its
- * gradient or reads it. NULL when memory is out; free it.
+ * gradient or reads it; all for a table that both ends of a pipeline hold. NULL when memory is out; free it.
  */
 int32_t *plan_update_ends(const struct lade_build_params *params, const struct plan_step *steps, int n_steps);
 

@@ -15,6 +15,10 @@
  *
  * What the compute queue does to a block that is still under way (add it, send it home) comes LAG reductions later.
  *
+ * A table that is tied over the ends of a pipeline is then summed over the first and the last stage, behind all steps:
+ * the last stage is done with it long before, but what waited there for the first one would keep it from ever getting
+ * there. So its gradient leaves and its update comes last, whatever is early.
+ *
  * A microbatch's loss is summed over ranks before it goes to the host; the mean is taken there.
  */
 #include <errno.h>
@@ -139,10 +143,26 @@ static void norm_emit(struct builder *b, int param)
               (uint64_t)(end - first) * sizeof(double));
 }
 
+/* The sum over both ends of the pipeline: of the gradient, or of this rank's block. */
+static void ends_reduce_emit(struct builder *b, int param)
+{
+  if (is_sharded(b)) {
+    all_reduce_emit(b, LADE_AXIS_EMBED, param, block_place(b, param), block_now(b, param));
+    b->block_versions[param]++;
+  } else {
+    all_reduce_emit(b, LADE_AXIS_EMBED, param, (struct place){grad_buffer(b, param), 0},
+                    value_now(b, b->graph->params[param].grad));
+    b->grad_versions[param]++;
+  }
+}
+
 void norm_settle(struct builder *b, int param)
 {
-  if (b->is_norm_due[param])
-    norm_emit(b, param);
+  if (!b->is_norm_due[param])
+    return;
+  if (b->graph->params[param].is_at_both_ends)
+    ends_reduce_emit(b, param);
+  norm_emit(b, param);
   b->is_norm_due[param] = false;
 }
 
@@ -156,7 +176,8 @@ static void block_complete(struct builder *b, int param)
     b->block_versions[param]++;
   }
   b->is_norm_due[param] = true;
-  b->due[b->n_due++] = param;
+  if (!b->graph->params[param].is_at_both_ends)
+    b->due[b->n_due++] = param;
 }
 
 static void block_add_emit(struct builder *b, const struct incoming *incoming)
@@ -197,6 +218,16 @@ static void blocks_settle(struct builder *b, int lag)
   }
   while (b->n_due - b->n_settled > lag && !b->status)
     block_leave(b, b->due[b->n_settled++]);
+}
+
+/* Behind all steps: everything else, too. */
+static void end_settle(struct builder *b)
+{
+  blocks_settle(b, 0);
+  for (int param = 0; param < b->graph->n_params && !b->status; param++) {
+    if (is_sharded(b) && b->graph->params[param].is_at_both_ends && b->is_norm_due[param])
+      block_leave(b, param);
+  }
 }
 
 /* Hand on the gradient of @microbatch, or of all; this rank's block of the sum comes to @place. */
@@ -244,6 +275,8 @@ void grad_emit(struct builder *b, int param, int microbatch)
     all_reduce_emit(b, LADE_AXIS_DP, param, (struct place){grad_buffer(b, param), 0},
                     value_now(b, b->graph->params[param].grad));
     b->grad_versions[param]++;
+    b->is_norm_due[param] = true;
+  } else if (b->graph->params[param].is_at_both_ends) {
     b->is_norm_due[param] = true;
   } else {
     norm_emit(b, param);
@@ -371,7 +404,10 @@ void early_emit(struct builder *b, int param)
   const int home = b->params->residency->homes[param];
   if (home == LADE_HOME_HOST || (home == LADE_HOME_STORE && !b->params->is_unified))
     ruling.on_host = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, bytes, false);
-  blocks_settle(b, 0);
+  if (b->graph->params[param].is_at_both_ends)
+    end_settle(b);
+  else
+    blocks_settle(b, 0);
   norm_settle(b, param);
   clip_emit(b, param, &ruling);
   update_emit(b, param, &ruling);
@@ -402,7 +438,7 @@ void end_emit(struct builder *b)
 {
   const struct lade_graph *graph = b->graph;
   const struct ruling whole = {{lade_value_scalar(graph, LADE_SCALAR_VERDICT), 0, 0}, b->verdict, b->verdict_host};
-  blocks_settle(b, 0);
+  end_settle(b);
   for (int param = graph->n_params - 1; param >= 0; param--) /* about in the order in which they were summed */
     norm_settle(b, param);
   clip_emit(b, -1, &whole);

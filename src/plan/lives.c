@@ -191,6 +191,8 @@ static bool value_cut(struct cutter *c, int value)
   }
   enum lade_space end = end_space(c, tensor, now.last_pos);
   if (end != LADE_DEVICE) {
+    if (is_grad && c->graph->params[c->graph->tensors[tensor].param].is_at_both_ends)
+      now.last_pos = c->n_steps - 1; /* it is summed behind all steps */
     now.leave_slot = now.last_pos + 1;
     now.target = (uint8_t)end;
   } else if (is_grad && c->params->is_training && !plan_sums_each(c->params)) {

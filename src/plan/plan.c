@@ -22,6 +22,7 @@
 #include <string.h>
 
 #include "lade/pack.h"
+#include "parallel/schedule.h"
 #include "plan/walk.h"
 
 #define N_WALK_KINDS 4
@@ -509,6 +510,10 @@ int lade_planner_create(const struct lade_plan_params *params, struct lade_error
   if (params->n_microbatches < 1 || params->n_microbatches > LADE_MICROBATCHES_MAX)
     return lade_error_set(error, -EINVAL, "%d microbatches in a step: there may be 1 to %d; raise --micro-batch",
                           params->n_microbatches, LADE_MICROBATCHES_MAX);
+  const struct lade_pipeline pipeline = lade_pipeline_get(params->layout, params->n_microbatches, true);
+  int refusal = lade_schedule_check(&pipeline, error);
+  if (refusal)
+    return refusal;
   if (params->is_early && params->graph->n_params > LADE_EARLY_PARAMS_MAX)
     return lade_error_set(error, -EINVAL, "a model of %d parameter tensors: early updates are for at most %d; use "
                           "--update end", params->graph->n_params, LADE_EARLY_PARAMS_MAX);

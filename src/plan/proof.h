@@ -84,7 +84,7 @@ static inline int grad_added(const struct proof *proof, int param)
 /* The version that has everything in it, where it is not in shards. */
 static inline int grad_complete(const struct proof *proof, int param)
 {
-  return grad_added(proof, param) + is_reduced(proof);
+  return grad_added(proof, param) + is_reduced(proof) + proof->graph->params[param].is_at_both_ends;
 }
 
 /* Is the state of parameters in shards? */
@@ -104,9 +104,10 @@ static inline int block_added(const struct proof *proof)
 {
   return sums_each(proof) ? proof->program->n_microbatches : 1;
 }
-static inline int block_complete(const struct proof *proof)
+static inline int block_complete(const struct proof *proof, int param)
 {
-  return block_added(proof) + (lade_layout_size(proof->program->layout, LADE_AXIS_REPLICATE) > 1);
+  return block_added(proof) + (lade_layout_size(proof->program->layout, LADE_AXIS_REPLICATE) > 1) +
+         proof->graph->params[param].is_at_both_ends;
 }
 
 /* The parameter that block number @tensor is of, -1 if it is none. */

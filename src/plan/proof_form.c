@@ -83,7 +83,7 @@ static bool block_exists(const struct proof *proof, struct lade_value value)
     return is_sharded(proof) && value.microbatch == 0 && value.version <= proof->program->is_training;
   case LADE_BLOCK_GRAD:
     return is_sharded(proof) && value.microbatch == 0 && value.version >= 1 &&
-           value.version <= block_complete(proof);
+           value.version <= block_complete(proof, block_param(proof->graph, value.tensor));
   default:
     return sums_each(proof) && value.microbatch >= 1 && value.microbatch < proof->program->n_microbatches &&
            value.version == 0;
@@ -191,7 +191,8 @@ static void grad_expect(const struct proof *proof, int param, int role, unsigned
 {
   const struct lade_graph *graph = proof->graph;
   if (is_sharded(proof))
-    expect_read(proof, e, role, spaces, lade_value_block(graph, param, LADE_BLOCK_GRAD), 0, block_complete(proof));
+    expect_read(proof, e, role, spaces, lade_value_block(graph, param, LADE_BLOCK_GRAD), 0,
+                block_complete(proof, param));
   else
     expect_read(proof, e, role, spaces, graph->params[param].grad, 0, grad_complete(proof, param));
 }
@@ -220,19 +221,24 @@ static void clip_expect(const struct proof *proof, const struct lade_instr *inst
 
 /* ---- what ranks do together ---- */
 
-/* A sum in place: of a loss, of a gradient that all of this rank has been added to, or of a block over its replicas. */
+/*
+ * A sum in place: of a loss, of a gradient that all of this rank has been added to, or of a block over its replicas;
+ * and last, of a tied table's, over both ends of the pipeline.
+ */
 static void all_reduce_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
   const struct lade_graph *graph = proof->graph;
   const unsigned device = ON(LADE_DEVICE);
+  const bool is_of_ends = instr->axis == LADE_AXIS_EMBED;
   if (instr->param < 0) {
     expect_change(proof, e, LADE_ROLE_SRC, device, graph->loss, 0);
     e->operands[0].reads.microbatch = e->operands[0].makes.microbatch = instr->microbatch;
   } else if (is_sharded(proof)) {
     expect_change(proof, e, LADE_ROLE_SRC, device, lade_value_block(graph, instr->param, LADE_BLOCK_GRAD),
-                  block_added(proof));
+                  is_of_ends ? block_complete(proof, instr->param) - 1 : block_added(proof));
   } else {
-    expect_change(proof, e, LADE_ROLE_SRC, device, graph->params[instr->param].grad, grad_added(proof, instr->param));
+    expect_change(proof, e, LADE_ROLE_SRC, device, graph->params[instr->param].grad,
+                  is_of_ends ? grad_complete(proof, instr->param) - 1 : grad_added(proof, instr->param));
   }
 }
 
@@ -532,6 +538,9 @@ static bool collective_exists(const struct proof *proof, const struct lade_instr
   const bool is_training = proof->program->is_training, is_of_loss = instr->param < 0;
   switch (instr->collective) {
   case LADE_ALL_REDUCE:
+    if (instr->axis == LADE_AXIS_EMBED)
+      return is_training && instr->param >= 0 && instr->param < proof->graph->n_params &&
+             proof->graph->params[instr->param].is_at_both_ends;
     return (is_training || is_of_loss) &&
            instr->axis == (is_sharded(proof) && !is_of_loss ? LADE_AXIS_REPLICATE : LADE_AXIS_DP);
   case LADE_REDUCE_SCATTER:

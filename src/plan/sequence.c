@@ -271,5 +271,9 @@ int32_t *plan_update_ends(const struct lade_build_params *params, const struct p
         ends[graph->tensors[tensor].param] = pos + 1;
     }
   }
+  for (int param = 0; ends && param < graph->n_params; param++) {
+    if (graph->params[param].is_at_both_ends)
+      ends[param] = n_steps;
+  }
   return ends;
 }

@@ -31,7 +31,7 @@ const struct scene_setting scene_settings[SCENE_N_SETTINGS] = {
     {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 2, .manner = SCENE_KEEP, .homes = SCENE_MIXED_HOMES,
      .prefetch_bytes = UINT64_MAX / 2, .seed = 5, .dp = 2},
     {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 3, .manner = SCENE_MIXED, .homes = SCENE_MIXED_HOMES,
-     .prefetch_bytes = UINT64_MAX / 2, .seed = 6, .pp = 3, .stage = 1, .schedule = LADE_SCHEDULE_ZBH1},
+     .prefetch_bytes = UINT64_MAX / 2, .seed = 6, .pp = 3, .stage = 0, .schedule = LADE_SCHEDULE_ZBH1},
     {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 4, .manner = SCENE_RECOMPUTE, .seed = 4,
      .dropout = 0.1f, .pp = 2, .stage = 1, .n_chunks = 2, .schedule = LADE_SCHEDULE_INTERLEAVED},
     {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 1, .manner = SCENE_MIXED, .homes = LADE_HOME_DEVICE,

@@ -38,6 +38,12 @@ static void ranks_count(struct recount *recount)
             recount->places[recount->n++] = (struct place){tp, cp, ep, dp, pp};
 }
 
+/* Is it of the first or the last stage? */
+static bool is_end(const struct recount *recount, int rank)
+{
+  return recount->places[rank].pp == 0 || recount->places[rank].pp == recount->sizes.pp - 1;
+}
+
 /* Are two ranks in one group on an axis: equal in every coordinate that the axis does not run over? */
 static bool is_together(const struct recount *recount, enum lade_axis axis, int a, int b)
 {
@@ -51,10 +57,14 @@ static bool is_together(const struct recount *recount, enum lade_axis axis, int 
   case LADE_AXIS_SHARD: is_dp_equal = dp_x / shard == dp_y / shard; break;
   case LADE_AXIS_REPLICATE: is_dp_equal = dp_x % shard == dp_y % shard; break;
   case LADE_AXIS_DP: is_dp_equal = true; break;
+  case LADE_AXIS_EMBED:
+    if (a != b && (!is_end(recount, a) || !is_end(recount, b)))
+      return false;
+    break;
   default: break;
   }
   return is_dp_equal && (axis == LADE_AXIS_TP || x->tp == y->tp) && (axis == LADE_AXIS_CP || x->cp == y->cp) &&
-         (axis == LADE_AXIS_PP || x->pp == y->pp);
+         (axis == LADE_AXIS_PP || axis == LADE_AXIS_EMBED || x->pp == y->pp);
 }
 
 static void axis_verify(const struct recount *recount, const struct lade_mesh *mesh, enum lade_axis axis)
@@ -69,7 +79,8 @@ static void axis_verify(const struct recount *recount, const struct lade_mesh *m
       assert_int_equal(lade_mesh_group(mesh, axis, other), lade_mesh_group(mesh, axis, rank));
       n_members++;
     }
-    assert_int_equal(n_members, mesh->axes[axis].size);
+    bool is_alone = axis == LADE_AXIS_EMBED && !is_end(recount, rank);
+    assert_int_equal(n_members, is_alone ? 1 : mesh->axes[axis].size);
     assert_true(lade_mesh_group(mesh, axis, rank) <= rank);
   }
 }

@@ -476,7 +476,7 @@ static void fields_of_instructions_matter(const struct scene_setting *how)
     BREAK(collective, LADE_N_COLLECTIVES);
     BREAK(axis, (uint8_t)(right.axis + 1));
     BREAK(axis, LADE_N_AXES);
-    BREAK(peer, 1);
+    BREAK(peer, right.peer + 1);
     BREAK(accumulate, right.accumulate ^ 1);
     BREAK(accumulate, right.accumulate ^ 4);
     BREAK(n_operands, (uint16_t)(right.n_operands - 1));

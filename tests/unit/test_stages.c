@@ -214,6 +214,12 @@ static void stages_know_their_neighbours_and_their_parameters_names(void **state
   for (int stage = 0; stage < 3; stage++) {
     struct lade_graph *graph = graph_make(&shape, 3, stage);
     names_verify(graph, whole);
+    for (int i = 0; i < graph->n_params; i++) {
+      bool is_table = graph->params[i].number == 0;
+      assert_int_equal(graph->params[i].is_at_both_ends, is_table);
+      assert_int_equal(graph->params[i].is_copy, is_table && stage == 2);
+      assert_true(!graph->params[i].is_copy || i + 1 == graph->n_params);
+    }
     assert_int_equal(graph->tokens >= 0, stage == 0);
     assert_int_equal(graph->targets >= 0, stage == 2);
     assert_int_equal(graph->loss >= 0, stage == 2);

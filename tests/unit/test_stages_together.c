@@ -120,6 +120,8 @@ static void prices_equal(struct scene *scene, struct lade_piece_ns *ret_piece)
   }
   prices->clip_ns = 0;
   prices->to_host = prices->to_device = (struct lade_transfer_price){0, 0};
+  for (int axis = 0; axis < LADE_N_AXES; axis++)
+    prices->comm[axis] = (struct lade_transfer_price){0, 0};
 }
 
 static void with_equal_stages_the_bubble_is_the_schedules(void **state)
