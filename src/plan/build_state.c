@@ -67,11 +67,11 @@ static void all_reduce_emit(struct builder *b, enum lade_axis axis, int param, s
 }
 
 /* Put the ranks' blocks together: @block at @src, to @whole at the beginning of @dst. */
-static void all_gather_emit(struct builder *b, int param, struct place src, struct lade_value block, int32_t dst,
-                            struct lade_value whole)
+static void all_gather_emit(struct builder *b, enum lade_axis axis, int param, struct place src,
+                            struct lade_value block, int32_t dst, struct lade_value whole)
 {
   uint64_t bytes = value_bytes(b, whole.tensor);
-  collective_begin(b, LADE_ALL_GATHER, LADE_AXIS_SHARD, param, 0, bytes);
+  collective_begin(b, LADE_ALL_GATHER, axis, param, 0, bytes);
   operand_add(b, LADE_ROLE_SRC, src.buffer, LADE_READS, block, nothing, src.offset, value_bytes(b, block.tensor));
   operand_make(b, LADE_ROLE_DST, dst, whole, bytes);
 }
@@ -98,7 +98,7 @@ void weight_gather_emit(struct builder *b, int param, int32_t buffer, int versio
     transfer_emit(b, src, landing, block);
     src = landing;
   }
-  all_gather_emit(b, param, src, block, buffer, whole);
+  all_gather_emit(b, LADE_AXIS_SHARD, param, src, block, buffer, whole);
 }
 
 /* ---- gradients ---- */
@@ -291,35 +291,55 @@ struct ruling {
   int32_t on_device, on_host; /* on_host -1: the update reaches device memory */
 };
 
-/* The sum of this rank's partials, and all ranks' sums in their order. Returns the buffer of those. */
-static int32_t sums_emit(struct builder *b)
+/* Sums of squares as far as they are together: where, and how many bytes. */
+struct summed {
+  int tensor;
+  int32_t buffer;
+  uint64_t bytes;
+};
+
+/* Their sum, and all ranks' of @level in their order. */
+static void level_emit(struct builder *b, int level, struct summed *now)
 {
-  const struct lade_value partials = {lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS), 0, 0};
-  const struct lade_value sum = {lade_value_scalar(b->graph, LADE_SCALAR_SUM), 0, 0};
-  const struct lade_value sums = {lade_value_scalar(b->graph, LADE_SCALAR_SUMS), 0, 0};
+  const enum lade_axis axis = lade_sums_axis(level);
+  const struct lade_value sum = {lade_value_scalar(b->graph, LADE_SCALAR_SUM), 0, (int16_t)level};
+  const struct lade_value sums = {lade_value_scalar(b->graph, (enum lade_scalar)(LADE_SCALAR_SUMS + level)), 0, 0};
   int32_t buffer = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT, value_bytes(b, sums.tensor), false);
-  uint64_t offset = own_offset(b, sizeof(double));
+  struct place own = {buffer, sizeof(double) * (uint64_t)lade_layout_position(b->params->layout, axis)};
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_SUM, LADE_Q_COMPUTE);
+  instr->axis = (uint8_t)axis;
   instr->predicted_ns = b->params->prices->clip_ns;
-  operand_read(b, LADE_ROLE_SRC, b->partials, partials, value_bytes(b, partials.tensor));
-  operand_add(b, LADE_ROLE_DST, buffer, LADE_MAKES, nothing, sum, offset, sizeof(double));
-  all_gather_emit(b, -1, (struct place){buffer, offset}, sum, buffer, sums);
-  return buffer;
+  operand_read(b, LADE_ROLE_SRC, now->buffer, (struct lade_value){now->tensor, 0, 0}, now->bytes);
+  operand_add(b, LADE_ROLE_DST, own.buffer, LADE_MAKES, nothing, sum, own.offset, sizeof(double));
+  all_gather_emit(b, axis, -1, own, sum, buffer, sums);
+  *now = (struct summed){sums.tensor, buffer, value_bytes(b, sums.tensor)};
+}
+
+/* This rank's partials, or what all ranks' have come to. */
+static struct summed sums_emit(struct builder *b)
+{
+  struct summed now = {lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS), b->partials,
+                       (uint64_t)lade_summed_partials(b->graph, b->params->layout) * sizeof(double)};
+  for (int level = 0; level < LADE_SUM_LEVELS; level++) {
+    if (lade_sums_size(b->params->layout, level) > 1)
+      level_emit(b, level, &now);
+  }
+  return now;
 }
 
 static void clip_emit(struct builder *b, int param, const struct ruling *ruling)
 {
-  const bool is_of_sums = param < 0 && lade_sums_count(b->params->layout) > 1;
-  const int tensor = lade_value_scalar(b->graph, is_of_sums ? LADE_SCALAR_SUMS : LADE_SCALAR_PARTIALS);
-  const int32_t buffer = is_of_sums ? sums_emit(b) : b->partials;
+  struct summed now = {lade_value_scalar(b->graph, LADE_SCALAR_PARTIALS), b->partials, 0};
   uint64_t offset = param < 0 ? 0 : (uint64_t)b->first_partials[param] * sizeof(double);
-  uint64_t bytes = value_bytes(b, tensor);
-  if (param >= 0)
-    bytes = (uint64_t)b->first_partials[param + 1] * sizeof(double) - offset;
+  if (param < 0)
+    now = sums_emit(b);
+  else
+    now.bytes = (uint64_t)b->first_partials[param + 1] * sizeof(double) - offset;
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_CLIP, LADE_Q_COMPUTE);
   instr->param = param;
   instr->predicted_ns = b->params->prices->clip_ns;
-  operand_add(b, LADE_ROLE_SRC, buffer, LADE_READS, (struct lade_value){tensor, 0, 0}, nothing, offset, bytes);
+  operand_add(b, LADE_ROLE_SRC, now.buffer, LADE_READS, (struct lade_value){now.tensor, 0, 0}, nothing, offset,
+              now.bytes);
   operand_make(b, LADE_ROLE_DST, ruling->on_device, ruling->value, sizeof(struct lade_verdict));
   if (ruling->on_host >= 0)
     transfer_emit(b, (struct place){ruling->on_device, 0}, (struct place){ruling->on_host, 0}, ruling->value);
@@ -391,7 +411,8 @@ static void update_emit(struct builder *b, int param, const struct ruling *rulin
     return;
   const int block = lade_value_block(graph, param, LADE_BLOCK_WEIGHT);
   const struct place own = {b->elsewhere[weight], own_offset(b, value_bytes(b, block))};
-  all_gather_emit(b, param, own, (struct lade_value){block, 0, 1}, own.buffer, (struct lade_value){weight, 0, 1});
+  all_gather_emit(b, LADE_AXIS_SHARD, param, own, (struct lade_value){block, 0, 1}, own.buffer,
+                  (struct lade_value){weight, 0, 1});
 }
 
 /* One parameter's verdict and its update, in the middle of the backward half. */

@@ -64,10 +64,12 @@ enum lade_part {
 enum lade_scalar {
   LADE_SCALAR_PARTIALS, /* of the gradients that this rank holds */
   LADE_SCALAR_VERDICT,
-  LADE_SCALAR_SUM,  /* where several ranks hold shards: of this rank's partials, */
-  LADE_SCALAR_SUMS, /* and of all ranks', in their order */
+  LADE_SCALAR_SUM,  /* of this rank's partials, or of what was gathered over the level below; version: the level */
+  LADE_SCALAR_SUMS, /* + a level: of all ranks of its axis, in their order */
+  LADE_SCALAR_SUMS_LAST = LADE_SCALAR_SUMS + 1,
   LADE_N_SCALARS
 };
+#define LADE_SUM_LEVELS (LADE_N_SCALARS - LADE_SCALAR_SUMS)
 
 /* What this rank holds of a parameter whose state is in shards. */
 enum lade_block {
@@ -206,6 +208,15 @@ int64_t lade_held_partials(const struct lade_graph *graph, const struct lade_lay
 int64_t lade_held_first_partial(const struct lade_graph *graph, const struct lade_layout *layout, int param);
 /* Ranks whose sums of squares make the norm. */
 int lade_sums_count(const struct lade_layout *layout);
+/*
+ * They are gathered level by level, each over one axis on which ranks hold other gradients: the ranks of a level (1:
+ * nothing is gathered there), its axis, and the level of an axis (-1: none).
+ */
+int lade_sums_size(const struct lade_layout *layout, int level);
+enum lade_axis lade_sums_axis(int level);
+int lade_sums_level(enum lade_axis axis);
+/* Partials that count in this rank's sum: not those of a copy, which is the last parameter if there is one. */
+int64_t lade_summed_partials(const struct lade_graph *graph, const struct lade_layout *layout);
 /* The element type of what collectives move. */
 enum lade_dtype lade_value_dtype(const struct lade_graph *graph, int tensor);
 /* Bytes of @n_elements of @part. */

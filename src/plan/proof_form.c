@@ -206,13 +206,23 @@ static void norm_expect(const struct proof *proof, const struct lade_instr *inst
   e->operands[1].bytes = (uint64_t)n_partials * sizeof(double);
 }
 
+/* The sums of squares that are together below @level: of all ranks of a lower one, or this rank's partials. */
+static void summed_expect(const struct proof *proof, int level, struct expectation *e)
+{
+  const struct lade_layout *layout = proof->program->layout;
+  while (level > 0 && lade_sums_size(layout, level - 1) == 1)
+    level--;
+  int scalar = level > 0 ? LADE_SCALAR_SUMS + level - 1 : LADE_SCALAR_PARTIALS;
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_scalar(proof->graph, (enum lade_scalar)scalar), 0,
+              0);
+  if (level == 0)
+    e->operands[0].bytes = (uint64_t)lade_summed_partials(proof->graph, layout) * sizeof(double);
+}
+
 static void clip_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
-  const int partials = lade_value_scalar(proof->graph, LADE_SCALAR_PARTIALS);
   const int verdict = lade_value_scalar(proof->graph, LADE_SCALAR_VERDICT);
-  const bool is_of_sums = instr->param < 0 && lade_sums_count(proof->program->layout) > 1;
-  const int source = is_of_sums ? lade_value_scalar(proof->graph, LADE_SCALAR_SUMS) : partials;
-  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), source, 0, 0);
+  summed_expect(proof, instr->param < 0 ? LADE_SUM_LEVELS : 0, e);
   if (instr->param >= 0)
     e->operands[0].bytes =
         (uint64_t)(proof->partial_at[instr->param + 1] - proof->partial_at[instr->param]) * sizeof(double);
@@ -261,11 +271,16 @@ static void all_gather_expect(const struct proof *proof, const struct lade_instr
   const struct lade_graph *graph = proof->graph;
   const int param = instr->param;
   const struct lade_value found = proof->program->operands[instr->first_operand].reads;
-  int version = param >= 0 && instr->n_operands && found.version == proof->program->is_training ? found.version : 0;
-  int block = param < 0 ? lade_value_scalar(graph, LADE_SCALAR_SUM) : lade_value_block(graph, param, LADE_BLOCK_WEIGHT);
-  int whole = param < 0 ? lade_value_scalar(graph, LADE_SCALAR_SUMS) : graph->params[param].tensor;
-  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), block, 0, version);
-  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), whole, 0, version);
+  if (param < 0) {
+    int level = lade_sums_level((enum lade_axis)instr->axis);
+    expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_scalar(graph, LADE_SCALAR_SUM), 0, level);
+    expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE),
+                lade_value_scalar(graph, (enum lade_scalar)(LADE_SCALAR_SUMS + level)), 0, 0);
+    return;
+  }
+  int version = instr->n_operands && found.version == proof->program->is_training ? found.version : 0;
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_block(graph, param, LADE_BLOCK_WEIGHT), 0, version);
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), graph->params[param].tensor, 0, version);
 }
 
 static void collective_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
@@ -287,11 +302,11 @@ static void add_expect(const struct proof *proof, const struct lade_instr *instr
   expect_change(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_block(graph, instr->param, LADE_BLOCK_GRAD), m);
 }
 
-static void sum_expect(const struct proof *proof, struct expectation *e)
+static void sum_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
-  const struct lade_graph *graph = proof->graph;
-  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_scalar(graph, LADE_SCALAR_PARTIALS), 0, 0);
-  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_scalar(graph, LADE_SCALAR_SUM), 0, 0);
+  const int level = lade_sums_level((enum lade_axis)instr->axis);
+  summed_expect(proof, level, e);
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_scalar(proof->graph, LADE_SCALAR_SUM), 0, level);
 }
 
 /* ---- updates and transfers ---- */
@@ -532,6 +547,13 @@ static int border_check(const struct proof *proof, int at)
   return 0;
 }
 
+/* Do ranks of its axis hold other gradients, so that sums of squares are gathered over it? */
+static bool axis_is_summed(const struct proof *proof, const struct lade_instr *instr)
+{
+  int level = lade_sums_level((enum lade_axis)instr->axis);
+  return level >= 0 && lade_sums_size(proof->program->layout, level) > 1;
+}
+
 /* Which collectives a layout has, and among whom. */
 static bool collective_exists(const struct proof *proof, const struct lade_instr *instr)
 {
@@ -546,8 +568,9 @@ static bool collective_exists(const struct proof *proof, const struct lade_instr
   case LADE_REDUCE_SCATTER:
     return is_training && is_sharded(proof) && instr->param >= 0 && instr->axis == LADE_AXIS_SHARD;
   case LADE_ALL_GATHER:
-    return (is_training || instr->param >= 0) && is_sharded(proof) && instr->axis == LADE_AXIS_SHARD &&
-           instr->microbatch == 0;
+    if (instr->param < 0)
+      return is_training && instr->microbatch == 0 && axis_is_summed(proof, instr);
+    return is_sharded(proof) && instr->axis == LADE_AXIS_SHARD && instr->microbatch == 0;
   default:
     return false;
   }
@@ -559,7 +582,7 @@ static int collective_check(const struct proof *proof, int at)
   if (proof_is_of_op(instr))
     return border_check(proof, at);
   if (instr->kind != LADE_INSTR_COLLECTIVE)
-    return instr->collective || instr->axis || instr->peer
+    return instr->collective || (instr->axis && instr->kind != LADE_INSTR_SUM) || instr->peer
                ? proof_fail(proof, at, -1, "names ranks, with which this graph does nothing")
                : 0;
   if (instr->peer || !collective_exists(proof, instr))
@@ -582,7 +605,7 @@ static int fields_check(const struct proof *proof, int at)
   int n_ops = proof->program->is_training ? proof->graph->n_ops : proof->graph->n_fwd_ops;
   if (is_of_step && !proof->program->is_training)
     return proof_fail(proof, at, -1, "has no place in an evaluation");
-  if ((is_add && !sums_each(proof)) || (is_sum && (!is_sharded(proof) || instr->microbatch)))
+  if ((is_add && !sums_each(proof)) || (is_sum && (!axis_is_summed(proof, instr) || instr->microbatch)))
     return proof_fail(proof, at, -1, "has no place in this layout");
   if (proof_is_of_op(instr) ? instr->op < 0 || instr->op >= n_ops : instr->op != -1)
     return proof_fail(proof, at, -1, "has op %d, which does not belong here", instr->op);
@@ -671,7 +694,7 @@ static int expectation_make(const struct proof *proof, int at, struct expectatio
     add_expect(proof, instr, e);
     return 0;
   case LADE_INSTR_SUM:
-    sum_expect(proof, e);
+    sum_expect(proof, instr, e);
     return 0;
   default:
     return transfer_expect(proof, at, e);

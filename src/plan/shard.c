@@ -54,9 +54,41 @@ enum lade_dtype lade_value_dtype(const struct lade_graph *graph, int tensor)
   return block % LADE_N_BLOCKS == LADE_BLOCK_WEIGHT ? graph->dtype : graph->accumulator;
 }
 
+/* Holders of shards first, then stages. */
+static const enum lade_axis sum_axes[LADE_SUM_LEVELS] = {LADE_AXIS_SHARD, LADE_AXIS_PP};
+
+int lade_sums_size(const struct lade_layout *layout, int level)
+{
+  enum lade_axis axis = lade_sums_axis(level);
+  return axis == LADE_AXIS_SHARD ? lade_shard_count(layout) : lade_layout_size(layout, axis);
+}
+
+enum lade_axis lade_sums_axis(int level)
+{
+  LADE_ASSERT(level >= 0 && level < LADE_SUM_LEVELS);
+  return sum_axes[level];
+}
+
+int lade_sums_level(enum lade_axis axis)
+{
+  int level = LADE_SUM_LEVELS - 1;
+  while (level >= 0 && sum_axes[level] != axis)
+    level--;
+  return level;
+}
+
 int lade_sums_count(const struct lade_layout *layout)
 {
-  return lade_shard_count(layout);
+  int n = 1;
+  for (int level = 0; level < LADE_SUM_LEVELS; level++)
+    n *= lade_sums_size(layout, level);
+  return n;
+}
+
+int64_t lade_summed_partials(const struct lade_graph *graph, const struct lade_layout *layout)
+{
+  const int last = graph->n_params - 1;
+  return lade_held_first_partial(graph, layout, last >= 0 && graph->params[last].is_copy ? last : graph->n_params);
 }
 
 /* Of a tensor of the graph: weights and gradients are as long as all shards together. */
@@ -75,8 +107,9 @@ static uint64_t scalar_held_bytes(const struct lade_graph *graph, const struct l
     return sizeof(struct lade_verdict);
   if (tensor == lade_value_scalar(graph, LADE_SCALAR_SUM))
     return sizeof(double);
-  if (tensor == lade_value_scalar(graph, LADE_SCALAR_SUMS))
-    return (uint64_t)lade_sums_count(layout) * sizeof(double);
+  int level = tensor - lade_value_scalar(graph, LADE_SCALAR_SUMS);
+  if (level >= 0)
+    return (uint64_t)lade_sums_size(layout, level) * sizeof(double);
   return (uint64_t)lade_held_first_partial(graph, layout, graph->n_params) * sizeof(double);
 }
 

@@ -18,7 +18,8 @@
 
 #define N_STEPS 3
 #define LAYERS 9
-#define TIED_BOUND 1e-5 /* of losses, relative: FP32 */
+#define CLOSE_BOUND 1e-5 /* of losses, relative: FP32 */
+#define NORM_BOUND 1e-5
 
 static const struct {
   const char *name;
@@ -26,7 +27,7 @@ static const struct {
   enum lade_schedule schedule;
   enum lade_dtype dtype;
   int n_microbatches, n_chunks; /* fewer chunks where there are not enough layers */
-  bool is_early, is_tied;
+  bool is_early, is_tied, is_clipped;
 } cases[] = {{"gpt2, 1f1b", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 5, 1, false},
              {"llama, gpipe", LADE_LLAMA, LADE_SCHEDULE_GPIPE, LADE_F32, 3, 1, false},
              {"llama, interleaved", LADE_LLAMA, LADE_SCHEDULE_INTERLEAVED, LADE_F32, 8, 2, false},
@@ -34,7 +35,8 @@ static const struct {
              {"llama, zbh1", LADE_LLAMA, LADE_SCHEDULE_ZBH1, LADE_F32, 6, 1, false},
              {"gpt2, zbh1 in bf16, early updates", LADE_GPT2, LADE_SCHEDULE_ZBH1, LADE_BF16, 4, 1, true},
              {"gpt2, tied", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 1, 1, false, true},
-             {"gpt2, tied, early updates", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 4, 1, true, true}};
+             {"gpt2, tied, early updates", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 4, 1, true, true},
+             {"gpt2, tied, clipped", LADE_GPT2, LADE_SCHEDULE_GPIPE, LADE_F32, 2, 1, false, true, true}};
 
 struct run {
   struct rig *rig;
@@ -87,6 +89,16 @@ static void run_close(struct run *run)
 }
 
 /* ---- comparison with one rank ---- */
+
+/* The norm over all stages' gradients, at each of them. */
+static void norms_agree(const struct run *got, const struct run *want, const char *what)
+{
+  for (int i = 0; i < N_STEPS; i++)
+    demand(fabs((double)got->numbers.norm[i] - (double)want->numbers.norm[i]) <=
+               NORM_BOUND * (double)want->numbers.norm[i],
+           "%s: step %d has norm %.9g, one rank %.9g", what, i, (double)got->numbers.norm[i],
+           (double)want->numbers.norm[i]);
+}
 
 static void value_agrees(const struct run *got, int got_tensor, const struct run *want, int want_tensor,
                          const char *what)
@@ -176,7 +188,7 @@ static void rigs_init(struct world *world, const struct lade_layout *layout, siz
   model.share = (struct lade_share){.pp = world->size, .pp_rank = world->rank, .n_chunks = layout->virtual_stages};
   rig_init(ours, &model);
   one->is_early = ours->is_early = cases[i].is_early;
-  one->is_unclipped = ours->is_unclipped = true;
+  one->is_unclipped = ours->is_unclipped = !cases[i].is_clipped;
   ours->layout = layout;
   ours->comms = world->axes;
 }
@@ -199,7 +211,8 @@ static void case_agrees(struct world *world, size_t i)
   run_open(&want, &one, &keep);
   run_open(&got, &ours, &keep);
   bool is_close = cases[i].is_tied && cases[i].n_microbatches > 1; /* the table's sum has another order */
-  losses_agree(&got, &want, is_close ? TIED_BOUND : 0, cases[i].name);
+  losses_agree(&got, &want, is_close ? CLOSE_BOUND : 0, cases[i].name);
+  norms_agree(&got, &want, cases[i].name);
   if (!is_close)
     params_agree(&got, &want, cases[i].name);
   tables_agree(world, &got, cases[i].name);
