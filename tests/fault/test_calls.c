@@ -66,9 +66,9 @@ void *__wrap_aligned_alloc(size_t align, size_t bytes)
 
 /* ---- a run ---- */
 
-enum manner { ON_HOST, IN_STORE_THREADS, IN_STORE_RING, N_MANNERS };
+enum manner { ON_HOST, IN_STORE_THREADS, IN_STORE_RING, DURABLE, N_MANNERS };
 
-static const char *const manner_names[N_MANNERS] = {"host", "store, threads", "store, ring"};
+static const char *const manner_names[N_MANNERS] = {"host", "store, threads", "store, ring", "durable"};
 
 struct scene {
   struct rig rig;
@@ -125,6 +125,7 @@ static void scene_run(struct scene *scene, struct outcome *ret)
   if (!ret->status)
     ret->status = rig_digest(rig, &ret->digest, &ret->error);
   rig_close(rig);
+  rig_forget(rig);
   saves_remove("saves");
 }
 
@@ -156,6 +157,7 @@ static void scene_begin(struct scene *scene, enum manner manner)
   scene->rig.engine = manner == IN_STORE_RING ? LADE_STORE_URING : LADE_STORE_POSIX;
   assert_int_equal(lade_residency_create(scene->rig.graph, &residency), 0);
   bool is_stored = manner != ON_HOST;
+  scene->rig.is_durable = manner == DURABLE;
   for (int i = 0; i < residency->n_params; i++)
     residency->homes[i] = is_stored ? LADE_HOME_STORE : LADE_HOME_HOST;
   for (int i = 0; i < residency->n_tensors; i++) {

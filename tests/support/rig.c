@@ -14,6 +14,8 @@
 #include "base/philox.h"
 #include "run/checkpoint.h"
 
+#define PARAMS_MOST 512
+
 static void demand(int status, const struct lade_error *error, const char *what)
 {
   if (!status)
@@ -75,11 +77,16 @@ lade_planner *rig_planner(const struct rig *rig, uint64_t host_bytes, uint64_t s
 {
   struct lade_error error = {0};
   lade_planner *planner = NULL;
+  static struct lade_change pins[PARAMS_MOST];
+  const int n_pins = rig->is_durable ? rig->graph->n_params : 0;
+  demand(n_pins <= PARAMS_MOST ? 0 : -1, NULL, "room for pins");
+  for (int i = 0; i < n_pins; i++)
+    pins[i] = (struct lade_change){LADE_CHANGE_HOME, LADE_HOME_STORE, i};
   struct lade_plan_params how = {.struct_size = sizeof(how), .graph = rig->graph, .layout = rig->layout,
                                  .prices = &rig->prices, .n_microbatches = rig->model.n_microbatches,
                                  .is_unified = rig->is_unified, .is_early = rig->is_early,
                                  .chunk_bytes = rig->chunk_bytes, .host_bytes = host_bytes,
-                                 .store_bytes = store_bytes, .recipe = recipe};
+                                 .store_bytes = store_bytes, .recipe = recipe, .pins = pins, .n_pins = n_pins};
   demand(lade_planner_create(&how, &error, &planner), &error, "planner");
   return planner;
 }
@@ -110,13 +117,34 @@ struct lade_plan *rig_plan(const struct rig *rig, struct lade_residency *residen
 
 /* ---- running one ---- */
 
+static int durable_open(struct rig *rig, struct lade_error *error)
+{
+  const struct lade_durable_params how = {.struct_size = sizeof(how), .dir = rig->store_dir, .engine = rig->engine,
+                                          .allow_tmpfs = rig->allow_tmpfs, .faults = rig->faults};
+  int status = lade_durable_open(&how, error, &rig->durable);
+  return status ? status : lade_durable_prepare(rig->durable, lade_state_store_bytes(rig->graph), 1, error);
+}
+
+/* First values, and for a durable rig the generation of them; or what was left. */
+static int values_begin(struct rig *rig, struct lade_error *error)
+{
+  size_t memo_bytes;
+  if (rig->durable && lade_durable_memo(rig->durable, &memo_bytes))
+    return 0;
+  struct lade_values values = lade_executor_values(rig->executor, rig->graph);
+  int status = lade_checkpoint_random(&values, 11, error);
+  return status || !rig->durable ? status : lade_executor_publish(rig->executor, "", 1, error);
+}
+
 int rig_open(struct rig *rig, const struct lade_plan *plan, struct lade_error *error)
 {
   struct lade_host_device_params device = {
       .struct_size = sizeof(device), .capacity_bytes = lade_align_up(plan->peak_bytes[LADE_DEVICE], 2 << 20),
       .pool = rig->pool, .faults = rig->faults};
   int status = lade_device_open_host(&device, error, &rig->device);
-  if (!status && plan->peak_bytes[LADE_STORE]) {
+  if (!status && rig->is_durable)
+    status = durable_open(rig, error);
+  if (!status && plan->peak_bytes[LADE_STORE] > (rig->is_durable ? lade_state_store_bytes(rig->graph) : 0)) {
     struct lade_store_params store = {.struct_size = sizeof(store), .dir = rig->store_dir, .engine = rig->engine,
                                       .capacity_bytes = plan->peak_bytes[LADE_STORE], .allow_tmpfs = rig->allow_tmpfs,
                                       .faults = rig->faults};
@@ -124,23 +152,32 @@ int rig_open(struct rig *rig, const struct lade_plan *plan, struct lade_error *e
   }
   struct lade_executor_params how = {.struct_size = sizeof(how), .plan = plan, .device = rig->device,
                                      .kernels = &rig->kernels, .pool = rig->pool, .store = rig->store,
-                                     .faults = rig->faults, .comms = rig->comms};
+                                     .durable = rig->durable, .faults = rig->faults, .comms = rig->comms};
   if (!status)
     status = lade_executor_create(&how, error, &rig->executor);
-  if (status)
-    return status;
-  struct lade_values values = lade_executor_values(rig->executor, rig->graph);
-  return lade_checkpoint_random(&values, 11, error);
+  return status ? status : values_begin(rig, error);
 }
 
 void rig_close(struct rig *rig)
 {
   lade_executor_destroy(rig->executor);
   lade_store_close(rig->store);
+  lade_durable_close(rig->durable);
   lade_device_close(rig->device);
+  rig->durable = NULL;
   rig->executor = NULL;
   rig->store = NULL;
   rig->device = NULL;
+}
+
+void rig_forget(const struct rig *rig)
+{
+  static const char *const names[] = {LADE_DURABLE_DATA, LADE_DURABLE_JOURNAL, LADE_DURABLE_JOURNAL ".new"};
+  for (size_t i = 0; i < LADE_COUNT(names); i++) {
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/%s", rig->store_dir, names[i]);
+    unlink(path);
+  }
 }
 
 void rig_tokens_fill(struct rig *rig, uint32_t batch)
@@ -178,7 +215,8 @@ int rig_step(struct rig *rig, int i, struct lade_step_result *ret_result, struct
 {
   struct lade_step step = rig_step_block(rig, i);
   rig_tokens_fill(rig, (uint32_t)i);
-  return lade_executor_step(rig->executor, &step, ret_result, error);
+  int status = lade_executor_step(rig->executor, &step, ret_result, error);
+  return status || !rig->durable ? status : lade_executor_publish(rig->executor, &i, sizeof(i), error);
 }
 
 int rig_eval(struct rig *rig, double *ret_loss, struct lade_error *error)

@@ -42,10 +42,12 @@ struct rig {
   enum lade_store_engine engine;
   const char *store_dir;
   bool allow_tmpfs;
+  bool is_durable;           /* state is kept in store_dir, where rig_open finds it again; plans have it in the store */
   struct lade_faults *faults; /* may be NULL */
   /* while a plan is open */
   lade_device *device;
   lade_store *store;
+  lade_durable *durable;
   lade_executor *executor;
 };
 
@@ -53,7 +55,7 @@ struct rig {
 void rig_init(struct rig *rig, const struct rig_model *model);
 void rig_finish(struct rig *rig);
 
-/* A planner over the rig's graph and prices; aborts on failure. */
+/* A planner over the rig's graph and prices, all homes in the store if it is durable; aborts on failure. */
 lade_planner *rig_planner(const struct rig *rig, uint64_t host_bytes, uint64_t store_bytes, enum lade_recipe recipe);
 
 /*
@@ -62,15 +64,20 @@ lade_planner *rig_planner(const struct rig *rig, uint64_t host_bytes, uint64_t s
  */
 struct lade_plan *rig_plan(const struct rig *rig, struct lade_residency *residency);
 
-/* Device of the plan's size, store if it uses one, executor; parameters as lade_checkpoint_random draws them. */
+/*
+ * Device of the plan's size, store if it uses one, executor; parameters as lade_checkpoint_random draws them, or as
+ * they were left in a durable rig's directory.
+ */
 int rig_open(struct rig *rig, const struct lade_plan *plan, struct lade_error *error);
 void rig_close(struct rig *rig); /* whatever there is */
+/* What a durable rig has left, no longer. */
+void rig_forget(const struct rig *rig);
 
 /* Tokens and targets of all microbatches, a function of @batch; data parallel ranks have parts of one global batch. */
 void rig_tokens_fill(struct rig *rig, uint32_t batch);
 /* The step block of step @i. */
 struct lade_step rig_step_block(const struct rig *rig, int i);
-/* Step @i of any run. */
+/* Step @i of any run; published in a durable rig. */
 int rig_step(struct rig *rig, int i, struct lade_step_result *ret_result, struct lade_error *error);
 int rig_eval(struct rig *rig, double *ret_loss, struct lade_error *error);
 

@@ -33,6 +33,7 @@ struct setting {
   enum lade_store_engine engine;
   uint64_t host_bytes, store_bytes;
   double share; /* of the way from the smallest budget to the unconstrained peak */
+  bool is_durable;
 };
 
 static const struct setting settings[] = {
@@ -45,6 +46,7 @@ static const struct setting settings[] = {
     {"store, ring", LADE_STORE_URING, 0, 1 << 30, 0.4},
     {"store, ring, smallest budget", LADE_STORE_URING, 0, 1 << 30, 0},
     {"both tiers, smallest budget", LADE_STORE_AUTO, 512 << 10, 1 << 30, 0},
+    {"durable state, smallest budget", LADE_STORE_AUTO, 0, 1 << 30, 0, true},
 };
 
 static const int memory_calls[] = {SYS_mmap, SYS_munmap, SYS_mremap, SYS_madvise, SYS_mprotect, SYS_brk};
@@ -62,6 +64,8 @@ static int steps_run(enum lade_family family, const struct setting *how)
   model.n_microbatches = 2;
   rig_init(&rig, &model);
   rig.engine = how->engine;
+  rig.is_durable = how->is_durable;
+  rig.store_dir = rig.is_durable ? rig_directory() : rig.store_dir;
   lade_planner *planner = rig_planner(&rig, how->host_bytes, how->store_bytes, LADE_RECIPE_AUTO);
   if (lade_planner_get_bounds(planner, &bounds))
     return NOT_BEGUN;
@@ -78,6 +82,7 @@ static int steps_run(enum lade_family family, const struct setting *how)
     status = status ? status : rig_step(&rig, i, &results[i], &error);
   status = status ? status : rig_eval(&rig, &eval[1], &error);
   n_heap_calls -= heap_n_calls();
+  rig_forget(&rig);
   bool is_right = !status && results[3].loss > 1 && results[3].loss < 20 && eval[0] != eval[1];
   return n_heap_calls ? ALLOCATED : is_right ? DONE : NUMBERS_DIFFER;
 }
@@ -107,6 +112,7 @@ static int child_wait(pid_t child)
 
 static void a_step_asks_for_no_memory(void **state)
 {
+  assert_non_null(rig_directory()); /* the parent's, to be removed by it */
   for (int i = 0; i < (int)LADE_COUNT(settings); i++) {
     const char *refusal = settings[i].store_bytes ? rig_store_refusal(settings[i].engine) : NULL;
     if (refusal) {

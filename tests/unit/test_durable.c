@@ -98,7 +98,7 @@ static void refused(int code, const char *word)
 
 static void byte_change(const char *name, uint64_t offset, int by)
 {
-  unsigned char byte;
+  unsigned char byte = 0;
   int fd = open(in_scratch(name), O_RDWR | O_CLOEXEC);
   assert_true(fd >= 0 && pread(fd, &byte, 1, (off_t)offset) == 1);
   byte = (unsigned char)(byte ^ by);
