@@ -21,10 +21,15 @@ CURVE = ["--model", "nano", "--batch", "12", "--steps", "2000", "--lr", "1e-3", 
          "--beta1", "0.9", "--beta2", "0.99", "--dropout", "0", "--eval-every", "250"]
 
 
+EMPTY = "an empty directory in --store"
+
+
 def run(args, *options):
     """One training run; its summary, or None when it was refused."""
-    command = [args.lade, "train", "--json", "--data", args.data, *options]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with tempfile.TemporaryDirectory(prefix="lade-targets-", dir=args.store) as empty:  # durable state begins anew
+        options = [empty if option == EMPTY else option for option in options]
+        command = [args.lade, "train", "--json", "--data", args.data, *options]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         print(f"{' '.join(command)}: exit {done.returncode}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
         return None
@@ -48,6 +53,8 @@ def configurations(args):
     rows.append(("batch 32, 100%", None, None, [*b32, "--budget", "100%"]))
     rows.append(("batch 32, optimizer state on the drive", 1.25, "batch 32, 100%",
                  [*b32, *disk, "--residency", args.optimizer_file, "--budget", "100%"]))
+    rows.append(("batch 32, durable state", None, "batch 32, optimizer state on the drive",
+                 [*b32, "--host-budget", "0", "--store", EMPTY, "--durable", "--budget", "100%"]))
     rows.append(("batch 32, store only 25%", 1.6, "batch 32, 100%", [*b32, *disk, "--budget", "25%"]))
     return rows
 

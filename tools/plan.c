@@ -134,7 +134,7 @@ static void plan_set(json_t *object, const struct planning *planning)
   const struct lade_plan *plan = planning->info.plan;
   json_object_set_new(object, "planned_peak_bytes", json_bytes(plan->peak_bytes[LADE_DEVICE]));
   json_object_set_new(object, "host_bytes", json_bytes(plan->peak_bytes[LADE_HOST]));
-  json_object_set_new(object, "store_bytes", json_bytes(plan->peak_bytes[LADE_STORE]));
+  json_object_set_new(object, "store_bytes", json_bytes(planning->info.store_bytes));
   json_object_set_new(object, "store_read_bytes_per_step", json_bytes(planning->info.store_read_bytes));
   json_object_set_new(object, "store_written_bytes_per_step", json_bytes(planning->info.store_written_bytes));
   json_object_set_new(object, "predicted_step_seconds", json_number((double)plan->predicted_ns / 1e9));

@@ -54,7 +54,7 @@ def digests(out):
     return {name: summary[name] for name in DIGESTS}
 
 
-def published():
+def logged():
     """Steps that lives so far have said to be done: at least these are kept."""
     if not os.path.exists("log"):
         return 0
@@ -64,7 +64,19 @@ def published():
     return max(steps, default=-1) + 1
 
 
+def digest_from_saves():
+    """Of parameters, when the first steps are a run of their own: the schedule knows where it ends."""
+    code, out, err = run(RUN + ["--resume", "saves"])
+    assert code == 0, err
+    return json.loads(out)["params_digest"]
+
+
+known = 0  # steps that are kept, at least; a life that is killed may have published one more than it said
+
+
 def clear():
+    global known
+    known = 0
     shutil.rmtree("drive", ignore_errors=True)
     os.mkdir("drive")
     if os.path.exists("log"):
@@ -73,7 +85,7 @@ def clear():
 
 def live(prefix=(), seconds=None):
     """One life, under @prefix or killed after @seconds. Was it killed? Else its digests are looked at."""
-    at_least = published()
+    global known
     with subprocess.Popen([*prefix, *DURABLE, "--log", "log"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           stdin=subprocess.DEVNULL) as child:
         try:
@@ -83,12 +95,14 @@ def live(prefix=(), seconds=None):
             out, err = child.communicate()
     found = re.search(r"going on from step (\d+)", err)
     if found:
-        assert at_least <= int(found[1]) <= at_least + 1, (at_least, found[1], err)
+        assert known <= int(found[1]) <= known + 1, (known, found[1], err)
+        known = int(found[1])
+    assert found or not known or child.returncode, (known, err)
+    known = max(known, logged())
     is_killed = child.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
     if is_killed:
         return True
     assert child.returncode == 0, (prefix, child.returncode, err)
-    assert found or not at_least, (at_least, err)
     assert digests(out) == whole, (prefix, out, whole)
     clear()
     return False
@@ -187,15 +201,14 @@ def refusals():
     refused(5, ["drive", "ulimit -f"],
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, 8 << 20)))
     assert not os.listdir("drive")
-    # Beside checkpoints: one that is further is not passed over, one that is not is told.
-    code, out, err = run(RUN + ["--save", "saves"])
-    assert code == 0, err
-    code, out, err = run(durable(3))
-    assert code == 0, err
-    refused(2, ["saves/step-00000006 is of step 6", "of step 3"], DURABLE + ["--resume", "saves"])
-    code, out, err = run(DURABLE)
-    code, out, err = run(DURABLE + ["--resume", "saves"])
-    assert code == 0 and "is not further" in err and json.loads(out)["params_digest"], (code, err)
+    # Beside checkpoints: one to begin with, one that is not further, and one that is, which is not passed over.
+    for n_steps, directory in ((3, "saves"), (N_STEPS + 1, "further")):
+        code, out, err = run(RUN[:-1] + [str(n_steps), "--save", directory])
+        assert code == 0, err
+    for word in ("", "is not further"):
+        code, out, err = run(DURABLE + ["--resume", "saves"])
+        assert code == 0 and word in err and json.loads(out)["params_digest"] == digest_from_saves(), (code, err)
+    refused(2, ["further/step-00000007 is of step 7", "of step 6"], DURABLE + ["--resume", "further"])
     # Damage: both records; the state itself; a version to come.
     size = os.stat(data).st_size
     slots = size - 2 * ((size - 65536 * 3) // 2 // 65536 * 65536)
@@ -209,6 +222,25 @@ def refusals():
     changed(journal, 4096)
     refused(5, ["lade-durable.journal is damaged", "byte 0"])
     clear()
+
+
+def failures():
+    """What the drive refuses ends the run with a name, and what was published is there when it works again."""
+    ends = [(["fallocate:error=ENOSPC"], ["drive", "need", "are free"], False),
+            (["fdatasync:error=EIO:when=1"], ["lade-durable.data", "Input/output error"], False),
+            (["fdatasync:error=EIO:when=8"], ["lade-durable", "Input/output error"], True),
+            (["renameat:error=EIO"], ["lade-durable.journal", "Input/output error"], False),
+            (["pwrite64:error=EIO:when=60+", "io_uring_setup:error=ENOSYS"], ["lade-durable", "Input/output error"], True)]
+    for injections, words, is_kept in ends:
+        calls = ",".join(one.split(":")[0] for one in injections)
+        command = ["strace", "-f", "-qq", "-o", "trace", "-e", "trace=" + calls]
+        for one in injections:
+            command += ["-e", "inject=" + one]
+        refused(5, words, command + DURABLE)
+        assert os.path.exists("drive/lade-durable.journal") == is_kept, injections
+        code, out, err = run(DURABLE)
+        assert code == 0 and digests(out) == whole, (injections, code, err)
+        clear()
 
 
 seed = int.from_bytes(os.urandom(4), "little")
@@ -230,6 +262,8 @@ clear()
 refusals()
 n_killed = random_kills(N_RANDOM)
 can_trace = shutil.which("strace") and not run(["strace", "-qq", "-o", "trace", "true"])[0]
+if can_trace:
+    failures()
 n_traced = traced_kills(N_TRACED, NO_RING, CALLS) if can_trace else 0
 if can_trace and N_TRACED > 8:
     n_traced += traced_kills(N_TRACED // 2, [], RING_CALLS)
