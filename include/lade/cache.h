@@ -159,7 +159,7 @@ LADE_API int lade_cache_pool_create_shared(lade_cache *cache, uint64_t bytes, la
 
 /* Where a shared block lies; plain numbers, to be sent along with the descriptors. */
 struct lade_cache_share {
-  size_t struct_size;
+  size_t struct_size;   /* set by the caller */
   uint64_t bytes;       /* of the block, as asked for */
   uint64_t offset;      /* of its first byte in the first chunk */
   uint64_t chunk_bytes; /* of each chunk */
@@ -170,7 +170,8 @@ struct lade_cache_share {
  * Describe the live block at @address, and write a file descriptor per chunk that it touches, which the caller sends
  * (over a Unix socket, say) and closes. @descriptors NULL: only describe. A chunk may hold other blocks of its pool:
  * whoever gets it can write to them. The block may not be freed while the other side uses it, which is for the two to
- * agree. -EINVAL for no live block or one of another pool, -ENOSPC when @n is too small, -EMFILE, -EPERM.
+ * agree. -EINVAL for no live block, one of another pool, or a struct_size that is none, -ENOSPC when @n is too small,
+ * -EMFILE, -EPERM.
  */
 LADE_API int lade_cache_share_get(lade_cache *cache, const void *address, struct lade_cache_share *ret_share,
                                   int *descriptors, int n);
@@ -195,7 +196,7 @@ struct lade_cache_stat {
 
 /* The names are PyTorch's. */
 struct lade_cache_stats {
-  size_t struct_size;
+  size_t struct_size;                     /* set by the caller */
   struct lade_cache_stat allocation;      /* live blocks */
   struct lade_cache_stat active;          /* and those that were freed and wait for other queues */
   struct lade_cache_stat segment;         /* chunks reserved from the device */
@@ -211,7 +212,7 @@ struct lade_cache_stats {
   uint64_t n_findings; /* of LADE_CACHE_SANITIZE */
 };
 
-/* struct_size must be set. -EINVAL, -EPERM. */
+/* -EINVAL for a struct_size that is none, -EPERM. */
 LADE_API int lade_cache_get_stats(lade_cache *cache, struct lade_cache_stats *ret_stats);
 
 /* Peaks start anew from what is now. */

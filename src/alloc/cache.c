@@ -92,9 +92,6 @@ static void sizes_init(lade_cache *cache, const struct lade_cache_params *params
 
 static int params_check(const struct lade_cache_params *params, struct lade_error *error)
 {
-  if (params->struct_size != sizeof(*params))
-    return lade_error_set(error, -EINVAL, "cache: struct_size is %zu and must be %zu; compile against this "
-                          "library's headers", params->struct_size, sizeof(*params));
   if (!params->device)
     return lade_error_set(error, -EINVAL, "cache: device is NULL; open one with lade_device_open");
   if (params->flags & ~(uint32_t)(LADE_CACHE_DETERMINISTIC | LADE_CACHE_SANITIZE))
@@ -121,9 +118,12 @@ static void cache_free(lade_cache *cache)
   free(cache);
 }
 
-int lade_cache_create(const struct lade_cache_params *params, struct lade_error *error, lade_cache **ret_cache)
+int lade_cache_create(const struct lade_cache_params *given, struct lade_error *error, lade_cache **ret_cache)
 {
-  int code = params_check(params, error);
+  struct lade_cache_params own, *params = &own;
+  int code = lade_struct_read("lade_cache_params", given, &own, sizeof(own), error);
+  if (!code)
+    code = params_check(params, error);
   if (code)
     return code;
   lade_cache *cache = calloc(1, sizeof(*cache));
@@ -379,9 +379,6 @@ static uint64_t guard_bytes(const lade_cache *cache)
 
 static int request_check(lade_cache *cache, const struct lade_cache_request *request, struct lade_error *error)
 {
-  if (request->struct_size != sizeof(*request))
-    return lade_error_set(error, -EINVAL, "cache: struct_size of a request is %zu and must be %zu; compile against "
-                          "this library's headers", request->struct_size, sizeof(*request));
   if (request->bytes == 0 || request->bytes > INT64_MAX / 2)
     return lade_error_set(error, -EINVAL, "cache: a request for %llu bytes; from 1 byte to 2^62 are possible",
                           (unsigned long long)request->bytes);
@@ -429,8 +426,15 @@ static int block_alloc(lade_cache *cache, const struct lade_cache_request *reque
 int lade_cache_alloc(lade_cache *cache, const struct lade_cache_request *request, struct lade_error *error,
                      void **ret_address)
 {
+  struct lade_cache_request own;
   struct block *block = NULL;
-  int code = request_check(cache, request, error);
+  int code = 0;
+  if (request->struct_size != sizeof(own)) { /* most programs are as old as their library */
+    code = lade_struct_read("lade_cache_request", request, &own, sizeof(own), error);
+    request = &own;
+  }
+  if (!code)
+    code = request_check(cache, request, error);
   if (code)
     return code;
   lade_lock_take(&cache->lock);

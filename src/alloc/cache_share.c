@@ -32,7 +32,6 @@ static struct lade_cache_share share_describe(const lade_cache *cache, const str
   uint64_t start_bytes = user_address(cache, block) - block->segment->base;
   uint64_t offset = start_bytes % cache->chunk_bytes, end_bytes = offset + block->requested_bytes;
   return (struct lade_cache_share){
-      .struct_size = sizeof(struct lade_cache_share),
       .bytes = block->requested_bytes,
       .offset = offset,
       .chunk_bytes = cache->chunk_bytes,
@@ -60,6 +59,8 @@ int lade_cache_share_get(lade_cache *cache, const void *address, struct lade_cac
 {
   if (!atomic_load(cache->is_alive))
     return -EPERM;
+  if (lade_struct_check("lade_cache_share", ret_share, NULL))
+    return -EINVAL;
   lade_lock_take(&cache->lock);
   uint64_t guard_bytes = cache->flags & LADE_CACHE_SANITIZE ? GUARD_BYTES : 0;
   const struct block *block = *lade_cache_index_find(cache, (uint64_t)(uintptr_t)address - guard_bytes);
@@ -69,7 +70,7 @@ int lade_cache_share_get(lade_cache *cache, const void *address, struct lade_cac
     if (descriptors)
       code = n < share.n_chunks ? -ENOSPC : descriptors_get(cache, block, descriptors, share.n_chunks);
     if (!code)
-      *ret_share = share;
+      lade_struct_fill("lade_cache_share", ret_share, &share, sizeof(share), NULL);
   }
   lade_lock_give(&cache->lock);
   return code;
@@ -81,7 +82,7 @@ static bool share_is_whole(const lade_cache *cache, const struct lade_cache_shar
 {
   struct lade_device_info info;
   lade_device_get_info(cache->device, &info);
-  if (share->struct_size != sizeof(*share) || share->n_chunks < 1 || share->n_chunks > MAX_SHARE_CHUNKS)
+  if (share->n_chunks < 1 || share->n_chunks > MAX_SHARE_CHUNKS)
     return false;
   if (!share->chunk_bytes || share->chunk_bytes % info.chunk_bytes || share->chunk_bytes > MAX_SPAN_BYTES)
     return false;
@@ -120,13 +121,15 @@ static int share_map(lade_cache *cache, struct share *share, const struct lade_c
 int lade_cache_share_open(lade_cache *cache, const struct lade_cache_share *share, const int *descriptors,
                           void **ret_address)
 {
+  struct lade_cache_share own;
   if (!atomic_load(cache->is_alive))
     return -EPERM;
-  if (!share_is_whole(cache, share) || !descriptors)
+  if (lade_struct_read("lade_cache_share", share, &own, sizeof(own), NULL) || !share_is_whole(cache, &own) ||
+      !descriptors)
     return -EINVAL;
-  struct share made = {.bytes = share->chunk_bytes * (uint64_t)share->n_chunks};
+  struct share made = {.bytes = own.chunk_bytes * (uint64_t)own.n_chunks};
   lade_lock_take(&cache->lock);
-  int error = share_map(cache, &made, share, descriptors);
+  int error = share_map(cache, &made, &own, descriptors);
   if (!error && !LADE_PUSH(&cache->shares, made))
     error = -ENOMEM;
   if (error)

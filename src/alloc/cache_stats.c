@@ -59,15 +59,12 @@ int lade_cache_get_trace(lade_cache *cache, struct lade_cache_event *ret_events,
 
 int lade_cache_get_stats(lade_cache *cache, struct lade_cache_stats *ret_stats)
 {
-  if (ret_stats->struct_size != sizeof(*ret_stats))
-    return -EINVAL;
   if (!atomic_load(cache->is_alive))
     return -EPERM;
   lade_lock_take(&cache->lock);
-  *ret_stats = cache->stats;
+  struct lade_cache_stats stats = cache->stats;
   lade_lock_give(&cache->lock);
-  ret_stats->struct_size = sizeof(*ret_stats);
-  return 0;
+  return lade_struct_fill("lade_cache_stats", ret_stats, &stats, sizeof(stats), NULL);
 }
 
 void lade_cache_reset_peaks(lade_cache *cache)

@@ -9,26 +9,28 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/base.h"
 #include "device/cuda.h"
 
 #define DRY_LINK_BYTES_PER_S ((uint64_t)1 << 40)
 
 int lade_device_open(const struct lade_device_params *params, struct lade_error *error, lade_device **ret_device)
 {
-  if (params->struct_size != sizeof(*params))
-    return lade_error_set(error, -EINVAL, "device: struct_size is %zu and must be %zu; compile against this "
-                          "library's headers", params->struct_size, sizeof(*params));
+  struct lade_device_params own;
+  int status = lade_struct_read("lade_device_params", params, &own, sizeof(own), error);
+  if (status)
+    return status;
   const struct lade_host_device_params host = {
       .struct_size = sizeof(host),
-      .capacity_bytes = params->capacity_bytes,
+      .capacity_bytes = own.capacity_bytes,
   };
   const struct lade_dry_device_params dry = {
       .struct_size = sizeof(dry),
-      .capacity_bytes = params->capacity_bytes,
+      .capacity_bytes = own.capacity_bytes,
       .to_host = {.bytes_per_s = DRY_LINK_BYTES_PER_S},
       .to_device = {.bytes_per_s = DRY_LINK_BYTES_PER_S},
   };
-  const char *name = params->name ? params->name : "host";
+  const char *name = own.name ? own.name : "host";
   if (strcmp(name, "host") == 0)
     return lade_device_open_host(&host, error, ret_device);
   if (strcmp(name, "dry") == 0)
@@ -36,7 +38,7 @@ int lade_device_open(const struct lade_device_params *params, struct lade_error 
   const struct lade_cuda_device_params cuda = {
       .struct_size = sizeof(cuda),
       .ordinal = lade_cuda_ordinal(name),
-      .capacity_bytes = params->capacity_bytes,
+      .capacity_bytes = own.capacity_bytes,
   };
   if (cuda.ordinal >= 0)
     return lade_device_open_cuda(&cuda, error, ret_device);

@@ -126,7 +126,7 @@ static void memory_is_passed(void **state, uint32_t flags)
   const uint64_t bytes = 2 * CHUNK + 12345;
   struct bed bed = bed_open(state, &params, NULL);
   lade_cache_pool *pool = NULL;
-  struct parcel parcel;
+  struct parcel parcel = {.share.struct_size = sizeof(parcel.share)};
   int socket = -1;
   unsigned char *block = shared_alloc(&bed, &pool, bytes);
   assert_int_equal(lade_cache_share_get(bed.cache, block, &parcel.share, parcel.descriptors, MAX_CHUNKS), 0);
@@ -157,7 +157,7 @@ static void shared_chunks_never_become_common(void **state)
   const struct lade_cache_params params = {.limit_bytes = 8 * CHUNK};
   struct bed bed = bed_open(state, &params, NULL);
   lade_cache_pool *pool = NULL;
-  struct lade_cache_share share = {0};
+  struct lade_cache_share share = {.struct_size = sizeof(share)};
   must_free(bed.cache, must_alloc(bed.cache, bed.queues[1], 8 * CHUNK)); /* idle chunks make room */
   void *block = shared_alloc(&bed, &pool, 4 * CHUNK), *refused = NULL;
   assert_int_equal(info_get(bed.device).created_bytes, 8 * CHUNK);
@@ -178,7 +178,7 @@ static void a_description_that_is_not_whole_is_refused(void **state)
 {
   struct bed bed = bed_open(state, NULL, NULL);
   lade_cache_pool *pool = NULL;
-  struct parcel parcel;
+  struct parcel parcel = {.share.struct_size = sizeof(parcel.share)};
   void *block = shared_alloc(&bed, &pool, 3 * CHUNK), *at = &bed;
   assert_int_equal(lade_cache_share_get(bed.cache, block, &parcel.share, parcel.descriptors, 1), -ENOSPC);
   assert_int_equal(lade_cache_share_get(bed.cache, block, &parcel.share, parcel.descriptors, MAX_CHUNKS), 0);
@@ -241,7 +241,7 @@ static void refused_calls_lose_nothing(void **state)
       lade_faults_init(&faults);
       struct bed bed = bed_open(state, NULL, &faults);
       lade_cache_pool *pool = NULL;
-      struct parcel parcel;
+      struct parcel parcel = {.share.struct_size = sizeof(parcel.share)};
       void *block = NULL, *at = NULL;
       lade_faults_arm(&faults, points[p], nth, false, -ENOMEM);
       if (lade_cache_pool_create_shared(bed.cache, 3 * CHUNK, &pool) == 0) {
