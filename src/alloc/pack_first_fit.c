@@ -5,9 +5,11 @@
  * The placed items are kept sorted by offset; an item walks them upwards, skips those that it never meets, and
  * stops at the first gap that holds it. They lie in blocks of some tens, and each block knows within which times its
  * items begin and end: one that the item never meets is passed in one step, and so is one that it meets whole, if the
- * block has no gap that is wide enough. Programs of many like layers consist of such blocks: what lives throughout
- * lies together, and what the layers make at one offset lies in the order of the layers. O(n^2) in the worst case, a
- * nanosecond or so per step. Fixed items are there from the start, so every gap below and between them is used.
+ * block has no gap that is wide enough. A block also knows in which of some hundred stretches of time it has items, so
+ * that among many short lifetimes most blocks are passed. Programs of many like layers consist of such blocks: what
+ * lives throughout lies together, and what the layers make at one offset lies in the order of the layers. O(n^2) in the
+ * worst case, a nanosecond or so per step. Fixed items are there from the start, so every gap below and between them is
+ * used.
  *
  * Effort is counted in items passed, not in steps taken: a limit means the same answer however the walk is sped up.
  *
@@ -21,12 +23,14 @@
 #include "alloc/pack_internal.h"
 
 #define BLOCK_PLACES 64
+#define N_STRETCHES 512 /* of time: a block of short lifetimes has items in few of them */
 
 /* Some placed items, by offset, as parallel arrays: the walk reads lifetimes of all and offsets of few. */
 struct block {
   int n;
   int32_t lo_least, lo_most, hi_least, hi_most;
   bool has_gap;      /* gap_bytes is known */
+  uint64_t stretches[N_STRETCHES / 64]; /* a bit for each in which it has an item */
   uint64_t end_most;
   uint64_t gap_bytes; /* most bytes between an item's offset and the ends of all before it in the block */
   int32_t lo[BLOCK_PLACES], hi[BLOCK_PLACES], item[BLOCK_PLACES];
@@ -39,6 +43,7 @@ struct block {
  */
 struct shelf {
   int n, n_blocks;
+  int32_t stretch_slots;
   struct block *blocks;
   int32_t *order;  /* of blocks; from n_blocks on those that are free */
   int32_t *placed; /* all items in the order in which they were placed */
@@ -81,9 +86,20 @@ size_t lade_pack_first_fit_bytes(int n)
 
 /* ---- blocks ---- */
 
-static void block_note(struct block *block, int at)
+/* The bits of word @word that the slots [lo, hi) touch. */
+static uint64_t stretch_bits(int32_t lo, int32_t hi, int32_t stretch_slots, int word)
+{
+  int first = LADE_MAX(lo / stretch_slots - 64 * word, 0), last = LADE_MIN((hi - 1) / stretch_slots - 64 * word, 63);
+  return first > last ? 0 : ~(uint64_t)0 << first & ~(uint64_t)0 >> (63 - last);
+}
+
+static void block_note(struct block *block, int at, int32_t stretch_slots)
 {
   bool is_first = block->n == 1;
+  for (int word = 0; word < N_STRETCHES / 64; word++) {
+    uint64_t bits = stretch_bits(block->lo[at], block->hi[at], stretch_slots, word);
+    block->stretches[word] = is_first ? bits : block->stretches[word] | bits;
+  }
   block->lo_least = is_first ? block->lo[at] : LADE_MIN(block->lo_least, block->lo[at]);
   block->lo_most = is_first ? block->lo[at] : LADE_MAX(block->lo_most, block->lo[at]);
   block->hi_least = is_first ? block->hi[at] : LADE_MIN(block->hi_least, block->hi[at]);
@@ -102,10 +118,10 @@ static void place_copy(struct block *to, int to_at, const struct block *from, in
 }
 
 /* Behind the last of @block. */
-static void block_append(struct block *block, const struct block *from, int from_at)
+static void block_append(struct block *block, const struct block *from, int from_at, int32_t stretch_slots)
 {
   place_copy(block, block->n++, from, from_at);
-  block_note(block, block->n - 1);
+  block_note(block, block->n - 1, stretch_slots);
 }
 
 static uint64_t block_gap(struct block *block)
@@ -161,10 +177,10 @@ static void block_split(struct shelf *shelf, int place)
   struct block *upper = block_add(shelf, place + 1), *lower = shelf_block(shelf, place);
   int n = lower->n;
   for (int k = n / 2; k < n; k++)
-    block_append(upper, lower, k);
+    block_append(upper, lower, k, shelf->stretch_slots);
   lower->n = 0;
   for (int k = 0; k < n / 2; k++)
-    block_append(lower, lower, k); /* in place: what is known of it is renewed */
+    block_append(lower, lower, k, shelf->stretch_slots); /* in place: what is known of it is renewed */
 }
 
 static void shelf_insert(struct shelf *shelf, const struct pack_problem *problem, int32_t i, uint64_t offset)
@@ -188,7 +204,7 @@ static void shelf_insert(struct shelf *shelf, const struct pack_problem *problem
   block->end[at] = offset + problem->bytes[i];
   block->n++;
   shelf->n++;
-  block_note(block, at);
+  block_note(block, at, shelf->stretch_slots);
 }
 
 /* What an item has found out on its way up. */
@@ -196,7 +212,19 @@ struct walk {
   int32_t lo, hi;
   uint64_t bytes, align, free_from;
   uint64_t n_passed;
+  int first_word, last_word; /* of the stretches that it is in, with their bits at both ends */
+  uint64_t first_bits, last_bits;
 };
+
+/* Has @block an item in one of the walk's stretches? */
+static bool block_shares_stretch(const struct block *block, const struct walk *walk)
+{
+  uint64_t shared = (block->stretches[walk->first_word] & walk->first_bits) |
+                    (block->stretches[walk->last_word] & walk->last_bits);
+  for (int word = walk->first_word + 1; word < walk->last_word && !shared; word++)
+    shared = block->stretches[word];
+  return shared;
+}
 
 /* Through the items of @block; true at one above a gap that is wide enough. */
 static bool block_walk(const struct block *block, struct walk *walk)
@@ -219,7 +247,7 @@ static bool block_walk(const struct block *block, struct walk *walk)
 /* Past @block in one step, where that leads to where its items would. */
 static bool block_pass(struct block *block, struct walk *walk)
 {
-  if (block->lo_least < walk->hi && block->hi_most > walk->lo) {
+  if (block->lo_least < walk->hi && block->hi_most > walk->lo && block_shares_stretch(block, walk)) {
     bool is_met_whole = block->lo_most < walk->hi && block->hi_least > walk->lo;
     if (!is_met_whole || block->offset[0] >= walk->free_from + walk->bytes || block_gap(block) >= walk->bytes)
       return false;
@@ -235,6 +263,10 @@ static uint64_t shelf_fit(const struct shelf *shelf, const struct pack_problem *
 {
   struct walk walk = {
       .lo = problem->lo[i], .hi = problem->hi[i], .bytes = problem->bytes[i], .align = problem->align[i]};
+  walk.first_word = walk.lo / shelf->stretch_slots / 64;
+  walk.last_word = (walk.hi - 1) / shelf->stretch_slots / 64;
+  walk.first_bits = stretch_bits(walk.lo, walk.hi, shelf->stretch_slots, walk.first_word);
+  walk.last_bits = stretch_bits(walk.lo, walk.hi, shelf->stretch_slots, walk.last_word);
   for (int place = 0; place < shelf->n_blocks; place++) {
     struct block *block = shelf_block(shelf, place);
     if (!block_pass(block, &walk) && block_walk(block, &walk))
@@ -259,7 +291,7 @@ static void shelf_cut(struct shelf *shelf, int n_kept)
       struct block *to = shelf_block(shelf, n / BLOCK_PLACES);
       if (n % BLOCK_PLACES == 0)
         to->n = 0;
-      block_append(to, from, k);
+      block_append(to, from, k, shelf->stretch_slots);
       n++;
     }
   }
@@ -413,6 +445,7 @@ static void shelf_init(lade_packer *packer, struct shelf *shelf)
 {
   const size_t n = (size_t)packer->problem.n, n_blocks = blocks_most(packer->problem.n);
   *shelf = (struct shelf){
+      .stretch_slots = packer->problem.n_slots / N_STRETCHES + 1,
       .blocks = lade_pack_take(packer, n_blocks * sizeof(*shelf->blocks)),
       .order = lade_pack_take(packer, n_blocks * sizeof(*shelf->order)),
       .placed = lade_pack_take(packer, n * sizeof(*shelf->placed)),
