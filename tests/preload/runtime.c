@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A program of the CUDA runtime. The stand-in lacks the private tables that it wants, so it does not get far. */
+/* A program of the CUDA runtime. The stand-in lacks the private tables that it wants, so there it does not get far. */
 #include <cuda_runtime_api.h>
+#include <stdio.h>
 
 int main(void)
 {
   void *at = NULL;
-  return cudaMalloc(&at, 1 << 20) == cudaSuccess ? 1 : 0;
+  int small = cudaMalloc(&at, 1 << 20), large = cudaMalloc(&at, 64 << 20);
+  printf("%d %d\n", small, large);
+  return 0;
 }
