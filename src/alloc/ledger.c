@@ -263,6 +263,17 @@ int lade_ledger_charge(lade_ledger *ledger, int account, enum lade_ledger_kind k
   return status;
 }
 
+/*
+ * The driver has given out a key that is in the table: what lay there is gone by a way that nobody told of, a graph
+ * that frees it, say. Handles of chunks may be given out twice. Lock held.
+ */
+static void stale_drop(lade_ledger *ledger, enum lade_ledger_space space, uint64_t key)
+{
+  struct lade_holding *stale = space == LADE_LEDGER_CHUNKS ? NULL : table_take(ledger, table_find(ledger, space, key));
+  if (stale)
+    holding_unuse(ledger, stale);
+}
+
 int lade_ledger_settle(lade_ledger *ledger, struct lade_holding *holding, enum lade_ledger_space space, uint64_t key,
                        uint64_t bytes)
 {
@@ -273,6 +284,7 @@ int lade_ledger_settle(lade_ledger *ledger, struct lade_holding *holding, enum l
     status = bytes_charge(ledger, holding, bytes - holding->bytes);
   if (!status) {
     LADE_ASSERT(!holding->is_settled && bytes == holding->bytes);
+    stale_drop(ledger, space, key);
     holding->space = space;
     holding->key = key;
     holding->is_settled = true;

@@ -107,8 +107,8 @@ void lade_ledger_device(lade_ledger *ledger, int device, uint64_t total_bytes);
 int lade_ledger_charge(lade_ledger *ledger, int account, enum lade_ledger_kind kind, uint64_t bytes, const void *owner,
                        struct lade_holding **ret_holding);
 /*
- * The memory is there, under @key of @space, and has @bytes. -EOVERFLOW where that is more than was charged and passes
- * the budget: then the holding is still the caller's, to drop.
+ * The memory is there, under @key of @space, and has @bytes; what was there before is gone. -EOVERFLOW where that is
+ * more than was charged and passes the budget: then the holding is still the caller's, to drop.
  */
 int lade_ledger_settle(lade_ledger *ledger, struct lade_holding *holding, enum lade_ledger_space space, uint64_t key,
                        uint64_t bytes);

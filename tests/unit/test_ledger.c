@@ -131,6 +131,21 @@ static void the_drivers_refusals_leave_no_trace(void **state)
   lade_ledger_destroy(scene.ledger);
 }
 
+/* Memory that ended in a way that the ledger was not told of is noticed when its address is given out again. */
+static void an_address_has_one_holder(void **state)
+{
+  struct scene scene;
+  scene_init(&scene, "10MiB", 64 * MIB);
+  for (uint64_t i = 1; i <= 5; i++)
+    assert_int_equal(hold(&scene, 0, LADE_LEDGER_POOL, 4096, i * MIB), 0);
+  assert_int_equal(scene.record.accounts[0].bounded.bytes, 5 * MIB);
+  assert_int_equal(scene.record.accounts[0].bounded.n_given, 4);
+  assert_true(give(&scene, LADE_LEDGER_ADDRESSES, 4096));
+  assert_false(give(&scene, LADE_LEDGER_ADDRESSES, 4096));
+  assert_int_equal(free_bytes(&scene), 10 * MIB);
+  lade_ledger_destroy(scene.ledger);
+}
+
 static void what_an_owner_had_ends_with_it(void **state)
 {
   struct scene scene;
@@ -249,6 +264,7 @@ int main(void)
       cmocka_unit_test(budgets_are_sizes_or_parts_of_a_device),
       cmocka_unit_test(the_last_byte_is_granted_and_no_more),
       cmocka_unit_test(the_drivers_refusals_leave_no_trace),
+      cmocka_unit_test(an_address_has_one_holder),
       cmocka_unit_test(what_an_owner_had_ends_with_it),
       cmocka_unit_test(a_chunk_lasts_to_its_last_handle_and_mapping),
       cmocka_unit_test(an_imported_chunk_is_as_large_as_its_mapping),
