@@ -19,10 +19,17 @@ const char *lade_cuda_function_name(int place)
 #define NAME_1(name) NAME_ALL(name)
 #define NAME_2(name) #name "_f32", #name "_bf16", NULL
 #define NAME_3(name) #name "_f32", #name "_bf16", #name "_f16"
-#define NAME(upper, lower, n_dtypes) NAME_##n_dtypes(lower),
+#define NAME(file, upper, lower, n_dtypes) NAME_##n_dtypes(lower),
   static const char *const names[] = {LADE_CUDA_FUNCTIONS(NAME)};
   _Static_assert(LADE_COUNT(names) == LADE_CUDA_N_PLACES, "a name for each place");
   return names[place];
+}
+
+const char *lade_cuda_function_file(int place)
+{
+#define FILE_NAME(file, upper, lower, n_dtypes) #file,
+  static const char *const files[] = {LADE_CUDA_FUNCTIONS(FILE_NAME)};
+  return files[place / LADE_CUDA_DTYPES];
 }
 
 void lade_cuda_launch_grid(const struct lade_kernel_ctx *ctx, enum lade_cuda_function function, enum lade_dtype dtype,

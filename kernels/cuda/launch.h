@@ -13,43 +13,43 @@
 
 #include "kernels/kernels.h"
 
-/* X(name in capitals, name, how many dtypes it exists for: F32, BF16 and F16, the first two, or 1 for all at once). */
+/* X(its file, name in capitals, name, for how many dtypes: F32, BF16, F16; the first two; or 1 for all at once). */
 #define LADE_CUDA_FUNCTIONS(X) \
-  X(ADAMW, adamw, 3) \
-  X(ADD, add, 1) \
-  X(ATTENTION_FWD, attention_fwd, 3) \
-  X(ATTENTION_DELTA, attention_delta, 3) \
-  X(ATTENTION_DQ, attention_dq, 3) \
-  X(ATTENTION_DKV, attention_dkv, 3) \
-  X(CAST, cast, 3) \
-  X(CLIP, clip, 1) \
-  X(COLUMN_SUM, column_sum, 3) \
-  X(DROPOUT, dropout, 3) \
-  X(EMBED_FWD, embed_fwd, 3) \
-  X(EMBED_SORT, embed_sort, 1) \
-  X(EMBED_CLEAR, embed_clear, 1) \
-  X(EMBED_TOKENS, embed_tokens, 3) \
-  X(EMBED_POSITIONS, embed_positions, 3) \
-  X(GELU_FWD, gelu_fwd, 3) \
-  X(GELU_BWD, gelu_bwd, 3) \
-  X(HEAD_REDUCE, head_reduce, 1) \
-  X(HEAD_FINISH, head_finish, 1) \
-  X(HEAD_SCALE, head_scale, 1) \
-  X(HEAD_GRADIENT, head_gradient, 3) \
-  X(MATMUL, matmul, 3) \
-  X(NORM_FWD, norm_fwd, 3) \
-  X(NORM_BWD, norm_bwd, 3) \
-  X(RESIDUAL_FWD, residual_fwd, 3) \
-  X(RESIDUAL_BWD, residual_bwd, 3) \
-  X(ROPE_TABLE, rope_table, 1) \
-  X(ROPE, rope, 3) \
-  X(ROW_SUMS, row_sums, 1) \
-  X(SUM_SQUARES, sum_squares, 2) \
-  X(SWIGLU_FWD, swiglu_fwd, 3) \
-  X(SWIGLU_BWD, swiglu_bwd, 3)
+  X(adamw, ADAMW, adamw, 3) \
+  X(add, ADD, add, 1) \
+  X(attention, ATTENTION_FWD, attention_fwd, 3) \
+  X(attention, ATTENTION_DELTA, attention_delta, 3) \
+  X(attention, ATTENTION_DQ, attention_dq, 3) \
+  X(attention, ATTENTION_DKV, attention_dkv, 3) \
+  X(cast, CAST, cast, 3) \
+  X(clip, CLIP, clip, 1) \
+  X(column_sum, COLUMN_SUM, column_sum, 3) \
+  X(dropout, DROPOUT, dropout, 3) \
+  X(embed, EMBED_FWD, embed_fwd, 3) \
+  X(embed, EMBED_SORT, embed_sort, 1) \
+  X(embed, EMBED_CLEAR, embed_clear, 1) \
+  X(embed, EMBED_TOKENS, embed_tokens, 3) \
+  X(embed, EMBED_POSITIONS, embed_positions, 3) \
+  X(gelu, GELU_FWD, gelu_fwd, 3) \
+  X(gelu, GELU_BWD, gelu_bwd, 3) \
+  X(head_loss, HEAD_REDUCE, head_reduce, 1) \
+  X(head_loss, HEAD_FINISH, head_finish, 1) \
+  X(head_loss, HEAD_SCALE, head_scale, 1) \
+  X(head_loss, HEAD_GRADIENT, head_gradient, 3) \
+  X(matmul, MATMUL, matmul, 3) \
+  X(norm, NORM_FWD, norm_fwd, 3) \
+  X(norm, NORM_BWD, norm_bwd, 3) \
+  X(residual, RESIDUAL_FWD, residual_fwd, 3) \
+  X(residual, RESIDUAL_BWD, residual_bwd, 3) \
+  X(rope, ROPE_TABLE, rope_table, 1) \
+  X(rope, ROPE, rope, 3) \
+  X(row_sums, ROW_SUMS, row_sums, 1) \
+  X(sum_squares, SUM_SQUARES, sum_squares, 2) \
+  X(swiglu, SWIGLU_FWD, swiglu_fwd, 3) \
+  X(swiglu, SWIGLU_BWD, swiglu_bwd, 3)
 
 enum lade_cuda_function {
-#define LADE_CUDA_ENUM(upper, lower, n_dtypes) LADE_CUDA_##upper,
+#define LADE_CUDA_ENUM(file, upper, lower, n_dtypes) LADE_CUDA_##upper,
   LADE_CUDA_FUNCTIONS(LADE_CUDA_ENUM)
 #undef LADE_CUDA_ENUM
   LADE_CUDA_N_FUNCTIONS
@@ -73,6 +73,9 @@ struct lade_cuda_launcher {
 
 /* The name of the function at @place, "gelu_fwd_bf16"; NULL for a place without one. Static. */
 const char *lade_cuda_function_name(int place);
+
+/* The file that has it, "gelu" for kernels/cuda/gelu.cu; those of one file follow each other. Static. */
+const char *lade_cuda_function_file(int place);
 
 /* The table of a CUDA device, complete but for rank_sum and copy, which are NULL. */
 void lade_cuda_kernels_init(struct lade_kernels *kernels);

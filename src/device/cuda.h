@@ -68,6 +68,37 @@ int lade_cuda_get_memory(lade_device *device, struct lade_cuda_memory *ret_memor
 /* Fill @error with the call that failed first and the driver's words for it; nothing when none has. Any thread. */
 void lade_cuda_get_error(lade_device *device, struct lade_error *error);
 
+/* ---- functions that run on the device ---- */
+
+typedef struct lade_cuda_functions lade_cuda_functions;
+
+/* A function of the file @folder/@file.fatbin, the machine code that nvcc makes. */
+struct lade_cuda_symbol {
+  const char *file, *name; /* name NULL: none at this place */
+};
+
+/*
+ * Load @wanted[0..n), those of one file after each other; the caller closes before the device. Their launches may ask
+ * for all the shared memory that the device allows a block. -ENOENT when a file is not there or has no code for this
+ * GPU, -ENOMEM, -EIO. Any thread; blocks while the driver reads and, from PTX, compiles.
+ */
+int lade_cuda_functions_open(lade_device *device, const char *folder, const struct lade_cuda_symbol *wanted, int n,
+                             struct lade_error *error, lade_cuda_functions **ret_functions);
+
+/* None of them may be on its way. NULL is allowed. */
+void lade_cuda_functions_close(lade_cuda_functions *functions);
+
+struct lade_cuda_grid {
+  unsigned blocks[3], n_threads, shared_bytes;
+};
+
+/*
+ * Put function @i on @stream, for use in a lade_cuda_enqueue_fn; @params are the addresses of its arguments, which are
+ * read before this returns. Returns the CUresult.
+ */
+int lade_cuda_functions_launch(const lade_cuda_functions *functions, int i, void *stream,
+                               const struct lade_cuda_grid *grid, void **params);
+
 /* "cuda" and "cuda:3" are devices of this kind: their ordinal, or -EINVAL for any other name. */
 int lade_cuda_ordinal(const char *name);
 

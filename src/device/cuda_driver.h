@@ -27,6 +27,8 @@ typedef uint64_t cuda_memory;       /* CUmemGenericAllocationHandle */
 typedef struct CUctx_st *cuda_context;
 typedef struct CUstream_st *cuda_stream;
 typedef struct CUevent_st *cuda_event;
+typedef struct CUmod_st *cuda_module;    /* CUmodule */
+typedef struct CUfunc_st *cuda_function; /* CUfunction */
 typedef void cuda_host_fn(void *args);
 
 /* The results that mean something here. Others are passed on under the driver's own names. */
@@ -40,8 +42,10 @@ enum {
   CUDA_NO_DEVICE = 100,
   CUDA_INVALID_DEVICE = 101,
   CUDA_INVALID_CONTEXT = 201,
+  CUDA_NO_BINARY = 209,
   CUDA_ECC_UNCORRECTABLE = 214,
   CUDA_NVLINK_UNCORRECTABLE = 220,
+  CUDA_FILE_NOT_FOUND = 301,
   CUDA_INVALID_HANDLE = 400,
   CUDA_NOT_FOUND = 500,
   CUDA_NOT_READY = 600,
@@ -58,6 +62,7 @@ enum {
   CUDA_ATTRIBUTE_UNIFIED_ADDRESSING = 41,
   CUDA_ATTRIBUTE_CAPABILITY_MAJOR = 75,
   CUDA_ATTRIBUTE_CAPABILITY_MINOR = 76,
+  CUDA_ATTRIBUTE_SHARED_MOST = 97, /* bytes that a block may have when its function asks for them */
   CUDA_ATTRIBUTE_VIRTUAL_MEMORY = 102,
   CUDA_ATTRIBUTE_POSIX_HANDLES = 103,
   CUDA_ATTRIBUTE_RDMA = 110,
@@ -69,6 +74,7 @@ enum { CUDA_ACCESS_READ_WRITE = 3 };
 enum { CUDA_STREAM_NON_BLOCKING = 1, CUDA_STREAM_WAIT_GEQ = 0 };
 enum { CUDA_EVENT_BLOCKING_SYNC = 1 };
 enum { CUDA_HOST_PORTABLE = 1 };
+enum { CUDA_FUNCTION_SHARED_MOST = 8 }; /* dynamic shared memory that a function's launches may ask for */
 
 struct cuda_location {
   int type, id;
@@ -137,7 +143,14 @@ struct cuda_access {
   X(cuEventDestroy, (cuda_event event)) \
   X(cuEventRecord, (cuda_event event, cuda_stream stream)) \
   X(cuEventSynchronize, (cuda_event event)) \
-  X(cuEventElapsedTime, (float *ret_ms, cuda_event start, cuda_event end))
+  X(cuEventElapsedTime, (float *ret_ms, cuda_event start, cuda_event end)) \
+  X(cuModuleLoad, (cuda_module *ret_module, const char *file)) \
+  X(cuModuleUnload, (cuda_module module)) \
+  X(cuModuleGetFunction, (cuda_function *ret_function, cuda_module module, const char *name)) \
+  X(cuFuncSetAttribute, (cuda_function function, int attribute, int value)) \
+  X(cuLaunchKernel, (cuda_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, \
+                     unsigned block_y, unsigned block_z, unsigned shared_bytes, cuda_stream stream, void **params, \
+                     void **extra))
 
 struct cuda_driver {
   void *library;

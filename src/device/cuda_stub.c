@@ -24,3 +24,24 @@ void lade_cuda_get_error(lade_device *device, struct lade_error *error)
 {
   lade_error_set(error, -ENODEV, "this build has no CUDA");
 }
+
+int lade_cuda_functions_open(lade_device *device, const char *folder, const struct lade_cuda_symbol *wanted, int n,
+                             struct lade_error *error, lade_cuda_functions **ret_functions)
+{
+  return lade_error_set(error, -ENODEV, "this build has no CUDA");
+}
+
+void lade_cuda_functions_close(lade_cuda_functions *functions)
+{
+}
+
+int lade_cuda_functions_launch(const lade_cuda_functions *functions, int i, void *stream,
+                               const struct lade_cuda_grid *grid, void **params)
+{
+  return -ENODEV;
+}
+
+void lade_cuda_queue_enqueue(lade_queue *queue, lade_cuda_enqueue_fn *fn, void *args, struct lade_span *ret_span,
+                             uint64_t *ret_count)
+{
+}

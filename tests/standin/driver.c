@@ -332,6 +332,7 @@ cuda_result cuDeviceGetAttribute(int *ret_value, int attribute, cuda_device_id i
   *ret_value = attribute == CUDA_ATTRIBUTE_CAPABILITY_MAJOR   ? (int)s->sm / 10
                : attribute == CUDA_ATTRIBUTE_CAPABILITY_MINOR ? (int)s->sm % 10
                : attribute == CUDA_ATTRIBUTE_STREAM_WORDS     ? (int)s->words
+               : attribute == CUDA_ATTRIBUTE_SHARED_MOST      ? 227 << 10
                                                               : 1;
   return result;
 }

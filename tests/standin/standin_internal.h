@@ -56,6 +56,9 @@ void standin_blocks_end(cuda_context context);
 bool standin_is_block(uint64_t address, uint64_t bytes); /* lock held */
 bool standin_is_capturing(cuda_stream stream);
 
+/* Run @fn on the stream's behalf, as the device would; @args are freed, whether it ran or not. */
+void standin_put_call(cuda_stream stream, cuda_host_fn *fn, void *args);
+
 enum standin_place { PLACE_DEVICE, PLACE_PINNED, PLACE_PAGEABLE, PLACE_BAD };
 /* What all of @bytes at @address are. Any thread. The stand-in for NCCL asks, too. */
 EXPORT enum standin_place standin_place(uint64_t address, uint64_t bytes);

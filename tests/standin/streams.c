@@ -46,6 +46,7 @@ enum piece_kind {
   PIECE_COPY,
   PIECE_SET,
   PIECE_HOST,
+  PIECE_CALL,
   PIECE_RECORD,
   PIECE_WAIT_EVENT,
   PIECE_WAIT_WORD,
@@ -160,6 +161,10 @@ static void piece_run(cuda_stream stream, struct piece *piece)
     standin_in_host_function(true);
     piece->fn(piece->args);
     standin_in_host_function(false);
+  } else if (piece->kind == PIECE_CALL) {
+    if (work_begin(stream))
+      piece->fn(piece->args);
+    free(piece->args);
   }
 }
 
@@ -212,6 +217,11 @@ static void piece_put(cuda_stream stream, const struct piece *piece)
   pthread_mutex_lock(&standin.lock);
   piece_put_locked(stream, piece);
   pthread_mutex_unlock(&standin.lock);
+}
+
+void standin_put_call(cuda_stream stream, cuda_host_fn *fn, void *args)
+{
+  piece_put(stream, &(struct piece){.kind = PIECE_CALL, .fn = fn, .args = args});
 }
 
 /* Wait for all that is on the stream now. Returns what its context answers. */

@@ -50,6 +50,10 @@ SAME(CUDA_STREAM_WAIT_GEQ, CU_STREAM_WAIT_VALUE_GEQ);
 SAME(CUDA_EVENT_BLOCKING_SYNC, CU_EVENT_BLOCKING_SYNC);
 SAME(CUDA_HOST_PORTABLE, CU_MEMHOSTALLOC_PORTABLE);
 SAME(CUDA_HOST_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE);
+SAME(CUDA_NO_BINARY, CUDA_ERROR_NO_BINARY_FOR_GPU);
+SAME(CUDA_FILE_NOT_FOUND, CUDA_ERROR_FILE_NOT_FOUND);
+SAME(CUDA_ATTRIBUTE_SHARED_MOST, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+SAME(CUDA_FUNCTION_SHARED_MOST, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 
 SAME(sizeof(cuda_result), sizeof(CUresult));
 SAME(sizeof(cuda_device_id), sizeof(CUdevice));
@@ -76,6 +80,10 @@ typedef CUresult word_fn(CUstream, CUdeviceptr, cuuint64_t, unsigned);
 typedef CUresult host_fn(CUstream, CUhostFn, void *);
 typedef CUresult copy_fn(CUdeviceptr, CUdeviceptr, size_t, CUstream);
 typedef CUresult set_fn(CUdeviceptr, unsigned char, size_t, CUstream);
+typedef CUresult launch_fn(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+                           void **, void **);
+typedef CUresult load_fn(CUmodule *, const char *);
+typedef CUresult function_fn(CUfunction *, CUmodule, const char *);
 #define TAKES(name, type) _Static_assert(__builtin_types_compatible_p(__typeof__(name), type), #name " is declared so")
 TAKES(cuMemMap, map_fn);
 TAKES(cuMemAddressReserve, reserve_fn);
@@ -87,6 +95,9 @@ TAKES(cuStreamWriteValue64, word_fn);
 TAKES(cuLaunchHostFunc, host_fn);
 TAKES(cuMemcpyAsync, copy_fn);
 TAKES(cuMemsetD8Async, set_fn);
+TAKES(cuLaunchKernel, launch_fn);
+TAKES(cuModuleLoad, load_fn);
+TAKES(cuModuleGetFunction, function_fn);
 
 int main(void)
 {

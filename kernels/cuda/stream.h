@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CUDA device's table on its streams: kernels are submitted to a queue of the device, and run there. */
+#ifndef LADE_CUDA_STREAM_H
+#define LADE_CUDA_STREAM_H
+
+#include "device/cuda.h"
+#include "kernels/kernels.h"
+
+typedef struct lade_cuda_kernels lade_cuda_kernels;
+
+/*
+ * Load all kernels for @device from the files <op>.fatbin of @folder. The caller closes, before the device. Errors as
+ * of lade_cuda_functions_open. Any thread; blocks while the driver loads.
+ */
+int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_error *error,
+                           lade_cuda_kernels **ret_kernels);
+
+/* All that was submitted must have run. NULL is allowed. */
+void lade_cuda_kernels_close(lade_cuda_kernels *kernels);
+
+/*
+ * Submit @kernel to @queue, which is a stream's. @args have device addresses and are read before this returns; @step
+ * is the address of the step block in memory that the device reads when the kernel runs. Its event is (@queue,
+ * *ret_count); a launch that the driver refuses is the device's status. Blocks only while the queue is full.
+ */
+void lade_cuda_kernels_submit(const lade_cuda_kernels *kernels, lade_queue *queue, enum lade_kernel kernel,
+                              const void *args, const struct lade_step *step, struct lade_span *ret_span,
+                              uint64_t *ret_count);
+
+#endif

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The stand-in's modules: every file of machine code is the library of kernels compiled for the CPU that
+ * LADE_STANDIN_KERNELS names, and a function is the kernel of that name in it. Without the variable no file is found.
+ * Launches run on the stream, in shuffled order, one grid at a time.
+ */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "cuda_on_cpu_run.h"
+#include "standin_internal.h"
+
+EXPORT cuda_result cuModuleLoad(cuda_module *ret_module, const char *file);
+EXPORT cuda_result cuModuleUnload(cuda_module module);
+EXPORT cuda_result cuModuleGetFunction(cuda_function *ret_function, cuda_module module, const char *name);
+EXPORT cuda_result cuFuncSetAttribute(cuda_function function, int attribute, int value);
+EXPORT cuda_result cuLaunchKernel(cuda_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                  unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                                  cuda_stream stream, void **params, void **extra);
+
+#define PLAIN_SHARED_BYTES (48u << 10) /* what a function may have that has not asked for more */
+#define MOST_FUNCTIONS 256
+
+struct CUfunc_st {
+  const struct cuda_on_cpu_kernel *kernel;
+  unsigned shared_bytes;
+  struct CUmod_st *module;
+};
+
+struct CUmod_st {
+  void *library;
+  void (*run)(const struct cuda_on_cpu_launch *launch);
+  struct CUfunc_st functions[MOST_FUNCTIONS];
+  int n_functions;
+};
+
+/* A launch on its way, with its arguments. */
+struct kernel_call {
+  void (*run)(const struct cuda_on_cpu_launch *launch);
+  struct cuda_on_cpu_launch launch;
+  _Alignas(16) char args[];
+};
+
+/* A symbol that is a function; POSIX lets an object's pointer carry it. */
+static void run_find(struct CUmod_st *module)
+{
+  void *at = dlsym(module->library, "cuda_on_cpu_run");
+  memcpy(&module->run, &at, sizeof(at));
+}
+
+cuda_result cuModuleLoad(cuda_module *ret_module, const char *file)
+{
+  const char *library = getenv("LADE_STANDIN_KERNELS");
+  cuda_result result = standin_enter("cuModuleLoad", true);
+  if (result || !library)
+    return result ? result : CUDA_FILE_NOT_FOUND;
+  struct CUmod_st *module = calloc(1, sizeof(*module));
+  LADE_ASSERT(module);
+  module->library = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  if (!module->library) {
+    free(module);
+    return CUDA_FILE_NOT_FOUND;
+  }
+  run_find(module);
+  standin_alive(1);
+  *ret_module = module;
+  return 0;
+}
+
+cuda_result cuModuleUnload(cuda_module module)
+{
+  dlclose(module->library);
+  free(module);
+  standin_alive(-1);
+  return standin_leave("cuModuleUnload");
+}
+
+cuda_result cuModuleGetFunction(cuda_function *ret_function, cuda_module module, const char *name)
+{
+  char symbol[96];
+  cuda_result result = standin_enter("cuModuleGetFunction", true);
+  if (result)
+    return result;
+  snprintf(symbol, sizeof(symbol), "%s_on_cpu", name);
+  const struct cuda_on_cpu_kernel *kernel = dlsym(module->library, symbol);
+  if (!kernel || module->n_functions == MOST_FUNCTIONS)
+    return CUDA_NOT_FOUND;
+  struct CUfunc_st *function = &module->functions[module->n_functions++];
+  *function = (struct CUfunc_st){kernel, PLAIN_SHARED_BYTES, module};
+  *ret_function = function;
+  return 0;
+}
+
+cuda_result cuFuncSetAttribute(cuda_function function, int attribute, int value)
+{
+  cuda_result result = standin_enter("cuFuncSetAttribute", true);
+  if (!result && attribute == CUDA_FUNCTION_SHARED_MOST)
+    function->shared_bytes = (unsigned)value;
+  return result;
+}
+
+static void kernel_call_run(void *args)
+{
+  struct kernel_call *call = args;
+  call->run(&call->launch);
+}
+
+cuda_result cuLaunchKernel(cuda_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                           unsigned block_y, unsigned block_z, unsigned shared_bytes, cuda_stream stream, void **params,
+                           void **extra)
+{
+  cuda_result result = standin_enter("cuLaunchKernel", true);
+  if (result)
+    return result;
+  if (!grid_x || !grid_y || !grid_z || !block_x || block_y != 1 || block_z != 1 || block_x % 32 ||
+      grid_y > UINT16_MAX || grid_z > UINT16_MAX || shared_bytes > function->shared_bytes || extra)
+    return CUDA_INVALID_VALUE;
+  size_t args_bytes = function->kernel->args_bytes;
+  struct kernel_call *call = malloc(sizeof(*call) + args_bytes);
+  LADE_ASSERT(call);
+  call->run = function->module->run;
+  memcpy(call->args, params[0], args_bytes);
+  call->launch = (struct cuda_on_cpu_launch){.kernel = function->kernel, .grid = {grid_x, grid_y, grid_z},
+                                             .n_threads = block_x, .shared_bytes = shared_bytes,
+                                             .order = CUDA_SHUFFLED, .args = call->args,
+                                             .step = *(const struct lade_step *const *)params[1]};
+  standin_put_call(stream, kernel_call_run, call);
+  return 0;
+}
