@@ -11,7 +11,9 @@
  * take turns in rising, falling or shuffled order, and so do blocks: a kernel whose result depends on it lacks a
  * barrier. What this cannot show is a race within one turn, such as two lanes that store to one place.
  *
- * Sanitizers are told of every switch through their fiber interface where they are linked in.
+ * The address sanitizer is told of every switch where it is linked in. The thread sanitizer would have to make a fiber
+ * of its own for every thread of every block; under it this file and the kernels are built without it, being one
+ * thread's work behind one lock.
  */
 #include "cuda_on_cpu_run.h"
 
@@ -40,7 +42,6 @@ struct thread {
   int line;         /* where it waits */
   unsigned n_exchanges;
   void *asan_stack; /* the address sanitizer's memory of it, while it is away */
-  void *tsan_fiber;
 };
 
 /* What lanes of a warp exchange: two sets in turn, as one lane may be in the next exchange while others still read. */
@@ -64,13 +65,10 @@ struct cuda_on_cpu_index cuda_on_cpu_thread, cuda_on_cpu_block, cuda_on_cpu_bloc
 extern unsigned char lade_shared[] __attribute__((visibility("default"))); /* as kernels declare it */
 _Alignas(64) unsigned char lade_shared[SHARED_BYTES + STRIP_BYTES];
 
-/* The sanitizers' own interfaces (common_interface_defs.h, tsan_interface.h), absent without them. */
+/* The address sanitizer's own interfaces (common_interface_defs.h, asan_interface.h), absent without it. */
 void __sanitizer_start_switch_fiber(void **save, const void *bottom, size_t bytes) __attribute__((weak));
 void __sanitizer_finish_switch_fiber(void *saved, const void **ret_bottom, size_t *ret_bytes) __attribute__((weak));
 void __asan_unpoison_memory_region(const volatile void *at, size_t bytes) __attribute__((weak));
-void *__tsan_get_current_fiber(void) __attribute__((weak));
-void *__tsan_create_fiber(unsigned flags) __attribute__((weak));
-void __tsan_switch_to_fiber(void *fiber, unsigned flags) __attribute__((weak));
 
 static char *stack_of(const struct thread *thread)
 {
@@ -83,8 +81,6 @@ static void switch_to(struct thread *from, struct thread *to, bool is_last)
   size_t bytes = to == &cpu.scheduler ? cpu.scheduler_bytes : STACK_BYTES;
   if (__sanitizer_start_switch_fiber)
     __sanitizer_start_switch_fiber(is_last ? NULL : &from->asan_stack, bottom, bytes);
-  if (__tsan_switch_to_fiber)
-    __tsan_switch_to_fiber(to->tsan_fiber, 0);
   fiber_switch(&from->fiber, &to->fiber);
   if (__sanitizer_finish_switch_fiber)
     __sanitizer_finish_switch_fiber(from->asan_stack, NULL, NULL);
@@ -132,8 +128,6 @@ static void threads_begin(void)
     struct thread *thread = &cpu.threads[i];
     thread->state = READY;
     thread->n_exchanges = 0;
-    if (__tsan_create_fiber && !thread->tsan_fiber)
-      thread->tsan_fiber = __tsan_create_fiber(0);
     if (__asan_unpoison_memory_region) /* what ended there left its frames behind */
       __asan_unpoison_memory_region(stack_of(thread), STACK_BYTES);
     fiber_init(&thread->fiber, stack_of(thread), STACK_BYTES, thread_main);
@@ -251,8 +245,6 @@ static void begin(const struct cuda_on_cpu_launch *launch)
   cuda_on_cpu_thread = (struct cuda_on_cpu_index){0, 0, 0};
   cuda_on_cpu_block_size = (struct cuda_on_cpu_index){launch->n_threads, 1, 1};
   cuda_on_cpu_grid_size = (struct cuda_on_cpu_index){launch->grid[0], launch->grid[1], launch->grid[2]};
-  if (__tsan_get_current_fiber)
-    cpu.scheduler.tsan_fiber = __tsan_get_current_fiber();
 }
 
 void cuda_on_cpu_run(const struct cuda_on_cpu_launch *launch)
