@@ -4,7 +4,9 @@
  * order, so losses are those of one rank bit for bit, and so is every parameter with its state. A tied table over
  * several microbatches is, and losses are close; both stages that have it have the same one. Other residencies give the
  * same bits, and each stage's peak is as planned. Every rank runs the single-rank reference itself. ranks.py starts it;
- * there are as many stages as ranks.
+ * there are as many stages as ranks, or half as many, each of two data parallel ranks that hold shards of its state.
+ *
+ * Usage: pipeline [shards]
  */
 #include <math.h>
 #include <stdio.h>
@@ -178,14 +180,17 @@ static void same_numbers(const struct run *got, const struct run *again, const c
 static void rigs_init(struct world *world, const struct lade_layout *layout, size_t i, struct rig *one,
                       struct rig *ours)
 {
+  const int dp = lade_layout_size(layout, LADE_AXIS_DP);
   struct rig_model model = rig_tiny(cases[i].family);
   model.layers = LAYERS;
   model.batch = 2;
   model.dtype = cases[i].dtype;
-  model.n_microbatches = cases[i].n_microbatches;
+  model.n_microbatches = dp * cases[i].n_microbatches;
   model.is_untied = !cases[i].is_tied;
   rig_init(one, &model);
-  model.share = (struct lade_share){.pp = world->size, .pp_rank = world->rank, .n_chunks = layout->virtual_stages};
+  model.n_microbatches = cases[i].n_microbatches;
+  model.share = (struct lade_share){.pp = world->size / dp, .pp_rank = lade_layout_position(layout, LADE_AXIS_PP),
+                                    .n_chunks = layout->virtual_stages};
   rig_init(ours, &model);
   one->is_early = ours->is_early = cases[i].is_early;
   one->is_unclipped = ours->is_unclipped = !cases[i].is_clipped;
@@ -193,7 +198,7 @@ static void rigs_init(struct world *world, const struct lade_layout *layout, siz
   ours->comms = world->axes;
 }
 
-static void case_agrees(struct world *world, size_t i)
+static void case_agrees(struct world *world, size_t i, int dp)
 {
   const struct scene_setting keep = {.manner = SCENE_KEEP, .is_early = cases[i].is_early};
   const struct scene_setting mixed = {.manner = SCENE_MIXED, .homes = LADE_HOME_HOST, .is_early = cases[i].is_early,
@@ -201,7 +206,7 @@ static void case_agrees(struct world *world, size_t i)
   struct lade_layout layout;
   struct lade_error error = {0};
   struct lade_layout_params how = {.struct_size = sizeof(how), .world = world->size, .rank = world->rank,
-                                   .pp = world->size, .schedule = cases[i].schedule,
+                                   .pp = world->size / dp, .dp = dp, .zero = dp > 1, .schedule = cases[i].schedule,
                                    .virtual_stages = cases[i].n_chunks, .grad_reduce = LADE_F32};
   struct rig one, ours;
   struct run want, got, again;
@@ -210,7 +215,7 @@ static void case_agrees(struct world *world, size_t i)
   rigs_init(world, &layout, i, &one, &ours);
   run_open(&want, &one, &keep);
   run_open(&got, &ours, &keep);
-  bool is_close = cases[i].is_tied && cases[i].n_microbatches > 1; /* the table's sum has another order */
+  bool is_close = dp > 1 || (cases[i].is_tied && cases[i].n_microbatches > 1); /* sums have another order */
   losses_agree(&got, &want, is_close ? CLOSE_BOUND : 0, cases[i].name);
   norms_agree(&got, &want, cases[i].name);
   if (!is_close)
@@ -229,12 +234,16 @@ static void case_agrees(struct world *world, size_t i)
   world_unite(world);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
   struct world world;
   world_open(&world);
-  for (size_t i = 0; i < LADE_COUNT(cases); i++)
-    case_agrees(&world, i);
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    if (argc == 1)
+      case_agrees(&world, i, 1);
+    else if (cases[i].dtype == LADE_F32)
+      case_agrees(&world, i, 2);
+  }
   printf("DONE\n");
   fflush(stdout);
   world_close(&world);
