@@ -53,20 +53,6 @@ enum lade_queue_id {
   LADE_N_QUEUES
 };
 
-/* Along what ranks share the work: see docs/parallel.md. */
-enum lade_axis {
-  LADE_AXIS_TP, /* tensor (and sequence) parallel */
-  LADE_AXIS_CP, /* context parallel */
-  LADE_AXIS_EP, /* expert parallel: inside dp */
-  LADE_AXIS_DP, /* data parallel, all of it */
-  LADE_AXIS_PP, /* pipeline parallel */
-  LADE_AXIS_EXPERT_DP, /* replicas of the same experts: dp / ep */
-  LADE_AXIS_SHARD,     /* holders of one sharded copy of the state: inside dp */
-  LADE_AXIS_REPLICATE, /* holders of the same shard: dp / shard */
-  LADE_AXIS_EMBED,     /* the first and the last stage, where a token table is tied; stages between are alone */
-  LADE_N_AXES
-};
-
 /* "device", "parameters", "compute" and so on; static. Any thread. */
 LADE_API const char *lade_space_name(enum lade_space space);
 LADE_API const char *lade_owner_name(enum lade_owner owner);

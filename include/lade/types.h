@@ -52,6 +52,20 @@ LADE_API size_t lade_dtype_bytes(enum lade_dtype dtype);
 /* Short name, "f32", "bf16", ...; static. Any thread. */
 LADE_API const char *lade_dtype_name(enum lade_dtype dtype);
 
+/* Along what ranks share the work: see docs/parallel.md. */
+enum lade_axis {
+  LADE_AXIS_TP, /* tensor (and sequence) parallel */
+  LADE_AXIS_CP, /* context parallel */
+  LADE_AXIS_EP, /* expert parallel: inside dp */
+  LADE_AXIS_DP, /* data parallel, all of it */
+  LADE_AXIS_PP, /* pipeline parallel */
+  LADE_AXIS_EXPERT_DP, /* replicas of the same experts: dp / ep */
+  LADE_AXIS_SHARD,     /* holders of one sharded copy of the state: inside dp */
+  LADE_AXIS_REPLICATE, /* holders of the same shard: dp / shard */
+  LADE_AXIS_EMBED,     /* the first and the last stage, where a token table is tied; stages between are alone */
+  LADE_N_AXES
+};
+
 /* How AdamW's two moments are kept between steps; docs/adam.md. */
 enum lade_moments {
   LADE_MOMENTS_F32,

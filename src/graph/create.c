@@ -342,3 +342,20 @@ void lade_graph_destroy(struct lade_graph *graph)
   free(graph->units);
   free(graph);
 }
+
+bool lade_op_is_collective(enum lade_op_kind kind)
+{
+  return kind == LADE_OP_ALL_REDUCE || kind == LADE_OP_ALL_GATHER || kind == LADE_OP_REDUCE_SCATTER;
+}
+
+bool lade_op_is_border(enum lade_op_kind kind)
+{
+  return kind == LADE_OP_SEND || kind == LADE_OP_RECV || lade_op_is_collective(kind);
+}
+
+bool lade_tensor_is_repeatable(const struct lade_graph *graph, int tensor)
+{
+  const struct lade_tensor *what = &graph->tensors[tensor];
+  return what->kind == LADE_TENSOR_ACTIVATION && !graph->ops[what->producer].is_backward &&
+         graph->ops[what->producer].kind != LADE_OP_RECV;
+}

@@ -24,7 +24,6 @@
 #include <stdint.h>
 
 #include "kernels/kernels.h"
-#include "lade/plan.h"
 #include "lade/types.h"
 
 #define LADE_NAME_BYTES 64

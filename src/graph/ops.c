@@ -720,23 +720,6 @@ static double border_flops(const struct lade_graph *graph, const struct lade_op 
 
 /* ---- public ---- */
 
-bool lade_op_is_collective(enum lade_op_kind kind)
-{
-  return kind == LADE_OP_ALL_REDUCE || kind == LADE_OP_ALL_GATHER || kind == LADE_OP_REDUCE_SCATTER;
-}
-
-bool lade_op_is_border(enum lade_op_kind kind)
-{
-  return kind == LADE_OP_SEND || kind == LADE_OP_RECV || lade_op_is_collective(kind);
-}
-
-bool lade_tensor_is_repeatable(const struct lade_graph *graph, int tensor)
-{
-  const struct lade_tensor *what = &graph->tensors[tensor];
-  return what->kind == LADE_TENSOR_ACTIVATION && !graph->ops[what->producer].is_backward &&
-         graph->ops[what->producer].kind != LADE_OP_RECV;
-}
-
 void lade_op_bind(const struct lade_graph *graph, int op, const struct lade_bind *bind, void *ret_args)
 {
   LADE_ASSERT(op >= 0 && op < graph->n_ops);

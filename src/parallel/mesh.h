@@ -22,7 +22,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "lade/plan.h" /* axes: the part that the public may use */
 #include "lade/types.h"
 
 #define LADE_WORLD_MOST 1000000 /* ranks: ten times the largest job that is planned for */

@@ -28,6 +28,8 @@ struct proof {
 
 int proof_form(struct proof *proof);
 int proof_space(struct proof *proof, const uint64_t *budget_bytes);
+/* Each buffer is sound by itself; form begins with it. */
+int proof_buffers(const struct proof *proof);
 int proof_walk(struct proof *proof);
 
 /* Refuse: one line that begins with instruction @at and, unless negative, its operand @i. Returns -EINVAL. */

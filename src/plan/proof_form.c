@@ -39,35 +39,7 @@ struct tally {
   int n_normed, n_clipped, n_updated, n_run, n_clips;
 };
 
-/* ---- buffers and values ---- */
-
-static int buffers_check(const struct proof *proof)
-{
-  const struct lade_program *program = proof->program;
-  for (int i = 0; i < program->n_buffers; i++) {
-    const struct lade_buffer *buffer = &program->buffers[i];
-    if ((unsigned)buffer->space >= LADE_N_SPACES || (unsigned)buffer->owner >= LADE_N_OWNERS)
-      return proof_fail_all(proof, "buffer %d: space %d and owner %d: no such", i, (int)buffer->space,
-                            (int)buffer->owner);
-    const char *space = lade_space_name(buffer->space);
-    uint64_t align = buffer->space == LADE_STORE ? LADE_STORE_ALIGN : LADE_BUFFER_ALIGN;
-    if (buffer->bytes == 0 || buffer->bytes % align || buffer->offset % align)
-      return proof_fail_all(proof, "buffer %d in %s: offset %llu and size %llu: expected multiples of %llu", i, space,
-                            (unsigned long long)buffer->offset, (unsigned long long)buffer->bytes,
-                            (unsigned long long)align);
-    uint64_t peak = program->peak_bytes[buffer->space];
-    if (buffer->offset > peak || buffer->bytes > peak - buffer->offset)
-      return proof_fail_all(proof, "buffer %d in %s: ends past the stated peak of %llu bytes", i, space,
-                            (unsigned long long)peak);
-    if (buffer->first < 0 || buffer->first > buffer->last || buffer->last >= program->n_instrs)
-      return proof_fail_all(proof, "buffer %d in %s: lifetime from %d to %d of %d instructions", i, space,
-                            buffer->first, buffer->last, program->n_instrs);
-    if (buffer->is_resident && (buffer->first != 0 || buffer->last != program->n_instrs - 1))
-      return proof_fail_all(proof, "buffer %d in %s: resident, but lives from %d to %d only", i, space, buffer->first,
-                            buffer->last);
-  }
-  return 0;
-}
+/* ---- values ---- */
 
 /* The verdict's version by which @param is updated. */
 static int ruling_version(const struct proof *proof, int param)
@@ -785,7 +757,7 @@ int proof_form(struct proof *proof)
   const struct lade_graph *graph = proof->graph;
   int status = list_check(proof);
   if (!status)
-    status = buffers_check(proof);
+    status = proof_buffers(proof);
   if (status)
     return status;
   struct tally tally = {.n_run = 0};

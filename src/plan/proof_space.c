@@ -175,3 +175,31 @@ int proof_space(struct proof *proof, const uint64_t *budget_bytes)
   }
   return status;
 }
+
+int proof_buffers(const struct proof *proof)
+{
+  const struct lade_program *program = proof->program;
+  for (int i = 0; i < program->n_buffers; i++) {
+    const struct lade_buffer *buffer = &program->buffers[i];
+    if ((unsigned)buffer->space >= LADE_N_SPACES || (unsigned)buffer->owner >= LADE_N_OWNERS)
+      return proof_fail_all(proof, "buffer %d: space %d and owner %d: no such", i, (int)buffer->space,
+                            (int)buffer->owner);
+    const char *space = lade_space_name(buffer->space);
+    uint64_t align = buffer->space == LADE_STORE ? LADE_STORE_ALIGN : LADE_BUFFER_ALIGN;
+    if (buffer->bytes == 0 || buffer->bytes % align || buffer->offset % align)
+      return proof_fail_all(proof, "buffer %d in %s: offset %llu and size %llu: expected multiples of %llu", i, space,
+                            (unsigned long long)buffer->offset, (unsigned long long)buffer->bytes,
+                            (unsigned long long)align);
+    uint64_t peak = program->peak_bytes[buffer->space];
+    if (buffer->offset > peak || buffer->bytes > peak - buffer->offset)
+      return proof_fail_all(proof, "buffer %d in %s: ends past the stated peak of %llu bytes", i, space,
+                            (unsigned long long)peak);
+    if (buffer->first < 0 || buffer->first > buffer->last || buffer->last >= program->n_instrs)
+      return proof_fail_all(proof, "buffer %d in %s: lifetime from %d to %d of %d instructions", i, space,
+                            buffer->first, buffer->last, program->n_instrs);
+    if (buffer->is_resident && (buffer->first != 0 || buffer->last != program->n_instrs - 1))
+      return proof_fail_all(proof, "buffer %d in %s: resident, but lives from %d to %d only", i, space, buffer->first,
+                            buffer->last);
+  }
+  return 0;
+}

@@ -31,7 +31,7 @@ def ranks_run(n, command, wrap=()):
         environment[name] = ":".join(part for part in (os.environ.get(name), option) if part)
     mpirun = ["mpirun", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-n", str(n)]
     result = subprocess.run(list(wrap) + mpirun + command, env=environment, stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT, text=True, timeout=110, check=False)
+                            stderr=subprocess.STDOUT, text=True, timeout=300, check=False)
     return result.returncode, result.stdout
 
 

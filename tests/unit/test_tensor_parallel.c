@@ -370,15 +370,16 @@ static void fp32_gradients_are_as_exact_as_the_whole_models(void **state)
     double least = least_get(&exact);
     for (int param = 0; param < job.whole->n_params; param++)
       assert_true(ranks_error(&job, &exact.whole_run, param) <=
-                  2 * whole_error(&job, &exact.whole_run, param) + 2e-7 * fmax(whole_error(&exact, NULL, param), least));
+                  2 * whole_error(&job, &exact.whole_run, param) +
+                      2e-7 * fmax(whole_error(&exact, NULL, param), least));
     job_finish(&exact);
     job_finish(&job);
   }
 }
 
 /*
- * Beside the whole model's roundings a rank rounds its part of each sum, and the sum: two of 2^-9 more at four places of
- * a layer and direction. Sixteen units bound what they come to.
+ * Beside the whole model's roundings a rank rounds its part of each sum, and the sum: two of 2^-9 more at four places
+ * of a layer and direction. Sixteen units bound what they come to.
  */
 static void bf16_stays_within_its_roundings(void **state)
 {
