@@ -24,6 +24,7 @@
 /* What all kernels share: sizes, and where this block stands. */
 struct shape {
   int64_t time, heads, key_heads, head_dim, row_elements;
+  int64_t draw_heads; /* that dropout's draws count by */
   int64_t b, h; /* the sequence, and the query head (of keys' kernels: the key head) */
   int stride;     /* of rows in shared memory: odd for even heads, so that lanes meet different banks */
   float scale;
@@ -36,6 +37,7 @@ template <class Args> static __device__ inline struct shape shape_get(const Args
   shape.heads = a.heads;
   shape.key_heads = a.key_heads;
   shape.head_dim = a.head_dim;
+  shape.draw_heads = a.draw_heads ? a.draw_heads : a.heads;
   shape.row_elements = (a.heads + 2 * a.key_heads) * a.head_dim;
   shape.b = blockIdx.z;
   shape.h = blockIdx.y;
@@ -78,7 +80,7 @@ static __device__ inline float dot(const struct shape &s, const float *x, const 
 static __device__ inline float keep_get(const struct shape &s, const struct lade_step *step,
                                         const struct lade_drop &drop, int64_t h, int64_t i, int64_t j)
 {
-  return drop_value(step, drop, ((s.b * s.heads + h) * s.time + i) * s.time + j, 1.0f);
+  return drop_value(step, drop, ((s.b * s.draw_heads + h) * s.time + i) * s.time + j, 1.0f);
 }
 
 /* sum[] += each lane's weight times its row of the tile. A whole warp; @weights: its 32 floats of shared memory. */

@@ -17,10 +17,13 @@ template <class T>
 static __device__ void embed_fwd_of(const struct lade_embed_fwd_args &a, const struct lade_step *step)
 {
   int64_t row = blockIdx.x;
-  const T *token = (const T *)a.token_table + a.tokens[row] * a.d;
+  int64_t token = a.tokens[row] - a.first_token;
+  const T *from = token >= 0 && token < a.vocabulary ? (const T *)a.token_table + token * a.d : NULL;
   const T *position = a.position_table ? (const T *)a.position_table + row % a.time * a.d : NULL;
-  for (int64_t j = threadIdx.x; j < a.d; j += blockDim.x)
-    put((T *)a.x + row * a.d + j, position ? get(token[j]) + get(position[j]) : get(token[j]));
+  for (int64_t j = threadIdx.x; j < a.d; j += blockDim.x) {
+    float x = from ? get(from[j]) : 0.0f;
+    put((T *)a.x + row * a.d + j, position ? x + get(position[j]) : x);
+  }
 }
 LADE_KERNEL_OF_DTYPES(embed_fwd, lade_embed_fwd_args)
 
@@ -58,12 +61,13 @@ static __device__ void embed_tokens_of(const struct lade_embed_bwd_args &a, cons
   const int32_t *order = (const int32_t *)a.workspace;
   int64_t n = a.batch * a.time, first = blockIdx.x, j = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
   int32_t token = a.tokens[order[first]];
-  if ((first > 0 && a.tokens[order[first - 1]] == token) || j >= a.d)
+  int64_t table_row = token - a.first_token;
+  if ((first > 0 && a.tokens[order[first - 1]] == token) || j >= a.d || table_row < 0 || table_row >= a.vocabulary)
     return;
   float sum = 0;
   for (int64_t place = first; place < n && a.tokens[order[place]] == token; place++)
     sum += get(((const T *)a.dx)[order[place] * a.d + j]);
-  float *to = (float *)a.d_token_table + token * a.d + j;
+  float *to = (float *)a.d_token_table + table_row * a.d + j;
   *to = a.accumulate_token ? *to + sum : sum;
 }
 LADE_KERNEL_OF_DTYPES(embed_tokens, lade_embed_bwd_args)

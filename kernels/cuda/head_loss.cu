@@ -16,7 +16,7 @@
 LADE_KERNEL(head_reduce, lade_cuda_head)
 {
   LADE_SHARED(float, room);
-  int64_t row = a.first_row + blockIdx.x, target = a.targets[row] - a.first_column;
+  int64_t row = a.first_row + blockIdx.x, target = a.targets[row] - a.first_token - a.first_column;
   const float *logits = a.logits + blockIdx.x * a.n_columns;
   bool is_first = a.first_column == 0;
   float before = is_first ? -INFINITY : a.max[row], max = before, added = 0;
@@ -32,6 +32,8 @@ LADE_KERNEL(head_reduce, lade_cuda_head)
   a.max[row] = max;
   if (a.targets[row] >= 0 && target >= 0 && target < a.n_columns)
     a.target_logit[row] = logits[target];
+  else if (is_first)
+    a.target_logit[row] = 0;
 }
 LADE_CUDA_EXPORT(head_reduce, lade_cuda_head)
 
@@ -50,7 +52,7 @@ static __device__ inline double threads_sum(double value, double *room)
   return sum;
 }
 
-static __device__ inline double targets_count(const struct lade_cuda_head &a, double *room)
+template <class Args> static __device__ inline double targets_count(const Args &a, double *room)
 {
   double n = 0;
   for (int64_t row = threadIdx.x; row < a.n; row += blockDim.x)
@@ -75,6 +77,31 @@ LADE_KERNEL(head_finish, lade_cuda_head)
 }
 LADE_CUDA_EXPORT(head_finish, lade_cuda_head)
 
+/* One block, all rows: ranks' statistics joined in their order. */
+LADE_KERNEL(head_join, lade_head_join_args)
+{
+  LADE_SHARED(double, room);
+  double sum = 0, n = targets_count(a, room);
+  for (int64_t row = threadIdx.x; row < a.n; row += blockDim.x) {
+    const float *stats = (const float *)a.stats + row;
+    float max = -INFINITY, added = 0, target_logit = 0;
+    for (int64_t rank = 0; rank < a.n_ranks; rank++)
+      max = fmaxf(max, stats[rank * 3 * a.n]);
+    for (int64_t rank = 0; rank < a.n_ranks; rank++) {
+      added += stats[(rank * 3 + 1) * a.n] * expf(stats[rank * 3 * a.n] - max);
+      target_logit += stats[(rank * 3 + 2) * a.n];
+    }
+    float lse = max + logf(added), loss = a.targets[row] >= 0 ? lse - target_logit : 0.0f;
+    ((float *)a.lse)[row] = lse;
+    ((float *)a.losses)[row] = loss;
+    sum += (double)loss;
+  }
+  sum = threads_sum(sum, room);
+  if (threadIdx.x == 0)
+    *(float *)a.loss = n > 0 ? (float)(sum / n) : 0.0f;
+}
+LADE_CUDA_EXPORT(head_join, lade_head_join_args)
+
 /* One block. */
 LADE_KERNEL(head_scale, lade_cuda_head)
 {
@@ -88,7 +115,7 @@ LADE_CUDA_EXPORT(head_scale, lade_cuda_head)
 /* A block has a row of the block of rows in hand; all rows of the chunk stay, for the products. */
 template <class T> static __device__ void head_gradient_of(const struct lade_cuda_head &a, const struct lade_step *step)
 {
-  int64_t row = a.first_row + blockIdx.x, target = a.targets[row] - a.first_column;
+  int64_t row = a.first_row + blockIdx.x, target = a.targets[row] - a.first_token - a.first_column;
   const float *logits = a.logits + blockIdx.x * a.n_columns;
   T *d_logits = (T *)a.d_logits + row * a.n_columns;
   float scale = a.targets[row] < 0 ? 0.0f : *a.row_scale, lse = a.lse[row];

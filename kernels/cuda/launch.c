@@ -56,6 +56,7 @@ static size_t workspace_bytes(enum lade_kernel kernel, const void *args)
   case LADE_K_ATTENTION_BWD: return lade_cuda_attention_bwd_bytes(args);
   case LADE_K_COLUMN_SUM: return lade_cuda_column_sum_bytes(args);
   case LADE_K_EMBED_BWD: return lade_cuda_embed_bwd_bytes(args);
+  case LADE_K_HEAD_STATS: return lade_cuda_head_stats_bytes(args);
   case LADE_K_HEAD_LOSS_FWD: return lade_cuda_head_loss_fwd_bytes(args);
   case LADE_K_HEAD_LOSS_BWD: return lade_cuda_head_loss_bwd_bytes(args);
   case LADE_K_NORM_BWD: return lade_cuda_norm_bwd_bytes(args);

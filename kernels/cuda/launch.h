@@ -34,6 +34,7 @@
   X(gelu, GELU_BWD, gelu_bwd, 3) \
   X(head_loss, HEAD_REDUCE, head_reduce, 1) \
   X(head_loss, HEAD_FINISH, head_finish, 1) \
+  X(head_loss, HEAD_JOIN, head_join, 1) \
   X(head_loss, HEAD_SCALE, head_scale, 1) \
   X(head_loss, HEAD_GRADIENT, head_gradient, 3) \
   X(matmul, MATMUL, matmul, 3) \

@@ -47,6 +47,7 @@ struct walk {
   const struct lade_kernel_ctx *ctx;
   enum lade_dtype dtype;
   int64_t d, vocabulary;
+  int64_t n_tokens; /* of the vocabulary: without padding */
   const char *x, *weight;
   struct lade_cuda_head head; /* the piece in hand */
 };
@@ -57,7 +58,7 @@ static void chunk_run(struct walk *walk, enum lade_cuda_function function, enum 
   struct lade_cuda_head *head = &walk->head;
   int64_t n_block = block_rows(head->n, walk->vocabulary);
   size_t row_bytes = (size_t)walk->d * lade_dtype_bytes(walk->dtype);
-  head->n_columns = LADE_MIN(chunk_columns(walk->vocabulary), walk->vocabulary - head->first_column);
+  head->n_columns = LADE_MIN(chunk_columns(walk->vocabulary), walk->n_tokens - head->first_column);
   for (head->first_row = 0; head->first_row < head->n; head->first_row += n_block) {
     int64_t n_rows = LADE_MIN(n_block, head->n - head->first_row);
     lade_cuda_matmul(walk->ctx, &(struct lade_matmul_args){
@@ -86,8 +87,8 @@ static void head_loss_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   struct rooms rooms = rooms_get(a->dtype, a->n, a->d, a->vocabulary, false);
   char *at = a->workspace;
   float *per_row = (float *)(at + rooms.per_row);
-  struct walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary, .x = a->x,
-                      .weight = a->weight};
+  struct walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
+                      .n_tokens = a->vocabulary, .x = a->x, .weight = a->weight};
   walk.head = (struct lade_cuda_head){.n = a->n, .logits = (float *)at, .targets = a->targets, .max = per_row,
                                       .sum = per_row + a->n, .target_logit = per_row + 2 * a->n, .losses = a->losses,
                                       .lse = a->lse, .loss = a->loss};
@@ -99,6 +100,32 @@ static void head_loss_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 size_t lade_cuda_head_loss_fwd_bytes(const struct lade_head_loss_fwd_args *a)
 {
   return rooms_get(a->dtype, a->n, a->d, a->vocabulary, false).end;
+}
+
+/* A row's maximum, sum and target logit are the statistics, as they stand. */
+static void head_stats(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_head_stats_args *a = args;
+  float *stats = a->stats;
+  struct walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
+                      .n_tokens = a->vocabulary - a->padding, .x = a->x, .weight = a->weight};
+  walk.head = (struct lade_cuda_head){.n = a->n, .first_token = a->first_token, .logits = a->workspace,
+                                      .targets = a->targets, .max = stats, .sum = stats + a->n,
+                                      .target_logit = stats + 2 * a->n};
+  for (; walk.head.first_column < walk.n_tokens; walk.head.first_column += LADE_CUDA_HEAD_CHUNK)
+    chunk_run(&walk, LADE_CUDA_HEAD_REDUCE, LADE_F32);
+}
+
+size_t lade_cuda_head_stats_bytes(const struct lade_head_stats_args *a)
+{
+  return rooms_get(a->dtype, a->n, a->d, a->vocabulary, false).end;
+}
+
+static void head_join(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  lade_cuda_launch_grid(ctx, LADE_CUDA_HEAD_JOIN, LADE_F32,
+                        (struct lade_cuda_launch){.grid = {1}, .args = args,
+                                                  .shared_bytes = LADE_CUDA_THREADS * sizeof(double)});
 }
 
 /* dx (+)= d_logits W_chunk, in F32 where chunks follow each other; and the chunk's dW, complete in one product. */
@@ -123,16 +150,22 @@ static void head_loss_bwd(const struct lade_kernel_ctx *ctx, const void *args)
   struct rooms rooms = rooms_get(a->dtype, a->n, a->d, a->vocabulary, true);
   char *at = a->workspace;
   float *dx_sum = rooms.end > rooms.dx ? (float *)(at + rooms.dx) : NULL;
-  struct walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary, .x = a->x,
-                      .weight = a->weight};
-  walk.head = (struct lade_cuda_head){.n = a->n, .logits = (float *)at, .targets = a->targets,
+  struct walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
+                      .n_tokens = a->vocabulary - a->padding, .x = a->x, .weight = a->weight};
+  walk.head = (struct lade_cuda_head){.n = a->n, .first_token = a->first_token, .logits = (float *)at,
+                                      .targets = a->targets,
                                       .lse = (float *)(uintptr_t)a->lse, .scale = a->scale,
                                       .row_scale = (float *)(at + rooms.per_row), .d_logits = at + rooms.d_logits};
   rows_run(&walk, LADE_CUDA_HEAD_SCALE);
-  for (; walk.head.first_column < a->vocabulary; walk.head.first_column += LADE_CUDA_HEAD_CHUNK) {
+  for (; walk.head.first_column < walk.n_tokens; walk.head.first_column += LADE_CUDA_HEAD_CHUNK) {
     chunk_run(&walk, LADE_CUDA_HEAD_GRADIENT, a->dtype);
     products_run(&walk, a, dx_sum);
   }
+  if (a->padding && !a->accumulate) /* rows of a table, as the embedding's backward clears them */
+    lade_cuda_launch_items(ctx, LADE_CUDA_EMBED_CLEAR, LADE_F32, a->padding * a->d,
+                           &(struct lade_embed_bwd_args){.vocabulary = a->padding, .d = a->d,
+                                                         .d_token_table = (float *)a->d_weight +
+                                                                          walk.n_tokens * a->d});
   if (dx_sum)
     lade_cuda_launch_items(ctx, LADE_CUDA_CAST, LADE_F32, a->n * a->d,
                            &(struct lade_cast_args){.from = LADE_F32, .to = a->dtype, .n_elements = a->n * a->d,
@@ -148,4 +181,6 @@ void lade_cuda_head_loss_init(struct lade_kernels *kernels)
 {
   kernels->fn[LADE_K_HEAD_LOSS_FWD] = head_loss_fwd;
   kernels->fn[LADE_K_HEAD_LOSS_BWD] = head_loss_bwd;
+  kernels->fn[LADE_K_HEAD_STATS] = head_stats;
+  kernels->fn[LADE_K_HEAD_JOIN] = head_join;
 }

@@ -26,6 +26,7 @@ void lade_cuda_optimizer_init(struct lade_kernels *kernels);
 void lade_cuda_row_init(struct lade_kernels *kernels);
 
 size_t lade_cuda_attention_bwd_bytes(const struct lade_attention_bwd_args *args);
+size_t lade_cuda_head_stats_bytes(const struct lade_head_stats_args *args);
 size_t lade_cuda_head_loss_fwd_bytes(const struct lade_head_loss_fwd_args *args);
 size_t lade_cuda_head_loss_bwd_bytes(const struct lade_head_loss_bwd_args *args);
 size_t lade_cuda_column_sum_bytes(const struct lade_column_sum_args *args);

@@ -84,6 +84,7 @@ struct lade_cuda_row_sums {
 /* One block of rows of one chunk, or all rows where a phase says so. */
 struct lade_cuda_head {
   int64_t n, first_row, first_column, n_columns;
+  int64_t first_token; /* of the vocabulary, that column 0 is */
   const float *logits; /* [rows in hand, n_columns] */
   const int32_t *targets;
   float *max, *sum, *target_logit; /* [n], forward */

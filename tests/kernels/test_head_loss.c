@@ -189,7 +189,8 @@ static void cut_run(struct cut *cut, const struct lade_kernels *kernels)
                                      .targets = p->targets, .losses = p->fwd.losses, .lse = p->fwd.lse,
                                      .loss = p->fwd.loss};
   struct lade_step step = {.loss_scale = 1};
-  kernels->fn[LADE_K_HEAD_JOIN](&(struct lade_kernel_ctx){.step = &step}, &join);
+  struct lade_kernel_ctx ctx = level_ctx(kernels, NULL, &step);
+  kernels->fn[LADE_K_HEAD_JOIN](&ctx, &join);
   memset(cut->dx, 0, (size_t)(p->fwd.n * p->fwd.d) * sizeof(double));
   for (int64_t rank = 0; rank < cut->n_ranks; rank++) {
     struct lade_head_loss_bwd_args bwd = p->bwd;
