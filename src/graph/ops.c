@@ -620,17 +620,11 @@ static void head_stats_bind(const struct lade_graph *graph, const struct lade_op
                             void *args)
 {
   const struct lade_tensor *weight = tensor_in(graph, op, 1);
-  *(struct lade_head_stats_args *)args = (struct lade_head_stats_args){.dtype = graph->dtype,
-                                                                       .n = rows_get(graph),
-                                                                       .d = weight->dims[1],
-                                                                       .vocabulary = weight->dims[0],
-                                                                       .first_token = first_token(graph),
-                                                                       .padding = lade_share_padding(graph),
-                                                                       .x = in_at(bind, 0),
-                                                                       .weight = in_at(bind, 1),
-                                                                       .targets = in_at(bind, 2),
-                                                                       .stats = out_at(bind, 0),
-                                                                       .workspace = (void *)bind->workspace};
+  *(struct lade_head_stats_args *)args = (struct lade_head_stats_args){
+      .dtype = graph->dtype, .n = rows_get(graph), .d = weight->dims[1], .vocabulary = weight->dims[0],
+      .first_token = first_token(graph), .padding = lade_share_padding(graph), .x = in_at(bind, 0),
+      .weight = in_at(bind, 1), .targets = in_at(bind, 2), .stats = out_at(bind, 0),
+      .workspace = (void *)bind->workspace};
 }
 
 static double head_join_flops(const struct lade_graph *graph, const struct lade_op *op)
@@ -641,14 +635,9 @@ static double head_join_flops(const struct lade_graph *graph, const struct lade_
 static void head_join_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                            void *args)
 {
-  *(struct lade_head_join_args *)args = (struct lade_head_join_args){.dtype = graph->dtype,
-                                                                     .n = rows_get(graph),
-                                                                     .n_ranks = graph->share.tp,
-                                                                     .stats = in_at(bind, 0),
-                                                                     .targets = in_at(bind, 1),
-                                                                     .losses = out_at(bind, 0),
-                                                                     .lse = out_at(bind, 1),
-                                                                     .loss = out_at(bind, 2)};
+  *(struct lade_head_join_args *)args = (struct lade_head_join_args){
+      .dtype = graph->dtype, .n = rows_get(graph), .n_ranks = graph->share.tp, .stats = in_at(bind, 0),
+      .targets = in_at(bind, 1), .losses = out_at(bind, 0), .lse = out_at(bind, 1), .loss = out_at(bind, 2)};
 }
 
 static void head_loss_bwd_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
