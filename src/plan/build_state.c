@@ -168,9 +168,19 @@ void norm_settle(struct builder *b, int param)
 
 /* ---- blocks ---- */
 
+/* Have tensor parallel ranks parts of the gradient? */
+static bool has_parts(const struct builder *b, int param)
+{
+  return b->graph->params[param].n_sharers > 1;
+}
+
 /* Everything of this rank and its fellows is in the block; with replicas, theirs too. */
 static void block_complete(struct builder *b, int param)
 {
+  if (has_parts(b, param)) {
+    all_reduce_emit(b, LADE_AXIS_TP, param, block_place(b, param), block_now(b, param));
+    b->block_versions[param]++;
+  }
   if (lade_layout_size(b->params->layout, LADE_AXIS_REPLICATE) > 1) {
     all_reduce_emit(b, LADE_AXIS_REPLICATE, param, block_place(b, param), block_now(b, param));
     b->block_versions[param]++;
@@ -271,16 +281,20 @@ void grad_emit(struct builder *b, int param, int microbatch)
   if (is_sharded(b)) {
     block_emit(b, param, microbatch, is_last);
     blocks_settle(b, LAG);
-  } else if (lade_layout_size(b->params->layout, LADE_AXIS_DP) > 1) {
-    all_reduce_emit(b, LADE_AXIS_DP, param, (struct place){grad_buffer(b, param), 0},
+    return;
+  }
+  const enum lade_axis axes[] = {LADE_AXIS_TP, LADE_AXIS_DP};
+  const bool is_summed[] = {has_parts(b, param), lade_layout_size(b->params->layout, LADE_AXIS_DP) > 1};
+  for (int i = 0; i < 2; i++) {
+    if (!is_summed[i])
+      continue;
+    all_reduce_emit(b, axes[i], param, (struct place){grad_buffer(b, param), 0},
                     value_now(b, b->graph->params[param].grad));
     b->grad_versions[param]++;
-    b->is_norm_due[param] = true;
-  } else if (b->graph->params[param].is_at_both_ends) {
-    b->is_norm_due[param] = true;
-  } else {
-    norm_emit(b, param);
   }
+  b->is_norm_due[param] = is_summed[0] || is_summed[1] || b->graph->params[param].is_at_both_ends;
+  if (!b->is_norm_due[param])
+    norm_emit(b, param);
 }
 
 /* ---- the end of a step ---- */

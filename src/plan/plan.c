@@ -504,6 +504,17 @@ static void shards_apply(lade_planner *planner)
   }
 }
 
+/* Parts of gradients are summed over all tensor parallel ranks, and whole tensors of them. */
+static int parts_check(const struct lade_graph *graph, struct lade_error *error)
+{
+  for (int param = 0; param < graph->n_params; param++)
+    if (graph->params[param].n_sharers > 1 && graph->params[param].n_sharers < graph->share.tp)
+      return lade_error_set(error, -EINVAL, "model %s: %lld key heads are fewer than %d tensor parallel ranks: give it "
+                            "at most as many ranks", graph->model.name, (long long)graph->model.key_heads,
+                            graph->share.tp);
+  return 0;
+}
+
 int lade_planner_create(const struct lade_plan_params *params, struct lade_error *error, lade_planner **ret_planner)
 {
   const struct lade_prices *prices = params->prices;
@@ -518,6 +529,8 @@ int lade_planner_create(const struct lade_plan_params *params, struct lade_error
     return lade_error_set(error, -EINVAL, "a model of %d parameter tensors: early updates are for at most %d; use "
                           "--update end", params->graph->n_params, LADE_EARLY_PARAMS_MAX);
   int status = layout_check(params, error);
+  if (!status)
+    status = parts_check(params->graph, error);
   if (status)
     return status;
   lade_planner *planner = calloc(1, sizeof(*planner));

@@ -66,7 +66,7 @@ enum lade_scalar {
   LADE_SCALAR_VERDICT,
   LADE_SCALAR_SUM,  /* of this rank's partials, or of what was gathered over the level below; version: the level */
   LADE_SCALAR_SUMS, /* + a level: of all ranks of its axis, in their order */
-  LADE_SCALAR_SUMS_LAST = LADE_SCALAR_SUMS + 1,
+  LADE_SCALAR_SUMS_LAST = LADE_SCALAR_SUMS + 2,
   LADE_N_SCALARS
 };
 #define LADE_SUM_LEVELS (LADE_N_SCALARS - LADE_SCALAR_SUMS)
@@ -203,7 +203,9 @@ struct lade_shard lade_param_shard(const struct lade_graph *graph, const struct 
  * those of one shard, with its padding. Without shards the same as lade_value_bytes.
  */
 uint64_t lade_held_bytes(const struct lade_graph *graph, const struct lade_layout *layout, int tensor);
-/* Partials of the elements of @param that this rank holds, at least one; the first one's index (O(n_params)). */
+/* Elements of those that count for this rank in norms over all ranks: copies of what another owns do not. */
+int64_t lade_norm_elements(const struct lade_graph *graph, const struct lade_layout *layout, int param);
+/* Partials of lade_norm_elements of @param, at least one; the first one's index (O(n_params)). */
 int64_t lade_held_partials(const struct lade_graph *graph, const struct lade_layout *layout, int param);
 int64_t lade_held_first_partial(const struct lade_graph *graph, const struct lade_layout *layout, int param);
 /* Ranks whose sums of squares make the norm. */

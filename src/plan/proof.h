@@ -83,10 +83,17 @@ static inline int grad_added(const struct proof *proof, int param)
   return proof->n_adds[param] * proof->program->n_microbatches;
 }
 
+/* Have tensor parallel ranks parts of the gradient, which are summed first once it is complete? */
+static inline bool has_parts(const struct proof *proof, int param)
+{
+  return proof->graph->params[param].n_sharers > 1;
+}
+
 /* The version that has everything in it, where it is not in shards. */
 static inline int grad_complete(const struct proof *proof, int param)
 {
-  return grad_added(proof, param) + is_reduced(proof) + proof->graph->params[param].is_at_both_ends;
+  return grad_added(proof, param) + has_parts(proof, param) + is_reduced(proof) +
+         proof->graph->params[param].is_at_both_ends;
 }
 
 /* Is the state of parameters in shards? */
@@ -108,7 +115,8 @@ static inline int block_added(const struct proof *proof)
 }
 static inline int block_complete(const struct proof *proof, int param)
 {
-  return block_added(proof) + (lade_layout_size(proof->program->layout, LADE_AXIS_REPLICATE) > 1) +
+  return block_added(proof) + has_parts(proof, param) +
+         (lade_layout_size(proof->program->layout, LADE_AXIS_REPLICATE) > 1) +
          proof->graph->params[param].is_at_both_ends;
 }
 

@@ -205,22 +205,23 @@ static void clip_expect(const struct proof *proof, const struct lade_instr *inst
 
 /*
  * A sum in place: of a loss, of a gradient that all of this rank has been added to, or of a block over its replicas;
- * and last, of a tied table's, over both ends of the pipeline.
+ * first, of parts that tensor parallel ranks have of it; and last, of a tied table's, over both ends of the pipeline.
  */
 static void all_reduce_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
   const struct lade_graph *graph = proof->graph;
   const unsigned device = ON(LADE_DEVICE);
   const bool is_of_ends = instr->axis == LADE_AXIS_EMBED;
+  const int n_before = instr->param >= 0 && instr->axis != LADE_AXIS_TP && has_parts(proof, instr->param);
   if (instr->param < 0) {
     expect_change(proof, e, LADE_ROLE_SRC, device, graph->loss, 0);
     e->operands[0].reads.microbatch = e->operands[0].makes.microbatch = instr->microbatch;
   } else if (is_sharded(proof)) {
     expect_change(proof, e, LADE_ROLE_SRC, device, lade_value_block(graph, instr->param, LADE_BLOCK_GRAD),
-                  is_of_ends ? block_complete(proof, instr->param) - 1 : block_added(proof));
+                  is_of_ends ? block_complete(proof, instr->param) - 1 : block_added(proof) + n_before);
   } else {
     expect_change(proof, e, LADE_ROLE_SRC, device, graph->params[instr->param].grad,
-                  is_of_ends ? grad_complete(proof, instr->param) - 1 : grad_added(proof, instr->param));
+                  is_of_ends ? grad_complete(proof, instr->param) - 1 : grad_added(proof, instr->param) + n_before);
   }
 }
 
@@ -485,22 +486,16 @@ static int queue_expected(const struct proof *proof, const struct lade_instr *in
 /* What an instruction of @op looks like. */
 static struct lade_instr instr_of_op(const struct lade_op *op)
 {
+  struct lade_instr at = {.kind = LADE_INSTR_COLLECTIVE, .axis = (uint8_t)op->attr.axis};
   switch (op->kind) {
   case LADE_OP_SEND:
-    return (struct lade_instr){.kind = LADE_INSTR_SEND, .axis = LADE_AXIS_PP, .peer = op->attr.peer};
   case LADE_OP_RECV:
-    return (struct lade_instr){.kind = LADE_INSTR_RECV, .axis = LADE_AXIS_PP, .peer = op->attr.peer};
-  case LADE_OP_ALL_REDUCE:
-    return (struct lade_instr){
-        .kind = LADE_INSTR_COLLECTIVE, .collective = LADE_ALL_REDUCE, .axis = (uint8_t)op->attr.axis};
-  case LADE_OP_ALL_GATHER:
-    return (struct lade_instr){
-        .kind = LADE_INSTR_COLLECTIVE, .collective = LADE_ALL_GATHER, .axis = (uint8_t)op->attr.axis};
-  case LADE_OP_REDUCE_SCATTER:
-    return (struct lade_instr){
-        .kind = LADE_INSTR_COLLECTIVE, .collective = LADE_REDUCE_SCATTER, .axis = (uint8_t)op->attr.axis};
-  default:
-    return (struct lade_instr){.kind = LADE_INSTR_COMPUTE};
+    return (struct lade_instr){.kind = op->kind == LADE_OP_SEND ? LADE_INSTR_SEND : LADE_INSTR_RECV,
+                               .axis = LADE_AXIS_PP, .peer = op->attr.peer};
+  case LADE_OP_ALL_REDUCE: at.collective = LADE_ALL_REDUCE; return at;
+  case LADE_OP_ALL_GATHER: at.collective = LADE_ALL_GATHER; return at;
+  case LADE_OP_REDUCE_SCATTER: at.collective = LADE_REDUCE_SCATTER; return at;
+  default: return (struct lade_instr){.kind = LADE_INSTR_COMPUTE};
   }
 }
 
@@ -535,6 +530,9 @@ static bool collective_exists(const struct proof *proof, const struct lade_instr
     if (instr->axis == LADE_AXIS_EMBED)
       return is_training && instr->param >= 0 && instr->param < proof->graph->n_params &&
              proof->graph->params[instr->param].is_at_both_ends;
+    if (instr->axis == LADE_AXIS_TP)
+      return is_training && instr->param >= 0 && instr->param < proof->graph->n_params &&
+             has_parts(proof, instr->param);
     return (is_training || is_of_loss) &&
            instr->axis == (is_sharded(proof) && !is_of_loss ? LADE_AXIS_REPLICATE : LADE_AXIS_DP);
   case LADE_REDUCE_SCATTER:

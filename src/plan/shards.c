@@ -31,9 +31,17 @@ struct lade_shard lade_param_shard(const struct lade_graph *graph, const struct 
   return (struct lade_shard){first, LADE_MIN(n_padded, n - first), n_padded};
 }
 
+int64_t lade_norm_elements(const struct lade_graph *graph, const struct lade_layout *layout, int param)
+{
+  const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
+  const struct lade_shard shard = lade_param_shard(graph, layout, param);
+  int64_t n_owned = graph->params[param].n_owned_rows * (tensor->n_dims > 1 ? tensor->dims[1] : 1);
+  return LADE_MIN(LADE_MAX(n_owned - shard.first, 0), shard.n);
+}
+
 int64_t lade_held_partials(const struct lade_graph *graph, const struct lade_layout *layout, int param)
 {
-  return LADE_MAX(1, lade_div_up(lade_param_shard(graph, layout, param).n, LADE_SUM_BLOCK));
+  return LADE_MAX(1, lade_div_up(lade_norm_elements(graph, layout, param), LADE_SUM_BLOCK));
 }
 
 int64_t lade_held_first_partial(const struct lade_graph *graph, const struct lade_layout *layout, int param)
@@ -54,8 +62,8 @@ enum lade_dtype lade_value_dtype(const struct lade_graph *graph, int tensor)
   return block % LADE_N_BLOCKS == LADE_BLOCK_WEIGHT ? graph->dtype : graph->accumulator;
 }
 
-/* Holders of shards first, then stages. */
-static const enum lade_axis sum_axes[LADE_SUM_LEVELS] = {LADE_AXIS_SHARD, LADE_AXIS_PP};
+/* Holders of shards first, then of parts of layers, then stages. */
+static const enum lade_axis sum_axes[LADE_SUM_LEVELS] = {LADE_AXIS_SHARD, LADE_AXIS_TP, LADE_AXIS_PP};
 
 int lade_sums_size(const struct lade_layout *layout, int level)
 {

@@ -72,7 +72,7 @@ static void norm_bind(lade_executor *ex, const struct lade_program *program, con
                       struct call *call)
 {
   struct lade_sum_squares_args args = {
-      .dtype = ex->graph->accumulator, .n_elements = lade_param_shard(ex->graph, program->layout, instr->param).n,
+      .dtype = ex->graph->accumulator, .n_elements = lade_norm_elements(ex->graph, program->layout, instr->param),
       .grad = operand_address(ex, program, instr, LADE_ROLE_SRC),
       .partial = operand_address(ex, program, instr, LADE_ROLE_DST)};
   struct lade_tree_sum_args none = {.sum = args.partial}; /* of no elements: zero */

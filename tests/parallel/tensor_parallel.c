@@ -26,10 +26,12 @@ static const struct {
   enum lade_dtype dtype;
   float dropout;
   int n_microbatches;
+  bool is_sequence, is_clipped;
   double bound; /* of losses, relative */
-} cases[] = {{"gpt2", LADE_GPT2, LADE_F32, 0.1f, 2, 1e-5},
-             {"gpt2 in bf16", LADE_GPT2, LADE_BF16, 0, 2, 4 * 0x1p-8},
-             {"llama", LADE_LLAMA, LADE_F32, 0, 1, 1e-5}};
+} cases[] = {{"gpt2", LADE_GPT2, LADE_F32, 0.1f, 2, false, true, 1e-5},
+             {"gpt2 with rows cut", LADE_GPT2, LADE_F32, 0.1f, 2, true, true, 1e-5},
+             {"gpt2 in bf16", LADE_GPT2, LADE_BF16, 0, 2, true, false, 4 * 0x1p-8},
+             {"llama", LADE_LLAMA, LADE_F32, 0, 1, false, false, 1e-5}};
 
 /* A run from the beginning, closed again; the plan's peak is the measured one. */
 static void run(struct rig *rig, const struct scene_setting *how, struct rig_numbers *ret_numbers)
@@ -81,7 +83,13 @@ static void losses_agree(struct world *world, const struct rig_numbers *got, con
   for (int step = 0; step < N_STEPS; step++)
     demand(fabs(got->loss[step] - want->loss[step]) <= cases[i].bound * want->loss[step],
            "%s: step %d has loss %.9g, one rank %.9g", cases[i].name, step, got->loss[step], want->loss[step]);
+  for (int step = 0; step < N_STEPS; step++)
+    demand(fabs((double)(got->norm[step] - want->norm[step])) <= cases[i].bound * 4 * (double)want->norm[step],
+           "%s: step %d has norm %.9g, one rank %.9g", cases[i].name, step, (double)got->norm[step],
+           (double)want->norm[step]);
   demand(world_agrees(world, XXH3_64bits(got->loss, sizeof(got->loss))), "%s: ranks have other losses", cases[i].name);
+  demand(world_agrees(world, XXH3_64bits(got->factor, sizeof(got->factor))), "%s: ranks clip by another factor",
+         cases[i].name);
 }
 
 static void rigs_init(struct world *world, size_t i, struct rig *one, struct rig *ours)
@@ -92,9 +100,9 @@ static void rigs_init(struct world *world, size_t i, struct rig *one, struct rig
   model.dropout = cases[i].dropout;
   model.n_microbatches = cases[i].n_microbatches;
   rig_init(one, &model);
-  model.share = (struct lade_share){.tp = world->size, .tp_rank = world->rank};
+  model.share = (struct lade_share){.tp = world->size, .tp_rank = world->rank, .is_sequence = cases[i].is_sequence};
   rig_init(ours, &model);
-  one->is_unclipped = ours->is_unclipped = true;
+  one->is_unclipped = ours->is_unclipped = !cases[i].is_clipped;
 }
 
 /* The program sends what the graph's collectives do, in every microbatch. */
@@ -103,7 +111,7 @@ static void traffic_agrees(const struct rig *rig, const char *what)
   const struct scene_setting keep = {.manner = SCENE_KEEP};
   struct lade_residency *residency = NULL;
   uint64_t sent[LADE_N_AXES];
-  double wanted = 0;
+  double wanted = 0, n_ranks = rig->graph->share.tp;
   demand(!lade_residency_create(rig->graph, &residency), "no memory for a residency");
   scene_residency_set(residency, rig->graph, &keep);
   struct lade_plan *plan = rig_plan(rig, residency);
@@ -111,6 +119,10 @@ static void traffic_agrees(const struct rig *rig, const char *what)
   for (int op = 0; op < rig->graph->n_ops; op++)
     wanted += lade_op_is_collective(rig->graph->ops[op].kind) ? rig->graph->ops[op].bytes : 0;
   wanted *= rig->model.n_microbatches;
+  for (int param = 0; param < rig->graph->n_params; param++) /* once a step, parts of gradients */
+    if (rig->graph->params[param].n_sharers > 1)
+      wanted += 2.0 * (double)rig->graph->tensors[rig->graph->params[param].grad].bytes * (n_ranks - 1) / n_ranks;
+  wanted += (n_ranks - 1) * (double)sizeof(double); /* and each rank's sum of squares */
   demand((double)sent[LADE_AXIS_TP] == wanted, "%s: sends %llu bytes: expected %.0f", what,
          (unsigned long long)sent[LADE_AXIS_TP], wanted);
   lade_plan_destroy(plan);
