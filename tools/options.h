@@ -72,14 +72,14 @@ struct option_state {
   struct option_list texts; /* of FILES, instead of text */
 };
 
-#define OPTIONS_MAX 80
+#define OPTIONS_MAX 96
 
 struct options {
   struct lade_session_params session;
   /* What becomes part of the session's parameters once all is known. */
   struct option_list data, valid;
-  int device, update, grad_reduce;
-  int64_t n_threads, dp;
+  int device, update, schedule;
+  int64_t n_threads, tp, pp, dp, zero, shard, virtual_stages;
   const char *residency;
   /* Of the command itself. */
   const char *config, *log, *save, *timeline, *budgets, *checkpoint, *prompt, *trace, *html, *bench_dir;
@@ -88,6 +88,7 @@ struct options {
   double temperature, seconds;
   int max, policy;
   uint64_t replay_budget_bytes, bench_bytes;
+  bool is_sequence;
   bool is_json, is_quiet, has_help, has_print_config;
   enum verb_id verb;
   struct option_state states[OPTIONS_MAX];

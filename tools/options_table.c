@@ -29,7 +29,11 @@ static const struct option_choice moments_choices[] = {
     {"fp32", LADE_MOMENTS_F32}, {"bf16", LADE_MOMENTS_BF16}, {"8bit", LADE_MOMENTS_8BIT}, {0}};
 static const struct option_choice master_choices[] = {
     {"exact", LADE_MASTER_EXACT}, {"24bit", LADE_MASTER_24BIT}, {0}};
-static const struct option_choice reduce_choices[] = {{"fp32", LADE_F32}, {"bf16", LADE_BF16}, {0}};
+static const struct option_choice schedule_choices[] = {{"1f1b", LADE_SCHEDULE_1F1B},
+                                                        {"gpipe", LADE_SCHEDULE_GPIPE},
+                                                        {"interleaved", LADE_SCHEDULE_INTERLEAVED},
+                                                        {"zbh1", LADE_SCHEDULE_ZBH1},
+                                                        {0}};
 static const struct option_choice update_choices[] = {{"end", UPDATE_END}, {"early", UPDATE_EARLY}, {0}};
 static const struct option_choice max_choices[] = {
     {"micro-batch", MAX_MICRO_BATCH}, {"seq", MAX_SEQ}, {"layers", MAX_LAYERS}, {0}};
@@ -135,8 +139,20 @@ const struct option option_table[] = {
     SECTION("Several ranks"),
     {OPTION_COUNT, "dp", "N", VERB_TRAIN | VERB_PLAN, AT(dp), .unset = "what other axes leave of the ranks", .least = 1,
      .most = 1e6, .help = "data parallel: each of N replicas has its part of --batch; lade launch starts ranks"},
-    {OPTION_CHOICE, "grad-reduce", "fp32|bf16", VERB_TRAIN | VERB_PLAN, AT(grad_reduce), .preset = "fp32",
-     .choices = reduce_choices, .help = "in which gradients are summed over replicas"},
+    {OPTION_COUNT, "zero", "0..3", VERB_TRAIN | VERB_PLAN, AT(zero), .preset = "0", .most = 3,
+     .help = "of replicas, what is in shards: 1 the optimizer's state, 2 gradients too, 3 parameters too"},
+    {OPTION_COUNT, "shard", "N", VERB_TRAIN | VERB_PLAN, AT(shard), .unset = "all replicas", .least = 1, .most = 1e6,
+     .help = "replicas that share one copy of what is in shards; divides --dp"},
+    {OPTION_COUNT, "tp", "N", VERB_TRAIN | VERB_PLAN, AT(tp), .preset = "1", .least = 1, .most = 1e6,
+     .help = "tensor parallel: each layer's products are cut over N ranks"},
+    {OPTION_FLAG, "sequence-parallel", NULL, VERB_TRAIN | VERB_PLAN, AT(is_sequence),
+     .help = "with --tp: norms, dropout and what waits between layers are cut over the ranks too"},
+    {OPTION_COUNT, "pp", "N", VERB_TRAIN | VERB_PLAN, AT(pp), .preset = "1", .least = 1, .most = 1e6,
+     .help = "pipeline parallel: layers are cut into N stages"},
+    {OPTION_CHOICE, "schedule", "1f1b|gpipe|interleaved|zbh1", VERB_TRAIN | VERB_PLAN, AT(schedule), .preset = "1f1b",
+     .choices = schedule_choices, .help = "the order in which stages take microbatches"},
+    {OPTION_COUNT, "virtual-stages", "N", VERB_TRAIN | VERB_PLAN, AT(virtual_stages), .preset = "1", .least = 1,
+     .most = 1e4, .help = "chunks of layers per stage, of --schedule interleaved"},
 
     SECTION("The run"),
     {OPTION_COUNT, "eval-every", "N", RUN, VERB_PLAN, AT(eval_every), .unset = "before the first and after the last",

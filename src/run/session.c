@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
@@ -69,6 +70,14 @@ static int rows_ask(lade_session *s, const struct lade_batch *batch, struct lade
                         (long long)batch->number, *own.text ? own.text : strerror(-status));
 }
 
+/* Where a stage that does not read tokens, or targets, has them written. */
+static int32_t *rows_spare(lade_session *s)
+{
+  if (!s->spare_rows)
+    s->spare_rows = calloc((size_t)(s->params.micro_batch * s->params.time), sizeof(*s->spare_rows));
+  return s->spare_rows;
+}
+
 static int batch_fill(lade_session *s, bool is_valid, uint64_t number, struct lade_error *error)
 {
   int status = 0;
@@ -76,6 +85,10 @@ static int batch_fill(lade_session *s, bool is_valid, uint64_t number, struct la
   const int64_t first = rows * s->n_microbatches * lade_layout_position(&s->peers.layout, LADE_AXIS_DP);
   for (int m = 0; m < s->n_microbatches && !status; m++) {
     int32_t *tokens = lade_executor_tokens(s->executor, m), *targets = lade_executor_targets(s->executor, m);
+    tokens = tokens ? tokens : rows_spare(s);
+    targets = targets ? targets : rows_spare(s);
+    if (!tokens || !targets)
+      return lade_error_set(error, -ENOMEM, "no memory for a microbatch");
     const struct lade_batch batch = {.is_valid = is_valid, .number = (int64_t)number, .first_row = first + m * rows,
                                      .n_rows = rows, .seq = s->params.time, .tokens = tokens, .targets = targets};
     if (s->params.batch_fn)
@@ -170,6 +183,23 @@ static int step_publish(lade_session *s, struct lade_step_report *report, struct
   return status;
 }
 
+/* The loss is the last stage's; every rank is told. */
+static int loss_share(lade_session *s, double *loss, struct lade_error *error)
+{
+  const struct lade_mesh *mesh = &s->peers.layout.mesh;
+  const int n_stages = mesh->axes[LADE_AXIS_PP].size;
+  if (n_stages == 1)
+    return 0;
+  double *all = calloc((size_t)mesh->world, sizeof(*all));
+  if (!all)
+    return lade_error_set(error, -ENOMEM, "no memory for the losses of %d ranks", mesh->world);
+  int status = lade_peers_gather(&s->peers, loss, sizeof(*loss), all, error);
+  if (!status)
+    *loss = all[lade_mesh_member(mesh, LADE_AXIS_PP, s->peers.layout.rank, n_stages - 1)];
+  free(all);
+  return status;
+}
+
 static int step_run(lade_session *s, struct lade_step_report *ret_report, struct lade_error *error)
 {
   struct lade_step block = step_block(s);
@@ -178,6 +208,10 @@ static int step_run(lade_session *s, struct lade_step_report *ret_report, struct
   if (!status)
     status = lade_executor_step(s->executor, &block, &result, error);
   store_notices(s);
+  if (!status || status == -ERANGE) {
+    int told = loss_share(s, &result.loss, error);
+    status = told ? told : status;
+  }
   bool is_skipped = status == -ERANGE;
   if (status && !is_skipped)
     return status;
@@ -227,6 +261,8 @@ int lade_session_eval(lade_session *s, double *ret_loss, struct lade_error *erro
     int status = batch_fill(s, true, (uint64_t)i, error);
     if (!status)
       status = lade_executor_eval(s->executor, &result, error);
+    if (!status)
+      status = loss_share(s, &result.loss, error);
     if (session_fail(s, status, error))
       return status;
     sum += result.loss;
@@ -235,32 +271,70 @@ int lade_session_eval(lade_session *s, double *ret_loss, struct lade_error *erro
   return 0;
 }
 
+struct saving {
+  lade_session *session;
+  const char *dir;
+  int keep;
+};
+
+static int values_save(void *user, const struct lade_values *values, struct lade_error *error)
+{
+  const struct saving *saving = user;
+  lade_session *s = saving->session;
+  return lade_checkpoint_save(values, &s->state, saving->dir, saving->keep, s->params.faults, error);
+}
+
 /* The first rank saves, while the others wait to hear that it has. */
 int lade_session_save(lade_session *s, const char *dir, int keep, struct lade_error *error)
 {
-  struct lade_values values = lade_session_values(s);
+  struct saving saving = {s, dir, keep};
   int64_t done;
-  int status = 0;
-  if (lade_peers_is_first(&s->peers))
-    status = lade_checkpoint_save(&values, &s->state, dir, keep, s->params.faults, error);
+  int status = session_is_cut(s) ? lade_error_set(error, -EINVAL, "--save writes replicas and their shards so far, not "
+                                                  "--tp and --pp")
+                                 : session_values_use(s, values_save, &saving, error);
   if (!status)
     status = lade_peers_max(&s->peers, 0, &done, error);
   return session_fail(s, status, error);
 }
 
+static int values_digest(void *user, const struct lade_values *values, struct lade_error *error)
+{
+  return lade_checkpoint_digest(values, user, error);
+}
+
+/* Of a model that is cut: of what each rank holds, in the order of ranks. Other layouts have other digests. */
+static int parts_digest(lade_session *s, uint64_t *ret_digest, struct lade_error *error)
+{
+  const size_t n = (size_t)s->peers.layout.mesh.world;
+  struct lade_values values = lade_session_values(s);
+  uint64_t own = 0, *all = calloc(n, sizeof(*all));
+  int status = all ? lade_checkpoint_digest(&values, &own, error) : -ENOMEM;
+  if (!status)
+    status = lade_peers_gather(&s->peers, &own, sizeof(own), all, error);
+  if (!status)
+    *ret_digest = XXH3_64bits(all, n * sizeof(*all));
+  free(all);
+  return status;
+}
+
+/* Whole replicas are each digested, and must agree to the bit. */
 int lade_session_params_digest(lade_session *s, uint64_t *ret_digest, struct lade_error *error)
 {
+  const bool is_sharded = lade_shard_count(lade_peers_layout(&s->peers)) > 1;
   struct lade_values values = lade_session_values(s);
-  uint64_t own = 0, first = 0;
-  int status = lade_checkpoint_digest(&values, &own, error);
+  uint64_t own = 0, first;
+  if (session_is_cut(s))
+    return session_fail(s, parts_digest(s, ret_digest, error), error);
+  int status = is_sharded ? session_values_use(s, values_digest, &own, error)
+                          : lade_checkpoint_digest(&values, &own, error);
   first = own;
   if (!status)
     status = lade_peers_broadcast(&s->peers, &first, sizeof(first), error);
-  if (!status && own != first)
+  if (!status && !is_sharded && own != first)
     status = lade_error_set(error, -EBADMSG, "rank %d holds other parameters than the first rank: replicas must be "
                             "equal to the bit", s->peers.layout.rank);
   if (!status)
-    *ret_digest = own;
+    *ret_digest = first;
   return session_fail(s, status, error);
 }
 

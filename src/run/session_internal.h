@@ -14,6 +14,7 @@
 struct lade_session {
   struct lade_session_params params;
   struct lade_peers peers;
+  int32_t *spare_rows; /* tokens or targets that this stage does not read; NULL until needed */
   struct lade_model model;
   lade_data *data; /* NULL when only planned without data */
   struct lade_kernels kernels;
@@ -83,6 +84,19 @@ int session_durable_publish(lade_session *session, struct lade_error *error);
 int session_agree_run(lade_session *session, struct lade_error *error);
 int session_agree_cost(lade_session *session, struct lade_error *error);
 int session_agree_least(lade_session *session, uint64_t *bytes, struct lade_error *error);
+
+/*
+ * Let the first rank @use all values as if it held them (session_remote.c); the others help, and return when it is
+ * done. Collective.
+ */
+typedef int session_use_fn(void *user, const struct lade_values *values, struct lade_error *error);
+int session_values_use(lade_session *session, session_use_fn *use, void *user, struct lade_error *error);
+
+/* Is the model itself cut, so that no rank has a whole parameter? */
+static inline bool session_is_cut(const lade_session *s)
+{
+  return lade_layout_size(&s->peers.layout, LADE_AXIS_TP) > 1 || lade_layout_size(&s->peers.layout, LADE_AXIS_PP) > 1;
+}
 
 /* This rank failed with @status and its line: tell the others. Returns @status. */
 int session_fail(lade_session *session, int status, struct lade_error *error);

@@ -102,6 +102,8 @@ static int ranks_open(lade_session *s, struct lade_error *error)
   if (!status && is_run && !s->params.world && world > 1)
     status = lade_error_set(error, -EINVAL, "the layout is of %d ranks, and this is one process; `lade launch -n %d -- "
                             "train ...` starts as many", world, world);
+  if (!status && session_is_cut(s) && s->params.resume)
+    status = lade_error_set(error, -EINVAL, "--resume takes up replicas and their shards so far, not --tp and --pp");
   if (!status && world > 1 && s->params.is_durable)
     status = lade_error_set(error, -EINVAL, "--durable keeps the state of one rank so far, and these are %d; --save "
                             "keeps that of all", world);
@@ -156,6 +158,16 @@ static int data_read(lade_session *s, struct lade_error *error)
   return lade_model_check(&s->model, error);
 }
 
+/* The part of the model that is this rank's. */
+static struct lade_share share_make(const struct lade_layout *layout)
+{
+  return (struct lade_share){.tp = lade_layout_size(layout, LADE_AXIS_TP),
+                             .tp_rank = lade_layout_position(layout, LADE_AXIS_TP),
+                             .is_sequence = layout->is_sequence, .pp = lade_layout_size(layout, LADE_AXIS_PP),
+                             .pp_rank = lade_layout_position(layout, LADE_AXIS_PP),
+                             .n_chunks = layout->virtual_stages};
+}
+
 static int graph_make(lade_session *s, struct lade_error *error)
 {
   struct lade_cpu cpu = lade_cpu_get();
@@ -166,7 +178,8 @@ static int graph_make(lade_session *s, struct lade_error *error)
   struct lade_graph_params how = {
       .struct_size = sizeof(how), .model = &s->model, .dtype = s->params.dtype, .batch = s->params.micro_batch,
       .time = s->params.time, .dropout = (float)s->params.dropout, .kernels = &s->kernels,
-      .n_threads = lade_pool_n_threads(s->pool), .moments = s->params.moments, .master = s->params.master};
+      .n_threads = lade_pool_n_threads(s->pool), .moments = s->params.moments, .master = s->params.master,
+      .share = share_make(&s->peers.layout)};
   return lade_graph_create(&how, error, &s->graph);
 }
 
@@ -503,5 +516,6 @@ void lade_session_close(lade_session *s)
   lade_pool_destroy(s->pool);
   lade_data_close(s->data);
   lade_peers_close(&s->peers);
+  free(s->spare_rows);
   free(s);
 }

@@ -226,6 +226,7 @@ def endings_are_the_commands():
 
 def signals_pass():
     """What ends the command ends `lade run` too, and its last figures are there."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started us may have it ignored (nohup), for good
     for number in (signal.SIGTERM, signal.SIGUSR1):
         job = subprocess.Popen([LADE, "run", "--report", REPORT, "--", HOLDER, "soname", "wait"], text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())

@@ -61,15 +61,47 @@ def losses(path):
 
 def same_losses():
     """Replicas share the batch, and their losses are those of one rank that has all of it."""
-    for extra in ([], ["--micro-batch", "2"], ["--dropout", "0.1"], ["--grad-reduce", "fp32", "--clip", "0"]):
-        one = [e for e in extra if e != "--grad-reduce" and e != "fp32"]
-        summary(0, "--steps", "4", "--log", "one.log", *one)
-        many = summary(2, "--steps", "4", "--log", "many.log", "--dp", "2", *extra)
-        require(many["planned_peak_bytes"] == many["measured_peak_bytes"], "planned and measured peaks differ", many)
-        pairs = list(zip(losses("one.log"), losses("many.log")))
-        require(len(pairs) == 4, "the log has other steps than the run", pairs)
-        for a, b in pairs:
-            require(abs(a - b) <= 1e-5 * abs(a), f"losses differ with {extra}", pairs)
+    for extra in ([], ["--micro-batch", "2"], ["--dropout", "0.1"], ["--clip", "0"]):
+        compare(2, ["--dp", "2"], extra)
+
+
+def compare(ranks, layout, extra):
+    """Losses of @ranks are those of one rank; every rank's peak is as planned."""
+    summary(0, "--steps", "4", "--log", "one.log", *extra)
+    many = summary(ranks, "--steps", "4", "--log", "many.log", *layout, *extra)
+    require(many["ranks"] == ranks and many["planned_peak_bytes_by_rank"] == many["measured_peak_bytes_by_rank"]
+            and len(many["planned_peak_bytes_by_rank"]) == ranks, "planned and measured peaks differ", many)
+    pairs = list(zip(losses("one.log"), losses("many.log")))
+    require(len(pairs) == 4, "the log has other steps than the run", pairs)
+    for a, b in pairs:
+        require(abs(a - b) <= 1e-5 * abs(a), f"losses differ with {layout} {extra}", pairs)
+
+
+def every_axis():
+    """Tensor, sequence and pipeline parallel, shards, and all of them together."""
+    for ranks, layout in (
+            (2, ["--dp", "2", "--zero", "1"]),
+            (2, ["--dp", "2", "--zero", "2"]),
+            (2, ["--dp", "2", "--zero", "3"]),
+            (4, ["--dp", "4", "--zero", "3", "--shard", "2"]),
+            (2, ["--tp", "2"]),
+            (2, ["--tp", "2", "--sequence-parallel"]),
+            (2, ["--pp", "2"]),
+            (2, ["--pp", "2", "--schedule", "zbh1"]),
+            (2, ["--pp", "2", "--schedule", "interleaved", "--virtual-stages", "2"]),
+            (8, ["--tp", "2", "--pp", "2", "--dp", "2", "--zero", "1"])):
+        compare(ranks, layout, ["--micro-batch", "2"])
+
+
+def shards_are_saved_whole():
+    """What ranks hold in shards is saved as one rank saves it, and any number of ranks goes on with it."""
+    three = summary(2, "--steps", "3", "--dp", "2", "--zero", "3", "--save", "three")
+    for ranks, layout in ((0, []), (2, ["--zero", "1"]), (4, ["--zero", "2", "--shard", "2"])):
+        again = summary(ranks, "--steps", "3", "--resume", "three", *layout)
+        require(again["params_digest"] == three["params_digest"], f"{layout} loads other parameters", again)
+    whole = summary(2, "--steps", "5", "--dp", "2", "--zero", "3")
+    again = summary(2, "--steps", "5", "--dp", "2", "--zero", "3", "--resume", "three")
+    require(again["params_digest"] == whole["params_digest"], "a save of shards goes on with other numbers", again)
 
 
 def refusals():
@@ -81,7 +113,11 @@ def refusals():
             (["--budget", "1MiB"], 3, "does not fit"),
             (["--dpp", "2"], 2, "did you mean --dp?"),
             (["--save", "/proc/none/x"], 2, "--save /proc/none/x"),
-            (["--data", "absent.txt"], 2, "absent.txt")):
+            (["--data", "absent.txt"], 2, "absent.txt"),
+            (["--shard", "2"], 2, "shards nothing"),
+            (["--tp", "2", "--save", "s"], 2, "--save writes replicas"),
+            (["--tp", "2", "--resume", "s"], 2, "--resume takes up replicas"),
+            (["--zero", "1", "--durable", "--store", "."], 2, "one rank so far")):
         found, _, err = run(2, "--steps", "2", *arguments)
         lines = [line for line in err.splitlines() if line.startswith("lade")]
         require(found == code, f"{arguments} ends with {found}, not {code}", err)
@@ -176,7 +212,7 @@ try:
     DATA = os.path.join(TMP, "text.txt")
     with open(DATA, "w", encoding="ascii") as text:
         text.write("".join(f"{i} green bottles stood on the wall, and {i * 7 % 13} fell. " for i in range(2000)))
-    for test in (same_losses, refusals, disagreement, a_rank_dies, a_signal_stops_all):
+    for test in (same_losses, every_axis, shards_are_saved_whole, refusals, disagreement, a_rank_dies, a_signal_stops_all):
         test()
         print("ok", test.__name__, flush=True)
 finally:
