@@ -253,6 +253,7 @@ struct lade_bind {
   uintptr_t in[LADE_OP_MAX_IN], out[LADE_OP_MAX_OUT], workspace;
   unsigned accumulate; /* bit i: out[i] is a gradient that already holds a sum */
   int microbatch, n_microbatches;
+  bool is_evaluation; /* nothing is dropped out */
 };
 
 /* Fill the kernel's arguments for @op into @ret_args (LADE_OP_ARGS_BYTES, 64-byte aligned). Never fails. */

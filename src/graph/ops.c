@@ -121,7 +121,7 @@ static struct lade_drop drop_get(const struct lade_op *op, const struct lade_bin
                                  uint64_t first)
 {
   double p = op->attr.dropout;
-  if (p <= 0)
+  if (p <= 0 || bind->is_evaluation)
     return (struct lade_drop){.scale = 1.0f};
   double below = fmin(nearbyint(p * 0x1p32), 0x1p32 - 1);
   return (struct lade_drop){.drop_below = (uint32_t)below,

@@ -48,7 +48,8 @@ static void compute_bind(lade_executor *ex, const struct lade_program *program, 
   const int n = program->n_microbatches;
   const int first = n * lade_layout_position(program->layout, LADE_AXIS_DP); /* of the whole batch: who holds it */
   struct lade_bind bind = {.accumulate = instr->accumulate, .microbatch = first + instr->microbatch,
-                           .n_microbatches = n * lade_layout_size(program->layout, LADE_AXIS_DP)};
+                           .n_microbatches = n * lade_layout_size(program->layout, LADE_AXIS_DP),
+                           .is_evaluation = !program->is_training};
   for (int i = 0; i < instr->n_operands; i++) {
     const struct lade_operand *operand = &program->operands[instr->first_operand + i];
     uintptr_t address = (uintptr_t)executor_address(ex, program, operand->buffer, operand->offset);

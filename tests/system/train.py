@@ -260,6 +260,11 @@ refused(2, "train", *SHORT, "--data", "text.txt", "--steps", "1", "--resume", "s
 refused(5, "train", *SHORT, "--data", "text.txt", "--steps", "1", "--log", "/dev/full", words=["/dev/full"])
 assert sorted(os.listdir(".")) == sorted(before + ["bad.json", "empty.txt"]), os.listdir(".")
 
+# Validation is of the whole model: nothing is dropped out of it, while training steps do drop.
+clean, dropped = train("--steps", "0"), train("--steps", "0", "--dropout", "0.5")
+assert clean["val_loss"] == dropped["val_loss"], (clean, dropped)
+assert train("--steps", "1")["loss_digest"] != train("--steps", "1", "--dropout", "0.5")["loss_digest"]
+
 # Text from a checkpoint: the same seed prints the same bytes; what cannot be sampled is refused.
 train("--steps", "4", "--save", "sampled")
 sample = ["sample", "sampled", "--prompt", "9 bottles", "--tokens", "20"]
