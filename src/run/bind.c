@@ -10,7 +10,7 @@
 
 #include "run/executor_internal.h"
 
-#define ADAMW_STREAM 0x50000000u /* of random words, plus the parameter; no op's and no initial value's */
+#define ADAMW_STREAM 0x50000000u /* of random words, plus the number of the parameter; no op's and no initial value's */
 #define DRY_HOST_BASE ((uintptr_t)1 << 44) /* where a dry run's host tier would be */
 
 void *executor_address(const lade_executor *ex, const struct lade_program *program, int32_t buffer, uint64_t offset)
@@ -122,7 +122,8 @@ static struct lade_adamw_args adamw_args(const lade_executor *ex, const struct l
   const struct lade_shard shard = lade_param_shard(ex->graph, program->layout, instr->param);
   return (struct lade_adamw_args){
       .dtype = ex->graph->dtype, .grad_dtype = ex->graph->accumulator,
-      .moments = ex->graph->moments, .master = ex->graph->master, .stream = ADAMW_STREAM + (uint32_t)instr->param,
+      .moments = ex->graph->moments, .master = ex->graph->master,
+      .stream = ADAMW_STREAM + (uint32_t)ex->graph->params[instr->param].number,
       .n_elements = shard.n, .first_element = (uint64_t)shard.first,
       .has_decay = ex->graph->params[instr->param].has_decay,
       .verdict = operand_address(ex, program, instr, LADE_ROLE_VERDICT)};
