@@ -405,7 +405,7 @@ static void session_fill(struct options *options)
   session->n_threads = (int)options->n_threads;
   session->layout = (struct lade_layout_params){
       .tp = (int)options->tp, .pp = (int)options->pp, .dp = (int)options->dp, .shard = (int)options->shard,
-      .zero = (int)options->zero, .is_sequence = options->is_sequence,
+      .rank = (int)options->rank, .zero = (int)options->zero, .is_sequence = options->is_sequence,
       .schedule = (enum lade_schedule)options->schedule, .virtual_stages = (int)options->virtual_stages};
   session->residency_file = options->residency;
   for (const struct option_choice *recipe = residency_choices; recipe->text; recipe++) {

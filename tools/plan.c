@@ -81,6 +81,7 @@ static void bounds_print(const struct lade_session_info *info)
   printf("model         %s, %lld parameters; batch %lld of %lld tokens, in %d pass%s\n", info->model.name,
          (long long)info->n_params, (long long)info->batch, (long long)info->time, info->n_microbatches,
          info->n_microbatches == 1 ? "" : "es");
+  layout_print(info, stdout);
   printf("budgets       device %s, host %s, store %s\n", lade_size_format(info->budget_bytes, a, sizeof(a)),
          lade_size_format(info->host_budget_bytes, b, sizeof(b)),
          lade_size_format(info->store_budget_bytes, c, sizeof(c)));
@@ -159,6 +160,7 @@ static int plan_dump(const struct planning *planning)
                              (json_int_t)info->time, "fits", info->plan != NULL);
   if (!object)
     return -ENOMEM;
+  layout_set(object, info);
   json_object_set_new(object, "budget_bytes", json_bytes(info->budget_bytes));
   json_object_set_new(object, "host_budget_bytes", json_bytes(info->host_budget_bytes));
   json_object_set_new(object, "store_budget_bytes", json_bytes(info->store_budget_bytes));

@@ -201,22 +201,26 @@ static uint64_t most_of(const uint64_t *peaks, int n)
   return most;
 }
 
-/* Of several ranks: their layout, what a step sends, and everybody's peaks; the peaks above are then the largest. */
-static void ranks_set(json_t *object, const struct summary *summary)
+void layout_set(json_t *object, const struct lade_session_info *info)
 {
-  const struct lade_session_info *info = &summary->info;
-  const int n = info->layout.mesh.world;
   char name[LADE_LAYOUT_NAME_BYTES];
-  json_object_set_new(object, "ranks", json_integer(n));
+  json_object_set_new(object, "ranks", json_integer(info->layout.mesh.world));
   json_object_set_new(object, "layout", json_string(lade_layout_name(&info->layout, name)));
-  if (n == 1)
+  if (info->layout.mesh.world == 1)
     return;
   json_t *sent = json_object();
   for (int axis = 0; axis < LADE_N_AXES; axis++) {
     if (info->comm_bytes[axis])
       json_object_set_new(sent, lade_axis_name((enum lade_axis)axis), json_bytes(info->comm_bytes[axis]));
   }
+  json_object_set_new(object, "rank", json_integer(info->layout.rank));
   json_object_set_new(object, "comm_bytes", sent);
+}
+
+/* Everybody's peaks; those above are then the largest. */
+static void peaks_set(json_t *object, const struct summary *summary)
+{
+  const int n = summary->info.layout.mesh.world;
   if (!summary->planned_peaks)
     return;
   json_object_set_new(object, "planned_peak_bytes_by_rank", peaks_json(summary->planned_peaks, n));
@@ -234,7 +238,8 @@ json_t *summary_json(const struct summary *summary)
   memory_set(object, &summary->info);
   numbers_set(object, summary);
   times_set(object, summary);
-  ranks_set(object, summary);
+  layout_set(object, &summary->info);
+  peaks_set(object, summary);
   return object;
 }
 
@@ -249,6 +254,24 @@ char *seconds_format(double seconds, char *text, size_t text_bytes)
   else
     snprintf(text, text_bytes, "%.2f s", seconds);
   return text;
+}
+
+void layout_print(const struct lade_session_info *info, FILE *file)
+{
+  char name[LADE_LAYOUT_NAME_BYTES], text[32];
+  const char *before = "; a step sends ";
+  if (info->layout.mesh.world == 1)
+    return;
+  fprintf(file, "ranks         %d (%s); this is rank %d", info->layout.mesh.world,
+          lade_layout_name(&info->layout, name), info->layout.rank);
+  for (int axis = 0; axis < LADE_N_AXES; axis++) {
+    if (!info->comm_bytes[axis])
+      continue;
+    fprintf(file, "%s%s %s", before, lade_axis_name((enum lade_axis)axis),
+            lade_size_format(info->comm_bytes[axis], text, sizeof(text)));
+    before = ", ";
+  }
+  fputc('\n', file);
 }
 
 static void memory_print(const struct lade_session_info *info, FILE *file)
@@ -334,6 +357,7 @@ void summary_print(const struct summary *summary, FILE *file)
   fprintf(file, "model         %s, %lld parameters, %s; batch %lld of %lld tokens\n", info->model.name,
           (long long)info->n_params, lade_dtype_name(summary->dtype), (long long)info->batch, (long long)info->time);
   fprintf(file, "steps         %lld\n", (long long)info->step);
+  layout_print(info, file);
   losses_print(summary, file);
   memory_print(info, file);
   store_traffic_print(info, summary->seconds[0], file);

@@ -59,6 +59,11 @@ struct json_t *json_digest(uint64_t digest);
  */
 void store_traffic_print(const struct lade_session_info *info, double step_seconds, FILE *file);
 
+/* Of several ranks: their layout, whose figures these are, and what this one sends in a step. Nothing for one rank. */
+void layout_print(const struct lade_session_info *info, FILE *file);
+/* "ranks" and "layout"; with several ranks also "rank" and "comm_bytes". */
+void layout_set(struct json_t *object, const struct lade_session_info *info);
+
 /* {"compute": seconds, ...} by queue; queues between ranks only where there are several. */
 struct json_t *json_queue_seconds(const double seconds[LADE_N_QUEUES], const struct lade_layout *layout);
 

@@ -93,6 +93,22 @@ def every_axis():
         compare(ranks, layout, ["--micro-batch", "2"])
 
 
+def plans_name_their_rank():
+    """Planning needs no ranks; each stage has a plan of its own."""
+    def plan(*arguments):
+        result = subprocess.run([LADE, "plan", "--model", "nano", "--machine", "a100-40g", "--batch", "8", "--seq", "32",
+                                 "--micro-batch", "2", "--tp", "2", "--pp", "2", *arguments], stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
+        require(result.returncode == 0, f"no plan for {arguments}", result.stderr)
+        return result.stdout
+    first, last = json.loads(plan("--json")), json.loads(plan("--json", "--rank", "3"))
+    require(first["ranks"] == last["ranks"] == 4 and first["layout"] == "tp2 pp2, 1f1b" and first["rank"] == 0
+            and last["rank"] == 3, "a plan does not say whose it is", (first, last))
+    require(set(last["comm_bytes"]) >= {"tp", "pp"} and first["ledger"] != last["ledger"],
+            "stages have one plan", last["comm_bytes"])
+    require("4 (tp2 pp2, 1f1b); this is rank 3; a step sends" in plan("--rank", "3"), "the layout is not told", "")
+
+
 def shards_are_saved_whole():
     """What ranks hold in shards is saved as one rank saves it, and any number of ranks goes on with it."""
     three = summary(2, "--steps", "3", "--dp", "2", "--zero", "3", "--save", "three")
@@ -212,7 +228,7 @@ try:
     DATA = os.path.join(TMP, "text.txt")
     with open(DATA, "w", encoding="ascii") as text:
         text.write("".join(f"{i} green bottles stood on the wall, and {i * 7 % 13} fell. " for i in range(2000)))
-    for test in (same_losses, every_axis, shards_are_saved_whole, refusals, disagreement, a_rank_dies, a_signal_stops_all):
+    for test in (same_losses, plans_name_their_rank, every_axis, shards_are_saved_whole, refusals, disagreement, a_rank_dies, a_signal_stops_all):
         test()
         print("ok", test.__name__, flush=True)
 finally:
