@@ -259,8 +259,11 @@ static void interrupted_print(struct run *run)
             (long long)run->info.step);
     return;
   }
-  fprintf(stderr, "lade train: stopped after step %lld and saved; go on with:\n  %s train",
+  fprintf(stderr, "lade train: stopped after step %lld and saved; go on with:\n  %s",
           (long long)run->info.step, program_invocation_name);
+  if (run->job.world)
+    fprintf(stderr, " launch -n %d --", run->job.launch.world);
+  fputs(" train", stderr);
   if (options_arguments(&run->options, VERB_TRAIN, without, &arguments) == 0) {
     for (int i = 0; i < arguments.n; i++)
       word_print(stderr, arguments.items[i]);

@@ -36,6 +36,9 @@ static int sharing_check(const struct lade_layout_params *given, const struct la
 {
   if (given->zero < 0 || given->zero > LADE_ZERO_MOST)
     return lade_error_set(error, -EINVAL, "zero %d: expected 0 to %d", given->zero, LADE_ZERO_MOST);
+  if (given->zero && mesh->axes[LADE_AXIS_SHARD].size == 1)
+    return lade_error_set(error, -EINVAL, "zero %d over one replica shards nothing: give dp, or shard, of 2 or more",
+                          given->zero);
   if (given->shard > 1 && !given->zero)
     return lade_error_set(error, -EINVAL, "shard %d shards nothing: zero 1, 2 or 3 says what", given->shard);
   if (given->grad_reduce != LADE_F32 && given->grad_reduce != LADE_BF16)

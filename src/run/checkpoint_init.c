@@ -252,7 +252,7 @@ int lade_checkpoint_init(const struct lade_values *values, const char *path, str
   int rc = files_open(&init, path, error);
   if (rc == 0)
     rc = sources_find(&init, path, error);
-  if (rc == 0)
+  if (rc == 0 && values->graph->share.pp == 1) /* a stage needs a part of the file only */
     rc = extras_refuse(&init, error);
   if (rc == 0)
     rc = values_set(&init, error);

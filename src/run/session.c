@@ -263,6 +263,8 @@ int lade_session_eval(lade_session *s, double *ret_loss, struct lade_error *erro
       status = lade_executor_eval(s->executor, &result, error);
     if (!status)
       status = loss_share(s, &result.loss, error);
+    if (status == -ENODATA) /* a drive's word for a bad sector; here it would say that there is nothing to evaluate */
+      status = -EIO;
     if (session_fail(s, status, error))
       return status;
     sum += result.loss;
@@ -365,6 +367,7 @@ void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
   if (s->device)
     lade_device_get_info(s->device, &device);
   double flops = lade_model_flops_per_token(&s->model, s->params.time) * (double)(s->params.batch * s->params.time);
+  const double n_ranks = s->peers.world ? s->peers.layout.mesh.world : 1; /* each at the rate that the first measured */
   *ret_info = (struct lade_session_info){
       .layout = s->peers.layout, .model = s->model, .n_params = lade_model_n_params(&s->model),
       .batch = s->params.batch,
@@ -375,7 +378,7 @@ void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
       .store_bytes = s->plan ? s->plan->peak_bytes[LADE_STORE] + session_durable_extra(s) : 0,
       .host_budget_bytes = s->host_bytes, .store_budget_bytes = s->store_bytes,
       .numerics_key = s->state.numerics_key, .step = s->state.step, .loss_digest = s->state.loss_digest,
-      .speed_of_light_ns = s->matmul_flops_per_s > 0 ? flops / s->matmul_flops_per_s * 1e9 : 0};
+      .speed_of_light_ns = s->matmul_flops_per_s > 0 ? flops / s->matmul_flops_per_s / n_ranks * 1e9 : 0};
   if (!s->plan)
     return;
   lade_program_store_traffic(s->plan->train, &ret_info->store_read_bytes, &ret_info->store_written_bytes);

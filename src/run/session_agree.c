@@ -126,7 +126,7 @@ int session_agree_least(lade_session *s, uint64_t *bytes, struct lade_error *err
 
 int session_fail(lade_session *s, int status, struct lade_error *error)
 {
-  if (status && status != -ENODATA)
+  if (status)
     lade_peers_abort(&s->peers, error && *error->text ? error->text : strerror(-status));
   return status;
 }

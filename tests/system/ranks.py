@@ -131,6 +131,8 @@ def refusals():
             (["--save", "/proc/none/x"], 2, "--save /proc/none/x"),
             (["--data", "absent.txt"], 2, "absent.txt"),
             (["--shard", "2"], 2, "shards nothing"),
+            (["--tp", "2", "--zero", "1"], 2, "shards nothing"),
+            (["--tp", "2", "--dtype", "fp16"], 2, "not in f16"),
             (["--tp", "2", "--save", "s"], 2, "--save writes replicas"),
             (["--tp", "2", "--resume", "s"], 2, "--resume takes up replicas"),
             (["--zero", "1", "--durable", "--store", "."], 2, "one rank so far")):
@@ -211,6 +213,7 @@ def a_signal_stops_all():
     job.send_signal(signal.SIGINT)
     _, err = job.communicate(timeout=PATIENCE)
     require(job.returncode != 0 and "stopped after step" in err, "the job does not say that it was stopped", err)
+    require("launch -n 2 -- train" in err, "the line that goes on starts one rank", err)
     step = int(re.search(r"stopped after step (\d+)", err)[1])
     more = str(step + 3)
     summary(2, "--steps", more, "--save", "resumed", "--resume", "saved")

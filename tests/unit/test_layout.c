@@ -53,6 +53,7 @@ static void what_would_do_nothing_is_refused(void **state)
       {PARAMS(.world = 4, .dp = 2), "dp 4 would use them all"},
       {PARAMS(.world = 4, .zero = 4), "zero 4: expected 0 to 3"},
       {PARAMS(.world = 4, .zero = -1), "zero -1: expected 0 to 3"},
+      {PARAMS(.world = 1, .zero = 1), "zero 1 over one replica shards nothing"},
       {PARAMS(.world = 4, .shard = 2), "shard 2 shards nothing"},
       {PARAMS(.world = 4, .zero = 1, .shard = 3), "shard 3 does not divide dp 4"},
       {PARAMS(.world = 2, .grad_reduce = LADE_F16), "fp32 or bf16 only"},
