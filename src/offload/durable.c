@@ -12,6 +12,12 @@
  * generation, or a table of one, cannot pass. So whatever the drive did with what was not synced, either the record of
  * g + 1 is whole, and then 2 came before it, or g counts, and none of its bytes has been touched.
  *
+ * Whoever opens finds g. The process that wrote its record may have ended before 4, and then the record is in the page
+ * cache alone: power that fails once g + 1 is being written over g - 1 would leave neither. A sync alone does not help,
+ * since pages that a drive refused to take are clean afterwards (ext4, XFS). So before the other slot is given out, the
+ * record of g is written again, with the same bytes, and it and its name are synced. Bytes and table of g need nothing:
+ * its record was not written before their sync had succeeded.
+ *
  * The journal is born whole: both blocks are written to a file of another name, synced, and renamed after the data
  * file of generation 0 and both entries of the directory are synced; the rename is synced before publish returns. So a
  * journal in which no record is whole is damaged, and a directory without a journal holds nothing.
@@ -152,20 +158,20 @@ static int record_check(const struct lade_durable *d, const struct record *recor
   return is_whole ? 0 : -EBADMSG;
 }
 
+/* One record of another version is enough: it may be the one that counts. */
 static int newest_find(struct lade_durable *d, struct lade_error *error)
 {
-  uint32_t other_version = 0;
   for (int i = 0; i < 2; i++) {
     int code = record_check(d, &d->records[i]);
+    if (code == -EINVAL)
+      return lade_error_set(error, code, "%s/%s: the record at byte %d is of format version %u, and this build reads "
+                            "version %d: go on with the build that wrote it, or name another directory", d->dir,
+                            LADE_DURABLE_JOURNAL, i * RECORD_BYTES, d->records[i].version, VERSION);
     if (!code && (d->newest < 0 || d->records[i].generation > d->records[d->newest].generation))
       d->newest = i;
-    other_version = code == -EINVAL ? d->records[i].version : other_version;
   }
   if (d->newest >= 0)
     return 0;
-  if (other_version)
-    return lade_error_set(error, -EINVAL, "%s/%s: format version %u is unknown: this build reads version %d", d->dir,
-                          LADE_DURABLE_JOURNAL, other_version, VERSION);
   return lade_error_set(error, -EBADMSG, "%s/%s is damaged: neither the record at byte 0 nor that at byte %d is whole",
                         d->dir, LADE_DURABLE_JOURNAL, RECORD_BYTES);
 }
@@ -334,6 +340,22 @@ static int table_read(struct lade_durable *d, struct lade_error *error)
                         (unsigned long long)record->generation);
 }
 
+/* On the drive when it returns. */
+static int record_put(const struct lade_durable *d, int i)
+{
+  int code = bytes_write(d, d->journal_fd, &d->records[i], RECORD_BYTES, (uint64_t)i * RECORD_BYTES);
+  return code ? code : data_sync(d, d->journal_fd);
+}
+
+/* Make durable what was found, which so far may be in memory alone: the record that counts, and the journal's name. */
+static int found_settle(const struct lade_durable *d, struct lade_error *error)
+{
+  int code = record_put(d, d->newest);
+  if (!code)
+    code = dir_sync(d);
+  return code ? failed(d, code_of_write(code), LADE_DURABLE_JOURNAL, "make durable what is in", error) : 0;
+}
+
 int lade_durable_prepare(struct lade_durable *d, uint64_t slot_bytes, uint64_t layout, struct lade_error *error)
 {
   LADE_ASSERT(!d->store && slot_bytes && slot_bytes % LADE_STORE_GRANULE_BYTES == 0);
@@ -351,7 +373,9 @@ int lade_durable_prepare(struct lade_durable *d, uint64_t slot_bytes, uint64_t l
   if (!newest)
     return lade_store_prepare(d->store, error);
   code = lade_store_adopt(d->store, error);
-  return code ? code : table_read(d, error);
+  if (!code)
+    code = table_read(d, error);
+  return code ? code : found_settle(d, error);
 }
 
 lade_store *lade_durable_store(const struct lade_durable *d)
@@ -411,9 +435,7 @@ static int record_write(struct lade_durable *d, int i, struct lade_error *error)
 {
   if (d->journal_fd < 0)
     return journal_create(d, error);
-  int code = bytes_write(d, d->journal_fd, &d->records[i], RECORD_BYTES, (uint64_t)i * RECORD_BYTES);
-  if (!code)
-    code = data_sync(d, d->journal_fd);
+  int code = record_put(d, i);
   return code ? failed(d, code_of_write(code), LADE_DURABLE_JOURNAL, "write", error) : 0;
 }
 

@@ -37,8 +37,8 @@ struct lade_durable_params {
 
 /*
  * Take the directory's data file, or make it, and read the journal. -EBUSY: another process has it; -EINVAL: several
- * directories, or a journal of an unknown version; -EBADMSG: no record of the journal is whole; -ENOENT, -EACCES and
- * their kin for the directory; -ENOLCK where its file system has no locks; -EIO, -ENOMEM. Blocks.
+ * directories, or a record of an unknown version in the journal; -EBADMSG: no record of the journal is whole; -ENOENT,
+ * -EACCES and their kin for the directory; -ENOLCK where its file system has no locks; -EIO, -ENOMEM. Blocks.
  */
 int lade_durable_open(const struct lade_durable_params *params, struct lade_error *error, lade_durable **ret_durable);
 
@@ -59,7 +59,8 @@ uint64_t lade_durable_held_bytes(const lade_durable *durable);
 
 /*
  * Once: open the store. When nothing counts yet, all of it is allocated and written; else the slots and the table of
- * the one that counts are taken as they are, and checked as they are read. @slot_bytes is a multiple of the granule.
+ * the one that counts are taken as they are, and checked as they are read. That it counts is made durable, too: whoever
+ * published it may have been killed before. @slot_bytes is a multiple of the granule.
  * -EINVAL: what counts is of another size or layout; -EBADMSG: file or table are damaged; errors as of lade_store_open
  * and lade_store_prepare. Blocks, the first time for as long as the drive needs to write both slots.
  */

@@ -5,6 +5,9 @@
  * vain: without any one of its syncs, or with a sync done earlier or later by one operation, a cut can be found after
  * which that is not so.
  *
+ * The state has three lives. The first two end in a publish whose last sync fails, so that what the next one finds is
+ * in the page cache alone: the journal's name, then a record.
+ *
  * With the argument "every", many more images for each cut.
  */
 #include <errno.h>
@@ -21,12 +24,13 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "base/faults.h"
 #include "offload/durable.h"
 #include "tests/fault/disk.h"
 #include "tests/support/scratch.h"
 
 #define N_GENERATIONS 5
-#define REOPENED_AT 3 /* the process ends and another goes on */
+#define N_LIVES 3
 #define LAYOUT 77
 #define JOURNAL_FILE 1 /* the second that is made */
 
@@ -90,28 +94,44 @@ static const char *generation_fault(lade_durable *durable)
   return NULL;
 }
 
-static int durable_open(const char *dir, lade_durable **ret_durable, struct lade_error *error)
+static int durable_open(const char *dir, struct lade_faults *faults, lade_durable **ret_durable,
+                        struct lade_error *error)
 {
   const struct lade_durable_params how = {
-      .struct_size = sizeof(how), .dir = dir, .engine = LADE_STORE_POSIX, .allow_tmpfs = true};
+      .struct_size = sizeof(how), .dir = dir, .engine = LADE_STORE_POSIX, .allow_tmpfs = true, .faults = faults};
   return lade_durable_open(&how, error, ret_durable);
 }
 
-/* A life of the owner: generations from where it stands to before @end. */
-static void owner_live(const char *dir, uint64_t end)
+/* 0, or what the publish failed with. */
+static int generation_publish(lade_durable *durable, uint64_t generation)
+{
+  struct lade_error error = {0};
+  uint64_t memo = generation * 3;
+  generation_make(durable, generation);
+  int status = lade_durable_publish(durable, generation, &memo, sizeof(memo), &error);
+  if (!status)
+    disk_mark((int64_t)generation);
+  return status;
+}
+
+static struct disk_log protocol;
+static int opened_at[N_LIVES]; /* by life: the operation from which its owner may write */
+
+/* A life of the owner: generations from where it stands to @last, of which sync number @failing fails; 0: none does. */
+static void owner_live(int life, const char *dir, uint64_t last, uint64_t failing)
 {
   lade_durable *durable;
+  struct lade_faults faults;
   struct lade_error error = {0};
-  if (durable_open(dir, &durable, &error) || lade_durable_prepare(durable, SLOT_BYTES, LAYOUT, &error))
+  lade_faults_init(&faults);
+  lade_faults_arm(&faults, LADE_FAULT_FILE_SYNC, failing, false, -EIO);
+  if (durable_open(dir, &faults, &durable, &error) || lade_durable_prepare(durable, SLOT_BYTES, LAYOUT, &error))
     fail_msg("%s", error.text);
+  opened_at[life] = protocol.n;
   size_t memo_bytes;
   uint64_t next = lade_durable_memo(durable, &memo_bytes) ? lade_durable_generation(durable) + 1 : 0;
-  for (; next < end; next++) {
-    uint64_t memo = next * 3;
-    generation_make(durable, next);
-    assert_int_equal(lade_durable_publish(durable, next, &memo, sizeof(memo), &error), 0);
-    disk_mark((int64_t)next);
-  }
+  for (; next <= last; next++)
+    assert_int_equal(generation_publish(durable, next), failing && next == last ? -EIO : 0);
   lade_durable_close(durable);
 }
 
@@ -135,7 +155,7 @@ static const char *image_fault(int64_t acknowledged)
   static struct lade_error error;
   lade_durable *durable;
   size_t memo_bytes;
-  if (durable_open(image_dir, &durable, &error))
+  if (durable_open(image_dir, NULL, &durable, &error))
     return error.text;
   const char *fault = NULL;
   if (!lade_durable_memo(durable, &memo_bytes))
@@ -188,8 +208,6 @@ static const char *log_fault(const struct disk_log *log, int first)
 
 /* ---- the tests ---- */
 
-static struct disk_log protocol;
-
 static int protocol_record(void **state)
 {
   scratch_setup_in_memory(state);
@@ -198,8 +216,9 @@ static int protocol_record(void **state)
   if (mkdir(dir, 0700) || mkdir(image_dir, 0700))
     return -1;
   disk_record(dir, &protocol);
-  owner_live(dir, REOPENED_AT);
-  owner_live(dir, N_GENERATIONS);
+  owner_live(0, dir, 0, 4); /* after data, journal and their names: the journal's last name */
+  owner_live(1, dir, 2, 6); /* after two to open, two for generation 1, and one: the record of generation 2 */
+  owner_live(2, dir, N_GENERATIONS - 1, 0);
   disk_record_end();
   return 0;
 }
@@ -215,7 +234,8 @@ static void what_was_acknowledged_survives_every_cut(void **state)
   int n_syncs = 0;
   for (int i = 0; i < protocol.n; i++)
     n_syncs += disk_is_sync(&protocol.ops[i]);
-  assert_int_equal(n_syncs, 2 * N_GENERATIONS + 2); /* the first one names its files, too */
+  /* Two a generation, two names of the journal, two to open what is there, twice; and two failed. */
+  assert_int_equal(n_syncs, 2 * N_GENERATIONS + 2 + 2 * 2 - 2);
   const char *fault = log_fault(&protocol, 0);
   if (fault)
     fail_msg("%s", fault);
@@ -239,10 +259,21 @@ static struct disk_log op_removed(const struct disk_log *log, int at)
   return without;
 }
 
+/* The two syncs with which a life begins that finds something; each is there for another life's end. */
+static bool is_of_opening(int at)
+{
+  return (at < opened_at[1] && at >= opened_at[1] - 2) || (at < opened_at[2] && at >= opened_at[2] - 2);
+}
+
+static bool is_sync_of_publish(int at)
+{
+  return disk_is_sync(&protocol.ops[at]) && !is_of_opening(at);
+}
+
 static void no_sync_is_in_vain(void **state)
 {
   for (int at = 0; at < protocol.n; at++) {
-    if (!disk_is_sync(&protocol.ops[at]))
+    if (!is_sync_of_publish(at))
       continue;
     struct disk_log without = op_removed(&protocol, at);
     if (!log_fault(&without, at))
@@ -279,7 +310,7 @@ static int settled_find(const struct disk_log *log, int at)
 static void no_order_is_in_vain(void **state)
 {
   for (int at = 0; at < protocol.n; at++) {
-    if (!disk_is_sync(&protocol.ops[at]))
+    if (!is_sync_of_publish(at))
       continue;
     int before = settled_find(&protocol, at), after = decisive_find(&protocol, at);
     struct disk_log earlier = op_moved(&protocol, at, before);
@@ -289,6 +320,51 @@ static void no_order_is_in_vain(void **state)
     if (!log_fault(&later, at))
       fail_msg("nothing is lost when the sync that is operation %d comes after operation %d", at, after);
   }
+}
+
+static int last_before(int at, enum disk_op_kind kind, int file)
+{
+  while (--at >= 0 && (protocol.ops[at].kind != kind || (file >= 0 && protocol.ops[at].file != file)))
+    ;
+  assert_true(at >= 0);
+  return at;
+}
+
+static void loses(struct disk_log log, int from, const char *what)
+{
+  if (!log_fault(&log, from))
+    fail_msg("nothing is lost %s", what);
+}
+
+/* The second life finds a name in memory alone, which must be on the disk before anything is acknowledged. */
+static void opening_makes_the_name_durable(void **state)
+{
+  int at = last_before(opened_at[1], DISK_SYNC_DIR, -1), mark = opened_at[1];
+  while (protocol.ops[mark].kind != DISK_MARK)
+    mark++;
+  loses(op_removed(&protocol, at), at, "when opening does not sync the directory");
+  loses(op_moved(&protocol, at, mark), at, "when the directory is synced after the next generation is acknowledged");
+}
+
+/* The third life finds a record in memory alone, which must be on the disk before the other slot is written to. */
+static void opening_makes_the_record_durable(void **state)
+{
+  int at = last_before(opened_at[2], DISK_SYNC, JOURNAL_FILE);
+  loses(op_removed(&protocol, at), at, "when opening does not sync the journal");
+  loses(op_moved(&protocol, at, opened_at[2]), at, "when the journal is synced after the other slot is written to");
+}
+
+/* The failed sync may have left pages that are the disk's no longer, and clean: no later sync writes them. */
+static void opening_writes_the_record_again(void **state)
+{
+  int again = last_before(opened_at[2], DISK_WRITE, JOURNAL_FILE), found = last_before(again, DISK_WRITE, JOURNAL_FILE);
+  struct disk_log dropped = op_removed(&protocol, found);
+  const char *fault = log_fault(&dropped, found);
+  if (fault)
+    fail_msg("%s", fault);
+  again--; /* one operation less comes before it */
+  loses(op_removed(&dropped, again), again, "when opening does not write the record again");
+  loses(op_moved(&dropped, again + 1, again), again, "when the journal is synced before the record is written again");
 }
 
 /* Also for who does not mind losing a generation: the next one is written over what counts without the record. */
@@ -307,7 +383,7 @@ static void a_slot_is_not_reused_before_the_other_counts(void **state)
     struct disk_log without = op_removed(&log, at);
     n_found += log_fault(&without, at) != NULL;
   }
-  assert_int_equal(n_found, N_GENERATIONS - 2); /* all between the first and the last */
+  assert_int_equal(n_found, N_GENERATIONS - 3); /* all between the first and the last, but for that which failed */
 }
 
 static void one_record_in_place_would_not_do(void **state)
@@ -326,6 +402,9 @@ int main(int argc, char **argv)
       cmocka_unit_test(what_was_acknowledged_survives_every_cut),
       cmocka_unit_test(no_sync_is_in_vain),
       cmocka_unit_test(no_order_is_in_vain),
+      cmocka_unit_test(opening_makes_the_name_durable),
+      cmocka_unit_test(opening_makes_the_record_durable),
+      cmocka_unit_test(opening_writes_the_record_again),
       cmocka_unit_test(a_slot_is_not_reused_before_the_other_counts),
       cmocka_unit_test(one_record_in_place_would_not_do),
   };

@@ -186,17 +186,18 @@ static void several_directories_are_refused(void **state)
 static void another_version_is_refused(void **state)
 {
   state_make(1);
+  byte_change(LADE_DURABLE_JOURNAL, 8, 6); /* 7; and it may count, whatever generation the other one is of */
+  refused(-EINVAL, "byte 0 is of format version 7");
   byte_change(LADE_DURABLE_JOURNAL, 8, 6);
-  state_is(1); /* it is not the one that counts */
   byte_change(LADE_DURABLE_JOURNAL, 4096 + 8, 6);
-  refused(-EINVAL, "version 7 is unknown");
+  refused(-EINVAL, "byte 4096 is of format version 7");
 }
 
 /* ---- damage ---- */
 
 static void a_torn_record_leaves_the_one_before(void **state)
 {
-  static const uint64_t places[] = {0, 9, 17, 60, 2000, 4095};
+  static const uint64_t places[] = {0, 12, 17, 60, 2000, 4095};
   for (size_t i = 0; i < LADE_COUNT(places); i++) {
     scratch_teardown(state);
     scratch_setup_in_memory(state);
