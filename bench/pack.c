@@ -3,7 +3,8 @@
  * Packs instances and prints what was reached: bench-pack [-w WORK] [-s SECONDS] [-t STOP_BYTES] [-r REPEATS] FILE...
  *
  * A file is any that `lade replay` reads; lifetimes are in its calls. In place of a file,
- * `stack:LAYERS` is the skeleton of a training step: saved activations that nest, transients, gradients.
+ * `stack:LAYERS` is the skeleton of a training step: saved activations that nest, transients, gradients; and
+ * `random:N:PART` are N buffers of random sizes that begin at any time and live for 1/PART of the program on average.
  * Every answer goes through the independent checker. Columns: buffers, lower bound, peak, excess in percent,
  * whether it is proved optimal, milliseconds of the fastest of the repeats.
  */
@@ -16,6 +17,7 @@
 
 #include "alloc/trace.h"
 #include "base/base.h"
+#include "base/philox.h"
 #include "lade/pack.h"
 
 typedef LADE_ARRAY(struct lade_pack_item) item_array;
@@ -65,10 +67,33 @@ static int stack_make(int n_layers, item_array *items)
   return ok ? 0 : -ENOMEM;
 }
 
+/* Lengths are even up to twice the average, sizes even over powers of two up to 4 MiB. */
+static int random_make(int n, int part, item_array *items)
+{
+  bool ok = n > 0 && part > 0;
+  for (int i = 0; i < n && ok; i++) {
+    struct lade_philox draw = lade_philox_draw(1, 0, 0, (uint64_t)i);
+    int32_t end = 2 * n, lower = (int32_t)(draw.word[0] % (uint32_t)end);
+    int32_t length = 1 + (int32_t)(draw.word[1] % ((uint32_t)(2 * end) / (uint32_t)part + 1));
+    uint64_t power = (uint64_t)512 << draw.word[2] % 13;
+    ok = item_add(items, lower, LADE_MIN(lower + length, end + 1), power + draw.word[3] % power, 512);
+  }
+  return ok ? 0 : -ENOMEM;
+}
+
+/* The buffers that @name stands for. */
+static int instance_make(const char *name, item_array *items)
+{
+  int n = 0, part = 0;
+  if (sscanf(name, "random:%d:%d", &n, &part) == 2)
+    return random_make(n, part, items);
+  return strncmp(name, "stack:", 6) ? file_read(name, items) : stack_make(atoi(name + 6), items);
+}
+
 static int instance_run(const char *name, const struct lade_pack_params *params, int n_repeats)
 {
   item_array items = {0};
-  int rc = strncmp(name, "stack:", 6) ? file_read(name, &items) : stack_make(atoi(name + 6), &items);
+  int rc = instance_make(name, &items);
   uint64_t *offsets = calloc((size_t)items.n + 1, sizeof(*offsets));
   lade_packer *packer = NULL;
   struct lade_pack_result result = {0};

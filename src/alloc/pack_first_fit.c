@@ -7,9 +7,10 @@
  * items begin and end: one that the item never meets is passed in one step, and so is one that it meets whole, if the
  * block has no gap that is wide enough. A block also knows in which of some hundred stretches of time it has items, so
  * that among many short lifetimes most blocks are passed. Programs of many like layers consist of such blocks: what
- * lives throughout lies together, and what the layers make at one offset lies in the order of the layers. O(n^2) in the
- * worst case, a nanosecond or so per step. Fixed items are there from the start, so every gap below and between them is
- * used.
+ * lives throughout lies together, and what the layers make at one offset lies in the order of the layers. In a block
+ * that has to be walked the lifetimes of all are compared at once, in 16 bits each, and only items that are met are
+ * looked at. O(n^2) in the worst case, which is a block of items in some ten nanoseconds and a nanosecond or two for
+ * each item that is met. Fixed items are there from the start, so every gap below and between them is used.
  *
  * Effort is counted in items passed, not in steps taken: a limit means the same answer however the walk is sped up.
  *
@@ -24,8 +25,15 @@
 
 #define BLOCK_PLACES 64
 #define N_STRETCHES 512 /* of time: a block of short lifetimes has items in few of them */
+#define N_TICKS 32767   /* of time: lifetimes in 16 bits, of which many are compared at once */
 
-/* Some placed items, by offset, as parallel arrays: the walk reads lifetimes of all and offsets of few. */
+/* A placed item. */
+struct place {
+  uint64_t offset, end;
+  int32_t lo, hi, item;
+};
+
+/* Some placed items, by offset. The walk compares the ticks of all and reads what lies at the places of few. */
 struct block {
   int n;
   int32_t lo_least, lo_most, hi_least, hi_most;
@@ -33,8 +41,8 @@ struct block {
   uint64_t stretches[N_STRETCHES / 64]; /* a bit for each in which it has an item */
   uint64_t end_most;
   uint64_t gap_bytes; /* most bytes between an item's offset and the ends of all before it in the block */
-  int32_t lo[BLOCK_PLACES], hi[BLOCK_PLACES], item[BLOCK_PLACES];
-  uint64_t offset[BLOCK_PLACES], end[BLOCK_PLACES];
+  int16_t tick[BLOCK_PLACES], tick_end[BLOCK_PLACES];
+  struct place places[BLOCK_PLACES];
 };
 
 /*
@@ -43,7 +51,7 @@ struct block {
  */
 struct shelf {
   int n, n_blocks;
-  int32_t stretch_slots;
+  int32_t stretch_slots, tick_slots;
   struct block *blocks;
   int32_t *order;  /* of blocks; from n_blocks on those that are free */
   int32_t *placed; /* all items in the order in which they were placed */
@@ -95,26 +103,25 @@ static uint64_t stretch_bits(int32_t lo, int32_t hi, int32_t stretch_slots, int 
 
 static void block_note(struct block *block, int at, int32_t stretch_slots)
 {
+  const struct place *place = &block->places[at];
   bool is_first = block->n == 1;
   for (int word = 0; word < N_STRETCHES / 64; word++) {
-    uint64_t bits = stretch_bits(block->lo[at], block->hi[at], stretch_slots, word);
+    uint64_t bits = stretch_bits(place->lo, place->hi, stretch_slots, word);
     block->stretches[word] = is_first ? bits : block->stretches[word] | bits;
   }
-  block->lo_least = is_first ? block->lo[at] : LADE_MIN(block->lo_least, block->lo[at]);
-  block->lo_most = is_first ? block->lo[at] : LADE_MAX(block->lo_most, block->lo[at]);
-  block->hi_least = is_first ? block->hi[at] : LADE_MIN(block->hi_least, block->hi[at]);
-  block->hi_most = is_first ? block->hi[at] : LADE_MAX(block->hi_most, block->hi[at]);
-  block->end_most = is_first ? block->end[at] : LADE_MAX(block->end_most, block->end[at]);
+  block->lo_least = is_first ? place->lo : LADE_MIN(block->lo_least, place->lo);
+  block->lo_most = is_first ? place->lo : LADE_MAX(block->lo_most, place->lo);
+  block->hi_least = is_first ? place->hi : LADE_MIN(block->hi_least, place->hi);
+  block->hi_most = is_first ? place->hi : LADE_MAX(block->hi_most, place->hi);
+  block->end_most = is_first ? place->end : LADE_MAX(block->end_most, place->end);
   block->has_gap = false;
 }
 
 static void place_copy(struct block *to, int to_at, const struct block *from, int from_at)
 {
-  to->lo[to_at] = from->lo[from_at];
-  to->hi[to_at] = from->hi[from_at];
-  to->item[to_at] = from->item[from_at];
-  to->offset[to_at] = from->offset[from_at];
-  to->end[to_at] = from->end[from_at];
+  to->tick[to_at] = from->tick[from_at];
+  to->tick_end[to_at] = from->tick_end[from_at];
+  to->places[to_at] = from->places[from_at];
 }
 
 /* Behind the last of @block. */
@@ -126,13 +133,14 @@ static void block_append(struct block *block, const struct block *from, int from
 
 static uint64_t block_gap(struct block *block)
 {
-  uint64_t end = block->end[0], most = 0;
+  uint64_t end = block->places[0].end, most = 0;
   if (block->has_gap)
     return block->gap_bytes;
   for (int k = 1; k < block->n; k++) {
-    if (block->offset[k] > end)
-      most = LADE_MAX(most, block->offset[k] - end);
-    end = LADE_MAX(end, block->end[k]);
+    const struct place *place = &block->places[k];
+    if (place->offset > end)
+      most = LADE_MAX(most, place->offset - end);
+    end = LADE_MAX(end, place->end);
   }
   block->has_gap = true;
   block->gap_bytes = most;
@@ -164,7 +172,7 @@ static int shelf_find(const struct shelf *shelf, uint64_t offset)
   int low = 0, high = shelf->n_blocks;
   while (low < high) {
     int middle = (low + high) / 2;
-    if (shelf_block(shelf, middle)->offset[0] <= offset)
+    if (shelf_block(shelf, middle)->places[0].offset <= offset)
       low = middle + 1;
     else
       high = middle;
@@ -183,6 +191,11 @@ static void block_split(struct shelf *shelf, int place)
     block_append(lower, lower, k, shelf->stretch_slots); /* in place: what is known of it is renewed */
 }
 
+static int16_t tick_of(const struct shelf *shelf, int32_t slot)
+{
+  return (int16_t)(slot / shelf->tick_slots);
+}
+
 static void shelf_insert(struct shelf *shelf, const struct pack_problem *problem, int32_t i, uint64_t offset)
 {
   int place = shelf_find(shelf, offset), at = 0;
@@ -190,18 +203,16 @@ static void shelf_insert(struct shelf *shelf, const struct pack_problem *problem
     block_add(shelf, 0);
   if (shelf_block(shelf, place)->n == BLOCK_PLACES) {
     block_split(shelf, place);
-    place += shelf_block(shelf, place + 1)->offset[0] <= offset;
+    place += shelf_block(shelf, place + 1)->places[0].offset <= offset;
   }
   struct block *block = shelf_block(shelf, place);
-  while (at < block->n && block->offset[at] <= offset)
+  while (at < block->n && block->places[at].offset <= offset)
     at++;
   for (int k = block->n; k > at; k--)
     place_copy(block, k, block, k - 1);
-  block->lo[at] = problem->lo[i];
-  block->hi[at] = problem->hi[i];
-  block->item[at] = i;
-  block->offset[at] = offset;
-  block->end[at] = offset + problem->bytes[i];
+  block->tick[at] = tick_of(shelf, problem->lo[i]);
+  block->tick_end[at] = (int16_t)(tick_of(shelf, problem->hi[i] - 1) + 1);
+  block->places[at] = (struct place){offset, offset + problem->bytes[i], problem->lo[i], problem->hi[i], i};
   block->n++;
   shelf->n++;
   block_note(block, at, shelf->stretch_slots);
@@ -210,6 +221,7 @@ static void shelf_insert(struct shelf *shelf, const struct pack_problem *problem
 /* What an item has found out on its way up. */
 struct walk {
   int32_t lo, hi;
+  int16_t tick, tick_end;
   uint64_t bytes, align, free_from;
   uint64_t n_passed;
   int first_word, last_word; /* of the stretches that it is in, with their bits at both ends */
@@ -226,22 +238,42 @@ static bool block_shares_stretch(const struct block *block, const struct walk *w
   return shared;
 }
 
+/*
+ * A bit for each place of @block whose item may meet the walk's: they share a tick. The loop without branches is there
+ * for the compiler, which makes a few vector instructions of it.
+ */
+static uint64_t block_meets(const struct block *block, const struct walk *walk)
+{
+  uint8_t meets[BLOCK_PLACES];
+  uint64_t bits = 0, eight;
+  for (int k = 0; k < BLOCK_PLACES; k++)
+    meets[k] = (block->tick[k] < walk->tick_end) & (block->tick_end[k] > walk->tick);
+  for (int k = 0; k < BLOCK_PLACES; k += 8) {
+    memcpy(&eight, meets + k, sizeof(eight));
+    bits |= eight * 0x0102040810204080u >> 56 << k; /* a byte's lowest bit each, side by side */
+  }
+  return bits & ~(uint64_t)0 >> (BLOCK_PLACES - block->n);
+}
+
 /* Through the items of @block; true at one above a gap that is wide enough. */
 static bool block_walk(const struct block *block, struct walk *walk)
 {
-  uint64_t free_from = walk->free_from;
-  int k = 0;
-  for (; k < block->n; k++) {
-    if (block->lo[k] >= walk->hi || block->hi[k] <= walk->lo)
+  uint64_t free_from = walk->free_from, bits = block_meets(block, walk);
+  int n_passed = block->n;
+  for (; bits; bits &= bits - 1) {
+    const struct place *place = &block->places[__builtin_ctzll(bits)];
+    if (place->lo >= walk->hi || place->hi <= walk->lo)
       continue;
-    if (block->offset[k] >= free_from + walk->bytes)
+    if (place->offset >= free_from + walk->bytes) {
+      n_passed = (int)(place - block->places);
       break;
-    if (block->end[k] > free_from)
-      free_from = lade_align_up(block->end[k], walk->align);
+    }
+    if (place->end > free_from)
+      free_from = lade_align_up(place->end, walk->align);
   }
   walk->free_from = free_from;
-  walk->n_passed += (uint64_t)k;
-  return k < block->n;
+  walk->n_passed += (uint64_t)n_passed;
+  return bits;
 }
 
 /* Past @block in one step, where that leads to where its items would. */
@@ -249,7 +281,7 @@ static bool block_pass(struct block *block, struct walk *walk)
 {
   if (block->lo_least < walk->hi && block->hi_most > walk->lo && block_shares_stretch(block, walk)) {
     bool is_met_whole = block->lo_most < walk->hi && block->hi_least > walk->lo;
-    if (!is_met_whole || block->offset[0] >= walk->free_from + walk->bytes || block_gap(block) >= walk->bytes)
+    if (!is_met_whole || block->places[0].offset >= walk->free_from + walk->bytes || block_gap(block) >= walk->bytes)
       return false;
     if (block->end_most > walk->free_from)
       walk->free_from = lade_align_up(block->end_most, walk->align);
@@ -263,6 +295,8 @@ static uint64_t shelf_fit(const struct shelf *shelf, const struct pack_problem *
 {
   struct walk walk = {
       .lo = problem->lo[i], .hi = problem->hi[i], .bytes = problem->bytes[i], .align = problem->align[i]};
+  walk.tick = tick_of(shelf, walk.lo);
+  walk.tick_end = (int16_t)(tick_of(shelf, walk.hi - 1) + 1);
   walk.first_word = walk.lo / shelf->stretch_slots / 64;
   walk.last_word = (walk.hi - 1) / shelf->stretch_slots / 64;
   walk.first_bits = stretch_bits(walk.lo, walk.hi, shelf->stretch_slots, walk.first_word);
@@ -286,7 +320,7 @@ static void shelf_cut(struct shelf *shelf, int n_kept)
     struct block *from = shelf_block(shelf, place);
     int n_from = from->n;
     for (int k = 0; k < n_from; k++) {
-      if (!shelf->is_kept[from->item[k]])
+      if (!shelf->is_kept[from->places[k].item])
         continue;
       struct block *to = shelf_block(shelf, n / BLOCK_PLACES);
       if (n % BLOCK_PLACES == 0)
@@ -446,6 +480,7 @@ static void shelf_init(lade_packer *packer, struct shelf *shelf)
   const size_t n = (size_t)packer->problem.n, n_blocks = blocks_most(packer->problem.n);
   *shelf = (struct shelf){
       .stretch_slots = packer->problem.n_slots / N_STRETCHES + 1,
+      .tick_slots = packer->problem.n_slots / N_TICKS + 1,
       .blocks = lade_pack_take(packer, n_blocks * sizeof(*shelf->blocks)),
       .order = lade_pack_take(packer, n_blocks * sizeof(*shelf->order)),
       .placed = lade_pack_take(packer, n * sizeof(*shelf->placed)),
