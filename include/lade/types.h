@@ -63,6 +63,7 @@ enum lade_axis {
   LADE_AXIS_SHARD,     /* holders of one sharded copy of the state: inside dp */
   LADE_AXIS_REPLICATE, /* holders of the same shard: dp / shard */
   LADE_AXIS_EMBED,     /* the first and the last stage, where a token table is tied; stages between are alone */
+  LADE_AXIS_KEY,       /* holders of the same key head, where tp is more than there are: inside tp */
   LADE_N_AXES
 };
 

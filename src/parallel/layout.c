@@ -23,7 +23,8 @@ const char *lade_schedule_name(enum lade_schedule schedule)
 static int mesh_make(const struct lade_layout_params *given, struct lade_error *error, struct lade_mesh *ret_mesh)
 {
   const struct lade_mesh_params sizes = {.struct_size = sizeof(sizes), .world = given->world, .tp = given->tp,
-                                         .pp = given->pp, .dp = given->dp, .shard = given->shard};
+                                         .pp = given->pp, .dp = given->dp, .shard = given->shard,
+                                         .key_heads = given->key_heads};
   int status = lade_mesh_init(&sizes, error, ret_mesh);
   if (status)
     return status;

@@ -29,6 +29,7 @@ struct lade_layout_params {
   int world, rank;      /* who we are by the launcher; world 0: as many as the sizes say, and rank is one of them */
   int tp, pp, dp;       /* 0: 1 for tp and pp; for dp what is left of the world, which must then be all of it */
   int shard;            /* ranks that share one copy of the state; 0: dp */
+  int64_t key_heads;    /* of the model, which ranks share where tp is more; 0: none are shared */
   int zero;             /* 0: replicas; 1: optimizer state in shards; 2: gradients too; 3: parameters too */
   bool is_sequence;     /* with tp: norms and dropout over 1/tp of the rows */
   enum lade_schedule schedule;

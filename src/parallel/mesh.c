@@ -4,7 +4,7 @@
  *
  * The four axes that multiply have strides 1, tp, tp*cp, tp*cp*dp. The axes inside dp start at dp's stride: a run of
  * ep (or shard) neighbours has that stride, what goes across the runs has ep (or shard) times it. One formula so
- * serves all eight; a table of members would cost world * axes entries in every rank of a large job.
+ * serves all of them; a table of members would cost world * axes entries in every rank of a large job.
  *
  * A size that does not divide is answered with the divisors, since whoever asks has to choose one of them. Long
  * lists are cut in the middle: the choice is near what was asked or near the ends.
@@ -19,7 +19,7 @@
 #define LISTED_MOST 24 /* sizes in one message */
 
 static const char *const axis_names[LADE_N_AXES] = {"tp", "cp", "ep", "dp", "pp", "expert-dp", "shard", "replicate",
-                                                   "embed"};
+                                                   "embed", "key"};
 
 /* "1, 2, 4 or 8": the divisors of @n from 1 to @most. */
 static char *divisors_list(int64_t n, int64_t most, char *text, size_t text_bytes)
@@ -107,6 +107,13 @@ static void axis_set(struct lade_mesh *mesh, enum lade_axis axis, int size, int 
   mesh->axes[axis].stride = stride;
 }
 
+/* Tensor parallel ranks that hold the same key head. */
+static int key_ranks(const struct lade_mesh_params *sizes)
+{
+  const bool is_shared = sizes->key_heads > 0 && sizes->tp % sizes->key_heads == 0;
+  return is_shared ? (int)(sizes->tp / sizes->key_heads) : 1;
+}
+
 static void axes_fill(struct lade_mesh *mesh, const struct lade_mesh_params *sizes)
 {
   int data = sizes->tp * sizes->cp; /* the stride of dp */
@@ -120,6 +127,7 @@ static void axes_fill(struct lade_mesh *mesh, const struct lade_mesh_params *siz
   axis_set(mesh, LADE_AXIS_SHARD, sizes->shard, data);
   axis_set(mesh, LADE_AXIS_REPLICATE, sizes->dp / sizes->shard, data * sizes->shard);
   axis_set(mesh, LADE_AXIS_EMBED, LADE_MIN(sizes->pp, 2), LADE_MAX(sizes->pp - 1, 1) * data * sizes->dp);
+  axis_set(mesh, LADE_AXIS_KEY, key_ranks(sizes), 1);
 }
 
 int lade_mesh_init(const struct lade_mesh_params *params, struct lade_error *error, struct lade_mesh *ret_mesh)

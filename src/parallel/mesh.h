@@ -10,6 +10,9 @@
  *   shard  state is sharded over runs of shard neighbours on the data axis, REPLICATE is across the runs (hybrid
  *          sharding: HSDP, MiCS); shard == dp is plain ZeRO
  *
+ * One more is cut out of tp: KEY is runs of tp / key_heads neighbours, which hold the same key head of a model that has
+ * fewer of them than there are tensor parallel ranks.
+ *
  * EMBED joins the ends of each pipeline, which share a tied token table; ranks of stages between have a group of
  * themselves alone, in which they are at position 0.
  *
@@ -31,6 +34,7 @@ struct lade_mesh_params {
   size_t struct_size;
   int world; /* ranks that there are; 0: as many as the sizes say, and then dp defaults to 1 */
   int tp, cp, ep, dp, pp, shard;
+  int64_t key_heads; /* of the model; 0: no ranks share them. What does not divide is the graph's to refuse */
 };
 
 struct lade_mesh {

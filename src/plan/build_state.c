@@ -55,15 +55,27 @@ static void collective_begin(struct builder *b, enum lade_collective_kind kind, 
   instr->predicted_ns = plan_collective_ns(b->params, kind, axis, bytes);
 }
 
-/* Sum what all ranks of @axis hold of @value, in place. */
+/* Sum what all ranks of @axis hold of @value, in place, @bytes of it; the rest is as it should be. */
+static void sum_emit(struct builder *b, enum lade_axis axis, int param, struct place at, struct lade_value value,
+                     uint64_t bytes)
+{
+  struct lade_value sum = value;
+  sum.version++;
+  collective_begin(b, LADE_ALL_REDUCE, axis, param, value.microbatch, bytes);
+  operand_add(b, LADE_ROLE_SRC, at.buffer, LADE_READS_AND_MAKES, value, sum, at.offset, value_bytes(b, value.tensor));
+}
+
 static void all_reduce_emit(struct builder *b, enum lade_axis axis, int param, struct place at,
                             struct lade_value value)
 {
-  struct lade_value sum = value;
-  uint64_t bytes = value_bytes(b, value.tensor);
-  sum.version++;
-  collective_begin(b, LADE_ALL_REDUCE, axis, param, value.microbatch, bytes);
-  operand_add(b, LADE_ROLE_SRC, at.buffer, LADE_READS_AND_MAKES, value, sum, at.offset, bytes);
+  sum_emit(b, axis, param, at, value, value_bytes(b, value.tensor));
+}
+
+/* Add up the parts that tensor parallel ranks have of a gradient, or of this rank's block. */
+static void parts_reduce_emit(struct builder *b, int param, struct place at, struct lade_value value)
+{
+  const struct lade_parts parts = lade_param_parts(b->graph, b->params->layout, param);
+  sum_emit(b, parts.axis, param, at, value, (uint64_t)parts.n * lade_dtype_bytes(b->graph->accumulator));
 }
 
 /* Put the ranks' blocks together: @block at @src, to @whole at the beginning of @dst. */
@@ -178,7 +190,7 @@ static bool has_parts(const struct builder *b, int param)
 static void block_complete(struct builder *b, int param)
 {
   if (has_parts(b, param)) {
-    all_reduce_emit(b, LADE_AXIS_TP, param, block_place(b, param), block_now(b, param));
+    parts_reduce_emit(b, param, block_place(b, param), block_now(b, param));
     b->block_versions[param]++;
   }
   if (lade_layout_size(b->params->layout, LADE_AXIS_REPLICATE) > 1) {
@@ -283,16 +295,18 @@ void grad_emit(struct builder *b, int param, int microbatch)
     blocks_settle(b, LAG);
     return;
   }
-  const enum lade_axis axes[] = {LADE_AXIS_TP, LADE_AXIS_DP};
-  const bool is_summed[] = {has_parts(b, param), lade_layout_size(b->params->layout, LADE_AXIS_DP) > 1};
-  for (int i = 0; i < 2; i++) {
-    if (!is_summed[i])
-      continue;
-    all_reduce_emit(b, axes[i], param, (struct place){grad_buffer(b, param), 0},
-                    value_now(b, b->graph->params[param].grad));
+  const bool is_replicated = lade_layout_size(b->params->layout, LADE_AXIS_DP) > 1;
+  const struct place whole = {grad_buffer(b, param), 0};
+  const int grad = b->graph->params[param].grad;
+  if (has_parts(b, param)) {
+    parts_reduce_emit(b, param, whole, value_now(b, grad));
     b->grad_versions[param]++;
   }
-  b->is_norm_due[param] = is_summed[0] || is_summed[1] || b->graph->params[param].is_at_both_ends;
+  if (is_replicated) {
+    all_reduce_emit(b, LADE_AXIS_DP, param, whole, value_now(b, grad));
+    b->grad_versions[param]++;
+  }
+  b->is_norm_due[param] = has_parts(b, param) || is_replicated || b->graph->params[param].is_at_both_ends;
   if (!b->is_norm_due[param])
     norm_emit(b, param);
 }

@@ -507,14 +507,15 @@ static void shards_apply(lade_planner *planner)
   }
 }
 
-/* Parts of gradients are summed over all tensor parallel ranks, and whole tensors of them. */
-static int parts_check(const struct lade_graph *graph, struct lade_error *error)
+/* Are the sharers of every gradient a group of the layout? Without a layout nobody is asked. */
+static int parts_check(const struct lade_graph *graph, const struct lade_layout *layout, struct lade_error *error)
 {
-  for (int param = 0; param < graph->n_params; param++)
-    if (graph->params[param].n_sharers > 1 && graph->params[param].n_sharers < graph->share.tp)
-      return lade_error_set(error, -EINVAL, "model %s: %lld key heads are fewer than %d tensor parallel ranks: give it "
-                            "at most as many ranks", graph->model.name, (long long)graph->model.key_heads,
-                            graph->share.tp);
+  for (int param = 0; param < graph->n_params && layout; param++) {
+    const int n = graph->params[param].n_sharers;
+    if (n > 1 && n != lade_layout_size(layout, lade_param_parts(graph, layout, param).axis))
+      return lade_error_set(error, -EINVAL, "model %s: %d ranks share a key head, and the layout was not made for its "
+                            "%lld key heads", graph->model.name, n, (long long)graph->model.key_heads);
+  }
   return 0;
 }
 
@@ -533,7 +534,7 @@ int lade_planner_create(const struct lade_plan_params *params, struct lade_error
                           "--update end", params->graph->n_params, LADE_EARLY_PARAMS_MAX);
   int status = layout_check(params, error);
   if (!status)
-    status = parts_check(params->graph, error);
+    status = parts_check(params->graph, params->layout, error);
   if (status)
     return status;
   lade_planner *planner = calloc(1, sizeof(*planner));

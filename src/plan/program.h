@@ -199,6 +199,20 @@ struct lade_shard {
 };
 struct lade_shard lade_param_shard(const struct lade_graph *graph, const struct lade_layout *layout, int param);
 /*
+ * Where several tensor parallel ranks have parts of the gradient of @param (n_sharers): over which axis these are added
+ * up, and which elements they are of what this rank holds, the gradient or its block. n may be 0.
+ */
+struct lade_parts {
+  enum lade_axis axis;
+  int64_t first, n;
+};
+struct lade_parts lade_param_parts(const struct lade_graph *graph, const struct lade_layout *layout, int param);
+/* Are parts of gradients what a parameter's collectives over @axis add up? */
+static inline bool lade_axis_has_parts(enum lade_axis axis)
+{
+  return axis == LADE_AXIS_TP || axis == LADE_AXIS_KEY;
+}
+/*
  * Bytes that a program gives value @tensor: weights and gradients with the padding of all shards, parts and blocks
  * those of one shard, with its padding. Without shards the same as lade_value_bytes.
  */

@@ -212,7 +212,8 @@ static void all_reduce_expect(const struct proof *proof, const struct lade_instr
   const struct lade_graph *graph = proof->graph;
   const unsigned device = ON(LADE_DEVICE);
   const bool is_of_ends = instr->axis == LADE_AXIS_EMBED;
-  const int n_before = instr->param >= 0 && instr->axis != LADE_AXIS_TP && has_parts(proof, instr->param);
+  const bool is_of_parts = lade_axis_has_parts((enum lade_axis)instr->axis);
+  const int n_before = instr->param >= 0 && !is_of_parts && has_parts(proof, instr->param);
   if (instr->param < 0) {
     expect_change(proof, e, LADE_ROLE_SRC, device, graph->loss, 0);
     e->operands[0].reads.microbatch = e->operands[0].makes.microbatch = instr->microbatch;
@@ -521,6 +522,12 @@ static bool axis_is_summed(const struct proof *proof, const struct lade_instr *i
   return level >= 0 && lade_sums_size(proof->program->layout, level) > 1;
 }
 
+/* Whose parts of the gradient of @param are added up: of rows behind the first, those with the same key heads. */
+static enum lade_axis parts_axis(const struct proof *proof, int param)
+{
+  return proof->graph->params[param].first_shared_row > 0 ? LADE_AXIS_KEY : LADE_AXIS_TP;
+}
+
 /* Which collectives a layout has, and among whom. */
 static bool collective_exists(const struct proof *proof, const struct lade_instr *instr)
 {
@@ -530,9 +537,9 @@ static bool collective_exists(const struct proof *proof, const struct lade_instr
     if (instr->axis == LADE_AXIS_EMBED)
       return is_training && instr->param >= 0 && instr->param < proof->graph->n_params &&
              proof->graph->params[instr->param].is_at_both_ends;
-    if (instr->axis == LADE_AXIS_TP)
+    if (lade_axis_has_parts((enum lade_axis)instr->axis))
       return is_training && instr->param >= 0 && instr->param < proof->graph->n_params &&
-             has_parts(proof, instr->param);
+             has_parts(proof, instr->param) && instr->axis == parts_axis(proof, instr->param);
     return (is_training || is_of_loss) &&
            instr->axis == (is_sharded(proof) && !is_of_loss ? LADE_AXIS_REPLICATE : LADE_AXIS_DP);
   case LADE_REDUCE_SCATTER:

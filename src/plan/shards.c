@@ -31,6 +31,18 @@ struct lade_shard lade_param_shard(const struct lade_graph *graph, const struct 
   return (struct lade_shard){first, LADE_MIN(n_padded, n - first), n_padded};
 }
 
+struct lade_parts lade_param_parts(const struct lade_graph *graph, const struct lade_layout *layout, int param)
+{
+  const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
+  const struct lade_shard shard = lade_param_shard(graph, layout, param);
+  const int64_t first_row = graph->params[param].first_shared_row;
+  const int64_t first = first_row * (tensor->n_dims > 1 ? tensor->dims[1] : 1);
+  struct lade_parts parts = {.axis = first_row > 0 ? LADE_AXIS_KEY : LADE_AXIS_TP}; /* keys stand behind queries */
+  parts.first = LADE_MIN(LADE_MAX(first - shard.first, 0), shard.n);
+  parts.n = shard.n - parts.first;
+  return parts;
+}
+
 int64_t lade_norm_elements(const struct lade_graph *graph, const struct lade_layout *layout, int param)
 {
   const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];

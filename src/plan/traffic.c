@@ -13,7 +13,7 @@
 
 enum lade_queue_id lade_axis_queue(enum lade_axis axis)
 {
-  return axis == LADE_AXIS_TP ? LADE_Q_COMM_TP : LADE_Q_COMM_DP;
+  return lade_axis_has_parts(axis) ? LADE_Q_COMM_TP : LADE_Q_COMM_DP;
 }
 
 /* By one rank of @size; @bytes: of the whole vector. */
@@ -40,6 +40,16 @@ static uint64_t largest_operand_bytes(const struct lade_program *program, const 
   return most;
 }
 
+/* Of the vector that ranks move together: the larger operand, or the shared part of a gradient in place. */
+static uint64_t collective_bytes(const struct lade_program *program, const struct lade_instr *instr)
+{
+  const struct lade_graph *graph = program->graph;
+  if (instr->param < 0 || !lade_axis_has_parts((enum lade_axis)instr->axis))
+    return largest_operand_bytes(program, instr);
+  const struct lade_parts parts = lade_param_parts(graph, program->layout, instr->param);
+  return (uint64_t)parts.n * lade_dtype_bytes(graph->accumulator);
+}
+
 int64_t plan_collective_ns(const struct lade_build_params *params, enum lade_collective_kind kind, enum lade_axis axis,
                            uint64_t bytes)
 {
@@ -53,11 +63,11 @@ void lade_program_comm_traffic(const struct lade_program *program, uint64_t *ret
   memset(ret_sent_bytes, 0, LADE_N_AXES * sizeof(*ret_sent_bytes));
   for (int i = 0; i < program->n_instrs; i++) {
     const struct lade_instr *instr = &program->instrs[i];
-    uint64_t bytes = largest_operand_bytes(program, instr);
     if (instr->kind == LADE_INSTR_SEND)
-      ret_sent_bytes[instr->axis] += bytes;
+      ret_sent_bytes[instr->axis] += largest_operand_bytes(program, instr);
     else if (instr->kind == LADE_INSTR_COLLECTIVE)
-      ret_sent_bytes[instr->axis] += collective_sent_bytes((enum lade_collective_kind)instr->collective, bytes,
+      ret_sent_bytes[instr->axis] += collective_sent_bytes((enum lade_collective_kind)instr->collective,
+                                                           collective_bytes(program, instr),
                                                            lade_layout_size(program->layout,
                                                                             (enum lade_axis)instr->axis));
   }

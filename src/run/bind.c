@@ -217,6 +217,16 @@ static void io_bind(lade_executor *ex, const struct lade_program *program, const
       .data = operand_address(ex, program, instr, is_read ? LADE_ROLE_DST : LADE_ROLE_SRC)};
 }
 
+/* Of a gradient in place, what several tensor parallel ranks have parts of. */
+static void parts_bind(const lade_executor *ex, const struct lade_program *program, int param,
+                       struct lade_collective *collective)
+{
+  const struct lade_parts parts = lade_param_parts(ex->graph, program->layout, param);
+  char *first = (char *)collective->dst + (uint64_t)parts.first * lade_dtype_bytes(collective->dtype);
+  collective->src = collective->dst = first;
+  collective->n = (uint64_t)parts.n;
+}
+
 static void collective_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
                             struct lade_comm_work *work)
 {
@@ -228,6 +238,8 @@ static void collective_bind(lade_executor *ex, const struct lade_program *progra
       .n = LADE_MIN(src->bytes, dst->bytes) / lade_dtype_bytes(dtype), /* of the block, where one side has all */
       .src = executor_address(ex, program, src->buffer, src->offset),
       .dst = executor_address(ex, program, dst->buffer, dst->offset)};
+  if (instr->param >= 0 && lade_axis_has_parts((enum lade_axis)instr->axis))
+    parts_bind(ex, program, instr->param, &work->collective);
 }
 
 static void border_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,

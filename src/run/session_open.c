@@ -97,6 +97,7 @@ static int ranks_open(lade_session *s, struct lade_error *error)
 {
   const bool is_run = !s->params.is_dry && !s->params.is_plan_only;
   s->params.layout.struct_size = sizeof(s->params.layout);
+  s->params.layout.key_heads = s->model.key_heads;
   int status = lade_peers_open(&s->params.layout, s->peers.world, error, &s->peers);
   const int world = s->peers.layout.mesh.world;
   if (!status && is_run && !s->params.world && world > 1)

@@ -57,6 +57,11 @@ static bool is_together(const struct recount *recount, enum lade_axis axis, int 
   case LADE_AXIS_SHARD: is_dp_equal = dp_x / shard == dp_y / shard; break;
   case LADE_AXIS_REPLICATE: is_dp_equal = dp_x % shard == dp_y % shard; break;
   case LADE_AXIS_DP: is_dp_equal = true; break;
+  case LADE_AXIS_KEY:
+    if (!recount->sizes.key_heads)
+      return a == b;
+    return is_dp_equal && x->cp == y->cp && x->pp == y->pp &&
+           x->tp * recount->sizes.key_heads / recount->sizes.tp == y->tp * recount->sizes.key_heads / recount->sizes.tp;
   case LADE_AXIS_EMBED:
     if (a != b && (!is_end(recount, a) || !is_end(recount, b)))
       return false;
@@ -114,7 +119,8 @@ static void every_axis_groups_as_nested_loops_count(void **state)
               if (dp % ep || dp % shard)
                 continue;
               mesh_verify(&(struct lade_mesh_params){.struct_size = sizeof(struct lade_mesh_params), .tp = tp, .cp = cp,
-                                                     .ep = ep, .dp = dp, .pp = pp, .shard = shard});
+                                                     .ep = ep, .dp = dp, .pp = pp, .shard = shard,
+                                                     .key_heads = tp % 2 ? 0 : 2});
               n_meshes++;
             }
   assert_int_equal(n_meshes, 4 * 2 * 3 * (1 + 4 + 4 + 9 + 4 + 16));
