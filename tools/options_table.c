@@ -29,6 +29,7 @@ static const struct option_choice moments_choices[] = {
     {"fp32", LADE_MOMENTS_F32}, {"bf16", LADE_MOMENTS_BF16}, {"8bit", LADE_MOMENTS_8BIT}, {0}};
 static const struct option_choice master_choices[] = {
     {"exact", LADE_MASTER_EXACT}, {"24bit", LADE_MASTER_24BIT}, {0}};
+static const struct option_choice grad_dtype_choices[] = {{"fp32", LADE_F32}, {"bf16", LADE_BF16}, {0}};
 static const struct option_choice schedule_choices[] = {{"1f1b", LADE_SCHEDULE_1F1B},
                                                         {"gpipe", LADE_SCHEDULE_GPIPE},
                                                         {"interleaved", LADE_SCHEDULE_INTERLEAVED},
@@ -84,6 +85,10 @@ const struct option option_table[] = {
      .choices = moments_choices, .help = "how AdamW's two moments are kept: 8, 4 or 2 bytes per parameter"},
     {OPTION_CHOICE, "master", "exact|24bit", ALL, AT(session.master), .preset = "exact", .choices = master_choices,
      .help = "beside a bf16 weight: 16 bits for the exact FP32 master, or 8 for its upper 24"},
+    {OPTION_CHOICE, "grad-dtype", "fp32|bf16", ALL, AT(session.grad_dtype), .preset = "fp32",
+     .choices = grad_dtype_choices,
+     .help = "in which the optimizer takes gradients, which are added up in FP32: 4 bytes per parameter, or 2 once "
+             "complete"},
     {OPTION_REAL, "lr", "X", RUN, VERB_PLAN, AT(session.lr), .preset = "1e-3", .most = 1e3,
      .help = "peak learning rate"},
     {OPTION_REAL, "min-lr", "X", RUN, VERB_PLAN, AT(session.min_lr), .unset = "a tenth of --lr", .most = 1e3,

@@ -15,7 +15,7 @@ enum { PROCESS_PREDICTED = 1, PROCESS_MEASURED = 2 };
 
 static const char *const kind_names[LADE_N_INSTR_KINDS] = {
     "compute", "norm", "clip", "update", "copy", "read", "write", "collective", "send", "recv",
-    "add", "sum"};
+    "add", "sum", "round"};
 
 /* The first value that the instruction makes, or else reads; -1 when it names none. */
 static int tensor_of(const struct lade_program *program, const struct lade_instr *instr)

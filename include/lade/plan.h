@@ -121,6 +121,11 @@ struct lade_run_params {
    * init and resume are for the first. Another model or form of state is -EINVAL; a directory in use is -EBUSY.
    */
   bool durable;
+  /*
+   * In which AdamW takes gradients. They are added up in FP32; LADE_BF16 rounds each once, when it is complete, to half
+   * the bytes: a gradient of a single microbatch waits for its update in them, and travels to where that is.
+   */
+  enum lade_dtype grad_dtype;
 };
 
 /*

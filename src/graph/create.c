@@ -220,6 +220,21 @@ static int stage_check(const struct lade_graph_params *params, struct lade_error
   return lade_piece_layers(params->model, params->time, pp * n_chunks, share->pp_rank, error, &span);
 }
 
+/* The forms of what AdamW keeps and takes. */
+static int forms_check(const struct lade_graph_params *params, struct lade_error *error)
+{
+  if ((unsigned)params->moments >= LADE_N_MOMENTS || (unsigned)params->master >= LADE_N_MASTERS)
+    return lade_error_set(error, -EINVAL, "optimizer state has no form of moments %d, master %d",
+                          (int)params->moments, (int)params->master);
+  if (params->master == LADE_MASTER_24BIT && params->dtype != LADE_BF16)
+    return lade_error_set(error, -EINVAL, "a 24-bit master is 8 bits beside a bf16 weight; with %s use the exact one",
+                          lade_dtype_name(params->dtype));
+  if (params->grad_dtype != LADE_F32 && (params->grad_dtype != LADE_BF16 || params->dtype == LADE_F64))
+    return lade_error_set(error, -EINVAL, "gradients are given to the update in f32 or in bf16, not in %s",
+                          lade_dtype_name(params->grad_dtype));
+  return 0;
+}
+
 static int params_check(const struct lade_graph_params *params, struct lade_error *error)
 {
   LADE_ASSERT(params->struct_size == sizeof(*params) && params->model && params->kernels);
@@ -240,12 +255,9 @@ static int params_check(const struct lade_graph_params *params, struct lade_erro
   if (!(params->dropout >= 0 && params->dropout < 1))
     return lade_error_set(error, -EINVAL, "model %s: dropout %g: must be at least 0 and below 1", model->name,
                           (double)params->dropout);
-  if ((unsigned)params->moments >= LADE_N_MOMENTS || (unsigned)params->master >= LADE_N_MASTERS)
-    return lade_error_set(error, -EINVAL, "optimizer state has no form of moments %d, master %d",
-                          (int)params->moments, (int)params->master);
-  if (params->master == LADE_MASTER_24BIT && params->dtype != LADE_BF16)
-    return lade_error_set(error, -EINVAL, "a 24-bit master is 8 bits beside a bf16 weight; with %s use the exact one",
-                          lade_dtype_name(params->dtype));
+  rc = forms_check(params, error);
+  if (rc < 0)
+    return rc;
   rc = lade_share_check(params, error);
   if (rc < 0)
     return rc;
@@ -318,6 +330,7 @@ int lade_graph_create(const struct lade_graph_params *params, struct lade_error 
   graph->accumulator = params->dtype == LADE_F64 ? LADE_F64 : LADE_F32;
   graph->moments = params->moments;
   graph->master = params->master;
+  graph->grad_dtype = params->grad_dtype == LADE_BF16 ? LADE_BF16 : graph->accumulator;
   graph->batch = params->batch;
   graph->time = params->time;
   if (!graph_reserve(graph, &build)) {

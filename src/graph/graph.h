@@ -222,6 +222,7 @@ struct lade_graph {
   enum lade_dtype dtype, accumulator; /* D and A */
   enum lade_moments moments;          /* in which AdamW's state is kept */
   enum lade_master master;
+  enum lade_dtype grad_dtype;         /* in which AdamW takes complete gradients: A, or BF16 */
   int64_t batch, time;                /* of one microbatch */
   int n_tensors, n_params, n_ops, n_fwd_ops, n_units;
   struct lade_tensor *tensors;
@@ -241,12 +242,19 @@ struct lade_graph_params {
   int n_threads;
   enum lade_moments moments;
   enum lade_master master; /* other than EXACT for BF16 only */
+  enum lade_dtype grad_dtype; /* F32 (A, that is), or BF16: complete gradients are rounded once; not of F64 */
   struct lade_share share;
 };
 
 /* Build forward and backward. The graph is the caller's. -EINVAL (time past the context, ...), -ENOMEM. */
 int lade_graph_create(const struct lade_graph_params *params, struct lade_error *error, struct lade_graph **ret_graph);
 void lade_graph_destroy(struct lade_graph *graph);
+
+/* Are complete gradients rounded for the update? */
+static inline bool lade_graph_rounds(const struct lade_graph *graph)
+{
+  return graph->grad_dtype != graph->accumulator;
+}
 
 /* What binding an op to memory needs: one address per operand (0 for an absent one). */
 struct lade_bind {

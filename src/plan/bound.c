@@ -11,6 +11,7 @@
  * the values that backward ops have made and later ones still read, and this op's operands. What the other
  * tiers cannot hold of that is on the device. Where parameters are updated early, the gradients made so far are those
  * to which a later op still adds, unless there are several microbatches: then all of them wait at the end of the first.
+ * The same holds for gradients that are rounded, of which the rest stays.
  */
 #include <stdlib.h>
 
@@ -122,22 +123,23 @@ static struct adds *adds_find(const struct lade_graph *graph)
   return adds;
 }
 
-/* Bytes of gradients (of this rank's blocks, in shards) whose first (@is_last: whose last) addition op @i makes. */
+/* Bytes of blocks of kind @block of gradients whose first (@is_last: whose last) addition op @i makes. */
 static uint64_t grads_at(const struct lade_graph *graph, const struct lade_layout *layout, const struct adds *adds,
-                         int i, bool is_last)
+                         int i, bool is_last, enum lade_block block)
 {
   const struct lade_op *op = &graph->ops[i];
   uint64_t bytes = 0;
   for (int k = 0; k < op->n_out; k++) {
     int param = op->out[k] < 0 ? -1 : graph->tensors[op->out[k]].param;
     if (param >= 0 && (is_last ? adds[param].last : adds[param].first) == i)
-      bytes += padded(lade_held_bytes(graph, layout, lade_value_block(graph, param, LADE_BLOCK_GRAD)));
+      bytes += padded(lade_held_bytes(graph, layout, lade_value_block(graph, param, block)));
   }
   return bytes;
 }
 
-/* The most that is somewhere at once. 0, which is a bound too, when memory is out. */
-static uint64_t somewhere_bytes(const struct lade_graph *graph, const struct lade_layout *layout, bool is_early)
+/* The most that is somewhere at once. 0, which is a bound too, when memory is out. @is_one: microbatch alone. */
+static uint64_t somewhere_bytes(const struct lade_graph *graph, const struct lade_layout *layout, bool is_one,
+                                bool is_early)
 {
   uint64_t state = state_bytes(graph, layout), most = 0;
   struct adds *adds = adds_find(graph);
@@ -147,11 +149,13 @@ static uint64_t somewhere_bytes(const struct lade_graph *graph, const struct lad
   if (is_ready)
     waiting_count(graph, last_use, waiting);
   for (int i = 0; i < graph->n_ops && is_ready; i++) {
-    state += grads_at(graph, layout, adds, i, false);
+    state += grads_at(graph, layout, adds, i, false, LADE_BLOCK_GRAD);
     uint64_t op = op_bytes(graph, &graph->ops[i], false);
     most = LADE_MAX(most, state + op + (uint64_t)(waiting[i] + waiting[graph->n_ops + i]));
-    if (is_early)
-      state -= grads_at(graph, layout, adds, i, true);
+    if (is_one && (is_early || lade_graph_rounds(graph)))
+      state -= grads_at(graph, layout, adds, i, true, LADE_BLOCK_GRAD);
+    if (is_one && !is_early && lade_graph_rounds(graph))
+      state += grads_at(graph, layout, adds, i, true, LADE_BLOCK_ROUNDED);
   }
   free(waiting);
   free(last_use);
@@ -174,8 +178,8 @@ uint64_t plan_lower_bound(const struct lade_plan_params *params)
   uint64_t most = 0, tiers = params->host_bytes + params->store_bytes;
   for (int i = 0; i < params->graph->n_ops; i++)
     most = LADE_MAX(most, op_bytes(params->graph, &params->graph->ops[i], true));
-  const bool is_early = params->is_early && params->n_microbatches == 1;
-  uint64_t all = is_late(params) ? 0 : somewhere_bytes(params->graph, params->layout, is_early);
+  const bool is_one = params->n_microbatches == 1;
+  uint64_t all = is_late(params) ? 0 : somewhere_bytes(params->graph, params->layout, is_one, params->is_early);
   if (tiers >= params->host_bytes && all > tiers) /* else the sum wrapped: the tiers hold anything */
     most = LADE_MAX(most, all - tiers);
   return lade_align_up(most, params->chunk_bytes);

@@ -196,15 +196,17 @@ static void interval_leave(struct builder *b, int at)
 {
   const struct plan_interval *it = &b->lives->intervals[at];
   const struct lade_tensor *what = &b->graph->tensors[it->value % b->graph->n_tensors];
-  if (what->kind != LADE_TENSOR_LOSS)
-    b->elsewhere[it->value] = buffer_make(b, (enum lade_space)it->target, interval_owner(b, it),
-                                          value_bytes(b, it->value % b->graph->n_tensors), false);
   if (what->kind == LADE_TENSOR_GRAD)
     norm_settle(b, what->param);
-  struct lade_value value = value_now(b, it->value);
+  const bool is_rounded = what->kind == LADE_TENSOR_GRAD && b->is_rounded[what->param];
+  struct lade_value value = is_rounded ? grad_now(b, what->param) : value_now(b, it->value);
+  struct place src = is_rounded ? grad_place(b, what->param) : (struct place){b->on_device[at], 0};
   if (what->kind == LADE_TENSOR_LOSS)
     value = loss_reduce_emit(b, b->on_device[at], value);
-  transfer_emit(b, (struct place){b->on_device[at], 0}, (struct place){b->elsewhere[it->value], 0}, value);
+  else
+    b->elsewhere[it->value] = buffer_make(b, (enum lade_space)it->target, interval_owner(b, it),
+                                          value_bytes(b, value.tensor), false);
+  transfer_emit(b, src, (struct place){b->elsewhere[it->value], 0}, value);
 }
 
 static void interval_fetch(struct builder *b, int at)
@@ -373,8 +375,10 @@ static int builder_init(struct builder *b)
   b->due = calloc(n_params, sizeof(*b->due));
   b->grad_versions = calloc(n_params, sizeof(*b->grad_versions));
   b->is_norm_due = calloc(n_params, sizeof(*b->is_norm_due));
+  b->is_rounded = calloc(n_params, sizeof(*b->is_rounded));
   if (!b->on_device || !b->now || !b->elsewhere || !b->part_buffers || !b->first_partials || !b->n_adds ||
-      !b->block_versions || !b->block_buffers || !b->due || !b->grad_versions || !b->is_norm_due)
+      !b->block_versions || !b->block_buffers || !b->due || !b->grad_versions || !b->is_norm_due ||
+      !b->is_rounded)
     return -ENOMEM;
   memset(b->on_device, -1, (size_t)b->lives->n_intervals * sizeof(*b->on_device));
   memset(b->elsewhere, -1, n_values * sizeof(*b->elsewhere));
@@ -404,6 +408,7 @@ static void builder_finish(struct builder *b)
   free(b->due);
   free(b->grad_versions);
   free(b->is_norm_due);
+  free(b->is_rounded);
   free(b->early);
   LADE_ARRAY_FREE(&b->transfers);
   LADE_ARRAY_FREE(&b->incoming);

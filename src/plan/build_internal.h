@@ -53,9 +53,10 @@ struct builder {
   int32_t *n_adds;        /* by parameter: additions of one microbatch to its gradient */
   int16_t *grad_versions; /* by parameter: what has been added so far */
   bool *is_norm_due;      /* by parameter: complete, but sums of squares are still to come */
+  bool *is_rounded;       /* by parameter: its gradient is, and is a block, with shards or without */
   int16_t *block_versions; /* by parameter: of the block of its gradient */
   int32_t *block_buffers;  /* by parameter: where the block of its gradient is, -1 */
-  int32_t *due;            /* parameters whose blocks are complete, in that order; the first n_settled have left */
+  int32_t *due;            /* parameters whose last reductions were put under way, in order; n_settled are done with */
   int n_due, n_settled;
   LADE_ARRAY(struct incoming) incoming; /* blocks under way; the first n_added have been added */
   int n_added;
@@ -73,6 +74,10 @@ void operand_read(struct builder *b, int role, int32_t buffer, struct lade_value
 void operand_make(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
 /* Consumes @value and makes its next version, in place. */
 void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
+
+/* This rank's gradient of @param as it is now: all, its block, or either rounded; and where it is on the device. */
+struct lade_value grad_now(const struct builder *b, int param);
+struct place grad_place(const struct builder *b, int param);
 
 /* Bytes that this rank gives value @tensor. */
 uint64_t value_bytes(const struct builder *b, int tensor);

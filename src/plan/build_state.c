@@ -13,11 +13,15 @@
  * where it lives whole on the device, else before each use (weight_gather_emit, where lives.c says). With replicas of
  * shards (hybrid sharding) complete blocks are summed over those too.
  *
- * What the compute queue does to a block that is still under way (add it, send it home) comes LAG reductions later.
+ * What the compute queue does to what is still under way (add it, round it, send it home) comes LAG reductions later.
  *
  * A table that is tied over the ends of a pipeline is then summed over the first and the last stage, behind all steps:
  * the last stage is done with it long before, but what waited there for the first one would keep it from ever getting
  * there. So its gradient leaves and its update comes last, whatever is early.
+ *
+ * Where the update takes gradients in another type than the one in which they are added up, a gradient is rounded once,
+ * when it is complete, over all ranks too; sums of squares, copies and the update are of the rounded one, and the
+ * memory of the other is free.
  *
  * A microbatch's loss is summed over ranks before it goes to the host; the mean is taken there.
  */
@@ -124,6 +128,8 @@ static int32_t grad_buffer(const struct builder *b, int param)
 /* This rank's block of the gradient, as it is now. */
 static struct lade_value block_now(const struct builder *b, int param)
 {
+  if (b->is_rounded[param])
+    return (struct lade_value){lade_value_block(b->graph, param, LADE_BLOCK_ROUNDED), 0, 0};
   return (struct lade_value){lade_value_block(b->graph, param, LADE_BLOCK_GRAD), 0, b->block_versions[param]};
 }
 
@@ -135,15 +141,52 @@ static struct place block_place(const struct builder *b, int param)
   return (struct place){b->block_buffers[param], offset};
 }
 
+struct lade_value grad_now(const struct builder *b, int param)
+{
+  return is_sharded(b) || b->is_rounded[param] ? block_now(b, param) : value_now(b, b->graph->params[param].grad);
+}
+
+struct place grad_place(const struct builder *b, int param)
+{
+  return is_sharded(b) || b->is_rounded[param] ? block_place(b, param) : (struct place){grad_buffer(b, param), 0};
+}
+
 static int64_t share_ns(const struct builder *b, int param, int64_t ns)
 {
   return ns / lade_shard_count(b->params->layout);
 }
 
+/* The time of moving @n_bytes for an element, from that of a norm, which reads one number of an element. */
+static int64_t moves_ns(const struct builder *b, int param, size_t n_bytes)
+{
+  int64_t times = (int64_t)(n_bytes / lade_dtype_bytes(b->graph->grad_dtype));
+  return share_ns(b, param, times * b->params->prices->norm_ns[param]);
+}
+
+static void round_emit(struct builder *b, int param)
+{
+  const struct lade_value value = grad_now(b, param);
+  const struct lade_value rounded = {lade_value_block(b->graph, param, LADE_BLOCK_ROUNDED), 0, 0};
+  const struct place place = grad_place(b, param);
+  struct lade_instr *instr = instr_begin(b, LADE_INSTR_ROUND, LADE_Q_COMPUTE);
+  instr->param = param;
+  instr->microbatch = (int16_t)(b->params->n_microbatches - 1);
+  instr->predicted_ns =
+      moves_ns(b, param, lade_dtype_bytes(b->graph->accumulator) + lade_dtype_bytes(b->graph->grad_dtype));
+  operand_add(b, LADE_ROLE_SRC, place.buffer, LADE_READS, value, nothing, place.offset, value_bytes(b, value.tensor));
+  uint64_t bytes = value_bytes(b, rounded.tensor);
+  b->block_buffers[param] = buffer_make(b, LADE_DEVICE, LADE_OWNER_GRADIENTS, bytes, false);
+  operand_make(b, LADE_ROLE_DST, b->block_buffers[param], rounded, bytes);
+  b->is_rounded[param] = true;
+}
+
+/* Sums of squares of a gradient that is complete, and before them its rounding. */
 static void norm_emit(struct builder *b, int param)
 {
-  const struct lade_value value = is_sharded(b) ? block_now(b, param) : value_now(b, b->graph->params[param].grad);
-  const struct place place = is_sharded(b) ? block_place(b, param) : (struct place){grad_buffer(b, param), 0};
+  if (lade_graph_rounds(b->graph))
+    round_emit(b, param);
+  const struct lade_value value = grad_now(b, param);
+  const struct place place = grad_place(b, param);
   int64_t first = b->first_partials[param], end = b->first_partials[param + 1];
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_NORM, LADE_Q_COMPUTE);
   instr->param = param;
@@ -210,7 +253,7 @@ static void block_add_emit(struct builder *b, const struct incoming *incoming)
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_ADD, LADE_Q_COMPUTE);
   instr->param = param;
   instr->microbatch = incoming->microbatch;
-  instr->predicted_ns = share_ns(b, param, 3 * b->params->prices->norm_ns[param]); /* moves thrice the bytes */
+  instr->predicted_ns = moves_ns(b, param, 3 * lade_dtype_bytes(b->graph->accumulator));
   operand_read(b, LADE_ROLE_SRC, incoming->buffer, part, bytes);
   operand_change(b, LADE_ROLE_DST, b->block_buffers[param], block_now(b, param), bytes);
   b->block_versions[param]++;
@@ -218,11 +261,13 @@ static void block_add_emit(struct builder *b, const struct incoming *incoming)
     block_complete(b, param);
 }
 
-/* To where the update is, unless it is on the device or reaches it. */
+/* To where the update is, unless it is on the device or reaches it; rounded in any case. */
 static void block_leave(struct builder *b, int param)
 {
   const int home = b->params->residency->homes[param];
-  if (home == LADE_HOME_DEVICE || (home == LADE_HOME_STORE && b->params->is_unified))
+  if (lade_graph_rounds(b->graph))
+    norm_settle(b, param);
+  if (!is_sharded(b) || home == LADE_HOME_DEVICE || (home == LADE_HOME_STORE && b->params->is_unified))
     return;
   norm_settle(b, param);
   const struct lade_value block = block_now(b, param);
@@ -231,7 +276,7 @@ static void block_leave(struct builder *b, int param)
   b->block_buffers[param] = dst;
 }
 
-/* Let the compute queue have all blocks but those of the last @lag reductions. */
+/* Let the compute queue have everything but what is of the last @lag reductions. */
 static void blocks_settle(struct builder *b, int lag)
 {
   while (b->incoming.n - b->n_added > lag && !b->status) {
@@ -306,9 +351,13 @@ void grad_emit(struct builder *b, int param, int microbatch)
     all_reduce_emit(b, LADE_AXIS_DP, param, whole, value_now(b, grad));
     b->grad_versions[param]++;
   }
-  b->is_norm_due[param] = has_parts(b, param) || is_replicated || b->graph->params[param].is_at_both_ends;
+  const bool is_at_both_ends = b->graph->params[param].is_at_both_ends;
+  b->is_norm_due[param] = has_parts(b, param) || is_replicated || is_at_both_ends;
   if (!b->is_norm_due[param])
     norm_emit(b, param);
+  else if (lade_graph_rounds(b->graph) && !is_at_both_ends)
+    b->due[b->n_due++] = param;
+  blocks_settle(b, LAG);
 }
 
 /* ---- the end of a step ---- */
@@ -398,9 +447,10 @@ static int32_t update_grad_add(struct builder *b, int param)
                 value_bytes(b, block.tensor));
     return place.buffer;
   }
+  const struct lade_value value = grad_now(b, param);
   int at = b->lives->first_interval[grad + 1] - 1;
-  int32_t buffer = b->lives->intervals[at].leave_slot >= 0 ? b->elsewhere[grad] : b->on_device[at];
-  operand_read(b, LADE_ROLE_GRAD, buffer, value_now(b, grad), value_bytes(b, grad));
+  int32_t buffer = b->lives->intervals[at].leave_slot >= 0 ? b->elsewhere[grad] : grad_place(b, param).buffer;
+  operand_read(b, LADE_ROLE_GRAD, buffer, value, value_bytes(b, value.tensor));
   return buffer;
 }
 

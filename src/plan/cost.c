@@ -263,7 +263,7 @@ static struct lade_transfer_price store_price(const struct lade_machine_store *s
 int lade_cost_prices(const struct lade_cost *cost, const struct lade_graph *graph, struct lade_prices *ret_prices)
 {
   const struct lade_machine *machine = &cost->machine;
-  const enum lade_dtype grad_dtype = graph->accumulator;
+  const enum lade_dtype grad_dtype = graph->grad_dtype;
   size_t n_params = (size_t)graph->n_params;
   int64_t *ns = calloc((size_t)graph->n_ops + 4 * n_params + 1, sizeof(*ns));
   if (!ns)

@@ -145,6 +145,21 @@ static bool is_made_anew(const struct cutter *c, int tensor, const struct use *u
   return i == 0 || (is_first && plan_sums_each(c->params));
 }
 
+/* The last position to which a gradient waits for its update on the device. */
+static int32_t update_pos(const struct cutter *c, int param)
+{
+  int32_t n_before = c->update_ends[param];
+  return n_before < c->n_steps ? n_before - 1 : c->n_steps;
+}
+
+/* Does gradient @tensor wait for its update as it was added up, where it was? */
+static bool waits_for_update(const struct cutter *c, int tensor)
+{
+  const struct lade_param *param = &c->graph->params[c->graph->tensors[tensor].param];
+  bool is_rounded = lade_graph_rounds(c->graph) && !param->is_at_both_ends;
+  return c->params->is_training && !plan_sums_each(c->params) && !is_rounded;
+}
+
 static bool interval_push(struct cutter *c, const struct plan_interval *interval)
 {
   return LADE_PUSH(&c->intervals, *interval);
@@ -195,9 +210,8 @@ static bool value_cut(struct cutter *c, int value)
       now.last_pos = c->n_steps - 1; /* it is summed behind all steps */
     now.leave_slot = now.last_pos + 1;
     now.target = (uint8_t)end;
-  } else if (is_grad && c->params->is_training && !plan_sums_each(c->params)) {
-    int32_t n_before = c->update_ends[c->graph->tensors[tensor].param];
-    now.last_pos = n_before < c->n_steps ? n_before - 1 : c->n_steps;
+  } else if (is_grad && waits_for_update(c, tensor)) {
+    now.last_pos = update_pos(c, c->graph->tensors[tensor].param);
   }
   return interval_push(c, &now);
 }
@@ -291,6 +305,23 @@ static bool is_taken_over(const struct cutter *c, int value, int pos)
   return false;
 }
 
+/* Rounded gradients that wait for their updates on the device: buffers, whose intervals end where they are rounded. */
+static void rounded_count(const struct cutter *c, uint64_t *change)
+{
+  for (int i = 0; i < c->intervals.n && lade_graph_rounds(c->graph); i++) {
+    const struct plan_interval *it = &c->intervals.items[i];
+    const int tensor = it->value % c->graph->n_tensors, param = c->graph->tensors[tensor].param;
+    bool is_last = i + 1 == c->intervals.n || c->intervals.items[i + 1].value != it->value;
+    if (c->graph->tensors[tensor].kind != LADE_TENSOR_GRAD || !is_last || it->leave_slot >= 0 ||
+        waits_for_update(c, tensor))
+      continue;
+    int rounded = lade_value_block(c->graph, param, LADE_BLOCK_ROUNDED);
+    uint64_t bytes = plan_buffer_bytes(LADE_DEVICE, lade_held_bytes(c->graph, c->params->layout, rounded));
+    change[it->last_pos + 1] += bytes;
+    change[LADE_MAX(it->last_pos, update_pos(c, param)) + 1] -= bytes;
+  }
+}
+
 static int live_count(struct cutter *c)
 {
   c->live_bytes = calloc((size_t)c->n_steps + 2, sizeof(*c->live_bytes));
@@ -305,6 +336,7 @@ static int live_count(struct cutter *c)
     change[it->first_pos] += value_bytes(c, it->value);
     change[it->last_pos + (is_taken ? 0 : 1)] -= value_bytes(c, it->value);
   }
+  rounded_count(c, change);
   for (int pos = 1; pos <= c->n_steps; pos++)
     c->live_bytes[pos] += c->live_bytes[pos - 1];
   for (int pos = 0; pos < c->n_steps; pos++)

@@ -34,7 +34,7 @@
 
 static const char *const kind_names[LADE_N_INSTR_KINDS] = {"compute", "norm",  "clip",       "update", "copy",
                                                           "read",    "write", "collective", "send",   "recv",
-                                                          "add",     "sum"};
+                                                          "add",     "sum",   "round"};
 
 const char *proof_value(const struct proof *proof, struct lade_value value, char *text)
 {
@@ -44,6 +44,44 @@ const char *proof_value(const struct proof *proof, struct lade_value value, char
            is_known ? lade_value_name(proof->graph, value.tensor, name) : "an unknown tensor", value.microbatch,
            value.version);
   return text;
+}
+
+/* Of blocks of shards, and rounded gradients. */
+static bool block_exists(const struct proof *proof, struct lade_value value)
+{
+  switch (block_kind(proof->graph, value.tensor)) {
+  case LADE_BLOCK_WEIGHT:
+    return is_sharded(proof) && value.microbatch == 0 && value.version <= proof->program->is_training;
+  case LADE_BLOCK_GRAD:
+    return is_sharded(proof) && value.microbatch == 0 && value.version >= 1 &&
+           value.version <= block_complete(proof, block_param(proof->graph, value.tensor));
+  case LADE_BLOCK_ROUNDED:
+    return rounds(proof) && value.microbatch == 0 && value.version == 0;
+  default:
+    return sums_each(proof) && value.microbatch >= 1 && value.microbatch < proof->program->n_microbatches &&
+           value.version == 0;
+  }
+}
+
+bool proof_value_exists(const struct proof *proof, struct lade_value value)
+{
+  const struct lade_graph *graph = proof->graph;
+  const int most_versions = proof->program->is_training ? 1 : 0;
+  if (value.tensor < 0 || value.tensor >= lade_value_count(graph) || value.microbatch < 0 || value.version < 0)
+    return false;
+  if (value.tensor == lade_value_scalar(graph, LADE_SCALAR_VERDICT))
+    return value.microbatch == 0 && value.version <= (proof->program->is_early ? graph->n_params : 0);
+  if (block_param(graph, value.tensor) >= 0)
+    return block_exists(proof, value);
+  if (value.tensor >= graph->n_tensors)
+    return value.microbatch == 0 && value.version <= (part_param(graph, value.tensor) >= 0 ? most_versions : 0);
+  const struct lade_tensor *tensor = &graph->tensors[value.tensor];
+  if (tensor->kind == LADE_TENSOR_PARAM)
+    return value.microbatch == 0 && value.version <= most_versions;
+  if (tensor->kind == LADE_TENSOR_GRAD)
+    return value.microbatch == 0 && value.version >= 1 && value.version <= grad_complete(proof, tensor->param);
+  int most = value.tensor == graph->loss ? loss_complete(proof) : 0;
+  return value.microbatch < proof->program->n_microbatches && value.version <= most;
 }
 
 bool proof_is_of_op(const struct lade_instr *instr)

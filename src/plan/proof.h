@@ -32,10 +32,12 @@ int proof_space(struct proof *proof, const uint64_t *budget_bytes);
 int proof_buffers(const struct proof *proof);
 int proof_walk(struct proof *proof);
 
-/* Refuse: one line that begins with instruction @at and, unless negative, its operand @i. Returns -EINVAL. */
 /* Is it the instruction of an op of the graph? */
 bool proof_is_of_op(const struct lade_instr *instr);
+/* Whether such a value exists in the program at all. */
+bool proof_value_exists(const struct proof *proof, struct lade_value value);
 
+/* Refuse: one line that begins with instruction @at and, unless negative, its operand @i. Returns -EINVAL. */
 int proof_fail(const struct proof *proof, int at, int i, const char *format, ...) __attribute__((format(printf, 4, 5)));
 /* Refuse without an instruction. */
 #define proof_fail_all(proof, ...) lade_error_set((proof)->error, -EINVAL, __VA_ARGS__)
@@ -118,6 +120,12 @@ static inline int block_complete(const struct proof *proof, int param)
   return block_added(proof) + has_parts(proof, param) +
          (lade_layout_size(proof->program->layout, LADE_AXIS_REPLICATE) > 1) +
          proof->graph->params[param].is_at_both_ends;
+}
+
+/* Are complete gradients rounded before norms and updates? */
+static inline bool rounds(const struct proof *proof)
+{
+  return proof->program->is_training && lade_graph_rounds(proof->graph);
 }
 
 /* The parameter that block number @tensor is of, -1 if it is none. */

@@ -35,8 +35,8 @@ struct expectation {
 /* What has been seen so far. */
 struct tally {
   bool *has_run;                 /* by microbatch and op */
-  bool *is_normed, *is_clipped, *is_updated; /* by parameter */
-  int n_normed, n_clipped, n_updated, n_run, n_clips;
+  bool *is_normed, *is_clipped, *is_updated, *is_rounded; /* by parameter */
+  int n_normed, n_clipped, n_updated, n_rounded, n_run, n_clips;
 };
 
 /* ---- values ---- */
@@ -45,43 +45,6 @@ struct tally {
 static int ruling_version(const struct proof *proof, int param)
 {
   return proof->program->is_early ? param + 1 : 0;
-}
-
-/* The same for blocks of shards. */
-static bool block_exists(const struct proof *proof, struct lade_value value)
-{
-  switch (block_kind(proof->graph, value.tensor)) {
-  case LADE_BLOCK_WEIGHT:
-    return is_sharded(proof) && value.microbatch == 0 && value.version <= proof->program->is_training;
-  case LADE_BLOCK_GRAD:
-    return is_sharded(proof) && value.microbatch == 0 && value.version >= 1 &&
-           value.version <= block_complete(proof, block_param(proof->graph, value.tensor));
-  default:
-    return sums_each(proof) && value.microbatch >= 1 && value.microbatch < proof->program->n_microbatches &&
-           value.version == 0;
-  }
-}
-
-/* Whether such a value exists in this program at all. */
-static bool value_exists(const struct proof *proof, struct lade_value value)
-{
-  const struct lade_graph *graph = proof->graph;
-  const int most_versions = proof->program->is_training ? 1 : 0;
-  if (value.tensor < 0 || value.tensor >= lade_value_count(graph) || value.microbatch < 0 || value.version < 0)
-    return false;
-  if (value.tensor == lade_value_scalar(graph, LADE_SCALAR_VERDICT))
-    return value.microbatch == 0 && value.version <= (proof->program->is_early ? graph->n_params : 0);
-  if (block_param(graph, value.tensor) >= 0)
-    return block_exists(proof, value);
-  if (value.tensor >= graph->n_tensors)
-    return value.microbatch == 0 && value.version <= (part_param(graph, value.tensor) >= 0 ? most_versions : 0);
-  const struct lade_tensor *tensor = &graph->tensors[value.tensor];
-  if (tensor->kind == LADE_TENSOR_PARAM)
-    return value.microbatch == 0 && value.version <= most_versions;
-  if (tensor->kind == LADE_TENSOR_GRAD)
-    return value.microbatch == 0 && value.version >= 1 && value.version <= grad_complete(proof, tensor->param);
-  int most = value.tensor == graph->loss ? loss_complete(proof) : 0;
-  return value.microbatch < proof->program->n_microbatches && value.version <= most;
 }
 
 static uint64_t value_bytes(const struct proof *proof, int tensor)
@@ -158,8 +121,8 @@ static int op_expect(const struct proof *proof, int at, struct expectation *e)
   return 0;
 }
 
-/* The gradient of @param with everything in it: all of it, or this rank's block. */
-static void grad_expect(const struct proof *proof, int param, int role, unsigned spaces, struct expectation *e)
+/* The gradient of @param with everything in it, as it was added up: all of it, or this rank's block. */
+static void sum_of_grad_expect(const struct proof *proof, int param, int role, unsigned spaces, struct expectation *e)
 {
   const struct lade_graph *graph = proof->graph;
   if (is_sharded(proof))
@@ -167,6 +130,22 @@ static void grad_expect(const struct proof *proof, int param, int role, unsigned
                 block_complete(proof, param));
   else
     expect_read(proof, e, role, spaces, graph->params[param].grad, 0, grad_complete(proof, param));
+}
+
+/* The same as the update takes it. */
+static void grad_expect(const struct proof *proof, int param, int role, unsigned spaces, struct expectation *e)
+{
+  if (rounds(proof))
+    expect_read(proof, e, role, spaces, lade_value_block(proof->graph, param, LADE_BLOCK_ROUNDED), 0, 0);
+  else
+    sum_of_grad_expect(proof, param, role, spaces, e);
+}
+
+static void round_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
+{
+  const int rounded = lade_value_block(proof->graph, instr->param, LADE_BLOCK_ROUNDED);
+  sum_of_grad_expect(proof, instr->param, LADE_ROLE_SRC, ON(LADE_DEVICE), e);
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), rounded, 0, 0);
 }
 
 static void norm_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
@@ -346,7 +325,7 @@ static int transfer_expect(const struct proof *proof, int at, struct expectation
   if (!instr->n_operands)
     return 0; /* too few: refused by their number */
   struct lade_value value = proof->program->operands[instr->first_operand].reads;
-  if (!value_exists(proof, value))
+  if (!proof_value_exists(proof, value))
     return proof_fail(proof, at, 0, "moves no value that exists");
   if (value.microbatch != instr->microbatch)
     return proof_fail(proof, at, 0, "is of another microbatch than the instruction's, %d", instr->microbatch);
@@ -577,13 +556,16 @@ static int fields_check(const struct proof *proof, int at)
   bool is_compute = instr->kind == LADE_INSTR_COMPUTE;
   bool is_clip = instr->kind == LADE_INSTR_CLIP, is_clip_of_param = is_clip && proof->program->is_early;
   bool is_add = instr->kind == LADE_INSTR_ADD, is_sum = instr->kind == LADE_INSTR_SUM;
-  bool is_of_param = instr->kind == LADE_INSTR_NORM || instr->kind == LADE_INSTR_UPDATE || is_add;
+  bool is_round = instr->kind == LADE_INSTR_ROUND;
+  bool is_of_param = instr->kind == LADE_INSTR_NORM || instr->kind == LADE_INSTR_UPDATE || is_add || is_round;
   bool is_of_step = is_of_param || is_clip || is_sum;
   int n_ops = proof->program->is_training ? proof->graph->n_ops : proof->graph->n_fwd_ops;
   if (is_of_step && !proof->program->is_training)
     return proof_fail(proof, at, -1, "has no place in an evaluation");
   if ((is_add && !sums_each(proof)) || (is_sum && (!axis_is_summed(proof, instr) || instr->microbatch)))
     return proof_fail(proof, at, -1, "has no place in this layout");
+  if (is_round && !rounds(proof))
+    return proof_fail(proof, at, -1, "rounds what the update takes as it is");
   if (proof_is_of_op(instr) ? instr->op < 0 || instr->op >= n_ops : instr->op != -1)
     return proof_fail(proof, at, -1, "has op %d, which does not belong here", instr->op);
   bool is_collective = instr->kind == LADE_INSTR_COLLECTIVE;
@@ -634,6 +616,9 @@ static int tally_add(const struct proof *proof, int at, struct tally *tally)
   } else if (instr->kind == LADE_INSTR_UPDATE) {
     is_done = &tally->is_updated[instr->param];
     count = &tally->n_updated;
+  } else if (instr->kind == LADE_INSTR_ROUND) {
+    is_done = &tally->is_rounded[instr->param];
+    count = &tally->n_rounded;
   } else {
     return 0;
   }
@@ -672,6 +657,9 @@ static int expectation_make(const struct proof *proof, int at, struct expectatio
     return 0;
   case LADE_INSTR_SUM:
     sum_expect(proof, instr, e);
+    return 0;
+  case LADE_INSTR_ROUND:
+    round_expect(proof, instr, e);
     return 0;
   default:
     return transfer_expect(proof, at, e);
@@ -770,7 +758,8 @@ int proof_form(struct proof *proof)
   tally.is_normed = calloc((size_t)graph->n_params + 1, sizeof(*tally.is_normed));
   tally.is_clipped = calloc((size_t)graph->n_params + 1, sizeof(*tally.is_clipped));
   tally.is_updated = calloc((size_t)graph->n_params + 1, sizeof(*tally.is_updated));
-  if (!tally.has_run || !tally.is_normed || !tally.is_clipped || !tally.is_updated)
+  tally.is_rounded = calloc((size_t)graph->n_params + 1, sizeof(*tally.is_rounded));
+  if (!tally.has_run || !tally.is_normed || !tally.is_clipped || !tally.is_updated || !tally.is_rounded)
     status = -ENOMEM;
   for (int at = 0; at < proof->program->n_instrs && !status; at++)
     status = instr_check(proof, at, &tally);
@@ -780,5 +769,6 @@ int proof_form(struct proof *proof)
   free(tally.is_normed);
   free(tally.is_clipped);
   free(tally.is_updated);
+  free(tally.is_rounded);
   return status;
 }

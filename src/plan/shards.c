@@ -71,7 +71,11 @@ enum lade_dtype lade_value_dtype(const struct lade_graph *graph, int tensor)
   int block = tensor - lade_value_block(graph, 0, LADE_BLOCK_WEIGHT);
   if (block < 0)
     return LADE_F64; /* sums of squares; nobody asks about parts and verdicts, which do not travel between ranks */
-  return block % LADE_N_BLOCKS == LADE_BLOCK_WEIGHT ? graph->dtype : graph->accumulator;
+  switch (block % LADE_N_BLOCKS) {
+  case LADE_BLOCK_WEIGHT: return graph->dtype;
+  case LADE_BLOCK_ROUNDED: return graph->grad_dtype;
+  default: return graph->accumulator;
+  }
 }
 
 /* Holders of shards first, then of parts of layers, then stages. */

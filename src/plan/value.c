@@ -89,14 +89,14 @@ uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, const struct 
       window += lade_align_up((uint64_t)n * part_element_bytes(graph, (enum lade_part)part), LADE_BUFFER_ALIGN);
   }
   if (has_grad)
-    window += lade_align_up((uint64_t)n * lade_dtype_bytes(graph->accumulator), LADE_BUFFER_ALIGN);
+    window += lade_align_up((uint64_t)n * lade_dtype_bytes(graph->grad_dtype), LADE_BUFFER_ALIGN);
   return LADE_STREAM_WINDOWS * window + scales;
 }
 
 const char *lade_value_name(const struct lade_graph *graph, int tensor, char *name)
 {
   static const char *const parts[LADE_N_PARTS] = {"residual", "exp_avg", "exp_avg_sq", "m_scales", "v_scales"};
-  static const char *const blocks[LADE_N_BLOCKS] = {"shard", "grad_shard", "new_grad_shard"};
+  static const char *const blocks[LADE_N_BLOCKS] = {"shard", "grad_shard", "new_grad_shard", "grad_rounded"};
   const size_t name_bytes = LADE_NAME_BYTES + 16;
   const int first_block = lade_value_block(graph, 0, (enum lade_block)0);
   if (tensor < 0)

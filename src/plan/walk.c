@@ -112,6 +112,18 @@ static bool is_copy(const struct walker *w, int at)
   return kind == LADE_INSTR_COPY || kind == LADE_INSTR_READ || kind == LADE_INSTR_WRITE;
 }
 
+/*
+ * Who is in the buffer at the peak, as changes know it; -1: nobody. Rounded, a gradient is what it was; a block of it
+ * goes where its parameter is, and no choice of its own has a say.
+ */
+static int32_t view_tensor(const struct walker *w, const struct resident_view *view)
+{
+  const int from_blocks = view->tensor - lade_value_block(w->graph, 0, (enum lade_block)0);
+  if (from_blocks >= 0 && from_blocks % LADE_N_BLOCKS == LADE_BLOCK_ROUNDED && lade_shard_count(w->params->layout) == 1)
+    return w->graph->params[from_blocks / LADE_N_BLOCKS].grad;
+  return view->tensor;
+}
+
 /* Collect what is live and idle at the peak, by tensor number. */
 static void idle_collect(struct walker *w)
 {
@@ -119,22 +131,23 @@ static void idle_collect(struct walker *w)
   memset(w->peak_bytes, 0, (size_t)lade_value_count(w->graph) * sizeof(*w->peak_bytes));
   for (int i = 0; i < p->n_buffers; i++) {
     const struct resident_view *view = &w->views[i];
+    const int32_t tensor = view_tensor(w, view);
     if (p->buffers[i].space != LADE_DEVICE || p->buffers[i].first > w->peak_at || p->buffers[i].last < w->peak_at)
       continue;
-    if (view->tensor < 0)
+    if (tensor < 0)
       continue;
-    bool is_grad = view->tensor < w->graph->n_tensors && w->graph->tensors[view->tensor].kind == LADE_TENSOR_GRAD;
+    bool is_grad = tensor < w->graph->n_tensors && w->graph->tensors[tensor].kind == LADE_TENSOR_GRAD;
     if (p->buffers[i].is_resident) {
-      w->peak_bytes[view->tensor] += p->buffers[i].bytes;
+      w->peak_bytes[tensor] += p->buffers[i].bytes;
       continue;
     }
     if (view->is_used_now || view->before < 0 || view->after == INT32_MAX)
       continue;
     if (is_copy(w, view->before) || is_copy(w, view->after))
       continue; /* just in time already */
-    w->peak_bytes[view->tensor] += p->buffers[i].bytes;
-    if (view->tensor < w->graph->n_tensors)
-      w->is_saved_gap[view->tensor] = instr_phase(w, view->before) != instr_phase(w, view->after) ||
+    w->peak_bytes[tensor] += p->buffers[i].bytes;
+    if (tensor < w->graph->n_tensors)
+      w->is_saved_gap[tensor] = instr_phase(w, view->before) != instr_phase(w, view->after) ||
                                       (is_grad && p->instrs[view->after].kind == LADE_INSTR_UPDATE);
   }
 }
@@ -171,6 +184,14 @@ static uint64_t param_bytes(const struct walker *w, int param)
     bytes += tensor < 0 ? 0 : lade_held_bytes(w->graph, w->params->layout, tensor);
   }
   return bytes;
+}
+
+/* What leaves of a gradient for an update elsewhere, before it is cut into shards. */
+static uint64_t grad_bytes(const struct walker *w, int param)
+{
+  const struct lade_graph *graph = w->graph;
+  const struct lade_tensor *grad = &graph->tensors[graph->params[param].grad];
+  return grad->bytes / lade_dtype_bytes(grad->dtype) * lade_dtype_bytes(graph->grad_dtype);
 }
 
 /* The tier that @change sends things to; the device for one that recomputes. */
@@ -239,7 +260,7 @@ static bool tier_holds(struct walker *w, const struct lade_change *change, int n
   for (int i = 0; i < n_members; i++) {
     int32_t id = w->peak_members[i];
     if (change->kind == LADE_CHANGE_HOME)
-      bytes += param_bytes(w, id) + (space == LADE_HOST ? w->graph->tensors[w->graph->params[id].grad].bytes : 0);
+      bytes += param_bytes(w, id) + (space == LADE_HOST ? grad_bytes(w, id) : 0);
     else if (w->graph->tensors[id].kind != LADE_TENSOR_PARAM)
       bytes += w->graph->tensors[id].bytes;
   }

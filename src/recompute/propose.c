@@ -221,7 +221,9 @@ static void home_price(const lade_solver *s, const struct lade_residency *reside
   const struct lade_tariff *t = s->tariff;
   const struct lade_param *param = &s->graph->params[change->id];
   int from = residency->homes[change->id];
-  double weight = (double)s->graph->tensors[param->tensor].bytes, grad = (double)s->graph->tensors[param->grad].bytes;
+  const struct lade_tensor *what = &s->graph->tensors[param->grad];
+  double weight = (double)s->graph->tensors[param->tensor].bytes;
+  double grad = (double)(what->bytes / lade_dtype_bytes(what->dtype) * lade_dtype_bytes(s->graph->grad_dtype));
   double sign[2] = {-1, 1};
   int homes[2] = {from, change->to};
   for (int i = 0; i < 2; i++) {

@@ -73,7 +73,7 @@ static void norm_bind(lade_executor *ex, const struct lade_program *program, con
                       struct call *call)
 {
   struct lade_sum_squares_args args = {
-      .dtype = ex->graph->accumulator, .n_elements = lade_norm_elements(ex->graph, program->layout, instr->param),
+      .dtype = ex->graph->grad_dtype, .n_elements = lade_norm_elements(ex->graph, program->layout, instr->param),
       .grad = operand_address(ex, program, instr, LADE_ROLE_SRC),
       .partial = operand_address(ex, program, instr, LADE_ROLE_DST)};
   struct lade_tree_sum_args none = {.sum = args.partial}; /* of no elements: zero */
@@ -105,6 +105,17 @@ static void add_bind(lade_executor *ex, const struct lade_program *program, cons
   call->fn = args.n_elements ? ex->params.kernels->fn[LADE_K_ADD] : nothing_run;
 }
 
+static void round_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
+                       struct call *call)
+{
+  struct lade_cast_args args = {.from = ex->graph->accumulator, .to = ex->graph->grad_dtype,
+                                .n_elements = lade_param_shard(ex->graph, program->layout, instr->param).n,
+                                .x = operand_address(ex, program, instr, LADE_ROLE_SRC),
+                                .y = operand_address(ex, program, instr, LADE_ROLE_DST)};
+  memcpy(call->args, &args, sizeof(args));
+  call->fn = args.n_elements ? ex->params.kernels->fn[LADE_K_CAST] : nothing_run;
+}
+
 static void clip_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
                       struct call *call)
 {
@@ -121,7 +132,7 @@ static struct lade_adamw_args adamw_args(const lade_executor *ex, const struct l
 {
   const struct lade_shard shard = lade_param_shard(ex->graph, program->layout, instr->param);
   return (struct lade_adamw_args){
-      .dtype = ex->graph->dtype, .grad_dtype = ex->graph->accumulator,
+      .dtype = ex->graph->dtype, .grad_dtype = ex->graph->grad_dtype,
       .moments = ex->graph->moments, .master = ex->graph->master,
       .stream = ADAMW_STREAM + (uint32_t)ex->graph->params[instr->param].number,
       .n_elements = shard.n, .first_element = (uint64_t)shard.first,
@@ -283,6 +294,9 @@ static int instr_bind(lade_executor *ex, struct bound_program *bound, int at)
     break;
   case LADE_INSTR_SUM:
     sum_bind(ex, program, instr, call);
+    break;
+  case LADE_INSTR_ROUND:
+    round_bind(ex, program, instr, call);
     break;
   case LADE_INSTR_COLLECTIVE:
     collective_bind(ex, program, instr, &bound->comms[at]);

@@ -5,8 +5,7 @@
  * words in which it was made.
  *
  * A state.json may lack the object: what it does not say cannot be compared, and the checkpoint loads all the same. An
- * object that lacks a field of this table, save moments and master, which are younger, is damage like that of any other
- * field.
+ * object that lacks a field of this table, save those that are younger, is damage like that of any other field.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -14,7 +13,7 @@
 
 #include "run/checkpoint_internal.h"
 
-enum field_type { FIELD_COUNT, FIELD_REAL, FIELD_DTYPE, FIELD_ORDER, FIELD_MOMENTS, FIELD_MASTER };
+enum field_type { FIELD_COUNT, FIELD_REAL, FIELD_DTYPE, FIELD_ORDER, FIELD_MOMENTS, FIELD_MASTER, FIELD_GRAD_DTYPE };
 
 static const struct run_field {
   const char *name;
@@ -39,11 +38,13 @@ static const struct run_field {
     {"clip", FIELD_REAL, false, offsetof(struct lade_checkpoint_run, clip)},
     {"moments", FIELD_MOMENTS, false, offsetof(struct lade_checkpoint_run, moments)},
     {"master", FIELD_MASTER, false, offsetof(struct lade_checkpoint_run, master)},
+    {"grad-dtype", FIELD_GRAD_DTYPE, false, offsetof(struct lade_checkpoint_run, grad_dtype)},
 };
 
 #define DATA_KEY "data"
 
 static const char *const dtype_texts[] = {[LADE_F32] = "fp32", [LADE_BF16] = "bf16", [LADE_F16] = "fp16"};
+static const char *const grad_dtype_texts[] = {[LADE_F32] = "fp32", [LADE_BF16] = "bf16"};
 static const char *const order_texts[] = {[LADE_ORDER_SEQUENTIAL] = "sequential", [LADE_ORDER_RANDOM] = "random"};
 
 static const char *const moments_texts[] = {
@@ -56,6 +57,9 @@ static const char *const *texts_of(enum field_type type, size_t *ret_n)
   case FIELD_DTYPE:
     *ret_n = LADE_COUNT(dtype_texts);
     return dtype_texts;
+  case FIELD_GRAD_DTYPE:
+    *ret_n = LADE_COUNT(grad_dtype_texts);
+    return grad_dtype_texts;
   case FIELD_MOMENTS:
     *ret_n = LADE_COUNT(moments_texts);
     return moments_texts;
@@ -134,8 +138,7 @@ static bool choice_read(const json_t *value, enum field_type type, int64_t *ret_
 static bool field_read(const json_t *value, const struct run_field *field, struct lade_checkpoint_run *run)
 {
   void *at = (char *)run + field->offset;
-  bool is_exact = !value && (field->type == FIELD_MOMENTS || field->type == FIELD_MASTER);
-  if (is_exact)
+  if (!value && field->type >= FIELD_MOMENTS)
     return true; /* written before there was a choice: 0 is the exact form */
   switch (field->type) {
   case FIELD_COUNT:

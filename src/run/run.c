@@ -42,6 +42,9 @@ static int run_check(const struct lade_run_params *run, struct lade_error *error
   if ((unsigned)run->moments >= LADE_N_MOMENTS || (unsigned)run->master >= LADE_N_MASTERS)
     return lade_error_set(error, -EINVAL, "lade_run_params: moments %d with master %d is no form of state",
                           (int)run->moments, (int)run->master);
+  if (run->grad_dtype != LADE_F32 && run->grad_dtype != LADE_BF16)
+    return lade_error_set(error, -EINVAL, "lade_run_params: grad_dtype is %d: LADE_F32 or LADE_BF16 is taken",
+                          (int)run->grad_dtype);
   if (!(run->dropout >= 0 && run->dropout < 1))
     return lade_error_set(error, -EINVAL, "lade_run_params: dropout is %g: at least 0, below 1", run->dropout);
   if ((unsigned)budget->kind > LADE_BUDGET_MIN || !isfinite(budget->percent) || budget->percent < 0)
@@ -83,6 +86,7 @@ int lade_run_session_params(const struct lade_run_params *run, struct lade_sessi
   params.dtype = own.dtype;
   params.moments = own.moments;
   params.master = own.master;
+  params.grad_dtype = own.grad_dtype;
   params.dropout = own.dropout;
   params.budget = own.budget;
   params.has_host_budget = own.has_host_budget;

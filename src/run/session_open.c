@@ -180,6 +180,7 @@ static int graph_make(lade_session *s, struct lade_error *error)
       .struct_size = sizeof(how), .model = &s->model, .dtype = s->params.dtype, .batch = s->params.micro_batch,
       .time = s->params.time, .dropout = (float)s->params.dropout, .kernels = &s->kernels,
       .n_threads = lade_pool_n_threads(s->pool), .moments = s->params.moments, .master = s->params.master,
+      .grad_dtype = s->params.grad_dtype,
       .share = share_make(&s->peers.layout)};
   return lade_graph_create(&how, error, &s->graph);
 }

@@ -136,10 +136,11 @@ static const struct {
   enum lade_dtype dtype;
   int n_microbatches;
   bool is_early;
-} cases[] = {{"gpt2 in f32", LADE_GPT2, LADE_F32, 1, false},
-             {"llama in f32, two microbatches", LADE_LLAMA, LADE_F32, 2, false},
-             {"llama in f32, early updates", LADE_LLAMA, LADE_F32, 1, true},
-             {"gpt2 in bf16, two microbatches", LADE_GPT2, LADE_BF16, 2, false}};
+  enum lade_dtype grad_dtype;
+} cases[] = {{"gpt2 in f32", LADE_GPT2, LADE_F32, 1, false, LADE_F32},
+             {"llama in f32, two microbatches", LADE_LLAMA, LADE_F32, 2, false, LADE_F32},
+             {"llama in f32, early updates", LADE_LLAMA, LADE_F32, 1, true, LADE_F32},
+             {"gpt2 in bf16, two microbatches, rounded gradients", LADE_GPT2, LADE_BF16, 2, false, LADE_BF16}};
 
 static void case_agrees(struct world *world, const struct lade_layout *layout, size_t i)
 {
@@ -150,6 +151,7 @@ static void case_agrees(struct world *world, const struct lade_layout *layout, s
   struct rig one, ours;
   model.batch = 2;
   model.dtype = cases[i].dtype;
+  model.grad_dtype = cases[i].grad_dtype;
   model.n_microbatches = cases[i].n_microbatches;
   rig_init(&ours, &model);
   model.n_microbatches *= world->size;
@@ -178,16 +180,17 @@ static const struct {
   enum lade_family family;
   enum lade_dtype dtype;
   bool is_hybrid, is_early;
+  enum lade_dtype grad_dtype; /* 0: F32 */
 } shards[] = {
     {1, 1, LADE_HOME_DEVICE, LADE_GPT2, LADE_F32, false, false},
-    {1, 2, LADE_HOME_HOST, LADE_LLAMA, LADE_BF16, false, false},
+    {1, 2, LADE_HOME_HOST, LADE_LLAMA, LADE_BF16, false, false, LADE_BF16},
     {2, 1, LADE_HOME_DEVICE, LADE_LLAMA, LADE_BF16, false, false},
     {2, 3, LADE_HOME_DEVICE, LADE_GPT2, LADE_F32, false, false},
-    {3, 1, LADE_HOME_DEVICE, LADE_GPT2, LADE_BF16, false, false},
+    {3, 1, LADE_HOME_DEVICE, LADE_GPT2, LADE_BF16, false, false, LADE_BF16},
     {3, 2, LADE_HOME_HOST, LADE_LLAMA, LADE_F32, false, false},
     {3, 1, LADE_HOME_DEVICE, LADE_LLAMA, LADE_F32, false, true},
     {3, 2, LADE_HOME_DEVICE, LADE_LLAMA, LADE_F32, true, false},
-    {1, 1, LADE_HOME_DEVICE, LADE_LLAMA, LADE_F32, true, true},
+    {1, 1, LADE_HOME_DEVICE, LADE_LLAMA, LADE_F32, true, true, LADE_BF16},
 };
 
 /* Bytes per rank of weights, gradients' blocks and optimizer state, all padding included. */
@@ -274,6 +277,7 @@ static void shards_agree(struct world *world, size_t i)
   struct rig rig;
   model.batch = 2;
   model.dtype = shards[i].dtype;
+  model.grad_dtype = shards[i].grad_dtype;
   model.n_microbatches = shards[i].n_microbatches;
   rig_init(&rig, &model);
   rig.is_early = is_early;

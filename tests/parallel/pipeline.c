@@ -30,13 +30,15 @@ static const struct {
   enum lade_dtype dtype;
   int n_microbatches, n_chunks; /* fewer chunks where there are not enough layers */
   bool is_early, is_tied, is_clipped;
+  enum lade_dtype grad_dtype; /* 0: F32 */
 } cases[] = {{"gpt2, 1f1b", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 5, 1, false},
              {"llama, gpipe", LADE_LLAMA, LADE_SCHEDULE_GPIPE, LADE_F32, 3, 1, false},
              {"llama, interleaved", LADE_LLAMA, LADE_SCHEDULE_INTERLEAVED, LADE_F32, 8, 2, false},
              {"gpt2, interleaved in bf16", LADE_GPT2, LADE_SCHEDULE_INTERLEAVED, LADE_BF16, 4, 2, false},
              {"llama, zbh1", LADE_LLAMA, LADE_SCHEDULE_ZBH1, LADE_F32, 6, 1, false},
-             {"gpt2, zbh1 in bf16, early updates", LADE_GPT2, LADE_SCHEDULE_ZBH1, LADE_BF16, 4, 1, true},
-             {"gpt2, tied", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 1, 1, false, true},
+             {"gpt2, zbh1 in bf16, early updates", LADE_GPT2, LADE_SCHEDULE_ZBH1, LADE_BF16, 4, 1, true,
+              .grad_dtype = LADE_BF16},
+             {"gpt2, tied", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 1, 1, false, true, .grad_dtype = LADE_BF16},
              {"gpt2, tied, early updates", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 4, 1, true, true},
              {"gpt2, tied, clipped", LADE_GPT2, LADE_SCHEDULE_GPIPE, LADE_F32, 2, 1, false, true, true}};
 
@@ -185,6 +187,7 @@ static void rigs_init(struct world *world, const struct lade_layout *layout, siz
   model.layers = LAYERS;
   model.batch = 2;
   model.dtype = cases[i].dtype;
+  model.grad_dtype = cases[i].grad_dtype;
   model.n_microbatches = dp * cases[i].n_microbatches;
   model.is_untied = !cases[i].is_tied;
   rig_init(one, &model);

@@ -30,9 +30,10 @@ static const struct {
   int n_microbatches;
   bool is_sequence, is_clipped;
   double bound; /* of losses, relative */
+  enum lade_dtype grad_dtype; /* 0: F32 */
 } cases[] = {{"gpt2", LADE_GPT2, LADE_F32, 0.1f, 2, false, true, 1e-5},
              {"gpt2 with rows cut", LADE_GPT2, LADE_F32, 0.1f, 2, true, true, 1e-5},
-             {"gpt2 in bf16", LADE_GPT2, LADE_BF16, 0, 2, true, false, 4 * 0x1p-8},
+             {"gpt2 in bf16", LADE_GPT2, LADE_BF16, 0, 2, true, false, 4 * 0x1p-8, LADE_BF16},
              {"llama", LADE_LLAMA, LADE_F32, 0, 1, false, false, 1e-5}};
 
 /* A run from the beginning, closed again; the plan's peak is the measured one. */
@@ -100,6 +101,7 @@ static void rigs_init(struct world *world, size_t i, struct rig *one, struct rig
   model.batch = 2;
   model.dtype = cases[i].dtype;
   model.dropout = cases[i].dropout;
+  model.grad_dtype = cases[i].grad_dtype;
   model.n_microbatches = cases[i].n_microbatches;
   rig_init(one, &model);
   model.share = (struct lade_share){.tp = world->size, .tp_rank = world->rank, .is_sequence = cases[i].is_sequence};

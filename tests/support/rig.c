@@ -55,7 +55,8 @@ void rig_init(struct rig *rig, const struct rig_model *m)
   demand(lade_pool_create(2, &rig->pool), NULL, "threads");
   struct lade_graph_params how = {.struct_size = sizeof(how), .model = &model, .dtype = m->dtype, .batch = m->batch,
                                   .time = m->time, .dropout = m->dropout, .kernels = &rig->kernels, .n_threads = 2,
-                                  .moments = m->moments, .master = m->master, .share = m->share};
+                                  .moments = m->moments, .master = m->master, .grad_dtype = m->grad_dtype,
+                                  .share = m->share};
   demand(lade_graph_create(&how, &error, &rig->graph), &error, "graph");
   struct lade_cost cost;
   lade_cost_init(&cost, &rig_machine);

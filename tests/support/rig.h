@@ -17,6 +17,7 @@ struct rig_model {
   enum lade_dtype dtype;
   enum lade_moments moments;
   enum lade_master master;
+  enum lade_dtype grad_dtype;
   float dropout;
   int n_microbatches;
   int64_t layers, width, vocabulary, batch, time;

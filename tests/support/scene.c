@@ -25,21 +25,22 @@ const struct scene_setting scene_settings[SCENE_N_SETTINGS] = {
     {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 3, .manner = SCENE_MIXED, .homes = SCENE_MIXED_HOMES,
      .prefetch_bytes = UINT64_MAX / 2, .seed = 5},
     {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 1, .manner = SCENE_MIXED, .homes = SCENE_MIXED_HOMES,
-     .is_early = true, .prefetch_bytes = UINT64_MAX / 2, .seed = 9},
+     .is_early = true, .prefetch_bytes = UINT64_MAX / 2, .seed = 9, .grad_dtype = LADE_BF16},
     {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 3, .manner = SCENE_RECOMPUTE, .homes = LADE_HOME_STORE,
      .is_early = true, .is_unified = true},
     {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 2, .manner = SCENE_KEEP, .homes = SCENE_MIXED_HOMES,
-     .prefetch_bytes = UINT64_MAX / 2, .seed = 5, .dp = 2},
+     .prefetch_bytes = UINT64_MAX / 2, .seed = 5, .dp = 2, .grad_dtype = LADE_BF16},
     {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 3, .manner = SCENE_MIXED, .homes = SCENE_MIXED_HOMES,
-     .prefetch_bytes = UINT64_MAX / 2, .seed = 6, .pp = 3, .stage = 0, .schedule = LADE_SCHEDULE_ZBH1},
+     .prefetch_bytes = UINT64_MAX / 2, .seed = 6, .pp = 3, .stage = 0, .schedule = LADE_SCHEDULE_ZBH1,
+     .grad_dtype = LADE_BF16},
     {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 4, .manner = SCENE_RECOMPUTE, .seed = 4,
      .dropout = 0.1f, .pp = 2, .stage = 1, .n_chunks = 2, .schedule = LADE_SCHEDULE_INTERLEAVED},
     {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 1, .manner = SCENE_MIXED, .homes = LADE_HOME_DEVICE,
-     .prefetch_bytes = UINT64_MAX / 2, .seed = 5, .dp = 2, .zero = 1},
+     .prefetch_bytes = UINT64_MAX / 2, .seed = 5, .dp = 2, .zero = 1, .grad_dtype = LADE_BF16},
     {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 2, .manner = SCENE_KEEP, .dp = 4, .zero = 2,
      .shard = 2},
     {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 1, .manner = SCENE_SPILL_HOST, .homes = LADE_HOME_HOST,
-     .is_early = true, .prefetch_bytes = UINT64_MAX / 2, .dp = 4, .zero = 3},
+     .is_early = true, .prefetch_bytes = UINT64_MAX / 2, .dp = 4, .zero = 3, .grad_dtype = LADE_BF16},
 };
 
 uint32_t scene_draw(uint32_t *seed, uint32_t below)
@@ -47,14 +48,13 @@ uint32_t scene_draw(uint32_t *seed, uint32_t below)
   return lade_philox_word(7, 0, 0, (*seed)++) % below;
 }
 
-static struct lade_graph *share_graph(enum lade_family family, enum lade_dtype dtype, float dropout,
-                                      const struct lade_share *share)
+static struct lade_graph *share_graph(const struct scene_setting *how, const struct lade_share *share)
 {
   int64_t layers = LADE_MAX(2, share->pp * LADE_MAX(share->n_chunks, 1));
-  struct lade_model model = {.name = "tiny", .family = family, .layers = layers, .heads = 4, .key_heads = 4,
+  struct lade_model model = {.name = "tiny", .family = how->family, .layers = layers, .heads = 4, .key_heads = 4,
                              .width = 32, .hidden = 128, .context = 16, .vocabulary = 4096, .is_tied = true,
                              .norm_eps = 1e-5f};
-  if (family == LADE_LLAMA) {
+  if (how->family == LADE_LLAMA) {
     model.key_heads = 2;
     model.is_tied = false;
     model.rope_base = 10000;
@@ -62,9 +62,9 @@ static struct lade_graph *share_graph(enum lade_family family, enum lade_dtype d
   struct lade_cpu cpu = {0};
   struct lade_kernels kernels;
   lade_kernels_init(&kernels, &cpu);
-  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = dtype, .batch = 2,
-                                     .time = 16, .dropout = dropout, .kernels = &kernels, .n_threads = 2,
-                                     .share = *share};
+  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = how->dtype,
+                                     .grad_dtype = how->grad_dtype, .batch = 2, .time = 16, .dropout = how->dropout,
+                                     .kernels = &kernels, .n_threads = 2, .share = *share};
   struct lade_graph *graph = NULL;
   assert_int_equal(lade_graph_create(&params, NULL, &graph), 0);
   return graph;
@@ -72,7 +72,8 @@ static struct lade_graph *share_graph(enum lade_family family, enum lade_dtype d
 
 struct lade_graph *scene_graph(enum lade_family family, enum lade_dtype dtype, float dropout)
 {
-  return share_graph(family, dtype, dropout, &(struct lade_share){0});
+  const struct scene_setting how = {.family = family, .dtype = dtype, .dropout = dropout};
+  return share_graph(&how, &(struct lade_share){0});
 }
 
 /* One nanosecond per sixteen bytes of an op, links a few times slower. */
@@ -144,7 +145,7 @@ struct lade_program *scene_build(const struct scene *scene, const struct scene_s
 void scene_init(struct scene *scene, const struct scene_setting *how)
 {
   const struct lade_share share = {.pp = how->pp, .pp_rank = how->stage, .n_chunks = how->n_chunks};
-  *scene = (struct scene){.graph = share_graph(how->family, how->dtype, how->dropout, &share)};
+  *scene = (struct scene){.graph = share_graph(how, &share)};
   struct lade_layout_params layout = {.struct_size = sizeof(layout), .dp = LADE_MAX(how->dp, 1),
                                       .pp = LADE_MAX(how->pp, 1), .rank = how->pp ? how->stage : how->dp > 1,
                                       .schedule = how->schedule, .virtual_stages = how->n_chunks,

@@ -27,7 +27,7 @@ enum scene_manner {
 
 struct scene_setting {
   enum lade_family family;
-  enum lade_dtype dtype;
+  enum lade_dtype dtype, grad_dtype; /* the second: F32, or BF16 for gradients that are rounded */
   int n_microbatches, homes; /* enum lade_home of all parameters, or SCENE_MIXED_HOMES */
   enum scene_manner manner;
   bool is_unified, is_evaluation, is_early;

@@ -20,6 +20,7 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "base/float.h"
 #include "run/executor_internal.h"
 #include "tests/support/graph_run.h"
 #include "tests/support/rig.h"
@@ -136,10 +137,14 @@ static const struct {
   enum lade_dtype dtype;
   enum lade_moments moments;
   enum lade_master master;
+  enum lade_dtype grad_dtype;
 } forms[] = {
-    {LADE_BF16, LADE_MOMENTS_BF16, LADE_MASTER_EXACT}, {LADE_BF16, LADE_MOMENTS_8BIT, LADE_MASTER_24BIT},
-    {LADE_F32, LADE_MOMENTS_8BIT, LADE_MASTER_EXACT},  {LADE_F16, LADE_MOMENTS_BF16, LADE_MASTER_EXACT},
-    {LADE_BF16, LADE_MOMENTS_8BIT, LADE_MASTER_EXACT}, {LADE_BF16, LADE_MOMENTS_F32, LADE_MASTER_24BIT},
+    {LADE_BF16, LADE_MOMENTS_BF16, LADE_MASTER_EXACT, LADE_F32},
+    {LADE_BF16, LADE_MOMENTS_8BIT, LADE_MASTER_24BIT, LADE_BF16},
+    {LADE_F32, LADE_MOMENTS_8BIT, LADE_MASTER_EXACT, LADE_F32},
+    {LADE_F16, LADE_MOMENTS_BF16, LADE_MASTER_EXACT, LADE_BF16},
+    {LADE_BF16, LADE_MOMENTS_8BIT, LADE_MASTER_EXACT, LADE_F32},
+    {LADE_BF16, LADE_MOMENTS_F32, LADE_MASTER_24BIT, LADE_F32},
 };
 
 /* A compact form rounds, but wherever its state lives it rounds alike. */
@@ -157,6 +162,7 @@ static void every_budget_of_a_compact_form_gives_the_same_bits(void **state)
     }
     model.moments = forms[i].moments;
     model.master = forms[i].master;
+    model.grad_dtype = forms[i].grad_dtype;
     rig_init(&rig, &model);
     struct rig_numbers want = reference(&rig);
     if (i == 0) { /* the first step is made of exact gradients and rounds behind itself */
@@ -204,6 +210,7 @@ static void every_residency_gives_the_same_bits(void **state)
     struct rig rig;
     model.dtype = dtypes[i / 2 % 3];
     model.n_microbatches = i < 6 ? 1 : 3;
+    model.grad_dtype = i % 3 == 1 ? LADE_BF16 : LADE_F32;
     rig_init(&rig, &model);
     struct rig_numbers want = reference(&rig);
     for (uint32_t seed = 0; seed < (is_thorough ? 40 : 5); seed++)
@@ -221,6 +228,7 @@ static void early_updates_give_the_same_bits(void **state)
     struct rig rig;
     model.dtype = i < 2 ? LADE_BF16 : LADE_F32;
     model.n_microbatches = i == 1 || i == 2 ? 3 : 1;
+    model.grad_dtype = i < 2 ? LADE_F32 : LADE_BF16;
     rig_init(&rig, &model);
     rig.is_early = true;
     struct rig_numbers want = reference(&rig); /* updates at the end */
@@ -306,7 +314,18 @@ static void value_get(struct rig *rig, int tensor, void *memory)
   }
 }
 
-/* With beta1 0, no clipping and a rate of 0, the first moment after a step is the gradient itself. */
+/* Round in place as updates of @graph take gradients; returns the sum of squares. */
+static double gradient_round(const struct lade_graph *graph, float *gradient, uint64_t n)
+{
+  double sum = 0;
+  for (uint64_t i = 0; i < n; i++) {
+    gradient[i] = lade_graph_rounds(graph) ? lade_bf16_to_f32(lade_f32_to_bf16(gradient[i])) : gradient[i];
+    sum += (double)gradient[i] * gradient[i];
+  }
+  return sum;
+}
+
+/* With beta1 0, no clipping and a rate of 0, the first moment after a step is the gradient itself, as it is taken. */
 static void gradients_agree(struct rig *rig, const struct lade_plan *plan)
 {
   struct lade_error error = {0};
@@ -332,15 +351,18 @@ static void gradients_agree(struct rig *rig, const struct lade_plan *plan)
   double loss = graph_run_step(&run, tokens, targets, n, true);
   assert_int_equal(lade_executor_step(rig->executor, &step, &result, &error), 0);
   assert_true(fabs(result.loss - loss) <= 1e-14 * fabs(loss));
+  double squares = 0;
   for (int i = 0; i < graph->n_params; i++) {
     int grad = graph->params[i].grad;
     uint64_t bytes = graph->tensors[grad].bytes;
     void *moment = malloc(bytes);
     value_get(rig, lade_value_part(graph, i, LADE_PART_M), moment);
+    squares += gradient_round(graph, run.memory[grad], bytes / sizeof(float));
     if (memcmp(moment, run.memory[grad], bytes) != 0)
       fail_msg("gradient %s differs", graph->tensors[grad].name);
     free(moment);
   }
+  assert_true(fabs(sqrt(squares) - (double)result.verdict.norm) <= 1e-6 * sqrt(squares));
   graph_run_finish(&run);
   free(tokens);
   free(targets);
@@ -349,14 +371,15 @@ static void gradients_agree(struct rig *rig, const struct lade_plan *plan)
 
 static void gradients_are_those_of_the_plain_runner(void **state)
 {
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < 6; i++) {
     struct rig_model model = rig_tiny(i % 2 ? LADE_LLAMA : LADE_GPT2);
     struct lade_error error = {0};
     struct lade_plan_bounds bounds;
     struct lade_plan *plan = NULL;
     struct rig rig;
-    model.dtype = i < 2 ? LADE_F32 : LADE_BF16;
-    model.n_microbatches = 1 + i;
+    model.dtype = i < 2 || i == 5 ? LADE_F32 : LADE_BF16;
+    model.grad_dtype = i < 4 ? LADE_F32 : LADE_BF16;
+    model.n_microbatches = 1 + i % 4;
     rig_init(&rig, &model);
     lade_planner *planner = rig_planner(&rig, GIB, 0, LADE_RECIPE_AUTO);
     assert_int_equal(lade_planner_get_bounds(planner, &bounds), 0);
@@ -366,6 +389,45 @@ static void gradients_are_those_of_the_plain_runner(void **state)
     lade_planner_destroy(planner);
     rig_finish(&rig);
   }
+}
+
+/* Bytes of gradients on the device at the verdict, when everything is kept; all are read by updates. */
+static uint64_t gradient_bytes(enum lade_dtype grad_dtype, uint64_t *ret_peak_bytes)
+{
+  struct rig_model model = rig_tiny(LADE_GPT2);
+  struct lade_residency *keep = NULL;
+  struct rig rig;
+  uint64_t bytes = 0, taken_bytes = 0;
+  int clip = 0;
+  model.grad_dtype = grad_dtype;
+  rig_init(&rig, &model);
+  assert_int_equal(lade_residency_create(rig.graph, &keep), 0);
+  struct lade_plan *plan = rig_plan(&rig, keep);
+  const struct lade_program *program = plan->train;
+  while (program->instrs[clip].kind != LADE_INSTR_CLIP)
+    clip++;
+  for (int i = 0; i < program->n_buffers; i++) {
+    const struct lade_buffer *buffer = &program->buffers[i];
+    if (buffer->owner == LADE_OWNER_GRADIENTS && buffer->first <= clip && buffer->last >= clip)
+      bytes += buffer->bytes;
+  }
+  for (int at = clip; at < program->n_instrs; at++) {
+    if (program->instrs[at].kind == LADE_INSTR_UPDATE)
+      taken_bytes += lade_align_up(program->operands[program->instrs[at].first_operand + 1].bytes, LADE_BUFFER_ALIGN);
+  }
+  assert_int_equal(bytes, taken_bytes);
+  *ret_peak_bytes = plan->peak_bytes[LADE_DEVICE];
+  lade_plan_destroy(plan);
+  rig_finish(&rig);
+  return bytes;
+}
+
+static void rounded_gradients_wait_in_half_the_bytes(void **state)
+{
+  uint64_t peak_bytes, rounded_peak_bytes;
+  uint64_t bytes = gradient_bytes(LADE_F32, &peak_bytes), rounded = gradient_bytes(LADE_BF16, &rounded_peak_bytes);
+  assert_in_range(rounded, bytes / 2, bytes / 2 + 40 * LADE_BUFFER_ALIGN); /* small tensors take a whole page */
+  assert_true(rounded_peak_bytes < peak_bytes);
 }
 
 /* ---- the peak ---- */
@@ -462,6 +524,7 @@ int main(int argc, char **argv)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(an_access_past_the_planned_arena_faults),
       cmocka_unit_test(gradients_are_those_of_the_plain_runner),
+      cmocka_unit_test(rounded_gradients_wait_in_half_the_bytes),
       cmocka_unit_test(the_stated_peak_is_the_measured_peak),
       cmocka_unit_test(every_residency_gives_the_same_bits),
       cmocka_unit_test(every_budget_gives_the_same_bits),
