@@ -217,7 +217,7 @@ def refusals():
     refused(5, ["lade-durable.data", "tensor embed.wte", "offset", "damaged"], DURABLE)
     changed(journal, 8, 2 ^ 1)
     changed(journal, 4096 + 8, 2 ^ 1)
-    refused(2, ["lade-durable.journal", "version 2 is unknown"])
+    refused(2, ["lade-durable.journal", "format version 2"])
     changed(journal, 0)
     changed(journal, 4096)
     refused(5, ["lade-durable.journal is damaged", "byte 0"])
