@@ -66,7 +66,7 @@ static void plugin_find(void)
   }
 }
 
-int job_join(struct job *job, struct lade_error *error)
+int job_join(struct job *job, double timeout_s, struct lade_error *error)
 {
   if (job->launch.world == 1)
     return 0;
@@ -74,7 +74,8 @@ int job_join(struct job *job, struct lade_error *error)
   struct lade_cpu cpu = lade_cpu_get();
   lade_kernels_init(&job->kernels, &cpu);
   struct lade_comm_params how = {
-      .struct_size = sizeof(how), .launch = &job->launch, .kernels = &job->kernels, .log = note_print};
+      .struct_size = sizeof(how), .launch = &job->launch, .kernels = &job->kernels, .log = note_print,
+      .timeout_ms = (int)(timeout_s * 1e3)};
   return lade_comm_open(&how, error, &job->world);
 }
 
@@ -84,10 +85,12 @@ int job_leave(struct job *job, const char *verb, int status, const struct lade_e
   if (status) {
     if (job->world && !lade_comm_status(job->world, NULL))
       lade_comm_abort(job->world, error && *error->text ? error->text : strerror(-status));
+    if (status == -ECANCELED && job->world) /* who saw what happened says it better */
+      usleep(HEARSAY_US);
     const bool speaks = job->world ? lade_comm_is_speaker(job->world) : job_is_first(job);
     if (speaks)
       code = exit_fail(verb, status, error);
-    if (status == -ECANCELED || status == -EPIPE)
+    if (status == -EPIPE)
       usleep(HEARSAY_US);
   }
   lade_comm_close(job->world);

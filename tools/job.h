@@ -21,8 +21,8 @@ int job_read(struct job *job, struct lade_error *error);
 /* options_read; what is wrong with options that all ranks were given is said by the first. */
 int job_options_read(const struct job *job, enum verb_id verb, int argc, char **argv, struct options *options);
 
-/* Join the other ranks, if there are any. -ENOSYS without MPI, and as lade_comm_open. */
-int job_join(struct job *job, struct lade_error *error);
+/* Join the other ranks, if any, which wait @timeout_s for each other. -ENOSYS without MPI, and as lade_comm_open. */
+int job_join(struct job *job, double timeout_s, struct lade_error *error);
 
 static inline bool job_is_first(const struct job *job)
 {

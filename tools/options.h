@@ -85,7 +85,7 @@ struct options {
   const char *config, *log, *save, *timeline, *budgets, *checkpoint, *prompt, *trace, *html, *bench_dir;
   const char *run_budget, *report;
   int64_t eval_every, save_every, keep, n_tokens, top_k, n_rounds;
-  double temperature, seconds;
+  double temperature, seconds, comm_timeout_s;
   int max, policy;
   uint64_t replay_budget_bytes, bench_bytes;
   bool is_sequence;

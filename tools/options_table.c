@@ -154,6 +154,8 @@ const struct option option_table[] = {
      .help = "with --tp: norms, dropout and what waits between layers are cut over the ranks too"},
     {OPTION_COUNT, "pp", "N", VERB_TRAIN | VERB_PLAN, AT(pp), .preset = "1", .least = 1, .most = 1e6,
      .help = "pipeline parallel: layers are cut into N stages"},
+    {OPTION_REAL, "comm-timeout", "SECONDS", VERB_TRAIN, VERB_PLAN, AT(comm_timeout_s), .preset = "300", .least = 0.1,
+     .most = 1e6, .help = "the job ends when a rank that lives, and is not busy loading or saving, is late by this"},
     {OPTION_CHOICE, "schedule", "1f1b|gpipe|interleaved|zbh1", VERB_TRAIN | VERB_PLAN, AT(schedule), .preset = "1f1b",
      .choices = schedule_choices, .help = "the order in which stages take microbatches"},
     {OPTION_COUNT, "virtual-stages", "N", VERB_TRAIN | VERB_PLAN, AT(virtual_stages), .preset = "1", .least = 1,

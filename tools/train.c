@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <jansson.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "run/checkpoint.h"
 #include "tools/claim.h"
 #include "tools/job.h"
 #include "tools/options.h"
@@ -317,7 +319,7 @@ static int begin(struct run *run)
   struct options *options = &run->options;
   options->session.notice = notice_print;
   options->session.user = run;
-  int status = job_join(&run->job, &run->error);
+  int status = job_join(&run->job, options->comm_timeout_s, &run->error);
   if (!status && job_is_first(&run->job))
     status = outputs_check(options, &run->error);
   if (!status && options->save && (options->tp > 1 || options->pp > 1))
@@ -357,6 +359,25 @@ static int run_all(struct run *run)
   return status;
 }
 
+/* A job that failed: from where it can go on. */
+static void newest_name(const struct run *run, struct lade_error *error)
+{
+  const struct options *options = &run->options;
+  const char *const places[] = {options->save, options->session.resume};
+  const struct lade_error why = *error;
+  char path[PATH_MAX];
+  if (!run->job.world || !why.text[0])
+    return;
+  for (size_t i = 0; i < LADE_COUNT(places); i++) {
+    if (places[i] && lade_checkpoint_find(places[i], path, sizeof(path), NULL) == 0) {
+      lade_error_set(error, why.code, "%.300s; the newest complete checkpoint is %s", why.text, path);
+      return;
+    }
+  }
+  if (options->save)
+    lade_error_set(error, why.code, "%.300s; there is no checkpoint yet", why.text);
+}
+
 int train_main(int argc, char **argv)
 {
   struct run run = {.has_valid = true, .evaluated_step = -1, .saved_step = -1, .claim_fd = -1,
@@ -373,6 +394,8 @@ int train_main(int argc, char **argv)
       status = log_status;
       error = run.error;
     }
+    if (status == -EPIPE || status == -ETIMEDOUT || status == -ECANCELED)
+      newest_name(&run, &error);
     lade_session_close(run.session);
     code = job_leave(&run.job, "train", status, &error);
     code = !status && run.stop_signal ? 128 + run.stop_signal : code;

@@ -185,27 +185,31 @@ static int collective_check(const lade_comm *comm, const struct lade_collective 
 }
 
 /* The engine's part, of arguments that are right. */
-static int collective_run(lade_comm *comm, const struct lade_collective *c, struct lade_error *error)
+static int engine_run(lade_comm *comm, const struct lade_collective *c, struct lade_error *found)
 {
-  struct lade_error found = {0};
-  int status = lade_comm_status(comm, error);
-  if (status)
-    return status;
-  status = comm->ops->run(comm, c, &found);
-  LADE_ASSERT(status <= 0 && (!status || found.text[0]));
-  return lade_comm_keep(comm, status, &found, error);
+  int status = comm->ops->run(comm, c, found);
+  LADE_ASSERT(status <= 0 && (!status || found->text[0]));
+  return status;
 }
 
 int lade_comm_run(lade_comm *comm, const struct lade_collective *collective, struct lade_error *error)
 {
+  struct lade_error found = {0};
   int status = collective_check(comm, collective, error);
-  return status ? status : collective_run(comm, collective, error);
+  if (!status)
+    status = lade_comm_status(comm, error);
+  return status ? status : lade_comm_keep(comm, engine_run(comm, collective, &found), &found, error);
 }
 
 static void work_run(void *args)
 {
   struct lade_comm_work *work = args;
-  collective_run(work->comm, &work->collective, NULL); /* its error is the communicator's status */
+  struct lade_error found = {0};
+  int status = lade_comm_status(work->comm, NULL);
+  if (!status)
+    status = engine_run(work->comm, &work->collective, &found);
+  atomic_store(&work->status, status); /* first, so that whoever sees that the communicator has failed sees in what */
+  lade_comm_keep(work->comm, status, &found, NULL);
 }
 
 int lade_comm_launch(lade_comm *comm, lade_queue *queue, struct lade_comm_work *work, uint64_t *ret_count)
@@ -261,6 +265,12 @@ void lade_comm_abort(lade_comm *comm, const char *words)
   lade_error_set(&own, -ECANCELED, "rank %d gave up: %s", comm->rank, words);
   lade_comm_keep(comm, -ECANCELED, &own, NULL);
   comm->ops->abort(comm, words);
+}
+
+void lade_comm_set_busy(lade_comm *comm, bool is_busy)
+{
+  if (comm->ops->set_busy)
+    comm->ops->set_busy(comm, is_busy);
 }
 
 bool lade_comm_is_speaker(lade_comm *comm)

@@ -30,9 +30,11 @@
  *
  * Failure. An error of a communicator is final: every later call on it gives the same error. When a member dies,
  * the others' calls end within LADE_COMM_NOTICE_MS (ranks on one node; elsewhere the launcher ends the job) with
- * -EPIPE and its rank; when one calls lade_comm_abort, with -ECANCELED and its words; when one does not come for
- * timeout_ms, with -ETIMEDOUT, and its rank where ranks share memory; when they disagree about what to do, with
- * -EPROTO. Buffers of a call that failed may still be written to until the process ends.
+ * -EPIPE and its rank; when one calls lade_comm_abort, with -ECANCELED and its words; when one is stopped (SIGSTOP) for
+ * LADE_COMM_STOPPED_MS on this node, or does not come for timeout_ms, with -ETIMEDOUT, and its rank where ranks share
+ * memory; when they disagree about what to do, with -EPROTO. Time in which a rank is busy by its own word, or in which
+ * we were stopped ourselves, does not count. Buffers of a call that failed may still be written to until the process
+ * ends.
  *
  * Waiting sleeps; where there are more ranks than cores nobody spins.
  *
@@ -50,6 +52,7 @@
 #ifndef LADE_COMM_H
 #define LADE_COMM_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "device/device.h"
@@ -59,7 +62,8 @@
 typedef struct lade_comm lade_comm;
 
 #define LADE_COMM_NOTICE_MS 500
-#define LADE_COMM_TIMEOUT_MS 600000         /* the default: a peer may save a checkpoint meanwhile */
+#define LADE_COMM_STOPPED_MS 5000
+#define LADE_COMM_TIMEOUT_MS 300000          /* the default: what is slower than that says that it is busy */
 #define LADE_COMM_STAGING_BYTES (1ull << 20) /* the default */
 
 enum lade_comm_engine {
@@ -167,6 +171,7 @@ struct lade_comm_work {
   int64_t predicted_ns;       /* for a dry device */
   struct lade_span *ret_span; /* or NULL */
   lade_comm *comm;            /* set by lade_comm_launch */
+  atomic_int status;          /* how it ended, where the engine knows that of each piece: hosts' do, NCCL does not */
 };
 
 /*
@@ -177,6 +182,13 @@ int lade_comm_launch(lade_comm *comm, lade_queue *queue, struct lade_comm_work *
 
 /* 0, or the first error of any collective of it, with its line. Any thread. */
 int lade_comm_status(lade_comm *comm, struct lade_error *error);
+
+/*
+ * This rank does something long by itself from now on, a save for instance, or has done with it: until then the others
+ * wait for it as long as its process lives and is not stopped. Calls nest. Where the world shares memory; elsewhere
+ * it has no effect, and timeout_ms must cover what is long. Any thread.
+ */
+void lade_comm_set_busy(lade_comm *comm, bool is_busy);
 
 /*
  * End all members' waits, present and to come, with -ECANCELED, @words and this rank. Where ranks share memory;

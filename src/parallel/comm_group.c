@@ -34,6 +34,7 @@
 #define WAIT_FIRST_NS 10000
 #define WAIT_MOST_NS 200000
 #define LINGER_MS (4 * COMM_LOOK_MS)
+#define LOOK_GAP_MOST_NS (1000 * INT64_C(1000000)) /* looks that are further apart were not kept by us */
 
 static void serial_lock(struct comm_job *job)
 {
@@ -95,22 +96,73 @@ int comm_member_tell_dead(const struct comm_group *group, int member, struct lad
                         (int)group->job->processes[rank].pid);
 }
 
-/* ---- waiting ---- */
-
-/* The first dead member that the transfer needs, or -1. */
-static int dead_find(const struct comm_group *group, const struct lade_mpi_transfer *transfer)
+/* Is @pid stopped by a signal? A process under a debugger is not. */
+static bool process_is_stopped(pid_t pid)
 {
-  bool is_pair = transfer->kind == LADE_MPI_SEND || transfer->kind == LADE_MPI_RECV;
-  for (int member = 0; member < group->size; member++) {
-    if ((!is_pair || member == transfer->peer) && comm_member_is_dead(group, member))
-      return member;
-  }
-  return -1;
+  char path[32], text[128];
+  snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  ssize_t n = fd >= 0 ? read(fd, text, sizeof(text) - 1) : 0;
+  if (fd >= 0)
+    close(fd);
+  text[LADE_MAX(n, 0)] = 0;
+  const char *name_end = strrchr(text, ')'); /* the state is the letter behind the program's name */
+  return name_end && name_end[1] == ' ' && name_end[2] == 'T';
 }
 
-/* Between two tests of a wait that began at @begin_ns. */
+bool comm_member_is_stopped(const struct comm_group *group, int member)
+{
+  const struct comm_process *self = &group->job->processes[group->members[group->rank]];
+  struct comm_process *process = &group->job->processes[group->members[member]];
+  if (process->host != self->host || process == self)
+    return false;
+  const int64_t now_ns = lade_now_ns(), gap_ns = now_ns - atomic_exchange(&process->looked_ns, now_ns);
+  if (!process_is_stopped(process->pid)) {
+    atomic_store(&process->stopped_ns, 0);
+    return false;
+  }
+  if (gap_ns > LOOK_GAP_MOST_NS) /* nobody looked meanwhile, perhaps because we were stopped too */
+    return false;
+  return atomic_fetch_add(&process->stopped_ns, gap_ns) + gap_ns >= LADE_COMM_STOPPED_MS * INT64_C(1000000);
+}
+
+bool comm_member_is_busy(const struct comm_group *group, int member)
+{
+  const struct comm_control *control = group->job->control;
+  return control && atomic_load(&control->members[group->members[member]].n_busy) > 0;
+}
+
+int comm_member_tell_stopped(const struct comm_group *group, int member, struct lade_error *error)
+{
+  int rank = group->members[member];
+  return lade_error_set(error, -ETIMEDOUT, "rank %d (process %d) is stopped; the other ranks cannot go on without it",
+                        rank, (int)group->job->processes[rank].pid);
+}
+
+int comm_member_tell_late(const struct comm_group *group, int member, struct lade_error *error)
+{
+  int rank = group->members[member];
+  return lade_error_set(error, -ETIMEDOUT, "rank %d (process %d) did not come within %g s; it is stuck or elsewhere",
+                        rank, (int)group->job->processes[rank].pid, group->timeout_ms / 1e3);
+}
+
+/* ---- waiting ---- */
+
+bool comm_patience_is_due(const struct comm_patience *patience)
+{
+  return lade_now_ns() - patience->look_ns >= COMM_LOOK_MS * INT64_C(1000000);
+}
+
+void comm_patience_count(struct comm_patience *patience, bool is_excused)
+{
+  const int64_t now_ns = lade_now_ns();
+  patience->waited_ns += is_excused ? 0 : LADE_MIN(now_ns - patience->look_ns, LOOK_GAP_MOST_NS);
+  patience->look_ns = now_ns;
+}
+
+/* Between two tests of a wait. */
 struct pause {
-  int64_t begin_ns, look_ns;
+  struct comm_patience patience;
   int n_yields;
   long sleep_ns;
 };
@@ -126,30 +178,49 @@ static void pause_take(struct pause *pause)
   pause->sleep_ns = LADE_MIN(2 * pause->sleep_ns, WAIT_MOST_NS);
 }
 
+/* A member that the transfer needs and that has died or is stopped; is one of them busy? */
+static int members_look(const struct comm_group *group, const struct lade_mpi_transfer *transfer, bool *ret_is_busy,
+                        struct lade_error *error)
+{
+  const bool is_pair = transfer->kind == LADE_MPI_SEND || transfer->kind == LADE_MPI_RECV;
+  *ret_is_busy = false;
+  for (int member = 0; member < group->size; member++) {
+    if (member == group->rank || (is_pair && member != transfer->peer))
+      continue;
+    if (comm_member_is_dead(group, member))
+      return comm_member_tell_dead(group, member, error);
+    if (comm_member_is_stopped(group, member))
+      return comm_member_tell_stopped(group, member, error);
+    *ret_is_busy |= comm_member_is_busy(group, member);
+  }
+  return 0;
+}
+
 /* Is there a reason to wait no longer? */
 static int pause_look(struct pause *pause, const struct comm_group *group, const struct lade_mpi_transfer *transfer,
                       struct lade_error *error)
 {
-  int64_t now_ns = lade_now_ns();
-  if (now_ns - pause->look_ns < COMM_LOOK_MS * 1000000ll)
+  bool is_busy = false;
+  if (!comm_patience_is_due(&pause->patience))
     return 0;
-  pause->look_ns = now_ns;
   int status = group->node ? comm_node_status(group->node, error) : 0;
+  if (!status)
+    status = members_look(group, transfer, &is_busy, error);
   if (status)
     return status;
-  int dead = dead_find(group, transfer);
-  if (dead >= 0)
-    return comm_member_tell_dead(group, dead, error);
-  if (now_ns - pause->begin_ns > group->timeout_ms * 1000000ll)
-    return lade_error_set(error, -ETIMEDOUT, "the other ranks of a transfer did not come within %d ms",
-                          group->timeout_ms);
-  return 0;
+  comm_patience_count(&pause->patience, is_busy);
+  if (pause->patience.waited_ns <= group->timeout_ms * INT64_C(1000000))
+    return 0;
+  if (transfer->kind == LADE_MPI_SEND || transfer->kind == LADE_MPI_RECV)
+    return comm_member_tell_late(group, transfer->peer, error);
+  return lade_error_set(error, -ETIMEDOUT, "the other ranks of a transfer did not come within %g s",
+                        group->timeout_ms / 1e3);
 }
 
 static int transfer_wait(struct comm_group *group, struct lade_mpi_transfer *transfer, struct lade_error *error)
 {
   struct pause pause = {.sleep_ns = WAIT_FIRST_NS};
-  pause.begin_ns = pause.look_ns = lade_now_ns();
+  comm_patience_begin(&pause.patience);
   for (;;) {
     bool is_done = false;
     serial_lock(group->job);

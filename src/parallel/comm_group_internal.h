@@ -29,7 +29,9 @@ struct comm_job {
     uint64_t host;
     pid_t pid;
     int watch; /* readable when it has ended; -1: by its number alone */
+    _Atomic int64_t looked_ns, stopped_ns; /* when it was last looked at, and how long it has been seen stopped */
   } *processes;
+  struct comm_control *control; /* of the world, where its ranks share memory: who is busy; else NULL */
   atomic_bool has_failed;
   pthread_mutex_t windows_mutex;
   LADE_ARRAY(struct comm_window *) windows;
@@ -58,6 +60,31 @@ void comm_group_close(struct comm_group *group);
 
 /* Is the process of a member of this node gone? Never blocks. */
 bool comm_member_is_dead(const struct comm_group *group, int member);
+
+/* Has the process of a member of this node been stopped for LADE_COMM_STOPPED_MS of looking? Never blocks. */
+bool comm_member_is_stopped(const struct comm_group *group, int member);
+
+/* Does a member say that it is busy? */
+bool comm_member_is_busy(const struct comm_group *group, int member);
+
+/*
+ * How long one has waited for members who could have come. Looks that are far apart count little: it is then the one
+ * who waits that did not run.
+ */
+struct comm_patience {
+  int64_t look_ns, waited_ns;
+};
+static inline void comm_patience_begin(struct comm_patience *patience)
+{
+  *patience = (struct comm_patience){.look_ns = lade_now_ns()};
+}
+/* Is it time for a look? Then count what passed since the last one, unless @is_excused. */
+bool comm_patience_is_due(const struct comm_patience *patience);
+void comm_patience_count(struct comm_patience *patience, bool is_excused);
+
+/* -ETIMEDOUT with the line about @member, which is stopped or late. */
+int comm_member_tell_stopped(const struct comm_group *group, int member, struct lade_error *error);
+int comm_member_tell_late(const struct comm_group *group, int member, struct lade_error *error);
 
 /* -EPIPE with the line about @member. */
 int comm_member_tell_dead(const struct comm_group *group, int member, struct lade_error *error);

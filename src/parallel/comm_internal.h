@@ -25,17 +25,22 @@ struct lade_comm_ops {
   void (*get_info)(const lade_comm *comm, struct lade_comm_info *ret_info);
   void (*close)(lade_comm *comm);
 
+  /* Optional: lade_comm_set_busy. */
+  void (*set_busy)(lade_comm *comm, bool is_busy);
+
   /* Optional. Put the work on @queue by a better way than to run it there; false: there is none for this queue. */
   bool (*launch)(lade_comm *comm, lade_queue *queue, struct lade_comm_work *work, uint64_t *ret_count);
 
   /*
-   * Optional, all four: what another engine needs whose ranks cannot see each other. Never block; any thread.
-   * look: has a member died, given up or come late? 0 or the error, the same at every member that shares memory.
-   * late: say that @member has not come for timeout_ms. spoil: no member can be relied on to close. peer_memory: where
-   * @member's part of the allocation whose own part is @data lies here; NULL where ranks share no memory.
+   * Optional, all five: what another engine needs whose ranks cannot see each other. Never block; any thread.
+   * look: has a member died, given up, been stopped or come late? 0 or the error, the same at every member that shares
+   * memory. late: say that @member has not come for timeout_ms. is_excused: is another member busy by its own word?
+   * spoil: no member can be relied on to close. peer_memory: where @member's part of the allocation whose own part is
+   * @data lies here; NULL where ranks share no memory.
    */
   int (*look)(lade_comm *comm, struct lade_error *error);
   void (*late)(lade_comm *comm, int member);
+  bool (*is_excused)(lade_comm *comm);
   void (*spoil)(lade_comm *comm);
   const void *(*peer_memory)(lade_comm *comm, const void *data, int member);
 };

@@ -220,6 +220,13 @@ static void mpi_abort(lade_comm *base, const char *words)
     comm->group.job->mpi->abort(1);
 }
 
+static void mpi_set_busy(lade_comm *base, bool is_busy)
+{
+  const struct comm_group *group = &((struct mpi_comm *)base)->group;
+  if (group->job->control)
+    atomic_fetch_add(&group->job->control->members[group->members[group->rank]].n_busy, is_busy ? 1u : -1u);
+}
+
 /* The first who asks; without shared memory the lowest of its node that lives. */
 static bool mpi_is_speaker(lade_comm *base)
 {
@@ -395,6 +402,15 @@ static void mpi_late(lade_comm *base, int member)
     comm_node_late(&comm->node, member);
 }
 
+static bool mpi_is_excused(lade_comm *base)
+{
+  const struct comm_group *group = &((struct mpi_comm *)base)->group;
+  bool is_excused = false;
+  for (int member = 0; member < group->size && !is_excused; member++)
+    is_excused = member != group->rank && comm_member_is_busy(group, member);
+  return is_excused;
+}
+
 static void mpi_spoil(lade_comm *base)
 {
   atomic_store(&((struct mpi_comm *)base)->group.job->has_failed, true);
@@ -412,6 +428,8 @@ static const void *mpi_peer_memory(lade_comm *base, const void *data, int member
 static void mpi_close(lade_comm *base)
 {
   struct mpi_comm *comm = (struct mpi_comm *)base;
+  if (comm->is_shared && comm->group.job->control == comm->node.control)
+    comm->group.job->control = NULL;
   if (comm->is_shared)
     comm_node_finish(&comm->node);
   free(comm->outgoing);
@@ -474,6 +492,8 @@ static int comm_create(const struct lade_comm_params *params, struct comm_group 
     return failed;
   }
   comm->group.node = comm->is_shared ? &comm->node : NULL;
+  if (comm->is_shared && !group->job->control && group->size == group->job->world)
+    group->job->control = comm->node.control;
   way_log(comm, &why);
   if (why.text[0]) /* its parts need not try again, nor say it */
     comm->base.params.backing = LADE_COMM_BACKING_NONE;
@@ -500,8 +520,10 @@ static const struct lade_comm_ops mpi_ops = {
     .is_speaker = mpi_is_speaker,
     .get_info = mpi_get_info,
     .close = mpi_close,
+    .set_busy = mpi_set_busy,
     .look = mpi_look,
     .late = mpi_late,
+    .is_excused = mpi_is_excused,
     .spoil = mpi_spoil,
     .peer_memory = mpi_peer_memory,
 };

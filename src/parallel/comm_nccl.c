@@ -452,6 +452,11 @@ static void nccl_abort(lade_comm *base, const char *words)
   lade_comm_abort(comm->control, words); /* the watcher ends the kernels */
 }
 
+static void nccl_set_busy(lade_comm *base, bool is_busy)
+{
+  lade_comm_set_busy(((struct nccl_comm *)base)->control, is_busy);
+}
+
 static bool nccl_is_speaker(lade_comm *base)
 {
   return lade_comm_is_speaker(((struct nccl_comm *)base)->control);
@@ -479,6 +484,7 @@ static const struct lade_comm_ops nccl_ops = {
     .get_info = nccl_get_info,
     .close = nccl_close,
     .launch = nccl_launch,
+    .set_busy = nccl_set_busy,
 };
 
 /*

@@ -122,8 +122,8 @@ static int late_tell(struct nccl_comm *comm, struct lade_error *error)
     comm->control->ops->late(comm->control, late);
     return comm->control->ops->look(comm->control, error);
   }
-  return lade_error_set(error, -ETIMEDOUT, "the other ranks of a collective did not come within %d ms",
-                        comm->base.params.timeout_ms);
+  return lade_error_set(error, -ETIMEDOUT, "the other ranks of a collective did not come within %g s",
+                        comm->base.params.timeout_ms / 1e3);
 }
 
 int comm_nccl_look(struct nccl_comm *comm, struct lade_error *error)
@@ -154,12 +154,18 @@ static int handle_look(struct nccl_comm *comm, struct lade_error *error)
   return lade_nccl_error_set(nccl, comm->handle, "an asynchronous error of NCCL", state, error);
 }
 
+/* Is another member busy with something that it has told of? */
+static bool is_excused(struct nccl_comm *comm)
+{
+  return comm->control->ops->is_excused && comm->control->ops->is_excused(comm->control);
+}
+
 /* Has the piece that is under way been so for too long? */
 static bool piece_is_late(struct nccl_comm *comm)
 {
   uint64_t n_begun = atomic_load(&comm->progress->n_begun);
   int64_t now_ns = lade_now_ns();
-  if (n_begun == atomic_load(&comm->progress->n_ended) || n_begun != comm->seen_begun) {
+  if (n_begun == atomic_load(&comm->progress->n_ended) || n_begun != comm->seen_begun || is_excused(comm)) {
     comm->seen_begun = n_begun;
     comm->since_ns = now_ns;
   }
@@ -263,6 +269,7 @@ int comm_nccl_settle(struct nccl_comm *comm, nccl_handle handle, const char *cal
       continue;
     look_ns = now_ns;
     int status = comm_nccl_look(comm, error);
+    begin_ns = is_excused(comm) ? now_ns : begin_ns;
     if (!status && now_ns - begin_ns > comm->base.params.timeout_ms * INT64_C(1000000))
       status = late_tell(comm, error);
     if (status)

@@ -31,7 +31,13 @@
 #define CHUNK_LEAST 4096 /* per member: parts of a chunk stay whole pages */
 
 /* The failure word: what in the upper half, the member less one in the lower. */
-enum { FAILED_DEAD = 1 << 24, FAILED_ABORT = 2 << 24, FAILED_LATE = 3 << 24, FAILED_MASK = 0xff << 24 };
+enum {
+  FAILED_DEAD = 1 << 24,
+  FAILED_ABORT = 2 << 24,
+  FAILED_LATE = 3 << 24,
+  FAILED_STOPPED = 4 << 24,
+  FAILED_MASK = 0xff << 24
+};
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t value)
 {
@@ -64,9 +70,8 @@ int comm_node_status(struct comm_node *node, struct lade_error *error)
   case FAILED_ABORT:
     return lade_error_set(error, -ECANCELED, "rank %d gave up: %.*s", rank, COMM_WORDS_BYTES,
                           node->control->members[member].words);
-  default:
-    return lade_error_set(error, -ETIMEDOUT, "rank %d did not come within %d ms; it is stopped, stuck or elsewhere",
-                          rank, node->group->timeout_ms);
+  case FAILED_STOPPED: return comm_member_tell_stopped(node->group, member, error);
+  default: return comm_member_tell_late(node->group, member, error);
   }
 }
 
@@ -75,24 +80,33 @@ static bool is_over(struct comm_node *node, uint32_t meeting)
   return (int32_t)(atomic_load_explicit(&node->control->n_met, memory_order_acquire) - meeting) >= 0;
 }
 
-/* Look for a member that has not come and is dead, or too late. */
-static void missing_check(struct comm_node *node, uint32_t meeting, int64_t begin_ns)
+/* Has @member not come? */
+static bool is_missing(struct comm_node *node, uint32_t meeting, int member)
 {
-  bool is_late = lade_now_ns() - begin_ns > node->group->timeout_ms * 1000000ll;
+  return atomic_load(&node->control->members[member].n_arrived) != meeting;
+}
+
+/* Look for a member that has not come and is dead, stopped, or too late and not busy. */
+static void missing_check(struct comm_node *node, uint32_t meeting, struct comm_patience *patience)
+{
+  int late = -1;
   for (int member = 0; member < node->group->size && !is_over(node, meeting); member++) {
-    struct comm_member *other = &node->control->members[member];
-    if (atomic_load(&other->n_arrived) == meeting)
+    if (!is_missing(node, meeting, member))
       continue;
     /* It may have come since: looked at again once it is known to be dead, its last word is final. */
-    if (comm_member_is_dead(node->group, member) && atomic_load(&other->n_arrived) != meeting) {
+    if (comm_member_is_dead(node->group, member) && is_missing(node, meeting, member)) {
       failure_set(node, FAILED_DEAD, member);
       return;
     }
-    if (is_late) {
-      failure_set(node, FAILED_LATE, member);
+    if (comm_member_is_stopped(node->group, member)) {
+      failure_set(node, FAILED_STOPPED, member);
       return;
     }
+    late = late < 0 && !comm_member_is_busy(node->group, member) ? member : late;
   }
+  comm_patience_count(patience, late < 0);
+  if (late >= 0 && patience->waited_ns > node->group->timeout_ms * INT64_C(1000000))
+    failure_set(node, FAILED_LATE, late);
 }
 
 static int meeting_wait(struct comm_node *node, uint32_t meeting, struct lade_error *error)
@@ -101,15 +115,14 @@ static int meeting_wait(struct comm_node *node, uint32_t meeting, struct lade_er
   for (int i = 0; i < node->n_spins; i++)
     if (is_over(node, meeting))
       return 0;
-  int64_t begin_ns = lade_now_ns(), look_ns = begin_ns;
+  struct comm_patience patience;
   int status = 0;
+  comm_patience_begin(&patience);
   atomic_fetch_add(&control->n_sleepers, 1);
   while (!is_over(node, meeting) && !(status = comm_node_status(node, error))) {
     futex_wait(&control->n_met, meeting - 1);
-    if (lade_now_ns() - look_ns >= COMM_LOOK_MS * 1000000ll) {
-      missing_check(node, meeting, begin_ns);
-      look_ns = lade_now_ns();
-    }
+    if (comm_patience_is_due(&patience))
+      missing_check(node, meeting, &patience);
   }
   atomic_fetch_sub(&control->n_sleepers, 1);
   return status;
@@ -147,6 +160,8 @@ int comm_node_look(struct comm_node *node, struct lade_error *error)
     is_well = !comm_member_is_dead(node->group, member);
     if (!is_well)
       failure_set(node, FAILED_DEAD, member);
+    else if (comm_member_is_stopped(node->group, member))
+      failure_set(node, FAILED_STOPPED, member);
   }
   return comm_node_status(node, error);
 }

@@ -7,7 +7,7 @@
 
 #include "parallel/comm_segment_internal.h"
 
-#define COMM_WORDS_BYTES 160
+#define COMM_WORDS_BYTES 448 /* of a line of lade_error; the rest says whose they are */
 
 /* What a member is about to run; compared before anything moves. */
 struct comm_intent {
@@ -18,6 +18,7 @@ struct comm_intent {
 
 struct comm_member {
   _Alignas(64) _Atomic uint32_t n_arrived; /* meetings that it has come to */
+  _Atomic uint32_t n_busy;                 /* in the world's segment: things that it does by itself */
   struct comm_intent intents[2];           /* by the parity of their sequence */
   char words[COMM_WORDS_BYTES];            /* of an abort */
 };

@@ -8,6 +8,7 @@
  * and events stay in order, and nobody waits for something that never comes.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,12 +59,52 @@ lade_comm *executor_comm(const lade_executor *ex, const struct lade_instr *instr
   return ex->params.comms ? ex->params.comms[instr->axis] : NULL;
 }
 
-/* A communicator's failure is the step's. */
-static void comms_check(lade_executor *ex)
+static bool is_between_ranks(const struct lade_instr *instr)
+{
+  return instr->kind == LADE_INSTR_COLLECTIVE || instr->kind == LADE_INSTR_SEND || instr->kind == LADE_INSTR_RECV;
+}
+
+/* The first instruction over @comm that failed with it, or -1: those behind it fail because it did. */
+static int failed_find(const lade_executor *ex, const struct bound_program *bound, const lade_comm *comm)
+{
+  for (int at = 0; at < bound->program->n_instrs; at++) {
+    const struct lade_instr *instr = &bound->program->instrs[at];
+    if (is_between_ranks(instr) && executor_comm(ex, instr) == comm && atomic_load(&bound->comms[at].status))
+      return at;
+  }
+  return -1;
+}
+
+/* Where we were when a communicator failed, before its own words, which say why. */
+static void place_put(const lade_executor *ex, const struct bound_program *bound, int axis, struct lade_error *line)
+{
+  const struct lade_program *program = bound->program;
+  const struct lade_error why = *line;
+  char step[48] = "evaluation", name[LADE_NAME_BYTES + 16] = "";
+  if (program->is_training)
+    snprintf(step, sizeof(step), "step %lld", (long long)ex->step.step);
+  const int at = failed_find(ex, bound, ex->params.comms[axis]);
+  if (at < 0) {
+    lade_error_set(line, why.code, "%s: %s", step, why.text);
+    return;
+  }
+  const struct lade_instr *instr = &program->instrs[at];
+  const struct lade_operand *operand = &program->operands[instr->first_operand];
+  if (instr->n_operands)
+    lade_value_name(program->graph, (operand->access & LADE_READS ? operand->reads : operand->makes).tensor, name);
+  lade_error_set(line, why.code, "%s, instruction %d (%s %s over %s): %s", step, at,
+                 lade_collective_name(bound->comms[at].collective.kind), name, lade_axis_name((enum lade_axis)axis),
+                 why.text);
+}
+
+/* A communicator's failure is the step's. Whoever gave up has said where. */
+static void comms_check(lade_executor *ex, const struct bound_program *bound)
 {
   for (int axis = 0; ex->params.comms && axis < LADE_N_AXES; axis++) {
     struct lade_error line;
     int status = ex->params.comms[axis] ? lade_comm_status(ex->params.comms[axis], &line) : 0;
+    if (status && status != -ECANCELED && !atomic_load(&ex->failure))
+      place_put(ex, bound, axis, &line);
     if (status)
       executor_fail(ex, status, &line);
   }
@@ -78,11 +119,6 @@ static void call_run(void *arg)
 
 /* ---- a step ---- */
 
-static bool is_between_ranks(const struct lade_instr *instr)
-{
-  return instr->kind == LADE_INSTR_COLLECTIVE || instr->kind == LADE_INSTR_SEND || instr->kind == LADE_INSTR_RECV;
-}
-
 /* Its errors stick to the communicator; one that was not even submitted must not be waited for. */
 static void collective_submit(lade_executor *ex, struct bound_program *bound, int at)
 {
@@ -96,7 +132,7 @@ static void collective_submit(lade_executor *ex, struct bound_program *bound, in
                    lade_collective_name(bound->comms[at].collective.kind));
     executor_fail(ex, status, &line);
   }
-  comms_check(ex);
+  comms_check(ex, bound);
 }
 
 static void instr_submit(lade_executor *ex, struct bound_program *bound, int at)
@@ -165,7 +201,7 @@ static int program_run(lade_executor *ex, struct bound_program *bound, struct la
     ret_result->busy_ns[q] += queue_busy_ns(ex, q);
   ret_result->wall_ns = (ex->is_dry ? queues_now_ns(ex) : lade_now_ns()) - start_ns;
   executor_stalls_count(bound, start_ns, ret_result->stall_ns);
-  comms_check(ex);
+  comms_check(ex, bound);
   if (status) {
     struct lade_error line;
     lade_error_set(&line, status, "the device reports a failure (%s) while running", strerror(-status));

@@ -193,7 +193,7 @@ static int loss_share(lade_session *s, double *loss, struct lade_error *error)
   double *all = calloc((size_t)mesh->world, sizeof(*all));
   if (!all)
     return lade_error_set(error, -ENOMEM, "no memory for the losses of %d ranks", mesh->world);
-  int status = lade_peers_gather(&s->peers, loss, sizeof(*loss), all, error);
+  int status = session_place(s, "at the end of", lade_peers_gather(&s->peers, loss, sizeof(*loss), all, error), error);
   if (!status)
     *loss = all[lade_mesh_member(mesh, LADE_AXIS_PP, s->peers.layout.rank, n_stages - 1)];
   free(all);
@@ -286,17 +286,26 @@ static int values_save(void *user, const struct lade_values *values, struct lade
   return lade_checkpoint_save(values, &s->state, saving->dir, saving->keep, s->params.faults, error);
 }
 
+/* What takes as long as a drive takes: nobody shall think that we are stuck. */
+static void peers_busy_set(lade_session *s, bool is_busy)
+{
+  if (s->peers.world)
+    lade_comm_set_busy(s->peers.world, is_busy);
+}
+
 /* The first rank saves, while the others wait to hear that it has. */
 int lade_session_save(lade_session *s, const char *dir, int keep, struct lade_error *error)
 {
   struct saving saving = {s, dir, keep};
   int64_t done;
+  peers_busy_set(s, true);
   int status = session_is_cut(s) ? lade_error_set(error, -EINVAL, "--save writes replicas and their shards so far, not "
                                                   "--tp and --pp")
                                  : session_values_use(s, values_save, &saving, error);
   if (!status)
     status = lade_peers_max(&s->peers, 0, &done, error);
-  return session_fail(s, status, error);
+  peers_busy_set(s, false);
+  return session_fail(s, session_place(s, "in the save after", status, error), error);
 }
 
 static int values_digest(void *user, const struct lade_values *values, struct lade_error *error)
@@ -346,7 +355,7 @@ int lade_session_agree(lade_session *s, int value, int *ret_value, struct lade_e
   int status = lade_peers_max(&s->peers, value, &most, error);
   if (!status)
     *ret_value = (int)most;
-  return session_fail(s, status, error);
+  return session_fail(s, session_place(s, "between steps, after", status, error), error);
 }
 
 int lade_session_gather_peaks(lade_session *s, uint64_t *ret_planned, uint64_t *ret_measured,

@@ -124,6 +124,14 @@ int session_agree_least(lade_session *s, uint64_t *bytes, struct lade_error *err
   return status;
 }
 
+int session_place(const lade_session *s, const char *where, int status, struct lade_error *error)
+{
+  if (!error || (status != -EPIPE && status != -ETIMEDOUT))
+    return status;
+  const struct lade_error why = *error;
+  return lade_error_set(error, status, "%s step %lld: %s", where, (long long)s->state.step, why.text);
+}
+
 int session_fail(lade_session *s, int status, struct lade_error *error)
 {
   if (status)

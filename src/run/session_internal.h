@@ -98,6 +98,12 @@ static inline bool session_is_cut(const lade_session *s)
   return lade_layout_size(&s->peers.layout, LADE_AXIS_TP) > 1 || lade_layout_size(&s->peers.layout, LADE_AXIS_PP) > 1;
 }
 
+/*
+ * A rank was lost outside of a program: put @where and the step before the communicator's line, which says who. Other
+ * failures have their own places. Returns @status.
+ */
+int session_place(const lade_session *session, const char *where, int status, struct lade_error *error);
+
 /* This rank failed with @status and its line: tell the others. Returns @status. */
 int session_fail(lade_session *session, int status, struct lade_error *error);
 

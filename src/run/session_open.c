@@ -490,8 +490,12 @@ int lade_session_open(const struct lade_session_params *params, struct lade_erro
     return lade_error_set(error, -ENOMEM, "no memory for a session");
   session->params = *params;
   session->peers.world = params->is_dry || params->is_plan_only ? NULL : params->world; /* to tell of failures */
-  int status = session_fail(session, session_acquire(session, error), error);
-  if (status) {
+  if (session->peers.world)
+    lade_comm_set_busy(session->peers.world, true); /* reading, measuring and loading take what they take */
+  int status = session_place(session, "before", session_acquire(session, error), error);
+  if (session->peers.world)
+    lade_comm_set_busy(session->peers.world, false);
+  if (session_fail(session, status, error)) {
     lade_session_close(session);
     return status;
   }

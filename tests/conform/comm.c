@@ -4,8 +4,9 @@
  *
  * Usage: conform-comm self|memfd|file|apart|nccl [ENDING]. Without an ending every property of a job that goes well.
  * An ending is a job that does not: kill, stop, abort, mismatch, order, short, split, none (what goes wrong in the last
- * two is arranged from outside); each rank then prints what its call returned. With nccl memory is the device's, which
- * the stand-in for the driver lets the processor see; on a GPU this would fault.
+ * two is arranged from outside), and busy, which looks like stop and goes well; each rank then prints what its call
+ * returned. With nccl memory is the device's, which the stand-in for the driver lets the processor see; on a GPU this
+ * would fault.
  */
 #include <errno.h>
 #include <math.h>
@@ -555,6 +556,7 @@ static int ending_run(const char *ending)
   float *x = world.device ? bytes_get(world.comm, sizeof(memory), true) : memory, *y = x + N_ENDING;
   struct lade_collective c = {.kind = LADE_ALL_REDUCE, .dtype = LADE_F32, .n = N_ENDING, .src = x, .dst = y};
   struct lade_error error = {0};
+  const bool is_busy = strcmp(ending, "busy") == 0;
   int bad = world.size - 1, status = 0;
   for (int i = 0; i < 20 && !status; i++)
     status = lade_comm_run(world.comm, &c, &error);
@@ -564,6 +566,11 @@ static int ending_run(const char *ending)
   if (world.rank == bad && strcmp(ending, "stop") == 0) {
     nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
     exit(1);
+  }
+  if (world.rank == bad && is_busy) { /* twice as long as the others would wait */
+    lade_comm_set_busy(world.comm, true);
+    nanosleep(&(struct timespec){.tv_sec = 1, .tv_nsec = 600000000}, NULL);
+    lade_comm_set_busy(world.comm, false);
   }
   if (world.rank == bad && strcmp(ending, "abort") == 0)
     lade_comm_abort(world.comm, "no memory left");
@@ -584,7 +591,7 @@ static int ending_run(const char *ending)
       return 1;
     }
   }
-  for (int i = 0; i < 1000000 && !status; i++)
+  for (int i = 0; i < (is_busy ? 20 : 1000000) && !status; i++)
     status = lade_comm_run(world.comm, &c, &error);
   if (world.rank == bad && strcmp(ending, "short") == 0)
     return 1; /* its sends go well until the receiver is gone */

@@ -74,11 +74,12 @@ def endings():
     if PATH != "nccl":
         ending("short", [0], [EPROTO], notice, "recv of 80 bytes from rank 3: 40 came")
     if PATH == "apart": # nothing is shared: who gives up first ends, and that is what a later one sees
-        gone = "did not come within 800 ms|" + ended
+        gone = "did not come within 0.8 s|" + ended
         ending("stop", others, [ETIMEDOUT, EPIPE], LATE_MS + notice, gone)
         ending("abort", others, [ETIMEDOUT, EPIPE], LATE_MS + notice, gone) # MPI_Abort ends rank 3, in its own time
         return
-    ending("stop", others, [ETIMEDOUT], LATE_MS + notice, "rank 3 did not come within 800 ms")
+    ending("stop", others, [ETIMEDOUT], LATE_MS + notice, "rank 3 .*did not come within 0.8 s")
+    ending("busy", list(range(RANKS)), [0], 60000, "^$") # and with that it does not end
     ending("abort", list(range(RANKS)), [ECANCELED], notice, "rank 3 gave up: no memory left")
     if PATH == "nccl":
         nccl_endings()
