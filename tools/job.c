@@ -30,18 +30,34 @@ int job_read(struct job *job, struct lade_error *error)
   return lade_launch_read(environ, error, &job->launch);
 }
 
-int job_options_read(const struct job *job, enum verb_id verb, int argc, char **argv, struct options *options)
+/* Let what is written to @fd vanish; where it went before, for stream_restore. -1: it stays. */
+static int stream_silence(int fd)
 {
-  const int words = job_is_first(job) ? -1 : dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
-  if (words >= 0 && nowhere >= 0)
-    dup2(nowhere, STDERR_FILENO);
-  const int code = options_read(verb, argc, argv, options);
-  if (words >= 0) {
-    dup2(words, STDERR_FILENO);
-    close(words);
-  }
+  const int before = dup(fd), nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+  if (before >= 0 && nowhere >= 0)
+    dup2(nowhere, fd);
   if (nowhere >= 0)
     close(nowhere);
+  return before;
+}
+
+static void stream_restore(FILE *stream, int before)
+{
+  if (before < 0)
+    return;
+  fflush(stream);
+  dup2(before, fileno(stream));
+  close(before);
+}
+
+int job_options_read(const struct job *job, enum verb_id verb, int argc, char **argv, struct options *options)
+{
+  if (job_is_first(job))
+    return options_read(verb, argc, argv, options);
+  const int out = stream_silence(STDOUT_FILENO), err = stream_silence(STDERR_FILENO);
+  const int code = options_read(verb, argc, argv, options);
+  stream_restore(stdout, out);
+  stream_restore(stderr, err);
   return code;
 }
 

@@ -18,7 +18,7 @@ struct job {
 /* Who are we? Nothing is opened. -EINVAL with one line. */
 int job_read(struct job *job, struct lade_error *error);
 
-/* options_read; what is wrong with options that all ranks were given is said by the first. */
+/* options_read; what is wrong with options that all ranks were given, and their help, is said by the first. */
 int job_options_read(const struct job *job, enum verb_id verb, int argc, char **argv, struct options *options);
 
 /* Join the other ranks, if any, which wait @timeout_s for each other. -ENOSYS without MPI, and as lade_comm_open. */

@@ -79,7 +79,7 @@ struct lade_data {
   struct part train, valid;
   int64_t vocabulary, batch, time;
   enum lade_data_order order;
-  uint64_t seed, key;
+  uint64_t seed, key, valid_key;
   struct lade_faults *faults;
 };
 
@@ -408,19 +408,19 @@ static int sources_open(lade_data *data, const struct lade_data_params *params, 
 }
 
 /* By tokens, not by files: a text that was cut into several, or moved, is the same. */
-static int key_compute(lade_data *data, struct lade_error *error)
+static int key_compute(const lade_data *data, const struct part *part, uint64_t *ret_key, struct lade_error *error)
 {
   int32_t tokens[KEY_TOKENS];
-  const int64_t n = data->train.n_tokens, gap = LADE_MAX(n / KEY_SAMPLES, KEY_TOKENS);
+  const int64_t n = part->n_tokens, gap = LADE_MAX(n / KEY_SAMPLES, KEY_TOKENS);
   uint64_t key = (uint64_t)n;
   for (int64_t first = 0; first < n; first += gap) {
     int64_t now = LADE_MIN(n - first, KEY_TOKENS);
-    int rc = stream_tokens(data, first, now, tokens, error);
+    int rc = stream_tokens(data, part->first + first, now, tokens, error);
     if (rc)
       return rc;
     key = XXH3_64bits_withSeed(tokens, (size_t)now * sizeof(*tokens), key);
   }
-  data->key = key ? key : 1;
+  *ret_key = key ? key : 1;
   return 0;
 }
 
@@ -447,7 +447,9 @@ int lade_data_open(const struct lade_data_params *params, struct lade_error *err
   if (!rc && data->valid.n_tokens > 0)
     rc = part_check(data, &data->valid, true, error);
   if (!rc)
-    rc = key_compute(data, error);
+    rc = key_compute(data, &data->train, &data->key, error);
+  if (!rc)
+    rc = key_compute(data, &data->valid, &data->valid_key, error);
   if (rc) {
     lade_data_close(data);
     return rc;
@@ -475,5 +477,6 @@ void lade_data_get_info(const lade_data *data, struct lade_data_info *ret_info)
                                       .vocabulary = data->vocabulary,
                                       .n_train_batches = part_n_batches(data, &data->train),
                                       .n_valid_batches = part_n_batches(data, &data->valid),
-                                      .is_text = data->sources[0].kind == KIND_TEXT, .key = data->key};
+                                      .is_text = data->sources[0].kind == KIND_TEXT, .key = data->key,
+                                      .valid_key = data->valid_key};
 }

@@ -49,6 +49,7 @@ struct lade_data_info {
   int64_t n_valid_batches; /* sequential; 0 without validation data */
   bool is_text;
   uint64_t key;            /* of the training tokens, sampled: another key, other tokens; never 0 */
+  uint64_t valid_key;      /* of the validation tokens, the same way; none have one as well */
 };
 
 /*

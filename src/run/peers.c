@@ -13,6 +13,19 @@
 #include "base/base.h"
 #include "run/peers.h"
 
+/* Ranks that cut the job up differently would split it into other groups, and wait in them for ever. */
+static int layout_agree(struct lade_peers *peers, struct lade_error *error)
+{
+  char own[LADE_LAYOUT_NAME_BYTES] = "", first[LADE_LAYOUT_NAME_BYTES];
+  lade_layout_name(&peers->layout, own);
+  memcpy(first, own, sizeof(first));
+  int status = lade_peers_broadcast(peers, first, sizeof(first), error);
+  if (!status && strcmp(own, first) != 0)
+    status = lade_error_set(error, -EINVAL, "rank %d was given the layout \"%s\", and the first rank \"%s\": all ranks "
+                            "take the same options", peers->layout.rank, own, first);
+  return status;
+}
+
 int lade_peers_open(const struct lade_layout_params *params, lade_comm *world, struct lade_error *error,
                     struct lade_peers *ret_peers)
 {
@@ -26,6 +39,7 @@ int lade_peers_open(const struct lade_layout_params *params, lade_comm *world, s
   if (status)
     return status;
   const struct lade_mesh *mesh = &peers.layout.mesh;
+  status = layout_agree(&peers, error);
   for (int axis = 0; axis < LADE_N_AXES && world && !status; axis++) {
     if (mesh->axes[axis].size == 1)
       continue;

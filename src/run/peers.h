@@ -10,6 +10,7 @@
 
 #include "parallel/comm.h"
 #include "parallel/layout.h"
+#include "plan/program.h"
 
 struct lade_peers {
   struct lade_layout layout;
@@ -39,6 +40,14 @@ int lade_peers_gather(struct lade_peers *peers, const void *own, uint64_t bytes,
 
 /* The largest @value of any rank, at all of them; collective. As lade_comm_run. */
 int lade_peers_max(struct lade_peers *peers, int64_t value, int64_t *ret_max, struct lade_error *error);
+
+/*
+ * Do this rank's programs (@eval may be NULL) ask of every axis what its other members' programs ask: the same
+ * collectives in the same order, and to each send the recv that meets it? Collective (peers_calls.c). -EINVAL, at all
+ * members of the axis, with the first instruction that differs at two of them; -ENOMEM; as lade_comm_run.
+ */
+int lade_peers_prove(const struct lade_peers *peers, const struct lade_program *train, const struct lade_program *eval,
+                     struct lade_error *error);
 
 /*
  * The layout that a plan is made for: NULL where a rank is alone in it, so that its programs are those of

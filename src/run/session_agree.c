@@ -13,39 +13,140 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "run/session_internal.h"
 
-/* What is compared. Members that nobody sets are 0 at all ranks. */
+/* Numbers of the run, one for each line of the table below; what nobody sets is 0 at all ranks. */
+enum choice {
+  CHOICE_FAMILY,
+  CHOICE_LAYERS,
+  CHOICE_HEADS,
+  CHOICE_KEY_HEADS,
+  CHOICE_WIDTH,
+  CHOICE_HIDDEN,
+  CHOICE_VOCABULARY,
+  CHOICE_MODEL, /* everything else of it */
+  CHOICE_SEED,
+  CHOICE_STEP,
+  CHOICE_HISTORY,
+  CHOICE_NUMERICS,
+  CHOICE_STEPS,
+  CHOICE_EVAL_ITERS,
+  CHOICE_VALID,
+  CHOICE_UPDATE,
+  CHOICE_RECIPE,
+  CHOICE_PINS,
+  CHOICE_BUDGET,
+  CHOICE_HOST_BUDGET,
+  CHOICE_STORE,
+  CHOICE_INIT,
+  CHOICE_LINK_RATE,
+  CHOICE_LINK_LATENCY,
+  N_CHOICES
+};
+
+static const struct choice_line {
+  const char *name;
+  bool is_number; /* that says something to a person */
+} choice_lines[N_CHOICES] = {
+    [CHOICE_FAMILY] = {"a model of another family"},
+    [CHOICE_LAYERS] = {"the model's layers", true},
+    [CHOICE_HEADS] = {"the model's heads", true},
+    [CHOICE_KEY_HEADS] = {"the model's key heads", true},
+    [CHOICE_WIDTH] = {"the model's width", true},
+    [CHOICE_HIDDEN] = {"the model's hidden width", true},
+    [CHOICE_VOCABULARY] = {"the vocabulary", true},
+    [CHOICE_MODEL] = {"a model of the same shape with other numbers"},
+    [CHOICE_SEED] = {"--seed", true},
+    [CHOICE_STEP] = {"the checkpoint's step", true},
+    [CHOICE_HISTORY] = {"another checkpoint of the same step"},
+    [CHOICE_NUMERICS] = {"a processor with other kernels (LADE_CPU can hold all to one kind)"},
+    [CHOICE_STEPS] = {"--steps", true},
+    [CHOICE_EVAL_ITERS] = {"--eval-iters", true},
+    [CHOICE_VALID] = {"the validation data is another"},
+    [CHOICE_UPDATE] = {"another --update"},
+    [CHOICE_RECIPE] = {"another --residency"},
+    [CHOICE_PINS] = {"a --residency file at one of them only"},
+    [CHOICE_BUDGET] = {"another kind of --budget"},
+    [CHOICE_HOST_BUDGET] = {"--host-budget at one of them only"},
+    [CHOICE_STORE] = {"a --store at one of them only"},
+    [CHOICE_INIT] = {"--init at one of them only"},
+    [CHOICE_LINK_RATE] = {"--link-rate", true},
+    [CHOICE_LINK_LATENCY] = {"--link-latency", true},
+};
+
+/* What is compared, as it is sent. */
 struct request {
   struct lade_checkpoint_run run;
-  int64_t layers, heads, key_heads, width, hidden, vocabulary;
-  int64_t step;
-  uint64_t seed, numerics_key;
+  int64_t choices[N_CHOICES];
 };
+
+/* Of the model's numbers those that change no shape. */
+static uint64_t model_key(const struct lade_model *m)
+{
+  const double numbers[] = {(double)m->context, (double)m->head_dim, m->is_tied, (double)m->norm_eps,
+                            (double)m->rope_base, (double)m->rope_scale_factor, (double)m->rope_low_freq_factor,
+                            (double)m->rope_high_freq_factor, (double)m->rope_original_context};
+  return XXH3_64bits(numbers, sizeof(numbers));
+}
+
+static void model_choose(const struct lade_model *m, int64_t *choices)
+{
+  choices[CHOICE_FAMILY] = m->family;
+  choices[CHOICE_LAYERS] = m->layers;
+  choices[CHOICE_HEADS] = m->heads;
+  choices[CHOICE_KEY_HEADS] = m->key_heads;
+  choices[CHOICE_WIDTH] = m->width;
+  choices[CHOICE_HIDDEN] = m->hidden;
+  choices[CHOICE_VOCABULARY] = m->vocabulary;
+  choices[CHOICE_MODEL] = (int64_t)model_key(m);
+}
 
 static struct request request_make(const lade_session *s)
 {
-  const struct lade_model *m = &s->model;
+  const struct lade_session_params *p = &s->params;
+  struct lade_data_info data = {0};
   struct request request;
   memset(&request, 0, sizeof(request)); /* padding too: it is sent */
   request.run = session_run(s);
-  request.layers = m->layers;
-  request.heads = m->heads;
-  request.key_heads = m->key_heads;
-  request.width = m->width;
-  request.hidden = m->hidden;
-  request.vocabulary = m->vocabulary;
-  request.step = s->state.step;
-  request.seed = s->params.seed;
-  request.numerics_key = lade_kernels_key(&s->kernels);
+  if (s->data)
+    lade_data_get_info(s->data, &data);
+  int64_t *choices = request.choices;
+  model_choose(&s->model, choices);
+  choices[CHOICE_SEED] = (int64_t)p->seed;
+  choices[CHOICE_STEP] = s->state.step;
+  choices[CHOICE_HISTORY] = (int64_t)s->state.loss_digest;
+  choices[CHOICE_NUMERICS] = (int64_t)lade_kernels_key(&s->kernels);
+  choices[CHOICE_STEPS] = p->steps;
+  choices[CHOICE_EVAL_ITERS] = p->eval_iters;
+  choices[CHOICE_VALID] = (int64_t)data.valid_key;
+  choices[CHOICE_UPDATE] = p->updates_early;
+  choices[CHOICE_RECIPE] = p->recipe;
+  choices[CHOICE_PINS] = p->residency_file != NULL;
+  choices[CHOICE_BUDGET] = p->budget.kind;
+  choices[CHOICE_HOST_BUDGET] = p->has_host_budget;
+  choices[CHOICE_STORE] = p->store != NULL;
+  choices[CHOICE_INIT] = p->init != NULL;
+  choices[CHOICE_LINK_RATE] = (int64_t)p->throttle.bytes_per_s;
+  choices[CHOICE_LINK_LATENCY] = (int64_t)p->throttle.latency_ns;
   return request;
 }
 
-static bool model_is_same(const struct request *a, const struct request *b)
+/* The first choice in which we differ; false: none. */
+static bool choices_differ(const struct request *own, const struct request *first, char *text, size_t text_bytes)
 {
-  return a->layers == b->layers && a->heads == b->heads && a->key_heads == b->key_heads && a->width == b->width &&
-         a->hidden == b->hidden && a->vocabulary == b->vocabulary;
+  int i = 0;
+  while (i < N_CHOICES && own->choices[i] == first->choices[i])
+    i++;
+  if (i == N_CHOICES)
+    return false;
+  if (choice_lines[i].is_number)
+    snprintf(text, text_bytes, "%s %lld instead of %lld", choice_lines[i].name, (long long)own->choices[i],
+             (long long)first->choices[i]);
+  else
+    snprintf(text, text_bytes, "%s", choice_lines[i].name);
+  return true;
 }
 
 int session_agree_run(lade_session *s, struct lade_error *error)
@@ -56,17 +157,8 @@ int session_agree_run(lade_session *s, struct lade_error *error)
   int status = lade_peers_broadcast(&s->peers, &first, sizeof(first), error);
   if (status)
     return status;
-  if (!model_is_same(&own, &first))
-    snprintf(differences, sizeof(differences), "another model");
-  else if (own.step != first.step)
-    snprintf(differences, sizeof(differences), "a checkpoint of step %lld instead of %lld", (long long)own.step,
-             (long long)first.step);
-  else if (own.seed != first.seed)
-    snprintf(differences, sizeof(differences), "--seed %llu instead of %llu", (unsigned long long)own.seed,
-             (unsigned long long)first.seed);
-  else if (own.numerics_key != first.numerics_key)
-    snprintf(differences, sizeof(differences), "a processor with other kernels (LADE_CPU can hold all to one kind)");
-  else if (!lade_checkpoint_run_compare(&first.run, &own.run, differences, sizeof(differences)))
+  if (!choices_differ(&own, &first, differences, sizeof(differences)) &&
+      !lade_checkpoint_run_compare(&first.run, &own.run, differences, sizeof(differences)))
     return 0;
   return lade_error_set(error, -EINVAL, "rank %d does not do what the first rank does: %s; all ranks take the same "
                         "options and files", s->peers.layout.rank, differences);
@@ -122,6 +214,28 @@ int session_agree_least(lade_session *s, uint64_t *bytes, struct lade_error *err
   if (!status)
     *bytes = (uint64_t)-most;
   return status;
+}
+
+/* The least @bytes of the ranks that have the same stage, and so share collectives with us. */
+int session_agree_stage_least(lade_session *s, uint64_t *bytes, struct lade_error *error)
+{
+  const struct lade_mesh *mesh = &s->peers.layout.mesh;
+  const int stage = lade_layout_position(&s->peers.layout, LADE_AXIS_PP);
+  uint64_t *all = calloc((size_t)mesh->world, sizeof(*all));
+  if (!all)
+    return lade_error_set(error, -ENOMEM, "no memory for the budgets of %d ranks", mesh->world);
+  int status = s->peers.world ? lade_peers_gather(&s->peers, bytes, sizeof(*bytes), all, error) : 0;
+  for (int rank = 0; rank < mesh->world && s->peers.world && !status; rank++) {
+    if (lade_mesh_position(mesh, LADE_AXIS_PP, rank) == stage)
+      *bytes = LADE_MIN(*bytes, all[rank]);
+  }
+  free(all);
+  return status;
+}
+
+int session_agree_programs(lade_session *s, struct lade_error *error)
+{
+  return s->peers.world ? lade_peers_prove(&s->peers, s->plan->train, s->plan->eval, error) : 0;
 }
 
 int session_place(const lade_session *s, const char *where, int status, struct lade_error *error)

@@ -84,6 +84,9 @@ int session_durable_publish(lade_session *session, struct lade_error *error);
 int session_agree_run(lade_session *session, struct lade_error *error);
 int session_agree_cost(lade_session *session, struct lade_error *error);
 int session_agree_least(lade_session *session, uint64_t *bytes, struct lade_error *error);
+int session_agree_stage_least(lade_session *session, uint64_t *bytes, struct lade_error *error);
+/* And that their programs meet: lade_peers_prove. */
+int session_agree_programs(lade_session *session, struct lade_error *error);
 
 /*
  * Let the first rank @use all values as if it held them (session_remote.c); the others help, and return when it is

@@ -169,20 +169,40 @@ static struct lade_share share_make(const struct lade_layout *layout)
                              .n_chunks = layout->virtual_stages};
 }
 
-static int graph_make(lade_session *s, struct lade_error *error)
+/* Scratch of ops is sized by threads, and ranks that share collectives must have one plan. */
+static int threads_agree(lade_session *s, struct lade_error *error)
 {
-  struct lade_cpu cpu = lade_cpu_get();
-  lade_kernels_init(&s->kernels, &cpu);
-  int status = lade_pool_create(s->params.n_threads, &s->pool);
-  if (status)
-    return lade_error_set(error, status, "the machine refused threads (%s)", strerror(-status));
+  if (!s->peers.world)
+    return 0;
+  uint64_t n = (uint64_t)(s->params.n_threads ? s->params.n_threads : lade_cpu_count());
+  int status = session_agree_least(s, &n, error);
+  s->params.n_threads = (int)n;
+  return status;
+}
+
+static int share_graph(const lade_session *s, const struct lade_share *share, struct lade_error *error,
+                       struct lade_graph **ret_graph)
+{
   struct lade_graph_params how = {
       .struct_size = sizeof(how), .model = &s->model, .dtype = s->params.dtype, .batch = s->params.micro_batch,
       .time = s->params.time, .dropout = (float)s->params.dropout, .kernels = &s->kernels,
       .n_threads = lade_pool_n_threads(s->pool), .moments = s->params.moments, .master = s->params.master,
-      .grad_dtype = s->params.grad_dtype,
-      .share = share_make(&s->peers.layout)};
-  return lade_graph_create(&how, error, &s->graph);
+      .grad_dtype = s->params.grad_dtype, .share = *share};
+  return lade_graph_create(&how, error, ret_graph);
+}
+
+static int graph_make(lade_session *s, struct lade_error *error)
+{
+  const struct lade_share share = share_make(&s->peers.layout);
+  struct lade_cpu cpu = lade_cpu_get();
+  lade_kernels_init(&s->kernels, &cpu);
+  int status = threads_agree(s, error);
+  if (status)
+    return status;
+  status = lade_pool_create(s->params.n_threads, &s->pool);
+  if (status)
+    return lade_error_set(error, status, "the machine refused threads (%s)", strerror(-status));
+  return share_graph(s, &share, error, &s->graph);
 }
 
 static struct lade_store_params store_params(const lade_session *s)
@@ -196,6 +216,27 @@ static double step_flops(const lade_session *s)
   return lade_model_flops_per_token(&s->model, s->params.time) * (double)(s->params.batch * s->params.time);
 }
 
+/* Measure this machine, with the ops of all ranks: of a pipeline whose stages are one those of every stage. */
+static int cost_probe(lade_session *s, struct lade_error *error)
+{
+  struct lade_store_params store = store_params(s);
+  struct lade_share share = share_make(&s->peers.layout);
+  struct lade_graph *whole = NULL;
+  const bool is_small = step_flops(s) / s->n_microbatches < PROBE_FLOPS_MOST, is_piped = share.pp > 1;
+  share.pp = share.n_chunks = 1;
+  share.pp_rank = 0;
+  int status = is_small && is_piped ? share_graph(s, &share, error, &whole) : 0;
+  struct lade_probe_params how = {
+      .struct_size = sizeof(how), .kernels = &s->kernels, .pool = s->pool, .graph = is_piped ? whole : s->graph,
+      .store = s->params.store ? &store : NULL, .skip_cache = s->params.skip_cache,
+      .has_fresh_ops = !s->params.is_plan_only && !s->params.is_dry};
+  how.graph = is_small ? how.graph : NULL;
+  if (!status)
+    status = lade_probe(&how, error, &s->cost);
+  lade_graph_destroy(whole);
+  return status;
+}
+
 static int cost_take(lade_session *s, struct lade_error *error)
 {
   int status = 0;
@@ -207,13 +248,7 @@ static int cost_take(lade_session *s, struct lade_error *error)
     if (!status)
       lade_cost_init(&s->cost, &machine);
   } else {
-    struct lade_store_params store = store_params(s);
-    bool is_small = step_flops(s) / s->n_microbatches < PROBE_FLOPS_MOST;
-    struct lade_probe_params how = {
-        .struct_size = sizeof(how), .kernels = &s->kernels, .pool = s->pool, .graph = is_small ? s->graph : NULL,
-        .store = s->params.store ? &store : NULL, .skip_cache = s->params.skip_cache,
-        .has_fresh_ops = !s->params.is_plan_only && !s->params.is_dry};
-    status = lade_probe(&how, error, &s->cost);
+    status = cost_probe(s, error);
   }
   if (status)
     return status;
@@ -323,9 +358,12 @@ static int tiers_resolve(lade_session *s, struct lade_error *error)
   s->host_bytes = s->params.has_host_budget ? s->params.host_budget_bytes / n_sharing
                                             : share(s->left_bytes, HOST_SHARE);
   status = planner_make(s, error);
+  if (!status) {
+    s->budget_bytes = budget_resolve(s);
+    status = session_agree_stage_least(s, &s->budget_bytes, error);
+  }
   if (status)
     return status;
-  s->budget_bytes = budget_resolve(s);
   if (s->params.has_host_budget || !s->is_unified || s->params.budget.kind == LADE_BUDGET_MIN)
     return 0;
   uint64_t left = s->left_bytes > s->budget_bytes ? s->left_bytes - s->budget_bytes : 0;
@@ -479,7 +517,9 @@ static int session_acquire(lade_session *s, struct lade_error *error)
     status = plan_make(s, error);
   if (status || s->params.is_plan_only)
     return status == -EOVERFLOW && s->params.is_plan_only ? 0 : status;
-  status = executor_make(s, error);
+  status = session_agree_programs(s, error);
+  if (!status)
+    status = executor_make(s, error);
   return status ? status : values_fill(s, error);
 }
 

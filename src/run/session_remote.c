@@ -95,9 +95,7 @@ static int whole_use(struct remote *remote, session_use_fn *use, void *user, str
   const struct lade_values values = {.graph = s->graph, .get = remote_get, .set = remote_set, .user = remote};
   int status = use(user, &values, error);
   struct request over = {.tensor = -1};
-  struct lade_error ignored;
-  int told = exchange(remote, &over, status ? &ignored : error);
-  return status ? status : told;
+  return status ? status : exchange(remote, &over, error); /* a failure is told by session_fail, with its words */
 }
 
 int session_values_use(lade_session *s, session_use_fn *use, void *user, struct lade_error *error)

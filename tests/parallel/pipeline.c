@@ -5,15 +5,18 @@
  * several microbatches is, and losses are close; both stages that have it have the same one. Other residencies give the
  * same bits, and each stage's peak is as planned. Every rank runs the single-rank reference itself. ranks.py starts it;
  * there are as many stages as ranks, or half as many, each of two data parallel ranks that hold shards of its state.
+ * Programs that do not meet are told before they run.
  *
  * Usage: pipeline [shards]
  */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
+#include "run/peers.h"
 #include "tests/parallel/world.h"
 #include "tests/support/rig.h"
 #include "tests/support/scene.h"
@@ -201,6 +204,65 @@ static void rigs_init(struct world *world, const struct lade_layout *layout, siz
   ours->comms = world->axes;
 }
 
+/* ---- programs that do not meet ---- */
+
+/* The last instruction of @kind on @axis, or NULL. */
+static struct lade_instr *instr_find(const struct lade_program *program, int kind, enum lade_axis axis)
+{
+  struct lade_instr *found = NULL;
+  for (int at = 0; at < program->n_instrs; at++) {
+    if (program->instrs[at].kind == kind && program->instrs[at].axis == axis)
+      found = &program->instrs[at];
+  }
+  return found;
+}
+
+/*
+ * Do programs of @plan meet? Where not, everybody on the pipeline of the last rank, which broke its own, is told both
+ * instructions, and nobody else is told anything.
+ */
+static void broken_is_told(const struct lade_peers *peers, const struct lade_plan *plan, const char *at_one,
+                           const char *at_other)
+{
+  const struct lade_mesh *mesh = &peers->layout.mesh;
+  struct lade_error error = {.text = ""};
+  const int rank = peers->layout.rank, last = mesh->world - 1;
+  const bool is_told = lade_mesh_group(mesh, LADE_AXIS_PP, rank) == lade_mesh_group(mesh, LADE_AXIS_PP, last);
+  int status = lade_peers_prove(peers, plan->train, plan->eval, &error);
+  demand(status == (is_told ? -EINVAL : 0), "broken programs: %d: %s", status, error.text);
+  demand(!is_told || (strstr(error.text, at_one) && strstr(error.text, at_other)), "broken programs: %s", error.text);
+}
+
+/* A border of another size, a collective of another kind, and one that never comes, all at the last rank. */
+static void programs_meet(struct world *world, const struct lade_layout *layout, const struct lade_plan *plan)
+{
+  struct lade_peers peers = {.layout = *layout, .world = world->comm};
+  struct lade_error error = {.text = ""};
+  char place[64];
+  const bool is_breaker = world->rank == world->size - 1;
+  memcpy(peers.axes, world->axes, sizeof(peers.axes));
+  demand(!lade_peers_prove(&peers, plan->train, plan->eval, &error), "sound programs do not meet: %s", error.text);
+
+  struct lade_instr *recv = instr_find(plan->eval, LADE_INSTR_RECV, LADE_AXIS_PP);
+  struct lade_operand *operand = is_breaker ? &plan->eval->operands[recv->first_operand] : NULL;
+  snprintf(place, sizeof(place), "ranks %d and %d", lade_mesh_member(&layout->mesh, LADE_AXIS_PP, world->size - 1,
+           lade_layout_size(layout, LADE_AXIS_PP) - 2), world->size - 1);
+  if (operand)
+    operand->bytes /= 2;
+  broken_is_told(&peers, plan, place, "of the evaluation (recv of");
+  if (operand)
+    operand->bytes *= 2;
+
+  struct lade_instr *sum = instr_find(plan->train, LADE_INSTR_COLLECTIVE, LADE_AXIS_PP);
+  const uint8_t kind = sum->collective, axis = sum->axis;
+  sum->collective = is_breaker ? LADE_BROADCAST : kind;
+  broken_is_told(&peers, plan, "(all_gather of", "(broadcast of");
+  sum->collective = kind;
+  sum->axis = is_breaker ? LADE_AXIS_CP : axis;
+  broken_is_told(&peers, plan, "(all_gather of", "nothing more at the other");
+  sum->axis = axis;
+}
+
 static void case_agrees(struct world *world, size_t i, int dp)
 {
   const struct scene_setting keep = {.manner = SCENE_KEEP, .is_early = cases[i].is_early};
@@ -218,6 +280,7 @@ static void case_agrees(struct world *world, size_t i, int dp)
   rigs_init(world, &layout, i, &one, &ours);
   run_open(&want, &one, &keep);
   run_open(&got, &ours, &keep);
+  programs_meet(world, &layout, got.plan);
   bool is_close = dp > 1 || (cases[i].is_tied && cases[i].n_microbatches > 1); /* sums have another order */
   losses_agree(&got, &want, is_close ? CLOSE_BOUND : 0, cases[i].name);
   norms_agree(&got, &want, cases[i].name);

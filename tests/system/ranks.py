@@ -144,14 +144,44 @@ def refusals():
     require(found == 2 and "lade launch -n 2" in err, "one process is not told to start two", err)
 
 
+def differently(arguments):
+    """Two ranks, each with what a shell makes of @arguments, in which $R is its number."""
+    script = 'R=$OMPI_COMM_WORLD_RANK; "$0" train "$@" ' + arguments
+    return subprocess.run([LADE, "launch", "-n", "2", "--", "sh", "-c", script, LADE] + command(0, "--steps", "2")[2:],
+                          env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=PATIENCE,
+                          check=False)
+
+
 def disagreement():
     """A rank that was given something else is named, with what it was given."""
-    script = '"$0" train "$@" --lr 1e-$((3 + OMPI_COMM_WORLD_RANK))'
-    line = command(0, "--steps", "2")
-    result = subprocess.run([LADE, "launch", "-n", "2", "--", "sh", "-c", script, LADE] + line[2:], env=ENVIRONMENT,
-                            stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
-    require(result.returncode in (1, 2) and "rank 1" in result.stderr and "--lr was 0.001 and is 0.0001"
-            in result.stderr, "ranks that disagree are not told apart", result.stderr)
+    shutil.copy(DATA, "data0")
+    with open("data1", "w", encoding="ascii") as text:
+        text.write(open(DATA, encoding="ascii").read().replace("bottles", "kettles"))
+    for arguments, words in (
+            ("--lr 1e-$((3 + R))", "--lr was 0.001 and is 0.0001"),
+            ("--eval-iters $((2 + R))", "--eval-iters 3 instead of 2"),
+            ("--data data$R", "the validation data is another"),
+            ("--dp $((2 - R)) --tp $((1 + R))", 'the layout "tp2", and the first rank "dp2"'),
+            ("--update $([ $R = 0 ] && echo end || echo early) --clip 0", "another --update")):
+        result = differently(arguments)
+        lines = [line for line in result.stderr.splitlines() if line.startswith("lade")]
+        require(result.returncode in (1, 2) and len(lines) == 1 and "rank 1" in lines[0] and words in lines[0],
+                f"ranks that disagree by {arguments} are not told apart", result.stderr)
+
+
+def budgets_of_their_own():
+    """Ranks that share collectives plan for the smallest budget among them."""
+    result = differently("--zero 3 --json --budget $((160 - 60 * R))%")
+    require(result.returncode == 0, "ranks with budgets of their own do not train", result.stderr)
+    many = json.loads(result.stdout)
+    whole = summary(2, "--steps", "2", "--zero", "3", "--budget", "100%")
+    require(many["planned_peak_bytes_by_rank"] == many["measured_peak_bytes_by_rank"]
+            == whole["planned_peak_bytes_by_rank"], "ranks of a stage plan for different budgets", many)
+
+
+def help_is_given_once():
+    code, out, _ = run(2, "--help")
+    require(code == 0 and out.count("Usage: lade train") == 1, "each rank explains itself", out)
 
 
 def ranks_of(job):
@@ -231,7 +261,8 @@ try:
     DATA = os.path.join(TMP, "text.txt")
     with open(DATA, "w", encoding="ascii") as text:
         text.write("".join(f"{i} green bottles stood on the wall, and {i * 7 % 13} fell. " for i in range(2000)))
-    for test in (same_losses, plans_name_their_rank, every_axis, shards_are_saved_whole, refusals, disagreement, a_rank_dies, a_signal_stops_all):
+    for test in (same_losses, plans_name_their_rank, every_axis, shards_are_saved_whole, refusals, disagreement,
+                 budgets_of_their_own, help_is_given_once, a_rank_dies, a_signal_stops_all):
         test()
         print("ok", test.__name__, flush=True)
 finally:
