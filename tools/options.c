@@ -318,7 +318,8 @@ static int batch_check(const struct options *options, struct lade_error *error)
 
 /* Two options of which the first means nothing without the second. */
 static const char *const needs[][2] = {
-    {"store-budget", "store"}, {"durable", "store"}, {"save-every", "save"}, {"keep", "save"}};
+    {"store-budget", "store"}, {"durable", "store"}, {"save-every", "save"}, {"keep", "save"},
+    {"save-file", "save"}};
 
 /* Two options that cannot both be given. */
 static const char *const excludes[][3] = {

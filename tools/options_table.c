@@ -175,6 +175,8 @@ const struct option option_table[] = {
      .most = 4e9, .help = "steps between checkpoints"},
     {OPTION_COUNT, "keep", "N", RUN, VERB_PLAN, AT(keep), .unset = "all", .least = 1, .most = 1e6,
      .help = "newest checkpoints that stay"},
+    {OPTION_SIZE, "save-file", "SIZE", RUN, VERB_PLAN, AT(session.save_file_bytes), .unset = "4GiB", .least = 1,
+     .help = "largest file of tensors in a checkpoint; a larger model is in several, as HuggingFace's are"},
     {OPTION_TEXT, "resume", "DIR", RUN, VERB_PLAN, AT(session.resume), .unset = "start at step 0",
      .help = "continue from the newest checkpoint in DIR, bit for bit"},
     {OPTION_TEXT, "init", "FILE", RUN, VERB_PLAN, AT(session.init), .unset = "random",

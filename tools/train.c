@@ -322,8 +322,6 @@ static int begin(struct run *run)
   int status = job_join(&run->job, options->comm_timeout_s, &run->error);
   if (!status && job_is_first(&run->job))
     status = outputs_check(options, &run->error);
-  if (!status && options->save && (options->tp > 1 || options->pp > 1))
-    status = lade_error_set(&run->error, -EINVAL, "--save writes replicas and their shards so far, not --tp and --pp");
   ranks_apply(run);
   if (!status)
     status = lade_session_open(&options->session, &run->error, &run->session);

@@ -3,13 +3,16 @@
  * Checkpoints (design section 10): directories step-NNNNNNNN of safetensors and a state.json, written beside
  * and renamed into place, so that a directory of that name is always whole.
  *
- *   model.safetensors      exact FP32 masters under HuggingFace names, GPT-2's weights as its Conv1D has them
+ *   model.safetensors      exact FP32 masters under HuggingFace names, GPT-2's weights as its Conv1D has them; where
+ *                          that is past the largest file, model-00001-of-0000N.safetensors and so on, with
+ *                          HuggingFace's model.safetensors.index.json
  *   config.json            the model; with model.safetensors it loads in transformers, and in lade_model_load
- *   optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME, FP32, shaped as NAME
+ *   optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME, FP32, shaped as NAME; in several files likewise
  *   state.json             the rest of the state, and a checksum of every file and tensor
  *
  * They hold logical tensors; never the layout, the dtype or the residency they were trained with. Values stream
- * through windows: memory is bounded whatever the model. All functions block. One thread per set of values;
+ * through windows: memory is bounded whatever the model. Values of several ranks are written and read by all of them,
+ * each its own, and then calls are collective. All functions block. One thread per set of values;
  * saves into one directory exclude each other across processes (-EBUSY). Errors come with one line that names
  * the file and, where there is one, the tensor.
  */
@@ -52,14 +55,25 @@ struct lade_checkpoint_state {
 int lade_checkpoint_run_compare(const struct lade_checkpoint_run *saved, const struct lade_checkpoint_run *now,
                                 char *text, size_t text_bytes);
 
+struct lade_checkpoint_place {
+  const char *dir;
+  int keep;            /* checkpoints that stay in it, the new one included; 0: all */
+  uint64_t file_bytes; /* a file of tensors is not longer, but for one with a single tensor; 0: 4 GiB */
+};
+
 /*
- * Save as @dir/step-NNNNNNNN, replacing one of the same step; @dir is made if its parent exists. Leftovers of
- * interrupted saves are removed first. Once the new one is durable all but the newest @keep are removed (0: none
- * is); the one just saved always stays. -ENOSPC, -EIO, -EACCES, -EBUSY, -ENOMEM: nothing new is in @dir and
- * nothing is gone. A failure to remove old ones is an error too, with the new one in place; it says so.
+ * Save as step-NNNNNNNN in the place's directory, replacing one of the same step; the directory is made if its parent
+ * exists. Leftovers of interrupted saves are removed first. Once the new one is durable all but the newest are removed;
+ * the one just saved always stays. -ENOSPC, -EIO, -EACCES, -EBUSY, -ENOMEM: nothing new is there and nothing is gone. A
+ * failure to remove old ones is an error too, with the new one in place; it says so.
+ *
+ * Collective over the values' peers: the first rank makes and names files, each writes what it holds, and it counts
+ * when all have synced. All ranks return the same, and a line of another rank's begins with its number. -ENOENT also
+ * where a rank does not see the first one's files; what a communicator says when a rank is gone.
  */
-int lade_checkpoint_save(const struct lade_values *values, const struct lade_checkpoint_state *state, const char *dir,
-                         int keep, struct lade_faults *faults, struct lade_error *error);
+int lade_checkpoint_save(const struct lade_values *values, const struct lade_checkpoint_state *state,
+                         const struct lade_checkpoint_place *place, struct lade_faults *faults,
+                         struct lade_error *error);
 
 /*
  * The newest checkpoint in @dir, or @dir itself if it is one, into @path. Its state.json and the sizes of its files are
@@ -75,6 +89,9 @@ int lade_checkpoint_read_state(const char *path, struct lade_checkpoint_state *r
 /*
  * Load all parameters and moments, verifying the checksum of each tensor. -EBADMSG damaged, -EINVAL of another
  * model or format version, -ENOENT, -EIO, -ENOMEM. When reading has begun, a failure leaves values partly set.
+ * Collective: each rank reads what it holds, and the sums of what all have read are compared. -EINVAL where another
+ * rank's @path is another checkpoint, or where ranks with parts of layers meet format version 1, whose sums are of
+ * whole tensors.
  */
 int lade_checkpoint_load(const struct lade_values *values, const char *path, struct lade_faults *faults,
                          struct lade_checkpoint_state *ret_state, struct lade_error *error);
@@ -95,7 +112,10 @@ int lade_checkpoint_init(const struct lade_values *values, const char *path, str
  */
 int lade_checkpoint_random(const struct lade_values *values, uint64_t seed, struct lade_error *error);
 
-/* XXH3 over the bits of all FP32 masters, in the graph's order of parameters and rows. */
+/*
+ * A digest of the bits of all the model's FP32 masters: XXH3 over the sums of its tensors (checkpoint_table.c), the
+ * same in every layout. Collective. -EBADMSG naming a tensor of which two ranks that hold the same hold other bits.
+ */
 int lade_checkpoint_digest(const struct lade_values *values, uint64_t *ret_digest, struct lade_error *error);
 
 /*

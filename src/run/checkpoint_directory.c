@@ -111,14 +111,13 @@ static int steps_list(const char *dir, step_array *steps, struct lade_error *err
 /* Whether @path is a directory in which all is ours. */
 static bool is_ours(const char *path)
 {
-  static const char *const names[] = {".", "..", CHECKPOINT_MODEL, CHECKPOINT_OPTIMIZER, CHECKPOINT_CONFIG,
-                                      CHECKPOINT_STATE};
+  static const char *const names[] = {".", "..", CHECKPOINT_CONFIG, CHECKPOINT_INDEX, CHECKPOINT_STATE};
   DIR *stream = opendir(path);
   if (!stream)
     return false;
   bool is_known = true;
   for (const struct dirent *entry; is_known && (entry = readdir(stream));) {
-    is_known = false;
+    is_known = table_is_file_name(entry->d_name);
     for (size_t i = 0; i < LADE_COUNT(names) && !is_known; i++)
       is_known = strcmp(entry->d_name, names[i]) == 0;
   }

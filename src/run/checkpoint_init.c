@@ -21,7 +21,6 @@
 #include "base/file.h"
 #include "run/checkpoint_internal.h"
 
-#define INDEX CHECKPOINT_MODEL ".index.json"
 #define INDEX_MAX_BYTES (64u << 20)
 
 struct init_file {
@@ -34,8 +33,8 @@ struct init {
   struct lade_faults *faults;
   LADE_ARRAY(struct init_file) files;
   struct slice_source *sources; /* one per slice */
-  const char **names;           /* of all slices, bare, sorted */
-  int n_slices;
+  const char **names;           /* of all slices of the whole model, bare, sorted */
+  int n_names;
 };
 
 /* A name without the prefix that depends on who saved it. */
@@ -122,9 +121,9 @@ static int files_open(struct init *init, const char *path, struct lade_error *er
   int rc = checkpoint_path_join(inside, path, CHECKPOINT_MODEL, error);
   if (rc < 0 || access(inside, F_OK) == 0)
     return rc < 0 ? rc : file_add(init, inside, error);
-  rc = checkpoint_path_join(inside, path, INDEX, error);
+  rc = checkpoint_path_join(inside, path, CHECKPOINT_INDEX, error);
   if (rc == 0 && access(inside, F_OK) < 0)
-    rc = lade_error_set(error, -ENOENT, "%s: neither %s nor %s is in it", path, CHECKPOINT_MODEL, INDEX);
+    rc = lade_error_set(error, -ENOENT, "%s: neither %s nor %s is in it", path, CHECKPOINT_MODEL, CHECKPOINT_INDEX);
   return rc < 0 ? rc : index_read(init, path, inside, error);
 }
 
@@ -187,18 +186,29 @@ static int source_find(struct init *init, int param, int i_slice, struct slice_s
 static int sources_find(struct init *init, const char *path, struct lade_error *error)
 {
   const struct lade_graph *graph = init->values->graph;
-  init->n_slices = slices_count(graph);
-  init->sources = lade_fault_calloc(init->faults, (size_t)init->n_slices, sizeof(*init->sources));
-  init->names = lade_fault_calloc(init->faults, (size_t)init->n_slices, sizeof(*init->names));
-  if (!init->sources || !init->names)
+  init->sources = lade_fault_calloc(init->faults, (size_t)slices_count(graph), sizeof(*init->sources));
+  if (!init->sources)
     return lade_error_set(error, -ENOMEM, "%s: out of memory for its table of tensors", path);
   int n = 0, rc = 0;
   for (int param = 0; param < graph->n_params; param++)
-    for (int i = 0; i < graph->params[param].n_slices && rc == 0; i++, n++) {
-      init->names[n] = name_bare(graph->params[param].slices[i].name);
-      rc = source_find(init, param, i, &init->sources[n], path, error);
-    }
+    for (int i = 0; i < graph->params[param].n_slices && rc == 0; i++)
+      rc = source_find(init, param, i, &init->sources[n++], path, error);
   return rc;
+}
+
+/* A rank that needs a part of the model only knows all of its names. */
+static int names_find(struct init *init, const char *path, struct lade_error *error)
+{
+  const struct lade_values *values = init->values;
+  const struct lade_graph *whole = values->whole ? values->whole : values->graph;
+  init->names = lade_fault_calloc(init->faults, (size_t)slices_count(whole), sizeof(*init->names));
+  if (!init->names)
+    return lade_error_set(error, -ENOMEM, "%s: out of memory for its table of names", path);
+  for (int param = 0; param < whole->n_params; param++)
+    for (int i = 0; i < whole->params[param].n_slices; i++)
+      init->names[init->n_names++] = name_bare(whole->params[param].slices[i].name);
+  qsort(init->names, (size_t)init->n_names, sizeof(*init->names), name_compare);
+  return 0;
 }
 
 static bool name_ends(const char *name, const char *end)
@@ -219,11 +229,10 @@ static bool is_no_weight(const struct lade_model *model, const char *bare)
 static int extras_refuse(struct init *init, struct lade_error *error)
 {
   const struct lade_model *model = &init->values->graph->model;
-  qsort(init->names, (size_t)init->n_slices, sizeof(*init->names), name_compare);
   for (int i = 0; i < init->files.n; i++)
     for (int j = 0; j < lade_safetensors_count(init->files.items[i].file); j++) {
       const char *name = lade_safetensors_get(init->files.items[i].file, j)->name, *bare = name_bare(name);
-      if (!bsearch(&bare, init->names, (size_t)init->n_slices, sizeof(*init->names), name_compare) &&
+      if (!bsearch(&bare, init->names, (size_t)init->n_names, sizeof(*init->names), name_compare) &&
           !is_no_weight(model, bare))
         return lade_error_set(error, -EINVAL, "%s: tensor %.160s is not one of model %s: these are weights of another",
                               init->files.items[i].path, name, model->name);
@@ -252,7 +261,9 @@ int lade_checkpoint_init(const struct lade_values *values, const char *path, str
   int rc = files_open(&init, path, error);
   if (rc == 0)
     rc = sources_find(&init, path, error);
-  if (rc == 0 && values->graph->share.pp == 1) /* a stage needs a part of the file only */
+  if (rc == 0)
+    rc = names_find(&init, path, error);
+  if (rc == 0)
     rc = extras_refuse(&init, error);
   if (rc == 0)
     rc = values_set(&init, error);

@@ -69,6 +69,60 @@ int master24_set(struct chunk *chunk, int param, int64_t first, const float *src
 /* Set both moments of @param to zero. */
 int chunk_zero_moments(struct chunk *chunk, int param, struct lade_error *error);
 
+/* ---- the tensors of a checkpoint (checkpoint_table.c) ---- */
+
+#define CHECKPOINT_SUFFIX ".safetensors"
+#define CHECKPOINT_FILE_NAME_BYTES 48
+
+/* What was written or read of a tensor: a sum over its elements that adds up in any order, and how many they are. */
+struct tally {
+  uint64_t sum, n_elements;
+};
+
+/* Add @n elements of a tensor from its @place on, rows (outputs) first. */
+void tally_add(struct tally *tally, int64_t place, const float *elements, int64_t n);
+
+/* A tensor of the whole model, of one kind. */
+struct table_tensor {
+  const struct lade_param_slice *slice; /* of the whole model's graph */
+  enum chunk_kind kind;
+  int n_dims;
+  int64_t dims[2]; /* as in the file */
+  int64_t n_elements;
+  int file;
+  uint64_t offset; /* in the file's data; of a file that is being written */
+};
+
+struct table_file {
+  char name[CHECKPOINT_FILE_NAME_BYTES];
+  int first, n; /* tensors of a file that is being written */
+};
+
+struct table {
+  int n_slices;                 /* tensors of one kind */
+  struct table_tensor *tensors; /* [CHUNK_N_KINDS][n_slices] */
+  struct tally *tallies;        /* of each */
+  int *of_slice;                /* [slices_count of our graph]: its tensor among those of one kind */
+  LADE_ARRAY(struct table_file) files;
+};
+
+/* The whole model's tensors, in no files yet. The values' graphs are borrowed. -ENOMEM; finish all the same. */
+int table_init(struct table *table, const struct lade_values *values, struct lade_faults *faults,
+               struct lade_error *error);
+void table_finish(struct table *table);
+
+/* Our slice's tensor of @kind, an index of tensors and tallies. */
+int table_find(const struct table *table, enum chunk_kind kind, int slice);
+
+/* Make the tallies those of all ranks together; collective. Errors of lade_peers_sum. */
+int table_sum(struct table *table, struct lade_peers *peers, struct lade_error *error);
+
+/* Say which tensor goes into which file, none longer than @file_bytes unless a tensor is. -ENOMEM. */
+int table_cut(struct table *table, uint64_t file_bytes, struct lade_error *error);
+
+/* Is it the name of a file of tensors? */
+bool table_is_file_name(const char *name);
+
 /* ---- parameters as tensors of files (checkpoint_slices.c) ---- */
 
 /* All slices of all parameters, in order: what the tensors of a file are numbered by. */
@@ -80,33 +134,62 @@ int slice_shape(const struct lade_graph *graph, int param, int i_slice, int64_t 
 /* Blocks that a chunk should have to save or load @graph: more where there is something to transpose. */
 int slices_chunk_blocks(const struct lade_graph *graph);
 
+/* Elements [first, end) of a parameter, in its own order. */
+struct elements_range {
+  int64_t first, end;
+};
+
 /*
- * Write every parameter's master, or one of its moments, to consecutive tensors of @writer, the first at @offset of
- * its data. @ret_sums gets each slice's sum: XXH3 of its elements in the parameter's own order, rows first.
+ * What this rank holds the state of; of that, what it writes: what no lower rank holds too. What it reads of one kind:
+ * all that it has room for.
  */
-int slices_save(struct chunk *chunk, enum chunk_kind kind, lade_safetensors_writer *writer, uint64_t offset,
-                uint64_t *ret_sums, struct lade_faults *faults, struct lade_error *error);
+struct elements_range range_held(const struct lade_values *values, int param);
+struct elements_range range_written(const struct lade_values *values, int param);
+struct elements_range range_read(const struct lade_values *values, int param, enum chunk_kind kind);
+
+/* Does slice @i_slice of @param have anything in @range? */
+bool slice_is_within(const struct lade_graph *graph, int param, int i_slice, struct elements_range range);
+
+/* Where a slice goes to. */
+struct slice_target {
+  lade_safetensors_writer *writer;
+  uint64_t offset; /* of its tensor, in the file's data */
+  struct tally *tally;
+};
+
+/* Write what this rank writes of every parameter's master, or one of its moments, to @targets, one per slice. */
+int slices_save(struct chunk *chunk, enum chunk_kind kind, const struct slice_target *targets,
+                struct lade_faults *faults, struct lade_error *error);
 
 /* Where a slice comes from. */
 struct slice_source {
   const lade_safetensors *file;
   const char *path; /* of it */
   const struct lade_safetensor *tensor;
-  uint64_t sum;
-  bool has_sum; /* to be verified */
+  struct tally *tally; /* NULL: nothing is counted */
+  uint64_t xxh3;       /* of its elements in the parameter's own order, rows first, as format version 1 has it */
+  bool has_xxh3;       /* to be verified: the slice is then all of its tensor, and is read whole */
 };
 
 /*
  * Set every parameter's master, or one of its moments, from @sources, one per slice, of any float type and the right
- * shape. -EBADMSG naming file and tensor when a sum differs.
+ * shape; what this rank does not hold is not read, and set to zero, which values ignore. -EBADMSG naming file and
+ * tensor when an XXH3 differs.
  */
 int slices_load(struct chunk *chunk, enum chunk_kind kind, const struct slice_source *sources,
                 struct lade_faults *faults, struct lade_error *error);
 
+/*
+ * Count all masters that this rank holds in @held, one tally per slice, and those of them that it writes in @written,
+ * too. Errors of the values.
+ */
+int slices_tally(struct chunk *chunk, struct tally *const *held, struct tally *const *written,
+                 struct lade_error *error);
+
 /* ---- what stands in a checkpoint's directory (checkpoint_state.c) ---- */
 
-#define CHECKPOINT_MODEL "model.safetensors"
-#define CHECKPOINT_OPTIMIZER "optimizer.safetensors"
+#define CHECKPOINT_MODEL "model" CHECKPOINT_SUFFIX
+#define CHECKPOINT_INDEX CHECKPOINT_MODEL ".index.json" /* where the model is in several files, as HuggingFace has it */
 #define CHECKPOINT_CONFIG "config.json"
 #define CHECKPOINT_STATE "state.json"
 
@@ -115,16 +198,20 @@ int slices_load(struct chunk *chunk, enum chunk_kind kind, const struct slice_so
 
 /* A slice's name in its file: NAME, exp_avg.NAME, exp_avg_sq.NAME. Returns @name. */
 const char *slice_name(const struct lade_param_slice *slice, enum chunk_kind kind, char name[CHECKPOINT_NAME_BYTES]);
-const char *chunk_kind_file(enum chunk_kind kind);
 
 /* @dir and @name joined into @path (PATH_MAX). -ENAMETOOLONG. */
 int checkpoint_path_join(char path[PATH_MAX], const char *dir, const char *name, struct lade_error *error);
 
-/* Write config.json, and after all others state.json, into @dir, durably. @sums: [CHUNK_N_KINDS][slices_count]. */
+/*
+ * Write config.json, the index of a model in several files, and after all others state.json, into @dir, durably. The
+ * table's tallies are those of the whole tensors.
+ */
 int saved_config_write(const struct lade_model *model, const char *dir, struct lade_faults *faults,
                        struct lade_error *error);
-int saved_state_write(const struct lade_graph *graph, const struct lade_checkpoint_state *state, const uint64_t *sums,
-                      const char *dir, struct lade_faults *faults, struct lade_error *error);
+int saved_index_write(const struct table *table, const char *dir, struct lade_faults *faults,
+                      struct lade_error *error);
+int saved_state_write(const struct table *table, const struct lade_checkpoint_state *state, const char *dir,
+                      struct lade_faults *faults, struct lade_error *error);
 
 /*
  * What a failure to open or read a file of a checkpoint is: what is not there or finds no memory stays that, what is
@@ -142,6 +229,8 @@ bool saved_run_read(const json_t *object, struct lade_checkpoint_run *ret_run);
 
 struct saved_state {
   struct lade_checkpoint_state state;
+  uint64_t sum;   /* of all that it says */
+  bool has_xxh3;  /* format version 1: sums of tensors are XXH3 */
   json_t *root; /* checked: checksum, version, fields */
 };
 
@@ -152,9 +241,12 @@ struct saved_state {
 int saved_state_read(struct saved_state *file, const char *path, struct lade_faults *faults, struct lade_error *error);
 void saved_state_finish(struct saved_state *file);
 
-/* The sum of a slice's tensor. -EINVAL: this checkpoint has none of that name or shape. */
-int saved_state_find_sum(const struct saved_state *file, const char *path, const struct lade_graph *graph, int param,
-                         int i_slice, enum chunk_kind kind, uint64_t *ret_sum, struct lade_error *error);
+/*
+ * Say which tensor of @table is in which file, and its sum into @ret_sums. -EINVAL: this checkpoint has not the
+ * tensors of this model.
+ */
+int saved_tensors_find(const struct saved_state *file, const char *path, struct table *table, uint64_t *ret_sums,
+                       struct lade_error *error);
 
 /* Compare config.json with its sum. */
 int saved_config_verify(const struct saved_state *file, const char *path, struct lade_error *error);

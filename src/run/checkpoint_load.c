@@ -2,10 +2,13 @@
 /*
  * Loading what was saved.
  *
- * state.json comes first and is believed once its checksum holds: it says which tensors there are, so that another
- * model is told from a damaged file. Then both files are opened and every tensor found in them with the
- * shape and type that it was written with, before the first value is set. Contents are verified while they stream
- * by; reading them twice to verify before setting would double the time, and a failed load ends the run anyway.
+ * state.json comes first and is believed once its checksum holds: it says which tensors there are, and where, so that
+ * another model is told from a damaged file. Then the files that this rank needs are opened and every tensor found in
+ * them with the shape and type that it was written with, before the first value is set. Each rank reads the rectangles
+ * and runs that it holds, and no more.
+ *
+ * Contents are verified while they stream by: at the end the sums of what all ranks have read are added up and
+ * compared. Reading twice to verify before setting would double the time, and a failed load ends the run anyway.
  *
  * Nothing falls back to an older checkpoint by itself: a run that silently lost hours is worse than one that stops and
  * names the way out.
@@ -19,63 +22,71 @@
 
 #define GPT2_N_FIELDS 3 /* of those that models are compared by: it has no RoPE */
 
+struct load_file {
+  char path[PATH_MAX];
+  lade_safetensors *file; /* NULL: nothing of it is needed here */
+};
+
 struct load {
   const struct lade_values *values;
   const char *path;
   struct lade_faults *faults;
   struct saved_state state;
-  char paths[CHUNK_N_KINDS][PATH_MAX];
-  lade_safetensors *model, *optimizer;
+  struct table table;
+  uint64_t *sums;               /* as stated, of all tensors */
+  struct load_file *files;      /* those of the table */
   struct slice_source *sources; /* [CHUNK_N_KINDS][slices_count] */
   struct chunk chunk;
 };
 
 /* A file of ours that does not parse is damaged, whatever a stranger's would be. */
-static int file_open(struct load *load, enum chunk_kind kind, lade_safetensors **ret_file, struct lade_error *error)
+static int file_open(const struct load *load, const char *name, struct load_file *file, struct lade_error *error)
 {
-  int rc = checkpoint_path_join(load->paths[kind], load->path, chunk_kind_file(kind), error);
+  if (file->file)
+    return 0;
+  int rc = checkpoint_path_join(file->path, load->path, name, error);
   if (rc == 0)
-    rc = lade_safetensors_open(load->paths[kind], load->faults, error, ret_file);
+    rc = lade_safetensors_open(file->path, load->faults, error, &file->file);
   return rc < 0 ? saved_file_error(rc, error) : 0;
 }
 
-static int source_find(struct load *load, int param, int i_slice, enum chunk_kind kind, struct slice_source *source,
-                       struct lade_error *error)
+static int source_find(const struct load *load, int i_tensor, struct slice_source *source, struct lade_error *error)
 {
-  const struct lade_graph *graph = load->values->graph;
+  const struct table_tensor *tensor = &load->table.tensors[i_tensor];
+  struct load_file *file = &load->files[tensor->file];
   char name[CHECKPOINT_NAME_BYTES];
-  int64_t dims[2];
-  int n_dims = slice_shape(graph, param, i_slice, dims);
-  slice_name(&graph->params[param].slices[i_slice], kind, name);
-  source->file = kind == CHUNK_MASTER ? load->model : load->optimizer;
-  source->path = load->paths[kind == CHUNK_MASTER ? CHUNK_MASTER : CHUNK_M];
-  source->has_sum = true;
-  int rc = saved_state_find_sum(&load->state, load->path, graph, param, i_slice, kind, &source->sum, error);
+  int rc = file_open(load, load->table.files.items[tensor->file].name, file, error);
   if (rc < 0)
     return rc;
-  source->tensor = lade_safetensors_find(source->file, name);
-  if (!source->tensor || source->tensor->dtype != LADE_F32 || source->tensor->n_dims != n_dims ||
-      memcmp(source->tensor->dims, dims, (size_t)n_dims * sizeof(*dims)) != 0)
-    return lade_error_set(error, -EBADMSG, "%s: tensor %s is not as it was written: the file is damaged",
-                          source->path, name);
+  const struct lade_safetensor *found =
+      lade_safetensors_find(file->file, slice_name(tensor->slice, tensor->kind, name));
+  if (!found || found->dtype != LADE_F32 || found->n_dims != tensor->n_dims ||
+      memcmp(found->dims, tensor->dims, (size_t)found->n_dims * sizeof(*found->dims)) != 0)
+    return lade_error_set(error, -EBADMSG, "%s: tensor %s is not as it was written: the file is damaged", file->path,
+                          name);
+  *source = (struct slice_source){.file = file->file, .path = file->path, .tensor = found,
+                                  .tally = &load->table.tallies[i_tensor], .xxh3 = load->sums[i_tensor],
+                                  .has_xxh3 = load->state.has_xxh3};
   return 0;
 }
 
 static int sources_find(struct load *load, struct lade_error *error)
 {
-  const struct lade_graph *graph = load->values->graph;
-  int n_slices = slices_count(graph), rc = 0;
-  load->sources = lade_fault_calloc(load->faults, CHUNK_N_KINDS * (size_t)n_slices, sizeof(*load->sources));
-  if (!load->sources)
-    return lade_error_set(error, -ENOMEM, "%s: out of memory for its table of tensors", load->path);
-  struct slice_source *source = load->sources;
-  for (int kind = 0; kind < CHUNK_N_KINDS; kind++)
-    for (int param = 0; param < graph->n_params; param++)
-      for (int i = 0; i < graph->params[param].n_slices && rc == 0; i++)
-        rc = source_find(load, param, i, (enum chunk_kind)kind, source++, error);
-  if (rc == 0 && lade_safetensors_count(load->model) != n_slices)
-    rc = lade_error_set(error, -EINVAL, "%s: has %d tensors, the model %d: this is a checkpoint of another model (%s)",
-                        load->path, lade_safetensors_count(load->model), n_slices, load->state.state.model);
+  int n_own = slices_count(load->values->graph), rc = table_init(&load->table, load->values, load->faults, error);
+  if (rc < 0)
+    return rc;
+  load->sums = lade_fault_calloc(load->faults, CHUNK_N_KINDS * (size_t)load->table.n_slices, sizeof(*load->sums));
+  load->sources = lade_fault_calloc(load->faults, CHUNK_N_KINDS * (size_t)n_own, sizeof(*load->sources));
+  rc = load->sums && load->sources ? saved_tensors_find(&load->state, load->path, &load->table, load->sums, error)
+                                   : lade_error_set(error, -ENOMEM, "%s: out of memory for its table of tensors",
+                                                    load->path);
+  if (rc < 0)
+    return rc;
+  load->files = lade_fault_calloc(load->faults, (size_t)load->table.files.n, sizeof(*load->files));
+  if (!load->files)
+    return lade_error_set(error, -ENOMEM, "%s: out of memory for its list of files", load->path);
+  for (int i = 0; i < CHUNK_N_KINDS * n_own && rc == 0; i++)
+    rc = source_find(load, table_find(&load->table, (enum chunk_kind)(i / n_own), i % n_own), &load->sources[i], error);
   return rc;
 }
 
@@ -112,26 +123,65 @@ static int model_compare(const struct load *load, struct lade_error *error)
   return 0;
 }
 
+/* Ranks that name one directory may see two, or none: it is of each node. */
+static int place_check(const struct load *load, struct lade_error *error)
+{
+  uint64_t first = load->state.sum;
+  int rc = lade_peers_broadcast(load->values->peers, &first, sizeof(first), error);
+  if (rc == 0 && first != load->state.sum)
+    rc = lade_error_set(error, -EINVAL, "%s is another checkpoint at rank %d than at the first rank: all ranks need "
+                        "--resume in one file system", load->path, load->values->peers->layout.rank);
+  return rc;
+}
+
+/* Sums of version 1 are of whole tensors, which no rank reads. */
+static int version_check(const struct load *load, struct lade_error *error)
+{
+  if (!load->state.has_xxh3 || load->values->graph->share.tp == 1)
+    return 0;
+  return lade_error_set(error, -EINVAL, "%s is of format version 1, which ranks with parts of layers cannot verify: "
+                        "resume it once without --tp, and save", load->path);
+}
+
+/* What all ranks have read is what was written, each tensor as many times as it has holders. */
+static int sums_compare(struct load *load, struct lade_error *error)
+{
+  char name[CHECKPOINT_NAME_BYTES];
+  int rc = table_sum(&load->table, load->values->peers, error);
+  for (int i = 0; i < CHUNK_N_KINDS * load->table.n_slices && rc == 0; i++) {
+    const struct table_tensor *tensor = &load->table.tensors[i];
+    const struct tally *tally = &load->table.tallies[i];
+    const uint64_t n_holders = tally->n_elements / (uint64_t)tensor->n_elements;
+    if (tally->sum != load->sums[i] * n_holders || tally->n_elements % (uint64_t)tensor->n_elements || !n_holders)
+      rc = lade_error_set(error, -EBADMSG, "%s/%s: tensor %s is damaged: its checksum differs", load->path,
+                          load->table.files.items[tensor->file].name, slice_name(tensor->slice, tensor->kind, name));
+  }
+  return rc;
+}
+
+static int values_load(struct load *load, struct lade_error *error)
+{
+  const size_t n_own = (size_t)slices_count(load->values->graph);
+  int rc = chunk_init(&load->chunk, load->values, slices_chunk_blocks(load->values->graph), load->faults, error);
+  for (int kind = 0; kind < CHUNK_N_KINDS && rc == 0; kind++)
+    rc = slices_load(&load->chunk, (enum chunk_kind)kind, load->sources + (size_t)kind * n_own, load->faults, error);
+  return rc < 0 || load->state.has_xxh3 ? rc : sums_compare(load, error);
+}
+
 static int load_all(struct load *load, struct lade_error *error)
 {
   int rc = saved_state_read(&load->state, load->path, load->faults, error);
   if (rc == 0)
+    rc = place_check(load, error);
+  if (rc == 0)
+    rc = version_check(load, error);
+  if (rc == 0)
     rc = saved_config_verify(&load->state, load->path, error);
-  if (rc == 0)
-    rc = file_open(load, CHUNK_MASTER, &load->model, error);
-  if (rc == 0)
-    rc = file_open(load, CHUNK_M, &load->optimizer, error);
   if (rc == 0)
     rc = sources_find(load, error);
   if (rc == 0)
     rc = model_compare(load, error);
-  if (rc == 0)
-    rc = chunk_init(&load->chunk, load->values, slices_chunk_blocks(load->values->graph), load->faults, error);
-  size_t n_slices = rc == 0 ? (size_t)slices_count(load->values->graph) : 0;
-  for (int kind = 0; kind < CHUNK_N_KINDS && rc == 0; kind++)
-    rc = slices_load(&load->chunk, (enum chunk_kind)kind, load->sources + (size_t)kind * n_slices, load->faults,
-                     error);
-  return rc;
+  return rc < 0 ? rc : values_load(load, error);
 }
 
 int lade_checkpoint_load(const struct lade_values *values, const char *path, struct lade_faults *faults,
@@ -145,8 +195,11 @@ int lade_checkpoint_load(const struct lade_values *values, const char *path, str
     saves_suggest(path, error);
   chunk_finish(&load.chunk);
   free(load.sources);
-  lade_safetensors_close(load.optimizer);
-  lade_safetensors_close(load.model);
+  for (int i = 0; load.files && i < load.table.files.n; i++)
+    lade_safetensors_close(load.files[i].file);
+  free(load.files);
+  free(load.sums);
+  table_finish(&load.table);
   saved_state_finish(&load.state);
   return rc;
 }

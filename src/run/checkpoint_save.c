@@ -2,131 +2,258 @@
 /*
  * Saving: every file written and synced in a temporary directory, which then gets its name.
  *
- * The order and what it survives are in checkpoint_directory.c. Files are allocated whole before their first byte
- * of data, so a drive that is full says so early, and with the old checkpoints still there: rotation comes last,
+ * One rank or many, it is the same in three parts, after each of which all say whether they go on:
+ *
+ *   1. the first rank takes the directory, makes the temporary one, and in it every file of tensors: header and
+ *      room, synced. Nobody else makes a file.
+ *   2. each rank writes what it holds, its rectangles and runs, at their places of those files, and syncs them. What
+ *      several hold one of them writes. Tallies of what was written are added up.
+ *   3. the first rank compares the tallies with the tensors, writes the rest and state.json with the sums, and gives
+ *      the directory its name. Then it removes what is no longer kept.
+ *
+ * So a file has the same bytes whatever the layout, there is no moment at which a rank holds more of the model than its
+ * own, and whoever dies when, no name of a checkpoint stands for less than all of one. A rank that fails takes part in
+ * the votes, so that the first one can clean up; one that is gone fails them, which does the same.
+ *
+ * The order of renames and what it survives are in checkpoint_directory.c. Files are allocated whole before their first
+ * byte of data, so a drive that is full says so early, and with the old checkpoints still there: rotation comes last,
  * when the new one is durable, so that saving needs the room of one checkpoint more than it keeps.
  *
- * Memory is one chunk, two windows and a staging buffer (checkpoint_slices.c), at most 11 MiB, and the table of
- * sums.
+ * Rejected: a file for each rank, with rectangles of tensors and an index of them. It would load nowhere else, and
+ * carry the layout. Its gain is that no two ranks write one page of a file, which matters where a file system's clients
+ * do not agree about pages (NFS).
+ *
+ * Memory is one chunk, two windows and a staging buffer (checkpoint_slices.c), at most 11 MiB, and the table.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "run/checkpoint_internal.h"
 
+#define DEFAULT_FILE_BYTES (UINT64_C(4) << 30)
+
 struct save {
   const struct lade_values *values;
   const struct lade_checkpoint_state *state;
-  struct saves saves;
+  const struct lade_checkpoint_place *place;
+  struct lade_faults *faults;
+  bool is_first;
+  struct saves saves; /* the first rank's */
   struct chunk chunk;
-  char temporary[PATH_MAX];
-  uint64_t *sums; /* [CHUNK_N_KINDS][slices_count] */
-  struct lade_safetensors_entry *entries;
+  struct table table;
+  char temporary[PATH_MAX];                /* the same at all ranks */
+  struct lade_safetensors_entry *entries;  /* of all tensors */
   char (*names)[CHECKPOINT_NAME_BYTES];
+  lade_safetensors_writer **writers; /* by file; NULL where nothing of it is ours */
+  struct slice_target *targets;      /* [CHUNK_N_KINDS][slices_count] */
 };
 
-/* The tensors of @kind, from entry @n on. Returns how many there are then. */
-static int entries_fill(struct save *save, enum chunk_kind kind, int n)
+/* ---- all tensors ---- */
+
+static void entries_fill(struct save *save)
+{
+  for (int i = 0; i < CHUNK_N_KINDS * save->table.n_slices; i++) {
+    const struct table_tensor *tensor = &save->table.tensors[i];
+    struct lade_safetensors_entry *entry = &save->entries[i];
+    *entry = (struct lade_safetensors_entry){.dtype = LADE_F32, .n_dims = tensor->n_dims};
+    entry->name = slice_name(tensor->slice, tensor->kind, save->names[i]);
+    memcpy(entry->dims, tensor->dims, sizeof(tensor->dims));
+  }
+}
+
+/* Memory for all, and who writes what where. */
+static int save_begin(struct save *save, struct lade_error *error)
 {
   const struct lade_graph *graph = save->values->graph;
-  for (int param = 0; param < graph->n_params; param++)
-    for (int i = 0; i < graph->params[param].n_slices; i++, n++) {
-      struct lade_safetensors_entry *entry = &save->entries[n];
-      *entry = (struct lade_safetensors_entry){.dtype = LADE_F32};
-      entry->name = slice_name(&graph->params[param].slices[i], kind, save->names[n]);
-      entry->n_dims = slice_shape(graph, param, i, entry->dims);
-    }
-  return n;
+  const uint64_t file_bytes = save->place->file_bytes ? save->place->file_bytes : DEFAULT_FILE_BYTES;
+  int rc = chunk_init(&save->chunk, save->values, slices_chunk_blocks(graph), save->faults, error);
+  if (rc == 0)
+    rc = table_init(&save->table, save->values, save->faults, error);
+  if (rc == 0)
+    rc = table_cut(&save->table, file_bytes, error);
+  if (rc < 0)
+    return rc;
+  const size_t n = CHUNK_N_KINDS * (size_t)save->table.n_slices, n_own = CHUNK_N_KINDS * (size_t)slices_count(graph);
+  save->entries = lade_fault_calloc(save->faults, n, sizeof(*save->entries));
+  save->names = lade_fault_calloc(save->faults, n, sizeof(*save->names));
+  save->writers = lade_fault_calloc(save->faults, (size_t)save->table.files.n, sizeof(*save->writers));
+  save->targets = lade_fault_calloc(save->faults, n_own, sizeof(*save->targets));
+  if (!save->entries || !save->names || !save->writers || !save->targets)
+    return lade_error_set(error, -ENOMEM, "%s: out of memory for a checkpoint's table", save->place->dir);
+  entries_fill(save);
+  return 0;
 }
 
-static uint64_t masters_bytes(const struct lade_graph *graph)
-{
-  uint64_t bytes = 0;
-  for (int param = 0; param < graph->n_params; param++)
-    bytes += (uint64_t)chunk_n_elements(graph, param) * sizeof(float);
-  return bytes;
-}
+/* ---- the files, empty ---- */
 
-/* One file with kinds [first, last]. */
-static int file_save(struct save *save, enum chunk_kind first, enum chunk_kind last, struct lade_error *error)
+/* Make file @i, or take part in it. */
+static int file_open(struct save *save, int i, bool is_made, lade_safetensors_writer **ret_writer,
+                     struct lade_error *error)
 {
   /* Transformers asks who wrote a file; "pt" says that its tensors are laid out as PyTorch's. */
   static const struct lade_safetensors_pair metadata[] = {{"format", "pt"}};
-  struct lade_faults *faults = save->saves.faults;
-  const struct lade_graph *graph = save->values->graph;
+  const struct table_file *file = &save->table.files.items[i];
   char path[PATH_MAX];
-  int n_entries = 0, rc = checkpoint_path_join(path, save->temporary, chunk_kind_file(first), error);
+  int rc = checkpoint_path_join(path, save->temporary, file->name, error);
   if (rc < 0)
     return rc;
-  for (int kind = (int)first; kind <= (int)last; kind++)
-    n_entries = entries_fill(save, (enum chunk_kind)kind, n_entries);
-  struct lade_safetensors_params params = {.struct_size = sizeof(params), .path = path, .entries = save->entries,
-                                           .n_entries = n_entries, .metadata = metadata, .n_metadata = 1,
-                                           .faults = faults};
-  lade_safetensors_writer *writer;
-  rc = lade_safetensors_create(&params, error, &writer);
-  if (rc < 0)
-    return rc;
-  for (int kind = (int)first; kind <= (int)last && rc == 0; kind++)
-    rc = slices_save(&save->chunk, (enum chunk_kind)kind, writer,
-                     (uint64_t)(kind - (int)first) * masters_bytes(graph),
-                     save->sums + (size_t)kind * (size_t)slices_count(graph), faults, error);
-  if (rc == 0)
-    return lade_safetensors_commit(writer, error, NULL);
-  lade_safetensors_abort(writer);
+  const struct lade_safetensors_params params = {
+      .struct_size = sizeof(params), .path = path, .entries = save->entries + file->first, .n_entries = file->n,
+      .metadata = metadata, .n_metadata = 1, .is_shared = true, .faults = save->faults};
+  rc = is_made ? lade_safetensors_create(&params, error, ret_writer)
+               : lade_safetensors_join(&params, error, ret_writer);
+  if (rc == -ENOENT && !is_made)
+    return lade_error_set(error, rc, "%s is not to be seen here: all ranks need --save in one file system", path);
   return rc;
 }
 
-static int save_begin(struct save *save, struct lade_error *error)
+static int files_make(struct save *save, struct lade_error *error)
 {
-  struct lade_faults *faults = save->saves.faults;
-  const struct lade_graph *graph = save->values->graph;
-  size_t n_slices = (size_t)slices_count(graph);
-  int rc = chunk_init(&save->chunk, save->values, slices_chunk_blocks(graph), faults, error);
-  if (rc < 0)
-    return rc;
-  save->sums = lade_fault_calloc(faults, CHUNK_N_KINDS * n_slices, sizeof(*save->sums));
-  save->entries = lade_fault_calloc(faults, 2 * n_slices, sizeof(*save->entries));
-  save->names = lade_fault_calloc(faults, 2 * n_slices, sizeof(*save->names));
-  if (!save->sums || !save->entries || !save->names)
-    return lade_error_set(error, -ENOMEM, "%s: out of memory for a checkpoint's table", save->saves.path);
-  return saves_make_temporary(&save->saves, save->state->step, save->temporary, error);
+  int rc = saves_open(&save->saves, save->place->dir, save->faults, error);
+  if (rc == 0)
+    rc = saves_make_temporary(&save->saves, save->state->step, save->temporary, error);
+  for (int i = 0; i < save->table.files.n && rc == 0; i++) {
+    lade_safetensors_writer *writer;
+    rc = file_open(save, i, true, &writer, error);
+    if (rc == 0)
+      rc = lade_safetensors_commit(writer, error, NULL);
+  }
+  return rc;
 }
 
-static int files_save(struct save *save, struct lade_error *error)
+/* ---- what this rank holds ---- */
+
+static int target_fill(struct save *save, enum chunk_kind kind, int slice, bool is_ours, struct slice_target *target,
+                       struct lade_error *error)
 {
-  struct lade_faults *faults = save->saves.faults;
-  int rc = file_save(save, CHUNK_MASTER, CHUNK_MASTER, error);
+  const int i = table_find(&save->table, kind, slice);
+  const struct table_tensor *tensor = &save->table.tensors[i];
+  lade_safetensors_writer **writer = &save->writers[tensor->file];
+  int rc = is_ours && !*writer ? file_open(save, tensor->file, false, writer, error) : 0;
+  *target = (struct slice_target){.writer = *writer, .offset = tensor->offset, .tally = &save->table.tallies[i]};
+  return rc;
+}
+
+static int targets_fill(struct save *save, struct lade_error *error)
+{
+  const struct lade_graph *graph = save->values->graph;
+  struct slice_target *target = save->targets;
+  int rc = 0;
+  for (int kind = 0; kind < CHUNK_N_KINDS; kind++) {
+    int slice = 0;
+    for (int param = 0; param < graph->n_params; param++) {
+      const struct elements_range range = range_written(save->values, param);
+      for (int i = 0; i < graph->params[param].n_slices && rc == 0; i++)
+        rc = target_fill(save, (enum chunk_kind)kind, slice++, slice_is_within(graph, param, i, range), target++,
+                         error);
+    }
+  }
+  return rc;
+}
+
+/* Sync and close what this rank has written. */
+static int writers_commit(struct save *save, struct lade_error *error)
+{
+  int rc = 0;
+  for (int i = 0; i < save->table.files.n && rc == 0; i++) {
+    lade_safetensors_writer *writer = save->writers[i];
+    save->writers[i] = NULL;
+    if (writer)
+      rc = lade_safetensors_commit(writer, error, NULL);
+  }
+  return rc;
+}
+
+static int own_write(struct save *save, struct lade_error *error)
+{
+  const size_t n_own = (size_t)slices_count(save->values->graph);
+  int rc = targets_fill(save, error);
+  for (int kind = 0; kind < CHUNK_N_KINDS && rc == 0; kind++)
+    rc = slices_save(&save->chunk, (enum chunk_kind)kind, save->targets + (size_t)kind * n_own, save->faults, error);
+  return rc < 0 ? rc : writers_commit(save, error);
+}
+
+/* ---- the end ---- */
+
+/* Every element was written, and by one rank. */
+static int tallies_check(const struct save *save, struct lade_error *error)
+{
+  for (int i = 0; i < CHUNK_N_KINDS * save->table.n_slices; i++) {
+    const struct table_tensor *tensor = &save->table.tensors[i];
+    if (save->table.tallies[i].n_elements != (uint64_t)tensor->n_elements)
+      return lade_error_set(error, -EPROTO, "%s: ranks wrote %" PRIu64 " elements of tensor %s, which has %" PRId64
+                            ": their layouts differ", save->place->dir, save->table.tallies[i].n_elements,
+                            save->names[i], tensor->n_elements);
+  }
+  return 0;
+}
+
+static int files_publish(struct save *save, struct lade_error *error)
+{
+  int rc = tallies_check(save, error);
   if (rc == 0)
-    rc = file_save(save, CHUNK_M, CHUNK_V, error);
+    rc = saved_config_write(&save->values->graph->model, save->temporary, save->faults, error);
   if (rc == 0)
-    rc = saved_config_write(&save->values->graph->model, save->temporary, faults, error);
+    rc = saved_index_write(&save->table, save->temporary, save->faults, error);
   if (rc == 0)
-    rc = saved_state_write(save->values->graph, save->state, save->sums, save->temporary, faults, error);
+    rc = saved_state_write(&save->table, save->state, save->temporary, save->faults, error);
   return rc < 0 ? rc : saves_publish(&save->saves, save->temporary, save->state->step, error);
 }
 
-int lade_checkpoint_save(const struct lade_values *values, const struct lade_checkpoint_state *state, const char *dir,
-                         int keep, struct lade_faults *faults, struct lade_error *error)
+static int parts_run(struct save *save, bool *ret_is_saved, struct lade_error *error)
 {
-  LADE_ASSERT(state->step >= 0 && keep >= 0);
-  struct save save = {.values = values, .state = state};
-  int rc = saves_open(&save.saves, dir, faults, error);
+  struct lade_peers *peers = save->values->peers;
+  int rc = save_begin(save, error);
+  if (rc == 0 && save->is_first)
+    rc = files_make(save, error);
+  rc = lade_peers_vote(peers, rc, error);
+  if (rc == 0)
+    rc = lade_peers_broadcast(peers, save->temporary, sizeof(save->temporary), error);
   if (rc < 0)
     return rc;
-  rc = save_begin(&save, error);
+  rc = lade_peers_vote(peers, own_write(save, error), error);
   if (rc == 0)
-    rc = files_save(&save, error);
-  if (save.temporary[0])
-    saves_remove(save.temporary); /* given up, or replaced; else the next save does it */
-  bool is_saved = rc == 0;
-  if (is_saved)
-    rc = saves_keep(&save.saves, keep, state->step, error);
+    rc = table_sum(&save->table, peers, error);
+  if (rc < 0)
+    return rc;
+  if (save->is_first)
+    rc = files_publish(save, error);
+  *ret_is_saved = save->is_first && rc == 0;
+  return lade_peers_vote(peers, rc, error);
+}
+
+/* The first rank's: what is not to stay goes. */
+static int saves_finish(struct save *save, bool is_saved, struct lade_error *error)
+{
+  if (save->temporary[0])
+    saves_remove(save->temporary); /* given up, or replaced; else the next save does it */
+  int rc = is_saved ? saves_keep(&save->saves, save->place->keep, save->state->step, error) : 0;
+  saves_close(&save->saves, !is_saved);
+  return rc;
+}
+
+int lade_checkpoint_save(const struct lade_values *values, const struct lade_checkpoint_state *state,
+                         const struct lade_checkpoint_place *place, struct lade_faults *faults,
+                         struct lade_error *error)
+{
+  LADE_ASSERT(state->step >= 0 && place->keep >= 0);
+  struct save save = {.values = values, .state = state, .place = place, .faults = faults,
+                      .is_first = lade_peers_is_first(values->peers), .saves = {.fd = -1}};
+  struct lade_error ignored;
+  bool is_saved = false;
+  int rc = parts_run(&save, &is_saved, error);
+  for (int i = 0; i < save.table.files.n && save.writers; i++)
+    lade_safetensors_abort(save.writers[i]);
+  int finished = save.is_first ? saves_finish(&save, is_saved, rc < 0 ? &ignored : error) : 0;
+  if (rc == 0)
+    rc = lade_peers_vote(values->peers, finished, error);
+  free(save.targets);
+  free(save.writers);
   free(save.names);
   free(save.entries);
-  free(save.sums);
+  table_finish(&save.table);
   chunk_finish(&save.chunk);
-  saves_close(&save.saves, !is_saved);
   return rc;
 }

@@ -14,8 +14,12 @@
  * Rejected: holding the largest tensor whole (40 MB for GPT-2 XL, gigabytes beyond); a pass over the values for each
  * band of the file (quadratic in the size); mapping the file, where a full disk is a SIGBUS.
  *
- * A slice's checksum runs over its elements in the parameter's order, whatever order the file has them in, so
- * that neither side needs a second pass.
+ * A rank has to do with a range of a parameter's elements: its shard, or what of it no other rank writes. Only that
+ * range is moved to or from files; chunks are made for the whole parameter all the same, as values are set.
+ *
+ * Each element that is moved is counted in its tensor's tally by its place in the parameter's order, whatever order
+ * the file has them in (checkpoint_table.c). Format version 1 has one XXH3 of a tensor in that order instead, which
+ * only who reads all of it can verify.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -73,15 +77,58 @@ int slices_chunk_blocks(const struct lade_graph *graph)
   return (int)LADE_MIN(lade_div_up(n_most, CHUNK_BLOCK_ELEMENTS), TRANSPOSE_MAX_BLOCKS);
 }
 
-/* The part of chunk [first, first + n) of @param that lies in slice @i_slice. False: nothing does. */
+/* ---- ranges ---- */
+
+struct elements_range range_held(const struct lade_values *values, int param)
+{
+  const struct lade_shard shard = lade_param_shard(values->graph, lade_peers_layout(values->peers), param);
+  return (struct elements_range){shard.first, shard.first + shard.n};
+}
+
+/* Is there a lower rank with the same shard? */
+static bool is_replica(const struct lade_layout *layout)
+{
+  enum lade_axis axis = lade_shard_count(layout) > 1 ? LADE_AXIS_REPLICATE : LADE_AXIS_DP;
+  return lade_layout_position(layout, axis) > 0;
+}
+
+struct elements_range range_written(const struct lade_values *values, int param)
+{
+  const struct lade_param *the_param = &values->graph->params[param];
+  struct elements_range range = range_held(values, param);
+  if (the_param->is_copy || is_replica(lade_peers_layout(values->peers)))
+    return (struct elements_range){0, 0};
+  range.end = LADE_MIN(range.end, the_param->n_owned_rows * chunk_n_cols(values->graph, param));
+  return range;
+}
+
+struct elements_range range_read(const struct lade_values *values, int param, enum chunk_kind kind)
+{
+  const struct lade_layout *layout = lade_peers_layout(values->peers);
+  if (kind == CHUNK_MASTER && layout && layout->zero < 3) /* working copies are whole */
+    return (struct elements_range){0, chunk_n_elements(values->graph, param)};
+  return range_held(values, param);
+}
+
+bool slice_is_within(const struct lade_graph *graph, int param, int i_slice, struct elements_range range)
+{
+  const struct lade_param_slice *slice = &graph->params[param].slices[i_slice];
+  const int64_t n_cols = chunk_n_cols(graph, param);
+  return LADE_MAX(range.first, slice->first_row * n_cols) <
+         LADE_MIN(range.end, (slice->first_row + slice->n_rows) * n_cols);
+}
+
+/* ---- spans ---- */
+
+/* The part of slice @i_slice of @param that lies in the chunk's elements [first, first + n) and in @range, if any. */
 static bool span_find(const struct chunk *chunk, int param, int i_slice, int64_t first, int64_t n,
-                      struct span *ret_span)
+                      struct elements_range range, struct span *ret_span)
 {
   const struct lade_graph *graph = chunk->values->graph;
   const struct lade_param_slice *slice = &graph->params[param].slices[i_slice];
   int64_t n_cols = chunk_n_cols(graph, param);
-  int64_t begin = LADE_MAX(first, slice->first_row * n_cols);
-  int64_t end = LADE_MIN(first + n, (slice->first_row + slice->n_rows) * n_cols);
+  int64_t begin = LADE_MAX(LADE_MAX(first, range.first), slice->first_row * n_cols);
+  int64_t end = LADE_MIN(LADE_MIN(first + n, range.end), (slice->first_row + slice->n_rows) * n_cols);
   if (begin >= end)
     return false;
   *ret_span = (struct span){.slice = slice, .first = begin - slice->first_row * n_cols, .n = end - begin,
@@ -89,16 +136,11 @@ static bool span_find(const struct chunk *chunk, int param, int i_slice, int64_t
   return true;
 }
 
-/* Is a slice all of its tensor, and not a share of it? */
-static bool slice_is_whole(const struct lade_param_slice *slice, int64_t n_cols)
-{
-  return slice->n_rows == slice->file_rows && n_cols == slice->file_cols;
-}
-
-/* Does the span hold all of its tensor? */
+/* Is the span all of its tensor, and not a share of it? */
 static bool span_is_whole(const struct span *span)
 {
-  return slice_is_whole(span->slice, span->n_cols) && span->n == span->n_rows * span->n_cols;
+  return span->n_rows == span->slice->file_rows && span->n_cols == span->slice->file_cols &&
+         span->n == span->n_rows * span->n_cols;
 }
 
 static bool span_is_last(const struct span *span)
@@ -120,27 +162,45 @@ static bool rows_are_joined(const struct span *span)
   return span->n_cols == span->slice->file_cols;
 }
 
-static int64_t span_n_runs(const struct span *span)
+/* Elements that follow each other in the tensor, rows first, are a line: all of the span, or each row's share of it. */
+static int64_t span_n_lines(const struct span *span)
 {
-  if (span->slice->is_transposed)
-    return span->n_cols;
   return rows_are_joined(span) ? 1 : span->n_rows;
 }
 
-/* Run @i of a span: a column's share of it, a row's, or all of it; .n is 0 where the span has none of that. */
-static struct run span_run(const struct span *span, int64_t i)
+/* Line @i of a span; .n is 0 where the span has none of that row. */
+static struct run span_line(const struct span *span, int64_t i)
 {
   const struct lade_param_slice *slice = span->slice;
-  if (slice->is_transposed) {
-    int64_t row, end = span_column(span, i, &row);
-    return (struct run){.file_first = (slice->file_col + i) * slice->file_rows + slice->file_row + row,
-                        .elements = span->elements + (row * span->n_cols + i - span->first),
-                        .stride = span->n_cols, .n = LADE_MAX(end - row, 0)};
-  }
   int64_t line = rows_are_joined(span) ? span->n_rows * span->n_cols : span->n_cols;
   int64_t begin = LADE_MAX(span->first, i * line), end = LADE_MIN(span->first + span->n, (i + 1) * line);
   return (struct run){.file_first = (slice->file_row + i) * slice->file_cols + slice->file_col + begin - i * line,
                       .elements = span->elements + (begin - span->first), .stride = 1, .n = LADE_MAX(end - begin, 0)};
+}
+
+static int64_t span_n_runs(const struct span *span)
+{
+  return span->slice->is_transposed ? span->n_cols : span_n_lines(span);
+}
+
+/* Run @i of a span in the file: a line, or transposed a column's share; .n is 0 where the span has none of that. */
+static struct run span_run(const struct span *span, int64_t i)
+{
+  const struct lade_param_slice *slice = span->slice;
+  if (!slice->is_transposed)
+    return span_line(span, i);
+  int64_t row, end = span_column(span, i, &row);
+  return (struct run){.file_first = (slice->file_col + i) * slice->file_rows + slice->file_row + row,
+                      .elements = span->elements + (row * span->n_cols + i - span->first),
+                      .stride = span->n_cols, .n = LADE_MAX(end - row, 0)};
+}
+
+static void span_tally(const struct span *span, struct tally *tally)
+{
+  for (int64_t i = 0; i < span_n_lines(span); i++) {
+    struct run line = span_line(span, i);
+    tally_add(tally, line.file_first, line.elements, line.n);
+  }
 }
 
 /* ---- to a file ---- */
@@ -160,6 +220,14 @@ static int gather_flush(struct gather *gather, struct lade_error *error)
   int rc = lade_safetensors_write_at(gather->writer, gather->offset, gather->staging, bytes, error);
   gather->offset += bytes;
   gather->n = 0;
+  return rc;
+}
+
+/* What follows goes to @writer. */
+static int gather_aim(struct gather *gather, lade_safetensors_writer *writer, struct lade_error *error)
+{
+  int rc = gather->writer == writer ? 0 : gather_flush(gather, error);
+  gather->writer = writer;
   return rc;
 }
 
@@ -197,46 +265,43 @@ static int span_write(struct gather *gather, const struct span *span, uint64_t o
   return rc;
 }
 
-/* One parameter, its slices at *@offset of the data and on; *@sums moves past its slices. */
-static int param_save(struct chunk *chunk, int param, enum chunk_kind kind, struct gather *gather, uint64_t *offset,
-                      uint64_t **sums, XXH3_state_t *hash, struct lade_error *error)
+static int param_save(struct chunk *chunk, int param, enum chunk_kind kind, const struct slice_target *targets,
+                      struct gather *gather, struct lade_error *error)
 {
-  const struct lade_graph *graph = chunk->values->graph;
-  int64_t n_elements = chunk_n_elements(graph, param);
-  int i_slice = 0, rc = 0;
-  XXH3_64bits_reset(hash);
-  for (int64_t first = 0; first < n_elements && rc == 0; first += chunk->n_max) {
+  const struct lade_param *the_param = &chunk->values->graph->params[param];
+  const struct elements_range range = range_written(chunk->values, param);
+  const int64_t n_elements = chunk_n_elements(chunk->values->graph, param);
+  int rc = 0;
+  for (int64_t first = range.first / chunk->n_max * chunk->n_max; first < range.end && rc == 0;
+       first += chunk->n_max) {
     int64_t n = LADE_MIN(n_elements - first, chunk->n_max);
     struct span span;
     rc = chunk_get(chunk, param, kind, first, n, error);
-    while (rc == 0 && i_slice < graph->params[param].n_slices && span_find(chunk, param, i_slice, first, n, &span)) {
-      XXH3_64bits_update(hash, span.elements, (size_t)span.n * sizeof(float));
-      LADE_ASSERT(slice_is_whole(span.slice, span.n_cols));
-      rc = span_write(gather, &span, *offset, error);
-      if (!span_is_last(&span))
-        break;
-      *(*sums)++ = XXH3_64bits_digest(hash);
-      XXH3_64bits_reset(hash);
-      *offset += (uint64_t)(span.n_rows * span.n_cols) * sizeof(float);
-      i_slice++;
+    for (int i = 0; i < the_param->n_slices && rc == 0; i++) {
+      if (!span_find(chunk, param, i, first, n, range, &span))
+        continue;
+      span_tally(&span, targets[i].tally);
+      rc = gather_aim(gather, targets[i].writer, error);
+      rc = rc < 0 ? rc : span_write(gather, &span, targets[i].offset, error);
     }
   }
   return rc;
 }
 
-int slices_save(struct chunk *chunk, enum chunk_kind kind, lade_safetensors_writer *writer, uint64_t offset,
-                uint64_t *ret_sums, struct lade_faults *faults, struct lade_error *error)
+int slices_save(struct chunk *chunk, enum chunk_kind kind, const struct slice_target *targets,
+                struct lade_faults *faults, struct lade_error *error)
 {
-  struct gather gather = {.writer = writer, .n_max = STAGING_BYTES / sizeof(float), .offset = offset};
-  XXH3_state_t *hash = XXH3_createState();
-  gather.staging = hash ? lade_fault_calloc(faults, 1, STAGING_BYTES) : NULL;
+  const struct lade_graph *graph = chunk->values->graph;
+  struct gather gather = {.n_max = STAGING_BYTES / sizeof(float)};
+  gather.staging = lade_fault_calloc(faults, 1, STAGING_BYTES);
   int rc = gather.staging ? 0 : lade_error_set(error, -ENOMEM, "out of memory for saving a checkpoint");
-  for (int param = 0; param < chunk->values->graph->n_params && rc == 0; param++)
-    rc = param_save(chunk, param, kind, &gather, &offset, &ret_sums, hash, error);
+  for (int param = 0; param < graph->n_params && rc == 0; param++) {
+    rc = param_save(chunk, param, kind, targets, &gather, error);
+    targets += graph->params[param].n_slices;
+  }
   if (rc == 0)
     rc = gather_flush(&gather, error);
   free(gather.staging);
-  XXH3_freeState(hash);
   return rc;
 }
 
@@ -299,35 +364,46 @@ static int span_read(struct scatter *scatter, const struct span *span, struct la
   return rc;
 }
 
-static int source_verify(const struct slice_source *source, uint64_t sum, struct lade_error *error)
+/* XXH3 of a slice, span by span. */
+static int source_verify(const struct slice_source *source, const struct span *span, XXH3_state_t *hash,
+                         struct lade_error *error)
 {
-  if (!source->has_sum || source->sum == sum)
+  if (!source->has_xxh3)
+    return 0;
+  if (span->first == 0)
+    XXH3_64bits_reset(hash);
+  XXH3_64bits_update(hash, span->elements, (size_t)span->n * sizeof(float));
+  if (!span_is_last(span) || XXH3_64bits_digest(hash) == source->xxh3)
     return 0;
   return lade_error_set(error, -EBADMSG, "%s: tensor %s is damaged: its checksum differs", source->path,
                         source->tensor->name);
 }
 
-/* The spans of one chunk of a parameter, from slice *@i_slice on, which moves past those that end in it. */
-static int chunk_read(struct chunk *chunk, int param, int64_t first, int64_t n, const struct slice_source *sources,
-                      struct scatter *scatter, int *i_slice, XXH3_state_t *hash, struct lade_error *error)
+static struct elements_range range_wanted(const struct chunk *chunk, int param, enum chunk_kind kind,
+                                          const struct slice_source *source)
 {
-  const int n_slices = chunk->values->graph->params[param].n_slices;
+  return source->has_xxh3 ? (struct elements_range){0, chunk_n_elements(chunk->values->graph, param)}
+                          : range_read(chunk->values, param, kind);
+}
+
+/* The spans of one chunk of a parameter; what no slice names, and what is not wanted, is 0. */
+static int chunk_read(struct chunk *chunk, int param, int64_t first, int64_t n, struct elements_range range,
+                      const struct slice_source *sources, struct scatter *scatter, XXH3_state_t *hash,
+                      struct lade_error *error)
+{
   struct span span;
   int rc = 0;
-  for (int64_t i = 0; i < n; i++)
-    chunk->elements[i] = 0; /* what no slice names */
-  while (rc == 0 && *i_slice < n_slices && span_find(chunk, param, *i_slice, first, n, &span)) {
-    scatter->source = &sources[*i_slice];
+  memset(chunk->elements, 0, (size_t)n * sizeof(*chunk->elements));
+  for (int i = 0; i < chunk->values->graph->params[param].n_slices && rc == 0; i++) {
+    if (!span_find(chunk, param, i, first, n, range, &span))
+      continue;
+    scatter->source = &sources[i];
     scatter->n = 0;
     rc = span_read(scatter, &span, error);
+    if (rc == 0 && sources[i].tally)
+      span_tally(&span, sources[i].tally);
     if (rc == 0)
-      XXH3_64bits_update(hash, span.elements, (size_t)span.n * sizeof(float));
-    if (rc < 0 || !span_is_last(&span))
-      break;
-    if (slice_is_whole(span.slice, span.n_cols)) /* the sum is of all the tensor */
-      rc = source_verify(scatter->source, XXH3_64bits_digest(hash), error);
-    XXH3_64bits_reset(hash);
-    ++*i_slice;
+      rc = source_verify(&sources[i], &span, hash, error);
   }
   return rc;
 }
@@ -335,12 +411,12 @@ static int chunk_read(struct chunk *chunk, int param, int64_t first, int64_t n, 
 static int param_load(struct chunk *chunk, int param, enum chunk_kind kind, const struct slice_source *sources,
                       struct scatter *scatter, XXH3_state_t *hash, struct lade_error *error)
 {
+  const struct elements_range range = range_wanted(chunk, param, kind, sources);
   int64_t n_elements = chunk_n_elements(chunk->values->graph, param);
-  int i_slice = 0, rc = 0;
-  XXH3_64bits_reset(hash);
+  int rc = 0;
   for (int64_t first = 0; first < n_elements && rc == 0; first += chunk->n_max) {
     int64_t n = LADE_MIN(n_elements - first, chunk->n_max);
-    rc = chunk_read(chunk, param, first, n, sources, scatter, &i_slice, hash, error);
+    rc = chunk_read(chunk, param, first, n, range, sources, scatter, hash, error);
     if (rc == 0)
       rc = chunk_set(chunk, param, kind, first, n, error);
   }
@@ -361,5 +437,41 @@ int slices_load(struct chunk *chunk, enum chunk_kind kind, const struct slice_so
   }
   free(scatter.staging);
   XXH3_freeState(hash);
+  return rc;
+}
+
+/* ---- for their sums alone ---- */
+
+static int param_tally(struct chunk *chunk, int param, struct tally *const *held, struct tally *const *written,
+                       struct lade_error *error)
+{
+  const struct lade_param *the_param = &chunk->values->graph->params[param];
+  const struct elements_range all = range_held(chunk->values, param), own = range_written(chunk->values, param);
+  const int64_t n_elements = chunk_n_elements(chunk->values->graph, param);
+  int rc = 0;
+  for (int64_t first = all.first / chunk->n_max * chunk->n_max; first < all.end && rc == 0; first += chunk->n_max) {
+    int64_t n = LADE_MIN(n_elements - first, chunk->n_max);
+    struct span span;
+    rc = chunk_get(chunk, param, CHUNK_MASTER, first, n, error);
+    for (int i = 0; i < the_param->n_slices && rc == 0; i++) {
+      if (span_find(chunk, param, i, first, n, all, &span))
+        span_tally(&span, held[i]);
+      if (span_find(chunk, param, i, first, n, own, &span))
+        span_tally(&span, written[i]);
+    }
+  }
+  return rc;
+}
+
+int slices_tally(struct chunk *chunk, struct tally *const *held, struct tally *const *written,
+                 struct lade_error *error)
+{
+  const struct lade_graph *graph = chunk->values->graph;
+  int rc = 0;
+  for (int param = 0; param < graph->n_params && rc == 0; param++) {
+    rc = param_tally(chunk, param, held, written, error);
+    held += graph->params[param].n_slices;
+    written += graph->params[param].n_slices;
+  }
   return rc;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two JSON files of a checkpoint.
+ * The JSON files of a checkpoint.
  *
  * state.json is what makes a directory a checkpoint: what a run must know beside its tensors, and for every other
  * file its size, for every tensor its shape and checksum. It vouches for itself by "checksum", the XXH3 of the
@@ -8,7 +8,8 @@
  * 64-bit patterns are hexadecimal strings, because JSON's numbers are doubles to many readers.
  *
  * The version is looked at before the checksum: a later version may well compute that differently, and is to be
- * refused as what it is. Past the checksum a field that is absent or of the wrong type is damage all the same.
+ * refused as what it is. Past the checksum a field that is absent or of the wrong type is damage all the same. Version
+ * 1 had XXH3 sums of tensors; version 2 has sums that ranks can add up (checkpoint_table.c).
  *
  * config.json is the model in the words of HuggingFace's GPT2Config and LlamaConfig. Numbers that the graph holds as
  * FP32 are written with the fewest digits that read back as the same FP32.
@@ -26,23 +27,17 @@
 #include "run/checkpoint_internal.h"
 
 #define FORMAT "lade-checkpoint"
-#define FORMAT_VERSION 1
+#define FORMAT_VERSION 2
+#define FORMAT_VERSION_XXH3 1 /* is read, too */
 #define MAX_STATE_BYTES (64u << 20) /* a thousand layers take a few */
 #define MAX_CONFIG_BYTES (1u << 20)
 #define CANONICAL (JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(17))
-
-static const char *const file_names[] = {CHECKPOINT_CONFIG, CHECKPOINT_MODEL, CHECKPOINT_OPTIMIZER};
 
 const char *slice_name(const struct lade_param_slice *slice, enum chunk_kind kind, char name[CHECKPOINT_NAME_BYTES])
 {
   static const char *const prefixes[CHUNK_N_KINDS] = {"", "exp_avg.", "exp_avg_sq."};
   snprintf(name, CHECKPOINT_NAME_BYTES, "%s%s", prefixes[kind], slice->name);
   return name;
-}
-
-const char *chunk_kind_file(enum chunk_kind kind)
-{
-  return kind == CHUNK_MASTER ? CHECKPOINT_MODEL : CHECKPOINT_OPTIMIZER;
 }
 
 int checkpoint_path_join(char path[PATH_MAX], const char *dir, const char *name, struct lade_error *error)
@@ -157,6 +152,36 @@ int saved_config_write(const struct lade_model *model, const char *dir, struct l
   return json_write(root, JSON_INDENT(2) | JSON_REAL_PRECISION(9), dir, CHECKPOINT_CONFIG, faults, error);
 }
 
+/* ---- the index of a model in several files ---- */
+
+static bool model_is_split(const struct table *table)
+{
+  return table->tensors[0].file != table->tensors[table->n_slices - 1].file;
+}
+
+static json_t *index_json(const struct table *table)
+{
+  json_t *map = json_object();
+  int64_t bytes = 0;
+  for (int i = 0; i < table->n_slices && map; i++) {
+    const struct table_tensor *tensor = &table->tensors[i];
+    bytes += tensor->n_elements * (int64_t)sizeof(float);
+    if (json_object_set_new(map, tensor->slice->name, json_string(table->files.items[tensor->file].name)) != 0) {
+      json_decref(map);
+      map = NULL;
+    }
+  }
+  return map ? json_pack("{s:{s:I},s:o}", "metadata", "total_size", (json_int_t)bytes, "weight_map", map) : NULL;
+}
+
+int saved_index_write(const struct table *table, const char *dir, struct lade_faults *faults,
+                      struct lade_error *error)
+{
+  if (!model_is_split(table))
+    return 0;
+  return json_write(index_json(table), JSON_INDENT(2), dir, CHECKPOINT_INDEX, faults, error);
+}
+
 /* ---- writing state.json ---- */
 
 /* XXH3 of the canonical dump. False: out of memory. */
@@ -182,77 +207,81 @@ static int file_sum(const char *path, uint64_t *ret_sum, struct lade_error *erro
   return 0;
 }
 
-static json_t *shape_json(const struct lade_graph *graph, int param, int i_slice)
+static json_t *shape_json(const struct table_tensor *tensor)
 {
-  int64_t dims[2];
-  int n_dims = slice_shape(graph, param, i_slice, dims);
-  return n_dims == 1 ? json_pack("[I]", (json_int_t)dims[0])
-                     : json_pack("[I,I]", (json_int_t)dims[0], (json_int_t)dims[1]);
+  return tensor->n_dims == 1 ? json_pack("[I]", (json_int_t)tensor->dims[0])
+                             : json_pack("[I,I]", (json_int_t)tensor->dims[0], (json_int_t)tensor->dims[1]);
 }
 
-/* Add a kind's tensors to @tensors. False: out of memory. */
-static bool tensors_add(json_t *tensors, const struct lade_graph *graph, enum chunk_kind kind, const uint64_t *sums)
+static int file_size(const char *dir, const char *name, char path[PATH_MAX], int64_t *ret_bytes,
+                     struct lade_error *error)
 {
-  char name[CHECKPOINT_NAME_BYTES];
-  for (int param = 0; param < graph->n_params; param++)
-    for (int i = 0; i < graph->params[param].n_slices; i++) {
-      json_t *entry = json_pack("{s:o,s:o}", "shape", shape_json(graph, param, i), "xxh3", hex_json(*sums++));
-      if (!entry || json_object_set_new(tensors, slice_name(&graph->params[param].slices[i], kind, name), entry))
-        return false;
-    }
-  return true;
-}
-
-/* What state.json says of @name: its size, and its sum or those of its tensors. NULL: see @error. */
-static json_t *file_json(const struct lade_graph *graph, const uint64_t *sums, const char *dir, const char *name,
-                         struct lade_error *error)
-{
-  char path[PATH_MAX];
-  struct stat st = {0};
-  uint64_t sum = 0;
+  struct stat st;
   int rc = checkpoint_path_join(path, dir, name, error);
   if (rc == 0 && stat(path, &st) < 0)
     rc = lade_error_set(error, -errno, "%s: %s", path, strerror(errno));
-  if (rc == 0 && strcmp(name, CHECKPOINT_CONFIG) == 0) {
-    if (file_sum(path, &sum, error) < 0)
-      return NULL;
-    return json_pack("{s:I,s:o}", "bytes", (json_int_t)st.st_size, "xxh3", hex_json(sum));
-  }
-  json_t *tensors = rc == 0 ? json_object() : NULL;
-  for (int kind = 0; kind < CHUNK_N_KINDS && tensors; kind++) {
-    const uint64_t *kind_sums = sums + (size_t)kind * (size_t)slices_count(graph);
-    if (strcmp(chunk_kind_file((enum chunk_kind)kind), name) == 0 &&
-        !tensors_add(tensors, graph, (enum chunk_kind)kind, kind_sums)) {
+  if (rc == 0)
+    *ret_bytes = st.st_size;
+  return rc;
+}
+
+/* What state.json says of a small file: its size and its sum. NULL: see @error. */
+static json_t *small_file_json(const char *dir, const char *name, struct lade_error *error)
+{
+  char path[PATH_MAX];
+  int64_t bytes = 0;
+  uint64_t sum = 0;
+  int rc = file_size(dir, name, path, &bytes, error);
+  if (rc == 0)
+    rc = file_sum(path, &sum, error);
+  return rc < 0 ? NULL : json_pack("{s:I,s:o}", "bytes", (json_int_t)bytes, "xxh3", hex_json(sum));
+}
+
+/* What it says of a file of tensors: its size, and of each tensor shape and sum. NULL: see @error. */
+static json_t *file_json(const struct table *table, const struct table_file *file, const char *dir,
+                         struct lade_error *error)
+{
+  char path[PATH_MAX], name[CHECKPOINT_NAME_BYTES];
+  int64_t bytes = 0;
+  if (file_size(dir, file->name, path, &bytes, error) < 0)
+    return NULL;
+  json_t *tensors = json_object();
+  for (int i = file->first; i < file->first + file->n && tensors; i++) {
+    const struct table_tensor *tensor = &table->tensors[i];
+    json_t *entry = json_pack("{s:o,s:o}", "shape", shape_json(tensor), "sum", hex_json(table->tallies[i].sum));
+    if (!entry || json_object_set_new(tensors, slice_name(tensor->slice, tensor->kind, name), entry)) {
       json_decref(tensors);
       tensors = NULL;
     }
   }
-  return tensors ? json_pack("{s:I,s:o}", "bytes", (json_int_t)st.st_size, "tensors", tensors) : NULL;
+  return tensors ? json_pack("{s:I,s:o}", "bytes", (json_int_t)bytes, "tensors", tensors) : NULL;
+}
+
+/* Put @value, which is consumed and may be NULL, into @object. False: out of memory, or no value. */
+static bool value_put(json_t *object, const char *key, json_t *value)
+{
+  return value && json_object_set_new(object, key, value) == 0;
 }
 
 /* All files beside state.json. NULL: see @error. */
-static json_t *files_json(const struct lade_graph *graph, const uint64_t *sums, const char *dir,
-                          struct lade_error *error)
+static json_t *files_json(const struct table *table, const char *dir, struct lade_error *error)
 {
   json_t *files = json_object();
-  for (size_t i = 0; i < LADE_COUNT(file_names) && files; i++) {
-    json_t *file = file_json(graph, sums, dir, file_names[i], error);
-    if (!file || json_object_set_new(files, file_names[i], file) != 0) {
-      json_decref(files);
-      files = NULL;
-    }
+  bool is_made = files && value_put(files, CHECKPOINT_CONFIG, small_file_json(dir, CHECKPOINT_CONFIG, error));
+  if (is_made && model_is_split(table))
+    is_made = value_put(files, CHECKPOINT_INDEX, small_file_json(dir, CHECKPOINT_INDEX, error));
+  for (int i = 0; i < table->files.n && is_made; i++) {
+    const struct table_file *file = &table->files.items[i];
+    is_made = value_put(files, file->name, file_json(table, file, dir, error));
   }
-  return files;
+  if (is_made)
+    return files;
+  json_decref(files);
+  return NULL;
 }
 
-int saved_state_write(const struct lade_graph *graph, const struct lade_checkpoint_state *state, const uint64_t *sums,
-                      const char *dir, struct lade_faults *faults, struct lade_error *error)
+static json_t *state_json(const struct lade_checkpoint_state *state, json_t *files)
 {
-  struct lade_error problem;
-  lade_error_set(&problem, -ENOMEM, "%s: out of memory for %s", dir, CHECKPOINT_STATE);
-  json_t *files = files_json(graph, sums, dir, &problem);
-  if (!files)
-    return lade_error_set(error, problem.code, "%s", problem.text);
   json_t *root = json_pack("{s:s,s:i,s:s,s:I,s:I,s:I,s:f,s:I,s:o,s:o,s:o}", "format", FORMAT, "format_version",
                            FORMAT_VERSION, "model", state->model, "step", (json_int_t)state->step, "data_position",
                            (json_int_t)state->data_position, "seed", (json_int_t)state->seed, "loss_scale",
@@ -260,15 +289,23 @@ int saved_state_write(const struct lade_graph *graph, const struct lade_checkpoi
                            hex_json(state->loss_digest), "numerics_key", hex_json(state->numerics_key), "files",
                            files);
   uint64_t sum;
-  if (root && state->run.is_known && json_object_set_new(root, "run", saved_run_json(&state->run)) != 0) {
-    json_decref(root);
-    root = NULL;
-  }
-  if (root && (!object_sum(root, &sum) || json_object_set_new(root, "checksum", hex_json(sum)) != 0)) {
-    json_decref(root);
-    root = NULL;
-  }
-  return json_write(root, JSON_INDENT(1) | JSON_REAL_PRECISION(17), dir, CHECKPOINT_STATE, faults, error);
+  if (root && (!state->run.is_known || value_put(root, "run", saved_run_json(&state->run))) &&
+      object_sum(root, &sum) && value_put(root, "checksum", hex_json(sum)))
+    return root;
+  json_decref(root);
+  return NULL;
+}
+
+int saved_state_write(const struct table *table, const struct lade_checkpoint_state *state, const char *dir,
+                      struct lade_faults *faults, struct lade_error *error)
+{
+  struct lade_error problem;
+  lade_error_set(&problem, -ENOMEM, "%s: out of memory for %s", dir, CHECKPOINT_STATE);
+  json_t *files = files_json(table, dir, &problem);
+  if (!files)
+    return lade_error_set(error, problem.code, "%s", problem.text);
+  return json_write(state_json(state, files), JSON_INDENT(1) | JSON_REAL_PRECISION(17), dir, CHECKPOINT_STATE, faults,
+                    error);
 }
 
 /* ---- reading state.json ---- */
@@ -278,22 +315,24 @@ static int state_damaged(const char *path, const char *what, struct lade_error *
   return lade_error_set(error, -EBADMSG, "%s/%s is damaged: %s", path, CHECKPOINT_STATE, what);
 }
 
-static int version_check(const json_t *root, const char *path, struct lade_error *error)
+static int version_check(struct saved_state *file, const char *path, struct lade_error *error)
 {
-  const char *format = json_string_value(json_object_get(root, "format"));
-  const json_t *version = json_object_get(root, "format_version");
+  const char *format = json_string_value(json_object_get(file->root, "format"));
+  const json_t *version = json_object_get(file->root, "format_version");
   if (!format || !json_is_integer(version))
     return state_damaged(path, "it does not name its format", error);
   if (strcmp(format, FORMAT) != 0)
     return lade_error_set(error, -EINVAL, "%s/%s: format '%.32s' is not a checkpoint's", path, CHECKPOINT_STATE,
                           format);
-  if (json_integer_value(version) != FORMAT_VERSION)
-    return lade_error_set(error, -EINVAL, "%s/%s: format version %lld is unknown: this build reads version %d", path,
-                          CHECKPOINT_STATE, (long long)json_integer_value(version), FORMAT_VERSION);
+  file->has_xxh3 = json_integer_value(version) == FORMAT_VERSION_XXH3;
+  if (json_integer_value(version) != FORMAT_VERSION && !file->has_xxh3)
+    return lade_error_set(error, -EINVAL, "%s/%s: format version %lld is unknown: this build reads versions %d and %d",
+                          path, CHECKPOINT_STATE, (long long)json_integer_value(version), FORMAT_VERSION_XXH3,
+                          FORMAT_VERSION);
   return 0;
 }
 
-static int checksum_check(json_t *root, const char *path, struct lade_error *error)
+static int checksum_check(json_t *root, const char *path, uint64_t *ret_sum, struct lade_error *error)
 {
   uint64_t stated, computed;
   if (!hex_get(json_object_get(root, "checksum"), &stated))
@@ -301,7 +340,10 @@ static int checksum_check(json_t *root, const char *path, struct lade_error *err
   json_object_del(root, "checksum");
   if (!object_sum(root, &computed))
     return lade_error_set(error, -ENOMEM, "%s/%s: out of memory", path, CHECKPOINT_STATE);
-  return stated == computed ? 0 : state_damaged(path, "its checksum differs", error);
+  if (stated != computed)
+    return state_damaged(path, "its checksum differs", error);
+  *ret_sum = stated;
+  return 0;
 }
 
 static int fields_read(json_t *root, const char *path, struct lade_checkpoint_state *state, struct lade_error *error)
@@ -326,28 +368,34 @@ static int fields_read(json_t *root, const char *path, struct lade_checkpoint_st
   return 0;
 }
 
-static const json_t *file_entry(const json_t *root, const char *name)
+static int size_check(const char *path, const char *name, const json_t *entry, struct lade_error *error)
 {
-  return json_object_get(json_object_get(root, "files"), name);
+  char file_path[PATH_MAX];
+  struct stat st;
+  const json_t *bytes = json_object_get(entry, "bytes");
+  if (strchr(name, '/') || !json_is_integer(bytes))
+    return state_damaged(path, "a file's name or size is no such", error);
+  int rc = checkpoint_path_join(file_path, path, name, error);
+  if (rc < 0)
+    return rc;
+  if (stat(file_path, &st) < 0)
+    return errno == ENOENT ? lade_error_set(error, -EBADMSG, "%s is missing: the checkpoint is damaged", file_path)
+                           : lade_error_set(error, -errno, "%s: %s", file_path, strerror(errno));
+  if (st.st_size != json_integer_value(bytes))
+    return lade_error_set(error, -EBADMSG, "%s is damaged: %lld bytes, not %lld", file_path,
+                          (long long)st.st_size, (long long)json_integer_value(bytes));
+  return 0;
 }
 
-static int sizes_check(const json_t *root, const char *path, struct lade_error *error)
+static int sizes_check(json_t *root, const char *path, struct lade_error *error)
 {
-  for (size_t i = 0; i < LADE_COUNT(file_names); i++) {
-    char file_path[PATH_MAX];
-    struct stat st;
-    const json_t *bytes = json_object_get(file_entry(root, file_names[i]), "bytes");
-    int rc = checkpoint_path_join(file_path, path, file_names[i], error);
+  const char *name;
+  json_t *entry;
+  json_object_foreach(json_object_get(root, "files"), name, entry)
+  {
+    int rc = size_check(path, name, entry, error);
     if (rc < 0)
       return rc;
-    if (!json_is_integer(bytes))
-      return state_damaged(path, "a file's size is missing", error);
-    if (stat(file_path, &st) < 0)
-      return errno == ENOENT ? lade_error_set(error, -EBADMSG, "%s is missing: the checkpoint is damaged", file_path)
-                             : lade_error_set(error, -errno, "%s: %s", file_path, strerror(errno));
-    if (st.st_size != json_integer_value(bytes))
-      return lade_error_set(error, -EBADMSG, "%s is damaged: %lld bytes, not %lld", file_path,
-                            (long long)st.st_size, (long long)json_integer_value(bytes));
   }
   return 0;
 }
@@ -386,9 +434,9 @@ int saved_state_read(struct saved_state *file, const char *path, struct lade_fau
   *file = (struct saved_state){.root = root_load(path, faults, error)};
   if (!file->root)
     return error->code;
-  int rc = version_check(file->root, path, error);
+  int rc = version_check(file, path, error);
   if (rc == 0)
-    rc = checksum_check(file->root, path, error);
+    rc = checksum_check(file->root, path, &file->sum, error);
   if (rc == 0)
     rc = fields_read(file->root, path, &file->state, error);
   if (rc == 0)
@@ -404,33 +452,89 @@ void saved_state_finish(struct saved_state *file)
   file->root = NULL;
 }
 
-int saved_state_find_sum(const struct saved_state *file, const char *path, const struct lade_graph *graph, int param,
-                         int i_slice, enum chunk_kind kind, uint64_t *ret_sum, struct lade_error *error)
+/* ---- which tensor is where ---- */
+
+/* The files of tensors that the state names. */
+static int files_list(const struct saved_state *file, const char *path, struct table *table, int *ret_n_tensors,
+                      struct lade_error *error)
+{
+  const char *name;
+  json_t *entry;
+  json_object_foreach(json_object_get(file->root, "files"), name, entry)
+  {
+    const json_t *tensors = json_object_get(entry, "tensors");
+    struct table_file listed = {.n = 0};
+    if (!tensors)
+      continue;
+    if (!table_is_file_name(name) || strlen(name) >= sizeof(listed.name))
+      return state_damaged(path, "a file has a name that none has", error);
+    strcpy(listed.name, name);
+    *ret_n_tensors += (int)json_object_size(tensors);
+    if (!LADE_PUSH(&table->files, listed))
+      return lade_error_set(error, -ENOMEM, "%s: out of memory for its list of files", path);
+  }
+  return 0;
+}
+
+/* The entry of tensor @name, which is in file *@guess or in another one, which that becomes. NULL: in none. */
+static const json_t *tensor_find(const struct saved_state *file, const struct table *table, const char *name,
+                                 int *guess)
+{
+  const json_t *files = json_object_get(file->root, "files");
+  for (int i = 0; i < table->files.n; i++) {
+    const int at = (*guess + i) % table->files.n;
+    const json_t *tensors = json_object_get(json_object_get(files, table->files.items[at].name), "tensors");
+    const json_t *entry = json_object_get(tensors, name);
+    if (entry) {
+      *guess = at;
+      return entry;
+    }
+  }
+  return NULL;
+}
+
+/* @guess: the file in which the tensor before it is. */
+static int tensor_take(const struct saved_state *file, const char *path, const struct table *table,
+                       struct table_tensor *tensor, int guess, uint64_t *ret_sum, struct lade_error *error)
 {
   char name[CHECKPOINT_NAME_BYTES];
-  slice_name(&graph->params[param].slices[i_slice], kind, name);
-  const json_t *tensors = json_object_get(file_entry(file->root, chunk_kind_file(kind)), "tensors");
-  const json_t *entry = json_object_get(tensors, name);
+  slice_name(tensor->slice, tensor->kind, name);
+  const json_t *entry = tensor_find(file, table, name, &guess);
   if (!entry)
     return lade_error_set(error, -EINVAL, "%s: tensor %s is missing: this is a checkpoint of another model (%s)", path,
                           name, file->state.model);
-  json_t *shape = shape_json(graph, param, i_slice);
+  json_t *shape = shape_json(tensor);
   bool is_shape = shape && json_equal(json_object_get(entry, "shape"), shape);
   json_decref(shape);
   if (!is_shape)
     return lade_error_set(error, -EINVAL,
                           "%s: tensor %s is of another shape: this is a checkpoint of another model (%s)", path, name,
                           file->state.model);
-  if (!hex_get(json_object_get(entry, "xxh3"), ret_sum))
+  if (!hex_get(json_object_get(entry, file->has_xxh3 ? "xxh3" : "sum"), ret_sum))
     return state_damaged(path, "a tensor's checksum is missing", error);
+  tensor->file = guess;
   return 0;
+}
+
+int saved_tensors_find(const struct saved_state *file, const char *path, struct table *table, uint64_t *ret_sums,
+                       struct lade_error *error)
+{
+  const int n = CHUNK_N_KINDS * table->n_slices;
+  int n_saved = 0, rc = files_list(file, path, table, &n_saved, error);
+  for (int i = 0; i < n && rc == 0; i++)
+    rc = tensor_take(file, path, table, &table->tensors[i], i ? table->tensors[i - 1].file : 0, &ret_sums[i], error);
+  if (rc == 0 && n_saved != n)
+    rc = lade_error_set(error, -EINVAL, "%s: has %d tensors, the model %d: this is a checkpoint of another model (%s)",
+                        path, n_saved, n, file->state.model);
+  return rc;
 }
 
 int saved_config_verify(const struct saved_state *file, const char *path, struct lade_error *error)
 {
   char config_path[PATH_MAX];
   uint64_t stated, computed = 0;
-  if (!hex_get(json_object_get(file_entry(file->root, CHECKPOINT_CONFIG), "xxh3"), &stated))
+  const json_t *config = json_object_get(json_object_get(file->root, "files"), CHECKPOINT_CONFIG);
+  if (!hex_get(json_object_get(config, "xxh3"), &stated))
     return state_damaged(path, "a file's checksum is missing", error);
   int rc = checkpoint_path_join(config_path, path, CHECKPOINT_CONFIG, error);
   if (rc == 0)

@@ -310,30 +310,3 @@ int lade_checkpoint_master(const struct lade_values *values, int param,
   chunk_finish(&chunk);
   return rc;
 }
-
-static int digest_use(void *user, int64_t first, const float *elements, int64_t n)
-{
-  XXH3_64bits_update(user, elements, (size_t)n * sizeof(*elements));
-  return 0;
-}
-
-int lade_checkpoint_digest(const struct lade_values *values, uint64_t *ret_digest, struct lade_error *error)
-{
-  struct chunk chunk;
-  int rc = chunk_init(&chunk, values, 1, NULL, error);
-  if (rc < 0)
-    return rc;
-  XXH3_state_t *hash = XXH3_createState();
-  if (!hash) {
-    chunk_finish(&chunk);
-    return lade_error_set(error, -ENOMEM, "model %s: out of memory for its digest", values->graph->model.name);
-  }
-  XXH3_64bits_reset(hash);
-  for (int param = 0; param < values->graph->n_params && rc == 0; param++)
-    rc = param_stream(&chunk, param, digest_use, hash, error);
-  if (rc == 0)
-    *ret_digest = XXH3_64bits_digest(hash);
-  XXH3_freeState(hash);
-  chunk_finish(&chunk);
-  return rc;
-}

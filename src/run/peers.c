@@ -4,7 +4,9 @@
  * drives the session, the axes' by the queues of its programs, so a step's collectives never meet an agreement.
  *
  * What is agreed on is a handful of bytes, once before step 0 or once per step: whether somebody was told to stop. The
- * maximum is gathered and not summed: communicators sum floating-point numbers only.
+ * maximum is gathered and not summed: communicators sum floating-point numbers only. Sums of many integers are made in
+ * the two halves of a ring's all-reduce: each rank gets everybody's share of the numbers, adds it up, and all shares
+ * are gathered. So memory is twice the numbers, whatever the number of ranks.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -74,7 +76,7 @@ void lade_peers_abort(struct lade_peers *peers, const char *words)
 
 int lade_peers_broadcast(struct lade_peers *peers, void *data, uint64_t bytes, struct lade_error *error)
 {
-  if (!peers->world)
+  if (!peers || !peers->world)
     return 0;
   const struct lade_collective collective = {
       .kind = LADE_BROADCAST, .dtype = LADE_U8, .n = bytes, .src = data, .dst = data};
@@ -84,7 +86,7 @@ int lade_peers_broadcast(struct lade_peers *peers, void *data, uint64_t bytes, s
 int lade_peers_gather(struct lade_peers *peers, const void *own, uint64_t bytes, void *ret_all,
                       struct lade_error *error)
 {
-  if (!peers->world) {
+  if (!peers || !peers->world) {
     memcpy(ret_all, own, bytes);
     return 0;
   }
@@ -95,7 +97,7 @@ int lade_peers_gather(struct lade_peers *peers, const void *own, uint64_t bytes,
 
 int lade_peers_max(struct lade_peers *peers, int64_t value, int64_t *ret_max, struct lade_error *error)
 {
-  const size_t n = peers->world ? (size_t)lade_comm_size(peers->world) : 1;
+  const size_t n = peers && peers->world ? (size_t)lade_comm_size(peers->world) : 1;
   int64_t *all = calloc(n, sizeof(*all));
   if (!all)
     return lade_error_set(error, -ENOMEM, "no memory for a word from each rank");
@@ -107,4 +109,64 @@ int lade_peers_max(struct lade_peers *peers, int64_t value, int64_t *ret_max, st
   if (!status)
     *ret_max = most;
   return status;
+}
+
+/* @padded has n_ranks blocks of @block numbers, and @others as much room. */
+static int blocks_sum(struct lade_peers *peers, uint64_t *padded, uint64_t *others, size_t block,
+                      struct lade_error *error)
+{
+  const size_t n_ranks = (size_t)lade_comm_size(peers->world);
+  const struct lade_collective exchange = {
+      .kind = LADE_ALL_TO_ALL, .dtype = LADE_F64, .n = block, .src = padded, .dst = others};
+  int status = lade_comm_run(peers->world, &exchange, error);
+  for (size_t i = block; i < n_ranks * block && !status; i++)
+    others[i % block] += others[i];
+  const struct lade_collective gather = {
+      .kind = LADE_ALL_GATHER, .dtype = LADE_F64, .n = block, .src = others, .dst = padded};
+  return status ? status : lade_comm_run(peers->world, &gather, error);
+}
+
+int lade_peers_sum(struct lade_peers *peers, uint64_t *numbers, size_t n, struct lade_error *error)
+{
+  if (!peers || !peers->world)
+    return 0;
+  const size_t n_ranks = (size_t)lade_comm_size(peers->world), block = lade_div_up(n, n_ranks);
+  uint64_t *padded = calloc(2 * n_ranks * block + 1, sizeof(*padded));
+  if (!padded)
+    return lade_error_set(error, -ENOMEM, "no memory to add up %zu numbers of %zu ranks", n, n_ranks);
+  memcpy(padded, numbers, n * sizeof(*numbers));
+  int status = blocks_sum(peers, padded, padded + n_ranks * block, block, error);
+  if (!status)
+    memcpy(numbers, padded, n * sizeof(*numbers));
+  free(padded);
+  return status;
+}
+
+/* What @rank failed with, at all ranks. */
+static int words_share(struct lade_peers *peers, int rank, int status, struct lade_error *error)
+{
+  struct lade_error words = {.code = status};
+  if (error && rank == peers->layout.rank)
+    words = *error;
+  const struct lade_collective collective = {.kind = LADE_BROADCAST, .dtype = LADE_U8, .peer = rank,
+                                             .n = sizeof(words), .src = &words, .dst = &words};
+  int told = lade_comm_run(peers->world, &collective, error);
+  return told ? told : lade_error_set(error, status, "rank %d: %.440s", rank, words.text);
+}
+
+int lade_peers_vote(struct lade_peers *peers, int status, struct lade_error *error)
+{
+  if (!peers || !peers->world)
+    return status;
+  const int n_ranks = lade_comm_size(peers->world);
+  int *all = calloc((size_t)n_ranks, sizeof(*all)), rank = 0;
+  if (!all)
+    return lade_error_set(error, -ENOMEM, "no memory for a word from each rank");
+  int told = lade_peers_gather(peers, &status, sizeof(status), all, error);
+  while (!told && rank < n_ranks && !all[rank])
+    rank++;
+  if (!told && rank < n_ranks)
+    told = words_share(peers, rank, all[rank], error);
+  free(all);
+  return told;
 }

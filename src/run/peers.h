@@ -31,7 +31,11 @@ void lade_peers_close(struct lade_peers *peers);
 /* This rank cannot go on: the others' waits end, now and later, with @words. Any thread. */
 void lade_peers_abort(struct lade_peers *peers, const char *words);
 
-/* Rank 0's @bytes at @data to all; collective. As lade_comm_run. */
+/*
+ * In what follows @peers may be NULL, and then this rank is alone.
+ *
+ * Rank 0's @bytes at @data to all; collective. As lade_comm_run.
+ */
 int lade_peers_broadcast(struct lade_peers *peers, void *data, uint64_t bytes, struct lade_error *error);
 
 /* Each rank's @bytes at @own, in their order, into @ret_all, which has room for those of all; collective. */
@@ -40,6 +44,15 @@ int lade_peers_gather(struct lade_peers *peers, const void *own, uint64_t bytes,
 
 /* The largest @value of any rank, at all of them; collective. As lade_comm_run. */
 int lade_peers_max(struct lade_peers *peers, int64_t value, int64_t *ret_max, struct lade_error *error);
+
+/* Add up @n numbers of all ranks, each by itself and modulo 2^64, at all of them; collective. As lade_comm_run. */
+int lade_peers_sum(struct lade_peers *peers, uint64_t *numbers, size_t n, struct lade_error *error);
+
+/*
+ * Does everybody go on? @status is this rank's, with its line in @error. 0 when it is 0 at all ranks; else what the
+ * first rank has that failed, with its line and its number, at every one of them; collective. As lade_comm_run.
+ */
+int lade_peers_vote(struct lade_peers *peers, int status, struct lade_error *error);
 
 /*
  * Do this rank's programs (@eval may be NULL) ask of every axis what its other members' programs ask: the same
@@ -55,12 +68,12 @@ int lade_peers_prove(const struct lade_peers *peers, const struct lade_program *
  */
 static inline const struct lade_layout *lade_peers_layout(const struct lade_peers *peers)
 {
-  return peers->layout.mesh.world > 1 ? &peers->layout : NULL;
+  return peers && peers->layout.mesh.world > 1 ? &peers->layout : NULL;
 }
 
 static inline bool lade_peers_is_first(const struct lade_peers *peers)
 {
-  return peers->layout.rank == 0;
+  return !peers || peers->layout.rank == 0;
 }
 
 #endif

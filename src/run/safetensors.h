@@ -85,6 +85,7 @@ struct lade_safetensors_params {
   int n_entries;
   const struct lade_safetensors_pair *metadata;
   int n_metadata;
+  bool is_shared; /* several write it, each with a writer of its own: this one states no digest and misses nothing */
   struct lade_faults *faults; /* borrowed, may be NULL */
 };
 
@@ -95,6 +96,13 @@ struct lade_safetensors_params {
  */
 int lade_safetensors_create(const struct lade_safetensors_params *params, struct lade_error *error,
                             lade_safetensors_writer **ret_writer);
+
+/*
+ * Write into a file that somebody created with the same shared @params: with write_at, then commit or abort, which
+ * leaves the file. -ENOENT: it is not to be seen here; -EINVAL: it is another; else as create.
+ */
+int lade_safetensors_join(const struct lade_safetensors_params *params, struct lade_error *error,
+                          lade_safetensors_writer **ret_writer);
 
 /*
  * The next @bytes of the data: the tensors one after another, in any pieces. -ENOSPC, -EIO; then abort. -EINVAL
@@ -110,9 +118,9 @@ int lade_safetensors_write_at(lade_safetensors_writer *writer, uint64_t offset, 
                               struct lade_error *error);
 
 /*
- * All data is written: fsync and close; @ret_digest (NULL after write_at) is the XXH3 of the data. The writer is gone
- * afterwards, and on failure the file as well: -EIO, -ENOSPC, -EINVAL when data is missing. The caller syncs the
- * directory.
+ * All data is written: fsync and close; @ret_digest (NULL after write_at, or where others write too) is the XXH3 of the
+ * data. The writer is gone afterwards, and on failure the file as well: -EIO, -ENOSPC, -EINVAL when data is missing.
+ * The caller syncs the directory.
  */
 int lade_safetensors_commit(lade_safetensors_writer *writer, struct lade_error *error, uint64_t *ret_digest);
 

@@ -7,12 +7,16 @@
  * spaces to a multiple of 8 bytes, as the format asks, so that the data of a mapped file is aligned.
  * The checksum runs along with the data. A file that is not committed is removed; a file under its final
  * name is the affair of the caller, who renames whole directories.
+ *
+ * Several may write one file, each its own ranges: one creates it, header and room, and the others compute the same
+ * header to know where the data begins. Who wrote what is not known here, so nothing is counted.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <jansson.h>
@@ -29,6 +33,7 @@
 struct lade_safetensors_writer {
   char *path;
   int fd;
+  bool is_shared, is_joined;
   struct lade_faults *faults;
   XXH3_state_t *digest;
   uint64_t left_bytes; /* of the data */
@@ -140,15 +145,20 @@ static int bytes_write(lade_safetensors_writer *writer, uint64_t offset, const v
   return 0;
 }
 
+/* Bytes of the file before its data. */
+static uint64_t header_bytes(const char *text)
+{
+  return PREFIX_BYTES + lade_align_up(strlen(text), PAD_BYTES);
+}
+
 static int header_write(lade_safetensors_writer *writer, const char *text, struct lade_error *error)
 {
-  const uint64_t length = strlen(text), padded = lade_align_up(length, PAD_BYTES);
+  const uint64_t length = strlen(text), padded = header_bytes(text) - PREFIX_BYTES;
   unsigned char prefix[PREFIX_BYTES];
   for (int i = 0; i < PREFIX_BYTES; i++)
     prefix[i] = (unsigned char)(padded >> (8 * i));
   /* A file system that cannot allocate ahead says so with EOPNOTSUPP or EINVAL, and finds out while writing. */
-  uint64_t bytes = PREFIX_BYTES + padded + writer->left_bytes;
-  writer->data_offset = PREFIX_BYTES + padded;
+  uint64_t bytes = writer->data_offset + writer->left_bytes;
   if (fallocate(writer->fd, 0, 0, (off_t)bytes) && errno != EOPNOTSUPP && errno != EINVAL && errno != ENOSYS &&
       errno != EINTR)
     return lade_error_set(error, -errno, "%s: no room for %" PRIu64 " bytes: %s", writer->path, bytes,
@@ -159,6 +169,19 @@ static int header_write(lade_safetensors_writer *writer, const char *text, struc
   if (!rc)
     rc = bytes_write(writer, AT_POSITION, "        ", padded - length, error);
   return rc;
+}
+
+/* The file is as long as whoever created it made it. */
+static int length_check(const lade_safetensors_writer *writer, struct lade_error *error)
+{
+  struct stat st;
+  if (fstat(writer->fd, &st) < 0)
+    return lade_error_set(error, -errno, "%s: %s", writer->path, strerror(errno));
+  /* Where room cannot be taken ahead a file grows as it is written. */
+  if ((uint64_t)st.st_size < writer->data_offset || (uint64_t)st.st_size > writer->data_offset + writer->data_bytes)
+    return lade_error_set(error, -EINVAL, "%s: %lld bytes: not the file that is being written", writer->path,
+                          (long long)st.st_size);
+  return 0;
 }
 
 /* ---- public ---- */
@@ -172,33 +195,36 @@ static void writer_free(lade_safetensors_writer *writer)
   free(writer);
 }
 
-static int writer_make(const struct lade_safetensors_params *params, uint64_t data_bytes, struct lade_error *error,
-                       lade_safetensors_writer **ret_writer)
+static int writer_make(const struct lade_safetensors_params *params, bool is_joined, uint64_t data_offset,
+                       uint64_t data_bytes, struct lade_error *error, lade_safetensors_writer **ret_writer)
 {
   lade_safetensors_writer *writer = lade_fault_calloc(params->faults, 1, sizeof(*writer));
   if (!writer)
     return lade_error_set(error, -ENOMEM, "%s: out of memory", params->path);
   writer->fd = -1;
   writer->faults = params->faults;
+  writer->is_shared = params->is_shared;
+  writer->is_joined = is_joined;
+  writer->data_offset = data_offset;
   writer->left_bytes = writer->data_bytes = data_bytes;
   writer->path = strdup(params->path);
   writer->digest = XXH3_createState();
   int rc = writer->path && writer->digest ? lade_fault(writer->faults, LADE_FAULT_FILE_OPEN) : -ENOMEM;
   if (!rc) {
-    writer->fd = open(params->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    writer->fd = open(params->path, O_WRONLY | O_CLOEXEC | (is_joined ? 0 : O_CREAT | O_EXCL), 0644);
     rc = writer->fd < 0 ? -errno : 0;
   }
   if (rc) {
     writer_free(writer);
-    return lade_error_set(error, rc, "%s: cannot create: %s", params->path, strerror(-rc));
+    return lade_error_set(error, rc, "%s: cannot %s: %s", params->path, is_joined ? "open" : "create", strerror(-rc));
   }
   XXH3_64bits_reset(writer->digest);
   *ret_writer = writer;
   return 0;
 }
 
-int lade_safetensors_create(const struct lade_safetensors_params *params, struct lade_error *error,
-                            lade_safetensors_writer **ret_writer)
+static int writer_open(const struct lade_safetensors_params *params, bool is_joined, struct lade_error *error,
+                       lade_safetensors_writer **ret_writer)
 {
   LADE_ASSERT(params->struct_size == sizeof(*params));
   char *text;
@@ -207,15 +233,28 @@ int lade_safetensors_create(const struct lade_safetensors_params *params, struct
   int rc = header_make(params, error, &text, &data_bytes);
   if (rc)
     return rc;
-  rc = writer_make(params, data_bytes, error, &writer);
+  rc = writer_make(params, is_joined, header_bytes(text), data_bytes, error, &writer);
   if (!rc)
-    rc = header_write(writer, text, error);
+    rc = is_joined ? length_check(writer, error) : header_write(writer, text, error);
   free(text);
   if (rc)
     lade_safetensors_abort(writer);
   else
     *ret_writer = writer;
   return rc;
+}
+
+int lade_safetensors_create(const struct lade_safetensors_params *params, struct lade_error *error,
+                            lade_safetensors_writer **ret_writer)
+{
+  return writer_open(params, false, error, ret_writer);
+}
+
+int lade_safetensors_join(const struct lade_safetensors_params *params, struct lade_error *error,
+                          lade_safetensors_writer **ret_writer)
+{
+  LADE_ASSERT(params->is_shared);
+  return writer_open(params, true, error, ret_writer);
 }
 
 int lade_safetensors_write(lade_safetensors_writer *writer, const void *data, uint64_t bytes, struct lade_error *error)
@@ -246,7 +285,7 @@ int lade_safetensors_write_at(lade_safetensors_writer *writer, uint64_t offset, 
 int lade_safetensors_commit(lade_safetensors_writer *writer, struct lade_error *error, uint64_t *ret_digest)
 {
   int rc = 0;
-  if (writer->left_bytes)
+  if (writer->left_bytes && !writer->is_shared)
     rc = lade_error_set(error, -EINVAL, "%s: %" PRIu64 " bytes of data are missing", writer->path, writer->left_bytes);
   if (!rc) {
     rc = lade_fault(writer->faults, LADE_FAULT_FILE_SYNC);
@@ -273,6 +312,7 @@ void lade_safetensors_abort(lade_safetensors_writer *writer)
 {
   if (!writer)
     return;
-  unlink(writer->path);
+  if (!writer->is_joined)
+    unlink(writer->path);
   writer_free(writer);
 }

@@ -273,19 +273,6 @@ int lade_session_eval(lade_session *s, double *ret_loss, struct lade_error *erro
   return 0;
 }
 
-struct saving {
-  lade_session *session;
-  const char *dir;
-  int keep;
-};
-
-static int values_save(void *user, const struct lade_values *values, struct lade_error *error)
-{
-  const struct saving *saving = user;
-  lade_session *s = saving->session;
-  return lade_checkpoint_save(values, &s->state, saving->dir, saving->keep, s->params.faults, error);
-}
-
 /* What takes as long as a drive takes: nobody shall think that we are stuck. */
 static void peers_busy_set(lade_session *s, bool is_busy)
 {
@@ -293,60 +280,20 @@ static void peers_busy_set(lade_session *s, bool is_busy)
     lade_comm_set_busy(s->peers.world, is_busy);
 }
 
-/* The first rank saves, while the others wait to hear that it has. */
 int lade_session_save(lade_session *s, const char *dir, int keep, struct lade_error *error)
 {
-  struct saving saving = {s, dir, keep};
-  int64_t done;
+  const struct lade_values values = lade_session_values(s);
+  const struct lade_checkpoint_place place = {.dir = dir, .keep = keep, .file_bytes = s->params.save_file_bytes};
   peers_busy_set(s, true);
-  int status = session_is_cut(s) ? lade_error_set(error, -EINVAL, "--save writes replicas and their shards so far, not "
-                                                  "--tp and --pp")
-                                 : session_values_use(s, values_save, &saving, error);
-  if (!status)
-    status = lade_peers_max(&s->peers, 0, &done, error);
+  int status = lade_checkpoint_save(&values, &s->state, &place, s->params.faults, error);
   peers_busy_set(s, false);
   return session_fail(s, session_place(s, "in the save after", status, error), error);
 }
 
-static int values_digest(void *user, const struct lade_values *values, struct lade_error *error)
-{
-  return lade_checkpoint_digest(values, user, error);
-}
-
-/* Of a model that is cut: of what each rank holds, in the order of ranks. Other layouts have other digests. */
-static int parts_digest(lade_session *s, uint64_t *ret_digest, struct lade_error *error)
-{
-  const size_t n = (size_t)s->peers.layout.mesh.world;
-  struct lade_values values = lade_session_values(s);
-  uint64_t own = 0, *all = calloc(n, sizeof(*all));
-  int status = all ? lade_checkpoint_digest(&values, &own, error) : -ENOMEM;
-  if (!status)
-    status = lade_peers_gather(&s->peers, &own, sizeof(own), all, error);
-  if (!status)
-    *ret_digest = XXH3_64bits(all, n * sizeof(*all));
-  free(all);
-  return status;
-}
-
-/* Whole replicas are each digested, and must agree to the bit. */
 int lade_session_params_digest(lade_session *s, uint64_t *ret_digest, struct lade_error *error)
 {
-  const bool is_sharded = lade_shard_count(lade_peers_layout(&s->peers)) > 1;
-  struct lade_values values = lade_session_values(s);
-  uint64_t own = 0, first;
-  if (session_is_cut(s))
-    return session_fail(s, parts_digest(s, ret_digest, error), error);
-  int status = is_sharded ? session_values_use(s, values_digest, &own, error)
-                          : lade_checkpoint_digest(&values, &own, error);
-  first = own;
-  if (!status)
-    status = lade_peers_broadcast(&s->peers, &first, sizeof(first), error);
-  if (!status && !is_sharded && own != first)
-    status = lade_error_set(error, -EBADMSG, "rank %d holds other parameters than the first rank: replicas must be "
-                            "equal to the bit", s->peers.layout.rank);
-  if (!status)
-    *ret_digest = first;
-  return session_fail(s, status, error);
+  const struct lade_values values = lade_session_values(s);
+  return session_fail(s, lade_checkpoint_digest(&values, ret_digest, error), error);
 }
 
 int lade_session_agree(lade_session *s, int value, int *ret_value, struct lade_error *error)

@@ -56,6 +56,7 @@ struct lade_session_params {
   int64_t eval_iters;
   const char *init;                    /* safetensors to start from */
   const char *resume;                  /* directory with checkpoints */
+  uint64_t save_file_bytes;            /* as lade_checkpoint_place's */
   int n_threads;                       /* 0: all that we may use */
   lade_comm *world;                    /* borrowed: the ranks of this run, which all open it; NULL: one */
   struct lade_layout_params layout;    /* how they share it; world and rank are @world's where there is one */
@@ -135,7 +136,10 @@ int lade_session_gather_peaks(lade_session *session, uint64_t *ret_planned, uint
 /* Save a checkpoint of the current step into @dir and remove all but the newest @keep (0: keep all). */
 int lade_session_save(lade_session *session, const char *dir, int keep, struct lade_error *error);
 
-/* Digest over the bits of all parameters' FP32 masters, in checkpoint order. */
+/*
+ * Digest over the bits of all parameters' FP32 masters, the same whatever the layout. -EBADMSG: ranks that hold the
+ * same parameters hold other bits.
+ */
 int lade_session_params_digest(lade_session *session, uint64_t *ret_digest, struct lade_error *error);
 
 #endif

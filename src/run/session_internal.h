@@ -20,6 +20,7 @@ struct lade_session {
   struct lade_kernels kernels;
   lade_pool *pool;
   struct lade_graph *graph;
+  struct lade_graph *whole; /* model, of which the graph is a share; NULL: it is none */
   struct lade_cost cost;
   bool has_cost;
   struct lade_prices prices;
@@ -87,13 +88,6 @@ int session_agree_least(lade_session *session, uint64_t *bytes, struct lade_erro
 int session_agree_stage_least(lade_session *session, uint64_t *bytes, struct lade_error *error);
 /* And that their programs meet: lade_peers_prove. */
 int session_agree_programs(lade_session *session, struct lade_error *error);
-
-/*
- * Let the first rank @use all values as if it held them (session_remote.c); the others help, and return when it is
- * done. Collective.
- */
-typedef int session_use_fn(void *user, const struct lade_values *values, struct lade_error *error);
-int session_values_use(lade_session *session, session_use_fn *use, void *user, struct lade_error *error);
 
 /* Is the model itself cut, so that no rank has a whole parameter? */
 static inline bool session_is_cut(const lade_session *s)

@@ -54,7 +54,9 @@ static int values_set(void *user, int tensor, uint64_t offset, const void *src, 
 
 struct lade_values lade_session_values(lade_session *session)
 {
-  return (struct lade_values){.graph = session->graph, .get = values_get, .set = values_set, .user = session->executor};
+  return (struct lade_values){.graph = session->graph, .whole = session->whole,
+                              .peers = session->peers.world ? &session->peers : NULL, .get = values_get,
+                              .set = values_set, .user = session->executor};
 }
 
 /* ---- words into numbers ---- */
@@ -103,8 +105,6 @@ static int ranks_open(lade_session *s, struct lade_error *error)
   if (!status && is_run && !s->params.world && world > 1)
     status = lade_error_set(error, -EINVAL, "the layout is of %d ranks, and this is one process; `lade launch -n %d -- "
                             "train ...` starts as many", world, world);
-  if (!status && session_is_cut(s) && s->params.resume)
-    status = lade_error_set(error, -EINVAL, "--resume takes up replicas and their shards so far, not --tp and --pp");
   if (!status && world > 1 && s->params.is_durable)
     status = lade_error_set(error, -EINVAL, "--durable keeps the state of one rank so far, and these are %d; --save "
                             "keeps that of all", world);
@@ -202,7 +202,10 @@ static int graph_make(lade_session *s, struct lade_error *error)
   status = lade_pool_create(s->params.n_threads, &s->pool);
   if (status)
     return lade_error_set(error, status, "the machine refused threads (%s)", strerror(-status));
-  return share_graph(s, &share, error, &s->graph);
+  status = share_graph(s, &share, error, &s->graph);
+  if (!status && session_is_cut(s))
+    status = share_graph(s, &(struct lade_share){0}, error, &s->whole);
+  return status;
 }
 
 static struct lade_store_params store_params(const lade_session *s)
@@ -558,6 +561,7 @@ void lade_session_close(lade_session *s)
     lade_prices_finish(&s->prices);
   if (s->has_cost)
     lade_cost_finish(&s->cost);
+  lade_graph_destroy(s->whole);
   lade_graph_destroy(s->graph);
   lade_pool_destroy(s->pool);
   lade_data_close(s->data);

@@ -27,17 +27,21 @@ void session_seed_take(lade_session *s, const char *where)
   s->params.seed = s->state.seed;
 }
 
-int session_resume_begin(lade_session *s, struct lade_error *error)
+static int resume_find(lade_session *s, struct lade_error *error)
 {
   if (!s->params.resume || s->params.is_dry || s->params.is_plan_only)
     return 0;
   int status = lade_checkpoint_find(s->params.resume, s->resume_path, sizeof(s->resume_path), error);
-  if (!status)
-    status = lade_checkpoint_read_state(s->resume_path, &s->state, error);
-  if (status)
-    return status;
-  session_seed_take(s, s->resume_path);
-  return 0;
+  return status ? status : lade_checkpoint_read_state(s->resume_path, &s->state, error);
+}
+
+/* Of ranks that do not find it the first one speaks: then it is not there, and not a directory of one node. */
+int session_resume_begin(lade_session *s, struct lade_error *error)
+{
+  int status = lade_peers_vote(&s->peers, resume_find(s, error), error);
+  if (!status && *s->resume_path)
+    session_seed_take(s, s->resume_path);
+  return status;
 }
 
 struct lade_checkpoint_run session_run(const lade_session *s)

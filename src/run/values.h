@@ -10,12 +10,15 @@
 #define LADE_VALUES_H
 
 #include "plan/program.h"
+#include "run/peers.h"
 
 /* Offsets are multiples of this; no call moves more than this many bytes. */
 #define LADE_VALUES_WINDOW_BYTES (1 << 20)
 
 struct lade_values {
-  const struct lade_graph *graph; /* borrowed, as is @user */
+  const struct lade_graph *graph; /* whose values; borrowed, as is all else */
+  const struct lade_graph *whole; /* of the whole model, of which @graph is one rank's share; NULL: @graph is all */
+  struct lade_peers *peers;       /* who hold the rest, shards by their layout; NULL: this rank holds all of @graph */
   /*
    * Copy @bytes at @offset of value @tensor to or from host memory. Windows of one tensor are got in any order
    * and set in ascending order, all of them; windows of different tensors may interleave. Both block.

@@ -100,7 +100,8 @@ static int save(struct scene *scene, struct lade_error *error)
 {
   struct lade_values values = lade_executor_values(scene->rig.executor, scene->rig.graph);
   struct lade_checkpoint_state state = {.step = 2, .seed = 3, .loss_scale = 1, .model = "rig"};
-  return lade_checkpoint_save(&values, &state, "saves", 0, scene->rig.faults, error);
+  const struct lade_checkpoint_place place = {.dir = "saves"};
+  return lade_checkpoint_save(&values, &state, &place, scene->rig.faults, error);
 }
 
 struct outcome {

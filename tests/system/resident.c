@@ -72,7 +72,8 @@ static int run(struct rig *rig, const struct lade_plan *plan, struct lade_error 
   if (status)
     return status;
   struct lade_values values = lade_executor_values(rig->executor, rig->graph);
-  return lade_checkpoint_save(&values, &state, "saves", 0, NULL, error);
+  const struct lade_checkpoint_place place = {.dir = "saves"};
+  return lade_checkpoint_save(&values, &state, &place, NULL, error);
 }
 
 static int budget_run(double share, bool has_host, bool has_store)

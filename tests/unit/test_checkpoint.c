@@ -41,7 +41,8 @@ static void save(const struct lade_graph *graph, uint64_t seed, int64_t step, in
   the_state.step = step;
   values_memory_init(&memory, graph);
   values_memory_randomize(&memory, seed);
-  if (lade_checkpoint_save(&memory.values, &the_state, scratch, keep, NULL, &error) != 0)
+  const struct lade_checkpoint_place place = {.dir = scratch, .keep = keep};
+  if (lade_checkpoint_save(&memory.values, &the_state, &place, NULL, &error) != 0)
     fail_msg("%s", error.text);
   values_memory_finish(&memory);
 }
@@ -102,12 +103,13 @@ static void a_state_without_its_run_loads(void **state)
 {
   struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
   struct values_memory memory;
+  const struct lade_checkpoint_place place = {.dir = scratch};
   struct lade_checkpoint_state silent = a_state, read = {.run.is_known = true};
   char text[64] = "x";
   silent.run = (struct lade_checkpoint_run){0};
   values_memory_init(&memory, graph);
   values_memory_randomize(&memory, 1);
-  assert_int_equal(lade_checkpoint_save(&memory.values, &silent, scratch, 0, NULL, NULL), 0);
+  assert_int_equal(lade_checkpoint_save(&memory.values, &silent, &place, NULL, NULL), 0);
   assert_int_equal(lade_checkpoint_read_state(in_scratch("step-00000123"), &read, NULL), 0);
   assert_false(read.run.is_known);
   assert_int_equal(lade_checkpoint_run_compare(&read.run, &a_state.run, text, sizeof(text)), 0);
@@ -276,8 +278,9 @@ static void a_directory_with_files_of_others_is_left_alone(void **state)
   struct values_memory memory;
   struct lade_error error = {0};
   struct lade_checkpoint_state the_state = {.step = 1};
+  const struct lade_checkpoint_place place = {.dir = scratch, .keep = 1};
   values_memory_init(&memory, graph);
-  assert_int_equal(lade_checkpoint_save(&memory.values, &the_state, scratch, 1, NULL, &error), -EEXIST);
+  assert_int_equal(lade_checkpoint_save(&memory.values, &the_state, &place, NULL, &error), -EEXIST);
   assert_non_null(strstr(error.text, "step-00000001"));
   values_memory_finish(&memory);
   newest_is(graph, 2, 2);
@@ -313,14 +316,15 @@ static void two_saves_into_one_directory_exclude_each_other(void **state)
   struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   struct values_memory memory;
   struct lade_error error = {0};
+  const struct lade_checkpoint_place place = {.dir = scratch};
   values_memory_init(&memory, graph);
   int fd = open(scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   assert_int_equal(flock(fd, LOCK_EX), 0);
   assert_int_equal(mkdir(in_scratch(".step-00000001.tmp-99-abc"), 0700), 0);
-  assert_int_equal(lade_checkpoint_save(&memory.values, &a_state, scratch, 0, NULL, &error), -EBUSY);
+  assert_int_equal(lade_checkpoint_save(&memory.values, &a_state, &place, NULL, &error), -EBUSY);
   assert_true(exists(".step-00000001.tmp-99-abc")); /* it may be in use */
   close(fd);
-  assert_int_equal(lade_checkpoint_save(&memory.values, &a_state, scratch, 0, NULL, &error), 0);
+  assert_int_equal(lade_checkpoint_save(&memory.values, &a_state, &place, NULL, &error), 0);
   values_memory_finish(&memory);
   lade_graph_destroy(graph);
 }
@@ -441,13 +445,13 @@ static void an_unknown_version_is_refused(void **state)
   size_t bytes;
   save(graph, 1, 1, 0);
   assert_int_equal(lade_file_load(in_scratch("step-00000001/state.json"), 1 << 20, NULL, &text, &bytes), 0);
-  char *version = strstr(text, "\"format_version\": 1");
+  char *version = strstr(text, "\"format_version\": 2");
   assert_non_null(version);
-  version[strlen("\"format_version\": ")] = '2';
+  version[strlen("\"format_version\": ")] = '3';
   assert_int_equal(lade_file_replace(in_scratch("step-00000001/state.json"), text, bytes, NULL), 0);
   free(text);
   assert_int_equal(load_newest(graph, &error), -EINVAL);
-  assert_non_null(strstr(error.text, "version 2"));
+  assert_non_null(strstr(error.text, "version 3"));
   lade_graph_destroy(graph);
 }
 

@@ -80,7 +80,8 @@ static int save(const struct values_memory *memory, int64_t step, int keep, stru
                 struct lade_error *error)
 {
   struct lade_checkpoint_state state = state_of(step);
-  return lade_checkpoint_save(&memory->values, &state, scratch, keep, faults, error);
+  const struct lade_checkpoint_place place = {.dir = scratch, .keep = keep};
+  return lade_checkpoint_save(&memory->values, &state, &place, faults, error);
 }
 
 /* ---- every call fails ---- */
@@ -196,14 +197,15 @@ static void a_failing_first_save_leaves_no_directory(void **state)
   struct lade_error error = {0};
   char dir[PATH_BYTES], name[PATH_BYTES];
   struct lade_checkpoint_state the_state = state_of(1);
+  const struct lade_checkpoint_place place = {.dir = dir};
   values_memory_init(&memory, graph);
   snprintf(dir, sizeof(dir), "%s/new", scratch);
   memory.fail_at = 2;
-  assert_int_equal(lade_checkpoint_save(&memory.values, &the_state, dir, 0, NULL, &error), -EIO);
+  assert_int_equal(lade_checkpoint_save(&memory.values, &the_state, &place, NULL, &error), -EIO);
   assert_int_equal(entries_count(name), 0);
-  assert_int_equal(lade_checkpoint_save(&memory.values, &the_state, dir, 0, NULL, &error), 0);
+  assert_int_equal(lade_checkpoint_save(&memory.values, &the_state, &place, NULL, &error), 0);
   snprintf(dir, sizeof(dir), "%s/no/way", scratch);
-  assert_int_equal(lade_checkpoint_save(&memory.values, &the_state, dir, 0, NULL, &error), -ENOENT);
+  assert_int_equal(lade_checkpoint_save(&memory.values, &the_state, &place, NULL, &error), -ENOENT);
   assert_non_null(strstr(error.text, "no/way"));
   values_memory_finish(&memory);
   lade_graph_destroy(graph);

@@ -30,6 +30,7 @@ static int disk_fill(const char *dir)
   struct values_memory memory, loaded;
   struct lade_error error = {0};
   struct lade_checkpoint_state state = {.loss_scale = 1, .model = "test"}, loaded_state = {0};
+  const struct lade_checkpoint_place all = {.dir = dir}, one = {.dir = dir, .keep = 1};
   char found[512];
   values_memory_init(&memory, graph);
   values_memory_init(&loaded, graph);
@@ -37,7 +38,7 @@ static int disk_fill(const char *dir)
   int rc = 0, result = 0;
   while (rc == 0 && state.step < N_STEPS) {
     state.step++;
-    rc = lade_checkpoint_save(&memory.values, &state, dir, 0, NULL, &error);
+    rc = lade_checkpoint_save(&memory.values, &state, &all, NULL, &error);
   }
   if (rc != -ENOSPC || state.step == 1 || !strstr(error.text, dir))
     result = failed("no room, expected ENOSPC with the path", &error);
@@ -46,7 +47,7 @@ static int disk_fill(const char *dir)
     result = failed("the one before", &error);
   else if (loaded_state.step != state.step - 1 || !values_memory_equal(&memory, &loaded))
     result = failed("the one before is not what was saved", &error);
-  else if (lade_checkpoint_save(&memory.values, &loaded_state, dir, 1, NULL, &error) != -ENOSPC)
+  else if (lade_checkpoint_save(&memory.values, &loaded_state, &one, NULL, &error) != -ENOSPC)
     result = failed("rotation made room before the new one was safe", &error);
   values_memory_finish(&memory);
   values_memory_finish(&loaded);

@@ -299,7 +299,8 @@ static void a_checkpoint_is_a_start_too(void **state)
   values_memory_init(&memory, graph);
   values_memory_init(&other, graph);
   values_memory_randomize(&memory, 8);
-  assert_int_equal(lade_checkpoint_save(&memory.values, &the_state, scratch, 0, NULL, NULL), 0);
+  const struct lade_checkpoint_place place = {.dir = scratch};
+  assert_int_equal(lade_checkpoint_save(&memory.values, &the_state, &place, NULL, NULL), 0);
   assert_int_equal(lade_checkpoint_init(&other.values, in_scratch("step-00000003"), NULL, NULL), 0);
   assert_int_equal(lade_checkpoint_digest(&memory.values, &digest, NULL), 0);
   assert_int_equal(lade_checkpoint_digest(&other.values, &other_digest, NULL), 0);

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Checkpoints of several ranks, without a training step: what one rank saved goes from layout to layout, each loading
+ * what the one before saved, in every form of state, and what comes out has the bits that went in. A rank that fails,
+ * sees another directory, or reads a damaged file fails the call at all ranks, with one line that says who and what.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "base/cpu.h"
+#include "run/checkpoint.h"
+#include "tests/parallel/world.h"
+#include "tests/support/scratch.h"
+#include "tests/support/values_memory.h"
+
+#define PATH_BYTES 512
+
+static const struct {
+  const char *name;
+  enum lade_family family;
+  enum lade_dtype dtype;
+  enum lade_moments moments;
+  enum lade_master master;
+} cases[] = {{"gpt2 in fp32", LADE_GPT2, LADE_F32, LADE_MOMENTS_F32, LADE_MASTER_EXACT},
+             {"llama in bf16", LADE_LLAMA, LADE_BF16, LADE_MOMENTS_F32, LADE_MASTER_EXACT},
+             {"gpt2 with 8-bit moments", LADE_GPT2, LADE_BF16, LADE_MOMENTS_8BIT, LADE_MASTER_EXACT},
+             {"llama, tied, with bf16 moments", LADE_LLAMA, LADE_BF16, LADE_MOMENTS_BF16, LADE_MASTER_24BIT},
+             {"gpt2 in fp16", LADE_GPT2, LADE_F16, LADE_MOMENTS_F32, LADE_MASTER_EXACT}};
+
+/* All of four ranks. Key heads are two: with tp 4 neighbours share them. */
+static const struct lade_layout_params layouts[] = {
+    {.tp = 2, .pp = 2},
+    {.tp = 4},
+    {.dp = 4, .zero = 3},
+    {.tp = 2, .dp = 2, .zero = 1},
+    {.pp = 2, .dp = 2, .zero = 2},
+    {.pp = 4},
+    {.dp = 4, .zero = 2, .shard = 2},
+    {.tp = 2, .dp = 2, .is_sequence = true},
+    {.pp = 2, .dp = 2, .schedule = LADE_SCHEDULE_INTERLEAVED, .virtual_stages = 2}};
+
+/* ---- graphs ---- */
+
+static struct lade_graph *graph_make(size_t i, const struct lade_layout *layout)
+{
+  static struct lade_kernels kernels;
+  struct lade_cpu cpu = {0};
+  struct lade_error error = {0};
+  struct lade_model model = {.name = "test", .family = cases[i].family, .layers = 4, .heads = 4, .key_heads = 2,
+                             .width = 32, .hidden = 48, .context = 16, .vocabulary = 251, .norm_eps = 1e-5f,
+                             .rope_base = 10000, .is_tied = cases[i].family == LADE_GPT2 || i == 3};
+  if (model.family == LADE_GPT2)
+    model.key_heads = model.heads;
+  lade_kernels_init(&kernels, &cpu);
+  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = cases[i].dtype,
+                                     .batch = 1, .time = 8, .kernels = &kernels, .n_threads = 1,
+                                     .moments = cases[i].moments, .master = cases[i].master};
+  if (layout)
+    params.share = (struct lade_share){
+        .tp = lade_layout_size(layout, LADE_AXIS_TP), .tp_rank = lade_layout_position(layout, LADE_AXIS_TP),
+        .is_sequence = layout->is_sequence, .pp = lade_layout_size(layout, LADE_AXIS_PP),
+        .pp_rank = lade_layout_position(layout, LADE_AXIS_PP), .n_chunks = layout->virtual_stages};
+  struct lade_graph *graph = NULL;
+  demand(!lade_graph_create(&params, &error, &graph), "%s", error.text);
+  return graph;
+}
+
+/* ---- one rank's values under a layout ---- */
+
+struct part {
+  struct lade_peers peers;
+  struct lade_graph *whole, *graph;
+  struct values_memory memory;
+};
+
+static void part_open(struct part *part, struct world *world, size_t i, const struct lade_layout_params *how)
+{
+  struct lade_error error = {0};
+  struct lade_layout_params params = *how;
+  params.struct_size = sizeof(params);
+  demand(!lade_peers_open(&params, world->comm, &error, &part->peers), "%s", error.text);
+  part->whole = graph_make(i, NULL);
+  part->graph = graph_make(i, &part->peers.layout);
+  values_memory_init(&part->memory, part->graph);
+  part->memory.values.whole = part->whole;
+  part->memory.values.peers = &part->peers;
+}
+
+static void part_close(struct part *part)
+{
+  values_memory_finish(&part->memory);
+  lade_graph_destroy(part->graph);
+  lade_graph_destroy(part->whole);
+  lade_peers_close(&part->peers);
+}
+
+static void barrier(struct world *world)
+{
+  demand(world_agrees(world, 0), "ranks part");
+}
+
+static const char *step_path(int64_t step)
+{
+  static char path[PATH_BYTES];
+  snprintf(path, sizeof(path), "%s/step-%08d", scratch, (int)step);
+  return path;
+}
+
+static int part_load(struct part *part, int64_t step, struct lade_error *error)
+{
+  struct lade_checkpoint_state state;
+  return lade_checkpoint_load(&part->memory.values, step_path(step), NULL, &state, error);
+}
+
+static int part_save(struct part *part, int64_t step, uint64_t file_bytes, struct lade_faults *faults,
+                     struct lade_error *error)
+{
+  const struct lade_checkpoint_state state = {.step = step, .loss_scale = 1, .model = "test"};
+  const struct lade_checkpoint_place place = {.dir = scratch, .file_bytes = file_bytes};
+  return lade_checkpoint_save(&part->memory.values, &state, &place, faults, error);
+}
+
+/* ---- one rank ---- */
+
+/* Random values, in the form of case @i, saved as step 1; their digest. */
+static uint64_t alone_save(size_t i, struct values_memory *memory, struct lade_graph *graph)
+{
+  struct lade_error error = {0};
+  struct lade_checkpoint_state state = {.step = 1, .loss_scale = 1, .model = "test"};
+  const struct lade_checkpoint_place place = {.dir = scratch};
+  uint64_t digest = 0;
+  struct values_memory exact;
+  struct lade_graph *plain = graph_make(cases[i].family == LADE_GPT2 ? 0 : 1, NULL);
+  plain->model.is_tied = graph->model.is_tied;
+  if (graph->moments == LADE_MOMENTS_F32) {
+    values_memory_randomize(memory, 7);
+  } else if (plain->n_params == graph->n_params) { /* rounded to this form from the exact one */
+    values_memory_init(&exact, plain);
+    values_memory_randomize(&exact, 7);
+    demand(!lade_checkpoint_save(&exact.values, &state, &place, NULL, &error), "%s", error.text);
+    demand(!lade_checkpoint_load(&memory->values, step_path(1), NULL, &state, &error), "%s", error.text);
+    values_memory_finish(&exact);
+  } else {
+    demand(!lade_checkpoint_random(&memory->values, 7, &error), "%s", error.text);
+  }
+  demand(!lade_checkpoint_save(&memory->values, &state, &place, NULL, &error), "%s", error.text);
+  demand(!lade_checkpoint_digest(&memory->values, &digest, &error), "%s", error.text);
+  lade_graph_destroy(plain);
+  return digest;
+}
+
+static void alone_compare(const struct values_memory *memory, int64_t step, const char *what, int layout)
+{
+  struct lade_error error = {0};
+  struct lade_checkpoint_state state;
+  struct values_memory loaded;
+  values_memory_init(&loaded, memory->graph);
+  demand(!lade_checkpoint_load(&loaded.values, step_path(step), NULL, &state, &error), "%s", error.text);
+  demand(state.step == step && values_memory_equal(memory, &loaded), "%s: layout %d saves other bits than it loaded",
+         what, layout);
+  values_memory_finish(&loaded);
+}
+
+/* ---- properties ---- */
+
+/* Around all layouts, each from the one before. */
+static void bits_go_around(struct world *world, size_t i)
+{
+  struct lade_graph *graph = graph_make(i, NULL);
+  struct values_memory memory;
+  struct lade_error error = {0};
+  struct lade_peers all = {.world = world->comm, .layout.rank = world->rank};
+  uint64_t digest = 0, found = 0;
+  values_memory_init(&memory, graph);
+  if (world->rank == 0)
+    digest = alone_save(i, &memory, graph);
+  demand(!lade_peers_broadcast(&all, &digest, sizeof(digest), &error), "%s", error.text);
+  for (int j = 0; j < (int)LADE_COUNT(layouts); j++) {
+    struct part part;
+    if (cases[i].dtype == LADE_F16 && (layouts[j].tp > 1 || layouts[j].pp > 1))
+      continue; /* is not trained so */
+    if (cases[i].moments == LADE_MOMENTS_8BIT && layouts[j].tp > 1)
+      continue; /* blocks that share a scale are cut elsewhere: rounded once more */
+    part_open(&part, world, i, &layouts[j]);
+    demand(!part_load(&part, 1, &error), "%s: layout %d: %s", cases[i].name, j, error.text);
+    demand(!lade_checkpoint_digest(&part.memory.values, &found, &error), "%s: layout %d: %s", cases[i].name, j,
+           error.text);
+    demand(found == digest, "%s: layout %d has another digest", cases[i].name, j);
+    demand(!part_save(&part, 1, j % 2 ? 5000 : 0, NULL, &error), "%s: layout %d: %s", cases[i].name, j, error.text);
+    if (world->rank == 0)
+      alone_compare(&memory, 1, cases[i].name, j);
+    barrier(world);
+    part_close(&part);
+  }
+  values_memory_finish(&memory);
+  lade_graph_destroy(graph);
+}
+
+/* Calls of one rank fail, at first each: all ranks say so, and what was saved before is the newest still. */
+static void a_failing_rank_fails_the_save(struct world *world)
+{
+  struct part part;
+  struct lade_error error = {0};
+  char found[PATH_BYTES];
+  part_open(&part, world, 0, &layouts[0]);
+  demand(!part_load(&part, 1, &error), "%s", error.text);
+  for (uint64_t nth = 1;; nth += 1 + nth / 8) {
+    struct lade_faults faults;
+    lade_faults_init(&faults);
+    if (world->rank == 1)
+      lade_faults_arm(&faults, LADE_FAULT_ANY, nth, false, -EIO);
+    int status = part_save(&part, 2, 0, &faults, &error);
+    if (!status)
+      break;
+    demand(strstr(error.text, "rank 1: ") == error.text, "the save fails with '%s'", error.text);
+    demand(status == -EIO || status == -ENOMEM, "the save ends with %d: %s", status, error.text);
+    demand(!lade_checkpoint_find(scratch, found, sizeof(found), &error) && strstr(found, "step-00000001"),
+           "a failed save leaves %s", found);
+    demand(nth < 100000, "a save fails for good: %s", error.text);
+    barrier(world);
+  }
+  demand(!lade_checkpoint_find(scratch, found, sizeof(found), &error) && strstr(found, "step-00000002"),
+         "a save leaves %s", found);
+  barrier(world);
+  part_close(&part);
+}
+
+static void a_rank_elsewhere_is_told(struct world *world)
+{
+  struct part part;
+  struct lade_error error = {0};
+  char here[PATH_BYTES], there[PATH_BYTES];
+  part_open(&part, world, 0, &layouts[0]);
+  demand(!part_load(&part, 1, &error), "%s", error.text);
+  snprintf(there, sizeof(there), "%s", scratch);
+  demand(getcwd(here, sizeof(here)) && !chdir(world->rank == 3 ? "/" : there), "no directory to go to");
+  const struct lade_checkpoint_state state = {.step = 3, .loss_scale = 1, .model = "test"};
+  const struct lade_checkpoint_place place = {.dir = "elsewhere"};
+  int status = lade_checkpoint_save(&part.memory.values, &state, &place, NULL, &error);
+  demand(status == -ENOENT && strstr(error.text, "rank 3: ") && strstr(error.text, "one file system"),
+         "the save ends with %d: %s", status, error.text);
+  demand(!chdir(here), "no way back");
+  barrier(world);
+  part_close(&part);
+}
+
+/* Change one bit of @name in step 2 at rank 0, @back from its end; all ranks wait for it. */
+static void bit_flip(struct world *world, const char *name, off_t back)
+{
+  char path[2 * PATH_BYTES];
+  unsigned char byte;
+  snprintf(path, sizeof(path), "%s/%s", step_path(2), name);
+  if (world->rank == 0) {
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    off_t at = fd < 0 ? -1 : lseek(fd, -back, SEEK_END);
+    demand(at >= 0 && pread(fd, &byte, 1, at) == 1, "%s cannot be read", path);
+    byte ^= 4;
+    demand(pwrite(fd, &byte, 1, at) == 1 && !close(fd), "%s cannot be written", path);
+  }
+  barrier(world);
+}
+
+/* Where copies, replicas and parts read a bit that has changed, all of them know. */
+static void damage_names_the_tensor(struct world *world)
+{
+  static const struct {
+    const char *file, *tensor;
+    off_t back;
+  } flips[] = {{"model.safetensors", "tensor transformer.ln_f.bias", 1},
+               {"model.safetensors", "tensor transformer.h.3.mlp.c_proj.weight", 4 * (32 + 32 + 32 + 5)},
+               {"optimizer.safetensors", "tensor exp_avg_sq.transformer.ln_f.weight", 4 * 32 + 1}};
+  for (size_t i = 0; i < LADE_COUNT(flips); i++) {
+    for (int j = 0; j < (int)LADE_COUNT(layouts); j++) {
+      struct part part;
+      struct lade_error error = {0};
+      part_open(&part, world, 0, &layouts[j]);
+      bit_flip(world, flips[i].file, flips[i].back);
+      int status = part_load(&part, 2, &error);
+      demand(status == -EBADMSG && strstr(error.text, flips[i].tensor) && strstr(error.text, flips[i].file),
+             "layout %d loads %s with %d: %s", j, flips[i].tensor, status, error.text);
+      barrier(world);
+      bit_flip(world, flips[i].file, flips[i].back);
+      part_close(&part);
+    }
+  }
+}
+
+/* ---- all ---- */
+
+static void scratch_share(struct world *world)
+{
+  struct lade_error error = {0};
+  struct lade_peers all = {.world = world->comm, .layout.rank = world->rank};
+  if (world->rank == 0)
+    scratch_setup_in_memory(NULL);
+  demand(!lade_peers_broadcast(&all, scratch, sizeof(scratch), &error), "%s", error.text);
+}
+
+int main(void)
+{
+  struct world world;
+  world_open(&world);
+  scratch_share(&world);
+  for (size_t i = LADE_COUNT(cases); i-- > 0;) /* the first one's is left for what follows */
+    bits_go_around(&world, i);
+  a_failing_rank_fails_the_save(&world);
+  a_rank_elsewhere_is_told(&world);
+  damage_names_the_tensor(&world);
+  barrier(&world);
+  if (world.rank == 0)
+    scratch_teardown(NULL);
+  printf("DONE\n");
+  fflush(stdout);
+  world_close(&world);
+  return 0;
+}
