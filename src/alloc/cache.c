@@ -58,18 +58,6 @@ static int alive_create(lade_cache *cache)
   return 0;
 }
 
-static int trace_create(lade_cache *cache, uint64_t n)
-{
-  uint64_t n_entries = 1;
-  while (n_entries < n)
-    n_entries *= 2;
-  if (!n)
-    return 0;
-  cache->trace = calloc(n_entries, sizeof(*cache->trace));
-  cache->trace_mask = n_entries - 1;
-  return cache->trace ? 0 : -ENOMEM;
-}
-
 static void pool_init(struct lade_cache_pool *pool, bool is_private)
 {
   pool->is_private = is_private;
@@ -144,7 +132,7 @@ int lade_cache_create(const struct lade_cache_params *given, struct lade_error *
   if (!code && !lade_cache_blocks_prepare(cache, 0))
     code = -ENOMEM;
   if (!code)
-    code = trace_create(cache, params->n_trace_entries);
+    code = lade_cache_trace_init(cache, params->n_trace_entries);
   if (!code && params->flags & LADE_CACHE_SANITIZE)
     code = lade_cache_guard_init(cache, params->quarantine_bytes ? params->quarantine_bytes : QUARANTINE_BYTES);
   if (code) {
@@ -177,7 +165,6 @@ void lade_cache_destroy(lade_cache *cache)
   if (!is_child)
     lade_cache_shares_close(cache);
   pools_destroy(cache, is_child);
-  cache->stats.inactive_split_bytes.current = cache->stats.reserved_bytes.current; /* what was live is not any more */
   if (!is_child)
     lade_cache_spare_release(cache);
   cache_free(cache);
@@ -203,7 +190,7 @@ static enum zone_kind zone_choose(const lade_cache *cache, uint64_t *bytes)
 static struct block *block_fit(lade_cache *cache, struct block *block, uint64_t bytes)
 {
   uint64_t before_bytes = lade_align_up(block->address, cache->chunk_bytes) - block->address;
-  if (bytes % cache->chunk_bytes == 0 && before_bytes && before_bytes + bytes <= block->bytes) {
+  if (!(bytes & (cache->chunk_bytes - 1)) && before_bytes && before_bytes + bytes <= block->bytes) {
     struct block *before = block;
     block = lade_cache_block_cut(cache, before, before_bytes);
     block->state = BLOCK_LIVE;
@@ -360,15 +347,13 @@ static void block_use(lade_cache *cache, struct block *block, int queue, const s
   block->place = request->place;
   block->requested_bytes = request->bytes;
   block->users = 0;
-  block->segment->zone->pool->n_blocks++;
   lade_cache_index_add(cache, block);
   lade_cache_stat_add(&stats->allocation, 1);
-  lade_cache_stat_add(&stats->active, 1);
   lade_cache_stat_add(&stats->requested_bytes, request->bytes);
   lade_cache_stat_add(&stats->allocated_bytes, block->bytes);
-  lade_cache_stat_add(&stats->active_bytes, block->bytes);
-  lade_cache_stat_sub(&stats->inactive_split_bytes, block->bytes);
   lade_cache_stat_add(&cache->tags[block->tag].bytes, block->bytes);
+  if (cache->n_pending)
+    lade_cache_active_note(cache);
   lade_cache_trace_add(cache, LADE_CACHE_ALLOC, block);
 }
 
@@ -625,6 +610,15 @@ int lade_cache_pool_create_shared(lade_cache *cache, uint64_t bytes, lade_cache_
   return info.is_dry ? -ENOTSUP : pool_create(cache, bytes, true, ret_pool);
 }
 
+static bool zone_is_idle(const struct zone *zone)
+{
+  for (const struct segment *segment = zone->segments; segment; segment = segment->next)
+    for (const struct block *block = segment->first; block; block = block->after)
+      if (block->state != BLOCK_FREE && block->state != BLOCK_HOLE)
+        return false;
+  return true;
+}
+
 /* Called with the lock. Its freed blocks may still be in use by their queues. */
 static int pool_leave(lade_cache *cache, struct lade_cache_pool *pool)
 {
@@ -634,7 +628,10 @@ static int pool_leave(lade_cache *cache, struct lade_cache_pool *pool)
   for (int i = 1; i < cache->n_queues; i++)
     if (cache->queues[i].queue && cache->queues[i].pool == pool)
       return -EBUSY;
-  if (pool->n_blocks || pool->is_capturing)
+  for (int kind = 0; kind < N_ZONES; kind++)
+    if (!zone_is_idle(&pool->zones[kind]))
+      return -EBUSY;
+  if (pool->is_capturing)
     return -EBUSY;
   lade_cache_sweep(cache, pool);
   int error = lade_cache_pool_unmap(cache, pool);

@@ -286,7 +286,6 @@ struct block *lade_cache_block_settle(lade_cache *cache, struct block *block)
 void lade_cache_index_add(lade_cache *cache, struct block *block)
 {
   index_put(cache, block);
-  cache->n_indexed++;
 }
 
 struct block **lade_cache_index_find(const lade_cache *cache, uint64_t address)
@@ -300,5 +299,4 @@ struct block **lade_cache_index_find(const lade_cache *cache, uint64_t address)
 void lade_cache_index_remove(lade_cache *cache, struct block **link)
 {
   *link = (*link)->namesake;
-  cache->n_indexed--;
 }

@@ -82,7 +82,7 @@ static void chunks_check(struct recount *count, const struct segment *segment)
   }
 }
 
-static void segment_check(struct recount *count, const struct segment *segment, uint64_t *ret_n_blocks)
+static void segment_check(struct recount *count, const struct segment *segment)
 {
   uint64_t at = segment->base;
   const struct block *before = NULL;
@@ -94,7 +94,6 @@ static void segment_check(struct recount *count, const struct segment *segment, 
     must(count, !before || before->state != BLOCK_FREE || block->state != BLOCK_FREE ||
                     before->queue != block->queue, "two free blocks of a queue touch", at);
     block_count(count, block);
-    *ret_n_blocks += block->state != BLOCK_FREE && block->state != BLOCK_HOLE;
     at += block->bytes;
   }
   must(count, at == segment->base + segment->bytes, "blocks do not fill a segment", at);
@@ -135,19 +134,18 @@ static uint64_t bins_check(struct recount *count, const struct zone *zone, int q
 
 static void pool_check(struct recount *count, const struct lade_cache_pool *pool)
 {
-  uint64_t n_listed = 0, n_holes = 0, n_blocks = 0, n_free_before = count->n_free, n_holes_before = count->n_holes;
+  uint64_t n_listed = 0, n_holes = 0, n_free_before = count->n_free, n_holes_before = count->n_holes;
   for (int kind = 0; kind < N_ZONES; kind++) {
     const struct zone *zone = &pool->zones[kind];
     must(count, zone->pool == pool && zone->kind == (enum zone_kind)kind, "a zone is not its pool's", (uint64_t)kind);
     for (const struct segment *segment = zone->segments; segment; segment = segment->next)
-      segment_check(count, segment, &n_blocks);
+      segment_check(count, segment);
     for (int queue = 0; queue < N_QUEUES; queue++)
       n_listed += bins_check(count, zone, queue);
     n_holes += list_check(count, &zone->holes, zone, BLOCK_HOLE, 0);
   }
   must(count, n_listed == count->n_free - n_free_before, "bins and segments disagree on free blocks", n_listed);
   must(count, n_holes == count->n_holes - n_holes_before, "lists and segments disagree on holes", n_holes);
-  must(count, n_blocks == pool->n_blocks, "a pool's count of blocks is wrong", n_blocks);
 }
 
 static void stat_check(struct recount *count, const struct lade_cache_stat *stat, uint64_t current, const char *what)
@@ -176,6 +174,15 @@ static void stats_check(struct recount *count)
   must(count, stats->n_maps - stats->n_unmaps == count->n_mapped, "maps were lost", count->n_mapped);
 }
 
+static uint64_t index_count(const lade_cache *cache)
+{
+  uint64_t n = 0;
+  for (uint64_t i = 0; i <= cache->index_mask; i++)
+    for (const struct block *block = cache->index[i]; block; block = block->namesake)
+      n++;
+  return n;
+}
+
 static void lists_check(struct recount *count)
 {
   const lade_cache *cache = count->cache;
@@ -189,7 +196,7 @@ static void lists_check(struct recount *count)
   must(count, n == count->n_quarantined && bytes == cache->quarantine_bytes, "the quarantine is miscounted", n);
   must(count, count->n_waits == (uint64_t)cache->waits.n, "waits are miscounted", count->n_waits);
   must(count, count->n_recorded == (uint64_t)cache->n_recorded, "recorded uses are miscounted", count->n_recorded);
-  must(count, count->n_live == cache->n_indexed, "the index holds what is not live", cache->n_indexed);
+  must(count, count->n_live == index_count(cache), "the index holds what is not live", index_count(cache));
   n = 0;
   for (const struct block *block = cache->unused; block; block = block->next)
     n++;
@@ -209,6 +216,7 @@ int lade_cache_check(lade_cache *cache, struct lade_error *error)
   for (const struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
     pool_check(count, pool);
   lists_check(count);
+  lade_cache_stats_derive(cache);
   stats_check(count);
   lade_lock_give(&cache->lock);
   int code = count->code;

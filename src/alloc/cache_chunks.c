@@ -334,7 +334,7 @@ static int chunks_create(lade_cache *cache, uint64_t n, bool is_shared)
     cache->stats.n_creates++;
     lade_cache_stat_add(&cache->stats.segment, 1);
     lade_cache_stat_add(&cache->stats.reserved_bytes, cache->chunk_bytes);
-    lade_cache_stat_add(&cache->stats.inactive_split_bytes, cache->chunk_bytes);
+    lade_cache_inactive_note(cache);
   }
   return 0;
 }
@@ -545,7 +545,6 @@ static void spare_release_one(lade_cache *cache)
   cache->stats.n_releases++;
   lade_cache_stat_sub(&cache->stats.segment, 1);
   lade_cache_stat_sub(&cache->stats.reserved_bytes, cache->chunk_bytes);
-  lade_cache_stat_sub(&cache->stats.inactive_split_bytes, cache->chunk_bytes);
 }
 
 int lade_cache_chunks_trim(lade_cache *cache, uint64_t keep_bytes)

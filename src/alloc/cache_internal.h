@@ -84,7 +84,6 @@ struct zone {
 struct lade_cache_pool {
   struct lade_cache_pool *next;
   struct zone zones[N_ZONES];
-  uint64_t n_blocks; /* live, waiting and quarantined */
   bool is_private;   /* its chunks stay where they are */
   bool is_shared;    /* and are of the kind that other processes can have */
   bool is_capturing;
@@ -127,6 +126,16 @@ struct refusal {
   bool is_capturing;
 };
 
+/*
+ * An event of the trace in half a cache line: many are written and few ever read. Its time counts from when the trace
+ * began, with a sign, since clocks are put back.
+ */
+struct trace_entry {
+  uint64_t address, bytes;
+  const char *place;
+  uint64_t stamp; /* microseconds, and in the low bits action, queue and tag */
+};
+
 struct lade_cache {
   struct lade_lock lock;
   _Atomic int *is_alive; /* a page that is zero in a child of fork */
@@ -155,14 +164,16 @@ struct lade_cache {
   int n_unused;
   LADE_ARRAY(struct block *) slabs;
   struct block **index; /* live blocks by address: chains */
-  uint64_t index_mask, n_indexed;
+  uint64_t index_mask;
 
   struct refusal refusal;
-  struct lade_cache_stats stats;
+  struct lade_cache_stats stats; /* what is current; the rest as lade_cache_stats_derive last left it */
+  uint64_t n_pending, pending_bytes; /* of blocks that are waiting or quarantined */
   struct lade_cache_tag tags[LADE_CACHE_MAX_TAGS];
   int n_tags;
-  struct lade_cache_event *trace; /* ring */
+  struct trace_entry *trace; /* ring */
   uint64_t trace_mask, n_traced;
+  int64_t traced_from_us;
   uint16_t moved[N_MOVED]; /* how often requests had to move chunks; see cache_chunks.c */
   uint64_t high_bytes;     /* the most live, before peaks were reset */
 
@@ -177,7 +188,7 @@ struct lade_cache {
 
 static inline bool lade_cache_index_has_room(const lade_cache *cache)
 {
-  return INDEX_DIVISOR * (cache->n_indexed + 1) <= cache->index_mask;
+  return INDEX_DIVISOR * (cache->stats.allocation.current + 1) <= cache->index_mask;
 }
 bool lade_cache_blocks_grow(lade_cache *cache, int n);
 /* Have @n descriptors at hand, and room in the index for one more. False when memory is out. */
@@ -268,11 +279,12 @@ void lade_cache_shares_close(lade_cache *cache);
 
 /* ---- cache_stats.c ---- */
 
+/* What came in all is not counted: it is what there is and what went. */
 static inline void lade_cache_stat_add(struct lade_cache_stat *stat, uint64_t n)
 {
   stat->current += n;
-  stat->allocated += n;
-  stat->peak = LADE_MAX(stat->peak, stat->current);
+  if (stat->current > stat->peak)
+    stat->peak = stat->current;
 }
 
 static inline void lade_cache_stat_sub(struct lade_cache_stat *stat, uint64_t n)
@@ -282,6 +294,37 @@ static inline void lade_cache_stat_sub(struct lade_cache_stat *stat, uint64_t n)
   stat->freed += n;
 }
 
+/* A block was freed that its queues still use, and it is nobody's any more. */
+static inline void lade_cache_pending_add(lade_cache *cache, const struct block *block)
+{
+  cache->n_pending++;
+  cache->pending_bytes += block->bytes;
+}
+static inline void lade_cache_pending_sub(lade_cache *cache, const struct block *block)
+{
+  cache->n_pending--;
+  cache->pending_bytes -= block->bytes;
+}
+/* Blocks became active, or free: peaks of what is derived. */
+static inline void lade_cache_active_note(lade_cache *cache)
+{
+  struct lade_cache_stats *stats = &cache->stats;
+  stats->active.peak = LADE_MAX(stats->active.peak, stats->allocation.current + cache->n_pending);
+  stats->active_bytes.peak = LADE_MAX(stats->active_bytes.peak, stats->allocated_bytes.current + cache->pending_bytes);
+}
+static inline void lade_cache_inactive_note(lade_cache *cache)
+{
+  struct lade_cache_stats *stats = &cache->stats;
+  uint64_t bytes = stats->reserved_bytes.current - stats->allocated_bytes.current - cache->pending_bytes;
+  stats->inactive_split_bytes.peak = LADE_MAX(stats->inactive_split_bytes.peak, bytes);
+}
+/* Make all of the statistics true. Called with the lock. */
+void lade_cache_stats_derive(lade_cache *cache);
+
+/* A ring for @n events or more; none for 0. -ENOMEM. */
+int lade_cache_trace_init(lade_cache *cache, uint64_t n);
+/* The event of number @i, which must still be in the ring. */
+struct lade_cache_event lade_cache_trace_get(const lade_cache *cache, uint64_t i);
 void lade_cache_trace_write(lade_cache *cache, enum lade_cache_action action, const struct block *block);
 static inline void lade_cache_trace_add(lade_cache *cache, enum lade_cache_action action, const struct block *block)
 {

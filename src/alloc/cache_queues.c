@@ -79,10 +79,9 @@ void lade_cache_wait_event(lade_cache *cache, int queue, int other, uint64_t cou
 
 static void block_free_for_queue(lade_cache *cache, struct block *block, enum lade_cache_action action)
 {
-  block->segment->zone->pool->n_blocks--;
-  lade_cache_stat_sub(&cache->stats.active, 1);
-  lade_cache_stat_sub(&cache->stats.active_bytes, block->bytes);
-  lade_cache_stat_add(&cache->stats.inactive_split_bytes, block->bytes);
+  if (action == LADE_CACHE_FREE_COMPLETED)
+    lade_cache_pending_sub(cache, block);
+  lade_cache_inactive_note(cache);
   lade_cache_trace_add(cache, action, block);
   block->state = BLOCK_FREE;
   lade_cache_block_settle(cache, block);
@@ -129,8 +128,10 @@ void lade_cache_block_release(lade_cache *cache, struct block *block, bool is_at
     return;
   }
   block->state = BLOCK_WAITING;
-  if (is_at_once)
-    lade_cache_trace_add(cache, LADE_CACHE_FREE_REQUESTED, block);
+  if (!is_at_once)
+    return;
+  lade_cache_pending_add(cache, block);
+  lade_cache_trace_add(cache, LADE_CACHE_FREE_REQUESTED, block);
 }
 
 static void wait_remove(lade_cache *cache, int i)

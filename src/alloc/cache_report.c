@@ -179,7 +179,7 @@ static int owner_compare_place(const void *a, const void *b)
 /* Live bytes by place, the most first. Returns how many places; the caller frees the array. -ENOMEM. */
 static int owners_collect(const lade_cache *cache, struct owner **ret_owners)
 {
-  struct owner *owners = calloc(cache->n_indexed + 1, sizeof(*owners));
+  struct owner *owners = calloc(cache->stats.allocation.current + 1, sizeof(*owners));
   int n = 0, n_places = 0;
   if (!owners)
     return -ENOMEM;

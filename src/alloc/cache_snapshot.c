@@ -239,12 +239,12 @@ static void put_history(struct pickle *pickle, const lade_cache *cache)
   put_op(pickle, "](");
   uint64_t n = 0, kept = cache->trace ? LADE_MIN(cache->n_traced, cache->trace_mask + 1) : 0;
   for (uint64_t i = cache->n_traced - kept; i < cache->n_traced; i++) {
-    const struct lade_cache_event *event = &cache->trace[i & cache->trace_mask];
-    if (event->action == LADE_CACHE_FREE) {
-      put_event(pickle, cache, event, "free_requested");
+    const struct lade_cache_event event = lade_cache_trace_get(cache, i);
+    if (event.action == LADE_CACHE_FREE) {
+      put_event(pickle, cache, &event, "free_requested");
       list_item(pickle, &n);
     }
-    put_event(pickle, cache, event, names[event->action]);
+    put_event(pickle, cache, &event, names[event.action]);
     list_item(pickle, &n);
   }
   put_op(pickle, "ee");

@@ -3,6 +3,8 @@
  * The caching allocator over every device: what it hands out is the caller's alone, stays within the limit, is found
  * again when it is freed, and is given back whole. Each test ends with a recount of everything.
  */
+#include <time.h>
+
 #include "cache_target.h"
 
 static void blocks_are_aligned_and_apart(void **state)
@@ -310,6 +312,43 @@ static void a_trace_ring_keeps_the_newest(void **state)
   bed_close(&bed);
 }
 
+/* An entry is packed: the highest tag, the highest queue and the present time must come back. */
+static void a_trace_entry_holds_all_that_happened(void **state)
+{
+  struct bed bed = bed_open(state, NULL, NULL);
+  lade_queue *queues[LADE_CACHE_MAX_QUEUES];
+  int tag = 0;
+  for (int i = 1; i < LADE_CACHE_MAX_TAGS; i++) {
+    char name[8];
+    snprintf(name, sizeof(name), "tag%d", i);
+    assert_int_equal(lade_cache_tag_add(bed.cache, name, &tag), 0);
+  }
+  for (int i = 0; i < LADE_CACHE_MAX_QUEUES; i++) {
+    queues[i] = queue_open(bed.device, LADE_QUEUE_SIGNAL);
+    assert_int_equal(lade_cache_route(bed.cache, queues[i], NULL), 0);
+  }
+  struct lade_cache_request request = {sizeof(request), 700, queues[LADE_CACHE_MAX_QUEUES - 1], tag, "place"};
+  int64_t from_us = (int64_t)time(NULL) * 1000000 - 1000000;
+  void *block = NULL;
+  assert_int_equal(lade_cache_alloc(bed.cache, &request, NULL, &block), 0);
+  must_free(bed.cache, block);
+  struct lade_cache_event events[2];
+  assert_int_equal(lade_cache_get_trace(bed.cache, events, 2), 2);
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(events[i].tag, LADE_CACHE_MAX_TAGS - 1);
+    assert_int_equal(events[i].queue, LADE_CACHE_MAX_QUEUES);
+    assert_int_equal(events[i].bytes, 1024);
+    assert_true(events[i].time_us >= from_us && events[i].time_us <= (int64_t)time(NULL) * 1000000 + 2000000);
+  }
+  assert_int_equal(events[0].action, LADE_CACHE_ALLOC);
+  assert_string_equal(events[0].place, "place");
+  for (int i = 0; i < LADE_CACHE_MAX_QUEUES; i++) {
+    lade_cache_forget(bed.cache, queues[i]);
+    lade_queue_destroy(queues[i]);
+  }
+  bed_close(&bed);
+}
+
 static void forgotten_queues_make_room_for_new_ones(void **state)
 {
   struct bed bed = bed_open(state, NULL, NULL);
@@ -372,6 +411,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_private_pool_under_capture_makes_no_memory_call),
       cmocka_unit_test(a_capture_looks_at_no_queue),
       cmocka_unit_test(a_trace_ring_keeps_the_newest),
+      cmocka_unit_test(a_trace_entry_holds_all_that_happened),
       cmocka_unit_test(forgotten_queues_make_room_for_new_ones),
       cmocka_unit_test(random_calls_leave_everything_accounted_for),
   };

@@ -165,6 +165,43 @@ static void a_recorded_block_waits_for_its_other_queues(void **state)
   bed_close(&bed);
 }
 
+/* Active blocks are the live and the pending ones, inactive bytes are what is reserved besides. */
+static void peaks_count_what_is_pending(void **state)
+{
+  const struct lade_cache_params params = {.limit_bytes = 8 * CHUNK};
+  struct bed bed = bed_open(state, &params, NULL);
+  lade_queue *gate = queue_open(bed.device, LADE_QUEUE_SIGNAL);
+  unsigned char *block = must_alloc(bed.cache, bed.queues[0], 2 * CHUNK);
+  struct fill late = {block, 2 * CHUNK, 1};
+  lade_queue_wait(bed.queues[1], gate, 1);
+  fill_launch(bed.queues[1], &late);
+  assert_int_equal(lade_cache_record(bed.cache, block, bed.queues[1]), 0);
+  must_free(bed.cache, block);
+  void *live = must_alloc(bed.cache, bed.queues[0], 3 * CHUNK);
+  struct lade_cache_stats stats = stats_get(bed.cache);
+  assert_int_equal(stats.allocation.peak, 1);
+  assert_int_equal(stats.active.peak, 2);
+  assert_int_equal(stats.allocated_bytes.peak, 3 * CHUNK);
+  assert_int_equal(stats.active_bytes.peak, 5 * CHUNK);
+  assert_int_equal(stats.active_bytes.freed, 0);
+  lade_queue_signal(gate, 1);
+  queue_drain(bed.queues[1]);
+  must_free(bed.cache, must_alloc(bed.cache, bed.queues[0], 5 * CHUNK)); /* with the pending block's memory */
+  must_free(bed.cache, live);
+  stats = stats_get(bed.cache);
+  assert_int_equal(stats.active_bytes.peak, 8 * CHUNK);
+  assert_int_equal(stats.active_bytes.allocated, 10 * CHUNK);
+  assert_int_equal(stats.active_bytes.freed, 10 * CHUNK);
+  assert_int_equal(stats.inactive_split_bytes.current, 8 * CHUNK);
+  assert_int_equal(stats.inactive_split_bytes.peak, 8 * CHUNK);
+  lade_cache_reset_peaks(bed.cache);
+  must_free(bed.cache, must_alloc(bed.cache, bed.queues[0], CHUNK));
+  assert_int_equal(stats_get(bed.cache).active_bytes.peak, CHUNK);
+  cache_check(bed.cache);
+  lade_queue_destroy(gate);
+  bed_close(&bed);
+}
+
 static uint64_t memory_calls(lade_cache *cache)
 {
   struct lade_cache_stats stats = stats_get(cache);
@@ -559,6 +596,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(nobody_gets_memory_that_earlier_work_can_touch),
       cmocka_unit_test(taken_and_freed_at_once_is_still_pending),
       cmocka_unit_test(a_recorded_block_waits_for_its_other_queues),
+      cmocka_unit_test(peaks_count_what_is_pending),
       cmocka_unit_test(a_repeated_step_comes_to_rest),
       cmocka_unit_test(steps_that_never_repeat_waste_little),
       cmocka_unit_test(deterministic_offsets_do_not_depend_on_progress),
