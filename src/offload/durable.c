@@ -210,12 +210,12 @@ static int dir_take(struct lade_durable *d, const char *list, struct lade_error 
   return lade_error_set(error, -errno, "store directory %s: %s; create it or name another", d->dir, strerror(errno));
 }
 
-/* Is the file that we have still the one of that name? Whoever had it before may have removed it. */
-static bool is_named(const struct lade_durable *d)
+/* Is the file that we have still the one of that name? Whoever had it before may have removed it, or anyone since. */
+static bool is_named(const struct lade_durable *d, int fd, const char *name)
 {
   struct stat ours, named;
-  return fstat(d->fd, &ours) == 0 && S_ISREG(ours.st_mode) &&
-         fstatat(d->dir_fd, LADE_DURABLE_DATA, &named, AT_SYMLINK_NOFOLLOW) == 0 && ours.st_ino == named.st_ino &&
+  return fstat(fd, &ours) == 0 && S_ISREG(ours.st_mode) &&
+         fstatat(d->dir_fd, name, &named, AT_SYMLINK_NOFOLLOW) == 0 && ours.st_ino == named.st_ino &&
          ours.st_dev == named.st_dev;
 }
 
@@ -228,7 +228,7 @@ static int data_take(struct lade_durable *d, struct lade_error *error)
   int code = flock(fd, LOCK_EX | LOCK_NB) < 0 ? -errno : 0;
   if (code && code != -EWOULDBLOCK)
     return failed(d, -ENOLCK, LADE_DURABLE_DATA, "lock", error);
-  d->has_lock = !code && is_named(d);
+  d->has_lock = !code && is_named(d, fd, LADE_DURABLE_DATA);
   if (d->has_lock)
     return 0;
   return lade_error_set(error, -EBUSY, "%s/%s: another run keeps its state there: name another directory, or wait for "
@@ -439,13 +439,27 @@ static int record_write(struct lade_durable *d, int i, struct lade_error *error)
   return code ? failed(d, code_of_write(code), LADE_DURABLE_JOURNAL, "write", error) : 0;
 }
 
+/* A file without its name takes whatever is written to it, and nobody will find it again. */
+static int names_check(const struct lade_durable *d, struct lade_error *error)
+{
+  const char *gone = !is_named(d, d->fd, LADE_DURABLE_DATA) ? LADE_DURABLE_DATA : NULL;
+  if (d->journal_fd >= 0 && !is_named(d, d->journal_fd, LADE_DURABLE_JOURNAL))
+    gone = LADE_DURABLE_JOURNAL;
+  return !gone ? 0
+               : lade_error_set(error, -EIO, "%s/%s was removed or replaced while it was in use: what is written to it "
+                                "now would not be found again", d->dir, gone);
+}
+
 int lade_durable_publish(struct lade_durable *d, uint64_t generation, const void *memo, size_t memo_bytes,
                          struct lade_error *error)
 {
   const int slot = (int)(generation % 2);
   LADE_ASSERT(d->store && memo_bytes <= LADE_DURABLE_MEMO_BYTES);
   LADE_ASSERT(generation == (d->newest < 0 ? 0 : lade_durable_generation(d) + 1));
-  int code = bytes_write(d, d->fd, slot_sums(d, slot), table_bytes(d->slot_bytes), d->tables[slot].offset);
+  int code = names_check(d, error);
+  if (code)
+    return code;
+  code = bytes_write(d, d->fd, slot_sums(d, slot), table_bytes(d->slot_bytes), d->tables[slot].offset);
   if (!code)
     code = data_sync(d, d->fd);
   if (code)

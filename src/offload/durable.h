@@ -73,8 +73,9 @@ struct lade_extent lade_durable_slot(const lade_durable *durable, uint64_t gener
 /*
  * Make @generation count, with a copy of @memo: the first, or the one after that which counts. All of its slot has been
  * written, and the transfers are done. 0: it will be found after whatever happens. -EIO, -ENOSPC and others: what
- * counted still does, but it is not known whether this one does too, and nothing may be published after. Allocates
- * nothing but for the first. Blocks until the drive says that it is there.
+ * counted still does, but it is not known whether this one does too, and nothing may be published after; -EIO also when
+ * one of the files was removed or replaced, and then nothing counts any more. Allocates nothing but for the first.
+ * Blocks until the drive says that it is there.
  */
 int lade_durable_publish(lade_durable *durable, uint64_t generation, const void *memo, size_t memo_bytes,
                          struct lade_error *error);

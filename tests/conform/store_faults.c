@@ -503,6 +503,37 @@ static int child_read_only(void)
   return lade_store_open(&params, &error, &store) == -EROFS && strstr(error.text, "remounted") ? 0 : 3;
 }
 
+/* A container's file system: it may lack direct transfers, which is said, or have them, and then all is well. */
+static int child_on_overlay(void)
+{
+  static const char *const names[] = {"layers/lower", "layers/upper", "layers/work", "layers/merged"};
+  struct lade_error error = {0};
+  if (!scratch_disk_mount("layers", "32m"))
+    return CHILD_SKIPS;
+  for (size_t i = 0; i < LADE_COUNT(names); i++) {
+    if (mkdir(names[i], 0700))
+      return 1;
+  }
+  if (mount("overlay", "layers/merged", "overlay", 0,
+            "lowerdir=layers/lower,upperdir=layers/upper,workdir=layers/work"))
+    return CHILD_SKIPS;
+  fixture_dirs = "layers/merged";
+  int code = life_run(NULL, engine, &error);
+  return code && (code != -EINVAL || !strstr(error.text, "O_DIRECT") || !strstr(error.text, "layers/merged"));
+}
+
+static void an_overlay_is_a_store_or_refused_by_name(void **state)
+{
+  assert_int_equal(mkdir("layers", 0777), 0);
+  int code = child_run(child_on_overlay);
+  rmdir("layers");
+  if (code == CHILD_SKIPS) {
+    print_message("SKIP: overlays cannot be mounted here\n");
+    skip();
+  }
+  assert_int_equal(code, 0);
+}
+
 static void a_read_only_remount_is_refused_by_name(void **state)
 {
   assert_int_equal(mkdir("remounted", 0777), 0);
@@ -564,6 +595,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(without_fallocate_the_first_writing_allocates),
       cmocka_unit_test(a_limit_of_locked_memory_is_enough_or_done_without),
       cmocka_unit_test(a_directory_that_is_removed_is_not_missed),
+      cmocka_unit_test(an_overlay_is_a_store_or_refused_by_name),
       cmocka_unit_test(a_read_only_remount_is_refused_by_name),
   };
   int skip = suite_begin(argc, argv);

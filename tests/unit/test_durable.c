@@ -260,6 +260,26 @@ static void damaged_bytes_are_found_when_they_are_read(void **state)
   lade_durable_close(durable);
 }
 
+/* Removed, moved away, or another in its place: publishing would be to nobody. */
+static void a_file_that_goes_while_it_is_in_use_is_missed(void **state)
+{
+  static const char *const names[] = {LADE_DURABLE_DATA, LADE_DURABLE_JOURNAL};
+  for (int i = 0; i < 4; i++) {
+    lade_durable *durable;
+    struct lade_error error = {0};
+    scratch_teardown(state);
+    scratch_setup_in_memory(state);
+    state_make(1);
+    assert_int_equal(state_open(NULL, &durable, &error), 0);
+    assert_int_equal(next_publish(durable, &error), 0);
+    assert_int_equal(i < 2 ? unlink(in_scratch(names[i])) : rename(in_scratch(names[i - 2]), in_scratch("away")), 0);
+    assert_int_equal(next_publish(durable, &error), -EIO);
+    assert_non_null(strstr(error.text, names[i % 2]));
+    assert_non_null(strstr(error.text, "removed"));
+    lade_durable_close(durable);
+  }
+}
+
 /* ---- a machine that refuses ---- */
 
 /* A life of one generation; its first error. */
@@ -327,6 +347,7 @@ int main(void)
       EACH(a_journal_without_a_record_is_damaged),
       EACH(a_damaged_table_is_found),
       EACH(a_data_file_that_is_gone_or_cut_is_damage),
+      EACH(a_file_that_goes_while_it_is_in_use_is_missed),
       EACH(damaged_bytes_are_found_when_they_are_read),
       EACH(every_refusal_leaves_what_counted),
   };
