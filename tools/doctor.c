@@ -17,6 +17,7 @@
 #include "base/cpu.h"
 #include "base/file.h"
 #include "device/cuda.h"
+#include "kernels/cuda.h"
 #include "kernels/kernels.h"
 #include "offload/store.h"
 #include "tools/options.h"
@@ -209,20 +210,24 @@ static void gpu_check(struct report *report, const struct options *options)
   struct lade_device_info info;
   struct lade_cuda_memory memory;
   lade_device *device = NULL;
+  lade_cuda_kernels *kernels = NULL;
   char total[32], free_bytes[32];
   int status = lade_device_open_cuda(&params, &error, &device);
+  if (!status)
+    status = lade_cuda_kernels_open(device, NULL, &error, &kernels);
   if (!status)
     status = lade_cuda_get_memory(device, &memory);
   if (!status) {
     lade_device_get_info(device, &info);
-    finding_add(report, "GPU", FINDING_GOOD, NULL, "%s, %s, of which %s are free; this version computes on the host",
+    finding_add(report, "GPU", FINDING_GOOD, NULL, "%s, %s, of which %s are free; --device cuda:%d trains on it",
                 info.name, lade_size_format(memory.total_bytes, total, sizeof(total)),
-                lade_size_format(memory.free_bytes, free_bytes, sizeof(free_bytes)));
+                lade_size_format(memory.free_bytes, free_bytes, sizeof(free_bytes)), params.ordinal);
   } else {
     finding_add(report, "GPU", is_wanted ? FINDING_MISSING : FINDING_GOOD,
                 is_wanted ? "nvidia-smi says what the machine has; without --device cuda the host trains" : NULL,
                 "%s; %s", error.text, is_wanted ? "it was asked for" : "the host trains");
   }
+  lade_cuda_kernels_close(kernels);
   lade_device_close(device);
 }
 

@@ -351,24 +351,6 @@ static int dry_check(const struct options *options, struct lade_error *error)
   return 0;
 }
 
-/* Who asks for a GPU by name gets it or a refusal, never the host instead. */
-static int gpu_check(const struct options *options, struct lade_error *error)
-{
-  const struct lade_cuda_device_params params = {.struct_size = sizeof(params),
-                                                 .ordinal = options->device - DEVICE_CUDA};
-  struct lade_device_info info;
-  lade_device *device = NULL;
-  if (options->device < DEVICE_CUDA || options->verb == VERB_DOCTOR)
-    return 0;
-  int status = lade_device_open_cuda(&params, error, &device);
-  if (status)
-    return status;
-  lade_device_get_info(device, &info);
-  lade_device_close(device);
-  return lade_error_set(error, -ENODEV, "device %s answers, but this version has kernels for the host alone; use "
-                        "--device host", info.name);
-}
-
 static int together_check(const struct options *options, struct lade_error *error)
 {
   const struct lade_session_params *session = &options->session;
@@ -384,9 +366,7 @@ static int together_check(const struct options *options, struct lade_error *erro
   int status = batch_check(options, error);
   if (!status)
     status = pairs_check(options, error);
-  if (!status)
-    status = dry_check(options, error);
-  return status ? status : gpu_check(options, error);
+  return status ? status : dry_check(options, error);
 }
 
 /* Hand what was read to the session's parameters. */
@@ -401,6 +381,8 @@ static void session_fill(struct options *options)
   if (!option_is_set(options, "min-lr"))
     session->min_lr = session->lr / 10;
   session->is_dry = options->device == DEVICE_DRY;
+  session->is_gpu = options->device >= DEVICE_CUDA;
+  session->gpu = session->is_gpu ? options->device - DEVICE_CUDA : 0;
   session->updates_early = options->update == UPDATE_EARLY;
   session->has_host_budget = option_is_set(options, "host-budget");
   session->n_threads = (int)options->n_threads;

@@ -132,8 +132,7 @@ const struct option option_table[] = {
      .help = "when a parameter is updated: after the backward pass, or, where the plan gains by it, as soon as its "
              "gradient is complete; early needs --clip 0, and is not for fp16"},
     {OPTION_DEVICE, "device", "host|dry|cuda:N", ALL | VERB_DOCTOR, AT(device), .preset = "host",
-     .help = "dry: the same program on a simulated clock, without memory; cuda:N: a GPU, which doctor looks at and no "
-             "run can use yet"},
+     .help = "dry: the same program on a simulated clock, without memory; cuda:N: a GPU"},
     {OPTION_TEXT, "machine", "NAME|FILE", ALL, AT(session.machine), .unset = "this one, measured",
      .help = "plan for this machine instead, by its description; docs/machine.md has the presets"},
     {OPTION_SIZE, "link-rate", "SIZE", ALL, AT(session.throttle.bytes_per_s), .unset = "as fast as memory", .least = 1,

@@ -9,6 +9,7 @@
 
 #include <string.h>
 
+#include "kernels/cuda.h"
 #include "kernels/cuda/launch_internal.h"
 
 #define MAX_BLOCKS 8192

@@ -11,6 +11,8 @@
 #ifndef LADE_CUDA_LAUNCH_H
 #define LADE_CUDA_LAUNCH_H
 
+#include <limits.h>
+
 #include "kernels/kernels.h"
 
 /* X(its file, name in capitals, name, for how many dtypes: F32, BF16, F16; the first two; or 1 for all at once). */
@@ -78,7 +80,7 @@ const char *lade_cuda_function_name(int place);
 /* The file that has it, "gelu" for kernels/cuda/gelu.cu; those of one file follow each other. Static. */
 const char *lade_cuda_function_file(int place);
 
-/* The table of a CUDA device, complete but for rank_sum and copy, which are NULL. */
-void lade_cuda_kernels_init(struct lade_kernels *kernels);
+/* The folder with the files, as lade_cuda_kernels_open says; one that may not be there if none is found. */
+void lade_cuda_folder_find(char ret_folder[PATH_MAX]);
 
 #endif

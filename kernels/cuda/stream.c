@@ -4,7 +4,7 @@
  * The first that fails is what the queue hears; the ones after it are left out, since they would work on what it did
  * not make.
  */
-#include "kernels/cuda/stream.h"
+#include "kernels/cuda.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -26,7 +26,12 @@ int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_
   lade_cuda_kernels *kernels = malloc(sizeof(*kernels));
   if (!kernels)
     return lade_error_set(error, -ENOMEM, "no memory for the GPU's kernels");
+  char found[PATH_MAX];
   lade_cuda_kernels_init(&kernels->table);
+  if (!folder) {
+    lade_cuda_folder_find(found);
+    folder = found;
+  }
   int status = lade_cuda_functions_open(device, folder, wanted, LADE_CUDA_N_PLACES, error, &kernels->functions);
   if (status) {
     free(kernels);

@@ -149,6 +149,15 @@ void lade_device_get_info(const lade_device *device, struct lade_device_info *re
   memcpy(ret_info->name, device->name, sizeof(ret_info->name));
 }
 
+int lade_device_limit(lade_device *device, uint64_t bytes)
+{
+  bytes -= bytes % device->chunk_bytes;
+  if (atomic_load(&device->created_bytes) > bytes)
+    return -EBUSY;
+  device->capacity_bytes = LADE_MIN(device->capacity_bytes, bytes);
+  return 0;
+}
+
 void lade_device_peak_reset(lade_device *device)
 {
   atomic_store(&device->peak_bytes, 0);

@@ -71,6 +71,12 @@ struct lade_dry_device_params {
 int lade_device_open_dry(const struct lade_dry_device_params *params, struct lade_error *error,
                          lade_device **ret_device);
 
+/*
+ * From now on the capacity is @bytes in whole chunks, or what it was if that is less: for who has to open a device
+ * before knowing how much of it to take. -EBUSY when more than that exists. No chunk may be created meanwhile.
+ */
+int lade_device_limit(lade_device *device, uint64_t bytes);
+
 /* Start measuring the peak anew from what exists now. Any thread. */
 void lade_device_peak_reset(lade_device *device);
 

@@ -153,6 +153,10 @@ static void residents_make(struct builder *b)
   for (int param = 0; param < b->graph->n_params; param++)
     param_residents_make(b, param);
   b->verdict_host = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, sizeof(struct lade_verdict), true);
+  if (!b->params->is_unified) {
+    b->step_host = buffer_make(b, LADE_HOST, LADE_OWNER_TRANSIENT, sizeof(struct lade_step), true);
+    b->step_device = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT, sizeof(struct lade_step), true);
+  }
   const int shared[] = {b->graph->tokens, b->graph->targets, b->graph->loss};
   for (int m = 0; m < b->params->n_microbatches; m++) {
     for (size_t i = 0; i < LADE_COUNT(shared); i++) {
@@ -470,6 +474,8 @@ static int program_emit_all(const struct lade_build_params *params, const struct
   program->n_microbatches = params->n_microbatches;
   program->is_training = params->is_training;
   program->is_unified = params->is_unified;
+  program->step_on_host = b.step_host;
+  program->step_on_device = b.step_device;
   program->is_early = params->residency->is_early && params->is_training;
   program->instrs = b.instrs.items;
   program->n_instrs = b.instrs.n;

@@ -60,7 +60,7 @@ struct builder {
   int n_due, n_settled;
   LADE_ARRAY(struct incoming) incoming; /* blocks under way; the first n_added have been added */
   int n_added;
-  int32_t partials, verdict, verdict_host; /* buffers */
+  int32_t partials, verdict, verdict_host, step_host, step_device; /* buffers */
 };
 
 /* A new buffer; its lifetime grows with every operand in it. */

@@ -147,7 +147,7 @@ static int state_residency(const lade_planner *planner, int walk, int state, uin
   return 0;
 }
 
-/* Tokens, targets and results pass through the host whatever its budget; they are all that is in it at 0. */
+/* Tokens, targets, step block and results pass through the host whatever its budget: all that is in it at 0. */
 static uint64_t host_budget(const struct lade_plan_params *params)
 {
   const struct lade_graph *graph = params->graph;
@@ -156,7 +156,8 @@ static uint64_t host_budget(const struct lade_plan_params *params)
   for (size_t i = 0; i < LADE_COUNT(passing); i++)
     each += passing[i] < 0 ? 0 : plan_buffer_bytes(LADE_HOST, graph->tensors[passing[i]].bytes);
   uint64_t bytes = (uint64_t)params->n_microbatches * each +
-                   plan_buffer_bytes(LADE_HOST, sizeof(struct lade_verdict));
+                   plan_buffer_bytes(LADE_HOST, sizeof(struct lade_verdict)) +
+                   (params->is_unified ? 0 : plan_buffer_bytes(LADE_HOST, sizeof(struct lade_step)));
   return LADE_MAX(params->host_bytes, lade_align_up(bytes, params->chunk_bytes));
 }
 

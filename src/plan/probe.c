@@ -15,6 +15,7 @@
  * machine costs a second and not a minute. FP16, which few CPUs compute, is measured only for a graph in it.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -24,6 +25,7 @@
 #include "base/cpu.h"
 #include "base/philox.h"
 #include "base/float.h"
+#include "device/cuda.h"
 #include "plan/probe_internal.h"
 
 #define HUGE_PAGE_BYTES (2u << 20)
@@ -247,26 +249,55 @@ static int rates_measure(const struct lade_probe_params *params, struct lade_mac
     if (*rate > 0)
       continue;
     *ret_is_new = true;
-    int rc = lade_probe_matmul_rate(params->kernels, params->pool, dtypes[i], rate);
+    int rc = params->gpu ? probe_gpu_matmul(params, dtypes[i], rate)
+                         : lade_probe_matmul_rate(params->kernels, params->pool, dtypes[i], rate);
     if (rc)
       return rc;
   }
   return 0;
 }
 
+void probe_machine_name(const struct lade_probe_params *params, char ret_name[LADE_MACHINE_NAME_BYTES])
+{
+  struct lade_device_info info = {.name = ""};
+  char cpu[LADE_MACHINE_NAME_BYTES];
+  lade_cpu_name(cpu, sizeof(cpu));
+  if (params->gpu)
+    lade_device_get_info(params->gpu->device, &info);
+  snprintf(ret_name, LADE_MACHINE_NAME_BYTES, "%.48s%s%s", info.name, params->gpu ? ", " : "", cpu);
+}
+
 /* What is true of this moment and never cached. */
 static void capacities_get(const struct lade_probe_params *params, struct lade_machine *machine)
 {
-  lade_cpu_name(machine->name, sizeof(machine->name));
+  probe_machine_name(params, machine->name);
   machine->n_cores = lade_pool_n_threads(params->pool);
-  machine->is_unified = machine->is_duplex = true;
+  machine->is_duplex = true;
+  machine->is_unified = !params->gpu;
   machine->device_bytes = machine->host_bytes = (uint64_t)lade_cpu_memory_bytes();
+  if (params->gpu) {
+    struct lade_device_info info;
+    lade_device_get_info(params->gpu->device, &info);
+    machine->device_bytes = info.capacity_bytes;
+  }
   if (!params->store)
     return;
   struct statvfs fs;
   machine->store.bytes = params->store->capacity_bytes;
   if (!machine->store.bytes && !statvfs(params->store->dir, &fs))
     machine->store.bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+}
+
+static int measure_fail(const struct lade_probe_params *params, struct lade_error *error, int status)
+{
+  struct lade_error why = {0};
+  if (!status)
+    return 0;
+  if (params->gpu && lade_device_status(params->gpu->device))
+    lade_cuda_get_error(params->gpu->device, &why);
+  if (*why.text)
+    return lade_error_set(error, status, "probe: the device reports a failure (%s)", why.text);
+  return lade_error_set(error, status, "probe: no memory to measure in; state the machine with --machine");
 }
 
 static int measure(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *cost,
@@ -277,12 +308,15 @@ static int measure(const struct lade_probe_params *params, struct lade_error *er
   if (!rc && cost->sum_squares_bytes_per_s == 0) {
     *ret_is_new = true;
     rc = probe_memory(params, cost);
+    if (!rc && params->gpu)
+      rc = probe_gpu_memory(params, cost);
   }
   if (rc)
-    return lade_error_set(error, rc, "probe: no memory to measure in; state the machine with --machine");
+    return measure_fail(params, error, rc);
   if (!machine->to_host.bytes_per_s) {
     *ret_is_new = true;
-    rc = probe_queues(params, error, machine);
+    rc = params->gpu ? measure_fail(params, error, probe_gpu_queues(params, machine))
+                     : probe_queues(params, error, machine);
   }
   if (!rc && params->store && machine->store.read_bytes_per_s == 0) {
     *ret_is_new = true;

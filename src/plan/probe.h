@@ -11,12 +11,20 @@
 #ifndef LADE_PROBE_H
 #define LADE_PROBE_H
 
+#include "kernels/cuda.h"
 #include "offload/store.h"
 #include "plan/cost.h"
 
+/* A GPU to be measured in the host's place: its products, memory, queues and ops. Nothing else may use it meanwhile. */
+struct lade_probe_gpu {
+  lade_device *device;              /* borrowed */
+  const lade_cuda_kernels *kernels; /* borrowed */
+};
+
 struct lade_probe_params {
   size_t struct_size;
-  const struct lade_kernels *kernels; /* borrowed */
+  const struct lade_kernels *kernels; /* borrowed; the host's */
+  const struct lade_probe_gpu *gpu;   /* NULL: the host computes */
   lade_pool *pool;                    /* borrowed; what the run will compute with; NULL: one thread */
   const struct lade_graph *graph;     /* borrowed; NULL: no ops, and rates of FP32 and BF16 */
   const struct lade_store_params *store; /* how the run will open its store; NULL: no drive */
@@ -27,10 +35,11 @@ struct lade_probe_params {
 };
 
 /*
- * Measure what the cache does not know. The machine's capacities are what this process may use now; those of the
- * store what its file system has free, or store->capacity_bytes. The cost is the caller's to finish. A
- * cache that is damaged is ignored and replaced, one that cannot be written is no error. -ENOMEM, -EAGAIN
- * (threads refused), and for a store as lade_store_open. One probe at a time. Blocks; computes on the pool.
+ * Measure what the cache does not know; each GPU has a file of its own. The machine's capacities are what this process
+ * may use now; those of the store what its file system has free, or store->capacity_bytes. The cost is the caller's to
+ * finish. A cache that is damaged is ignored and replaced, one that cannot be written is no error. -ENOMEM, -EAGAIN
+ * (threads refused), for a store as lade_store_open, for a GPU its device's status. One probe at a time. Blocks;
+ * computes on the pool.
  */
 int lade_probe(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *ret_cost);
 

@@ -42,7 +42,7 @@ struct identity {
 static void identity_get(const struct lade_probe_params *params, struct identity *ret_identity)
 {
   memset(ret_identity, 0, sizeof(*ret_identity)); /* hashed whole */
-  lade_cpu_name(ret_identity->cpu, sizeof(ret_identity->cpu));
+  probe_machine_name(params, ret_identity->cpu);
   ret_identity->n_threads = lade_pool_n_threads(params->pool);
   snprintf(ret_identity->kernels_key, sizeof(ret_identity->kernels_key), "%016" PRIx64,
            lade_kernels_key(params->kernels));

@@ -42,6 +42,8 @@ struct rig {
   lade_device *device;
   lade_chunk *chunk;
   uint64_t address, bytes;
+  struct probe_gpu *gpu;    /* NULL: the host's memory, which is filled where it lies */
+  struct probe_area filled; /* on a GPU: where contents are made */
 };
 
 /* One group: ops that are measured together. */
@@ -60,6 +62,7 @@ static void rig_unmap(struct rig *rig)
   lade_device_chunk_release(rig->device, rig->chunk);
   if (rig->address)
     lade_device_release(rig->device, rig->address, rig->bytes);
+  probe_area_finish(&rig->filled);
   rig->chunk = NULL;
   rig->address = 0;
 }
@@ -69,7 +72,9 @@ static int rig_map(struct rig *rig, uint64_t bytes)
   struct lade_device_info info;
   lade_device_get_info(rig->device, &info);
   rig->bytes = lade_align_up(bytes, info.chunk_bytes);
-  int rc = lade_device_reserve(rig->device, rig->bytes, &rig->address);
+  int rc = rig->gpu ? probe_area_init(&rig->filled, rig->bytes) : 0;
+  if (!rc)
+    rc = lade_device_reserve(rig->device, rig->bytes, &rig->address);
   if (!rc)
     rc = lade_device_chunk_create(rig->device, rig->bytes, &rig->chunk);
   if (!rc)
@@ -119,7 +124,7 @@ static void tokens_fill(int32_t *at, uint64_t bytes, int64_t vocabulary)
 static void tensor_fill(const struct rig *rig, const struct group *group, int tensor)
 {
   const struct lade_tensor *what = &rig->graph->tensors[tensor];
-  void *at = tensor_at(rig, group, tensor);
+  void *at = rig->gpu ? rig->filled.at + group->place[tensor] - 1 : tensor_at(rig, group, tensor);
   float low = -0.03f, high = 0.03f;
   if (what->kind == LADE_TENSOR_TOKENS || what->kind == LADE_TENSOR_TARGETS) {
     tokens_fill(at, what->bytes, rig->graph->model.vocabulary);
@@ -136,8 +141,8 @@ static void tensor_fill(const struct rig *rig, const struct group *group, int te
   probe_fill(rig->params->pool, at, what->dtype, what->bytes, low, high);
 }
 
-/* Fill what no earlier op of the group makes. */
-static void group_fill(const struct rig *rig, const struct group *group)
+/* Fill what no earlier op of the group makes. Returns the device's status. */
+static int group_fill(const struct rig *rig, const struct group *group)
 {
   for (int n = 0; n < group->n_ops; n++) {
     const struct lade_op *op = &rig->graph->ops[group->ops[n]];
@@ -149,6 +154,7 @@ static void group_fill(const struct rig *rig, const struct group *group)
         tensor_fill(rig, group, op->in[i]);
     }
   }
+  return rig->gpu ? probe_gpu_put(rig->gpu, rig->address, rig->filled.at, group->bytes) : 0;
 }
 
 /* ---- time ---- */
@@ -166,6 +172,8 @@ static int64_t op_run(const struct rig *rig, const struct group *group, int inde
     bind.out[i] = (uintptr_t)tensor_at(rig, group, op->out[i]);
   bind.workspace = (uintptr_t)(rig->address + group->bytes);
   lade_op_bind(rig->graph, index, &bind, args);
+  if (rig->gpu)
+    return probe_gpu_kernel_ns(rig->gpu, op->kernel, args);
   int64_t start_ns = lade_now_ns();
   rig->params->kernels->fn[op->kernel](&ctx, args);
   return lade_now_ns() - start_ns;
@@ -205,10 +213,10 @@ static int group_time(const struct rig *rig, const struct group *group, struct l
 static int group_measure(struct rig *rig, struct group *group, struct lade_cost *cost)
 {
   int rc = rig_map(rig, group->bytes + group->workspace_bytes + ALIGN);
-  if (!rc) {
-    group_fill(rig, group);
+  if (!rc)
+    rc = group_fill(rig, group);
+  if (!rc)
     rc = group_time(rig, group, cost);
-  }
   rig_unmap(rig);
   return rc;
 }
@@ -267,10 +275,41 @@ static int groups_measure(struct rig *rig, const int *ops, int n_ops, uint64_t l
   return 0;
 }
 
+/* Over all groups, in memory of a host device of its own or of the GPU. */
+static int rig_run(struct rig *rig, const int *ops, int n_ops, uint64_t limit_bytes, uint64_t *place,
+                   const int *last_op, struct lade_error *error, struct lade_cost *cost)
+{
+  const struct lade_probe_params *params = rig->params;
+  struct lade_host_device_params host = {.struct_size = sizeof(host), .pool = params->pool};
+  struct probe_gpu gpu;
+  int rc;
+  if (params->gpu) {
+    rig->device = params->gpu->device;
+    rig->gpu = &gpu;
+    rc = probe_gpu_init(&gpu, params->gpu);
+  } else {
+    rc = lade_device_open_host(&host, error, &rig->device);
+    if (rc)
+      return rc;
+  }
+  if (!rc)
+    rc = groups_measure(rig, ops, n_ops, limit_bytes, place, last_op, cost);
+  if (!rc)
+    rc = lade_device_status(rig->device);
+  if (rc)
+    lade_error_set(error, rc, "probe: cannot measure ops: %s", strerror(-rc));
+  if (rig->gpu)
+    probe_gpu_finish(&gpu);
+  else
+    lade_device_close(rig->device);
+  return rc;
+}
+
 int probe_ops(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *cost)
 {
   const struct lade_graph *graph = params->graph;
   uint64_t limit_bytes = LADE_MIN(MOST_GROUP_BYTES, cost->machine.host_bytes / 4);
+  limit_bytes = LADE_MIN(limit_bytes, cost->machine.device_bytes / 4);
   int *ops = calloc((size_t)graph->n_ops + (size_t)graph->n_tensors, sizeof(*ops));
   uint64_t *place = calloc((size_t)graph->n_tensors, sizeof(*place));
   int n_ops = ops && place ? distinct_find(graph, cost, limit_bytes, ops) : -ENOMEM;
@@ -284,14 +323,7 @@ int probe_ops(const struct lade_probe_params *params, struct lade_error *error, 
           last_op[graph->ops[op].in[i]] = op;
       }
     }
-    struct lade_host_device_params device = {.struct_size = sizeof(device), .pool = params->pool};
-    rc = lade_device_open_host(&device, error, &rig.device);
-    if (!rc) {
-      rc = groups_measure(&rig, ops, n_ops, limit_bytes, place, last_op, cost);
-      if (rc)
-        lade_error_set(error, rc, "probe: cannot measure ops: %s", strerror(-rc));
-    }
-    lade_device_close(rig.device);
+    rc = rig_run(&rig, ops, n_ops, limit_bytes, place, last_op, error, cost);
   }
   free(place);
   free(ops);

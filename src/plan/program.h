@@ -174,6 +174,11 @@ struct lade_program {
   bool is_training; /* else forward only: evaluation */
   bool is_unified;  /* the drive and the host reach device memory */
   bool is_early;    /* a parameter is updated as soon as its gradient is complete and nobody reads it any more */
+  /*
+   * Without is_unified kernels read the step block in device memory: both buffers are resident and no instruction names
+   * them. Whoever runs the program writes the one on the host and copies it to the other before the first instruction.
+   */
+  int32_t step_on_host, step_on_device;
   int n_instrs, n_operands, n_buffers;
   struct lade_instr *instrs;
   struct lade_operand *operands;

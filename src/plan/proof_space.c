@@ -176,6 +176,22 @@ int proof_space(struct proof *proof, const uint64_t *budget_bytes)
   return status;
 }
 
+/* A resident of @space with room for the step block, which no instruction touches. */
+static int step_block_check(const struct proof *proof, int32_t i, enum lade_space space)
+{
+  const struct lade_program *program = proof->program;
+  const struct lade_buffer *buffer = &program->buffers[i];
+  if (i < 0 || i >= program->n_buffers || buffer->space != space || !buffer->is_resident ||
+      buffer->bytes < sizeof(struct lade_step))
+    return proof_fail_all(proof, "buffer %d is no place for the step block in %s", i, lade_space_name(space));
+  for (int at = 0; at < program->n_operands; at++) {
+    if (program->operands[at].buffer == i)
+      return proof_fail_all(proof, "buffer %d in %s is for the step block, but operand %d is there", i,
+                            lade_space_name(space), at);
+  }
+  return 0;
+}
+
 int proof_buffers(const struct proof *proof)
 {
   const struct lade_program *program = proof->program;
@@ -201,5 +217,8 @@ int proof_buffers(const struct proof *proof)
       return proof_fail_all(proof, "buffer %d in %s: resident, but lives from %d to %d only", i, space, buffer->first,
                             buffer->last);
   }
-  return 0;
+  if (program->is_unified)
+    return 0;
+  int status = step_block_check(proof, program->step_on_host, LADE_HOST);
+  return status ? status : step_block_check(proof, program->step_on_device, LADE_DEVICE);
 }

@@ -61,12 +61,7 @@ static void compute_bind(lade_executor *ex, const struct lade_program *program, 
       bind.in[operand->role] = address;
   }
   lade_op_bind(ex->graph, instr->op, &bind, call->args);
-  call->fn = ex->params.kernels->fn[op->kernel];
-}
-
-/* A shard of padding alone has nothing to do; its instructions are there because other ranks' are. */
-static void nothing_run(const struct lade_kernel_ctx *ctx, const void *args)
-{
+  call->kernel = op->kernel;
 }
 
 static void norm_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
@@ -81,7 +76,7 @@ static void norm_bind(lade_executor *ex, const struct lade_program *program, con
     memcpy(call->args, &args, sizeof(args));
   else
     memcpy(call->args, &none, sizeof(none));
-  call->fn = ex->params.kernels->fn[args.n_elements ? LADE_K_SUM_SQUARES : LADE_K_TREE_SUM];
+  call->kernel = args.n_elements ? LADE_K_SUM_SQUARES : LADE_K_TREE_SUM;
 }
 
 static void sum_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
@@ -92,7 +87,7 @@ static void sum_bind(lade_executor *ex, const struct lade_program *program, cons
       .x = operand_address(ex, program, instr, LADE_ROLE_SRC),
       .sum = operand_address(ex, program, instr, LADE_ROLE_DST)};
   memcpy(call->args, &args, sizeof(args));
-  call->fn = ex->params.kernels->fn[LADE_K_TREE_SUM];
+  call->kernel = LADE_K_TREE_SUM;
 }
 
 static void add_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
@@ -102,7 +97,7 @@ static void add_bind(lade_executor *ex, const struct lade_program *program, cons
                                .x = operand_address(ex, program, instr, LADE_ROLE_SRC),
                                .y = operand_address(ex, program, instr, LADE_ROLE_DST)};
   memcpy(call->args, &args, sizeof(args));
-  call->fn = args.n_elements ? ex->params.kernels->fn[LADE_K_ADD] : nothing_run;
+  call->kernel = args.n_elements ? LADE_K_ADD : CALL_NOTHING;
 }
 
 static void round_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
@@ -113,7 +108,7 @@ static void round_bind(lade_executor *ex, const struct lade_program *program, co
                                 .x = operand_address(ex, program, instr, LADE_ROLE_SRC),
                                 .y = operand_address(ex, program, instr, LADE_ROLE_DST)};
   memcpy(call->args, &args, sizeof(args));
-  call->fn = args.n_elements ? ex->params.kernels->fn[LADE_K_CAST] : nothing_run;
+  call->kernel = args.n_elements ? LADE_K_CAST : CALL_NOTHING;
 }
 
 static void clip_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
@@ -124,7 +119,7 @@ static void clip_bind(lade_executor *ex, const struct lade_program *program, con
                                 .partial = operand_address(ex, program, instr, LADE_ROLE_SRC),
                                 .verdict = operand_address(ex, program, instr, LADE_ROLE_DST)};
   memcpy(call->args, &args, sizeof(args));
-  call->fn = ex->params.kernels->fn[LADE_K_CLIP];
+  call->kernel = LADE_K_CLIP;
 }
 
 static struct lade_adamw_args adamw_args(const lade_executor *ex, const struct lade_program *program,
@@ -152,7 +147,7 @@ static void update_bind(lade_executor *ex, const struct lade_program *program, c
   args.m_scales = operand_address(ex, program, instr, LADE_ROLE_M_SCALES);
   args.v_scales = operand_address(ex, program, instr, LADE_ROLE_V_SCALES);
   memcpy(call->args, &args, sizeof(args));
-  call->fn = args.n_elements ? ex->params.kernels->fn[LADE_K_ADAMW] : nothing_run;
+  call->kernel = args.n_elements ? LADE_K_ADAMW : CALL_NOTHING;
 }
 
 /* Scales of 8-bit moments follow the windows in scratch. */

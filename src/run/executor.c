@@ -113,8 +113,9 @@ static void comms_check(lade_executor *ex, const struct bound_program *bound)
 static void call_run(void *arg)
 {
   struct call *call = arg;
-  if (!atomic_load_explicit(&call->executor->failure, memory_order_relaxed))
-    call->fn(&call->executor->ctx, call->args);
+  const lade_executor *ex = call->executor;
+  if (call->kernel != CALL_NOTHING && !atomic_load_explicit(&ex->failure, memory_order_relaxed))
+    ex->params.kernels->fn[call->kernel](&ex->ctx, call->args);
 }
 
 /* ---- a step ---- */
@@ -135,6 +136,30 @@ static void collective_submit(lade_executor *ex, struct bound_program *bound, in
   comms_check(ex, bound);
 }
 
+/* A kernel on its way to the device's own processors; after a failure an event without work. */
+static void kernel_submit(lade_executor *ex, struct bound_program *bound, int at)
+{
+  const struct call *call = &bound->calls[at];
+  lade_queue *queue = ex->queues[bound->program->instrs[at].queue];
+  if (call->kernel == CALL_NOTHING || atomic_load_explicit(&ex->failure, memory_order_relaxed))
+    lade_cuda_queue_enqueue(queue, NULL, NULL, &bound->spans[at], &bound->counts[at]);
+  else
+    lade_cuda_kernels_submit(ex->params.cuda_kernels, queue, (enum lade_kernel)call->kernel, call->args,
+                             executor_address(ex, bound->program, bound->program->step_on_device, 0),
+                             &bound->spans[at], &bound->counts[at]);
+}
+
+/* The step block to where kernels read it, before all of them. */
+static void step_block_submit(lade_executor *ex, const struct bound_program *bound)
+{
+  const struct lade_program *program = bound->program;
+  struct lade_step *host = executor_address(ex, program, program->step_on_host, 0);
+  const struct lade_copy copy = {.dst = executor_address(ex, program, program->step_on_device, 0), .src = host,
+                                 .bytes = sizeof(*host)};
+  *host = ex->step;
+  lade_queue_copy(ex->queues[LADE_Q_COMPUTE], &copy, NULL);
+}
+
 static void instr_submit(lade_executor *ex, struct bound_program *bound, int at)
 {
   const struct lade_instr *instr = &bound->program->instrs[at];
@@ -149,6 +174,10 @@ static void instr_submit(lade_executor *ex, struct bound_program *bound, int at)
   }
   if (is_between_ranks(instr) && !ex->is_dry) {
     collective_submit(ex, bound, at);
+    return;
+  }
+  if (ex->params.cuda_kernels && instr->queue == LADE_Q_COMPUTE) {
+    kernel_submit(ex, bound, at);
     return;
   }
   struct lade_work work = {.fn = call_run, .args = &bound->calls[at], .predicted_ns = instr->predicted_ns,
@@ -176,6 +205,17 @@ static int64_t queue_busy_ns(const lade_executor *ex, int q)
   return ex->queues[q] ? lade_queue_busy_ns(ex->queues[q]) : 0;
 }
 
+/* What queues found wrong while they ran, in the driver's words where there is one. */
+static void device_fail(lade_executor *ex, int status)
+{
+  struct lade_error why = {0}, line;
+  if (ex->params.cuda_kernels)
+    lade_cuda_get_error(ex->device, &why);
+  lade_error_set(&line, status, "the device reports a failure (%s) while running", *why.text ? why.text
+                                                                                           : strerror(-status));
+  executor_fail(ex, status, &line);
+}
+
 static int program_run(lade_executor *ex, struct bound_program *bound, struct lade_step_result *ret_result,
                        struct lade_error *error)
 {
@@ -187,6 +227,8 @@ static int program_run(lade_executor *ex, struct bound_program *bound, struct la
   for (int q = 0; q < LADE_N_QUEUES; q++)
     ret_result->busy_ns[q] = -queue_busy_ns(ex, q);
   ex->n_runs++;
+  if (ex->params.cuda_kernels)
+    step_block_submit(ex, bound);
   for (int i = 0; i < bound->program->n_instrs; i++) {
     instr_submit(ex, bound, i);
     last[bound->program->instrs[i].queue] = bound->counts[i];
@@ -202,11 +244,8 @@ static int program_run(lade_executor *ex, struct bound_program *bound, struct la
   ret_result->wall_ns = (ex->is_dry ? queues_now_ns(ex) : lade_now_ns()) - start_ns;
   executor_stalls_count(bound, start_ns, ret_result->stall_ns);
   comms_check(ex, bound);
-  if (status) {
-    struct lade_error line;
-    lade_error_set(&line, status, "the device reports a failure (%s) while running", strerror(-status));
-    executor_fail(ex, status, &line);
-  }
+  if (status)
+    device_fail(ex, status);
   return failure_get(ex, error);
 }
 
@@ -442,6 +481,8 @@ static int device_take(lade_executor *ex, struct lade_error *error)
   struct lade_device_info info;
   lade_device_get_info(ex->device, &info);
   ex->is_dry = info.is_dry;
+  if (!info.is_dry && !info.is_unified && (ex->params.plan->train->is_unified || !ex->params.cuda_kernels))
+    return lade_error_set(error, -EINVAL, "the plan or the kernels are for memory that the host reaches");
   ex->arena_bytes = lade_align_up(ex->params.plan->peak_bytes[LADE_DEVICE], info.chunk_bytes);
   ex->reserved_bytes = ex->arena_bytes + info.chunk_bytes; /* past the plan nothing is mapped: a fault */
   int status = lade_device_reserve(ex->device, ex->reserved_bytes, &ex->arena);
@@ -464,6 +505,9 @@ static int host_take(lade_executor *ex, struct lade_error *error)
   if (ex->is_dry || !bytes)
     return 0;
   int status = lade_staging_init(&ex->host, bytes, -1, ex->params.faults);
+  if (!status)
+    status = lade_device_pin(ex->device, ex->host.data, ex->host.bytes);
+  ex->is_host_pinned = !status;
   return status ? lade_error_set(error, status, "the machine refused %llu bytes for the host tier; lower --host-budget",
                                  (unsigned long long)bytes)
                 : 0;
@@ -607,6 +651,8 @@ void lade_executor_destroy(lade_executor *ex)
   free(ex->tokens);
   free(ex->resident);
   free(ex->bounce);
+  if (ex->is_host_pinned)
+    lade_device_unpin(ex->device, ex->host.data, ex->host.bytes);
   lade_staging_finish(&ex->host);
   lade_device_chunk_release(ex->device, ex->chunk); /* mapped or not: unmapping may be refused, this may not */
   if (ex->reserved_bytes)

@@ -20,6 +20,7 @@
 #define LADE_EXECUTOR_H
 
 #include "device/device.h"
+#include "kernels/cuda.h"
 #include "kernels/kernels.h"
 #include "offload/durable.h"
 #include "plan/plan.h"
@@ -31,7 +32,8 @@ struct lade_executor_params {
   size_t struct_size;
   const struct lade_plan *plan; /* borrowed; proved, else -EINVAL */
   lade_device *device;          /* borrowed */
-  const struct lade_kernels *kernels;
+  const struct lade_kernels *kernels;    /* of the host: what its queues run, and on a host device everything */
+  const lade_cuda_kernels *cuda_kernels; /* borrowed; what runs on a CUDA device; NULL on others */
   lade_pool *pool;
   lade_store *store;            /* borrowed, not yet prepared; NULL when the plan has nothing for one */
   lade_durable *durable;        /* borrowed, prepared, of lade_state_store_bytes; NULL: state ends with the process */

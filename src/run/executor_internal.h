@@ -10,12 +10,15 @@
 #include "offload/staging.h"
 #include "run/executor.h"
 
-/* A kernel with its arguments, ready to be called. */
+/* A kernel with its arguments, ready to be called or submitted. */
 struct call {
   _Alignas(64) unsigned char args[LADE_OP_ARGS_BYTES];
-  lade_kernel_fn *fn;
+  int kernel; /* enum lade_kernel, or CALL_NOTHING */
   lade_executor *executor;
 };
+
+/* A shard of padding alone has nothing to do; its instructions are there because other ranks' are. */
+#define CALL_NOTHING (-1)
 
 /* A read or write of one value. */
 struct io_call {
@@ -77,7 +80,8 @@ struct lade_executor {
   bool is_dry;
   uint64_t arena, arena_bytes, reserved_bytes;
   lade_chunk *chunk;
-  struct lade_staging host;
+  struct lade_staging host; /* pinned for the device, all of it */
+  bool is_host_pinned;
   struct lade_extent extent;
   uint64_t spill_offset; /* in the plan's store, where the extent begins: what is before it is durable */
   void *bounce; /* LADE_EXECUTOR_WINDOW_BYTES, for get and set of values in the store */

@@ -47,6 +47,8 @@ struct lade_session_params {
   bool is_durable;                     /* all state in the store, published after each step; -EINVAL without one */
   bool allow_tmpfs;
   bool is_dry;
+  bool is_gpu;                         /* on the GPU numbered @gpu, in its own memory; -ENODEV without one */
+  int gpu;
   const char *machine;                 /* preset or file: nothing is probed; NULL: this machine */
   struct lade_link throttle;           /* of the host device's copy queues, each way; rate 0: none */
   bool skip_cache;                     /* of the probe's measurements */

@@ -17,7 +17,9 @@ struct lade_session {
   int32_t *spare_rows; /* tokens or targets that this stage does not read; NULL until needed */
   struct lade_model model;
   lade_data *data; /* NULL when only planned without data */
-  struct lade_kernels kernels;
+  struct lade_kernels kernels;      /* of the device: what the graph's ops are */
+  struct lade_kernels host_kernels; /* of this processor: the same but on a GPU */
+  lade_cuda_kernels *cuda_kernels;  /* on a GPU */
   lade_pool *pool;
   struct lade_graph *graph;
   struct lade_graph *whole; /* model, of which the graph is a share; NULL: it is none */
@@ -26,7 +28,7 @@ struct lade_session {
   struct lade_prices prices;
   bool has_prices, is_unified;
   int n_microbatches;
-  uint64_t capacity_bytes;  /* of the device */
+  uint64_t capacity_bytes, chunk_bytes; /* of the device */
   uint64_t left_bytes;      /* memory that device and host tier share, or the host's alone */
   uint64_t budget_bytes, host_bytes, store_bytes;
   struct lade_change *pins;
@@ -77,6 +79,13 @@ uint64_t session_durable_extra(const lade_session *session);
 int session_durable_check_room(const lade_session *session, struct lade_error *error);
 int session_durable_prepare(lade_session *session, struct lade_error *error);
 int session_durable_publish(lade_session *session, struct lade_error *error);
+
+/*
+ * Of a session on a GPU, before the graph (session_gpu.c): open the device and its kernels, whose table is what the
+ * graph's ops are. The device holds nothing yet. -ENODEV without the device or machine code for it, -EINVAL for what it
+ * does not do: several ranks, throttled links.
+ */
+int session_gpu_open(lade_session *session, struct lade_error *error);
 
 /*
  * What several ranks agree on while they open (session_agree.c). First that they have been asked for the same: -EINVAL

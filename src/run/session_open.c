@@ -195,14 +195,18 @@ static int graph_make(lade_session *s, struct lade_error *error)
 {
   const struct lade_share share = share_make(&s->peers.layout);
   struct lade_cpu cpu = lade_cpu_get();
-  lade_kernels_init(&s->kernels, &cpu);
+  lade_kernels_init(&s->host_kernels, &cpu);
+  s->kernels = s->host_kernels;
+  s->chunk_bytes = CHUNK_BYTES;
   int status = threads_agree(s, error);
   if (status)
     return status;
   status = lade_pool_create(s->params.n_threads, &s->pool);
   if (status)
     return lade_error_set(error, status, "the machine refused threads (%s)", strerror(-status));
-  status = share_graph(s, &share, error, &s->graph);
+  status = s->params.is_gpu ? session_gpu_open(s, error) : 0;
+  if (!status)
+    status = share_graph(s, &share, error, &s->graph);
   if (!status && session_is_cut(s))
     status = share_graph(s, &(struct lade_share){0}, error, &s->whole);
   return status;
@@ -223,6 +227,7 @@ static double step_flops(const lade_session *s)
 static int cost_probe(lade_session *s, struct lade_error *error)
 {
   struct lade_store_params store = store_params(s);
+  const struct lade_probe_gpu gpu = {s->device, s->cuda_kernels};
   struct lade_share share = share_make(&s->peers.layout);
   struct lade_graph *whole = NULL;
   const bool is_small = step_flops(s) / s->n_microbatches < PROBE_FLOPS_MOST, is_piped = share.pp > 1;
@@ -230,7 +235,8 @@ static int cost_probe(lade_session *s, struct lade_error *error)
   share.pp_rank = 0;
   int status = is_small && is_piped ? share_graph(s, &share, error, &whole) : 0;
   struct lade_probe_params how = {
-      .struct_size = sizeof(how), .kernels = &s->kernels, .pool = s->pool, .graph = is_piped ? whole : s->graph,
+      .struct_size = sizeof(how), .kernels = &s->host_kernels, .gpu = s->params.is_gpu ? &gpu : NULL, .pool = s->pool,
+      .graph = is_piped ? whole : s->graph,
       .store = s->params.store ? &store : NULL, .skip_cache = s->params.skip_cache,
       .has_fresh_ops = !s->params.is_plan_only && !s->params.is_dry};
   how.graph = is_small ? how.graph : NULL;
@@ -256,6 +262,8 @@ static int cost_take(lade_session *s, struct lade_error *error)
   if (status)
     return status;
   s->has_cost = true;
+  if (s->params.is_gpu && !s->params.machine && !s->params.is_plan_only)
+    s->matmul_flops_per_s = s->cost.machine.matmul_flops_per_s[s->params.dtype];
   status = session_agree_cost(s, error);
   if (status)
     return status;
@@ -264,7 +272,9 @@ static int cost_take(lade_session *s, struct lade_error *error)
     copy_cores = (double)s->params.throttle.bytes_per_s / (double)LADE_MAX(s->cost.machine.to_host.bytes_per_s, 1);
     s->cost.machine.to_host = s->cost.machine.to_device = s->params.throttle;
   }
-  s->is_unified = s->cost.machine.is_unified || !(s->params.is_dry || s->params.is_plan_only);
+  if (s->params.is_gpu)
+    s->cost.machine.is_unified = false; /* whatever a description says */
+  s->is_unified = s->cost.machine.is_unified || !(s->params.is_dry || s->params.is_plan_only || s->params.is_gpu);
   status = lade_cost_prices(&s->cost, s->graph, &s->prices);
   s->has_prices = !status;
   s->prices.copy_cores = LADE_MIN(copy_cores, 1);
@@ -298,7 +308,7 @@ static struct lade_plan_params plan_params(const lade_session *s)
   return (struct lade_plan_params){
       .struct_size = sizeof(struct lade_plan_params), .graph = s->graph, .prices = &s->prices,
       .layout = lade_peers_layout(&s->peers), .n_microbatches = s->n_microbatches, .is_unified = s->is_unified,
-      .is_early = s->params.updates_early, .chunk_bytes = CHUNK_BYTES,
+      .is_early = s->params.updates_early, .chunk_bytes = s->chunk_bytes,
       .host_bytes = s->host_bytes, .store_bytes = s->store_bytes - extra, .recipe = s->params.recipe, .pins = s->pins,
       .n_pins = s->n_pins};
 }
@@ -353,7 +363,8 @@ static int tiers_resolve(lade_session *s, struct lade_error *error)
   int status = session_agree_least(s, &s->left_bytes, error);
   if (!status)
     status = store_room(s, error);
-  s->capacity_bytes = is_described ? machine->device_bytes : s->left_bytes;
+  if (!s->params.is_gpu)
+    s->capacity_bytes = is_described ? machine->device_bytes : s->left_bytes;
   if (!status)
     status = session_durable_check_room(s, error);
   if (status)
@@ -393,9 +404,9 @@ static int plan_make(lade_session *s, struct lade_error *error)
     return status;
   if (s->budget_bytes > s->capacity_bytes && !s->params.is_dry && !s->params.is_plan_only) {
     char asked[32], has[32];
-    status = lade_error_set(error, -EOVERFLOW, "the budget of %s (%llu bytes) is more than this machine has left, %s "
+    status = lade_error_set(error, -EOVERFLOW, "the budget of %s (%llu bytes) is more than this %s has left, %s "
                             "(%llu bytes)", lade_size_format(s->budget_bytes, asked, sizeof(asked)),
-                            (unsigned long long)s->budget_bytes,
+                            (unsigned long long)s->budget_bytes, s->params.is_gpu ? "GPU" : "machine",
                             lade_size_format(s->capacity_bytes, has, sizeof(has)),
                             (unsigned long long)s->capacity_bytes);
   } else {
@@ -409,6 +420,11 @@ static int plan_make(lade_session *s, struct lade_error *error)
 static int device_open(lade_session *s, struct lade_error *error)
 {
   const struct lade_machine *machine = &s->cost.machine;
+  if (s->params.is_gpu) {
+    lade_device_limit(s->device, s->budget_bytes); /* it holds nothing yet */
+    lade_device_peak_reset(s->device);             /* of what was measured in */
+    return 0;
+  }
   if (s->params.is_dry) {
     struct lade_dry_device_params how = {
         .struct_size = sizeof(how), .capacity_bytes = LADE_MAX(s->capacity_bytes, s->plan->peak_bytes[LADE_DEVICE]),
@@ -447,8 +463,9 @@ static int executor_make(lade_session *s, struct lade_error *error)
   if (status)
     return status;
   struct lade_executor_params how = {
-      .struct_size = sizeof(how), .plan = s->plan, .device = s->device, .kernels = &s->kernels, .pool = s->pool,
-      .store = s->store, .durable = s->durable, .comms = s->peers.world ? s->peers.axes : NULL,
+      .struct_size = sizeof(how), .plan = s->plan, .device = s->device, .kernels = &s->host_kernels,
+      .cuda_kernels = s->cuda_kernels, .pool = s->pool, .store = s->store, .durable = s->durable,
+      .comms = s->peers.world ? s->peers.axes : NULL,
       .faults = s->params.faults};
   return lade_executor_create(&how, error, &s->executor);
 }
@@ -480,10 +497,11 @@ static int values_fill(lade_session *s, struct lade_error *error)
   return status ? status : session_durable_publish(s, error);
 }
 
-/* The rate that speed of light is measured against: of this run, on these cores. */
+/* The rate that speed of light is measured against: of this run, on these cores; a GPU's is one of its prices. */
 static int rate_measure(lade_session *s, struct lade_error *error)
 {
-  if (s->params.is_dry || s->params.is_plan_only || (s->peers.world && !lade_peers_is_first(&s->peers)))
+  if (s->params.is_gpu || s->params.is_dry || s->params.is_plan_only ||
+      (s->peers.world && !lade_peers_is_first(&s->peers)))
     return 0;
   int status = lade_probe_matmul_rate(&s->kernels, s->pool, s->params.dtype, &s->matmul_flops_per_s);
   return status ? lade_error_set(error, status, "no memory to measure the matmul rate") : 0;
@@ -553,6 +571,7 @@ void lade_session_close(lade_session *s)
   lade_executor_destroy(s->executor);
   lade_store_close(s->store);
   lade_durable_close(s->durable);
+  lade_cuda_kernels_close(s->cuda_kernels);
   lade_device_close(s->device);
   lade_plan_destroy(s->plan);
   lade_planner_destroy(s->planner);

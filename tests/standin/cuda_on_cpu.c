@@ -5,7 +5,8 @@
  * A thread of a block is a fiber. It runs until it waits, at a barrier of the block or an exchange of its warp, or
  * ends; then the next one does. When each has had its turn, warps whose 32 lanes wait at the same exchange go on, and
  * blocks whose threads all wait at the same barrier. If none can, the kernel is wrong: some threads wait in another
- * place, or have ended, and on a GPU it would hang or be undefined.
+ * place, or have ended, and on a GPU it would hang or be undefined. A thread has a stack from its first turn to its
+ * end, the one that was given back last: threads that never wait all run on the same, which stays in the cache.
  *
  * Shared memory is poison (0xff bytes, NaN as floats) when a block begins, and a strip behind it must stay so. Threads
  * take turns in rising, falling or shuffled order, and so do blocks: a kernel whose result depends on it lacks a
@@ -29,6 +30,8 @@
 #define MAX_THREADS 1024
 #define WARP 32
 #define STACK_BYTES (64 << 10)
+#define N_COLOURS 61 /* stacks begin at other lines of a page, or all would compete for the same few of a cache */
+#define COLOUR_BYTES ((size_t)320)
 #define SHARED_BYTES (227 << 10) /* what a block may have on the largest GPU */
 #define STRIP_BYTES 256
 #define POISON 0xff
@@ -38,6 +41,7 @@ enum state { READY, AT_BARRIER, AT_EXCHANGE, ENDED };
 
 struct thread {
   struct fiber fiber;
+  int stack;        /* -1: it has not begun, or has ended */
   enum state state;
   int line;         /* where it waits */
   unsigned n_exchanges;
@@ -54,6 +58,7 @@ static struct {
   struct thread threads[MAX_THREADS], scheduler;
   struct warp warps[MAX_THREADS / WARP];
   char *stacks;
+  int free_stacks[MAX_THREADS], n_free;
   int current, n_threads;
   uint32_t shuffle;
   const void *scheduler_bottom;
@@ -72,7 +77,7 @@ void __asan_unpoison_memory_region(const volatile void *at, size_t bytes) __attr
 
 static char *stack_of(const struct thread *thread)
 {
-  return cpu.stacks + (thread - cpu.threads) * STACK_BYTES;
+  return cpu.stacks + (ptrdiff_t)thread->stack * STACK_BYTES;
 }
 
 static void switch_to(struct thread *from, struct thread *to, bool is_last)
@@ -128,9 +133,32 @@ static void threads_begin(void)
     struct thread *thread = &cpu.threads[i];
     thread->state = READY;
     thread->n_exchanges = 0;
-    if (__asan_unpoison_memory_region) /* what ended there left its frames behind */
-      __asan_unpoison_memory_region(stack_of(thread), STACK_BYTES);
-    fiber_init(&thread->fiber, stack_of(thread), STACK_BYTES, thread_main);
+    thread->stack = -1;
+  }
+  LADE_ASSERT(cpu.n_free == MAX_THREADS);
+}
+
+static void stack_take(struct thread *thread)
+{
+  thread->stack = cpu.free_stacks[--cpu.n_free];
+  if (__asan_unpoison_memory_region) /* what ended there left its frames behind */
+    __asan_unpoison_memory_region(stack_of(thread), STACK_BYTES);
+  const size_t bytes = STACK_BYTES - (size_t)thread->stack % N_COLOURS * COLOUR_BYTES;
+  fiber_init(&thread->fiber, stack_of(thread), bytes, thread_main);
+}
+
+/* Let thread @i run until it waits or ends. */
+static void turn_give(int i)
+{
+  struct thread *thread = &cpu.threads[i];
+  if (thread->stack < 0)
+    stack_take(thread);
+  cpu.current = i;
+  cuda_on_cpu_thread.x = (unsigned)i;
+  switch_to(&cpu.scheduler, thread, false);
+  if (thread->state == ENDED) {
+    cpu.free_stacks[cpu.n_free++] = thread->stack;
+    thread->stack = -1;
   }
 }
 
@@ -167,9 +195,7 @@ static int turns_give(void)
     int i = (int)order_next(&order);
     if (cpu.threads[i].state != READY)
       continue;
-    cpu.current = i;
-    cuda_on_cpu_thread.x = (unsigned)i;
-    switch_to(&cpu.scheduler, &cpu.threads[i], false);
+    turn_give(i);
     n++;
   }
   return n;
@@ -231,14 +257,21 @@ static void block_run(void)
   }
 }
 
+static void stacks_make(void)
+{
+  cpu.stacks = mmap(NULL, (size_t)MAX_THREADS * STACK_BYTES, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  LADE_ASSERT(cpu.stacks != MAP_FAILED);
+  for (; cpu.n_free < MAX_THREADS; cpu.n_free++)
+    cpu.free_stacks[cpu.n_free] = MAX_THREADS - 1 - cpu.n_free;
+}
+
 static void begin(const struct cuda_on_cpu_launch *launch)
 {
   LADE_ASSERT(launch->n_threads % WARP == 0 && launch->n_threads <= MAX_THREADS && launch->n_threads > 0);
   LADE_ASSERT(launch->shared_bytes <= SHARED_BYTES);
   if (!cpu.stacks)
-    cpu.stacks = mmap(NULL, (size_t)MAX_THREADS * STACK_BYTES, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  LADE_ASSERT(cpu.stacks != MAP_FAILED);
+    stacks_make();
   cpu.launch = *launch;
   cpu.n_threads = (int)launch->n_threads;
   cpu.shuffle = SHUFFLE;

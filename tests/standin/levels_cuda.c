@@ -11,6 +11,7 @@
 
 #include "base/cpu.h"
 #include "cuda_on_cpu_run.h"
+#include "kernels/cuda.h"
 #include "kernels/cuda/launch.h"
 
 struct launcher {

@@ -17,7 +17,7 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
-#include "kernels/cuda/stream.h"
+#include "kernels/cuda.h"
 #include "standin.h"
 
 #define ARENA_BYTES ((uint64_t)4 << 20)

@@ -3,7 +3,8 @@
 """GPUs as a person meets them, on a machine that may have none: what is missing is one line and exit 7, and nothing of
 CUDA is in a process that was not asked for it.
 
-Usage: gpu.py LADE [STANDIN]   STANDIN: the folder of the stand-in driver; without it the build has no CUDA
+Usage: gpu.py LADE [STANDIN [KERNELS]]   STANDIN: the folder of the stand-in driver, without it the build has no CUDA;
+KERNELS: the library of kernels on the CPU
 """
 import json
 import os
@@ -14,6 +15,7 @@ import tempfile
 
 LADE = os.path.abspath(sys.argv[1])
 STANDIN = sys.argv[2] if len(sys.argv) > 2 else None
+KERNELS = sys.argv[3] if len(sys.argv) > 3 else None
 
 
 def run(*args, driver=None, **more):
@@ -70,9 +72,12 @@ for driver, words in (("version=11080", ["11.8", "12.0"]), ("devices=0", ["no GP
     assert finding("--device", "cuda:0", code=7, driver=driver)["state"] == "missing"
     assert finding(driver=driver)["state"] == "ok"
 refused(["no GPU number 5"], *TRAIN, "--device", "cuda:5", driver="devices=2")
-refused(["cuda:1: Stand-in GPU", "--device host"], *TRAIN, "--device", "cuda:1", driver="devices=2")
-found = finding("--device", "cuda:0", driver="memory=512")
-assert found["state"] == "ok" and "Stand-in GPU, 512.0 MiB, of which 504.0 MiB are free" in found["text"], found
+# The driver and no machine code for its GPU.
+refused(["cuda:1", "adamw.fatbin"], *TRAIN, "--device", "cuda:1", driver="devices=2")
+assert finding("--device", "cuda:0", code=7, driver="")["state"] == "missing"
+if KERNELS:
+    found = finding("--device", "cuda:0", driver="memory=512", LADE_STANDIN_KERNELS=KERNELS)
+    assert found["state"] == "ok" and "Stand-in GPU, 512.0 MiB, of which 504.0 MiB are free" in found["text"], found
 
 # A run on the host opens no driver, though there is one.
 loaded = libraries("", *TRAIN)

@@ -1,16 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA device's table on its streams: kernels are submitted to a queue of the device, and run there. */
-#ifndef LADE_CUDA_STREAM_H
-#define LADE_CUDA_STREAM_H
+/* The CUDA device's kernels: their table, and on its streams, where they are submitted to a queue and run. */
+#ifndef LADE_CUDA_KERNELS_H
+#define LADE_CUDA_KERNELS_H
 
 #include "device/cuda.h"
 #include "kernels/kernels.h"
 
+/*
+ * The table of a CUDA device, but for rank_sum, copy and tree_sum, which are NULL: for sizes of scratch and
+ * the key. Its functions want a launcher (cuda/launch.h).
+ */
+void lade_cuda_kernels_init(struct lade_kernels *kernels);
+
 typedef struct lade_cuda_kernels lade_cuda_kernels;
 
 /*
- * Load all kernels for @device from the files <op>.fatbin of @folder. The caller closes, before the device. Errors as
- * of lade_cuda_functions_open. Any thread; blocks while the driver loads.
+ * Load all kernels for @device from the files <op>.fatbin of @folder; NULL: the one that the environment's
+ * LADE_CUDA_KERNELS names, or where the build or the installation put them. The caller closes, before the device.
+ * Errors as of lade_cuda_functions_open. Any thread; blocks while the driver loads.
  */
 int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_error *error,
                            lade_cuda_kernels **ret_kernels);

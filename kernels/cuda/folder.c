@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where the GPU's machine code is: beside whatever this code is part of, the command or the shared library. Both are
+ * looked at from their own folder, so that a tree may be moved as a whole.
+ */
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "kernels/cuda/launch.h"
+
+#define SOME_FILE "adamw.fatbin" /* any of them */
+
+/* In the build's tree; beside an installed library; from an installed command. */
+static const char *const places[] = {"kernels", "lade", LADE_CUDA_KERNELS_INSTALLED};
+
+/* Is there machine code at one of the places near @file? */
+static bool folder_try(const char *file, char ret_folder[PATH_MAX])
+{
+  char self[PATH_MAX], path[2 * PATH_MAX];
+  if (!realpath(file, self))
+    return false;
+  *strrchr(self, '/') = 0;
+  for (size_t i = 0; i < LADE_COUNT(places); i++) {
+    snprintf(path, sizeof(path), "%s/%s/" SOME_FILE, self, places[i]);
+    if (access(path, R_OK) == 0)
+      return snprintf(ret_folder, PATH_MAX, "%s/%s", self, places[i]) < PATH_MAX;
+  }
+  return false;
+}
+
+void lade_cuda_folder_find(char ret_folder[PATH_MAX])
+{
+  const char *named = getenv("LADE_CUDA_KERNELS");
+  Dl_info own;
+  if (!named && folder_try("/proc/self/exe", ret_folder))
+    return;
+  if (!named && dladdr(places, &own) && own.dli_fname && folder_try(own.dli_fname, ret_folder))
+    return;
+  snprintf(ret_folder, PATH_MAX, "%s", named ? named : "kernels");
+}

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Training on a GPU, or over the stand-in for its driver: the losses are the host's within a bound, no budget, residency
+or checkpoint changes a bit, and the peak is the planned one.
+
+Usage: train.py LADE tiny|nano [STANDIN KERNELS]   STANDIN: the folder of the stand-in driver, KERNELS: the library of
+kernels on the CPU; without them the machine's own GPU, and 77 where there is none
+"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+LADE, SIZE = os.path.abspath(sys.argv[1]), sys.argv[2]
+STANDIN, KERNELS = (os.path.abspath(path) for path in sys.argv[3:5]) if len(sys.argv) > 3 else (None, None)
+# Largest distance of a step's loss from the host's, relative to it: sums are cut otherwise, and rounded to the dtype.
+BOUNDS = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
+
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-gpu-train-")
+os.chdir(SCRATCH.name)
+os.environ["XDG_CACHE_HOME"] = os.getcwd()
+if STANDIN:
+    os.environ["LADE_STANDIN_KERNELS"] = KERNELS
+with open("text.txt", "w", encoding="utf-8") as file:
+    file.writelines(f"{i * i % 97} bottles of {'beer' if i % 3 else 'wine'} on the wall, {i}\n" for i in range(2000))
+# Long positions: parameters that are worth moving, at next to no arithmetic.
+with open("tiny.json", "w", encoding="utf-8") as file:
+    json.dump({"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 8192, "vocab_size": 256},
+              file)
+os.mkdir("drive")
+SHORT = {"tiny": ["--model", "./tiny.json", "--seq", "16"], "nano": ["--model", "nano", "--seq", "64"]}[SIZE]
+SHORT += ["--data", "text.txt", "--batch", "2", "--micro-batch", "1", "--warmup", "1", "--lr", "1e-2", "--eval-iters", "1",
+          "--quiet", "--json", "--log", "log"]
+DRIVE = ["--store", "drive", "--allow-tmpfs"]
+
+
+def run(device, *args, machine="h200-141g"):
+    """Exit code, standard output and error of `lade train`; a described machine need not be measured."""
+    environment = dict(os.environ)
+    if STANDIN and device != "host":
+        environment["LD_LIBRARY_PATH"] = STANDIN
+    args += ("--machine", machine) if machine else ()
+    result = subprocess.run([LADE, "train", *SHORT, "--device", device, *args], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    return result.returncode, result.stdout, result.stderr
+
+
+def train(device, *args, **more):
+    """Its summary, with the losses of all steps."""
+    if os.path.exists("log"):
+        os.remove("log")
+    code, out, err = run(device, *args, **more)
+    assert code == 0, (device, args, code, err)
+    summary = json.loads(out)
+    with open("log", encoding="utf-8") as log:
+        events = [json.loads(line) for line in log]
+    summary["losses"] = [event["loss"] for event in events if event["event"] == "step"]
+    assert summary["measured_peak_bytes"] == summary["planned_peak_bytes"] <= summary["budget_bytes"], summary
+    return summary
+
+
+def digests(summary):
+    return summary["loss_digest"], summary["params_digest"]
+
+
+def near(a, b, bound):
+    return abs(a - b) <= bound * abs(b)
+
+
+if not STANDIN:
+    code, _, err = run("cuda:0", "--steps", "0")
+    if code == 7:
+        print("SKIP: " + err.strip())
+        sys.exit(77)
+
+# Against the host, in every dtype; a GPU gives the same bits twice.
+STEPS = ["--steps", "2"]
+for dtype in ("fp32", "bf16") if SIZE == "tiny" else ("fp32", "fp16", "bf16"):
+    host, whole = (train(device, *STEPS, "--dtype", dtype) for device in ("host", "cuda:0"))
+    assert len(whole["losses"]) == len(host["losses"]) > 1
+    assert all(near(*pair, BOUNDS[dtype]) for pair in zip(whole["losses"], host["losses"])), (whole, host)
+    assert near(whole["val_loss"], host["val_loss"], BOUNDS[dtype]), (whole, host)
+    assert whole["numerics_key"] != host["numerics_key"]
+assert digests(train("cuda:0", *STEPS)) == digests(whole)
+
+# What memory there is changes no bit: host tier, drive, recomputing, all of it at once.
+least = whole["unconstrained_bytes"]
+for args in (["--budget", "60%"], ["--budget", "min"], ["--budget", "min", *DRIVE, "--host-budget", "6MiB"],
+             ["--residency", "full"], ["--residency", "selective"]):
+    there = train("cuda:0", *STEPS, *args)
+    assert digests(there) == digests(whole), (args, there, whole)
+    least = min(least, there["measured_peak_bytes"])
+assert least < whole["unconstrained_bytes"], (least, whole)
+pairs = [(["--clip", "0"], ["--update", "early", "--budget", "min"])]
+if SIZE == "nano":
+    pairs += [(["--grad-dtype", "bf16"], ["--budget", "min"]),
+              (["--moments", "8bit", "--master", "24bit"], ["--budget", "min"])]
+for same, more in pairs:
+    assert digests(train("cuda:0", *STEPS, *same)) == digests(train("cuda:0", *STEPS, *same, *more)), (same, more)
+
+# State that outlives the run: a checkpoint and a drive go on as if nothing had happened; on another device it says so.
+train("cuda:0", *STEPS, "--save", "saves", "--save-every", "1")
+for name in sorted(name for name in os.listdir("saves") if name.startswith("step-"))[1:]:
+    shutil.rmtree(os.path.join("saves", name))
+code, _, err = run("host", *STEPS, "--resume", "saves")
+assert code == 0 and "other kernels" in err, (code, err)
+assert digests(train("cuda:0", *STEPS, "--resume", "saves")) == digests(whole)
+for _ in range(2):
+    assert digests(train("cuda:0", *STEPS, *DRIVE, "--durable")) == digests(whole)
+
+# By prices that were measured on this device, the numbers are the same.
+measured = train("cuda:0", *STEPS, "--budget", "min", machine=None)
+assert digests(measured) == digests(whole) and measured["speed_of_light"] > 0, (measured, whole)
