@@ -75,6 +75,12 @@ static void times_print(const struct planning *planning)
   }
 }
 
+/* Bytes for people; "none" for the numbers that stand for no plan. */
+static const char *bound_format(uint64_t bytes, uint64_t none, char *text, size_t text_bytes)
+{
+  return bytes == none ? "none" : lade_size_format(bytes, text, text_bytes);
+}
+
 static void bounds_print(const struct lade_session_info *info)
 {
   char a[32], b[32], c[32];
@@ -82,12 +88,12 @@ static void bounds_print(const struct lade_session_info *info)
          (long long)info->n_params, (long long)info->batch, (long long)info->time, info->n_microbatches,
          info->n_microbatches == 1 ? "" : "es");
   layout_print(info, stdout);
-  printf("budgets       device %s, host %s, store %s\n", lade_size_format(info->budget_bytes, a, sizeof(a)),
+  printf("budgets       device %s, host %s, store %s\n", bound_format(info->budget_bytes, UINT64_MAX, a, sizeof(a)),
          lade_size_format(info->host_budget_bytes, b, sizeof(b)),
          lade_size_format(info->store_budget_bytes, c, sizeof(c)));
   printf("bounds        unconstrained %s, smallest budget %s, lower bound %s\n",
-         lade_size_format(info->bounds.unconstrained_bytes, a, sizeof(a)),
-         info->bounds.min_bytes == UINT64_MAX ? "none" : lade_size_format(info->bounds.min_bytes, b, sizeof(b)),
+         bound_format(info->bounds.unconstrained_bytes, 0, a, sizeof(a)),
+         bound_format(info->bounds.min_bytes, UINT64_MAX, b, sizeof(b)),
          lade_size_format(info->bounds.lower_bound_bytes, c, sizeof(c)));
 }
 
@@ -154,6 +160,7 @@ static int plan_dump(const struct planning *planning)
   const struct lade_session_info *info = &planning->info;
   const struct lade_plan_bounds *bounds = &info->bounds;
   json_t *min = bounds->min_bytes == UINT64_MAX ? json_null() : json_bytes(bounds->min_bytes);
+  json_t *budget = info->budget_bytes == UINT64_MAX ? json_null() : json_bytes(info->budget_bytes);
   json_t *object = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:b}", "schema_version", REPORT_SCHEMA_VERSION, "model",
                              info->model.name, "parameters", (json_int_t)info->n_params, "batch",
                              (json_int_t)info->batch, "micro_batch", (json_int_t)info->micro_batch, "seq",
@@ -161,7 +168,7 @@ static int plan_dump(const struct planning *planning)
   if (!object)
     return -ENOMEM;
   layout_set(object, info);
-  json_object_set_new(object, "budget_bytes", json_bytes(info->budget_bytes));
+  json_object_set_new(object, "budget_bytes", budget);
   json_object_set_new(object, "host_budget_bytes", json_bytes(info->host_budget_bytes));
   json_object_set_new(object, "store_budget_bytes", json_bytes(info->store_budget_bytes));
   json_object_set_new(object, "min_budget_bytes", min);

@@ -289,9 +289,15 @@ static void memory_print(const struct lade_session_info *info, FILE *file)
           lade_size_format(info->store_bytes, b, sizeof(b)));
 }
 
+double drive_rate(const struct lade_session_info *info)
+{
+  const struct lade_machine_store *drive = &info->cost->machine.store;
+  return drive->total_bytes_per_s > 0 ? drive->total_bytes_per_s : drive->write_bytes_per_s;
+}
+
 void store_traffic_print(const struct lade_session_info *info, double step_seconds, FILE *file)
 {
-  char a[32], b[32];
+  char a[32], b[32], c[32];
   if (!info->store_read_bytes && !info->store_written_bytes)
     return;
   fprintf(file, "drive         %s read and %s written by a step",
@@ -302,6 +308,12 @@ void store_traffic_print(const struct lade_session_info *info, double step_secon
     fprintf(file, "; a drive rated for 600 TB is written through in %.3g days", days);
   }
   fputc('\n', file);
+  if (step_seconds <= 0)
+    return;
+  double rate = (double)(info->store_read_bytes + info->store_written_bytes) / step_seconds;
+  fprintf(file, "              %s of room, and %s/s of the %s/s that it does\n",
+          lade_size_format(info->store_bytes, a, sizeof(a)), lade_size_format((uint64_t)rate, b, sizeof(b)),
+          lade_size_format((uint64_t)drive_rate(info), c, sizeof(c)));
 }
 
 /* Stalls of less than a thousandth of the step are left out. */

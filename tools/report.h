@@ -53,9 +53,11 @@ struct json_t *json_bytes(uint64_t bytes);
 struct json_t *json_text(const char *text);
 /* 16 hexadecimal digits. */
 struct json_t *json_digest(uint64_t digest);
+/* Bytes that the drive moves in a second, read and written at once where that is known. */
+double drive_rate(const struct lade_session_info *info);
 /*
- * What a step moves to and from the drive, and what that means for the drive's life: one line, nothing without a store.
- * @step_seconds is measured or predicted.
+ * What a step moves to and from the drive, what that means for the drive's life, and what the run takes of the drive's
+ * room and rate: two lines, nothing without a store. @step_seconds is measured or predicted.
  */
 void store_traffic_print(const struct lade_session_info *info, double step_seconds, FILE *file);
 

@@ -281,16 +281,14 @@ static void interrupted_print(struct run *run)
 static void drive_say(struct run *run)
 {
   const struct lade_session_info *info = &run->info;
-  const struct lade_machine_store *drive = &info->cost->machine.store;
   char room[32], moved[32], rate[32], most[32];
   uint64_t bytes = info->store_read_bytes + info->store_written_bytes;
-  double most_rate = drive->total_bytes_per_s > 0 ? drive->total_bytes_per_s : drive->write_bytes_per_s;
   if (!info->store_bytes || info->plan->predicted_ns <= 0)
     return;
   progress_say(&run->progress, "drive: %s reserved; a step moves %s, %s/s of the %s/s that it does",
                lade_size_format(info->store_bytes, room, sizeof(room)), lade_size_format(bytes, moved, sizeof(moved)),
                lade_size_format((uint64_t)((double)bytes / (double)info->plan->predicted_ns * 1e9), rate, sizeof(rate)),
-               lade_size_format((uint64_t)most_rate, most, sizeof(most)));
+               lade_size_format((uint64_t)drive_rate(info), most, sizeof(most)));
 }
 
 /* ---- together ---- */

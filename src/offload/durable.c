@@ -300,6 +300,11 @@ uint64_t lade_durable_extra_bytes(uint64_t slot_bytes)
   return LADE_STORE_GRANULE_BYTES + 2 * table + slot_bytes; /* the granule of trials */
 }
 
+uint64_t lade_durable_publish_bytes(uint64_t slot_bytes)
+{
+  return table_bytes(slot_bytes) + RECORD_BYTES;
+}
+
 uint64_t lade_durable_held_bytes(const struct lade_durable *d)
 {
   struct stat what;

@@ -54,6 +54,9 @@ uint64_t lade_durable_generation(const lade_durable *durable);
 /* Bytes that slots of @slot_bytes take beside the first one: the second, the tables, and what aligns them. */
 uint64_t lade_durable_extra_bytes(uint64_t slot_bytes);
 
+/* Bytes that publishing writes beside a slot of @slot_bytes: its table, and a record. */
+uint64_t lade_durable_publish_bytes(uint64_t slot_bytes);
+
 /* Bytes of the file system that the data file has already. */
 uint64_t lade_durable_held_bytes(const lade_durable *durable);
 

@@ -599,8 +599,9 @@ static int refuse(lade_planner *planner, uint64_t device_bytes, struct lade_erro
                           "--micro-batch", asked, (unsigned long long)device_bytes);
   return lade_error_set(error, -EOVERFLOW,
                         "does not fit in %s (%llu bytes): the smallest budget found is %s (%llu bytes); more room "
-                        "comes from a smaller --micro-batch, a larger --host-budget or a --store", asked,
-                        (unsigned long long)device_bytes, least, (unsigned long long)bounds.min_bytes);
+                        "comes from a smaller --micro-batch, a larger --host-budget or %s", asked,
+                        (unsigned long long)device_bytes, least, (unsigned long long)bounds.min_bytes,
+                        planner->params.store_bytes ? "--store-budget" : "a --store");
 }
 
 int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_error *error,

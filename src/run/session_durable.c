@@ -94,6 +94,11 @@ uint64_t session_durable_extra(const lade_session *s)
   return s->params.is_durable ? lade_durable_extra_bytes(lade_state_store_bytes(s->graph)) : 0;
 }
 
+uint64_t session_durable_published(const lade_session *s)
+{
+  return s->params.is_durable ? lade_durable_publish_bytes(lade_state_store_bytes(s->graph)) : 0;
+}
+
 int session_durable_check_room(const lade_session *s, struct lade_error *error)
 {
   char need[32], have[32];

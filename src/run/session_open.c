@@ -309,7 +309,8 @@ static struct lade_plan_params plan_params(const lade_session *s)
       .struct_size = sizeof(struct lade_plan_params), .graph = s->graph, .prices = &s->prices,
       .layout = lade_peers_layout(&s->peers), .n_microbatches = s->n_microbatches, .is_unified = s->is_unified,
       .is_early = s->params.updates_early, .chunk_bytes = s->chunk_bytes,
-      .host_bytes = s->host_bytes, .store_bytes = s->store_bytes - extra, .recipe = s->params.recipe, .pins = s->pins,
+      .host_bytes = s->host_bytes, .store_bytes = s->store_bytes > extra ? s->store_bytes - extra : 0,
+      .recipe = s->params.recipe, .pins = s->pins,
       .n_pins = s->n_pins};
 }
 
@@ -365,8 +366,6 @@ static int tiers_resolve(lade_session *s, struct lade_error *error)
     status = store_room(s, error);
   if (!s->params.is_gpu)
     s->capacity_bytes = is_described ? machine->device_bytes : s->left_bytes;
-  if (!status)
-    status = session_durable_check_room(s, error);
   if (status)
     return status;
   s->host_bytes = s->params.has_host_budget ? s->params.host_budget_bytes / n_sharing
@@ -400,6 +399,8 @@ static void refusal_word(const struct lade_budget *budget, struct lade_error *er
 static int plan_make(lade_session *s, struct lade_error *error)
 {
   int status = tiers_resolve(s, error);
+  if (!status)
+    status = session_durable_check_room(s, error); /* once bounds are known: a plan that is refused has them, too */
   if (status)
     return status;
   if (s->budget_bytes > s->capacity_bytes && !s->params.is_dry && !s->params.is_plan_only) {

@@ -105,7 +105,11 @@ if run("doctor", "--store", "drive")[0] == 0:
         assert stored[field] == planned[field] >= 10 * stored["parameters"], (field, stored, planned)
     code, out, err = run("train", *[word for word in SHORT if word != "--quiet"], "--data", "text.txt", "--steps", "2", *DRIVE)
     assert code == 0 and re.search("^drive: .* reserved; a step moves .*/s that it does$", err, re.M), err
-    assert re.search("^drive .* read and .* written by a step; a drive rated for 600 TB", out, re.M), out
+    for words in (out, run("plan", *SHORT, "--data", "text.txt", *DRIVE)[1]):
+        assert re.search("^drive .* read and .* written by a step; a drive rated for 600 TB.*\n +.* of room, and .*/s of "
+                         "the .*/s that it does$", words, re.M), words
+    code, out, err = run("plan", *SHORT, "--data", "text.txt", *DRIVE, "--durable", "--store-budget", "1MiB")
+    assert code == 3 and "smallest budget none" in out and "two slots" in err, (code, out, err)
 assert whole["store_read_bytes_per_step"] == whole["store_written_bytes_per_step"] == 0
 
 # A budget changes no bit; the smallest is exact.
