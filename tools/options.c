@@ -389,7 +389,8 @@ static void session_fill(struct options *options)
   session->layout = (struct lade_layout_params){
       .tp = (int)options->tp, .pp = (int)options->pp, .dp = (int)options->dp, .shard = (int)options->shard,
       .rank = (int)options->rank, .zero = (int)options->zero, .is_sequence = options->is_sequence,
-      .schedule = (enum lade_schedule)options->schedule, .virtual_stages = (int)options->virtual_stages};
+      .schedule = (enum lade_schedule)options->schedule, .virtual_stages = (int)options->virtual_stages,
+      .grad_reduce = (enum lade_dtype)options->grad_reduce};
   session->residency_file = options->residency;
   for (const struct option_choice *recipe = residency_choices; recipe->text; recipe++) {
     if (strcmp(recipe->text, options->residency) == 0) {

@@ -78,7 +78,7 @@ struct options {
   struct lade_session_params session;
   /* What becomes part of the session's parameters once all is known. */
   struct option_list data, valid;
-  int device, update, schedule;
+  int device, update, schedule, grad_reduce;
   int64_t n_threads, tp, pp, dp, zero, shard, virtual_stages, rank;
   const char *residency;
   /* Of the command itself. */

@@ -147,6 +147,9 @@ const struct option option_table[] = {
      .help = "of replicas, what is in shards: 1 the optimizer's state, 2 gradients too, 3 parameters too"},
     {OPTION_COUNT, "shard", "N", VERB_TRAIN | VERB_PLAN, AT(shard), .unset = "all replicas", .least = 1, .most = 1e6,
      .help = "replicas that share one copy of what is in shards; divides --dp"},
+    {OPTION_CHOICE, "grad-reduce", "fp32|bf16", VERB_TRAIN | VERB_PLAN, AT(grad_reduce), .preset = "fp32",
+     .choices = grad_dtype_choices, .help = "in which replicas sum their gradients: bf16 sends half the bytes, and "
+     "rounds each rank's and the sum"},
     {OPTION_COUNT, "tp", "N", VERB_TRAIN | VERB_PLAN, AT(tp), .preset = "1", .least = 1, .most = 1e6,
      .help = "tensor parallel: each layer's products are cut over N ranks"},
     {OPTION_FLAG, "sequence-parallel", NULL, VERB_TRAIN | VERB_PLAN, AT(is_sequence),

@@ -44,6 +44,9 @@ static int sharing_check(const struct lade_layout_params *given, const struct la
     return lade_error_set(error, -EINVAL, "shard %d shards nothing: zero 1, 2 or 3 says what", given->shard);
   if (given->grad_reduce != LADE_F32 && given->grad_reduce != LADE_BF16)
     return lade_error_set(error, -EINVAL, "gradients are summed over ranks in fp32 or bf16 only");
+  if (given->grad_reduce != LADE_F32 && mesh->axes[LADE_AXIS_DP].size == 1)
+    return lade_error_set(error, -EINVAL, "gradients of one replica are summed with nobody's, in bf16 or not: give dp "
+                          "of 2 or more, or leave grad-reduce out");
   if (given->is_sequence && mesh->axes[LADE_AXIS_TP].size == 1)
     return lade_error_set(error, -EINVAL, "sequence parallel cuts rows over tensor parallel ranks, and tp is 1");
   return 0;
@@ -141,6 +144,8 @@ const char *lade_layout_name(const struct lade_layout *layout, char *name)
   if (layout->zero)
     at += (size_t)snprintf(name + at, room - at, ", zero %d over %d", layout->zero,
                            lade_layout_size(layout, LADE_AXIS_SHARD));
+  if (layout->grad_reduce != LADE_F32)
+    at += (size_t)snprintf(name + at, room - at, ", sums in bf16");
   if (lade_layout_size(layout, LADE_AXIS_PP) > 1)
     at += (size_t)snprintf(name + at, room - at, ", %s", lade_schedule_name(layout->schedule));
   if (layout->virtual_stages > 1)

@@ -376,12 +376,13 @@ static int builder_init(struct builder *b)
   b->n_adds = calloc(n_params, sizeof(*b->n_adds));
   b->block_versions = calloc(n_params, sizeof(*b->block_versions));
   b->block_buffers = malloc(n_params * sizeof(*b->block_buffers));
+  b->away = malloc(n_params * sizeof(*b->away));
   b->due = calloc(n_params, sizeof(*b->due));
   b->grad_versions = calloc(n_params, sizeof(*b->grad_versions));
   b->is_norm_due = calloc(n_params, sizeof(*b->is_norm_due));
   b->is_rounded = calloc(n_params, sizeof(*b->is_rounded));
   if (!b->on_device || !b->now || !b->elsewhere || !b->part_buffers || !b->first_partials || !b->n_adds ||
-      !b->block_versions || !b->block_buffers || !b->due || !b->grad_versions || !b->is_norm_due ||
+      !b->block_versions || !b->block_buffers || !b->away || !b->due || !b->grad_versions || !b->is_norm_due ||
       !b->is_rounded)
     return -ENOMEM;
   memset(b->on_device, -1, (size_t)b->lives->n_intervals * sizeof(*b->on_device));
@@ -390,6 +391,7 @@ static int builder_init(struct builder *b)
   for (int param = 0; param < graph->n_params; param++)
     b->first_partials[param + 1] = b->first_partials[param] + lade_held_partials(graph, b->params->layout, param);
   memset(b->block_buffers, -1, n_params * sizeof(*b->block_buffers));
+  memset(b->away, -1, n_params * sizeof(*b->away));
   for (int i = 0; i < graph->n_ops * LADE_OP_MAX_OUT; i++) {
     const struct lade_op *op = &graph->ops[i / LADE_OP_MAX_OUT];
     int tensor = i % LADE_OP_MAX_OUT < op->n_out ? op->out[i % LADE_OP_MAX_OUT] : -1;
@@ -409,6 +411,7 @@ static void builder_finish(struct builder *b)
   free(b->n_adds);
   free(b->block_versions);
   free(b->block_buffers);
+  free(b->away);
   free(b->due);
   free(b->grad_versions);
   free(b->is_norm_due);

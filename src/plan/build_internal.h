@@ -18,17 +18,24 @@ struct early {
   int32_t slot, param;
 };
 
-/* A microbatch's block of a gradient, to be added to those of earlier ones. */
-struct incoming {
-  int32_t param, buffer;
-  int16_t microbatch;
-  bool is_last;
-};
-
 /* Where a value begins. */
 struct place {
   int32_t buffer;
   uint64_t offset;
+};
+
+/* A value, and where it is. */
+struct held {
+  struct place at;
+  struct lade_value value;
+};
+
+/* What has come of a microbatch's gradient from other ranks, not yet in the block; in BF16 if sums are. */
+struct incoming {
+  struct held what;
+  int32_t param;
+  int16_t microbatch;
+  bool is_last;
 };
 
 struct builder {
@@ -56,6 +63,7 @@ struct builder {
   bool *is_rounded;       /* by parameter: its gradient is, and is a block, with shards or without */
   int16_t *block_versions; /* by parameter: of the block of its gradient */
   int32_t *block_buffers;  /* by parameter: where the block of its gradient is, -1 */
+  int32_t *away;           /* by parameter: where its sum is in BF16 while it is over replicas, -1 */
   int32_t *due;            /* parameters whose last reductions were put under way, in order; n_settled are done with */
   int n_due, n_settled;
   LADE_ARRAY(struct incoming) incoming; /* blocks under way; the first n_added have been added */

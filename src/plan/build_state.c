@@ -13,7 +13,11 @@
  * where it lives whole on the device, else before each use (weight_gather_emit, where lives.c says). With replicas of
  * shards (hybrid sharding) complete blocks are summed over those too.
  *
- * What the compute queue does to what is still under way (add it, round it, send it home) comes LAG reductions later.
+ * With sums in BF16 what goes to other ranks is narrowed first, and the sum widened to where it would have come in F32;
+ * tensor parallel ranks and both ends of a pipeline still sum in F32.
+ *
+ * What the compute queue does to what is still under way (add it, widen it, round it, send it home) comes LAG
+ * reductions later.
  *
  * A table that is tied over the ends of a pipeline is then summed over the first and the last stage, behind all steps:
  * the last stage is done with it long before, but what waited there for the first one would keep it from ever getting
@@ -37,6 +41,12 @@ static const struct lade_value nothing = {-1, 0, 0};
 static bool is_sharded(const struct builder *b)
 {
   return lade_shard_count(b->params->layout) > 1;
+}
+
+/* Are gradients summed over data parallel ranks in BF16? */
+static bool is_narrow(const struct builder *b)
+{
+  return lade_layout_size(b->params->layout, LADE_AXIS_DP) > 1 && b->params->layout->grad_reduce == LADE_BF16;
 }
 
 /* Where this rank's block begins in a vector of all blocks of @block_bytes. */
@@ -73,13 +83,6 @@ static void all_reduce_emit(struct builder *b, enum lade_axis axis, int param, s
                             struct lade_value value)
 {
   sum_emit(b, axis, param, at, value, value_bytes(b, value.tensor));
-}
-
-/* Add up the parts that tensor parallel ranks have of a gradient, or of this rank's block. */
-static void parts_reduce_emit(struct builder *b, int param, struct place at, struct lade_value value)
-{
-  const struct lade_parts parts = lade_param_parts(b->graph, b->params->layout, param);
-  sum_emit(b, parts.axis, param, at, value, (uint64_t)parts.n * lade_dtype_bytes(b->graph->accumulator));
 }
 
 /* Put the ranks' blocks together: @block at @src, to @whole at the beginning of @dst. */
@@ -198,65 +201,165 @@ static void norm_emit(struct builder *b, int param)
               (uint64_t)(end - first) * sizeof(double));
 }
 
-/* The sum over both ends of the pipeline: of the gradient, or of this rank's block. */
-static void ends_reduce_emit(struct builder *b, int param)
+/* What this rank has of the sum of a gradient: all of it, or its block. */
+static struct held sum_now(const struct builder *b, int param)
 {
-  if (is_sharded(b)) {
-    all_reduce_emit(b, LADE_AXIS_EMBED, param, block_place(b, param), block_now(b, param));
+  return (struct held){grad_place(b, param), grad_now(b, param)};
+}
+
+static void sum_step(struct builder *b, int param)
+{
+  if (is_sharded(b))
     b->block_versions[param]++;
-  } else {
-    all_reduce_emit(b, LADE_AXIS_EMBED, param, (struct place){grad_buffer(b, param), 0},
-                    value_now(b, b->graph->params[param].grad));
+  else
     b->grad_versions[param]++;
+}
+
+/* Sum it over @axis in place. */
+static void sum_reduce_emit(struct builder *b, enum lade_axis axis, int param)
+{
+  const struct held sum = sum_now(b, param);
+  all_reduce_emit(b, axis, param, sum.at, sum.value);
+  sum_step(b, param);
+}
+
+/* ---- sums in BF16 ---- */
+
+static void cast_emit(struct builder *b, int param, int microbatch, struct held from, struct held to)
+{
+  const size_t both = lade_dtype_bytes(b->graph->accumulator) + lade_dtype_bytes(LADE_BF16);
+  const int n_blocks = from.value.tensor == b->graph->params[param].grad ? lade_shard_count(b->params->layout) : 1;
+  struct lade_instr *instr = instr_begin(b, LADE_INSTR_CAST, LADE_Q_COMPUTE);
+  instr->param = param;
+  instr->microbatch = (int16_t)microbatch;
+  instr->predicted_ns = n_blocks * moves_ns(b, param, both);
+  operand_add(b, LADE_ROLE_SRC, from.at.buffer, LADE_READS, from.value, nothing, from.at.offset,
+              value_bytes(b, from.value.tensor));
+  operand_add(b, LADE_ROLE_DST, to.at.buffer, LADE_MAKES, nothing, to.value, to.at.offset,
+              value_bytes(b, to.value.tensor));
+}
+
+/* @from in a buffer of its own, as @narrow. */
+static struct held narrow_emit(struct builder *b, int param, int microbatch, struct held from, struct lade_value narrow)
+{
+  uint64_t bytes = value_bytes(b, narrow.tensor);
+  struct held to = {{buffer_make(b, LADE_DEVICE, LADE_OWNER_COMM, bytes, false), 0}, narrow};
+  cast_emit(b, param, microbatch, from, to);
+  return to;
+}
+
+/* What is summed over replicas in place of a gradient or of a block. */
+static struct lade_value narrow_of(const struct builder *b, int param)
+{
+  enum lade_block kind = is_sharded(b) ? LADE_BLOCK_NARROW : LADE_BLOCK_NARROW_WHOLE;
+  return (struct lade_value){lade_value_block(b->graph, param, kind), 0, is_sharded(b)};
+}
+
+/* Sum what this rank has over replicas, or begin to, until sum_land. */
+static void replicas_reduce_emit(struct builder *b, enum lade_axis axis, int param)
+{
+  if (!is_narrow(b)) {
+    sum_reduce_emit(b, axis, param);
+    return;
   }
+  const struct held narrow =
+      narrow_emit(b, param, b->params->n_microbatches - 1, sum_now(b, param), narrow_of(b, param));
+  all_reduce_emit(b, axis, param, narrow.at, narrow.value);
+  b->away[param] = narrow.at.buffer;
+}
+
+/* If the sum of @param's gradient is away in BF16: back. */
+static void sum_land(struct builder *b, int param)
+{
+  if (b->away[param] < 0)
+    return;
+  struct held from = {{b->away[param], 0}, narrow_of(b, param)}, to = sum_now(b, param);
+  from.value.version++;
+  to.value.version++;
+  cast_emit(b, param, b->params->n_microbatches - 1, from, to);
+  sum_step(b, param);
+  b->away[param] = -1;
 }
 
 void norm_settle(struct builder *b, int param)
 {
   if (!b->is_norm_due[param])
     return;
+  sum_land(b, param);
   if (b->graph->params[param].is_at_both_ends)
-    ends_reduce_emit(b, param);
+    sum_reduce_emit(b, LADE_AXIS_EMBED, param);
   norm_emit(b, param);
   b->is_norm_due[param] = false;
 }
 
 /* ---- blocks ---- */
 
-/* Have tensor parallel ranks parts of the gradient? */
-static bool has_parts(const struct builder *b, int param)
+/* Add up the parts that tensor parallel ranks have of what this rank has of the sum, if they have any. */
+static void parts_reduce_emit(struct builder *b, int param)
 {
-  return b->graph->params[param].n_sharers > 1;
+  if (b->graph->params[param].n_sharers == 1)
+    return;
+  const struct lade_parts parts = lade_param_parts(b->graph, b->params->layout, param);
+  const struct held sum = sum_now(b, param);
+  sum_emit(b, parts.axis, param, sum.at, sum.value, (uint64_t)parts.n * lade_dtype_bytes(b->graph->accumulator));
+  sum_step(b, param);
 }
 
 /* Everything of this rank and its fellows is in the block; with replicas, theirs too. */
 static void block_complete(struct builder *b, int param)
 {
-  if (has_parts(b, param)) {
-    parts_reduce_emit(b, param, block_place(b, param), block_now(b, param));
-    b->block_versions[param]++;
-  }
-  if (lade_layout_size(b->params->layout, LADE_AXIS_REPLICATE) > 1) {
-    all_reduce_emit(b, LADE_AXIS_REPLICATE, param, block_place(b, param), block_now(b, param));
-    b->block_versions[param]++;
-  }
+  parts_reduce_emit(b, param);
+  if (lade_layout_size(b->params->layout, LADE_AXIS_REPLICATE) > 1)
+    replicas_reduce_emit(b, LADE_AXIS_REPLICATE, param);
   b->is_norm_due[param] = true;
   if (!b->graph->params[param].is_at_both_ends)
     b->due[b->n_due++] = param;
 }
 
-static void block_add_emit(struct builder *b, const struct incoming *incoming)
+/* The sum over ranks of the first gradient that is handed on: in place where it is the only one. */
+static void block_begin(struct builder *b, int param)
 {
-  const int param = incoming->param;
-  const struct lade_value part = {lade_value_block(b->graph, param, LADE_BLOCK_INCOMING), incoming->microbatch, 0};
+  uint64_t bytes = value_bytes(b, lade_value_block(b->graph, param, LADE_BLOCK_GRAD));
+  bool is_in_place = !plan_sums_each(b->params);
+  b->block_buffers[param] = is_in_place ? grad_buffer(b, param)
+                                        : buffer_make(b, LADE_DEVICE, LADE_OWNER_GRADIENTS, bytes, false);
+  b->block_versions[param] = 1;
+}
+
+static struct held incoming_make(struct builder *b, int param, int microbatch)
+{
+  const struct lade_value part = {lade_value_block(b->graph, param, LADE_BLOCK_INCOMING), (int16_t)microbatch, 0};
   uint64_t bytes = value_bytes(b, part.tensor);
+  return (struct held){{buffer_make(b, LADE_DEVICE, LADE_OWNER_COMM, bytes, false), 0}, part};
+}
+
+static void block_add_emit(struct builder *b, int param, struct held part)
+{
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_ADD, LADE_Q_COMPUTE);
+  uint64_t bytes = value_bytes(b, part.value.tensor);
   instr->param = param;
-  instr->microbatch = incoming->microbatch;
+  instr->microbatch = part.value.microbatch;
   instr->predicted_ns = moves_ns(b, param, 3 * lade_dtype_bytes(b->graph->accumulator));
-  operand_read(b, LADE_ROLE_SRC, incoming->buffer, part, bytes);
+  operand_read(b, LADE_ROLE_SRC, part.at.buffer, part.value, bytes);
   operand_change(b, LADE_ROLE_DST, b->block_buffers[param], block_now(b, param), bytes);
   b->block_versions[param]++;
+}
+
+/* What has come becomes the block, or is added to it. */
+static void incoming_take(struct builder *b, const struct incoming *incoming)
+{
+  const int param = incoming->param;
+  struct held part = incoming->what;
+  if (is_narrow(b) && !b->block_versions[param]) {
+    block_begin(b, param);
+    cast_emit(b, param, incoming->microbatch, part, sum_now(b, param));
+  } else if (is_narrow(b)) {
+    struct held wide = incoming_make(b, param, incoming->microbatch);
+    cast_emit(b, param, incoming->microbatch, part, wide);
+    block_add_emit(b, param, wide);
+  } else {
+    block_add_emit(b, param, part);
+  }
   if (incoming->is_last)
     block_complete(b, param);
 }
@@ -277,57 +380,85 @@ static void block_leave(struct builder *b, int param)
 }
 
 /* Let the compute queue have everything but what is of the last @lag reductions. */
-static void blocks_settle(struct builder *b, int lag)
+static void reductions_settle(struct builder *b, int lag)
 {
   while (b->incoming.n - b->n_added > lag && !b->status) {
     struct incoming next = b->incoming.items[b->n_added++];
-    block_add_emit(b, &next);
+    incoming_take(b, &next);
   }
-  while (b->n_due - b->n_settled > lag && !b->status)
-    block_leave(b, b->due[b->n_settled++]);
+  while (b->n_due - b->n_settled > lag && !b->status) {
+    const int param = b->due[b->n_settled++];
+    sum_land(b, param);
+    if (!b->graph->params[param].is_at_both_ends)
+      block_leave(b, param);
+  }
 }
 
 /* Behind all steps: everything else, too. */
 static void end_settle(struct builder *b)
 {
-  blocks_settle(b, 0);
+  reductions_settle(b, 0);
   for (int param = 0; param < b->graph->n_params && !b->status; param++) {
     if (is_sharded(b) && b->graph->params[param].is_at_both_ends && b->is_norm_due[param])
       block_leave(b, param);
   }
 }
 
-/* Hand on the gradient of @microbatch, or of all; this rank's block of the sum comes to @place. */
-static void reduce_scatter_emit(struct builder *b, int param, int microbatch, struct place place,
-                                struct lade_value block)
+/* Hand on the gradient of @microbatch, or of all, as @whole; this rank's block of the sum comes to @block. */
+static void reduce_scatter_emit(struct builder *b, int param, int microbatch, struct held whole, struct held block)
 {
-  const int grad = b->graph->params[param].grad;
-  uint64_t bytes = value_bytes(b, grad);
+  uint64_t bytes = value_bytes(b, whole.value.tensor);
   collective_begin(b, LADE_REDUCE_SCATTER, LADE_AXIS_SHARD, param, microbatch, bytes);
-  operand_read(b, LADE_ROLE_SRC, grad_buffer(b, param), value_now(b, grad), bytes);
-  operand_add(b, LADE_ROLE_DST, place.buffer, LADE_MAKES, nothing, block, place.offset,
-              value_bytes(b, block.tensor));
+  operand_read(b, LADE_ROLE_SRC, whole.at.buffer, whole.value, bytes);
+  operand_add(b, LADE_ROLE_DST, block.at.buffer, LADE_MAKES, nothing, block.value, block.at.offset,
+              value_bytes(b, block.value.tensor));
+}
+
+/* The same in BF16; the block comes to its place in the rounded gradient. */
+static struct held narrow_scatter_emit(struct builder *b, int param, int microbatch, struct held grad)
+{
+  const int16_t m = (int16_t)(plan_sums_each(b->params) ? microbatch : 0);
+  struct lade_value value = {lade_value_block(b->graph, param, LADE_BLOCK_NARROW_WHOLE), m, 0};
+  const struct held whole = narrow_emit(b, param, microbatch, grad, value);
+  value.tensor = lade_value_block(b->graph, param, LADE_BLOCK_NARROW);
+  const struct held block = {{whole.at.buffer, own_offset(b, value_bytes(b, value.tensor))}, value};
+  reduce_scatter_emit(b, param, microbatch, whole, block);
+  return block;
 }
 
 static void block_emit(struct builder *b, int param, int microbatch, bool is_last)
 {
-  uint64_t bytes = value_bytes(b, lade_value_block(b->graph, param, LADE_BLOCK_GRAD));
-  if (b->block_versions[param]) {
-    const struct lade_value part = {lade_value_block(b->graph, param, LADE_BLOCK_INCOMING), (int16_t)microbatch, 0};
-    struct incoming next = {param, buffer_make(b, LADE_DEVICE, LADE_OWNER_COMM, bytes, false), (int16_t)microbatch,
-                            is_last};
-    reduce_scatter_emit(b, param, microbatch, (struct place){next.buffer, 0}, part);
-    if (!LADE_PUSH(&b->incoming, next))
-      b->status = -ENOMEM;
+  const struct held grad = {{grad_buffer(b, param), 0}, value_now(b, b->graph->params[param].grad)};
+  struct incoming next = {.param = param, .microbatch = (int16_t)microbatch, .is_last = is_last};
+  if (is_narrow(b)) {
+    next.what = narrow_scatter_emit(b, param, microbatch, grad);
+  } else if (b->block_versions[param]) {
+    next.what = incoming_make(b, param, microbatch);
+    reduce_scatter_emit(b, param, microbatch, grad, next.what);
+  } else {
+    block_begin(b, param);
+    reduce_scatter_emit(b, param, microbatch, grad, sum_now(b, param));
+    if (is_last)
+      block_complete(b, param);
     return;
   }
-  bool is_in_place = !plan_sums_each(b->params);
-  b->block_buffers[param] = is_in_place ? grad_buffer(b, param)
-                                        : buffer_make(b, LADE_DEVICE, LADE_OWNER_GRADIENTS, bytes, false);
-  b->block_versions[param] = 1;
-  reduce_scatter_emit(b, param, microbatch, block_place(b, param), block_now(b, param));
-  if (is_last)
-    block_complete(b, param);
+  if (!LADE_PUSH(&b->incoming, next))
+    b->status = -ENOMEM;
+}
+
+/* All of this rank's microbatches are in the whole gradient. */
+static void grad_complete(struct builder *b, int param)
+{
+  const bool is_replicated = lade_layout_size(b->params->layout, LADE_AXIS_DP) > 1;
+  parts_reduce_emit(b, param);
+  if (is_replicated)
+    replicas_reduce_emit(b, LADE_AXIS_DP, param);
+  const bool is_at_both_ends = b->graph->params[param].is_at_both_ends;
+  b->is_norm_due[param] = b->graph->params[param].n_sharers > 1 || is_replicated || is_at_both_ends;
+  if (!b->is_norm_due[param])
+    norm_emit(b, param);
+  else if (b->away[param] >= 0 || (lade_graph_rounds(b->graph) && !is_at_both_ends))
+    b->due[b->n_due++] = param;
 }
 
 void grad_emit(struct builder *b, int param, int microbatch)
@@ -335,29 +466,11 @@ void grad_emit(struct builder *b, int param, int microbatch)
   const bool is_last = b->grad_versions[param] == b->n_adds[param] * b->params->n_microbatches;
   if (!is_last && !plan_sums_each(b->params))
     return;
-  if (is_sharded(b)) {
+  if (is_sharded(b))
     block_emit(b, param, microbatch, is_last);
-    blocks_settle(b, LAG);
-    return;
-  }
-  const bool is_replicated = lade_layout_size(b->params->layout, LADE_AXIS_DP) > 1;
-  const struct place whole = {grad_buffer(b, param), 0};
-  const int grad = b->graph->params[param].grad;
-  if (has_parts(b, param)) {
-    parts_reduce_emit(b, param, whole, value_now(b, grad));
-    b->grad_versions[param]++;
-  }
-  if (is_replicated) {
-    all_reduce_emit(b, LADE_AXIS_DP, param, whole, value_now(b, grad));
-    b->grad_versions[param]++;
-  }
-  const bool is_at_both_ends = b->graph->params[param].is_at_both_ends;
-  b->is_norm_due[param] = has_parts(b, param) || is_replicated || is_at_both_ends;
-  if (!b->is_norm_due[param])
-    norm_emit(b, param);
-  else if (lade_graph_rounds(b->graph) && !is_at_both_ends)
-    b->due[b->n_due++] = param;
-  blocks_settle(b, LAG);
+  else
+    grad_complete(b, param);
+  reductions_settle(b, LAG);
 }
 
 /* ---- the end of a step ---- */
@@ -506,7 +619,7 @@ void early_emit(struct builder *b, int param)
   if (b->graph->params[param].is_at_both_ends)
     end_settle(b);
   else
-    blocks_settle(b, 0);
+    reductions_settle(b, 0);
   norm_settle(b, param);
   clip_emit(b, param, &ruling);
   update_emit(b, param, &ruling);

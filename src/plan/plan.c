@@ -488,9 +488,6 @@ static int layout_check(const struct lade_plan_params *params, struct lade_error
   if (lade_layout_size(layout, LADE_AXIS_TP) > 1 && params->graph->dtype == LADE_F16)
     return lade_error_set(error, -EINVAL, "tensor parallel ranks sum their parts in f32 or bf16, not in f16; use "
                           "--dtype bf16");
-  if (lade_layout_size(layout, LADE_AXIS_DP) > 1 && layout->grad_reduce != LADE_F32)
-    return lade_error_set(error, -EINVAL, "gradients are summed over ranks in f32, not in %s",
-                          lade_dtype_name(layout->grad_reduce));
   return 0;
 }
 

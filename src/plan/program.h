@@ -45,6 +45,7 @@ enum lade_instr_kind {
   LADE_INSTR_RECV,
   LADE_INSTR_ADD,     /* a block of a gradient to the sum of it */
   LADE_INSTR_ROUND,   /* a complete gradient to the type in which the update takes it */
+  LADE_INSTR_CAST,    /* a gradient or its block to BF16, for its way to other ranks, and back */
   LADE_INSTR_SUM,     /* partials to one number */
   LADE_N_INSTR_KINDS
 };
@@ -72,11 +73,16 @@ enum lade_scalar {
 };
 #define LADE_SUM_LEVELS (LADE_N_SCALARS - LADE_SCALAR_SUMS)
 
-/* What this rank holds of a parameter whose state is in shards; without shards ROUNDED alone exists, of all of it. */
+/*
+ * What this rank holds of a parameter whose state is in shards; without shards there are ROUNDED and NARROW_WHOLE
+ * alone, of all of it.
+ */
 enum lade_block {
   LADE_BLOCK_WEIGHT,   /* of the working copy */
   LADE_BLOCK_GRAD,     /* of the gradient's sum over ranks */
   LADE_BLOCK_INCOMING, /* the same of one microbatch, to be added to it */
+  LADE_BLOCK_NARROW,   /* GRAD or INCOMING in BF16, as ranks sum it; version 1 and 2: before and after replicas' sum */
+  LADE_BLOCK_NARROW_WHOLE, /* a whole gradient in BF16, before and after the sum where nothing is in shards */
   LADE_BLOCK_ROUNDED,  /* the complete gradient, or GRAD complete, in another type for the update */
   LADE_N_BLOCKS
 };
@@ -123,6 +129,7 @@ struct lade_buffer {
  *  COPY, READ, WRITE   source, destination
  *  COLLECTIVE, SEND, RECV   an op of the graph: its operands; else source, destination; or what is changed in place
  *  ADD      what is added, the sum
+ *  CAST     source, destination
  *  SUM      partials, sum
  *  ROUND    gradient, rounded
  */
@@ -160,7 +167,7 @@ struct lade_instr {
   uint16_t n_operands;
   int32_t first_operand;
   int32_t op;            /* COMPUTE, SEND, RECV, some COLLECTIVEs: the graph's op */
-  int32_t param;         /* NORM, UPDATE, ADD, ROUND, CLIP of one parameter; COLLECTIVE over what is of one */
+  int32_t param;         /* NORM, UPDATE, ADD, CAST, ROUND, CLIP of one parameter; COLLECTIVE over what is of one */
   int32_t peer;          /* SEND, RECV: its position on the axis */
   uint32_t accumulate;   /* COMPUTE: bit i: output i adds to what the gradient holds */
   int32_t waits[LADE_N_QUEUES]; /* instruction of that queue that must be done first, or -1 */

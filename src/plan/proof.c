@@ -57,6 +57,9 @@ static bool block_exists(const struct proof *proof, struct lade_value value)
            value.version <= block_complete(proof, block_param(proof->graph, value.tensor));
   case LADE_BLOCK_ROUNDED:
     return rounds(proof) && value.microbatch == 0 && value.version == 0;
+  case LADE_BLOCK_NARROW:
+  case LADE_BLOCK_NARROW_WHOLE:
+    return false; /* they are not moved */
   default:
     return sums_each(proof) && value.microbatch >= 1 && value.microbatch < proof->program->n_microbatches &&
            value.version == 0;

@@ -4,6 +4,7 @@
  * proof->error, or -ENOMEM, and relies on what the parts before it have shown.
  *
  *   proof_form.c   every instruction is what the graph demands; indices, ranges, sizes, kinds, queues are sound
+ *   proof_ranks.c  the same of what several ranks do together, for form
  *   proof_space.c  live buffers do not overlap; peaks are as stated and within the budgets
  *   proof_walk.c   values, hazards between queues, and the cycle
  */
@@ -89,6 +90,12 @@ static inline int grad_added(const struct proof *proof, int param)
 static inline bool has_parts(const struct proof *proof, int param)
 {
   return proof->graph->params[param].n_sharers > 1;
+}
+
+/* Are gradients summed over data parallel ranks in BF16? */
+static inline bool is_narrow(const struct proof *proof)
+{
+  return is_reduced(proof) && proof->program->layout->grad_reduce == LADE_BF16;
 }
 
 /* The version that has everything in it, where it is not in shards. */

@@ -11,26 +11,11 @@
  */
 #include <stdlib.h>
 
-#include "plan/proof.h"
+#include "plan/proof_expect.h"
 
-#define MAX_EXPECTED (LADE_OP_MAX_IN + LADE_OP_MAX_OUT + 1)
-#define ON(space) (1u << (space))
 #define ANYWHERE (ON(LADE_DEVICE) | ON(LADE_HOST) | ON(LADE_STORE))
 
 static const struct lade_value nothing = {-1, 0, 0};
-
-/* An operand as it must be. */
-struct expected {
-  uint8_t role, access;
-  uint8_t spaces; /* bit per space in which it may lie */
-  struct lade_value reads, makes;
-  uint64_t bytes;
-};
-
-struct expectation {
-  struct expected operands[MAX_EXPECTED];
-  int n;
-};
 
 /* What has been seen so far. */
 struct tally {
@@ -47,43 +32,7 @@ static int ruling_version(const struct proof *proof, int param)
   return proof->program->is_early ? param + 1 : 0;
 }
 
-static uint64_t value_bytes(const struct proof *proof, int tensor)
-{
-  if (tensor == lade_value_scalar(proof->graph, LADE_SCALAR_PARTIALS))
-    return (uint64_t)proof->partial_at[proof->graph->n_params] * sizeof(double);
-  return lade_held_bytes(proof->graph, proof->program->layout, tensor);
-}
-
 /* ---- expectations ---- */
-
-static void expect(struct expectation *e, int role, enum lade_access access, unsigned spaces, struct lade_value reads,
-                   struct lade_value makes, uint64_t bytes)
-{
-  LADE_ASSERT(e->n < MAX_EXPECTED);
-  e->operands[e->n++] = (struct expected){(uint8_t)role, (uint8_t)access, (uint8_t)spaces, reads, makes, bytes};
-}
-
-static void expect_read(const struct proof *proof, struct expectation *e, int role, unsigned spaces, int tensor,
-                        int microbatch, int version)
-{
-  struct lade_value value = {tensor, (int16_t)microbatch, (int16_t)version};
-  expect(e, role, LADE_READS, spaces, value, nothing, value_bytes(proof, tensor));
-}
-
-static void expect_make(const struct proof *proof, struct expectation *e, int role, unsigned spaces, int tensor,
-                        int microbatch, int version)
-{
-  struct lade_value value = {tensor, (int16_t)microbatch, (int16_t)version};
-  expect(e, role, LADE_MAKES, spaces, nothing, value, value_bytes(proof, tensor));
-}
-
-/* Consumes version @version and makes the next. */
-static void expect_change(const struct proof *proof, struct expectation *e, int role, unsigned spaces, int tensor,
-                          int version)
-{
-  struct lade_value before = {tensor, 0, (int16_t)version}, after = {tensor, 0, (int16_t)(version + 1)};
-  expect(e, role, LADE_READS_AND_MAKES, spaces, before, after, value_bytes(proof, tensor));
-}
 
 static int op_expect(const struct proof *proof, int at, struct expectation *e)
 {
@@ -157,109 +106,14 @@ static void norm_expect(const struct proof *proof, const struct lade_instr *inst
   e->operands[1].bytes = (uint64_t)n_partials * sizeof(double);
 }
 
-/* The sums of squares that are together below @level: of all ranks of a lower one, or this rank's partials. */
-static void summed_expect(const struct proof *proof, int level, struct expectation *e)
-{
-  const struct lade_layout *layout = proof->program->layout;
-  while (level > 0 && lade_sums_size(layout, level - 1) == 1)
-    level--;
-  int scalar = level > 0 ? LADE_SCALAR_SUMS + level - 1 : LADE_SCALAR_PARTIALS;
-  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_scalar(proof->graph, (enum lade_scalar)scalar), 0,
-              0);
-  if (level == 0)
-    e->operands[0].bytes = (uint64_t)lade_summed_partials(proof->graph, layout) * sizeof(double);
-}
-
 static void clip_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
   const int verdict = lade_value_scalar(proof->graph, LADE_SCALAR_VERDICT);
-  summed_expect(proof, instr->param < 0 ? LADE_SUM_LEVELS : 0, e);
+  sums_expect(proof, instr->param < 0 ? LADE_SUM_LEVELS : 0, e);
   if (instr->param >= 0)
     e->operands[0].bytes =
         (uint64_t)(proof->partial_at[instr->param + 1] - proof->partial_at[instr->param]) * sizeof(double);
   expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), verdict, 0, instr->param + 1);
-}
-
-/* ---- what ranks do together ---- */
-
-/*
- * A sum in place: of a loss, of a gradient that all of this rank has been added to, or of a block over its replicas;
- * first, of parts that tensor parallel ranks have of it; and last, of a tied table's, over both ends of the pipeline.
- */
-static void all_reduce_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
-{
-  const struct lade_graph *graph = proof->graph;
-  const unsigned device = ON(LADE_DEVICE);
-  const bool is_of_ends = instr->axis == LADE_AXIS_EMBED;
-  const bool is_of_parts = lade_axis_has_parts((enum lade_axis)instr->axis);
-  const int n_before = instr->param >= 0 && !is_of_parts && has_parts(proof, instr->param);
-  if (instr->param < 0) {
-    expect_change(proof, e, LADE_ROLE_SRC, device, graph->loss, 0);
-    e->operands[0].reads.microbatch = e->operands[0].makes.microbatch = instr->microbatch;
-  } else if (is_sharded(proof)) {
-    expect_change(proof, e, LADE_ROLE_SRC, device, lade_value_block(graph, instr->param, LADE_BLOCK_GRAD),
-                  is_of_ends ? block_complete(proof, instr->param) - 1 : block_added(proof) + n_before);
-  } else {
-    expect_change(proof, e, LADE_ROLE_SRC, device, graph->params[instr->param].grad,
-                  is_of_ends ? grad_complete(proof, instr->param) - 1 : grad_added(proof, instr->param) + n_before);
-  }
-}
-
-/* From the gradient of all microbatches, or of each, its block. */
-static void reduce_scatter_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
-{
-  const struct lade_graph *graph = proof->graph;
-  const int param = instr->param, m = sums_each(proof) ? instr->microbatch : 0;
-  int version = sums_each(proof) ? (m + 1) * proof->n_adds[param] : grad_added(proof, param);
-  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), graph->params[param].grad, 0, version);
-  if (m == 0)
-    expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_block(graph, param, LADE_BLOCK_GRAD), 0, 1);
-  else
-    expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_block(graph, param, LADE_BLOCK_INCOMING), m, 0);
-}
-
-/* A working copy from its blocks, old or new; or every rank's sum of squares. */
-static void all_gather_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
-{
-  const struct lade_graph *graph = proof->graph;
-  const int param = instr->param;
-  const struct lade_value found = proof->program->operands[instr->first_operand].reads;
-  if (param < 0) {
-    int level = lade_sums_level((enum lade_axis)instr->axis);
-    expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_scalar(graph, LADE_SCALAR_SUM), 0, level);
-    expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE),
-                lade_value_scalar(graph, (enum lade_scalar)(LADE_SCALAR_SUMS + level)), 0, 0);
-    return;
-  }
-  int version = instr->n_operands && found.version == proof->program->is_training ? found.version : 0;
-  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_block(graph, param, LADE_BLOCK_WEIGHT), 0, version);
-  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), graph->params[param].tensor, 0, version);
-}
-
-static void collective_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
-{
-  if (instr->collective == LADE_ALL_REDUCE)
-    all_reduce_expect(proof, instr, e);
-  else if (instr->collective == LADE_REDUCE_SCATTER)
-    reduce_scatter_expect(proof, instr, e);
-  else
-    all_gather_expect(proof, instr, e);
-}
-
-static void add_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
-{
-  const struct lade_graph *graph = proof->graph;
-  const int m = instr->microbatch;
-  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_block(graph, instr->param, LADE_BLOCK_INCOMING), m,
-              0);
-  expect_change(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_block(graph, instr->param, LADE_BLOCK_GRAD), m);
-}
-
-static void sum_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
-{
-  const int level = lade_sums_level((enum lade_axis)instr->axis);
-  summed_expect(proof, level, e);
-  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_scalar(proof->graph, LADE_SCALAR_SUM), 0, level);
 }
 
 /* ---- updates and transfers ---- */
@@ -494,44 +348,6 @@ static int border_check(const struct proof *proof, int at)
   return 0;
 }
 
-/* Do ranks of its axis hold other gradients, so that sums of squares are gathered over it? */
-static bool axis_is_summed(const struct proof *proof, const struct lade_instr *instr)
-{
-  int level = lade_sums_level((enum lade_axis)instr->axis);
-  return level >= 0 && lade_sums_size(proof->program->layout, level) > 1;
-}
-
-/* Whose parts of the gradient of @param are added up: of rows behind the first, those with the same key heads. */
-static enum lade_axis parts_axis(const struct proof *proof, int param)
-{
-  return proof->graph->params[param].first_shared_row > 0 ? LADE_AXIS_KEY : LADE_AXIS_TP;
-}
-
-/* Which collectives a layout has, and among whom. */
-static bool collective_exists(const struct proof *proof, const struct lade_instr *instr)
-{
-  const bool is_training = proof->program->is_training, is_of_loss = instr->param < 0;
-  switch (instr->collective) {
-  case LADE_ALL_REDUCE:
-    if (instr->axis == LADE_AXIS_EMBED)
-      return is_training && instr->param >= 0 && instr->param < proof->graph->n_params &&
-             proof->graph->params[instr->param].is_at_both_ends;
-    if (lade_axis_has_parts((enum lade_axis)instr->axis))
-      return is_training && instr->param >= 0 && instr->param < proof->graph->n_params &&
-             has_parts(proof, instr->param) && instr->axis == parts_axis(proof, instr->param);
-    return (is_training || is_of_loss) &&
-           instr->axis == (is_sharded(proof) && !is_of_loss ? LADE_AXIS_REPLICATE : LADE_AXIS_DP);
-  case LADE_REDUCE_SCATTER:
-    return is_training && is_sharded(proof) && instr->param >= 0 && instr->axis == LADE_AXIS_SHARD;
-  case LADE_ALL_GATHER:
-    if (instr->param < 0)
-      return is_training && instr->microbatch == 0 && axis_is_summed(proof, instr);
-    return is_sharded(proof) && instr->axis == LADE_AXIS_SHARD && instr->microbatch == 0;
-  default:
-    return false;
-  }
-}
-
 static int collective_check(const struct proof *proof, int at)
 {
   const struct lade_instr *instr = &proof->program->instrs[at];
@@ -541,7 +357,7 @@ static int collective_check(const struct proof *proof, int at)
     return instr->collective || (instr->axis && instr->kind != LADE_INSTR_SUM) || instr->peer
                ? proof_fail(proof, at, -1, "names ranks, with which this graph does nothing")
                : 0;
-  if (instr->peer || !collective_exists(proof, instr))
+  if (instr->peer || !proof_collective_exists(proof, instr))
     return proof_fail(proof, at, -1, "is collective %d over axis %d, peer %d, which this layout does not have here",
                       instr->collective, instr->axis, instr->peer);
   if (lade_layout_size(proof->program->layout, (enum lade_axis)instr->axis) == 1)
@@ -556,13 +372,15 @@ static int fields_check(const struct proof *proof, int at)
   bool is_compute = instr->kind == LADE_INSTR_COMPUTE;
   bool is_clip = instr->kind == LADE_INSTR_CLIP, is_clip_of_param = is_clip && proof->program->is_early;
   bool is_add = instr->kind == LADE_INSTR_ADD, is_sum = instr->kind == LADE_INSTR_SUM;
-  bool is_round = instr->kind == LADE_INSTR_ROUND;
-  bool is_of_param = instr->kind == LADE_INSTR_NORM || instr->kind == LADE_INSTR_UPDATE || is_add || is_round;
+  bool is_round = instr->kind == LADE_INSTR_ROUND, is_cast = instr->kind == LADE_INSTR_CAST;
+  bool is_of_param = instr->kind == LADE_INSTR_NORM || instr->kind == LADE_INSTR_UPDATE || is_add || is_round ||
+                     is_cast;
   bool is_of_step = is_of_param || is_clip || is_sum;
   int n_ops = proof->program->is_training ? proof->graph->n_ops : proof->graph->n_fwd_ops;
   if (is_of_step && !proof->program->is_training)
     return proof_fail(proof, at, -1, "has no place in an evaluation");
-  if ((is_add && !sums_each(proof)) || (is_sum && (!axis_is_summed(proof, instr) || instr->microbatch)))
+  if ((is_add && !sums_each(proof)) || (is_cast && !is_narrow(proof)) ||
+      (is_sum && (!proof_axis_is_summed(proof, instr) || instr->microbatch)))
     return proof_fail(proof, at, -1, "has no place in this layout");
   if (is_round && !rounds(proof))
     return proof_fail(proof, at, -1, "rounds what the update takes as it is");
@@ -654,6 +472,9 @@ static int expectation_make(const struct proof *proof, int at, struct expectatio
     return 0;
   case LADE_INSTR_ADD:
     add_expect(proof, instr, e);
+    return 0;
+  case LADE_INSTR_CAST:
+    cast_expect(proof, instr, e);
     return 0;
   case LADE_INSTR_SUM:
     sum_expect(proof, instr, e);

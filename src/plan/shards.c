@@ -74,6 +74,8 @@ enum lade_dtype lade_value_dtype(const struct lade_graph *graph, int tensor)
   switch (block % LADE_N_BLOCKS) {
   case LADE_BLOCK_WEIGHT: return graph->dtype;
   case LADE_BLOCK_ROUNDED: return graph->grad_dtype;
+  case LADE_BLOCK_NARROW:
+  case LADE_BLOCK_NARROW_WHOLE: return LADE_BF16;
   default: return graph->accumulator;
   }
 }
@@ -145,7 +147,9 @@ uint64_t lade_held_bytes(const struct lade_graph *graph, const struct lade_layou
     return tensor_held_bytes(graph, layout, tensor);
   if (tensor >= first_block) {
     struct lade_shard shard = lade_param_shard(graph, layout, (tensor - first_block) / LADE_N_BLOCKS);
-    return (uint64_t)shard.n_padded * lade_dtype_bytes(lade_value_dtype(graph, tensor));
+    bool is_whole = (tensor - first_block) % LADE_N_BLOCKS == LADE_BLOCK_NARROW_WHOLE;
+    uint64_t n = (uint64_t)shard.n_padded * (is_whole ? (uint64_t)lade_shard_count(layout) : 1);
+    return n * lade_dtype_bytes(lade_value_dtype(graph, tensor));
   }
   if (tensor >= first_scalar)
     return scalar_held_bytes(graph, layout, tensor);

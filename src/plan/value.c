@@ -96,7 +96,8 @@ uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, const struct 
 const char *lade_value_name(const struct lade_graph *graph, int tensor, char *name)
 {
   static const char *const parts[LADE_N_PARTS] = {"residual", "exp_avg", "exp_avg_sq", "m_scales", "v_scales"};
-  static const char *const blocks[LADE_N_BLOCKS] = {"shard", "grad_shard", "new_grad_shard", "grad_rounded"};
+  static const char *const blocks[LADE_N_BLOCKS] = {"shard", "grad_shard", "new_grad_shard", "grad_shard_bf16",
+                                                    "grad_bf16", "grad_rounded"};
   const size_t name_bytes = LADE_NAME_BYTES + 16;
   const int first_block = lade_value_block(graph, 0, (enum lade_block)0);
   if (tensor < 0)

@@ -100,15 +100,19 @@ static void add_bind(lade_executor *ex, const struct lade_program *program, cons
   call->kernel = args.n_elements ? LADE_K_ADD : CALL_NOTHING;
 }
 
-static void round_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
-                       struct call *call)
+/* By the types of what is read and made. Padding too: it is as long on both sides, and no one looks at it. */
+static void cast_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
+                      struct call *call)
 {
-  struct lade_cast_args args = {.from = ex->graph->accumulator, .to = ex->graph->grad_dtype,
-                                .n_elements = lade_param_shard(ex->graph, program->layout, instr->param).n,
+  const struct lade_operand *src = operand_find(program, instr, LADE_ROLE_SRC);
+  const struct lade_operand *dst = operand_find(program, instr, LADE_ROLE_DST);
+  struct lade_cast_args args = {.from = lade_value_dtype(ex->graph, src->reads.tensor),
+                                .to = lade_value_dtype(ex->graph, dst->makes.tensor),
                                 .x = operand_address(ex, program, instr, LADE_ROLE_SRC),
                                 .y = operand_address(ex, program, instr, LADE_ROLE_DST)};
+  args.n_elements = (int64_t)(src->bytes / lade_dtype_bytes(args.from));
   memcpy(call->args, &args, sizeof(args));
-  call->kernel = args.n_elements ? LADE_K_CAST : CALL_NOTHING;
+  call->kernel = LADE_K_CAST;
 }
 
 static void clip_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
@@ -287,11 +291,12 @@ static int instr_bind(lade_executor *ex, struct bound_program *bound, int at)
   case LADE_INSTR_ADD:
     add_bind(ex, program, instr, call);
     break;
+  case LADE_INSTR_CAST:
+  case LADE_INSTR_ROUND:
+    cast_bind(ex, program, instr, call);
+    break;
   case LADE_INSTR_SUM:
     sum_bind(ex, program, instr, call);
-    break;
-  case LADE_INSTR_ROUND:
-    round_bind(ex, program, instr, call);
     break;
   case LADE_INSTR_COLLECTIVE:
     collective_bind(ex, program, instr, &bound->comms[at]);

@@ -41,6 +41,8 @@ const struct scene_setting scene_settings[SCENE_N_SETTINGS] = {
      .shard = 2},
     {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 1, .manner = SCENE_SPILL_HOST, .homes = LADE_HOME_HOST,
      .is_early = true, .prefetch_bytes = UINT64_MAX / 2, .dp = 4, .zero = 3, .grad_dtype = LADE_BF16},
+    {.family = LADE_GPT2, .dtype = LADE_F32, .n_microbatches = 2, .manner = SCENE_KEEP, .homes = LADE_HOME_HOST,
+     .dp = 4, .zero = 3, .shard = 2, .is_narrow = true},
 };
 
 uint32_t scene_draw(uint32_t *seed, uint32_t below)
@@ -149,7 +151,8 @@ void scene_init(struct scene *scene, const struct scene_setting *how)
   struct lade_layout_params layout = {.struct_size = sizeof(layout), .dp = LADE_MAX(how->dp, 1),
                                       .pp = LADE_MAX(how->pp, 1), .rank = how->pp ? how->stage : how->dp > 1,
                                       .schedule = how->schedule, .virtual_stages = how->n_chunks,
-                                      .grad_reduce = LADE_F32, .zero = how->zero, .shard = how->shard};
+                                      .grad_reduce = how->is_narrow ? LADE_BF16 : LADE_F32, .zero = how->zero,
+                                      .shard = how->shard};
   assert_int_equal(lade_layout_init(&layout, NULL, &scene->layout), 0);
   scene->prices = scene_prices(scene->graph);
   assert_int_equal(lade_residency_create(scene->graph, &scene->residency), 0);

@@ -38,9 +38,10 @@ struct scene_setting {
   int pp, stage, n_chunks; /* pipeline stages, this one, and its chunks; 0: one stage */
   enum lade_schedule schedule;
   int zero, shard; /* as in the layout */
+  bool is_narrow; /* gradients are summed in BF16 */
 };
 
-#define SCENE_N_SETTINGS 13
+#define SCENE_N_SETTINGS 14
 /* Everything that programs consist of is in one of these. */
 extern const struct scene_setting scene_settings[SCENE_N_SETTINGS];
 

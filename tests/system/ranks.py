@@ -152,6 +152,7 @@ def refusals():
             (["--data", "absent.txt"], 2, "absent.txt"),
             (["--shard", "2"], 2, "shards nothing"),
             (["--tp", "2", "--zero", "1"], 2, "shards nothing"),
+            (["--tp", "2", "--grad-reduce", "bf16"], 2, "summed with nobody's"),
             (["--tp", "2", "--dtype", "fp16"], 2, "not in f16"),
             (["--zero", "1", "--durable", "--store", "."], 2, "one rank so far")):
         found, _, err = run(2, "--steps", "2", *arguments)
