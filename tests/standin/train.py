@@ -113,3 +113,7 @@ for _ in range(2):
 # By prices that were measured on this device, the numbers are the same.
 measured = train("cuda:0", *STEPS, "--budget", "min", machine=None)
 assert digests(measured) == digests(whole) and measured["speed_of_light"] > 0, (measured, whole)
+
+# What no GPU has is refused before anything is taken.
+code, out, err = run("cuda:0", *STEPS, "--budget", "900TiB")
+assert code == 3 and not out and err.count("\n") == 1, (code, out, err)

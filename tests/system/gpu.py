@@ -78,6 +78,19 @@ assert finding("--device", "cuda:0", code=7, driver="")["state"] == "missing"
 if KERNELS:
     found = finding("--device", "cuda:0", driver="memory=512", LADE_STANDIN_KERNELS=KERNELS)
     assert found["state"] == "ok" and "Stand-in GPU, 512.0 MiB, of which 504.0 MiB are free" in found["text"], found
+    # A run on it that ends badly: memory that is not there, by stated budget or because somebody else has it; a device
+    # that breaks in the middle of a step.
+    GPU = [*TRAIN, "--layers", "1", "--seq", "8", "--device", "cuda:0", "--machine", "h200-141g", "--eval-iters", "1"]
+    for status, words, driver in ((3, "more than this GPU has left", "memory=16"),
+                                  (4, "bytes of memory", "fail=cuMemCreate,code=2"),
+                                  (5, "CUDA_ERROR_ECC_UNCORRECTABLE", "lose=60,lose_code=214"),
+                                  (1, "CUDA_ERROR_LAUNCH_FAILED", "lose=60,lose_code=719")):
+        budget = ["--budget", "64MiB"] if status == 3 else []
+        code, out, err = run(*GPU, *budget, driver=driver, LADE_STANDIN_KERNELS=KERNELS)
+        assert code == status and not out and err.count("\n") == 1 and words in err, (driver, code, out, err)
+    for args in (["--link-rate", "1GiB"], ["--dp", "2"]):
+        code, out, err = run(*GPU, *args, driver="", LADE_STANDIN_KERNELS=KERNELS)
+        assert code == 2 and not out and err.count("\n") == 1, (args, code, out, err)
 
 # A run on the host opens no driver, though there is one.
 loaded = libraries("", *TRAIN)

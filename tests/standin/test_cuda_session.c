@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A training session on a CUDA device, over the stand-in: when a call of the driver fails, or the device breaks in the
+ * middle of a step, the error has a name, nothing of the driver's is left over, and the next session has the numbers of
+ * one that nothing happened to. A steady step takes nothing from the driver and waits for it at its end alone.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "run/session.h"
+#include "standin.h"
+
+#define CALM "fail=none,nth=1,code=2,forever=0,lose=0"
+
+static struct {
+  standin_set_fn *set;
+  standin_calls_fn *calls;
+  standin_failed_fn *failed;
+  standin_live_fn *live;
+} standin;
+
+static char model[] = "/tmp/lade-cuda-session-XXXXXX.json", residency[] = "/tmp/lade-cuda-session-XXXXXX.txt";
+
+static int batch_fill(void *user, const struct lade_batch *batch, struct lade_error *error)
+{
+  for (int64_t i = 0; i < batch->n_rows * batch->seq; i++) {
+    batch->tokens[i] = (int32_t)((batch->number * 7 + batch->first_row * 5 + i) % 64);
+    batch->targets[i] = (int32_t)((batch->number * 7 + batch->first_row * 5 + i + 1) % 64);
+  }
+  return 0;
+}
+
+/* Where everything is as the residency file says, so that kernels, copies and updates of the host all have work. */
+static int session_open(struct lade_error *error, lade_session **ret_session)
+{
+  struct lade_session_params how;
+  lade_session_defaults(&how);
+  how.model = model;
+  how.batch = 2;
+  how.micro_batch = 1;
+  how.time = 8;
+  how.dtype = LADE_F32;
+  how.is_gpu = true;
+  how.machine = "h200-141g"; /* described: nothing is measured */
+  how.residency_file = residency;
+  how.n_threads = 1;
+  how.batch_fn = batch_fill;
+  how.n_valid_batches = 1;
+  return lade_session_open(&how, error, ret_session);
+}
+
+/* A session from its beginning to its end: two steps, an evaluation, and what came of it. */
+static int session_run(struct lade_error *error, uint64_t *ret_digest)
+{
+  lade_session *session = NULL;
+  struct lade_step_report report;
+  double loss;
+  int status = session_open(error, &session);
+  for (int i = 0; i < 2 && !status; i++)
+    status = lade_session_step(session, &report, error);
+  if (!status)
+    status = lade_session_eval(session, &loss, error);
+  if (!status)
+    status = lade_session_params_digest(session, ret_digest, error);
+  lade_session_close(session);
+  return status;
+}
+
+static uint64_t digest_calm(void)
+{
+  struct lade_error error = {0};
+  uint64_t digest = 0;
+  assert_int_equal(standin.set(CALM), 0);
+  if (session_run(&error, &digest))
+    fail_msg("%s", error.text);
+  assert_int_equal(standin.live(), 0);
+  return digest;
+}
+
+static void a_call_that_fails_has_a_name(void **state)
+{
+  static const char *const calls[] = {
+      "cuDevicePrimaryCtxRetain", "cuMemAddressReserve", "cuMemCreate",   "cuMemMap",          "cuMemSetAccess",
+      "cuMemHostRegister",        "cuStreamCreate",      "cuEventCreate", "cuModuleLoad",      "cuLaunchKernel",
+      "cuMemcpyAsync",            "cuEventRecord",       "cuMemGetInfo",  "cuStreamWaitEvent", "cuEventSynchronize"};
+  const uint64_t want = digest_calm();
+  int n_failed = 0;
+  for (size_t i = 0; i < LADE_COUNT(calls); i++) {
+    for (int nth = 1; nth < 50; nth = nth * 5 + 2) {
+      struct lade_error error = {0};
+      uint64_t digest = 0;
+      char settings[96];
+      snprintf(settings, sizeof(settings), "fail=%s,nth=%d,code=%d", calls[i], nth, nth % 2 ? 2 : 999);
+      assert_int_equal(standin.set(settings), 0);
+      int status = session_run(&error, &digest);
+      bool is_reached = standin.failed() > 0;
+      assert_int_equal(standin.set(CALM), 0);
+      n_failed += status != 0;
+      if (status ? !is_reached || !*error.text || strchr(error.text, '\n') : digest != want)
+        fail_msg("%s: status %d, digest %llx: %s", settings, status, (unsigned long long)digest, error.text);
+      assert_int_equal(standin.live(), 0);
+    }
+  }
+  assert_true(n_failed >= (int)LADE_COUNT(calls));
+  assert_true(digest_calm() == want);
+}
+
+static void a_device_that_breaks_in_a_step_ends_it_by_name(void **state)
+{
+  static const struct {
+    int code, status;
+    const char *words;
+  } breaks[] = {{214, -EBADMSG, "ECC_UNCORRECTABLE"}, {719, -EFAULT, "LAUNCH_FAILED"}, {46, -ENODEV, "(46)"}};
+  const uint64_t want = digest_calm();
+  for (int nth = 1; nth < 150; nth = nth * 3 + 1) {
+    for (size_t i = 0; i < LADE_COUNT(breaks); i++) {
+      struct lade_error error = {0}, again = {0};
+      struct lade_step_report report;
+      lade_session *session = NULL;
+      char settings[64];
+      if (session_open(&error, &session))
+        fail_msg("%s", error.text);
+      snprintf(settings, sizeof(settings), "lose=%d,lose_code=%d", nth, breaks[i].code);
+      assert_int_equal(standin.set(settings), 0);
+      int status = lade_session_step(session, &report, &error);
+      if (status != breaks[i].status || !strstr(error.text, breaks[i].words))
+        fail_msg("%s: status %d, %s", settings, status, error.text);
+      assert_int_equal(lade_session_step(session, &report, &again), status);
+      assert_string_equal(again.text, error.text);
+      lade_session_close(session);
+      assert_int_equal(standin.set(CALM), 0);
+      assert_int_equal(standin.live(), 0);
+    }
+  }
+  assert_true(digest_calm() == want);
+}
+
+/* What was free when the device was opened is gone when the arena is asked for. */
+static void memory_that_somebody_else_took_is_one_line(void **state)
+{
+  struct lade_error error = {0};
+  uint64_t digest = 0;
+  assert_int_equal(standin.set("fail=cuMemCreate,nth=1,code=2,forever=1"), 0);
+  assert_int_equal(session_run(&error, &digest), -ENOMEM);
+  assert_non_null(strstr(error.text, "bytes of memory"));
+  assert_int_equal(standin.set(CALM), 0);
+  assert_int_equal(standin.live(), 0);
+}
+
+static void a_steady_step_takes_nothing_from_the_driver(void **state)
+{
+  static const char *const calls[] = {"cuMemCreate",   "cuMemMap",     "cuMemHostRegister", "cuMemHostAlloc",
+                                      "cuStreamCreate", "cuEventCreate", "cuModuleLoad",     "cuStreamSynchronize",
+                                      "cuMemcpy"};
+  struct lade_error error = {0};
+  struct lade_step_report report;
+  lade_session *session = NULL;
+  uint64_t before[LADE_COUNT(calls)];
+  assert_int_equal(standin.set(CALM), 0);
+  assert_int_equal(session_open(&error, &session), 0);
+  assert_int_equal(lade_session_step(session, &report, &error), 0);
+  for (size_t i = 0; i < LADE_COUNT(calls); i++)
+    before[i] = standin.calls(calls[i]);
+  const uint64_t n_launches = standin.calls("cuLaunchKernel");
+  assert_int_equal(lade_session_step(session, &report, &error), 0);
+  for (size_t i = 0; i < LADE_COUNT(calls); i++) {
+    if (standin.calls(calls[i]) != before[i])
+      fail_msg("%s was called %d times", calls[i], (int)(standin.calls(calls[i]) - before[i]));
+  }
+  assert_true(standin.calls("cuLaunchKernel") > n_launches);
+  lade_session_close(session);
+}
+
+static bool standin_find(void)
+{
+  void *library = dlopen("libcuda.so.1", RTLD_NOW);
+  const struct {
+    const char *name;
+    void *at;
+  } wanted[] = {{"standin_set", &standin.set},
+                {"standin_calls", &standin.calls},
+                {"standin_failed", &standin.failed},
+                {"standin_live", &standin.live}};
+  for (size_t i = 0; library && i < LADE_COUNT(wanted); i++) {
+    void *found = dlsym(library, wanted[i].name);
+    if (!found)
+      return false;
+    memcpy(wanted[i].at, &found, sizeof(found));
+  }
+  return library != NULL;
+}
+
+static bool file_write(char *path, int n_suffix, const char *text)
+{
+  int file = mkstemps(path, n_suffix);
+  bool is_written = file >= 0 && write(file, text, strlen(text)) == (ssize_t)strlen(text);
+  if (file >= 0)
+    close(file);
+  if (!is_written)
+    perror(path);
+  return is_written;
+}
+
+int main(void)
+{
+  if (!standin_find()) {
+    printf("SKIP: the driver here is not the stand-in\n");
+    return 77;
+  }
+  if (!file_write(model, 5, "{\"model_type\": \"gpt2\", \"n_embd\": 32, \"n_layer\": 1, \"n_head\": 2, "
+                            "\"n_positions\": 1024, \"vocab_size\": 64}\n") ||
+      !file_write(residency, 4, "optimizer * device\noptimizer *wpe* host\noptimizer *mlp* host\nh.0 host\n"))
+    return 1;
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_call_that_fails_has_a_name),
+      cmocka_unit_test(a_device_that_breaks_in_a_step_ends_it_by_name),
+      cmocka_unit_test(memory_that_somebody_else_took_is_one_line),
+      cmocka_unit_test(a_steady_step_takes_nothing_from_the_driver),
+  };
+  int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+  unlink(model);
+  unlink(residency);
+  return n_failed;
+}
