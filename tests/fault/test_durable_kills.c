@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A life over durable state is killed at each of its calls to the files, from opening what is there to publishing a
+ * step: whatever the call, and whatever other threads were doing, the next life finds the state of the last step that
+ * was published, or of the one under way, whole, and ends on the digest of a run that nobody killed.
+ *
+ * Each life is a child; the parent has no threads. With the argument "every", at every call; else at some.
+ */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "run/executor_internal.h"
+#include "tests/support/rig.h"
+
+#define N_STEPS 3
+
+/* ---- the calls that the library makes ---- */
+
+static _Atomic int64_t calls_left; /* the call that is to be the last, counted down; 0: none is */
+
+static void call_count(void)
+{
+  if (atomic_fetch_sub(&calls_left, 1) == 1)
+    kill(getpid(), SIGKILL);
+}
+
+#define WRAP(type, name, params, args)                                                                                 \
+  type __real_##name params;                                                                                           \
+  type __wrap_##name params;                                                                                           \
+  type __wrap_##name params                                                                                            \
+  {                                                                                                                    \
+    call_count();                                                                                                      \
+    return __real_##name args;                                                                                         \
+  }
+
+WRAP(ssize_t, pread, (int fd, void *data, size_t bytes, off_t offset), (fd, data, bytes, offset))
+WRAP(ssize_t, pread64, (int fd, void *data, size_t bytes, off_t offset), (fd, data, bytes, offset))
+WRAP(ssize_t, pwrite, (int fd, const void *data, size_t bytes, off_t offset), (fd, data, bytes, offset))
+WRAP(ssize_t, pwrite64, (int fd, const void *data, size_t bytes, off_t offset), (fd, data, bytes, offset))
+WRAP(int, fdatasync, (int fd), (fd))
+WRAP(int, fsync, (int fd), (fd))
+WRAP(int, renameat, (int from_fd, const char *from, int to_fd, const char *to), (from_fd, from, to_fd, to))
+WRAP(int, ftruncate, (int fd, off_t bytes), (fd, bytes))
+WRAP(int, ftruncate64, (int fd, off_t bytes), (fd, bytes))
+WRAP(int, fallocate, (int fd, int mode, off_t from, off_t bytes), (fd, mode, from, bytes))
+WRAP(int, fallocate64, (int fd, int mode, off_t from, off_t bytes), (fd, mode, from, bytes))
+
+/* ---- lives ---- */
+
+/* What lives say, in memory that they share with the parent. */
+static struct {
+  int n_found;                 /* steps that had been published when the life began */
+  uint64_t digests[N_STEPS + 1]; /* after so many steps */
+} *said;
+
+static const char *dir;
+
+/* Make steps to @end, killed at call @kill_at if that is not 0. Says the digests before, between and after if asked. */
+static int life_run(bool is_durable, int end, int64_t kill_at, bool has_digests)
+{
+  struct rig_model model = rig_tiny(LADE_GPT2);
+  struct lade_error error = {0};
+  struct lade_residency *residency = NULL;
+  struct lade_step_result result;
+  struct rig rig;
+  rig_init(&rig, &model);
+  rig.engine = LADE_STORE_POSIX;
+  rig.is_durable = is_durable;
+  rig.store_dir = dir;
+  if (lade_residency_create(rig.graph, &residency))
+    return 2;
+  memset(residency->homes, is_durable ? LADE_HOME_STORE : LADE_HOME_DEVICE, (size_t)rig.graph->n_params);
+  struct lade_plan *plan = rig_plan(&rig, residency);
+  calls_left = kill_at;
+  int status = rig_open(&rig, plan, &error);
+  said->n_found = status ? -1 : (int)lade_executor_n_steps(rig.executor);
+  for (int i = said->n_found; !status; i++) {
+    status = has_digests ? rig_digest(&rig, &said->digests[i], &error) : 0;
+    if (status || i >= end)
+      break;
+    status = rig_step(&rig, i, &result, &error);
+  }
+  if (status)
+    fprintf(stderr, "%s\n", error.text);
+  return status ? 1 : 0;
+}
+
+/* Did it end by itself? */
+static bool life(bool is_durable, int end, int64_t kill_at, bool has_digests)
+{
+  int status = 0;
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (!child)
+    _exit(life_run(is_durable, end, kill_at, has_digests));
+  assert_int_equal(waitpid(child, &status, 0), child);
+  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
+    return false;
+  if (!WIFEXITED(status) || WEXITSTATUS(status))
+    fail_msg("a life ended with status %d", status);
+  return true;
+}
+
+static uint64_t wanted[N_STEPS + 1];
+
+/* What is there is the state after one step or after two; to @end with it, if that is further. Returns which. */
+static int state_check(int end, int64_t kill_at)
+{
+  assert_true(life(true, end, 0, true));
+  if (said->n_found != 1 && said->n_found != 2)
+    fail_msg("killed at call %lld: the state after %d steps is found", (long long)kill_at, said->n_found);
+  for (int i = said->n_found; i <= LADE_MAX(end, said->n_found); i++) {
+    if (said->digests[i] != wanted[i])
+      fail_msg("killed at call %lld: after step %d the state is another", (long long)kill_at, i);
+  }
+  return said->n_found;
+}
+
+/* ---- the test ---- */
+
+static bool is_thorough;
+
+/* Begin anew, and make one step. */
+static void state_make(void)
+{
+  const struct rig where = {.store_dir = dir};
+  rig_forget(&where);
+  assert_true(life(true, 1, 0, false));
+}
+
+static void a_kill_at_any_call_loses_no_step(void **state)
+{
+  const char *refusal = rig_store_refusal(LADE_STORE_POSIX);
+  if (refusal) {
+    printf("SKIP: %s\n", refusal);
+    skip();
+  }
+  dir = rig_directory();
+  assert_non_null(dir);
+  assert_true(life(false, N_STEPS, 0, true));
+  memcpy(wanted, said->digests, sizeof(wanted));
+  int64_t n_killed = 0, kill_at = 1;
+  state_make();
+  for (; !life(true, 2, kill_at, false); kill_at += is_thorough ? 1 : 1 + kill_at / 12) {
+    n_killed++;
+    if (state_check(0, kill_at) == 2)
+      state_make();
+  }
+  assert_true(n_killed > 20);
+  assert_int_equal(state_check(N_STEPS, kill_at), 2); /* of the last one, which was let live */
+  printf("killed at %lld of %lld calls\n", (long long)n_killed, (long long)kill_at);
+}
+
+int main(int argc, char **argv)
+{
+  is_thorough = argc > 1 && strcmp(argv[1], "every") == 0;
+  const struct CMUnitTest tests[] = {cmocka_unit_test(a_kill_at_any_call_loses_no_step)};
+  said = mmap(NULL, sizeof(*said), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  return said == MAP_FAILED ? 1 : cmocka_run_group_tests(tests, NULL, NULL);
+}
