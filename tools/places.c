@@ -20,7 +20,7 @@ struct survey {
   const struct lade_graph *graph;
   double *seconds;  /* by value number */
   bool *is_waiting; /* by tensor: a backward op reads it */
-  bool *is_pinned;  /* by tensor, then by parameter */
+  bool *is_pinned;  /* by lade_change_index */
   enum lade_recipe recipe;
   struct places *places;
 };
@@ -41,7 +41,7 @@ static int blamed_tensor(const struct lade_program *program, const struct lade_i
   case LADE_INSTR_COMPUTE:
     return instr->is_recompute ? graph->ops[instr->op].out[0] : -1;
   case LADE_INSTR_UPDATE:
-    return graph->params[instr->param].tensor;
+    return lade_value_part(graph, instr->param, LADE_PART_M); /* which every form of state has */
   case LADE_INSTR_COPY:
   case LADE_INSTR_READ:
   case LADE_INSTR_WRITE:
@@ -77,7 +77,7 @@ static int pins_collect(struct survey *survey, const char *path, struct lade_err
   struct lade_change *pins = NULL;
   int n_pins = 0, status = path ? lade_pins_load(path, survey->graph, error, &pins, &n_pins) : 0;
   for (int i = 0; i < n_pins && !status; i++)
-    survey->is_pinned[(pins[i].kind == LADE_CHANGE_HOME ? survey->graph->n_tensors : 0) + pins[i].id] = true;
+    survey->is_pinned[lade_change_index(survey->graph, &pins[i])] = true;
   free(pins);
   return status;
 }
@@ -148,22 +148,45 @@ static int activations_add(struct survey *survey, int unit)
   return status;
 }
 
-/* One place for all parameters of @unit at home in @home, if it has any. */
-static int parameters_add(struct survey *survey, int unit, enum lade_home home)
+static const char *const home_names[] = {"device", "host", "store"};
+
+/* One place for the working copies of @unit at home in @home, if it has any. */
+static int weights_add(struct survey *survey, int unit, enum lade_home home)
 {
-  static const char *const names[] = {"device", "host", "store"};
-  static const char *const reasons[] = {"there is room; updated by the device", "updated there by the CPU",
-                                        "updated there, streamed through memory"};
+  static const char *const reasons[] = {"there is room", "fetched before use, the copy there stays",
+                                        "fetched before use, the copy there stays"};
   const struct lade_graph *graph = survey->graph;
-  struct place place = {.unit = unit, .where = names[home], .what = "parameters"};
+  struct place place = {.unit = unit, .where = home_names[home], .what = "parameters"};
   bool is_pinned = false;
   for (int param = 0; param < graph->n_params; param++) {
     int tensor = graph->params[param].tensor;
-    if (graph->tensors[tensor].unit != unit || survey->info->plan->residency->homes[param] != home)
+    if (graph->tensors[tensor].unit != unit || survey->info->plan->residency->weight_homes[param] != home)
       continue;
-    is_pinned = is_pinned || survey->is_pinned[graph->n_tensors + param];
+    const struct lade_change pin = {LADE_CHANGE_WEIGHT, (uint8_t)home, param};
+    is_pinned = is_pinned || survey->is_pinned[lade_change_index(graph, &pin)];
     place.bytes += lade_value_bytes(graph, tensor);
     place.seconds += survey->seconds[tensor];
+  }
+  if (!place.bytes)
+    return 0;
+  snprintf(place.reason, sizeof(place.reason), "%s%s", reasons[home],
+           is_pinned ? "; fixed by the residency file" : "");
+  return LADE_PUSH(survey->places, place) ? 0 : -ENOMEM;
+}
+
+/* The same for their optimizer state. */
+static int state_add(struct survey *survey, int unit, enum lade_home home)
+{
+  static const char *const reasons[] = {"there is room; updated by the device", "updated there by the CPU",
+                                        "updated there, streamed through memory"};
+  const struct lade_graph *graph = survey->graph;
+  struct place place = {.unit = unit, .where = home_names[home], .what = "optimizer state"};
+  bool is_pinned = false;
+  for (int param = 0; param < graph->n_params; param++) {
+    if (graph->tensors[graph->params[param].tensor].unit != unit || survey->info->plan->residency->homes[param] != home)
+      continue;
+    const struct lade_change pin = {LADE_CHANGE_STATE, (uint8_t)home, param};
+    is_pinned = is_pinned || survey->is_pinned[lade_change_index(graph, &pin)];
     for (int i = 0; i < LADE_N_PARTS; i++) {
       int part = lade_value_part(graph, param, (enum lade_part)i);
       place.bytes += part < 0 ? 0 : lade_value_bytes(graph, part);
@@ -172,7 +195,7 @@ static int parameters_add(struct survey *survey, int unit, enum lade_home home)
   }
   if (!place.bytes)
     return 0;
-  snprintf(place.reason, sizeof(place.reason), "with their optimizer state: %s%s", reasons[home],
+  snprintf(place.reason, sizeof(place.reason), "%s%s", reasons[home],
            is_pinned ? "; fixed by the residency file" : "");
   return LADE_PUSH(survey->places, place) ? 0 : -ENOMEM;
 }
@@ -182,7 +205,9 @@ static int units_add(struct survey *survey)
   int status = 0;
   for (int unit = 0; unit < survey->graph->n_units && !status; unit++) {
     for (int home = LADE_HOME_DEVICE; home <= LADE_HOME_STORE && !status; home++)
-      status = parameters_add(survey, unit, (enum lade_home)home);
+      status = weights_add(survey, unit, (enum lade_home)home);
+    for (int home = LADE_HOME_DEVICE; home <= LADE_HOME_STORE && !status; home++)
+      status = state_add(survey, unit, (enum lade_home)home);
     if (!status)
       status = activations_add(survey, unit);
   }
@@ -197,7 +222,7 @@ int places_make(const struct lade_session_info *info, enum lade_recipe recipe, c
   *ret_places = (struct places){0};
   survey.seconds = calloc((size_t)lade_value_count(graph), sizeof(*survey.seconds));
   survey.is_waiting = calloc((size_t)graph->n_tensors, sizeof(*survey.is_waiting));
-  survey.is_pinned = calloc((size_t)(graph->n_tensors + graph->n_params), sizeof(*survey.is_pinned));
+  survey.is_pinned = calloc((size_t)lade_change_count(graph), sizeof(*survey.is_pinned));
   int status = survey.seconds && survey.is_waiting && survey.is_pinned ? 0 : -ENOMEM;
   if (!status)
     status = pins_collect(&survey, pins_path, error);

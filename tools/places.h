@@ -13,7 +13,7 @@
 
 struct place {
   int unit;
-  char what[LADE_NAME_BYTES]; /* the tensor's name within its unit, or "parameters" */
+  char what[LADE_NAME_BYTES]; /* the tensor's name within its unit, "parameters" or "optimizer state" */
   const char *where;          /* "keep", "recompute", "host", "store"; of parameters "device", "host", "store" */
   bool is_spilled;            /* leaves the device between its other uses too */
   uint64_t bytes;             /* of one microbatch; of parameters with their optimizer state */

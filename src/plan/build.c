@@ -123,7 +123,7 @@ static int32_t value_buffer(struct builder *b, int value, int pos)
 {
   const struct lade_tensor *what = &b->graph->tensors[value % b->graph->n_tensors];
   if (what->kind == LADE_TENSOR_PARAM && !plan_is_gathered(b->params, what->param) &&
-      plan_home_space(b->params->residency, what->param) == LADE_DEVICE)
+      b->params->residency->weight_homes[what->param] == LADE_HOME_DEVICE)
     return b->elsewhere[value];
   int at = interval_at(b, value, pos);
   if (b->on_device[at] < 0)
@@ -136,11 +136,12 @@ static int32_t value_buffer(struct builder *b, int value, int pos)
 
 static void param_residents_make(struct builder *b, int param)
 {
-  enum lade_space home = plan_home_space(b->params->residency, param);
+  const enum lade_space home = plan_home_space(b->params->residency->homes[param]);
+  const enum lade_space weight_home = plan_home_space(b->params->residency->weight_homes[param]);
   int weight = b->graph->params[param].tensor, block = lade_value_block(b->graph, param, LADE_BLOCK_WEIGHT);
   bool is_gathered = plan_is_gathered(b->params, param);
   b->elsewhere[weight] =
-      buffer_make(b, home, LADE_OWNER_PARAMETERS, value_bytes(b, is_gathered ? block : weight), true);
+      buffer_make(b, weight_home, LADE_OWNER_PARAMETERS, value_bytes(b, is_gathered ? block : weight), true);
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(b->graph, param, (enum lade_part)part);
     b->part_buffers[param * LADE_N_PARTS + part] =
@@ -171,29 +172,38 @@ static void residents_make(struct builder *b)
 
 /* ---- transfers ---- */
 
-void transfer_emit(struct builder *b, struct place src, struct place dst, struct lade_value value)
+void move_emit(struct builder *b, struct place src, struct lade_value reads, struct place dst, struct lade_value makes)
 {
   if (b->status)
     return; /* memory is out: a buffer may be missing */
   enum lade_space from = b->buffers.items[src.buffer].space, to = b->buffers.items[dst.buffer].space;
-  uint64_t bytes = value_bytes(b, value.tensor);
+  uint64_t bytes = value_bytes(b, makes.tensor);
   bool is_store = from == LADE_STORE || to == LADE_STORE;
-  if (is_store && !b->params->is_unified && (from == LADE_DEVICE || to == LADE_DEVICE)) {
-    struct place staging = {buffer_make(b, LADE_HOST, b->buffers.items[src.buffer].owner, bytes, false), 0};
-    transfer_emit(b, src, staging, value);
-    transfer_emit(b, staging, dst, value);
-    return;
-  }
   enum lade_instr_kind kind = from == LADE_STORE ? LADE_INSTR_READ
                               : to == LADE_STORE ? LADE_INSTR_WRITE
                                                  : LADE_INSTR_COPY;
   enum lade_queue_id queue = is_store ? LADE_Q_IO : to == LADE_HOST ? LADE_Q_TO_HOST : LADE_Q_TO_DEVICE;
   struct lade_instr *instr = instr_begin(b, kind, queue);
-  instr->microbatch = value.microbatch;
+  instr->microbatch = makes.microbatch;
   instr->predicted_ns = plan_transfer_ns(b->params->prices, from, to, bytes);
   const struct lade_value nothing = {-1, 0, 0};
-  operand_add(b, LADE_ROLE_SRC, src.buffer, LADE_READS, value, nothing, src.offset, bytes);
-  operand_add(b, LADE_ROLE_DST, dst.buffer, LADE_MAKES, nothing, value, dst.offset, bytes);
+  operand_add(b, LADE_ROLE_SRC, src.buffer, LADE_READS, reads, nothing, src.offset, bytes);
+  operand_add(b, LADE_ROLE_DST, dst.buffer, LADE_MAKES, nothing, makes, dst.offset, bytes);
+}
+
+void transfer_emit(struct builder *b, struct place src, struct place dst, struct lade_value value)
+{
+  if (b->status)
+    return; /* the same */
+  enum lade_space from = b->buffers.items[src.buffer].space, to = b->buffers.items[dst.buffer].space;
+  bool is_store = from == LADE_STORE || to == LADE_STORE;
+  if (is_store && !b->params->is_unified && (from == LADE_DEVICE || to == LADE_DEVICE)) {
+    enum lade_owner owner = b->buffers.items[src.buffer].owner;
+    struct place staging = {buffer_make(b, LADE_HOST, owner, value_bytes(b, value.tensor), false), 0};
+    move_emit(b, src, value, staging, value);
+    src = staging;
+  }
+  move_emit(b, src, value, dst, value);
 }
 
 static void interval_leave(struct builder *b, int at)

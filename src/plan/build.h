@@ -30,6 +30,7 @@ struct lade_transfer_price {
 struct lade_prices {
   int64_t *op_ns;                     /* by op of the graph */
   int64_t *norm_ns, *update_ns[3];    /* by parameter; update by home, the store's with its transfers */
+  int64_t *update_near_ns;            /* streamed from the store, but for the working copy, which is nearer */
   int64_t clip_ns;
   struct lade_transfer_price to_host, to_device, read, write;
   struct lade_transfer_price comm[LADE_N_AXES]; /* per byte sent */
@@ -148,7 +149,8 @@ static inline int plan_value_number(const struct lade_graph *graph, int tensor, 
 static inline bool plan_is_gathered(const struct lade_build_params *params, int param)
 {
   bool is_sharded = lade_shard_count(params->layout) > 1;
-  return is_sharded && (params->layout->zero == LADE_ZERO_MOST || params->residency->homes[param] != LADE_HOME_DEVICE);
+  return is_sharded &&
+         (params->layout->zero == LADE_ZERO_MOST || params->residency->weight_homes[param] != LADE_HOME_DEVICE);
 }
 
 /* Are gradients handed on after each microbatch, rather than after all of them? */
@@ -157,11 +159,27 @@ static inline bool plan_sums_each(const struct lade_build_params *params)
   return lade_shard_count(params->layout) > 1 && params->layout->zero >= 2;
 }
 
-static inline enum lade_space plan_home_space(const struct lade_residency *residency, int param)
+static inline enum lade_space plan_home_space(enum lade_home home)
 {
   static const enum lade_space spaces[] = {
       [LADE_HOME_DEVICE] = LADE_DEVICE, [LADE_HOME_HOST] = LADE_HOST, [LADE_HOME_STORE] = LADE_STORE};
-  return spaces[residency->homes[param]];
+  return spaces[home];
+}
+
+/* Is the working copy on the device, where the update does not reach it? Then a copy on the host is updated. */
+static inline bool plan_is_weight_copied(const struct lade_build_params *params, int param)
+{
+  const struct lade_residency *residency = params->residency;
+  return !params->is_unified && residency->weight_homes[param] == LADE_HOME_DEVICE &&
+         residency->homes[param] != LADE_HOME_DEVICE;
+}
+
+/* Predicted time of the update of all of @param, by where it and its working copy are at home. */
+static inline int64_t plan_update_ns(const struct lade_build_params *params, int param)
+{
+  const int home = params->residency->homes[param];
+  bool is_near = home == LADE_HOME_STORE && params->residency->weight_homes[param] != LADE_HOME_STORE;
+  return (is_near ? params->prices->update_near_ns : params->prices->update_ns[home])[param];
 }
 
 /* One collective over all ranks of @axis; @bytes: of the whole vector. */

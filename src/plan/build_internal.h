@@ -91,6 +91,8 @@ struct place grad_place(const struct builder *b, int param);
 uint64_t value_bytes(const struct builder *b, int tensor);
 /* The value as it is now: gradients have had so many additions. */
 struct lade_value value_now(const struct builder *b, int value);
+/* One copy, read or write: @makes is @reads, or this rank's block of it. */
+void move_emit(struct builder *b, struct place src, struct lade_value reads, struct place dst, struct lade_value makes);
 /* Move @value, through the host where the drive does not reach the device. */
 void transfer_emit(struct builder *b, struct place src, struct place dst, struct lade_value value);
 

@@ -16,6 +16,9 @@
  * With sums in BF16 what goes to other ranks is narrowed first, and the sum widened to where it would have come in F32;
  * tensor parallel ranks and both ends of a pipeline still sum in F32.
  *
+ * A working copy that lives on a device which the update does not reach is copied to the host before it and back after
+ * it. The next parameter's is on its way meanwhile.
+ *
  * What the compute queue does to what is still under way (add it, widen it, round it, send it home) comes LAG
  * reductions later.
  *
@@ -106,7 +109,7 @@ struct lade_value loss_reduce_emit(struct builder *b, int32_t buffer, struct lad
 
 void weight_gather_emit(struct builder *b, int param, int32_t buffer, int version)
 {
-  const int weight = b->graph->params[param].tensor, home = b->params->residency->homes[param];
+  const int weight = b->graph->params[param].tensor, home = b->params->residency->weight_homes[param];
   const struct lade_value block = {lade_value_block(b->graph, param, LADE_BLOCK_WEIGHT), 0, (int16_t)version};
   const struct lade_value whole = {weight, 0, (int16_t)version};
   uint64_t bytes = value_bytes(b, block.tensor);
@@ -535,18 +538,57 @@ static void clip_emit(struct builder *b, int param, const struct ruling *ruling)
     transfer_emit(b, (struct place){ruling->on_device, 0}, (struct place){ruling->on_host, 0}, ruling->value);
 }
 
-/* The working copy: all of it, this rank's block at home, or the same block of what is whole on the device. */
-static void update_weight_add(struct builder *b, int param)
+/* What an update makes the next version of: the working copy, or this rank's block of it. */
+static int updated_tensor(const struct builder *b, int param)
 {
-  const int weight = b->graph->params[param].tensor, block = lade_value_block(b->graph, param, LADE_BLOCK_WEIGHT);
-  const bool is_gathered = plan_is_gathered(b->params, param);
-  uint64_t bytes = value_bytes(b, block);
-  if (is_sharded(b) && !is_gathered)
-    operand_add(b, LADE_ROLE_WEIGHT, b->elsewhere[weight], LADE_READS_AND_MAKES, (struct lade_value){weight, 0, 0},
-                (struct lade_value){block, 0, 1}, own_offset(b, bytes), bytes);
-  else
-    operand_change(b, LADE_ROLE_WEIGHT, b->elsewhere[weight], (struct lade_value){is_gathered ? block : weight, 0, 0},
-                   value_bytes(b, is_gathered ? block : weight));
+  return is_sharded(b) ? lade_value_block(b->graph, param, LADE_BLOCK_WEIGHT) : b->graph->params[param].tensor;
+}
+
+/* Is it, at home, a block of what is whole on the device? */
+static bool is_block_of_whole(const struct builder *b, int param)
+{
+  return is_sharded(b) && !plan_is_gathered(b->params, param);
+}
+
+/* At home. */
+static struct place weight_place(const struct builder *b, int param)
+{
+  uint64_t offset = is_block_of_whole(b, param) ? own_offset(b, value_bytes(b, updated_tensor(b, param))) : 0;
+  return (struct place){b->elsewhere[b->graph->params[param].tensor], offset};
+}
+
+/* The working copy of @param to where its update reaches it: the buffer of the copy; -1: none is needed. */
+static int32_t weight_out_emit(struct builder *b, int param)
+{
+  if (!plan_is_weight_copied(b->params, param))
+    return -1;
+  const struct lade_value value = {updated_tensor(b, param), 0, 0}, whole = {b->graph->params[param].tensor, 0, 0};
+  int32_t copy = buffer_make(b, LADE_HOST, LADE_OWNER_PARAMETERS, value_bytes(b, value.tensor), false);
+  move_emit(b, weight_place(b, param), is_block_of_whole(b, param) ? whole : value, (struct place){copy, 0}, value);
+  return copy;
+}
+
+/* The working copy at home, or its @copy. */
+static void update_weight_add(struct builder *b, int param, int32_t copy)
+{
+  const struct lade_value value = {updated_tensor(b, param), 0, 0}, next = {value.tensor, 0, 1};
+  const struct lade_value whole = {b->graph->params[param].tensor, 0, 0};
+  const struct place place = copy < 0 ? weight_place(b, param) : (struct place){copy, 0};
+  operand_add(b, LADE_ROLE_WEIGHT, place.buffer, LADE_READS_AND_MAKES,
+              copy < 0 && is_block_of_whole(b, param) ? whole : value, next, place.offset,
+              value_bytes(b, value.tensor));
+}
+
+/* The updated working copy: from its @copy home, and to all ranks where each has it whole. */
+static void weight_back_emit(struct builder *b, int param, int32_t copy)
+{
+  const struct lade_value value = {updated_tensor(b, param), 0, 1};
+  const struct place home = weight_place(b, param);
+  if (copy >= 0)
+    move_emit(b, (struct place){copy, 0}, value, home, value);
+  if (is_block_of_whole(b, param))
+    all_gather_emit(b, LADE_AXIS_SHARD, param, home, value, home.buffer,
+                    (struct lade_value){b->graph->params[param].tensor, 0, 1});
 }
 
 /* Its gradient, wherever it went. Returns the buffer. */
@@ -571,21 +613,24 @@ static int32_t update_grad_add(struct builder *b, int param)
 static void update_scratch_add(struct builder *b, int param, int32_t grad_buffer)
 {
   bool is_grad_stored = !b->status && b->buffers.items[grad_buffer].space == LADE_STORE;
-  uint64_t bytes = lade_stream_scratch_bytes(b->graph, b->params->layout, param, is_grad_stored);
+  bool is_weight_stored = b->params->residency->weight_homes[param] == LADE_HOME_STORE;
+  uint64_t bytes =
+      lade_stream_scratch_bytes(b->graph, b->params->layout, param, is_weight_stored, is_grad_stored);
   enum lade_space space = b->params->is_unified ? LADE_DEVICE : LADE_HOST;
   operand_make(b, LADE_ROLE_SCRATCH, buffer_make(b, space, LADE_OWNER_WORKSPACE, bytes, false), nothing, bytes);
 }
 
-static void update_emit(struct builder *b, int param, const struct ruling *ruling)
+/* @copy: the working copy's, as weight_out_emit made it. */
+static void update_emit(struct builder *b, int param, const struct ruling *ruling, int32_t copy)
 {
   static const enum lade_queue_id queues[] = {LADE_Q_COMPUTE, LADE_Q_HOST, LADE_Q_IO};
   const struct lade_graph *graph = b->graph;
-  const int home = b->params->residency->homes[param], weight = graph->params[param].tensor;
+  const int home = b->params->residency->homes[param];
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_UPDATE, queues[home]);
   instr->param = param;
   instr->is_streamed = home == LADE_HOME_STORE;
-  instr->predicted_ns = share_ns(b, param, b->params->prices->update_ns[home][param]);
-  update_weight_add(b, param);
+  instr->predicted_ns = share_ns(b, param, plan_update_ns(b->params, param));
+  update_weight_add(b, param, copy);
   const int32_t grad_buffer = update_grad_add(b, param);
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(graph, param, (enum lade_part)part);
@@ -598,12 +643,7 @@ static void update_emit(struct builder *b, int param, const struct ruling *rulin
                sizeof(struct lade_verdict));
   if (home == LADE_HOME_STORE)
     update_scratch_add(b, param, grad_buffer);
-  if (!is_sharded(b) || plan_is_gathered(b->params, param))
-    return;
-  const int block = lade_value_block(graph, param, LADE_BLOCK_WEIGHT);
-  const struct place own = {b->elsewhere[weight], own_offset(b, value_bytes(b, block))};
-  all_gather_emit(b, LADE_AXIS_SHARD, param, own, (struct lade_value){block, 0, 1}, own.buffer,
-                  (struct lade_value){weight, 0, 1});
+  weight_back_emit(b, param, copy);
 }
 
 /* One parameter's verdict and its update, in the middle of the backward half. */
@@ -622,7 +662,7 @@ void early_emit(struct builder *b, int param)
     reductions_settle(b, 0);
   norm_settle(b, param);
   clip_emit(b, param, &ruling);
-  update_emit(b, param, &ruling);
+  update_emit(b, param, &ruling, weight_out_emit(b, param));
 }
 
 static int early_compare(const void *x, const void *y)
@@ -654,6 +694,12 @@ void end_emit(struct builder *b)
   for (int param = graph->n_params - 1; param >= 0; param--) /* about in the order in which they were summed */
     norm_settle(b, param);
   clip_emit(b, -1, &whole);
-  for (int param = 0; !b->early && param < graph->n_params && !b->status; param++)
-    update_emit(b, param, &whole);
+  if (b->early)
+    return;
+  int32_t next = graph->n_params ? weight_out_emit(b, 0) : -1;
+  for (int param = 0; param < graph->n_params && !b->status; param++) {
+    int32_t copy = next;
+    next = param + 1 < graph->n_params ? weight_out_emit(b, param + 1) : -1;
+    update_emit(b, param, &whole, copy);
+  }
 }

@@ -115,8 +115,9 @@ static enum lade_space home_space(const struct cutter *c, int tensor)
   if (what->kind == LADE_TENSOR_TOKENS || what->kind == LADE_TENSOR_TARGETS)
     return LADE_HOST;
   if (what->kind == LADE_TENSOR_PARAM)
-    return plan_is_gathered(c->params, what->param) ? PLAN_GATHERED
-                                                    : plan_home_space(c->params->residency, what->param);
+    return plan_is_gathered(c->params, what->param)
+               ? PLAN_GATHERED
+               : plan_home_space(c->params->residency->weight_homes[what->param]);
   return LADE_DEVICE;
 }
 
@@ -128,7 +129,7 @@ static enum lade_space end_space(const struct cutter *c, int tensor, int last_po
     return LADE_HOST;
   if (what->kind != LADE_TENSOR_GRAD || lade_shard_count(c->params->layout) > 1)
     return LADE_DEVICE; /* of a sharded gradient a block is handed on, which build_state.c places */
-  enum lade_space home = plan_home_space(c->params->residency, what->param);
+  enum lade_space home = plan_home_space(c->params->residency->homes[what->param]);
   if (home != LADE_STORE)
     return home;
   enum lade_space away = gap_space(c, tensor, last_pos, c->update_ends[what->param], true);
@@ -281,12 +282,11 @@ static uint64_t resident_bytes(const struct cutter *c)
 {
   uint64_t bytes = 0;
   for (int param = 0; param < c->graph->n_params; param++) {
-    if (c->params->residency->homes[param] != LADE_HOME_DEVICE)
-      continue;
     int weight = plan_is_gathered(c->params, param) ? lade_value_block(c->graph, param, LADE_BLOCK_WEIGHT)
                                                     : c->graph->params[param].tensor;
-    bytes += plan_buffer_bytes(LADE_DEVICE, lade_held_bytes(c->graph, c->params->layout, weight));
-    for (int part = 0; part < LADE_N_PARTS; part++) {
+    if (c->params->residency->weight_homes[param] == LADE_HOME_DEVICE)
+      bytes += plan_buffer_bytes(LADE_DEVICE, lade_held_bytes(c->graph, c->params->layout, weight));
+    for (int part = 0; part < LADE_N_PARTS && c->params->residency->homes[param] == LADE_HOME_DEVICE; part++) {
       int tensor = lade_value_part(c->graph, param, (enum lade_part)part);
       bytes += tensor < 0 ? 0 : plan_buffer_bytes(LADE_DEVICE, lade_held_bytes(c->graph, c->params->layout, tensor));
     }

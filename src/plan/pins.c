@@ -5,7 +5,8 @@
  *   h.*.attn.*      recompute        # activations whose name matches (as a shell pattern)
  *   h.0             host             # all activations of the unit h.0
  *   gelu            recompute        # all outputs of an op of that kind
- *   optimizer *wte* store            # home of parameters and their optimizer state: device, host or store
+ *   optimizer *wte* store            # home of the optimizer state of parameters: device, host or store
+ *   weights *wte*   host             # home of their working copies, which are never farther than their state
  *
  * Later lines win over earlier ones. A line that matches nothing is an error: it is a slip of the pen.
  */
@@ -32,13 +33,14 @@ static int word_find(const char *word, const char *const *words, int n)
   return -1;
 }
 
-static int homes_pin(const struct lade_graph *graph, const char *pattern, int home, struct pins *pins)
+static int homes_pin(const struct lade_graph *graph, const char *pattern, enum lade_change_kind kind, int home,
+                     struct pins *pins)
 {
   int n = pins->items.n;
   for (int param = 0; param < graph->n_params; param++) {
     if (fnmatch(pattern, graph->tensors[graph->params[param].tensor].name, 0) != 0)
       continue;
-    if (!LADE_PUSH(&pins->items, ((struct lade_change){LADE_CHANGE_HOME, (uint8_t)home, param})))
+    if (!LADE_PUSH(&pins->items, ((struct lade_change){(uint8_t)kind, (uint8_t)home, param})))
       return -ENOMEM;
   }
   return pins->items.n == n ? -ENOENT : 0;
@@ -75,9 +77,12 @@ static int line_read(const char *line, const struct lade_graph *graph, struct pi
   int n = sscanf(line, "%511s %511s %511s %511s", words[0], words[1], words[2], words[3]);
   if (n <= 0)
     return 0;
-  bool is_home = strcmp(words[0], "optimizer") == 0;
+  static const char *const whose[] = {"optimizer", "weights"};
+  static const enum lade_change_kind kinds[] = {LADE_CHANGE_STATE, LADE_CHANGE_WEIGHT};
+  const int who = word_find(words[0], whose, 2);
+  const bool is_home = who >= 0;
   if (n != (is_home ? 3 : 2)) {
-    *ret_problem = "a line is PATTERN CHOICE, or optimizer PATTERN HOME";
+    *ret_problem = "a line is PATTERN CHOICE, or optimizer PATTERN HOME, or weights PATTERN HOME";
     return -EINVAL;
   }
   int choice = is_home ? word_find(words[2], homes, 3) : word_find(words[1], waits, 4);
@@ -86,7 +91,8 @@ static int line_read(const char *line, const struct lade_graph *graph, struct pi
                            : "the choice must be keep, recompute, host or store";
     return -EINVAL;
   }
-  int status = is_home ? homes_pin(graph, words[1], choice, pins) : waits_pin(graph, words[0], choice, pins);
+  int status = is_home ? homes_pin(graph, words[1], kinds[who], choice, pins)
+                       : waits_pin(graph, words[0], choice, pins);
   *ret_problem = status == -ENOENT ? "the pattern matches nothing in this model" : "out of memory";
   return status == -ENOENT ? -EINVAL : status;
 }

@@ -2,10 +2,11 @@
 /*
  * Choosing from the walk.
  *
- * Four walks are made: two that may both recompute and offload activations, of which one trusts copies to hide and one
- * does not, and one for each alone, since no greedy order is always the best mix. Where updates may come early there
- * are four with and four without: early, gradients do not add up, but the updates' own scratch meets activations. A
- * state of a walk is a candidate just in time, and with copies moved early as far as a rung of a fixed ladder of sizes
+ * Five walks are made: two that may both recompute and offload activations, of which one trusts copies to hide and one
+ * does not, and one for each alone, since no greedy order is always the best mix; and a first one again in which
+ * optimizer state may leave before its working copies do. Where updates may come early there are five with and five
+ * without: early, gradients do not add up, but the updates' own scratch meets activations. A state of a walk is a
+ * candidate just in time, and with copies moved early as far as a rung of a fixed ladder of sizes
  * allows. On each rung a few states are tried: those with the least bound (the busiest queue, which no schedule of
  * theirs can beat) that leave none of the rung, or some per cent of it, to early copies. A budget is answered by the
  * best of all rungs that it reaches, from the highest downwards, until no state that fits a rung has a bound below the
@@ -25,7 +26,7 @@
 #include "parallel/schedule.h"
 #include "plan/walk.h"
 
-#define N_WALK_KINDS 4
+#define N_WALK_KINDS 5
 #define N_WALKS (2 * N_WALK_KINDS)
 #define LARGE_OPS 1500 /* graphs past this get one walk, with coarser steps */
 #define MIN_PACK_WORK 30000000 /* packing effort, in elementary steps, when looking for the smallest budget */
@@ -51,7 +52,7 @@ struct candidate {
 struct lade_planner {
   struct lade_plan_params params;
   struct lade_residency *start;
-  bool *is_pinned; /* by tensor, then parameter */
+  bool *is_pinned; /* by lade_change_index */
   lade_solver *solver;
   struct lade_tariff tariff;
   lade_packer *packer;
@@ -127,7 +128,7 @@ static void pins_apply(lade_planner *planner)
   for (int i = 0; i < planner->params.n_pins; i++) {
     const struct lade_change *pin = &planner->params.pins[i];
     lade_change_apply(pin, planner->start);
-    planner->is_pinned[(pin->kind == LADE_CHANGE_HOME ? planner->params.graph->n_tensors : 0) + pin->id] = true;
+    planner->is_pinned[lade_change_index(planner->params.graph, pin)] = true;
   }
 }
 
@@ -459,7 +460,8 @@ static int walks_make(lade_planner *planner, bool is_early)
   } kinds[N_WALK_KINDS] = {{WALK_RECOMPUTE | WALK_OFFLOAD, 0.05},
                       {WALK_RECOMPUTE | WALK_OFFLOAD, 0.5},
                       {WALK_RECOMPUTE, 0.05},
-                      {WALK_OFFLOAD, 0.05}};
+                      {WALK_OFFLOAD, 0.05},
+                      {WALK_RECOMPUTE | WALK_OFFLOAD | WALK_APART, 0.05}};
   bool has_tier = planner->params.host_bytes || planner->params.store_bytes;
   uint64_t state = (uint64_t)lade_model_n_params(&planner->params.graph->model) * TIGHT_BYTES;
   bool is_tight = planner->params.host_bytes < state && planner->params.store_bytes < state;
@@ -541,11 +543,12 @@ int lade_planner_create(const struct lade_plan_params *params, struct lade_error
   planner->params = *params;
   planner->tariff = (struct lade_tariff){
       .op_ns = prices->op_ns, .update_ns = {prices->update_ns[0], prices->update_ns[1], prices->update_ns[2]},
+      .update_near_ns = prices->update_near_ns, .is_unified = params->is_unified,
       .to_host_ns = prices->to_host.ns_per_byte, .to_device_ns = prices->to_device.ns_per_byte,
       .read_ns = prices->read.ns_per_byte, .write_ns = prices->write.ns_per_byte,
       .copy_cores = prices->copy_cores, .n_cores = prices->n_cores,
       .n_microbatches = params->n_microbatches};
-  planner->is_pinned = calloc((size_t)(params->graph->n_tensors + params->graph->n_params) + 1, sizeof(bool));
+  planner->is_pinned = calloc((size_t)lade_change_count(params->graph) + 1, sizeof(bool));
   status = planner->is_pinned ? lade_residency_create(params->graph, &planner->start) : -ENOMEM;
   if (!status)
     status = lade_solver_create(params->graph, &planner->tariff, &planner->solver);

@@ -160,7 +160,7 @@ enum { LADE_ROLE_SRC, LADE_ROLE_DST };
 struct lade_instr {
   uint8_t kind, queue;
   uint8_t is_recompute;
-  uint8_t is_streamed;   /* UPDATE: state comes from and goes back to the store through scratch */
+  uint8_t is_streamed;   /* UPDATE: state, maybe the weight too, goes from the store to scratch and back */
   uint8_t collective;    /* COLLECTIVE: enum lade_collective_kind */
   uint8_t axis;          /* COLLECTIVE, SEND, RECV: enum lade_axis, whose ranks take part */
   int16_t microbatch;
@@ -252,9 +252,12 @@ int64_t lade_summed_partials(const struct lade_graph *graph, const struct lade_l
 enum lade_dtype lade_value_dtype(const struct lade_graph *graph, int tensor);
 /* Bytes of @n_elements of @part. */
 uint64_t lade_part_bytes(const struct lade_graph *graph, enum lade_part part, int64_t n_elements);
-/* Scratch of a streamed update of @param: windows of weight, parts and, from the store, the gradient; all scales. */
+/*
+ * Scratch of a streamed update of @param: windows of its parts and, if they stream from the store too, of its weight
+ * and of its gradient; all scales.
+ */
 uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, const struct lade_layout *layout, int param,
-                                   bool has_grad);
+                                   bool has_weight, bool has_grad);
 /* Is @part streamed whole? */
 static inline bool lade_part_is_scales(enum lade_part part)
 {

@@ -146,6 +146,17 @@ static inline enum lade_block block_kind(const struct lade_graph *graph, int ten
   return (enum lade_block)((tensor - lade_value_block(graph, 0, (enum lade_block)0)) % LADE_N_BLOCKS);
 }
 
+/* Does @instr copy to the host, for its update, this rank's block of a working copy that is whole on the device? */
+static inline bool proof_is_block_out(const struct proof *proof, const struct lade_instr *instr)
+{
+  const struct lade_operand *operands = proof->program->operands + instr->first_operand;
+  if (instr->kind != LADE_INSTR_COPY || !is_sharded(proof) || instr->n_operands != 2)
+    return false;
+  int tensor = operands[0].reads.tensor;
+  return tensor >= 0 && tensor < proof->graph->n_tensors && proof->graph->tensors[tensor].kind == LADE_TENSOR_PARAM &&
+         block_param(proof->graph, operands[1].makes.tensor) == proof->graph->tensors[tensor].param;
+}
+
 /* The version of a microbatch's loss that the caller gets. */
 static inline int loss_complete(const struct proof *proof)
 {

@@ -14,6 +14,7 @@
 #include "plan/proof_expect.h"
 
 #define ANYWHERE (ON(LADE_DEVICE) | ON(LADE_HOST) | ON(LADE_STORE))
+#define UPDATE_STATE 2 /* operand of an update: the first part of the state, behind weight and gradient */
 
 static const struct lade_value nothing = {-1, 0, 0};
 
@@ -132,14 +133,20 @@ static unsigned drive_reach(const struct proof *proof)
   return proof->program->is_unified ? ON(LADE_HOST) | ON(LADE_DEVICE) : ON(LADE_HOST);
 }
 
+/* Where the state that @instr updates is at home, by the first part of it; -1 without one. */
+static int state_space(const struct proof *proof, const struct lade_instr *instr)
+{
+  return operand_space(proof, instr, UPDATE_STATE);
+}
+
 /* The working copy, this rank's block of it at home, or the block of what is whole on the device. */
-static void weight_expect(const struct proof *proof, const struct lade_instr *instr, unsigned at_home,
+static void weight_expect(const struct proof *proof, const struct lade_instr *instr, unsigned spaces,
                           struct expectation *e)
 {
   const int weight = proof->graph->params[instr->param].tensor;
   const int block = lade_value_block(proof->graph, instr->param, LADE_BLOCK_WEIGHT);
   bool is_whole = instr->n_operands && proof->program->operands[instr->first_operand].reads.tensor == weight;
-  expect_change(proof, e, LADE_ROLE_WEIGHT, at_home, is_sharded(proof) ? block : weight, 0);
+  expect_change(proof, e, LADE_ROLE_WEIGHT, spaces, is_sharded(proof) ? block : weight, 0);
   if (is_sharded(proof) && is_whole) {
     e->operands[0].reads.tensor = weight;
     e->operands[0].spaces &= ON(LADE_DEVICE);
@@ -147,16 +154,17 @@ static void weight_expect(const struct proof *proof, const struct lade_instr *in
 }
 
 /*
- * An update works where the weight is at home. On the device and on the host everything is there with it; a
- * streamed one takes weight and parts from the store, and all else from wherever the processor can reach.
+ * An update works where the state is at home. On the device everything is there with it; on the host too, but for the
+ * weight, which may be wherever the processor reaches it. A streamed one takes the parts from the store, weight and
+ * gradient from there or from wherever the processor reaches them, and all else from there.
  */
 static void update_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
   const struct lade_graph *graph = proof->graph;
-  int home = operand_space(proof, instr, 0);
+  int home = state_space(proof, instr);
   const unsigned memory = drive_reach(proof);
   unsigned at_home = home >= 0 ? ON(home) : ANYWHERE;
-  weight_expect(proof, instr, at_home, e);
+  weight_expect(proof, instr, home == LADE_DEVICE ? at_home : at_home | memory, e);
   grad_expect(proof, instr->param, LADE_ROLE_GRAD, instr->is_streamed ? memory | ON(LADE_STORE) : at_home, e);
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(graph, instr->param, (enum lade_part)part);
@@ -166,10 +174,20 @@ static void update_expect(const struct proof *proof, const struct lade_instr *in
   expect_read(proof, e, LADE_ROLE_VERDICT, instr->is_streamed ? memory : at_home,
               lade_value_scalar(graph, LADE_SCALAR_VERDICT), 0, ruling_version(proof, instr->param));
   if (instr->is_streamed) {
+    bool has_weight = operand_space(proof, instr, 0) == LADE_STORE;
     bool has_grad = operand_space(proof, instr, 1) == LADE_STORE;
-    uint64_t bytes = lade_stream_scratch_bytes(graph, proof->program->layout, instr->param, has_grad);
+    uint64_t bytes = lade_stream_scratch_bytes(graph, proof->program->layout, instr->param, has_weight, has_grad);
     expect(e, LADE_ROLE_SCRATCH, LADE_MAKES, memory, nothing, nothing, bytes);
   }
+}
+
+/* A copy, for its update, of this rank's block of a working copy that is whole on the device. */
+static void block_out_expect(const struct proof *proof, struct lade_value whole, struct expectation *e)
+{
+  const int block = lade_value_block(proof->graph, proof->graph->tensors[whole.tensor].param, LADE_BLOCK_WEIGHT);
+  expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), whole.tensor, 0, 0);
+  e->operands[0].bytes = proof_value_bytes(proof, block);
+  expect_make(proof, e, LADE_ROLE_DST, ON(LADE_HOST), block, 0, 0);
 }
 
 /* A transfer may move any value; what it makes is what it reads. */
@@ -183,6 +201,10 @@ static int transfer_expect(const struct proof *proof, int at, struct expectation
     return proof_fail(proof, at, 0, "moves no value that exists");
   if (value.microbatch != instr->microbatch)
     return proof_fail(proof, at, 0, "is of another microbatch than the instruction's, %d", instr->microbatch);
+  if (proof_is_block_out(proof, instr)) {
+    block_out_expect(proof, value, e);
+    return 0;
+  }
   unsigned memory = instr->kind == LADE_INSTR_COPY ? ON(LADE_DEVICE) | ON(LADE_HOST) : drive_reach(proof);
   unsigned from = instr->kind == LADE_INSTR_READ ? ON(LADE_STORE) : memory;
   unsigned to = instr->kind == LADE_INSTR_WRITE ? ON(LADE_STORE) : memory;
@@ -300,7 +322,7 @@ static int queue_expected(const struct proof *proof, const struct lade_instr *in
   static const int of_home[] = {LADE_Q_COMPUTE, LADE_Q_HOST, LADE_Q_IO};
   switch (instr->kind) {
   case LADE_INSTR_UPDATE:
-    return instr->n_operands ? of_home[operand_space(proof, instr, 0)] : -1;
+    return instr->n_operands > UPDATE_STATE ? of_home[state_space(proof, instr)] : -1;
   case LADE_INSTR_COPY:
     return operand_space(proof, instr, 1) == LADE_HOST ? LADE_Q_TO_HOST : LADE_Q_TO_DEVICE;
   case LADE_INSTR_READ:
@@ -396,7 +418,7 @@ static int fields_check(const struct proof *proof, int at)
   bool is_repeatable = is_compute || (is_collective && proof_is_of_op(instr));
   if ((!is_repeatable && instr->is_recompute) || (!is_compute && instr->accumulate))
     return proof_fail(proof, at, -1, "is marked as an op that recomputes or accumulates");
-  bool is_streamed = instr->kind == LADE_INSTR_UPDATE && operand_space(proof, instr, 0) == LADE_STORE;
+  bool is_streamed = instr->kind == LADE_INSTR_UPDATE && state_space(proof, instr) == LADE_STORE;
   if (instr->is_streamed != is_streamed)
     return proof_fail(proof, at, -1, instr->is_streamed ? "is streamed, but not from the store" : "is not streamed");
   int status = collective_check(proof, at);

@@ -251,7 +251,8 @@ static int found_fail(const struct walk *walk, int at, int i, const struct piece
 
 /*
  * Where the first byte of the value of which @operand names a range would be: partial sums are made in pieces of one
- * value, and those of one parameter may be read alone. An update of shards reads its block of a whole working copy.
+ * value, and those of one parameter may be read alone. An update of shards reads its block of a whole working copy, or
+ * has it copied out.
  */
 static uint64_t value_origin(const struct walk *walk, const struct lade_instr *instr,
                              const struct lade_operand *operand, struct lade_value value)
@@ -261,8 +262,9 @@ static uint64_t value_origin(const struct walk *walk, const struct lade_instr *i
   bool is_part = instr->kind == LADE_INSTR_NORM ? operand->role == LADE_ROLE_DST
                                                 : instr->kind == LADE_INSTR_CLIP && instr->param >= 0 &&
                                                       operand->role == LADE_ROLE_SRC;
-  bool is_whole = value.tensor >= 0 && value.tensor < graph->n_tensors && instr->kind == LADE_INSTR_UPDATE &&
-                  operand->role == LADE_ROLE_WEIGHT && is_sharded(walk->proof);
+  bool is_whole = value.tensor >= 0 && value.tensor < graph->n_tensors && is_sharded(walk->proof) &&
+                  ((instr->kind == LADE_INSTR_UPDATE && operand->role == LADE_ROLE_WEIGHT) ||
+                   proof_is_block_out(walk->proof, instr));
   if (is_whole)
     return start - operand->bytes * (uint64_t)lade_layout_position(walk->proof->program->layout, LADE_AXIS_SHARD);
   return is_part ? start - (uint64_t)walk->proof->partial_at[instr->param] * sizeof(double) : start;

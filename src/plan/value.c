@@ -75,10 +75,10 @@ uint64_t lade_state_store_bytes(const struct lade_graph *graph)
 }
 
 uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, const struct lade_layout *layout, int param,
-                                   bool has_grad)
+                                   bool has_weight, bool has_grad)
 {
   int64_t n = LADE_MIN(lade_param_shard(graph, layout, param).n_padded, LADE_STREAM_ELEMENTS);
-  uint64_t window = lade_align_up((uint64_t)n * lade_dtype_bytes(graph->dtype), LADE_BUFFER_ALIGN), scales = 0;
+  uint64_t window = 0, scales = 0;
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(graph, param, (enum lade_part)part);
     if (tensor < 0)
@@ -88,6 +88,8 @@ uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, const struct 
     else
       window += lade_align_up((uint64_t)n * part_element_bytes(graph, (enum lade_part)part), LADE_BUFFER_ALIGN);
   }
+  if (has_weight)
+    window += lade_align_up((uint64_t)n * lade_dtype_bytes(graph->dtype), LADE_BUFFER_ALIGN);
   if (has_grad)
     window += lade_align_up((uint64_t)n * lade_dtype_bytes(graph->grad_dtype), LADE_BUFFER_ALIGN);
   return LADE_STREAM_WINDOWS * window + scales;

@@ -38,10 +38,15 @@ struct resident_view {
   bool is_used_now;
 };
 
+/* What a change found: homes of a parameter, or the choice of a gap. */
+struct undo {
+  uint8_t weight_home, home, wait;
+};
+
 struct walker {
   const struct lade_plan_params *params;
   const struct lade_graph *graph;
-  const bool *is_pinned; /* by tensor, then by parameter */
+  const bool *is_pinned; /* by lade_change_index */
   lade_solver *solver;
   int allowed;
   struct lade_residency *residency;
@@ -53,8 +58,8 @@ struct walker {
   int32_t *speakers;     /* by a group's first tensor: its first that is live at the peak, -1 */
   double most_ns; /* of compute: recomputing does not go on for ever */
   uint8_t *is_saved_gap;   /* by tensor: the idle gap at the peak is its saved one */
-  uint8_t *barred;         /* by tensor, then by parameter: changes that were taken back (bar_bit) */
-  uint8_t *undo;           /* what the members of the last change were before it */
+  uint8_t *barred;         /* by lade_change_index: changes that were taken back (bar_bit) */
+  struct undo *undo;       /* what the members of the last change were before it */
   int n_refusals[LADE_N_SPACES];
   struct walk *walk;
 };
@@ -175,10 +180,14 @@ static uint64_t tier_room(const struct walker *w, enum lade_space space)
   return budget > used ? budget - used : 0;
 }
 
-/* Bytes of the optimizer's parts and the working copy that leave with a parameter. */
-static uint64_t param_bytes(const struct walker *w, int param)
+/* Bytes that leave the device: a parameter's optimizer state, or its working copy and what state goes with it. */
+static uint64_t home_bytes(const struct walker *w, enum lade_change_kind kind, int param)
 {
-  uint64_t bytes = lade_held_bytes(w->graph, w->params->layout, lade_value_block(w->graph, param, LADE_BLOCK_WEIGHT));
+  uint64_t bytes = 0;
+  if (kind == LADE_CHANGE_WEIGHT)
+    bytes = lade_held_bytes(w->graph, w->params->layout, lade_value_block(w->graph, param, LADE_BLOCK_WEIGHT));
+  if (kind == LADE_CHANGE_WEIGHT && w->residency->homes[param] != LADE_HOME_DEVICE)
+    return bytes;
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(w->graph, param, (enum lade_part)part);
     bytes += tensor < 0 ? 0 : lade_held_bytes(w->graph, w->params->layout, tensor);
@@ -197,33 +206,44 @@ static uint64_t grad_bytes(const struct walker *w, int param)
 /* The tier that @change sends things to; the device for one that recomputes. */
 static enum lade_space change_space(const struct lade_change *change)
 {
-  if (change->kind == LADE_CHANGE_HOME)
-    return change->to == LADE_HOME_HOST ? LADE_HOST : LADE_STORE;
+  if (lade_change_is_home(change))
+    return plan_home_space((enum lade_home)change->to);
   if (change->to == LADE_WAIT_RECOMPUTE)
     return LADE_DEVICE;
   return change->to == LADE_WAIT_HOST ? LADE_HOST : LADE_STORE;
 }
 
+/* Homes have entries of their own, so that theirs may be the others' bits. */
 static uint8_t bar_bit(const struct lade_change *change)
 {
   enum lade_space space = change_space(change);
   return (uint8_t)(1u << (space == LADE_DEVICE ? 6 : 2 * change->kind + (space == LADE_STORE)));
 }
 
-/* Where @change is noted in arrays over tensors, then parameters. */
-static size_t change_index(const struct walker *w, const struct lade_change *change, int32_t id)
+/* Is it on the device, and free to leave? */
+static bool is_state_free(const struct walker *w, int param)
 {
-  return (size_t)(change->kind == LADE_CHANGE_HOME ? w->graph->n_tensors + id : id);
+  const struct lade_change state = {LADE_CHANGE_STATE, 0, param};
+  return w->residency->homes[param] == LADE_HOME_DEVICE && !w->is_pinned[lade_change_index(w->graph, &state)];
 }
 
+static bool is_weight_free(const struct walker *w, int param)
+{
+  const struct lade_change weight = {LADE_CHANGE_WEIGHT, 0, param};
+  return w->residency->weight_homes[param] == LADE_HOME_DEVICE && !w->is_pinned[lade_change_index(w->graph, &weight)];
+}
+
+/* May @change, of a group, be made to its member @id? */
 static bool is_live_member(const struct walker *w, const struct lade_change *change, int32_t id)
 {
-  if (w->barred[change_index(w, change, id)] & bar_bit(change))
+  const struct lade_change own = {change->kind, change->to, id};
+  const int index = lade_change_index(w->graph, &own);
+  if (w->is_pinned[index] || (w->barred[index] & bar_bit(change)))
     return false;
-  if (change->kind == LADE_CHANGE_HOME)
-    return !w->is_pinned[w->graph->n_tensors + id] && w->residency->homes[id] == LADE_HOME_DEVICE;
-  if (w->is_pinned[id])
-    return false;
+  if (change->kind == LADE_CHANGE_STATE)
+    return is_state_free(w, id) && ((w->allowed & WALK_APART) || !is_weight_free(w, id));
+  if (change->kind == LADE_CHANGE_WEIGHT)
+    return is_weight_free(w, id) && (w->residency->homes[id] >= change->to || is_state_free(w, id));
   if (change->kind == LADE_CHANGE_SPILL)
     return w->residency->choices[id].spill == LADE_WAIT_KEEP;
   return w->residency->choices[id].saved != change->to && w->peak_bytes[id] && w->is_saved_gap[id];
@@ -241,11 +261,22 @@ static int members_pick(struct walker *w, const struct lade_change *change)
   int rounds = w->graph->n_ops > LARGE_OPS ? GROUP_ROUNDS_LARGE : GROUP_ROUNDS;
   int most = change->kind == LADE_CHANGE_SPILL ? n : LADE_MAX(1, n / rounds);
   for (int i = 0; i < n && n_picked < most; i++) {
-    int32_t id = group[change->kind == LADE_CHANGE_HOME ? n - 1 - i : i];
+    int32_t id = group[lade_change_is_home(change) ? n - 1 - i : i];
     if (is_live_member(w, change, id))
       w->peak_members[n_picked++] = id;
   }
   return n_picked;
+}
+
+/* What @change of @id puts into its tier: nothing for a parameter that is dropped there, whose home holds it. */
+static uint64_t moved_bytes(const struct walker *w, const struct lade_change *change, int32_t id)
+{
+  if (lade_change_is_home(change)) {
+    bool has_grad = w->residency->homes[id] == LADE_HOME_DEVICE && change->to == LADE_HOME_HOST;
+    return home_bytes(w, (enum lade_change_kind)change->kind, id) +
+           (has_grad ? grad_bytes(w, id) : 0);
+  }
+  return w->graph->tensors[id].kind != LADE_TENSOR_PARAM ? w->graph->tensors[id].bytes : 0;
 }
 
 /* Does the tier have room for the members? Spills and saved values lie there once per microbatch at a time. */
@@ -257,13 +288,8 @@ static bool tier_holds(struct walker *w, const struct lade_change *change, int n
     return true;
   if (w->n_refusals[space] >= REFUSALS_MOST)
     return false;
-  for (int i = 0; i < n_members; i++) {
-    int32_t id = w->peak_members[i];
-    if (change->kind == LADE_CHANGE_HOME)
-      bytes += param_bytes(w, id) + (space == LADE_HOST ? grad_bytes(w, id) : 0);
-    else if (w->graph->tensors[id].kind != LADE_TENSOR_PARAM)
-      bytes += w->graph->tensors[id].bytes;
-  }
+  for (int i = 0; i < n_members; i++)
+    bytes += moved_bytes(w, change, w->peak_members[i]);
   /* Short gaps do not overlap from unit to unit: the widest member counts. */
   if (change->kind == LADE_CHANGE_SPILL)
     bytes /= (uint64_t)LADE_MAX(n_members, 1);
@@ -285,7 +311,7 @@ static void change_consider(struct walker *w, struct lade_change change, uint64_
   sum.to_device_ns += n_priced * added.to_device_ns;
   sum.io_ns += n_priced * added.io_ns;
   sum.host_ns += n_priced * added.host_ns;
-  if (change.to == LADE_WAIT_RECOMPUTE && change.kind != LADE_CHANGE_HOME && sum.compute_ns > w->most_ns)
+  if (change.to == LADE_WAIT_RECOMPUTE && !lade_change_is_home(&change) && sum.compute_ns > w->most_ns)
     return;
   double score = (lade_load_ns(w->solver, &sum) - lade_load_ns(w->solver, base)) / (double)LADE_MAX(freed_bytes, 1);
   if (!best->is_found || score < best->score)
@@ -295,7 +321,7 @@ static void change_consider(struct walker *w, struct lade_change change, uint64_
 static void tiers_consider(struct walker *w, struct lade_change change, uint64_t bytes, const struct lade_load *base,
                            struct best *best)
 {
-  bool is_home = change.kind == LADE_CHANGE_HOME;
+  bool is_home = lade_change_is_home(&change);
   if (w->params->host_bytes) {
     change.to = is_home ? LADE_HOME_HOST : LADE_WAIT_HOST;
     change_consider(w, change, bytes, base, best);
@@ -327,17 +353,26 @@ static void value_consider(struct walker *w, int tensor, const struct lade_load 
   tiers_consider(w, (struct lade_change){LADE_CHANGE_SPILL, 0, tensor}, bytes, base, best);
 }
 
+/* Homes of @param; with its state leave the @idle_bytes of its gradient at the peak. */
+static void homes_consider(struct walker *w, int param, uint64_t idle_bytes, const struct lade_load *base,
+                           struct best *best)
+{
+  uint64_t left_bytes = w->residency->homes[param] == LADE_HOME_DEVICE ? idle_bytes : 0;
+  if (w->residency->homes[param] == LADE_HOME_DEVICE)
+    tiers_consider(w, (struct lade_change){LADE_CHANGE_STATE, 0, param},
+                   home_bytes(w, LADE_CHANGE_STATE, param) + left_bytes, base, best);
+  if (w->residency->weight_homes[param] == LADE_HOME_DEVICE)
+    tiers_consider(w, (struct lade_change){LADE_CHANGE_WEIGHT, 0, param},
+                   home_bytes(w, LADE_CHANGE_WEIGHT, param) + left_bytes, base, best);
+}
+
 static void tensor_consider(struct walker *w, int tensor, const struct lade_load *base, struct best *best)
 {
   const struct lade_tensor *what = &w->graph->tensors[tensor];
-  int param = what->param;
-  if (param >= 0 && w->residency->homes[param] == LADE_HOME_DEVICE) {
-    uint64_t freed_bytes =
-        param_bytes(w, param) + (what->kind == LADE_TENSOR_GRAD ? w->peak_bytes[tensor] : 0);
-    tiers_consider(w, (struct lade_change){LADE_CHANGE_HOME, 0, param}, freed_bytes, base, best);
-    if (what->kind == LADE_TENSOR_PARAM)
-      return; /* resident: there are no gaps to leave in */
-  }
+  if (what->param >= 0)
+    homes_consider(w, what->param, what->kind == LADE_TENSOR_GRAD ? w->peak_bytes[tensor] : 0, base, best);
+  if (what->kind == LADE_TENSOR_PARAM && w->residency->weight_homes[what->param] == LADE_HOME_DEVICE)
+    return; /* resident: there are no gaps to leave in */
   value_consider(w, tensor, base, best);
 }
 
@@ -370,7 +405,7 @@ static void best_find(struct walker *w, struct best *best)
   const struct lade_graph *graph = w->graph;
   struct lade_load base = load_count(w->program);
   speakers_find(w);
-  /* Optimizer state leaves with its parameter, which is resident beside it; scalars of the step stay. */
+  /* Homes are considered with the working copies, which are live wherever state is; scalars of the step stay. */
   for (int tensor = 0; tensor < graph->n_tensors; tensor++) {
     int n = 0;
     if (w->speakers[lade_solver_group(w->solver, LADE_CHANGE_SAVED, tensor, &n)[0]] == tensor)
@@ -378,12 +413,22 @@ static void best_find(struct walker *w, struct best *best)
   }
 }
 
-static uint8_t change_current(const struct walker *w, const struct lade_change *change)
+static struct undo undo_get(const struct walker *w, const struct lade_change *change)
 {
-  if (change->kind == LADE_CHANGE_HOME)
-    return w->residency->homes[change->id];
+  if (lade_change_is_home(change))
+    return (struct undo){w->residency->weight_homes[change->id], w->residency->homes[change->id], 0};
   struct lade_choice choice = w->residency->choices[change->id];
-  return change->kind == LADE_CHANGE_SPILL ? choice.spill : choice.saved;
+  return (struct undo){.wait = change->kind == LADE_CHANGE_SPILL ? choice.spill : choice.saved};
+}
+
+static void undo_apply(struct walker *w, struct lade_change change, struct undo undo)
+{
+  if (lade_change_is_home(&change)) {
+    lade_residency_set_homes(w->residency, change.id, (enum lade_home)undo.weight_home, (enum lade_home)undo.home);
+    return;
+  }
+  change.to = undo.wait;
+  lade_change_apply(&change, w->residency);
 }
 
 static int change_make(struct walker *w, struct lade_change change)
@@ -392,7 +437,7 @@ static int change_make(struct walker *w, struct lade_change change)
   LADE_ASSERT(n > 0); /* it was considered with the same members, and a round without a change would never end */
   for (int i = 0; i < n; i++) {
     change.id = w->peak_members[i];
-    w->undo[i] = change_current(w, &change);
+    w->undo[i] = undo_get(w, &change);
     lade_change_apply(&change, w->residency);
     if (!LADE_PUSH(&w->walk->changes, change))
       return -ENOMEM;
@@ -450,9 +495,8 @@ static void change_undo(struct walker *w)
   int first = w->walk->states.items[w->walk->states.n - 1].n_changes;
   for (int i = first; i < w->walk->changes.n; i++) {
     struct lade_change change = w->walk->changes.items[i];
-    w->barred[change_index(w, &change, change.id)] |= bar_bit(&change);
-    change.to = w->undo[i - first];
-    lade_change_apply(&change, w->residency);
+    w->barred[lade_change_index(w->graph, &change)] |= bar_bit(&change);
+    undo_apply(w, change, w->undo[i - first]);
   }
   w->walk->changes.n = first;
 }

@@ -5,11 +5,12 @@
 
 #include "plan/plan.h"
 
-/* Which kinds of changes a walk may make to activations. */
+/* Which kinds of changes a walk may make: to activations, and to homes. */
 enum {
   WALK_RECOMPUTE = 1,
   WALK_OFFLOAD = 2,
-  WALK_REPEAT = 4 /* recompute the same value several times, where no tier holds anything */
+  WALK_REPEAT = 4, /* recompute the same value several times, where no tier holds anything */
+  WALK_APART = 8   /* optimizer state leaves before its working copy, not only with it */
 };
 
 struct walk_state {

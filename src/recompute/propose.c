@@ -119,9 +119,10 @@ void lade_solver_destroy(lade_solver *s)
 
 const int32_t *lade_solver_group(const lade_solver *s, enum lade_change_kind kind, int32_t id, int *ret_n)
 {
-  int tensor = kind == LADE_CHANGE_HOME ? s->graph->params[id].tensor : id;
+  const bool is_home = kind == LADE_CHANGE_STATE || kind == LADE_CHANGE_WEIGHT;
+  int tensor = is_home ? s->graph->params[id].tensor : id;
   *ret_n = s->group_n[tensor];
-  return (kind == LADE_CHANGE_HOME ? s->param_order : s->order) + s->group_first[tensor];
+  return (is_home ? s->param_order : s->order) + s->group_first[tensor];
 }
 
 double lade_load_ns(const lade_solver *s, const struct lade_load *load)
@@ -191,12 +192,22 @@ double lade_solver_recompute_ns(lade_solver *s, const struct lade_residency *res
 
 void lade_change_apply(const struct lade_change *change, struct lade_residency *residency)
 {
-  if (change->kind == LADE_CHANGE_HOME)
-    residency->homes[change->id] = change->to;
-  else if (change->kind == LADE_CHANGE_SPILL)
-    residency->choices[change->id].spill = change->to;
-  else
-    residency->choices[change->id].saved = change->to;
+  const int id = change->id;
+  const enum lade_home to = (enum lade_home)change->to;
+  switch ((enum lade_change_kind)change->kind) {
+  case LADE_CHANGE_STATE:
+    lade_residency_set_homes(residency, id, LADE_MIN((enum lade_home)residency->weight_homes[id], to), to);
+    break;
+  case LADE_CHANGE_WEIGHT:
+    lade_residency_set_homes(residency, id, to, LADE_MAX((enum lade_home)residency->homes[id], to));
+    break;
+  case LADE_CHANGE_SPILL:
+    residency->choices[id].spill = change->to;
+    break;
+  default:
+    residency->choices[id].saved = change->to;
+    break;
+  }
 }
 
 /* A copy away and a copy back of @bytes, per microbatch. */
@@ -215,38 +226,51 @@ static void round_trip_add(const lade_solver *s, bool is_store, double bytes, bo
   load->compute_ns += s->tariff->exposed_fraction * (out_ns + in_ns);
 }
 
-static void home_price(const lade_solver *s, const struct lade_residency *residency, const struct lade_change *change,
-                       struct lade_load *added)
+/* What the update of @param costs with its homes there, @sign times; and the copies that it needs. */
+static void update_add(const struct lade_solver *s, int param, enum lade_home weight, enum lade_home state, double sign,
+                       struct lade_load *load)
 {
   const struct lade_tariff *t = s->tariff;
-  const struct lade_param *param = &s->graph->params[change->id];
-  int from = residency->homes[change->id];
-  const struct lade_tensor *what = &s->graph->tensors[param->grad];
-  double weight = (double)s->graph->tensors[param->tensor].bytes;
-  double grad = (double)(what->bytes / lade_dtype_bytes(what->dtype) * lade_dtype_bytes(s->graph->grad_dtype));
-  double sign[2] = {-1, 1};
-  int homes[2] = {from, change->to};
-  for (int i = 0; i < 2; i++) {
-    double ns = sign[i] * (double)t->update_ns[homes[i]][change->id];
-    if (homes[i] == LADE_HOME_DEVICE)
-      added->compute_ns += ns;
-    else if (homes[i] == LADE_HOME_HOST)
-      added->host_ns += ns;
-    else
-      added->io_ns += ns;
-  }
-  round_trip_add(s, change->to == LADE_HOME_STORE, weight, false, true, added);
-  if (change->to == LADE_HOME_HOST)
-    round_trip_add(s, false, grad, true, false, added);
-  /* The update itself comes after the backward, when there is nothing left to hide behind. */
-  added->compute_ns += s->tariff->exposed_fraction * (double)t->update_ns[change->to][change->id];
+  const bool is_near = state == LADE_HOME_STORE && weight != LADE_HOME_STORE;
+  const double ns = sign * (double)(is_near ? t->update_near_ns : t->update_ns[state])[param];
+  const struct lade_tensor *grad = &s->graph->tensors[s->graph->params[param].grad];
+  const size_t n = grad->bytes / lade_dtype_bytes(grad->dtype);
+  const double grad_bytes = (double)(n * lade_dtype_bytes(s->graph->grad_dtype));
+  const double weight_bytes = (double)s->graph->tensors[s->graph->params[param].tensor].bytes;
+  if (state == LADE_HOME_DEVICE)
+    load->compute_ns += ns;
+  else if (state == LADE_HOME_HOST)
+    load->host_ns += ns;
+  else
+    load->io_ns += ns;
+  /* Away from the device it comes after the backward, when there is nothing left to hide behind. */
+  if (state != LADE_HOME_DEVICE)
+    load->compute_ns += t->exposed_fraction * ns;
+  if (state == LADE_HOME_HOST)
+    round_trip_add(s, false, sign * grad_bytes, true, false, load);
+  if (weight == LADE_HOME_DEVICE && state != LADE_HOME_DEVICE && !t->is_unified)
+    round_trip_add(s, false, sign * weight_bytes, true, true, load);
+  if (weight != LADE_HOME_DEVICE)
+    round_trip_add(s, weight == LADE_HOME_STORE, sign * weight_bytes, false, true, load);
+}
+
+static void home_price(const struct lade_solver *s, struct lade_residency *residency, const struct lade_change *change,
+                       struct lade_load *added)
+{
+  const int id = change->id;
+  const enum lade_home weight = (enum lade_home)residency->weight_homes[id];
+  const enum lade_home state = (enum lade_home)residency->homes[id];
+  update_add(s, id, weight, state, -1, added);
+  lade_change_apply(change, residency);
+  update_add(s, id, (enum lade_home)residency->weight_homes[id], (enum lade_home)residency->homes[id], 1, added);
+  lade_residency_set_homes(residency, id, weight, state);
 }
 
 struct lade_load lade_solver_price(lade_solver *s, struct lade_residency *residency, const struct lade_change *change)
 {
   struct lade_load added = {0};
   const double m = s->tariff->n_microbatches;
-  if (change->kind == LADE_CHANGE_HOME) {
+  if (lade_change_is_home(change)) {
     home_price(s, residency, change, &added);
     return added;
   }

@@ -16,13 +16,31 @@
 
 #include "recompute/residency.h"
 
-enum lade_change_kind { LADE_CHANGE_SAVED, LADE_CHANGE_SPILL, LADE_CHANGE_HOME };
+/* SAVED and SPILL: gaps of a value. STATE: the home of a parameter's optimizer state. WEIGHT: of its working copy. */
+enum lade_change_kind { LADE_CHANGE_SAVED, LADE_CHANGE_SPILL, LADE_CHANGE_STATE, LADE_CHANGE_WEIGHT };
 
 struct lade_change {
   uint8_t kind; /* enum lade_change_kind */
   uint8_t to;   /* enum lade_wait, or enum lade_home */
-  int32_t id;   /* tensor, or parameter for HOME */
+  int32_t id;   /* tensor; parameter for STATE and WEIGHT */
 };
+
+static inline bool lade_change_is_home(const struct lade_change *change)
+{
+  return change->kind == LADE_CHANGE_STATE || change->kind == LADE_CHANGE_WEIGHT;
+}
+
+/* Where a change is noted in arrays over tensors, then states of parameters, then working copies; their length. */
+static inline int lade_change_index(const struct lade_graph *graph, const struct lade_change *change)
+{
+  if (!lade_change_is_home(change))
+    return change->id;
+  return graph->n_tensors + (change->kind == LADE_CHANGE_WEIGHT ? graph->n_params : 0) + change->id;
+}
+static inline int lade_change_count(const struct lade_graph *graph)
+{
+  return graph->n_tensors + 2 * graph->n_params;
+}
 
 /* Busy time per step of what runs beside each other, in the order of the queues. */
 struct lade_load {
@@ -33,10 +51,12 @@ struct lade_load {
 struct lade_tariff {
   const int64_t *op_ns;                          /* by op */
   const int64_t *update_ns[3];                   /* by home, by parameter */
+  const int64_t *update_near_ns;                 /* streamed, with the working copy nearer */
   double to_host_ns, to_device_ns, read_ns, write_ns; /* per byte */
   double copy_cores;                             /* that one copy keeps busy */
   double n_cores;                                /* shared by all queues; 0: not shared */
   int n_microbatches;
+  bool is_unified;         /* updates elsewhere reach the device's memory */
   double exposed_fraction; /* of each transfer, charged to the compute queue: no schedule hides every copy */
 };
 
@@ -62,6 +82,7 @@ double lade_solver_recompute_ns(lade_solver *solver, const struct lade_residency
 /* The group of @id, itself included, ordered by unit. The array is the solver's. */
 const int32_t *lade_solver_group(const lade_solver *solver, enum lade_change_kind kind, int32_t id, int *ret_n);
 
+/* Of two homes of a parameter the other one follows where it must: a working copy is never farther than its state. */
 void lade_change_apply(const struct lade_change *change, struct lade_residency *residency);
 
 #endif

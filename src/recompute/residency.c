@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A residency is two flat arrays, cheap to copy: the search holds one per candidate.
+ * A residency is three flat arrays, cheap to copy: the search holds one per candidate.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -18,7 +18,8 @@ static int residency_alloc(int n_tensors, int n_params, struct lade_residency **
   residency->n_params = n_params;
   residency->choices = calloc((size_t)LADE_MAX(n_tensors, 1), sizeof(*residency->choices));
   residency->homes = calloc((size_t)LADE_MAX(n_params, 1), sizeof(*residency->homes));
-  if (!residency->choices || !residency->homes) {
+  residency->weight_homes = calloc((size_t)LADE_MAX(n_params, 1), sizeof(*residency->weight_homes));
+  if (!residency->choices || !residency->homes || !residency->weight_homes) {
     lade_residency_destroy(residency);
     return -ENOMEM;
   }
@@ -57,6 +58,7 @@ int lade_residency_copy(const struct lade_residency *from, struct lade_residency
     return status;
   memcpy(residency->choices, from->choices, (size_t)from->n_tensors * sizeof(*from->choices));
   memcpy(residency->homes, from->homes, (size_t)from->n_params * sizeof(*from->homes));
+  memcpy(residency->weight_homes, from->weight_homes, (size_t)from->n_params * sizeof(*from->weight_homes));
   residency->prefetch_bytes = from->prefetch_bytes;
   residency->is_early = from->is_early;
   *ret_residency = residency;
@@ -69,7 +71,15 @@ void lade_residency_destroy(struct lade_residency *residency)
     return;
   free(residency->choices);
   free(residency->homes);
+  free(residency->weight_homes);
   free(residency);
+}
+
+void lade_residency_set_homes(struct lade_residency *residency, int param, enum lade_home weight, enum lade_home state)
+{
+  LADE_ASSERT(param >= 0 && param < residency->n_params && weight <= state);
+  residency->weight_homes[param] = (uint8_t)weight;
+  residency->homes[param] = (uint8_t)state;
 }
 
 const char *lade_wait_name(enum lade_wait wait)

@@ -187,8 +187,12 @@ static int stream_bind(lade_executor *ex, const struct lade_program *program, co
     if (!operand)
       continue;
     if (program->buffers[operand->buffer].space != LADE_STORE) {
-      LADE_ASSERT(role == LADE_ROLE_GRAD);
-      s->args.grad = executor_address(ex, program, operand->buffer, operand->offset);
+      void *data = executor_address(ex, program, operand->buffer, operand->offset);
+      LADE_ASSERT(role == LADE_ROLE_WEIGHT || role == LADE_ROLE_GRAD);
+      if (role == LADE_ROLE_WEIGHT)
+        s->args.weight = data;
+      else
+        s->args.grad = data;
       continue;
     }
     struct stream_part *part = &s->parts[s->n_parts];

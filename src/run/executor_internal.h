@@ -28,7 +28,7 @@ struct io_call {
   uint64_t store_offset; /* in the plan's store */
 };
 
-#define STREAM_MAX_PARTS 5 /* weight, residual, m, v, gradient */
+#define STREAM_MAX_PARTS 5 /* residual, m, v, and from the store the weight and the gradient too */
 
 /* One part of a streamed parameter: where its bytes lie and how wide its elements are. */
 struct stream_part {

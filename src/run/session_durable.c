@@ -123,7 +123,7 @@ int session_durable_pin(lade_session *s, struct lade_error *error)
     return 0;
   for (int i = 0; i < s->n_pins; i++) {
     const struct lade_change *pin = &s->pins[i];
-    if (pin->kind != LADE_CHANGE_HOME || pin->to == LADE_HOME_STORE)
+    if (!lade_change_is_home(pin) || pin->to == LADE_HOME_STORE)
       continue;
     return lade_error_set(error, -EINVAL, "--residency %s has %s at home on the %s: with --durable all state is in the "
                           "store", s->params.residency_file,
@@ -135,7 +135,7 @@ int session_durable_pin(lade_session *s, struct lade_error *error)
     return lade_error_set(error, -ENOMEM, "no memory for a session");
   s->pins = pins;
   for (int param = 0; param < s->graph->n_params; param++)
-    s->pins[s->n_pins++] = (struct lade_change){LADE_CHANGE_HOME, LADE_HOME_STORE, param};
+    s->pins[s->n_pins++] = (struct lade_change){LADE_CHANGE_WEIGHT, LADE_HOME_STORE, param}; /* and with it the state */
   return 0;
 }
 

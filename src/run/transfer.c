@@ -176,7 +176,7 @@ static void window_compute(struct stream_call *s, int window)
 {
   struct lade_adamw_args args = s->args;
   args.n_elements = window_elements(s, window);
-  args.weight = (void *)role_data(s, window, LADE_ROLE_WEIGHT, NULL, 0);
+  args.weight = (void *)role_data(s, window, LADE_ROLE_WEIGHT, s->args.weight, lade_dtype_bytes(s->args.dtype));
   args.grad = role_data(s, window, LADE_ROLE_GRAD, s->args.grad, lade_dtype_bytes(s->args.grad_dtype));
   args.residual = (void *)role_data(s, window, LADE_ROLE_RESIDUAL, NULL, 0);
   args.m = (void *)role_data(s, window, LADE_ROLE_M, NULL, 0);

@@ -160,7 +160,8 @@ static void scene_begin(struct scene *scene, enum manner manner)
   bool is_stored = manner != ON_HOST;
   scene->rig.is_durable = manner == DURABLE;
   for (int i = 0; i < residency->n_params; i++)
-    residency->homes[i] = is_stored ? LADE_HOME_STORE : LADE_HOME_HOST;
+    lade_residency_set_homes(residency, i, is_stored ? LADE_HOME_STORE : LADE_HOME_HOST,
+                             is_stored ? LADE_HOME_STORE : LADE_HOME_HOST);
   for (int i = 0; i < residency->n_tensors; i++) {
     if (scene->rig.graph->tensors[i].kind == LADE_TENSOR_ACTIVATION && residency->choices[i].saved == LADE_WAIT_KEEP)
       residency->choices[i].saved = is_stored ? LADE_WAIT_STORE : LADE_WAIT_HOST;

@@ -43,7 +43,7 @@ static struct lade_plan *plan_stored(struct rig *rig, bool has_activations)
   struct lade_residency *residency = NULL;
   assert_int_equal(lade_residency_create(rig->graph, &residency), 0);
   for (int i = 0; i < rig->graph->n_params; i++)
-    residency->homes[i] = LADE_HOME_STORE;
+    lade_residency_set_homes(residency, i, LADE_HOME_STORE, LADE_HOME_STORE);
   for (int i = 0; i < rig->graph->n_tensors && has_activations; i++) {
     const struct lade_tensor *tensor = &rig->graph->tensors[i];
     if (tensor->kind == LADE_TENSOR_ACTIVATION && residency->choices[i].saved == LADE_WAIT_KEEP)

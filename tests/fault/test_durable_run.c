@@ -71,7 +71,7 @@ static struct lade_plan *plan_make(struct rig *rig, const struct life *life, enu
   assert_int_equal(lade_residency_create(rig->graph, &residency), 0);
   residency->is_early = life->is_early;
   for (int i = 0; i < rig->graph->n_params; i++)
-    residency->homes[i] = (uint8_t)home;
+    lade_residency_set_homes(residency, i, home, home);
   for (int i = 0; i < rig->graph->n_tensors && life->has_activations && home == LADE_HOME_STORE; i++) {
     const struct lade_tensor *tensor = &rig->graph->tensors[i];
     if (tensor->kind == LADE_TENSOR_ACTIVATION && residency->choices[i].saved == LADE_WAIT_KEEP)

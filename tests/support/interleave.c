@@ -46,13 +46,15 @@ static uint64_t n_cells(const struct lade_operand *operand)
 
 /*
  * Where in its value an operand's range begins: sums of squares are one parameter's, or a whole of pieces, and an
- * update of shards reads its block of a whole working copy, which begins with its buffer.
+ * update of shards, or the copy for it, reads its block of a whole working copy, which begins with its buffer.
  */
 static uint64_t first_cell(const struct machine *m, const struct lade_instr *instr, const struct lade_operand *operand,
                            struct lade_value value)
 {
   const struct lade_graph *graph = m->program->graph;
-  if (instr->kind == LADE_INSTR_UPDATE && operand->role == LADE_ROLE_WEIGHT && value.tensor < graph->n_tensors)
+  bool is_param = value.tensor < graph->n_tensors && graph->tensors[value.tensor].kind == LADE_TENSOR_PARAM;
+  if (is_param && ((instr->kind == LADE_INSTR_UPDATE && operand->role == LADE_ROLE_WEIGHT) ||
+                   instr->kind == LADE_INSTR_COPY))
     return operand->offset / CELL;
   if (instr->param < 0 || value.tensor != lade_value_scalar(graph, LADE_SCALAR_PARTIALS))
     return 0;

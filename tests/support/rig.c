@@ -82,7 +82,7 @@ lade_planner *rig_planner(const struct rig *rig, uint64_t host_bytes, uint64_t s
   const int n_pins = rig->is_durable ? rig->graph->n_params : 0;
   demand(n_pins <= PARAMS_MOST ? 0 : -1, NULL, "room for pins");
   for (int i = 0; i < n_pins; i++)
-    pins[i] = (struct lade_change){LADE_CHANGE_HOME, LADE_HOME_STORE, i};
+    pins[i] = (struct lade_change){LADE_CHANGE_WEIGHT, LADE_HOME_STORE, i};
   struct lade_plan_params how = {.struct_size = sizeof(how), .graph = rig->graph, .layout = rig->layout,
                                  .prices = &rig->prices, .n_microbatches = rig->model.n_microbatches,
                                  .is_unified = rig->is_unified, .is_early = rig->is_early,

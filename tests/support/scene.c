@@ -43,6 +43,12 @@ const struct scene_setting scene_settings[SCENE_N_SETTINGS] = {
      .is_early = true, .prefetch_bytes = UINT64_MAX / 2, .dp = 4, .zero = 3, .grad_dtype = LADE_BF16},
     {.family = LADE_GPT2, .dtype = LADE_F32, .n_microbatches = 2, .manner = SCENE_KEEP, .homes = LADE_HOME_HOST,
      .dp = 4, .zero = 3, .shard = 2, .is_narrow = true},
+    {.family = LADE_LLAMA, .dtype = LADE_BF16, .n_microbatches = 2, .manner = SCENE_KEEP, .homes = LADE_HOME_STORE,
+     .has_resident_weights = true},
+    {.family = LADE_GPT2, .dtype = LADE_BF16, .n_microbatches = 1, .manner = SCENE_KEEP, .homes = LADE_HOME_HOST,
+     .has_resident_weights = true, .dp = 2, .zero = 1},
+    {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 1, .manner = SCENE_KEEP, .homes = LADE_HOME_HOST,
+     .has_resident_weights = true, .is_early = true, .dp = 2, .zero = 3},
 };
 
 uint32_t scene_draw(uint32_t *seed, uint32_t below)
@@ -96,6 +102,7 @@ struct lade_prices scene_prices(const struct lade_graph *graph)
     for (int param = 0; param < graph->n_params; param++)
       prices.update_ns[home][param] = prices.norm_ns[param] * 4 * (home + 1);
   }
+  prices.update_near_ns = prices.update_ns[LADE_HOME_STORE];
   return prices;
 }
 
@@ -117,8 +124,12 @@ void scene_residency_set(struct lade_residency *residency, const struct lade_gra
       continue; /* some */
     residency->choices[i] = choices[manner];
   }
-  for (int i = 0; i < graph->n_params; i++)
-    residency->homes[i] = (uint8_t)(how->homes < SCENE_MIXED_HOMES ? how->homes : (int)scene_draw(&seed, 3));
+  for (int i = 0; i < graph->n_params; i++) {
+    bool is_mixed = how->homes >= SCENE_MIXED_HOMES;
+    int state = is_mixed ? (int)scene_draw(&seed, 3) : how->homes;
+    int weight = is_mixed ? (int)scene_draw(&seed, (uint32_t)state + 1) : how->has_resident_weights ? 0 : state;
+    lade_residency_set_homes(residency, i, (enum lade_home)weight, (enum lade_home)state);
+  }
   residency->prefetch_bytes = how->prefetch_bytes;
   residency->is_early = how->is_early;
 }

@@ -28,7 +28,8 @@ enum scene_manner {
 struct scene_setting {
   enum lade_family family;
   enum lade_dtype dtype, grad_dtype; /* the second: F32, or BF16 for gradients that are rounded */
-  int n_microbatches, homes; /* enum lade_home of all parameters, or SCENE_MIXED_HOMES */
+  int n_microbatches, homes; /* enum lade_home of all parameters, or SCENE_MIXED_HOMES: drawn, weights' apart */
+  bool has_resident_weights; /* else they are at home with their state */
   enum scene_manner manner;
   bool is_unified, is_evaluation, is_early;
   uint64_t prefetch_bytes;
@@ -41,7 +42,7 @@ struct scene_setting {
   bool is_narrow; /* gradients are summed in BF16 */
 };
 
-#define SCENE_N_SETTINGS 14
+#define SCENE_N_SETTINGS 17
 /* Everything that programs consist of is in one of these. */
 extern const struct scene_setting scene_settings[SCENE_N_SETTINGS];
 

@@ -177,6 +177,93 @@ static void every_budget_of_a_compact_form_gives_the_same_bits(void **state)
   }
 }
 
+/* ---- state on the drive, working copies in memory ---- */
+
+/* Wide enough that whole pages of small tensors are a hundredth of the bytes. */
+static struct rig_model wide_model(void)
+{
+  struct rig_model model = rig_tiny(LADE_GPT2);
+  model.width = 512;
+  model.vocabulary = 8192;
+  model.batch = 1;
+  return model;
+}
+
+static int64_t parameters_count(const struct lade_graph *graph)
+{
+  int64_t n = 0;
+  for (int param = 0; param < graph->n_params; param++)
+    n += (int64_t)(lade_value_bytes(graph, graph->params[param].tensor) / lade_dtype_bytes(graph->dtype));
+  return n;
+}
+
+/* What the store itself has moved since it was prepared. */
+static struct lade_store_info moved_get(const struct rig *rig)
+{
+  struct lade_store_info info = {0};
+  if (rig->store)
+    lade_store_get_info(rig->store, &info);
+  return info;
+}
+
+/*
+ * Working copies on the device and state at home in @home: two steps, of which each reads at most @most bytes per
+ * parameter from the drive, and not much less, and writes as many. Returns the digest of all parameters and state.
+ */
+static uint64_t two_steps(struct rig *rig, enum lade_home home, double most, const char *name)
+{
+  struct lade_residency *residency = NULL;
+  struct lade_error error = {0};
+  struct lade_step_result result;
+  const double n = (double)parameters_count(rig->graph);
+  uint64_t digest = 0;
+  assert_int_equal(lade_residency_create(rig->graph, &residency), 0);
+  for (int param = 0; param < rig->graph->n_params; param++)
+    lade_residency_set_homes(residency, param, LADE_HOME_DEVICE, home);
+  struct lade_plan *plan = rig_plan(rig, residency);
+  if (rig_open(rig, plan, &error))
+    fail_msg("%s", error.text);
+  for (int i = 0; i < 2; i++) {
+    struct lade_store_info before = moved_get(rig);
+    if (rig_step(rig, i, &result, &error))
+      fail_msg("%s", error.text);
+    struct lade_store_info after = moved_get(rig);
+    double read = (double)(after.read_bytes - before.read_bytes) / n;
+    double written = (double)(after.written_bytes - before.written_bytes) / n;
+    if (read > most || written > most || read < 0.9 * most || written < 0.9 * most)
+      fail_msg("%s: %.3f bytes read and %.3f written per parameter, not up to %.1f", name, read, written, most);
+  }
+  if (rig_digest(rig, &digest, &error))
+    fail_msg("%s", error.text);
+  rig_close(rig);
+  lade_plan_destroy(plan);
+  return digest;
+}
+
+static void a_step_moves_no_byte_of_state_twice(void **state)
+{
+  static const struct {
+    enum lade_moments moments;
+    enum lade_master master;
+    double most; /* bytes per parameter, each way */
+    const char *name;
+  } cases[] = {{LADE_MOMENTS_F32, LADE_MASTER_EXACT, 10.1, "exact"},
+               {LADE_MOMENTS_BF16, LADE_MASTER_EXACT, 6.1, "bf16 moments"},
+               {LADE_MOMENTS_8BIT, LADE_MASTER_EXACT, 4.1, "8-bit moments"},
+               {LADE_MOMENTS_8BIT, LADE_MASTER_24BIT, 3.1, "24-bit master"}};
+  for (size_t i = 0; i < LADE_COUNT(cases) && !store_refusal; i++) {
+    struct rig_model model = wide_model();
+    struct rig rig;
+    model.moments = cases[i].moments;
+    model.master = cases[i].master;
+    rig_init(&rig, &model);
+    uint64_t want = two_steps(&rig, LADE_HOME_DEVICE, 0, cases[i].name);
+    if (two_steps(&rig, LADE_HOME_STORE, cases[i].most, cases[i].name) != want)
+      fail_msg("%s: other bits than in memory", cases[i].name);
+    rig_finish(&rig);
+  }
+}
+
 /* ---- residencies that no planner would choose ---- */
 
 static void residency_agrees(struct rig *rig, const struct rig_numbers *want, uint32_t seed)
@@ -186,6 +273,7 @@ static void residency_agrees(struct rig *rig, const struct rig_numbers *want, ui
   uint32_t at = seed * 1000;
   struct scene_setting how = {.manner = (enum scene_manner)scene_draw(&at, SCENE_N_MANNERS),
                               .homes = (int)scene_draw(&at, 4), .seed = at + 10};
+  how.has_resident_weights = seed % 2;
   how.prefetch_bytes = scene_draw(&at, 2) ? (uint64_t)scene_draw(&at, 2000000) : 0;
   rig->is_unified = scene_draw(&at, 2);
   assert_int_equal(lade_residency_create(rig->graph, &residency), 0);
@@ -532,6 +620,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(early_updates_refuse_clipping_and_a_loss_scale),
       cmocka_unit_test(a_gradient_that_is_not_finite_ends_a_run_that_updates_early),
       cmocka_unit_test(every_budget_of_a_compact_form_gives_the_same_bits),
+      cmocka_unit_test(a_step_moves_no_byte_of_state_twice),
   };
   store_refusal = rig_store_refusal(LADE_STORE_AUTO);
   if (store_refusal)

@@ -245,7 +245,7 @@ static void pins_are_kept(void **state)
 {
   struct desk desk;
   desk_open(&desk, LADE_GPT2, &machines[2]);
-  struct lade_change pins[6];
+  struct lade_change pins[8];
   int n = 0;
   static const uint8_t waits[] = {LADE_WAIT_KEEP, LADE_WAIT_RECOMPUTE, LADE_WAIT_HOST, LADE_WAIT_STORE};
   for (int op = desk.graph->n_fwd_ops; op < desk.graph->n_ops && n < 4; op++) {
@@ -259,8 +259,10 @@ static void pins_are_kept(void **state)
     }
   }
   assert_int_equal(n, 4);
-  pins[n++] = (struct lade_change){LADE_CHANGE_HOME, LADE_HOME_DEVICE, 0};
-  pins[n++] = (struct lade_change){LADE_CHANGE_HOME, LADE_HOME_STORE, 1};
+  pins[n++] = (struct lade_change){LADE_CHANGE_STATE, LADE_HOME_DEVICE, 0};
+  pins[n++] = (struct lade_change){LADE_CHANGE_STATE, LADE_HOME_STORE, 1};
+  pins[n++] = (struct lade_change){LADE_CHANGE_WEIGHT, LADE_HOME_DEVICE, 1};
+  pins[n++] = (struct lade_change){LADE_CHANGE_WEIGHT, LADE_HOME_HOST, 2};
   desk.params.pins = pins;
   desk.params.n_pins = n;
   desk_start(&desk);
@@ -272,8 +274,30 @@ static void pins_are_kept(void **state)
       assert_int_equal(plan->residency->choices[pins[i].id].saved, pins[i].to);
     assert_int_equal(plan->residency->homes[0], LADE_HOME_DEVICE);
     assert_int_equal(plan->residency->homes[1], LADE_HOME_STORE);
+    assert_int_equal(plan->residency->weight_homes[1], LADE_HOME_DEVICE);
+    assert_int_equal(plan->residency->weight_homes[2], LADE_HOME_HOST);
+    assert_true(plan->residency->homes[2] >= LADE_HOME_HOST);
     lade_plan_destroy(plan);
   }
+  desk_close(&desk);
+}
+
+/* Nothing else is the planner's choice: state goes, working copies and activations stay. */
+static void working_copies_stay_where_only_state_may_leave(void **state)
+{
+  struct desk desk;
+  desk_open(&desk, LADE_GPT2, &machines[1]);
+  desk.params.recipe = LADE_RECIPE_NONE;
+  desk_start(&desk);
+  int n_apart = 0;
+  for (int k = 1; k < 8; k++) {
+    struct lade_plan *plan = plan_get(&desk, desk.bounds.min_bytes +
+                                                 (desk.bounds.unconstrained_bytes - desk.bounds.min_bytes) / 8 * k);
+    for (int i = 0; i < desk.graph->n_params; i++)
+      n_apart += plan->residency->weight_homes[i] < plan->residency->homes[i];
+    lade_plan_destroy(plan);
+  }
+  assert_true(n_apart > 0);
   desk_close(&desk);
 }
 
@@ -309,6 +333,7 @@ int main(void)
       cmocka_unit_test(an_absent_tier_is_not_used),
       cmocka_unit_test(recipes_are_followed),
       cmocka_unit_test(pins_are_kept),
+      cmocka_unit_test(working_copies_stay_where_only_state_may_leave),
       cmocka_unit_test(the_same_question_has_the_same_answer),
   };
   return cmocka_run_group_tests_name("plan", tests, desks_open, desks_close);

@@ -352,14 +352,14 @@ static void transfers_of_another_value_are_caught(void **state)
     for (int at = 0; at < s.program->n_instrs; at++) {
       struct lade_instr *instr = &s.program->instrs[at];
       struct lade_operand *from = operand_get(s.program, at, 0), *to = operand_get(s.program, at, 1);
-      struct lade_value right = from->reads;
+      const struct lade_value right = from->reads, made = to->makes;
       if (instr->kind < LADE_INSTR_COPY || instr->kind > LADE_INSTR_WRITE || right.tensor >= s.graph->n_tensors)
         continue;
       const struct lade_tensor *what = &s.graph->tensors[right.tensor];
       if (what->kind == LADE_TENSOR_GRAD)
         from->reads.version = (int16_t)(right.version + (right.version > 1 ? -1 : 1));
       else if (what->kind == LADE_TENSOR_PARAM)
-        from->reads.version = 1;
+        from->reads.version = !right.version;
       else if (scene_settings[k].n_microbatches > 1)
         from->reads.microbatch = instr->microbatch =
             (int16_t)((right.microbatch + 1) % scene_settings[k].n_microbatches);
@@ -368,7 +368,8 @@ static void transfers_of_another_value_are_caught(void **state)
       to->makes = from->reads;
       struct lade_error error;
       assert_int_equal(lade_program_prove(s.program, no_limit, &error), -EINVAL);
-      from->reads = to->makes = right;
+      from->reads = right;
+      to->makes = made;
       instr->microbatch = right.microbatch;
     }
     assert_proved(s.program);
