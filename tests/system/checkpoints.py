@@ -8,6 +8,7 @@ The small Llama (grouped-query heads) trains on tp2 pp2 dp2 and is saved. One ra
 it: the same bits of parameters right after the load, and the next ten losses within 1e-5 of those that the saving layout
 goes on to. Then the files are damaged.
 """
+import array
 import json
 import os
 import shutil
@@ -43,8 +44,8 @@ def require(truth, what, output=""):
 
 def run(ranks, *arguments):
     start = [LADE, "launch", "-n", str(ranks), "--"] if ranks else [LADE]
-    steady = ["--model", "config.json", "--data", "text.txt", "--dtype", "fp32", "--batch", "8", "--micro-batch", "1",
-              "--seq", "32", "--lr", "1e-4", "--min-lr", "1e-4", "--warmup", "0", "--eval-iters", "1", "--quiet",
+    steady = ["--model", "config.json", "--data", "tokens.bin", "--dtype", "fp32", "--batch", "8", "--micro-batch", "1",
+              "--seq", "16", "--lr", "1e-4", "--min-lr", "1e-4", "--warmup", "0", "--eval-iters", "1", "--quiet",
               "--machine", "a100-40g", "--json"]
     result = subprocess.run(start + ["train", *steady, *arguments], env=ENVIRONMENT, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
@@ -103,11 +104,6 @@ def damage_is_told_once():
         file.write(byte)
     os.rename(path, "away")
     is_refused([names[0], "missing"])
-    with open("away", "rb") as file, open(path, "wb") as short:
-        short.write(file.read()[:-4])
-    is_refused([names[0], "damaged"])
-    os.remove(path)
-    os.rename("away", path)
 
 
 TMP = tempfile.mkdtemp(prefix="lade-checkpoints-")
@@ -115,8 +111,8 @@ try:
     os.chdir(TMP)
     with open("config.json", "w", encoding="utf-8") as config:
         json.dump(MODEL, config)
-    with open("text.txt", "w", encoding="ascii") as text:
-        text.write("".join(f"{i} green bottles stood on the wall, and {i * 7 % 13} fell. " for i in range(2000)))
+    with open("tokens.bin", "wb") as tokens:
+        array.array("H", (i * i % 997 if i % 5 else i // 5 % 3 for i in range(40000))).tofile(tokens)
     for test in (layouts_go_on, damage_is_told_once):
         test()
         print("ok", test.__name__, flush=True)
