@@ -40,6 +40,7 @@ struct run {
   int claim_fd; /* on the directory of --save; -1 */
   bool has_valid; /* until an evaluation says that there is no such data */
   int64_t evaluated_step, saved_step;
+  int64_t pending_step; /* whose save is being written beside the steps; -1: none */
   int stop_signal; /* that a rank was sent; 0 */
   double train_loss, val_loss;
   struct lade_error error;
@@ -128,18 +129,38 @@ static int evaluate(struct run *run)
   return 0;
 }
 
+/* The save of @step is durable. */
+static void log_save(struct run *run, int64_t step)
+{
+  log_event(run, json_pack("{s:s, s:I, s:o}", "event", "save", "step", (json_int_t)step, "dir",
+                           json_text(run->options.save)));
+}
+
+/* Wait for the save that is being written, if there is one. */
+static int save_finish(struct run *run)
+{
+  int status = lade_session_finish_saves(run->session, &run->error);
+  if (!status && run->pending_step >= 0)
+    log_save(run, run->pending_step);
+  run->pending_step = -1;
+  return status;
+}
+
 static int save(struct run *run)
 {
   const struct options *options = &run->options;
   if (!options->save || run->saved_step == run->info.step)
     return 0;
-  int status = lade_session_save(run->session, options->save, (int)options->keep, &run->error);
+  int status = save_finish(run);
+  if (!status)
+    status = lade_session_save(run->session, options->save, (int)options->keep, &run->error);
   if (status)
     return status;
   run->saved_step = run->info.step;
-  json_t *event = json_pack("{s:s, s:I, s:o}", "event", "save", "step", (json_int_t)run->info.step, "dir",
-                            json_text(options->save));
-  log_event(run, event);
+  if (run->info.is_saving_beside)
+    run->pending_step = run->info.step;
+  else
+    log_save(run, run->info.step);
   return 0;
 }
 
@@ -198,7 +219,9 @@ static int loop(struct run *run)
   }
   if (!status && !run->stop_signal)
     status = evaluate(run);
-  return status ? status : save(run);
+  if (!status)
+    status = save(run);
+  return status ? status : save_finish(run);
 }
 
 /* ---- the end ---- */
@@ -320,6 +343,7 @@ static int begin(struct run *run)
   int status = job_join(&run->job, options->comm_timeout_s, &run->error);
   if (!status && job_is_first(&run->job))
     status = outputs_check(options, &run->error);
+  options->session.saves_beside = options->save && options->save_every > 0;
   ranks_apply(run);
   if (!status)
     status = lade_session_open(&options->session, &run->error, &run->session);
@@ -376,7 +400,7 @@ static void newest_name(const struct run *run, struct lade_error *error)
 
 int train_main(int argc, char **argv)
 {
-  struct run run = {.has_valid = true, .evaluated_step = -1, .saved_step = -1, .claim_fd = -1,
+  struct run run = {.has_valid = true, .evaluated_step = -1, .saved_step = -1, .pending_step = -1, .claim_fd = -1,
                     .train_loss = NAN, .val_loss = NAN};
   int status = job_read(&run.job, &run.error);
   int code = status ? exit_fail("train", status, &run.error)

@@ -34,6 +34,7 @@ static const char *const fault_names[] = {
 
 void lade_faults_init(struct lade_faults *faults)
 {
+  faults->visit = NULL;
   lade_faults_arm(faults, LADE_FAULT_ANY, 0, false, -1);
 }
 
@@ -69,6 +70,8 @@ const char *lade_fault_name(enum lade_fault_point point)
 
 int lade_fault_count(struct lade_faults *faults, enum lade_fault_point point)
 {
+  if (faults->visit)
+    faults->visit(faults->visit_user, point);
   LADE_ASSERT(point < LADE_N_FAULT_POINTS);
   uint64_t of_point = atomic_fetch_add(&faults->n_calls[point], 1) + 1;
   uint64_t of_any = atomic_fetch_add(&faults->n_calls[LADE_FAULT_ANY], 1) + 1;

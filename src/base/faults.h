@@ -6,7 +6,8 @@
  * lade_fault whether this call shall fail. Each kind of call is a point with a counter; one
  * fault can be armed: the Nth call of a point, or the Nth call of any point, fails with a stated errno,
  * once or from then on. A test runs its scenario once to count the calls, then once for every N.
- * Without faults (NULL) a point costs one branch.
+ * Without faults (NULL) a point costs one branch. A test may also be told of every call while it waits, which makes a
+ * machine as slow as it likes.
  */
 #ifndef LADE_FAULTS_H
 #define LADE_FAULTS_H
@@ -44,6 +45,8 @@ struct lade_faults {
   uint64_t nth; /* counted from 1; 0: nothing fails */
   bool is_for_good;
   int code;
+  void (*visit)(void *user, enum lade_fault_point point); /* called by every call before it goes on; may wait. NULL */
+  void *visit_user;
 };
 
 /* Count calls; nothing fails. The caller owns @faults, which needs no finish. No lade_fault under way. */

@@ -56,22 +56,33 @@ int lade_peers_open(const struct lade_layout_params *params, lade_comm *world, s
   return status;
 }
 
+int lade_peers_open_beside(struct lade_peers *peers, struct lade_error *error)
+{
+  return peers->world ? lade_comm_split(peers->world, 0, peers->layout.rank, error, &peers->beside) : 0;
+}
+
 void lade_peers_close(struct lade_peers *peers)
 {
+  lade_comm_close(peers->beside);
+  peers->beside = NULL;
   for (int axis = LADE_N_AXES - 1; axis >= 0; axis--) {
     lade_comm_close(peers->axes[axis]);
     peers->axes[axis] = NULL;
   }
 }
 
+static void comm_abort(lade_comm *comm, const char *words)
+{
+  if (comm && !lade_comm_status(comm, NULL))
+    lade_comm_abort(comm, words);
+}
+
 void lade_peers_abort(struct lade_peers *peers, const char *words)
 {
-  for (int axis = 0; axis < LADE_N_AXES; axis++) {
-    if (peers->axes[axis] && !lade_comm_status(peers->axes[axis], NULL))
-      lade_comm_abort(peers->axes[axis], words);
-  }
-  if (peers->world && !lade_comm_status(peers->world, NULL))
-    lade_comm_abort(peers->world, words);
+  for (int axis = 0; axis < LADE_N_AXES; axis++)
+    comm_abort(peers->axes[axis], words);
+  comm_abort(peers->beside, words);
+  comm_abort(peers->world, words);
 }
 
 int lade_peers_broadcast(struct lade_peers *peers, void *data, uint64_t bytes, struct lade_error *error)

@@ -16,6 +16,7 @@ struct lade_peers {
   struct lade_layout layout;
   lade_comm *world;             /* borrowed; NULL: we are alone */
   lade_comm *axes[LADE_N_AXES]; /* of axes with several ranks, else NULL */
+  lade_comm *beside;            /* of all, for what one thread does beside the steps; NULL: nothing has asked for it */
 };
 
 /*
@@ -25,7 +26,10 @@ struct lade_peers {
 int lade_peers_open(const struct lade_layout_params *params, lade_comm *world, struct lade_error *error,
                     struct lade_peers *ret_peers);
 
-/* Close the axes; collective, unless something failed. @world stays. */
+/* Make @peers->beside; collective. As lade_comm_split. */
+int lade_peers_open_beside(struct lade_peers *peers, struct lade_error *error);
+
+/* Close all but the world; collective, unless something failed. @world stays. */
 void lade_peers_close(struct lade_peers *peers);
 
 /* This rank cannot go on: the others' waits end, now and later, with @words. Any thread. */

@@ -273,23 +273,6 @@ int lade_session_eval(lade_session *s, double *ret_loss, struct lade_error *erro
   return 0;
 }
 
-/* What takes as long as a drive takes: nobody shall think that we are stuck. */
-static void peers_busy_set(lade_session *s, bool is_busy)
-{
-  if (s->peers.world)
-    lade_comm_set_busy(s->peers.world, is_busy);
-}
-
-int lade_session_save(lade_session *s, const char *dir, int keep, struct lade_error *error)
-{
-  const struct lade_values values = lade_session_values(s);
-  const struct lade_checkpoint_place place = {.dir = dir, .keep = keep, .file_bytes = s->params.save_file_bytes};
-  peers_busy_set(s, true);
-  int status = lade_checkpoint_save(&values, &s->state, &place, s->params.faults, error);
-  peers_busy_set(s, false);
-  return session_fail(s, session_place(s, "in the save after", status, error), error);
-}
-
 int lade_session_params_digest(lade_session *s, uint64_t *ret_digest, struct lade_error *error)
 {
   const struct lade_values values = lade_session_values(s);
@@ -330,7 +313,8 @@ void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
       .micro_batch = s->params.micro_batch, .time = s->params.time, .n_microbatches = s->n_microbatches,
       .budget_bytes = s->budget_bytes, .bounds = s->bounds, .plan = s->plan, .graph = s->graph, .prices = &s->prices,
       .cost = &s->cost, .executor = s->executor, .measured_peak_bytes = device.peak_bytes,
-      .host_bytes = s->plan ? s->plan->peak_bytes[LADE_HOST] : 0,
+      .host_bytes = s->plan ? s->plan->peak_bytes[LADE_HOST] + session_saver_bytes(s) : 0,
+      .is_saving_beside = s->saver != NULL,
       .store_bytes = s->plan ? s->plan->peak_bytes[LADE_STORE] + session_durable_extra(s) : 0,
       .host_budget_bytes = s->host_bytes, .store_budget_bytes = s->store_bytes,
       .numerics_key = s->state.numerics_key, .step = s->state.step, .loss_digest = s->state.loss_digest,

@@ -59,6 +59,7 @@ struct lade_session_params {
   const char *init;                    /* safetensors to start from */
   const char *resume;                  /* directory with checkpoints */
   uint64_t save_file_bytes;            /* as lade_checkpoint_place's */
+  bool saves_beside;                   /* steps go on while a save is written, if the host budget has room for a copy */
   int n_threads;                       /* 0: all that we may use */
   lade_comm *world;                    /* borrowed: the ranks of this run, which all open it; NULL: one */
   struct lade_layout_params layout;    /* how they share it; world and rank are @world's where there is one */
@@ -98,7 +99,8 @@ struct lade_session_info {
   const struct lade_cost *cost;
   lade_executor *executor;           /* NULL when only planned */
   uint64_t measured_peak_bytes;      /* device high-water of mapped chunks so far */
-  uint64_t host_bytes, store_bytes;  /* taken */
+  uint64_t host_bytes, store_bytes;  /* taken; the copy that saves are written from is in host memory */
+  bool is_saving_beside;             /* steps go on while a save is written */
   uint64_t host_budget_bytes, store_budget_bytes;
   uint64_t store_read_bytes, store_written_bytes; /* by a training step */
   uint64_t comm_bytes[LADE_N_AXES];  /* sent by this rank in a training step, by axis */
@@ -135,8 +137,15 @@ int lade_session_agree(lade_session *session, int value, int *ret_value, struct 
 int lade_session_gather_peaks(lade_session *session, uint64_t *ret_planned, uint64_t *ret_measured,
                               struct lade_error *error);
 
-/* Save a checkpoint of the current step into @dir and remove all but the newest @keep (0: keep all). */
+/*
+ * Save a checkpoint of the current step into @dir and remove all but the newest @keep (0: keep all). Where the info
+ * says so it returns when the values are copied, and the writing goes on: an error of it is returned by the next call
+ * of these two, which wait for it. Errors of lade_checkpoint_save.
+ */
 int lade_session_save(lade_session *session, const char *dir, int keep, struct lade_error *error);
+
+/* Wait until what was saved is durable. 0 where nothing is under way. */
+int lade_session_finish_saves(lade_session *session, struct lade_error *error);
 
 /*
  * Digest over the bits of all parameters' FP32 masters, the same whatever the layout. -EBADMSG: ranks that hold the

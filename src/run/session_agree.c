@@ -41,6 +41,7 @@ enum choice {
   CHOICE_HOST_BUDGET,
   CHOICE_STORE,
   CHOICE_INIT,
+  CHOICE_SAVES,
   CHOICE_LINK_RATE,
   CHOICE_LINK_LATENCY,
   N_CHOICES
@@ -72,6 +73,7 @@ static const struct choice_line {
     [CHOICE_HOST_BUDGET] = {"--host-budget at one of them only"},
     [CHOICE_STORE] = {"a --store at one of them only"},
     [CHOICE_INIT] = {"--init at one of them only"},
+    [CHOICE_SAVES] = {"--save-every at one of them only"},
     [CHOICE_LINK_RATE] = {"--link-rate", true},
     [CHOICE_LINK_LATENCY] = {"--link-latency", true},
 };
@@ -128,6 +130,7 @@ static struct request request_make(const lade_session *s)
   choices[CHOICE_HOST_BUDGET] = p->has_host_budget;
   choices[CHOICE_STORE] = p->store != NULL;
   choices[CHOICE_INIT] = p->init != NULL;
+  choices[CHOICE_SAVES] = p->saves_beside;
   choices[CHOICE_LINK_RATE] = (int64_t)p->throttle.bytes_per_s;
   choices[CHOICE_LINK_LATENCY] = (int64_t)p->throttle.latency_ns;
   return request;

@@ -11,6 +11,8 @@
 #include "run/checkpoint.h"
 #include "run/session.h"
 
+struct session_saver;
+
 struct lade_session {
   struct lade_session_params params;
   struct lade_peers peers;
@@ -41,6 +43,7 @@ struct lade_session {
   lade_durable *durable;
   bool is_recovered;        /* state, and values, are those that were found in the store */
   lade_executor *executor;
+  struct session_saver *saver; /* NULL: saves hold up steps */
   double matmul_flops_per_s; /* measured in this run; 0: not */
   struct lade_checkpoint_state state;
   char resume_path[PATH_MAX]; /* of the checkpoint that this run goes on from */
@@ -98,6 +101,14 @@ int session_agree_least(lade_session *session, uint64_t *bytes, struct lade_erro
 int session_agree_stage_least(lade_session *session, uint64_t *bytes, struct lade_error *error);
 /* And that their programs meet: lade_peers_prove. */
 int session_agree_programs(lade_session *session, struct lade_error *error);
+
+/*
+ * Saves beside steps (session_save.c). With the executor: take the memory of their copy, if that is asked for and every
+ * rank has room; collective. -ENOMEM, and as lade_comm_split. A close waits for what is under way. Bytes that it took.
+ */
+int session_saver_open(lade_session *session, struct lade_error *error);
+void session_saver_close(struct session_saver *saver);
+uint64_t session_saver_bytes(const lade_session *session);
 
 /* Is the model itself cut, so that no rank has a whole parameter? */
 static inline bool session_is_cut(const lade_session *s)

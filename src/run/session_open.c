@@ -542,6 +542,8 @@ static int session_acquire(lade_session *s, struct lade_error *error)
   status = session_agree_programs(s, error);
   if (!status)
     status = executor_make(s, error);
+  if (!status)
+    status = session_saver_open(s, error);
   return status ? status : values_fill(s, error);
 }
 
@@ -569,6 +571,7 @@ void lade_session_close(lade_session *s)
 {
   if (!s)
     return;
+  session_saver_close(s->saver);
   lade_executor_destroy(s->executor);
   lade_store_close(s->store);
   lade_durable_close(s->durable);

@@ -1,17 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * FP16's loss scale over a session's steps: an overflow is skipped, changes no parameter and halves the scale; many
- * steps without one double it.
+ * A session's steps. FP16's loss scale: an overflow is skipped, changes no parameter and halves the scale; many steps
+ * without one double it. Saves beside steps: they hold what was there when they were asked for, however slow files are,
+ * and what fails is told by the next call.
  */
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "run/session_internal.h"
+#include "tests/support/scratch.h"
 
 static int batch_fill(void *user, const struct lade_batch *batch, struct lade_error *error)
 {
@@ -22,25 +30,36 @@ static int batch_fill(void *user, const struct lade_batch *batch, struct lade_er
   return 0;
 }
 
-static lade_session *fp16_open(enum lade_dtype grad_dtype)
+static struct lade_session_params params_make(void)
 {
   struct lade_session_params how;
-  struct lade_error error = {0};
-  lade_session *session = NULL;
   lade_session_defaults(&how);
   how.layers = 2;
   how.vocabulary = 64;
   how.batch = 4;
   how.micro_batch = 2;
   how.time = 16;
-  how.dtype = LADE_F16;
-  how.grad_dtype = grad_dtype;
   how.machine = "laptop-8c"; /* described: nothing is measured */
   how.n_threads = 1;
   how.batch_fn = batch_fill;
-  if (lade_session_open(&how, &error, &session))
+  return how;
+}
+
+static lade_session *session_open(const struct lade_session_params *how)
+{
+  struct lade_error error = {0};
+  lade_session *session = NULL;
+  if (lade_session_open(how, &error, &session))
     fail_msg("%s", error.text);
   return session;
+}
+
+static lade_session *fp16_open(enum lade_dtype grad_dtype)
+{
+  struct lade_session_params how = params_make();
+  how.dtype = LADE_F16;
+  how.grad_dtype = grad_dtype;
+  return session_open(&how);
 }
 
 static uint64_t digest_of(lade_session *session)
@@ -98,11 +117,140 @@ static void many_good_steps_double_the_scale(void **state)
   lade_session_close(session);
 }
 
+/* ---- saves beside steps ---- */
+
+static void save(lade_session *session)
+{
+  struct lade_error error = {0};
+  if (lade_session_save(session, scratch, 0, &error))
+    fail_msg("%s", error.text);
+}
+
+static bool is_saved(const char *name)
+{
+  return access(in_scratch(name), F_OK) == 0;
+}
+
+/* What was saved as @name has the parameters of @digest, and goes on. */
+static void saved_is(const struct lade_session_params *how, const char *name, uint64_t digest)
+{
+  struct lade_session_params again = *how;
+  again.resume = in_scratch(name);
+  again.faults = NULL;
+  lade_session *session = session_open(&again);
+  assert_true(digest_of(session) == digest);
+  step_make(session);
+  lade_session_close(session);
+}
+
+/* A drive that does not come to its end before it is told to. */
+static void sync_wait(void *user, enum lade_fault_point point)
+{
+  if (point == LADE_FAULT_FILE_SYNC) {
+    sem_wait(user);
+    sem_post(user);
+  }
+}
+
+static void steps_go_on_while_a_save_is_written(void **state)
+{
+  static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
+  for (size_t i = 0; i < LADE_COUNT(dtypes); i++) {
+    struct lade_session_params how = params_make();
+    struct lade_faults faults;
+    struct lade_error error = {0};
+    sem_t gate;
+    lade_faults_init(&faults);
+    sem_init(&gate, 0, 0);
+    faults.visit = sync_wait;
+    faults.visit_user = &gate;
+    how.dtype = dtypes[i];
+    how.saves_beside = true;
+    how.faults = &faults;
+    lade_session *session = session_open(&how);
+    struct lade_session_info info;
+    lade_session_get_info(session, &info);
+    assert_true(info.is_saving_beside && info.host_bytes >= session_saver_bytes(session));
+    step_make(session);
+    uint64_t first = digest_of(session);
+    save(session);
+    step_make(session);
+    step_make(session);
+    assert_false(is_saved("step-00000001")); /* the drive has not synced a byte yet */
+    uint64_t third = digest_of(session);
+    sem_post(&gate);
+    save(session); /* waits for the first one */
+    assert_true(is_saved("step-00000001"));
+    assert_int_equal(lade_session_finish_saves(session, &error), 0);
+    assert_true(is_saved("step-00000003"));
+    assert_int_equal(lade_session_finish_saves(session, &error), 0);
+    lade_session_close(session);
+    saved_is(&how, "step-00000001", first);
+    saved_is(&how, "step-00000003", third);
+    sem_destroy(&gate);
+    scratch_teardown(NULL);
+    scratch_setup_in_memory(NULL);
+  }
+}
+
+static void a_save_that_fails_beside_steps_is_told_by_the_next_call(void **state)
+{
+  struct lade_session_params how = params_make();
+  struct lade_error error = {0};
+  how.saves_beside = true;
+  for (int is_end = 0; is_end <= 1; is_end++) {
+    lade_session *session = session_open(&how);
+    int fd = open(scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    assert_int_equal(flock(fd, LOCK_EX), 0); /* as if somebody else saved there */
+    save(session);
+    step_make(session);
+    int status = is_end ? lade_session_finish_saves(session, &error)
+                        : lade_session_save(session, scratch, 0, &error);
+    assert_int_equal(status, -EBUSY);
+    assert_non_null(strstr(error.text, scratch));
+    close(fd);
+    lade_session_close(session);
+    assert_false(is_saved("step-00000000") || is_saved("step-00000001"));
+  }
+}
+
+static void a_session_that_closes_waits_for_its_save(void **state)
+{
+  struct lade_session_params how = params_make();
+  how.saves_beside = true;
+  lade_session *session = session_open(&how);
+  uint64_t digest = digest_of(session);
+  save(session);
+  lade_session_close(session);
+  saved_is(&how, "step-00000000", digest);
+}
+
+static void without_room_for_a_copy_saves_hold_up_steps(void **state)
+{
+  struct lade_session_params how = params_make();
+  struct lade_session_info info;
+  how.saves_beside = true;
+  how.has_host_budget = true;
+  lade_session *session = session_open(&how);
+  lade_session_get_info(session, &info);
+  assert_false(info.is_saving_beside);
+  save(session);
+  assert_true(is_saved("step-00000000"));
+  lade_session_close(session);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(an_overflow_is_skipped_and_halves_the_scale),
       cmocka_unit_test(many_good_steps_double_the_scale),
+      cmocka_unit_test_setup_teardown(steps_go_on_while_a_save_is_written, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_save_that_fails_beside_steps_is_told_by_the_next_call, scratch_setup_in_memory,
+                                      scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_session_that_closes_waits_for_its_save, scratch_setup_in_memory,
+                                      scratch_teardown),
+      cmocka_unit_test_setup_teardown(without_room_for_a_copy_saves_hold_up_steps, scratch_setup_in_memory,
+                                      scratch_teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

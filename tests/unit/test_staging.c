@@ -62,6 +62,7 @@ static void what_cannot_be_had_is_an_error_and_touches_nothing(void **state)
   assert_int_equal(lade_staging_init(&staging, 0, -1, NULL), -EINVAL);
   assert_int_equal(lade_staging_init(&staging, UINT64_MAX, -1, NULL), -ENOMEM);
   assert_int_equal(lade_staging_init(&staging, 1ull << 60, -1, NULL), -ENOMEM);
+  lade_faults_init(&faults);
   lade_faults_arm(&faults, LADE_FAULT_RESERVE, 1, true, -ENOMEM);
   assert_int_equal(lade_staging_init(&staging, HUGE_BYTES, -1, &faults), -ENOMEM);
   lade_faults_arm(&faults, LADE_FAULT_MAP, 1, true, -ENOMEM);
