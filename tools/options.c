@@ -386,6 +386,7 @@ static void session_fill(struct options *options)
   session->updates_early = options->update == UPDATE_EARLY;
   session->has_host_budget = option_is_set(options, "host-budget");
   session->n_threads = (int)options->n_threads;
+  session->n_node_ranks = (int)options->n_node_ranks;
   session->layout = (struct lade_layout_params){
       .tp = (int)options->tp, .pp = (int)options->pp, .dp = (int)options->dp, .shard = (int)options->shard,
       .rank = (int)options->rank, .zero = (int)options->zero, .is_sequence = options->is_sequence,

@@ -79,7 +79,7 @@ struct options {
   /* What becomes part of the session's parameters once all is known. */
   struct option_list data, valid;
   int device, update, schedule, grad_reduce;
-  int64_t n_threads, tp, pp, dp, zero, shard, virtual_stages, rank;
+  int64_t n_threads, tp, pp, dp, zero, shard, virtual_stages, rank, n_node_ranks;
   const char *residency;
   /* Of the command itself. */
   const char *config, *log, *save, *timeline, *budgets, *checkpoint, *prompt, *trace, *html, *bench_dir;

@@ -162,7 +162,10 @@ const struct option option_table[] = {
      .choices = schedule_choices, .help = "the order in which stages take microbatches"},
     {OPTION_COUNT, "virtual-stages", "N", VERB_TRAIN | VERB_PLAN, AT(virtual_stages), .preset = "1", .least = 1,
      .most = 1e4, .help = "chunks of layers per stage, of --schedule interleaved"},
-    {OPTION_COUNT, "rank", "N", VERB_PLAN, AT(rank), .preset = "0", .most = 1e6, .help = "whose plan it is"},
+    {OPTION_COUNT, "rank", "N", VERB_PLAN, AT(rank), .unset = "all", .most = 1e6,
+     .help = "plan for this rank alone, and not for all of them"},
+    {OPTION_COUNT, "node-ranks", "N", VERB_PLAN, VERB_TRAIN, AT(n_node_ranks), .preset = "1", .least = 1, .most = 1e6,
+     .help = "ranks of a node, which share --host-budget and --store-budget"},
 
     SECTION("The run"),
     {OPTION_COUNT, "eval-every", "N", RUN, VERB_PLAN, AT(eval_every), .unset = "before the first and after the last",

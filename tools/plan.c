@@ -12,14 +12,15 @@
 #include "tools/options.h"
 #include "tools/places.h"
 #include "tools/plan.h"
+#include "tools/plan_ranks.h"
 #include "tools/report.h"
 #include "tools/timeline.h"
 #include "tools/verbs.h"
 
 struct planning {
   struct options options;
-  lade_session *session;
-  struct lade_session_info info;
+  struct ranks_plan ranks; /* of --rank, one; else of every stage */
+  struct lade_session_info info; /* of the first */
   bool has_step; /* executed dry */
   struct lade_step_report step;
   struct places places;
@@ -97,13 +98,23 @@ static void bounds_print(const struct lade_session_info *info)
          lade_size_format(info->bounds.lower_bound_bytes, c, sizeof(c)));
 }
 
+/* Is it a plan of several ranks, and not of --rank alone? */
+static bool has_all_ranks(const struct planning *planning)
+{
+  return planning->info.layout.mesh.world > 1 && !option_is_set(&planning->options, "rank");
+}
+
 static void plan_print(const struct planning *planning)
 {
   const struct lade_session_info *info = &planning->info;
   char peak[32];
   bounds_print(info);
+  if (has_all_ranks(planning))
+    ranks_plan_print(&planning->ranks, stdout);
   if (!info->plan)
     return;
+  if (has_all_ranks(planning))
+    printf("\nrank 0\n");
   printf("planned peak  %s, proved\n", lade_size_format(info->plan->peak_bytes[LADE_DEVICE], peak, sizeof(peak)));
   times_print(planning);
   store_traffic_print(info, (double)info->plan->predicted_ns / 1e9, stdout);
@@ -175,6 +186,8 @@ static int plan_dump(const struct planning *planning)
   json_object_set_new(object, "lower_bound_bytes", json_bytes(bounds->lower_bound_bytes));
   json_object_set_new(object, "unconstrained_bytes", json_bytes(bounds->unconstrained_bytes));
   json_object_set_new(object, "unconstrained_step_seconds", json_number((double)bounds->unconstrained_ns / 1e9));
+  if (has_all_ranks(planning))
+    ranks_plan_set(object, &planning->ranks);
   if (info->plan)
     plan_set(object, planning);
   return json_print(object);
@@ -182,23 +195,30 @@ static int plan_dump(const struct planning *planning)
 
 /* ---- together ---- */
 
+/* The first rank that does not fit, by its number where there are others; NULL: all fit. */
+static const struct stage_plan *refused_find(const struct ranks_plan *ranks)
+{
+  for (int i = 0; i < ranks->n_stages; i++) {
+    if (!ranks->stages[i].info.plan)
+      return &ranks->stages[i];
+  }
+  return NULL;
+}
+
 static int plan_run(struct planning *planning)
 {
   struct options *options = &planning->options;
-  options->session.is_plan_only = options->device != DEVICE_DRY;
-  int status = lade_session_open(&options->session, &planning->error, &planning->session);
+  int status = option_is_set(options, "rank") ? rank_plan_make(options, &planning->ranks, &planning->error)
+                                              : ranks_plan_make(options, &planning->ranks, &planning->error);
   if (status)
     return status;
-  lade_session_get_info(planning->session, &planning->info);
+  planning->info = planning->ranks.stages[0].info;
+  planning->step = planning->ranks.stages[0].step;
+  planning->has_step = planning->info.plan && options->device == DEVICE_DRY;
   if (!planning->info.plan)
     return 0;
-  if (options->device == DEVICE_DRY) {
-    status = lade_session_step(planning->session, &planning->step, &planning->error);
-    planning->has_step = !status;
-  }
-  if (!status)
-    status = places_make(&planning->info, options->session.recipe, options->session.residency_file, &planning->error,
-                         &planning->places);
+  status = places_make(&planning->info, options->session.recipe, options->session.residency_file, &planning->error,
+                       &planning->places);
   if (!status && options->timeline)
     status = timeline_write(options->timeline, &planning->info, &planning->error);
   return status;
@@ -211,9 +231,14 @@ static int plan_tell(struct planning *planning)
     plan_print(planning);
   else if (plan_dump(planning))
     return exit_fail("plan", -ENOMEM, NULL);
-  if (planning->info.plan)
+  const struct stage_plan *refused = refused_find(&planning->ranks);
+  if (!refused)
     return LADE_EXIT_DONE;
   fflush(stdout);
+  if (planning->info.layout.mesh.world > 1)
+    lade_error_set(&planning->error, -EOVERFLOW, "rank %d %s", refused->info.layout.rank, refused->refusal.text);
+  else
+    planning->error = refused->refusal;
   return exit_fail("plan", -EOVERFLOW, &planning->error);
 }
 
@@ -227,7 +252,7 @@ int plan_main(int argc, char **argv)
     int status = plan_run(&planning);
     code = status ? exit_fail("plan", status, &planning.error) : plan_tell(&planning);
     places_finish(&planning.places);
-    lade_session_close(planning.session);
+    ranks_plan_finish(&planning.ranks);
   }
   options_finish(&planning.options);
   return code;

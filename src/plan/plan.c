@@ -11,8 +11,8 @@
  * theirs can beat) that leave none of the rung, or some per cent of it, to early copies. A budget is answered by the
  * best of all rungs that it reaches, from the highest downwards, until no state that fits a rung has a bound below the
  * best time found. Rungs and states do not depend on the budget, so the answer is the fastest of a set that grows with
- * it: a larger budget is never slower. (For graphs past LARGE_OPS the ladder is coarse and the first rung that yields a
- * plan ends it, to answer within a second.)
+ * it: a larger budget is never slower. (For programs that are large, as walk_is_large has it, the ladder is coarse and
+ * the first rung that yields a plan ends it, to answer within a second or a few.)
  *
  * The smallest budget is the smallest packed peak of any state. Beside it stands a bound (bound.c).
  */
@@ -28,7 +28,6 @@
 
 #define N_WALK_KINDS 5
 #define N_WALKS (2 * N_WALK_KINDS)
-#define LARGE_OPS 1500 /* graphs past this get one walk, with coarser steps */
 #define MIN_PACK_WORK 30000000 /* packing effort, in elementary steps, when looking for the smallest budget */
 
 #define TIGHT_BYTES 48 /* per parameter: tiers that hold less may force recomputing a value several times */
@@ -73,7 +72,7 @@ const char *lade_recipe_name(enum lade_recipe recipe)
 
 static bool is_large(const lade_planner *planner)
 {
-  return planner->params.graph->n_ops > LARGE_OPS;
+  return walk_is_large(&planner->params);
 }
 
 /* ---- where the walk starts ---- */
@@ -468,7 +467,7 @@ static int walks_make(lade_planner *planner, bool is_early)
   int status = 0;
   planner->start->is_early = is_early;
   for (int i = 0; i < N_WALK_KINDS && !status; i++) {
-    if (i > 0 && (!has_tier || planner->params.graph->n_ops > LARGE_OPS))
+    if (i > 0 && (!has_tier || is_large(planner)))
       break; /* nothing but recompute to choose from; or each walk takes long */
     planner->tariff.exposed_fraction = kinds[i].exposed_fraction;
     int allowed = kinds[i].allowed | (is_tight && !is_large(planner) ? WALK_REPEAT : 0);

@@ -25,6 +25,7 @@
 #define GROUP_ROUNDS 12
 #define GROUP_ROUNDS_LARGE 2
 #define LARGE_OPS 1500
+#define LARGE_STEP_OPS 4000
 
 #define REPEAT_MOST 12 /* times the compute of a step that keeps everything: what recomputing may come to */
 #define TIER_SLACK 16    /* a 16th of a tier is left to fragmentation */
@@ -69,6 +70,12 @@ struct best {
   double score;
   bool is_found;
 };
+
+bool walk_is_large(const struct lade_plan_params *params)
+{
+  const int64_t n_ops = params->graph->n_ops;
+  return n_ops > LARGE_OPS || n_ops * params->n_microbatches > LARGE_STEP_OPS;
+}
 
 struct lade_build_params walk_build_params(const struct lade_plan_params *params,
                                            const struct lade_residency *residency)
@@ -258,7 +265,7 @@ static int members_pick(struct walker *w, const struct lade_change *change)
 {
   int n = 0, n_picked = 0;
   const int32_t *group = lade_solver_group(w->solver, (enum lade_change_kind)change->kind, change->id, &n);
-  int rounds = w->graph->n_ops > LARGE_OPS ? GROUP_ROUNDS_LARGE : GROUP_ROUNDS;
+  int rounds = walk_is_large(w->params) ? GROUP_ROUNDS_LARGE : GROUP_ROUNDS;
   int most = change->kind == LADE_CHANGE_SPILL ? n : LADE_MAX(1, n / rounds);
   for (int i = 0; i < n && n_picked < most; i++) {
     int32_t id = group[lade_change_is_home(change) ? n - 1 - i : i];

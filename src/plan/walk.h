@@ -30,6 +30,12 @@ int walk_make(const struct lade_plan_params *params, const struct lade_residency
               lade_solver *solver, int allowed, struct walk *ret_walk);
 void walk_finish(struct walk *walk);
 
+/*
+ * Does building a program once take so long that planning has to do with few? For many ops of a microbatch, or of all
+ * microbatches of a step.
+ */
+bool walk_is_large(const struct lade_plan_params *params);
+
 /* Device bytes below which no program for these parameters exists: bound.c says why. */
 uint64_t plan_lower_bound(const struct lade_plan_params *params);
 

@@ -129,4 +129,10 @@ uint64_t lade_executor_n_steps(const lade_executor *executor);
 /* Spans of the last step, one per instruction of the training program. */
 const struct lade_span *lade_executor_spans(const lade_executor *executor);
 
+/*
+ * By queue, how long computing stands still because of it in a step of @program that takes the times of @prices, as a
+ * step's report has it of one that was run (LADE_N_QUEUES entries; stalls.c). -ENOMEM. Any thread.
+ */
+int lade_program_stalls(const struct lade_program *program, const struct lade_prices *prices, int64_t *ret_stall_ns);
+
 #endif

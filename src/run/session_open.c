@@ -289,7 +289,8 @@ static int store_room(lade_session *s, struct lade_error *error)
   if (!s->params.store)
     return 0;
   if (s->params.machine && (s->params.is_dry || s->params.is_plan_only)) {
-    s->store_bytes = s->params.store_budget_bytes ? s->params.store_budget_bytes : s->cost.machine.store.bytes;
+    const uint64_t budget_bytes = s->params.store_budget_bytes / (uint64_t)s->params.n_node_ranks;
+    s->store_bytes = s->params.store_budget_bytes ? budget_bytes : s->cost.machine.store.bytes;
     return 0;
   }
   int status = lade_store_room(s->params.store, &free_bytes, error);
@@ -359,8 +360,8 @@ static int tiers_resolve(lade_session *s, struct lade_error *error)
 {
   const struct lade_machine *machine = &s->cost.machine;
   bool is_described = s->params.machine && (s->params.is_dry || s->params.is_plan_only);
-  const uint64_t n_sharing = (uint64_t)s->params.n_node_ranks; /* the host; a described device is one rank's own */
-  s->left_bytes = (is_described ? machine->host_bytes : (uint64_t)lade_cpu_memory_bytes()) / n_sharing;
+  const uint64_t n_sharing = (uint64_t)s->params.n_node_ranks; /* what is described is one rank's own already */
+  s->left_bytes = is_described ? machine->host_bytes : (uint64_t)lade_cpu_memory_bytes() / n_sharing;
   int status = session_agree_least(s, &s->left_bytes, error);
   if (!status)
     status = store_room(s, error);

@@ -10,6 +10,9 @@
  * The parts add up to the step's time without that of compute instructions. Linear in instructions, but for chains,
  * which are as long as the work that fits into a gap.
  */
+#include <errno.h>
+#include <stdlib.h>
+
 #include "run/executor_internal.h"
 
 /* Of all that @at waited for, what ended last; -1: nothing. */
@@ -74,4 +77,36 @@ void executor_stalls_count(const struct bound_program *bound, int64_t start_ns, 
     end_ns = bound->spans[at].end_ns;
   }
   end_blame(bound, last, end_ns, ret_stall_ns);
+}
+
+/* What stands before each instruction on its queue. */
+static void before_fill(const struct lade_program *program, int32_t *before)
+{
+  int32_t last[LADE_N_QUEUES];
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    last[q] = -1;
+  for (int at = 0; at < program->n_instrs; at++) {
+    before[at] = last[program->instrs[at].queue];
+    last[program->instrs[at].queue] = at;
+  }
+}
+
+int lade_program_stalls(const struct lade_program *program, const struct lade_prices *prices, int64_t *ret_stall_ns)
+{
+  const size_t n = (size_t)program->n_instrs + 1;
+  struct lade_program timed = *program; /* the simulator notes its times in it */
+  int64_t (*spans)[2] = calloc(n, sizeof(*spans));
+  struct bound_program bound = {.program = program, .spans = calloc(n, sizeof(*bound.spans)),
+                                .before = calloc(n, sizeof(*bound.before))};
+  int status = spans && bound.spans && bound.before ? lade_program_simulate(&timed, prices, spans) : -ENOMEM;
+  if (!status) {
+    for (int at = 0; at < program->n_instrs; at++)
+      bound.spans[at] = (struct lade_span){spans[at][0], spans[at][1]};
+    before_fill(program, bound.before);
+    executor_stalls_count(&bound, 0, ret_stall_ns);
+  }
+  free(spans);
+  free(bound.spans);
+  free(bound.before);
+  return status;
 }

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""lade plan over all ranks of a layout: one table, groups with their members, and an answer for every rank.
+
+Usage: plan_ranks.py LADE [large]
+With large: all ranks of GPT-3 on 64 GPUs, and both ends of PTD's trillion parameters on 3072, through the executor.
+"""
+import json
+import subprocess
+import sys
+
+LADE = sys.argv[1]
+SMALL = ["--model", "nano", "--machine", "a100-40g", "--batch", "16", "--seq", "32", "--micro-batch", "2",
+         "--host-budget", "0"]
+
+
+def require(truth, what, output=""):
+    if not truth:
+        print(f"FAILED: {what}\n{output}")
+        sys.exit(1)
+
+
+def plan(*arguments, code=0):
+    result = subprocess.run([LADE, "plan", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            check=False)
+    require(result.returncode == code, f"{arguments} ends with {result.returncode}, not {code}", result.stderr)
+    return result
+
+
+def plan_json(*arguments, code=0):
+    return json.loads(plan("--json", *arguments, code=code).stdout)
+
+
+def every_rank_is_in_the_table():
+    layout = ["--tp", "2", "--pp", "2", "--dp", "2"]
+    whole = plan_json(*SMALL, *layout)
+    stages = whole["by_stage"]
+    require([stage["rank"] for stage in stages] == [0, 4] and all(stage["ranks_alike"] == 4 for stage in stages)
+            and whole["fits"], "ranks are missing", stages)
+    for rank in (3, 6):
+        alone = plan_json(*SMALL, *layout, "--rank", str(rank))
+        stage = stages[rank // 4]
+        require(alone["planned_peak_bytes"] == stage["ledger"]["total"] and alone["comm_bytes"] == stage["comm_bytes"]
+                and "by_stage" not in alone, f"rank {rank} has another plan than its stage", (alone, stage))
+    totals = sorted(stage["ledger"]["total"] for stage in stages)
+    spread = whole["ledger_over_ranks"]["total"]
+    require(spread == {"min": totals[0], "median": sum(totals) // 2, "max": totals[1]}, "the spread is wrong", spread)
+    require(sum(stages[0]["ledger"][owner] for owner in stages[0]["ledger"] if owner != "total")
+            == stages[0]["ledger"]["total"], "a ledger does not sum to its peak", stages[0])
+    require(whole["groups"]["tp"]["members"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+            and whole["groups"]["pp"]["members"] == [[0, 4], [1, 5], [2, 6], [3, 7]], "groups", whole["groups"])
+    require(0 < whole["bubble"] < 1 and 0 < whole["exposed_communication"] < 1
+            and whole["all_ranks_step_seconds"] > max(s["predicted_step_seconds"] for s in stages), "times", whole)
+    text = plan(*SMALL, *layout).stdout
+    require("{0 4} {1 5} {2 6} {3 7}" in text and "sends and receives matched; bubble" in text, "the table", text)
+
+
+def a_rank_that_does_not_fit_is_named():
+    arguments = ["--model", "gpt2-124m", "--layers", "2", "--batch", "4", "--micro-batch", "2", "--seq", "64",
+                 "--tp", "2", "--pp", "2", "--machine", "a100-40g"]
+    least = [plan_json(*arguments, "--rank", rank)["min_budget_bytes"] for rank in ("0", "3")]
+    require(least[0] < least[1], "stages need the same", least)
+    for device in ("host", "dry"):
+        result = plan("--json", *arguments, "--budget", str(least[0]), "--device", device, code=3)
+        whole = json.loads(result.stdout)
+        require(not whole["fits"] and [stage["fits"] for stage in whole["by_stage"]] == [True, False],
+                "ranks that do not fit are not told apart", whole["by_stage"])
+        require("rank 2 does not fit" in result.stderr, "the rank is not named", result.stderr)
+
+
+def ranks_of_a_node_share_its_host():
+    arguments = [*SMALL[:-2], "--tp", "2", "--residency", "none", "--host-budget", "64MiB"]
+    require(plan_json(*arguments, "--node-ranks", "2")["host_budget_bytes"] == 32 << 20
+            and plan_json(*arguments)["host_budget_bytes"] == 64 << 20, "the host's budget is not shared")
+
+
+def all_ranks_of_gpt3_run_dry():
+    whole = plan_json("--model", "gpt3-175b", "--batch", "32", "--micro-batch", "1", "--seq", "2048", "--tp", "8",
+                      "--pp", "8", "--machine", "h100-80g", "--device", "dry")
+    require(whole["ranks"] == 64 and sum(stage["ranks_alike"] for stage in whole["by_stage"]) == 64, "a rank is missing",
+            whole)
+    for stage in whole["by_stage"]:
+        require(stage["measured_peak_bytes"] == stage["ledger"]["total"] > 40 << 30, "a peak is not as planned", stage)
+        require(abs(stage["dry_step_seconds"] - stage["predicted_step_seconds"]) < 0.01 * stage["dry_step_seconds"],
+                "a dry step is not as predicted", stage)
+    held = [stage["ledger"]["saved_activations"] for stage in whole["by_stage"]]
+    require(held == sorted(held, reverse=True), "later stages hold more microbatches", held)
+    require(0.15 < whole["bubble"] < 0.35, "a bubble far from 7/32", whole["bubble"])
+
+
+def both_ends_of_a_trillion_run_dry():
+    for rank in ("0", "3071"):
+        end = plan_json("--model", "gpt-1t", "--batch", "3072", "--micro-batch", "1", "--seq", "2048", "--tp", "8",
+                        "--pp", "64", "--dp", "6", "--machine", "a100-80g", "--device", "dry", "--rank", rank)
+        require(end["ranks"] == 3072 and end["fits"] and end["dry_step_seconds"] > 60, "an end does not run", end)
+
+
+TESTS = [every_rank_is_in_the_table, a_rank_that_does_not_fit_is_named, ranks_of_a_node_share_its_host]
+if sys.argv[2:] == ["large"]:
+    TESTS = [all_ranks_of_gpt3_run_dry, both_ends_of_a_trillion_run_dry]
+for test in TESTS:
+    test()
+    print("ok", test.__name__, flush=True)
