@@ -138,6 +138,8 @@ static void cuda_release(lade_device *device, uint64_t address, uint64_t bytes)
 static int cuda_chunk_create(lade_device *device, struct lade_chunk *chunk)
 {
   struct cuda_device *cuda = (struct cuda_device *)device;
+  if (chunk->is_shared && !cuda->properties.handle_types)
+    return -ENOTSUP;
   struct cuda_chunk *own = lade_fault_calloc(device->faults, 1, sizeof(*own));
   if (!own)
     return -ENOMEM;
@@ -185,6 +187,61 @@ static cuda_result place_open(struct cuda_device *cuda, uint64_t address, const 
     result = cuda->driver.cuStreamSynchronize(cuda->stream);
   own->is_fresh = result != 0;
   return result;
+}
+
+/* Clear a fresh chunk at an address of its own, before others write to it. Context current. */
+static cuda_result chunk_clear(struct cuda_device *cuda, const struct lade_chunk *chunk)
+{
+  cuda_address at = 0;
+  cuda_result result = cuda->driver.cuMemAddressReserve(&at, chunk->bytes, cuda->base.chunk_bytes, 0, 0);
+  if (result)
+    return result;
+  result = cuda->driver.cuMemMap(at, chunk->bytes, 0, chunk_get(chunk)->memory, 0);
+  if (!result) {
+    result = place_open(cuda, at, chunk);
+    place_close(cuda, at, chunk->bytes);
+  }
+  lade_cuda_check(cuda, "cuMemAddressFree", cuda->driver.cuMemAddressFree(at, chunk->bytes));
+  return result;
+}
+
+static int cuda_chunk_export(lade_device *device, const struct lade_chunk *chunk, int *ret_descriptor)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  int descriptor = -1;
+  bool is_entered = lade_cuda_enter(cuda);
+  cuda_result result = chunk_get(chunk)->is_fresh ? chunk_clear(cuda, chunk) : 0;
+  if (!result)
+    result = cuda->driver.cuMemExportToShareableHandle(&descriptor, chunk_get(chunk)->memory, CUDA_HANDLE_POSIX, 0);
+  lade_cuda_leave(cuda, is_entered);
+  if (!result)
+    *ret_descriptor = descriptor;
+  return lade_cuda_errno(result);
+}
+
+/*
+ * Of what size the memory is no call says; the driver refuses to map more than there is. Nor is it stated what it
+ * answers for a descriptor of something else, so all that has no better name is that.
+ */
+static int cuda_chunk_import(lade_device *device, struct lade_chunk *chunk, int descriptor)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  if (!cuda->properties.handle_types)
+    return -ENOTSUP;
+  struct cuda_chunk *own = lade_fault_calloc(device->faults, 1, sizeof(*own));
+  if (!own)
+    return -ENOMEM;
+  bool is_entered = lade_cuda_enter(cuda);
+  cuda_result result = cuda->driver.cuMemImportFromShareableHandle(&own->memory, (void *)(intptr_t)descriptor,
+                                                                   CUDA_HANDLE_POSIX);
+  lade_cuda_leave(cuda, is_entered);
+  if (result) {
+    int error = lade_cuda_errno(result);
+    free(own);
+    return error == -EIO ? -EINVAL : error;
+  }
+  chunk->backing = (uint64_t)(uintptr_t)own;
+  return 0;
 }
 
 static int cuda_map(lade_device *device, uint64_t address, struct lade_chunk *chunk)
@@ -276,6 +333,8 @@ static const struct lade_device_ops cuda_ops = {
     .reserve = cuda_reserve,
     .release = cuda_release,
     .chunk_create = cuda_chunk_create,
+    .chunk_export = cuda_chunk_export,
+    .chunk_import = cuda_chunk_import,
     .chunk_release = cuda_chunk_release,
     .map = cuda_map,
     .unmap = cuda_unmap,

@@ -122,6 +122,8 @@ struct cuda_access {
   X(cuMemCreate, (cuda_memory *ret_memory, size_t bytes, const struct cuda_memory_properties *properties, \
                   unsigned long long flags)) \
   X(cuMemRelease, (cuda_memory memory)) \
+  X(cuMemExportToShareableHandle, (void *ret_handle, cuda_memory memory, int type, unsigned long long flags)) \
+  X(cuMemImportFromShareableHandle, (cuda_memory *ret_memory, void *handle, int type)) \
   X(cuMemMap, (cuda_address address, size_t bytes, size_t offset, cuda_memory memory, unsigned long long flags)) \
   X(cuMemUnmap, (cuda_address address, size_t bytes)) \
   X(cuMemSetAccess, (cuda_address address, size_t bytes, const struct cuda_access *access, size_t n)) \

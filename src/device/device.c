@@ -258,7 +258,7 @@ int lade_device_chunk_export(lade_device *device, const lade_chunk *chunk, int *
 {
   if (!device->ops->chunk_export)
     return -ENOTSUP;
-  return chunk->is_shared ? device->ops->chunk_export(chunk, ret_descriptor) : -EINVAL;
+  return chunk->is_shared ? device->ops->chunk_export(device, chunk, ret_descriptor) : -EINVAL;
 }
 
 int lade_device_chunk_import(lade_device *device, int descriptor, uint64_t bytes, lade_chunk **ret_chunk)
@@ -274,7 +274,7 @@ int lade_device_chunk_import(lade_device *device, int descriptor, uint64_t bytes
   if (!chunk)
     return -ENOMEM;
   *chunk = (struct lade_chunk){.bytes = bytes, .is_shared = true, .is_imported = true};
-  error = device->ops->chunk_import(chunk, descriptor);
+  error = device->ops->chunk_import(device, chunk, descriptor);
   if (error) {
     free(chunk);
     return error;

@@ -104,7 +104,8 @@ int lade_device_chunk_create_shared(lade_device *device, uint64_t bytes, lade_ch
 int lade_device_chunk_export(lade_device *device, const lade_chunk *chunk, int *ret_descriptor);
 /*
  * A chunk over memory that another process exported, not counted here: it is the exporter's. The descriptor stays
- * the caller's. -EINVAL when it does not stand for @bytes that can neither grow nor shrink, -ENOMEM, -ENOTSUP.
+ * the caller's. -EINVAL when it does not stand for @bytes that can neither grow nor shrink (of a GPU's memory only the
+ * map says that it has another size), -ENOMEM, -ENOTSUP.
  */
 int lade_device_chunk_import(lade_device *device, int descriptor, uint64_t bytes, lade_chunk **ret_chunk);
 /*

@@ -41,8 +41,8 @@ struct lade_device_ops {
   void (*release)(lade_device *device, uint64_t address, uint64_t bytes);
   int (*chunk_create)(lade_device *device, struct lade_chunk *chunk);
   void (*chunk_release)(lade_device *device, struct lade_chunk *chunk);
-  int (*chunk_export)(const struct lade_chunk *chunk, int *ret_descriptor);
-  int (*chunk_import)(struct lade_chunk *chunk, int descriptor);
+  int (*chunk_export)(lade_device *device, const struct lade_chunk *chunk, int *ret_descriptor);
+  int (*chunk_import)(lade_device *device, struct lade_chunk *chunk, int descriptor);
   int (*map)(lade_device *device, uint64_t address, struct lade_chunk *chunk);
   int (*unmap)(lade_device *device, struct lade_chunk *chunk);
   int (*pin)(lade_device *device, void *at, uint64_t bytes); /* optional, both: memory that needs no pinning */

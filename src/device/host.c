@@ -204,7 +204,7 @@ static void shared_release(const struct lade_chunk *chunk)
   close(chunk->descriptor);
 }
 
-static int host_chunk_export(const struct lade_chunk *chunk, int *ret_descriptor)
+static int host_chunk_export(lade_device *device, const struct lade_chunk *chunk, int *ret_descriptor)
 {
   int descriptor = fcntl(chunk->descriptor, F_DUPFD_CLOEXEC, 0);
   if (descriptor < 0)
@@ -214,7 +214,7 @@ static int host_chunk_export(const struct lade_chunk *chunk, int *ret_descriptor
 }
 
 /* Only memory that nobody can make shorter: reading past the end of a file would be a signal, not an error. */
-static int host_chunk_import(struct lade_chunk *chunk, int descriptor)
+static int host_chunk_import(lade_device *device, struct lade_chunk *chunk, int descriptor)
 {
   struct stat status;
   int seals = fcntl(descriptor, F_GET_SEALS);

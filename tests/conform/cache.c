@@ -4,6 +4,7 @@
  * again when it is freed, and is given back whole. Each test ends with a recount of everything.
  */
 #include <time.h>
+#include <unistd.h>
 
 #include "cache_target.h"
 
@@ -317,17 +318,16 @@ static void a_trace_entry_holds_all_that_happened(void **state)
 {
   struct bed bed = bed_open(state, NULL, NULL);
   lade_queue *queues[LADE_CACHE_MAX_QUEUES];
-  int tag = 0;
+  int tag = 0, n = 0; /* queues: a device may have fewer */
   for (int i = 1; i < LADE_CACHE_MAX_TAGS; i++) {
     char name[8];
     snprintf(name, sizeof(name), "tag%d", i);
     assert_int_equal(lade_cache_tag_add(bed.cache, name, &tag), 0);
   }
-  for (int i = 0; i < LADE_CACHE_MAX_QUEUES; i++) {
-    queues[i] = queue_open(bed.device, LADE_QUEUE_SIGNAL);
-    assert_int_equal(lade_cache_route(bed.cache, queues[i], NULL), 0);
-  }
-  struct lade_cache_request request = {sizeof(request), 700, queues[LADE_CACHE_MAX_QUEUES - 1], tag, "place"};
+  for (; n < LADE_CACHE_MAX_QUEUES && lade_queue_create(bed.device, LADE_QUEUE_SIGNAL, &queues[n]) == 0; n++)
+    assert_int_equal(lade_cache_route(bed.cache, queues[n], NULL), 0);
+  assert_true(n > 32);
+  struct lade_cache_request request = {sizeof(request), 700, queues[n - 1], tag, "place"};
   int64_t from_us = (int64_t)time(NULL) * 1000000 - 1000000;
   void *block = NULL;
   assert_int_equal(lade_cache_alloc(bed.cache, &request, NULL, &block), 0);
@@ -336,16 +336,64 @@ static void a_trace_entry_holds_all_that_happened(void **state)
   assert_int_equal(lade_cache_get_trace(bed.cache, events, 2), 2);
   for (int i = 0; i < 2; i++) {
     assert_int_equal(events[i].tag, LADE_CACHE_MAX_TAGS - 1);
-    assert_int_equal(events[i].queue, LADE_CACHE_MAX_QUEUES);
+    assert_int_equal(events[i].queue, n);
     assert_int_equal(events[i].bytes, 1024);
     assert_true(events[i].time_us >= from_us && events[i].time_us <= (int64_t)time(NULL) * 1000000 + 2000000);
   }
   assert_int_equal(events[0].action, LADE_CACHE_ALLOC);
   assert_string_equal(events[0].place, "place");
-  for (int i = 0; i < LADE_CACHE_MAX_QUEUES; i++) {
+  for (int i = 0; i < n; i++) {
     lade_cache_forget(bed.cache, queues[i]);
     lade_queue_destroy(queues[i]);
   }
+  bed_close(&bed);
+}
+
+/* Through descriptors, as another process would have it (tests/unit/test_cache_share.c has one). */
+static void what_is_shared_is_the_same_memory(void **state)
+{
+  struct bed bed = bed_open(state, NULL, NULL);
+  const struct lade_cache_params params = {.struct_size = sizeof(params), .device = bed.device};
+  const uint64_t bytes = 2 * CHUNK + 12345;
+  struct lade_cache_share share = {.struct_size = sizeof(share)};
+  unsigned char *own = malloc(bytes);
+  lade_cache_pool *pool = NULL;
+  lade_cache *taker = NULL;
+  void *at = NULL;
+  int descriptors[3];
+  int code = lade_cache_pool_create_shared(bed.cache, 3 * CHUNK, &pool);
+  if (code == -ENOTSUP) {
+    free(own);
+    bed_close(&bed);
+    skip();
+  }
+  assert_int_equal(code, 0);
+  assert_int_equal(lade_cache_route(bed.cache, bed.queues[0], pool), 0);
+  void *block = must_alloc(bed.cache, bed.queues[0], bytes);
+  memset(own, 3, bytes);
+  memory_write(bed.device, (uint64_t)(uintptr_t)block, own, bytes);
+  assert_int_equal(lade_cache_share_get(bed.cache, block, &share, descriptors, 3), 0);
+  assert_int_equal(share.n_chunks, 3);
+  assert_int_equal(lade_cache_create(&params, NULL, &taker), 0);
+  const int stranger[] = {descriptors[0], STDIN_FILENO, descriptors[2]};
+  assert_int_equal(lade_cache_share_open(taker, &share, stranger, &at), -EINVAL);
+  assert_int_equal(lade_cache_share_open(taker, &share, descriptors, &at), 0);
+  for (int i = 0; i < 3; i++)
+    close(descriptors[i]);
+  memset(own, 0, bytes);
+  memory_read(bed.device, own, (uint64_t)(uintptr_t)at, bytes);
+  for (uint64_t i = 0; i < bytes; i++)
+    assert_int_equal(own[i], 3);
+  memset(own, 4, bytes);
+  memory_write(bed.device, (uint64_t)(uintptr_t)at, own, bytes);
+  assert_int_equal(lade_cache_share_close(taker, at), 0);
+  lade_cache_destroy(taker);
+  memory_read(bed.device, own, (uint64_t)(uintptr_t)block, bytes);
+  assert_int_equal(own[bytes - 1], 4);
+  must_free(bed.cache, block);
+  assert_int_equal(lade_cache_route(bed.cache, bed.queues[0], NULL), 0);
+  assert_int_equal(lade_cache_pool_destroy(bed.cache, pool), 0);
+  free(own);
   bed_close(&bed);
 }
 
@@ -412,6 +460,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_capture_looks_at_no_queue),
       cmocka_unit_test(a_trace_ring_keeps_the_newest),
       cmocka_unit_test(a_trace_entry_holds_all_that_happened),
+      cmocka_unit_test(what_is_shared_is_the_same_memory),
       cmocka_unit_test(forgotten_queues_make_room_for_new_ones),
       cmocka_unit_test(random_calls_leave_everything_accounted_for),
   };

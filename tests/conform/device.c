@@ -48,6 +48,15 @@ static void words_check(lade_device *device, uint64_t address, uint64_t bytes, u
     free(own);
 }
 
+static void words_zero_check(lade_device *device, uint64_t address, uint64_t bytes)
+{
+  uint64_t *own = malloc(bytes);
+  memory_read(device, own, address, bytes);
+  for (uint64_t i = 0; i < bytes / 8; i++)
+    assert_int_equal(own[i], 0);
+  free(own);
+}
+
 static sigjmp_buf segv_back;
 
 static void segv_caught(int signal)
@@ -429,7 +438,8 @@ static void a_shared_chunk_has_two_addresses(void **state)
   lade_chunk *shared = NULL, *twin = NULL, *common = chunk_open(device, CHUNK);
   uint64_t at = 0;
   int descriptor = -1;
-  if (target->is_dry || target->is_cuda) { /* a GPU's chunks are not shared */
+  const bool is_reached = !target->is_cuda; /* by the processor; and only there an import knows the size */
+  if (target->is_dry) {
     assert_int_equal(lade_device_chunk_create_shared(device, CHUNK, &shared), -ENOTSUP);
     assert_int_equal(lade_device_chunk_export(device, common, &descriptor), -ENOTSUP);
     assert_int_equal(lade_device_chunk_import(device, 0, CHUNK, &twin), -ENOTSUP);
@@ -438,26 +448,27 @@ static void a_shared_chunk_has_two_addresses(void **state)
     assert_int_equal(lade_device_chunk_create_shared(device, CAPACITY, &shared), -ENOMEM);
     assert_int_equal(lade_device_chunk_create_shared(device, 2 * CHUNK, &shared), 0);
     assert_int_equal(lade_device_chunk_export(device, shared, &descriptor), 0);
-    assert_int_equal(lade_device_chunk_import(device, descriptor, CHUNK, &twin), -EINVAL);
+    if (is_reached)
+      assert_int_equal(lade_device_chunk_import(device, descriptor, CHUNK, &twin), -EINVAL);
     assert_int_equal(lade_device_chunk_import(device, descriptor, 2 * CHUNK, &twin), 0);
     close(descriptor);
     assert_int_equal(info_get(device).created_bytes, 3 * CHUNK); /* the twin is no memory of its own */
     assert_int_equal(lade_device_reserve(device, 4 * CHUNK, &at), 0);
-    assert_int_equal(lade_device_map(device, at, shared), 0);
-    assert_int_equal(words(at)[CHUNK / 8], 0);
-    words_fill(device, at, 2 * CHUNK, 1);
     assert_int_equal(lade_device_map(device, at + 2 * CHUNK, twin), 0);
-    words_check(device, at + 2 * CHUNK, 2 * CHUNK, 1);
+    words_zero_check(device, at + 2 * CHUNK, 2 * CHUNK);
+    words_fill(device, at + 2 * CHUNK, 2 * CHUNK, 1);
+    assert_int_equal(lade_device_map(device, at, shared), 0);
+    words_check(device, at, 2 * CHUNK, 1);
     assert_int_equal(lade_device_unmap(device, at, 2 * CHUNK), 0);
-    assert_true(is_faulting(at));
+    assert_true(!is_reached || is_faulting(at));
     words_fill(device, at + 2 * CHUNK, 2 * CHUNK, 2);
     assert_int_equal(lade_device_map(device, at, shared), 0);
     words_check(device, at, 2 * CHUNK, 2);
     lade_device_chunk_release(device, shared); /* mapped: its place is empty then, and the twin keeps the memory */
-    assert_true(is_faulting(at));
+    assert_true(!is_reached || is_faulting(at));
     words_check(device, at + 2 * CHUNK, 2 * CHUNK, 2);
     lade_device_chunk_release(device, twin);
-    assert_true(is_faulting(at + 2 * CHUNK));
+    assert_true(!is_reached || is_faulting(at + 2 * CHUNK));
     lade_device_release(device, at, 4 * CHUNK);
   }
   lade_device_chunk_release(device, common);

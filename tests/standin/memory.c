@@ -4,6 +4,7 @@
  * poison; mapping puts it over the fence without access, and opening it gives access. So an access by the processor
  * faults as it would by the GPU, and the calls know from their own lists what a copy may touch.
  */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -14,6 +15,7 @@
 
 #define GRANULE ((uint64_t)2 << 20)
 #define POISON 0xa5
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) /* by which a descriptor of memory is known */
 
 EXPORT cuda_result cuMemGetAllocationGranularity(size_t *ret_bytes, const struct cuda_memory_properties *properties,
                                                  int which);
@@ -189,7 +191,7 @@ static bool poison_fill(int fd, uint64_t bytes)
     return false;
   memset(at, POISON, bytes);
   munmap(at, bytes);
-  return true;
+  return fcntl(fd, F_ADD_SEALS, SEALS) == 0;
 }
 
 cuda_result cuMemCreate(cuda_memory *ret_memory, size_t bytes, const struct cuda_memory_properties *properties,
@@ -203,7 +205,8 @@ cuda_result cuMemCreate(cuda_memory *ret_memory, size_t bytes, const struct cuda
     return CUDA_OUT_OF_MEMORY;
   struct memory *memory = calloc(1, sizeof(*memory));
   LADE_ASSERT(memory);
-  *memory = (struct memory){.fd = memfd_create("stand-in", MFD_CLOEXEC), .device = device, .bytes = bytes, .n_refs = 1};
+  int fd = memfd_create("stand-in", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  *memory = (struct memory){.fd = fd, .device = device, .bytes = bytes, .n_refs = 1};
   standin_alive(1);
   if (memory->fd < 0 || !poison_fill(memory->fd, bytes)) {
     memory_unref(memory);
@@ -247,12 +250,11 @@ cuda_result cuMemExportToShareableHandle(void *ret_handle, cuda_memory handle, i
 cuda_result cuMemImportFromShareableHandle(cuda_memory *ret_memory, void *os_handle, int type)
 {
   cuda_result result = standin_enter("cuMemImportFromShareableHandle", false);
+  int seals = fcntl((int)(intptr_t)os_handle, F_GET_SEALS);
+  if (result || seals < 0 || (seals & SEALS) != SEALS)
+    return result ? result : CUDA_INVALID_VALUE;
   struct memory *memory = calloc(1, sizeof(*memory));
   LADE_ASSERT(memory);
-  if (result) {
-    free(memory);
-    return result;
-  }
   int fd = dup((int)(intptr_t)os_handle);
   *memory = (struct memory){.fd = fd, .device = -1, .bytes = (uint64_t)lseek(fd, 0, SEEK_END), .n_refs = 1};
   standin_alive(1);

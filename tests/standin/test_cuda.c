@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -154,6 +155,7 @@ struct session {
   lade_device *device;
   uint64_t at;
   lade_chunk *chunk;
+  lade_chunk *shared, *imported;
   lade_queue *queues[4];
   void *host; /* pinned */
 };
@@ -171,6 +173,22 @@ static int set_bytes(void *stream, void *arg)
   struct session *s = arg;
   cuda_result result = standin.memory_set(s->at + CHUNK, 0x5a, 4096, stream);
   return result ? result : lade_cuda_stream_write(s->device, stream, session_word(s), WORD);
+}
+
+/* A chunk and what another process would have of it. */
+static int session_share(struct session *s)
+{
+  int descriptor = -1;
+  int status = lade_device_chunk_create_shared(s->device, CHUNK, &s->shared);
+  if (!status)
+    status = lade_device_chunk_export(s->device, s->shared, &descriptor);
+  if (!status)
+    status = lade_device_chunk_import(s->device, descriptor, CHUNK, &s->imported);
+  if (!status)
+    status = lade_device_map(s->device, s->at, s->imported);
+  if (descriptor >= 0)
+    close(descriptor);
+  return status;
 }
 
 static int session_memory(struct session *s)
@@ -236,6 +254,8 @@ static void session_finish(struct session *s)
     lade_queue_destroy(s->queues[i]);
   if (s->host)
     lade_device_unpin(s->device, s->host, HOST_BYTES);
+  lade_device_chunk_release(s->device, s->imported);
+  lade_device_chunk_release(s->device, s->shared);
   lade_device_chunk_release(s->device, s->chunk);
   if (s->at)
     lade_device_release(s->device, s->at, 4 * CHUNK);
@@ -250,6 +270,8 @@ static int session_play(struct session *s, struct lade_error *error)
   int status = open_with(&(struct lade_cuda_device_params){0}, error, &s->device);
   if (!status)
     status = session_memory(s);
+  if (!status)
+    status = session_share(s);
   if (!status)
     status = session_queues(s);
   if (!status)
@@ -271,6 +293,12 @@ static void work_moves_through_every_kind_of_queue(void **state)
   assert_int_equal(standin.live(), 0);
 }
 
+/* The one call in play that the device makes again when it fails: the second unmap, an export's. */
+static bool is_made_again(const char *function, uint64_t nth)
+{
+  return strcmp(function, "cuMemUnmap") == 0 && nth == 2;
+}
+
 /*
  * Fail call @nth of @function and play. A call that gives something back does so all the same, and its result says
  * only that something before it went wrong. Returns whether the fault was met.
@@ -284,7 +312,7 @@ static bool nth_call_fails(const char *function, uint64_t nth)
   struct lade_error error = {0};
   int status = session_play(&s, &error);
   bool is_in_play = standin.failed() > 0;
-  if (is_in_play && !status && !(s.device && lade_device_status(s.device)))
+  if (is_in_play && !status && !is_made_again(function, nth) && !(s.device && lade_device_status(s.device)))
     fail_msg("call %llu of %s failed and nobody said so", (unsigned long long)nth, function);
   if (s.device && lade_device_status(s.device))
     assert_non_null(strstr(error.text, "CUDA_ERROR_UNKNOWN"));

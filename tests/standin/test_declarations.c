@@ -74,6 +74,8 @@ SAME(offsetof(struct cuda_memory_properties, flags.is_rdma_capable),
 typedef CUresult map_fn(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
 typedef CUresult reserve_fn(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
 typedef CUresult create_fn(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
+typedef CUresult export_fn(void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long);
+typedef CUresult import_fn(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType);
 typedef CUresult access_fn(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
 typedef CUresult granularity_fn(size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags);
 typedef CUresult word_fn(CUstream, CUdeviceptr, cuuint64_t, unsigned);
@@ -88,6 +90,8 @@ typedef CUresult function_fn(CUfunction *, CUmodule, const char *);
 TAKES(cuMemMap, map_fn);
 TAKES(cuMemAddressReserve, reserve_fn);
 TAKES(cuMemCreate, create_fn);
+TAKES(cuMemExportToShareableHandle, export_fn);
+TAKES(cuMemImportFromShareableHandle, import_fn);
 TAKES(cuMemSetAccess, access_fn);
 TAKES(cuMemGetAllocationGranularity, granularity_fn);
 TAKES(cuStreamWaitValue64, word_fn);
