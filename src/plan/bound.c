@@ -11,7 +11,7 @@
  * the values that backward ops have made and later ones still read, and this op's operands. What the other
  * tiers cannot hold of that is on the device. Where parameters are updated early, the gradients made so far are those
  * to which a later op still adds, unless there are several microbatches: then all of them wait at the end of the first.
- * The same holds for gradients that are rounded, of which the rest stays.
+ * Of gradients that are rounded, what is left of them counts from there on, under the same condition.
  */
 #include <stdlib.h>
 

@@ -115,7 +115,8 @@ static int instr_phase(const struct walker *w, int at)
   const struct lade_instr *instr = &w->program->instrs[at];
   if (instr->kind == LADE_INSTR_COMPUTE || (instr->kind == LADE_INSTR_COLLECTIVE && instr->op >= 0))
     return 2 * instr->microbatch + (instr->is_recompute || w->graph->ops[instr->op].is_backward);
-  return instr->kind == LADE_INSTR_NORM ? 2 * instr->microbatch + 1 : INT32_MAX;
+  bool is_of_gradient = instr->kind == LADE_INSTR_NORM || instr->kind == LADE_INSTR_ROUND;
+  return is_of_gradient ? 2 * instr->microbatch + 1 : INT32_MAX;
 }
 
 static bool is_copy(const struct walker *w, int at)
@@ -160,7 +161,7 @@ static void idle_collect(struct walker *w)
     w->peak_bytes[tensor] += p->buffers[i].bytes;
     if (tensor < w->graph->n_tensors)
       w->is_saved_gap[tensor] = instr_phase(w, view->before) != instr_phase(w, view->after) ||
-                                      (is_grad && p->instrs[view->after].kind == LADE_INSTR_UPDATE);
+                                (is_grad && p->instrs[view->after].kind == LADE_INSTR_UPDATE);
   }
 }
 

@@ -128,6 +128,12 @@ for unit in plan["residency"]:
 small = train("--steps", "6", "--budget", "min")
 assert small["measured_peak_bytes"] == small["planned_peak_bytes"] == least, (small, least)
 assert (small["loss_digest"], small["params_digest"]) == (whole["loss_digest"], whole["params_digest"])
+
+# Rounded gradients are other numbers, near, and the same at every budget.
+rounded, small = (train("--steps", "6", "--grad-dtype", "bf16", "--budget", budget) for budget in ("100%", "min"))
+assert (small["loss_digest"], small["params_digest"]) == (rounded["loss_digest"], rounded["params_digest"])
+assert rounded["loss_digest"] != whole["loss_digest"]
+assert abs(rounded["train_loss"] / whole["train_loss"] - 1) < 0.01, (rounded, whole)
 refused(3, "train", *SHORT, "--data", "text.txt", "--budget", str(least - CHUNK),
         words=[f"({least - CHUNK} bytes)", f"({least} bytes)"])
 refused(3, "train", *SHORT, "--data", "text.txt", "--budget", "1.5%",
@@ -166,7 +172,9 @@ fit = ["plan", *SHORT, "--json", "--budget", "16MiB", "--host-budget", "0", "--l
 assert done(*fit, str(found))["fits"]
 assert run(*fit, str(found + 1))[0] == 3
 
-wide = ["--model", "nano", "--batch", "64", "--budget", "20MiB", "--host-budget", "0", "--data", "text.txt"]
+# By described prices: a run measures its ops anew, and what fits may depend on them.
+wide = ["--model", "nano", "--batch", "64", "--budget", "20MiB", "--host-budget", "0", "--data", "text.txt", "--machine",
+        "laptop-8c"]
 found = done("plan", *wide, "--json", "--max", "seq")["value"]
 longest = ["train", *wide, "--steps", "1", "--eval-iters", "1", "--quiet", "--seq"]
 assert 1 <= found < 64 and run(*longest, str(found))[0] == 0 and run(*longest, str(found + 1))[0] == 3, found
