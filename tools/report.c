@@ -69,6 +69,12 @@ void history_medians(const struct history *history, double ret_seconds[HISTORY_C
   free(sorted);
 }
 
+double history_bubble(const double seconds[HISTORY_COLUMNS])
+{
+  const double waited = seconds[HISTORY_STALLS + LADE_Q_SEND] + seconds[HISTORY_STALLS + LADE_Q_RECV];
+  return seconds[0] > waited ? waited / (seconds[0] - waited) : 0;
+}
+
 /* ---- JSON ---- */
 
 json_t *json_number(double value)
@@ -217,12 +223,13 @@ void layout_set(json_t *object, const struct lade_session_info *info)
   json_object_set_new(object, "comm_bytes", sent);
 }
 
-/* Everybody's peaks; those above are then the largest. */
-static void peaks_set(json_t *object, const struct summary *summary)
+/* What is known of all ranks: peaks, of which those above are then the largest, and the bubble. */
+static void ranks_set(json_t *object, const struct summary *summary)
 {
   const int n = summary->info.layout.mesh.world;
   if (!summary->planned_peaks)
     return;
+  json_object_set_new(object, "bubble", json_number(summary->bubble));
   json_object_set_new(object, "planned_peak_bytes_by_rank", peaks_json(summary->planned_peaks, n));
   json_object_set_new(object, "measured_peak_bytes_by_rank", peaks_json(summary->measured_peaks, n));
   json_object_set_new(object, "planned_peak_bytes", json_bytes(most_of(summary->planned_peaks, n)));
@@ -239,7 +246,7 @@ json_t *summary_json(const struct summary *summary)
   numbers_set(object, summary);
   times_set(object, summary);
   layout_set(object, &summary->info);
-  peaks_set(object, summary);
+  ranks_set(object, summary);
   return object;
 }
 
@@ -347,6 +354,9 @@ static void times_print(const struct summary *summary, FILE *file)
               seconds_format(predicted, a, sizeof(a)), how, seconds_format(measured, b, sizeof(b)));
   }
   stalls_print(summary, file);
+  if (lade_layout_size(&summary->info.layout, LADE_AXIS_PP) > 1 && isfinite(summary->bubble))
+    fprintf(file, "  bubble      %.1f %% of the step, of the stage that waits most\n",
+            100 * summary->bubble / (1 + summary->bubble));
 }
 
 /* A resumed run that had nothing left to do has no training loss. */

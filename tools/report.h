@@ -30,6 +30,9 @@ void history_add(struct history *history, const struct lade_step_report *report)
  */
 void history_medians(const struct history *history, double ret_seconds[HISTORY_COLUMNS]);
 
+/* What computing waited for other stages, over the rest of the step; of medians. */
+double history_bubble(const double seconds[HISTORY_COLUMNS]);
+
 struct summary {
   struct lade_session_info info; /* at the end */
   enum lade_dtype dtype;
@@ -37,6 +40,7 @@ struct summary {
   double train_loss, val_loss; /* of the last step, of the last evaluation; NAN: none */
   uint64_t params_digest;
   double seconds[HISTORY_COLUMNS]; /* measured, or simulated when dry */
+  double bubble; /* of several ranks: history_bubble of the stage that is worst off; NAN: one rank */
   const uint64_t *planned_peaks, *measured_peaks; /* of each rank; NULL: not asked for */
 };
 

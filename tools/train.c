@@ -255,6 +255,9 @@ static int summarize(struct run *run)
   const size_t n = (size_t)run->info.layout.mesh.world;
   uint64_t *peaks = calloc(2 * n, sizeof(*peaks));
   int status = peaks ? summary_make(run, &summary) : -ENOMEM;
+  summary.bubble = NAN;
+  if (!status && run->job.world)
+    status = lade_session_most(run->session, history_bubble(summary.seconds), &summary.bubble, &run->error);
   if (!status && run->job.world)
     status = lade_session_gather_peaks(run->session, peaks, peaks + n, &run->error);
   if (!status && run->job.world) {

@@ -288,6 +288,20 @@ int lade_session_agree(lade_session *s, int value, int *ret_value, struct lade_e
   return session_fail(s, session_place(s, "between steps, after", status, error), error);
 }
 
+int lade_session_most(lade_session *s, double value, double *ret_most, struct lade_error *error)
+{
+  const int n = s->peers.layout.mesh.world;
+  double *all = calloc((size_t)n, sizeof(*all)), most = value;
+  int status = all ? lade_peers_gather(&s->peers, &value, sizeof(value), all, error)
+                   : lade_error_set(error, -ENOMEM, "no memory for numbers of %d ranks", n);
+  for (int rank = 0; rank < n && !status; rank++)
+    most = LADE_MAX(most, all[rank]);
+  free(all);
+  if (!status)
+    *ret_most = most;
+  return session_fail(s, status, error);
+}
+
 int lade_session_gather_peaks(lade_session *s, uint64_t *ret_planned, uint64_t *ret_measured,
                               struct lade_error *error)
 {

@@ -133,6 +133,9 @@ int lade_session_eval(lade_session *session, double *ret_loss, struct lade_error
 /* Did any rank pass a @value other than 0? The largest, at all of them: for what they have to do together. */
 int lade_session_agree(lade_session *session, int value, int *ret_value, struct lade_error *error);
 
+/* The largest @value of any rank, at all of them; numbers, none of them negative. */
+int lade_session_most(lade_session *session, double value, double *ret_most, struct lade_error *error);
+
 /* Device peaks of every rank, in their order, as planned and as measured so far; room for one of each rank. */
 int lade_session_gather_peaks(lade_session *session, uint64_t *ret_planned, uint64_t *ret_measured,
                               struct lade_error *error);

@@ -71,6 +71,7 @@ def compare(ranks, layout, extra):
     many = summary(ranks, "--steps", "4", "--log", "many.log", *layout, *extra)
     require(many["ranks"] == ranks and many["planned_peak_bytes_by_rank"] == many["measured_peak_bytes_by_rank"]
             and len(many["planned_peak_bytes_by_rank"]) == ranks, "planned and measured peaks differ", many)
+    require(many["bubble"] >= 0 and ("--pp" in layout or many["bubble"] == 0), "a bubble without stages", many)
     pairs = list(zip(losses("one.log"), losses("many.log")))
     require(len(pairs) == 4, "the log has other steps than the run", pairs)
     for a, b in pairs:
