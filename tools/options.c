@@ -10,6 +10,7 @@
  * configuration file fills what it left alone, so that the order of --config among the options is of no account.
  */
 #include "tools/options.h"
+#include "tools/pace.h"
 
 #include <errno.h>
 #include <math.h>
@@ -58,6 +59,19 @@ static int integer_parse(const struct option *option, const char *text, struct l
     return lade_error_set(error, -EINVAL, "--%s '%.64s': expected a whole number", option->name, text);
   *ret_value = value;
   return number_check(option, text, (double)value, error);
+}
+
+static int pace_parse(const struct option *option, const char *text, struct lade_error *error, int64_t *ret_steps)
+{
+  uint64_t steps = 0;
+  if (strcmp(text, "auto") == 0) {
+    *ret_steps = PACE_AUTO;
+    return 0;
+  }
+  int status = integer_parse(option, text, error, &steps);
+  if (!status)
+    *ret_steps = (int64_t)steps;
+  return status;
 }
 
 static int real_parse(const struct option *option, const char *text, struct lade_error *error, double *ret_value)
@@ -146,6 +160,8 @@ static int field_set(struct options *options, const struct option *option, const
   case OPTION_COUNT:
   case OPTION_SEED:
     return integer_parse(option, text, error, field);
+  case OPTION_PACE:
+    return pace_parse(option, text, error, field);
   case OPTION_REAL:
     return real_parse(option, text, error, field);
   case OPTION_SIZE:
@@ -319,7 +335,7 @@ static int batch_check(const struct options *options, struct lade_error *error)
 /* Two options of which the first means nothing without the second. */
 static const char *const needs[][2] = {
     {"store-budget", "store"}, {"durable", "store"}, {"save-every", "save"}, {"keep", "save"},
-    {"save-file", "save"}};
+    {"save-file", "save"}, {"mtbf", "save"}};
 
 /* Two options that cannot both be given. */
 static const char *const excludes[][3] = {
@@ -363,6 +379,9 @@ static int together_check(const struct options *options, struct lade_error *erro
     return lade_error_set(error, -EINVAL, "which trace? lade replay FILE, a snapshot, a CSV or a lade-trace");
   if (option_is_set(options, "min-lr") && session->min_lr > session->lr)
     return lade_error_set(error, -EINVAL, "--min-lr %g is above --lr %g", session->min_lr, session->lr);
+  if (options->save_every == PACE_AUTO && !option_is_set(options, "mtbf"))
+    return lade_error_set(error, -EINVAL, "--save-every auto needs --mtbf: how often the job fails says how often to "
+                          "save");
   int status = batch_check(options, error);
   if (!status)
     status = pairs_check(options, error);

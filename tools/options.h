@@ -32,6 +32,7 @@ enum option_type {
   OPTION_TEXT,    /* const char * */
   OPTION_FILES,   /* struct option_list; one or more words follow, and it may be repeated */
   OPTION_COUNT,   /* int64_t */
+  OPTION_PACE,    /* int64_t; the word auto is PACE_AUTO */
   OPTION_SEED,    /* uint64_t */
   OPTION_REAL,    /* double */
   OPTION_SIZE,    /* uint64_t, bytes */
@@ -84,6 +85,7 @@ struct options {
   /* Of the command itself. */
   const char *config, *log, *save, *timeline, *budgets, *checkpoint, *prompt, *trace, *html, *bench_dir;
   const char *run_budget, *report;
+  double mtbf_seconds;
   int64_t eval_every, save_every, keep, n_tokens, top_k, n_rounds;
   double temperature, seconds, comm_timeout_s;
   int max, policy;

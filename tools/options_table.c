@@ -176,8 +176,11 @@ const struct option option_table[] = {
      .help = "write every step as a JSON line; a sweep appends each budget to the name"},
     {OPTION_TEXT, "save", "DIR", RUN, VERB_PLAN, AT(save), .unset = "none",
      .help = "write checkpoints here, at the end and when interrupted; a sweep appends each budget to the name"},
-    {OPTION_COUNT, "save-every", "N", RUN, VERB_PLAN, AT(save_every), .unset = "at the end only", .least = 1,
-     .most = 4e9, .help = "steps between checkpoints"},
+    {OPTION_PACE, "save-every", "N|auto", RUN, VERB_PLAN, AT(save_every), .unset = "at the end only", .least = 1,
+     .most = 4e9, .help = "steps between checkpoints; auto: as --mtbf and the time that a save takes make best"},
+    {OPTION_REAL, "mtbf", "SECONDS", RUN, VERB_PLAN, AT(mtbf_seconds), .unset = "not known", .least = 1e-9,
+     .most = 1e12, .help = "mean time between failures of the job: says how often to save (Young 1974) once a save "
+                           "was measured"},
     {OPTION_COUNT, "keep", "N", RUN, VERB_PLAN, AT(keep), .unset = "all", .least = 1, .most = 1e6,
      .help = "newest checkpoints that stay"},
     {OPTION_SIZE, "save-file", "SIZE", RUN, VERB_PLAN, AT(session.save_file_bytes), .unset = "4GiB", .least = 1,

@@ -20,6 +20,7 @@
 #include "tools/claim.h"
 #include "tools/job.h"
 #include "tools/options.h"
+#include "tools/pace.h"
 #include "tools/progress.h"
 #include "tools/report.h"
 #include "tools/signals.h"
@@ -36,6 +37,7 @@ struct run {
   struct lade_session_info info;
   struct progress progress;
   struct history history;
+  struct pace pace;
   FILE *log;
   int claim_fd; /* on the directory of --save; -1 */
   bool has_valid; /* until an evaluation says that there is no such data */
@@ -132,8 +134,20 @@ static int evaluate(struct run *run)
 /* The save of @step is durable. */
 static void log_save(struct run *run, int64_t step)
 {
-  log_event(run, json_pack("{s:s, s:I, s:o}", "event", "save", "step", (json_int_t)step, "dir",
-                           json_text(run->options.save)));
+  json_t *event = json_pack("{s:s, s:I, s:o}", "event", "save", "step", (json_int_t)step, "dir",
+                            json_text(run->options.save));
+  json_object_set_new(event, "seconds", json_number(run->pace.save_seconds));
+  if (run->pace.failure_seconds > 0)
+    json_object_set_new(event, "interval_seconds", json_number(run->pace.interval_seconds));
+  log_event(run, event);
+}
+
+/* How often to save, once it is known. */
+static void pace_say(struct run *run)
+{
+  if (run->pace.failure_seconds > 0)
+    progress_say(&run->progress, "a save holds up steps for %.3g s: with a failure every %g s one every %.3g s loses "
+                 "least", run->pace.save_seconds, run->pace.failure_seconds, run->pace.interval_seconds);
 }
 
 /* Wait for the save that is being written, if there is one. */
@@ -151,11 +165,16 @@ static int save(struct run *run)
   const struct options *options = &run->options;
   if (!options->save || run->saved_step == run->info.step)
     return 0;
+  const int64_t begin_ns = lade_now_ns();
+  const bool is_first = run->saved_step < 0;
   int status = save_finish(run);
   if (!status)
     status = lade_session_save(run->session, options->save, (int)options->keep, &run->error);
   if (status)
     return status;
+  pace_measure(&run->pace, begin_ns, lade_now_ns());
+  if (is_first)
+    pace_say(run);
   run->saved_step = run->info.step;
   if (run->info.is_saving_beside)
     run->pending_step = run->info.step;
@@ -202,6 +221,15 @@ static int stop_agree(struct run *run)
   return lade_session_agree(run->session, signals_get(), &run->stop_signal, &run->error);
 }
 
+/* By the first rank's clock, at all of them. */
+static int save_if_due(struct run *run)
+{
+  int is_due_now = pace_is_due(&run->pace, run->info.step, lade_now_ns()), status = 0;
+  if (run->pace.every == PACE_AUTO)
+    status = lade_session_agree(run->session, job_is_first(&run->job) && is_due_now, &is_due_now, &run->error);
+  return status || !is_due_now ? status : save(run);
+}
+
 static int loop(struct run *run)
 {
   const struct options *options = &run->options;
@@ -212,8 +240,8 @@ static int loop(struct run *run)
     status = step(run);
     if (!status && is_due(run->info.step, options->eval_every))
       status = evaluate(run);
-    if (!status && is_due(run->info.step, options->save_every))
-      status = save(run);
+    if (!status)
+      status = save_if_due(run);
     if (!status)
       status = stop_agree(run);
   }
@@ -346,7 +374,8 @@ static int begin(struct run *run)
   int status = job_join(&run->job, options->comm_timeout_s, &run->error);
   if (!status && job_is_first(&run->job))
     status = outputs_check(options, &run->error);
-  options->session.saves_beside = options->save && options->save_every > 0;
+  options->session.saves_beside = options->save && options->save_every != 0;
+  run->pace = (struct pace){.every = options->save_every, .failure_seconds = options->mtbf_seconds};
   ranks_apply(run);
   if (!status)
     status = lade_session_open(&options->session, &run->error, &run->session);

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -276,6 +277,18 @@ assert sorted(os.listdir(".")) == sorted(before + ["bad.json", "empty.txt"]), os
 clean, dropped = train("--steps", "0"), train("--steps", "0", "--dropout", "0.5")
 assert clean["val_loss"] == dropped["val_loss"], (clean, dropped)
 assert train("--steps", "1")["loss_digest"] != train("--steps", "1", "--dropout", "0.5")["loss_digest"]
+
+# How often to save: by a rate of failures, the first step's save being measured. Rare ones leave that and the last one;
+# with constant ones every step is saved.
+for mtbf, wanted in (("1e11", [1, 5]), ("1e-9", [1, 2, 3, 4, 5])):
+    train("--steps", "5", "--save", "paced", "--save-every", "auto", "--mtbf", mtbf, "--log", "paced.log")
+    saves = [event for event in events("paced.log") if event["event"] == "save"]
+    assert [event["step"] for event in saves] == wanted, saves
+    for event in saves:
+        assert abs(event["interval_seconds"] / (2 * event["seconds"] * float(mtbf)) ** 0.5 - 1) < 1e-9, event
+    shutil.rmtree("paced")
+refused(2, "train", "--data", "text.txt", "--save", "paced", "--save-every", "auto", words=["--mtbf"])
+refused(2, "train", "--data", "text.txt", "--mtbf", "10", words=["--save"])
 
 # Text from a checkpoint: the same seed prints the same bytes; what cannot be sampled is refused.
 train("--steps", "4", "--save", "sampled")
