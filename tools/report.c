@@ -155,6 +155,7 @@ static void memory_set(json_t *object, const struct lade_session_info *info)
   json_object_set_new(object, "budget_bytes", json_bytes(info->budget_bytes));
   json_object_set_new(object, "planned_peak_bytes", json_bytes(info->plan->peak_bytes[LADE_DEVICE]));
   json_object_set_new(object, "measured_peak_bytes", json_bytes(info->measured_peak_bytes));
+  json_object_set_new(object, "outside_bytes", json_bytes(info->outside_bytes));
   json_object_set_new(object, "host_bytes", json_bytes(info->host_bytes));
   json_object_set_new(object, "store_bytes", json_bytes(info->store_bytes));
   json_object_set_new(object, "store_read_bytes_per_step", json_bytes(info->store_read_bytes));
@@ -288,6 +289,9 @@ static void memory_print(const struct lade_session_info *info, FILE *file)
           lade_size_format(info->plan->peak_bytes[LADE_DEVICE], a, sizeof(a)),
           lade_size_format(info->measured_peak_bytes, b, sizeof(b)),
           lade_size_format(info->budget_bytes, c, sizeof(c)));
+  if (info->outside_bytes)
+    fprintf(file, "              %s of the GPU are outside of the budget: context, kernels, other processes\n",
+            lade_size_format(info->outside_bytes, a, sizeof(a)));
   fprintf(file, "              unconstrained %s, smallest budget %s, lower bound %s\n",
           lade_size_format(info->bounds.unconstrained_bytes, a, sizeof(a)),
           lade_size_format(info->bounds.min_bytes, b, sizeof(b)),

@@ -44,3 +44,11 @@ int session_gpu_open(lade_session *s, struct lade_error *error)
   s->chunk_bytes = info.chunk_bytes;
   return 0;
 }
+
+uint64_t session_gpu_outside(const lade_session *s)
+{
+  struct lade_cuda_memory memory = {0};
+  if (!s->cuda_kernels || lade_cuda_get_memory(s->device, &memory))
+    return 0;
+  return memory.outside_bytes;
+}

@@ -31,6 +31,7 @@ struct lade_session {
   bool has_prices, is_unified;
   int n_microbatches;
   uint64_t capacity_bytes, chunk_bytes; /* of the device */
+  uint64_t outside_bytes;   /* session_gpu_outside when the run began */
   uint64_t left_bytes;      /* memory that device and host tier share, or the host's alone */
   uint64_t budget_bytes, host_bytes, store_bytes;
   struct lade_change *pins;
@@ -90,6 +91,9 @@ int session_durable_publish(lade_session *session, struct lade_error *error);
  * does not do: several ranks, throttled links.
  */
 int session_gpu_open(lade_session *session, struct lade_error *error);
+
+/* Bytes of the GPU that are in use and not the arena's; 0 on other devices, or when it no longer answers. */
+uint64_t session_gpu_outside(const lade_session *session);
 
 /*
  * What several ranks agree on while they open (session_agree.c). First that they have been asked for the same: -EINVAL

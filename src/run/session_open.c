@@ -469,7 +469,9 @@ static int executor_make(lade_session *s, struct lade_error *error)
       .cuda_kernels = s->cuda_kernels, .pool = s->pool, .store = s->store, .durable = s->durable,
       .comms = s->peers.world ? s->peers.axes : NULL,
       .faults = s->params.faults};
-  return lade_executor_create(&how, error, &s->executor);
+  status = lade_executor_create(&how, error, &s->executor);
+  s->outside_bytes = session_gpu_outside(s);
+  return status;
 }
 
 /* The first values of all, or those of a checkpoint. */

@@ -57,6 +57,7 @@ def train(device, *args, **more):
     with open("log", encoding="utf-8") as log:
         events = [json.loads(line) for line in log]
     summary["losses"] = [event["loss"] for event in events if event["event"] == "step"]
+    assert (summary["outside_bytes"] > 0) == (device != "host"), summary
     assert summary["measured_peak_bytes"] == summary["planned_peak_bytes"] <= summary["budget_bytes"], summary
     return summary
 
