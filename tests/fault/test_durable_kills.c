@@ -82,7 +82,9 @@ static int life_run(bool is_durable, int end, int64_t kill_at, bool has_digests)
   rig.store_dir = dir;
   if (lade_residency_create(rig.graph, &residency))
     return 2;
-  memset(residency->homes, is_durable ? LADE_HOME_STORE : LADE_HOME_DEVICE, (size_t)rig.graph->n_params);
+  const enum lade_home home = is_durable ? LADE_HOME_STORE : LADE_HOME_DEVICE;
+  for (int i = 0; i < rig.graph->n_params; i++)
+    lade_residency_set_homes(residency, i, home, home);
   struct lade_plan *plan = rig_plan(&rig, residency);
   calls_left = kill_at;
   int status = rig_open(&rig, plan, &error);
