@@ -39,6 +39,7 @@ struct run {
   struct history history;
   struct pace pace;
   FILE *log;
+  struct lade_session_choice choices[4];
   int claim_fd; /* on the directory of --save; -1 */
   bool has_valid; /* until an evaluation says that there is no such data */
   int64_t evaluated_step, saved_step;
@@ -354,6 +355,18 @@ static void notice_print(void *user, const char *line)
     message_print("train: note", line);
 }
 
+/* What the loop below does together with the others, so that all must do it after the same steps. */
+static void choices_apply(struct run *run)
+{
+  const struct options *options = &run->options;
+  run->choices[0] = (struct lade_session_choice){"--eval-every", options->eval_every};
+  run->choices[1] = (struct lade_session_choice){"--save-every", options->save ? options->save_every : 0};
+  run->choices[2] = (struct lade_session_choice){"--save given (1) or not (0):", options->save != NULL};
+  run->choices[3] = (struct lade_session_choice){"--keep", options->keep};
+  run->options.session.choices = run->choices;
+  run->options.session.n_choices = LADE_COUNT(run->choices);
+}
+
 /* What a rank of several does differently: it shares its node, and the first speaks for all. */
 static void ranks_apply(struct run *run)
 {
@@ -377,6 +390,7 @@ static int begin(struct run *run)
   options->session.saves_beside = options->save && options->save_every != 0;
   run->pace = (struct pace){.every = options->save_every, .failure_seconds = options->mtbf_seconds};
   ranks_apply(run);
+  choices_apply(run);
   if (!status)
     status = lade_session_open(&options->session, &run->error, &run->session);
   if (status)

@@ -16,6 +16,13 @@
 #include "run/executor.h"
 #include "run/peers.h"
 
+/* A number that the caller's own loop goes by, as its option is called: ranks that differ in it are told apart too. */
+struct lade_session_choice {
+  const char *name;
+  int64_t value;
+};
+#define LADE_SESSION_CHOICES_MOST 8
+
 struct lade_session_params {
   size_t struct_size;
   const char *model;                   /* preset or path of a config.json */
@@ -64,6 +71,8 @@ struct lade_session_params {
   lade_comm *world;                    /* borrowed: the ranks of this run, which all open it; NULL: one */
   struct lade_layout_params layout;    /* how they share it; world and rank are @world's where there is one */
   int n_node_ranks;                    /* that share this node's memory and drives; 0: 1 */
+  const struct lade_session_choice *choices; /* of the caller; all ranks give the same names */
+  int n_choices;
   bool is_plan_only;                   /* stop before memory is taken and data is needed */
   struct lade_faults *faults;
   void (*notice)(void *user, const char *line);

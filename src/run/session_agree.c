@@ -44,6 +44,7 @@ enum choice {
   CHOICE_SAVES,
   CHOICE_LINK_RATE,
   CHOICE_LINK_LATENCY,
+  CHOICE_SAVE_FILE,
   N_CHOICES
 };
 
@@ -76,12 +77,14 @@ static const struct choice_line {
     [CHOICE_SAVES] = {"--save-every at one of them only"},
     [CHOICE_LINK_RATE] = {"--link-rate", true},
     [CHOICE_LINK_LATENCY] = {"--link-latency", true},
+    [CHOICE_SAVE_FILE] = {"the bytes of a checkpoint's file", true},
 };
 
 /* What is compared, as it is sent. */
 struct request {
   struct lade_checkpoint_run run;
   int64_t choices[N_CHOICES];
+  int64_t own[LADE_SESSION_CHOICES_MOST]; /* the caller's */
 };
 
 /* Of the model's numbers those that change no shape. */
@@ -133,7 +136,16 @@ static struct request request_make(const lade_session *s)
   choices[CHOICE_SAVES] = p->saves_beside;
   choices[CHOICE_LINK_RATE] = (int64_t)p->throttle.bytes_per_s;
   choices[CHOICE_LINK_LATENCY] = (int64_t)p->throttle.latency_ns;
+  choices[CHOICE_SAVE_FILE] = (int64_t)p->save_file_bytes;
+  LADE_ASSERT(p->n_choices <= LADE_SESSION_CHOICES_MOST);
+  for (int i = 0; i < p->n_choices; i++)
+    request.own[i] = p->choices[i].value;
   return request;
+}
+
+static void difference_write(const char *name, int64_t own, int64_t first, char *text, size_t text_bytes)
+{
+  snprintf(text, text_bytes, "%s %lld instead of %lld", name, (long long)own, (long long)first);
 }
 
 /* The first choice in which we differ; false: none. */
@@ -145,10 +157,23 @@ static bool choices_differ(const struct request *own, const struct request *firs
   if (i == N_CHOICES)
     return false;
   if (choice_lines[i].is_number)
-    snprintf(text, text_bytes, "%s %lld instead of %lld", choice_lines[i].name, (long long)own->choices[i],
-             (long long)first->choices[i]);
+    difference_write(choice_lines[i].name, own->choices[i], first->choices[i], text, text_bytes);
   else
     snprintf(text, text_bytes, "%s", choice_lines[i].name);
+  return true;
+}
+
+/* The same of the caller's. */
+static bool loops_differ(const lade_session *s, const struct request *own, const struct request *first, char *text,
+                         size_t text_bytes)
+{
+  const struct lade_session_params *p = &s->params;
+  int i = 0;
+  while (i < p->n_choices && own->own[i] == first->own[i])
+    i++;
+  if (i == p->n_choices)
+    return false;
+  difference_write(p->choices[i].name, own->own[i], first->own[i], text, text_bytes);
   return true;
 }
 
@@ -161,6 +186,7 @@ int session_agree_run(lade_session *s, struct lade_error *error)
   if (status)
     return status;
   if (!choices_differ(&own, &first, differences, sizeof(differences)) &&
+      !loops_differ(s, &own, &first, differences, sizeof(differences)) &&
       !lade_checkpoint_run_compare(&first.run, &own.run, differences, sizeof(differences)))
     return 0;
   return lade_error_set(error, -EINVAL, "rank %d does not do what the first rank does: %s; all ranks take the same "

@@ -180,6 +180,7 @@ def disagreement():
     for arguments, words in (
             ("--lr 1e-$((3 + R))", "--lr was 0.001 and is 0.0001"),
             ("--eval-iters $((2 + R))", "--eval-iters 3 instead of 2"),
+            ("--eval-every $((2 + R))", "--eval-every 3 instead of 2"),
             ("--data data$R", "the validation data is another"),
             ("--dp $((2 - R)) --tp $((1 + R))", 'the layout "tp2", and the first rank "dp2"'),
             ("--update $([ $R = 0 ] && echo end || echo early) --clip 0", "another --update")):
