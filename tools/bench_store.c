@@ -187,15 +187,20 @@ static int fio_begin(struct bench *bench, struct lade_error *error)
 
 static int bench_begin(struct bench *bench, struct lade_error *error)
 {
-  int status = lade_staging_init(&bench->staging, (uint64_t)N_TRANSFERS * TRANSFER_BYTES, -1, NULL);
+  struct lade_store_info info;
+  int status = 0;
+  for (int i = 0; i < N_STORES && !status; i++)
+    status = store_begin(bench, i, error);
+  if (status)
+    return status;
+  lade_store_get_info(bench->stores[BEST], &info);
+  status = lade_staging_init(&bench->staging, (uint64_t)N_TRANSFERS * TRANSFER_BYTES, info.numa_node, NULL);
   if (status)
     return lade_error_set(error, status, "no memory for the buffers, %u MiB", N_TRANSFERS * TRANSFER_BYTES >> 20);
   memset(bench->staging.data, 0x3c, bench->staging.bytes);
-  for (int i = 0; i < N_STORES && !status; i++)
-    status = store_begin(bench, i, error);
-  if (!status && *lade_store_note(bench->stores[BEST]))
+  if (*lade_store_note(bench->stores[BEST]))
     fprintf(stderr, "lade bench store: %s\n", lade_store_note(bench->stores[BEST]));
-  return status ? status : fio_begin(bench, error);
+  return fio_begin(bench, error);
 }
 
 static void bench_end(struct bench *bench)

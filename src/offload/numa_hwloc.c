@@ -5,7 +5,17 @@
  */
 #include <hwloc.h>
 
-#include "offload/staging.h"
+#include "offload/numa.h"
+
+int lade_numa_count(void)
+{
+  hwloc_topology_t topology;
+  if (hwloc_topology_init(&topology) < 0)
+    return 1;
+  int n = hwloc_topology_load(topology) == 0 ? hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE) : 1;
+  hwloc_topology_destroy(topology);
+  return n > 0 ? n : 1;
+}
 
 static bool topology_bind(hwloc_topology_t topology, void *data, uint64_t bytes, int numa_node)
 {

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "offload/numa.h"
 #include "offload/staging.h"
 
 #define HUGE_BYTES (2ull << 20)

@@ -36,7 +36,4 @@ int lade_staging_init(struct lade_staging *ret_staging, uint64_t bytes, int numa
 /* Gives it back. A zeroed struct is allowed. */
 void lade_staging_finish(struct lade_staging *staging);
 
-/* Asks for @bytes at @data to be placed on @numa_node. False if this build or machine cannot. Any thread. */
-bool lade_numa_bind(void *data, uint64_t bytes, int numa_node);
-
 #endif

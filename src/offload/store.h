@@ -90,6 +90,7 @@ struct lade_store_params {
   int depth;               /* pieces under way at once, per drive; 0: the default */
   uint32_t piece_bytes;    /* of at most this size, a multiple of the granule; 0: the default */
   struct lade_faults *faults; /* borrowed, may be NULL */
+  const char *sysfs; /* where the machine says which NUMA node a drive is near; NULL: /sys */
   int faulty_drive; /* from 1: only this directory's transfers meet FILE_READ and FILE_WRITE; 0: all do */
 };
 
@@ -135,6 +136,7 @@ struct lade_store_info {
   const char *engine;      /* "io_uring", "posix" */
   bool is_direct;          /* past the page cache */
   int n_drives, n_aside;   /* directories, and those of them that take nothing new */
+  int numa_node;           /* that all drives are near, for memory that they reach; -1: any, or not told */
   uint64_t reserved_bytes; /* of the file */
   uint64_t read_bytes, written_bytes; /* moved since prepare, whole blocks */
 };

@@ -48,6 +48,7 @@ struct lade_store {
   uint64_t capacity_bytes, reserved_bytes;
   uint32_t piece_bytes;
   int depth; /* slots, all drives together */
+  int numa_node; /* as in lade_store_info */
   bool is_prepared;
   struct store_sums sums;
   char note[512];

@@ -16,6 +16,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "offload/numa.h"
 #include "offload/staging.h"
 #include "offload/store_internal.h"
 
@@ -83,6 +84,20 @@ static int drives_open(struct lade_store *store, const struct lade_store_params 
       note_add(store, "%s is on the same drive as the first, and adds no speed", store->drives[i].dir);
   }
   return code;
+}
+
+/* The node that all drives are near, on a machine that has several. */
+static int numa_node_find(const struct lade_store *store, const char *sysfs)
+{
+  int node = -1;
+  for (int i = 0; i < store->n_drives; i++) {
+    struct stat of_file;
+    int own = fstat(store->drives[i].file.fd, &of_file) ? -1 : lade_numa_of_device(of_file.st_dev, sysfs);
+    if (own < 0 || (i && own != node))
+      return -1;
+    node = own;
+  }
+  return lade_numa_count() > 1 ? node : -1;
 }
 
 int lade_store_room(const char *dirs, uint64_t *ret_bytes, struct lade_error *error)
@@ -231,6 +246,8 @@ int lade_store_open(const struct lade_store_params *params, struct lade_error *e
   if (!code)
     code = drives_open(store, params, error);
   if (!code)
+    store->numa_node = numa_node_find(store, params->sysfs ? params->sysfs : "/sys");
+  if (!code)
     code = engine_choose(store, params->engine, error);
   if (code) {
     lade_store_close(store);
@@ -276,6 +293,7 @@ void lade_store_get_info(struct lade_store *store, struct lade_store_info *ret_i
       .engine = store->ops->name,
       .is_direct = true,
       .n_drives = store->n_drives,
+      .numa_node = store->numa_node,
       .reserved_bytes = store->reserved_bytes,
       .read_bytes = store->read_bytes,
       .written_bytes = store->written_bytes,
@@ -330,7 +348,7 @@ static int files_prepare(struct lade_store *store, struct lade_error *error)
 {
   uint64_t file_bytes[LADE_STORE_DRIVES_MAX] = {store->reserved_bytes};
   struct lade_staging staging;
-  int code = lade_staging_init(&staging, store->piece_bytes, -1, store->faults);
+  int code = lade_staging_init(&staging, store->piece_bytes, store->numa_node, store->faults);
   if (code)
     return lade_error_set(error, code, "no memory to prepare the store in %s", store->drives[0].dir);
   memset(staging.data, 0xa5, staging.bytes); /* not zero: a drive may not store zeros */

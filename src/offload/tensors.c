@@ -319,8 +319,15 @@ int lade_tensor_store_drop(struct lade_tensor_store *s, const char *name)
 static int room_init(struct lade_tensor_store *s)
 {
   struct store_run all = {.bytes = lade_align_up(s->budget_bytes, LADE_STORE_GRANULE_BYTES)};
-  return LADE_PUSH(&s->room.free, all) ? lade_staging_init(&s->bounce, (uint64_t)N_WINDOWS * WINDOW_BYTES, -1, NULL)
-                                       : -ENOMEM;
+  return LADE_PUSH(&s->room.free, all) ? 0 : -ENOMEM;
+}
+
+/* Near the drives. */
+static int bounce_init(struct lade_tensor_store *s)
+{
+  struct lade_store_info info;
+  lade_store_get_info(s->store, &info);
+  return lade_staging_init(&s->bounce, (uint64_t)N_WINDOWS * WINDOW_BYTES, info.numa_node, NULL);
 }
 
 static int store_make(struct lade_tensor_store *s, const struct lade_tensor_store_params *given,
@@ -354,11 +361,14 @@ int lade_tensor_store_open(const struct lade_tensor_store_params *params, struct
   s->budget_bytes = given.budget_bytes;
   pthread_mutex_init(&s->mutex, NULL);
   pthread_mutex_init(&s->bounce_mutex, NULL);
-  status = room_init(s);
-  if (status)
-    lade_error_set(error, status, "no memory for a store");
-  else
-    status = store_make(s, &given, error);
+  status = store_make(s, &given, error);
+  if (!status) {
+    status = room_init(s);
+    if (!status)
+      status = bounce_init(s);
+    if (status)
+      lade_error_set(error, status, "no memory for a store");
+  }
   if (status) {
     lade_tensor_store_close(s);
     return status;

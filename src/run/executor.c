@@ -499,12 +499,23 @@ static int device_take(lade_executor *ex, struct lade_error *error)
                 : 0;
 }
 
+/* The node that the run's drives are near, -1: any. */
+static int numa_node_get(const lade_executor *ex)
+{
+  struct lade_store_info info;
+  lade_store *store = ex->params.durable ? lade_durable_store(ex->params.durable) : ex->params.store;
+  if (!store)
+    return -1;
+  lade_store_get_info(store, &info);
+  return info.numa_node;
+}
+
 static int host_take(lade_executor *ex, struct lade_error *error)
 {
   uint64_t bytes = ex->params.plan->peak_bytes[LADE_HOST];
   if (ex->is_dry || !bytes)
     return 0;
-  int status = lade_staging_init(&ex->host, bytes, -1, ex->params.faults);
+  int status = lade_staging_init(&ex->host, bytes, numa_node_get(ex), ex->params.faults);
   if (!status)
     status = lade_device_pin(ex->device, ex->host.data, ex->host.bytes);
   ex->is_host_pinned = !status;

@@ -1,18 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A slab has the exact size, is zero, aligned, resident and writable to its last byte, wherever it was asked to be. */
+/*
+ * A slab has the exact size, is zero, aligned, resident and writable to its last byte, wherever it was asked to be; and
+ * a store says where: near its drives, by a tree of devices and a topology that are made up here.
+ */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "offload/numa.h"
 #include "offload/staging.h"
+#include "offload/store.h"
+#include "tests/support/scratch.h"
 
 #define HUGE_BYTES (2u << 20)
 
@@ -70,12 +80,86 @@ static void what_cannot_be_had_is_an_error_and_touches_nothing(void **state)
   assert_memory_equal(&staging, &before, sizeof(staging));
 }
 
+/* ---- where a drive is ---- */
+
+static void directory_make(const char *path)
+{
+  assert_int_equal(mkdir(path, 0700), 0);
+}
+
+static void node_write(const char *path, const char *text)
+{
+  FILE *file = fopen(path, "w");
+  assert_non_null(file);
+  fputs(text, file);
+  assert_int_equal(fclose(file), 0);
+}
+
+/* A tree as in /sys: a partition on a disk on a PCI function, for device @device; without a node if @node is NULL. */
+static void tree_make(dev_t device, const char *node)
+{
+  char link[64];
+  static const char *const directories[] = {"sys", "sys/dev", "sys/dev/block", "sys/pci", "sys/pci/nvme",
+                                            "sys/pci/nvme/disk", "sys/pci/nvme/disk/part"};
+  for (size_t i = 0; i < LADE_COUNT(directories); i++)
+    directory_make(in_scratch(directories[i]));
+  snprintf(link, sizeof(link), "sys/dev/block/%u:%u", major(device), minor(device));
+  assert_int_equal(symlink("../../pci/nvme/disk/part", in_scratch(link)), 0);
+  if (node)
+    node_write(in_scratch("sys/pci/numa_node"), node);
+}
+
+static void a_drive_is_near_the_node_of_the_device_above_it(void **state)
+{
+  tree_make(makedev(259, 3), "1\n");
+  assert_int_equal(lade_numa_of_device(makedev(259, 3), in_scratch("sys")), 1);
+  assert_int_equal(lade_numa_of_device(makedev(259, 4), in_scratch("sys")), -1); /* not there */
+  assert_int_equal(lade_numa_of_device(makedev(259, 3), in_scratch("nowhere")), -1);
+  node_write(in_scratch("sys/pci/numa_node"), "-1\n"); /* as machines of one node say */
+  assert_int_equal(lade_numa_of_device(makedev(259, 3), in_scratch("sys")), -1);
+  node_write(in_scratch("sys/pci/nvme/disk/numa_node"), "0\n"); /* the nearest */
+  assert_int_equal(lade_numa_of_device(makedev(259, 3), in_scratch("sys")), 0);
+}
+
+/* What a store in the test's directory says when its drive is near node 1 and the machine is @topology. */
+static int store_node(const char *topology)
+{
+  const struct lade_store_params how = {.struct_size = sizeof(how), .dir = scratch, .sysfs = in_scratch("sys"),
+                                        .allow_tmpfs = true, .allow_buffered = true, .engine = LADE_STORE_POSIX};
+  struct lade_store_info info;
+  struct lade_error error = {0};
+  lade_store *store = NULL;
+  assert_int_equal(setenv("HWLOC_SYNTHETIC", topology, 1), 0);
+  if (lade_store_open(&how, &error, &store))
+    fail_msg("%s", error.text);
+  lade_store_get_info(store, &info);
+  slab_check(HUGE_BYTES, info.numa_node);
+  lade_store_close(store);
+  unsetenv("HWLOC_SYNTHETIC");
+  return info.numa_node;
+}
+
+static void a_store_names_the_node_of_its_drives_where_there_are_several(void **state)
+{
+  struct stat of_scratch;
+  assert_int_equal(stat(scratch, &of_scratch), 0);
+  tree_make(of_scratch.st_dev, "1\n");
+  setenv("HWLOC_SYNTHETIC", "node:2 core:2 pu:1", 1);
+  const bool has_hwloc = lade_numa_count() == 2; /* without it there is one node */
+  assert_int_equal(lade_numa_bind(NULL, 0, 7), false);
+  assert_int_equal(store_node("node:2 core:2 pu:1"), has_hwloc ? 1 : -1);
+  assert_int_equal(store_node("node:1 core:2 pu:1"), -1);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(slabs_have_the_exact_size_and_are_resident),
       cmocka_unit_test(a_numa_node_is_a_wish),
       cmocka_unit_test(what_cannot_be_had_is_an_error_and_touches_nothing),
+      cmocka_unit_test_setup_teardown(a_drive_is_near_the_node_of_the_device_above_it, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_store_names_the_node_of_its_drives_where_there_are_several, scratch_setup,
+                                      scratch_teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where a drive is. The kernel keeps a link for each block device, by its number, to its place in the tree of devices;
+ * the PCI function that it hangs on, some levels above it, has a file with the node. So the walk goes upwards from the
+ * link's target until a directory has one. What stands on several devices (device mapper, RAID) is virtual and has
+ * none. hwloc knows the same, but would have to be asked for devices by name, with all of PCI in its topology.
+ */
+#include "offload/numa.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sysmacros.h>
+
+/* The number in file @name of directory @path; -1 without one. */
+static int number_read(const char *path, const char *name)
+{
+  char file_path[PATH_MAX + 16];
+  int number = -1;
+  snprintf(file_path, sizeof(file_path), "%s/%s", path, name);
+  FILE *file = fopen(file_path, "re");
+  if (!file)
+    return -1;
+  bool is_read = fscanf(file, "%d", &number) == 1;
+  fclose(file);
+  return is_read ? number : -1;
+}
+
+int lade_numa_of_device(dev_t device, const char *sysfs)
+{
+  char link[PATH_MAX], path[PATH_MAX], root[PATH_MAX];
+  snprintf(link, sizeof(link), "%s/dev/block/%u:%u", sysfs, major(device), minor(device));
+  if (!realpath(sysfs, root) || !realpath(link, path))
+    return -1;
+  const size_t n_root = strlen(root);
+  int node = number_read(path, "numa_node");
+  while (node < 0 && strlen(path) > n_root + 1) {
+    *strrchr(path, '/') = '\0';
+    node = number_read(path, "numa_node");
+  }
+  return node;
+}
