@@ -183,8 +183,9 @@ static void every_budget_of_a_compact_form_gives_the_same_bits(void **state)
 static struct rig_model wide_model(void)
 {
   struct rig_model model = rig_tiny(LADE_GPT2);
+  model.layers = 1;
   model.width = 512;
-  model.vocabulary = 8192;
+  model.vocabulary = 4096;
   model.batch = 1;
   return model;
 }
@@ -251,7 +252,7 @@ static void a_step_moves_no_byte_of_state_twice(void **state)
                {LADE_MOMENTS_BF16, LADE_MASTER_EXACT, 6.1, "bf16 moments"},
                {LADE_MOMENTS_8BIT, LADE_MASTER_EXACT, 4.1, "8-bit moments"},
                {LADE_MOMENTS_8BIT, LADE_MASTER_24BIT, 3.1, "24-bit master"}};
-  for (size_t i = 0; i < LADE_COUNT(cases) && !store_refusal; i++) {
+  for (size_t i = 0; i < LADE_COUNT(cases) && !store_refusal; i += is_thorough ? 1 : LADE_COUNT(cases) - 1) {
     struct rig_model model = wide_model();
     struct rig rig;
     model.moments = cases[i].moments;
