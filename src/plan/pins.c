@@ -7,6 +7,7 @@
  *   gelu            recompute        # all outputs of an op of that kind
  *   optimizer *wte* store            # home of the optimizer state of parameters: device, host or store
  *   weights *wte*   host             # home of their working copies, which are never farther than their state
+ *   copies h.1?.*   drop             # what ranks gather of them: keep it for the backward half, or drop it
  *
  * Later lines win over earlier ones. A line that matches nothing is an error: it is a slip of the pen.
  */
@@ -46,6 +47,20 @@ static int homes_pin(const struct lade_graph *graph, const char *pattern, enum l
   return pins->items.n == n ? -ENOENT : 0;
 }
 
+static int copies_pin(const struct lade_graph *graph, const char *pattern, bool is_dropped, struct pins *pins)
+{
+  int n = pins->items.n;
+  for (int param = 0; param < graph->n_params; param++) {
+    const int tensor = graph->params[param].tensor;
+    const uint8_t wait = is_dropped ? LADE_WAIT_HOST : LADE_WAIT_KEEP;
+    if (fnmatch(pattern, graph->tensors[tensor].name, 0) != 0)
+      continue;
+    if (!LADE_PUSH(&pins->items, ((struct lade_change){LADE_CHANGE_SAVED, wait, tensor})))
+      return -ENOMEM;
+  }
+  return pins->items.n == n ? -ENOENT : 0;
+}
+
 static bool is_matched(const struct lade_graph *graph, const struct lade_tensor *tensor, const char *pattern)
 {
   return fnmatch(pattern, tensor->name, 0) == 0 || fnmatch(pattern, graph->units[tensor->unit].name, 0) == 0 ||
@@ -73,6 +88,7 @@ static int line_read(const char *line, const struct lade_graph *graph, struct pi
 {
   static const char *const waits[] = {"keep", "recompute", "host", "store"};
   static const char *const homes[] = {"device", "host", "store"};
+  static const char *const copies[] = {"keep", "drop"};
   char words[4][LINE_BYTES];
   int n = sscanf(line, "%511s %511s %511s %511s", words[0], words[1], words[2], words[3]);
   if (n <= 0)
@@ -80,19 +96,24 @@ static int line_read(const char *line, const struct lade_graph *graph, struct pi
   static const char *const whose[] = {"optimizer", "weights"};
   static const enum lade_change_kind kinds[] = {LADE_CHANGE_STATE, LADE_CHANGE_WEIGHT};
   const int who = word_find(words[0], whose, 2);
-  const bool is_home = who >= 0;
-  if (n != (is_home ? 3 : 2)) {
-    *ret_problem = "a line is PATTERN CHOICE, or optimizer PATTERN HOME, or weights PATTERN HOME";
+  const bool is_home = who >= 0, is_copy = strcmp(words[0], "copies") == 0;
+  if (n != (is_home || is_copy ? 3 : 2)) {
+    *ret_problem = "a line is PATTERN CHOICE, or optimizer PATTERN HOME, or weights PATTERN HOME, or copies PATTERN "
+                   "keep|drop";
     return -EINVAL;
   }
-  int choice = is_home ? word_find(words[2], homes, 3) : word_find(words[1], waits, 4);
+  int choice = is_home   ? word_find(words[2], homes, 3)
+               : is_copy ? word_find(words[2], copies, 2)
+                         : word_find(words[1], waits, 4);
   if (choice < 0) {
-    *ret_problem = is_home ? "the home must be device, host or store"
-                           : "the choice must be keep, recompute, host or store";
+    *ret_problem = is_home   ? "the home must be device, host or store"
+                   : is_copy ? "copies are to keep or to drop"
+                             : "the choice must be keep, recompute, host or store";
     return -EINVAL;
   }
-  int status = is_home ? homes_pin(graph, words[1], kinds[who], choice, pins)
-                       : waits_pin(graph, words[0], choice, pins);
+  int status = is_home   ? homes_pin(graph, words[1], kinds[who], choice, pins)
+               : is_copy ? copies_pin(graph, words[1], choice > 0, pins)
+                         : waits_pin(graph, words[0], choice, pins);
   *ret_problem = status == -ENOENT ? "the pattern matches nothing in this model" : "out of memory";
   return status == -ENOENT ? -EINVAL : status;
 }

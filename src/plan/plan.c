@@ -486,24 +486,17 @@ static int layout_check(const struct lade_plan_params *params, struct lade_error
   if (lade_shard_count(layout) > 1 && params->store_bytes)
     return lade_error_set(error, -EINVAL, "zero %d: shards wait on the device or the host, not in a store; leave "
                           "--store out", layout->zero);
+  const bool is_gathering = lade_shard_count(layout) > 1 && layout->zero == LADE_ZERO_MOST;
+  for (int i = 0; i < params->n_pins && !is_gathering; i++) {
+    const struct lade_change *pin = &params->pins[i];
+    if (pin->kind == LADE_CHANGE_SAVED && params->graph->tensors[pin->id].kind == LADE_TENSOR_PARAM)
+      return lade_error_set(error, -EINVAL, "--residency: copies are kept or dropped where ranks gather them: with "
+                            "--zero 3");
+  }
   if (lade_layout_size(layout, LADE_AXIS_TP) > 1 && params->graph->dtype == LADE_F16)
     return lade_error_set(error, -EINVAL, "tensor parallel ranks sum their parts in f32 or bf16, not in f16; use "
                           "--dtype bf16");
   return 0;
-}
-
-/*
- * Working copies that are gathered before each use are dropped between a microbatch's halves and between microbatches
- * to begin with (reshard after forward); pins may keep them.
- */
-static void shards_apply(lade_planner *planner)
-{
-  const struct lade_layout *layout = planner->params.layout;
-  const struct lade_graph *graph = planner->params.graph;
-  for (int param = 0; param < graph->n_params && lade_shard_count(layout) > 1; param++) {
-    if (layout->zero == LADE_ZERO_MOST)
-      planner->start->choices[graph->params[param].tensor].saved = LADE_WAIT_HOST;
-  }
 }
 
 /* Are the sharers of every gradient a group of the layout? Without a layout nobody is asked. */
@@ -554,7 +547,6 @@ int lade_planner_create(const struct lade_plan_params *params, struct lade_error
   if (!status)
     status = lade_packer_create(&planner->packer);
   if (!status) {
-    shards_apply(planner);
     recipe_apply(planner);
     pins_apply(planner);
     status = params->is_early ? walks_make(planner, true) : 0;

@@ -62,7 +62,11 @@ int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_
                       struct lade_plan **ret_plan);
 void lade_plan_destroy(struct lade_plan *plan);
 
-/* Read a --residency FILE: lines "PATTERN keep|recompute|host|store" over tensor names, units or "optimizer". */
+/*
+ * Read a --residency FILE: lines "PATTERN keep|recompute|host|store" over tensor names, units or kinds of ops,
+ * "optimizer PATTERN device|host|store", "weights PATTERN device|host|store" and "copies PATTERN keep|drop" over
+ * parameters; pins.c has examples.
+ */
 int lade_pins_load(const char *path, const struct lade_graph *graph, struct lade_error *error,
                    struct lade_change **ret_pins, int *ret_n_pins);
 

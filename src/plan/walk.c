@@ -287,12 +287,20 @@ static uint64_t moved_bytes(const struct walker *w, const struct lade_change *ch
   return w->graph->tensors[id].kind != LADE_TENSOR_PARAM ? w->graph->tensors[id].bytes : 0;
 }
 
+/* A working copy that is at home in shards on the device may be dropped, and is gathered again for its next use. */
+static bool is_gathered_again(const struct walker *w, int tensor)
+{
+  const struct lade_tensor *what = &w->graph->tensors[tensor];
+  return what->kind == LADE_TENSOR_PARAM && lade_shard_count(w->params->layout) > 1 &&
+         w->params->layout->zero == LADE_ZERO_MOST && w->residency->weight_homes[what->param] == LADE_HOME_DEVICE;
+}
+
 /* Does the tier have room for the members? Spills and saved values lie there once per microbatch at a time. */
 static bool tier_holds(struct walker *w, const struct lade_change *change, int n_members)
 {
   enum lade_space space = change_space(change);
   uint64_t bytes = 0;
-  if (space == LADE_DEVICE)
+  if (space == LADE_DEVICE || (!lade_change_is_home(change) && is_gathered_again(w, change->id)))
     return true;
   if (w->n_refusals[space] >= REFUSALS_MOST)
     return false;
@@ -329,12 +337,12 @@ static void change_consider(struct walker *w, struct lade_change change, uint64_
 static void tiers_consider(struct walker *w, struct lade_change change, uint64_t bytes, const struct lade_load *base,
                            struct best *best)
 {
-  bool is_home = lade_change_is_home(&change);
-  if (w->params->host_bytes) {
+  bool is_home = lade_change_is_home(&change), is_drop = !is_home && is_gathered_again(w, change.id);
+  if (w->params->host_bytes || is_drop) {
     change.to = is_home ? LADE_HOME_HOST : LADE_WAIT_HOST;
     change_consider(w, change, bytes, base, best);
   }
-  if (w->params->store_bytes) {
+  if (w->params->store_bytes && !is_drop) {
     change.to = is_home ? LADE_HOME_STORE : LADE_WAIT_STORE;
     change_consider(w, change, bytes, base, best);
   }
@@ -379,7 +387,8 @@ static void tensor_consider(struct walker *w, int tensor, const struct lade_load
   const struct lade_tensor *what = &w->graph->tensors[tensor];
   if (what->param >= 0)
     homes_consider(w, what->param, what->kind == LADE_TENSOR_GRAD ? w->peak_bytes[tensor] : 0, base, best);
-  if (what->kind == LADE_TENSOR_PARAM && w->residency->weight_homes[what->param] == LADE_HOME_DEVICE)
+  if (what->kind == LADE_TENSOR_PARAM && w->residency->weight_homes[what->param] == LADE_HOME_DEVICE &&
+      !is_gathered_again(w, tensor))
     return; /* resident: there are no gaps to leave in */
   value_consider(w, tensor, base, best);
 }

@@ -58,11 +58,15 @@ static struct rig_numbers run_of(struct rig *rig, const struct scene_setting *ho
   return plan_run(rig, rig_plan(rig, residency_of(rig, how)));
 }
 
-/* The planner's plans at its largest and smallest budgets, which all ranks find alike. */
+/*
+ * The planner's plans at its largest and smallest budgets, which all ranks find alike. With room for it nothing is
+ * gathered again for the backward half.
+ */
 static void budgets_agree(struct world *world, struct rig *rig, const struct rig_numbers *want, const char *what)
 {
   struct lade_error error = {0};
   struct lade_plan_bounds bounds;
+  uint64_t sent[2][LADE_N_AXES];
   lade_planner *planner = rig_planner(rig, 1 << 30, 0, LADE_RECIPE_AUTO);
   demand(!lade_planner_get_bounds(planner, &bounds), "no memory for plans");
   demand(world_agrees(world, bounds.min_bytes), "%s: ranks find other smallest budgets", what);
@@ -71,10 +75,14 @@ static void budgets_agree(struct world *world, struct rig *rig, const struct rig
     struct lade_plan *plan = NULL;
     uint64_t budget = i ? bounds.min_bytes : bounds.unconstrained_bytes;
     demand(!lade_planner_plan(planner, budget, &error, &plan), "%s: %s", what, error.text);
+    lade_program_comm_traffic(plan->train, sent[i]);
     struct rig_numbers numbers = plan_run(rig, plan);
     demand(memcmp(&numbers, want, sizeof(numbers)) == 0, "%s: a budget of %llu bytes gives other numbers", what,
            (unsigned long long)budget);
   }
+  demand(rig->layout->zero < 3 || sent[0][LADE_AXIS_SHARD] < sent[1][LADE_AXIS_SHARD],
+         "%s: %llu bytes are sent with room for everything, and %llu without", what,
+         (unsigned long long)sent[0][LADE_AXIS_SHARD], (unsigned long long)sent[1][LADE_AXIS_SHARD]);
   lade_planner_destroy(planner);
 }
 

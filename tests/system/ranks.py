@@ -108,6 +108,12 @@ def plans_name_their_rank():
     require(set(last["comm_bytes"]) >= {"tp", "pp"} and first["ledger"] != last["ledger"],
             "stages have one plan", last["comm_bytes"])
     require("4 (tp2 pp2, 1f1b); this is rank 3; a step sends" in plan("--rank", "3"), "the layout is not told", "")
+    with open("drop.txt", "w", encoding="ascii") as file:
+        file.write("copies * drop\n")
+    shards = ["--json", "--dp", "2", "--zero", "3"]
+    kept, dropped = json.loads(plan(*shards)), json.loads(plan(*shards, "--residency", "drop.txt"))
+    require(kept["comm_bytes"]["shard"] < dropped["comm_bytes"]["shard"], "weights are gathered as often with room",
+            (kept["comm_bytes"], dropped["comm_bytes"]))
 
 
 def resumes(directory, ranks, layout, wanted):
@@ -154,6 +160,7 @@ def refusals():
             (["--shard", "2"], 2, "shards nothing"),
             (["--tp", "2", "--zero", "1"], 2, "shards nothing"),
             (["--tp", "2", "--grad-reduce", "bf16"], 2, "summed with nobody's"),
+            (["--zero", "2", "--residency", "drop.txt"], 2, "with --zero 3"),
             (["--tp", "2", "--dtype", "fp16"], 2, "not in f16"),
             (["--zero", "1", "--durable", "--store", "."], 2, "one rank so far")):
         found, _, err = run(2, "--steps", "2", *arguments)
