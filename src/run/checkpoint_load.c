@@ -131,7 +131,7 @@ static int place_check(const struct load *load, struct lade_error *error)
   if (rc == 0 && first != load->state.sum)
     rc = lade_error_set(error, -EINVAL, "%s is another checkpoint at rank %d than at the first rank: all ranks need "
                         "--resume in one file system", load->path, load->values->peers->layout.rank);
-  return rc;
+  return lade_peers_vote(load->values->peers, rc, error);
 }
 
 /* Sums of version 1 are of whole tensors, which no rank reads. */

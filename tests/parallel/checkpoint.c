@@ -279,11 +279,23 @@ static void a_rank_elsewhere_is_told(struct world *world)
   part_close(&part);
 }
 
+/* Directories of one name in file systems of several nodes: a rank finds another checkpoint there. */
+static void a_rank_that_sees_another_checkpoint_is_told(struct world *world)
+{
+  struct part part;
+  struct lade_error error = {0};
+  part_open(&part, world, 0, &layouts[0]);
+  int status = part_load(&part, world->rank == 3 ? 2 : 1, &error);
+  demand(status == -EINVAL && strstr(error.text, "rank 3: ") && strstr(error.text, "one file system"),
+         "the load ends with %d: %s", status, error.text);
+  part_close(&part);
+}
+
 /* Change one bit of @name in step 2 at rank 0, @back from its end; all ranks wait for it. */
 static void bit_flip(struct world *world, const char *name, off_t back)
 {
   char path[2 * PATH_BYTES];
-  unsigned char byte;
+  unsigned char byte = 0;
   snprintf(path, sizeof(path), "%s/%s", step_path(2), name);
   if (world->rank == 0) {
     int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -340,6 +352,7 @@ int main(void)
     bits_go_around(&world, i);
   a_failing_rank_fails_the_save(&world);
   a_rank_elsewhere_is_told(&world);
+  a_rank_that_sees_another_checkpoint_is_told(&world);
   damage_names_the_tensor(&world);
   barrier(&world);
   if (world.rank == 0)
