@@ -180,8 +180,8 @@ int proof_space(struct proof *proof, const uint64_t *budget_bytes)
 static int step_block_check(const struct proof *proof, int32_t i, enum lade_space space)
 {
   const struct lade_program *program = proof->program;
-  const struct lade_buffer *buffer = &program->buffers[i];
-  if (i < 0 || i >= program->n_buffers || buffer->space != space || !buffer->is_resident ||
+  const struct lade_buffer *buffer = i >= 0 && i < program->n_buffers ? &program->buffers[i] : NULL;
+  if (!buffer || buffer->space != space || !buffer->is_resident ||
       buffer->bytes < sizeof(struct lade_step))
     return proof_fail_all(proof, "buffer %d is no place for the step block in %s", i, lade_space_name(space));
   for (int at = 0; at < program->n_operands; at++) {

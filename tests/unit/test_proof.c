@@ -599,6 +599,29 @@ static void every_field_of_a_buffer_matters(void **state)
   scene_finish(&s);
 }
 
+/* Where kernels do not reach the host's memory: the step block's two places are residents that nothing else is in. */
+static void the_step_block_has_places_of_its_own(void **state)
+{
+  struct scene_setting how = scene_settings[4];
+  struct scene s;
+  how.is_unified = false;
+  scene_init(&s, &how);
+  struct lade_program *p = s.program;
+  const int32_t on_host = p->step_on_host, on_device = p->step_on_device;
+  p->step_on_host = on_device;
+  assert_caught(p, "no place for the step block in host");
+  p->step_on_host = p->n_buffers;
+  assert_caught(p, "no place for the step block in host");
+  p->step_on_host = on_host - 1; /* the verdict's */
+  assert_caught(p, "is for the step block, but operand");
+  p->step_on_host = on_host;
+  p->step_on_device = -1;
+  assert_caught(p, "no place for the step block in device");
+  p->step_on_device = on_device;
+  assert_proved(p);
+  scene_finish(&s);
+}
+
 static void understated_totals_are_caught(void **state)
 {
   struct scene s;
@@ -722,6 +745,7 @@ int main(void)
       cmocka_unit_test(sums_over_ranks_are_needed_and_whole),
       cmocka_unit_test(live_buffers_on_one_address_are_caught),
       cmocka_unit_test(every_field_of_a_buffer_matters),
+      cmocka_unit_test(the_step_block_has_places_of_its_own),
       cmocka_unit_test(understated_totals_are_caught),
       cmocka_unit_test(an_evaluation_changes_nothing),
       cmocka_unit_test(programs_over_one_arena_agree_on_residents),
