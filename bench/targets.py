@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Lade promises, measured: budgets against the unconstrained run, in interleaved rounds.
 
-Usage: bench/targets.py [--lade build/lade] [--data FILE] [--store DIR] [--rounds N] [--steps N] [--curves] [--out FILE]
+Usage: bench/targets.py [--lade build/lade] [--data FILE] [--store DIR] [--rounds N] [--steps N] [--curves] [--only-streams]
+       [--out FILE]
 
 Every ratio is of medians over rounds; within a round each configuration runs once, so that a busy machine
 disturbs all of them alike. Curves (--curves) train `nano` for 2000 steps in each dtype. The report is markdown.
@@ -10,6 +11,7 @@ disturbs all of them alike. Curves (--curves) train `nano` for 2000 steps in eac
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -96,6 +98,62 @@ def budgets_measure(args, out):
         out.append(f"Speed of light, unconstrained: median {scale * median:.0f} %, best {scale * best:.0f} % (target 60 %).")
 
 
+# Name, options, the most bytes per parameter each way.
+FORMS = [("exact", [], 10.1), ("BF16 moments", ["--moments", "bf16"], 6.1), ("8-bit moments", ["--moments", "8bit"], 4.1),
+         ("8-bit moments, 24-bit master", ["--moments", "8bit", "--master", "24bit"], 3.1)]
+
+
+def duplex_measure(args, path):
+    """Bytes per second that the drive reads and writes together, half each, by fio; None without it."""
+    command = ["fio", "--name=duplex", f"--filename={path}", "--size=1g", "--rw=rw", "--rwmixread=50", "--bs=8m",
+               "--iodepth=32", "--ioengine=io_uring", "--direct=1", "--overwrite=1", "--iomem=malloc",
+               "--iomem_align=2097152", "--output-format=json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          env=dict(os.environ, GLIBC_TUNABLES="glibc.malloc.hugetlb=1"))
+    if done.returncode:
+        print(f"fio: exit {done.returncode}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+        return None
+    job = json.loads(done.stdout)["jobs"][0]
+    milliseconds = max(job["read"]["runtime"], job["write"]["runtime"], 1)
+    return 1e3 * (job["read"]["io_bytes"] + job["write"]["io_bytes"]) / milliseconds
+
+
+def streams_measure(args, out):
+    """Updates whose state streams from the drive, beside the time that the drive needs for their bytes."""
+    if not shutil.which("fio"):
+        print("no fio: the drive's duplex bandwidth is not measured", file=sys.stderr)
+        return
+    results, drive = {name: [] for name, *_ in FORMS}, []
+    with tempfile.TemporaryDirectory(prefix="lade-targets-", dir=args.store) as directory:
+        path = os.path.join(directory, "duplex")
+        duplex_measure(args, path)  # the file's first writing is slower
+        for number in range(args.rounds):
+            drive.append(duplex_measure(args, path))
+            for name, options, _ in FORMS:
+                summary = run(args, "--model", "baby", "--layers", "24", "--batch", "1", "--eval-iters", "1", "--steps",
+                              str(args.steps), "--budget", "100%", "--host-budget", "0", "--store", args.store,
+                              "--residency", args.optimizer_file, *options)
+                if summary and drive[-1]:
+                    moved = summary["store_read_bytes_per_step"] + summary["store_written_bytes_per_step"]
+                    results[name].append((summary, moved / drive[-1] / summary["measured_queue_seconds"]["io"]))
+                print(f"round {number + 1}/{args.rounds}: state on the drive, {name}", file=sys.stderr)
+    out += ["", "| `baby` of 24 layers, state on the drive, working copies in memory | read, bytes per parameter | written | at most "
+            "| update, ms | of the drive's duplex rate (target 0.90) |", "|---|---|---|---|---|---|"]
+    for name, _, most in FORMS:
+        if not results[name]:
+            out.append(f"| {name} | refused | | | | |")
+            continue
+        first = results[name][0][0]
+        each = [first[f"store_{way}_bytes_per_step"] / first["parameters"] for way in ("read", "written")]
+        update = statistics.median(summary["measured_queue_seconds"]["io"] for summary, _ in results[name])
+        out.append(f"| {name} | {each[0]:.3f} | {each[1]:.3f} | {most} | {1e3 * update:.0f} "
+                   f"| {statistics.median(ratio for _, ratio in results[name]):.2f} |")
+    rates = [rate for rate in drive if rate]
+    if rates:
+        out.append("")
+        out.append(f"The drive, by fio, reading and writing at once: {statistics.median(rates) / 1e9:.2f} GB/s together.")
+
+
 def curves_measure(args, out):
     out.append("")
     out.append("| `nano`, 2000 steps | 0 | 250 | 500 | 750 | 1000 | 1250 | 1500 | 1750 | 2000 | target |")
@@ -139,6 +197,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--curves", action="store_true")
+    parser.add_argument("--only-streams", action="store_true", help="nothing but updates from the drive")
     parser.add_argument("--out")
     args = parser.parse_args()
     if not os.path.isfile(args.data):
@@ -148,10 +207,13 @@ def main():
     args.optimizer_file = file.name
     out = [f"# {machine_name()}", "", f"{args.rounds} interleaved rounds of {args.steps} steps; "
            f"links of the throttled run: {args.link}/s each way.", ""]
-    budgets_measure(args, out)
+    if not args.only_streams:
+        budgets_measure(args, out)
+    streams_measure(args, out)
     if args.curves:
         curves_measure(args, out)
-    plans_measure(args, out)
+    if not args.only_streams:
+        plans_measure(args, out)
     os.unlink(args.optimizer_file)
     text = "\n".join(out) + "\n"
     print(text)
