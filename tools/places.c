@@ -148,54 +148,46 @@ static int activations_add(struct survey *survey, int unit)
   return status;
 }
 
-static const char *const home_names[] = {"device", "host", "store"};
+/* Working copies (WEIGHT) or optimizer state (STATE) at home in some space: what a reader is told of them. */
+static const char *const home_reasons[][3] = {
+    [LADE_CHANGE_STATE] = {"there is room; updated by the device", "updated there by the CPU",
+                           "updated there, streamed through memory"},
+    [LADE_CHANGE_WEIGHT] = {"there is room", "fetched before use, the copy there stays",
+                            "fetched before use, the copy there stays"}};
 
-/* One place for the working copies of @unit at home in @home, if it has any. */
-static int weights_add(struct survey *survey, int unit, enum lade_home home)
+static void tensor_sum(const struct survey *survey, int tensor, struct place *place)
 {
-  static const char *const reasons[] = {"there is room", "fetched before use, the copy there stays",
-                                        "fetched before use, the copy there stays"};
-  const struct lade_graph *graph = survey->graph;
-  struct place place = {.unit = unit, .where = home_names[home], .what = "parameters"};
-  bool is_pinned = false;
-  for (int param = 0; param < graph->n_params; param++) {
-    int tensor = graph->params[param].tensor;
-    if (graph->tensors[tensor].unit != unit || survey->info->plan->residency->weight_homes[param] != home)
-      continue;
-    const struct lade_change pin = {LADE_CHANGE_WEIGHT, (uint8_t)home, param};
-    is_pinned = is_pinned || survey->is_pinned[lade_change_index(graph, &pin)];
-    place.bytes += lade_value_bytes(graph, tensor);
-    place.seconds += survey->seconds[tensor];
-  }
-  if (!place.bytes)
-    return 0;
-  snprintf(place.reason, sizeof(place.reason), "%s%s", reasons[home],
-           is_pinned ? "; fixed by the residency file" : "");
-  return LADE_PUSH(survey->places, place) ? 0 : -ENOMEM;
+  if (tensor < 0)
+    return; /* this form of state lacks it */
+  place->bytes += lade_value_bytes(survey->graph, tensor);
+  place->seconds += survey->seconds[tensor];
 }
 
-/* The same for their optimizer state. */
-static int state_add(struct survey *survey, int unit, enum lade_home home)
+/* One place for what of @unit's parameters @kind speaks of at home in @home, if there is any. */
+static int homes_add(struct survey *survey, int unit, enum lade_change_kind kind, enum lade_home home)
 {
-  static const char *const reasons[] = {"there is room; updated by the device", "updated there by the CPU",
-                                        "updated there, streamed through memory"};
+  static const char *const names[] = {"device", "host", "store"};
   const struct lade_graph *graph = survey->graph;
-  struct place place = {.unit = unit, .where = home_names[home], .what = "optimizer state"};
+  const struct lade_residency *residency = survey->info->plan->residency;
+  const bool is_state = kind == LADE_CHANGE_STATE;
+  const uint8_t *homes = is_state ? residency->homes : residency->weight_homes;
+  struct place place = {.unit = unit, .where = names[home]};
   bool is_pinned = false;
   for (int param = 0; param < graph->n_params; param++) {
-    if (graph->tensors[graph->params[param].tensor].unit != unit || survey->info->plan->residency->homes[param] != home)
+    const int weight = graph->params[param].tensor;
+    const struct lade_change pin = {(uint8_t)kind, (uint8_t)home, param};
+    if (graph->tensors[weight].unit != unit || homes[param] != home)
       continue;
-    const struct lade_change pin = {LADE_CHANGE_STATE, (uint8_t)home, param};
     is_pinned = is_pinned || survey->is_pinned[lade_change_index(graph, &pin)];
-    for (int i = 0; i < LADE_N_PARTS; i++) {
-      int part = lade_value_part(graph, param, (enum lade_part)i);
-      place.bytes += part < 0 ? 0 : lade_value_bytes(graph, part);
-      place.seconds += part < 0 ? 0 : survey->seconds[part];
-    }
+    if (!is_state)
+      tensor_sum(survey, weight, &place);
+    for (int part = 0; is_state && part < LADE_N_PARTS; part++)
+      tensor_sum(survey, lade_value_part(graph, param, (enum lade_part)part), &place);
   }
   if (!place.bytes)
     return 0;
-  snprintf(place.reason, sizeof(place.reason), "%s%s", reasons[home],
+  snprintf(place.what, sizeof(place.what), "%s", is_state ? "optimizer state" : "parameters");
+  snprintf(place.reason, sizeof(place.reason), "%s%s", home_reasons[kind][home],
            is_pinned ? "; fixed by the residency file" : "");
   return LADE_PUSH(survey->places, place) ? 0 : -ENOMEM;
 }
@@ -205,9 +197,9 @@ static int units_add(struct survey *survey)
   int status = 0;
   for (int unit = 0; unit < survey->graph->n_units && !status; unit++) {
     for (int home = LADE_HOME_DEVICE; home <= LADE_HOME_STORE && !status; home++)
-      status = weights_add(survey, unit, (enum lade_home)home);
+      status = homes_add(survey, unit, LADE_CHANGE_WEIGHT, (enum lade_home)home);
     for (int home = LADE_HOME_DEVICE; home <= LADE_HOME_STORE && !status; home++)
-      status = state_add(survey, unit, (enum lade_home)home);
+      status = homes_add(survey, unit, LADE_CHANGE_STATE, (enum lade_home)home);
     if (!status)
       status = activations_add(survey, unit);
   }
