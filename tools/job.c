@@ -2,9 +2,9 @@
 /*
  * Joining and leaving a job of several ranks.
  *
- * A failure is told once: all ranks of a node end with it, and the communicator says which of them speaks. The job's
- * exit code is that of the first rank that ends with one, as mpirun has it, so ranks that only heard of a failure
- * let the one that had it go first.
+ * A failure is told once: on the launcher's board, of which it tells what says most; without one all ranks of a node
+ * end with it, and the communicator says which of them speaks. The job's exit code is then that of the first rank that
+ * ends with one, as mpirun has it, so ranks that only heard of a failure let the one that had it go first.
  */
 #include "tools/job.h"
 
@@ -18,6 +18,7 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "tools/signals.h"
 #include "tools/verbs.h"
 
 #define HEARSAY_US 400000 /* twice what closing a failed communicator takes the rank that failed */
@@ -27,7 +28,12 @@ extern char **environ;
 int job_read(struct job *job, struct lade_error *error)
 {
   *job = (struct job){.launch = {.world = 1}};
-  return lade_launch_read(environ, error, &job->launch);
+  int status = lade_launch_read(environ, error, &job->launch);
+  if (!status && job->launch.launcher != LADE_LAUNCHER_NONE)
+    job->board = board_find(job->launch.rank, job->launch.world);
+  if (job->board)
+    signals_mark(&job->board->ranks[job->launch.rank].signal_number);
+  return status;
 }
 
 /* Let what is written to @fd vanish; where it went before, for stream_restore. -1: it stays. */
@@ -52,12 +58,13 @@ static void stream_restore(FILE *stream, int before)
 
 int job_options_read(const struct job *job, enum verb_id verb, int argc, char **argv, struct options *options)
 {
-  if (job_is_first(job))
-    return options_read(verb, argc, argv, options);
-  const int out = stream_silence(STDOUT_FILENO), err = stream_silence(STDERR_FILENO);
+  const int out = job_is_first(job) ? -1 : stream_silence(STDOUT_FILENO);
+  const int err = job_is_first(job) ? -1 : stream_silence(STDERR_FILENO);
   const int code = options_read(verb, argc, argv, options);
   stream_restore(stdout, out);
   stream_restore(stderr, err);
+  if (code != OPTIONS_GO && job->board)
+    board_leave(job->board, job->launch.rank, code == LADE_EXIT_DONE ? 0 : -EINVAL, NULL);
   return code;
 }
 
@@ -86,6 +93,9 @@ int job_join(struct job *job, double timeout_s, struct lade_error *error)
 {
   if (job->launch.world == 1)
     return 0;
+  int status = job->board ? board_meet(job->board, timeout_s, error) : 0;
+  if (status)
+    return status;
   plugin_find();
   struct lade_cpu cpu = lade_cpu_get();
   lade_kernels_init(&job->kernels, &cpu);
@@ -104,10 +114,14 @@ int job_leave(struct job *job, const char *verb, int status, const struct lade_e
     if (status == -ECANCELED && job->world) /* who saw what happened says it better */
       usleep(HEARSAY_US);
     const bool speaks = job->world ? lade_comm_is_speaker(job->world) : job_is_first(job);
-    if (speaks)
+    if (speaks && !job->board)
       code = exit_fail(verb, status, error);
+    if (job->board)
+      board_leave(job->board, job->launch.rank, status, error && *error->text ? error->text : strerror(-status));
     if (status == -EPIPE)
       usleep(HEARSAY_US);
+  } else if (job->board) {
+    board_leave(job->board, job->launch.rank, 0, NULL);
   }
   lade_comm_close(job->world);
   job->world = NULL;

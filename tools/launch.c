@@ -2,11 +2,22 @@
 /*
  * `lade launch`: N ranks of a command on this machine, through mpirun with the flags that it takes here.
  *
- * This process becomes mpirun (exec), so its output, exit code and signals are the job's without anything in between.
+ * This process stands beside mpirun: its output is the job's, signals are passed on, and when this process dies the job
+ * is told to end. Ranks of `lade train` leave their words on a board (board.h), so that the end of a job is told once
+ * and by whoever saw most, even where mpirun ended the others before they could speak; its code is that of these
+ * words. Of other commands the code is mpirun's.
+ *
+ * A job that lost ranks (killed, stopped, gone without a word) can be started again: the ranks themselves then resume
+ * from the newest checkpoint in their --save. One that a rank itself called wrong is not: it would end so again. With
+ * --elastic a start has the ranks that remain, in the largest layout of the same kind (lade_layout_shrink). What is
+ * lost is known when a step begins again: the steps after the checkpoint, and the time since it was whole.
+ *
  * Ranks may share cores (--oversubscribe: mpirun's slots are not the threads that we count). Where they outnumber the
  * threads, waits inside MPI give the processor up, and libraries that ask OMP_NUM_THREADS take one thread per rank,
  * unless the environment already says how many. Root, which containers run as, is let through. Ranks are not bound to
- * cores: Lade's threads find their own.
+ * cores: Lade's threads find their own. Bytes between ranks go through shared memory and not by reads of another
+ * process's memory, which containers forbid, and which print a line of their own when that process has died. Who is
+ * left when a rank has ended gets 2 s to say so before mpirun kills it.
  *
  * A command `train` that is no program is this very `lade`: `lade launch -n 2 -- train ...`. mpirun keeps its own words
  * about ranks that fail to itself: the rank's error line says more.
@@ -19,26 +30,44 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "tools/board.h"
 #include "tools/program.h"
+#include "tools/signals.h"
 #include "tools/verbs.h"
 
 #define RANKS_MOST 4096 /* of one machine */
-#define ARGUMENTS_MOST 16
+#define RESTARTS_MOST 1000000
+#define ARGUMENTS_MOST 24
+#define POLL_MS 50 /* between two looks whether a step has begun again */
+
+struct launch {
+  int n_ranks, n_restarts_most;
+  bool is_elastic;
+  char **command;
+  int n_command;
+  struct board *board;
+  struct lade_error error;
+};
 
 static void help_print(FILE *file)
 {
-  fputs("Usage: lade launch -n N [--] COMMAND [ARGUMENT...]\n"
+  fputs("Usage: lade launch -n N [--max-restarts N] [--elastic] [--] COMMAND [ARGUMENT...]\n"
         "Starts N ranks of a command on this machine, through Open MPI's mpirun.\n\n"
-        "  -n N         how many\n"
-        "  -h, --help   this\n\n"
+        "  -n N               how many\n"
+        "  --max-restarts N   start again after ranks were lost, so often; `train` resumes from its --save (0)\n"
+        "  --elastic          start again with the ranks that remain, in the largest layout that they can be\n"
+        "  -h, --help         this\n\n"
         "Every rank finds its number in OMPI_COMM_WORLD_RANK. Output, signals and exit code pass; when one rank\n"
         "fails, mpirun ends the others and exits with its code. Where ranks outnumber cores they share them,\n"
         "waiting gives the processor up, and OMP_NUM_THREADS is 1 unless it is set.\n\n"
         "  lade launch -n 2 -- train --data input.txt\n"
+        "  lade launch -n 4 --max-restarts 3 --elastic -- train --data input.txt --save run --save-every 50\n"
         "  lade launch -n 8 -- ./my-trainer --steps 10\n", file);
 }
 
@@ -49,13 +78,13 @@ static int usage_fail(const char *text)
   return exit_fail("launch", -EINVAL, &error);
 }
 
-/* The text after -n as a number of ranks, or 0. */
-static int ranks_parse(const char *text)
+/* @text as a whole number from @least to @most, or -1. */
+static int number_parse(const char *text, int least, int most)
 {
   char *end;
   errno = 0;
-  long n = text ? strtol(text, &end, 10) : 0;
-  return !text || end == text || *end || errno || n < 1 || n > RANKS_MOST ? 0 : (int)n;
+  long n = text ? strtol(text, &end, 10) : -1;
+  return !text || end == text || *end || errno || n < least || n > most ? -1 : (int)n;
 }
 
 /* This program's path into @path, if @name is one of its verbs that ranks can share. */
@@ -68,71 +97,224 @@ static bool verb_find(const char *name, char *path, size_t path_bytes)
   return n > 0;
 }
 
-/* Become mpirun. Returns only when that fails. */
-static int mpirun_become(const char *n_text, bool is_crowded, char **command, int n_command)
+/* ---- one start ---- */
+
+/* mpirun's command line into @arguments, with room for ARGUMENTS_MOST beside the command. */
+static void arguments_fill(const struct launch *launch, bool is_crowded, const char *n_text, const char **arguments)
 {
+  static const char *const always[] = {"mpirun", "-q", "--oversubscribe", /* slots are cores; we count threads */
+                                       "--bind-to", "none", "--mca", "btl_vader_single_copy_mechanism", "none",
+                                       "--mca", "odls_base_sigkill_timeout", "2"};
   static const char *const crowded[] = {"--mca", "mpi_yield_when_idle", "1"};
-  const char **arguments = calloc((size_t)(ARGUMENTS_MOST + n_command), sizeof(*arguments));
   int n = 0;
-  if (!arguments)
-    return exit_fail("launch", -ENOMEM, NULL);
-  arguments[n++] = "mpirun";
-  arguments[n++] = "-q";
-  arguments[n++] = "--oversubscribe"; /* its slots are cores, or a queue's; we count hardware threads */
+  for (size_t i = 0; i < LADE_COUNT(always); i++)
+    arguments[n++] = always[i];
   for (size_t i = 0; i < LADE_COUNT(crowded) && is_crowded; i++)
     arguments[n++] = crowded[i];
   if (geteuid() == 0)
     arguments[n++] = "--allow-run-as-root";
-  arguments[n++] = "--bind-to";
-  arguments[n++] = "none";
   arguments[n++] = "-n";
   arguments[n++] = n_text;
   LADE_ASSERT(n < ARGUMENTS_MOST);
-  memcpy(arguments + n, command, (size_t)n_command * sizeof(*arguments));
+  memcpy(arguments + n, launch->command, (size_t)launch->n_command * sizeof(*arguments));
+}
+
+static int mpirun_start(struct launch *launch, pid_t *ret_child)
+{
+  const bool is_crowded = launch->n_ranks > lade_cpu_count();
+  char n_text[16];
+  const char **arguments = calloc((size_t)(ARGUMENTS_MOST + launch->n_command), sizeof(*arguments));
+  if (!arguments)
+    return -ENOMEM;
+  snprintf(n_text, sizeof(n_text), "%d", launch->n_ranks);
+  arguments_fill(launch, is_crowded, n_text, arguments);
   if (is_crowded)
     setenv("OMP_NUM_THREADS", "1", 0);
-  signal(SIGPIPE, SIG_DFL); /* main's settings are this command's own */
-  signal(SIGXFSZ, SIG_DFL);
-  execvp("mpirun", (char *const *)(uintptr_t)arguments);
-  int status = -errno;
+  const struct program_params how = {.command = (char *const *)(uintptr_t)arguments, .end_signal = SIGTERM};
+  int status = program_start(&how, &launch->error, ret_child);
   free(arguments);
-  return exit_fail("launch", status, NULL);
+  return status;
+}
+
+/* What a failure cost, from the state before it. */
+struct loss {
+  bool is_pending;
+  int64_t n_steps, since_ns; /* done then; since when work was lost */
+};
+
+static void loss_print(const struct launch *launch, struct loss *loss)
+{
+  const struct board *board = launch->board;
+  const int64_t first = atomic_load(&board->first_step);
+  char text[200];
+  if (!loss->is_pending || first < 0)
+    return;
+  snprintf(text, sizeof(text), "restart %d of %d, %d rank%s, goes on after step %lld: %lld steps and %.1f s lost",
+           board->n_restarts, launch->n_restarts_most, launch->n_ranks, launch->n_ranks == 1 ? "" : "s",
+           (long long)first, (long long)LADE_MAX(loss->n_steps - first, 0),
+           (double)(atomic_load(&board->begun_ns) - loss->since_ns) / 1e9);
+  message_print("launch", text);
+  loss->is_pending = false;
+}
+
+/* Wait for mpirun, and say meanwhile what was lost once that is known. */
+static int mpirun_wait(struct launch *launch, pid_t child, struct loss *loss, int *ret_state)
+{
+  pid_t ended = 0;
+  while (loss->is_pending && ended == 0) {
+    loss_print(launch, loss);
+    nanosleep(&(struct timespec){.tv_nsec = POLL_MS * 1000000l}, NULL);
+    ended = waitpid(child, ret_state, WNOHANG);
+  }
+  int status = ended > 0 ? 0 : program_wait(child, &launch->error, ret_state);
+  loss_print(launch, loss);
+  return status;
+}
+
+/* ---- ends ---- */
+
+/* How a start ended, in the words of its ranks or in ours; the job's exit code. */
+static int end_tell(struct launch *launch, int state, struct board_verdict *verdict)
+{
+  const int code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
+  board_judge(launch->board, verdict);
+  if (verdict->error.code && *verdict->error.text)
+    return exit_fail("train", verdict->error.code, &verdict->error);
+  if (!code || verdict->error.code || !verdict->n_lost || !verdict->n_begun || signals_get())
+    return code;
+  const struct board_rank *first = &launch->board->ranks[verdict->first_lost];
+  lade_error_set(&launch->error, -EPIPE, "rank %d ended %s, without a word", verdict->first_lost,
+                 atomic_load(&first->pid) ? "before the others could see it" : "before it began");
+  return exit_fail("launch", -EPIPE, &launch->error);
+}
+
+/* Did the start end because ranks were lost? Of commands without words: when one was killed. */
+static bool is_lost(const struct board_verdict *verdict, int code)
+{
+  if (!code || signals_get() || verdict->is_own)
+    return false;
+  return verdict->error.code || verdict->n_begun ? true : code > 128;
+}
+
+/* The ranks that remain, and their layout. */
+static int ranks_shrink(struct launch *launch, const struct board_verdict *verdict)
+{
+  struct board *board = launch->board;
+  const int left = launch->n_ranks - LADE_MAX(verdict->n_lost, 1);
+  if (!board->n_rows) { /* nothing was told of a layout: any number will do */
+    launch->n_ranks = left;
+  } else {
+    struct lade_layout_params layout;
+    if (lade_layout_shrink(&board->layout, left, board->n_rows, board->micro_rows, &layout))
+      launch->n_ranks = 0;
+    else
+      launch->n_ranks = layout.world;
+    board->layout = layout;
+    board->is_layout_given = true;
+  }
+  return launch->n_ranks > 0 ? 0 : lade_error_set(&launch->error, -EINVAL, "no ranks remain to go on with");
+}
+
+static int job_run(struct launch *launch)
+{
+  struct board *board = launch->board;
+  struct loss loss = {.since_ns = lade_now_ns()};
+  for (;;) {
+    struct board_verdict verdict;
+    int state = 0;
+    pid_t child;
+    board_clear(board, launch->n_ranks);
+    int status = mpirun_start(launch, &child);
+    if (!status)
+      status = mpirun_wait(launch, child, &loss, &state);
+    if (status)
+      return exit_fail("launch", status, &launch->error);
+    const int code = end_tell(launch, state, &verdict);
+    if (board->n_restarts >= launch->n_restarts_most || !is_lost(&verdict, code))
+      return code;
+    if (launch->is_elastic && ranks_shrink(launch, &verdict))
+      return exit_fail("launch", -EINVAL, &launch->error);
+    if (atomic_load(&board->first_step) >= 0) /* else it lost nothing more than the one before it */
+      loss = (struct loss){.n_steps = atomic_load(&board->n_steps),
+                           .since_ns = LADE_MAX(atomic_load(&board->saved_ns), atomic_load(&board->begun_ns))};
+    loss.is_pending = true;
+    board->n_restarts++;
+  }
+}
+
+/* ---- the line ---- */
+
+/* The option at argv[*i], past which *i moves. */
+static int option_take(struct launch *launch, char **argv, int *i)
+{
+  const char *option = argv[*i];
+  (*i)++;
+  if (strcmp(option, "--elastic") == 0) {
+    launch->is_elastic = true;
+  } else if (strcmp(option, "--max-restarts") == 0) {
+    launch->n_restarts_most = number_parse(argv[*i], 0, RESTARTS_MOST);
+    if (launch->n_restarts_most < 0)
+      return usage_fail("--max-restarts takes a number from 0 to 1000000");
+    (*i)++;
+  } else if (strncmp(option, "-n", 2) == 0) {
+    launch->n_ranks = number_parse(option[2] ? option + 2 : argv[*i], 1, RANKS_MOST);
+    if (launch->n_ranks < 0)
+      return usage_fail("-n takes a number of ranks from 1 to 4096");
+    *i += !option[2];
+  } else {
+    lade_error_set(&launch->error, -EINVAL, "there is no option '%.64s'; there are -n N, --max-restarts N and "
+                   "--elastic", option);
+    return exit_fail("launch", -EINVAL, &launch->error);
+  }
+  return 0;
+}
+
+static int line_read(struct launch *launch, int argc, char **argv, int *ret_first)
+{
+  int i = 1, code = 0;
+  while (!code && i < argc && argv[i][0] == '-' && strcmp(argv[i], "--") != 0)
+    code = option_take(launch, argv, &i);
+  if (code)
+    return code;
+  if (!launch->n_ranks)
+    return usage_fail("how many ranks? lade launch -n N -- COMMAND");
+  if (launch->is_elastic && !launch->n_restarts_most)
+    return usage_fail("--elastic means nothing without --max-restarts");
+  i += i < argc && strcmp(argv[i], "--") == 0;
+  if (i >= argc)
+    return usage_fail("which command? lade launch -n N -- COMMAND");
+  if (argv[i][0] == '-')
+    return usage_fail("the command cannot begin with '-'");
+  *ret_first = i;
+  return 0;
 }
 
 int launch_main(int argc, char **argv)
 {
-  struct lade_error error = {0};
+  struct launch launch = {0};
+  char self[PATH_MAX];
+  int first = 0;
   if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
     help_print(stdout);
     return LADE_EXIT_DONE;
   }
-  if (argc > 1 && argv[1][0] == '-' && strncmp(argv[1], "-n", 2) != 0) {
-    lade_error_set(&error, -EINVAL, "there is no option '%.64s'; the only one is -n N", argv[1]);
-    return exit_fail("launch", -EINVAL, &error);
-  }
-  if (argc < 2 || argv[1][0] != '-')
-    return usage_fail("how many ranks? lade launch -n N -- COMMAND");
-  bool is_apart = argv[1][2] == 0;
-  const char *n_text = is_apart ? argv[2] : argv[1] + 2; /* argv ends with NULL */
-  int n = ranks_parse(n_text), first = is_apart ? 3 : 2;
-  if (!n)
-    return usage_fail("-n takes a number of ranks from 1 to 4096");
-  if (first < argc && strcmp(argv[first], "--") == 0)
-    first++;
-  if (first >= argc)
-    return usage_fail("which command? lade launch -n N -- COMMAND");
-  if (argv[first][0] == '-')
-    return usage_fail("the command cannot begin with '-'; the only option is -n");
-  char self[PATH_MAX];
+  int code = line_read(&launch, argc, argv, &first);
+  if (code)
+    return code;
   if (!program_exists(argv[first]) && verb_find(argv[first], self, sizeof(self)))
     argv[--first] = self; /* over "--" or the number, which are done with */
   if (!program_exists(argv[first])) {
-    int status = lade_error_set(&error, -ENOENT, "there is no program '%.200s' to run", argv[first]);
-    return exit_fail("launch", status, &error);
+    int status = lade_error_set(&launch.error, -ENOENT, "there is no program '%.200s' to run", argv[first]);
+    return exit_fail("launch", status, &launch.error);
   }
   if (!program_exists("mpirun")) {
-    int status = lade_error_set(&error, -ENOSYS, "mpirun is not on PATH; apt-get install openmpi-bin brings it");
-    return exit_fail("launch", status, &error);
+    int status = lade_error_set(&launch.error, -ENOSYS, "mpirun is not on PATH; apt-get install openmpi-bin brings it");
+    return exit_fail("launch", status, &launch.error);
   }
-  return mpirun_become(n_text, n > lade_cpu_count(), argv + first, argc - first);
+  launch.command = argv + first;
+  launch.n_command = argc - first;
+  int status = board_create(launch.n_ranks, &launch.board);
+  code = status ? exit_fail("launch", status, NULL) : job_run(&launch);
+  board_destroy(launch.board);
+  return code;
 }

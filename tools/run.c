@@ -20,7 +20,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -125,8 +124,9 @@ static void directory_remove(const struct run *run)
 /* ---- the command ---- */
 
 /* Ours comes last, so that what the user preloads has the place that it was given. */
-static int environment_set(const struct run *run)
+static int environment_set(void *user)
 {
+  const struct run *run = user;
   const char *before = getenv("LD_PRELOAD"), *budget = run->options.run_budget;
   char *preload = NULL;
   bool has_before = before && before[0];
@@ -139,56 +139,18 @@ static int environment_set(const struct run *run)
   return is_set ? 0 : -ENOMEM;
 }
 
-/* Become the command: it gets the signals as this program got them, and dies with it. Tells @report_fd what fails. */
-static void command_become(const struct run *run, const sigset_t *mask, pid_t parent, int report_fd)
+static int command_run(struct run *run)
 {
-  signal(SIGPIPE, SIG_DFL); /* main's settings are this program's own */
-  signal(SIGXFSZ, SIG_DFL);
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  int status = getppid() == parent ? environment_set(run) : -ESRCH;
-  sigprocmask(SIG_SETMASK, mask, NULL);
-  if (!status) {
-    execvp(run->command[0], run->command);
-    status = -errno;
-  }
-  ssize_t ignored = write(report_fd, &status, sizeof(status));
-  _exit(ignored < 0 ? LADE_EXIT_MISSING : LADE_EXIT_MISSING);
-}
-
-static int command_start(struct run *run, pid_t *ret_child)
-{
-  int ends[2], failure = 0;
-  sigset_t mask;
-  pid_t parent = getpid();
-  if (pipe2(ends, O_CLOEXEC))
-    return lade_error_set(&run->error, -errno, "%s", strerror(errno));
-  signals_hold(&mask);
-  pid_t child = fork();
-  if (child == 0)
-    command_become(run, &mask, parent, ends[1]);
-  int status = child < 0 ? -errno : 0;
-  close(ends[1]);
-  signals_pass(child, &mask);
-  if (child > 0 && read(ends[0], &failure, sizeof(failure)) == (ssize_t)sizeof(failure))
-    status = failure;
-  close(ends[0]);
-  if (status && child > 0)
-    waitpid(child, NULL, 0);
-  *ret_child = child;
-  return status ? lade_error_set(&run->error, status, "'%.200s' cannot be run: %s", run->command[0],
-                                 strerror(-status)) : 0;
-}
-
-static int command_wait(struct run *run, pid_t child)
-{
+  const struct program_params how = {.command = run->command, .end_signal = SIGKILL, .prepare = environment_set,
+                                     .user = run};
   int state = 0;
-  while (waitpid(child, &state, 0) < 0) {
-    if (errno != EINTR)
-      return lade_error_set(&run->error, -errno, "the command was lost: %s", strerror(errno));
-  }
+  pid_t child;
+  int status = program_start(&how, &run->error, &child);
+  if (!status)
+    status = program_wait(child, &run->error, &state);
   run->outcome.signal = WIFSIGNALED(state) ? WTERMSIG(state) : 0;
   run->outcome.exit_code = WIFEXITED(state) ? WEXITSTATUS(state) : 0;
-  return 0;
+  return status;
 }
 
 /* ---- the end ---- */
@@ -222,7 +184,6 @@ static int outcome_exit(const struct run *run)
 
 static int run_command(struct run *run)
 {
-  pid_t child = -1;
   int status = options_check(run);
   if (!status)
     status = directory_make(run);
@@ -230,9 +191,7 @@ static int run_command(struct run *run)
     return exit_fail("run", status, &run->error);
   run->outcome = (struct run_outcome){.command = run->command, .budget = run->options.run_budget,
                                       .driver = run->driver};
-  status = command_start(run, &child);
-  if (!status)
-    status = command_wait(run, child);
+  status = command_run(run);
   if (!status)
     status = report_give(run);
   directory_remove(run);

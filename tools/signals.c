@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The one piece of state that a handler can reach is the process's, hence the two variables of the file. A
+ * The one piece of state that a handler can reach is the process's, hence the variables of the file. A
  * handler may do little: it notes the signal, hands it to a child, and on its second call leaves by _exit,
  * without flushing or saving, since whoever asks twice wants to be rid of the process.
  */
@@ -13,6 +13,7 @@
 
 static volatile sig_atomic_t first_signal;
 static volatile pid_t child_process;
+static volatile sig_atomic_t nowhere, *mark = &nowhere;
 
 static void signal_note(int signal)
 {
@@ -22,6 +23,7 @@ static void signal_note(int signal)
   if (first_signal)
     _exit(128 + signal);
   first_signal = signal;
+  *mark = signal;
   errno = saved_errno;
 }
 
@@ -33,6 +35,11 @@ void signals_init(void)
   sigaddset(&action.sa_mask, SIGTERM);
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
+}
+
+void signals_mark(volatile sig_atomic_t *word)
+{
+  mark = word;
 }
 
 int signals_get(void)
@@ -56,6 +63,7 @@ static void signal_pass(int signal, siginfo_t *info, void *context)
   int saved_errno = errno;
   if (info->si_code <= 0 && child_process > 0)
     kill(child_process, signal);
+  first_signal = signal;
   errno = saved_errno;
 }
 

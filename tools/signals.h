@@ -12,7 +12,10 @@
 /* Begin to listen. System calls that are interrupted start again. */
 void signals_init(void);
 
-/* The first signal that came, or 0. */
+/* Where the first signal is to be written too; @word stays. */
+void signals_mark(volatile sig_atomic_t *word);
+
+/* The first signal that came, or 0; beside a command, the last. */
 int signals_get(void);
 
 /* A child that the signals are handed on to; 0: none any more. */

@@ -42,6 +42,7 @@ struct run {
   struct lade_session_choice choices[4];
   int claim_fd; /* on the directory of --save; -1 */
   bool has_valid; /* until an evaluation says that there is no such data */
+  int64_t begun_save_ns; /* when the newest save took its values */
   int64_t evaluated_step, saved_step;
   int64_t pending_step; /* whose save is being written beside the steps; -1: none */
   int stop_signal; /* that a rank was sent; 0 */
@@ -135,6 +136,8 @@ static int evaluate(struct run *run)
 /* The save of @step is durable. */
 static void log_save(struct run *run, int64_t step)
 {
+  if (run->job.board && job_is_first(&run->job))
+    atomic_store(&run->job.board->saved_ns, run->begun_save_ns);
   json_t *event = json_pack("{s:s, s:I, s:o}", "event", "save", "step", (json_int_t)step, "dir",
                             json_text(run->options.save));
   json_object_set_new(event, "seconds", json_number(run->pace.save_seconds));
@@ -169,6 +172,7 @@ static int save(struct run *run)
   const int64_t begin_ns = lade_now_ns();
   const bool is_first = run->saved_step < 0;
   int status = save_finish(run);
+  run->begun_save_ns = lade_now_ns();
   if (!status)
     status = lade_session_save(run->session, options->save, (int)options->keep, &run->error);
   if (status)
@@ -198,10 +202,17 @@ static int save_prepare(struct run *run)
 static int step(struct run *run)
 {
   struct lade_step_report report;
+  struct board *board = job_is_first(&run->job) ? run->job.board : NULL;
+  if (board && atomic_load(&board->first_step) < 0) {
+    atomic_store(&board->begun_ns, lade_now_ns());
+    atomic_store(&board->first_step, run->info.step);
+  }
   int status = lade_session_step(run->session, &report, &run->error);
   if (status)
     return status;
   lade_session_get_info(run->session, &run->info);
+  if (board)
+    atomic_store(&board->n_steps, run->info.step);
   if (run->options.device == DEVICE_DRY)
     report.loss = report.grad_norm = NAN;
   run->train_loss = report.loss;
@@ -379,6 +390,36 @@ static void ranks_apply(struct run *run)
   run->options.is_quiet = run->options.is_quiet || !job_is_first(&run->job);
 }
 
+/* A start after a failure goes on from the newest checkpoint, or begins as the first did; perhaps on fewer ranks. */
+static void restart_apply(struct run *run)
+{
+  struct lade_session_params *session = &run->options.session;
+  const struct board *board = run->job.board;
+  char path[PATH_MAX];
+  if (!board || !board->n_restarts)
+    return;
+  if (run->options.save && lade_checkpoint_find(run->options.save, path, sizeof(path), NULL) == 0) {
+    session->resume = run->options.save;
+    session->init = NULL;
+  }
+  if (board->is_layout_given)
+    session->layout = board->layout;
+}
+
+/* What the launcher must know to start again. */
+static void board_fill(struct run *run)
+{
+  struct board *board = run->job.board;
+  if (!board || !job_is_first(&run->job))
+    return;
+  board->layout = run->options.session.layout;
+  board->layout.struct_size = sizeof(board->layout);
+  board->layout.dp = lade_layout_size(&run->info.layout, LADE_AXIS_DP);
+  board->n_rows = run->info.batch;
+  board->micro_rows = run->options.session.micro_batch;
+  atomic_store(&board->n_steps, run->info.step);
+}
+
 static int begin(struct run *run)
 {
   struct options *options = &run->options;
@@ -390,12 +431,14 @@ static int begin(struct run *run)
   options->session.saves_beside = options->save && options->save_every != 0;
   run->pace = (struct pace){.every = options->save_every, .failure_seconds = options->mtbf_seconds};
   ranks_apply(run);
+  restart_apply(run);
   choices_apply(run);
   if (!status)
     status = lade_session_open(&options->session, &run->error, &run->session);
   if (status)
     return status;
   lade_session_get_info(run->session, &run->info);
+  board_fill(run);
   const char *resume = options->session.resume;
   if (run->info.step > options->session.steps)
     return lade_error_set(&run->error, -EINVAL, "--%s %s is at step %lld, past --steps %lld",

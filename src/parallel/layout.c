@@ -124,6 +124,56 @@ int lade_layout_share_batch(const struct lade_layout *layout, int64_t n_rows, in
                         (long long)n_rows, divisors_list(own, list));
 }
 
+/* @params with other sizes, and without what these make idle. */
+static struct lade_layout_params sizes_set(const struct lade_layout_params *params, int tp, int pp, int dp)
+{
+  struct lade_layout_params sized = *params;
+  sized.world = tp * pp * dp;
+  sized.rank = 0;
+  sized.tp = tp;
+  sized.pp = pp;
+  sized.dp = dp;
+  if (params->shard && dp % params->shard)
+    sized.shard = 0;
+  if (dp == 1)
+    sized.zero = sized.shard = 0;
+  if (tp == 1)
+    sized.is_sequence = false;
+  if (pp == 1) {
+    sized.schedule = LADE_SCHEDULE_1F1B;
+    sized.virtual_stages = 0;
+  }
+  return sized;
+}
+
+static bool is_possible(const struct lade_layout_params *params, int64_t n_rows, int64_t micro_rows)
+{
+  struct lade_layout layout;
+  int64_t micro;
+  int n_microbatches;
+  return !lade_layout_init(params, NULL, &layout) &&
+         !lade_layout_share_batch(&layout, n_rows, micro_rows, NULL, &micro, &n_microbatches);
+}
+
+int lade_layout_shrink(const struct lade_layout_params *params, int world, int64_t n_rows, int64_t micro_rows,
+                       struct lade_layout_params *ret_params)
+{
+  const int tp_most = LADE_MAX(params->tp, 1), pp_most = LADE_MAX(params->pp, 1);
+  for (int tp = tp_most; tp > 0; tp--) {
+    for (int pp = pp_most; pp > 0; pp--) {
+      const bool is_part = tp_most % tp == 0 && pp_most % pp == 0;
+      for (int dp = is_part ? world / (tp * pp) : 0; dp > 0; dp--) {
+        const struct lade_layout_params sized = sizes_set(params, tp, pp, dp);
+        if (!is_possible(&sized, n_rows, micro_rows))
+          continue;
+        *ret_params = sized;
+        return 0;
+      }
+    }
+  }
+  return -EINVAL;
+}
+
 const char *lade_layout_name(const struct lade_layout *layout, char *name)
 {
   static const enum lade_axis shown[] = {LADE_AXIS_TP, LADE_AXIS_PP, LADE_AXIS_DP};

@@ -54,6 +54,15 @@ struct lade_layout {
 int lade_layout_init(const struct lade_layout_params *params, struct lade_error *error, struct lade_layout *ret_layout);
 
 /*
+ * The layout to go on with when @world ranks are left of those that @params is for: tp and pp as they were and the
+ * largest dp that has room and shares @n_rows in microbatches of @micro_rows (0: any); where even dp 1 has no room, pp
+ * by a divisor of itself, then tp. What then does nothing (shards of one replica, a schedule of one stage) is left out.
+ * Sets world, and rank to 0. -EINVAL: there is none.
+ */
+int lade_layout_shrink(const struct lade_layout_params *params, int world, int64_t n_rows, int64_t micro_rows,
+                       struct lade_layout_params *ret_params);
+
+/*
  * Can @n_rows of a step's batch be shared so, in microbatches of @micro_rows per rank (0: one)? -EINVAL with the sizes
  * that can; else *ret_micro_rows and the number of microbatches of a rank, which is in *ret_n_microbatches.
  */

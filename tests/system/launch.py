@@ -33,7 +33,10 @@ for number in ("0", "-3", "x", "4097", "2x"):
 refused(2, "from 1 to 4096", "-n")
 refused(2, "which command?", "-n", "2")
 refused(2, "which command?", "-n2", "--")
-refused(2, "cannot begin with '-'", "-n", "2", "--verbose", "true")
+refused(2, "no option '--verbose'", "-n", "2", "--verbose", "true")
+refused(2, "cannot begin with '-'", "-n", "2", "--", "--verbose", "true")
+refused(2, "from 0 to", "-n", "2", "--max-restarts", "-1", "true")
+refused(2, "--elastic means nothing without --max-restarts", "-n", "2", "--elastic", "true")
 refused(2, "no program 'no-such-program'", "-n", "2", "--", "no-such-program")
 with tempfile.TemporaryDirectory() as empty:
     refused(7, "apt-get install openmpi-bin", "-n", "2", "--", "/bin/true", env={"PATH": empty})

@@ -242,28 +242,6 @@ def started(*arguments):
     return job, ranks_of(log)
 
 
-def lives(pid):
-    """Does the process run? One that has ended but was not waited for does not."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def a_rank_dies():
-    """The others end, and say who is gone."""
-    job, ranks = started()
-    os.kill(ranks[1], signal.SIGKILL)
-    _, err = job.communicate(timeout=PATIENCE)
-    require(job.returncode != 0, "a job that lost a rank ends well", err)
-    deadline = time.monotonic() + 30
-    while [pid for pid in ranks.values() if lives(pid)]:
-        require(time.monotonic() < deadline, "a rank stays behind", err)
-        time.sleep(0.05)
-    require(err == "" or "rank 1" in err, "the message does not name the rank", err)
-
-
 def a_signal_stops_all():
     """All stop after the same step; what was saved goes on with the numbers of a run that was not interrupted."""
     job, _ = started("--save", "saved")
@@ -289,7 +267,7 @@ try:
     with open(DATA, "w", encoding="ascii") as text:
         text.write("".join(f"{i} green bottles stood on the wall, and {i * 7 % 13} fell. " for i in range(2000)))
     for test in (same_losses, plans_name_their_rank, every_axis, every_layout_is_saved_and_resumed,
-                 shards_are_saved_whole, refusals, disagreement, budgets_of_their_own, help_is_given_once, a_rank_dies,
+                 shards_are_saved_whole, refusals, disagreement, budgets_of_their_own, help_is_given_once,
                  a_signal_stops_all):
         test()
         print("ok", test.__name__, flush=True)

@@ -94,12 +94,45 @@ static void replicas_share_the_whole_batch(void **state)
   assert_non_null(strstr(error.text, "does not divide --batch 24; these do: 1, 2, 3, 4, 6, 8, 12, 24"));
 }
 
+static void what_is_left_of_the_ranks_goes_on(void **state)
+{
+  const struct {
+    struct lade_layout_params before;
+    int world;
+    int64_t n_rows, micro_rows;
+    const char *name; /* NULL: there is no such layout */
+  } rows[] = {
+      {PARAMS(.dp = 4), 3, 8, 0, "dp2"}, /* 3 does not divide 8 */
+      {PARAMS(.dp = 4), 3, 12, 0, "dp3"},
+      {PARAMS(.dp = 4), 3, 12, 6, "dp2"}, /* nor does 6 what each of 3 would have */
+      {PARAMS(.dp = 4, .zero = 3), 1, 8, 0, "one rank"},
+      {PARAMS(.dp = 4, .zero = 3, .shard = 2), 3, 9, 0, "dp3, zero 3 over 3"},
+      {PARAMS(.tp = 2, .pp = 2, .dp = 2), 7, 8, 0, "tp2 pp2, 1f1b"},
+      {PARAMS(.tp = 2, .pp = 2, .dp = 2), 3, 8, 0, "tp2"},
+      {PARAMS(.tp = 2, .is_sequence = true), 1, 8, 0, "one rank"},
+      {PARAMS(.pp = 2, .schedule = LADE_SCHEDULE_INTERLEAVED, .virtual_stages = 3), 1, 8, 0, "one rank"},
+      {PARAMS(.dp = 2), 0, 8, 0, NULL},
+  };
+  for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+    struct lade_layout_params after = rows[i].before;
+    char name[LADE_LAYOUT_NAME_BYTES];
+    const int status = lade_layout_shrink(&rows[i].before, rows[i].world, rows[i].n_rows, rows[i].micro_rows, &after);
+    assert_int_equal(status, rows[i].name ? 0 : -EINVAL);
+    if (status)
+      continue;
+    const struct lade_layout layout = layout_make(after);
+    assert_string_equal(lade_layout_name(&layout, name), rows[i].name);
+    assert_true(layout.mesh.world <= rows[i].world);
+  }
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_layout_is_named_by_what_it_shares),
       cmocka_unit_test(what_would_do_nothing_is_refused),
       cmocka_unit_test(replicas_share_the_whole_batch),
+      cmocka_unit_test(what_is_left_of_the_ranks_goes_on),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

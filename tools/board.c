@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A memfd of the launcher, which its ranks open through /proc: it belongs to no file system, and nothing of it stays,
+ * however the job ends. mpirun starts ranks in processes of its own and passes no descriptors on, but the environment.
+ *
+ * Each field has one writer. A rank's words are written before has_left; the launcher reads when all have ended.
+ */
+#include "tools/board.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/base.h"
+
+#define BOARD_VARIABLE "LADE_LAUNCH_BOARD"
+#define MEET_PAUSE_NS 5000000
+
+static size_t board_bytes(int n_ranks)
+{
+  return sizeof(struct board) + (size_t)n_ranks * sizeof(struct board_rank);
+}
+
+/* Boards of other shapes are not ours. */
+static uint64_t board_version(void)
+{
+  const uint64_t shape = (uint64_t)sizeof(struct board) << 32 ^ (uint64_t)sizeof(struct board_rank) << 16;
+  return UINT64_C(0x6c616465626f0001) ^ shape;
+}
+
+int board_create(int n_ranks, struct board **ret_board)
+{
+  char place[64];
+  const size_t bytes = board_bytes(n_ranks);
+  int fd = memfd_create("lade-board", MFD_CLOEXEC), status = 0;
+  if (fd < 0)
+    return -errno;
+  void *memory = MAP_FAILED;
+  if (ftruncate(fd, (off_t)bytes) == 0)
+    memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  snprintf(place, sizeof(place), "/proc/%d/fd/%d", (int)getpid(), fd);
+  if (memory == MAP_FAILED || setenv(BOARD_VARIABLE, place, 1))
+    status = -ENOMEM;
+  if (status) {
+    close(fd);
+    return status;
+  }
+  struct board *board = memory; /* the descriptor stays open: it is the board's name */
+  board->version = board_version();
+  board->n_ranks = n_ranks;
+  *ret_board = board;
+  return 0;
+}
+
+void board_destroy(struct board *board)
+{
+  if (board)
+    munmap(board, board_bytes(board->n_ranks));
+}
+
+void board_clear(struct board *board, int n_ranks)
+{
+  LADE_ASSERT(n_ranks <= board->n_ranks);
+  board->n_ranks = n_ranks;
+  memset(board->ranks, 0, (size_t)n_ranks * sizeof(*board->ranks));
+  atomic_store(&board->first_step, -1);
+}
+
+struct board *board_find(int rank, int n_ranks)
+{
+  const char *place = getenv(BOARD_VARIABLE);
+  const size_t bytes = board_bytes(n_ranks);
+  struct stat file;
+  int fd = place ? open(place, O_RDWR | O_CLOEXEC) : -1;
+  if (fd < 0)
+    return NULL;
+  bool is_large = fstat(fd, &file) == 0 && (uint64_t)file.st_size >= bytes;
+  void *memory = is_large ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+  close(fd);
+  if (memory == MAP_FAILED)
+    return NULL;
+  struct board *board = memory;
+  if (board->version != board_version() || board->n_ranks != n_ranks) {
+    munmap(memory, bytes);
+    return NULL;
+  }
+  atomic_store(&board->ranks[rank].pid, getpid());
+  return board;
+}
+
+int board_meet(const struct board *board, double timeout_s, struct lade_error *error)
+{
+  const int64_t begin_ns = lade_now_ns();
+  for (int rank = 0; rank < board->n_ranks;) {
+    const pid_t pid = atomic_load(&board->ranks[rank].pid);
+    if (pid && kill(pid, 0) && errno == ESRCH)
+      return lade_error_set(error, -EPIPE, "rank %d (process %d) has ended before it had met the others", rank,
+                            (int)pid);
+    rank += pid != 0;
+    if (pid)
+      continue;
+    if ((double)(lade_now_ns() - begin_ns) > timeout_s * 1e9)
+      return lade_error_set(error, -ETIMEDOUT, "rank %d has not begun within %g s; the other ranks cannot go on "
+                            "without it", rank, timeout_s);
+    nanosleep(&(struct timespec){.tv_nsec = MEET_PAUSE_NS}, NULL);
+  }
+  return 0;
+}
+
+void board_leave(struct board *board, int rank, int code, const char *text)
+{
+  struct board_rank *own = &board->ranks[rank];
+  own->left_ns = lade_now_ns();
+  own->error.code = code;
+  snprintf(own->error.text, sizeof(own->error.text), "%s", text ? text : "");
+  atomic_store(&own->has_left, 1);
+}
+
+/* How much a rank's words say about what happened: 0 most. */
+static int hearsay(int code)
+{
+  return code == -ECANCELED ? 2 : code == -EPIPE || code == -ETIMEDOUT ? 1 : 0;
+}
+
+void board_judge(const struct board *board, struct board_verdict *ret_verdict)
+{
+  struct board_verdict verdict = {.first_lost = -1};
+  const struct board_rank *best = NULL;
+  for (int rank = 0; rank < board->n_ranks; rank++) {
+    const struct board_rank *other = &board->ranks[rank];
+    verdict.n_begun += atomic_load(&other->pid) != 0;
+    if (!atomic_load(&other->has_left)) {
+      verdict.n_lost += !other->signal_number;
+      verdict.first_lost = verdict.first_lost < 0 && !other->signal_number ? rank : verdict.first_lost;
+      continue;
+    }
+    if (!other->error.code)
+      continue;
+    const int rest = best ? hearsay(best->error.code) - hearsay(other->error.code) : 1;
+    if (rest > 0 || (rest == 0 && other->left_ns < best->left_ns))
+      best = other;
+  }
+  if (best) {
+    verdict.error = best->error;
+    verdict.is_own = hearsay(best->error.code) == 0;
+  }
+  *ret_verdict = verdict;
+}
