@@ -106,25 +106,27 @@ static void child_begin(void)
   depth = 0;
 }
 
+/* Before the program can register handlers of its own: in a child ours, which makes the ledger anew, run first. */
+__attribute__((constructor)) static void forks_await(void)
+{
+  pthread_atfork(NULL, NULL, child_begin);
+}
+
 /* Lock held. */
 static void ledger_make(void)
 {
-  static bool is_forked_for;
   struct lade_ledger_budget budget = {.bytes = 1}; /* for a text that is none: nobody set a budget to have none */
   struct lade_ledger_record *record = record_map();
   lade_ledger *made = NULL;
   if (lade_ledger_budget_parse(settings.budget, &budget, NULL))
     say("LADE_RUN_BUDGET is no budget, so nothing may be allocated", settings.budget);
   if (!record || lade_ledger_create(record, &budget, &made)) {
-    say("no memory for the ledger", "this process is not bounded");
+    say("no memory for the ledger", settings.budget[0] ? "nothing may be allocated" : "nothing is counted");
     return;
   }
   record->pid = (int32_t)getpid();
   snprintf(record->program, sizeof(record->program), "%s", program_invocation_short_name);
   record->version = LADE_LEDGER_RECORD_VERSION;
-  if (!is_forked_for)
-    pthread_atfork(NULL, NULL, child_begin);
-  is_forked_for = true;
   atomic_store(&ledger, made);
 }
 
@@ -173,6 +175,8 @@ struct place place_location(const struct cuda_location *location)
 cuda_result taking_begin(struct taking *taking, struct place place, enum lade_ledger_kind kind, uint64_t bytes)
 {
   *taking = (struct taking){.ledger = account_ledger()};
+  if (!taking->ledger && settings.budget[0])
+    return CUDA_OUT_OF_MEMORY; /* what cannot be counted cannot be bounded */
   if (taking->ledger && place.account >= 0 && depth == 0 &&
       lade_ledger_charge(taking->ledger, place.account, kind, bytes, place.owner, &taking->holding))
     return CUDA_OUT_OF_MEMORY;

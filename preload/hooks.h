@@ -15,6 +15,8 @@
 
 #include "preload/types.h"
 
+#define LADE_SHIM_CUDA_VERSION 13000 /* the newest whose forms are below */
+
 #define LADE_SHIM_HOOKS(HOOK) \
   HOOK(cuInit, "cuInit", 2000, false, (unsigned flags)) \
   HOOK(cuGetProcAddress, "cuGetProcAddress", 11030, false, \
@@ -82,7 +84,7 @@
   HOOK(cuImportExternalMemory, "cuImportExternalMemory", 10000, false, \
        (cuda_external *ret_memory, const struct cuda_external_properties *properties)) \
   HOOK(cuDestroyExternalMemory, "cuDestroyExternalMemory", 10000, false, (cuda_external memory)) \
-  /* host.c */ \
+  /* pinned.c */ \
   HOOK(cuMemHostAlloc, "cuMemHostAlloc", 2020, false, (void **ret_at, size_t bytes, unsigned flags)) \
   HOOK(cuMemAllocHost, "cuMemAllocHost", 2000, false, (void **ret_at, unsigned bytes)) \
   HOOK(cuMemAllocHost_v2, "cuMemAllocHost", 3020, false, (void **ret_at, size_t bytes)) \

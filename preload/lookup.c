@@ -47,10 +47,21 @@ void *hook_for(void *found, const char *name, int version, uint64_t flags)
   return best ? best->own : found;
 }
 
+/*
+ * Is @found the form of @name that we know? A version later than ours may have a newer one, with another signature; if
+ * the driver answers both versions with one function, it has not.
+ */
+static bool form_is_known(void *found, const char *name, int version, uint64_t flags)
+{
+  void *ours = NULL;
+  return version <= LADE_SHIM_CUDA_VERSION ||
+         (REAL(cuGetProcAddress)(name, &ours, LADE_SHIM_CUDA_VERSION, flags) == 0 && ours == found);
+}
+
 cuda_result cuGetProcAddress(const char *name, void **ret, int version, uint64_t flags)
 {
   cuda_result result = REAL(cuGetProcAddress)(name, ret, version, flags);
-  if (!result && *ret)
+  if (!result && *ret && form_is_known(*ret, name, version, flags))
     *ret = hook_for(*ret, name, version, flags);
   return result;
 }
@@ -58,7 +69,7 @@ cuda_result cuGetProcAddress(const char *name, void **ret, int version, uint64_t
 cuda_result cuGetProcAddress_v2(const char *name, void **ret, int version, uint64_t flags, int *ret_status)
 {
   cuda_result result = REAL(cuGetProcAddress_v2)(name, ret, version, flags, ret_status);
-  if (!result && *ret)
+  if (!result && *ret && form_is_known(*ret, name, version, flags))
     *ret = hook_for(*ret, name, version, flags);
   return result;
 }

@@ -60,7 +60,7 @@ int lade_ledger_budget_parse(const char *text, struct lade_ledger_budget *ret_bu
 {
   struct lade_ledger_budget budget = {0};
   char *end = NULL;
-  double percent = strtod(text, &end);
+  double percent = lade_number_read(text, &end);
   bool is_percent = end > text && (strcmp(end, "%") == 0 || strcmp(end, "%dev") == 0);
   if (is_percent && percent > 0 && percent <= 100)
     budget.percent = percent;

@@ -3,13 +3,14 @@
  * Arrays, sizes, element types, errors and the clock: what has no better room.
  *
  * Arrays double, so that n pushes cost O(n); they hold plain values only and never shrink,
- * because each of them lives for one build of a program. Sizes are parsed with strtod and
- * checked against 2^63 afterwards: a person's "1.5GiB" is exact in a double.
+ * because each of them lives for one build of a program. Sizes are parsed as strtod does in the C
+ * locale, whatever the program's is, and checked against 2^63 afterwards: a person's "1.5GiB" is exact in a double.
  */
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <locale.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -113,14 +114,24 @@ void lade_array_free(void **items, int *n, int *capacity)
   *n = *capacity = 0;
 }
 
+double lade_number_read(const char *text, char **ret_end)
+{
+  locale_t plain = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
+  if (!plain)
+    return strtod(text, ret_end);
+  double value = strtod_l(text, ret_end, plain);
+  freelocale(plain);
+  return value;
+}
+
 int lade_size_parse(const char *text, uint64_t *ret_bytes)
 {
   char *end = NULL;
   if (!isdigit((unsigned char)text[0]) && text[0] != '.')
-    return -EINVAL; /* strtod would take signs, "nan" and "inf" */
+    return -EINVAL; /* lade_number_read would take signs, "nan" and "inf" */
   if (text[0] == '0' && (text[1] == 'x' || text[1] == 'X'))
     return -EINVAL;
-  double value = strtod(text, &end);
+  double value = lade_number_read(text, &end);
   while (*end == ' ')
     end++;
   for (size_t i = 0; i < LADE_COUNT(size_units); i++) {

@@ -67,6 +67,12 @@ void lade_array_free(void **items, int *n, int *capacity);
  */
 int lade_size_parse(const char *text, uint64_t *ret_bytes);
 
+/*
+ * strtod with a point for the decimals whatever the program's locale is: what people write to us is not in their
+ * program's language. Where memory is out it is in that language. Any thread.
+ */
+double lade_number_read(const char *text, char **ret_end);
+
 /* "24.0 MiB" into @text (at least 16 bytes); returns @text. */
 char *lade_size_format(uint64_t bytes, char *text, size_t text_bytes);
 

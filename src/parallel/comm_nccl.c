@@ -4,7 +4,8 @@
  *
  * Beside each communicator is another of the same members, the control: MPI's, or a world of one. It starts NCCL (its
  * unique id is a broadcast), agrees on failures of making, and carries those of running (comm_nccl_watch.c). Parts
- * are made by ncclCommSplit, so that they share what the whole has connected.
+ * are made by ncclCommSplit, which needs no other identity. They share no resources with the whole (splitShare is
+ * unset), so that the end of one is not the end of another.
  *
  * A piece of work is put on a stream by the thread that launches it: the word that says that it has begun, NCCL's
  * calls, the word that says that it has ended. NCCL's handles do not block: a call that is still in progress is waited
@@ -122,14 +123,15 @@ static int piece_put(struct nccl_comm *comm, const struct lade_collective *c, nc
   int status = is_pair(c->kind) ? 0 : comm_nccl_intent_publish(comm, c, error);
   if (status)
     return status;
-  uint64_t n = atomic_load(&comm->n_pieces) + 1;
-  atomic_store(&comm->n_pieces, n);
-  status = progress_put(comm, stream, &comm->progress->n_begun, n, error);
+  const int lane = c->kind == LADE_RECV;
+  uint64_t n = atomic_load(&comm->n_pieces[lane]) + 1;
+  atomic_store(&comm->n_pieces[lane], n);
+  status = progress_put(comm, stream, &comm->progress[lane].n_begun, n, error);
   if (status)
     return status;
   nccl_result result = collective_call(comm, &real, stream, &call);
   status = comm_nccl_settle(comm, comm->handle, call, result, error);
-  return status ? status : progress_put(comm, stream, &comm->progress->n_ended, n, error);
+  return status ? status : progress_put(comm, stream, &comm->progress[lane].n_ended, n, error);
 }
 
 struct put {
@@ -507,6 +509,7 @@ static int comm_create(const struct lade_comm_params *params, struct nccl_job *j
 
 struct making {
   struct nccl_comm *comm, *parent; /* comm: NULL for a member that takes no part; parent: NULL for the first */
+  nccl_handle none; /* of a member that takes no part */
   struct nccl_id id;
   int colour, key;
   struct lade_error *error;
@@ -530,13 +533,13 @@ static int handle_split(void *arg)
 {
   struct making *making = arg;
   struct nccl_comm *parent = making->parent, *comm = making->comm;
-  nccl_handle part = NULL;
+  /* NCCL writes it from a thread of its own, until the parent is settled or aborted: it outlives this call. */
+  nccl_handle *part = comm ? &comm->handle : &making->none;
   nccl_result result = parent->job->nccl.ncclCommSplit(
-      parent->handle, making->colour < 0 ? NCCL_NO_COLOUR : making->colour, making->key, &part, NULL);
+      parent->handle, making->colour < 0 ? NCCL_NO_COLOUR : making->colour, making->key, part, NULL);
   int status = comm_nccl_settle(parent, parent->handle, "ncclCommSplit", result, making->error);
   if (status || !comm)
     return status;
-  comm->handle = part;
   return comm_nccl_settle(comm, comm->handle, "ncclCommSplit", NCCL_IN_PROGRESS, making->error);
 }
 

@@ -48,7 +48,11 @@ struct nccl_board {
   struct nccl_intent intents[NCCL_INTENTS]; /* by their sequence */
 };
 
-/* A page of pinned memory that the stream writes: how many pieces have begun and ended on the device. */
+/*
+ * Pinned memory that a stream writes: how many pieces have begun and ended on the device. One of receives and one of
+ * everything else, as these may be on two streams.
+ */
+#define NCCL_LANES 2
 struct nccl_progress {
   _Alignas(64) _Atomic uint64_t n_begun;
   _Alignas(64) _Atomic uint64_t n_ended;
@@ -59,15 +63,16 @@ struct nccl_comm {
   struct nccl_job *job;
   lade_comm *control; /* of the same members: tells them things, and sees them end */
   lade_queue *queue;  /* of lade_comm_run */
-  struct nccl_progress *progress;
+  struct nccl_progress *progress; /* by lane: 1 of receives, 0 of the rest */
   uint64_t scratch;          /* device memory */
   struct nccl_board **boards; /* every member's, the own one too; NULL where they share no memory */
   int *ranks;                /* of the world */
   pthread_mutex_t calls;     /* around NCCL's calls and what follows; who holds it watches for himself */
   nccl_handle handle;        /* NULL once aborted */
-  _Atomic uint64_t n_pieces; /* put on streams so far */
-  uint64_t seen_begun;       /* the piece that was under way at the last look */
-  int64_t since_ns;          /* since when */
+  /* By lane: */
+  _Atomic uint64_t n_pieces[NCCL_LANES]; /* put on streams so far */
+  uint64_t seen_begun[NCCL_LANES];       /* the piece that was under way at the last look */
+  int64_t since_ns[NCCL_LANES];          /* since when */
 };
 
 /* The watcher of a job. start: -EAGAIN. It ends by itself when the job ends, which stop waits for. */

@@ -6,8 +6,9 @@
  * One thread per job looks every NCCL_LOOK_MS at each communicator that has something under way. What it looks at:
  *
  *   progress   two words of pinned memory that the stream itself writes around each piece of work: how many have begun
- *              and how many have ended. So a piece's timeout counts from where it began, not from where it was
- *              submitted, and nobody has to ask a queue
+ *              and how many have ended; receives, which may have a stream of their own, have two of their own. So a
+ *              piece's timeout counts from where it began, not from where it was submitted, and nobody has to ask a
+ *              queue
  *   boards     memory that the members share, where each writes what it launches. Whoever launches compares with those
  *              who were first, without waiting for anyone; who was first compares at the next look
  *   control    the communicator beside this one, which sees processes end and carries words of those who give up
@@ -89,6 +90,7 @@ int comm_nccl_intent_publish(struct nccl_comm *comm, const struct lade_collectiv
   struct nccl_board *own = comm->boards[comm->base.rank];
   uint32_t sequence = atomic_load(&own->n_launched) + 1;
   struct nccl_intent *intent = &own->intents[sequence % NCCL_INTENTS];
+  atomic_store(&intent->what, 0); /* who reads meanwhile sees neither the old one nor half of the new one */
   atomic_store(&intent->n, c->n);
   atomic_store(&intent->what, what_of(c, sequence));
   atomic_store(&own->n_launched, sequence);
@@ -160,30 +162,38 @@ static bool is_excused(struct nccl_comm *comm)
   return comm->control->ops->is_excused && comm->control->ops->is_excused(comm->control);
 }
 
-/* Has the piece that is under way been so for too long? */
-static bool piece_is_late(struct nccl_comm *comm)
+/* Has the piece of @lane that is under way been so for too long? */
+static bool piece_is_late(struct nccl_comm *comm, int lane)
 {
-  uint64_t n_begun = atomic_load(&comm->progress->n_begun);
+  uint64_t n_begun = atomic_load(&comm->progress[lane].n_begun);
   int64_t now_ns = lade_now_ns();
-  if (n_begun == atomic_load(&comm->progress->n_ended) || n_begun != comm->seen_begun || is_excused(comm)) {
-    comm->seen_begun = n_begun;
-    comm->since_ns = now_ns;
+  bool is_idle = n_begun == atomic_load(&comm->progress[lane].n_ended);
+  if (is_idle || n_begun != comm->seen_begun[lane] || is_excused(comm)) {
+    comm->seen_begun[lane] = n_begun;
+    comm->since_ns[lane] = now_ns;
   }
-  return now_ns - comm->since_ns > comm->base.params.timeout_ms * INT64_C(1000000);
+  return now_ns - comm->since_ns[lane] > comm->base.params.timeout_ms * INT64_C(1000000);
+}
+
+static bool is_under_way(struct nccl_comm *comm)
+{
+  bool is_idle = true;
+  for (int lane = 0; lane < NCCL_LANES; lane++)
+    is_idle &= atomic_load(&comm->progress[lane].n_ended) == atomic_load(&comm->n_pieces[lane]);
+  return !is_idle;
 }
 
 /* One look at one communicator; calls held. */
 static void comm_watch(struct nccl_comm *comm)
 {
   struct lade_error error = {0};
-  if (!comm->handle || (atomic_load(&comm->progress->n_ended) == atomic_load(&comm->n_pieces)
-                        && !lade_comm_status(&comm->base, NULL)))
+  if (!comm->handle || (!is_under_way(comm) && !lade_comm_status(&comm->base, NULL)))
     return;
   int status = comm_nccl_look(comm, &error);
   if (!status)
     status = handle_look(comm, &error);
-  if (!status && piece_is_late(comm))
-    status = late_tell(comm, &error);
+  for (int lane = 0; lane < NCCL_LANES && !status; lane++)
+    status = piece_is_late(comm, lane) ? late_tell(comm, &error) : 0;
   if (status)
     comm_nccl_fail(comm, status, &error);
 }
