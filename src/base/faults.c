@@ -34,7 +34,6 @@ static const char *const fault_names[] = {
 
 void lade_faults_init(struct lade_faults *faults)
 {
-  faults->visit = NULL;
   lade_faults_arm(faults, LADE_FAULT_ANY, 0, false, -1);
 }
 
@@ -45,6 +44,7 @@ void lade_faults_arm(struct lade_faults *faults, enum lade_fault_point point, ui
   for (int i = 0; i <= LADE_N_FAULT_POINTS; i++)
     atomic_store(&faults->n_calls[i], 0);
   atomic_store(&faults->n_injected, 0);
+  faults->visit = NULL;
   faults->point = point;
   faults->nth = nth;
   faults->is_for_good = is_for_good;

@@ -54,7 +54,7 @@ void lade_faults_init(struct lade_faults *faults);
 
 /*
  * Start counting anew, and make call number @nth (from 1) of @point fail with @code, a negative errno,
- * once or @is_for_good from then on. No lade_fault may be under way.
+ * once or @is_for_good from then on. Nobody is told of calls any more. No lade_fault may be under way.
  */
 void lade_faults_arm(struct lade_faults *faults, enum lade_fault_point point, uint64_t nth, bool is_for_good,
                      int code);
