@@ -258,7 +258,12 @@ int lade_device_chunk_export(lade_device *device, const lade_chunk *chunk, int *
 {
   if (!device->ops->chunk_export)
     return -ENOTSUP;
-  return chunk->is_shared ? device->ops->chunk_export(device, chunk, ret_descriptor) : -EINVAL;
+  if (!chunk->is_shared)
+    return -EINVAL;
+  pthread_mutex_lock(&device->mutex); /* a chunk that is mapped for the first time may be cleared then */
+  int error = device->ops->chunk_export(device, chunk, ret_descriptor);
+  pthread_mutex_unlock(&device->mutex);
+  return error;
 }
 
 int lade_device_chunk_import(lade_device *device, int descriptor, uint64_t bytes, lade_chunk **ret_chunk)

@@ -165,8 +165,8 @@ static int64_t share_ns(const struct builder *b, int param, int64_t ns)
 /* The time of moving @n_bytes for an element, from that of a norm, which reads one number of an element. */
 static int64_t moves_ns(const struct builder *b, int param, size_t n_bytes)
 {
-  int64_t times = (int64_t)(n_bytes / lade_dtype_bytes(b->graph->grad_dtype));
-  return share_ns(b, param, times * b->params->prices->norm_ns[param]);
+  const int64_t read_bytes = (int64_t)lade_dtype_bytes(b->graph->grad_dtype);
+  return share_ns(b, param, (int64_t)n_bytes * b->params->prices->norm_ns[param] / read_bytes);
 }
 
 static void round_emit(struct builder *b, int param)

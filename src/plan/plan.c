@@ -588,11 +588,13 @@ static int refuse(lade_planner *planner, uint64_t device_bytes, struct lade_erro
                           "does not fit in %s (%llu bytes), nor in any budget found: host and store hold too little of "
                           "what would have to leave the device; raise --host-budget or --store-budget, or lower "
                           "--micro-batch", asked, (unsigned long long)device_bytes);
+  const char *store = planner->params.store_bytes ? ", or --store-budget" : ", or a --store";
+  if (lade_shard_count(planner->params.layout) > 1)
+    store = ""; /* shards do not wait there */
   return lade_error_set(error, -EOVERFLOW,
                         "does not fit in %s (%llu bytes): the smallest budget found is %s (%llu bytes); more room "
-                        "comes from a smaller --micro-batch, a larger --host-budget or %s", asked,
-                        (unsigned long long)device_bytes, least, (unsigned long long)bounds.min_bytes,
-                        planner->params.store_bytes ? "--store-budget" : "a --store");
+                        "comes from a smaller --micro-batch, a larger --host-budget%s", asked,
+                        (unsigned long long)device_bytes, least, (unsigned long long)bounds.min_bytes, store);
 }
 
 int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_error *error,

@@ -3,8 +3,8 @@
  * What earlier probes measured, in one small JSON file.
  *
  * The file's name is a hash of what measurements depend on: the CPU's name, the number of threads, the
- * variants of the kernels (lade_kernels_key) and the version of this format. The same stands inside
- * and is compared, so a file that was copied from elsewhere is not believed. Rates are stored as a machine
+ * variants of the host's kernels and of the GPU's (lade_kernels_key) and the version of this format. The same stands
+ * inside and is compared, so a file that was copied from elsewhere is not believed. Rates are stored as a machine
  * without a drive; drives by the path of their directory; ops by key.
  *
  * It is a cache: whatever is wrong with it (damaged, from another version, unreadable, no place to write) means
@@ -44,8 +44,14 @@ static void identity_get(const struct lade_probe_params *params, struct identity
   memset(ret_identity, 0, sizeof(*ret_identity)); /* hashed whole */
   probe_machine_name(params, ret_identity->cpu);
   ret_identity->n_threads = lade_pool_n_threads(params->pool);
+  uint64_t keys[2] = {lade_kernels_key(params->kernels), 0};
+  if (params->gpu) {
+    struct lade_kernels kernels;
+    lade_cuda_kernels_init(&kernels);
+    keys[1] = lade_kernels_key(&kernels);
+  }
   snprintf(ret_identity->kernels_key, sizeof(ret_identity->kernels_key), "%016" PRIx64,
-           lade_kernels_key(params->kernels));
+           XXH3_64bits(keys, sizeof(keys)));
 }
 
 /* ---- where ---- */

@@ -10,8 +10,12 @@
  * began a run goes on with it. Only a checkpoint that is further than what is found is a question for a person.
  */
 #include <errno.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+
 #include <xxhash.h>
 
 #include "run/session_internal.h"
@@ -92,6 +96,19 @@ int session_durable_begin(lade_session *s, struct lade_error *error)
 uint64_t session_durable_extra(const lade_session *s)
 {
   return s->params.is_durable ? lade_durable_extra_bytes(lade_state_store_bytes(s->graph)) : 0;
+}
+
+/* A plan opens nothing: somebody may be training there. */
+uint64_t session_durable_held(const lade_session *s)
+{
+  struct stat what;
+  char path[PATH_MAX];
+  if (s->durable)
+    return lade_durable_held_bytes(s->durable);
+  if (!s->params.is_durable || !s->params.is_plan_only)
+    return 0;
+  const int length = snprintf(path, sizeof(path), "%s/%s", s->params.store, LADE_DURABLE_DATA);
+  return length < (int)sizeof(path) && stat(path, &what) == 0 ? (uint64_t)what.st_blocks * 512 : 0;
 }
 
 uint64_t session_durable_published(const lade_session *s)

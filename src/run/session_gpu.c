@@ -30,7 +30,7 @@ int session_gpu_open(lade_session *s, struct lade_error *error)
   if (status)
     return status;
   status = lade_cuda_kernels_open(s->device, NULL, &why, &s->cuda_kernels);
-  if (status) /* a file that nobody named is something missing, not a mistake */
+  if (status) /* machine code that is not there is something missing, not a mistake */
     return lade_error_set(error, status == -ENOENT ? -ENODEV : status, "device cuda:%d: %s", s->params.gpu, why.text);
   status = lade_cuda_get_memory(s->device, &memory);
   if (status) {

@@ -17,6 +17,9 @@
 
 #define CHUNK_BYTES (UINT64_C(2) << 20)
 #define HOST_SHARE 0.8            /* of what is left, for the host tier */
+/* Of a GPU left free without a budget, for what its driver takes when kernels and streams are first used. */
+#define GPU_RESERVE_BYTES (UINT64_C(512) << 20)
+#define GPU_RESERVE_SHARE 32      /* of a small one this part */
 #define STORE_SHARE 0.95          /* of what the file system has free */
 #define PROBE_FLOPS_MOST 2e13     /* a step past this is not measured op by op for a plan alone */
 #define DEFAULT_TIME 1024
@@ -297,7 +300,7 @@ static int store_room(lade_session *s, struct lade_error *error)
   if (status)
     return status;
   free_bytes = (uint64_t)((double)free_bytes * STORE_SHARE);
-  free_bytes += s->durable ? lade_durable_held_bytes(s->durable) : 0;
+  free_bytes += session_durable_held(s);
   s->store_bytes = s->params.store_budget_bytes ? s->params.store_budget_bytes : free_bytes;
   s->store_bytes /= (uint64_t)s->params.n_node_ranks;
   return session_agree_least(s, &s->store_bytes, error);
@@ -347,6 +350,8 @@ static uint64_t budget_resolve(const lade_session *s)
   default:
     break;
   }
+  if (s->params.is_gpu)
+    return s->capacity_bytes - LADE_MIN(GPU_RESERVE_BYTES, s->capacity_bytes / GPU_RESERVE_SHARE);
   if (!s->is_unified)
     return s->capacity_bytes;
   if (s->params.has_host_budget)
