@@ -39,6 +39,7 @@ static const struct run_field {
     {"moments", FIELD_MOMENTS, false, offsetof(struct lade_checkpoint_run, moments)},
     {"master", FIELD_MASTER, false, offsetof(struct lade_checkpoint_run, master)},
     {"grad-dtype", FIELD_GRAD_DTYPE, false, offsetof(struct lade_checkpoint_run, grad_dtype)},
+    {"grad-reduce", FIELD_GRAD_DTYPE, false, offsetof(struct lade_checkpoint_run, grad_reduce)},
 };
 
 #define DATA_KEY "data"

@@ -20,14 +20,14 @@
 
 #include "run/session_internal.h"
 
-#define MEMO_VERSION 2
+#define MEMO_VERSION 3
 
 struct memo {
   uint64_t version;
   struct lade_checkpoint_state state;
 };
 
-_Static_assert(sizeof(struct memo) == 8 + 280, "a memo that is another is of another version");
+_Static_assert(sizeof(struct memo) == 8 + 288, "a memo that is another is of another version");
 _Static_assert(sizeof(struct memo) <= LADE_DURABLE_MEMO_BYTES, "a memo has room in a record");
 
 /* ---- what is found ---- */

@@ -55,7 +55,7 @@ struct lade_checkpoint_run session_run(const lade_session *s)
       .seq = p->time, .steps = p->steps, .warmup = p->warmup, .lr = p->lr, .min_lr = p->min_lr,
       .dropout = p->dropout, .beta1 = p->beta1, .beta2 = p->beta2, .eps = p->eps, .weight_decay = p->weight_decay,
       .clip = p->clip, .moments = p->moments, .master = p->master, .grad_dtype = p->grad_dtype,
-      .data_key = data.key};
+      .grad_reduce = s->peers.layout.grad_reduce, .data_key = data.key};
 }
 
 /* FP16's scale goes on; a run in another dtype begins its own. */
