@@ -390,20 +390,26 @@ static void ranks_apply(struct run *run)
   run->options.is_quiet = run->options.is_quiet || !job_is_first(&run->job);
 }
 
-/* A start after a failure goes on from the newest checkpoint, or begins as the first did; perhaps on fewer ranks. */
-static void restart_apply(struct run *run)
+/*
+ * A start after a failure goes on from the newest checkpoint, or begins as the first did where there is none; perhaps
+ * on fewer ranks. One that cannot be read ends the start: to begin anew would in the end remove those that can.
+ */
+static int restart_apply(struct run *run)
 {
   struct lade_session_params *session = &run->options.session;
   const struct board *board = run->job.board;
   char path[PATH_MAX];
   if (!board || !board->n_restarts)
-    return;
-  if (run->options.save && lade_checkpoint_find(run->options.save, path, sizeof(path), NULL) == 0) {
+    return 0;
+  if (board->is_layout_given)
+    session->layout = board->layout;
+  struct lade_error why = {0};
+  int status = run->options.save ? lade_checkpoint_find(run->options.save, path, sizeof(path), &why) : -ENOENT;
+  if (!status) {
     session->resume = run->options.save;
     session->init = NULL;
   }
-  if (board->is_layout_given)
-    session->layout = board->layout;
+  return status && status != -ENOENT ? lade_error_set(&run->error, status, "%s", why.text) : 0;
 }
 
 /* What the launcher must know to start again. */
@@ -431,8 +437,9 @@ static int begin(struct run *run)
   options->session.saves_beside = options->save && options->save_every != 0;
   run->pace = (struct pace){.every = options->save_every, .failure_seconds = options->mtbf_seconds};
   ranks_apply(run);
-  restart_apply(run);
   choices_apply(run);
+  if (!status)
+    status = restart_apply(run);
   if (!status)
     status = lade_session_open(&options->session, &run->error, &run->session);
   if (status)
@@ -478,10 +485,15 @@ static void newest_name(const struct run *run, struct lade_error *error)
   if (!run->job.world || !why.text[0])
     return;
   for (size_t i = 0; i < LADE_COUNT(places); i++) {
-    if (places[i] && lade_checkpoint_find(places[i], path, sizeof(path), NULL) == 0) {
+    struct lade_error found = {0};
+    int status = places[i] ? lade_checkpoint_find(places[i], path, sizeof(path), &found) : -ENOENT;
+    if (status == -ENOENT)
+      continue;
+    if (status)
+      lade_error_set(error, why.code, "%.200s; the newest checkpoint cannot be taken: %s", why.text, found.text);
+    else
       lade_error_set(error, why.code, "%.300s; the newest complete checkpoint is %s", why.text, path);
-      return;
-    }
+    return;
   }
   if (options->save)
     lade_error_set(error, why.code, "%.300s; there is no checkpoint yet", why.text);

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`lade launch`: ranks are numbered, output, signals and exit codes pass through, mistakes are one line.
+"""`lade launch`: ranks are numbered, output, signals and exit codes pass through, mistakes are one line; a start after a
+failure begins anew where there is no checkpoint, and not where one is damaged.
 
 Usage: launch.py LADE
 """
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 
-LADE = sys.argv[1]
+LADE = os.path.abspath(sys.argv[1])
 
 
 def run(*args, **more):
@@ -65,3 +66,26 @@ begin = time.monotonic()
 job.send_signal(signal.SIGTERM)
 assert job.wait(timeout=40) != 0
 assert time.monotonic() - begin < 30, "a signal ends the job before its sleep does"
+
+# The first start of a job is killed before it trains. The next one finds that the newest checkpoint is damaged: it ends
+# with the name of the one before it, which stays. Without any checkpoint it trains as the first would have.
+LOSE = '[ -e lost ] || { touch lost; kill -9 $$; }; exec "$0" "$@"'
+with tempfile.TemporaryDirectory(prefix="lade-launch-") as scratch:
+    train = ["train", "--model", "nano", "--data", "text.txt", "--batch", "2", "--seq", "16", "--eval-iters", "1",
+             "--quiet", "--machine", "laptop-8c", "--save", "saves", "--save-every", "1", "--keep", "2"]
+    again = ["-n", "1", "--max-restarts", "1", "--", "sh", "-c", LOSE, LADE, *train]
+    with open(os.path.join(scratch, "text.txt"), "w", encoding="utf-8") as text:
+        text.write("".join(f"{i * i % 97} bottles\n" for i in range(2000)))
+    anew = run(*again, "--steps", "2", cwd=scratch)
+    assert anew.returncode == 0, anew
+    kept = [f"step-{step:08d}" for step in (1, 2)]
+    saves = os.path.join(scratch, "saves")
+    assert sorted(name for name in os.listdir(saves) if name.startswith("step-")) == kept, os.listdir(saves)
+    with open(os.path.join(saves, kept[1], "state.json"), "r+", encoding="utf-8") as state:
+        state.truncate(100)
+    os.remove(os.path.join(scratch, "lost"))
+    damaged = run(*again, "--steps", "4", cwd=scratch)
+    lines = [line for line in damaged.stderr.splitlines() if line.startswith("lade train: ")]
+    assert damaged.returncode == 5 and len(lines) == 1, damaged
+    assert "state.json is damaged" in lines[0] and lines[0].endswith("/saves/" + kept[0]), damaged
+    assert sorted(name for name in os.listdir(saves) if name.startswith("step-")) == kept, os.listdir(saves)
