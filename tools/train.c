@@ -50,6 +50,13 @@ struct run {
   struct lade_error error;
 };
 
+static void notice_print(void *user, const char *line)
+{
+  const struct run *run = user;
+  if (job_is_first(&run->job))
+    message_print("train: note", line);
+}
+
 /* ---- the log ---- */
 
 static void log_event(struct run *run, json_t *event)
@@ -164,17 +171,13 @@ static int save_finish(struct run *run)
   return status;
 }
 
-static int save(struct run *run)
+/* Save this step; steps have stood still since @begin_ns. */
+static int save_begin(struct run *run, int64_t begin_ns)
 {
   const struct options *options = &run->options;
-  if (!options->save || run->saved_step == run->info.step)
-    return 0;
-  const int64_t begin_ns = lade_now_ns();
   const bool is_first = run->saved_step < 0;
-  int status = save_finish(run);
   run->begun_save_ns = lade_now_ns();
-  if (!status)
-    status = lade_session_save(run->session, options->save, (int)options->keep, &run->error);
+  int status = lade_session_save(run->session, options->save, (int)options->keep, &run->error);
   if (status)
     return status;
   pace_measure(&run->pace, begin_ns, lade_now_ns());
@@ -186,6 +189,36 @@ static int save(struct run *run)
   else
     log_save(run, run->info.step);
   return 0;
+}
+
+/* Did @status come of a communicator, whose ranks can do nothing more together? */
+static bool is_apart(int status)
+{
+  return status == -EPIPE || status == -ETIMEDOUT || status == -ECANCELED;
+}
+
+/* The save before failed with @status, which ends the run: with this step saved, if that can be. Returns @status. */
+static int save_last(struct run *run, int status)
+{
+  const struct lade_error first = run->error;
+  char line[64];
+  int last = is_apart(status) ? status : save_begin(run, lade_now_ns());
+  if (!last)
+    last = save_finish(run);
+  snprintf(line, sizeof(line), "a save failed; step %lld is saved", (long long)run->info.step);
+  if (!last)
+    notice_print(run, line);
+  run->error = first;
+  return status;
+}
+
+static int save(struct run *run)
+{
+  if (!run->options.save || run->saved_step == run->info.step)
+    return 0;
+  const int64_t begin_ns = lade_now_ns();
+  int status = save_finish(run);
+  return status ? save_last(run, status) : save_begin(run, begin_ns);
 }
 
 /* The directory of --save, ours alone, and in it the configuration of this run as --config reads it. */
@@ -227,10 +260,18 @@ static bool is_due(int64_t step, int64_t every)
   return every > 0 && step % every == 0;
 }
 
-/* All ranks stop after the same step, whichever of them was told to. */
-static int stop_agree(struct run *run)
+/*
+ * All ranks stop after the same step, whichever of them was told to; and after the same step they see what a save
+ * beside the steps came to. One number says both: a run that stops finishes its saves anyhow, so signals come first.
+ */
+static int ends_agree(struct run *run)
 {
-  return lade_session_agree(run->session, signals_get(), &run->stop_signal, &run->error);
+  const int own = 2 * signals_get() + lade_session_has_saved(run->session);
+  int most = 0;
+  int status = lade_session_agree(run->session, own, &most, &run->error);
+  run->stop_signal = most / 2;
+  const bool is_last = run->stop_signal || run->info.step >= run->options.session.steps;
+  return status || is_last || most % 2 == 0 ? status : save_finish(run);
 }
 
 /* By the first rank's clock, at all of them. */
@@ -247,7 +288,7 @@ static int loop(struct run *run)
   const struct options *options = &run->options;
   int status = evaluate(run);
   if (!status)
-    status = stop_agree(run);
+    status = ends_agree(run);
   while (!status && run->info.step < options->session.steps && !run->stop_signal) {
     status = step(run);
     if (!status && is_due(run->info.step, options->eval_every))
@@ -255,7 +296,7 @@ static int loop(struct run *run)
     if (!status)
       status = save_if_due(run);
     if (!status)
-      status = stop_agree(run);
+      status = ends_agree(run);
   }
   if (!status && !run->stop_signal)
     status = evaluate(run);
@@ -358,13 +399,6 @@ static void drive_say(struct run *run)
 }
 
 /* ---- together ---- */
-
-static void notice_print(void *user, const char *line)
-{
-  const struct run *run = user;
-  if (job_is_first(&run->job))
-    message_print("train: note", line);
-}
 
 /* What the loop below does together with the others, so that all must do it after the same steps. */
 static void choices_apply(struct run *run)
@@ -515,7 +549,7 @@ int train_main(int argc, char **argv)
       status = log_status;
       error = run.error;
     }
-    if (status == -EPIPE || status == -ETIMEDOUT || status == -ECANCELED)
+    if (is_apart(status))
       newest_name(&run, &error);
     lade_session_close(run.session);
     code = job_leave(&run.job, "train", status, &error);

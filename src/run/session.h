@@ -157,7 +157,16 @@ int lade_session_gather_peaks(lade_session *session, uint64_t *ret_planned, uint
  */
 int lade_session_save(lade_session *session, const char *dir, int keep, struct lade_error *error);
 
-/* Wait until what was saved is durable. 0 where nothing is under way. */
+/*
+ * Has the save that was under way ended at this rank, well or not, so that finishing it waits for nobody here? Other
+ * ranks are about to say so too. Takes a load; false where nothing is under way.
+ */
+bool lade_session_has_saved(const lade_session *session);
+
+/*
+ * Wait until what was saved is durable; 0 where nothing is under way. All ranks return the same, and may save again
+ * after an error that is not a communicator's.
+ */
 int lade_session_finish_saves(lade_session *session, struct lade_error *error);
 
 /*

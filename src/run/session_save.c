@@ -5,7 +5,12 @@
  * Beside: the run waits until its values are copied to host memory (snapshot.h), and a thread writes the copy while
  * steps go on. It is the same code on both sides of that line, over other values and another communicator, so a save
  * is whole or does not exist as ever. One save is under way at a time: the next one waits for it, and so does the end.
- * What went wrong with it is then told, as what that call failed with.
+ * What went wrong with it is then told, as what that call failed with. A caller that does not want to hear of it that
+ * late asks between steps whether the save has ended, which costs one load, and then finishes it without a wait.
+ *
+ * Ranks end a save together, with one status, but not in the same instant: whether it has ended they have to agree on
+ * before they act on it. What all have voted on needs nobody told, so it leaves the communicators whole, and ranks may
+ * try another save after a failed one.
  *
  * The copy is memory of the host tier, taken and touched before step 0 out of what the plan leaves of its budget; where
  * that is too little at one rank, saves hold up steps at all of them, which is told. A step allocates nothing; the
@@ -18,6 +23,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +38,8 @@ struct session_saver {
   struct lade_peers peers; /* the session's, whose world is the communicator beside */
   struct lade_faults *faults;
   pthread_t thread;
-  bool is_running;
+  bool is_running;       /* it has to be joined */
+  atomic_bool has_ended; /* the save: the thread writes nothing more */
   /* Of the save that is under way; the thread's until it is joined. */
   struct lade_checkpoint_state state;
   struct lade_checkpoint_place place;
@@ -57,6 +64,7 @@ static void *saver_main(void *user)
   busy_set(&saver->peers, true);
   saver->status = lade_checkpoint_save(&values, &saver->state, &saver->place, saver->faults, &saver->error);
   busy_set(&saver->peers, false);
+  atomic_store_explicit(&saver->has_ended, true, memory_order_release);
   return NULL;
 }
 
@@ -67,6 +75,7 @@ static int thread_start(struct session_saver *saver, struct lade_error *error)
   int status = lade_fault(saver->faults, LADE_FAULT_THREAD);
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
+  atomic_store_explicit(&saver->has_ended, false, memory_order_relaxed);
   if (!status)
     status = -pthread_create(&saver->thread, NULL, saver_main, saver);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -177,12 +186,19 @@ int lade_session_save(lade_session *s, const char *dir, int keep, struct lade_er
   return session_fail(s, session_place(s, "in the save after", status, error), error);
 }
 
+bool lade_session_has_saved(const lade_session *s)
+{
+  return s->saver && s->saver->is_running && atomic_load_explicit(&s->saver->has_ended, memory_order_acquire);
+}
+
 int lade_session_finish_saves(lade_session *s, struct lade_error *error)
 {
   busy_set(&s->peers, true);
   int status = thread_join(s->saver, error);
   busy_set(&s->peers, false);
-  if (!s->saver || !status)
+  if (!status)
     return 0;
-  return session_fail(s, session_place(s, "in a save before", status, error), error);
+  session_place(s, "in a save before", status, error);
+  const bool is_known = !s->peers.beside || !lade_comm_status(s->peers.beside, NULL);
+  return is_known ? status : session_fail(s, status, error);
 }

@@ -5,6 +5,7 @@
 Usage: endings.py LADE
 """
 import array
+import fcntl
 import json
 import math
 import mmap
@@ -59,6 +60,16 @@ assert re.search(r"the loss is (nan|inf), and the first gradient that is not fin
                  r"d\.[a-z0-9.]+ is not finite, though the loss is", err), err
 step = int(err.split()[3].rstrip(":"))
 assert f"step-{step:08d}" in os.listdir("burst"), (step, os.listdir("burst"))
+
+# A save that fails beside the steps ends the run at the next of them, not when the next save is due: that is never.
+os.mkdir("locked")
+lock = os.open("locked", os.O_RDONLY)
+fcntl.flock(lock, fcntl.LOCK_EX)
+code, out, err = run("train", *SHORT, "--steps", "1000000", "--save", "locked", "--save-every", "auto", "--mtbf", "1e12",
+                     "--log", "locked.jsonl")
+os.close(lock)
+assert code == 1 and not out and err.count("\n") == 1 and "locked" in err, (code, out, err)
+assert not any(name.startswith("step-") for name in os.listdir("locked")), os.listdir("locked")
 
 # The same where parameters are updated inside the backward pass: some were, and the message says so.
 code, out, err = run("train", *SHORT, "--steps", "50", "--lr", "1000", "--min-lr", "1000", "--warmup", "0", "--clip",

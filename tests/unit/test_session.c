@@ -2,7 +2,7 @@
 /*
  * A session's steps. FP16's loss scale: an overflow is skipped, changes no parameter and halves the scale; many steps
  * without one double it. Saves beside steps: they hold what was there when they were asked for, however slow files are,
- * and what fails is told by the next call.
+ * and what fails is told by the next call, or between steps to who asks.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -176,6 +177,7 @@ static void steps_go_on_while_a_save_is_written(void **state)
     save(session);
     step_make(session);
     step_make(session);
+    assert_false(lade_session_has_saved(session));
     assert_false(is_saved("step-00000001")); /* the drive has not synced a byte yet */
     uint64_t third = digest_of(session);
     sem_post(&gate);
@@ -214,6 +216,31 @@ static void a_save_that_fails_beside_steps_is_told_by_the_next_call(void **state
   }
 }
 
+/* Nobody has to wait for what the save came to, and the failed one is not the last. */
+static void a_failed_save_is_seen_between_steps_and_another_is_made(void **state)
+{
+  struct lade_session_params how = params_make();
+  struct lade_error error = {0};
+  how.saves_beside = true;
+  lade_session *session = session_open(&how);
+  assert_false(lade_session_has_saved(session));
+  int fd = open(scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  assert_int_equal(flock(fd, LOCK_EX), 0);
+  save(session);
+  while (!lade_session_has_saved(session))
+    step_make(session);
+  assert_int_equal(lade_session_finish_saves(session, &error), -EBUSY);
+  assert_false(lade_session_has_saved(session));
+  close(fd);
+  uint64_t digest = digest_of(session);
+  char name[32];
+  snprintf(name, sizeof(name), "step-%08lld", (long long)session->state.step);
+  save(session);
+  assert_int_equal(lade_session_finish_saves(session, &error), 0);
+  lade_session_close(session);
+  saved_is(&how, name, digest);
+}
+
 static void a_session_that_closes_waits_for_its_save(void **state)
 {
   struct lade_session_params how = params_make();
@@ -246,6 +273,8 @@ int main(void)
       cmocka_unit_test(many_good_steps_double_the_scale),
       cmocka_unit_test_setup_teardown(steps_go_on_while_a_save_is_written, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_save_that_fails_beside_steps_is_told_by_the_next_call, scratch_setup_in_memory,
+                                      scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_failed_save_is_seen_between_steps_and_another_is_made, scratch_setup_in_memory,
                                       scratch_teardown),
       cmocka_unit_test_setup_teardown(a_session_that_closes_waits_for_its_save, scratch_setup_in_memory,
                                       scratch_teardown),
