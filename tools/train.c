@@ -212,6 +212,22 @@ static int save_last(struct run *run, int status)
   return status;
 }
 
+/* The run failed: whether the save that was under way is there is in the log, or told beside the failure. */
+static void save_settle(struct run *run)
+{
+  const struct lade_error first = run->error;
+  const int64_t step = run->pending_step;
+  char line[sizeof(first.text) + 64];
+  if (step < 0)
+    return;
+  int status = save_finish(run);
+  if (status && !is_apart(status)) {
+    snprintf(line, sizeof(line), "step %lld is not saved: %s", (long long)step, run->error.text);
+    notice_print(run, line);
+  }
+  run->error = first;
+}
+
 static int save(struct run *run)
 {
   if (!run->options.save || run->saved_step == run->info.step)
@@ -543,6 +559,8 @@ int train_main(int argc, char **argv)
   if (code == OPTIONS_GO) {
     signals_init();
     status = run_all(&run);
+    if (status)
+      save_settle(&run);
     struct lade_error error = run.error;
     int log_status = log_close(&run);
     if (!status && log_status) {

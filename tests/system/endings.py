@@ -53,13 +53,16 @@ text_write("abcdefg")
 
 # A loss that is not finite: the step is named, and the newest save is from before.
 code, out, err = run("train", *SHORT, "--steps", "50", "--lr", "1000", "--min-lr", "1000", "--warmup", "0", "--clip",
-                     "0", "--save", "burst", "--save-every", "1", "--dtype", "fp32")
+                     "0", "--save", "burst", "--save-every", "1", "--dtype", "fp32", "--log", "burst.jsonl")
 assert code == 1 and not out, (code, err)
 assert err.count("\n") == 1 and err.startswith("lade train: step ") and err.endswith("; nothing was updated\n"), err
 assert re.search(r"the loss is (nan|inf), and the first gradient that is not finite is d\.embed\.wte\.weight;|: "
                  r"d\.[a-z0-9.]+ is not finite, though the loss is", err), err
 step = int(err.split()[3].rstrip(":"))
 assert f"step-{step:08d}" in os.listdir("burst"), (step, os.listdir("burst"))
+with open("burst.jsonl", encoding="utf-8") as file:  # it was being written when the step failed
+    saves = [event["step"] for event in map(json.loads, file) if event["event"] == "save"]
+assert saves == list(range(1, step + 1)), (step, saves)
 
 # A save that fails beside the steps ends the run at the next of them, not when the next save is due: that is never.
 os.mkdir("locked")
