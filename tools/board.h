@@ -36,7 +36,7 @@ struct board {
   _Atomic int64_t first_step; /* at which this start began; -1: no step has begun */
   _Atomic int64_t begun_ns;   /* when it did */
   _Atomic int64_t n_steps;    /* done since step 0 */
-  _Atomic int64_t saved_ns;   /* when the newest whole checkpoint took its values; 0: none is of this job */
+  _Atomic int64_t saved_ns;   /* when the newest checkpoint that it saw whole took its values; 0: none is of this job */
   struct board_rank ranks[];
 };
 

@@ -567,9 +567,9 @@ int train_main(int argc, char **argv)
       status = log_status;
       error = run.error;
     }
-    if (is_apart(status))
-      newest_name(&run, &error);
     lade_session_close(run.session);
+    if (is_apart(status))
+      newest_name(&run, &error); /* our saver is through: it removes nothing any more */
     code = job_leave(&run.job, "train", status, &error);
     code = !status && run.stop_signal ? 128 + run.stop_signal : code;
     history_finish(&run.history);
