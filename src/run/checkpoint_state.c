@@ -29,7 +29,7 @@
 #define FORMAT "lade-checkpoint"
 #define FORMAT_VERSION 2
 #define FORMAT_VERSION_XXH3 1 /* is read, too */
-#define MAX_STATE_BYTES (64u << 20) /* a thousand layers take a few */
+#define MAX_STATE_BYTES (64u << 20) /* also of the index: a thousand layers take a few */
 #define MAX_CONFIG_BYTES (1u << 20)
 #define CANONICAL (JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(17))
 
@@ -195,11 +195,11 @@ static bool object_sum(const json_t *object, uint64_t *ret_sum)
   return true;
 }
 
-static int file_sum(const char *path, uint64_t *ret_sum, struct lade_error *error)
+static int file_sum(const char *path, size_t most_bytes, uint64_t *ret_sum, struct lade_error *error)
 {
   char *text;
   size_t bytes;
-  int rc = lade_file_load(path, MAX_CONFIG_BYTES, error, &text, &bytes);
+  int rc = lade_file_load(path, most_bytes, error, &text, &bytes);
   if (rc < 0)
     return saved_file_error(rc, error);
   *ret_sum = XXH3_64bits(text, bytes);
@@ -226,14 +226,14 @@ static int file_size(const char *dir, const char *name, char path[PATH_MAX], int
 }
 
 /* What state.json says of a small file: its size and its sum. NULL: see @error. */
-static json_t *small_file_json(const char *dir, const char *name, struct lade_error *error)
+static json_t *small_file_json(const char *dir, const char *name, size_t most_bytes, struct lade_error *error)
 {
   char path[PATH_MAX];
   int64_t bytes = 0;
   uint64_t sum = 0;
   int rc = file_size(dir, name, path, &bytes, error);
   if (rc == 0)
-    rc = file_sum(path, &sum, error);
+    rc = file_sum(path, most_bytes, &sum, error);
   return rc < 0 ? NULL : json_pack("{s:I,s:o}", "bytes", (json_int_t)bytes, "xxh3", hex_json(sum));
 }
 
@@ -267,9 +267,10 @@ static bool value_put(json_t *object, const char *key, json_t *value)
 static json_t *files_json(const struct table *table, const char *dir, struct lade_error *error)
 {
   json_t *files = json_object();
-  bool is_made = files && value_put(files, CHECKPOINT_CONFIG, small_file_json(dir, CHECKPOINT_CONFIG, error));
+  bool is_made = files && value_put(files, CHECKPOINT_CONFIG,
+                                    small_file_json(dir, CHECKPOINT_CONFIG, MAX_CONFIG_BYTES, error));
   if (is_made && model_is_split(table))
-    is_made = value_put(files, CHECKPOINT_INDEX, small_file_json(dir, CHECKPOINT_INDEX, error));
+    is_made = value_put(files, CHECKPOINT_INDEX, small_file_json(dir, CHECKPOINT_INDEX, MAX_STATE_BYTES, error));
   for (int i = 0; i < table->files.n && is_made; i++) {
     const struct table_file *file = &table->files.items[i];
     is_made = value_put(files, file->name, file_json(table, file, dir, error));
@@ -538,7 +539,7 @@ int saved_config_verify(const struct saved_state *file, const char *path, struct
     return state_damaged(path, "a file's checksum is missing", error);
   int rc = checkpoint_path_join(config_path, path, CHECKPOINT_CONFIG, error);
   if (rc == 0)
-    rc = file_sum(config_path, &computed, error);
+    rc = file_sum(config_path, MAX_CONFIG_BYTES, &computed, error);
   if (rc < 0 || stated == computed)
     return rc;
   return lade_error_set(error, -EBADMSG, "%s is damaged: its checksum differs", config_path);

@@ -10,9 +10,11 @@ struct lade_graph *checkpoint_graph(enum lade_family family, enum lade_dtype dty
 {
   static struct lade_kernels kernels;
   struct lade_cpu cpu = {0};
-  struct lade_model model = {.name = "test", .family = family, .layers = 2, .heads = 4, .key_heads = 2,
-                             .width = size ? 264 : 16, .hidden = size == SIZE_CHUNKS ? 8100 : size ? 520 : 24,
-                             .context = 16, .vocabulary = size ? 2501 : 31, .norm_eps = 1e-5f, .rope_base = 10000};
+  const bool is_wide = size == SIZE_WINDOWS || size == SIZE_CHUNKS;
+  struct lade_model model = {.name = "test", .family = family, .layers = size == SIZE_DEEP ? 1600 : 2, .heads = 4,
+                             .key_heads = 2, .width = is_wide ? 264 : 16,
+                             .hidden = size == SIZE_CHUNKS ? 8100 : is_wide ? 520 : 24, .context = 16,
+                             .vocabulary = is_wide ? 2501 : 31, .norm_eps = 1e-5f, .rope_base = 10000};
   if (family == LADE_GPT2) {
     model.key_heads = model.heads;
     model.is_tied = true;

@@ -9,6 +9,7 @@ enum checkpoint_size {
   SIZE_SMALL,   /* a few kilobytes */
   SIZE_WINDOWS, /* the largest parameters are several windows, and no whole number of them */
   SIZE_CHUNKS,  /* and transposed ones several chunks */
+  SIZE_DEEP,    /* as the small one, with 1600 layers */
 };
 
 /* Two layers. GPT-2 is tied; Llama is not, and has grouped queries. */

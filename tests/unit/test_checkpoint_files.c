@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -97,6 +98,22 @@ static void a_missing_file_of_several_is_named(void **state)
   lade_graph_destroy(graph);
 }
 
+static void an_index_may_be_longer_than_a_configuration(void **state)
+{
+  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_DEEP);
+  struct values_memory memory;
+  struct lade_error error;
+  struct stat st;
+  values_memory_init(&memory, graph);
+  values_memory_randomize(&memory, 5);
+  save(&memory, 1, 8 << 20, 0);
+  assert_int_equal(stat(in_scratch("step-00000001/model.safetensors.index.json"), &st), 0);
+  assert_true(st.st_size > 1 << 20);
+  assert_int_equal(load(graph, "step-00000001", &memory, &error), 0);
+  values_memory_finish(&memory);
+  lade_graph_destroy(graph);
+}
+
 /* ---- format version 1 ---- */
 
 static void hex_set(json_t *object, const char *key, uint64_t value)
@@ -174,6 +191,8 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(a_large_model_is_in_several_files, scratch_setup_in_memory, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_missing_file_of_several_is_named, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(an_index_may_be_longer_than_a_configuration, scratch_setup_in_memory,
+                                      scratch_teardown),
       cmocka_unit_test_setup_teardown(version_1_loads_and_its_damage_is_named, scratch_setup_in_memory,
                                       scratch_teardown),
   };
