@@ -7,6 +7,9 @@
  * maximum is gathered and not summed: communicators sum floating-point numbers only. Sums of many integers are made in
  * the two halves of a ring's all-reduce: each rank gets everybody's share of the numbers, adds it up, and all shares
  * are gathered. So memory is twice the numbers, whatever the number of ranks.
+ *
+ * A rank that returns without taking part leaves the others waiting. So words of agreements have their memory from the
+ * start, for each of the two threads that agree, and what a sum needs beside is voted on first.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -28,6 +31,13 @@ static int layout_agree(struct lade_peers *peers, struct lade_error *error)
   return status;
 }
 
+static int words_alloc(const struct lade_peers *peers, int64_t **ret_words, struct lade_error *error)
+{
+  const size_t n = peers->world ? (size_t)lade_comm_size(peers->world) : 0;
+  *ret_words = n ? calloc(n, sizeof(**ret_words)) : NULL;
+  return n && !*ret_words ? lade_error_set(error, -ENOMEM, "no memory for a word from each of %zu ranks", n) : 0;
+}
+
 int lade_peers_open(const struct lade_layout_params *params, lade_comm *world, struct lade_error *error,
                     struct lade_peers *ret_peers)
 {
@@ -41,7 +51,9 @@ int lade_peers_open(const struct lade_layout_params *params, lade_comm *world, s
   if (status)
     return status;
   const struct lade_mesh *mesh = &peers.layout.mesh;
-  status = layout_agree(&peers, error);
+  status = words_alloc(&peers, &peers.words, error);
+  if (!status)
+    status = layout_agree(&peers, error);
   for (int axis = 0; axis < LADE_N_AXES && world && !status; axis++) {
     if (mesh->axes[axis].size == 1)
       continue;
@@ -58,7 +70,17 @@ int lade_peers_open(const struct lade_layout_params *params, lade_comm *world, s
 
 int lade_peers_open_beside(struct lade_peers *peers, struct lade_error *error)
 {
-  return peers->world ? lade_comm_split(peers->world, 0, peers->layout.rank, error, &peers->beside) : 0;
+  int status = words_alloc(peers, &peers->words_beside, error);
+  return status || !peers->world ? status
+                                 : lade_comm_split(peers->world, 0, peers->layout.rank, error, &peers->beside);
+}
+
+struct lade_peers lade_peers_beside(const struct lade_peers *peers)
+{
+  struct lade_peers beside = *peers;
+  beside.world = peers->beside;
+  beside.words = peers->words_beside;
+  return beside;
 }
 
 void lade_peers_close(struct lade_peers *peers)
@@ -69,6 +91,9 @@ void lade_peers_close(struct lade_peers *peers)
     lade_comm_close(peers->axes[axis]);
     peers->axes[axis] = NULL;
   }
+  free(peers->words);
+  free(peers->words_beside);
+  peers->words = peers->words_beside = NULL;
 }
 
 static void comm_abort(lade_comm *comm, const char *words)
@@ -108,18 +133,17 @@ int lade_peers_gather(struct lade_peers *peers, const void *own, uint64_t bytes,
 
 int lade_peers_max(struct lade_peers *peers, int64_t value, int64_t *ret_max, struct lade_error *error)
 {
-  const size_t n = peers && peers->world ? (size_t)lade_comm_size(peers->world) : 1;
-  int64_t *all = calloc(n, sizeof(*all));
-  if (!all)
-    return lade_error_set(error, -ENOMEM, "no memory for a word from each rank");
-  int status = lade_peers_gather(peers, &value, sizeof(value), all, error);
-  int64_t most = all[0];
-  for (size_t i = 1; i < n; i++)
-    most = LADE_MAX(most, all[i]);
-  free(all);
-  if (!status)
-    *ret_max = most;
-  return status;
+  if (!peers || !peers->world) {
+    *ret_max = value;
+    return 0;
+  }
+  int status = lade_peers_gather(peers, &value, sizeof(value), peers->words, error);
+  if (status)
+    return status;
+  for (int i = 0; i < lade_comm_size(peers->world); i++)
+    value = LADE_MAX(value, peers->words[i]);
+  *ret_max = value;
+  return 0;
 }
 
 /* @padded has n_ranks blocks of @block numbers, and @others as much room. */
@@ -143,10 +167,12 @@ int lade_peers_sum(struct lade_peers *peers, uint64_t *numbers, size_t n, struct
     return 0;
   const size_t n_ranks = (size_t)lade_comm_size(peers->world), block = lade_div_up(n, n_ranks);
   uint64_t *padded = calloc(2 * n_ranks * block + 1, sizeof(*padded));
-  if (!padded)
-    return lade_error_set(error, -ENOMEM, "no memory to add up %zu numbers of %zu ranks", n, n_ranks);
-  memcpy(padded, numbers, n * sizeof(*numbers));
-  int status = blocks_sum(peers, padded, padded + n_ranks * block, block, error);
+  int status = padded ? 0 : lade_error_set(error, -ENOMEM, "no memory to add up %zu numbers of %zu ranks", n, n_ranks);
+  status = lade_peers_vote(peers, status, error);
+  if (!status) {
+    memcpy(padded, numbers, n * sizeof(*numbers));
+    status = blocks_sum(peers, padded, padded + n_ranks * block, block, error);
+  }
   if (!status)
     memcpy(numbers, padded, n * sizeof(*numbers));
   free(padded);
@@ -170,14 +196,9 @@ int lade_peers_vote(struct lade_peers *peers, int status, struct lade_error *err
   if (!peers || !peers->world)
     return status;
   const int n_ranks = lade_comm_size(peers->world);
-  int *all = calloc((size_t)n_ranks, sizeof(*all)), rank = 0;
-  if (!all)
-    return lade_error_set(error, -ENOMEM, "no memory for a word from each rank");
-  int told = lade_peers_gather(peers, &status, sizeof(status), all, error);
-  while (!told && rank < n_ranks && !all[rank])
+  const int64_t word = status;
+  int rank = 0, told = lade_peers_gather(peers, &word, sizeof(word), peers->words, error);
+  while (!told && rank < n_ranks && !peers->words[rank])
     rank++;
-  if (!told && rank < n_ranks)
-    told = words_share(peers, rank, all[rank], error);
-  free(all);
-  return told;
+  return told || rank == n_ranks ? told : words_share(peers, rank, (int)peers->words[rank], error);
 }

@@ -17,17 +17,21 @@ struct lade_peers {
   lade_comm *world;             /* borrowed; NULL: we are alone */
   lade_comm *axes[LADE_N_AXES]; /* of axes with several ranks, else NULL */
   lade_comm *beside;            /* of all, for what one thread does beside the steps; NULL: nothing has asked for it */
+  int64_t *words, *words_beside; /* one of each rank, for agreements over the one and the other; NULL as they are */
 };
 
 /*
  * Work out the layout of @params, whose world and rank are those of @world (NULL: one rank), and split @world by its
- * axes; collective. @ret_peers is the caller's to close. Errors of lade_layout_init and of the communicator.
+ * axes; collective. @ret_peers is the caller's to close. -ENOMEM; errors of lade_layout_init and of the communicator.
  */
 int lade_peers_open(const struct lade_layout_params *params, lade_comm *world, struct lade_error *error,
                     struct lade_peers *ret_peers);
 
-/* Make @peers->beside; collective. As lade_comm_split. */
+/* Make @peers->beside; collective. -ENOMEM, and as lade_comm_split. */
 int lade_peers_open_beside(struct lade_peers *peers, struct lade_error *error);
+
+/* @peers as the thread beside the steps sees them: it agrees over their second communicator. They stay the owner. */
+struct lade_peers lade_peers_beside(const struct lade_peers *peers);
 
 /* Close all but the world; collective, unless something failed. @world stays. */
 void lade_peers_close(struct lade_peers *peers);
@@ -46,15 +50,19 @@ int lade_peers_broadcast(struct lade_peers *peers, void *data, uint64_t bytes, s
 int lade_peers_gather(struct lade_peers *peers, const void *own, uint64_t bytes, void *ret_all,
                       struct lade_error *error);
 
-/* The largest @value of any rank, at all of them; collective. As lade_comm_run. */
+/* The largest @value of any rank, at all of them; collective. As lade_comm_run. Allocates nothing. */
 int lade_peers_max(struct lade_peers *peers, int64_t value, int64_t *ret_max, struct lade_error *error);
 
-/* Add up @n numbers of all ranks, each by itself and modulo 2^64, at all of them; collective. As lade_comm_run. */
+/*
+ * Add up @n numbers of all ranks, each by itself and modulo 2^64, at all of them; collective. As lade_comm_run; -ENOMEM
+ * at all ranks where one lacks memory.
+ */
 int lade_peers_sum(struct lade_peers *peers, uint64_t *numbers, size_t n, struct lade_error *error);
 
 /*
  * Does everybody go on? @status is this rank's, with its line in @error. 0 when it is 0 at all ranks; else what the
  * first rank has that failed, with its line and its number, at every one of them; collective. As lade_comm_run.
+ * Allocates nothing, so that a rank whose memory has ended can say so.
  */
 int lade_peers_vote(struct lade_peers *peers, int status, struct lade_error *error);
 

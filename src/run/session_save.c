@@ -35,7 +35,7 @@ struct session_saver {
   struct lade_values values; /* what is copied */
   lade_snapshot *snapshot;
   uint64_t bytes;
-  struct lade_peers peers; /* the session's, whose world is the communicator beside */
+  struct lade_peers peers; /* the session's, as seen beside it */
   struct lade_faults *faults;
   pthread_t thread;
   bool is_running;       /* it has to be joined */
@@ -117,8 +117,7 @@ static int saver_fill(lade_session *s, struct session_saver *saver, struct lade_
   int status = lade_snapshot_create(&saver->values, s->params.faults, error, &saver->snapshot);
   if (!status)
     status = lade_peers_open_beside(&s->peers, error);
-  saver->peers = s->peers;
-  saver->peers.world = s->peers.beside;
+  saver->peers = lade_peers_beside(&s->peers);
   saver->faults = s->params.faults;
   return status;
 }
