@@ -23,7 +23,9 @@
  * carry the layout. Its gain is that no two ranks write one page of a file, which matters where a file system's clients
  * do not agree about pages (NFS).
  *
- * Memory is one chunk, two windows and a staging buffer (checkpoint_slices.c), at most 11 MiB, and the table.
+ * Memory is one chunk, two windows and a staging buffer (checkpoint_slices.c), at most 11 MiB. With compact state it is
+ * a window more, and with 8-bit moments the scales of the largest parameter (checkpoint_forms.c). Then the table of all
+ * tensors, and at the first rank the text of the JSON files.
  */
 #include <errno.h>
 #include <inttypes.h>

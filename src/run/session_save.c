@@ -14,7 +14,8 @@
  *
  * The copy is memory of the host tier, taken and touched before step 0 out of what the plan leaves of its budget; where
  * that is too little at one rank, saves hold up steps at all of them, which is told. A step allocates nothing; the
- * thread has windows of its own, 11 MiB at most, from its start to its end.
+ * thread has from its start to its end what a save takes of its own (checkpoint_save.c): windows, 12 MiB at most, the
+ * scales of one parameter's 8-bit moments, the table of tensors.
  *
  * Rejected: copy on write by a forked process, which finds device memory, communicators and threads in no state to be
  * used, and takes an unplanned amount of memory; and writing from the copies that offload has in the host tier, which
