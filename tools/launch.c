@@ -201,18 +201,20 @@ static int ranks_shrink(struct launch *launch, const struct board_verdict *verdi
 {
   struct board *board = launch->board;
   const int left = launch->n_ranks - LADE_MAX(verdict->n_lost, 1);
+  if (left < 1)
+    return lade_error_set(&launch->error, -EINVAL, "no ranks remain to go on with");
   if (!board->n_rows) { /* nothing was told of a layout: any number will do */
     launch->n_ranks = left;
   } else {
     struct lade_layout_params layout;
     if (lade_layout_shrink(&board->layout, left, board->n_rows, board->micro_rows, &layout))
-      launch->n_ranks = 0;
-    else
-      launch->n_ranks = layout.world;
+      return lade_error_set(&launch->error, -EINVAL, "%d of %d ranks remain, and no layout of them like the one before "
+                            "can share a batch of %lld", left, launch->n_ranks, (long long)board->n_rows);
+    launch->n_ranks = layout.world;
     board->layout = layout;
     board->is_layout_given = true;
   }
-  return launch->n_ranks > 0 ? 0 : lade_error_set(&launch->error, -EINVAL, "no ranks remain to go on with");
+  return 0;
 }
 
 static int job_run(struct launch *launch)

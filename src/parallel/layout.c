@@ -135,8 +135,10 @@ static struct lade_layout_params sizes_set(const struct lade_layout_params *para
   sized.dp = dp;
   if (params->shard && dp % params->shard)
     sized.shard = 0;
-  if (dp == 1)
+  if (dp == 1) {
     sized.zero = sized.shard = 0;
+    sized.grad_reduce = LADE_F32;
+  }
   if (tp == 1)
     sized.is_sequence = false;
   if (pp == 1) {

@@ -107,6 +107,8 @@ static void what_is_left_of_the_ranks_goes_on(void **state)
       {PARAMS(.dp = 4), 3, 12, 6, "dp2"}, /* nor does 6 what each of 3 would have */
       {PARAMS(.dp = 4, .zero = 3), 1, 8, 0, "one rank"},
       {PARAMS(.dp = 4, .zero = 3, .shard = 2), 3, 9, 0, "dp3, zero 3 over 3"},
+      {PARAMS(.dp = 2, .grad_reduce = LADE_BF16), 1, 8, 0, "one rank"},
+      {PARAMS(.dp = 3, .grad_reduce = LADE_BF16), 2, 8, 0, "dp2, sums in bf16"},
       {PARAMS(.tp = 2, .pp = 2, .dp = 2), 7, 8, 0, "tp2 pp2, 1f1b"},
       {PARAMS(.tp = 2, .pp = 2, .dp = 2), 3, 8, 0, "tp2"},
       {PARAMS(.tp = 2, .is_sequence = true), 1, 8, 0, "one rank"},
