@@ -193,7 +193,7 @@ static bool is_lost(const struct board_verdict *verdict, int code)
 {
   if (!code || signals_get() || verdict->is_own)
     return false;
-  return verdict->error.code || verdict->n_begun ? true : code > 128;
+  return verdict->error.code || (verdict->n_begun ? verdict->n_lost > 0 : code > 128);
 }
 
 /* The ranks that remain, and their layout. */

@@ -160,6 +160,18 @@ def what_ranks_call_wrong_is_not_tried_again():
             "a budget that is too small is tried again", result.stderr)
 
 
+def a_code_after_all_ranks_ended_well_is_not_tried_again():
+    """No rank was lost: the code is that of what the command did afterwards."""
+    result = subprocess.run([LADE, "launch", "-n", "2", "--max-restarts", "2", "--", "sh", "-c",
+                             'echo start >>starts; "$0" "$@" && exit 3', LADE, *TRAIN, "--steps", "1"],
+                            env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                            text=True, timeout=PATIENCE, check=False)
+    with open("starts", encoding="ascii") as file:
+        starts = file.read().count("start")
+    require(result.returncode == 3 and starts == 2 and "restart" not in result.stderr,
+            f"{starts} ranks were started, and the job ends with {result.returncode}", result.stderr)
+
+
 def many(n):
     """@n kills of a random rank at a random moment, each followed by a resumed run to the end."""
     arguments = ["--steps", "12", "--json", "--zero", "1", "--save-every", "2"]
@@ -201,7 +213,7 @@ try:
         many(int(sys.argv[3]))
         sys.exit(0)
     for test in (a_rank_is_killed, a_rank_is_stopped, a_rank_ends_before_the_first_message, a_job_starts_again,
-                 what_ranks_call_wrong_is_not_tried_again):
+                 what_ranks_call_wrong_is_not_tried_again, a_code_after_all_ranks_ended_well_is_not_tried_again):
         start = time.monotonic()
         test()
         print(f"ok {test.__name__} ({time.monotonic() - start:.1f} s)", flush=True)
