@@ -33,7 +33,7 @@ for name, option in (("ASAN_OPTIONS", "detect_leaks=0"), ("TSAN_OPTIONS", "ignor
 TRAIN = ["train", "--model", "nano", "--dtype", "fp32", "--batch", "8", "--seq", "32", "--eval-iters", "1", "--quiet",
          "--machine", "a100-40g", "--data", "text.txt"]
 GONE = r"rank {} \(process \d+\) has ended; the other ranks cannot go on without it"
-PLACE = (r"((step|in the save after step|between steps, after step|at the end of step) \d+"
+PLACE = (r"((step|in the save after step|in a save before step|between steps, after step|at the end of step) \d+"
          r"(, instruction \d+ \(\w+ .+ over \w+\))?: )?")
 
 
