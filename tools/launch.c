@@ -119,6 +119,13 @@ static void arguments_fill(const struct launch *launch, bool is_crowded, const c
   memcpy(arguments + n, launch->command, (size_t)launch->n_command * sizeof(*arguments));
 }
 
+/* In the new process, where signals are held: whoever asked for the end since the last start does not get another. */
+static int mpirun_prepare(void *user)
+{
+  (void)user;
+  return signals_get() ? -ECANCELED : 0;
+}
+
 static int mpirun_start(struct launch *launch, pid_t *ret_child)
 {
   const bool is_crowded = launch->n_ranks > lade_cpu_count();
@@ -130,7 +137,8 @@ static int mpirun_start(struct launch *launch, pid_t *ret_child)
   arguments_fill(launch, is_crowded, n_text, arguments);
   if (is_crowded)
     setenv("OMP_NUM_THREADS", "1", 0);
-  const struct program_params how = {.command = (char *const *)(uintptr_t)arguments, .end_signal = SIGTERM};
+  const struct program_params how = {.command = (char *const *)(uintptr_t)arguments, .end_signal = SIGTERM,
+                                     .prepare = mpirun_prepare};
   int status = program_start(&how, &launch->error, ret_child);
   free(arguments);
   return status;
@@ -160,13 +168,14 @@ static void loss_print(const struct launch *launch, struct loss *loss)
 /* Wait for mpirun, and say meanwhile what was lost once that is known. */
 static int mpirun_wait(struct launch *launch, pid_t child, struct loss *loss, int *ret_state)
 {
-  pid_t ended = 0;
-  while (loss->is_pending && ended == 0) {
+  siginfo_t end = {0};
+  while (loss->is_pending && end.si_pid == 0) {
     loss_print(launch, loss);
     nanosleep(&(struct timespec){.tv_nsec = POLL_MS * 1000000l}, NULL);
-    ended = waitpid(child, ret_state, WNOHANG);
+    if (waitid(P_PID, (id_t)child, &end, WEXITED | WNOHANG | WNOWAIT))
+      break;
   }
-  int status = ended > 0 ? 0 : program_wait(child, &launch->error, ret_state);
+  int status = program_wait(child, &launch->error, ret_state);
   loss_print(launch, loss);
   return status;
 }
@@ -229,6 +238,8 @@ static int job_run(struct launch *launch)
     int status = mpirun_start(launch, &child);
     if (!status)
       status = mpirun_wait(launch, child, &loss, &state);
+    if (status && signals_get())
+      return 128 + signals_get();
     if (status)
       return exit_fail("launch", status, &launch->error);
     const int code = end_tell(launch, state, &verdict);

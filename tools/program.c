@@ -92,9 +92,13 @@ int program_start(const struct program_params *params, struct lade_error *error,
 
 int program_wait(pid_t child, struct lade_error *error, int *ret_state)
 {
-  while (waitpid(child, ret_state, 0) < 0) {
-    if (errno != EINTR)
-      return lade_error_set(error, -errno, "the command was lost: %s", strerror(errno));
-  }
+  siginfo_t end;
+  int status;
+  do {
+    status = waitid(P_PID, (id_t)child, &end, WEXITED | WNOWAIT);
+  } while (status && errno == EINTR);
+  signals_forward(0); /* while its number is still its own */
+  if (status || waitpid(child, ret_state, 0) < 0)
+    return lade_error_set(error, -errno, "the command was lost: %s", strerror(errno));
   return 0;
 }

@@ -26,7 +26,7 @@ struct program_params {
  */
 int program_start(const struct program_params *params, struct lade_error *error, pid_t *ret_child);
 
-/* Wait for its end; *ret_state is as waitpid has it. */
+/* Wait for its end, after which nothing is passed on to it; *ret_state is as waitpid has it. */
 int program_wait(pid_t child, struct lade_error *error, int *ret_state);
 
 #endif

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <unistd.h>
 
@@ -57,13 +58,19 @@ void signals_forward(pid_t child)
 static const int passed[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 #define N_PASSED (sizeof(passed) / sizeof(passed[0]))
 
+static bool is_end(int signal)
+{
+  return signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT;
+}
+
 /* What the terminal sends it sends to the command as well; what a process sent was meant for the command. */
 static void signal_pass(int signal, siginfo_t *info, void *context)
 {
   int saved_errno = errno;
   if (info->si_code <= 0 && child_process > 0)
     kill(child_process, signal);
-  first_signal = signal;
+  if (!first_signal && is_end(signal))
+    first_signal = signal;
   errno = saved_errno;
 }
 

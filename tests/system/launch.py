@@ -89,3 +89,16 @@ with tempfile.TemporaryDirectory(prefix="lade-launch-") as scratch:
     assert damaged.returncode == 5 and len(lines) == 1, damaged
     assert "state.json is damaged" in lines[0] and lines[0].endswith("/saves/" + kept[0]), damaged
     assert sorted(name for name in os.listdir(saves) if name.startswith("step-")) == kept, os.listdir(saves)
+
+# A signal that the command survives takes no restart away.
+with tempfile.TemporaryDirectory() as directory:
+    SCRIPT = """trap '' USR1; echo up; [ -e done ] && exit 0
+                while ! [ -e go ]; do sleep 0.05; done; touch done; kill -9 $$"""
+    job = subprocess.Popen([LADE, "launch", "-n", "1", "--max-restarts", "1", "--", "sh", "-c", SCRIPT], cwd=directory,
+                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert job.stdout.readline() == "up\n"
+    job.send_signal(signal.SIGUSR1)
+    with open(os.path.join(directory, "go"), "w", encoding="ascii"):
+        pass
+    out, _ = job.communicate(timeout=40)
+    assert job.returncode == 0 and out == "up\n", (job.returncode, out)
