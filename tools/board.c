@@ -122,6 +122,17 @@ void board_leave(struct board *board, int rank, int code, const char *text)
   atomic_store(&own->has_left, 1);
 }
 
+int board_signal(const struct board *board, int signal_number)
+{
+  int n = 0;
+  for (int rank = 0; rank < board->n_ranks; rank++) {
+    const struct board_rank *other = &board->ranks[rank];
+    const pid_t pid = atomic_load(&other->pid);
+    n += pid > 0 && !atomic_load(&other->has_left) && kill(pid, signal_number) == 0;
+  }
+  return n;
+}
+
 /* How much a rank's words say about what happened: 0 most. */
 static int hearsay(int code)
 {
@@ -140,6 +151,7 @@ void board_judge(const struct board *board, struct board_verdict *ret_verdict)
       verdict.first_lost = verdict.first_lost < 0 && !other->signal_number ? rank : verdict.first_lost;
       continue;
     }
+    verdict.n_well += !other->error.code;
     if (!other->error.code)
       continue;
     const int rest = best ? hearsay(best->error.code) - hearsay(other->error.code) : 1;

@@ -59,6 +59,9 @@ int board_meet(const struct board *board, double timeout_s, struct lade_error *e
 /* Rank @rank leaves by itself with @code, and words unless it has said them. */
 void board_leave(struct board *board, int rank, int code, const char *text);
 
+/* Send a signal to the ranks that have begun and not left; how many those are. May be called by a handler. */
+int board_signal(const struct board *board, int signal_number);
+
 /*
  * How a start ended. Of several words the first of somebody who failed by himself count, then of somebody who saw
  * another one go, then of somebody who was told.
@@ -66,6 +69,7 @@ void board_leave(struct board *board, int rank, int code, const char *text);
 struct board_verdict {
   struct lade_error error; /* code 0: nobody said anything */
   bool is_own;             /* a rank failed by itself: it would again */
+  int n_well;              /* ranks that left by themselves without an error */
   int n_begun, n_lost;     /* ranks; of them (and of those that never began) gone without a word and not sent away */
   int first_lost;          /* -1: none */
 };

@@ -2,8 +2,11 @@
 /*
  * `lade launch`: N ranks of a command on this machine, through mpirun with the flags that it takes here.
  *
- * This process stands beside mpirun: its output is the job's, signals are passed on, and when this process dies the job
- * is told to end. Ranks of `lade train` leave their words on a board (board.h), so that the end of a job is told once
+ * This process stands beside mpirun: its output is the job's, and when this process dies the job is told to end. Signals
+ * come here alone, since mpirun takes one as the order to kill: ranks of `lade train` get them from here, stop after their
+ * step and save for as long as it takes; other commands get them from mpirun. Whoever asks twice has all ended at once.
+ *
+ * Ranks of `lade train` leave their words on a board (board.h), so that the end of a job is told once
  * and by whoever saw most, even where mpirun ended the others before they could speak; its code is that of these
  * words. Of other commands the code is mpirun's.
  *
@@ -63,8 +66,9 @@ static void help_print(FILE *file)
         "  --max-restarts N   start again after ranks were lost, so often; `train` resumes from its --save (0)\n"
         "  --elastic          start again with the ranks that remain, in the largest layout that they can be\n"
         "  -h, --help         this\n\n"
-        "Every rank finds its number in OMPI_COMM_WORLD_RANK. Output, signals and exit code pass; when one rank\n"
-        "fails, mpirun ends the others and exits with its code. Where ranks outnumber cores they share them,\n"
+        "Every rank finds its number in OMPI_COMM_WORLD_RANK. Output and exit code pass; when one rank fails,\n"
+        "mpirun ends the others and exits with its code. A signal is the ranks' (`train` stops after its step and\n"
+        "saves); a second one ends all at once. Where ranks outnumber cores they share them,\n"
         "waiting gives the processor up, and OMP_NUM_THREADS is 1 unless it is set.\n\n"
         "  lade launch -n 2 -- train --data input.txt\n"
         "  lade launch -n 4 --max-restarts 3 --elastic -- train --data input.txt --save run --save-every 50\n"
@@ -119,11 +123,26 @@ static void arguments_fill(const struct launch *launch, bool is_crowded, const c
   memcpy(arguments + n, launch->command, (size_t)launch->n_command * sizeof(*arguments));
 }
 
-/* In the new process, where signals are held: whoever asked for the end since the last start does not get another. */
+/*
+ * In the new process, where signals are held: whoever asked for the end since the last start does not get another. The
+ * group of its own keeps from it what the terminal, or `timeout`, sends to ours.
+ */
 static int mpirun_prepare(void *user)
 {
   (void)user;
-  return signals_get() ? -ECANCELED : 0;
+  if (signals_get())
+    return -ECANCELED;
+  return setpgid(0, 0) ? -errno : 0;
+}
+
+/* A handler's. mpirun kills 2 s after it was asked to end: not where ranks on the board end by themselves. */
+static void signal_take(void *user, pid_t mpirun, int signal_number, enum signals_wish wish)
+{
+  const struct launch *launch = user;
+  const int ending = signal_number == SIGINT ? SIGINT : SIGTERM; /* ranks listen to these */
+  const int n_told = wish == SIGNALS_OTHER ? 0 : board_signal(launch->board, ending);
+  if (mpirun > 0 && (!n_told || wish == SIGNALS_END_NOW))
+    kill(mpirun, wish == SIGNALS_OTHER ? signal_number : ending);
 }
 
 static int mpirun_start(struct launch *launch, pid_t *ret_child)
@@ -182,14 +201,29 @@ static int mpirun_wait(struct launch *launch, pid_t child, struct loss *loss, in
 
 /* ---- ends ---- */
 
+/* The job was asked to end. Where all ranks did by themselves the first has said so. */
+static int signal_tell(const struct launch *launch, const struct board_verdict *verdict)
+{
+  char text[200];
+  const int number = signals_get();
+  if (!verdict->n_begun || verdict->n_well < launch->n_ranks) {
+    snprintf(text, sizeof(text), "ended by signal %d (%s)%s", number, strsignal(number),
+             verdict->n_begun ? " before all ranks had stopped by themselves" : "");
+    message_print("launch", text);
+  }
+  return 128 + number;
+}
+
 /* How a start ended, in the words of its ranks or in ours; the job's exit code. */
 static int end_tell(struct launch *launch, int state, struct board_verdict *verdict)
 {
   const int code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
   board_judge(launch->board, verdict);
+  if (code && signals_get() && !verdict->is_own)
+    return signal_tell(launch, verdict);
   if (verdict->error.code && *verdict->error.text)
     return exit_fail("train", verdict->error.code, &verdict->error);
-  if (!code || verdict->error.code || !verdict->n_lost || !verdict->n_begun || signals_get())
+  if (!code || verdict->error.code || !verdict->n_lost || !verdict->n_begun)
     return code;
   const struct board_rank *first = &launch->board->ranks[verdict->first_lost];
   lade_error_set(&launch->error, -EPIPE, "rank %d ended %s, without a word", verdict->first_lost,
@@ -230,6 +264,7 @@ static int job_run(struct launch *launch)
 {
   struct board *board = launch->board;
   struct loss loss = {.since_ns = lade_now_ns()};
+  signals_give(signal_take, launch);
   for (;;) {
     struct board_verdict verdict;
     int state = 0;
@@ -238,8 +273,8 @@ static int job_run(struct launch *launch)
     int status = mpirun_start(launch, &child);
     if (!status)
       status = mpirun_wait(launch, child, &loss, &state);
-    if (status && signals_get())
-      return 128 + signals_get();
+    if (status && signals_get()) /* between two starts */
+      return signal_tell(launch, &(struct board_verdict){0});
     if (status)
       return exit_fail("launch", status, &launch->error);
     const int code = end_tell(launch, state, &verdict);

@@ -12,9 +12,16 @@
 #include <stddef.h>
 #include <unistd.h>
 
+#include "base/base.h"
+
 static volatile sig_atomic_t first_signal;
 static volatile pid_t child_process;
 static volatile sig_atomic_t nowhere, *mark = &nowhere;
+static signals_take_fn *taker;
+static void *taker_user;
+static int64_t first_ns; /* when first_signal came to a taker */
+
+#define ONE_WISH_NS 500000000 /* `timeout` sends its signal to the command and then to the whole group */
 
 static void signal_note(int signal)
 {
@@ -55,19 +62,38 @@ void signals_forward(pid_t child)
 
 /* ---- beside a command ---- */
 
-static const int passed[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
-#define N_PASSED (sizeof(passed) / sizeof(passed[0]))
+/* The last two to a taker only. */
+static const int passed[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
+#define N_TAKEN LADE_COUNT(passed)
+#define N_PASSED (N_TAKEN - 2)
 
 static bool is_end(int signal)
 {
   return signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT;
 }
 
+static void signal_take(int signal)
+{
+  const int64_t now_ns = lade_now_ns();
+  if (!is_end(signal)) {
+    taker(taker_user, child_process, signal, SIGNALS_OTHER);
+  } else if (!first_signal) {
+    first_ns = now_ns;
+    taker(taker_user, child_process, signal, SIGNALS_END);
+  } else if (now_ns - first_ns > ONE_WISH_NS) {
+    taker(taker_user, child_process, signal, SIGNALS_END_NOW);
+  }
+  if (signal == SIGTSTP)
+    raise(SIGSTOP);
+}
+
 /* What the terminal sends it sends to the command as well; what a process sent was meant for the command. */
 static void signal_pass(int signal, siginfo_t *info, void *context)
 {
   int saved_errno = errno;
-  if (info->si_code <= 0 && child_process > 0)
+  if (taker)
+    signal_take(signal);
+  else if (info->si_code <= 0 && child_process > 0)
     kill(child_process, signal);
   if (!first_signal && is_end(signal))
     first_signal = signal;
@@ -87,11 +113,19 @@ void signals_pass(pid_t child, const sigset_t *mask)
 {
   struct sigaction action = {.sa_sigaction = signal_pass, .sa_flags = SA_RESTART | SA_SIGINFO}, before;
   sigemptyset(&action.sa_mask);
-  child_process = child;
   for (size_t i = 0; i < N_PASSED; i++)
+    sigaddset(&action.sa_mask, passed[i]);
+  child_process = child;
+  for (size_t i = 0; i < (taker ? N_TAKEN : N_PASSED); i++)
     if (sigaction(passed[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
       sigaction(passed[i], &action, NULL);
   sigprocmask(SIG_SETMASK, mask, NULL);
+}
+
+void signals_give(signals_take_fn *take, void *user)
+{
+  taker_user = user;
+  taker = take;
 }
 
 void signals_end(int signal_number)

@@ -27,6 +27,22 @@ void signals_hold(sigset_t *ret_mask);
 /* Pass on to @child what processes send from now on. Signals that were ignored stay so. */
 void signals_pass(pid_t child, const sigset_t *mask);
 
+/* What a signal asks for. */
+enum signals_wish {
+  SIGNALS_OTHER,
+  SIGNALS_END,    /* the first of those that mean an end */
+  SIGNALS_END_NOW /* another of them, half a second later or more: until then it is the same wish, sent twice */
+};
+
+/* In a handler: kill(2) and reading memory is all that it may do. @child is 0 where there is none. */
+typedef void signals_take_fn(void *user, pid_t child, int signal_number, enum signals_wish wish);
+
+/*
+ * From the next signals_pass on @take gets the signals instead of the child, which is in a process group of its own:
+ * those of the terminal, too, and its job control, where this process stops after @take has returned.
+ */
+void signals_give(signals_take_fn *take, void *user);
+
 /* End this process by the signal that ended the command. Does not return. */
 void signals_end(int signal_number) __attribute__((noreturn));
 

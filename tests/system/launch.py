@@ -59,12 +59,16 @@ environment = {name: value for name, value in os.environ.items() if name != "OMP
 threads = run("-n", many, "--", "sh", "-c", "echo $OMP_NUM_THREADS", env=environment)
 assert set(threads.stdout.split()) == {"1"}, threads
 
+# To the job and its group, as `timeout` does.
 job = subprocess.Popen([LADE, "launch", "-n", "2", "--", "sh", "-c", "echo up; sleep 50"], stdout=subprocess.PIPE,
-                       stderr=subprocess.DEVNULL, text=True)
+                       stderr=subprocess.PIPE, text=True, start_new_session=True)
 assert job.stdout.readline() == "up\n" and job.stdout.readline() == "up\n"
 begin = time.monotonic()
 job.send_signal(signal.SIGTERM)
-assert job.wait(timeout=40) != 0
+os.killpg(job.pid, signal.SIGTERM)
+_, err = job.communicate(timeout=40)
+assert job.returncode == 128 + signal.SIGTERM and err.count("lade launch:") == 1, (job.returncode, err)
+assert "lade launch: ended by signal 15 (Terminated)\n" in err, err
 assert time.monotonic() - begin < 30, "a signal ends the job before its sleep does"
 
 # The first start of a job is killed before it trains. The next one finds that the newest checkpoint is damaged: it ends

@@ -247,7 +247,7 @@ def a_signal_stops_all():
     job, _ = started("--save", "saved")
     job.send_signal(signal.SIGINT)
     _, err = job.communicate(timeout=PATIENCE)
-    require(job.returncode != 0 and "stopped after step" in err, "the job does not say that it was stopped", err)
+    require(job.returncode == 128 + signal.SIGINT and "stopped after step" in err, "the job does not say that it was stopped", err)
     require("launch -n 2 -- train" in err, "the line that goes on starts one rank", err)
     step = int(re.search(r"stopped after step (\d+)", err)[1])
     more = str(step + 3)
@@ -260,6 +260,44 @@ def a_signal_stops_all():
     require(alone["params_digest"] == whole["params_digest"], "one rank loads other parameters", alone)
 
 
+def a_slow_save_is_waited_for():
+    """A signal, sent as `timeout` does to the job and then to its group, lets a step and a save of 3 s each finish."""
+    with open("slow.txt", "w", encoding="ascii") as file:
+        file.write("optimizer * host\n")
+    job = subprocess.Popen(command(2, "--steps", "100000", "--residency", "slow.txt", "--link-rate", "1MiB",
+                                   "--save", "slow", "--log", "slow.log"), env=ENVIRONMENT, stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + PATIENCE
+    while not os.path.exists("slow.log") or '"eval"' not in open("slow.log", encoding="utf-8").read():
+        require(job.poll() is None and time.monotonic() < deadline, "nothing is evaluated")
+        time.sleep(0.05)
+    job.send_signal(signal.SIGTERM)
+    os.killpg(job.pid, signal.SIGTERM)
+    _, err = job.communicate(timeout=PATIENCE)
+    step = re.match(r"lade train: stopped after step (\d+) and saved", err)
+    require(job.returncode == 128 + signal.SIGTERM and step and "lade launch:" not in err,
+            f"a slow job ends with {job.returncode}", err)
+    require(os.path.isdir(f"slow/step-{int(step[1]):08}"), "it is not saved", os.listdir("slow"))
+
+
+def a_second_signal_ends_all():
+    """Also what ranks leave behind; the code stays that of the first."""
+    script = '"$0" "$@"; echo left; sleep 1000'
+    job = subprocess.Popen([LADE, "launch", "-n", "2", "--", "sh", "-c", script] + command(0, "--steps", "1"),
+                           env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while job.stdout.readline() not in ("left\n", ""):
+        pass
+    for _ in range(100):
+        job.send_signal(signal.SIGINT)
+        try:
+            job.wait(0.6)
+            break
+        except subprocess.TimeoutExpired:
+            pass
+    _, err = job.communicate(timeout=PATIENCE)
+    require(job.returncode == 128 + signal.SIGINT, f"a job ends with {job.returncode}", err)
+
+
 TMP = tempfile.mkdtemp(prefix="lade-ranks-")
 try:
     os.chdir(TMP)
@@ -268,7 +306,7 @@ try:
         text.write("".join(f"{i} green bottles stood on the wall, and {i * 7 % 13} fell. " for i in range(2000)))
     for test in (same_losses, plans_name_their_rank, every_axis, every_layout_is_saved_and_resumed,
                  shards_are_saved_whole, refusals, disagreement, budgets_of_their_own, help_is_given_once,
-                 a_signal_stops_all):
+                 a_signal_stops_all, a_slow_save_is_waited_for, a_second_signal_ends_all):
         test()
         print("ok", test.__name__, flush=True)
 finally:
