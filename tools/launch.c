@@ -169,19 +169,22 @@ struct loss {
   int64_t n_steps, since_ns; /* done then; since when work was lost */
 };
 
-static void loss_print(const struct launch *launch, struct loss *loss)
+/* Work goes on at step @first, since @begun_ns. */
+static void loss_print(const struct launch *launch, struct loss *loss, int64_t first, int64_t begun_ns)
 {
-  const struct board *board = launch->board;
-  const int64_t first = atomic_load(&board->first_step);
   char text[200];
-  if (!loss->is_pending || first < 0)
-    return;
   snprintf(text, sizeof(text), "restart %d of %d, %d rank%s, goes on after step %lld: %lld steps and %.1f s lost",
-           board->n_restarts, launch->n_restarts_most, launch->n_ranks, launch->n_ranks == 1 ? "" : "s",
-           (long long)first, (long long)LADE_MAX(loss->n_steps - first, 0),
-           (double)(atomic_load(&board->begun_ns) - loss->since_ns) / 1e9);
+           launch->board->n_restarts, launch->n_restarts_most, launch->n_ranks, launch->n_ranks == 1 ? "" : "s",
+           (long long)first, (long long)LADE_MAX(loss->n_steps - first, 0), (double)(begun_ns - loss->since_ns) / 1e9);
   message_print("launch", text);
   loss->is_pending = false;
+}
+
+static void loss_look(const struct launch *launch, struct loss *loss)
+{
+  const int64_t first = atomic_load(&launch->board->first_step);
+  if (loss->is_pending && first >= 0)
+    loss_print(launch, loss, first, atomic_load(&launch->board->begun_ns));
 }
 
 /* Wait for mpirun, and say meanwhile what was lost once that is known. */
@@ -189,13 +192,15 @@ static int mpirun_wait(struct launch *launch, pid_t child, struct loss *loss, in
 {
   siginfo_t end = {0};
   while (loss->is_pending && end.si_pid == 0) {
-    loss_print(launch, loss);
+    loss_look(launch, loss);
     nanosleep(&(struct timespec){.tv_nsec = POLL_MS * 1000000l}, NULL);
     if (waitid(P_PID, (id_t)child, &end, WEXITED | WNOHANG | WNOWAIT))
       break;
   }
   int status = program_wait(child, &launch->error, ret_state);
-  loss_print(launch, loss);
+  loss_look(launch, loss);
+  if (!status && *ret_state == 0 && loss->is_pending && atomic_load(&launch->board->ranks[0].pid))
+    loss_print(launch, loss, atomic_load(&launch->board->n_steps), lade_now_ns()); /* no step was left to do */
   return status;
 }
 

@@ -132,7 +132,7 @@ def digests(out):
 
 def a_job_starts_again():
     """With all ranks: the digests of a run that nobody disturbed. With those that remain: to the end, on fewer."""
-    steps = ["--steps", "12", "--json", "--zero", "1", "--save-every", "3"]
+    steps = ["--steps", "40", "--json", "--zero", "1", "--save-every", "10"]
     code, out, lines = Job(2, *steps, "--save", "whole").end()
     require(code == 0, "a job fails", lines)
     job = Job(2, *steps, "--save", "again", launch=["--max-restarts", "2"])
@@ -143,13 +143,26 @@ def a_job_starts_again():
     require(re.fullmatch(r"lade launch: restart 1 of 2, 2 ranks, goes on after step \d+: \d+ steps and \d+\.\d s lost",
                          lines[1]) and "after step 0:" not in lines[1], "what was lost is not told", lines)
     require(digests(out) == digests(again), "it goes on with other numbers", (digests(out), digests(again)))
-    job = Job(3, "--steps", "12", "--json", "--batch", "12", "--save", "less", "--save-every", "3",
+    job = Job(3, "--steps", "40", "--json", "--batch", "12", "--save", "less", "--save-every", "10",
               launch=["--max-restarts", "1", "--elastic"])
     job.until('"event":"save"')
     os.kill(job.ranks()[2], signal.SIGKILL)
     code, out, lines = job.end()
-    require(code == 0 and json.loads(out)["ranks"] == 2 and json.loads(out)["steps"] == 12
+    require(code == 0 and json.loads(out)["ranks"] == 2 and json.loads(out)["steps"] == 40
             and "restart 1 of 1, 2 ranks" in lines[-1], "it does not go on with the ranks that remain", lines)
+
+
+def a_restart_that_finds_all_done_says_so():
+    """No step is left to take: the line comes at the end."""
+    once = '[ $OMPI_COMM_WORLD_RANK = 0 ] || [ -e once ] || { touch once; kill -9 $$; }; exec "$0" "$@"'
+    steps = ["--steps", "2", "--save", "done"]
+    code, _, lines = Job(2, *steps).end()
+    require(code == 0, "a job fails", lines)
+    result = subprocess.run([LADE, "launch", "-n", "2", "--max-restarts", "1", "--", "sh", "-c", once, LADE, *TRAIN,
+                             *steps], env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                            timeout=PATIENCE, check=False)
+    require(result.returncode == 0 and "restart 1 of 1, 2 ranks, goes on after step 2: 0 steps and" in result.stderr,
+            f"a job with nothing left to do ends with {result.returncode}", result.stderr)
 
 
 def what_ranks_call_wrong_is_not_tried_again():
@@ -213,7 +226,8 @@ try:
         many(int(sys.argv[3]))
         sys.exit(0)
     for test in (a_rank_is_killed, a_rank_is_stopped, a_rank_ends_before_the_first_message, a_job_starts_again,
-                 what_ranks_call_wrong_is_not_tried_again, a_code_after_all_ranks_ended_well_is_not_tried_again):
+                 a_restart_that_finds_all_done_says_so, what_ranks_call_wrong_is_not_tried_again,
+                 a_code_after_all_ranks_ended_well_is_not_tried_again):
         start = time.monotonic()
         test()
         print(f"ok {test.__name__} ({time.monotonic() - start:.1f} s)", flush=True)
