@@ -2,13 +2,14 @@
 /*
  * `lade launch`: N ranks of a command on this machine, through mpirun with the flags that it takes here.
  *
- * This process stands beside mpirun: its output is the job's, and when this process dies the job is told to end. Signals
- * come here alone, since mpirun takes one as the order to kill: ranks of `lade train` get them from here, stop after their
- * step and save for as long as it takes; other commands get them from mpirun. Whoever asks twice has all ended at once.
+ * This process stands beside mpirun: its output is the job's, and when this process dies the job is told to end.
+ * Signals come here alone, since mpirun takes one as the order to kill: ranks of `lade train` get them from here, stop
+ * after their step and save for as long as it takes; other commands get them from mpirun. Whoever asks twice has all
+ * ended at once.
  *
- * Ranks of `lade train` leave their words on a board (board.h), so that the end of a job is told once
- * and by whoever saw most, even where mpirun ended the others before they could speak; its code is that of these
- * words. Of other commands the code is mpirun's.
+ * Ranks of `lade train` leave their words on a board (board.h), so that the end of a job is told once and by whoever
+ * saw most, even where mpirun ended the others before they could speak; its code is that of these words. Of other
+ * commands the code is mpirun's.
  *
  * A job that lost ranks (killed, stopped, gone without a word) can be started again: the ranks themselves then resume
  * from the newest checkpoint in their --save. One that a rank itself called wrong is not: it would end so again. With

@@ -15,7 +15,7 @@ void signals_init(void);
 /* Where the first signal is to be written too; @word stays. */
 void signals_mark(volatile sig_atomic_t *word);
 
-/* The first signal that came, or 0; beside a command, of those that mean its end: of SIGINT, SIGTERM, SIGHUP, SIGQUIT. */
+/* The first signal that came, or 0; beside a command, of those that mean an end: SIGINT, SIGTERM, SIGHUP, SIGQUIT. */
 int signals_get(void);
 
 /* A child that the signals are handed on to; 0: none any more. */
