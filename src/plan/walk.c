@@ -4,7 +4,8 @@
  *
  * Each round emits the program just in time (no addresses: 0.2 ms for a thousand instructions), finds the
  * instant at which most device memory is live, and looks at what is live there without being used there. Each such
- * value can leave that instant in up to three ways; of all these the change with the least estimated time per
+ * value can leave that instant in up to three ways, and what is resident on the device for good, parameters and their
+ * optimizer state, can move its home; of all these the change with the least estimated time per
  * byte freed is made, for a few units of the value's group at once. Every choice only ever moves
  * away from "keep", so the walk ends; it ends where everything that is live at the peak is an operand of the
  * instruction that runs then, or where no tier has room.
@@ -369,24 +370,44 @@ static void value_consider(struct walker *w, int tensor, const struct lade_load 
   tiers_consider(w, (struct lade_change){LADE_CHANGE_SPILL, 0, tensor}, bytes, base, best);
 }
 
-/* Homes of @param; with its state leave the @idle_bytes of its gradient at the peak. */
-static void homes_consider(struct walker *w, int param, uint64_t idle_bytes, const struct lade_load *base,
-                           struct best *best)
+/* A home of @param, if that is the device; with its state leave the @idle_bytes of its gradient at the peak. */
+static void home_consider(struct walker *w, enum lade_change_kind kind, int param, uint64_t idle_bytes,
+                          const struct lade_load *base, struct best *best)
 {
+  const uint8_t *homes = kind == LADE_CHANGE_STATE ? w->residency->homes : w->residency->weight_homes;
   uint64_t left_bytes = w->residency->homes[param] == LADE_HOME_DEVICE ? idle_bytes : 0;
-  if (w->residency->homes[param] == LADE_HOME_DEVICE)
-    tiers_consider(w, (struct lade_change){LADE_CHANGE_STATE, 0, param},
-                   home_bytes(w, LADE_CHANGE_STATE, param) + left_bytes, base, best);
-  if (w->residency->weight_homes[param] == LADE_HOME_DEVICE)
-    tiers_consider(w, (struct lade_change){LADE_CHANGE_WEIGHT, 0, param},
-                   home_bytes(w, LADE_CHANGE_WEIGHT, param) + left_bytes, base, best);
+  if (homes[param] == LADE_HOME_DEVICE)
+    tiers_consider(w, (struct lade_change){(uint8_t)kind, 0, param}, home_bytes(w, kind, param) + left_bytes, base,
+                   best);
 }
 
+/*
+ * Homes of the group of parameters that @param is of; a member that may leave speaks for all. They are considered
+ * whatever of the group is seen at the peak: where a parameter is cut, its block is resident and its gathered copy
+ * comes and goes, and state is under numbers of its own.
+ */
+static void homes_consider(struct walker *w, int param, const struct lade_load *base, struct best *best)
+{
+  int n = 0, state = -1, weight = -1;
+  const int32_t *group = lade_solver_group(w->solver, LADE_CHANGE_WEIGHT, param, &n);
+  for (int i = n - 1; i >= 0; i--) {
+    state = is_state_free(w, group[i]) ? group[i] : state;
+    weight = is_weight_free(w, group[i]) ? group[i] : weight;
+  }
+  if (state >= 0)
+    home_consider(w, LADE_CHANGE_STATE, state, 0, base, best);
+  if (weight >= 0)
+    home_consider(w, LADE_CHANGE_WEIGHT, weight, 0, base, best);
+}
+
+/* What is live and idle at the peak: a gradient leaves with its parameter's homes, and anything in gaps. */
 static void tensor_consider(struct walker *w, int tensor, const struct lade_load *base, struct best *best)
 {
   const struct lade_tensor *what = &w->graph->tensors[tensor];
-  if (what->param >= 0)
-    homes_consider(w, what->param, what->kind == LADE_TENSOR_GRAD ? w->peak_bytes[tensor] : 0, base, best);
+  if (what->kind == LADE_TENSOR_GRAD) {
+    home_consider(w, LADE_CHANGE_STATE, what->param, w->peak_bytes[tensor], base, best);
+    home_consider(w, LADE_CHANGE_WEIGHT, what->param, w->peak_bytes[tensor], base, best);
+  }
   if (what->kind == LADE_TENSOR_PARAM && w->residency->weight_homes[what->param] == LADE_HOME_DEVICE &&
       !is_gathered_again(w, tensor))
     return; /* resident: there are no gaps to leave in */
@@ -422,10 +443,12 @@ static void best_find(struct walker *w, struct best *best)
   const struct lade_graph *graph = w->graph;
   struct lade_load base = load_count(w->program);
   speakers_find(w);
-  /* Homes are considered with the working copies, which are live wherever state is; scalars of the step stay. */
   for (int tensor = 0; tensor < graph->n_tensors; tensor++) {
     int n = 0;
-    if (w->speakers[lade_solver_group(w->solver, LADE_CHANGE_SAVED, tensor, &n)[0]] == tensor)
+    const int first = lade_solver_group(w->solver, LADE_CHANGE_SAVED, tensor, &n)[0];
+    if (first == tensor && graph->tensors[tensor].kind == LADE_TENSOR_PARAM)
+      homes_consider(w, graph->tensors[tensor].param, &base, best);
+    if (w->speakers[first] == tensor)
       tensor_consider(w, tensor, &base, best);
   }
 }

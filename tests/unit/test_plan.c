@@ -301,6 +301,72 @@ static void working_copies_stay_where_only_state_may_leave(void **state)
   desk_close(&desk);
 }
 
+/* The smallest budget of a rank with a host, alone (@zero 0) or one of four, where @pins are all that is fixed. */
+static uint64_t least_pinned(enum lade_family family, int zero, enum lade_recipe recipe,
+                             const struct lade_change *pins, int n_pins)
+{
+  struct desk desk;
+  struct lade_layout layout;
+  const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = zero ? 4 : 1, .zero = zero};
+  assert_int_equal(lade_layout_init(&how, NULL, &layout), 0);
+  desk_open(&desk, family, &machines[1]);
+  desk.params.layout = &layout;
+  desk.params.chunk_bytes = LADE_BUFFER_ALIGN;
+  desk.params.recipe = recipe;
+  desk.params.pins = pins;
+  desk.params.n_pins = n_pins;
+  desk_start(&desk);
+  const uint64_t least_bytes = desk.bounds.min_bytes;
+  desk_close(&desk);
+  return least_bytes;
+}
+
+/* Fill @pins: @kind at home in @home for all parameters whose names begin with @prefix. Their number, above 0. */
+static int pins_add(const struct lade_graph *graph, const char *prefix, enum lade_change_kind kind, enum lade_home home,
+                    struct lade_change *pins)
+{
+  int n = 0;
+  for (int i = 0; i < graph->n_params; i++) {
+    if (strncmp(graph->tensors[graph->params[i].tensor].name, prefix, strlen(prefix)) == 0)
+      pins[n++] = (struct lade_change){(uint8_t)kind, (uint8_t)home, i};
+  }
+  assert_true(n > 0);
+  return n;
+}
+
+/* A block is no tensor of the graph, and not every gathered copy is idle at the peak; both may go to the host. */
+static void blocks_leave_where_a_person_would_send_them(void **state)
+{
+  for (int family = LADE_GPT2; family <= LADE_LLAMA; family++) {
+    struct lade_graph *graph = scene_graph((enum lade_family)family, LADE_BF16, 0);
+    struct lade_change *pins = calloc((size_t)graph->n_params, sizeof(*pins));
+    assert_non_null(pins);
+    const int n = pins_add(graph, "", LADE_CHANGE_WEIGHT, LADE_HOME_HOST, pins); /* and their state with them */
+    for (int zero = 1; zero <= LADE_ZERO_MOST; zero++)
+      assert_true(least_pinned((enum lade_family)family, zero, LADE_RECIPE_AUTO, NULL, 0) <=
+                  least_pinned((enum lade_family)family, zero, LADE_RECIPE_AUTO, pins, n));
+    free(pins);
+    lade_graph_destroy(graph);
+  }
+}
+
+/*
+ * Where working copies have to stay: state that a person sent to the host makes no budget larger. With activations kept
+ * the peak is where no gradient waits that could speak for its parameter.
+ */
+static void a_pinned_layer_does_not_hold_the_others(void **state)
+{
+  struct lade_graph *graph = scene_graph(LADE_GPT2, LADE_BF16, 0);
+  struct lade_change *pins = calloc((size_t)graph->n_params * 2, sizeof(*pins));
+  assert_non_null(pins);
+  int n = pins_add(graph, "", LADE_CHANGE_WEIGHT, LADE_HOME_DEVICE, pins);
+  const uint64_t free_bytes = least_pinned(LADE_GPT2, 0, LADE_RECIPE_NONE, pins, n);
+  n += pins_add(graph, "h.0.", LADE_CHANGE_STATE, LADE_HOME_HOST, pins + n);
+  assert_true(least_pinned(LADE_GPT2, 0, LADE_RECIPE_NONE, pins, n) <= free_bytes);
+  free(pins);
+  lade_graph_destroy(graph);
+}
+
 static void the_same_question_has_the_same_answer(void **state)
 {
   struct desk one, two;
@@ -334,6 +400,8 @@ int main(void)
       cmocka_unit_test(recipes_are_followed),
       cmocka_unit_test(pins_are_kept),
       cmocka_unit_test(working_copies_stay_where_only_state_may_leave),
+      cmocka_unit_test(blocks_leave_where_a_person_would_send_them),
+      cmocka_unit_test(a_pinned_layer_does_not_hold_the_others),
       cmocka_unit_test(the_same_question_has_the_same_answer),
   };
   return cmocka_run_group_tests_name("plan", tests, desks_open, desks_close);
