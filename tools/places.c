@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "plan/build.h"
 #include "tools/report.h"
 
 struct survey {
@@ -155,12 +156,24 @@ static const char *const home_reasons[][3] = {
     [LADE_CHANGE_WEIGHT] = {"there is room", "fetched before use, the copy there stays",
                             "fetched before use, the copy there stays"}};
 
-static void tensor_sum(const struct survey *survey, int tensor, struct place *place)
+/* What this rank has of a value of a parameter, and what it keeps busy. */
+static void value_sum(const struct survey *survey, int value, struct place *place)
 {
-  if (tensor < 0)
+  if (value < 0)
     return; /* this form of state lacks it */
-  place->bytes += lade_value_bytes(survey->graph, tensor);
-  place->seconds += survey->seconds[tensor];
+  place->bytes += lade_held_bytes(survey->graph, &survey->info->layout, value);
+  place->seconds += survey->seconds[value];
+}
+
+/* The working copy of @param: the block of it where ranks have one each, and copies of what they gather. */
+static void weight_sum(const struct survey *survey, int param, struct place *place)
+{
+  const struct lade_build_params how = {.graph = survey->graph, .layout = &survey->info->layout,
+                                        .residency = survey->info->plan->residency};
+  const int whole = survey->graph->params[param].tensor;
+  const bool is_gathered = plan_is_gathered(&how, param);
+  value_sum(survey, is_gathered ? lade_value_block(survey->graph, param, LADE_BLOCK_WEIGHT) : whole, place);
+  place->seconds += is_gathered ? survey->seconds[whole] : 0;
 }
 
 /* One place for what of @unit's parameters @kind speaks of at home in @home, if there is any. */
@@ -174,15 +187,14 @@ static int homes_add(struct survey *survey, int unit, enum lade_change_kind kind
   struct place place = {.unit = unit, .where = names[home]};
   bool is_pinned = false;
   for (int param = 0; param < graph->n_params; param++) {
-    const int weight = graph->params[param].tensor;
     const struct lade_change pin = {(uint8_t)kind, (uint8_t)home, param};
-    if (graph->tensors[weight].unit != unit || homes[param] != home)
+    if (graph->tensors[graph->params[param].tensor].unit != unit || homes[param] != home)
       continue;
     is_pinned = is_pinned || survey->is_pinned[lade_change_index(graph, &pin)];
     if (!is_state)
-      tensor_sum(survey, weight, &place);
+      weight_sum(survey, param, &place);
     for (int part = 0; is_state && part < LADE_N_PARTS; part++)
-      tensor_sum(survey, lade_value_part(graph, param, (enum lade_part)part), &place);
+      value_sum(survey, lade_value_part(graph, param, (enum lade_part)part), &place);
   }
   if (!place.bytes)
     return 0;

@@ -16,7 +16,7 @@ struct place {
   char what[LADE_NAME_BYTES]; /* the tensor's name within its unit, "parameters" or "optimizer state" */
   const char *where;          /* "keep", "recompute", "host", "store"; of parameters "device", "host", "store" */
   bool is_spilled;            /* leaves the device between its other uses too */
-  uint64_t bytes;             /* of one microbatch; of parameters with their optimizer state */
+  uint64_t bytes;             /* of one microbatch; of parameters and optimizer state what this rank holds */
   double seconds;             /* that its recomputing, copies or updates keep queues busy in a step */
   char reason[PLACE_REASON_BYTES];
 };

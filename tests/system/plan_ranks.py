@@ -74,6 +74,18 @@ def ranks_of_a_node_share_its_host():
             and plan_json(*arguments)["host_budget_bytes"] == 64 << 20, "the host's budget is not shared")
 
 
+def places_are_those_of_a_rank():
+    """With everything on the device, what is said of units adds up to the ledger; pages are all that is between."""
+    for zero in ("1", "3"):
+        rank = plan_json("--model", "nano", "--machine", "a100-40g", "--batch", "8", "--seq", "32", "--dp", "4",
+                         "--zero", zero, "--rank", "1", "--host-budget", "0", "--residency", "none")
+        for what, owner in (("parameters", "parameters"), ("optimizer state", "optimizer_state")):
+            held = sum(choice["bytes"] for unit in rank["residency"] for choice in unit["choices"]
+                       if choice["what"] == what)
+            require(0.75 * rank["ledger"]["device"][owner] < held <= rank["ledger"]["device"][owner],
+                    f"zero {zero}: the {what} of units are not the rank's", (held, rank["ledger"]["device"]))
+
+
 def all_ranks_of_gpt3_run_dry():
     whole = plan_json("--model", "gpt3-175b", "--batch", "32", "--micro-batch", "1", "--seq", "2048", "--tp", "8",
                       "--pp", "8", "--machine", "h100-80g", "--device", "dry")
@@ -95,7 +107,8 @@ def both_ends_of_a_trillion_run_dry():
         require(end["ranks"] == 3072 and end["fits"] and end["dry_step_seconds"] > 60, "an end does not run", end)
 
 
-TESTS = [every_rank_is_in_the_table, a_rank_that_does_not_fit_is_named, ranks_of_a_node_share_its_host]
+TESTS = [every_rank_is_in_the_table, a_rank_that_does_not_fit_is_named, ranks_of_a_node_share_its_host,
+         places_are_those_of_a_rank]
 if sys.argv[2:] == ["large"]:
     TESTS = [all_ranks_of_gpt3_run_dry, both_ends_of_a_trillion_run_dry]
 for test in TESTS:
