@@ -493,7 +493,7 @@ static int change_make(struct walker *w, struct lade_change change)
  */
 static int64_t least_ns(const struct walker *w)
 {
-  double ops_ns = 0, updates_ns[LADE_N_QUEUES] = {0}, longest_ns = 0;
+  double ops_ns = 0, updates_ns[LADE_N_QUEUES] = {0}, comm_ns[LADE_N_QUEUES] = {0}, longest_ns = 0, busiest_ns;
   struct lade_load load = load_count(w->program);
   for (int i = 0; i < w->program->n_instrs; i++) {
     const struct lade_instr *instr = &w->program->instrs[i];
@@ -501,12 +501,17 @@ static int64_t least_ns(const struct walker *w)
       updates_ns[instr->queue] += (double)instr->predicted_ns;
     else if (instr->queue == LADE_Q_COMPUTE)
       ops_ns += (double)instr->predicted_ns;
+    else if (instr->kind == LADE_INSTR_COLLECTIVE)
+      comm_ns[instr->queue] += (double)instr->predicted_ns;
   }
-  for (int q = 0; q < LADE_N_QUEUES; q++)
+  busiest_ns = lade_load_ns(w->solver, &load); /* which knows no collectives */
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
     longest_ns = LADE_MAX(longest_ns, updates_ns[q]);
+    busiest_ns = LADE_MAX(busiest_ns, comm_ns[q]);
+  }
   if (w->program->is_early)
     longest_ns = 0;
-  return (int64_t)LADE_MAX(lade_load_ns(w->solver, &load), ops_ns + longest_ns);
+  return (int64_t)LADE_MAX(busiest_ns, ops_ns + longest_ns);
 }
 
 /*

@@ -52,7 +52,8 @@ static uint64_t first_cell(const struct machine *m, const struct lade_instr *ins
                            struct lade_value value)
 {
   const struct lade_graph *graph = m->program->graph;
-  bool is_param = value.tensor < graph->n_tensors && graph->tensors[value.tensor].kind == LADE_TENSOR_PARAM;
+  bool is_param = value.tensor >= 0 && value.tensor < graph->n_tensors &&
+                  graph->tensors[value.tensor].kind == LADE_TENSOR_PARAM;
   if (is_param && ((instr->kind == LADE_INSTR_UPDATE && operand->role == LADE_ROLE_WEIGHT) ||
                    instr->kind == LADE_INSTR_COPY))
     return operand->offset / CELL;
