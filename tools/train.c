@@ -462,18 +462,18 @@ static int restart_apply(struct run *run)
   return status && status != -ENOENT ? lade_error_set(&run->error, status, "%s", why.text) : 0;
 }
 
-/* What the launcher must know to start again. */
+/* What the launcher must know to start again; before anything can be lost, which is before ranks meet. */
 static void board_fill(struct run *run)
 {
   struct board *board = run->job.board;
+  const struct lade_session_params *session = &run->options.session;
   if (!board || !job_is_first(&run->job))
     return;
-  board->layout = run->options.session.layout;
+  if (!board->is_layout_given)
+    board->layout = session->layout;
   board->layout.struct_size = sizeof(board->layout);
-  board->layout.dp = lade_layout_size(&run->info.layout, LADE_AXIS_DP);
-  board->n_rows = run->info.batch;
-  board->micro_rows = run->options.session.micro_batch;
-  atomic_store(&board->n_steps, run->info.step);
+  board->n_rows = session->batch;
+  board->micro_rows = session->micro_batch;
 }
 
 static int begin(struct run *run)
@@ -481,6 +481,7 @@ static int begin(struct run *run)
   struct options *options = &run->options;
   options->session.notice = notice_print;
   options->session.user = run;
+  board_fill(run);
   int status = job_join(&run->job, options->comm_timeout_s, &run->error);
   if (!status && job_is_first(&run->job))
     status = outputs_check(options, &run->error);
@@ -495,7 +496,8 @@ static int begin(struct run *run)
   if (status)
     return status;
   lade_session_get_info(run->session, &run->info);
-  board_fill(run);
+  if (run->job.board && job_is_first(&run->job))
+    atomic_store(&run->job.board->n_steps, run->info.step);
   const char *resume = options->session.resume;
   if (run->info.step > options->session.steps)
     return lade_error_set(&run->error, -EINVAL, "--%s %s is at step %lld, past --steps %lld",

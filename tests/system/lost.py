@@ -150,6 +150,12 @@ def a_job_starts_again():
     code, out, lines = job.end()
     require(code == 0 and json.loads(out)["ranks"] == 2 and json.loads(out)["steps"] == 40
             and "restart 1 of 1, 2 ranks" in lines[-1], "it does not go on with the ranks that remain", lines)
+    lose = 'shift; [ $OMPI_COMM_WORLD_RANK != 2 ] || [ -e lost ] || { touch lost; kill -9 $$; }; exec "$0" "$@"'
+    job = Job(3, "--steps", "2", "--json", "--batch", "12", "--dp", "3", "--save", "none",
+              launch=["--max-restarts", "1", "--elastic", "--", "sh", "-c", lose, LADE])
+    code, out, lines = job.end()
+    require(code == 0 and json.loads(out)["ranks"] == 2 and json.loads(out)["steps"] == 2,
+            "a layout that was asked for is not shrunk where a rank is lost before it begins", lines)
 
 
 def a_restart_that_finds_all_done_says_so():
