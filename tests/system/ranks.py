@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several ranks train one model: the losses of one rank, one voice, and a clear end whatever goes wrong.
 
-Usage: ranks.py LADE PLUGIN
+Usage: ranks.py LADE PLUGIN [long]
+
+With long what takes longer: every axis and schedule, what they save, budgets, slow ends.
 """
 import json
 import os
@@ -304,9 +306,10 @@ try:
     DATA = os.path.join(TMP, "text.txt")
     with open(DATA, "w", encoding="ascii") as text:
         text.write("".join(f"{i} green bottles stood on the wall, and {i * 7 % 13} fell. " for i in range(2000)))
-    for test in (same_losses, plans_name_their_rank, every_axis, every_layout_is_saved_and_resumed,
-                 shards_are_saved_whole, refusals, disagreement, budgets_of_their_own, help_is_given_once,
-                 a_signal_stops_all, a_slow_save_is_waited_for, a_second_signal_ends_all):
+    quick = (same_losses, plans_name_their_rank, refusals, disagreement, help_is_given_once, a_signal_stops_all)
+    long = (every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
+            a_slow_save_is_waited_for, a_second_signal_ends_all)
+    for test in long if sys.argv[3:] == ["long"] else quick:
         test()
         print("ok", test.__name__, flush=True)
 finally:
