@@ -134,9 +134,9 @@ def digests(out):
 def a_job_starts_again():
     """With all ranks: the digests of a run that nobody disturbed. With those that remain: to the end, on fewer."""
     steps = ["--steps", "40", "--json", "--zero", "1", "--save-every", "10"]
-    code, out, lines = Job(2, *steps, "--save", "whole").end()
+    code, out, lines = Job(2, *steps, "--save", "job-whole").end()
     require(code == 0, "a job fails", lines)
-    job = Job(2, *steps, "--save", "again", launch=["--max-restarts", "2"])
+    job = Job(2, *steps, "--save", "job-again", launch=["--max-restarts", "2"])
     job.until('"event":"save"')
     os.kill(job.ranks()[random.randrange(2)], signal.SIGKILL)
     code, again, lines = job.end()
