@@ -14,6 +14,8 @@ import re
 import resource
 import subprocess
 
+from report import machine_name, publish
+
 # Instance, what MiniMalloc's authors state for it in seconds.
 MINIMALLOC = {"A": 4.9, "B": 3.7, "C": 0.64, "D": 2.7, "E": 3.7, "F": 5.4}
 CAPACITY = 1048576
@@ -117,12 +119,6 @@ def pairs_measure(args, out):
             f"{mark(threads <= pair)} |"]
 
 
-def machine_name():
-    with open("/proc/cpuinfo") as info:
-        name = next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), "unknown")
-    return f"{name}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.0f} at the start"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build")
@@ -136,11 +132,7 @@ def main():
     out = [f"# Allocators: {machine_name()}"]
     for measure in (minimalloc_measure, packed_measure, caching_measure, model_measure, pairs_measure):
         measure(args, out)
-    text = "\n".join(out) + "\n"
-    print(text)
-    if args.out:
-        with open(args.out, "w") as report:
-            report.write(text)
+    publish(out, args.out)
 
 
 if __name__ == "__main__":

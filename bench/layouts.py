@@ -21,6 +21,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
+from report import machine_name, publish
+
 LOSS_BOUND, GRADIENT_BOUND = 1e-5, 1e-6
 BATCH, TIME, ELEMENT = 8, 32, 4  # sequences, tokens of each, bytes of a number
 SHARD_ELEMENTS = 512  # a shard is a multiple of so many
@@ -367,12 +369,6 @@ def jobs(args, directory):
             yield model, wanted, Job(args, model, name, data, directory)
 
 
-def machine_name():
-    with open("/proc/cpuinfo", encoding="utf-8") as info:
-        name = next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), "unknown")
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lade", default="build/lade")
@@ -397,11 +393,7 @@ def main():
             for layout in layouts:
                 is_good &= row_of(job, model, layout, out)
                 print(out[-1], file=sys.stderr, flush=True)
-    text = "\n".join(out) + "\n"
-    print(text)
-    if args.out:
-        with open(args.out, "w", encoding="utf-8") as report:
-            report.write(text)
+    publish(out, args.out)
     return 0 if is_good else 1
 
 

@@ -18,6 +18,8 @@ import sys
 import tempfile
 import time
 
+from report import machine_name, publish
+
 BABY = ["--model", "baby", "--lr", "1e-3", "--eval-iters", "1"]
 CURVE = ["--model", "nano", "--batch", "12", "--steps", "2000", "--lr", "1e-3", "--min-lr", "1e-4", "--warmup", "100",
          "--beta1", "0.9", "--beta2", "0.99", "--dropout", "0", "--eval-every", "250"]
@@ -180,12 +182,6 @@ def plans_measure(args, out):
         out.append(f"* {what}: {statistics.median(times):.2f} s, exit {done.returncode}")
 
 
-def machine_name():
-    with open("/proc/cpuinfo") as info:
-        name = next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), "unknown")
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lade", default="build/lade")
@@ -215,11 +211,7 @@ def main():
     if not args.only_streams:
         plans_measure(args, out)
     os.unlink(args.optimizer_file)
-    text = "\n".join(out) + "\n"
-    print(text)
-    if args.out:
-        with open(args.out, "w") as report:
-            report.write(text)
+    publish(out, args.out)
 
 
 if __name__ == "__main__":
