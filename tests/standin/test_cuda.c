@@ -3,7 +3,6 @@
  * What only a CUDA device has, over the stand-in for the driver: every way in which opening is refused, every driver
  * call failing in turn, broken contexts, contexts and streams of the caller's.
  */
-#include <dlfcn.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,6 +20,7 @@
 #include "device/cuda.h"
 #include "device/cuda_driver.h"
 #include "standin.h"
+#include "tests/support/symbols.h"
 
 #define CHUNK ((uint64_t)2 << 20)
 #define CALM "version=13000,devices=1,sm=90,memory=256,words=1,fail=none,nth=1,code=2,forever=0,lose=0"
@@ -42,11 +42,7 @@ static struct {
 
 static bool standin_find(void)
 {
-  void *library = dlopen("libcuda.so.1", RTLD_NOW);
-  const struct {
-    const char *name;
-    void *at;
-  } wanted[] = {
+  const struct symbol wanted[] = {
       {"standin_set", &standin.set},
       {"standin_calls", &standin.calls},
       {"standin_failed", &standin.failed},
@@ -59,13 +55,7 @@ static bool standin_find(void)
       {"cuStreamDestroy_v2", &standin.stream_destroy},
       {"cuMemsetD8Async", &standin.memory_set},
   };
-  bool is_whole = library != NULL;
-  for (size_t i = 0; i < LADE_COUNT(wanted) && is_whole; i++) {
-    void *function = dlsym(library, wanted[i].name);
-    memcpy(wanted[i].at, &function, sizeof(function));
-    is_whole = function != NULL;
-  }
-  return is_whole;
+  return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted));
 }
 
 static int calm(void **state)

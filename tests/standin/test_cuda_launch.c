@@ -3,7 +3,6 @@
  * Kernels loaded and launched through the driver, over the stand-in: they compute what the reference does in memory of
  * the device, read the step block when they run, and every way in which loading or launching fails has a name.
  */
-#include <dlfcn.h>
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
@@ -19,6 +18,7 @@
 #include "base/cpu.h"
 #include "kernels/cuda.h"
 #include "standin.h"
+#include "tests/support/symbols.h"
 
 #define ARENA_BYTES ((uint64_t)4 << 20)
 #define PLACE_BYTES ((uint64_t)256 << 10) /* of one tensor in the arena */
@@ -265,18 +265,12 @@ static void a_refused_launch_is_the_devices_status(void **state)
 
 static bool standin_find(void)
 {
-  void *library = dlopen("libcuda.so.1", RTLD_NOW);
-  const struct {
-    const char *name;
-    void *at;
-  } wanted[] = {{"standin_set", &standin.set}, {"standin_failed", &standin.failed}, {"standin_live", &standin.live}};
-  for (size_t i = 0; library && i < LADE_COUNT(wanted); i++) {
-    void *found = dlsym(library, wanted[i].name);
-    if (!found)
-      return false;
-    memcpy(wanted[i].at, &found, sizeof(found));
-  }
-  return library != NULL;
+  const struct symbol wanted[] = {
+      {"standin_set", &standin.set},
+      {"standin_failed", &standin.failed},
+      {"standin_live", &standin.live},
+  };
+  return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted));
 }
 
 int main(void)

@@ -4,7 +4,6 @@
  * middle of a step, the error has a name, nothing of the driver's is left over, and the next session has the numbers of
  * one that nothing happened to. A steady step takes nothing from the driver and waits for it at its end alone.
  */
-#include <dlfcn.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,6 +19,7 @@
 #include "base/base.h"
 #include "run/session.h"
 #include "standin.h"
+#include "tests/support/symbols.h"
 
 #define CALM "fail=none,nth=1,code=2,forever=0,lose=0"
 
@@ -184,21 +184,13 @@ static void a_steady_step_takes_nothing_from_the_driver(void **state)
 
 static bool standin_find(void)
 {
-  void *library = dlopen("libcuda.so.1", RTLD_NOW);
-  const struct {
-    const char *name;
-    void *at;
-  } wanted[] = {{"standin_set", &standin.set},
-                {"standin_calls", &standin.calls},
-                {"standin_failed", &standin.failed},
-                {"standin_live", &standin.live}};
-  for (size_t i = 0; library && i < LADE_COUNT(wanted); i++) {
-    void *found = dlsym(library, wanted[i].name);
-    if (!found)
-      return false;
-    memcpy(wanted[i].at, &found, sizeof(found));
-  }
-  return library != NULL;
+  const struct symbol wanted[] = {
+      {"standin_set", &standin.set},
+      {"standin_calls", &standin.calls},
+      {"standin_failed", &standin.failed},
+      {"standin_live", &standin.live},
+  };
+  return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted));
 }
 
 static bool file_write(char *path, int n_suffix, const char *text)

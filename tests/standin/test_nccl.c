@@ -3,7 +3,6 @@
  * The engine over NCCL on one rank, over the stand-ins: how opening is refused, every call of NCCL and of the driver
  * failing in turn, errors that come later, devices that break. The conformance suite has what works, and several ranks.
  */
-#include <dlfcn.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,6 +22,7 @@
 #include "parallel/comm.h"
 #include "parallel/nccl_library.h"
 #include "standin.h"
+#include "tests/support/symbols.h"
 
 #define N 1000
 #define CALM_NCCL "version=22809,polls=2,fail=none,nth=1,code=3,forever=0,async=0"
@@ -41,22 +41,18 @@ static struct lade_kernels kernels;
 
 static bool standin_find(void)
 {
-  void *cuda = dlopen("libcuda.so.1", RTLD_NOW), *nccl = dlopen("libnccl.so.2", RTLD_NOW);
-  const struct {
-    void *library;
-    const char *name;
-    void *at;
-  } wanted[] = {{cuda, "standin_set", &standin.cuda_set},       {cuda, "standin_failed", &standin.cuda_failed},
-                {cuda, "standin_live", &standin.cuda_live},     {nccl, "standin_nccl_set", &standin.set},
-                {nccl, "standin_nccl_calls", &standin.calls},   {nccl, "standin_nccl_failed", &standin.failed},
-                {nccl, "standin_nccl_live", &standin.live}};
-  bool is_whole = cuda && nccl;
-  for (size_t i = 0; i < LADE_COUNT(wanted) && is_whole; i++) {
-    void *function = dlsym(wanted[i].library, wanted[i].name);
-    memcpy(wanted[i].at, &function, sizeof(function));
-    is_whole = function != NULL;
-  }
-  return is_whole;
+  const struct symbol cuda[] = {
+      {"standin_set", &standin.cuda_set},
+      {"standin_failed", &standin.cuda_failed},
+      {"standin_live", &standin.cuda_live},
+  };
+  const struct symbol nccl[] = {
+      {"standin_nccl_set", &standin.set},
+      {"standin_nccl_calls", &standin.calls},
+      {"standin_nccl_failed", &standin.failed},
+      {"standin_nccl_live", &standin.live},
+  };
+  return symbols_find("libcuda.so.1", cuda, LADE_COUNT(cuda)) && symbols_find("libnccl.so.2", nccl, LADE_COUNT(nccl));
 }
 
 static int calm(void **state)
