@@ -13,52 +13,31 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
-LADE, PLUGIN = (os.path.abspath(path) for path in sys.argv[1:3])
-if not shutil.which("mpirun"):
-    print("SKIP: mpirun is not on PATH (apt-get install openmpi-bin)")
-    sys.exit(77)
-if sys.argv[2] == "none":
-    print("SKIP: built without Open MPI (apt-get install libopenmpi-dev)")
-    sys.exit(77)
+import jobs
+from jobs import losses, require
 
-PATIENCE = 240  # seconds until a job counts as hung
-ENVIRONMENT = dict(os.environ, LADE_MPI_PLUGIN=PLUGIN)
-for name, option in (("ASAN_OPTIONS", "detect_leaks=0"), ("TSAN_OPTIONS", "ignore_noninstrumented_modules=1")):
-    ENVIRONMENT[name] = ":".join(part for part in (os.environ.get(name), option) if part)
+LADE = os.path.abspath(sys.argv[1])
+ENVIRONMENT = jobs.environment(sys.argv[2])
+PATIENCE = jobs.PATIENCE
+DATA = "text.txt"
 STEADY = ["--model", "nano", "--dtype", "fp32", "--batch", "8", "--seq", "32", "--lr", "1e-4", "--min-lr", "1e-4",
           "--warmup", "0", "--eval-iters", "1", "--quiet", "--machine", "a100-40g"]
 
 
-def require(truth, what, output=""):
-    if not truth:
-        print(f"FAILED: {what}\n{output}")
-        sys.exit(1)
-
-
 def command(ranks, *arguments):
-    start = [LADE, "launch", "-n", str(ranks), "--"] if ranks else [LADE]
-    return start + ["train", "--data", DATA] + STEADY + list(arguments)
+    return jobs.command(LADE, ranks, "--data", DATA, *STEADY, *arguments)
 
 
 def run(ranks, *arguments):
-    result = subprocess.run(command(ranks, *arguments), env=ENVIRONMENT, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
-    return result.returncode, result.stdout, result.stderr
+    return jobs.run(command(ranks, *arguments), ENVIRONMENT)
 
 
 def summary(ranks, *arguments):
     code, out, err = run(ranks, "--json", *arguments)
     require(code == 0, f"{ranks} ranks end with {code}", err)
     return json.loads(out)
-
-
-def losses(path):
-    with open(path, encoding="utf-8") as log:
-        events = [json.loads(line) for line in log]
-    return [event["loss"] for event in events if event["event"] == "step"]
 
 
 def same_losses():
@@ -165,7 +144,7 @@ def refusals():
             (["--tp", "2", "--dtype", "fp16"], 2, "not in f16"),
             (["--zero", "1", "--durable", "--store", "."], 2, "one rank so far")):
         found, _, err = run(2, "--steps", "2", *arguments)
-        lines = [line for line in err.splitlines() if line.startswith("lade")]
+        lines = jobs.messages(err)
         require(found == code, f"{arguments} ends with {found}, not {code}", err)
         require(len(lines) == 1 and words in lines[0], f"{arguments} is not told in one line", err)
     found, _, err = run(0, "--steps", "2", "--dp", "2")
@@ -193,7 +172,7 @@ def disagreement():
             ("--dp $((2 - R)) --tp $((1 + R))", 'the layout "tp2", and the first rank "dp2"'),
             ("--update $([ $R = 0 ] && echo end || echo early) --clip 0", "another --update")):
         result = differently(arguments)
-        lines = [line for line in result.stderr.splitlines() if line.startswith("lade")]
+        lines = jobs.messages(result.stderr)
         require(result.returncode in (1, 2) and len(lines) == 1 and "rank 1" in lines[0] and words in lines[0],
                 f"ranks that disagree by {arguments} are not told apart", result.stderr)
 
@@ -213,43 +192,15 @@ def help_is_given_once():
     require(code == 0 and out.count("Usage: lade train") == 1, "each rank explains itself", out)
 
 
-def ranks_of(job):
-    """Processes of the ranks of @job, by rank."""
-    found = {}
-    for entry in os.listdir("/proc"):
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as file:
-                environ = file.read()
-            with open(f"/proc/{entry}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-        except (OSError, ValueError):
-            continue
-        rank = re.search(rb"OMPI_COMM_WORLD_RANK=(\d+)", environ)
-        if rank and f"LADE_TEST_JOB={job}".encode() in environ and b"train" in words:
-            found[int(rank[1])] = int(entry)
-    return found
-
-
-def started(*arguments):
-    """A job of two ranks that has taken a step."""
-    log = tempfile.mktemp(dir=".", suffix=".log")
-    environment = dict(ENVIRONMENT, LADE_TEST_JOB=log)
-    job = subprocess.Popen(command(2, "--steps", "100000", "--log", log, *arguments), env=environment,
-                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + PATIENCE
-    while not os.path.exists(log) or '"step"' not in open(log, encoding="utf-8").read():
-        require(job.poll() is None and time.monotonic() < deadline, "no step is taken",
-                job.stderr.read() if job.poll() is not None else "")
-        time.sleep(0.05)
-    return job, ranks_of(log)
-
-
 def a_signal_stops_all():
     """All stop after the same step; what was saved goes on with the numbers of a run that was not interrupted."""
-    job, _ = started("--save", "saved")
-    job.send_signal(signal.SIGINT)
-    _, err = job.communicate(timeout=PATIENCE)
-    require(job.returncode == 128 + signal.SIGINT and "stopped after step" in err, "the job does not say that it was stopped", err)
+    job = jobs.Job(command(2, "--steps", "100000", "--log", "stopped.log", "--save", "saved"), ENVIRONMENT,
+                   "stopped.log")
+    job.until("step")
+    job.process.send_signal(signal.SIGINT)
+    _, err = job.process.communicate(timeout=PATIENCE)
+    require(job.process.returncode == 128 + signal.SIGINT and "stopped after step" in err,
+            "the job does not say that it was stopped", err)
     require("launch -n 2 -- train" in err, "the line that goes on starts one rank", err)
     step = int(re.search(r"stopped after step (\d+)", err)[1])
     more = str(step + 3)
@@ -300,18 +251,9 @@ def a_second_signal_ends_all():
     require(job.returncode == 128 + signal.SIGINT, f"a job ends with {job.returncode}", err)
 
 
-TMP = tempfile.mkdtemp(prefix="lade-ranks-")
-try:
-    os.chdir(TMP)
-    DATA = os.path.join(TMP, "text.txt")
-    with open(DATA, "w", encoding="ascii") as text:
-        text.write("".join(f"{i} green bottles stood on the wall, and {i * 7 % 13} fell. " for i in range(2000)))
+with jobs.scratch():
+    jobs.text_write(DATA)
     quick = (same_losses, plans_name_their_rank, refusals, disagreement, help_is_given_once, a_signal_stops_all)
     long = (every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
             a_slow_save_is_waited_for, a_second_signal_ends_all)
-    for test in long if sys.argv[3:] == ["long"] else quick:
-        test()
-        print("ok", test.__name__, flush=True)
-finally:
-    os.chdir("/")
-    shutil.rmtree(TMP, ignore_errors=True)
+    jobs.tests_run(long if sys.argv[3:] == ["long"] else quick)

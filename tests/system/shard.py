@@ -6,36 +6,20 @@ Usage: shard.py LADE TEST-SHARD PLUGIN
 """
 import os
 import re
-import shutil
 import subprocess
 import sys
 
+import jobs
+from jobs import require
+
 EPIPE, ECANCELED, EINVAL = -32, -125, -22
-LADE, PROGRAM, PLUGIN = sys.argv[1:4]
-
-
-def skip(why):
-    print("SKIP: " + why)
-    sys.exit(77)
-
-
-def require(truth, what, output):
-    if not truth:
-        print(f"FAILED: {what}\n{output}")
-        sys.exit(1)
-
-
-def environment_get(**more):
-    environment = dict(os.environ, LADE_MPI_PLUGIN=PLUGIN, **more)
-    # Open MPI leaks at its end and is not instrumented: sanitizers look at our side; one rank looks for leaks.
-    for name, option in (("ASAN_OPTIONS", "detect_leaks=0"), ("TSAN_OPTIONS", "ignore_noninstrumented_modules=1")):
-        environment[name] = ":".join(part for part in (os.environ.get(name), option) if part)
-    return environment
+LADE, PROGRAM = sys.argv[1:3]
+ENVIRONMENT = jobs.environment(sys.argv[3])
 
 
 def ranks_run(n, *arguments):
     """Exit code and output of the test on @n ranks."""
-    result = subprocess.run([LADE, "launch", "-n", str(n), "--", PROGRAM, *arguments], env=environment_get(),
+    result = subprocess.run([LADE, "launch", "-n", str(n), "--", PROGRAM, *arguments], env=ENVIRONMENT,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=110, check=False)
     return result.returncode, result.stdout
 
@@ -52,17 +36,13 @@ def ending(what, ranks, status, words):
 
 def torchrun_is_told():
     """Processes that MPI did not start are two worlds of one, not a world of two."""
-    environment = environment_get(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2")
+    environment = dict(ENVIRONMENT, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2")
     result = subprocess.run([PROGRAM], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                             timeout=110, check=False)
     require(result.returncode == 1 and f"OPEN {EINVAL}: " in result.stdout and "start with mpirun" in result.stdout,
             "a torchrun without MPI is refused in one line", result.stdout)
 
 
-if PLUGIN == "none":
-    skip("built without Open MPI (apt-get install libopenmpi-dev)")
-if not shutil.which("mpirun"):
-    skip("mpirun is not on PATH (apt-get install openmpi-bin)")
 for n_ranks in (2, 4):
     exit_code, text = ranks_run(n_ranks)
     require(exit_code == 0 and text.count("[  PASSED  ]") == n_ranks, f"{n_ranks} ranks end with {exit_code}", text)
