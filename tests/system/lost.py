@@ -3,11 +3,12 @@
 """Ranks that are lost: one message with the rank, the place and the newest checkpoint, exit 1, nothing left behind; and
 jobs that start again go on with the numbers of a run that nobody disturbed.
 
-Usage: lost.py LADE PLUGIN [N]
+Usage: lost.py LADE PLUGIN [long | N]
 
-With N jobs that start again, and N kills of a random rank at a random moment of a job that saves every other step, each
-resumed to its end.
+With long jobs that start again. With N that many kills of a random rank at a random moment of jobs of several layouts,
+half of them inside a save, each resumed to its end; where they fell is printed.
 """
+import collections
 import json
 import os
 import random
@@ -16,21 +17,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
-LADE, PLUGIN = (os.path.abspath(path) for path in sys.argv[1:3])
-if not shutil.which("mpirun"):
-    print("SKIP: mpirun is not on PATH (apt-get install openmpi-bin)")
-    sys.exit(77)
-if sys.argv[2] == "none":
-    print("SKIP: built without Open MPI (apt-get install libopenmpi-dev)")
-    sys.exit(77)
+import jobs
+from jobs import require
 
-PATIENCE = 240  # seconds until a job counts as hung
-ENVIRONMENT = dict(os.environ, LADE_MPI_PLUGIN=PLUGIN)
-for name, option in (("ASAN_OPTIONS", "detect_leaks=0"), ("TSAN_OPTIONS", "ignore_noninstrumented_modules=1")):
-    ENVIRONMENT[name] = ":".join(part for part in (os.environ.get(name), option) if part)
+LADE = os.path.abspath(sys.argv[1])
+ENVIRONMENT = jobs.environment(sys.argv[2])
+PATIENCE = jobs.PATIENCE
 TRAIN = ["train", "--model", "nano", "--dtype", "fp32", "--batch", "8", "--seq", "32", "--eval-iters", "1", "--quiet",
          "--machine", "a100-40g", "--data", "text.txt"]
 GONE = r"rank {} \(process \d+\) has ended; the other ranks cannot go on without it"
@@ -38,59 +32,15 @@ PLACE = (r"((step|in the save after step|in a save before step|between steps, af
          r"(, instruction \d+ \(\w+ .+ over \w+\))?: )?")
 
 
-def require(truth, what, output=""):
-    if not truth:
-        print(f"FAILED: {what}\n{output}")
-        sys.exit(1)
+def begin(ranks, *arguments, launch=()):
+    """A job that trains beside the test; each has a log of its own."""
+    log = f"job-{time.monotonic_ns()}.log"
+    return jobs.Job(jobs.command(LADE, ranks, *TRAIN[1:], "--log", log, *arguments, launch=launch), ENVIRONMENT, log)
 
 
-class Job:
-    """A job of several ranks, each of which can be found."""
-
-    def __init__(self, ranks, *arguments, launch=()):
-        self.name = f"job-{os.getpid()}-{time.monotonic_ns()}"
-        self.log = self.name + ".log"
-        self.process = subprocess.Popen([LADE, "launch", "-n", str(ranks), *launch, "--", *TRAIN, "--log", self.log,
-                                         *arguments], env=dict(ENVIRONMENT, LADE_TEST_JOB=self.name),
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def ranks(self):
-        """Processes of the ranks, by number."""
-        found = {}
-        for entry in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{entry}/environ", "rb") as file:
-                    environ = file.read()
-                with open(f"/proc/{entry}/cmdline", "rb") as file:
-                    words = file.read().split(b"\0")
-            except OSError:
-                continue
-            rank = re.search(rb"OMPI_COMM_WORLD_RANK=(\d+)", environ)
-            if rank and f"LADE_TEST_JOB={self.name}".encode() in environ and b"train" in words:
-                found[int(rank[1])] = int(entry)
-        return found
-
-    def until(self, words, n=1):
-        """Wait until the log has an event @n times."""
-        deadline = time.monotonic() + PATIENCE
-        while not os.path.exists(self.log) or open(self.log, encoding="utf-8").read().count(words) < n:
-            require(self.process.poll() is None and time.monotonic() < deadline, f"no {words} in the log",
-                    self.process.stderr.read() if self.process.poll() is not None else "")
-            time.sleep(0.02)
-
-    def end(self):
-        """Exit code, output and messages; nothing of the job may stay."""
-        out, err = self.process.communicate(timeout=PATIENCE)
-        deadline = time.monotonic() + PATIENCE
-        while self.ranks():
-            require(time.monotonic() < deadline, "a rank stays behind", err)
-            time.sleep(0.05)
-        return self.process.returncode, out, [line for line in err.splitlines() if line.startswith("lade")]
-
-
-def lost(ranks, bad, number, arguments, words, event='"event":"step"'):
+def lost(ranks, bad, number, arguments, words, event="step"):
     """Rank @bad of a job gets signal @number: the one message is @words."""
-    job = Job(ranks, "--steps", "100000", *arguments)
+    job = begin(ranks, "--steps", "100000", *arguments)
     job.until(event)
     os.kill(job.ranks()[bad], number)
     code, _, lines = job.end()
@@ -104,7 +54,7 @@ def a_rank_is_killed():
     newest = r"; the newest complete checkpoint is saves/step-\d+"
     lost(2, 1, signal.SIGKILL, [], PLACE + GONE.format(1))
     lost(4, 2, signal.SIGKILL, ["--pp", "4", "--micro-batch", "1"], PLACE + GONE.format(2))
-    lost(2, 0, signal.SIGKILL, ["--save", "saves", "--save-every", "1"], PLACE + GONE.format(0) + newest, '"event":"save"')
+    lost(2, 0, signal.SIGKILL, ["--save", "saves", "--save-every", "1"], PLACE + GONE.format(0) + newest, "save")
 
 
 def a_rank_is_stopped():
@@ -134,25 +84,25 @@ def digests(out):
 def a_job_starts_again():
     """With all ranks: the digests of a run that nobody disturbed. With those that remain: to the end, on fewer."""
     steps = ["--steps", "40", "--json", "--zero", "1", "--save-every", "10"]
-    code, out, lines = Job(2, *steps, "--save", "job-whole").end()
+    code, out, lines = begin(2, *steps, "--save", "job-whole").end()
     require(code == 0, "a job fails", lines)
-    job = Job(2, *steps, "--save", "job-again", launch=["--max-restarts", "2"])
-    job.until('"event":"save"')
+    job = begin(2, *steps, "--save", "job-again", launch=["--max-restarts", "2"])
+    job.until("save")
     os.kill(job.ranks()[random.randrange(2)], signal.SIGKILL)
     code, again, lines = job.end()
     require(code == 0 and len(lines) == 2, f"a job with restarts ends with {code}", lines)
     require(re.fullmatch(r"lade launch: restart 1 of 2, 2 ranks, goes on after step \d+: \d+ steps and \d+\.\d s lost",
                          lines[1]) and "after step 0:" not in lines[1], "what was lost is not told", lines)
     require(digests(out) == digests(again), "it goes on with other numbers", (digests(out), digests(again)))
-    job = Job(3, "--steps", "40", "--json", "--batch", "12", "--save", "less", "--save-every", "10",
+    job = begin(3, "--steps", "40", "--json", "--batch", "12", "--save", "less", "--save-every", "10",
               launch=["--max-restarts", "1", "--elastic"])
-    job.until('"event":"save"')
+    job.until("save")
     os.kill(job.ranks()[2], signal.SIGKILL)
     code, out, lines = job.end()
     require(code == 0 and json.loads(out)["ranks"] == 2 and json.loads(out)["steps"] == 40
             and "restart 1 of 1, 2 ranks" in lines[-1], "it does not go on with the ranks that remain", lines)
     lose = 'shift; [ $OMPI_COMM_WORLD_RANK != 2 ] || [ -e lost ] || { touch lost; kill -9 $$; }; exec "$0" "$@"'
-    job = Job(3, "--steps", "2", "--json", "--batch", "12", "--dp", "3", "--save", "none",
+    job = begin(3, "--steps", "2", "--json", "--batch", "12", "--dp", "3", "--save", "none",
               launch=["--max-restarts", "1", "--elastic", "--", "sh", "-c", lose, LADE])
     code, out, lines = job.end()
     require(code == 0 and json.loads(out)["ranks"] == 2 and json.loads(out)["steps"] == 2,
@@ -163,7 +113,7 @@ def a_restart_that_finds_all_done_says_so():
     """No step is left to take: the line comes at the end."""
     once = '[ $OMPI_COMM_WORLD_RANK = 0 ] || [ -e once ] || { touch once; kill -9 $$; }; exec "$0" "$@"'
     steps = ["--steps", "2", "--save", "done"]
-    code, _, lines = Job(2, *steps).end()
+    code, _, lines = begin(2, *steps).end()
     require(code == 0, "a job fails", lines)
     result = subprocess.run([LADE, "launch", "-n", "2", "--max-restarts", "1", "--", "sh", "-c", once, LADE, *TRAIN,
                              *steps], env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -192,53 +142,120 @@ def a_code_after_all_ranks_ended_well_is_not_tried_again():
             f"{starts} ranks were started, and the job ends with {result.returncode}", result.stderr)
 
 
-def many(n):
-    """@n kills of a random rank at a random moment, each followed by a resumed run to the end."""
-    arguments = ["--steps", "12", "--json", "--zero", "1", "--save-every", "2"]
-    begin = time.monotonic()
-    code, out, lines = Job(2, *arguments, "--save", "whole").end()
-    require(code == 0, "a job fails", lines)
-    want, seconds = digests(out), time.monotonic() - begin
-    n_kills = n_resumed = 0
-    while n_kills < n:
-        shutil.rmtree("again", ignore_errors=True)
-        job = Job(2, *arguments, "--save", "again", launch=["--max-restarts", "1"])
-        try:
-            job.process.wait(random.uniform(0, seconds))
-        except subprocess.TimeoutExpired:
-            pass
-        ranks = job.ranks()
-        if ranks:
-            try:
-                os.kill(random.choice(list(ranks.values())), signal.SIGKILL)
-                n_kills += 1
-            except ProcessLookupError:
-                pass
+# ---- many kills ----
+
+LAYOUTS = (["--zero", "1"], ["--zero", "3"], ["--tp", "2"], ["--pp", "2"])
+KILL_STEPS, KILL_EVERY = 24, 4
+KILLED = ["--steps", str(KILL_STEPS), "--save-every", str(KILL_EVERY), "--keep", "2", "--json"]
+SAVE_SHARE = 0.5  # of the kills are aimed into a save
+LOOK_S = 0.0005
+AGAIN = r"lade launch: restart 1 of 1, 2 ranks, goes on after step (\d+): (\d+) steps and (\d+\.\d) s lost"
+
+
+def is_saving(directory):
+    """Is a checkpoint being written there?"""
+    try:
+        return any(name.startswith(".step-") for name in os.listdir(directory))
+    except FileNotFoundError:
+        return False
+
+
+class Undisturbed:
+    """A layout's job that nobody disturbs: its digests, and how long its steps and its saves take."""
+
+    def __init__(self, layout):
+        directory = "-".join(layout).strip("-")
+        job = begin(2, *KILLED, *layout, "--save", directory)
+        job.until("step")
+        first = time.monotonic()
+        last, n_looks, n_saving = first, 0, 0
+        while not job.has_ended():
+            last = last if job.count("step") == KILL_STEPS else time.monotonic()
+            n_looks += 1
+            n_saving += is_saving(directory)
+            time.sleep(LOOK_S)
         code, out, lines = job.end()
-        require(code == 0, f"kill {n_kills}: the job ends with {code}", lines)
-        require(digests(out) == want, f"kill {n_kills}: other numbers", (want, digests(out), lines))
-        n_resumed += any("restart 1 of 1" in line for line in lines)
-    print(f"{n_kills} kills, {n_resumed} of them restarted, all with {want['loss_digest']} {want['params_digest']}")
+        require(code == 0, f"a job of {layout} ends with {code}", lines)
+        self.layout, self.digests = layout, digests(out)
+        self.step_s = (last - first) / KILL_STEPS
+        self.save_s = (time.monotonic() - first) * n_saving / max(n_looks, 1) / (KILL_STEPS // KILL_EVERY)
 
 
-TMP = tempfile.mkdtemp(prefix="lade-lost-")
-try:
-    os.chdir(TMP)
+def moment_wait(job, directory, undisturbed):
+    """Wait for a random moment after the first step, of a save or of any step. False: the job has ended before."""
+    is_save = random.random() < SAVE_SHARE
+    step = random.randrange(1, KILL_STEPS)
+    while not job.has_ended() and (job.count("step") < step or (is_save and not is_saving(directory))):
+        time.sleep(LOOK_S)
+    time.sleep(random.uniform(0, undisturbed.save_s if is_save else undisturbed.step_s))
+    return not job.has_ended()
+
+
+def place(message, was_saving):
+    """Where the kill fell: by the checkpoint that was being written then, else by what the other rank says."""
+    if was_saving or "in the save" in message or "in a save" in message:
+        return "in a save"
+    if re.search(r": step \d+(, instruction .+)?: rank", message):
+        return "in a step"
+    return "between steps" if "between steps" in message else "at the end"
+
+
+def killed_once(undisturbed):
+    """Kill one of a job's ranks; where that was, the step that the job goes on after and the steps and seconds that it
+    lost. None: the job had ended before."""
+    shutil.rmtree("again", ignore_errors=True)
+    job = begin(2, *KILLED, *undisturbed.layout, "--save", "again", launch=["--max-restarts", "1"])
+    job.until("step")
+    ranks = job.ranks()
+    has_waited = moment_wait(job, "again", undisturbed)
+    try:
+        os.kill(random.choice(list(ranks.values())), signal.SIGKILL)
+    except (IndexError, ProcessLookupError):
+        has_waited = False
+    was_saving = is_saving("again")
+    code, out, lines = job.end()
+    require(code == 0, f"a job of {undisturbed.layout} ends with {code}", lines)
+    require(digests(out) == undisturbed.digests, "other numbers", (undisturbed.digests, digests(out), lines))
+    told = [line for line in lines if ": note: " not in line]
+    if not told and not has_waited:
+        return None
+    require(len(told) == 2 and re.search(r"rank \d (\(process \d+\) has )?ended", told[0]) and
+            re.fullmatch(AGAIN, told[1]), "a kill is not told in one line, and its restart in another", lines)
+    again = re.fullmatch(AGAIN, told[1])
+    return place(told[0], was_saving), int(again[1]), int(again[2]), float(again[3])
+
+
+def kills(n):
+    """@n kills of a random rank at a random moment, each followed by a run to the end with the undisturbed digests."""
+    found = []
+    undisturbed = [Undisturbed(layout) for layout in LAYOUTS[:n]]
+    while len(found) < n:
+        kill = killed_once(undisturbed[len(found) % len(undisturbed)])
+        found += [kill] if kill else []
+    for name, count in sorted(collections.Counter(kill[0] for kill in found).items()):
+        print(f"| {name} | {count} |")
+    for first in range(0, KILL_STEPS, KILL_EVERY):
+        count = sum(kill[1] == first for kill in found)
+        print(f"| goes on after step {first} | {count} |")
+    print(f"| ended clean, one message | {len(found)} |\n| resumed to the right digests | {len(found)} |")
+    print(f"| steps lost, most | {max(kill[2] for kill in found)} |")
+    print(f"| seconds lost, most | {max(kill[3] for kill in found)} |")
+
+
+def kills_of_each_layout():
+    kills(len(LAYOUTS))
+
+
+with jobs.scratch():
+    jobs.text_write("text.txt")
     seed = int.from_bytes(os.urandom(4), "little")
     random.seed(seed)
     print(f"seed {seed}", flush=True)
-    with open("text.txt", "w", encoding="ascii") as text:
-        text.write("".join(f"{i} green bottles stood on the wall, and {i * 7 % 13} fell. " for i in range(2000)))
     quick = (a_rank_is_killed, a_rank_is_stopped, a_rank_ends_before_the_first_message,
              what_ranks_call_wrong_is_not_tried_again)
     long = (a_job_starts_again, a_restart_that_finds_all_done_says_so,
-            a_code_after_all_ranks_ended_well_is_not_tried_again)
-    if len(sys.argv) > 3:
-        many(int(sys.argv[3]))
-    for test in long if len(sys.argv) > 3 else quick:
-        start = time.monotonic()
-        test()
-        print(f"ok {test.__name__} ({time.monotonic() - start:.1f} s)", flush=True)
-finally:
-    os.chdir("/")
-    shutil.rmtree(TMP, ignore_errors=True)
+            a_code_after_all_ranks_ended_well_is_not_tried_again, kills_of_each_layout)
+    if sys.argv[3:] not in ([], ["long"]):
+        kills(int(sys.argv[3]))
+    else:
+        jobs.tests_run(long if sys.argv[3:] else quick)
