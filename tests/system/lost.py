@@ -9,10 +9,12 @@ With long jobs that start again. With N that many kills of a random rank at a ra
 half of them inside a save, each resumed to its end; where they fell is printed.
 """
 import collections
+import contextlib
 import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,7 +29,9 @@ ENVIRONMENT = jobs.environment(sys.argv[2])
 PATIENCE = jobs.PATIENCE
 TRAIN = ["train", "--model", "nano", "--dtype", "fp32", "--batch", "8", "--seq", "32", "--eval-iters", "1", "--quiet",
          "--machine", "a100-40g", "--data", "text.txt"]
-GONE = r"rank {} \(process \d+\) has ended; the other ranks cannot go on without it"
+# mpirun's code says the signal, unless it saw another rank's end first.
+GONE = r"rank {} \(process \d+\) has ended; the other ranks cannot go on without it(; signal 9 \(Killed\) ended it)?"
+NEWEST = r"; the newest complete checkpoint is /.+/step-(\d+); go on with:"
 PLACE = (r"((step|in the save after step|in a save before step|between steps, after step|at the end of step) \d+"
          r"(, instruction \d+ \(\w+ .+ over \w+\))?: )?")
 
@@ -51,10 +55,9 @@ def lost(ranks, bad, number, arguments, words, event="step"):
 
 def a_rank_is_killed():
     """In a collective, in a pipeline, and while it saves."""
-    newest = r"; the newest complete checkpoint is saves/step-\d+"
     lost(2, 1, signal.SIGKILL, [], PLACE + GONE.format(1))
     lost(4, 2, signal.SIGKILL, ["--pp", "4", "--micro-batch", "1"], PLACE + GONE.format(2))
-    lost(2, 0, signal.SIGKILL, ["--save", "saves", "--save-every", "1"], PLACE + GONE.format(0) + newest, "save")
+    lost(2, 0, signal.SIGKILL, ["--save", "saves", "--save-every", "1"], PLACE + GONE.format(0) + NEWEST, "save")
 
 
 def a_rank_is_stopped():
@@ -65,7 +68,7 @@ def a_rank_is_stopped():
 
 def a_rank_ends_before_the_first_message():
     """Killed, or well, before it has joined."""
-    words = r"lade \w+: rank 1 (ended before it began, without a word|has not begun within 2 s; .*)\n"
+    words = r"lade \w+: rank 1 (ended before it began, without a word(, by signal 9 .Killed.)?|has not begun within 2 s; .*)\n"
     for way in ("kill -9 $$", "exit 0"):
         script = f'[ $OMPI_COMM_WORLD_RANK = 1 ] && {way}; exec "$0" "$@"'
         result = subprocess.run([LADE, "launch", "-n", "2", "--", "sh", "-c", script, LADE, *TRAIN, "--steps", "3",
@@ -107,6 +110,23 @@ def a_job_starts_again():
     code, out, lines = job.end()
     require(code == 0 and json.loads(out)["ranks"] == 2 and json.loads(out)["steps"] == 2,
             "a layout that was asked for is not shrunk where a rank is lost before it begins", lines)
+
+
+def mpirun_is_killed():
+    """Its ranks end with it, also one that is stopped; the line that goes on from the newest checkpoint is told."""
+    job = begin(2, "--steps", "100000", "--save", "left", "--save-every", "2")
+    job.until("save")
+    ranks = job.ranks()
+    os.kill(ranks[1], signal.SIGSTOP)
+    with open(f"/proc/{ranks[1]}/stat", encoding="ascii") as stat:
+        os.kill(int(stat.read().rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
+    _, err = job.process.communicate(timeout=PATIENCE)
+    require(not job.ranks(), "ranks stay behind", err)
+    told = re.fullmatch(r"lade launch: mpirun was ended by signal 9 \(Killed\), and its ranks with it" + NEWEST +
+                        r"\n  (.+)\n", err)
+    require(job.process.returncode == 1 and told, f"the job ends with {job.process.returncode}", err)
+    code, out, err = jobs.run(shlex.split(told[2]) + ["--steps", str(int(told[1]) + 1), "--json"], ENVIRONMENT)
+    require(code == 0 and json.loads(out)["steps"] == int(told[1]) + 1, "the line that was told does not go on", err)
 
 
 def a_restart_that_finds_all_done_says_so():
@@ -182,13 +202,12 @@ class Undisturbed:
 
 
 def moment_wait(job, directory, undisturbed):
-    """Wait for a random moment after the first step, of a save or of any step. False: the job has ended before."""
+    """Wait for a random moment after the first step, of a save or of any step, or for the end of the job."""
     is_save = random.random() < SAVE_SHARE
     step = random.randrange(1, KILL_STEPS)
     while not job.has_ended() and (job.count("step") < step or (is_save and not is_saving(directory))):
         time.sleep(LOOK_S)
     time.sleep(random.uniform(0, undisturbed.save_s if is_save else undisturbed.step_s))
-    return not job.has_ended()
 
 
 def place(message, was_saving):
@@ -201,28 +220,26 @@ def place(message, was_saving):
 
 
 def killed_once(undisturbed):
-    """Kill one of a job's ranks; where that was, the step that the job goes on after and the steps and seconds that it
-    lost. None: the job had ended before."""
+    """Kill one of a job's ranks: where that was, whether the signal is told, the step that the job goes on after, the
+    steps and the seconds that it lost. None: the job had ended before."""
     shutil.rmtree("again", ignore_errors=True)
     job = begin(2, *KILLED, *undisturbed.layout, "--save", "again", launch=["--max-restarts", "1"])
     job.until("step")
     ranks = job.ranks()
-    has_waited = moment_wait(job, "again", undisturbed)
-    try:
+    moment_wait(job, "again", undisturbed)
+    with contextlib.suppress(IndexError, ProcessLookupError):
         os.kill(random.choice(list(ranks.values())), signal.SIGKILL)
-    except (IndexError, ProcessLookupError):
-        has_waited = False
     was_saving = is_saving("again")
     code, out, lines = job.end()
-    require(code == 0, f"a job of {undisturbed.layout} ends with {code}", lines)
-    require(digests(out) == undisturbed.digests, "other numbers", (undisturbed.digests, digests(out), lines))
     told = [line for line in lines if ": note: " not in line]
-    if not told and not has_waited:
+    require(out and digests(out) == undisturbed.digests, f"a job of {undisturbed.layout} ends with {code} and other "
+            "numbers", (undisturbed.digests, out, lines))
+    if not told:  # it was through with everything
         return None
-    require(len(told) == 2 and re.search(r"rank \d (\(process \d+\) has )?ended", told[0]) and
+    require(code == 0 and len(told) == 2 and re.search(r"rank \d (\(process \d+\) has )?ended", told[0]) and
             re.fullmatch(AGAIN, told[1]), "a kill is not told in one line, and its restart in another", lines)
     again = re.fullmatch(AGAIN, told[1])
-    return place(told[0], was_saving), int(again[1]), int(again[2]), float(again[3])
+    return place(told[0], was_saving), "signal 9" in told[0], int(again[1]), int(again[2]), float(again[3])
 
 
 def kills(n):
@@ -235,11 +252,12 @@ def kills(n):
     for name, count in sorted(collections.Counter(kill[0] for kill in found).items()):
         print(f"| {name} | {count} |")
     for first in range(0, KILL_STEPS, KILL_EVERY):
-        count = sum(kill[1] == first for kill in found)
+        count = sum(kill[2] == first for kill in found)
         print(f"| goes on after step {first} | {count} |")
-    print(f"| ended clean, one message | {len(found)} |\n| resumed to the right digests | {len(found)} |")
-    print(f"| steps lost, most | {max(kill[2] for kill in found)} |")
-    print(f"| seconds lost, most | {max(kill[3] for kill in found)} |")
+    print(f"| ended clean, one message | {len(found)} |\n| of them with the signal | {sum(kill[1] for kill in found)} |")
+    print(f"| resumed to the right digests | {len(found)} |")
+    print(f"| steps lost, most | {max(kill[3] for kill in found)} |")
+    print(f"| seconds lost, most | {max(kill[4] for kill in found)} |")
 
 
 def kills_of_each_layout():
@@ -253,7 +271,7 @@ with jobs.scratch():
     print(f"seed {seed}", flush=True)
     quick = (a_rank_is_killed, a_rank_is_stopped, a_rank_ends_before_the_first_message,
              what_ranks_call_wrong_is_not_tried_again)
-    long = (a_job_starts_again, a_restart_that_finds_all_done_says_so,
+    long = (a_job_starts_again, mpirun_is_killed, a_restart_that_finds_all_done_says_so,
             a_code_after_all_ranks_ended_well_is_not_tried_again, kills_of_each_layout)
     if sys.argv[3:] not in ([], ["long"]):
         kills(int(sys.argv[3]))
