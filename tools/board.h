@@ -7,6 +7,7 @@
 #ifndef LADE_BOARD_H
 #define LADE_BOARD_H
 
+#include <limits.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -15,6 +16,11 @@
 
 #include "lade/types.h"
 #include "parallel/layout.h"
+
+#define BOARD_WORDS_BYTES 4096
+
+/* Where a job's checkpoints are: of --save, of --resume. */
+enum { BOARD_SAVE, BOARD_RESUME, BOARD_N_PLACES };
 
 struct board_rank {
   _Atomic pid_t pid;                   /* 0: it has not begun */
@@ -33,6 +39,8 @@ struct board {
   struct lade_layout_params layout; /* to take, if it is given; else the first rank says what it took */
   /* Of the first rank. */
   int64_t n_rows, micro_rows; /* of a step's batch, and as --micro-batch has it */
+  char places[BOARD_N_PLACES][PATH_MAX]; /* absolute; "": not given */
+  char words[BOARD_WORDS_BYTES];         /* behind "train", of the line that goes on (go_on.h); "": not known */
   _Atomic int64_t first_step; /* at which this start began; -1: no step has begun */
   _Atomic int64_t begun_ns;   /* when it did */
   _Atomic int64_t n_steps;    /* done since step 0 */

@@ -9,7 +9,9 @@
  *
  * Ranks of `lade train` leave their words on a board (board.h), so that the end of a job is told once and by whoever
  * saw most, even where mpirun ended the others before they could speak; its code is that of these words. Of other
- * commands the code is mpirun's.
+ * commands the code is mpirun's. What ended a rank mpirun alone has seen: its code says the signal. Where mpirun itself
+ * was killed its ranks are ours (orphans.h), and end before anything is said or started again. The newest checkpoint is
+ * looked up when all have ended, and told with the line that goes on from it.
  *
  * A job that lost ranks (killed, stopped, gone without a word) can be started again: the ranks themselves then resume
  * from the newest checkpoint in their --save. One that a rank itself called wrong is not: it would end so again. With
@@ -41,6 +43,8 @@
 #include "base/base.h"
 #include "base/cpu.h"
 #include "tools/board.h"
+#include "tools/go_on.h"
+#include "tools/orphans.h"
 #include "tools/program.h"
 #include "tools/signals.h"
 #include "tools/verbs.h"
@@ -52,6 +56,7 @@
 
 struct launch {
   int n_ranks, n_restarts_most;
+  int n_asked; /* ranks of the first start; --elastic has fewer later */
   bool is_elastic;
   char **command;
   int n_command;
@@ -207,6 +212,14 @@ static int mpirun_wait(struct launch *launch, pid_t child, struct loss *loss, in
 
 /* ---- ends ---- */
 
+/* How one start ended. */
+struct end {
+  int state; /* mpirun's, as waitpid has it */
+  int code;  /* that to exit with where no rank says better */
+  struct board_verdict verdict;
+  bool is_lost; /* through no fault of the command's: it may start again */
+};
+
 /* The job was asked to end. Where all ranks did by themselves the first has said so. */
 static int signal_tell(const struct launch *launch, const struct board_verdict *verdict)
 {
@@ -220,29 +233,99 @@ static int signal_tell(const struct launch *launch, const struct board_verdict *
   return 128 + number;
 }
 
-/* How a start ended, in the words of its ranks or in ours; the job's exit code. */
-static int end_tell(struct launch *launch, int state, struct board_verdict *verdict)
+/* The line that goes on from @place. */
+static void command_print(const struct launch *launch, const char *place)
 {
-  const int code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
-  board_judge(launch->board, verdict);
-  if (code && signals_get() && !verdict->is_own)
+  char resume[PATH_MAX + 16];
+  fprintf(stderr, "  %s launch -n %d", program_invocation_name, launch->n_asked);
+  if (launch->n_restarts_most)
+    fprintf(stderr, " --max-restarts %d%s", launch->n_restarts_most, launch->is_elastic ? " --elastic" : "");
+  fprintf(stderr, " -- train%s", launch->board->words);
+  snprintf(resume, sizeof(resume), "--resume=%s", place);
+  word_print(stderr, resume);
+  fputc('\n', stderr);
+}
+
+/* The job lost ranks as @error says: from where it goes on, and, unless we start it again, by which line. */
+static int lost_tell(const struct launch *launch, const char *verb, bool is_again, struct lade_error *error)
+{
+  const struct board *board = launch->board;
+  const char *const places[] = {board->places[BOARD_SAVE], board->places[BOARD_RESUME]};
+  const char *place = go_on_newest(places, LADE_COUNT(places), error);
+  const struct lade_error why = *error;
+  const bool is_shown = place && !is_again && *board->words;
+  if (is_shown)
+    lade_error_set(error, why.code, "%.490s; go on with:", why.text);
+  const int code = exit_fail(verb, why.code, error);
+  if (is_shown)
+    command_print(launch, place);
+  return code;
+}
+
+/* "signal 9 (Killed)", where mpirun saw the first rank that ended go that way; else "". */
+static const char *signal_name(int code, char *text, size_t text_bytes)
+{
+  text[0] = 0;
+  if (code > 128 && code < 128 + NSIG)
+    snprintf(text, text_bytes, "signal %d (%s)", code - 128, strsignal(code - 128));
+  return text;
+}
+
+/* A rank is gone: in the words of the others, if they saw it go. */
+static int rank_lost_tell(struct launch *launch, const struct end *end, bool is_again)
+{
+  const struct lade_error *words = &end->verdict.error;
+  const int rank = end->verdict.first_lost;
+  char how[64];
+  signal_name(end->code, how, sizeof(how));
+  if (words->code) {
+    const bool is_told = words->code == -EPIPE && *how;
+    lade_error_set(&launch->error, words->code, "%.300s%s%s%s", words->text, is_told ? "; " : "", is_told ? how : "",
+                   is_told ? " ended it" : "");
+    return lost_tell(launch, "train", is_again, &launch->error);
+  }
+  lade_error_set(&launch->error, -EPIPE, "rank %d ended %s, without a word%s%s", rank,
+                 atomic_load(&launch->board->ranks[rank].pid) ? "before the others could see it" : "before it began",
+                 *how ? ", by " : "", how);
+  return lost_tell(launch, "launch", is_again, &launch->error);
+}
+
+/* How a start ended, in the words of its ranks or in ours; the job's exit code. @is_again: another one follows. */
+static int end_tell(struct launch *launch, const struct end *end, bool is_again)
+{
+  const struct board_verdict *verdict = &end->verdict;
+  if (end->code && signals_get() && !verdict->is_own)
     return signal_tell(launch, verdict);
-  if (verdict->error.code && *verdict->error.text)
-    return exit_fail("train", verdict->error.code, &verdict->error);
-  if (!code || verdict->error.code || !verdict->n_lost || !verdict->n_begun)
-    return code;
-  const struct board_rank *first = &launch->board->ranks[verdict->first_lost];
-  lade_error_set(&launch->error, -EPIPE, "rank %d ended %s, without a word", verdict->first_lost,
-                 atomic_load(&first->pid) ? "before the others could see it" : "before it began");
-  return exit_fail("launch", -EPIPE, &launch->error);
+  if (verdict->is_own)
+    return *verdict->error.text ? exit_fail("train", verdict->error.code, &verdict->error) : end->code;
+  if (WIFSIGNALED(end->state)) {
+    const int number = WTERMSIG(end->state);
+    lade_error_set(&launch->error, -EPIPE, "mpirun was ended by signal %d (%s), and its ranks with it", number,
+                   strsignal(number));
+    return lost_tell(launch, "launch", is_again, &launch->error);
+  }
+  return end->is_lost && verdict->n_begun ? rank_lost_tell(launch, end, is_again) : end->code;
 }
 
 /* Did the start end because ranks were lost? Of commands without words: when one was killed. */
-static bool is_lost(const struct board_verdict *verdict, int code)
+static bool is_lost(const struct end *end)
 {
-  if (!code || signals_get() || verdict->is_own)
+  const struct board_verdict *verdict = &end->verdict;
+  if (!end->code || signals_get() || verdict->is_own)
     return false;
-  return verdict->error.code || (verdict->n_begun ? verdict->n_lost > 0 : code > 128);
+  return WIFSIGNALED(end->state) || verdict->error.code ||
+         (verdict->n_begun ? verdict->n_lost > 0 : end->code > 128);
+}
+
+/* What mpirun's end in @state came to. If it was killed its ranks are left to us. */
+static struct end end_judge(const struct launch *launch, int state)
+{
+  struct end end = {.state = state, .code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state)};
+  if (WIFSIGNALED(state))
+    orphans_end();
+  board_judge(launch->board, &end.verdict);
+  end.is_lost = is_lost(&end);
+  return end;
 }
 
 /* The ranks that remain, and their layout. */
@@ -271,8 +354,8 @@ static int job_run(struct launch *launch)
   struct board *board = launch->board;
   struct loss loss = {.since_ns = lade_now_ns()};
   signals_give(signal_take, launch);
+  orphans_adopt();
   for (;;) {
-    struct board_verdict verdict;
     int state = 0;
     pid_t child;
     board_clear(board, launch->n_ranks);
@@ -283,10 +366,12 @@ static int job_run(struct launch *launch)
       return signal_tell(launch, &(struct board_verdict){0});
     if (status)
       return exit_fail("launch", status, &launch->error);
-    const int code = end_tell(launch, state, &verdict);
-    if (board->n_restarts >= launch->n_restarts_most || !is_lost(&verdict, code))
+    const struct end end = end_judge(launch, state);
+    const bool is_again = end.is_lost && board->n_restarts < launch->n_restarts_most;
+    const int code = end_tell(launch, &end, is_again);
+    if (!is_again)
       return code;
-    if (launch->is_elastic && ranks_shrink(launch, &verdict))
+    if (launch->is_elastic && !WIFSIGNALED(state) && ranks_shrink(launch, &end.verdict))
       return exit_fail("launch", -EINVAL, &launch->error);
     if (atomic_load(&board->first_step) >= 0) /* else it lost nothing more than the one before it */
       loss = (struct loss){.n_steps = atomic_load(&board->n_steps),
@@ -367,6 +452,7 @@ int launch_main(int argc, char **argv)
   }
   launch.command = argv + first;
   launch.n_command = argc - first;
+  launch.n_asked = launch.n_ranks;
   int status = board_create(launch.n_ranks, &launch.board);
   code = status ? exit_fail("launch", status, NULL) : job_run(&launch);
   board_destroy(launch.board);

@@ -18,6 +18,7 @@
 #include "base/cpu.h"
 #include "run/checkpoint.h"
 #include "tools/claim.h"
+#include "tools/go_on.h"
 #include "tools/job.h"
 #include "tools/options.h"
 #include "tools/pace.h"
@@ -370,8 +371,6 @@ static int summarize(struct run *run)
 /* After a signal: where the run stands and the line that goes on with it. */
 static void interrupted_print(struct run *run)
 {
-  static const char *const without[] = {"resume", "init", NULL};
-  struct option_list arguments = {0};
   log_event(run, json_pack("{s:s, s:I, s:i}", "event", "interrupted", "step", (json_int_t)run->info.step, "signal",
                            run->stop_signal));
   if (run->options.session.is_durable && run->options.device != DEVICE_DRY) {
@@ -389,15 +388,11 @@ static void interrupted_print(struct run *run)
   if (run->job.world)
     fprintf(stderr, " launch -n %d --", run->job.launch.world);
   fputs(" train", stderr);
-  if (options_arguments(&run->options, VERB_TRAIN, without, &arguments) == 0) {
-    for (int i = 0; i < arguments.n; i++)
-      word_print(stderr, arguments.items[i]);
-  }
+  go_on_words_print(&run->options, stderr);
   char resume[4096];
   snprintf(resume, sizeof(resume), "--resume=%s", run->options.save);
   word_print(stderr, resume);
   fputc('\n', stderr);
-  option_list_free_items(&arguments);
 }
 
 /* Before step 0: what the run takes of the drive, in room and in bandwidth. */
@@ -462,6 +457,30 @@ static int restart_apply(struct run *run)
   return status && status != -ENOENT ? lade_error_set(&run->error, status, "%s", why.text) : 0;
 }
 
+/* The absolute @path into @place; none and too long ones leave it empty. */
+static void place_fill(char place[PATH_MAX], const char *path)
+{
+  char here[PATH_MAX] = "";
+  const bool is_relative = path && path[0] != '/';
+  if (!path || (is_relative && !getcwd(here, sizeof(here))) || strlen(here) + 1 + strlen(path) >= PATH_MAX)
+    return;
+  stpcpy(stpcpy(stpcpy(place, here), is_relative ? "/" : ""), path);
+}
+
+/* The words that go on with this run; too many leave them empty. */
+static void words_fill(char words[BOARD_WORDS_BYTES], const struct options *options)
+{
+  char *text = NULL;
+  size_t n = 0;
+  FILE *file = open_memstream(&text, &n);
+  if (!file)
+    return;
+  go_on_words_print(options, file);
+  if (fclose(file) == 0 && n < BOARD_WORDS_BYTES)
+    memcpy(words, text, n + 1);
+  free(text);
+}
+
 /* What the launcher must know to start again; before anything can be lost, which is before ranks meet. */
 static void board_fill(struct run *run)
 {
@@ -474,6 +493,9 @@ static void board_fill(struct run *run)
   board->layout.struct_size = sizeof(board->layout);
   board->n_rows = session->batch;
   board->micro_rows = session->micro_batch;
+  place_fill(board->places[BOARD_SAVE], run->options.save);
+  place_fill(board->places[BOARD_RESUME], session->resume);
+  words_fill(board->words, &run->options);
 }
 
 static int begin(struct run *run)
@@ -527,30 +549,6 @@ static int run_all(struct run *run)
   return status;
 }
 
-/* A job that failed: from where it can go on. */
-static void newest_name(const struct run *run, struct lade_error *error)
-{
-  const struct options *options = &run->options;
-  const char *const places[] = {options->save, options->session.resume};
-  const struct lade_error why = *error;
-  char path[PATH_MAX];
-  if (!run->job.world || !why.text[0])
-    return;
-  for (size_t i = 0; i < LADE_COUNT(places); i++) {
-    struct lade_error found = {0};
-    int status = places[i] ? lade_checkpoint_find(places[i], path, sizeof(path), &found) : -ENOENT;
-    if (status == -ENOENT)
-      continue;
-    if (status)
-      lade_error_set(error, why.code, "%.200s; the newest checkpoint cannot be taken: %s", why.text, found.text);
-    else
-      lade_error_set(error, why.code, "%.300s; the newest complete checkpoint is %s", why.text, path);
-    return;
-  }
-  if (options->save)
-    lade_error_set(error, why.code, "%.300s; there is no checkpoint yet", why.text);
-}
-
 int train_main(int argc, char **argv)
 {
   struct run run = {.has_valid = true, .evaluated_step = -1, .saved_step = -1, .pending_step = -1, .claim_fd = -1,
@@ -570,8 +568,8 @@ int train_main(int argc, char **argv)
       error = run.error;
     }
     lade_session_close(run.session);
-    if (is_apart(status))
-      newest_name(&run, &error); /* our saver is through: it removes nothing any more */
+    if (is_apart(status) && !run.job.board && *error.text) /* our saver is through: it removes nothing any more */
+      go_on_newest((const char *const[]){run.options.save, run.options.session.resume}, 2, &error);
     code = job_leave(&run.job, "train", status, &error);
     code = !status && run.stop_signal ? 128 + run.stop_signal : code;
     history_finish(&run.history);

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A line to go on with is made of the options as they were written, since defaults may be others in the next version.
+ * --resume and --init are left out: whoever prints the line knows where the run now stands.
+ */
+#include "tools/go_on.h"
+
+#include <errno.h>
+#include <limits.h>
+
+#include "base/base.h"
+#include "run/checkpoint.h"
+
+void go_on_words_print(const struct options *options, FILE *file)
+{
+  static const char *const without[] = {"resume", "init", NULL};
+  struct option_list arguments = {0};
+  if (options_arguments(options, VERB_TRAIN, without, &arguments) == 0) {
+    for (int i = 0; i < arguments.n; i++)
+      word_print(file, arguments.items[i]);
+  }
+  option_list_free_items(&arguments);
+}
+
+const char *go_on_newest(const char *const *places, size_t n, struct lade_error *error)
+{
+  const struct lade_error why = *error;
+  char path[PATH_MAX];
+  bool is_any = false;
+  for (size_t i = 0; i < n; i++) {
+    struct lade_error found = {0};
+    if (!places[i] || !*places[i])
+      continue;
+    is_any = true;
+    int status = lade_checkpoint_find(places[i], path, sizeof(path), &found);
+    if (status == -ENOENT)
+      continue;
+    if (status)
+      lade_error_set(error, why.code, "%.200s; the newest checkpoint cannot be taken: %s", why.text, found.text);
+    else
+      lade_error_set(error, why.code, "%.300s; the newest complete checkpoint is %s", why.text, path);
+    return status ? NULL : places[i];
+  }
+  if (is_any)
+    lade_error_set(error, why.code, "%.300s; there is no checkpoint yet", why.text);
+  return NULL;
+}
