@@ -30,7 +30,12 @@
 #define GIB (UINT64_C(1) << 30)
 
 static const char *store_refusal;
-static bool is_thorough; /* more of the same: with an argument */
+static enum { FEW, SOME, MANY } extent = SOME; /* how much of the same: the argument */
+
+static int of_extent(int few, int some, int many)
+{
+  return extent == FEW ? few : extent == SOME ? some : many;
+}
 
 static void run_or_fail(struct rig *rig, const struct lade_plan *plan, struct rig_numbers *ret_numbers)
 {
@@ -89,8 +94,9 @@ static void budgets_agree(struct rig *rig, const struct rig_numbers *want, int t
   lade_planner *planner = rig_planner(rig, tiers[tier].host_bytes, tiers[tier].store_bytes, LADE_RECIPE_AUTO);
   assert_int_equal(lade_planner_get_bounds(planner, &bounds), 0);
   assert_true(bounds.lower_bound_bytes <= bounds.min_bytes && bounds.min_bytes < bounds.unconstrained_bytes);
-  for (int i = 0; i < n; i++) {
-    uint64_t budget = bounds.unconstrained_bytes - (bounds.unconstrained_bytes - bounds.min_bytes) * i / (n - 1);
+  for (int i = 0; i < n; i++) { /* the smallest first */
+    uint64_t range = bounds.unconstrained_bytes - bounds.min_bytes;
+    uint64_t budget = bounds.min_bytes + range * (uint64_t)i / (uint64_t)LADE_MAX(n - 1, 1);
     struct lade_plan *plan = NULL;
     struct rig_numbers numbers;
     if (lade_planner_plan(planner, budget, &error, &plan))
@@ -124,9 +130,9 @@ static void every_budget_gives_the_same_bits(void **state)
 {
   for (int family = LADE_GPT2; family <= LADE_LLAMA; family++) {
     for (int n_microbatches = 1; n_microbatches <= 3; n_microbatches += 2) {
-      model_agrees((enum lade_family)family, LADE_BF16, n_microbatches, is_thorough ? 16 : n_microbatches == 1 ? 3 : 6);
-      model_agrees((enum lade_family)family, LADE_F32, n_microbatches, is_thorough ? 8 : 2);
-      model_agrees((enum lade_family)family, LADE_F16, n_microbatches, is_thorough ? 8 : 2);
+      model_agrees((enum lade_family)family, LADE_BF16, n_microbatches, of_extent(2, n_microbatches == 1 ? 3 : 6, 16));
+      model_agrees((enum lade_family)family, LADE_F32, n_microbatches, of_extent(1, 2, 8));
+      model_agrees((enum lade_family)family, LADE_F16, n_microbatches, of_extent(1, 2, 8));
     }
   }
 }
@@ -171,7 +177,7 @@ static void every_budget_of_a_compact_form_gives_the_same_bits(void **state)
     }
     for (int tier = 0; tier < (int)LADE_COUNT(tiers); tier++) {
       if (!tiers[tier].store_bytes || !store_refusal)
-        budgets_agree(&rig, &want, tier, is_thorough ? 8 : 2);
+        budgets_agree(&rig, &want, tier, of_extent(1, 2, 8));
     }
     rig_finish(&rig);
   }
@@ -252,7 +258,7 @@ static void a_step_moves_no_byte_of_state_twice(void **state)
                {LADE_MOMENTS_BF16, LADE_MASTER_EXACT, 6.1, "bf16 moments"},
                {LADE_MOMENTS_8BIT, LADE_MASTER_EXACT, 4.1, "8-bit moments"},
                {LADE_MOMENTS_8BIT, LADE_MASTER_24BIT, 3.1, "24-bit master"}};
-  for (size_t i = 0; i < LADE_COUNT(cases) && !store_refusal; i += is_thorough ? 1 : LADE_COUNT(cases) - 1) {
+  for (size_t i = 0; i < LADE_COUNT(cases) && !store_refusal; i += extent == MANY ? 1 : LADE_COUNT(cases) - 1) {
     struct rig_model model = wide_model();
     struct rig rig;
     model.moments = cases[i].moments;
@@ -302,8 +308,8 @@ static void every_residency_gives_the_same_bits(void **state)
     model.grad_dtype = i % 3 == 1 ? LADE_BF16 : LADE_F32;
     rig_init(&rig, &model);
     struct rig_numbers want = reference(&rig);
-    for (uint32_t seed = 0; seed < (is_thorough ? 40 : 5); seed++)
-      residency_agrees(&rig, &want, i * 100 + seed);
+    for (int seed = 0; seed < of_extent(1, 5, 40); seed++)
+      residency_agrees(&rig, &want, i * 100 + (uint32_t)seed);
     rig_finish(&rig);
   }
 }
@@ -321,11 +327,11 @@ static void early_updates_give_the_same_bits(void **state)
     rig_init(&rig, &model);
     rig.is_early = true;
     struct rig_numbers want = reference(&rig); /* updates at the end */
-    for (uint32_t seed = 0; seed < (is_thorough ? 40 : 6); seed++)
-      residency_agrees(&rig, &want, 5000 + i * 100 + seed);
+    for (int seed = 0; seed < of_extent(2, 6, 40); seed++)
+      residency_agrees(&rig, &want, 5000 + i * 100 + (uint32_t)seed);
     for (int tier = 0; tier < (int)LADE_COUNT(tiers); tier++) {
       if (!tiers[tier].store_bytes || !store_refusal)
-        budgets_agree(&rig, &want, tier, is_thorough ? 8 : 2);
+        budgets_agree(&rig, &want, tier, of_extent(1, 2, 8));
     }
     rig_finish(&rig);
   }
@@ -609,7 +615,8 @@ static void the_stated_peak_is_the_measured_peak(void **state)
 
 int main(int argc, char **argv)
 {
-  is_thorough = argc > 1;
+  if (argc > 1)
+    extent = strcmp(argv[1], "every") == 0 ? MANY : FEW;
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(an_access_past_the_planned_arena_faults),
       cmocka_unit_test(gradients_are_those_of_the_plain_runner),
