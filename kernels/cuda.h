@@ -7,8 +7,8 @@
 #include "kernels/kernels.h"
 
 /*
- * The table of a CUDA device, but for rank_sum, copy and tree_sum, which are NULL: for sizes of scratch and
- * the key. Its functions want a launcher (cuda/launch.h).
+ * The table of a CUDA device with nothing but Lade's own kernels, but for rank_sum, copy and tree_sum, which are NULL:
+ * for sizes of scratch and the key. Its functions want a launcher (cuda/launch.h).
  */
 void lade_cuda_kernels_init(struct lade_kernels *kernels);
 
@@ -16,7 +16,8 @@ typedef struct lade_cuda_kernels lade_cuda_kernels;
 
 /*
  * Load all kernels for @device from the files <op>.fatbin of @folder; NULL: the one that the environment's
- * LADE_CUDA_KERNELS names, or where the build or the installation put them. The caller closes, before the device.
+ * LADE_CUDA_KERNELS names, or where the build or the installation put them. Matrix products are cuBLASLt's where the
+ * machine has one, unless LADE_MATMUL in the environment is "plain". The caller closes, before the device.
  * Errors as of lade_cuda_functions_open. Any thread; blocks while the driver loads.
  */
 int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_error *error,
@@ -24,6 +25,15 @@ int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_
 
 /* All that was submitted must have run. NULL is allowed. */
 void lade_cuda_kernels_close(lade_cuda_kernels *kernels);
+
+/*
+ * Their table, with which graphs are made for them: a product must have been asked for its scratch before it is
+ * submitted, as much as lade_kernel_workspace_bytes said. It is of use as long as they are open.
+ */
+void lade_cuda_kernels_get(const lade_cuda_kernels *kernels, struct lade_kernels *ret_table);
+
+/* One line on what they do without though it was wished for, cuBLASLt, and why; else "". */
+const char *lade_cuda_kernels_note(const lade_cuda_kernels *kernels);
 
 /*
  * Submit @kernel to @queue, which is a stream's. @args have device addresses and are read before this returns; @step

@@ -440,10 +440,15 @@ struct lade_copy_args {
   void *y;
 };
 
+struct lade_cublaslt;
+
 struct lade_kernels {
   lade_kernel_fn *fn[LADE_N_KERNELS];
-  const char *variant[LADE_N_KERNELS]; /* "plain", "avx2", "avx512", "avx512_bf16", "onednn", "cuda" */
-  size_t (*workspace_bytes)(enum lade_kernel kernel, const void *args); /* NULL: the host's */
+  const char *variant[LADE_N_KERNELS]; /* "plain", "avx2", "avx512", "avx512_bf16", "onednn", "cuda", "cublaslt" */
+  /* NULL: the host's */
+  size_t (*workspace_bytes)(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args);
+  struct lade_cublaslt *cublaslt; /* borrowed: products of a CUDA device (cuda/cublaslt.h); NULL: its plain kernel's */
+  const char *library;            /* what bits depend on beside variants: the products' library; may be NULL */
 };
 
 struct lade_cpu;
@@ -470,7 +475,7 @@ const char *lade_kernel_name(enum lade_kernel kernel);
 size_t lade_kernel_workspace_bytes(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args,
                                    int n_threads);
 
-/* Hash of every variant's name and of the cutting constants: the kernels' part of numerics_key. */
+/* Hash of every variant's name, the library's, and the cutting constants: the kernels' part of numerics_key. */
 uint64_t lade_kernels_key(const struct lade_kernels *kernels);
 
 #endif

@@ -200,6 +200,17 @@ static void store_check(struct report *report, const struct options *options)
 
 /* ---- others ---- */
 
+/* Who multiplies matrices on the GPU. */
+static void products_check(struct report *report, const lade_cuda_kernels *kernels)
+{
+  struct lade_kernels table;
+  const char *note = lade_cuda_kernels_note(kernels);
+  lade_cuda_kernels_get(kernels, &table);
+  finding_add(report, "GPU matmul", *note ? FINDING_NOTE : FINDING_GOOD,
+              *note ? "libcublas of CUDA 12 or 13, where the loader finds it, multiplies on tensor cores" : NULL,
+              "%s", *note ? note : table.library ? table.library : "plain kernels, as LADE_MATMUL says");
+}
+
 /* A GPU that was asked for by name is missing where it cannot be used; otherwise the host trains. */
 static void gpu_check(struct report *report, const struct options *options)
 {
@@ -222,6 +233,7 @@ static void gpu_check(struct report *report, const struct options *options)
     finding_add(report, "GPU", FINDING_GOOD, NULL, "%s, %s, of which %s are free; --device cuda:%d trains on it",
                 info.name, lade_size_format(memory.total_bytes, total, sizeof(total)),
                 lade_size_format(memory.free_bytes, free_bytes, sizeof(free_bytes)), params.ordinal);
+    products_check(report, kernels);
   } else {
     finding_add(report, "GPU", is_wanted ? FINDING_MISSING : FINDING_GOOD,
                 is_wanted ? "nvidia-smi says what the machine has; without --device cuda the host trains" : NULL,

@@ -51,15 +51,16 @@ void lade_cuda_launch_items(const struct lade_kernel_ctx *ctx, enum lade_cuda_fu
   lade_cuda_launch_grid(ctx, function, dtype, (struct lade_cuda_launch){.grid = {(unsigned)n_blocks}, .args = args});
 }
 
-static size_t workspace_bytes(enum lade_kernel kernel, const void *args)
+static size_t workspace_bytes(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args)
 {
   switch (kernel) {
+  case LADE_K_MATMUL: return lade_cuda_matmul_bytes(kernels, args);
   case LADE_K_ATTENTION_BWD: return lade_cuda_attention_bwd_bytes(args);
   case LADE_K_COLUMN_SUM: return lade_cuda_column_sum_bytes(args);
   case LADE_K_EMBED_BWD: return lade_cuda_embed_bwd_bytes(args);
-  case LADE_K_HEAD_STATS: return lade_cuda_head_stats_bytes(args);
-  case LADE_K_HEAD_LOSS_FWD: return lade_cuda_head_loss_fwd_bytes(args);
-  case LADE_K_HEAD_LOSS_BWD: return lade_cuda_head_loss_bwd_bytes(args);
+  case LADE_K_HEAD_STATS: return lade_cuda_head_stats_bytes(kernels, args);
+  case LADE_K_HEAD_LOSS_FWD: return lade_cuda_head_loss_fwd_bytes(kernels, args);
+  case LADE_K_HEAD_LOSS_BWD: return lade_cuda_head_loss_bwd_bytes(kernels, args);
   case LADE_K_NORM_BWD: return lade_cuda_norm_bwd_bytes(args);
   case LADE_K_RESIDUAL_BWD: return lade_cuda_residual_bwd_bytes(args);
   case LADE_K_ROPE: return lade_cuda_rope_bytes(args);

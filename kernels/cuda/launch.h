@@ -72,6 +72,8 @@ struct lade_cuda_launcher {
   /* Take a launch whose second argument is @step, the address of the step block. Errors are the launcher's to keep. */
   void (*launch)(const struct lade_cuda_launcher *launcher, const struct lade_cuda_launch *launch,
                  const struct lade_step *step);
+  /* Take a whole matrix product, for a library; false: it is the plain kernel's. NULL: all are. */
+  bool (*product)(const struct lade_cuda_launcher *launcher, const struct lade_matmul_args *args);
 };
 
 /* The name of the function at @place, "gelu_fwd_bf16"; NULL for a place without one. Static. */

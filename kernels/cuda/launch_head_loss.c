@@ -4,7 +4,9 @@
  * of the vocabulary are the outer loop, blocks of rows the inner one; products go through the matmul of the table.
  *
  * Chunks are wider than on the host, as a product must fill a GPU. Workspace: at most 32 MiB of logits; forward three
- * F32 numbers a row; backward the chunk's gradients for all rows and, with several chunks, dx in F32.
+ * F32 numbers a row; backward the chunk's gradients for all rows and, with several chunks, dx in F32. Behind them is
+ * the scratch of the products, as much as the one that wants most; which ones there are is found by walking the op
+ * with a launcher that launches nothing, so that what is asked for is what runs.
  */
 #include "kernels/cuda/launch_internal.h"
 
@@ -49,6 +51,7 @@ struct walk {
   int64_t d, vocabulary;
   int64_t n_tokens; /* of the vocabulary: without padding */
   const char *x, *weight;
+  void *scratch; /* of products */
   struct lade_cuda_head head; /* the piece in hand */
 };
 
@@ -66,7 +69,7 @@ static void chunk_run(struct walk *walk, enum lade_cuda_function function, enum 
                                     .n = head->n_columns, .k = walk->d,
                                     .a = walk->x + (size_t)head->first_row * row_bytes,
                                     .b = walk->weight + (size_t)head->first_column * row_bytes,
-                                    .c = (void *)(uintptr_t)head->logits});
+                                    .c = (void *)(uintptr_t)head->logits, .workspace = walk->scratch});
     lade_cuda_launch_grid(walk->ctx, function, dtype,
                           (struct lade_cuda_launch){.grid = {(unsigned)n_rows}, .args = head,
                                                     .shared_bytes = ROOM_BYTES});
@@ -81,6 +84,38 @@ static void rows_run(const struct walk *walk, enum lade_cuda_function function)
                                                   .shared_bytes = LADE_CUDA_THREADS * sizeof(double)});
 }
 
+/* A launcher that asks of each product how much scratch it wants. */
+struct survey {
+  struct lade_cuda_launcher base;
+  const struct lade_kernels *kernels;
+  size_t most_bytes;
+};
+
+static void launch_nothing(const struct lade_cuda_launcher *base, const struct lade_cuda_launch *launch,
+                           const struct lade_step *step)
+{
+}
+
+static bool product_survey(const struct lade_cuda_launcher *base, const struct lade_matmul_args *args)
+{
+  struct survey *survey = (struct survey *)(uintptr_t)base;
+  survey->most_bytes = LADE_MAX(survey->most_bytes, lade_cuda_matmul_bytes(survey->kernels, args));
+  return true;
+}
+
+/* Where tensors are said to be whose addresses are not known yet. */
+static void *nowhere(void)
+{
+  return (void *)(uintptr_t)ALIGN_BYTES;
+}
+
+static size_t products_bytes(const struct lade_kernels *kernels, lade_kernel_fn *fn, const void *args)
+{
+  struct survey survey = {.base = {launch_nothing, product_survey}, .kernels = kernels};
+  fn(&(struct lade_kernel_ctx){.launcher = &survey.base}, args);
+  return survey.most_bytes;
+}
+
 static void head_loss_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_head_loss_fwd_args *a = args;
@@ -88,7 +123,7 @@ static void head_loss_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   char *at = a->workspace;
   float *per_row = (float *)(at + rooms.per_row);
   struct walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
-                      .n_tokens = a->vocabulary, .x = a->x, .weight = a->weight};
+                      .n_tokens = a->vocabulary, .x = a->x, .weight = a->weight, .scratch = at + rooms.end};
   walk.head = (struct lade_cuda_head){.n = a->n, .logits = (float *)at, .targets = a->targets, .max = per_row,
                                       .sum = per_row + a->n, .target_logit = per_row + 2 * a->n, .losses = a->losses,
                                       .lse = a->lse, .loss = a->loss};
@@ -97,9 +132,11 @@ static void head_loss_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   rows_run(&walk, LADE_CUDA_HEAD_FINISH);
 }
 
-size_t lade_cuda_head_loss_fwd_bytes(const struct lade_head_loss_fwd_args *a)
+size_t lade_cuda_head_loss_fwd_bytes(const struct lade_kernels *kernels, const struct lade_head_loss_fwd_args *a)
 {
-  return rooms_get(a->dtype, a->n, a->d, a->vocabulary, false).end;
+  struct lade_head_loss_fwd_args like = *a;
+  like.x = like.weight = like.workspace = nowhere();
+  return rooms_get(a->dtype, a->n, a->d, a->vocabulary, false).end + products_bytes(kernels, head_loss_fwd, &like);
 }
 
 /* A row's maximum, sum and target logit are the statistics, as they stand. */
@@ -107,8 +144,10 @@ static void head_stats(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_head_stats_args *a = args;
   float *stats = a->stats;
+  struct rooms rooms = rooms_get(a->dtype, a->n, a->d, a->vocabulary, false);
   struct walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
-                      .n_tokens = a->vocabulary - a->padding, .x = a->x, .weight = a->weight};
+                      .n_tokens = a->vocabulary - a->padding, .x = a->x, .weight = a->weight,
+                      .scratch = (char *)a->workspace + rooms.end};
   walk.head = (struct lade_cuda_head){.n = a->n, .first_token = a->first_token, .logits = a->workspace,
                                       .targets = a->targets, .max = stats, .sum = stats + a->n,
                                       .target_logit = stats + 2 * a->n};
@@ -116,9 +155,11 @@ static void head_stats(const struct lade_kernel_ctx *ctx, const void *args)
     chunk_run(&walk, LADE_CUDA_HEAD_REDUCE, LADE_F32);
 }
 
-size_t lade_cuda_head_stats_bytes(const struct lade_head_stats_args *a)
+size_t lade_cuda_head_stats_bytes(const struct lade_kernels *kernels, const struct lade_head_stats_args *a)
 {
-  return rooms_get(a->dtype, a->n, a->d, a->vocabulary, false).end;
+  struct lade_head_stats_args like = *a;
+  like.x = like.weight = like.stats = like.workspace = nowhere();
+  return rooms_get(a->dtype, a->n, a->d, a->vocabulary, false).end + products_bytes(kernels, head_stats, &like);
 }
 
 static void head_join(const struct lade_kernel_ctx *ctx, const void *args)
@@ -137,11 +178,13 @@ static void products_run(const struct walk *walk, const struct lade_head_loss_bw
                                   .layout = LADE_NN, .dtype = a->dtype, .out = dx_sum ? LADE_F32 : a->dtype, .m = a->n,
                                   .n = a->d, .k = head->n_columns, .a = head->d_logits,
                                   .b = walk->weight + offset * lade_dtype_bytes(a->dtype),
-                                  .c = dx_sum ? dx_sum : a->dx, .accumulate = head->first_column > 0});
+                                  .c = dx_sum ? dx_sum : a->dx, .accumulate = head->first_column > 0,
+                                  .workspace = walk->scratch});
   lade_cuda_matmul(walk->ctx, &(struct lade_matmul_args){
                                   .layout = LADE_TN, .dtype = a->dtype, .out = LADE_F32, .m = head->n_columns,
                                   .n = a->d, .k = a->n, .a = head->d_logits, .b = a->x,
-                                  .c = (float *)a->d_weight + offset, .accumulate = a->accumulate});
+                                  .c = (float *)a->d_weight + offset, .accumulate = a->accumulate,
+                                  .workspace = walk->scratch});
 }
 
 static void head_loss_bwd(const struct lade_kernel_ctx *ctx, const void *args)
@@ -151,7 +194,8 @@ static void head_loss_bwd(const struct lade_kernel_ctx *ctx, const void *args)
   char *at = a->workspace;
   float *dx_sum = rooms.end > rooms.dx ? (float *)(at + rooms.dx) : NULL;
   struct walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
-                      .n_tokens = a->vocabulary - a->padding, .x = a->x, .weight = a->weight};
+                      .n_tokens = a->vocabulary - a->padding, .x = a->x, .weight = a->weight,
+                      .scratch = at + rooms.end};
   walk.head = (struct lade_cuda_head){.n = a->n, .first_token = a->first_token, .logits = (float *)at,
                                       .targets = a->targets,
                                       .lse = (float *)(uintptr_t)a->lse, .scale = a->scale,
@@ -172,9 +216,11 @@ static void head_loss_bwd(const struct lade_kernel_ctx *ctx, const void *args)
                                                     .x = dx_sum, .y = a->dx});
 }
 
-size_t lade_cuda_head_loss_bwd_bytes(const struct lade_head_loss_bwd_args *a)
+size_t lade_cuda_head_loss_bwd_bytes(const struct lade_kernels *kernels, const struct lade_head_loss_bwd_args *a)
 {
-  return rooms_get(a->dtype, a->n, a->d, a->vocabulary, true).end;
+  struct lade_head_loss_bwd_args like = *a;
+  like.x = like.weight = like.dx = like.d_weight = like.workspace = nowhere();
+  return rooms_get(a->dtype, a->n, a->d, a->vocabulary, true).end + products_bytes(kernels, head_loss_bwd, &like);
 }
 
 void lade_cuda_head_loss_init(struct lade_kernels *kernels)

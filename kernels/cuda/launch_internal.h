@@ -15,8 +15,9 @@ void lade_cuda_launch_grid(const struct lade_kernel_ctx *ctx, enum lade_cuda_fun
 void lade_cuda_launch_items(const struct lade_kernel_ctx *ctx, enum lade_cuda_function function, enum lade_dtype dtype,
                             int64_t n_items, const void *args);
 
-/* For ops that multiply matrices inside. */
+/* For ops that multiply matrices inside. A product's scratch is asked for first, with a bias or without as it runs. */
 lade_kernel_fn lade_cuda_matmul;
+size_t lade_cuda_matmul_bytes(const struct lade_kernels *kernels, const struct lade_matmul_args *args);
 
 /* The kernels of each file, and the scratch of those that want any. */
 void lade_cuda_element_init(struct lade_kernels *kernels);
@@ -26,9 +27,9 @@ void lade_cuda_optimizer_init(struct lade_kernels *kernels);
 void lade_cuda_row_init(struct lade_kernels *kernels);
 
 size_t lade_cuda_attention_bwd_bytes(const struct lade_attention_bwd_args *args);
-size_t lade_cuda_head_stats_bytes(const struct lade_head_stats_args *args);
-size_t lade_cuda_head_loss_fwd_bytes(const struct lade_head_loss_fwd_args *args);
-size_t lade_cuda_head_loss_bwd_bytes(const struct lade_head_loss_bwd_args *args);
+size_t lade_cuda_head_stats_bytes(const struct lade_kernels *kernels, const struct lade_head_stats_args *args);
+size_t lade_cuda_head_loss_fwd_bytes(const struct lade_kernels *kernels, const struct lade_head_loss_fwd_args *args);
+size_t lade_cuda_head_loss_bwd_bytes(const struct lade_kernels *kernels, const struct lade_head_loss_bwd_args *args);
 size_t lade_cuda_column_sum_bytes(const struct lade_column_sum_args *args);
 size_t lade_cuda_embed_bwd_bytes(const struct lade_embed_bwd_args *args);
 size_t lade_cuda_norm_bwd_bytes(const struct lade_norm_bwd_args *args);

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Launches of matrix products and attention: a block of threads for a tile of c, or for some rows of a head. */
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/launch_internal.h"
 
 void lade_cuda_matmul(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_matmul_args *a = args;
+  if (ctx->launcher->product && ctx->launcher->product(ctx->launcher, a))
+    return;
   int64_t n_tiles = lade_div_up(a->m, LADE_CUDA_TILE) * lade_div_up(a->n, LADE_CUDA_TILE);
   LADE_ASSERT(n_tiles <= INT32_MAX);
   LADE_ASSERT(!a->accumulate || a->out == LADE_F32);
@@ -50,6 +53,11 @@ static void attention_bwd(const struct lade_kernel_ctx *ctx, const void *args)
                         heads_launch(a, a->batch, a->time, a->heads, a->head_dim, n_rows, n_shared));
   lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DKV, a->dtype,
                         heads_launch(a, a->batch, a->time, a->key_heads, a->head_dim, n_rows, n_shared));
+}
+
+size_t lade_cuda_matmul_bytes(const struct lade_kernels *kernels, const struct lade_matmul_args *a)
+{
+  return kernels->cublaslt ? lade_cublaslt_workspace_bytes(kernels->cublaslt, a) : 0;
 }
 
 size_t lade_cuda_attention_bwd_bytes(const struct lade_attention_bwd_args *a)

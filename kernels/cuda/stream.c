@@ -2,20 +2,43 @@
 /*
  * From the table to the driver: a kernel's launches go to the stream one after the other, in the call that submits it.
  * The first that fails is what the queue hears; the ones after it are left out, since they would work on what it did
- * not make.
+ * not make. Matrix products are calls of cuBLASLt where it is there.
  */
 #include "kernels/cuda.h"
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/base.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/launch.h"
 
 struct lade_cuda_kernels {
   struct lade_kernels table;
   lade_cuda_functions *functions;
+  struct lade_error note; /* why the table has no cuBLASLt */
 };
+
+/* Products go to cuBLASLt where it is there, unless the plain ones are asked for. */
+static int products_open(lade_cuda_kernels *kernels, lade_device *device, struct lade_error *error)
+{
+  const char *wish = getenv("LADE_MATMUL");
+  struct lade_kernels *table = &kernels->table;
+  struct lade_error why = {0};
+  if (wish && strcmp(wish, "plain") == 0)
+    return 0;
+  int status = lade_cublaslt_open(device, &why, &table->cublaslt);
+  if (status == -ENOENT || status == -ENOSYS) {
+    lade_error_set(&kernels->note, status, "%s; matrix products are plain kernels, without tensor cores", why.text);
+    return 0;
+  }
+  if (status)
+    return lade_error_set(error, status, "%s", why.text);
+  table->library = lade_cublaslt_name(table->cublaslt);
+  table->variant[LADE_K_MATMUL] = "cublaslt";
+  return 0;
+}
 
 int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_error *error,
                            lade_cuda_kernels **ret_kernels)
@@ -23,7 +46,7 @@ int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_
   struct lade_cuda_symbol wanted[LADE_CUDA_N_PLACES];
   for (int i = 0; i < LADE_CUDA_N_PLACES; i++)
     wanted[i] = (struct lade_cuda_symbol){lade_cuda_function_file(i), lade_cuda_function_name(i)};
-  lade_cuda_kernels *kernels = malloc(sizeof(*kernels));
+  lade_cuda_kernels *kernels = calloc(1, sizeof(*kernels));
   if (!kernels)
     return lade_error_set(error, -ENOMEM, "no memory for the GPU's kernels");
   char found[PATH_MAX];
@@ -33,8 +56,10 @@ int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_
     folder = found;
   }
   int status = lade_cuda_functions_open(device, folder, wanted, LADE_CUDA_N_PLACES, error, &kernels->functions);
+  if (!status)
+    status = products_open(kernels, device, error);
   if (status) {
-    free(kernels);
+    lade_cuda_kernels_close(kernels);
     return status;
   }
   *ret_kernels = kernels;
@@ -45,8 +70,19 @@ void lade_cuda_kernels_close(lade_cuda_kernels *kernels)
 {
   if (!kernels)
     return;
+  lade_cublaslt_close(kernels->table.cublaslt);
   lade_cuda_functions_close(kernels->functions);
   free(kernels);
+}
+
+void lade_cuda_kernels_get(const lade_cuda_kernels *kernels, struct lade_kernels *ret_table)
+{
+  *ret_table = kernels->table;
+}
+
+const char *lade_cuda_kernels_note(const lade_cuda_kernels *kernels)
+{
+  return kernels->note.text;
 }
 
 /* One kernel on its way to a stream. */
@@ -72,6 +108,13 @@ static void launch_put(const struct lade_cuda_launcher *base, const struct lade_
                                                     &grid, params);
 }
 
+/* What goes wrong in the library is the device's status. */
+static bool product_put(const struct lade_cuda_launcher *base, const struct lade_matmul_args *args)
+{
+  const struct submission *submission = (const struct submission *)base;
+  return submission->result || lade_cublaslt_run(submission->kernels->table.cublaslt, submission->stream, args);
+}
+
 static int submission_put(void *stream, void *args)
 {
   struct submission *submission = args;
@@ -85,8 +128,8 @@ void lade_cuda_kernels_submit(const lade_cuda_kernels *kernels, lade_queue *queu
                               const void *args, const struct lade_step *step, struct lade_span *ret_span,
                               uint64_t *ret_count)
 {
-  struct submission submission = {.base = {launch_put}, .kernels = kernels, .kernel = kernel, .args = args,
-                                  .step = step};
+  struct submission submission = {.base = {launch_put, kernels->table.cublaslt ? product_put : NULL},
+                                  .kernels = kernels, .kernel = kernel, .args = args, .step = step};
   LADE_ASSERT(kernels->table.fn[kernel]);
   lade_cuda_queue_enqueue(queue, submission_put, &submission, ret_span, ret_count);
 }

@@ -87,7 +87,7 @@ size_t lade_kernel_workspace_bytes(const struct lade_kernels *kernels, enum lade
                                    int n_threads)
 {
   if (kernels->workspace_bytes)
-    return kernels->workspace_bytes(kernel, args);
+    return kernels->workspace_bytes(kernels, kernel, args);
   switch (kernel) {
   case LADE_K_MATMUL: return lade_matmul_workspace_bytes(args, n_threads);
   case LADE_K_COLUMN_SUM: return lade_column_sum_workspace_bytes(args);
@@ -121,5 +121,5 @@ uint64_t lade_kernels_key(const struct lade_kernels *kernels)
     const char *variant = kernels->variant[i] ? kernels->variant[i] : "none";
     hash = hash_add(hash, variant, strlen(variant) + 1);
   }
-  return hash;
+  return kernels->library ? hash_add(hash, kernels->library, strlen(kernels->library)) : hash;
 }

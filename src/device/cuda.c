@@ -80,7 +80,19 @@ void lade_cuda_get_error(lade_device *device, struct lade_error *error)
   pthread_mutex_lock(&cuda->lock);
   if (cuda->first_result)
     lade_cuda_error_set(&cuda->driver, error, cuda->first_call, cuda->first_result);
+  else if (cuda->library_error.code)
+    *error = cuda->library_error;
   pthread_mutex_unlock(&cuda->lock);
+}
+
+void lade_cuda_fail(lade_device *device, const struct lade_error *error)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  pthread_mutex_lock(&cuda->lock);
+  if (!cuda->library_error.code)
+    cuda->library_error = *error;
+  pthread_mutex_unlock(&cuda->lock);
+  lade_device_fail(device, error->code);
 }
 
 /* Move the anchor to now, by the device's clock. Lock held. */

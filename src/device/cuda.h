@@ -65,8 +65,14 @@ struct lade_cuda_memory {
 /* What the driver says of the device's memory. The device's status when it no longer answers. Any thread. */
 int lade_cuda_get_memory(lade_device *device, struct lade_cuda_memory *ret_memory);
 
-/* Fill @error with the call that failed first and the driver's words for it; nothing when none has. Any thread. */
+/*
+ * Fill @error with the call that failed first and the driver's words for it, or with what a library said of its own;
+ * nothing when none has failed. Any thread.
+ */
 void lade_cuda_get_error(lade_device *device, struct lade_error *error);
+
+/* A library could not put its work on a stream: @error's code is the device's status if it is the first. Any thread. */
+void lade_cuda_fail(lade_device *device, const struct lade_error *error);
 
 /* ---- functions that run on the device ---- */
 

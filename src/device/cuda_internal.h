@@ -27,6 +27,7 @@ struct cuda_device {
   int64_t anchor_ns;
   cuda_result first_result;   /* of the first call that failed */
   const char *first_call;
+  struct lade_error library_error; /* the first of lade_cuda_fail */
 };
 
 /*

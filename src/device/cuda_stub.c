@@ -25,6 +25,15 @@ void lade_cuda_get_error(lade_device *device, struct lade_error *error)
   lade_error_set(error, -ENODEV, "this build has no CUDA");
 }
 
+void lade_cuda_fail(lade_device *device, const struct lade_error *error)
+{
+}
+
+int lade_cuda_call(lade_device *device, int (*fn)(void *args), void *args)
+{
+  return -ENODEV;
+}
+
 int lade_cuda_functions_open(lade_device *device, const char *folder, const struct lade_cuda_symbol *wanted, int n,
                              struct lade_error *error, lade_cuda_functions **ret_functions)
 {

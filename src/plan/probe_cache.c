@@ -47,7 +47,7 @@ static void identity_get(const struct lade_probe_params *params, struct identity
   uint64_t keys[2] = {lade_kernels_key(params->kernels), 0};
   if (params->gpu) {
     struct lade_kernels kernels;
-    lade_cuda_kernels_init(&kernels);
+    lade_cuda_kernels_get(params->gpu->kernels, &kernels);
     keys[1] = lade_kernels_key(&kernels);
   }
   snprintf(ret_identity->kernels_key, sizeof(ret_identity->kernels_key), "%016" PRIx64,

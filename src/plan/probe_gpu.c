@@ -115,15 +115,20 @@ static uint64_t room_find(const struct lade_probe_gpu *what, uint64_t most_bytes
 
 /* ---- products ---- */
 
-static double matmul_rate(struct probe_gpu *gpu, struct lade_matmul_args args, int64_t most)
+/* Of products whose scratch there is room for. */
+static double matmul_rate(struct probe_gpu *gpu, struct lade_matmul_args args, int64_t most, uint64_t scratch_bytes)
 {
   double best = 0;
+  struct lade_kernels kernels;
+  lade_cuda_kernels_get(gpu->what->kernels, &kernels);
   const int64_t start_ns = lade_now_ns();
   for (int64_t n = LEAST_MATRIX; n <= most; n *= 2) {
     const double flops = 2.0 * (double)n * (double)n * (double)n;
     if (best > 0 && (double)(lade_now_ns() - start_ns) + N_REPEATS * flops / best * 1e9 > LIMIT_NS)
       break;
     args.m = args.n = args.k = n;
+    if (lade_kernel_workspace_bytes(&kernels, LADE_K_MATMUL, &args, 1) > scratch_bytes)
+      break;
     best = LADE_MAX(best, flops / (double)typical_ns(gpu, LADE_K_MATMUL, &args) * 1e9);
   }
   return best;
@@ -131,7 +136,7 @@ static double matmul_rate(struct probe_gpu *gpu, struct lade_matmul_args args, i
 
 int probe_gpu_matmul(const struct lade_probe_params *params, enum lade_dtype dtype, double *ret_flops_per_s)
 {
-  const uint64_t bytes = room_find(params->gpu, (uint64_t)MOST_MATRIX * MOST_MATRIX * sizeof(float), 3);
+  const uint64_t bytes = room_find(params->gpu, (uint64_t)MOST_MATRIX * MOST_MATRIX * sizeof(float), 4);
   struct probe_gpu gpu;
   struct probe_chunk chunk = {0};
   struct probe_area random = {0};
@@ -140,7 +145,7 @@ int probe_gpu_matmul(const struct lade_probe_params *params, enum lade_dtype dty
     most *= 2;
   int rc = probe_gpu_init(&gpu, params->gpu);
   if (!rc)
-    rc = probe_gpu_map(params->gpu, 3 * bytes, &chunk);
+    rc = probe_gpu_map(params->gpu, 4 * bytes, &chunk);
   if (!rc)
     rc = probe_area_init(&random, 2 * bytes);
   if (!rc) {
@@ -150,8 +155,9 @@ int probe_gpu_matmul(const struct lade_probe_params *params, enum lade_dtype dty
   if (!rc) {
     char *at = (char *)(uintptr_t)chunk.address;
     *ret_flops_per_s = matmul_rate(&gpu, (struct lade_matmul_args){.layout = LADE_NT, .dtype = dtype, .out = dtype,
-                                                                   .a = at, .b = at + bytes, .c = at + 2 * bytes},
-                                   most);
+                                                                   .a = at, .b = at + bytes, .c = at + 2 * bytes,
+                                                                   .workspace = at + 3 * bytes},
+                                   most, bytes);
     rc = lade_device_status(params->gpu->device);
   }
   probe_area_finish(&random);

@@ -38,7 +38,9 @@ int session_gpu_open(lade_session *s, struct lade_error *error)
     return status;
   }
   lade_device_limit(s->device, memory.free_bytes);
-  lade_cuda_kernels_init(&s->kernels);
+  lade_cuda_kernels_get(s->cuda_kernels, &s->kernels);
+  if (*lade_cuda_kernels_note(s->cuda_kernels))
+    session_notice(s, "%s", lade_cuda_kernels_note(s->cuda_kernels));
   lade_device_get_info(s->device, &info);
   s->capacity_bytes = info.capacity_bytes;
   s->chunk_bytes = info.chunk_bytes;

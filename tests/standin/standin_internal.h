@@ -43,7 +43,7 @@ cuda_result standin_enter(const char *function, bool wants_context);
 /* For calls that give something back: they always do, and then answer this. */
 cuda_result standin_leave(const char *function);
 
-cuda_context standin_context(void); /* current in this thread; NULL */
+EXPORT cuda_context standin_context(void); /* current in this thread; NULL. The stand-in for cuBLASLt asks, too */
 void standin_in_host_function(bool is_inside);
 void standin_alive(int n);
 void standin_break(cuda_context context, cuda_result code); /* lock held */
@@ -56,8 +56,11 @@ void standin_blocks_end(cuda_context context);
 bool standin_is_block(uint64_t address, uint64_t bytes); /* lock held */
 bool standin_is_capturing(cuda_stream stream);
 
-/* Run @fn on the stream's behalf, as the device would; @args are freed, whether it ran or not. */
-void standin_put_call(cuda_stream stream, cuda_host_fn *fn, void *args);
+/*
+ * Run @fn on the stream's behalf, as the device would; @args are freed, whether it ran or not. The stand-in for
+ * cuBLASLt calls it, too.
+ */
+EXPORT void standin_put_call(cuda_stream stream, cuda_host_fn *fn, void *args);
 
 enum standin_place { PLACE_DEVICE, PLACE_PINNED, PLACE_PAGEABLE, PLACE_BAD };
 /* What all of @bytes at @address are. Any thread. The stand-in for NCCL asks, too. */

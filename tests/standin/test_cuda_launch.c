@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernels loaded and launched through the driver, over the stand-in: they compute what the reference does in memory of
- * the device, read the step block when they run, and every way in which loading or launching fails has a name.
+ * Kernels loaded and launched through the driver, and products of cuBLASLt, over the stand-ins: they compute what the
+ * reference does in memory of the device, read the step block when they run, and every way in which loading or
+ * launching fails has a name.
  */
 #include <errno.h>
 #include <math.h>
@@ -16,7 +17,10 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "base/float.h"
+#include "cublaslt_standin.h"
 #include "kernels/cuda.h"
+#include "kernels/cuda/cublaslt_library.h"
 #include "standin.h"
 #include "tests/support/symbols.h"
 
@@ -24,11 +28,16 @@
 #define PLACE_BYTES ((uint64_t)256 << 10) /* of one tensor in the arena */
 #define N 5000
 #define CALM "fail=none,nth=1,code=2,forever=0,lose=0"
+#define CALM_LT "version=130100,fail=none,nth=1,code=14,forever=0"
 
 static struct {
   standin_set_fn *set;
   standin_failed_fn *failed;
   standin_live_fn *live;
+  standin_cublaslt_set_fn *lt_set;
+  standin_cublaslt_calls_fn *lt_calls;
+  standin_cublaslt_failed_fn *lt_failed;
+  standin_cublaslt_live_fn *lt_live;
 } standin;
 
 /* A device with memory mapped, and queues that compute and copy. */
@@ -263,20 +272,297 @@ static void a_refused_launch_is_the_devices_status(void **state)
   gpu_close(&gpu);
 }
 
-static bool standin_find(void)
+/* ---- products of cuBLASLt ---- */
+
+/* A product, its operands on the host. */
+struct product {
+  struct lade_matmul_args args;
+  _Alignas(64) char a[PLACE_BYTES / 4], b[PLACE_BYTES / 4], c[PLACE_BYTES / 4], bias[4096];
+};
+
+static void operand_make(enum lade_dtype dtype, void *at, int64_t n, int seed)
 {
-  const struct symbol wanted[] = {
+  for (int64_t i = 0; i < n; i++) {
+    float value = (float)((i * 37 + seed * 11) % 203 - 101) / 64.0f + 0x1p-13f * (float)(i % 7);
+    if (dtype == LADE_F32)
+      ((float *)at)[i] = value;
+    else
+      ((uint16_t *)at)[i] = dtype == LADE_BF16 ? lade_f32_to_bf16(value) : lade_f32_to_f16(value);
+  }
+}
+
+static float operand_get(enum lade_dtype dtype, const void *at, int64_t i)
+{
+  if (dtype == LADE_F32)
+    return ((const float *)at)[i];
+  uint16_t bits = ((const uint16_t *)at)[i];
+  return dtype == LADE_BF16 ? lade_bf16_to_f32(bits) : lade_f16_to_f32(bits);
+}
+
+static void product_make(struct product *p, const struct lade_matmul_args *args, bool has_bias)
+{
+  p->args = *args;
+  operand_make(args->dtype, p->a, args->m * args->k, 1);
+  operand_make(args->dtype, p->b, args->n * args->k, 2);
+  operand_make(args->dtype, p->bias, args->n, 3);
+  operand_make(args->out, p->c, args->m * args->n, 4);
+  p->args.a = p->a;
+  p->args.b = p->b;
+  p->args.c = p->c;
+  p->args.bias = has_bias ? p->bias : NULL;
+}
+
+static uint64_t c_bytes(const struct product *p)
+{
+  return (uint64_t)(p->args.m * p->args.n) * lade_dtype_bytes(p->args.out);
+}
+
+/* The scratch that the GPU's table says a product wants. */
+static size_t scratch_get(const struct gpu *gpu, const struct lade_matmul_args *args)
+{
+  struct lade_kernels table;
+  lade_cuda_kernels_get(gpu->kernels, &table);
+  return lade_kernel_workspace_bytes(&table, LADE_K_MATMUL, args, 1);
+}
+
+/* Compute @p on the GPU with all operands @shift bytes into their places; c comes back to @got. */
+static int product_run(struct gpu *gpu, const struct product *p, size_t shift, void *got)
+{
+  struct lade_matmul_args args = p->args;
+  char *a = (char *)at(gpu, 1) + shift, *b = (char *)at(gpu, 2) + shift, *c = (char *)at(gpu, 3) + shift;
+  char *bias = (char *)at(gpu, 4) + shift;
+  assert_true(scratch_get(gpu, &args) <= 4 * PLACE_BYTES);
+  move(gpu, a, p->a, sizeof(p->a));
+  move(gpu, b, p->b, sizeof(p->b));
+  move(gpu, c, p->c, c_bytes(p));
+  move(gpu, bias, p->bias, sizeof(p->bias));
+  args.a = a;
+  args.b = b;
+  args.c = c;
+  args.bias = p->args.bias ? bias : NULL;
+  args.workspace = at(gpu, 5);
+  int status = run(gpu, LADE_K_MATMUL, &args);
+  if (!status)
+    move(gpu, got, c, c_bytes(p));
+  return status;
+}
+
+static void product_check(struct gpu *gpu, const struct product *p, size_t shift)
+{
+  static struct product want;
+  static _Alignas(64) char got[PLACE_BYTES / 4];
+  double norm = 0, distance = 0, unit = p->args.out == LADE_F32 ? 0x1p-18 : p->args.out == LADE_BF16 ? 0x1p-8 : 0x1p-10;
+  want = *p;
+  want.args.a = want.a;
+  want.args.b = want.b;
+  want.args.c = want.c;
+  want.args.bias = p->args.bias ? want.bias : NULL;
+  assert_int_equal(product_run(gpu, p, shift, got), 0);
+  plain_run(LADE_K_MATMUL, &want.args, 7);
+  for (int64_t i = 0; i < p->args.m * p->args.n; i++) {
+    double x = operand_get(p->args.out, want.c, i), d = operand_get(p->args.out, got, i) - x;
+    norm += x * x;
+    distance += d * d;
+  }
+  if (!(sqrt(distance) <= unit * sqrt(norm)))
+    fail_msg("%s to %s, layout %d, %ld x %ld x %ld: %g of %g", lade_dtype_name(p->args.dtype),
+             lade_dtype_name(p->args.out), p->args.layout, (long)p->args.m, (long)p->args.n, (long)p->args.k,
+             sqrt(distance), sqrt(norm));
+}
+
+/* Of the last the rows of 16-bit values begin at no multiple of 16 bytes, which the library does not take. */
+static const int64_t shapes[][3] = {{8, 8, 8}, {24, 40, 16}, {32, 16, 200}, {7, 30, 21}};
+
+static void products_are_the_librarys_and_right(void **state)
+{
+  static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
+  struct gpu gpu;
+  static struct product p;
+  gpu_open(&gpu);
+  kernels_open(&gpu);
+  for (size_t s = 0; s < LADE_COUNT(shapes); s++)
+    for (int layout = LADE_NT; layout <= LADE_TN; layout++)
+      for (size_t d = 0; d < LADE_COUNT(dtypes); d++)
+        for (int form = 0; form < 4; form++) {
+          bool is_wide = form & 1, has_bias = form == 2;
+          const struct lade_matmul_args args = {.layout = (enum lade_matmul_layout)layout, .dtype = dtypes[d],
+                                                .out = is_wide ? LADE_F32 : dtypes[d], .m = shapes[s][0],
+                                                .n = shapes[s][1], .k = shapes[s][2], .accumulate = form == 3};
+          uint64_t before = standin.lt_calls("cublasLtMatmul");
+          bool is_own = dtypes[d] != LADE_F32 && s == LADE_COUNT(shapes) - 1;
+          product_make(&p, &args, has_bias);
+          product_check(&gpu, &p, 0);
+          assert_int_equal(standin.lt_calls("cublasLtMatmul") - before, !is_own);
+        }
+  gpu_close(&gpu);
+}
+
+/* A gradient that waits elsewhere is computed anew and added: the bits must be those of accumulating, split or not. */
+static void accumulating_adds_the_complete_sum_once(void **state)
+{
+  struct gpu gpu;
+  static struct product p;
+  static float fresh[4096], sum[4096];
+  gpu_open(&gpu);
+  kernels_open(&gpu);
+  for (size_t s = 1; s < 3; s++) {
+    struct lade_matmul_args args = {.layout = LADE_TN, .dtype = LADE_BF16, .out = LADE_F32, .m = shapes[s][0],
+                                    .n = shapes[s][1], .k = shapes[s][2]};
+    product_make(&p, &args, false);
+    assert_int_equal(scratch_get(&gpu, &args) > 0, args.k > 100);
+    assert_int_equal(product_run(&gpu, &p, 0, fresh), 0);
+    p.args.accumulate = true;
+    assert_int_equal(product_run(&gpu, &p, 0, sum), 0);
+    for (int64_t i = 0; i < args.m * args.n; i++)
+      assert_true(sum[i] == ((const float *)p.c)[i] + fresh[i]);
+  }
+  gpu_close(&gpu);
+}
+
+/* A step must choose and allocate nothing: both are done when a product's scratch is asked for. */
+static void an_algorithm_is_chosen_once_for_a_kind(void **state)
+{
+  static const char *const making[] = {"cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmulDescCreate",
+                                       "cublasLtMatrixLayoutCreate"};
+  struct gpu gpu;
+  static struct product p;
+  static char got[PLACE_BYTES / 4];
+  const struct lade_matmul_args args = {.dtype = LADE_BF16, .out = LADE_BF16, .m = 16, .n = 24, .k = 32};
+  gpu_open(&gpu);
+  kernels_open(&gpu);
+  assert_int_equal(standin.lt_set(CALM_LT), 0);
+  product_make(&p, &args, true);
+  scratch_get(&gpu, &p.args);
+  assert_int_equal(standin.lt_calls(making[0]), 1);
+  int64_t live = standin.lt_live();
+  assert_int_equal(standin.lt_set(CALM_LT), 0);
+  for (int i = 0; i < 3; i++)
+    assert_int_equal(product_run(&gpu, &p, 0, got), 0);
+  assert_int_equal(standin.lt_calls("cublasLtMatmul"), 3);
+  for (size_t i = 0; i < LADE_COUNT(making); i++)
+    assert_int_equal(standin.lt_calls(making[i]), 0);
+  assert_int_equal(standin.lt_live(), live);
+  gpu_close(&gpu);
+  assert_int_equal(standin.lt_live(), 0);
+}
+
+static void operands_that_lie_askew_are_the_plain_kernels(void **state)
+{
+  struct gpu gpu;
+  static struct product p;
+  const struct lade_matmul_args args = {.dtype = LADE_F32, .out = LADE_F32, .m = 16, .n = 24, .k = 32};
+  gpu_open(&gpu);
+  kernels_open(&gpu);
+  assert_int_equal(standin.lt_set(CALM_LT), 0);
+  product_make(&p, &args, true);
+  product_check(&gpu, &p, 4);
+  assert_int_equal(standin.lt_calls("cublasLtMatmul"), 0);
+  product_check(&gpu, &p, 16);
+  assert_int_equal(standin.lt_calls("cublasLtMatmul"), 1);
+  gpu_close(&gpu);
+}
+
+/* Without a library that works the plain kernel multiplies, one line says so, and the key of the numbers is another. */
+static void without_the_library_products_are_plain(void **state)
+{
+  static const struct {
+    const char *settings, *wish, *words;
+  } cases[] = {{CALM_LT, NULL, ""},
+               {"version=110000", NULL, "is of version 110000"},
+               {"fail=cublasLtCreate,nth=1,code=1", NULL, "cublasLtCreate"},
+               {CALM_LT, "plain", ""}};
+  struct gpu gpu;
+  static struct product p;
+  const struct lade_matmul_args args = {.dtype = LADE_BF16, .out = LADE_BF16, .m = 16, .n = 24, .k = 32};
+  uint64_t keys[LADE_COUNT(cases)];
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    struct lade_kernels table;
+    gpu_open(&gpu);
+    assert_int_equal(standin.lt_set(cases[i].settings), 0);
+    if (cases[i].wish)
+      setenv("LADE_MATMUL", cases[i].wish, 1);
+    kernels_open(&gpu);
+    unsetenv("LADE_MATMUL");
+    lade_cuda_kernels_get(gpu.kernels, &table);
+    keys[i] = lade_kernels_key(&table);
+    assert_string_equal(table.variant[LADE_K_MATMUL], i ? "cuda" : "cublaslt");
+    assert_int_equal(*lade_cuda_kernels_note(gpu.kernels) != 0, *cases[i].words != 0);
+    assert_non_null(strstr(lade_cuda_kernels_note(gpu.kernels), cases[i].words));
+    product_make(&p, &args, true);
+    product_check(&gpu, &p, 0);
+    assert_int_equal(standin.lt_calls("cublasLtMatmul") > 0, i == 0);
+    gpu_close(&gpu);
+    assert_int_equal(standin.lt_set(CALM_LT), 0);
+  }
+  assert_true(keys[0] != keys[1] && keys[1] == keys[2] && keys[2] == keys[3]);
+}
+
+/* A session with two kinds of products: opens, chooses, runs, closes. What it found wrong is in @error. */
+static int products_session(struct product *p, struct lade_error *error)
+{
+  struct gpu gpu;
+  static char got[PLACE_BYTES / 4];
+  gpu_open(&gpu);
+  int status = lade_cuda_kernels_open(gpu.device, "kernels", error, &gpu.kernels);
+  for (int i = 0; i < 2 && !status; i++) {
+    p->args.bias = i ? p->bias : NULL;
+    status = product_run(&gpu, p, 0, got);
+    if (status)
+      lade_cuda_get_error(gpu.device, error);
+  }
+  gpu_close(&gpu);
+  return status;
+}
+
+static void every_call_of_the_library_may_fail(void **state)
+{
+#define NAME(type, name, arguments) #name,
+  static const char *const names[] = {LADE_CUBLASLT_FUNCTIONS(NAME)};
+  static struct product p;
+  const struct lade_matmul_args args = {.dtype = LADE_BF16, .out = LADE_BF16, .m = 16, .n = 24, .k = 32};
+  product_make(&p, &args, false);
+  for (size_t i = 0; i < LADE_COUNT(names); i++) {
+    bool has_failed = true;
+    for (int nth = 1; has_failed; nth++) {
+      char settings[128];
+      struct lade_error error = {0};
+      int64_t live = standin.live();
+      snprintf(settings, sizeof(settings), "fail=%s,nth=%d,code=3", names[i], nth);
+      assert_int_equal(standin.lt_set(settings), 0);
+      int status = products_session(&p, &error);
+      has_failed = standin.lt_failed() > 0;
+      bool is_end = strstr(names[i], "Destroy") != NULL; /* what is given back is gone, whatever is answered */
+      assert_int_equal(standin.lt_set(CALM_LT), 0);
+      assert_int_equal(status, has_failed && !is_end ? -ENOMEM : 0);
+      assert_int_equal(*error.text != 0, status != 0);
+      assert_true(is_end || !status || strstr(error.text, "CUBLAS_STATUS_ALLOC_FAILED"));
+      assert_int_equal(standin.live(), live);
+      assert_int_equal(standin.lt_live(), 0);
+    }
+  }
+}
+
+static bool standins_find(void)
+{
+  const struct symbol cuda[] = {
       {"standin_set", &standin.set},
       {"standin_failed", &standin.failed},
       {"standin_live", &standin.live},
   };
-  return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted));
+  const struct symbol cublaslt[] = {
+      {"standin_cublaslt_set", &standin.lt_set},
+      {"standin_cublaslt_calls", &standin.lt_calls},
+      {"standin_cublaslt_failed", &standin.lt_failed},
+      {"standin_cublaslt_live", &standin.lt_live},
+  };
+  return symbols_find("libcuda.so.1", cuda, LADE_COUNT(cuda)) &&
+         symbols_find("libcublasLt.so.13", cublaslt, LADE_COUNT(cublaslt));
 }
 
 int main(void)
 {
-  if (!standin_find()) {
-    printf("SKIP: the driver here is not the stand-in\n");
+  if (!standins_find()) {
+    printf("SKIP: the driver or the cuBLASLt here is not the stand-in\n");
     return 77;
   }
   const struct CMUnitTest tests[] = {
@@ -286,6 +572,12 @@ int main(void)
       cmocka_unit_test(missing_files_are_one_line),
       cmocka_unit_test(every_call_of_loading_may_fail),
       cmocka_unit_test(a_refused_launch_is_the_devices_status),
+      cmocka_unit_test(products_are_the_librarys_and_right),
+      cmocka_unit_test(accumulating_adds_the_complete_sum_once),
+      cmocka_unit_test(an_algorithm_is_chosen_once_for_a_kind),
+      cmocka_unit_test(operands_that_lie_askew_are_the_plain_kernels),
+      cmocka_unit_test(without_the_library_products_are_plain),
+      cmocka_unit_test(every_call_of_the_library_may_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,10 +35,10 @@ def refused(words, *args, **more):
     assert all(word in err for word in words), (words, err)
 
 
-def finding(*args, code=0, **more):
+def finding(*args, code=0, name="GPU", **more):
     status, out, err = run("doctor", "--json", *args, **more)
     assert status == code and not err, (args, status, out, err)
-    return next(found for found in json.loads(out)["findings"] if found["name"] == "GPU")
+    return next(found for found in json.loads(out)["findings"] if found["name"] == name)
 
 
 def libraries(driver, *args):
@@ -78,6 +78,12 @@ assert finding("--device", "cuda:0", code=7, driver="")["state"] == "missing"
 if KERNELS:
     found = finding("--device", "cuda:0", driver="memory=512", LADE_STANDIN_KERNELS=KERNELS)
     assert found["state"] == "ok" and "Stand-in GPU, 512.0 MiB, of which 504.0 MiB are free" in found["text"], found
+    # Who multiplies matrices there; a library that does not work is a note, and a line of the run that goes without it.
+    found = finding(name="GPU matmul", driver="", LADE_STANDIN_KERNELS=KERNELS)
+    assert found["state"] == "ok" and found["text"] == "cuBLASLt 130100, Stand-in GPU", found
+    broken = {"LADE_STANDIN_KERNELS": KERNELS, "LADE_STANDIN_CUBLASLT": "fail=cublasLtCreate,code=1"}
+    found = finding(name="GPU matmul", driver="", **broken)
+    assert found["state"] == "note" and "plain kernels" in found["text"] and found["fix"], found
     # A run on it that ends badly: memory that is not there, by stated budget or because somebody else has it; a device
     # that breaks in the middle of a step.
     GPU = [*TRAIN, "--layers", "1", "--seq", "8", "--device", "cuda:0", "--machine", "h200-141g", "--eval-iters", "1"]
@@ -88,6 +94,8 @@ if KERNELS:
         budget = ["--budget", "64MiB"] if status == 3 else []
         code, out, err = run(*GPU, *budget, driver=driver, LADE_STANDIN_KERNELS=KERNELS)
         assert code == status and not out and err.count("\n") == 1 and words in err, (driver, code, out, err)
+    code, _, err = run(*GPU, "--steps", "0", driver="", **broken)
+    assert code == 0 and "matrix products are plain kernels" in err and "cublasLtCreate" in err, (code, err)
     for args in (["--link-rate", "1GiB"], ["--dp", "2"]):
         code, out, err = run(*GPU, *args, driver="", LADE_STANDIN_KERNELS=KERNELS)
         assert code == 2 and not out and err.count("\n") == 1, (args, code, out, err)
