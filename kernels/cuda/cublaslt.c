@@ -166,10 +166,10 @@ static bool descriptor_make(const struct lade_cublaslt *lt, struct product *prod
 }
 
 /*
- * Take the first of the algorithms that the library offers. False, and no error, if there is none: it calls some
+ * Take number @wanted of the algorithms that the library offers. False, and no error, if there is none: it calls some
  * products not supported and others, which are as sound, invalid.
  */
-static bool algo_choose(const struct lade_cublaslt *lt, struct product *product)
+static bool algo_choose(const struct lade_cublaslt *lt, struct product *product, int wanted)
 {
   struct cublaslt_choice choices[N_CHOICES];
   int n = 0, i = 0;
@@ -180,7 +180,7 @@ static bool algo_choose(const struct lade_cublaslt *lt, struct product *product)
     call_check(lt, product, "cublasLtMatmulAlgoGetHeuristic", result);
     return false;
   }
-  while (!result && i < n && choices[i].status)
+  while (!result && i < n && (choices[i].status || wanted-- > 0))
     i++;
   if (result || i == n)
     return false;
@@ -205,7 +205,7 @@ static struct product *product_get(struct lade_cublaslt *lt, const struct kind *
   product->kind = *kind;
   product->is_plain = !kind_is_known(kind);
   if (!product->is_plain && layouts_make(lt, product) && descriptor_make(lt, product))
-    product->is_plain = !algo_choose(lt, product) && !product->error.code;
+    product->is_plain = !algo_choose(lt, product, 0) && !product->error.code;
   if (product->is_plain || product->error.code)
     product_destroy(lt, product);
   return product;
@@ -214,6 +214,8 @@ static struct product *product_get(struct lade_cublaslt *lt, const struct kind *
 struct choosing {
   struct lade_cublaslt *lt;
   struct kind kind;
+  int wanted; /* another choice than it has; -1: none */
+  bool has_choice;
   size_t workspace_bytes;
 };
 
@@ -221,7 +223,10 @@ static int choosing_run(void *args)
 {
   struct choosing *choosing = args;
   pthread_mutex_lock(&choosing->lt->lock);
-  const struct product *product = product_get(choosing->lt, &choosing->kind);
+  struct product *product = product_get(choosing->lt, &choosing->kind);
+  choosing->has_choice = product && !product->is_plain && !product->error.code;
+  if (choosing->has_choice && choosing->wanted >= 0)
+    choosing->has_choice = algo_choose(choosing->lt, product, choosing->wanted);
   choosing->workspace_bytes = product ? product->workspace_bytes : 0;
   pthread_mutex_unlock(&choosing->lt->lock);
   return 0;
@@ -229,9 +234,16 @@ static int choosing_run(void *args)
 
 size_t lade_cublaslt_workspace_bytes(struct lade_cublaslt *lt, const struct lade_matmul_args *args)
 {
-  struct choosing choosing = {.lt = lt, .kind = kind_get(args)};
+  struct choosing choosing = {.lt = lt, .kind = kind_get(args), .wanted = -1};
   lade_cuda_call(lt->device, choosing_run, &choosing);
   return choosing.workspace_bytes ? choosing.workspace_bytes + WORKSPACE_ALIGN_BYTES : 0;
+}
+
+bool lade_cublaslt_choose(struct lade_cublaslt *lt, const struct lade_matmul_args *args, int i)
+{
+  struct choosing choosing = {.lt = lt, .kind = kind_get(args), .wanted = i};
+  lade_cuda_call(lt->device, choosing_run, &choosing);
+  return choosing.has_choice;
 }
 
 /* ---- running ---- */

@@ -39,6 +39,13 @@ size_t lade_cublaslt_workspace_bytes(lade_cublaslt *cublaslt, const struct lade_
 bool lade_cublaslt_run(lade_cublaslt *cublaslt, void *stream, const struct lade_matmul_args *args);
 
 /*
+ * For measuring: from here on the products of @args' kind are computed by number @i of what the heuristic offers;
+ * number 0 is what they are computed by otherwise. False, and nothing changes, when it does not offer so many.
+ * Any thread.
+ */
+bool lade_cublaslt_choose(lade_cublaslt *cublaslt, const struct lade_matmul_args *args, int i);
+
+/*
  * What bits depend on beside the arguments, "cuBLASLt 130100, NVIDIA H200": the library's version and the GPU's model.
  * It lives as long as @cublaslt.
  */

@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Kernels on a GPU beside what bounds them, as tables in Markdown.
+ *
+ *   bench-gpu [--small]   --small: sizes for the stand-in driver, whose times say nothing
+ *
+ * Memory: the bytes that a kernel must move over the time between the events around it, as a share of what a copy from
+ * device memory to device memory moves in the same run. Products: operations per second of the algorithm that
+ * a run gets, as a share of the best of all that cuBLASLt's heuristic offers. Attention: as a share of the best
+ * product. Times are medians; tensors are larger than any cache, and products multiply random numbers, as a GPU's
+ * clock depends on how many bits change.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "base/float.h"
+#include "device/cuda.h"
+#include "kernels/cuda.h"
+#include "kernels/cuda/cublaslt.h"
+
+#define N_RUNS 7
+#define N_WARM 2
+#define N_PLACES 8
+#define WORKSPACE 7 /* the place of scratch */
+#define MOST_CHOICES 8
+
+/* What kernels read beside tensors. */
+struct words {
+  struct lade_step step;
+  struct lade_verdict verdict;
+};
+
+struct bench {
+  bool is_small;
+  lade_device *device;
+  lade_chunk *chunk;
+  uint64_t arena, arena_bytes, place_bytes;
+  lade_queue *compute, *copies;
+  lade_cuda_kernels *kernels;
+  struct lade_kernels table;
+  struct words *words; /* on the device, behind the places */
+  double copy_bytes_per_s, best_flops_per_s;
+};
+
+static void *place(const struct bench *bench, int i)
+{
+  return (void *)(uintptr_t)(bench->arena + (uint64_t)i * bench->place_bytes);
+}
+
+/* ---- time ---- */
+
+static int time_compare(const void *x, const void *y)
+{
+  double a = *(const double *)x, b = *(const double *)y;
+  return (a > b) - (a < b);
+}
+
+/* Put one piece of work on its queue; its event's count. */
+typedef uint64_t submit_fn(struct bench *bench, const void *what, struct lade_span *ret_span);
+
+/* The median; leaves the process where the device fails, with its words. */
+static double seconds_take(struct bench *bench, lade_queue *queue, submit_fn *submit, const void *what)
+{
+  double seconds[N_RUNS];
+  for (int i = -N_WARM; i < N_RUNS; i++) {
+    struct lade_span span = {0};
+    struct lade_error error = {0};
+    if (lade_queue_sync(queue, submit(bench, what, &span))) {
+      lade_cuda_get_error(bench->device, &error);
+      fprintf(stderr, "bench-gpu: %s\n", error.text);
+      exit(1);
+    }
+    if (i >= 0)
+      seconds[i] = (double)LADE_MAX(span.end_ns - span.start_ns, 1) * 1e-9;
+  }
+  qsort(seconds, N_RUNS, sizeof(*seconds), time_compare);
+  return seconds[N_RUNS / 2];
+}
+
+static uint64_t copy_submit(struct bench *bench, const void *what, struct lade_span *ret_span)
+{
+  const struct lade_copy copy = {.dst = place(bench, 1), .src = place(bench, 0), .bytes = bench->place_bytes,
+                                 .ret_span = ret_span};
+  uint64_t count = 0;
+  lade_queue_copy(bench->copies, &copy, &count);
+  return count;
+}
+
+struct call {
+  enum lade_kernel kernel;
+  const void *args;
+};
+
+static uint64_t call_submit(struct bench *bench, const void *what, struct lade_span *ret_span)
+{
+  const struct call *call = what;
+  uint64_t count = 0;
+  lade_cuda_kernels_submit(bench->kernels, bench->compute, call->kernel, call->args, &bench->words->step, ret_span,
+                           &count);
+  return count;
+}
+
+static double kernel_seconds(struct bench *bench, enum lade_kernel kernel, const void *args)
+{
+  if (lade_kernel_workspace_bytes(&bench->table, kernel, args, 1) > bench->place_bytes) {
+    fprintf(stderr, "bench-gpu: %s wants more scratch than a place has\n", lade_kernel_name(kernel));
+    exit(1);
+  }
+  return seconds_take(bench, bench->compute, call_submit, &(struct call){kernel, args});
+}
+
+/* ---- memory ---- */
+
+static void memory_row(struct bench *bench, enum lade_kernel kernel, const void *args, double bytes)
+{
+  double seconds = kernel_seconds(bench, kernel, args);
+  printf("| %s | %.1f | %.1f | %.0f | %.0f %% |\n", lade_kernel_name(kernel), bytes / 1e6, seconds * 1e6,
+         bytes / seconds / 1e9, 100 * bytes / seconds / bench->copy_bytes_per_s);
+}
+
+static void elements_bench(struct bench *b, int64_t n)
+{
+  const double elements = (double)n;
+  memory_row(b, LADE_K_ADD, &(struct lade_add_args){.n_elements = n / 2, .x = place(b, 0), .y = place(b, 1)},
+             6 * elements);
+  memory_row(b, LADE_K_CAST,
+             &(struct lade_cast_args){.from = LADE_F32, .to = LADE_BF16, .n_elements = n / 2, .x = place(b, 0),
+                                      .y = place(b, 1)},
+             3 * elements);
+  memory_row(b, LADE_K_GELU_FWD,
+             &(struct lade_gelu_fwd_args){.dtype = LADE_BF16, .n_elements = n, .x = place(b, 0), .y = place(b, 1)},
+             4 * elements);
+  memory_row(b, LADE_K_GELU_BWD,
+             &(struct lade_gelu_bwd_args){.dtype = LADE_BF16, .n_elements = n, .x = place(b, 0), .dy = place(b, 1),
+                                          .dx = place(b, 2)},
+             6 * elements);
+  memory_row(b, LADE_K_DROPOUT,
+             &(struct lade_dropout_args){.dtype = LADE_BF16, .n_elements = n, .drop = {1u << 29, 1, 8.0f / 7, 0},
+                                         .x = place(b, 0), .y = place(b, 1)},
+             4 * elements);
+  memory_row(b, LADE_K_SUM_SQUARES,
+             &(struct lade_sum_squares_args){.dtype = LADE_F32, .n_elements = n / 2, .grad = place(b, 0),
+                                             .partial = place(b, 1)},
+             2 * elements);
+  memory_row(b, LADE_K_ADAMW,
+             &(struct lade_adamw_args){.dtype = LADE_BF16, .n_elements = n / 2, .has_decay = true,
+                                       .verdict = &b->words->verdict, .grad = place(b, 0), .weight = place(b, 1),
+                                       .residual = place(b, 2), .m = place(b, 3), .v = place(b, 4)},
+             14 * elements);
+}
+
+/* Rows of @d, as many as make @n elements. */
+static void rows_bench(struct bench *b, int64_t n, int64_t d)
+{
+  const double elements = (double)n;
+  const int64_t rows = n / d, dim = b->is_small ? 16 : 128; /* of a head */
+  float *statistics = place(b, 6);
+  memory_row(b, LADE_K_NORM_FWD,
+             &(struct lade_norm_fwd_args){.dtype = LADE_BF16, .kind = LADE_NORM_LAYER, .n = rows, .d = d, .eps = 1e-5f,
+                                          .x = place(b, 0), .weight = place(b, 4), .bias = place(b, 5),
+                                          .y = place(b, 1), .mean = statistics, .rstd = statistics + rows},
+             4 * elements);
+  memory_row(b, LADE_K_NORM_BWD,
+             &(struct lade_norm_bwd_args){.dtype = LADE_BF16, .kind = LADE_NORM_LAYER, .n = rows, .d = d,
+                                          .dy = place(b, 1), .x = place(b, 0), .weight = place(b, 4),
+                                          .mean = statistics, .rstd = statistics + rows, .dx = place(b, 2),
+                                          .d_weight = statistics + 2 * rows, .d_bias = place(b, 3),
+                                          .workspace = place(b, WORKSPACE)},
+             6 * elements);
+  memory_row(b, LADE_K_RESIDUAL_FWD,
+             &(struct lade_residual_fwd_args){.dtype = LADE_BF16, .kind = LADE_NORM_RMS, .n = rows, .d = d,
+                                              .eps = 1e-5f, .drop = {.scale = 1}, .x = place(b, 0),
+                                              .residual = place(b, 1), .sum = place(b, 2), .weight = place(b, 4),
+                                              .y = place(b, 3), .rstd = statistics},
+             8 * elements);
+  memory_row(b, LADE_K_RESIDUAL_BWD,
+             &(struct lade_residual_bwd_args){.dtype = LADE_BF16, .kind = LADE_NORM_RMS, .n = rows, .d = d,
+                                              .drop = {.scale = 1}, .d_sum = place(b, 0), .dy = place(b, 1),
+                                              .sum = place(b, 2), .weight = place(b, 4), .rstd = statistics,
+                                              .d_residual = place(b, 3), .d_weight = place(b, 5),
+                                              .workspace = place(b, WORKSPACE)},
+             8 * elements);
+  memory_row(b, LADE_K_ROPE,
+             &(struct lade_rope_args){.dtype = LADE_BF16, .batch = 1, .time = rows, .heads = d / dim - 2,
+                                      .key_heads = 1, .head_dim = dim, .base = 10000, .x = place(b, 0),
+                                      .y = place(b, 0), .workspace = place(b, WORKSPACE)},
+             4 * elements);
+  memory_row(b, LADE_K_SWIGLU_FWD,
+             &(struct lade_swiglu_fwd_args){.dtype = LADE_BF16, .n = rows, .f = d / 2, .x = place(b, 0),
+                                            .y = place(b, 1)},
+             3 * elements);
+  memory_row(b, LADE_K_SWIGLU_BWD,
+             &(struct lade_swiglu_bwd_args){.dtype = LADE_BF16, .n = rows, .f = d / 2, .x = place(b, 0),
+                                            .dy = place(b, 1), .dx = place(b, 2)},
+             5 * elements);
+  memory_row(b, LADE_K_COLUMN_SUM,
+             &(struct lade_column_sum_args){.dtype = LADE_BF16, .m = rows, .n = d, .x = place(b, 0),
+                                            .sum = place(b, 1), .workspace = place(b, WORKSPACE)},
+             2 * elements);
+}
+
+static void memory_bench(struct bench *bench)
+{
+  const int64_t n = (int64_t)(bench->place_bytes / 2); /* of BF16 */
+  double seconds = seconds_take(bench, bench->copies, copy_submit, NULL);
+  bench->copy_bytes_per_s = 2 * (double)bench->place_bytes / seconds;
+  printf("| kernel | MB | us | GB/s | of the copy |\n|---|---|---|---|---|\n");
+  printf("| copy | %.1f | %.1f | %.0f | 100 %% |\n", 2 * (double)bench->place_bytes / 1e6, seconds * 1e6,
+         bench->copy_bytes_per_s / 1e9);
+  elements_bench(bench, n);
+  rows_bench(bench, n, bench->is_small ? 64 : 4096);
+}
+
+/* ---- products ---- */
+
+/* The best of all that the heuristic offers; the run's own choice is put back. */
+static double best_seconds(struct bench *bench, const struct lade_matmul_args *args, double own_seconds)
+{
+  double best = own_seconds;
+  for (int i = 1; i < MOST_CHOICES && bench->table.cublaslt; i++) {
+    if (!lade_cublaslt_choose(bench->table.cublaslt, args, i))
+      break;
+    best = fmin(best, kernel_seconds(bench, LADE_K_MATMUL, args));
+  }
+  if (bench->table.cublaslt)
+    lade_cublaslt_choose(bench->table.cublaslt, args, 0);
+  return best;
+}
+
+static void product_row(struct bench *bench, enum lade_matmul_layout layout, int64_t m, int64_t n, int64_t k)
+{
+  static const char *const names[] = {"NT", "NN", "TN"};
+  const double flops = 2 * (double)m * (double)n * (double)k;
+  const struct lade_matmul_args args = {.layout = layout, .dtype = LADE_BF16,
+                                        .out = layout == LADE_TN ? LADE_F32 : LADE_BF16, .m = m, .n = n, .k = k,
+                                        .a = place(bench, 0), .b = place(bench, 1), .c = place(bench, 2),
+                                        .bias = layout == LADE_NT ? place(bench, 3) : NULL,
+                                        .workspace = place(bench, WORKSPACE)};
+  double own = kernel_seconds(bench, LADE_K_MATMUL, &args), best = best_seconds(bench, &args, own);
+  bench->best_flops_per_s = fmax(bench->best_flops_per_s, flops / best);
+  printf("| %s %lld x %lld x %lld | %.1f | %.1f | %.1f | %.0f %% |\n", names[layout], (long long)m, (long long)n,
+         (long long)k, own * 1e6, flops / own / 1e12, flops / best / 1e12, 100 * best / own);
+}
+
+/* A layer's products, forward and backward, over @rows tokens. */
+static void layer_bench(struct bench *bench, int64_t rows, int64_t in, int64_t out)
+{
+  product_row(bench, LADE_NT, rows, out, in);
+  product_row(bench, LADE_NN, rows, in, out);
+  product_row(bench, LADE_TN, out, in, rows);
+}
+
+static void products_bench(struct bench *bench)
+{
+  printf("\n| product m x n x k | us | TFLOP/s | TFLOP/s of the best choice | of the best |\n|---|---|---|---|---|\n");
+  if (bench->is_small) {
+    layer_bench(bench, 32, 16, 64);
+    return;
+  }
+  layer_bench(bench, 16384, 1600, 4800); /* gpt2-1.5b */
+  layer_bench(bench, 16384, 1600, 6400);
+  layer_bench(bench, 8192, 4096, 6144); /* llama3-8b */
+  layer_bench(bench, 8192, 4096, 14336);
+}
+
+/* ---- attention ---- */
+
+/* Causal: half of the products of all pairs; backward has five for the forward's two. */
+static void attention_bench(struct bench *bench)
+{
+  const int64_t time = bench->is_small ? 32 : 4096, heads = bench->is_small ? 1 : 16, dim = bench->is_small ? 16 : 128;
+  const double flops = 2 * (double)(heads * dim) * (double)time * (double)(time + 1);
+  const struct lade_attention_fwd_args fwd = {.dtype = LADE_BF16, .batch = 1, .time = time, .heads = heads,
+                                              .key_heads = heads, .head_dim = dim, .drop = {.scale = 1},
+                                              .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3),
+                                              .workspace = place(bench, WORKSPACE)};
+  const struct lade_attention_bwd_args bwd = {.dtype = LADE_BF16, .batch = 1, .time = time, .heads = heads,
+                                              .key_heads = heads, .head_dim = dim, .drop = {.scale = 1},
+                                              .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3),
+                                              .d_out = place(bench, 1), .d_qkv = place(bench, 4),
+                                              .workspace = place(bench, WORKSPACE)};
+  double forward = kernel_seconds(bench, LADE_K_ATTENTION_FWD, &fwd);
+  double backward = kernel_seconds(bench, LADE_K_ATTENTION_BWD, &bwd);
+  printf("\n| attention | us | TFLOP/s | of the best product |\n|---|---|---|---|\n");
+  printf("| forward | %.1f | %.1f | %.0f %% |\n", forward * 1e6, flops / forward / 1e12,
+         100 * flops / forward / bench->best_flops_per_s);
+  printf("| backward | %.1f | %.1f | %.0f %% |\n", backward * 1e6, 2.5 * flops / backward / 1e12,
+         100 * 2.5 * flops / backward / bench->best_flops_per_s);
+}
+
+/* ---- the device ---- */
+
+/* Random BF16 numbers in -1..1 in every place; as FP32 they are numbers, too. */
+static int places_fill(struct bench *bench)
+{
+  const size_t n = bench->place_bytes / sizeof(uint16_t);
+  uint16_t *values = malloc(bench->place_bytes);
+  uint64_t state = 1, count = 0;
+  if (!values)
+    return -ENOMEM;
+  for (size_t i = 0; i < n; i++) { /* Knuth's MMIX */
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    values[i] = lade_f32_to_bf16((float)(int64_t)state * 0x1p-63f);
+  }
+  for (int i = 0; i < N_PLACES; i++)
+    lade_queue_copy(bench->copies,
+                    &(struct lade_copy){.dst = place(bench, i), .src = values, .bytes = bench->place_bytes}, &count);
+  int status = lade_queue_sync(bench->copies, count);
+  free(values);
+  return status;
+}
+
+static int arena_map(struct bench *bench, struct lade_error *error)
+{
+  struct lade_device_info info;
+  lade_device_get_info(bench->device, &info);
+  bench->arena_bytes = lade_align_up(N_PLACES * bench->place_bytes + sizeof(*bench->words), info.chunk_bytes);
+  int status = lade_device_reserve(bench->device, bench->arena_bytes, &bench->arena);
+  if (!status)
+    status = lade_device_chunk_create(bench->device, bench->arena_bytes, &bench->chunk);
+  if (!status)
+    status = lade_device_map(bench->device, bench->arena, bench->chunk);
+  bench->words = place(bench, N_PLACES);
+  return status ? lade_error_set(error, status, "there are no %llu bytes of the GPU's memory free",
+                                 (unsigned long long)bench->arena_bytes)
+                : 0;
+}
+
+/* What is open when it fails is bench_close's. */
+static int bench_open(struct bench *bench, struct lade_error *error)
+{
+  const struct lade_cuda_device_params params = {.struct_size = sizeof(params)};
+  const struct words words = {{.seed = 1, .lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f,
+                               .correction1 = 1, .correction2 = 1, .loss_scale = 1}, {.norm = 1, .factor = 1}};
+  uint64_t count = 0;
+  bench->place_bytes = bench->is_small ? 32768 : (uint64_t)256 << 20;
+  int status = lade_device_open_cuda(&params, error, &bench->device);
+  if (!status)
+    status = lade_cuda_kernels_open(bench->device, NULL, error, &bench->kernels);
+  if (!status)
+    status = arena_map(bench, error);
+  if (!status)
+    status = lade_queue_create(bench->device, LADE_QUEUE_COMPUTE, &bench->compute);
+  if (!status)
+    status = lade_queue_create(bench->device, LADE_QUEUE_TO_DEVICE, &bench->copies);
+  if (status)
+    return status;
+  lade_cuda_kernels_get(bench->kernels, &bench->table);
+  const struct lade_copy copy = {.dst = bench->words, .src = &words, .bytes = sizeof(words)};
+  lade_queue_copy(bench->copies, &copy, &count);
+  status = lade_queue_sync(bench->copies, count);
+  return status ? status : places_fill(bench);
+}
+
+static void bench_close(struct bench *bench)
+{
+  lade_queue_destroy(bench->copies);
+  lade_queue_destroy(bench->compute);
+  lade_cuda_kernels_close(bench->kernels);
+  lade_device_chunk_release(bench->device, bench->chunk);
+  if (bench->arena)
+    lade_device_release(bench->device, bench->arena, bench->arena_bytes);
+  lade_device_close(bench->device);
+}
+
+int main(int argc, char **argv)
+{
+  struct bench bench = {.is_small = argc > 1 && strcmp(argv[1], "--small") == 0};
+  struct lade_error error = {0};
+  int status = bench_open(&bench, &error);
+  if (status) {
+    fprintf(stderr, "bench-gpu: %s\n", *error.text ? error.text : strerror(-status));
+    bench_close(&bench);
+    return status == -ENODEV ? 77 : 1;
+  }
+  struct lade_device_info info;
+  lade_device_get_info(bench.device, &info);
+  printf("%s; products by %s\n\n", info.name, bench.table.library ? bench.table.library : "plain kernels");
+  memory_bench(&bench);
+  products_bench(&bench);
+  attention_bench(&bench);
+  bench_close(&bench);
+  return 0;
+}
