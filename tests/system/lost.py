@@ -31,6 +31,7 @@ TRAIN = ["train", "--model", "nano", "--dtype", "fp32", "--batch", "8", "--seq",
          "--machine", "a100-40g", "--data", "text.txt"]
 # mpirun's code says the signal, unless it saw another rank's end first.
 GONE = r"rank {} \(process \d+\) has ended; the other ranks cannot go on without it(; signal 9 \(Killed\) ended it)?"
+AGAIN = r"lade launch: restart 1 of 1, {} ranks?, goes on after step (\d+): (\d+) steps and (\d+\.\d) s lost"
 NEWEST = r"; the newest complete checkpoint is /.+/step-(\d+); go on with:"
 PLACE = (r"((step|in the save after step|in a save before step|between steps, after step|at the end of step) \d+"
          r"(, instruction \d+ \(\w+ .+ over \w+\))?: )?")
@@ -97,19 +98,49 @@ def a_job_starts_again():
     require(re.fullmatch(r"lade launch: restart 1 of 2, 2 ranks, goes on after step \d+: \d+ steps and \d+\.\d s lost",
                          lines[1]) and "after step 0:" not in lines[1], "what was lost is not told", lines)
     require(digests(out) == digests(again), "it goes on with other numbers", (digests(out), digests(again)))
-    job = begin(3, "--steps", "40", "--json", "--batch", "12", "--save", "less", "--save-every", "10",
-              launch=["--max-restarts", "1", "--elastic"])
-    job.until("save")
-    os.kill(job.ranks()[2], signal.SIGKILL)
-    code, out, lines = job.end()
-    require(code == 0 and json.loads(out)["ranks"] == 2 and json.loads(out)["steps"] == 40
-            and "restart 1 of 1, 2 ranks" in lines[-1], "it does not go on with the ranks that remain", lines)
     lose = 'shift; [ $OMPI_COMM_WORLD_RANK != 2 ] || [ -e lost ] || { touch lost; kill -9 $$; }; exec "$0" "$@"'
     job = begin(3, "--steps", "2", "--json", "--batch", "12", "--dp", "3", "--save", "none",
               launch=["--max-restarts", "1", "--elastic", "--", "sh", "-c", lose, LADE])
     code, out, lines = job.end()
     require(code == 0 and json.loads(out)["ranks"] == 2 and json.loads(out)["steps"] == 2,
             "a layout that was asked for is not shrunk where a rank is lost before it begins", lines)
+
+
+def shrinks(ranks, layout, left, sizes):
+    """A job of @layout that loses a rank goes on with @left ranks as @sizes, and with the losses of before."""
+    common = ["--steps", "24", "--json", "--batch", "12", "--micro-batch", "2", "--save-every", "6", "--save", sizes]
+    job = begin(ranks, *common, *layout, launch=["--max-restarts", "1", "--elastic"])
+    job.until("save")
+    os.kill(job.ranks()[ranks - 1], signal.SIGKILL)
+    code, out, lines = job.end()
+    again = [told for told in (re.fullmatch(AGAIN.format(left), line) for line in lines) if told]
+    require(code == 0 and len(again) == 1, f"{layout} ends with {code}", lines)
+    summary = json.loads(out)
+    require(summary["ranks"] == left and summary["layout"] == sizes and summary["steps"] == 24 and int(again[0][1]) > 0
+            and float(again[0][3]) > 0, f"{layout} does not go on as {sizes}", (summary, lines))
+    steps = {}
+    for event in jobs.events(job.log, "step"):
+        before = steps.setdefault(event["step"], event["loss"])
+        require(abs(before - event["loss"]) <= 1e-5 * abs(before), f"{sizes} has other losses", (before, event))
+    require(len(steps) == 24, "steps are left out", steps)
+
+
+def jobs_shrink():
+    """Replicas first, then stages, then tensor parallel ranks, by what divides: the ranks that are left."""
+    shrinks(3, ["--dp", "3", "--zero", "1"], 2, "dp2, zero 1 over 2")
+    shrinks(4, ["--tp", "2", "--dp", "2"], 2, "tp2")
+    shrinks(4, ["--pp", "4"], 2, "pp2, 1f1b")
+    shrinks(2, ["--tp", "2"], 1, "one rank")
+
+
+def a_layout_that_lacks_memory_ends_the_job():
+    """As a first start would with that budget: two ranks share what one has no room for."""
+    job = begin(2, "--steps", "100000", "--save", "tight", "--save-every", "4", "--zero", "3", "--budget", "3MiB",
+                launch=["--max-restarts", "1", "--elastic"])
+    job.until("save")
+    os.kill(job.ranks()[1], signal.SIGKILL)
+    code, _, lines = job.end()
+    require(code == 3 and "does not fit" in lines[-1] and "goes on" not in lines[-1], f"the job ends with {code}", lines)
 
 
 def mpirun_is_killed():
@@ -138,7 +169,7 @@ def a_restart_that_finds_all_done_says_so():
     result = subprocess.run([LADE, "launch", "-n", "2", "--max-restarts", "1", "--", "sh", "-c", once, LADE, *TRAIN,
                              *steps], env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                             timeout=PATIENCE, check=False)
-    require(result.returncode == 0 and "restart 1 of 1, 2 ranks, goes on after step 2: 0 steps and" in result.stderr,
+    require(result.returncode == 0 and "restart 1 of 1, {} ranks?, goes on after step 2: 0 steps and" in result.stderr,
             f"a job with nothing left to do ends with {result.returncode}", result.stderr)
 
 
@@ -169,7 +200,6 @@ KILL_STEPS, KILL_EVERY = 24, 4
 KILLED = ["--steps", str(KILL_STEPS), "--save-every", str(KILL_EVERY), "--keep", "2", "--json"]
 SAVE_SHARE = 0.5  # of the kills are aimed into a save
 LOOK_S = 0.0005
-AGAIN = r"lade launch: restart 1 of 1, 2 ranks, goes on after step (\d+): (\d+) steps and (\d+\.\d) s lost"
 
 
 def is_saving(directory):
@@ -237,8 +267,8 @@ def killed_once(undisturbed):
     if not told:  # it was through with everything
         return None
     require(code == 0 and len(told) == 2 and re.search(r"rank \d (\(process \d+\) has )?ended", told[0]) and
-            re.fullmatch(AGAIN, told[1]), "a kill is not told in one line, and its restart in another", lines)
-    again = re.fullmatch(AGAIN, told[1])
+            re.fullmatch(AGAIN.format(2), told[1]), "a kill is not told in one line, and its restart in another", lines)
+    again = re.fullmatch(AGAIN.format(2), told[1])
     return place(told[0], was_saving), "signal 9" in told[0], int(again[1]), int(again[2]), float(again[3])
 
 
@@ -248,7 +278,10 @@ def kills(n):
     undisturbed = [Undisturbed(layout) for layout in LAYOUTS[:n]]
     while len(found) < n:
         kill = killed_once(undisturbed[len(found) % len(undisturbed)])
-        found += [kill] if kill else []
+        if kill:
+            found.append(kill)
+            print(f"kill {len(found)}: {kill[0]}, goes on after step {kill[2]}, {kill[3]} steps and {kill[4]} s lost",
+                  flush=True)
     for name, count in sorted(collections.Counter(kill[0] for kill in found).items()):
         print(f"| {name} | {count} |")
     for first in range(0, KILL_STEPS, KILL_EVERY):
@@ -271,8 +304,9 @@ with jobs.scratch():
     print(f"seed {seed}", flush=True)
     quick = (a_rank_is_killed, a_rank_is_stopped, a_rank_ends_before_the_first_message,
              what_ranks_call_wrong_is_not_tried_again)
-    long = (a_job_starts_again, mpirun_is_killed, a_restart_that_finds_all_done_says_so,
-            a_code_after_all_ranks_ended_well_is_not_tried_again, kills_of_each_layout)
+    long = (a_job_starts_again, jobs_shrink, a_layout_that_lacks_memory_ends_the_job, mpirun_is_killed,
+            a_restart_that_finds_all_done_says_so, a_code_after_all_ranks_ended_well_is_not_tried_again,
+            kills_of_each_layout)
     if sys.argv[3:] not in ([], ["long"]):
         kills(int(sys.argv[3]))
     else:
