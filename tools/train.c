@@ -498,13 +498,44 @@ static void board_fill(struct run *run)
   words_fill(board->words, &run->options);
 }
 
+static int step_refuse(struct run *run, const char *option, const char *place, int64_t step)
+{
+  return lade_error_set(&run->error, -EINVAL, "--%s %s is at step %lld, past --steps %lld", option, place,
+                        (long long)step, (long long)run->options.session.steps);
+}
+
+/* Is there a step left to go on with? Asked first, as all else that a session has to say of it would be of no use. */
+static int resume_check(struct run *run)
+{
+  const char *place = run->options.session.resume;
+  struct lade_checkpoint_state state = {0};
+  char path[PATH_MAX];
+  if (!place || run->options.device == DEVICE_DRY || lade_checkpoint_find(place, path, sizeof(path), NULL) ||
+      lade_checkpoint_read_state(path, &state, NULL)) /* which the session tells */
+    return 0;
+  return state.step > run->options.session.steps ? step_refuse(run, "resume", place, state.step) : 0;
+}
+
+/* The dry device has no communicators: a rank that walks its program there meets nobody. */
+static int dry_check(struct run *run)
+{
+  const int world = run->job.launch.world;
+  if (run->options.device != DEVICE_DRY || world == 1)
+    return 0;
+  return lade_error_set(&run->error, -EINVAL, "--device dry walks one rank's program in one process, and %d were "
+                        "started; without a launcher it is the first rank's, and lade plan --device dry has them all",
+                        world);
+}
+
 static int begin(struct run *run)
 {
   struct options *options = &run->options;
   options->session.notice = notice_print;
   options->session.user = run;
   board_fill(run);
-  int status = job_join(&run->job, options->comm_timeout_s, &run->error);
+  int status = dry_check(run);
+  if (!status)
+    status = job_join(&run->job, options->comm_timeout_s, &run->error);
   if (!status && job_is_first(&run->job))
     status = outputs_check(options, &run->error);
   options->session.saves_beside = options->save && options->save_every != 0;
@@ -514,17 +545,16 @@ static int begin(struct run *run)
   if (!status)
     status = restart_apply(run);
   if (!status)
+    status = resume_check(run);
+  if (!status)
     status = lade_session_open(&options->session, &run->error, &run->session);
   if (status)
     return status;
   lade_session_get_info(run->session, &run->info);
   if (run->job.board && job_is_first(&run->job))
     atomic_store(&run->job.board->n_steps, run->info.step);
-  const char *resume = options->session.resume;
   if (run->info.step > options->session.steps)
-    return lade_error_set(&run->error, -EINVAL, "--%s %s is at step %lld, past --steps %lld",
-                          resume ? "resume" : "store", resume ? resume : options->session.store,
-                          (long long)run->info.step, (long long)options->session.steps);
+    return step_refuse(run, "store", options->session.store, run->info.step);
   status = history_init(&run->history, options->session.steps - run->info.step);
   if (!status)
     status = save_prepare(run);

@@ -48,7 +48,8 @@ static int sharing_check(const struct lade_layout_params *given, const struct la
     return lade_error_set(error, -EINVAL, "gradients of one replica are summed with nobody's, in bf16 or not: give dp "
                           "of 2 or more, or leave grad-reduce out");
   if (given->is_sequence && mesh->axes[LADE_AXIS_TP].size == 1)
-    return lade_error_set(error, -EINVAL, "sequence parallel cuts rows over tensor parallel ranks, and tp is 1");
+    return lade_error_set(error, -EINVAL, "sequence parallel cuts rows over tensor parallel ranks, and tp is 1: "
+                          "give --tp N, or leave --sequence-parallel out");
   return 0;
 }
 

@@ -210,7 +210,8 @@ int lade_checkpoint_run_compare(const struct lade_checkpoint_run *saved, const s
       continue;
     value_format(saved, &fields[i], old);
     value_format(now, &fields[i], new);
-    snprintf(what, sizeof(what), "--%s was %s and is %s", fields[i].name, old, new);
+    const bool is_micro = fields[i].offset == offsetof(struct lade_checkpoint_run, micro_batch);
+    snprintf(what, sizeof(what), "%s%s was %s and is %s", is_micro ? "a rank's " : "--", fields[i].name, old, new);
     difference_add(text, text_bytes, what);
     n++;
   }

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "run/file_key.h"
 #include "run/session_internal.h"
 
 /* Numbers of the run, one for each line of the table below; what nobody sets is 0 at all ranks. */
@@ -69,11 +70,11 @@ static const struct choice_line {
     [CHOICE_VALID] = {"the validation data is another"},
     [CHOICE_UPDATE] = {"another --update"},
     [CHOICE_RECIPE] = {"another --residency"},
-    [CHOICE_PINS] = {"a --residency file at one of them only"},
+    [CHOICE_PINS] = {"the file of --residency is another"},
     [CHOICE_BUDGET] = {"another kind of --budget"},
     [CHOICE_HOST_BUDGET] = {"--host-budget at one of them only"},
     [CHOICE_STORE] = {"a --store at one of them only"},
-    [CHOICE_INIT] = {"--init at one of them only"},
+    [CHOICE_INIT] = {"what --init names is another"},
     [CHOICE_SAVES] = {"--save-every at one of them only"},
     [CHOICE_LINK_RATE] = {"--link-rate", true},
     [CHOICE_LINK_LATENCY] = {"--link-latency", true},
@@ -128,11 +129,9 @@ static struct request request_make(const lade_session *s)
   choices[CHOICE_VALID] = (int64_t)data.valid_key;
   choices[CHOICE_UPDATE] = p->updates_early;
   choices[CHOICE_RECIPE] = p->recipe;
-  choices[CHOICE_PINS] = p->residency_file != NULL;
   choices[CHOICE_BUDGET] = p->budget.kind;
   choices[CHOICE_HOST_BUDGET] = p->has_host_budget;
   choices[CHOICE_STORE] = p->store != NULL;
-  choices[CHOICE_INIT] = p->init != NULL;
   choices[CHOICE_SAVES] = p->saves_beside;
   choices[CHOICE_LINK_RATE] = (int64_t)p->throttle.bytes_per_s;
   choices[CHOICE_LINK_LATENCY] = (int64_t)p->throttle.latency_ns;
@@ -141,6 +140,21 @@ static struct request request_make(const lade_session *s)
   for (int i = 0; i < p->n_choices; i++)
     request.own[i] = p->choices[i].value;
   return request;
+}
+
+/* What --@option reads from @path, into @ret_choice; without a path that stays 0. */
+static int file_choose(const char *option, const char *path, int64_t *ret_choice, struct lade_error *error)
+{
+  uint64_t key = 0;
+  int status = path ? lade_file_key(path, &key) : 0;
+  *ret_choice = (int64_t)key;
+  return status ? lade_error_set(error, status, "--%s %s: %s", option, path, strerror(-status)) : 0;
+}
+
+static int files_choose(const lade_session *s, int64_t *choices, struct lade_error *error)
+{
+  int status = file_choose("residency", s->params.residency_file, &choices[CHOICE_PINS], error);
+  return status ? status : file_choose("init", s->params.init, &choices[CHOICE_INIT], error);
 }
 
 static void difference_write(const char *name, int64_t own, int64_t first, char *text, size_t text_bytes)
@@ -179,10 +193,14 @@ static bool loops_differ(const lade_session *s, const struct request *own, const
 
 int session_agree_run(lade_session *s, struct lade_error *error)
 {
-  const struct request own = request_make(s);
-  struct request first = own;
+  struct request own = request_make(s);
   char differences[300] = "";
-  int status = lade_peers_broadcast(&s->peers, &first, sizeof(first), error);
+  if (!s->peers.world)
+    return 0;
+  int status = lade_peers_vote(&s->peers, files_choose(s, own.choices, error), error);
+  struct request first = own;
+  if (!status)
+    status = lade_peers_broadcast(&s->peers, &first, sizeof(first), error);
   if (status)
     return status;
   if (!choices_differ(&own, &first, differences, sizeof(differences)) &&

@@ -142,6 +142,8 @@ def refusals():
             (["--tp", "2", "--grad-reduce", "bf16"], 2, "summed with nobody's"),
             (["--zero", "2", "--residency", "drop.txt"], 2, "with --zero 3"),
             (["--tp", "2", "--dtype", "fp16"], 2, "not in f16"),
+            (["--sequence-parallel"], 2, "give --tp N"),
+            (["--device", "dry"], 2, "lade plan --device dry"),
             (["--zero", "1", "--durable", "--store", "."], 2, "one rank so far")):
         found, _, err = run(2, "--steps", "2", *arguments)
         lines = jobs.messages(err)
@@ -164,7 +166,17 @@ def disagreement():
     shutil.copy(DATA, "data0")
     with open("data1", "w", encoding="ascii") as text:
         text.write(open(DATA, encoding="ascii").read().replace("bottles", "kettles"))
+    summary(0, "--steps", "1", "--save", "given")
+    for rank in (0, 1):
+        with open(f"pins{rank}", "w", encoding="ascii") as file:
+            file.write(f"copies * {('keep', 'drop')[rank]}\n")
+        shutil.copytree("given/step-00000001", f"init{rank}")
+    with open("init1/model.safetensors", "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x3c")
     for arguments, words in (
+            ("--zero 3 --residency pins$R", "the file of --residency is another"),
+            ("--init init$R", "what --init names is another"),
             ("--lr 1e-$((3 + R))", "--lr was 0.001 and is 0.0001"),
             ("--eval-iters $((2 + R))", "--eval-iters 3 instead of 2"),
             ("--eval-every $((2 + R))", "--eval-every 3 instead of 2"),
@@ -213,6 +225,18 @@ def a_signal_stops_all():
     require(alone["params_digest"] == whole["params_digest"], "one rank loads other parameters", alone)
 
 
+def variables_of_any_launcher_are_understood():
+    """As srun and torchrun set them, by hand; MPI knows its ranks from mpirun."""
+    script = """R=$OMPI_COMM_WORLD_RANK
+                unset OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE
+                export """
+    for variables in ("SLURM_PROCID=$R SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=$R",
+                      "RANK=$R WORLD_SIZE=2 LOCAL_RANK=$R LOCAL_WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=29500"):
+        code, out, err = jobs.run([LADE, "launch", "-n", "2", "--", "sh", "-c", script + variables + '; exec "$0" "$@"'] +
+                                  command(0, "--steps", "2", "--json"), ENVIRONMENT)
+        require(code == 0 and json.loads(out)["ranks"] == 2, f"{variables} are not understood", err)
+
+
 def a_slow_save_is_waited_for():
     """A signal, sent as `timeout` does to the job and then to its group, lets a step and a save of 3 s each finish."""
     with open("slow.txt", "w", encoding="ascii") as file:
@@ -255,5 +279,5 @@ with jobs.scratch():
     jobs.text_write(DATA)
     quick = (same_losses, plans_name_their_rank, refusals, disagreement, help_is_given_once, a_signal_stops_all)
     long = (every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
-            a_slow_save_is_waited_for, a_second_signal_ends_all)
+            variables_of_any_launcher_are_understood, a_slow_save_is_waited_for, a_second_signal_ends_all)
     jobs.tests_run(long if sys.argv[3:] == ["long"] else quick)
