@@ -154,6 +154,17 @@ static int not_finite(const lade_session *s, const struct lade_step_result *resu
                         step, loss, bad, updated);
 }
 
+/*
+ * The same of all ranks: numbers that a rank left behind when it died, or gave up, are not a fault of the run. Where
+ * nothing happened to a rank all have found the same numbers, and meet here.
+ */
+static int not_finite_together(lade_session *s, const struct lade_step_result *result, struct lade_error *error)
+{
+  int64_t most = 0;
+  int status = session_place(s, "at the end of", lade_peers_max(&s->peers, 0, &most, error), error);
+  return status ? status : not_finite(s, result, error);
+}
+
 /* The step was made: its loss counts, whatever it is. */
 static void step_count(lade_session *s, const struct lade_step_result *result)
 {
@@ -217,13 +228,13 @@ static int step_run(lade_session *s, struct lade_step_report *ret_report, struct
     return status;
   bool is_rescaled = s->params.dtype == LADE_F16 && s->state.loss_scale > 1 && isfinite(result.loss);
   if (is_skipped && !is_rescaled)
-    return not_finite(s, &result, error);
+    return not_finite_together(s, &result, error);
   struct lade_step_report report = {
       .step = s->state.step, .loss = result.loss, .grad_norm = result.verdict.norm, .lr = block.lr,
       .is_skipped = is_skipped, .loss_scale = s->state.loss_scale, .wall_ns = result.wall_ns};
   memcpy(report.busy_ns, result.busy_ns, sizeof(report.busy_ns));
   memcpy(report.stall_ns, result.stall_ns, sizeof(report.stall_ns));
-  status = isfinite(result.loss) ? 0 : not_finite(s, &result, error);
+  status = isfinite(result.loss) ? 0 : not_finite_together(s, &result, error);
   step_count(s, &result);
   int published = step_publish(s, &report, error);
   if (published)
