@@ -475,7 +475,7 @@ static int program_emit_all(const struct lade_build_params *params, const struct
                             const int32_t *update_ends, const struct plan_lives *lives, struct lade_program *program)
 {
   struct builder b = {.params = params, .graph = params->graph, .steps = steps, .n_steps = n_steps,
-                      .update_ends = update_ends, .lives = lives};
+                      .update_ends = update_ends, .lives = lives, .stream = -1};
   LADE_ASSERT(params->n_microbatches > 0 && params->n_microbatches <= LADE_MICROBATCHES_MAX);
   b.status = builder_init(&b);
   if (!b.status)

@@ -31,6 +31,7 @@ struct lade_prices {
   int64_t *op_ns;                     /* by op of the graph */
   int64_t *norm_ns, *update_ns[3];    /* by parameter; update by home, the store's with its transfers */
   int64_t *update_near_ns;            /* streamed from the store, but for the working copy, which is nearer */
+  int64_t *stream_edge_ns;            /* what a row of streamed updates takes besides, by its first parameter */
   int64_t clip_ns;
   struct lade_transfer_price to_host, to_device, read, write;
   struct lade_transfer_price comm[LADE_N_AXES]; /* per byte sent */

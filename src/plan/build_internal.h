@@ -69,6 +69,7 @@ struct builder {
   LADE_ARRAY(struct incoming) incoming; /* blocks under way; the first n_added have been added */
   int n_added;
   int32_t partials, verdict, verdict_host, step_host, step_device; /* buffers */
+  int32_t stream;         /* the scratch that streamed updates after all steps share, -1 before the first of them */
 };
 
 /* A new buffer; its lifetime grows with every operand in it. */

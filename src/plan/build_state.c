@@ -591,33 +591,57 @@ static void weight_back_emit(struct builder *b, int param, int32_t copy)
                     (struct lade_value){b->graph->params[param].tensor, 0, 1});
 }
 
-/* Its gradient, wherever it went. Returns the buffer. */
-static int32_t update_grad_add(struct builder *b, int param)
+/* Its gradient, wherever it went. */
+static struct held update_grad(const struct builder *b, int param)
 {
   const int grad = b->graph->params[param].grad;
-  if (is_sharded(b)) {
-    const struct lade_value block = block_now(b, param);
-    const struct place place = block_place(b, param);
-    operand_add(b, LADE_ROLE_GRAD, place.buffer, LADE_READS, block, nothing, place.offset,
-                value_bytes(b, block.tensor));
-    return place.buffer;
-  }
-  const struct lade_value value = grad_now(b, param);
+  if (is_sharded(b))
+    return (struct held){block_place(b, param), block_now(b, param)};
   int at = b->lives->first_interval[grad + 1] - 1;
   int32_t buffer = b->lives->intervals[at].leave_slot >= 0 ? b->elsewhere[grad] : grad_place(b, param).buffer;
-  operand_read(b, LADE_ROLE_GRAD, buffer, value, value_bytes(b, value.tensor));
-  return buffer;
+  return (struct held){{buffer, 0}, grad_now(b, param)};
 }
 
-/* A streamed update's windows. */
-static void update_scratch_add(struct builder *b, int param, int32_t grad_buffer)
+static struct lade_stream_need stream_need(const struct builder *b, int param)
 {
-  bool is_grad_stored = !b->status && b->buffers.items[grad_buffer].space == LADE_STORE;
+  bool is_grad_stored = !b->status && b->buffers.items[update_grad(b, param).at.buffer].space == LADE_STORE;
   bool is_weight_stored = b->params->residency->weight_homes[param] == LADE_HOME_STORE;
-  uint64_t bytes =
-      lade_stream_scratch_bytes(b->graph, b->params->layout, param, is_weight_stored, is_grad_stored);
+  return lade_stream_need(b->graph, b->params->layout, param, is_weight_stored, is_grad_stored);
+}
+
+static int32_t scratch_make(struct builder *b, struct lade_stream_need most, bool is_shared)
+{
   enum lade_space space = b->params->is_unified ? LADE_DEVICE : LADE_HOST;
-  operand_make(b, LADE_ROLE_SCRATCH, buffer_make(b, space, LADE_OWNER_WORKSPACE, bytes, false), nothing, bytes);
+  return buffer_make(b, space, LADE_OWNER_WORKSPACE, lade_stream_scratch_bytes(most, is_shared), false);
+}
+
+/* For all updates that come after all steps. */
+static int32_t shared_scratch_make(struct builder *b)
+{
+  struct lade_stream_need most = {0};
+  for (int param = 0; param < b->graph->n_params && !b->status; param++) {
+    if (b->params->residency->homes[param] != LADE_HOME_STORE)
+      continue;
+    const struct lade_stream_need need = stream_need(b, param);
+    most.window_bytes = LADE_MAX(most.window_bytes, need.window_bytes);
+    most.scales_bytes = LADE_MAX(most.scales_bytes, need.scales_bytes);
+  }
+  return scratch_make(b, most, true);
+}
+
+/* Does the streamed update that is next begin a row of them? Early ones stand alone. */
+static bool is_row_begun(const struct builder *b)
+{
+  return b->early || b->stream < 0;
+}
+
+/* A streamed update's windows: an early one has its own, which is gone before activations want the room. */
+static void update_scratch_add(struct builder *b, int param)
+{
+  if (!b->early && b->stream < 0)
+    b->stream = shared_scratch_make(b);
+  int32_t buffer = b->early ? scratch_make(b, stream_need(b, param), false) : b->stream;
+  operand_make(b, LADE_ROLE_SCRATCH, buffer, nothing, b->status ? 0 : b->buffers.items[buffer].bytes);
 }
 
 /* @copy: the working copy's, as weight_out_emit made it. */
@@ -629,9 +653,14 @@ static void update_emit(struct builder *b, int param, const struct ruling *rulin
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_UPDATE, queues[home]);
   instr->param = param;
   instr->is_streamed = home == LADE_HOME_STORE;
-  instr->predicted_ns = share_ns(b, param, plan_update_ns(b->params, param));
+  int64_t ns = plan_update_ns(b->params, param);
+  if (instr->is_streamed && is_row_begun(b))
+    ns += b->params->prices->stream_edge_ns[param];
+  instr->predicted_ns = share_ns(b, param, ns);
   update_weight_add(b, param, copy);
-  const int32_t grad_buffer = update_grad_add(b, param);
+  const struct held grad = update_grad(b, param);
+  operand_add(b, LADE_ROLE_GRAD, grad.at.buffer, LADE_READS, grad.value, nothing, grad.at.offset,
+              value_bytes(b, grad.value.tensor));
   for (int part = 0; part < LADE_N_PARTS; part++) {
     int tensor = lade_value_part(graph, param, (enum lade_part)part);
     if (tensor >= 0)
@@ -642,7 +671,7 @@ static void update_emit(struct builder *b, int param, const struct ruling *rulin
   operand_read(b, LADE_ROLE_VERDICT, is_on_device ? ruling->on_device : ruling->on_host, ruling->value,
                sizeof(struct lade_verdict));
   if (home == LADE_HOME_STORE)
-    update_scratch_add(b, param, grad_buffer);
+    update_scratch_add(b, param);
   weight_back_emit(b, param, copy);
 }
 

@@ -218,7 +218,9 @@ int64_t lade_cost_adamw_ns(const struct lade_cost *cost, const struct lade_adamw
   return whole_ns(machine->launch_ns + (double)form->n_elements * (read + written) / rate * 1e9);
 }
 
-int64_t lade_cost_adamw_store_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool has_weight)
+/* Bytes that an update through the store moves per element. */
+static void streamed_bytes(const struct lade_cost *cost, const struct lade_adamw_args *form, bool has_weight,
+                           int *ret_read, int *ret_written)
 {
   int read, written;
   lade_cost_adamw_bytes(form, &read, &written);
@@ -228,13 +230,25 @@ int64_t lade_cost_adamw_store_ns(const struct lade_cost *cost, const struct lade
   }
   if (cost->machine.is_unified)
     read -= (int)lade_dtype_bytes(form->grad_dtype);
+  *ret_read = read;
+  *ret_written = written;
+}
+
+int64_t lade_cost_adamw_store_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool has_weight)
+{
+  int read, written;
+  streamed_bytes(cost, form, has_weight, &read, &written);
   int64_t transfer_ns = lade_cost_read_write_ns(cost, (uint64_t)form->n_elements * (uint64_t)read,
                                                 (uint64_t)form->n_elements * (uint64_t)written);
-  int64_t update_ns = lade_cost_adamw_ns(cost, form, true);
-  int64_t window = LADE_MIN(form->n_elements, (int64_t)LADE_STREAM_ELEMENTS);
-  int64_t exposed_ns = lade_cost_read_ns(cost, (uint64_t)window * (uint64_t)read) +
-                       lade_cost_write_ns(cost, (uint64_t)window * (uint64_t)written);
-  return LADE_MAX(transfer_ns, update_ns) + exposed_ns;
+  return LADE_MAX(transfer_ns, lade_cost_adamw_ns(cost, form, true));
+}
+
+int64_t lade_cost_stream_edge_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool has_weight)
+{
+  int read, written;
+  streamed_bytes(cost, form, has_weight, &read, &written);
+  uint64_t window = (uint64_t)LADE_MIN(form->n_elements, (int64_t)LADE_STREAM_ELEMENTS);
+  return lade_cost_read_ns(cost, window * (uint64_t)read) + lade_cost_write_ns(cost, window * (uint64_t)written);
 }
 
 int64_t lade_cost_sum_squares_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype grad_dtype)
@@ -271,13 +285,14 @@ int lade_cost_prices(const struct lade_cost *cost, const struct lade_graph *grap
   const struct lade_machine *machine = &cost->machine;
   const enum lade_dtype grad_dtype = graph->grad_dtype;
   size_t n_params = (size_t)graph->n_params;
-  int64_t *ns = calloc((size_t)graph->n_ops + 5 * n_params + 1, sizeof(*ns));
+  int64_t *ns = calloc((size_t)graph->n_ops + 6 * n_params + 1, sizeof(*ns));
   if (!ns)
     return -ENOMEM;
   struct lade_prices prices = {.op_ns = ns, .norm_ns = ns + graph->n_ops};
   for (size_t home = 0; home < 3; home++)
     prices.update_ns[home] = prices.norm_ns + (home + 1) * n_params;
   prices.update_near_ns = prices.norm_ns + 4 * n_params;
+  prices.stream_edge_ns = prices.norm_ns + 5 * n_params;
   for (int op = 0; op < graph->n_ops; op++)
     prices.op_ns[op] = lade_op_is_border(graph->ops[op].kind)
                            ? lade_cost_to_host_ns(cost, (uint64_t)graph->ops[op].bytes)
@@ -294,6 +309,7 @@ int lade_cost_prices(const struct lade_cost *cost, const struct lade_graph *grap
     prices.update_ns[LADE_HOME_HOST][p] = lade_cost_adamw_ns(cost, &form, true);
     bool has_store = machine->store.bytes > 0;
     prices.update_ns[LADE_HOME_STORE][p] = has_store ? lade_cost_adamw_store_ns(cost, &form, true) : INT64_C(1) << 40;
+    prices.stream_edge_ns[p] = has_store ? lade_cost_stream_edge_ns(cost, &form, true) : 0;
     prices.update_near_ns[p] = has_store ? lade_cost_adamw_store_ns(cost, &form, false) : INT64_C(1) << 40;
   }
   prices.clip_ns = lade_cost_clip_ns(cost, n_partials);

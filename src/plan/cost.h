@@ -65,10 +65,12 @@ void lade_cost_adamw_bytes(const struct lade_adamw_args *form, int *ret_read, in
 int64_t lade_cost_adamw_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool is_on_host);
 
 /*
- * AdamW through the store: state, and the working copy if @has_weight, read, updated and written back in windows; where
- * updates do not reach the device's memory the gradient is read as well.
+ * AdamW through the store, in a row of such updates: state, and the working copy if @has_weight, read, updated and
+ * written back in windows; where updates do not reach the device's memory the gradient is read as well. And what the
+ * ends of the row take besides: the first window comes, and the last one goes, with nothing beside it.
  */
 int64_t lade_cost_adamw_store_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool has_weight);
+int64_t lade_cost_stream_edge_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool has_weight);
 
 /* Sums of squares of one gradient, and the fixed tree over all partials. */
 int64_t lade_cost_sum_squares_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype grad_dtype);

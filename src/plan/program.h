@@ -147,10 +147,17 @@ enum {
 enum { LADE_ROLE_SRC, LADE_ROLE_DST };
 
 /*
- * A streamed update works through its parameter in windows of this many elements, a few of them in flight:
- * one being read, one computed, one written. Scales, a byte for a hundred elements, are read and written whole.
+ * A streamed update works through its parameter in windows of at most this many elements; its scratch has room for so
+ * many of the largest: being read, computed, written. Whoever runs it may cut smaller windows, and has more of them
+ * under way then, in whole LADE_STREAM_GRAIN elements, so that a part of one byte each still fills whole granules.
+ * Scales, a byte for a hundred elements, are read and written whole.
+ *
+ * Updates after all steps share one scratch, and so what the next ones need can be read while one is computed. Of a
+ * row of such updates, with nothing else on the queue in between, the event of each says that its parameter is
+ * computed, in memory, and that its gradient is free; what the store is to hold, and the scratch, wait for the last.
  */
 #define LADE_STREAM_ELEMENTS (256 * 1024)
+#define LADE_STREAM_GRAIN (64 * 1024)
 #define LADE_STREAM_WINDOWS 3
 
 /* All offsets and sizes of buffers are multiples of these: pages in memory, checksummed granules in the store. */
@@ -253,11 +260,16 @@ enum lade_dtype lade_value_dtype(const struct lade_graph *graph, int tensor);
 /* Bytes of @n_elements of @part. */
 uint64_t lade_part_bytes(const struct lade_graph *graph, enum lade_part part, int64_t n_elements);
 /*
- * Scratch of a streamed update of @param: windows of its parts and, if they stream from the store too, of its weight
- * and of its gradient; all scales.
+ * What a streamed update of @param needs of its scratch: a window of its parts and, if they stream from the store too,
+ * of its weight and of its gradient; and all of its scales.
  */
-uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, const struct lade_layout *layout, int param,
-                                   bool has_weight, bool has_grad);
+struct lade_stream_need {
+  uint64_t window_bytes, scales_bytes;
+};
+struct lade_stream_need lade_stream_need(const struct lade_graph *graph, const struct lade_layout *layout, int param,
+                                         bool has_weight, bool has_grad);
+/* The scratch of updates that need no more than @most, of one alone or of several that share it. */
+uint64_t lade_stream_scratch_bytes(struct lade_stream_need most, bool is_shared);
 /* Is @part streamed whole? */
 static inline bool lade_part_is_scales(enum lade_part part)
 {

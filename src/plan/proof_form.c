@@ -23,6 +23,8 @@ struct tally {
   bool *has_run;                 /* by microbatch and op */
   bool *is_normed, *is_clipped, *is_updated, *is_rounded; /* by parameter */
   int n_normed, n_clipped, n_updated, n_rounded, n_run, n_clips;
+  const struct lade_operand *stream;   /* the scratch of the first streamed update, if they share it */
+  struct lade_stream_need stream_most; /* of all that share it */
 };
 
 /* ---- values ---- */
@@ -153,6 +155,23 @@ static void weight_expect(const struct proof *proof, const struct lade_instr *in
   }
 }
 
+/* What a streamed update needs of its scratch. */
+static struct lade_stream_need stream_need(const struct proof *proof, const struct lade_instr *instr)
+{
+  bool has_weight = operand_space(proof, instr, 0) == LADE_STORE;
+  bool has_grad = operand_space(proof, instr, 1) == LADE_STORE;
+  return lade_stream_need(proof->graph, proof->program->layout, instr->param, has_weight, has_grad);
+}
+
+/* Its last operand. A scratch that several share is looked at by scratch_check, as all of them are known. */
+static void scratch_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
+{
+  uint64_t bytes = lade_stream_scratch_bytes(stream_need(proof, instr), false);
+  if (!proof->program->is_early && instr->n_operands)
+    bytes = proof->program->operands[instr->first_operand + instr->n_operands - 1].bytes;
+  expect(e, LADE_ROLE_SCRATCH, LADE_MAKES, drive_reach(proof), nothing, nothing, bytes);
+}
+
 /*
  * An update works where the state is at home. On the device everything is there with it; on the host too, but for the
  * weight, which may be wherever the processor reaches it. A streamed one takes the parts from the store, weight and
@@ -173,12 +192,8 @@ static void update_expect(const struct proof *proof, const struct lade_instr *in
   }
   expect_read(proof, e, LADE_ROLE_VERDICT, instr->is_streamed ? memory : at_home,
               lade_value_scalar(graph, LADE_SCALAR_VERDICT), 0, ruling_version(proof, instr->param));
-  if (instr->is_streamed) {
-    bool has_weight = operand_space(proof, instr, 0) == LADE_STORE;
-    bool has_grad = operand_space(proof, instr, 1) == LADE_STORE;
-    uint64_t bytes = lade_stream_scratch_bytes(graph, proof->program->layout, instr->param, has_weight, has_grad);
-    expect(e, LADE_ROLE_SCRATCH, LADE_MAKES, memory, nothing, nothing, bytes);
-  }
+  if (instr->is_streamed)
+    scratch_expect(proof, instr, e);
 }
 
 /* A copy, for its update, of this rank's block of a working copy that is whole on the device. */
@@ -509,6 +524,25 @@ static int expectation_make(const struct proof *proof, int at, struct expectatio
   }
 }
 
+/* Updates after all steps stream through one range, since the next one's bytes come while one is computed. */
+static int scratch_check(const struct proof *proof, int at, struct tally *tally)
+{
+  const struct lade_instr *instr = &proof->program->instrs[at];
+  if (!instr->is_streamed || proof->program->is_early)
+    return 0;
+  const int last = instr->n_operands - 1;
+  const struct lade_operand *scratch = &proof->program->operands[instr->first_operand + last];
+  if (!tally->stream)
+    tally->stream = scratch;
+  if (scratch->buffer != tally->stream->buffer || scratch->offset != tally->stream->offset ||
+      scratch->bytes != tally->stream->bytes)
+    return proof_fail(proof, at, last, "is not the scratch of the streamed updates before it");
+  const struct lade_stream_need need = stream_need(proof, instr);
+  tally->stream_most.window_bytes = LADE_MAX(tally->stream_most.window_bytes, need.window_bytes);
+  tally->stream_most.scales_bytes = LADE_MAX(tally->stream_most.scales_bytes, need.scales_bytes);
+  return 0;
+}
+
 static int instr_check(const struct proof *proof, int at, struct tally *tally)
 {
   const struct lade_instr *instr = &proof->program->instrs[at];
@@ -528,6 +562,8 @@ static int instr_check(const struct proof *proof, int at, struct tally *tally)
     status = proof_fail(proof, at, -1, "has %d operands: expected %d", instr->n_operands, e.n);
   for (int i = 0; i < e.n && !status; i++)
     status = operand_compare(proof, at, i, &e.operands[i]);
+  if (!status)
+    status = scratch_check(proof, at, tally);
   return status ? status : operands_apart(proof, at);
 }
 
@@ -585,6 +621,10 @@ static int tally_check(const struct proof *proof, const struct tally *tally)
     return proof_fail_all(proof, "parameter %s is missing in the norm", param_missing(proof, tally->is_normed));
   if (tally->n_updated != graph->n_params)
     return proof_fail_all(proof, "parameter %s is never updated", param_missing(proof, tally->is_updated));
+  if (tally->stream && tally->stream->bytes != lade_stream_scratch_bytes(tally->stream_most, true))
+    return proof_fail_all(proof, "streamed updates share %llu bytes of scratch: expected %llu",
+                          (unsigned long long)tally->stream->bytes,
+                          (unsigned long long)lade_stream_scratch_bytes(tally->stream_most, true));
   return 0;
 }
 

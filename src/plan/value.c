@@ -74,8 +74,8 @@ uint64_t lade_state_store_bytes(const struct lade_graph *graph)
   return bytes;
 }
 
-uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, const struct lade_layout *layout, int param,
-                                   bool has_weight, bool has_grad)
+struct lade_stream_need lade_stream_need(const struct lade_graph *graph, const struct lade_layout *layout, int param,
+                                         bool has_weight, bool has_grad)
 {
   int64_t n = LADE_MIN(lade_param_shard(graph, layout, param).n_padded, LADE_STREAM_ELEMENTS);
   uint64_t window = 0, scales = 0;
@@ -92,7 +92,13 @@ uint64_t lade_stream_scratch_bytes(const struct lade_graph *graph, const struct 
     window += lade_align_up((uint64_t)n * lade_dtype_bytes(graph->dtype), LADE_BUFFER_ALIGN);
   if (has_grad)
     window += lade_align_up((uint64_t)n * lade_dtype_bytes(graph->grad_dtype), LADE_BUFFER_ALIGN);
-  return LADE_STREAM_WINDOWS * window + scales;
+  return (struct lade_stream_need){window, scales};
+}
+
+/* Scales of one update are read while those of the one before it are still in use. */
+uint64_t lade_stream_scratch_bytes(struct lade_stream_need most, bool is_shared)
+{
+  return LADE_STREAM_WINDOWS * most.window_bytes + (is_shared ? 2 : 1) * most.scales_bytes;
 }
 
 const char *lade_value_name(const struct lade_graph *graph, int tensor, char *name)

@@ -154,19 +154,15 @@ static void update_bind(lade_executor *ex, const struct lade_program *program, c
   call->kernel = args.n_elements ? LADE_K_ADAMW : CALL_NOTHING;
 }
 
-/* Scales of 8-bit moments follow the windows in scratch. */
 static void scales_bind(const struct lade_program *program, const struct lade_instr *instr, struct stream_call *s)
 {
-  char *at = s->scratch + LADE_STREAM_WINDOWS * s->window_bytes;
   for (int role = LADE_ROLE_M_SCALES; role <= LADE_ROLE_V_SCALES; role++) {
     const struct lade_operand *operand = operand_find(program, instr, role);
     if (!operand)
       continue;
     s->scales[s->n_scales++] = (struct stream_scales){
         .value = operand->reads, .store_offset = program->buffers[operand->buffer].offset + operand->offset,
-        .bytes = operand->bytes, .data = at};
-    *(role == LADE_ROLE_M_SCALES ? &s->args.m_scales : &s->args.v_scales) = (uint8_t *)at;
-    at += lade_align_up(operand->bytes, LADE_BUFFER_ALIGN);
+        .bytes = operand->bytes, .is_v = role == LADE_ROLE_V_SCALES};
   }
 }
 
@@ -179,8 +175,9 @@ static int stream_bind(lade_executor *ex, const struct lade_program *program, co
   s->executor = ex;
   s->args = adamw_args(ex, program, instr);
   s->scratch = operand_address(ex, program, instr, LADE_ROLE_SCRATCH);
+  s->scratch_bytes = operand_find(program, instr, LADE_ROLE_SCRATCH)->bytes;
+  s->scratch_buffer = operand_find(program, instr, LADE_ROLE_SCRATCH)->buffer;
   const int64_t n_held = lade_param_shard(ex->graph, program->layout, instr->param).n_padded;
-  int64_t window = LADE_MIN(n_held, LADE_STREAM_ELEMENTS);
   for (int role = LADE_ROLE_WEIGHT; role <= LADE_ROLE_V; role++) {
     const struct lade_operand *operand = operand_find(program, instr, role);
     s->part_of_role[role] = -1;
@@ -199,9 +196,7 @@ static int stream_bind(lade_executor *ex, const struct lade_program *program, co
     part->value = operand->reads;
     part->store_offset = program->buffers[operand->buffer].offset + operand->offset;
     part->element_bytes = (size_t)(operand->bytes / (uint64_t)n_held);
-    part->window_offset = s->window_bytes;
     part->is_written = role != LADE_ROLE_GRAD;
-    s->window_bytes += lade_align_up((uint64_t)window * part->element_bytes, LADE_BUFFER_ALIGN);
     s->part_of_role[role] = s->n_parts++;
   }
   scales_bind(program, instr, s);
@@ -346,13 +341,12 @@ int bound_init(lade_executor *ex, const struct lade_program *program, struct bou
     else if (program->instrs[i].kind == LADE_INSTR_COPY)
       copy_bind(ex, program, &program->instrs[i], &b->copies[i]);
   }
-  return status;
+  return status ? status : streams_bind(b);
 }
 
 void bound_finish(struct bound_program *bound)
 {
-  for (int i = 0; bound->streams && i < bound->program->n_instrs; i++)
-    free(bound->streams[i]);
+  streams_finish(bound);
   free(bound->calls);
   free(bound->ios);
   free(bound->streams);

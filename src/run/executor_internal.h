@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The executor's parts: executor.c walks, bind.c prepares, transfer.c talks to the store. */
+/* The executor's parts: executor.c walks, bind.c prepares, transfer.c talks to the store, stream.c updates from it. */
 #ifndef LADE_EXECUTOR_INTERNAL_H
 #define LADE_EXECUTOR_INTERNAL_H
 
@@ -29,35 +29,66 @@ struct io_call {
 };
 
 #define STREAM_MAX_PARTS 5 /* residual, m, v, and from the store the weight and the gradient too */
+#define STREAM_MAX_SCALES 2
+#define STREAM_MAX_TRANSFERS (STREAM_MAX_PARTS + STREAM_MAX_SCALES) /* of an item, each way */
+#define STREAM_SLOTS 32 /* items under way at once: some layers' small parameters, with their large ones */
 
 /* One part of a streamed parameter: where its bytes lie and how wide its elements are. */
 struct stream_part {
   struct lade_value value;
   uint64_t store_offset; /* in the plan's store */
   size_t element_bytes;
-  uint64_t window_offset; /* of this part in a window of scratch */
   bool is_written;
 };
 
-/* Scales of a streamed parameter's 8-bit moments: read before its first window, written after its last. */
+/* Scales of a streamed parameter's 8-bit moments: read with its first item, written with its last. */
 struct stream_scales {
   struct lade_value value;
   uint64_t store_offset, bytes;
+  bool is_v; /* else of m */
   char *data;
-  struct lade_transfer transfer;
 };
 
+/* A streamed update. */
 struct stream_call {
   lade_executor *executor;
   struct lade_adamw_args args; /* of the whole tensor; each window is a piece of it */
   int n_parts;
   struct stream_part parts[STREAM_MAX_PARTS]; /* in the order of LADE_ROLE_WEIGHT.. */
   int part_of_role[LADE_ROLE_V + 1];          /* -1: not streamed */
-  char *scratch;
-  uint64_t window_bytes;
   int n_scales;
-  struct stream_scales scales[2];
-  struct lade_transfer reads[LADE_STREAM_WINDOWS][STREAM_MAX_PARTS], writes[LADE_STREAM_WINDOWS][STREAM_MAX_PARTS];
+  struct stream_scales scales[STREAM_MAX_SCALES];
+  int32_t scratch_buffer;
+  char *scratch;
+  uint64_t scratch_bytes;
+  struct stream_run *run;
+  int first_item, end_item; /* of the run */
+};
+
+/* A window of a streamed parameter: @n elements from @first on, at @offset of the scratch. */
+struct stream_item {
+  struct stream_call *call;
+  int64_t first, n;
+  uint64_t offset;
+  int after; /* the item, and all before it, that must have been written before this one is read; -1 */
+};
+
+/* Transfers of an item that is under way: of its parts, then of scales. Bytes 0: nothing is under way. */
+struct stream_slot {
+  struct lade_transfer reads[STREAM_MAX_TRANSFERS], writes[STREAM_MAX_TRANSFERS];
+};
+
+/* Streamed updates that follow one another on the io queue, over one scratch. */
+struct stream_run {
+  struct stream_call **calls;
+  int n_calls;
+  struct stream_item *items;
+  int n_items;
+  char *scratch;
+  uint64_t scratch_bytes;
+  struct stream_slot *slots; /* STREAM_SLOTS, which all runs share: one ends before the next begins */
+  /* Of the running step: items whose reading has begun, and items that are written. */
+  int n_begun, n_settled;
 };
 
 /* One program, bound. Arrays are by instruction; an instruction uses the one that its kind says. */
@@ -66,6 +97,10 @@ struct bound_program {
   struct call *calls;
   struct io_call *ios;
   struct stream_call **streams;
+  struct stream_run *runs; /* of streams, in order */
+  int n_runs;
+  struct stream_call **stream_calls; /* of all runs, in order */
+  struct stream_slot *stream_slots;
   struct lade_copy *copies;
   struct lade_comm_work *comms;
   uint64_t *counts; /* of the running step: the event of each instruction */
@@ -117,8 +152,21 @@ void executor_address_stored(const lade_executor *executor, struct lade_value va
 int executor_transfer_begin(const lade_executor *executor, struct lade_transfer *transfer, struct lade_error *error);
 int executor_transfer_wait(const lade_executor *executor, struct lade_transfer *transfer, struct lade_error *error);
 
+/* The same in a work function of the io queue: what goes wrong there is the step's failure. */
+int io_transfer_begin(lade_executor *executor, struct lade_transfer *transfer);
+int io_transfer_wait(lade_executor *executor, struct lade_transfer *transfer);
+/* Take note of what is complete. */
+void io_poll(const lade_executor *executor);
+/* Checksums of a transfer with LADE_CHECK_CALLER, as lade_store_verify and lade_store_seal. Any thread. */
+int io_transfer_verify(lade_executor *executor, const struct lade_transfer *transfer, uint64_t from, uint64_t bytes);
+void io_transfer_seal(lade_executor *executor, const struct lade_transfer *transfer, uint64_t from, uint64_t bytes);
+
 /* The communicator over which @instr, a COLLECTIVE, is run. */
 lade_comm *executor_comm(const lade_executor *executor, const struct lade_instr *instr);
+
+/* Cut the streamed updates of a program into runs and items, and place these. Finish frees the updates too. -ENOMEM. */
+int streams_bind(struct bound_program *bound);
+void streams_finish(struct bound_program *bound);
 
 int bound_init(lade_executor *executor, const struct lade_program *program, struct bound_program *ret_bound);
 void bound_finish(struct bound_program *bound);

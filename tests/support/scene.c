@@ -103,6 +103,7 @@ struct lade_prices scene_prices(const struct lade_graph *graph)
       prices.update_ns[home][param] = prices.norm_ns[param] * 4 * (home + 1);
   }
   prices.update_near_ns = prices.update_ns[LADE_HOME_STORE];
+  prices.stream_edge_ns = prices.update_ns[LADE_HOME_DEVICE];
   return prices;
 }
 

@@ -170,6 +170,10 @@ static void an_update_costs_more_the_further_its_state_is(void **state)
   int64_t host = lade_cost_adamw_ns(&cost, &form, true);
   int64_t near = lade_cost_adamw_store_ns(&cost, &form, false), store = lade_cost_adamw_store_ns(&cost, &form, true);
   assert_true(device < host && host < near && near < store);
+  int64_t edge = lade_cost_stream_edge_ns(&cost, &form, true);
+  assert_true(edge > 0 && edge < store / 100); /* a window at each end */
+  form.n_elements = 1000;
+  assert_true(lade_cost_stream_edge_ns(&cost, &form, true) < edge);
 }
 
 static void every_part_of_a_step_has_a_price(void **state)

@@ -445,6 +445,40 @@ static void partial_sums_cover_every_gradient(void **state)
   scene_finish(&s);
 }
 
+/* By number, the scratch operands of the updates that stream; at most @most. */
+static int scratches_find(const struct lade_program *program, int *operands, int most)
+{
+  int n = 0;
+  for (int at = 0; at < program->n_instrs; at++) {
+    const struct lade_instr *instr = &program->instrs[at];
+    if (!instr->is_streamed)
+      continue;
+    assert_in_range(n, 0, most - 1);
+    operands[n++] = instr->first_operand + instr->n_operands - 1;
+  }
+  return n;
+}
+
+/* They read ahead into it: one range for all of them, with room for the largest. */
+static void streamed_updates_share_their_scratch(void **state)
+{
+  struct scene s;
+  int operands[256];
+  scene_init(&s, &scene_settings[3]);
+  const int n = scratches_find(s.program, operands, (int)LADE_COUNT(operands));
+  assert_int_equal(n, s.graph->n_params);
+  for (int i = 0; i < n; i++) {
+    struct lade_operand *operand = &s.program->operands[operands[i]];
+    operand->bytes -= LADE_BUFFER_ALIGN;
+    assert_caught(s.program, "is not the scratch");
+    operand->bytes += LADE_BUFFER_ALIGN;
+  }
+  for (int i = 0; i < n; i++)
+    s.program->operands[operands[i]].bytes -= LADE_BUFFER_ALIGN;
+  assert_caught(s.program, "bytes of scratch: expected");
+  scene_finish(&s);
+}
+
 /* ---- instructions ---- */
 
 static void fields_of_instructions_matter(const struct scene_setting *how)
@@ -741,6 +775,7 @@ int main(void)
       cmocka_unit_test(exchanged_inputs_are_caught),
       cmocka_unit_test(outputs_do_not_lie_on_inputs),
       cmocka_unit_test(partial_sums_cover_every_gradient),
+      cmocka_unit_test(streamed_updates_share_their_scratch),
       cmocka_unit_test(every_field_of_an_instruction_matters),
       cmocka_unit_test(sums_over_ranks_are_needed_and_whole),
       cmocka_unit_test(live_buffers_on_one_address_are_caught),
