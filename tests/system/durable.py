@@ -6,7 +6,8 @@ Usage: durable.py LADE [N_TRACED N_RANDOM]
 
 Each life goes on from what the one before left. It is killed by strace at a system call (the files' and the ring's, in
 turns and ever later), or after a drawn time. A step that a life has logged was published: the next life must begin
-behind it. What reaches the last step must have the digests. Then: what is refused, and what is damaged.
+behind it. What reaches the last step must have the digests. Then: what is refused, and what is damaged; not with
+numbers of kills, which ask for kills alone.
 """
 import collections
 import json
@@ -22,8 +23,8 @@ import tempfile
 import time
 
 LADE = os.path.abspath(sys.argv[1])
-N_TRACED = int(sys.argv[2]) if len(sys.argv) > 2 else 8
-N_RANDOM = int(sys.argv[3]) if len(sys.argv) > 3 else 5
+KILLS_ALONE = len(sys.argv) > 3
+N_TRACED, N_RANDOM = map(int, sys.argv[2:4]) if KILLS_ALONE else (8, 5)
 N_STEPS = 6
 SCRATCH = tempfile.TemporaryDirectory(prefix="lade-durable-", dir=os.getcwd())  # on a drive, unlike /tmp
 os.chdir(SCRATCH.name)
@@ -38,6 +39,7 @@ DIGESTS = ["loss_digest", "params_digest", "steps"]
 CALLS = ["pwrite64", "pread64", "fdatasync", "fsync", "renameat", "ftruncate", "fallocate", "openat", "flock", "write"]
 RING_CALLS = ["io_uring_enter", "fdatasync", "pwrite64"]
 NO_RING = ["-e", "inject=io_uring_setup:error=ENOSYS"]
+STRACE = ["strace", "-f", "-qq", "-o", "trace"]
 
 
 def run(command, **more):
@@ -111,7 +113,7 @@ def live(prefix=(), seconds=None):
 def calls_count(more, calls):
     """How often the busiest thread makes each call in a life that is not disturbed."""
     traced = calls + ["io_uring_setup"] if more else calls
-    assert not live(["strace", "-f", "-qq", "-o", "trace", "-e", "trace=" + ",".join(traced), *more])
+    assert not live([*STRACE, "-e", "trace=" + ",".join(traced), *more])
     by_thread = collections.Counter()
     with open("trace", encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -130,8 +132,8 @@ def traced_kills(n_kills, more, calls):
     random.shuffle(points)
     n_killed = 0
     for name, when in points[:n_kills]:
-        command = ["strace", "-f", "-qq", "-o", "trace", "-e", "trace=" + name + (",io_uring_setup" if more else ""),
-                   *more, "-e", f"inject={name}:signal=KILL:when={when}"]
+        command = [*STRACE, "-e", "trace=" + name + (",io_uring_setup" if more else ""), *more,
+                   "-e", f"inject={name}:signal=KILL:when={when}"]
         n_killed += live(command)
     while live():
         pass
@@ -233,7 +235,7 @@ def failures():
             (["pwrite64:error=EIO:when=60+", "io_uring_setup:error=ENOSYS"], ["lade-durable", "Input/output error"], True)]
     for injections, words, is_kept in ends:
         calls = ",".join(one.split(":")[0] for one in injections)
-        command = ["strace", "-f", "-qq", "-o", "trace", "-e", "trace=" + calls]
+        command = [*STRACE, "-e", "trace=" + calls]
         for one in injections:
             command += ["-e", "inject=" + one]
         refused(5, words, command + DURABLE)
@@ -259,14 +261,16 @@ if code == 2 and ("O_DIRECT" in err or "tmpfs" in err):
 assert code == 0 and digests(out) == whole, (code, out, err, whole)
 clear()
 
-refusals()
+if not KILLS_ALONE:
+    refusals()
 n_killed = random_kills(N_RANDOM)
-can_trace = shutil.which("strace") and not run(["strace", "-qq", "-o", "trace", "true"])[0]
-if can_trace:
+can_trace = shutil.which("strace") and not run([*STRACE, "true"])[0]
+if can_trace and not KILLS_ALONE:
     failures()
 n_traced = traced_kills(N_TRACED, NO_RING, CALLS) if can_trace else 0
-if can_trace and N_TRACED > 8:
+if can_trace and KILLS_ALONE:
     n_traced += traced_kills(N_TRACED // 2, [], RING_CALLS)
+assert n_traced >= (N_TRACED // 4 if can_trace else 0), n_traced  # most points lie within the lives that they are for
 print(f"{n_killed} random kills and {n_traced} at system calls, all with {whole['loss_digest']}")
 if not can_trace:
     print("no strace here, or tracing is forbidden: kills at system calls are left out")
