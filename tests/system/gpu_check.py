@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/gpu-check ends what it started when its time is over: the next part would find the GPU in use.
+
+Usage: gpu_check.py SCRIPT
+"""
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import tempfile
+import time
+
+loader = importlib.machinery.SourceFileLoader("gpu_check_script", os.path.abspath(sys.argv[1]))
+sys.dont_write_bytecode = True
+script = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+loader.exec_module(script)
+
+CHILD = "sleep 600 & echo $! >pid.new && mv pid.new pid"
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def overrun(seconds, command):
+    """The child of a command that has no end within @seconds; None if there was no time for one."""
+    check = script.Check()
+    check.end = time.monotonic() + seconds
+    code, output = check.run("sh", "-c", command)
+    assert code == 124 and "no time is left" in output, (code, output)
+    return int(open("pid", encoding="ascii").read()) if os.path.exists("pid") else None
+
+
+with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as scratch:
+    script.ROOT = scratch
+    script.GRACE_S = 1
+    os.chdir(scratch)
+    assert script.Check().run("sh", "-c", "echo here; exit 3") == (3, "here\n")
+    assert script.Check().run("./no-such-program")[0] == 127
+    # One that waits for its child, one that has left it behind, and one that does not listen.
+    for rest in ("wait", "exit 0", "trap '' TERM; while :; do sleep 600; done"):
+        seconds, child = 0.5, None
+        while child is None:
+            child = overrun(seconds, f"{CHILD}; {rest}")
+            seconds *= 2
+        deadline = time.monotonic() + 60
+        while is_alive(child):
+            assert time.monotonic() < deadline, rest
+            time.sleep(0.01)
+        os.remove("pid")
+    os.chdir("/")
