@@ -26,6 +26,12 @@
  * that one sync serves both. Rejected: slots that are switched tensor by tensor (a record each, or a log to replay);
  * one record in place (a torn one would be all there is).
  *
+ * Parts of one state at several owners (the ranks of a job, each with files of its own) count together: g + 1 counts
+ * when it does at all of them, and nobody writes over g before he knows that. So a cut leaves owners at g and at g + 1,
+ * and those at g + 1 have all of g still. They go back by taking their record of g + 1 away, on the drive, before
+ * anybody goes on: the slot is written to again, and once another owner has published its new g + 1, an old record here
+ * would vouch for a mixture.
+ *
  * The lock is on the data file, which is never replaced. It ends with the process however that ends.
  */
 #include <errno.h>
@@ -41,7 +47,7 @@
 #include "offload/durable.h"
 #include "offload/store_internal.h"
 
-#define JOURNAL_NEW LADE_DURABLE_JOURNAL ".new"
+#define NAME_BYTES 40
 #define MAGIC "lade-dur"
 #define VERSION 1
 #define RECORD_BYTES 4096 /* a block: no drive tears less than a sector, and the sum tells of the rest */
@@ -61,6 +67,7 @@ _Static_assert(sizeof(struct record) == RECORD_BYTES, "records are blocks");
 struct lade_durable {
   struct lade_durable_params params;
   char dir[PATH_MAX];
+  char data_name[NAME_BYTES], journal_name[NAME_BYTES], new_name[NAME_BYTES]; /* new: of a journal that is being born */
   int dir_fd, fd, journal_fd; /* -1; fd: of the data file, locked; journal_fd: -1 until something counts */
   bool has_lock;
   bool is_new;                /* there is no journal: whatever the data file holds, nothing counts */
@@ -158,6 +165,13 @@ static int record_check(const struct lade_durable *d, const struct record *recor
   return is_whole ? 0 : -EBADMSG;
 }
 
+/* On the drive when it returns. */
+static int record_put(const struct lade_durable *d, int i)
+{
+  int code = bytes_write(d, d->journal_fd, &d->records[i], RECORD_BYTES, (uint64_t)i * RECORD_BYTES);
+  return code ? code : data_sync(d, d->journal_fd);
+}
+
 /* One record of another version is enough: it may be the one that counts. */
 static int newest_find(struct lade_durable *d, struct lade_error *error)
 {
@@ -166,30 +180,30 @@ static int newest_find(struct lade_durable *d, struct lade_error *error)
     if (code == -EINVAL)
       return lade_error_set(error, code, "%s/%s: the record at byte %d is of format version %u, and this build reads "
                             "version %d: go on with the build that wrote it, or name another directory", d->dir,
-                            LADE_DURABLE_JOURNAL, i * RECORD_BYTES, d->records[i].version, VERSION);
+                            d->journal_name, i * RECORD_BYTES, d->records[i].version, VERSION);
     if (!code && (d->newest < 0 || d->records[i].generation > d->records[d->newest].generation))
       d->newest = i;
   }
   if (d->newest >= 0)
     return 0;
   return lade_error_set(error, -EBADMSG, "%s/%s is damaged: neither the record at byte 0 nor that at byte %d is whole",
-                        d->dir, LADE_DURABLE_JOURNAL, RECORD_BYTES);
+                        d->dir, d->journal_name, RECORD_BYTES);
 }
 
 static int journal_read(struct lade_durable *d, struct lade_error *error)
 {
-  int fd = file_open(d, LADE_DURABLE_JOURNAL, 0);
+  int fd = file_open(d, d->journal_name, 0);
   d->is_new = fd == -ENOENT;
   if (d->is_new)
     return 0;
   if (fd < 0)
-    return failed(d, fd, LADE_DURABLE_JOURNAL, "open", error);
+    return failed(d, fd, d->journal_name, "open", error);
   d->journal_fd = fd;
   int code = bytes_read(d, fd, d->records, sizeof(d->records), 0);
   if (code == -EBADMSG)
-    return lade_error_set(error, code, "%s/%s is damaged: it is shorter than %d bytes", d->dir, LADE_DURABLE_JOURNAL,
+    return lade_error_set(error, code, "%s/%s is damaged: it is shorter than %d bytes", d->dir, d->journal_name,
                           2 * RECORD_BYTES);
-  return code ? failed(d, -EIO, LADE_DURABLE_JOURNAL, "read", error) : newest_find(d, error);
+  return code ? failed(d, -EIO, d->journal_name, "read", error) : newest_find(d, error);
 }
 
 /* ---- opening ---- */
@@ -221,18 +235,34 @@ static bool is_named(const struct lade_durable *d, int fd, const char *name)
 
 static int data_take(struct lade_durable *d, struct lade_error *error)
 {
-  int fd = file_open(d, LADE_DURABLE_DATA, O_CREAT);
+  int fd = file_open(d, d->data_name, O_CREAT);
   if (fd < 0)
-    return failed(d, fd, LADE_DURABLE_DATA, "open", error);
+    return failed(d, fd, d->data_name, "open", error);
   d->fd = fd;
   int code = flock(fd, LOCK_EX | LOCK_NB) < 0 ? -errno : 0;
   if (code && code != -EWOULDBLOCK)
-    return failed(d, -ENOLCK, LADE_DURABLE_DATA, "lock", error);
-  d->has_lock = !code && is_named(d, fd, LADE_DURABLE_DATA);
+    return failed(d, -ENOLCK, d->data_name, "lock", error);
+  d->has_lock = !code && is_named(d, fd, d->data_name);
   if (d->has_lock)
     return 0;
   return lade_error_set(error, -EBUSY, "%s/%s: another run keeps its state there: name another directory, or wait for "
-                        "it", d->dir, LADE_DURABLE_DATA);
+                        "it", d->dir, d->data_name);
+}
+
+void lade_durable_data_name(int rank, char *ret_name, size_t name_bytes)
+{
+  if (rank)
+    snprintf(ret_name, name_bytes, "lade-durable-%d.data", rank);
+  else
+    snprintf(ret_name, name_bytes, "%s", LADE_DURABLE_DATA);
+}
+
+static void names_fill(struct lade_durable *d, int rank)
+{
+  lade_durable_data_name(rank, d->data_name, sizeof(d->data_name));
+  const int stem = (int)(strchr(d->data_name, '.') - d->data_name);
+  snprintf(d->journal_name, sizeof(d->journal_name), "%.*s.journal", stem, d->data_name);
+  snprintf(d->new_name, sizeof(d->new_name), "%.*s.journal.new", stem, d->data_name);
 }
 
 int lade_durable_open(const struct lade_durable_params *params, struct lade_error *error,
@@ -246,6 +276,7 @@ int lade_durable_open(const struct lade_durable_params *params, struct lade_erro
   d->params = *params;
   d->dir_fd = d->fd = d->journal_fd = d->newest = -1;
   d->hash = store_hash_choose(&cpu);
+  names_fill(d, params->rank);
   int code = dir_take(d, params->dir, error);
   if (!code)
     code = data_take(d, error);
@@ -263,9 +294,10 @@ void lade_durable_close(struct lade_durable *d)
 {
   if (!d)
     return;
+  const bool is_ours = d->store || (d->fd >= 0 && lade_durable_held_bytes(d) == 0); /* no journal's that was lost */
   lade_store_close(d->store);
-  if (d->has_lock && d->is_new)
-    unlinkat(d->dir_fd, LADE_DURABLE_DATA, 0); /* before the lock goes */
+  if (d->has_lock && d->is_new && is_ours)
+    unlinkat(d->dir_fd, d->data_name, 0); /* before the lock goes */
   const int fds[] = {d->journal_fd, d->fd, d->dir_fd};
   for (size_t i = 0; i < LADE_COUNT(fds); i++) {
     if (fds[i] >= 0)
@@ -285,6 +317,39 @@ const void *lade_durable_memo(const struct lade_durable *d, size_t *ret_bytes)
 uint64_t lade_durable_generation(const struct lade_durable *d)
 {
   return d->newest < 0 ? 0 : d->records[d->newest].generation;
+}
+
+/* ---- going back ---- */
+
+/* The first generation was the only one: what is left is a directory without a journal, which holds nothing. */
+static int journal_remove(struct lade_durable *d)
+{
+  if (unlinkat(d->dir_fd, d->journal_name, 0) < 0)
+    return -errno;
+  close(d->journal_fd);
+  d->journal_fd = d->newest = -1;
+  d->is_new = true;
+  memset(d->records, 0, sizeof(d->records));
+  return dir_sync(d);
+}
+
+int lade_durable_withdraw(struct lade_durable *d, struct lade_error *error)
+{
+  LADE_ASSERT(d->newest >= 0 && !d->store);
+  const uint64_t generation = d->records[d->newest].generation;
+  const int last = d->newest, before = 1 - last;
+  const bool has_before = generation && !record_check(d, &d->records[before]) &&
+                          d->records[before].generation == generation - 1;
+  if (generation && !has_before)
+    return lade_error_set(error, -EBADMSG, "%s/%s is damaged: the record of generation %llu, at byte %d, is not there "
+                          "any more", d->dir, d->journal_name, (unsigned long long)generation - 1,
+                          before * RECORD_BYTES);
+  if (has_before) {
+    memset(&d->records[last], 0, sizeof(d->records[last]));
+    d->newest = before;
+  }
+  int code = has_before ? record_put(d, last) : journal_remove(d);
+  return code ? failed(d, code_of_write(code), d->journal_name, "take back a generation in", error) : 0;
 }
 
 /* ---- the store ---- */
@@ -313,7 +378,7 @@ uint64_t lade_durable_held_bytes(const struct lade_durable *d)
 
 static int store_open(struct lade_durable *d, struct lade_error *error)
 {
-  const struct lade_store_params how = {.struct_size = sizeof(how), .dir = d->params.dir, .name = LADE_DURABLE_DATA,
+  const struct lade_store_params how = {.struct_size = sizeof(how), .dir = d->params.dir, .name = d->data_name,
                                         .engine = d->params.engine, .allow_tmpfs = d->params.allow_tmpfs,
                                         .faults = d->params.faults};
   int code = lade_store_open(&how, error, &d->store);
@@ -337,19 +402,12 @@ static int table_read(struct lade_durable *d, struct lade_error *error)
   uint64_t bytes = table_bytes(d->slot_bytes), *sums = slot_sums(d, slot);
   int code = bytes_read(d, d->fd, sums, bytes, d->tables[slot].offset);
   if (code)
-    return failed(d, code == -EBADMSG ? code : -EIO, LADE_DURABLE_DATA, "read", error);
+    return failed(d, code == -EBADMSG ? code : -EIO, d->data_name, "read", error);
   if (d->hash(sums, bytes, record->generation) == record->table_sum)
     return 0;
   return lade_error_set(error, -EBADMSG, "%s/%s is damaged: the table of checksums at byte %llu is not that of "
-                        "generation %llu", d->dir, LADE_DURABLE_DATA, (unsigned long long)d->tables[slot].offset,
+                        "generation %llu", d->dir, d->data_name, (unsigned long long)d->tables[slot].offset,
                         (unsigned long long)record->generation);
-}
-
-/* On the drive when it returns. */
-static int record_put(const struct lade_durable *d, int i)
-{
-  int code = bytes_write(d, d->journal_fd, &d->records[i], RECORD_BYTES, (uint64_t)i * RECORD_BYTES);
-  return code ? code : data_sync(d, d->journal_fd);
 }
 
 /* Make durable what was found, which so far may be in memory alone: the record that counts, and the journal's name. */
@@ -358,7 +416,7 @@ static int found_settle(const struct lade_durable *d, struct lade_error *error)
   int code = record_put(d, d->newest);
   if (!code)
     code = dir_sync(d);
-  return code ? failed(d, code_of_write(code), LADE_DURABLE_JOURNAL, "make durable what is in", error) : 0;
+  return code ? failed(d, code_of_write(code), d->journal_name, "make durable what is in", error) : 0;
 }
 
 int lade_durable_prepare(struct lade_durable *d, uint64_t slot_bytes, uint64_t layout, struct lade_error *error)
@@ -367,11 +425,11 @@ int lade_durable_prepare(struct lade_durable *d, uint64_t slot_bytes, uint64_t l
   const struct record *newest = d->newest < 0 ? NULL : &d->records[d->newest];
   if (newest && (newest->slot_bytes != slot_bytes || newest->layout != layout))
     return lade_error_set(error, -EINVAL, "%s holds the state of something else: name another directory, or remove "
-                          "%s and %s there to begin anew", d->dir, LADE_DURABLE_DATA, LADE_DURABLE_JOURNAL);
+                          "%s and %s there to begin anew", d->dir, d->data_name, d->journal_name);
   d->slot_bytes = slot_bytes;
   d->layout = layout;
   if (!newest && ftruncate(d->fd, 0) < 0) /* what a run left that ended before anything counted */
-    return failed(d, -errno, LADE_DURABLE_DATA, "empty", error);
+    return failed(d, -errno, d->data_name, "empty", error);
   int code = store_open(d, error);
   if (code)
     return code;
@@ -413,9 +471,9 @@ static void record_fill(const struct lade_durable *d, uint64_t generation, const
 /* The journal of the first generation, beside its name and then under it. */
 static int journal_create(struct lade_durable *d, struct lade_error *error)
 {
-  int fd = file_open(d, JOURNAL_NEW, O_CREAT | O_TRUNC);
+  int fd = file_open(d, d->new_name, O_CREAT | O_TRUNC);
   if (fd < 0)
-    return failed(d, fd, JOURNAL_NEW, "create", error);
+    return failed(d, fd, d->new_name, "create", error);
   int code = bytes_write(d, fd, d->records, sizeof(d->records), 0);
   if (!code)
     code = data_sync(d, fd);
@@ -423,17 +481,17 @@ static int journal_create(struct lade_durable *d, struct lade_error *error)
     code = dir_sync(d);
   if (!code)
     code = lade_fault(d->params.faults, LADE_FAULT_FILE_WRITE);
-  if (!code && renameat(d->dir_fd, JOURNAL_NEW, d->dir_fd, LADE_DURABLE_JOURNAL) < 0)
+  if (!code && renameat(d->dir_fd, d->new_name, d->dir_fd, d->journal_name) < 0)
     code = -errno;
   if (code) {
-    unlinkat(d->dir_fd, JOURNAL_NEW, 0);
+    unlinkat(d->dir_fd, d->new_name, 0);
     close(fd);
-    return failed(d, code_of_write(code), JOURNAL_NEW, "write", error);
+    return failed(d, code_of_write(code), d->new_name, "write", error);
   }
   d->journal_fd = fd;
   d->is_new = false;
   code = dir_sync(d);
-  return code ? failed(d, code_of_write(code), LADE_DURABLE_JOURNAL, "sync the directory of", error) : 0;
+  return code ? failed(d, code_of_write(code), d->journal_name, "sync the directory of", error) : 0;
 }
 
 static int record_write(struct lade_durable *d, int i, struct lade_error *error)
@@ -441,15 +499,15 @@ static int record_write(struct lade_durable *d, int i, struct lade_error *error)
   if (d->journal_fd < 0)
     return journal_create(d, error);
   int code = record_put(d, i);
-  return code ? failed(d, code_of_write(code), LADE_DURABLE_JOURNAL, "write", error) : 0;
+  return code ? failed(d, code_of_write(code), d->journal_name, "write", error) : 0;
 }
 
 /* A file without its name takes whatever is written to it, and nobody will find it again. */
 static int names_check(const struct lade_durable *d, struct lade_error *error)
 {
-  const char *gone = !is_named(d, d->fd, LADE_DURABLE_DATA) ? LADE_DURABLE_DATA : NULL;
-  if (d->journal_fd >= 0 && !is_named(d, d->journal_fd, LADE_DURABLE_JOURNAL))
-    gone = LADE_DURABLE_JOURNAL;
+  const char *gone = !is_named(d, d->fd, d->data_name) ? d->data_name : NULL;
+  if (d->journal_fd >= 0 && !is_named(d, d->journal_fd, d->journal_name))
+    gone = d->journal_name;
   return !gone ? 0
                : lade_error_set(error, -EIO, "%s/%s was removed or replaced while it was in use: what is written to it "
                                 "now would not be found again", d->dir, gone);
@@ -468,7 +526,7 @@ int lade_durable_publish(struct lade_durable *d, uint64_t generation, const void
   if (!code)
     code = data_sync(d, d->fd);
   if (code)
-    return failed(d, code_of_write(code), LADE_DURABLE_DATA, "write", error);
+    return failed(d, code_of_write(code), d->data_name, "write", error);
   record_fill(d, generation, memo, memo_bytes, &d->records[slot]);
   code = record_write(d, slot, error);
   if (!code)

@@ -10,7 +10,12 @@
  * for its transfers, and publishes; until publish returns, g is what counts. A slot's layout is the owner's, and a
  * number says which: state of another layout is refused.
  *
- *   lade_durable_open       lock the directory, find what counts
+ * Ranks of one job keep their parts in one directory, each in files of its own (lade-durable-3.data and .journal are of
+ * rank 3). Which generation counts is then theirs to agree on: the newest that all have. Nobody begins the next before
+ * all have published, so nobody is ahead by more than one, and who is takes it back.
+ *
+ *   lade_durable_open       lock the files, find what counts
+ *   lade_durable_withdraw   go back by one generation
  *   lade_durable_prepare    room for both slots, or those that are there
  *   lade_durable_publish    make the next generation the one that counts
  *
@@ -30,19 +35,23 @@ typedef struct lade_durable lade_durable;
 struct lade_durable_params {
   size_t struct_size;
   const char *dir; /* one, as in lade_store_params; borrowed until close */
+  int rank;        /* whose files; 0 where there is one process */
   enum lade_store_engine engine;
   bool allow_tmpfs;           /* where a kill is survived, but no power cut */
   struct lade_faults *faults; /* borrowed, may be NULL */
 };
 
+/* The name of @rank's data file. */
+void lade_durable_data_name(int rank, char *ret_name, size_t name_bytes);
+
 /*
- * Take the directory's data file, or make it, and read the journal. -EBUSY: another process has it; -EINVAL: several
+ * Take the rank's data file, or make it, and read the journal. -EBUSY: another process has it; -EINVAL: several
  * directories, or a record of an unknown version in the journal; -EBADMSG: no record of the journal is whole; -ENOENT,
  * -EACCES and their kin for the directory; -ENOLCK where its file system has no locks; -EIO, -ENOMEM. Blocks.
  */
 int lade_durable_open(const struct lade_durable_params *params, struct lade_error *error, lade_durable **ret_durable);
 
-/* What was not published is lost; a data file of which nothing ever was is removed. NULL is allowed. */
+/* What was not published is lost, and a data file that was made for a first generation goes. NULL is allowed. */
 void lade_durable_close(lade_durable *durable);
 
 /* The memo that was published with the generation that counts; NULL: none does yet. Valid until the next publish. */
@@ -50,6 +59,13 @@ const void *lade_durable_memo(const lade_durable *durable, size_t *ret_bytes);
 
 /* The generation that counts; 0 when none does yet: the first to be published. */
 uint64_t lade_durable_generation(const lade_durable *durable);
+
+/*
+ * Between open and prepare: what counts is not to count, because another rank does not have it. The one before it does
+ * then, or none where it was the first, and that is on the drive when this returns. -EBADMSG: the one before it is not
+ * there; -EIO and others: it is not known which counts, and the next owner may find either. Blocks.
+ */
+int lade_durable_withdraw(lade_durable *durable, struct lade_error *error);
 
 /* Bytes that slots of @slot_bytes take beside the first one: the second, the tables, and what aligns them. */
 uint64_t lade_durable_extra_bytes(uint64_t slot_bytes);

@@ -8,6 +8,11 @@
  *
  * What is found in the directory is what the run goes on from, whatever else it is told to begin with: the command that
  * began a run goes on with it. Only a checkpoint that is further than what is found is a question for a person.
+ *
+ * Several ranks keep each what they hold, in files of their own, in the form of one layout: another number of ranks, or
+ * another cut, is another state, which --save is for. A step counts when all of them have published it, which a vote
+ * says; only then does any of them begin the next. So a start finds ranks at one generation, or some at the one after
+ * it, which those take back (offload/durable.h). Anything else is not what one run has left.
  */
 #include <errno.h>
 #include <limits.h>
@@ -20,14 +25,17 @@
 
 #include "run/session_internal.h"
 
-#define MEMO_VERSION 3
+#define MEMO_VERSION 4
+#define FILES "lade-durable*" /* of all ranks, as a person removes them */
 
 struct memo {
   uint64_t version;
   struct lade_checkpoint_state state;
+  int64_t rank;
+  char layout[LADE_LAYOUT_NAME_BYTES];
 };
 
-_Static_assert(sizeof(struct memo) == 8 + 288, "a memo that is another is of another version");
+_Static_assert(sizeof(struct memo) == 8 + 288 + 8 + 96, "a memo that is another is of another version");
 _Static_assert(sizeof(struct memo) <= LADE_DURABLE_MEMO_BYTES, "a memo has room in a record");
 
 /* ---- what is found ---- */
@@ -42,28 +50,49 @@ static int resume_weigh(lade_session *s, struct lade_error *error)
   if (status)
     return status;
   if (saved.step > s->state.step)
-    return lade_error_set(error, -EINVAL, "%s is of step %lld, and the state in --store %s of step %lld: remove %s and "
-                          "%s there to go on from the checkpoint, or leave --resume away", s->resume_path,
-                          (long long)saved.step, s->params.store, (long long)s->state.step, LADE_DURABLE_DATA,
-                          LADE_DURABLE_JOURNAL);
+    return lade_error_set(error, -EINVAL, "%s is of step %lld, and the state in --store %s of step %lld: remove " FILES
+                          " there to go on from the checkpoint, or leave --resume away", s->resume_path,
+                          (long long)saved.step, s->params.store, (long long)s->state.step);
   session_notice(s, "going on from step %lld in --store %s; %s is not further", (long long)s->state.step,
                  s->params.store, s->resume_path);
   return 0;
 }
 
-static int memo_take(lade_session *s, const void *data, size_t bytes, struct lade_error *error)
+/* Are these the files of a rank that stood where we stand? */
+static int memo_check(const lade_session *s, const struct memo *memo, size_t bytes, struct lade_error *error)
+{
+  char own[LADE_LAYOUT_NAME_BYTES] = "";
+  if (bytes != sizeof(*memo) || memo->version != MEMO_VERSION)
+    return lade_error_set(error, -EINVAL, "--store %s: the memo of its durable state is of a version that is unknown "
+                          "to this build", s->params.store);
+  lade_layout_name(&s->peers.layout, own);
+  if (strcmp(own, memo->layout) == 0 && memo->rank == s->peers.layout.rank)
+    return 0;
+  return lade_error_set(error, -EINVAL, "--store %s holds what rank %lld of \"%s\" keeps, and this is rank %d of "
+                        "\"%s\": take the layout that it was begun with, name another directory, or remove " FILES
+                        " there to begin anew", s->params.store, (long long)memo->rank, memo->layout,
+                        s->peers.layout.rank, own);
+}
+
+/* What counts at this rank, if something does. */
+static int memo_take(lade_session *s, struct lade_error *error)
 {
   struct memo memo = {0};
+  size_t bytes = 0;
+  const void *data = s->durable ? lade_durable_memo(s->durable, &bytes) : NULL;
+  if (!data)
+    return 0;
   memcpy(&memo, data, LADE_MIN(bytes, sizeof(memo)));
-  if (bytes != sizeof(memo) || memo.version != MEMO_VERSION)
-    return lade_error_set(error, -EINVAL, "%s/%s: its memo is of a version that is unknown to this build",
-                          s->params.store, LADE_DURABLE_JOURNAL);
+  int status = memo_check(s, &memo, bytes, error);
+  if (status)
+    return status;
   s->state = memo.state;
   s->is_recovered = true;
   return 0;
 }
 
-int session_durable_begin(lade_session *s, struct lade_error *error)
+/* Its files, locked, and what counts in them. */
+static int files_open(lade_session *s, struct lade_error *error)
 {
   if (!s->params.is_durable)
     return 0;
@@ -72,16 +101,93 @@ int session_durable_begin(lade_session *s, struct lade_error *error)
   if (s->params.is_dry || s->params.is_plan_only)
     return 0;
   const struct lade_durable_params how = {.struct_size = sizeof(how), .dir = s->params.store,
-                                          .allow_tmpfs = s->params.allow_tmpfs, .faults = s->params.faults};
-  size_t bytes = 0;
+                                          .rank = s->peers.layout.rank, .allow_tmpfs = s->params.allow_tmpfs,
+                                          .faults = s->params.faults};
   int status = lade_durable_open(&how, error, &s->durable);
-  const void *memo = status ? NULL : lade_durable_memo(s->durable, &bytes);
-  if (!memo)
+  return status ? status : memo_take(s, error);
+}
+
+/* ---- what ranks have together ---- */
+
+/* As ranks tell each other. */
+struct found {
+  int64_t is_durable, generation; /* -1: nothing counts */
+};
+
+static struct found found_get(const lade_session *s)
+{
+  size_t bytes;
+  const bool is_there = s->durable && lade_durable_memo(s->durable, &bytes);
+  return (struct found){s->durable != NULL, is_there ? (int64_t)lade_durable_generation(s->durable) : -1};
+}
+
+/* The newest that all @n ranks have. -EBADMSG where some have lost more than a step that was under way. */
+static int found_weigh(const lade_session *s, const struct found *all, int n, int64_t *ret_least,
+                       struct lade_error *error)
+{
+  int first = 0, last = 0;
+  for (int rank = 1; rank < n; rank++) {
+    if (all[rank].is_durable != all[0].is_durable)
+      return lade_error_set(error, -EINVAL, "rank %d does not do what the first rank does: --durable at one of them "
+                            "only; all ranks take the same options and files", rank);
+    first = all[rank].generation < all[first].generation ? rank : first;
+    last = all[rank].generation > all[last].generation ? rank : last;
+  }
+  *ret_least = all[first].generation;
+  if (all[last].generation - all[first].generation <= 1)
+    return 0;
+  if (all[first].generation < 0)
+    return lade_error_set(error, -EBADMSG, "--store %s: rank %d finds no durable state, and rank %d finds generation "
+                          "%lld: put back what was there, or remove " FILES " at all ranks to begin anew",
+                          s->params.store, first, last, (long long)all[last].generation);
+  return lade_error_set(error, -EBADMSG, "--store %s: rank %d finds generation %lld and rank %d finds %lld, which are "
+                        "no parts of one state: put back what was there, or remove " FILES " at all ranks to begin "
+                        "anew", s->params.store, first, (long long)all[first].generation, last,
+                        (long long)all[last].generation);
+}
+
+/* What all ranks have; one rank alone has what it found. Collective. */
+static int found_agree(lade_session *s, int64_t *ret_least, struct lade_error *error)
+{
+  const int n = s->peers.layout.mesh.world;
+  const struct found own = found_get(s);
+  *ret_least = own.generation;
+  if (!s->peers.world)
+    return 0;
+  struct found *all = calloc((size_t)n, sizeof(*all));
+  if (!all)
+    return lade_error_set(error, -ENOMEM, "no memory for what %d ranks found", n);
+  int status = lade_peers_gather(&s->peers, &own, sizeof(own), all, error);
+  if (!status)
+    status = found_weigh(s, all, n, ret_least, error);
+  free(all);
+  return status;
+}
+
+/* A rank that is ahead of generation @least takes back its last. */
+static int found_limit(lade_session *s, int64_t least, struct lade_error *error)
+{
+  if (found_get(s).generation == least)
+    return 0;
+  s->is_recovered = false;
+  s->state = (struct lade_checkpoint_state){0};
+  int status = lade_durable_withdraw(s->durable, error);
+  return status ? status : memo_take(s, error);
+}
+
+int session_durable_begin(lade_session *s, struct lade_error *error)
+{
+  int64_t least = -1;
+  int status = lade_peers_vote(&s->peers, files_open(s, error), error);
+  if (!status)
+    status = found_agree(s, &least, error);
+  if (!status)
+    status = lade_peers_vote(&s->peers, found_limit(s, least, error), error);
+  if (status || !s->is_recovered)
     return status;
-  status = memo_take(s, memo, bytes, error);
-  if (!status && s->params.resume)
+  if (s->params.resume)
     status = resume_weigh(s, error);
-  else if (!status)
+  else
     session_notice(s, "going on from step %lld in --store %s%s", (long long)s->state.step, s->params.store,
                    s->params.init ? "; --init was for its beginning" : "");
   if (status)
@@ -102,12 +208,13 @@ uint64_t session_durable_extra(const lade_session *s)
 uint64_t session_durable_held(const lade_session *s)
 {
   struct stat what;
-  char path[PATH_MAX];
+  char name[64], path[PATH_MAX];
   if (s->durable)
     return lade_durable_held_bytes(s->durable);
   if (!s->params.is_durable || !s->params.is_plan_only)
     return 0;
-  const int length = snprintf(path, sizeof(path), "%s/%s", s->params.store, LADE_DURABLE_DATA);
+  lade_durable_data_name(s->peers.layout.rank, name, sizeof(name));
+  const int length = snprintf(path, sizeof(path), "%s/%s", s->params.store, name);
   return length < (int)sizeof(path) && stat(path, &what) == 0 ? (uint64_t)what.st_blocks * 512 : 0;
 }
 
@@ -121,17 +228,18 @@ int session_durable_check_room(const lade_session *s, struct lade_error *error)
   char need[32], have[32];
   if (!s->params.is_durable)
     return 0;
+  const char *each = s->peers.layout.mesh.world > 1 ? " for each rank" : "";
   uint64_t bytes = lade_state_store_bytes(s->graph) + session_durable_extra(s);
   if (s->store_bytes >= bytes)
     return 0;
   lade_size_format(bytes, need, sizeof(need));
   lade_size_format(s->store_bytes, have, sizeof(have));
   if (s->params.store_budget_bytes)
-    return lade_error_set(error, -EOVERFLOW, "--durable needs %s (%llu bytes) in --store, two slots of all state, and "
-                          "--store-budget is %s", need, (unsigned long long)bytes, have);
-  return lade_error_set(error, -ENOSPC, "--durable needs %s (%llu bytes) in --store %s, two slots of all state, and %s "
-                        "can be had there; free more or name another directory", need, (unsigned long long)bytes,
-                        s->params.store, have);
+    return lade_error_set(error, -EOVERFLOW, "--durable needs %s (%llu bytes)%s in --store, two slots of all state, "
+                          "and --store-budget is %s", need, (unsigned long long)bytes, each, have);
+  return lade_error_set(error, -ENOSPC, "--durable needs %s (%llu bytes)%s in --store %s, two slots of all state, and "
+                        "%s can be had there; free more or name another directory", need, (unsigned long long)bytes,
+                        each, s->params.store, have);
 }
 
 int session_durable_pin(lade_session *s, struct lade_error *error)
@@ -163,7 +271,7 @@ static uint64_t layout_of(const lade_session *s)
   const double numbers[] = {m->family, (double)m->heads, (double)m->key_heads, (double)lade_model_head_dim(m),
                             m->is_tied, m->norm_eps, m->rope_base, m->rope_scale_factor, m->rope_low_freq_factor,
                             m->rope_high_freq_factor, (double)m->rope_original_context, s->params.dtype,
-                            s->params.moments, s->params.master};
+                            s->params.moments, s->params.master, s->peers.layout.rank};
   uint64_t sum = XXH3_64bits(numbers, sizeof(numbers));
   for (int param = 0; param < s->graph->n_params; param++) {
     const struct lade_tensor *tensor = &s->graph->tensors[s->graph->params[param].tensor];
@@ -173,7 +281,8 @@ static uint64_t layout_of(const lade_session *s)
   return sum;
 }
 
-int session_durable_prepare(lade_session *s, struct lade_error *error)
+/* Open the slots; of another model's say whose they are. */
+static int slots_open(lade_session *s, struct lade_error *error)
 {
   char differences[300] = "";
   if (!s->durable)
@@ -184,10 +293,17 @@ int session_durable_prepare(lade_session *s, struct lade_error *error)
   const struct lade_checkpoint_run now = session_run(s);
   lade_checkpoint_run_compare(&s->state.run, &now, differences, sizeof(differences));
   return lade_error_set(error, status, "--store %s holds durable state of another model or form (%s%s%s): name another "
-                        "directory, or remove %s and %s there to begin anew", s->params.store, s->state.model,
-                        *differences ? "; " : "", differences, LADE_DURABLE_DATA, LADE_DURABLE_JOURNAL);
+                        "directory, or remove " FILES " there to begin anew", s->params.store, s->state.model,
+                        *differences ? "; " : "", differences);
 }
 
+/* Nobody writes before all have made durable what they go on from. */
+int session_durable_prepare(lade_session *s, struct lade_error *error)
+{
+  return s->params.is_durable ? lade_peers_vote(&s->peers, slots_open(s, error), error) : 0;
+}
+
+/* Nobody begins the next step before all have published this one. */
 int session_durable_publish(lade_session *s, struct lade_error *error)
 {
   if (!s->durable)
@@ -196,5 +312,8 @@ int session_durable_publish(lade_session *s, struct lade_error *error)
   memset(&memo, 0, sizeof(memo)); /* padding too: it is hashed */
   memo.version = MEMO_VERSION;
   memo.state = s->state;
-  return lade_executor_publish(s->executor, &memo, sizeof(memo), error);
+  memo.rank = s->peers.layout.rank;
+  lade_layout_name(&s->peers.layout, memo.layout);
+  int status = lade_executor_publish(s->executor, &memo, sizeof(memo), error);
+  return session_place(s, "at the end of", lade_peers_vote(&s->peers, status, error), error);
 }

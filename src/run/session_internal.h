@@ -72,10 +72,10 @@ void session_seed_take(lade_session *session, const char *where);
 void session_go_on(lade_session *session, const char *where);
 
 /*
- * Durable state (session_durable.c); all do nothing without is_durable. Before the data is opened: lock the directory
- * and take the state that is found there. With the graph: pin every parameter's home, say what two slots take beside
- * the one that the plan sees, and whether that fits. With the plan: open the slots. Then publish what values and state
- * are now. Errors as lade_durable's.
+ * Durable state (session_durable.c); all but beginning do nothing without is_durable, and beginning, preparing and
+ * publishing are collective. Before the data is opened: lock the files and take the state that all ranks find. With the
+ * graph: pin every parameter's home, say what two slots take beside the one that the plan sees, and whether that fits.
+ * With the plan: open the slots. Then publish what values and state are now. Errors as lade_durable's.
  */
 int session_durable_begin(lade_session *session, struct lade_error *error);
 int session_durable_pin(lade_session *session, struct lade_error *error);

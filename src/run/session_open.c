@@ -108,9 +108,9 @@ static int ranks_open(lade_session *s, struct lade_error *error)
   if (!status && is_run && !s->params.world && world > 1)
     status = lade_error_set(error, -EINVAL, "the layout is of %d ranks, and this is one process; `lade launch -n %d -- "
                             "train ...` starts as many", world, world);
-  if (!status && world > 1 && s->params.is_durable)
-    status = lade_error_set(error, -EINVAL, "--durable keeps the state of one rank so far, and these are %d; --save "
-                            "keeps that of all", world);
+  if (!status && s->params.is_durable && s->peers.layout.zero)
+    status = lade_error_set(error, -EINVAL, "--durable keeps what each rank has whole, and --zero %d has it in shards; "
+                            "leave out one of them (--save keeps shards)", s->peers.layout.zero);
   s->params.n_node_ranks = LADE_MAX(s->params.n_node_ranks, 1);
   return status;
 }
@@ -300,9 +300,10 @@ static int store_room(lade_session *s, struct lade_error *error)
   if (status)
     return status;
   free_bytes = (uint64_t)((double)free_bytes * STORE_SHARE);
-  free_bytes += session_durable_held(s);
   s->store_bytes = s->params.store_budget_bytes ? s->params.store_budget_bytes : free_bytes;
   s->store_bytes /= (uint64_t)s->params.n_node_ranks;
+  if (!s->params.store_budget_bytes)
+    s->store_bytes += session_durable_held(s); /* each rank its own */
   return session_agree_least(s, &s->store_bytes, error);
 }
 

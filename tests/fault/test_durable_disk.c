@@ -32,6 +32,8 @@
 #define N_GENERATIONS 5
 #define N_LIVES 3
 #define LAYOUT 77
+#define TAKEN_BACK (-1) /* a mark: the generation under way is made anew */
+#define TAKE 1000       /* of a memo: how often its generation was taken back before */
 #define JOURNAL_FILE 1 /* the second that is made */
 
 /* A slot: tensors of less than a granule, of more, and of a block. */
@@ -49,9 +51,15 @@ static uint64_t tensor_offset(int tensor)
   return offset;
 }
 
-static uint64_t word_of(int tensor, uint64_t generation, uint64_t i)
+/* The memo says which bytes. */
+static uint64_t memo_of(uint64_t generation, int take)
 {
-  return (i + 1) * UINT64_C(0x9e3779b97f4a7c15) ^ generation << 32 ^ (uint64_t)tensor;
+  return generation * 3 + (uint64_t)take * TAKE;
+}
+
+static uint64_t word_of(int tensor, uint64_t memo, uint64_t i)
+{
+  return (i + 1) * UINT64_C(0x9e3779b97f4a7c15) ^ memo << 32 ^ (uint64_t)tensor;
 }
 
 static int tensor_move(lade_durable *durable, int tensor, uint64_t generation, enum lade_store_op op, void *data)
@@ -66,28 +74,30 @@ static int tensor_move(lade_durable *durable, int tensor, uint64_t generation, e
 
 static _Alignas(4096) uint64_t window[2 * LADE_STORE_GRANULE_BYTES / sizeof(uint64_t)];
 
-static void generation_make(lade_durable *durable, uint64_t generation)
+static void generation_make(lade_durable *durable, uint64_t generation, uint64_t memo)
 {
   for (int tensor = 0; tensor < N_TENSORS; tensor++) {
     for (uint64_t i = 0; i < LADE_COUNT(window); i++)
-      window[i] = word_of(tensor, generation, i);
+      window[i] = word_of(tensor, memo, i);
     assert_int_equal(tensor_move(durable, tensor, generation, LADE_STORE_WRITE, window), 0);
   }
 }
 
-/* NULL, or what is wrong with the generation that counts. */
-static const char *generation_fault(lade_durable *durable)
+/* NULL, or what is wrong with the generation that counts. If it is behind @acknowledged, it is the one of @take. */
+static const char *generation_fault(lade_durable *durable, int64_t acknowledged, int take)
 {
   uint64_t generation = lade_durable_generation(durable);
   size_t memo_bytes = 0;
   const uint64_t *memo = lade_durable_memo(durable, &memo_bytes);
-  if (memo_bytes != sizeof(*memo) || *memo != generation * 3)
+  if (memo_bytes != sizeof(*memo) || *memo % TAKE != memo_of(generation, 0))
     return "the memo is another's";
+  if ((int64_t)generation > acknowledged && *memo < memo_of(generation, take))
+    return "a generation that was taken back counts";
   for (int tensor = 0; tensor < N_TENSORS; tensor++) {
     if (tensor_move(durable, tensor, generation, LADE_STORE_READ, window))
       return "a tensor is not what was written";
     for (uint64_t i = 0; i < tensor_bytes[tensor] / sizeof(uint64_t); i++) {
-      if (window[i] != word_of(tensor, generation, i))
+      if (window[i] != word_of(tensor, *memo, i))
         fail_msg("wrong bytes were read and not noticed");
     }
   }
@@ -103,11 +113,11 @@ static int durable_open(const char *dir, struct lade_faults *faults, lade_durabl
 }
 
 /* 0, or what the publish failed with. */
-static int generation_publish(lade_durable *durable, uint64_t generation)
+static int generation_publish(lade_durable *durable, uint64_t generation, int take)
 {
   struct lade_error error = {0};
-  uint64_t memo = generation * 3;
-  generation_make(durable, generation);
+  uint64_t memo = memo_of(generation, take);
+  generation_make(durable, generation, memo);
   int status = lade_durable_publish(durable, generation, &memo, sizeof(memo), &error);
   if (!status)
     disk_mark((int64_t)generation);
@@ -131,7 +141,7 @@ static void owner_live(int life, const char *dir, uint64_t last, uint64_t failin
   size_t memo_bytes;
   uint64_t next = lade_durable_memo(durable, &memo_bytes) ? lade_durable_generation(durable) + 1 : 0;
   for (; next <= last; next++)
-    assert_int_equal(generation_publish(durable, next), failing && next == last ? -EIO : 0);
+    assert_int_equal(generation_publish(durable, next, 0), failing && next == last ? -EIO : 0);
   lade_durable_close(durable);
 }
 
@@ -149,8 +159,11 @@ static void image_clear(void)
   }
 }
 
-/* NULL, or what is wrong with the image when @acknowledged was the last to be published. */
-static const char *image_fault(int64_t acknowledged)
+/*
+ * NULL, or what is wrong with the image when @acknowledged was the last to be published, and those behind it had been
+ * taken back @take times.
+ */
+static const char *image_fault(int64_t acknowledged, int take)
 {
   static struct lade_error error;
   lade_durable *durable;
@@ -165,35 +178,39 @@ static const char *image_fault(int64_t acknowledged)
   else if (lade_durable_prepare(durable, SLOT_BYTES, LAYOUT, &error))
     fault = error.text;
   else
-    fault = generation_fault(durable);
+    fault = generation_fault(durable, acknowledged, take);
   lade_durable_close(durable);
   return fault;
 }
 
-static const char *whim_try(const struct disk_log *log, int n, int64_t acknowledged, const struct disk_whim *whim)
+static const char *whim_try(const struct disk_log *log, int n, const struct disk_whim *whim)
 {
+  int64_t acknowledged = -1;
+  int take = 0;
+  for (int i = 0; i < n; i++) {
+    const bool is_mark = log->ops[i].kind == DISK_MARK, is_taken = is_mark && log->ops[i].mark == TAKEN_BACK;
+    acknowledged = is_mark && !is_taken ? log->ops[i].mark : acknowledged;
+    take += is_taken;
+  }
   image_clear();
   disk_image(log, n, whim, image_dir);
-  return image_fault(acknowledged);
+  return image_fault(acknowledged, take);
 }
 
 /* NULL, or what is wrong with some image of a cut behind the first @n operations. */
 static const char *cut_fault(const struct disk_log *log, int n)
 {
-  int64_t acknowledged = -1;
-  for (int i = 0; i < n; i++)
-    acknowledged = log->ops[i].kind == DISK_MARK ? log->ops[i].mark : acknowledged;
   int n_pending = disk_n_pending(log, n);
-  const char *fault = whim_try(log, n, acknowledged, &(struct disk_whim){.kind = DISK_ALL});
+  const char *fault = whim_try(log, n, &(struct disk_whim){.kind = DISK_ALL});
   if (!fault && n_pending)
-    fault = whim_try(log, n, acknowledged, &(struct disk_whim){.kind = DISK_NONE});
+    fault = whim_try(log, n, &(struct disk_whim){.kind = DISK_NONE});
   for (int i = 0; i < n_pending && n_pending > 1 && !fault; i++) {
-    fault = whim_try(log, n, acknowledged, &(struct disk_whim){.kind = DISK_ONLY, .which = i});
+    fault = whim_try(log, n, &(struct disk_whim){.kind = DISK_ONLY, .which = i});
     if (!fault)
-      fault = whim_try(log, n, acknowledged, &(struct disk_whim){.kind = DISK_BUT, .which = i});
+      fault = whim_try(log, n, &(struct disk_whim){.kind = DISK_BUT, .which = i});
   }
   for (int i = 0; i < n_whims && n_pending && !fault; i++)
-    fault = whim_try(log, n, acknowledged, &(struct disk_whim){.kind = DISK_ANY, .seed = (uint64_t)(n * 1000 + i)});
+    fault = whim_try(log, n, &(struct disk_whim){.kind = DISK_ANY, .seed = (uint64_t)(n * 1000 + i)});
   return fault;
 }
 
@@ -396,6 +413,40 @@ static void one_record_in_place_would_not_do(void **state)
   assert_non_null(log_fault(&in_place, 0));
 }
 
+/*
+ * Another rank did not publish generation 2, so this one takes it back, and makes it anew with other bytes. From then
+ * on the old one may not be found: the other rank might have the new one.
+ */
+static void what_was_taken_back_does_not_come_back(void **state)
+{
+  static struct disk_log log;
+  const char *dir = in_scratch("ahead");
+  lade_durable *durable;
+  struct lade_error error = {0};
+  int n_taken = 0;
+  assert_int_equal(mkdir(dir, 0700), 0);
+  disk_record(dir, &log);
+  owner_live(0, dir, 2, 0);
+  disk_mark(1);
+  assert_int_equal(durable_open(dir, NULL, &durable, &error), 0);
+  assert_int_equal(lade_durable_withdraw(durable, &error), 0);
+  disk_mark(TAKEN_BACK);
+  assert_int_equal(lade_durable_prepare(durable, SLOT_BYTES, LAYOUT, &error), 0);
+  assert_int_equal(generation_publish(durable, 2, 1), 0);
+  lade_durable_close(durable);
+  disk_record_end();
+  const char *fault = log_fault(&log, 0);
+  if (fault)
+    fail_msg("%s", fault);
+  while (log.ops[n_taken].kind != DISK_MARK || log.ops[n_taken].mark != TAKEN_BACK)
+    n_taken++;
+  assert_true(disk_is_sync(&log.ops[n_taken - 1]));
+  loses(op_removed(&log, n_taken - 1), n_taken - 1, "when the record that is taken away is not synced");
+  loses(op_moved(&log, n_taken - 1, n_taken), n_taken - 1, "when it is synced after others are told");
+  loses(op_removed(&log, n_taken - 2), n_taken - 2, "when the record stays");
+  disk_log_finish(&log);
+}
+
 int main(int argc, char **argv)
 {
   const struct CMUnitTest tests[] = {
@@ -407,6 +458,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(opening_writes_the_record_again),
       cmocka_unit_test(a_slot_is_not_reused_before_the_other_counts),
       cmocka_unit_test(one_record_in_place_would_not_do),
+      cmocka_unit_test(what_was_taken_back_does_not_come_back),
   };
   n_whims = argc > 1 && strcmp(argv[1], "every") == 0 ? 400 : n_whims;
   return cmocka_run_group_tests(tests, protocol_record, protocol_finish);

@@ -143,6 +143,117 @@ static void the_generation_under_way_is_not_found(void **state)
   state_is(2);
 }
 
+/* ---- ranks ---- */
+
+static int rank_open(int rank, struct lade_faults *faults, lade_durable **ret_durable, struct lade_error *error)
+{
+  const struct lade_durable_params how = {.struct_size = sizeof(how), .dir = scratch, .rank = rank, .faults = faults,
+                                          .engine = LADE_STORE_POSIX, .allow_tmpfs = true};
+  return lade_durable_open(&how, error, ret_durable);
+}
+
+static void ranks_have_files_of_their_own(void **state)
+{
+  lade_durable *ranks[2];
+  struct lade_error error = {0};
+  state_make(1);
+  for (int rank = 0; rank < 2; rank++)
+    assert_int_equal(rank_open(rank, NULL, &ranks[rank], &error), 0);
+  size_t memo_bytes;
+  assert_non_null(lade_durable_memo(ranks[0], &memo_bytes));
+  assert_null(lade_durable_memo(ranks[1], &memo_bytes));
+  assert_int_equal(lade_durable_prepare(ranks[1], SLOT_BYTES, LAYOUT, &error), 0);
+  assert_int_equal(next_publish(ranks[1], &error), 0);
+  assert_int_equal(access(in_scratch("lade-durable-1.data"), F_OK), 0);
+  assert_int_equal(access(in_scratch("lade-durable-1.journal"), F_OK), 0);
+  for (int rank = 0; rank < 2; rank++)
+    lade_durable_close(ranks[rank]);
+  state_is(1);
+}
+
+/* Go back by one, and no further. Returns what the first withdrawal does. */
+static int last_withdraw(struct lade_faults *faults, struct lade_error *error)
+{
+  lade_durable *durable;
+  int status = rank_open(0, faults, &durable, error);
+  if (status)
+    return status;
+  status = lade_durable_withdraw(durable, error);
+  lade_durable_close(durable);
+  return status;
+}
+
+static void a_generation_is_taken_back_for_good(void **state)
+{
+  struct lade_error error = {0};
+  state_make(3);
+  assert_int_equal(last_withdraw(NULL, &error), 0);
+  state_is(2);
+  assert_int_equal(last_withdraw(NULL, &error), -EBADMSG); /* of generation 1 there is a slot no more */
+  assert_non_null(strstr(error.text, "generation 1"));
+  state_is(2);
+  state_make(1); /* generations 3 and 4 */
+  state_is(4);
+  assert_int_equal(last_withdraw(NULL, &error), 0);
+  state_is(3);
+}
+
+static void the_first_generation_is_taken_back_to_nothing(void **state)
+{
+  lade_durable *durable;
+  struct lade_error error = {0};
+  size_t memo_bytes;
+  state_make(0);
+  assert_int_equal(rank_open(0, NULL, &durable, &error), 0);
+  assert_int_equal(lade_durable_withdraw(durable, &error), 0);
+  assert_null(lade_durable_memo(durable, &memo_bytes));
+  assert_int_equal(lade_durable_prepare(durable, SLOT_BYTES, LAYOUT, &error), 0);
+  assert_int_equal(next_publish(durable, &error), 0);
+  lade_durable_close(durable);
+  state_is(0);
+  assert_int_equal(last_withdraw(NULL, &error), 0);
+  assert_int_not_equal(access(in_scratch(LADE_DURABLE_JOURNAL), F_OK), 0);
+}
+
+/* Somebody may have moved the journal, and put it back. */
+static void what_lost_its_journal_is_not_removed(void **state)
+{
+  lade_durable *durable;
+  struct lade_error error = {0};
+  state_make(2);
+  assert_int_equal(rename(in_scratch(LADE_DURABLE_JOURNAL), in_scratch("away")), 0);
+  assert_int_equal(rank_open(0, NULL, &durable, &error), 0);
+  lade_durable_close(durable);
+  assert_int_equal(rename(in_scratch("away"), in_scratch(LADE_DURABLE_JOURNAL)), 0);
+  state_is(2);
+}
+
+/* Whatever is refused, either generation is found whole afterwards. */
+static void a_refusal_while_going_back_leaves_one_of_both(void **state)
+{
+  for (uint64_t nth = 1;; nth++) {
+    struct lade_faults faults;
+    struct lade_error error = {0};
+    lade_durable *durable;
+    scratch_teardown(state);
+    scratch_setup_in_memory(state);
+    state_make(3);
+    lade_faults_init(&faults);
+    lade_faults_arm(&faults, LADE_FAULT_ANY, nth, true, -EIO);
+    int status = last_withdraw(&faults, &error);
+    if (!lade_faults_injected(&faults)) {
+      assert_true(nth > 5);
+      break;
+    }
+    assert_true(status && *error.text && !strchr(error.text, '\n'));
+    assert_int_equal(rank_open(0, NULL, &durable, &error), 0);
+    const uint64_t generation = lade_durable_generation(durable);
+    lade_durable_close(durable);
+    assert_true(generation == 2 || generation == 3);
+    state_is(generation);
+  }
+}
+
 /* ---- what is refused ---- */
 
 static void a_directory_in_use_is_refused(void **state)
@@ -339,6 +450,11 @@ int main(void)
       EACH(generations_are_found_again),
       EACH(what_was_never_published_leaves_nothing),
       EACH(the_generation_under_way_is_not_found),
+      EACH(ranks_have_files_of_their_own),
+      EACH(a_generation_is_taken_back_for_good),
+      EACH(the_first_generation_is_taken_back_to_nothing),
+      EACH(what_lost_its_journal_is_not_removed),
+      EACH(a_refusal_while_going_back_leaves_one_of_both),
       EACH(a_directory_in_use_is_refused),
       EACH(another_layout_is_refused),
       EACH(several_directories_are_refused),
