@@ -80,8 +80,9 @@ static int record_open(void)
     return -EEXIST;
   int code = posix_fallocate(fd, 0, sizeof(struct lade_ledger_record)); /* a full disk would be a fault later */
   if (code) {
+    int ignored = ftruncate(fd, 0); /* an empty file says that we were here, and had no room to say more */
+    (void)ignored;
     close(fd);
-    unlink(path);
     return -code;
   }
   return fd;

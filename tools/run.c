@@ -111,6 +111,20 @@ static int directory_make(struct run *run)
                                  run->directory, strerror(-status)) : 0;
 }
 
+/* A record must have room there before anything starts, which would be for nothing otherwise. */
+static int directory_try(struct run *run)
+{
+  char path[PATH_MAX + 16];
+  snprintf(path, sizeof(path), "%s/trial", run->directory);
+  int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  int code = fd < 0 ? errno : posix_fallocate(fd, 0, sizeof(struct lade_ledger_record));
+  if (fd >= 0)
+    close(fd);
+  unlink(path);
+  return code ? lade_error_set(&run->error, -code, "no room for the records of processes in %.200s: %s; TMPDIR names "
+                               "another directory", run->directory, strerror(code)) : 0;
+}
+
 static void directory_remove(const struct run *run)
 {
   DIR *dir = opendir(run->directory);
@@ -155,6 +169,15 @@ static int command_run(struct run *run)
 
 /* ---- the end ---- */
 
+static void unrecorded_print(const struct run *run)
+{
+  char text[PATH_MAX + 200];
+  snprintf(text, sizeof(text), "%d of %d processes had no room for a record in %s and are not in the report; TMPDIR "
+           "names another directory", run->report.n_unrecorded, run->report.n_unrecorded + run->report.records.n,
+           run->directory);
+  message_print("run", text);
+}
+
 static int report_give(struct run *run)
 {
   int status = run_report_read(run->directory, &run->report);
@@ -163,7 +186,9 @@ static int report_give(struct run *run)
   run_report_print(&run->report);
   if (run->options.report)
     status = run_report_write(&run->report, &run->outcome, run->options.report, &run->error);
-  if (!run->report.records.n)
+  if (run->report.n_unrecorded)
+    unrecorded_print(run);
+  else if (!run->report.records.n)
     message_print("run", "nothing was intercepted: the command started no CUDA driver, or it is linked statically "
                   "or has privileges of its own, and the loader preloads nothing there");
   return status;
@@ -177,6 +202,8 @@ static int outcome_exit(const struct run *run)
     setrlimit(RLIMIT_CORE, &none);
     signals_end(run->outcome.signal);
   }
+  if (run->outcome.exit_code == 0 && run->report.n_unrecorded)
+    return LADE_EXIT_IO;
   if (run->outcome.exit_code == 0 && !run->report.records.n)
     return LADE_EXIT_MISSING;
   return run->outcome.exit_code;
@@ -191,7 +218,9 @@ static int run_command(struct run *run)
     return exit_fail("run", status, &run->error);
   run->outcome = (struct run_outcome){.command = run->command, .budget = run->options.run_budget,
                                       .driver = run->driver};
-  status = command_run(run);
+  status = directory_try(run);
+  if (!status)
+    status = command_run(run);
   if (!status)
     status = report_give(run);
   directory_remove(run);

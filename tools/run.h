@@ -8,9 +8,13 @@
 
 struct run_report {
   LADE_ARRAY(struct lade_ledger_record) records; /* by process number */
+  int n_unrecorded; /* processes that had no room for one */
 };
 
-/* Read every record in @directory. Files that are none are passed over. -ENOMEM, or why the directory is unreadable. */
+/*
+ * Read every record in @directory. Files that are none are passed over, and empty ones counted. -ENOMEM, or why the
+ * directory is unreadable.
+ */
 int run_report_read(const char *directory, struct run_report *report);
 void run_report_finish(struct run_report *report);
 

@@ -19,14 +19,18 @@
 
 /* ---- reading ---- */
 
-static bool record_read(int directory, const char *name, struct lade_ledger_record *record)
+enum record_kind { RECORD, RECORD_EMPTY, RECORD_NONE };
+
+static enum record_kind record_read(int directory, const char *name, struct lade_ledger_record *record)
 {
   int fd = openat(directory, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   ssize_t n = fd < 0 ? -1 : read(fd, record, sizeof(*record));
   if (fd >= 0)
     close(fd);
   record->program[sizeof(record->program) - 1] = 0;
-  return n == (ssize_t)sizeof(*record) && record->version == LADE_LEDGER_RECORD_VERSION;
+  if (n == 0)
+    return RECORD_EMPTY;
+  return n == (ssize_t)sizeof(*record) && record->version == LADE_LEDGER_RECORD_VERSION ? RECORD : RECORD_NONE;
 }
 
 static int records_order(const void *a, const void *b)
@@ -41,7 +45,9 @@ int run_report_read(const char *directory, struct run_report *report)
   DIR *dir = opendir(directory);
   int status = dir ? 0 : -errno;
   for (const struct dirent *entry; !status && (entry = readdir(dir));) {
-    if (record_read(dirfd(dir), entry->d_name, &record) && !LADE_PUSH(&report->records, record))
+    const enum record_kind kind = record_read(dirfd(dir), entry->d_name, &record);
+    report->n_unrecorded += kind == RECORD_EMPTY;
+    if (kind == RECORD && !LADE_PUSH(&report->records, record))
       status = -ENOMEM;
   }
   if (dir)
@@ -181,7 +187,8 @@ static json_t *report_json(const struct run_report *report, const struct run_out
     json_array_append_new(command, text_json(*word));
   for (int i = 0; i < report->records.n; i++)
     json_array_append_new(processes, process_json(&report->records.items[i]));
-  return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "schema_version", REPORT_SCHEMA_VERSION, "command", command,
+  return json_pack("{s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "schema_version", REPORT_SCHEMA_VERSION,
+                   "unrecorded_processes", report->n_unrecorded, "command", command,
                    "exit_code", outcome->signal ? json_null() : json_integer(outcome->exit_code), "signal",
                    outcome->signal ? json_integer(outcome->signal) : json_null(), "budget",
                    text_json(outcome->budget), "driver", text_json(outcome->driver), "processes", processes);

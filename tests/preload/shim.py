@@ -296,6 +296,39 @@ def surroundings_do_not_matter():
     assert "lade-run.so" in maps and "libcuda" not in maps, maps  # nothing of the driver before it is wanted
 
 
+def a_parents_habits_do_not_matter():
+    """One that ignores the end of its children, and others that write numbers in other ways."""
+    result = subprocess.run([LADE, "run", "--", HOLDER, "soname", "leave", "3"], env=environment(), check=False,
+                            preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), capture_output=True,
+                            timeout=60)
+    assert result.returncode == 3, result
+    for locale in ("de_DE.UTF-8", "tr_TR.UTF-8", "no_SUCH"):
+        out, report = held(HOLDER, "soname", "fill", options=["--budget", "12.5%"], LC_ALL=locale, LANGUAGE=locale)
+        assert report["processes"][0]["devices"][0]["budget_bytes"] == 32 * MIB, (locale, report)
+
+
+def a_folder_without_room_is_told():
+    """Before anything starts, or at the end if it filled up meanwhile."""
+    folder = os.path.join(SCRATCH.name, "small")
+    os.mkdir(folder)
+    space = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"', folder]
+    if subprocess.run([*space, "true"], stderr=subprocess.DEVNULL, check=False).returncode:
+        print("no file system may be mounted here: a full one is left out")
+        return
+    fill = f"head -c 2000000 /dev/zero 2>/dev/null >{folder}/fill"
+    run_there = f"{LADE} run --report {REPORT} --"
+    for script, words in ((f"{fill}; exec {run_there} touch {SCRATCH.name}/started", "no room for the records"),
+                          (f"exec {run_there} sh -c '{fill}; exec {HOLDER} soname once'",
+                           "1 of 1 processes had no room for a record")):
+        result = subprocess.run([*space, "sh", "-c", script], capture_output=True, text=True, check=False, timeout=60,
+                                env=environment(TMPDIR=folder))
+        assert result.returncode == 5 and words in result.stderr and "intercepted" not in result.stderr, result
+    assert not os.path.exists(os.path.join(SCRATCH.name, "started"))
+    with open(REPORT, encoding="utf-8") as file:
+        report = json.load(file)
+    assert report["unrecorded_processes"] == 1 and report["processes"] == [] and report["exit_code"] == 0, report
+
+
 def gpu_or_skip():
     code, _, err, _ = run(HOLDER, "soname", "once")
     if "no CUDA driver" in err or code == 8:  # none, or one that does not start
@@ -307,7 +340,8 @@ ANYWHERE = (every_route_is_bounded, threads_share_the_last_bytes, memory_ends_wi
             children_have_reports_of_their_own)
 STANDIN = (mistakes_are_one_line, a_budget_may_be_a_part_of_the_device, every_kind_is_in_the_ledger,
            the_drivers_refusals_are_the_programs, the_loader_sees_the_caller, old_and_new_functions_are_reached,
-           endings_are_the_commands, signals_pass, surroundings_do_not_matter)
+           endings_are_the_commands, signals_pass, surroundings_do_not_matter, a_parents_habits_do_not_matter,
+           a_folder_without_room_is_told)
 if IS_GPU:
     gpu_or_skip()
 for test in ANYWHERE if IS_GPU else ANYWHERE + STANDIN:
