@@ -179,7 +179,7 @@ static void store_check(struct report *report, const struct options *options)
   struct lade_store_info info = {0};
   uint64_t room_bytes;
   char free_bytes[32];
-  if (lade_store_room(dir, &room_bytes, &error) == 0)
+  if (lade_store_room(dir, &room_bytes, NULL, &error) == 0)
     finding_add(report, "store room", FINDING_GOOD, NULL, "%s: %s free", dir,
                 lade_size_format(room_bytes, free_bytes, sizeof(free_bytes)));
   int status = store_try(options, dir, LADE_STORE_POSIX, &error, &info);

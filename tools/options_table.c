@@ -165,7 +165,7 @@ const struct option option_table[] = {
     {OPTION_COUNT, "rank", "N", VERB_PLAN, AT(rank), .unset = "all", .most = 1e6,
      .help = "plan for this rank alone, and not for all of them"},
     {OPTION_COUNT, "node-ranks", "N", VERB_PLAN, VERB_TRAIN, AT(n_node_ranks), .preset = "1", .least = 1, .most = 1e6,
-     .help = "ranks of a node, which share --host-budget and --store-budget"},
+     .help = "ranks of a node, which share --host-budget, --store-budget and the measured drive"},
 
     SECTION("The run"),
     {OPTION_COUNT, "eval-every", "N", RUN, VERB_PLAN, AT(eval_every), .unset = "before the first and after the last",

@@ -160,8 +160,11 @@ const char *lade_store_note(const lade_store *store);
  */
 bool lade_store_take_notice(lade_store *store, char *text, size_t text_bytes);
 
-/* Bytes free in @dirs, written as in lade_store_params; drives that several of them share count once. */
-int lade_store_room(const char *dirs, uint64_t *ret_bytes, struct lade_error *error);
+/*
+ * Bytes free in @dirs, written as in lade_store_params; drives that several of them share count once. @ret_drives, if
+ * not NULL, is a number that is the same for whoever on this machine names the same drives.
+ */
+int lade_store_room(const char *dirs, uint64_t *ret_bytes, uint64_t *ret_drives, struct lade_error *error);
 
 void lade_store_get_info(lade_store *store, struct lade_store_info *ret_info);
 

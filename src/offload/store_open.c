@@ -100,7 +100,7 @@ static int numa_node_find(const struct lade_store *store, const char *sysfs)
   return lade_numa_count() > 1 ? node : -1;
 }
 
-int lade_store_room(const char *dirs, uint64_t *ret_bytes, struct lade_error *error)
+int lade_store_room(const char *dirs, uint64_t *ret_bytes, uint64_t *ret_drives, struct lade_error *error)
 {
   struct lade_store store = {0};
   dev_t devices[LADE_STORE_DRIVES_MAX];
@@ -123,8 +123,11 @@ int lade_store_room(const char *dirs, uint64_t *ret_bytes, struct lade_error *er
   }
   for (int i = 0; i < store.n_drives; i++)
     free(store.drives[i].dir);
-  if (!code)
+  if (!code) {
     *ret_bytes = bytes;
+    if (ret_drives)
+      *ret_drives = store_hash_plain(devices, (size_t)store.n_drives * sizeof(*devices), 0);
+  }
   return code;
 }
 

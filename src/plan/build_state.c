@@ -367,18 +367,40 @@ static void incoming_take(struct builder *b, const struct incoming *incoming)
     block_complete(b, param);
 }
 
-/* To where the update is, unless it is on the device or reaches it; rounded in any case. */
+/*
+ * Where the block of a gradient waits for its update: where the state is; for a streamed one where the residency says,
+ * else in reach of it.
+ */
+static enum lade_space block_space(const struct builder *b, int param)
+{
+  const enum lade_home home = (enum lade_home)b->params->residency->homes[param];
+  const enum lade_wait wait = (enum lade_wait)b->params->residency->choices[b->graph->params[param].grad].saved;
+  if (home != LADE_HOME_STORE)
+    return plan_home_space(home);
+  if (b->params->is_unified && (b->early || (wait != LADE_WAIT_HOST && wait != LADE_WAIT_STORE)))
+    return LADE_DEVICE;
+  return wait == LADE_WAIT_HOST ? LADE_HOST : LADE_STORE;
+}
+
+/* There, unless it is on the device; rounded in any case. */
 static void block_leave(struct builder *b, int param)
 {
-  const int home = b->params->residency->homes[param];
+  const enum lade_space space = block_space(b, param);
   if (lade_graph_rounds(b->graph))
     norm_settle(b, param);
-  if (!is_sharded(b) || home == LADE_HOME_DEVICE || (home == LADE_HOME_STORE && b->params->is_unified))
+  if (!is_sharded(b) || space == LADE_DEVICE)
     return;
   norm_settle(b, param);
   const struct lade_value block = block_now(b, param);
-  int32_t dst = buffer_make(b, LADE_HOST, LADE_OWNER_GRADIENTS, value_bytes(b, block.tensor), false);
-  transfer_emit(b, block_place(b, param), (struct place){dst, 0}, block);
+  const uint64_t bytes = value_bytes(b, block.tensor);
+  struct place src = block_place(b, param);
+  if (space == LADE_STORE && b->params->is_unified && b->block_buffers[param] == grad_buffer(b, param)) {
+    const struct place whole_pages = {buffer_make(b, LADE_HOST, LADE_OWNER_GRADIENTS, bytes, false), 0};
+    move_emit(b, src, block, whole_pages, block); /* drives want them, and among the others' blocks it has none */
+    src = whole_pages;
+  }
+  int32_t dst = buffer_make(b, space, LADE_OWNER_GRADIENTS, bytes, false);
+  transfer_emit(b, src, (struct place){dst, 0}, block);
   b->block_buffers[param] = dst;
 }
 

@@ -483,9 +483,6 @@ static int walks_make(lade_planner *planner, bool is_early)
 static int layout_check(const struct lade_plan_params *params, struct lade_error *error)
 {
   const struct lade_layout *layout = params->layout;
-  if (lade_shard_count(layout) > 1 && params->store_bytes)
-    return lade_error_set(error, -EINVAL, "zero %d: shards wait on the device or the host, not in a store; leave "
-                          "--store out", layout->zero);
   const bool is_gathering = lade_shard_count(layout) > 1 && layout->zero == LADE_ZERO_MOST;
   for (int i = 0; i < params->n_pins && !is_gathering; i++) {
     const struct lade_change *pin = &params->pins[i];
@@ -589,8 +586,6 @@ static int refuse(lade_planner *planner, uint64_t device_bytes, struct lade_erro
                           "what would have to leave the device; raise --host-budget or --store-budget, or lower "
                           "--micro-batch", asked, (unsigned long long)device_bytes);
   const char *store = planner->params.store_bytes ? ", or --store-budget" : ", or a --store";
-  if (lade_shard_count(planner->params.layout) > 1)
-    store = ""; /* shards do not wait there */
   return lade_error_set(error, -EOVERFLOW,
                         "does not fit in %s (%llu bytes): the smallest budget found is %s (%llu bytes); more room "
                         "comes from a smaller --micro-batch, a larger --host-budget%s", asked,

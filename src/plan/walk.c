@@ -127,15 +127,18 @@ static bool is_copy(const struct walker *w, int at)
 }
 
 /*
- * Who is in the buffer at the peak, as changes know it; -1: nobody. Rounded, a gradient is what it was; a block of it
- * goes where its parameter is, and no choice of its own has a say.
+ * Who is in the buffer at the peak, as changes know it; -1: nobody. Rounded, a gradient is what it was. A block of it
+ * goes where its parameter is, and no choice of its own has a say, but for one that waits for a streamed update.
  */
 static int32_t view_tensor(const struct walker *w, const struct resident_view *view)
 {
   const int from_blocks = view->tensor - lade_value_block(w->graph, 0, (enum lade_block)0);
-  if (from_blocks >= 0 && from_blocks % LADE_N_BLOCKS == LADE_BLOCK_ROUNDED && lade_shard_count(w->params->layout) == 1)
-    return w->graph->params[from_blocks / LADE_N_BLOCKS].grad;
-  return view->tensor;
+  const int param = from_blocks / LADE_N_BLOCKS, kind = from_blocks % LADE_N_BLOCKS;
+  if (from_blocks < 0 || (kind != LADE_BLOCK_ROUNDED && kind != LADE_BLOCK_GRAD))
+    return view->tensor;
+  if (lade_shard_count(w->params->layout) > 1 && w->residency->homes[param] != LADE_HOME_STORE)
+    return view->tensor;
+  return w->graph->params[param].grad;
 }
 
 /* Collect what is live and idle at the peak, by tensor number. */
@@ -285,7 +288,10 @@ static uint64_t moved_bytes(const struct walker *w, const struct lade_change *ch
     return home_bytes(w, (enum lade_change_kind)change->kind, id) +
            (has_grad ? grad_bytes(w, id) : 0);
   }
-  return w->graph->tensors[id].kind != LADE_TENSOR_PARAM ? w->graph->tensors[id].bytes : 0;
+  const struct lade_tensor *what = &w->graph->tensors[id];
+  if (what->kind == LADE_TENSOR_GRAD && lade_shard_count(w->params->layout) > 1 && w->params->layout->zero >= 2)
+    return lade_held_bytes(w->graph, w->params->layout, lade_value_block(w->graph, what->param, LADE_BLOCK_GRAD));
+  return what->kind != LADE_TENSOR_PARAM ? what->bytes : 0;
 }
 
 /* A working copy that is at home in shards on the device may be dropped, and is gathered again for its next use. */

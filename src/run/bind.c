@@ -177,7 +177,7 @@ static int stream_bind(lade_executor *ex, const struct lade_program *program, co
   s->scratch = operand_address(ex, program, instr, LADE_ROLE_SCRATCH);
   s->scratch_bytes = operand_find(program, instr, LADE_ROLE_SCRATCH)->bytes;
   s->scratch_buffer = operand_find(program, instr, LADE_ROLE_SCRATCH)->buffer;
-  const int64_t n_held = lade_param_shard(ex->graph, program->layout, instr->param).n_padded;
+  s->n_held = lade_param_shard(ex->graph, program->layout, instr->param).n_padded;
   for (int role = LADE_ROLE_WEIGHT; role <= LADE_ROLE_V; role++) {
     const struct lade_operand *operand = operand_find(program, instr, role);
     s->part_of_role[role] = -1;
@@ -195,7 +195,7 @@ static int stream_bind(lade_executor *ex, const struct lade_program *program, co
     struct stream_part *part = &s->parts[s->n_parts];
     part->value = operand->reads;
     part->store_offset = program->buffers[operand->buffer].offset + operand->offset;
-    part->element_bytes = (size_t)(operand->bytes / (uint64_t)n_held);
+    part->element_bytes = (size_t)(operand->bytes / (uint64_t)s->n_held);
     part->is_written = role != LADE_ROLE_GRAD;
     s->part_of_role[role] = s->n_parts++;
   }

@@ -42,7 +42,7 @@ void executor_fail(lade_executor *ex, int code, const struct lade_error *error)
     comms_abort(ex, error->text);
 }
 
-static int failure_get(lade_executor *ex, struct lade_error *error)
+int executor_failure(lade_executor *ex, struct lade_error *error)
 {
   int code = atomic_load(&ex->failure);
   if (!code)
@@ -219,7 +219,7 @@ static void device_fail(lade_executor *ex, int status)
 static int program_run(lade_executor *ex, struct bound_program *bound, struct lade_step_result *ret_result,
                        struct lade_error *error)
 {
-  int status = failure_get(ex, error);
+  int status = executor_failure(ex, error);
   if (status)
     return status;
   uint64_t last[LADE_N_QUEUES] = {0};
@@ -246,7 +246,7 @@ static int program_run(lade_executor *ex, struct bound_program *bound, struct la
   comms_check(ex, bound);
   if (status)
     device_fail(ex, status);
-  return failure_get(ex, error);
+  return executor_failure(ex, error);
 }
 
 static double losses_mean(const lade_executor *ex, const struct bound_program *bound)
@@ -303,7 +303,7 @@ int lade_executor_eval(lade_executor *ex, struct lade_step_result *ret_result, s
 int lade_executor_publish(lade_executor *ex, const void *memo, size_t memo_bytes, struct lade_error *error)
 {
   struct lade_error line = {0};
-  int status = failure_get(ex, error);
+  int status = executor_failure(ex, error);
   if (status || !ex->params.durable)
     return status ? status : lade_error_set(error, -EINVAL, "state is not durable");
   status = lade_durable_publish(ex->params.durable, ex->n_steps + ex->has_step, memo, memo_bytes, &line);
@@ -316,109 +316,7 @@ int lade_executor_publish(lade_executor *ex, const void *memo, size_t memo_bytes
   return 0;
 }
 
-/* ---- values between steps ---- */
-
-static int stored_move(lade_executor *ex, const struct lade_buffer *buffer, int tensor, uint64_t offset, uint64_t bytes,
-                       enum lade_store_op op, struct lade_error *error)
-{
-  struct lade_transfer transfer = {.op = op, .check = LADE_CHECK_STORE, .bytes = bytes, .data = ex->bounce};
-  executor_address_stored(ex, (struct lade_value){tensor, 0, 0}, buffer->offset + offset, &transfer);
-  int status = executor_transfer_begin(ex, &transfer, error);
-  return status ? status : executor_transfer_wait(ex, &transfer, error);
-}
-
-/* Copy over a link queue, whole; the queues are idle between steps. */
-static int linked_copy(lade_executor *ex, enum lade_queue_id q, void *dst, const void *src, uint64_t bytes,
-                       struct lade_error *error)
-{
-  uint64_t count = 0;
-  struct lade_copy copy = {.dst = dst, .src = src, .bytes = bytes};
-  lade_queue_copy(ex->queues[q], &copy, &count);
-  int status = lade_queue_sync(ex->queues[q], count);
-  return status ? lade_error_set(error, status, "copying from or to the device failed") : 0;
-}
-
-/* The parameter that a value which lives across steps belongs to. */
-static int value_param(const struct lade_graph *graph, int tensor)
-{
-  return tensor < graph->n_tensors ? graph->tensors[tensor].param : (tensor - graph->n_tensors) / LADE_N_PARTS;
-}
-
-/* A working copy that is gathered before each use lives in blocks. */
-static int32_t resident_get(const lade_executor *ex, int tensor)
-{
-  if (ex->resident[tensor] >= 0)
-    return ex->resident[tensor];
-  return ex->resident[lade_value_block(ex->graph, value_param(ex->graph, tensor), LADE_BLOCK_WEIGHT)];
-}
-
-void lade_executor_share(const lade_executor *ex, int tensor, uint64_t *ret_offset, uint64_t *ret_bytes)
-{
-  const struct lade_graph *graph = ex->graph;
-  const bool is_weight = tensor < graph->n_tensors;
-  const struct lade_shard shard =
-      lade_param_shard(graph, ex->train.program->layout, value_param(graph, tensor));
-  uint64_t bytes[2]; /* of what comes before it, and that with it */
-  for (int i = 0; i < 2; i++) {
-    int64_t n = shard.first + (i ? shard.n : 0);
-    bytes[i] = is_weight ? (uint64_t)n * lade_dtype_bytes(graph->dtype)
-                         : lade_part_bytes(graph, (enum lade_part)((tensor - graph->n_tensors) % LADE_N_PARTS), n);
-  }
-  bool is_whole = is_weight && ex->resident[tensor] >= 0;
-  *ret_offset = is_whole ? 0 : bytes[0];
-  *ret_bytes = is_whole ? graph->tensors[tensor].bytes : bytes[1] - bytes[0];
-}
-
-static int value_move(lade_executor *ex, int tensor, uint64_t offset, void *host, uint64_t bytes, bool is_get,
-                      struct lade_error *error)
-{
-  int status = failure_get(ex, error);
-  if (status)
-    return status;
-  LADE_ASSERT(offset % LADE_EXECUTOR_WINDOW_BYTES == 0 && offset + bytes <= lade_value_bytes(ex->graph, tensor));
-  uint64_t first, held;
-  lade_executor_share(ex, tensor, &first, &held);
-  if (ex->is_dry || offset >= first + held || offset + bytes <= first)
-    return 0;
-  const uint64_t skipped = offset < first ? first - offset : 0;
-  host = (char *)host + skipped;
-  bytes = LADE_MIN(offset + bytes, first + held) - (offset + skipped);
-  offset += skipped - first;
-  const struct lade_program *program = ex->train.program;
-  const int32_t resident = resident_get(ex, tensor);
-  const struct lade_buffer *buffer = &program->buffers[resident];
-  if (buffer->space != LADE_STORE) {
-    char *at = executor_address(ex, program, resident, offset);
-    if (buffer->space == LADE_HOST) {
-      memcpy(is_get ? host : at, is_get ? at : host, bytes);
-      return 0;
-    }
-    return is_get ? linked_copy(ex, LADE_Q_TO_HOST, host, at, bytes, error)
-                  : linked_copy(ex, LADE_Q_TO_DEVICE, at, host, bytes, error);
-  }
-  for (uint64_t done = 0; done < bytes && !status;) {
-    uint64_t part = LADE_MIN(bytes - done, LADE_EXECUTOR_WINDOW_BYTES);
-    if (!is_get)
-      memcpy(ex->bounce, (char *)host + done, part);
-    status = stored_move(ex, buffer, tensor, offset + done, part, is_get ? LADE_STORE_READ : LADE_STORE_WRITE, error);
-    if (!status && is_get)
-      memcpy((char *)host + done, ex->bounce, part);
-    done += part;
-  }
-  return status;
-}
-
-int lade_executor_get(lade_executor *ex, int tensor, uint64_t offset, void *dst, uint64_t bytes,
-                      struct lade_error *error)
-{
-  return value_move(ex, tensor, offset, dst, bytes, true, error);
-}
-
-int lade_executor_set(lade_executor *ex, int tensor, uint64_t offset, const void *src, uint64_t bytes,
-                      struct lade_error *error)
-{
-  return value_move(ex, tensor, offset, (void *)(uintptr_t)src, bytes, false, error);
-}
+/* ---- between steps ---- */
 
 int32_t *lade_executor_tokens(lade_executor *ex, int microbatch)
 {

@@ -54,6 +54,7 @@ struct stream_call {
   lade_executor *executor;
   struct lade_adamw_args args; /* of the whole tensor; each window is a piece of it */
   int n_parts;
+  int64_t n_held;              /* elements in the store: the shard's, with its padding */
   struct stream_part parts[STREAM_MAX_PARTS]; /* in the order of LADE_ROLE_WEIGHT.. */
   int part_of_role[LADE_ROLE_V + 1];          /* -1: not streamed */
   int n_scales;
@@ -140,6 +141,9 @@ void *executor_address(const lade_executor *executor, const struct lade_program 
 
 /* Remember the first failure of an instruction, and let no other rank wait for us. Any thread. */
 void executor_fail(lade_executor *executor, int code, const struct lade_error *error);
+
+/* The first failure of an instruction, and what was said of it; 0: none. Any thread. */
+int executor_failure(lade_executor *executor, struct lade_error *error);
 
 /*
  * What value bytes at @offset of the plan's store must be in the running step, and where they are: in the extent for

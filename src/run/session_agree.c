@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/utsname.h>
 #include <xxhash.h>
 
 #include "run/file_key.h"
@@ -276,6 +277,74 @@ int session_agree_stage_least(lade_session *s, uint64_t *bytes, struct lade_erro
     if (lade_mesh_position(mesh, LADE_AXIS_PP, rank) == stage)
       *bytes = LADE_MIN(*bytes, all[rank]);
   }
+  free(all);
+  return status;
+}
+
+int session_share_drive(lade_session *s, struct lade_error *error)
+{
+  struct lade_machine_store *store = &s->cost.machine.store;
+  int64_t n_sharing = 1;
+  int status = lade_peers_max(&s->peers, s->params.n_node_ranks, &n_sharing, error);
+  if (status)
+    return status;
+  store->read_bytes_per_s /= (double)n_sharing;
+  store->write_bytes_per_s /= (double)n_sharing;
+  store->total_bytes_per_s /= (double)n_sharing;
+  return 0;
+}
+
+/* What a rank will take of the drive that @place stands for. */
+struct room {
+  uint64_t place, taken_bytes, free_bytes;
+};
+
+static int room_measure(const lade_session *s, struct room *ret_room, struct lade_error *error)
+{
+  struct utsname node;
+  uint64_t drives;
+  int status = lade_store_room(s->params.store, &ret_room->free_bytes, &drives, error);
+  if (status)
+    return status;
+  memset(&node, 0, sizeof(node)); /* behind the names, too: it is hashed */
+  uname(&node);
+  ret_room->place = XXH3_64bits_withSeed(node.nodename, sizeof(node.nodename), drives);
+  const uint64_t durable_bytes = s->durable ? lade_state_store_bytes(s->graph) : 0; /* which are taken already */
+  ret_room->taken_bytes = s->plan->peak_bytes[LADE_STORE] - LADE_MIN(s->plan->peak_bytes[LADE_STORE], durable_bytes);
+  return 0;
+}
+
+static int room_check(const lade_session *s, const struct room *own, const struct room *all, struct lade_error *error)
+{
+  char need[32], have[32];
+  struct room sum = {.free_bytes = UINT64_MAX};
+  int n_sharing = 0;
+  for (int rank = 0; rank < s->peers.layout.mesh.world; rank++) {
+    if (all[rank].place != own->place)
+      continue;
+    n_sharing++;
+    sum.taken_bytes += all[rank].taken_bytes;
+    sum.free_bytes = LADE_MIN(sum.free_bytes, all[rank].free_bytes);
+  }
+  if (sum.taken_bytes <= sum.free_bytes)
+    return 0;
+  return lade_error_set(error, -ENOSPC, "%d ranks need %s (%llu bytes) in --store %s, and %s (%llu bytes) are free "
+                        "there; free more, name another directory or lower --store-budget", n_sharing,
+                        lade_size_format(sum.taken_bytes, need, sizeof(need)), (unsigned long long)sum.taken_bytes,
+                        s->params.store, lade_size_format(sum.free_bytes, have, sizeof(have)),
+                        (unsigned long long)sum.free_bytes);
+}
+
+int session_agree_room(lade_session *s, struct lade_error *error)
+{
+  if (!s->peers.world || !s->params.store)
+    return 0;
+  struct room own = {0}, *all = calloc((size_t)s->peers.layout.mesh.world, sizeof(*all));
+  int status = all ? room_measure(s, &own, error) : lade_error_set(error, -ENOMEM, "no memory for all ranks' stores");
+  if (!status)
+    status = lade_peers_gather(&s->peers, &own, sizeof(own), all, error); /* nobody takes any before all have looked */
+  if (!status)
+    status = room_check(s, &own, all, error);
   free(all);
   return status;
 }

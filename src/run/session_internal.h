@@ -104,6 +104,10 @@ int session_agree_run(lade_session *session, struct lade_error *error);
 int session_agree_cost(lade_session *session, struct lade_error *error);
 int session_agree_least(lade_session *session, uint64_t *bytes, struct lade_error *error);
 int session_agree_stage_least(lade_session *session, uint64_t *bytes, struct lade_error *error);
+/* What the first rank measured of its drive while the others waited becomes each rank's part of it. */
+int session_share_drive(lade_session *session, struct lade_error *error);
+/* With the plan: is there room for the stores of all ranks on one drive? -ENOSPC at every one of them if not. */
+int session_agree_room(lade_session *session, struct lade_error *error);
 /* And that their programs meet: lade_peers_prove. */
 int session_agree_programs(lade_session *session, struct lade_error *error);
 

@@ -268,6 +268,8 @@ static int cost_take(lade_session *s, struct lade_error *error)
   if (s->params.is_gpu && !s->params.machine && !s->params.is_plan_only)
     s->matmul_flops_per_s = s->cost.machine.matmul_flops_per_s[s->params.dtype];
   status = session_agree_cost(s, error);
+  if (!status && !s->params.machine)
+    status = session_share_drive(s, error);
   if (status)
     return status;
   double copy_cores = 1; /* a copy that waits for its link leaves its core to others */
@@ -296,7 +298,7 @@ static int store_room(lade_session *s, struct lade_error *error)
     s->store_bytes = s->params.store_budget_bytes ? budget_bytes : s->cost.machine.store.bytes;
     return 0;
   }
-  int status = lade_store_room(s->params.store, &free_bytes, error);
+  int status = lade_store_room(s->params.store, &free_bytes, NULL, error);
   if (status)
     return status;
   free_bytes = (uint64_t)((double)free_bytes * STORE_SHARE);
@@ -449,8 +451,12 @@ static int device_open(lade_session *s, struct lade_error *error)
 static int store_open(lade_session *s, struct lade_error *error)
 {
   const uint64_t durable_bytes = s->durable ? lade_state_store_bytes(s->graph) : 0;
-  int status = s->params.is_dry ? 0 : session_durable_prepare(s, error);
-  if (s->params.is_dry || status)
+  if (s->params.is_dry)
+    return 0;
+  int status = session_durable_prepare(s, error);
+  if (!status)
+    status = session_agree_room(s, error);
+  if (status)
     return status;
   if (s->plan->peak_bytes[LADE_STORE] > durable_bytes) {
     struct lade_store_params how = store_params(s);

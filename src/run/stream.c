@@ -19,6 +19,8 @@
  * What does not verify is not computed with. Scales of 8-bit moments are read with a parameter's first item and
  * written with its last, whole, and the store checks those; two parameters' at once have room, in turns.
  *
+ * A shard's padding is in the store and moves as well, so that its checksums hold for whoever reads the whole block.
+ *
  * Numbers do not depend on how items are cut: an element's update knows its element alone.
  *
  * Rejected: waiting for whatever completes next instead of for the next item's parts in their order. The drive
@@ -92,7 +94,7 @@ static uint64_t scales_bytes(const struct stream_call *call)
 
 static int64_t call_n_items(const struct stream_call *call)
 {
-  return lade_div_up(call->args.n_elements, ITEM_ELEMENTS);
+  return lade_div_up(call->n_held, ITEM_ELEMENTS);
 }
 
 /* Items of call @i_call, behind those before it, from @at of the ring on. Returns where the next ones go on. */
@@ -100,10 +102,10 @@ static uint64_t items_place(struct stream_run *run, int i_call, uint64_t at, uin
 {
   struct stream_call *call = run->calls[i_call];
   call->first_item = run->n_items;
-  for (int64_t first = 0; first < call->args.n_elements; first += ITEM_ELEMENTS) {
+  for (int64_t first = 0; first < call->n_held; first += ITEM_ELEMENTS) {
     struct stream_item *item = &run->items[run->n_items];
     *item = (struct stream_item){.call = call, .first = first, .offset = at};
-    item->n = LADE_MIN(call->args.n_elements - first, ITEM_ELEMENTS);
+    item->n = LADE_MIN(call->n_held - first, ITEM_ELEMENTS);
     if (item_end(item) > ring_bytes)
       item->offset = 0;
     LADE_ASSERT(item_end(item) <= ring_bytes);
@@ -356,7 +358,7 @@ static struct lade_adamw_args grain_args(const struct stream_item *item, int i_t
   const struct lade_adamw_args *whole = &item->call->args;
   struct lade_adamw_args args = *whole;
   int64_t first = (int64_t)i_task * LADE_STREAM_GRAIN;
-  args.n_elements = LADE_MIN(item->n - first, LADE_STREAM_GRAIN);
+  args.n_elements = LADE_MIN(whole->n_elements - item->first - first, LADE_STREAM_GRAIN);
   args.weight = role_data(item, LADE_ROLE_WEIGHT, whole->weight, lade_dtype_bytes(whole->dtype), first);
   args.grad = role_data(item, LADE_ROLE_GRAD, whole->grad, lade_dtype_bytes(whole->grad_dtype), first);
   args.residual = role_data(item, LADE_ROLE_RESIDUAL, NULL, 0, first);
@@ -377,7 +379,8 @@ static void grain_run(void *arg, int i_task, int i_thread)
   if (!grain_verify(pass, i_task))
     return;
   const struct lade_adamw_args args = grain_args(pass->item, i_task);
-  ex->params.kernels->fn[LADE_K_ADAMW](pass->ctx, &args);
+  if (args.n_elements > 0) /* else it is padding alone */
+    ex->params.kernels->fn[LADE_K_ADAMW](pass->ctx, &args);
   grain_seal(pass, i_task);
 }
 

@@ -5,9 +5,10 @@
  * Every rank runs the single-rank reference itself. ranks.py starts it.
  *
  * Sharded state (ZeRO 1 to 3, hybrid) gives the bits of replicas wherever the order of sums is the same, holds what
- * the closed forms say, and sends as much.
+ * the closed forms say, and sends as much, wherever it is at home: each rank moves its own blocks to and from a store
+ * of its own, and a drive that fails at one ends all.
  *
- * Usage: data-parallel agree|shards|abort
+ * Usage: data-parallel agree|shards|abort [drive]
  */
 #include <errno.h>
 #include <math.h>
@@ -213,7 +214,59 @@ static const struct {
     {1, 1, LADE_HOME_HOST, LADE_LLAMA, LADE_F32, true, false, LADE_F32, true},
     {3, 3, LADE_HOME_HOST, LADE_GPT2, LADE_F32, true, false, LADE_BF16, true},
     {2, 2, LADE_HOME_DEVICE, LADE_LLAMA, LADE_F32, false, true, LADE_F32, true},
+    {1, 2, LADE_HOME_STORE, LADE_GPT2, LADE_BF16, false, false},
+    {2, 2, LADE_HOME_STORE, LADE_LLAMA, LADE_F32, false, false},
+    {3, 2, LADE_HOME_STORE, LADE_GPT2, LADE_BF16, false, false, LADE_BF16},
+    {3, 1, LADE_HOME_STORE, LADE_LLAMA, LADE_F32, true, true},
+    {1, 1, SCENE_MIXED_HOMES, LADE_LLAMA, LADE_BF16, false, false, LADE_BF16},
+    {3, 2, SCENE_MIXED_HOMES, LADE_LLAMA, LADE_BF16, true, false, LADE_F32, true},
 };
+
+/* ---- in a store ---- */
+
+static const char *store_refusal; /* of this machine; NULL: there may be stores */
+
+static struct lade_store_info moved_get(const struct rig *rig)
+{
+  struct lade_store_info info = {0};
+  lade_store_get_info(rig->store, &info);
+  return info;
+}
+
+/* Bytes of this rank's block of value @tensor on a drive. */
+static uint64_t stored_bytes(const struct rig *rig, int tensor)
+{
+  return lade_align_up(lade_held_bytes(rig->graph, rig->layout, tensor), LADE_STORE_BLOCK_BYTES);
+}
+
+/* With all at home in the store a step writes each block of state and of working copies once, and reads it as often. */
+static void store_moves_own_blocks(struct rig *rig, const char *what)
+{
+  const struct scene_setting stored = {.manner = SCENE_KEEP, .homes = LADE_HOME_STORE, .is_early = rig->is_early};
+  struct lade_error error = {0};
+  struct lade_step_result result;
+  uint64_t expected = 0;
+  for (int param = 0; param < rig->graph->n_params; param++) {
+    expected += stored_bytes(rig, lade_value_block(rig->graph, param, LADE_BLOCK_WEIGHT));
+    for (int part = 0; part < LADE_N_PARTS; part++) {
+      const int tensor = lade_value_part(rig->graph, param, (enum lade_part)part);
+      expected += tensor < 0 ? 0 : stored_bytes(rig, tensor);
+    }
+  }
+  struct lade_plan *plan = rig_plan(rig, residency_of(rig, &stored));
+  demand(!rig_open(rig, plan, &error), "%s: %s", what, error.text);
+  const struct lade_store_info before = moved_get(rig);
+  demand(!rig_step(rig, 0, &result, &error), "%s: %s", what, error.text);
+  const struct lade_store_info after = moved_get(rig);
+  demand(after.written_bytes - before.written_bytes == expected, "%s: a step writes %llu bytes, not %llu", what,
+         (unsigned long long)(after.written_bytes - before.written_bytes), (unsigned long long)expected);
+  demand(after.read_bytes - before.read_bytes >= expected, "%s: a step reads %llu bytes, less than it writes", what,
+         (unsigned long long)(after.read_bytes - before.read_bytes));
+  rig_close(rig);
+  lade_plan_destroy(plan);
+}
+
+/* ---- closed forms ---- */
 
 /* Bytes per rank of weights, gradients' blocks and optimizer state, all padding included. */
 static void ledger_is_closed_form(const struct rig *rig, const struct lade_program *program, const char *what)
@@ -340,6 +393,8 @@ static void shards_agree(struct world *world, size_t i)
   demand(world_agrees(world, (uint64_t)(got.loss[N_STEPS - 1] * 1e15)), "%s: ranks have other losses", what);
   if (i == 1 || i == 4)
     budgets_agree(world, &rig, &got, what);
+  if (shards[i].homes == LADE_HOME_STORE)
+    store_moves_own_blocks(&rig, what);
   struct lade_plan *plan = rig_plan(&rig, residency_of(&rig, &drop));
   ledger_is_closed_form(&rig, plan->train, what);
   traffic_is_closed_form(&rig, plan->train, what);
@@ -349,6 +404,41 @@ static void shards_agree(struct world *world, size_t i)
 }
 
 /* ---- failure ---- */
+
+/* A drive that fails at one rank ends the step of all with that rank's words. */
+static void drive_failure_is_told(struct world *world)
+{
+  const int code = -EIO;
+  const struct scene_setting stored = {.manner = SCENE_KEEP, .homes = LADE_HOME_STORE};
+  struct lade_layout_params how = {.struct_size = sizeof(how), .world = world->size, .rank = world->rank, .zero = 3,
+                                   .grad_reduce = LADE_F32};
+  struct rig_model model = rig_tiny(LADE_GPT2);
+  struct lade_error error = {0};
+  struct lade_step_result result;
+  struct lade_layout layout;
+  struct lade_faults faults;
+  struct rig rig;
+  demand(!lade_layout_init(&how, &error, &layout), "%s", error.text);
+  lade_faults_init(&faults);
+  world_split(world, &layout);
+  rig_init(&rig, &model);
+  rig.layout = &layout;
+  rig.comms = world->axes;
+  rig.faults = &faults;
+  struct lade_plan *plan = rig_plan(&rig, residency_of(&rig, &stored));
+  demand(!rig_open(&rig, plan, &error), "%s", error.text);
+  demand(!rig_step(&rig, 0, &result, &error), "%s", error.text);
+  if (world->rank == 1)
+    lade_faults_arm(&faults, LADE_FAULT_FILE_WRITE, 1, true, code);
+  int status = rig_step(&rig, 1, &result, &error);
+  if (!status) /* the others may be through before the first write fails */
+    status = rig_step(&rig, 2, &result, &error);
+  demand(status == (world->rank == 1 ? code : -ECANCELED), "the step ends with %d: %s", status, error.text);
+  demand(strstr(error.text, "writing out of tensor"), "the step says '%s'", error.text);
+  rig_close(&rig);
+  lade_plan_destroy(plan);
+  rig_finish(&rig);
+}
 
 /* What goes wrong at one rank ends the step of all, soon, with that rank's words. */
 static void failure_is_told(struct world *world, const struct lade_layout *layout)
@@ -383,19 +473,27 @@ int main(int argc, char **argv)
   struct world world;
   struct lade_layout layout;
   struct lade_error error = {0};
-  demand(argc == 2, "usage: data-parallel agree|shards|abort");
+  demand(argc == 3 ? !strcmp(argv[2], "drive") : argc == 2, "usage: data-parallel agree|shards|abort [drive]");
   world_open(&world);
   struct lade_layout_params how = {.struct_size = sizeof(how), .world = world.size, .rank = world.rank,
                                    .grad_reduce = LADE_F32};
   demand(!lade_layout_init(&how, &error, &layout), "%s", error.text);
-  if (strcmp(argv[1], "shards") != 0)
+  store_refusal = rig_store_refusal(LADE_STORE_AUTO);
+  if (store_refusal)
+    printf("SKIP: runs with a store: %s\n", store_refusal);
+  const bool is_of_drive = argc == 3;
+  if (strcmp(argv[1], "shards") != 0 && !is_of_drive)
     world_split(&world, &layout);
-  if (strcmp(argv[1], "abort") == 0)
+  if (is_of_drive && !store_refusal)
+    drive_failure_is_told(&world);
+  else if (strcmp(argv[1], "abort") == 0 && !is_of_drive)
     failure_is_told(&world, &layout);
   for (size_t i = 0; strcmp(argv[1], "agree") == 0 && i < LADE_COUNT(cases); i++)
     case_agrees(&world, &layout, i);
-  for (size_t i = 0; strcmp(argv[1], "shards") == 0 && i < LADE_COUNT(shards); i++)
-    shards_agree(&world, i);
+  for (size_t i = 0; strcmp(argv[1], "shards") == 0 && i < LADE_COUNT(shards); i++) {
+    if (shards[i].homes < LADE_HOME_STORE || !store_refusal)
+      shards_agree(&world, i);
+  }
   printf("DONE\n");
   fflush(stdout);
   world_close(&world);

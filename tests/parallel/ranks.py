@@ -29,4 +29,4 @@ print(result.stdout)
 if result.stdout.count("DONE") != int(RANKS):
     print("FAILED: not every rank is through")
     sys.exit(1)
-sys.exit(0 if sys.argv[4:] == ["abort"] else result.returncode)
+sys.exit(0 if sys.argv[4:5] == ["abort"] else result.returncode)

@@ -127,6 +127,35 @@ def shards_are_saved_whole():
     require(again["params_digest"] == whole["params_digest"], "a save of shards goes on with other numbers", again)
 
 
+def a_store_changes_no_number(ranks, layout):
+    """Each rank's blocks at home in a store of its own: the same bits, peaks as planned, saves that one rank loads."""
+    os.makedirs("drive", exist_ok=True)
+    with open("stored.txt", "w", encoding="ascii") as file:
+        file.write("weights * store\n")
+    store = ["--store", "drive", "--allow-tmpfs", "--residency", "stored.txt"]
+    whole = summary(ranks, "--steps", "3", *layout)
+    stored = summary(ranks, "--steps", "3", "--save", f"stored{ranks}", *layout, *store)
+    require(stored["store_bytes"] > 0 and stored["store_written_bytes_per_step"] > 0, "nothing is in the store", stored)
+    require(all(stored[name] == whole[name] for name in ("loss_digest", "params_digest")),
+            f"{layout} in a store has other numbers", (stored, whole))
+    require(stored["planned_peak_bytes_by_rank"] == stored["measured_peak_bytes_by_rank"],
+            "planned and measured peaks differ with a store", stored)
+    alone = summary(0, "--steps", "3", "--resume", f"stored{ranks}")
+    require(alone["params_digest"] == stored["params_digest"], "one rank loads other parameters from a store", alone)
+    more = summary(ranks, "--steps", "5", "--resume", f"stored{ranks}", *layout, *store)
+    require(more["params_digest"] == summary(ranks, "--steps", "5", *layout)["params_digest"],
+            f"{layout} goes on in a store with other numbers", more)
+
+
+def shards_wait_in_a_store():
+    a_store_changes_no_number(2, ["--zero", "3", "--micro-batch", "2"])
+
+
+def shards_of_parts_wait_in_a_store():
+    """Of parts that tensor parallel ranks have, too."""
+    a_store_changes_no_number(4, ["--tp", "2", "--dp", "2", "--zero", "1"])
+
+
 def refusals():
     """One line for all ranks, and the exit code of what was wrong."""
     for arguments, code, words in (
@@ -277,7 +306,9 @@ def a_second_signal_ends_all():
 
 with jobs.scratch():
     jobs.text_write(DATA)
-    quick = (same_losses, plans_name_their_rank, refusals, disagreement, help_is_given_once, a_signal_stops_all)
+    quick = (same_losses, plans_name_their_rank, shards_wait_in_a_store, refusals, disagreement, help_is_given_once,
+             a_signal_stops_all)
     long = (every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
+            shards_of_parts_wait_in_a_store,
             variables_of_any_launcher_are_understood, a_slow_save_is_waited_for, a_second_signal_ends_all)
     jobs.tests_run(long if sys.argv[3:] == ["long"] else quick)

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Parameters and their state between steps, wherever they are at home: what checkpoints read and write, as windows of
+ * the whole value, of which a rank takes what it holds.
+ *
+ * A window of a value in the store is moved through one bounce buffer. Checksums are of granules, and a shard begins
+ * anywhere in the whole value: the end of one window and the beginning of the next then share a granule of the shard.
+ * So a read is of the granules around what is asked for, and a write begins by reading back the part of its first
+ * granule that the window before it has set, and ends its last granule with zeros, which the next window replaces.
+ * Windows of a value are set in ascending order, so what is read back is there. Where a shard ends its padding is
+ * written too, for the program reads and writes whole blocks. A shard of padding alone is written with the first
+ * window.
+ *
+ * Rejected: a buffer for each value that is being set, written when it is full. Windows of several values interleave,
+ * so there would have to be as many as parts of a parameter; a granule read back for each costs less.
+ */
+#include <string.h>
+
+#include "run/executor_internal.h"
+
+#define GRANULE_BYTES LADE_STORE_GRANULE_BYTES
+
+_Static_assert(LADE_EXECUTOR_WINDOW_BYTES % GRANULE_BYTES == 0, "windows of whole granules");
+
+/* A value that lives across steps: its number here, and where. */
+struct resident {
+  int32_t value;
+  const struct lade_buffer *buffer;
+  uint64_t bytes; /* with padding */
+};
+
+/* The part of a window that this rank holds: where it is in the window, and where in what we hold. */
+struct piece {
+  uint64_t skipped_bytes, offset, bytes;
+  bool is_end; /* nothing but padding is behind it */
+};
+
+/* ---- in the store ---- */
+
+/* Move @bytes at @offset, a multiple of the granule, to or from the bounce buffer. */
+static int stored_move(lade_executor *ex, const struct resident *what, uint64_t offset, uint64_t bytes,
+                       enum lade_store_op op, struct lade_error *error)
+{
+  struct lade_transfer transfer = {.op = op, .check = LADE_CHECK_STORE, .bytes = bytes, .data = ex->bounce};
+  executor_address_stored(ex, (struct lade_value){what->value, 0, 0}, what->buffer->offset + offset, &transfer);
+  int status = executor_transfer_begin(ex, &transfer, error);
+  return status ? status : executor_transfer_wait(ex, &transfer, error);
+}
+
+/* The end of the granule in which @end is, or of the value. */
+static uint64_t granules_end(const struct resident *what, uint64_t end)
+{
+  return LADE_MIN(lade_align_up(end, GRANULE_BYTES), what->bytes);
+}
+
+static int stored_get(lade_executor *ex, const struct resident *what, const struct piece *piece, char *host,
+                      struct lade_error *error)
+{
+  const uint64_t end = piece->offset + piece->bytes, read_end = granules_end(what, end);
+  int status = 0;
+  for (uint64_t at = piece->offset / GRANULE_BYTES * GRANULE_BYTES, next; at < end && !status; at = next) {
+    next = LADE_MIN(at + LADE_EXECUTOR_WINDOW_BYTES, read_end);
+    status = stored_move(ex, what, at, next - at, LADE_STORE_READ, error);
+    const uint64_t from = LADE_MAX(at, piece->offset), to = LADE_MIN(next, end);
+    if (!status)
+      memcpy(host + (from - piece->offset), (char *)ex->bounce + (from - at), to - from);
+  }
+  return status;
+}
+
+static int stored_set(lade_executor *ex, const struct resident *what, const struct piece *piece, const char *host,
+                      struct lade_error *error)
+{
+  const uint64_t end = piece->offset + piece->bytes, write_end = piece->is_end ? what->bytes : granules_end(what, end);
+  int status = 0;
+  for (uint64_t at = piece->offset / GRANULE_BYTES * GRANULE_BYTES, next; at < write_end && !status; at = next) {
+    next = LADE_MIN(at + LADE_EXECUTOR_WINDOW_BYTES, write_end);
+    if (at < piece->offset)
+      status = stored_move(ex, what, at, granules_end(what, at + 1) - at, LADE_STORE_READ, error);
+    const uint64_t from = LADE_MAX(at, piece->offset), to = LADE_MAX(LADE_MIN(next, end), from);
+    memset((char *)ex->bounce + (from - at), 0, next - from);
+    if (to > from)
+      memcpy((char *)ex->bounce + (from - at), host + (from - piece->offset), to - from);
+    if (!status)
+      status = stored_move(ex, what, at, next - at, LADE_STORE_WRITE, error);
+  }
+  return status;
+}
+
+/* ---- in memory ---- */
+
+/* Copy over a link queue, whole; the queues are idle between steps. */
+static int linked_copy(lade_executor *ex, enum lade_queue_id q, void *dst, const void *src, uint64_t bytes,
+                       struct lade_error *error)
+{
+  uint64_t count = 0;
+  struct lade_copy copy = {.dst = dst, .src = src, .bytes = bytes};
+  lade_queue_copy(ex->queues[q], &copy, &count);
+  int status = lade_queue_sync(ex->queues[q], count);
+  return status ? lade_error_set(error, status, "copying from or to the device failed") : 0;
+}
+
+static int memory_move(lade_executor *ex, const struct resident *what, const struct piece *piece, char *host,
+                       bool is_get, struct lade_error *error)
+{
+  const struct lade_program *program = ex->train.program;
+  char *at = executor_address(ex, program, (int32_t)(what->buffer - program->buffers), piece->offset);
+  if (what->buffer->space == LADE_HOST) {
+    memcpy(is_get ? host : at, is_get ? at : host, piece->bytes);
+    return 0;
+  }
+  return is_get ? linked_copy(ex, LADE_Q_TO_HOST, host, at, piece->bytes, error)
+                : linked_copy(ex, LADE_Q_TO_DEVICE, at, host, piece->bytes, error);
+}
+
+/* ---- values ---- */
+
+/* The parameter that a value which lives across steps belongs to. */
+static int value_param(const struct lade_graph *graph, int tensor)
+{
+  return tensor < graph->n_tensors ? graph->tensors[tensor].param : (tensor - graph->n_tensors) / LADE_N_PARTS;
+}
+
+/* A working copy that is gathered before each use lives in blocks, which are values of their own. */
+static struct resident resident_get(const lade_executor *ex, int tensor)
+{
+  const struct lade_program *program = ex->train.program;
+  const bool is_block = ex->resident[tensor] < 0;
+  const int value = is_block ? lade_value_block(ex->graph, value_param(ex->graph, tensor), LADE_BLOCK_WEIGHT) : tensor;
+  return (struct resident){value, &program->buffers[ex->resident[value]],
+                           lade_held_bytes(ex->graph, program->layout, value)};
+}
+
+void lade_executor_share(const lade_executor *ex, int tensor, uint64_t *ret_offset, uint64_t *ret_bytes)
+{
+  const struct lade_graph *graph = ex->graph;
+  const bool is_weight = tensor < graph->n_tensors;
+  const struct lade_shard shard =
+      lade_param_shard(graph, ex->train.program->layout, value_param(graph, tensor));
+  uint64_t bytes[2]; /* of what comes before it, and that with it */
+  for (int i = 0; i < 2; i++) {
+    int64_t n = shard.first + (i ? shard.n : 0);
+    bytes[i] = is_weight ? (uint64_t)n * lade_dtype_bytes(graph->dtype)
+                         : lade_part_bytes(graph, (enum lade_part)((tensor - graph->n_tensors) % LADE_N_PARTS), n);
+  }
+  bool is_whole = is_weight && ex->resident[tensor] >= 0;
+  *ret_offset = is_whole ? 0 : bytes[0];
+  *ret_bytes = is_whole ? graph->tensors[tensor].bytes : bytes[1] - bytes[0];
+}
+
+/* What we hold of the window of @bytes at @offset of the whole value. */
+static struct piece piece_find(const lade_executor *ex, int tensor, uint64_t offset, uint64_t bytes)
+{
+  uint64_t first, held;
+  lade_executor_share(ex, tensor, &first, &held);
+  const uint64_t begin = LADE_MAX(offset, first), end = LADE_MIN(offset + bytes, first + held);
+  if (begin >= end)
+    return (struct piece){.is_end = !held && !offset};
+  return (struct piece){begin - offset, begin - first, end - begin, end == first + held};
+}
+
+static int value_move(lade_executor *ex, int tensor, uint64_t offset, void *host, uint64_t bytes, bool is_get,
+                      struct lade_error *error)
+{
+  int status = executor_failure(ex, error);
+  if (status || ex->is_dry)
+    return status;
+  LADE_ASSERT(offset % LADE_EXECUTOR_WINDOW_BYTES == 0 && offset + bytes <= lade_value_bytes(ex->graph, tensor));
+  const struct resident what = resident_get(ex, tensor);
+  const struct piece piece = piece_find(ex, tensor, offset, bytes);
+  char *at = (char *)host + piece.skipped_bytes;
+  const bool is_stored = what.buffer->space == LADE_STORE;
+  if (!piece.bytes && !(is_stored && !is_get && piece.is_end))
+    return 0;
+  if (!is_stored)
+    return memory_move(ex, &what, &piece, at, is_get, error);
+  return is_get ? stored_get(ex, &what, &piece, at, error) : stored_set(ex, &what, &piece, at, error);
+}
+
+int lade_executor_get(lade_executor *ex, int tensor, uint64_t offset, void *dst, uint64_t bytes,
+                      struct lade_error *error)
+{
+  return value_move(ex, tensor, offset, dst, bytes, true, error);
+}
+
+int lade_executor_set(lade_executor *ex, int tensor, uint64_t offset, const void *src, uint64_t bytes,
+                      struct lade_error *error)
+{
+  return value_move(ex, tensor, offset, (void *)(uintptr_t)src, bytes, false, error);
+}
