@@ -11,10 +11,13 @@
  * theirs can beat) that leave none of the rung, or some per cent of it, to early copies. A budget is answered by the
  * best of all rungs that it reaches, from the highest downwards, until no state that fits a rung has a bound below the
  * best time found. Rungs and states do not depend on the budget, so the answer is the fastest of a set that grows with
- * it: a larger budget is never slower. (For programs that are large, as walk_is_large has it, the ladder is coarse and
- * the first rung that yields a plan ends it, to answer within a second or a few.)
+ * it: a larger budget is never slower. The last rung is the smallest budget. (For programs that are large, as
+ * walk_is_large has it, the ladder is coarse and the first rung that yields a plan ends it, to answer within a second
+ * or a few.)
  *
- * The smallest budget is the smallest packed peak of any state. Beside it stands a bound (bound.c).
+ * The smallest budget is the smallest packed peak of any state of as many walks again, which go by the prices of one
+ * machine that is written down here. What a machine was measured at, a little otherwise each time, decides what is
+ * fastest in a budget and not what the smallest one is. Beside it stands a bound (bound.c).
  */
 #include <errno.h>
 #include <math.h>
@@ -24,10 +27,11 @@
 
 #include "lade/pack.h"
 #include "parallel/schedule.h"
+#include "plan/cost.h"
 #include "plan/walk.h"
 
 #define N_WALK_KINDS 5
-#define N_WALKS (2 * N_WALK_KINDS)
+#define N_WALKS (4 * N_WALK_KINDS) /* early or not, by stated prices and by plain ones */
 #define MIN_PACK_WORK 30000000 /* packing effort, in elementary steps, when looking for the smallest budget */
 
 #define TIGHT_BYTES 48 /* per parameter: tiers that hold less may force recomputing a value several times */
@@ -42,6 +46,20 @@
 static const int rung_levels[] = {100, 97, 94, 90, 85, 75, 60};
 static const int rung_levels_large[] = {100, 85};
 
+/* Of no machine in particular: what it costs to move bytes and to compute, in the proportions of most. */
+static const struct lade_machine plain_machine = {
+    .name = "plain", .n_cores = 8, .is_unified = true,
+    .matmul_flops_per_s = {[LADE_F32] = 1e12, [LADE_BF16] = 1e12, [LADE_F16] = 1e12}, .device_bytes_per_s = 1e11,
+    .launch_ns = 1000, .to_host = {10000000000, 1000}, .to_device = {10000000000, 1000}, .is_duplex = true,
+    .host_bytes_per_s = 5e10, .store = {.bytes = 1, .read_bytes_per_s = 4e9, .write_bytes_per_s = 2e9}};
+
+/* Prices to walk by, and what proposes by them. */
+struct pricing {
+  struct lade_plan_params params; /* the planner's with these prices */
+  struct lade_tariff tariff;
+  lade_solver *solver;
+};
+
 struct candidate {
   int16_t walk;
   int32_t state;
@@ -52,11 +70,11 @@ struct lade_planner {
   struct lade_plan_params params;
   struct lade_residency *start;
   bool *is_pinned; /* by lade_change_index */
-  lade_solver *solver;
-  struct lade_tariff tariff;
+  struct lade_prices plain_prices;
+  struct pricing stated, plain;
   lade_packer *packer;
-  struct walk walks[N_WALKS];
-  int n_walks;
+  struct walk walks[N_WALKS]; /* n_stated by stated prices, the others by plain ones */
+  int n_stated, n_walks;
   struct lade_plan_bounds bounds;
   struct candidate least; /* the state behind bounds.min_bytes */
   bool has_bounds;
@@ -306,7 +324,7 @@ static int rung_try(struct trial *t, uint64_t size_bytes)
   int n_levels = is_large(t->planner) ? (int)LADE_COUNT(rung_levels_large) : (int)LADE_COUNT(rung_levels);
   int status = 0;
   t->is_over = true;
-  for (int walk = 0; walk < t->planner->n_walks; walk++) {
+  for (int walk = 0; walk < t->planner->n_stated; walk++) {
     int32_t tried = -1;
     struct candidate first; /* where much is offloaded the bound promises too much; this one keeps what it can */
     if (!status && state_first(t->planner, walk, size_bytes, &first))
@@ -339,6 +357,8 @@ static int best_plan(lade_planner *planner, uint64_t device_bytes, struct lade_p
     if (rung_bytes(planner, rung) <= device_bytes)
       status = rung_try(&t, rung_bytes(planner, rung));
   }
+  if (!status && !t.is_over)
+    status = rung_try(&t, bounds.min_bytes);
   if (!status)
     status = candidate_compete(&t, &planner->least, 0, bounds.min_bytes); /* packed as it was when it was found */
   if (status) {
@@ -367,17 +387,18 @@ static int live_compare(const void *x, const void *y)
                                                 : a->candidate.state - b->candidate.state;
 }
 
+/* The states of plain walks. */
 static int states_list(const lade_planner *planner, struct live_order **ret_list, int *ret_n)
 {
   int n = 0;
-  for (int w = 0; w < planner->n_walks; w++)
+  for (int w = planner->n_stated; w < planner->n_walks; w++)
     n += planner->walks[w].states.n;
   struct live_order *list = calloc((size_t)n + 1, sizeof(*list));
   if (!list)
     return -ENOMEM;
   *ret_list = list;
   *ret_n = n;
-  for (int w = 0; w < planner->n_walks; w++) {
+  for (int w = planner->n_stated; w < planner->n_walks; w++) {
     for (int i = 0; i < planner->walks[w].states.n; i++) {
       const struct walk_state *state = &planner->walks[w].states.items[i];
       *list++ = (struct live_order){state->live_bytes[LADE_DEVICE], {(int16_t)w, i, state->least_ns}};
@@ -439,8 +460,9 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
     status = min_find(planner, &planner->least, &planner->bounds.min_bytes);
     if (status)
       return status;
+    planner->least.least_ns = 0; /* what it was in another machine's time bounds nothing here */
     planner->bounds.lower_bound_bytes = plan_lower_bound(&planner->params);
-    for (int w = 0; w < planner->n_walks; w++)
+    for (int w = 0; w < planner->n_stated; w++)
       planner->bounds.n_states += planner->walks[w].states.n;
     planner->has_bounds = true;
   }
@@ -450,8 +472,8 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
 
 /* ---- public ---- */
 
-/* The walks with updates early, or without. */
-static int walks_make(lade_planner *planner, bool is_early)
+/* The walks by @pricing with updates early, or without. */
+static int walks_of_kind_make(lade_planner *planner, struct pricing *pricing, bool is_early)
 {
   static const struct {
     int allowed;
@@ -469,14 +491,48 @@ static int walks_make(lade_planner *planner, bool is_early)
   for (int i = 0; i < N_WALK_KINDS && !status; i++) {
     if (i > 0 && (!has_tier || is_large(planner)))
       break; /* nothing but recompute to choose from; or each walk takes long */
-    planner->tariff.exposed_fraction = kinds[i].exposed_fraction;
+    pricing->tariff.exposed_fraction = kinds[i].exposed_fraction;
     int allowed = kinds[i].allowed | (is_tight && !is_large(planner) ? WALK_REPEAT : 0);
-    status = walk_make(&planner->params, planner->start, planner->is_pinned, planner->solver, allowed,
+    status = walk_make(&pricing->params, planner->start, planner->is_pinned, pricing->solver, allowed,
                        &planner->walks[planner->n_walks]);
     if (!status)
       planner->n_walks++;
   }
   return status;
+}
+
+static int walks_make(lade_planner *planner, struct pricing *pricing)
+{
+  const bool is_early = planner->params.is_early;
+  int status = is_early ? walks_of_kind_make(planner, pricing, true) : 0;
+  if (!status && !(is_early && is_large(planner)))
+    status = walks_of_kind_make(planner, pricing, false);
+  return status;
+}
+
+static int pricing_init(const lade_planner *planner, const struct lade_prices *prices, struct pricing *pricing)
+{
+  const struct lade_plan_params *params = &planner->params;
+  pricing->params = *params;
+  pricing->params.prices = prices;
+  pricing->tariff = (struct lade_tariff){
+      .op_ns = prices->op_ns, .update_ns = {prices->update_ns[0], prices->update_ns[1], prices->update_ns[2]},
+      .update_near_ns = prices->update_near_ns, .is_unified = params->is_unified,
+      .to_host_ns = prices->to_host.ns_per_byte, .to_device_ns = prices->to_device.ns_per_byte,
+      .read_ns = prices->read.ns_per_byte, .write_ns = prices->write.ns_per_byte,
+      .copy_cores = prices->copy_cores, .n_cores = prices->n_cores,
+      .n_microbatches = params->n_microbatches};
+  return lade_solver_create(params->graph, &pricing->tariff, &pricing->solver);
+}
+
+static int plain_init(lade_planner *planner)
+{
+  struct lade_cost cost;
+  lade_cost_init(&cost, &plain_machine);
+  cost.machine.is_unified = planner->params.is_unified;
+  int status = lade_cost_prices(&cost, planner->params.graph, &planner->plain_prices);
+  lade_cost_finish(&cost);
+  return status ? status : pricing_init(planner, &planner->plain_prices, &planner->plain);
 }
 
 /* What layouts may not ask for. */
@@ -510,7 +566,6 @@ static int parts_check(const struct lade_graph *graph, const struct lade_layout 
 
 int lade_planner_create(const struct lade_plan_params *params, struct lade_error *error, lade_planner **ret_planner)
 {
-  const struct lade_prices *prices = params->prices;
   if (params->n_microbatches < 1 || params->n_microbatches > LADE_MICROBATCHES_MAX)
     return lade_error_set(error, -EINVAL, "%d microbatches in a step: there may be 1 to %d; raise --micro-batch",
                           params->n_microbatches, LADE_MICROBATCHES_MAX);
@@ -530,26 +585,22 @@ int lade_planner_create(const struct lade_plan_params *params, struct lade_error
   if (!planner)
     return lade_error_set(error, -ENOMEM, "planning ran out of memory");
   planner->params = *params;
-  planner->tariff = (struct lade_tariff){
-      .op_ns = prices->op_ns, .update_ns = {prices->update_ns[0], prices->update_ns[1], prices->update_ns[2]},
-      .update_near_ns = prices->update_near_ns, .is_unified = params->is_unified,
-      .to_host_ns = prices->to_host.ns_per_byte, .to_device_ns = prices->to_device.ns_per_byte,
-      .read_ns = prices->read.ns_per_byte, .write_ns = prices->write.ns_per_byte,
-      .copy_cores = prices->copy_cores, .n_cores = prices->n_cores,
-      .n_microbatches = params->n_microbatches};
   planner->is_pinned = calloc((size_t)lade_change_count(params->graph) + 1, sizeof(bool));
   status = planner->is_pinned ? lade_residency_create(params->graph, &planner->start) : -ENOMEM;
   if (!status)
-    status = lade_solver_create(params->graph, &planner->tariff, &planner->solver);
+    status = pricing_init(planner, params->prices, &planner->stated);
+  if (!status)
+    status = plain_init(planner);
   if (!status)
     status = lade_packer_create(&planner->packer);
   if (!status) {
     recipe_apply(planner);
     pins_apply(planner);
-    status = params->is_early ? walks_make(planner, true) : 0;
-    if (!status && !(params->is_early && is_large(planner)))
-      status = walks_make(planner, false);
+    status = walks_make(planner, &planner->stated);
+    planner->n_stated = planner->n_walks;
   }
+  if (!status)
+    status = walks_make(planner, &planner->plain);
   if (status) {
     lade_planner_destroy(planner);
     return lade_error_set(error, status, "planning ran out of memory");
@@ -565,7 +616,9 @@ void lade_planner_destroy(lade_planner *planner)
   for (int i = 0; i < planner->n_walks; i++)
     walk_finish(&planner->walks[i]);
   lade_packer_destroy(planner->packer);
-  lade_solver_destroy(planner->solver);
+  lade_solver_destroy(planner->plain.solver);
+  lade_solver_destroy(planner->stated.solver);
+  lade_prices_finish(&planner->plain_prices);
   lade_residency_destroy(planner->start);
   free(planner->is_pinned);
   free(planner);

@@ -152,6 +152,26 @@ static void the_smallest_budget_is_an_edge(void **state)
   }
 }
 
+/* What a machine was measured at decides what is fast, and not what fits. */
+static void the_smallest_budget_is_no_matter_of_prices(void **state)
+{
+  const struct desk *desks = *state;
+  uint32_t seed = 41;
+  for (size_t k = 0; k < LADE_COUNT(machines); k++) {
+    struct desk other;
+    desk_open(&other, LADE_GPT2, &machines[k]);
+    for (int op = 0; op < other.graph->n_ops; op++)
+      other.prices.op_ns[op] *= 1 + scene_draw(&seed, 60);
+    for (int param = 0; param < other.graph->n_params; param++)
+      other.prices.update_ns[LADE_HOME_HOST][param] *= 1 + scene_draw(&seed, 60);
+    other.prices.to_host.ns_per_byte = 20;
+    other.prices.read.ns_per_byte = 0.01;
+    desk_start(&other);
+    assert_int_equal(other.bounds.min_bytes, desks[k].bounds.min_bytes);
+    desk_close(&other);
+  }
+}
+
 static void tiers_make_room(void **state)
 {
   const struct desk *desks = *state;
@@ -394,6 +414,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(larger_budgets_are_never_slower),
       cmocka_unit_test(the_smallest_budget_is_an_edge),
+      cmocka_unit_test(the_smallest_budget_is_no_matter_of_prices),
       cmocka_unit_test(tiers_make_room),
       cmocka_unit_test(early_updates_make_room),
       cmocka_unit_test(an_absent_tier_is_not_used),
