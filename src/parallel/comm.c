@@ -184,21 +184,48 @@ static int collective_check(const lade_comm *comm, const struct lade_collective 
   return buffers_check(comm, c, error);
 }
 
-/* The engine's part, of arguments that are right. */
-static int engine_run(lade_comm *comm, const struct lade_collective *c, struct lade_error *found)
+static bool is_listable(enum lade_collective_kind kind)
 {
-  int status = comm->ops->run(comm, c, found);
+  return kind != LADE_SEND && kind != LADE_RECV && kind != LADE_BARRIER;
+}
+
+static int list_check(const lade_comm *comm, const struct lade_comm_list *list, struct lade_error *error)
+{
+  const struct lade_collective *first = list->items;
+  if (list->n < 1 || list->n > LADE_COMM_LIST_MOST)
+    return lade_error_set(error, -EINVAL, "a list of %d collectives: it has 1 to %d", list->n, LADE_COMM_LIST_MOST);
+  int status = 0;
+  for (int i = 0; i < list->n && !status; i++)
+    status = collective_check(comm, &list->items[i], error);
+  for (int i = 1; i < list->n && !status; i++) {
+    const struct lade_collective *c = &list->items[i];
+    if (c->kind != first->kind || c->dtype != first->dtype || c->peer != first->peer || !is_listable(c->kind))
+      status = lade_error_set(error, -EINVAL, "a list of %s and %s: it is of one kind, dtype and peer, and has no send, "
+                              "recv or barrier", lade_collective_name(first->kind), lade_collective_name(c->kind));
+  }
+  return status;
+}
+
+/* The engine's part, of arguments that are right. */
+static int engine_run(lade_comm *comm, const struct lade_comm_list *list, struct lade_error *found)
+{
+  int status = comm->ops->run(comm, list, found);
   LADE_ASSERT(status <= 0 && (!status || found->text[0]));
   return status;
 }
 
-int lade_comm_run(lade_comm *comm, const struct lade_collective *collective, struct lade_error *error)
+int lade_comm_run_list(lade_comm *comm, const struct lade_comm_list *list, struct lade_error *error)
 {
   struct lade_error found = {0};
-  int status = collective_check(comm, collective, error);
+  int status = list_check(comm, list, error);
   if (!status)
     status = lade_comm_status(comm, error);
-  return status ? status : lade_comm_keep(comm, engine_run(comm, collective, &found), &found, error);
+  return status ? status : lade_comm_keep(comm, engine_run(comm, list, &found), &found, error);
+}
+
+int lade_comm_run(lade_comm *comm, const struct lade_collective *collective, struct lade_error *error)
+{
+  return lade_comm_run_list(comm, &(struct lade_comm_list){collective, 1}, error);
 }
 
 static void work_run(void *args)
@@ -207,14 +234,14 @@ static void work_run(void *args)
   struct lade_error found = {0};
   int status = lade_comm_status(work->comm, NULL);
   if (!status)
-    status = engine_run(work->comm, &work->collective, &found);
+    status = engine_run(work->comm, &work->list, &found);
   atomic_store(&work->status, status); /* first, so that whoever sees that the communicator has failed sees in what */
   lade_comm_keep(work->comm, status, &found, NULL);
 }
 
 int lade_comm_launch(lade_comm *comm, lade_queue *queue, struct lade_comm_work *work, uint64_t *ret_count)
 {
-  int status = collective_check(comm, &work->collective, NULL);
+  int status = list_check(comm, &work->list, NULL);
   if (status)
     return status;
   work->comm = comm;

@@ -21,6 +21,10 @@
  *   send, recv      src[n] -> dst[n] of rank peer. A send is synchronous: it ends when the receive has begun
  *   barrier         nobody leaves before everybody has come
  *
+ * A list is several collectives run as one: of one kind, but for the last three, of one dtype and peer, each with an n
+ * and buffers of its own. It does what they would do one after another, with the same bits, for the latency of one: a
+ * step of training has many small tensors. No buffer of one may meet a dst of another.
+ *
  * Buffers of two ranks, and src and dst otherwise, do not overlap. n may be 0, which moves nothing and still meets.
  * Memory is the caller's; it must not change, and dst not be read, until the collective has ended.
  *
@@ -39,8 +43,9 @@
  * Waiting sleeps; where there are more ranks than cores nobody spins.
  *
  * NCCL differs where the GPU's side of it cannot be had otherwise:
- *   sums      in an order of NCCL's own, a function of ranks, machine and n; BF16 is rounded at each addition. The same
- *             at every rank and every time on one machine. is_ordered of lade_comm_info tells
+ *   sums      in an order of NCCL's own, a function of ranks, machine and n, of all n of a list; BF16 is rounded at each
+ *             addition. The same at every rank and every time on one machine. is_ordered of lade_comm_info tells
+ *   lists     one group of NCCL's calls
  *   order     communicators of one device are launched in one order by all ranks, not independently: their kernels
  *             wait for each other on the same GPU
  *   send      may end before the receive has begun, once NCCL has buffered it
@@ -65,6 +70,7 @@ typedef struct lade_comm lade_comm;
 #define LADE_COMM_STOPPED_MS 5000
 #define LADE_COMM_TIMEOUT_MS 300000          /* the default: what is slower than that says that it is busy */
 #define LADE_COMM_STAGING_BYTES (1ull << 20) /* the default */
+#define LADE_COMM_LIST_MOST 64               /* collectives of a list: what each says of itself has room in shared memory */
 
 enum lade_comm_engine {
   LADE_COMM_AUTO, /* self in a world of one, else MPI */
@@ -118,6 +124,11 @@ struct lade_collective {
   void *dst;
 };
 
+struct lade_comm_list {
+  const struct lade_collective *items;
+  int n; /* 1 .. LADE_COMM_LIST_MOST */
+};
+
 struct lade_comm_info {
   const char *engine, *path; /* "mpi", "shared memory (memfd)"; static */
   uint64_t staging_bytes;    /* of this rank, all buffers together; what NCCL takes for itself is not known here */
@@ -165,9 +176,12 @@ void lade_comm_free(lade_comm *comm, void *data);
  */
 int lade_comm_run(lade_comm *comm, const struct lade_collective *collective, struct lade_error *error);
 
-/* A collective as work on a queue: the caller's, unchanged until its event. */
+/* The same for a list. */
+int lade_comm_run_list(lade_comm *comm, const struct lade_comm_list *list, struct lade_error *error);
+
+/* A list as work on a queue: the caller's, its items too, unchanged until its event. */
 struct lade_comm_work {
-  struct lade_collective collective;
+  struct lade_comm_list list;
   int64_t predicted_ns;       /* for a dry device */
   struct lade_span *ret_span; /* or NULL */
   lade_comm *comm;            /* set by lade_comm_launch */

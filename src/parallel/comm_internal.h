@@ -16,7 +16,7 @@
 #include "parallel/comm.h"
 
 struct lade_comm_ops {
-  int (*run)(lade_comm *comm, const struct lade_collective *collective, struct lade_error *error);
+  int (*run)(lade_comm *comm, const struct lade_comm_list *list, struct lade_error *error);
   int (*split)(lade_comm *comm, int colour, int key, struct lade_error *error, lade_comm **ret_comm);
   int (*alloc)(lade_comm *comm, uint64_t bytes, struct lade_error *error, void **ret_data);
   void (*free)(lade_comm *comm, void *data);
@@ -69,6 +69,56 @@ int lade_comm_keep(lade_comm *comm, int status, const struct lade_error *found, 
 int lade_comm_open_self(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm);
 int lade_comm_open_mpi(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm);
 int lade_comm_open_nccl(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm);
+
+/* Elements of all blocks of a list, laid end to end. */
+static inline uint64_t comm_list_elements(const struct lade_comm_list *list)
+{
+  uint64_t n = 0;
+  for (int i = 0; i < list->n; i++)
+    n += list->items[i].n;
+  return n;
+}
+
+/*
+ * The same blocks as one range that is moved in chunks of any size: a walk over [from, from + n) of it comes by the
+ * stretches that lie in one item.
+ */
+struct comm_stretch {
+  const struct lade_collective *item;
+  uint64_t at;   /* first element, in the item's block */
+  uint64_t n;
+  uint64_t from; /* where it stands in what is walked over */
+};
+
+struct comm_walk {
+  const struct lade_comm_list *list;
+  int i_item;
+  uint64_t skipped, left, done;
+};
+
+static inline struct comm_walk comm_walk_begin(const struct lade_comm_list *list, uint64_t from, uint64_t n)
+{
+  return (struct comm_walk){list, 0, from, n, 0};
+}
+
+static inline bool comm_walk_next(struct comm_walk *walk, struct comm_stretch *ret_stretch)
+{
+  for (; walk->left && walk->i_item < walk->list->n; walk->i_item++) {
+    const struct lade_collective *item = &walk->list->items[walk->i_item];
+    if (walk->skipped >= item->n) {
+      walk->skipped -= item->n;
+      continue;
+    }
+    uint64_t n = LADE_MIN(item->n - walk->skipped, walk->left);
+    *ret_stretch = (struct comm_stretch){item, walk->skipped, n, walk->done};
+    walk->i_item++;
+    walk->skipped = 0;
+    walk->left -= n;
+    walk->done += n;
+    return true;
+  }
+  return false;
+}
 
 static inline uint64_t lade_collective_bytes(const struct lade_collective *collective)
 {

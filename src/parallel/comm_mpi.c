@@ -44,10 +44,10 @@ static int pieces_transfer(struct mpi_comm *comm, enum lade_mpi_kind kind, const
   return comm_group_transfer(&comm->group, &transfer, error);
 }
 
-static int intents_check(struct mpi_comm *comm, const struct lade_collective *c, struct lade_error *error)
+static int intents_check(struct mpi_comm *comm, const struct lade_comm_list *list, struct lade_error *error)
 {
-  struct comm_intent own = {.kind = c->kind, .dtype = c->dtype, .n = c->n, .sequence = ++comm->n_sequences};
-  own.peer = c->kind == LADE_BROADCAST ? (uint32_t)c->peer : 0;
+  struct comm_intent own;
+  comm_intent_fill(&own, list, ++comm->n_sequences);
   int status = comm_group_gather(&comm->group, &own, comm->intents, sizeof(own), error);
   for (int member = 1; !status && member < comm->group.size; member++) {
     const struct comm_intent *other = &comm->intents[member], *first = &comm->intents[0];
@@ -59,117 +59,150 @@ static int intents_check(struct mpi_comm *comm, const struct lade_collective *c,
   return status;
 }
 
-static int chunk_gather(struct mpi_comm *comm, const struct lade_collective *c, uint64_t from, uint64_t n,
-                        struct lade_error *error)
+/* A chunk of a list: elements [from, from + n) of its blocks, or wholes, laid end to end. */
+struct chunk {
+  const struct lade_comm_list *list;
+  uint64_t from, n;
+  uint64_t item_bytes; /* of an element */
+};
+
+/* Elements [from, from + n) of the chunk, of the sources' blocks @i_block, to @dst. */
+static void chunk_pack(struct mpi_comm *comm, const struct chunk *chunk, int i_block, struct comm_part piece, char *dst)
 {
-  uint64_t item = lade_dtype_bytes(c->dtype);
-  int status = pieces_transfer(comm, LADE_MPI_GATHER, (const char *)c->src + from * item, n * item, error);
-  for (int member = 0; !status && member < comm->group.size; member++)
-    comm_copy(comm->base.params.pool, (char *)c->dst + ((uint64_t)member * c->n + from) * item,
-              comm->incoming + (uint64_t)member * n * item, n * item);
+  struct comm_walk walk = comm_walk_begin(chunk->list, chunk->from + piece.from, piece.n);
+  for (struct comm_stretch at; comm_walk_next(&walk, &at);)
+    comm_copy(comm->base.params.pool, dst + at.from * chunk->item_bytes,
+              (const char *)at.item->src + ((uint64_t)i_block * at.item->n + at.at) * chunk->item_bytes,
+              at.n * chunk->item_bytes);
+}
+
+/* The other way: from @src to blocks @i_block of the destinations. */
+static void chunk_unpack(struct mpi_comm *comm, const struct chunk *chunk, int i_block, struct comm_part piece,
+                         const char *src)
+{
+  struct comm_walk walk = comm_walk_begin(chunk->list, chunk->from + piece.from, piece.n);
+  for (struct comm_stretch at; comm_walk_next(&walk, &at);)
+    comm_copy(comm->base.params.pool,
+              (char *)at.item->dst + ((uint64_t)i_block * at.item->n + at.at) * chunk->item_bytes,
+              src + at.from * chunk->item_bytes, at.n * chunk->item_bytes);
+}
+
+static struct comm_part chunk_whole(const struct chunk *chunk)
+{
+  return (struct comm_part){0, chunk->n};
+}
+
+/* Each member's piece of what came in, to its block. */
+static void chunks_unpack(struct mpi_comm *comm, const struct chunk *chunk)
+{
+  for (int member = 0; member < comm->group.size; member++)
+    chunk_unpack(comm, chunk, member, chunk_whole(chunk),
+                 comm->incoming + (uint64_t)member * chunk->n * chunk->item_bytes);
+}
+
+static int chunk_gather(struct mpi_comm *comm, const struct chunk *chunk, struct lade_error *error)
+{
+  chunk_pack(comm, chunk, 0, chunk_whole(chunk), comm->outgoing);
+  int status = pieces_transfer(comm, LADE_MPI_GATHER, comm->outgoing, chunk->n * chunk->item_bytes, error);
+  if (!status)
+    chunks_unpack(comm, chunk);
   return status;
 }
 
-/* Send every member its piece of src's block for it: elements [from, from + n). */
-static int chunk_exchange(struct mpi_comm *comm, const struct lade_collective *c, uint64_t from, uint64_t n,
-                          struct lade_error *error)
+/* Send every member its piece of the sources' blocks for it. */
+static int chunk_exchange(struct mpi_comm *comm, const struct chunk *chunk, struct lade_error *error)
 {
-  uint64_t item = lade_dtype_bytes(c->dtype);
+  const uint64_t bytes = chunk->n * chunk->item_bytes;
   for (int member = 0; member < comm->group.size; member++)
-    comm_copy(comm->base.params.pool, comm->outgoing + (uint64_t)member * n * item,
-              (const char *)c->src + ((uint64_t)member * c->n + from) * item, n * item);
-  return pieces_transfer(comm, LADE_MPI_EXCHANGE, comm->outgoing, n * item, error);
+    chunk_pack(comm, chunk, member, chunk_whole(chunk), comm->outgoing + (uint64_t)member * bytes);
+  return pieces_transfer(comm, LADE_MPI_EXCHANGE, comm->outgoing, bytes, error);
 }
 
 /* The sum of what came in, pieces of @stride elements, of the first @n of each. */
-static void incoming_sum(struct mpi_comm *comm, const struct lade_collective *c, uint64_t stride, uint64_t n, void *dst)
+static void incoming_sum(struct mpi_comm *comm, const struct chunk *chunk, uint64_t stride, uint64_t n)
 {
   for (int member = 0; member < comm->group.size; member++)
-    comm->terms[member] = comm->incoming + (uint64_t)member * stride * lade_dtype_bytes(c->dtype);
-  comm_sum(&comm->base.params, c->dtype, comm->terms, comm->group.size, dst, n);
+    comm->terms[member] = comm->incoming + (uint64_t)member * stride * chunk->item_bytes;
+  comm_sum(&comm->base.params, chunk->list->items->dtype, comm->terms, comm->group.size, comm->outgoing, n);
 }
 
-static int chunk_reduce_scatter(struct mpi_comm *comm, const struct lade_collective *c, uint64_t from, uint64_t n,
-                                struct lade_error *error)
+static int chunk_reduce_scatter(struct mpi_comm *comm, const struct chunk *chunk, struct lade_error *error)
 {
-  int status = chunk_exchange(comm, c, from, n, error);
+  int status = chunk_exchange(comm, chunk, error);
+  if (status)
+    return status;
+  incoming_sum(comm, chunk, chunk->n, chunk->n);
+  chunk_unpack(comm, chunk, 0, chunk_whole(chunk), comm->outgoing);
+  return 0;
+}
+
+static int chunk_all_to_all(struct mpi_comm *comm, const struct chunk *chunk, struct lade_error *error)
+{
+  int status = chunk_exchange(comm, chunk, error);
   if (!status)
-    incoming_sum(comm, c, n, n, (char *)c->dst + from * lade_dtype_bytes(c->dtype));
-  return status;
-}
-
-static int chunk_all_to_all(struct mpi_comm *comm, const struct lade_collective *c, uint64_t from, uint64_t n,
-                            struct lade_error *error)
-{
-  uint64_t item = lade_dtype_bytes(c->dtype);
-  int status = chunk_exchange(comm, c, from, n, error);
-  for (int member = 0; !status && member < comm->group.size; member++)
-    comm_copy(comm->base.params.pool, (char *)c->dst + ((uint64_t)member * c->n + from) * item,
-              comm->incoming + (uint64_t)member * n * item, n * item);
+    chunks_unpack(comm, chunk);
   return status;
 }
 
 /* Parts are padded to equal length for MPI; what the padding holds is never read. */
-static int chunk_all_reduce(struct mpi_comm *comm, const struct lade_collective *c, uint64_t from, uint64_t n,
-                            struct lade_error *error)
+static int chunk_all_reduce(struct mpi_comm *comm, const struct chunk *chunk, struct lade_error *error)
 {
   int size = comm->group.size;
-  uint64_t item = lade_dtype_bytes(c->dtype), most = comm_part_most(n, size);
-  for (int member = 0; member < size; member++) {
-    struct comm_part part = comm_part_get(n, size, member);
-    comm_copy(comm->base.params.pool, comm->outgoing + (uint64_t)member * most * item,
-              (const char *)c->src + (from + part.from) * item, part.n * item);
-  }
-  int status = pieces_transfer(comm, LADE_MPI_EXCHANGE, comm->outgoing, most * item, error);
+  const uint64_t most = comm_part_most(chunk->n, size), most_bytes = most * chunk->item_bytes;
+  for (int member = 0; member < size; member++)
+    chunk_pack(comm, chunk, 0, comm_part_get(chunk->n, size, member), comm->outgoing + (uint64_t)member * most_bytes);
+  int status = pieces_transfer(comm, LADE_MPI_EXCHANGE, comm->outgoing, most_bytes, error);
   if (status)
     return status;
-  incoming_sum(comm, c, most, comm_part_get(n, size, comm->group.rank).n, comm->outgoing);
-  status = pieces_transfer(comm, LADE_MPI_GATHER, comm->outgoing, most * item, error);
-  for (int member = 0; !status && member < size; member++) {
-    struct comm_part part = comm_part_get(n, size, member);
-    comm_copy(comm->base.params.pool, (char *)c->dst + (from + part.from) * item,
-              comm->incoming + (uint64_t)member * most * item, part.n * item);
-  }
+  incoming_sum(comm, chunk, most, comm_part_get(chunk->n, size, comm->group.rank).n);
+  status = pieces_transfer(comm, LADE_MPI_GATHER, comm->outgoing, most_bytes, error);
+  for (int member = 0; !status && member < size; member++)
+    chunk_unpack(comm, chunk, 0, comm_part_get(chunk->n, size, member), comm->incoming + (uint64_t)member * most_bytes);
   return status;
 }
 
-static int chunk_broadcast(struct mpi_comm *comm, const struct lade_collective *c, uint64_t from, uint64_t n,
-                           struct lade_error *error)
+static int chunk_broadcast(struct mpi_comm *comm, const struct chunk *chunk, struct lade_error *error)
 {
-  uint64_t item = lade_dtype_bytes(c->dtype);
-  char *dst = (char *)c->dst + from * item;
-  if (c->peer == comm->group.rank && c->src != c->dst)
-    comm_copy(comm->base.params.pool, dst, (const char *)c->src + from * item, n * item);
-  struct lade_mpi_transfer tell = {.kind = LADE_MPI_BROADCAST, .dst = dst, .bytes = (int)(n * item), .peer = c->peer};
-  return comm_group_transfer(&comm->group, &tell, error);
+  const int root = chunk->list->items->peer;
+  if (root == comm->group.rank)
+    chunk_pack(comm, chunk, 0, chunk_whole(chunk), comm->outgoing);
+  struct lade_mpi_transfer tell = {.kind = LADE_MPI_BROADCAST, .dst = comm->outgoing, .peer = root,
+                                   .bytes = (int)(chunk->n * chunk->item_bytes)};
+  int status = comm_group_transfer(&comm->group, &tell, error);
+  if (!status)
+    chunk_unpack(comm, chunk, 0, chunk_whole(chunk), comm->outgoing);
+  return status;
 }
 
-typedef int chunk_fn(struct mpi_comm *comm, const struct lade_collective *c, uint64_t from, uint64_t n,
-                     struct lade_error *error);
+typedef int chunk_fn(struct mpi_comm *comm, const struct chunk *chunk, struct lade_error *error);
 
-static int chunks_run(struct mpi_comm *comm, const struct lade_collective *c, struct lade_error *error)
+static int chunks_run(struct mpi_comm *comm, const struct lade_comm_list *list, struct lade_error *error)
 {
   static chunk_fn *const chunk_fns[] = {
       [LADE_ALL_GATHER] = chunk_gather,       [LADE_REDUCE_SCATTER] = chunk_reduce_scatter,
       [LADE_ALL_REDUCE] = chunk_all_reduce,   [LADE_ALL_TO_ALL] = chunk_all_to_all,
       [LADE_BROADCAST] = chunk_broadcast,
   };
-  uint64_t piece = comm->piece_bytes / lade_dtype_bytes(c->dtype);
-  uint64_t most = c->kind == LADE_ALL_REDUCE ? piece * (uint64_t)comm->group.size : piece;
+  const enum lade_collective_kind kind = list->items->kind;
+  struct chunk chunk = {.list = list, .item_bytes = lade_dtype_bytes(list->items->dtype)};
+  uint64_t piece = comm->piece_bytes / chunk.item_bytes, n = comm_list_elements(list);
+  uint64_t most = kind == LADE_ALL_REDUCE ? piece * (uint64_t)comm->group.size : piece;
   int status = 0;
-  for (uint64_t from = 0; !status && from < c->n; from += most)
-    status = chunk_fns[c->kind](comm, c, from, LADE_MIN(most, c->n - from), error);
+  for (; !status && chunk.from < n; chunk.from += most) {
+    chunk.n = LADE_MIN(most, n - chunk.from);
+    status = chunk_fns[kind](comm, &chunk, error);
+  }
   return status;
 }
 
-static int apart_run(struct mpi_comm *comm, const struct lade_collective *c, struct lade_error *error)
+static int apart_run(struct mpi_comm *comm, const struct lade_comm_list *list, struct lade_error *error)
 {
-  int status = comm->base.params.is_checked ? intents_check(comm, c, error) : 0;
+  int status = comm->base.params.is_checked ? intents_check(comm, list, error) : 0;
   if (status)
     return status;
-  if (c->kind == LADE_BARRIER || c->n == 0)
+  if (list->items->kind == LADE_BARRIER || comm_list_elements(list) == 0)
     return comm_group_gather(&comm->group, &status, comm->group.outcomes, sizeof(status), error);
-  return chunks_run(comm, c, error);
+  return chunks_run(comm, list, error);
 }
 
 /* ---- both ---- */
@@ -202,12 +235,12 @@ static int pair_run(struct mpi_comm *comm, const struct lade_collective *c, stru
   return 0;
 }
 
-static int mpi_run(lade_comm *base, const struct lade_collective *c, struct lade_error *error)
+static int mpi_run(lade_comm *base, const struct lade_comm_list *list, struct lade_error *error)
 {
   struct mpi_comm *comm = (struct mpi_comm *)base;
-  if (c->kind == LADE_SEND || c->kind == LADE_RECV)
-    return pair_run(comm, c, error);
-  return comm->is_shared ? comm_node_run(&comm->node, c, error) : apart_run(comm, c, error);
+  if (list->items->kind == LADE_SEND || list->items->kind == LADE_RECV)
+    return pair_run(comm, list->items, error);
+  return comm->is_shared ? comm_node_run(&comm->node, list, error) : apart_run(comm, list, error);
 }
 
 static void mpi_abort(lade_comm *base, const char *words)

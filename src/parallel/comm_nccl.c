@@ -11,7 +11,8 @@
  * calls, the word that says that it has ended. NCCL's handles do not block: a call that is still in progress is waited
  * for politely, since only then its kernel is on the stream, and given up when a peer has. What moves bytes is sent
  * as bytes, whatever its dtype, since NCCL does not know all of ours. An all_to_all is one group of sends and
- * receives. What moves nothing, and a barrier, is a sum of one number, because NCCL skips what is empty.
+ * receives; so is a list of what its items are. What moves nothing, and a barrier, is a sum of one number, because NCCL
+ * skips what is empty.
  *
  * lade_comm_run has a stream of the communicator's own and waits for its event.
  *
@@ -94,6 +95,25 @@ static bool is_pair(enum lade_collective_kind kind)
   return kind == LADE_SEND || kind == LADE_RECV;
 }
 
+/* The items of a list that move something, as one piece of work; no other kind of list has more than one. */
+static nccl_result list_call(const struct nccl_comm *comm, const struct lade_comm_list *list, nccl_stream stream,
+                             const char **ret_call)
+{
+  const struct nccl_library *nccl = &comm->job->nccl;
+  if (list->n == 1)
+    return collective_call(comm, list->items, stream, ret_call);
+  nccl_result result = nccl->ncclGroupStart();
+  *ret_call = "ncclGroupStart";
+  if (result)
+    return result;
+  for (int i = 0; i < list->n && !result; i++) {
+    if (list->items[i].n)
+      result = collective_call(comm, &list->items[i], stream, ret_call);
+  }
+  nccl_result ended = nccl->ncclGroupEnd(); /* also of a group that went wrong */
+  return result ? result : ended;
+}
+
 /* What stands for a collective that moves nothing: it must still meet. */
 static struct lade_collective meeting_of(const struct nccl_comm *comm, const struct lade_collective *c)
 {
@@ -115,12 +135,14 @@ static int progress_put(struct nccl_comm *comm, nccl_stream stream, _Atomic uint
 }
 
 /* Put one piece of work on the stream; calls held. */
-static int piece_put(struct nccl_comm *comm, const struct lade_collective *c, nccl_stream stream,
+static int piece_put(struct nccl_comm *comm, const struct lade_comm_list *list, nccl_stream stream,
                      struct lade_error *error)
 {
-  struct lade_collective real = c->n && c->kind != LADE_BARRIER ? *c : meeting_of(comm, c);
+  const struct lade_collective *c = list->items, meeting = meeting_of(comm, c);
+  bool is_moving = comm_list_elements(list) && c->kind != LADE_BARRIER;
+  const struct lade_comm_list real = is_moving ? *list : (struct lade_comm_list){&meeting, 1};
   const char *call = NULL;
-  int status = is_pair(c->kind) ? 0 : comm_nccl_intent_publish(comm, c, error);
+  int status = is_pair(c->kind) ? 0 : comm_nccl_intent_publish(comm, list, error);
   if (status)
     return status;
   const int lane = c->kind == LADE_RECV;
@@ -129,14 +151,14 @@ static int piece_put(struct nccl_comm *comm, const struct lade_collective *c, nc
   status = progress_put(comm, stream, &comm->progress[lane].n_begun, n, error);
   if (status)
     return status;
-  nccl_result result = collective_call(comm, &real, stream, &call);
+  nccl_result result = list_call(comm, &real, stream, &call);
   status = comm_nccl_settle(comm, comm->handle, call, result, error);
   return status ? status : progress_put(comm, stream, &comm->progress[lane].n_ended, n, error);
 }
 
 struct put {
   struct nccl_comm *comm;
-  const struct lade_collective *collective;
+  const struct lade_comm_list *list;
 };
 
 /* On the launching thread, with the device's context; what fails is the communicator's status, not the device's. */
@@ -148,7 +170,7 @@ static int collective_put(void *stream, void *args)
   pthread_mutex_lock(&comm->calls);
   int status = lade_comm_status(&comm->base, NULL);
   if (!status) {
-    status = piece_put(comm, put->collective, stream, &error);
+    status = piece_put(comm, put->list, stream, &error);
     if (status)
       comm_nccl_fail(comm, status, &error);
   }
@@ -156,10 +178,10 @@ static int collective_put(void *stream, void *args)
   return 0;
 }
 
-static int nccl_run(lade_comm *base, const struct lade_collective *c, struct lade_error *error)
+static int nccl_run(lade_comm *base, const struct lade_comm_list *list, struct lade_error *error)
 {
   struct nccl_comm *comm = (struct nccl_comm *)base;
-  struct put put = {comm, c};
+  struct put put = {comm, list};
   uint64_t count = 0;
   lade_cuda_queue_enqueue(comm->queue, collective_put, &put, NULL, &count);
   int device_status = lade_queue_sync(comm->queue, count); /* the watcher sees to it that this ends */
@@ -177,7 +199,7 @@ static bool nccl_launch(lade_comm *base, lade_queue *queue, struct lade_comm_wor
   struct nccl_comm *comm = (struct nccl_comm *)base;
   if (!lade_cuda_queue_is_stream(comm->job->device, queue))
     return false;
-  struct put put = {comm, &work->collective};
+  struct put put = {comm, &work->list};
   lade_cuda_queue_enqueue(queue, collective_put, &put, work->ret_span, ret_count);
   return true;
 }

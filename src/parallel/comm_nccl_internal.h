@@ -40,7 +40,8 @@ struct nccl_window {
 /* What a rank has launched, for the others to compare: in memory that they all see. */
 struct nccl_intent {
   _Atomic uint64_t what; /* sequence, peer, kind and dtype; written last */
-  _Atomic uint64_t n;
+  _Atomic uint64_t n;    /* elements of all items */
+  _Atomic uint64_t cut;  /* how many items there are, and a hash of how many elements each has */
 };
 
 struct nccl_board {
@@ -85,7 +86,7 @@ void comm_nccl_watch_remove(struct nccl_comm *comm);
 /* ---- with calls held ---- */
 
 /* Write on the own board what is launched now, and compare it with what others have. */
-int comm_nccl_intent_publish(struct nccl_comm *comm, const struct lade_collective *c, struct lade_error *error);
+int comm_nccl_intent_publish(struct nccl_comm *comm, const struct lade_comm_list *list, struct lade_error *error);
 
 /* Is there a reason to wait no longer? Members that differ, end, give up or do not come; a device that failed. */
 int comm_nccl_look(struct nccl_comm *comm, struct lade_error *error);

@@ -35,6 +35,9 @@
 
 #define WHAT_PEER_SHIFT 8
 #define WHAT_SEQUENCE_SHIFT 32
+#define CUT_HASH_SHIFT 8
+
+_Static_assert(LADE_COMM_LIST_MOST < 1 << CUT_HASH_SHIFT, "the number of items has its bits");
 
 static uint64_t what_of(const struct lade_collective *c, uint32_t sequence)
 {
@@ -43,11 +46,24 @@ static uint64_t what_of(const struct lade_collective *c, uint32_t sequence)
          | (uint64_t)c->dtype;
 }
 
-/* "all_reduce of 5 f32 with peer 0" into @text. */
-static const char *intent_tell(uint64_t what, uint64_t n, char text[96])
+/* FNV-1a, a word at a time; the number of items above it. */
+static uint64_t cut_of(const struct lade_comm_list *list)
 {
-  snprintf(text, 96, "%s of %llu %s with peer %u", lade_collective_name((enum lade_collective_kind)(what >> 4 & 15)),
-           (unsigned long long)n, lade_dtype_name((enum lade_dtype)(what & 15)),
+  uint64_t hash = 0xcbf29ce484222325;
+  for (int i = 0; i < list->n; i++)
+    hash = (hash ^ list->items[i].n) * 0x100000001b3;
+  return hash << CUT_HASH_SHIFT | (uint64_t)list->n;
+}
+
+/* "all_reduce of 5 f32 with peer 0", "all_reduce of 5 f32 in 2 with peer 0" into @text. */
+static const char *intent_tell(uint64_t what, uint64_t n, uint64_t cut, char text[128])
+{
+  char items[24] = "";
+  unsigned n_items = (unsigned)(cut & ((1u << CUT_HASH_SHIFT) - 1));
+  if (n_items > 1)
+    snprintf(items, sizeof(items), " in %u", n_items);
+  snprintf(text, 128, "%s of %llu %s%s with peer %u", lade_collective_name((enum lade_collective_kind)(what >> 4 & 15)),
+           (unsigned long long)n, lade_dtype_name((enum lade_dtype)(what & 15)), items,
            (unsigned)(what >> WHAT_PEER_SHIFT & 0xffffff));
   return text;
 }
@@ -57,16 +73,16 @@ static int intent_compare(const struct nccl_comm *comm, uint32_t sequence, int m
 {
   const struct nccl_intent *own = &comm->boards[comm->base.rank]->intents[sequence % NCCL_INTENTS];
   const struct nccl_intent *other = &comm->boards[member]->intents[sequence % NCCL_INTENTS];
-  uint64_t what = atomic_load(&other->what), n = atomic_load(&other->n);
-  uint64_t own_what = atomic_load(&own->what), own_n = atomic_load(&own->n);
+  uint64_t what = atomic_load(&other->what), n = atomic_load(&other->n), cut = atomic_load(&other->cut);
+  uint64_t own_what = atomic_load(&own->what), own_n = atomic_load(&own->n), own_cut = atomic_load(&own->cut);
   if (what >> WHAT_SEQUENCE_SHIFT != sequence || atomic_load(&other->what) != what)
     return 0; /* not come so far, or far ahead: a broadcast's root may be */
-  if (what == own_what && n == own_n)
+  if (what == own_what && n == own_n && cut == own_cut)
     return 0;
-  char text[96], own_text[96];
+  char text[128], own_text[128];
   return lade_error_set(error, -EPROTO, "rank %d runs %s, rank %d runs %s; all ranks of a group must run the same",
-                        comm->ranks[member], intent_tell(what, n, text), comm->ranks[comm->base.rank],
-                        intent_tell(own_what, own_n, own_text));
+                        comm->ranks[member], intent_tell(what, n, cut, text), comm->ranks[comm->base.rank],
+                        intent_tell(own_what, own_n, own_cut, own_text));
 }
 
 /* Compare the last @n_back launches with those of all others. */
@@ -83,7 +99,7 @@ static int intents_compare(const struct nccl_comm *comm, uint32_t n_back, struct
   return status;
 }
 
-int comm_nccl_intent_publish(struct nccl_comm *comm, const struct lade_collective *c, struct lade_error *error)
+int comm_nccl_intent_publish(struct nccl_comm *comm, const struct lade_comm_list *list, struct lade_error *error)
 {
   if (!comm->boards)
     return 0;
@@ -91,8 +107,9 @@ int comm_nccl_intent_publish(struct nccl_comm *comm, const struct lade_collectiv
   uint32_t sequence = atomic_load(&own->n_launched) + 1;
   struct nccl_intent *intent = &own->intents[sequence % NCCL_INTENTS];
   atomic_store(&intent->what, 0); /* who reads meanwhile sees neither the old one nor half of the new one */
-  atomic_store(&intent->n, c->n);
-  atomic_store(&intent->what, what_of(c, sequence));
+  atomic_store(&intent->n, comm_list_elements(list));
+  atomic_store(&intent->cut, cut_of(list));
+  atomic_store(&intent->what, what_of(list->items, sequence));
   atomic_store(&own->n_launched, sequence);
   return intents_compare(comm, 1, error);
 }

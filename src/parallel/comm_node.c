@@ -16,6 +16,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -173,32 +174,68 @@ void comm_node_late(struct comm_node *node, int member)
 
 /* ---- agreeing ---- */
 
+void comm_intent_fill(struct comm_intent *intent, const struct lade_comm_list *list, uint32_t sequence)
+{
+  const struct lade_collective *first = list->items;
+  *intent = (struct comm_intent){.kind = first->kind, .dtype = first->dtype, .n_items = (uint64_t)list->n};
+  intent->sequence = sequence;
+  intent->peer = first->kind == LADE_BROADCAST ? (uint32_t)first->peer : 0;
+  for (int i = 0; i < list->n; i++)
+    intent->n[i] = list->items[i].n;
+}
+
+#define INTENT_TEXT_BYTES 128
+/* "all_reduce of 5 fp32 with peer 0", of item @at; into @text. */
+static const char *intent_describe(const struct comm_intent *intent, uint64_t at, char *text)
+{
+  char which[48] = "";
+  at = LADE_MIN(at, intent->n_items - 1);
+  if (intent->n_items > 1)
+    snprintf(which, sizeof(which), " (number %d of %d together)", (int)at + 1, (int)intent->n_items);
+  snprintf(text, INTENT_TEXT_BYTES, "%s of %llu %s%s with peer %u", lade_collective_name(intent->kind),
+           (unsigned long long)intent->n[at], lade_dtype_name(intent->dtype), which, intent->peer);
+  return text;
+}
+
 int comm_intents_tell(const struct comm_group *group, int member, const struct comm_intent *other,
                       const struct comm_intent *first, struct lade_error *error)
 {
-  return lade_error_set(error, -EPROTO, "rank %d runs %s of %llu %s with peer %u, rank %d runs %s of %llu %s with peer "
-                        "%u; all ranks of a group must run the same", group->members[member],
-                        lade_collective_name(other->kind), (unsigned long long)other->n,
-                        lade_dtype_name(other->dtype), other->peer, group->members[0],
-                        lade_collective_name(first->kind), (unsigned long long)first->n, lade_dtype_name(first->dtype),
-                        first->peer);
+  char text[INTENT_TEXT_BYTES], first_text[INTENT_TEXT_BYTES];
+  uint64_t at = 0;
+  while (at + 1 < LADE_MIN(other->n_items, first->n_items) && other->n[at] == first->n[at])
+    at++;
+  at += other->n[at] == first->n[at] && other->n_items != first->n_items;
+  return lade_error_set(error, -EPROTO, "rank %d runs %s, rank %d runs %s; all ranks of a group must run the same",
+                        group->members[member], intent_describe(other, at, text), group->members[0],
+                        intent_describe(first, at, first_text));
+}
+
+/* Does every item that has elements lie in one window at both? */
+static void whereabouts_compare(const struct comm_intent *intent, const struct comm_whereabouts *own,
+                                const struct comm_whereabouts *first, struct comm_agreement *ret)
+{
+  for (uint64_t i = 0; i < intent->n_items; i++) {
+    if (!intent->n[i])
+      continue;
+    ret->is_src_shared &= own[i].src_window && own[i].src_window == first[i].src_window;
+    ret->is_dst_shared &= own[i].dst_window && own[i].dst_window == first[i].dst_window;
+  }
 }
 
 /* All intents of this sequence are there: are they one, and is all memory shared? */
 static int intents_compare(struct comm_node *node, struct comm_agreement *ret, struct lade_error *error)
 {
   int parity = node->n_sequences & 1;
-  const struct comm_intent *first = &node->control->members[0].intents[parity];
+  const struct comm_member *members = node->control->members;
+  const struct comm_intent *first = &members[0].intents[parity];
+  const size_t bytes = offsetof(struct comm_intent, n) + first->n_items * sizeof(first->n[0]);
   *ret = (struct comm_agreement){.parity = parity, .is_src_shared = true, .is_dst_shared = true};
   for (int member = 0; member < node->group->size; member++) {
-    const struct comm_intent *other = &node->control->members[member].intents[parity];
-    if (other->kind != first->kind || other->dtype != first->dtype || other->n != first->n ||
-        other->peer != first->peer || other->sequence != first->sequence) {
+    if (memcmp(&members[member].intents[parity], first, bytes) != 0) {
       atomic_store(&node->group->job->has_failed, true);
-      return comm_intents_tell(node->group, member, other, first, error);
+      return comm_intents_tell(node->group, member, &members[member].intents[parity], first, error);
     }
-    ret->is_src_shared &= other->src_window && other->src_window == first->src_window;
-    ret->is_dst_shared &= other->dst_window && other->dst_window == first->dst_window;
+    whereabouts_compare(first, members[member].whereabouts[parity], members[0].whereabouts[parity], ret);
   }
   return 0;
 }
@@ -215,33 +252,37 @@ static uint64_t dst_blocks(const struct comm_node *node, const struct lade_colle
   return c->kind == LADE_ALL_GATHER || c->kind == LADE_ALL_TO_ALL ? (uint64_t)node->group->size : 1;
 }
 
-static int intents_meet(struct comm_node *node, const struct lade_collective *c, struct comm_agreement *ret,
+static int intents_meet(struct comm_node *node, const struct lade_comm_list *list, struct comm_agreement *ret,
                         struct lade_error *error)
 {
-  struct comm_job *job = node->group->job;
-  struct comm_intent *own = &node->control->members[node->group->rank].intents[++node->n_sequences & 1];
-  uint64_t bytes = lade_collective_bytes(c);
-  *own = (struct comm_intent){.kind = c->kind, .dtype = c->dtype, .n = c->n, .sequence = node->n_sequences};
-  own->peer = c->kind == LADE_BROADCAST ? (uint32_t)c->peer : 0;
-  if (bytes) {
-    own->src_window = comm_window_find(job, c->src, bytes * src_blocks(node, c), &own->src_offset);
-    own->dst_window = comm_window_find(job, c->dst, bytes * dst_blocks(node, c), &own->dst_offset);
+  const int parity = ++node->n_sequences & 1;
+  struct comm_member *own = &node->control->members[node->group->rank];
+  comm_intent_fill(&own->intents[parity], list, node->n_sequences);
+  for (int i = 0; i < list->n; i++) {
+    const struct lade_collective *c = &list->items[i];
+    struct comm_whereabouts *where = &own->whereabouts[parity][i];
+    uint64_t bytes = lade_collective_bytes(c);
+    *where = (struct comm_whereabouts){0};
+    if (!bytes)
+      continue;
+    where->src_window = comm_window_find(node->group->job, c->src, bytes * src_blocks(node, c), &where->src_offset);
+    where->dst_window = comm_window_find(node->group->job, c->dst, bytes * dst_blocks(node, c), &where->dst_offset);
   }
   int status = comm_node_meet(node, error);
   return status ? status : intents_compare(node, ret, error);
 }
 
-int comm_node_run(struct comm_node *node, const struct lade_collective *c, struct lade_error *error)
+int comm_node_run(struct comm_node *node, const struct lade_comm_list *list, struct lade_error *error)
 {
   struct comm_agreement agreement;
   int status = comm_node_status(node, error);
   if (!status)
-    status = intents_meet(node, c, &agreement, error);
-  if (status || c->kind == LADE_BARRIER || c->n == 0)
+    status = intents_meet(node, list, &agreement, error);
+  if (status || list->items->kind == LADE_BARRIER || comm_list_elements(list) == 0)
     return status;
-  if (comm_move_is_direct(c, &agreement))
-    return comm_move_direct(node, c, &agreement, error);
-  return comm_move_staged(node, c, error);
+  if (comm_move_is_direct(list, &agreement))
+    return comm_move_direct(node, list, &agreement, error);
+  return comm_move_staged(node, list, error);
 }
 
 /* ---- making and ending ---- */

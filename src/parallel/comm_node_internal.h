@@ -9,17 +9,23 @@
 
 #define COMM_WORDS_BYTES 448 /* of a line of lade_error; the rest says whose they are */
 
-/* What a member is about to run; compared before anything moves. */
+/* What a member is about to run; compared before anything moves. No padding. */
 struct comm_intent {
   uint32_t kind, dtype, peer, sequence;
-  uint64_t n;
-  uint64_t src_window, src_offset, dst_window, dst_offset; /* window 0: private memory */
+  uint64_t n_items;
+  uint64_t n[LADE_COMM_LIST_MOST]; /* of each; 0 behind the last */
+};
+
+/* Where an item's buffers lie; window 0: private memory, or none. */
+struct comm_whereabouts {
+  uint64_t src_window, src_offset, dst_window, dst_offset;
 };
 
 struct comm_member {
   _Alignas(64) _Atomic uint32_t n_arrived; /* meetings that it has come to */
   _Atomic uint32_t n_busy;                 /* in the world's segment: things that it does by itself */
-  struct comm_intent intents[2];           /* by the parity of their sequence */
+  struct comm_intent intents[2];           /* by the parity of their sequence; and of each item, where it is */
+  struct comm_whereabouts whereabouts[2][LADE_COMM_LIST_MOST];
   char words[COMM_WORDS_BYTES];            /* of an abort */
 };
 
@@ -62,8 +68,10 @@ int comm_node_init(struct comm_node *node, struct comm_group *group, const struc
 void comm_node_finish(struct comm_node *node);
 
 /* Not for send and recv. */
-int comm_node_run(struct comm_node *node, const struct lade_collective *collective, struct lade_error *error);
+int comm_node_run(struct comm_node *node, const struct lade_comm_list *list, struct lade_error *error);
 
+/* The intent of a list. */
+void comm_intent_fill(struct comm_intent *intent, const struct lade_comm_list *list, uint32_t sequence);
 /* -EPROTO with the line about two intents that differ. */
 int comm_intents_tell(const struct comm_group *group, int member, const struct comm_intent *other,
                       const struct comm_intent *first, struct lade_error *error);

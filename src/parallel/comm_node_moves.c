@@ -13,7 +13,11 @@
  * two places, by the chunk's parity, so one meeting per chunk is enough. What a rank contributes to its own
  * part never goes through a slot.
  *
- * A sum is made by one rank per element over all terms in the order of ranks, so chunks and paths cannot change it.
+ * A list moves item by item directly, with the meetings of one; staged, its blocks are laid end to end and cut into
+ * chunks without regard to where one ends, so that many small ones share a chunk and its meeting.
+ *
+ * A sum is made by one rank per element over all terms in the order of ranks, so chunks, lists and paths cannot change
+ * it.
  */
 #include <errno.h>
 #include <string.h>
@@ -72,23 +76,24 @@ void comm_sum(const struct lade_comm_params *params, enum lade_dtype dtype, cons
 
 struct direct {
   struct comm_node *node;
-  const struct lade_collective *c;
-  const struct comm_agreement *agreement;
-  uint64_t item_bytes;
+  const struct lade_collective *c; /* the item that moves */
+  int i_item;
+  int parity;
+  uint64_t item_bytes; /* of an element */
 };
 
 static const char *src_at(const struct direct *d, int member, uint64_t element)
 {
-  const struct comm_intent *intent = &d->node->control->members[member].intents[d->agreement->parity];
-  return (const char *)comm_window_at(d->node->group->job, intent->src_window, d->node->group->members[member],
-                                      intent->src_offset) + element * d->item_bytes;
+  const struct comm_whereabouts *where = &d->node->control->members[member].whereabouts[d->parity][d->i_item];
+  return (const char *)comm_window_at(d->node->group->job, where->src_window, d->node->group->members[member],
+                                      where->src_offset) + element * d->item_bytes;
 }
 
 static const char *dst_at(const struct direct *d, int member, uint64_t element)
 {
-  const struct comm_intent *intent = &d->node->control->members[member].intents[d->agreement->parity];
-  return (const char *)comm_window_at(d->node->group->job, intent->dst_window, d->node->group->members[member],
-                                      intent->dst_offset) + element * d->item_bytes;
+  const struct comm_whereabouts *where = &d->node->control->members[member].whereabouts[d->parity][d->i_item];
+  return (const char *)comm_window_at(d->node->group->job, where->dst_window, d->node->group->members[member],
+                                      where->dst_offset) + element * d->item_bytes;
 }
 
 /* dst block @member = @n elements of that member's src from @element on, for every other member, nearest first. */
@@ -114,55 +119,65 @@ static void elements_sum(const struct direct *d, uint64_t element, uint64_t n, v
   comm_sum(d->node->params, d->c->dtype, d->node->terms, size, dst, n);
 }
 
-static int all_reduce_direct(const struct direct *d, struct lade_error *error)
+/* What needs nothing but the sources; of a broadcast, the root puts it into its own dst, from where all fetch it. */
+static void item_begin(const struct direct *d)
 {
-  int size = d->node->group->size, rank = d->node->group->rank;
-  struct comm_part own = comm_part_get(d->c->n, size, rank);
-  elements_sum(d, own.from, own.n, (char *)d->c->dst + own.from * d->item_bytes);
-  int status = comm_node_meet(d->node, error);
-  for (int i = 1; !status && i < size; i++) {
+  const int size = d->node->group->size, rank = d->node->group->rank;
+  const uint64_t own_block = (uint64_t)rank * d->c->n;
+  const struct comm_part own = comm_part_get(d->c->n, size, rank);
+  switch (d->c->kind) {
+  case LADE_ALL_GATHER: blocks_fetch(d, 0); return;
+  case LADE_ALL_TO_ALL: blocks_fetch(d, own_block); return;
+  case LADE_REDUCE_SCATTER: elements_sum(d, own_block, d->c->n, d->c->dst); return;
+  case LADE_ALL_REDUCE: elements_sum(d, own.from, own.n, (char *)d->c->dst + own.from * d->item_bytes); return;
+  default:
+    if (rank == d->c->peer && d->c->src != d->c->dst)
+      comm_copy(d->node->params->pool, d->c->dst, d->c->src, lade_collective_bytes(d->c));
+  }
+}
+
+/* What others have made in theirs. */
+static void item_end(const struct direct *d)
+{
+  const int size = d->node->group->size, rank = d->node->group->rank;
+  for (int i = 1; i < size && d->c->kind == LADE_ALL_REDUCE; i++) {
     int member = (rank + i) % size;
     struct comm_part part = comm_part_get(d->c->n, size, member);
     comm_deliver(d->node->params, (char *)d->c->dst + part.from * d->item_bytes, dst_at(d, member, part.from),
                  part.n * d->item_bytes);
   }
-  return status ? status : comm_node_meet(d->node, error);
+  if (d->c->kind == LADE_BROADCAST && rank != d->c->peer)
+    comm_deliver(d->node->params, d->c->dst, dst_at(d, d->c->peer, 0), lade_collective_bytes(d->c));
 }
 
-/* The root puts it into its own dst, from where all fetch it. */
-static int broadcast_direct(const struct direct *d, struct lade_error *error)
+bool comm_move_is_direct(const struct lade_comm_list *list, const struct comm_agreement *agreement)
 {
-  bool is_root = d->node->group->rank == d->c->peer;
-  uint64_t bytes = lade_collective_bytes(d->c);
-  if (is_root && d->c->src != d->c->dst)
-    comm_copy(d->node->params->pool, d->c->dst, d->c->src, bytes);
-  int status = comm_node_meet(d->node, error);
-  if (!status && !is_root)
-    comm_deliver(d->node->params, d->c->dst, dst_at(d, d->c->peer, 0), bytes);
-  return status ? status : comm_node_meet(d->node, error);
-}
-
-bool comm_move_is_direct(const struct lade_collective *c, const struct comm_agreement *agreement)
-{
-  switch (c->kind) {
+  switch (list->items->kind) {
   case LADE_ALL_REDUCE: return agreement->is_src_shared && agreement->is_dst_shared;
   case LADE_BROADCAST: return agreement->is_dst_shared;
   default: return agreement->is_src_shared;
   }
 }
 
-int comm_move_direct(struct comm_node *node, const struct lade_collective *c, const struct comm_agreement *agreement,
+static void items_each(struct comm_node *node, const struct lade_comm_list *list, int parity,
+                       void (*move)(const struct direct *))
+{
+  for (int i = 0; i < list->n; i++) {
+    const struct direct direct = {node, &list->items[i], i, parity, lade_dtype_bytes(list->items[i].dtype)};
+    if (direct.c->n)
+      move(&direct);
+  }
+}
+
+int comm_move_direct(struct comm_node *node, const struct lade_comm_list *list, const struct comm_agreement *agreement,
                      struct lade_error *error)
 {
-  struct direct direct = {node, c, agreement, lade_dtype_bytes(c->dtype)};
-  uint64_t own_block = (uint64_t)node->group->rank * c->n;
-  switch (c->kind) {
-  case LADE_ALL_GATHER: blocks_fetch(&direct, 0); break;
-  case LADE_ALL_TO_ALL: blocks_fetch(&direct, own_block); break;
-  case LADE_REDUCE_SCATTER: elements_sum(&direct, own_block, c->n, c->dst); break;
-  case LADE_ALL_REDUCE: return all_reduce_direct(&direct, error);
-  default: return broadcast_direct(&direct, error);
-  }
+  const bool is_twofold = list->items->kind == LADE_ALL_REDUCE || list->items->kind == LADE_BROADCAST;
+  items_each(node, list, agreement->parity, item_begin);
+  int status = comm_node_meet(node, error);
+  if (status || !is_twofold)
+    return status;
+  items_each(node, list, agreement->parity, item_end);
   return comm_node_meet(node, error);
 }
 
@@ -170,18 +185,19 @@ int comm_move_direct(struct comm_node *node, const struct lade_collective *c, co
 
 struct staged {
   struct comm_node *node;
-  const struct lade_collective *c;
-  uint64_t item_bytes;
-  uint64_t chunk; /* elements: of a block, or for all_reduce and broadcast of the whole */
-  uint64_t n_chunks;
+  const struct lade_comm_list *list;
+  enum lade_collective_kind kind;
+  uint64_t item_bytes; /* of an element */
+  uint64_t chunk; /* elements: of the blocks, or for all_reduce and broadcast of the wholes, laid end to end */
+  uint64_t n, n_chunks;
   bool is_block_wise; /* a slot holds a piece for every member */
 };
 
-/* The chunk's elements: [from, from + n) of the block or the whole. */
+/* The chunk's elements: [from, from + n) of the blocks or wholes. */
 static struct comm_part chunk_get(const struct staged *s, uint64_t i_chunk)
 {
   uint64_t from = i_chunk * s->chunk;
-  return (struct comm_part){from, LADE_MIN(s->chunk, s->c->n - from)};
+  return (struct comm_part){from, LADE_MIN(s->chunk, s->n - from)};
 }
 
 static char *slot_at(const struct staged *s, int member, uint64_t i_chunk, uint64_t element)
@@ -194,29 +210,43 @@ static char *result_at(const struct staged *s, uint64_t i_chunk, uint64_t elemen
   return s->node->results + (i_chunk & 1) * s->node->chunk_bytes + element * s->item_bytes;
 }
 
-static void copy_elements(const struct staged *s, void *dst, const void *src, uint64_t n)
+/* The stretch's source: in the block for @member where there are such, else in the whole. */
+static const char *stretch_src(const struct staged *s, const struct comm_stretch *at, int member)
 {
-  comm_copy(s->node->params->pool, dst, src, n * s->item_bytes);
+  uint64_t block = s->is_block_wise ? (uint64_t)member * at->item->n : 0;
+  return (const char *)at->item->src + (block + at->at) * s->item_bytes;
+}
+
+static char *stretch_dst(const struct staged *s, const struct comm_stretch *at, uint64_t i_block)
+{
+  return (char *)at->item->dst + (i_block * at->item->n + at->at) * s->item_bytes;
+}
+
+/* A piece of this rank's source, for @member where pieces are, to its slot from @element on. */
+static void piece_in(const struct staged *s, uint64_t i_chunk, int member, struct comm_part piece, uint64_t element)
+{
+  struct comm_walk walk = comm_walk_begin(s->list, piece.from, piece.n);
+  for (struct comm_stretch at; comm_walk_next(&walk, &at);)
+    comm_copy(s->node->params->pool, slot_at(s, s->node->group->rank, i_chunk, element + at.from),
+              stretch_src(s, &at, member), at.n * s->item_bytes);
 }
 
 static void chunk_in(const struct staged *s, uint64_t i_chunk)
 {
   int rank = s->node->group->rank, size = s->node->group->size;
   struct comm_part chunk = chunk_get(s, i_chunk);
-  const char *src = s->c->src;
-  if (s->c->kind == LADE_BROADCAST && s->c->peer != rank)
+  if (s->kind == LADE_BROADCAST && s->list->items->peer != rank)
     return;
-  if (!s->is_block_wise && s->c->kind != LADE_ALL_REDUCE) {
-    copy_elements(s, slot_at(s, rank, i_chunk, 0), src + chunk.from * s->item_bytes, chunk.n);
+  if (!s->is_block_wise && s->kind != LADE_ALL_REDUCE) {
+    piece_in(s, i_chunk, rank, chunk, 0);
     return;
   }
   for (int member = 0; member < size; member++) {
-    if (member == rank)
-      continue;
-    struct comm_part piece = s->is_block_wise ? (struct comm_part){(uint64_t)member * chunk.n, chunk.n}
-                                         : comm_part_get(chunk.n, size, member);
-    uint64_t from = s->is_block_wise ? (uint64_t)member * s->c->n + chunk.from : chunk.from + piece.from;
-    copy_elements(s, slot_at(s, rank, i_chunk, piece.from), src + from * s->item_bytes, piece.n);
+    struct comm_part part = comm_part_get(chunk.n, size, member);
+    if (member != rank && s->is_block_wise)
+      piece_in(s, i_chunk, member, chunk, (uint64_t)member * chunk.n);
+    else if (member != rank)
+      piece_in(s, i_chunk, member, (struct comm_part){chunk.from + part.from, part.n}, part.from);
   }
 }
 
@@ -224,62 +254,74 @@ static void chunk_in(const struct staged *s, uint64_t i_chunk)
 static void chunk_sum(const struct staged *s, uint64_t i_chunk)
 {
   int rank = s->node->group->rank, size = s->node->group->size;
-  struct comm_part chunk = chunk_get(s, i_chunk);
-  struct comm_part piece = s->is_block_wise ? (struct comm_part){(uint64_t)rank * chunk.n, chunk.n}
-                                       : comm_part_get(chunk.n, size, rank);
-  uint64_t from = s->is_block_wise ? (uint64_t)rank * s->c->n + chunk.from : chunk.from + piece.from;
-  for (int member = 0; member < size; member++)
-    s->node->terms[member] = slot_at(s, member, i_chunk, piece.from);
-  s->node->terms[rank] = (const char *)s->c->src + from * s->item_bytes;
-  void *dst = s->is_block_wise ? (char *)s->c->dst + chunk.from * s->item_bytes : result_at(s, i_chunk, piece.from);
-  comm_sum(s->node->params, s->c->dtype, s->node->terms, size, dst, piece.n);
+  struct comm_part chunk = chunk_get(s, i_chunk), part = comm_part_get(chunk.n, size, rank);
+  if (s->is_block_wise)
+    part = (struct comm_part){0, chunk.n};
+  const uint64_t first = s->is_block_wise ? (uint64_t)rank * chunk.n : part.from; /* in slots */
+  struct comm_walk walk = comm_walk_begin(s->list, chunk.from + part.from, part.n);
+  for (struct comm_stretch at; comm_walk_next(&walk, &at);) {
+    for (int member = 0; member < size; member++)
+      s->node->terms[member] = slot_at(s, member, i_chunk, first + at.from);
+    s->node->terms[rank] = stretch_src(s, &at, rank);
+    void *dst = s->is_block_wise ? stretch_dst(s, &at, 0) : result_at(s, i_chunk, first + at.from);
+    comm_sum(s->node->params, at.item->dtype, s->node->terms, size, dst, at.n);
+  }
+}
+
+/* What came for the chunk at @src to block @i_block of every dst. */
+static void piece_out(const struct staged *s, struct comm_part chunk, const char *src, int i_block)
+{
+  struct comm_walk walk = comm_walk_begin(s->list, chunk.from, chunk.n);
+  for (struct comm_stretch at; comm_walk_next(&walk, &at);)
+    comm_deliver(s->node->params, stretch_dst(s, &at, (uint64_t)i_block), src + at.from * s->item_bytes,
+                 at.n * s->item_bytes);
 }
 
 static void chunk_out(const struct staged *s, uint64_t i_chunk)
 {
   int rank = s->node->group->rank, size = s->node->group->size;
   struct comm_part chunk = chunk_get(s, i_chunk);
-  char *dst = s->c->dst;
-  if (s->c->kind == LADE_ALL_REDUCE || s->c->kind == LADE_BROADCAST) {
-    bool is_sum = s->c->kind == LADE_ALL_REDUCE;
-    const char *src = is_sum ? result_at(s, i_chunk, 0) : slot_at(s, s->c->peer, i_chunk, 0);
-    if (is_sum || rank != s->c->peer)
-      comm_deliver(s->node->params, dst + chunk.from * s->item_bytes, src, chunk.n * s->item_bytes);
+  if (s->kind == LADE_ALL_REDUCE) {
+    piece_out(s, chunk, result_at(s, i_chunk, 0), 0);
+    return;
+  }
+  if (s->kind == LADE_BROADCAST) {
+    if (rank != s->list->items->peer)
+      piece_out(s, chunk, slot_at(s, s->list->items->peer, i_chunk, 0), 0);
     return;
   }
   for (int i = 1; i < size; i++) {
     int member = (rank + i) % size;
-    const char *src = slot_at(s, member, i_chunk, s->is_block_wise ? (uint64_t)rank * chunk.n : 0);
-    comm_deliver(s->node->params, dst + ((uint64_t)member * s->c->n + chunk.from) * s->item_bytes, src,
-                 chunk.n * s->item_bytes);
+    piece_out(s, chunk, slot_at(s, member, i_chunk, s->is_block_wise ? (uint64_t)rank * chunk.n : 0), member);
   }
 }
 
 /* What a rank gives to itself. */
-static void own_copy(const struct staged *s)
+static void own_copy(const struct staged *s, const struct lade_collective *c)
 {
-  uint64_t rank = (uint64_t)s->node->group->rank, n = s->c->n;
-  const char *src = s->c->src;
-  char *dst = s->c->dst;
-  if (s->c->kind == LADE_ALL_GATHER || s->c->kind == LADE_ALL_TO_ALL)
-    dst += rank * n * s->item_bytes;
-  if (s->c->kind == LADE_ALL_TO_ALL)
-    src += rank * n * s->item_bytes;
-  bool is_mine = s->c->kind != LADE_BROADCAST || s->c->peer == (int)rank;
-  if (is_mine && src != dst)
-    comm_deliver(s->node->params, dst, src, n * s->item_bytes);
+  uint64_t rank = (uint64_t)s->node->group->rank, bytes = lade_collective_bytes(c);
+  const char *src = c->src;
+  char *dst = c->dst;
+  if (c->kind == LADE_ALL_GATHER || c->kind == LADE_ALL_TO_ALL)
+    dst += rank * bytes;
+  if (c->kind == LADE_ALL_TO_ALL)
+    src += rank * bytes;
+  bool is_mine = c->kind != LADE_BROADCAST || c->peer == (int)rank;
+  if (is_mine && src != dst && bytes)
+    comm_deliver(s->node->params, dst, src, bytes);
 }
 
-int comm_move_staged(struct comm_node *node, const struct lade_collective *c, struct lade_error *error)
+int comm_move_staged(struct comm_node *node, const struct lade_comm_list *list, struct lade_error *error)
 {
-  bool is_sum = c->kind == LADE_REDUCE_SCATTER || c->kind == LADE_ALL_REDUCE, is_out = c->kind != LADE_REDUCE_SCATTER;
-  struct staged s = {node, c, lade_dtype_bytes(c->dtype), 0, 0, c->kind == LADE_REDUCE_SCATTER ||
-                                                                  c->kind == LADE_ALL_TO_ALL};
+  const enum lade_collective_kind kind = list->items->kind;
+  bool is_sum = kind == LADE_REDUCE_SCATTER || kind == LADE_ALL_REDUCE, is_out = kind != LADE_REDUCE_SCATTER;
+  struct staged s = {node, list, kind, lade_dtype_bytes(list->items->dtype), 0, comm_list_elements(list), 0,
+                     kind == LADE_REDUCE_SCATTER || kind == LADE_ALL_TO_ALL};
   s.chunk = node->chunk_bytes / s.item_bytes / (s.is_block_wise ? (uint64_t)node->group->size : 1);
-  s.n_chunks = (c->n + s.chunk - 1) / s.chunk;
+  s.n_chunks = (s.n + s.chunk - 1) / s.chunk;
   uint64_t depth = is_sum && is_out ? 2 : 1; /* stages behind the first, a meeting apart */
-  if (!is_sum)
-    own_copy(&s);
+  for (int i = 0; i < list->n && !is_sum; i++)
+    own_copy(&s, &list->items[i]);
   for (uint64_t step = 0;; step++) {
     if (is_out && step >= depth)
       chunk_out(&s, step - depth);

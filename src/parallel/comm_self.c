@@ -14,7 +14,7 @@ struct self {
   atomic_bool has_spoken;
 };
 
-static int self_run(lade_comm *comm, const struct lade_collective *c, struct lade_error *error)
+static void collective_run(lade_comm *comm, const struct lade_collective *c)
 {
   const struct lade_kernel_ctx ctx = {.pool = comm->params.pool};
   struct lade_rank_sum_args sum = {.dtype = c->dtype, .n_terms = 1, .n_elements = (int64_t)c->n, .x = &c->src,
@@ -24,15 +24,22 @@ static int self_run(lade_comm *comm, const struct lade_collective *c, struct lad
   case LADE_ALL_REDUCE:
     if (c->n)
       comm->params.kernels->fn[LADE_K_RANK_SUM](&ctx, &sum);
-    return 0;
+    return;
   case LADE_ALL_GATHER:
   case LADE_ALL_TO_ALL:
   case LADE_BROADCAST:
     if (c->n && c->dst != c->src)
       memcpy(c->dst, c->src, lade_collective_bytes(c));
-    return 0;
-  default: return 0; /* a barrier; a send has no other rank to go to and was refused */
+    return;
+  default: return; /* a barrier; a send has no other rank to go to and was refused */
   }
+}
+
+static int self_run(lade_comm *comm, const struct lade_comm_list *list, struct lade_error *error)
+{
+  for (int i = 0; i < list->n; i++)
+    collective_run(comm, &list->items[i]);
+  return 0;
 }
 
 static int self_create(const struct lade_comm_params *params, struct lade_error *error, lade_comm **ret_comm);

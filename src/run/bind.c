@@ -237,30 +237,30 @@ static void parts_bind(const lade_executor *ex, const struct lade_program *progr
 }
 
 static void collective_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
-                            struct lade_comm_work *work)
+                            struct lade_collective *collective)
 {
   const struct lade_operand *src = &program->operands[instr->first_operand];
   const struct lade_operand *dst = src + instr->n_operands - 1; /* the same: in place */
   const enum lade_dtype dtype = lade_value_dtype(ex->graph, src->reads.tensor);
-  work->collective = (struct lade_collective){
+  *collective = (struct lade_collective){
       .kind = (enum lade_collective_kind)instr->collective, .dtype = dtype,
       .n = LADE_MIN(src->bytes, dst->bytes) / lade_dtype_bytes(dtype), /* of the block, where one side has all */
       .src = executor_address(ex, program, src->buffer, src->offset),
       .dst = executor_address(ex, program, dst->buffer, dst->offset)};
   if (instr->param >= 0 && lade_axis_has_parts((enum lade_axis)instr->axis))
-    parts_bind(ex, program, instr->param, &work->collective);
+    parts_bind(ex, program, instr->param, collective);
 }
 
 static void border_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
-                        struct lade_comm_work *work)
+                        struct lade_collective *collective)
 {
   const struct lade_operand *operand = &program->operands[instr->first_operand];
   const bool is_send = instr->kind == LADE_INSTR_SEND;
   const enum lade_dtype dtype = ex->graph->tensors[is_send ? operand->reads.tensor : operand->makes.tensor].dtype;
   void *data = executor_address(ex, program, operand->buffer, operand->offset);
-  work->collective = (struct lade_collective){.kind = is_send ? LADE_SEND : LADE_RECV, .dtype = dtype,
-                                              .peer = instr->peer, .n = operand->bytes / lade_dtype_bytes(dtype),
-                                              .src = is_send ? data : NULL, .dst = is_send ? NULL : data};
+  *collective = (struct lade_collective){.kind = is_send ? LADE_SEND : LADE_RECV, .dtype = dtype,
+                                         .peer = instr->peer, .n = operand->bytes / lade_dtype_bytes(dtype),
+                                         .src = is_send ? data : NULL, .dst = is_send ? NULL : data};
 }
 
 static int instr_bind(lade_executor *ex, struct bound_program *bound, int at)
@@ -298,11 +298,11 @@ static int instr_bind(lade_executor *ex, struct bound_program *bound, int at)
     sum_bind(ex, program, instr, call);
     break;
   case LADE_INSTR_COLLECTIVE:
-    collective_bind(ex, program, instr, &bound->comms[at]);
+    collective_bind(ex, program, instr, &bound->collectives[at]);
     break;
   case LADE_INSTR_SEND:
   case LADE_INSTR_RECV:
-    border_bind(ex, program, instr, &bound->comms[at]);
+    border_bind(ex, program, instr, &bound->collectives[at]);
     break;
   default:
     io_bind(ex, program, instr, &bound->ios[at]);
@@ -321,10 +321,12 @@ int bound_init(lade_executor *ex, const struct lade_program *program, struct bou
   b->streams = calloc(n, sizeof(*b->streams));
   b->copies = calloc(n, sizeof(*b->copies));
   b->comms = calloc(n, sizeof(*b->comms));
+  b->collectives = calloc(n, sizeof(*b->collectives));
   b->counts = calloc(n, sizeof(*b->counts));
   b->spans = calloc(n, sizeof(*b->spans));
   b->before = calloc(n, sizeof(*b->before));
-  if (!b->calls || !b->ios || !b->streams || !b->copies || !b->comms || !b->counts || !b->spans || !b->before)
+  if (!b->calls || !b->ios || !b->streams || !b->copies || !b->comms || !b->collectives || !b->counts || !b->spans ||
+      !b->before)
     return -ENOMEM;
   int32_t last[LADE_N_QUEUES];
   for (int q = 0; q < LADE_N_QUEUES; q++)
@@ -336,6 +338,7 @@ int bound_init(lade_executor *ex, const struct lade_program *program, struct bou
     b->before[i] = last[queue];
     last[queue] = i;
     b->copies[i].ret_span = b->comms[i].ret_span = &b->spans[i];
+    b->comms[i].list = (struct lade_comm_list){&b->collectives[i], 1};
     if (!ex->is_dry)
       status = instr_bind(ex, b, i);
     else if (program->instrs[i].kind == LADE_INSTR_COPY)
@@ -352,6 +355,7 @@ void bound_finish(struct bound_program *bound)
   free(bound->streams);
   free(bound->copies);
   free(bound->comms);
+  free(bound->collectives);
   free(bound->counts);
   free(bound->spans);
   free(bound->before);

@@ -93,7 +93,7 @@ static void place_put(const lade_executor *ex, const struct bound_program *bound
   if (instr->n_operands)
     lade_value_name(program->graph, (operand->access & LADE_READS ? operand->reads : operand->makes).tensor, name);
   lade_error_set(line, why.code, "%s, instruction %d (%s %s over %s): %s", step, at,
-                 lade_collective_name(bound->comms[at].collective.kind), name, lade_axis_name((enum lade_axis)axis),
+                 lade_collective_name(bound->collectives[at].kind), name, lade_axis_name((enum lade_axis)axis),
                  why.text);
 }
 
@@ -130,7 +130,7 @@ static void collective_submit(lade_executor *ex, struct bound_program *bound, in
     struct lade_error line;
     bound->counts[at] = lade_queue_submitted(queue);
     lade_error_set(&line, status, "instruction %d (%s) was refused by its communicator", at,
-                   lade_collective_name(bound->comms[at].collective.kind));
+                   lade_collective_name(bound->collectives[at].kind));
     executor_fail(ex, status, &line);
   }
   comms_check(ex, bound);

@@ -104,6 +104,7 @@ struct bound_program {
   struct stream_slot *stream_slots;
   struct lade_copy *copies;
   struct lade_comm_work *comms;
+  struct lade_collective *collectives; /* what comms' lists are of */
   uint64_t *counts; /* of the running step: the event of each instruction */
   struct lade_span *spans; /* when each instruction ran */
   int32_t *before;         /* the one before it on its queue, -1 */

@@ -270,6 +270,71 @@ static void comm_verify(lade_comm *comm, const uint64_t *sizes, int n_sizes)
   }
 }
 
+/* ---- lists ---- */
+
+#define LIST_MOST_ELEMENTS 20011
+
+/* @n trials in one call, in rooms of their own one behind another. */
+static void list_run(lade_comm *comm, const struct trial *like, const uint64_t *sizes, int n, char *src, char *dst)
+{
+  static struct trial trials[LADE_COMM_LIST_MOST];
+  struct lade_collective items[LADE_COMM_LIST_MOST];
+  struct lade_error error = {0};
+  uint64_t at = 0;
+  for (int i = 0; i < n; i++) {
+    trials[i] = *like;
+    trials[i].n = sizes[i];
+    trials[i].seed = like->seed + (uint32_t)(i * like->size); /* the same root of a broadcast */
+    trials[i].src = src + at;
+    trials[i].dst = dst + at;
+    at += lade_align_up(((uint64_t)like->size * sizes[i] + 1) * sizeof(float), 64);
+    trial_fill(&trials[i]);
+    items[i] = trials[i].c;
+  }
+  if (lade_comm_run_list(comm, &(struct lade_comm_list){items, n}, &error))
+    fail_msg("rank %d: %s", world.rank, error.text);
+  for (int i = 0; i < n; i++)
+    trial_expect(&trials[i]);
+}
+
+/* Every kind and type, apart and in place; the second list is of one chunk, the third of nothing. */
+static void lists_verify(lade_comm *comm, bool is_src_window, bool is_dst_window)
+{
+  static const uint64_t sizes[3][9] = {{0, 3, 515, 1, LIST_MOST_ELEMENTS, 64, 4099, 0, 17}, {5, 6, 7, 8}, {0, 0}};
+  static const int counts[] = {9, 4, 2};
+  struct trial like = {.comm = comm, .rank = lade_comm_rank(comm), .size = lade_comm_size(comm), .seed = 31};
+  const uint64_t bytes = ((uint64_t)like.size * 2 * LIST_MOST_ELEMENTS + 512) * sizeof(float);
+  char *src = bytes_get(comm, bytes, is_src_window), *dst = bytes_get(comm, bytes, is_dst_window);
+  for (int which = 0; which < 3 * 2 * 2 * (LADE_BROADCAST + 1); which++, like.seed++) {
+    const int list = which % 3;
+    like.dtype = which / 3 & 1 ? LADE_BF16 : LADE_F32;
+    like.is_in_place = which / 3 & 2;
+    like.kind = (enum lade_collective_kind)(which / 12);
+    if (!(like.is_in_place && like.kind == LADE_ALL_TO_ALL))
+      list_run(comm, &like, sizes[list], counts[list], src, dst);
+  }
+  room_free(comm, dst, is_dst_window);
+  room_free(comm, src, is_src_window);
+}
+
+static void a_list_has_the_bits_of_its_items(void **state)
+{
+  for (int windows = 0; windows < 4; windows++)
+    lists_verify(world.comm, windows & 1, windows & 2);
+}
+
+static void a_list_may_be_long(void **state)
+{
+  struct trial like = {.comm = world.comm, .rank = world.rank, .size = world.size, .seed = 3, .kind = LADE_ALL_REDUCE};
+  uint64_t sizes[LADE_COMM_LIST_MOST];
+  for (int i = 0; i < LADE_COMM_LIST_MOST; i++)
+    sizes[i] = (uint64_t)(i * 7 % 65);
+  char *src = room_get(world.comm, false), *dst = room_get(world.comm, false);
+  list_run(world.comm, &like, sizes, LADE_COMM_LIST_MOST, src, dst);
+  room_free(world.comm, dst, false);
+  room_free(world.comm, src, false);
+}
+
 /* ---- properties ---- */
 
 static void results_are_the_reference_s_bits(void **state)
@@ -452,7 +517,7 @@ static void lane_submit(struct lane *lane)
     t->dst = at + lane_bytes(lane, i);
     at += 2 * lane_bytes(lane, i);
     trial_fill(t);
-    lane->works[i] = (struct lade_comm_work){.collective = t->c};
+    lane->works[i] = (struct lade_comm_work){.list = {&t->c, 1}};
     assert_int_equal(lade_comm_launch(lane->comm, lane->queue, &lane->works[i], &lane->count), 0);
   }
 }
@@ -500,8 +565,8 @@ static void a_dry_device_only_counts_the_time(void **state)
   assert_int_equal(lade_device_open_dry(&params, NULL, &device), 0);
   assert_int_equal(lade_queue_create(device, LADE_QUEUE_COMM, &queue), 0);
   float x = 3;
-  struct lade_comm_work work = {.collective = {.kind = LADE_ALL_REDUCE, .n = 1, .src = &x, .dst = &x},
-                                .predicted_ns = 1234};
+  const struct lade_collective sum = {.kind = LADE_ALL_REDUCE, .n = 1, .src = &x, .dst = &x};
+  struct lade_comm_work work = {.list = {&sum, 1}, .predicted_ns = 1234};
   uint64_t count = 0;
   assert_int_equal(lade_comm_launch(world.comm, queue, &work, &count), 0);
   assert_int_equal(lade_queue_sync(queue, count), 0);
@@ -513,13 +578,35 @@ static void a_dry_device_only_counts_the_time(void **state)
 
 /* ---- refusals ---- */
 
-static void refusal_verify(struct lade_collective c, const char *words)
+static void list_refusal_verify(const struct lade_collective *items, int n, const char *words)
 {
   struct lade_error error = {0};
-  assert_int_equal(lade_comm_run(world.comm, &c, &error), -EINVAL);
+  assert_int_equal(lade_comm_run_list(world.comm, &(struct lade_comm_list){items, n}, &error), -EINVAL);
   if (!strstr(error.text, words))
     fail_msg("'%s' is not in '%s'", words, error.text);
   assert_int_equal(lade_comm_status(world.comm, NULL), 0); /* it can be used on */
+}
+
+static void refusal_verify(struct lade_collective c, const char *words)
+{
+  list_refusal_verify(&c, 1, words);
+}
+
+static void lists_that_make_no_sense_are_refused(void **state)
+{
+  float x[4] = {0};
+  const struct lade_collective sum = {.kind = LADE_ALL_REDUCE, .n = 1, .src = x, .dst = x};
+  struct lade_collective items[2] = {sum, sum};
+  list_refusal_verify(items, 0, "a list of 0 collectives");
+  list_refusal_verify(items, LADE_COMM_LIST_MOST + 1, "it has 1 to 64");
+  items[1].kind = LADE_BROADCAST;
+  list_refusal_verify(items, 2, "a list of all_reduce and broadcast");
+  items[1] = sum;
+  items[1].dtype = LADE_BF16;
+  list_refusal_verify(items, 2, "it is of one kind, dtype and peer");
+  items[0].kind = items[1].kind = LADE_BARRIER;
+  items[1].dtype = items[0].dtype;
+  list_refusal_verify(items, 2, "has no send, recv or barrier");
 }
 
 static void arguments_that_make_no_sense_are_refused(void **state)
@@ -611,6 +698,8 @@ int main(int argc, char **argv)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(results_are_the_reference_s_bits),
       cmocka_unit_test(the_same_every_time_and_everywhere),
+      cmocka_unit_test(a_list_has_the_bits_of_its_items),
+      cmocka_unit_test(a_list_may_be_long),
       cmocka_unit_test(what_is_sent_arrives_in_order),
       cmocka_unit_test(a_send_is_synchronous),
       cmocka_unit_test(every_axis_of_a_mesh_is_a_group),
@@ -619,6 +708,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(many_are_in_flight_on_several_queues),
       cmocka_unit_test(a_dry_device_only_counts_the_time),
       cmocka_unit_test(arguments_that_make_no_sense_are_refused),
+      cmocka_unit_test(lists_that_make_no_sense_are_refused),
   };
   struct lade_error error = {0};
   const char *path = argc > 1 ? argv[1] : "self", *ending = argc > 2 ? argv[2] : NULL;

@@ -424,8 +424,9 @@ nccl_result ncclGroupStart(void)
 nccl_result ncclGroupEnd(void)
 {
   nccl_result result = enter("ncclGroupEnd");
-  LADE_ASSERT(group_depth == 1);
-  group_depth = 0;
+  LADE_ASSERT(group_depth >= 1);
+  if (--group_depth > 0)
+    return leave(result);
   if (result || is_group_bad || group.n_ops == 0)
     return leave(result ? result : is_group_bad ? NCCL_INVALID_USAGE : NCCL_DONE);
   return leave(group_close());
@@ -448,9 +449,10 @@ static nccl_result op_put(const char *function, struct ncclComm *comm, void *str
   bool is_alone = group_depth == 0;
   if (is_alone)
     group = (struct launch){.n_ops = 0};
-  if (group.n_ops && (!is_pair(op->kind) || !is_pair(group.ops[0].kind) || group.comm != comm
-                      || group.stream != stream || group.n_ops == (int)LADE_COUNT(group.ops)))
-    nccl_misuse(comm, "a group of more than one communicator's sends and receives");
+  const enum op_kind first = group.ops[0].kind;
+  if (group.n_ops && ((is_pair(op->kind) ? !is_pair(first) : op->kind != first) || group.comm != comm
+                      || group.stream != stream || group.n_ops == MAX_OPS))
+    nccl_misuse(comm, "a group of more than one communicator, or of things that are not alike");
   group.comm = comm;
   group.stream = stream;
   group.ops[group.n_ops++] = *op;

@@ -14,6 +14,7 @@
 #define MAX_RANKS 16
 #define SLOT_BYTES 65536
 #define BOX_BYTES 8192
+#define MAX_OPS 512 /* of a group */
 
 enum op_kind { OP_ALL_GATHER, OP_REDUCE_SCATTER, OP_ALL_REDUCE, OP_BROADCAST, OP_SEND, OP_RECV };
 
@@ -59,7 +60,7 @@ struct launch {
   struct ncclComm *comm;
   void *stream;
   int n_ops;
-  struct op ops[2 * MAX_RANKS];
+  struct op ops[MAX_OPS];
   struct launch *next;
 };
 

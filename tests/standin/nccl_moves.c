@@ -229,5 +229,6 @@ void nccl_launch_run(struct launch *launch)
   if (launch->ops[0].kind == OP_SEND || launch->ops[0].kind == OP_RECV)
     pairs_run(launch);
   else
-    collective_run(launch->comm, &launch->ops[0]);
+    for (int i = 0; i < launch->n_ops; i++)
+      collective_run(launch->comm, &launch->ops[i]);
 }

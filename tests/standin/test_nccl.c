@@ -101,8 +101,8 @@ static int kinds_run(lade_comm *comm, float *data, struct lade_error *error)
 static int launched_run(lade_device *device, lade_comm *comm, float *data, struct lade_error *error)
 {
   struct lade_span span = {0};
-  struct lade_comm_work work = {.collective = {.kind = LADE_ALL_REDUCE, .n = N, .src = data, .dst = data},
-                                .ret_span = &span};
+  const struct lade_collective sum = {.kind = LADE_ALL_REDUCE, .n = N, .src = data, .dst = data};
+  struct lade_comm_work work = {.list = {&sum, 1}, .ret_span = &span};
   lade_queue *queue = NULL;
   uint64_t count = 0;
   int status = lade_queue_create(device, LADE_QUEUE_COMM, &queue);
@@ -331,7 +331,8 @@ static void an_abort_ends_what_hangs(void **state)
   assert_int_equal(lade_comm_alloc(comm, N * sizeof(float), &error, &data), 0);
   assert_int_equal(lade_queue_create(device, LADE_QUEUE_COMM, &queue), 0);
   assert_int_equal(standin.set("async=1,async_code=0"), 0); /* hangs, and NCCL says nothing */
-  struct lade_comm_work work = {.collective = {.kind = LADE_ALL_REDUCE, .n = N, .src = data, .dst = data}};
+  const struct lade_collective sum = {.kind = LADE_ALL_REDUCE, .n = N, .src = data, .dst = data};
+  struct lade_comm_work work = {.list = {&sum, 1}};
   assert_int_equal(lade_comm_launch(comm, queue, &work, &count), 0);
   assert_false(lade_queue_poll(queue, count));
   lade_comm_abort(comm, "enough");
