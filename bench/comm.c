@@ -5,6 +5,8 @@
  * BYTES is the whole vector: what an all_reduce reduces, a reduce_scatter takes and an all_gather makes, per rank.
  * Each round runs every series once, between two barriers; ratios are taken within rounds, and the median round
  * counts. "direct" has its buffers in shared memory (lade_comm_alloc), "staged" in the same private memory as MPI.
+ *
+ * Then the same number of small tensors, which is what a bucket of gradients has, one by one and as a list.
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -17,6 +19,8 @@
 
 #define ROUNDS_MOST 101
 #define N_SIZES_MOST 1024
+#define N_SMALL LADE_COMM_LIST_MOST
+#define SMALL_ELEMENTS 4096
 
 extern char **environ;
 
@@ -33,6 +37,7 @@ struct bench {
   float *src[N_WAYS], *dst[N_WAYS];
   int counts[N_SIZES_MOST];
   double ms[N_OPS][N_WAYS][ROUNDS_MOST];
+  double small_ms[2][ROUNDS_MOST]; /* one by one, and as a list */
 };
 
 static void die(const struct bench *bench, const char *why)
@@ -70,6 +75,24 @@ static double series_run(struct bench *bench, enum op op, enum way way)
   else
     lade_run(bench, kinds[op], op == ALL_REDUCE ? bench->n : bench->n / (uint64_t)bench->size, bench->src[way],
              bench->dst[way]);
+  lade_run(bench, LADE_BARRIER, 0, NULL, NULL);
+  return (double)(lade_now_ns() - begin_ns) * 1e-6;
+}
+
+/* Reductions of N_SMALL tensors of private memory. */
+static double small_run(struct bench *bench, bool is_list)
+{
+  struct lade_collective items[N_SMALL];
+  struct lade_error error;
+  for (uint64_t i = 0; i < N_SMALL; i++)
+    items[i] = (struct lade_collective){.kind = LADE_ALL_REDUCE, .dtype = LADE_F32, .n = SMALL_ELEMENTS,
+                                        .src = bench->src[STAGED] + i * SMALL_ELEMENTS,
+                                        .dst = bench->dst[STAGED] + i * SMALL_ELEMENTS};
+  lade_run(bench, LADE_BARRIER, 0, NULL, NULL);
+  int64_t begin_ns = lade_now_ns();
+  for (int i = 0; i < N_SMALL; i += is_list ? N_SMALL : 1)
+    if (lade_comm_run_list(bench->comm, &(struct lade_comm_list){items + i, is_list ? N_SMALL : 1}, &error))
+      die(bench, error.text);
   lade_run(bench, LADE_BARRIER, 0, NULL, NULL);
   return (double)(lade_now_ns() - begin_ns) * 1e-6;
 }
@@ -132,6 +155,12 @@ static void results_print(const struct bench *bench)
            median(ms[MPI], ms[DIRECT], bench->n_rounds), median(ms[STAGED], NULL, bench->n_rounds),
            median(ms[MPI], ms[STAGED], bench->n_rounds));
   }
+  if (bench->n < N_SMALL * SMALL_ELEMENTS)
+    return;
+  printf("all_reduce of %d tensors of %d KiB: one by one %.2f, a list %.2f (%.2f times)\n", N_SMALL,
+         SMALL_ELEMENTS * 4 / 1024, median(bench->small_ms[0], NULL, bench->n_rounds),
+         median(bench->small_ms[1], NULL, bench->n_rounds),
+         median(bench->small_ms[0], bench->small_ms[1], bench->n_rounds));
 }
 
 int main(int argc, char **argv)
@@ -165,6 +194,10 @@ int main(int argc, char **argv)
         bench.ms[op][way][LADE_MAX(round, 0)] = series_run(&bench, op, way);
       }
       results_compare(&bench, op);
+    }
+    for (int i = 0; i < 2 && bench.n >= N_SMALL * SMALL_ELEMENTS; i++) {
+      const bool is_list = (i + round) & 1;
+      bench.small_ms[is_list][LADE_MAX(round, 0)] = small_run(&bench, is_list);
     }
   }
   if (bench.rank == 0)

@@ -378,17 +378,13 @@ static json_t *stage_json(const struct stage_plan *stage, int n_ranks)
     json_object_set_new(object, "refusal", json_text(stage->refusal.text));
     return object;
   }
-  json_t *ledger = json_object(), *sent = json_object();
+  json_t *ledger = json_object();
   for (int owner = 0; owner <= LADE_N_OWNERS; owner++)
     json_object_set_new(ledger, owner == LADE_N_OWNERS ? "total" : row_name(owner),
                         json_bytes(stage_owner_bytes(stage, owner)));
-  for (int axis = 0; axis < LADE_N_AXES; axis++) {
-    if (info->comm_bytes[axis])
-      json_object_set_new(sent, lade_axis_name((enum lade_axis)axis), json_bytes(info->comm_bytes[axis]));
-  }
   json_object_set_new(object, "ledger", ledger);
   json_object_set_new(object, "host_bytes", json_bytes(info->plan->peak_bytes[LADE_HOST]));
-  json_object_set_new(object, "comm_bytes", sent);
+  comm_set(object, info);
   json_object_set_new(object, "predicted_step_seconds", json_number((double)info->plan->predicted_ns / 1e9));
   if (stage->step.wall_ns)
     json_object_set_new(object, "dry_step_seconds", json_number((double)stage->step.wall_ns / 1e9));

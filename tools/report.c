@@ -208,6 +208,20 @@ static uint64_t most_of(const uint64_t *peaks, int n)
   return most;
 }
 
+void comm_set(json_t *object, const struct lade_session_info *info)
+{
+  json_t *sent = json_object(), *calls = json_object();
+  for (int axis = 0; axis < LADE_N_AXES; axis++) {
+    const char *name = lade_axis_name((enum lade_axis)axis);
+    if (info->comm_bytes[axis])
+      json_object_set_new(sent, name, json_bytes(info->comm_bytes[axis]));
+    if (info->comm_calls[axis])
+      json_object_set_new(calls, name, json_integer(info->comm_calls[axis]));
+  }
+  json_object_set_new(object, "comm_bytes", sent);
+  json_object_set_new(object, "comm_calls", calls);
+}
+
 void layout_set(json_t *object, const struct lade_session_info *info)
 {
   char name[LADE_LAYOUT_NAME_BYTES];
@@ -215,13 +229,8 @@ void layout_set(json_t *object, const struct lade_session_info *info)
   json_object_set_new(object, "layout", json_string(lade_layout_name(&info->layout, name)));
   if (info->layout.mesh.world == 1)
     return;
-  json_t *sent = json_object();
-  for (int axis = 0; axis < LADE_N_AXES; axis++) {
-    if (info->comm_bytes[axis])
-      json_object_set_new(sent, lade_axis_name((enum lade_axis)axis), json_bytes(info->comm_bytes[axis]));
-  }
   json_object_set_new(object, "rank", json_integer(info->layout.rank));
-  json_object_set_new(object, "comm_bytes", sent);
+  comm_set(object, info);
 }
 
 /* What is known of all ranks: peaks, of which those above are then the largest, and the bubble. */
@@ -277,6 +286,8 @@ void layout_print(const struct lade_session_info *info, FILE *file)
       continue;
     fprintf(file, "%s%s %s", before, lade_axis_name((enum lade_axis)axis),
             lade_size_format(info->comm_bytes[axis], text, sizeof(text)));
+    if (info->comm_calls[axis]) /* a pipeline's sends are none */
+      fprintf(file, " in %d call%s", info->comm_calls[axis], info->comm_calls[axis] == 1 ? "" : "s");
     before = ", ";
   }
   fputc('\n', file);

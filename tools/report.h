@@ -67,7 +67,10 @@ void store_traffic_print(const struct lade_session_info *info, double step_secon
 
 /* Of several ranks: their layout, whose figures these are, and what this one sends in a step. Nothing for one rank. */
 void layout_print(const struct lade_session_info *info, FILE *file);
-/* "ranks" and "layout"; with several ranks also "rank" and "comm_bytes". */
+/* "comm_bytes" and "comm_calls" of a step, by axis. */
+void comm_set(struct json_t *object, const struct lade_session_info *info);
+
+/* "ranks" and "layout"; with several ranks also "rank" and the above. */
 void layout_set(struct json_t *object, const struct lade_session_info *info);
 
 /* {"compute": seconds, ...} by queue; queues between ranks only where there are several. */

@@ -200,8 +200,9 @@ static int list_check(const lade_comm *comm, const struct lade_comm_list *list, 
   for (int i = 1; i < list->n && !status; i++) {
     const struct lade_collective *c = &list->items[i];
     if (c->kind != first->kind || c->dtype != first->dtype || c->peer != first->peer || !is_listable(c->kind))
-      status = lade_error_set(error, -EINVAL, "a list of %s and %s: it is of one kind, dtype and peer, and has no send, "
-                              "recv or barrier", lade_collective_name(first->kind), lade_collective_name(c->kind));
+      status = lade_error_set(error, -EINVAL, "a list of %s and %s: it is of one kind, dtype and peer, and has no "
+                              "send, recv or barrier", lade_collective_name(first->kind),
+                              lade_collective_name(c->kind));
   }
   return status;
 }

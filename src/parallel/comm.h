@@ -43,8 +43,8 @@
  * Waiting sleeps; where there are more ranks than cores nobody spins.
  *
  * NCCL differs where the GPU's side of it cannot be had otherwise:
- *   sums      in an order of NCCL's own, a function of ranks, machine and n, of all n of a list; BF16 is rounded at each
- *             addition. The same at every rank and every time on one machine. is_ordered of lade_comm_info tells
+ *   sums      in an order of NCCL's own, a function of ranks, machine and n, of all n of a list; BF16 is rounded at
+ *             each addition. The same at every rank and every time on one machine. is_ordered of lade_comm_info tells
  *   lists     one group of NCCL's calls
  *   order     communicators of one device are launched in one order by all ranks, not independently: their kernels
  *             wait for each other on the same GPU
@@ -70,7 +70,7 @@ typedef struct lade_comm lade_comm;
 #define LADE_COMM_STOPPED_MS 5000
 #define LADE_COMM_TIMEOUT_MS 300000          /* the default: what is slower than that says that it is busy */
 #define LADE_COMM_STAGING_BYTES (1ull << 20) /* the default */
-#define LADE_COMM_LIST_MOST 64               /* collectives of a list: what each says of itself has room in shared memory */
+#define LADE_COMM_LIST_MOST 64               /* of a list: what each says of itself has room in shared memory */
 
 enum lade_comm_engine {
   LADE_COMM_AUTO, /* self in a world of one, else MPI */

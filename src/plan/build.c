@@ -2,9 +2,9 @@
 /*
  * Emission: steps and intervals become instructions over buffers.
  *
- * The list is written slot by slot. A slot holds the copies out that lives.c placed there, then the copies in,
- * then the step itself, so that memory is given back before it is asked for. A buffer is made where an interval
- * begins and its lifetime grows with every instruction that names it; an op that may work in place takes over
+ * The list is written slot by slot. A slot holds the sums over ranks that lives.c placed there, the copies out, then
+ * the copies in, then the step itself, so that memory is given back before it is asked for. A buffer is made where an
+ * interval begins and its lifetime grows with every instruction that names it; an op that may work in place takes over
  * its input's buffer when that input's interval ends there and nobody copies it out. After the last
  * gradient of a parameter come its sums of squares, while it is still on the device; after all steps the
  * clip verdict and the updates, each where its parameter is at home. Early, a parameter is updated as soon as
@@ -78,6 +78,48 @@ void operand_change(struct builder *b, int role, int32_t buffer, struct lade_val
   struct lade_value next = value;
   next.version++;
   operand_add(b, role, buffer, LADE_READS_AND_MAKES, value, next, 0, bytes);
+}
+
+/* ---- collectives of parameters ---- */
+
+/*
+ * Does the collective that has just begun belong to the bundle that the instruction before it ended? Of one unit, or
+ * all together within a bucket: longer ones would keep what waits for the first from going on.
+ */
+static bool is_bundled(const struct builder *b, const struct lade_instr *instr, uint64_t bytes)
+{
+  if (b->bundle.last < 0 || b->bundle.last != b->instrs.n - 2 ||
+      b->bundle.last - b->bundle.first + 1 == LADE_COMM_LIST_MOST)
+    return false;
+  const struct lade_instr *first = &b->instrs.items[b->bundle.first];
+  const struct lade_param *params = b->graph->params;
+  bool is_one_unit =
+      b->graph->tensors[params[first->param].tensor].unit == b->graph->tensors[params[instr->param].tensor].unit;
+  return first->collective == instr->collective && first->axis == instr->axis &&
+         (is_one_unit || b->bundle.bytes + bytes <= b->bucket_bytes[instr->axis]);
+}
+
+void collective_begin(struct builder *b, enum lade_collective_kind kind, enum lade_axis axis, int param,
+                      int microbatch, uint64_t bytes)
+{
+  struct lade_instr *instr = instr_begin(b, LADE_INSTR_COLLECTIVE, lade_axis_queue(axis));
+  instr->collective = (uint8_t)kind;
+  instr->axis = (uint8_t)axis;
+  instr->param = param;
+  instr->microbatch = (int16_t)microbatch;
+  instr->is_joined = param >= 0 && !b->status && is_bundled(b, instr, bytes);
+  if (param < 0 || b->status) {
+    instr->predicted_ns = plan_collective_ns(b->params, kind, axis, bytes);
+    return;
+  }
+  const int32_t at = b->instrs.n - 1;
+  if (!instr->is_joined)
+    b->bundle.first = at;
+  b->bundle.bytes = bytes + (instr->is_joined ? b->bundle.bytes : 0);
+  b->bundle.last = at;
+  b->instrs.items[b->bundle.first].predicted_ns += instr->is_joined
+                                                       ? plan_joined_ns(b->params, kind, axis, bytes)
+                                                       : plan_collective_ns(b->params, kind, axis, bytes);
 }
 
 /* ---- values ---- */
@@ -223,17 +265,42 @@ static void interval_leave(struct builder *b, int at)
   transfer_emit(b, src, (struct place){b->elsewhere[it->value], 0}, value);
 }
 
-static void interval_fetch(struct builder *b, int at)
+/* Of what is gathered, this rank's block. */
+static void interval_fetch(struct builder *b, struct transfer *transfer)
 {
+  const int at = transfer->interval;
   const struct plan_interval *it = &b->lives->intervals[at];
   const struct lade_tensor *what = &b->graph->tensors[it->value % b->graph->n_tensors];
   b->on_device[at] = buffer_make(b, LADE_DEVICE, interval_owner(b, it),
                                  value_bytes(b, it->value % b->graph->n_tensors), false);
   if (it->source == PLAN_GATHERED)
-    weight_gather_emit(b, what->param, b->on_device[at], 0);
+    transfer->block = weight_block_emit(b, what->param, b->on_device[at]);
   else
     transfer_emit(b, (struct place){b->elsewhere[it->value], 0}, (struct place){b->on_device[at], 0},
                   value_now(b, it->value));
+}
+
+static void interval_gather(struct builder *b, const struct transfer *transfer)
+{
+  const struct plan_interval *it = &b->lives->intervals[transfer->interval];
+  if (it->source == PLAN_GATHERED)
+    weight_gather_emit(b, b->graph->tensors[it->value % b->graph->n_tensors].param, transfer->block,
+                       b->on_device[transfer->interval]);
+}
+
+/* Copies of one slot; gathers stand together behind them, so that they can be bundled. */
+static void transfers_emit(struct builder *b, struct transfer *transfers, int n)
+{
+  for (int i = 0; i < n && !b->status; i++) {
+    if (transfers[i].is_in)
+      interval_fetch(b, &transfers[i]);
+    else
+      interval_leave(b, transfers[i].interval);
+  }
+  for (int i = 0; i < n && !b->status; i++) {
+    if (transfers[i].is_in)
+      interval_gather(b, &transfers[i]);
+  }
 }
 
 /* By slot; copies out before copies in; then in the order of need. */
@@ -259,8 +326,8 @@ static void transfers_collect(struct builder *b)
 {
   for (int i = 0; i < b->lives->n_intervals; i++) {
     const struct plan_interval *it = &b->lives->intervals[i];
-    transfer_push(b, (struct transfer){it->fetch_slot, i, it->first_pos, true});
-    transfer_push(b, (struct transfer){it->leave_slot, i, it->last_pos, false});
+    transfer_push(b, (struct transfer){.slot = it->fetch_slot, .interval = i, .need = it->first_pos, .is_in = true});
+    transfer_push(b, (struct transfer){.slot = it->leave_slot, .interval = i, .need = it->last_pos});
   }
   if (b->transfers.n)
     qsort(b->transfers.items, (size_t)b->transfers.n, sizeof(*b->transfers.items), transfer_compare);
@@ -365,11 +432,6 @@ static void step_emit(struct builder *b, int pos)
   if (op->workspace_bytes)
     operand_make(b, LADE_ROLE_SCRATCH, buffer_make(b, LADE_DEVICE, LADE_OWNER_WORKSPACE, op->workspace_bytes, false),
                  (struct lade_value){-1, 0, 0}, op->workspace_bytes);
-  for (int i = 0; i < op->n_out; i++) {
-    int param = op->out[i] < 0 ? -1 : b->graph->tensors[op->out[i]].param;
-    if (param >= 0 && b->grad_versions[param] % b->n_adds[param] == 0)
-      grad_emit(b, param, step->microbatch);
-  }
 }
 
 /* ---- the whole ---- */
@@ -398,6 +460,9 @@ static int builder_init(struct builder *b)
   memset(b->on_device, -1, (size_t)b->lives->n_intervals * sizeof(*b->on_device));
   memset(b->elsewhere, -1, n_values * sizeof(*b->elsewhere));
   memcpy(b->now, b->lives->first_interval, n_values * sizeof(*b->now));
+  for (int axis = 0; axis < LADE_N_AXES; axis++)
+    b->bucket_bytes[axis] = plan_bucket_bytes(b->params, (enum lade_axis)axis);
+  b->bundle.last = -1;
   for (int param = 0; param < graph->n_params; param++)
     b->first_partials[param + 1] = b->first_partials[param] + lade_held_partials(graph, b->params->layout, param);
   memset(b->block_buffers, -1, n_params * sizeof(*b->block_buffers));
@@ -441,14 +506,16 @@ static void program_emit(struct builder *b)
                               value_bytes(b, lade_value_scalar(graph, LADE_SCALAR_PARTIALS)), false);
     b->verdict = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT, sizeof(struct lade_verdict), false);
   }
-  int next = 0, next_early = 0;
+  int next = 0, next_early = 0, next_handing = 0;
   for (int slot = 0; slot <= b->n_steps && !b->status; slot++) {
-    for (; next < b->transfers.n && b->transfers.items[next].slot == slot; next++) {
-      if (b->transfers.items[next].is_in)
-        interval_fetch(b, b->transfers.items[next].interval);
-      else
-        interval_leave(b, b->transfers.items[next].interval);
-    }
+    const int first_handing = next_handing, first = next;
+    while (next_handing < b->lives->n_handings && b->lives->handings[next_handing].slot == slot)
+      next_handing++;
+    if (next_handing > first_handing)
+      grads_emit(b, b->lives->handings + first_handing, next_handing - first_handing);
+    while (next < b->transfers.n && b->transfers.items[next].slot == slot)
+      next++;
+    transfers_emit(b, b->transfers.items + first, next - first);
     for (; b->early && next_early < graph->n_params && b->early[next_early].slot == slot; next_early++)
       early_emit(b, b->early[next_early].param);
     if (slot < b->n_steps)
@@ -456,6 +523,21 @@ static void program_emit(struct builder *b)
   }
   if (b->params->is_training && !b->status)
     end_emit(b);
+}
+
+/* A bundle runs at once: what any of it touches lives through all of it. */
+static void bundles_hold(struct builder *b)
+{
+  for (int at = 0, end; at < b->instrs.n; at = end) {
+    for (end = at + 1; end < b->instrs.n && b->instrs.items[end].is_joined; end++)
+      ;
+    const int operands_end = end < b->instrs.n ? b->instrs.items[end].first_operand : b->operands.n;
+    for (int i = b->instrs.items[at].first_operand; i < operands_end; i++) {
+      struct lade_buffer *buffer = &b->buffers.items[b->operands.items[i].buffer];
+      buffer->first = LADE_MIN(buffer->first, at);
+      buffer->last = LADE_MAX(buffer->last, end - 1);
+    }
+  }
 }
 
 /* Residents live for the whole list; a buffer that nothing names (an unused part) costs its bytes all the same. */
@@ -480,8 +562,10 @@ static int program_emit_all(const struct lade_build_params *params, const struct
   b.status = builder_init(&b);
   if (!b.status)
     program_emit(&b);
-  if (!b.status)
+  if (!b.status) {
+    bundles_hold(&b);
     lifetimes_close(&b);
+  }
   program->graph = params->graph;
   program->layout = params->layout;
   program->n_microbatches = params->n_microbatches;

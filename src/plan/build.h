@@ -109,10 +109,22 @@ struct plan_interval {
   uint8_t source, target;      /* enum lade_space of the copies; source may be PLAN_GATHERED */
 };
 
+/*
+ * All of this rank's, or of a microbatch's where those are summed one by one, has been added to a gradient: by the step
+ * at @pos. It is summed over ranks before the step at @slot, together with those of the same slot.
+ */
+struct plan_handing {
+  int32_t slot, pos, param;
+  int32_t until; /* the next step that adds to it, of another microbatch; INT32_MAX: none */
+  int16_t microbatch;
+};
+
 struct plan_lives {
   struct plan_interval *intervals; /* of one value together, in order */
   int32_t *first_interval;         /* by value; n_values + 1 entries */
   int n_intervals, n_values;
+  struct plan_handing *handings; /* in the order of their slots and positions */
+  int n_handings;
 };
 
 int plan_lives_create(const struct lade_build_params *params, const struct plan_step *steps, int n_steps,
@@ -186,6 +198,11 @@ static inline int64_t plan_update_ns(const struct lade_build_params *params, int
 /* One collective over all ranks of @axis; @bytes: of the whole vector. */
 int64_t plan_collective_ns(const struct lade_build_params *params, enum lade_collective_kind kind, enum lade_axis axis,
                            uint64_t bytes);
+/* The same for one that is joined to another: its bytes alone. */
+int64_t plan_joined_ns(const struct lade_build_params *params, enum lade_collective_kind kind, enum lade_axis axis,
+                       uint64_t bytes);
+/* Bytes of vectors that are best moved as one bundle over @axis, by its latency and its rate: a bucket. O(n_params). */
+uint64_t plan_bucket_bytes(const struct lade_build_params *params, enum lade_axis axis);
 int64_t plan_transfer_ns(const struct lade_prices *prices, enum lade_space from, enum lade_space to, uint64_t bytes);
 
 #endif

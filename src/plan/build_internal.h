@@ -8,20 +8,21 @@
 
 #include "plan/build.h"
 
-struct transfer {
-  int32_t slot, interval;
-  int32_t need; /* step that uses the value next, or used it last */
-  bool is_in;
-};
-
-struct early {
-  int32_t slot, param;
-};
-
 /* Where a value begins. */
 struct place {
   int32_t buffer;
   uint64_t offset;
+};
+
+struct transfer {
+  int32_t slot, interval;
+  int32_t need; /* step that uses the value next, or used it last */
+  bool is_in;
+  struct place block; /* of one in that is gathered: where this rank's block is */
+};
+
+struct early {
+  int32_t slot, param;
 };
 
 /* A value, and where it is. */
@@ -36,6 +37,12 @@ struct incoming {
   int32_t param;
   int16_t microbatch;
   bool is_last;
+  int32_t batch; /* that it was handed on in */
+};
+
+/* A parameter whose last reduction was put under way in a batch. */
+struct due {
+  int32_t param, batch;
 };
 
 struct builder {
@@ -64,8 +71,13 @@ struct builder {
   int16_t *block_versions; /* by parameter: of the block of its gradient */
   int32_t *block_buffers;  /* by parameter: where the block of its gradient is, -1 */
   int32_t *away;           /* by parameter: where its sum is in BF16 while it is over replicas, -1 */
-  int32_t *due;            /* parameters whose last reductions were put under way, in order; n_settled are done with */
-  int n_due, n_settled;
+  struct due *due;         /* in order; n_settled are done with */
+  int n_due, n_settled, n_batches;
+  uint64_t bucket_bytes[LADE_N_AXES];
+  struct {
+    int32_t first, last; /* instructions */
+    uint64_t bytes;      /* of their vectors */
+  } bundle; /* of collectives, the latest; last -1: none */
   LADE_ARRAY(struct incoming) incoming; /* blocks under way; the first n_added have been added */
   int n_added;
   int32_t partials, verdict, verdict_host, step_host, step_device; /* buffers */
@@ -81,6 +93,12 @@ void operand_add(struct builder *b, int role, int32_t buffer, enum lade_access a
                  struct lade_value makes, uint64_t offset, uint64_t bytes);
 void operand_read(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
 void operand_make(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
+/*
+ * Begin a collective; @bytes: of the whole vector; @param -1: of no parameter. What follows another one of its kind
+ * over an axis, of parameters too, is joined to it: all that is moved for parameters over one axis is of one type.
+ */
+void collective_begin(struct builder *b, enum lade_collective_kind kind, enum lade_axis axis, int param,
+                      int microbatch, uint64_t bytes);
 /* Consumes @value and makes its next version, in place. */
 void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes);
 
@@ -99,10 +117,11 @@ void transfer_emit(struct builder *b, struct place src, struct place dst, struct
 
 /* ---- build_state.c ---- */
 
-/* The step just emitted has made a microbatch's last addition to the gradient of @param. */
-void grad_emit(struct builder *b, int param, int microbatch);
-/* Make version @version of the working copy of @param in @buffer from all ranks' blocks. */
-void weight_gather_emit(struct builder *b, int param, int32_t buffer, int version);
+/* Gradients to which all of a microbatch, or of this rank, has been added: sum them over ranks, bundled. */
+void grads_emit(struct builder *b, const struct plan_handing *handings, int n);
+/* The working copy of @param from all ranks' blocks in @buffer: first this rank's block, whose place it returns. */
+struct place weight_block_emit(struct builder *b, int param, int32_t buffer);
+void weight_gather_emit(struct builder *b, int param, struct place block, int32_t buffer);
 /* Sums of squares of @param's gradient, unless they have been taken: it is about to leave the device. */
 void norm_settle(struct builder *b, int param);
 /* The mean over ranks of a microbatch's loss in @buffer; returns the value to hand on. */

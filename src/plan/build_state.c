@@ -19,8 +19,9 @@
  * A working copy that lives on a device which the update does not reach is copied to the host before it and back after
  * it. The next parameter's is on its way meanwhile.
  *
- * What the compute queue does to what is still under way (add it, widen it, round it, send it home) comes LAG
- * reductions later.
+ * Gradients are handed on in batches, as lives.c says: their collectives stand together, and are bundles. So are those
+ * of working copies that are gathered in one slot, or again behind their updates. What the compute queue does to what
+ * is still under way (add it, widen it, round it, send it home) comes LAG batches later.
  *
  * A table that is tied over the ends of a pipeline is then summed over the first and the last stage, behind all steps:
  * the last stage is done with it long before, but what waited there for the first one would keep it from ever getting
@@ -37,7 +38,7 @@
 
 #include "plan/build_internal.h"
 
-#define LAG 2 /* reductions that may be under way while the backward half goes on */
+#define LAG 2 /* batches of reductions that may be under way while the backward half goes on */
 
 static const struct lade_value nothing = {-1, 0, 0};
 
@@ -59,18 +60,6 @@ static uint64_t own_offset(const struct builder *b, uint64_t block_bytes)
 }
 
 /* ---- collectives ---- */
-
-/* @bytes: of the whole vector. */
-static void collective_begin(struct builder *b, enum lade_collective_kind kind, enum lade_axis axis, int param,
-                             int microbatch, uint64_t bytes)
-{
-  struct lade_instr *instr = instr_begin(b, LADE_INSTR_COLLECTIVE, lade_axis_queue(axis));
-  instr->collective = (uint8_t)kind;
-  instr->axis = (uint8_t)axis;
-  instr->param = param;
-  instr->microbatch = (int16_t)microbatch;
-  instr->predicted_ns = plan_collective_ns(b->params, kind, axis, bytes);
-}
 
 /* Sum what all ranks of @axis hold of @value, in place, @bytes of it; the rest is as it should be. */
 static void sum_emit(struct builder *b, enum lade_axis axis, int param, struct place at, struct lade_value value,
@@ -107,20 +96,26 @@ struct lade_value loss_reduce_emit(struct builder *b, int32_t buffer, struct lad
   return loss;
 }
 
-void weight_gather_emit(struct builder *b, int param, int32_t buffer, int version)
+struct place weight_block_emit(struct builder *b, int param, int32_t buffer)
 {
   const int weight = b->graph->params[param].tensor, home = b->params->residency->weight_homes[param];
-  const struct lade_value block = {lade_value_block(b->graph, param, LADE_BLOCK_WEIGHT), 0, (int16_t)version};
-  const struct lade_value whole = {weight, 0, (int16_t)version};
-  uint64_t bytes = value_bytes(b, block.tensor);
-  struct place src = {b->elsewhere[weight], 0}, landing = {buffer, own_offset(b, bytes)};
+  const struct lade_value block = {lade_value_block(b->graph, param, LADE_BLOCK_WEIGHT), 0, 0};
+  const uint64_t bytes = value_bytes(b, block.tensor);
+  const struct place src = {b->elsewhere[weight], 0};
+  struct place landing = {buffer, own_offset(b, bytes)};
+  if (home == LADE_HOME_DEVICE)
+    return src;
   if (home == LADE_HOME_STORE) /* drives want whole pages */
     landing = (struct place){buffer_make(b, LADE_DEVICE, LADE_OWNER_COMM, bytes, false), 0};
-  if (home != LADE_HOME_DEVICE) {
-    transfer_emit(b, src, landing, block);
-    src = landing;
-  }
-  all_gather_emit(b, LADE_AXIS_SHARD, param, src, block, buffer, whole);
+  transfer_emit(b, src, landing, block);
+  return landing;
+}
+
+void weight_gather_emit(struct builder *b, int param, struct place block, int32_t buffer)
+{
+  const struct lade_value own = {lade_value_block(b->graph, param, LADE_BLOCK_WEIGHT), 0, 0};
+  const struct lade_value whole = {b->graph->params[param].tensor, 0, 0};
+  all_gather_emit(b, LADE_AXIS_SHARD, param, block, own, buffer, whole);
 }
 
 /* ---- gradients ---- */
@@ -258,17 +253,20 @@ static struct lade_value narrow_of(const struct builder *b, int param)
   return (struct lade_value){lade_value_block(b->graph, param, kind), 0, is_sharded(b)};
 }
 
-/* Sum what this rank has over replicas, or begin to, until sum_land. */
-static void replicas_reduce_emit(struct builder *b, enum lade_axis axis, int param)
+/* Sum what this rank has of @params over replicas, or begin to, until sum_land. */
+static void replicas_reduce_emit(struct builder *b, enum lade_axis axis, const int32_t *params, int n)
 {
-  if (!is_narrow(b)) {
-    sum_reduce_emit(b, axis, param);
-    return;
+  for (int i = 0; i < n && is_narrow(b) && !b->status; i++) {
+    const struct held narrow =
+        narrow_emit(b, params[i], b->params->n_microbatches - 1, sum_now(b, params[i]), narrow_of(b, params[i]));
+    b->away[params[i]] = narrow.at.buffer;
   }
-  const struct held narrow =
-      narrow_emit(b, param, b->params->n_microbatches - 1, sum_now(b, param), narrow_of(b, param));
-  all_reduce_emit(b, axis, param, narrow.at, narrow.value);
-  b->away[param] = narrow.at.buffer;
+  for (int i = 0; i < n && !b->status; i++) {
+    if (is_narrow(b))
+      all_reduce_emit(b, axis, params[i], (struct place){b->away[params[i]], 0}, narrow_of(b, params[i]));
+    else
+      sum_reduce_emit(b, axis, params[i]);
+  }
 }
 
 /* If the sum of @param's gradient is away in BF16: back. */
@@ -308,15 +306,18 @@ static void parts_reduce_emit(struct builder *b, int param)
   sum_step(b, param);
 }
 
-/* Everything of this rank and its fellows is in the block; with replicas, theirs too. */
-static void block_complete(struct builder *b, int param)
+/* Everything of this rank and its fellows is in the blocks; with replicas, theirs too. */
+static void blocks_complete(struct builder *b, const int32_t *params, int n)
 {
-  parts_reduce_emit(b, param);
+  for (int i = 0; i < n; i++)
+    parts_reduce_emit(b, params[i]);
   if (lade_layout_size(b->params->layout, LADE_AXIS_REPLICATE) > 1)
-    replicas_reduce_emit(b, LADE_AXIS_REPLICATE, param);
-  b->is_norm_due[param] = true;
-  if (!b->graph->params[param].is_at_both_ends)
-    b->due[b->n_due++] = param;
+    replicas_reduce_emit(b, LADE_AXIS_REPLICATE, params, n);
+  for (int i = 0; i < n; i++) {
+    b->is_norm_due[params[i]] = true;
+    if (!b->graph->params[params[i]].is_at_both_ends)
+      b->due[b->n_due++] = (struct due){params[i], b->n_batches};
+  }
 }
 
 /* The sum over ranks of the first gradient that is handed on: in place where it is the only one. */
@@ -351,7 +352,7 @@ static void block_add_emit(struct builder *b, int param, struct held part)
 /* What has come becomes the block, or is added to it. */
 static void incoming_take(struct builder *b, const struct incoming *incoming)
 {
-  const int param = incoming->param;
+  const int32_t param = incoming->param;
   struct held part = incoming->what;
   if (is_narrow(b) && !b->block_versions[param]) {
     block_begin(b, param);
@@ -364,7 +365,7 @@ static void incoming_take(struct builder *b, const struct incoming *incoming)
     block_add_emit(b, param, part);
   }
   if (incoming->is_last)
-    block_complete(b, param);
+    blocks_complete(b, &param, 1);
 }
 
 /*
@@ -404,15 +405,16 @@ static void block_leave(struct builder *b, int param)
   b->block_buffers[param] = dst;
 }
 
-/* Let the compute queue have everything but what is of the last @lag reductions. */
+/* Let the compute queue have everything but what is of the last @lag batches. */
 static void reductions_settle(struct builder *b, int lag)
 {
-  while (b->incoming.n - b->n_added > lag && !b->status) {
+  const int last = b->n_batches - lag;
+  while (b->n_added < b->incoming.n && b->incoming.items[b->n_added].batch <= last && !b->status) {
     struct incoming next = b->incoming.items[b->n_added++];
     incoming_take(b, &next);
   }
-  while (b->n_due - b->n_settled > lag && !b->status) {
-    const int param = b->due[b->n_settled++];
+  while (b->n_settled < b->n_due && b->due[b->n_settled].batch <= last && !b->status) {
+    const int param = b->due[b->n_settled++].param;
     sum_land(b, param);
     if (!b->graph->params[param].is_at_both_ends)
       block_leave(b, param);
@@ -439,63 +441,92 @@ static void reduce_scatter_emit(struct builder *b, int param, int microbatch, st
               value_bytes(b, block.value.tensor));
 }
 
-/* The same in BF16; the block comes to its place in the rounded gradient. */
-static struct held narrow_scatter_emit(struct builder *b, int param, int microbatch, struct held grad)
+/* A gradient on its way: what this rank gives, and where its block of the sum comes to. */
+struct handed {
+  struct held whole, block;
+  bool is_incoming; /* the block is to be added to the sum */
+};
+
+/* In BF16 the block comes to its place in the rounded gradient. */
+static struct handed narrow_hand(struct builder *b, const struct plan_handing *handing, struct held grad)
 {
-  const int16_t m = (int16_t)(plan_sums_each(b->params) ? microbatch : 0);
+  const int param = handing->param;
+  const int16_t m = (int16_t)(plan_sums_each(b->params) ? handing->microbatch : 0);
   struct lade_value value = {lade_value_block(b->graph, param, LADE_BLOCK_NARROW_WHOLE), m, 0};
-  const struct held whole = narrow_emit(b, param, microbatch, grad, value);
+  const struct held whole = narrow_emit(b, param, handing->microbatch, grad, value);
   value.tensor = lade_value_block(b->graph, param, LADE_BLOCK_NARROW);
   const struct held block = {{whole.at.buffer, own_offset(b, value_bytes(b, value.tensor))}, value};
-  reduce_scatter_emit(b, param, microbatch, whole, block);
-  return block;
+  return (struct handed){whole, block, true};
 }
 
-static void block_emit(struct builder *b, int param, int microbatch, bool is_last)
+/* Everything before the collective. */
+static struct handed grad_hand(struct builder *b, const struct plan_handing *handing)
 {
+  const int param = handing->param;
   const struct held grad = {{grad_buffer(b, param), 0}, value_now(b, b->graph->params[param].grad)};
-  struct incoming next = {.param = param, .microbatch = (int16_t)microbatch, .is_last = is_last};
-  if (is_narrow(b)) {
-    next.what = narrow_scatter_emit(b, param, microbatch, grad);
-  } else if (b->block_versions[param]) {
-    next.what = incoming_make(b, param, microbatch);
-    reduce_scatter_emit(b, param, microbatch, grad, next.what);
-  } else {
-    block_begin(b, param);
-    reduce_scatter_emit(b, param, microbatch, grad, sum_now(b, param));
-    if (is_last)
-      block_complete(b, param);
-    return;
-  }
-  if (!LADE_PUSH(&b->incoming, next))
-    b->status = -ENOMEM;
+  if (is_narrow(b))
+    return narrow_hand(b, handing, grad);
+  if (b->block_versions[param])
+    return (struct handed){grad, incoming_make(b, param, handing->microbatch), true};
+  block_begin(b, param);
+  return (struct handed){grad, sum_now(b, param), false};
 }
 
-/* All of this rank's microbatches are in the whole gradient. */
-static void grad_complete(struct builder *b, int param)
+/* Scatter a batch; blocks that are not added to anything are complete with the last microbatch. */
+static void blocks_emit(struct builder *b, const struct plan_handing *handings, int n)
+{
+  struct handed handed[LADE_COMM_LIST_MOST];
+  int32_t complete[LADE_COMM_LIST_MOST];
+  int n_complete = 0;
+  for (int i = 0; i < n; i++)
+    handed[i] = grad_hand(b, &handings[i]);
+  for (int i = 0; i < n && !b->status; i++)
+    reduce_scatter_emit(b, handings[i].param, handings[i].microbatch, handed[i].whole, handed[i].block);
+  for (int i = 0; i < n; i++) {
+    const int32_t param = handings[i].param;
+    const bool is_last = b->grad_versions[param] == b->n_adds[param] * b->params->n_microbatches;
+    const struct incoming next = {handed[i].block, param, handings[i].microbatch, is_last, b->n_batches};
+    if (!handed[i].is_incoming && is_last)
+      complete[n_complete++] = param;
+    else if (handed[i].is_incoming && !LADE_PUSH(&b->incoming, next))
+      b->status = -ENOMEM;
+  }
+  blocks_complete(b, complete, n_complete);
+}
+
+/* All of this rank's microbatches are in the whole gradients of a batch. */
+static void wholes_complete(struct builder *b, const int32_t *params, int n)
 {
   const bool is_replicated = lade_layout_size(b->params->layout, LADE_AXIS_DP) > 1;
-  parts_reduce_emit(b, param);
+  for (int i = 0; i < n; i++)
+    parts_reduce_emit(b, params[i]);
   if (is_replicated)
-    replicas_reduce_emit(b, LADE_AXIS_DP, param);
-  const bool is_at_both_ends = b->graph->params[param].is_at_both_ends;
-  b->is_norm_due[param] = b->graph->params[param].n_sharers > 1 || is_replicated || is_at_both_ends;
-  if (!b->is_norm_due[param])
-    norm_emit(b, param);
-  else if (b->away[param] >= 0 || (lade_graph_rounds(b->graph) && !is_at_both_ends))
-    b->due[b->n_due++] = param;
+    replicas_reduce_emit(b, LADE_AXIS_DP, params, n);
+  for (int i = 0; i < n; i++) {
+    const int param = params[i];
+    const bool is_at_both_ends = b->graph->params[param].is_at_both_ends;
+    b->is_norm_due[param] = b->graph->params[param].n_sharers > 1 || is_replicated || is_at_both_ends;
+    if (!b->is_norm_due[param])
+      norm_emit(b, param);
+    else if (b->away[param] >= 0 || (lade_graph_rounds(b->graph) && !is_at_both_ends))
+      b->due[b->n_due++] = (struct due){param, b->n_batches};
+  }
 }
 
-void grad_emit(struct builder *b, int param, int microbatch)
+void grads_emit(struct builder *b, const struct plan_handing *handings, int n)
 {
-  const bool is_last = b->grad_versions[param] == b->n_adds[param] * b->params->n_microbatches;
-  if (!is_last && !plan_sums_each(b->params))
-    return;
-  if (is_sharded(b))
-    block_emit(b, param, microbatch, is_last);
-  else
-    grad_complete(b, param);
-  reductions_settle(b, LAG);
+  int32_t params[LADE_COMM_LIST_MOST];
+  for (int i = 0; i < n; i += LADE_COMM_LIST_MOST) {
+    const int n_now = LADE_MIN(n - i, LADE_COMM_LIST_MOST);
+    for (int j = 0; j < n_now; j++)
+      params[j] = handings[i + j].param;
+    b->n_batches++;
+    if (is_sharded(b))
+      blocks_emit(b, handings + i, n_now);
+    else
+      wholes_complete(b, params, n_now);
+    reductions_settle(b, LAG);
+  }
 }
 
 /* ---- the end of a step ---- */
@@ -601,16 +632,16 @@ static void update_weight_add(struct builder *b, int param, int32_t copy)
               value_bytes(b, value.tensor));
 }
 
-/* The updated working copy: from its @copy home, and to all ranks where each has it whole. */
-static void weight_back_emit(struct builder *b, int param, int32_t copy)
+/* Updated working copies of [first, end) to all ranks, where each has them whole. */
+static void weights_tell_emit(struct builder *b, int first, int end)
 {
-  const struct lade_value value = {updated_tensor(b, param), 0, 1};
-  const struct place home = weight_place(b, param);
-  if (copy >= 0)
-    move_emit(b, (struct place){copy, 0}, value, home, value);
-  if (is_block_of_whole(b, param))
-    all_gather_emit(b, LADE_AXIS_SHARD, param, home, value, home.buffer,
-                    (struct lade_value){b->graph->params[param].tensor, 0, 1});
+  for (int param = first; param < end && !b->status; param++) {
+    const struct lade_value value = {updated_tensor(b, param), 0, 1};
+    const struct place home = weight_place(b, param);
+    if (is_block_of_whole(b, param))
+      all_gather_emit(b, LADE_AXIS_SHARD, param, home, value, home.buffer,
+                      (struct lade_value){b->graph->params[param].tensor, 0, 1});
+  }
 }
 
 /* Its gradient, wherever it went. */
@@ -666,7 +697,7 @@ static void update_scratch_add(struct builder *b, int param)
   operand_make(b, LADE_ROLE_SCRATCH, buffer, nothing, b->status ? 0 : b->buffers.items[buffer].bytes);
 }
 
-/* @copy: the working copy's, as weight_out_emit made it. */
+/* @copy: the working copy's, as weight_out_emit made it; the updated one goes back home. */
 static void update_emit(struct builder *b, int param, const struct ruling *ruling, int32_t copy)
 {
   static const enum lade_queue_id queues[] = {LADE_Q_COMPUTE, LADE_Q_HOST, LADE_Q_IO};
@@ -694,7 +725,9 @@ static void update_emit(struct builder *b, int param, const struct ruling *rulin
                sizeof(struct lade_verdict));
   if (home == LADE_HOME_STORE)
     update_scratch_add(b, param);
-  weight_back_emit(b, param, copy);
+  const struct lade_value value = {updated_tensor(b, param), 0, 1};
+  if (copy >= 0)
+    move_emit(b, (struct place){copy, 0}, value, weight_place(b, param), value);
 }
 
 /* One parameter's verdict and its update, in the middle of the backward half. */
@@ -714,6 +747,7 @@ void early_emit(struct builder *b, int param)
   norm_settle(b, param);
   clip_emit(b, param, &ruling);
   update_emit(b, param, &ruling, weight_out_emit(b, param));
+  weights_tell_emit(b, param, param + 1);
 }
 
 static int early_compare(const void *x, const void *y)
@@ -748,9 +782,17 @@ void end_emit(struct builder *b)
   if (b->early)
     return;
   int32_t next = graph->n_params ? weight_out_emit(b, 0) : -1;
+  int first_untold = 0;
+  uint64_t untold_bytes = 0;
   for (int param = 0; param < graph->n_params && !b->status; param++) {
     int32_t copy = next;
     next = param + 1 < graph->n_params ? weight_out_emit(b, param + 1) : -1;
     update_emit(b, param, &whole, copy);
+    untold_bytes += value_bytes(b, graph->params[param].tensor);
+    if (untold_bytes < b->bucket_bytes[LADE_AXIS_SHARD] && param + 1 < graph->n_params)
+      continue;
+    weights_tell_emit(b, first_untold, param + 1);
+    first_untold = param + 1;
+    untold_bytes = 0;
   }
 }

@@ -2,9 +2,10 @@
 /*
  * Lists of calls, their digests, and the first difference.
  *
- * What a call is to its peers: kind, bytes, type, microbatch, and whether it trains. Its place in the list and its
- * peer's number are its own affair: ranks of a group have different programs around equal calls. A send counts as the
- * recv that has to meet it, so that both sides of a border have one digest. Linear in instructions and calls.
+ * What a call is to its peers: kind, bytes, type, microbatch, whether it trains, and whether it is joined to the one
+ * before. Its place in the list and its peer's number are its own affair: ranks of a group have different programs
+ * around equal calls. A send counts as the recv that has to meet it, so that both sides of a border have one digest.
+ * Linear in instructions and calls.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -54,7 +55,7 @@ static struct lade_call call_make(const struct lade_program *program, int at)
       .bytes = block_bytes(program, instr), .instr = at, .peer = is_collective ? -1 : instr->peer,
       .microbatch = instr->microbatch, .kind = is_collective ? instr->collective : border,
       .dtype = (uint8_t)lade_value_dtype(program->graph, moved_tensor(program, instr)),
-      .is_training = program->is_training};
+      .is_training = program->is_training, .is_joined = instr->is_joined};
 }
 
 static int calls_count(const struct lade_program *program, enum lade_axis axis)
@@ -149,8 +150,9 @@ const char *lade_call_describe(const struct lade_program *train, const struct la
     return text;
   }
   const struct lade_program *program = call->is_training ? train : eval;
-  snprintf(text, LADE_CALL_TEXT_BYTES, "instruction %d%s (%s of %s, microbatch %d), %" PRIu64 " bytes of %s",
+  snprintf(text, LADE_CALL_TEXT_BYTES, "instruction %d%s%s (%s of %s, microbatch %d), %" PRIu64 " bytes of %s",
            call->instr, call->is_training ? "" : " of the evaluation",
+           call->is_joined ? " together with the one before" : "",
            lade_collective_name((enum lade_collective_kind)call->kind),
            lade_value_name(program->graph, moved_tensor(program, &program->instrs[call->instr]), name),
            call->microbatch, call->bytes, lade_dtype_name((enum lade_dtype)call->dtype));

@@ -23,7 +23,8 @@ struct lade_call {
   uint8_t kind;       /* enum lade_collective_kind, sends and recvs among them */
   uint8_t dtype;
   uint8_t is_training; /* else of the evaluation */
-  uint8_t unused[3];   /* 0 */
+  uint8_t is_joined;   /* to the collective before it: the engine sees one list */
+  uint8_t unused[2];   /* 0 */
 };
 
 struct lade_calls {
@@ -52,7 +53,7 @@ bool lade_calls_differ(const struct lade_calls *calls, struct lade_call_lane lan
                        struct lade_call_lane other_lane, const struct lade_call **ret_call,
                        const struct lade_call **ret_other);
 
-#define LADE_CALL_TEXT_BYTES 200
+#define LADE_CALL_TEXT_BYTES 240
 /*
  * "instruction 12 (all_reduce of h.0.mlp.fc.grad, microbatch 0), 512 bytes of fp32", or "nothing more" for NULL, into
  * @text; returns it. @call is of @train, or of @eval.

@@ -11,6 +11,13 @@
  * live meanwhile allow. The position of a copy in the list does not delay it (its queue runs ahead as
  * far as its waits allow); what the position decides is which memory is taken while it runs. O(uses +
  * intervals log intervals + positions that copies are moved over).
+ *
+ * A collective costs its latency, however little it moves, and a block of a transformer has a dozen tensors. So working
+ * copies that are gathered for one unit are moved early together, to where the first of them is; and a gradient that is
+ * complete may wait for the next ones, to be summed over ranks together with them: a bucket, of as many bytes as are
+ * best moved at once, of one microbatch. Gradients that wait for their update anyway, where they are, cost no memory;
+ * others wait only if what they hold meanwhile stays within the bytes that copies may be early in. Just in time they
+ * do not wait, nor where parameters are updated early.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -36,6 +43,7 @@ struct cutter {
   int64_t *start_ns; /* by step and n_steps: the compute timeline */
   uint64_t *live_bytes; /* by step and n_steps: on the device */
   LADE_ARRAY(struct plan_interval) intervals;
+  LADE_ARRAY(struct plan_handing) handings;
   int32_t *first_interval;
 };
 
@@ -352,6 +360,136 @@ static bool live_take(struct cutter *c, int pos, uint64_t bytes)
   return true;
 }
 
+/* ---- gradients that are handed on ---- */
+
+/* The handings behind the last closed bucket. */
+struct bucket {
+  int first;           /* of them */
+  uint64_t bytes;      /* that are moved */
+  uint64_t held_bytes; /* of gradients that would be gone by now */
+  int32_t until;       /* the first step that adds to one of them again */
+  uint64_t most_bytes;
+};
+
+/* Take @bytes in all positions of [from, to), or in none. */
+static bool live_take_all(struct cutter *c, int from, int to, uint64_t bytes)
+{
+  int pos = from;
+  while (pos < to && live_take(c, pos, bytes))
+    pos++;
+  for (int taken = from; pos < to && taken < pos; taken++)
+    c->live_bytes[taken] -= bytes;
+  return pos == to;
+}
+
+/* The interval in which the gradient of @param is at @pos. */
+static struct plan_interval *grad_interval(struct cutter *c, int param, int pos)
+{
+  const int grad = c->graph->params[param].grad;
+  int at = c->first_interval[grad + 1] - 1;
+  while (at > c->first_interval[grad] && c->intervals.items[at].first_pos > pos)
+    at--;
+  return &c->intervals.items[at];
+}
+
+/* What the gradient takes past @pos for having to wait there. */
+static uint64_t waiting_bytes(struct cutter *c, const struct plan_handing *handing)
+{
+  const struct plan_interval *it = grad_interval(c, handing->param, handing->pos);
+  const int grad = c->graph->params[handing->param].grad;
+  bool is_at_home = c->params->residency->homes[handing->param] == LADE_HOME_DEVICE;
+  bool is_there = it->leave_slot < 0 && is_at_home && waits_for_update(c, grad);
+  return is_there ? 0 : value_bytes(c, grad);
+}
+
+static uint64_t handed_bytes(const struct cutter *c, int param)
+{
+  return lade_held_bytes(c->graph, c->params->layout, c->graph->params[param].tensor);
+}
+
+/* May what is in the bucket wait until @handing, the next one, is complete too? */
+static bool bucket_takes(struct cutter *c, const struct bucket *bucket, const struct plan_handing *handing, int n)
+{
+  const struct plan_handing *last = &c->handings.items[n - 1];
+  bool is_early = c->params->residency->is_early, has_room = c->live_bytes != NULL;
+  return n > bucket->first && n - bucket->first < LADE_COMM_LIST_MOST && !is_early &&
+         last->microbatch == handing->microbatch && handing->slot <= bucket->until &&
+         bucket->bytes + handed_bytes(c, handing->param) <= bucket->most_bytes &&
+         (!bucket->held_bytes ||
+          (has_room && live_take_all(c, last->slot, handing->slot, bucket->held_bytes)));
+}
+
+/* All handings of the bucket come with its last one, and copies out behind that. */
+static void bucket_close(struct cutter *c, const struct bucket *bucket, int end)
+{
+  for (int i = bucket->first; i < end; i++) {
+    struct plan_handing *handing = &c->handings.items[i];
+    struct plan_interval *it = grad_interval(c, handing->param, handing->pos);
+    handing->slot = c->handings.items[end - 1].slot;
+    if (it->leave_slot >= 0)
+      it->leave_slot = LADE_MAX(it->leave_slot, handing->slot);
+  }
+}
+
+/* Handings are in order: each joins the bucket before it or begins a new one. */
+static void buckets_place(struct cutter *c)
+{
+  const bool is_sharded = lade_shard_count(c->params->layout) > 1;
+  struct bucket bucket = {.until = INT32_MAX};
+  bucket.most_bytes = plan_bucket_bytes(c->params, is_sharded ? LADE_AXIS_SHARD : LADE_AXIS_DP);
+  for (int i = 0; i < c->handings.n; i++) {
+    const struct plan_handing *handing = &c->handings.items[i];
+    if (i > 0 && !bucket_takes(c, &bucket, handing, i)) {
+      bucket_close(c, &bucket, i);
+      bucket = (struct bucket){.first = i, .until = INT32_MAX, .most_bytes = bucket.most_bytes};
+    }
+    bucket.until = LADE_MIN(bucket.until, handing->until);
+    bucket.bytes += handed_bytes(c, handing->param);
+    bucket.held_bytes += waiting_bytes(c, handing);
+  }
+  if (c->handings.n)
+    bucket_close(c, &bucket, c->handings.n);
+}
+
+/* The step at @pos adds to the gradient of @param, as the @n_added-th of @n_adds that each microbatch does. */
+static int addition_note(struct cutter *c, int param, int pos, int n_added, int n_adds, int32_t *latest)
+{
+  const int16_t microbatch = c->steps[pos].microbatch;
+  const bool is_each = plan_sums_each(c->params);
+  const int n_awaited = is_each ? n_adds : n_adds * c->params->n_microbatches;
+  if (latest[param] >= 0 && c->handings.items[latest[param]].until == INT32_MAX)
+    c->handings.items[latest[param]].until = pos;
+  if (n_added % n_awaited != 0)
+    return 0;
+  latest[param] = c->handings.n;
+  const struct plan_handing handing = {pos + 1, pos, param, INT32_MAX, microbatch};
+  return LADE_PUSH(&c->handings, handing) ? 0 : -ENOMEM;
+}
+
+/* Every completion of a gradient, in list order, each to be handed on at once. */
+static int handings_collect(struct cutter *c)
+{
+  const size_t n_params = (size_t)c->graph->n_params + 1;
+  int32_t *n_added = calloc(n_params, sizeof(*n_added)), *latest = malloc(n_params * sizeof(*latest));
+  int status = n_added && latest ? 0 : -ENOMEM;
+  if (latest)
+    memset(latest, -1, n_params * sizeof(*latest));
+  for (int pos = 0; pos < c->n_steps && !status; pos++) {
+    const struct lade_op *op = &c->graph->ops[c->steps[pos].op];
+    for (int i = 0; i < op->n_out && !status; i++) {
+      const int tensor = op->out[i];
+      if (tensor < 0 || c->graph->tensors[tensor].kind != LADE_TENSOR_GRAD)
+        continue;
+      const int param = c->graph->tensors[tensor].param;
+      const int n_adds = (c->first_use[tensor + 1] - c->first_use[tensor]) / c->params->n_microbatches;
+      status = addition_note(c, param, pos, ++n_added[param], n_adds, latest);
+    }
+  }
+  free(n_added);
+  free(latest);
+  return status;
+}
+
 static int leave_compare(const void *x, const void *y)
 {
   const struct plan_interval *a = *(struct plan_interval *const *)x, *b = *(struct plan_interval *const *)y;
@@ -400,22 +538,67 @@ static void leaves_place(struct cutter *c, struct plan_interval **order, int n)
   }
 }
 
-/* Start each copy in early enough to be done in time, the last first. */
+static int unit_of(const struct cutter *c, const struct plan_interval *it)
+{
+  return c->graph->tensors[it->value % c->graph->n_tensors].unit;
+}
+
+/* Are both gathered for one unit in one half of a microbatch? */
+static bool is_one_gather(const struct cutter *c, const struct plan_interval *a, const struct plan_interval *b)
+{
+  return a->source == PLAN_GATHERED && b->source == PLAN_GATHERED && unit_of(c, a) == unit_of(c, b) &&
+         phase_of(c, a->first_pos) == phase_of(c, b->first_pos);
+}
+
+/* Hold memory for a copy in from slot @wanted on, or as early as there is room. */
+static void fetch_move(struct cutter *c, struct plan_interval *it, int wanted)
+{
+  wanted = LADE_MAX(wanted, first_slot(c, it));
+  while (it->fetch_slot > wanted && live_take(c, it->fetch_slot - 1, value_bytes(c, it->value)))
+    it->fetch_slot--;
+}
+
+/* Take the copy in at @first out of @order, and what is gathered with it: into @together, the first needed last. */
+static int fetches_take(const struct cutter *c, struct plan_interval **order, int first, int n,
+                        struct plan_interval *together[LADE_COMM_LIST_MOST])
+{
+  const struct plan_interval *it = order[first];
+  int n_together = 0;
+  for (int i = first; i < n && n_together < LADE_COMM_LIST_MOST; i++) {
+    if (i > first && (!order[i] || order[i]->source != PLAN_GATHERED))
+      continue;
+    if (i > first && !is_one_gather(c, it, order[i]))
+      break;
+    together[n_together++] = order[i];
+    order[i] = NULL;
+    if (it->source != PLAN_GATHERED)
+      break;
+  }
+  return n_together;
+}
+
+/*
+ * Start each copy in early enough to be done in time, the last first. What is gathered for one unit comes with the
+ * first of it that is needed.
+ */
 static void fetches_place(struct cutter *c, struct plan_interval **order, int n)
 {
+  struct plan_interval *together[LADE_COMM_LIST_MOST];
   int64_t next_ns[LADE_N_QUEUES];
   for (int i = 0; i < LADE_N_QUEUES; i++)
     next_ns[i] = c->start_ns[c->n_steps];
   qsort(order, (size_t)n, sizeof(*order), fetch_compare);
   for (int i = 0; i < n; i++) {
-    struct plan_interval *it = order[i];
-    int link = link_of(it->source, LADE_DEVICE);
-    int64_t done = LADE_MIN(next_ns[link], c->start_ns[it->first_pos]);
-    next_ns[link] = done - held_ns(c, it->source, LADE_DEVICE, it->value);
+    if (!order[i])
+      continue; /* moved with its unit */
+    const int link = link_of(order[i]->source, LADE_DEVICE);
+    const int n_together = fetches_take(c, order, i, n, together);
+    next_ns[link] = LADE_MIN(next_ns[link], c->start_ns[together[n_together - 1]->first_pos]);
+    for (int j = 0; j < n_together; j++)
+      next_ns[link] -= held_ns(c, together[j]->source, LADE_DEVICE, together[j]->value);
     int wanted = next_ns[link] <= 0 ? 0 : pos_at(c, 0, next_ns[link] + 1) - 1;
-    wanted = LADE_MAX(wanted, first_slot(c, it));
-    while (it->fetch_slot > wanted && live_take(c, it->fetch_slot - 1, value_bytes(c, it->value)))
-      it->fetch_slot--;
+    for (int j = n_together - 1; j >= 0; j--) /* those that are needed first have room first */
+      fetch_move(c, together[j], wanted);
   }
 }
 
@@ -431,6 +614,7 @@ static int slots_place(struct cutter *c)
     if (c->intervals.items[i].leave_slot >= 0)
       order[n++] = &c->intervals.items[i];
   }
+  buckets_place(c);
   leaves_place(c, order, n);
   n = 0;
   for (int i = 0; i < c->intervals.n; i++) {
@@ -466,8 +650,12 @@ int plan_lives_create(const struct lade_build_params *params, const struct plan_
   int status = uses_collect(&c);
   if (!status)
     status = values_cut(&c);
+  if (!status)
+    status = handings_collect(&c);
   if (!status && params->residency->prefetch_bytes > 0)
     status = slots_place(&c);
+  else if (!status)
+    buckets_place(&c);
   free(c.first_use);
   free(c.uses);
   free(c.start_ns);
@@ -475,9 +663,11 @@ int plan_lives_create(const struct lade_build_params *params, const struct plan_
   if (status) {
     free(c.first_interval);
     LADE_ARRAY_FREE(&c.intervals);
+    LADE_ARRAY_FREE(&c.handings);
     return status;
   }
-  *ret_lives = (struct plan_lives){c.intervals.items, c.first_interval, c.intervals.n, c.n_values};
+  *ret_lives = (struct plan_lives){c.intervals.items,  c.first_interval, c.intervals.n, c.n_values,
+                                   c.handings.items, c.handings.n};
   return 0;
 }
 
@@ -485,5 +675,6 @@ void plan_lives_finish(struct plan_lives *lives)
 {
   free(lives->intervals);
   free(lives->first_interval);
+  free(lives->handings);
   *lives = (struct plan_lives){0};
 }

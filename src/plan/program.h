@@ -9,6 +9,11 @@
  * recomputed value is a second compute instruction that makes the same value, an offloaded one a copy out, a
  * copy in, and addresses that are free in between.
  *
+ * A collective may be joined to the one before it: of the same kind, axis and element type, and touching nothing that
+ * it writes. Both, and what is joined in turn, are a bundle, one list for the communicator of at most
+ * LADE_COMM_LIST_MOST: it begins when the first may, whose waits and predicted time are those of all, and all of it
+ * ends together.
+ *
  * An operand is a range of a buffer and the value it holds. A value is (tensor, microbatch, version):
  * recomputing or moving it keeps its identity, an op that works in place consumes one value and makes another,
  * a gradient's and a parameter's version counts what has been added or updated. A buffer is a range of one
@@ -170,6 +175,7 @@ struct lade_instr {
   uint8_t is_streamed;   /* UPDATE: state, maybe the weight too, goes from the store to scratch and back */
   uint8_t collective;    /* COLLECTIVE: enum lade_collective_kind */
   uint8_t axis;          /* COLLECTIVE, SEND, RECV: enum lade_axis, whose ranks take part */
+  uint8_t is_joined;     /* COLLECTIVE: to the one before it in the list; see above */
   int16_t microbatch;
   uint16_t n_operands;
   int32_t first_operand;
@@ -292,6 +298,12 @@ void lade_program_store_traffic(const struct lade_program *program, uint64_t *re
  * of n bytes over N ranks n(N-1)/N in an all_gather or a reduce_scatter, twice that in an all_reduce (traffic.c).
  */
 void lade_program_comm_traffic(const struct lade_program *program, uint64_t *ret_sent_bytes);
+
+/* Behind the last instruction of the bundle that begins at @at: @at + 1 unless others are joined to it. */
+int lade_program_bundle_end(const struct lade_program *program, int at);
+
+/* Bundles of collectives in one run of @program, by axis (LADE_N_AXES entries): how often a latency is paid. */
+void lade_program_comm_bundles(const struct lade_program *program, int *ret_n_bundles);
 
 /* The queue on which collectives of @axis run. */
 enum lade_queue_id lade_axis_queue(enum lade_axis axis);

@@ -402,6 +402,52 @@ static int collective_check(const struct proof *proof, int at)
   return 0;
 }
 
+/* Are two collectives of a kind that one list may have? What they move has to be apart. */
+static bool is_alike(const struct proof *proof, const struct lade_instr *instr, const struct lade_instr *other)
+{
+  const struct lade_operand *operands = proof->program->operands;
+  return other->kind == LADE_INSTR_COLLECTIVE && !proof_is_of_op(other) && other->n_operands && instr->n_operands &&
+         other->collective == instr->collective && other->axis == instr->axis &&
+         lade_value_dtype(proof->graph, operands[other->first_operand].reads.tensor) ==
+             lade_value_dtype(proof->graph, operands[instr->first_operand].reads.tensor);
+}
+
+/* Does @instr write where @other reads or writes, or the other way round? */
+static bool are_in_touch(const struct proof *proof, const struct lade_instr *instr, const struct lade_instr *other)
+{
+  for (int i = 0; i < instr->n_operands * other->n_operands; i++) {
+    const struct lade_operand *a = &proof->program->operands[instr->first_operand + i / other->n_operands];
+    const struct lade_operand *b = &proof->program->operands[other->first_operand + i % other->n_operands];
+    if (((a->access | b->access) & LADE_MAKES) && operand_buffer(proof, a)->space == operand_buffer(proof, b)->space &&
+        ranges_meet(operand_start(proof, a), a->bytes, operand_start(proof, b), b->bytes))
+      return true;
+  }
+  return false;
+}
+
+/* A bundle is of collectives that are alike and apart, and its first waits for all of it. At most 63 are before @at. */
+static int joined_check(const struct proof *proof, int at)
+{
+  const struct lade_instr *instrs = proof->program->instrs, *instr = &instrs[at];
+  if (!instr->is_joined)
+    return 0;
+  if (at == 0 || instr->kind != LADE_INSTR_COLLECTIVE || proof_is_of_op(instr) ||
+      !is_alike(proof, instr, &instrs[at - 1]))
+    return proof_fail(proof, at, -1, "is joined to an instruction that is not like it");
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    if (instr->waits[q] != -1)
+      return proof_fail(proof, at, -1, "is joined, and waits when the others have begun");
+  }
+  int other = at;
+  do {
+    if (are_in_touch(proof, instr, &instrs[--other]))
+      return proof_fail(proof, at, -1, "lies on instruction %d, to which it is joined", other);
+  } while (instrs[other].is_joined && other > 0);
+  if (at - other >= LADE_COMM_LIST_MOST)
+    return proof_fail(proof, at, -1, "is number %d of a bundle of %d at most", at - other + 1, LADE_COMM_LIST_MOST);
+  return 0;
+}
+
 /* Numbers that only some kinds have are absent from the others. */
 static int fields_check(const struct proof *proof, int at)
 {
@@ -564,7 +610,9 @@ static int instr_check(const struct proof *proof, int at, struct tally *tally)
     status = operand_compare(proof, at, i, &e.operands[i]);
   if (!status)
     status = scratch_check(proof, at, tally);
-  return status ? status : operands_apart(proof, at);
+  if (!status)
+    status = operands_apart(proof, at);
+  return status ? status : joined_check(proof, at);
 }
 
 /* The list itself: kinds, queues, and operands that follow one another without gaps. */

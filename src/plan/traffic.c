@@ -7,6 +7,7 @@
  * least that any algorithm sends over links, and what formulas for ZeRO and tensor parallelism count. An engine that
  * works over shared memory may move other bytes; its time is what its price says.
  */
+#include <math.h>
 #include <string.h>
 
 #include "plan/build.h"
@@ -48,6 +49,48 @@ static uint64_t collective_bytes(const struct lade_program *program, const struc
     return largest_operand_bytes(program, instr);
   const struct lade_parts parts = lade_param_parts(graph, program->layout, instr->param);
   return (uint64_t)parts.n * lade_dtype_bytes(graph->accumulator);
+}
+
+int lade_program_bundle_end(const struct lade_program *program, int at)
+{
+  int end = at + 1;
+  while (end < program->n_instrs && program->instrs[end].is_joined)
+    end++;
+  return end;
+}
+
+void lade_program_comm_bundles(const struct lade_program *program, int *ret_n_bundles)
+{
+  memset(ret_n_bundles, 0, LADE_N_AXES * sizeof(*ret_n_bundles));
+  for (int i = 0; i < program->n_instrs; i++) {
+    const struct lade_instr *instr = &program->instrs[i];
+    ret_n_bundles[instr->axis] += instr->kind == LADE_INSTR_COLLECTIVE && !instr->is_joined;
+  }
+}
+
+int64_t plan_joined_ns(const struct lade_build_params *params, enum lade_collective_kind kind, enum lade_axis axis,
+                       uint64_t bytes)
+{
+  return plan_collective_ns(params, kind, axis, bytes) - params->prices->comm[axis].latency_ns;
+}
+
+/*
+ * V bytes in bundles of B, each with a latency of L, while a byte takes s: latencies are L V/B in all, and the last
+ * bundle, beside which nothing is left to compute, takes s B. The sum is least for B = sqrt(V L/s).
+ */
+uint64_t plan_bucket_bytes(const struct lade_build_params *params, enum lade_axis axis)
+{
+  const struct lade_graph *graph = params->graph;
+  const struct lade_transfer_price *price = &params->prices->comm[axis];
+  const int size = lade_layout_size(params->layout, axis);
+  const double byte_ns = price->ns_per_byte * (size - 1) / size;
+  if (size == 1)
+    return 0;
+  double bytes = 0;
+  for (int param = 0; param < graph->n_params; param++)
+    bytes += (double)lade_held_bytes(graph, params->layout, graph->params[param].tensor);
+  double best = byte_ns > 0 ? sqrt(bytes * (double)price->latency_ns / byte_ns) : bytes;
+  return (uint64_t)best;
 }
 
 int64_t plan_collective_ns(const struct lade_build_params *params, enum lade_collective_kind kind, enum lade_axis axis,

@@ -12,6 +12,8 @@
  * queue's previous instruction or by another wait are dropped; they are tried latest first, since a later
  * instruction's clock implies more.
  *
+ * A bundle of collectives begins at once: its first instruction waits for what any of them needs.
+ *
  * O(operands * segments spanned + instructions * queues^2); a segment is never smaller than an operand's page.
  */
 #include <errno.h>
@@ -130,6 +132,17 @@ static void operand_visit(struct space_map *map, const struct lade_program *prog
   }
 }
 
+/* All of instruction @at, which has no waits so far. */
+static void instr_visit(struct space_map *maps, struct lade_program *program, int at, int32_t *needs)
+{
+  struct lade_instr *instr = &program->instrs[at];
+  memset(instr->waits, -1, sizeof(instr->waits));
+  for (int i = 0; i < instr->n_operands; i++) {
+    const struct lade_operand *operand = &program->operands[instr->first_operand + i];
+    operand_visit(&maps[program->buffers[operand->buffer].space], program, at, operand, needs);
+  }
+}
+
 static void clock_join(struct clock *clock, const struct clock *other)
 {
   for (int q = 0; q < LADE_N_QUEUES; q++)
@@ -162,23 +175,23 @@ int lade_program_order(struct lade_program *program)
   for (int space = 0; space < LADE_N_SPACES && !status; space++)
     status = space_map_init(&maps[space], program, space);
   memset(last, -1, sizeof(last));
-  for (int at = 0; at < program->n_instrs && !status; at++) {
+  for (int at = 0; at < program->n_instrs && !status;) { /* bundle by bundle */
     struct lade_instr *instr = &program->instrs[at];
     int32_t needs[LADE_N_QUEUES];
+    const int end = lade_program_bundle_end(program, at);
     memset(needs, -1, sizeof(needs));
-    memset(instr->waits, -1, sizeof(instr->waits));
-    for (int i = 0; i < instr->n_operands; i++) {
-      const struct lade_operand *operand = &program->operands[instr->first_operand + i];
-      operand_visit(&maps[program->buffers[operand->buffer].space], program, at, operand, needs);
-    }
+    for (int member = at; member < end; member++)
+      instr_visit(maps, program, member, needs);
     struct clock now;
     memset(&now, -1, sizeof(now));
     if (last[instr->queue] >= 0)
       now = clocks[last[instr->queue]];
     waits_reduce(instr, needs, &now, clocks);
-    now.known[instr->queue] = at;
-    clocks[at] = now;
-    last[instr->queue] = at;
+    for (; at < end; at++) {
+      now.known[instr->queue] = at;
+      clocks[at] = now;
+    }
+    last[instr->queue] = end - 1;
   }
   for (int space = 0; space < LADE_N_SPACES; space++)
     space_map_finish(&maps[space]);

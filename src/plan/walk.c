@@ -493,6 +493,13 @@ static int change_make(struct walker *w, struct lade_change change)
 
 /* ---- rounds ---- */
 
+/* Just in time a collective may be alone that is bundled with others in a schedule that has room: its bytes alone. */
+static int64_t collective_least_ns(const struct walker *w, const struct lade_instr *instr)
+{
+  const int64_t latency_ns = w->params->prices->comm[instr->axis].latency_ns;
+  return instr->op >= 0 ? instr->predicted_ns : LADE_MAX(instr->predicted_ns - latency_ns, 0);
+}
+
 /*
  * No schedule is faster than its busiest queue; nor than all ops one after another and then the longest queue of
  * updates, because every update waits for the verdict and the verdict for every gradient. Early updates wait for less.
@@ -508,7 +515,7 @@ static int64_t least_ns(const struct walker *w)
     else if (instr->queue == LADE_Q_COMPUTE)
       ops_ns += (double)instr->predicted_ns;
     else if (instr->kind == LADE_INSTR_COLLECTIVE)
-      comm_ns[instr->queue] += (double)instr->predicted_ns;
+      comm_ns[instr->queue] += (double)collective_least_ns(w, instr);
   }
   busiest_ns = lade_load_ns(w->solver, &load); /* which knows no collectives */
   for (int q = 0; q < LADE_N_QUEUES; q++) {

@@ -338,7 +338,7 @@ int bound_init(lade_executor *ex, const struct lade_program *program, struct bou
     b->before[i] = last[queue];
     last[queue] = i;
     b->copies[i].ret_span = b->comms[i].ret_span = &b->spans[i];
-    b->comms[i].list = (struct lade_comm_list){&b->collectives[i], 1};
+    b->comms[i].list = (struct lade_comm_list){&b->collectives[i], lade_program_bundle_end(program, i) - i};
     if (!ex->is_dry)
       status = instr_bind(ex, b, i);
     else if (program->instrs[i].kind == LADE_INSTR_COPY)

@@ -164,6 +164,10 @@ static void instr_submit(lade_executor *ex, struct bound_program *bound, int at)
 {
   const struct lade_instr *instr = &bound->program->instrs[at];
   lade_queue *queue = ex->queues[instr->queue];
+  if (instr->is_joined && !ex->is_dry) { /* it is in the list that the first of its bundle was submitted with */
+    bound->counts[at] = bound->counts[at - 1];
+    return;
+  }
   for (int q = 0; q < LADE_N_QUEUES; q++) {
     if (instr->waits[q] >= 0)
       lade_queue_wait(queue, ex->queues[q], bound->counts[instr->waits[q]]);
@@ -190,6 +194,16 @@ static void instr_submit(lade_executor *ex, struct bound_program *bound, int at)
     work.args = &bound->ios[at];
   }
   lade_queue_launch(queue, &work, &bound->counts[at]);
+}
+
+/* A bundle's collectives end together; the first one's span is all of it. */
+static void joined_spans_fill(const struct bound_program *bound)
+{
+  for (int at = 1; at < bound->program->n_instrs; at++) {
+    const int64_t end_ns = bound->spans[at - 1].end_ns;
+    if (bound->program->instrs[at].is_joined)
+      bound->spans[at] = (struct lade_span){end_ns, end_ns};
+  }
 }
 
 static int64_t queues_now_ns(const lade_executor *ex)
@@ -242,6 +256,8 @@ static int program_run(lade_executor *ex, struct bound_program *bound, struct la
   for (int q = 0; q < LADE_N_QUEUES; q++)
     ret_result->busy_ns[q] += queue_busy_ns(ex, q);
   ret_result->wall_ns = (ex->is_dry ? queues_now_ns(ex) : lade_now_ns()) - start_ns;
+  if (!ex->is_dry)
+    joined_spans_fill(bound);
   executor_stalls_count(bound, start_ns, ret_result->stall_ns);
   comms_check(ex, bound);
   if (status)

@@ -350,4 +350,5 @@ void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
   lade_program_store_traffic(s->plan->train, &ret_info->store_read_bytes, &ret_info->store_written_bytes);
   ret_info->store_written_bytes += session_durable_published(s);
   lade_program_comm_traffic(s->plan->train, ret_info->comm_bytes);
+  lade_program_comm_bundles(s->plan->train, ret_info->comm_calls);
 }

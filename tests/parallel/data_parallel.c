@@ -60,6 +60,26 @@ static struct rig_numbers run_of(struct rig *rig, const struct scene_setting *ho
 }
 
 /*
+ * The same with room to wait for others and links that are @latency_ns away: the larger, the larger the buckets. How
+ * many bundles are moved over both axes of data parallel.
+ */
+static struct rig_numbers run_with_latency(struct rig *rig, const struct scene_setting *how, int64_t latency_ns,
+                                           int *ret_n_bundles)
+{
+  struct scene_setting roomy = *how;
+  const struct lade_prices prices = rig->prices;
+  int n_bundles[LADE_N_AXES];
+  roomy.prefetch_bytes = UINT64_MAX / 2;
+  for (int axis = 0; axis < LADE_N_AXES; axis++)
+    rig->prices.comm[axis] = (struct lade_transfer_price){latency_ns, 1};
+  struct lade_plan *plan = rig_plan(rig, residency_of(rig, &roomy));
+  lade_program_comm_bundles(plan->train, n_bundles);
+  rig->prices = prices;
+  *ret_n_bundles = n_bundles[rig->layout->zero ? LADE_AXIS_SHARD : LADE_AXIS_DP];
+  return plan_run(rig, plan);
+}
+
+/*
  * The planner's plans at its largest and smallest budgets, which all ranks find alike. With room for it nothing is
  * gathered again for the backward half.
  */
@@ -395,6 +415,14 @@ static void shards_agree(struct world *world, size_t i)
     budgets_agree(world, &rig, &got, what);
   if (shards[i].homes == LADE_HOME_STORE)
     store_moves_own_blocks(&rig, what);
+  if (i >= 3 && i <= 5) {
+    int n_small, n_large;
+    struct rig_numbers small = run_with_latency(&rig, &keep, 1000, &n_small);
+    struct rig_numbers large = run_with_latency(&rig, &keep, 100000000, &n_large);
+    demand(n_large < n_small, "%s: %d bundles of small buckets, %d of large ones", what, n_small, n_large);
+    demand(memcmp(&got, &small, sizeof(got)) == 0 && memcmp(&got, &large, sizeof(got)) == 0,
+           "%s: buckets of another size give other numbers", what);
+  }
   struct lade_plan *plan = rig_plan(&rig, residency_of(&rig, &drop));
   ledger_is_closed_form(&rig, plan->train, what);
   traffic_is_closed_form(&rig, plan->train, what);

@@ -260,6 +260,7 @@ struct lade_program *program_reorder(const struct lade_program *program, const i
   for (int i = 0; i < n; i++) {
     const struct lade_instr *from = &program->instrs[order[i]];
     copy->instrs[i] = *from;
+    copy->instrs[i].is_joined = from->is_joined && i > 0 && order[i - 1] == order[i] - 1; /* to no other one */
     copy->instrs[i].first_operand = copy->n_operands;
     memcpy(copy->operands + copy->n_operands, program->operands + from->first_operand,
            from->n_operands * sizeof(*copy->operands));

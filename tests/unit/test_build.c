@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Building programs where memory is refused and where microbatches are many. What a program says is test_proof's
- * matter, how it is chosen test_plan's.
+ * Building programs where memory is refused, where microbatches are many, and with bundles of collectives. What a
+ * program says is test_proof's matter, how it is chosen test_plan's.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -115,12 +115,74 @@ static void the_number_of_microbatches_has_limits(void **state)
   lade_graph_destroy(graph);
 }
 
+static const uint64_t no_limit[LADE_N_SPACES] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
+
+static void assert_refused(struct lade_program *program, const char *words)
+{
+  struct lade_error error = {0};
+  assert_int_equal(lade_program_prove(program, no_limit, &error), -EINVAL);
+  assert_non_null(strstr(error.text, words));
+}
+
+/* The first instruction that is joined to the one before it. */
+static int joined_find(const struct lade_program *program)
+{
+  int at = 0;
+  while (at < program->n_instrs && !program->instrs[at].is_joined)
+    at++;
+  assert_in_range(at, 1, program->n_instrs - 1);
+  return at;
+}
+
+/* Where @program has bundles, only what is alike and apart is joined, and it waits with the first. */
+static void bundles_are_of_what_is_alike_and_apart(void **state)
+{
+  static const int settings[] = {7, 10, 13};
+  for (size_t i = 0; i < LADE_COUNT(settings); i++) {
+    struct scene s;
+    scene_init(&s, &scene_settings[settings[i]]);
+    struct lade_instr *instrs = s.program->instrs;
+    const int at = joined_find(s.program);
+    assert_true(lade_program_bundle_end(s.program, at - 1) > at);
+    assert_int_not_equal(instrs[0].queue, instrs[at].queue);
+    instrs[at].waits[instrs[0].queue] = 0;
+    assert_refused(s.program, "is joined, and waits");
+    instrs[at].waits[instrs[0].queue] = -1;
+    instrs[at - 1].is_joined = true;
+    assert_refused(s.program, "is joined");
+    instrs[at - 1].is_joined = instrs[at].is_joined = false;
+    assert_int_equal(lade_program_prove(s.program, no_limit, NULL), 0);
+    scene_finish(&s);
+  }
+}
+
+/* A bundle moves what its collectives would move, and waits once. */
+static void bundles_move_the_same_bytes(void **state)
+{
+  struct scene s;
+  uint64_t sent[LADE_N_AXES], apart[LADE_N_AXES];
+  int n_bundles[LADE_N_AXES], n_apart[LADE_N_AXES];
+  scene_init(&s, &scene_settings[7]);
+  lade_program_comm_traffic(s.program, sent);
+  lade_program_comm_bundles(s.program, n_bundles);
+  for (int at = 0; at < s.program->n_instrs; at++)
+    s.program->instrs[at].is_joined = false;
+  lade_program_comm_traffic(s.program, apart);
+  lade_program_comm_bundles(s.program, n_apart);
+  assert_memory_equal(sent, apart, sizeof(sent));
+  assert_int_equal(n_apart[LADE_AXIS_DP], s.graph->n_params + scene_settings[7].n_microbatches);
+  assert_in_range(n_bundles[LADE_AXIS_DP], 2, n_apart[LADE_AXIS_DP] - 1);
+  scene_finish(&s);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_refused_allocation_fails_a_build_whole),
       cmocka_unit_test(many_microbatches_are_one_program),
       cmocka_unit_test(the_number_of_microbatches_has_limits),
+      cmocka_unit_test(bundles_are_of_what_is_alike_and_apart),
+      cmocka_unit_test(bundles_move_the_same_bytes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

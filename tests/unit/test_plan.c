@@ -387,6 +387,76 @@ static void a_pinned_layer_does_not_hold_the_others(void **state)
   lade_graph_destroy(graph);
 }
 
+/* What one rank holds of a model whose state is in shards, and what it holds on the way. */
+struct state_bytes {
+  uint64_t closed;      /* blocks of working copies, gradients and optimizer state, in whole pages */
+  uint64_t unit;        /* the largest unit's working copies, gathered */
+  uint64_t gradients;   /* the largest unit's gradients of a microbatch, before they are scattered */
+  uint64_t most;        /* of the program: all of that at its worst instruction */
+};
+
+static void state_forms_count(const struct lade_graph *graph, const struct lade_layout *layout,
+                              struct state_bytes *bytes)
+{
+  for (int unit = 0; unit < graph->n_units; unit++) {
+    uint64_t copies = 0, gradients = 0;
+    for (int param = 0; param < graph->n_params; param++) {
+      const uint64_t block = (uint64_t)lade_param_shard(graph, layout, param).n_padded;
+      const uint64_t n = block * (uint64_t)lade_shard_count(layout), element = lade_dtype_bytes(graph->dtype);
+      if (graph->tensors[graph->params[param].tensor].unit != unit)
+        continue;
+      copies += lade_align_up(n * element, LADE_BUFFER_ALIGN);
+      gradients += lade_align_up(n * 4, LADE_BUFFER_ALIGN);
+      bytes->closed += lade_align_up(block * element, LADE_BUFFER_ALIGN) +
+                       3 * lade_align_up(block * 4, LADE_BUFFER_ALIGN) +
+                       (graph->dtype == LADE_F32 ? 0 : lade_align_up(block * 2, LADE_BUFFER_ALIGN));
+    }
+    bytes->unit = LADE_MAX(bytes->unit, copies);
+    bytes->gradients = LADE_MAX(bytes->gradients, gradients);
+  }
+}
+
+static void state_measure(const struct lade_program *program, struct state_bytes *bytes)
+{
+  for (int at = 0; at < program->n_instrs; at++) {
+    uint64_t live = 0;
+    for (int i = 0; i < program->n_buffers; i++) {
+      const struct lade_buffer *buffer = &program->buffers[i];
+      bool is_state = buffer->owner == LADE_OWNER_PARAMETERS || buffer->owner == LADE_OWNER_GRADIENTS ||
+                      buffer->owner == LADE_OWNER_OPTIMIZER || buffer->owner == LADE_OWNER_COMM;
+      if (is_state && buffer->space == LADE_DEVICE && buffer->first <= at && at <= buffer->last)
+        live += buffer->bytes;
+    }
+    bytes->most = LADE_MAX(bytes->most, live);
+  }
+}
+
+/*
+ * ZeRO-3 over 8 in little memory: 16 bytes per parameter over 8 and the gather buffers of two units. In BF16 a unit's
+ * gradients on their way, in FP32, are as wide as two units' copies; there they come on top.
+ */
+static void shards_hold_the_closed_form_and_two_units(void **state)
+{
+  const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = 8, .zero = LADE_ZERO_MOST};
+  struct lade_layout layout;
+  assert_int_equal(lade_layout_init(&how, NULL, &layout), 0);
+  for (int i = 0; i < 8; i++) {
+    struct desk desk = {.graph = scene_graph(i & 1 ? LADE_LLAMA : LADE_GPT2, i & 2 ? LADE_BF16 : LADE_F32, 0)};
+    struct state_bytes bytes = {0};
+    desk.prices = scene_prices(desk.graph);
+    desk.params = (struct lade_plan_params){.struct_size = sizeof(desk.params), .graph = desk.graph, .layout = &layout,
+                                            .n_microbatches = 2, .chunk_bytes = LADE_BUFFER_ALIGN};
+    desk_start(&desk);
+    struct lade_plan *plan = plan_get(&desk, desk.bounds.min_bytes + (i & 4 ? desk.bounds.min_bytes / 20 : 0));
+    state_forms_count(desk.graph, &layout, &bytes);
+    state_measure(plan->train, &bytes);
+    const uint64_t wider = desk.graph->dtype == LADE_F32 ? 0 : bytes.gradients;
+    assert_in_range(bytes.most, bytes.closed / 2, bytes.closed + 2 * bytes.unit + wider);
+    lade_plan_destroy(plan);
+    desk_close(&desk);
+  }
+}
+
 static void the_same_question_has_the_same_answer(void **state)
 {
   struct desk one, two;
@@ -423,6 +493,7 @@ int main(void)
       cmocka_unit_test(working_copies_stay_where_only_state_may_leave),
       cmocka_unit_test(blocks_leave_where_a_person_would_send_them),
       cmocka_unit_test(a_pinned_layer_does_not_hold_the_others),
+      cmocka_unit_test(shards_hold_the_closed_form_and_two_units),
       cmocka_unit_test(the_same_question_has_the_same_answer),
   };
   return cmocka_run_group_tests_name("plan", tests, desks_open, desks_close);
