@@ -210,7 +210,7 @@ def refusals():
     for word in ("", "is not further"):
         code, out, err = run(DURABLE + ["--resume", "saves"])
         assert code == 0 and word in err and json.loads(out)["params_digest"] == digest_from_saves(), (code, err)
-    refused(2, ["further/step-00000007 is of step 7", "of step 6"], DURABLE + ["--resume", "further"])
+    refused(2, ["further/step-00000007 is of step 7", "of step 6"], durable(N_STEPS + 1) + ["--resume", "further"])
     # Damage: both records; the state itself; a version to come.
     size = os.stat(data).st_size
     slots = size - 2 * ((size - 65536 * 3) // 2 // 65536 * 65536)
