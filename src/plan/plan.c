@@ -77,6 +77,7 @@ struct lade_planner {
   int n_stated, n_walks;
   struct lade_plan_bounds bounds;
   struct candidate least; /* the state behind bounds.min_bytes */
+  struct candidate stated_least; /* the smallest of walks by stated prices, which may be as small, and faster */
   bool has_bounds;
 };
 
@@ -360,6 +361,8 @@ static int best_plan(lade_planner *planner, uint64_t device_bytes, struct lade_p
   if (!status && !t.is_over)
     status = rung_try(&t, bounds.min_bytes);
   if (!status)
+    status = candidate_compete(&t, &planner->stated_least, 0, bounds.min_bytes);
+  if (!status)
     status = candidate_compete(&t, &planner->least, 0, bounds.min_bytes); /* packed as it was when it was found */
   if (status) {
     lade_plan_destroy(t.best);
@@ -387,18 +390,18 @@ static int live_compare(const void *x, const void *y)
                                                 : a->candidate.state - b->candidate.state;
 }
 
-/* The states of plain walks. */
-static int states_list(const lade_planner *planner, struct live_order **ret_list, int *ret_n)
+/* The states of walks @first to @end. */
+static int states_list(const lade_planner *planner, int first, int end, struct live_order **ret_list, int *ret_n)
 {
   int n = 0;
-  for (int w = planner->n_stated; w < planner->n_walks; w++)
+  for (int w = first; w < end; w++)
     n += planner->walks[w].states.n;
   struct live_order *list = calloc((size_t)n + 1, sizeof(*list));
   if (!list)
     return -ENOMEM;
   *ret_list = list;
   *ret_n = n;
-  for (int w = planner->n_stated; w < planner->n_walks; w++) {
+  for (int w = first; w < end; w++) {
     for (int i = 0; i < planner->walks[w].states.n; i++) {
       const struct walk_state *state = &planner->walks[w].states.items[i];
       *list++ = (struct live_order){state->live_bytes[LADE_DEVICE], {(int16_t)w, i, state->least_ns}};
@@ -424,10 +427,11 @@ static int state_peak(const lade_planner *planner, const struct candidate *c, ui
 }
 
 /* The smallest packed peak: states in the order of their live peaks, until that passes the best found. */
-static int min_find(const lade_planner *planner, struct candidate *ret_least, uint64_t *ret_bytes)
+static int min_find(const lade_planner *planner, int first, int end, struct candidate *ret_least, uint64_t *ret_bytes)
 {
   struct live_order *order = NULL;
-  int n = 0, status = states_list(planner, &order, &n), most = is_large(planner) ? MIN_STATES_LARGE : MIN_STATES;
+  int n = 0, most = is_large(planner) ? MIN_STATES_LARGE : MIN_STATES;
+  int status = states_list(planner, first, end, &order, &n);
   uint64_t least = UINT64_MAX;
   for (int i = 0; i < n && (i < most || least == UINT64_MAX) && !status; i++) {
     uint64_t floor = lade_align_up(order[i].live_bytes, planner->params.chunk_bytes), peak = UINT64_MAX;
@@ -457,7 +461,10 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
     planner->bounds.unconstrained_bytes = plan ? plan->peak_bytes[LADE_DEVICE] : 0;
     planner->bounds.unconstrained_ns = plan ? plan->predicted_ns : 0;
     lade_plan_destroy(plan);
-    status = min_find(planner, &planner->least, &planner->bounds.min_bytes);
+    uint64_t stated_bytes;
+    status = min_find(planner, planner->n_stated, planner->n_walks, &planner->least, &planner->bounds.min_bytes);
+    if (!status)
+      status = min_find(planner, 0, planner->n_stated, &planner->stated_least, &stated_bytes);
     if (status)
       return status;
     planner->least.least_ns = 0; /* what it was in another machine's time bounds nothing here */
