@@ -8,7 +8,9 @@
  *
  * It is touched here (MADV_POPULATE_WRITE, or by hand on kernels before 5.14): memory that cannot be had is an
  * error now and not a fault later, and the first step is not slower than the second. Placement is asked for in
- * between, because pages stay where they are first touched.
+ * between, because pages stay where they are first touched. Only touching says whether reserved pages can be had where
+ * we may take them: the kernel promises them for the machine, and they may be on nodes or in control groups of others.
+ * Then ordinary memory takes their place.
  *
  * Rejected: rounding up to powers of two or to whole huge pages, which takes memory that no plan has counted.
  */
@@ -31,12 +33,13 @@ static bool range_map(char *at, uint64_t bytes, int flags)
                        MAP_FAILED;
 }
 
-static bool staging_map(struct lade_staging *staging)
+/* With @may_reserve from the reserved pool, where that has enough. */
+static bool staging_map(struct lade_staging *staging, bool may_reserve)
 {
   uint64_t huge_bytes = staging->bytes & ~(HUGE_BYTES - 1);
   char *tail = staging->data + huge_bytes;
   staging->pages = LADE_PAGES_RESERVED;
-  if (!huge_bytes || !range_map(staging->data, huge_bytes, MAP_HUGETLB | (21 << MAP_HUGE_SHIFT))) {
+  if (!may_reserve || !huge_bytes || !range_map(staging->data, huge_bytes, MAP_HUGETLB | (21 << MAP_HUGE_SHIFT))) {
     if (!range_map(staging->data, huge_bytes, 0))
       return false;
     bool is_huge = huge_bytes && madvise(staging->data, huge_bytes, MADV_HUGEPAGE) == 0;
@@ -56,6 +59,15 @@ static bool staging_touch(struct lade_staging *staging)
   return !code || code == EINVAL;
 }
 
+static bool staging_fill(struct lade_staging *staging, int numa_node, bool may_reserve)
+{
+  if (!staging_map(staging, may_reserve))
+    return false;
+  if (numa_node >= 0)
+    lade_numa_bind(staging->data, staging->bytes, numa_node);
+  return staging_touch(staging);
+}
+
 int lade_staging_init(struct lade_staging *ret_staging, uint64_t bytes, int numa_node, struct lade_faults *faults)
 {
   if (!bytes || bytes > INT64_MAX / 2)
@@ -68,10 +80,10 @@ int lade_staging_init(struct lade_staging *ret_staging, uint64_t bytes, int numa
   if (staging.map == MAP_FAILED)
     return -ENOMEM;
   staging.data = (char *)lade_align_up((uint64_t)(uintptr_t)staging.map, HUGE_BYTES);
-  bool is_mapped = !lade_fault(faults, LADE_FAULT_MAP) && staging_map(&staging);
-  if (is_mapped && numa_node >= 0)
-    lade_numa_bind(staging.data, staging.bytes, numa_node);
-  if (!is_mapped || !staging_touch(&staging)) {
+  bool is_filled = !lade_fault(faults, LADE_FAULT_MAP) && staging_fill(&staging, numa_node, true);
+  if (!is_filled && staging.pages == LADE_PAGES_RESERVED)
+    is_filled = staging_fill(&staging, numa_node, false);
+  if (!is_filled) {
     munmap(staging.map, staging.map_bytes);
     return -ENOMEM;
   }

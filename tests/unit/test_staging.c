@@ -26,6 +26,41 @@
 
 #define HUGE_BYTES (2u << 20)
 
+/* ---- a machine whose reserved huge pages are where we may not take them ---- */
+
+static bool has_reserved; /* the pool promises what is asked of it */
+static int n_reserved;    /* mappings that it promised pages for */
+static void *promised;    /* the last of them, which is never filled; NULL once something else is mapped there */
+
+void *__real_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset);
+void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset)
+{
+  const bool is_promise = has_reserved && (flags & MAP_HUGETLB);
+  if (is_promise) {
+    flags &= ~(MAP_HUGETLB | (63 << MAP_HUGE_SHIFT));
+    n_reserved++;
+  }
+  if (is_promise || at == promised)
+    promised = is_promise ? at : NULL;
+  return __real_mmap(at, bytes, protection, flags, fd, offset);
+}
+/* What headers call it where offsets are asked to have 64 bits, which they have here anyway. */
+void *__wrap_mmap64(void *at, size_t bytes, int protection, int flags, int fd, off_t offset)
+    __attribute__((alias("__wrap_mmap")));
+
+int __real_madvise(void *at, size_t bytes, int advice);
+int __wrap_madvise(void *at, size_t bytes, int advice);
+int __wrap_madvise(void *at, size_t bytes, int advice)
+{
+  if (!promised || at != promised)
+    return __real_madvise(at, bytes, advice);
+  errno = EFAULT;
+  return -1;
+}
+
+/* ---- slabs ---- */
+
 static bool is_resident(const struct lade_staging *staging, uint64_t at)
 {
   unsigned char page = 0;
@@ -62,6 +97,19 @@ static void a_numa_node_is_a_wish(void **state)
 {
   slab_check(HUGE_BYTES + 4096, 0);
   slab_check(HUGE_BYTES + 4096, 12345);
+}
+
+/* They were promised, and are on another node, or another control group's. */
+static void reserved_pages_that_cannot_be_taken_are_replaced(void **state)
+{
+  struct lade_staging staging;
+  has_reserved = true;
+  slab_check(3 * HUGE_BYTES + 4096, 0);
+  assert_int_equal(lade_staging_init(&staging, HUGE_BYTES, -1, NULL), 0);
+  has_reserved = false;
+  assert_int_equal(n_reserved, 2);
+  assert_int_not_equal(staging.pages, LADE_PAGES_RESERVED);
+  lade_staging_finish(&staging);
 }
 
 static void what_cannot_be_had_is_an_error_and_touches_nothing(void **state)
@@ -156,6 +204,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(slabs_have_the_exact_size_and_are_resident),
       cmocka_unit_test(a_numa_node_is_a_wish),
+      cmocka_unit_test(reserved_pages_that_cannot_be_taken_are_replaced),
       cmocka_unit_test(what_cannot_be_had_is_an_error_and_touches_nothing),
       cmocka_unit_test_setup_teardown(a_drive_is_near_the_node_of_the_device_above_it, scratch_setup, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_store_names_the_node_of_its_drives_where_there_are_several, scratch_setup,
