@@ -496,14 +496,25 @@ static void builder_finish(struct builder *b)
   LADE_ARRAY_FREE(&b->incoming);
 }
 
+/*
+ * Bytes for the sums of squares of whole blocks. A rank may have fewer, where padding or copies of what others own end
+ * its blocks early; but ranks that share collectives must have the same plan, so every size is the same at all of them.
+ */
+static uint64_t partials_bytes(const struct builder *b)
+{
+  int64_t n = 0;
+  for (int param = 0; param < b->graph->n_params; param++)
+    n += lade_div_up(lade_param_shard(b->graph, b->params->layout, param).n_padded, LADE_SUM_BLOCK);
+  return (uint64_t)n * sizeof(double);
+}
+
 static void program_emit(struct builder *b)
 {
   const struct lade_graph *graph = b->graph;
   residents_make(b);
   transfers_collect(b);
   if (b->params->is_training) {
-    b->partials = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT,
-                              value_bytes(b, lade_value_scalar(graph, LADE_SCALAR_PARTIALS)), false);
+    b->partials = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT, partials_bytes(b), false);
     b->verdict = buffer_make(b, LADE_DEVICE, LADE_OWNER_TRANSIENT, sizeof(struct lade_verdict), false);
   }
   int next = 0, next_early = 0, next_handing = 0;

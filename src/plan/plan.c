@@ -18,6 +18,10 @@
  * The smallest budget is the smallest packed peak of any state of as many walks again, which go by the prices of one
  * machine that is written down here. What a machine was measured at, a little otherwise each time, decides what is
  * fastest in a budget and not what the smallest one is. Beside it stands a bound (bound.c).
+ *
+ * Ranks that share collectives must decide alike. Those of one data parallel group have programs of the same sizes, but
+ * each has its block at another address, and so other waits and another time by a little. All of them decide as the
+ * first of the group would, and then build what was decided for themselves.
  */
 #include <errno.h>
 #include <math.h>
@@ -67,7 +71,9 @@ struct candidate {
 };
 
 struct lade_planner {
-  struct lade_plan_params params;
+  struct lade_plan_params params; /* with the layout of the rank that decides */
+  struct lade_layout decider;
+  const struct lade_layout *own_layout;
   struct lade_residency *start;
   bool *is_pinned; /* by lade_change_index */
   struct lade_prices plain_prices;
@@ -195,11 +201,11 @@ static bool is_near(const struct lade_program *program, uint64_t device_bytes)
 }
 
 /*
- * Build both programs; takes @residency. *ret_plan is NULL when the training program alone is not faster than
- * @worst_ns or does not fit @device_bytes and is not near it either: most candidates end there.
+ * Build both programs for the rank of @layout; takes @residency. *ret_plan is NULL when the training program alone is
+ * not faster than @worst_ns or does not fit @device_bytes and is not near it either: most candidates end there.
  */
-static int plan_build(const lade_planner *planner, struct lade_residency *residency, uint64_t pack_work,
-                      uint64_t device_bytes, int64_t worst_ns, struct lade_plan **ret_plan)
+static int plan_build(const lade_planner *planner, const struct lade_layout *layout, struct lade_residency *residency,
+                      uint64_t pack_work, uint64_t device_bytes, int64_t worst_ns, struct lade_plan **ret_plan)
 {
   struct lade_plan *plan = calloc(1, sizeof(*plan));
   if (!plan) {
@@ -208,6 +214,7 @@ static int plan_build(const lade_planner *planner, struct lade_residency *reside
   }
   plan->residency = residency;
   struct lade_build_params how = walk_build_params(&planner->params, residency);
+  how.layout = layout;
   how.packer = planner->packer;
   how.pack_work_limit = pack_work;
   int status = lade_program_build(&how, &plan->train);
@@ -238,19 +245,20 @@ static bool plan_fits(const lade_planner *planner, const struct lade_plan *plan,
 }
 
 /*
- * Build one candidate: just in time (@prefetch_bytes 0), or early. *ret_plan is NULL when it does not fit, or takes
- * @worst_ns or more. One that would fit but for fragmentation, and is just in time, is packed again with more effort.
+ * The plan of @residency for the rank of @layout. *ret_plan is NULL when it does not fit, or takes @worst_ns or more.
+ * One that would fit but for fragmentation, and is just in time, is packed again with more effort.
  */
-static int candidate_try(const lade_planner *planner, const struct candidate *c, uint64_t prefetch_bytes,
-                         uint64_t device_bytes, int64_t worst_ns, struct lade_plan **ret_plan)
+static int residency_try(const lade_planner *planner, const struct lade_layout *layout,
+                         const struct lade_residency *residency, uint64_t device_bytes, int64_t worst_ns,
+                         struct lade_plan **ret_plan)
 {
   struct lade_plan *plan = NULL;
   *ret_plan = NULL;
   for (uint64_t pack_work = 0;; pack_work = MIN_PACK_WORK) {
-    struct lade_residency *residency = NULL;
-    int status = state_residency(planner, c->walk, c->state, prefetch_bytes, &residency);
+    struct lade_residency *copy = NULL;
+    int status = lade_residency_copy(residency, &copy);
     if (!status)
-      status = plan_build(planner, residency, pack_work, device_bytes, worst_ns, &plan);
+      status = plan_build(planner, layout, copy, pack_work, device_bytes, worst_ns, &plan);
     if (status || !plan)
       return status;
     if (plan_fits(planner, plan, device_bytes)) {
@@ -258,9 +266,21 @@ static int candidate_try(const lade_planner *planner, const struct candidate *c,
       return 0;
     }
     lade_plan_destroy(plan);
-    if (prefetch_bytes || pack_work)
+    if (residency->prefetch_bytes || pack_work)
       return 0;
   }
+}
+
+/* One candidate, as the rank that decides has it: just in time (@prefetch_bytes 0), or early. */
+static int candidate_try(const lade_planner *planner, const struct candidate *c, uint64_t prefetch_bytes,
+                         uint64_t device_bytes, int64_t worst_ns, struct lade_plan **ret_plan)
+{
+  struct lade_residency *residency = NULL;
+  int status = state_residency(planner, c->walk, c->state, prefetch_bytes, &residency);
+  if (!status)
+    status = residency_try(planner, planner->params.layout, residency, device_bytes, worst_ns, ret_plan);
+  lade_residency_destroy(residency);
+  return status;
 }
 
 /* Sizes of the ladder, from the unconstrained peak downwards. */
@@ -331,7 +351,7 @@ static int rung_try(struct trial *t, uint64_t size_bytes)
     if (!status && state_first(t->planner, walk, size_bytes, &first))
       status = candidate_compete(t, &first, 0, size_bytes);
     for (int i = 0; i < n_levels && !status; i++) {
-      struct candidate c;
+      struct candidate c = {0};
       if (!state_pick(t->planner, walk, size_bytes / 100 * (uint64_t)levels[i], &c) || c.state == tried)
         continue;
       status = candidate_compete(t, &c, size_bytes - size_bytes / RUNG_SLACK, size_bytes);
@@ -418,7 +438,7 @@ static int state_peak(const lade_planner *planner, const struct candidate *c, ui
   struct lade_plan *plan = NULL;
   int status = state_residency(planner, c->walk, c->state, 0, &residency);
   if (!status)
-    status = plan_build(planner, residency, pack_work, UINT64_MAX, INT64_MAX, &plan);
+    status = plan_build(planner, planner->params.layout, residency, pack_work, UINT64_MAX, INT64_MAX, &plan);
   if (status)
     return status;
   *ret_bytes = plan_fits(planner, plan, UINT64_MAX) ? plan->peak_bytes[LADE_DEVICE] : UINT64_MAX;
@@ -571,6 +591,16 @@ static int parts_check(const struct lade_graph *graph, const struct lade_layout 
   return 0;
 }
 
+static void decider_set(lade_planner *planner)
+{
+  if (!planner->own_layout)
+    return;
+  planner->decider = *planner->own_layout;
+  planner->decider.rank = lade_mesh_member(&planner->decider.mesh, LADE_AXIS_DP, planner->decider.rank, 0);
+  if (planner->decider.rank != planner->own_layout->rank)
+    planner->params.layout = &planner->decider;
+}
+
 int lade_planner_create(const struct lade_plan_params *params, struct lade_error *error, lade_planner **ret_planner)
 {
   if (params->n_microbatches < 1 || params->n_microbatches > LADE_MICROBATCHES_MAX)
@@ -592,6 +622,8 @@ int lade_planner_create(const struct lade_plan_params *params, struct lade_error
   if (!planner)
     return lade_error_set(error, -ENOMEM, "planning ran out of memory");
   planner->params = *params;
+  planner->own_layout = params->layout;
+  decider_set(planner);
   planner->is_pinned = calloc((size_t)lade_change_count(params->graph) + 1, sizeof(bool));
   status = planner->is_pinned ? lade_residency_create(params->graph, &planner->start) : -ENOMEM;
   if (!status)
@@ -652,6 +684,19 @@ static int refuse(lade_planner *planner, uint64_t device_bytes, struct lade_erro
                         (unsigned long long)device_bytes, least, (unsigned long long)bounds.min_bytes, store);
 }
 
+/* What was decided, built for this rank. All sizes are those of the rank that decides, so it packs as tightly. */
+static int own_plan(const lade_planner *planner, struct lade_plan **plan)
+{
+  if (planner->own_layout == planner->params.layout)
+    return 0;
+  struct lade_plan *decided = *plan;
+  int status = residency_try(planner, planner->own_layout, decided->residency, decided->peak_bytes[LADE_DEVICE],
+                             INT64_MAX, plan);
+  LADE_ASSERT(status || *plan);
+  lade_plan_destroy(decided);
+  return status;
+}
+
 int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_error *error,
                       struct lade_plan **ret_plan)
 {
@@ -661,6 +706,9 @@ int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_
     return lade_error_set(error, status, "planning ran out of memory");
   if (!best)
     return refuse(planner, device_bytes, error);
+  status = own_plan(planner, &best);
+  if (status)
+    return lade_error_set(error, status, "planning ran out of memory");
   const uint64_t budgets[LADE_N_SPACES] = {device_bytes, host_budget(&planner->params), planner->params.store_bytes};
   status = lade_program_prove(best->train, budgets, error);
   if (!status)
