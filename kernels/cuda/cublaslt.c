@@ -180,11 +180,10 @@ static bool algo_choose(const struct lade_cublaslt *lt, struct product *product,
     call_check(lt, product, "cublasLtMatmulAlgoGetHeuristic", result);
     return false;
   }
-  while (!result && i < n && (choices[i].status || wanted-- > 0))
+  while (!result && i < n && (choices[i].status || choices[i].workspace_bytes > MOST_WORKSPACE_BYTES || wanted-- > 0))
     i++;
   if (result || i == n)
     return false;
-  LADE_ASSERT(choices[i].workspace_bytes <= MOST_WORKSPACE_BYTES);
   product->algo = choices[i].algo;
   product->workspace_bytes = choices[i].workspace_bytes;
   return true;
@@ -309,6 +308,7 @@ static cublaslt_status preference_make(struct lade_cublaslt *lt)
   return result;
 }
 
+/* Context current, but for one that is lost: then what the handle has on the device is lost with it. */
 static void handle_destroy(struct lade_cublaslt *lt)
 {
   if (lt->preference)
@@ -360,10 +360,7 @@ static int opening_run(void *args)
 
 static int closing_run(void *args)
 {
-  struct lade_cublaslt *lt = args;
-  for (int i = 0; i < lt->products.n; i++)
-    product_destroy(lt, lt->products.items[i]);
-  handle_destroy(lt);
+  handle_destroy(args);
   return 0;
 }
 
@@ -375,8 +372,11 @@ int lade_cublaslt_open(lade_device *device, struct lade_error *error, struct lad
     return lade_error_set(error, -ENOMEM, "no memory for cuBLASLt");
   lt->device = device;
   pthread_mutex_init(&lt->lock, NULL);
+  *error = (struct lade_error){0};
   int status = lade_cuda_call(device, opening_run, &(struct opening){lt, error});
   if (status) {
+    if (!error->code) /* nothing was opened: the context cannot be entered */
+      lade_cuda_get_error(device, error);
     lade_cublaslt_close(lt);
     return status;
   }
@@ -391,9 +391,12 @@ void lade_cublaslt_close(struct lade_cublaslt *lt)
 {
   if (!lt)
     return;
-  lade_cuda_call(lt->device, closing_run, lt);
-  for (int i = 0; i < lt->products.n; i++)
+  for (int i = 0; i < lt->products.n; i++) {
+    product_destroy(lt, lt->products.items[i]);
     free(lt->products.items[i]);
+  }
+  lade_cuda_call(lt->device, closing_run, lt);
+  handle_destroy(lt); /* there is one still where the context could not be entered */
   LADE_ARRAY_FREE(&lt->products);
   pthread_mutex_destroy(&lt->lock);
   free(lt);

@@ -16,8 +16,8 @@ typedef struct lade_cublaslt lade_cublaslt;
 
 /*
  * Open the library for @device, a CUDA device, which outlives it. With what to do about it: -ENOENT when there is none,
- * -ENOSYS when there is none that the driver runs; -ENOMEM. Any thread; blocks while the library is read and takes what
- * it wants of the device's memory.
+ * -ENOSYS when there is none that the driver runs; -ENOMEM; the device's status when it has failed. Any thread; blocks
+ * while the library is read and takes what it wants of the device's memory.
  */
 int lade_cublaslt_open(lade_device *device, struct lade_error *error, lade_cublaslt **ret_cublaslt);
 

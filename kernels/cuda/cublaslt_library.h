@@ -17,6 +17,10 @@
 #define LADE_CUBLASLT_MIN_VERSION 120000
 
 typedef int cublaslt_status;         /* cublasStatus_t */
+typedef int cublaslt_type;           /* cudaDataType */
+typedef int cublaslt_compute;        /* cublasComputeType_t */
+typedef int cublaslt_attribute;      /* cublasLtMatmulDescAttributes_t */
+typedef int cublaslt_wish;           /* cublasLtMatmulPreferenceAttributes_t */
 typedef struct cublasLtContext *cublaslt_handle;
 typedef void *cublaslt_layout;       /* cublasLtMatrixLayout_t */
 typedef void *cublaslt_product;      /* cublasLtMatmulDesc_t */
@@ -76,16 +80,17 @@ struct cublaslt_choice {
   X(const char *, cublasLtGetStatusName, (cublaslt_status status)) \
   X(cublaslt_status, cublasLtCreate, (cublaslt_handle *ret_handle)) \
   X(cublaslt_status, cublasLtDestroy, (cublaslt_handle handle)) \
-  X(cublaslt_status, cublasLtMatrixLayoutCreate, (cublaslt_layout *ret_layout, int type, uint64_t rows, \
+  X(cublaslt_status, cublasLtMatrixLayoutCreate, (cublaslt_layout *ret_layout, cublaslt_type type, uint64_t rows, \
                                                   uint64_t columns, int64_t stride)) \
   X(cublaslt_status, cublasLtMatrixLayoutDestroy, (cublaslt_layout layout)) \
-  X(cublaslt_status, cublasLtMatmulDescCreate, (cublaslt_product *ret_product, int compute_type, int scale_type)) \
+  X(cublaslt_status, cublasLtMatmulDescCreate, (cublaslt_product *ret_product, cublaslt_compute compute, \
+                                                cublaslt_type scale)) \
   X(cublaslt_status, cublasLtMatmulDescDestroy, (cublaslt_product product)) \
-  X(cublaslt_status, cublasLtMatmulDescSetAttribute, (cublaslt_product product, int attribute, const void *value, \
-                                                      size_t value_bytes)) \
+  X(cublaslt_status, cublasLtMatmulDescSetAttribute, (cublaslt_product product, cublaslt_attribute attribute, \
+                                                      const void *value, size_t value_bytes)) \
   X(cublaslt_status, cublasLtMatmulPreferenceCreate, (cublaslt_preference *ret_preference)) \
   X(cublaslt_status, cublasLtMatmulPreferenceDestroy, (cublaslt_preference preference)) \
-  X(cublaslt_status, cublasLtMatmulPreferenceSetAttribute, (cublaslt_preference preference, int attribute, \
+  X(cublaslt_status, cublasLtMatmulPreferenceSetAttribute, (cublaslt_preference preference, cublaslt_wish wish, \
                                                             const void *value, size_t value_bytes)) \
   X(cublaslt_status, cublasLtMatmulAlgoGetHeuristic, \
     (cublaslt_handle handle, cublaslt_product product, cublaslt_layout a, cublaslt_layout b, cublaslt_layout c, \

@@ -88,6 +88,9 @@ void lade_cuda_get_error(lade_device *device, struct lade_error *error)
 void lade_cuda_fail(lade_device *device, const struct lade_error *error)
 {
   struct cuda_device *cuda = (struct cuda_device *)device;
+  struct lade_cuda_memory memory;
+  if (lade_cuda_get_memory(device, &memory)) /* the context is lost, and the driver knows why */
+    return;
   pthread_mutex_lock(&cuda->lock);
   if (!cuda->library_error.code)
     cuda->library_error = *error;

@@ -71,7 +71,10 @@ int lade_cuda_get_memory(lade_device *device, struct lade_cuda_memory *ret_memor
  */
 void lade_cuda_get_error(lade_device *device, struct lade_error *error);
 
-/* A library could not put its work on a stream: @error's code is the device's status if it is the first. Any thread. */
+/*
+ * A library could not put its work on a stream: @error's code is the device's status if it is the first; where the
+ * context is lost, what the driver says of that is. Any thread.
+ */
 void lade_cuda_fail(lade_device *device, const struct lade_error *error);
 
 /* ---- functions that run on the device ---- */

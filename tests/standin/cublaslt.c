@@ -15,11 +15,11 @@
 
 #include "base/base.h"
 #include "base/float.h"
+#include "control.h"
 #include "cublaslt_standin.h"
 #include "kernels/cuda/cublaslt_library.h"
 #include "standin_internal.h"
 
-#define MAX_FUNCTIONS 16
 #define DECLARE(type, name, arguments) EXPORT type name arguments;
 LADE_CUBLASLT_FUNCTIONS(DECLARE)
 
@@ -64,15 +64,9 @@ struct algo {
 _Static_assert(sizeof(struct algo) <= sizeof(struct cublaslt_algo), "an algorithm fits its words");
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct {
-  uint64_t version, nth, code, forever;
-  char fail[48];
-} settings = {.version = 130100, .nth = 1, .code = CUBLASLT_INTERNAL_ERROR};
-static struct {
-  const char *name;
-  uint64_t n;
-} calls[MAX_FUNCTIONS];
-static uint64_t n_failed;
+static uint64_t version = 130100;
+static const struct setting settings[] = {{"version", &version}, {NULL, NULL}};
+static struct control control = {.settings = settings, .nth = 1, .code = CUBLASLT_INTERNAL_ERROR};
 static int64_t n_live;
 
 __attribute__((format(printf, 1, 2), noreturn)) static void misuse(const char *format, ...)
@@ -88,64 +82,24 @@ __attribute__((format(printf, 1, 2), noreturn)) static void misuse(const char *f
 
 /* ---- settings, counting, failing ---- */
 
-static int setting_set(const char *text, size_t n)
-{
-  const struct {
-    const char *key;
-    uint64_t *at;
-  } table[] = {{"version=", &settings.version}, {"nth=", &settings.nth}, {"code=", &settings.code},
-               {"forever=", &settings.forever}};
-  if (strncmp(text, "fail=", 5) == 0) {
-    snprintf(settings.fail, sizeof(settings.fail), "%.*s", (int)n - 5, text + 5);
-    return 0;
-  }
-  for (size_t i = 0; i < LADE_COUNT(table); i++) {
-    size_t key = strlen(table[i].key);
-    if (strncmp(text, table[i].key, key) == 0) {
-      *table[i].at = strtoull(text + key, NULL, 10);
-      return 0;
-    }
-  }
-  return -1;
-}
-
 int standin_cublaslt_set(const char *text)
 {
-  int status = 0;
   pthread_mutex_lock(&lock);
-  memset(calls, 0, sizeof(calls));
-  n_failed = 0;
-  while (*text && !status) {
-    size_t n = strcspn(text, ",");
-    status = setting_set(text, n);
-    text += n + (text[n] == ',');
-  }
+  int status = control_set(&control, text);
   pthread_mutex_unlock(&lock);
   return status;
 }
 
 __attribute__((constructor)) static void settings_load(void)
 {
-  const char *text = getenv("LADE_STANDIN_CUBLASLT");
-  if (text && standin_cublaslt_set(text))
-    misuse("LADE_STANDIN_CUBLASLT has a key that is not known: %s", text);
+  control_load("LADE_STANDIN_CUBLASLT", standin_cublaslt_set);
 }
 
 /* Count a call; what it shall answer. @n_made handles or descriptors come into being unless it fails. */
 static cublaslt_status enter(const char *function, int n_made)
 {
-  int i = 0;
-  cublaslt_status result = CUBLASLT_DONE;
   pthread_mutex_lock(&lock);
-  while (i < MAX_FUNCTIONS && calls[i].name && strcmp(calls[i].name, function) != 0)
-    i++;
-  LADE_ASSERT(i < MAX_FUNCTIONS);
-  calls[i].name = function;
-  uint64_t n = ++calls[i].n;
-  if (strcmp(settings.fail, function) == 0 && (n == settings.nth || (settings.forever && n > settings.nth))) {
-    n_failed++;
-    result = (cublaslt_status)settings.code;
-  }
+  cublaslt_status result = (cublaslt_status)control_enter(&control, function);
   n_live += result ? 0 : n_made;
   pthread_mutex_unlock(&lock);
   return result;
@@ -153,35 +107,39 @@ static cublaslt_status enter(const char *function, int n_made)
 
 uint64_t standin_cublaslt_calls(const char *function)
 {
-  uint64_t n = 0;
   pthread_mutex_lock(&lock);
-  for (int i = 0; i < MAX_FUNCTIONS && calls[i].name; i++)
-    n += strcmp(calls[i].name, function) == 0 ? calls[i].n : 0;
+  uint64_t n = control_calls(&control, function);
   pthread_mutex_unlock(&lock);
   return n;
 }
 
 uint64_t standin_cublaslt_failed(void)
 {
-  return n_failed;
+  pthread_mutex_lock(&lock);
+  uint64_t n = control.n_failed;
+  pthread_mutex_unlock(&lock);
+  return n;
 }
 
 int64_t standin_cublaslt_live(void)
 {
-  return n_live;
+  pthread_mutex_lock(&lock);
+  int64_t n = n_live;
+  pthread_mutex_unlock(&lock);
+  return n;
 }
 
 /* ---- the driver's stand-in ---- */
 
 typedef enum standin_place place_fn(uint64_t address, uint64_t bytes);
 typedef void put_fn(cuda_stream stream, cuda_host_fn *fn, void *args);
-typedef cuda_context context_fn(void);
+typedef cuda_result status_fn(void);
 
 static struct {
   pthread_once_t once;
   place_fn *place;
   put_fn *put;
-  context_fn *context;
+  status_fn *status;
 } driver = {.once = PTHREAD_ONCE_INIT};
 
 static void driver_find(void)
@@ -191,9 +149,9 @@ static void driver_find(void)
     misuse("there is no driver in this process");
   driver.place = (place_fn *)dlsym(library, "standin_place");
   driver.put = (put_fn *)dlsym(library, "standin_put_call");
-  driver.context = (context_fn *)dlsym(library, "standin_context");
+  driver.status = (status_fn *)dlsym(library, "standin_status");
   dlclose(library);
-  if (!driver.place || !driver.put || !driver.context)
+  if (!driver.place || !driver.put || !driver.status)
     misuse("the driver in this process is not the stand-in");
 }
 
@@ -207,7 +165,7 @@ static void memory_check(const char *what, const void *at, uint64_t bytes)
 
 size_t cublasLtGetVersion(void)
 {
-  return settings.version;
+  return version;
 }
 
 const char *cublasLtGetStatusName(cublaslt_status status)
@@ -240,7 +198,7 @@ static cublaslt_status thing_end(const char *function, void *thing)
 cublaslt_status cublasLtCreate(cublaslt_handle *ret_handle)
 {
   pthread_once(&driver.once, driver_find);
-  if (!driver.context())
+  if (driver.status() == CUDA_INVALID_CONTEXT)
     misuse("a handle is made without a context");
   return thing_make("cublasLtCreate", sizeof(struct cublasLtContext), (void **)ret_handle);
 }
@@ -450,7 +408,7 @@ cublaslt_status cublasLtMatmulAlgoGetHeuristic(cublaslt_handle handle, cublaslt_
                                      CUBLASLT_REDUCE_COMPUTE_TYPE, CUBLASLT_REDUCE_NONE};
   const struct preference *wish = preference;
   cublaslt_status result = enter("cublasLtMatmulAlgoGetHeuristic", 0);
-  if (!driver.context())
+  if (driver.status() == CUDA_INVALID_CONTEXT)
     misuse("a heuristic is asked without a context");
   if (result)
     return result;
@@ -571,8 +529,10 @@ cublaslt_status cublasLtMatmul(cublaslt_handle handle, cublaslt_product how, con
                                cublaslt_stream stream)
 {
   cublaslt_status result = enter("cublasLtMatmul", 0);
-  if (!driver.context() || !stream || c != d)
+  if (driver.status() == CUDA_INVALID_CONTEXT || !stream || c != d)
     misuse("a product has no context, no stream, or another place for c than for d");
+  if (!result && driver.status())
+    result = CUBLASLT_EXECUTION_FAILED;
   if (result)
     return result;
   struct run *run = malloc(sizeof(*run));

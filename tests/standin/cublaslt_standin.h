@@ -3,12 +3,13 @@
  * A stand-in for cuBLASLt: a libcublasLt.so.13 of exactly the calls that Lade makes, for machines without GPUs. It goes
  * with the stand-in for the driver: products run on its streams, in its memory.
  *
- * It is strict where cuBLASLt corrupts or is undefined: shapes that do not fit each other, an algorithm that was chosen
- * for another product, operands that are no device memory, lie less aligned than was promised, or overlap what is
- * written; too little scratch. Where cuBLASLt may do as it likes, it does what is least convenient: the first choice of
- * a heuristic is one that does not work, the next are of the reduction schemes that round in between if they are
- * allowed, k is split where there is scratch for it, all scratch is poisoned, FP32 operands lose bits unless the
- * compute type is pedantic. 16-bit matrices whose columns do not begin at 16 bytes have no algorithm.
+ * It is strict where cuBLASLt corrupts or is undefined: shapes that do not fit each other, an algorithm that was
+ * chosen for another product, operands that are no device memory, lie less aligned than was promised, or overlap what
+ * is written; too little scratch. On a context that is lost a product fails to execute. Where cuBLASLt may do as it
+ * likes, it does what is least convenient: the first choice of a heuristic is one that does not work, the next are of
+ * the reduction schemes that round in between if they are allowed, k is split where there is scratch for it, all
+ * scratch is poisoned, FP32 operands lose bits unless the compute type is pedantic. 16-bit matrices whose columns do
+ * not begin at 16 bytes have no algorithm.
  *
  * This header is the control calls, which tests look up with dlsym.
  */

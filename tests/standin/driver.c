@@ -1,10 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The stand-in's start, devices and contexts; its settings, and the calls that shall fail.
- *
- * Each call counts under its name, by the address of the text: a function names itself in one place. Two places that
- * name it count apart and are added up when somebody asks.
- */
+/* The stand-in's start, devices and contexts; its settings, and the calls that shall fail. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,114 +7,47 @@
 #include "base/base.h"
 #include "standin_internal.h"
 
-#define MAX_FUNCTIONS 128
 #define MAX_CONTEXTS 16 /* that one thread has pushed */
 #define CONTEXT_BYTES ((uint64_t)8 << 20)
+
+static const struct setting settings[] = {
+    {"version", &standin.version}, {"devices", &standin.devices}, {"sm", &standin.sm},
+    {"memory", &standin.memory},   {"words", &standin.words},     {"lose", &standin.lose},
+    {"lose_code", &standin.lose_code}, {NULL, NULL}};
 
 struct standin standin = {
     .lock = PTHREAD_MUTEX_INITIALIZER,
     .changed = PTHREAD_COND_INITIALIZER,
-    .settings = {.version = 13000, .devices = 1, .sm = 90, .memory = 256, .words = 1, .nth = 1, .code = 2,
-                 .lose_code = 719},
+    .control = {.settings = settings, .nth = 1, .code = CUDA_OUT_OF_MEMORY},
+    .version = 13000, .devices = 1, .sm = 90, .memory = 256, .words = 1, .lose_code = CUDA_LAUNCH_FAILED,
 };
 
-static struct {
-  const char *name;
-  uint64_t n;
-} calls[MAX_FUNCTIONS];
-static uint64_t n_all_calls, n_failed_calls;
 static bool is_started;
 
 static _Thread_local cuda_context stack[MAX_CONTEXTS];
 static _Thread_local int stack_depth;
 static _Thread_local bool is_in_host_function;
 
-/* ---- settings ---- */
+/* ---- settings, counting, failing ---- */
 
-static uint64_t *setting_find(const char *key, size_t n)
+int standin_set(const char *text)
 {
-  struct standin_settings *s = &standin.settings;
-  const struct {
-    const char *key;
-    uint64_t *at;
-  } table[] = {{"version", &s->version}, {"devices", &s->devices}, {"sm", &s->sm},     {"memory", &s->memory},
-               {"words", &s->words},     {"nth", &s->nth},         {"code", &s->code}, {"forever", &s->forever},
-               {"lose", &s->lose},       {"lose_code", &s->lose_code}};
-  for (size_t i = 0; i < LADE_COUNT(table); i++)
-    if (strlen(table[i].key) == n && memcmp(table[i].key, key, n) == 0)
-      return table[i].at;
-  return NULL;
-}
-
-static void counting_restart(void)
-{
-  for (int i = 0; i < MAX_FUNCTIONS && calls[i].name; i++)
-    calls[i].n = 0;
-  n_all_calls = n_failed_calls = standin.n_async = 0;
-}
-
-static int setting_set(const char *text, size_t n)
-{
-  const char *equals = memchr(text, '=', n);
-  if (!equals)
-    return -1;
-  size_t key = (size_t)(equals - text), value = n - key - 1;
-  if (key == 4 && (memcmp(text, "fail", 4) == 0 || memcmp(text, "lose", 4) == 0))
-    counting_restart();
-  if (key == 4 && memcmp(text, "fail", 4) == 0) {
-    snprintf(standin.settings.fail, sizeof(standin.settings.fail), "%.*s", (int)value, equals + 1);
-    return 0;
-  }
-  uint64_t *at = setting_find(text, key);
-  if (!at)
-    return -1;
-  *at = strtoull(equals + 1, NULL, 10);
-  return 0;
-}
-
-int standin_set(const char *settings)
-{
-  int status = 0;
   pthread_mutex_lock(&standin.lock);
-  for (const char *at = settings; *at && !status;) {
-    size_t n = strcspn(at, ",");
-    status = setting_set(at, n);
-    at += n + (at[n] == ',');
-  }
+  standin.n_async = 0;
+  int status = control_set(&standin.control, text);
   pthread_mutex_unlock(&standin.lock);
   return status;
 }
 
 __attribute__((constructor)) static void settings_load(void)
 {
-  const char *settings = getenv("LADE_STANDIN");
-  if (settings && standin_set(settings)) {
-    fprintf(stderr, "stand-in driver: LADE_STANDIN has a key that is not known: %s\n", settings);
-    abort();
-  }
-}
-
-/* ---- counting and failing ---- */
-
-static uint64_t *calls_of(const char *function)
-{
-  int i = 0;
-  while (i < MAX_FUNCTIONS && calls[i].name && calls[i].name != function)
-    i++;
-  LADE_ASSERT(i < MAX_FUNCTIONS);
-  calls[i].name = calls[i].name ? calls[i].name : function;
-  return &calls[i].n;
+  control_load("LADE_STANDIN", standin_set);
 }
 
 uint64_t standin_calls(const char *function)
 {
   pthread_mutex_lock(&standin.lock);
-  uint64_t n = n_all_calls;
-  if (strcmp(function, "any") != 0) {
-    n = 0;
-    for (int i = 0; i < MAX_FUNCTIONS && calls[i].name; i++)
-      n += strcmp(calls[i].name, function) == 0 ? calls[i].n : 0;
-  }
+  uint64_t n = control_calls(&standin.control, function);
   pthread_mutex_unlock(&standin.lock);
   return n;
 }
@@ -127,7 +55,7 @@ uint64_t standin_calls(const char *function)
 uint64_t standin_failed(void)
 {
   pthread_mutex_lock(&standin.lock);
-  uint64_t n = n_failed_calls;
+  uint64_t n = standin.control.n_failed;
   pthread_mutex_unlock(&standin.lock);
   return n;
 }
@@ -147,25 +75,10 @@ void standin_alive(int n)
   pthread_mutex_unlock(&standin.lock);
 }
 
-/* Count a call; what it shall answer. Lock held. */
-static cuda_result call_count(const char *function)
-{
-  const struct standin_settings *s = &standin.settings;
-  uint64_t n = ++*calls_of(function), n_any = ++n_all_calls;
-  bool is_any = strcmp(s->fail, "any") == 0;
-  if (!is_any && strcmp(s->fail, function) != 0)
-    return 0;
-  n = is_any ? n_any : n;
-  if (n != s->nth && !(s->forever && n > s->nth))
-    return 0;
-  n_failed_calls++;
-  return (cuda_result)s->code;
-}
-
 cuda_result standin_enter(const char *function, bool wants_context)
 {
   pthread_mutex_lock(&standin.lock);
-  cuda_result result = call_count(function);
+  cuda_result result = (cuda_result)control_enter(&standin.control, function);
   cuda_context context = standin_context();
   if (!result && is_in_host_function)
     result = CUDA_INVALID_CONTEXT;
@@ -180,7 +93,7 @@ cuda_result standin_enter(const char *function, bool wants_context)
 cuda_result standin_leave(const char *function)
 {
   pthread_mutex_lock(&standin.lock);
-  cuda_result result = call_count(function);
+  cuda_result result = (cuda_result)control_enter(&standin.control, function);
   cuda_context context = standin_context();
   if (!result && context)
     result = context->broken;
@@ -204,7 +117,7 @@ void standin_break(cuda_context context, cuda_result code)
 bool standin_take(int device, uint64_t bytes)
 {
   pthread_mutex_lock(&standin.lock);
-  bool is_there = bytes <= (standin.settings.memory << 20) - standin.used_bytes[device];
+  bool is_there = bytes <= (standin.memory << 20) - standin.used_bytes[device];
   if (is_there)
     standin.used_bytes[device] += bytes;
   pthread_mutex_unlock(&standin.lock);
@@ -250,9 +163,18 @@ cuda_context standin_context(void)
   return stack_depth ? stack[stack_depth - 1] : NULL;
 }
 
+cuda_result standin_status(void)
+{
+  pthread_mutex_lock(&standin.lock);
+  cuda_context context = standin_context();
+  cuda_result result = context ? context->broken : CUDA_INVALID_CONTEXT;
+  pthread_mutex_unlock(&standin.lock);
+  return result;
+}
+
 static bool is_device(cuda_device_id id)
 {
-  return id >= 0 && id < (int)LADE_MIN(standin.settings.devices, MAX_DEVICES);
+  return id >= 0 && id < (int)LADE_MIN(standin.devices, MAX_DEVICES);
 }
 
 cuda_result cuInit(unsigned flags)
@@ -260,7 +182,7 @@ cuda_result cuInit(unsigned flags)
   cuda_result result = standin_enter("cuInit", false);
   if (result)
     return result;
-  if (standin.settings.devices == 0)
+  if (standin.devices == 0)
     return CUDA_NO_DEVICE;
   is_started = true;
   for (int i = 0; i < MAX_DEVICES; i++)
@@ -270,7 +192,7 @@ cuda_result cuInit(unsigned flags)
 
 cuda_result cuDriverGetVersion(int *ret_version)
 {
-  *ret_version = (int)standin.settings.version;
+  *ret_version = (int)standin.version;
   return standin_enter("cuDriverGetVersion", false);
 }
 
@@ -308,7 +230,7 @@ cuda_result cuGetErrorString(cuda_result result, const char **ret_text)
 
 cuda_result cuDeviceGetCount(int *ret_n)
 {
-  *ret_n = (int)standin.settings.devices;
+  *ret_n = (int)standin.devices;
   return standin_enter("cuDeviceGetCount", false);
 }
 
@@ -328,10 +250,9 @@ cuda_result cuDeviceGetName(char *ret_name, int bytes, cuda_device_id id)
 cuda_result cuDeviceGetAttribute(int *ret_value, int attribute, cuda_device_id id)
 {
   cuda_result result = standin_enter("cuDeviceGetAttribute", false);
-  const struct standin_settings *s = &standin.settings;
-  *ret_value = attribute == CUDA_ATTRIBUTE_CAPABILITY_MAJOR   ? (int)s->sm / 10
-               : attribute == CUDA_ATTRIBUTE_CAPABILITY_MINOR ? (int)s->sm % 10
-               : attribute == CUDA_ATTRIBUTE_STREAM_WORDS     ? (int)s->words
+  *ret_value = attribute == CUDA_ATTRIBUTE_CAPABILITY_MAJOR   ? (int)standin.sm / 10
+               : attribute == CUDA_ATTRIBUTE_CAPABILITY_MINOR ? (int)standin.sm % 10
+               : attribute == CUDA_ATTRIBUTE_STREAM_WORDS     ? (int)standin.words
                : attribute == CUDA_ATTRIBUTE_SHARED_MOST      ? 227 << 10
                                                               : 1;
   return result;
@@ -339,7 +260,7 @@ cuda_result cuDeviceGetAttribute(int *ret_value, int attribute, cuda_device_id i
 
 cuda_result cuDeviceTotalMem_v2(size_t *ret_bytes, cuda_device_id id)
 {
-  *ret_bytes = standin.settings.memory << 20;
+  *ret_bytes = standin.memory << 20;
   return standin_enter("cuDeviceTotalMem", false);
 }
 
@@ -471,7 +392,7 @@ cuda_result cuMemGetInfo_v2(size_t *ret_free, size_t *ret_total)
   if (result)
     return result;
   pthread_mutex_lock(&standin.lock);
-  *ret_total = standin.settings.memory << 20;
+  *ret_total = standin.memory << 20;
   *ret_free = *ret_total - standin.used_bytes[standin_context()->device];
   pthread_mutex_unlock(&standin.lock);
   return 0;

@@ -16,11 +16,11 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "control.h"
 #include "device/cuda_driver.h"
 #include "nccl_internal.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define MAX_FUNCTIONS 32
 #define DECLARE(type, name, arguments) EXPORT type name arguments;
 LADE_NCCL_FUNCTIONS(DECLARE)
 
@@ -30,16 +30,11 @@ EXPORT standin_nccl_failed_fn standin_nccl_failed;
 EXPORT standin_nccl_live_fn standin_nccl_live;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct {
-  uint64_t version, polls, nth, code, forever, async, async_code, rank;
-  char fail[48];
-} settings = {.version = 22809, .polls = 2, .nth = 1, .code = NCCL_INTERNAL_ERROR, .async_code = NCCL_REMOTE_ERROR,
-              .rank = UINT64_MAX};
-static struct {
-  const char *name;
-  uint64_t n;
-} calls[MAX_FUNCTIONS];
-static _Atomic uint64_t n_failed, n_run;
+static uint64_t version = 22809, n_polls = 2, async, async_code = NCCL_REMOTE_ERROR, only_rank = UINT64_MAX;
+static const struct setting settings[] = {{"version", &version}, {"polls", &n_polls},    {"async", &async},
+                                          {"async_code", &async_code}, {"rank", &only_rank}, {NULL, NULL}};
+static struct control control = {.settings = settings, .nth = 1, .code = NCCL_INTERNAL_ERROR};
+static _Atomic uint64_t n_run, n_async_errors; /* pieces of work since counting began, and those that hang */
 static _Atomic int64_t n_live;
 static struct launch *launches; /* on streams; a stream whose context broke never runs its own, and they stay */
 
@@ -61,74 +56,28 @@ void nccl_misuse(const struct ncclComm *comm, const char *format, ...)
 
 /* ---- settings, counting, failing ---- */
 
-static int setting_set(const char *text, size_t n)
-{
-  const struct {
-    const char *key;
-    uint64_t *at;
-  } table[] = {{"version", &settings.version}, {"polls", &settings.polls}, {"nth", &settings.nth},
-               {"code", &settings.code}, {"forever", &settings.forever}, {"async", &settings.async},
-               {"async_code", &settings.async_code}, {"rank", &settings.rank}};
-  const char *equals = memchr(text, '=', n);
-  size_t key = equals ? (size_t)(equals - text) : 0;
-  if (key == 4 && memcmp(text, "fail", 4) == 0) {
-    snprintf(settings.fail, sizeof(settings.fail), "%.*s", (int)(n - key - 1), equals + 1);
-    return 0;
-  }
-  for (size_t i = 0; i < LADE_COUNT(table); i++) {
-    if (strlen(table[i].key) == key && key && memcmp(table[i].key, text, key) == 0) {
-      *table[i].at = strtoull(equals + 1, NULL, 10);
-      return 0;
-    }
-  }
-  return -1;
-}
-
 int standin_nccl_set(const char *text)
 {
-  int status = 0;
   pthread_mutex_lock(&lock);
-  memset(calls, 0, sizeof(calls));
-  n_failed = n_run = 0;
-  while (*text && !status) {
-    size_t n = strcspn(text, ",");
-    status = setting_set(text, n);
-    text += n + (text[n] == ',');
-  }
+  n_run = n_async_errors = 0;
+  int status = control_set(&control, text);
   pthread_mutex_unlock(&lock);
   return status;
 }
 
 __attribute__((constructor)) static void settings_load(void)
 {
-  const char *text = getenv("LADE_STANDIN_NCCL"), *rank = getenv("OMPI_COMM_WORLD_RANK");
-  if (text && standin_nccl_set(text)) {
-    fprintf(stderr, "stand-in for NCCL: LADE_STANDIN_NCCL has a key that is not known: %s\n", text);
-    abort();
-  }
-  if (settings.rank != UINT64_MAX && (!rank || strtoull(rank, NULL, 10) != settings.rank))
-    settings.fail[0] = 0, settings.async = 0;
+  const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+  control_load("LADE_STANDIN_NCCL", standin_nccl_set);
+  if (only_rank != UINT64_MAX && (!rank || strtoull(rank, NULL, 10) != only_rank))
+    control.fail[0] = 0, async = 0;
 }
 
-/* Count a call; what it shall answer. Lock held. */
-static nccl_result call_count(const char *function)
-{
-  int i = 0;
-  while (i < MAX_FUNCTIONS && calls[i].name && strcmp(calls[i].name, function) != 0)
-    i++;
-  LADE_ASSERT(i < MAX_FUNCTIONS);
-  calls[i].name = function;
-  uint64_t n = ++calls[i].n;
-  if (strcmp(settings.fail, function) != 0 || (n != settings.nth && !(settings.forever && n > settings.nth)))
-    return NCCL_DONE;
-  n_failed++;
-  return (nccl_result)settings.code;
-}
-
+/* Count a call; what it shall answer. Takes the lock, which leave gives back. */
 static nccl_result enter(const char *function)
 {
   pthread_mutex_lock(&lock);
-  return call_count(function);
+  return (nccl_result)control_enter(&control, function);
 }
 
 static nccl_result leave(nccl_result result)
@@ -139,17 +88,18 @@ static nccl_result leave(nccl_result result)
 
 uint64_t standin_nccl_calls(const char *function)
 {
-  uint64_t n = 0;
   pthread_mutex_lock(&lock);
-  for (int i = 0; i < MAX_FUNCTIONS && calls[i].name; i++)
-    n += strcmp(calls[i].name, function) == 0 ? calls[i].n : 0;
+  uint64_t n = control_calls(&control, function);
   pthread_mutex_unlock(&lock);
   return n;
 }
 
 uint64_t standin_nccl_failed(void)
 {
-  return n_failed;
+  pthread_mutex_lock(&lock);
+  uint64_t n = control.n_failed + n_async_errors;
+  pthread_mutex_unlock(&lock);
+  return n;
 }
 
 int64_t standin_nccl_live(void)
@@ -205,7 +155,7 @@ const char *ncclGetLastError(nccl_handle handle)
 nccl_result ncclGetVersion(int *ret_version)
 {
   nccl_result result = enter("ncclGetVersion");
-  *ret_version = (int)settings.version;
+  *ret_version = (int)version;
   return leave(result);
 }
 
@@ -289,10 +239,10 @@ static void launch_host(void *arg)
 {
   struct launch *launch = arg;
   struct ncclComm *comm = launch->comm;
-  bool is_lost = settings.async && atomic_fetch_add(&n_run, 1) + 1 == settings.async;
+  bool is_lost = async && atomic_fetch_add(&n_run, 1) + 1 == async;
   if (is_lost) {
-    n_failed++;
-    atomic_store(&comm->async_error, (int)settings.async_code);
+    n_async_errors++;
+    atomic_store(&comm->async_error, (int)async_code);
   }
   while (is_lost && !atomic_load(&comm->is_aborted))
     nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
@@ -328,7 +278,7 @@ static nccl_result pending_put(struct ncclComm *comm)
 
 static bool is_over(struct ncclComm *comm)
 {
-  if (++comm->n_polls <= (int)settings.polls)
+  if (++comm->n_polls <= (int)n_polls)
     return false;
   switch (comm->state) {
   case STATE_JOINING:

@@ -24,7 +24,7 @@
  *   fail=ncclAllReduce  nth=1  code=3  forever=0   that call number of that function answers code
  *   async=N  async_code=6     the Nth piece of work hangs, and that is its communicator's asynchronous error
  *   rank=R                    fail and async are for the process of this rank of mpirun's alone
- * Setting fail or async starts counting anew. Returns 0, or -1 for a key that it does not know.
+ * Starts counting anew. Returns 0, or -1 for a key that it does not know.
  */
 typedef int standin_nccl_set_fn(const char *settings);
 /* Calls of one function since counting began; calls that were made to fail, and asynchronous errors. */

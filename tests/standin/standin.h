@@ -25,7 +25,7 @@
  *   version=13000  devices=1  sm=90  memory=256 (MiB per device)  words=1 (stream words supported)
  *   fail=cuMemCreate  nth=1  code=2  forever=0     that call number of that function answers code; "any": of all
  *   lose=N  lose_code=719                          the Nth piece of asynchronous work breaks its context
- * Setting fail or lose starts counting calls anew. Returns 0, or -1 for a key that it does not know.
+ * Starts counting calls anew. Returns 0, or -1 for a key that it does not know.
  */
 typedef int standin_set_fn(const char *settings);
 /* Calls of one function since counting began, or of all with "any"; and calls that were made to fail. */

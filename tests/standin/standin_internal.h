@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#include "control.h"
 #include "device/cuda_driver.h"
 #include "standin.h"
 
@@ -17,16 +18,12 @@ struct CUctx_st {
   cuda_result broken; /* every later call answers this */
 };
 
-struct standin_settings {
-  uint64_t version, devices, sm, memory, words, nth, code, forever, lose, lose_code;
-  char fail[48];
-};
-
 /* Everything is behind one lock; whoever waits for anything waits on one condition. */
 struct standin {
   pthread_mutex_t lock;
   pthread_cond_t changed;
-  struct standin_settings settings;
+  struct control control;
+  uint64_t version, devices, sm, memory, words, lose, lose_code; /* settings */
   struct CUctx_st primary[MAX_DEVICES];
   uint64_t used_bytes[MAX_DEVICES];
   uint64_t n_async; /* pieces of asynchronous work that ran */
@@ -43,7 +40,9 @@ cuda_result standin_enter(const char *function, bool wants_context);
 /* For calls that give something back: they always do, and then answer this. */
 cuda_result standin_leave(const char *function);
 
-EXPORT cuda_context standin_context(void); /* current in this thread; NULL. The stand-in for cuBLASLt asks, too */
+cuda_context standin_context(void); /* current in this thread; NULL */
+/* What calls that want a context answer in this thread. The stand-in for cuBLASLt asks, too. */
+EXPORT cuda_result standin_status(void);
 void standin_in_host_function(bool is_inside);
 void standin_alive(int n);
 void standin_break(cuda_context context, cuda_result code); /* lock held */

@@ -107,8 +107,8 @@ static void stream_break(cuda_stream stream, cuda_result code)
 static bool work_begin(cuda_stream stream)
 {
   pthread_mutex_lock(&standin.lock);
-  if (standin.settings.lose && ++standin.n_async == standin.settings.lose)
-    standin_break(stream->context, (cuda_result)standin.settings.lose_code);
+  if (standin.lose && ++standin.n_async == standin.lose)
+    standin_break(stream->context, (cuda_result)standin.lose_code);
   bool is_well = stream->context->broken == 0;
   pthread_mutex_unlock(&standin.lock);
   return is_well;
@@ -324,7 +324,7 @@ cuda_result cuStreamWaitValue64_v2(cuda_stream stream, cuda_address at, uint64_t
   cuda_result result = standin_enter("cuStreamWaitValue64", true);
   if (result)
     return result;
-  if (!standin.settings.words || flags != CUDA_STREAM_WAIT_GEQ || standin_place(at, 8) != PLACE_PINNED)
+  if (!standin.words || flags != CUDA_STREAM_WAIT_GEQ || standin_place(at, 8) != PLACE_PINNED)
     return CUDA_INVALID_VALUE;
   piece_put(stream, &(struct piece){.kind = PIECE_WAIT_WORD, .dst = at, .count = value});
   return 0;
@@ -335,7 +335,7 @@ cuda_result cuStreamWriteValue64_v2(cuda_stream stream, cuda_address at, uint64_
   cuda_result result = standin_enter("cuStreamWriteValue64", true);
   if (result)
     return result;
-  if (!standin.settings.words || flags || at % 8 || standin_place(at, 8) != PLACE_PINNED)
+  if (!standin.words || flags || at % 8 || standin_place(at, 8) != PLACE_PINNED)
     return CUDA_INVALID_VALUE;
   piece_put(stream, &(struct piece){.kind = PIECE_WRITE_WORD, .dst = at, .count = value});
   return 0;

@@ -11,6 +11,7 @@ SAME(CUBLASLT_DONE, CUBLAS_STATUS_SUCCESS);
 SAME(CUBLASLT_NOT_INITIALIZED, CUBLAS_STATUS_NOT_INITIALIZED);
 SAME(CUBLASLT_ALLOC_FAILED, CUBLAS_STATUS_ALLOC_FAILED);
 SAME(CUBLASLT_INVALID_VALUE, CUBLAS_STATUS_INVALID_VALUE);
+SAME(CUBLASLT_EXECUTION_FAILED, CUBLAS_STATUS_EXECUTION_FAILED);
 SAME(CUBLASLT_INTERNAL_ERROR, CUBLAS_STATUS_INTERNAL_ERROR);
 SAME(CUBLASLT_NOT_SUPPORTED, CUBLAS_STATUS_NOT_SUPPORTED);
 SAME(CUBLASLT_R_32F, CUDA_R_32F);
@@ -36,44 +37,38 @@ SAME(CUBLASLT_PREF_MIN_ALIGNMENT_A, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES);
 SAME(CUBLASLT_PREF_MIN_ALIGNMENT_B, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES);
 SAME(CUBLASLT_PREF_MIN_ALIGNMENT_C, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES);
 SAME(CUBLASLT_PREF_MIN_ALIGNMENT_D, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES);
+SAME(sizeof(cublaslt_status), sizeof(cublasStatus_t));
+SAME(sizeof(cublaslt_type), sizeof(cudaDataType));
+SAME(sizeof(cublaslt_compute), sizeof(cublasComputeType_t));
+SAME(sizeof(cublaslt_attribute), sizeof(cublasLtMatmulDescAttributes_t));
+SAME(sizeof(cublaslt_wish), sizeof(cublasLtMatmulPreferenceAttributes_t));
 SAME(sizeof(struct cublaslt_algo), sizeof(cublasLtMatmulAlgo_t));
 SAME(sizeof(struct cublaslt_choice), sizeof(cublasLtMatmulHeuristicResult_t));
 SAME(offsetof(struct cublaslt_choice, algo), offsetof(cublasLtMatmulHeuristicResult_t, algo));
 SAME(offsetof(struct cublaslt_choice, workspace_bytes), offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize));
+SAME(offsetof(struct cublaslt_choice, waves), offsetof(cublasLtMatmulHeuristicResult_t, wavesCount));
 SAME(offsetof(struct cublaslt_choice, status), offsetof(cublasLtMatmulHeuristicResult_t, state));
 
-/* The forms that our members have, in the types of cublasLt.h. */
-typedef cublasStatus_t create_fn(cublasLtHandle_t *);
-typedef cublasStatus_t destroy_fn(cublasLtHandle_t);
-typedef cublasStatus_t layout_fn(cublasLtMatrixLayout_t *, cudaDataType, uint64_t, uint64_t, int64_t);
-typedef cublasStatus_t layout_end_fn(cublasLtMatrixLayout_t);
-typedef cublasStatus_t product_fn(cublasLtMatmulDesc_t *, cublasComputeType_t, cudaDataType_t);
-typedef cublasStatus_t product_end_fn(cublasLtMatmulDesc_t);
-typedef cublasStatus_t product_set_fn(cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t, const void *, size_t);
-typedef cublasStatus_t preference_fn(cublasLtMatmulPreference_t *);
-typedef cublasStatus_t preference_end_fn(cublasLtMatmulPreference_t);
-typedef cublasStatus_t preference_set_fn(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t, const void *,
-                                         size_t);
-typedef cublasStatus_t choose_fn(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                                 cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,
-                                 cublasLtMatmulHeuristicResult_t *, int *);
-typedef cublasStatus_t matmul_fn(cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *,
-                                 cublasLtMatrixLayout_t, const void *, cublasLtMatrixLayout_t, const void *,
-                                 const void *, cublasLtMatrixLayout_t, void *, cublasLtMatrixLayout_t,
-                                 const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t);
-#define TAKES(name, type) _Static_assert(__builtin_types_compatible_p(__typeof__(name), type), #name " is declared so")
-TAKES(cublasLtCreate, create_fn);
-TAKES(cublasLtDestroy, destroy_fn);
-TAKES(cublasLtMatrixLayoutCreate, layout_fn);
-TAKES(cublasLtMatrixLayoutDestroy, layout_end_fn);
-TAKES(cublasLtMatmulDescCreate, product_fn);
-TAKES(cublasLtMatmulDescDestroy, product_end_fn);
-TAKES(cublasLtMatmulDescSetAttribute, product_set_fn);
-TAKES(cublasLtMatmulPreferenceCreate, preference_fn);
-TAKES(cublasLtMatmulPreferenceDestroy, preference_end_fn);
-TAKES(cublasLtMatmulPreferenceSetAttribute, preference_set_fn);
-TAKES(cublasLtMatmulAlgoGetHeuristic, choose_fn);
-TAKES(cublasLtMatmul, matmul_fn);
+/* The functions as we declare them, in the types of cublasLt.h. */
+#define cublaslt_status cublasStatus_t
+#define cublaslt_type cudaDataType
+#define cublaslt_compute cublasComputeType_t
+#define cublaslt_attribute cublasLtMatmulDescAttributes_t
+#define cublaslt_wish cublasLtMatmulPreferenceAttributes_t
+#define cublaslt_handle cublasLtHandle_t
+#define cublaslt_layout cublasLtMatrixLayout_t
+#define cublaslt_product cublasLtMatmulDesc_t
+#define cublaslt_preference cublasLtMatmulPreference_t
+#define cublaslt_stream cudaStream_t
+#define cublaslt_algo cublasLtMatmulAlgo_t
+#define cublaslt_choice cublasLtMatmulHeuristicResult_t
+#define struct /* theirs have no tags */
+#define FORM(type, name, arguments) typedef type name##_form arguments;
+LADE_CUBLASLT_FUNCTIONS(FORM)
+#undef struct
+#define TAKES(type, name, arguments) \
+  _Static_assert(__builtin_types_compatible_p(__typeof__(name), name##_form), #name " is declared so");
+LADE_CUBLASLT_FUNCTIONS(TAKES)
 
 int main(void)
 {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A training session on a CUDA device, over the stand-in: when a call of the driver fails, or the device breaks in the
- * middle of a step, the error has a name, nothing of the driver's is left over, and the next session has the numbers of
- * one that nothing happened to. A steady step takes nothing from the driver and waits for it at its end alone.
+ * middle of a step, the error has a name, nothing of the driver's or cuBLASLt's is left over, and the next session has
+ * the numbers of one that nothing happened to. A steady step takes nothing from them and waits for the driver at its
+ * end alone.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -17,6 +18,7 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "cublaslt_standin.h"
 #include "run/session.h"
 #include "standin.h"
 #include "tests/support/symbols.h"
@@ -28,6 +30,8 @@ static struct {
   standin_calls_fn *calls;
   standin_failed_fn *failed;
   standin_live_fn *live;
+  standin_cublaslt_calls_fn *lt_calls;
+  standin_cublaslt_live_fn *lt_live;
 } standin;
 
 static char model[] = "/tmp/lade-cuda-session-XXXXXX.json", residency[] = "/tmp/lade-cuda-session-XXXXXX.txt";
@@ -77,6 +81,12 @@ static int session_run(struct lade_error *error, uint64_t *ret_digest)
   return status;
 }
 
+static void nothing_is_left(void)
+{
+  assert_int_equal(standin.live(), 0);
+  assert_int_equal(standin.lt_live(), 0);
+}
+
 static uint64_t digest_calm(void)
 {
   struct lade_error error = {0};
@@ -84,7 +94,7 @@ static uint64_t digest_calm(void)
   assert_int_equal(standin.set(CALM), 0);
   if (session_run(&error, &digest))
     fail_msg("%s", error.text);
-  assert_int_equal(standin.live(), 0);
+  nothing_is_left();
   return digest;
 }
 
@@ -93,7 +103,8 @@ static void a_call_that_fails_has_a_name(void **state)
   static const char *const calls[] = {
       "cuDevicePrimaryCtxRetain", "cuMemAddressReserve", "cuMemCreate",   "cuMemMap",          "cuMemSetAccess",
       "cuMemHostRegister",        "cuStreamCreate",      "cuEventCreate", "cuModuleLoad",      "cuLaunchKernel",
-      "cuMemcpyAsync",            "cuEventRecord",       "cuMemGetInfo",  "cuStreamWaitEvent", "cuEventSynchronize"};
+      "cuMemcpyAsync",            "cuEventRecord",       "cuMemGetInfo",  "cuStreamWaitEvent", "cuEventSynchronize",
+      "cuCtxPushCurrent"};
   const uint64_t want = digest_calm();
   int n_failed = 0;
   for (size_t i = 0; i < LADE_COUNT(calls); i++) {
@@ -109,7 +120,7 @@ static void a_call_that_fails_has_a_name(void **state)
       n_failed += status != 0;
       if (status ? !is_reached || !*error.text || strchr(error.text, '\n') : digest != want)
         fail_msg("%s: status %d, digest %llx: %s", settings, status, (unsigned long long)digest, error.text);
-      assert_int_equal(standin.live(), 0);
+      nothing_is_left();
     }
   }
   assert_true(n_failed >= (int)LADE_COUNT(calls));
@@ -140,7 +151,7 @@ static void a_device_that_breaks_in_a_step_ends_it_by_name(void **state)
       assert_string_equal(again.text, error.text);
       lade_session_close(session);
       assert_int_equal(standin.set(CALM), 0);
-      assert_int_equal(standin.live(), 0);
+      nothing_is_left();
     }
   }
   assert_true(digest_calm() == want);
@@ -155,7 +166,7 @@ static void memory_that_somebody_else_took_is_one_line(void **state)
   assert_int_equal(session_run(&error, &digest), -ENOMEM);
   assert_non_null(strstr(error.text, "bytes of memory"));
   assert_int_equal(standin.set(CALM), 0);
-  assert_int_equal(standin.live(), 0);
+  nothing_is_left();
 }
 
 static void a_steady_step_takes_nothing_from_the_driver(void **state)
@@ -163,22 +174,29 @@ static void a_steady_step_takes_nothing_from_the_driver(void **state)
   static const char *const calls[] = {"cuMemCreate",   "cuMemMap",     "cuMemHostRegister", "cuMemHostAlloc",
                                       "cuStreamCreate", "cuEventCreate", "cuModuleLoad",     "cuStreamSynchronize",
                                       "cuMemcpy"};
+  static const char *const making[] = {"cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmulDescCreate",
+                                       "cublasLtMatrixLayoutCreate"};
   struct lade_error error = {0};
   struct lade_step_report report;
   lade_session *session = NULL;
-  uint64_t before[LADE_COUNT(calls)];
+  uint64_t before[LADE_COUNT(calls)], n_made = 0;
   assert_int_equal(standin.set(CALM), 0);
   assert_int_equal(session_open(&error, &session), 0);
   assert_int_equal(lade_session_step(session, &report, &error), 0);
   for (size_t i = 0; i < LADE_COUNT(calls); i++)
     before[i] = standin.calls(calls[i]);
-  const uint64_t n_launches = standin.calls("cuLaunchKernel");
+  for (size_t i = 0; i < LADE_COUNT(making); i++)
+    n_made += standin.lt_calls(making[i]);
+  const uint64_t n_launches = standin.calls("cuLaunchKernel"), n_products = standin.lt_calls("cublasLtMatmul");
   assert_int_equal(lade_session_step(session, &report, &error), 0);
   for (size_t i = 0; i < LADE_COUNT(calls); i++) {
     if (standin.calls(calls[i]) != before[i])
       fail_msg("%s was called %d times", calls[i], (int)(standin.calls(calls[i]) - before[i]));
   }
-  assert_true(standin.calls("cuLaunchKernel") > n_launches);
+  for (size_t i = 0; i < LADE_COUNT(making); i++)
+    n_made -= standin.lt_calls(making[i]);
+  assert_int_equal(n_made, 0);
+  assert_true(standin.calls("cuLaunchKernel") > n_launches && standin.lt_calls("cublasLtMatmul") > n_products);
   lade_session_close(session);
 }
 
@@ -190,7 +208,12 @@ static bool standin_find(void)
       {"standin_failed", &standin.failed},
       {"standin_live", &standin.live},
   };
-  return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted));
+  const struct symbol cublaslt[] = {
+      {"standin_cublaslt_calls", &standin.lt_calls},
+      {"standin_cublaslt_live", &standin.lt_live},
+  };
+  return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted)) &&
+         symbols_find("libcublasLt.so.13", cublaslt, LADE_COUNT(cublaslt));
 }
 
 static bool file_write(char *path, int n_suffix, const char *text)
