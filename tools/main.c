@@ -96,24 +96,31 @@ static void process_prepare(void)
   signal(SIGXFSZ, SIG_IGN);
 }
 
-/* A level of kernels that does not exist would be all of them, and not what was meant. */
-static bool level_is_known(void)
+/* Kernels that do not exist would be all of them, and not what was meant. */
+static bool kernels_are_known(void)
 {
-  static const char *const levels[] = {"", "plain", "avx2", "avx512", "avx512_bf16"};
-  const char *level = getenv("LADE_CPU");
-  bool is_known = !level;
-  for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]) && !is_known; i++)
-    is_known = strcmp(level, levels[i]) == 0;
-  if (!is_known)
-    fprintf(stderr, "lade: LADE_CPU is '%.64s' in the environment: expected plain, avx2, avx512 or avx512_bf16\n",
-            level);
-  return is_known;
+  static const struct {
+    const char *variable, *choices[6], *words; /* the last choice is none */
+  } table[] = {{"LADE_CPU", {"", "plain", "avx2", "avx512", "avx512_bf16"}, "plain, avx2, avx512 or avx512_bf16"},
+               {"LADE_MATMUL", {"", "plain", "onednn"}, "plain or onednn"}};
+  for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+    const char *chosen = getenv(table[i].variable);
+    bool is_known = !chosen;
+    for (int k = 0; table[i].choices[k] && !is_known; k++)
+      is_known = strcmp(chosen, table[i].choices[k]) == 0;
+    if (!is_known) {
+      fprintf(stderr, "lade: %s is '%.64s' in the environment: expected %s\n", table[i].variable, chosen,
+              table[i].words);
+      return false;
+    }
+  }
+  return true;
 }
 
 int main(int argc, char **argv)
 {
   process_prepare();
-  if (!level_is_known())
+  if (!kernels_are_known())
     return LADE_EXIT_USAGE;
   if (argc < 2) {
     help_print(stderr);

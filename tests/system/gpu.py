@@ -81,6 +81,10 @@ if KERNELS:
     # Who multiplies matrices there; a library that does not work is a note, and a line of the run that goes without it.
     found = finding(name="GPU matmul", driver="", LADE_STANDIN_KERNELS=KERNELS)
     assert found["state"] == "ok" and found["text"] == "cuBLASLt 130100, Stand-in GPU", found
+    found = finding(name="GPU matmul", driver="", LADE_STANDIN_KERNELS=KERNELS, LADE_MATMUL="plain")
+    assert found["state"] == "ok" and "LADE_MATMUL" in found["text"], found
+    code, out, err = run("doctor", driver="", LADE_MATMUL="plan")
+    assert code == 2 and not out and "LADE_MATMUL is 'plan'" in err, (code, out, err)
     broken = {"LADE_STANDIN_KERNELS": KERNELS, "LADE_STANDIN_CUBLASLT": "fail=cublasLtCreate,code=1"}
     found = finding(name="GPU matmul", driver="", **broken)
     assert found["state"] == "note" and "plain kernels" in found["text"] and found["fix"], found
