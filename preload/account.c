@@ -166,6 +166,18 @@ struct place place_current(void)
   return place;
 }
 
+struct place place_context(cuda_context context)
+{
+  cuda_context current = NULL;
+  if (REAL(cuCtxGetCurrent)(&current) == 0 && current == context)
+    return place_current();
+  if (REAL(cuCtxPushCurrent_v2)(context))
+    return (struct place){.account = -1};
+  struct place place = place_current();
+  REAL(cuCtxPopCurrent_v2)(&context);
+  return place;
+}
+
 struct place place_location(const struct cuda_location *location)
 {
   return location->type == CUDA_LOCATION_DEVICE ? place_device(location->id) : PLACE_HOST;

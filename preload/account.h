@@ -40,6 +40,7 @@ struct place {
 #define PLACE_HOST ((struct place){LADE_LEDGER_HOST, NULL})
 
 struct place place_current(void); /* the current context and its device */
+struct place place_context(cuda_context context); /* any of the process's */
 struct place place_device(int device);
 struct place place_location(const struct cuda_location *location);
 

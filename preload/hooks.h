@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The driver's functions that the shim has of its own: those that take device memory or give it back, that say how much
- * there is, and that look functions up. Each asks the account (account.h) and calls the real one; the results are the
- * driver's own, but for memory above the budget, which is CUDA_ERROR_OUT_OF_MEMORY.
+ * The driver's functions that the shim has of its own: those that take device memory or give it back, that hand out
+ * pools of it, that say how much there is, and that look functions up. Each asks the account (account.h) and calls the
+ * real one; the results are the driver's own, but for memory above the budget, which is CUDA_ERROR_OUT_OF_MEMORY.
  *
  * HOOK(symbol, name, since, per_thread, arguments): the exported symbol; under which name and as of which version
  * cuGetProcAddress gives it; whether it is the form for the per-thread default stream. Forms of one name follow each
@@ -50,6 +50,13 @@
   HOOK(cuMemFreeAsync_ptsz, "cuMemFreeAsync", 11020, true, (cuda_address at, cuda_stream stream)) \
   HOOK(cuMemPoolCreate, "cuMemPoolCreate", 11020, false, \
        (cuda_pool *ret_pool, const struct cuda_pool_properties *properties)) \
+  HOOK(cuDeviceGetDefaultMemPool, "cuDeviceGetDefaultMemPool", 11020, false, \
+       (cuda_pool *ret_pool, cuda_device_id id)) \
+  HOOK(cuDeviceGetMemPool, "cuDeviceGetMemPool", 11020, false, (cuda_pool *ret_pool, cuda_device_id id)) \
+  HOOK(cuMemGetDefaultMemPool, "cuMemGetDefaultMemPool", 13000, false, \
+       (cuda_pool *ret_pool, struct cuda_location *location, int type)) \
+  HOOK(cuMemGetMemPool, "cuMemGetMemPool", 13000, false, \
+       (cuda_pool *ret_pool, struct cuda_location *location, int type)) \
   HOOK(cuMemPoolDestroy, "cuMemPoolDestroy", 11020, false, (cuda_pool pool)) \
   HOOK(cuMemPoolImportPointer, "cuMemPoolImportPointer", 11020, false, \
        (cuda_address *ret_at, cuda_pool pool, void *data)) \
@@ -108,6 +115,9 @@ LADE_SHIM_HOOKS(DECLARE_HOOK)
 /* What the shim calls besides, of the real driver only. */
 cuda_result cuCtxGetCurrent(cuda_context *ret_context);
 cuda_result cuCtxGetDevice(cuda_device_id *ret_id);
+cuda_result cuCtxPushCurrent_v2(cuda_context context);
+cuda_result cuCtxPopCurrent_v2(cuda_context *ret_context);
+cuda_result cuStreamGetCtx(cuda_stream stream, cuda_context *ret_context);
 cuda_result cuStreamIsCapturing(cuda_stream stream, int *ret_status);
 cuda_result cuStreamIsCapturing_ptsz(cuda_stream stream, int *ret_status);
 cuda_result cuMemGetAddressRange_v2(cuda_address *ret_base, size_t *ret_bytes, cuda_address at);

@@ -3,24 +3,34 @@
  * Allocations in the order of a stream. They count from the call that asks to the call that gives back, whatever the
  * stream does; what a pool keeps for later is the driver's. On a stream that is being captured nothing is allocated:
  * the call becomes a node of a graph, whose memory the driver takes when the graph is launched, and is not counted.
+ *
+ * Memory is where its pool is. Without one named that is the stream's device, whichever is current. A pool does not say
+ * where it is, so each is noted when the driver hands it out.
  */
 #include "account.h"
 #include "driver.h"
 
+#define STREAM_PER_THREAD 2 /* CU_STREAM_PER_THREAD; it, CU_STREAM_LEGACY and NULL are of the current context */
+
 typedef cuda_result capturing_fn(cuda_stream stream, int *ret_status);
 
-static struct place place_stream(struct place place, cuda_stream stream, capturing_fn *is_capturing)
+/* Where memory in a stream's order is; nowhere while the stream is captured. */
+static struct place place_stream(cuda_stream stream, capturing_fn *is_capturing)
 {
+  cuda_context context = NULL;
   int status = 0;
-  return is_capturing(stream, &status) == 0 && status != 0 ? (struct place){.account = -1} : place;
+  if (is_capturing(stream, &status) == 0 && status != 0)
+    return (struct place){.account = -1};
+  if ((uintptr_t)stream <= STREAM_PER_THREAD || REAL(cuStreamGetCtx)(stream, &context))
+    return place_current();
+  return place_context(context);
 }
 
-/* A pool that the program made is where it was made; others belong to the current device. */
-static struct place place_pool(cuda_pool pool)
+/* Where @pool is, or @place for a pool that is not known; memory of no place stays so. */
+static struct place place_pool(cuda_pool pool, struct place place)
 {
-  struct place place = place_current();
   lade_ledger *ledger = account_ledger();
-  if (ledger)
+  if (ledger && place.account >= 0)
     place.account = lade_ledger_account_of(ledger, LADE_LEDGER_POOLS, (uintptr_t)pool, place.account);
   return place;
 }
@@ -29,7 +39,7 @@ static cuda_result async_take(__typeof__(cuMemAllocAsync) *real, capturing_fn *i
                               size_t bytes, cuda_stream stream)
 {
   struct taking taking;
-  struct place place = place_stream(place_current(), stream, is_capturing);
+  struct place place = place_stream(stream, is_capturing);
   cuda_result result = taking_begin(&taking, place, LADE_LEDGER_POOL, bytes);
   if (!result) {
     result = real(ret_at, bytes, stream);
@@ -52,7 +62,7 @@ static cuda_result pool_take(__typeof__(cuMemAllocFromPoolAsync) *real, capturin
                              cuda_address *ret_at, size_t bytes, cuda_pool pool, cuda_stream stream)
 {
   struct taking taking;
-  struct place place = place_stream(place_pool(pool), stream, is_capturing);
+  struct place place = place_pool(pool, place_stream(stream, is_capturing));
   cuda_result result = taking_begin(&taking, place, LADE_LEDGER_POOL, bytes);
   if (!result) {
     result = real(ret_at, bytes, pool, stream);
@@ -95,6 +105,50 @@ cuda_result cuMemPoolCreate(cuda_pool *ret_pool, const struct cuda_pool_properti
   return result;
 }
 
+static cuda_result device_pool_get(__typeof__(cuDeviceGetMemPool) *real, cuda_pool *ret_pool, cuda_device_id id)
+{
+  struct taking taking;
+  cuda_result result = taking_begin(&taking, place_device(id), LADE_LEDGER_NOTHING, 0);
+  if (!result) {
+    result = real(ret_pool, id);
+    result = taking_end(&taking, result, LADE_LEDGER_POOLS, result ? 0 : (uintptr_t)*ret_pool, 0);
+  }
+  return result;
+}
+
+cuda_result cuDeviceGetDefaultMemPool(cuda_pool *ret_pool, cuda_device_id id)
+{
+  return device_pool_get(REAL(cuDeviceGetDefaultMemPool), ret_pool, id);
+}
+
+cuda_result cuDeviceGetMemPool(cuda_pool *ret_pool, cuda_device_id id)
+{
+  return device_pool_get(REAL(cuDeviceGetMemPool), ret_pool, id);
+}
+
+static cuda_result place_pool_get(__typeof__(cuMemGetMemPool) *real, cuda_pool *ret_pool,
+                                  struct cuda_location *location, int type)
+{
+  struct taking taking;
+  struct place place = location ? place_location(location) : place_current();
+  cuda_result result = taking_begin(&taking, place, LADE_LEDGER_NOTHING, 0);
+  if (!result) {
+    result = real(ret_pool, location, type);
+    result = taking_end(&taking, result, LADE_LEDGER_POOLS, result ? 0 : (uintptr_t)*ret_pool, 0);
+  }
+  return result;
+}
+
+cuda_result cuMemGetDefaultMemPool(cuda_pool *ret_pool, struct cuda_location *location, int type)
+{
+  return place_pool_get(REAL(cuMemGetDefaultMemPool), ret_pool, location, type);
+}
+
+cuda_result cuMemGetMemPool(cuda_pool *ret_pool, struct cuda_location *location, int type)
+{
+  return place_pool_get(REAL(cuMemGetMemPool), ret_pool, location, type);
+}
+
 cuda_result cuMemPoolDestroy(cuda_pool pool)
 {
   struct giving giving = giving_begin(LADE_LEDGER_POOLS, (uintptr_t)pool);
@@ -104,7 +158,7 @@ cuda_result cuMemPoolDestroy(cuda_pool pool)
 cuda_result cuMemPoolImportPointer(cuda_address *ret_at, cuda_pool pool, void *data)
 {
   struct taking taking;
-  cuda_result result = taking_begin(&taking, place_pool(pool), LADE_LEDGER_IMPORTED, 0);
+  cuda_result result = taking_begin(&taking, place_pool(pool, place_current()), LADE_LEDGER_IMPORTED, 0);
   if (result)
     return result;
   size_t bytes = 0;

@@ -170,8 +170,9 @@ static void arrays_take(void)
 static void pools_take(void)
 {
   const struct cuda_pool_properties properties = {.type = CUDA_MEMORY_PINNED, .location = {CUDA_LOCATION_DEVICE, 1}};
+  cuda_context other;
   cuda_pool pool;
-  cuda_stream stream;
+  cuda_stream stream, far;
   cuda_address at;
   void *graph;
   DO(CALL(cuStreamCreate)(&stream, 0));
@@ -180,6 +181,12 @@ static void pools_take(void)
   DO(CALL(cuMemAllocAsync)(&at, MIB, NULL));
   DO(CALL(cuMemPoolCreate)(&pool, &properties));
   DO(CALL(cuMemAllocFromPoolAsync)(&at, 5 * MIB, pool, stream)); /* on the other device */
+  DO(CALL(cuDeviceGetDefaultMemPool)(&pool, 1));
+  DO(CALL(cuMemAllocFromPoolAsync)(&at, 7 * MIB, pool, stream));
+  DO(CALL(cuCtxCreate_v2)(&other, 0, 1));
+  DO(CALL(cuStreamCreate)(&far, 0));
+  DO(CALL(cuCtxPopCurrent_v2)(&other));
+  DO(CALL(cuMemAllocAsync)(&at, 2 * MIB, far)); /* there, too, though the first device is current */
   DO(CALL(cuStreamBeginCapture_v2)(stream, 0));
   DO(CALL(cuMemAllocAsync)(&at, 64 * MIB, stream)); /* a node of a graph: no memory yet */
   DO(CALL(cuStreamEndCapture)(stream, &graph));

@@ -160,7 +160,7 @@ def every_kind_is_in_the_ledger():
     layers = 4 * 4 * (64 * 64 + 32 * 32 + 16 * 16)
     assert kind(first, "array") == [1600000, 262144 + layers, 4, 1], first
     assert kind(first, "imported") == [9 * MIB, 9 * MIB, 3, 1], first
-    assert kind(second, "pool") == [5 * MIB, 5 * MIB, 1, 0]
+    assert kind(second, "pool") == [14 * MIB, 14 * MIB, 3, 0]
     assert kind(process["host"], "chunk") == [2 * MIB, 2 * MIB, 1, 0]
     assert kind(process["host"], "pinned") == [12288, 12288, 2, 1]
     assert kind(process["host"], "registered") == [8192, 0, 1, 1]

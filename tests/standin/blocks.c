@@ -186,12 +186,12 @@ static cuda_result async_take(const char *function, int device, cuda_address *re
 
 cuda_result cuMemAllocAsync(cuda_address *ret_at, size_t bytes, cuda_stream stream)
 {
-  return async_take("cuMemAllocAsync", -1, ret_at, bytes, stream);
+  return async_take("cuMemAllocAsync", standin_stream_context(stream)->device, ret_at, bytes, stream);
 }
 
 cuda_result cuMemAllocAsync_ptsz(cuda_address *ret_at, size_t bytes, cuda_stream stream)
 {
-  return async_take("cuMemAllocAsync_ptsz", -1, ret_at, bytes, stream);
+  return async_take("cuMemAllocAsync_ptsz", standin_stream_context(stream)->device, ret_at, bytes, stream);
 }
 
 cuda_result cuMemAllocFromPoolAsync(cuda_address *ret_at, size_t bytes, cuda_pool pool, cuda_stream stream)
@@ -219,6 +219,17 @@ cuda_result cuMemPoolCreate(cuda_pool *ret_pool, const struct cuda_pool_properti
   pool->device = properties->location.id;
   block_add(&(struct block){.kind = BLOCK_POOL, .key = (uintptr_t)pool, .device = pool->device});
   *ret_pool = (cuda_pool)pool;
+  return 0;
+}
+
+cuda_result cuDeviceGetDefaultMemPool(cuda_pool *ret_pool, cuda_device_id id)
+{
+  static struct block pools[MAX_DEVICES]; /* which nobody destroys */
+  cuda_result result = standin_enter("cuDeviceGetDefaultMemPool", false);
+  if (result || id < 0 || id >= MAX_DEVICES)
+    return result ? result : CUDA_INVALID_DEVICE;
+  __atomic_store_n(&pools[id].device, id, __ATOMIC_RELAXED);
+  *ret_pool = (cuda_pool)&pools[id];
   return 0;
 }
 

@@ -54,6 +54,7 @@ void standin_give_back(int device, uint64_t bytes);
 void standin_blocks_end(cuda_context context);
 bool standin_is_block(uint64_t address, uint64_t bytes); /* lock held */
 bool standin_is_capturing(cuda_stream stream);
+cuda_context standin_stream_context(cuda_stream stream); /* of the default stream: the current one */
 
 /*
  * Run @fn on the stream's behalf, as the device would; @args are freed, whether it ran or not. The stand-in for

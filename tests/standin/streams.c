@@ -21,6 +21,7 @@ EXPORT cuda_result cuMemcpyAsync(cuda_address dst, cuda_address src, size_t byte
 EXPORT cuda_result cuMemsetD8Async(cuda_address at, unsigned char value, size_t n, cuda_stream stream);
 EXPORT cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags);
 EXPORT cuda_result cuStreamDestroy_v2(cuda_stream stream);
+EXPORT cuda_result cuStreamGetCtx(cuda_stream stream, cuda_context *ret_context);
 EXPORT cuda_result cuStreamBeginCapture_v2(cuda_stream stream, int mode);
 EXPORT cuda_result cuStreamEndCapture(cuda_stream stream, void **ret_graph);
 EXPORT cuda_result cuStreamIsCapturing(cuda_stream stream, int *ret_status);
@@ -298,6 +299,17 @@ cuda_result cuStreamDestroy_v2(cuda_stream stream)
   free(stream);
   standin_alive(-1);
   return standin_leave("cuStreamDestroy");
+}
+
+cuda_context standin_stream_context(cuda_stream stream)
+{
+  return stream ? stream->context : standin_context();
+}
+
+cuda_result cuStreamGetCtx(cuda_stream stream, cuda_context *ret_context)
+{
+  *ret_context = standin_stream_context(stream);
+  return standin_enter("cuStreamGetCtx", false);
 }
 
 cuda_result cuStreamSynchronize(cuda_stream stream)
