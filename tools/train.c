@@ -47,6 +47,7 @@ struct run {
   int64_t evaluated_step, saved_step;
   int64_t pending_step; /* whose save is being written beside the steps; -1: none */
   int stop_signal; /* that a rank was sent; 0 */
+  bool has_saved;  /* all ranks know that the save beside the steps is over */
   double train_loss, val_loss;
   struct lade_error error;
 };
@@ -249,6 +250,31 @@ static int save_prepare(struct run *run)
   return status;
 }
 
+/*
+ * All ranks stop after the same step, whichever of them was told to; and after the same step they see what a save
+ * beside the steps came to. One number says both: a run that stops finishes its saves anyhow, so signals come first.
+ */
+static int ends_agree(struct run *run)
+{
+  const int own = 2 * signals_get() + lade_session_has_saved(run->session);
+  int most = 0;
+  int status = lade_session_agree(run->session, own, &most, &run->error);
+  run->stop_signal = most / 2;
+  const bool is_last = run->stop_signal || run->info.step >= run->options.session.steps;
+  run->has_saved = !is_last && most % 2;
+  return status;
+}
+
+/* The step of all ranks is over: what it came to. */
+static void step_tell(struct run *run, const struct lade_step_report *report)
+{
+  run->train_loss = report->loss;
+  history_add(&run->history, report);
+  log_step(run, report);
+  progress_step(&run->progress, &run->info, report);
+}
+
+/* It is told once all have met after it: a rank that dies in it may leave the others a loss of no meaning. */
 static int step(struct run *run)
 {
   struct lade_step_report report;
@@ -265,30 +291,16 @@ static int step(struct run *run)
     atomic_store(&board->n_steps, run->info.step);
   if (run->options.device == DEVICE_DRY)
     report.loss = report.grad_norm = NAN;
-  run->train_loss = report.loss;
-  history_add(&run->history, &report);
-  log_step(run, &report);
-  progress_step(&run->progress, &run->info, &report);
-  return 0;
+  status = ends_agree(run);
+  if (status)
+    return status;
+  step_tell(run, &report);
+  return run->has_saved ? save_finish(run) : 0;
 }
 
 static bool is_due(int64_t step, int64_t every)
 {
   return every > 0 && step % every == 0;
-}
-
-/*
- * All ranks stop after the same step, whichever of them was told to; and after the same step they see what a save
- * beside the steps came to. One number says both: a run that stops finishes its saves anyhow, so signals come first.
- */
-static int ends_agree(struct run *run)
-{
-  const int own = 2 * signals_get() + lade_session_has_saved(run->session);
-  int most = 0;
-  int status = lade_session_agree(run->session, own, &most, &run->error);
-  run->stop_signal = most / 2;
-  const bool is_last = run->stop_signal || run->info.step >= run->options.session.steps;
-  return status || is_last || most % 2 == 0 ? status : save_finish(run);
 }
 
 /* By the first rank's clock, at all of them. */
@@ -312,8 +324,6 @@ static int loop(struct run *run)
       status = evaluate(run);
     if (!status)
       status = save_if_due(run);
-    if (!status)
-      status = ends_agree(run);
   }
   if (!status && !run->stop_signal)
     status = evaluate(run);
