@@ -189,6 +189,15 @@ static void value_format(const struct lade_checkpoint_run *run, const struct run
     snprintf(text, 32, "%s", text_of(run, field));
 }
 
+/* The microbatch is what the layout makes of batch and --micro-batch; everything else is an option's own value. */
+static void difference_describe(const struct run_field *field, const char *old, const char *new, char text[128])
+{
+  if (field->offset == offsetof(struct lade_checkpoint_run, micro_batch))
+    snprintf(text, 128, "microbatches had %s rows and have %s, by the layout or --micro-batch", old, new);
+  else
+    snprintf(text, 128, "--%s was %s and is %s", field->name, old, new);
+}
+
 /* Append to a list of differences, as far as there is room. */
 static void difference_add(char *text, size_t text_bytes, const char *what)
 {
@@ -210,8 +219,7 @@ int lade_checkpoint_run_compare(const struct lade_checkpoint_run *saved, const s
       continue;
     value_format(saved, &fields[i], old);
     value_format(now, &fields[i], new);
-    const bool is_micro = fields[i].offset == offsetof(struct lade_checkpoint_run, micro_batch);
-    snprintf(what, sizeof(what), "%s%s was %s and is %s", is_micro ? "a rank's " : "--", fields[i].name, old, new);
+    difference_describe(&fields[i], old, new, what);
     difference_add(text, text_bytes, what);
     n++;
   }

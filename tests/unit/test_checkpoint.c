@@ -136,6 +136,13 @@ static void a_run_is_compared_in_the_words_of_its_options(void **state)
   longer = a_state.run;
   longer.steps = 3000;
   assert_int_equal(lade_checkpoint_run_compare(&a_state.run, &longer, text, sizeof(text)), 1);
+  longer.steps = a_state.run.steps;
+  longer.micro_batch = a_state.run.micro_batch + 1; /* which nobody need have given */
+  assert_int_equal(lade_checkpoint_run_compare(&a_state.run, &longer, text, sizeof(text)), 1);
+  assert_non_null(strstr(text, "microbatches had "));
+  assert_non_null(strstr(text, ", by the layout or --micro-batch"));
+  longer = a_state.run;
+  longer.steps = 3000;
   constant.min_lr = longer.min_lr = longer.lr;
   assert_int_equal(lade_checkpoint_run_compare(&constant, &longer, text, sizeof(text)), 0);
 }
