@@ -237,7 +237,7 @@ const struct option option_table[] = {
     SECTION("The command"),
     {OPTION_FLAG, "json", NULL, ALL | VERB_DOCTOR | VERB_BENCH | VERB_BENCH_STORE | VERB_REPLAY, AT(is_json),
      .help = "results as JSON"},
-    {OPTION_FLAG, "quiet", NULL, RUN, VERB_PLAN, AT(is_quiet), .help = "no progress on stderr"},
+    {OPTION_FLAG, "quiet", NULL, ALL, AT(is_quiet), .help = "no progress on stderr"},
     {OPTION_TEXT, "config", "FILE", ALL, AT(config), .unset = "none",
      .help = "read options as `name = value` lines; the command line overrides"},
     {OPTION_FLAG, "print-config", NULL, ALL, AT(has_print_config),

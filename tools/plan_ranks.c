@@ -19,6 +19,7 @@
 
 #include "base/base.h"
 #include "plan/calls.h"
+#include "tools/progress.h"
 #include "tools/report.h"
 
 #define GROUPS_SHOWN 4     /* of an axis, to a person */
@@ -157,6 +158,29 @@ static int stages_alloc(int n, struct ranks_plan *ret_ranks, struct lade_error *
   return 0;
 }
 
+/* One stage after another, which may take a minute, and then all of them together. */
+static int stages_make(struct options *options, const struct lade_mesh *mesh, struct ranks_plan *ranks,
+                       struct lade_error *error)
+{
+  struct progress progress;
+  const int n = ranks->n_stages;
+  int status = 0;
+  progress_init(&progress, options->is_quiet, 0, n);
+  for (int i = 0; i < n && !status; i++) {
+    if (n > 1)
+      progress_note(&progress, "planning the ranks of stage %d of %d", i + 1, n);
+    status = stage_make(options, lade_mesh_member(mesh, LADE_AXIS_PP, 0, i), &ranks->stages[i], error);
+    ranks->fits &= ranks->stages[i].info.plan != NULL;
+  }
+  if (!status && ranks->fits) {
+    if (n > 1)
+      progress_note(&progress, "simulating %d stages together", n);
+    status = together_find(ranks, error);
+  }
+  progress_clear(&progress);
+  return status;
+}
+
 int ranks_plan_make(struct options *options, struct ranks_plan *ret_ranks, struct lade_error *error)
 {
   struct lade_layout layout;
@@ -167,11 +191,7 @@ int ranks_plan_make(struct options *options, struct ranks_plan *ret_ranks, struc
   const int n = status ? 0 : lade_layout_size(&layout, LADE_AXIS_PP);
   if (!status)
     status = stages_alloc(n, ret_ranks, error);
-  for (int i = 0; i < n && !status; i++) {
-    status = stage_make(options, lade_mesh_member(&layout.mesh, LADE_AXIS_PP, 0, i), &ret_ranks->stages[i], error);
-    ret_ranks->fits &= ret_ranks->stages[i].info.plan != NULL;
-  }
-  return status || !ret_ranks->fits ? status : together_find(ret_ranks, error);
+  return status ? status : stages_make(options, &layout.mesh, ret_ranks, error);
 }
 
 int rank_plan_make(struct options *options, struct ranks_plan *ret_ranks, struct lade_error *error)

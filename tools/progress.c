@@ -17,6 +17,7 @@
 
 #define TERMINAL_PERIOD_NS 100000000   /* ten lines a second are as fast as one can read */
 #define FILE_PERIOD_NS 10000000000
+#define NOTE_AFTER_NS 2000000000       /* what is over by then needs no word in a file */
 #define BLAME_LEAST 0.01 /* of the step: less is nobody's fault */
 
 void progress_init(struct progress *progress, bool is_quiet, int64_t first_step, int64_t n_steps)
@@ -101,6 +102,28 @@ void progress_say(struct progress *progress, const char *format, ...)
   vfprintf(stderr, format, args);
   va_end(args);
   fputc('\n', stderr);
+}
+
+void progress_note(struct progress *progress, const char *format, ...)
+{
+  const int64_t now_ns = lade_now_ns();
+  const bool is_early = now_ns - progress->start_ns < NOTE_AFTER_NS || now_ns - progress->shown_ns < FILE_PERIOD_NS;
+  char line[256];
+  va_list args;
+  if (progress->is_quiet || (!progress->is_terminal && is_early))
+    return;
+  va_start(args, format);
+  vsnprintf(line, sizeof(line), format, args);
+  va_end(args);
+  line_show(progress, line);
+  progress->shown_ns = now_ns;
+}
+
+void progress_clear(struct progress *progress)
+{
+  if (progress->has_line)
+    fputs("\r\033[K", stderr);
+  progress->has_line = false;
 }
 
 void progress_finish(struct progress *progress)

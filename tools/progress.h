@@ -23,6 +23,15 @@ void progress_step(struct progress *progress, const struct lade_session_info *in
 /* A line of its own, in printf's manner; shown unless the run is quiet. */
 void progress_say(struct progress *progress, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/*
+ * What is being done, in printf's manner: written over on a terminal; elsewhere a line every ten seconds, once 2 s are
+ * over.
+ */
+void progress_note(struct progress *progress, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Take the line away again: what follows says it all. */
+void progress_clear(struct progress *progress);
+
 /* Leave the terminal on a fresh line. */
 void progress_finish(struct progress *progress);
 

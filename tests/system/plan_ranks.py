@@ -5,7 +5,9 @@
 Usage: plan_ranks.py LADE [large]
 With large: all ranks of GPT-3 on 64 GPUs, and both ends of PTD's trillion parameters on 3072, through the executor.
 """
+import contextlib
 import json
+import os
 import subprocess
 import sys
 
@@ -53,6 +55,22 @@ def every_rank_is_in_the_table():
             and whole["all_ranks_step_seconds"] > max(s["predicted_step_seconds"] for s in stages), "times", whole)
     text = plan(*SMALL, *layout).stdout
     require("{0 4} {1 5} {2 6} {3 7}" in text and "sends and receives matched; bubble" in text, "the table", text)
+
+
+def a_person_sees_what_is_planned():
+    """On a terminal, in a line that is taken away again; never among the results, and not with --quiet."""
+    for extra, words in (([], "planning the ranks of stage 2 of 2"), (["--quiet"], "")):
+        terminal, side = os.openpty()
+        result = subprocess.run([LADE, "plan", "--json", *SMALL, "--pp", "2", *extra], stdout=subprocess.PIPE, stderr=side,
+                                check=True)
+        os.close(side)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a terminal that nobody has open
+            while more := os.read(terminal, 4096):
+                shown += more
+        os.close(terminal)
+        require(json.loads(result.stdout)["fits"] and (words.encode() in shown and shown.endswith(b"\r\x1b[K") if words
+                                                       else not shown), "what is planned is not shown", shown)
 
 
 def a_rank_that_does_not_fit_is_named():
@@ -107,7 +125,7 @@ def both_ends_of_a_trillion_run_dry():
         require(end["ranks"] == 3072 and end["fits"] and end["dry_step_seconds"] > 60, "an end does not run", end)
 
 
-TESTS = [every_rank_is_in_the_table, a_rank_that_does_not_fit_is_named, ranks_of_a_node_share_its_host,
+TESTS = [every_rank_is_in_the_table, a_person_sees_what_is_planned, a_rank_that_does_not_fit_is_named, ranks_of_a_node_share_its_host,
          places_are_those_of_a_rank]
 if sys.argv[2:] == ["large"]:
     TESTS = [all_ranks_of_gpt3_run_dry, both_ends_of_a_trillion_run_dry]
