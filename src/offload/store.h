@@ -162,7 +162,9 @@ bool lade_store_take_notice(lade_store *store, char *text, size_t text_bytes);
 
 /*
  * Bytes free in @dirs, written as in lade_store_params; drives that several of them share count once. @ret_drives, if
- * not NULL, is a number that is the same for whoever on this machine names the same drives.
+ * not NULL, is a number that is the same for whoever on this machine names the same drives, in any order and from any
+ * container, and another one on other machines. -EINVAL, -ENOMEM, or what stat and statvfs say of a directory. Any
+ * thread; blocks as these do.
  */
 int lade_store_room(const char *dirs, uint64_t *ret_bytes, uint64_t *ret_drives, struct lade_error *error);
 

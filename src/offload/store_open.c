@@ -9,6 +9,7 @@
  * probably a mistake, and nothing has been lost yet.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,11 +101,24 @@ static int numa_node_find(const struct lade_store *store, const char *sysfs)
   return lade_numa_count() > 1 ? node : -1;
 }
 
+/* A number of the kernel that runs here, whose device numbers are the same in all containers. */
+static uint64_t machine_key(void)
+{
+  char text[64] = "";
+  int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+  ssize_t n = fd >= 0 ? read(fd, text, sizeof(text)) : 0;
+  if (fd >= 0)
+    close(fd);
+  if (n <= 0)
+    gethostname(text, sizeof(text) - 1);
+  return store_hash_plain(text, sizeof(text), 0);
+}
+
 int lade_store_room(const char *dirs, uint64_t *ret_bytes, uint64_t *ret_drives, struct lade_error *error)
 {
   struct lade_store store = {0};
   dev_t devices[LADE_STORE_DRIVES_MAX];
-  uint64_t bytes = 0;
+  uint64_t bytes = 0, drives = machine_key();
   int code = dirs_split(&store, dirs, error);
   for (int i = 0; i < store.n_drives && !code; i++) {
     struct stat of_dir;
@@ -120,13 +134,14 @@ int lade_store_room(const char *dirs, uint64_t *ret_bytes, uint64_t *ret_drives,
     for (int k = 0; k < i; k++)
       is_known |= devices[k] == devices[i];
     bytes += is_known ? 0 : (uint64_t)fs.f_bavail * fs.f_frsize;
+    drives += is_known ? 0 : store_hash_plain(&devices[i], sizeof(devices[i]), 0); /* in whatever order they stand */
   }
   for (int i = 0; i < store.n_drives; i++)
     free(store.drives[i].dir);
   if (!code) {
     *ret_bytes = bytes;
     if (ret_drives)
-      *ret_drives = store_hash_plain(devices, (size_t)store.n_drives * sizeof(*devices), 0);
+      *ret_drives = drives;
   }
   return code;
 }

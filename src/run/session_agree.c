@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/utsname.h>
 #include <xxhash.h>
 
 #include "run/file_key.h"
@@ -294,21 +293,16 @@ int session_share_drive(lade_session *s, struct lade_error *error)
   return 0;
 }
 
-/* What a rank will take of the drive that @place stands for. */
+/* What a rank will take of its drives, which are a number (lade_store_room). */
 struct room {
-  uint64_t place, taken_bytes, free_bytes;
+  uint64_t drives, taken_bytes, free_bytes;
 };
 
 static int room_measure(const lade_session *s, struct room *ret_room, struct lade_error *error)
 {
-  struct utsname node;
-  uint64_t drives;
-  int status = lade_store_room(s->params.store, &ret_room->free_bytes, &drives, error);
+  int status = lade_store_room(s->params.store, &ret_room->free_bytes, &ret_room->drives, error);
   if (status)
     return status;
-  memset(&node, 0, sizeof(node)); /* behind the names, too: it is hashed */
-  uname(&node);
-  ret_room->place = XXH3_64bits_withSeed(node.nodename, sizeof(node.nodename), drives);
   const uint64_t durable_bytes = s->durable ? lade_state_store_bytes(s->graph) : 0; /* which are taken already */
   ret_room->taken_bytes = s->plan->peak_bytes[LADE_STORE] - LADE_MIN(s->plan->peak_bytes[LADE_STORE], durable_bytes);
   return 0;
@@ -320,7 +314,7 @@ static int room_check(const lade_session *s, const struct room *own, const struc
   struct room sum = {.free_bytes = UINT64_MAX};
   int n_sharing = 0;
   for (int rank = 0; rank < s->peers.layout.mesh.world; rank++) {
-    if (all[rank].place != own->place)
+    if (all[rank].drives != own->drives)
       continue;
     n_sharing++;
     sum.taken_bytes += all[rank].taken_bytes;

@@ -243,10 +243,11 @@ static void a_list_of_directories_is_checked_name_by_name(void **state)
     assert_non_null(strstr(error.text, bad[i].text));
     assert_null(store);
   }
-  uint64_t two = 0, one = 0;
+  uint64_t two = 0, one = 0, drives[2];
   struct lade_error error;
-  assert_int_equal(lade_store_room("first,second,,", &two, NULL, &error), 0);
-  assert_int_equal(lade_store_room("first", &one, NULL, &error), 0);
+  assert_int_equal(lade_store_room("first,second,,", &two, &drives[0], &error), 0);
+  assert_int_equal(lade_store_room("first", &one, &drives[1], &error), 0);
+  assert_int_equal(drives[0], drives[1]);
   assert_in_range(two, one / 10 * 9, one / 10 * 11); /* one drive, counted once; others write to it meanwhile */
 }
 
