@@ -422,8 +422,11 @@ struct lade_cast_args {
 };
 
 /*
- * y = x[0] + x[1] + ... + x[n_terms-1], elementwise, added in this order in F32 and rounded to dtype once: the sum over
- * ranks, whose order is part of the result. F32, BF16, F16. y may be one of the x.
+ * y = x[0] + x[1] + ... + x[n_terms-1], elementwise in F32, rounded to dtype once: the sum over ranks, whose order is
+ * part of the result. It is a tree over neighbours: the sum of n terms is the sum of the first p plus the sum of the
+ * others, p being the largest power of two below n; so four are (x0 + x1) + (x2 + x3), five that + x4. Sums of 2^k
+ * neighbours from a multiple of 2^k on are therefore sums of the tree, wherever they are made (struct lade_k_tree).
+ * F32, BF16, F16. y may be one of the x.
  */
 struct lade_rank_sum_args {
   enum lade_dtype dtype;

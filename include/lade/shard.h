@@ -148,8 +148,9 @@ LADE_API int lade_shard_gather(lade_shard *shard, enum lade_dtype dtype, const v
 
 /*
  * The sum over ranks of @all [padded_elements], own block of it -> @own [block_elements]; collective. LADE_F32 or
- * LADE_BF16: ((x0 + x1) + x2) + ... in the order of ranks, in FP32, rounded once when stored; so the result is what one
- * rank has that accumulates in this order. @own may be the own block of @all. -EINVAL, with nothing done.
+ * LADE_BF16, over a tree in FP32, rounded once when stored: the sum of n ranks is that of the first p and that of the
+ * others, p being the largest power of two below n, as (x0 + x1) + (x2 + x3) of four. @own may be the own block of
+ * @all. -EINVAL, with nothing done.
  */
 LADE_API int lade_shard_reduce(lade_shard *shard, enum lade_dtype dtype, const void *all, void *own,
                                struct lade_error *error);

@@ -1,33 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * y = x[0] + x[1] + ... + x[n-1], elementwise, one term after the other in F32: the sum of what n ranks hold, in the
- * order of ranks. Unlike other references this one does not compute in double: its order is the contract, and
- * every layout of the same ranks must give these bits.
+ * y = the sum of x[0] to x[n-1], elementwise in F32, over the tree that kernels.h states: the sum of what n ranks hold.
+ * Unlike other references this one does not compute in double: its order is the contract, and every layout of the same
+ * ranks must give these bits.
  */
-#include "kernels/host/ref.h"
+#include "base/base.h"
+#include "kernels/host/element.h"
+#include "kernels/host/host.h"
 
-REF_INLINE float term_get(enum lade_dtype dtype, const void *x, int64_t i)
+/* Of terms [first, first + n): recursion as deep as the tree, the logarithm of n. */
+static float terms_sum(const struct lade_rank_sum_args *args, int first, int n, int64_t i)
 {
-  return (float)ref_get(dtype, x, i);
+  if (n == 1)
+    return (float)lade_element_load(args->dtype, args->x[first], i);
+  int left = 1;
+  while (2 * left < n)
+    left *= 2;
+  return terms_sum(args, first, left, i) + terms_sum(args, first + left, n - left, i);
 }
 
-REF_INLINE void sum_span(const void *arg, int64_t i_task, enum lade_dtype dtype)
+static void sum_task(void *arg, int i_task, int i_thread)
 {
-  const struct lade_rank_sum_args *a = arg;
-  int64_t end = LADE_MIN(a->n_elements, (i_task + 1) * LADE_TASK_ELEMENTS);
-  for (int64_t i = i_task * LADE_TASK_ELEMENTS; i < end; i++) {
-    float sum = term_get(dtype, a->x[0], i);
-    for (int term = 1; term < a->n_terms; term++)
-      sum += term_get(dtype, a->x[term], i);
-    ref_put(dtype, a->y, i, (double)sum);
-  }
+  const struct lade_rank_sum_args *args = arg;
+  int64_t from = (int64_t)i_task * LADE_TASK_ELEMENTS, end = LADE_MIN(args->n_elements, from + LADE_TASK_ELEMENTS);
+  for (int64_t i = from; i < end; i++)
+    lade_element_store(args->dtype, args->y, i, (double)terms_sum(args, 0, args->n_terms, i));
 }
-REF_TASKS(sum_span)
 
 void lade_rank_sum_plain(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_rank_sum_args *a = args;
-  sum_span_run(ctx->pool, a->dtype, a, lade_div_up(a->n_elements, LADE_TASK_ELEMENTS));
+  lade_pool_run(ctx->pool, sum_task, (void *)a, (int)lade_div_up(a->n_elements, LADE_TASK_ELEMENTS));
 }
 
 void lade_rank_sum_init(struct lade_kernels *kernels)

@@ -2,17 +2,41 @@
 /*
  * rank_sum.c in vectors: a group of vectors adds all terms before it moves on, so that y is written once and
  * each x is read once, as many streams as there are ranks.
+ *
+ * The tree grows like a binary counter: sums of 2^k terms wait, at most one for each k, where the count has a bit.
+ * Pairs are added in registers; what waits, four vectors for each level, stays in L1.
  */
 #include "kernels/host/lanes.h"
 
+#define LEVELS_MOST 31 /* as many bits as n_terms has */
+
+/* x[term] + x[term + 1], or the last one alone. */
+VEC_INLINE void pair_sum(int64_t i, int count, int n, const struct lade_rank_sum_args *a, enum lade_dtype dtype,
+                         int term, vf *ret_sum)
+{
+  vf second[VEC_GROUP];
+  vec_load_group(dtype, a->x[term], i, count, n, ret_sum);
+  if (term + 1 == a->n_terms)
+    return;
+  vec_load_group(dtype, a->x[term + 1], i, count, n, second);
+  VEC_EACH(k, count) ret_sum[k] = vf_add(ret_sum[k], second[k]);
+}
+
 VEC_INLINE void group_step(int64_t i, int count, int n, const struct lade_rank_sum_args *a, enum lade_dtype dtype)
 {
-  vf sum[VEC_GROUP], term[VEC_GROUP];
-  vec_load_group(dtype, a->x[0], i, count, n, sum);
-  for (int k = 1; k < a->n_terms; k++) {
-    vec_load_group(dtype, a->x[k], i, count, n, term);
-    VEC_EACH(j, count) sum[j] = vf_add(sum[j], term[j]);
+  vf waiting[LEVELS_MOST][VEC_GROUP], sum[VEC_GROUP];
+  int last = (a->n_terms - 1) / 2;
+  for (int pair = 0; pair < last; pair++) {
+    int level = 0;
+    pair_sum(i, count, n, a, dtype, 2 * pair, sum);
+    for (; pair >> level & 1; level++)
+      VEC_EACH(k, count) sum[k] = vf_add(waiting[level][k], sum[k]);
+    VEC_EACH(k, count) waiting[level][k] = sum[k];
   }
+  pair_sum(i, count, n, a, dtype, 2 * last, sum);
+  for (int level = 0; last >> level; level++) /* all that waits */
+    if (last >> level & 1)
+      VEC_EACH(k, count) sum[k] = vf_add(waiting[level][k], sum[k]);
   vec_store_group(dtype, a->y, i, count, n, sum);
 }
 

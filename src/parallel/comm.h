@@ -28,9 +28,9 @@
  * Buffers of two ranks, and src and dst otherwise, do not overlap. n may be 0, which moves nothing and still meets.
  * Memory is the caller's; it must not change, and dst not be read, until the collective has ended.
  *
- * Sums (F32, BF16) are ((x0 + x1) + x2) + ... in the order of ranks, in FP32, rounded once when stored. So the bits
- * are a function of what the ranks hold, never of timing, path, chunking or the number of threads. Other
- * operations move bytes of any dtype.
+ * Sums (F32, BF16) are over the tree of neighbouring ranks that struct lade_rank_sum_args states ((x0 + x1) + (x2 + x3)
+ * of four), in FP32, rounded once when stored. So the bits are a function of what the ranks hold, never of timing,
+ * path, chunking or the number of threads. Other operations move bytes of any dtype.
  *
  * Failure. An error of a communicator is final: every later call on it gives the same error. When a member dies,
  * the others' calls end within LADE_COMM_NOTICE_MS (ranks on one node; elsewhere the launcher ends the job) with

@@ -5,7 +5,7 @@
  *
  * Without shared memory, be it that ranks are on several nodes or that none is to be had, collectives are made of
  * MPI's all-gather and all-to-all, a chunk at a time through two staging buffers. A reduction is an exchange of parts,
- * a sum of all terms of one's own part in the order of ranks, and for an all_reduce a gather of the sums: as many
+ * a sum of all terms of one's own part over the tree of ranks, and for an all_reduce a gather of the sums: as many
  * bytes over each link as the best algorithms send, and the bits of every other path. MPI's own reductions are not
  * used: their order is their affair, and they know no BF16.
  *

@@ -16,9 +16,9 @@
  *
  * lade_comm_run has a stream of the communicator's own and waits for its event.
  *
- * Rejected: reductions as exchanges with sums of our own in the order of ranks, which would give the bits of the hosts'
- * engine. They send as much and take another pass over memory, and NCCL's reductions inside the switches would be
- * lost.
+ * Rejected: reductions as exchanges with sums of our own over the tree of ranks, which would give the bits of the
+ * hosts' engine. They send as much and take another pass over memory, and NCCL's reductions inside the switches would
+ * be lost.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -16,8 +16,7 @@
  * A list moves item by item directly, with the meetings of one; staged, its blocks are laid end to end and cut into
  * chunks without regard to where one ends, so that many small ones share a chunk and its meeting.
  *
- * A sum is made by one rank per element over all terms in the order of ranks, so chunks, lists and paths cannot change
- * it.
+ * A sum is made by one rank per element over all terms and one tree, so chunks, lists and paths cannot change it.
  */
 #include <errno.h>
 #include <string.h>

@@ -115,13 +115,15 @@ static float element_of(enum lade_dtype dtype, int rank, uint64_t element, uint3
   return dtype == LADE_F32 ? value : lade_bf16_to_f32(lade_f32_to_bf16(value));
 }
 
-/* The sum over ranks as the contract writes it. */
-static float sum_of(enum lade_dtype dtype, int size, uint64_t element, uint32_t seed)
+/* The sum over ranks [first, first + n) as the contract writes it. */
+static float sum_of(enum lade_dtype dtype, int first, int n, uint64_t element, uint32_t seed)
 {
-  float sum = element_of(dtype, 0, element, seed);
-  for (int rank = 1; rank < size; rank++)
-    sum += element_of(dtype, rank, element, seed);
-  return sum;
+  int n_left = 1;
+  if (n == 1)
+    return element_of(dtype, first, element, seed);
+  while (2 * n_left < n)
+    n_left *= 2;
+  return sum_of(dtype, first, n_left, element, seed) + sum_of(dtype, first + n_left, n - n_left, element, seed);
 }
 
 static void expect(enum lade_dtype dtype, const void *data, uint64_t i, float value)
@@ -142,7 +144,7 @@ static void expect(enum lade_dtype dtype, const void *data, uint64_t i, float va
 /* A sum in whatever order, rounded at each addition: off by an epsilon of all magnitudes for each. */
 static void expect_sum(enum lade_dtype dtype, int size, const void *data, uint64_t i, uint64_t element, uint32_t seed)
 {
-  float want = sum_of(dtype, size, element, seed), magnitude = 0;
+  float want = sum_of(dtype, 0, size, element, seed), magnitude = 0;
   if (world.is_ordered) {
     expect(dtype, data, i, want);
     return;

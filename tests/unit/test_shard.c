@@ -272,14 +272,22 @@ static void copy_update(struct copy *copy, lade_adam *adam, int step)
   assert_works(lade_adam_update(adam, &copy->shard, &how, &error));
 }
 
-/* What one rank does that has all the data: accumulate in the order of ranks, update everything. */
+/* The sum of the gradients that the data of ranks [first, first + n) give, over the tree of sums over ranks. */
+static float gradient_sum(int first, int n, uint64_t i, uint16_t weight, int step)
+{
+  int n_left = 1;
+  if (n == 1)
+    return gradient_at(first, i, weight, step);
+  while (2 * n_left < n)
+    n_left *= 2;
+  return gradient_sum(first, n_left, i, weight, step) + gradient_sum(first + n_left, n - n_left, i, weight, step);
+}
+
+/* What one rank does that has all the data: add up over the same tree, update everything. */
 static void whole_step(struct copy *whole, lade_adam *adam, int step)
 {
-  for (uint64_t i = 0; i < N; i++) {
-    whole->grad[i] = gradient_at(0, i, whole->weight[i], step);
-    for (int other = 1; other < size; other++)
-      whole->grad[i] += gradient_at(other, i, whole->weight[i], step);
-  }
+  for (uint64_t i = 0; i < N; i++)
+    whole->grad[i] = gradient_sum(0, size, i, whole->weight[i], step);
   copy_update(whole, adam, step);
 }
 
