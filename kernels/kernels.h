@@ -101,11 +101,28 @@ enum lade_matmul_layout {
   LADE_TN, /* a[k,m] b[k,n]: dW = dy^T x */
 };
 
+/*
+ * The order in which a product adds up a k that tensor parallel ranks may cut, such that any number of them that
+ * divides n_leaves gives the same bits. k is spans one after the other (rows of queries, of keys, of values), each cut into
+ * n_leaves parts, of which the last may be shorter. Leaf i is the sum over part i of every span, in rising order from
+ * zero; leaves are added over the tree of lade_rank_sum_args. A rank has a run of n_leaves / ranks leaves, as its own
+ * product, whose sum is one of the tree's; rank_sum adds the rest of it. A CUDA device sums k in rising order instead.
+ */
+#define LADE_LEAVES_MOST 8
+#define LADE_SPANS_MOST 3
+struct lade_k_tree {
+  int n_leaves; /* a power of two up to LADE_LEAVES_MOST; 0: k is one leaf, and nothing else is looked at */
+  int n_spans;
+  int64_t span[LADE_SPANS_MOST]; /* their lengths; k in all */
+  int64_t part[LADE_SPANS_MOST]; /* part[s] * n_leaves >= span[s] > part[s] * (n_leaves - 1) */
+};
+
 /* c[m,n] = op(a) op(b) (+ bias[n], not with accumulate). a, b, bias: D. c: out. */
 struct lade_matmul_args {
   enum lade_matmul_layout layout;
   enum lade_dtype dtype, out; /* out: D or A */
   int64_t m, n, k;
+  struct lade_k_tree tree; /* sums are FP32 (F64 for F64) up to the root, which is rounded to out once */
   const void *a, *b, *bias; /* bias may be NULL */
   void *c;
   bool accumulate; /* only with out == A */

@@ -6,7 +6,8 @@
  * The output is cut into tiles of TILE_M x TILE_N, one task each. A tile converts TILE_K columns
  * of op(a) and rows of op(b) at a time into the accumulator's type on the stack, laid out so that the
  * innermost loop is a plain axpy over a row of the tile: the compiler vectorises it for any target,
- * and every layout becomes the same product. Each element sums k in rising order from zero.
+ * and every layout becomes the same product. Each element sums k in rising order from zero; where k is a tree of leaves
+ * (k_tree.h) each leaf, and a leaf's tile is added to those that wait for it.
  *
  * Rejected: a triple loop over the tensors themselves. It is ten lines shorter and thirty times
  * slower, and on a CPU without a level this is what people train with.
@@ -16,6 +17,7 @@
 #include "base/base.h"
 #include "kernels/host/element.h"
 #include "kernels/host/host.h"
+#include "kernels/host/k_tree.h"
 #include "kernels/host/matmul_blocked.h"
 
 #define TILE_M 16
@@ -65,27 +67,43 @@ static void element_finish(const struct lade_matmul_args *args, int64_t row, int
 
 /* One tile for accumulator type @real. A macro because C has no other way to say it once. */
 #define DEFINE_TILE_RUN(real) \
+  /* sum += op(a) op(b) over @piece. */ \
+  static void piece_add_##real(const struct lade_matmul_args *args, struct tile tile, \
+                               const struct lade_k_piece *piece, real sum[TILE_M][TILE_N]) \
+  { \
+    real a[TILE_M][TILE_K], b[TILE_K][TILE_N]; \
+    int n_k = (int)(piece->k_end - piece->k); \
+    memset(b, 0, sizeof(b)); \
+    for (int i = 0; i < tile.n_rows; i++) \
+      for (int p = 0; p < n_k; p++) \
+        a[i][p] = (real)lade_element_load(args->dtype, args->a, a_index(args, tile.row + i, piece->k + p)); \
+    for (int p = 0; p < n_k; p++) \
+      for (int j = 0; j < tile.n_columns; j++) \
+        b[p][j] = (real)lade_element_load(args->dtype, args->b, b_index(args, piece->k + p, tile.column + j)); \
+    for (int i = 0; i < tile.n_rows; i++) \
+      for (int p = 0; p < n_k; p++) \
+        for (int j = 0; j < TILE_N; j++) \
+          sum[i][j] += a[i][p] * b[p][j]; \
+  } \
+\
   static void tile_run_##real(const struct lade_matmul_args *args, struct tile tile) \
   { \
-    real a[TILE_M][TILE_K], b[TILE_K][TILE_N], sum[TILE_M][TILE_N]; \
-    memset(sum, 0, sizeof(sum)); \
-    memset(b, 0, sizeof(b)); \
-    for (int64_t k = 0; k < args->k; k += TILE_K) { \
-      int n_k = (int)LADE_MIN(args->k - k, TILE_K); \
-      for (int i = 0; i < tile.n_rows; i++) \
-        for (int p = 0; p < n_k; p++) \
-          a[i][p] = (real)lade_element_load(args->dtype, args->a, a_index(args, tile.row + i, k + p)); \
-      for (int p = 0; p < n_k; p++) \
-        for (int j = 0; j < tile.n_columns; j++) \
-          b[p][j] = (real)lade_element_load(args->dtype, args->b, b_index(args, k + p, tile.column + j)); \
-      for (int i = 0; i < tile.n_rows; i++) \
-        for (int p = 0; p < n_k; p++) \
+    real sums[LADE_TREE_PLACES_MOST][TILE_M][TILE_N]; \
+    struct lade_k_piece piece = {0}; \
+    while (lade_k_piece_next(args, TILE_K, 1, &piece)) { \
+      int place = lade_k_place(piece.leaf); \
+      if (piece.is_first) \
+        memset(sums[place], 0, sizeof(sums[place])); \
+      piece_add_##real(args, tile, &piece, sums[place]); \
+      for (int below = 0; below < place && piece.is_last; below++) \
+        for (int i = 0; i < TILE_M; i++) \
           for (int j = 0; j < TILE_N; j++) \
-            sum[i][j] += a[i][p] * b[p][j]; \
+            sums[place][i][j] += sums[below][i][j]; \
     } \
+    int root = lade_k_places(args) - 1; \
     for (int i = 0; i < tile.n_rows; i++) \
       for (int j = 0; j < tile.n_columns; j++) \
-        element_finish(args, tile.row + i, tile.column + j, (double)sum[i][j]); \
+        element_finish(args, tile.row + i, tile.column + j, (double)sums[root][i][j]); \
   }
 
 DEFINE_TILE_RUN(float)

@@ -86,6 +86,12 @@ static void micro_f32(const struct lade_micro_args *args)
       sum[i][1] = _mm256_fmadd_ps(value, b1, sum[i][1]);
     }
   }
+  const float *carry = args->carry;
+  for (int c = 0; c < args->n_carries; c++, carry += args->carry_stride)
+#pragma GCC unroll 6
+    for (int i = 0; i < ROWS; i++)
+      for (int j = 0; j < 2; j++)
+        sum[i][j] = _mm256_add_ps(_mm256_loadu_ps(carry + i * COLUMNS + 8 * j), sum[i][j]);
   float *to = args->to ? args->to : out;
 #pragma GCC unroll 6
   for (int i = 0; i < ROWS; i++)

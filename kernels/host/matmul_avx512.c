@@ -60,6 +60,7 @@ static void micro_f32(const struct lade_micro_args *args)
     left_rows_step(&a, group_bytes);
     b += LADE_MICRO_COLUMNS;
   }
+  micro_carry(args, sum);
   micro_end(args, sum);
 }
 

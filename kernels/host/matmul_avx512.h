@@ -171,6 +171,17 @@ static inline void micro_begin(const struct lade_micro_args *args, __m512 sum[LA
   }
 }
 
+/* Sums that waited for this one; called before either end. */
+static inline void micro_carry(const struct lade_micro_args *args, __m512 sum[LADE_MICRO_ROWS][2])
+{
+  const float *carry = args->carry;
+  for (int c = 0; c < args->n_carries; c++, carry += args->carry_stride)
+#pragma GCC unroll 12
+    for (int i = 0; i < LADE_MICRO_ROWS; i++)
+      for (int j = 0; j < 2; j++)
+        sum[i][j] = _mm512_add_ps(_mm512_loadu_ps(carry + i * LADE_MICRO_COLUMNS + 16 * j), sum[i][j]);
+}
+
 static inline void micro_end(const struct lade_micro_args *args, __m512 sum[LADE_MICRO_ROWS][2])
 {
   if (!args->to) {

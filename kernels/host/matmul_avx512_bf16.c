@@ -149,6 +149,7 @@ static void micro_bf16(const struct lade_micro_args *args)
     left_rows_step(&a, group_bytes);
     b += LADE_MICRO_COLUMNS;
   }
+  micro_carry(args, sum);
   if (!args->to && args->out == LADE_BF16)
     finish_bf16(args, sum);
   else

@@ -2,12 +2,16 @@
 /*
  * The matrix product of every level: cut, pack, multiply (after Goto, van de Geijn 2008).
  *
- * c is cut into tasks of whole micro-tiles. A task walks k in blocks of kc. For each it packs its rows of op(a)
- * into panels in its own scratch (L2), has the columns of op(b) packed, and multiplies every pair of panels: a
- * panel of b stays in L1 while the panels of a stream past it. Between blocks the partial sums wait in FP32 in
- * scratch, bit for bit as they were in registers; after the last one a micro-tile is finished into c: bias or what
- * is there already is added once, then the sum is rounded once. An element's bits therefore depend on k and its
- * own row and column alone, not on how c is cut.
+ * c is cut into tasks of whole micro-tiles. A task walks k in pieces of at most kc (k_tree.h). For each it packs its
+ * rows of op(a) into panels in its own scratch (L2), has the columns of op(b) packed, and multiplies every pair of
+ * panels: a panel of b stays in L1 while the panels of a stream past it. Between pieces the partial sums wait in FP32
+ * in scratch, bit for bit as they were in registers; after the last one a micro-tile is finished into c: bias or what
+ * is there already is added once, then the sum is rounded once. An element's bits therefore depend on k, its tree and
+ * its own row and column alone, not on how c is cut.
+ *
+ * Where k is a tree of leaves, what a leaf has become waits in the tree's place for it, and the micro-kernel adds the
+ * sums that waited for it while it has the tile in registers. A leaf that is as deep as kc costs nothing but these
+ * additions, since the sums had to wait there anyway; the cost of leaves of a few dozen k is in docs/matmul.md.
  *
  * Who packs b: in the layouts of forward and dx, b is a weight and m is many rows, so a first phase packs a chunk
  * of columns over all of k (SHARED_BYTES at most, unless one panel is larger) into shared workspace and the tasks
@@ -25,6 +29,7 @@
 #include "base/float.h"
 #include "kernels/host/element.h"
 #include "kernels/host/host.h"
+#include "kernels/host/k_tree.h"
 #include "kernels/host/matmul_blocked.h"
 
 #define SHARED_BYTES (4 << 20)
@@ -48,7 +53,8 @@ struct plan {
   int max_rows;       /* of a task */
   int64_t n_chunk;    /* columns per round of both phases */
   size_t shared_bytes;
-  size_t a_bytes, b_bytes, sum_bytes, thread_bytes;
+  int64_t place_floats; /* sums of a task, one tile after the other */
+  size_t a_bytes, b_bytes, thread_bytes;
 };
 
 static int64_t round_to(int64_t n, int64_t unit)
@@ -56,27 +62,38 @@ static int64_t round_to(int64_t n, int64_t unit)
   return lade_div_up(n, unit) * unit;
 }
 
-/* Bytes of packed b over all of k: blocks of k one after the other, each in whole groups. */
-static int64_t packed_k_bytes(const struct lade_matmul_cut *cut, int64_t k)
+static bool piece_next(const struct lade_matmul_args *args, const struct lade_matmul_cut *cut,
+                       struct lade_k_piece *piece)
 {
-  return round_to(k, cut->group) * cut->element_bytes;
+  return lade_k_piece_next(args, cut->kc, cut->group, piece);
+}
+
+/* Bytes of a packed column of op(b) over all of k: pieces one after the other, each in whole groups. */
+static int64_t packed_k_bytes(const struct lade_matmul_args *args, const struct lade_matmul_cut *cut)
+{
+  struct lade_k_piece piece = {0};
+  while (piece_next(args, cut, &piece))
+    continue;
+  return piece.packed_k * cut->element_bytes;
 }
 
 static struct plan plan_make(const struct lade_matmul_args *args, const struct lade_matmul_cut *cut)
 {
   struct plan plan = {.args = args, .cut = cut, .is_shared = args->layout != LADE_TN};
   plan.max_rows = plan.is_shared ? MAX_ROWS_SHARED : MAX_ROWS_PRIVATE;
-  int64_t k_bytes = packed_k_bytes(cut, args->k), n = round_to(args->n, cut->nr);
+  int64_t k_bytes = packed_k_bytes(args, cut), n = round_to(args->n, cut->nr);
   int64_t fitting = LADE_MAX(SHARED_BYTES / k_bytes / cut->nr, 1) * cut->nr;
   plan.n_chunk = plan.is_shared ? LADE_MIN(n, fitting) : n;
-  plan.shared_bytes = plan.is_shared ? lade_align_up((size_t)(plan.n_chunk * k_bytes), 64) : 0;
+  int64_t most_bytes = LADE_MIN(n * k_bytes, LADE_MAX(SHARED_BYTES, cut->nr * k_bytes)); /* grows with k */
+  plan.shared_bytes = plan.is_shared ? lade_align_up((size_t)most_bytes, 64) : 0;
 
   int64_t rows = round_to(LADE_MIN(args->m, plan.max_rows), cut->left_width);
   int64_t columns = LADE_MIN(plan.n_chunk, MAX_COLUMNS), depth = round_to(LADE_MIN(args->k, cut->kc), cut->group);
   plan.a_bytes = lade_align_up((size_t)(rows * depth * cut->element_bytes), 64);
   plan.b_bytes = plan.is_shared ? 0 : lade_align_up((size_t)(columns * depth * cut->element_bytes), 64);
-  plan.sum_bytes = args->k > cut->kc ? (size_t)(rows * columns) * sizeof(float) : 0;
-  plan.thread_bytes = plan.a_bytes + plan.b_bytes + plan.sum_bytes;
+  int n_places = args->k > cut->kc || args->tree.n_leaves ? lade_k_places(args) : 0;
+  plan.place_floats = rows * columns;
+  plan.thread_bytes = plan.a_bytes + plan.b_bytes + (size_t)(n_places * plan.place_floats) * sizeof(float);
   return plan;
 }
 
@@ -118,15 +135,15 @@ static const void *element_at(enum lade_dtype dtype, const void *data, int64_t i
   return (const char *)data + i * (int64_t)lade_dtype_bytes(dtype);
 }
 
-/* Pack columns [first, end) of op(b) over k [k_first, k_end). */
-static void b_pack(const struct run *run, int64_t first, int64_t end, int64_t k_first, int64_t k_end, void *panels)
+/* Pack columns [first, end) of op(b) over @piece. */
+static void b_pack(const struct run *run, int64_t first, int64_t end, const struct lade_k_piece *piece, void *panels)
 {
   const struct lade_matmul_args *args = run->args;
   bool is_k_inner = args->layout == LADE_NT;
-  int64_t at = is_k_inner ? first * args->k + k_first : k_first * args->n + first;
+  int64_t at = is_k_inner ? first * args->k + piece->k : piece->k * args->n + first;
   run->level->pack(&(struct lade_pack_args){
       .dtype = args->dtype, .source = element_at(args->dtype, args->b, at), .stride = is_k_inner ? args->k : args->n,
-      .is_k_inner = is_k_inner, .n_lanes = (int)(end - first), .n_k = (int)(k_end - k_first),
+      .is_k_inner = is_k_inner, .n_lanes = (int)(end - first), .n_k = (int)(piece->k_end - piece->k),
       .width = run->plan.cut->nr, .panels = panels});
 }
 
@@ -143,26 +160,28 @@ void lade_left_prepare(struct lade_left_block *block)
         .width = level->cut->left_width, .panels = block->panels});
 }
 
-static struct lade_left_block a_prepare(const struct run *run, int64_t first, int64_t end, int64_t k_first,
-                                        int64_t k_end, char *panels)
+/* Rows [first, end) of op(a) over @piece. */
+static struct lade_left_block a_prepare(const struct run *run, int64_t first, int64_t end,
+                                        const struct lade_k_piece *piece, char *panels)
 {
   const struct lade_matmul_args *args = run->args;
   bool is_k_inner = args->layout != LADE_TN;
-  int64_t at = is_k_inner ? first * args->k + k_first : k_first * args->m + first;
+  int64_t at = is_k_inner ? first * args->k + piece->k : piece->k * args->m + first;
   struct lade_left_block block = {.level = run->level, .dtype = args->dtype,
                                   .source = element_at(args->dtype, args->a, at),
                                   .stride = is_k_inner ? args->k : args->m, .is_k_inner = is_k_inner,
-                                  .n_rows = (int)(end - first), .n_k = (int)(k_end - k_first), .panels = panels};
+                                  .n_rows = (int)(end - first), .n_k = (int)(piece->k_end - piece->k),
+                                  .panels = panels};
   lade_left_prepare(&block);
   return block;
 }
 
-/* Where column @column (of the chunk, a multiple of nr) of the block at @k_first lies in shared workspace. */
-static char *shared_at(const struct run *run, int64_t column, int64_t k_first, int64_t k_end)
+/* Where column @column (of the chunk, a multiple of nr) of @piece lies in shared workspace. */
+static char *shared_at(const struct run *run, int64_t column, const struct lade_k_piece *piece)
 {
   const struct lade_matmul_cut *cut = run->plan.cut;
-  int64_t n_lanes = round_to(run->n_columns, cut->nr), depth = round_to(k_end - k_first, cut->group);
-  return (char *)run->args->workspace + (k_first * n_lanes + column * depth) * cut->element_bytes;
+  int64_t n_lanes = round_to(run->n_columns, cut->nr), depth = round_to(piece->k_end - piece->k, cut->group);
+  return (char *)run->args->workspace + (piece->packed_k * n_lanes + column * depth) * cut->element_bytes;
 }
 
 static void pack_task(void *arg, int i_task, int i_thread)
@@ -170,55 +189,56 @@ static void pack_task(void *arg, int i_task, int i_thread)
   const struct run *run = arg;
   int64_t first, end;
   part_get(run->n_columns, run->plan.cut->nr, run->n_pack_tasks, i_task, &first, &end);
-  for (int64_t k = 0; k < run->args->k && first < end; k += run->plan.cut->kc) {
-    int64_t k_end = LADE_MIN(k + run->plan.cut->kc, run->args->k);
-    b_pack(run, run->first_column + first, run->first_column + end, k, k_end, shared_at(run, first, k, k_end));
-  }
+  struct lade_k_piece piece = {0};
+  while (first < end && piece_next(run->args, run->plan.cut, &piece))
+    b_pack(run, run->first_column + first, run->first_column + end, &piece, shared_at(run, first, &piece));
 }
 
 /* A task's rows and columns (of c), its scratch, and its bias in FP32. */
 struct block {
   int64_t row, row_end, column, column_end;
   char *a, *b;
-  float *sums;
+  float *sums; /* by place of the tree */
   float bias[MAX_COLUMNS];
 };
 
-/* Multiply all panels of the block over k [k_first, k_end); packed b at @b. */
+/* Multiply all panels of the block over @piece; packed b at @b. */
 static void block_multiply(const struct run *run, const struct block *block, const struct lade_left_block *a,
-                           const char *b, int64_t k_first, int64_t k_end)
+                           const char *b, const struct lade_k_piece *piece)
 {
   const struct lade_matmul_args *args = run->args;
   const struct lade_matmul_cut *cut = run->plan.cut;
-  int n_groups = (int)lade_div_up(k_end - k_first, cut->group);
+  int n_groups = (int)lade_div_up(piece->k_end - piece->k, cut->group), place = lade_k_place(piece->leaf);
+  bool is_root = piece->is_last && place == lade_k_places(args) - 1;
   int64_t depth_bytes = (int64_t)n_groups * cut->group * cut->element_bytes;
-  float *sums = block->sums;
+  float *waiting = block->sums, *sums = block->sums + place * run->plan.place_floats;
   for (int64_t j = block->column; j < block->column_end; j += cut->nr) {
     for (int64_t i = block->row; i < block->row_end; i += cut->mr) {
       run->level->micro(&(struct lade_micro_args){
           .a = lade_left_at(a, (int)(i - block->row), 0), .b = b + (j - block->column) * depth_bytes,
-          .n_groups = n_groups, .from = k_first ? sums : NULL, .to = k_end < args->k ? sums : NULL,
+          .n_groups = n_groups, .from = piece->is_first ? NULL : sums, .to = is_root ? NULL : sums,
+          .carry = waiting, .n_carries = piece->is_last ? place : 0, .carry_stride = run->plan.place_floats,
           .out = args->out, .c = (void *)element_at(args->out, args->c, i * args->n + j), .c_stride = args->n,
           .n_rows = (int)LADE_MIN(cut->mr, block->row_end - i),
           .n_columns = (int)LADE_MIN(cut->nr, block->column_end - j), .accumulate = args->accumulate,
           .bias = args->bias ? block->bias + (j - block->column) : NULL});
       sums += cut->mr * cut->nr;
+      waiting += cut->mr * cut->nr;
     }
   }
 }
 
 static void block_run(const struct run *run, const struct block *block)
 {
-  const struct lade_matmul_args *args = run->args;
-  for (int64_t k = 0; k < args->k; k += run->plan.cut->kc) {
-    int64_t k_end = LADE_MIN(k + run->plan.cut->kc, args->k);
+  struct lade_k_piece piece = {0};
+  while (piece_next(run->args, run->plan.cut, &piece)) {
     const char *b = block->b;
-    struct lade_left_block a = a_prepare(run, block->row, block->row_end, k, k_end, block->a);
+    struct lade_left_block a = a_prepare(run, block->row, block->row_end, &piece, block->a);
     if (run->plan.is_shared)
-      b = shared_at(run, block->column - run->first_column, k, k_end);
+      b = shared_at(run, block->column - run->first_column, &piece);
     else
-      b_pack(run, block->column, block->column_end, k, k_end, block->b);
-    block_multiply(run, block, &a, b, k, k_end);
+      b_pack(run, block->column, block->column_end, &piece, block->b);
+    block_multiply(run, block, &a, b, &piece);
   }
 }
 

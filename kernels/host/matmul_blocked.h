@@ -50,6 +50,9 @@ struct lade_micro_args {
   const void *b;
   int n_groups;
   const float *from; /* partial sums [mr,nr] of the k before, or NULL: zero */
+  const float *carry; /* at the end n_carries sums [mr,nr], carry_stride apart, are added one after the other */
+  int n_carries;
+  int64_t carry_stride;
   float *to;         /* where to leave partial sums, or NULL: finish into c */
   enum lade_dtype out;
   void *c;

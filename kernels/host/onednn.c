@@ -4,8 +4,8 @@
  * LADE_MATMUL=onednn and the plug-in opens (LADE_ONEDNN_PLUGIN names its file; otherwise the loader's path).
  *
  * c is cut by shape into blocks of rows, one single-threaded product each. A product is left to our own level when
- * oneDNN has no primitive for its shape or dtype, and when the gradient must be added to what is there: oneDNN
- * offers that only as a post-operation whose place in the sum is its own affair.
+ * oneDNN has no primitive for its shape or dtype, when k is a tree of leaves, and when the gradient must be added to
+ * what is there: oneDNN offers that only as a post-operation whose place in the sum is its own affair.
  *
  * It is not the default. At the shapes that training has our own kernel is as fast (docs/matmul.md), and
  * executing a primitive allocates from the heap, which a training step must not.
@@ -78,7 +78,7 @@ static void block_task(void *arg, int i_task, int i_thread)
 /* The primitives of whole blocks and of the last one. */
 int lade_matmul_prepare_onednn(const struct lade_matmul_args *args)
 {
-  if (args->accumulate)
+  if (args->accumulate || args->tree.n_leaves)
     return -ENOTSUP;
   struct lade_onednn_block whole = block_get(args, 0), last = block_get(args, (args->m - 1) / BLOCK_ROWS * BLOCK_ROWS);
   int error = plugin.prepare(&whole);

@@ -128,6 +128,103 @@ static void a_weight_larger_than_the_shared_room_is_right(void **state)
   problem_check(args, RANDOM, false);
 }
 
+/* ---- k as a tree ---- */
+
+static struct lade_matmul_args tree_product(enum lade_matmul_layout layout, enum lade_dtype dtype)
+{
+  return (struct lade_matmul_args){.layout = layout, .dtype = dtype, .out = LADE_F32, .m = 29, .n = 71, .k = 1000,
+                                   .tree = {.n_leaves = 8, .n_spans = 2, .span = {798, 202}, .part = {100, 26}}};
+}
+
+static void a_tree_of_leaves_is_right(void **state)
+{
+  static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
+  for (int layout = LADE_NT; layout <= LADE_TN; layout++)
+    for (size_t d = 0; d < LADE_COUNT(dtypes); d++)
+      for (int kind = 0; kind < 3; kind++) {
+        struct lade_matmul_args args = tree_product((enum lade_matmul_layout)layout, dtypes[d]);
+        args.out = kind == 2 ? dtypes[d] : LADE_F32;
+        args.accumulate = kind == 1;
+        problem_check(args, RANDOM, kind == 2);
+      }
+}
+
+/* Span @i_span of @whole, as the rank that has parts [first, first + n) of it. */
+static void span_cut(const struct lade_matmul_args *whole, int i_span, int first, int n, struct lade_matmul_args *part,
+                     int64_t *ret_from)
+{
+  int64_t from = first * whole->tree.part[i_span];
+  int64_t end = LADE_MIN((first + n) * whole->tree.part[i_span], whole->tree.span[i_span]);
+  part->tree.span[i_span] = end - from;
+  *ret_from = from + (i_span > 0 ? whole->tree.span[0] : 0);
+}
+
+/* k of op(x) [outer, k] is the inner dimension or the outer one: those of rank @rank of @n_ranks. */
+static void *operand_cut(const float *from, bool is_k_inner, int64_t n_outer, int64_t k, int64_t k_part,
+                         const int64_t *first, const int64_t *span)
+{
+  float *to = memory_make((size_t)(n_outer * k_part) * sizeof(float));
+  for (int64_t outer = 0; outer < n_outer; outer++)
+    for (int64_t p = 0; p < k_part; p++) {
+      int64_t whole = p < span[0] ? first[0] + p : first[1] + p - span[0];
+      to[is_k_inner ? outer * k_part + p : p * n_outer + outer] =
+          from[is_k_inner ? outer * k + whole : whole * n_outer + outer];
+    }
+  return to;
+}
+
+/* What rank @rank of @n_ranks has of the product: its leaves. */
+static float *part_run(const struct lade_kernels *kernels, const struct lade_matmul_args *whole, int rank, int n_ranks)
+{
+  struct lade_matmul_args part = *whole;
+  int64_t first[2];
+  part.tree.n_leaves = whole->tree.n_leaves / n_ranks;
+  for (int i = 0; i < 2; i++)
+    span_cut(whole, i, rank * part.tree.n_leaves, part.tree.n_leaves, &part, &first[i]);
+  part.k = part.tree.span[0] + part.tree.span[1];
+  part.a = operand_cut(whole->a, whole->layout != LADE_TN, whole->m, whole->k, part.k, first, part.tree.span);
+  part.b = operand_cut(whole->b, whole->layout == LADE_NT, whole->n, whole->k, part.k, first, part.tree.span);
+  part.c = memory_make((size_t)(whole->m * whole->n) * sizeof(float));
+  kernel_call(kernels, LADE_K_MATMUL, &part, &part.workspace, NULL);
+  free((void *)part.a);
+  free((void *)part.b);
+  return part.c;
+}
+
+static void ranks_compare(const struct lade_kernels *kernels, const struct lade_matmul_args *whole, int n_ranks)
+{
+  int64_t n = whole->m * whole->n;
+  const void *parts[LADE_LEAVES_MOST];
+  float *sum = memory_make((size_t)n * sizeof(float));
+  struct lade_kernel_ctx ctx = {0};
+  struct lade_rank_sum_args args = {.dtype = LADE_F32, .n_terms = n_ranks, .n_elements = n, .x = parts, .y = sum};
+  for (int rank = 0; rank < n_ranks; rank++)
+    parts[rank] = part_run(kernels, whole, rank, n_ranks);
+  kernels->fn[LADE_K_RANK_SUM](&ctx, &args);
+  assert_memory_equal(sum, whole->c, (size_t)n * sizeof(float));
+  for (int rank = 0; rank < n_ranks; rank++)
+    free((void *)parts[rank]);
+  free(sum);
+}
+
+/* Each rank has its leaves of both spans; what rank_sum makes of their products are the bits of the whole one. */
+static void ranks_that_share_the_leaves_give_the_bits_of_one(void **state)
+{
+  struct lade_kernels levels[LEVELS];
+  int n_levels = levels_make(levels);
+  for (int layout = LADE_NT; layout <= LADE_TN; layout++) {
+    struct problem problem = problem_make(tree_product((enum lade_matmul_layout)layout, LADE_F32), RANDOM, false);
+    for (int level = 0; level < n_levels; level++) {
+      if (!levels[level].fn[LADE_K_RANK_SUM])
+        continue; /* a CUDA device's table: sums over ranks are not its own */
+      problem_run(&problem, &levels[level], NULL);
+      for (int n_ranks = 2; n_ranks <= LADE_LEAVES_MOST; n_ranks *= 2)
+        ranks_compare(&levels[level], &problem.args, n_ranks);
+    }
+    problem_free(&problem);
+  }
+}
+
 int main(void)
 {
   printf("seed %d\n", SEED);
@@ -135,6 +232,8 @@ int main(void)
       cmocka_unit_test(any_shape_layout_and_dtype_is_right),
       cmocka_unit_test(extreme_values_are_right),
       cmocka_unit_test(a_weight_larger_than_the_shared_room_is_right),
+      cmocka_unit_test(a_tree_of_leaves_is_right),
+      cmocka_unit_test(ranks_that_share_the_leaves_give_the_bits_of_one),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
