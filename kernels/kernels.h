@@ -103,10 +103,11 @@ enum lade_matmul_layout {
 
 /*
  * The order in which a product adds up a k that tensor parallel ranks may cut, such that any number of them that
- * divides n_leaves gives the same bits. k is spans one after the other (rows of queries, of keys, of values), each cut into
- * n_leaves parts, of which the last may be shorter. Leaf i is the sum over part i of every span, in rising order from
- * zero; leaves are added over the tree of lade_rank_sum_args. A rank has a run of n_leaves / ranks leaves, as its own
- * product, whose sum is one of the tree's; rank_sum adds the rest of it. A CUDA device sums k in rising order instead.
+ * divides n_leaves gives the same bits. k is spans one after the other (rows of queries, of keys, of values), each
+ * cut into n_leaves parts, of which the last may be shorter. Leaf i is the sum over part i of every span, in rising
+ * order from zero; leaves are added over the tree of lade_rank_sum_args. A rank has a run of n_leaves / ranks leaves,
+ * as its own product, whose sum is one of the tree's; rank_sum adds the rest of it. A CUDA device sums k in rising
+ * order instead.
  */
 #define LADE_LEAVES_MOST 8
 #define LADE_SPANS_MOST 3
@@ -319,10 +320,15 @@ struct lade_swiglu_bwd_args {
  * Output head and softmax cross-entropy, over chunks of the vocabulary: logits = x W^T exist one
  * [N, chunk] at a time, in the workspace. losses[N] = lse - logit[target], lse[N], both A;
  * loss[1] = their mean over N (fixed tree). A target below 0 is ignored (loss 0, not counted).
+ *
+ * With @leaf, sums over the vocabulary, those of exponentials and dx, are a tree like struct lade_k_tree's whose leaves
+ * are so many tokens, a power of two of them up to LADE_LEAVES_MOST, the last of which may have fewer. So ranks that
+ * share the leaves out give the bits of one, but for the rounding of dx to D. A CUDA device has its own order.
  */
 struct lade_head_loss_fwd_args {
   enum lade_dtype dtype;
   int64_t n, d, vocabulary;
+  int64_t leaf; /* 0: all tokens */
   const void *x, *weight; /* [N,d], [V,d] */
   const int32_t *targets;
   void *losses, *lse, *loss;
@@ -337,14 +343,15 @@ struct lade_head_loss_fwd_args {
 struct lade_head_stats_args {
   enum lade_dtype dtype;
   int64_t n, d, vocabulary;
-  int64_t first_token, padding; /* padding is less than vocabulary */
+  int64_t first_token, padding; /* padding is less than vocabulary, and than leaf */
+  int64_t leaf;
   const void *x, *weight; /* [N,d], [V,d] */
   const int32_t *targets;
   void *stats;
   void *workspace;
 };
 
-/* losses, lse and loss as head_loss has them, of the stats[R,3,N] of all R ranks, joined in their order. All A. */
+/* losses, lse and loss as head_loss has them, of the stats[R,3,N] of R ranks, joined over rank_sum's tree. All A. */
 struct lade_head_join_args {
   enum lade_dtype dtype;
   int64_t n, n_ranks;
@@ -361,6 +368,7 @@ struct lade_head_loss_bwd_args {
   enum lade_dtype dtype;
   int64_t n, d, vocabulary;
   int64_t first_token, padding;
+  int64_t leaf;
   float scale;
   const void *x, *weight;
   const int32_t *targets;

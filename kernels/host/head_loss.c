@@ -2,17 +2,23 @@
 /*
  * Output head and softmax cross-entropy without the logits ever whole in memory.
  *
- * The vocabulary is cut into chunks of CHUNK columns (the last one shorter), the rows into blocks so that
- * a block's logits of one chunk are at most BLOCK_ELEMENTS numbers in A. Forward keeps each row's running
+ * The vocabulary is cut into chunks of at most CHUNK columns, the rows into blocks so that a block's logits of
+ * one chunk are at most BLOCK_ELEMENTS numbers in A. Forward keeps each row's running
  * maximum, sum and target logit (Milakov, Gimelshein 2018) and meets chunks in rising order. Backward
  * meets chunks in the outer loop: it makes the chunk's logits again, block by block, turns
  * them into gradients (p - onehot) rounded to D for all rows, and then
  *   dx += d_logits W_chunk       in A over the chunks, rounded to D at the end
  *   dW_chunk = d_logits^T x      complete in one product
- * With one chunk dx needs no sum and is written in D directly: the same bits.
+ * With one chunk dx needs no sum and is written in D directly, as where D is A: the same bits.
+ *
+ * Where the vocabulary is a tree of leaves a chunk has whole ones, a power of two of them, or is a piece of one.
+ * Forward reduces each leaf by itself, and joins what the leaves of a row have become, rounded to A at each node as
+ * ranks store it. Backward the product over a chunk makes the tree of its leaves; sums of dx over several chunks wait
+ * in the places of k_tree.h. So a part of the leaves, on a rank of its own, comes to the same node of the same tree.
  *
  * Workspace at N = 4096: logits 4 MiB in FP32; backward also 2 * N * min(V, CHUNK) bytes of gradients (2 MiB
- * for 256 symbols, 8 MiB for a large vocabulary), and with several chunks 4 * N * d for dx.
+ * for 256 symbols, 8 MiB for a large vocabulary), and with several chunks 4 * N * d for each place of dx, but for the
+ * root's where D is A.
  *
  * A vocabulary that is cut over ranks is reduced in the same way on each; what every row then needs from the others
  * is its maximum, sum and target logit (head_stats), of which any rank makes the loss (head_join) and the backward
@@ -29,6 +35,7 @@
 #include "kernels/host/element.h"
 #include "kernels/host/head_loss.h"
 #include "kernels/host/host.h"
+#include "kernels/host/k_tree.h"
 
 #define CHUNK LADE_HEAD_CHUNK
 #define BLOCK_ELEMENTS (1 << 20)
@@ -38,6 +45,40 @@
 static int64_t chunk_columns(int64_t vocabulary)
 {
   return LADE_MIN(vocabulary, CHUNK);
+}
+
+/* How the tokens of a vocabulary are cut: into leaves, and so many leaves to a chunk, or so many chunks to a leaf. */
+struct leaves {
+  int64_t leaf, n;
+  int64_t n_together; /* in a chunk; 1 where a chunk is a piece of one */
+};
+
+/* @leaf as in the arguments; @n_tokens with or without padding, which is less than a leaf. */
+static struct leaves leaves_make(int64_t leaf, int64_t n_tokens)
+{
+  struct leaves leaves = {.leaf = leaf ? leaf : n_tokens, .n_together = 1};
+  leaves.n = lade_div_up(n_tokens, leaves.leaf);
+  LADE_ASSERT(leaves.n <= LADE_LEAVES_MOST && !(leaves.n & (leaves.n - 1)));
+  while (leaves.n_together < leaves.n && 2 * leaves.n_together * leaves.leaf <= CHUNK)
+    leaves.n_together *= 2;
+  return leaves;
+}
+
+/* Tokens whose dx is one sum of the driver's: the leaves of a chunk, or all chunks of a leaf. */
+static int64_t node_tokens(const struct leaves *leaves)
+{
+  return leaves->n_together * leaves->leaf;
+}
+
+/* Places for these sums (k_tree.h). */
+static int dx_places(const struct leaves *leaves)
+{
+  return lade_k_place((int)(leaves->n / leaves->n_together) - 1) + 1;
+}
+
+static bool is_one_chunk(const struct leaves *leaves, int64_t n_tokens)
+{
+  return n_tokens <= LADE_MIN(node_tokens(leaves), CHUNK);
 }
 
 static int64_t block_rows(int64_t n, int64_t vocabulary)
@@ -58,6 +99,7 @@ struct walk {
   enum lade_dtype dtype, accumulator;
   int64_t n, d, vocabulary;
   int64_t first_token, n_tokens; /* of the vocabulary: what the weight's rows are, less padding */
+  struct leaves leaves;
   const void *x, *weight;
   const int32_t *targets;
   size_t element_bytes, sum_bytes; /* of D and A */
@@ -66,12 +108,25 @@ struct walk {
   int64_t first_row, n_rows, first_column, n_columns;
 
   void *logits;       /* [block_rows, chunk_columns] in A */
-  double *max, *sum, *target_logit; /* [N], forward */
+  double *max, *sum;    /* [leaves, N], forward */
+  double *target_logit; /* [N], forward */
   const void *lse;    /* [N] in A, backward */
   double scale;
   char *d_logits;     /* [N, n_columns] in D, backward */
+  void *dx, *dx_sums; /* [N, d] in D, and [places] of it in A, backward */
+  size_t dx_sum_bytes;
   void *matmul_workspace;
 };
+
+/* Make the next chunk the piece in hand; false behind the last one. */
+static bool chunk_next(struct walk *walk)
+{
+  int64_t leaf = walk->leaves.leaf, first = walk->first_column += walk->n_columns;
+  int64_t end = leaf > CHUNK ? LADE_MIN(first + CHUNK, (first / leaf + 1) * leaf)
+                             : first + walk->leaves.n_together * leaf;
+  walk->n_columns = LADE_MIN(end, walk->n_tokens) - first;
+  return first < walk->n_tokens;
+}
 
 static void logits_make(struct walk *walk)
 {
@@ -94,6 +149,20 @@ static struct lade_head_row row_at(const struct walk *walk, int64_t i)
       .logits = (const char *)walk->logits + (size_t)(i * walk->n_columns) * walk->sum_bytes};
 }
 
+/* Row @at of the chunk in hand, leaf by leaf. */
+static void row_reduce(struct walk *walk, const struct lade_head_row *row, int64_t at)
+{
+  for (int64_t column = 0; column < row->n;) {
+    int64_t leaf = (walk->first_column + column) / walk->leaves.leaf;
+    int64_t end = LADE_MIN((leaf + 1) * walk->leaves.leaf - walk->first_column, row->n);
+    struct lade_head_row part = *row;
+    part.n = end - column;
+    part.logits = (const char *)row->logits + (size_t)column * walk->sum_bytes;
+    walk->level->reduce(&part, &walk->max[leaf * walk->n + at], &walk->sum[leaf * walk->n + at]);
+    column = end;
+  }
+}
+
 static void reduce_task(void *arg, int i_task, int i_thread)
 {
   struct walk *walk = arg;
@@ -101,7 +170,7 @@ static void reduce_task(void *arg, int i_task, int i_thread)
   for (int64_t i = (int64_t)i_task * TASK_ROWS; i < end; i++) {
     struct lade_head_row row = row_at(walk, i);
     int64_t at = walk->first_row + i;
-    walk->level->reduce(&row, &walk->max[at], &walk->sum[at]);
+    row_reduce(walk, &row, at);
     if (row.target >= 0)
       walk->target_logit[at] = lade_element_load(row.accumulator, row.logits, row.target);
   }
@@ -158,31 +227,78 @@ static size_t logits_bytes(enum lade_dtype dtype, int64_t n, int64_t vocabulary)
                   lade_dtype_bytes(lade_accumulator(dtype)));
 }
 
-/* Every row's maximum, sum and target logit over all the vocabulary that is here. */
+static size_t rows_bytes(int64_t n, int64_t n_leaves)
+{
+  return round_up((size_t)(n * (2 * n_leaves + 1)) * sizeof(double));
+}
+
+/* Every row's maximum and sum over each leaf that is here, and its target logit. */
 static void rows_reduce(struct walk *walk, char *workspace)
 {
+  int64_t n_parts = walk->leaves.n * walk->n;
   walk->element_bytes = lade_dtype_bytes(walk->dtype);
   walk->sum_bytes = lade_dtype_bytes(walk->accumulator);
   walk->logits = workspace;
   walk->max = (double *)(workspace += logits_bytes(walk->dtype, walk->n, walk->vocabulary));
-  walk->sum = walk->max + walk->n;
-  walk->target_logit = walk->sum + walk->n;
-  walk->matmul_workspace = workspace + round_up((size_t)walk->n * 3 * sizeof(double));
-  for (int64_t i = 0; i < walk->n; i++) {
+  walk->sum = walk->max + n_parts;
+  walk->target_logit = walk->sum + n_parts;
+  walk->matmul_workspace = workspace + rows_bytes(walk->n, walk->leaves.n);
+  for (int64_t i = 0; i < n_parts; i++) {
     walk->max[i] = -INFINITY;
-    walk->sum[i] = walk->target_logit[i] = 0;
+    walk->sum[i] = 0;
   }
-  for (walk->first_column = 0; walk->first_column < walk->n_tokens; walk->first_column += CHUNK) {
-    walk->n_columns = LADE_MIN(CHUNK, walk->n_tokens - walk->first_column);
+  memset(walk->target_logit, 0, (size_t)walk->n * sizeof(double));
+  while (chunk_next(walk))
     chunk_run(walk, reduce_task);
-  }
+}
+
+/* Maxima and sums of one row's parts, @stride numbers of @dtype apart: leaves, or ranks. */
+struct row_parts {
+  enum lade_dtype dtype, accumulator;
+  const void *max, *sum;
+  int64_t stride;
+};
+
+struct row_part {
+  double max, sum;
+};
+
+/* As a rank stores it. */
+static double round_to(enum lade_dtype accumulator, double value)
+{
+  return accumulator == LADE_F64 ? value : (double)(float)value;
+}
+
+/* Parts [first, first + n) as if their logits had been reduced together, over rank_sum's tree. */
+static struct row_part parts_join(const struct row_parts *parts, int64_t first, int64_t n)
+{
+  struct row_part joined = {lade_element_load(parts->dtype, parts->max, first * parts->stride),
+                            lade_element_load(parts->dtype, parts->sum, first * parts->stride)};
+  if (n == 1)
+    return joined;
+  int64_t n_left = 1;
+  while (2 * n_left < n)
+    n_left *= 2;
+  struct row_part left = parts_join(parts, first, n_left), right = parts_join(parts, first + n_left, n - n_left);
+  joined.max = fmax(left.max, right.max);
+  joined.sum = round_to(parts->accumulator, left.sum) * exp(left.max - joined.max) +
+               round_to(parts->accumulator, right.sum) * exp(right.max - joined.max);
+  return joined;
+}
+
+/* What row @i has become over all leaves that are here. */
+static struct row_part leaves_join(const struct walk *walk, int64_t i)
+{
+  struct row_parts parts = {.dtype = LADE_F64, .accumulator = walk->accumulator, .max = walk->max + i,
+                            .sum = walk->sum + i, .stride = walk->n};
+  return parts_join(&parts, 0, walk->leaves.n);
 }
 
 /* One row's loss, of what is known about all its logits. */
-static void row_finish(const struct lade_head_join_args *to, int64_t i, double max, double sum, double target_logit)
+static void row_finish(const struct lade_head_join_args *to, int64_t i, struct row_part row, double target_logit)
 {
   enum lade_dtype accumulator = lade_accumulator(to->dtype);
-  double lse = max + log(sum);
+  double lse = row.max + log(row.sum);
   lade_element_store(accumulator, to->lse, i, lse);
   lade_element_store(accumulator, to->losses, i, to->targets[i] >= 0 ? lse - target_logit : 0);
 }
@@ -200,12 +316,13 @@ void lade_head_loss_fwd_run(const struct lade_head_loss_level *level, const stru
 {
   struct walk walk = {.level = level, .ctx = ctx, .dtype = args->dtype, .accumulator = lade_accumulator(args->dtype),
                       .n = args->n, .d = args->d, .vocabulary = args->vocabulary, .n_tokens = args->vocabulary,
-                      .x = args->x, .weight = args->weight, .targets = args->targets};
+                      .leaves = leaves_make(args->leaf, args->vocabulary), .x = args->x, .weight = args->weight,
+                      .targets = args->targets};
   struct lade_head_join_args to = {.dtype = args->dtype, .n = args->n, .targets = args->targets,
                                    .losses = args->losses, .lse = args->lse, .loss = args->loss};
   rows_reduce(&walk, args->workspace);
   for (int64_t i = 0; i < walk.n; i++)
-    row_finish(&to, i, walk.max[i], walk.sum[i], walk.target_logit[i]);
+    row_finish(&to, i, leaves_join(&walk, i), walk.target_logit[i]);
   loss_finish(&to);
 }
 
@@ -215,27 +332,29 @@ void lade_head_stats_run(const struct lade_head_loss_level *level, const struct 
   LADE_ASSERT(args->padding >= 0 && args->padding < args->vocabulary);
   struct walk walk = {.level = level, .ctx = ctx, .dtype = args->dtype, .accumulator = lade_accumulator(args->dtype),
                       .n = args->n, .d = args->d, .vocabulary = args->vocabulary, .first_token = args->first_token,
-                      .n_tokens = args->vocabulary - args->padding, .x = args->x, .weight = args->weight,
+                      .n_tokens = args->vocabulary - args->padding,
+                      .leaves = leaves_make(args->leaf, args->vocabulary), .x = args->x, .weight = args->weight,
                       .targets = args->targets};
   rows_reduce(&walk, args->workspace);
-  for (int64_t i = 0; i < 3 * walk.n; i++) /* the three lie one after the other */
-    lade_element_store(walk.accumulator, args->stats, i, walk.max[i]);
+  for (int64_t i = 0; i < walk.n; i++) {
+    struct row_part row = leaves_join(&walk, i);
+    lade_element_store(walk.accumulator, args->stats, i, row.max);
+    lade_element_store(walk.accumulator, args->stats, walk.n + i, row.sum);
+    lade_element_store(walk.accumulator, args->stats, 2 * walk.n + i, walk.target_logit[i]);
+  }
 }
 
-/* The ranks' parts of one row, as if their logits had been reduced by one. */
+/* The ranks' parts of one row. One of them has the target's logit, the others zero. */
 static void row_join(const struct lade_head_join_args *args, int64_t i)
 {
   enum lade_dtype accumulator = lade_accumulator(args->dtype);
-  double max = -INFINITY, sum = 0, target_logit = 0;
+  const char *stats = (const char *)args->stats + (size_t)i * lade_dtype_bytes(accumulator);
+  struct row_parts parts = {.dtype = accumulator, .accumulator = accumulator, .max = stats,
+                            .sum = stats + (size_t)args->n * lade_dtype_bytes(accumulator), .stride = 3 * args->n};
+  double target_logit = 0;
   for (int64_t rank = 0; rank < args->n_ranks; rank++)
-    max = fmax(max, lade_element_load(accumulator, args->stats, rank * 3 * args->n + i));
-  for (int64_t rank = 0; rank < args->n_ranks; rank++) {
-    int64_t at = rank * 3 * args->n + i;
-    sum += lade_element_load(accumulator, args->stats, at + args->n) *
-           exp(lade_element_load(accumulator, args->stats, at) - max);
-    target_logit += lade_element_load(accumulator, args->stats, at + 2 * args->n);
-  }
-  row_finish(args, i, max, sum, target_logit);
+    target_logit += lade_element_load(accumulator, args->stats, (3 * rank + 2) * args->n + i);
+  row_finish(args, i, parts_join(&parts, 0, args->n_ranks), target_logit);
 }
 
 static void head_join_plain(const struct lade_kernel_ctx *ctx, const void *arg)
@@ -246,15 +365,58 @@ static void head_join_plain(const struct lade_kernel_ctx *ctx, const void *arg)
   loss_finish(args);
 }
 
-/* dx (+)= d_logits W_chunk; with one chunk straight into dx. */
-static void dx_add(const struct walk *walk, void *dx, void *dx_sum)
+/* The sum of dx in place @place: dx itself, which is the root where it is of type A. */
+static void *dx_sum_at(const struct walk *walk, int place)
 {
+  bool is_root = place == dx_places(&walk->leaves) - 1;
+  return is_root && walk->dtype == walk->accumulator ? walk->dx : (char *)walk->dx_sums + place * walk->dx_sum_bytes;
+}
+
+/* The chunk in hand into the sum of its node; with one chunk straight into dx. */
+static void dx_product(const struct walk *walk, int place)
+{
+  bool is_whole = is_one_chunk(&walk->leaves, walk->n_tokens);
   struct lade_matmul_args product = {
-      .layout = LADE_NN, .dtype = walk->dtype, .out = dx_sum ? walk->accumulator : walk->dtype,
+      .layout = LADE_NN, .dtype = walk->dtype, .out = is_whole ? walk->dtype : walk->accumulator,
       .m = walk->n, .n = walk->d, .k = walk->n_columns, .a = walk->d_logits,
       .b = (const char *)walk->weight + (size_t)(walk->first_column * walk->d) * walk->element_bytes,
-      .c = dx_sum ? dx_sum : dx, .accumulate = walk->first_column > 0, .workspace = walk->matmul_workspace};
+      .c = is_whole ? walk->dx : dx_sum_at(walk, place),
+      .accumulate = walk->first_column % node_tokens(&walk->leaves) > 0, .workspace = walk->matmul_workspace};
+  if (walk->leaves.n_together > 1)
+    product.tree = (struct lade_k_tree){.n_leaves = (int)walk->leaves.n_together, .n_spans = 1,
+                                        .span = {walk->n_columns}, .part = {walk->leaves.leaf}};
   walk->level->matmul(walk->ctx, &product);
+}
+
+struct dx_carry {
+  const struct walk *walk;
+  const void *from;
+  void *to;
+};
+
+static void dx_carry_task(void *arg, int i_task, int i_thread)
+{
+  const struct dx_carry *carry = arg;
+  const struct walk *walk = carry->walk;
+  int64_t first = (int64_t)i_task * TASK_ROWS * walk->d, end = LADE_MIN(first + TASK_ROWS * walk->d, walk->n * walk->d);
+  for (int64_t i = first; i < end && walk->accumulator == LADE_F64; i++)
+    ((double *)carry->to)[i] += ((const double *)carry->from)[i];
+  for (int64_t i = first; i < end && walk->accumulator == LADE_F32; i++)
+    ((float *)carry->to)[i] += ((const float *)carry->from)[i];
+}
+
+/* dx of the chunk in hand; with the last chunk of a node the sums that waited for it are added. */
+static void dx_add(const struct walk *walk)
+{
+  int64_t end = walk->first_column + walk->n_columns;
+  int place = lade_k_place((int)(walk->first_column / node_tokens(&walk->leaves)));
+  dx_product(walk, place);
+  if (end < walk->n_tokens && end % node_tokens(&walk->leaves))
+    return;
+  for (int below = 0; below < place; below++) {
+    struct dx_carry carry = {walk, dx_sum_at(walk, below), dx_sum_at(walk, place)};
+    lade_pool_run(walk->ctx->pool, dx_carry_task, &carry, (int)lade_div_up(walk->n, TASK_ROWS));
+  }
 }
 
 static void d_weight_make(const struct walk *walk, const struct lade_head_loss_bwd_args *args)
@@ -267,22 +429,22 @@ static void d_weight_make(const struct walk *walk, const struct lade_head_loss_b
   walk->level->matmul(walk->ctx, &product);
 }
 
-struct dx_cast {
-  const struct walk *walk;
-  const void *sum;
-  void *dx;
-};
-
+/* dx in D of its sum in A. */
 static void dx_cast_task(void *arg, int i_task, int i_thread)
 {
-  const struct dx_cast *cast = arg;
-  const struct walk *walk = cast->walk;
+  const struct walk *walk = arg;
   int64_t first = (int64_t)i_task * TASK_ROWS * walk->d, end = LADE_MIN(first + TASK_ROWS * walk->d, walk->n * walk->d);
-  char *to = (char *)cast->dx + (size_t)first * walk->element_bytes;
-  if (walk->dtype == LADE_F64)
-    memcpy(to, (const double *)cast->sum + first, (size_t)(end - first) * sizeof(double));
-  else
-    walk->level->cast(walk->dtype, (const float *)cast->sum + first, end - first, to);
+  const float *from = dx_sum_at(walk, dx_places(&walk->leaves) - 1);
+  walk->level->cast(walk->dtype, from + first, end - first, (char *)walk->dx + (size_t)first * walk->element_bytes);
+}
+
+/* Bytes of all sums of dx in the workspace. */
+static size_t dx_sums_bytes(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocabulary, int64_t leaf)
+{
+  struct leaves leaves = leaves_make(leaf, vocabulary);
+  enum lade_dtype accumulator = lade_accumulator(dtype);
+  int n_sums = is_one_chunk(&leaves, vocabulary) ? 0 : dx_places(&leaves) - (dtype == accumulator);
+  return (size_t)n_sums * round_up((size_t)(n * d) * lade_dtype_bytes(accumulator));
 }
 
 void lade_head_loss_bwd_run(const struct lade_head_loss_level *level, const struct lade_kernel_ctx *ctx,
@@ -290,31 +452,29 @@ void lade_head_loss_bwd_run(const struct lade_head_loss_level *level, const stru
 {
   struct walk walk = {.level = level, .ctx = ctx, .dtype = args->dtype, .accumulator = lade_accumulator(args->dtype),
                       .n = args->n, .d = args->d, .vocabulary = args->vocabulary, .first_token = args->first_token,
-                      .n_tokens = args->vocabulary - args->padding, .x = args->x, .weight = args->weight,
-                      .targets = args->targets, .lse = args->lse};
+                      .n_tokens = args->vocabulary - args->padding,
+                      .leaves = leaves_make(args->leaf, args->vocabulary), .x = args->x, .weight = args->weight,
+                      .targets = args->targets, .lse = args->lse, .dx = args->dx};
   walk.element_bytes = lade_dtype_bytes(walk.dtype);
   walk.sum_bytes = lade_dtype_bytes(walk.accumulator);
+  walk.dx_sum_bytes = round_up((size_t)(walk.n * walk.d) * walk.sum_bytes);
   int64_t count = targets_count(args->targets, args->n);
   walk.scale = count ? (double)args->scale * (double)ctx->step->loss_scale / (double)count : 0;
-  bool is_one_chunk = args->vocabulary <= CHUNK;
   char *at = args->workspace;
   walk.logits = at;
   walk.d_logits = at += logits_bytes(walk.dtype, walk.n, walk.vocabulary);
-  at += round_up((size_t)(walk.n * chunk_columns(walk.vocabulary)) * walk.element_bytes);
-  void *dx_sum = is_one_chunk ? NULL : at;
-  walk.matmul_workspace = is_one_chunk ? at : at + round_up((size_t)(walk.n * walk.d) * walk.sum_bytes);
-  for (walk.first_column = 0; walk.first_column < walk.n_tokens; walk.first_column += CHUNK) {
-    walk.n_columns = LADE_MIN(CHUNK, walk.n_tokens - walk.first_column);
+  walk.dx_sums = at += round_up((size_t)(walk.n * chunk_columns(walk.vocabulary)) * walk.element_bytes);
+  walk.matmul_workspace = at + dx_sums_bytes(walk.dtype, walk.n, walk.d, walk.vocabulary, args->leaf);
+  while (chunk_next(&walk)) {
     chunk_run(&walk, gradient_task);
-    dx_add(&walk, args->dx, dx_sum);
+    dx_add(&walk);
     d_weight_make(&walk, args);
   }
   if (!args->accumulate)
     memset((char *)args->d_weight + (size_t)(walk.n_tokens * walk.d) * walk.sum_bytes, 0,
            (size_t)(args->padding * walk.d) * walk.sum_bytes);
-  struct dx_cast cast = {&walk, dx_sum, args->dx};
-  if (dx_sum)
-    lade_pool_run(ctx->pool, dx_cast_task, &cast, (int)lade_div_up(args->n, TASK_ROWS));
+  if (!is_one_chunk(&walk.leaves, walk.n_tokens) && walk.dtype != walk.accumulator)
+    lade_pool_run(ctx->pool, dx_cast_task, &walk, (int)lade_div_up(args->n, TASK_ROWS));
 }
 
 static void reduce_plain(const struct lade_head_row *row, double *max, double *sum)
@@ -369,8 +529,8 @@ void lade_head_loss_init(struct lade_kernels *kernels)
 }
 
 /* The largest workspace that any of the products of either direction wants. */
-static size_t products_bytes(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocabulary, bool is_bwd,
-                             int n_threads)
+static size_t products_bytes(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocabulary,
+                             const struct leaves *leaves, bool is_bwd, int n_threads)
 {
   int64_t columns = chunk_columns(vocabulary);
   enum lade_dtype sum = lade_accumulator(dtype);
@@ -379,6 +539,9 @@ static size_t products_bytes(enum lade_dtype dtype, int64_t n, int64_t d, int64_
   struct lade_matmul_args dx = {.layout = LADE_NN, .dtype = dtype, .out = sum, .m = n, .n = d, .k = columns};
   struct lade_matmul_args dw = {.layout = LADE_TN, .dtype = dtype, .out = sum, .m = columns, .n = d, .k = n};
   size_t bytes = lade_matmul_workspace_bytes(&logits, n_threads);
+  if (leaves->n_together > 1)
+    dx.tree = (struct lade_k_tree){.n_leaves = (int)leaves->n_together, .n_spans = 1, .span = {columns},
+                                   .part = {lade_div_up(columns, leaves->n_together)}};
   if (is_bwd) {
     bytes = LADE_MAX(bytes, lade_matmul_workspace_bytes(&dx, n_threads));
     bytes = LADE_MAX(bytes, lade_matmul_workspace_bytes(&dw, n_threads));
@@ -388,24 +551,25 @@ static size_t products_bytes(enum lade_dtype dtype, int64_t n, int64_t d, int64_
 
 size_t lade_head_loss_fwd_workspace_bytes(const struct lade_head_loss_fwd_args *args, int n_threads)
 {
-  return logits_bytes(args->dtype, args->n, args->vocabulary) + round_up((size_t)args->n * 3 * sizeof(double)) +
-         products_bytes(args->dtype, args->n, args->d, args->vocabulary, false, n_threads);
+  struct leaves leaves = leaves_make(args->leaf, args->vocabulary);
+  return logits_bytes(args->dtype, args->n, args->vocabulary) + rows_bytes(args->n, leaves.n) +
+         products_bytes(args->dtype, args->n, args->d, args->vocabulary, &leaves, false, n_threads);
 }
 
 size_t lade_head_stats_workspace_bytes(const struct lade_head_stats_args *args, int n_threads)
 {
   return lade_head_loss_fwd_workspace_bytes(&(struct lade_head_loss_fwd_args){.dtype = args->dtype, .n = args->n,
-                                                                              .d = args->d,
+                                                                              .d = args->d, .leaf = args->leaf,
                                                                               .vocabulary = args->vocabulary},
                                             n_threads);
 }
 
 size_t lade_head_loss_bwd_workspace_bytes(const struct lade_head_loss_bwd_args *args, int n_threads)
 {
+  struct leaves leaves = leaves_make(args->leaf, args->vocabulary);
   int64_t columns = chunk_columns(args->vocabulary);
-  size_t dx_bytes = args->vocabulary <= CHUNK ? 0 : (size_t)(args->n * args->d) *
-                                                        lade_dtype_bytes(lade_accumulator(args->dtype));
   return logits_bytes(args->dtype, args->n, args->vocabulary) +
-         round_up((size_t)(args->n * columns) * lade_dtype_bytes(args->dtype)) + round_up(dx_bytes) +
-         products_bytes(args->dtype, args->n, args->d, args->vocabulary, true, n_threads);
+         round_up((size_t)(args->n * columns) * lade_dtype_bytes(args->dtype)) +
+         dx_sums_bytes(args->dtype, args->n, args->d, args->vocabulary, args->leaf) +
+         products_bytes(args->dtype, args->n, args->d, args->vocabulary, &leaves, true, n_threads);
 }

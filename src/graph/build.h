@@ -128,8 +128,15 @@ void lade_build_key_replica(struct lade_build *build, int param, int64_t first_r
 /* All rows of @x, of the residual stream, for products that are cut; and the sum of ranks' parts @x into its rows. */
 int lade_build_enter(struct lade_build *build, const char *name, int x);
 int lade_build_leave(struct lade_build *build, const char *name, int x);
-/* Of a product that is cut by its outputs. */
-struct lade_op_attr lade_attr_column(const struct lade_build *build);
+
+/* Heads, hidden values: how many of a product's rows or columns the whole model has, and this rank. */
+struct lade_span {
+  int64_t n_all, n_own;
+};
+/* Of a product that is cut by its outputs, which are @n_spans kinds of rows, one after the other. */
+struct lade_op_attr lade_attr_column(const struct lade_build *build, int n_spans, const struct lade_span *spans);
+/* Of one that is cut by its inputs, of which the whole model has @n_all. */
+struct lade_op_attr lade_attr_row(const struct lade_build *build, int64_t n_all);
 /* x -> the loss, over the tokens of all ranks. */
 int lade_build_head_loss(struct lade_build *build, int x, int weight);
 

@@ -116,7 +116,9 @@ static int attention_build(struct lade_build *build, const char *unit, int x, fl
 {
   const struct lade_model *model = &build->graph->model;
   int64_t d = model->width;
-  struct lade_op_attr norm = attr_norm(build), column = lade_attr_column(build);
+  struct lade_span kind = {d, d / build->graph->share.tp};
+  struct lade_op_attr column = lade_attr_column(build, 3, (struct lade_span[]){kind, kind, kind});
+  struct lade_op_attr norm = attr_norm(build), row = lade_attr_row(build, d);
   int ln_weight = param_width(build, unit, "ln_1.weight", LADE_INIT_ONE);
   int ln_bias = param_width(build, unit, "ln_1.bias", LADE_INIT_ZERO);
   int qkv_weight = param_qkv(build, "attn.c_attn.weight", d);
@@ -129,7 +131,7 @@ static int attention_build(struct lade_build *build, const char *unit, int x, fl
   struct lade_op_attr attr = {.dropout = build->dropout, .heads = lade_share_heads(build->graph),
                               .key_heads = lade_share_key_heads(build->graph), .head_dim = d / model->heads};
   int out = lade_build_op(build, LADE_OP_ATTENTION, "attn.out", &attr, (int[]){lade_build_out(build, qkv, 0)});
-  int proj = lade_build_op(build, LADE_OP_MATMUL, "attn.proj", NULL,
+  int proj = lade_build_op(build, LADE_OP_MATMUL, "attn.proj", &row,
                            (int[]){lade_build_out(build, out, 0), proj_weight, -1});
   return lade_build_leave(build, "attn.reduce", lade_build_out(build, proj, 0));
 }
@@ -138,7 +140,8 @@ static int attention_build(struct lade_build *build, const char *unit, int x, fl
 static int mlp_build(struct lade_build *build, int h, float branch_std)
 {
   const struct lade_model *model = &build->graph->model;
-  struct lade_op_attr column = lade_attr_column(build);
+  struct lade_span hidden = {model->hidden, model->hidden / build->graph->share.tp};
+  struct lade_op_attr column = lade_attr_column(build, 1, &hidden), row = lade_attr_row(build, model->hidden);
   int fc_weight = param_rows(build, "mlp.c_fc.weight", model->hidden, model->width);
   int fc_bias = param_rows(build, "mlp.c_fc.bias", model->hidden, 0);
   int proj_weight = param_cols(build, "mlp.c_proj.weight", model->width, model->hidden, branch_std);
@@ -146,7 +149,7 @@ static int mlp_build(struct lade_build *build, int h, float branch_std)
   h = lade_build_enter(build, "mlp.gather", h);
   int fc = lade_build_op(build, LADE_OP_MATMUL, "mlp.fc", &column, (int[]){h, fc_weight, fc_bias});
   int gelu = lade_build_op(build, LADE_OP_GELU, "mlp.gelu", NULL, (int[]){lade_build_out(build, fc, 0)});
-  int proj = lade_build_op(build, LADE_OP_MATMUL, "mlp.proj", NULL,
+  int proj = lade_build_op(build, LADE_OP_MATMUL, "mlp.proj", &row,
                            (int[]){lade_build_out(build, gelu, 0), proj_weight, -1});
   return lade_build_leave(build, "mlp.reduce", lade_build_out(build, proj, 0));
 }

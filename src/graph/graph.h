@@ -190,6 +190,13 @@ struct lade_op_attr {
   int peer; /* of SEND and RECV: position on the pipeline's axis */
   enum lade_axis axis; /* of collectives, and of what follows is_dx_partial */
   bool is_dx_partial;  /* the gradient of x that this rank makes is a part: the sum over the axis is all of it */
+  /*
+   * In what order sums are made that tensor parallel ranks may cut, such that every number of them gives the same bits:
+   * a property of the model, of which a rank has its leaves. Where activations are rounded to less than A, so are
+   * ranks' parts, no order helps, and there are none.
+   */
+  struct lade_k_tree y_tree, dx_tree; /* of MATMUL: of its sum over inputs; of its MATMUL_DX's over outputs */
+  int64_t leaf_tokens;                /* of the head's sums over the vocabulary (struct lade_head_loss_fwd_args) */
 };
 
 struct lade_op {

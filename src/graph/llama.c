@@ -96,12 +96,22 @@ static int gate_up_param(struct lade_build *build, int64_t i_layer)
   return param;
 }
 
+static struct lade_op_attr qkv_attr(const struct lade_build *build)
+{
+  const struct lade_graph *graph = build->graph;
+  int64_t head_dim = lade_model_head_dim(&graph->model);
+  struct lade_span query = {graph->model.heads * head_dim, lade_share_heads(graph) * head_dim};
+  struct lade_span key = {graph->model.key_heads * head_dim, lade_share_key_heads(graph) * head_dim};
+  return lade_attr_column(build, 3, (struct lade_span[]){query, key, key});
+}
+
 /* x -> the attention branch. */
 static int attention_build(struct lade_build *build, int64_t i_layer, int x, float branch_std)
 {
   const struct lade_model *model = &build->graph->model;
   const int64_t head_dim = lade_model_head_dim(model);
-  struct lade_op_attr norm = attr_norm(build), column = lade_attr_column(build);
+  struct lade_op_attr norm = attr_norm(build), column = qkv_attr(build);
+  struct lade_op_attr row = lade_attr_row(build, model->heads * head_dim);
   int norm_weight = param_norm(build, "input_layernorm.weight", i_layer);
   int qkv_weight = qkv_param(build, i_layer);
   int out_weight = param_cols(build, "self_attn.o_proj.weight", i_layer, model->heads * head_dim, branch_std);
@@ -115,7 +125,7 @@ static int attention_build(struct lade_build *build, int64_t i_layer, int x, flo
   int rope = lade_build_op(build, LADE_OP_ROPE, "attn.rope", &attr, (int[]){lade_build_out(build, qkv, 0)});
   attr.dropout = build->dropout;
   int out = lade_build_op(build, LADE_OP_ATTENTION, "attn.out", &attr, (int[]){lade_build_out(build, rope, 0)});
-  int proj = lade_build_op(build, LADE_OP_MATMUL, "attn.proj", NULL,
+  int proj = lade_build_op(build, LADE_OP_MATMUL, "attn.proj", &row,
                            (int[]){lade_build_out(build, out, 0), out_weight, -1});
   return lade_build_leave(build, "attn.reduce", lade_build_out(build, proj, 0));
 }
@@ -123,14 +133,17 @@ static int attention_build(struct lade_build *build, int64_t i_layer, int x, flo
 /* h (after the second norm) -> the MLP branch. */
 static int mlp_build(struct lade_build *build, int64_t i_layer, int h, float branch_std)
 {
-  struct lade_op_attr column = lade_attr_column(build);
+  int64_t hidden = build->graph->model.hidden;
+  struct lade_span half = {hidden, hidden / build->graph->share.tp};
+  struct lade_op_attr column = lade_attr_column(build, 2, (struct lade_span[]){half, half});
+  struct lade_op_attr row = lade_attr_row(build, hidden);
   int gate_up = gate_up_param(build, i_layer);
-  int down = param_cols(build, "mlp.down_proj.weight", i_layer, build->graph->model.hidden, branch_std);
+  int down = param_cols(build, "mlp.down_proj.weight", i_layer, hidden, branch_std);
 
   h = lade_build_enter(build, "mlp.gather", h);
   int wide = lade_build_op(build, LADE_OP_MATMUL, "mlp.gate_up", &column, (int[]){h, gate_up, -1});
   int swiglu = lade_build_op(build, LADE_OP_SWIGLU, "mlp.swiglu", NULL, (int[]){lade_build_out(build, wide, 0)});
-  int proj = lade_build_op(build, LADE_OP_MATMUL, "mlp.down", NULL,
+  int proj = lade_build_op(build, LADE_OP_MATMUL, "mlp.down", &row,
                            (int[]){lade_build_out(build, swiglu, 0), down, -1});
   return lade_build_leave(build, "mlp.reduce", lade_build_out(build, proj, 0));
 }

@@ -431,6 +431,7 @@ static void matmul_bind(const struct lade_graph *graph, const struct lade_op *op
   const struct lade_tensor *x = tensor_in(graph, op, 0), *weight = tensor_in(graph, op, 1);
   struct lade_matmul_args *a = args;
   *a = matmul_args(graph, bind, LADE_NT, x->dims[0], weight->dims[0], weight->dims[1]);
+  a->tree = op->attr.y_tree;
   a->bias = in_at(bind, 2);
 }
 
@@ -438,8 +439,9 @@ static void matmul_dx_bind(const struct lade_graph *graph, const struct lade_op 
                            void *args)
 {
   const struct lade_tensor *dy = tensor_in(graph, op, 0), *weight = tensor_in(graph, op, 1);
-  *(struct lade_matmul_args *)args =
-      matmul_args(graph, bind, LADE_NN, dy->dims[0], weight->dims[1], weight->dims[0]);
+  struct lade_matmul_args *a = args;
+  *a = matmul_args(graph, bind, LADE_NN, dy->dims[0], weight->dims[1], weight->dims[0]);
+  a->tree = op->attr.dx_tree;
 }
 
 static void matmul_dw_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
@@ -601,6 +603,7 @@ static void head_loss_bind(const struct lade_graph *graph, const struct lade_op 
                                                                              .n = rows_get(graph),
                                                                              .d = weight->dims[1],
                                                                              .vocabulary = weight->dims[0],
+                                                                             .leaf = op->attr.leaf_tokens,
                                                                              .x = in_at(bind, 0),
                                                                              .weight = in_at(bind, 1),
                                                                              .targets = in_at(bind, 2),
@@ -622,9 +625,9 @@ static void head_stats_bind(const struct lade_graph *graph, const struct lade_op
   const struct lade_tensor *weight = tensor_in(graph, op, 1);
   *(struct lade_head_stats_args *)args = (struct lade_head_stats_args){
       .dtype = graph->dtype, .n = rows_get(graph), .d = weight->dims[1], .vocabulary = weight->dims[0],
-      .first_token = first_token(graph), .padding = lade_share_padding(graph), .x = in_at(bind, 0),
-      .weight = in_at(bind, 1), .targets = in_at(bind, 2), .stats = out_at(bind, 0),
-      .workspace = (void *)bind->workspace};
+      .first_token = first_token(graph), .padding = lade_share_padding(graph),
+      .leaf = op->attr.leaf_tokens, .x = in_at(bind, 0), .weight = in_at(bind, 1), .targets = in_at(bind, 2),
+      .stats = out_at(bind, 0), .workspace = (void *)bind->workspace};
 }
 
 static double head_join_flops(const struct lade_graph *graph, const struct lade_op *op)
@@ -651,6 +654,7 @@ static void head_loss_bwd_bind(const struct lade_graph *graph, const struct lade
                                        .vocabulary = weight->dims[0],
                                        .first_token = first_token(graph),
                                        .padding = lade_share_padding(graph),
+                                       .leaf = op->attr.leaf_tokens,
                                        .scale = 1.0f / (float)bind->n_microbatches,
                                        .x = in_at(bind, 0),
                                        .weight = in_at(bind, 1),

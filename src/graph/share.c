@@ -18,6 +18,11 @@
  *
  * The vocabulary is padded to as many tokens on each rank. The padding is the end of the last rank's table: no token
  * names it, no logit is made of it, it stays zero and no checkpoint has it.
+ *
+ * Sums that ranks share out are made in an order that all numbers of ranks have in common: over a tree whose leaves
+ * ranks have runs of (struct lade_k_tree). Leaves are as many as the largest number of ranks that is a power of two and
+ * divides the heads, as every number of ranks must; 8 serves the ranks of a node. Three ranks, or six, have their sums
+ * in one piece, and other bits.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -28,15 +33,36 @@
 
 /* ---- sizes ---- */
 
-/* Tokens per rank, padding included. */
-static int64_t vocabulary_rows(int64_t vocabulary, int tp)
+/* Leaves of the whole model's sums over @n of something, which they cut evenly. */
+static int leaves_count(const struct lade_model *model, int64_t n)
 {
-  return lade_div_up(vocabulary, tp);
+  int leaves = LADE_LEAVES_MOST;
+  while (model->heads % leaves || n % leaves)
+    leaves /= 2;
+  return leaves;
+}
+
+/* Tokens of a leaf: none of as many leaves is without one. */
+static int64_t leaf_tokens(const struct lade_model *model)
+{
+  int leaves = leaves_count(model, 0);
+  while ((leaves - 1) * lade_div_up(model->vocabulary, leaves) >= model->vocabulary)
+    leaves /= 2;
+  return lade_div_up(model->vocabulary, leaves);
+}
+
+/* Tokens per rank, padding included: whole leaves, where ranks share these out. */
+static int64_t vocabulary_rows(const struct lade_model *model, int tp)
+{
+  int64_t leaf = leaf_tokens(model), leaves = lade_div_up(model->vocabulary, leaf);
+  if (tp == 1)
+    return model->vocabulary;
+  return leaves % tp ? lade_div_up(model->vocabulary, tp) : leaves / tp * leaf;
 }
 
 int64_t lade_share_vocabulary(const struct lade_graph *graph)
 {
-  return vocabulary_rows(graph->model.vocabulary, graph->share.tp);
+  return vocabulary_rows(&graph->model, graph->share.tp);
 }
 
 int64_t lade_share_padding(const struct lade_graph *graph)
@@ -79,7 +105,7 @@ int lade_share_check(const struct lade_graph_params *params, struct lade_error *
                           "divide %lld key heads or be a multiple of them",
                           model->name, (long long)tp, (long long)model->heads, (long long)model->hidden,
                           (long long)model->key_heads);
-  if ((tp - 1) * vocabulary_rows(model->vocabulary, (int)tp) >= model->vocabulary)
+  if ((tp - 1) * vocabulary_rows(model, (int)tp) >= model->vocabulary)
     return lade_error_set(error, -EINVAL, "model %s: a vocabulary of %lld leaves one of %lld tensor parallel ranks "
                           "without a token",
                           model->name, (long long)model->vocabulary, (long long)tp);
@@ -194,21 +220,62 @@ int lade_build_leave(struct lade_build *build, const char *name, int x)
   return collective_build(build, share->is_sequence ? LADE_OP_REDUCE_SCATTER : LADE_OP_ALL_REDUCE, name, x, false);
 }
 
-struct lade_op_attr lade_attr_column(const struct lade_build *build)
+/* Are parts of sums, which are of D, as exact as sums, which are of A? */
+static bool has_exact_parts(const struct lade_graph *graph)
+{
+  return graph->dtype == graph->accumulator;
+}
+
+/* This rank's leaves of the whole model's @leaves; 0 where it has them in one piece. */
+static int own_leaves(const struct lade_graph *graph, int leaves)
+{
+  bool is_shared_out = leaves % graph->share.tp == 0 && leaves > graph->share.tp;
+  return has_exact_parts(graph) && is_shared_out ? leaves / graph->share.tp : 0;
+}
+
+static struct lade_k_tree tree_make(const struct lade_graph *graph, int n_spans, const struct lade_span *spans)
+{
+  int leaves = LADE_LEAVES_MOST;
+  for (int i = 0; i < n_spans; i++)
+    leaves = LADE_MIN(leaves, leaves_count(&graph->model, spans[i].n_all));
+  struct lade_k_tree tree = {.n_leaves = own_leaves(graph, leaves)};
+  for (int i = 0; i < n_spans && tree.n_leaves; i++) {
+    tree.span[tree.n_spans] = spans[i].n_own;
+    tree.part[tree.n_spans++] = spans[i].n_own / tree.n_leaves;
+  }
+  return tree;
+}
+
+static struct lade_op_attr partial_attr(const struct lade_build *build)
 {
   const struct lade_share *share = &build->graph->share;
   return (struct lade_op_attr){.axis = LADE_AXIS_TP, .is_dx_partial = share->tp > 1 && !share->is_sequence};
 }
 
+struct lade_op_attr lade_attr_column(const struct lade_build *build, int n_spans, const struct lade_span *spans)
+{
+  struct lade_op_attr attr = partial_attr(build);
+  attr.dx_tree = tree_make(build->graph, n_spans, spans);
+  return attr;
+}
+
+struct lade_op_attr lade_attr_row(const struct lade_build *build, int64_t n_all)
+{
+  struct lade_span span = {n_all, n_all / build->graph->share.tp};
+  return (struct lade_op_attr){.y_tree = tree_make(build->graph, 1, &span)};
+}
+
 int lade_build_head_loss(struct lade_build *build, int x, int weight)
 {
-  int targets = build->graph->targets;
-  if (build->graph->share.tp == 1)
-    return lade_build_out(build, lade_build_op(build, LADE_OP_HEAD_LOSS, "loss", NULL, (int[]){x, weight, targets}),
-                          2);
-  struct lade_op_attr attr = lade_attr_column(build);
+  const struct lade_graph *graph = build->graph;
+  struct lade_op_attr attr = partial_attr(build);
+  int64_t leaf = leaf_tokens(&graph->model);
+  attr.leaf_tokens = own_leaves(graph, (int)lade_div_up(graph->model.vocabulary, leaf)) ? leaf : 0;
+  if (graph->share.tp == 1)
+    return lade_build_out(build, lade_build_op(build, LADE_OP_HEAD_LOSS, "loss", &attr,
+                                               (int[]){x, weight, graph->targets}), 2);
   x = lade_build_enter(build, "gather", x);
-  int stats = lade_build_op(build, LADE_OP_HEAD_STATS, "stats", &attr, (int[]){x, weight, targets});
+  int stats = lade_build_op(build, LADE_OP_HEAD_STATS, "stats", &attr, (int[]){x, weight, graph->targets});
   int all = collective_build(build, LADE_OP_ALL_GATHER, "stats.gather", lade_build_out(build, stats, 0), false);
-  return lade_build_out(build, lade_build_op(build, LADE_OP_HEAD_JOIN, "loss", NULL, (int[]){all, targets}), 2);
+  return lade_build_out(build, lade_build_op(build, LADE_OP_HEAD_JOIN, "loss", NULL, (int[]){all, graph->targets}), 2);
 }

@@ -74,6 +74,9 @@ uint64_t lade_cost_op_key(const struct lade_graph *graph, int op_index)
   words[n++] = op->attr.heads;
   words[n++] = op->attr.key_heads;
   words[n++] = op->attr.head_dim;
+  words[n++] = op->attr.y_tree.n_leaves;
+  words[n++] = op->attr.dx_tree.n_leaves;
+  words[n++] = op->attr.leaf_tokens;
   for (int i = 0; i < op->n_in + op->n_out; i++) {
     int at = i < op->n_in ? op->in[i] : op->out[i - op->n_in];
     words[n++] = at < 0 ? -1 : (int64_t)graph->tensors[at].dtype;

@@ -12,7 +12,9 @@ struct problem {
   int32_t *targets;
 };
 
-static struct problem problem_make(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocabulary, bool accumulate)
+/* @leaf as in the arguments. */
+static struct problem problem_make(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocabulary, int64_t leaf,
+                                   bool accumulate)
 {
   struct problem problem = {.targets = memory_make((size_t)n * sizeof(int32_t))};
   void *x, *weight, *d_weight;
@@ -21,7 +23,7 @@ static struct problem problem_make(enum lade_dtype dtype, int64_t n, int64_t d, 
     problem.targets[i] = word % 8 == 0 && n > 1 ? -1 : (int32_t)(word / 8 % (uint32_t)vocabulary);
   }
   problem.fwd = (struct lade_head_loss_fwd_args){
-      .dtype = dtype, .n = n, .d = d, .vocabulary = vocabulary, .targets = problem.targets,
+      .dtype = dtype, .n = n, .d = d, .vocabulary = vocabulary, .leaf = leaf, .targets = problem.targets,
       .x = operand_make(dtype, RANDOM, 1, n * d, &x), .weight = operand_make(dtype, RANDOM, 2, vocabulary * d, &weight),
       .losses = memory_make((size_t)n * 4), .lse = memory_make((size_t)n * 4), .loss = memory_make(4)};
   problem.fwd_exact = problem.fwd;
@@ -33,7 +35,7 @@ static struct problem problem_make(enum lade_dtype dtype, int64_t n, int64_t d, 
   problem.fwd_exact.loss = memory_make(8);
   problem.start = operand_make(LADE_F32, RANDOM, 3, vocabulary * d, &d_weight);
   problem.bwd = (struct lade_head_loss_bwd_args){
-      .dtype = dtype, .n = n, .d = d, .vocabulary = vocabulary, .scale = 0.5f, .x = problem.fwd.x,
+      .dtype = dtype, .n = n, .d = d, .vocabulary = vocabulary, .leaf = leaf, .scale = 0.5f, .x = problem.fwd.x,
       .weight = problem.fwd.weight, .targets = problem.targets, .lse = problem.fwd.lse,
       .dx = memory_make((size_t)(n * d) * lade_dtype_bytes(dtype)),
       .d_weight = memory_make((size_t)(vocabulary * d) * 4), .accumulate = accumulate};
@@ -84,11 +86,12 @@ static void compare(const char *what, const char *variant, const struct problem 
              (long)problem->fwd.vocabulary, error, norm, unit);
 }
 
-static void problem_check(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocabulary, bool accumulate)
+static void problem_check(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocabulary, int64_t leaf,
+                          bool accumulate)
 {
   struct lade_kernels levels[LEVELS];
   int n_levels = levels_make(levels);
-  struct problem problem = problem_make(dtype, n, d, vocabulary, accumulate);
+  struct problem problem = problem_make(dtype, n, d, vocabulary, leaf, accumulate);
   kernel_call(&levels[0], LADE_K_HEAD_LOSS_FWD, &problem.fwd_exact, &problem.fwd_exact.workspace, NULL);
   kernel_call(&levels[0], LADE_K_HEAD_LOSS_BWD, &problem.bwd_exact, &problem.bwd_exact.workspace, NULL);
   size_t dx_bytes = (size_t)(n * d) * lade_dtype_bytes(dtype), d_weight_bytes = (size_t)(vocabulary * d) * 4;
@@ -119,16 +122,17 @@ static void problem_check(enum lade_dtype dtype, int64_t n, int64_t d, int64_t v
 
 static void any_shape_and_dtype_is_right(void **state)
 {
-  static const int64_t shapes[][3] = {{1, 1, 1}, {1, 5, 33}, {37, 16, 256}, {65, 7, 1025}, {70, 24, 2100}};
+  static const int64_t shapes[][4] = {{1, 1, 1},        {1, 5, 33},       {37, 16, 256},      {65, 7, 1025},
+                                      {70, 24, 2100},   {9, 8, 1000, 125}, {33, 8, 2100, 263}, {5, 4, 4300, 1075}};
   static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
   for (size_t t = 0; t < LADE_COUNT(dtypes); t++)
     for (size_t s = 0; s < LADE_COUNT(shapes); s++)
-      problem_check(dtypes[t], shapes[s][0], shapes[s][1], shapes[s][2], s % 2);
+      problem_check(dtypes[t], shapes[s][0], shapes[s][1], shapes[s][2], shapes[s][3], s % 2);
 }
 
 static void rows_past_one_block_are_right(void **state)
 {
-  problem_check(LADE_BF16, 1100, 4, 1030, true);
+  problem_check(LADE_BF16, 1100, 4, 1030, 0, true);
 }
 
 /* @problem's vocabulary over ranks of @rows rows each, the last of them with padding. */
@@ -137,7 +141,7 @@ struct cut {
   int64_t rows, n_ranks;
   char *weight; /* of all ranks, padding included and poisoned */
   float *stats, *d_weight;
-  double *dx;
+  char *dx; /* of each rank, in D */
 };
 
 static int64_t cut_padding(const struct cut *cut, int64_t rank)
@@ -156,7 +160,7 @@ static struct cut cut_make(struct problem *problem, int64_t rows)
   cut.stats = memory_make((size_t)(cut.n_ranks * 3 * all->n) * 4);
   cut.d_weight = memory_make((size_t)(cut.n_ranks * rows * all->d) * 4);
   memset(cut.d_weight, 0xff, (size_t)(cut.n_ranks * rows * all->d) * 4);
-  cut.dx = memory_make((size_t)(all->n * all->d) * sizeof(double));
+  cut.dx = memory_make((size_t)(cut.n_ranks * all->n * all->d) * lade_dtype_bytes(all->dtype));
   return cut;
 }
 
@@ -180,7 +184,7 @@ static void cut_run(struct cut *cut, const struct lade_kernels *kernels)
   struct problem *p = cut->problem;
   for (int64_t rank = 0; rank < cut->n_ranks; rank++) {
     struct lade_head_stats_args stats = {
-        .dtype = p->fwd.dtype, .n = p->fwd.n, .d = p->fwd.d, .vocabulary = cut->rows,
+        .dtype = p->fwd.dtype, .n = p->fwd.n, .d = p->fwd.d, .vocabulary = cut->rows, .leaf = p->fwd.leaf,
         .first_token = rank * cut->rows, .padding = cut_padding(cut, rank), .x = p->fwd.x,
         .weight = cut_weight(cut, rank), .targets = p->targets, .stats = cut->stats + rank * 3 * p->fwd.n};
     kernel_call(kernels, LADE_K_HEAD_STATS, &stats, &stats.workspace, NULL);
@@ -191,7 +195,6 @@ static void cut_run(struct cut *cut, const struct lade_kernels *kernels)
   struct lade_step step = {.loss_scale = 1};
   struct lade_kernel_ctx ctx = level_ctx(kernels, NULL, &step);
   kernels->fn[LADE_K_HEAD_JOIN](&ctx, &join);
-  memset(cut->dx, 0, (size_t)(p->fwd.n * p->fwd.d) * sizeof(double));
   for (int64_t rank = 0; rank < cut->n_ranks; rank++) {
     struct lade_head_loss_bwd_args bwd = p->bwd;
     bwd.vocabulary = cut->rows;
@@ -199,17 +202,27 @@ static void cut_run(struct cut *cut, const struct lade_kernels *kernels)
     bwd.padding = cut_padding(cut, rank);
     bwd.weight = cut_weight(cut, rank);
     bwd.d_weight = cut->d_weight + rank * cut->rows * p->fwd.d;
+    bwd.dx = cut->dx + (size_t)(rank * p->fwd.n * p->fwd.d) * lade_dtype_bytes(bwd.dtype);
     kernel_call(kernels, LADE_K_HEAD_LOSS_BWD, &bwd, &bwd.workspace, NULL);
-    for (int64_t i = 0; i < p->fwd.n * p->fwd.d; i++)
-      cut->dx[i] += lade_element_load(bwd.dtype, bwd.dx, i);
   }
+}
+
+/* The sum of all ranks' dx in double; the caller's. */
+static double *cut_dx(const struct cut *cut)
+{
+  const struct lade_head_loss_fwd_args *all = &cut->problem->fwd;
+  int64_t n = all->n * all->d;
+  double *sum = memory_make((size_t)n * sizeof(*sum));
+  for (int64_t i = 0; i < cut->n_ranks * n; i++)
+    sum[i % n] += lade_element_load(all->dtype, cut->dx, i);
+  return sum;
 }
 
 static void cut_check(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocabulary, int64_t rows)
 {
   struct lade_kernels levels[LEVELS];
   int n_levels = levels_make(levels);
-  struct problem problem = problem_make(dtype, n, d, vocabulary, false);
+  struct problem problem = problem_make(dtype, n, d, vocabulary, 0, false);
   struct cut cut = cut_make(&problem, rows);
   kernel_call(&levels[0], LADE_K_HEAD_LOSS_FWD, &problem.fwd_exact, &problem.fwd_exact.workspace, NULL);
   kernel_call(&levels[0], LADE_K_HEAD_LOSS_BWD, &problem.bwd_exact, &problem.bwd_exact.workspace, NULL);
@@ -220,7 +233,9 @@ static void cut_check(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocab
     compare("losses", variant, &problem, LADE_F32, problem.fwd.losses, problem.fwd_exact.losses, n, 0x1p-18);
     compare("lse", variant, &problem, LADE_F32, problem.fwd.lse, problem.fwd_exact.lse, n, 0x1p-18);
     compare("loss", variant, &problem, LADE_F32, problem.fwd.loss, problem.fwd_exact.loss, 1, 0x1p-18);
-    compare("dx", variant, &problem, LADE_F64, cut.dx, problem.bwd_exact.dx, n * d, 2 * unit);
+    double *dx = cut_dx(&cut);
+    compare("dx", variant, &problem, LADE_F64, dx, problem.bwd_exact.dx, n * d, 2 * unit);
+    free(dx);
     compare("d_weight", variant, &problem, LADE_F32, cut.d_weight, problem.bwd_exact.d_weight, vocabulary * d, unit);
     for (int64_t i = vocabulary * d; i < cut.n_ranks * rows * d; i++)
       assert_true(cut.d_weight[i] == 0);
@@ -239,11 +254,55 @@ static void vocabulary_cut_over_ranks_gives_the_loss_of_the_whole(void **state)
   }
 }
 
+/* What is left in @problem's outputs by one rank that has all leaves, and by @n_ranks that share them out. */
+static void leaves_compare(struct problem *problem, const struct lade_kernels *kernels, int64_t n_ranks)
+{
+  size_t n = (size_t)problem->fwd.n, n_dx = n * (size_t)problem->fwd.d;
+  struct cut cut = cut_make(problem, LADE_LEAVES_MOST / n_ranks * problem->fwd.leaf);
+  float *dx = memory_make(n_dx * sizeof(*dx)), *lse = memory_make(n * sizeof(*lse));
+  const void *parts[LADE_LEAVES_MOST];
+  struct lade_rank_sum_args sum = {.dtype = LADE_F32, .n_terms = (int)n_ranks, .n_elements = (int64_t)n_dx, .x = parts,
+                                   .y = dx};
+  struct lade_kernel_ctx ctx = {0};
+  assert_int_equal(cut.n_ranks, n_ranks);
+  run(problem, kernels, 1);
+  memcpy(lse, problem->fwd.lse, n * sizeof(*lse));
+  float loss = *(const float *)problem->fwd.loss;
+  cut_run(&cut, kernels);
+  for (int64_t rank = 0; rank < n_ranks; rank++)
+    parts[rank] = (const float *)(const void *)cut.dx + (size_t)rank * n_dx;
+  kernels->fn[LADE_K_RANK_SUM](&ctx, &sum);
+  assert_memory_equal(problem->fwd.lse, lse, n * sizeof(*lse));
+  assert_memory_equal(problem->fwd.loss, &loss, sizeof(loss));
+  assert_memory_equal(problem->bwd.dx, dx, n_dx * sizeof(*dx));
+  assert_memory_equal(problem->bwd.d_weight, cut.d_weight,
+                      (size_t)(problem->fwd.vocabulary * problem->fwd.d) * sizeof(float));
+  free(lse);
+  free(dx);
+  cut_free(&cut);
+}
+
+/* One chunk for all leaves, several leaves to a chunk, several chunks to a leaf. */
+static void ranks_that_share_the_leaves_give_the_bits_of_one(void **state)
+{
+  static const int64_t vocabularies[] = {1000, 2059, 9001};
+  struct lade_kernels levels[LEVELS];
+  int n_levels = levels_make(levels);
+  for (size_t i = 0; i < LADE_COUNT(vocabularies); i++) {
+    int64_t leaf = lade_div_up(vocabularies[i], LADE_LEAVES_MOST);
+    struct problem problem = problem_make(LADE_F32, 21, 8, vocabularies[i], leaf, false);
+    for (int level = 0; level < n_levels; level++)
+      for (int64_t n_ranks = 2; n_ranks <= LADE_LEAVES_MOST && levels[level].fn[LADE_K_RANK_SUM]; n_ranks *= 2)
+        leaves_compare(&problem, &levels[level], n_ranks);
+    problem_free(&problem);
+  }
+}
+
 static void no_target_at_all_costs_nothing(void **state)
 {
   struct lade_kernels levels[LEVELS];
   int n_levels = levels_make(levels);
-  struct problem problem = problem_make(LADE_F32, 9, 8, 20, false);
+  struct problem problem = problem_make(LADE_F32, 9, 8, 20, 0, false);
   for (int i = 0; i < 9; i++)
     problem.targets[i] = -1;
   for (int level = 0; level < n_levels; level++) {
@@ -264,6 +323,7 @@ int main(void)
       cmocka_unit_test(any_shape_and_dtype_is_right),
       cmocka_unit_test(rows_past_one_block_are_right),
       cmocka_unit_test(vocabulary_cut_over_ranks_gives_the_loss_of_the_whole),
+      cmocka_unit_test(ranks_that_share_the_leaves_give_the_bits_of_one),
       cmocka_unit_test(no_target_at_all_costs_nothing),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,7 +2,7 @@
 /*
  * Tensor and sequence parallel graphs, run in lockstep: the graphs of all ranks, op by op, with the test doing what
  * collectives do between them. Losses and gradients, put together from the ranks' slices, are those of the whole
- * model's graph: in double to the order of sums, in FP32 and BF16 within their roundings. What
+ * model's graph: in FP32 bit for bit but for a few, in double and BF16 within their roundings. What
  * several ranks hold is equal bit for bit, and what they send is Megatron's closed form.
  */
 #include <errno.h>
@@ -130,15 +130,17 @@ static void job_finish(struct job *job)
 
 /* ---- collectives ---- */
 
-/* The sum over ranks [first, first + n) of element @i of @tensor, in their order, as wide as comms add. */
+/* The sum over ranks [first, first + n) of element @i of @tensor, over the tree of comms and as wide as they add. */
 static double ranks_sum(const struct job *job, int first, int n, int tensor, int64_t i)
 {
-  double sum = graph_run_get(&job->runs[first], tensor, i);
-  for (int rank = first + 1; rank < first + n; rank++) {
-    double term = graph_run_get(&job->runs[rank], tensor, i);
-    sum = job->shape.dtype == LADE_F64 ? sum + term : (double)((float)sum + (float)term);
-  }
-  return sum;
+  if (n == 1)
+    return graph_run_get(&job->runs[first], tensor, i);
+  int n_left = 1;
+  while (2 * n_left < n)
+    n_left *= 2;
+  double left = ranks_sum(job, first, n_left, tensor, i);
+  double right = ranks_sum(job, first + n_left, n - n_left, tensor, i);
+  return job->shape.dtype == LADE_F64 ? left + right : (double)((float)left + (float)right);
 }
 
 static void sums_run(struct job *job, const struct lade_op *op)
@@ -311,6 +313,7 @@ static void padding_check(const struct job *job, int param)
 
 struct bounds {
   double loss, gradient; /* relative */
+  double summed_gradient; /* of what is summed once a step, as each rank sees a part */
 };
 
 static void shape_check(const struct shape *shape, struct lade_cpu cpu, struct bounds bounds)
@@ -322,7 +325,8 @@ static void shape_check(const struct shape *shape, struct lade_cpu cpu, struct b
   if (!(fabs(loss - whole_loss) <= bounds.loss * whole_loss))
     fail_msg("%s tp %d: loss %.9g, of the whole model %.9g", job.model.name, shape->tp, loss, whole_loss);
   for (int param = 0; param < job.whole->n_params; param++) {
-    gradient_compare(&job, param, bounds.gradient, least);
+    bool is_summed = job.graphs[0]->params[param].n_sharers > 1;
+    gradient_compare(&job, param, is_summed ? bounds.summed_gradient : bounds.gradient, least);
     replicas_compare(&job, param);
     padding_check(&job, param);
   }
@@ -337,21 +341,23 @@ static void double_gradients_are_those_of_the_whole_model(void **state)
   for (int i = 0; i < 16; i++) {
     struct shape shape = {.model = models[i / 8], .dtype = LADE_F64, .dropout = 0.2f, .tp = i & 1 ? 8 : 2,
                           .is_sequence = i & 2, .is_tied = i & 4};
-    shape_check(&shape, (struct lade_cpu){0}, (struct bounds){1e-12, 1e-11});
+    shape_check(&shape, (struct lade_cpu){0}, (struct bounds){1e-12, 1e-11, 1e-11});
   }
 }
 
 /*
- * In FP32 a product of K terms differs by about sqrt(K) roundings between two orders of its sum, and a gradient has
- * come through a dozen of products: 1e-6 of the norm, give or take. The bound is four times that.
+ * In FP32 all sums that ranks share out have one order for 1, 2, 4 and 8 ranks. Other orders are left where ranks have
+ * parts of a parameter's gradient, which nothing else comes of: with rows cut, of norms and biases behind a sum. Key
+ * heads fewer than ranks are another matter: parts of keys' gradients go through products before they are summed.
  */
-static void fp32_losses_and_gradients_are_those_of_the_whole_model(void **state)
+static void fp32_losses_and_gradients_have_the_bits_of_the_whole_model(void **state)
 {
   const struct lade_model *const models[] = {&gpt2, &llama};
   for (int i = 0; i < 24; i++) {
     struct shape shape = {.model = models[i / 12], .dtype = LADE_F32, .dropout = i & 1 ? 0.1f : 0,
                           .tp = 2 << i / 4 % 3, .is_sequence = i & 2, .is_tied = i & 1};
-    shape_check(&shape, lade_cpu_get(), (struct bounds){1e-5, 4e-6});
+    bool has_all_keys = shape.tp <= shape.model->key_heads;
+    shape_check(&shape, lade_cpu_get(), (struct bounds){0, has_all_keys ? 0 : 1e-6, 1e-6});
   }
 }
 
@@ -387,7 +393,7 @@ static void bf16_stays_within_its_roundings(void **state)
   const struct lade_model *const models[] = {&gpt2, &llama};
   for (int i = 0; i < 8; i++) {
     struct shape shape = {.model = models[i / 4], .dtype = LADE_BF16, .tp = i & 1 ? 8 : 2, .is_sequence = i & 2};
-    shape_check(&shape, lade_cpu_get(), (struct bounds){4 * 0x1p-8, 16 * 0x1p-8});
+    shape_check(&shape, lade_cpu_get(), (struct bounds){4 * 0x1p-8, 16 * 0x1p-8, 16 * 0x1p-8});
   }
 }
 
@@ -454,7 +460,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(double_gradients_are_those_of_the_whole_model),
-      cmocka_unit_test(fp32_losses_and_gradients_are_those_of_the_whole_model),
+      cmocka_unit_test(fp32_losses_and_gradients_have_the_bits_of_the_whole_model),
       cmocka_unit_test(fp32_gradients_are_as_exact_as_the_whole_models),
       cmocka_unit_test(bytes_sent_are_megatrons),
       cmocka_unit_test(what_does_not_divide_is_refused),
