@@ -153,7 +153,18 @@ static void cutting_and_gathering_gives_the_vector_back(void **state)
   lade_shard_destroy(shard);
 }
 
-static void sums_are_in_the_order_of_ranks(void **state)
+/* The sum of what ranks [first, first + n) have at @at, over the tree of sums over ranks. */
+static float rank_sum(enum lade_dtype dtype, int first, int n, uint64_t at)
+{
+  int n_left = 1;
+  if (n == 1)
+    return element_of(dtype, first, at);
+  while (2 * n_left < n)
+    n_left *= 2;
+  return rank_sum(dtype, first, n_left, at) + rank_sum(dtype, first + n_left, n - n_left, at);
+}
+
+static void sums_are_over_the_tree_of_ranks(void **state)
 {
   lade_shard *shard = NULL;
   assert_works(lade_shard_create(ranks, N, &error, &shard));
@@ -168,9 +179,7 @@ static void sums_are_in_the_order_of_ranks(void **state)
       element_put(dtype, shared, i, value_at(rank, i));
     assert_works(lade_shard_reduce(shard, dtype, shared, own, &error));
     for (uint64_t i = 0; i < block.n_elements; i++) {
-      float sum = element_of(dtype, 0, block.first_element + i);
-      for (int other = 1; other < size; other++)
-        sum += element_of(dtype, other, block.first_element + i);
+      float sum = rank_sum(dtype, 0, size, block.first_element + i);
       uint32_t got = is_f32 ? lade_f32_bits(own[i]) : ((uint16_t *)own)[i];
       assert_int_equal(got, is_f32 ? lade_f32_bits(sum) : lade_f32_to_bf16(sum));
     }
@@ -395,7 +404,7 @@ int main(int argc, char **argv)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(blocks_cover_the_vector_once),
       cmocka_unit_test(cutting_and_gathering_gives_the_vector_back),
-      cmocka_unit_test(sums_are_in_the_order_of_ranks),
+      cmocka_unit_test(sums_are_over_the_tree_of_ranks),
       cmocka_unit_test(sums_and_broadcasts_of_a_few_values),
       cmocka_unit_test(parts_have_ranks_of_their_own),
       cmocka_unit_test(a_sharded_step_is_one_rank_s_step_bit_for_bit),
