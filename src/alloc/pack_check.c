@@ -14,8 +14,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "alloc/pack_check.h"
 #include "base/base.h"
-#include "lade/pack.h"
 
 struct event {
   int32_t time;
@@ -132,7 +132,9 @@ static int32_t tree_find_overlap(const struct sweep *sweep, int32_t i)
   return above >= 0 && sweep->offsets[above] < end ? above : -1;
 }
 
-static int overlaps_check(struct sweep *sweep, const struct event *events, int n_items, struct lade_error *error)
+/* 1 when two items meet. */
+static int sweep_run(struct sweep *sweep, const struct event *events, int n_items,
+                     struct lade_pack_overlap *ret_overlap)
 {
   for (int e = 0; e < 2 * n_items; e++) {
     int32_t i = events[e].item;
@@ -141,13 +143,32 @@ static int overlaps_check(struct sweep *sweep, const struct event *events, int n
       continue;
     }
     int32_t other = tree_find_overlap(sweep, i);
-    if (other >= 0)
-      return lade_error_set(error, -EBADMSG,
-                            "items %" PRId32 " and %" PRId32 " share bytes while both are live at time %" PRId32,
-                            other, i, events[e].time);
+    if (other >= 0) {
+      *ret_overlap = (struct lade_pack_overlap){other, i, events[e].time};
+      return 1;
+    }
     tree_insert(sweep, i);
   }
   return 0;
+}
+
+int lade_pack_overlap_find(const struct lade_pack_item *items, int n_items, const uint64_t *offsets,
+                           struct lade_pack_overlap *ret_overlap)
+{
+  if (n_items <= 0)
+    return 0;
+  struct sweep sweep = {.items = items, .offsets = offsets, .root = -1};
+  struct event *events = events_create(items, n_items);
+  sweep.nodes = malloc((size_t)n_items * sizeof(*sweep.nodes));
+  int rc = -ENOMEM;
+  if (events && sweep.nodes) {
+    for (int i = 0; i < n_items; i++)
+      sweep.nodes[i] = (struct node){{-1, -1}, hash((uint32_t)i)};
+    rc = sweep_run(&sweep, events, n_items, ret_overlap);
+  }
+  free(sweep.nodes);
+  free(events);
+  return rc;
 }
 
 /* What can be said of one item alone. */
@@ -179,23 +200,15 @@ int lade_pack_check(const struct lade_pack_item *items, int n_items, const uint6
   if (n_items < 0 || peak != peak_bytes)
     return lade_error_set(error, -EBADMSG, "the peak is said to be %" PRIu64 " bytes and is %" PRIu64, peak_bytes,
                           peak);
-  if (n_items == 0)
-    return 0;
-
-  struct sweep sweep = {.items = items, .offsets = offsets, .root = -1};
-  struct event *events = events_create(items, n_items);
-  sweep.nodes = malloc((size_t)n_items * sizeof(*sweep.nodes));
-  int rc = -ENOMEM;
-  if (events && sweep.nodes) {
-    for (int i = 0; i < n_items; i++)
-      sweep.nodes[i] = (struct node){{-1, -1}, hash((uint32_t)i)};
-    rc = overlaps_check(&sweep, events, n_items, error);
-  } else {
-    lade_error_set(error, -ENOMEM, "no memory to check %d items", n_items);
-  }
-  free(sweep.nodes);
-  free(events);
-  return rc;
+  struct lade_pack_overlap overlap = {0};
+  int found = lade_pack_overlap_find(items, n_items, offsets, &overlap);
+  if (found < 0)
+    return lade_error_set(error, found, "no memory to check %d items", n_items);
+  if (found)
+    return lade_error_set(error, -EBADMSG,
+                          "items %" PRId32 " and %" PRId32 " share bytes while both are live at time %" PRId32,
+                          overlap.first, overlap.second, overlap.time);
+  return 0;
 }
 
 int lade_pack_live_peak(const struct lade_pack_item *items, int n_items, uint64_t *ret_bytes)

@@ -14,7 +14,7 @@
  *
  * Reserved bytes follow from the segments at the end and, backwards, from the events of segments; their peak stands
  * beside what is replayed. Streams become queues in the order in which they appear. The recorded addresses have no
- * other use than to check the file: blocks that live together may not overlap.
+ * other use than to check the file: blocks that live together may not overlap, and those of a segment lie in it.
  *
  * The file is a stranger's. Every field is looked at by kind and range; what repeats through references is bounded by
  * the pickle's count of steps.
@@ -26,6 +26,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "alloc/pack_check.h"
 #include "alloc/pickle.h"
 #include "alloc/trace_internal.h"
 
@@ -254,21 +255,31 @@ static int id_compare(const void *a, const void *b)
   return (x > y) - (x < y);
 }
 
-/* A block of the segments: from before the history if that never mentions its address. */
-static int block_read(struct torch *torch, int value, int queue, uint64_t *at, const uint64_t *known)
+/* What is left of the segment whose blocks are being read. */
+struct rest {
+  uint64_t at, end;
+  int queue;
+};
+
+/*
+ * A block of the segments: from before the history if that never mentions its address. Blocks come by rising address
+ * and lie in their segment.
+ */
+static int block_read(struct torch *torch, int value, struct rest *rest, const uint64_t *known)
 {
-  struct old old = {.queue = queue, .call = -1};
+  struct old old = {.queue = rest->queue, .call = -1};
   uint64_t bytes = 0;
   int state = 0, code = number_get(torch, value, "size", 1, ADDRESS_MOST, &bytes);
   if (!code)
-    code = number_find(torch, value, "address", ADDRESS_MOST, *at, &old.address);
+    code = number_find(torch, value, "address", ADDRESS_MOST, rest->at, &old.address);
   if (!code)
     code = field_get(torch, value, "state", &state);
   if (code)
     return code;
-  if (old.address > ADDRESS_MOST)
-    return refuse(torch, "its blocks end past 2^62");
-  *at = old.address + bytes;
+  if (old.address < rest->at || old.address + bytes > rest->end)
+    return refuse(torch, "the block of %" PRIu64 " bytes at %#" PRIx64 " is not between the block before it and the "
+                  "segment's end, %#" PRIx64, bytes, old.address, rest->end);
+  rest->at = old.address + bytes;
   if (lade_pickle_is_text(torch->pickle, state, "inactive") ||
       bsearch(&old.address, known, (size_t)torch->calls.n, sizeof(*known), id_compare))
     return 0;
@@ -287,8 +298,9 @@ static int block_read(struct torch *torch, int value, int queue, uint64_t *at, c
 
 static int segment_read(struct torch *torch, int value, const uint64_t *known)
 {
-  uint64_t device = 0, bytes = 0, at = 0;
-  int queue = 0, blocks = 0, block = 0, cursor = LADE_PICKLE_START;
+  uint64_t device = 0, bytes = 0;
+  struct rest rest = {0};
+  int blocks = 0, block = 0, cursor = LADE_PICKLE_START;
   int code = number_find(torch, value, "device", INT32_MAX, 0, &device);
   if (code || device != (uint64_t)torch->trace->device)
     return code;
@@ -296,13 +308,14 @@ static int segment_read(struct torch *torch, int value, const uint64_t *known)
   if (!code && (torch->end_bytes += (int64_t)bytes) > (int64_t)LADE_TRACE_BYTES_MOST)
     return refuse(torch, "segments sum past 2^60 bytes");
   if (!code)
-    code = number_get(torch, value, "address", 0, ADDRESS_MOST, &at);
+    code = number_get(torch, value, "address", 0, ADDRESS_MOST, &rest.at);
   if (!code)
-    code = stream_number(torch, value, &queue);
+    code = stream_number(torch, value, &rest.queue);
   if (!code)
     code = field_get(torch, value, "blocks", &blocks);
+  rest.end = rest.at + bytes;
   while (!code && !(code = item_next(torch, blocks, "blocks", &cursor, &block)))
-    code = block_read(torch, block, queue, &at, known);
+    code = block_read(torch, block, &rest, known);
   return code == -ENOENT ? 0 : code;
 }
 
@@ -372,14 +385,25 @@ static int calls_pair(struct torch *torch)
                 call->id, torch->calls.items[with].place);
 }
 
+/* "the block of entry 3 at 0x1000": where the file says what block @i is. */
+static const char *block_name(const struct torch *torch, int i, uint64_t address, char *text, size_t text_bytes)
+{
+  int place = torch->trace->blocks.items[i].place;
+  if (place)
+    snprintf(text, text_bytes, "the block of entry %d at %#" PRIx64, place, address);
+  else
+    snprintf(text, text_bytes, "the block from before the history at %#" PRIx64, address);
+  return text;
+}
+
 /* Do blocks that live together overlap where they were recorded? */
 static int addresses_check(struct torch *torch)
 {
   struct lade_trace *trace = torch->trace;
   size_t n = (size_t)trace->blocks.n + 1;
   struct lade_pack_item *items = calloc(n, sizeof(*items));
-  uint64_t *addresses = calloc(n, sizeof(*addresses)), end = 0;
-  struct lade_error why = {0};
+  uint64_t *addresses = calloc(n, sizeof(*addresses));
+  struct lade_pack_overlap overlap = {0};
   int code = items && addresses ? 0 : -ENOMEM;
   if (!code) {
     for (int i = 0; i < torch->olds.n; i++)
@@ -388,13 +412,15 @@ static int addresses_check(struct torch *torch)
       addresses[torch->calls.items[i].block] = torch->calls.items[i].id;
     lade_trace_finish(trace);
     lade_trace_items(trace, items);
-    for (int i = 0; i < trace->blocks.n; i++)
-      end = LADE_MAX(end, addresses[i] + items[i].bytes);
-    code = lade_pack_check(items, trace->blocks.n, addresses, end, &why);
+    code = lade_pack_overlap_find(items, trace->blocks.n, addresses, &overlap);
   }
-  if (code == -EBADMSG)
-    lade_error_set(torch->error, code, "%s: blocks that live together overlap (%s); no allocator did this", torch->name,
-                   why.text);
+  if (code > 0) {
+    char second[96], first[96];
+    code = lade_error_set(torch->error, -EBADMSG, "%s: %s overlaps %s, which is live; no allocator did this",
+                          torch->name,
+                          block_name(torch, overlap.second, addresses[overlap.second], second, sizeof(second)),
+                          block_name(torch, overlap.first, addresses[overlap.first], first, sizeof(first)));
+  }
   free(items);
   free(addresses);
   return code;

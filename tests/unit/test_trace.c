@@ -215,6 +215,7 @@ struct event {
 struct old_block {
   const char *state;
   uint64_t bytes, requested_bytes;
+  int64_t skipped_bytes; /* between the block before it and this one */
 };
 
 static void event_make(const struct event *event)
@@ -246,6 +247,7 @@ static void snapshot_make(const struct event *events, const struct old_block *bl
   OPS("](");
   for (const struct old_block *block = blocks; block->state; at += block->bytes, block++) {
     OPS("}(");
+    at += (uint64_t)block->skipped_bytes;
     pair("address", at);
     pair("size", block->bytes);
     pair("requested_size", block->requested_bytes);
@@ -311,10 +313,14 @@ static void test_snapshots_that_contradict_themselves_are_refused(void **state)
                                 {0}};
   snapshot_refused(freed, no_blocks, "t: entry 3: address 0x1000 was freed in entry 1 already");
   const struct event meeting[] = {{"alloc", 4096, 1024, 0}, {"alloc", 5000, 8, 0}, {0}};
-  snapshot_refused(meeting, no_blocks, "t: blocks that live together overlap");
+  snapshot_refused(meeting, no_blocks, "t: the block of entry 2 at 0x1388 overlaps the block of entry 1 at 0x1000, ");
   const struct event older[] = {{"alloc", 5000, 8, 0}, {0}};
   const struct old_block live[] = {{"active_allocated", 1024, 1024}, {0}};
-  snapshot_refused(older, live, "blocks that live together overlap");
+  snapshot_refused(older, live, "t: the block of entry 1 at 0x1388 overlaps the block from before the history at");
+  const struct old_block same[] = {{"inactive", 1024, 0}, {"active_allocated", 8, 8, -1024}, {0}};
+  snapshot_refused(older, same, "t: segment 1: the block of 8 bytes at 0x1000 is not between");
+  const struct old_block past[] = {{"inactive", 1024, 0}, {"active_allocated", 8, 8, 1}, {0}};
+  snapshot_refused(older, past, "t: segment 1: the block of 8 bytes at 0x1401 is not between");
   const struct event negative[] = {{"alloc", 5000, 8, 0}, {"segment_free", 0, 8, 0}, {"segment_alloc", 0, 16, 0}, {0}};
   snapshot_refused(negative, no_blocks, "gives back more segments than there were");
 }
