@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 LADE = sys.argv[1]
 SMALL = ["--model", "nano", "--machine", "a100-40g", "--batch", "16", "--seq", "32", "--micro-batch", "2",
@@ -55,6 +56,18 @@ def every_rank_is_in_the_table():
             and whole["all_ranks_step_seconds"] > max(s["predicted_step_seconds"] for s in stages), "times", whole)
     text = plan(*SMALL, *layout).stdout
     require("{0 4} {1 5} {2 6} {3 7}" in text and "sends and receives matched; bubble" in text, "the table", text)
+
+
+def ranks_of_a_stage_have_one_program():
+    """Every instruction, its queue and its time: what is planned for one of them stands for all."""
+    timelines = []
+    with tempfile.TemporaryDirectory() as directory:
+        for rank in ("0", "1", "2", "3"):
+            path = os.path.join(directory, rank)
+            plan(*SMALL, "--tp", "2", "--dp", "2", "--zero", "1", "--rank", rank, "--timeline", path)
+            with open(path, "rb") as file:
+                timelines.append(file.read())
+    require(len(timelines[0]) > 10000 and len(set(timelines)) == 1, "ranks of a stage have other programs")
 
 
 def a_person_sees_what_is_planned():
@@ -125,8 +138,8 @@ def both_ends_of_a_trillion_run_dry():
         require(end["ranks"] == 3072 and end["fits"] and end["dry_step_seconds"] > 60, "an end does not run", end)
 
 
-TESTS = [every_rank_is_in_the_table, a_person_sees_what_is_planned, a_rank_that_does_not_fit_is_named, ranks_of_a_node_share_its_host,
-         places_are_those_of_a_rank]
+TESTS = [every_rank_is_in_the_table, ranks_of_a_stage_have_one_program, a_person_sees_what_is_planned,
+         a_rank_that_does_not_fit_is_named, ranks_of_a_node_share_its_host, places_are_those_of_a_rank]
 if sys.argv[2:] == ["large"]:
     TESTS = [all_ranks_of_gpt3_run_dry, both_ends_of_a_trillion_run_dry]
 for test in TESTS:
