@@ -487,6 +487,8 @@ struct stress {
   _Atomic int n_wrong, n_refused;
 };
 
+static int n_stress_calls = STRESS_CALLS; /* of each thread; a quarter with an argument */
+
 struct stress_thread {
   struct stress *stress;
   int number;
@@ -519,7 +521,7 @@ static void *stress_main(void *arg)
   lade_cache *cache = stress->bed->cache;
   unsigned char *held[8] = {NULL};
   uint32_t random = (uint32_t)thread->number + 1;
-  for (int i = 0; i < STRESS_CALLS; i++) {
+  for (int i = 0; i < n_stress_calls; i++) {
     random = random * 1664525 + 1013904223;
     int q = (int)(random >> 9) % N_TEST_QUEUES, other = (int)(random >> 12) % N_TEST_QUEUES;
     int k = (int)(random >> 15) % 8;
@@ -592,6 +594,8 @@ static void threads_and_queues_share_one_sanitized_cache(void **state)
 
 int main(int argc, char **argv)
 {
+  if (argc > 1)
+    n_stress_calls = STRESS_CALLS / 4;
   struct CMUnitTest tests[] = {
       cmocka_unit_test(nobody_gets_memory_that_earlier_work_can_touch),
       cmocka_unit_test(taken_and_freed_at_once_is_still_pending),
