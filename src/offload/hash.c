@@ -3,9 +3,14 @@
  * xxHash's own header with its body, compiled once per level: it picks its loop by the instructions that the
  * compiler may use. The build gives STORE_HASH, the name that this level's function has.
  *
- * Of 64 KiB in memory one core of a recent server hashes 9 GB/s with the system's library, 14 with this file at the
- * base level, 24 with AVX2 and 29 with AVX-512. A drive delivers several GB/s, and the core has other work.
+ * Out of its cache one core of a recent server hashes 21 GB/s with this file at the base level, for which the system's
+ * library is built, 39 with AVX2 and 51 with AVX-512. A drive delivers several GB/s, and the core has other work.
+ *
+ * Bytes that a drive has just delivered, or that nobody has touched for long, are in memory and not in a cache. There
+ * the core's own bandwidth is the bound, and lines are asked for further ahead than xxHash does by itself: on a core
+ * that gets 13 GB/s at best, 512 bytes ahead give 11.4, 4096 give 13 and 8192 no more. In a cache nothing changes.
  */
+#define XXH_PREFETCH_DIST 4096
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
