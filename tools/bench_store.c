@@ -3,8 +3,11 @@
  * `lade bench store`: sequential bandwidth of the store beside fio's, on one file system, in one run.
  *
  * A round is one pass of writing and one of reading by each series: fio with buffers on huge pages, the store as it
- * opens by itself, the same with checksums, the store on threads without and with them, and fio as it comes, whose
- * processor time is what others pay. Everyone has a file of his own, written once beforehand. Rounds begin with
+ * opens by itself, the same with checksums, durable state, the store on threads without and with them, and fio as it
+ * comes, whose processor time is what others pay. Everyone has a file of his own, written once beforehand. Durable
+ * state has checksums too; its pass of writing is a generation beside the one before, and ends when that is published:
+ * what it costs more than the series before it is what `--durable` costs a step. Its files have names, so they stand in
+ * a directory of their own, and a signal is waited for after a pass, not obeyed within it. Rounds begin with
  * another series each, so that a drive that slows down over minutes or a neighbour's load meets all of them;
  * a ratio is the median over rounds of a round's two rates, which drift cancels from. Rates are medians too.
  *
@@ -12,18 +15,22 @@
  */
 #include <errno.h>
 #include <jansson.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "base/base.h"
+#include "offload/durable.h"
 #include "offload/staging.h"
 #include "offload/store.h"
 #include "tools/bench_fio.h"
 #include "tools/options.h"
 #include "tools/report.h"
+#include "tools/signals.h"
 #include "tools/verbs.h"
 
 #define N_ROUNDS_MAX 99 /* as the table of options has it */
@@ -31,11 +38,11 @@
 #define N_TRANSFERS 16 /* under way at once, each with its part of the slab */
 
 enum { WRITE, READ, N_OPS };
-enum { FIO, STORE, STORE_CHECKED, POSIX, POSIX_CHECKED, FIO_PLAIN, N_SERIES };
+enum { FIO, STORE, STORE_CHECKED, DURABLE, POSIX, POSIX_CHECKED, FIO_PLAIN, N_SERIES };
 enum { BEST, THREADS, N_STORES }; /* as it opens by itself; on threads */
 
 static const char *const series_names[N_SERIES] = {
-    "fio", "store", "store, checksums", "threads", "threads, checksums", "fio, default buffers"};
+    "fio", "store", "store, checksums", "durable state", "threads", "threads, checksums", "fio, default buffers"};
 
 struct sample {
   double bytes_per_s, cpu_s_per_gb;
@@ -50,8 +57,12 @@ struct bench {
   struct fio_file file;
   lade_store *stores[N_STORES];
   struct lade_extent extents[N_STORES];
-  uint64_t generation; /* of the store's last write */
+  uint64_t generation; /* of the stores' last write */
+  char durable_dir[PATH_MAX]; /* "" until it is made */
+  lade_durable *durable;
+  uint64_t durable_generation; /* that was written last */
   struct sample samples[N_SERIES][N_OPS][N_ROUNDS_MAX];
+  double publish_s[N_ROUNDS_MAX]; /* of durable state's passes of writing */
 };
 
 /* ---- measuring ---- */
@@ -64,53 +75,87 @@ static double cpu_seconds(void)
          (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
 }
 
-static struct lade_transfer transfer_of(const struct bench *bench, int store, int op, bool is_checked, uint64_t i)
+/* What a pass moves, and by whom. */
+struct pass {
+  lade_store *store;
+  struct lade_extent extent;
+  enum lade_store_check check;
+  uint64_t generation;
+};
+
+static struct lade_transfer transfer_of(const struct bench *bench, const struct pass *pass, int op, uint64_t i)
 {
   return (struct lade_transfer){
       .op = op == WRITE ? LADE_STORE_WRITE : LADE_STORE_READ,
-      .check = is_checked ? LADE_CHECK_STORE : LADE_CHECK_CALLER,
-      .extent = bench->extents[store],
+      .check = pass->check,
+      .extent = pass->extent,
       .offset = i * TRANSFER_BYTES,
       .bytes = LADE_MIN(TRANSFER_BYTES, bench->bytes - i * TRANSFER_BYTES),
       .data = bench->staging.data + i % N_TRANSFERS * TRANSFER_BYTES,
-      .identity = {.tensor = (uint32_t)i, .generation = bench->generation},
+      .identity = {.tensor = (uint32_t)i, .generation = pass->generation},
   };
 }
 
 /* Move the whole extent with N_TRANSFERS under way. After a failure what is under way is waited for. */
-static int transfers_run(struct bench *bench, int i_store, int op, bool is_checked, struct lade_error *error)
+static int transfers_run(struct bench *bench, const struct pass *pass, int op, struct lade_error *error)
 {
   struct lade_transfer transfers[N_TRANSFERS];
-  lade_store *store = bench->stores[i_store];
   uint64_t n = (uint64_t)lade_div_up((int64_t)bench->bytes, TRANSFER_BYTES), n_begun = 0, n_done = 0;
   int status = 0;
   while (n_done < n_begun || (!status && n_begun < n)) {
     bool is_full = n_begun - n_done == N_TRANSFERS;
     if (!status && !is_full && n_begun < n) {
       struct lade_transfer *transfer = &transfers[n_begun % N_TRANSFERS];
-      *transfer = transfer_of(bench, i_store, op, is_checked, n_begun);
-      status = lade_store_submit(store, transfer);
+      *transfer = transfer_of(bench, pass, op, n_begun);
+      status = lade_store_submit(pass->store, transfer);
       LADE_ASSERT(!status); /* it is well formed */
       n_begun += !status;
       continue;
     }
-    int code = lade_store_wait(store, &transfers[n_done++ % N_TRANSFERS], status ? NULL : error);
+    int code = lade_store_wait(pass->store, &transfers[n_done++ % N_TRANSFERS], status ? NULL : error);
     status = status ? status : code;
   }
   return status;
 }
 
-static int store_pass(struct bench *bench, int store, int op, bool is_checked, struct sample *ret_sample,
-                      struct lade_error *error)
+/* The next generation beside the last one, or the last one read. @ret_publish_s: how long publishing it took. */
+static int durable_run(struct bench *bench, int op, double *ret_publish_s, struct lade_error *error)
 {
+  bench->durable_generation += op == WRITE;
+  const struct pass pass = {lade_durable_store(bench->durable),
+                            lade_durable_slot(bench->durable, bench->durable_generation), LADE_CHECK_STORE,
+                            bench->durable_generation};
+  int status = transfers_run(bench, &pass, op, error);
+  if (status || op == READ)
+    return status;
+  int64_t start_ns = lade_now_ns();
+  status = lade_durable_publish(bench->durable, bench->durable_generation, "", 0, error);
+  *ret_publish_s = (double)(lade_now_ns() - start_ns) * 1e-9;
+  return status;
+}
+
+static int store_run(struct bench *bench, int series, int op, struct lade_error *error)
+{
+  const int store = series < POSIX ? BEST : THREADS;
+  const bool is_checked = series == STORE_CHECKED || series == POSIX_CHECKED;
   bench->generation += op == WRITE;
+  const struct pass pass = {bench->stores[store], bench->extents[store],
+                            is_checked ? LADE_CHECK_STORE : LADE_CHECK_CALLER, bench->generation};
+  return transfers_run(bench, &pass, op, error);
+}
+
+/* A pass by this process. */
+static int own_pass(struct bench *bench, int series, int op, int round, struct lade_error *error)
+{
   double cpu = cpu_seconds();
   int64_t start_ns = lade_now_ns();
-  int status = transfers_run(bench, store, op, is_checked, error);
+  int status = series == DURABLE ? durable_run(bench, op, &bench->publish_s[round], error)
+                                 : store_run(bench, series, op, error);
   double seconds = (double)(lade_now_ns() - start_ns) * 1e-9;
   if (!status)
-    *ret_sample = (struct sample){.bytes_per_s = (double)bench->bytes / seconds,
-                                  .cpu_s_per_gb = (cpu_seconds() - cpu) / ((double)bench->bytes * 1e-9)};
+    bench->samples[series][op][round] =
+        (struct sample){.bytes_per_s = (double)bench->bytes / seconds,
+                        .cpu_s_per_gb = (cpu_seconds() - cpu) / ((double)bench->bytes * 1e-9)};
   return status;
 }
 
@@ -130,12 +175,10 @@ static int series_run(struct bench *bench, int series, int round, struct lade_er
 {
   int status = 0;
   for (int op = 0; op < N_OPS && !status; op++) {
-    struct sample *sample = &bench->samples[series][op][round];
     if (series == FIO || series == FIO_PLAIN)
-      status = fio_pass(bench, op, series == FIO, sample, error);
+      status = fio_pass(bench, op, series == FIO, &bench->samples[series][op][round], error);
     else
-      status = store_pass(bench, series < POSIX ? BEST : THREADS, op,
-                          series == STORE_CHECKED || series == POSIX_CHECKED, sample, error);
+      status = own_pass(bench, series, op, round, error);
   }
   return status;
 }
@@ -144,7 +187,7 @@ static int rounds_run(struct bench *bench, struct lade_error *error)
 {
   int status = 0;
   for (int round = 0; round < bench->n_rounds; round++) {
-    for (int i = 0; i < N_SERIES && !status; i++)
+    for (int i = 0; i < N_SERIES && !status && !signals_get(); i++)
       status = series_run(bench, (round + i) % N_SERIES, round, error);
   }
   return status;
@@ -163,6 +206,37 @@ static int store_begin(struct bench *bench, int i, struct lade_error *error)
   if (status)
     return lade_error_set(error, status, "%s: no room for the bytes to be measured", bench->dir);
   return lade_store_prepare(bench->stores[i], error);
+}
+
+/* In a directory of its own, where no state of a run is. The first generation is published beforehand. */
+static int durable_begin(struct bench *bench, struct lade_error *error)
+{
+  double publish_s;
+  snprintf(bench->durable_dir, sizeof(bench->durable_dir), "%s/lade-bench-XXXXXX", bench->dir);
+  if (!mkdtemp(bench->durable_dir)) {
+    int code = -errno;
+    bench->durable_dir[0] = '\0';
+    return lade_error_set(error, code, "%s: no directory can be made in it: %s", bench->dir, strerror(-code));
+  }
+  const struct lade_durable_params params = {.struct_size = sizeof(params), .dir = bench->durable_dir};
+  int status = lade_durable_open(&params, error, &bench->durable);
+  if (!status)
+    status = lade_durable_prepare(bench->durable, bench->bytes, 0, error);
+  bench->durable_generation = UINT64_MAX; /* the first to be published is 0 */
+  return status ? status : durable_run(bench, WRITE, &publish_s, error);
+}
+
+static void durable_end(struct bench *bench)
+{
+  static const char *const names[] = {LADE_DURABLE_DATA, LADE_DURABLE_JOURNAL};
+  char path[PATH_MAX + 64];
+  lade_durable_close(bench->durable);
+  for (size_t i = 0; i < LADE_COUNT(names) && *bench->durable_dir; i++) {
+    snprintf(path, sizeof(path), "%s/%s", bench->durable_dir, names[i]);
+    unlink(path);
+  }
+  if (*bench->durable_dir)
+    rmdir(bench->durable_dir);
 }
 
 /* A small file tells whether fio is here and works before gigabytes are written for it. */
@@ -200,13 +274,15 @@ static int bench_begin(struct bench *bench, struct lade_error *error)
   memset(bench->staging.data, 0x3c, bench->staging.bytes);
   if (*lade_store_note(bench->stores[BEST]))
     fprintf(stderr, "lade bench store: %s\n", lade_store_note(bench->stores[BEST]));
-  return fio_begin(bench, error);
+  status = durable_begin(bench, error);
+  return status ? status : fio_begin(bench, error);
 }
 
 static void bench_end(struct bench *bench)
 {
   for (int i = 0; i < N_STORES; i++)
     lade_store_close(bench->stores[i]);
+  durable_end(bench);
   fio_file_close(&bench->file);
   lade_staging_finish(&bench->staging);
 }
@@ -241,6 +317,13 @@ static double cpu_of(const struct bench *bench, int series, int op)
   return median(values, bench->n_rounds);
 }
 
+static double publish_s_of(const struct bench *bench)
+{
+  double values[N_ROUNDS_MAX];
+  memcpy(values, bench->publish_s, sizeof(values));
+  return median(values, bench->n_rounds);
+}
+
 /* To fio's in the same round; NAN without fio. */
 static double ratio_of(const struct bench *bench, int series, int op)
 {
@@ -268,6 +351,7 @@ static void bench_print(const struct bench *bench)
     }
     printf("    %7.3f %7.3f\n", cpu_of(bench, series, WRITE), cpu_of(bench, series, READ));
   }
+  printf("publishing a generation of durable state: %.2f ms, within its writes\n", 1e3 * publish_s_of(bench));
 }
 
 static json_t *number_or_null(double value)
@@ -297,13 +381,16 @@ static int bench_dump(const struct bench *bench)
     status |= entry_add(object, "store_", op, "_bytes_per_s", rate_of(bench, STORE, op));
     status |= entry_add(object, "", op, "_ratio", ratio_of(bench, STORE, op));
     status |= entry_add(object, "", op, "_checked_ratio", ratio_of(bench, STORE_CHECKED, op));
+    status |= entry_add(object, "", op, "_durable_ratio", ratio_of(bench, DURABLE, op));
     status |= entry_add(object, "posix_", op, "_ratio", ratio_of(bench, POSIX, op));
     status |= entry_add(object, "posix_", op, "_checked_ratio", ratio_of(bench, POSIX_CHECKED, op));
     status |= entry_add(object, "store_", op, "_cpu_s_per_gb", cpu_of(bench, STORE, op));
     status |= entry_add(object, "store_", op, "_checked_cpu_s_per_gb", cpu_of(bench, STORE_CHECKED, op));
+    status |= entry_add(object, "store_", op, "_durable_cpu_s_per_gb", cpu_of(bench, DURABLE, op));
     status |= entry_add(object, "fio_", op, "_cpu_s_per_gb", none * cpu_of(bench, FIO, op));
     status |= entry_add(object, "fio_default_", op, "_cpu_s_per_gb", none * cpu_of(bench, FIO_PLAIN, op));
   }
+  status |= json_object_set_new(object, "durable_publish_seconds", json_real(publish_s_of(bench)));
   if (!status)
     return json_print(object);
   json_decref(object);
@@ -332,9 +419,9 @@ static int bench_run(struct bench *bench, const struct options *options, struct 
     status = bench_begin(bench, error);
   if (!status)
     status = rounds_run(bench, error);
-  if (!status && options->is_json)
+  if (!status && !signals_get() && options->is_json)
     status = bench_dump(bench);
-  else if (!status)
+  else if (!status && !signals_get())
     bench_print(bench);
   bench_end(bench);
   return status;
@@ -349,11 +436,13 @@ int bench_store_main(int argc, char **argv)
     struct bench *bench = calloc(1, sizeof(*bench));
     int status = -ENOMEM;
     if (bench) {
+      signals_init();
       bench->file.fd = -1;
       status = bench_run(bench, &options, &error);
     }
     free(bench);
-    code = status ? exit_fail("bench store", status, &error) : LADE_EXIT_DONE;
+    /* a terminal's signal reaches fio too, so that its pass may have failed */
+    code = signals_get() ? 128 + signals_get() : status ? exit_fail("bench store", status, &error) : LADE_EXIT_DONE;
   }
   options_finish(&options);
   return code;

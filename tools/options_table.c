@@ -230,7 +230,7 @@ const struct option option_table[] = {
     {OPTION_TEXT, "dir", "DIR", VERB_BENCH_STORE, AT(bench_dir), .unset = "required",
      .help = "directory on the drive to measure; nothing is left in it"},
     {OPTION_SIZE, "size", "SIZE", VERB_BENCH_STORE, AT(bench_bytes), .preset = "4GiB", .least = 8 << 20,
-     .help = "bytes that each pass moves, a multiple of 8MiB; three times as many must be free"},
+     .help = "bytes that each pass moves, a multiple of 8MiB; five times as many must be free"},
     {OPTION_COUNT, "rounds", "N", VERB_BENCH_STORE, AT(n_rounds), .preset = "5", .least = 1, .most = 99,
      .help = "rounds, of which medians are taken"},
 

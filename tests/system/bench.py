@@ -4,11 +4,14 @@
 
 Usage: bench.py LADE
 """
+import glob
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 LADE = sys.argv[1]
 
@@ -47,8 +50,8 @@ KEYS = {"adam": {"parameters", "exact_vs_cast_sequence", "bf16_moments_vs_cast_s
             name for op in ("read", "write")
             for name in (f"fio_{op}_bytes_per_s", f"store_{op}_bytes_per_s", f"{op}_ratio", f"{op}_checked_ratio",
                          f"posix_{op}_ratio", f"posix_{op}_checked_ratio", f"store_{op}_cpu_s_per_gb",
-                         f"store_{op}_checked_cpu_s_per_gb", f"fio_{op}_cpu_s_per_gb",
-                         f"fio_default_{op}_cpu_s_per_gb")}}
+                         f"store_{op}_checked_cpu_s_per_gb", f"{op}_durable_ratio", f"store_{op}_durable_cpu_s_per_gb",
+                         f"fio_{op}_cpu_s_per_gb", f"fio_default_{op}_cpu_s_per_gb")} | {"durable_publish_seconds"}}
 
 # What each is run with, so that it takes no longer than it must.
 ARGUMENTS = {"store": ["--dir", ".", "--size", "64MiB", "--rounds", "2"]}
@@ -94,3 +97,12 @@ if code == 0:
     assert report["store_read_bytes_per_s"] > 0, report
     code, out, err = run("store", "--dir", ".", "--size", "8MiB", "--rounds", "1")
     assert code == 0 and re.search(r"store, checksums +[\d.]+ GB/s +[\d.]+ GB/s", out), out
+    assert re.search(r"durable state +[\d.]+ GB/s +[\d.]+ GB/s.*publishing a generation.* [\d.]+ ms", out, re.DOTALL), out
+    # A signal ends the bench after a pass, and durable state's files, which have names, go with it.
+    bench = subprocess.Popen([LADE, "bench", "store", "--dir", ".", "--size", "8MiB", "--rounds", "99"],
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    while not glob.glob("lade-bench-*/*") and bench.poll() is None:
+        time.sleep(0.01)
+    bench.send_signal(signal.SIGINT)
+    assert bench.wait() == 128 + signal.SIGINT, bench.returncode
+    assert not glob.glob("lade-bench-*"), os.listdir(".")
