@@ -665,7 +665,7 @@ void lade_planner_destroy(lade_planner *planner)
 
 static int refuse(lade_planner *planner, uint64_t device_bytes, struct lade_error *error)
 {
-  char asked[32], least[32];
+  char asked[32], least[32], host[32], store_room[32];
   struct lade_plan_bounds bounds;
   int status = lade_planner_get_bounds(planner, &bounds);
   if (status)
@@ -674,9 +674,10 @@ static int refuse(lade_planner *planner, uint64_t device_bytes, struct lade_erro
   lade_size_format(bounds.min_bytes, least, sizeof(least));
   if (bounds.min_bytes == UINT64_MAX)
     return lade_error_set(error, -EOVERFLOW,
-                          "does not fit in %s (%llu bytes), nor in any budget found: host and store hold too little of "
-                          "what would have to leave the device; raise --host-budget or --store-budget, or lower "
-                          "--micro-batch", asked, (unsigned long long)device_bytes);
+                          "does not fit in any budget found: of what would have to leave the device the host may hold "
+                          "%s and the store %s; raise --host-budget or --store-budget, give the store more room, or "
+                          "lower --micro-batch", lade_size_format(planner->params.host_bytes, host, sizeof(host)),
+                          lade_size_format(planner->params.store_bytes, store_room, sizeof(store_room)));
   const char *store = planner->params.store_bytes ? ", or --store-budget" : ", or a --store";
   return lade_error_set(error, -EOVERFLOW,
                         "does not fit in %s (%llu bytes): the smallest budget found is %s (%llu bytes); more room "
