@@ -42,6 +42,7 @@ struct field {
 #define AT(member) offsetof(struct lade_machine, member)
 #define LEAST_RATE 1e3
 #define MOST_RATE 1e18
+#define PIECE_ALIGN 65536 /* requests are whole granules of the store */
 
 static const struct field fields[] = {
     {"name", AT(name), FIELD_TEXT, 1, LADE_MACHINE_NAME_BYTES - 1, false, false},
@@ -65,6 +66,10 @@ static const struct field fields[] = {
     {"store.write_bytes_per_s", AT(store.write_bytes_per_s), FIELD_NUMBER, LEAST_RATE, MOST_RATE, true, true},
     {"store.total_bytes_per_s", AT(store.total_bytes_per_s), FIELD_NUMBER, LEAST_RATE, MOST_RATE, true, true},
     {"store.latency_ns", AT(store.latency_ns), FIELD_NUMBER, 0, 1e12, true, false},
+    {"store.piece_bytes", AT(store.piece_bytes), FIELD_BYTES, PIECE_ALIGN, 64 << 20, true, true},
+    {"store.pieces", AT(store.n_pieces), FIELD_COUNT, 1, 1024, true, true},
+    {"store.window_bytes", AT(store.window_bytes), FIELD_BYTES, 1 << 16, 256 << 20, true, true},
+    {"store.windows", AT(store.n_windows), FIELD_COUNT, 2, 32, true, true},
 };
 
 static void *field_at(const struct field *field, const struct lade_machine *machine)
@@ -253,6 +258,9 @@ int lade_machine_check(const struct lade_machine *machine, const char *where, st
   if (store->bytes && (store->read_bytes_per_s == 0 || store->write_bytes_per_s == 0))
     return lade_error_set(error, -EINVAL, "%s: store.bytes is stated without store.%s_bytes_per_s", where,
                           store->read_bytes_per_s == 0 ? "read" : "write");
+  if (store->piece_bytes % PIECE_ALIGN)
+    return lade_error_set(error, -EINVAL, "%s: store.piece_bytes is %llu: expected a multiple of %d", where,
+                          (unsigned long long)store->piece_bytes, PIECE_ALIGN);
   return 0;
 }
 

@@ -27,6 +27,12 @@ struct lade_machine_store {
   double write_bytes_per_s;
   double total_bytes_per_s;   /* limit of reads and writes together; 0: no limit of its own */
   double latency_ns;          /* of one transfer */
+  /*
+   * How the drive likes to be asked: the longest request and how many are under way; the bytes of a window of a
+   * streamed update and how many windows have room (plan/program.h). 0: not known, and whoever asks has a default.
+   */
+  uint64_t piece_bytes, window_bytes;
+  int n_pieces, n_windows;
 };
 
 struct lade_machine {

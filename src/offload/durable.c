@@ -76,6 +76,8 @@ struct lade_durable {
   store_hash_fn *hash;
   lade_store *store;
   uint64_t slot_bytes, layout;
+  uint32_t piece_bytes; /* of the store's requests, and how many at once; 0: its default */
+  int depth;
   struct lade_extent tables[2], slots[2];
 };
 
@@ -380,7 +382,8 @@ static int store_open(struct lade_durable *d, struct lade_error *error)
 {
   const struct lade_store_params how = {.struct_size = sizeof(how), .dir = d->params.dir, .name = d->data_name,
                                         .engine = d->params.engine, .allow_tmpfs = d->params.allow_tmpfs,
-                                        .faults = d->params.faults};
+                                        .faults = d->params.faults, .piece_bytes = d->piece_bytes,
+                                        .depth = d->depth};
   int code = lade_store_open(&how, error, &d->store);
   for (int i = 0; i < 2 && !code; i++)
     code = lade_store_reserve(d->store, table_bytes(d->slot_bytes), &d->tables[i]);
@@ -417,6 +420,13 @@ static int found_settle(const struct lade_durable *d, struct lade_error *error)
   if (!code)
     code = dir_sync(d);
   return code ? failed(d, code_of_write(code), d->journal_name, "make durable what is in", error) : 0;
+}
+
+void lade_durable_set_pieces(struct lade_durable *d, uint32_t piece_bytes, int depth)
+{
+  LADE_ASSERT(!d->store);
+  d->piece_bytes = piece_bytes;
+  d->depth = depth;
 }
 
 int lade_durable_prepare(struct lade_durable *d, uint64_t slot_bytes, uint64_t layout, struct lade_error *error)

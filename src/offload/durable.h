@@ -76,6 +76,9 @@ uint64_t lade_durable_publish_bytes(uint64_t slot_bytes);
 /* Bytes of the file system that the data file has already. */
 uint64_t lade_durable_held_bytes(const lade_durable *durable);
 
+/* Before prepare: requests of the store, as in lade_store_params, once it is known how the drive likes them. */
+void lade_durable_set_pieces(lade_durable *durable, uint32_t piece_bytes, int depth);
+
 /*
  * Once: open the store. When nothing counts yet, all of it is allocated and written; else the slots and the table of
  * the one that counts are taken as they are, and checked as they are read. That it counts is made durable, too: whoever

@@ -582,6 +582,7 @@ static int program_emit_all(const struct lade_build_params *params, const struct
   program->n_microbatches = params->n_microbatches;
   program->is_training = params->is_training;
   program->is_unified = params->is_unified;
+  program->streaming = params->prices->streaming;
   program->step_on_host = b.step_host;
   program->step_on_device = b.step_device;
   program->is_early = params->residency->is_early && params->is_training;

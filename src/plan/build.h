@@ -37,6 +37,7 @@ struct lade_prices {
   struct lade_transfer_price comm[LADE_N_AXES]; /* per byte sent */
   double copy_cores;                  /* that one copy keeps busy, of n_cores */
   double n_cores;                     /* shared by all queues of a unified device; 0: not shared */
+  struct lade_streaming streaming;    /* no price: how the drive wants updates from the store to be cut */
 };
 
 struct lade_build_params {

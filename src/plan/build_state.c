@@ -659,13 +659,15 @@ static struct lade_stream_need stream_need(const struct builder *b, int param)
 {
   bool is_grad_stored = !b->status && b->buffers.items[update_grad(b, param).at.buffer].space == LADE_STORE;
   bool is_weight_stored = b->params->residency->weight_homes[param] == LADE_HOME_STORE;
-  return lade_stream_need(b->graph, b->params->layout, param, is_weight_stored, is_grad_stored);
+  return lade_stream_need(&(struct lade_stream_params){b->graph, b->params->layout, b->params->prices->streaming, param,
+                                                       is_weight_stored, is_grad_stored});
 }
 
 static int32_t scratch_make(struct builder *b, struct lade_stream_need most, bool is_shared)
 {
   enum lade_space space = b->params->is_unified ? LADE_DEVICE : LADE_HOST;
-  return buffer_make(b, space, LADE_OWNER_WORKSPACE, lade_stream_scratch_bytes(most, is_shared), false);
+  const uint64_t bytes = lade_stream_scratch_bytes(&b->params->prices->streaming, most, is_shared);
+  return buffer_make(b, space, LADE_OWNER_WORKSPACE, bytes, false);
 }
 
 /* For all updates that come after all steps. */

@@ -34,6 +34,9 @@
 
 #define STREAM_FACTOR 0.85
 
+#define WINDOW_BYTES (3u << 19) /* of three parts: half a mebibyte each */
+#define N_WINDOWS 6             /* one computed, the others being read and written */
+
 /* What compact moments get on a CPU of the exact update's bytes per second: instructions bind them (docs/adam.md). */
 static const double compact_factors[LADE_N_MOMENTS] = {
     [LADE_MOMENTS_F32] = 1, [LADE_MOMENTS_BF16] = 0.85, [LADE_MOMENTS_8BIT] = 0.35};
@@ -250,8 +253,16 @@ int64_t lade_cost_stream_edge_ns(const struct lade_cost *cost, const struct lade
 {
   int read, written;
   streamed_bytes(cost, form, has_weight, &read, &written);
-  uint64_t window = (uint64_t)LADE_MIN(form->n_elements, (int64_t)LADE_STREAM_ELEMENTS);
+  const struct lade_streaming how = lade_cost_streaming(cost);
+  uint64_t window = (uint64_t)LADE_MIN(form->n_elements, lade_stream_window_elements(&how, (size_t)written));
   return lade_cost_read_ns(cost, window * (uint64_t)read) + lade_cost_write_ns(cost, window * (uint64_t)written);
+}
+
+struct lade_streaming lade_cost_streaming(const struct lade_cost *cost)
+{
+  const struct lade_machine_store *store = &cost->machine.store;
+  return (struct lade_streaming){store->window_bytes ? store->window_bytes : WINDOW_BYTES,
+                                 store->n_windows ? store->n_windows : N_WINDOWS};
 }
 
 int64_t lade_cost_sum_squares_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype grad_dtype)
@@ -324,6 +335,7 @@ int lade_cost_prices(const struct lade_cost *cost, const struct lade_graph *grap
     prices.comm[axis] = prices.to_host;
   prices.copy_cores = 1;
   prices.n_cores = machine->is_unified ? machine->n_cores : 0;
+  prices.streaming = lade_cost_streaming(cost);
   *ret_prices = prices;
   return 0;
 }

@@ -72,6 +72,9 @@ int64_t lade_cost_adamw_ns(const struct lade_cost *cost, const struct lade_adamw
 int64_t lade_cost_adamw_store_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool has_weight);
 int64_t lade_cost_stream_edge_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool has_weight);
 
+/* How such updates are cut: as the machine's drive likes it, or where that is not known in six windows of 1.5 MiB. */
+struct lade_streaming lade_cost_streaming(const struct lade_cost *cost);
+
 /* Sums of squares of one gradient, and the fixed tree over all partials. */
 int64_t lade_cost_sum_squares_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype grad_dtype);
 int64_t lade_cost_clip_ns(const struct lade_cost *cost, int64_t n_partials);

@@ -559,6 +559,7 @@ static int plain_init(lade_planner *planner)
   cost.machine.is_unified = planner->params.is_unified;
   int status = lade_cost_prices(&cost, planner->params.graph, &planner->plain_prices);
   lade_cost_finish(&cost);
+  planner->plain_prices.streaming = planner->params.prices->streaming; /* what is laid out is what will run */
   return status ? status : pricing_init(planner, &planner->plain_prices, &planner->plain);
 }
 

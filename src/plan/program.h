@@ -152,18 +152,20 @@ enum {
 enum { LADE_ROLE_SRC, LADE_ROLE_DST };
 
 /*
- * A streamed update works through its parameter in windows of at most this many elements; its scratch has room for so
- * many of the largest: being read, computed, written. Whoever runs it may cut smaller windows, and has more of them
- * under way then, in whole LADE_STREAM_GRAIN elements, so that a part of one byte each still fills whole granules.
- * Scales, a byte for a hundred elements, are read and written whole.
+ * A streamed update works through its parameter in windows of at most @window_bytes of all that moves, in whole
+ * LADE_STREAM_GRAIN elements, at least one, so that a part of one byte each still fills whole granules. So requests are
+ * about as long in every form of the state. Its scratch has room for @n_windows of the largest: being read, computed,
+ * written. Scales, a byte for a hundred elements, are read and written whole. No number depends on either.
  *
  * Updates after all steps share one scratch, and so what the next ones need can be read while one is computed. Of a
  * row of such updates, with nothing else on the queue in between, the event of each says that its parameter is
  * computed, in memory, and that its gradient is free; what the store is to hold, and the scratch, wait for the last.
  */
-#define LADE_STREAM_ELEMENTS (256 * 1024)
+struct lade_streaming {
+  uint64_t window_bytes;
+  int n_windows; /* at least 1 */
+};
 #define LADE_STREAM_GRAIN (64 * 1024)
-#define LADE_STREAM_WINDOWS 3
 
 /* All offsets and sizes of buffers are multiples of these: pages in memory, checksummed granules in the store. */
 #define LADE_BUFFER_ALIGN 4096
@@ -194,6 +196,7 @@ struct lade_program {
   bool is_training; /* else forward only: evaluation */
   bool is_unified;  /* the drive and the host reach device memory */
   bool is_early;    /* a parameter is updated as soon as its gradient is complete and nobody reads it any more */
+  struct lade_streaming streaming;
   /*
    * Without is_unified kernels read the step block in device memory: both buffers are resident and no instruction names
    * them. Whoever runs the program writes the one on the host and copies it to the other before the first instruction.
@@ -265,17 +268,25 @@ int64_t lade_summed_partials(const struct lade_graph *graph, const struct lade_l
 enum lade_dtype lade_value_dtype(const struct lade_graph *graph, int tensor);
 /* Bytes of @n_elements of @part. */
 uint64_t lade_part_bytes(const struct lade_graph *graph, enum lade_part part, int64_t n_elements);
+/* Elements of the longest window when all that moves of an element is @element_bytes. */
+int64_t lade_stream_window_elements(const struct lade_streaming *how, size_t element_bytes);
 /*
  * What a streamed update of @param needs of its scratch: a window of its parts and, if they stream from the store too,
  * of its weight and of its gradient; and all of its scales.
  */
+struct lade_stream_params {
+  const struct lade_graph *graph;
+  const struct lade_layout *layout;
+  struct lade_streaming how;
+  int param;
+  bool has_weight, has_grad;
+};
 struct lade_stream_need {
   uint64_t window_bytes, scales_bytes;
 };
-struct lade_stream_need lade_stream_need(const struct lade_graph *graph, const struct lade_layout *layout, int param,
-                                         bool has_weight, bool has_grad);
+struct lade_stream_need lade_stream_need(const struct lade_stream_params *params);
 /* The scratch of updates that need no more than @most, of one alone or of several that share it. */
-uint64_t lade_stream_scratch_bytes(struct lade_stream_need most, bool is_shared);
+uint64_t lade_stream_scratch_bytes(const struct lade_streaming *how, struct lade_stream_need most, bool is_shared);
 /* Is @part streamed whole? */
 static inline bool lade_part_is_scales(enum lade_part part)
 {

@@ -160,13 +160,14 @@ static struct lade_stream_need stream_need(const struct proof *proof, const stru
 {
   bool has_weight = operand_space(proof, instr, 0) == LADE_STORE;
   bool has_grad = operand_space(proof, instr, 1) == LADE_STORE;
-  return lade_stream_need(proof->graph, proof->program->layout, instr->param, has_weight, has_grad);
+  return lade_stream_need(&(struct lade_stream_params){proof->graph, proof->program->layout, proof->program->streaming,
+                                                       instr->param, has_weight, has_grad});
 }
 
 /* Its last operand. A scratch that several share is looked at by scratch_check, as all of them are known. */
 static void scratch_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
-  uint64_t bytes = lade_stream_scratch_bytes(stream_need(proof, instr), false);
+  uint64_t bytes = lade_stream_scratch_bytes(&proof->program->streaming, stream_need(proof, instr), false);
   if (!proof->program->is_early && instr->n_operands)
     bytes = proof->program->operands[instr->first_operand + instr->n_operands - 1].bytes;
   expect(e, LADE_ROLE_SCRATCH, LADE_MAKES, drive_reach(proof), nothing, nothing, bytes);
@@ -623,6 +624,9 @@ static int list_check(const struct proof *proof)
   if (program->n_instrs < 1 || program->n_microbatches < 1 || program->n_microbatches > INT16_MAX)
     return proof_fail_all(proof, "a program of %d instructions over %d microbatches", program->n_instrs,
                           program->n_microbatches);
+  if (program->streaming.n_windows < 1)
+    return proof_fail_all(proof, "updates stream through %d windows: expected at least one",
+                          program->streaming.n_windows);
   for (int param = 0; param < proof->graph->n_params; param++) {
     if ((int64_t)proof->n_adds[param] * program->n_microbatches > INT16_MAX)
       return proof_fail_all(proof, "%d microbatches are too many: gradient versions end at %d", program->n_microbatches,
@@ -669,10 +673,10 @@ static int tally_check(const struct proof *proof, const struct tally *tally)
     return proof_fail_all(proof, "parameter %s is missing in the norm", param_missing(proof, tally->is_normed));
   if (tally->n_updated != graph->n_params)
     return proof_fail_all(proof, "parameter %s is never updated", param_missing(proof, tally->is_updated));
-  if (tally->stream && tally->stream->bytes != lade_stream_scratch_bytes(tally->stream_most, true))
+  const uint64_t scratch_bytes = lade_stream_scratch_bytes(&proof->program->streaming, tally->stream_most, true);
+  if (tally->stream && tally->stream->bytes != scratch_bytes)
     return proof_fail_all(proof, "streamed updates share %llu bytes of scratch: expected %llu",
-                          (unsigned long long)tally->stream->bytes,
-                          (unsigned long long)lade_stream_scratch_bytes(tally->stream_most, true));
+                          (unsigned long long)tally->stream->bytes, (unsigned long long)scratch_bytes);
   return 0;
 }
 

@@ -74,31 +74,44 @@ uint64_t lade_state_store_bytes(const struct lade_graph *graph)
   return bytes;
 }
 
-struct lade_stream_need lade_stream_need(const struct lade_graph *graph, const struct lade_layout *layout, int param,
-                                         bool has_weight, bool has_grad)
+int64_t lade_stream_window_elements(const struct lade_streaming *how, size_t element_bytes)
 {
-  int64_t n = LADE_MIN(lade_param_shard(graph, layout, param).n_padded, LADE_STREAM_ELEMENTS);
-  uint64_t window = 0, scales = 0;
+  const int64_t n = (int64_t)(how->window_bytes / LADE_MAX(element_bytes, 1));
+  return LADE_MAX(n / LADE_STREAM_GRAIN * LADE_STREAM_GRAIN, LADE_STREAM_GRAIN);
+}
+
+struct lade_stream_need lade_stream_need(const struct lade_stream_params *params)
+{
+  const struct lade_graph *graph = params->graph;
+  size_t part_bytes[LADE_N_PARTS + 2], element_bytes = 0;
+  int n_parts = 0;
+  struct lade_stream_need need = {0};
   for (int part = 0; part < LADE_N_PARTS; part++) {
-    int tensor = lade_value_part(graph, param, (enum lade_part)part);
+    int tensor = lade_value_part(graph, params->param, (enum lade_part)part);
     if (tensor < 0)
       continue;
     if (lade_part_is_scales((enum lade_part)part))
-      scales += lade_align_up(lade_held_bytes(graph, layout, tensor), LADE_BUFFER_ALIGN);
+      need.scales_bytes += lade_align_up(lade_held_bytes(graph, params->layout, tensor), LADE_BUFFER_ALIGN);
     else
-      window += lade_align_up((uint64_t)n * part_element_bytes(graph, (enum lade_part)part), LADE_BUFFER_ALIGN);
+      part_bytes[n_parts++] = part_element_bytes(graph, (enum lade_part)part);
   }
-  if (has_weight)
-    window += lade_align_up((uint64_t)n * lade_dtype_bytes(graph->dtype), LADE_BUFFER_ALIGN);
-  if (has_grad)
-    window += lade_align_up((uint64_t)n * lade_dtype_bytes(graph->grad_dtype), LADE_BUFFER_ALIGN);
-  return (struct lade_stream_need){window, scales};
+  if (params->has_weight)
+    part_bytes[n_parts++] = lade_dtype_bytes(graph->dtype);
+  if (params->has_grad)
+    part_bytes[n_parts++] = lade_dtype_bytes(graph->grad_dtype);
+  for (int i = 0; i < n_parts; i++)
+    element_bytes += part_bytes[i];
+  const int64_t n = LADE_MIN(lade_param_shard(graph, params->layout, params->param).n_padded,
+                             lade_stream_window_elements(&params->how, element_bytes));
+  for (int i = 0; i < n_parts; i++)
+    need.window_bytes += lade_align_up((uint64_t)n * part_bytes[i], LADE_BUFFER_ALIGN);
+  return need;
 }
 
 /* Scales of one update are read while those of the one before it are still in use. */
-uint64_t lade_stream_scratch_bytes(struct lade_stream_need most, bool is_shared)
+uint64_t lade_stream_scratch_bytes(const struct lade_streaming *how, struct lade_stream_need most, bool is_shared)
 {
-  return LADE_STREAM_WINDOWS * most.window_bytes + (is_shared ? 2 : 1) * most.scales_bytes;
+  return (uint64_t)how->n_windows * most.window_bytes + (is_shared ? 2 : 1) * most.scales_bytes;
 }
 
 const char *lade_value_name(const struct lade_graph *graph, int tensor, char *name)

@@ -166,6 +166,17 @@ static void scales_bind(const struct lade_program *program, const struct lade_in
   }
 }
 
+/* Windows of about the same length, as few as the program's allow. */
+static int64_t stream_window(const struct lade_program *program, const struct stream_call *s)
+{
+  size_t element_bytes = 0;
+  for (int i = 0; i < s->n_parts; i++)
+    element_bytes += s->parts[i].element_bytes;
+  const int64_t most = lade_stream_window_elements(&program->streaming, element_bytes);
+  const int64_t n_windows = lade_div_up(s->n_held, most);
+  return lade_div_up(lade_div_up(s->n_held, n_windows), LADE_STREAM_GRAIN) * LADE_STREAM_GRAIN;
+}
+
 static int stream_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
                        struct stream_call **ret_stream)
 {
@@ -199,6 +210,7 @@ static int stream_bind(lade_executor *ex, const struct lade_program *program, co
     part->is_written = role != LADE_ROLE_GRAD;
     s->part_of_role[role] = s->n_parts++;
   }
+  s->n_window = stream_window(program, s);
   scales_bind(program, instr, s);
   *ret_stream = s;
   return 0;

@@ -55,6 +55,7 @@ struct stream_call {
   struct lade_adamw_args args; /* of the whole tensor; each window is a piece of it */
   int n_parts;
   int64_t n_held;              /* elements in the store: the shard's, with its padding */
+  int64_t n_window;            /* of a window, but for the last one */
   struct stream_part parts[STREAM_MAX_PARTS]; /* in the order of LADE_ROLE_WEIGHT.. */
   int part_of_role[LADE_ROLE_V + 1];          /* -1: not streamed */
   int n_scales;

@@ -287,6 +287,8 @@ static int slots_open(lade_session *s, struct lade_error *error)
   char differences[300] = "";
   if (!s->durable)
     return 0;
+  const struct lade_machine_store *drive = &s->cost.machine.store;
+  lade_durable_set_pieces(s->durable, (uint32_t)drive->piece_bytes, drive->n_pieces);
   int status = lade_durable_prepare(s->durable, lade_state_store_bytes(s->graph), layout_of(s), error);
   if (status != -EINVAL || !s->is_recovered)
     return status;

@@ -215,10 +215,13 @@ static int graph_make(lade_session *s, struct lade_error *error)
   return status;
 }
 
+/* Before the drive is measured its requests are the store's own. */
 static struct lade_store_params store_params(const lade_session *s)
 {
+  const struct lade_machine_store *drive = &s->cost.machine.store;
   return (struct lade_store_params){.struct_size = sizeof(struct lade_store_params), .dir = s->params.store,
-                                    .allow_tmpfs = s->params.allow_tmpfs, .faults = s->params.faults};
+                                    .allow_tmpfs = s->params.allow_tmpfs, .faults = s->params.faults,
+                                    .piece_bytes = (uint32_t)drive->piece_bytes, .depth = drive->n_pieces};
 }
 
 static double step_flops(const lade_session *s)

@@ -32,9 +32,6 @@
 
 #include "run/executor_internal.h"
 
-#define ITEM_ELEMENTS (128 * 1024) /* half a mebibyte of each FP32 moment */
-
-_Static_assert(ITEM_ELEMENTS % LADE_STREAM_GRAIN == 0 && ITEM_ELEMENTS <= LADE_STREAM_ELEMENTS, "items fit");
 _Static_assert(LADE_STREAM_GRAIN % LADE_MOMENT_BLOCK == 0 && LADE_STREAM_GRAIN % LADE_STORE_GRANULE_BYTES == 0,
                "a grain is whole blocks of scales and whole granules of any part");
 
@@ -94,7 +91,7 @@ static uint64_t scales_bytes(const struct stream_call *call)
 
 static int64_t call_n_items(const struct stream_call *call)
 {
-  return lade_div_up(call->n_held, ITEM_ELEMENTS);
+  return lade_div_up(call->n_held, call->n_window);
 }
 
 /* Items of call @i_call, behind those before it, from @at of the ring on. Returns where the next ones go on. */
@@ -102,10 +99,10 @@ static uint64_t items_place(struct stream_run *run, int i_call, uint64_t at, uin
 {
   struct stream_call *call = run->calls[i_call];
   call->first_item = run->n_items;
-  for (int64_t first = 0; first < call->n_held; first += ITEM_ELEMENTS) {
+  for (int64_t first = 0; first < call->n_held; first += call->n_window) {
     struct stream_item *item = &run->items[run->n_items];
     *item = (struct stream_item){.call = call, .first = first, .offset = at};
-    item->n = LADE_MIN(call->n_held - first, ITEM_ELEMENTS);
+    item->n = LADE_MIN(call->n_held - first, call->n_window);
     if (item_end(item) > ring_bytes)
       item->offset = 0;
     LADE_ASSERT(item_end(item) <= ring_bytes);

@@ -88,7 +88,7 @@ struct lade_graph *scene_graph(enum lade_family family, enum lade_dtype dtype, f
 struct lade_prices scene_prices(const struct lade_graph *graph)
 {
   struct lade_prices prices = {.clip_ns = 100, .to_host = {50, 0.2}, .to_device = {50, 0.2}, .read = {200, 0.5},
-                               .write = {200, 0.5}};
+                               .write = {200, 0.5}, .streaming = {1 << 20, 3}};
   prices.op_ns = calloc((size_t)graph->n_ops, sizeof(int64_t));
   prices.norm_ns = calloc((size_t)graph->n_params, sizeof(int64_t));
   for (int op = 0; op < graph->n_ops; op++)

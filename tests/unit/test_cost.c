@@ -176,6 +176,27 @@ static void an_update_costs_more_the_further_its_state_is(void **state)
   assert_true(lade_cost_stream_edge_ns(&cost, &form, true) < edge);
 }
 
+/* Whatever an element's bytes, a window is about as long, and whole grains. */
+static void windows_are_cut_by_bytes(void **state)
+{
+  struct lade_cost cost;
+  machine_make(&cost, "h100-80g");
+  struct lade_streaming how = lade_cost_streaming(&cost);
+  assert_int_equal(how.window_bytes, 3 << 19); /* of no particular drive */
+  assert_int_equal(how.n_windows, 6);
+  for (size_t bytes = 3; bytes <= 12; bytes++) {
+    int64_t n = lade_stream_window_elements(&how, bytes);
+    assert_int_equal(n % LADE_STREAM_GRAIN, 0);
+    assert_true((uint64_t)n * bytes <= how.window_bytes);
+    assert_true((uint64_t)(n + LADE_STREAM_GRAIN) * bytes > how.window_bytes);
+  }
+  cost.machine.store.window_bytes = 1; /* too few for a grain */
+  cost.machine.store.n_windows = 2;
+  how = lade_cost_streaming(&cost);
+  assert_int_equal(how.n_windows, 2);
+  assert_int_equal(lade_stream_window_elements(&how, 10), LADE_STREAM_GRAIN);
+}
+
 static void every_part_of_a_step_has_a_price(void **state)
 {
   static const char *const machines[] = {"h100-80g", "laptop-8c"};
@@ -210,6 +231,7 @@ int main(void)
       cmocka_unit_test(copies_take_latency_and_bytes),
       cmocka_unit_test(adamw_moves_what_its_types_say),
       cmocka_unit_test(an_update_costs_more_the_further_its_state_is),
+      cmocka_unit_test(windows_are_cut_by_bytes),
       cmocka_unit_test(every_part_of_a_step_has_a_price),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -255,17 +255,19 @@ static void a_step_moves_no_byte_of_state_twice(void **state)
     enum lade_moments moments;
     enum lade_master master;
     double most; /* bytes per parameter, each way */
+    struct lade_streaming how; /* which no bit depends on: many short windows, one for all, and in between */
     const char *name;
-  } cases[] = {{LADE_MOMENTS_F32, LADE_MASTER_EXACT, 10.1, "exact"},
-               {LADE_MOMENTS_BF16, LADE_MASTER_EXACT, 6.1, "bf16 moments"},
-               {LADE_MOMENTS_8BIT, LADE_MASTER_EXACT, 4.1, "8-bit moments"},
-               {LADE_MOMENTS_8BIT, LADE_MASTER_24BIT, 3.1, "24-bit master"}};
+  } cases[] = {{LADE_MOMENTS_F32, LADE_MASTER_EXACT, 10.1, {1, 2}, "exact"},
+               {LADE_MOMENTS_BF16, LADE_MASTER_EXACT, 6.1, {1 << 20, 1}, "bf16 moments"},
+               {LADE_MOMENTS_8BIT, LADE_MASTER_EXACT, 4.1, {3 << 19, 6}, "8-bit moments"},
+               {LADE_MOMENTS_8BIT, LADE_MASTER_24BIT, 3.1, {64 << 20, 2}, "24-bit master"}};
   for (size_t i = 0; i < LADE_COUNT(cases) && !store_refusal; i += extent == MANY ? 1 : LADE_COUNT(cases) - 1) {
     struct rig_model model = wide_model();
     struct rig rig;
     model.moments = cases[i].moments;
     model.master = cases[i].master;
     rig_init(&rig, &model);
+    rig.prices.streaming = cases[i].how;
     uint64_t want = two_steps(&rig, LADE_HOME_DEVICE, 0, cases[i].name);
     if (two_steps(&rig, LADE_HOME_STORE, cases[i].most, cases[i].name) != want)
       fail_msg("%s: other bits than in memory", cases[i].name);

@@ -79,7 +79,8 @@ static void a_file_may_change_a_preset(void **state)
 {
   struct lade_machine machine, preset;
   const char *path = file_with("{\"preset\":\"h100-80g\",\"name\":\"mine\",\"device_bytes\":\"40GiB\","
-                               "\"to_host\":{\"bytes_per_s\":1000000}}");
+                               "\"to_host\":{\"bytes_per_s\":1000000},\"store\":{\"piece_bytes\":\"1MiB\","
+                               "\"pieces\":16,\"window_bytes\":\"3MiB\",\"windows\":4}}");
   assert_int_equal(lade_machine_load(path, NULL, &machine), 0);
   assert_int_equal(lade_machine_preset("h100-80g", NULL, &preset), 0);
   assert_string_equal(machine.name, "mine");
@@ -87,6 +88,9 @@ static void a_file_may_change_a_preset(void **state)
   assert_true(machine.to_host.bytes_per_s == 1000000);
   assert_true(machine.to_host.latency_ns == preset.to_host.latency_ns);
   assert_true(machine.to_device.bytes_per_s == preset.to_device.bytes_per_s);
+  assert_true(machine.store.piece_bytes == 1 << 20 && machine.store.window_bytes == 3 << 20);
+  assert_true(machine.store.n_pieces == 16 && machine.store.n_windows == 4);
+  assert_true(machine.store.bytes == preset.store.bytes);
 }
 
 static void a_bad_file_is_refused_by_the_name_of_its_field(void **state)
@@ -114,6 +118,8 @@ static void a_bad_file_is_refused_by_the_name_of_its_field(void **state)
       {"{\"preset\":\"nosuch\"}", "nosuch"},
       {"{\"preset\":7}", "preset"},
       {"{\"preset\":\"h100-80g\",\"store\":{\"read_bytes_per_s\":0}}", "store.read_bytes_per_s"},
+      {"{\"preset\":\"h100-80g\",\"store\":{\"piece_bytes\":100000}}", "store.piece_bytes is 100000"},
+      {"{\"preset\":\"h100-80g\",\"store\":{\"windows\":1}}", "store.windows is 1"},
       {"{\"preset\":\"h100-80g\",\"a\\nb\":1}", "\"a\\nb\""},
   };
   for (size_t i = 0; i < LADE_COUNT(bad); i++) {

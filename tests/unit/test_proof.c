@@ -476,6 +476,8 @@ static void streamed_updates_share_their_scratch(void **state)
   for (int i = 0; i < n; i++)
     s.program->operands[operands[i]].bytes -= LADE_BUFFER_ALIGN;
   assert_caught(s.program, "bytes of scratch: expected");
+  s.program->streaming.n_windows = 0;
+  assert_caught(s.program, "stream through 0 windows");
   scene_finish(&s);
 }
 
