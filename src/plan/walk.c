@@ -2,12 +2,11 @@
 /*
  * The walk from keeping everything to the smallest memory.
  *
- * Each round emits the program just in time (no addresses: 0.2 ms for a thousand instructions), finds the
- * instant at which most device memory is live, and looks at what is live there without being used there. Each such
- * value can leave that instant in up to three ways, and what is resident on the device for good, parameters and their
- * optimizer state, can move its home; of all these the change with the least estimated time per
- * byte freed is made, for a few units of the value's group at once. Every choice only ever moves
- * away from "keep", so the walk ends; it ends where everything that is live at the peak is an operand of the
+ * Each round looks at the program just in time (sight.c), at the instant at which most device memory is live, and at
+ * what is live there without being used there. Each such value can leave that instant in up to three ways, and what is
+ * resident on the device for good, parameters and their optimizer state, can move its home; of all these the change
+ * with the least estimated time per byte freed is made, for a few units of the value's group at once. Every choice only
+ * ever moves away from "keep", so the walk ends; it ends where everything that is live at the peak is an operand of the
  * instruction that runs then, or where no tier has room.
  *
  * Spills (values that leave in every gap) are made for a whole group at once: the short gaps of all
@@ -20,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan/sight.h"
 #include "plan/walk.h"
 
 /* A group of many units is moved in about so many rounds: fewer where a round is long. */
@@ -33,13 +33,6 @@
 #define REFUSALS_MOST 32 /* changes taken back for want of room, until nothing more is sent to that tier */
 #define PASSAGE_VALUES 8 /* of the widest kind that pass through the host at once */
 
-/* A buffer at the peak, with its last use before and its first after. */
-struct resident_view {
-  int32_t before, after; /* instructions; -1, INT32_MAX */
-  int32_t tensor;
-  bool is_used_now;
-};
-
 /* What a change found: homes of a parameter, or the choice of a gap. */
 struct undo {
   uint8_t weight_home, home, wait;
@@ -52,14 +45,13 @@ struct walker {
   lade_solver *solver;
   int allowed;
   struct lade_residency *residency;
-  struct lade_program *program;
-  struct resident_view *views; /* by buffer of program */
-  int peak_at;
-  uint64_t *peak_bytes;  /* by tensor number of values: bytes live and idle at the peak */
+  struct sights *sights;
+  const struct sight *sight; /* of residency */
+  int32_t sight_number;
+  struct idle_value *idle; /* by value's number: what of it is idle at the peak, if any */
   int32_t *peak_members; /* scratch: members of a group that are live at the peak */
   int32_t *speakers;     /* by a group's first tensor: its first that is live at the peak, -1 */
   double most_ns; /* of compute: recomputing does not go on for ever */
-  uint8_t *is_saved_gap;   /* by tensor: the idle gap at the peak is its saved one */
   uint8_t *barred;         /* by lade_change_index: changes that were taken back (bar_bit) */
   struct undo *undo;       /* what the members of the last change were before it */
   int n_refusals[LADE_N_SPACES];
@@ -87,88 +79,6 @@ struct lade_build_params walk_build_params(const struct lade_plan_params *params
       .chunk_bytes = params->chunk_bytes};
 }
 
-/* ---- the peak ---- */
-
-static void views_fill(struct walker *w)
-{
-  const struct lade_program *p = w->program;
-  for (int i = 0; i < p->n_buffers; i++)
-    w->views[i] = (struct resident_view){-1, INT32_MAX, -1, false};
-  for (int at = 0; at < p->n_instrs; at++) {
-    for (int k = 0; k < p->instrs[at].n_operands; k++) {
-      const struct lade_operand *operand = &p->operands[p->instrs[at].first_operand + k];
-      struct resident_view *view = &w->views[operand->buffer];
-      int32_t tensor = operand->access & LADE_MAKES ? operand->makes.tensor : operand->reads.tensor;
-      if (at <= w->peak_at || view->tensor < 0)
-        view->tensor = tensor; /* who is in the buffer at the peak: it may have changed hands in place */
-      if (at < w->peak_at)
-        view->before = at;
-      else if (at == w->peak_at)
-        view->is_used_now = true;
-      else if (view->after == INT32_MAX)
-        view->after = at;
-    }
-  }
-}
-
-static int instr_phase(const struct walker *w, int at)
-{
-  const struct lade_instr *instr = &w->program->instrs[at];
-  if (instr->kind == LADE_INSTR_COMPUTE || (instr->kind == LADE_INSTR_COLLECTIVE && instr->op >= 0))
-    return 2 * instr->microbatch + (instr->is_recompute || w->graph->ops[instr->op].is_backward);
-  bool is_of_gradient = instr->kind == LADE_INSTR_NORM || instr->kind == LADE_INSTR_ROUND;
-  return is_of_gradient ? 2 * instr->microbatch + 1 : INT32_MAX;
-}
-
-static bool is_copy(const struct walker *w, int at)
-{
-  int kind = w->program->instrs[at].kind;
-  return kind == LADE_INSTR_COPY || kind == LADE_INSTR_READ || kind == LADE_INSTR_WRITE;
-}
-
-/*
- * Who is in the buffer at the peak, as changes know it; -1: nobody. Rounded, a gradient is what it was. A block of it
- * goes where its parameter is, and no choice of its own has a say, but for one that waits for a streamed update.
- */
-static int32_t view_tensor(const struct walker *w, const struct resident_view *view)
-{
-  const int from_blocks = view->tensor - lade_value_block(w->graph, 0, (enum lade_block)0);
-  const int param = from_blocks / LADE_N_BLOCKS, kind = from_blocks % LADE_N_BLOCKS;
-  if (from_blocks < 0 || (kind != LADE_BLOCK_ROUNDED && kind != LADE_BLOCK_GRAD))
-    return view->tensor;
-  if (lade_shard_count(w->params->layout) > 1 && w->residency->homes[param] != LADE_HOME_STORE)
-    return view->tensor;
-  return w->graph->params[param].grad;
-}
-
-/* Collect what is live and idle at the peak, by tensor number. */
-static void idle_collect(struct walker *w)
-{
-  const struct lade_program *p = w->program;
-  memset(w->peak_bytes, 0, (size_t)lade_value_count(w->graph) * sizeof(*w->peak_bytes));
-  for (int i = 0; i < p->n_buffers; i++) {
-    const struct resident_view *view = &w->views[i];
-    const int32_t tensor = view_tensor(w, view);
-    if (p->buffers[i].space != LADE_DEVICE || p->buffers[i].first > w->peak_at || p->buffers[i].last < w->peak_at)
-      continue;
-    if (tensor < 0)
-      continue;
-    bool is_grad = tensor < w->graph->n_tensors && w->graph->tensors[tensor].kind == LADE_TENSOR_GRAD;
-    if (p->buffers[i].is_resident) {
-      w->peak_bytes[tensor] += p->buffers[i].bytes;
-      continue;
-    }
-    if (view->is_used_now || view->before < 0 || view->after == INT32_MAX)
-      continue;
-    if (is_copy(w, view->before) || is_copy(w, view->after))
-      continue; /* just in time already */
-    w->peak_bytes[tensor] += p->buffers[i].bytes;
-    if (tensor < w->graph->n_tensors)
-      w->is_saved_gap[tensor] = instr_phase(w, view->before) != instr_phase(w, view->after) ||
-                                (is_grad && p->instrs[view->after].kind == LADE_INSTR_UPDATE);
-  }
-}
-
 /* ---- changes ---- */
 
 /* Host memory that values pass through on their way between a device and a drive that do not reach each other. */
@@ -186,7 +96,7 @@ static uint64_t passage_bytes(const struct walker *w)
 static uint64_t tier_room(const struct walker *w, enum lade_space space)
 {
   uint64_t budget = space == LADE_HOST ? w->params->host_bytes : w->params->store_bytes;
-  uint64_t used = w->program->live_peak_bytes[space] + budget / TIER_SLACK;
+  uint64_t used = w->sight->live_bytes[space] + budget / TIER_SLACK;
   if (space == LADE_HOST)
     used += passage_bytes(w);
   return budget > used ? budget - used : 0;
@@ -258,7 +168,7 @@ static bool is_live_member(const struct walker *w, const struct lade_change *cha
     return is_weight_free(w, id) && (w->residency->homes[id] >= change->to || is_state_free(w, id));
   if (change->kind == LADE_CHANGE_SPILL)
     return w->residency->choices[id].spill == LADE_WAIT_KEEP;
-  return w->residency->choices[id].saved != change->to && w->peak_bytes[id] && w->is_saved_gap[id];
+  return w->residency->choices[id].saved != change->to && w->idle[id].bytes && w->idle[id].is_in_saved_gap;
 }
 
 /*
@@ -360,9 +270,9 @@ static void value_consider(struct walker *w, int tensor, const struct lade_load 
 {
   const struct lade_tensor *what = &w->graph->tensors[tensor];
   const struct lade_choice choice = w->residency->choices[tensor];
-  const uint64_t bytes = w->peak_bytes[tensor];
+  const uint64_t bytes = w->idle[tensor].bytes;
   bool is_forward = what->kind == LADE_TENSOR_ACTIVATION && !w->graph->ops[what->producer].is_backward;
-  if (w->is_saved_gap[tensor] && choice.saved == LADE_WAIT_KEEP) {
+  if (w->idle[tensor].is_in_saved_gap && choice.saved == LADE_WAIT_KEEP) {
     if (lade_tensor_is_repeatable(w->graph, tensor) && (w->allowed & WALK_RECOMPUTE))
       change_consider(w, (struct lade_change){LADE_CHANGE_SAVED, LADE_WAIT_RECOMPUTE, tensor}, bytes, base, best);
     if (!is_forward || (w->allowed & WALK_OFFLOAD))
@@ -411,23 +321,13 @@ static void tensor_consider(struct walker *w, int tensor, const struct lade_load
 {
   const struct lade_tensor *what = &w->graph->tensors[tensor];
   if (what->kind == LADE_TENSOR_GRAD) {
-    home_consider(w, LADE_CHANGE_STATE, what->param, w->peak_bytes[tensor], base, best);
-    home_consider(w, LADE_CHANGE_WEIGHT, what->param, w->peak_bytes[tensor], base, best);
+    home_consider(w, LADE_CHANGE_STATE, what->param, w->idle[tensor].bytes, base, best);
+    home_consider(w, LADE_CHANGE_WEIGHT, what->param, w->idle[tensor].bytes, base, best);
   }
   if (what->kind == LADE_TENSOR_PARAM && w->residency->weight_homes[what->param] == LADE_HOME_DEVICE &&
       !is_gathered_again(w, tensor))
     return; /* resident: there are no gaps to leave in */
   value_consider(w, tensor, base, best);
-}
-
-/* Busy time per queue of the program as it is. */
-static struct lade_load load_count(const struct lade_program *program)
-{
-  double ns[LADE_N_QUEUES] = {0};
-  for (int i = 0; i < program->n_instrs; i++)
-    ns[program->instrs[i].queue] += (double)program->instrs[i].predicted_ns;
-  return (struct lade_load){ns[LADE_Q_COMPUTE], ns[LADE_Q_TO_HOST], ns[LADE_Q_TO_DEVICE], ns[LADE_Q_IO],
-                            ns[LADE_Q_HOST]};
 }
 
 /* Of each group the first member that is live at the peak speaks for all. */
@@ -440,14 +340,14 @@ static void speakers_find(struct walker *w)
       continue;
     w->speakers[tensor] = -1;
     for (int i = 0; i < n && w->speakers[tensor] < 0; i++)
-      w->speakers[tensor] = w->peak_bytes[group[i]] ? group[i] : -1;
+      w->speakers[tensor] = w->idle[group[i]].bytes ? group[i] : -1;
   }
 }
 
 static void best_find(struct walker *w, struct best *best)
 {
   const struct lade_graph *graph = w->graph;
-  struct lade_load base = load_count(w->program);
+  const struct lade_load base = w->sight->load;
   speakers_find(w);
   for (int tensor = 0; tensor < graph->n_tensors; tensor++) {
     int n = 0;
@@ -493,40 +393,6 @@ static int change_make(struct walker *w, struct lade_change change)
 
 /* ---- rounds ---- */
 
-/* Just in time a collective may be alone that is bundled with others in a schedule that has room: its bytes alone. */
-static int64_t collective_least_ns(const struct walker *w, const struct lade_instr *instr)
-{
-  const int64_t latency_ns = w->params->prices->comm[instr->axis].latency_ns;
-  return instr->op >= 0 ? instr->predicted_ns : LADE_MAX(instr->predicted_ns - latency_ns, 0);
-}
-
-/*
- * No schedule is faster than its busiest queue; nor than all ops one after another and then the longest queue of
- * updates, because every update waits for the verdict and the verdict for every gradient. Early updates wait for less.
- */
-static int64_t least_ns(const struct walker *w)
-{
-  double ops_ns = 0, updates_ns[LADE_N_QUEUES] = {0}, comm_ns[LADE_N_QUEUES] = {0}, longest_ns = 0, busiest_ns;
-  struct lade_load load = load_count(w->program);
-  for (int i = 0; i < w->program->n_instrs; i++) {
-    const struct lade_instr *instr = &w->program->instrs[i];
-    if (instr->kind == LADE_INSTR_UPDATE)
-      updates_ns[instr->queue] += (double)instr->predicted_ns;
-    else if (instr->queue == LADE_Q_COMPUTE)
-      ops_ns += (double)instr->predicted_ns;
-    else if (instr->kind == LADE_INSTR_COLLECTIVE)
-      comm_ns[instr->queue] += (double)collective_least_ns(w, instr);
-  }
-  busiest_ns = lade_load_ns(w->solver, &load); /* which knows no collectives */
-  for (int q = 0; q < LADE_N_QUEUES; q++) {
-    longest_ns = LADE_MAX(longest_ns, updates_ns[q]);
-    busiest_ns = LADE_MAX(busiest_ns, comm_ns[q]);
-  }
-  if (w->program->is_early)
-    longest_ns = 0;
-  return (int64_t)LADE_MAX(busiest_ns, ops_ns + longest_ns);
-}
-
 /*
  * Whether the last change filled a tier past what it has: the room that is asked for before it is an estimate, as
  * lifetimes there are known only once the program is emitted.
@@ -537,7 +403,7 @@ static bool is_overfull(struct walker *w)
   int n_states = w->walk->states.n;
   bool is_over = false;
   for (int space = LADE_HOST; space <= LADE_STORE && n_states; space++) {
-    uint64_t live_bytes = w->program->live_peak_bytes[space];
+    uint64_t live_bytes = w->sight->live_bytes[space];
     bool has_grown = live_bytes > w->walk->states.items[n_states - 1].live_bytes[space];
     if (!has_grown || live_bytes <= budgets[space] - budgets[space] / TIER_SLACK)
       continue;
@@ -561,82 +427,72 @@ static void change_undo(struct walker *w)
 
 static int state_push(struct walker *w)
 {
-  struct walk_state state = {.n_changes = w->walk->changes.n, .least_ns = least_ns(w)};
-  memcpy(state.live_bytes, w->program->live_peak_bytes, sizeof(state.live_bytes));
+  struct walk_state state = {.n_changes = w->walk->changes.n, .sight = w->sight_number, .least_ns = w->sight->least_ns};
+  memcpy(state.live_bytes, w->sight->live_bytes, sizeof(state.live_bytes));
   return LADE_PUSH(&w->walk->states, state) ? 0 : -ENOMEM;
 }
 
-static int program_renew(struct walker *w)
+/* Look at the residency as it is now. */
+static int sight_renew(struct walker *w)
 {
-  struct lade_build_params how = walk_build_params(w->params, w->residency);
-  lade_program_destroy(w->program);
-  w->program = NULL;
-  int status = lade_program_emit(&how, &w->program);
-  if (status)
-    return status;
-  struct resident_view *views = realloc(w->views, ((size_t)w->program->n_buffers + 1) * sizeof(*views));
-  if (!views)
-    return -ENOMEM;
-  w->views = views;
-  uint64_t peak_bytes;
-  return plan_peak_find(w->program, LADE_DEVICE, &w->peak_at, &peak_bytes);
+  return sights_get(w->sights, w->residency, &w->sight, &w->sight_number);
+}
+
+static void idle_spread(struct walker *w)
+{
+  memset(w->idle, 0, (size_t)lade_value_count(w->graph) * sizeof(*w->idle));
+  for (int i = 0; i < w->sight->n_idle; i++)
+    w->idle[w->sight->idle[i].tensor] = w->sight->idle[i];
 }
 
 static int round_run(struct walker *w, bool *ret_is_over)
 {
   struct best best = {0};
-  int status = program_renew(w);
+  int status = sight_renew(w);
   if (status)
     return status;
   if (is_overfull(w)) {
     change_undo(w);
-    status = program_renew(w);
+    status = sight_renew(w);
   } else {
     status = state_push(w);
   }
   if (status)
     return status;
   if (w->most_ns == 0)
-    w->most_ns = REPEAT_MOST * load_count(w->program).compute_ns;
-  views_fill(w);
-  memset(w->is_saved_gap, 0, (size_t)w->graph->n_tensors);
-  idle_collect(w);
+    w->most_ns = REPEAT_MOST * w->sight->load.compute_ns;
+  idle_spread(w);
   best_find(w, &best);
   *ret_is_over = !best.is_found;
   return best.is_found ? change_make(w, best.change) : 0;
 }
 
-int walk_make(const struct lade_plan_params *params, const struct lade_residency *start, const bool *is_pinned,
-              lade_solver *solver, int allowed, struct walk *ret_walk)
+int walk_make(const struct walk_params *params, struct walk *ret_walk)
 {
   struct walk walk = {0};
-  struct walker w = {.params = params, .graph = params->graph, .is_pinned = is_pinned, .solver = solver,
-                     .allowed = allowed, .walk = &walk};
-  size_t n_values = (size_t)lade_value_count(params->graph);
-  w.peak_bytes = calloc(n_values, sizeof(*w.peak_bytes));
+  struct walker w = {.params = params->plan, .graph = params->plan->graph, .is_pinned = params->is_pinned,
+                     .solver = params->solver, .sights = params->sights, .allowed = params->allowed, .walk = &walk};
+  size_t n_values = (size_t)lade_value_count(w.graph);
+  w.idle = calloc(n_values, sizeof(*w.idle));
   w.peak_members = calloc(n_values, sizeof(*w.peak_members));
   w.speakers = calloc(n_values, sizeof(*w.speakers));
-  w.is_saved_gap = calloc(n_values, sizeof(*w.is_saved_gap));
   w.barred = calloc(n_values, sizeof(*w.barred));
   w.undo = calloc(n_values, sizeof(*w.undo));
-  bool has_memory = w.peak_bytes && w.peak_members && w.speakers && w.is_saved_gap && w.barred && w.undo;
-  int status = has_memory ? lade_residency_copy(start, &w.residency) : -ENOMEM;
+  bool has_memory = w.idle && w.peak_members && w.speakers && w.barred && w.undo;
+  int status = has_memory ? lade_residency_copy(params->start, &w.residency) : -ENOMEM;
   for (bool is_over = false; !status && !is_over;)
     status = round_run(&w, &is_over);
-  lade_program_destroy(w.program);
   lade_residency_destroy(w.residency);
-  free(w.views);
-  free(w.peak_bytes);
+  free(w.idle);
   free(w.peak_members);
   free(w.speakers);
-  free(w.is_saved_gap);
   free(w.barred);
   free(w.undo);
   if (status) {
     walk_finish(&walk);
     return status;
   }
-  walk.is_early = start->is_early;
+  walk.is_early = params->start->is_early;
   *ret_walk = walk;
   return 0;
 }

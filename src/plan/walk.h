@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The planner's walk; shared by walk.c, which makes it, and plan.c, which chooses from it. */
+/* The planner's walk: walk.c makes it, plan.c asks for it, search.c chooses from it. */
 #ifndef LADE_WALK_H
 #define LADE_WALK_H
 
 #include "plan/plan.h"
+
+struct sights; /* sight.h */
 
 /* Which kinds of changes a walk may make: to activations, and to homes. */
 enum {
@@ -15,6 +17,7 @@ enum {
 
 struct walk_state {
   int n_changes;             /* the first so many of the walk's changes lead here */
+  int32_t sight;             /* a number: states of walks by the same prices that are the same have the same */
   uint64_t live_bytes[LADE_N_SPACES];
   int64_t least_ns;          /* no schedule of this state's instructions is faster */
 };
@@ -25,9 +28,17 @@ struct walk {
   LADE_ARRAY(struct walk_state) states;
 };
 
-/* Start from @start and make the cheapest change at the peak until none is left. -ENOMEM. */
-int walk_make(const struct lade_plan_params *params, const struct lade_residency *start, const bool *is_pinned,
-              lade_solver *solver, int allowed, struct walk *ret_walk);
+struct walk_params {
+  const struct lade_plan_params *plan; /* with the prices to walk by */
+  const struct lade_residency *start;
+  const bool *is_pinned; /* by lade_change_index */
+  lade_solver *solver;
+  struct sights *sights; /* of the same prices */
+  int allowed;
+};
+
+/* Start from where @params says and make the cheapest change at the peak until none is left. -ENOMEM. */
+int walk_make(const struct walk_params *params, struct walk *ret_walk);
 void walk_finish(struct walk *walk);
 
 /*
