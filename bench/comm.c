@@ -4,7 +4,8 @@
  *
  * BYTES is the whole vector: what an all_reduce reduces, a reduce_scatter takes and an all_gather makes, per rank.
  * Each round runs every series once, between two barriers; ratios are taken within rounds, and the median round
- * counts. "direct" has its buffers in shared memory (lade_comm_alloc), "staged" in the same private memory as MPI.
+ * counts. "direct" has its buffers in shared memory (lade_comm_alloc), "arena" in a device's chunk that is registered,
+ * as training has them, at another place in each rank's; "staged" in private memory, like MPI.
  *
  * Then the same number of small tensors, which is what a bucket of gradients has, one by one and as a list.
  */
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/base.h"
 #include "base/cpu.h"
@@ -25,9 +27,10 @@
 extern char **environ;
 
 enum op { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, N_OPS };
-enum way { DIRECT, STAGED, MPI, N_WAYS };
+enum way { DIRECT, ARENA, STAGED, MPI, N_WAYS };
 
 static const char *const op_names[N_OPS] = {"all_reduce", "reduce_scatter", "all_gather"};
+static const char *const way_names[MPI] = {"direct", "arena", "staged"};
 static const enum lade_collective_kind kinds[N_OPS] = {LADE_ALL_REDUCE, LADE_REDUCE_SCATTER, LADE_ALL_GATHER};
 
 struct bench {
@@ -35,6 +38,10 @@ struct bench {
   int rank, size, n_rounds;
   uint64_t n; /* elements of the whole vector */
   float *src[N_WAYS], *dst[N_WAYS];
+  lade_device *device; /* of the arena */
+  lade_chunk *chunk;
+  struct lade_comm_range arena;
+  bool is_registered;
   int counts[N_SIZES_MOST];
   double ms[N_OPS][N_WAYS][ROUNDS_MOST];
   double small_ms[2][ROUNDS_MOST]; /* one by one, and as a list */
@@ -79,15 +86,15 @@ static double series_run(struct bench *bench, enum op op, enum way way)
   return (double)(lade_now_ns() - begin_ns) * 1e-6;
 }
 
-/* Reductions of N_SMALL tensors of private memory. */
+/* Reductions of N_SMALL tensors of the arena. */
 static double small_run(struct bench *bench, bool is_list)
 {
   struct lade_collective items[N_SMALL];
   struct lade_error error;
   for (uint64_t i = 0; i < N_SMALL; i++)
     items[i] = (struct lade_collective){.kind = LADE_ALL_REDUCE, .dtype = LADE_F32, .n = SMALL_ELEMENTS,
-                                        .src = bench->src[STAGED] + i * SMALL_ELEMENTS,
-                                        .dst = bench->dst[STAGED] + i * SMALL_ELEMENTS};
+                                        .src = bench->src[ARENA] + i * SMALL_ELEMENTS,
+                                        .dst = bench->dst[ARENA] + i * SMALL_ELEMENTS};
   lade_run(bench, LADE_BARRIER, 0, NULL, NULL);
   int64_t begin_ns = lade_now_ns();
   for (int i = 0; i < N_SMALL; i += is_list ? N_SMALL : 1)
@@ -106,25 +113,50 @@ static void results_compare(struct bench *bench, enum op op)
       die(bench, "results differ from MPI's");
 }
 
+/* A rank's arena, as its executor makes it; what is below the buffers differs from rank to rank. */
+static void arena_make(struct bench *bench)
+{
+  const struct lade_host_device_params how = {.struct_size = sizeof(how)};
+  const uint64_t bytes = bench->n * sizeof(float), below = (uint64_t)bench->rank * 4096;
+  struct lade_error error = {.text = "no memory"};
+  uint64_t address = 0;
+  struct lade_comm_range *arena = &bench->arena;
+  arena->bytes = lade_align_up(2 * bytes + below, 2 << 20);
+  if (lade_device_open_host(&how, &error, &bench->device) ||
+      lade_device_reserve(bench->device, arena->bytes, &address) ||
+      lade_device_chunk_create_shared(bench->device, arena->bytes, &bench->chunk) ||
+      lade_device_map(bench->device, address, bench->chunk) ||
+      lade_device_chunk_export(bench->device, bench->chunk, &arena->descriptor))
+    die(bench, error.text);
+  arena->data = (void *)(uintptr_t)address;
+  if (lade_comm_register(bench->comm, arena, &error, &bench->is_registered))
+    die(bench, error.text);
+  if (!bench->is_registered && bench->rank == 0)
+    printf("an arena cannot be registered here: it is staged\n");
+  bench->src[ARENA] = (float *)(void *)((char *)arena->data + below);
+  bench->dst[ARENA] = bench->src[ARENA] + bench->n;
+}
+
 static void buffers_make(struct bench *bench)
 {
+  const uint64_t bytes = bench->n * sizeof(float);
   struct lade_error error;
+  void *src = NULL, *dst = NULL;
+  if (lade_comm_alloc(bench->comm, bytes, &error, &src) || lade_comm_alloc(bench->comm, bytes, &error, &dst))
+    die(bench, error.text);
+  bench->src[DIRECT] = src;
+  bench->dst[DIRECT] = dst;
+  arena_make(bench);
+  for (int way = STAGED; way < N_WAYS; way++) {
+    bench->src[way] = aligned_alloc(4096, bytes);
+    bench->dst[way] = aligned_alloc(4096, bytes);
+  }
   for (int way = 0; way < N_WAYS; way++) {
-    void *src = NULL, *dst = NULL;
-    if (way == DIRECT && (lade_comm_alloc(bench->comm, bench->n * sizeof(float), &error, &src) ||
-                          lade_comm_alloc(bench->comm, bench->n * sizeof(float), &error, &dst)))
-      die(bench, error.text);
-    if (way != DIRECT) {
-      src = aligned_alloc(4096, bench->n * sizeof(float));
-      dst = aligned_alloc(4096, bench->n * sizeof(float));
-    }
-    if (!src || !dst)
+    if (!bench->src[way] || !bench->dst[way])
       die(bench, "no memory");
-    bench->src[way] = src;
-    bench->dst[way] = dst;
     for (uint64_t i = 0; i < bench->n; i++)
       bench->src[way][i] = (float)((i * 7 + (uint64_t)bench->rank * 13) % 101);
-    memset(dst, 0, bench->n * sizeof(float));
+    memset(bench->dst[way], 0, bytes);
   }
 }
 
@@ -150,10 +182,11 @@ static void results_print(const struct bench *bench)
          (double)bench->n * 4 / (1 << 20), bench->n_rounds);
   for (int op = 0; op < N_OPS; op++) {
     const double (*ms)[ROUNDS_MOST] = bench->ms[op];
-    printf("%-15s MPI %8.2f   direct %7.2f (%5.2f times)   staged %7.2f (%5.2f times)\n", op_names[op],
-           median(ms[MPI], NULL, bench->n_rounds), median(ms[DIRECT], NULL, bench->n_rounds),
-           median(ms[MPI], ms[DIRECT], bench->n_rounds), median(ms[STAGED], NULL, bench->n_rounds),
-           median(ms[MPI], ms[STAGED], bench->n_rounds));
+    printf("%-15s MPI %8.2f", op_names[op], median(ms[MPI], NULL, bench->n_rounds));
+    for (int way = 0; way < MPI; way++)
+      printf("   %s %7.2f (%5.2f times)", way_names[way], median(ms[way], NULL, bench->n_rounds),
+             median(ms[MPI], ms[way], bench->n_rounds));
+    printf("\n");
   }
   if (bench->n < N_SMALL * SMALL_ELEMENTS)
     return;
@@ -161,6 +194,19 @@ static void results_print(const struct bench *bench)
          SMALL_ELEMENTS * 4 / 1024, median(bench->small_ms[0], NULL, bench->n_rounds),
          median(bench->small_ms[1], NULL, bench->n_rounds),
          median(bench->small_ms[0], bench->small_ms[1], bench->n_rounds));
+}
+
+static void bench_finish(struct bench *bench)
+{
+  if (bench->is_registered)
+    lade_comm_unregister(bench->comm, bench->arena.data);
+  lade_comm_free(bench->comm, bench->src[DIRECT]);
+  lade_comm_free(bench->comm, bench->dst[DIRECT]);
+  lade_comm_close(bench->comm);
+  close(bench->arena.descriptor);
+  lade_device_chunk_release(bench->device, bench->chunk);
+  lade_device_release(bench->device, (uint64_t)(uintptr_t)bench->arena.data, bench->arena.bytes);
+  lade_device_close(bench->device);
 }
 
 int main(int argc, char **argv)
@@ -202,9 +248,7 @@ int main(int argc, char **argv)
   }
   if (bench.rank == 0)
     results_print(&bench);
-  lade_comm_free(bench.comm, bench.src[DIRECT]);
-  lade_comm_free(bench.comm, bench.dst[DIRECT]);
-  lade_comm_close(bench.comm);
+  bench_finish(&bench);
   MPI_Finalize();
   return 0;
 }

@@ -287,6 +287,28 @@ void lade_comm_free(lade_comm *comm, void *data)
   comm->ops->free(comm, data);
 }
 
+int lade_comm_register(lade_comm *comm, const struct lade_comm_range *range, struct lade_error *error,
+                       bool *ret_is_registered)
+{
+  int status = lade_comm_status(comm, error);
+  if (status)
+    return status;
+  if (!range->data || range->bytes == 0 || range->bytes > INT64_MAX / 2)
+    return lade_error_set(error, -EINVAL, "cannot register %llu bytes", (unsigned long long)range->bytes);
+  struct lade_error found = {0};
+  bool is_registered = false;
+  if (comm->ops->register_range)
+    status = lade_comm_keep(comm, comm->ops->register_range(comm, range, &found, &is_registered), &found, error);
+  if (!status)
+    *ret_is_registered = is_registered;
+  return status;
+}
+
+void lade_comm_unregister(lade_comm *comm, const void *data)
+{
+  comm->ops->unregister_range(comm, data);
+}
+
 void lade_comm_abort(lade_comm *comm, const char *words)
 {
   struct lade_error own = {0};

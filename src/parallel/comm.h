@@ -133,6 +133,8 @@ struct lade_comm_info {
   const char *engine, *path; /* "mpi", "shared memory (memfd)"; static */
   uint64_t staging_bytes;    /* of this rank, all buffers together; what NCCL takes for itself is not known here */
   bool is_ordered;           /* sums have the bits that are written above */
+  bool can_register;         /* ranks share memory: lade_comm_register may have an effect */
+  uint64_t n_direct;         /* collectives and lists so far that moved each byte once, without staging */
 };
 
 /*
@@ -169,6 +171,29 @@ void lade_comm_get_info(const lade_comm *comm, struct lade_comm_info *ret_info);
 int lade_comm_alloc(lade_comm *comm, uint64_t bytes, struct lade_error *error, void **ret_data);
 /* This rank's part; no collective may be using it. Any thread. */
 void lade_comm_free(lade_comm *comm, void *data);
+
+/* Memory that a rank has already. */
+struct lade_comm_range {
+  void *data;
+  uint64_t bytes;
+  int descriptor; /* what it is mapped from, from its beginning: of lade_device_chunk_export; negative: none */
+};
+
+/*
+ * Let the other members read @range where it is: a collective of @comm itself, not of its parts, whose buffers all lie
+ * in what its members registered, wherever in it, moves each byte once, as in memory of lade_comm_alloc. Collective;
+ * bytes may differ. The memory and the descriptor stay the caller's; the descriptor may be closed after the call. Where
+ * a member has no descriptor, or another cannot map its memory, or ranks share none, and with NCCL, *@ret_is_registered
+ * is false at all of them and collectives work as before; the bits never differ. One thread of a process at a time.
+ * -EINVAL; as lade_comm_run.
+ */
+int lade_comm_register(lade_comm *comm, const struct lade_comm_range *range, struct lade_error *error,
+                       bool *ret_is_registered);
+/*
+ * The end of it, before the memory is given back and @comm closed; no collective may be using it. What others have
+ * mapped of it lives until they call this, too. Any thread.
+ */
+void lade_comm_unregister(lade_comm *comm, const void *data);
 
 /*
  * Run a collective on the calling thread; returns when this rank's part has ended. -EINVAL for arguments that make

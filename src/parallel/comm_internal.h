@@ -20,6 +20,10 @@ struct lade_comm_ops {
   int (*split)(lade_comm *comm, int colour, int key, struct lade_error *error, lade_comm **ret_comm);
   int (*alloc)(lade_comm *comm, uint64_t bytes, struct lade_error *error, void **ret_data);
   void (*free)(lade_comm *comm, void *data);
+  /* Optional, both: where registering would change nothing. */
+  int (*register_range)(lade_comm *comm, const struct lade_comm_range *range, struct lade_error *error,
+                        bool *ret_is_registered);
+  void (*unregister_range)(lade_comm *comm, const void *data);
   void (*abort)(lade_comm *comm, const char *words);
   bool (*is_speaker)(lade_comm *comm);
   void (*get_info)(const lade_comm *comm, struct lade_comm_info *ret_info);

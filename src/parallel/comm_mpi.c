@@ -283,136 +283,38 @@ static void mpi_get_info(const lade_comm *base, struct lade_comm_info *ret_info)
   if (comm->is_shared) {
     ret_info->path = comm->node.segment.backing == LADE_COMM_BACKING_MEMFD ? "shared memory (memfd)"
                                                                            : "shared memory (/dev/shm)";
+    ret_info->can_register = true;
+    ret_info->n_direct = atomic_load(&comm->node.n_direct);
     ret_info->staging_bytes = (comm->node.segment.bytes + size - 1) / size;
   }
 }
 
 /* ---- windows ---- */
 
-static void window_destroy(struct comm_window *window)
-{
-  if (!window)
-    return;
-  if (!window->segment.data)
-    free(window->own);
-  comm_segment_close(&window->segment);
-  free(window->ranks);
-  free(window->offsets);
-  free(window);
-}
-
-static struct comm_window *window_create(struct mpi_comm *comm)
-{
-  struct lade_faults *faults = comm->base.params.faults;
-  struct comm_window *window = lade_fault_calloc(faults, 1, sizeof(*window));
-  if (!window)
-    return NULL;
-  window->n_members = comm->group.size;
-  window->ranks = lade_fault_calloc(faults, (size_t)comm->group.size, sizeof(*window->ranks));
-  window->offsets = lade_fault_calloc(faults, (size_t)comm->group.size, sizeof(*window->offsets));
-  if (window->ranks && window->offsets)
-    return window;
-  window_destroy(window);
-  return NULL;
-}
-
-/* What each member says about its part. */
-struct claim {
-  uint64_t bytes, id;
-  int status;
-};
-
-/* Gather the claims one field at a time into what the window has for them; the total in @ret_total. */
-static int claims_meet(struct mpi_comm *comm, struct comm_window *window, const struct claim *own, uint64_t *ret_total,
-                       struct lade_error *error)
-{
-  struct comm_group *group = &comm->group;
-  int failed = comm_group_gather(group, &own->status, group->outcomes, sizeof(own->status), error);
-  for (int member = 0; !failed && member < group->size; member++)
-    if (group->outcomes[member])
-      return lade_error_set(error, -ENOMEM, "rank %d has no memory for an allocation", group->members[member]);
-  if (!failed)
-    failed = comm_group_gather(group, &own->bytes, window->offsets, sizeof(own->bytes), error);
-  struct lade_mpi_transfer tell = {.kind = LADE_MPI_BROADCAST, .dst = &window->id, .bytes = sizeof(window->id)};
-  window->id = own->id;
-  if (!failed)
-    failed = comm_group_transfer(group, &tell, error);
-  uint64_t total = 0;
-  for (int member = 0; !failed && member < group->size; member++) {
-    uint64_t bytes = window->offsets[member];
-    window->ranks[member] = group->members[member];
-    window->offsets[member] = total;
-    total += bytes;
-  }
-  *ret_total = total;
-  return failed;
-}
-
-/* Private memory where none is shared. */
-static int window_back(struct mpi_comm *comm, struct comm_window *window, uint64_t total, struct lade_error *error)
-{
-  struct lade_error why = {0};
-  int failed = 0;
-  if (comm->is_shared)
-    failed = comm_segment_open(&comm->group, total, comm->base.params.backing, &why, error, &window->segment);
-  if (failed)
-    return failed;
-  if (window->segment.data) {
-    window->own = (char *)window->segment.data + window->offsets[comm->group.rank];
-    return 0;
-  }
-  window->own = aligned_alloc(4096, window->own_bytes);
-  if (!window->own)
-    return lade_error_set(error, -ENOMEM, "no memory for %llu bytes", (unsigned long long)window->own_bytes);
-  memset(window->own, 0, window->own_bytes);
-  return 0;
-}
-
 static int mpi_alloc(lade_comm *base, uint64_t bytes, struct lade_error *error, void **ret_data)
 {
-  struct mpi_comm *comm = (struct mpi_comm *)base;
-  struct comm_job *job = comm->group.job;
-  struct comm_window *window = window_create(comm);
-  struct claim own = {.bytes = lade_align_up(bytes, 4096), .status = window ? 0 : -ENOMEM};
-  pthread_mutex_lock(&job->windows_mutex);
-  own.id = (uint64_t)(comm->group.members[comm->group.rank] + 1) << 32 | ++job->n_windows_made;
-  if (!lade_array_reserve((void **)&job->windows.items, &job->windows.capacity, job->windows.n + 1,
-                          sizeof(*job->windows.items)))
-    own.status = -ENOMEM;
-  pthread_mutex_unlock(&job->windows_mutex);
-  struct comm_window none = {.offsets = NULL};
-  uint64_t total = 0;
-  int failed = claims_meet(comm, window ? window : &none, &own, &total, error);
-  if (!failed) {
-    window->own_bytes = own.bytes;
-    failed = window_back(comm, window, total, error);
-  }
-  if (failed) {
-    if (!atomic_load(&job->has_failed)) /* else MPI may still write into it */
-      window_destroy(window);
-    return failed;
-  }
-  pthread_mutex_lock(&job->windows_mutex);
-  job->windows.items[job->windows.n++] = window;
-  pthread_mutex_unlock(&job->windows_mutex);
-  *ret_data = window->own;
-  return 0;
+  return comm_window_alloc(&((struct mpi_comm *)base)->group, &base->params, bytes, error, ret_data);
 }
 
 static void mpi_free(lade_comm *base, void *data)
 {
-  struct comm_job *job = ((struct mpi_comm *)base)->group.job;
-  struct comm_window *found = NULL;
-  pthread_mutex_lock(&job->windows_mutex);
-  for (int i = 0; i < job->windows.n && !found; i++) {
-    if (job->windows.items[i]->own == data) {
-      found = job->windows.items[i];
-      job->windows.items[i] = job->windows.items[--job->windows.n];
-    }
-  }
-  pthread_mutex_unlock(&job->windows_mutex);
-  LADE_ASSERT(found);
-  window_destroy(found);
+  comm_window_release(((struct mpi_comm *)base)->group.job, NULL, data);
+}
+
+static int mpi_register(lade_comm *base, const struct lade_comm_range *range, struct lade_error *error,
+                        bool *ret_is_registered)
+{
+  struct mpi_comm *comm = (struct mpi_comm *)base;
+  if (comm->is_shared)
+    return comm_window_register(&comm->group, &base->params, range, error, ret_is_registered);
+  *ret_is_registered = false;
+  return 0;
+}
+
+static void mpi_unregister(lade_comm *base, const void *data)
+{
+  const struct comm_group *group = &((struct mpi_comm *)base)->group;
+  comm_window_release(group->job, group, data);
 }
 
 /* ---- for another engine ---- */
@@ -452,7 +354,7 @@ static void mpi_spoil(lade_comm *base)
 static const void *mpi_peer_memory(lade_comm *base, const void *data, int member)
 {
   struct mpi_comm *comm = (struct mpi_comm *)base;
-  uint64_t offset = 0, id = comm_window_find(comm->group.job, data, 1, &offset);
+  uint64_t offset = 0, id = comm_window_find(&comm->group, data, 1, &offset);
   return id ? comm_window_at(comm->group.job, id, comm->group.members[member], offset) : NULL;
 }
 
@@ -549,6 +451,8 @@ static const struct lade_comm_ops mpi_ops = {
     .split = mpi_split,
     .alloc = mpi_alloc,
     .free = mpi_free,
+    .register_range = mpi_register,
+    .unregister_range = mpi_unregister,
     .abort = mpi_abort,
     .is_speaker = mpi_is_speaker,
     .get_info = mpi_get_info,

@@ -265,8 +265,8 @@ static int intents_meet(struct comm_node *node, const struct lade_comm_list *lis
     *where = (struct comm_whereabouts){0};
     if (!bytes)
       continue;
-    where->src_window = comm_window_find(node->group->job, c->src, bytes * src_blocks(node, c), &where->src_offset);
-    where->dst_window = comm_window_find(node->group->job, c->dst, bytes * dst_blocks(node, c), &where->dst_offset);
+    where->src_window = comm_window_find(node->group, c->src, bytes * src_blocks(node, c), &where->src_offset);
+    where->dst_window = comm_window_find(node->group, c->dst, bytes * dst_blocks(node, c), &where->dst_offset);
   }
   int status = comm_node_meet(node, error);
   return status ? status : intents_compare(node, ret, error);
@@ -280,9 +280,10 @@ int comm_node_run(struct comm_node *node, const struct lade_comm_list *list, str
     status = intents_meet(node, list, &agreement, error);
   if (status || list->items->kind == LADE_BARRIER || comm_list_elements(list) == 0)
     return status;
-  if (comm_move_is_direct(list, &agreement))
-    return comm_move_direct(node, list, &agreement, error);
-  return comm_move_staged(node, list, error);
+  if (!comm_move_is_direct(list, &agreement))
+    return comm_move_staged(node, list, error);
+  atomic_fetch_add(&node->n_direct, 1);
+  return comm_move_direct(node, list, &agreement, error);
 }
 
 /* ---- making and ending ---- */
@@ -321,36 +322,4 @@ void comm_node_finish(struct comm_node *node)
 {
   comm_segment_close(&node->segment);
   free(node->terms);
-}
-
-/* ---- windows ---- */
-
-uint64_t comm_window_find(struct comm_job *job, const void *data, uint64_t bytes, uint64_t *ret_offset)
-{
-  uint64_t id = 0;
-  pthread_mutex_lock(&job->windows_mutex);
-  for (int i = 0; data && i < job->windows.n && !id; i++) {
-    const struct comm_window *window = job->windows.items[i];
-    uint64_t offset = (uint64_t)((uintptr_t)data - (uintptr_t)window->own);
-    if (window->segment.data && offset < window->own_bytes && bytes <= window->own_bytes - offset) {
-      id = window->id;
-      *ret_offset = offset;
-    }
-  }
-  pthread_mutex_unlock(&job->windows_mutex);
-  return id;
-}
-
-const void *comm_window_at(struct comm_job *job, uint64_t id, int rank, uint64_t offset)
-{
-  const char *at = NULL;
-  pthread_mutex_lock(&job->windows_mutex);
-  for (int i = 0; i < job->windows.n && !at; i++) {
-    const struct comm_window *window = job->windows.items[i];
-    for (int member = 0; window->id == id && member < window->n_members && !at; member++)
-      if (window->ranks[member] == rank)
-        at = (const char *)window->segment.data + window->offsets[member] + offset;
-  }
-  pthread_mutex_unlock(&job->windows_mutex);
-  return at;
 }

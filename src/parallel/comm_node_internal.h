@@ -5,7 +5,7 @@
 #ifndef LADE_COMM_NODE_INTERNAL_H
 #define LADE_COMM_NODE_INTERNAL_H
 
-#include "parallel/comm_segment_internal.h"
+#include "parallel/comm_window_internal.h"
 
 #define COMM_WORDS_BYTES 448 /* of a line of lade_error; the rest says whose they are */
 
@@ -48,18 +48,8 @@ struct comm_node {
   uint64_t chunk_bytes;             /* a multiple of size cache lines */
   uint32_t n_meetings, n_sequences; /* of this member */
   const void **terms;               /* scratch, one per member */
+  _Atomic uint64_t n_direct;        /* lists that went without staging */
   int n_spins;
-};
-
-/* Memory of lade_comm_alloc as this process sees it. */
-struct comm_window {
-  uint64_t id; /* the same at every member; never 0 */
-  struct comm_segment segment;
-  char *own; /* this rank's part */
-  uint64_t own_bytes;
-  int n_members;
-  int *ranks;        /* of the world */
-  uint64_t *offsets; /* of their parts */
 };
 
 /* Set up in a segment of the group; *is_shared false: no shared memory is to be had, and why. Collective. */
@@ -85,11 +75,6 @@ int comm_node_status(struct comm_node *node, struct lade_error *error);
 int comm_node_look(struct comm_node *node, struct lade_error *error);
 /* Say that a member has not come in time, wherever that was found out. */
 void comm_node_late(struct comm_node *node, int member);
-
-/* Where @bytes at @data lie in a window: its id and the offset in this rank's part; 0 for private memory. */
-uint64_t comm_window_find(struct comm_job *job, const void *data, uint64_t bytes, uint64_t *ret_offset);
-/* The address here of @offset in @rank's part, or NULL. */
-const void *comm_window_at(struct comm_job *job, uint64_t id, int rank, uint64_t offset);
 
 /* Elements [from, from + n) of @total: those that are @member's to sum. Parts begin at whole cache lines. */
 struct comm_part {

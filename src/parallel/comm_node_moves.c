@@ -2,7 +2,7 @@
 /*
  * Two ways for the bytes of a collective inside a node.
  *
- * Direct: the buffers lie in windows (lade_comm_alloc), so every rank reads its peers' where they are. A gather is one
+ * Direct: the buffers lie in windows (comm_window.c), so every rank reads its peers' where they are. A gather is one
  * copy; a reduction reads each term once and writes each sum once, which is what memory speed means; an all_reduce is
  * the reduction of one's own part, into one's own dst, and a gather of the other parts from theirs. In place this is
  * safe because rank r writes only parts that no other rank reads any more: part r of its own buffer is read by itself

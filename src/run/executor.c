@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "run/executor_internal.h"
 
@@ -390,6 +391,52 @@ static int residents_find(lade_executor *ex)
   return 0;
 }
 
+/* Does a program of ours have collectives over @axis, among ranks that can read each other's memory? */
+static bool axis_can_register(const lade_executor *ex, int axis)
+{
+  const struct lade_program *programs[] = {ex->params.plan->train, ex->params.plan->eval};
+  struct lade_comm_info info = {0};
+  if (ex->params.comms && ex->params.comms[axis])
+    lade_comm_get_info(ex->params.comms[axis], &info);
+  for (size_t p = 0; p < LADE_COUNT(programs) && info.can_register; p++)
+    for (int i = 0; i < programs[p]->n_instrs; i++)
+      if (programs[p]->instrs[i].kind == LADE_INSTR_COLLECTIVE && programs[p]->instrs[i].axis == axis)
+        return true;
+  return false;
+}
+
+/* The arena is memory that other processes can have where that helps; if the machine refuses, it is our own. */
+static int arena_create(lade_executor *ex)
+{
+  bool is_shared = false;
+  for (int axis = 0; axis < LADE_N_AXES; axis++)
+    is_shared |= axis_can_register(ex, axis);
+  ex->is_arena_shared = is_shared && !lade_device_chunk_create_shared(ex->device, ex->arena_bytes, &ex->chunk);
+  return ex->is_arena_shared ? 0 : lade_device_chunk_create(ex->device, ex->arena_bytes, &ex->chunk);
+}
+
+/* Let the other ranks of each axis read the arena where it is; whoever has none to show says so, or they would wait. */
+static int arena_register(lade_executor *ex, struct lade_error *error)
+{
+  struct lade_comm_range range = {.data = (void *)(uintptr_t)ex->arena, .bytes = ex->arena_bytes, .descriptor = -1};
+  int status = 0;
+  if (ex->is_arena_shared && lade_device_chunk_export(ex->device, ex->chunk, &range.descriptor))
+    range.descriptor = -1;
+  for (int axis = 0; axis < LADE_N_AXES && !status; axis++)
+    if (axis_can_register(ex, axis))
+      status = lade_comm_register(ex->params.comms[axis], &range, error, &ex->is_registered[axis]);
+  if (range.descriptor >= 0)
+    close(range.descriptor);
+  return status;
+}
+
+static void arena_unregister(lade_executor *ex)
+{
+  for (int axis = 0; axis < LADE_N_AXES; axis++)
+    if (ex->is_registered[axis])
+      lade_comm_unregister(ex->params.comms[axis], (void *)(uintptr_t)ex->arena);
+}
+
 static int device_take(lade_executor *ex, struct lade_error *error)
 {
   struct lade_device_info info;
@@ -405,7 +452,7 @@ static int device_take(lade_executor *ex, struct lade_error *error)
     return lade_error_set(error, status, "the device refused %llu bytes of addresses",
                           (unsigned long long)ex->arena_bytes);
   }
-  status = lade_device_chunk_create(ex->device, ex->arena_bytes, &ex->chunk);
+  status = arena_create(ex);
   if (!status)
     status = lade_device_map(ex->device, ex->arena, ex->chunk);
   return status ? lade_error_set(error, status, "the device refused %llu bytes of memory (it has %llu)",
@@ -539,7 +586,7 @@ static int executor_init(lade_executor *ex, struct lade_error *error)
     status = bound_init(ex, plan->train, &ex->train);
   if (!status)
     status = bound_init(ex, plan->eval, &ex->eval);
-  return status ? lade_error_set(error, status, "no memory to bind the plan") : 0;
+  return status ? lade_error_set(error, status, "no memory to bind the plan") : arena_register(ex, error);
 }
 
 int lade_executor_create(const struct lade_executor_params *params, struct lade_error *error,
@@ -569,6 +616,7 @@ void lade_executor_destroy(lade_executor *ex)
     return;
   for (int q = LADE_N_QUEUES - 1; q >= 0; q--)
     lade_queue_destroy(ex->queues[q]);
+  arena_unregister(ex);
   bound_finish(&ex->eval);
   bound_finish(&ex->train);
   free(ex->losses);

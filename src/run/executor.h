@@ -46,8 +46,9 @@ struct lade_executor_params {
 };
 
 /*
- * -EINVAL (plan not proved, store or communicator missing), -ENOMEM, -ENOSPC and others of the store, with one line in
- * @error.
+ * Collective among the ranks of params->comms, which read each other's arenas where they are if they share memory: a
+ * rank that fails has to abort them, or the others wait. -EINVAL (plan not proved, store or communicator missing),
+ * -ENOMEM, -ENOSPC and others of the store, with one line in @error; as lade_comm_run.
  */
 int lade_executor_create(const struct lade_executor_params *params, struct lade_error *error,
                          lade_executor **ret_executor);

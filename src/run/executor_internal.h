@@ -118,6 +118,8 @@ struct lade_executor {
   bool is_dry;
   uint64_t arena, arena_bytes, reserved_bytes;
   lade_chunk *chunk;
+  bool is_arena_shared;            /* the chunk is of the kind that other processes can have */
+  bool is_registered[LADE_N_AXES]; /* the arena, with the communicator of the axis */
   struct lade_staging host; /* pinned for the device, all of it */
   bool is_host_pinned;
   struct lade_extent extent;

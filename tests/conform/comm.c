@@ -473,6 +473,70 @@ static void shared_memory_serves_the_parts(void **state)
   lade_comm_close(part);
 }
 
+/* ---- memory that ranks have already ---- */
+
+struct arena {
+  lade_device *device;
+  lade_chunk *chunk;
+  struct lade_comm_range range;
+};
+
+/* A rank's own memory of the kind that others can map; more at higher ranks. */
+static void arena_create(struct arena *arena)
+{
+  struct lade_host_device_params how = {.struct_size = sizeof(how)};
+  uint64_t address = 0;
+  arena->range.bytes = (uint64_t)(world.rank + 2) << 21;
+  assert_int_equal(lade_device_open_host(&how, NULL, &arena->device), 0);
+  assert_int_equal(lade_device_reserve(arena->device, arena->range.bytes, &address), 0);
+  assert_int_equal(lade_device_chunk_create_shared(arena->device, arena->range.bytes, &arena->chunk), 0);
+  assert_int_equal(lade_device_map(arena->device, address, arena->chunk), 0);
+  assert_int_equal(lade_device_chunk_export(arena->device, arena->chunk, &arena->range.descriptor), 0);
+  arena->range.data = (void *)(uintptr_t)address;
+}
+
+/* Every kind, in places that no two ranks have in common; how many of them went without staging. */
+static uint64_t arena_trials_run(lade_comm *comm, const struct arena *arena)
+{
+  struct lade_comm_info before, after;
+  struct trial t = {.comm = comm, .rank = lade_comm_rank(comm), .size = lade_comm_size(comm), .n = 5000, .seed = 11};
+  t.src = (char *)arena->range.data + (world.rank + 1) * 4096;
+  t.dst = (char *)arena->range.data + arena->range.bytes / 2 + world.rank * 64;
+  lade_comm_get_info(comm, &before);
+  for (t.kind = LADE_ALL_GATHER; t.kind <= LADE_BROADCAST; t.kind++)
+    trial_run(&t);
+  lade_comm_get_info(comm, &after);
+  return after.n_direct - before.n_direct;
+}
+
+static void what_is_registered_is_read_where_it_is(void **state)
+{
+  struct arena arena;
+  struct lade_comm_info info;
+  lade_comm *part = NULL;
+  bool is_registered = false;
+  if (world.device)
+    skip();
+  lade_comm_get_info(world.comm, &info);
+  arena_create(&arena);
+  struct lade_comm_range range = arena.range;
+  range.descriptor = world.rank + 1 < world.size ? range.descriptor : -1; /* without the last one's it is nobody's */
+  assert_int_equal(lade_comm_register(world.comm, &range, NULL, &is_registered), 0);
+  assert_false(is_registered);
+  assert_int_equal(lade_comm_register(world.comm, &arena.range, NULL, &is_registered), 0);
+  assert_true(is_registered == info.can_register);
+  assert_int_equal(arena_trials_run(world.comm, &arena), is_registered ? LADE_BROADCAST + 1 : 0);
+  assert_int_equal(lade_comm_split(world.comm, world.rank / 2, 0, NULL, &part), 0);
+  assert_int_equal(arena_trials_run(part, &arena), 0); /* parts have their own */
+  lade_comm_close(part);
+  if (is_registered)
+    lade_comm_unregister(world.comm, arena.range.data);
+  close(arena.range.descriptor);
+  lade_device_chunk_release(arena.device, arena.chunk);
+  lade_device_release(arena.device, (uint64_t)(uintptr_t)arena.range.data, arena.range.bytes);
+  lade_device_close(arena.device);
+}
+
 /* ---- on queues ---- */
 
 #define IN_FLIGHT 48
@@ -707,6 +771,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(every_axis_of_a_mesh_is_a_group),
       cmocka_unit_test(a_negative_colour_takes_no_part),
       cmocka_unit_test(shared_memory_serves_the_parts),
+      cmocka_unit_test(what_is_registered_is_read_where_it_is),
       cmocka_unit_test(many_are_in_flight_on_several_queues),
       cmocka_unit_test(a_dry_device_only_counts_the_time),
       cmocka_unit_test(arguments_that_make_no_sense_are_refused),

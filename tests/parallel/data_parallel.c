@@ -37,14 +37,41 @@ static struct lade_residency *residency_of(const struct rig *rig, const struct s
   return residency;
 }
 
+/* Collectives of each axis so far that went without staging. */
+static void directs_get(const struct rig *rig, uint64_t *ret_n)
+{
+  for (int axis = 0; axis < LADE_N_AXES; axis++) {
+    struct lade_comm_info info = {0};
+    if (rig->comms && rig->comms[axis])
+      lade_comm_get_info(rig->comms[axis], &info);
+    ret_n[axis] = info.can_register ? info.n_direct : UINT64_MAX;
+  }
+}
+
+/* Since @before, ranks that share memory have read each other's arenas where they are. */
+static void arenas_were_read(const struct rig *rig, const struct lade_program *program, const uint64_t *before)
+{
+  uint64_t now[LADE_N_AXES];
+  directs_get(rig, now);
+  for (int i = 0; i < program->n_instrs; i++) {
+    const struct lade_instr *instr = &program->instrs[i];
+    if (instr->kind == LADE_INSTR_COLLECTIVE && before[instr->axis] != UINT64_MAX)
+      demand(now[instr->axis] > before[instr->axis], "all collectives over %s were staged",
+             lade_axis_name((enum lade_axis)instr->axis));
+  }
+}
+
 /* A run of @plan, which it takes, from the beginning; the plan's peak is the measured one. */
 static struct rig_numbers plan_run(struct rig *rig, struct lade_plan *plan)
 {
+  uint64_t directs[LADE_N_AXES];
   struct lade_error error = {0};
   struct lade_device_info info;
   struct rig_numbers numbers;
   demand(!rig_open(rig, plan, &error), "%s", error.text);
+  directs_get(rig, directs);
   demand(!rig_run(rig, N_STEPS, &numbers, &error), "%s", error.text);
+  arenas_were_read(rig, plan->train, directs);
   lade_device_get_info(rig->device, &info);
   demand(info.peak_bytes == lade_align_up(plan->peak_bytes[LADE_DEVICE], info.chunk_bytes),
          "%llu bytes were planned and %llu measured", (unsigned long long)plan->peak_bytes[LADE_DEVICE],
