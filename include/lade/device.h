@@ -63,6 +63,7 @@ struct lade_copy {
 
 struct lade_device_info {
   char name[96];
+  char pci[24];             /* of a GPU: its PCI function as /sys names it, "0000:3b:00.0"; "" of others */
   uint64_t chunk_bytes;     /* granule of the device's memory; 2 MiB on hosts */
   uint64_t capacity_bytes;  /* hard: creating a chunk past it is -ENOMEM */
   uint64_t created_bytes;   /* chunks that exist now */

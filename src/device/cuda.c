@@ -410,8 +410,11 @@ static int ordinal_find(struct cuda_device *cuda, const struct lade_cuda_device_
   return open_fail(cuda, error, "cuCtxGetDevice", result);
 }
 
-/* What the device can do, in the order of the attributes asked for. */
-enum ability { CAPABILITY_MAJOR, CAPABILITY_MINOR, UNIFIED, VIRTUAL_MEMORY, STREAM_WORDS, EXPORTS, RDMA, N_ABILITIES };
+/* What the device can do, and where it is, in the order of the attributes asked for. */
+enum ability {
+  CAPABILITY_MAJOR, CAPABILITY_MINOR, UNIFIED, VIRTUAL_MEMORY, STREAM_WORDS, EXPORTS, RDMA,
+  PCI_DOMAIN, PCI_BUS, PCI_DEVICE, N_ABILITIES
+};
 
 /* A driver that does not know an attribute calls it an invalid value: then the device does not have it. */
 static int abilities_get(const struct cuda_device *cuda, struct lade_error *error, int abilities[N_ABILITIES])
@@ -419,7 +422,8 @@ static int abilities_get(const struct cuda_device *cuda, struct lade_error *erro
   static const int attributes[N_ABILITIES] = {
       CUDA_ATTRIBUTE_CAPABILITY_MAJOR, CUDA_ATTRIBUTE_CAPABILITY_MINOR, CUDA_ATTRIBUTE_UNIFIED_ADDRESSING,
       CUDA_ATTRIBUTE_VIRTUAL_MEMORY,   CUDA_ATTRIBUTE_STREAM_WORDS,     CUDA_ATTRIBUTE_POSIX_HANDLES,
-      CUDA_ATTRIBUTE_RDMA,
+      CUDA_ATTRIBUTE_RDMA,             CUDA_ATTRIBUTE_PCI_DOMAIN,       CUDA_ATTRIBUTE_PCI_BUS,
+      CUDA_ATTRIBUTE_PCI_DEVICE,
   };
   for (int i = 0; i < N_ABILITIES; i++) {
     cuda_result result = cuda->driver.cuDeviceGetAttribute(&abilities[i], attributes[i], cuda->id);
@@ -451,6 +455,15 @@ static int abilities_check(const char *name, const int abilities[N_ABILITIES], s
   return 0;
 }
 
+/* Function 0 of its slot. Nothing where the driver does not say: no GPU is the first device of the first bus. */
+static void pci_name(struct cuda_device *cuda, const int abilities[N_ABILITIES])
+{
+  const unsigned domain = (unsigned)abilities[PCI_DOMAIN], bus = (unsigned)abilities[PCI_BUS];
+  const unsigned slot = (unsigned)abilities[PCI_DEVICE];
+  if (domain || bus || slot)
+    snprintf(cuda->base.pci, sizeof(cuda->base.pci), "%04x:%02x:%02x.0", domain, bus, slot);
+}
+
 /* Is it a device for us, and what are its chunks like? */
 static int device_describe(struct cuda_device *cuda, struct lade_error *error)
 {
@@ -463,6 +476,7 @@ static int device_describe(struct cuda_device *cuda, struct lade_error *error)
   int status = abilities_get(cuda, error, abilities);
   if (!status)
     status = abilities_check(name, abilities, error);
+  pci_name(cuda, abilities);
   cuda->properties = (struct cuda_memory_properties){
       .type = CUDA_MEMORY_PINNED,
       .handle_types = abilities[EXPORTS] ? CUDA_HANDLE_POSIX : 0,

@@ -147,6 +147,7 @@ void lade_device_get_info(const lade_device *device, struct lade_device_info *re
       .is_dry = device->is_dry,
   };
   memcpy(ret_info->name, device->name, sizeof(ret_info->name));
+  memcpy(ret_info->pci, device->pci, sizeof(ret_info->pci));
 }
 
 int lade_device_limit(lade_device *device, uint64_t bytes)

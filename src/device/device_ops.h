@@ -66,6 +66,7 @@ struct lade_device {
   const struct lade_device_ops *ops;
   struct lade_faults *faults;
   char name[96];
+  char pci[24]; /* as in lade_device_info */
   uint64_t chunk_bytes, capacity_bytes;
   bool is_unified, is_dry;
   _Atomic uint64_t created_bytes, peak_bytes;

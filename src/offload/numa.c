@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where a drive is. The kernel keeps a link for each block device, by its number, to its place in the tree of devices;
- * the PCI function that it hangs on, some levels above it, has a file with the node. So the walk goes upwards from the
- * link's target until a directory has one. What stands on several devices (device mapper, RAID) is virtual and has
- * none. hwloc knows the same, but would have to be asked for devices by name, with all of PCI in its topology.
+ * Where a GPU is, and a drive. Of a GPU the driver tells the PCI function, which has a file with the node. Of a drive
+ * the kernel keeps a link for each block device, by its number, to its place in the tree of devices; the PCI function
+ * that it hangs on, some levels above it, has the file. So the walk goes upwards from the link's target until a
+ * directory has one. What stands on several devices (device mapper, RAID) is virtual and has none. hwloc knows the
+ * same, but would have to be asked for devices by name, with all of PCI in its topology.
  */
 #include "offload/numa.h"
 
@@ -40,4 +41,18 @@ int lade_numa_of_device(dev_t device, const char *sysfs)
     node = number_read(path, "numa_node");
   }
   return node;
+}
+
+int lade_numa_of_pci(const char *address, const char *sysfs)
+{
+  char path[PATH_MAX];
+  if (!*address || snprintf(path, sizeof(path), "%s/bus/pci/devices/%s", sysfs, address) >= PATH_MAX)
+    return -1;
+  return number_read(path, "numa_node");
+}
+
+int lade_numa_choose(int of_device, int of_drives)
+{
+  const int node = of_device >= 0 ? of_device : of_drives;
+  return node >= 0 && lade_numa_count() > 1 ? node : -1;
 }

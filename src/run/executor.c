@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "offload/numa.h"
 #include "run/executor_internal.h"
 
 static const enum lade_queue_role queue_roles[LADE_N_QUEUES] = {
@@ -460,15 +461,16 @@ static int device_take(lade_executor *ex, struct lade_error *error)
                 : 0;
 }
 
-/* The node that the run's drives are near, -1: any. */
+/* The node that the host tier should come from, -1: any. */
 static int numa_node_get(const lade_executor *ex)
 {
-  struct lade_store_info info;
+  struct lade_device_info device;
+  struct lade_store_info info = {.numa_node = -1};
   lade_store *store = ex->params.durable ? lade_durable_store(ex->params.durable) : ex->params.store;
-  if (!store)
-    return -1;
-  lade_store_get_info(store, &info);
-  return info.numa_node;
+  if (store)
+    lade_store_get_info(store, &info);
+  lade_device_get_info(ex->device, &device);
+  return lade_numa_choose(lade_numa_of_pci(device.pci, "/sys"), info.numa_node);
 }
 
 static int host_take(lade_executor *ex, struct lade_error *error)

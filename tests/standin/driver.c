@@ -254,6 +254,8 @@ cuda_result cuDeviceGetAttribute(int *ret_value, int attribute, cuda_device_id i
                : attribute == CUDA_ATTRIBUTE_CAPABILITY_MINOR ? (int)standin.sm % 10
                : attribute == CUDA_ATTRIBUTE_STREAM_WORDS     ? (int)standin.words
                : attribute == CUDA_ATTRIBUTE_SHARED_MOST      ? 227 << 10
+               : attribute == CUDA_ATTRIBUTE_PCI_DOMAIN       ? 0
+               : attribute == CUDA_ATTRIBUTE_PCI_BUS          ? 0xc1
                                                               : 1;
   return result;
 }

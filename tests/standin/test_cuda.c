@@ -134,6 +134,7 @@ static void the_public_name_opens_the_gpu(void **state)
   struct lade_device_info info;
   lade_device_get_info(device, &info);
   assert_string_equal(info.name, "cuda:0: Stand-in GPU");
+  assert_string_equal(info.pci, "0000:c1:01.0");
   assert_int_equal(info.capacity_bytes, 8 * CHUNK);
   assert_false(info.is_unified);
   lade_device_close(device);

@@ -169,6 +169,32 @@ static void a_drive_is_near_the_node_of_the_device_above_it(void **state)
   assert_int_equal(lade_numa_of_device(makedev(259, 3), in_scratch("sys")), 0);
 }
 
+static void a_gpu_is_near_the_node_of_its_pci_function(void **state)
+{
+  tree_make(makedev(259, 3), NULL);
+  directory_make(in_scratch("sys/bus"));
+  directory_make(in_scratch("sys/bus/pci"));
+  directory_make(in_scratch("sys/bus/pci/devices"));
+  assert_int_equal(symlink("../../../pci", in_scratch("sys/bus/pci/devices/0000:c1:01.0")), 0);
+  assert_int_equal(lade_numa_of_pci("0000:c1:01.0", in_scratch("sys")), -1); /* no file that says it */
+  node_write(in_scratch("sys/pci/numa_node"), "1\n");
+  assert_int_equal(lade_numa_of_pci("0000:c1:01.0", in_scratch("sys")), 1);
+  assert_int_equal(lade_numa_of_pci("0000:c2:01.0", in_scratch("sys")), -1);
+  assert_int_equal(lade_numa_of_pci("", in_scratch("sys")), -1);
+}
+
+static void the_node_of_the_gpu_comes_before_that_of_the_drives(void **state)
+{
+  setenv("HWLOC_SYNTHETIC", "node:2 core:2 pu:1", 1);
+  const bool has_nodes = lade_numa_count() == 2;
+  assert_int_equal(lade_numa_choose(1, 0), has_nodes ? 1 : -1);
+  assert_int_equal(lade_numa_choose(-1, 1), has_nodes ? 1 : -1);
+  assert_int_equal(lade_numa_choose(-1, -1), -1);
+  setenv("HWLOC_SYNTHETIC", "node:1 core:2 pu:1", 1);
+  assert_int_equal(lade_numa_choose(0, 0), -1);
+  unsetenv("HWLOC_SYNTHETIC");
+}
+
 /* What a store in the test's directory says when its drive is near node 1 and the machine is @topology. */
 static int store_node(const char *topology)
 {
@@ -207,6 +233,8 @@ int main(void)
       cmocka_unit_test(reserved_pages_that_cannot_be_taken_are_replaced),
       cmocka_unit_test(what_cannot_be_had_is_an_error_and_touches_nothing),
       cmocka_unit_test_setup_teardown(a_drive_is_near_the_node_of_the_device_above_it, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_gpu_is_near_the_node_of_its_pci_function, scratch_setup, scratch_teardown),
+      cmocka_unit_test(the_node_of_the_gpu_comes_before_that_of_the_drives),
       cmocka_unit_test_setup_teardown(a_store_names_the_node_of_its_drives_where_there_are_several, scratch_setup,
                                       scratch_teardown),
   };
