@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 LADE = sys.argv[1]
@@ -99,10 +100,11 @@ if code == 0:
     assert code == 0 and re.search(r"store, checksums +[\d.]+ GB/s +[\d.]+ GB/s", out), out
     assert re.search(r"durable state +[\d.]+ GB/s +[\d.]+ GB/s.*publishing a generation.* [\d.]+ ms", out, re.DOTALL), out
     # A signal ends the bench after a pass, and durable state's files, which have names, go with it.
-    bench = subprocess.Popen([LADE, "bench", "store", "--dir", ".", "--size", "8MiB", "--rounds", "99"],
-                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
-    while not glob.glob("lade-bench-*/*") and bench.poll() is None:
-        time.sleep(0.01)
-    bench.send_signal(signal.SIGINT)
-    assert bench.wait() == 128 + signal.SIGINT, bench.returncode
-    assert not glob.glob("lade-bench-*"), os.listdir(".")
+    with tempfile.TemporaryDirectory(dir=".") as directory:
+        bench = subprocess.Popen([LADE, "bench", "store", "--dir", directory, "--size", "8MiB", "--rounds", "99"],
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+        while not glob.glob(directory + "/lade-bench-*/*") and bench.poll() is None:
+            time.sleep(0.01)
+        bench.send_signal(signal.SIGINT)
+        assert bench.wait() == 128 + signal.SIGINT, bench.returncode
+        assert not os.listdir(directory), os.listdir(directory)
