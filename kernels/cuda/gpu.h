@@ -3,6 +3,8 @@
 #ifndef LADE_CUDA_GPU_H
 #define LADE_CUDA_GPU_H
 
+#include "kernels/cuda/ptx.h"
+
 #define LADE_CUDA_EXPORT(name, args_type) /* the driver finds a kernel by its name */
 
 #endif

@@ -10,7 +10,9 @@
  *
  * Shared memory is poison (0xff bytes, NaN as floats) when a block begins, and a strip behind it must stay so. Threads
  * take turns in rising, falling or shuffled order, and so do blocks: a kernel whose result depends on it lacks a
- * barrier. What this cannot show is a race within one turn, such as two lanes that store to one place.
+ * barrier. What this cannot show is a race within one turn, such as two lanes that store to one place. A copy that runs
+ * beside its thread makes its target poison when it begins and is made when the thread waits for it: who reads too
+ * early, or still, reads poison.
  *
  * The address sanitizer is told of every switch where it is linked in. The thread sanitizer would have to make a fiber
  * of its own for every thread of every block; under it this file and the kernels are built without it, being one
@@ -36,8 +38,16 @@
 #define STRIP_BYTES 256
 #define POISON 0xff
 #define SHUFFLE 0x9e3779b9u /* where shuffled orders begin */
+#define MOST_COPIES 64 /* of a thread, under way */
 
 enum state { READY, AT_BARRIER, AT_EXCHANGE, ENDED };
+
+/* A copy that runs beside its thread; @from is NULL where it brings zeroes. */
+struct copy {
+  void *to;
+  const void *from;
+  size_t n_bytes;
+};
 
 struct thread {
   struct fiber fiber;
@@ -46,6 +56,8 @@ struct thread {
   int line;         /* where it waits */
   unsigned n_exchanges;
   void *asan_stack; /* the address sanitizer's memory of it, while it is away */
+  struct copy copies[MOST_COPIES];
+  int n_copies;
 };
 
 /* What lanes of a warp exchange: two sets in turn, as one lane may be in the next exchange while others still read. */
@@ -99,6 +111,10 @@ static void thread_main(void)
     __sanitizer_finish_switch_fiber(NULL, &cpu.scheduler_bottom, &cpu.scheduler_bytes);
   cpu.launch.kernel->run(cpu.launch.args, cpu.launch.step);
   struct thread *thread = &cpu.threads[cpu.current];
+  if (thread->n_copies) {
+    fprintf(stderr, "thread %d ended without waiting for its %d copies\n", cpu.current, thread->n_copies);
+    abort();
+  }
   thread->state = ENDED;
   switch_to(thread, &cpu.scheduler, true);
 }
@@ -125,6 +141,44 @@ const uint64_t *cuda_on_cpu_exchange(uint64_t bits, int line)
   return set;
 }
 
+static void shared_check(const void *at, size_t n_bytes, const char *what)
+{
+  const unsigned char *byte = at;
+  if (byte >= lade_shared && byte + n_bytes <= lade_shared + cpu.launch.shared_bytes && (uintptr_t)at % n_bytes == 0)
+    return;
+  fprintf(stderr, "%s at %td of %zu bytes of shared memory, not %zu whole ones there\n", what, byte - lade_shared,
+          cpu.launch.shared_bytes, n_bytes);
+  abort();
+}
+
+void cuda_on_cpu_copy(void *to, const void *from, size_t n_bytes)
+{
+  struct thread *thread = &cpu.threads[cpu.current];
+  shared_check(to, n_bytes, "a copy");
+  LADE_ASSERT((uintptr_t)from % n_bytes == 0 && thread->n_copies < MOST_COPIES);
+  memset(to, POISON, n_bytes);
+  thread->copies[thread->n_copies++] = (struct copy){to, from, n_bytes};
+}
+
+void cuda_on_cpu_copies_wait(void)
+{
+  struct thread *thread = &cpu.threads[cpu.current];
+  for (int i = 0; i < thread->n_copies; i++) {
+    const struct copy *copy = &thread->copies[i];
+    if (copy->from)
+      memcpy(copy->to, copy->from, copy->n_bytes);
+    else
+      memset(copy->to, 0, copy->n_bytes);
+  }
+  thread->n_copies = 0;
+}
+
+uint64_t cuda_on_cpu_row(const void *row)
+{
+  shared_check(row, 16, "a matrix's row");
+  return (uint64_t)(uintptr_t)row;
+}
+
 /* ---- a block ---- */
 
 static void threads_begin(void)
@@ -133,6 +187,7 @@ static void threads_begin(void)
     struct thread *thread = &cpu.threads[i];
     thread->state = READY;
     thread->n_exchanges = 0;
+    thread->n_copies = 0;
     thread->stack = -1;
   }
   LADE_ASSERT(cpu.n_free == MAX_THREADS);

@@ -51,6 +51,18 @@ void cuda_on_cpu_barrier(int line);
 /* Leave @bits and wait for all lanes of the warp; what they left, by lane, until the next exchange but one. */
 const uint64_t *cuda_on_cpu_exchange(uint64_t bits, int line);
 
+/*
+ * A copy of @n_bytes from global to shared memory that runs beside the thread, of zeroes where @from is NULL. It is
+ * there no sooner than the thread waits for it; until then there is poison. Both addresses are multiples of @n_bytes.
+ */
+void cuda_on_cpu_copy(void *to, const void *from, size_t n_bytes);
+
+/* Wait for all copies of this thread. A thread that ends without it ends the test. */
+void cuda_on_cpu_copies_wait(void);
+
+/* The address of 16 bytes of shared memory that a warp is to load a matrix's row from, checked. */
+uint64_t cuda_on_cpu_row(const void *row);
+
 #pragma GCC visibility pop
 #ifdef __cplusplus
 }

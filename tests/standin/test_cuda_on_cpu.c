@@ -19,31 +19,38 @@
 #define N_BLOCKS 5
 
 extern const struct cuda_on_cpu_kernel reverse_on_cpu, reverse_raced_on_cpu, barrier_of_some_on_cpu,
-    barrier_in_two_places_on_cpu, shuffle_of_some_on_cpu, shared_unwritten_on_cpu, shared_overrun_on_cpu;
+    barrier_in_two_places_on_cpu, shuffle_of_some_on_cpu, shared_unwritten_on_cpu, shared_overrun_on_cpu, copy_on_cpu,
+    matrix_askew_on_cpu, product_on_cpu;
 
 struct hostile_args {
   float *to;
   int n;
 };
 
-static void run(const struct cuda_on_cpu_kernel *kernel, enum cuda_on_cpu_order order, int n, float *to)
+static void run_with(const struct cuda_on_cpu_kernel *kernel, enum cuda_on_cpu_order order, int n, float *to,
+                     size_t shared_bytes)
 {
   struct hostile_args args = {to, n};
   struct cuda_on_cpu_launch launch = {.kernel = kernel, .grid = {N_BLOCKS, 1, 1}, .n_threads = N_THREADS,
-                                      .shared_bytes = N_THREADS * sizeof(float), .order = order, .args = &args};
+                                      .shared_bytes = shared_bytes, .order = order, .args = &args};
   cuda_on_cpu_run(&launch);
 }
 
+static void run(const struct cuda_on_cpu_kernel *kernel, enum cuda_on_cpu_order order, int n, float *to)
+{
+  run_with(kernel, order, n, to, N_THREADS * sizeof(float));
+}
+
 /* Whether running the kernel ends its process by an abort, in every order. */
-static bool aborts(const struct cuda_on_cpu_kernel *kernel, int n)
+static bool aborts_with(const struct cuda_on_cpu_kernel *kernel, int n, size_t shared_bytes)
 {
   for (int order = 0; order < CUDA_N_ORDERS; order++) {
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-      float to[N_THREADS * N_BLOCKS];
+      _Alignas(16) float to[4 * N_THREADS * N_BLOCKS];
       signal(SIGABRT, SIG_DFL);
-      run(kernel, (enum cuda_on_cpu_order)order, n, to);
+      run_with(kernel, (enum cuda_on_cpu_order)order, n, to, shared_bytes);
       _exit(0);
     }
     int status;
@@ -52,6 +59,11 @@ static bool aborts(const struct cuda_on_cpu_kernel *kernel, int n)
       return false;
   }
   return true;
+}
+
+static bool aborts(const struct cuda_on_cpu_kernel *kernel, int n)
+{
+  return aborts_with(kernel, n, N_THREADS * sizeof(float));
 }
 
 static void a_right_kernel_is_right_in_every_order(void **state)
@@ -92,6 +104,41 @@ static void shared_memory_is_poison_in_every_block_and_has_an_end(void **state)
   assert_true(aborts(&shared_overrun_on_cpu, 0));
 }
 
+/* A value for each thread lies in the first of four that it copies. */
+static void a_copy_is_there_once_it_was_waited_for(void **state)
+{
+  for (int has_waited = 0; has_waited < 2; has_waited++) {
+    _Alignas(16) float to[4 * N_THREADS * N_BLOCKS];
+    for (int i = 0; i < 4 * N_THREADS * N_BLOCKS; i++)
+      to[i] = (float)i;
+    run_with(&copy_on_cpu, CUDA_SHUFFLED, has_waited, to, 4 * N_THREADS * sizeof(float));
+    for (int i = 0; i < N_THREADS * N_BLOCKS; i++)
+      assert_true(has_waited ? to[4 * i] == (float)(4 * i + i % 4) : isnan(to[4 * i]));
+  }
+  assert_true(aborts_with(&copy_on_cpu, 2, 4 * N_THREADS * sizeof(float)));
+}
+
+static void matrices_begin_at_whole_chunks(void **state)
+{
+  assert_true(aborts(&matrix_askew_on_cpu, 1));
+  assert_false(aborts(&matrix_askew_on_cpu, 0));
+}
+
+static void fragments_make_the_product(void **state)
+{
+  for (int is_turned = 0; is_turned < 2; is_turned++) {
+    float c[16 * 8];
+    run_with(&product_on_cpu, CUDA_SHUFFLED, is_turned, c, (256 + 128) * sizeof(uint16_t));
+    for (int i = 0; i < 16; i++)
+      for (int j = 0; j < 8; j++) {
+        float sum = 0;
+        for (int k = 0; k < 16; k++)
+          sum += (float)(16 * i + k) * (float)(k - j);
+        assert_true(c[8 * i + j] == sum);
+      }
+  }
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -99,6 +146,9 @@ int main(void)
       cmocka_unit_test(a_missing_barrier_shows),
       cmocka_unit_test(divergent_barriers_are_caught),
       cmocka_unit_test(shared_memory_is_poison_in_every_block_and_has_an_end),
+      cmocka_unit_test(a_copy_is_there_once_it_was_waited_for),
+      cmocka_unit_test(matrices_begin_at_whole_chunks),
+      cmocka_unit_test(fragments_make_the_product),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Instructions of PTX that CUDA C++ has no plain words for: copies into shared memory that run beside the thread
+ * (cp.async), matrices out of shared memory into a warp's registers (ldmatrix), and products of them (mma.sync). All of
+ * them are in every GPU from sm_80 on. tests/standin/ptx_on_cpu.h is the twin that runs on the CPU, and does what the
+ * PTX ISA (sections 9.7.9 and 9.7.14 of version 8.5) says of each.
+ *
+ * Whole warps call the functions on matrices, in one place. With lane = 4 g + t, a 32-bit register holds two neighbours
+ * of 16 bits, the first in its low half:
+ *
+ *   8 x 8 matrix   row g, columns 2t and 2t + 1
+ *   a, 16 x 16     [0] row g, columns 2t, 2t + 1; [1] row g + 8, the same; [2] and [3] both rows, columns 8 further on
+ *   b, 16 x 8      [0] rows 2t, 2t + 1 of column g; [1] rows 2t + 8, 2t + 9 of it
+ *   c, 16 x 8 F32  [0] and [1] row g, columns 2t and 2t + 1; [2] and [3] row g + 8, the same
+ */
+#ifndef LADE_CUDA_PTX_H
+#define LADE_CUDA_PTX_H
+
+#include <stdint.h>
+
+static __device__ inline unsigned ptx_shared(const void *at)
+{
+  return (unsigned)__cvta_generic_to_shared(at);
+}
+
+/* 16 bytes from global to shared memory, both at multiples of 16; zeros, and nothing is read, unless @is_there. */
+static __device__ inline void ptx_copy_16(void *to, const void *from, bool is_there)
+{
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(ptx_shared(to)),
+               "l"(__cvta_generic_to_global(from)), "r"(is_there ? 16 : 0) : "memory");
+}
+
+/* The same of 4 bytes. */
+static __device__ inline void ptx_copy_4(void *to, const void *from, bool is_there)
+{
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(ptx_shared(to)),
+               "l"(__cvta_generic_to_global(from)), "r"(is_there ? 4 : 0) : "memory");
+}
+
+/* Wait for all of this thread's copies. What others copied is there after a barrier that they reach having waited. */
+static __device__ inline void ptx_copies_wait(void)
+{
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* Four 8 x 8 matrices of 16 bits; lane 8 i + r has the address of row r of matrix i, 16 bytes at a multiple of 16. */
+static __device__ inline void ptx_matrices_load(uint32_t (&x)[4], const void *row)
+{
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(ptx_shared(row)) : "memory");
+}
+
+/* The same, each matrix turned over: what lies in shared memory as a row is a column. */
+static __device__ inline void ptx_matrices_load_turned(uint32_t (&x)[4], const void *row)
+{
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(ptx_shared(row)) : "memory");
+}
+
+/* c += a b; products are exact, the order of their sum in FP32 is the hardware's. */
+static __device__ inline void ptx_mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+static __device__ inline void ptx_mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Both rounded to nearest, ties to even; @low in the low half. */
+static __device__ inline uint32_t ptx_pair_bf16(float low, float high)
+{
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+static __device__ inline uint32_t ptx_pair_f16(float low, float high)
+{
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+#endif
