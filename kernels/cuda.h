@@ -12,12 +12,16 @@
  */
 void lade_cuda_kernels_init(struct lade_kernels *kernels);
 
+/* Attention of @kernels, a table as above, becomes the plain twin for every shape and type. */
+void lade_cuda_attention_init_plain(struct lade_kernels *kernels);
+
 typedef struct lade_cuda_kernels lade_cuda_kernels;
 
 /*
  * Load all kernels for @device from the files <op>.fatbin of @folder; NULL: the one that the environment's
  * LADE_CUDA_KERNELS names, or where the build or the installation put them. Matrix products are cuBLASLt's where the
- * machine has one, unless LADE_MATMUL in the environment is "plain". The caller closes, before the device.
+ * machine has one, unless LADE_MATMUL in the environment is "plain". Attention is by tensor cores for the shapes and
+ * types that they have kernels for, unless LADE_ATTENTION is "plain". The caller closes, before the device.
  * Errors as of lade_cuda_functions_open. Any thread; blocks while the driver loads.
  */
 int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_error *error,

@@ -102,7 +102,8 @@ static bool kernels_are_known(void)
   static const struct {
     const char *variable, *choices[6], *words; /* the last choice is none */
   } table[] = {{"LADE_CPU", {"", "plain", "avx2", "avx512", "avx512_bf16"}, "plain, avx2, avx512 or avx512_bf16"},
-               {"LADE_MATMUL", {"", "plain", "onednn"}, "plain or onednn"}};
+               {"LADE_MATMUL", {"", "plain", "onednn"}, "plain or onednn"},
+               {"LADE_ATTENTION", {"", "plain"}, "plain"}};
   for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
     const char *chosen = getenv(table[i].variable);
     bool is_known = !chosen;

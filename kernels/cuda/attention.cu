@@ -13,7 +13,7 @@
  * Moves q, k, v, out once and k, v again for each 16 queries, out of L2. Bound: F32 arithmetic, 2 T^2 D operations a
  * head forward, and 7 T^2 D backward (two kernels make scores and their gradients twice).
  */
-#include "kernels/cuda/kernel.h"
+#include "kernels/cuda/attention_shape.h"
 
 #define TILE LADE_CUDA_ATTENTION_TILE
 #define WARPS (LADE_CUDA_ATTENTION_THREADS / 32)
@@ -21,40 +21,10 @@
 #define BWD_ROWS (LADE_CUDA_ATTENTION_BWD_ROWS / WARPS)
 #define COLUMNS (LADE_CUDA_ATTENTION_MOST_DIM / 32) /* of a lane */
 
-/* What all kernels share: sizes, and where this block stands. */
-struct shape {
-  int64_t time, heads, key_heads, head_dim, row_elements;
-  int64_t draw_heads; /* that dropout's draws count by */
-  int64_t b, h; /* the sequence, and the query head (of keys' kernels: the key head) */
-  int stride;     /* of rows in shared memory: odd for even heads, so that lanes meet different banks */
-  float scale;
-};
-
-template <class Args> static __device__ inline struct shape shape_get(const Args &a)
+/* Elements from row to row in shared memory: odd for even heads, so that lanes meet different banks. */
+static __device__ inline int stride_get(const struct shape &s)
 {
-  struct shape shape;
-  shape.time = a.time;
-  shape.heads = a.heads;
-  shape.key_heads = a.key_heads;
-  shape.head_dim = a.head_dim;
-  shape.draw_heads = a.draw_heads ? a.draw_heads : a.heads;
-  shape.row_elements = (a.heads + 2 * a.key_heads) * a.head_dim;
-  shape.b = blockIdx.z;
-  shape.h = blockIdx.y;
-  shape.stride = (int)a.head_dim + 1;
-  shape.scale = 1 / sqrtf((float)a.head_dim);
-  return shape;
-}
-
-/* Elements before head @head (query heads, then keys, then values) of row @i. */
-static __device__ inline int64_t qkv_at(const struct shape &s, int64_t head, int64_t i)
-{
-  return (s.b * s.time + i) * s.row_elements + head * s.head_dim;
-}
-
-static __device__ inline int64_t out_at(const struct shape &s, int64_t h, int64_t i)
-{
-  return ((s.b * s.time + i) * s.heads + h) * s.head_dim;
+  return (int)s.head_dim + 1;
 }
 
 /* Rows @first.. of a tensor of rows @pitch apart into shared memory, zeros past the sequence. All threads. */
@@ -64,7 +34,7 @@ static __device__ inline void rows_load(const struct shape &s, const T *from, in
 {
   for (int64_t i = threadIdx.x; i < n_rows * s.head_dim; i += blockDim.x) {
     int64_t row = i / s.head_dim, c = i % s.head_dim;
-    to[row * s.stride + c] = first + row < s.time ? get(from[(first + row) * pitch + c]) : 0.0f;
+    to[row * stride_get(s) + c] = first + row < s.time ? get(from[(first + row) * pitch + c]) : 0.0f;
   }
 }
 
@@ -80,7 +50,7 @@ static __device__ inline float dot(const struct shape &s, const float *x, const 
 static __device__ inline float keep_get(const struct shape &s, const struct lade_step *step,
                                         const struct lade_drop &drop, int64_t h, int64_t i, int64_t j)
 {
-  return drop_value(step, drop, ((s.b * s.draw_heads + h) * s.time + i) * s.time + j, 1.0f);
+  return drop_value(step, drop, draw_at(s, h, i, j), 1.0f);
 }
 
 /* sum[] += each lane's weight times its row of the tile. A whole warp; @weights: its 32 floats of shared memory. */
@@ -95,7 +65,7 @@ static __device__ inline void weighted_add(const struct shape &s, float weight, 
 #pragma unroll
     for (int u = 0; u < COLUMNS; u++)
       if (lane + 32 * u < s.head_dim)
-        sum[u] = fmaf(weights[j], tile[j * s.stride + lane + 32 * u], sum[u]);
+        sum[u] = fmaf(weights[j], tile[j * stride_get(s) + lane + 32 * u], sum[u]);
 }
 
 template <class T>
@@ -120,7 +90,7 @@ struct query {
 static __device__ inline void query_meet(const struct shape &s, struct query &query, const float *q, const float *keys,
                                          bool is_valid, float keep)
 {
-  float score = is_valid ? s.scale * dot(s, q, keys + threadIdx.x % 32 * s.stride) : -INFINITY;
+  float score = is_valid ? s.scale * dot(s, q, keys + threadIdx.x % 32 * stride_get(s)) : -INFINITY;
   float max = fmaxf(query.max, warp_max(score)), correction = expf(query.max - max);
   float p = is_valid ? expf(score - max) : 0.0f;
   query.sum = query.sum * correction + warp_sum(p);
@@ -136,9 +106,9 @@ static __device__ void attention_fwd_of(const struct lade_attention_fwd_args &a,
   LADE_SHARED(float, shared);
   struct shape s = shape_get(a);
   float *weights = shared + threadIdx.x / 32 * 32, *own = shared + LADE_CUDA_ATTENTION_THREADS;
-  float *tile = own + LADE_CUDA_ATTENTION_FWD_ROWS * s.stride;
-  int64_t group = s.heads / s.key_heads, first = (int64_t)blockIdx.x * LADE_CUDA_ATTENTION_FWD_ROWS;
-  const T *qkv = (const T *)a.qkv, *k = qkv + qkv_at(s, s.heads + s.h / group, 0), *v = k + s.key_heads * s.head_dim;
+  float *tile = own + LADE_CUDA_ATTENTION_FWD_ROWS * stride_get(s);
+  int64_t first = (int64_t)blockIdx.x * LADE_CUDA_ATTENTION_FWD_ROWS;
+  const T *qkv = (const T *)a.qkv, *k = qkv + qkv_at(s, s.heads + s.h / s.group, 0), *v = k + s.key_heads * s.head_dim;
   int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
   struct query queries[FWD_ROWS];
 #pragma unroll
@@ -157,7 +127,7 @@ static __device__ void attention_fwd_of(const struct lade_attention_fwd_args &a,
     for (int r = 0; r < FWD_ROWS; r++) {
       int64_t i = first + warp * FWD_ROWS + r, j = j0 + lane;
       if (i < s.time && j0 <= i)
-        query_meet(s, queries[r], own + (warp * FWD_ROWS + r) * s.stride, tile, j <= i,
+        query_meet(s, queries[r], own + (warp * FWD_ROWS + r) * stride_get(s), tile, j <= i,
                    j <= i ? keep_get(s, step, a.drop, s.h, i, j) : 0.0f);
     }
     __syncthreads();
@@ -177,7 +147,7 @@ static __device__ void attention_fwd_of(const struct lade_attention_fwd_args &a,
       continue;
     columns_put(s, queries[r].out, 1 / queries[r].sum, (T *)a.out + out_at(s, s.h, i));
     if (lane == 0)
-      ((float *)a.lse)[(s.b * s.heads + s.h) * s.time + i] = queries[r].max + logf(queries[r].sum);
+      ((float *)a.lse)[query_at(s, s.h, i)] = queries[r].max + logf(queries[r].sum);
   }
 }
 LADE_KERNEL_OF_DTYPES(attention_fwd, lade_attention_fwd_args)
@@ -213,7 +183,7 @@ static __device__ inline struct pair pair_get(const struct shape &s, const struc
   struct pair pair = {0, 0};
   if (i >= s.time || j > i)
     return pair;
-  int64_t at = (s.b * s.heads + h) * s.time + i;
+  int64_t at = query_at(s, h, i);
   float p = expf(s.scale * qk - ((const float *)a.lse)[at]), keep = keep_get(s, step, a.drop, h, i, j);
   pair.p = p * keep;
   pair.ds = p * (keep * dout_v - ((const float *)a.workspace)[at]) * s.scale;
@@ -226,10 +196,10 @@ static __device__ void attention_dq_of(const struct lade_attention_bwd_args &a, 
   LADE_SHARED(float, shared);
   struct shape s = shape_get(a);
   float *weights = shared + threadIdx.x / 32 * 32, *own_q = shared + LADE_CUDA_ATTENTION_THREADS;
-  float *own_dout = own_q + LADE_CUDA_ATTENTION_BWD_ROWS * s.stride;
-  float *keys = own_dout + LADE_CUDA_ATTENTION_BWD_ROWS * s.stride, *values = keys + TILE * s.stride;
-  int64_t group = s.heads / s.key_heads, first = (int64_t)blockIdx.x * LADE_CUDA_ATTENTION_BWD_ROWS;
-  const T *qkv = (const T *)a.qkv, *k = qkv + qkv_at(s, s.heads + s.h / group, 0), *v = k + s.key_heads * s.head_dim;
+  float *own_dout = own_q + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s);
+  float *keys = own_dout + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s), *values = keys + TILE * stride_get(s);
+  int64_t first = (int64_t)blockIdx.x * LADE_CUDA_ATTENTION_BWD_ROWS;
+  const T *qkv = (const T *)a.qkv, *k = qkv + qkv_at(s, s.heads + s.h / s.group, 0), *v = k + s.key_heads * s.head_dim;
   int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
   float dq[BWD_ROWS][COLUMNS] = {};
   rows_load(s, qkv + qkv_at(s, s.h, 0), s.row_elements, first, LADE_CUDA_ATTENTION_BWD_ROWS, own_q);
@@ -242,10 +212,10 @@ static __device__ void attention_dq_of(const struct lade_attention_bwd_args &a, 
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < BWD_ROWS; r++) {
-      int own = (warp * BWD_ROWS + r) * s.stride;
+      int own = (warp * BWD_ROWS + r) * stride_get(s);
       struct pair pair = pair_get(s, a, step, s.h, first + warp * BWD_ROWS + r, j0 + lane,
-                                  dot(s, own_q + own, keys + lane * s.stride),
-                                  dot(s, own_dout + own, values + lane * s.stride));
+                                  dot(s, own_q + own, keys + lane * stride_get(s)),
+                                  dot(s, own_dout + own, values + lane * stride_get(s)));
       weighted_add(s, pair.ds, keys, weights, dq[r]);
     }
   }
@@ -265,8 +235,8 @@ static __device__ inline void queries_meet(const struct shape &s, const struct l
                                            float (*dk)[COLUMNS], float (*dv)[COLUMNS])
 {
   float *weights = shared + threadIdx.x / 32 * 32, *own_k = shared + LADE_CUDA_ATTENTION_THREADS;
-  float *own_v = own_k + LADE_CUDA_ATTENTION_BWD_ROWS * s.stride;
-  float *queries = own_v + LADE_CUDA_ATTENTION_BWD_ROWS * s.stride, *douts = queries + TILE * s.stride;
+  float *own_v = own_k + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s);
+  float *queries = own_v + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s), *douts = queries + TILE * stride_get(s);
   int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
   for (int64_t i0 = first / TILE * TILE; i0 < s.time; i0 += TILE) {
     __syncthreads();
@@ -275,10 +245,10 @@ static __device__ inline void queries_meet(const struct shape &s, const struct l
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < BWD_ROWS; r++) {
-      int own = (warp * BWD_ROWS + r) * s.stride;
+      int own = (warp * BWD_ROWS + r) * stride_get(s);
       struct pair pair = pair_get(s, a, step, h, i0 + lane, first + warp * BWD_ROWS + r,
-                                  dot(s, queries + lane * s.stride, own_k + own),
-                                  dot(s, douts + lane * s.stride, own_v + own));
+                                  dot(s, queries + lane * stride_get(s), own_k + own),
+                                  dot(s, douts + lane * stride_get(s), own_v + own));
       weighted_add(s, pair.ds, queries, weights, dk[r]);
       weighted_add(s, pair.p, douts, weights, dv[r]);
     }
@@ -291,14 +261,14 @@ static __device__ void attention_dkv_of(const struct lade_attention_bwd_args &a,
   LADE_SHARED(float, shared);
   struct shape s = shape_get(a);
   float *own_k = shared + LADE_CUDA_ATTENTION_THREADS;
-  int64_t group = s.heads / s.key_heads, first = (int64_t)blockIdx.x * LADE_CUDA_ATTENTION_BWD_ROWS;
+  int64_t first = (int64_t)blockIdx.x * LADE_CUDA_ATTENTION_BWD_ROWS;
   const T *k = (const T *)a.qkv + qkv_at(s, s.heads + s.h, 0), *v = k + s.key_heads * s.head_dim;
   int warp = (int)threadIdx.x / 32;
   float dk[BWD_ROWS][COLUMNS] = {}, dv[BWD_ROWS][COLUMNS] = {};
   rows_load(s, k, s.row_elements, first, LADE_CUDA_ATTENTION_BWD_ROWS, own_k);
   rows_load(s, v, s.row_elements, first, LADE_CUDA_ATTENTION_BWD_ROWS,
-            own_k + LADE_CUDA_ATTENTION_BWD_ROWS * s.stride);
-  for (int64_t h = s.h * group; h < (s.h + 1) * group; h++)
+            own_k + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s));
+  for (int64_t h = s.h * s.group; h < (s.h + 1) * s.group; h++)
     queries_meet<T>(s, a, step, h, first, shared, dk, dv);
 #pragma unroll
   for (int r = 0; r < BWD_ROWS; r++) {

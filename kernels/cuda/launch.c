@@ -19,8 +19,9 @@ const char *lade_cuda_function_name(int place)
 #define NAME_ALL(name) #name, NULL, NULL
 #define NAME_1(name) NAME_ALL(name)
 #define NAME_2(name) #name "_f32", #name "_bf16", NULL
+#define NAME_16(name) NULL, #name "_bf16", #name "_f16"
 #define NAME_3(name) #name "_f32", #name "_bf16", #name "_f16"
-#define NAME(file, upper, lower, n_dtypes) NAME_##n_dtypes(lower),
+#define NAME(file, upper, lower, dtypes) NAME_##dtypes(lower),
   static const char *const names[] = {LADE_CUDA_FUNCTIONS(NAME)};
   _Static_assert(LADE_COUNT(names) == LADE_CUDA_N_PLACES, "a name for each place");
   return names[place];
@@ -28,7 +29,7 @@ const char *lade_cuda_function_name(int place)
 
 const char *lade_cuda_function_file(int place)
 {
-#define FILE_NAME(file, upper, lower, n_dtypes) #file,
+#define FILE_NAME(file, upper, lower, dtypes) #file,
   static const char *const files[] = {LADE_CUDA_FUNCTIONS(FILE_NAME)};
   return files[place / LADE_CUDA_DTYPES];
 }
@@ -79,4 +80,5 @@ void lade_cuda_kernels_init(struct lade_kernels *kernels)
   lade_cuda_row_init(kernels);
   for (int i = 0; i < LADE_N_KERNELS; i++)
     kernels->variant[i] = kernels->fn[i] ? "cuda" : NULL;
+  lade_cuda_attention_init(kernels);
 }

@@ -15,7 +15,10 @@
 
 #include "kernels/kernels.h"
 
-/* X(its file, name in capitals, name, for how many dtypes: F32, BF16, F16; the first two; or 1 for all at once). */
+/*
+ * X(its file, name in capitals, name, for which dtypes). 3: F32, BF16 and F16; 2: the first two; 16: those of 16 bits;
+ * 1: all at once.
+ */
 #define LADE_CUDA_FUNCTIONS(X) \
   X(adamw, ADAMW, adamw, 3) \
   X(add, ADD, add, 1) \
@@ -23,6 +26,12 @@
   X(attention, ATTENTION_DELTA, attention_delta, 3) \
   X(attention, ATTENTION_DQ, attention_dq, 3) \
   X(attention, ATTENTION_DKV, attention_dkv, 3) \
+  X(attention_mma, ATTENTION_MMA_FWD_64, attention_mma_fwd_64, 16) \
+  X(attention_mma, ATTENTION_MMA_FWD_128, attention_mma_fwd_128, 16) \
+  X(attention_mma, ATTENTION_MMA_DQ_64, attention_mma_dq_64, 16) \
+  X(attention_mma, ATTENTION_MMA_DQ_128, attention_mma_dq_128, 16) \
+  X(attention_mma, ATTENTION_MMA_DKV_64, attention_mma_dkv_64, 16) \
+  X(attention_mma, ATTENTION_MMA_DKV_128, attention_mma_dkv_128, 16) \
   X(cast, CAST, cast, 3) \
   X(clip, CLIP, clip, 1) \
   X(column_sum, COLUMN_SUM, column_sum, 3) \
@@ -52,7 +61,7 @@
   X(swiglu, SWIGLU_BWD, swiglu_bwd, 3)
 
 enum lade_cuda_function {
-#define LADE_CUDA_ENUM(file, upper, lower, n_dtypes) LADE_CUDA_##upper,
+#define LADE_CUDA_ENUM(file, upper, lower, dtypes) LADE_CUDA_##upper,
   LADE_CUDA_FUNCTIONS(LADE_CUDA_ENUM)
 #undef LADE_CUDA_ENUM
   LADE_CUDA_N_FUNCTIONS

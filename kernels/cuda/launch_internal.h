@@ -19,7 +19,8 @@ void lade_cuda_launch_items(const struct lade_kernel_ctx *ctx, enum lade_cuda_fu
 lade_kernel_fn lade_cuda_matmul;
 size_t lade_cuda_matmul_bytes(const struct lade_kernels *kernels, const struct lade_matmul_args *args);
 
-/* The kernels of each file, and the scratch of those that want any. */
+/* The kernels of each file, and the scratch of those that want any. Attention's variant has a name of its own. */
+void lade_cuda_attention_init(struct lade_kernels *kernels);
 void lade_cuda_element_init(struct lade_kernels *kernels);
 void lade_cuda_head_loss_init(struct lade_kernels *kernels);
 void lade_cuda_matrix_init(struct lade_kernels *kernels);

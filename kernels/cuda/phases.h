@@ -75,6 +75,18 @@ struct lade_cuda_row_sums {
 #define LADE_CUDA_ATTENTION_FWD_ROWS 16  /* of a block of threads */
 #define LADE_CUDA_ATTENTION_BWD_ROWS 8
 
+/*
+ * With tensor cores: rows of a block of threads, and rows of the tiles of the other side, by the size of a head, 64 or
+ * 128. Sums wait in registers, rows and two tiles in shared memory: 64.5 KiB at most, so that every GPU from sm_80 on
+ * has room for a block, and those with more than 130 KiB for two, as many as registers allow.
+ */
+#define LADE_CUDA_MMA_FWD_ROWS(dim) 128
+#define LADE_CUDA_MMA_FWD_TILE(dim) ((dim) == 64 ? 64 : 32)
+#define LADE_CUDA_MMA_DQ_ROWS(dim) ((dim) == 64 ? 128 : 64)
+#define LADE_CUDA_MMA_DQ_TILE(dim) 32
+#define LADE_CUDA_MMA_DKV_ROWS(dim) 64
+#define LADE_CUDA_MMA_DKV_TILE(dim) ((dim) == 64 ? 64 : 32)
+
 /* ---- head and loss ---- */
 
 /* Logits exist for this many columns of the vocabulary at a time, and for rows up to so many numbers in all. */

@@ -20,13 +20,18 @@ struct lade_cuda_kernels {
   struct lade_error note; /* why the table has no cuBLASLt */
 };
 
+static bool is_plain(const char *variable)
+{
+  const char *wish = getenv(variable);
+  return wish && strcmp(wish, "plain") == 0;
+}
+
 /* Products go to cuBLASLt where it is there, unless the plain ones are asked for. */
 static int products_open(lade_cuda_kernels *kernels, lade_device *device, struct lade_error *error)
 {
-  const char *wish = getenv("LADE_MATMUL");
   struct lade_kernels *table = &kernels->table;
   struct lade_error why = {0};
-  if (wish && strcmp(wish, "plain") == 0)
+  if (is_plain("LADE_MATMUL"))
     return 0;
   int status = lade_cublaslt_open(device, &why, &table->cublaslt);
   if (status == -ENOENT || status == -ENOSYS) {
@@ -51,6 +56,8 @@ int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_
     return lade_error_set(error, -ENOMEM, "no memory for the GPU's kernels");
   char found[PATH_MAX];
   lade_cuda_kernels_init(&kernels->table);
+  if (is_plain("LADE_ATTENTION"))
+    lade_cuda_attention_init_plain(&kernels->table);
   if (!folder) {
     lade_cuda_folder_find(found);
     folder = found;

@@ -132,6 +132,14 @@ static void dropout_draws_by_element(void **state)
       problem_check(dtypes[d], sizes[s], drop, RANDOM);
 }
 
+/* Heads of 128, for which a GPU cuts otherwise than for 64; both are for its tensor cores in 16 bits. */
+static void long_heads_are_right(void **state)
+{
+  const struct lade_drop drop = {.drop_below = 0x40000000, .stream = 9, .scale = 4.0f / 3, .first_element = 1000003};
+  problem_check(LADE_BF16, (struct size){1, 135, 2, 1, 128}, drop, RANDOM);
+  problem_check(LADE_F16, (struct size){1, 67, 2, 1, 128}, (struct lade_drop){0}, RANDOM);
+}
+
 /* The query and key heads from @first on, as many as @part has, of every row of qkv. */
 static void heads_take(const struct problem *whole, const struct problem *part, int64_t first)
 {
@@ -182,6 +190,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(any_shape_and_dtype_is_right),
       cmocka_unit_test(dropout_draws_by_element),
+      cmocka_unit_test(long_heads_are_right),
       cmocka_unit_test(part_of_the_heads_draws_as_all_do),
       cmocka_unit_test(equal_scores_of_any_size_are_right),
   };

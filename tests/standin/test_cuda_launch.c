@@ -497,6 +497,43 @@ static void without_the_library_products_are_plain(void **state)
   assert_true(keys[0] != keys[1] && keys[1] == keys[2] && keys[2] == keys[3]);
 }
 
+/* Which kernels attend is chosen once and told by the key of the numbers; their results are near each other. */
+static void attention_is_by_tensor_cores_unless_plain_is_asked_for(void **state)
+{
+  enum { TIME = 40, DIM = 64 };
+  static uint16_t qkv[TIME * 3 * DIM], out[2][TIME * DIM];
+  static const char *const variants[] = {"cuda_mma", "cuda"};
+  struct lade_attention_fwd_args args = {.dtype = LADE_BF16, .batch = 1, .time = TIME, .heads = 1, .key_heads = 1,
+                                         .head_dim = DIM};
+  uint64_t keys[2];
+  operand_make(LADE_BF16, qkv, LADE_COUNT(qkv), 3);
+  for (int is_plain = 0; is_plain < 2; is_plain++) {
+    struct gpu gpu;
+    struct lade_kernels table;
+    gpu_open(&gpu);
+    if (is_plain)
+      setenv("LADE_ATTENTION", "plain", 1);
+    kernels_open(&gpu);
+    unsetenv("LADE_ATTENTION");
+    lade_cuda_kernels_get(gpu.kernels, &table);
+    keys[is_plain] = lade_kernels_key(&table);
+    assert_string_equal(table.variant[LADE_K_ATTENTION_FWD], variants[is_plain]);
+    assert_string_equal(table.variant[LADE_K_ATTENTION_BWD], variants[is_plain]);
+    move(&gpu, at(&gpu, 1), qkv, sizeof(qkv));
+    args.qkv = at(&gpu, 1);
+    args.out = at(&gpu, 2);
+    args.lse = at(&gpu, 3);
+    assert_int_equal(run(&gpu, LADE_K_ATTENTION_FWD, &args), 0);
+    move(&gpu, out[is_plain], args.out, sizeof(out[is_plain]));
+    gpu_close(&gpu);
+  }
+  assert_true(keys[0] != keys[1]);
+  for (int i = 0; i < TIME * DIM; i++) {
+    float x = lade_bf16_to_f32(out[0][i]), y = lade_bf16_to_f32(out[1][i]);
+    assert_true(fabsf(x - y) <= 0x1p-6f * (1 + fabsf(y)));
+  }
+}
+
 /* A session with two kinds of products: opens, chooses, runs, closes. What it found wrong is in @error. */
 static int products_session(struct product *p, struct lade_error *error)
 {
@@ -577,6 +614,7 @@ int main(void)
       cmocka_unit_test(an_algorithm_is_chosen_once_for_a_kind),
       cmocka_unit_test(operands_that_lie_askew_are_the_plain_kernels),
       cmocka_unit_test(without_the_library_products_are_plain),
+      cmocka_unit_test(attention_is_by_tensor_cores_unless_plain_is_asked_for),
       cmocka_unit_test(every_call_of_the_library_may_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

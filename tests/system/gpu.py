@@ -85,6 +85,8 @@ if KERNELS:
     assert found["state"] == "ok" and "LADE_MATMUL" in found["text"], found
     code, out, err = run("doctor", driver="", LADE_MATMUL="plan")
     assert code == 2 and not out and "LADE_MATMUL is 'plan'" in err, (code, out, err)
+    code, out, err = run("doctor", driver="", LADE_ATTENTION="onednn")
+    assert code == 2 and not out and "LADE_ATTENTION is 'onednn'" in err, (code, out, err)
     broken = {"LADE_STANDIN_KERNELS": KERNELS, "LADE_STANDIN_CUBLASLT": "fail=cublasLtCreate,code=1"}
     found = finding(name="GPU matmul", driver="", **broken)
     assert found["state"] == "note" and "plain kernels" in found["text"] and found["fix"], found

@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Causal attention by tensor cores: heads of 64 and 128 in BF16 and FP16, after Dao, "FlashAttention-2" (2023).
+ * attention.cu is the plain twin, for every other shape and type.
+ *
+ * A block of four warps has some rows of one side, and every warp 16 or 32 of them for its own, so no sum is shared.
+ * It walks over tiles of the other side; while it works on one, the next is copied into the other half of a double
+ * buffer. Scores are a warp's products in registers, and are at once the left operand of the next product: in the
+ * gradients of keys and values, the rows are keys, so what is needed there turned over is made turned over.
+ *
+ * Sums are FP32. Probabilities, and in backward the gradients of scores, are rounded to the tensors' type before they
+ * are multiplied, as on the host's BF16 level; a softmax's sum is of what was not rounded. Exponentials are powers of
+ * two, so the scale and log2 e are one factor. Factors of a whole sum, 1/(1 - p) of dropout and 1/sqrt(D), come last.
+ * lse is the natural logarithm, as everywhere.
+ *
+ * Tiles that the diagonal excludes are not met; those that it crosses are masked. Rows past the sequence are zeroes and
+ * never stored. The longest blocks begin first. Backward makes no atomics, and so makes scores and their gradients
+ * twice, once for dq and once for dk and dv: 7 products where 5 are wanted.
+ *
+ * Moves q, k, v, out once, and out of L2 k, v again for each 128 queries forward and for each block of dq, 128 or 64
+ * (D = 128), and q, dout for each 64 keys. Operations: 2 T^2 D a head forward, 7 T^2 D backward. Bound: tensor cores by
+ * mma.sync, of which sm_90 and sm_100 have faster kinds that are not used; and the shared memory that feeds them, since
+ * a load of 512 bytes is good for two products of 4,096 operations for each 16 rows that a warp has. Registers and
+ * shared memory of each kernel are in docs/cuda.md; none spills, and 16 bytes of stack are Philox's, for dropout.
+ */
+#include "kernels/cuda/attention_shape.h"
+#include "kernels/cuda/mma.h"
+
+#define THREADS LADE_CUDA_ATTENTION_THREADS
+#define WARPS (THREADS / 32)
+#define LOG2_E 1.44269504088896341f
+
+static __device__ inline int warp_get(void)
+{
+  return (int)threadIdx.x / 32;
+}
+
+/* Over the four lanes that hold a row. */
+static __device__ inline float row_sum(float value)
+{
+  value += __shfl_xor_sync(0xffffffffu, value, 1);
+  return value + __shfl_xor_sync(0xffffffffu, value, 2);
+}
+
+static __device__ inline float row_max(float value)
+{
+  value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+  return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+}
+
+/*
+ * Scores of pairs that the diagonal excludes become -inf. Keys are c's columns, or its rows where KEYS_ARE_ROWS;
+ * @past is how far its first key is past its first query.
+ */
+template <bool KEYS_ARE_ROWS, int M, int N>
+static __device__ inline void scores_mask(float (&c)[M][N][4], int past)
+{
+  if (past + (KEYS_ARE_ROWS ? 16 * M : 8 * N) <= 1)
+    return; /* all keys are before all queries */
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        int ahead = fragment_column(n, e) - fragment_row(m, e);
+        if (past + (KEYS_ARE_ROWS ? -ahead : ahead) > 0)
+          c[m][n][e] = -INFINITY;
+      }
+}
+
+/* Which of the elements of c dropout keeps: bit (m N + n) 4 + e. A loop, since a draw is long. */
+template <bool KEYS_ARE_ROWS, int M, int N>
+static __device__ inline uint64_t kept_get(const struct shape &s, const struct lade_step *step,
+                                           const struct lade_drop &drop, int64_t h, int row, int column)
+{
+  static_assert(M * N * 4 <= 64, "a bit for each");
+  uint64_t kept = 0;
+#pragma unroll 1
+  for (int at = 0; at < M * N * 4; at++) {
+    int r = row + fragment_row(at / 4 / N, at % 4), c = column + fragment_column(at / 4 % N, at % 4);
+    float is_kept = drop_value(step, drop, KEYS_ARE_ROWS ? draw_at(s, h, c, r) : draw_at(s, h, r, c), 1.0f);
+    kept |= (uint64_t)(is_kept != 0) << at;
+  }
+  return kept;
+}
+
+/* What is kept, times @z; zeroes elsewhere. */
+template <int M, int N> static __device__ inline void drop_apply(float (&c)[M][N][4], uint64_t kept, float z)
+{
+#pragma unroll
+  for (int at = 0; at < M * N * 4; at++) {
+    float &value = c[at / 4 / N][at / 4 % N][at % 4];
+    value = kept >> at & 1 ? value * z : 0.0f;
+  }
+}
+
+static __device__ inline float drop_scale(const struct lade_drop &drop)
+{
+  return drop.drop_below ? drop.scale : 1.0f;
+}
+
+/* ---- forward ---- */
+
+/* A warp's queries on their way: what online softmax knows of each, of sums this lane's share, and values so far. */
+template <int D, int M> struct queries {
+  float max[M][2], sum[M][2], out[M][D / 8][4];
+};
+
+/* Scores become probabilities; maxima and sums grow, and what was summed before is brought to the new maximum. */
+template <int D, int M, int N>
+static __device__ inline void queries_meet(struct queries<D, M> &q, float (&scores)[M][N][4], float factor)
+{
+  bool has_grown = false;
+  float corrections[M][2];
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      float max = q.max[m][half];
+#pragma unroll
+      for (int n = 0; n < N; n++)
+        max = fmaxf(max, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
+      max = row_max(max);
+      corrections[m][half] = exp2f((q.max[m][half] - max) * factor);
+      has_grown |= max > q.max[m][half];
+      q.max[m][half] = max;
+      q.sum[m][half] *= corrections[m][half];
+#pragma unroll
+      for (int at = 0; at < 2 * N; at++) {
+        float &score = scores[m][at / 2][2 * half + at % 2];
+        score = exp2f(fmaf(score, factor, -max * factor));
+        q.sum[m][half] += score;
+      }
+    }
+  if (!__ballot_sync(0xffffffffu, has_grown))
+    return; /* all corrections are 1 */
+#pragma unroll
+  for (int at = 0; at < M * D / 2; at++)
+    q.out[at / 4 / (D / 8)][at / 4 % (D / 8)][at % 4] *= corrections[at / 4 / (D / 8)][at % 4 / 2];
+}
+
+template <class T, int D>
+static __device__ inline void attention_mma_fwd(const struct lade_attention_fwd_args &a, const struct lade_step *step)
+{
+  constexpr int ROWS = LADE_CUDA_MMA_FWD_ROWS(D), TILE = LADE_CUDA_MMA_FWD_TILE(D), M = ROWS / WARPS / 16, N = TILE / 8;
+  LADE_SHARED(T, shared);
+  T *const stages = shared + ROWS * D; /* two, of keys and values */
+  const struct shape s = shape_get(a);
+  const int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS;
+  const int n_keys = first + ROWS < s.time ? first + ROWS : (int)s.time;
+  const int own = warp_get() * M * 16;
+  const float factor = s.scale * LOG2_E;
+  const T *const qkv = (const T *)a.qkv, *const k = qkv + qkv_at(s, s.heads + s.h / s.group, 0);
+  const T *const v = k + s.key_heads * D;
+  struct queries<D, M> q = {};
+  for (int i = 0; i < 2 * M; i++)
+    q.max[i / 2][i % 2] = -INFINITY;
+  tile_copy<D, ROWS, THREADS>(shared, qkv + qkv_at(s, s.h, 0), s.row_elements, first, s.time);
+  tile_copy<D, TILE, THREADS>(stages, k, s.row_elements, 0, s.time);
+  tile_copy<D, TILE, THREADS>(stages + TILE * D, v, s.row_elements, 0, s.time);
+  for (int j0 = 0; j0 < n_keys; j0 += TILE) {
+    const int stage = j0 / TILE % 2 * (2 * TILE * D);
+    T *const keys = stages + stage, *const next = stages + (2 * TILE * D - stage);
+    ptx_copies_wait();
+    __syncthreads(); /* this tile is there, and all have done with the one before */
+    if (j0 + TILE < n_keys) {
+      tile_copy<D, TILE, THREADS>(next, k, s.row_elements, j0 + TILE, s.time);
+      tile_copy<D, TILE, THREADS>(next + TILE * D, v, s.row_elements, j0 + TILE, s.time);
+    }
+    if (j0 > first + own + 16 * M - 1)
+      continue;
+    float scores[M][N][4];
+    rows_multiply<D>(scores, shared, own, keys);
+    scores_mask<false>(scores, j0 - first - own);
+    queries_meet(q, scores, factor);
+    if (a.drop.drop_below)
+      drop_apply(scores, kept_get<false, M, N>(s, step, a.drop, s.h, first + own, j0), 1.0f);
+    rows_weigh<D>(q.out, scores, keys + TILE * D);
+  }
+  float factors[M][2];
+#pragma unroll
+  for (int i = 0; i < 2 * M; i++) {
+    int at = first + own + fragment_row(i / 2, i % 2 * 2);
+    float sum = row_sum(q.sum[i / 2][i % 2]);
+    factors[i / 2][i % 2] = drop_scale(a.drop) / sum;
+    if (lane_get() % 4 == 0 && at < s.time)
+      ((float *)a.lse)[query_at(s, s.h, at)] = q.max[i / 2][i % 2] * s.scale + logf(sum);
+  }
+  sums_put<D>(q.out, factors, shared + own * D, (T *)a.out + out_at(s, s.h, 0), s.heads * D, first + own, s.time);
+}
+
+/* ---- backward ---- */
+
+/*
+ * A score becomes a probability p, and its @slope, dout . v after dropout, the gradient of the score but for 1/sqrt(D),
+ * p (slope - delta). @lse is times log2 e.
+ */
+static __device__ inline void pair_meet(float &score, float &slope, float factor, float lse, float delta)
+{
+  score = exp2f(fmaf(score, factor, -lse));
+  slope = score * (slope - delta);
+}
+
+template <class T, int D>
+static __device__ inline void attention_mma_dq(const struct lade_attention_bwd_args &a, const struct lade_step *step)
+{
+  constexpr int ROWS = LADE_CUDA_MMA_DQ_ROWS(D), TILE = LADE_CUDA_MMA_DQ_TILE(D), M = ROWS / WARPS / 16, N = TILE / 8;
+  LADE_SHARED(T, shared);
+  T *const douts = shared + ROWS * D, *const stages = douts + ROWS * D; /* two, of keys and values */
+  const struct shape s = shape_get(a);
+  const int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS;
+  const int n_keys = first + ROWS < s.time ? first + ROWS : (int)s.time;
+  const int own = warp_get() * M * 16;
+  const float factor = s.scale * LOG2_E;
+  const T *const qkv = (const T *)a.qkv, *const k = qkv + qkv_at(s, s.heads + s.h / s.group, 0);
+  const T *const v = k + s.key_heads * D;
+  float dq[M][D / 8][4] = {}, lse[M][2], delta[M][2], factors[M][2];
+#pragma unroll
+  for (int i = 0; i < 2 * M; i++) {
+    int at = first + own + fragment_row(i / 2, i % 2 * 2);
+    lse[i / 2][i % 2] = at < s.time ? LOG2_E * ((const float *)a.lse)[query_at(s, s.h, at)] : 0;
+    delta[i / 2][i % 2] = at < s.time ? ((const float *)a.workspace)[query_at(s, s.h, at)] : 0;
+    factors[i / 2][i % 2] = s.scale;
+  }
+  tile_copy<D, ROWS, THREADS>(shared, qkv + qkv_at(s, s.h, 0), s.row_elements, first, s.time);
+  tile_copy<D, ROWS, THREADS>(douts, (const T *)a.d_out + out_at(s, s.h, 0), s.heads * D, first, s.time);
+  tile_copy<D, TILE, THREADS>(stages, k, s.row_elements, 0, s.time);
+  tile_copy<D, TILE, THREADS>(stages + TILE * D, v, s.row_elements, 0, s.time);
+  for (int j0 = 0; j0 < n_keys; j0 += TILE) {
+    const int stage = j0 / TILE % 2 * (2 * TILE * D);
+    T *const keys = stages + stage, *const next = stages + (2 * TILE * D - stage);
+    ptx_copies_wait();
+    __syncthreads(); /* this tile is there, and all have done with the one before */
+    if (j0 + TILE < n_keys) {
+      tile_copy<D, TILE, THREADS>(next, k, s.row_elements, j0 + TILE, s.time);
+      tile_copy<D, TILE, THREADS>(next + TILE * D, v, s.row_elements, j0 + TILE, s.time);
+    }
+    if (j0 > first + own + 16 * M - 1)
+      continue;
+    float scores[M][N][4], slopes[M][N][4];
+    rows_multiply<D>(scores, shared, own, keys);
+    rows_multiply<D>(slopes, douts, own, keys + TILE * D);
+    scores_mask<false>(scores, j0 - first - own);
+    if (a.drop.drop_below)
+      drop_apply(slopes, kept_get<false, M, N>(s, step, a.drop, s.h, first + own, j0), a.drop.scale);
+#pragma unroll
+    for (int at = 0; at < M * N * 4; at++)
+      pair_meet(scores[at / 4 / N][at / 4 % N][at % 4], slopes[at / 4 / N][at / 4 % N][at % 4], factor,
+                lse[at / 4 / N][at % 4 / 2], delta[at / 4 / N][at % 4 / 2]);
+    rows_weigh<D>(dq, slopes, keys);
+  }
+  sums_put<D>(dq, factors, shared + own * D, (T *)a.d_qkv + qkv_at(s, s.h, 0), s.row_elements, first + own, s.time);
+}
+
+/* Begin to copy a tile of queries of head @h, what their gradients are, and their lse and delta. */
+template <int D, int TILE, class T>
+static __device__ inline void queries_copy(const struct shape &s, const struct lade_attention_bwd_args &a, int64_t h,
+                                           int first, T *tiles, float *values)
+{
+  tile_copy<D, TILE, THREADS>(tiles, (const T *)a.qkv + qkv_at(s, h, 0), s.row_elements, first, s.time);
+  tile_copy<D, TILE, THREADS>(tiles + TILE * D, (const T *)a.d_out + out_at(s, h, 0), s.heads * D, first, s.time);
+  if (threadIdx.x < 2 * TILE) {
+    const float *from = (const float *)(threadIdx.x < TILE ? a.lse : a.workspace);
+    int i = first + (int)threadIdx.x % TILE;
+    ptx_copy_4(values + threadIdx.x, from + query_at(s, h, i), i < s.time);
+  }
+}
+
+template <class T, int D>
+static __device__ inline void attention_mma_dkv(const struct lade_attention_bwd_args &a, const struct lade_step *step)
+{
+  constexpr int ROWS = LADE_CUDA_MMA_DKV_ROWS(D), TILE = LADE_CUDA_MMA_DKV_TILE(D), M = ROWS / WARPS / 16, N = TILE / 8;
+  LADE_SHARED(T, shared);
+  T *const values = shared + ROWS * D, *const stages = values + ROWS * D; /* two, of queries and gradients */
+  float *const numbers = (float *)(stages + 4 * TILE * D); /* lse and delta of both stages */
+  const struct shape s = shape_get(a);
+  const int first = (int)blockIdx.x * ROWS, heads_end = (int)((s.h + 1) * s.group);
+  const int own = warp_get() * M * 16;
+  const float factor = s.scale * LOG2_E;
+  const T *const k = (const T *)a.qkv + qkv_at(s, s.heads + s.h, 0), *const v = k + s.key_heads * D;
+  float dk[M][D / 8][4] = {}, dv[M][D / 8][4] = {}, factors[M][2];
+  tile_copy<D, ROWS, THREADS>(shared, k, s.row_elements, first, s.time);
+  tile_copy<D, ROWS, THREADS>(values, v, s.row_elements, first, s.time);
+  static_assert(ROWS % TILE == 0, "the first tile begins with the block");
+  int h = (int)(s.h * s.group), i0 = first, stage = 0;
+  queries_copy<D, TILE>(s, a, h, i0, stages, numbers);
+  while (h < heads_end) { /* a head after the other */
+    T *const queries = stages + stage * (2 * TILE * D);
+    const float *const lse = numbers + stage * (2 * TILE), *const delta = lse + TILE;
+    const int past = first + own - i0; /* from this tile's first query to the warp's first key */
+    uint32_t kept = 0;
+    if (a.drop.drop_below && past < TILE)
+      kept = (uint32_t)kept_get<true, M, N>(s, step, a.drop, h, first + own, i0);
+    i0 += TILE;
+    if (i0 >= s.time) {
+      i0 = first;
+      h++;
+    }
+    stage ^= 1;
+    ptx_copies_wait();
+    __syncthreads(); /* this tile is there, and all have done with the one before */
+    if (h < heads_end)
+      queries_copy<D, TILE>(s, a, h, i0, stages + stage * (2 * TILE * D), numbers + stage * (2 * TILE));
+    if (past >= TILE)
+      continue;
+    float scores[M][N][4], slopes[M][N][4];
+    rows_multiply<D>(scores, shared, own, queries);
+    rows_multiply<D>(slopes, values, own, queries + TILE * D);
+    scores_mask<true>(scores, past);
+    if (a.drop.drop_below)
+      drop_apply(slopes, kept, a.drop.scale);
+#pragma unroll
+    for (int at = 0; at < M * N * 4; at++)
+      pair_meet(scores[at / 4 / N][at / 4 % N][at % 4], slopes[at / 4 / N][at / 4 % N][at % 4], factor,
+                LOG2_E * lse[fragment_column(at / 4 % N, at % 4)], delta[fragment_column(at / 4 % N, at % 4)]);
+    if (a.drop.drop_below)
+      drop_apply(scores, kept, 1.0f);
+    rows_weigh<D>(dv, scores, queries + TILE * D);
+    rows_weigh<D>(dk, slopes, queries);
+  }
+#pragma unroll
+  for (int i = 0; i < 2 * M; i++)
+    factors[i / 2][i % 2] = s.scale;
+  sums_put<D>(dk, factors, shared + own * D, (T *)a.d_qkv + qkv_at(s, s.heads + s.h, 0), s.row_elements, first + own,
+              s.time);
+#pragma unroll
+  for (int i = 0; i < 2 * M; i++)
+    factors[i / 2][i % 2] = drop_scale(a.drop);
+  sums_put<D>(dv, factors, values + own * D, (T *)a.d_qkv + qkv_at(s, s.heads + s.key_heads + s.h, 0), s.row_elements,
+              first + own, s.time);
+}
+
+#define KERNEL(name, D, suffix, T, args_type) \
+  LADE_KERNEL(name##_##D##_##suffix, args_type) { name<T, D>(a, step); } \
+  LADE_CUDA_EXPORT(name##_##D##_##suffix, args_type)
+#define KERNELS(name, args_type) \
+  KERNEL(name, 64, bf16, bf16, args_type) \
+  KERNEL(name, 64, f16, f16, args_type) \
+  KERNEL(name, 128, bf16, bf16, args_type) \
+  KERNEL(name, 128, f16, f16, args_type)
+KERNELS(attention_mma_fwd, lade_attention_fwd_args)
+KERNELS(attention_mma_dq, lade_attention_bwd_args)
+KERNELS(attention_mma_dkv, lade_attention_bwd_args)

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where heads lie, and what dropout keeps: what both attentions of CUDA share. */
+#ifndef LADE_CUDA_ATTENTION_SHAPE_H
+#define LADE_CUDA_ATTENTION_SHAPE_H
+
+#include "kernels/cuda/kernel.h"
+
+/* What all kernels share: sizes, and where this block stands. */
+struct shape {
+  int64_t time, heads, key_heads, head_dim, row_elements;
+  int64_t group;      /* query heads of a key head */
+  int64_t draw_heads; /* that dropout's draws count by */
+  int64_t b, h; /* the sequence, and the query head (of keys' kernels: the key head) */
+  float scale;
+};
+
+template <class Args> static __device__ inline struct shape shape_get(const Args &a)
+{
+  struct shape shape;
+  shape.time = a.time;
+  shape.heads = a.heads;
+  shape.key_heads = a.key_heads;
+  shape.head_dim = a.head_dim;
+  shape.group = a.heads / a.key_heads;
+  shape.draw_heads = a.draw_heads ? a.draw_heads : a.heads;
+  shape.row_elements = (a.heads + 2 * a.key_heads) * a.head_dim;
+  shape.b = blockIdx.z;
+  shape.h = blockIdx.y;
+  shape.scale = 1 / sqrtf((float)a.head_dim);
+  return shape;
+}
+
+/* Elements before head @head (query heads, then keys, then values) of row @i. */
+static __device__ inline int64_t qkv_at(const struct shape &s, int64_t head, int64_t i)
+{
+  return (s.b * s.time + i) * s.row_elements + head * s.head_dim;
+}
+
+static __device__ inline int64_t out_at(const struct shape &s, int64_t h, int64_t i)
+{
+  return ((s.b * s.time + i) * s.heads + h) * s.head_dim;
+}
+
+/* Of a value for each query: lse and delta. */
+static __device__ inline int64_t query_at(const struct shape &s, int64_t h, int64_t i)
+{
+  return (s.b * s.heads + h) * s.time + i;
+}
+
+/* The number of a probability, that of query @i and key @j, by which dropout draws. */
+static __device__ inline int64_t draw_at(const struct shape &s, int64_t h, int64_t i, int64_t j)
+{
+  return ((s.b * s.draw_heads + h) * s.time + i) * s.time + j;
+}
+
+#endif

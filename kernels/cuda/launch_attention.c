@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Launches of attention: a block of threads for some rows of a head.
+ *
+ * Heads of 64 and 128 in 16 bits are for tensor cores, whatever the GPU: none is opened that is older than sm_80 and
+ * lacks the instructions, and none has less shared memory than is asked for here. All else is plain, and so is
+ * everything where the plain twin was asked for. The rule looks at shape and type alone; the key of the numbers tells
+ * the two tables apart.
+ */
+#include "kernels/cuda.h"
+#include "kernels/cuda/launch_internal.h"
+
+#define MOST_SHARED_BYTES (99u << 10) /* of a block on the least of GPUs, compute capability 8.6 */
+
+static bool has_tensor_cores(enum lade_dtype dtype, int64_t head_dim)
+{
+  return (dtype == LADE_BF16 || dtype == LADE_F16) && (head_dim == 64 || head_dim == 128);
+}
+
+/* Over all rows of @n_heads heads, @n_rows to a block. */
+static struct lade_cuda_launch heads_launch(const void *args, int64_t batch, int64_t time, int64_t n_heads, int n_rows,
+                                            size_t shared_bytes)
+{
+  LADE_ASSERT(shared_bytes <= MOST_SHARED_BYTES);
+  return (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(time, n_rows), (unsigned)n_heads, (unsigned)batch},
+                                   .n_threads = LADE_CUDA_ATTENTION_THREADS, .args = args,
+                                   .shared_bytes = (unsigned)shared_bytes};
+}
+
+/* Of the plain kernels: so many rows, and a float for each thread. */
+static size_t plain_bytes(int64_t head_dim, int n_rows)
+{
+  LADE_ASSERT(head_dim <= LADE_CUDA_ATTENTION_MOST_DIM);
+  return (LADE_CUDA_ATTENTION_THREADS + (size_t)n_rows * (size_t)(head_dim + 1)) * sizeof(float);
+}
+
+/* Of those with tensor cores: rows of 16 bits. The kernels count in 32 bits within a head. */
+static size_t mma_bytes(int64_t time, int64_t head_dim, int n_rows)
+{
+  LADE_ASSERT(time < INT32_MAX / 2);
+  return (size_t)n_rows * (size_t)head_dim * sizeof(uint16_t);
+}
+
+static void plain_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_attention_fwd_args *a = args;
+  int n_rows = LADE_CUDA_ATTENTION_FWD_ROWS;
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_FWD, a->dtype,
+                        heads_launch(a, a->batch, a->time, a->heads, n_rows,
+                                     plain_bytes(a->head_dim, n_rows + LADE_CUDA_ATTENTION_TILE)));
+}
+
+static void attention_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_attention_fwd_args *a = args;
+  if (!has_tensor_cores(a->dtype, a->head_dim)) {
+    plain_fwd(ctx, args);
+    return;
+  }
+  LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->out) % 16 == 0);
+  int n_rows = LADE_CUDA_MMA_FWD_ROWS(a->head_dim), n_shared = n_rows + 4 * LADE_CUDA_MMA_FWD_TILE(a->head_dim);
+  lade_cuda_launch_grid(ctx, a->head_dim == 64 ? LADE_CUDA_ATTENTION_MMA_FWD_64 : LADE_CUDA_ATTENTION_MMA_FWD_128,
+                        a->dtype, heads_launch(a, a->batch, a->time, a->heads, n_rows,
+                                               mma_bytes(a->time, a->head_dim, n_shared)));
+}
+
+/* What both backwards begin with. */
+static void delta_launch(const struct lade_kernel_ctx *ctx, const struct lade_attention_bwd_args *a)
+{
+  int64_t n_deltas = a->batch * a->heads * a->time;
+  unsigned n_blocks = (unsigned)lade_div_up(n_deltas * 32, LADE_CUDA_THREADS);
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DELTA, a->dtype,
+                        (struct lade_cuda_launch){.grid = {n_blocks}, .args = a});
+}
+
+static void plain_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_attention_bwd_args *a = args;
+  int n_rows = LADE_CUDA_ATTENTION_BWD_ROWS;
+  size_t shared_bytes = plain_bytes(a->head_dim, 2 * (n_rows + LADE_CUDA_ATTENTION_TILE));
+  delta_launch(ctx, a);
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DQ, a->dtype,
+                        heads_launch(a, a->batch, a->time, a->heads, n_rows, shared_bytes));
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DKV, a->dtype,
+                        heads_launch(a, a->batch, a->time, a->key_heads, n_rows, shared_bytes));
+}
+
+static void attention_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_attention_bwd_args *a = args;
+  if (!has_tensor_cores(a->dtype, a->head_dim)) {
+    plain_bwd(ctx, args);
+    return;
+  }
+  LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->d_out | (uintptr_t)a->d_qkv) % 16 == 0);
+  bool is_64 = a->head_dim == 64;
+  int q_rows = LADE_CUDA_MMA_DQ_ROWS(a->head_dim), q_tile = LADE_CUDA_MMA_DQ_TILE(a->head_dim);
+  int k_rows = LADE_CUDA_MMA_DKV_ROWS(a->head_dim), k_tile = LADE_CUDA_MMA_DKV_TILE(a->head_dim);
+  size_t q_bytes = mma_bytes(a->time, a->head_dim, 2 * q_rows + 4 * q_tile);
+  size_t k_bytes = mma_bytes(a->time, a->head_dim, 2 * k_rows + 4 * k_tile) + 4 * (size_t)k_tile * sizeof(float);
+  delta_launch(ctx, a);
+  lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_MMA_DQ_64 : LADE_CUDA_ATTENTION_MMA_DQ_128, a->dtype,
+                        heads_launch(a, a->batch, a->time, a->heads, q_rows, q_bytes));
+  lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_MMA_DKV_64 : LADE_CUDA_ATTENTION_MMA_DKV_128, a->dtype,
+                        heads_launch(a, a->batch, a->time, a->key_heads, k_rows, k_bytes));
+}
+
+size_t lade_cuda_attention_bwd_bytes(const struct lade_attention_bwd_args *a)
+{
+  return (size_t)(a->batch * a->heads * a->time) * sizeof(float);
+}
+
+void lade_cuda_attention_init(struct lade_kernels *kernels)
+{
+  kernels->fn[LADE_K_ATTENTION_FWD] = attention_fwd;
+  kernels->fn[LADE_K_ATTENTION_BWD] = attention_bwd;
+  kernels->variant[LADE_K_ATTENTION_FWD] = kernels->variant[LADE_K_ATTENTION_BWD] = "cuda_mma";
+}
+
+void lade_cuda_attention_init_plain(struct lade_kernels *kernels)
+{
+  kernels->fn[LADE_K_ATTENTION_FWD] = plain_fwd;
+  kernels->fn[LADE_K_ATTENTION_BWD] = plain_bwd;
+  kernels->variant[LADE_K_ATTENTION_FWD] = kernels->variant[LADE_K_ATTENTION_BWD] = "cuda";
+}
