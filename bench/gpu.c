@@ -6,9 +6,9 @@
  *
  * Memory: the bytes that a kernel must move over the time between the events around it, as a share of what a copy from
  * device memory to device memory moves in the same run. Products: operations per second of the algorithm that
- * a run gets, as a share of the best of all that cuBLASLt's heuristic offers. Attention: as a share of the best
- * product. Times are medians; tensors are larger than any cache, and products multiply random numbers, as a GPU's
- * clock depends on how many bits change.
+ * a run gets, as a share of the best of all that cuBLASLt's heuristic offers. Attention: by tensor cores and by the
+ * plain twin, as a share of the best product. Times are medians; tensors are larger than any cache, and products
+ * multiply random numbers, as a GPU's clock depends on how many bits change.
  */
 #include <errno.h>
 #include <math.h>
@@ -270,9 +270,9 @@ static void products_bench(struct bench *bench)
 /* ---- attention ---- */
 
 /* Causal: half of the products of all pairs; backward has five for the forward's two. */
-static void attention_bench(struct bench *bench)
+static void attention_rows(struct bench *bench, const char *variant)
 {
-  const int64_t time = bench->is_small ? 32 : 4096, heads = bench->is_small ? 1 : 16, dim = bench->is_small ? 16 : 128;
+  const int64_t time = bench->is_small ? 32 : 4096, heads = bench->is_small ? 1 : 16, dim = bench->is_small ? 64 : 128;
   const double flops = 2 * (double)(heads * dim) * (double)time * (double)(time + 1);
   const struct lade_attention_fwd_args fwd = {.dtype = LADE_BF16, .batch = 1, .time = time, .heads = heads,
                                               .key_heads = heads, .head_dim = dim, .drop = {.scale = 1},
@@ -285,11 +285,27 @@ static void attention_bench(struct bench *bench)
                                               .workspace = place(bench, WORKSPACE)};
   double forward = kernel_seconds(bench, LADE_K_ATTENTION_FWD, &fwd);
   double backward = kernel_seconds(bench, LADE_K_ATTENTION_BWD, &bwd);
-  printf("\n| attention | us | TFLOP/s | of the best product |\n|---|---|---|---|\n");
-  printf("| forward | %.1f | %.1f | %.0f %% |\n", forward * 1e6, flops / forward / 1e12,
+  printf("| forward, %s | %.1f | %.1f | %.0f %% |\n", variant, forward * 1e6, flops / forward / 1e12,
          100 * flops / forward / bench->best_flops_per_s);
-  printf("| backward | %.1f | %.1f | %.0f %% |\n", backward * 1e6, 2.5 * flops / backward / 1e12,
+  printf("| backward, %s | %.1f | %.1f | %.0f %% |\n", variant, backward * 1e6, 2.5 * flops / backward / 1e12,
          100 * 2.5 * flops / backward / bench->best_flops_per_s);
+}
+
+/* Tensor cores beside the plain twin, which is other kernels of the same files. */
+static int attention_bench(struct bench *bench, struct lade_error *error)
+{
+  lade_cuda_kernels *const own = bench->kernels;
+  printf("\n| attention | us | TFLOP/s | of the best product |\n|---|---|---|---|\n");
+  attention_rows(bench, "tensor cores");
+  setenv("LADE_ATTENTION", "plain", 1);
+  int status = lade_cuda_kernels_open(bench->device, NULL, error, &bench->kernels);
+  unsetenv("LADE_ATTENTION");
+  if (!status) {
+    attention_rows(bench, "plain");
+    lade_cuda_kernels_close(bench->kernels);
+  }
+  bench->kernels = own;
+  return status;
 }
 
 /* ---- the device ---- */
@@ -382,7 +398,9 @@ int main(int argc, char **argv)
   printf("%s; products by %s\n\n", info.name, bench.table.library ? bench.table.library : "plain kernels");
   memory_bench(&bench);
   products_bench(&bench);
-  attention_bench(&bench);
+  status = attention_bench(&bench, &error);
+  if (status)
+    fprintf(stderr, "bench-gpu: %s\n", error.text);
   bench_close(&bench);
-  return 0;
+  return status ? 1 : 0;
 }
