@@ -666,8 +666,7 @@ static struct lade_stream_need stream_need(const struct builder *b, int param)
 static int32_t scratch_make(struct builder *b, struct lade_stream_need most, bool is_shared)
 {
   enum lade_space space = b->params->is_unified ? LADE_DEVICE : LADE_HOST;
-  const uint64_t bytes = lade_stream_scratch_bytes(&b->params->prices->streaming, most, is_shared);
-  return buffer_make(b, space, LADE_OWNER_WORKSPACE, bytes, false);
+  return buffer_make(b, space, LADE_OWNER_WORKSPACE, lade_stream_scratch_bytes(most, is_shared), false);
 }
 
 /* For all updates that come after all steps. */
@@ -678,7 +677,7 @@ static int32_t shared_scratch_make(struct builder *b)
     if (b->params->residency->homes[param] != LADE_HOME_STORE)
       continue;
     const struct lade_stream_need need = stream_need(b, param);
-    most.window_bytes = LADE_MAX(most.window_bytes, need.window_bytes);
+    most.windows_bytes = LADE_MAX(most.windows_bytes, need.windows_bytes);
     most.scales_bytes = LADE_MAX(most.scales_bytes, need.scales_bytes);
   }
   return scratch_make(b, most, true);

@@ -5,7 +5,8 @@
  * The file's name is a hash of what measurements depend on: the CPU's name, the number of threads, the
  * variants of the host's kernels and of the GPU's (lade_kernels_key) and the version of this format. The same stands
  * inside and is compared, so a file that was copied from elsewhere is not believed. Rates are stored as a machine
- * without a drive; drives by the path of their directory; ops by key.
+ * without a drive; drives by the path of their directory, with a number that finds them for other directories until
+ * the machine boots; ops by key.
  *
  * It is a cache: whatever is wrong with it (damaged, from another version, unreadable, no place to write) means
  * measuring again, never an error. A single value out of its range discards the whole file. It
@@ -28,7 +29,7 @@
 #include "base/file.h"
 #include "plan/probe_internal.h"
 
-#define FORMAT 1
+#define FORMAT 2
 #define MAX_FILE_BYTES (4 << 20)
 #define MAX_OPS 20000
 #define MOST_NS 1e15
@@ -90,10 +91,20 @@ static bool path_get(const struct lade_probe_params *params, const struct identi
   return snprintf(ret_path, PATH_MAX, "%s/probe-%016" PRIx64 ".json", dir, hash) < PATH_MAX;
 }
 
-/* A drive's name in the file: its directory without links. */
-static bool store_path(const struct lade_probe_params *params, char ret_path[PATH_MAX])
+/* A drive's names in the file: its directory without links, and what its other directories share until boot. */
+struct store_name {
+  char path[PATH_MAX];
+  char drives[17];
+};
+
+static bool store_name_get(const struct lade_probe_params *params, struct store_name *ret_name)
 {
-  return params->store && realpath(params->store->dir, ret_path);
+  uint64_t free_bytes, drives;
+  if (!params->store || !realpath(params->store->dir, ret_name->path) ||
+      lade_store_room(params->store->dir, &free_bytes, &drives, NULL))
+    return false;
+  snprintf(ret_name->drives, sizeof(ret_name->drives), "%016" PRIx64, drives);
+  return true;
 }
 
 /* ---- reading ---- */
@@ -148,11 +159,44 @@ static bool ops_read(const json_t *ops, struct lade_cost *cost)
   return true;
 }
 
-static bool store_read(const json_t *stores, const char *path, struct lade_machine_store *store)
+static bool size_read(const json_t *object, const char *name, uint64_t most, uint64_t *ret_size)
 {
-  const json_t *entry = json_object_get(stores, path);
+  const json_t *value = json_object_get(object, name);
+  const json_int_t size = json_integer_value(value);
+  *ret_size = (uint64_t)size;
+  return json_is_integer(value) && size >= 0 && (uint64_t)size <= most; /* 0: not tuned */
+}
+
+/* The entry of @path, or of another directory on the same drives; NULL: there is none. */
+static const json_t *store_find(const json_t *stores, const struct store_name *name)
+{
+  const json_t *entry = json_object_get(stores, name->path);
+  const char *path;
+  json_t *other;
+  if (entry)
+    return entry;
+  json_object_foreach((json_t *)stores, path, other)
+  {
+    const char *drives = json_string_value(json_object_get(other, "drives"));
+    if (drives && !strcmp(drives, name->drives))
+      return other;
+  }
+  return NULL;
+}
+
+static bool store_read(const json_t *stores, const struct store_name *name, struct lade_machine_store *store)
+{
+  const json_t *entry = store_find(stores, name);
+  uint64_t n_pieces, n_windows;
   if (!entry)
     return true;
+  if (!size_read(entry, "piece_bytes", UINT32_MAX, &store->piece_bytes) ||
+      !size_read(entry, "pieces", INT_MAX, &n_pieces) ||
+      !size_read(entry, "window_bytes", UINT32_MAX, &store->window_bytes) ||
+      !size_read(entry, "windows", INT_MAX, &n_windows))
+    return false;
+  store->n_pieces = (int)n_pieces;
+  store->n_windows = (int)n_windows;
   return rate_read(entry, "read_bytes_per_s", 1e3, &store->read_bytes_per_s) &&
          rate_read(entry, "write_bytes_per_s", 1e3, &store->write_bytes_per_s) &&
          rate_read(entry, "total_bytes_per_s", 1e3, &store->total_bytes_per_s) &&
@@ -162,7 +206,8 @@ static bool store_read(const json_t *stores, const char *path, struct lade_machi
 bool probe_cache_load(const struct lade_probe_params *params, struct lade_cost *cost)
 {
   struct identity identity;
-  char path[PATH_MAX], dir[PATH_MAX];
+  struct store_name name;
+  char path[PATH_MAX];
   identity_get(params, &identity);
   json_t *root = path_get(params, &identity, false, path) ? root_load(path, &identity) : NULL;
   if (!root)
@@ -171,8 +216,9 @@ bool probe_cache_load(const struct lade_probe_params *params, struct lade_cost *
   bool is_good = !lade_machine_from_json(json_object_get(root, "machine"), path, NULL, &read.machine) &&
                  rate_read(root, "sum_squares_bytes_per_s", 1e3, &read.sum_squares_bytes_per_s) &&
                  ops_read(json_object_get(root, "ops"), &read);
-  if (is_good && store_path(params, dir))
-    is_good = store_read(json_object_get(root, "stores"), dir, &read.machine.store);
+  if (is_good && store_name_get(params, &name))
+    is_good = store_read(json_object_get(root, "stores"), &name, &read.machine.store) &&
+              !lade_machine_check(&read.machine, path, NULL);
   json_decref(root);
   if (is_good)
     *cost = read;
@@ -194,24 +240,26 @@ static json_t *ops_json(const struct lade_cost *cost)
   return ops;
 }
 
-static json_t *store_json(const struct lade_machine_store *store)
+static json_t *store_json(const struct lade_machine_store *store, const char *drives)
 {
-  return json_pack("{s:f,s:f,s:f,s:f}", "read_bytes_per_s", store->read_bytes_per_s, "write_bytes_per_s",
-                   store->write_bytes_per_s, "total_bytes_per_s", store->total_bytes_per_s, "latency_ns",
-                   store->latency_ns);
+  return json_pack("{s:s,s:f,s:f,s:f,s:f,s:I,s:i,s:I,s:i}", "drives", drives, "read_bytes_per_s",
+                   store->read_bytes_per_s, "write_bytes_per_s", store->write_bytes_per_s, "total_bytes_per_s",
+                   store->total_bytes_per_s, "latency_ns", store->latency_ns, "piece_bytes",
+                   (json_int_t)store->piece_bytes, "pieces", store->n_pieces, "window_bytes",
+                   (json_int_t)store->window_bytes, "windows", store->n_windows);
 }
 
 /* Other drives keep their entries: those of @old, which may be NULL. */
 static json_t *stores_json(const struct lade_probe_params *params, const struct lade_cost *cost, const json_t *old)
 {
-  char dir[PATH_MAX];
+  struct store_name name;
   json_t *stores = json_deep_copy(json_object_get(old, "stores"));
   if (!json_is_object(stores)) {
     json_decref(stores);
     stores = json_object();
   }
-  if (store_path(params, dir))
-    json_object_set_new(stores, dir, store_json(&cost->machine.store));
+  if (store_name_get(params, &name))
+    json_object_set_new(stores, name.path, store_json(&cost->machine.store, name.drives));
   return stores;
 }
 

@@ -28,7 +28,7 @@ int probe_memory(const struct lade_probe_params *params, struct lade_cost *cost)
 /* Links and launches of a host device's queues. -ENOMEM, -EAGAIN. */
 int probe_queues(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine *machine);
 
-/* Rates and latency of a store in params->store->dir; its capacity is not touched. As lade_store_open. */
+/* Rates, latency and sizes of a store in params->store->dir; its capacity is not touched. As lade_store_open. */
 int probe_store(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine_store *store);
 
 /* Every distinct op of params->graph that @cost has no entry for. -ENOMEM, -EAGAIN. */

@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What queues cost: launches, copies between device and host memory, transfers to a drive.
+ * What queues cost: launches, and copies between device and host memory.
  *
  * A host device of the probe's own, unthrottled, is asked to do what a step asks: a run of empty
  * launches (the time from one to the next), and copies of a few megabytes between mapped chunks and huge
  * pages of host memory, walking through areas so that neither side comes from a near cache. The latency of a
  * copy is the time of a small one.
- *
- * The store is one of the probe's own, too, in the directory of the run, opened as the run will: a sealed and
- * verified transfer costs checksums, and these belong into its rate. Writes, reads and a mix of both go
- * through 2 MiB transfers with several under way, for a tenth of a second each and at least one pass over the extent.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,9 +18,6 @@
 #define COPY_BYTES ((size_t)4 << 20)
 #define N_COPIES 12 /* 48 MiB on each side */
 #define SMALL_BYTES 4096
-#define STORE_PIECE_BYTES ((size_t)2 << 20)
-#define N_STORE_PIECES 16
-#define STORE_LIMIT_NS 80000000
 
 /* ---- launches and copies ---- */
 
@@ -128,114 +121,5 @@ int probe_queues(const struct lade_probe_params *params, struct lade_error *erro
       lade_error_set(error, rc, "probe: the host device failed: %s", strerror(-rc));
   }
   rig_finish(&rig);
-  return rc;
-}
-
-/* ---- the drive ---- */
-
-struct drive {
-  lade_store *store;
-  struct lade_extent extents[N_STORE_PIECES];
-  struct lade_transfer transfers[N_STORE_PIECES];
-  struct probe_area area;
-};
-
-/* One pass: every piece once, @n_writes of each four as writes. All must have been written before they are read. */
-static int drive_pass(struct drive *drive, int n_writes, struct lade_error *error)
-{
-  int rc = 0, n = 0;
-  for (; n < N_STORE_PIECES && !rc; n++) {
-    struct lade_transfer *transfer = &drive->transfers[n];
-    *transfer = (struct lade_transfer){.op = n % 4 < n_writes ? LADE_STORE_WRITE : LADE_STORE_READ,
-                                       .check = LADE_CHECK_STORE, .extent = drive->extents[n],
-                                       .bytes = STORE_PIECE_BYTES,
-                                       .data = drive->area.at + (size_t)n * STORE_PIECE_BYTES,
-                                       .identity = {.tensor = (uint32_t)n}};
-    rc = lade_store_submit(drive->store, transfer);
-  }
-  if (rc)
-    n--; /* the last was not begun */
-  for (int i = 0; i < n; i++) {
-    int result = lade_store_wait(drive->store, &drive->transfers[i], rc ? NULL : error);
-    rc = rc ? rc : result;
-  }
-  return rc;
-}
-
-/* Bytes/s over passes for about STORE_LIMIT_NS, at least one. */
-static int drive_rate(struct drive *drive, int n_writes, struct lade_error *error, double *ret_rate)
-{
-  int64_t start_ns = lade_now_ns(), ns = 0;
-  double bytes = 0;
-  do {
-    int rc = drive_pass(drive, n_writes, error);
-    if (rc)
-      return rc;
-    bytes += (double)N_STORE_PIECES * (double)STORE_PIECE_BYTES;
-    ns = lade_now_ns() - start_ns;
-  } while (ns < STORE_LIMIT_NS);
-  *ret_rate = bytes / (double)ns * 1e9;
-  return 0;
-}
-
-static int drive_latency(struct drive *drive, struct lade_error *error, double *ret_ns)
-{
-  int64_t ns[N_STORE_PIECES];
-  for (int i = 0; i < N_STORE_PIECES; i++) {
-    struct lade_transfer transfer = {.op = LADE_STORE_WRITE, .extent = drive->extents[i],
-                                     .bytes = LADE_STORE_GRANULE_BYTES, .data = drive->area.at};
-    int64_t start_ns = lade_now_ns();
-    int rc = lade_store_submit(drive->store, &transfer);
-    if (!rc)
-      rc = lade_store_wait(drive->store, &transfer, error);
-    if (rc)
-      return rc;
-    ns[i] = lade_now_ns() - start_ns;
-  }
-  *ret_ns = (double)probe_median(ns, N_STORE_PIECES);
-  return 0;
-}
-
-static int drive_measure(struct drive *drive, struct lade_error *error, struct lade_machine_store *store)
-{
-  struct lade_machine_store measured = {.bytes = store->bytes};
-  int rc = drive_rate(drive, 4, error, &measured.write_bytes_per_s);
-  if (!rc)
-    rc = drive_rate(drive, 0, error, &measured.read_bytes_per_s);
-  if (!rc)
-    rc = drive_rate(drive, 2, error, &measured.total_bytes_per_s);
-  if (!rc)
-    rc = drive_latency(drive, error, &measured.latency_ns);
-  if (!rc) {
-    double transfer_ns = LADE_STORE_GRANULE_BYTES / measured.write_bytes_per_s * 1e9;
-    measured.latency_ns = LADE_MAX(measured.latency_ns - transfer_ns, 0);
-    *store = measured;
-  }
-  return rc;
-}
-
-int probe_store(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine_store *store)
-{
-  struct lade_store_params own = *params->store;
-  own.capacity_bytes = N_STORE_PIECES * STORE_PIECE_BYTES;
-  struct drive *drive = calloc(1, sizeof(*drive));
-  if (!drive)
-    return lade_error_set(error, -ENOMEM, "probe: out of memory");
-  int rc = lade_store_open(&own, error, &drive->store);
-  if (rc) {
-    free(drive);
-    return rc;
-  }
-  for (int i = 0; i < N_STORE_PIECES && !rc; i++)
-    rc = lade_store_reserve(drive->store, STORE_PIECE_BYTES, &drive->extents[i]);
-  if (!rc && (rc = probe_area_init(&drive->area, N_STORE_PIECES * STORE_PIECE_BYTES)))
-    lade_error_set(error, rc, "probe: out of memory");
-  if (!rc)
-    rc = lade_store_prepare(drive->store, error);
-  if (!rc)
-    rc = drive_measure(drive, error, store);
-  lade_store_close(drive->store);
-  probe_area_finish(&drive->area);
-  free(drive);
   return rc;
 }

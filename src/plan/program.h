@@ -154,8 +154,9 @@ enum { LADE_ROLE_SRC, LADE_ROLE_DST };
 /*
  * A streamed update works through its parameter in windows of at most @window_bytes of all that moves, in whole
  * LADE_STREAM_GRAIN elements, at least one, so that a part of one byte each still fills whole granules. So requests are
- * about as long in every form of the state. Its scratch has room for @n_windows of the largest: being read, computed,
- * written. Scales, a byte for a hundred elements, are read and written whole. No number depends on either.
+ * about as long in every form of the state. Its scratch has room for @n_windows of them: being read, computed, written;
+ * or, where that is less, for LADE_STREAM_WHOLES of the parameter. Scales, a byte for a hundred elements, are read and
+ * written whole. No number depends on either.
  *
  * Updates after all steps share one scratch, and so what the next ones need can be read while one is computed. Of a
  * row of such updates, with nothing else on the queue in between, the event of each says that its parameter is
@@ -166,6 +167,7 @@ struct lade_streaming {
   int n_windows; /* at least 1 */
 };
 #define LADE_STREAM_GRAIN (64 * 1024)
+#define LADE_STREAM_WHOLES 3
 
 /* All offsets and sizes of buffers are multiples of these: pages in memory, checksummed granules in the store. */
 #define LADE_BUFFER_ALIGN 4096
@@ -271,7 +273,7 @@ uint64_t lade_part_bytes(const struct lade_graph *graph, enum lade_part part, in
 /* Elements of the longest window when all that moves of an element is @element_bytes. */
 int64_t lade_stream_window_elements(const struct lade_streaming *how, size_t element_bytes);
 /*
- * What a streamed update of @param needs of its scratch: a window of its parts and, if they stream from the store too,
+ * What a streamed update of @param needs of its scratch: windows of its parts and, if they stream from the store too,
  * of its weight and of its gradient; and all of its scales.
  */
 struct lade_stream_params {
@@ -282,11 +284,11 @@ struct lade_stream_params {
   bool has_weight, has_grad;
 };
 struct lade_stream_need {
-  uint64_t window_bytes, scales_bytes;
+  uint64_t windows_bytes, scales_bytes;
 };
 struct lade_stream_need lade_stream_need(const struct lade_stream_params *params);
 /* The scratch of updates that need no more than @most, of one alone or of several that share it. */
-uint64_t lade_stream_scratch_bytes(const struct lade_streaming *how, struct lade_stream_need most, bool is_shared);
+uint64_t lade_stream_scratch_bytes(struct lade_stream_need most, bool is_shared);
 /* Is @part streamed whole? */
 static inline bool lade_part_is_scales(enum lade_part part)
 {

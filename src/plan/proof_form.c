@@ -167,7 +167,7 @@ static struct lade_stream_need stream_need(const struct proof *proof, const stru
 /* Its last operand. A scratch that several share is looked at by scratch_check, as all of them are known. */
 static void scratch_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
-  uint64_t bytes = lade_stream_scratch_bytes(&proof->program->streaming, stream_need(proof, instr), false);
+  uint64_t bytes = lade_stream_scratch_bytes(stream_need(proof, instr), false);
   if (!proof->program->is_early && instr->n_operands)
     bytes = proof->program->operands[instr->first_operand + instr->n_operands - 1].bytes;
   expect(e, LADE_ROLE_SCRATCH, LADE_MAKES, drive_reach(proof), nothing, nothing, bytes);
@@ -585,7 +585,7 @@ static int scratch_check(const struct proof *proof, int at, struct tally *tally)
       scratch->bytes != tally->stream->bytes)
     return proof_fail(proof, at, last, "is not the scratch of the streamed updates before it");
   const struct lade_stream_need need = stream_need(proof, instr);
-  tally->stream_most.window_bytes = LADE_MAX(tally->stream_most.window_bytes, need.window_bytes);
+  tally->stream_most.windows_bytes = LADE_MAX(tally->stream_most.windows_bytes, need.windows_bytes);
   tally->stream_most.scales_bytes = LADE_MAX(tally->stream_most.scales_bytes, need.scales_bytes);
   return 0;
 }
@@ -673,7 +673,7 @@ static int tally_check(const struct proof *proof, const struct tally *tally)
     return proof_fail_all(proof, "parameter %s is missing in the norm", param_missing(proof, tally->is_normed));
   if (tally->n_updated != graph->n_params)
     return proof_fail_all(proof, "parameter %s is never updated", param_missing(proof, tally->is_updated));
-  const uint64_t scratch_bytes = lade_stream_scratch_bytes(&proof->program->streaming, tally->stream_most, true);
+  const uint64_t scratch_bytes = lade_stream_scratch_bytes(tally->stream_most, true);
   if (tally->stream && tally->stream->bytes != scratch_bytes)
     return proof_fail_all(proof, "streamed updates share %llu bytes of scratch: expected %llu",
                           (unsigned long long)tally->stream->bytes, (unsigned long long)scratch_bytes);

@@ -101,17 +101,21 @@ struct lade_stream_need lade_stream_need(const struct lade_stream_params *params
     part_bytes[n_parts++] = lade_dtype_bytes(graph->grad_dtype);
   for (int i = 0; i < n_parts; i++)
     element_bytes += part_bytes[i];
-  const int64_t n = LADE_MIN(lade_param_shard(graph, params->layout, params->param).n_padded,
-                             lade_stream_window_elements(&params->how, element_bytes));
-  for (int i = 0; i < n_parts; i++)
-    need.window_bytes += lade_align_up((uint64_t)n * part_bytes[i], LADE_BUFFER_ALIGN);
+  const int64_t n_held = lade_param_shard(graph, params->layout, params->param).n_padded;
+  const int64_t n = LADE_MIN(n_held, lade_stream_window_elements(&params->how, element_bytes));
+  uint64_t window = 0, whole = 0;
+  for (int i = 0; i < n_parts; i++) {
+    window += lade_align_up((uint64_t)n * part_bytes[i], LADE_BUFFER_ALIGN);
+    whole += lade_align_up((uint64_t)n_held * part_bytes[i], LADE_BUFFER_ALIGN);
+  }
+  need.windows_bytes = LADE_MIN((uint64_t)params->how.n_windows * window, LADE_STREAM_WHOLES * whole);
   return need;
 }
 
 /* Scales of one update are read while those of the one before it are still in use. */
-uint64_t lade_stream_scratch_bytes(const struct lade_streaming *how, struct lade_stream_need most, bool is_shared)
+uint64_t lade_stream_scratch_bytes(struct lade_stream_need most, bool is_shared)
 {
-  return (uint64_t)how->n_windows * most.window_bytes + (is_shared ? 2 : 1) * most.scales_bytes;
+  return most.windows_bytes + (is_shared ? 2 : 1) * most.scales_bytes;
 }
 
 const char *lade_value_name(const struct lade_graph *graph, int tensor, char *name)

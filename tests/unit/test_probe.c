@@ -120,7 +120,7 @@ static void a_damaged_cache_is_ignored_and_replaced(void **state)
   assert_non_null(value);
   value[2] = '-'; /* a negative time */
   damage_is_repaired(text, bytes);
-  char *format = strstr(text, "\"format\": 1");
+  char *format = strstr(text, "\"format\": 2");
   assert_non_null(format);
   format[10] = '9';
   damage_is_repaired(text, bytes);
@@ -181,8 +181,15 @@ static void a_store_is_measured_and_kept_by_its_directory(void **state)
   assert_int_equal(lade_probe(&params, NULL, &second), 0);
   assert_memory_equal(&first.machine.store, &second.machine.store, sizeof(first.machine.store));
   assert_true(lade_cost_read_ns(&first, 1 << 20) > 0);
+  assert_true(first.machine.store.piece_bytes && first.machine.store.n_pieces && first.machine.store.window_bytes &&
+              first.machine.store.n_windows);
+  lade_cost_finish(&second);
+  store.dir = "/tmp"; /* another one on the same drive: nothing is measured again */
+  assert_int_equal(lade_probe(&params, NULL, &second), 0);
+  assert_memory_equal(&first.machine.store, &second.machine.store, sizeof(first.machine.store));
   lade_cost_finish(&first);
   lade_cost_finish(&second);
+  store.dir = dir;
   assert_int_equal(rmdir(dir), 0); /* nothing was left in it */
   assert_int_equal(lade_probe(&params, &error, &first), -ENOENT);
   assert_non_null(strstr(error.text, dir));

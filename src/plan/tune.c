@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A setting is a length of requests and a number of them. From the default, which most drives like, one size after
+ * another is tried with its number, then one number after another with the size that was found: a dozen measurements
+ * instead of all pairs. A measurement takes some hundredths of a second and is as noisy as a drive that others use:
+ * a challenger must be a tenth faster, and twice more as both are measured again in turns. A drive without a preference
+ * then keeps the defaults.
+ *
+ * Time. Windows come first: they have the fewest bytes under way, so that a slow drive is known as slow before it is
+ * asked for many. After that a setting is left out when what it has under way would take the drive longer than
+ * DRAIN_MOST_NS, or would end past the limit. The first measurement is bounded by its 9 MiB.
+ *
+ * Rejected: all pairs, whose time is better spent on measuring the few again; the fastest of all without a margin,
+ * which in a busy hour is whichever had luck, and differs from one probe to the next.
+ */
+#include "plan/tune.h"
+
+#define MARGIN 1.1
+#define N_TURNS 2 /* in which a challenger has to be faster again */
+#define DRAIN_MOST_NS 3e8
+#define N_TRIES 3
+
+#define KIB(n) ((uint64_t)(n) << 10)
+#define PARTS 3 /* of a window: residual and two moments */
+
+struct setting {
+  uint64_t bytes;
+  int n;
+};
+
+struct space {
+  struct setting first;
+  uint64_t sizes[N_TRIES];
+  int numbers[N_TRIES];
+};
+
+static const struct space windows = {
+    {KIB(512), PARTS * 6}, {KIB(256), KIB(1024), KIB(2048)}, {PARTS * 4, PARTS * 8, PARTS * 12}};
+static const struct space pieces = {{KIB(2048), 32}, {KIB(512), KIB(1024), KIB(4096)}, {8, 16, 64}};
+
+struct tuning {
+  const struct tune_drive *drive;
+  struct lade_error *error;
+  int64_t end_ns;
+  double rate; /* of the last measurement; 0: there was none */
+};
+
+/* Is there time for @n_times measurements? */
+static bool has_time(const struct tuning *t, const struct setting *setting, int n_times)
+{
+  if (t->rate <= 0)
+    return true;
+  const double drain_ns = (double)setting->bytes * setting->n / t->rate * 1e9;
+  const double left_ns = (double)(t->end_ns - t->drive->now_ns(t->drive->user));
+  return drain_ns <= DRAIN_MOST_NS && n_times * (TUNE_MEASURE_NS + drain_ns) < left_ns;
+}
+
+static int rate_get(struct tuning *t, const struct setting *setting, double *ret_rate)
+{
+  int status = t->drive->measure(t->drive->user, setting->bytes, setting->n, t->error, ret_rate);
+  if (!status)
+    t->rate = *ret_rate;
+  return status;
+}
+
+/* Put @other in @best's place, whose rate is @rate, if it is faster, also when both are measured again in turns. */
+static int setting_try(struct tuning *t, struct setting other, struct setting *best, double *rate)
+{
+  double others = 0;
+  other.n = (int)LADE_MIN((uint64_t)other.n, TUNE_BYTES_MOST / other.bytes);
+  if (!has_time(t, &other, 1 + 2 * N_TURNS))
+    return 0;
+  int status = rate_get(t, &other, &others);
+  for (int i = 0; i < N_TURNS && !status; i++) {
+    if (others < MARGIN * *rate)
+      return 0;
+    status = rate_get(t, best, rate);
+    if (!status)
+      status = rate_get(t, &other, &others);
+  }
+  if (status || others < MARGIN * *rate)
+    return status;
+  *rate = others;
+  *best = other;
+  return 0;
+}
+
+static int setting_find(struct tuning *t, const struct space *space, struct setting *ret_setting)
+{
+  struct setting best = space->first;
+  double rate = 0;
+  int status = has_time(t, &best, 1) ? rate_get(t, &best, &rate) : 0;
+  const bool is_measured = rate > 0;
+  for (int i = 0; i < N_TRIES && is_measured && !status; i++)
+    status = setting_try(t, (struct setting){space->sizes[i], best.n}, &best, &rate);
+  for (int i = 0; i < N_TRIES && is_measured && !status; i++)
+    status = setting_try(t, (struct setting){best.bytes, space->numbers[i]}, &best, &rate);
+  *ret_setting = best;
+  return status;
+}
+
+int tune_run(const struct tune_drive *drive, struct lade_error *error, struct lade_machine_store *ret_store)
+{
+  struct tuning t = {.drive = drive, .error = error, .end_ns = drive->now_ns(drive->user) + TUNE_LIMIT_NS};
+  struct setting window, piece;
+  int status = setting_find(&t, &windows, &window);
+  if (!status)
+    status = setting_find(&t, &pieces, &piece);
+  if (status)
+    return status;
+  ret_store->window_bytes = PARTS * window.bytes;
+  ret_store->n_windows = window.n / PARTS;
+  ret_store->piece_bytes = piece.bytes;
+  ret_store->n_pieces = piece.n;
+  return 0;
+}
