@@ -61,6 +61,7 @@ struct shelf {
 /* One line of repair: it starts from one of the orders. */
 struct climb {
   struct keyed *order, *best_order;
+  struct keyed *blamed; /* scratch, of all lines */
   uint64_t best_bytes; /* of this line */
   int n_worse;
 };
@@ -88,7 +89,7 @@ static size_t blocks_most(int n)
 
 size_t lade_pack_first_fit_bytes(int n)
 {
-  size_t per_item = sizeof(int32_t) + sizeof(bool) + 2 * N_ORDERS * sizeof(struct keyed);
+  size_t per_item = sizeof(int32_t) + sizeof(bool) + (2 * N_ORDERS + 1) * sizeof(struct keyed);
   return (size_t)n * per_item + blocks_most(n) * (sizeof(struct block) + sizeof(int32_t)) + 512;
 }
 
@@ -409,20 +410,41 @@ static uint64_t pass_peak(const lade_packer *packer)
   return peak;
 }
 
-/* Move the items that end above @limit forward by a random part of REACH of the order (or of a few places). */
-static void order_blame(lade_packer *packer, uint64_t limit, struct keyed *order, uint64_t *random_state)
+/* Merge @n_blamed sorted items into the first @n_left of @order, which are sorted and have room for them behind. */
+static void order_merge(struct keyed *order, int n_left, const struct keyed *blamed, int n_blamed)
+{
+  while (n_blamed) {
+    bool is_left_last = n_left && keyed_compare(&order[n_left - 1], &blamed[n_blamed - 1]) > 0;
+    const struct keyed last = is_left_last ? order[n_left - 1] : blamed[n_blamed - 1];
+    order[n_left + n_blamed - 1] = last;
+    n_left -= is_left_last;
+    n_blamed -= !is_left_last;
+  }
+}
+
+/*
+ * Move the items that end above @limit forward by a random part of REACH of the order (or of a few places). They are
+ * few as a rule: they are sorted, and the others stay as they are.
+ */
+static void order_blame(lade_packer *packer, uint64_t limit, const struct climb *climb, uint64_t *random_state)
 {
   const struct pack_problem *problem = &packer->problem;
   double reach = LADE_MAX(problem->n * REACH, 4.0);
+  int n_left = 0, n_blamed = 0;
   for (int k = 0; k < problem->n; k++) {
-    int32_t i = order[k].item;
-    if (problem->items[i].fixed >= 0)
+    struct keyed keyed = climb->order[k];
+    bool is_fixed = problem->items[keyed.item].fixed >= 0;
+    if (!is_fixed)
+      keyed.key = -k;
+    if (is_fixed || packer->offsets[keyed.item] + problem->items[keyed.item].bytes <= limit) {
+      climb->order[n_left++] = keyed;
       continue;
-    order[k].key = -k;
-    if (packer->offsets[i] + problem->items[i].bytes > limit)
-      order[k].key += reach * (double)(random_next(random_state) >> 11) * 0x1p-53;
+    }
+    keyed.key += reach * (double)(random_next(random_state) >> 11) * 0x1p-53;
+    climb->blamed[n_blamed++] = keyed;
   }
-  qsort(order, (size_t)problem->n, sizeof(*order), keyed_compare);
+  qsort(climb->blamed, (size_t)n_blamed, sizeof(*climb->blamed), keyed_compare);
+  order_merge(climb->order, n_left, climb->blamed, n_blamed);
   lade_pack_spend(&packer->effort, 100 * (uint64_t)problem->n);
 }
 
@@ -450,7 +472,7 @@ static bool climb_step(lade_packer *packer, struct shelf *shelf, struct climb *c
   }
   double part = (double)(random_next(random_state) >> 11) * 0x1p-53;
   uint64_t limit = packer->target_bytes + (uint64_t)((double)(packer->best_bytes - packer->target_bytes) * part);
-  order_blame(packer, limit, climb->order, random_state);
+  order_blame(packer, limit, climb, random_state);
   return false;
 }
 
@@ -498,9 +520,11 @@ bool lade_pack_first_fit(lade_packer *packer)
   struct shelf shelf;
   bool is_met = false;
   shelf_init(packer, &shelf);
+  struct keyed *blamed = lade_pack_take(packer, order_bytes);
   for (int kind = 0; kind < N_ORDERS && !is_met && (kind == 0 || !packer->effort.is_spent); kind++) {
     climbs[kind] = (struct climb){.order = lade_pack_take(packer, order_bytes),
                                   .best_order = lade_pack_take(packer, order_bytes),
+                                  .blamed = blamed,
                                   .best_bytes = UINT64_MAX};
     order_make(&packer->problem, kind, climbs[kind].order);
     is_met = order_place(packer, &shelf, climbs[kind].order) && lade_pack_offer(packer);
