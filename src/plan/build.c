@@ -303,12 +303,10 @@ static void transfers_emit(struct builder *b, struct transfer *transfers, int n)
   }
 }
 
-/* By slot; copies out before copies in; then in the order of need. */
+/* Of one slot: copies out before copies in; then in the order of need. */
 static int transfer_compare(const void *x, const void *y)
 {
   const struct transfer *a = x, *b = y;
-  if (a->slot != b->slot)
-    return a->slot < b->slot ? -1 : 1;
   if (a->is_in != b->is_in)
     return a->is_in ? 1 : -1;
   if (a->need != b->need)
@@ -318,8 +316,35 @@ static int transfer_compare(const void *x, const void *y)
 
 static void transfer_push(struct builder *b, struct transfer transfer)
 {
+  LADE_ASSERT(transfer.slot <= b->n_steps);
   if (transfer.slot >= 0 && !LADE_PUSH(&b->transfers, transfer))
     b->status = -ENOMEM;
+}
+
+/* By slot: counted into place, so that only those of one slot are compared, which are few. */
+static void transfers_sort(struct builder *b)
+{
+  const int n = b->transfers.n;
+  int32_t *firsts = calloc((size_t)b->n_steps + 2, sizeof(*firsts)); /* by slot */
+  struct transfer *sorted = malloc(((size_t)n + 1) * sizeof(*sorted));
+  if (!firsts || !sorted) {
+    free(firsts);
+    free(sorted);
+    b->status = -ENOMEM;
+    return;
+  }
+  for (int i = 0; i < n; i++)
+    firsts[b->transfers.items[i].slot]++;
+  for (int slot = 0; slot <= b->n_steps; slot++)
+    firsts[slot + 1] += firsts[slot]; /* where the slot ends, until all of it are placed */
+  for (int i = 0; i < n; i++)
+    sorted[--firsts[b->transfers.items[i].slot]] = b->transfers.items[i];
+  for (int slot = 0; slot <= b->n_steps; slot++)
+    qsort(sorted + firsts[slot], (size_t)(firsts[slot + 1] - firsts[slot]), sizeof(*sorted), transfer_compare);
+  free(firsts);
+  free(b->transfers.items);
+  b->transfers.items = sorted;
+  b->transfers.capacity = n;
 }
 
 static void transfers_collect(struct builder *b)
@@ -329,8 +354,8 @@ static void transfers_collect(struct builder *b)
     transfer_push(b, (struct transfer){.slot = it->fetch_slot, .interval = i, .need = it->first_pos, .is_in = true});
     transfer_push(b, (struct transfer){.slot = it->leave_slot, .interval = i, .need = it->last_pos});
   }
-  if (b->transfers.n)
-    qsort(b->transfers.items, (size_t)b->transfers.n, sizeof(*b->transfers.items), transfer_compare);
+  if (!b->status)
+    transfers_sort(b);
 }
 
 /* ---- steps ---- */
@@ -568,7 +593,10 @@ static int program_emit_all(const struct lade_build_params *params, const struct
                             const int32_t *update_ends, const struct plan_lives *lives, struct lade_program *program)
 {
   struct builder b = {.params = params, .graph = params->graph, .steps = steps, .n_steps = n_steps,
-                      .update_ends = update_ends, .lives = lives, .stream = -1};
+                      .update_ends = update_ends, .lives = lives, .stream = -1,
+                      .instrs = {program->instrs, 0, program->instrs_capacity},
+                      .operands = {program->operands, 0, program->operands_capacity},
+                      .buffers = {program->buffers, 0, program->buffers_capacity}};
   LADE_ASSERT(params->n_microbatches > 0 && params->n_microbatches <= LADE_MICROBATCHES_MAX);
   b.status = builder_init(&b);
   if (!b.status)
@@ -577,26 +605,19 @@ static int program_emit_all(const struct lade_build_params *params, const struct
     bundles_hold(&b);
     lifetimes_close(&b);
   }
-  program->graph = params->graph;
-  program->layout = params->layout;
-  program->n_microbatches = params->n_microbatches;
-  program->is_training = params->is_training;
-  program->is_unified = params->is_unified;
-  program->streaming = params->prices->streaming;
-  program->step_on_host = b.step_host;
-  program->step_on_device = b.step_device;
-  program->is_early = params->residency->is_early && params->is_training;
-  program->instrs = b.instrs.items;
-  program->n_instrs = b.instrs.n;
-  program->operands = b.operands.items;
-  program->n_operands = b.operands.n;
-  program->buffers = b.buffers.items;
-  program->n_buffers = b.buffers.n;
+  *program = (struct lade_program){
+      .graph = params->graph, .layout = params->layout, .n_microbatches = params->n_microbatches,
+      .is_training = params->is_training, .is_unified = params->is_unified,
+      .is_early = params->residency->is_early && params->is_training, .streaming = params->prices->streaming,
+      .step_on_host = b.step_host, .step_on_device = b.step_device,
+      .instrs = b.instrs.items, .n_instrs = b.instrs.n, .instrs_capacity = b.instrs.capacity,
+      .operands = b.operands.items, .n_operands = b.operands.n, .operands_capacity = b.operands.capacity,
+      .buffers = b.buffers.items, .n_buffers = b.buffers.n, .buffers_capacity = b.buffers.capacity};
   builder_finish(&b);
   return b.status;
 }
 
-int lade_program_emit(const struct lade_build_params *params, struct lade_program **ret_program)
+int lade_program_emit_over(const struct lade_build_params *params, struct lade_program *program)
 {
   struct plan_step *steps = NULL;
   struct plan_lives lives = {0};
@@ -611,8 +632,7 @@ int lade_program_emit(const struct lade_build_params *params, struct lade_progra
     free(steps);
     return status;
   }
-  struct lade_program *program = calloc(1, sizeof(*program));
-  status = program ? program_emit_all(params, steps, n_steps, update_ends, &lives, program) : -ENOMEM;
+  status = program_emit_all(params, steps, n_steps, update_ends, &lives, program);
   plan_lives_finish(&lives);
   free(update_ends);
   free(steps);
@@ -620,6 +640,15 @@ int lade_program_emit(const struct lade_build_params *params, struct lade_progra
     int at;
     status = plan_peak_find(program, (enum lade_space)space, &at, &program->live_peak_bytes[space]);
   }
+  return status;
+}
+
+int lade_program_emit(const struct lade_build_params *params, struct lade_program **ret_program)
+{
+  struct lade_program *program = calloc(1, sizeof(*program));
+  if (!program)
+    return -ENOMEM;
+  int status = lade_program_emit_over(params, program);
   if (status) {
     lade_program_destroy(program);
     return status;

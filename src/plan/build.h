@@ -59,6 +59,11 @@ int lade_program_build(const struct lade_build_params *params, struct lade_progr
 
 /* The first half of lade_program_build: instructions and live peaks, but no offsets, waits or times. */
 int lade_program_emit(const struct lade_build_params *params, struct lade_program **ret_program);
+/*
+ * The same in place of @program, in its memory: for many programs of about one length, of which one is looked at at a
+ * time. A program that is all 0 has no memory yet. After -ENOMEM it is good for lade_program_destroy alone.
+ */
+int lade_program_emit_over(const struct lade_build_params *params, struct lade_program *program);
 /* The second half: offsets, peaks, waits, predicted times. -ENOMEM. */
 int lade_program_place(const struct lade_build_params *params, struct lade_program *program);
 

@@ -208,6 +208,7 @@ struct lade_program {
   struct lade_instr *instrs;
   struct lade_operand *operands;
   struct lade_buffer *buffers;
+  int instrs_capacity, operands_capacity, buffers_capacity; /* for lade_program_emit_over alone */
   uint64_t peak_bytes[LADE_N_SPACES]; /* highest used offset; the device's rounded up to whole chunks */
   uint64_t live_peak_bytes[LADE_N_SPACES]; /* most bytes live at once: what the packer had to fit */
   uint64_t owner_bytes[LADE_N_SPACES][LADE_N_OWNERS]; /* at the instant of the live peak; sums to peak_bytes */

@@ -20,13 +20,24 @@ int lade_shard_count(const struct lade_layout *layout)
   return layout && layout->zero > 0 ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
 }
 
-struct lade_shard lade_param_shard(const struct lade_graph *graph, const struct lade_layout *layout, int param)
+static int64_t param_elements(const struct lade_graph *graph, int param)
 {
   const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
-  const int64_t n = (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype)), n_shards = lade_shard_count(layout);
-  if (n_shards == 1)
+  return (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype));
+}
+
+/* Of a block with its padding: the same at all ranks. */
+static int64_t shard_elements(const struct lade_graph *graph, const struct lade_layout *layout, int param)
+{
+  const int64_t n = param_elements(graph, param), n_shards = lade_shard_count(layout);
+  return n_shards == 1 ? n : lade_div_up(lade_div_up(n, n_shards), SHARD_ELEMENTS) * SHARD_ELEMENTS;
+}
+
+struct lade_shard lade_param_shard(const struct lade_graph *graph, const struct lade_layout *layout, int param)
+{
+  const int64_t n = param_elements(graph, param), n_padded = shard_elements(graph, layout, param);
+  if (lade_shard_count(layout) == 1)
     return (struct lade_shard){0, n, n};
-  const int64_t n_padded = lade_div_up(lade_div_up(n, n_shards), SHARD_ELEMENTS) * SHARD_ELEMENTS;
   const int64_t first = LADE_MIN(n, n_padded * lade_layout_position(layout, LADE_AXIS_SHARD));
   return (struct lade_shard){first, LADE_MIN(n_padded, n - first), n_padded};
 }
@@ -123,7 +134,7 @@ static uint64_t tensor_held_bytes(const struct lade_graph *graph, const struct l
   const struct lade_tensor *what = &graph->tensors[tensor];
   if (what->kind != LADE_TENSOR_PARAM && what->kind != LADE_TENSOR_GRAD)
     return what->bytes;
-  int64_t n_padded = lade_param_shard(graph, layout, what->param).n_padded * lade_shard_count(layout);
+  int64_t n_padded = shard_elements(graph, layout, what->param) * lade_shard_count(layout);
   return (uint64_t)n_padded * lade_dtype_bytes(what->dtype);
 }
 
@@ -146,13 +157,13 @@ uint64_t lade_held_bytes(const struct lade_graph *graph, const struct lade_layou
   if (tensor < graph->n_tensors)
     return tensor_held_bytes(graph, layout, tensor);
   if (tensor >= first_block) {
-    struct lade_shard shard = lade_param_shard(graph, layout, (tensor - first_block) / LADE_N_BLOCKS);
+    int64_t n_padded = shard_elements(graph, layout, (tensor - first_block) / LADE_N_BLOCKS);
     bool is_whole = (tensor - first_block) % LADE_N_BLOCKS == LADE_BLOCK_NARROW_WHOLE;
-    uint64_t n = (uint64_t)shard.n_padded * (is_whole ? (uint64_t)lade_shard_count(layout) : 1);
+    uint64_t n = (uint64_t)n_padded * (is_whole ? (uint64_t)lade_shard_count(layout) : 1);
     return n * lade_dtype_bytes(lade_value_dtype(graph, tensor));
   }
   if (tensor >= first_scalar)
     return scalar_held_bytes(graph, layout, tensor);
-  struct lade_shard shard = lade_param_shard(graph, layout, (tensor - first_part) / LADE_N_PARTS);
-  return lade_part_bytes(graph, (enum lade_part)((tensor - first_part) % LADE_N_PARTS), shard.n_padded);
+  int64_t n_padded = shard_elements(graph, layout, (tensor - first_part) / LADE_N_PARTS);
+  return lade_part_bytes(graph, (enum lade_part)((tensor - first_part) % LADE_N_PARTS), n_padded);
 }

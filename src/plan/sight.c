@@ -189,9 +189,9 @@ static void idle_keep(const struct sights *s, struct sight *sight)
 /* Emit the program of @residency and look at it. */
 static int sight_take(struct sights *s, const struct lade_residency *residency, struct sight *sight)
 {
-  struct lade_program *program = NULL;
+  const struct lade_program *program = s->program;
   struct lade_build_params how = walk_build_params(s->params, residency);
-  int status = lade_program_emit(&how, &program);
+  int status = lade_program_emit_over(&how, s->program);
   if (!status)
     status = idle_collect(s, residency, program, sight);
   if (!status) {
@@ -200,7 +200,6 @@ static int sight_take(struct sights *s, const struct lade_residency *residency, 
     sight->least_ns = least_ns(s, program, &sight->load);
     memcpy(sight->live_bytes, program->live_peak_bytes, sizeof(sight->live_bytes));
   }
-  lade_program_destroy(program);
   return status;
 }
 
@@ -272,7 +271,8 @@ int sights_init(struct sights *s, const struct lade_plan_params *params, const l
 {
   *s = (struct sights){.params = params, .solver = solver};
   s->idle = calloc((size_t)lade_value_count(params->graph) + 1, sizeof(*s->idle));
-  return s->idle ? 0 : -ENOMEM;
+  s->program = calloc(1, sizeof(*s->program));
+  return s->idle && s->program ? 0 : -ENOMEM;
 }
 
 void sights_finish(struct sights *s)
@@ -280,6 +280,7 @@ void sights_finish(struct sights *s)
   for (int i = 0; i < s->items.n; i++)
     free(s->items.items[i].idle);
   LADE_ARRAY_FREE(&s->items);
+  lade_program_destroy(s->program);
   free(s->table);
   free(s->views);
   free(s->idle);

@@ -32,6 +32,7 @@ struct sights {
   LADE_ARRAY(struct sight) items;
   int32_t *table; /* items by their keys, in n_table places, a power of two, at least half of them free: -1 */
   int n_table;
+  struct lade_program *program; /* scratch: of the latest residency that was new */
   struct resident_view *views; /* scratch, by buffer */
   struct idle_value *idle;     /* scratch, by value's number */
 };

@@ -22,6 +22,10 @@
 
 #include "plan/build.h"
 
+struct range {
+  uint64_t start, end;
+};
+
 struct segment {
   int32_t writer;
   int32_t readers[LADE_N_QUEUES];
@@ -57,22 +61,40 @@ static int u64_compare(const void *x, const void *y)
   return (a > b) - (a < b);
 }
 
-static int space_map_init(struct space_map *map, const struct lade_program *program, int space)
+/*
+ * Both ends of every operand in @space, into @cuts. Most operands are all of their buffers, as the one before was: ends
+ * that are those of the buffer's @latest operand are left out.
+ */
+static int cuts_collect(const struct lade_program *program, int space, struct range *latest, uint64_t *cuts)
 {
-  map->cuts = malloc(((size_t)program->n_operands * 2 + 1) * sizeof(*map->cuts));
-  if (!map->cuts)
-    return -ENOMEM;
   int n = 0;
   for (int at = 0; at < program->n_instrs; at++) {
     const struct lade_instr *instr = &program->instrs[at];
     for (int i = 0; i < instr->n_operands; i++) {
       const struct lade_operand *operand = &program->operands[instr->first_operand + i];
-      if ((int)program->buffers[operand->buffer].space != space)
+      const struct range range = {range_start(program, operand), range_end(program, instr, operand)};
+      struct range *before = &latest[operand->buffer];
+      if ((int)program->buffers[operand->buffer].space != space ||
+          (range.start == before->start && range.end == before->end))
         continue;
-      map->cuts[n++] = range_start(program, operand);
-      map->cuts[n++] = range_end(program, instr, operand);
+      cuts[n++] = range.start;
+      cuts[n++] = range.end;
+      *before = range;
     }
   }
+  return n;
+}
+
+static int space_map_init(struct space_map *map, const struct lade_program *program, int space)
+{
+  struct range *latest = calloc((size_t)program->n_buffers + 1, sizeof(*latest));
+  map->cuts = malloc(((size_t)program->n_operands * 2 + 1) * sizeof(*map->cuts));
+  if (!latest || !map->cuts) {
+    free(latest);
+    return -ENOMEM;
+  }
+  const int n = cuts_collect(program, space, latest, map->cuts);
+  free(latest);
   qsort(map->cuts, (size_t)n, sizeof(*map->cuts), u64_compare);
   for (int i = 0; i < n; i++) {
     if (map->n_cuts == 0 || map->cuts[map->n_cuts - 1] != map->cuts[i])
