@@ -4,8 +4,11 @@
  *
  * Five walks are made: two that may both recompute and offload activations, of which one trusts copies to hide and one
  * does not, and one for each alone, since no greedy order is always the best mix; and a first one again in which
- * optimizer state may leave before its working copies do. Where updates may come early there are five with and five
- * without: early, gradients do not add up, but the updates' own scratch meets activations.
+ * optimizer state may leave before its working copies do. Where state is in shards there is a sixth. It prices blocks
+ * and gathers as they are, where the others price state as if each rank had it whole, which leaves links to the gathers
+ * that their estimate does not know: either finds what the other misses, and in place of the others it would be slower
+ * in some budgets. Where updates may come early there are as many with as without: early, gradients do not add up, but
+ * the updates' own scratch meets activations.
  *
  * As many walks again go by the prices of one machine that is written down here, for the smallest budget. What a
  * machine was measured at, a little otherwise each time, decides what is fastest in a budget and not what the smallest
@@ -99,26 +102,39 @@ static void pins_apply(lade_planner *planner)
 
 /* ---- public ---- */
 
+/* Price what @n_shards ranks share as theirs, or, with 1, as if each rank had it whole. */
+static void tariff_share(const struct lade_prices *prices, int n_shards, struct lade_tariff *tariff)
+{
+  const struct lade_transfer_price *link = &prices->comm[LADE_AXIS_SHARD];
+  tariff->n_shards = n_shards;
+  tariff->gather_latency_ns = (double)link->latency_ns;
+  tariff->gather_ns = link->ns_per_byte * (n_shards - 1) / n_shards;
+}
+
 /* The walks by @pricing with updates early, or without. */
 static int walks_of_kind_make(lade_planner *planner, struct pricing *pricing, bool is_early)
 {
   static const struct {
     int allowed;
     double exposed_fraction;
-  } kinds[N_WALK_KINDS] = {{WALK_RECOMPUTE | WALK_OFFLOAD, 0.05},
-                      {WALK_RECOMPUTE | WALK_OFFLOAD, 0.5},
-                      {WALK_RECOMPUTE, 0.05},
-                      {WALK_OFFLOAD, 0.05},
-                      {WALK_RECOMPUTE | WALK_OFFLOAD | WALK_APART, 0.05}};
+    bool is_of_shards;
+  } kinds[N_WALK_KINDS] = {{WALK_RECOMPUTE | WALK_OFFLOAD, 0.05, false},
+                      {WALK_RECOMPUTE | WALK_OFFLOAD, 0.5, false},
+                      {WALK_RECOMPUTE, 0.05, false},
+                      {WALK_OFFLOAD, 0.05, false},
+                      {WALK_RECOMPUTE | WALK_OFFLOAD | WALK_APART, 0.05, false},
+                      {WALK_RECOMPUTE | WALK_OFFLOAD, 0.5, true}};
+  const int n_shards = lade_shard_count(planner->params.layout);
   bool has_tier = planner->params.host_bytes || planner->params.store_bytes;
   uint64_t state = (uint64_t)lade_model_n_params(&planner->params.graph->model) * TIGHT_BYTES;
   bool is_tight = planner->params.host_bytes < state && planner->params.store_bytes < state;
   int status = 0;
   planner->start->is_early = is_early;
   for (int i = 0; i < N_WALK_KINDS && !status; i++) {
-    if (i > 0 && (!has_tier || walk_is_large(&planner->params)))
-      break; /* nothing but recompute to choose from; or each walk takes long */
+    if (i > 0 && (walk_is_large(&planner->params) || (kinds[i].is_of_shards ? n_shards == 1 : !has_tier)))
+      continue; /* each walk takes long; or there is nothing but recompute to choose from, or nothing is shared */
     pricing->tariff.exposed_fraction = kinds[i].exposed_fraction;
+    tariff_share(pricing->params.prices, kinds[i].is_of_shards ? n_shards : 1, &pricing->tariff);
     int allowed = kinds[i].allowed | (is_tight && !walk_is_large(&planner->params) ? WALK_REPEAT : 0);
     const struct walk_params how = {.plan = &pricing->params, .start = planner->start,
                                     .is_pinned = planner->is_pinned, .solver = pricing->solver,

@@ -6,7 +6,7 @@
 #include "plan/sight.h"
 #include "plan/walk.h"
 
-#define N_WALK_KINDS 5
+#define N_WALK_KINDS 6
 #define N_WALKS (4 * N_WALK_KINDS) /* early or not, by stated prices and by plain ones */
 
 /* Prices to walk by, and what proposes by them. */

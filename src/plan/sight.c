@@ -134,7 +134,7 @@ static struct lade_load load_count(const struct lade_program *program)
   for (int i = 0; i < program->n_instrs; i++)
     ns[program->instrs[i].queue] += (double)program->instrs[i].predicted_ns;
   return (struct lade_load){ns[LADE_Q_COMPUTE], ns[LADE_Q_TO_HOST], ns[LADE_Q_TO_DEVICE], ns[LADE_Q_IO],
-                            ns[LADE_Q_HOST]};
+                            ns[LADE_Q_HOST], ns[LADE_Q_COMM_DP]};
 }
 
 /* Just in time a collective may be alone that is bundled with others in a schedule that has room: its bytes alone. */
@@ -160,7 +160,7 @@ static int64_t least_ns(const struct sights *s, const struct lade_program *progr
     else if (instr->kind == LADE_INSTR_COLLECTIVE)
       comm_ns[instr->queue] += (double)collective_least_ns(s, instr);
   }
-  busiest_ns = lade_load_ns(s->solver, load); /* which knows no collectives */
+  busiest_ns = lade_load_least_ns(s->solver, load); /* which knows no collectives */
   for (int q = 0; q < LADE_N_QUEUES; q++) {
     longest_ns = LADE_MAX(longest_ns, updates_ns[q]);
     busiest_ns = LADE_MAX(busiest_ns, comm_ns[q]);

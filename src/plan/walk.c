@@ -117,12 +117,10 @@ static uint64_t home_bytes(const struct walker *w, enum lade_change_kind kind, i
   return bytes;
 }
 
-/* What leaves of a gradient for an update elsewhere, before it is cut into shards. */
+/* What leaves of a gradient for an update elsewhere: this rank's block, in the type that the update takes. */
 static uint64_t grad_bytes(const struct walker *w, int param)
 {
-  const struct lade_graph *graph = w->graph;
-  const struct lade_tensor *grad = &graph->tensors[graph->params[param].grad];
-  return grad->bytes / lade_dtype_bytes(grad->dtype) * lade_dtype_bytes(graph->grad_dtype);
+  return lade_held_bytes(w->graph, w->params->layout, lade_value_block(w->graph, param, LADE_BLOCK_ROUNDED));
 }
 
 /* The tier that @change sends things to; the device for one that recomputes. */
@@ -237,13 +235,9 @@ static void change_consider(struct walker *w, struct lade_change change, uint64_
   if (n_members == 0 || !tier_holds(w, &change, n_members))
     return;
   change.id = w->peak_members[0];
-  struct lade_load added = lade_solver_price(w->solver, w->residency, &change), sum = *base;
-  int n_priced = change.kind == LADE_CHANGE_SPILL ? n_members : 1; /* of which one is at the peak */
-  sum.compute_ns += n_priced * added.compute_ns;
-  sum.to_host_ns += n_priced * added.to_host_ns;
-  sum.to_device_ns += n_priced * added.to_device_ns;
-  sum.io_ns += n_priced * added.io_ns;
-  sum.host_ns += n_priced * added.host_ns;
+  const int n_priced = change.kind == LADE_CHANGE_SPILL ? n_members : 1; /* of which one is at the peak */
+  const struct lade_load added = lade_solver_price(w->solver, w->residency, &change);
+  const struct lade_load sum = lade_load_sum(base, &added, n_priced);
   if (change.to == LADE_WAIT_RECOMPUTE && !lade_change_is_home(&change) && sum.compute_ns > w->most_ns)
     return;
   double score = (lade_load_ns(w->solver, &sum) - lade_load_ns(w->solver, base)) / (double)LADE_MAX(freed_bytes, 1);

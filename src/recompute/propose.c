@@ -6,6 +6,9 @@
  * transfer is charged to the compute queue on top: no schedule hides every copy, and of two changes that are
  * free by the estimate the one that moves less should win.
  *
+ * Of what is in shards a rank updates and moves its own block, and a working copy that is dropped is gathered again.
+ * With a tariff that knows of shards the queue of gathers and sums counts as others do.
+ *
  * The cost of recomputing is counted by walking a microbatch's backward ops with a set of values that are
  * there, the way the program's sequence does; O(ops) per price.
  */
@@ -16,6 +19,7 @@
 #include "base/base.h"
 #include "recompute/propose.h"
 
+#define BESIDE 0.01 /* of what runs beside gathers: where these take longest, the rest should not be free */
 #define TRANSFER_CORES 0.25 /* that a transfer to the drive keeps busy with checksums */
 
 struct lade_solver {
@@ -125,7 +129,7 @@ const int32_t *lade_solver_group(const lade_solver *s, enum lade_change_kind kin
   return (is_home ? s->param_order : s->order) + s->group_first[tensor];
 }
 
-double lade_load_ns(const lade_solver *s, const struct lade_load *load)
+double lade_load_least_ns(const lade_solver *s, const struct lade_load *load)
 {
   double most = LADE_MAX(load->compute_ns, load->host_ns);
   most = LADE_MAX(most, LADE_MAX(load->to_host_ns, load->to_device_ns));
@@ -134,6 +138,28 @@ double lade_load_ns(const lade_solver *s, const struct lade_load *load)
     return most;
   double copies = s->tariff->copy_cores * (load->to_host_ns + load->to_device_ns) + TRANSFER_CORES * load->io_ns;
   return LADE_MAX(most, load->compute_ns + load->host_ns + copies / s->tariff->n_cores);
+}
+
+double lade_load_ns(const lade_solver *s, const struct lade_load *load)
+{
+  const double beside_ns =
+      load->compute_ns + load->host_ns + load->to_host_ns + load->to_device_ns + load->io_ns;
+  double most = lade_load_least_ns(s, load);
+  if (s->tariff->n_shards > 1)
+    most = LADE_MAX(most, load->comm_ns) + BESIDE * beside_ns;
+  return most;
+}
+
+struct lade_load lade_load_sum(const struct lade_load *load, const struct lade_load *added, int times)
+{
+  struct lade_load sum = *load;
+  sum.compute_ns += times * added->compute_ns;
+  sum.to_host_ns += times * added->to_host_ns;
+  sum.to_device_ns += times * added->to_device_ns;
+  sum.io_ns += times * added->io_ns;
+  sum.host_ns += times * added->host_ns;
+  sum.comm_ns += times * added->comm_ns;
+  return sum;
 }
 
 static void op_run(lade_solver *s, int op)
@@ -226,12 +252,13 @@ static void round_trip_add(const lade_solver *s, bool is_store, double bytes, bo
   load->compute_ns += s->tariff->exposed_fraction * (out_ns + in_ns);
 }
 
-/* What the update of @param costs with its homes there, @sign times; and the copies that it needs. */
+/* What the update of this rank's block of @param costs with its homes there, @sign times; and the copies it needs. */
 static void update_add(const struct lade_solver *s, int param, enum lade_home weight, enum lade_home state, double sign,
                        struct lade_load *load)
 {
   const struct lade_tariff *t = s->tariff;
   const bool is_near = state == LADE_HOME_STORE && weight != LADE_HOME_STORE;
+  sign /= t->n_shards;
   const double ns = sign * (double)(is_near ? t->update_near_ns : t->update_ns[state])[param];
   const struct lade_tensor *grad = &s->graph->tensors[s->graph->params[param].grad];
   const size_t n = grad->bytes / lade_dtype_bytes(grad->dtype);
@@ -266,6 +293,17 @@ static void home_price(const struct lade_solver *s, struct lade_residency *resid
   lade_residency_set_homes(residency, id, weight, state);
 }
 
+/* A working copy in shards, gathered once more per microbatch; from elsewhere its block comes first. */
+static void gathers_add(const struct lade_solver *s, enum lade_home home, double bytes, struct lade_load *load)
+{
+  const struct lade_tariff *t = s->tariff;
+  const double m = t->n_microbatches, gather_ns = m * (t->gather_latency_ns + bytes * t->gather_ns);
+  load->comm_ns += gather_ns;
+  load->compute_ns += t->exposed_fraction * gather_ns;
+  if (home != LADE_HOME_DEVICE)
+    round_trip_add(s, home == LADE_HOME_STORE, m * bytes / t->n_shards, false, true, load);
+}
+
 struct lade_load lade_solver_price(lade_solver *s, struct lade_residency *residency, const struct lade_change *change)
 {
   struct lade_load added = {0};
@@ -275,6 +313,10 @@ struct lade_load lade_solver_price(lade_solver *s, struct lade_residency *reside
     return added;
   }
   const struct lade_tensor *tensor = &s->graph->tensors[change->id];
+  if (tensor->kind == LADE_TENSOR_PARAM && s->tariff->n_shards > 1) {
+    gathers_add(s, (enum lade_home)residency->weight_homes[tensor->param], (double)tensor->bytes, &added);
+    return added;
+  }
   if (change->to != LADE_WAIT_RECOMPUTE) {
     bool is_clean = tensor->kind == LADE_TENSOR_PARAM || tensor->kind == LADE_TENSOR_TOKENS ||
                     tensor->kind == LADE_TENSOR_TARGETS;

@@ -45,6 +45,7 @@ static inline int lade_change_count(const struct lade_graph *graph)
 /* Busy time per step of what runs beside each other, in the order of the queues. */
 struct lade_load {
   double compute_ns, to_host_ns, to_device_ns, io_ns, host_ns;
+  double comm_ns; /* among data parallel ranks: gathers of working copies, sums of gradients */
 };
 
 /* What the solver knows of prices; made by the search from the cost model. */
@@ -55,6 +56,8 @@ struct lade_tariff {
   double to_host_ns, to_device_ns, read_ns, write_ns; /* per byte */
   double copy_cores;                             /* that one copy keeps busy */
   double n_cores;                                /* shared by all queues; 0: not shared */
+  double gather_latency_ns, gather_ns;           /* of a working copy from shards; per byte of it */
+  int n_shards;                                  /* of each parameter and its state; 1: priced as if whole */
   int n_microbatches;
   bool is_unified;         /* updates elsewhere reach the device's memory */
   double exposed_fraction; /* of each transfer, charged to the compute queue: no schedule hides every copy */
@@ -66,8 +69,12 @@ typedef struct lade_solver lade_solver;
 int lade_solver_create(const struct lade_graph *graph, const struct lade_tariff *tariff, lade_solver **ret_solver);
 void lade_solver_destroy(lade_solver *solver);
 
-/* The estimate of a step under @load. */
+/* The estimate of a step under @load; and what no schedule of it can beat, whatever ranks exchange. */
 double lade_load_ns(const lade_solver *solver, const struct lade_load *load);
+double lade_load_least_ns(const lade_solver *solver, const struct lade_load *load);
+
+/* @load and @times the @added one. */
+struct lade_load lade_load_sum(const struct lade_load *load, const struct lade_load *added, int times);
 
 /*
  * What @change would add to a step's load, given the choices so far. Recompute chains are counted exactly: by the ops

@@ -14,6 +14,7 @@
 
 #include "base/cpu.h"
 #include "plan/plan.h"
+#include "recompute/propose.h"
 #include "tests/support/interleave.h"
 #include "tests/support/scene.h"
 
@@ -480,6 +481,42 @@ static void shards_hold_the_closed_form_and_two_units(void **state)
   }
 }
 
+/* What the solver says @change adds where state is in @n_shards, each link and each gather a nanosecond per byte. */
+static struct lade_load price_of(const struct lade_graph *graph, int n_shards, struct lade_change change)
+{
+  struct lade_prices prices = scene_prices(graph);
+  const struct lade_tariff tariff = {
+      .op_ns = prices.op_ns, .update_ns = {prices.update_ns[0], prices.update_ns[1], prices.update_ns[2]},
+      .update_near_ns = prices.update_near_ns, .to_host_ns = 1, .to_device_ns = 1, .gather_ns = 1,
+      .n_shards = n_shards, .n_microbatches = 2};
+  struct lade_residency *residency = NULL;
+  lade_solver *solver = NULL;
+  assert_int_equal(lade_residency_create(graph, &residency), 0);
+  assert_int_equal(lade_solver_create(graph, &tariff, &solver), 0);
+  const struct lade_load load = lade_solver_price(solver, residency, &change);
+  lade_solver_destroy(solver);
+  lade_residency_destroy(residency);
+  scene_prices_finish(&prices);
+  return load;
+}
+
+/* A rank updates and moves its own block; a working copy that it drops comes back from the other ranks, by no link. */
+static void what_is_in_shards_is_priced_by_blocks(void **state)
+{
+  struct lade_graph *graph = scene_graph(LADE_GPT2, LADE_BF16, 0);
+  const int weight = graph->params[0].tensor;
+  const struct lade_change state_leaves = {LADE_CHANGE_STATE, LADE_HOME_HOST, 0};
+  const struct lade_change copy_drops = {LADE_CHANGE_SAVED, LADE_WAIT_HOST, weight};
+  const struct lade_load whole = price_of(graph, 1, state_leaves), block = price_of(graph, 8, state_leaves);
+  const struct lade_load dropped = price_of(graph, 8, copy_drops);
+  assert_true(whole.host_ns > 0 && whole.to_host_ns > 0);
+  assert_float_equal(block.host_ns, whole.host_ns / 8, 1e-6 * whole.host_ns);
+  assert_float_equal(block.to_host_ns, whole.to_host_ns / 8, 1e-6 * whole.to_host_ns);
+  assert_float_equal(dropped.comm_ns, 2.0 * (double)graph->tensors[weight].bytes, 1);
+  assert_true(dropped.to_device_ns == 0 && dropped.to_host_ns == 0);
+  lade_graph_destroy(graph);
+}
+
 static void the_same_question_has_the_same_answer(void **state)
 {
   struct desk one, two;
@@ -517,6 +554,7 @@ int main(void)
       cmocka_unit_test(blocks_leave_where_a_person_would_send_them),
       cmocka_unit_test(a_pinned_layer_does_not_hold_the_others),
       cmocka_unit_test(shards_hold_the_closed_form_and_two_units),
+      cmocka_unit_test(what_is_in_shards_is_priced_by_blocks),
       cmocka_unit_test(the_same_question_has_the_same_answer),
   };
   return cmocka_run_group_tests_name("plan", tests, desks_open, desks_close);
