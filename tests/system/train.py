@@ -105,8 +105,7 @@ if run("doctor", "--store", "drive")[0] == 0:
     stored, planned = train("--steps", "2", *DRIVE), done("plan", *SHORT, "--data", "text.txt", "--json", *DRIVE)
     for field in ("store_read_bytes_per_step", "store_written_bytes_per_step"):
         assert stored[field] == planned[field] >= 10 * stored["parameters"], (field, stored, planned)
-    # What the tuner found is kept with the drive's rates, and what is kept is used: room for fewer windows
-    # is another plan, and the same numbers.
+    # What the tuner found is kept with the drive's rates, and no number depends on it.
     [cache] = glob.glob("lade/probe-*.json")
     with open(cache, encoding="utf-8") as file:
         kept = file.read()
@@ -116,9 +115,8 @@ if run("doctor", "--store", "drive")[0] == 0:
         entry.update(piece_bytes=65536, pieces=2, windows=2)
     with open(cache, "w", encoding="utf-8") as file:
         json.dump(probed, file)
-    fewer, replanned = train("--steps", "2", *DRIVE), done("plan", *SHORT, "--data", "text.txt", "--json", *DRIVE)
+    fewer = train("--steps", "2", *DRIVE)
     assert fewer["params_digest"] == stored["params_digest"] and fewer["store_bytes"] > 0, (fewer, stored)
-    assert replanned["ledger"]["device"]["workspace"] < planned["ledger"]["device"]["workspace"], (replanned, planned)
     with open(cache, "w", encoding="utf-8") as file:
         file.write(kept)
     code, out, err = run("train", *[word for word in SHORT if word != "--quiet"], "--data", "text.txt", "--steps", "2", *DRIVE)

@@ -206,7 +206,9 @@ static void every_part_of_a_step_has_a_price(void **state)
     struct lade_prices prices;
     machine_make(&cost, machines[i]);
     cost.machine.store.bytes = 0; /* a store that is absent is never the cheapest */
+    cost.machine.store.n_windows = 4;
     assert_int_equal(lade_cost_prices(&cost, graph, &prices), 0);
+    assert_true(prices.streaming.n_windows == 4 && prices.streaming.window_bytes == 3 << 19); /* as the drive has it */
     for (int op = 0; op < graph->n_ops; op++)
       assert_int_equal(prices.op_ns[op], lade_cost_op_ns(&cost, graph, op));
     for (int p = 0; p < graph->n_params; p++) {
