@@ -246,7 +246,7 @@ struct lade_cache_event {
   enum lade_cache_action action;
   int tag;
   uint64_t address, bytes; /* of LADE_CACHE_OOM: what was left below the limit, what was asked for */
-  int64_t time_us;   /* since 1970, as coarse as the system's cheap clock */
+  int64_t time_us;   /* since 1970; with one queue as coarse as the system's cheap clock */
   const char *place;
   int queue;         /* the cache's number of the queue; 0: the host */
 };

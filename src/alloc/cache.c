@@ -6,21 +6,23 @@
  * each would pin a chunk among large ones, and the rest. A block that fills whole chunks, or nearly (the rest would
  * cost less than 1/128), starts at a chunk where there is room for it, so that all of what it leaves can move; other
  * sizes are packed by the byte. Then it is the best fit of two lists: what is free for this queue, and for everybody.
- * Both calls are some tens of nanoseconds in this common case, under one lock, statistics and trace included.
+ * Both calls take a tenth of a microsecond in this common case, with the lock of the queue's shard, statistics and
+ * trace included; all else is done with all locks.
  *
  * Rejected: a third zone for whole chunks alone. It looks tidier, and a program whose sizes change from step to step
  * then moves its memory between the zones in every one of them, and ends with the peak of both.
  *
  * The ladder, from free to dear, searching again after each step, in the block's own zone first and then in the other:
+ *   0. the best fit of what is free for this queue or for everybody in the shards of other queues
  *   1. let go of what waiting blocks no longer wait for; give what queues are done with to everybody; coalesce
  *   2. bring idle chunks from wherever they lie, create chunks below the limit (cache_chunks.c)
  *   3. take from other queues, by events on the device
  *   4. let the sanitizer's quarantine go
  *   5. call the owner's spill function, as long as it gives something
  *   6. wait for the queues
- * and only then say that memory is out. The lock is not held in steps 5 and 6, so frees go on meanwhile.
+ * and only then say that memory is out. No lock is held in steps 5 and 6, so frees go on meanwhile.
  *
- * A pool under capture stops before step 1. The first five pages of a trainer's life take steps 1 and 2; a
+ * A pool under capture stops before step 0. The first five pages of a trainer's life take steps 1 and 2; a
  * steady one takes none (tests/unit/test_cache.c counts).
  *
  * Fork. A page that the kernel hands to children as zeroes says whose the cache is, at the price of one load; a lock
@@ -58,16 +60,7 @@ static int alive_create(lade_cache *cache)
   return 0;
 }
 
-static void pool_init(struct lade_cache_pool *pool, bool is_private)
-{
-  pool->is_private = is_private;
-  for (int kind = 0; kind < N_ZONES; kind++) {
-    pool->zones[kind].pool = pool;
-    pool->zones[kind].kind = (enum zone_kind)kind;
-  }
-}
-
-static void sizes_init(lade_cache *cache, const struct lade_cache_params *params)
+static int sizes_init(lade_cache *cache, const struct lade_cache_params *params)
 {
   struct lade_device_info info;
   lade_device_get_info(params->device, &info);
@@ -76,6 +69,7 @@ static void sizes_init(lade_cache *cache, const struct lade_cache_params *params
   while (info.is_unified && cache->limit_bytes / cache->chunk_bytes > MAX_HOST_CHUNKS)
     cache->chunk_bytes *= 2;
   cache->is_touchable = info.is_unified && !info.is_dry;
+  return lade_cache_owners_create(cache, info.chunk_bytes);
 }
 
 static int params_check(const struct lade_cache_params *params, struct lade_error *error)
@@ -93,14 +87,10 @@ static int params_check(const struct lade_cache_params *params, struct lade_erro
 static void cache_free(lade_cache *cache)
 {
   lade_cache_guard_finish(cache);
-  for (int i = 0; i < cache->slabs.n; i++)
-    free(cache->slabs.items[i]);
-  LADE_ARRAY_FREE(&cache->slabs);
+  lade_cache_shards_free(cache);
   LADE_ARRAY_FREE(&cache->waits);
   LADE_ARRAY_FREE(&cache->spare);
   LADE_ARRAY_FREE(&cache->shares);
-  free(cache->index);
-  free(cache->trace);
   if (cache->is_alive)
     munmap((void *)cache->is_alive, ALIVE_BYTES);
   free(cache);
@@ -126,13 +116,13 @@ int lade_cache_create(const struct lade_cache_params *given, struct lade_error *
   cache->queues[0].pool = &cache->common;
   cache->n_tags = 1;
   strcpy(cache->tags[0].name, "untagged");
-  pool_init(&cache->common, false);
-  sizes_init(cache, params);
-  code = alive_create(cache);
-  if (!code && !lade_cache_blocks_prepare(cache, 0))
-    code = -ENOMEM;
+  lade_cache_trace_init(cache, params->n_trace_entries);
+  code = sizes_init(cache, params);
   if (!code)
-    code = lade_cache_trace_init(cache, params->n_trace_entries);
+    code = alive_create(cache);
+  if (!code)
+    code = lade_cache_shard_create(cache, 0);
+  cache->queues[0].shard = cache->shards[0];
   if (!code && params->flags & LADE_CACHE_SANITIZE)
     code = lade_cache_guard_init(cache, params->quarantine_bytes ? params->quarantine_bytes : QUARANTINE_BYTES);
   if (code) {
@@ -192,41 +182,61 @@ static struct block *block_fit(lade_cache *cache, struct block *block, uint64_t 
   uint64_t before_bytes = lade_align_up(block->address, cache->chunk_bytes) - block->address;
   if (!(bytes & (cache->chunk_bytes - 1)) && before_bytes && before_bytes + bytes <= block->bytes) {
     struct block *before = block;
-    block = lade_cache_block_cut(cache, before, before_bytes);
+    block = lade_cache_block_cut(before, before_bytes);
     block->state = BLOCK_LIVE;
     lade_cache_block_settle(cache, before);
   }
   block->state = BLOCK_FREE;
-  struct block *rest = block->bytes > bytes ? lade_cache_block_cut(cache, block, bytes) : NULL;
+  struct block *rest = block->bytes > bytes ? lade_cache_block_cut(block, bytes) : NULL;
   block->state = BLOCK_LIVE; /* so that the rest does not join it again */
   if (rest)
     lade_cache_block_settle(cache, rest);
   return block;
 }
 
-/* The better fit of what is free for @queue and for everybody; in no list. */
-static struct block *block_find(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
+static struct block *better_fit(struct block *one, struct block *other)
+{
+  return !one || (other && other->bytes < one->bytes) ? other : one;
+}
+
+/* The better fit of what is free for @queue and for everybody; still in its list. */
+static struct block *block_find(const struct zone *zone, int queue, uint64_t bytes)
 {
   struct block *own = lade_cache_bins_find(zone, queue, bytes);
-  struct block *any = queue ? lade_cache_bins_find(zone, 0, bytes) : NULL;
-  struct block *best = !own || (any && any->bytes < own->bytes) ? any : own;
-  if (best)
-    lade_cache_list_remove(zone, best);
-  return best;
+  return better_fit(own, queue ? lade_cache_bins_find(zone, 0, bytes) : NULL);
+}
+
+/* Have what it takes to make @block one of @queue's, and take it out of its list. NULL when memory is out. */
+static struct block *block_claim(struct block *block, int queue)
+{
+  struct zone *zone = block ? block->segment->zone : NULL;
+  if (!block || !lade_cache_bins_get(zone, queue) || !lade_cache_blocks_prepare(zone->shard, 4))
+    return NULL;
+  lade_cache_list_remove(zone, block);
+  return block;
+}
+
+/* The same in the zones of all shards, or at home when that is due. */
+static struct block *zones_find(const struct zone *zone, int queue, uint64_t bytes)
+{
+  struct block *best = block_find(zone, queue, bytes);
+  bool is_home = lade_cache_home_is_due(zone->shard);
+  for (const struct zone *other = zone->pool->zones; other && !is_home; other = other->next)
+    if (other != zone && other->kind == zone->kind)
+      best = better_fit(best, block_find(other, queue, bytes));
+  return block_claim(best, queue);
 }
 
 /* The best fit of what is free for any other queue; @queue waits for it on the device. */
-static struct block *block_take(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
+static struct block *zones_take(lade_cache *cache, const struct zone *zone, int queue, uint64_t bytes)
 {
   struct block *best = NULL;
-  for (int other = 1; other < cache->n_queues; other++) {
-    struct block *block = lade_cache_bins_find(zone, other, bytes);
-    if (block && (!best || block->bytes < best->bytes))
-      best = block;
-  }
+  for (const struct zone *in = zone->pool->zones; in; in = in->next)
+    for (int other = 1; other < cache->n_queues && in->kind == zone->kind; other++)
+      best = better_fit(best, lade_cache_bins_find(in, other, bytes));
+  best = block_claim(best, queue);
   if (!best)
     return NULL;
-  lade_cache_list_remove(zone, best);
   lade_cache_wait_event(cache, queue, best->queue, best->count);
   best->queue = (uint8_t)queue;
   best->count = lade_cache_queue_count(cache, queue);
@@ -236,25 +246,35 @@ static struct block *block_take(lade_cache *cache, struct zone *zone, int queue,
 /* The zone to look in when @zone has nothing: the other one of its pool, or NULL. A private pool has one. */
 static struct zone *zone_other(struct zone *zone)
 {
-  return zone->pool->is_private ? NULL : &zone->pool->zones[zone->kind == ZONE_SMALL ? ZONE_LARGE : ZONE_SMALL];
+  return zone->pool->is_private ? NULL : &zone->shard->zones[zone->kind == ZONE_SMALL ? ZONE_LARGE : ZONE_SMALL];
 }
 
-/* Steps 1 and 2. Sizes live apart as long as there is memory for it. */
-static struct block *pool_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
+/* Step 2. Sizes live apart as long as there is memory for it. */
+static struct block *kinds_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
 {
   struct block *block = NULL;
+  for (struct zone *other = zone_other(zone); zone && !block; zone = zone == other ? NULL : other) {
+    block = zones_find(zone, queue, bytes);
+    if (!block)
+      lade_cache_place_build(cache, zone, queue, bytes, REACH_HOME, &block);
+    if (!block)
+      lade_cache_place_build(cache, zone, queue, bytes, REACH_SHARDS, &block);
+  }
+  return block;
+}
+
+/* Steps 1 and 2. Who is to be served at home and cannot be goes on borrowing. */
+static struct block *pool_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
+{
   lade_cache_waits_poll(cache);
   if (cache->flags & LADE_CACHE_SANITIZE)
     lade_cache_guard_drain(cache, false);
   lade_cache_sweep(cache, zone->pool);
-  for (struct zone *other = zone_other(zone); zone && !block; zone = zone == other ? NULL : other) {
-    if (!lade_cache_blocks_prepare(cache, 4) || !lade_cache_bins_get(zone, queue))
-      return NULL;
-    block = block_find(cache, zone, queue, bytes);
-    if (!block)
-      lade_cache_place_build(cache, zone, queue, bytes, false, &block);
-  }
-  return block;
+  struct block *block = kinds_search(cache, zone, queue, bytes);
+  bool is_home = lade_cache_home_is_due(zone->shard);
+  if (is_home)
+    zone->shard->n_borrowed = 0;
+  return !block && is_home ? kinds_search(cache, zone, queue, bytes) : block;
 }
 
 /* Step 3. The host has no queue that could wait. */
@@ -265,13 +285,11 @@ static struct block *others_search(lade_cache *cache, struct zone *zone, int que
     return NULL;
   lade_cache_waits_adopt(cache, queue);
   for (struct zone *other = zone_other(zone); zone && !block; zone = zone == other ? NULL : other) {
-    if (!lade_cache_blocks_prepare(cache, 4) || !lade_cache_bins_get(zone, queue))
-      return NULL;
-    block = block_find(cache, zone, queue, bytes);
+    block = zones_find(zone, queue, bytes);
     if (!block)
-      block = block_take(cache, zone, queue, bytes);
+      block = zones_take(cache, zone, queue, bytes);
     if (!block)
-      lade_cache_place_build(cache, zone, queue, bytes, true, &block);
+      lade_cache_place_build(cache, zone, queue, bytes, REACH_QUEUES, &block);
   }
   return block;
 }
@@ -286,15 +304,15 @@ static bool spill_call(lade_cache *cache, uint64_t bytes)
     return false;
   if (cache->is_spilling) {
     while (cache->is_spilling)
-      lade_lock_sleep(&cache->lock, &cache->n_spilled);
+      lade_cache_sleep_all(cache, &cache->n_spilled);
     return true;
   }
   cache->is_spilling = true;
   cache->spiller = pthread_self();
   cache->stats.n_spills++;
-  lade_lock_give(&cache->lock);
+  lade_cache_unlock_all(cache);
   uint64_t freed_bytes = cache->spill(cache->spill_arg, bytes);
-  lade_lock_take(&cache->lock);
+  lade_cache_lock_all(cache);
   cache->is_spilling = false;
   lade_lock_rouse(&cache->n_spilled);
   return freed_bytes > 0;
@@ -313,9 +331,9 @@ static struct block *spill_search(lade_cache *cache, struct zone *zone, int queu
 
 static struct block *wait_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
 {
-  lade_lock_give(&cache->lock);
+  lade_cache_unlock_all(cache);
   lade_cache_wait_all(cache);
-  lade_lock_take(&cache->lock);
+  lade_cache_lock_all(cache);
   for (struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
     if (!pool->is_capturing)
       lade_cache_sweep(cache, pool);
@@ -326,9 +344,15 @@ static struct block *ladder_climb(lade_cache *cache, struct zone *zone, int queu
 {
   if (zone->pool->is_capturing || bytes > cache->limit_bytes || bytes > MAX_SPAN_BYTES)
     return NULL;
-  struct block *block = pool_search(cache, zone, queue, bytes);
-  if (block)
+  bool is_crowded = cache->is_crowded && !(cache->flags & LADE_CACHE_DETERMINISTIC);
+  zone->shard->n_crowded += is_crowded;
+  struct block *block = zones_find(zone, queue, bytes);
+  if (!block)
+    block = pool_search(cache, zone, queue, bytes);
+  if (block) {
+    zone->shard->n_borrowed += is_crowded && block->segment->zone->shard != zone->shard;
     return block;
+  }
   cache->stats.num_alloc_retries++;
   block = others_search(cache, zone, queue, bytes);
   if (!block && cache->flags & LADE_CACHE_SANITIZE && lade_cache_guard_drain(cache, true))
@@ -338,23 +362,23 @@ static struct block *ladder_climb(lade_cache *cache, struct zone *zone, int queu
   return block ? block : wait_search(cache, zone, queue, bytes);
 }
 
-static void block_use(lade_cache *cache, struct block *block, int queue, const struct lade_cache_request *request)
+/* Counters have room for it. */
+static void block_use(lade_cache *cache, struct shard *shard, struct block *block, int queue,
+                      const struct lade_cache_request *request)
 {
-  struct lade_cache_stats *stats = &cache->stats;
+  struct meter *meters = shard->meters;
   block->state = BLOCK_LIVE;
   block->queue = (uint8_t)queue;
   block->tag = (uint8_t)request->tag;
   block->place = request->place;
   block->requested_bytes = request->bytes;
   block->users = 0;
-  lade_cache_index_add(cache, block);
-  lade_cache_stat_add(&stats->allocation, 1);
-  lade_cache_stat_add(&stats->requested_bytes, request->bytes);
-  lade_cache_stat_add(&stats->allocated_bytes, block->bytes);
-  lade_cache_stat_add(&cache->tags[block->tag].bytes, block->bytes);
-  if (cache->n_pending)
-    lade_cache_active_note(cache);
-  lade_cache_trace_add(cache, LADE_CACHE_ALLOC, block);
+  lade_cache_index_add(shard, block);
+  lade_cache_meter_add(&meters[METER_BLOCKS], 1);
+  lade_cache_meter_add(&meters[METER_REQUESTED], request->bytes);
+  lade_cache_meter_add(&meters[METER_BYTES], block->bytes);
+  lade_cache_meter_add(&meters[METER_TAG + block->tag], block->bytes);
+  lade_cache_trace_add(cache, shard, LADE_CACHE_ALLOC, block);
 }
 
 static uint64_t guard_bytes(const lade_cache *cache)
@@ -373,13 +397,18 @@ static int request_check(lade_cache *cache, const struct lade_cache_request *req
   return 0;
 }
 
-/* Is this the owner's spill function calling? Called with the lock. */
-static bool is_spiller(const lade_cache *cache)
+bool lade_cache_is_spiller(const lade_cache *cache)
 {
   return cache->is_spilling && pthread_equal(cache->spiller, pthread_self());
 }
 
-/* Called with the lock. */
+static struct zone *zone_of_request(const lade_cache *cache, const struct queue_slot *slot, uint64_t *bytes)
+{
+  struct shard *shard = atomic_load_explicit(&slot->shard, memory_order_relaxed);
+  return slot->pool->is_private ? &slot->pool->own : &shard->zones[zone_choose(cache, bytes)];
+}
+
+/* Called with all locks. */
 static int block_alloc(lade_cache *cache, const struct lade_cache_request *request, struct lade_error *error,
                        struct block **ret_block)
 {
@@ -389,14 +418,13 @@ static int block_alloc(lade_cache *cache, const struct lade_cache_request *reque
                           LADE_CACHE_MAX_QUEUES);
   if (request->tag < 0 || request->tag >= cache->n_tags)
     return lade_error_set(error, -EINVAL, "cache: tag %d is none of lade_cache_tag_add's", request->tag);
-  if (is_spiller(cache))
+  if (lade_cache_is_spiller(cache))
     return lade_error_set(error, -EDEADLK, "cache: the spill function may not allocate");
   uint64_t bytes = lade_align_up(request->bytes, UNIT_BYTES) + 2 * guard_bytes(cache);
-  struct lade_cache_pool *pool = cache->queues[queue].pool;
-  struct zone *zone = &pool->zones[pool->is_private ? ZONE_LARGE : zone_choose(cache, &bytes)];
-  if (!lade_cache_blocks_prepare(cache, 4) || !lade_cache_bins_get(zone, queue))
+  struct zone *zone = zone_of_request(cache, &cache->queues[queue], &bytes);
+  if (!lade_cache_blocks_prepare(zone->shard, 4) || !lade_cache_bins_get(zone, queue))
     return lade_error_set(error, -ENOMEM, "cache: out of host memory");
-  struct block *block = block_find(cache, zone, queue, bytes);
+  struct block *block = block_claim(block_find(zone, queue, bytes), queue);
   if (!block)
     block = ladder_climb(cache, zone, queue, bytes);
   if (!block)
@@ -404,8 +432,48 @@ static int block_alloc(lade_cache *cache, const struct lade_cache_request *reque
   bool is_quiet = cache->flags & LADE_CACHE_SANITIZE && lade_cache_is_over(cache, block->queue, block->count);
   *ret_block = block_fit(cache, block, bytes);
   (*ret_block)->is_guarded = is_quiet && cache->is_touchable;
-  block_use(cache, *ret_block, queue, request);
+  struct shard *shard = (*ret_block)->segment->zone->shard;
+  lade_cache_meters_raise(cache, shard, request->tag, request->bytes, (*ret_block)->bytes);
+  block_use(cache, shard, *ret_block, queue, request);
   return 0;
+}
+
+/*
+ * The common case, with the lock of the slot's shard alone: what fits lies in its own zone. NULL for any other, and for
+ * what is to be refused.
+ */
+static struct block *block_serve(lade_cache *cache, const struct queue_slot *slot,
+                                 const struct lade_cache_request *request)
+{
+  uint64_t bytes = lade_align_up(request->bytes, UNIT_BYTES);
+  struct zone *zone = zone_of_request(cache, slot, &bytes);
+  int queue = (int)(slot - cache->queues);
+  if (cache->is_spilling || (unsigned)request->tag >= (unsigned)cache->n_tags ||
+      !lade_cache_meters_have_room(zone->shard, request->tag, request->bytes, bytes))
+    return NULL;
+  struct block *block = block_claim(block_find(zone, queue, bytes), queue);
+  if (!block)
+    return NULL;
+  block = block_fit(cache, block, bytes);
+  block_use(cache, zone->shard, block, queue, request);
+  return block;
+}
+
+/* Whose shard it is is known for sure only with its lock. 0 when it was not this simple. */
+static uint64_t shard_alloc(lade_cache *cache, const struct lade_cache_request *request)
+{
+  struct queue_slot *slot = lade_cache_slot_find(cache, request->queue);
+  if (!slot || cache->flags & LADE_CACHE_SANITIZE)
+    return 0;
+  struct shard *shard = atomic_load_explicit(&slot->shard, memory_order_acquire);
+  uint64_t address = 0;
+  lade_lock_take(&shard->lock);
+  if (slot->queue == request->queue && slot->shard == shard) {
+    const struct block *block = block_serve(cache, slot, request);
+    address = block ? block->address : 0;
+  }
+  lade_lock_give(&shard->lock);
+  return address;
 }
 
 int lade_cache_alloc(lade_cache *cache, const struct lade_cache_request *request, struct lade_error *error,
@@ -422,39 +490,70 @@ int lade_cache_alloc(lade_cache *cache, const struct lade_cache_request *request
     code = request_check(cache, request, error);
   if (code)
     return code;
-  lade_lock_take(&cache->lock);
+  uint64_t address = shard_alloc(cache, request);
+  if (address) {
+    *ret_address = (void *)(uintptr_t)address;
+    return 0;
+  }
+  lade_cache_lock_all(cache);
   code = block_alloc(cache, request, error, &block);
   if (!code) {
     if (cache->flags & LADE_CACHE_SANITIZE)
       lade_cache_guard_fill(cache, block);
     *ret_address = (void *)(uintptr_t)(block->address + guard_bytes(cache));
   }
-  lade_lock_give(&cache->lock);
+  lade_cache_unlock_all(cache);
   return code;
 }
 
 /* ---- free ---- */
 
-static struct block **block_lookup(const lade_cache *cache, const void *address)
+/* What points to the live block that was handed out as @address, or NULL. Called with all locks. */
+static struct block **block_lookup(const lade_cache *cache, const void *address, struct shard **ret_shard)
 {
-  return lade_cache_index_find(cache, (uint64_t)(uintptr_t)address - guard_bytes(cache));
+  uint64_t start = (uint64_t)(uintptr_t)address - guard_bytes(cache);
+  *ret_shard = lade_cache_owner_get(cache, start);
+  struct block **link = *ret_shard ? lade_cache_index_find(*ret_shard, start) : NULL;
+  return link && *link ? link : NULL;
 }
 
-static void block_free(lade_cache *cache, struct block **link, const char *place)
+/* It lives no more; its queue is done with it when all that was submitted by now is. */
+static void block_end(const lade_cache *cache, struct shard *shard, struct block **link, const char *place)
 {
   struct block *block = *link;
-  struct lade_cache_stats *stats = &cache->stats;
-  lade_cache_index_remove(cache, link);
+  struct meter *meters = shard->meters;
+  lade_cache_index_remove(link);
   block->free_place = place;
   block->count = lade_cache_queue_count(cache, block->queue);
-  lade_cache_stat_sub(&stats->allocation, 1);
-  lade_cache_stat_sub(&stats->requested_bytes, block->requested_bytes);
-  lade_cache_stat_sub(&stats->allocated_bytes, block->bytes);
-  lade_cache_stat_sub(&cache->tags[block->tag].bytes, block->bytes);
-  if (cache->flags & LADE_CACHE_SANITIZE)
-    lade_cache_guard_keep(cache, block);
-  else
-    lade_cache_block_release(cache, block, true);
+  lade_cache_meter_sub(&meters[METER_BLOCKS], 1);
+  lade_cache_meter_sub(&meters[METER_REQUESTED], block->requested_bytes);
+  lade_cache_meter_sub(&meters[METER_BYTES], block->bytes);
+  lade_cache_meter_sub(&meters[METER_TAG + block->tag], block->bytes);
+}
+
+/* The common case: nobody but its queue has used the block. Called with the shard's lock; false when it is another. */
+static bool block_return(lade_cache *cache, struct shard *shard, uint64_t address, const char *place)
+{
+  struct block **link = lade_cache_index_find(shard, address), *block = *link;
+  if (!block || block->users || !lade_cache_meters_may_fall(shard, block->bytes))
+    return false;
+  block_end(cache, shard, link, place);
+  lade_cache_trace_add(cache, shard, LADE_CACHE_FREE, block);
+  block->state = BLOCK_FREE;
+  lade_cache_block_settle(cache, block);
+  return true;
+}
+
+/* The shard may be another's by now only when nothing lives at @address: then it is in no index. */
+static bool shard_free(lade_cache *cache, uint64_t address, const char *place)
+{
+  struct shard *shard = cache->flags & LADE_CACHE_SANITIZE ? NULL : lade_cache_owner_get(cache, address);
+  if (!shard)
+    return false;
+  lade_lock_take(&shard->lock);
+  bool is_done = block_return(cache, shard, address, place);
+  lade_lock_give(&shard->lock);
+  return is_done;
 }
 
 int lade_cache_free(lade_cache *cache, void *address, const char *place, struct lade_error *error)
@@ -463,14 +562,23 @@ int lade_cache_free(lade_cache *cache, void *address, const char *place, struct 
     return 0;
   if (!is_alive(cache))
     return lade_error_set(error, -EPERM, "cache: this process is a fork of the one that the cache belongs to");
+  if (shard_free(cache, (uint64_t)(uintptr_t)address, place))
+    return 0;
   int code = 0;
-  lade_lock_take(&cache->lock);
-  struct block **link = block_lookup(cache, address);
-  if (*link)
-    block_free(cache, link, place);
-  else
+  struct shard *shard = NULL;
+  lade_cache_lock_all(cache);
+  struct block **link = block_lookup(cache, address, &shard), *block = link ? *link : NULL;
+  if (block) {
+    lade_cache_meters_lower(cache, shard, block->bytes);
+    block_end(cache, shard, link, place);
+    if (cache->flags & LADE_CACHE_SANITIZE)
+      lade_cache_guard_keep(cache, block);
+    else
+      lade_cache_block_release(cache, block, true);
+  } else {
     code = lade_cache_guard_wrong_free(cache, (uint64_t)(uintptr_t)address, place, error);
-  lade_lock_give(&cache->lock);
+  }
+  lade_cache_unlock_all(cache);
   return code;
 }
 
@@ -478,11 +586,12 @@ int lade_cache_record(lade_cache *cache, void *address, lade_queue *queue)
 {
   if (!is_alive(cache))
     return -EPERM;
-  lade_lock_take(&cache->lock);
-  struct block *block = *block_lookup(cache, address);
-  int number = block ? lade_cache_queue_number(cache, queue) : -EINVAL;
-  int code = number < 0 ? number : lade_cache_block_record(cache, block, number);
-  lade_lock_give(&cache->lock);
+  struct shard *shard = NULL;
+  lade_cache_lock_all(cache);
+  struct block **link = block_lookup(cache, address, &shard);
+  int number = link ? lade_cache_queue_number(cache, queue) : -EINVAL;
+  int code = number < 0 ? number : lade_cache_block_record(cache, *link, number);
+  lade_cache_unlock_all(cache);
   return code;
 }
 
@@ -492,8 +601,8 @@ int lade_cache_record(lade_cache *cache, void *address, lade_queue *queue)
 static void queue_leave(lade_cache *cache, int queue)
 {
   for (struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
-    for (int kind = 0; kind < N_ZONES; kind++)
-      for (struct segment *segment = pool->zones[kind].segments; segment; segment = segment->next)
+    for (struct zone *zone = pool->zones; zone; zone = zone->next)
+      for (struct segment *segment = zone->segments; segment; segment = segment->next)
         for (struct block *block = segment->first; block; block = block->after) {
           if (block->users >> queue & 1)
             cache->n_recorded--;
@@ -511,7 +620,7 @@ void lade_cache_forget(lade_cache *cache, lade_queue *queue)
   if (!is_alive(cache) || !queue)
     return;
   lade_queue_sync(queue, lade_queue_submitted(queue));
-  lade_lock_take(&cache->lock);
+  lade_cache_lock_all(cache);
   for (int i = 1; i < cache->n_queues; i++) {
     if (cache->queues[i].queue != queue)
       continue;
@@ -521,20 +630,20 @@ void lade_cache_forget(lade_cache *cache, lade_queue *queue)
     queue_leave(cache, i);
     cache->queues[i].queue = NULL;
   }
-  lade_lock_give(&cache->lock);
+  lade_cache_unlock_all(cache);
 }
 
 int lade_cache_trim(lade_cache *cache, uint64_t keep_bytes)
 {
   if (!is_alive(cache))
     return -EPERM;
-  lade_lock_take(&cache->lock);
+  lade_cache_lock_all(cache);
   lade_cache_waits_poll(cache);
   for (struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
     if (!pool->is_capturing)
       lade_cache_sweep(cache, pool);
   int code = lade_cache_chunks_trim(cache, keep_bytes);
-  lade_lock_give(&cache->lock);
+  lade_cache_unlock_all(cache);
   return code;
 }
 
@@ -542,8 +651,10 @@ int lade_cache_get_block(lade_cache *cache, const void *address, struct lade_cac
 {
   if (!is_alive(cache))
     return -EPERM;
-  lade_lock_take(&cache->lock);
-  const struct block *block = *block_lookup(cache, address);
+  lade_cache_lock_all(cache);
+  struct shard *shard = NULL;
+  struct block **link = block_lookup(cache, address, &shard);
+  const struct block *block = link ? *link : NULL;
   if (block)
     *ret_block = (struct lade_cache_block){
         .address = (void *)(uintptr_t)(block->address + guard_bytes(cache)),
@@ -554,145 +665,6 @@ int lade_cache_get_block(lade_cache *cache, const void *address, struct lade_cac
         .tag = block->tag,
         .queue = cache->queues[block->queue].queue,
     };
-  lade_lock_give(&cache->lock);
+  lade_cache_unlock_all(cache);
   return block ? 0 : -EINVAL;
-}
-
-/* ---- private pools ---- */
-
-/* A private pool has one zone, so that what it reserved serves any size. Build a place and give it straight back. */
-static int pool_fill(lade_cache *cache, struct lade_cache_pool *pool, uint64_t bytes)
-{
-  uint64_t whole_bytes = lade_align_up(bytes, cache->chunk_bytes);
-  if (!bytes)
-    return 0;
-  struct block *block = NULL;
-  struct zone *zone = &pool->zones[ZONE_LARGE];
-  int error = lade_cache_blocks_prepare(cache, 4) ? 0 : -ENOMEM;
-  if (!error)
-    error = lade_cache_place_build(cache, zone, 0, whole_bytes, false, &block);
-  if (!error)
-    lade_cache_block_settle(cache, block);
-  return error;
-}
-
-static int pool_create(lade_cache *cache, uint64_t bytes, bool is_shared, lade_cache_pool **ret_pool)
-{
-  if (!is_alive(cache))
-    return -EPERM;
-  struct lade_cache_pool *pool = calloc(1, sizeof(*pool));
-  if (!pool)
-    return -ENOMEM;
-  pool_init(pool, true);
-  pool->is_shared = is_shared;
-  lade_lock_take(&cache->lock);
-  pool->next = cache->pools;
-  cache->pools = pool;
-  int error = is_spiller(cache) ? -EDEADLK : pool_fill(cache, pool, bytes);
-  lade_lock_give(&cache->lock);
-  if (error) {
-    lade_cache_pool_destroy(cache, pool);
-    return error;
-  }
-  *ret_pool = pool;
-  return 0;
-}
-
-int lade_cache_pool_create(lade_cache *cache, uint64_t bytes, lade_cache_pool **ret_pool)
-{
-  return pool_create(cache, bytes, false, ret_pool);
-}
-
-int lade_cache_pool_create_shared(lade_cache *cache, uint64_t bytes, lade_cache_pool **ret_pool)
-{
-  struct lade_device_info info;
-  lade_device_get_info(cache->device, &info);
-  return info.is_dry ? -ENOTSUP : pool_create(cache, bytes, true, ret_pool);
-}
-
-static bool zone_is_idle(const struct zone *zone)
-{
-  for (const struct segment *segment = zone->segments; segment; segment = segment->next)
-    for (const struct block *block = segment->first; block; block = block->after)
-      if (block->state != BLOCK_FREE && block->state != BLOCK_HOLE)
-        return false;
-  return true;
-}
-
-/* Called with the lock. Its freed blocks may still be in use by their queues. */
-static int pool_leave(lade_cache *cache, struct lade_cache_pool *pool)
-{
-  lade_cache_waits_poll(cache);
-  if (cache->flags & LADE_CACHE_SANITIZE)
-    lade_cache_guard_drain(cache, true);
-  for (int i = 1; i < cache->n_queues; i++)
-    if (cache->queues[i].queue && cache->queues[i].pool == pool)
-      return -EBUSY;
-  for (int kind = 0; kind < N_ZONES; kind++)
-    if (!zone_is_idle(&pool->zones[kind]))
-      return -EBUSY;
-  if (pool->is_capturing)
-    return -EBUSY;
-  lade_cache_sweep(cache, pool);
-  int error = lade_cache_pool_unmap(cache, pool);
-  if (pool->is_shared)
-    lade_cache_spare_release(cache);
-  if (error)
-    return -ENOMEM;
-  struct lade_cache_pool **link = &cache->pools;
-  while (*link != pool)
-    link = &(*link)->next;
-  *link = pool->next;
-  lade_cache_pool_clear(cache, pool);
-  return 0;
-}
-
-int lade_cache_pool_destroy(lade_cache *cache, lade_cache_pool *pool)
-{
-  if (!pool)
-    return 0;
-  if (!is_alive(cache))
-    return -EPERM;
-  lade_cache_wait_all(cache);
-  lade_lock_take(&cache->lock);
-  int error = pool_leave(cache, pool);
-  lade_lock_give(&cache->lock);
-  if (!error)
-    free(pool);
-  return error;
-}
-
-int lade_cache_route(lade_cache *cache, lade_queue *queue, lade_cache_pool *pool)
-{
-  if (!is_alive(cache))
-    return -EPERM;
-  if (!queue)
-    return -EINVAL;
-  lade_lock_take(&cache->lock);
-  int number = lade_cache_queue_number(cache, queue);
-  if (number > 0)
-    cache->queues[number].pool = pool ? pool : &cache->common;
-  lade_lock_give(&cache->lock);
-  return number < 0 ? number : 0;
-}
-
-static int capture_set(lade_cache *cache, lade_cache_pool *pool, bool is_capturing)
-{
-  if (!is_alive(cache))
-    return -EPERM;
-  lade_lock_take(&cache->lock);
-  int error = pool->is_capturing != is_capturing ? 0 : is_capturing ? -EALREADY : -EINVAL;
-  pool->is_capturing = is_capturing;
-  lade_lock_give(&cache->lock);
-  return error;
-}
-
-int lade_cache_capture_begin(lade_cache *cache, lade_cache_pool *pool)
-{
-  return capture_set(cache, pool, true);
-}
-
-int lade_cache_capture_end(lade_cache *cache, lade_cache_pool *pool)
-{
-  return capture_set(cache, pool, false);
 }

@@ -32,77 +32,77 @@
 #include "alloc/cache_internal.h"
 
 #define SLAB_BLOCKS 128
-#define INDEX_FIRST ((uint64_t)4096)
+#define INDEX_FIRST ((uint64_t)1024)
 #define LOOKED_AT 8 /* of the own list, before longer lists are tried */
 
 /* ---- descriptors ---- */
 
-static bool slab_add(lade_cache *cache)
+static bool slab_add(struct shard *shard)
 {
   struct block *slab = aligned_alloc(alignof(struct block), SLAB_BLOCKS * sizeof(*slab));
   if (!slab)
     return false;
-  if (!LADE_PUSH(&cache->slabs, slab)) {
+  if (!LADE_PUSH(&shard->slabs, slab)) {
     free(slab);
     return false;
   }
   memset(slab, 0, SLAB_BLOCKS * sizeof(*slab));
   for (int i = 0; i < SLAB_BLOCKS; i++)
-    lade_cache_block_drop(cache, &slab[i]);
+    lade_cache_block_drop(shard, &slab[i]);
   return true;
 }
 
-static uint64_t index_home(const lade_cache *cache, uint64_t address)
+static uint64_t index_home(const struct shard *shard, uint64_t address)
 {
-  return (address / UNIT_BYTES * 0x9e3779b97f4a7c15u >> 20) & cache->index_mask;
+  return (address / UNIT_BYTES * 0x9e3779b97f4a7c15u >> 20) & shard->index_mask;
 }
 
-static void index_put(lade_cache *cache, struct block *block)
+static void index_put(struct shard *shard, struct block *block)
 {
-  struct block **bucket = &cache->index[index_home(cache, block->address)];
+  struct block **bucket = &shard->index[index_home(shard, block->address)];
   block->namesake = *bucket;
   *bucket = block;
 }
 
-static bool index_grow(lade_cache *cache)
+static bool index_grow(struct shard *shard)
 {
-  uint64_t n_before = cache->index ? cache->index_mask + 1 : 0, n = n_before ? 2 * n_before : INDEX_FIRST;
-  struct block **before = cache->index, **index = calloc(n, sizeof(*index));
+  uint64_t n_before = shard->index ? shard->index_mask + 1 : 0, n = n_before ? 2 * n_before : INDEX_FIRST;
+  struct block **before = shard->index, **index = calloc(n, sizeof(*index));
   if (!index)
     return false;
-  cache->index = index;
-  cache->index_mask = n - 1;
+  shard->index = index;
+  shard->index_mask = n - 1;
   for (uint64_t i = 0; i < n_before; i++)
     for (struct block *block = before[i], *next; block; block = next) {
       next = block->namesake;
-      index_put(cache, block);
+      index_put(shard, block);
     }
   free(before);
   return true;
 }
 
-bool lade_cache_blocks_grow(lade_cache *cache, int n)
+bool lade_cache_blocks_grow(struct shard *shard, int n)
 {
-  while (cache->n_unused < n)
-    if (!slab_add(cache))
+  while (shard->n_unused < n)
+    if (!slab_add(shard))
       return false;
-  return (cache->index && lade_cache_index_has_room(cache)) || index_grow(cache);
+  return (shard->index && lade_cache_index_has_room(shard)) || index_grow(shard);
 }
 
-struct block *lade_cache_block_take(lade_cache *cache)
+struct block *lade_cache_block_take(struct shard *shard)
 {
-  struct block *block = cache->unused;
+  struct block *block = shard->unused;
   LADE_ASSERT(block);
-  cache->unused = block->next;
-  cache->n_unused--;
+  shard->unused = block->next;
+  shard->n_unused--;
   return block;
 }
 
-void lade_cache_block_drop(lade_cache *cache, struct block *block)
+void lade_cache_block_drop(struct shard *shard, struct block *block)
 {
-  block->next = cache->unused;
-  cache->unused = block;
-  cache->n_unused++;
+  block->next = shard->unused;
+  shard->unused = block;
+  shard->n_unused++;
 }
 
 /* ---- bins ---- */
@@ -208,10 +208,10 @@ struct block *lade_cache_bins_find(const struct zone *zone, int queue, uint64_t 
 
 /* ---- neighbours ---- */
 
-struct block *lade_cache_block_cut(lade_cache *cache, struct block *block, uint64_t bytes)
+struct block *lade_cache_block_cut(struct block *block, uint64_t bytes)
 {
   LADE_ASSERT(bytes > 0 && bytes < block->bytes && bytes % UNIT_BYTES == 0);
-  struct block *rest = lade_cache_block_take(cache);
+  struct block *rest = lade_cache_block_take(block->segment->zone->shard);
   rest->address = block->address + bytes;
   rest->bytes = block->bytes - bytes;
   rest->segment = block->segment;
@@ -228,7 +228,7 @@ struct block *lade_cache_block_cut(lade_cache *cache, struct block *block, uint6
   return rest;
 }
 
-void lade_cache_block_join(lade_cache *cache, struct block *block)
+void lade_cache_block_join(struct block *block)
 {
   struct block *next = block->after;
   LADE_ASSERT(next && block->address + block->bytes == next->address);
@@ -236,7 +236,7 @@ void lade_cache_block_join(lade_cache *cache, struct block *block)
   block->after = next->after;
   if (next->after)
     next->after->before = block;
-  lade_cache_block_drop(cache, next);
+  lade_cache_block_drop(block->segment->zone->shard, next);
 }
 
 /* Can two neighbours be one? If so @block takes over whose it is. A pool under capture looks at no queue. */
@@ -267,14 +267,14 @@ struct block *lade_cache_block_settle(lade_cache *cache, struct block *block)
   struct zone *zone = block->segment->zone;
   while (block->after && blocks_match(cache, block, block->after)) {
     lade_cache_list_remove(zone, block->after);
-    lade_cache_block_join(cache, block);
+    lade_cache_block_join(block);
   }
   while (block->before && blocks_match(cache, block, block->before)) {
     struct block *before = block->before;
     lade_cache_list_remove(zone, before);
     before->queue = block->queue;
     before->count = block->count;
-    lade_cache_block_join(cache, before);
+    lade_cache_block_join(before);
     block = before;
   }
   lade_cache_list_add(zone, block);
@@ -283,20 +283,20 @@ struct block *lade_cache_block_settle(lade_cache *cache, struct block *block)
 
 /* ---- the index of live blocks ---- */
 
-void lade_cache_index_add(lade_cache *cache, struct block *block)
+void lade_cache_index_add(struct shard *shard, struct block *block)
 {
-  index_put(cache, block);
+  index_put(shard, block);
 }
 
-struct block **lade_cache_index_find(const lade_cache *cache, uint64_t address)
+struct block **lade_cache_index_find(const struct shard *shard, uint64_t address)
 {
-  struct block **link = &cache->index[index_home(cache, address)];
+  struct block **link = &shard->index[index_home(shard, address)];
   while (*link && (*link)->address != address)
     link = &(*link)->namesake;
   return link;
 }
 
-void lade_cache_index_remove(lade_cache *cache, struct block **link)
+void lade_cache_index_remove(struct block **link)
 {
   *link = (*link)->namesake;
 }

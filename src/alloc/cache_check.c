@@ -35,7 +35,10 @@ static void live_count(struct recount *count, const struct block *block)
   count->live_bytes += block->bytes;
   count->requested_bytes += block->requested_bytes;
   count->tag_bytes[block->tag] += block->bytes;
-  must(count, *lade_cache_index_find(count->cache, block->address) == block, "a live block is not in the index",
+  const struct shard *shard = block->segment->zone->shard;
+  must(count, lade_cache_owner_get(count->cache, block->address) == shard, "a live block is not its shard's",
+       block->address);
+  must(count, *lade_cache_index_find(shard, block->address) == block, "a live block is not in the index",
        block->address);
   must(count, block->requested_bytes > 0 && block->requested_bytes <= block->bytes, "a live block is too small",
        block->address);
@@ -135,9 +138,8 @@ static uint64_t bins_check(struct recount *count, const struct zone *zone, int q
 static void pool_check(struct recount *count, const struct lade_cache_pool *pool)
 {
   uint64_t n_listed = 0, n_holes = 0, n_free_before = count->n_free, n_holes_before = count->n_holes;
-  for (int kind = 0; kind < N_ZONES; kind++) {
-    const struct zone *zone = &pool->zones[kind];
-    must(count, zone->pool == pool && zone->kind == (enum zone_kind)kind, "a zone is not its pool's", (uint64_t)kind);
+  for (const struct zone *zone = pool->zones; zone; zone = zone->next) {
+    must(count, zone->pool == pool, "a zone is not its pool's", (uint64_t)zone->kind);
     for (const struct segment *segment = zone->segments; segment; segment = segment->next)
       segment_check(count, segment);
     for (int queue = 0; queue < N_QUEUES; queue++)
@@ -174,13 +176,47 @@ static void stats_check(struct recount *count)
   must(count, stats->n_maps - stats->n_unmaps == count->n_mapped, "maps were lost", count->n_mapped);
 }
 
-static uint64_t index_count(const lade_cache *cache)
+/* The index holds as many blocks as are counted, and floor and ceilings stand where the counters are between them. */
+static void shard_check(struct recount *count, const struct shard *shard)
 {
+  const struct meter *meters = shard->meters;
   uint64_t n = 0;
-  for (uint64_t i = 0; i <= cache->index_mask; i++)
-    for (const struct block *block = cache->index[i]; block; block = block->namesake)
+  for (uint64_t i = 0; i <= shard->index_mask; i++)
+    for (const struct block *block = shard->index[i]; block; block = block->namesake)
       n++;
-  return n;
+  must(count, n == meters[METER_BLOCKS].current, "an index holds what is not live", n);
+  for (int i = 0; i < N_METERS; i++)
+    must(count, meters[i].current <= meters[i].ceiling, "a counter is above its ceiling", (uint64_t)i);
+  must(count, meters[METER_BYTES].current >= shard->floor_bytes, "a counter is below its floor", shard->floor_bytes);
+  n = 0;
+  for (const struct block *block = shard->unused; block; block = block->next)
+    n++;
+  must(count, n == (uint64_t)shard->n_unused, "unused descriptors are miscounted", n);
+}
+
+/* No peak can be passed without being seen. */
+static void limits_check(struct recount *count)
+{
+  const lade_cache *cache = count->cache;
+  const struct lade_cache_stats *stats = &cache->stats;
+  uint64_t n_ceiling = 0, ceiling_bytes = 0, floor_bytes = 0;
+  for (int i = 0; i < cache->n_queues; i++) {
+    const struct shard *shard = cache->shards[i];
+    if (!must(count, shard && shard->number == i, "a queue has no shard", (uint64_t)i))
+      return;
+    shard_check(count, shard);
+    n_ceiling += shard->meters[METER_BLOCKS].ceiling;
+    ceiling_bytes += shard->meters[METER_BYTES].ceiling;
+    floor_bytes += shard->floor_bytes;
+  }
+  must(count, n_ceiling <= stats->allocation.peak && n_ceiling + cache->n_pending <= stats->active.peak,
+       "ceilings are above the peak of blocks", n_ceiling);
+  must(count, ceiling_bytes <= stats->allocated_bytes.peak &&
+                  ceiling_bytes + cache->pending_bytes <= stats->active_bytes.peak,
+       "ceilings are above the peak of bytes", ceiling_bytes);
+  must(count, stats->reserved_bytes.current <=
+                  stats->inactive_split_bytes.peak + floor_bytes + cache->pending_bytes,
+       "floors are below the peak of what is inactive", floor_bytes);
 }
 
 static void lists_check(struct recount *count)
@@ -196,11 +232,6 @@ static void lists_check(struct recount *count)
   must(count, n == count->n_quarantined && bytes == cache->quarantine_bytes, "the quarantine is miscounted", n);
   must(count, count->n_waits == (uint64_t)cache->waits.n, "waits are miscounted", count->n_waits);
   must(count, count->n_recorded == (uint64_t)cache->n_recorded, "recorded uses are miscounted", count->n_recorded);
-  must(count, count->n_live == index_count(cache), "the index holds what is not live", index_count(cache));
-  n = 0;
-  for (const struct block *block = cache->unused; block; block = block->next)
-    n++;
-  must(count, n == (uint64_t)cache->n_unused, "unused descriptors are miscounted", n);
 }
 
 int lade_cache_check(lade_cache *cache, struct lade_error *error)
@@ -212,13 +243,14 @@ int lade_cache_check(lade_cache *cache, struct lade_error *error)
     return lade_error_set(error, -ENOMEM, "cache: out of host memory");
   count->cache = cache;
   count->error = error;
-  lade_lock_take(&cache->lock);
+  lade_cache_lock_all(cache);
   for (const struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
     pool_check(count, pool);
   lists_check(count);
   lade_cache_stats_derive(cache);
   stats_check(count);
-  lade_lock_give(&cache->lock);
+  limits_check(count);
+  lade_cache_unlock_all(cache);
   int code = count->code;
   free(count);
   return code;

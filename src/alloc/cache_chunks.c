@@ -4,7 +4,9 @@
  *
  * When no free block fits, a window is chosen: addresses side by side that are free or have no memory under
  * them, long enough, and with as few chunks missing as possible; among equals the one in the shortest run of free
- * addresses, which is best fit over addresses. The end of a segment is a hole like any other, only longer, so
+ * addresses, which is best fit over addresses. It is one of the queue's own shard, and of another only when that fails:
+ * a request that may go wherever the fewest are missing makes the moves of a step that repeats wander among the shards,
+ * and takes several times as long to come to rest. The end of a segment is a hole like any other, only longer, so
  * growing is not a case of its own. Then the missing chunks are gathered: from the spare ones, from where they idle
  * (whole chunks inside free blocks whose queues are done with them, in whatever zone), and from the device. So a
  * free byte in a whole chunk is never stranded, neither by size nor by segment nor by queue; what fragmentation remains
@@ -41,6 +43,7 @@
 #define PRICE_STEPS 128   /* of the most bytes ever live: waste that triples the price of creating */
 #define PRICE_STEP_CHUNKS 4 /* at least, so that a small program pays for chunks and not for fractions */
 #define MAX_PRICE 729
+#define MAX_CROWDED ((uint64_t)27) /* the most that a shard pays whose thread waits for others at each move */
 
 struct window {
   struct block *first; /* the first block that it touches */
@@ -61,7 +64,7 @@ static uint64_t span_bytes(const lade_cache *cache)
 static int segment_create(lade_cache *cache, struct zone *zone, uint64_t bytes)
 {
   struct segment *segment = calloc(1, sizeof(*segment));
-  if (!segment || !lade_cache_bins_get(zone, 0) || !lade_cache_blocks_prepare(cache, 1)) {
+  if (!segment || !lade_cache_bins_get(zone, 0) || !lade_cache_blocks_prepare(zone->shard, 1)) {
     free(segment);
     return -ENOMEM;
   }
@@ -73,13 +76,14 @@ static int segment_create(lade_cache *cache, struct zone *zone, uint64_t bytes)
       segment->bytes = segment->bytes / 2 / cache->chunk_bytes * cache->chunk_bytes;
   }
   segment->chunks = error ? NULL : calloc(segment->bytes / cache->chunk_bytes, sizeof(lade_chunk *));
-  if (!segment->chunks) {
+  if (!segment->chunks || lade_cache_owner_set(cache, segment->base, segment->bytes, zone->shard)) {
+    free(segment->chunks);
     if (!error)
       lade_device_release(cache->device, segment->base, segment->bytes);
     free(segment);
     return -ENOMEM;
   }
-  struct block *hole = lade_cache_block_take(cache);
+  struct block *hole = lade_cache_block_take(zone->shard);
   *hole = (struct block){
       .address = segment->base, .bytes = segment->bytes, .segment = segment, .state = BLOCK_HOLE};
   segment->number = cache->n_segments++;
@@ -101,7 +105,7 @@ static lade_chunk **slot_of(const lade_cache *cache, const struct segment *segme
 struct search {
   lade_cache *cache;
   int queue;
-  bool is_taking;
+  enum reach reach;
   uint64_t bytes;
   struct window best;
 };
@@ -111,14 +115,15 @@ static bool is_open(const struct search *search, const struct block *block)
   if (!block || block->state == BLOCK_HOLE)
     return block;
   return block->state == BLOCK_FREE &&
-         (search->is_taking || lade_cache_is_usable(search->cache, block, search->queue));
+         (search->reach == REACH_QUEUES || lade_cache_is_usable(search->cache, block, search->queue));
 }
 
 static void window_offer(struct search *search, const struct window *window)
 {
   struct window *best = &search->best;
   if (!best->first || window->missing_bytes < best->missing_bytes ||
-      (window->missing_bytes == best->missing_bytes && window->run_bytes < best->run_bytes))
+      (window->missing_bytes == best->missing_bytes && window->run_bytes < best->run_bytes &&
+       window->first->segment->zone == best->first->segment->zone))
     *best = *window;
 }
 
@@ -188,15 +193,24 @@ static void runs_search(struct search *search, const struct segment *segment)
       run_search(search, block);
 }
 
-static bool window_find(struct search *search, struct zone *zone)
+static void zone_search(struct search *search, const struct zone *zone)
 {
-  search->best = (struct window){0};
-  if (search->is_taking)
+  if (search->reach == REACH_QUEUES)
     for (struct segment *segment = zone->segments; segment; segment = segment->next)
       runs_search(search, segment);
   else
     for (struct block *hole = zone->holes; hole; hole = hole->next)
       run_search(search, hole);
+}
+
+/* In @zone, and where the zones of other shards lack fewer chunks and are within reach, there. */
+static bool window_find(struct search *search, const struct zone *zone)
+{
+  search->best = (struct window){0};
+  zone_search(search, zone);
+  for (const struct zone *other = zone->pool->zones; other && search->reach != REACH_HOME; other = other->next)
+    if (other != zone && other->kind == zone->kind)
+      zone_search(search, other);
   return search->best.first;
 }
 
@@ -251,10 +265,10 @@ static void idle_scan(struct idle_scan *scan)
 {
   const struct lade_cache *cache = scan->cache;
   for (const struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
-    for (int kind = 0; kind < N_ZONES && !pool->is_private; kind++)
+    for (const struct zone *zone = pool->zones; zone && !pool->is_private; zone = zone->next)
       for (int queue = 0; queue < cache->n_queues; queue++)
-        if (pool->zones[kind].bins[queue])
-          bins_scan(scan, pool->zones[kind].bins[queue]);
+        if (zone->bins[queue])
+          bins_scan(scan, zone->bins[queue]);
 }
 
 uint64_t lade_cache_idle_bytes(lade_cache *cache)
@@ -281,7 +295,7 @@ static uint64_t chunks_unmap(lade_cache *cache, struct segment *segment, uint64_
     cache->spare.items[cache->spare.n++] = *slot;
     *slot = NULL;
     cache->stats.n_unmaps++;
-    lade_cache_trace_chunk(cache, LADE_CACHE_SEGMENT_UNMAP, at);
+    lade_cache_trace_chunk(cache, segment->zone->shard, LADE_CACHE_SEGMENT_UNMAP, at);
   }
   return to;
 }
@@ -291,7 +305,7 @@ static int block_unmap(lade_cache *cache, struct block *block, uint64_t from, ui
 {
   uint64_t bytes = LADE_MIN(to - from, n * cache->chunk_bytes);
   struct zone *zone = block->segment->zone;
-  if (!lade_cache_blocks_prepare(cache, 2) || !spare_prepare(cache, bytes / cache->chunk_bytes))
+  if (!lade_cache_blocks_prepare(zone->shard, 2) || !spare_prepare(cache, bytes / cache->chunk_bytes))
     return -ENOMEM;
   if (block->before && block->before->state == BLOCK_HOLE)
     to = from + bytes;
@@ -303,9 +317,9 @@ static int block_unmap(lade_cache *cache, struct block *block, uint64_t from, ui
   lade_cache_list_remove(zone, block);
   struct block *hole = block;
   if (from > block->address)
-    hole = lade_cache_block_cut(cache, block, from - block->address);
+    hole = lade_cache_block_cut(block, from - block->address);
   if (stop < hole->address + hole->bytes) {
-    struct block *rest = lade_cache_block_cut(cache, hole, stop - from);
+    struct block *rest = lade_cache_block_cut(hole, stop - from);
     lade_cache_list_add(zone, rest);
   }
   hole->state = BLOCK_HOLE;
@@ -372,7 +386,7 @@ static uint64_t price_get(const lade_cache *cache, uint64_t n)
 /* The counter of moves for a request of @bytes at this point of a step. Strangers may share one: it fills sooner. */
 static uint16_t *moved_find(lade_cache *cache, uint64_t bytes)
 {
-  uint64_t hash = (cache->stats.allocated_bytes.current * 0x9e3779b97f4a7c15u ^ bytes) * 0xc2b2ae3d27d4eb4fu;
+  uint64_t hash = (lade_cache_live_bytes(cache) * 0x9e3779b97f4a7c15u ^ bytes) * 0xc2b2ae3d27d4eb4fu;
   return &cache->moved[hash >> 32 & (N_MOVED - 1)];
 }
 
@@ -388,8 +402,13 @@ static int chunks_gather(lade_cache *cache, uint64_t n, const struct window *win
     return -ENOMEM;
   if (scan.bytes) {
     uint16_t *moved = moved_find(cache, window->end - window->start);
-    if (room_bytes >= missing * cache->chunk_bytes && *moved >= price_get(cache, missing))
+    struct shard *shard = window->first->segment->zone->shard;
+    uint64_t price = price_get(cache, missing);
+    if (room_bytes >= missing * cache->chunk_bytes &&
+        (*moved >= price || (uint64_t)shard->n_crowded >= LADE_MIN(price, MAX_CROWDED))) {
       chunks_create(cache, missing, false);
+      shard->n_crowded = 0;
+    }
     else
       *moved += *moved < MAX_PRICE;
   }
@@ -428,7 +447,7 @@ static int hole_fill(lade_cache *cache, struct block *hole, uint64_t from, uint6
     cache->spare.n--;
     *slot_of(cache, segment, at) = chunk;
     cache->stats.n_maps++;
-    lade_cache_trace_chunk(cache, LADE_CACHE_SEGMENT_MAP, at);
+    lade_cache_trace_chunk(cache, zone->shard, LADE_CACHE_SEGMENT_MAP, at);
     at += cache->chunk_bytes;
   }
   if (at == from)
@@ -436,11 +455,11 @@ static int hole_fill(lade_cache *cache, struct block *hole, uint64_t from, uint6
   lade_cache_list_remove(zone, hole);
   struct block *block = hole;
   if (from > hole->address) {
-    block = lade_cache_block_cut(cache, hole, from - hole->address);
+    block = lade_cache_block_cut(hole, from - hole->address);
     lade_cache_list_add(zone, hole);
   }
   if (at < block->address + block->bytes)
-    lade_cache_list_add(zone, lade_cache_block_cut(cache, block, at - block->address));
+    lade_cache_list_add(zone, lade_cache_block_cut(block, at - block->address));
   block->state = BLOCK_FREE;
   block->queue = 0;
   block->count = 0;
@@ -465,7 +484,7 @@ static int window_fill(lade_cache *cache, struct segment *segment, const struct 
     if (block->state == BLOCK_HOLE) {
       uint64_t from = LADE_MAX(address, window->start / cache->chunk_bytes * cache->chunk_bytes);
       uint64_t to = LADE_MIN(end, lade_align_up(window->end, cache->chunk_bytes));
-      int error = lade_cache_blocks_prepare(cache, 2) ? hole_fill(cache, block, from, to) : -ENOMEM;
+      int error = lade_cache_blocks_prepare(segment->zone->shard, 2) ? hole_fill(cache, block, from, to) : -ENOMEM;
       if (error)
         return error;
     }
@@ -487,21 +506,26 @@ static struct block *window_join(lade_cache *cache, struct block *first, const s
   lade_cache_list_remove(zone, first);
   while (first->address + first->bytes < window->end) {
     lade_cache_list_remove(zone, first->after);
-    lade_cache_block_join(cache, first);
+    lade_cache_block_join(first);
   }
   first->queue = (uint8_t)queue;
   first->count = lade_cache_queue_count(cache, queue);
   return first;
 }
 
-int lade_cache_place_build(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes, bool is_taking,
+int lade_cache_place_build(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes, enum reach reach,
                            struct block **ret_block)
 {
-  struct search search = {.cache = cache, .queue = queue, .is_taking = is_taking, .bytes = bytes};
+  struct search search = {.cache = cache, .queue = queue, .reach = reach, .bytes = bytes};
+  if (!zone->segments)
+    segment_create(cache, zone, bytes); /* or else a window of another shard will do */
   if (!window_find(&search, zone) && (segment_create(cache, zone, bytes) || !window_find(&search, zone)))
     return -ENOMEM;
   struct window *window = &search.best;
   struct segment *segment = window->first->segment;
+  zone = segment->zone;
+  if (!lade_cache_bins_get(zone, queue) || !lade_cache_bins_get(zone, 0))
+    return -ENOMEM;
   bool is_shared = zone->pool->is_shared;
   uint64_t n_missing = window->missing_bytes / cache->chunk_bytes;
   int error = is_shared ? shared_gather(cache, n_missing) : chunks_gather(cache, n_missing, window);
@@ -509,13 +533,13 @@ int lade_cache_place_build(lade_cache *cache, struct zone *zone, int queue, uint
     error = window_fill(cache, segment, window);
   if (is_shared)
     lade_cache_spare_release(cache);
-  if (error || !lade_cache_blocks_prepare(cache, 4)) {
+  if (error || !lade_cache_blocks_prepare(zone->shard, 4)) {
     lade_cache_zone_coalesce(cache, zone);
     return -ENOMEM;
   }
   struct block *block = window_join(cache, block_at(segment, window->start), window, queue);
   if (block->address < window->start) {
-    struct block *rest = lade_cache_block_cut(cache, block, window->start - block->address);
+    struct block *rest = lade_cache_block_cut(block, window->start - block->address);
     rest->state = BLOCK_LIVE; /* so that the part before does not join it again */
     lade_cache_block_settle(cache, block);
     rest->state = BLOCK_FREE;
@@ -527,7 +551,7 @@ int lade_cache_place_build(lade_cache *cache, struct zone *zone, int queue, uint
 
 uint64_t lade_cache_shortfall(lade_cache *cache, struct zone *zone, uint64_t bytes)
 {
-  struct search search = {.cache = cache, .is_taking = true, .bytes = bytes};
+  struct search search = {.cache = cache, .reach = REACH_QUEUES, .bytes = bytes};
   bool is_found = window_find(&search, zone);
   struct idle_scan scan = {.cache = cache, .window = is_found ? &search.best : NULL};
   idle_scan(&scan);
@@ -562,8 +586,8 @@ int lade_cache_chunks_trim(lade_cache *cache, uint64_t keep_bytes)
 /* Restarts from the segment's first block after each change, since unmapping cuts and joins. */
 int lade_cache_pool_unmap(lade_cache *cache, struct lade_cache_pool *pool)
 {
-  for (int kind = 0; kind < N_ZONES; kind++)
-    for (struct segment *segment = pool->zones[kind].segments; segment; segment = segment->next)
+  for (struct zone *zone = pool->zones; zone; zone = zone->next)
+    for (struct segment *segment = zone->segments; segment; segment = segment->next)
       for (struct block *block = segment->first; block;) {
         uint64_t from = 0, to = 0;
         if (block->state != BLOCK_FREE || !idle_range(cache, block, NULL, &from, &to)) {
@@ -596,8 +620,9 @@ static void segment_destroy(lade_cache *cache, struct segment *segment)
   }
   for (struct block *block = segment->first, *after; block; block = after) {
     after = block->after;
-    lade_cache_block_drop(cache, block);
+    lade_cache_block_drop(segment->zone->shard, block);
   }
+  lade_cache_owner_set(cache, segment->base, segment->bytes, NULL);
   lade_device_release(cache->device, segment->base, segment->bytes);
   free(segment->chunks);
   free(segment);
@@ -605,14 +630,13 @@ static void segment_destroy(lade_cache *cache, struct segment *segment)
 
 void lade_cache_pool_clear(lade_cache *cache, struct lade_cache_pool *pool)
 {
-  for (int kind = 0; kind < N_ZONES; kind++) {
-    struct zone *zone = &pool->zones[kind];
+  for (struct zone *zone = pool->zones; zone; zone = zone->next) {
     for (struct segment *segment = zone->segments, *next; segment; segment = next) {
       next = segment->next;
       segment_destroy(cache, segment);
     }
     for (int queue = 0; queue < N_QUEUES; queue++)
       free(zone->bins[queue]);
-    *zone = (struct zone){.pool = pool, .kind = (enum zone_kind)kind};
   }
+  pool->zones = NULL;
 }

@@ -141,7 +141,7 @@ void lade_cache_guard_keep(lade_cache *cache, struct block *block)
 {
   struct freed *freed = &cache->freed[block->address / UNIT_BYTES % N_FREED];
   *freed = (struct freed){block->address, block->place, block->free_place};
-  lade_cache_trace_add(cache, LADE_CACHE_FREE_REQUESTED, block);
+  lade_cache_trace_add(cache, block->segment->zone->shard, LADE_CACHE_FREE_REQUESTED, block);
   lade_cache_pending_add(cache, block);
   block->state = BLOCK_QUARANTINE;
   block->next = NULL;
@@ -181,11 +181,11 @@ int lade_cache_get_finding(lade_cache *cache, int index, struct lade_error *ret_
 {
   if (!atomic_load(cache->is_alive))
     return -EPERM;
-  lade_lock_take(&cache->lock);
+  lade_cache_lock_all(cache);
   quarantine_poison(cache);
   int code = index >= 0 && index < N_FINDINGS && (uint64_t)index < cache->stats.n_findings ? 0 : -ENOENT;
   if (!code)
     *ret_finding = cache->findings[index];
-  lade_lock_give(&cache->lock);
+  lade_cache_unlock_all(cache);
   return code;
 }

@@ -2,16 +2,42 @@
 /*
  * The caching allocator from inside. Private to src/alloc/.
  *
- * A cache has pools (the common one and private ones), a pool two zones by size of block, a zone segments. A
- * segment is a reserved range of addresses, tiled from end to end by blocks, which know their neighbours. A block is
- * live, freed but still used by other queues (waiting), kept back (quarantined), free, or a hole. Under a hole
- * no chunk is mapped, under every other block all are; holes are whole chunks. Free neighbours are one block unless
- * they are free for different queues; holes that touch are one.
+ * A cache has pools (the common one and private ones), a pool zones, a zone segments. A segment is a reserved range of
+ * addresses, tiled from end to end by blocks, which know their neighbours. A block is live, freed but still used by
+ * other queues (waiting), kept back (quarantined), free, or a hole. Under a hole no chunk is mapped, under every other
+ * block all are; holes are whole chunks. Free neighbours are one block unless they are free for different queues; holes
+ * that touch are one.
  *
- * Files: cache.c the public calls and the ladder; cache_blocks.c blocks, bins and the index of addresses;
- * cache_chunks.c segments and chunks; cache_queues.c who may use what when; cache_stats.c numbers and trace;
- * cache_report.c what to do when it is out; cache_guard.c the sanitizer; cache_share.c memory of other processes;
- * cache_snapshot.c the pickle; cache_check.c the recount. One lock guards all of it.
+ * Shards. Each queue has a shard with a lock: two zones of the common pool, one for small blocks and one for large, and
+ * what belongs to them: descriptors, the index of live blocks, counters, a ring of the trace. A block's segment says
+ * whose shard it is in, whichever queue it is for, and a map from addresses to shards tells a free, without a lock.
+ * Private pools have one zone each, in the shard of the host's blocks.
+ *
+ * An allocation that finds its place in its queue's own zones, and a free of a block that no other queue used, take one
+ * shard's lock and touch nothing that another shard's calls write. Everything else, the ladder, numbers, reports, takes
+ * all locks: the cache's own first, then the shards' by number. What is the cache's (queues, pools, chunks, segments,
+ * waits, the limit) changes with all of them and may be read with any one of them. So threads of different queues run
+ * side by side as long as nothing has to be asked of the whole, and the ladder sees one cache as if there were no
+ * shards: it searches the zones of all, and a shard that has nothing free borrows there.
+ *
+ * The peaks of sums are exact all the same. A shard's counter has a ceiling; the ceilings of all sum to no more than
+ * the peak. Below its own ceiling a counter rises without a look at the others: their sum cannot pass the peak. At
+ * it the call takes all locks and ceilings are dealt anew, or the peak rises. What must not fall without
+ * being seen, the bytes that are live (the rest of what is reserved is inactive, and has a peak), has a floor likewise.
+ *
+ * Events of one shard are in the order of its ring. Those of several are in the order of the processor's ticks
+ * (base/ticks.h), which a cache that has used only one does not pay for.
+ *
+ * Rejected: caches of freed blocks in front of one locked heap, which sizes that never come again miss; a shard
+ * by thread, since a block's order is its queue's and threads move among queues; shards that share segments, since
+ * neighbours are cut and joined; one ring for the trace, or counters for all, with atomic adds: a line that all cores
+ * write costs each what the lock did.
+ *
+ * Files: cache.c the public calls and the ladder; cache_pools.c private pools; cache_shards.c locks, ceilings, the map
+ * of addresses; cache_blocks.c blocks, bins and the index of addresses; cache_chunks.c segments and chunks;
+ * cache_queues.c who may use what when; cache_stats.c numbers and trace; cache_report.c what to do when it is out;
+ * cache_guard.c the sanitizer; cache_share.c memory of other processes; cache_snapshot.c the pickle; cache_check.c the
+ * recount.
  */
 #ifndef LADE_CACHE_INTERNAL_H
 #define LADE_CACHE_INTERNAL_H
@@ -30,10 +56,14 @@
 #define MAX_SPAN_BYTES ((uint64_t)1 << 42)   /* of a segment: the largest bin holds it */
 #define N_FINDINGS 64
 #define N_MOVED 1024
+#define MAX_BORROWED 16
 #define INDEX_DIVISOR 2 /* at most this part of the index's buckets are blocks */
 
 enum block_state { BLOCK_LIVE, BLOCK_WAITING, BLOCK_QUARANTINE, BLOCK_FREE, BLOCK_HOLE };
 enum zone_kind { ZONE_SMALL, ZONE_LARGE, N_ZONES };
+
+/* Where a place is looked for: in the queue's own shard, in all, in all and where other queues still are. */
+enum reach { REACH_HOME, REACH_SHARDS, REACH_QUEUES };
 
 /* First what neighbours and lists look at, a cache line of it; then what only the block's own calls do. */
 struct block {
@@ -75,23 +105,61 @@ struct segment {
 
 struct zone {
   struct lade_cache_pool *pool;
+  struct shard *shard;
+  struct zone *next; /* of the pool */
   enum zone_kind kind;
   struct segment *segments;
   struct block *holes;
-  struct bins *bins[N_QUEUES]; /* made at the first free; [0]: free for everybody */
+  struct bins *bins[N_QUEUES]; /* made when first needed; [0]: free for everybody */
+};
+
+/* What is counted of live blocks, in each shard. */
+enum meter_kind {
+  METER_BLOCKS,
+  METER_REQUESTED,
+  METER_BYTES,
+  METER_FLOOR, /* METER_BYTES from below; nothing is counted here */
+  METER_TAG,   /* of the first tag: METER_BYTES by tag */
+  N_METERS = METER_TAG + LADE_CACHE_MAX_TAGS
+};
+
+struct meter {
+  uint64_t current, freed;
+  uint64_t ceiling; /* it rises to this without all locks; the sum over the shards is no more than the peak */
+};
+
+struct shard {
+  _Alignas(64) struct lade_lock lock;
+  int number; /* of its queue */
+  int n_unused;
+  struct block *unused; /* descriptors */
+  struct block **index; /* live blocks of its segments by address: chains */
+  uint64_t index_mask;
+  struct trace_entry *trace; /* ring */
+  uint64_t n_traced;
+  uint64_t n_alone; /* of these: before another shard had any */
+  int n_borrowed; /* requests that were served from other shards since the last that was served at home */
+  int n_crowded;  /* climbs of the ladder for which another thread had to be waited for, since chunks were created */
+  uint64_t floor_bytes; /* METER_BYTES falls to this without all locks */
+  struct meter meters[N_METERS];
+  struct zone zones[N_ZONES];
+  LADE_ARRAY(struct block *) slabs;
 };
 
 struct lade_cache_pool {
   struct lade_cache_pool *next;
-  struct zone zones[N_ZONES];
+  struct zone *zones; /* in order of creation */
+  struct zone own;    /* a private pool's only one */
   bool is_private;   /* its chunks stay where they are */
   bool is_shared;    /* and are of the kind that other processes can have */
   bool is_capturing;
 };
 
+/* Read without a lock to learn which one to take; what was read is looked at again with it. */
 struct queue_slot {
-  lade_queue *queue; /* NULL: unused */
+  _Atomic(lade_queue *) queue; /* NULL: unused */
   struct lade_cache_pool *pool;
+  _Atomic(struct shard *) shard; /* of its pool's zones */
 };
 
 /* A waiting block's use by a queue that was recorded. */
@@ -126,23 +194,22 @@ struct refusal {
   bool is_capturing;
 };
 
-/*
- * An event of the trace in half a cache line: many are written and few ever read. Its time counts from when the trace
- * began, with a sign, since clocks are put back.
- */
+/* An event of the trace in half a cache line: many are written and few ever read. */
 struct trace_entry {
-  uint64_t address, bytes;
+  uint64_t address;
+  uint64_t bytes; /* whole units; in the low bits action and tag */
   const char *place;
-  uint64_t stamp; /* microseconds, and in the low bits action, queue and tag */
+  uint64_t stamp; /* nanoseconds or ticks, and in the low bits the queue */
 };
 
 struct lade_cache {
-  struct lade_lock lock;
+  struct lade_lock lock; /* the first of all locks; alone it guards nothing */
   _Atomic int *is_alive; /* a page that is zero in a child of fork */
   lade_device *device;
   uint64_t chunk_bytes; /* of the chunks made here: some device chunks */
   uint64_t limit_bytes;
   uint32_t flags;
+  bool is_crowded;  /* some lock was taken when all were wanted */
   bool is_spilling; /* the owner's function runs, in this thread */
   pthread_t spiller;
   _Atomic uint32_t n_spilled; /* it has returned so often */
@@ -153,27 +220,27 @@ struct lade_cache {
   struct lade_cache_pool *pools; /* all, the common one last */
   int n_segments;
   struct queue_slot queues[N_QUEUES]; /* [0] is nobody's */
-  int n_queues;                       /* slots in use end here */
+  _Atomic int n_queues;               /* slots in use end here */
+  struct shard *shards[N_QUEUES];     /* NULL: its queue has not come yet */
+  _Atomic(_Atomic uint8_t *) *owners; /* which shard addresses are of; see cache_shards.c */
+  _Atomic uint64_t address_high;      /* of all of them */
+  int granule_shift;                  /* of the device's chunks */
   LADE_ARRAY(struct wait) waits; /* with room for n_recorded more */
   int n_recorded;                /* bits in the users of all blocks that are live or quarantined */
   LADE_ARRAY(lade_chunk *) spare; /* chunks that are mapped nowhere */
 
   LADE_ARRAY(struct share) shares;
 
-  struct block *unused; /* descriptors */
-  int n_unused;
-  LADE_ARRAY(struct block *) slabs;
-  struct block **index; /* live blocks by address: chains */
-  uint64_t index_mask;
-
   struct refusal refusal;
-  struct lade_cache_stats stats; /* what is current; the rest as lade_cache_stats_derive last left it */
+  struct lade_cache_stats stats; /* peaks; of live blocks the rest as lade_cache_stats_derive last left it */
   uint64_t n_pending, pending_bytes; /* of blocks that are waiting or quarantined */
   struct lade_cache_tag tags[LADE_CACHE_MAX_TAGS];
   int n_tags;
-  struct trace_entry *trace; /* ring */
-  uint64_t trace_mask, n_traced;
-  int64_t traced_from_us;
+  uint64_t n_trace_entries; /* of each shard's ring: a power of two, or 0 */
+  int64_t traced_from_ns;      /* the stamps of the shard that was alone count from here */
+  uint64_t together_from_ticks; /* those of all since then from here: two moments by two clocks */
+  int64_t together_from_ns;
+  int n_tracing; /* shards that have events: with one their order is known without a clock */
   uint16_t moved[N_MOVED]; /* how often requests had to move chunks; see cache_chunks.c */
   uint64_t high_bytes;     /* the most live, before peaks were reset */
 
@@ -184,21 +251,93 @@ struct lade_cache {
   struct lade_error *findings;
 };
 
+/* ---- cache.c ---- */
+
+/* Is this the owner's spill function calling? Called with all locks. */
+bool lade_cache_is_spiller(const lade_cache *cache);
+
+/* ---- cache_shards.c ---- */
+
+/* Make the shard of queue @number. -ENOMEM. Called with all locks, or before anybody has the cache. */
+int lade_cache_shard_create(lade_cache *cache, int number);
+void lade_cache_shards_free(lade_cache *cache);
+
+/* Has @shard borrowed so often that the next request is to be served at home? */
+static inline bool lade_cache_home_is_due(const struct shard *shard)
+{
+  return shard->n_borrowed >= MAX_BORROWED;
+}
+
+/* All locks. */
+void lade_cache_lock_all(lade_cache *cache);
+void lade_cache_unlock_all(lade_cache *cache);
+/* Give all locks back, sleep until @word is roused, and take them again. May return earlier. */
+void lade_cache_sleep_all(lade_cache *cache, _Atomic uint32_t *word);
+
+/* The slot of @queue, or NULL. Without a lock: a hint. */
+struct queue_slot *lade_cache_slot_find(lade_cache *cache, const lade_queue *queue);
+
+/* The map of addresses, none of which is anybody's, by granules of what the device maps. -ENOMEM. */
+int lade_cache_owners_create(lade_cache *cache, uint64_t granule_bytes);
+/* [address, +bytes) are of @shard from now on; NULL: nobody's. -ENOMEM. */
+int lade_cache_owner_set(lade_cache *cache, uint64_t address, uint64_t bytes, const struct shard *shard);
+/* The shard that @address belongs to, or NULL. Without its lock: a hint. */
+struct shard *lade_cache_owner_get(const lade_cache *cache, uint64_t address);
+
+/* The sum over all shards. Called with all locks. */
+uint64_t lade_cache_meter_sum(const lade_cache *cache, int meter);
+static inline uint64_t lade_cache_live_bytes(const lade_cache *cache)
+{
+  return lade_cache_meter_sum(cache, METER_BYTES);
+}
+/* Will the counters of @shard stay between floor and ceilings? */
+static inline bool lade_cache_meters_have_room(const struct shard *shard, int tag, uint64_t requested_bytes,
+                                               uint64_t bytes)
+{
+  const struct meter *meters = shard->meters;
+  return (meters[METER_BLOCKS].current + 1 <= meters[METER_BLOCKS].ceiling) &
+         (meters[METER_REQUESTED].current + requested_bytes <= meters[METER_REQUESTED].ceiling) &
+         (meters[METER_BYTES].current + bytes <= meters[METER_BYTES].ceiling) &
+         (meters[METER_TAG + tag].current + bytes <= meters[METER_TAG + tag].ceiling);
+}
+static inline bool lade_cache_meters_may_fall(const struct shard *shard, uint64_t bytes)
+{
+  return shard->meters[METER_BYTES].current >= shard->floor_bytes + bytes;
+}
+/* Make it so, by raising peaks where sums will. Called with all locks. */
+void lade_cache_meters_raise(lade_cache *cache, struct shard *shard, int tag, uint64_t requested_bytes,
+                             uint64_t bytes);
+void lade_cache_meters_lower(lade_cache *cache, struct shard *shard, uint64_t bytes);
+/* Peaks are what is now: so are ceilings and floors. */
+void lade_cache_meters_reset(lade_cache *cache);
+
+static inline void lade_cache_meter_add(struct meter *meter, uint64_t n)
+{
+  meter->current += n;
+  LADE_ASSERT(meter->current <= meter->ceiling);
+}
+static inline void lade_cache_meter_sub(struct meter *meter, uint64_t n)
+{
+  LADE_ASSERT(meter->current >= n);
+  meter->current -= n;
+  meter->freed += n;
+}
+
 /* ---- cache_blocks.c ---- */
 
-static inline bool lade_cache_index_has_room(const lade_cache *cache)
+static inline bool lade_cache_index_has_room(const struct shard *shard)
 {
-  return INDEX_DIVISOR * (cache->stats.allocation.current + 1) <= cache->index_mask;
+  return INDEX_DIVISOR * (shard->meters[METER_BLOCKS].current + 1) <= shard->index_mask;
 }
-bool lade_cache_blocks_grow(lade_cache *cache, int n);
+bool lade_cache_blocks_grow(struct shard *shard, int n);
 /* Have @n descriptors at hand, and room in the index for one more. False when memory is out. */
-static inline bool lade_cache_blocks_prepare(lade_cache *cache, int n)
+static inline bool lade_cache_blocks_prepare(struct shard *shard, int n)
 {
-  return (cache->n_unused >= n && lade_cache_index_has_room(cache)) || lade_cache_blocks_grow(cache, n);
+  return (shard->n_unused >= n && lade_cache_index_has_room(shard)) || lade_cache_blocks_grow(shard, n);
 }
 /* A descriptor, with whatever was in it. */
-struct block *lade_cache_block_take(lade_cache *cache);
-void lade_cache_block_drop(lade_cache *cache, struct block *block);
+struct block *lade_cache_block_take(struct shard *shard);
+void lade_cache_block_drop(struct shard *shard, struct block *block);
 
 /* Put a free block into its bin of its zone, or a hole into the zone's list; and take it out. */
 void lade_cache_list_add(struct zone *zone, struct block *block);
@@ -210,20 +349,20 @@ struct bins *lade_cache_bins_get(struct zone *zone, int queue);
 struct block *lade_cache_bins_find(const struct zone *zone, int queue, uint64_t bytes);
 
 /* Cut a block that is in no list in two; the second part is returned, in no list. Takes a descriptor. */
-struct block *lade_cache_block_cut(lade_cache *cache, struct block *block, uint64_t bytes);
+struct block *lade_cache_block_cut(struct block *block, uint64_t bytes);
 /* Append the next block, which is in no list, to @block; its descriptor is dropped. */
-void lade_cache_block_join(lade_cache *cache, struct block *block);
+void lade_cache_block_join(struct block *block);
 /* Join a free block or hole, in no list, with what fits on both sides, and put it into its list. */
 struct block *lade_cache_block_settle(lade_cache *cache, struct block *block);
 
-void lade_cache_index_add(lade_cache *cache, struct block *block);
+void lade_cache_index_add(struct shard *shard, struct block *block);
 /* What points to the live block at @address, which the removal wants; it is NULL when there is none. */
-struct block **lade_cache_index_find(const lade_cache *cache, uint64_t address);
-void lade_cache_index_remove(lade_cache *cache, struct block **link);
+struct block **lade_cache_index_find(const struct shard *shard, uint64_t address);
+void lade_cache_index_remove(struct block **link);
 
 /* ---- cache_queues.c ---- */
 
-/* The number of @queue, which gets one if it has none; 0 for NULL. -ENOSPC. */
+/* The number of @queue, which gets one and a shard if it has none; 0 for NULL. -ENOSPC, -ENOMEM. */
 int lade_cache_queue_number(lade_cache *cache, lade_queue *queue);
 /* The event after which everything submitted to the queue is done. */
 uint64_t lade_cache_queue_count(const lade_cache *cache, int queue);
@@ -253,10 +392,10 @@ void lade_cache_wait_all(lade_cache *cache);
 /* ---- cache_chunks.c ---- */
 
 /*
- * A free block of at least @bytes in no list, made by mapping chunks; blocks of other queues are used, too, when
- * @is_taking. -ENOMEM when the limit, the device or the heap refuses; then nothing is lost.
+ * A free block of at least @bytes in no list, made by mapping chunks in what is within @reach. -ENOMEM when the limit,
+ * the device or the heap refuses; then nothing is lost.
  */
-int lade_cache_place_build(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes, bool is_taking,
+int lade_cache_place_build(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes, enum reach reach,
                            struct block **ret_block);
 /*
  * By how many bytes the limit is too low for a block of @bytes, once all work is done: what the best window lacks, less
@@ -279,7 +418,6 @@ void lade_cache_shares_close(lade_cache *cache);
 
 /* ---- cache_stats.c ---- */
 
-/* What came in all is not counted: it is what there is and what went. */
 static inline void lade_cache_stat_add(struct lade_cache_stat *stat, uint64_t n)
 {
   stat->current += n;
@@ -294,6 +432,8 @@ static inline void lade_cache_stat_sub(struct lade_cache_stat *stat, uint64_t n)
   stat->freed += n;
 }
 
+/* What came in all of blocks is not counted: it is what there is and what went. */
+
 /* A block was freed that its queues still use, and it is nobody's any more. */
 static inline void lade_cache_pending_add(lade_cache *cache, const struct block *block)
 {
@@ -305,33 +445,25 @@ static inline void lade_cache_pending_sub(lade_cache *cache, const struct block 
   cache->n_pending--;
   cache->pending_bytes -= block->bytes;
 }
-/* Blocks became active, or free: peaks of what is derived. */
-static inline void lade_cache_active_note(lade_cache *cache)
-{
-  struct lade_cache_stats *stats = &cache->stats;
-  stats->active.peak = LADE_MAX(stats->active.peak, stats->allocation.current + cache->n_pending);
-  stats->active_bytes.peak = LADE_MAX(stats->active_bytes.peak, stats->allocated_bytes.current + cache->pending_bytes);
-}
-static inline void lade_cache_inactive_note(lade_cache *cache)
-{
-  struct lade_cache_stats *stats = &cache->stats;
-  uint64_t bytes = stats->reserved_bytes.current - stats->allocated_bytes.current - cache->pending_bytes;
-  stats->inactive_split_bytes.peak = LADE_MAX(stats->inactive_split_bytes.peak, bytes);
-}
-/* Make all of the statistics true. Called with the lock. */
+/* Blocks became free, or chunks came: a peak of what is derived. Called with all locks. */
+void lade_cache_inactive_note(lade_cache *cache);
+/* Make all of the statistics true. Called with all locks. */
 void lade_cache_stats_derive(lade_cache *cache);
 
-/* A ring for @n events or more; none for 0. -ENOMEM. */
-int lade_cache_trace_init(lade_cache *cache, uint64_t n);
-/* The event of number @i, which must still be in the ring. */
-struct lade_cache_event lade_cache_trace_get(const lade_cache *cache, uint64_t i);
-void lade_cache_trace_write(lade_cache *cache, enum lade_cache_action action, const struct block *block);
-static inline void lade_cache_trace_add(lade_cache *cache, enum lade_cache_action action, const struct block *block)
+/* From now on events are kept, @n or more of them; none for 0. */
+void lade_cache_trace_init(lade_cache *cache, uint64_t n);
+/* How many events there are, and the last @n of them, oldest first. Called with all locks. */
+uint64_t lade_cache_trace_count(const lade_cache *cache);
+void lade_cache_trace_copy(const lade_cache *cache, struct lade_cache_event *ret_events, uint64_t n);
+void lade_cache_trace_write(lade_cache *cache, struct shard *shard, enum lade_cache_action action,
+                            const struct block *block);
+static inline void lade_cache_trace_add(lade_cache *cache, struct shard *shard, enum lade_cache_action action,
+                                        const struct block *block)
 {
-  if (cache->trace)
-    lade_cache_trace_write(cache, action, block);
+  if (shard->trace)
+    lade_cache_trace_write(cache, shard, action, block);
 }
-void lade_cache_trace_chunk(lade_cache *cache, enum lade_cache_action action, uint64_t address);
+void lade_cache_trace_chunk(lade_cache *cache, struct shard *shard, enum lade_cache_action action, uint64_t address);
 
 /* ---- cache_report.c ---- */
 

@@ -22,6 +22,26 @@
 
 #include "alloc/cache_internal.h"
 
+/* A new shard is locked like the others. Who finds the queue finds its shard and the rest of the slot. */
+static int slot_fill(lade_cache *cache, lade_queue *queue, int number)
+{
+  if (number == N_QUEUES)
+    return -ENOSPC;
+  if (!cache->shards[number]) {
+    int error = lade_cache_shard_create(cache, number);
+    if (error)
+      return error;
+    lade_lock_take(&cache->shards[number]->lock);
+  }
+  struct queue_slot *slot = &cache->queues[number];
+  slot->pool = &cache->common;
+  atomic_store_explicit(&slot->shard, cache->shards[number], memory_order_relaxed);
+  atomic_store_explicit(&slot->queue, queue, memory_order_release);
+  if (number == cache->n_queues)
+    cache->n_queues++;
+  return number;
+}
+
 int lade_cache_queue_number(lade_cache *cache, lade_queue *queue)
 {
   if (!queue)
@@ -33,12 +53,7 @@ int lade_cache_queue_number(lade_cache *cache, lade_queue *queue)
     if (!cache->queues[i].queue && !vacant)
       vacant = i;
   }
-  if (!vacant && cache->n_queues == N_QUEUES)
-    return -ENOSPC;
-  if (!vacant)
-    vacant = cache->n_queues++;
-  cache->queues[vacant] = (struct queue_slot){.queue = queue, .pool = &cache->common};
-  return vacant;
+  return slot_fill(cache, queue, vacant ? vacant : cache->n_queues);
 }
 
 uint64_t lade_cache_queue_count(const lade_cache *cache, int queue)
@@ -82,7 +97,7 @@ static void block_free_for_queue(lade_cache *cache, struct block *block, enum la
   if (action == LADE_CACHE_FREE_COMPLETED)
     lade_cache_pending_sub(cache, block);
   lade_cache_inactive_note(cache);
-  lade_cache_trace_add(cache, action, block);
+  lade_cache_trace_add(cache, block->segment->zone->shard, action, block);
   block->state = BLOCK_FREE;
   lade_cache_block_settle(cache, block);
 }
@@ -131,7 +146,7 @@ void lade_cache_block_release(lade_cache *cache, struct block *block, bool is_at
   if (!is_at_once)
     return;
   lade_cache_pending_add(cache, block);
-  lade_cache_trace_add(cache, LADE_CACHE_FREE_REQUESTED, block);
+  lade_cache_trace_add(cache, block->segment->zone->shard, LADE_CACHE_FREE_REQUESTED, block);
 }
 
 static void wait_remove(lade_cache *cache, int i)
@@ -225,8 +240,8 @@ static bool zone_sweep(lade_cache *cache, struct zone *zone)
 bool lade_cache_sweep(lade_cache *cache, struct lade_cache_pool *pool)
 {
   bool is_changed = false;
-  for (int i = 0; i < N_ZONES; i++)
-    is_changed |= zone_sweep(cache, &pool->zones[i]);
+  for (struct zone *zone = pool->zones; zone; zone = zone->next)
+    is_changed |= zone_sweep(cache, zone);
   return is_changed;
 }
 
@@ -235,7 +250,7 @@ void lade_cache_wait_all(lade_cache *cache)
   lade_queue *queues[N_QUEUES];
   uint64_t counts[N_QUEUES];
   int n = 0;
-  lade_lock_take(&cache->lock);
+  lade_cache_lock_all(cache);
   for (int i = 1; i < cache->n_queues; i++) {
     if (!cache->queues[i].queue)
       continue;
@@ -243,7 +258,7 @@ void lade_cache_wait_all(lade_cache *cache)
     counts[n++] = lade_cache_queue_count(cache, i);
   }
   cache->stats.n_host_waits++;
-  lade_lock_give(&cache->lock);
+  lade_cache_unlock_all(cache);
   for (int i = 0; i < n; i++)
     lade_queue_sync(queues[i], counts[i]);
 }

@@ -54,8 +54,8 @@ static bool block_would_do(const lade_cache *cache, const struct block *live, ui
 static const struct block *block_in_the_way(const lade_cache *cache, uint64_t bytes, uint64_t shortfall_bytes)
 {
   const struct block *best = NULL;
-  for (int kind = 0; kind < N_ZONES; kind++)
-    for (const struct segment *segment = cache->common.zones[kind].segments; segment; segment = segment->next)
+  for (const struct zone *zone = cache->common.zones; zone; zone = zone->next)
+    for (const struct segment *segment = zone->segments; segment; segment = segment->next)
       for (const struct block *block = segment->first; block; block = block->after)
         if (block->state == BLOCK_LIVE && (!best || block->bytes < best->bytes) &&
             block_would_do(cache, block, bytes, shortfall_bytes))
@@ -80,7 +80,7 @@ static void refusal_note(lade_cache *cache, const struct lade_cache_request *req
   struct refusal *refusal = &cache->refusal;
   uint64_t shortfall_bytes = zone->pool->is_capturing ? 0 : lade_cache_shortfall(cache, zone, bytes);
   for (int kind = 0; kind < N_ZONES && !zone->pool->is_private; kind++) /* it may lie in any */
-    shortfall_bytes = LADE_MIN(shortfall_bytes, lade_cache_shortfall(cache, &zone->pool->zones[kind], bytes));
+    shortfall_bytes = LADE_MIN(shortfall_bytes, lade_cache_shortfall(cache, &zone->shard->zones[kind], bytes));
   const struct block *block = zone->pool->is_private ? NULL : block_in_the_way(cache, bytes, shortfall_bytes);
   *refusal = (struct refusal){
       .is_capturing = zone->pool->is_capturing,
@@ -115,13 +115,14 @@ int lade_cache_refuse(lade_cache *cache, const struct lade_cache_request *reques
 {
   char asked[16], live[16], reserved[16], limit[16], idle[16], most[16], remedy[192];
   const struct lade_cache_stats *stats = &cache->stats;
+  lade_cache_stats_derive(cache);
   const struct lade_cache_tag *tag = &cache->tags[largest_tag(cache)];
   cache->stats.num_ooms++;
   const struct block refused = {.address = cache->limit_bytes - stats->reserved_bytes.current,
                                 .bytes = bytes,
                                 .tag = (uint8_t)request->tag,
                                 .free_place = request->place};
-  lade_cache_trace_add(cache, LADE_CACHE_OOM, &refused);
+  lade_cache_trace_add(cache, zone->shard, LADE_CACHE_OOM, &refused);
   refusal_note(cache, request, zone, bytes);
   remedy_format(&cache->refusal, remedy, sizeof(remedy));
   return lade_error_set(
@@ -176,6 +177,14 @@ static int owner_compare_place(const void *a, const void *b)
   return strcmp(((const struct owner *)a)->place, ((const struct owner *)b)->place);
 }
 
+static int owners_add(const struct shard *shard, struct owner *owners, int n)
+{
+  for (uint64_t i = 0; shard && i <= shard->index_mask; i++)
+    for (const struct block *block = shard->index[i]; block; block = block->namesake)
+      owners[n++] = (struct owner){place_name(block->place), block->bytes};
+  return n;
+}
+
 /* Live bytes by place, the most first. Returns how many places; the caller frees the array. -ENOMEM. */
 static int owners_collect(const lade_cache *cache, struct owner **ret_owners)
 {
@@ -183,9 +192,8 @@ static int owners_collect(const lade_cache *cache, struct owner **ret_owners)
   int n = 0, n_places = 0;
   if (!owners)
     return -ENOMEM;
-  for (uint64_t i = 0; i <= cache->index_mask; i++)
-    for (const struct block *block = cache->index[i]; block; block = block->namesake)
-      owners[n++] = (struct owner){place_name(block->place), block->bytes};
+  for (int i = 0; i < cache->n_queues; i++)
+    n = owners_add(cache->shards[i], owners, n);
   qsort(owners, (size_t)n, sizeof(*owners), owner_compare_place);
   for (int i = 0; i < n; i++) {
     if (n_places && strcmp(owners[n_places - 1].place, owners[i].place) == 0)
@@ -228,8 +236,8 @@ static struct free_sum free_sum_get(const lade_cache *cache)
 {
   struct free_sum sum = {0};
   for (const struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
-    for (int kind = 0; kind < N_ZONES; kind++)
-      for (const struct segment *segment = pool->zones[kind].segments; segment; segment = segment->next)
+    for (const struct zone *zone = pool->zones; zone; zone = zone->next)
+      for (const struct segment *segment = zone->segments; segment; segment = segment->next)
         for (const struct block *block = segment->first; block; block = block->after) {
           if (block->state == BLOCK_WAITING || block->state == BLOCK_QUARANTINE)
             sum.waiting_bytes += block->bytes;
@@ -265,6 +273,7 @@ static void refusal_print(const lade_cache *cache, struct page *page)
 static void page_fill(lade_cache *cache, struct page *page)
 {
   const struct lade_cache_stats *stats = &cache->stats;
+  lade_cache_stats_derive(cache);
   struct free_sum sum = free_sum_get(cache);
   uint64_t idle_bytes = lade_cache_idle_bytes(cache);
   uint64_t held_bytes = sum.free_bytes + (uint64_t)cache->spare.n * cache->chunk_bytes;
@@ -296,8 +305,8 @@ size_t lade_cache_report(lade_cache *cache, char *text, size_t text_bytes)
     text[0] = 0;
   if (!atomic_load(cache->is_alive))
     return 0;
-  lade_lock_take(&cache->lock);
+  lade_cache_lock_all(cache);
   page_fill(cache, &page);
-  lade_lock_give(&cache->lock);
+  lade_cache_unlock_all(cache);
   return page.n_bytes;
 }

@@ -61,9 +61,11 @@ int lade_cache_share_get(lade_cache *cache, const void *address, struct lade_cac
     return -EPERM;
   if (lade_struct_check("lade_cache_share", ret_share, NULL))
     return -EINVAL;
-  lade_lock_take(&cache->lock);
+  lade_cache_lock_all(cache);
   uint64_t guard_bytes = cache->flags & LADE_CACHE_SANITIZE ? GUARD_BYTES : 0;
-  const struct block *block = *lade_cache_index_find(cache, (uint64_t)(uintptr_t)address - guard_bytes);
+  uint64_t start = (uint64_t)(uintptr_t)address - guard_bytes;
+  const struct shard *shard = lade_cache_owner_get(cache, start);
+  const struct block *block = shard ? *lade_cache_index_find(shard, start) : NULL;
   int code = block && block->segment->zone->pool->is_shared ? 0 : -EINVAL;
   if (!code) {
     struct lade_cache_share share = share_describe(cache, block);
@@ -72,7 +74,7 @@ int lade_cache_share_get(lade_cache *cache, const void *address, struct lade_cac
     if (!code)
       lade_struct_fill("lade_cache_share", ret_share, &share, sizeof(share), NULL);
   }
-  lade_lock_give(&cache->lock);
+  lade_cache_unlock_all(cache);
   return code;
 }
 
@@ -128,7 +130,7 @@ int lade_cache_share_open(lade_cache *cache, const struct lade_cache_share *shar
       !descriptors)
     return -EINVAL;
   struct share made = {.bytes = own.chunk_bytes * (uint64_t)own.n_chunks};
-  lade_lock_take(&cache->lock);
+  lade_cache_lock_all(cache);
   int error = share_map(cache, &made, &own, descriptors);
   if (!error && !LADE_PUSH(&cache->shares, made))
     error = -ENOMEM;
@@ -136,7 +138,7 @@ int lade_cache_share_open(lade_cache *cache, const struct lade_cache_share *shar
     share_finish(cache, &made);
   else
     *ret_address = (void *)(uintptr_t)made.address;
-  lade_lock_give(&cache->lock);
+  lade_cache_unlock_all(cache);
   return error;
 }
 
@@ -145,7 +147,7 @@ int lade_cache_share_close(lade_cache *cache, void *address)
   if (!atomic_load(cache->is_alive))
     return -EPERM;
   int code = -EINVAL;
-  lade_lock_take(&cache->lock);
+  lade_cache_lock_all(cache);
   for (int i = 0; i < cache->shares.n && code; i++) {
     if (cache->shares.items[i].address != (uint64_t)(uintptr_t)address)
       continue;
@@ -153,7 +155,7 @@ int lade_cache_share_close(lade_cache *cache, void *address)
     cache->shares.items[i] = cache->shares.items[--cache->shares.n];
     code = 0;
   }
-  lade_lock_give(&cache->lock);
+  lade_cache_unlock_all(cache);
   return code;
 }
 

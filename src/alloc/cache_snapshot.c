@@ -193,8 +193,8 @@ static void put_segments(struct pickle *pickle, const lade_cache *cache)
   list_begin(pickle, "segments");
   for (const struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next) {
     uint64_t id = pool->is_private ? ++number : 0;
-    for (int kind = 0; kind < N_ZONES; kind++)
-      for (const struct segment *segment = pool->zones[kind].segments; segment; segment = segment->next)
+    for (const struct zone *zone = pool->zones; zone; zone = zone->next)
+      for (const struct segment *segment = zone->segments; segment; segment = segment->next)
         for (const struct block *block = segment->first; block;) {
           if (block->state == BLOCK_HOLE) {
             block = block->after;
@@ -237,16 +237,20 @@ static void put_history(struct pickle *pickle, const lade_cache *cache)
   };
   list_begin(pickle, "device_traces");
   put_op(pickle, "](");
-  uint64_t n = 0, kept = cache->trace ? LADE_MIN(cache->n_traced, cache->trace_mask + 1) : 0;
-  for (uint64_t i = cache->n_traced - kept; i < cache->n_traced; i++) {
-    const struct lade_cache_event event = lade_cache_trace_get(cache, i);
-    if (event.action == LADE_CACHE_FREE) {
-      put_event(pickle, cache, &event, "free_requested");
+  uint64_t n = 0, n_events = lade_cache_trace_count(cache);
+  struct lade_cache_event *events = calloc(n_events + 1, sizeof(*events));
+  pickle->is_broken |= !events;
+  if (events)
+    lade_cache_trace_copy(cache, events, n_events);
+  for (uint64_t i = 0; events && i < n_events; i++) {
+    if (events[i].action == LADE_CACHE_FREE) {
+      put_event(pickle, cache, &events[i], "free_requested");
       list_item(pickle, &n);
     }
-    put_event(pickle, cache, &event, names[event.action]);
+    put_event(pickle, cache, &events[i], names[events[i].action]);
     list_item(pickle, &n);
   }
+  free(events);
   put_op(pickle, "ee");
 }
 
@@ -278,11 +282,11 @@ int lade_cache_write_snapshot(lade_cache *cache, const char *path, struct lade_e
     return lade_error_set(error, -EPERM, "cache: this process is a fork of the one that the cache belongs to");
   struct pickle pickle = {0};
   put_op(&pickle, "\x80\x04}(");
-  lade_lock_take(&cache->lock);
+  lade_cache_lock_all(cache);
   put_segments(&pickle, cache);
   put_history(&pickle, cache);
   put_settings(&pickle, cache);
-  lade_lock_give(&cache->lock);
+  lade_cache_unlock_all(cache);
   put_op(&pickle, "u.");
   int code = pickle.is_broken ? lade_error_set(error, -ENOMEM, "cache: no host memory for a snapshot")
                               : lade_file_replace(path, pickle.bytes, pickle.n, error);

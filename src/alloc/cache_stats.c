@@ -2,12 +2,17 @@
 /*
  * What the caching allocator knows of itself: statistics, the ledger by tag, the trace.
  *
- * An allocation counts what is live and its peak, a free what went; cache_check.c recounts them. The rest follows when
+ * An allocation counts what is live in its shard, a free what went; cache_check.c recounts them. The rest follows when
  * somebody asks. What came in all is what there is and what went. Active blocks are those that live and those that
  * are pending, so active and live differ, and so do their peaks, only while something is pending.
  *
- * The trace is a ring of fixed size that is written in place: an entry costs a clock that is read from memory and half
- * a cache line.
+ * The trace is a ring of fixed size in each shard, written in place: an entry costs a clock and half a cache line. A
+ * reader merges the rings by their stamps and keeps the last so many of all, which are surely among the last so many of
+ * each. As long as one shard alone has events a stamp is the time of a clock that is read from memory and stands still
+ * for milliseconds. Since a second one has, stamps are the processor's ticks, which also tell what came first in two
+ * shards, and take 17 ns each, of waiting for what was begun before.
+ *
+ * Rejected: the system's exact clock, 40 ns; a counter for the events of all shards, which is a line that all write.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -15,90 +20,171 @@
 #include <time.h>
 
 #include "alloc/cache_internal.h"
+#include "base/ticks.h"
 
 #define AHEAD 16 /* entries: what comes is fetched early, or the lock would wait for it when it is given back */
 
-/* A stamp's low bits. */
+/* The low bits of an entry's bytes, which are whole units, and of its stamp. */
 #define TAG_BITS 6
+#define ACTION_BITS 3
 #define QUEUE_BITS 6
-#define ACTION_BITS 4
-#define META_BITS (TAG_BITS + QUEUE_BITS + ACTION_BITS)
-_Static_assert(LADE_CACHE_MAX_TAGS <= 1 << TAG_BITS && N_QUEUES <= 1 << QUEUE_BITS, "they fit a stamp");
+_Static_assert(LADE_CACHE_MAX_TAGS <= 1 << TAG_BITS && N_QUEUES <= 1 << QUEUE_BITS &&
+                   LADE_CACHE_OOM < 1 << ACTION_BITS && UNIT_BYTES == 1 << (TAG_BITS + ACTION_BITS),
+               "they fit");
 
 /* ---- trace ---- */
 
-static int64_t time_get(void)
+static int64_t time_get_ns(clockid_t clock)
 {
   struct timespec now;
-  clock_gettime(CLOCK_REALTIME_COARSE, &now);
-  return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+  clock_gettime(clock, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-int lade_cache_trace_init(lade_cache *cache, uint64_t n)
+void lade_cache_trace_init(lade_cache *cache, uint64_t n)
 {
   uint64_t n_entries = 1;
   while (n_entries < n)
     n_entries *= 2;
-  if (!n)
-    return 0;
-  cache->trace = calloc(n_entries, sizeof(*cache->trace));
-  cache->trace_mask = n_entries - 1;
-  cache->traced_from_us = time_get();
-  return cache->trace ? 0 : -ENOMEM;
+  cache->n_trace_entries = n ? n_entries : 0;
+  cache->traced_from_ns = time_get_ns(CLOCK_MONOTONIC_COARSE);
 }
 
-static struct trace_entry *entry_next(lade_cache *cache, enum lade_cache_action action, int queue, int tag)
+/*
+ * A shard's first event comes with all locks: there is no memory in it before. The second shard's ends the first's time
+ * alone.
+ */
+static void tracing_begin(lade_cache *cache)
 {
-  uint64_t time_us = (uint64_t)(time_get() - cache->traced_from_us);
-  struct trace_entry *entry = &cache->trace[cache->n_traced++ & cache->trace_mask];
-  __builtin_prefetch(&cache->trace[(cache->n_traced + AHEAD) & cache->trace_mask], 1);
-  entry->stamp = time_us << META_BITS | (uint64_t)action << (QUEUE_BITS + TAG_BITS) | (uint64_t)queue << TAG_BITS |
-                 (uint64_t)tag;
+  if (++cache->n_tracing != 2)
+    return;
+  for (int i = 0; i < N_QUEUES; i++)
+    if (cache->shards[i])
+      cache->shards[i]->n_alone = cache->shards[i]->n_traced;
+  cache->together_from_ticks = lade_ticks_now();
+  cache->together_from_ns = time_get_ns(CLOCK_MONOTONIC);
+}
+
+static struct trace_entry *entry_next(lade_cache *cache, struct shard *shard, int queue)
+{
+  uint64_t mask = cache->n_trace_entries - 1;
+  if (!shard->n_traced)
+    tracing_begin(cache);
+  uint64_t time = cache->n_tracing > 1 ? lade_ticks_now() - cache->together_from_ticks
+                                       : (uint64_t)(time_get_ns(CLOCK_MONOTONIC_COARSE) - cache->traced_from_ns);
+  struct trace_entry *entry = &shard->trace[shard->n_traced++ & mask];
+  __builtin_prefetch(&shard->trace[(shard->n_traced + AHEAD) & mask], 1);
+  entry->stamp = time << QUEUE_BITS | (uint64_t)queue;
   return entry;
 }
 
-void lade_cache_trace_write(lade_cache *cache, enum lade_cache_action action, const struct block *block)
+void lade_cache_trace_write(lade_cache *cache, struct shard *shard, enum lade_cache_action action,
+                            const struct block *block)
 {
-  struct trace_entry *entry = entry_next(cache, action, block->queue, block->tag);
+  struct trace_entry *entry = entry_next(cache, shard, block->queue);
   entry->address = block->address;
-  entry->bytes = block->bytes;
+  entry->bytes = block->bytes | (uint64_t)action << TAG_BITS | block->tag;
   entry->place = action == LADE_CACHE_ALLOC ? block->place : block->free_place;
 }
 
-void lade_cache_trace_chunk(lade_cache *cache, enum lade_cache_action action, uint64_t address)
+void lade_cache_trace_chunk(lade_cache *cache, struct shard *shard, enum lade_cache_action action, uint64_t address)
 {
-  if (!cache->trace)
+  if (!shard->trace)
     return;
-  struct trace_entry *entry = entry_next(cache, action, 0, 0);
+  struct trace_entry *entry = entry_next(cache, shard, 0);
   entry->address = address;
-  entry->bytes = cache->chunk_bytes;
+  entry->bytes = cache->chunk_bytes | (uint64_t)action << TAG_BITS;
   entry->place = NULL;
 }
 
-struct lade_cache_event lade_cache_trace_get(const lade_cache *cache, uint64_t i)
+/* How stamps become times since 1970. */
+struct trace_times {
+  int64_t alone_ns, together_ns; /* when stamps of either kind began */
+  double ns_per_tick;
+};
+
+static struct trace_times times_get(const lade_cache *cache)
 {
-  const struct trace_entry *entry = &cache->trace[i & cache->trace_mask];
+  uint64_t ticks = lade_ticks_now() - cache->together_from_ticks;
+  int64_t now_ns = time_get_ns(CLOCK_MONOTONIC), shift_ns = time_get_ns(CLOCK_REALTIME) - now_ns;
+  return (struct trace_times){cache->traced_from_ns + shift_ns, cache->together_from_ns + shift_ns,
+                              (double)(now_ns - cache->together_from_ns) / (double)LADE_MAX(ticks, 1)};
+}
+
+static struct lade_cache_event event_get(const struct trace_entry *entry, bool was_alone,
+                                         const struct trace_times *times)
+{
+  uint64_t time = entry->stamp >> QUEUE_BITS;
+  int64_t time_ns = was_alone ? times->alone_ns + (int64_t)time
+                             : times->together_ns + (int64_t)((double)time * times->ns_per_tick);
   return (struct lade_cache_event){
-      .action = (enum lade_cache_action)(entry->stamp >> (QUEUE_BITS + TAG_BITS) & ((1 << ACTION_BITS) - 1)),
-      .tag = (int)(entry->stamp & ((1 << TAG_BITS) - 1)),
+      .action = (enum lade_cache_action)(entry->bytes >> TAG_BITS & ((1 << ACTION_BITS) - 1)),
+      .tag = (int)(entry->bytes & ((1 << TAG_BITS) - 1)),
       .address = entry->address,
-      .bytes = entry->bytes,
-      .time_us = cache->traced_from_us + ((int64_t)entry->stamp >> META_BITS),
+      .bytes = entry->bytes / UNIT_BYTES * UNIT_BYTES,
+      .time_us = time_ns / 1000,
       .place = entry->place,
-      .queue = (int)(entry->stamp >> TAG_BITS & ((1 << QUEUE_BITS) - 1)),
+      .queue = (int)(entry->stamp & ((1 << QUEUE_BITS) - 1)),
   };
+}
+
+/* Did event @i come before any of another shard? */
+static bool is_alone(const lade_cache *cache, const struct shard *shard, uint64_t i)
+{
+  return cache->n_tracing < 2 || i < shard->n_alone;
+}
+
+/* What is newest of the first @left[i] events of each ring @i, of which the last n_trace_entries are kept. */
+static int newest_find(const lade_cache *cache, const uint64_t *left)
+{
+  int newest = -1;
+  uint64_t newest_stamp = 0;
+  for (int i = 0; i < cache->n_queues; i++) {
+    const struct shard *shard = cache->shards[i];
+    if (!left[i] || shard->n_traced - left[i] >= cache->n_trace_entries)
+      continue;
+    uint64_t at = left[i] - 1;
+    const struct trace_entry *entry = &shard->trace[at & (cache->n_trace_entries - 1)];
+    uint64_t stamp = is_alone(cache, shard, at) ? 0 : entry->stamp >> QUEUE_BITS;
+    if (newest >= 0 && stamp < newest_stamp)
+      continue;
+    newest = i;
+    newest_stamp = stamp;
+  }
+  return newest;
+}
+
+uint64_t lade_cache_trace_count(const lade_cache *cache)
+{
+  uint64_t n = 0;
+  for (int i = 0; i < cache->n_queues; i++)
+    n += cache->shards[i] ? LADE_MIN(cache->shards[i]->n_traced, cache->n_trace_entries) : 0;
+  return LADE_MIN(n, cache->n_trace_entries);
+}
+
+void lade_cache_trace_copy(const lade_cache *cache, struct lade_cache_event *ret_events, uint64_t n)
+{
+  struct trace_times times = times_get(cache);
+  uint64_t left[N_QUEUES] = {0};
+  for (int i = 0; i < cache->n_queues; i++)
+    left[i] = cache->shards[i]->n_traced;
+  while (n) {
+    int newest = newest_find(cache, left);
+    LADE_ASSERT(newest >= 0);
+    const struct shard *shard = cache->shards[newest];
+    uint64_t at = --left[newest];
+    ret_events[--n] = event_get(&shard->trace[at & (cache->n_trace_entries - 1)], is_alone(cache, shard, at), &times);
+  }
 }
 
 int lade_cache_get_trace(lade_cache *cache, struct lade_cache_event *ret_events, int n)
 {
   if (!atomic_load(cache->is_alive) || n <= 0)
     return 0;
-  lade_lock_take(&cache->lock);
-  uint64_t kept = cache->trace ? LADE_MIN(cache->n_traced, cache->trace_mask + 1) : 0;
-  uint64_t n_events = LADE_MIN(kept, (uint64_t)n);
-  for (uint64_t i = 0; i < n_events; i++)
-    ret_events[i] = lade_cache_trace_get(cache, cache->n_traced - n_events + i);
-  lade_lock_give(&cache->lock);
+  lade_cache_lock_all(cache);
+  uint64_t n_events = LADE_MIN(lade_cache_trace_count(cache), (uint64_t)n);
+  lade_cache_trace_copy(cache, ret_events, n_events);
+  lade_cache_unlock_all(cache);
   return (int)n_events;
 }
 
@@ -118,17 +204,29 @@ static void active_derive(struct lade_cache_stat *stat, const struct lade_cache_
   stat->freed = live->freed - n_pending;
 }
 
+/* Of live blocks; its peak is kept. */
+static void stat_sum(const lade_cache *cache, int meter, struct lade_cache_stat *stat)
+{
+  stat->current = stat->freed = 0;
+  for (int i = 0; i < cache->n_queues; i++) {
+    const struct shard *shard = cache->shards[i];
+    stat->current += shard ? shard->meters[meter].current : 0;
+    stat->freed += shard ? shard->meters[meter].freed : 0;
+  }
+  stat_derive(stat);
+}
+
 void lade_cache_stats_derive(lade_cache *cache)
 {
   struct lade_cache_stats *stats = &cache->stats;
   struct lade_cache_stat *inactive = &stats->inactive_split_bytes;
-  stat_derive(&stats->allocation);
-  stat_derive(&stats->segment);
-  stat_derive(&stats->requested_bytes);
-  stat_derive(&stats->allocated_bytes);
-  stat_derive(&stats->reserved_bytes);
+  stat_sum(cache, METER_BLOCKS, &stats->allocation);
+  stat_sum(cache, METER_REQUESTED, &stats->requested_bytes);
+  stat_sum(cache, METER_BYTES, &stats->allocated_bytes);
   for (int i = 0; i < cache->n_tags; i++)
-    stat_derive(&cache->tags[i].bytes);
+    stat_sum(cache, METER_TAG + i, &cache->tags[i].bytes);
+  stat_derive(&stats->segment);
+  stat_derive(&stats->reserved_bytes);
   active_derive(&stats->active, &stats->allocation, cache->n_pending);
   active_derive(&stats->active_bytes, &stats->allocated_bytes, cache->pending_bytes);
   inactive->current = stats->reserved_bytes.current - stats->active_bytes.current;
@@ -136,14 +234,21 @@ void lade_cache_stats_derive(lade_cache *cache)
   inactive->freed = stats->reserved_bytes.freed + stats->active_bytes.allocated;
 }
 
+void lade_cache_inactive_note(lade_cache *cache)
+{
+  struct lade_cache_stats *stats = &cache->stats;
+  uint64_t bytes = stats->reserved_bytes.current - lade_cache_live_bytes(cache) - cache->pending_bytes;
+  stats->inactive_split_bytes.peak = LADE_MAX(stats->inactive_split_bytes.peak, bytes);
+}
+
 int lade_cache_get_stats(lade_cache *cache, struct lade_cache_stats *ret_stats)
 {
   if (!atomic_load(cache->is_alive))
     return -EPERM;
-  lade_lock_take(&cache->lock);
+  lade_cache_lock_all(cache);
   lade_cache_stats_derive(cache);
   struct lade_cache_stats stats = cache->stats;
-  lade_lock_give(&cache->lock);
+  lade_cache_unlock_all(cache);
   return lade_struct_fill("lade_cache_stats", ret_stats, &stats, sizeof(stats), NULL);
 }
 
@@ -151,7 +256,7 @@ void lade_cache_reset_peaks(lade_cache *cache)
 {
   if (!atomic_load(cache->is_alive))
     return;
-  lade_lock_take(&cache->lock);
+  lade_cache_lock_all(cache);
   lade_cache_stats_derive(cache);
   struct lade_cache_stats *stats = &cache->stats;
   struct lade_cache_stat *all[] = {&stats->allocation,      &stats->active,         &stats->segment,
@@ -162,7 +267,8 @@ void lade_cache_reset_peaks(lade_cache *cache)
     all[i]->peak = all[i]->current;
   for (int i = 0; i < cache->n_tags; i++)
     cache->tags[i].bytes.peak = cache->tags[i].bytes.current;
-  lade_lock_give(&cache->lock);
+  lade_cache_meters_reset(cache);
+  lade_cache_unlock_all(cache);
 }
 
 /* ---- the ledger ---- */
@@ -173,7 +279,7 @@ int lade_cache_tag_add(lade_cache *cache, const char *name, int *ret_tag)
     return -EINVAL;
   if (!atomic_load(cache->is_alive))
     return -EPERM;
-  lade_lock_take(&cache->lock);
+  lade_cache_lock_all(cache);
   int tag = 0, code = 0;
   while (tag < cache->n_tags && strcmp(cache->tags[tag].name, name) != 0)
     tag++;
@@ -181,7 +287,7 @@ int lade_cache_tag_add(lade_cache *cache, const char *name, int *ret_tag)
     code = -ENOSPC;
   else if (tag == cache->n_tags)
     strcpy(cache->tags[cache->n_tags++].name, name);
-  lade_lock_give(&cache->lock);
+  lade_cache_unlock_all(cache);
   if (!code)
     *ret_tag = tag;
   return code;
@@ -191,11 +297,11 @@ int lade_cache_get_tag(lade_cache *cache, int tag, struct lade_cache_tag *ret_ta
 {
   if (!atomic_load(cache->is_alive))
     return -EPERM;
-  lade_lock_take(&cache->lock);
+  lade_cache_lock_all(cache);
   int code = tag >= 0 && tag < cache->n_tags ? 0 : -ENOENT;
   lade_cache_stats_derive(cache);
   if (!code)
     *ret_tag = cache->tags[tag];
-  lade_lock_give(&cache->lock);
+  lade_cache_unlock_all(cache);
   return code;
 }

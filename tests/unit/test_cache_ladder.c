@@ -43,6 +43,15 @@ static void hold(struct ladder *ladder, int i)
   lade_queue_launch(ladder->bed.queues[i], &(struct lade_work){.fn = nothing}, NULL);
 }
 
+/* Their blocks come from one pool, so that those of different queues lie side by side. */
+static void queues_join(struct ladder *ladder, uint64_t n_chunks)
+{
+  lade_cache_pool *pool = NULL;
+  assert_int_equal(lade_cache_pool_create(ladder->bed.cache, n_chunks * CHUNK, &pool), 0);
+  for (int i = 0; i < N_TEST_QUEUES; i++)
+    assert_int_equal(lade_cache_route(ladder->bed.cache, ladder->bed.queues[i], pool), 0);
+}
+
 static void *block_of(struct ladder *ladder, int i, uint64_t n_chunks)
 {
   return must_alloc(ladder->bed.cache, i < 0 ? NULL : ladder->bed.queues[i], n_chunks * CHUNK);
@@ -77,6 +86,7 @@ static void rungs_are(struct ladder *ladder, uint64_t moves, uint64_t events, ui
 static void what_is_done_is_joined_before_anything_else(void **state)
 {
   struct ladder ladder = ladder_open(state, NULL, NULL);
+  queues_join(&ladder, LIMIT_CHUNKS);
   void *first = block_of(&ladder, 0, 2), *second = block_of(&ladder, 1, 2);
   rungs_are(&ladder, 0, 0, 0, 0);
   must_free(ladder.bed.cache, first);
@@ -124,6 +134,7 @@ static void pending_blocks_are_taken_by_event(void **state)
 static void neighbours_of_different_queues_are_taken_together(void **state)
 {
   struct ladder ladder = ladder_open_to(state, 5, never, NULL);
+  queues_join(&ladder, 5);
   void *first = block_of(&ladder, 0, 2), *second = block_of(&ladder, 1, 2);
   block_of(&ladder, 0, 1); /* lives behind them: no hole is in reach */
   hold(&ladder, 0);

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Private pools: memory that stays where it is, for graphs that were captured with its addresses.
+ *
+ * A pool has one zone, for blocks of all sizes, so that what it reserved serves any of them. The zone is in the shard
+ * of the host's blocks: whoever allocates from private pools at once shares that lock. Queues are routed to a pool;
+ * their slots then name its shard instead of their own.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "alloc/cache_internal.h"
+
+/* A private pool has one zone, so that what it reserved serves any size. Build a place and give it straight back. */
+static int pool_fill(lade_cache *cache, struct lade_cache_pool *pool, uint64_t bytes)
+{
+  uint64_t whole_bytes = lade_align_up(bytes, cache->chunk_bytes);
+  if (!bytes)
+    return 0;
+  struct block *block = NULL;
+  int error = lade_cache_place_build(cache, &pool->own, 0, whole_bytes, REACH_HOME, &block);
+  if (!error)
+    lade_cache_block_settle(cache, block);
+  return error;
+}
+
+static int pool_create(lade_cache *cache, uint64_t bytes, bool is_shared, lade_cache_pool **ret_pool)
+{
+  if (!atomic_load(cache->is_alive))
+    return -EPERM;
+  struct lade_cache_pool *pool = calloc(1, sizeof(*pool));
+  if (!pool)
+    return -ENOMEM;
+  pool->own = (struct zone){.pool = pool, .shard = cache->shards[0], .kind = ZONE_LARGE};
+  pool->zones = &pool->own;
+  pool->is_private = true;
+  pool->is_shared = is_shared;
+  lade_cache_lock_all(cache);
+  pool->next = cache->pools;
+  cache->pools = pool;
+  int error = lade_cache_is_spiller(cache) ? -EDEADLK : pool_fill(cache, pool, bytes);
+  lade_cache_unlock_all(cache);
+  if (error) {
+    lade_cache_pool_destroy(cache, pool);
+    return error;
+  }
+  *ret_pool = pool;
+  return 0;
+}
+
+int lade_cache_pool_create(lade_cache *cache, uint64_t bytes, lade_cache_pool **ret_pool)
+{
+  return pool_create(cache, bytes, false, ret_pool);
+}
+
+int lade_cache_pool_create_shared(lade_cache *cache, uint64_t bytes, lade_cache_pool **ret_pool)
+{
+  struct lade_device_info info;
+  lade_device_get_info(cache->device, &info);
+  return info.is_dry ? -ENOTSUP : pool_create(cache, bytes, true, ret_pool);
+}
+
+static bool zone_is_idle(const struct zone *zone)
+{
+  for (const struct segment *segment = zone->segments; segment; segment = segment->next)
+    for (const struct block *block = segment->first; block; block = block->after)
+      if (block->state != BLOCK_FREE && block->state != BLOCK_HOLE)
+        return false;
+  return true;
+}
+
+/* Called with all locks. Its freed blocks may still be in use by their queues. */
+static int pool_leave(lade_cache *cache, struct lade_cache_pool *pool)
+{
+  lade_cache_waits_poll(cache);
+  if (cache->flags & LADE_CACHE_SANITIZE)
+    lade_cache_guard_drain(cache, true);
+  for (int i = 1; i < cache->n_queues; i++)
+    if (cache->queues[i].queue && cache->queues[i].pool == pool)
+      return -EBUSY;
+  if (!zone_is_idle(&pool->own))
+    return -EBUSY;
+  if (pool->is_capturing)
+    return -EBUSY;
+  lade_cache_sweep(cache, pool);
+  int error = lade_cache_pool_unmap(cache, pool);
+  if (pool->is_shared)
+    lade_cache_spare_release(cache);
+  if (error)
+    return -ENOMEM;
+  struct lade_cache_pool **link = &cache->pools;
+  while (*link != pool)
+    link = &(*link)->next;
+  *link = pool->next;
+  lade_cache_pool_clear(cache, pool);
+  return 0;
+}
+
+int lade_cache_pool_destroy(lade_cache *cache, lade_cache_pool *pool)
+{
+  if (!pool)
+    return 0;
+  if (!atomic_load(cache->is_alive))
+    return -EPERM;
+  lade_cache_wait_all(cache);
+  lade_cache_lock_all(cache);
+  int error = pool_leave(cache, pool);
+  lade_cache_unlock_all(cache);
+  if (!error)
+    free(pool);
+  return error;
+}
+
+int lade_cache_route(lade_cache *cache, lade_queue *queue, lade_cache_pool *pool)
+{
+  if (!atomic_load(cache->is_alive))
+    return -EPERM;
+  if (!queue)
+    return -EINVAL;
+  lade_cache_lock_all(cache);
+  int number = lade_cache_queue_number(cache, queue);
+  if (number > 0) {
+    cache->queues[number].pool = pool ? pool : &cache->common;
+    cache->queues[number].shard = pool ? pool->own.shard : cache->shards[number];
+  }
+  lade_cache_unlock_all(cache);
+  return number < 0 ? number : 0;
+}
+
+static int capture_set(lade_cache *cache, lade_cache_pool *pool, bool is_capturing)
+{
+  if (!atomic_load(cache->is_alive))
+    return -EPERM;
+  lade_cache_lock_all(cache);
+  int error = pool->is_capturing != is_capturing ? 0 : is_capturing ? -EALREADY : -EINVAL;
+  pool->is_capturing = is_capturing;
+  lade_cache_unlock_all(cache);
+  return error;
+}
+
+int lade_cache_capture_begin(lade_cache *cache, lade_cache_pool *pool)
+{
+  return capture_set(cache, pool, true);
+}
+
+int lade_cache_capture_end(lade_cache *cache, lade_cache_pool *pool)
+{
+  return capture_set(cache, pool, false);
+}
