@@ -77,6 +77,26 @@ void lade_cuda_get_error(lade_device *device, struct lade_error *error);
  */
 void lade_cuda_fail(lade_device *device, const struct lade_error *error);
 
+/* ---- graphs: work that is put on streams again and again ---- */
+
+typedef struct lade_cuda_graph lade_cuda_graph;
+
+/*
+ * Keep what @fn puts on a stream, to be launched later and as often as wanted; none of it runs now. @fn is called
+ * before this returns, and may put kernels and copies of pinned memory there, but neither wait nor take memory of the device.
+ * Arguments are kept as they are now; what they point to is read when the work runs. In the words of the call that
+ * failed: -ENOMEM, or as lade_cuda_get_error; nothing of that is the device's status. The caller destroys, before the
+ * device. Any thread; blocks while the device takes the graph.
+ */
+int lade_cuda_graph_create(lade_device *device, lade_cuda_enqueue_fn *fn, void *args, struct lade_error *error,
+                           lade_cuda_graph **ret_graph);
+
+/* None of its launches may be under way. NULL is allowed. */
+void lade_cuda_graph_destroy(lade_cuda_graph *graph);
+
+/* Submit all of it to @queue, a stream of its device, by one call of the driver; as lade_cuda_queue_enqueue. */
+void lade_cuda_graph_launch(lade_cuda_graph *graph, lade_queue *queue, struct lade_span *ret_span, uint64_t *ret_count);
+
 /* ---- functions that run on the device ---- */
 
 typedef struct lade_cuda_functions lade_cuda_functions;

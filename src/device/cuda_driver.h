@@ -29,6 +29,8 @@ typedef struct CUstream_st *cuda_stream;
 typedef struct CUevent_st *cuda_event;
 typedef struct CUmod_st *cuda_module;    /* CUmodule */
 typedef struct CUfunc_st *cuda_function; /* CUfunction */
+typedef struct CUgraph_st *cuda_graph;
+typedef struct CUgraphExec_st *cuda_graph_exec;
 typedef void cuda_host_fn(void *args);
 
 /* The results that mean something here. Others are passed on under the driver's own names. */
@@ -47,6 +49,7 @@ enum {
   CUDA_NVLINK_UNCORRECTABLE = 220,
   CUDA_FILE_NOT_FOUND = 301,
   CUDA_INVALID_HANDLE = 400,
+  CUDA_ILLEGAL_STATE = 401,
   CUDA_NOT_FOUND = 500,
   CUDA_NOT_READY = 600,
   CUDA_ILLEGAL_ADDRESS = 700,
@@ -55,6 +58,11 @@ enum {
   CUDA_LAUNCH_FAILED = 719,
   CUDA_NOT_SUPPORTED = 801,
   CUDA_DRIVER_MISMATCH = 803,
+  CUDA_CAPTURE_UNSUPPORTED = 900,
+  CUDA_CAPTURE_INVALIDATED = 901,
+  CUDA_CAPTURE_ISOLATION = 905,
+  CUDA_CAPTURED_EVENT = 907,
+  CUDA_CAPTURE_WRONG_THREAD = 908,
   CUDA_UNKNOWN = 999
 };
 
@@ -76,6 +84,7 @@ enum { CUDA_GRANULARITY_RECOMMENDED = 1, CUDA_MEMORY_PINNED = 1, CUDA_LOCATION_D
 enum { CUDA_ACCESS_READ_WRITE = 3 };
 enum { CUDA_STREAM_NON_BLOCKING = 1, CUDA_STREAM_WAIT_GEQ = 0 };
 enum { CUDA_EVENT_BLOCKING_SYNC = 1 };
+enum { CUDA_CAPTURE_THREAD_LOCAL = 1 }; /* other threads' calls are none of the capture's business */
 enum { CUDA_HOST_PORTABLE = 1 };
 enum { CUDA_FUNCTION_SHARED_MOST = 8 }; /* dynamic shared memory that a function's launches may ask for */
 
@@ -144,6 +153,13 @@ struct cuda_access {
   X(cuStreamWaitValue64, (cuda_stream stream, cuda_address at, uint64_t value, unsigned flags)) \
   X(cuStreamWriteValue64, (cuda_stream stream, cuda_address at, uint64_t value, unsigned flags)) \
   X(cuLaunchHostFunc, (cuda_stream stream, cuda_host_fn *fn, void *args)) \
+  X(cuStreamBeginCapture, (cuda_stream stream, int mode)) \
+  X(cuStreamEndCapture, (cuda_stream stream, cuda_graph *ret_graph)) \
+  X(cuGraphInstantiateWithFlags, (cuda_graph_exec *ret_exec, cuda_graph graph, unsigned long long flags)) \
+  X(cuGraphUpload, (cuda_graph_exec exec, cuda_stream stream)) \
+  X(cuGraphLaunch, (cuda_graph_exec exec, cuda_stream stream)) \
+  X(cuGraphDestroy, (cuda_graph graph)) \
+  X(cuGraphExecDestroy, (cuda_graph_exec exec)) \
   X(cuEventCreate, (cuda_event *ret_event, unsigned flags)) \
   X(cuEventDestroy, (cuda_event event)) \
   X(cuEventRecord, (cuda_event event, cuda_stream stream)) \

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What cuda.c (memory) and cuda_queue.c (streams) share. */
+/* What cuda.c (memory), cuda_queue.c (streams), cuda_graph.c and cuda_function.c share. */
 #ifndef LADE_CUDA_INTERNAL_H
 #define LADE_CUDA_INTERNAL_H
 

@@ -54,3 +54,17 @@ void lade_cuda_queue_enqueue(lade_queue *queue, lade_cuda_enqueue_fn *fn, void *
                              uint64_t *ret_count)
 {
 }
+
+int lade_cuda_graph_create(lade_device *device, lade_cuda_enqueue_fn *fn, void *args, struct lade_error *error,
+                           lade_cuda_graph **ret_graph)
+{
+  return lade_error_set(error, -ENODEV, "this build has no CUDA");
+}
+
+void lade_cuda_graph_destroy(lade_cuda_graph *graph)
+{
+}
+
+void lade_cuda_graph_launch(lade_cuda_graph *graph, lade_queue *queue, struct lade_span *ret_span, uint64_t *ret_count)
+{
+}

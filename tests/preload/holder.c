@@ -28,6 +28,7 @@ cuda_result cuGetExportTable(const void **ret_table, const void *id);
 cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags);
 cuda_result cuStreamBeginCapture_v2(cuda_stream stream, int mode);
 cuda_result cuStreamEndCapture(cuda_stream stream, void **ret_graph);
+cuda_result cuGraphDestroy(void *graph);
 cuda_result cuMemAddressReserve(cuda_address *ret_at, size_t bytes, size_t alignment, cuda_address hint,
                                 unsigned long long flags);
 cuda_result cuMemExportToShareableHandle(void *ret_handle, cuda_memory memory, int type, unsigned long long flags);
@@ -190,6 +191,7 @@ static void pools_take(void)
   DO(CALL(cuStreamBeginCapture_v2)(stream, 0));
   DO(CALL(cuMemAllocAsync)(&at, 64 * MIB, stream)); /* a node of a graph: no memory yet */
   DO(CALL(cuStreamEndCapture)(stream, &graph));
+  DO(CALL(cuGraphDestroy)(graph));
 }
 
 static void host_take(void)

@@ -86,6 +86,8 @@ cuda_result standin_enter(const char *function, bool wants_context)
     result = CUDA_NOT_INITIALIZED;
   if (!result && wants_context)
     result = context ? context->broken : CUDA_INVALID_CONTEXT;
+  if (!result)
+    result = standin_capture_refuses(function);
   pthread_mutex_unlock(&standin.lock);
   return result;
 }

@@ -11,7 +11,7 @@
 
 #include "base/base.h"
 #include "cuda_on_cpu_run.h"
-#include "standin_internal.h"
+#include "stream_internal.h"
 
 EXPORT cuda_result cuModuleLoad(cuda_module *ret_module, const char *file);
 EXPORT cuda_result cuModuleUnload(cuda_module module);
@@ -118,6 +118,9 @@ cuda_result cuLaunchKernel(cuda_function function, unsigned grid_x, unsigned gri
   if (!grid_x || !grid_y || !grid_z || !block_x || block_y != 1 || block_z != 1 || block_x % 32 ||
       grid_y > UINT16_MAX || grid_z > UINT16_MAX || shared_bytes > function->shared_bytes || extra)
     return CUDA_INVALID_VALUE;
+  result = standin_capture_check(stream, true);
+  if (result)
+    return result;
   size_t args_bytes = function->kernel->args_bytes;
   struct kernel_call *call = malloc(sizeof(*call) + args_bytes);
   LADE_ASSERT(call);

@@ -54,11 +54,13 @@ void standin_give_back(int device, uint64_t bytes);
 void standin_blocks_end(cuda_context context);
 bool standin_is_block(uint64_t address, uint64_t bytes); /* lock held */
 bool standin_is_capturing(cuda_stream stream);
+/* What @function answers because this thread captures, and it may not be called then. Lock held. */
+cuda_result standin_capture_refuses(const char *function);
 cuda_context standin_stream_context(cuda_stream stream); /* of the default stream: the current one */
 
 /*
- * Run @fn on the stream's behalf, as the device would; @args are freed, whether it ran or not. The stand-in for
- * cuBLASLt calls it, too.
+ * Run @fn on the stream's behalf, as the device would; @args are freed, whether it ran or not. While the stream is
+ * captured it is for the graph, which runs it with the same @args each time. The stand-in for cuBLASLt calls it, too.
  */
 EXPORT void standin_put_call(cuda_stream stream, cuda_host_fn *fn, void *args);
 

@@ -12,7 +12,7 @@
 #include <time.h>
 
 #include "base/base.h"
-#include "standin_internal.h"
+#include "stream_internal.h"
 
 #define POLL_NS 20000 /* between two looks at a word */
 
@@ -22,10 +22,6 @@ EXPORT cuda_result cuMemsetD8Async(cuda_address at, unsigned char value, size_t 
 EXPORT cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags);
 EXPORT cuda_result cuStreamDestroy_v2(cuda_stream stream);
 EXPORT cuda_result cuStreamGetCtx(cuda_stream stream, cuda_context *ret_context);
-EXPORT cuda_result cuStreamBeginCapture_v2(cuda_stream stream, int mode);
-EXPORT cuda_result cuStreamEndCapture(cuda_stream stream, void **ret_graph);
-EXPORT cuda_result cuStreamIsCapturing(cuda_stream stream, int *ret_status);
-EXPORT cuda_result cuStreamIsCapturing_ptsz(cuda_stream stream, int *ret_status);
 EXPORT cuda_result cuStreamSynchronize(cuda_stream stream);
 EXPORT cuda_result cuStreamWaitEvent(cuda_stream stream, cuda_event event, unsigned flags);
 EXPORT cuda_result cuStreamWaitValue64_v2(cuda_stream stream, cuda_address at, uint64_t value, unsigned flags);
@@ -36,43 +32,6 @@ EXPORT cuda_result cuEventDestroy_v2(cuda_event event);
 EXPORT cuda_result cuEventRecord(cuda_event event, cuda_stream stream);
 EXPORT cuda_result cuEventSynchronize(cuda_event event);
 EXPORT cuda_result cuEventElapsedTime(float *ret_ms, cuda_event start, cuda_event end);
-
-struct CUevent_st {
-  int n_refs; /* the owner and every piece of work that names it */
-  uint64_t n_recorded, n_happened;
-  int64_t ns; /* when it happened last */
-};
-
-enum piece_kind {
-  PIECE_COPY,
-  PIECE_SET,
-  PIECE_HOST,
-  PIECE_CALL,
-  PIECE_RECORD,
-  PIECE_WAIT_EVENT,
-  PIECE_WAIT_WORD,
-  PIECE_WRITE_WORD,
-  PIECE_STOP
-};
-
-struct piece {
-  enum piece_kind kind;
-  uint64_t dst, src, bytes;
-  unsigned char value;
-  cuda_host_fn *fn;
-  void *args;
-  cuda_event event;
-  uint64_t count; /* of the event, or of the word */
-  struct piece *next;
-};
-
-struct CUstream_st {
-  cuda_context context;
-  pthread_t thread;
-  struct piece *first, **last;
-  uint64_t n_put, n_run;
-  bool is_capturing; /* only what blocks.c does on it is part of the graph */
-};
 
 /* ---- running ---- */
 
@@ -162,11 +121,24 @@ static void piece_run(cuda_stream stream, struct piece *piece)
     standin_in_host_function(true);
     piece->fn(piece->args);
     standin_in_host_function(false);
-  } else if (piece->kind == PIECE_CALL) {
-    if (work_begin(stream))
-      piece->fn(piece->args);
-    free(piece->args);
+  } else if (piece->kind == PIECE_CALL && work_begin(stream)) {
+    piece->fn(piece->args);
+  } else if (piece->kind == PIECE_GRAPH) {
+    for (struct piece *node = piece->graph->first; node; node = node->next)
+      piece_run(stream, node);
   }
+}
+
+/* What a piece holds, once it has run or will not. Lock held. */
+void standin_piece_free(struct piece *piece)
+{
+  if (piece->event)
+    event_unref(piece->event);
+  if (piece->kind == PIECE_CALL)
+    free(piece->args);
+  if (piece->graph)
+    standin_nodes_unref(piece->graph);
+  free(piece);
 }
 
 static void *stream_main(void *arg)
@@ -188,9 +160,7 @@ static void *stream_main(void *arg)
       event_wait(piece->event, piece->count, stream->context);
     else if (piece->kind == PIECE_RECORD)
       event_happen(piece->event, piece->count);
-    if (piece->event)
-      event_unref(piece->event);
-    free(piece);
+    standin_piece_free(piece);
     stream->n_run++;
     pthread_cond_broadcast(&standin.changed);
   }
@@ -200,20 +170,24 @@ static void *stream_main(void *arg)
 
 /* ---- submitting ---- */
 
-/* Lock held. */
+/* On the stream, or while it is captured in its graph. Lock held. */
 static void piece_put_locked(cuda_stream stream, const struct piece *piece)
 {
   struct piece *own = malloc(sizeof(*own));
   LADE_ASSERT(own);
   *own = *piece;
   own->next = NULL;
+  if (stream->capture.nodes) {
+    standin_nodes_add(stream->capture.nodes, own);
+    return;
+  }
   *stream->last = own;
   stream->last = &own->next;
   stream->n_put++;
   pthread_cond_broadcast(&standin.changed);
 }
 
-static void piece_put(cuda_stream stream, const struct piece *piece)
+void standin_piece_put(cuda_stream stream, const struct piece *piece)
 {
   pthread_mutex_lock(&standin.lock);
   piece_put_locked(stream, piece);
@@ -222,7 +196,7 @@ static void piece_put(cuda_stream stream, const struct piece *piece)
 
 void standin_put_call(cuda_stream stream, cuda_host_fn *fn, void *args)
 {
-  piece_put(stream, &(struct piece){.kind = PIECE_CALL, .fn = fn, .args = args});
+  standin_piece_put(stream, &(struct piece){.kind = PIECE_CALL, .fn = fn, .args = args});
 }
 
 /* Wait for all that is on the stream now. Returns what its context answers. */
@@ -239,11 +213,13 @@ static cuda_result stream_drain(cuda_stream stream)
 
 cuda_result cuMemcpyAsync(cuda_address dst, cuda_address src, size_t bytes, cuda_stream stream)
 {
+  bool is_pageable = standin_place(dst, bytes) == PLACE_PAGEABLE || standin_place(src, bytes) == PLACE_PAGEABLE;
   cuda_result result = standin_enter("cuMemcpyAsync", true);
+  if (!result)
+    result = standin_capture_check(stream, !is_pageable);
   if (result)
     return result;
-  piece_put(stream, &(struct piece){.kind = PIECE_COPY, .dst = dst, .src = src, .bytes = bytes});
-  bool is_pageable = standin_place(dst, bytes) == PLACE_PAGEABLE || standin_place(src, bytes) == PLACE_PAGEABLE;
+  standin_piece_put(stream, &(struct piece){.kind = PIECE_COPY, .dst = dst, .src = src, .bytes = bytes});
   return is_pageable ? stream_drain(stream) : 0;
 }
 
@@ -262,7 +238,9 @@ cuda_result cuMemsetD8Async(cuda_address at, unsigned char value, size_t n, cuda
 {
   cuda_result result = standin_enter("cuMemsetD8Async", true);
   if (!result)
-    piece_put(stream, &(struct piece){.kind = PIECE_SET, .dst = at, .bytes = n, .value = value});
+    result = standin_capture_check(stream, true);
+  if (!result)
+    standin_piece_put(stream, &(struct piece){.kind = PIECE_SET, .dst = at, .bytes = n, .value = value});
   return result;
 }
 
@@ -270,7 +248,9 @@ cuda_result cuLaunchHostFunc(cuda_stream stream, cuda_host_fn *fn, void *args)
 {
   cuda_result result = standin_enter("cuLaunchHostFunc", true);
   if (!result)
-    piece_put(stream, &(struct piece){.kind = PIECE_HOST, .fn = fn, .args = args});
+    result = standin_capture_check(stream, true);
+  if (!result)
+    standin_piece_put(stream, &(struct piece){.kind = PIECE_HOST, .fn = fn, .args = args});
   return result;
 }
 
@@ -294,7 +274,7 @@ cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags)
 
 cuda_result cuStreamDestroy_v2(cuda_stream stream)
 {
-  piece_put(stream, &(struct piece){.kind = PIECE_STOP});
+  standin_piece_put(stream, &(struct piece){.kind = PIECE_STOP});
   pthread_join(stream->thread, NULL);
   free(stream);
   standin_alive(-1);
@@ -314,7 +294,8 @@ cuda_result cuStreamGetCtx(cuda_stream stream, cuda_context *ret_context)
 
 cuda_result cuStreamSynchronize(cuda_stream stream)
 {
-  cuda_result result = stream_drain(stream);
+  cuda_result result = standin_capture_check(stream, false);
+  result = result ? result : stream_drain(stream);
   cuda_result injected = standin_enter("cuStreamSynchronize", true);
   return result ? result : injected;
 }
@@ -322,6 +303,8 @@ cuda_result cuStreamSynchronize(cuda_stream stream)
 cuda_result cuStreamWaitEvent(cuda_stream stream, cuda_event event, unsigned flags)
 {
   cuda_result result = standin_enter("cuStreamWaitEvent", true);
+  if (!result)
+    result = standin_capture_wait(stream, event);
   if (result)
     return result;
   pthread_mutex_lock(&standin.lock);
@@ -334,22 +317,26 @@ cuda_result cuStreamWaitEvent(cuda_stream stream, cuda_event event, unsigned fla
 cuda_result cuStreamWaitValue64_v2(cuda_stream stream, cuda_address at, uint64_t value, unsigned flags)
 {
   cuda_result result = standin_enter("cuStreamWaitValue64", true);
+  if (!result)
+    result = standin_capture_check(stream, false);
   if (result)
     return result;
   if (!standin.words || flags != CUDA_STREAM_WAIT_GEQ || standin_place(at, 8) != PLACE_PINNED)
     return CUDA_INVALID_VALUE;
-  piece_put(stream, &(struct piece){.kind = PIECE_WAIT_WORD, .dst = at, .count = value});
+  standin_piece_put(stream, &(struct piece){.kind = PIECE_WAIT_WORD, .dst = at, .count = value});
   return 0;
 }
 
 cuda_result cuStreamWriteValue64_v2(cuda_stream stream, cuda_address at, uint64_t value, unsigned flags)
 {
   cuda_result result = standin_enter("cuStreamWriteValue64", true);
+  if (!result)
+    result = standin_capture_check(stream, false);
   if (result)
     return result;
   if (!standin.words || flags || at % 8 || standin_place(at, 8) != PLACE_PINNED)
     return CUDA_INVALID_VALUE;
-  piece_put(stream, &(struct piece){.kind = PIECE_WRITE_WORD, .dst = at, .count = value});
+  standin_piece_put(stream, &(struct piece){.kind = PIECE_WRITE_WORD, .dst = at, .count = value});
   return 0;
 }
 
@@ -380,7 +367,10 @@ cuda_result cuEventDestroy_v2(cuda_event event)
 cuda_result cuEventRecord(cuda_event event, cuda_stream stream)
 {
   cuda_result result = standin_enter("cuEventRecord", true);
-  if (result)
+  if (!result)
+    result = standin_capture_check(stream, true);
+  event->is_captured = standin_is_capturing(stream); /* and marks a place in the graph, which nothing outside has */
+  if (result || event->is_captured)
     return result;
   pthread_mutex_lock(&standin.lock);
   event->n_refs++;
@@ -392,6 +382,8 @@ cuda_result cuEventRecord(cuda_event event, cuda_stream stream)
 cuda_result cuEventSynchronize(cuda_event event)
 {
   cuda_context context = standin_context();
+  if (event->is_captured)
+    return CUDA_CAPTURED_EVENT;
   if (context) {
     pthread_mutex_lock(&standin.lock);
     event_wait(event, event->n_recorded, context);
@@ -413,36 +405,4 @@ cuda_result cuEventElapsedTime(float *ret_ms, cuda_event start, cuda_event end)
   *ret_ms = (float)((double)(end->ns - start->ns) / 1e6);
   pthread_mutex_unlock(&standin.lock);
   return result;
-}
-
-/* ---- capture ---- */
-
-bool standin_is_capturing(cuda_stream stream)
-{
-  return stream && stream->is_capturing;
-}
-
-cuda_result cuStreamBeginCapture_v2(cuda_stream stream, int mode)
-{
-  cuda_result result = standin_enter("cuStreamBeginCapture", true);
-  stream->is_capturing = !result;
-  return result;
-}
-
-cuda_result cuStreamEndCapture(cuda_stream stream, void **ret_graph)
-{
-  stream->is_capturing = false;
-  *ret_graph = NULL;
-  return standin_leave("cuStreamEndCapture");
-}
-
-cuda_result cuStreamIsCapturing(cuda_stream stream, int *ret_status)
-{
-  *ret_status = standin_is_capturing(stream);
-  return standin_enter("cuStreamIsCapturing", true);
-}
-
-cuda_result cuStreamIsCapturing_ptsz(cuda_stream stream, int *ret_status)
-{
-  return cuStreamIsCapturing(stream, ret_status);
 }

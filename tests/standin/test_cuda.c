@@ -4,6 +4,7 @@
  * call failing in turn, broken contexts, contexts and streams of the caller's.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -37,6 +38,13 @@ static struct {
   cuda_result (*context_get)(cuda_context *ret_context);
   cuda_result (*stream_create)(cuda_stream *ret_stream, unsigned flags);
   cuda_result (*stream_destroy)(cuda_stream stream);
+  cuda_result (*stream_wait)(cuda_stream stream);
+  cuda_result (*stream_wait_event)(cuda_stream stream, cuda_event event, unsigned flags);
+  cuda_result (*event_create)(cuda_event *ret_event, unsigned flags);
+  cuda_result (*event_destroy)(cuda_event event);
+  cuda_result (*event_record)(cuda_event event, cuda_stream stream);
+  cuda_result (*event_wait)(cuda_event event);
+  cuda_result (*host_function)(cuda_stream stream, cuda_host_fn *fn, void *args);
   cuda_result (*memory_set)(cuda_address at, unsigned char value, size_t n, cuda_stream stream);
 } standin;
 
@@ -53,6 +61,13 @@ static bool standin_find(void)
       {"cuCtxGetCurrent", &standin.context_get},
       {"cuStreamCreate", &standin.stream_create},
       {"cuStreamDestroy_v2", &standin.stream_destroy},
+      {"cuStreamSynchronize", &standin.stream_wait},
+      {"cuStreamWaitEvent", &standin.stream_wait_event},
+      {"cuEventCreate", &standin.event_create},
+      {"cuEventDestroy_v2", &standin.event_destroy},
+      {"cuEventRecord", &standin.event_record},
+      {"cuEventSynchronize", &standin.event_wait},
+      {"cuLaunchHostFunc", &standin.host_function},
       {"cuMemsetD8Async", &standin.memory_set},
   };
   return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted));
@@ -148,6 +163,7 @@ struct session {
   lade_chunk *chunk;
   lade_chunk *shared, *imported;
   lade_queue *queues[4];
+  lade_cuda_graph *graph;
   void *host; /* pinned */
 };
 
@@ -161,9 +177,14 @@ static uint64_t *session_word(const struct session *s)
 
 static int set_bytes(void *stream, void *arg)
 {
-  struct session *s = arg;
-  cuda_result result = standin.memory_set(s->at + CHUNK, 0x5a, 4096, stream);
-  return result ? result : lade_cuda_stream_write(s->device, stream, session_word(s), WORD);
+  const struct session *s = arg;
+  return standin.memory_set(s->at + CHUNK, 0x5a, 4096, stream);
+}
+
+static int set_word(void *stream, void *arg)
+{
+  const struct session *s = arg;
+  return lade_cuda_stream_write(s->device, stream, session_word(s), WORD);
 }
 
 /* A chunk and what another process would have of it. */
@@ -217,8 +238,8 @@ static void count_up(void *args)
 }
 
 /*
- * Work on every kind of queue, each after the one before; none begins before all are submitted. Returns the device's
- * status.
+ * Work on every kind of queue, each after the one before; none begins before all are submitted. The first of it is in
+ * the graph. Returns the device's status.
  */
 static int session_work(struct session *s, int *n_runs)
 {
@@ -227,14 +248,15 @@ static int session_work(struct session *s, int *n_runs)
   uint64_t count = 0;
   memset(s->host, 0, HOST_BYTES);
   lade_queue_wait(compute, s->queues[3], 1);
-  lade_cuda_queue_enqueue(compute, set_bytes, s, NULL, &count);
+  lade_cuda_graph_launch(s->graph, compute, NULL, NULL);
+  lade_cuda_queue_enqueue(compute, set_word, s, NULL, &count);
   lade_queue_wait(to_host, compute, count);
   lade_queue_copy(to_host, &(struct lade_copy){s->host, at, 4096, 0, NULL}, &count);
   lade_queue_wait(host, to_host, count);
   lade_queue_copy(host, &(struct lade_copy){(char *)s->host + 4096, s->host, 4096, 0, NULL}, &count);
   lade_queue_wait(compute, host, count);
   lade_queue_launch(compute, &(struct lade_work){count_up, n_runs, 0, NULL}, &count);
-  assert_int_equal(count, 2);
+  assert_int_equal(count, 3);
   lade_queue_signal(s->queues[3], 1);
   return lade_queue_sync(compute, count);
 }
@@ -243,6 +265,7 @@ static void session_finish(struct session *s)
 {
   for (int i = 0; i < 4; i++)
     lade_queue_destroy(s->queues[i]);
+  lade_cuda_graph_destroy(s->graph);
   if (s->host)
     lade_device_unpin(s->device, s->host, HOST_BYTES);
   lade_device_chunk_release(s->device, s->imported);
@@ -265,6 +288,8 @@ static int session_play(struct session *s, struct lade_error *error)
     status = session_share(s);
   if (!status)
     status = session_queues(s);
+  if (!status)
+    status = lade_cuda_graph_create(s->device, set_bytes, s, error, &s->graph);
   if (!status)
     status = session_work(s, &n_runs);
   if (s->device && lade_device_status(s->device))
@@ -348,6 +373,136 @@ static void any_driver_call_may_fail_and_nothing_leaks(void **state)
   assert_true(n_met > 100);
 }
 
+/* ---- graphs ---- */
+
+/* What a capture is given, and what it saw. */
+struct captured {
+  lade_device *device;
+  cuda_event event;
+  int n_runs;
+  int other_status;
+};
+
+static int put_count(void *stream, void *arg)
+{
+  struct captured *captured = arg;
+  return standin.host_function(stream, count_up, &captured->n_runs);
+}
+
+static int pinned_try(lade_device *device)
+{
+  void *at = aligned_alloc(4096, 4096);
+  int status = at ? lade_device_pin(device, at, 4096) : -ENOMEM;
+  if (!status)
+    lade_device_unpin(device, at, 4096);
+  free(at);
+  return status;
+}
+
+static void *other_main(void *arg)
+{
+  struct captured *captured = arg;
+  captured->other_status = pinned_try(captured->device);
+  return NULL;
+}
+
+/* Another thread takes memory while this one captures. */
+static int put_beside_other(void *stream, void *arg)
+{
+  pthread_t other;
+  assert_int_equal(pthread_create(&other, NULL, other_main, arg), 0);
+  pthread_join(other, NULL);
+  return put_count(stream, arg);
+}
+
+static int put_and_wait(void *stream, void *arg)
+{
+  return standin.stream_wait(stream);
+}
+
+/* Nobody says so until the capture ends. */
+static int put_and_take(void *stream, void *arg)
+{
+  struct captured *captured = arg;
+  assert_int_not_equal(pinned_try(captured->device), 0);
+  return 0;
+}
+
+static int put_outside_event(void *stream, void *arg)
+{
+  struct captured *captured = arg;
+  return standin.stream_wait_event(stream, captured->event, 0);
+}
+
+static int put_inside_event(void *stream, void *arg)
+{
+  struct captured *captured = arg;
+  return standin.event_record(captured->event, stream);
+}
+
+static int event_make(void *arg)
+{
+  struct captured *captured = arg;
+  return standin.event_create(&captured->event, 0);
+}
+
+static int event_use(void *arg)
+{
+  struct captured *captured = arg;
+  cuda_result result = standin.event_wait(captured->event);
+  standin.event_destroy(captured->event);
+  return result;
+}
+
+static void a_graph_runs_when_it_is_launched(void **state)
+{
+  struct captured captured = {.device = must_open(), .other_status = -1};
+  lade_queue *queue = NULL;
+  lade_cuda_graph *graph = NULL;
+  uint64_t count = 0;
+  assert_int_equal(lade_queue_create(captured.device, LADE_QUEUE_COMPUTE, &queue), 0);
+  assert_int_equal(lade_cuda_graph_create(captured.device, put_beside_other, &captured, NULL, &graph), 0);
+  assert_int_equal(captured.other_status, 0); /* the other thread was not refused, and spoiled nothing */
+  assert_int_equal(captured.n_runs, 0);
+  for (int i = 1; i <= 3; i++) {
+    lade_cuda_graph_launch(graph, queue, NULL, &count);
+    assert_int_equal(lade_queue_sync(queue, count), 0);
+    assert_int_equal(captured.n_runs, i);
+  }
+  lade_queue_destroy(queue);
+  lade_cuda_graph_destroy(graph);
+  lade_device_close(captured.device);
+  assert_int_equal(standin.live(), 0);
+}
+
+static void a_capture_that_fails_is_no_failure_of_the_device(void **state)
+{
+  const struct {
+    lade_cuda_enqueue_fn *fn;
+    const char *words;
+  } cases[] = {
+      {put_and_wait, "(900)"}, {put_and_take, "cuStreamEndCapture"}, {put_outside_event, "(905)"}};
+  struct captured captured = {.device = must_open()};
+  assert_int_equal(lade_cuda_call(captured.device, event_make, &captured), 0);
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    lade_cuda_graph *graph = NULL;
+    struct lade_error error = {0};
+    assert_int_equal(lade_cuda_graph_create(captured.device, cases[i].fn, &captured, &error, &graph), -EIO);
+    assert_non_null(strstr(error.text, cases[i].words));
+    assert_null(graph);
+    assert_int_equal(lade_device_status(captured.device), 0);
+    assert_int_equal(lade_cuda_graph_create(captured.device, put_count, &captured, &error, &graph), 0);
+    lade_cuda_graph_destroy(graph);
+  }
+  lade_cuda_graph *graph = NULL;
+  assert_int_equal(lade_cuda_graph_create(captured.device, put_inside_event, &captured, NULL, &graph), 0);
+  lade_cuda_graph_destroy(graph);
+  assert_int_equal(lade_cuda_call(captured.device, event_use, &captured), CUDA_CAPTURED_EVENT);
+  assert_int_equal(captured.n_runs, 0);
+  lade_device_close(captured.device);
+  assert_int_equal(standin.live(), 0);
+}
+
 /* ---- broken contexts ---- */
 
 static void a_broken_context_ends_waiting_and_keeps_its_first_error(void **state)
@@ -368,7 +523,7 @@ static void a_broken_context_ends_waiting_and_keeps_its_first_error(void **state
     assert_int_equal(session_play(&s, &error), cases[i].status);
     if (!strstr(error.text, cases[i].words))
       fail_msg("'%s' does not say '%s'", error.text, cases[i].words);
-    assert_true(lade_queue_poll(s.queues[0], 2)); /* the counters went on */
+    assert_true(lade_queue_poll(s.queues[0], 3)); /* the counters went on */
     assert_int_equal(lade_device_status(s.device), cases[i].status);
     session_finish(&s);
     assert_int_equal(standin.set("lose=0"), 0);
@@ -525,6 +680,8 @@ int main(void)
       cmocka_unit_test_setup(the_public_name_opens_the_gpu, calm),
       cmocka_unit_test_setup(work_moves_through_every_kind_of_queue, calm),
       cmocka_unit_test_setup(any_driver_call_may_fail_and_nothing_leaks, calm),
+      cmocka_unit_test_setup(a_graph_runs_when_it_is_launched, calm),
+      cmocka_unit_test_setup(a_capture_that_fails_is_no_failure_of_the_device, calm),
       cmocka_unit_test_setup(a_broken_context_ends_waiting_and_keeps_its_first_error, calm),
       cmocka_unit_test_setup(an_address_without_memory_is_an_error, calm),
       cmocka_unit_test_setup(current_contexts_stay_current, calm),

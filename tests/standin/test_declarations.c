@@ -30,6 +30,13 @@ SAME(CUDA_NOT_REGISTERED, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
 SAME(CUDA_LAUNCH_FAILED, CUDA_ERROR_LAUNCH_FAILED);
 SAME(CUDA_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED);
 SAME(CUDA_DRIVER_MISMATCH, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
+SAME(CUDA_ILLEGAL_STATE, CUDA_ERROR_ILLEGAL_STATE);
+SAME(CUDA_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+SAME(CUDA_CAPTURE_INVALIDATED, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+SAME(CUDA_CAPTURE_ISOLATION, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+SAME(CUDA_CAPTURED_EVENT, CUDA_ERROR_CAPTURED_EVENT);
+SAME(CUDA_CAPTURE_WRONG_THREAD, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+SAME(CUDA_CAPTURE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
 SAME(CUDA_UNKNOWN, CUDA_ERROR_UNKNOWN);
 
 SAME(CUDA_ATTRIBUTE_UNIFIED_ADDRESSING, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING);
@@ -89,6 +96,10 @@ typedef CUresult launch_fn(CUfunction, unsigned, unsigned, unsigned, unsigned, u
                            void **, void **);
 typedef CUresult load_fn(CUmodule *, const char *);
 typedef CUresult function_fn(CUfunction *, CUmodule, const char *);
+typedef CUresult capture_fn(CUstream, CUstreamCaptureMode);
+typedef CUresult end_fn(CUstream, CUgraph *);
+typedef CUresult instantiate_fn(CUgraphExec *, CUgraph, unsigned long long);
+typedef CUresult graph_fn(CUgraphExec, CUstream);
 #define TAKES(name, type) _Static_assert(__builtin_types_compatible_p(__typeof__(name), type), #name " is declared so")
 TAKES(cuMemMap, map_fn);
 TAKES(cuMemAddressReserve, reserve_fn);
@@ -103,6 +114,11 @@ TAKES(cuLaunchHostFunc, host_fn);
 TAKES(cuMemcpyAsync, copy_fn);
 TAKES(cuMemsetD8Async, set_fn);
 TAKES(cuLaunchKernel, launch_fn);
+TAKES(cuStreamBeginCapture, capture_fn);
+TAKES(cuStreamEndCapture, end_fn);
+TAKES(cuGraphInstantiateWithFlags, instantiate_fn);
+TAKES(cuGraphUpload, graph_fn);
+TAKES(cuGraphLaunch, graph_fn);
 TAKES(cuModuleLoad, load_fn);
 TAKES(cuModuleGetFunction, function_fn);
 

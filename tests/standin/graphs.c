@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The stand-in's captures and graphs. What is put on a stream that is captured runs never then, and each time that the
+ * graph is launched: in the order of the capture, with the arguments as they were.
+ *
+ * Strict as the driver is, with its results: a call that waits, takes memory or loads code in a thread that captures is
+ * refused (in every thread, if a capture is global), and makes the capture invalid; an invalid capture ends without a
+ * graph; it ends in the thread that began it; an event that was recorded in a capture cannot be waited for outside, nor
+ * one from outside within. Stricter than the driver: a capture is of one stream, none can join it, and no words
+ * are waited for or written in it.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "stream_internal.h"
+
+EXPORT cuda_result cuStreamBeginCapture_v2(cuda_stream stream, int mode);
+EXPORT cuda_result cuStreamEndCapture(cuda_stream stream, cuda_graph *ret_graph);
+EXPORT cuda_result cuStreamIsCapturing(cuda_stream stream, int *ret_status);
+EXPORT cuda_result cuStreamIsCapturing_ptsz(cuda_stream stream, int *ret_status);
+EXPORT cuda_result cuGraphInstantiateWithFlags(cuda_graph_exec *ret_exec, cuda_graph graph, unsigned long long flags);
+EXPORT cuda_result cuGraphUpload(cuda_graph_exec exec, cuda_stream stream);
+EXPORT cuda_result cuGraphLaunch(cuda_graph_exec exec, cuda_stream stream);
+EXPORT cuda_result cuGraphDestroy(cuda_graph graph);
+EXPORT cuda_result cuGraphExecDestroy(cuda_graph_exec exec);
+
+enum { MODE_GLOBAL, MODE_THREAD_LOCAL, MODE_RELAXED };
+
+struct CUgraph_st {
+  struct nodes *nodes;
+};
+
+struct CUgraphExec_st {
+  struct nodes *nodes;
+  bool is_uploaded;
+};
+
+static _Thread_local cuda_stream capturing_here; /* not if it is relaxed */
+static cuda_stream capturing_all;                /* the global one; behind the lock */
+
+/* ---- what captures hold ---- */
+
+void standin_nodes_add(struct nodes *nodes, struct piece *piece)
+{
+  *nodes->last = piece;
+  nodes->last = &piece->next;
+}
+
+void standin_nodes_unref(struct nodes *nodes)
+{
+  if (--nodes->n_refs > 0)
+    return;
+  for (struct piece *piece = nodes->first, *next; piece; piece = next) {
+    next = piece->next;
+    standin_piece_free(piece);
+  }
+  free(nodes);
+}
+
+static struct nodes *nodes_make(void)
+{
+  struct nodes *nodes = calloc(1, sizeof(*nodes));
+  LADE_ASSERT(nodes);
+  nodes->n_refs = 1;
+  nodes->last = &nodes->first;
+  return nodes;
+}
+
+static struct nodes *nodes_ref(struct nodes *nodes)
+{
+  pthread_mutex_lock(&standin.lock);
+  nodes->n_refs++;
+  pthread_mutex_unlock(&standin.lock);
+  return nodes;
+}
+
+static void nodes_unref(struct nodes *nodes)
+{
+  pthread_mutex_lock(&standin.lock);
+  standin_nodes_unref(nodes);
+  pthread_mutex_unlock(&standin.lock);
+}
+
+/* ---- what captures allow ---- */
+
+bool standin_is_capturing(cuda_stream stream)
+{
+  return stream && stream->capture.nodes;
+}
+
+cuda_result standin_capture_check(cuda_stream stream, bool is_allowed)
+{
+  if (!standin_is_capturing(stream))
+    return 0;
+  if (stream->capture.is_invalid)
+    return CUDA_CAPTURE_INVALIDATED;
+  stream->capture.is_invalid = !is_allowed;
+  return is_allowed ? 0 : CUDA_CAPTURE_UNSUPPORTED;
+}
+
+cuda_result standin_capture_wait(cuda_stream stream, cuda_event event)
+{
+  cuda_result result = standin_capture_check(stream, true);
+  if (result || event->is_captured == standin_is_capturing(stream))
+    return result;
+  if (event->is_captured)
+    return CUDA_CAPTURE_UNSUPPORTED;
+  stream->capture.is_invalid = true;
+  return CUDA_CAPTURE_ISOLATION;
+}
+
+cuda_result standin_capture_refuses(const char *function)
+{
+  static const char *const unsafe[] = {
+      "cuEventSynchronize", "cuMemAddressFree", "cuMemAddressReserve", "cuMemAlloc",  "cuMemCreate",
+      "cuMemHostAlloc",     "cuMemHostRegister", "cuMemMap",           "cuMemSetAccess", "cuMemcpy",
+      "cuModuleLoad"};
+  cuda_stream stream = capturing_here ? capturing_here : capturing_all;
+  if (!stream)
+    return 0;
+  for (size_t i = 0; i < LADE_COUNT(unsafe); i++) {
+    if (strcmp(function, unsafe[i]) == 0) {
+      stream->capture.is_invalid = true;
+      return CUDA_CAPTURE_UNSUPPORTED;
+    }
+  }
+  return 0;
+}
+
+/* ---- captures ---- */
+
+cuda_result cuStreamBeginCapture_v2(cuda_stream stream, int mode)
+{
+  cuda_result result = standin_enter("cuStreamBeginCapture", true);
+  if (result)
+    return result;
+  if (!stream)
+    return CUDA_CAPTURE_UNSUPPORTED;
+  if (standin_is_capturing(stream) || capturing_here)
+    return CUDA_ILLEGAL_STATE;
+  pthread_mutex_lock(&standin.lock);
+  stream->capture = (struct capture){.nodes = nodes_make(), .thread = pthread_self()};
+  capturing_here = mode == MODE_RELAXED ? NULL : stream;
+  capturing_all = mode == MODE_GLOBAL ? stream : capturing_all;
+  pthread_mutex_unlock(&standin.lock);
+  return 0;
+}
+
+/* The nodes of the capture that ends here. */
+static struct nodes *capture_end(cuda_stream stream)
+{
+  struct nodes *nodes = stream->capture.nodes;
+  pthread_mutex_lock(&standin.lock);
+  stream->capture.nodes = NULL;
+  capturing_here = capturing_here == stream ? NULL : capturing_here;
+  capturing_all = capturing_all == stream ? NULL : capturing_all;
+  pthread_mutex_unlock(&standin.lock);
+  return nodes;
+}
+
+cuda_result cuStreamEndCapture(cuda_stream stream, cuda_graph *ret_graph)
+{
+  *ret_graph = NULL;
+  if (!standin_is_capturing(stream))
+    return CUDA_ILLEGAL_STATE;
+  if (!pthread_equal(stream->capture.thread, pthread_self()))
+    return CUDA_CAPTURE_WRONG_THREAD;
+  struct nodes *nodes = capture_end(stream);
+  cuda_result result = standin_leave("cuStreamEndCapture");
+  if (!result && stream->capture.is_invalid)
+    result = CUDA_CAPTURE_INVALIDATED;
+  cuda_graph graph = result ? NULL : calloc(1, sizeof(*graph));
+  if (!graph) {
+    nodes_unref(nodes);
+    return result;
+  }
+  graph->nodes = nodes;
+  standin_alive(1);
+  *ret_graph = graph;
+  return 0;
+}
+
+cuda_result cuStreamIsCapturing(cuda_stream stream, int *ret_status)
+{
+  *ret_status = !standin_is_capturing(stream) ? 0 : stream->capture.is_invalid ? 2 : 1;
+  return standin_enter("cuStreamIsCapturing", true);
+}
+
+cuda_result cuStreamIsCapturing_ptsz(cuda_stream stream, int *ret_status)
+{
+  return cuStreamIsCapturing(stream, ret_status);
+}
+
+/* ---- graphs ---- */
+
+cuda_result cuGraphInstantiateWithFlags(cuda_graph_exec *ret_exec, cuda_graph graph, unsigned long long flags)
+{
+  cuda_result result = standin_enter("cuGraphInstantiateWithFlags", true);
+  if (result || flags)
+    return result ? result : CUDA_INVALID_VALUE;
+  cuda_graph_exec exec = calloc(1, sizeof(*exec));
+  LADE_ASSERT(exec);
+  exec->nodes = nodes_ref(graph->nodes);
+  standin_alive(1);
+  *ret_exec = exec;
+  return 0;
+}
+
+cuda_result cuGraphUpload(cuda_graph_exec exec, cuda_stream stream)
+{
+  cuda_result result = standin_enter("cuGraphUpload", true);
+  if (!result)
+    result = standin_capture_check(stream, false);
+  exec->is_uploaded = !result;
+  return result;
+}
+
+/* Stricter than the driver, which uploads at the first launch: that takes memory. */
+cuda_result cuGraphLaunch(cuda_graph_exec exec, cuda_stream stream)
+{
+  cuda_result result = standin_enter("cuGraphLaunch", true);
+  if (!result)
+    result = standin_capture_check(stream, false);
+  if (result || !exec->is_uploaded)
+    return result ? result : CUDA_INVALID_VALUE;
+  standin_piece_put(stream, &(struct piece){.kind = PIECE_GRAPH, .graph = nodes_ref(exec->nodes)});
+  return 0;
+}
+
+cuda_result cuGraphDestroy(cuda_graph graph)
+{
+  nodes_unref(graph->nodes);
+  free(graph);
+  standin_alive(-1);
+  return standin_leave("cuGraphDestroy");
+}
+
+cuda_result cuGraphExecDestroy(cuda_graph_exec exec)
+{
+  nodes_unref(exec->nodes);
+  free(exec);
+  standin_alive(-1);
+  return standin_leave("cuGraphExecDestroy");
+}
