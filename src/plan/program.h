@@ -14,6 +14,10 @@
  * LADE_COMM_LIST_MOST: it begins when the first may, whose waits and predicted time are those of all, and all of it
  * ends together.
  *
+ * A compute instruction is chained to the one before it on its queue where it waits for nothing and nobody waits for
+ * that one. So a chain may be submitted as one piece of work when its first instruction is, and end as one: what stands
+ * between its members in the list has no business with any of them but the first, before it, and the last, behind it.
+ *
  * An operand is a range of a buffer and the value it holds. A value is (tensor, microbatch, version):
  * recomputing or moving it keeps its identity, an op that works in place consumes one value and makes another,
  * a gradient's and a parameter's version counts what has been added or updated. A buffer is a range of one
@@ -180,6 +184,7 @@ struct lade_instr {
   uint8_t collective;    /* COLLECTIVE: enum lade_collective_kind */
   uint8_t axis;          /* COLLECTIVE, SEND, RECV: enum lade_axis, whose ranks take part */
   uint8_t is_joined;     /* COLLECTIVE: to the one before it in the list; see above */
+  uint8_t is_chained;    /* on the compute queue: to the one before it there; see above */
   int16_t microbatch;
   uint16_t n_operands;
   int32_t first_operand;
@@ -327,7 +332,8 @@ void lade_program_destroy(struct lade_program *program);
 /*
  * Prove @program (proof.c, independent of the builder): every read finds the version that it should in its
  * range, no two live ranges overlap, lifetimes cover all uses, waits order every hazard between queues, the
- * peak of each space is what the program states and within @budget_bytes, the cycle closes. Sets is_proved.
+ * peak of each space is what the program states and within @budget_bytes, the cycle closes, and nobody comes between
+ * the members of a chain. Sets is_proved.
  * -EINVAL with the first violation named: instruction, operand, value. O(n log n).
  */
 int lade_program_prove(struct lade_program *program, const uint64_t budget_bytes[LADE_N_SPACES],

@@ -171,6 +171,8 @@ int lade_program_prove(struct lade_program *program, const uint64_t budget_bytes
     status = proof_space(&proof, budget_bytes);
   if (!status)
     status = proof_walk(&proof);
+  if (!status)
+    status = proof_chains(&proof);
   free(proof.rank);
   free(proof.n_adds);
   free(proof.partial_at);

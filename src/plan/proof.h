@@ -7,6 +7,7 @@
  *   proof_ranks.c  the same of what several ranks do together, for form
  *   proof_space.c  live buffers do not overlap; peaks are as stated and within the budgets
  *   proof_walk.c   values, hazards between queues, and the cycle
+ *   proof_chains.c nobody comes between the members of a chain
  */
 #ifndef LADE_PROOF_H
 #define LADE_PROOF_H
@@ -32,6 +33,7 @@ int proof_space(struct proof *proof, const uint64_t *budget_bytes);
 /* Each buffer is sound by itself; form begins with it. */
 int proof_buffers(const struct proof *proof);
 int proof_walk(struct proof *proof);
+int proof_chains(struct proof *proof);
 
 /* Is it the instruction of an op of the graph? */
 bool proof_is_of_op(const struct lade_instr *instr);

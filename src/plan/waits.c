@@ -14,6 +14,9 @@
  *
  * A bundle of collectives begins at once: its first instruction waits for what any of them needs.
  *
+ * Compute instructions between which nobody waits, on either side, are then chained (program.h): what a GPU can be given
+ * at once without anything beginning later than it could.
+ *
  * O(operands * segments spanned + instructions * queues^2); a segment is never smaller than an operand's page.
  */
 #include <errno.h>
@@ -189,6 +192,33 @@ static void waits_reduce(struct lade_instr *instr, int32_t *needs, struct clock 
   }
 }
 
+static bool has_waits(const struct lade_instr *instr)
+{
+  bool has = false;
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    has = has || instr->waits[q] >= 0;
+  return has;
+}
+
+/* @is_awaited has room for a mark for each instruction. */
+static void chains_mark(struct lade_program *program, bool *is_awaited)
+{
+  int before = -1;
+  memset(is_awaited, 0, (size_t)program->n_instrs * sizeof(*is_awaited));
+  for (int at = 0; at < program->n_instrs; at++) {
+    for (int q = 0; q < LADE_N_QUEUES; q++) {
+      if (program->instrs[at].waits[q] >= 0)
+        is_awaited[program->instrs[at].waits[q]] = true;
+    }
+  }
+  for (int at = 0; at < program->n_instrs; at++) {
+    struct lade_instr *instr = &program->instrs[at];
+    const bool is_compute = instr->queue == LADE_Q_COMPUTE;
+    instr->is_chained = is_compute && before >= 0 && !is_awaited[before] && !has_waits(instr);
+    before = is_compute ? at : before;
+  }
+}
+
 int lade_program_order(struct lade_program *program)
 {
   struct space_map maps[LADE_N_SPACES] = {0};
@@ -215,6 +245,8 @@ int lade_program_order(struct lade_program *program)
     }
     last[instr->queue] = end - 1;
   }
+  if (!status) /* clocks have done their service, and are larger than marks */
+    chains_mark(program, (bool *)clocks);
   for (int space = 0; space < LADE_N_SPACES; space++)
     space_map_finish(&maps[space]);
   free(clocks);

@@ -156,6 +156,28 @@ static void bundles_are_of_what_is_alike_and_apart(void **state)
   }
 }
 
+/* A chain is as long as nobody waits, and no longer. */
+static void chains_end_where_somebody_waits(void **state)
+{
+  int n_chained = 0;
+  for (size_t i = 0; i < SCENE_N_SETTINGS; i += 3) {
+    struct scene s;
+    scene_init(&s, &scene_settings[i]);
+    for (int at = 0; at < s.program->n_instrs; at++) {
+      struct lade_instr *instr = &s.program->instrs[at];
+      n_chained += instr->is_chained;
+      if (instr->is_chained)
+        continue;
+      instr->is_chained = true;
+      assert_refused(s.program, "is chained");
+      instr->is_chained = false;
+    }
+    assert_int_equal(lade_program_prove(s.program, no_limit, NULL), 0);
+    scene_finish(&s);
+  }
+  assert_true(n_chained > 30);
+}
+
 /* A bundle moves what its collectives would move, and waits once. */
 static void bundles_move_the_same_bytes(void **state)
 {
@@ -183,6 +205,7 @@ int main(void)
       cmocka_unit_test(the_number_of_microbatches_has_limits),
       cmocka_unit_test(bundles_are_of_what_is_alike_and_apart),
       cmocka_unit_test(bundles_move_the_same_bytes),
+      cmocka_unit_test(chains_end_where_somebody_waits),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
