@@ -48,4 +48,11 @@ void lade_cuda_kernels_submit(const lade_cuda_kernels *kernels, lade_queue *queu
                               const void *args, const struct lade_step *step, struct lade_span *ret_span,
                               uint64_t *ret_count);
 
+/*
+ * In the enqueue function of a graph: put all launches of @kernel on @stream, as they are submitted otherwise. Returns
+ * the CUresult of the first that the driver refused; a product that the library refused is in @error alone.
+ */
+int lade_cuda_kernels_put(const lade_cuda_kernels *kernels, void *stream, enum lade_kernel kernel, const void *args,
+                          const struct lade_step *step, struct lade_error *error);
+
 #endif

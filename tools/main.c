@@ -96,14 +96,15 @@ static void process_prepare(void)
   signal(SIGXFSZ, SIG_IGN);
 }
 
-/* Kernels that do not exist would be all of them, and not what was meant. */
-static bool kernels_are_known(void)
+/* A choice that does not exist would be all of them, and not what was meant. */
+static bool choices_are_known(void)
 {
   static const struct {
     const char *variable, *choices[6], *words; /* the last choice is none */
   } table[] = {{"LADE_CPU", {"", "plain", "avx2", "avx512", "avx512_bf16"}, "plain, avx2, avx512 or avx512_bf16"},
                {"LADE_MATMUL", {"", "plain", "onednn"}, "plain or onednn"},
-               {"LADE_ATTENTION", {"", "plain"}, "plain"}};
+               {"LADE_ATTENTION", {"", "plain"}, "plain"},
+               {"LADE_CUDA_GRAPHS", {"", "0", "1"}, "0 or 1"}};
   for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
     const char *chosen = getenv(table[i].variable);
     bool is_known = !chosen;
@@ -121,7 +122,7 @@ static bool kernels_are_known(void)
 int main(int argc, char **argv)
 {
   process_prepare();
-  if (!kernels_are_known())
+  if (!choices_are_known())
     return LADE_EXIT_USAGE;
   if (argc < 2) {
     help_print(stderr);

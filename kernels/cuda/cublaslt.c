@@ -261,27 +261,28 @@ static cublaslt_status product_put(struct lade_cublaslt *lt, struct product *pro
                                     product->workspace_bytes, stream);
 }
 
-bool lade_cublaslt_run(struct lade_cublaslt *lt, void *stream, const struct lade_matmul_args *args)
+bool lade_cublaslt_run(struct lade_cublaslt *lt, void *stream, const struct lade_matmul_args *args,
+                       struct lade_error *error)
 {
   const struct kind kind = kind_get(args);
   uintptr_t bits = (uintptr_t)args->a | (uintptr_t)args->b | (uintptr_t)args->c | (uintptr_t)args->bias;
-  struct lade_error error = {0};
+  struct lade_error why = {0};
   if (lade_device_status(lt->device)) /* its context may not be current, and nothing would run */
     return true;
   pthread_mutex_lock(&lt->lock);
   struct product *product = product_get(lt, &kind);
   bool is_plain = product && (product->is_plain || bits % ALIGN_BYTES);
   if (lt->has_missed) {
-    lade_error_set(&error, -ENOMEM, "no memory for the descriptors of a matrix product");
+    lade_error_set(&why, -ENOMEM, "no memory for the descriptors of a matrix product");
   } else if (!is_plain) {
     if (!product->error.code)
       call_check(lt, product, "cublasLtMatmul", product_put(lt, product, stream, args));
-    error = product->error;
+    why = product->error;
   }
   pthread_mutex_unlock(&lt->lock);
-  if (error.code)
-    lade_cuda_fail(lt->device, &error);
-  return !is_plain || error.code;
+  if (why.code)
+    *error = why;
+  return !is_plain || why.code;
 }
 
 /* ---- opening ---- */

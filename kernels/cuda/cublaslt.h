@@ -33,10 +33,11 @@ size_t lade_cublaslt_workspace_bytes(lade_cublaslt *cublaslt, const struct lade_
 
 /*
  * In a lade_cuda_enqueue_fn, put the product on @stream. False if it is the plain kernel's. What the library refuses
- * is the device's status, in the library's words; on a device that has failed nothing is put. Any thread. Allocates
- * nothing for kinds that were asked for before.
+ * is in @error, in the library's words; on a device that has failed nothing is put. Any thread. Allocates nothing for
+ * kinds that were asked for before.
  */
-bool lade_cublaslt_run(lade_cublaslt *cublaslt, void *stream, const struct lade_matmul_args *args);
+bool lade_cublaslt_run(lade_cublaslt *cublaslt, void *stream, const struct lade_matmul_args *args,
+                       struct lade_error *error);
 
 /*
  * For measuring: from here on the products of @args' kind are computed by number @i of what the heuristic offers;

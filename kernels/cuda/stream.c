@@ -16,6 +16,7 @@
 
 struct lade_cuda_kernels {
   struct lade_kernels table;
+  lade_device *device;
   lade_cuda_functions *functions;
   struct lade_error note; /* why the table has no cuBLASLt */
 };
@@ -54,6 +55,7 @@ int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_
   lade_cuda_kernels *kernels = calloc(1, sizeof(*kernels));
   if (!kernels)
     return lade_error_set(error, -ENOMEM, "no memory for the GPU's kernels");
+  kernels->device = device;
   char found[PATH_MAX];
   lade_cuda_kernels_init(&kernels->table);
   if (is_plain("LADE_ATTENTION"))
@@ -101,6 +103,7 @@ struct submission {
   const struct lade_step *step;
   void *stream;
   int result; /* of the first launch that failed */
+  struct lade_error error; /* of the first product that the library refused */
 };
 
 static void launch_put(const struct lade_cuda_launcher *base, const struct lade_cuda_launch *launch,
@@ -110,24 +113,40 @@ static void launch_put(const struct lade_cuda_launcher *base, const struct lade_
   void *params[] = {(void *)(uintptr_t)launch->args, &step};
   const struct lade_cuda_grid grid = {.blocks = {launch->grid[0], launch->grid[1], launch->grid[2]},
                                       .n_threads = launch->n_threads, .shared_bytes = launch->shared_bytes};
-  if (!submission->result)
+  if (!submission->result && !submission->error.code)
     submission->result = lade_cuda_functions_launch(submission->kernels->functions, launch->place, submission->stream,
                                                     &grid, params);
 }
 
-/* What goes wrong in the library is the device's status. */
 static bool product_put(const struct lade_cuda_launcher *base, const struct lade_matmul_args *args)
 {
-  const struct submission *submission = (const struct submission *)base;
-  return submission->result || lade_cublaslt_run(submission->kernels->table.cublaslt, submission->stream, args);
+  struct submission *submission = (struct submission *)(uintptr_t)base;
+  return submission->result || submission->error.code ||
+         lade_cublaslt_run(submission->kernels->table.cublaslt, submission->stream, args, &submission->error);
 }
 
-static int submission_put(void *stream, void *args)
+static struct submission submission_make(const lade_cuda_kernels *kernels, enum lade_kernel kernel, const void *args,
+                                         const struct lade_step *step)
 {
-  struct submission *submission = args;
+  LADE_ASSERT(kernels->table.fn[kernel]);
+  return (struct submission){.base = {launch_put, kernels->table.cublaslt ? product_put : NULL}, .kernels = kernels,
+                             .kernel = kernel, .args = args, .step = step};
+}
+
+static void submission_put(struct submission *submission, void *stream)
+{
   const struct lade_kernel_ctx ctx = {.step = submission->step, .launcher = &submission->base};
   submission->stream = stream;
   submission->kernels->table.fn[submission->kernel](&ctx, submission->args);
+}
+
+/* What goes wrong in the library is the device's status. */
+static int submission_enqueue(void *stream, void *args)
+{
+  struct submission *submission = args;
+  submission_put(submission, stream);
+  if (submission->error.code)
+    lade_cuda_fail(submission->kernels->device, &submission->error);
   return submission->result;
 }
 
@@ -135,8 +154,16 @@ void lade_cuda_kernels_submit(const lade_cuda_kernels *kernels, lade_queue *queu
                               const void *args, const struct lade_step *step, struct lade_span *ret_span,
                               uint64_t *ret_count)
 {
-  struct submission submission = {.base = {launch_put, kernels->table.cublaslt ? product_put : NULL},
-                                  .kernels = kernels, .kernel = kernel, .args = args, .step = step};
-  LADE_ASSERT(kernels->table.fn[kernel]);
-  lade_cuda_queue_enqueue(queue, submission_put, &submission, ret_span, ret_count);
+  struct submission submission = submission_make(kernels, kernel, args, step);
+  lade_cuda_queue_enqueue(queue, submission_enqueue, &submission, ret_span, ret_count);
+}
+
+int lade_cuda_kernels_put(const lade_cuda_kernels *kernels, void *stream, enum lade_kernel kernel, const void *args,
+                          const struct lade_step *step, struct lade_error *error)
+{
+  struct submission submission = submission_make(kernels, kernel, args, step);
+  submission_put(&submission, stream);
+  if (submission.error.code)
+    *error = submission.error;
+  return submission.result;
 }

@@ -83,10 +83,10 @@ typedef struct lade_cuda_graph lade_cuda_graph;
 
 /*
  * Keep what @fn puts on a stream, to be launched later and as often as wanted; none of it runs now. @fn is called
- * before this returns, and may put kernels and copies of pinned memory there, but neither wait nor take memory of the device.
- * Arguments are kept as they are now; what they point to is read when the work runs. In the words of the call that
- * failed: -ENOMEM, or as lade_cuda_get_error; nothing of that is the device's status. The caller destroys, before the
- * device. Any thread; blocks while the device takes the graph.
+ * before this returns, and may put kernels and copies of pinned memory there, but neither wait nor take memory of the
+ * device. Arguments are kept as they are now; what they point to is read when the work runs. In the words of the call
+ * that failed: -ENOMEM, or as lade_cuda_get_error; nothing of that is the device's status. The caller destroys, before
+ * the device. Any thread; blocks while the device takes the graph.
  */
 int lade_cuda_graph_create(lade_device *device, lade_cuda_enqueue_fn *fn, void *args, struct lade_error *error,
                            lade_cuda_graph **ret_graph);

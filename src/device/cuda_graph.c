@@ -4,9 +4,9 @@
  *
  * Work is captured on a stream that is there for nothing else, so no queue notices, whatever becomes of the capture.
  * The capture is thread-local: calls that other threads make meanwhile, the caller's own and the queues' witnesses',
- * neither disturb it nor are refused on its account. A capture that was begun is ended in every case, as the stream would be
- * lost otherwise. What the graph needs of the device's memory it takes when it is made (cuGraphUpload), and not when it
- * is launched first.
+ * neither disturb it nor are refused on its account. A capture that was begun is ended in every case, as the stream
+ * would be lost otherwise. What the graph needs of the device's memory it takes when it is made (cuGraphUpload), and
+ * not when it is launched first.
  *
  * Rejected: capturing the queues' own streams. A capture that fails leaves what was put on them meanwhile undone, and a
  * stream that the caller brought may be in a capture of his own.

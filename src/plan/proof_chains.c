@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The proof's last part: chains (program.h). Whoever runs a program may begin all of a chain where its first
- * instruction stands, and says that any of it is done when the last is. The walk has shown that waits order every hazard; here it
- * is shown that none of them is lost: nothing in a chain waits but the first, and nobody waits for any but the last.
- * Linear.
+ * instruction stands, and says that any of it is done when the last is. The walk has shown that waits order every
+ * hazard; here it is shown that none of them is lost: nothing in a chain waits but the first, and nobody waits for any
+ * but the last. Linear.
  */
 #include <errno.h>
 #include <stdlib.h>

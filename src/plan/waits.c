@@ -14,8 +14,8 @@
  *
  * A bundle of collectives begins at once: its first instruction waits for what any of them needs.
  *
- * Compute instructions between which nobody waits, on either side, are then chained (program.h): what a GPU can be given
- * at once without anything beginning later than it could.
+ * Compute instructions between which nobody waits, on either side, are then chained (program.h): what a GPU can be
+ * given at once without anything beginning later than it could.
  *
  * O(operands * segments spanned + instructions * queues^2); a segment is never smaller than an operand's page.
  */

@@ -138,30 +138,6 @@ static void collective_submit(lade_executor *ex, struct bound_program *bound, in
   comms_check(ex, bound);
 }
 
-/* A kernel on its way to the device's own processors; after a failure an event without work. */
-static void kernel_submit(lade_executor *ex, struct bound_program *bound, int at)
-{
-  const struct call *call = &bound->calls[at];
-  lade_queue *queue = ex->queues[bound->program->instrs[at].queue];
-  if (call->kernel == CALL_NOTHING || atomic_load_explicit(&ex->failure, memory_order_relaxed))
-    lade_cuda_queue_enqueue(queue, NULL, NULL, &bound->spans[at], &bound->counts[at]);
-  else
-    lade_cuda_kernels_submit(ex->params.cuda_kernels, queue, (enum lade_kernel)call->kernel, call->args,
-                             executor_address(ex, bound->program, bound->program->step_on_device, 0),
-                             &bound->spans[at], &bound->counts[at]);
-}
-
-/* The step block to where kernels read it, before all of them. */
-static void step_block_submit(lade_executor *ex, const struct bound_program *bound)
-{
-  const struct lade_program *program = bound->program;
-  struct lade_step *host = executor_address(ex, program, program->step_on_host, 0);
-  const struct lade_copy copy = {.dst = executor_address(ex, program, program->step_on_device, 0), .src = host,
-                                 .bytes = sizeof(*host)};
-  *host = ex->step;
-  lade_queue_copy(ex->queues[LADE_Q_COMPUTE], &copy, NULL);
-}
-
 static void instr_submit(lade_executor *ex, struct bound_program *bound, int at)
 {
   const struct lade_instr *instr = &bound->program->instrs[at];
@@ -183,7 +159,7 @@ static void instr_submit(lade_executor *ex, struct bound_program *bound, int at)
     return;
   }
   if (ex->params.cuda_kernels && instr->queue == LADE_Q_COMPUTE) {
-    kernel_submit(ex, bound, at);
+    executor_kernel_submit(ex, bound, at);
     return;
   }
   struct lade_work work = {.fn = call_run, .args = &bound->calls[at], .predicted_ns = instr->predicted_ns,
@@ -198,13 +174,15 @@ static void instr_submit(lade_executor *ex, struct bound_program *bound, int at)
   lade_queue_launch(queue, &work, &bound->counts[at]);
 }
 
-/* A bundle's collectives end together; the first one's span is all of it. */
+/* What was submitted together ends together, bundles and graphs; the first one's span is all of it. */
 static void joined_spans_fill(const struct bound_program *bound)
 {
   for (int at = 1; at < bound->program->n_instrs; at++) {
-    const int64_t end_ns = bound->spans[at - 1].end_ns;
-    if (bound->program->instrs[at].is_joined)
-      bound->spans[at] = (struct lade_span){end_ns, end_ns};
+    const struct lade_instr *instr = &bound->program->instrs[at];
+    if (!instr->is_joined && !(bound->graphs && instr->is_chained))
+      continue;
+    const int64_t end_ns = bound->spans[bound->before[at]].end_ns;
+    bound->spans[at] = (struct lade_span){end_ns, end_ns};
   }
 }
 
@@ -244,7 +222,7 @@ static int program_run(lade_executor *ex, struct bound_program *bound, struct la
     ret_result->busy_ns[q] = -queue_busy_ns(ex, q);
   ex->n_runs++;
   if (ex->params.cuda_kernels)
-    step_block_submit(ex, bound);
+    executor_step_block_submit(ex, bound);
   for (int i = 0; i < bound->program->n_instrs; i++) {
     instr_submit(ex, bound, i);
     last[bound->program->instrs[i].queue] = bound->counts[i];
@@ -346,6 +324,11 @@ int32_t *lade_executor_targets(lade_executor *ex, int microbatch)
 {
   bool is_here = !ex->is_dry && ex->graph->targets >= 0;
   return is_here ? executor_address(ex, ex->train.program, ex->targets[microbatch], 0) : NULL;
+}
+
+const char *lade_executor_note(const lade_executor *ex)
+{
+  return ex->note.text;
 }
 
 uint64_t lade_executor_n_steps(const lade_executor *ex)
@@ -588,7 +571,10 @@ static int executor_init(lade_executor *ex, struct lade_error *error)
     status = bound_init(ex, plan->train, &ex->train);
   if (!status)
     status = bound_init(ex, plan->eval, &ex->eval);
-  return status ? lade_error_set(error, status, "no memory to bind the plan") : arena_register(ex, error);
+  if (status)
+    return lade_error_set(error, status, "no memory to bind the plan");
+  executor_graphs_init(ex);
+  return arena_register(ex, error);
 }
 
 int lade_executor_create(const struct lade_executor_params *params, struct lade_error *error,
@@ -619,6 +605,8 @@ void lade_executor_destroy(lade_executor *ex)
   for (int q = LADE_N_QUEUES - 1; q >= 0; q--)
     lade_queue_destroy(ex->queues[q]);
   arena_unregister(ex);
+  executor_graphs_finish(&ex->eval);
+  executor_graphs_finish(&ex->train);
   bound_finish(&ex->eval);
   bound_finish(&ex->train);
   free(ex->losses);

@@ -4,7 +4,8 @@
  *
  * Everything is prepared by lade_executor_create: the device's arena mapped to the planned peak and not a chunk
  * more, the host tier's slab, the store's extents, and for every instruction its kernel with arguments bound to
- * addresses. A step then only submits the instructions in list order, each with its waits, to the
+ * addresses; on a GPU chains of kernels become graphs, unless the environment's LADE_CUDA_GRAPHS is "0". A step then
+ * only submits the instructions in list order, each with its waits, to the
  * device's queues, and waits for all of them: it allocates nothing and makes no memory call. The executor does
  * not know what recompute or offload is.
  *
@@ -124,10 +125,16 @@ static inline struct lade_values lade_executor_values(lade_executor *executor, c
  */
 int lade_executor_publish(lade_executor *executor, const void *memo, size_t memo_bytes, struct lade_error *error);
 
+/* One line on what the executor does without though the device could have it, graphs, and why; else "". */
+const char *lade_executor_note(const lade_executor *executor);
+
 /* Steps completed since creation, or the generation that counts; the generation of what is in the store follows it. */
 uint64_t lade_executor_n_steps(const lade_executor *executor);
 
-/* Spans of the last step, one per instruction of the training program. */
+/*
+ * Spans of the last step, one per instruction of the training program. Of instructions that were submitted together, a
+ * bundle or on a GPU a chain, the first has the time of all, and the others none, at its end.
+ */
 const struct lade_span *lade_executor_spans(const lade_executor *executor);
 
 /*

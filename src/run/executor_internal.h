@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The executor's parts: executor.c walks, bind.c prepares, transfer.c talks to the store, stream.c updates from it. */
+/*
+ * The executor's parts: executor.c walks, bind.c prepares, executor_gpu.c has a GPU's kernels, transfer.c talks to the
+ * store, stream.c updates from it.
+ */
 #ifndef LADE_EXECUTOR_INTERNAL_H
 #define LADE_EXECUTOR_INTERNAL_H
 
@@ -109,6 +112,7 @@ struct bound_program {
   uint64_t *counts; /* of the running step: the event of each instruction */
   struct lade_span *spans; /* when each instruction ran */
   int32_t *before;         /* the one before it on its queue, -1 */
+  lade_cuda_graph **graphs; /* of the chain that begins with it, or NULL; NULL altogether: none are launched */
 };
 
 struct lade_executor {
@@ -129,6 +133,7 @@ struct lade_executor {
   struct lade_step step;
   struct lade_kernel_ctx ctx;
   struct bound_program train, eval;
+  struct lade_error note; /* why there are no graphs */
   int32_t *resident;       /* by value number: its resident buffer, -1 */
   int32_t *tokens, *targets, *losses; /* by microbatch: resident host buffers */
   int32_t verdict;
@@ -184,6 +189,16 @@ void bound_finish(struct bound_program *bound);
  * LADE_N_QUEUES entries; stalls.c.
  */
 void executor_stalls_count(const struct bound_program *bound, int64_t start_ns, int64_t *ret_stall_ns);
+
+/* On a CUDA device: the step block to where kernels read it, before all of them. */
+void executor_step_block_submit(lade_executor *executor, const struct bound_program *bound);
+
+/* An instruction of the compute queue, its waits being there. After a failure it is an event without work. */
+void executor_kernel_submit(lade_executor *executor, struct bound_program *bound, int at);
+
+/* Graphs of both programs' chains, once these are bound; where none can be made, a note says why. */
+void executor_graphs_init(lade_executor *executor);
+void executor_graphs_finish(struct bound_program *bound);
 
 /* Work functions of the io queue. */
 void io_call_run(void *arg);

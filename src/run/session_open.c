@@ -486,6 +486,8 @@ static int executor_make(lade_session *s, struct lade_error *error)
       .faults = s->params.faults};
   status = lade_executor_create(&how, error, &s->executor);
   s->outside_bytes = session_gpu_outside(s);
+  if (!status && *lade_executor_note(s->executor))
+    session_notice(s, "%s", lade_executor_note(s->executor));
   return status;
 }
 

@@ -45,6 +45,14 @@ static int batch_fill(void *user, const struct lade_batch *batch, struct lade_er
   return 0;
 }
 
+static char notices[1024]; /* of the last session */
+
+static void notice_keep(void *user, const char *line)
+{
+  const size_t n = strlen(notices);
+  snprintf(notices + n, sizeof(notices) - n, "%s\n", line);
+}
+
 /* Where everything is as the residency file says, so that kernels, copies and updates of the host all have work. */
 static int session_open(struct lade_error *error, lade_session **ret_session)
 {
@@ -61,6 +69,8 @@ static int session_open(struct lade_error *error, lade_session **ret_session)
   how.n_threads = 1;
   how.batch_fn = batch_fill;
   how.n_valid_batches = 1;
+  how.notice = notice_keep;
+  *notices = 0;
   return lade_session_open(&how, error, ret_session);
 }
 
@@ -104,7 +114,7 @@ static void a_call_that_fails_has_a_name(void **state)
       "cuDevicePrimaryCtxRetain", "cuMemAddressReserve", "cuMemCreate",   "cuMemMap",          "cuMemSetAccess",
       "cuMemHostRegister",        "cuStreamCreate",      "cuEventCreate", "cuModuleLoad",      "cuLaunchKernel",
       "cuMemcpyAsync",            "cuEventRecord",       "cuMemGetInfo",  "cuStreamWaitEvent", "cuEventSynchronize",
-      "cuCtxPushCurrent"};
+      "cuCtxPushCurrent",         "cuGraphLaunch"};
   const uint64_t want = digest_calm();
   int n_failed = 0;
   for (size_t i = 0; i < LADE_COUNT(calls); i++) {
@@ -169,35 +179,88 @@ static void memory_that_somebody_else_took_is_one_line(void **state)
   nothing_is_left();
 }
 
-static void a_steady_step_takes_nothing_from_the_driver(void **state)
+/* Then kernels are launched one by one, which is said in one line. */
+static void a_graph_that_cannot_be_made_changes_no_number(void **state)
 {
-  static const char *const calls[] = {"cuMemCreate",   "cuMemMap",     "cuMemHostRegister", "cuMemHostAlloc",
-                                      "cuStreamCreate", "cuEventCreate", "cuModuleLoad",     "cuStreamSynchronize",
-                                      "cuMemcpy"};
+  static const struct {
+    const char *call;
+    int nth;
+  } cases[] = {{"cuStreamBeginCapture", 2}, {"cuStreamEndCapture", 1}, {"cuGraphInstantiateWithFlags", 3},
+               {"cuGraphUpload", 1},        {"cuGraphDestroy", 2},     {"cuLaunchKernel", 5}};
+  const uint64_t want = digest_calm();
+  assert_string_equal(notices, "");
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    struct lade_error error = {0};
+    uint64_t digest = 0;
+    char settings[96];
+    snprintf(settings, sizeof(settings), "fail=%s,nth=%d,code=2", cases[i].call, cases[i].nth);
+    assert_int_equal(standin.set(settings), 0);
+    if (session_run(&error, &digest))
+      fail_msg("%s: %s", settings, error.text);
+    assert_int_equal(standin.calls("cuGraphLaunch"), 0);
+    assert_true(digest == want);
+    if (!strstr(notices, "one by one") || strchr(notices, '\n') != notices + strlen(notices) - 1)
+      fail_msg("%s: %s", settings, notices);
+    assert_int_equal(standin.set(CALM), 0);
+    nothing_is_left();
+  }
+}
+
+/* Calls in a steady step of what a step should do seldom. */
+struct steady {
+  uint64_t n_kernels, n_products, n_graphs;
+};
+
+/* The third step of a session, which calls nothing that takes or makes anything, or waits. */
+static struct steady steady_step(void)
+{
+  static const char *const calls[] = {
+      "cuMemCreate",    "cuMemMap",      "cuMemHostRegister", "cuMemHostAlloc", "cuStreamCreate",
+      "cuEventCreate",  "cuModuleLoad",  "cuStreamSynchronize", "cuMemcpy",     "cuStreamBeginCapture",
+      "cuGraphInstantiateWithFlags",     "cuGraphUpload"};
   static const char *const making[] = {"cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmulDescCreate",
                                        "cublasLtMatrixLayoutCreate"};
   struct lade_error error = {0};
   struct lade_step_report report;
   lade_session *session = NULL;
-  uint64_t before[LADE_COUNT(calls)], n_made = 0;
+  uint64_t n_made = 0;
   assert_int_equal(standin.set(CALM), 0);
   assert_int_equal(session_open(&error, &session), 0);
-  assert_int_equal(lade_session_step(session, &report, &error), 0);
-  for (size_t i = 0; i < LADE_COUNT(calls); i++)
-    before[i] = standin.calls(calls[i]);
+  for (int i = 0; i < 2; i++)
+    assert_int_equal(lade_session_step(session, &report, &error), 0);
   for (size_t i = 0; i < LADE_COUNT(making); i++)
     n_made += standin.lt_calls(making[i]);
-  const uint64_t n_launches = standin.calls("cuLaunchKernel"), n_products = standin.lt_calls("cublasLtMatmul");
+  const uint64_t n_products = standin.lt_calls("cublasLtMatmul");
+  assert_int_equal(standin.set(CALM), 0);
   assert_int_equal(lade_session_step(session, &report, &error), 0);
   for (size_t i = 0; i < LADE_COUNT(calls); i++) {
-    if (standin.calls(calls[i]) != before[i])
-      fail_msg("%s was called %d times", calls[i], (int)(standin.calls(calls[i]) - before[i]));
+    if (standin.calls(calls[i]))
+      fail_msg("%s was called %d times", calls[i], (int)standin.calls(calls[i]));
   }
+  const struct steady steady = {standin.calls("cuLaunchKernel"), standin.lt_calls("cublasLtMatmul") - n_products,
+                                standin.calls("cuGraphLaunch")};
   for (size_t i = 0; i < LADE_COUNT(making); i++)
     n_made -= standin.lt_calls(making[i]);
   assert_int_equal(n_made, 0);
-  assert_true(standin.calls("cuLaunchKernel") > n_launches && standin.lt_calls("cublasLtMatmul") > n_products);
   lade_session_close(session);
+  return steady;
+}
+
+static void a_steady_step_takes_nothing_from_the_driver(void **state)
+{
+  const uint64_t want = digest_calm();
+  const struct steady graphs = steady_step();
+  assert_int_equal(setenv("LADE_CUDA_GRAPHS", "0", 1), 0);
+  const uint64_t digest = digest_calm();
+  const struct steady single = steady_step();
+  unsetenv("LADE_CUDA_GRAPHS");
+  print_message("launches of a step: %d kernels and %d products one by one; with graphs %d, %d and %d graphs\n",
+                (int)single.n_kernels, (int)single.n_products, (int)graphs.n_kernels, (int)graphs.n_products,
+                (int)graphs.n_graphs);
+  assert_true(digest == want);
+  assert_int_equal(single.n_graphs, 0);
+  assert_true(single.n_kernels > 0 && single.n_products > 0 && graphs.n_graphs > 0);
+  assert_true(2 * (graphs.n_kernels + graphs.n_products + graphs.n_graphs) < single.n_kernels + single.n_products);
 }
 
 static bool standin_find(void)
@@ -240,6 +303,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_call_that_fails_has_a_name),
       cmocka_unit_test(a_device_that_breaks_in_a_step_ends_it_by_name),
+      cmocka_unit_test(a_graph_that_cannot_be_made_changes_no_number),
       cmocka_unit_test(memory_that_somebody_else_took_is_one_line),
       cmocka_unit_test(a_steady_step_takes_nothing_from_the_driver),
   };

@@ -87,6 +87,8 @@ if KERNELS:
     assert code == 2 and not out and "LADE_MATMUL is 'plan'" in err, (code, out, err)
     code, out, err = run("doctor", driver="", LADE_ATTENTION="onednn")
     assert code == 2 and not out and "LADE_ATTENTION is 'onednn'" in err, (code, out, err)
+    code, out, err = run("doctor", driver="", LADE_CUDA_GRAPHS="no")
+    assert code == 2 and not out and "LADE_CUDA_GRAPHS is 'no'" in err, (code, out, err)
     broken = {"LADE_STANDIN_KERNELS": KERNELS, "LADE_STANDIN_CUBLASLT": "fail=cublasLtCreate,code=1"}
     found = finding(name="GPU matmul", driver="", **broken)
     assert found["state"] == "note" and "plain kernels" in found["text"] and found["fix"], found

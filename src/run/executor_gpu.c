@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the executor does for a CUDA device: the step block, kernels, and chains of kernels as graphs.
+ *
+ * Kernels read what changes from step to step in the step block, which is copied to the device before all of them. So
+ * a launch has the same arguments in every step, and each chain of the program (plan/program.h) is captured when the
+ * executor is made and is one launch in a step, however many kernels it has. What has no neighbour to be chained to is
+ * launched as it is, and so is everything where a capture fails: the work is the same, and so are the bits.
+ *
+ * Chains are of the compute queue alone. Copies stay on their queues: so they begin when what they wait for is there,
+ * and times are known of each of them.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "run/executor_internal.h"
+
+void executor_step_block_submit(lade_executor *ex, const struct bound_program *bound)
+{
+  const struct lade_program *program = bound->program;
+  struct lade_step *host = executor_address(ex, program, program->step_on_host, 0);
+  const struct lade_copy copy = {.dst = executor_address(ex, program, program->step_on_device, 0), .src = host,
+                                 .bytes = sizeof(*host)};
+  *host = ex->step;
+  lade_queue_copy(ex->queues[LADE_Q_COMPUTE], &copy, NULL);
+}
+
+/* ---- graphs ---- */
+
+/* A chain on its way into a graph. */
+struct chain {
+  lade_executor *executor;
+  const struct bound_program *bound;
+  int first, end;
+  struct lade_error error; /* of a library */
+};
+
+/* Behind the last member of the chain that begins at @first. */
+static int chain_end(const struct lade_program *program, int first)
+{
+  int end = first + 1;
+  for (int at = end; at < program->n_instrs; at++) {
+    if (program->instrs[at].queue != LADE_Q_COMPUTE)
+      continue;
+    if (!program->instrs[at].is_chained)
+      break;
+    end = at + 1;
+  }
+  return end;
+}
+
+static int chain_put(void *stream, void *args)
+{
+  struct chain *chain = args;
+  lade_executor *ex = chain->executor;
+  const struct lade_program *program = chain->bound->program;
+  const struct lade_step *step = executor_address(ex, program, program->step_on_device, 0);
+  int result = 0;
+  for (int at = chain->first; at < chain->end && !result && !chain->error.code; at++) {
+    const struct call *call = &chain->bound->calls[at];
+    if (program->instrs[at].queue == LADE_Q_COMPUTE && call->kernel != CALL_NOTHING)
+      result = lade_cuda_kernels_put(ex->params.cuda_kernels, stream, (enum lade_kernel)call->kernel, call->args, step,
+                                     &chain->error);
+  }
+  return result;
+}
+
+static int chain_capture(lade_executor *ex, struct bound_program *bound, int first, int end, struct lade_error *error)
+{
+  struct chain chain = {.executor = ex, .bound = bound, .first = first, .end = end};
+  int status = lade_cuda_graph_create(ex->device, chain_put, &chain, error, &bound->graphs[first]);
+  return chain.error.code ? lade_error_set(error, chain.error.code, "%s", chain.error.text) : status;
+}
+
+/* All chains of more than one instruction. On failure what was made stays with @bound. */
+static int chains_capture(lade_executor *ex, struct bound_program *bound, struct lade_error *error)
+{
+  const struct lade_program *program = bound->program;
+  int status = 0;
+  bound->graphs = calloc((size_t)program->n_instrs + 1, sizeof(*bound->graphs));
+  if (!bound->graphs)
+    return lade_error_set(error, -ENOMEM, "no memory for graphs");
+  for (int at = 0; at < program->n_instrs && !status; at++) {
+    if (program->instrs[at].queue != LADE_Q_COMPUTE || program->instrs[at].is_chained)
+      continue;
+    const int end = chain_end(program, at);
+    if (end > at + 1)
+      status = chain_capture(ex, bound, at, end, error);
+  }
+  return status;
+}
+
+void executor_graphs_finish(struct bound_program *bound)
+{
+  for (int at = 0; bound->graphs && at < bound->program->n_instrs; at++)
+    lade_cuda_graph_destroy(bound->graphs[at]);
+  free(bound->graphs);
+  bound->graphs = NULL;
+}
+
+void executor_graphs_init(lade_executor *ex)
+{
+  const char *wish = getenv("LADE_CUDA_GRAPHS");
+  struct lade_error why = {0};
+  if (!ex->params.cuda_kernels || (wish && strcmp(wish, "0") == 0))
+    return;
+  int status = chains_capture(ex, &ex->train, &why);
+  if (!status)
+    status = chains_capture(ex, &ex->eval, &why);
+  if (!status)
+    return;
+  executor_graphs_finish(&ex->eval);
+  executor_graphs_finish(&ex->train);
+  lade_error_set(&ex->note, status, "kernels are launched one by one, as the driver made no graph of them: %s",
+                 why.text);
+}
+
+/* ---- a step ---- */
+
+void executor_kernel_submit(lade_executor *ex, struct bound_program *bound, int at)
+{
+  const struct call *call = &bound->calls[at];
+  lade_queue *queue = ex->queues[LADE_Q_COMPUTE];
+  lade_cuda_graph *graph = bound->graphs ? bound->graphs[at] : NULL;
+  const bool is_failed = atomic_load_explicit(&ex->failure, memory_order_relaxed) != 0;
+  if (bound->graphs && bound->program->instrs[at].is_chained) /* launched with the first of its chain */
+    bound->counts[at] = bound->counts[bound->before[at]];
+  else if (is_failed || (call->kernel == CALL_NOTHING && !graph)) /* an event without work */
+    lade_cuda_queue_enqueue(queue, NULL, NULL, &bound->spans[at], &bound->counts[at]);
+  else if (graph)
+    lade_cuda_graph_launch(graph, queue, &bound->spans[at], &bound->counts[at]);
+  else
+    lade_cuda_kernels_submit(ex->params.cuda_kernels, queue, (enum lade_kernel)call->kernel, call->args,
+                             executor_address(ex, bound->program, bound->program->step_on_device, 0),
+                             &bound->spans[at], &bound->counts[at]);
+}
