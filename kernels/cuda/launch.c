@@ -2,8 +2,9 @@
 /*
  * The CUDA device's table, and what its launches have in common.
  *
- * A grid follows from the arguments alone, as every cut of a sum does: the same call has the same bits on every GPU.
- * Elementwise kernels have at most MAX_BLOCKS blocks whose threads take turns, enough to fill any GPU many times.
+ * A grid follows from the arguments alone, as every cut of a sum does: the same call has the same bits on every GPU,
+ * but for sums within a product by tensor cores, whose order is the hardware's. Elementwise kernels have at most
+ * MAX_BLOCKS blocks whose threads take turns, enough to fill any GPU many times.
  */
 #include "kernels/cuda/launch.h"
 
