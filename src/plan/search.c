@@ -80,12 +80,13 @@ static bool peaks_fit(const lade_planner *planner, const struct lade_program *pr
          peak[LADE_STORE] <= planner->params.store_bytes;
 }
 
-/* Fits, or would but for fragmentation. */
-static bool is_near(const struct lade_program *program, uint64_t device_bytes)
+/* Fits, or would but for fragmentation: an eighth, or in a budget of few chunks one, as peaks are whole chunks. */
+static bool is_near(const lade_planner *planner, const struct lade_program *program, uint64_t device_bytes)
 {
   const uint64_t peak_bytes = program->peak_bytes[LADE_DEVICE];
+  const uint64_t slack_bytes = LADE_MAX(device_bytes / 8, planner->params.chunk_bytes);
   return program->live_peak_bytes[LADE_DEVICE] <= device_bytes &&
-         peak_bytes - LADE_MIN(peak_bytes, device_bytes / 8) <= device_bytes;
+         peak_bytes - LADE_MIN(peak_bytes, slack_bytes) <= device_bytes;
 }
 
 /*
@@ -106,7 +107,7 @@ static int plan_build(const lade_planner *planner, const struct lade_layout *lay
   how.packer = planner->packer;
   how.pack_work_limit = pack_work;
   int status = lade_program_build(&how, &plan->train);
-  if (!status && (plan->train->predicted_ns >= worst_ns || !is_near(plan->train, device_bytes))) {
+  if (!status && (plan->train->predicted_ns >= worst_ns || !is_near(planner, plan->train, device_bytes))) {
     lade_plan_destroy(plan);
     *ret_plan = NULL;
     return 0;

@@ -99,6 +99,14 @@ def a_rank_that_does_not_fit_is_named():
         require("rank 2 does not fit" in result.stderr, "the rank is not named", result.stderr)
 
 
+def the_smallest_budget_is_one_that_fits():
+    """One chunk, into which the state that was found for it is packed only by looking longer."""
+    small = ["--model", "nano", "--layers", "2", "--batch", "16", "--micro-batch", "2", "--machine", "a100-40g",
+             "--dp", "2", "--zero", "3", "--rank", "1"]
+    rank = plan_json(*small, "--budget", "min")
+    require(rank["planned_peak_bytes"] == rank["min_budget_bytes"], "the smallest budget is not used", rank)
+
+
 def ranks_of_a_node_share_its_host():
     arguments = [*SMALL[:-2], "--tp", "2", "--residency", "none", "--host-budget", "64MiB"]
     require(plan_json(*arguments, "--node-ranks", "2")["host_budget_bytes"] == 32 << 20
@@ -139,7 +147,8 @@ def both_ends_of_a_trillion_run_dry():
 
 
 TESTS = [every_rank_is_in_the_table, ranks_of_a_stage_have_one_program, a_person_sees_what_is_planned,
-         a_rank_that_does_not_fit_is_named, ranks_of_a_node_share_its_host, places_are_those_of_a_rank]
+         a_rank_that_does_not_fit_is_named, the_smallest_budget_is_one_that_fits, ranks_of_a_node_share_its_host,
+         places_are_those_of_a_rank]
 if sys.argv[2:] == ["large"]:
     TESTS = [all_ranks_of_gpt3_run_dry, both_ends_of_a_trillion_run_dry]
 for test in TESTS:
