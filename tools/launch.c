@@ -317,11 +317,11 @@ static bool is_lost(const struct end *end)
          (verdict->n_begun ? verdict->n_lost > 0 : end->code > 128);
 }
 
-/* What mpirun's end in @state came to. If it was killed its ranks are left to us. */
+/* What mpirun's end in @state came to. Unless all was well it may have left ranks, or what those started, to us. */
 static struct end end_judge(const struct launch *launch, int state)
 {
   struct end end = {.state = state, .code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state)};
-  if (WIFSIGNALED(state))
+  if (end.code)
     orphans_end();
   board_judge(launch->board, &end.verdict);
   end.is_lost = is_lost(&end);

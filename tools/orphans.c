@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Ranks are mpirun's children, so when mpirun itself is killed nobody ends them, and they go on writing into the
- * checkpoints of the job that is started again. A subreaper inherits them: it can kill them without the danger that a
- * number is another process's by now, since a child keeps its number until it is waited for, and it can wait.
+ * checkpoints of the job that is started again; and where mpirun ends ranks, what those had started stays. A subreaper
+ * inherits all of them: it can kill them without the danger that a number is another process's by now, since a child
+ * keeps its number until it is waited for, and it can wait.
  *
  * Whoever is killed leaves its own children to us, so it goes round by round until none is left. Each round ends one
  * generation; one that starts processes faster than it is killed does not exist among ranks.

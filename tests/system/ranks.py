@@ -6,6 +6,7 @@ Usage: ranks.py LADE PLUGIN [long]
 
 With long what takes longer: every axis and schedule, what they save, budgets, slow ends.
 """
+import contextlib
 import json
 import os
 import re
@@ -286,9 +287,20 @@ def a_slow_save_is_waited_for():
     require(os.path.isdir(f"slow/step-{int(step[1]):08}"), "it is not saved", os.listdir("slow"))
 
 
+def left_of(word):
+    """The processes with @word on their command line."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{name}/cmdline", encoding="utf-8", errors="replace") as file:
+                found += [name] if word in file.read() else []
+    return found
+
+
 def a_second_signal_ends_all():
     """Also what ranks leave behind; the code stays that of the first."""
-    script = '"$0" "$@"; echo left; sleep 1000'
+    forever = f"1000.{os.getpid()}"
+    script = f'"$0" "$@"; echo left; sleep {forever}; true'
     job = subprocess.Popen([LADE, "launch", "-n", "2", "--", "sh", "-c", script] + command(0, "--steps", "1"),
                            env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while job.stdout.readline() not in ("left\n", ""):
@@ -302,6 +314,7 @@ def a_second_signal_ends_all():
             pass
     _, err = job.communicate(timeout=PATIENCE)
     require(job.returncode == 128 + signal.SIGINT, f"a job ends with {job.returncode}", err)
+    require(not left_of(forever), "what ranks had started stays behind", left_of(forever))
 
 
 with jobs.scratch():
