@@ -131,19 +131,20 @@ def shards_are_saved_whole():
 def a_store_changes_no_number(ranks, layout):
     """Each rank's blocks at home in a store of its own: the same bits, peaks as planned, saves that one rank loads."""
     os.makedirs("drive", exist_ok=True)
+    saved = "stored" + "".join(layout)
     with open("stored.txt", "w", encoding="ascii") as file:
         file.write("weights * store\n")
     store = ["--store", "drive", "--allow-tmpfs", "--residency", "stored.txt"]
     whole = summary(ranks, "--steps", "3", *layout)
-    stored = summary(ranks, "--steps", "3", "--save", f"stored{ranks}", *layout, *store)
+    stored = summary(ranks, "--steps", "3", "--save", saved, *layout, *store)
     require(stored["store_bytes"] > 0 and stored["store_written_bytes_per_step"] > 0, "nothing is in the store", stored)
     require(all(stored[name] == whole[name] for name in ("loss_digest", "params_digest")),
             f"{layout} in a store has other numbers", (stored, whole))
     require(stored["planned_peak_bytes_by_rank"] == stored["measured_peak_bytes_by_rank"],
             "planned and measured peaks differ with a store", stored)
-    alone = summary(0, "--steps", "3", "--resume", f"stored{ranks}")
+    alone = summary(0, "--steps", "3", "--resume", saved)
     require(alone["params_digest"] == stored["params_digest"], "one rank loads other parameters from a store", alone)
-    more = summary(ranks, "--steps", "5", "--resume", f"stored{ranks}", *layout, *store)
+    more = summary(ranks, "--steps", "5", "--resume", saved, *layout, *store)
     require(more["params_digest"] == summary(ranks, "--steps", "5", *layout)["params_digest"],
             f"{layout} goes on in a store with other numbers", more)
 
@@ -153,8 +154,9 @@ def shards_wait_in_a_store():
 
 
 def shards_of_parts_wait_in_a_store():
-    """Of parts that tensor parallel ranks have, too."""
+    """Of parts that tensor parallel ranks have, and of stages', too."""
     a_store_changes_no_number(4, ["--tp", "2", "--dp", "2", "--zero", "1"])
+    a_store_changes_no_number(4, ["--pp", "2", "--dp", "2", "--zero", "3", "--micro-batch", "2"])
 
 
 def refusals():
