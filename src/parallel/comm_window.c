@@ -204,6 +204,7 @@ static const char *part_map(pid_t pid, const struct claim *claim)
   if (data == MAP_FAILED)
     return NULL;
   madvise(data, claim->bytes, MADV_DONTFORK);
+  madvise(data, claim->bytes, MADV_DONTDUMP); /* a core has its own rank's arena, not those of all */
   return data;
 }
 
