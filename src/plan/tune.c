@@ -7,8 +7,9 @@
  * then keeps the defaults.
  *
  * Time. Windows come first: they have the fewest bytes under way, so that a slow drive is known as slow before it is
- * asked for many. After that a setting is left out when what it has under way would take the drive longer than
- * DRAIN_MOST_NS, or would end past the limit. The first measurement is bounded by its 9 MiB.
+ * asked for many. A setting is left out when what it has under way would take the drive longer than DRAIN_MOST_NS, or
+ * would end past the limit, by the last rate that was measured. The first goes by the rate that the drive is known for;
+ * where none is known it is bounded by its 9 MiB.
  *
  * Rejected: all pairs, whose time is better spent on measuring the few again; the fastest of all without a margin,
  * which in a busy hour is whichever had luck, and differs from one probe to the next.
@@ -42,7 +43,7 @@ struct tuning {
   const struct tune_drive *drive;
   struct lade_error *error;
   int64_t end_ns;
-  double rate; /* of the last measurement; 0: there was none */
+  double rate; /* of the last measurement, before the first as the drive is known; 0: unknown */
 };
 
 /* Is there time for @n_times measurements? */
@@ -101,7 +102,8 @@ static int setting_find(struct tuning *t, const struct space *space, struct sett
 
 int tune_run(const struct tune_drive *drive, struct lade_error *error, struct lade_machine_store *ret_store)
 {
-  struct tuning t = {.drive = drive, .error = error, .end_ns = drive->now_ns(drive->user) + TUNE_LIMIT_NS};
+  struct tuning t = {.drive = drive, .error = error, .end_ns = drive->now_ns(drive->user) + TUNE_LIMIT_NS,
+                     .rate = ret_store->total_bytes_per_s};
   struct setting window, piece;
   int status = setting_find(&t, &windows, &window);
   if (!status)

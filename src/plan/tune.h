@@ -24,7 +24,8 @@ struct tune_drive {
 /*
  * Set piece_bytes, n_pieces, window_bytes and n_windows of @ret_store, and nothing else: the defaults, or what was
  * time and again at least a tenth faster. Begins nothing that would not end within TUNE_LIMIT_NS, by the rates seen so
- * far. Errors are measure's, and then @ret_store is as it was. Blocks.
+ * far, and before them by total_bytes_per_s of @ret_store, 0 being unknown. Errors are measure's, and then @ret_store
+ * is as it was. Blocks.
  */
 int tune_run(const struct tune_drive *drive, struct lade_error *error, struct lade_machine_store *ret_store);
 

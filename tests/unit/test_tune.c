@@ -93,6 +93,15 @@ static void a_slow_drive_is_not_asked_for_much(void **state)
   assert_int_equal(f.n_measured, 1);
 }
 
+static void a_drive_that_is_known_as_slow_is_not_asked_at_all(void **state)
+{
+  struct fake f = {.bytes_per_s = 1e6};
+  struct lade_machine_store store = {.total_bytes_per_s = 1e6};
+  assert_int_equal(tune_run(&(struct tune_drive){fake_measure, fake_now_ns, &f}, NULL, &store), 0);
+  defaults_stay(&store);
+  assert_int_equal(f.n_measured, 0);
+}
+
 static void a_failure_ends_it_and_changes_nothing(void **state)
 {
   for (int at = 1; at < 30; at++) {
@@ -119,6 +128,7 @@ int main(void)
       cmocka_unit_test(a_drive_that_is_far_away_gets_more_at_once),
       cmocka_unit_test(luck_that_does_not_last_changes_nothing),
       cmocka_unit_test(a_slow_drive_is_not_asked_for_much),
+      cmocka_unit_test(a_drive_that_is_known_as_slow_is_not_asked_at_all),
       cmocka_unit_test(a_failure_ends_it_and_changes_nothing),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
