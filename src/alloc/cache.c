@@ -624,6 +624,8 @@ void lade_cache_forget(lade_cache *cache, lade_queue *queue)
   for (int i = 1; i < cache->n_queues; i++) {
     if (cache->queues[i].queue != queue)
       continue;
+    while (cache->queues[i].n_syncs)
+      lade_cache_sleep_all(cache, &cache->n_synced);
     lade_cache_waits_drop(cache, i);
     for (struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
       lade_cache_sweep(cache, pool);

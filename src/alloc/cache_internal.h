@@ -160,6 +160,7 @@ struct queue_slot {
   _Atomic(lade_queue *) queue; /* NULL: unused */
   struct lade_cache_pool *pool;
   _Atomic(struct shard *) shard; /* of its pool's zones */
+  int n_syncs; /* threads that wait for the queue without a lock */
 };
 
 /* A waiting block's use by a queue that was recorded. */
@@ -213,6 +214,7 @@ struct lade_cache {
   bool is_spilling; /* the owner's function runs, in this thread */
   pthread_t spiller;
   _Atomic uint32_t n_spilled; /* it has returned so often */
+  _Atomic uint32_t n_synced;  /* so many waits for queues have ended */
   bool is_touchable; /* the host may write to the memory */
   lade_cache_spill_fn *spill;
   void *spill_arg;

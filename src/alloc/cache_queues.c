@@ -245,20 +245,26 @@ bool lade_cache_sweep(lade_cache *cache, struct lade_cache_pool *pool)
   return is_changed;
 }
 
+/* Called with all locks, which are given back meanwhile; the queue stays, since who forgets it waits for this. */
+static void queue_sync(lade_cache *cache, int number)
+{
+  struct queue_slot *slot = &cache->queues[number];
+  lade_queue *queue = slot->queue;
+  uint64_t count = lade_cache_queue_count(cache, number);
+  slot->n_syncs++;
+  lade_cache_unlock_all(cache);
+  lade_queue_sync(queue, count);
+  lade_cache_lock_all(cache);
+  slot->n_syncs--;
+  lade_lock_rouse(&cache->n_synced);
+}
+
 void lade_cache_wait_all(lade_cache *cache)
 {
-  lade_queue *queues[N_QUEUES];
-  uint64_t counts[N_QUEUES];
-  int n = 0;
   lade_cache_lock_all(cache);
-  for (int i = 1; i < cache->n_queues; i++) {
-    if (!cache->queues[i].queue)
-      continue;
-    queues[n] = cache->queues[i].queue;
-    counts[n++] = lade_cache_queue_count(cache, i);
-  }
   cache->stats.n_host_waits++;
+  for (int i = 1; i < cache->n_queues; i++)
+    if (cache->queues[i].queue)
+      queue_sync(cache, i);
   lade_cache_unlock_all(cache);
-  for (int i = 0; i < n; i++)
-    lade_queue_sync(queues[i], counts[i]);
 }

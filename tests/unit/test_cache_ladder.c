@@ -208,6 +208,34 @@ static void the_host_waits_last_of_all(void **state)
   ladder_close(&ladder);
 }
 
+static void *waiter_main(void *arg)
+{
+  struct ladder *ladder = arg;
+  void *block = NULL;
+  return try_alloc(ladder->bed.cache, NULL, LIMIT_CHUNKS * CHUNK, &block) ? NULL : block;
+}
+
+/* The one that goes comes after the one that is waited for: who waits must not remember it. */
+static void a_queue_may_go_while_another_is_waited_for(void **state)
+{
+  struct ladder ladder = ladder_open(state, NULL, NULL);
+  lade_queue *leaving = queue_open(ladder.bed.device, LADE_QUEUE_COMPUTE);
+  void *block = block_of(&ladder, 0, LIMIT_CHUNKS), *got = NULL;
+  assert_int_equal(lade_cache_route(ladder.bed.cache, leaving, NULL), 0);
+  hold(&ladder, 0);
+  must_free(ladder.bed.cache, block);
+  pthread_t waiter;
+  assert_int_equal(pthread_create(&waiter, NULL, waiter_main, &ladder), 0);
+  while (!stats_get(ladder.bed.cache).n_host_waits)
+    usleep(1000);
+  lade_cache_forget(ladder.bed.cache, leaving);
+  lade_queue_destroy(leaving);
+  lade_queue_signal(ladder.gate, 1);
+  pthread_join(waiter, &got);
+  assert_ptr_equal(got, block);
+  ladder_close(&ladder);
+}
+
 static void what_fits_among_blocks_of_the_other_size_is_not_refused(void **state)
 {
   struct ladder ladder = ladder_open(state, NULL, NULL);
@@ -522,6 +550,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(recorded_blocks_are_taken_by_event),
       cmocka_unit_test(the_owner_is_asked_until_it_is_enough_and_nobody_waits),
       cmocka_unit_test(the_host_waits_last_of_all),
+      cmocka_unit_test(a_queue_may_go_while_another_is_waited_for),
       cmocka_unit_test(what_fits_among_blocks_of_the_other_size_is_not_refused),
       cmocka_unit_test(the_limit_that_is_named_would_do_and_no_lower_one),
       cmocka_unit_test(the_block_that_is_named_would_do),
