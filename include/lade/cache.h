@@ -63,7 +63,8 @@ struct lade_cache_params {
   lade_device *device;       /* borrowed: it outlives the cache */
   uint64_t limit_bytes;      /* of memory reserved from the device; 0: the device's capacity */
   uint32_t flags;            /* of enum lade_cache_flags */
-  uint32_t n_trace_entries;  /* the last so many events are kept; rounded up to a power of two; 0: none */
+  uint32_t n_trace_entries;  /* the last so many events are kept, 32 bytes each for each queue; rounded up to a power
+                                of two; 0: none */
   uint64_t quarantine_bytes; /* with LADE_CACHE_SANITIZE: freed bytes kept back; 0: 64 MiB */
   lade_cache_spill_fn *spill; /* NULL: none */
   void *spill_arg;

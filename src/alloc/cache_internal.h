@@ -26,7 +26,8 @@
  * being seen, the bytes that are live (the rest of what is reserved is inactive, and has a peak), has a floor likewise.
  *
  * Events of one shard are in the order of its ring. Those of several are in the order of the processor's ticks
- * (base/ticks.h), which a cache that has used only one does not pay for.
+ * (base/ticks.h), or of the system's clock where ticks are not steady, which a cache that has used only one does not
+ * pay for.
  *
  * Rejected: caches of freed blocks in front of one locked heap, which sizes that never come again miss; a shard
  * by thread, since a block's order is its queue's and threads move among queues; shards that share segments, since
@@ -200,7 +201,7 @@ struct trace_entry {
   uint64_t address;
   uint64_t bytes; /* whole units; in the low bits action and tag */
   const char *place;
-  uint64_t stamp; /* nanoseconds or ticks, and in the low bits the queue */
+  uint64_t stamp; /* a time, and in the low bits the queue */
 };
 
 struct lade_cache {
@@ -240,8 +241,9 @@ struct lade_cache {
   int n_tags;
   uint64_t n_trace_entries; /* of each shard's ring: a power of two, or 0 */
   int64_t traced_from_ns;      /* the stamps of the shard that was alone count from here */
-  uint64_t together_from_ticks; /* those of all since then from here: two moments by two clocks */
+  uint64_t together_from_ticks; /* those of all since then from before here: two moments by two clocks */
   int64_t together_from_ns;
+  bool has_steady_ticks; /* or else those ticks are the system's nanoseconds */
   int n_tracing; /* shards that have events: with one their order is known without a clock */
   uint16_t moved[N_MOVED]; /* how often requests had to move chunks; see cache_chunks.c */
   uint64_t high_bytes;     /* the most live, before peaks were reset */

@@ -10,9 +10,10 @@
  * reader merges the rings by their stamps and keeps the last so many of all, which are surely among the last so many of
  * each. As long as one shard alone has events a stamp is the time of a clock that is read from memory and stands still
  * for milliseconds. Since a second one has, stamps are the processor's ticks, which also tell what came first in two
- * shards, and take 17 ns each, of waiting for what was begun before.
+ * shards, and take 17 ns each, of waiting for what was begun before. Where processors do not agree on their ticks it is
+ * the system's exact clock, 40 ns.
  *
- * Rejected: the system's exact clock, 40 ns; a counter for the events of all shards, which is a line that all write.
+ * Rejected: a counter for the events of all shards, which is a line that all write.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -20,6 +21,7 @@
 #include <time.h>
 
 #include "alloc/cache_internal.h"
+#include "base/cpu.h"
 #include "base/ticks.h"
 
 #define AHEAD 16 /* entries: what comes is fetched early, or the lock would wait for it when it is given back */
@@ -47,12 +49,18 @@ void lade_cache_trace_init(lade_cache *cache, uint64_t n)
   while (n_entries < n)
     n_entries *= 2;
   cache->n_trace_entries = n ? n_entries : 0;
+  cache->has_steady_ticks = n && lade_cpu_has_steady_ticks();
   cache->traced_from_ns = time_get_ns(CLOCK_MONOTONIC_COARSE);
+}
+
+static uint64_t ticks_now(const lade_cache *cache)
+{
+  return cache->has_steady_ticks ? lade_ticks_now() : (uint64_t)time_get_ns(CLOCK_MONOTONIC);
 }
 
 /*
  * A shard's first event comes with all locks: there is no memory in it before. The second shard's ends the first's time
- * alone.
+ * alone: its stamp is 1 at least, and comes after what has none.
  */
 static void tracing_begin(lade_cache *cache)
 {
@@ -61,7 +69,7 @@ static void tracing_begin(lade_cache *cache)
   for (int i = 0; i < N_QUEUES; i++)
     if (cache->shards[i])
       cache->shards[i]->n_alone = cache->shards[i]->n_traced;
-  cache->together_from_ticks = lade_ticks_now();
+  cache->together_from_ticks = ticks_now(cache) - 1;
   cache->together_from_ns = time_get_ns(CLOCK_MONOTONIC);
 }
 
@@ -70,7 +78,7 @@ static struct trace_entry *entry_next(lade_cache *cache, struct shard *shard, in
   uint64_t mask = cache->n_trace_entries - 1;
   if (!shard->n_traced)
     tracing_begin(cache);
-  uint64_t time = cache->n_tracing > 1 ? lade_ticks_now() - cache->together_from_ticks
+  uint64_t time = cache->n_tracing > 1 ? ticks_now(cache) - cache->together_from_ticks
                                        : (uint64_t)(time_get_ns(CLOCK_MONOTONIC_COARSE) - cache->traced_from_ns);
   struct trace_entry *entry = &shard->trace[shard->n_traced++ & mask];
   __builtin_prefetch(&shard->trace[(shard->n_traced + AHEAD) & mask], 1);
@@ -105,7 +113,7 @@ struct trace_times {
 
 static struct trace_times times_get(const lade_cache *cache)
 {
-  uint64_t ticks = lade_ticks_now() - cache->together_from_ticks;
+  uint64_t ticks = ticks_now(cache) - cache->together_from_ticks;
   int64_t now_ns = time_get_ns(CLOCK_MONOTONIC), shift_ns = time_get_ns(CLOCK_REALTIME) - now_ns;
   return (struct trace_times){cache->traced_from_ns + shift_ns, cache->together_from_ns + shift_ns,
                               (double)(now_ns - cache->together_from_ns) / (double)LADE_MAX(ticks, 1)};

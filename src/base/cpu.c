@@ -148,6 +148,17 @@ struct lade_cpu lade_cpu_get(void)
   return cpu;
 }
 
+bool lade_cpu_has_steady_ticks(void)
+{
+#if defined(__x86_64__)
+  char line[64];
+  return line_read("/sys/devices/system/clocksource/clocksource0/current_clocksource", line, sizeof(line)) &&
+         strcmp(line, "tsc\n") == 0;
+#else
+  return true;
+#endif
+}
+
 int lade_cpu_count(void)
 {
   cpu_set_t set;

@@ -27,6 +27,12 @@ struct lade_cpu {
  */
 struct lade_cpu lade_cpu_get(void);
 
+/*
+ * Do all cores count the ticks of base/ticks.h at one rate and from one moment? On x86 only the kernel knows, which has
+ * compared them: it is so where it keeps its own time by them. Any thread; reads a small file.
+ */
+bool lade_cpu_has_steady_ticks(void);
+
 /* Threads to use: min(affinity, cgroup v1/v2 quota rounded up), at least 1. Any thread. */
 int lade_cpu_count(void);
 

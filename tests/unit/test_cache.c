@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #include "../conform/cache_target.h"
+#include "alloc/cache_internal.h"
+#include "base/ticks.h"
 #include "bench/cache_traces.h"
 
 /* ---- heap calls that fail on demand ---- */
@@ -369,6 +371,50 @@ static void quarantined_memory_is_never_out(void **state)
   bed_close(&bed);
 }
 
+/* ---- trace ---- */
+
+/* Two things in one tick look like one. */
+static void tick_pass(void)
+{
+  uint64_t from = lade_ticks_now();
+  while (lade_ticks_now() == from)
+    ;
+}
+
+/* The first events are of the last shard: they come before those of the others by rule and not by number. */
+static void events_are_in_the_order_of_the_calls(void **state, bool has_steady_ticks)
+{
+  enum { N = 60, MAX_EVENTS = 256 };
+  static const int queue_of[] = {2, 2, 0, 1, 1, 0, 2, 0, 1};
+  struct bed bed = bed_open(state, NULL, NULL);
+  bed.cache->has_steady_ticks &= has_steady_ticks;
+  for (int i = 0; i < N_TEST_QUEUES; i++)
+    assert_int_equal(lade_cache_route(bed.cache, bed.queues[i], NULL), 0);
+  void *calls[2 * N];
+  for (int i = 0; i < N; i++, tick_pass())
+    calls[i] = must_alloc(bed.cache, bed.queues[queue_of[i % LADE_COUNT(queue_of)]], 512 * (uint64_t)(i + 1));
+  for (int i = 0; i < N; i++, tick_pass())
+    must_free(bed.cache, calls[N + i] = calls[i * 7 % N]);
+  struct lade_cache_event events[MAX_EVENTS];
+  int n = lade_cache_get_trace(bed.cache, events, MAX_EVENTS), n_calls = 0;
+  for (int i = 0; i < n; i++) {
+    assert_true(i == 0 || events[i].time_us >= events[i - 1].time_us);
+    if (events[i].action == LADE_CACHE_SEGMENT_MAP)
+      continue;
+    assert_int_equal(events[i].action, n_calls < N ? LADE_CACHE_ALLOC : LADE_CACHE_FREE);
+    assert_ptr_equal((void *)(uintptr_t)events[i].address, calls[n_calls]);
+    n_calls++;
+  }
+  assert_int_equal(n_calls, 2 * N);
+  bed_close(&bed);
+}
+
+static void events_of_several_queues_are_in_the_order_of_the_calls(void **state)
+{
+  events_are_in_the_order_of_the_calls(state, true);
+  events_are_in_the_order_of_the_calls(state, false);
+}
+
 /* ---- failures ---- */
 
 static void scenario_run(struct bed *bed, lade_cache_pool **ret_pool)
@@ -606,6 +652,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(deterministic_offsets_do_not_depend_on_progress),
       cmocka_unit_test(the_sanitizer_names_what_was_done),
       cmocka_unit_test(quarantined_memory_is_never_out),
+      cmocka_unit_test(events_of_several_queues_are_in_the_order_of_the_calls),
       cmocka_unit_test(refused_calls_of_the_device_lose_nothing),
       cmocka_unit_test(refused_heap_calls_lose_nothing),
       cmocka_unit_test(a_child_of_fork_is_told_no),
