@@ -29,9 +29,11 @@ static bool heap_fails(void)
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t n, size_t bytes);
 void *__real_realloc(void *old, size_t bytes);
+void *__real_aligned_alloc(size_t alignment, size_t bytes);
 void *__wrap_malloc(size_t bytes);
 void *__wrap_calloc(size_t n, size_t bytes);
 void *__wrap_realloc(void *old, size_t bytes);
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
 
 void *__wrap_malloc(size_t bytes)
 {
@@ -46,6 +48,11 @@ void *__wrap_calloc(size_t n, size_t bytes)
 void *__wrap_realloc(void *old, size_t bytes)
 {
   return heap_fails() ? NULL : __real_realloc(old, bytes);
+}
+
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes)
+{
+  return heap_fails() ? NULL : __real_aligned_alloc(alignment, bytes);
 }
 
 /* ---- work on queues ---- */
