@@ -460,7 +460,7 @@ static struct block *block_serve(lade_cache *cache, const struct queue_slot *slo
 }
 
 /* Whose shard it is is known for sure only with its lock. 0 when it was not this simple. */
-static uint64_t shard_alloc(lade_cache *cache, const struct lade_cache_request *request)
+static uint64_t shard_try_alloc(lade_cache *cache, const struct lade_cache_request *request)
 {
   struct queue_slot *slot = lade_cache_slot_find(cache, request->queue);
   if (!slot || cache->flags & LADE_CACHE_SANITIZE)
@@ -490,7 +490,7 @@ int lade_cache_alloc(lade_cache *cache, const struct lade_cache_request *request
     code = request_check(cache, request, error);
   if (code)
     return code;
-  uint64_t address = shard_alloc(cache, request);
+  uint64_t address = shard_try_alloc(cache, request);
   if (address) {
     *ret_address = (void *)(uintptr_t)address;
     return 0;
@@ -545,7 +545,7 @@ static bool block_return(lade_cache *cache, struct shard *shard, uint64_t addres
 }
 
 /* The shard may be another's by now only when nothing lives at @address: then it is in no index. */
-static bool shard_free(lade_cache *cache, uint64_t address, const char *place)
+static bool shard_try_free(lade_cache *cache, uint64_t address, const char *place)
 {
   struct shard *shard = cache->flags & LADE_CACHE_SANITIZE ? NULL : lade_cache_owner_get(cache, address);
   if (!shard)
@@ -562,7 +562,7 @@ int lade_cache_free(lade_cache *cache, void *address, const char *place, struct 
     return 0;
   if (!is_alive(cache))
     return lade_error_set(error, -EPERM, "cache: this process is a fork of the one that the cache belongs to");
-  if (shard_free(cache, (uint64_t)(uintptr_t)address, place))
+  if (shard_try_free(cache, (uint64_t)(uintptr_t)address, place))
     return 0;
   int code = 0;
   struct shard *shard = NULL;

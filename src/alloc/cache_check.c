@@ -194,26 +194,38 @@ static void shard_check(struct recount *count, const struct shard *shard)
   must(count, n == (uint64_t)shard->n_unused, "unused descriptors are miscounted", n);
 }
 
+static uint64_t ceilings_sum(const lade_cache *cache, int meter)
+{
+  uint64_t sum = 0;
+  for (int i = 0; i < cache->n_queues; i++)
+    sum += cache->shards[i]->meters[meter].ceiling;
+  return sum;
+}
+
 /* No peak can be passed without being seen. */
 static void limits_check(struct recount *count)
 {
   const lade_cache *cache = count->cache;
   const struct lade_cache_stats *stats = &cache->stats;
-  uint64_t n_ceiling = 0, ceiling_bytes = 0, floor_bytes = 0;
+  uint64_t floor_bytes = 0;
   for (int i = 0; i < cache->n_queues; i++) {
     const struct shard *shard = cache->shards[i];
     if (!must(count, shard && shard->number == i, "a queue has no shard", (uint64_t)i))
       return;
     shard_check(count, shard);
-    n_ceiling += shard->meters[METER_BLOCKS].ceiling;
-    ceiling_bytes += shard->meters[METER_BYTES].ceiling;
     floor_bytes += shard->floor_bytes;
   }
+  uint64_t n_ceiling = ceilings_sum(cache, METER_BLOCKS), ceiling_bytes = ceilings_sum(cache, METER_BYTES);
   must(count, n_ceiling <= stats->allocation.peak && n_ceiling + cache->n_pending <= stats->active.peak,
        "ceilings are above the peak of blocks", n_ceiling);
   must(count, ceiling_bytes <= stats->allocated_bytes.peak &&
                   ceiling_bytes + cache->pending_bytes <= stats->active_bytes.peak,
        "ceilings are above the peak of bytes", ceiling_bytes);
+  must(count, ceilings_sum(cache, METER_REQUESTED) <= stats->requested_bytes.peak,
+       "ceilings are above the peak of requested bytes", stats->requested_bytes.peak);
+  for (int i = 0; i < cache->n_tags; i++)
+    must(count, ceilings_sum(cache, METER_TAG + i) <= cache->tags[i].bytes.peak,
+         "ceilings are above the peak of a line of the ledger", (uint64_t)i);
   must(count, stats->reserved_bytes.current <=
                   stats->inactive_split_bytes.peak + floor_bytes + cache->pending_bytes,
        "floors are below the peak of what is inactive", floor_bytes);
