@@ -110,7 +110,7 @@ class Layout:
     schedule: str = ""
     chunks: int = 1
     micro: int = 0  # sequences of a microbatch; 0: all that a replica has
-    is_dropping: bool = False  # zero 3: working copies are dropped between halves, though there is room to keep them
+    is_dropping: bool = False  # zero 3: all working copies are dropped between halves; else all are kept
 
     @property
     def ranks(self):
@@ -250,9 +250,10 @@ class Job:
     """The command's constant part, and where its files lie."""
 
     def __init__(self, args, model, config, data, directory):
-        self.args, self.directory, self.dropping = args, directory, os.path.join(directory, "dropping")
-        with open(self.dropping, "w", encoding="ascii") as file:
-            file.write("copies * drop\n")
+        self.args, self.directory = args, directory
+        for what in ("keep", "drop"):
+            with open(self.copies(what), "w", encoding="ascii") as file:
+                file.write(f"copies * {what}\n")
         self.options = ["--model", config, "--data", data, "--dtype", "fp32", "--batch", str(BATCH), "--seq", str(TIME),
                         "--lr", "1e-4", "--min-lr", "1e-4", "--warmup", "0", "--eval-iters", "1", "--machine",
                         "a100-40g", "--device", "host", "--budget", "1GiB", "--host-budget", "0", "--threads", "1",
@@ -260,11 +261,15 @@ class Job:
         self.reference = self.run(None, self.args.steps)
         self.gradients = None if args.no_gradients else self.gradients_of(None)
 
+    def copies(self, what):
+        return os.path.join(self.directory, what)
+
     def command(self, layout, steps, *more):
         start = [self.args.lade]
         start += ["launch", "-n", str(layout.ranks), "--"] if layout and layout.ranks > 1 else []
-        dropping = ["--residency", self.dropping] if layout and layout.is_dropping else []
-        given = [*(layout.options() if layout else []), *dropping]
+        given = layout.options() if layout else []
+        if layout and layout.zero == 3:
+            given += ["--residency", self.copies("drop" if layout.is_dropping else "keep")]
         return start + ["train", *self.options, "--steps", str(steps), *given, *more]
 
     def start(self, layout, steps, *more):
