@@ -204,8 +204,8 @@ static bool has_waits(const struct lade_instr *instr)
 static void chains_mark(struct lade_program *program, bool *is_awaited)
 {
   int before = -1;
-  memset(is_awaited, 0, (size_t)program->n_instrs * sizeof(*is_awaited));
   for (int at = 0; at < program->n_instrs; at++) {
+    is_awaited[at] = false; /* waits look back */
     for (int q = 0; q < LADE_N_QUEUES; q++) {
       if (program->instrs[at].waits[q] >= 0)
         is_awaited[program->instrs[at].waits[q]] = true;
