@@ -38,7 +38,7 @@ void *__wrap_mmap(void *at, size_t bytes, int protection, int flags, int fd, off
 {
   const bool is_promise = has_reserved && (flags & MAP_HUGETLB);
   if (is_promise) {
-    flags &= ~(MAP_HUGETLB | (63 << MAP_HUGE_SHIFT));
+    flags &= ~(MAP_HUGETLB | (int)(63u << MAP_HUGE_SHIFT));
     n_reserved++;
   }
   if (is_promise || at == promised)
