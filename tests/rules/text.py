@@ -15,6 +15,7 @@ import tree
 SOURCE = tree.CODE + (".py", ".sh", ".build", ".map")
 TEXT = SOURCE + (".md", ".txt", ".json", ".yml")
 COLUMNS, FUNCTION_LINES, FILE_LINES = 120, 70, 800
+PROSE_COLUMNS = 130 # pages are wrapped near 120; a word put in later need not wrap a paragraph anew
 
 
 def is_text(path):
@@ -36,6 +37,16 @@ def lines_check(path, lines):
             problems.append(f"{path}:{number}: {len(line)} columns, over {COLUMNS}")
     if lines and not lines[-1]:
         problems.append(f"{path}: empty lines at the end")
+    return problems
+
+
+def prose_check(path, lines):
+    """Rows of tables are as long as they must be, and what stands between fences is as it was printed."""
+    problems, is_fenced = [], False
+    for number, line in enumerate(lines, 1):
+        is_fenced ^= line.startswith("```")
+        if len(line) > PROSE_COLUMNS and not is_fenced and not line.startswith("|"):
+            problems.append(f"{path}:{number}: {len(line)} columns of prose, over {PROSE_COLUMNS}")
     return problems
 
 
@@ -81,6 +92,8 @@ def check(path, content):
     if not lines[-1]:
         lines.pop()
     problems += lines_check(path, lines)
+    if path.endswith(".md"):
+        problems += prose_check(path, lines)
     if is_source(path):
         problems += licence_check(path, lines)
     if path.endswith((".c", ".h", ".cu")):
@@ -100,6 +113,8 @@ def self_test():
     assert check("a.c", spdx + "int x;\n" * 800)
     assert check("a.c", spdx + "int x; \n") and check("a.c", spdx + "\tint x;\n") and check("a.c", "int x;\n")
     assert check("src/run/a.c", spdx + "#if X\n") and not check("src/base/a.c", spdx + "#if X\n")
+    assert prose_check("a.md", ["x" * 131]) and not prose_check("a.md", ["|" + "x" * 131, "```", "x" * 131, "```"])
+    assert prose_check("a.md", ["```", "x", "```", "x" * 131])
     assert check("a.c", spdx + "int x;") and check("a.c", spdx + "/*" + "x" * 120 + "*/\n")
 
 
