@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Opening cuBLASLt, and saying what is wrong with it. It is found by its soname, as the loader finds it, which
- * LD_LIBRARY_PATH directs; that it stays loaded (RTLD_NODELETE) is because its exit handlers do.
- */
+/* Opening cuBLASLt, and saying what is wrong with it: that there is none, that it is old, or what it lacks. */
 #include <dlfcn.h>
 #include <errno.h>
 
 #include "base/base.h"
+#include "base/library.h"
 #include "kernels/cuda/cublaslt_library.h"
 
 static int version_check(struct cublaslt_library *cublaslt, const char *soname, struct lade_error *error)
@@ -18,33 +16,21 @@ static int version_check(struct cublaslt_library *cublaslt, const char *soname, 
   return 0;
 }
 
-static int functions_find(struct cublaslt_library *cublaslt, const char *soname, struct lade_error *error)
+int lade_cublaslt_library_open(struct cublaslt_library *cublaslt, const char *soname, struct lade_error *error)
 {
-  const struct {
-    const char *name;
-    void **at;
-  } wanted[] = {
+  const struct lade_symbol wanted[] = {
 #define WANT(type, name, arguments) {#name, (void **)&cublaslt->name},
       LADE_CUBLASLT_FUNCTIONS(WANT)
 #undef WANT
   };
-  const char *missing = NULL;
-  for (size_t i = 0; i < LADE_COUNT(wanted); i++) {
-    *wanted[i].at = dlsym(cublaslt->library, wanted[i].name);
-    missing = *wanted[i].at || missing ? missing : wanted[i].name;
-  }
+  const char *missing;
+  *cublaslt = (struct cublaslt_library){0};
+  cublaslt->library = lade_library_open(soname, wanted, LADE_COUNT(wanted), &missing);
+  if (!cublaslt->library)
+    return lade_error_set(error, -ENOENT, "there is no cuBLASLt here (%s); install CUDA's libcublas", dlerror());
   int status = version_check(cublaslt, soname, error); /* first: an old one lacks functions, too */
   if (!status && missing)
     status = lade_error_set(error, -ENOSYS, "%s has no %s; it is no cuBLASLt", soname, missing);
-  return status;
-}
-
-int lade_cublaslt_library_open(struct cublaslt_library *cublaslt, const char *soname, struct lade_error *error)
-{
-  *cublaslt = (struct cublaslt_library){.library = dlopen(soname, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)};
-  if (!cublaslt->library)
-    return lade_error_set(error, -ENOENT, "there is no cuBLASLt here (%s); install CUDA's libcublas", dlerror());
-  int status = functions_find(cublaslt, soname, error);
   if (status) {
     dlclose(cublaslt->library);
     cublaslt->library = NULL;

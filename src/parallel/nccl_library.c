@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Opening NCCL, and saying what is wrong with it. It is found by its soname, as the loader finds it, which
- * LD_LIBRARY_PATH directs; that it stays loaded (RTLD_NODELETE) is because its threads and exit handlers do.
- */
+/* Opening NCCL, and saying what is wrong with it: that there is none, that it is old, or what it lacks. */
 #include <dlfcn.h>
 #include <errno.h>
 
 #include "base/base.h"
+#include "base/library.h"
 #include "parallel/nccl_library.h"
 
 /* Its version number has had two forms; every version that we accept has the later one. */
@@ -22,22 +20,16 @@ static int version_check(struct nccl_library *nccl, struct lade_error *error)
 
 int lade_nccl_library_open(struct nccl_library *nccl, struct lade_error *error)
 {
-  *nccl = (struct nccl_library){.library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)};
-  if (!nccl->library)
-    return lade_error_set(error, -ENOSYS, "there is no NCCL here (%s); install libnccl2", dlerror());
-  const struct {
-    const char *name;
-    void **at;
-  } wanted[] = {
+  const struct lade_symbol wanted[] = {
 #define WANT(type, name, arguments) {#name, (void **)&nccl->name},
       LADE_NCCL_FUNCTIONS(WANT)
 #undef WANT
   };
-  const char *missing = NULL;
-  for (size_t i = 0; i < LADE_COUNT(wanted); i++) {
-    *wanted[i].at = dlsym(nccl->library, wanted[i].name);
-    missing = *wanted[i].at || missing ? missing : wanted[i].name;
-  }
+  const char *missing;
+  *nccl = (struct nccl_library){0};
+  nccl->library = lade_library_open("libnccl.so.2", wanted, LADE_COUNT(wanted), &missing);
+  if (!nccl->library)
+    return lade_error_set(error, -ENOSYS, "there is no NCCL here (%s); install libnccl2", dlerror());
   int status = version_check(nccl, error); /* first: an old one lacks functions, too */
   if (!status && missing)
     status = lade_error_set(error, -ENOSYS, "libnccl.so.2 has no %s; it is no NCCL", missing);

@@ -175,14 +175,15 @@ const char *cublasLtGetStatusName(cublaslt_status status)
                                              : "CUBLAS_STATUS_OTHER";
 }
 
-/* Memory of @bytes for a thing that @function makes. */
-static cublaslt_status thing_make(const char *function, size_t bytes, void **ret_thing)
+/* What @function makes: a copy of the @bytes of @first. */
+static cublaslt_status thing_make(const char *function, const void *first, size_t bytes, void **ret_thing)
 {
   cublaslt_status result = enter(function, 1);
   if (result)
     return result;
-  *ret_thing = calloc(1, bytes);
-  LADE_ASSERT(*ret_thing);
+  void *thing = malloc(bytes);
+  LADE_ASSERT(thing);
+  *ret_thing = memcpy(thing, first, bytes);
   return result;
 }
 
@@ -200,7 +201,8 @@ cublaslt_status cublasLtCreate(cublaslt_handle *ret_handle)
   pthread_once(&driver.once, driver_find);
   if (driver.status() == CUDA_INVALID_CONTEXT)
     misuse("a handle is made without a context");
-  return thing_make("cublasLtCreate", sizeof(struct cublasLtContext), (void **)ret_handle);
+  const struct cublasLtContext first = {0};
+  return thing_make("cublasLtCreate", &first, sizeof(first), (void **)ret_handle);
 }
 
 cublaslt_status cublasLtDestroy(cublaslt_handle handle)
@@ -211,10 +213,8 @@ cublaslt_status cublasLtDestroy(cublaslt_handle handle)
 cublaslt_status cublasLtMatrixLayoutCreate(cublaslt_layout *ret_layout, int type, uint64_t rows, uint64_t columns,
                                            int64_t stride)
 {
-  cublaslt_status result = thing_make("cublasLtMatrixLayoutCreate", sizeof(struct layout), ret_layout);
-  if (!result)
-    *(struct layout *)*ret_layout = (struct layout){type, rows, columns, stride};
-  return result;
+  const struct layout first = {type, rows, columns, stride};
+  return thing_make("cublasLtMatrixLayoutCreate", &first, sizeof(first), ret_layout);
 }
 
 cublaslt_status cublasLtMatrixLayoutDestroy(cublaslt_layout layout)
@@ -224,11 +224,8 @@ cublaslt_status cublasLtMatrixLayoutDestroy(cublaslt_layout layout)
 
 cublaslt_status cublasLtMatmulDescCreate(cublaslt_product *ret_product, int compute_type, int scale_type)
 {
-  cublaslt_status result = thing_make("cublasLtMatmulDescCreate", sizeof(struct descriptor), ret_product);
-  if (!result)
-    *(struct descriptor *)*ret_product =
-        (struct descriptor){.compute = compute_type, .scale = scale_type, .epilogue = CUBLASLT_EPILOGUE_NONE};
-  return result;
+  const struct descriptor first = {.compute = compute_type, .scale = scale_type, .epilogue = CUBLASLT_EPILOGUE_NONE};
+  return thing_make("cublasLtMatmulDescCreate", &first, sizeof(first), ret_product);
 }
 
 cublaslt_status cublasLtMatmulDescDestroy(cublaslt_product product)
@@ -261,10 +258,8 @@ cublaslt_status cublasLtMatmulDescSetAttribute(cublaslt_product product, int att
 
 cublaslt_status cublasLtMatmulPreferenceCreate(cublaslt_preference *ret_preference)
 {
-  cublaslt_status result = thing_make("cublasLtMatmulPreferenceCreate", sizeof(struct preference), ret_preference);
-  if (!result)
-    *(struct preference *)*ret_preference = (struct preference){.schemes = 7, .align_bytes = {256, 256, 256, 256}};
-  return result;
+  const struct preference first = {.schemes = 7, .align_bytes = {256, 256, 256, 256}};
+  return thing_make("cublasLtMatmulPreferenceCreate", &first, sizeof(first), ret_preference);
 }
 
 cublaslt_status cublasLtMatmulPreferenceDestroy(cublaslt_preference preference)
