@@ -232,6 +232,16 @@ static int child_run(int (*fn)(void))
 
 enum { CHILD_SKIPS = 77 };
 
+/* What child_run returned was 0; CHILD_SKIPS skips the test, for the reason @why. */
+static void child_verify(int code, const char *why)
+{
+  if (code == CHILD_SKIPS) {
+    print_message("SKIP: %s\n", why);
+    skip();
+  }
+  assert_int_equal(code, 0);
+}
+
 /* From now on system call @number fails with @code if its argument @i_arg has any of @bits (0: always). */
 static bool syscall_refuse(unsigned number, int i_arg, unsigned bits, int code)
 {
@@ -268,12 +278,7 @@ static int child_without_uring(void)
 
 static void a_sandbox_without_io_uring_is_served_by_threads(void **state)
 {
-  int code = child_run(child_without_uring);
-  if (code == CHILD_SKIPS) {
-    print_message("SKIP: seccomp filters are refused here\n");
-    skip();
-  }
-  assert_int_equal(code, 0);
+  child_verify(child_run(child_without_uring), "seccomp filters are refused here");
 }
 
 static int child_without_direct(void)
@@ -298,12 +303,7 @@ static int child_without_direct(void)
 
 static void a_file_system_without_o_direct_is_refused_unless_allowed(void **state)
 {
-  int code = child_run(child_without_direct);
-  if (code == CHILD_SKIPS) {
-    print_message("SKIP: seccomp filters are refused here\n");
-    skip();
-  }
-  assert_int_equal(code, 0);
+  child_verify(child_run(child_without_direct), "seccomp filters are refused here");
 }
 
 static void without_o_tmpfile_the_file_is_unlinked_at_once(void **state)
@@ -362,11 +362,7 @@ static void a_directory_without_rights_is_named(void **state)
   assert_int_equal(mkdir("closed", 0500), 0);
   int code = child_run(child_without_rights);
   rmdir("closed");
-  if (code == CHILD_SKIPS) {
-    print_message("SKIP: cannot give up root's rights here\n");
-    skip();
-  }
-  assert_int_equal(code, 0);
+  child_verify(code, "cannot give up root's rights here");
 }
 
 static void a_store_in_memory_is_refused_unless_asked_for(void **state)
@@ -410,12 +406,7 @@ static int child_without_fallocate(void)
 
 static void without_fallocate_the_first_writing_allocates(void **state)
 {
-  int code = child_run(child_without_fallocate);
-  if (code == CHILD_SKIPS) {
-    print_message("SKIP: seccomp filters are refused here\n");
-    skip();
-  }
-  assert_int_equal(code, 0);
+  child_verify(child_run(child_without_fallocate), "seccomp filters are refused here");
 }
 
 static uint64_t memlock_bytes;
@@ -448,12 +439,7 @@ static void a_limit_of_locked_memory_is_enough_or_done_without(void **state)
   chmod("second,", 0777);
   for (size_t i = 0; i < LADE_COUNT(limits); i++) {
     memlock_bytes = limits[i];
-    int code = child_run(child_with_memlock);
-    if (code == CHILD_SKIPS) {
-      print_message("SKIP: cannot be an ordinary user here\n");
-      skip();
-    }
-    assert_int_equal(code, 0);
+    child_verify(child_run(child_with_memlock), "cannot be an ordinary user here");
   }
 }
 
@@ -527,11 +513,7 @@ static void an_overlay_is_a_store_or_refused_by_name(void **state)
   assert_int_equal(mkdir("layers", 0777), 0);
   int code = child_run(child_on_overlay);
   rmdir("layers");
-  if (code == CHILD_SKIPS) {
-    print_message("SKIP: overlays cannot be mounted here\n");
-    skip();
-  }
-  assert_int_equal(code, 0);
+  child_verify(code, "overlays cannot be mounted here");
 }
 
 static void a_read_only_remount_is_refused_by_name(void **state)
@@ -539,11 +521,7 @@ static void a_read_only_remount_is_refused_by_name(void **state)
   assert_int_equal(mkdir("remounted", 0777), 0);
   int code = child_run(child_read_only);
   rmdir("remounted");
-  if (code == CHILD_SKIPS) {
-    print_message("SKIP: mount namespaces are forbidden here\n");
-    skip();
-  }
-  assert_int_equal(code, 0);
+  child_verify(code, "mount namespaces are forbidden here");
 }
 
 static int child_with_size_limit(void)
@@ -565,12 +543,7 @@ static int child_with_size_limit(void)
 
 static void a_file_size_limit_is_an_error_and_not_a_signal(void **state)
 {
-  int code = child_run(child_with_size_limit);
-  if (code == CHILD_SKIPS) {
-    print_message("SKIP: the file size limit cannot be set here\n");
-    skip();
-  }
-  assert_int_equal(code, 0);
+  child_verify(child_run(child_with_size_limit), "the file size limit cannot be set here");
 }
 
 int main(int argc, char **argv)
