@@ -5,250 +5,21 @@
  * Usage: conform-comm self|memfd|file|apart|nccl [ENDING]. Without an ending every property of a job that goes well.
  * An ending is a job that does not: kill, stop, abort, mismatch, order, short, split, none (what goes wrong in the last
  * two is arranged from outside), and busy, which looks like stop and goes well; each rank then prints what its call
- * returned. With nccl memory is the device's, which the stand-in for the driver lets the processor see; on a GPU this
- * would fault.
+ * returned.
  */
 #include <errno.h>
-#include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/base.h"
-#include "base/cpu.h"
-#include "base/float.h"
-#include "device/cuda.h"
-#include "parallel/comm.h"
+#include "comm_world.h"
 #include "parallel/mesh.h"
 
 #define STAGING_BYTES 65536 /* small, so that middling sizes take many chunks */
-#define N_MOST 100003
-#define GUARD 0xa5
-
-extern char **environ;
-
-static struct world {
-  struct lade_launch launch;
-  struct lade_kernels kernels;
-  struct lade_comm_params params;
-  lade_comm *comm;
-  int rank, size, n_lines;
-  bool is_ordered;     /* sums have the contract's own bits */
-  lade_device *device; /* of nccl */
-} world;
-
-static void line_note(void *user, const char *line)
-{
-  ((struct world *)user)->n_lines++;
-  printf("LOG: %s\n", line);
-}
-
-static int world_open(const char *path, uint64_t staging_bytes, int timeout_ms, struct lade_error *error)
-{
-  static const char *const names[] = {"auto", "memfd", "file", "apart"};
-  struct lade_cpu cpu = lade_cpu_get();
-  lade_kernels_init(&world.kernels, &cpu);
-  int status = lade_launch_read(environ, error, &world.launch);
-  if (status)
-    return status;
-  world.params = (struct lade_comm_params){.struct_size = sizeof(world.params), .launch = &world.launch,
-                                           .kernels = &world.kernels, .staging_bytes = staging_bytes,
-                                           .timeout_ms = timeout_ms, .is_checked = true, .log = line_note,
-                                           .log_user = &world};
-  for (int i = 0; i < (int)LADE_COUNT(names); i++)
-    world.params.backing = strcmp(path, names[i]) == 0 ? (enum lade_comm_backing)i : world.params.backing;
-  world.params.engine = strcmp(path, "self") == 0 ? LADE_COMM_SELF : LADE_COMM_MPI;
-  if (strcmp(path, "nccl") == 0) {
-    struct lade_cuda_device_params gpu = {.struct_size = sizeof(gpu)};
-    world.params.engine = LADE_COMM_NCCL;
-    status = lade_device_open_cuda(&gpu, error, &world.device);
-    world.params.device = world.device;
-  }
-  if (!status)
-    status = lade_comm_open(&world.params, error, &world.comm);
-  if (!status) {
-    world.rank = lade_comm_rank(world.comm);
-    world.size = lade_comm_size(world.comm);
-  }
-  return status;
-}
-
-static void world_close(void)
-{
-  lade_comm_close(world.comm);
-  lade_device_close(world.device);
-}
-
-/* ---- what ranks hold ---- */
-
-/* An element that every rank can compute for every other: of all magnitudes, so that the order of a sum shows. */
-static float value_get(int rank, uint64_t element, uint32_t seed)
-{
-  uint64_t x = (uint64_t)(rank + 1) * 0x9e3779b97f4a7c15u ^ (element + 1) * 0xbf58476d1ce4e5b9u ^ seed * 0x94d049bbu;
-  x ^= x >> 29;
-  x *= 0x94d049bb133111ebu;
-  x ^= x >> 32;
-  float magnitude = (float)((int64_t)(x & 0xffffff) - 0x800000) * 0x1p-20f;
-  return x >> 60 == 0 ? magnitude * 1e6f : x >> 60 == 1 ? -0.0f : magnitude;
-}
-
-static void element_put(enum lade_dtype dtype, void *data, uint64_t i, float value)
-{
-  if (dtype == LADE_F32)
-    ((float *)data)[i] = value;
-  else
-    ((uint16_t *)data)[i] = lade_f32_to_bf16(value);
-}
-
-static float element_of(enum lade_dtype dtype, int rank, uint64_t element, uint32_t seed)
-{
-  float value = value_get(rank, element, seed);
-  return dtype == LADE_F32 ? value : lade_bf16_to_f32(lade_f32_to_bf16(value));
-}
-
-/* The sum over ranks [first, first + n) as the contract writes it. */
-static float sum_of(enum lade_dtype dtype, int first, int n, uint64_t element, uint32_t seed)
-{
-  int n_left = 1;
-  if (n == 1)
-    return element_of(dtype, first, element, seed);
-  while (2 * n_left < n)
-    n_left *= 2;
-  return sum_of(dtype, first, n_left, element, seed) + sum_of(dtype, first + n_left, n - n_left, element, seed);
-}
-
-static void expect(enum lade_dtype dtype, const void *data, uint64_t i, float value)
-{
-  uint32_t got, want;
-  if (dtype == LADE_F32) {
-    memcpy(&got, (const float *)data + i, sizeof(got));
-    want = lade_f32_bits(value);
-  } else {
-    got = ((const uint16_t *)data)[i];
-    want = lade_f32_to_bf16(value);
-  }
-  if (got != want)
-    fail_msg("rank %d: element %llu of %s: got %08x, want %08x", world.rank, (unsigned long long)i,
-             lade_dtype_name(dtype), got, want);
-}
-
-/* A sum in whatever order, rounded at each addition: off by an epsilon of all magnitudes for each. */
-static void expect_sum(enum lade_dtype dtype, int size, const void *data, uint64_t i, uint64_t element, uint32_t seed)
-{
-  float want = sum_of(dtype, 0, size, element, seed), magnitude = 0;
-  if (world.is_ordered) {
-    expect(dtype, data, i, want);
-    return;
-  }
-  for (int rank = 0; rank < size; rank++)
-    magnitude += fabsf(element_of(dtype, rank, element, seed));
-  float got = dtype == LADE_F32 ? ((const float *)data)[i] : lade_bf16_to_f32(((const uint16_t *)data)[i]);
-  if (!(fabsf(got - want) <= (float)size * magnitude * (dtype == LADE_F32 ? 0x1p-23f : 0x1p-8f)))
-    fail_msg("rank %d: element %llu of a sum of %s: got %g, want %g", world.rank, (unsigned long long)i,
-             lade_dtype_name(dtype), (double)got, (double)want);
-}
-
-/* ---- one collective, checked ---- */
-
-struct trial {
-  lade_comm *comm;
-  int rank, size; /* in comm */
-  enum lade_collective_kind kind;
-  enum lade_dtype dtype;
-  uint64_t n;
-  bool is_in_place;
-  uint32_t seed;
-  char *src, *dst; /* with room for size * n elements and a guard */
-  struct lade_collective c;
-};
-
-static bool is_of_world(enum lade_collective_kind kind)
-{
-  return kind == LADE_REDUCE_SCATTER || kind == LADE_ALL_TO_ALL;
-}
-
-static void trial_fill(struct trial *t)
-{
-  uint64_t item = lade_dtype_bytes(t->dtype), block = (uint64_t)t->rank * t->n;
-  uint64_t n_src = t->n * (is_of_world(t->kind) ? (uint64_t)t->size : 1);
-  uint64_t n_dst = t->n * (t->kind == LADE_ALL_GATHER || t->kind == LADE_ALL_TO_ALL ? (uint64_t)t->size : 1);
-  t->c = (struct lade_collective){.kind = t->kind, .dtype = t->dtype, .n = t->n, .src = t->src, .dst = t->dst};
-  t->c.peer = t->kind == LADE_BROADCAST ? (int)(t->seed % (uint32_t)t->size) : 0;
-  memset(t->dst, GUARD, (n_dst + 1) * item);
-  if (t->is_in_place && t->kind == LADE_ALL_GATHER)
-    t->c.src = t->dst + block * item;
-  else if (t->is_in_place && t->kind == LADE_REDUCE_SCATTER)
-    t->c.dst = t->src + block * item;
-  else if (t->is_in_place)
-    t->c.src = t->dst;
-  for (uint64_t i = 0; i < n_src; i++)
-    element_put(t->dtype, (void *)(uintptr_t)t->c.src, i, value_get(t->rank, i, t->seed));
-}
-
-static void trial_expect(const struct trial *t)
-{
-  uint64_t block = (uint64_t)t->rank * t->n, item = lade_dtype_bytes(t->dtype), n_dst = t->n;
-  for (uint64_t i = 0; i < t->n; i++) {
-    switch (t->kind) {
-    case LADE_REDUCE_SCATTER: expect_sum(t->dtype, t->size, t->c.dst, i, block + i, t->seed); break;
-    case LADE_ALL_REDUCE: expect_sum(t->dtype, t->size, t->c.dst, i, i, t->seed); break;
-    case LADE_BROADCAST: expect(t->dtype, t->c.dst, i, element_of(t->dtype, t->c.peer, i, t->seed)); break;
-    default:
-      for (int other = 0; other < t->size; other++) {
-        uint64_t from = t->kind == LADE_ALL_TO_ALL ? block + i : i;
-        expect(t->dtype, t->c.dst, (uint64_t)other * t->n + i, element_of(t->dtype, other, from, t->seed));
-      }
-      n_dst = t->n * (uint64_t)t->size;
-    }
-  }
-  if (!t->is_in_place || t->kind != LADE_REDUCE_SCATTER) /* nothing past the end */
-    for (uint64_t i = 0; i < item; i++)
-      assert_int_equal(((const uint8_t *)t->dst)[n_dst * item + i], GUARD);
-}
-
-static void trial_run(struct trial *t)
-{
-  struct lade_error error = {0};
-  trial_fill(t);
-  if (lade_comm_run(t->comm, &t->c, &error))
-    fail_msg("rank %d: %s", world.rank, error.text);
-  trial_expect(t);
-}
-
-/* Memory of the contract's own, or any that an engine on hosts takes. */
-static void *bytes_get(lade_comm *comm, uint64_t bytes, bool is_window)
-{
-  void *data = NULL;
-  struct lade_error error = {0};
-  if ((is_window || world.device) && lade_comm_alloc(comm, bytes, &error, &data))
-    fail_msg("%s", error.text);
-  if (!data)
-    data = malloc(bytes);
-  assert_non_null(data);
-  return data;
-}
-
-static void *room_get(lade_comm *comm, bool is_window)
-{
-  return bytes_get(comm, ((uint64_t)lade_comm_size(comm) * N_MOST + 1) * sizeof(float), is_window);
-}
-
-static void room_free(lade_comm *comm, void *data, bool is_window)
-{
-  if (is_window || world.device)
-    lade_comm_free(comm, data);
-  else
-    free(data);
-}
 
 /* Every kind, type and size, apart and in place, with each buffer in shared memory or not. */
 static void comm_verify(lade_comm *comm, const uint64_t *sizes, int n_sizes)
@@ -383,7 +154,7 @@ static void what_is_sent_arrives_in_order(void **state)
       if (lade_comm_run(world.comm, &c, &error))
         fail_msg("rank %d: %s", world.rank, error.text);
       for (uint64_t at = 0; at < sizes[i]; at++)
-        expect(LADE_F32, data, at, value_get(sender, at, i));
+        value_expect(LADE_F32, data, at, value_get(sender, at, i));
     }
   }
   room_free(world.comm, data, false);
@@ -689,74 +460,6 @@ static void arguments_that_make_no_sense_are_refused(void **state)
   refusal_verify((struct lade_collective){.kind = LADE_SEND, .n = 1, .src = x, .peer = world.rank}, "oneself");
   refusal_verify((struct lade_collective){.kind = LADE_ALL_GATHER, .n = UINT64_MAX / 4, .src = x, .dst = y},
                  "more than memory can hold");
-}
-
-/* ---- jobs that end badly ---- */
-
-/* What ended this rank's call, and how long it took since the deed was done. */
-static void ending_print(int status, const struct lade_error *error, int64_t since_ns)
-{
-  bool speaks = lade_comm_is_speaker(world.comm);
-  printf("END rank %d: %d after %lld ms%s: %s\n", world.rank, status, (long long)((lade_now_ns() - since_ns) / 1000000),
-         speaks ? ", speaks" : "", error->text);
-  fflush(stdout);
-}
-
-static int ending_run(const char *ending)
-{
-  enum { N_ENDING = 50000 };
-  static float memory[2 * N_ENDING];
-  float *x = world.device ? bytes_get(world.comm, sizeof(memory), true) : memory, *y = x + N_ENDING;
-  struct lade_collective c = {.kind = LADE_ALL_REDUCE, .dtype = LADE_F32, .n = N_ENDING, .src = x, .dst = y};
-  struct lade_error error = {0};
-  const bool is_busy = strcmp(ending, "busy") == 0;
-  int bad = world.size - 1, status = 0;
-  for (int i = 0; i < 20 && !status; i++)
-    status = lade_comm_run(world.comm, &c, &error);
-  int64_t since_ns = lade_now_ns();
-  if (world.rank == bad && strcmp(ending, "kill") == 0)
-    kill(getpid(), SIGKILL);
-  if (world.rank == bad && strcmp(ending, "stop") == 0) {
-    nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
-    exit(1);
-  }
-  if (world.rank == bad && is_busy) { /* twice as long as the others would wait */
-    lade_comm_set_busy(world.comm, true);
-    nanosleep(&(struct timespec){.tv_sec = 1, .tv_nsec = 600000000}, NULL);
-    lade_comm_set_busy(world.comm, false);
-  }
-  if (world.rank == bad && strcmp(ending, "abort") == 0)
-    lade_comm_abort(world.comm, "no memory left");
-  if (world.rank == bad && strcmp(ending, "mismatch") == 0)
-    c.n = 49999;
-  if (world.rank == bad && strcmp(ending, "order") == 0)
-    c.kind = LADE_BROADCAST;
-  for (int i = 0; i < 20 && !status && strcmp(ending, "split") == 0; i++) {
-    lade_comm *part = NULL;
-    status = lade_comm_split(world.comm, world.rank / 2, 0, &error, &part);
-    lade_comm_close(part);
-  }
-  if (strcmp(ending, "short") == 0) {
-    c = (struct lade_collective){.kind = world.rank == bad ? LADE_SEND : LADE_RECV, .dtype = LADE_F32, .src = x,
-                                 .dst = y, .n = world.rank == bad ? 10 : 20, .peer = world.rank == bad ? 0 : bad};
-    if (world.rank != bad && world.rank != 0) {
-      nanosleep(&(struct timespec){.tv_sec = 1}, NULL); /* the launcher ends the job with the first of us */
-      return 1;
-    }
-  }
-  for (int i = 0; i < (is_busy ? 20 : 1000000) && !status; i++)
-    status = lade_comm_run(world.comm, &c, &error);
-  if (world.rank == bad && strcmp(ending, "short") == 0)
-    return 1; /* its sends go well until the receiver is gone */
-  ending_print(status, &error, since_ns);
-  struct lade_error again = {0};
-  c.n = 1;
-  if (lade_comm_run(world.comm, &c, &again) != status || strcmp(again.text, error.text))
-    printf("END rank %d: a second call said otherwise: %s\n", world.rank, again.text);
-  if (world.device)
-    lade_comm_free(world.comm, x);
-  world_close();
-  return 1;
 }
 
 int main(int argc, char **argv)
