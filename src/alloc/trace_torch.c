@@ -14,7 +14,8 @@
  *
  * Reserved bytes follow from the segments at the end and, backwards, from the events of segments; their peak stands
  * beside what is replayed. Streams become queues in the order in which they appear. The recorded addresses have no
- * other use than to check the file: blocks that live together may not overlap, and those of a segment lie in it.
+ * other use than to check the file: segments may not overlap, nor blocks that live together, and those of a segment lie
+ * in it.
  *
  * The file is a stranger's. Every field is looked at by kind and range; what repeats through references is bounded by
  * the pickle's count of steps.
@@ -39,6 +40,12 @@ struct old {
   int call; /* that frees it, or -1 */
 };
 
+/* Where a segment of the device lies. */
+struct span {
+  uint64_t begin, end;
+  int number; /* the segment's, as messages count them */
+};
+
 struct torch {
   const char *name;
   lade_pickle *pickle;
@@ -47,12 +54,13 @@ struct torch {
   int history; /* the device's list of events */
   lade_trace_call_array calls;
   LADE_ARRAY(struct old) olds;
+  LADE_ARRAY(struct span) spans;
   uint64_t streams[LADE_TRACE_QUEUES];
   int n_streams;
   uint64_t total_bytes;
   /* Reserved bytes: at the end by the segments, and what the events added so far, with its extremes. */
   int64_t end_bytes, added_bytes, most_added_bytes, least_added_bytes;
-  /* Where we are, for messages. */
+  /* Where we are, for messages; nowhere in particular if NULL. */
   const char *where;
   int number;
 };
@@ -66,6 +74,8 @@ static int refuse(struct torch *torch, const char *format, ...)
   va_start(args, format);
   vsnprintf(reason, sizeof(reason), format, args);
   va_end(args);
+  if (!torch->where)
+    return lade_error_set(torch->error, -EBADMSG, "%s: %s", torch->name, reason);
   return lade_error_set(torch->error, -EBADMSG, "%s: %s %d: %s", torch->name, torch->where, torch->number, reason);
 }
 
@@ -224,8 +234,8 @@ static int items_count(struct torch *torch, int list, int *ret_n)
 static int device_choose(struct torch *torch, int root)
 {
   int histories = 0, history = 0, cursor = LADE_PICKLE_START, most = 0;
-  torch->where = "device";
   int code = field_get(torch, root, "device_traces", &histories);
+  torch->where = "device";
   for (; !code; torch->number++) {
     int n = 0;
     code = item_next(torch, histories, "device_traces", &cursor, &history);
@@ -314,9 +324,33 @@ static int segment_read(struct torch *torch, int value, const uint64_t *known)
   if (!code)
     code = field_get(torch, value, "blocks", &blocks);
   rest.end = rest.at + bytes;
+  if (!code && bytes && !LADE_PUSH(&torch->spans, ((struct span){rest.at, rest.end, torch->number})))
+    code = -ENOMEM;
   while (!code && !(code = item_next(torch, blocks, "blocks", &cursor, &block)))
     code = block_read(torch, block, &rest, known);
   return code == -ENOENT ? 0 : code;
+}
+
+static int span_compare(const void *a, const void *b)
+{
+  const struct span *x = a, *y = b;
+  if (x->begin != y->begin)
+    return x->begin < y->begin ? -1 : 1;
+  return (x->number > y->number) - (x->number < y->number);
+}
+
+/* Segments that share addresses would be counted twice in what was reserved. */
+static int spans_check(struct torch *torch)
+{
+  const struct span *spans = torch->spans.items;
+  if (torch->spans.n)
+    qsort(torch->spans.items, (size_t)torch->spans.n, sizeof(*torch->spans.items), span_compare);
+  for (int i = 1; i < torch->spans.n; i++) {
+    torch->number = spans[i].number;
+    if (spans[i].begin < spans[i - 1].end)
+      return refuse(torch, "it overlaps segment %d at %#" PRIx64, spans[i - 1].number, spans[i].begin);
+  }
+  return 0;
 }
 
 static int segments_read(struct torch *torch, int root)
@@ -328,15 +362,16 @@ static int segments_read(struct torch *torch, int root)
   for (int i = 0; i < torch->calls.n; i++)
     known[i] = torch->calls.items[i].id;
   qsort(known, (size_t)torch->calls.n, sizeof(*known), id_compare);
+  torch->where = NULL;
+  int code = field_get(torch, root, "segments", &segments);
   torch->where = "segment";
   torch->number = 0;
-  int code = field_get(torch, root, "segments", &segments);
   while (!code && !(code = item_next(torch, segments, "segments", &cursor, &segment))) {
     torch->number++;
     code = segment_read(torch, segment, known);
   }
   free(known);
-  return code == -ENOENT ? 0 : code;
+  return code == -ENOENT ? spans_check(torch) : code;
 }
 
 static int old_compare(const void *a, const void *b)
@@ -470,5 +505,6 @@ int lade_trace_read_torch(const char *name, const char *text, size_t n_bytes, st
   lade_pickle_destroy(torch.pickle);
   LADE_ARRAY_FREE(&torch.calls);
   LADE_ARRAY_FREE(&torch.olds);
+  LADE_ARRAY_FREE(&torch.spans);
   return code;
 }

@@ -384,7 +384,7 @@ static void test_pickles_that_are_no_snapshots_are_refused(void **state)
   pickle_refused("t: entry 1: the key action stands there twice");
   made.n = 0;
   OPS("\x80\x04}\x8c\x0d""device_traces](](}(\x8c\x06""action\x8c\x03""oomuees.");
-  pickle_refused("segments is missing");
+  pickle_refused("t: segments is missing");
 }
 
 /* A history of two million references to one event: read in a moment, and then stopped. */
@@ -410,6 +410,42 @@ static void test_a_history_that_is_one_shared_entry_is_refused(void **state)
   assert_non_null(strstr(error.text, "refers to the same data more often than a snapshot does"));
 }
 
+static void segment_make(uint64_t device, uint64_t address, uint64_t bytes)
+{
+  OPS("}(");
+  pair("device", device);
+  pair("address", address);
+  pair("total_size", bytes);
+  text("blocks");
+  OPS("]u");
+}
+
+static void test_segments_that_overlap_are_refused(void **state)
+{
+  static const uint64_t second[] = {8192, 8192 + 4096, 4096 + 1};
+  for (size_t i = 0; i < LADE_COUNT(second); i++) {
+    made.n = 0;
+    OPS("\x80\x04}(");
+    text("device_traces");
+    OPS("](](");
+    event_make(&(struct event){"alloc", 64, 8, 0});
+    OPS("ee");
+    text("segments");
+    OPS("](");
+    segment_make(0, second[i], 4096);
+    segment_make(0, 8192, 0); /* empty, and so nowhere */
+    segment_make(1, 8192, 4096); /* in another device's memory */
+    segment_make(0, 8192, 4096);
+    OPS("eu.");
+    struct lade_trace trace = {0};
+    if (second[i] == 8192 + 4096)
+      assert_int_equal(read_text(made.bytes, made.n, &trace), 0);
+    else
+      pickle_refused("t: segment 4: it overlaps segment 1 at 0x2000");
+    lade_trace_destroy(&trace);
+  }
+}
+
 static void test_the_longest_history_of_several_devices_is_read(void **state)
 {
   made.n = 0;
@@ -423,14 +459,8 @@ static void test_the_longest_history_of_several_devices_is_read(void **state)
   OPS("e]e");
   text("segments");
   OPS("](");
-  for (uint64_t device = 0; device < 2; device++) {
-    OPS("}(");
-    pair("device", device);
-    pair("address", 1 << 20);
-    pair("total_size", 100 + device);
-    text("blocks");
-    OPS("]u");
-  }
+  for (uint64_t device = 0; device < 2; device++)
+    segment_make(device, 1 << 20, 100 + device);
   OPS("eu.");
   made.bytes[made.n] = 0;
   struct lade_trace trace = {0};
@@ -555,6 +585,7 @@ int main(void)
       cmocka_unit_test(test_bad_fields_of_a_snapshot_are_refused_with_their_entry),
       cmocka_unit_test(test_pickles_that_are_no_snapshots_are_refused),
       cmocka_unit_test(test_a_history_that_is_one_shared_entry_is_refused),
+      cmocka_unit_test(test_segments_that_overlap_are_refused),
       cmocka_unit_test(test_the_longest_history_of_several_devices_is_read),
       cmocka_unit_test_setup_teardown(test_what_the_cache_writes_is_read_back, scratch_setup, scratch_teardown),
       cmocka_unit_test(test_the_public_snapshots_are_read_as_others_read_them),
