@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A mutex for sections that take less than a sleep, in as few instructions as a mutex can have.
+ * A mutex for sections that take less than a sleep, at the price of one atomic exchange: it is given back by a store.
  *
  * Who finds it taken spins for a moment and then sleeps until it is given back. It is not fair: whoever comes when it
- * is free takes it, so that nobody waits for a sleeper to wake up. It is not recursive.
+ * is free takes it, so that nobody waits for a sleeper to wake up. It is not recursive. A sleeper may, seldom, sleep
+ * for a millisecond after it was given back (lock.c).
  */
 #ifndef LADE_LOCK_H
 #define LADE_LOCK_H
@@ -45,8 +46,9 @@ static inline void lade_lock_take(struct lade_lock *lock)
 
 static inline void lade_lock_give(struct lade_lock *lock)
 {
-  uint32_t before = atomic_exchange_explicit(&lock->state, LADE_LOCK_FREE, memory_order_release);
+  uint32_t before = atomic_load_explicit(&lock->state, memory_order_relaxed);
   LADE_ASSERT(before != LADE_LOCK_FREE);
+  atomic_store_explicit(&lock->state, LADE_LOCK_FREE, memory_order_release);
   if (before == LADE_LOCK_AWAITED)
     lade_lock_wake(lock);
 }
