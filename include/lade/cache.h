@@ -247,12 +247,16 @@ struct lade_cache_event {
   enum lade_cache_action action;
   int tag;
   uint64_t address, bytes; /* of LADE_CACHE_OOM: what was left below the limit, what was asked for */
-  int64_t time_us;   /* since 1970; with one queue as coarse as the system's cheap clock */
+  int64_t time_us;   /* since 1970: when the clock was last read, at most 15 events of its queue ago */
   const char *place;
   int queue;         /* the cache's number of the queue; 0: the host */
 };
 
-/* Copy the last events, oldest first, at most @n; returns how many. */
+/*
+ * Copy the last events, oldest first, at most @n; returns how many. Events of one queue's memory, and so of any
+ * address, are in their order, and so are the calls of each thread. What several threads did for several queues is in
+ * the order of time_us, for which the clock is also read by a free when work was submitted since the last one.
+ */
 LADE_API int lade_cache_get_trace(lade_cache *cache, struct lade_cache_event *ret_events, int n);
 
 /* A page of plain text into @text: bytes by owner, fragmentation, what would make room. Returns its whole length. */

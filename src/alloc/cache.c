@@ -33,7 +33,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "alloc/cache_internal.h"
+#include "alloc/cache_trace.h"
 
 #define ALIVE_BYTES 4096
 #define MAX_TRACE_ENTRIES ((uint64_t)1 << 26)
@@ -525,6 +525,7 @@ static void block_end(const lade_cache *cache, struct shard *shard, struct block
   lade_cache_index_remove(link);
   block->free_place = place;
   block->count = lade_cache_queue_count(cache, block->queue);
+  lade_cache_stamp_age(shard, block->count);
   lade_cache_meter_sub(&meters[METER_BLOCKS], 1);
   lade_cache_meter_sub(&meters[METER_REQUESTED], block->requested_bytes);
   lade_cache_meter_sub(&meters[METER_BYTES], block->bytes);

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "alloc/cache_internal.h"
+#include "alloc/cache_trace.h"
 
 #define FRESH 0xcb
 #define GUARD 0xfd

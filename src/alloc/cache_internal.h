@@ -25,9 +25,8 @@
  * it the call takes all locks and ceilings are dealt anew, or the peak rises. What must not fall without
  * being seen, the bytes that are live (the rest of what is reserved is inactive, and has a peak), has a floor likewise.
  *
- * Events of one shard are in the order of its ring. Those of several are in the order of the processor's ticks
- * (base/ticks.h), or of the system's clock where ticks are not steady, which a cache that has used only one does not
- * pay for.
+ * Events of one shard are in the order of its ring, those of one thread in the order of its calls, and the clock is
+ * seldom read (cache_trace.c).
  *
  * Rejected: caches of freed blocks in front of one locked heap, which sizes that never come again miss; a shard
  * by thread, since a block's order is its queue's and threads move among queues; shards that share segments, since
@@ -36,9 +35,9 @@
  *
  * Files: cache.c the public calls and the ladder; cache_pools.c private pools; cache_shards.c locks, ceilings, the map
  * of addresses; cache_blocks.c blocks, bins and the index of addresses; cache_chunks.c segments and chunks;
- * cache_queues.c who may use what when; cache_stats.c numbers and trace; cache_report.c what to do when it is out;
- * cache_guard.c the sanitizer; cache_share.c memory of other processes; cache_snapshot.c the pickle; cache_check.c the
- * recount.
+ * cache_queues.c who may use what when; cache_stats.c numbers; cache_trace.c the trace; cache_report.c what to do when
+ * it is out; cache_guard.c the sanitizer; cache_share.c memory of other processes; cache_snapshot.c the pickle;
+ * cache_check.c the recount.
  */
 #ifndef LADE_CACHE_INTERNAL_H
 #define LADE_CACHE_INTERNAL_H
@@ -138,7 +137,9 @@ struct shard {
   uint64_t index_mask;
   struct trace_entry *trace; /* ring */
   uint64_t n_traced;
-  uint64_t n_alone; /* of these: before another shard had any */
+  uint64_t stamp;       /* of the last event, with room for a queue below */
+  uint64_t stamp_end;   /* the event before which the clock is read again */
+  uint64_t stamp_count; /* what had been submitted at the last free */
   int n_borrowed; /* requests that were served from other shards since the last that was served at home */
   int n_crowded;  /* climbs of the ladder for which another thread had to be waited for, since chunks were created */
   uint64_t floor_bytes; /* METER_BYTES falls to this without all locks */
@@ -204,6 +205,13 @@ struct trace_entry {
   uint64_t stamp; /* a time, and in the low bits the queue */
 };
 
+/* Which shard some thread's last event is in: the thread's number plus the shard's. A line to each. */
+struct tracer {
+  _Atomic uintptr_t last;
+  char rest[64 - sizeof(uintptr_t)];
+};
+#define N_TRACERS 64
+
 struct lade_cache {
   struct lade_lock lock; /* the first of all locks; alone it guards nothing */
   _Atomic int *is_alive; /* a page that is zero in a child of fork */
@@ -240,11 +248,11 @@ struct lade_cache {
   struct lade_cache_tag tags[LADE_CACHE_MAX_TAGS];
   int n_tags;
   uint64_t n_trace_entries; /* of each shard's ring: a power of two, or 0 */
-  int64_t traced_from_ns;      /* the stamps of the shard that was alone count from here */
-  uint64_t together_from_ticks; /* those of all since then from before here: two moments by two clocks */
-  int64_t together_from_ns;
-  bool has_steady_ticks; /* or else those ticks are the system's nanoseconds */
-  int n_tracing; /* shards that have events: with one their order is known without a clock */
+  uint64_t traced_from_ticks; /* stamps count from here */
+  int64_t traced_from_ns;
+  bool has_steady_ticks; /* or else ticks are the system's nanoseconds */
+  int n_tracing; /* shards that have events: one needs no stamps for their order */
+  struct tracer tracers[N_TRACERS];
   uint16_t moved[N_MOVED]; /* how often requests had to move chunks; see cache_chunks.c */
   uint64_t high_bytes;     /* the most live, before peaks were reset */
 
@@ -454,19 +462,13 @@ void lade_cache_inactive_note(lade_cache *cache);
 /* Make all of the statistics true. Called with all locks. */
 void lade_cache_stats_derive(lade_cache *cache);
 
+/* ---- cache_trace.c; what calls write is in cache_trace.h ---- */
+
 /* From now on events are kept, @n or more of them; none for 0. */
 void lade_cache_trace_init(lade_cache *cache, uint64_t n);
 /* How many events there are, and the last @n of them, oldest first. Called with all locks. */
 uint64_t lade_cache_trace_count(const lade_cache *cache);
 void lade_cache_trace_copy(const lade_cache *cache, struct lade_cache_event *ret_events, uint64_t n);
-void lade_cache_trace_write(lade_cache *cache, struct shard *shard, enum lade_cache_action action,
-                            const struct block *block);
-static inline void lade_cache_trace_add(lade_cache *cache, struct shard *shard, enum lade_cache_action action,
-                                        const struct block *block)
-{
-  if (shard->trace)
-    lade_cache_trace_write(cache, shard, action, block);
-}
 void lade_cache_trace_chunk(lade_cache *cache, struct shard *shard, enum lade_cache_action action, uint64_t address);
 
 /* ---- cache_report.c ---- */

@@ -20,7 +20,7 @@
  */
 #include <errno.h>
 
-#include "alloc/cache_internal.h"
+#include "alloc/cache_trace.h"
 
 /* A new shard is locked like the others. Who finds the queue finds its shard and the rest of the slot. */
 static int slot_fill(lade_cache *cache, lade_queue *queue, int number)

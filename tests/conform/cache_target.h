@@ -25,7 +25,7 @@ static inline struct bed bed_open(void **state, const struct lade_cache_params *
   struct lade_cache_params params = given ? *given : (struct lade_cache_params){0};
   params.struct_size = sizeof(params);
   params.device = bed.device;
-  params.n_trace_entries = 256;
+  params.n_trace_entries = params.n_trace_entries ? params.n_trace_entries : 256;
   for (int i = 0; i < N_TEST_QUEUES; i++)
     bed.queues[i] = queue_open(bed.device, LADE_QUEUE_COMPUTE);
   assert_int_equal(lade_cache_create(&params, NULL, &bed.cache), 0);

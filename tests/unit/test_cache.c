@@ -422,6 +422,70 @@ static void events_of_several_queues_are_in_the_order_of_the_calls(void **state)
   events_are_in_the_order_of_the_calls(state, false);
 }
 
+enum { N_TRACING = 3, N_TRACED = 300 };
+
+struct tracing {
+  struct bed *bed;
+  int tag;
+  _Atomic int *n_ready;
+};
+
+/* Sizes say which call of the thread it was. It moves from queue to queue, and stays for a while. */
+static void *tracing_run(void *arg)
+{
+  struct tracing *tracing = arg;
+  struct bed *bed = tracing->bed;
+  atomic_fetch_add(tracing->n_ready, 1);
+  while (atomic_load(tracing->n_ready) < N_TRACING)
+    ;
+  for (int i = 0; i < N_TRACED; i++, tick_pass()) {
+    struct lade_cache_request request = {.struct_size = sizeof(request),
+                                         .bytes = 512 * (uint64_t)(i + 1),
+                                         .queue = bed->queues[i * i / 7 % N_TEST_QUEUES],
+                                         .tag = tracing->tag};
+    void *block = NULL;
+    if (lade_cache_alloc(bed->cache, &request, NULL, &block) || lade_cache_free(bed->cache, block, NULL, NULL))
+      return arg;
+  }
+  return NULL;
+}
+
+/* Threads that share queues: the events of each are there, in its order. */
+static void every_threads_events_are_in_its_order(void **state)
+{
+  enum { MAX_EVENTS = 4096 };
+  struct bed bed = bed_open(state, &(struct lade_cache_params){.n_trace_entries = MAX_EVENTS}, NULL);
+  struct tracing tracings[N_TRACING];
+  pthread_t threads[N_TRACING];
+  _Atomic int n_ready = 0;
+  for (int i = 0; i < N_TRACING; i++) {
+    tracings[i] = (struct tracing){.bed = &bed, .n_ready = &n_ready};
+    char name[] = {'t', (char)('0' + i), 0};
+    assert_int_equal(lade_cache_tag_add(bed.cache, name, &tracings[i].tag), 0);
+    assert_int_equal(pthread_create(&threads[i], NULL, tracing_run, &tracings[i]), 0);
+  }
+  for (int i = 0; i < N_TRACING; i++) {
+    void *failed = NULL;
+    pthread_join(threads[i], &failed);
+    assert_null(failed);
+  }
+  struct lade_cache_event *events = calloc(MAX_EVENTS, sizeof(*events));
+  uint64_t n_calls[N_TRACING + 1] = {0};
+  int n = lade_cache_get_trace(bed.cache, events, MAX_EVENTS);
+  assert_true(n < MAX_EVENTS);
+  for (int i = 0; i < n; i++) {
+    if (events[i].action == LADE_CACHE_SEGMENT_MAP || events[i].action == LADE_CACHE_SEGMENT_UNMAP)
+      continue;
+    uint64_t call = n_calls[events[i].tag]++;
+    assert_int_equal(events[i].action, call % 2 ? LADE_CACHE_FREE : LADE_CACHE_ALLOC);
+    assert_int_equal(events[i].bytes, 512 * (call / 2 + 1));
+  }
+  for (int i = 0; i < N_TRACING; i++)
+    assert_int_equal(n_calls[tracings[i].tag], 2 * N_TRACED);
+  free(events);
+  bed_close(&bed);
+}
+
 /* ---- failures ---- */
 
 static void scenario_run(struct bed *bed, lade_cache_pool **ret_pool)
@@ -660,6 +724,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(the_sanitizer_names_what_was_done),
       cmocka_unit_test(quarantined_memory_is_never_out),
       cmocka_unit_test(events_of_several_queues_are_in_the_order_of_the_calls),
+      cmocka_unit_test(every_threads_events_are_in_its_order),
       cmocka_unit_test(refused_calls_of_the_device_lose_nothing),
       cmocka_unit_test(refused_heap_calls_lose_nothing),
       cmocka_unit_test(a_child_of_fork_is_told_no),
