@@ -293,7 +293,12 @@ struct lade_stream_need {
   uint64_t windows_bytes, scales_bytes;
 };
 struct lade_stream_need lade_stream_need(const struct lade_stream_params *params);
-/* The scratch of updates that need no more than @most, of one alone or of several that share it. */
+/*
+ * Room for scales of updates that have at most @most_bytes of them: of one alone, or of as many one after another as
+ * are under way at once.
+ */
+uint64_t lade_stream_scales_bytes(uint64_t most_bytes, bool is_shared);
+/* The scratch of updates that need no more than @most, of one or of several that share it: windows, then scales. */
 uint64_t lade_stream_scratch_bytes(struct lade_stream_need most, bool is_shared);
 /* Is @part streamed whole? */
 static inline bool lade_part_is_scales(enum lade_part part)

@@ -9,6 +9,8 @@
 #include "base/base.h"
 #include "plan/program.h"
 
+#define SHORT_SCALES_BYTES (32 * 2 * LADE_BUFFER_ALIGN) /* of as many updates as have items under way (stream.c) */
+
 int lade_value_part(const struct lade_graph *graph, int param, enum lade_part part)
 {
   if (part == LADE_PART_RESIDUAL && graph->dtype == LADE_F32)
@@ -112,10 +114,15 @@ struct lade_stream_need lade_stream_need(const struct lade_stream_params *params
   return need;
 }
 
-/* Scales of one update are read while those of the one before it are still in use. */
+/* Two of the longest are there at once, and behind short ones some more short ones. */
+uint64_t lade_stream_scales_bytes(uint64_t most_bytes, bool is_shared)
+{
+  return is_shared && most_bytes ? 2 * most_bytes + SHORT_SCALES_BYTES : most_bytes;
+}
+
 uint64_t lade_stream_scratch_bytes(struct lade_stream_need most, bool is_shared)
 {
-  return most.windows_bytes + (is_shared ? 2 : 1) * most.scales_bytes;
+  return most.windows_bytes + lade_stream_scales_bytes(most.scales_bytes, is_shared);
 }
 
 const char *lade_value_name(const struct lade_graph *graph, int tensor, char *name)

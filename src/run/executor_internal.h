@@ -63,6 +63,7 @@ struct stream_call {
   int part_of_role[LADE_ROLE_V + 1];          /* -1: not streamed */
   int n_scales;
   struct stream_scales scales[STREAM_MAX_SCALES];
+  uint64_t scales_offset; /* in their ring */
   int32_t scratch_buffer;
   char *scratch;
   uint64_t scratch_bytes;
