@@ -123,7 +123,7 @@ const struct option option_table[] = {
      .least = 1, .help = "bytes in --store"},
     {OPTION_FLAG, "durable", NULL, VERB_TRAIN | VERB_PLAN, AT(session.is_durable),
      .help = "keep all parameters and optimizer state in --store, published after every step: the same command goes on "
-             "after a kill or a power cut; not with --zero"},
+             "after a kill or a power cut"},
     {OPTION_FLAG, "allow-tmpfs", NULL, ALL | VERB_DOCTOR, AT(session.allow_tmpfs),
      .help = "let --store be a directory in memory"},
     {OPTION_TEXT, "residency", "auto|none|full|selective|FILE", ALL, AT(residency), .preset = "auto",

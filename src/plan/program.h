@@ -225,10 +225,11 @@ struct lade_program {
 /* Bytes that element-for-element hold value @tensor (any microbatch) of the whole graph, as checkpoints have it. */
 uint64_t lade_value_bytes(const struct lade_graph *graph, int tensor);
 /*
- * Bytes of the store that all parameters take with their state when they are at home there, in whole granules. They
- * stand first in it: parameter by parameter, the working copy and then the parts.
+ * Bytes of the store that all parameters take with their state when they are at home there, in whole granules: as a
+ * rank of @layout has them, whole or in blocks; NULL: whole. They stand first in it: parameter by parameter, the
+ * working copy and then the parts.
  */
-uint64_t lade_state_store_bytes(const struct lade_graph *graph);
+uint64_t lade_state_store_bytes(const struct lade_graph *graph, const struct lade_layout *layout);
 
 /* Ranks over which the state of parameters is cut: 1 unless the layout is ZeRO's. */
 int lade_shard_count(const struct lade_layout *layout);

@@ -63,14 +63,16 @@ static uint64_t store_granules(uint64_t bytes)
   return lade_align_up(LADE_MAX(bytes, 1), LADE_STORE_ALIGN);
 }
 
-uint64_t lade_state_store_bytes(const struct lade_graph *graph)
+uint64_t lade_state_store_bytes(const struct lade_graph *graph, const struct lade_layout *layout)
 {
+  const bool is_sharded = lade_shard_count(layout) > 1;
   uint64_t bytes = 0;
   for (int param = 0; param < graph->n_params; param++) {
-    bytes += store_granules(lade_value_bytes(graph, graph->params[param].tensor));
+    const int weight = is_sharded ? lade_value_block(graph, param, LADE_BLOCK_WEIGHT) : graph->params[param].tensor;
+    bytes += store_granules(lade_held_bytes(graph, layout, weight));
     for (int part = 0; part < LADE_N_PARTS; part++) {
       int tensor = lade_value_part(graph, param, (enum lade_part)part);
-      bytes += tensor < 0 ? 0 : store_granules(lade_value_bytes(graph, tensor));
+      bytes += tensor < 0 ? 0 : store_granules(lade_held_bytes(graph, layout, tensor));
     }
   }
   return bytes;

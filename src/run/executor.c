@@ -536,11 +536,12 @@ static int comms_match(const lade_executor *ex, const struct lade_program *progr
   return 0;
 }
 
+/* Parameters, or the blocks that we have of them, and their state. */
 static bool is_all_stored(const lade_executor *ex)
 {
   const struct lade_program *program = ex->params.plan->train;
-  for (int param = 0; param < ex->graph->n_params; param++) {
-    if (program->buffers[ex->resident[ex->graph->params[param].tensor]].space != LADE_STORE)
+  for (int value = 0; value < lade_value_count(ex->graph); value++) {
+    if (ex->resident[value] >= 0 && program->buffers[ex->resident[value]].space != LADE_STORE)
       return false;
   }
   return true;

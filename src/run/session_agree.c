@@ -303,7 +303,7 @@ static int room_measure(const lade_session *s, struct room *ret_room, struct lad
   int status = lade_store_room(s->params.store, &ret_room->free_bytes, &ret_room->drives, error);
   if (status)
     return status;
-  const uint64_t durable_bytes = s->durable ? lade_state_store_bytes(s->graph) : 0; /* which are taken already */
+  const uint64_t durable_bytes = session_durable_slot(s); /* which are taken already */
   ret_room->taken_bytes = s->plan->peak_bytes[LADE_STORE] - LADE_MIN(s->plan->peak_bytes[LADE_STORE], durable_bytes);
   return 0;
 }

@@ -199,9 +199,14 @@ int session_durable_begin(lade_session *s, struct lade_error *error)
 
 /* ---- where state is ---- */
 
+uint64_t session_durable_slot(const lade_session *s)
+{
+  return s->params.is_durable ? lade_state_store_bytes(s->graph, lade_peers_layout(&s->peers)) : 0;
+}
+
 uint64_t session_durable_extra(const lade_session *s)
 {
-  return s->params.is_durable ? lade_durable_extra_bytes(lade_state_store_bytes(s->graph)) : 0;
+  return s->params.is_durable ? lade_durable_extra_bytes(session_durable_slot(s)) : 0;
 }
 
 /* A plan opens nothing: somebody may be training there. */
@@ -220,7 +225,7 @@ uint64_t session_durable_held(const lade_session *s)
 
 uint64_t session_durable_published(const lade_session *s)
 {
-  return s->params.is_durable ? lade_durable_publish_bytes(lade_state_store_bytes(s->graph)) : 0;
+  return s->params.is_durable ? lade_durable_publish_bytes(session_durable_slot(s)) : 0;
 }
 
 int session_durable_check_room(const lade_session *s, struct lade_error *error)
@@ -229,7 +234,7 @@ int session_durable_check_room(const lade_session *s, struct lade_error *error)
   if (!s->params.is_durable)
     return 0;
   const char *each = s->peers.layout.mesh.world > 1 ? " for each rank" : "";
-  uint64_t bytes = lade_state_store_bytes(s->graph) + session_durable_extra(s);
+  uint64_t bytes = session_durable_slot(s) + session_durable_extra(s);
   if (s->store_bytes >= bytes)
     return 0;
   lade_size_format(bytes, need, sizeof(need));
@@ -264,10 +269,14 @@ int session_durable_pin(lade_session *s, struct lade_error *error)
   return 0;
 }
 
-/* What the bytes of a slot are, as a number: tensors in their order, their form, and what the model does with them. */
+/*
+ * What the bytes of a slot are, as a number: tensors in their order, their form, which of their elements where they are
+ * cut, and what the model does with them.
+ */
 static uint64_t layout_of(const lade_session *s)
 {
   const struct lade_model *m = &s->model;
+  const struct lade_layout *layout = lade_peers_layout(&s->peers);
   const double numbers[] = {m->family, (double)m->heads, (double)m->key_heads, (double)lade_model_head_dim(m),
                             m->is_tied, m->norm_eps, m->rope_base, m->rope_scale_factor, m->rope_low_freq_factor,
                             m->rope_high_freq_factor, (double)m->rope_original_context, s->params.dtype,
@@ -277,6 +286,9 @@ static uint64_t layout_of(const lade_session *s)
     const struct lade_tensor *tensor = &s->graph->tensors[s->graph->params[param].tensor];
     sum = XXH3_64bits_withSeed(tensor->name, strlen(tensor->name), sum);
     sum = XXH3_64bits_withSeed(tensor->dims, (size_t)tensor->n_dims * sizeof(tensor->dims[0]), sum);
+    const struct lade_shard shard = lade_param_shard(s->graph, layout, param);
+    if (lade_shard_count(layout) > 1)
+      sum = XXH3_64bits_withSeed(&shard, sizeof(shard), sum);
   }
   return sum;
 }
@@ -289,7 +301,7 @@ static int slots_open(lade_session *s, struct lade_error *error)
     return 0;
   const struct lade_machine_store *drive = &s->cost.machine.store;
   lade_durable_set_pieces(s->durable, (uint32_t)drive->piece_bytes, drive->n_pieces);
-  int status = lade_durable_prepare(s->durable, lade_state_store_bytes(s->graph), layout_of(s), error);
+  int status = lade_durable_prepare(s->durable, session_durable_slot(s), layout_of(s), error);
   if (status != -EINVAL || !s->is_recovered)
     return status;
   const struct lade_checkpoint_run now = session_run(s);

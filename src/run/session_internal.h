@@ -79,6 +79,7 @@ void session_go_on(lade_session *session, const char *where);
  */
 int session_durable_begin(lade_session *session, struct lade_error *error);
 int session_durable_pin(lade_session *session, struct lade_error *error);
+uint64_t session_durable_slot(const lade_session *session); /* bytes of one slot: all state that this rank keeps */
 uint64_t session_durable_extra(const lade_session *session);
 uint64_t session_durable_held(const lade_session *session); /* bytes that an earlier run's state has there already */
 uint64_t session_durable_published(const lade_session *session); /* bytes a step writes beside the state */

@@ -108,9 +108,6 @@ static int ranks_open(lade_session *s, struct lade_error *error)
   if (!status && is_run && !s->params.world && world > 1)
     status = lade_error_set(error, -EINVAL, "the layout is of %d ranks, and this is one process; `lade launch -n %d -- "
                             "train ...` starts as many", world, world);
-  if (!status && s->params.is_durable && s->peers.layout.zero)
-    status = lade_error_set(error, -EINVAL, "--durable keeps what each rank has whole, and --zero %d has it in shards; "
-                            "leave out one of them (--save keeps shards)", s->peers.layout.zero);
   s->params.n_node_ranks = LADE_MAX(s->params.n_node_ranks, 1);
   return status;
 }
@@ -453,7 +450,7 @@ static int device_open(lade_session *s, struct lade_error *error)
 
 static int store_open(lade_session *s, struct lade_error *error)
 {
-  const uint64_t durable_bytes = s->durable ? lade_state_store_bytes(s->graph) : 0;
+  const uint64_t durable_bytes = session_durable_slot(s);
   if (s->params.is_dry)
     return 0;
   int status = session_durable_prepare(s, error);

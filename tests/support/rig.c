@@ -118,12 +118,18 @@ struct lade_plan *rig_plan(const struct rig *rig, struct lade_residency *residen
 
 /* ---- running one ---- */
 
+/* That is kept in a slot. */
+static uint64_t durable_bytes(const struct rig *rig)
+{
+  return rig->is_durable ? lade_state_store_bytes(rig->graph, rig->layout) : 0;
+}
+
 static int durable_open(struct rig *rig, struct lade_error *error)
 {
   const struct lade_durable_params how = {.struct_size = sizeof(how), .dir = rig->store_dir, .engine = rig->engine,
                                           .allow_tmpfs = rig->allow_tmpfs, .faults = rig->faults};
   int status = lade_durable_open(&how, error, &rig->durable);
-  return status ? status : lade_durable_prepare(rig->durable, lade_state_store_bytes(rig->graph), 1, error);
+  return status ? status : lade_durable_prepare(rig->durable, durable_bytes(rig), 1, error);
 }
 
 /* First values, and for a durable rig the generation of them; or what was left. */
@@ -145,7 +151,7 @@ int rig_open(struct rig *rig, const struct lade_plan *plan, struct lade_error *e
   int status = lade_device_open_host(&device, error, &rig->device);
   if (!status && rig->is_durable)
     status = durable_open(rig, error);
-  if (!status && plan->peak_bytes[LADE_STORE] > (rig->is_durable ? lade_state_store_bytes(rig->graph) : 0)) {
+  if (!status && plan->peak_bytes[LADE_STORE] > durable_bytes(rig)) {
     struct lade_store_params store = {.struct_size = sizeof(store), .dir = rig->store_dir, .engine = rig->engine,
                                       .capacity_bytes = plan->peak_bytes[LADE_STORE], .allow_tmpfs = rig->allow_tmpfs,
                                       .faults = rig->faults};

@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of two ranks with --durable: after a kill, or a drive that fails at one of them, the same command goes on with
-the numbers of a job that nobody disturbed; ranks whose files are no parts of one state are refused.
+"""Jobs of several ranks with --durable, of replicas and of shards: after a kill, or a drive that fails at one of them, the
+same command goes on with the numbers of a job that nobody disturbed; ranks whose files are no parts of one state are
+refused.
 
 Usage: durable_ranks.py LADE PLUGIN [N]
 
-With N that many kills of a random rank at a random moment, and refusals.
+With N that many kills at random moments of several layouts each, and refusals.
 """
+import collections
+import glob
+import hashlib
 import json
 import os
 import random
@@ -24,13 +28,22 @@ from jobs import require
 LADE = os.path.abspath(sys.argv[1])
 ENVIRONMENT = jobs.environment(sys.argv[2])
 N_STEPS = 6
-TRAIN = ["--model", "nano", "--dtype", "fp32", "--batch", "8", "--seq", "32", "--eval-iters", "1", "--quiet", "--json",
+TRAIN = ["--model", "nano", "--batch", "8", "--seq", "32", "--eval-iters", "1", "--quiet", "--json",
          "--machine", "a100-40g", "--data", "text.txt", "--steps", str(N_STEPS), "--budget", "min", "--host-budget", "0",
          "--store", "state", "--durable", "--allow-tmpfs"]
 
+Layout = collections.namedtuple("Layout", "ranks options")
+# Sums are in one order in these three, and so are all numbers.
+REPLICAS = Layout(2, ("--dtype", "fp32"))
+ZERO_1 = Layout(2, (*REPLICAS.options, "--zero", "1"))
+ZERO_3 = Layout(2, (*REPLICAS.options, "--zero", "3"))
+# What else cuts a parameter or repeats its blocks, and other forms of state, with their padding.
+ZERO_3_TP = Layout(4, ("--zero", "3", "--tp", "2", "--micro-batch", "2", "--moments", "bf16"))
+HYBRID = Layout(4, ("--zero", "3", "--shard", "2", "--moments", "8bit", "--master", "24bit"))
 
-def begin(*arguments, ranks=2, launch=()):
-    return jobs.Job(jobs.command(LADE, ranks, *TRAIN, *arguments, launch=launch), ENVIRONMENT, "log")
+
+def begin(layout, *more, launch=()):
+    return jobs.Job(jobs.command(LADE, layout.ranks, *TRAIN, *layout.options, *more, launch=launch), ENVIRONMENT, "log")
 
 
 def digests(out):
@@ -53,34 +66,38 @@ def generation(rank):
     return max(struct.unpack_from("<Q", record, 16)[0] for record in records if record.startswith(b"lade-dur"))
 
 
-def undisturbed():
+def generations(layout):
+    return [generation(rank) for rank in range(layout.ranks)]
+
+
+def undisturbed(layout):
+    """What a job of the layout comes to."""
     clear()
-    code, out, lines = begin().end()
+    code, out, lines = begin(layout).end()
     if code == 2 and any("O_DIRECT" in line for line in lines):
         jobs.skip("no store here: " + lines[0])
-    require(code == 0 and generation(0) == generation(1) == N_STEPS, "a durable job fails", lines)
+    require(code == 0 and set(generations(layout)) == {N_STEPS}, "a durable job fails", lines)
     clear()
     return digests(out)
 
 
-def goes_on(what):
+def goes_on(layout, want, what):
     """The same command, to the same end."""
-    code, out, lines = begin().end()
-    require(code == 0 and digests(out) == WANT, f"{what}: {code}, or other numbers", (lines, WANT, out))
-    require(generation(0) == generation(1) == N_STEPS, f"{what}: ranks end apart", (generation(0), generation(1)))
+    code, out, lines = begin(layout).end()
+    require(code == 0 and digests(out) == want, f"{what}: {code}, or other numbers", (lines, want, out))
+    require(set(generations(layout)) == {N_STEPS}, f"{what}: ranks end apart", generations(layout))
 
 
-def drive_fails(bad, nth):
-    """Rank @bad cannot sync, and has not published the step that the other has: that one takes it back."""
+def drive_fails(layout, bad, nth):
+    """Rank @bad of two cannot sync, and has not published the step that the other has: that one takes it back."""
     clear()
     script = (f'shift; [ $OMPI_COMM_WORLD_RANK = {bad} ] && exec strace -f -qq -o trace -e trace=fdatasync '
               f'-e inject=fdatasync:error=EIO:when={nth} "$0" "$@"; exec "$0" "$@"')
-    code, _, lines = begin(launch=["--", "sh", "-c", script, LADE]).end()
+    code, _, lines = begin(layout, launch=["--", "sh", "-c", script, LADE]).end()
     require(code == 5 and len(lines) == 1 and "Input/output error" in lines[0] and f"rank {bad}" in lines[0],
             f"a rank whose drive fails ends the job with {code}", lines)
-    require(generation(1 - bad) == generation(bad) + 1, "the other rank is not ahead by one",
-            (generation(0), generation(1)))
-    goes_on(f"after a failure of rank {bad}")
+    require(generation(1 - bad) == generation(bad) + 1, "the other rank is not ahead by one", generations(layout))
+    goes_on(layout, WANT, f"after a failure of rank {bad}")
 
 
 def can_trace():
@@ -89,22 +106,60 @@ def can_trace():
     return subprocess.run(["strace", "-qq", "-o", "trace", "true"], check=False).returncode == 0
 
 
+def killed(layout, seconds, is_one):
+    """A job of which one rank, or each, is killed at a random moment within @seconds: how many were, and its end."""
+    job, n_killed = begin(layout), 0
+    try:
+        job.process.wait(random.uniform(0, seconds))
+    except subprocess.TimeoutExpired:
+        pass
+    ranks = list(job.ranks().values())
+    for process in random.sample(ranks, min(len(ranks), 1)) if is_one else ranks:
+        try:
+            os.kill(process, signal.SIGKILL)
+            n_killed += 1
+        except ProcessLookupError:
+            pass
+    code, out, lines = job.end()
+    apart = max(generations(layout)) - min(generations(layout))
+    require(apart <= 1, "ranks are apart after a kill", generations(layout))
+    return n_killed, apart, code, out, lines
+
+
 def what_all_ranks_have_is_gone_on_from():
     if can_trace():
-        drive_fails(1, 7)
+        drive_fails(ZERO_3, 1, 7)
     else:
-        goes_on("anew")
+        goes_on(ZERO_3, WANT, "anew")
+
+
+def blocks_of_a_killed_job_are_gone_on_from():
+    clear()
+    killed(ZERO_1, TOOK, False)
+    goes_on(ZERO_1, WANT, "after a kill of all ranks")
 
 
 def the_first_step_and_the_first_rank_are_no_others():
-    for bad, nth in ((0, 9), (1, 1)) if can_trace() else ():
-        drive_fails(bad, nth)
+    for layout, bad, nth in ((REPLICAS, 0, 9), (ZERO_1, 1, 1)) if can_trace() else ():
+        drive_fails(layout, bad, nth)
 
 
-def refused(code, words, *arguments, ranks=2):
-    got, out, lines = begin(*arguments, ranks=ranks).end()
+def files():
+    """What is in the files of durable state, as one number each."""
+    found = {}
+    for path in glob.glob("state/lade-durable*"):
+        with open(path, "rb") as file:
+            found[path] = hashlib.md5(file.read()).hexdigest()
+    return found
+
+
+def refused(code, words, layout, *more, launch=()):
+    before = files()
+    got, out, lines = begin(layout, *more, launch=launch).end()
     require(got == code and not out and len(lines) == 1 and re.search(words, lines[0]),
             f"it ends with {got}, and not with {code} and {words}", lines)
+    after = files()
+    require(before == {path: after.get(path) for path in before}, "a refusal touches files", (before, after))
 
 
 def journals_swap():
@@ -113,46 +168,72 @@ def journals_swap():
     os.rename("journal", "state/lade-durable-1.journal")
 
 
+def second_rank_swap():
+    """The files of rank 1 and those that were put aside."""
+    os.makedirs("aside", exist_ok=True)
+    for name in ("lade-durable-1.data", "lade-durable-1.journal"):
+        if os.path.exists(f"aside/{name}"):
+            os.rename(f"aside/{name}", name)
+        os.rename(f"state/{name}", f"aside/{name}")
+        if os.path.exists(name):
+            os.rename(name, f"state/{name}")
+
+
+def older_files_of_a_rank_are_refused():
+    clear()
+    require(begin(ZERO_3, "--steps", "2").end()[0] == 0, "a shorter job fails")
+    second_rank_swap()
+    clear()
+    goes_on(ZERO_3, WANT, "anew")
+    second_rank_swap()
+    refused(5, "rank 1 finds generation 2 and rank 0 finds 6", ZERO_3)
+    second_rank_swap()
+
+
+def a_directory_that_a_rank_lacks_is_named():
+    os.makedirs("elsewhere", exist_ok=True)
+    os.symlink("../text.txt", "elsewhere/text.txt")
+    launch = ["--", "sh", "-c", 'shift; [ $OMPI_COMM_WORLD_RANK = 1 ] && cd elsewhere; exec "$0" "$@"', LADE]
+    refused(2, "rank 1: store directory state: No such file", ZERO_3, launch=launch)
+    os.mkdir("elsewhere/state")
+    refused(5, "rank 1 finds no durable state, and rank 0 finds generation 6", ZERO_3, launch=launch)
+    require(not os.listdir("elsewhere/state"), "a refusal leaves files")
+
+
 def what_is_not_one_state_is_refused_and_not_touched():
-    clear()
-    goes_on("anew")
-    refused(2, 'of "dp2" keeps, and this is rank . of "tp2"', "--tp", "2")
-    refused(2, 'of "dp2" keeps, and this is rank . of "dp3"', "--batch", "12", ranks=3)
-    os.rename("state/lade-durable-1.journal", "journal")
-    refused(5, "rank 1 finds no durable state, and rank 0 finds generation 6")
-    os.rename("journal", "state/lade-durable-1.journal")
+    older_files_of_a_rank_are_refused()
+    a_directory_that_a_rank_lacks_is_named()
+    own = 'holds what rank . of "dp2, zero 3 over 2" keeps, and this is rank . of '
+    refused(2, own + '"dp2"', REPLICAS)
+    refused(2, own + '"dp2, zero 1 over 2"', ZERO_1)
+    refused(2, own + '"tp2"', REPLICAS, "--tp", "2")
+    refused(2, own + '"dp3, zero 3 over 3"', Layout(3, ZERO_3.options), "--batch", "12")
     journals_swap()
-    refused(2, 'holds what rank . of "dp2" keeps, and this is rank')
+    refused(2, own + '"dp2, zero 3 over 2"', ZERO_3)
     journals_swap()
-    goes_on("after refusals")
+    goes_on(ZERO_3, WANT, "after refusals")
 
 
-def kills(n, seconds):
-    """@n kills of a random rank at a random moment of a job that takes @seconds; the same command goes on."""
-    clear()
+def kills(layout, n):
+    """@n kills at random moments, of one rank and of all in turns; the same command goes on."""
+    since = time.monotonic()
+    want = undisturbed(layout)
+    took = time.monotonic() - since
     n_kills = n_ahead = 0
     while n_kills < n:
-        job = begin()
-        try:
-            job.process.wait(random.uniform(0, seconds))
-        except subprocess.TimeoutExpired:
-            pass
-        ranks = job.ranks()
-        if ranks:
-            try:
-                os.kill(random.choice(list(ranks.values())), signal.SIGKILL)
-                n_kills += 1
-            except ProcessLookupError:
-                pass
-        code, out, lines = job.end()
-        apart = abs(generation(0) - generation(1))
-        require(apart <= 1, f"kill {n_kills}: ranks are apart", (generation(0), generation(1)))
+        n_killed, apart, code, out, lines = killed(layout, took, n_kills % 2 == 0)
+        n_kills += n_killed > 0
         n_ahead += apart
         if code == 0:
-            require(digests(out) == WANT, f"kill {n_kills}: other numbers", (WANT, digests(out), lines))
+            require(digests(out) == want, f"kill {n_kills}: other numbers", (want, digests(out), lines))
             clear()
-    goes_on(f"after {n_kills} kills")
-    print(f"{n_kills} kills, {n_ahead} of them with one rank ahead, all with {WANT['params_digest']}")
+    goes_on(layout, want, f"after {n_kills} kills")
+    print(f"{n_kills} kills of {' '.join(layout.options)}, {n_ahead} of them with a rank ahead, all with {want}")
+
+
+def layouts_survive_kills():
+    for layout in (REPLICAS, ZERO_3_TP, HYBRID):
+        kills(layout, int(sys.argv[3]))
 
 
 with jobs.scratch():
@@ -160,12 +241,11 @@ with jobs.scratch():
     seed = int.from_bytes(os.urandom(4), "little")
     random.seed(seed)
     print(f"seed {seed}", flush=True)
-    since = time.monotonic()
-    WANT = undisturbed()
-    took = time.monotonic() - since
+    began = time.monotonic()
+    WANT = undisturbed(REPLICAS)
+    TOOK = time.monotonic() - began
     if len(sys.argv) > 3:
-        kills(int(sys.argv[3]), took)
-        jobs.tests_run((the_first_step_and_the_first_rank_are_no_others,
+        jobs.tests_run((layouts_survive_kills, the_first_step_and_the_first_rank_are_no_others,
                         what_is_not_one_state_is_refused_and_not_touched))
     else:
-        jobs.tests_run((what_all_ranks_have_is_gone_on_from,))
+        jobs.tests_run((what_all_ranks_have_is_gone_on_from, blocks_of_a_killed_job_are_gone_on_from))
