@@ -11,7 +11,8 @@
  * saw most, even where mpirun ended the others before they could speak; its code is that of these words. Of other
  * commands the code is mpirun's. What ended a rank mpirun alone has seen: its code says the signal. Where mpirun itself
  * was killed its ranks are ours (orphans.h), and end before anything is said or started again. The newest checkpoint is
- * looked up when all have ended, and told with the line that goes on from it.
+ * looked up when all have ended, and told with the line that goes on from it. An mpirun that does not end in GRACE_S
+ * after its ranks, or after it was told to, is killed; ranks that all said that they were well make the job a good one.
  *
  * A job that lost ranks (killed, stopped, gone without a word) can be started again: the ranks themselves then resume
  * from the newest checkpoint in their --save. One that a rank itself called wrong is not: it would end so again. With
@@ -52,7 +53,9 @@
 #define RANKS_MOST 4096 /* of one machine */
 #define RESTARTS_MOST 1000000
 #define ARGUMENTS_MOST 24
-#define POLL_MS 50 /* between two looks whether a step has begun again */
+#define POLL_MS 20 /* between two looks whether mpirun has ended, or a step has begun again */
+#define LOOK_NS 1000000000 /* between two looks at processes, which read all of /proc */
+#define GRACE_S 10 /* how long mpirun may take to end; it kills ranks after 2 s */
 
 struct launch {
   int n_ranks, n_restarts_most;
@@ -61,6 +64,8 @@ struct launch {
   char **command;
   int n_command;
   struct board *board;
+  volatile sig_atomic_t is_mpirun_told; /* to end; by a handler */
+  bool is_mpirun_stuck; /* it did not end, and was killed */
   struct lade_error error;
 };
 
@@ -144,11 +149,13 @@ static int mpirun_prepare(void *user)
 /* A handler's. mpirun kills 2 s after it was asked to end: not where ranks on the board end by themselves. */
 static void signal_take(void *user, pid_t mpirun, int signal_number, enum signals_wish wish)
 {
-  const struct launch *launch = user;
+  struct launch *launch = user;
   const int ending = signal_number == SIGINT ? SIGINT : SIGTERM; /* ranks listen to these */
   const int n_told = wish == SIGNALS_OTHER ? 0 : board_signal(launch->board, ending);
-  if (mpirun > 0 && (!n_told || wish == SIGNALS_END_NOW))
+  if (mpirun > 0 && (!n_told || wish == SIGNALS_END_NOW)) {
     kill(mpirun, wish == SIGNALS_OTHER ? signal_number : ending);
+    launch->is_mpirun_told |= wish != SIGNALS_OTHER;
+  }
 }
 
 static int mpirun_start(struct launch *launch, pid_t *ret_child)
@@ -193,15 +200,76 @@ static void loss_look(const struct launch *launch, struct loss *loss)
     loss_print(launch, loss, first, atomic_load(&launch->board->begun_ns));
 }
 
-/* Wait for mpirun, and say meanwhile what was lost once that is known. */
+/* For how long mpirun should have ended. Time in which we do not run counts little: mpirun may not have run either. */
+struct watch {
+  bool has_begun; /* there were ranks */
+  int64_t before_ns, since_look_ns, overdue_ns;
+};
+
+/* A rank that has left says goodbye to mpirun, and waits for ever if that does not answer. */
+static bool rank_has_left(const void *board, pid_t pid)
+{
+  const struct board *of = board;
+  for (int rank = 0; rank < of->n_ranks; rank++)
+    if (atomic_load(&of->ranks[rank].pid) == pid)
+      return atomic_load(&of->ranks[rank].has_left);
+  return false;
+}
+
+/* Whether mpirun's ranks have all ended, or are to end since one of them failed. */
+static bool ranks_are_through(const struct launch *launch, pid_t mpirun, bool *has_begun)
+{
+  const struct board *board = launch->board;
+  bool is_one_alive = false, has_one_failed = false;
+  for (int rank = 0; rank < board->n_ranks; rank++) {
+    const struct board_rank *other = &board->ranks[rank];
+    const pid_t pid = atomic_load(&other->pid);
+    const bool has_left = atomic_load(&other->has_left), is_alive = pid && !has_left && process_lives(pid);
+    *has_begun |= pid != 0;
+    is_one_alive |= is_alive;
+    has_one_failed |= has_left ? other->error.code != 0 : pid && !is_alive;
+  }
+  if (is_one_alive)
+    return has_one_failed;
+  const bool is_found = children_live(mpirun, rank_has_left, board);
+  *has_begun |= is_found;
+  return *has_begun && !is_found;
+}
+
+static void mpirun_kill(struct launch *launch, pid_t mpirun, bool is_through)
+{
+  char text[200];
+  snprintf(text, sizeof(text), "note: mpirun did not end within %d s of %s, and was killed; output and exit codes that "
+           "it had not passed on are lost", GRACE_S, is_through ? "its ranks" : "a signal");
+  message_print("launch", text);
+  launch->is_mpirun_stuck = true;
+  kill(-mpirun, SIGKILL);
+}
+
+/* mpirun is to end when its ranks have, and when it was told to. If it does not it is killed with all in its group. */
+static void mpirun_look(struct launch *launch, struct watch *watch, pid_t mpirun)
+{
+  const int64_t now_ns = lade_now_ns(), passed_ns = LADE_MIN(now_ns - watch->before_ns, LOOK_NS);
+  watch->since_look_ns += watch->before_ns ? passed_ns : 0;
+  watch->before_ns = now_ns;
+  if (launch->is_mpirun_stuck || watch->since_look_ns < LOOK_NS)
+    return;
+  const bool is_through = ranks_are_through(launch, mpirun, &watch->has_begun);
+  watch->overdue_ns = is_through || launch->is_mpirun_told ? watch->overdue_ns + watch->since_look_ns : 0;
+  watch->since_look_ns = 0;
+  if (watch->overdue_ns > GRACE_S * INT64_C(1000000000))
+    mpirun_kill(launch, mpirun, is_through);
+}
+
+/* Wait for mpirun, for as long as it has something to do, and say meanwhile what was lost once that is known. */
 static int mpirun_wait(struct launch *launch, pid_t child, struct loss *loss, int *ret_state)
 {
+  struct watch watch = {0};
   siginfo_t end = {0};
-  while (loss->is_pending && end.si_pid == 0) {
+  while (!waitid(P_PID, (id_t)child, &end, WEXITED | WNOHANG | WNOWAIT) && end.si_pid == 0) {
     loss_look(launch, loss);
+    mpirun_look(launch, &watch, child);
     nanosleep(&(struct timespec){.tv_nsec = POLL_MS * 1000000l}, NULL);
-    if (waitid(P_PID, (id_t)child, &end, WEXITED | WNOHANG | WNOWAIT))
-      break;
   }
   int status = program_wait(child, &launch->error, ret_state);
   loss_look(launch, loss);
@@ -214,8 +282,8 @@ static int mpirun_wait(struct launch *launch, pid_t child, struct loss *loss, in
 
 /* How one start ended. */
 struct end {
-  int state; /* mpirun's, as waitpid has it */
-  int code;  /* that to exit with where no rank says better */
+  int signal_number; /* that ended mpirun and was not ours; 0: none */
+  int code;          /* that to exit with where no rank says better */
   struct board_verdict verdict;
   bool is_lost; /* through no fault of the command's: it may start again */
 };
@@ -298,10 +366,9 @@ static int end_tell(struct launch *launch, const struct end *end, bool is_again)
     return signal_tell(launch, verdict);
   if (verdict->is_own)
     return *verdict->error.text ? exit_fail("train", verdict->error.code, &verdict->error) : end->code;
-  if (WIFSIGNALED(end->state)) {
-    const int number = WTERMSIG(end->state);
-    lade_error_set(&launch->error, -EPIPE, "mpirun was ended by signal %d (%s), and its ranks with it", number,
-                   strsignal(number));
+  if (end->signal_number) {
+    lade_error_set(&launch->error, -EPIPE, "mpirun was ended by signal %d (%s), and its ranks with it",
+                   end->signal_number, strsignal(end->signal_number));
     return lost_tell(launch, "launch", is_again, &launch->error);
   }
   return end->is_lost && verdict->n_begun ? rank_lost_tell(launch, end, is_again) : end->code;
@@ -313,17 +380,21 @@ static bool is_lost(const struct end *end)
   const struct board_verdict *verdict = &end->verdict;
   if (!end->code || signals_get() || verdict->is_own)
     return false;
-  return WIFSIGNALED(end->state) || verdict->error.code ||
+  return end->signal_number || verdict->error.code ||
          (verdict->n_begun ? verdict->n_lost > 0 : end->code > 128);
 }
 
 /* What mpirun's end in @state came to. Unless all was well it may have left ranks, or what those started, to us. */
 static struct end end_judge(const struct launch *launch, int state)
 {
-  struct end end = {.state = state, .code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state)};
+  struct end end = {.code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state)}; /* 137 where we killed it */
   if (end.code)
     orphans_end();
   board_judge(launch->board, &end.verdict);
+  if (launch->is_mpirun_stuck)
+    end.code = end.verdict.n_well == launch->n_ranks && !signals_get() ? LADE_EXIT_DONE : LADE_EXIT_FAILED;
+  else if (WIFSIGNALED(state))
+    end.signal_number = WTERMSIG(state);
   end.is_lost = is_lost(&end);
   return end;
 }
@@ -359,6 +430,7 @@ static int job_run(struct launch *launch)
     int state = 0;
     pid_t child;
     board_clear(board, launch->n_ranks);
+    launch->is_mpirun_stuck = false;
     int status = mpirun_start(launch, &child);
     if (!status)
       status = mpirun_wait(launch, child, &loss, &state);
@@ -371,7 +443,7 @@ static int job_run(struct launch *launch)
     const int code = end_tell(launch, &end, is_again);
     if (!is_again)
       return code;
-    if (launch->is_elastic && !WIFSIGNALED(state) && ranks_shrink(launch, &end.verdict))
+    if (launch->is_elastic && !end.signal_number && ranks_shrink(launch, &end.verdict))
       return exit_fail("launch", -EINVAL, &launch->error);
     if (atomic_load(&board->first_step) >= 0) /* else it lost nothing more than the one before it */
       loss = (struct loss){.n_steps = atomic_load(&board->n_steps),

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """`lade launch`: ranks are numbered, output, signals and exit codes pass through, mistakes are one line; a start after a
-failure begins anew where there is no checkpoint, and not where one is damaged.
+failure begins anew where there is no checkpoint, and not where one is damaged; an mpirun that does not end is killed.
 
 Usage: launch.py LADE
 """
+import contextlib
 import os
 import shutil
 import signal
@@ -45,6 +46,60 @@ assert run("--help").stdout.startswith("Usage: lade launch -n N")
 if not shutil.which("mpirun"):
     print("SKIP: mpirun is not on PATH (apt-get install openmpi-bin)")
     sys.exit(77)
+
+# mpiruns that never end: they are waited for at the end of this test.
+STUCK = """#!/usr/bin/env python3
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+at = sys.argv.index("-n") + 1
+ranks = [subprocess.Popen(sys.argv[at + 1:], start_new_session=True,
+                          env=dict(os.environ, OMPI_COMM_WORLD_RANK=str(rank), OMPI_COMM_WORLD_SIZE=sys.argv[at]))
+         for rank in range(int(sys.argv[at]))]
+while True:
+    signal.pause()
+"""
+
+
+class Stuck:
+    """A job whose mpirun never ends."""
+
+    def __init__(self, *args):
+        self.scratch = tempfile.TemporaryDirectory(prefix="lade-stuck-")
+        mpirun = os.path.join(self.scratch.name, "mpirun")
+        with open(mpirun, "w", encoding="ascii") as script:
+            script.write(STUCK)
+        os.chmod(mpirun, 0o755)
+        with open(os.path.join(self.scratch.name, "text.txt"), "w", encoding="ascii") as text:
+            text.write("all that is green " * 1000)
+        self.path = self.scratch.name + ":" + os.environ["PATH"]
+        self.job = subprocess.Popen([LADE, "launch", *args], cwd=self.scratch.name, stdout=subprocess.PIPE,
+                                    stderr=subprocess.PIPE, text=True, env=dict(os.environ, PATH=self.path))
+
+    def left(self):
+        """What of the job runs still."""
+        found = []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{name}/environ", "rb") as environ:
+                    found += [name] if self.path.encode() in environ.read() else []
+        return found
+
+    def ends(self, code, after):
+        """It is killed, and nothing of the job stays; what it said on standard output."""
+        out, err = self.job.communicate(timeout=100)
+        note = f"lade launch: note: mpirun did not end within 10 s of {after}, and was killed; "
+        assert self.job.returncode == code and err.startswith(note), (self.job.returncode, out, err)
+        assert not self.left(), "processes stay behind"
+        self.scratch.cleanup()
+        return out
+
+
+stuck_well = Stuck("-n", "1", "--", "train", "--data", "text.txt", "--batch", "2", "--seq", "16", "--steps", "1",
+                   "--eval-iters", "1", "--quiet", "--json", "--machine", "laptop-8c")
+stuck_other = Stuck("-n", "2", "--max-restarts", "3", "--", "sleep", "2")
+stuck_told = Stuck("-n", "2", "--", "sh", "-c", "echo up; sleep 1000; true")
+assert stuck_told.job.stdout.readline() == "up\n"
+stuck_told.job.send_signal(signal.SIGTERM)
 
 ranks = run("-n", "5", "--", "sh", "-c", "echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE $1", "sh", "a b")
 assert ranks.returncode == 0, ranks
@@ -106,3 +161,8 @@ with tempfile.TemporaryDirectory() as directory:
         pass
     out, _ = job.communicate(timeout=40)
     assert job.returncode == 0 and out == "up\n", (job.returncode, out)
+
+# One whose ranks all did well is a good job; what other commands ended with is not known.
+assert '"steps": 1,' in stuck_well.ends(0, "its ranks")
+stuck_other.ends(1, "its ranks")
+stuck_told.ends(128 + signal.SIGTERM, "a signal")
