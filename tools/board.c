@@ -99,6 +99,8 @@ int board_meet(const struct board *board, double timeout_s, struct lade_error *e
   const int64_t begin_ns = lade_now_ns();
   for (int rank = 0; rank < board->n_ranks;) {
     const pid_t pid = atomic_load(&board->ranks[rank].pid);
+    if (atomic_load(&board->ranks[rank].has_left))
+      return lade_error_set(error, -ECANCELED, "rank %d has left before it had met the others", rank);
     if (pid && kill(pid, 0) && errno == ESRCH)
       return lade_error_set(error, -EPIPE, "rank %d (process %d) has ended before it had met the others", rank,
                             (int)pid);
@@ -133,10 +135,12 @@ int board_signal(const struct board *board, int signal_number)
   return n;
 }
 
-/* How much a rank's words say about what happened: 0 most. */
-static int hearsay(int code)
+/* How little a rank's words say about what happened: least where it has said them itself, since once is enough. */
+static int hearsay(const struct lade_error *words)
 {
-  return code == -ECANCELED ? 2 : code == -EPIPE || code == -ETIMEDOUT ? 1 : 0;
+  if (!*words->text)
+    return -1;
+  return words->code == -ECANCELED ? 2 : words->code == -EPIPE || words->code == -ETIMEDOUT ? 1 : 0;
 }
 
 void board_judge(const struct board *board, struct board_verdict *ret_verdict)
@@ -154,13 +158,13 @@ void board_judge(const struct board *board, struct board_verdict *ret_verdict)
     verdict.n_well += !other->error.code;
     if (!other->error.code)
       continue;
-    const int rest = best ? hearsay(best->error.code) - hearsay(other->error.code) : 1;
+    const int rest = best ? hearsay(&best->error) - hearsay(&other->error) : 1;
     if (rest > 0 || (rest == 0 && other->left_ns < best->left_ns))
       best = other;
   }
   if (best) {
     verdict.error = best->error;
-    verdict.is_own = hearsay(best->error.code) == 0;
+    verdict.is_own = hearsay(&best->error) <= 0;
   }
   *ret_verdict = verdict;
 }

@@ -59,8 +59,8 @@ void board_clear(struct board *board, int n_ranks);
 struct board *board_find(int rank, int n_ranks);
 
 /*
- * Wait until all ranks have begun: MPI's own start waits for ever for one that ended before. -ETIMEDOUT and -EPIPE with
- * the rank. Blocks for @timeout_s.
+ * Wait until all ranks have begun: MPI's own start waits for ever for one that ended before. -ETIMEDOUT, -EPIPE
+ * and, where it left by itself, -ECANCELED with the rank. Blocks for @timeout_s.
  */
 int board_meet(const struct board *board, double timeout_s, struct lade_error *error);
 
@@ -71,8 +71,8 @@ void board_leave(struct board *board, int rank, int code, const char *text);
 int board_signal(const struct board *board, int signal_number);
 
 /*
- * How a start ended. Of several words the first of somebody who failed by himself count, then of somebody who saw
- * another one go, then of somebody who was told.
+ * How a start ended. Of several words those count that were said already, then the first of somebody who failed by
+ * himself, then of somebody who saw another one go, then of somebody who was told.
  */
 struct board_verdict {
   struct lade_error error; /* code 0: nobody said anything */

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -36,35 +37,66 @@ int job_read(struct job *job, struct lade_error *error)
   return status;
 }
 
-/* Let what is written to @fd vanish; where it went before, for stream_restore. -1: it stays. */
-static int stream_silence(int fd)
+/* Keep what is written to @stream to ourselves; where it went before, for stream_restore. -1: it stays. */
+static int stream_catch(FILE *stream)
 {
-  const int before = dup(fd), nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
-  if (before >= 0 && nowhere >= 0)
-    dup2(nowhere, fd);
-  if (nowhere >= 0)
-    close(nowhere);
+  const int fd = fileno(stream), before = dup(fd), kept = memfd_create("lade-said", MFD_CLOEXEC);
+  if (before >= 0 && kept >= 0)
+    dup2(kept, fd);
+  if (kept >= 0)
+    close(kept);
   return before;
 }
 
-static void stream_restore(FILE *stream, int before)
+/* The first line of what was caught goes to @line. */
+static void stream_restore(FILE *stream, int before, char *line, size_t line_bytes)
 {
+  *line = 0;
   if (before < 0)
     return;
   fflush(stream);
+  const ssize_t n = pread(fileno(stream), line, line_bytes - 1, 0);
+  line[LADE_MAX(n, 0)] = 0;
+  line[strcspn(line, "\n")] = 0;
   dup2(before, fileno(stream));
   close(before);
 }
 
+/*
+ * Options fail, as @line says, at a rank that is not the first: where the first has not said the same it is told.
+ * Without a board that is seen by being here still when the first would have ended the job.
+ */
+static void options_fail(const struct job *job, const char *line)
+{
+  struct lade_error error = {0};
+  const char *words = strstr(line, ": "); /* behind "lade train" */
+  lade_error_set(&error, -EINVAL, "rank %d alone has options that cannot be: %s", job->launch.rank,
+                 words ? words + 2 : line);
+  if (job->board) {
+    board_leave(job->board, job->launch.rank, -EINVAL, error.text);
+  } else {
+    usleep(HEARSAY_US);
+    exit_fail("train", -EINVAL, &error);
+  }
+}
+
 int job_options_read(const struct job *job, enum verb_id verb, int argc, char **argv, struct options *options)
 {
-  const int out = job_is_first(job) ? -1 : stream_silence(STDOUT_FILENO);
-  const int err = job_is_first(job) ? -1 : stream_silence(STDERR_FILENO);
+  if (job_is_first(job)) {
+    const int code = options_read(verb, argc, argv, options);
+    if (code != OPTIONS_GO && job->board)
+      board_leave(job->board, job->launch.rank, code == LADE_EXIT_DONE ? 0 : -EINVAL, NULL);
+    return code;
+  }
+  char out_line[8], line[400];
+  const int out = stream_catch(stdout), err = stream_catch(stderr);
   const int code = options_read(verb, argc, argv, options);
-  stream_restore(stdout, out);
-  stream_restore(stderr, err);
-  if (code != OPTIONS_GO && job->board)
-    board_leave(job->board, job->launch.rank, code == LADE_EXIT_DONE ? 0 : -EINVAL, NULL);
+  stream_restore(stdout, out, out_line, sizeof(out_line));
+  stream_restore(stderr, err, line, sizeof(line));
+  if (code == LADE_EXIT_DONE && job->board)
+    board_leave(job->board, job->launch.rank, 0, NULL);
+  else if (code != OPTIONS_GO && code != LADE_EXIT_DONE)
+    options_fail(job, line);
   return code;
 }
 

@@ -21,8 +21,8 @@ struct job {
 int job_read(struct job *job, struct lade_error *error);
 
 /*
- * options_read; what is wrong with options that all ranks were given, and their help, is said by the first. If there is
- * nothing to go on with, this rank has left.
+ * options_read; what is wrong with options that all ranks were given, and their help, is said by the first, and what is
+ * wrong at another one alone is said once it is known to be. If there is nothing to go on with, this rank has left.
  */
 int job_options_read(const struct job *job, enum verb_id verb, int argc, char **argv, struct options *options);
 
