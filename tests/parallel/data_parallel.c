@@ -286,6 +286,22 @@ static uint64_t stored_bytes(const struct rig *rig, int tensor)
   return lade_align_up(lade_held_bytes(rig->graph, rig->layout, tensor), LADE_STORE_BLOCK_BYTES);
 }
 
+/* What lives in the store across steps stands first there, in as many bytes as durable state is given for it. */
+static void state_is_first_in_the_store(const struct rig *rig, const struct lade_program *program, const char *what)
+{
+  const uint64_t state_bytes = lade_state_store_bytes(rig->graph, rig->layout);
+  uint64_t end = 0;
+  for (int i = 0; i < program->n_buffers; i++) {
+    const struct lade_buffer *buffer = &program->buffers[i];
+    if (buffer->space != LADE_STORE)
+      continue;
+    demand(buffer->is_resident || buffer->offset >= state_bytes, "%s: buffer %d lies among state", what, i);
+    end = LADE_MAX(end, buffer->is_resident ? buffer->offset + buffer->bytes : 0);
+  }
+  demand(end == state_bytes, "%s: state takes %llu bytes of the store, not %llu", what, (unsigned long long)end,
+         (unsigned long long)state_bytes);
+}
+
 /* With all at home in the store a step writes each block of state and of working copies once, and reads it as often. */
 static void store_moves_own_blocks(struct rig *rig, const char *what)
 {
@@ -301,6 +317,7 @@ static void store_moves_own_blocks(struct rig *rig, const char *what)
     }
   }
   struct lade_plan *plan = rig_plan(rig, residency_of(rig, &stored));
+  state_is_first_in_the_store(rig, plan->train, what);
   demand(!rig_open(rig, plan, &error), "%s: %s", what, error.text);
   const struct lade_store_info before = moved_get(rig);
   demand(!rig_step(rig, 0, &result, &error), "%s: %s", what, error.text);
