@@ -11,6 +11,9 @@
  * that the tuner tries. Requests walk through the extent and through as much memory, over and over; both hold all that
  * is under way at once. Several drives are not tuned: their requests are cut at stripes, and
  * the store balances them.
+ *
+ * What the run needs may fit where the probe's 64 MiB do not. Then the probe takes half, and half of that, down to a
+ * single transfer; it has fewer under way, and sizes are not looked for.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -29,6 +32,7 @@
 struct drive {
   lade_store *store;
   struct lade_extent extent;
+  int n_pieces; /* of a pass */
   struct lade_transfer transfers[REQUESTS_MOST];
   struct probe_area area;
 };
@@ -57,7 +61,7 @@ static int transfers_end(struct drive *drive, int n, int rc, struct lade_error *
 static int drive_pass(struct drive *drive, int n_writes, struct lade_error *error)
 {
   int rc = 0, n = 0;
-  for (; n < N_PIECES && !rc; n++) {
+  for (; n < drive->n_pieces && !rc; n++) {
     drive->transfers[n] = piece_make(drive, n, n % 4 < n_writes ? LADE_STORE_WRITE : LADE_STORE_READ);
     rc = lade_store_submit(drive->store, &drive->transfers[n]);
   }
@@ -73,7 +77,7 @@ static int drive_rate(struct drive *drive, int n_writes, struct lade_error *erro
     int rc = drive_pass(drive, n_writes, error);
     if (rc)
       return rc;
-    bytes += (double)N_PIECES * (double)PIECE_BYTES;
+    bytes += (double)drive->n_pieces * (double)PIECE_BYTES;
     ns = lade_now_ns() - start_ns;
   } while (ns < LIMIT_NS);
   *ret_rate = bytes / (double)ns * 1e9;
@@ -84,7 +88,7 @@ static int drive_latency(struct drive *drive, struct lade_error *error, double *
 {
   int64_t ns[N_PIECES];
   for (int i = 0; i < N_PIECES; i++) {
-    struct lade_transfer transfer = piece_make(drive, i, LADE_STORE_WRITE);
+    struct lade_transfer transfer = piece_make(drive, i % drive->n_pieces, LADE_STORE_WRITE);
     transfer.bytes = LADE_STORE_GRANULE_BYTES;
     int64_t start_ns = lade_now_ns();
     int rc = lade_store_submit(drive->store, &transfer);
@@ -166,28 +170,54 @@ static int drive_tune(struct drive *drive, struct lade_error *error, struct lade
 
 /* ---- both ---- */
 
-int probe_store(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine_store *store)
+static void drive_close(struct drive *drive)
+{
+  lade_store_close(drive->store);
+  probe_area_finish(&drive->area);
+  free(drive);
+}
+
+/* A store with one extent of @bytes, and as much memory. -ENOSPC, -EDQUOT or -EFBIG where so much may not be had. */
+static int drive_open(const struct lade_probe_params *params, uint64_t bytes, struct lade_error *error,
+                      struct drive **ret_drive)
 {
   struct lade_store_params own = *params->store;
-  own.capacity_bytes = TUNE_BYTES_MOST;
+  own.capacity_bytes = bytes;
   own.piece_bytes = REQUEST_BYTES_MOST;
   own.depth = REQUESTS_MOST;
   struct drive *drive = calloc(1, sizeof(*drive));
   if (!drive)
     return lade_error_set(error, -ENOMEM, "probe: out of memory");
+  drive->n_pieces = (int)LADE_MIN(bytes / PIECE_BYTES, (uint64_t)N_PIECES);
   int rc = lade_store_open(&own, error, &drive->store);
   if (!rc)
-    rc = lade_store_reserve(drive->store, TUNE_BYTES_MOST, &drive->extent);
-  if (!rc && (rc = probe_area_init(&drive->area, TUNE_BYTES_MOST)))
+    rc = lade_store_reserve(drive->store, bytes, &drive->extent);
+  if (!rc && (rc = probe_area_init(&drive->area, bytes)))
     lade_error_set(error, rc, "probe: out of memory");
   if (!rc)
     rc = lade_store_prepare(drive->store, error);
-  if (!rc)
-    rc = drive_measure(drive, error, store);
-  if (!rc)
+  if (rc) {
+    drive_close(drive);
+    return rc;
+  }
+  *ret_drive = drive;
+  return 0;
+}
+
+int probe_store(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine_store *store)
+{
+  struct drive *drive = NULL;
+  uint64_t bytes = TUNE_BYTES_MOST;
+  int rc = drive_open(params, bytes, error, &drive);
+  while ((rc == -ENOSPC || rc == -EDQUOT || rc == -EFBIG) && bytes > PIECE_BYTES) {
+    bytes /= 2;
+    rc = drive_open(params, bytes, error, &drive);
+  }
+  if (rc)
+    return rc;
+  rc = drive_measure(drive, error, store);
+  if (!rc && bytes == TUNE_BYTES_MOST)
     rc = drive_tune(drive, error, store);
-  lade_store_close(drive->store);
-  probe_area_finish(&drive->area);
-  free(drive);
+  drive_close(drive);
   return rc;
 }

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "base/faults.h"
 #include "base/cpu.h"
 #include "base/file.h"
 #include "plan/probe.h"
@@ -195,6 +196,28 @@ static void a_store_is_measured_and_kept_by_its_directory(void **state)
   assert_non_null(strstr(error.text, dir));
 }
 
+/* A run may fit where the probe's 64 MiB do not. */
+static void a_drive_is_measured_in_the_room_that_it_has(void **state)
+{
+  struct lade_faults faults;
+  struct lade_store_params store = {.struct_size = sizeof(store), .dir = directory, .faults = &faults,
+                                    .allow_tmpfs = true, .allow_buffered = true};
+  struct lade_probe_params params = params_make();
+  struct lade_cost cost;
+  struct lade_error error = {0};
+  params.graph = NULL;
+  params.store = &store;
+  params.skip_cache = true;
+  lade_faults_init(&faults);
+  lade_faults_arm(&faults, LADE_FAULT_FILE_WRITE, 2, false, -ENOSPC); /* behind the first trial: the allocation */
+  if (lade_probe(&params, &error, &cost))
+    fail_msg("%s", error.text);
+  assert_int_equal(lade_faults_injected(&faults), 1);
+  assert_true(cost.machine.store.write_bytes_per_s > 0 && cost.machine.store.read_bytes_per_s > 0);
+  assert_int_equal(cost.machine.store.window_bytes, 0); /* not tuned: the defaults */
+  lade_cost_finish(&cost);
+}
+
 static int setup(void **state)
 {
   struct lade_cpu cpu = lade_cpu_get();
@@ -226,6 +249,7 @@ int main(void)
       cmocka_unit_test(what_a_killed_probe_left_goes_with_the_next_save),
       cmocka_unit_test(no_place_for_a_cache_is_no_error),
       cmocka_unit_test(a_store_is_measured_and_kept_by_its_directory),
+      cmocka_unit_test(a_drive_is_measured_in_the_room_that_it_has),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }
