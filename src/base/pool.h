@@ -7,7 +7,7 @@
  * Work is a function called for i_task = 0..n_tasks-1, handed out by an atomic counter. Which
  * thread runs which task is not determined: results must depend on i_task alone, which makes them
  * the same for any number of threads. i_thread, in 0..lade_pool_n_threads-1, is unique among the
- * threads inside one call of lade_pool_run and indexes per-thread scratch.
+ * threads inside one call of lade_pool_run and indexes per-thread scratch; the caller's is 0.
  *
  * lade_pool_run may be called from several threads at once (the queues of a device); workers serve
  * the calls in turn. It allocates nothing. A task may not call lade_pool_run.

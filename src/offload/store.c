@@ -355,7 +355,9 @@ void store_transfer_begin(struct lade_store *store, struct lade_transfer *transf
 static bool transfer_is_valid(const struct lade_store *store, const struct lade_transfer *transfer)
 {
   const struct lade_extent *extent = &transfer->extent;
-  return store->is_prepared && transfer->bytes && transfer->offset % LADE_STORE_GRANULE_BYTES == 0 &&
+  const bool is_ours = transfer->check == LADE_CHECK_STORE;
+  return store->is_prepared && transfer->bytes && (!is_ours || !transfer->sums_distance) &&
+         transfer->offset % (is_ours ? LADE_STORE_GRANULE_BYTES : LADE_STORE_BLOCK_BYTES) == 0 &&
          transfer->offset <= extent->bytes && transfer->bytes <= extent->bytes - transfer->offset &&
          extent->offset % LADE_STORE_GRANULE_BYTES == 0 && extent->offset <= store->reserved_bytes &&
          extent->bytes <= store->reserved_bytes - extent->offset && transfer->data &&
@@ -453,11 +455,17 @@ int lade_transfer_result(struct lade_store *store, const struct lade_transfer *t
   return transfer_error(store, transfer, transfer->result, transfer->failed_offset, error);
 }
 
+/* In the file, where byte @from of the transfer has its checksum. */
+static uint64_t sums_place(const struct lade_transfer *transfer, uint64_t from)
+{
+  return transfer->extent.offset + transfer->offset + (uint64_t)transfer->sums_distance + from;
+}
+
 void lade_store_seal(struct lade_store *store, const struct lade_transfer *transfer, uint64_t from, uint64_t bytes)
 {
   LADE_ASSERT(from <= transfer->bytes && bytes <= transfer->bytes - from);
-  store_sums_seal(&store->sums, &transfer->identity, transfer->extent.offset + transfer->offset + from,
-                  (const char *)transfer->data + from, bytes);
+  store_sums_seal(&store->sums, &transfer->identity, sums_place(transfer, from), (const char *)transfer->data + from,
+                  bytes);
 }
 
 int lade_store_verify(struct lade_store *store, const struct lade_transfer *transfer, uint64_t from, uint64_t bytes,
@@ -465,9 +473,9 @@ int lade_store_verify(struct lade_store *store, const struct lade_transfer *tran
 {
   uint64_t at;
   LADE_ASSERT(from <= transfer->bytes && bytes <= transfer->bytes - from);
-  int code = store_sums_verify(&store->sums, &transfer->identity, transfer->extent.offset + transfer->offset + from,
+  int code = store_sums_verify(&store->sums, &transfer->identity, sums_place(transfer, from),
                                (const char *)transfer->data + from, bytes, &at);
-  return code ? transfer_error(store, transfer, code, at - transfer->extent.offset, error) : 0;
+  return code ? transfer_error(store, transfer, code, transfer->offset + at - sums_place(transfer, 0), error) : 0;
 }
 
 void store_drain(struct lade_store *store)

@@ -28,7 +28,9 @@
  * before a write, verifying compares after a read; flipped, stale, swapped and torn blocks are all -EBADMSG.
  * A transfer begins at a granule; a range is read with the identity and the cut of its last granule with which
  * it was written. With LADE_CHECK_STORE the store seals and verifies while other pieces are under way; with
- * LADE_CHECK_CALLER the caller does, with lade_store_seal and lade_store_verify, in any thread it likes.
+ * LADE_CHECK_CALLER the caller does, with lade_store_seal and lade_store_verify, in any thread it likes. It may then
+ * let bytes have the checksums of other granules than those where they lie (sums_distance), so that short values, each
+ * with a granule's checksum of its own, lie side by side and move in one transfer.
  *
  * Failures. A short transfer is continued; -EINTR, -EAGAIN and -EBUSY are tried again, with a bound; anything
  * else ends the transfer with -EIO, -ENOSPC, -EBADMSG or a kin of theirs, and a line that names directory, offset and
@@ -112,7 +114,8 @@ struct lade_transfer {
   enum lade_store_op op;
   enum lade_store_check check;
   struct lade_extent extent;
-  uint64_t offset, bytes; /* in the extent; offset is a multiple of the granule */
+  uint64_t offset, bytes; /* in the extent; offset is a multiple of the granule, with LADE_CHECK_CALLER of a block */
+  int64_t sums_distance;  /* to the granule whose checksums are meant, a multiple of it; with LADE_CHECK_STORE 0 */
   void *data;             /* aligned to a block, and owning the last block whole */
   struct lade_identity identity;
   /*
@@ -208,9 +211,9 @@ int lade_transfer_result(lade_store *store, const struct lade_transfer *transfer
 
 /*
  * Checksums of @bytes of the transfer from byte @from of it (a multiple of the granule; @bytes too, or up to its
- * end), over transfer->data. Seal before submitting a write; verify after a read is done: 0 or -EBADMSG with one
- * line in @error (may be NULL). Any threads at once, a seal on granules that no one else seals or verifies.
- * Never block.
+ * end), over transfer->data; offset + sums_distance is a multiple of the granule. Seal before submitting a write;
+ * verify after a read is done: 0 or -EBADMSG with one line in @error (may be NULL). Any threads at once, a seal on
+ * granules that no one else seals or verifies. @transfer need not be one that was submitted. Never block.
  */
 void lade_store_seal(lade_store *store, const struct lade_transfer *transfer, uint64_t from, uint64_t bytes);
 int lade_store_verify(lade_store *store, const struct lade_transfer *transfer, uint64_t from, uint64_t bytes,

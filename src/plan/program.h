@@ -160,7 +160,7 @@ enum { LADE_ROLE_SRC, LADE_ROLE_DST };
  * LADE_STREAM_GRAIN elements, at least one, so that a part of one byte each still fills whole granules. So requests are
  * about as long in every form of the state. Its scratch has room for @n_windows of them: being read, computed, written;
  * or, where that is less, for LADE_STREAM_WHOLES of the parameter. Scales, a byte for a hundred elements, are read and
- * written whole. No number depends on either.
+ * written whole: with the parameter's one window, or with the first and the last one. No number depends on either.
  *
  * Updates after all steps share one scratch, and so what the next ones need can be read while one is computed. Of a
  * row of such updates, with nothing else on the queue in between, the event of each says that its parameter is
@@ -277,11 +277,23 @@ int64_t lade_summed_partials(const struct lade_graph *graph, const struct lade_l
 enum lade_dtype lade_value_dtype(const struct lade_graph *graph, int tensor);
 /* Bytes of @n_elements of @part. */
 uint64_t lade_part_bytes(const struct lade_graph *graph, enum lade_part part, int64_t n_elements);
+/*
+ * Where the state of a parameter lies that is at home in the store, from the first of its parts' buffers on, which
+ * stand one behind another: grain by grain, of each the residual, m and v, and behind the last grain the scales of m
+ * and of v, so that any grains in a row are one range (stored.c has a picture). All are multiples of LADE_BUFFER_ALIGN.
+ * A part's checksums are those of its own buffer's granules, as if it lay there.
+ *
+ * Bytes of the grains of the first @n_elements; of all scales of so many; and where @part of @n_held elements has the
+ * piece of the grain from @first on, scales being one piece (@first 0).
+ */
+uint64_t lade_state_bytes(const struct lade_graph *graph, int64_t n_elements);
+uint64_t lade_state_scales_bytes(const struct lade_graph *graph, int64_t n_elements);
+uint64_t lade_state_offset(const struct lade_graph *graph, int64_t n_held, enum lade_part part, int64_t first);
 /* Elements of the longest window when all that moves of an element is @element_bytes. */
 int64_t lade_stream_window_elements(const struct lade_streaming *how, size_t element_bytes);
 /*
  * What a streamed update of @param needs of its scratch: windows of its parts and, if they stream from the store too,
- * of its weight and of its gradient; and all of its scales.
+ * of its weight and of its gradient; and room for all of its scales, unless they are in its one window.
  */
 struct lade_stream_params {
   const struct lade_graph *graph;

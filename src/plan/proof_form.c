@@ -590,6 +590,24 @@ static int scratch_check(const struct proof *proof, int at, struct tally *tally)
   return 0;
 }
 
+/* Parts of a parameter's state share their room in the store (program.h): each begins where the one before it ends. */
+static int state_check(const struct proof *proof, int at)
+{
+  const struct lade_instr *instr = &proof->program->instrs[at];
+  const struct lade_operand *before = NULL;
+  for (int i = 0; instr->is_streamed && i < instr->n_operands; i++) {
+    const struct lade_operand *operand = &proof->program->operands[instr->first_operand + i];
+    if (operand->role < LADE_ROLE_RESIDUAL || operand->role > LADE_ROLE_V_SCALES)
+      continue;
+    const struct lade_buffer *buffers = proof->program->buffers;
+    if (before && buffers[operand->buffer].offset !=
+                      buffers[before->buffer].offset + lade_align_up(before->bytes, LADE_STORE_ALIGN))
+      return proof_fail(proof, at, i, "does not stand behind the part of the state before it");
+    before = operand;
+  }
+  return 0;
+}
+
 static int instr_check(const struct proof *proof, int at, struct tally *tally)
 {
   const struct lade_instr *instr = &proof->program->instrs[at];
@@ -611,6 +629,8 @@ static int instr_check(const struct proof *proof, int at, struct tally *tally)
     status = operand_compare(proof, at, i, &e.operands[i]);
   if (!status)
     status = scratch_check(proof, at, tally);
+  if (!status)
+    status = state_check(proof, at);
   if (!status)
     status = operands_apart(proof, at);
   return status ? status : joined_check(proof, at);

@@ -9,8 +9,6 @@
 #include "base/base.h"
 #include "plan/program.h"
 
-#define SHORT_SCALES_BYTES (32 * 2 * LADE_BUFFER_ALIGN) /* of as many updates as have items under way (stream.c) */
-
 int lade_value_part(const struct lade_graph *graph, int param, enum lade_part part)
 {
   if (part == LADE_PART_RESIDUAL && graph->dtype == LADE_F32)
@@ -76,55 +74,6 @@ uint64_t lade_state_store_bytes(const struct lade_graph *graph, const struct lad
     }
   }
   return bytes;
-}
-
-int64_t lade_stream_window_elements(const struct lade_streaming *how, size_t element_bytes)
-{
-  const int64_t n = (int64_t)(how->window_bytes / LADE_MAX(element_bytes, 1));
-  return LADE_MAX(n / LADE_STREAM_GRAIN * LADE_STREAM_GRAIN, LADE_STREAM_GRAIN);
-}
-
-struct lade_stream_need lade_stream_need(const struct lade_stream_params *params)
-{
-  const struct lade_graph *graph = params->graph;
-  size_t part_bytes[LADE_N_PARTS + 2], element_bytes = 0;
-  int n_parts = 0;
-  struct lade_stream_need need = {0};
-  for (int part = 0; part < LADE_N_PARTS; part++) {
-    int tensor = lade_value_part(graph, params->param, (enum lade_part)part);
-    if (tensor < 0)
-      continue;
-    if (lade_part_is_scales((enum lade_part)part))
-      need.scales_bytes += lade_align_up(lade_held_bytes(graph, params->layout, tensor), LADE_BUFFER_ALIGN);
-    else
-      part_bytes[n_parts++] = part_element_bytes(graph, (enum lade_part)part);
-  }
-  if (params->has_weight)
-    part_bytes[n_parts++] = lade_dtype_bytes(graph->dtype);
-  if (params->has_grad)
-    part_bytes[n_parts++] = lade_dtype_bytes(graph->grad_dtype);
-  for (int i = 0; i < n_parts; i++)
-    element_bytes += part_bytes[i];
-  const int64_t n_held = lade_param_shard(graph, params->layout, params->param).n_padded;
-  const int64_t n = LADE_MIN(n_held, lade_stream_window_elements(&params->how, element_bytes));
-  uint64_t window = 0, whole = 0;
-  for (int i = 0; i < n_parts; i++) {
-    window += lade_align_up((uint64_t)n * part_bytes[i], LADE_BUFFER_ALIGN);
-    whole += lade_align_up((uint64_t)n_held * part_bytes[i], LADE_BUFFER_ALIGN);
-  }
-  need.windows_bytes = LADE_MIN((uint64_t)params->how.n_windows * window, LADE_STREAM_WHOLES * whole);
-  return need;
-}
-
-/* Two of the longest are there at once, and behind short ones some more short ones. */
-uint64_t lade_stream_scales_bytes(uint64_t most_bytes, bool is_shared)
-{
-  return is_shared && most_bytes ? 2 * most_bytes + SHORT_SCALES_BYTES : most_bytes;
-}
-
-uint64_t lade_stream_scratch_bytes(struct lade_stream_need most, bool is_shared)
-{
-  return most.windows_bytes + lade_stream_scales_bytes(most.scales_bytes, is_shared);
 }
 
 const char *lade_value_name(const struct lade_graph *graph, int tensor, char *name)

@@ -154,6 +154,12 @@ static void update_bind(lade_executor *ex, const struct lade_program *program, c
   call->kernel = args.n_elements ? LADE_K_ADAMW : CALL_NOTHING;
 }
 
+/* Where the buffer of an operand in the store begins, in the plan's store. */
+static uint64_t stored_offset(const struct lade_program *program, const struct lade_operand *operand)
+{
+  return program->buffers[operand->buffer].offset + operand->offset;
+}
+
 static void scales_bind(const struct lade_program *program, const struct lade_instr *instr, struct stream_call *s)
 {
   for (int role = LADE_ROLE_M_SCALES; role <= LADE_ROLE_V_SCALES; role++) {
@@ -161,9 +167,10 @@ static void scales_bind(const struct lade_program *program, const struct lade_in
     if (!operand)
       continue;
     s->scales[s->n_scales++] = (struct stream_scales){
-        .value = operand->reads, .store_offset = program->buffers[operand->buffer].offset + operand->offset,
-        .bytes = operand->bytes, .is_v = role == LADE_ROLE_V_SCALES};
+        .value = operand->reads, .store_offset = stored_offset(program, operand), .bytes = operand->bytes,
+        .part = (enum lade_part)(role - LADE_ROLE_RESIDUAL)};
   }
+  s->scales_bytes = lade_state_scales_bytes(program->graph, s->n_held);
 }
 
 /* Windows of about the same length, as few as the program's allow. */
@@ -175,6 +182,25 @@ static int64_t stream_window(const struct lade_program *program, const struct st
   const int64_t most = lade_stream_window_elements(&program->streaming, element_bytes);
   const int64_t n_windows = lade_div_up(s->n_held, most);
   return lade_div_up(lade_div_up(s->n_held, n_windows), LADE_STREAM_GRAIN) * LADE_STREAM_GRAIN;
+}
+
+/* Weight and gradient may be in memory. */
+static void stream_part_bind(const lade_executor *ex, const struct lade_program *program,
+                             const struct lade_operand *operand, int role, struct stream_call *s)
+{
+  if (program->buffers[operand->buffer].space != LADE_STORE) {
+    void *data = executor_address(ex, program, operand->buffer, operand->offset);
+    LADE_ASSERT(role == LADE_ROLE_WEIGHT || role == LADE_ROLE_GRAD);
+    if (role == LADE_ROLE_WEIGHT)
+      s->args.weight = data;
+    else
+      s->args.grad = data;
+    return;
+  }
+  s->part_of_role[role] = s->n_parts;
+  s->parts[s->n_parts++] = (struct stream_part){
+      .value = operand->reads, .store_offset = stored_offset(program, operand),
+      .element_bytes = (size_t)(operand->bytes / (uint64_t)s->n_held), .role = role};
 }
 
 static int stream_bind(lade_executor *ex, const struct lade_program *program, const struct lade_instr *instr,
@@ -189,26 +215,14 @@ static int stream_bind(lade_executor *ex, const struct lade_program *program, co
   s->scratch_bytes = operand_find(program, instr, LADE_ROLE_SCRATCH)->bytes;
   s->scratch_buffer = operand_find(program, instr, LADE_ROLE_SCRATCH)->buffer;
   s->n_held = lade_param_shard(ex->graph, program->layout, instr->param).n_padded;
+  s->state_offset = UINT64_MAX;
   for (int role = LADE_ROLE_WEIGHT; role <= LADE_ROLE_V; role++) {
     const struct lade_operand *operand = operand_find(program, instr, role);
     s->part_of_role[role] = -1;
-    if (!operand)
-      continue;
-    if (program->buffers[operand->buffer].space != LADE_STORE) {
-      void *data = executor_address(ex, program, operand->buffer, operand->offset);
-      LADE_ASSERT(role == LADE_ROLE_WEIGHT || role == LADE_ROLE_GRAD);
-      if (role == LADE_ROLE_WEIGHT)
-        s->args.weight = data;
-      else
-        s->args.grad = data;
-      continue;
-    }
-    struct stream_part *part = &s->parts[s->n_parts];
-    part->value = operand->reads;
-    part->store_offset = program->buffers[operand->buffer].offset + operand->offset;
-    part->element_bytes = (size_t)(operand->bytes / (uint64_t)s->n_held);
-    part->is_written = role != LADE_ROLE_GRAD;
-    s->part_of_role[role] = s->n_parts++;
+    if (operand)
+      stream_part_bind(ex, program, operand, role, s);
+    if (operand && role >= LADE_ROLE_RESIDUAL) /* of several rooms the first one's */
+      s->state_offset = LADE_MIN(s->state_offset, stored_offset(program, operand));
   }
   s->n_window = stream_window(program, s);
   scales_bind(program, instr, s);

@@ -33,29 +33,31 @@ struct io_call {
 
 #define STREAM_MAX_PARTS 5 /* residual, m, v, and from the store the weight and the gradient too */
 #define STREAM_MAX_SCALES 2
-#define STREAM_MAX_TRANSFERS (STREAM_MAX_PARTS + STREAM_MAX_SCALES) /* of an item, each way */
 #define STREAM_SLOTS 32 /* items under way at once: some layers' small parameters, with their large ones */
 
-/* One part of a streamed parameter: where its bytes lie and how wide its elements are. */
+/* What of an item moves by itself: its grains (program.h), scales that are not among them, weight and gradient. */
+enum { STREAM_GRAINS, STREAM_SCALES, STREAM_WEIGHT, STREAM_GRAD, STREAM_N_TRANSFERS };
+
+/* One part of a streamed parameter: where its own room is and how wide its elements are. */
 struct stream_part {
   struct lade_value value;
-  uint64_t store_offset; /* in the plan's store */
+  uint64_t store_offset; /* of its buffer, in the plan's store */
   size_t element_bytes;
-  bool is_written;
+  int role; /* LADE_ROLE_WEIGHT.. */
 };
 
 /* Scales of a streamed parameter's 8-bit moments: read with its first item, written with its last. */
 struct stream_scales {
   struct lade_value value;
   uint64_t store_offset, bytes;
-  bool is_v; /* else of m */
-  char *data;
+  enum lade_part part;
 };
 
 /* A streamed update. */
 struct stream_call {
   lade_executor *executor;
   struct lade_adamw_args args; /* of the whole tensor; each window is a piece of it */
+  uint64_t state_offset;       /* in the plan's store, where the room of all its state begins */
   int n_parts;
   int64_t n_held;              /* elements in the store: the shard's, with its padding */
   int64_t n_window;            /* of a window, but for the last one */
@@ -63,7 +65,8 @@ struct stream_call {
   int part_of_role[LADE_ROLE_V + 1];          /* -1: not streamed */
   int n_scales;
   struct stream_scales scales[STREAM_MAX_SCALES];
-  uint64_t scales_offset; /* in their ring */
+  uint64_t scales_bytes;   /* of all, in whole pages */
+  uint64_t scales_offset;  /* in the scratch: behind the grains of the one item, or in a ring of their own */
   int32_t scratch_buffer;
   char *scratch;
   uint64_t scratch_bytes;
@@ -79,9 +82,9 @@ struct stream_item {
   int after; /* the item, and all before it, that must have been written before this one is read; -1 */
 };
 
-/* Transfers of an item that is under way: of its parts, then of scales. Bytes 0: nothing is under way. */
+/* Transfers of an item that is under way. Bytes 0: nothing is under way. */
 struct stream_slot {
-  struct lade_transfer reads[STREAM_MAX_TRANSFERS], writes[STREAM_MAX_TRANSFERS];
+  struct lade_transfer reads[STREAM_N_TRANSFERS], writes[STREAM_N_TRANSFERS];
 };
 
 /* Streamed updates that follow one another on the io queue, over one scratch. */
@@ -162,18 +165,30 @@ int executor_failure(lade_executor *executor, struct lade_error *error);
 void executor_address_stored(const lade_executor *executor, struct lade_value value, uint64_t offset,
                              struct lade_transfer *transfer);
 
+/*
+ * The same of a piece of a parameter's state, which lies at @offset and whose checksums are those of its own room's
+ * bytes at @room_offset, both in the plan's store (program.h).
+ */
+void executor_address_state(const lade_executor *executor, struct lade_value value, uint64_t offset,
+                            uint64_t room_offset, struct lade_transfer *transfer);
+
+/* In the plan's store, where value @tensor begins, which is at home there. */
+uint64_t executor_place_stored(const lade_executor *executor, int tensor);
+
 /* Begin a transfer that has its address. Wait for one, and say which tensor it was about if it failed. */
 int executor_transfer_begin(const lade_executor *executor, struct lade_transfer *transfer, struct lade_error *error);
 int executor_transfer_wait(const lade_executor *executor, struct lade_transfer *transfer, struct lade_error *error);
+/* Checksums of all of a transfer with LADE_CHECK_CALLER, as lade_store_verify and lade_store_seal. Any thread. */
+int executor_transfer_verify(const lade_executor *executor, const struct lade_transfer *transfer,
+                             struct lade_error *error);
+void executor_transfer_seal(const lade_executor *executor, const struct lade_transfer *transfer);
 
 /* The same in a work function of the io queue: what goes wrong there is the step's failure. */
 int io_transfer_begin(lade_executor *executor, struct lade_transfer *transfer);
 int io_transfer_wait(lade_executor *executor, struct lade_transfer *transfer);
 /* Take note of what is complete. */
 void io_poll(const lade_executor *executor);
-/* Checksums of a transfer with LADE_CHECK_CALLER, as lade_store_verify and lade_store_seal. Any thread. */
-int io_transfer_verify(lade_executor *executor, const struct lade_transfer *transfer, uint64_t from, uint64_t bytes);
-void io_transfer_seal(lade_executor *executor, const struct lade_transfer *transfer, uint64_t from, uint64_t bytes);
+int io_transfer_verify(lade_executor *executor, const struct lade_transfer *transfer);
 
 /* The communicator over which @instr, a COLLECTIVE, is run. */
 lade_comm *executor_comm(const lade_executor *executor, const struct lade_instr *instr);

@@ -11,6 +11,9 @@
  * written too, for the program reads and writes whole blocks. A shard of padding alone is written with the first
  * window.
  *
+ * A part of a parameter's state lies in pieces, a grain each (plan/stored.c); its granules, which checksums are of, are
+ * those of its own room. So what is moved is cut where pieces end, and all of it is under way at once.
+ *
  * Rejected: a buffer for each value that is being set, written when it is full. Windows of several values interleave,
  * so there would have to be as many as parts of a parameter; a granule read back for each costs less.
  */
@@ -37,14 +40,75 @@ struct piece {
 
 /* ---- in the store ---- */
 
-/* Move @bytes at @offset, a multiple of the granule, to or from the bounce buffer. */
+#define PIECES_MOST (LADE_EXECUTOR_WINDOW_BYTES / GRANULE_BYTES + 1) /* a grain is a granule at least */
+
+static bool is_part(const struct lade_graph *graph, int tensor)
+{
+  return tensor >= graph->n_tensors && tensor < lade_value_scalar(graph, (enum lade_scalar)0);
+}
+
+/* Where the room of all state of @param begins. */
+static uint64_t state_place(const lade_executor *ex, int param)
+{
+  int first = lade_value_part(ex->graph, param, LADE_PART_RESIDUAL);
+  if (first < 0)
+    first = lade_value_part(ex->graph, param, LADE_PART_M);
+  return ex->train.program->buffers[ex->resident[first]].offset;
+}
+
+/* Where byte @offset of a value is, and in @ret_bytes how many follow it there. */
+static uint64_t stored_place(const lade_executor *ex, const struct resident *what, uint64_t offset, uint64_t *ret_bytes)
+{
+  const struct lade_graph *graph = ex->graph;
+  *ret_bytes = what->bytes - offset;
+  if (!is_part(graph, what->value))
+    return what->buffer->offset + offset;
+  const int param = (what->value - graph->n_tensors) / LADE_N_PARTS;
+  const enum lade_part part = (enum lade_part)((what->value - graph->n_tensors) % LADE_N_PARTS);
+  const int64_t n_held = lade_param_shard(graph, ex->train.program->layout, param).n_padded;
+  if (lade_part_is_scales(part))
+    return state_place(ex, param) + lade_state_offset(graph, n_held, part, 0) + offset;
+  const uint64_t grain_bytes = lade_part_bytes(graph, part, LADE_STREAM_GRAIN);
+  const int64_t first = (int64_t)(offset / grain_bytes) * LADE_STREAM_GRAIN;
+  *ret_bytes = LADE_MIN(*ret_bytes, grain_bytes - offset % grain_bytes);
+  return state_place(ex, param) + lade_state_offset(graph, n_held, part, first) + offset % grain_bytes;
+}
+
+/* Begin to move @bytes at @offset, a multiple of the granule, to or from the bounce buffer. */
+static int pieces_begin(lade_executor *ex, const struct resident *what, uint64_t offset, uint64_t bytes,
+                        enum lade_store_op op, struct lade_transfer *pieces, int *ret_n, struct lade_error *error)
+{
+  int status = 0, n = 0;
+  for (uint64_t at = 0, here; at < bytes && !status; at += here) {
+    const uint64_t place = stored_place(ex, what, offset + at, &here);
+    here = LADE_MIN(here, bytes - at);
+    LADE_ASSERT(n < PIECES_MOST);
+    struct lade_transfer *piece = &pieces[n];
+    *piece = (struct lade_transfer){
+        .op = op, .check = LADE_CHECK_CALLER, .bytes = here, .data = (char *)ex->bounce + at};
+    executor_address_state(ex, (struct lade_value){what->value, 0, 0}, place, what->buffer->offset + offset + at,
+                           piece);
+    if (op == LADE_STORE_WRITE)
+      executor_transfer_seal(ex, piece);
+    status = executor_transfer_begin(ex, piece, error);
+    n += !status;
+  }
+  *ret_n = n;
+  return status;
+}
+
 static int stored_move(lade_executor *ex, const struct resident *what, uint64_t offset, uint64_t bytes,
                        enum lade_store_op op, struct lade_error *error)
 {
-  struct lade_transfer transfer = {.op = op, .check = LADE_CHECK_STORE, .bytes = bytes, .data = ex->bounce};
-  executor_address_stored(ex, (struct lade_value){what->value, 0, 0}, what->buffer->offset + offset, &transfer);
-  int status = executor_transfer_begin(ex, &transfer, error);
-  return status ? status : executor_transfer_wait(ex, &transfer, error);
+  struct lade_transfer pieces[PIECES_MOST];
+  int n, status = pieces_begin(ex, what, offset, bytes, op, pieces, &n, error);
+  for (int i = 0; i < n; i++) {
+    int one = executor_transfer_wait(ex, &pieces[i], status ? NULL : error);
+    if (!one && op == LADE_STORE_READ && !status)
+      one = executor_transfer_verify(ex, &pieces[i], error);
+    status = status ? status : one;
+  }
+  return status;
 }
 
 /* The end of the granule in which @end is, or of the value. */
@@ -129,6 +193,14 @@ static struct resident resident_get(const lade_executor *ex, int tensor)
   const int value = is_block ? lade_value_block(ex->graph, value_param(ex->graph, tensor), LADE_BLOCK_WEIGHT) : tensor;
   return (struct resident){value, &program->buffers[ex->resident[value]],
                            lade_held_bytes(ex->graph, program->layout, value)};
+}
+
+uint64_t executor_place_stored(const lade_executor *ex, int tensor)
+{
+  const struct resident what = resident_get(ex, tensor);
+  uint64_t bytes;
+  LADE_ASSERT(what.buffer->space == LADE_STORE);
+  return stored_place(ex, &what, 0, &bytes);
 }
 
 void lade_executor_share(const lade_executor *ex, int tensor, uint64_t *ret_offset, uint64_t *ret_bytes)

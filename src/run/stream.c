@@ -14,12 +14,19 @@
  * allows that (program.h): between the instructions of a run nobody else uses the scratch or the store. Once anything
  * has failed, whichever instruction is next waits for all that is under way.
  *
+ * State lies in the store grain by grain, and so it does in the scratch: an item is one read and one write, with
+ * everything that its elements need but a weight and a gradient that are in the store as well (plan/stored.c).
+ *
  * Checksums are computed in the pass: a task verifies a grain of each part, updates it and seals what it made while
  * all of it is in its core's cache, instead of two more passes over memory by the one thread that waits for the drive.
- * What does not verify is not computed with. Scales of 8-bit moments are read with a parameter's first item and
- * written with its last, whole, and the store checks those; they have a ring of their own, in which they stay as long
- * as any item of theirs is under way. With room for two updates' alone, each norm would wait for the one before the
- * last to be written: measured, that cost compact forms half of the drive's time.
+ * What does not verify is not computed with. Scales are a few kilobytes, for which the waiting thread does that. With a
+ * parameter of one item they are in it, behind its grains. Else they are read with the first item and written with the
+ * last, and have a ring of their own, in which they stay as long as any item of theirs is under way: with room for two
+ * parameters' alone, each would wait for the one before the last to be written.
+ *
+ * The drive must not wait for arithmetic either. Drives, and virtual ones above all, take what is asked for while they
+ * are busy as one lot, and report all of it at once: then nothing is under way until somebody asks again. So the thread
+ * that waits for the drive, which takes part in the arithmetic, looks at it before each of its grains.
  *
  * A shard's padding is in the store and moves as well, so that its checksums hold for whoever reads the whole block.
  *
@@ -39,17 +46,45 @@ _Static_assert(LADE_STREAM_GRAIN % LADE_MOMENT_BLOCK == 0 && LADE_STREAM_GRAIN %
 
 /* ---- places, found once ---- */
 
+static const struct lade_graph *graph_of(const struct stream_call *call)
+{
+  return call->executor->graph;
+}
+
+static bool is_one_item(const struct stream_call *call)
+{
+  return call->n_window >= call->n_held;
+}
+
+/* What of the store, and of the scratch, is one range: its grains, and of a parameter of one item its scales. */
+static uint64_t grains_bytes(const struct stream_item *item)
+{
+  const struct lade_graph *graph = graph_of(item->call);
+  uint64_t bytes = lade_state_bytes(graph, item->first + item->n) - lade_state_bytes(graph, item->first);
+  return bytes + (is_one_item(item->call) ? item->call->scales_bytes : 0);
+}
+
 static uint64_t part_bytes(const struct stream_item *item, int part)
 {
   return (uint64_t)item->n * item->call->parts[part].element_bytes;
 }
 
-/* Where @part, or with n_parts the end of all, begins in the item. */
+static bool is_of_state(const struct stream_part *part)
+{
+  return part->role >= LADE_ROLE_RESIDUAL;
+}
+
+static enum lade_part part_of(const struct stream_part *part)
+{
+  return (enum lade_part)(part->role - LADE_ROLE_RESIDUAL);
+}
+
+/* Where in the item @part begins that is not of the state, behind the grains; n_parts: where all end. */
 static uint64_t part_offset(const struct stream_item *item, int part)
 {
-  uint64_t offset = 0;
+  uint64_t offset = grains_bytes(item);
   for (int i = 0; i < part; i++)
-    offset += lade_align_up(part_bytes(item, i), LADE_BUFFER_ALIGN);
+    offset += is_of_state(&item->call->parts[i]) ? 0 : lade_align_up(part_bytes(item, i), LADE_BUFFER_ALIGN);
   return offset;
 }
 
@@ -70,12 +105,10 @@ static int item_before(const struct stream_run *run, int at)
   return first;
 }
 
-static uint64_t scales_bytes(const struct stream_call *call)
+/* Scales that are in the ring of scales. */
+static uint64_t ringed_bytes(const struct stream_call *call)
 {
-  uint64_t bytes = 0;
-  for (int i = 0; i < call->n_scales; i++)
-    bytes += lade_align_up(call->scales[i].bytes, LADE_BUFFER_ALIGN);
-  return bytes;
+  return is_one_item(call) ? 0 : call->scales_bytes;
 }
 
 /* The last item of an update before @i_call whose scales have bytes of its room; -1: none, or it is long over. */
@@ -84,26 +117,19 @@ static int scales_before(const struct stream_run *run, int i_call)
   const struct stream_call *call = run->calls[i_call];
   for (int i = i_call - 1; i >= LADE_MAX(i_call - STREAM_SLOTS, 0); i--) {
     const struct stream_call *other = run->calls[i];
-    if (call->scales_offset < other->scales_offset + scales_bytes(other) &&
-        other->scales_offset < call->scales_offset + scales_bytes(call))
+    if (call->scales_offset < other->scales_offset + ringed_bytes(other) &&
+        other->scales_offset < call->scales_offset + ringed_bytes(call))
       return other->end_item - 1;
   }
   return -1;
 }
 
-/* Scales of update @i_call behind those before it, from @at of their ring at @room on. Returns where the next go on. */
-static uint64_t scales_place(struct stream_run *run, int i_call, uint64_t at, char *room, uint64_t room_bytes)
+/* Scales of update @i_call behind those before it, from @at of their ring, in [ring, end) of the scratch, on. */
+static uint64_t scales_place(struct stream_call *call, uint64_t at, uint64_t ring, uint64_t end)
 {
-  struct stream_call *call = run->calls[i_call];
-  call->scales_offset = at + scales_bytes(call) > room_bytes ? 0 : at;
-  LADE_ASSERT(call->scales_offset + scales_bytes(call) <= room_bytes);
-  at = call->scales_offset;
-  for (int i = 0; i < call->n_scales; i++) {
-    call->scales[i].data = room + at;
-    *(call->scales[i].is_v ? &call->args.v_scales : &call->args.m_scales) = (uint8_t *)room + at;
-    at += lade_align_up(call->scales[i].bytes, LADE_BUFFER_ALIGN);
-  }
-  return at;
+  call->scales_offset = at + ringed_bytes(call) > end ? ring : at;
+  LADE_ASSERT(call->scales_offset + ringed_bytes(call) <= end);
+  return call->scales_offset + ringed_bytes(call);
 }
 
 static int64_t call_n_items(const struct stream_call *call)
@@ -128,15 +154,24 @@ static uint64_t items_place(struct stream_run *run, int i_call, uint64_t at, uin
     run->n_items++;
   }
   call->end_item = run->n_items;
+  const struct stream_item *only = &run->items[call->first_item];
+  if (is_one_item(call))
+    call->scales_offset = only->offset + grains_bytes(only) - call->scales_bytes;
   return at;
+}
+
+static uint8_t *scales_data(const struct stream_call *call, int i)
+{
+  const uint64_t before = i ? lade_align_up(call->scales[0].bytes, LADE_BUFFER_ALIGN) : 0;
+  return (uint8_t *)call->scratch + call->scales_offset + before;
 }
 
 static int run_place(struct stream_run *run)
 {
-  uint64_t most_bytes = 0, at = 0, scales_at = 0;
+  uint64_t most_bytes = 0, at = 0;
   int64_t n_items = 0;
   for (int i = 0; i < run->n_calls; i++) {
-    most_bytes = LADE_MAX(most_bytes, scales_bytes(run->calls[i]));
+    most_bytes = LADE_MAX(most_bytes, ringed_bytes(run->calls[i]));
     n_items += call_n_items(run->calls[i]);
   }
   if (n_items > INT32_MAX)
@@ -144,11 +179,12 @@ static int run_place(struct stream_run *run)
   run->items = calloc((size_t)n_items + 1, sizeof(*run->items));
   if (!run->items)
     return -ENOMEM;
-  const uint64_t room_bytes = lade_stream_scales_bytes(most_bytes, run->n_calls > 1);
-  LADE_ASSERT(room_bytes <= run->scratch_bytes);
-  const uint64_t ring_bytes = run->scratch_bytes - room_bytes;
+  const uint64_t scales_room = lade_stream_scales_bytes(most_bytes, run->n_calls > 1);
+  LADE_ASSERT(scales_room <= run->scratch_bytes);
+  const uint64_t ring_bytes = run->scratch_bytes - scales_room;
+  uint64_t scales_at = ring_bytes;
   for (int i = 0; i < run->n_calls; i++) {
-    scales_at = scales_place(run, i, scales_at, run->scratch + ring_bytes, room_bytes);
+    scales_at = scales_place(run->calls[i], scales_at, ring_bytes, run->scratch_bytes);
     at = items_place(run, i, at, ring_bytes, scales_before(run, i));
   }
   return 0;
@@ -209,47 +245,66 @@ static struct stream_slot *slot_of(const struct stream_run *run, int at)
   return &run->slots[at % STREAM_SLOTS];
 }
 
-static char *part_data(const struct stream_item *item, int part)
+/* Element @first of the item, the first one of a grain, in @part. */
+static char *grain_data(const struct stream_item *item, int part, int64_t first)
 {
-  return item->call->scratch + item->offset + part_offset(item, part);
+  const struct stream_call *call = item->call;
+  char *data = call->scratch + item->offset;
+  if (!is_of_state(&call->parts[part]))
+    return data + part_offset(item, part) + (uint64_t)first * call->parts[part].element_bytes;
+  return data +
+         lade_state_offset(graph_of(call), call->n_held, part_of(&call->parts[part]), item->first + first) -
+         lade_state_bytes(graph_of(call), item->first);
 }
 
-static void transfer_address(const struct stream_call *call, struct lade_value value, uint64_t store_offset,
-                             struct lade_transfer *transfer)
+static struct lade_value value_moved(struct lade_value value, enum lade_store_op op)
 {
-  value.version = (int16_t)(value.version + (transfer->op == LADE_STORE_WRITE));
-  executor_address_stored(call->executor, value, store_offset, transfer);
+  value.version = (int16_t)(value.version + (op == LADE_STORE_WRITE));
+  return value;
 }
 
-/* All transfers of an item one way: its parts, and with a parameter's first or last one its scales. */
+static struct lade_transfer transfer_make(const struct stream_call *call, enum lade_store_op op,
+                                          struct lade_value value, uint64_t store_offset, void *data, uint64_t bytes)
+{
+  struct lade_transfer transfer = {.op = op, .check = LADE_CHECK_CALLER, .data = data, .bytes = bytes};
+  executor_address_stored(call->executor, value_moved(value, op), store_offset, &transfer);
+  return transfer;
+}
+
+/* Weight or gradient, if they stream. */
+static void beside_make(const struct stream_item *item, int role, enum lade_store_op op, struct lade_transfer *transfer)
+{
+  const int i = item->call->part_of_role[role];
+  if (i < 0 || (op == LADE_STORE_WRITE && role == LADE_ROLE_GRAD))
+    return;
+  const struct stream_part *part = &item->call->parts[i];
+  *transfer = transfer_make(item->call, op, part->value,
+                            part->store_offset + (uint64_t)item->first * part->element_bytes, grain_data(item, i, 0),
+                            part_bytes(item, i));
+}
+
+/* All transfers of an item one way. */
 static void transfers_make(const struct stream_run *run, int at, enum lade_store_op op, struct lade_transfer *transfers)
 {
   const struct stream_item *item = &run->items[at];
   const struct stream_call *call = item->call;
-  bool is_write = op == LADE_STORE_WRITE, has_scales = at == (is_write ? call->end_item - 1 : call->first_item);
-  for (int i = 0; i < call->n_parts; i++) {
-    const struct stream_part *part = &call->parts[i];
-    if (is_write && !part->is_written)
-      continue;
-    transfers[i] = (struct lade_transfer){
-        .op = op, .check = LADE_CHECK_CALLER, .data = part_data(item, i), .bytes = part_bytes(item, i)};
-    uint64_t first = (uint64_t)item->first * part->element_bytes;
-    transfer_address(call, part->value, part->store_offset + first, &transfers[i]);
-  }
-  for (int i = 0; has_scales && i < call->n_scales; i++) {
-    const struct stream_scales *scales = &call->scales[i];
-    struct lade_transfer *transfer = &transfers[STREAM_MAX_PARTS + i];
-    *transfer = (struct lade_transfer){
-        .op = op, .check = LADE_CHECK_STORE, .data = scales->data, .bytes = scales->bytes};
-    transfer_address(call, scales->value, scales->store_offset, transfer);
-  }
+  const struct lade_value state = call->parts[call->part_of_role[LADE_ROLE_M]].value; /* errors name it for all */
+  transfers[STREAM_GRAINS] =
+      transfer_make(call, op, state, call->state_offset + lade_state_bytes(graph_of(call), item->first),
+                    call->scratch + item->offset, grains_bytes(item));
+  if (ringed_bytes(call) && at == (op == LADE_STORE_WRITE ? call->end_item - 1 : call->first_item))
+    transfers[STREAM_SCALES] = transfer_make(call, op, call->scales[0].value,
+                                             call->state_offset + lade_state_bytes(graph_of(call), call->n_held),
+                                             scales_data(call, 0), call->scales_bytes);
+  beside_make(item, LADE_ROLE_WEIGHT, op, &transfers[STREAM_WEIGHT]);
+  beside_make(item, LADE_ROLE_GRAD, op, &transfers[STREAM_GRAD]);
 }
 
 /* Bytes 0 marks a transfer that has not begun, or whose end has been taken note of. */
 static int transfers_begin(lade_executor *ex, struct lade_transfer *transfers)
 {
   int status = 0;
-  for (int i = 0; i < STREAM_MAX_TRANSFERS; i++) {
+  for (int i = 0; i < STREAM_N_TRANSFERS; i++) {
     if (transfers[i].bytes && !status)
       status = io_transfer_begin(ex, &transfers[i]);
     if (status)
@@ -260,7 +315,7 @@ static int transfers_begin(lade_executor *ex, struct lade_transfer *transfers)
 
 static bool transfers_are_done(const struct lade_transfer *transfers)
 {
-  for (int i = 0; i < STREAM_MAX_TRANSFERS; i++) {
+  for (int i = 0; i < STREAM_N_TRANSFERS; i++) {
     if (transfers[i].bytes && !lade_transfer_is_done(&transfers[i]))
       return false;
   }
@@ -271,7 +326,7 @@ static bool transfers_are_done(const struct lade_transfer *transfers)
 static int transfers_wait(lade_executor *ex, struct lade_transfer *transfers)
 {
   int status = 0;
-  for (int i = 0; i < STREAM_MAX_TRANSFERS; i++) {
+  for (int i = 0; i < STREAM_N_TRANSFERS; i++) {
     int one = transfers[i].bytes ? io_transfer_wait(ex, &transfers[i]) : 0;
     status = status ? status : one;
   }
@@ -281,7 +336,7 @@ static int transfers_wait(lade_executor *ex, struct lade_transfer *transfers)
 static int transfers_settle(lade_executor *ex, struct lade_transfer *transfers)
 {
   int status = transfers_wait(ex, transfers);
-  for (int i = 0; i < STREAM_MAX_TRANSFERS; i++)
+  for (int i = 0; i < STREAM_N_TRANSFERS; i++)
     transfers[i].bytes = 0;
   return status;
 }
@@ -323,41 +378,63 @@ static int reads_begin(struct stream_run *run, lade_executor *ex, int must)
 /* ---- the pass over one item ---- */
 
 struct pass {
-  const struct stream_item *item;
-  struct stream_slot *slot;
+  struct stream_run *run;
+  int at; /* the item */
   const struct lade_kernel_ctx *ctx; /* of one thread */
 };
 
-/* The range of @part in bytes that grain @i_task of an item covers. */
-static void grain_range(const struct stream_item *item, int part, int i_task, uint64_t *ret_from, uint64_t *ret_bytes)
+/* A grain of one part by itself, as its checksum is of it. */
+static struct lade_transfer grain_make(const struct stream_item *item, int i_part, int i_task, enum lade_store_op op)
 {
-  const size_t element_bytes = item->call->parts[part].element_bytes;
-  int64_t first = (int64_t)i_task * LADE_STREAM_GRAIN, n = LADE_MIN(item->n - first, LADE_STREAM_GRAIN);
-  *ret_from = (uint64_t)first * element_bytes;
-  *ret_bytes = (uint64_t)n * element_bytes;
+  const struct stream_call *call = item->call;
+  const struct stream_part *part = &call->parts[i_part];
+  const int64_t first = (int64_t)i_task * LADE_STREAM_GRAIN, n = LADE_MIN(item->n - first, LADE_STREAM_GRAIN);
+  const uint64_t room = part->store_offset + (uint64_t)(item->first + first) * part->element_bytes;
+  uint64_t place = room;
+  if (is_of_state(part))
+    place = call->state_offset +
+            lade_state_offset(graph_of(call), call->n_held, part_of(part), item->first + first);
+  struct lade_transfer grain = {.op = op, .check = LADE_CHECK_CALLER, .data = grain_data(item, i_part, first),
+                                .bytes = (uint64_t)n * part->element_bytes};
+  executor_address_state(call->executor, value_moved(part->value, op), place, room, &grain);
+  return grain;
 }
 
-static bool grain_verify(const struct pass *pass, int i_task)
+static bool grain_verify(const struct stream_item *item, int i_task)
 {
-  const struct stream_call *call = pass->item->call;
-  for (int i = 0; i < call->n_parts; i++) {
-    uint64_t from, bytes;
-    grain_range(pass->item, i, i_task, &from, &bytes);
-    if (io_transfer_verify(call->executor, &pass->slot->reads[i], from, bytes))
+  for (int i = 0; i < item->call->n_parts; i++) {
+    const struct lade_transfer grain = grain_make(item, i, i_task, LADE_STORE_READ);
+    if (io_transfer_verify(item->call->executor, &grain))
       return false;
   }
   return true;
 }
 
-static void grain_seal(const struct pass *pass, int i_task)
+static void grain_seal(const struct stream_item *item, int i_task)
 {
-  const struct stream_call *call = pass->item->call;
-  for (int i = 0; i < call->n_parts; i++) {
-    uint64_t from, bytes;
-    grain_range(pass->item, i, i_task, &from, &bytes);
-    if (call->parts[i].is_written)
-      io_transfer_seal(call->executor, &pass->slot->writes[i], from, bytes);
+  for (int i = 0; i < item->call->n_parts; i++) {
+    const struct lade_transfer grain = grain_make(item, i, i_task, LADE_STORE_WRITE);
+    if (item->call->parts[i].role != LADE_ROLE_GRAD)
+      executor_transfer_seal(item->call->executor, &grain);
   }
+}
+
+/* Verify the scales of an update, or seal them. */
+static int scales_check(const struct stream_call *call, enum lade_store_op op)
+{
+  int status = 0;
+  for (int i = 0; i < call->n_scales && !status; i++) {
+    const struct stream_scales *scales = &call->scales[i];
+    struct lade_transfer all = {.op = op, .check = LADE_CHECK_CALLER, .data = scales_data(call, i),
+                                .bytes = scales->bytes};
+    const uint64_t place = call->state_offset + lade_state_offset(graph_of(call), call->n_held, scales->part, 0);
+    executor_address_state(call->executor, value_moved(scales->value, op), place, scales->store_offset, &all);
+    if (op == LADE_STORE_WRITE)
+      executor_transfer_seal(call->executor, &all);
+    else
+      status = io_transfer_verify(call->executor, &all);
+  }
+  return status;
 }
 
 /* The data of @role from element @first of the item on: in its window, or in all of it, which is in memory. */
@@ -365,7 +442,7 @@ static void *role_data(const struct stream_item *item, int role, const void *who
 {
   const int part = item->call->part_of_role[role];
   if (part >= 0)
-    return part_data(item, part) + (uint64_t)first * item->call->parts[part].element_bytes;
+    return grain_data(item, part, first);
   return whole ? (char *)(uintptr_t)whole + (uint64_t)(item->first + first) * element_bytes : NULL;
 }
 
@@ -382,8 +459,8 @@ static struct lade_adamw_args grain_args(const struct stream_item *item, int i_t
   args.v = role_data(item, LADE_ROLE_V, NULL, 0, first);
   args.first_element += (uint64_t)(item->first + first); /* in what this rank holds */
   if (item->call->n_scales) {
-    args.m_scales += (item->first + first) / LADE_MOMENT_BLOCK;
-    args.v_scales += (item->first + first) / LADE_MOMENT_BLOCK;
+    args.m_scales = scales_data(item->call, 0) + (item->first + first) / LADE_MOMENT_BLOCK;
+    args.v_scales = scales_data(item->call, 1) + (item->first + first) / LADE_MOMENT_BLOCK;
   }
   return args;
 }
@@ -391,28 +468,37 @@ static struct lade_adamw_args grain_args(const struct stream_item *item, int i_t
 static void grain_run(void *arg, int i_task, int i_thread)
 {
   const struct pass *pass = arg;
-  const lade_executor *ex = pass->item->call->executor;
-  if (!grain_verify(pass, i_task))
+  const struct stream_item *item = &pass->run->items[pass->at];
+  lade_executor *ex = item->call->executor;
+  if (i_thread == 0) /* the one that waits for the drive; what fails is the step's failure already */
+    reads_begin(pass->run, ex, pass->at);
+  if (!grain_verify(item, i_task))
     return;
-  const struct lade_adamw_args args = grain_args(pass->item, i_task);
+  const struct lade_adamw_args args = grain_args(item, i_task);
   if (args.n_elements > 0) /* else it is padding alone */
     ex->params.kernels->fn[LADE_K_ADAMW](pass->ctx, &args);
-  grain_seal(pass, i_task);
+  grain_seal(item, i_task);
 }
 
 /* Its bytes are there: compute them, and begin to write. */
 static int item_run(struct stream_run *run, lade_executor *ex, int at)
 {
   const struct lade_kernel_ctx alone = {.step = ex->ctx.step};
+  const struct stream_item *item = &run->items[at];
   struct stream_slot *slot = slot_of(run, at);
-  struct pass pass = {&run->items[at], slot, &alone};
-  transfers_make(run, at, LADE_STORE_WRITE, slot->writes);
-  lade_pool_run(ex->params.pool, grain_run, &pass, (int)lade_div_up(pass.item->n, LADE_STREAM_GRAIN));
+  struct pass pass = {run, at, &alone};
   memset(slot->reads, 0, sizeof(slot->reads));
-  int status = atomic_load(&ex->failure);
+  int status = at == item->call->first_item ? scales_check(item->call, LADE_STORE_READ) : 0;
   if (status)
-    memset(slot->writes, 0, sizeof(slot->writes));
-  return status ? status : transfers_begin(ex, slot->writes);
+    return status;
+  lade_pool_run(ex->params.pool, grain_run, &pass, (int)lade_div_up(item->n, LADE_STREAM_GRAIN));
+  if (at == item->call->end_item - 1)
+    scales_check(item->call, LADE_STORE_WRITE);
+  status = atomic_load(&ex->failure);
+  if (status)
+    return status;
+  transfers_make(run, at, LADE_STORE_WRITE, slot->writes);
+  return transfers_begin(ex, slot->writes);
 }
 
 /* Nothing is under way any more, whatever has become of it. */

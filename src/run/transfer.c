@@ -37,6 +37,13 @@ void executor_address_stored(const lade_executor *ex, struct lade_value value, u
   }
 }
 
+void executor_address_state(const lade_executor *ex, struct lade_value value, uint64_t offset, uint64_t room_offset,
+                            struct lade_transfer *transfer)
+{
+  executor_address_stored(ex, value, offset, transfer);
+  transfer->sums_distance = (int64_t)(room_offset - offset);
+}
+
 static lade_store *store_of(const lade_executor *ex, const struct lade_transfer *transfer)
 {
   return is_durable(ex, transfer->identity.tensor) ? lade_durable_store(ex->params.durable) : ex->params.store;
@@ -65,6 +72,18 @@ int executor_transfer_wait(const lade_executor *ex, struct lade_transfer *transf
   return status ? transfer_fail(ex, transfer, status, &why, error) : 0;
 }
 
+int executor_transfer_verify(const lade_executor *ex, const struct lade_transfer *transfer, struct lade_error *error)
+{
+  struct lade_error why = {0};
+  int status = lade_store_verify(store_of(ex, transfer), transfer, 0, transfer->bytes, &why);
+  return status ? transfer_fail(ex, transfer, status, &why, error) : 0;
+}
+
+void executor_transfer_seal(const lade_executor *ex, const struct lade_transfer *transfer)
+{
+  lade_store_seal(store_of(ex, transfer), transfer, 0, transfer->bytes);
+}
+
 int io_transfer_wait(lade_executor *ex, struct lade_transfer *transfer)
 {
   struct lade_error line = {0};
@@ -91,20 +110,13 @@ void io_poll(const lade_executor *ex)
     lade_store_poll(lade_durable_store(ex->params.durable));
 }
 
-int io_transfer_verify(lade_executor *ex, const struct lade_transfer *transfer, uint64_t from, uint64_t bytes)
+int io_transfer_verify(lade_executor *ex, const struct lade_transfer *transfer)
 {
-  struct lade_error why = {0}, line = {0};
-  int status = lade_store_verify(store_of(ex, transfer), transfer, from, bytes, &why);
-  if (status) {
-    transfer_fail(ex, transfer, status, &why, &line);
+  struct lade_error line = {0};
+  int status = executor_transfer_verify(ex, transfer, &line);
+  if (status)
     executor_fail(ex, status, &line);
-  }
   return status;
-}
-
-void io_transfer_seal(lade_executor *ex, const struct lade_transfer *transfer, uint64_t from, uint64_t bytes)
-{
-  lade_store_seal(store_of(ex, transfer), transfer, from, bytes);
 }
 
 void io_call_run(void *arg)

@@ -296,6 +296,45 @@ static void checksums_may_be_the_callers_work(void **state)
   free(back);
 }
 
+/* Two short values in neighbouring blocks, moved together, each with the checksum of a granule of its own. */
+static void values_side_by_side_have_checksums_of_their_own(void **state)
+{
+  enum { BYTES = 3 * LADE_STORE_GRANULE_BYTES, BLOCK = LADE_STORE_BLOCK_BYTES };
+  struct lade_extent extent;
+  struct lade_error error = {0};
+  lade_store *store = store_make(NULL, BYTES, &extent);
+  char *data = data_make(2 * BLOCK), *back = data_make(2 * BLOCK);
+  struct lade_transfer both = transfer_of(LADE_STORE_WRITE, extent, data, 1), values[2];
+  both.check = LADE_CHECK_CALLER;
+  both.bytes = 2 * BLOCK;
+  data_fill(data, 2 * BLOCK, 1);
+  for (int i = 0; i < 2; i++) {
+    values[i] = both;
+    values[i].offset = (uint64_t)i * BLOCK;
+    values[i].bytes = BLOCK - 100;
+    values[i].data = data + i * BLOCK;
+    values[i].sums_distance = (int64_t)(i + 1) * LADE_STORE_GRANULE_BYTES - i * BLOCK;
+    lade_store_seal(store, &values[i], 0, values[i].bytes);
+  }
+  assert_int_equal(transfer_run(store, &both, &error), 0);
+  for (int i = 0; i < 2; i++) { /* the second by itself, from within a granule */
+    values[i].op = LADE_STORE_READ;
+    values[i].data = back + i * BLOCK;
+    assert_int_equal(transfer_run(store, &values[i], &error), 0);
+    assert_int_equal(lade_store_verify(store, &values[i], 0, values[i].bytes, &error), 0);
+  }
+  assert_memory_equal(data, back, 2 * BLOCK);
+  back[BLOCK] ^= 1;
+  assert_int_equal(lade_store_verify(store, &values[0], 0, values[0].bytes, &error), 0);
+  assert_int_equal(lade_store_verify(store, &values[1], 0, values[1].bytes, &error), -EBADMSG);
+  assert_non_null(strstr(error.text, "offset 4096"));
+  values[1].check = LADE_CHECK_STORE;
+  assert_int_equal(lade_store_submit(store, &values[1]), -EINVAL);
+  lade_store_close(store);
+  free(data);
+  free(back);
+}
+
 /* What the drive may do to a block behind the store's back; the caller's check writes without a seal. */
 static void raw_write(lade_store *store, struct lade_extent extent, uint64_t offset, void *data, uint64_t bytes)
 {
@@ -484,6 +523,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_completion_may_submit_the_next_transfer),
       cmocka_unit_test(closing_ends_every_transfer),
       cmocka_unit_test(checksums_may_be_the_callers_work),
+      cmocka_unit_test(values_side_by_side_have_checksums_of_their_own),
       cmocka_unit_test(damage_is_always_found_and_named),
       cmocka_unit_test(only_the_identity_that_was_written_is_read),
       cmocka_unit_test(a_wrong_transfer_is_refused_before_it_begins),

@@ -101,9 +101,8 @@ static void scene_end(struct scene *scene)
 static uint64_t value_place(const struct scene *scene, int tensor)
 {
   const lade_executor *ex = scene->rig.executor;
-  const struct lade_buffer *buffer = &scene->plan->train->buffers[ex->resident[tensor]];
-  assert_int_equal(buffer->space, LADE_STORE);
-  return ex->extent.offset + buffer->offset;
+  assert_int_equal(scene->plan->train->buffers[ex->resident[tensor]].space, LADE_STORE);
+  return ex->extent.offset + executor_place_stored(ex, tensor);
 }
 
 /* All blocks of a value; its buffer owns them whole. */

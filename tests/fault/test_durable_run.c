@@ -241,7 +241,7 @@ static void block_move(int fd, bool is_write, void *block, uint64_t at)
 static uint64_t value_place(int tensor, uint64_t generation)
 {
   const lade_executor *ex = durable.executor;
-  return lade_durable_slot(durable.durable, generation).offset + plan->train->buffers[ex->resident[tensor]].offset;
+  return lade_durable_slot(durable.durable, generation).offset + executor_place_stored(ex, tensor);
 }
 
 /* Write into the place of @tensor its block with a flipped bit, another value's, or its own of the step before. */

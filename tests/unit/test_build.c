@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Building programs where memory is refused, where microbatches are many, and with bundles of collectives. What a
- * program says is test_proof's matter, how it is chosen test_plan's.
+ * Building programs where memory is refused, where microbatches are many, and with bundles of collectives; and where
+ * state lies in the store. What a program says is test_proof's matter, how it is chosen test_plan's.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -197,6 +197,51 @@ static void bundles_move_the_same_bytes(void **state)
   scene_finish(&s);
 }
 
+/* Pieces of a parameter's state follow one another, in whole pages, within the granules that its parts have. */
+static void state_is_laid_out(const struct lade_graph *graph, int64_t n)
+{
+  uint64_t next = 0, room = 0;
+  for (int64_t first = 0; first < n; first += LADE_STREAM_GRAIN) {
+    assert_int_equal(lade_state_bytes(graph, first), next);
+    for (int part = LADE_PART_RESIDUAL; part <= LADE_PART_V; part++) {
+      if (lade_value_part(graph, 0, (enum lade_part)part) < 0)
+        continue;
+      const int64_t n_here = LADE_MIN(n - first, LADE_STREAM_GRAIN);
+      assert_int_equal(lade_state_offset(graph, n, (enum lade_part)part, first), next);
+      next += lade_align_up(lade_part_bytes(graph, (enum lade_part)part, n_here), LADE_BUFFER_ALIGN);
+    }
+  }
+  assert_int_equal(lade_state_bytes(graph, n), next);
+  for (int part = 0; part < LADE_N_PARTS; part++) {
+    if (lade_value_part(graph, 0, (enum lade_part)part) < 0)
+      continue;
+    const uint64_t bytes = lade_part_bytes(graph, (enum lade_part)part, n);
+    room += lade_align_up(bytes, LADE_STORE_ALIGN);
+    if (!lade_part_is_scales((enum lade_part)part))
+      continue;
+    assert_int_equal(lade_state_offset(graph, n, (enum lade_part)part, 0), next);
+    next += lade_align_up(bytes, LADE_BUFFER_ALIGN);
+  }
+  assert_int_equal(lade_state_bytes(graph, n) + lade_state_scales_bytes(graph, n), next);
+  assert_true(next <= room);
+}
+
+static void state_lies_side_by_side_in_its_parts_room(void **state)
+{
+  static const int64_t lengths[] = {1, 127, 128, 1025, 65535, 65536, 65537, 131072, 8 << 20, (8 << 20) + 1};
+  static const enum lade_dtype dtypes[] = {LADE_F32, LADE_F16, LADE_BF16};
+  for (size_t i = 0; i < LADE_COUNT(dtypes); i++) {
+    for (int moments = 0; moments < LADE_N_MOMENTS; moments++) {
+      for (int is_short = 0; is_short <= (dtypes[i] == LADE_BF16); is_short++) {
+        const struct lade_graph graph = {.n_params = 1, .dtype = dtypes[i], .moments = (enum lade_moments)moments,
+                                         .master = is_short ? LADE_MASTER_24BIT : LADE_MASTER_EXACT};
+        for (size_t n = 0; n < LADE_COUNT(lengths); n++)
+          state_is_laid_out(&graph, lengths[n]);
+      }
+    }
+  }
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -204,6 +249,7 @@ int main(void)
       cmocka_unit_test(many_microbatches_are_one_program),
       cmocka_unit_test(the_number_of_microbatches_has_limits),
       cmocka_unit_test(bundles_are_of_what_is_alike_and_apart),
+      cmocka_unit_test(state_lies_side_by_side_in_its_parts_room),
       cmocka_unit_test(bundles_move_the_same_bytes),
       cmocka_unit_test(chains_end_where_somebody_waits),
   };
