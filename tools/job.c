@@ -23,6 +23,7 @@
 #include "tools/verbs.h"
 
 #define HEARSAY_US 400000 /* twice what closing a failed communicator takes the rank that failed */
+#define MPIRUN_US 2000000 /* mpirun ends the other ranks sooner than that when the first one has failed */
 
 extern char **environ;
 
@@ -70,12 +71,12 @@ static void options_fail(const struct job *job, const char *line)
 {
   struct lade_error error = {0};
   const char *words = strstr(line, ": "); /* behind "lade train" */
-  lade_error_set(&error, -EINVAL, "rank %d alone has options that cannot be: %s", job->launch.rank,
+  lade_error_set(&error, -EINVAL, "rank %d has options that cannot be: %s", job->launch.rank,
                  words ? words + 2 : line);
   if (job->board) {
     board_leave(job->board, job->launch.rank, -EINVAL, error.text);
   } else {
-    usleep(HEARSAY_US);
+    usleep(MPIRUN_US);
     exit_fail("train", -EINVAL, &error);
   }
 }

@@ -211,7 +211,7 @@ def disagreement():
             ("--init init$R", "what --init names is another"),
             ("--lr 1e-$((3 + R))", "--lr was 0.001 and is 0.0001"),
             ("--eval-iters $((2 + R))", "--eval-iters 3 instead of 2"),
-            ("$([ $R = 0 ] || echo --evl-every 2)", "rank 1 alone has options that cannot be: there is no option --evl-"),
+            ("$([ $R = 0 ] || echo --evl-every 2)", "rank 1 has options that cannot be: there is no option --evl-"),
             ("--eval-every $((2 + R))", "--eval-every 3 instead of 2"),
             ("--data data$R", "the validation data is another"),
             ("--dp $((2 - R)) --tp $((1 + R))", 'the layout "tp2", and the first rank "dp2"'),
