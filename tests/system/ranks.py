@@ -175,8 +175,7 @@ def refusals():
             (["--zero", "2", "--residency", "drop.txt"], 2, "with --zero 3"),
             (["--tp", "2", "--dtype", "fp16"], 2, "not in f16"),
             (["--sequence-parallel"], 2, "give --tp N"),
-            (["--device", "dry"], 2, "lade plan --device dry"),
-            (["--zero", "1", "--durable", "--store", "."], 2, "in shards")):
+            (["--device", "dry"], 2, "lade plan --device dry")):
         found, _, err = run(2, "--steps", "2", *arguments)
         lines = jobs.messages(err)
         require(found == code, f"{arguments} ends with {found}, not {code}", err)
