@@ -6,8 +6,11 @@
  * each would pin a chunk among large ones, and the rest. A block that fills whole chunks, or nearly (the rest would
  * cost less than 1/128), starts at a chunk where there is room for it, so that all of what it leaves can move; other
  * sizes are packed by the byte. Then it is the best fit of two lists: what is free for this queue, and for everybody.
- * Both calls take a tenth of a microsecond in this common case, with the lock of the queue's shard, statistics and
- * trace included; all else is done with all locks.
+ * That is the common case: lade_cache_alloc down to block_serve, lade_cache_free down to block_return, all of it
+ * inline. An allocation touches the queue's slot, its shard (lock, counters, the end of the trace's ring), the bits
+ * and one or two heads of a zone's bins, the block, the neighbour after it where something is cut off, and a bucket of
+ * the index; a free the map of owners, the shard, the bucket, the block and both neighbours, and the bins that they
+ * leave and enter. All else is done with all locks.
  *
  * Rejected: a third zone for whole chunks alone. It looks tidier, and a program whose sizes change from step to step
  * then moves its memory between the zones in every one of them, and ends with the peak of both.
@@ -33,6 +36,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "alloc/cache_blocks.h"
 #include "alloc/cache_trace.h"
 
 #define ALIVE_BYTES 4096
@@ -163,7 +167,7 @@ void lade_cache_destroy(lade_cache *cache)
 /* ---- allocate ---- */
 
 /* Large blocks are made whole chunks where that costs little. */
-static enum zone_kind zone_choose(const lade_cache *cache, uint64_t *bytes)
+static inline enum zone_kind zone_choose(const lade_cache *cache, uint64_t *bytes)
 {
   if (*bytes <= cache->chunk_bytes / SMALL_DIVISOR)
     return ZONE_SMALL;
@@ -179,31 +183,32 @@ static enum zone_kind zone_choose(const lade_cache *cache, uint64_t *bytes)
  */
 static struct block *block_fit(lade_cache *cache, struct block *block, uint64_t bytes)
 {
+  struct shard *shard = block->segment->zone->shard;
   uint64_t before_bytes = lade_align_up(block->address, cache->chunk_bytes) - block->address;
   if (!(bytes & (cache->chunk_bytes - 1)) && before_bytes && before_bytes + bytes <= block->bytes) {
     struct block *before = block;
-    block = lade_cache_block_cut(before, before_bytes);
+    block = lade_cache_block_cut(shard, before, before_bytes);
     block->state = BLOCK_LIVE;
     lade_cache_block_settle(cache, before);
   }
   block->state = BLOCK_FREE;
-  struct block *rest = block->bytes > bytes ? lade_cache_block_cut(block, bytes) : NULL;
+  struct block *rest = block->bytes > bytes ? lade_cache_block_cut(shard, block, bytes) : NULL;
   block->state = BLOCK_LIVE; /* so that the rest does not join it again */
   if (rest)
     lade_cache_block_settle(cache, rest);
   return block;
 }
 
-static struct block *better_fit(struct block *one, struct block *other)
+static inline struct block *better_fit(struct block *one, struct block *other)
 {
   return !one || (other && other->bytes < one->bytes) ? other : one;
 }
 
 /* The better fit of what is free for @queue and for everybody; still in its list. */
-static struct block *block_find(const struct zone *zone, int queue, uint64_t bytes)
+static inline struct block *block_find(const struct zone *zone, int queue, uint64_t bytes)
 {
-  struct block *own = lade_cache_bins_find(zone, queue, bytes);
-  return better_fit(own, queue ? lade_cache_bins_find(zone, 0, bytes) : NULL);
+  struct block *own = lade_cache_bins_find(zone->bins[queue], bytes);
+  return better_fit(own, queue ? lade_cache_bins_find(zone->bins[0], bytes) : NULL);
 }
 
 /* Have what it takes to make @block one of @queue's, and take it out of its list. NULL when memory is out. */
@@ -233,7 +238,7 @@ static struct block *zones_take(lade_cache *cache, const struct zone *zone, int 
   struct block *best = NULL;
   for (const struct zone *in = zone->pool->zones; in; in = in->next)
     for (int other = 1; other < cache->n_queues && in->kind == zone->kind; other++)
-      best = better_fit(best, lade_cache_bins_find(in, other, bytes));
+      best = better_fit(best, lade_cache_bins_find(in->bins[other], bytes));
   best = block_claim(best, queue);
   if (!best)
     return NULL;
@@ -363,10 +368,9 @@ static struct block *ladder_climb(lade_cache *cache, struct zone *zone, int queu
 }
 
 /* Counters have room for it. */
-static void block_use(lade_cache *cache, struct shard *shard, struct block *block, int queue,
-                      const struct lade_cache_request *request)
+static inline void block_use(lade_cache *cache, struct shard *shard, struct block *block, int queue,
+                             const struct lade_cache_request *request)
 {
-  struct meter *meters = shard->meters;
   block->state = BLOCK_LIVE;
   block->queue = (uint8_t)queue;
   block->tag = (uint8_t)request->tag;
@@ -374,10 +378,7 @@ static void block_use(lade_cache *cache, struct shard *shard, struct block *bloc
   block->requested_bytes = request->bytes;
   block->users = 0;
   lade_cache_index_add(shard, block);
-  lade_cache_meter_add(&meters[METER_BLOCKS], 1);
-  lade_cache_meter_add(&meters[METER_REQUESTED], request->bytes);
-  lade_cache_meter_add(&meters[METER_BYTES], block->bytes);
-  lade_cache_meter_add(&meters[METER_TAG + block->tag], block->bytes);
+  lade_cache_meters_add(shard, block);
   lade_cache_trace_add(cache, shard, LADE_CACHE_ALLOC, block);
 }
 
@@ -402,7 +403,7 @@ bool lade_cache_is_spiller(const lade_cache *cache)
   return cache->is_spilling && pthread_equal(cache->spiller, pthread_self());
 }
 
-static struct zone *zone_of_request(const lade_cache *cache, const struct queue_slot *slot, uint64_t *bytes)
+static inline struct zone *zone_of_request(const lade_cache *cache, const struct queue_slot *slot, uint64_t *bytes)
 {
   struct shard *shard = atomic_load_explicit(&slot->shard, memory_order_relaxed);
   return slot->pool->is_private ? &slot->pool->own : &shard->zones[zone_choose(cache, bytes)];
@@ -439,23 +440,44 @@ static int block_alloc(lade_cache *cache, const struct lade_cache_request *reque
 }
 
 /*
+ * Cut what is over @bytes off a free block that is in no list, and put it into its bin. What comes before the block is
+ * not free, so what is cut off has only one neighbour that it may have to be joined with.
+ */
+static inline void block_trim(lade_cache *cache, struct zone *zone, struct block *block, uint64_t bytes)
+{
+  if (block->bytes == bytes)
+    return;
+  struct block *rest = lade_cache_block_cut(zone->shard, block, bytes);
+  block->state = BLOCK_LIVE;
+  if (!rest->after || rest->after->state == BLOCK_FREE)
+    lade_cache_block_settle(cache, rest);
+  else
+    lade_cache_bin_enter(zone->bins[rest->queue], rest);
+}
+
+/*
  * The common case, with the lock of the slot's shard alone: what fits lies in its own zone. NULL for any other, and for
  * what is to be refused.
  */
-static struct block *block_serve(lade_cache *cache, const struct queue_slot *slot,
-                                 const struct lade_cache_request *request)
+static inline struct block *block_serve(lade_cache *cache, const struct queue_slot *slot,
+                                        const struct lade_cache_request *request)
 {
   uint64_t bytes = lade_align_up(request->bytes, UNIT_BYTES);
   struct zone *zone = zone_of_request(cache, slot, &bytes);
+  struct shard *shard = zone->shard;
   int queue = (int)(slot - cache->queues);
-  if (cache->is_spilling || (unsigned)request->tag >= (unsigned)cache->n_tags ||
-      !lade_cache_meters_have_room(zone->shard, request->tag, request->bytes, bytes))
+  if (cache->is_spilling || (unsigned)request->tag >= (unsigned)cache->n_tags || !zone->bins[queue] ||
+      shard->n_unused < 2 || !lade_cache_meters_have_room(shard, request->tag, request->bytes, bytes))
     return NULL;
-  struct block *block = block_claim(block_find(zone, queue, bytes), queue);
+  struct block *block = block_find(zone, queue, bytes);
   if (!block)
     return NULL;
-  block = block_fit(cache, block, bytes);
-  block_use(cache, zone->shard, block, queue, request);
+  lade_cache_bin_leave(zone->bins[block->queue], block);
+  if (bytes & (cache->chunk_bytes - 1))
+    block_trim(cache, zone, block, bytes);
+  else
+    block = block_fit(cache, block, bytes);
+  block_use(cache, shard, block, queue, request);
   return block;
 }
 
@@ -518,22 +540,18 @@ static struct block **block_lookup(const lade_cache *cache, const void *address,
 }
 
 /* It lives no more; its queue is done with it when all that was submitted by now is. */
-static void block_end(const lade_cache *cache, struct shard *shard, struct block **link, const char *place)
+static inline void block_end(const lade_cache *cache, struct shard *shard, struct block **link, const char *place)
 {
   struct block *block = *link;
-  struct meter *meters = shard->meters;
   lade_cache_index_remove(link);
   block->free_place = place;
   block->count = lade_cache_queue_count(cache, block->queue);
   lade_cache_stamp_age(shard, block->count);
-  lade_cache_meter_sub(&meters[METER_BLOCKS], 1);
-  lade_cache_meter_sub(&meters[METER_REQUESTED], block->requested_bytes);
-  lade_cache_meter_sub(&meters[METER_BYTES], block->bytes);
-  lade_cache_meter_sub(&meters[METER_TAG + block->tag], block->bytes);
+  lade_cache_meters_sub(shard, block);
 }
 
 /* The common case: nobody but its queue has used the block. Called with the shard's lock; false when it is another. */
-static bool block_return(lade_cache *cache, struct shard *shard, uint64_t address, const char *place)
+static inline bool block_return(lade_cache *cache, struct shard *shard, uint64_t address, const char *place)
 {
   struct block **link = lade_cache_index_find(shard, address), *block = *link;
   if (!block || block->users || !lade_cache_meters_may_fall(shard, block->bytes))
@@ -541,7 +559,8 @@ static bool block_return(lade_cache *cache, struct shard *shard, uint64_t addres
   block_end(cache, shard, link, place);
   lade_cache_trace_add(cache, shard, LADE_CACHE_FREE, block);
   block->state = BLOCK_FREE;
-  lade_cache_block_settle(cache, block);
+  if (!lade_cache_block_return(shard, block))
+    lade_cache_block_settle(cache, block);
   return true;
 }
 

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "alloc/cache_internal.h"
+#include "alloc/cache_blocks.h"
 
 struct recount {
   lade_cache *cache;
@@ -128,7 +128,7 @@ static uint64_t bins_check(struct recount *count, const struct zone *zone, int q
     must(count, (bins->summary >> (i / 64) & 1) == (bins->words[i / 64] != 0), "a bin's summary is wrong", (uint64_t)i);
     n += list_check(count, &bins->heads[i], zone, BLOCK_FREE, queue);
     if (bins->heads[i]) {
-      const struct block *found = lade_cache_bins_find(zone, queue, bins->heads[i]->bytes);
+      const struct block *found = lade_cache_bins_find(bins, bins->heads[i]->bytes);
       must(count, found && found->bytes >= bins->heads[i]->bytes, "a free block is not found", (uint64_t)i);
     }
   }
@@ -184,10 +184,12 @@ static void shard_check(struct recount *count, const struct shard *shard)
   for (uint64_t i = 0; i <= shard->index_mask; i++)
     for (const struct block *block = shard->index[i]; block; block = block->namesake)
       n++;
-  must(count, n == meters[METER_BLOCKS].current, "an index holds what is not live", n);
+  must(count, n == lade_cache_meter_get(&meters[METER_BLOCKS]), "an index holds what is not live", n);
   for (int i = 0; i < N_METERS; i++)
-    must(count, meters[i].current <= meters[i].ceiling, "a counter is above its ceiling", (uint64_t)i);
-  must(count, meters[METER_BYTES].current >= shard->floor_bytes, "a counter is below its floor", shard->floor_bytes);
+    must(count, lade_cache_meter_get(&meters[i]) <= meters[i].ceiling, "a counter is above its ceiling", (uint64_t)i);
+  must(count, lade_cache_meters_may_fall(shard, 0), "a counter is below its floor", shard->floor_bytes);
+  must(count, shard->room_bytes <= lade_cache_meters_room(shard), "a ceiling is nearer than it seems",
+       shard->room_bytes);
   n = 0;
   for (const struct block *block = shard->unused; block; block = block->next)
     n++;

@@ -38,7 +38,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "alloc/cache_internal.h"
+#include "alloc/cache_blocks.h"
 
 #define PRICE_STEPS 128   /* of the most bytes ever live: waste that triples the price of creating */
 #define PRICE_STEP_CHUNKS 4 /* at least, so that a small program pays for chunks and not for fractions */
@@ -317,9 +317,9 @@ static int block_unmap(lade_cache *cache, struct block *block, uint64_t from, ui
   lade_cache_list_remove(zone, block);
   struct block *hole = block;
   if (from > block->address)
-    hole = lade_cache_block_cut(block, from - block->address);
+    hole = lade_cache_block_cut(zone->shard, block, from - block->address);
   if (stop < hole->address + hole->bytes) {
-    struct block *rest = lade_cache_block_cut(hole, stop - from);
+    struct block *rest = lade_cache_block_cut(zone->shard, hole, stop - from);
     lade_cache_list_add(zone, rest);
   }
   hole->state = BLOCK_HOLE;
@@ -455,11 +455,11 @@ static int hole_fill(lade_cache *cache, struct block *hole, uint64_t from, uint6
   lade_cache_list_remove(zone, hole);
   struct block *block = hole;
   if (from > hole->address) {
-    block = lade_cache_block_cut(hole, from - hole->address);
+    block = lade_cache_block_cut(zone->shard, hole, from - hole->address);
     lade_cache_list_add(zone, hole);
   }
   if (at < block->address + block->bytes)
-    lade_cache_list_add(zone, lade_cache_block_cut(block, at - block->address));
+    lade_cache_list_add(zone, lade_cache_block_cut(zone->shard, block, at - block->address));
   block->state = BLOCK_FREE;
   block->queue = 0;
   block->count = 0;
@@ -506,7 +506,7 @@ static struct block *window_join(lade_cache *cache, struct block *first, const s
   lade_cache_list_remove(zone, first);
   while (first->address + first->bytes < window->end) {
     lade_cache_list_remove(zone, first->after);
-    lade_cache_block_join(first);
+    lade_cache_block_join(zone->shard, first);
   }
   first->queue = (uint8_t)queue;
   first->count = lade_cache_queue_count(cache, queue);
@@ -539,7 +539,7 @@ int lade_cache_place_build(lade_cache *cache, struct zone *zone, int queue, uint
   }
   struct block *block = window_join(cache, block_at(segment, window->start), window, queue);
   if (block->address < window->start) {
-    struct block *rest = lade_cache_block_cut(block, window->start - block->address);
+    struct block *rest = lade_cache_block_cut(zone->shard, block, window->start - block->address);
     rest->state = BLOCK_LIVE; /* so that the part before does not join it again */
     lade_cache_block_settle(cache, block);
     rest->state = BLOCK_FREE;

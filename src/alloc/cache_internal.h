@@ -51,13 +51,14 @@
 #include "lade/cache.h"
 
 #define UNIT_BYTES ((uint64_t)512) /* every block's granule: what GPU kernels like rows aligned to */
-#define N_BINS 2048
+#define EXACT_EXPONENT 9
+#define EXACT_UNITS (1u << EXACT_EXPONENT) /* sizes below have a bin each: all small blocks under chunks of 2 MiB */
+#define N_BINS 2112
 #define N_QUEUES (LADE_CACHE_MAX_QUEUES + 1) /* number 0: nobody, for what every queue may use */
 #define MAX_SPAN_BYTES ((uint64_t)1 << 42)   /* of a segment: the largest bin holds it */
 #define N_FINDINGS 64
 #define N_MOVED 1024
 #define MAX_BORROWED 16
-#define INDEX_DIVISOR 2 /* at most this part of the index's buckets are blocks */
 
 enum block_state { BLOCK_LIVE, BLOCK_WAITING, BLOCK_QUARANTINE, BLOCK_FREE, BLOCK_HOLE };
 enum zone_kind { ZONE_SMALL, ZONE_LARGE, N_ZONES };
@@ -123,8 +124,9 @@ enum meter_kind {
   N_METERS = METER_TAG + LADE_CACHE_MAX_TAGS
 };
 
+/* What lives is what came less what was freed. */
 struct meter {
-  uint64_t current, freed;
+  uint64_t came, freed;
   uint64_t ceiling; /* it rises to this without all locks; the sum over the shards is no more than the peak */
 };
 
@@ -142,6 +144,7 @@ struct shard {
   uint64_t stamp_count; /* what had been submitted at the last free */
   int n_borrowed; /* requests that were served from other shards since the last that was served at home */
   int n_crowded;  /* climbs of the ladder for which another thread had to be waited for, since chunks were created */
+  uint64_t room_bytes;  /* what may come before METER_BYTES or METER_REQUESTED is at its ceiling, or less */
   uint64_t floor_bytes; /* METER_BYTES falls to this without all locks */
   struct meter meters[N_METERS];
   struct zone zones[N_ZONES];
@@ -302,19 +305,24 @@ static inline uint64_t lade_cache_live_bytes(const lade_cache *cache)
 {
   return lade_cache_meter_sum(cache, METER_BYTES);
 }
-/* Will the counters of @shard stay between floor and ceilings? */
-static inline bool lade_cache_meters_have_room(const struct shard *shard, int tag, uint64_t requested_bytes,
-                                               uint64_t bytes)
+static inline uint64_t lade_cache_meter_get(const struct meter *meter)
 {
-  const struct meter *meters = shard->meters;
-  return (meters[METER_BLOCKS].current + 1 <= meters[METER_BLOCKS].ceiling) &
-         (meters[METER_REQUESTED].current + requested_bytes <= meters[METER_REQUESTED].ceiling) &
-         (meters[METER_BYTES].current + bytes <= meters[METER_BYTES].ceiling) &
-         (meters[METER_TAG + tag].current + bytes <= meters[METER_TAG + tag].ceiling);
+  return meter->came - meter->freed;
+}
+/* What may come before a ceiling of bytes is reached: of those taken, or of those requested, which are never more. */
+uint64_t lade_cache_meters_room(const struct shard *shard);
+/* Look at these ceilings for one block. */
+bool lade_cache_meters_find_room(struct shard *shard, uint64_t requested_bytes, uint64_t bytes);
+/* Will the counters of @shard stay below their ceilings? */
+static inline bool lade_cache_meters_have_room(struct shard *shard, int tag, uint64_t requested_bytes, uint64_t bytes)
+{
+  const struct meter *blocks = &shard->meters[METER_BLOCKS], *own = &shard->meters[METER_TAG + tag];
+  return lade_cache_meter_get(blocks) < blocks->ceiling && lade_cache_meter_get(own) + bytes <= own->ceiling &&
+         (shard->room_bytes >= bytes || lade_cache_meters_find_room(shard, requested_bytes, bytes));
 }
 static inline bool lade_cache_meters_may_fall(const struct shard *shard, uint64_t bytes)
 {
-  return shard->meters[METER_BYTES].current >= shard->floor_bytes + bytes;
+  return lade_cache_meter_get(&shard->meters[METER_BYTES]) >= shard->floor_bytes + bytes;
 }
 /* Make it so, by raising peaks where sums will. Called with all locks. */
 void lade_cache_meters_raise(lade_cache *cache, struct shard *shard, int tag, uint64_t requested_bytes,
@@ -323,54 +331,46 @@ void lade_cache_meters_lower(lade_cache *cache, struct shard *shard, uint64_t by
 /* Peaks are what is now: so are ceilings and floors. */
 void lade_cache_meters_reset(lade_cache *cache);
 
-static inline void lade_cache_meter_add(struct meter *meter, uint64_t n)
+/* A block that there is room for begins to live; and it ends. */
+static inline void lade_cache_meters_add(struct shard *shard, const struct block *block)
 {
-  meter->current += n;
-  LADE_ASSERT(meter->current <= meter->ceiling);
+  struct meter *meters = shard->meters;
+  LADE_ASSERT(shard->room_bytes >= block->bytes);
+  shard->room_bytes -= block->bytes;
+  meters[METER_BLOCKS].came++;
+  meters[METER_REQUESTED].came += block->requested_bytes;
+  meters[METER_BYTES].came += block->bytes;
+  meters[METER_TAG + block->tag].came += block->bytes;
 }
-static inline void lade_cache_meter_sub(struct meter *meter, uint64_t n)
+static inline void lade_cache_meters_sub(struct shard *shard, const struct block *block)
 {
-  LADE_ASSERT(meter->current >= n);
-  meter->current -= n;
-  meter->freed += n;
+  struct meter *meters = shard->meters;
+  meters[METER_BLOCKS].freed++;
+  meters[METER_REQUESTED].freed += block->requested_bytes;
+  meters[METER_BYTES].freed += block->bytes;
+  meters[METER_TAG + block->tag].freed += block->bytes;
 }
 
-/* ---- cache_blocks.c ---- */
+/* ---- cache_blocks.c; what calls do in the common case is in cache_blocks.h ---- */
 
-static inline bool lade_cache_index_has_room(const struct shard *shard)
-{
-  return INDEX_DIVISOR * (shard->meters[METER_BLOCKS].current + 1) <= shard->index_mask;
-}
+/* An index, or a larger one. -ENOMEM. */
+int lade_cache_index_grow(struct shard *shard);
 bool lade_cache_blocks_grow(struct shard *shard, int n);
-/* Have @n descriptors at hand, and room in the index for one more. False when memory is out. */
+/* Have @n descriptors at hand. False when memory is out. */
 static inline bool lade_cache_blocks_prepare(struct shard *shard, int n)
 {
-  return (shard->n_unused >= n && lade_cache_index_has_room(shard)) || lade_cache_blocks_grow(shard, n);
+  return shard->n_unused >= n || lade_cache_blocks_grow(shard, n);
 }
-/* A descriptor, with whatever was in it. */
-struct block *lade_cache_block_take(struct shard *shard);
-void lade_cache_block_drop(struct shard *shard, struct block *block);
 
-/* Put a free block into its bin of its zone, or a hole into the zone's list; and take it out. */
-void lade_cache_list_add(struct zone *zone, struct block *block);
-void lade_cache_list_remove(struct zone *zone, const struct block *block);
 /* A queue's bins, made when first asked for; NULL when memory is out. */
-struct bins *lade_cache_bins_get(struct zone *zone, int queue);
+struct bins *lade_cache_bins_create(struct zone *zone, int queue);
+static inline struct bins *lade_cache_bins_get(struct zone *zone, int queue)
+{
+  return zone->bins[queue] ? zone->bins[queue] : lade_cache_bins_create(zone, queue);
+}
 
-/* The smallest free block (nearly) of @bytes or more that is free for exactly @queue; NULL. */
-struct block *lade_cache_bins_find(const struct zone *zone, int queue, uint64_t bytes);
-
-/* Cut a block that is in no list in two; the second part is returned, in no list. Takes a descriptor. */
-struct block *lade_cache_block_cut(struct block *block, uint64_t bytes);
-/* Append the next block, which is in no list, to @block; its descriptor is dropped. */
-void lade_cache_block_join(struct block *block);
 /* Join a free block or hole, in no list, with what fits on both sides, and put it into its list. */
 struct block *lade_cache_block_settle(lade_cache *cache, struct block *block);
-
-void lade_cache_index_add(struct shard *shard, struct block *block);
-/* What points to the live block at @address, which the removal wants; it is NULL when there is none. */
-struct block **lade_cache_index_find(const struct shard *shard, uint64_t address);
-void lade_cache_index_remove(struct block **link);
 
 /* ---- cache_queues.c ---- */
 

@@ -20,6 +20,7 @@
  */
 #include <errno.h>
 
+#include "alloc/cache_blocks.h"
 #include "alloc/cache_trace.h"
 
 /* A new shard is locked like the others. Who finds the queue finds its shard and the rest of the slot. */

@@ -12,9 +12,11 @@
  *
  * Ceilings. A counter that has reached its own asks the others: whoever is farthest below his gives half of that,
  * again and again until there is enough; what is still missing raises the peak. By halves, because counters that
- * wander then settle where each has what it needs, and because a counter that has come back to a ceiling that it
- * has used before must find it there: with equal parts for all, threads that each free one and allocate one would
- * take that one from each other for ever. Floors are the same from the other side.
+ * wander then settle where each has what it needs, and because a counter that has come back to a ceiling that it has
+ * used before must find it there: with equal parts for all, threads that each free one and allocate one would take
+ * that one from each other for ever. Floors are the same from the other side. So that a call need not look at every
+ * ceiling, a shard knows how many bytes may come before one of them is reached, or fewer: room_bytes falls with every
+ * allocation and is found anew when it is used up.
  *
  * Rejected: peaks of shards, whose sum is not the peak of the sum; a counter of counters with atomic adds, which is one
  * line for all; a peak that is looked at now and then, which misses what it is there for.
@@ -66,7 +68,7 @@ int lade_cache_shard_create(lade_cache *cache, int number)
     return -ENOMEM;
   memset(shard, 0, sizeof(*shard));
   shard->number = number;
-  if (!trace_create(cache, shard) || !lade_cache_blocks_prepare(shard, 0)) {
+  if (!trace_create(cache, shard) || lade_cache_index_grow(shard)) {
     shard_free(shard);
     return -ENOMEM;
   }
@@ -209,7 +211,7 @@ uint64_t lade_cache_meter_sum(const lade_cache *cache, int meter)
 {
   uint64_t sum = 0;
   for (int i = 0; i < cache->n_queues; i++)
-    sum += cache->shards[i] ? cache->shards[i]->meters[meter].current : 0;
+    sum += cache->shards[i] ? lade_cache_meter_get(&cache->shards[i]->meters[meter]) : 0;
   return sum;
 }
 
@@ -238,8 +240,8 @@ static uint64_t ceilings_limit(lade_cache *cache, int meter)
 static uint64_t surplus_get(const struct shard *shard, int meter)
 {
   if (meter == METER_FLOOR)
-    return shard->meters[METER_BYTES].current - shard->floor_bytes;
-  return shard->meters[meter].ceiling - shard->meters[meter].current;
+    return lade_cache_meter_get(&shard->meters[METER_BYTES]) - shard->floor_bytes;
+  return shard->meters[meter].ceiling - lade_cache_meter_get(&shard->meters[meter]);
 }
 
 static void surplus_take(struct shard *shard, int meter, uint64_t n)
@@ -248,6 +250,21 @@ static void surplus_take(struct shard *shard, int meter, uint64_t n)
     shard->floor_bytes += n;
   else
     shard->meters[meter].ceiling -= n;
+  shard->room_bytes = 0;
+}
+
+uint64_t lade_cache_meters_room(const struct shard *shard)
+{
+  return LADE_MIN(surplus_get(shard, METER_REQUESTED), surplus_get(shard, METER_BYTES));
+}
+
+bool lade_cache_meters_find_room(struct shard *shard, uint64_t requested_bytes, uint64_t bytes)
+{
+  bool has_room = requested_bytes <= surplus_get(shard, METER_REQUESTED) && bytes <= surplus_get(shard, METER_BYTES);
+  shard->room_bytes = lade_cache_meters_room(shard);
+  if (has_room)
+    shard->room_bytes = LADE_MAX(shard->room_bytes, bytes);
+  return has_room;
 }
 
 static struct shard *richest_find(const lade_cache *cache, const struct shard *but, int meter)
@@ -312,7 +329,8 @@ static void meters_fit(lade_cache *cache)
 static void meter_raise(lade_cache *cache, struct shard *shard, int kind, uint64_t n)
 {
   struct meter *meter = &shard->meters[kind];
-  if (meter->current + n <= meter->ceiling)
+  uint64_t rest = lade_cache_meter_get(meter) + n;
+  if (rest <= meter->ceiling)
     return;
   uint64_t *peak = peak_of(cache, kind), sum = lade_cache_meter_sum(cache, kind) + n;
   struct lade_cache_stats *stats = &cache->stats;
@@ -321,7 +339,7 @@ static void meter_raise(lade_cache *cache, struct shard *shard, int kind, uint64
     stats->active.peak = LADE_MAX(stats->active.peak, sum + cache->n_pending);
   if (kind == METER_BYTES)
     stats->active_bytes.peak = LADE_MAX(stats->active_bytes.peak, sum + cache->pending_bytes);
-  meter->ceiling = meter->current + n;
+  meter->ceiling = rest;
   surplus_gather(cache, shard, kind, ceilings_excess(cache, kind));
   meter->ceiling += gift_take(cache, shard, kind);
 }
@@ -332,6 +350,7 @@ void lade_cache_meters_raise(lade_cache *cache, struct shard *shard, int tag, ui
   meter_raise(cache, shard, METER_REQUESTED, requested_bytes);
   meter_raise(cache, shard, METER_BYTES, bytes);
   meter_raise(cache, shard, METER_TAG + tag, bytes);
+  shard->room_bytes = bytes; /* for the block itself; then it is looked at anew */
 }
 
 /* When the locks are given back the floors are made to fit what the block has become by then. */
@@ -339,7 +358,8 @@ void lade_cache_meters_lower(lade_cache *cache, struct shard *shard, uint64_t by
 {
   if (lade_cache_meters_may_fall(shard, bytes))
     return;
-  uint64_t rest = shard->meters[METER_BYTES].current - bytes, gift = gift_take(cache, shard, METER_FLOOR);
+  uint64_t rest = lade_cache_meter_get(&shard->meters[METER_BYTES]) - bytes;
+  uint64_t gift = gift_take(cache, shard, METER_FLOOR);
   shard->floor_bytes = rest - LADE_MIN(rest, gift);
 }
 
@@ -348,8 +368,10 @@ void lade_cache_meters_reset(lade_cache *cache)
   for (int i = 0; i < cache->n_queues; i++) {
     struct shard *shard = cache->shards[i];
     for (int meter = 0; shard && meter < N_METERS; meter++)
-      shard->meters[meter].ceiling = shard->meters[meter].current;
-    if (shard)
-      shard->floor_bytes = shard->meters[METER_BYTES].current;
+      shard->meters[meter].ceiling = lade_cache_meter_get(&shard->meters[meter]);
+    if (!shard)
+      continue;
+    shard->room_bytes = 0;
+    shard->floor_bytes = lade_cache_meter_get(&shard->meters[METER_BYTES]);
   }
 }

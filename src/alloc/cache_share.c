@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "alloc/cache_internal.h"
+#include "alloc/cache_blocks.h"
 
 #define MAX_SHARE_CHUNKS 65536
 

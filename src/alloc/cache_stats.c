@@ -33,7 +33,7 @@ static void stat_sum(const lade_cache *cache, int meter, struct lade_cache_stat 
   stat->current = stat->freed = 0;
   for (int i = 0; i < cache->n_queues; i++) {
     const struct shard *shard = cache->shards[i];
-    stat->current += shard ? shard->meters[meter].current : 0;
+    stat->current += shard ? lade_cache_meter_get(&shard->meters[meter]) : 0;
     stat->freed += shard ? shard->meters[meter].freed : 0;
   }
   stat_derive(stat);

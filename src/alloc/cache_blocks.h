@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What both calls do to blocks in the common case, inline: descriptors, bins, neighbours, the index. cache_blocks.c has
+ * the essay on each, and what happens seldom. Private to src/alloc/.
+ */
+#ifndef LADE_CACHE_BLOCKS_H
+#define LADE_CACHE_BLOCKS_H
+
+#include "alloc/cache_internal.h"
+
+#define LOOKED_AT 8 /* of the own list, before longer lists are tried */
+
+/* ---- descriptors ---- */
+
+/* A descriptor, with whatever was in it. */
+static inline struct block *lade_cache_block_take(struct shard *shard)
+{
+  struct block *block = shard->unused;
+  LADE_ASSERT(block);
+  shard->unused = block->next;
+  shard->n_unused--;
+  return block;
+}
+
+static inline void lade_cache_block_drop(struct shard *shard, struct block *block)
+{
+  block->next = shard->unused;
+  shard->unused = block;
+  shard->n_unused++;
+}
+
+/* ---- bins ---- */
+
+/*
+ * Sizes up to EXACT_UNITS have a bin each; beyond, 64 bins to a power of two. Of which kind a size is cannot be
+ * predicted either: it is chosen by a mask.
+ */
+static inline unsigned lade_cache_bin_of(uint64_t bytes)
+{
+  unsigned units = (unsigned)(bytes / UNIT_BYTES), is_coarse = -(unsigned)(bytes / UNIT_BYTES >= EXACT_UNITS);
+  unsigned exponent = 63 - (unsigned)__builtin_clzll(bytes / UNIT_BYTES | EXACT_UNITS);
+  unsigned step = (unsigned)(bytes / UNIT_BYTES >> (exponent - 6)) - 64;
+  return (units & ~is_coarse) | ((EXACT_UNITS + (exponent - EXACT_EXPONENT) * 64 + step) & is_coarse);
+}
+
+/*
+ * Whether another block comes next in a list is as good as random. So that nothing is mispredicted, a variable that
+ * nobody reads takes the place of the link of one that is not there.
+ */
+static inline void lade_cache_list_push(struct block **head, struct block *block)
+{
+  struct block **ignored, *next = *head;
+  block->next = next;
+  block->link = head;
+  *(next ? &next->link : &ignored) = &block->next;
+  *head = block;
+}
+
+static inline void lade_cache_list_unlink(const struct block *block)
+{
+  struct block **ignored, *next = block->next;
+  *block->link = next;
+  *(next ? &next->link : &ignored) = block->link;
+}
+
+/* Put a free block into its bin, and take it out. */
+static inline void lade_cache_bin_enter(struct bins *bins, struct block *block)
+{
+  unsigned i = lade_cache_bin_of(block->bytes);
+  block->bin = (uint16_t)i;
+  lade_cache_list_push(&bins->heads[i], block);
+  bins->words[i / 64] |= (uint64_t)1 << (i % 64);
+  bins->summary |= (uint64_t)1 << (i / 64);
+}
+
+static inline void lade_cache_bin_leave(struct bins *bins, const struct block *block)
+{
+  unsigned i = block->bin;
+  lade_cache_list_unlink(block);
+  bins->words[i / 64] &= ~((uint64_t)!bins->heads[i] << (i % 64));
+  bins->summary &= ~((uint64_t)!bins->words[i / 64] << (i / 64));
+}
+
+/* The same for a hole, too, which is in a list of the zone's. */
+static inline void lade_cache_list_add(struct zone *zone, struct block *block)
+{
+  if (block->state == BLOCK_HOLE)
+    lade_cache_list_push(&zone->holes, block);
+  else
+    lade_cache_bin_enter(zone->bins[block->queue], block);
+}
+
+static inline void lade_cache_list_remove(struct zone *zone, const struct block *block)
+{
+  if (block->state == BLOCK_HOLE)
+    lade_cache_list_unlink(block);
+  else
+    lade_cache_bin_leave(zone->bins[block->queue], block);
+}
+
+/* The first bin from @from on that is not empty, or N_BINS. */
+static inline unsigned lade_cache_bin_first(const struct bins *bins, unsigned from)
+{
+  unsigned w = from / 64;
+  uint64_t word = bins->words[w] & ~(uint64_t)0 << from % 64, summary = bins->summary & ~(uint64_t)1 << w;
+  if (word)
+    return w * 64 + (unsigned)__builtin_ctzll(word);
+  if (!summary)
+    return N_BINS;
+  w = (unsigned)__builtin_ctzll(summary);
+  return w * 64 + (unsigned)__builtin_ctzll(bins->words[w]);
+}
+
+/* The smallest that fits of the first @n of a list. */
+static inline struct block *lade_cache_list_find(struct block *head, uint64_t bytes, uint64_t n)
+{
+  struct block *best = NULL;
+  for (struct block *block = head; block && n; block = block->next, n--) {
+    if (block->bytes < bytes || (best && block->bytes > best->bytes))
+      continue;
+    if (!best || block->bytes < best->bytes || block->address < best->address)
+      best = block;
+  }
+  return best;
+}
+
+/* The smallest free block (nearly) of @bytes or more in @bins; NULL. */
+static inline struct block *lade_cache_bins_find(const struct bins *bins, uint64_t bytes)
+{
+  if (!bins || !bins->summary)
+    return NULL;
+  unsigned own = lade_cache_bin_of(bytes), i = lade_cache_bin_first(bins, own);
+  if (own >= EXACT_UNITS && i == own) {
+    struct block *best = lade_cache_list_find(bins->heads[own], bytes, LOOKED_AT);
+    i = lade_cache_bin_first(bins, own + 1);
+    if (best || i == N_BINS)
+      return best ? best : lade_cache_list_find(bins->heads[own], bytes, UINT64_MAX);
+  }
+  return i < N_BINS ? bins->heads[i] : NULL;
+}
+
+/* ---- neighbours ---- */
+
+/* Cut a block that is in no list in two; the second part is returned, in no list. Takes a descriptor. */
+static inline struct block *lade_cache_block_cut(struct shard *shard, struct block *block, uint64_t bytes)
+{
+  LADE_ASSERT(bytes > 0 && bytes < block->bytes && bytes % UNIT_BYTES == 0);
+  struct block *rest = lade_cache_block_take(shard);
+  rest->address = block->address + bytes;
+  rest->bytes = block->bytes - bytes;
+  rest->segment = block->segment;
+  rest->state = block->state;
+  rest->queue = block->queue;
+  rest->count = block->count;
+  rest->before = block;
+  rest->users = 0;
+  rest->after = block->after;
+  if (rest->after)
+    rest->after->before = rest;
+  block->after = rest;
+  block->bytes = bytes;
+  return rest;
+}
+
+/* Append the next block, which is in no list, to @block; its descriptor is dropped. */
+static inline void lade_cache_block_join(struct shard *shard, struct block *block)
+{
+  struct block *next = block->after, *after = next->after;
+  LADE_ASSERT(block->address + block->bytes == next->address);
+  block->bytes += next->bytes;
+  block->after = after;
+  if (after)
+    after->before = block;
+  lade_cache_block_drop(shard, next);
+}
+
+/* Is the neighbour @other free for @queue or for everybody? Or is it free for another, so that somebody has to look? */
+static inline bool lade_cache_block_can_join(const struct block *other, uint8_t queue)
+{
+  return (other->state == BLOCK_FREE) & ((other->queue == queue) | (other->queue == 0));
+}
+
+static inline bool lade_cache_block_is_odd(const struct block *other, uint8_t queue)
+{
+  return (other->state == BLOCK_FREE) & (other->queue != queue) & (other->queue != 0);
+}
+
+/*
+ * Join a free block, in no list, whose queue has nothing younger, with what fits on both sides, and put it into its
+ * bin. False, and nothing done, at the ends of a segment and where a neighbour is free for another queue.
+ */
+static inline bool lade_cache_block_return(struct shard *shard, struct block *block)
+{
+  struct block *after = block->after, *before = block->before;
+  uint8_t queue = block->queue;
+  if (!after || !before || lade_cache_block_is_odd(after, queue) || lade_cache_block_is_odd(before, queue))
+    return false;
+  struct bins **bins = block->segment->zone->bins;
+  if (lade_cache_block_can_join(after, queue)) {
+    lade_cache_bin_leave(bins[after->queue], after);
+    lade_cache_block_join(shard, block);
+  }
+  if (lade_cache_block_can_join(before, queue)) {
+    lade_cache_bin_leave(bins[before->queue], before);
+    before->queue = queue;
+    before->count = block->count;
+    lade_cache_block_join(shard, before);
+    block = before;
+  }
+  lade_cache_bin_enter(bins[queue], block);
+  return true;
+}
+
+/* ---- the index of live blocks ---- */
+
+static inline struct block **lade_cache_index_bucket(const struct shard *shard, uint64_t address)
+{
+  return &shard->index[(address / UNIT_BYTES * 0x9e3779b97f4a7c15u >> 20) & shard->index_mask];
+}
+
+static inline void lade_cache_index_add(struct shard *shard, struct block *block)
+{
+  struct block **bucket = lade_cache_index_bucket(shard, block->address);
+  block->namesake = *bucket;
+  *bucket = block;
+}
+
+/* What points to the live block at @address, which the removal wants; it is NULL when there is none. */
+static inline struct block **lade_cache_index_find(const struct shard *shard, uint64_t address)
+{
+  struct block **link = lade_cache_index_bucket(shard, address);
+  while (*link && (*link)->address != address)
+    link = &(*link)->namesake;
+  return link;
+}
+
+static inline void lade_cache_index_remove(struct block **link)
+{
+  *link = (*link)->namesake;
+}
+
+#endif
