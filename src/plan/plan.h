@@ -6,7 +6,8 @@
  *
  * The planner walks from "keep everything" towards less memory, one change at a time, and remembers the walk. A
  * budget is then answered by the fastest state of the walk that fits. As the walk does not depend on
- * the budget, a larger budget chooses from more states and is never slower.
+ * the budget, a larger budget chooses from more states and is never slower (ZeRO-3: than that or than everything kept
+ * in ample room; search.c).
  *
  * A planner is used by one thread at a time. Graph and prices are borrowed and outlive it and its plans.
  */

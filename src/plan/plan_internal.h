@@ -37,6 +37,7 @@ struct lade_planner {
   int n_stated, n_walks;
   struct lade_plan_bounds bounds;
   struct candidate least; /* the state behind bounds.min_bytes */
+  int64_t ample_ns;       /* everything kept, in all the room that it has a use for; 0: ranks gather no copies */
   bool has_bounds;
 };
 

@@ -11,6 +11,13 @@
  * walk_is_large has it, the ladder is coarse and the first rung that yields a plan ends it, to answer within a second
  * or a few.)
  *
+ * The unconstrained peak is one just in time. Where data parallel ranks gather copies and sum gradients it is not all
+ * the room that has a use: what comes early and what waits for its bucket lies beside it, and each bundle saves
+ * latencies. So there the ladder has rungs above that peak. On the highest one everything kept is as fast as room
+ * makes it. A state that gathers copies again is only ever a substitute for that room: where it is predicted faster
+ * still it owes that to the chance of its schedule. So none is tried any more once a plan as fast is at hand, and with
+ * ample room each copy is gathered once. Never slower then means: never slower than a smaller budget or than that.
+ *
  * From rung to rung both the size and the time to beat fall. So what was tried just in time and has won, was too slow
  * or did not fit is not built again, nor are copies moved early twice for one rung, whichever walk comes with it: of
  * all candidates that is more than half.
@@ -33,6 +40,7 @@
 #define RUNGS_PER_OCTAVE 24 /* sizes of the ladder: 3 % apart */
 #define RUNGS_PER_OCTAVE_LARGE 6
 #define RUNG_SLACK 32 /* a 32nd of a rung is left to fragmentation */
+#define RUNGS_ABOVE 6 /* the unconstrained peak: twice it, and down to a 32nd more, each with half the room above it */
 
 /* Per cent of a rung that the states tried on it may fill just in time. */
 static const int rung_levels[] = {100, 97, 94, 90, 85, 75, 60};
@@ -168,11 +176,26 @@ static int candidate_try(const lade_planner *planner, const struct candidate *c,
   return status;
 }
 
-/* Sizes of the ladder, from the unconstrained peak downwards. */
+/* The highest rung. Rung 0 is the unconstrained peak; more than it is of use where data parallel ranks bundle. */
+static int rung_first(const lade_planner *planner)
+{
+  return lade_layout_size(planner->params.layout, LADE_AXIS_DP) > 1 ? -RUNGS_ABOVE : 0;
+}
+
+/* Sizes of the ladder, downwards. */
 static uint64_t rung_bytes(const lade_planner *planner, int rung)
 {
+  const uint64_t unconstrained_bytes = planner->bounds.unconstrained_bytes;
   int per_octave = is_large(planner) ? RUNGS_PER_OCTAVE_LARGE : RUNGS_PER_OCTAVE;
-  return (uint64_t)((double)planner->bounds.unconstrained_bytes * exp2(-(double)rung / per_octave));
+  if (rung < 0)
+    return unconstrained_bytes + (unconstrained_bytes >> (RUNGS_ABOVE + rung));
+  return (uint64_t)((double)unconstrained_bytes * exp2(-(double)rung / per_octave));
+}
+
+/* What of a rung copies moved early may fill. */
+static uint64_t rung_prefetch_bytes(uint64_t size_bytes)
+{
+  return size_bytes - size_bytes / RUNG_SLACK;
 }
 
 static const struct walk_state *state_get(const lade_planner *planner, const struct candidate *c)
@@ -235,10 +258,32 @@ static bool is_tried(struct trial *t, const struct candidate *c, uint64_t prefet
   return was_tried;
 }
 
+/* Are working copies dropped in @c that the start keeps? Each is gathered once more then. */
+static bool gathers_again(const lade_planner *planner, const struct candidate *c)
+{
+  const struct walk *w = &planner->walks[c->walk];
+  bool is_dropped = false;
+  for (int i = 0; i < w->states.items[c->state].n_changes && !is_dropped; i++) {
+    const struct lade_change *change = &w->changes.items[i];
+    is_dropped = !lade_change_is_home(change) &&
+                 planner->params.graph->tensors[change->id].kind == LADE_TENSOR_PARAM;
+  }
+  return is_dropped;
+}
+
+/* Is what was found as good as what @c may come to? */
+static bool is_beaten(const struct trial *t, const struct candidate *c)
+{
+  if (!t->best)
+    return false;
+  return c->least_ns >= t->best->predicted_ns ||
+         (t->best->predicted_ns <= t->planner->ample_ns && gathers_again(t->planner, c));
+}
+
 static int candidate_compete(struct trial *t, const struct candidate *c, uint64_t prefetch_bytes, uint64_t size_bytes)
 {
   struct lade_plan *plan = NULL;
-  if (t->best && c->least_ns >= t->best->predicted_ns)
+  if (is_beaten(t, c))
     return 0;
   t->is_over = false;
   if (is_tried(t, c, prefetch_bytes))
@@ -256,18 +301,21 @@ static int rung_try(struct trial *t, uint64_t size_bytes)
 {
   const int *levels = is_large(t->planner) ? rung_levels_large : rung_levels;
   int n_levels = is_large(t->planner) ? (int)LADE_COUNT(rung_levels_large) : (int)LADE_COUNT(rung_levels);
+  /* Above the unconstrained peak there is room for copies early whatever is kept. */
+  const uint64_t first_prefetch_bytes =
+      size_bytes > t->planner->bounds.unconstrained_bytes ? rung_prefetch_bytes(size_bytes) : 0;
   int status = 0;
   t->is_over = true;
   for (int walk = 0; walk < t->planner->n_stated; walk++) {
     int32_t tried = -1;
     struct candidate first; /* where much is offloaded the bound promises too much; this one keeps what it can */
     if (!status && state_first(t->planner, walk, size_bytes, &first))
-      status = candidate_compete(t, &first, 0, size_bytes);
+      status = candidate_compete(t, &first, first_prefetch_bytes, size_bytes);
     for (int i = 0; i < n_levels && !status; i++) {
       struct candidate c = {0};
       if (!state_pick(t->planner, walk, size_bytes / 100 * (uint64_t)levels[i], &c) || c.state == tried)
         continue;
-      status = candidate_compete(t, &c, size_bytes - size_bytes / RUNG_SLACK, size_bytes);
+      status = candidate_compete(t, &c, rung_prefetch_bytes(size_bytes), size_bytes);
       if (!status) /* whatever was found so far, or the set of candidates would depend on the budget */
         status = candidate_compete(t, &c, 0, size_bytes);
       tried = c.state;
@@ -367,17 +415,46 @@ static int min_find(const lade_planner *planner, int first, int end, struct cand
   return status;
 }
 
+/* The fastest that everything kept is in all the room of the ladder; 0: nothing. Walks of early updates come first. */
+static int ample_find(lade_planner *planner)
+{
+  const uint64_t size_bytes = rung_bytes(planner, rung_first(planner));
+  int status = 0;
+  for (int walk = 0; walk < planner->n_stated && !status; walk++) {
+    const struct candidate first = {(int16_t)walk, 0, 0};
+    struct lade_plan *plan = NULL;
+    if (walk > 0 && planner->walks[walk].is_early == planner->walks[walk - 1].is_early)
+      continue; /* it starts where that one does */
+    status = candidate_try(planner, &first, rung_prefetch_bytes(size_bytes), size_bytes, INT64_MAX, &plan);
+    if (plan && (!planner->ample_ns || plan->predicted_ns < planner->ample_ns))
+      planner->ample_ns = plan->predicted_ns;
+    lade_plan_destroy(plan);
+  }
+  return status;
+}
+
+/* What everything kept takes, just in time; and where ranks gather copies, how fast it is at best. */
+static int unconstrained_find(lade_planner *planner)
+{
+  const struct lade_layout *layout = planner->params.layout;
+  const struct candidate first = {0, 0, 0};
+  struct lade_plan *plan = NULL;
+  int status = candidate_try(planner, &first, 0, UINT64_MAX, INT64_MAX, &plan);
+  if (status)
+    return status;
+  planner->bounds.unconstrained_bytes = plan ? plan->peak_bytes[LADE_DEVICE] : 0;
+  planner->bounds.unconstrained_ns = plan ? plan->predicted_ns : 0;
+  lade_plan_destroy(plan);
+  bool is_gathering = lade_shard_count(layout) > 1 && layout->zero == LADE_ZERO_MOST;
+  return is_gathering ? ample_find(planner) : 0;
+}
+
 int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_bounds)
 {
   if (!planner->has_bounds) {
-    struct candidate first = {0, 0, 0};
-    struct lade_plan *plan = NULL;
-    int status = candidate_try(planner, &first, 0, UINT64_MAX, INT64_MAX, &plan);
+    int status = unconstrained_find(planner);
     if (status)
       return status;
-    planner->bounds.unconstrained_bytes = plan ? plan->peak_bytes[LADE_DEVICE] : 0;
-    planner->bounds.unconstrained_ns = plan ? plan->predicted_ns : 0;
-    lade_plan_destroy(plan);
     status = min_find(planner, planner->n_stated, planner->n_walks, &planner->least, &planner->bounds.min_bytes);
     if (status)
       return status;
@@ -421,7 +498,9 @@ static int rungs_try(struct trial *t, uint64_t device_bytes)
 {
   const lade_planner *planner = t->planner;
   int status = 0;
-  for (int rung = 0; !status && !t->is_over && rung_bytes(planner, rung) >= planner->bounds.min_bytes; rung++) {
+  for (int rung = rung_first(planner); !status && !t->is_over; rung++) {
+    if (rung_bytes(planner, rung) < planner->bounds.min_bytes)
+      break;
     if (rung_bytes(planner, rung) <= device_bytes)
       status = rung_try(t, rung_bytes(planner, rung));
   }

@@ -481,6 +481,60 @@ static void shards_hold_the_closed_form_and_two_units(void **state)
   }
 }
 
+/* A planner for ranks that gather working copies at a price of mostly latency: bundles, which take room, pay. */
+static void gathering_desk_start(struct desk *desk, enum lade_family family, const struct lade_layout *layout,
+                                 const struct lade_change *pins, int n_pins)
+{
+  desk_open(desk, family, &machines[0]);
+  for (int axis = 0; axis < LADE_N_AXES; axis++)
+    desk->prices.comm[axis] = (struct lade_transfer_price){8000, 0.05};
+  desk->params.layout = layout;
+  desk->params.n_microbatches = 4;
+  desk->params.pins = pins;
+  desk->params.n_pins = n_pins;
+  desk_start(desk);
+}
+
+/*
+ * The unconstrained peak, which is one just in time, has no room for bundles: there everything kept pays each latency,
+ * or some copies are gathered twice so that the others can come together. With more room each is gathered once, which
+ * is the closed form 4m + 2, and the step is as fast as if a person had demanded that.
+ */
+static void with_room_each_copy_is_gathered_once(void **state)
+{
+  for (int i = 0; i < 4; i++) {
+    const enum lade_family family = i & 1 ? LADE_LLAMA : LADE_GPT2;
+    const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = i & 2 ? 8 : 2, .zero = LADE_ZERO_MOST};
+    struct lade_change pins[64];
+    struct lade_layout layout;
+    struct desk desk, kept;
+    uint64_t sent[LADE_N_AXES], least[LADE_N_AXES];
+    assert_int_equal(lade_layout_init(&how, NULL, &layout), 0);
+    gathering_desk_start(&desk, family, &layout, NULL, 0);
+    assert_true(desk.graph->n_params <= (int)LADE_COUNT(pins));
+    for (int p = 0; p < desk.graph->n_params; p++)
+      pins[p] = (struct lade_change){LADE_CHANGE_SAVED, LADE_WAIT_KEEP, desk.graph->params[p].tensor};
+    gathering_desk_start(&kept, family, &layout, pins, desk.graph->n_params);
+    struct lade_plan *ample = plan_get(&desk, PLENTY), *wanted = plan_get(&kept, PLENTY);
+    lade_program_comm_traffic(ample->train, sent);
+    lade_program_comm_traffic(wanted->train, least);
+    assert_int_equal(sent[LADE_AXIS_SHARD], least[LADE_AXIS_SHARD]);
+    assert_true(ample->predicted_ns <= wanted->predicted_ns && ample->predicted_ns < desk.bounds.unconstrained_ns);
+    int64_t before_ns = desk.bounds.unconstrained_ns;
+    for (int k = 16; k <= 32; k += 4) {
+      struct lade_plan *plan = plan_get(&desk, desk.bounds.unconstrained_bytes / 16 * (uint64_t)k);
+      assert_within(&desk, plan, desk.bounds.unconstrained_bytes / 16 * (uint64_t)k);
+      assert_true(plan->predicted_ns <= LADE_MAX(before_ns, ample->predicted_ns));
+      before_ns = plan->predicted_ns;
+      lade_plan_destroy(plan);
+    }
+    lade_plan_destroy(wanted);
+    lade_plan_destroy(ample);
+    desk_close(&kept);
+    desk_close(&desk);
+  }
+}
+
 /* What the solver says @change adds where state is in @n_shards, each link and each gather a nanosecond per byte. */
 static struct lade_load price_of(const struct lade_graph *graph, int n_shards, struct lade_change change)
 {
@@ -554,6 +608,7 @@ int main(void)
       cmocka_unit_test(blocks_leave_where_a_person_would_send_them),
       cmocka_unit_test(a_pinned_layer_does_not_hold_the_others),
       cmocka_unit_test(shards_hold_the_closed_form_and_two_units),
+      cmocka_unit_test(with_room_each_copy_is_gathered_once),
       cmocka_unit_test(what_is_in_shards_is_priced_by_blocks),
       cmocka_unit_test(the_same_question_has_the_same_answer),
   };
