@@ -111,7 +111,7 @@ REQUESTS = [("512k", 8), ("1m", 8), ("8m", 32)]
 
 def duplex_measure(args, path, size, depth):
     """Bytes per second that the drive reads and writes together, half each, by fio; None without it."""
-    command = ["fio", "--name=duplex", f"--filename={path}", "--size=1g", "--rw=rw", "--rwmixread=50", f"--bs={size}",
+    command = ["fio", "--name=duplex", f"--filename={path}", "--size=512m", "--rw=rw", "--rwmixread=50", f"--bs={size}",
                f"--iodepth={depth}", "--ioengine=io_uring", "--direct=1", "--overwrite=1", "--iomem=malloc",
                "--iomem_align=2097152", "--output-format=json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -135,15 +135,15 @@ def streams_measure(args, out):
     if not shutil.which("fio"):
         print("no fio: the drive's duplex bandwidth is not measured", file=sys.stderr)
         return
-    results, drive = {name: [] for name, *_ in FORMS}, []
+    results, drive = {name: [] for name, *_ in FORMS}, [] # the drive right before each run, for its rate drifts
     with tempfile.TemporaryDirectory(prefix="lade-targets-", dir=args.store) as directory:
         path = os.path.join(directory, "duplex")
         duplex_measure(args, path, *REQUESTS[0])  # the file's first writing is slower
         for number in range(args.rounds):
-            drive.append(drive_measure(args, path))
             for name, options, _ in FORMS:
-                summary = run(args, "--model", "baby", "--layers", "24", "--batch", "1", "--eval-iters", "1", "--steps",
-                              str(args.steps), "--budget", "100%", "--host-budget", "0", "--store", args.store,
+                drive.append(drive_measure(args, path))
+                summary = run(args, "--model", "baby", "--layers", "24", "--batch", "1", "--seq", "16", "--eval-iters", "1",
+                              "--steps", str(args.steps), "--budget", "100%", "--host-budget", "0", "--store", args.store,
                               "--residency", args.optimizer_file, *options)
                 if summary and drive[-1]:
                     moved = summary["store_read_bytes_per_step"] + summary["store_written_bytes_per_step"]
@@ -164,7 +164,7 @@ def streams_measure(args, out):
     if rounds:
         medians = [f"{what} {statistics.median(rates[what] for rates in rounds) / 1e9:.2f}" for what in rounds[0]]
         out += ["", "The drive, by fio, reading and writing at once, GB/s together: " + ", ".join(medians) +
-                ". Each round's ratio is to the best of them in that round."]
+                ". Each ratio is to the best of them right before."]
 
 
 def curves_measure(args, out):

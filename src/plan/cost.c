@@ -34,7 +34,7 @@
 
 #define STREAM_FACTOR 0.85
 
-#define WINDOW_BYTES (3u << 19) /* of three parts: half a mebibyte each */
+#define WINDOW_BYTES (3u << 19) /* one request each way */
 #define N_WINDOWS 6             /* one computed, the others being read and written */
 
 /* What compact moments get on a CPU of the exact update's bytes per second: instructions bind them (docs/adam.md). */

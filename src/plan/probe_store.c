@@ -26,7 +26,7 @@
 #define PIECE_BYTES ((size_t)2 << 20)
 #define N_PIECES 16
 #define LIMIT_NS 80000000
-#define REQUEST_BYTES_MOST (4u << 20)
+#define REQUEST_BYTES_MOST (6u << 20)
 #define REQUESTS_MOST 64
 
 struct drive {
@@ -124,7 +124,7 @@ static int drive_measure(struct drive *drive, struct lade_error *error, struct l
 
 static int request_begin(struct drive *drive, struct lade_transfer *transfer, uint64_t i_request, uint64_t bytes)
 {
-  const uint64_t offset = i_request * bytes % TUNE_BYTES_MOST;
+  const uint64_t offset = i_request % (TUNE_BYTES_MOST / bytes) * bytes;
   *transfer = (struct lade_transfer){.op = i_request % 2 ? LADE_STORE_WRITE : LADE_STORE_READ,
                                      .check = LADE_CHECK_CALLER, .extent = drive->extent, .offset = offset,
                                      .bytes = bytes, .data = drive->area.at + offset};

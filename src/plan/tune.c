@@ -22,7 +22,6 @@
 #define N_TRIES 3
 
 #define KIB(n) ((uint64_t)(n) << 10)
-#define PARTS 3 /* of a window: residual and two moments */
 
 struct setting {
   uint64_t bytes;
@@ -35,8 +34,7 @@ struct space {
   int numbers[N_TRIES];
 };
 
-static const struct space windows = {
-    {KIB(512), PARTS * 6}, {KIB(256), KIB(1024), KIB(2048)}, {PARTS * 4, PARTS * 8, PARTS * 12}};
+static const struct space windows = {{KIB(1536), 6}, {KIB(768), KIB(3072), KIB(6144)}, {4, 8, 12}};
 static const struct space pieces = {{KIB(2048), 32}, {KIB(512), KIB(1024), KIB(4096)}, {8, 16, 64}};
 
 struct tuning {
@@ -110,8 +108,8 @@ int tune_run(const struct tune_drive *drive, struct lade_error *error, struct la
     status = setting_find(&t, &pieces, &piece);
   if (status)
     return status;
-  ret_store->window_bytes = PARTS * window.bytes;
-  ret_store->n_windows = window.n / PARTS;
+  ret_store->window_bytes = window.bytes;
+  ret_store->n_windows = window.n;
   ret_store->piece_bytes = piece.bytes;
   ret_store->n_pieces = piece.n;
   return 0;

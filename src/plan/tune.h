@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How a drive likes to be asked, found by trying: how long requests are and how many are under way, for long transfers
- * (the store's pieces) and for streamed updates (windows of three parts each, plan/program.h).
+ * (the store's pieces) and for streamed updates (a window is one, plan/program.h).
  */
 #ifndef LADE_TUNE_H
 #define LADE_TUNE_H

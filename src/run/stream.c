@@ -26,7 +26,7 @@
  *
  * The drive must not wait for arithmetic either. Drives, and virtual ones above all, take what is asked for while they
  * are busy as one lot, and report all of it at once: then nothing is under way until somebody asks again. So the thread
- * that waits for the drive, which takes part in the arithmetic, looks at it before each of its grains.
+ * that waits for the drive, which takes part in the arithmetic, looks at it several times in each of its grains.
  *
  * A shard's padding is in the store and moves as well, so that its checksums hold for whoever reads the whole block.
  *
@@ -39,10 +39,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/moments.h"
 #include "run/executor_internal.h"
 
 _Static_assert(LADE_STREAM_GRAIN % LADE_MOMENT_BLOCK == 0 && LADE_STREAM_GRAIN % LADE_STORE_GRANULE_BYTES == 0,
                "a grain is whole blocks of scales and whole granules of any part");
+
+#define LOOK_ELEMENTS (16 * 1024) /* computed between two looks at the drive: some tens of microseconds */
+_Static_assert(LADE_STREAM_GRAIN % LOOK_ELEMENTS == 0 && LOOK_ELEMENTS % LADE_DRAW_RUN == 0,
+               "random words are those of the whole");
 
 /* ---- places, found once ---- */
 
@@ -245,16 +250,17 @@ static struct stream_slot *slot_of(const struct stream_run *run, int at)
   return &run->slots[at % STREAM_SLOTS];
 }
 
-/* Element @first of the item, the first one of a grain, in @part. */
-static char *grain_data(const struct stream_item *item, int part, int64_t first)
+/* Element @first of the item in @part. */
+static char *part_data(const struct stream_item *item, int part, int64_t first)
 {
   const struct stream_call *call = item->call;
+  const size_t element_bytes = call->parts[part].element_bytes;
+  const int64_t within = first % LADE_STREAM_GRAIN, grain = item->first + first - within;
   char *data = call->scratch + item->offset;
   if (!is_of_state(&call->parts[part]))
-    return data + part_offset(item, part) + (uint64_t)first * call->parts[part].element_bytes;
-  return data +
-         lade_state_offset(graph_of(call), call->n_held, part_of(&call->parts[part]), item->first + first) -
-         lade_state_bytes(graph_of(call), item->first);
+    return data + part_offset(item, part) + (uint64_t)first * element_bytes;
+  return data + lade_state_offset(graph_of(call), call->n_held, part_of(&call->parts[part]), grain) -
+         lade_state_bytes(graph_of(call), item->first) + (uint64_t)within * element_bytes;
 }
 
 static struct lade_value value_moved(struct lade_value value, enum lade_store_op op)
@@ -279,7 +285,7 @@ static void beside_make(const struct stream_item *item, int role, enum lade_stor
     return;
   const struct stream_part *part = &item->call->parts[i];
   *transfer = transfer_make(item->call, op, part->value,
-                            part->store_offset + (uint64_t)item->first * part->element_bytes, grain_data(item, i, 0),
+                            part->store_offset + (uint64_t)item->first * part->element_bytes, part_data(item, i, 0),
                             part_bytes(item, i));
 }
 
@@ -394,7 +400,7 @@ static struct lade_transfer grain_make(const struct stream_item *item, int i_par
   if (is_of_state(part))
     place = call->state_offset +
             lade_state_offset(graph_of(call), call->n_held, part_of(part), item->first + first);
-  struct lade_transfer grain = {.op = op, .check = LADE_CHECK_CALLER, .data = grain_data(item, i_part, first),
+  struct lade_transfer grain = {.op = op, .check = LADE_CHECK_CALLER, .data = part_data(item, i_part, first),
                                 .bytes = (uint64_t)n * part->element_bytes};
   executor_address_state(call->executor, value_moved(part->value, op), place, room, &grain);
   return grain;
@@ -442,16 +448,16 @@ static void *role_data(const struct stream_item *item, int role, const void *who
 {
   const int part = item->call->part_of_role[role];
   if (part >= 0)
-    return grain_data(item, part, first);
+    return part_data(item, part, first);
   return whole ? (char *)(uintptr_t)whole + (uint64_t)(item->first + first) * element_bytes : NULL;
 }
 
-static struct lade_adamw_args grain_args(const struct stream_item *item, int i_task)
+/* Up to LOOK_ELEMENTS from @first of the item on; none where there is padding alone. */
+static struct lade_adamw_args look_args(const struct stream_item *item, int64_t first)
 {
   const struct lade_adamw_args *whole = &item->call->args;
   struct lade_adamw_args args = *whole;
-  int64_t first = (int64_t)i_task * LADE_STREAM_GRAIN;
-  args.n_elements = LADE_MIN(whole->n_elements - item->first - first, LADE_STREAM_GRAIN);
+  args.n_elements = LADE_MIN(whole->n_elements - item->first - first, LOOK_ELEMENTS);
   args.weight = role_data(item, LADE_ROLE_WEIGHT, whole->weight, lade_dtype_bytes(whole->dtype), first);
   args.grad = role_data(item, LADE_ROLE_GRAD, whole->grad, lade_dtype_bytes(whole->grad_dtype), first);
   args.residual = role_data(item, LADE_ROLE_RESIDUAL, NULL, 0, first);
@@ -470,13 +476,16 @@ static void grain_run(void *arg, int i_task, int i_thread)
   const struct pass *pass = arg;
   const struct stream_item *item = &pass->run->items[pass->at];
   lade_executor *ex = item->call->executor;
-  if (i_thread == 0) /* the one that waits for the drive; what fails is the step's failure already */
-    reads_begin(pass->run, ex, pass->at);
+  const int64_t from = (int64_t)i_task * LADE_STREAM_GRAIN, end = LADE_MIN(item->n, from + LADE_STREAM_GRAIN);
   if (!grain_verify(item, i_task))
     return;
-  const struct lade_adamw_args args = grain_args(item, i_task);
-  if (args.n_elements > 0) /* else it is padding alone */
-    ex->params.kernels->fn[LADE_K_ADAMW](pass->ctx, &args);
+  for (int64_t first = from; first < end; first += LOOK_ELEMENTS) {
+    const struct lade_adamw_args args = look_args(item, first);
+    if (i_thread == 0) /* the one that waits for the drive; what fails is the step's failure already */
+      reads_begin(pass->run, ex, pass->at);
+    if (args.n_elements > 0)
+      ex->params.kernels->fn[LADE_K_ADAMW](pass->ctx, &args);
+  }
   grain_seal(item, i_task);
 }
 
