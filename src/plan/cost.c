@@ -265,6 +265,13 @@ struct lade_streaming lade_cost_streaming(const struct lade_cost *cost)
                                  store->n_windows ? store->n_windows : N_WINDOWS};
 }
 
+struct lade_streaming lade_cost_streaming_small(const struct lade_cost *cost)
+{
+  const struct lade_streaming how = lade_cost_streaming(cost), usual = {WINDOW_BYTES, N_WINDOWS};
+  bool is_small = how.window_bytes * (uint64_t)how.n_windows <= usual.window_bytes * (uint64_t)usual.n_windows;
+  return is_small ? how : usual;
+}
+
 int64_t lade_cost_sum_squares_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype grad_dtype)
 {
   double rate = cost->sum_squares_bytes_per_s;

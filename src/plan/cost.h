@@ -74,6 +74,8 @@ int64_t lade_cost_stream_edge_ns(const struct lade_cost *cost, const struct lade
 
 /* How such updates are cut: as the machine's drive likes it, or where that is not known in six windows of 1.5 MiB. */
 struct lade_streaming lade_cost_streaming(const struct lade_cost *cost);
+/* The same, but with no more room than where the drive is not known: for budgets that have none for speed. */
+struct lade_streaming lade_cost_streaming_small(const struct lade_cost *cost);
 
 /* Sums of squares of one gradient, and the fixed tree over all partials. */
 int64_t lade_cost_sum_squares_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype grad_dtype);

@@ -332,6 +332,14 @@ static int planner_make(lade_session *s, struct lade_error *error)
   return status;
 }
 
+/* Windows as a drive likes them best may take more room than others: give that up. False: they take none. */
+static bool streaming_shrink(lade_session *s)
+{
+  const struct lade_streaming before = s->prices.streaming;
+  s->prices.streaming = lade_cost_streaming_small(&s->cost);
+  return s->prices.streaming.window_bytes != before.window_bytes || s->prices.streaming.n_windows != before.n_windows;
+}
+
 static uint64_t share(uint64_t bytes, double of)
 {
   return (uint64_t)((double)bytes * of);
@@ -379,6 +387,8 @@ static int tiers_resolve(lade_session *s, struct lade_error *error)
     return status;
   s->host_bytes = s->params.has_host_budget ? s->params.host_budget_bytes / n_sharing
                                             : share(s->left_bytes, HOST_SHARE);
+  if (s->params.budget.kind == LADE_BUDGET_MIN)
+    streaming_shrink(s);
   status = planner_make(s, error);
   if (!status) {
     s->budget_bytes = budget_resolve(s);
@@ -421,6 +431,10 @@ static int plan_make(lade_session *s, struct lade_error *error)
                             (unsigned long long)s->capacity_bytes);
   } else {
     status = lade_planner_plan(s->planner, s->budget_bytes, error, &s->plan);
+    if (status == -EOVERFLOW && streaming_shrink(s)) {
+      status = planner_make(s, error);
+      status = status ? status : lade_planner_plan(s->planner, s->budget_bytes, error, &s->plan);
+    }
   }
   if (status == -EOVERFLOW)
     refusal_word(&s->params.budget, error);

@@ -128,6 +128,22 @@ if run("doctor", "--store", "drive")[0] == 0:
     assert code == 3 and "smallest budget none" in out and "two slots" in err, (code, out, err)
 assert whole["store_read_bytes_per_step"] == whole["store_written_bytes_per_step"] == 0
 
+# Windows that a drive likes long are for speed: where there is no room for them, the usual ones are taken.
+MACHINE = {"name": "liking long windows", "cores": 2, "unified": True, "device_bytes": "8GiB", "host_bytes": "8GiB",
+           "matmul_flops_per_s": {"f32": 1e11, "bf16": 4e11}, "device_bytes_per_s": 2e10, "launch_ns": 1000,
+           "to_host": {"bytes_per_s": 10**10}, "to_device": {"bytes_per_s": 10**10}, "duplex": True,
+           "host_bytes_per_s": 2e10, "store": {"bytes": "100GiB", "read_bytes_per_s": 2e9, "write_bytes_per_s": 2e9}}
+least_of = []
+for sizes in ({}, {"window_bytes": 64 << 20, "windows": 12}):
+    MACHINE["store"].update(sizes)
+    with open("machine.json", "w", encoding="utf-8") as file:
+        json.dump(MACHINE, file)
+    for budget in ("min", *map(str, least_of[:1])):
+        least_of.append(done("plan", "--model", "baby", "--layers", "2", "--batch", "1", "--seq", "16", "--device", "dry",
+                             "--machine", "machine.json", *DRIVE[2:], "--store-budget", "1GiB", "--json", "--budget",
+                             budget)["planned_peak_bytes"])
+assert least_of[0] == least_of[1] >= least_of[2], least_of
+
 # A budget changes no bit; the smallest is exact.
 plan = done("plan", *SHORT, "--data", "text.txt", "--json", "--budget", "min")
 least = plan["min_budget_bytes"]
