@@ -319,14 +319,14 @@ static void effort_widen(struct pack_effort *effort, const struct pack_effort *f
   lade_pack_spend(effort, 0);
 }
 
-/* A first answer; a part of what is left for the exact search; the rest to repair what it could not solve. */
+/* A first answer, and a queue's; a part of what is left for the exact search; the rest to repair what it left. */
 static void search(lade_packer *packer)
 {
   struct pack_effort full = packer->effort;
   effort_narrow(&packer->effort, 1, FAST_WORK_PER_ITEM * (uint64_t)packer->problem.n);
   bool is_met = lade_pack_first_fit(packer);
   effort_widen(&packer->effort, &full);
-  if (is_met || packer->effort.is_spent)
+  if (is_met || packer->effort.is_spent || lade_pack_ring(packer) || packer->effort.is_spent)
     return;
   effort_narrow(&packer->effort, packer->problem.n <= EXACT_LIKELY ? 0.5 : 0.2, UINT64_MAX);
   is_met = lade_pack_exact(packer);

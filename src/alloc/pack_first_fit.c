@@ -17,6 +17,10 @@
  * What the order is decides the quality. Large and long-lived first is right for most programs; which of the
  * two should weigh more differs, so a few are tried, and the first that meets the target ends it. Then the best
  * order is repaired by blame (Joslin and Clements' "squeaky wheel" idea) until the effort is spent.
+ *
+ * A queue, whose items end in the order in which they began, has no order that is good for first fit. It is a ring:
+ * each item goes behind the one before, and to the bottom again where it would end above the target by more than the
+ * largest item, which is about what is wasted. That is one pass, tried where the orders have wasted much.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -77,8 +81,9 @@ struct keyed {
 #define REACH 0.1
 #define FIXED_KEY 1e300 /* first in every order */
 #define PATIENCE 30
+#define RING_PART 64 /* of the target: who wastes less than this part has no use for a ring */
 
-enum { ORDER_BYTES, ORDER_AREA, ORDER_LENGTH, ORDER_START, N_ORDERS };
+enum { ORDER_BYTES, ORDER_AREA, ORDER_LENGTH, ORDER_START, N_ORDERS, ORDER_QUEUE = N_ORDERS };
 #define N_CLIMBS 3
 #define PASSES_PER_TURN 24
 
@@ -291,11 +296,13 @@ static bool block_pass(struct block *block, struct walk *walk)
   return true;
 }
 
-/* Lowest free offset for @i. @work counts items. */
-static uint64_t shelf_fit(const struct shelf *shelf, const struct pack_problem *problem, int i, uint64_t *work)
+/* Lowest free offset for @i that is not below @from. @work counts items. */
+static uint64_t shelf_fit(const struct shelf *shelf, const struct pack_problem *problem, int i, uint64_t from,
+                          uint64_t *work)
 {
   struct walk walk = {
       .lo = problem->lo[i], .hi = problem->hi[i], .bytes = problem->bytes[i], .align = problem->align[i]};
+  walk.free_from = lade_align_up(from, walk.align);
   walk.tick = tick_of(shelf, walk.lo);
   walk.tick_end = (int16_t)(tick_of(shelf, walk.hi - 1) + 1);
   walk.first_word = walk.lo / shelf->stretch_slots / 64;
@@ -358,7 +365,7 @@ static bool order_place(lade_packer *packer, struct shelf *shelf, const struct k
     }
     int32_t i = order[k].item;
     bool is_fixed = problem->items[i].fixed >= 0;
-    uint64_t offset = is_fixed ? (uint64_t)problem->items[i].fixed : shelf_fit(shelf, problem, i, &work);
+    uint64_t offset = is_fixed ? (uint64_t)problem->items[i].fixed : shelf_fit(shelf, problem, i, 0, &work);
     packer->offsets[i] = offset;
     shelf->placed[k] = i;
     shelf_insert(shelf, problem, i, offset);
@@ -386,6 +393,7 @@ static void order_make(const struct pack_problem *problem, int kind, struct keye
     case ORDER_LENGTH: key = length + bytes * 0x1p-62; break;
     case ORDER_BYTES: key = bytes + length * 0x1p-31; break;
     case ORDER_START: key = -problem->lo[i] + length * 0x1p-31; break;
+    case ORDER_QUEUE: key = -problem->lo[i] - length * 0x1p-31; break;
     }
     order[i] = (struct keyed){problem->items[i].fixed >= 0 ? FIXED_KEY : key, i};
   }
@@ -531,6 +539,48 @@ bool lade_pack_first_fit(lade_packer *packer)
   }
   if (!is_met && !packer->effort.is_spent)
     is_met = climbs_run(packer, &shelf, climbs);
+  packer->arena_used = mark;
+  return is_met;
+}
+
+/* Place all items of @order, each behind the one before; the ring closes at @ring_bytes. False when effort is spent. */
+static bool ring_place(lade_packer *packer, struct shelf *shelf, const struct keyed *order, uint64_t ring_bytes)
+{
+  const struct pack_problem *problem = &packer->problem;
+  uint64_t work = (uint64_t)problem->n, cursor = 0;
+  for (int k = 0; k < problem->n; k++) {
+    const int32_t i = order[k].item;
+    const bool is_fixed = problem->items[i].fixed >= 0;
+    if (work >= WORK_PER_SPEND) {
+      if (lade_pack_spend(&packer->effort, work))
+        return false;
+      work = 0;
+    }
+    uint64_t offset = is_fixed ? (uint64_t)problem->items[i].fixed : shelf_fit(shelf, problem, i, cursor, &work);
+    if (!is_fixed && offset + problem->bytes[i] > ring_bytes)
+      offset = shelf_fit(shelf, problem, i, 0, &work);
+    cursor = is_fixed ? cursor : offset + problem->bytes[i];
+    packer->offsets[i] = offset;
+    shelf_insert(shelf, problem, i, offset);
+  }
+  lade_pack_spend(&packer->effort, work);
+  return true;
+}
+
+bool lade_pack_ring(lade_packer *packer)
+{
+  const struct pack_problem *problem = &packer->problem;
+  const size_t mark = packer->arena_used;
+  uint64_t most_bytes = 0;
+  struct shelf shelf;
+  if (packer->best_bytes - packer->target_bytes <= packer->target_bytes / RING_PART)
+    return false;
+  shelf_init(packer, &shelf);
+  struct keyed *order = lade_pack_take(packer, (size_t)problem->n * sizeof(*order));
+  order_make(problem, ORDER_QUEUE, order);
+  for (int i = 0; i < problem->n; i++)
+    most_bytes = LADE_MAX(most_bytes, problem->bytes[i]);
+  bool is_met = ring_place(packer, &shelf, order, packer->target_bytes + most_bytes) && lade_pack_offer(packer);
   packer->arena_used = mark;
   return is_met;
 }

@@ -58,6 +58,12 @@ bool lade_pack_first_fit(lade_packer *packer);
 size_t lade_pack_first_fit_bytes(int n);
 
 /*
+ * Items behind each other as they begin, around a ring, unless the incumbent, which is needed, wastes little. True when
+ * the target is met.
+ */
+bool lade_pack_ring(lade_packer *packer);
+
+/*
  * Exact search at and above the target, for up to some 2,000 items of one alignment, fixed ones at the bottom without
  * gaps; others are left as they are. Needs an incumbent. True when the target is met or proved out of reach.
  */

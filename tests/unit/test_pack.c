@@ -308,6 +308,17 @@ static void test_sixty_thousand_items_are_packed(void **state)
   assert_true((double)result.peak_bytes <= 1.03 * (double)result.lower_bound_bytes);
 }
 
+/* Items that end in the order in which they began, of random sizes: no order of first fit comes near. */
+static void test_queues_waste_no_more_than_an_item(void **state)
+{
+  const int n = 4000, most_bytes = 1 << 20;
+  draw_start(13);
+  for (int i = 0; i < n; i++)
+    items[i] = (struct lade_pack_item){i, i + 400, 1 + draw((uint32_t)most_bytes), 1, -1};
+  struct lade_pack_result result = pack(n, 10000 * (uint64_t)n, 0);
+  assert_true(result.peak_bytes <= result.lower_bound_bytes + (uint64_t)most_bytes);
+}
+
 static void test_more_work_is_never_worse(void **state)
 {
   uint64_t before = UINT64_MAX;
@@ -563,6 +574,7 @@ int main(void)
       cmocka_unit_test(test_training_steps_come_within_one_percent_in_the_fast_pass),
       cmocka_unit_test(test_items_of_all_alignments_and_fixed_places_keep_them),
       cmocka_unit_test(test_sixty_thousand_items_are_packed),
+      cmocka_unit_test(test_queues_waste_no_more_than_an_item),
       cmocka_unit_test(test_more_work_is_never_worse),
       cmocka_unit_test(test_answers_are_the_same_in_a_used_packer),
       cmocka_unit_test(test_good_enough_is_enough),
