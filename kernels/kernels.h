@@ -142,7 +142,8 @@ struct lade_column_sum_args {
 
 /*
  * x[B*T, d] = tokens_embedding[token] + position_embedding[t]; the latter may be NULL. The table has the rows of
- * tokens [first_token, first_token + V), as one of several ranks has: any other token's row is 0.
+ * tokens [first_token, first_token + V), as one of several ranks has: any other token's row is 0, or with @before,
+ * which may be x, that one's: so a table in parts is looked up part by part.
  */
 struct lade_embed_fwd_args {
   enum lade_dtype dtype;
@@ -150,6 +151,7 @@ struct lade_embed_fwd_args {
   int64_t first_token;
   const int32_t *tokens; /* [B*T], each 0 or more (checked when data is read) */
   const void *token_table, *position_table;
+  const void *before; /* x[B*T, d] of parts before this one; may be NULL */
   void *x;
 };
 
@@ -339,6 +341,9 @@ struct lade_head_loss_fwd_args {
  * The same where the vocabulary is cut over ranks: the weight has the rows of tokens [first_token, first_token + V),
  * of which the last @padding are none. stats[3,N] in A: each row's largest logit, its sum of exp(logit - that), and
  * the target's logit, 0 where the target is another rank's.
+ *
+ * A rank may have its rows in parts, of consecutive tokens: with @before, the statistics of the parts before this one,
+ * which may be @stats, what is made are those of all of them. There are no leaves then.
  */
 struct lade_head_stats_args {
   enum lade_dtype dtype;
@@ -347,6 +352,7 @@ struct lade_head_stats_args {
   int64_t leaf;
   const void *x, *weight; /* [N,d], [V,d] */
   const int32_t *targets;
+  const void *before; /* may be NULL */
   void *stats;
   void *workspace;
 };
@@ -363,7 +369,12 @@ struct lade_head_join_args {
 /*
  * dx[N,d] in D, d_weight[V,d] in A, of scale * loss_scale * mean loss (scale: 1/microbatches). With a part of the
  * vocabulary, as in head_stats, dx is that part's share; rows of d_weight that are padding are 0.
+ *
+ * Where a rank has its rows in parts, all but the last make a sum: dx in A, not yet rounded. @before is that of the
+ * parts before this one, which may be dx; it is added to. On hosts, parts that begin at multiples of LADE_HEAD_CHUNK
+ * tokens leave the bits of one part in dx and d_weight, for the same lse. There are no leaves then.
  */
+#define LADE_HEAD_CHUNK 1024 /* columns of the vocabulary at a time; sums depend on it */
 struct lade_head_loss_bwd_args {
   enum lade_dtype dtype;
   int64_t n, d, vocabulary;
@@ -373,8 +384,11 @@ struct lade_head_loss_bwd_args {
   const void *x, *weight;
   const int32_t *targets;
   const void *lse;
+  const void *before; /* looked at with has_before, so that workspaces are sized before addresses are known */
   void *dx, *d_weight;
-  bool accumulate;
+  bool accumulate; /* to d_weight */
+  bool has_before;
+  bool is_sum; /* dx is */
   void *workspace;
 };
 

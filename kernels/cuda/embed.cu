@@ -19,7 +19,9 @@ static __device__ void embed_fwd_of(const struct lade_embed_fwd_args &a, const s
   int64_t row = blockIdx.x;
   int64_t token = a.tokens[row] - a.first_token;
   const T *from = token >= 0 && token < a.vocabulary ? (const T *)a.token_table + token * a.d : NULL;
-  const T *position = a.position_table ? (const T *)a.position_table + row % a.time * a.d : NULL;
+  const T *before = from || !a.before ? NULL : (const T *)a.before + row * a.d;
+  const T *position = a.position_table && !before ? (const T *)a.position_table + row % a.time * a.d : NULL;
+  from = before ? before : from;
   for (int64_t j = threadIdx.x; j < a.d; j += blockDim.x) {
     float x = from ? get(from[j]) : 0.0f;
     put((T *)a.x + row * a.d + j, position ? x + get(position[j]) : x);

@@ -18,8 +18,8 @@ LADE_KERNEL(head_reduce, lade_cuda_head)
   LADE_SHARED(float, room);
   int64_t row = a.first_row + blockIdx.x, target = a.targets[row] - a.first_token - a.first_column;
   const float *logits = a.logits + blockIdx.x * a.n_columns;
-  bool is_first = a.first_column == 0;
-  float before = is_first ? -INFINITY : a.max[row], max = before, added = 0;
+  const float *before = a.first_column == 0 ? a.before : a.max;
+  float max_before = before ? before[row] : -INFINITY, max = max_before, added = 0;
   for (int64_t j = threadIdx.x; j < a.n_columns; j += blockDim.x)
     max = fmaxf(max, logits[j]);
   max = block_max(max, room);
@@ -28,12 +28,12 @@ LADE_KERNEL(head_reduce, lade_cuda_head)
   added = block_sum(added, room);
   if (threadIdx.x > 0)
     return;
-  a.sum[row] = is_first ? added : a.sum[row] * expf(before - max) + added;
+  a.sum[row] = before ? before[a.n + row] * expf(max_before - max) + added : added;
   a.max[row] = max;
   if (a.targets[row] >= 0 && target >= 0 && target < a.n_columns)
     a.target_logit[row] = logits[target];
-  else if (is_first)
-    a.target_logit[row] = 0;
+  else
+    a.target_logit[row] = before ? before[2 * a.n + row] : 0.0f;
 }
 LADE_CUDA_EXPORT(head_reduce, lade_cuda_head)
 

@@ -28,7 +28,7 @@ struct rooms {
   size_t logits, per_row, d_logits, dx, end;
 };
 
-static struct rooms rooms_get(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocabulary, bool is_bwd)
+static struct rooms rooms_get(enum lade_dtype dtype, int64_t n, int64_t vocabulary, bool is_bwd)
 {
   int64_t columns = chunk_columns(vocabulary);
   struct rooms rooms = {0};
@@ -39,8 +39,20 @@ static struct rooms rooms_get(enum lade_dtype dtype, int64_t n, int64_t d, int64
   if (is_bwd)
     rooms.dx += lade_align_up((size_t)(n * columns) * lade_dtype_bytes(dtype), ALIGN_BYTES);
   rooms.end = rooms.dx;
-  if (is_bwd && vocabulary > columns)
-    rooms.end += (size_t)(n * d) * sizeof(float);
+  return rooms;
+}
+
+/* Is dx summed in F32 in the workspace? Not where it is a sum itself, nor where one product makes it. */
+static bool has_dx_room(const struct lade_head_loss_bwd_args *a)
+{
+  return !a->is_sum && (a->has_before || a->vocabulary > chunk_columns(a->vocabulary));
+}
+
+static struct rooms bwd_rooms_get(const struct lade_head_loss_bwd_args *a)
+{
+  struct rooms rooms = rooms_get(a->dtype, a->n, a->vocabulary, true);
+  if (has_dx_room(a))
+    rooms.end += (size_t)(a->n * a->d) * sizeof(float);
   return rooms;
 }
 
@@ -119,7 +131,7 @@ static size_t products_bytes(const struct lade_kernels *kernels, lade_kernel_fn 
 static void head_loss_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_head_loss_fwd_args *a = args;
-  struct rooms rooms = rooms_get(a->dtype, a->n, a->d, a->vocabulary, false);
+  struct rooms rooms = rooms_get(a->dtype, a->n, a->vocabulary, false);
   char *at = a->workspace;
   float *per_row = (float *)(at + rooms.per_row);
   struct walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
@@ -136,7 +148,7 @@ size_t lade_cuda_head_loss_fwd_bytes(const struct lade_kernels *kernels, const s
 {
   struct lade_head_loss_fwd_args like = *a;
   like.x = like.weight = like.workspace = nowhere();
-  return rooms_get(a->dtype, a->n, a->d, a->vocabulary, false).end + products_bytes(kernels, head_loss_fwd, &like);
+  return rooms_get(a->dtype, a->n, a->vocabulary, false).end + products_bytes(kernels, head_loss_fwd, &like);
 }
 
 /* A row's maximum, sum and target logit are the statistics, as they stand. */
@@ -144,13 +156,13 @@ static void head_stats(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_head_stats_args *a = args;
   float *stats = a->stats;
-  struct rooms rooms = rooms_get(a->dtype, a->n, a->d, a->vocabulary, false);
+  struct rooms rooms = rooms_get(a->dtype, a->n, a->vocabulary, false);
   struct walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
                       .n_tokens = a->vocabulary - a->padding, .x = a->x, .weight = a->weight,
                       .scratch = (char *)a->workspace + rooms.end};
   walk.head = (struct lade_cuda_head){.n = a->n, .first_token = a->first_token, .logits = a->workspace,
-                                      .targets = a->targets, .max = stats, .sum = stats + a->n,
-                                      .target_logit = stats + 2 * a->n};
+                                      .targets = a->targets, .before = a->before, .max = stats,
+                                      .sum = stats + a->n, .target_logit = stats + 2 * a->n};
   for (; walk.head.first_column < walk.n_tokens; walk.head.first_column += LADE_CUDA_HEAD_CHUNK)
     chunk_run(&walk, LADE_CUDA_HEAD_REDUCE, LADE_F32);
 }
@@ -159,7 +171,7 @@ size_t lade_cuda_head_stats_bytes(const struct lade_kernels *kernels, const stru
 {
   struct lade_head_stats_args like = *a;
   like.x = like.weight = like.stats = like.workspace = nowhere();
-  return rooms_get(a->dtype, a->n, a->d, a->vocabulary, false).end + products_bytes(kernels, head_stats, &like);
+  return rooms_get(a->dtype, a->n, a->vocabulary, false).end + products_bytes(kernels, head_stats, &like);
 }
 
 static void head_join(const struct lade_kernel_ctx *ctx, const void *args)
@@ -178,7 +190,7 @@ static void products_run(const struct walk *walk, const struct lade_head_loss_bw
                                   .layout = LADE_NN, .dtype = a->dtype, .out = dx_sum ? LADE_F32 : a->dtype, .m = a->n,
                                   .n = a->d, .k = head->n_columns, .a = head->d_logits,
                                   .b = walk->weight + offset * lade_dtype_bytes(a->dtype),
-                                  .c = dx_sum ? dx_sum : a->dx, .accumulate = head->first_column > 0,
+                                  .c = dx_sum ? dx_sum : a->dx, .accumulate = head->first_column > 0 || a->has_before,
                                   .workspace = walk->scratch});
   lade_cuda_matmul(walk->ctx, &(struct lade_matmul_args){
                                   .layout = LADE_TN, .dtype = a->dtype, .out = LADE_F32, .m = head->n_columns,
@@ -187,12 +199,22 @@ static void products_run(const struct walk *walk, const struct lade_head_loss_bw
                                   .workspace = walk->scratch});
 }
 
+/* dx from F32 to @to, or what is there. */
+static void dx_cast(const struct lade_kernel_ctx *ctx, const struct lade_head_loss_bwd_args *a, const void *from,
+                    enum lade_dtype type, void *to)
+{
+  if (from != to)
+    lade_cuda_launch_items(ctx, LADE_CUDA_CAST, LADE_F32, a->n * a->d,
+                           &(struct lade_cast_args){.from = LADE_F32, .to = type, .n_elements = a->n * a->d,
+                                                    .x = from, .y = to});
+}
+
 static void head_loss_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_head_loss_bwd_args *a = args;
-  struct rooms rooms = rooms_get(a->dtype, a->n, a->d, a->vocabulary, true);
+  struct rooms rooms = bwd_rooms_get(a);
   char *at = a->workspace;
-  float *dx_sum = rooms.end > rooms.dx ? (float *)(at + rooms.dx) : NULL;
+  float *dx_sum = a->is_sum ? a->dx : has_dx_room(a) ? (float *)(at + rooms.dx) : NULL;
   struct walk walk = {.ctx = ctx, .dtype = a->dtype, .d = a->d, .vocabulary = a->vocabulary,
                       .n_tokens = a->vocabulary - a->padding, .x = a->x, .weight = a->weight,
                       .scratch = at + rooms.end};
@@ -201,6 +223,8 @@ static void head_loss_bwd(const struct lade_kernel_ctx *ctx, const void *args)
                                       .lse = (float *)(uintptr_t)a->lse, .scale = a->scale,
                                       .row_scale = (float *)(at + rooms.per_row), .d_logits = at + rooms.d_logits};
   rows_run(&walk, LADE_CUDA_HEAD_SCALE);
+  if (a->has_before)
+    dx_cast(ctx, a, a->before, LADE_F32, dx_sum);
   for (; walk.head.first_column < walk.n_tokens; walk.head.first_column += LADE_CUDA_HEAD_CHUNK) {
     chunk_run(&walk, LADE_CUDA_HEAD_GRADIENT, a->dtype);
     products_run(&walk, a, dx_sum);
@@ -211,16 +235,14 @@ static void head_loss_bwd(const struct lade_kernel_ctx *ctx, const void *args)
                                                          .d_token_table = (float *)a->d_weight +
                                                                           walk.n_tokens * a->d});
   if (dx_sum)
-    lade_cuda_launch_items(ctx, LADE_CUDA_CAST, LADE_F32, a->n * a->d,
-                           &(struct lade_cast_args){.from = LADE_F32, .to = a->dtype, .n_elements = a->n * a->d,
-                                                    .x = dx_sum, .y = a->dx});
+    dx_cast(ctx, a, dx_sum, a->dtype, a->dx);
 }
 
 size_t lade_cuda_head_loss_bwd_bytes(const struct lade_kernels *kernels, const struct lade_head_loss_bwd_args *a)
 {
   struct lade_head_loss_bwd_args like = *a;
   like.x = like.weight = like.dx = like.d_weight = like.workspace = nowhere();
-  return rooms_get(a->dtype, a->n, a->d, a->vocabulary, true).end + products_bytes(kernels, head_loss_bwd, &like);
+  return bwd_rooms_get(a).end + products_bytes(kernels, head_loss_bwd, &like);
 }
 
 void lade_cuda_head_loss_init(struct lade_kernels *kernels)

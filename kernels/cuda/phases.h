@@ -99,7 +99,8 @@ struct lade_cuda_head {
   int64_t first_token; /* of the vocabulary, that column 0 is */
   const float *logits; /* [rows in hand, n_columns] */
   const int32_t *targets;
-  float *max, *sum, *target_logit; /* [n], forward */
+  const float *before;             /* [3, n]: what column 0 finds in the next three; may be NULL */
+  float *max, *sum, *target_logit; /* [n], forward, one behind the other */
   float *losses, *lse, *loss;
   float scale;         /* of the mean loss, before loss scale and count */
   float *row_scale;    /* [1]: with them; made by head_scale */

@@ -25,7 +25,9 @@ REF_INLINE void look_up_rows(const void *arg, int64_t i_task, enum lade_dtype dt
   for (int64_t row = i_task * rows; row < end; row++) {
     int64_t token = a->tokens[row] - a->first_token, position_at = row % a->time * a->d;
     bool is_here = token >= 0 && token < a->vocabulary;
-    for (int64_t j = 0; j < a->d; j++) {
+    for (int64_t j = 0; j < a->d && !is_here && a->before; j++)
+      ref_put(dtype, a->x, row * a->d + j, ref_get(dtype, a->before, row * a->d + j));
+    for (int64_t j = 0; j < a->d && (is_here || !a->before); j++) {
       double x = is_here ? ref_get(dtype, a->token_table, token * a->d + j) : 0;
       if (a->position_table)
         x += ref_get(dtype, a->position_table, position_at + j);

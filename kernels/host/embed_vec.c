@@ -15,13 +15,22 @@ VEC_INLINE void look_up_step(int64_t j, int n, const struct lade_embed_fwd_args 
   vec_store(dtype, a->x, row * a->d + j, n, x);
 }
 
+VEC_INLINE void keep_step(int64_t j, int n, const struct lade_embed_fwd_args *a, int64_t row, enum lade_dtype dtype)
+{
+  vec_store(dtype, a->x, row * a->d + j, n, vec_load(dtype, a->before, row * a->d + j, n));
+}
+
 VEC_INLINE void look_up_rows(const void *arg, int64_t i_task, enum lade_dtype dtype)
 {
   VEC_COPY(lade_embed_fwd_args, a, arg);
   int64_t rows = lade_task_rows(a->d), end = LADE_MIN(a->batch * a->time, (i_task + 1) * rows);
   for (int64_t row = i_task * rows; row < end; row++) {
     int64_t token = a->tokens[row] - a->first_token;
-    VEC_STEPS(look_up_step, 0, a->d, a, row, token < a->vocabulary ? token : -1, dtype);
+    bool is_here = token >= 0 && token < a->vocabulary;
+    if (is_here || !a->before)
+      VEC_STEPS(look_up_step, 0, a->d, a, row, is_here ? token : -1, dtype);
+    else if (a->before != a->x)
+      VEC_STEPS(keep_step, 0, a->d, a, row, dtype);
   }
 }
 VEC_TASKS(look_up_rows)

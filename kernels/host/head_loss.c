@@ -24,6 +24,9 @@
  * is its maximum, sum and target logit (head_stats), of which any rank makes the loss (head_join) and the backward
  * its own columns' gradients. Padding of the table is met by no chunk.
  *
+ * Parts that one rank meets after each other go on where the one before stopped: forward from its statistics, backward
+ * from its sum of dx, which the last part alone rounds. Cut between chunks they leave the sums of one walk.
+ *
  * Rejected: chunks of rows only (dW would be summed over chunks, in another order than the plain one
  * has); recomputing the logits twice, once for dx and once for dW, which saves the FP32 dx at the price of a
  * fourth product.
@@ -114,6 +117,8 @@ struct walk {
   double scale;
   char *d_logits;     /* [N, n_columns] in D, backward */
   void *dx, *dx_sums; /* [N, d] in D, and [places] of it in A, backward */
+  const void *before; /* of earlier parts: [3, N] forward, [N, d] backward, in A; NULL for none */
+  bool is_sum;        /* dx is in A */
   size_t dx_sum_bytes;
   void *matmul_workspace;
 };
@@ -248,6 +253,11 @@ static void rows_reduce(struct walk *walk, char *workspace)
     walk->sum[i] = 0;
   }
   memset(walk->target_logit, 0, (size_t)walk->n * sizeof(double));
+  for (int64_t i = 0; i < walk->n && walk->before; i++) {
+    walk->max[i] = lade_element_load(walk->accumulator, walk->before, i);
+    walk->sum[i] = lade_element_load(walk->accumulator, walk->before, walk->n + i);
+    walk->target_logit[i] = lade_element_load(walk->accumulator, walk->before, 2 * walk->n + i);
+  }
   while (chunk_next(walk))
     chunk_run(walk, reduce_task);
 }
@@ -329,12 +339,12 @@ void lade_head_loss_fwd_run(const struct lade_head_loss_level *level, const stru
 void lade_head_stats_run(const struct lade_head_loss_level *level, const struct lade_kernel_ctx *ctx,
                          const struct lade_head_stats_args *args)
 {
-  LADE_ASSERT(args->padding >= 0 && args->padding < args->vocabulary);
+  LADE_ASSERT(args->padding >= 0 && args->padding < args->vocabulary && !(args->before && args->leaf));
   struct walk walk = {.level = level, .ctx = ctx, .dtype = args->dtype, .accumulator = lade_accumulator(args->dtype),
                       .n = args->n, .d = args->d, .vocabulary = args->vocabulary, .first_token = args->first_token,
                       .n_tokens = args->vocabulary - args->padding,
                       .leaves = leaves_make(args->leaf, args->vocabulary), .x = args->x, .weight = args->weight,
-                      .targets = args->targets};
+                      .targets = args->targets, .before = args->before};
   rows_reduce(&walk, args->workspace);
   for (int64_t i = 0; i < walk.n; i++) {
     struct row_part row = leaves_join(&walk, i);
@@ -368,20 +378,26 @@ static void head_join_plain(const struct lade_kernel_ctx *ctx, const void *arg)
 /* The sum of dx in place @place: dx itself, which is the root where it is of type A. */
 static void *dx_sum_at(const struct walk *walk, int place)
 {
-  bool is_root = place == dx_places(&walk->leaves) - 1;
-  return is_root && walk->dtype == walk->accumulator ? walk->dx : (char *)walk->dx_sums + place * walk->dx_sum_bytes;
+  bool is_root = place == dx_places(&walk->leaves) - 1, is_in_dx = walk->is_sum || walk->dtype == walk->accumulator;
+  return is_root && is_in_dx ? walk->dx : (char *)walk->dx_sums + place * walk->dx_sum_bytes;
+}
+
+/* Is dx one product, written in D directly? */
+static bool is_one_product(const struct walk *walk)
+{
+  return is_one_chunk(&walk->leaves, walk->n_tokens) && !walk->before && !walk->is_sum;
 }
 
 /* The chunk in hand into the sum of its node; with one chunk straight into dx. */
 static void dx_product(const struct walk *walk, int place)
 {
-  bool is_whole = is_one_chunk(&walk->leaves, walk->n_tokens);
+  bool is_whole = is_one_product(walk), is_first = walk->first_column % node_tokens(&walk->leaves) == 0;
   struct lade_matmul_args product = {
       .layout = LADE_NN, .dtype = walk->dtype, .out = is_whole ? walk->dtype : walk->accumulator,
       .m = walk->n, .n = walk->d, .k = walk->n_columns, .a = walk->d_logits,
       .b = (const char *)walk->weight + (size_t)(walk->first_column * walk->d) * walk->element_bytes,
       .c = is_whole ? walk->dx : dx_sum_at(walk, place),
-      .accumulate = walk->first_column % node_tokens(&walk->leaves) > 0, .workspace = walk->matmul_workspace};
+      .accumulate = !is_first || walk->before, .workspace = walk->matmul_workspace};
   if (walk->leaves.n_together > 1)
     product.tree = (struct lade_k_tree){.n_leaves = (int)walk->leaves.n_together, .n_spans = 1,
                                         .span = {walk->n_columns}, .part = {walk->leaves.leaf}};
@@ -439,12 +455,13 @@ static void dx_cast_task(void *arg, int i_task, int i_thread)
 }
 
 /* Bytes of all sums of dx in the workspace. */
-static size_t dx_sums_bytes(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocabulary, int64_t leaf)
+static size_t dx_sums_bytes(const struct lade_head_loss_bwd_args *args)
 {
-  struct leaves leaves = leaves_make(leaf, vocabulary);
-  enum lade_dtype accumulator = lade_accumulator(dtype);
-  int n_sums = is_one_chunk(&leaves, vocabulary) ? 0 : dx_places(&leaves) - (dtype == accumulator);
-  return (size_t)n_sums * round_up((size_t)(n * d) * lade_dtype_bytes(accumulator));
+  struct leaves leaves = leaves_make(args->leaf, args->vocabulary);
+  enum lade_dtype accumulator = lade_accumulator(args->dtype);
+  bool is_one = is_one_chunk(&leaves, args->vocabulary) && !args->has_before;
+  int n_sums = is_one ? 0 : dx_places(&leaves) - (args->is_sum || args->dtype == accumulator);
+  return (size_t)n_sums * round_up((size_t)(args->n * args->d) * lade_dtype_bytes(accumulator));
 }
 
 void lade_head_loss_bwd_run(const struct lade_head_loss_level *level, const struct lade_kernel_ctx *ctx,
@@ -454,7 +471,9 @@ void lade_head_loss_bwd_run(const struct lade_head_loss_level *level, const stru
                       .n = args->n, .d = args->d, .vocabulary = args->vocabulary, .first_token = args->first_token,
                       .n_tokens = args->vocabulary - args->padding,
                       .leaves = leaves_make(args->leaf, args->vocabulary), .x = args->x, .weight = args->weight,
-                      .targets = args->targets, .lse = args->lse, .dx = args->dx};
+                      .targets = args->targets, .lse = args->lse, .dx = args->dx,
+                      .before = args->has_before ? args->before : NULL, .is_sum = args->is_sum};
+  LADE_ASSERT(!args->leaf || !(args->has_before || args->is_sum));
   walk.element_bytes = lade_dtype_bytes(walk.dtype);
   walk.sum_bytes = lade_dtype_bytes(walk.accumulator);
   walk.dx_sum_bytes = round_up((size_t)(walk.n * walk.d) * walk.sum_bytes);
@@ -464,7 +483,9 @@ void lade_head_loss_bwd_run(const struct lade_head_loss_level *level, const stru
   walk.logits = at;
   walk.d_logits = at += logits_bytes(walk.dtype, walk.n, walk.vocabulary);
   walk.dx_sums = at += round_up((size_t)(walk.n * chunk_columns(walk.vocabulary)) * walk.element_bytes);
-  walk.matmul_workspace = at + dx_sums_bytes(walk.dtype, walk.n, walk.d, walk.vocabulary, args->leaf);
+  walk.matmul_workspace = at + dx_sums_bytes(args);
+  if (walk.before && walk.before != dx_sum_at(&walk, 0))
+    memcpy(dx_sum_at(&walk, 0), walk.before, (size_t)(walk.n * walk.d) * walk.sum_bytes);
   while (chunk_next(&walk)) {
     chunk_run(&walk, gradient_task);
     dx_add(&walk);
@@ -473,7 +494,7 @@ void lade_head_loss_bwd_run(const struct lade_head_loss_level *level, const stru
   if (!args->accumulate)
     memset((char *)args->d_weight + (size_t)(walk.n_tokens * walk.d) * walk.sum_bytes, 0,
            (size_t)(args->padding * walk.d) * walk.sum_bytes);
-  if (!is_one_chunk(&walk.leaves, walk.n_tokens) && walk.dtype != walk.accumulator)
+  if (!is_one_product(&walk) && !walk.is_sum && walk.dtype != walk.accumulator)
     lade_pool_run(ctx->pool, dx_cast_task, &walk, (int)lade_div_up(args->n, TASK_ROWS));
 }
 
@@ -570,6 +591,6 @@ size_t lade_head_loss_bwd_workspace_bytes(const struct lade_head_loss_bwd_args *
   int64_t columns = chunk_columns(args->vocabulary);
   return logits_bytes(args->dtype, args->n, args->vocabulary) +
          round_up((size_t)(args->n * columns) * lade_dtype_bytes(args->dtype)) +
-         dx_sums_bytes(args->dtype, args->n, args->d, args->vocabulary, args->leaf) +
+         dx_sums_bytes(args) +
          products_bytes(args->dtype, args->n, args->d, args->vocabulary, &leaves, true, n_threads);
 }

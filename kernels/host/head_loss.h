@@ -8,8 +8,6 @@
 
 #include "kernels/kernels.h"
 
-#define LADE_HEAD_CHUNK 1024 /* columns of the vocabulary at a time; sums depend on it */
-
 /* One row of one chunk. A is @accumulator; logits are in A. */
 struct lade_head_row {
   enum lade_dtype accumulator, dtype;

@@ -92,7 +92,14 @@ static bool embed_fwd_build(struct call *call, int i_shape)
   call_in(call, &a->token_table, call->dtype, vocabulary * s.d);
   if (i_shape % 2)
     call_in(call, &a->position_table, call->dtype, time * s.d);
-  call_out(call, &a->x, call->dtype, batch * time * s.d, 0, 0);
+  const bool is_later_part = a->first_token && i_shape / 4 > 0, is_in_place = i_shape / 4 % 2; /* of a table */
+  if (is_later_part && is_in_place) {
+    call_inout(call, &a->x, &a->before, call->dtype, batch * time * s.d, 0, 0);
+  } else {
+    if (is_later_part)
+      call_in(call, &a->before, call->dtype, batch * time * s.d);
+    call_out(call, &a->x, call->dtype, batch * time * s.d, 0, 0);
+  }
   call->traffic_bytes = bytes_of(call, (double)(batch * time * s.d) * 2);
   return true;
 }

@@ -298,6 +298,98 @@ static void ranks_that_share_the_leaves_give_the_bits_of_one(void **state)
   }
 }
 
+/*
+ * @problem's forward over parts of a table, which begin at @first and go on after each other; the first part's
+ * statistics in a place of their own, the others' over what they go on from.
+ */
+static void parts_reduce(struct problem *problem, const struct lade_kernels *kernels, const int64_t *first, int n)
+{
+  const struct lade_head_loss_fwd_args *all = &problem->fwd;
+  float *begun = memory_make((size_t)(3 * all->n) * sizeof(*begun)), *stats = memory_make((size_t)(3 * all->n) * 4);
+  for (int i = 0; i < n; i++) {
+    struct lade_head_stats_args part = {
+        .dtype = all->dtype, .n = all->n, .d = all->d, .vocabulary = first[i + 1] - first[i], .first_token = first[i],
+        .x = all->x, .weight = (const char *)all->weight + (size_t)(first[i] * all->d) * lade_dtype_bytes(all->dtype),
+        .targets = all->targets, .before = i ? i == 1 ? begun : stats : NULL, .stats = i ? stats : begun};
+    kernel_call(kernels, LADE_K_HEAD_STATS, &part, &part.workspace, NULL);
+  }
+  struct lade_head_join_args join = {.dtype = all->dtype, .n = all->n, .n_ranks = 1, .stats = stats,
+                                     .targets = all->targets, .losses = all->losses, .lse = all->lse,
+                                     .loss = all->loss};
+  struct lade_step step = {.loss_scale = 1};
+  struct lade_kernel_ctx ctx = level_ctx(kernels, NULL, &step);
+  kernels->fn[LADE_K_HEAD_JOIN](&ctx, &join);
+  free(begun);
+  free(stats);
+}
+
+/* The same backward. */
+static void parts_differentiate(struct problem *problem, const struct lade_kernels *kernels, const int64_t *first,
+                                int n)
+{
+  const struct lade_head_loss_bwd_args *all = &problem->bwd;
+  float *begun = memory_make((size_t)(all->n * all->d) * sizeof(*begun));
+  float *sum = memory_make((size_t)(all->n * all->d) * sizeof(*sum));
+  memcpy(all->d_weight, problem->start, (size_t)(all->vocabulary * all->d) * 4);
+  for (int i = 0; i < n; i++) {
+    struct lade_head_loss_bwd_args part = *all;
+    part.vocabulary = first[i + 1] - first[i];
+    part.first_token = first[i];
+    part.weight = (const char *)all->weight + (size_t)(first[i] * all->d) * lade_dtype_bytes(all->dtype);
+    part.d_weight = (float *)all->d_weight + first[i] * all->d;
+    part.has_before = i > 0;
+    part.before = i == 1 ? begun : sum;
+    part.is_sum = i + 1 < n;
+    part.dx = part.is_sum ? i ? sum : begun : all->dx;
+    kernel_call(kernels, LADE_K_HEAD_LOSS_BWD, &part, &part.workspace, NULL);
+  }
+  free(begun);
+  free(sum);
+}
+
+/* At every level the whole table's loss and gradients; on a host, for one lse, its very bits of these. */
+static void parts_check(enum lade_dtype dtype, const int64_t *first, int n_parts, bool accumulate)
+{
+  struct lade_kernels levels[LEVELS];
+  const int64_t n = 37, d = 16, vocabulary = first[n_parts];
+  int n_levels = levels_make(levels);
+  struct problem problem = problem_make(dtype, n, d, vocabulary, 0, accumulate);
+  const size_t dx_bytes = (size_t)(n * d) * lade_dtype_bytes(dtype), d_weight_bytes = (size_t)(vocabulary * d) * 4;
+  void *dx = memory_make(dx_bytes), *d_weight = memory_make(d_weight_bytes);
+  const double unit = 2 * unit_get(dtype) + 0x1p-18;
+  kernel_call(&levels[0], LADE_K_HEAD_LOSS_FWD, &problem.fwd_exact, &problem.fwd_exact.workspace, NULL);
+  kernel_call(&levels[0], LADE_K_HEAD_LOSS_BWD, &problem.bwd_exact, &problem.bwd_exact.workspace, NULL);
+  for (int level = 0; level < n_levels; level++) {
+    const char *variant = levels[level].variant[LADE_K_HEAD_STATS];
+    const bool is_host = levels[level].fn[LADE_K_RANK_SUM];
+    run(&problem, &levels[level], 1);
+    memcpy(dx, problem.bwd.dx, dx_bytes);
+    memcpy(d_weight, problem.bwd.d_weight, d_weight_bytes);
+    parts_differentiate(&problem, &levels[level], first, n_parts);
+    compare("dx", variant, &problem, dtype, problem.bwd.dx, problem.bwd_exact.dx, n * d, unit);
+    compare("d_weight", variant, &problem, LADE_F32, problem.bwd.d_weight, problem.bwd_exact.d_weight, vocabulary * d,
+            unit);
+    assert_true(!is_host || memcmp(dx, problem.bwd.dx, dx_bytes) == 0);
+    assert_true(!is_host || memcmp(d_weight, problem.bwd.d_weight, d_weight_bytes) == 0);
+    parts_reduce(&problem, &levels[level], first, n_parts);
+    compare("losses", variant, &problem, LADE_F32, problem.fwd.losses, problem.fwd_exact.losses, n, 0x1p-18);
+    compare("lse", variant, &problem, LADE_F32, problem.fwd.lse, problem.fwd_exact.lse, n, 0x1p-18);
+  }
+  free(dx);
+  free(d_weight);
+  problem_free(&problem);
+}
+
+static void parts_of_a_table_go_on_from_each_other(void **state)
+{
+  static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
+  static const int64_t two[] = {0, 1024, 2100}, three[] = {0, 2048, 3072, 3100};
+  for (size_t t = 0; t < LADE_COUNT(dtypes); t++) {
+    parts_check(dtypes[t], two, 2, false);
+    parts_check(dtypes[t], three, 3, true);
+  }
+}
+
 static void no_target_at_all_costs_nothing(void **state)
 {
   struct lade_kernels levels[LEVELS];
@@ -324,6 +416,7 @@ int main(void)
       cmocka_unit_test(rows_past_one_block_are_right),
       cmocka_unit_test(vocabulary_cut_over_ranks_gives_the_loss_of_the_whole),
       cmocka_unit_test(ranks_that_share_the_leaves_give_the_bits_of_one),
+      cmocka_unit_test(parts_of_a_table_go_on_from_each_other),
       cmocka_unit_test(no_target_at_all_costs_nothing),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
