@@ -94,9 +94,12 @@ static struct lade_op forward_get(const struct lade_build *build, int forward)
 void lade_embed_backward(struct lade_build *build, int forward)
 {
   struct lade_op op = forward_get(build, forward);
-  int in[] = {op.in[0], gradient_get(build, op.out[0])};
-  int out[] = {accumulator_get(build, op.in[1]), accumulator_get(build, op.in[2])};
+  const int dx = gradient_get(build, op.out[0]), before = op.in[3];
+  int in[] = {op.in[0], dx};
+  int out[] = {accumulator_get(build, op.in[1]), before < 0 ? accumulator_get(build, op.in[2]) : -1};
   lade_build_backward_op(build, LADE_OP_EMBED_BWD, forward, in, out);
+  if (before >= 0) /* the rows that other parts have passed unchanged, and no part looks at others' */
+    build->gradient_of[before] = dx;
 }
 
 void lade_norm_backward(struct lade_build *build, int forward)
@@ -211,7 +214,7 @@ void lade_swiglu_backward(struct lade_build *build, int forward)
 void lade_head_loss_backward(struct lade_build *build, int forward)
 {
   struct lade_op op = forward_get(build, forward);
-  int in[] = {op.in[0], op.in[1], op.in[2], op.out[1]};
+  int in[] = {op.in[0], op.in[1], op.in[2], op.out[1], -1};
   int out[] = {gradient_make(build, op.in[0]), accumulator_get(build, op.in[1])};
   lade_build_backward_op(build, LADE_OP_HEAD_LOSS_BWD, forward, in, out);
 }
@@ -226,14 +229,34 @@ void lade_head_join_backward(struct lade_build *build, int forward)
   build->gradient_of[op->in[0]] = op->out[1];
 }
 
+/* What the parts of a table up to that of @op have of dx, in A. */
+static int dx_sum_make(struct lade_build *build, const struct lade_op *op)
+{
+  const struct lade_tensor like = build->graph->tensors[op->in[0]], stats = build->graph->tensors[op->out[0]];
+  char name[2 * LADE_NAME_BYTES];
+  snprintf(name, sizeof(name), "d.%s", stats.name);
+  return lade_build_tensor(build, LADE_TENSOR_ACTIVATION, build->graph->accumulator, like.n_dims, like.dims, name);
+}
+
+/* Parts are met in their order backward, too: the rule of the first, which the walk comes to last, pushes all. */
 void lade_head_stats_backward(struct lade_build *build, int forward)
 {
   struct lade_op op = forward_get(build, forward);
-  int in[] = {op.in[0], op.in[1], op.in[2], gradient_get(build, op.out[0])};
-  int dx = partial_make(build, &op);
-  int out[] = {dx, accumulator_get(build, op.in[1])};
-  lade_build_backward_op(build, LADE_OP_HEAD_LOSS_BWD, forward, in, out);
-  partial_complete(build, forward, dx);
+  const int lse = gradient_get(build, op.out[0]);
+  if (op.in[3] >= 0) {
+    build->gradient_of[op.in[3]] = lse;
+    return;
+  }
+  int dx = -1, before, last = forward + build->graph->params[build->graph->tensors[op.in[1]].param].n_parts - 1;
+  for (int part = forward; part <= last; part++) {
+    op = forward_get(build, part);
+    before = dx;
+    dx = part < last ? dx_sum_make(build, &op) : partial_make(build, &op);
+    int in[] = {op.in[0], op.in[1], op.in[2], lse, before};
+    int out[] = {dx, accumulator_get(build, op.in[1])};
+    lade_build_backward_op(build, LADE_OP_HEAD_LOSS_BWD, part, in, out);
+  }
+  partial_complete(build, last, dx);
 }
 
 /* Each rank's part has the sum's gradient. */

@@ -17,7 +17,7 @@ struct lade_build {
   int unit;         /* that pushes go to */
   int chunk;        /* that units belong to */
   int n_skipped_params, n_skipped_ops; /* of the whole model, forward, before this point, on other stages */
-  int n_border_ops; /* forward ops that the whole model does not have: borders and collectives */
+  int n_border_ops; /* forward ops that the whole model does not have: borders, collectives, a table's later parts */
   int *gradient_of; /* of each tensor: the tensor that holds its gradient so far; -1 */
 };
 
@@ -71,9 +71,6 @@ void lade_build_unit(struct lade_build *build, int class_id, const char *format,
  */
 int lade_build_param(struct lade_build *build, const char *name, int64_t n_rows, int64_t n_cols, enum lade_init init,
                      float init_std);
-
-/* A copy of the token table @name, whose owner is another stage. Its tensor. */
-int lade_build_copy(struct lade_build *build, const char *name, float init_std);
 
 /* The next rows of @param (a tensor) are @slice, but for its name, a printf format, and its first_row. */
 void lade_build_slice(struct lade_build *build, int param, const struct lade_param_slice *slice, const char *format,
@@ -137,8 +134,31 @@ struct lade_span {
 struct lade_op_attr lade_attr_column(const struct lade_build *build, int n_spans, const struct lade_span *spans);
 /* Of one that is cut by its inputs, of which the whole model has @n_all. */
 struct lade_op_attr lade_attr_row(const struct lade_build *build, int64_t n_all);
-/* x -> the loss, over the tokens of all ranks. */
-int lade_build_head_loss(struct lade_build *build, int x, int weight);
+/* x -> the loss, over the tokens of all ranks. @table: the head's matrix, its first part. */
+int lade_build_head_loss(struct lade_build *build, int x, int table);
+
+/* ---- tables: a row for each token, the embedding's and the head's (table.c) ---- */
+
+/* No more parameters than these are one table. */
+#define LADE_TABLE_PARTS_MOST 16
+
+/*
+ * The table @name of the current unit, "@file_name" in checkpoints: one parameter, or several behind each other. The
+ * first one's tensor, by which the table is known below.
+ */
+int lade_build_table(struct lade_build *build, const char *name, const char *file_name, float init_std);
+/* The table is at both ends of the pipeline: its owner's, the model's first parameter, or the other end's copy. */
+void lade_build_table_tie(struct lade_build *build, int table, bool is_copy);
+
+/* Of a table: how many parts it has, the tensor of part @i, and how many rows at its end are padding. */
+int lade_table_n_parts(const struct lade_graph *graph, int table);
+int lade_table_part(const struct lade_graph *graph, int table, int i);
+int64_t lade_table_padding(const struct lade_graph *graph, int part);
+/* The token of the whole vocabulary whose row is part @part's first. */
+int64_t lade_table_first_token(const struct lade_graph *graph, int part);
+
+/* Tokens -> x, @positions (-1: none) added. */
+int lade_build_embed(struct lade_build *build, int table, int positions);
 
 /* ---- rules and the walk (backward.c) ---- */
 

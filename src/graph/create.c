@@ -16,10 +16,13 @@
 
 #include "base/base.h"
 
-/* The largest unit is GPT-2's block with dropout, cut with its rows: 57 tensors, 12 parameters, 33 ops. */
-#define TENSORS_PER_UNIT 72
-#define PARAMS_PER_UNIT 16
-#define OPS_PER_UNIT 40
+/*
+ * The largest block is GPT-2's with dropout, cut with its rows: 57 tensors, 12 parameters, 33 ops. A head whose table
+ * is in LADE_TABLE_PARTS_MOST parts has 4 tensors, a parameter and 2 ops for each, and a few of its own.
+ */
+#define TENSORS_PER_UNIT 80
+#define PARAMS_PER_UNIT 20
+#define OPS_PER_UNIT 44
 
 /* Rows N = batch * time stay in 31 bits: with the model's limits no product of sizes leaves 63 bits. */
 #define MAX_ROWS INT32_MAX
@@ -91,22 +94,11 @@ int lade_build_param(struct lade_build *build, const char *name, int64_t n_rows,
   struct lade_param *param = &graph->params[graph->n_params];
   *param = (struct lade_param){
       .number = graph->n_params + build->n_skipped_params, .has_decay = n_dims > 1, .n_owned_rows = n_rows,
-      .n_sharers = 1, .init = init, .init_std = init_std};
+      .n_sharers = 1, .n_parts = 1, .init = init, .init_std = init_std};
   param->tensor = lade_build_tensor(build, LADE_TENSOR_PARAM, graph->dtype, n_dims, dims, full);
   param->grad = lade_build_tensor(build, LADE_TENSOR_GRAD, graph->accumulator, n_dims, dims, gradient);
   graph->tensors[param->tensor].param = graph->tensors[param->grad].param = graph->n_params++;
   return param->tensor;
-}
-
-int lade_build_copy(struct lade_build *build, const char *name, float init_std)
-{
-  const struct lade_model *model = &build->graph->model;
-  int tensor = lade_build_param(build, name, lade_share_vocabulary(build->graph), model->width, LADE_INIT_NORMAL,
-                                init_std);
-  struct lade_param *param = &build->graph->params[build->graph->tensors[tensor].param];
-  param->is_at_both_ends = param->is_copy = true;
-  param->number = 0; /* the table is the model's first parameter */
-  return tensor;
 }
 
 static double op_bytes(const struct lade_graph *graph, const struct lade_op *op)
@@ -127,7 +119,8 @@ static void op_complete(struct lade_build *build, int i_op)
   const struct lade_op_entry *entry = &lade_op_table[op->kind];
   for (int i = 0; i < LADE_OP_MAX_OUT; i++)
     op->alias[i] = -1;
-  if (entry->alias >= 0 && op->in[entry->alias] >= 0)
+  if (entry->alias >= 0 && op->in[entry->alias] >= 0 &&
+      graph->tensors[op->in[entry->alias]].bytes == graph->tensors[op->out[0]].bytes)
     op->alias[0] = entry->alias;
   for (int i = 0; i < op->n_out; i++)
     if (op->out[i] >= 0 && graph->tensors[op->out[i]].producer < 0)
@@ -326,6 +319,7 @@ int lade_graph_create(const struct lade_graph_params *params, struct lade_error 
   graph->share.is_sequence = params->share.is_sequence && graph->share.tp > 1;
   graph->share.pp = LADE_MAX(params->share.pp, 1);
   graph->share.n_chunks = LADE_MAX(params->share.n_chunks, 1);
+  graph->share.n_shards = LADE_MAX(params->share.n_shards, 1);
   graph->dtype = params->dtype;
   graph->accumulator = params->dtype == LADE_F64 ? LADE_F64 : LADE_F32;
   graph->moments = params->moments;

@@ -81,28 +81,17 @@ static int param_qkv(struct lade_build *build, const char *name, int64_t n_in)
   return param;
 }
 
-static int table_build(struct lade_build *build)
-{
-  int64_t rows = lade_share_vocabulary(build->graph);
-  struct lade_param_slice slice = lade_slice_vocabulary(build->graph);
-  int wte = lade_build_param(build, "wte.weight", rows, build->graph->model.width, LADE_INIT_NORMAL, INIT_STD);
-  lade_build_slice(build, wte, &slice, "transformer.wte.weight");
-  return wte;
-}
-
 /* The token table; every other unit's x comes out of ret_x. */
 static int embed_build(struct lade_build *build, int *ret_x)
 {
   const struct lade_model *model = &build->graph->model;
   lade_build_unit(build, LADE_CLASS_EMBED, "embed");
-  int wte = table_build(build);
+  int wte = lade_build_table(build, "wte.weight", "transformer.wte.weight", INIT_STD);
   struct lade_param_slice slice = lade_slice_whole(model->context, model->width);
   int wpe = lade_build_param(build, "wpe.weight", model->context, model->width, LADE_INIT_NORMAL, INIT_STD);
   lade_build_slice(build, wpe, &slice, "transformer.wpe.weight");
   lade_build_replica(build, wpe, true);
-  int in[] = {build->graph->tokens, wte, wpe};
-  int x = lade_build_out(build, lade_build_op(build, LADE_OP_EMBED, "x", NULL, in), 0);
-  x = lade_build_leave(build, "x.reduce", x);
+  int x = lade_build_leave(build, "x.reduce", lade_build_embed(build, wte, wpe));
   if (build->dropout > 0) {
     struct lade_op_attr attr = {.dropout = build->dropout};
     x = lade_build_out(build, lade_build_op(build, LADE_OP_DROPOUT, "dropout", &attr, &x), 0);
@@ -179,18 +168,13 @@ static int block_build(struct lade_build *build, int64_t i_layer, int x)
 /* The head's weight: the table, a copy of it, or its own. */
 static int head_weight(struct lade_build *build, int wte)
 {
-  const struct lade_model *model = &build->graph->model;
-  struct lade_param_slice slice = lade_slice_vocabulary(build->graph);
-  int weight = wte;
-  if (model->is_tied && wte < 0) {
-    weight = lade_build_copy(build, "wte.weight", INIT_STD);
-    lade_build_slice(build, weight, &slice, "transformer.wte.weight");
-  } else if (!model->is_tied) {
-    weight = lade_build_param(build, "lm_head.weight", lade_share_vocabulary(build->graph), model->width,
-                              LADE_INIT_NORMAL, INIT_STD);
-    lade_build_slice(build, weight, &slice, "lm_head.weight");
-  }
-  return weight;
+  if (!build->graph->model.is_tied)
+    return lade_build_table(build, "lm_head.weight", "lm_head.weight", INIT_STD);
+  if (wte >= 0)
+    return wte;
+  int copy = lade_build_table(build, "wte.weight", "transformer.wte.weight", INIT_STD);
+  lade_build_table_tie(build, copy, true);
+  return copy;
 }
 
 static void head_build(struct lade_build *build, int x, int wte)

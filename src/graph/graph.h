@@ -60,8 +60,9 @@ const char *lade_model_preset_name(int i);
 int lade_model_load(const char *path, struct lade_model *ret_model, struct lade_error *error);
 /* Every field in range and dividing as it must. -EINVAL. */
 int lade_model_check(const struct lade_model *model, struct lade_error *error);
-/* Exact number of parameters (tied ones once). */
+/* Exact number of parameters (tied ones once), and of one layer. */
 int64_t lade_model_n_params(const struct lade_model *model);
+int64_t lade_model_layer_n_params(const struct lade_model *model);
 /*
  * Necessary flops per token of a training step: 6 (matmul parameters, head included) + 6 L d T, d being what all heads
  * have together. A token's embedding lookup is no matmul; a tied head counts.
@@ -76,6 +77,7 @@ struct lade_share {
   bool is_sequence; /* beside them norms, residual and dropout work on 1/tp of the rows */
   int pp, pp_rank;  /* pipeline stages, 0 meaning 1, and this one among them */
   int n_chunks;     /* of layers per stage, 0 meaning 1 */
+  int n_shards;     /* ranks that gather a parameter for its use and drop it after it (ZeRO-3), 0 meaning 1: table.c */
 };
 
 /*
@@ -130,6 +132,8 @@ enum lade_init { LADE_INIT_ZERO, LADE_INIT_ONE, LADE_INIT_NORMAL };
 
 struct lade_param {
   int tensor, grad;
+  int n_parts;       /* of the table or head that this is of, one parameter behind the other; 1 of what is not cut */
+  int64_t first_row; /* of this part, among this rank's rows */
   bool is_at_both_ends; /* a tied table, on the first stage and on the last: its gradient is the sum of both */
   bool is_copy;         /* the last one's, which the first one owns: not in checkpoints, not in norms */
   int number; /* among the whole model's parameters, the same in every share */
@@ -170,7 +174,7 @@ enum lade_op_kind {
   LADE_OP_SWIGLU_BWD,
   LADE_OP_HEAD_LOSS,
   LADE_OP_HEAD_LOSS_BWD, /* also of a part of the vocabulary */
-  LADE_OP_HEAD_STATS,    /* head_loss in parts: here, then gathered, then joined */
+  LADE_OP_HEAD_STATS,    /* head_loss in parts: here, part by part; then gathered over ranks; then joined */
   LADE_OP_HEAD_JOIN,
   LADE_OP_ALL_REDUCE, /* over the ranks of attr.axis */
   LADE_OP_ALL_GATHER,
@@ -282,6 +286,9 @@ bool lade_op_is_border(enum lade_op_kind kind);
 
 /* Forward values that can be made again: all that forward kernels make, but not what came from another stage. */
 bool lade_tensor_is_repeatable(const struct lade_graph *graph, int tensor);
+
+/* Is a table several parameters (lade_param.n_parts)? */
+bool lade_graph_has_parts(const struct lade_graph *graph);
 
 /* "matmul", "matmul_dw"; static. */
 const char *lade_op_kind_name(enum lade_op_kind kind);

@@ -50,14 +50,9 @@ static int param_cols(struct lade_build *build, const char *name, int64_t i_laye
 /* The token table; the first block's x comes out of ret_x. */
 static int embed_build(struct lade_build *build, int *ret_x)
 {
-  int64_t rows = lade_share_vocabulary(build->graph);
-  struct lade_param_slice slice = lade_slice_vocabulary(build->graph);
   lade_build_unit(build, LADE_CLASS_EMBED, "embed");
-  int table = lade_build_param(build, "tokens.weight", rows, build->graph->model.width, LADE_INIT_NORMAL, INIT_STD);
-  lade_build_slice(build, table, &slice, "model.embed_tokens.weight");
-  int in[] = {build->graph->tokens, table, -1};
-  int x = lade_build_out(build, lade_build_op(build, LADE_OP_EMBED, "x", NULL, in), 0);
-  x = lade_build_leave(build, "x.reduce", x);
+  int table = lade_build_table(build, "tokens.weight", "model.embed_tokens.weight", INIT_STD);
+  int x = lade_build_leave(build, "x.reduce", lade_build_embed(build, table, -1));
   if (build->dropout > 0) {
     struct lade_op_attr attr = {.dropout = build->dropout};
     x = lade_build_out(build, lade_build_op(build, LADE_OP_DROPOUT, "dropout", &attr, &x), 0);
@@ -168,18 +163,13 @@ static int block_build(struct lade_build *build, int64_t i_layer, int x)
 /* The head's weight: the table, a copy of it, or its own. */
 static int head_weight(struct lade_build *build, int table)
 {
-  const struct lade_model *model = &build->graph->model;
-  struct lade_param_slice slice = lade_slice_vocabulary(build->graph);
-  int weight = table;
-  if (model->is_tied && table < 0) {
-    weight = lade_build_copy(build, "tokens.weight", INIT_STD);
-    lade_build_slice(build, weight, &slice, "model.embed_tokens.weight");
-  } else if (!model->is_tied) {
-    weight = lade_build_param(build, "lm_head.weight", lade_share_vocabulary(build->graph), model->width,
-                              LADE_INIT_NORMAL, INIT_STD);
-    lade_build_slice(build, weight, &slice, "lm_head.weight");
-  }
-  return weight;
+  if (!build->graph->model.is_tied)
+    return lade_build_table(build, "lm_head.weight", "lm_head.weight", INIT_STD);
+  if (table >= 0)
+    return table;
+  int copy = lade_build_table(build, "tokens.weight", "model.embed_tokens.weight", INIT_STD);
+  lade_build_table_tie(build, copy, true);
+  return copy;
 }
 
 static void head_build(struct lade_build *build, int x, int table)

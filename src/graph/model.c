@@ -139,13 +139,20 @@ static int64_t block_weights(const struct lade_model *model)
   return attention + n_mlp * d * model->hidden;
 }
 
+int64_t lade_model_layer_n_params(const struct lade_model *model)
+{
+  int64_t d = model->width;
+  if (model->family == LADE_LLAMA)
+    return block_weights(model) + 2 * d;
+  int64_t vectors = 4 * d + 3 * d + d + model->hidden + d; /* two norms; biases of qkv, proj, fc, proj */
+  return block_weights(model) + vectors;
+}
+
 int64_t lade_model_n_params(const struct lade_model *model)
 {
   int64_t d = model->width, n = model->vocabulary * d * (model->is_tied ? 1 : 2);
-  if (model->family == LADE_LLAMA)
-    return n + d + model->layers * (block_weights(model) + 2 * d);
-  int64_t block_vectors = 4 * d + 3 * d + d + model->hidden + d; /* two norms; biases of qkv, proj, fc, proj */
-  return n + model->context * d + 2 * d + model->layers * (block_weights(model) + block_vectors);
+  int64_t others = model->family == LADE_LLAMA ? d : model->context * d + 2 * d; /* last norm; positions */
+  return n + others + model->layers * lade_model_layer_n_params(model);
 }
 
 double lade_model_flops_per_token(const struct lade_model *model, int64_t time)

@@ -9,7 +9,7 @@
  *
  * Operand orders (? marks an optional operand, absent as -1; statistics and parameter gradients are in A):
  *
- *   embed          tokens, token table, position table?           -> x
+ *   embed          tokens, token table, position table?, before?  -> x
  *   embed_bwd      tokens, dx                                     -> d token table, d position table?
  *   norm           x, weight, bias?                               -> y, mean?, rstd
  *   norm_bwd       dy, x, weight, mean?, rstd, d_residual?        -> dx, d_weight, d_bias?
@@ -27,12 +27,14 @@
  *   gelu, swiglu   x                                              -> y
  *   their _bwd     x, dy                                          -> dx
  *   head_loss      x, weight, targets                             -> losses, lse, loss
- *   head_loss_bwd  x, weight, targets, lse                        -> dx, d_weight
- *   head_stats     x, weight, targets                             -> stats
+ *   head_loss_bwd  x, weight, targets, lse, before?               -> dx, d_weight
+ *   head_stats     x, weight, targets, before?                    -> stats
  *   head_join      stats of all ranks, targets                    -> losses, lse, loss
  *   all_reduce, all_gather, reduce_scatter  x                     -> y
  *   send           x                                              ->
  *   recv                                                          -> x
+ *
+ * Where a table is in parts, before is what the parts before this one have made: x, the statistics, dx as a sum in A.
  *
  * Costs: flops are what the kernel executes, so that attention's backward counts five products and the
  * head's backward counts the recomputed logits; causal attention counts T(T+1)/2 pairs. Bytes are every
@@ -170,27 +172,23 @@ static double embed_bytes(const struct lade_graph *graph, const struct lade_op *
   return (double)tensor_in(graph, op, 0)->bytes + (1.0 + n_tables) * (double)tensor_out(graph, op, 0)->bytes;
 }
 
-/* Of the token table that this rank has. */
-static int64_t first_token(const struct lade_graph *graph)
-{
-  return graph->share.tp_rank * lade_share_vocabulary(graph);
-}
-
 /* Where ranks' rows are added up the first one alone adds positions; backward all see the whole gradient. */
 static void embed_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                        void *args)
 {
   const struct lade_tensor *table = tensor_in(graph, op, 1);
   const void *positions = graph->share.tp_rank == 0 ? in_at(bind, 2) : NULL;
+  const int64_t first_token = lade_table_first_token(graph, op->in[1]);
   *(struct lade_embed_fwd_args *)args = (struct lade_embed_fwd_args){.dtype = graph->dtype,
                                                                      .batch = graph->batch,
                                                                      .time = graph->time,
                                                                      .d = table->dims[1],
                                                                      .vocabulary = table->dims[0],
-                                                                     .first_token = first_token(graph),
+                                                                     .first_token = first_token,
                                                                      .tokens = in_at(bind, 0),
                                                                      .token_table = in_at(bind, 1),
                                                                      .position_table = positions,
+                                                                     .before = in_at(bind, 3),
                                                                      .x = out_at(bind, 0)};
 }
 
@@ -203,13 +201,14 @@ static void embed_bwd_bind(const struct lade_graph *graph, const struct lade_op 
                            void *args)
 {
   const struct lade_tensor *table = tensor_out(graph, op, 0);
+  const int64_t first_token = lade_table_first_token(graph, graph->params[table->param].tensor);
   *(struct lade_embed_bwd_args *)args =
       (struct lade_embed_bwd_args){.dtype = graph->dtype,
                                    .batch = graph->batch,
                                    .time = graph->time,
                                    .d = table->dims[1],
                                    .vocabulary = table->dims[0],
-                                   .first_token = first_token(graph),
+                                   .first_token = first_token,
                                    .tokens = in_at(bind, 0),
                                    .dx = in_at(bind, 1),
                                    .d_token_table = out_at(bind, 0),
@@ -625,9 +624,9 @@ static void head_stats_bind(const struct lade_graph *graph, const struct lade_op
   const struct lade_tensor *weight = tensor_in(graph, op, 1);
   *(struct lade_head_stats_args *)args = (struct lade_head_stats_args){
       .dtype = graph->dtype, .n = rows_get(graph), .d = weight->dims[1], .vocabulary = weight->dims[0],
-      .first_token = first_token(graph), .padding = lade_share_padding(graph),
+      .first_token = lade_table_first_token(graph, op->in[1]), .padding = lade_table_padding(graph, op->in[1]),
       .leaf = op->attr.leaf_tokens, .x = in_at(bind, 0), .weight = in_at(bind, 1), .targets = in_at(bind, 2),
-      .stats = out_at(bind, 0), .workspace = (void *)bind->workspace};
+      .before = in_at(bind, 3), .stats = out_at(bind, 0), .workspace = (void *)bind->workspace};
 }
 
 static double head_join_flops(const struct lade_graph *graph, const struct lade_op *op)
@@ -652,17 +651,20 @@ static void head_loss_bwd_bind(const struct lade_graph *graph, const struct lade
                                        .n = rows_get(graph),
                                        .d = weight->dims[1],
                                        .vocabulary = weight->dims[0],
-                                       .first_token = first_token(graph),
-                                       .padding = lade_share_padding(graph),
+                                       .first_token = lade_table_first_token(graph, op->in[1]),
+                                       .padding = lade_table_padding(graph, op->in[1]),
                                        .leaf = op->attr.leaf_tokens,
                                        .scale = 1.0f / (float)bind->n_microbatches,
                                        .x = in_at(bind, 0),
                                        .weight = in_at(bind, 1),
                                        .targets = in_at(bind, 2),
                                        .lse = in_at(bind, 3),
+                                       .before = in_at(bind, 4),
                                        .dx = out_at(bind, 0),
                                        .d_weight = out_at(bind, 1),
                                        .accumulate = accumulate_get(op, bind, 2),
+                                       .has_before = op->in[4] >= 0,
+                                       .is_sum = tensor_out(graph, op, 0)->dtype != graph->dtype,
                                        .workspace = (void *)bind->workspace};
 }
 
@@ -728,7 +730,7 @@ const char *lade_op_kind_name(enum lade_op_kind kind)
 
 /* clang-format off: one line per fact reads better here */
 const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
-  [LADE_OP_EMBED] = {"embed", LADE_K_EMBED_FWD, 3, 1, -1, embed_outputs, .flops_per_element = 1, .bytes = embed_bytes,
+  [LADE_OP_EMBED] = {"embed", LADE_K_EMBED_FWD, 4, 1, 3, embed_outputs, .flops_per_element = 1, .bytes = embed_bytes,
                      .bind = embed_bind, .backward = lade_embed_backward},
   [LADE_OP_EMBED_BWD] = {"embed_bwd", LADE_K_EMBED_BWD, 2, 2, -1, .flops = embed_bwd_flops, .bind = embed_bwd_bind},
   [LADE_OP_NORM] = {"norm", LADE_K_NORM_FWD, 3, 3, -1, norm_outputs, .flops_per_element = 8, .bind = norm_bind,
@@ -762,9 +764,9 @@ const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
                           .bind = swiglu_bwd_bind},
   [LADE_OP_HEAD_LOSS] = {"head_loss", LADE_K_HEAD_LOSS_FWD, 3, 3, -1, head_loss_outputs, .flops = head_loss_flops,
                          .bind = head_loss_bind, .backward = lade_head_loss_backward},
-  [LADE_OP_HEAD_LOSS_BWD] = {"head_loss_bwd", LADE_K_HEAD_LOSS_BWD, 4, 2, -1, .flops = head_loss_bwd_flops,
+  [LADE_OP_HEAD_LOSS_BWD] = {"head_loss_bwd", LADE_K_HEAD_LOSS_BWD, 5, 2, 4, .flops = head_loss_bwd_flops,
                              .bind = head_loss_bwd_bind},
-  [LADE_OP_HEAD_STATS] = {"head_stats", LADE_K_HEAD_STATS, 3, 1, -1, head_stats_outputs, .flops = head_loss_flops,
+  [LADE_OP_HEAD_STATS] = {"head_stats", LADE_K_HEAD_STATS, 4, 1, 3, head_stats_outputs, .flops = head_loss_flops,
                           .bind = head_stats_bind, .backward = lade_head_stats_backward},
   [LADE_OP_HEAD_JOIN] = {"head_join", LADE_K_HEAD_JOIN, 2, 3, -1, head_loss_outputs, .flops = head_join_flops,
                          .bind = head_join_bind, .backward = lade_head_join_backward},

@@ -265,17 +265,34 @@ struct lade_op_attr lade_attr_row(const struct lade_build *build, int64_t n_all)
   return (struct lade_op_attr){.y_tree = tree_make(build->graph, 1, &span)};
 }
 
-int lade_build_head_loss(struct lade_build *build, int x, int weight)
+/* Statistics over this rank's part of the vocabulary: over one part of the table after the other. */
+static int stats_build(struct lade_build *build, const struct lade_op_attr *attr, int x, int table)
+{
+  const int n_parts = lade_table_n_parts(build->graph, table);
+  int stats = -1;
+  for (int i = 0; i < n_parts; i++) {
+    char name[24] = "stats";
+    if (i + 1 < n_parts)
+      snprintf(name, sizeof(name), "stats.%d", i);
+    int in[] = {x, lade_table_part(build->graph, table, i), build->graph->targets, stats};
+    stats = lade_build_out(build, lade_build_op(build, LADE_OP_HEAD_STATS, name, attr, in), 0);
+  }
+  return stats;
+}
+
+int lade_build_head_loss(struct lade_build *build, int x, int table)
 {
   const struct lade_graph *graph = build->graph;
   struct lade_op_attr attr = partial_attr(build);
   int64_t leaf = leaf_tokens(&graph->model);
   attr.leaf_tokens = own_leaves(graph, (int)lade_div_up(graph->model.vocabulary, leaf)) ? leaf : 0;
-  if (graph->share.tp == 1)
+  if (graph->share.tp == 1 && lade_table_n_parts(graph, table) == 1)
     return lade_build_out(build, lade_build_op(build, LADE_OP_HEAD_LOSS, "loss", &attr,
-                                               (int[]){x, weight, graph->targets}), 2);
+                                               (int[]){x, table, graph->targets}), 2);
   x = lade_build_enter(build, "gather", x);
-  int stats = lade_build_op(build, LADE_OP_HEAD_STATS, "stats", &attr, (int[]){x, weight, graph->targets});
-  int all = collective_build(build, LADE_OP_ALL_GATHER, "stats.gather", lade_build_out(build, stats, 0), false);
-  return lade_build_out(build, lade_build_op(build, LADE_OP_HEAD_JOIN, "loss", NULL, (int[]){all, graph->targets}), 2);
+  int stats = stats_build(build, &attr, x, table);
+  if (graph->share.tp > 1)
+    stats = collective_build(build, LADE_OP_ALL_GATHER, "stats.gather", stats, false);
+  int join = lade_build_op(build, LADE_OP_HEAD_JOIN, "loss", NULL, (int[]){stats, graph->targets});
+  return lade_build_out(build, join, 2);
 }

@@ -85,7 +85,8 @@ static void piece_build(struct lade_build *build, const struct lade_family_entry
   LADE_ASSERT(status == 0); /* checked with the parameters */
   if (piece == 0) {
     *table = family->embed(build, &x);
-    build->graph->params[graph->tensors[*table].param].is_at_both_ends = graph->model.is_tied && n_pieces > 1;
+    if (graph->model.is_tied && n_pieces > 1)
+      lade_build_table_tie(build, *table, false);
   } else {
     x = lade_build_out(build, border_build(build, LADE_OP_RECV, piece, NULL), 0);
   }

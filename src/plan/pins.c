@@ -9,6 +9,8 @@
  *   weights *wte*   host             # home of their working copies, which are never farther than their state
  *   copies h.1?.*   drop             # what ranks gather of them: keep it for the backward half, or drop it
  *
+ * A table that is several parameters (graph/table.c) goes by its own name or by that of a part, a number behind it.
+ *
  * Later lines win over earlier ones. A line that matches nothing is an error: it is a slip of the pen.
  */
 #include <errno.h>
@@ -34,12 +36,23 @@ static int word_find(const char *word, const char *const *words, int n)
   return -1;
 }
 
+/* By its name; a table's part by its table's too, "embed.wte.weight" of "embed.wte.weight.3". */
+static bool is_param_matched(const struct lade_graph *graph, int param, const char *pattern)
+{
+  const char *name = graph->tensors[graph->params[param].tensor].name;
+  char table[LADE_NAME_BYTES];
+  if (fnmatch(pattern, name, 0) == 0)
+    return true;
+  snprintf(table, sizeof(table), "%.*s", (int)(strrchr(name, '.') - name), name);
+  return graph->params[param].n_parts > 1 && fnmatch(pattern, table, 0) == 0;
+}
+
 static int homes_pin(const struct lade_graph *graph, const char *pattern, enum lade_change_kind kind, int home,
                      struct pins *pins)
 {
   int n = pins->items.n;
   for (int param = 0; param < graph->n_params; param++) {
-    if (fnmatch(pattern, graph->tensors[graph->params[param].tensor].name, 0) != 0)
+    if (!is_param_matched(graph, param, pattern))
       continue;
     if (!LADE_PUSH(&pins->items, ((struct lade_change){(uint8_t)kind, (uint8_t)home, param})))
       return -ENOMEM;
@@ -53,7 +66,7 @@ static int copies_pin(const struct lade_graph *graph, const char *pattern, bool 
   for (int param = 0; param < graph->n_params; param++) {
     const int tensor = graph->params[param].tensor;
     const uint8_t wait = is_dropped ? LADE_WAIT_HOST : LADE_WAIT_KEEP;
-    if (fnmatch(pattern, graph->tensors[tensor].name, 0) != 0)
+    if (!is_param_matched(graph, param, pattern))
       continue;
     if (!LADE_PUSH(&pins->items, ((struct lade_change){LADE_CHANGE_SAVED, wait, tensor})))
       return -ENOMEM;

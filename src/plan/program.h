@@ -271,7 +271,7 @@ int lade_sums_count(const struct lade_layout *layout);
 int lade_sums_size(const struct lade_layout *layout, int level);
 enum lade_axis lade_sums_axis(int level);
 int lade_sums_level(enum lade_axis axis);
-/* Partials that count in this rank's sum: not those of a copy, which is the last parameter if there is one. */
+/* Partials that count in this rank's sum: not those of a table's copy, which is the last of the parameters. */
 int64_t lade_summed_partials(const struct lade_graph *graph, const struct lade_layout *layout);
 /* The element type of what collectives move. */
 enum lade_dtype lade_value_dtype(const struct lade_graph *graph, int tensor);

@@ -124,8 +124,10 @@ int lade_sums_count(const struct lade_layout *layout)
 
 int64_t lade_summed_partials(const struct lade_graph *graph, const struct lade_layout *layout)
 {
-  const int last = graph->n_params - 1;
-  return lade_held_first_partial(graph, layout, last >= 0 && graph->params[last].is_copy ? last : graph->n_params);
+  int n = graph->n_params;
+  while (n > 0 && graph->params[n - 1].is_copy)
+    n--;
+  return lade_held_first_partial(graph, layout, n);
 }
 
 /* Of a tensor of the graph: weights and gradients are as long as all shards together. */

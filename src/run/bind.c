@@ -130,12 +130,13 @@ static struct lade_adamw_args adamw_args(const lade_executor *ex, const struct l
                                          const struct lade_instr *instr)
 {
   const struct lade_shard shard = lade_param_shard(ex->graph, program->layout, instr->param);
+  const struct lade_param *param = &ex->graph->params[instr->param];
+  const int64_t first_element = param->first_row * ex->graph->model.width + shard.first; /* tables alone have parts */
   return (struct lade_adamw_args){
       .dtype = ex->graph->dtype, .grad_dtype = ex->graph->grad_dtype,
       .moments = ex->graph->moments, .master = ex->graph->master,
-      .stream = ADAMW_STREAM + (uint32_t)ex->graph->params[instr->param].number,
-      .n_elements = shard.n, .first_element = (uint64_t)shard.first,
-      .has_decay = ex->graph->params[instr->param].has_decay,
+      .stream = ADAMW_STREAM + (uint32_t)param->number, .n_elements = shard.n,
+      .first_element = (uint64_t)first_element, .has_decay = param->has_decay,
       .verdict = operand_address(ex, program, instr, LADE_ROLE_VERDICT)};
 }
 

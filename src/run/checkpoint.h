@@ -90,8 +90,8 @@ int lade_checkpoint_read_state(const char *path, struct lade_checkpoint_state *r
  * Load all parameters and moments, verifying the checksum of each tensor. -EBADMSG damaged, -EINVAL of another
  * model or format version, -ENOENT, -EIO, -ENOMEM. When reading has begun, a failure leaves values partly set.
  * Collective: each rank reads what it holds, and the sums of what all have read are compared. -EINVAL where another
- * rank's @path is another checkpoint, or where ranks with parts of layers meet format version 1, whose sums are of
- * whole tensors.
+ * rank's @path is another checkpoint, or where ranks with parts of tensors meet format version 1, whose sums are of
+ * whole ones.
  */
 int lade_checkpoint_load(const struct lade_values *values, const char *path, struct lade_faults *faults,
                          struct lade_checkpoint_state *ret_state, struct lade_error *error);

@@ -137,10 +137,11 @@ static int place_check(const struct load *load, struct lade_error *error)
 /* Sums of version 1 are of whole tensors, which no rank reads. */
 static int version_check(const struct load *load, struct lade_error *error)
 {
-  if (!load->state.has_xxh3 || load->values->graph->share.tp == 1)
+  const struct lade_graph *graph = load->values->graph;
+  if (!load->state.has_xxh3 || (graph->share.tp == 1 && !lade_graph_has_parts(graph)))
     return 0;
-  return lade_error_set(error, -EINVAL, "%s is of format version 1, which ranks with parts of layers cannot verify: "
-                        "resume it once without --tp, and save", load->path);
+  return lade_error_set(error, -EINVAL, "%s is of format version 1, which ranks with parts of its tensors cannot "
+                        "verify: resume it once without --tp and below --zero 3, and save", load->path);
 }
 
 /* What all ranks have read is what was written, each tensor as many times as it has holders. */

@@ -120,10 +120,11 @@ int session_saver_open(lade_session *session, struct lade_error *error);
 void session_saver_close(struct session_saver *saver);
 uint64_t session_saver_bytes(const lade_session *session);
 
-/* Is the model itself cut, so that no rank has a whole parameter? */
+/* Are this rank's parameters other than the whole model's: parts of them, or not all? */
 static inline bool session_is_cut(const lade_session *s)
 {
-  return lade_layout_size(&s->peers.layout, LADE_AXIS_TP) > 1 || lade_layout_size(&s->peers.layout, LADE_AXIS_PP) > 1;
+  return lade_layout_size(&s->peers.layout, LADE_AXIS_TP) > 1 || lade_layout_size(&s->peers.layout, LADE_AXIS_PP) > 1 ||
+         lade_graph_has_parts(s->graph);
 }
 
 /*

@@ -166,7 +166,8 @@ static struct lade_share share_make(const struct lade_layout *layout)
                              .tp_rank = lade_layout_position(layout, LADE_AXIS_TP),
                              .is_sequence = layout->is_sequence, .pp = lade_layout_size(layout, LADE_AXIS_PP),
                              .pp_rank = lade_layout_position(layout, LADE_AXIS_PP),
-                             .n_chunks = layout->virtual_stages};
+                             .n_chunks = layout->virtual_stages,
+                             .n_shards = layout->zero == LADE_ZERO_MOST ? lade_shard_count(layout) : 1};
 }
 
 /* Scratch of ops is sized by threads, and ranks that share collectives must have one plan. */

@@ -21,6 +21,7 @@
 #include "tests/support/values_memory.h"
 
 #define PATH_BYTES 512
+#define VOCABULARY 4203 /* tables are several parameters under ZeRO-3 in 16 bits, of tensor parallel ranks too */
 
 static const struct {
   const char *name;
@@ -44,6 +45,8 @@ static const struct lade_layout_params layouts[] = {
     {.pp = 4},
     {.dp = 4, .zero = 2, .shard = 2},
     {.tp = 2, .dp = 2, .is_sequence = true},
+    {.tp = 2, .dp = 2, .zero = 3},
+    {.pp = 2, .dp = 2, .zero = 3},
     {.pp = 2, .dp = 2, .schedule = LADE_SCHEDULE_INTERLEAVED, .virtual_stages = 2}};
 
 /* ---- graphs ---- */
@@ -54,7 +57,7 @@ static struct lade_graph *graph_make(size_t i, const struct lade_layout *layout)
   struct lade_cpu cpu = {0};
   struct lade_error error = {0};
   struct lade_model model = {.name = "test", .family = cases[i].family, .layers = 4, .heads = 4, .key_heads = 2,
-                             .width = 32, .hidden = 48, .context = 16, .vocabulary = 251, .norm_eps = 1e-5f,
+                             .width = 32, .hidden = 48, .context = 16, .vocabulary = VOCABULARY, .norm_eps = 1e-5f,
                              .rope_base = 10000, .is_tied = cases[i].family == LADE_GPT2 || i == 3};
   if (model.family == LADE_GPT2)
     model.key_heads = model.heads;
@@ -66,7 +69,8 @@ static struct lade_graph *graph_make(size_t i, const struct lade_layout *layout)
     params.share = (struct lade_share){
         .tp = lade_layout_size(layout, LADE_AXIS_TP), .tp_rank = lade_layout_position(layout, LADE_AXIS_TP),
         .is_sequence = layout->is_sequence, .pp = lade_layout_size(layout, LADE_AXIS_PP),
-        .pp_rank = lade_layout_position(layout, LADE_AXIS_PP), .n_chunks = layout->virtual_stages};
+        .pp_rank = lade_layout_position(layout, LADE_AXIS_PP), .n_chunks = layout->virtual_stages,
+        .n_shards = layout->zero == LADE_ZERO_MOST ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1};
   struct lade_graph *graph = NULL;
   demand(!lade_graph_create(&params, &error, &graph), "%s", error.text);
   return graph;

@@ -475,6 +475,52 @@ static void shards_agree(struct world *world, size_t i)
   world_unite(world);
 }
 
+/*
+ * A table that is several parameters: losses are those of replicas that have it whole, up to another last bit of each
+ * row's statistics; memory and traffic are the closed forms, and other residencies and budgets give the same bits.
+ */
+static void parts_agree(struct world *world, enum lade_family family)
+{
+  const struct scene_setting keep = {.manner = SCENE_KEEP}, drop = {.manner = SCENE_HOST};
+  const struct scene_setting mixed = {.manner = SCENE_MIXED, .homes = LADE_HOME_HOST, .prefetch_bytes = 100000,
+                                      .seed = 79};
+  const char *what = family == LADE_GPT2 ? "a tied table in parts" : "tables in parts";
+  struct lade_error error = {0};
+  struct lade_layout replicas, layout;
+  struct lade_layout_params how = {.struct_size = sizeof(how), .world = world->size, .rank = world->rank,
+                                   .grad_reduce = LADE_F32};
+  struct rig_model model = rig_tiny(family);
+  struct rig whole, rig;
+  demand(!lade_layout_init(&how, &error, &replicas), "%s", error.text);
+  how.zero = LADE_ZERO_MOST;
+  demand(!lade_layout_init(&how, &error, &layout), "%s", error.text);
+  world_split(world, &layout);
+  model.batch = 2;
+  model.vocabulary = 3100;
+  model.n_microbatches = 2;
+  rig_init(&whole, &model);
+  model.share.n_shards = world->size;
+  rig_init(&rig, &model);
+  demand(lade_graph_has_parts(rig.graph) && !lade_graph_has_parts(whole.graph), "%s: there are none", what);
+  whole.comms = rig.comms = world->axes;
+  whole.layout = &replicas;
+  rig.layout = &layout;
+  struct rig_numbers want = run_of(&whole, &keep), got = run_of(&rig, &keep), again = run_of(&rig, &mixed);
+  losses_agree(&got, &want, LOSS_BOUND_BF16, what);
+  demand(fabs(got.loss[0] - want.loss[0]) <= LOSS_BOUND_F32 * want.loss[0], "%s: the first loss is %a, not %a", what,
+         got.loss[0], want.loss[0]);
+  demand(memcmp(&got, &again, sizeof(got)) == 0, "%s: another residency gives other state", what);
+  if (world->size == 2 && family == LADE_LLAMA) /* plans by themselves, which take longest */
+    budgets_agree(world, &rig, &got, what);
+  struct lade_plan *plan = rig_plan(&rig, residency_of(&rig, &drop));
+  ledger_is_closed_form(&rig, plan->train, what);
+  traffic_is_closed_form(&rig, plan->train, what);
+  lade_plan_destroy(plan);
+  rig_finish(&rig);
+  rig_finish(&whole);
+  world_unite(world);
+}
+
 /* ---- failure ---- */
 
 /* A drive that fails at one rank ends the step of all with that rank's words. */
@@ -565,6 +611,10 @@ int main(int argc, char **argv)
   for (size_t i = 0; strcmp(argv[1], "shards") == 0 && i < LADE_COUNT(shards); i++) {
     if (shards[i].homes < LADE_HOME_STORE || !store_refusal)
       shards_agree(&world, i);
+  }
+  if (strcmp(argv[1], "shards") == 0) {
+    parts_agree(&world, LADE_LLAMA);
+    parts_agree(&world, LADE_GPT2);
   }
   printf("DONE\n");
   fflush(stdout);

@@ -6,7 +6,8 @@ Usage: checkpoints.py LADE PLUGIN
 
 The small Llama (grouped-query heads) trains on tp2 pp2 dp2 and is saved. One rank, eight ranks of FSDP, and tp4 dp2 load
 it: the same bits of parameters right after the load, and the next ten losses within 1e-5 of those that the saving layout
-goes on to. Then the files are damaged.
+goes on to. Then the files are damaged. Last, a model whose tables are several parameters under ZeRO-3 in BF16 goes from four
+ranks to one and back.
 """
 import array
 import json
@@ -22,6 +23,7 @@ PATIENCE = 600  # seconds until a job counts as hung
 MODEL = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 8,
          "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 64, "vocab_size": 1000,
          "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu"}
+TALL = {**MODEL, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": 5000}
 N_SAVED, N_MORE = 3, 10
 EIGHT = ["--tp", "2", "--pp", "2", "--dp", "2"]
 OTHERS = [(0, []), (8, ["--dp", "8", "--zero", "3"]), (8, ["--tp", "4", "--dp", "2"])]
@@ -82,9 +84,32 @@ def damage_is_told_once():
     is_refused([names[0], "missing"])
 
 
+def tables_in_parts_go_around():
+    """Losses of one rank to BF16's bound, peaks as planned, one tensor in the file, and its bits at every load."""
+    with open("tall.json", "w", encoding="utf-8") as config:
+        json.dump(TALL, config)
+    with open("drop.txt", "w", encoding="ascii") as file:
+        file.write("copies head.lm_head.weight drop\ncopies embed.tokens.weight.1 drop\n")
+    tall = ["--model", "tall.json", "--dtype", "bf16", "--steps", str(N_SAVED)]
+    shards = ["--dp", "4", "--zero", "3", "--residency", "drop.txt"]
+    alone = summary(0, *tall, "--log", "alone.log")
+    saved = summary(4, *tall, *shards, "--save", "parts", "--log", "parts.log")
+    require(saved["planned_peak_bytes_by_rank"] == saved["measured_peak_bytes_by_rank"], "peaks are not as planned", saved)
+    for a, b in zip(jobs.losses("parts.log"), jobs.losses("alone.log")):
+        require(abs(a - b) <= 2e-3 * abs(b), "parts have other losses than one rank's table", (saved, alone))
+    loaded = summary(0, *tall, "--resume", "parts", "--save", "whole")
+    again = summary(4, *tall, *shards, "--resume", "whole", "--save", "again")
+    require(saved["params_digest"] == loaded["params_digest"] == again["params_digest"], "loads have other bits",
+            (saved, loaded, again))
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        files = [f"{directory}/step-{N_SAVED:08d}/{name}" for directory in ("parts", "whole", "again")]
+        contents = [open(path, "rb").read() for path in files]
+        require(contents[0] == contents[1] == contents[2], f"{name} is another file in another layout")
+
+
 with jobs.scratch():
     with open("config.json", "w", encoding="utf-8") as config:
         json.dump(MODEL, config)
     with open("tokens.bin", "wb") as tokens:
         array.array("H", (i * i % 997 if i % 5 else i // 5 % 3 for i in range(40000))).tofile(tokens)
-    jobs.tests_run((layouts_go_on, damage_is_told_once))
+    jobs.tests_run((layouts_go_on, damage_is_told_once, tables_in_parts_go_around))

@@ -393,7 +393,9 @@ static void a_pinned_layer_does_not_hold_the_others(void **state)
 struct state_bytes {
   uint64_t closed;      /* blocks of working copies, gradients and optimizer state, in whole pages */
   uint64_t unit;        /* the largest unit's working copies, gathered */
+  uint64_t layer;       /* the same of layers alone */
   uint64_t tensor;      /* the largest parameter's, with a microbatch's gradient and this rank's block of the sum */
+  uint64_t tied;        /* a microbatch's gradients of all parts of the token table, and two parts' working copies */
   uint64_t most;        /* of the program: all of that at its worst instruction */
 };
 
@@ -401,7 +403,7 @@ static void state_forms_count(const struct lade_graph *graph, const struct lade_
                               struct state_bytes *bytes)
 {
   for (int unit = 0; unit < graph->n_units; unit++) {
-    uint64_t copies = 0;
+    uint64_t copies = 0, most = 0, grads = 0;
     for (int param = 0; param < graph->n_params; param++) {
       const uint64_t block = (uint64_t)lade_param_shard(graph, layout, param).n_padded;
       const uint64_t n = block * (uint64_t)lade_shard_count(layout), element = lade_dtype_bytes(graph->dtype);
@@ -409,6 +411,8 @@ static void state_forms_count(const struct lade_graph *graph, const struct lade_
         continue;
       const uint64_t copy = lade_align_up(n * element, LADE_BUFFER_ALIGN);
       copies += copy;
+      grads += lade_align_up(n * 4, LADE_BUFFER_ALIGN);
+      most = LADE_MAX(most, copy);
       bytes->tensor = LADE_MAX(bytes->tensor, copy + lade_align_up(n * 4, LADE_BUFFER_ALIGN) +
                                                   lade_align_up(block * 4, LADE_BUFFER_ALIGN));
       bytes->closed += lade_align_up(block * element, LADE_BUFFER_ALIGN) +
@@ -416,6 +420,8 @@ static void state_forms_count(const struct lade_graph *graph, const struct lade_
                        (graph->dtype == LADE_F32 ? 0 : lade_align_up(block * 2, LADE_BUFFER_ALIGN));
     }
     bytes->unit = LADE_MAX(bytes->unit, copies);
+    bytes->layer = LADE_MAX(bytes->layer, graph->units[unit].class_id == graph->units[1].class_id ? copies : 0);
+    bytes->tied = LADE_MAX(bytes->tied, unit == 0 ? grads + 2 * most : 0);
   }
 }
 
@@ -434,50 +440,71 @@ static void state_measure(const struct lade_program *program, struct state_bytes
   }
 }
 
-/* A model whose blocks are much larger than its table; scenes have it the other way round. */
-static struct lade_graph *wide_graph(enum lade_family family, enum lade_dtype dtype)
+static struct lade_graph *gathered_graph(const struct lade_model *model, enum lade_dtype dtype)
 {
-  const bool is_llama = family == LADE_LLAMA;
-  struct lade_model model = {.name = "wide", .family = family, .layers = 2, .heads = 4, .key_heads = is_llama ? 2 : 4,
-                             .width = 128, .hidden = is_llama ? 384 : 512, .context = 16, .vocabulary = 256,
-                             .is_tied = !is_llama, .norm_eps = 1e-5f, .rope_base = is_llama ? 10000 : 0};
   struct lade_cpu cpu = {0};
   struct lade_kernels kernels;
   struct lade_graph *graph = NULL;
   lade_kernels_init(&kernels, &cpu);
-  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = dtype, .batch = 2,
-                                     .time = 16, .kernels = &kernels, .n_threads = 2};
+  struct lade_graph_params params = {.struct_size = sizeof(params), .model = model, .dtype = dtype, .batch = 2,
+                                     .time = 16, .kernels = &kernels, .n_threads = 2, .share.n_shards = 8};
   assert_int_equal(lade_graph_create(&params, NULL, &graph), 0);
   return graph;
 }
 
+/* A model whose blocks are much larger than its table, or much smaller, by @vocabulary. */
+static struct lade_graph *scaled_graph(enum lade_family family, enum lade_dtype dtype, int64_t vocabulary)
+{
+  const bool is_llama = family == LADE_LLAMA;
+  struct lade_model model = {.name = "scaled", .family = family, .layers = 2, .heads = 4, .key_heads = is_llama ? 2 : 4,
+                             .width = 128, .hidden = 768, .context = 16, .vocabulary = vocabulary,
+                             .is_tied = !is_llama, .norm_eps = 1e-5f, .rope_base = is_llama ? 10000 : 0};
+  return gathered_graph(&model, dtype);
+}
+
+/* A preset of two layers. */
+static struct lade_graph *preset_graph(const char *name)
+{
+  struct lade_model model;
+  assert_int_equal(lade_model_preset(name, &model, NULL), 0);
+  model.layers = 2;
+  return gathered_graph(&model, LADE_BF16);
+}
+
+/* Plan @graph, which it takes, over 8 ranks with the smallest budget and @spare of it more. */
+static struct state_bytes shards_plan(struct lade_graph *graph, double spare)
+{
+  const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = 8, .zero = LADE_ZERO_MOST};
+  struct desk desk = {.graph = graph, .prices = scene_prices(graph)};
+  struct state_bytes bytes = {0};
+  struct lade_layout layout;
+  assert_int_equal(lade_layout_init(&how, NULL, &layout), 0);
+  desk.params = (struct lade_plan_params){.struct_size = sizeof(desk.params), .graph = graph, .layout = &layout,
+                                          .n_microbatches = 2, .chunk_bytes = LADE_BUFFER_ALIGN};
+  desk_start(&desk);
+  struct lade_plan *plan = plan_get(&desk, (uint64_t)((double)desk.bounds.min_bytes * (1 + spare)));
+  state_forms_count(graph, &layout, &bytes);
+  state_measure(plan->train, &bytes);
+  lade_plan_destroy(plan);
+  desk_close(&desk);
+  return bytes;
+}
+
 /*
- * ZeRO-3 over 8 in little memory: 16 bytes per parameter over 8 and the gather buffers of two units. Where a table
- * alone is the largest unit its gradient in FP32 is as wide as two copies in BF16, and the head reads the third while
- * it makes it: there it is the closed form and what one op has of one parameter.
+ * ZeRO-3 over 8 in little memory: 16 bytes per parameter over 8 and the gather buffers of two units. Tables of less
+ * than two chunks are in one piece, and in BF16 larger than these tiny layers: there the head's op alone is more, which
+ * reads the table and makes its gradient in FP32, and it is the closed form and what one op has of one parameter.
  */
 static void shards_hold_the_closed_form_and_two_units(void **state)
 {
-  const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = 8, .zero = LADE_ZERO_MOST};
-  struct lade_layout layout;
-  assert_int_equal(lade_layout_init(&how, NULL, &layout), 0);
   for (int i = 0; i < 12; i++) {
     const enum lade_family family = i & 1 ? LADE_LLAMA : LADE_GPT2;
     const enum lade_dtype dtype = i & 2 ? LADE_BF16 : LADE_F32;
     const bool is_wide = i & 8;
-    struct desk desk = {.graph = is_wide ? wide_graph(family, dtype) : scene_graph(family, dtype, 0)};
-    struct state_bytes bytes = {0};
-    desk.prices = scene_prices(desk.graph);
-    desk.params = (struct lade_plan_params){.struct_size = sizeof(desk.params), .graph = desk.graph, .layout = &layout,
-                                            .n_microbatches = 2, .chunk_bytes = LADE_BUFFER_ALIGN};
-    desk_start(&desk);
-    struct lade_plan *plan = plan_get(&desk, desk.bounds.min_bytes + (i & 4 ? desk.bounds.min_bytes / 20 : 0));
-    state_forms_count(desk.graph, &layout, &bytes);
-    state_measure(plan->train, &bytes);
+    const struct state_bytes bytes =
+        shards_plan(is_wide ? scaled_graph(family, dtype, 256) : scene_graph(family, dtype, 0), i & 4 ? 0.05 : 0);
     const uint64_t on_the_way = is_wide || dtype == LADE_F32 ? 2 * bytes.unit : bytes.tensor;
     assert_in_range(bytes.most, bytes.closed / 2, bytes.closed + on_the_way);
-    lade_plan_destroy(plan);
-    desk_close(&desk);
   }
 }
 
@@ -533,6 +560,25 @@ static void with_room_each_copy_is_gathered_once(void **state)
     desk_close(&kept);
     desk_close(&desk);
   }
+}
+
+/* A table larger than a layer is met in parts: two layers' working copies hold any of them with its gradient. */
+static void large_tables_take_no_more_than_two_layers(void **state)
+{
+  struct lade_graph *graphs[] = {scaled_graph(LADE_LLAMA, LADE_BF16, 9716), preset_graph("llama3-8b"),
+                                 preset_graph("llama3-70b")};
+  for (size_t i = 0; i < LADE_COUNT(graphs); i++) {
+    const struct state_bytes bytes = shards_plan(graphs[i], 0);
+    assert_true(bytes.layer < bytes.unit);
+    assert_in_range(bytes.most, bytes.closed / 2, bytes.closed + 2 * bytes.layer);
+  }
+}
+
+/* Tied, its gradient waits for the embedding's: whole, beside two parts' working copies. */
+static void a_tied_table_takes_its_gradient_and_two_parts(void **state)
+{
+  const struct state_bytes bytes = shards_plan(scaled_graph(LADE_GPT2, LADE_BF16, 9716), 0);
+  assert_in_range(bytes.most, bytes.closed / 2, bytes.closed + bytes.tied);
 }
 
 /* What the solver says @change adds where state is in @n_shards, each link and each gather a nanosecond per byte. */
@@ -609,6 +655,8 @@ int main(void)
       cmocka_unit_test(a_pinned_layer_does_not_hold_the_others),
       cmocka_unit_test(shards_hold_the_closed_form_and_two_units),
       cmocka_unit_test(with_room_each_copy_is_gathered_once),
+      cmocka_unit_test(large_tables_take_no_more_than_two_layers),
+      cmocka_unit_test(a_tied_table_takes_its_gradient_and_two_parts),
       cmocka_unit_test(what_is_in_shards_is_priced_by_blocks),
       cmocka_unit_test(the_same_question_has_the_same_answer),
   };
