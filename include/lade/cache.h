@@ -247,7 +247,7 @@ struct lade_cache_event {
   enum lade_cache_action action;
   int tag;
   uint64_t address, bytes; /* of LADE_CACHE_OOM: what was left below the limit, what was asked for */
-  int64_t time_us;   /* since 1970: when the clock was last read, at most 15 events of its queue ago */
+  int64_t time_us;   /* since 1970: when the clock was last read, at most 63 events of its queue ago */
   const char *place;
   int queue;         /* the cache's number of the queue; 0: the host */
 };

@@ -45,14 +45,22 @@ static inline unsigned lade_cache_bin_of(uint64_t bytes)
 
 /*
  * Whether another block comes next in a list is as good as random. So that nothing is mispredicted, a variable that
- * nobody reads takes the place of the link of one that is not there.
+ * nobody reads takes the place of the link of one that is not there; by a mask, since of a conditional expression
+ * compilers make the branch that is not wanted.
  */
+static inline struct block ***lade_cache_link_of(struct block *next, struct block ***ignored)
+{
+  uintptr_t is_there = -(uintptr_t)(next != NULL);
+  uintptr_t link = (uintptr_t)next + offsetof(struct block, link);
+  return (struct block ***)((link & is_there) | ((uintptr_t)ignored & ~is_there));
+}
+
 static inline void lade_cache_list_push(struct block **head, struct block *block)
 {
   struct block **ignored, *next = *head;
   block->next = next;
   block->link = head;
-  *(next ? &next->link : &ignored) = &block->next;
+  *lade_cache_link_of(next, &ignored) = &block->next;
   *head = block;
 }
 
@@ -60,7 +68,7 @@ static inline void lade_cache_list_unlink(const struct block *block)
 {
   struct block **ignored, *next = block->next;
   *block->link = next;
-  *(next ? &next->link : &ignored) = block->link;
+  *lade_cache_link_of(next, &ignored) = block->link;
 }
 
 /* Put a free block into its bin, and take it out. */
