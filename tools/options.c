@@ -87,9 +87,13 @@ static int real_parse(const struct option *option, const char *text, struct lade
 static int size_parse(const struct option *option, const char *text, struct lade_error *error, uint64_t *ret_bytes)
 {
   uint64_t bytes = 0;
-  if (lade_size_parse(text, &bytes) || bytes < option->least)
+  char least[16];
+  if (lade_size_parse(text, &bytes))
     return lade_error_set(error, -EINVAL, "--%s '%.64s': expected a size such as 512MiB, 24GiB or bytes",
                           option->name, text);
+  if (bytes < option->least)
+    return lade_error_set(error, -EINVAL, "--%s '%.64s': it must be at least %s", option->name, text,
+                          lade_size_format((uint64_t)option->least, least, sizeof(least)));
   *ret_bytes = bytes;
   return 0;
 }

@@ -88,7 +88,7 @@ assert code == 5 and "standard output" in err, (code, err)
 refused("store", words=["--dir"])
 refused("store", "--dir", "no-such", words=["no-such"])
 refused("store", "--dir", ".", "--size", "9MiB", words=["--size", "8MiB"])
-refused("store", "--dir", ".", "--size", "4MiB", words=["--size"])
+refused("store", "--dir", ".", "--size", "4MiB", words=["--size", "at least 8.0 MiB"])
 refused("store", "--dir", ".", "--rounds", "0", words=["--rounds"])
 ENVIRONMENT["PATH"] = "/nonexistent"
 code, out, err = run("store", "--json", "--dir", ".", "--size", "8MiB", "--rounds", "1")
