@@ -17,127 +17,36 @@
  * never stored. The longest blocks begin first. Backward makes no atomics, and so makes scores and their gradients
  * twice, once for dq and once for dk and dv: 7 products where 5 are wanted.
  *
- * Moves q, k, v, out once, and out of L2 k, v again for each 128 queries forward and for each block of dq, 128 or 64
- * (D = 128), and q, dout for each 64 keys. Operations: 2 T^2 D a head forward, 7 T^2 D backward. Bound: tensor cores by
- * mma.sync, of which sm_90 and sm_100 have faster kinds that are not used; and the shared memory that feeds them, since
- * a load of 512 bytes is good for two products of 4,096 operations for each 16 rows that a warp has. Registers and
- * shared memory of each kernel are in docs/cuda.md; none spills, and 16 bytes of stack are Philox's, for dropout.
+ * Moves q, k, v, out once, and out of L2 k, v again for each 128 queries forward and for each block of dq, 128 or 64 (D
+ * = 128), and q, dout for each 64 keys. Operations: 2 T^2 D a head forward, 7 T^2 D backward. Bound: tensor cores by
+ * mma.sync, of which sm_90 has a faster kind (attention_wgmma.cu, forward) and sm_100 one that is not used; and the
+ * shared memory that feeds them, since a load of 512 bytes is good for two products of 4,096 operations for each 16
+ * rows that a warp has. Registers and shared memory of each kernel are in docs/cuda.md; none spills, and 16 bytes of
+ * stack are Philox's, for dropout.
  */
-#include "kernels/cuda/attention_shape.h"
-#include "kernels/cuda/mma.h"
+#include "kernels/cuda/attention_rows.h"
 
 #define THREADS LADE_CUDA_ATTENTION_THREADS
 #define WARPS (THREADS / 32)
-#define LOG2_E 1.44269504088896341f
 
-static __device__ inline int warp_get(void)
+/* Begin to copy a tile of keys, at @k, and behind it their values. */
+template <int D, int TILE, class T>
+static __device__ inline void keys_copy(const struct shape &s, const T *k, int first, T *stage)
 {
-  return (int)threadIdx.x / 32;
+  tile_copy<D, TILE, THREADS>(stage, k, s.row_elements, first, s.time);
+  tile_copy<D, TILE, THREADS>(stage + TILE * D, k + s.key_heads * D, s.row_elements, first, s.time);
 }
 
-/* Over the four lanes that hold a row. */
-static __device__ inline float row_sum(float value)
+/* The tile from key @j0 on, once it is there; the next, if there is one, is begun in the other of two @stages. */
+template <int D, int TILE, class T>
+static __device__ inline T *keys_take(const struct shape &s, const T *k, int j0, int n_keys, T *stages)
 {
-  value += __shfl_xor_sync(0xffffffffu, value, 1);
-  return value + __shfl_xor_sync(0xffffffffu, value, 2);
-}
-
-static __device__ inline float row_max(float value)
-{
-  value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
-  return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
-}
-
-/*
- * Scores of pairs that the diagonal excludes become -inf. Keys are c's columns, or its rows where KEYS_ARE_ROWS;
- * @past is how far its first key is past its first query.
- */
-template <bool KEYS_ARE_ROWS, int M, int N>
-static __device__ inline void scores_mask(float (&c)[M][N][4], int past)
-{
-  if (past + (KEYS_ARE_ROWS ? 16 * M : 8 * N) <= 1)
-    return; /* all keys are before all queries */
-#pragma unroll
-  for (int m = 0; m < M; m++)
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        int ahead = fragment_column(n, e) - fragment_row(m, e);
-        if (past + (KEYS_ARE_ROWS ? -ahead : ahead) > 0)
-          c[m][n][e] = -INFINITY;
-      }
-}
-
-/* Which of the elements of c dropout keeps: bit (m N + n) 4 + e. A loop, since a draw is long. */
-template <bool KEYS_ARE_ROWS, int M, int N>
-static __device__ inline uint64_t kept_get(const struct shape &s, const struct lade_step *step,
-                                           const struct lade_drop &drop, int64_t h, int row, int column)
-{
-  static_assert(M * N * 4 <= 64, "a bit for each");
-  uint64_t kept = 0;
-#pragma unroll 1
-  for (int at = 0; at < M * N * 4; at++) {
-    int r = row + fragment_row(at / 4 / N, at % 4), c = column + fragment_column(at / 4 % N, at % 4);
-    float is_kept = drop_value(step, drop, KEYS_ARE_ROWS ? draw_at(s, h, c, r) : draw_at(s, h, r, c), 1.0f);
-    kept |= (uint64_t)(is_kept != 0) << at;
-  }
-  return kept;
-}
-
-/* What is kept, times @z; zeroes elsewhere. */
-template <int M, int N> static __device__ inline void drop_apply(float (&c)[M][N][4], uint64_t kept, float z)
-{
-#pragma unroll
-  for (int at = 0; at < M * N * 4; at++) {
-    float &value = c[at / 4 / N][at / 4 % N][at % 4];
-    value = kept >> at & 1 ? value * z : 0.0f;
-  }
-}
-
-static __device__ inline float drop_scale(const struct lade_drop &drop)
-{
-  return drop.drop_below ? drop.scale : 1.0f;
-}
-
-/* ---- forward ---- */
-
-/* A warp's queries on their way: what online softmax knows of each, of sums this lane's share, and values so far. */
-template <int D, int M> struct queries {
-  float max[M][2], sum[M][2], out[M][D / 8][4];
-};
-
-/* Scores become probabilities; maxima and sums grow, and what was summed before is brought to the new maximum. */
-template <int D, int M, int N>
-static __device__ inline void queries_meet(struct queries<D, M> &q, float (&scores)[M][N][4], float factor)
-{
-  bool has_grown = false;
-  float corrections[M][2];
-#pragma unroll
-  for (int m = 0; m < M; m++)
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      float max = q.max[m][half];
-#pragma unroll
-      for (int n = 0; n < N; n++)
-        max = fmaxf(max, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
-      max = row_max(max);
-      corrections[m][half] = exp2f((q.max[m][half] - max) * factor);
-      has_grown |= max > q.max[m][half];
-      q.max[m][half] = max;
-      q.sum[m][half] *= corrections[m][half];
-#pragma unroll
-      for (int at = 0; at < 2 * N; at++) {
-        float &score = scores[m][at / 2][2 * half + at % 2];
-        score = exp2f(fmaf(score, factor, -max * factor));
-        q.sum[m][half] += score;
-      }
-    }
-  if (!__ballot_sync(0xffffffffu, has_grown))
-    return; /* all corrections are 1 */
-#pragma unroll
-  for (int at = 0; at < M * D / 2; at++)
-    q.out[at / 4 / (D / 8)][at / 4 % (D / 8)][at % 4] *= corrections[at / 4 / (D / 8)][at % 4 / 2];
+  const int stage = j0 / TILE % 2 * (2 * TILE * D);
+  ptx_copies_wait();
+  __syncthreads(); /* this tile is there, and all have done with the one before */
+  if (j0 + TILE < n_keys)
+    keys_copy<D, TILE>(s, k, j0 + TILE, stages + (2 * TILE * D - stage));
+  return stages + stage;
 }
 
 template <class T, int D>
@@ -152,42 +61,25 @@ static __device__ inline void attention_mma_fwd(const struct lade_attention_fwd_
   const int own = warp_get() * M * 16;
   const float factor = s.scale * LOG2_E;
   const T *const qkv = (const T *)a.qkv, *const k = qkv + qkv_at(s, s.heads + s.h / s.group, 0);
-  const T *const v = k + s.key_heads * D;
-  struct queries<D, M> q = {};
-  for (int i = 0; i < 2 * M; i++)
-    q.max[i / 2][i % 2] = -INFINITY;
+  struct queries<D, M> q;
+  queries_begin(q);
   tile_copy<D, ROWS, THREADS>(shared, qkv + qkv_at(s, s.h, 0), s.row_elements, first, s.time);
-  tile_copy<D, TILE, THREADS>(stages, k, s.row_elements, 0, s.time);
-  tile_copy<D, TILE, THREADS>(stages + TILE * D, v, s.row_elements, 0, s.time);
+  keys_copy<D, TILE>(s, k, 0, stages);
   for (int j0 = 0; j0 < n_keys; j0 += TILE) {
-    const int stage = j0 / TILE % 2 * (2 * TILE * D);
-    T *const keys = stages + stage, *const next = stages + (2 * TILE * D - stage);
-    ptx_copies_wait();
-    __syncthreads(); /* this tile is there, and all have done with the one before */
-    if (j0 + TILE < n_keys) {
-      tile_copy<D, TILE, THREADS>(next, k, s.row_elements, j0 + TILE, s.time);
-      tile_copy<D, TILE, THREADS>(next + TILE * D, v, s.row_elements, j0 + TILE, s.time);
-    }
+    T *const keys = keys_take<D, TILE>(s, k, j0, n_keys, stages);
     if (j0 > first + own + 16 * M - 1)
       continue;
     float scores[M][N][4];
     rows_multiply<D>(scores, shared, own, keys);
     scores_mask<false>(scores, j0 - first - own);
-    queries_meet(q, scores, factor);
+    float corrections[M][2];
+    if (queries_meet(q, scores, factor, corrections))
+      queries_correct(q, corrections);
     if (a.drop.drop_below)
       drop_apply(scores, kept_get<false, M, N>(s, step, a.drop, s.h, first + own, j0), 1.0f);
     rows_weigh<D>(q.out, scores, keys + TILE * D);
   }
-  float factors[M][2];
-#pragma unroll
-  for (int i = 0; i < 2 * M; i++) {
-    int at = first + own + fragment_row(i / 2, i % 2 * 2);
-    float sum = row_sum(q.sum[i / 2][i % 2]);
-    factors[i / 2][i % 2] = drop_scale(a.drop) / sum;
-    if (lane_get() % 4 == 0 && at < s.time)
-      ((float *)a.lse)[query_at(s, s.h, at)] = q.max[i / 2][i % 2] * s.scale + logf(sum);
-  }
-  sums_put<D>(q.out, factors, shared + own * D, (T *)a.out + out_at(s, s.h, 0), s.heads * D, first + own, s.time);
+  queries_put(q, s, a, first + own, shared + own * D);
 }
 
 /* ---- backward ---- */
@@ -198,7 +90,7 @@ static __device__ inline void attention_mma_fwd(const struct lade_attention_fwd_
  */
 static __device__ inline void pair_meet(float &score, float &slope, float factor, float lse, float delta)
 {
-  score = exp2f(fmaf(score, factor, -lse));
+  score = ptx_exp2(fmaf(score, factor, -lse));
   slope = score * (slope - delta);
 }
 
@@ -214,7 +106,6 @@ static __device__ inline void attention_mma_dq(const struct lade_attention_bwd_a
   const int own = warp_get() * M * 16;
   const float factor = s.scale * LOG2_E;
   const T *const qkv = (const T *)a.qkv, *const k = qkv + qkv_at(s, s.heads + s.h / s.group, 0);
-  const T *const v = k + s.key_heads * D;
   float dq[M][D / 8][4] = {}, lse[M][2], delta[M][2], factors[M][2];
 #pragma unroll
   for (int i = 0; i < 2 * M; i++) {
@@ -225,17 +116,9 @@ static __device__ inline void attention_mma_dq(const struct lade_attention_bwd_a
   }
   tile_copy<D, ROWS, THREADS>(shared, qkv + qkv_at(s, s.h, 0), s.row_elements, first, s.time);
   tile_copy<D, ROWS, THREADS>(douts, (const T *)a.d_out + out_at(s, s.h, 0), s.heads * D, first, s.time);
-  tile_copy<D, TILE, THREADS>(stages, k, s.row_elements, 0, s.time);
-  tile_copy<D, TILE, THREADS>(stages + TILE * D, v, s.row_elements, 0, s.time);
+  keys_copy<D, TILE>(s, k, 0, stages);
   for (int j0 = 0; j0 < n_keys; j0 += TILE) {
-    const int stage = j0 / TILE % 2 * (2 * TILE * D);
-    T *const keys = stages + stage, *const next = stages + (2 * TILE * D - stage);
-    ptx_copies_wait();
-    __syncthreads(); /* this tile is there, and all have done with the one before */
-    if (j0 + TILE < n_keys) {
-      tile_copy<D, TILE, THREADS>(next, k, s.row_elements, j0 + TILE, s.time);
-      tile_copy<D, TILE, THREADS>(next + TILE * D, v, s.row_elements, j0 + TILE, s.time);
-    }
+    T *const keys = keys_take<D, TILE>(s, k, j0, n_keys, stages);
     if (j0 > first + own + 16 * M - 1)
       continue;
     float scores[M][N][4], slopes[M][N][4];

@@ -135,6 +135,17 @@ static __device__ inline void rows_multiply(float (&c)[M][N][4], T *x, int first
   }
 }
 
+/* c of two products side by side, rounded to T, is a of one. */
+template <class T>
+static __device__ inline void left_make(T, uint32_t (&a)[4], const float (&c0)[4], const float (&c1)[4])
+{
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    a[i] = pair_make(T(), c0[2 * i], c0[2 * i + 1]);
+    a[2 + i] = pair_make(T(), c1[2 * i], c1[2 * i + 1]);
+  }
+}
+
 /* sums += W Y: weights that the warp holds as a product's c, rounded to T, with the 8 N rows of the tile @y. */
 template <int D, int M, int N, class T>
 static __device__ inline void rows_weigh(float (&sums)[M][D / 8][4], const float (&weights)[M][N][4], T *y)
@@ -142,12 +153,10 @@ static __device__ inline void rows_weigh(float (&sums)[M][D / 8][4], const float
   const int lane = lane_get();
 #pragma unroll
   for (int k = 0; k < N / 2; k++) {
-    uint32_t a[M][4]; /* c of two products side by side is a of one */
+    uint32_t a[M][4];
 #pragma unroll
     for (int m = 0; m < M; m++)
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        a[m][i] = pair_make(T(), weights[m][2 * k + i / 2][i % 2 * 2], weights[m][2 * k + i / 2][i % 2 * 2 + 1]);
+      left_make(T(), a[m], weights[m][2 * k], weights[m][2 * k + 1]);
 #pragma unroll
     for (int n = 0; n < D / 8; n += 2) {
       uint32_t b[4];

@@ -74,6 +74,14 @@ static __device__ inline void ptx_mma_f16(float (&c)[4], const uint32_t (&a)[4],
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* 2^x within 2^-22 of it; zero where x or 2^x is below the least normal number, which exp2f spends half its work on. */
+static __device__ inline float ptx_exp2(float x)
+{
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /* Both rounded to nearest, ties to even; @low in the low half. */
 static __device__ inline uint32_t ptx_pair_bf16(float low, float high)
 {

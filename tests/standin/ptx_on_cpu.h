@@ -8,6 +8,7 @@
 #ifndef LADE_TEST_PTX_ON_CPU_H
 #define LADE_TEST_PTX_ON_CPU_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -86,6 +87,11 @@ static inline void ptx_mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t 
 static inline void ptx_mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
   ptx_mma<lade_f16_to_f32>(c, a, b0, b1);
+}
+
+static inline float ptx_exp2(float x)
+{
+  return x < -126 ? 0 : exp2f(x);
 }
 
 static inline uint32_t ptx_pair_bf16(float low, float high)
