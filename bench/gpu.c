@@ -6,8 +6,8 @@
  *
  * Memory: the bytes that a kernel must move over the time between the events around it, as a share of what a copy from
  * device memory to device memory moves in the same run. Products: operations per second of the algorithm that
- * a run gets, as a share of the best of all that cuBLASLt's heuristic offers. Attention: by tensor cores and by the
- * plain twin, as a share of the best product. Times are medians; tensors are larger than any cache, and products
+ * a run gets, as a share of the best of all that cuBLASLt's heuristic offers. Attention: by each kernel that the GPU
+ * has, as a share of the best product. Times are medians; tensors are larger than any cache, and products
  * multiply random numbers, as a GPU's clock depends on how many bits change.
  */
 #include <errno.h>
@@ -270,8 +270,9 @@ static void products_bench(struct bench *bench)
 /* ---- attention ---- */
 
 /* Causal: half of the products of all pairs; backward has five for the forward's two. */
-static void attention_rows(struct bench *bench, const char *variant)
+static void attention_rows(struct bench *bench, const char *who)
 {
+  struct lade_kernels table;
   const int64_t time = bench->is_small ? 32 : 4096, heads = bench->is_small ? 1 : 16, dim = bench->is_small ? 64 : 128;
   const double flops = 2 * (double)(heads * dim) * (double)time * (double)(time + 1);
   const struct lade_attention_fwd_args fwd = {.dtype = LADE_BF16, .batch = 1, .time = time, .heads = heads,
@@ -284,26 +285,34 @@ static void attention_rows(struct bench *bench, const char *variant)
                                               .d_out = place(bench, 1), .d_qkv = place(bench, 4),
                                               .workspace = place(bench, WORKSPACE)};
   double forward = kernel_seconds(bench, LADE_K_ATTENTION_FWD, &fwd);
-  double backward = kernel_seconds(bench, LADE_K_ATTENTION_BWD, &bwd);
-  printf("| forward, %s | %.1f | %.1f | %.0f %% |\n", variant, forward * 1e6, flops / forward / 1e12,
+  printf("| forward, %s | %.1f | %.1f | %.0f %% |\n", who, forward * 1e6, flops / forward / 1e12,
          100 * flops / forward / bench->best_flops_per_s);
-  printf("| backward, %s | %.1f | %.1f | %.0f %% |\n", variant, backward * 1e6, 2.5 * flops / backward / 1e12,
+  lade_cuda_kernels_get(bench->kernels, &table);
+  if (strcmp(table.variant[LADE_K_ATTENTION_FWD], table.variant[LADE_K_ATTENTION_BWD]) != 0)
+    return; /* backward is another's */
+  double backward = kernel_seconds(bench, LADE_K_ATTENTION_BWD, &bwd);
+  printf("| backward, %s | %.1f | %.1f | %.0f %% |\n", who, backward * 1e6, 2.5 * flops / backward / 1e12,
          100 * 2.5 * flops / backward / bench->best_flops_per_s);
 }
 
-/* Tensor cores beside the plain twin, which is other kernels of the same files. */
+/* Each by itself, whether a run would choose it or not; what the GPU lacks is left out. */
 static int attention_bench(struct bench *bench, struct lade_error *error)
 {
+  static const char *const all[] = {"wgmma", "mma", "plain"};
   lade_cuda_kernels *const own = bench->kernels;
+  int status = 0;
   printf("\n| attention | us | TFLOP/s | of the best product |\n|---|---|---|---|\n");
-  attention_rows(bench, "tensor cores");
-  setenv("LADE_ATTENTION", "plain", 1);
-  int status = lade_cuda_kernels_open(bench->device, NULL, error, &bench->kernels);
-  unsetenv("LADE_ATTENTION");
-  if (!status) {
-    attention_rows(bench, "plain");
-    lade_cuda_kernels_close(bench->kernels);
+  for (size_t i = 0; i < LADE_COUNT(all) && !status; i++) {
+    setenv("LADE_ATTENTION", all[i], 1);
+    status = lade_cuda_kernels_open(bench->device, NULL, error, &bench->kernels);
+    if (!status) {
+      attention_rows(bench, all[i]);
+      lade_cuda_kernels_close(bench->kernels);
+    } else if (status == -ENODEV && lade_device_status(bench->device) == 0) {
+      status = 0;
+    }
   }
+  unsetenv("LADE_ATTENTION");
   bench->kernels = own;
   return status;
 }
@@ -395,7 +404,10 @@ int main(int argc, char **argv)
   }
   struct lade_device_info info;
   lade_device_get_info(bench.device, &info);
-  printf("%s; products by %s\n\n", info.name, bench.table.library ? bench.table.library : "plain kernels");
+  printf("%s; products by %s; attention by %s, backward %s", info.name,
+         bench.table.library ? bench.table.library : "plain kernels", bench.table.variant[LADE_K_ATTENTION_FWD],
+         bench.table.variant[LADE_K_ATTENTION_BWD]);
+  printf("\n%s\n", lade_cuda_kernels_attention_note(bench.kernels));
   memory_bench(&bench);
   products_bench(&bench);
   status = attention_bench(&bench, &error);

@@ -12,17 +12,25 @@
  */
 void lade_cuda_kernels_init(struct lade_kernels *kernels);
 
-/* Attention of @kernels, a table as above, becomes the plain twin for every shape and type. */
-void lade_cuda_attention_init_plain(struct lade_kernels *kernels);
+/*
+ * Who attends: plain kernels, whatever the shape; or tensor cores by mma.sync, or by wgmma (sm_90), for heads of 64 and
+ * 128 in 16 bits, and plain kernels for all else. There is no backward by wgmma: mma.sync takes its place.
+ */
+enum lade_cuda_attention { LADE_CUDA_BY_PLAIN, LADE_CUDA_BY_MMA, LADE_CUDA_BY_WGMMA, LADE_CUDA_N_ATTENTIONS };
+
+/* In @kernels, a table as above, where mma.sync attends: let @who do so, in @kernel, forward or backward. */
+void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_cuda_attention who);
 
 typedef struct lade_cuda_kernels lade_cuda_kernels;
 
 /*
  * Load all kernels for @device from the files <op>.fatbin of @folder; NULL: the one that the environment's
  * LADE_CUDA_KERNELS names, or where the build or the installation put them. Matrix products are cuBLASLt's where the
- * machine has one, unless LADE_MATMUL in the environment is "plain". Attention is by tensor cores for the shapes and
- * types that they have kernels for, unless LADE_ATTENTION is "plain". The caller closes, before the device.
- * Errors as of lade_cuda_functions_open. Any thread; blocks while the driver loads.
+ * machine has one, unless LADE_MATMUL in the environment is "plain". Who attends LADE_ATTENTION says, "plain", "mma" or
+ * "wgmma"; unset it is the best that the GPU has, forward and backward each, of those that make what the plain kernels
+ * make of a small problem, which runs here. The caller closes, before the device. Errors as of
+ * lade_cuda_functions_open; -ENODEV when the GPU lacks the attention that was named. Any thread; blocks while the
+ * driver loads and the problem runs, a few milliseconds.
  */
 int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_error *error,
                            lade_cuda_kernels **ret_kernels);
@@ -38,6 +46,9 @@ void lade_cuda_kernels_get(const lade_cuda_kernels *kernels, struct lade_kernels
 
 /* One line on what they do without though it was wished for, cuBLASLt, and why; else "". */
 const char *lade_cuda_kernels_note(const lade_cuda_kernels *kernels);
+
+/* One line on whose attention is wrong on this GPU, and who takes its place; else "". */
+const char *lade_cuda_kernels_attention_note(const lade_cuda_kernels *kernels);
 
 /*
  * Submit @kernel to @queue, which is a stream's. @args have device addresses and are read before this returns; @step

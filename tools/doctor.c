@@ -211,6 +211,17 @@ static void products_check(struct report *report, const lade_cuda_kernels *kerne
               "%s", *note ? note : table.library ? table.library : "plain kernels, as LADE_MATMUL says");
 }
 
+/* Who attends on the GPU. */
+static void attention_check(struct report *report, const lade_cuda_kernels *kernels)
+{
+  struct lade_kernels table;
+  const char *note = lade_cuda_kernels_attention_note(kernels);
+  lade_cuda_kernels_get(kernels, &table);
+  finding_add(report, "GPU attention", *note ? FINDING_NOTE : FINDING_GOOD,
+              *note ? "runs are right without it, and slower" : NULL, "forward %s, backward %s%s%s",
+              table.variant[LADE_K_ATTENTION_FWD], table.variant[LADE_K_ATTENTION_BWD], *note ? "; " : "", note);
+}
+
 /* A GPU that was asked for by name is missing where it cannot be used; otherwise the host trains. */
 static void gpu_check(struct report *report, const struct options *options)
 {
@@ -234,6 +245,7 @@ static void gpu_check(struct report *report, const struct options *options)
                 info.name, lade_size_format(memory.total_bytes, total, sizeof(total)),
                 lade_size_format(memory.free_bytes, free_bytes, sizeof(free_bytes)), params.ordinal);
     products_check(report, kernels);
+    attention_check(report, kernels);
   } else {
     finding_add(report, "GPU", is_wanted ? FINDING_MISSING : FINDING_GOOD,
                 is_wanted ? "nvidia-smi says what the machine has; without --device cuda the host trains" : NULL,

@@ -3,7 +3,7 @@
 #ifndef LADE_CUDA_GPU_H
 #define LADE_CUDA_GPU_H
 
-#include "kernels/cuda/ptx.h"
+#include "kernels/cuda/ptx_90a.h"
 
 #define LADE_CUDA_EXPORT(name, args_type) /* the driver finds a kernel by its name */
 

@@ -81,5 +81,6 @@ void lade_cuda_kernels_init(struct lade_kernels *kernels)
   lade_cuda_row_init(kernels);
   for (int i = 0; i < LADE_N_KERNELS; i++)
     kernels->variant[i] = kernels->fn[i] ? "cuda" : NULL;
-  lade_cuda_attention_init(kernels);
+  lade_cuda_attention_choose(kernels, LADE_K_ATTENTION_FWD, LADE_CUDA_BY_MMA);
+  lade_cuda_attention_choose(kernels, LADE_K_ATTENTION_BWD, LADE_CUDA_BY_MMA);
 }

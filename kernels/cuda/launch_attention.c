@@ -2,22 +2,23 @@
 /*
  * Launches of attention: a block of threads for some rows of a head.
  *
- * Heads of 64 and 128 in 16 bits are for tensor cores, whatever the GPU: none is opened that is older than sm_80 and
- * lacks the instructions, and none has less shared memory than is asked for here. All else is plain, and so is
- * everything where the plain twin was asked for. The rule looks at shape and type alone; the key of the numbers tells
- * the two tables apart.
+ * Who attends is chosen for a table, forward and backward each: plain kernels; mma.sync, which no GPU that is opened
+ * lacks, nor the shared memory asked for here; or wgmma, forward on sm_90 alone. Heads of 64 and 128 in 16 bits are
+ * for the chosen one, all else is plain: within a table shape and type alone decide. The names of variants, and so the
+ * key of the numbers, tell tables apart.
  */
 #include "kernels/cuda.h"
 #include "kernels/cuda/launch_internal.h"
 
 #define MOST_SHARED_BYTES (99u << 10) /* of a block on the least of GPUs, compute capability 8.6 */
+#define MOST_SHARED_BYTES_90 (227u << 10)
 
-static bool has_tensor_cores(enum lade_dtype dtype, int64_t head_dim)
+bool lade_cuda_attention_has(enum lade_dtype dtype, int64_t head_dim)
 {
   return (dtype == LADE_BF16 || dtype == LADE_F16) && (head_dim == 64 || head_dim == 128);
 }
 
-/* Over all rows of @n_heads heads, @n_rows to a block. */
+/* Over all rows of @n_heads heads, @n_rows to a block; what every GPU can run. */
 static struct lade_cuda_launch heads_launch(const void *args, int64_t batch, int64_t time, int64_t n_heads, int n_rows,
                                             size_t shared_bytes)
 {
@@ -50,10 +51,10 @@ static void plain_fwd(const struct lade_kernel_ctx *ctx, const void *args)
                                      plain_bytes(a->head_dim, n_rows + LADE_CUDA_ATTENTION_TILE)));
 }
 
-static void attention_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+static void mma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_fwd_args *a = args;
-  if (!has_tensor_cores(a->dtype, a->head_dim)) {
+  if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
     plain_fwd(ctx, args);
     return;
   }
@@ -62,6 +63,23 @@ static void attention_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   lade_cuda_launch_grid(ctx, a->head_dim == 64 ? LADE_CUDA_ATTENTION_MMA_FWD_64 : LADE_CUDA_ATTENTION_MMA_FWD_128,
                         a->dtype, heads_launch(a, a->batch, a->time, a->heads, n_rows,
                                                mma_bytes(a->time, a->head_dim, n_shared)));
+}
+
+static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_attention_fwd_args *a = args;
+  if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
+    plain_fwd(ctx, args);
+    return;
+  }
+  LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->out) % 16 == 0);
+  size_t shared_bytes = mma_bytes(a->time, a->head_dim, LADE_CUDA_WGMMA_ROWS + 4 * LADE_CUDA_WGMMA_TILE);
+  struct lade_cuda_launch launch = heads_launch(a, a->batch, a->time, a->heads, LADE_CUDA_WGMMA_ROWS, 0);
+  launch.n_threads = LADE_CUDA_WGMMA_THREADS;
+  launch.shared_bytes = (unsigned)shared_bytes + LADE_CUDA_WGMMA_ALIGN;
+  LADE_ASSERT(launch.shared_bytes <= MOST_SHARED_BYTES_90);
+  lade_cuda_launch_grid(ctx, a->head_dim == 64 ? LADE_CUDA_ATTENTION_WGMMA_FWD_64 : LADE_CUDA_ATTENTION_WGMMA_FWD_128,
+                        a->dtype, launch);
 }
 
 /* What both backwards begin with. */
@@ -85,10 +103,10 @@ static void plain_bwd(const struct lade_kernel_ctx *ctx, const void *args)
                         heads_launch(a, a->batch, a->time, a->key_heads, n_rows, shared_bytes));
 }
 
-static void attention_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+static void mma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_bwd_args *a = args;
-  if (!has_tensor_cores(a->dtype, a->head_dim)) {
+  if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
     plain_bwd(ctx, args);
     return;
   }
@@ -110,16 +128,24 @@ size_t lade_cuda_attention_bwd_bytes(const struct lade_attention_bwd_args *a)
   return (size_t)(a->batch * a->heads * a->time) * sizeof(float);
 }
 
-void lade_cuda_attention_init(struct lade_kernels *kernels)
+lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_attention who)
 {
-  kernels->fn[LADE_K_ATTENTION_FWD] = attention_fwd;
-  kernels->fn[LADE_K_ATTENTION_BWD] = attention_bwd;
-  kernels->variant[LADE_K_ATTENTION_FWD] = kernels->variant[LADE_K_ATTENTION_BWD] = "cuda_mma";
+  static lade_kernel_fn *const fwd[] = {plain_fwd, mma_fwd, wgmma_fwd}, *const bwd[] = {plain_bwd, mma_bwd, NULL};
+  LADE_ASSERT(kernel == LADE_K_ATTENTION_FWD || kernel == LADE_K_ATTENTION_BWD);
+  return kernel == LADE_K_ATTENTION_FWD ? fwd[who] : bwd[who];
 }
 
-void lade_cuda_attention_init_plain(struct lade_kernels *kernels)
+const char *lade_cuda_attention_name(enum lade_cuda_attention who)
 {
-  kernels->fn[LADE_K_ATTENTION_FWD] = plain_fwd;
-  kernels->fn[LADE_K_ATTENTION_BWD] = plain_bwd;
-  kernels->variant[LADE_K_ATTENTION_FWD] = kernels->variant[LADE_K_ATTENTION_BWD] = "cuda";
+  static const char *const names[] = {"plain", "mma", "wgmma"};
+  return who < LADE_CUDA_N_ATTENTIONS ? names[who] : NULL;
+}
+
+void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_cuda_attention who)
+{
+  static const char *const variants[] = {"cuda", "cuda_mma", "cuda_wgmma"};
+  if (!lade_cuda_attention_fn(kernel, who))
+    who = LADE_CUDA_BY_MMA;
+  kernels->fn[kernel] = lade_cuda_attention_fn(kernel, who);
+  kernels->variant[kernel] = variants[who];
 }

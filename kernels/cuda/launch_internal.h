@@ -4,6 +4,7 @@
 #define LADE_CUDA_LAUNCH_INTERNAL_H
 
 #include "base/base.h"
+#include "kernels/cuda.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/phases.h"
 
@@ -19,8 +20,26 @@ void lade_cuda_launch_items(const struct lade_kernel_ctx *ctx, enum lade_cuda_fu
 lade_kernel_fn lade_cuda_matmul;
 size_t lade_cuda_matmul_bytes(const struct lade_kernels *kernels, const struct lade_matmul_args *args);
 
-/* The kernels of each file, and the scratch of those that want any. Attention's variant has a name of its own. */
-void lade_cuda_attention_init(struct lade_kernels *kernels);
+/* Attention: whether heads of @head_dim are for tensor cores, in tables where these attend. */
+bool lade_cuda_attention_has(enum lade_dtype dtype, int64_t head_dim);
+
+/* Its launches, NULL where there are none of that kind, and its name in LADE_ATTENTION (static; NULL past the last). */
+lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_attention who);
+const char *lade_cuda_attention_name(enum lade_cuda_attention who);
+
+/*
+ * Choose in @table who attends on @device, whose @kernels are loaded: the one that LADE_ATTENTION names, or the best
+ * that is right there; a line in @note when one is not. -ENODEV where the GPU lacks the one that is named, -ENOMEM, or
+ * the device's status. Blocks while the GPU tries them.
+ */
+int lade_cuda_attention_open(const lade_cuda_kernels *kernels, lade_device *device, struct lade_kernels *table,
+                             struct lade_error *note, struct lade_error *error);
+
+/* As lade_cuda_kernels_put, for the launches of @fn, whatever the table has. */
+int lade_cuda_kernels_call(const lade_cuda_kernels *kernels, void *stream, lade_kernel_fn *fn, const void *args,
+                           const struct lade_step *step);
+
+/* The kernels of each file, and the scratch of those that want any. */
 void lade_cuda_element_init(struct lade_kernels *kernels);
 void lade_cuda_head_loss_init(struct lade_kernels *kernels);
 void lade_cuda_matrix_init(struct lade_kernels *kernels);

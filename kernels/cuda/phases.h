@@ -87,6 +87,16 @@ struct lade_cuda_row_sums {
 #define LADE_CUDA_MMA_DKV_ROWS(dim) 64
 #define LADE_CUDA_MMA_DKV_TILE(dim) ((dim) == 64 ? 64 : 32)
 
+/*
+ * By warpgroups: two of them, each with 64 of a block's queries, over tiles of as many keys as the block has queries.
+ * Queries and two tiles of keys and of values are in shared memory: 160 KiB for heads of 128, and what it takes to
+ * begin at a multiple of 1024 bytes.
+ */
+#define LADE_CUDA_WGMMA_THREADS 256
+#define LADE_CUDA_WGMMA_ROWS 128
+#define LADE_CUDA_WGMMA_TILE 128
+#define LADE_CUDA_WGMMA_ALIGN 1024 /* eight rows of 128 bytes, after which swizzling begins anew */
+
 /* ---- head and loss ---- */
 
 /* Logits exist for this many columns of the vocabulary at a time, and for rows up to so many numbers in all. */

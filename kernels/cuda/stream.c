@@ -12,19 +12,24 @@
 
 #include "base/base.h"
 #include "kernels/cuda/cublaslt.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/launch_internal.h"
 
 struct lade_cuda_kernels {
   struct lade_kernels table;
   lade_device *device;
   lade_cuda_functions *functions;
-  struct lade_error note; /* why the table has no cuBLASLt */
+  struct lade_error note;           /* why the table has no cuBLASLt */
+  struct lade_error attention_note; /* whose attention is wrong here */
 };
 
-static bool is_plain(const char *variable)
+/* All functions that a GPU has code for: wgmma is of sm_90 alone. */
+static void symbols_get(int capability, struct lade_cuda_symbol ret_wanted[LADE_CUDA_N_PLACES])
 {
-  const char *wish = getenv(variable);
-  return wish && strcmp(wish, "plain") == 0;
+  for (int i = 0; i < LADE_CUDA_N_PLACES; i++) {
+    const char *file = lade_cuda_function_file(i);
+    bool has_code = capability == 90 || strcmp(file, "attention_wgmma") != 0;
+    ret_wanted[i] = (struct lade_cuda_symbol){file, has_code ? lade_cuda_function_name(i) : NULL};
+  }
 }
 
 /* Products go to cuBLASLt where it is there, unless the plain ones are asked for. */
@@ -32,7 +37,8 @@ static int products_open(lade_cuda_kernels *kernels, lade_device *device, struct
 {
   struct lade_kernels *table = &kernels->table;
   struct lade_error why = {0};
-  if (is_plain("LADE_MATMUL"))
+  const char *wish = getenv("LADE_MATMUL");
+  if (wish && strcmp(wish, "plain") == 0)
     return 0;
   int status = lade_cublaslt_open(device, &why, &table->cublaslt);
   if (status == -ENOENT || status == -ENOSYS) {
@@ -50,16 +56,13 @@ int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_
                            lade_cuda_kernels **ret_kernels)
 {
   struct lade_cuda_symbol wanted[LADE_CUDA_N_PLACES];
-  for (int i = 0; i < LADE_CUDA_N_PLACES; i++)
-    wanted[i] = (struct lade_cuda_symbol){lade_cuda_function_file(i), lade_cuda_function_name(i)};
+  symbols_get(lade_cuda_get_capability(device), wanted);
   lade_cuda_kernels *kernels = calloc(1, sizeof(*kernels));
   if (!kernels)
     return lade_error_set(error, -ENOMEM, "no memory for the GPU's kernels");
   kernels->device = device;
   char found[PATH_MAX];
   lade_cuda_kernels_init(&kernels->table);
-  if (is_plain("LADE_ATTENTION"))
-    lade_cuda_attention_init_plain(&kernels->table);
   if (!folder) {
     lade_cuda_folder_find(found);
     folder = found;
@@ -67,6 +70,8 @@ int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_
   int status = lade_cuda_functions_open(device, folder, wanted, LADE_CUDA_N_PLACES, error, &kernels->functions);
   if (!status)
     status = products_open(kernels, device, error);
+  if (!status)
+    status = lade_cuda_attention_open(kernels, device, &kernels->table, &kernels->attention_note, error);
   if (status) {
     lade_cuda_kernels_close(kernels);
     return status;
@@ -94,11 +99,16 @@ const char *lade_cuda_kernels_note(const lade_cuda_kernels *kernels)
   return kernels->note.text;
 }
 
+const char *lade_cuda_kernels_attention_note(const lade_cuda_kernels *kernels)
+{
+  return kernels->attention_note.text;
+}
+
 /* One kernel on its way to a stream. */
 struct submission {
   struct lade_cuda_launcher base;
   const lade_cuda_kernels *kernels;
-  enum lade_kernel kernel;
+  lade_kernel_fn *fn;
   const void *args;
   const struct lade_step *step;
   void *stream;
@@ -125,19 +135,19 @@ static bool product_put(const struct lade_cuda_launcher *base, const struct lade
          lade_cublaslt_run(submission->kernels->table.cublaslt, submission->stream, args, &submission->error);
 }
 
-static struct submission submission_make(const lade_cuda_kernels *kernels, enum lade_kernel kernel, const void *args,
+static struct submission submission_make(const lade_cuda_kernels *kernels, lade_kernel_fn *fn, const void *args,
                                          const struct lade_step *step)
 {
-  LADE_ASSERT(kernels->table.fn[kernel]);
+  LADE_ASSERT(fn);
   return (struct submission){.base = {launch_put, kernels->table.cublaslt ? product_put : NULL}, .kernels = kernels,
-                             .kernel = kernel, .args = args, .step = step};
+                             .fn = fn, .args = args, .step = step};
 }
 
 static void submission_put(struct submission *submission, void *stream)
 {
   const struct lade_kernel_ctx ctx = {.step = submission->step, .launcher = &submission->base};
   submission->stream = stream;
-  submission->kernels->table.fn[submission->kernel](&ctx, submission->args);
+  submission->fn(&ctx, submission->args);
 }
 
 /* What goes wrong in the library is the device's status. */
@@ -154,16 +164,24 @@ void lade_cuda_kernels_submit(const lade_cuda_kernels *kernels, lade_queue *queu
                               const void *args, const struct lade_step *step, struct lade_span *ret_span,
                               uint64_t *ret_count)
 {
-  struct submission submission = submission_make(kernels, kernel, args, step);
+  struct submission submission = submission_make(kernels, kernels->table.fn[kernel], args, step);
   lade_cuda_queue_enqueue(queue, submission_enqueue, &submission, ret_span, ret_count);
 }
 
 int lade_cuda_kernels_put(const lade_cuda_kernels *kernels, void *stream, enum lade_kernel kernel, const void *args,
                           const struct lade_step *step, struct lade_error *error)
 {
-  struct submission submission = submission_make(kernels, kernel, args, step);
+  struct submission submission = submission_make(kernels, kernels->table.fn[kernel], args, step);
   submission_put(&submission, stream);
   if (submission.error.code)
     *error = submission.error;
+  return submission.result;
+}
+
+int lade_cuda_kernels_call(const lade_cuda_kernels *kernels, void *stream, lade_kernel_fn *fn, const void *args,
+                           const struct lade_step *step)
+{
+  struct submission submission = submission_make(kernels, fn, args, step);
+  submission_put(&submission, stream);
   return submission.result;
 }

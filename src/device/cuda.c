@@ -374,6 +374,11 @@ bool lade_cuda_is(const lade_device *device)
   return device->ops == &cuda_ops;
 }
 
+int lade_cuda_get_capability(const lade_device *device)
+{
+  return ((const struct cuda_device *)device)->capability;
+}
+
 int lade_cuda_call(lade_device *device, int (*fn)(void *args), void *args)
 {
   struct cuda_device *cuda = (struct cuda_device *)device;
@@ -476,6 +481,7 @@ static int device_describe(struct cuda_device *cuda, struct lade_error *error)
   int status = abilities_get(cuda, error, abilities);
   if (!status)
     status = abilities_check(name, abilities, error);
+  cuda->capability = 10 * abilities[CAPABILITY_MAJOR] + abilities[CAPABILITY_MINOR];
   pci_name(cuda, abilities);
   cuda->properties = (struct cuda_memory_properties){
       .type = CUDA_MEMORY_PINNED,

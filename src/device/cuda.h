@@ -49,6 +49,9 @@ int lade_cuda_stream_write(lade_device *device, void *stream, uint64_t *word, ui
 /* Whether it is a CUDA device. Any thread. Never blocks. */
 bool lade_cuda_is(const lade_device *device);
 
+/* The compute capability, 90 for 9.0. Any thread. Never blocks. */
+int lade_cuda_get_capability(const lade_device *device);
+
 /*
  * Call @fn with the device's context current in this thread, for libraries that look for it there. Returns what it
  * returns, or the device's status when the context cannot be entered. Any thread.

@@ -11,6 +11,7 @@ struct cuda_device {
   lade_device base;
   struct cuda_driver driver;
   cuda_device_id id;
+  int capability; /* ten times the major number, and the minor one */
   cuda_context context;
   cuda_stream stream; /* of the device itself: clears fresh chunks, and carries the anchor of the clock */
   uint64_t opened_bytes;

@@ -29,6 +29,11 @@ void lade_cuda_fail(lade_device *device, const struct lade_error *error)
 {
 }
 
+int lade_cuda_get_capability(const lade_device *device)
+{
+  return 0;
+}
+
 int lade_cuda_call(lade_device *device, int (*fn)(void *args), void *args)
 {
   return -ENODEV;

@@ -41,6 +41,8 @@ int session_gpu_open(lade_session *s, struct lade_error *error)
   lade_cuda_kernels_get(s->cuda_kernels, &s->kernels);
   if (*lade_cuda_kernels_note(s->cuda_kernels))
     session_notice(s, "%s", lade_cuda_kernels_note(s->cuda_kernels));
+  if (*lade_cuda_kernels_attention_note(s->cuda_kernels))
+    session_notice(s, "%s", lade_cuda_kernels_attention_note(s->cuda_kernels));
   lade_device_get_info(s->device, &info);
   s->capacity_bytes = info.capacity_bytes;
   s->chunk_bytes = info.chunk_bytes;

@@ -19,8 +19,8 @@ extern const int64_t level_most_elements;
 /* A table of the level's name; false when this machine lacks it. */
 bool level_get(const char *level, struct lade_kernels *ret_kernels);
 
-/* One table per level that this machine has, the plain one first; how many. */
-int levels_make(struct lade_kernels levels[LEVELS]);
+/* One table per level that this machine has and that may have a variant of @kernel, the plain one first; how many. */
+int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS]);
 
 /* Whether the level's @kernel knows these arguments, whose dtype is @dtype. */
 bool level_takes(const struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_dtype dtype, const void *args);

@@ -20,7 +20,7 @@ bool level_get(const char *level, struct lade_kernels *ret_kernels)
   return is_best || strcmp(level, "plain") == 0 || cpu.has_avx512 || (cpu.has_avx2 && !is_avx512);
 }
 
-int levels_make(struct lade_kernels levels[LEVELS])
+int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS])
 {
   struct lade_cpu has = lade_cpu_get(), cpu = {0};
   int n = 0;

@@ -90,7 +90,7 @@ static void problem_check(enum lade_dtype dtype, int64_t n, int64_t d, int64_t v
                           bool accumulate)
 {
   struct lade_kernels levels[LEVELS];
-  int n_levels = levels_make(levels);
+  int n_levels = levels_make(LADE_K_HEAD_LOSS_FWD, levels);
   struct problem problem = problem_make(dtype, n, d, vocabulary, leaf, accumulate);
   kernel_call(&levels[0], LADE_K_HEAD_LOSS_FWD, &problem.fwd_exact, &problem.fwd_exact.workspace, NULL);
   kernel_call(&levels[0], LADE_K_HEAD_LOSS_BWD, &problem.bwd_exact, &problem.bwd_exact.workspace, NULL);
@@ -221,7 +221,7 @@ static double *cut_dx(const struct cut *cut)
 static void cut_check(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocabulary, int64_t rows)
 {
   struct lade_kernels levels[LEVELS];
-  int n_levels = levels_make(levels);
+  int n_levels = levels_make(LADE_K_HEAD_LOSS_FWD, levels);
   struct problem problem = problem_make(dtype, n, d, vocabulary, 0, false);
   struct cut cut = cut_make(&problem, rows);
   kernel_call(&levels[0], LADE_K_HEAD_LOSS_FWD, &problem.fwd_exact, &problem.fwd_exact.workspace, NULL);
@@ -287,7 +287,7 @@ static void ranks_that_share_the_leaves_give_the_bits_of_one(void **state)
 {
   static const int64_t vocabularies[] = {1000, 2059, 9001};
   struct lade_kernels levels[LEVELS];
-  int n_levels = levels_make(levels);
+  int n_levels = levels_make(LADE_K_HEAD_LOSS_FWD, levels);
   for (size_t i = 0; i < LADE_COUNT(vocabularies); i++) {
     int64_t leaf = lade_div_up(vocabularies[i], LADE_LEAVES_MOST);
     struct problem problem = problem_make(LADE_F32, 21, 8, vocabularies[i], leaf, false);
@@ -393,7 +393,7 @@ static void parts_of_a_table_go_on_from_each_other(void **state)
 static void no_target_at_all_costs_nothing(void **state)
 {
   struct lade_kernels levels[LEVELS];
-  int n_levels = levels_make(levels);
+  int n_levels = levels_make(LADE_K_HEAD_LOSS_FWD, levels);
   struct problem problem = problem_make(LADE_F32, 9, 8, 20, 0, false);
   for (int i = 0; i < 9; i++)
     problem.targets[i] = -1;

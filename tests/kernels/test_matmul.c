@@ -73,7 +73,7 @@ static void problem_check(struct lade_matmul_args args, enum values values, bool
 {
   static const int n_threads[] = {1, 2, 5};
   struct lade_kernels levels[LEVELS];
-  int n_levels = levels_make(levels);
+  int n_levels = levels_make(LADE_K_MATMUL, levels);
   struct problem problem = problem_make(args, values, has_bias);
   struct lade_kernel_ctx alone = {0};
   lade_matmul_plain(&alone, &problem.exact);
@@ -211,7 +211,7 @@ static void ranks_compare(const struct lade_kernels *kernels, const struct lade_
 static void ranks_that_share_the_leaves_give_the_bits_of_one(void **state)
 {
   struct lade_kernels levels[LEVELS];
-  int n_levels = levels_make(levels);
+  int n_levels = levels_make(LADE_K_MATMUL, levels);
   for (int layout = LADE_NT; layout <= LADE_TN; layout++) {
     struct problem problem = problem_make(tree_product((enum lade_matmul_layout)layout, LADE_F32), RANDOM, false);
     for (int level = 0; level < n_levels; level++) {

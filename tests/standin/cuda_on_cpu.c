@@ -27,6 +27,7 @@
 #include <sys/mman.h>
 
 #include "base/base.h"
+#include "cuda_on_cpu_wgmma.h"
 #include "fiber.h"
 
 #define MAX_THREADS 1024
@@ -115,6 +116,7 @@ static void thread_main(void)
     fprintf(stderr, "thread %d ended without waiting for its %d copies\n", cpu.current, thread->n_copies);
     abort();
   }
+  wgmma_thread_end();
   thread->state = ENDED;
   switch_to(thread, &cpu.scheduler, true);
 }
@@ -157,6 +159,7 @@ void cuda_on_cpu_copy(void *to, const void *from, size_t n_bytes)
   shared_check(to, n_bytes, "a copy");
   LADE_ASSERT((uintptr_t)from % n_bytes == 0 && thread->n_copies < MOST_COPIES);
   memset(to, POISON, n_bytes);
+  wgmma_copy_begin(to);
   thread->copies[thread->n_copies++] = (struct copy){to, from, n_bytes};
 }
 
@@ -169,6 +172,7 @@ void cuda_on_cpu_copies_wait(void)
       memcpy(copy->to, copy->from, copy->n_bytes);
     else
       memset(copy->to, 0, copy->n_bytes);
+    wgmma_copy_end(copy->to);
   }
   thread->n_copies = 0;
 }
@@ -297,6 +301,7 @@ static void block_run(void)
 {
   memset(lade_shared, POISON, cpu.launch.shared_bytes + STRIP_BYTES);
   threads_begin();
+  wgmma_block_begin(cpu.n_threads, cpu.launch.shared_bytes);
   while (turns_give() > 0) {
     for (int first = 0; first < cpu.n_threads; first += WARP)
       group_release(first, WARP, AT_EXCHANGE);

@@ -4,7 +4,8 @@
  *
  * A grid runs block by block, a block's threads as fibers of one thread; cuda_on_cpu.c says what it catches. Of the
  * language there is what kernels/cuda/kernel.h allows: indices, barriers, shuffles and ballots of whole warps, and
- * dynamic shared memory, which is one array here; and the instructions of kernels/cuda/ptx.h.
+ * dynamic shared memory, which is one array here; and the instructions of kernels/cuda/ptx.h
+ * and ptx_90a.h.
  */
 #ifndef LADE_TEST_CUDA_ON_CPU_H
 #define LADE_TEST_CUDA_ON_CPU_H
@@ -14,7 +15,7 @@
 #include <string.h>
 
 #include "cuda_on_cpu_run.h"
-#include "ptx_on_cpu.h"
+#include "ptx_90a_on_cpu.h"
 
 #define __global__
 #define __device__

@@ -3,6 +3,7 @@
 #ifndef LADE_TEST_CUDA_ON_CPU_RUN_H
 #define LADE_TEST_CUDA_ON_CPU_RUN_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -59,6 +60,32 @@ void cuda_on_cpu_copy(void *to, const void *from, size_t n_bytes);
 
 /* Wait for all copies of this thread. A thread that ends without it ends the test. */
 void cuda_on_cpu_copies_wait(void);
+
+/* What this thread has waited for is there for products of warpgroups. */
+void cuda_on_cpu_copies_publish(void);
+
+/* The address of shared memory on a GPU. */
+unsigned cuda_on_cpu_shared(const void *at);
+
+/* c (+)= a b by a warpgroup: 64 x 16 by 16 x @n. */
+struct cuda_on_cpu_product {
+  float *c;            /* this thread's sums */
+  int n;
+  const uint32_t *a;   /* this thread's part in registers, or NULL */
+  uint64_t a_at, b_at; /* descriptors */
+  bool is_bf16;        /* or F16 */
+  bool is_turned;      /* b */
+  bool is_added;
+};
+
+/*
+ * Products run beside the thread; cuda_on_cpu_wgmma.c says what ends the test. Issued, they are put into a group by a
+ * commit, and done by a wait for all groups but the last @n_pending.
+ */
+void cuda_on_cpu_products_fence(int line);
+void cuda_on_cpu_product_issue(const struct cuda_on_cpu_product *product);
+void cuda_on_cpu_products_commit(void);
+void cuda_on_cpu_products_wait(int n_pending, int line);
 
 /* The address of 16 bytes of shared memory that a warp is to load a matrix's row from, checked. */
 uint64_t cuda_on_cpu_row(const void *row);

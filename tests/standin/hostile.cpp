@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels that are wrong, each in one way, and one that is right: what running them on the CPU must tell apart. */
-#include "kernels/cuda/kernel.h"
-
-struct hostile_args {
-  float *to;
-  int n;
-};
+#include "hostile.h"
+#include "kernels/cuda/wgmma.h"
 
 #define HOSTILE(name) \
   LADE_KERNEL(name, hostile_args); \
@@ -88,8 +84,8 @@ HOSTILE(matrix_askew)
 }
 
 /*
- * Right: a[i][k] = 16 i + k, 16 x 16, times b[k][j] = k - j, 16 x 8, both brought by loads, b turned over or stored so, as
- * n says; a row of c after the other.
+ * Right: a[i][k] = 16 i + k, 16 x 16, times b[k][j] = k - j, 16 x 8, both brought by loads, b turned over or stored so,
+ * as n says; a row of c after the other.
  */
 HOSTILE(product)
 {
@@ -111,4 +107,48 @@ HOSTILE(product)
   ptx_mma_bf16(c, x, y[0], y[1]);
   for (int i = 0; i < 4; i++)
     a.to[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = c[i];
+}
+
+/*
+ * A warpgroup's product of 64 rows with 128, of 64 columns, all of them behind each other in BF16 at a.to; c goes
+ * behind them, a row after the other. a.n says what is wrong.
+ */
+HOSTILE(warpgroup)
+{
+  LADE_SHARED(bf16, room);
+  bf16 *const x = tiles_begin(room), *const y = x + 64 * 64, *const from = (bf16 *)a.to;
+  float *const to = a.to + (64 + 128) * 64 / 2;
+  float c[16][4] = {};
+  tile_copy<64, 64 + 128, 128>(x, from, 64, 0, 64 + 128);
+  ptx_copies_wait();
+  if (a.n != UNPUBLISHED)
+    ptx_copies_publish();
+  __syncthreads();
+  if (a.n != UNFENCED)
+    ptx_products_fence();
+  for (int k = 0; k < 64; k += 16)
+    ptx_multiply_128_bf16(c, panels_describe<64>(x + k + (a.n == ASKEW ? 64 : 0)), panels_describe<128>(y + k), k > 0);
+  if (a.n == OTHERS_ISSUE && threadIdx.x < 32)
+    ptx_multiply_128_bf16(c, panels_describe<64>(x), panels_describe<128>(y), true);
+  if (a.n != UNCOMMITTED)
+    ptx_products_commit();
+  if (a.n == SUMS_WRITTEN)
+    c[3][2] = 1;
+  if (a.n == SUMS_READ)
+    to[threadIdx.x] = c[3][2];
+  if (a.n == TILE_WRITTEN) {
+    ptx_copy_16(y + threadIdx.x * 64, from, true);
+    ptx_copies_wait();
+  }
+  if (a.n != UNWAITED)
+    ptx_products_wait<0>(c);
+  for (int i = 0; a.n == NOTHING && i < 64; i++)
+    to[((int)threadIdx.x / 32 * 16 + fragment_row(0, i % 4)) * 128 + fragment_column(i / 4, i % 4)] = c[i / 4][i % 4];
+  if (a.n == FENCED_TOO_EARLY) {
+    ptx_products_fence();
+    c[3][2] = 1;
+    ptx_multiply_128_bf16(c, panels_describe<64>(x), panels_describe<128>(y), true);
+    ptx_products_commit();
+    ptx_products_wait<0>(c);
+  }
 }

@@ -12,7 +12,7 @@
 #include "base/cpu.h"
 #include "cuda_on_cpu_run.h"
 #include "kernels/cuda.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/launch_internal.h"
 
 struct launcher {
   struct lade_cuda_launcher base;
@@ -46,16 +46,23 @@ bool level_get(const char *level, struct lade_kernels *ret_kernels)
   return true;
 }
 
-int levels_make(struct lade_kernels levels[LEVELS])
+/* Attention has another variant on Hopper. */
+int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS])
 {
   level_get("plain", &levels[0]);
   level_get("cuda", &levels[1]);
-  return 2;
+  level_get("cuda", &levels[2]);
+  if (kernel != LADE_K_ATTENTION_FWD)
+    return 2;
+  lade_cuda_attention_choose(&levels[2], kernel, LADE_CUDA_BY_WGMMA);
+  return 3;
 }
 
 bool level_takes(const struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_dtype dtype, const void *args)
 {
-  bool is_cuda = kernels->workspace_bytes != NULL;
+  bool is_cuda = kernels->workspace_bytes != NULL, is_attention = kernel == LADE_K_ATTENTION_FWD;
+  if (is_attention && kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA))
+    return lade_cuda_attention_has(dtype, ((const struct lade_attention_fwd_args *)args)->head_dim);
   bool is_f64 = dtype == LADE_F64 || (kernel == LADE_K_CAST && ((const struct lade_cast_args *)args)->to == LADE_F64);
   return !is_cuda || (kernels->fn[kernel] && !is_f64);
 }

@@ -2,9 +2,11 @@
 /*
  * The stand-in's modules: every file of machine code is the library of kernels compiled for the CPU that
  * LADE_STANDIN_KERNELS names, and a function is the kernel of that name in it. Without the variable no file is found.
- * Launches run on the stream, in shuffled order, one grid at a time.
+ * Launches run on the stream, in shuffled order, one grid at a time; but those of the kernel that LADE_STANDIN_IDLE
+ * names do nothing.
  */
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +29,7 @@ EXPORT cuda_result cuLaunchKernel(cuda_function function, unsigned grid_x, unsig
 struct CUfunc_st {
   const struct cuda_on_cpu_kernel *kernel;
   unsigned shared_bytes;
+  bool is_idle;
   struct CUmod_st *module;
 };
 
@@ -89,7 +92,8 @@ cuda_result cuModuleGetFunction(cuda_function *ret_function, cuda_module module,
   if (!kernel || module->n_functions == MOST_FUNCTIONS)
     return CUDA_NOT_FOUND;
   struct CUfunc_st *function = &module->functions[module->n_functions++];
-  *function = (struct CUfunc_st){kernel, PLAIN_SHARED_BYTES, module};
+  const char *idle = getenv("LADE_STANDIN_IDLE");
+  *function = (struct CUfunc_st){kernel, PLAIN_SHARED_BYTES, idle && strcmp(name, idle) == 0, module};
   *ret_function = function;
   return 0;
 }
@@ -119,7 +123,7 @@ cuda_result cuLaunchKernel(cuda_function function, unsigned grid_x, unsigned gri
       grid_y > UINT16_MAX || grid_z > UINT16_MAX || shared_bytes > function->shared_bytes || extra)
     return CUDA_INVALID_VALUE;
   result = standin_capture_check(stream, true);
-  if (result)
+  if (result || function->is_idle)
     return result;
   size_t args_bytes = function->kernel->args_bytes;
   struct kernel_call *call = malloc(sizeof(*call) + args_bytes);

@@ -85,7 +85,7 @@ static int run(struct gpu *gpu, enum lade_kernel kernel, const void *args)
 static void gpu_open(struct gpu *gpu)
 {
   struct lade_error error = {0};
-  const struct lade_cuda_device_params params = {.struct_size = sizeof(params), .capacity_bytes = ARENA_BYTES};
+  const struct lade_cuda_device_params params = {.struct_size = sizeof(params), .capacity_bytes = 2 * ARENA_BYTES};
   *gpu = (struct gpu){0};
   assert_int_equal(lade_device_open_cuda(&params, &error, &gpu->device), 0);
   assert_int_equal(lade_device_reserve(gpu->device, ARENA_BYTES, &gpu->arena), 0);
@@ -497,40 +497,99 @@ static void without_the_library_products_are_plain(void **state)
   assert_true(keys[0] != keys[1] && keys[1] == keys[2] && keys[2] == keys[3]);
 }
 
-/* Which kernels attend is chosen once and told by the key of the numbers; their results are near each other. */
-static void attention_is_by_tensor_cores_unless_plain_is_asked_for(void **state)
+/* Who attends, as the environment and a GPU have it that may be wrong: what is chosen, and what is said of it. */
+struct attention_case {
+  const char *gpu, *wish, *idle, *variants[2], *words[2];
+};
+
+/* Its key of the numbers; what it makes of a small problem in @ret_out. */
+enum { TIME = 40, DIM = 64 };
+static uint64_t attention_check(const struct attention_case *c, const uint16_t *qkv, uint16_t *ret_out)
 {
-  enum { TIME = 40, DIM = 64 };
-  static uint16_t qkv[TIME * 3 * DIM], out[2][TIME * DIM];
-  static const char *const variants[] = {"cuda_mma", "cuda"};
+  struct gpu gpu;
+  struct lade_kernels table;
   struct lade_attention_fwd_args args = {.dtype = LADE_BF16, .batch = 1, .time = TIME, .heads = 1, .key_heads = 1,
                                          .head_dim = DIM};
-  uint64_t keys[2];
+  assert_int_equal(standin.set(CALM ",sm=90"), 0);
+  assert_int_equal(standin.set(c->gpu), 0);
+  setenv("LADE_ATTENTION", c->wish, 1);
+  setenv("LADE_STANDIN_IDLE", c->idle, 1);
+  gpu_open(&gpu);
+  kernels_open(&gpu);
+  assert_int_equal(standin.set(CALM ",sm=90"), 0);
+  lade_cuda_kernels_get(gpu.kernels, &table);
+  const char *note = lade_cuda_kernels_attention_note(gpu.kernels);
+  assert_string_equal(table.variant[LADE_K_ATTENTION_FWD], c->variants[0]);
+  assert_string_equal(table.variant[LADE_K_ATTENTION_BWD], c->variants[1]);
+  assert_int_equal(*note != 0, *c->words[0] != 0);
+  assert_true(strstr(note, c->words[0]) && strstr(note, c->words[1]));
+  move(&gpu, at(&gpu, 1), qkv, TIME * 3 * DIM * sizeof(*qkv));
+  args.qkv = at(&gpu, 1);
+  args.out = at(&gpu, 2);
+  args.lse = at(&gpu, 3);
+  assert_int_equal(run(&gpu, LADE_K_ATTENTION_FWD, &args), 0);
+  move(&gpu, ret_out, args.out, TIME * DIM * sizeof(*ret_out));
+  uint64_t key = lade_kernels_key(&table);
+  gpu_close(&gpu);
+  unsetenv("LADE_STANDIN_IDLE");
+  setenv("LADE_ATTENTION", "mma", 1);
+  return key;
+}
+
+/*
+ * The best is chosen that is right, forward and backward each; a kernel that is not, or that the driver refuses, gives
+ * way to the next with a line that says so. Results are near each other, and the key of the numbers tells who made
+ * them.
+ */
+static void attention_is_the_best_that_is_right(void **state)
+{
+  static const struct attention_case cases[] = {
+      {"sm=90", "plain", "", {"cuda", "cuda"}, {"", ""}},
+      {"sm=90", "mma", "", {"cuda_mma", "cuda_mma"}, {"", ""}},
+      {"sm=90", "wgmma", "", {"cuda_wgmma", "cuda_mma"}, {"", ""}},
+      {"sm=90", "", "", {"cuda_wgmma", "cuda_mma"}, {"", ""}},
+      {"sm=90", "", "attention_wgmma_fwd_128_f16", {"cuda_mma", "cuda_mma"},
+       {"attention by wgmma is wrong", "forward for heads of 128 in f16"}},
+      {"sm=80,fail=cuLaunchKernel,nth=2,code=701", "", "attention_mma_dkv_128_bf16", {"cuda", "cuda"},
+       {"the driver answers 701): plain", "backward for heads of 128 in bf16"}},
+  };
+  static uint16_t qkv[TIME * 3 * DIM], out[LADE_COUNT(cases)][TIME * DIM];
+  uint64_t keys[LADE_COUNT(cases)];
   operand_make(LADE_BF16, qkv, LADE_COUNT(qkv), 3);
-  for (int is_plain = 0; is_plain < 2; is_plain++) {
-    struct gpu gpu;
-    struct lade_kernels table;
-    gpu_open(&gpu);
-    if (is_plain)
-      setenv("LADE_ATTENTION", "plain", 1);
-    kernels_open(&gpu);
-    unsetenv("LADE_ATTENTION");
-    lade_cuda_kernels_get(gpu.kernels, &table);
-    keys[is_plain] = lade_kernels_key(&table);
-    assert_string_equal(table.variant[LADE_K_ATTENTION_FWD], variants[is_plain]);
-    assert_string_equal(table.variant[LADE_K_ATTENTION_BWD], variants[is_plain]);
-    move(&gpu, at(&gpu, 1), qkv, sizeof(qkv));
-    args.qkv = at(&gpu, 1);
-    args.out = at(&gpu, 2);
-    args.lse = at(&gpu, 3);
-    assert_int_equal(run(&gpu, LADE_K_ATTENTION_FWD, &args), 0);
-    move(&gpu, out[is_plain], args.out, sizeof(out[is_plain]));
-    gpu_close(&gpu);
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    keys[i] = attention_check(&cases[i], qkv, out[i]);
+    for (int k = 0; k < TIME * DIM; k++) {
+      float x = lade_bf16_to_f32(out[i][k]), y = lade_bf16_to_f32(out[0][k]);
+      assert_true(fabsf(x - y) <= 0x1p-6f * (1 + fabsf(y)));
+    }
   }
-  assert_true(keys[0] != keys[1]);
-  for (int i = 0; i < TIME * DIM; i++) {
-    float x = lade_bf16_to_f32(out[0][i]), y = lade_bf16_to_f32(out[1][i]);
-    assert_true(fabsf(x - y) <= 0x1p-6f * (1 + fabsf(y)));
+  assert_true(keys[0] != keys[1] && keys[1] != keys[2] && keys[0] != keys[2]);
+  assert_true(keys[3] == keys[2] && keys[4] == keys[1] && keys[5] == keys[0]);
+}
+
+/* An attention that this GPU lacks, and an error that sticks while they are tried, leave no kernels open. */
+static void attention_that_cannot_be_is_refused(void **state)
+{
+  static const struct {
+    const char *gpu, *fault, *wish, *words;
+    int status;
+  } cases[] = {{"sm=80", CALM, "wgmma", "compute capability 9.0", -ENODEV},
+               {"sm=90", "fail=cuMemCreate,nth=1,code=2", "", "cannot be tried", -ENOMEM},
+               {"sm=90", "lose=40,lose_code=719", "", "CUDA_ERROR_LAUNCH_FAILED", -EFAULT}};
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    struct gpu gpu;
+    struct lade_error error = {0};
+    assert_int_equal(standin.set(cases[i].gpu), 0);
+    gpu_open(&gpu);
+    setenv("LADE_ATTENTION", cases[i].wish, 1);
+    int64_t live = standin.live();
+    assert_int_equal(standin.set(cases[i].fault), 0);
+    assert_int_equal(lade_cuda_kernels_open(gpu.device, "kernels", &error, &gpu.kernels), cases[i].status);
+    assert_non_null(strstr(error.text, cases[i].words));
+    assert_int_equal(standin.set(CALM ",sm=90"), 0);
+    assert_int_equal(standin.live(), live);
+    setenv("LADE_ATTENTION", "mma", 1);
+    gpu_close(&gpu);
   }
 }
 
@@ -614,7 +673,8 @@ int main(void)
       cmocka_unit_test(an_algorithm_is_chosen_once_for_a_kind),
       cmocka_unit_test(operands_that_lie_askew_are_the_plain_kernels),
       cmocka_unit_test(without_the_library_products_are_plain),
-      cmocka_unit_test(attention_is_by_tensor_cores_unless_plain_is_asked_for),
+      cmocka_unit_test(attention_is_the_best_that_is_right),
+      cmocka_unit_test(attention_that_cannot_be_is_refused),
       cmocka_unit_test(every_call_of_the_library_may_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

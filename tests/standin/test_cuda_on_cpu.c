@@ -13,19 +13,16 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/float.h"
 #include "cuda_on_cpu_run.h"
+#include "hostile.h"
 
 #define N_THREADS 64
 #define N_BLOCKS 5
 
 extern const struct cuda_on_cpu_kernel reverse_on_cpu, reverse_raced_on_cpu, barrier_of_some_on_cpu,
     barrier_in_two_places_on_cpu, shuffle_of_some_on_cpu, shared_unwritten_on_cpu, shared_overrun_on_cpu, copy_on_cpu,
-    matrix_askew_on_cpu, product_on_cpu;
-
-struct hostile_args {
-  float *to;
-  int n;
-};
+    matrix_askew_on_cpu, product_on_cpu, warpgroup_on_cpu;
 
 static void run_with(const struct cuda_on_cpu_kernel *kernel, enum cuda_on_cpu_order order, int n, float *to,
                      size_t shared_bytes)
@@ -41,16 +38,16 @@ static void run(const struct cuda_on_cpu_kernel *kernel, enum cuda_on_cpu_order 
   run_with(kernel, order, n, to, N_THREADS * sizeof(float));
 }
 
-/* Whether running the kernel ends its process by an abort, in every order. */
-static bool aborts_with(const struct cuda_on_cpu_kernel *kernel, int n, size_t shared_bytes)
+/* Whether it ends its process by an abort, in every order. */
+static bool aborts_in_every_order(struct cuda_on_cpu_launch launch)
 {
   for (int order = 0; order < CUDA_N_ORDERS; order++) {
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-      _Alignas(16) float to[4 * N_THREADS * N_BLOCKS];
       signal(SIGABRT, SIG_DFL);
-      run_with(kernel, (enum cuda_on_cpu_order)order, n, to, shared_bytes);
+      launch.order = (enum cuda_on_cpu_order)order;
+      cuda_on_cpu_run(&launch);
       _exit(0);
     }
     int status;
@@ -59,6 +56,15 @@ static bool aborts_with(const struct cuda_on_cpu_kernel *kernel, int n, size_t s
       return false;
   }
   return true;
+}
+
+static bool aborts_with(const struct cuda_on_cpu_kernel *kernel, int n, size_t shared_bytes)
+{
+  _Alignas(16) float to[4 * N_THREADS * N_BLOCKS];
+  struct hostile_args args = {to, n};
+  return aborts_in_every_order((struct cuda_on_cpu_launch){.kernel = kernel, .grid = {N_BLOCKS, 1, 1},
+                                                           .n_threads = N_THREADS, .shared_bytes = shared_bytes,
+                                                           .args = &args});
 }
 
 static bool aborts(const struct cuda_on_cpu_kernel *kernel, int n)
@@ -139,6 +145,56 @@ static void fragments_make_the_product(void **state)
   }
 }
 
+/* The operands of a product, rows of 64, and its sums. */
+struct warpgroup {
+  _Alignas(16) uint16_t rows[64 + 128][64];
+  float c[64][128];
+};
+
+static struct cuda_on_cpu_launch warpgroup_launch(struct warpgroup *warpgroup, struct hostile_args *args,
+                                                  enum wrong wrong)
+{
+  for (int i = 0; i < 64 + 128; i++)
+    for (int k = 0; k < 64; k++)
+      warpgroup->rows[i][k] = lade_f32_to_bf16((float)((i * 5 + k * 3) % 17 - 8));
+  *args = (struct hostile_args){(float *)warpgroup, (int)wrong};
+  return (struct cuda_on_cpu_launch){.kernel = &warpgroup_on_cpu, .grid = {1, 1, 1}, .n_threads = 128,
+                                     .shared_bytes = 25 << 10, .args = args};
+}
+
+static void warpgroups_make_the_product(void **state)
+{
+  static struct warpgroup warpgroup;
+  struct hostile_args args;
+  for (int order = 0; order < CUDA_N_ORDERS; order++) {
+    struct cuda_on_cpu_launch launch = warpgroup_launch(&warpgroup, &args, NOTHING);
+    launch.order = (enum cuda_on_cpu_order)order;
+    cuda_on_cpu_run(&launch);
+    for (int i = 0; i < 64; i++)
+      for (int j = 0; j < 128; j++) {
+        float sum = 0;
+        for (int k = 0; k < 64; k++)
+          sum += lade_bf16_to_f32(warpgroup.rows[i][k]) * lade_bf16_to_f32(warpgroup.rows[64 + j][k]);
+        assert_true(warpgroup.c[i][j] == sum);
+      }
+  }
+}
+
+static void what_is_wrong_about_products_of_warpgroups_is_caught(void **state)
+{
+  static struct warpgroup warpgroup;
+  struct hostile_args args;
+  struct cuda_on_cpu_launch launch = warpgroup_launch(&warpgroup, &args, SUMS_READ);
+  cuda_on_cpu_run(&launch);
+  for (int i = 0; i < 128; i++)
+    assert_true(isnan(warpgroup.c[0][i]));
+  for (int wrong = SUMS_READ + 1; wrong < N_WRONGS; wrong++) {
+    launch = warpgroup_launch(&warpgroup, &args, (enum wrong)wrong);
+    if (!aborts_in_every_order(launch))
+      fail_msg("wrong %d is not caught", wrong);
+  }
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -149,6 +205,8 @@ int main(void)
       cmocka_unit_test(a_copy_is_there_once_it_was_waited_for),
       cmocka_unit_test(matrices_begin_at_whole_chunks),
       cmocka_unit_test(fragments_make_the_product),
+      cmocka_unit_test(warpgroups_make_the_product),
+      cmocka_unit_test(what_is_wrong_about_products_of_warpgroups_is_caught),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

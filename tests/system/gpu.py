@@ -20,7 +20,7 @@ KERNELS = sys.argv[3] if len(sys.argv) > 3 else None
 
 def run(*args, driver=None, **more):
     """@driver: settings of the stand-in; None: without a driver, on a machine that has none."""
-    environment = dict(os.environ, **more)
+    environment = dict(os.environ, **{"LADE_ATTENTION": "mma", **more})  # trying all of them is slow here
     environment.pop("LD_LIBRARY_PATH", None)
     if driver is not None:
         environment.update(LD_LIBRARY_PATH=STANDIN, LADE_STANDIN=driver)
@@ -83,6 +83,14 @@ if KERNELS:
     assert found["state"] == "ok" and found["text"] == "cuBLASLt 130100, Stand-in GPU", found
     found = finding(name="GPU matmul", driver="", LADE_STANDIN_KERNELS=KERNELS, LADE_MATMUL="plain")
     assert found["state"] == "ok" and "LADE_MATMUL" in found["text"], found
+    # Who attends: the one that is named, if this GPU has it; else the best that is right, with a line on those that are not.
+    found = finding(name="GPU attention", driver="", LADE_STANDIN_KERNELS=KERNELS, LADE_ATTENTION="wgmma")
+    assert found["state"] == "ok" and found["text"] == "forward cuda_wgmma, backward cuda_mma", found
+    refused(["cuda:0", "LADE_ATTENTION is 'wgmma'", "of 8.0"], *TRAIN, "--device", "cuda:0", driver="sm=80",
+            LADE_STANDIN_KERNELS=KERNELS, LADE_ATTENTION="wgmma")
+    wrong = {"LADE_STANDIN_KERNELS": KERNELS, "LADE_ATTENTION": "", "LADE_STANDIN_IDLE": "attention_wgmma_fwd_128_bf16"}
+    found = finding(name="GPU attention", driver="", **wrong)
+    assert found["state"] == "note" and "mma attends instead" in found["text"] and found["fix"], found
     code, out, err = run("doctor", driver="", LADE_MATMUL="plan")
     assert code == 2 and not out and "LADE_MATMUL is 'plan'" in err, (code, out, err)
     code, out, err = run("doctor", driver="", LADE_ATTENTION="onednn")
@@ -104,6 +112,8 @@ if KERNELS:
         assert code == status and not out and err.count("\n") == 1 and words in err, (driver, code, out, err)
     code, _, err = run(*GPU, "--steps", "0", driver="", **broken)
     assert code == 0 and "matrix products are plain kernels" in err and "cublasLtCreate" in err, (code, err)
+    code, _, err = run(*GPU, "--steps", "0", driver="", **wrong)
+    assert code == 0 and err.count("attention by wgmma is wrong") == 1, (code, err)
     for args in (["--link-rate", "1GiB"], ["--dp", "2"]):
         code, out, err = run(*GPU, *args, driver="", LADE_STANDIN_KERNELS=KERNELS)
         assert code == 2 and not out and err.count("\n") == 1, (args, code, out, err)

@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who attends on a GPU: the fastest that it has, once that has shown that it makes what the plain kernels make.
+ *
+ * Tensor cores are told by hand where operands lie, and what is wrong about that is wrong numbers, not an error. So,
+ * when kernels are opened, each candidate runs a small fixed problem that has whole and partial tiles, the diagonal,
+ * and heads that share keys, for both types and sizes of heads, and the result is held to the bound that tests hold
+ * every level to, against the plain kernels' own. A candidate that is further off, or whose launch the driver refuses,
+ * is left for the next: wgmma, mma.sync, plain. Forward and backward are chosen each for itself.
+ *
+ * Tensors are in a chunk of the device's memory that is given back at once, a megabyte. An error that sticks to the
+ * context is the device's status, and no kernel is left to fall back to. Whoever names a kernel (LADE_ATTENTION) has it
+ * without this.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/float.h"
+#include "kernels/cuda/launch_internal.h"
+
+#define TIME 136 /* one whole tile of 128 and a partial one */
+#define HEADS 2
+#define KEY_HEADS 1
+#define MOST_DIM 128
+#define QKV (TIME * (HEADS + 2 * KEY_HEADS) * MOST_DIM)
+#define OUT (TIME * HEADS * MOST_DIM)
+
+/* What the GPU reads and writes, here and there; of results the plain kernels' first. */
+struct room {
+  struct lade_step step;
+  _Alignas(256) uint16_t qkv[QKV];
+  _Alignas(256) uint16_t d_out[OUT];
+  _Alignas(256) uint16_t out[2][OUT];
+  _Alignas(256) uint16_t d_qkv[2][QKV];
+  float lse[2][TIME * HEADS], delta[TIME * HEADS];
+};
+
+struct probe {
+  const lade_cuda_kernels *kernels;
+  lade_device *device;
+  lade_queue *compute, *copies;
+  lade_chunk *chunk;
+  uint64_t address, chunk_bytes;
+  struct room *host, *room; /* room is @address */
+  enum lade_dtype dtype;
+  int64_t head_dim;
+};
+
+/* ---- running ---- */
+
+struct call {
+  const struct probe *probe;
+  lade_kernel_fn *fn;
+  const void *args;
+  int result;
+};
+
+/* A refused launch is the candidate's fault, and not to be the device's status. */
+static int call_enqueue(void *stream, void *args)
+{
+  struct call *call = args;
+  call->result = lade_cuda_kernels_call(call->probe->kernels, stream, call->fn, call->args, &call->probe->room->step);
+  return 0;
+}
+
+/* 0, or the device's status; *ret_refused: the CUresult of a launch that was refused, or 0. */
+static int call_run(const struct probe *probe, lade_kernel_fn *fn, const void *args, int *ret_refused)
+{
+  struct call call = {.probe = probe, .fn = fn, .args = args};
+  uint64_t count = 0;
+  lade_cuda_queue_enqueue(probe->compute, call_enqueue, &call, NULL, &count);
+  *ret_refused = call.result;
+  return lade_queue_sync(probe->compute, count);
+}
+
+static int room_move(const struct probe *probe, void *dst, const void *src)
+{
+  uint64_t count = 0;
+  lade_queue_copy(probe->copies, &(struct lade_copy){.dst = dst, .src = src, .bytes = sizeof(struct room)}, &count);
+  return lade_queue_sync(probe->copies, count);
+}
+
+/* Let @who run @kernel; results are number @i. */
+static int attention_run(const struct probe *probe, enum lade_kernel kernel, enum lade_cuda_attention who, int i,
+                         int *ret_refused)
+{
+  struct room *room = probe->room;
+  const struct lade_attention_fwd_args fwd = {.dtype = probe->dtype, .batch = 1, .time = TIME, .heads = HEADS,
+                                              .key_heads = KEY_HEADS, .head_dim = probe->head_dim,
+                                              .drop = {.scale = 1}, .qkv = room->qkv, .out = room->out[i],
+                                              .lse = room->lse[i]};
+  const struct lade_attention_bwd_args bwd = {.dtype = probe->dtype, .batch = 1, .time = TIME, .heads = HEADS,
+                                              .key_heads = KEY_HEADS, .head_dim = probe->head_dim,
+                                              .drop = {.scale = 1}, .qkv = room->qkv, .out = room->out[0],
+                                              .lse = room->lse[0], .d_out = room->d_out, .d_qkv = room->d_qkv[i],
+                                              .workspace = room->delta};
+  bool is_fwd = kernel == LADE_K_ATTENTION_FWD;
+  return call_run(probe, lade_cuda_attention_fn(kernel, who), is_fwd ? (const void *)&fwd : &bwd, ret_refused);
+}
+
+/* ---- comparing ---- */
+
+static float value_get(enum lade_dtype dtype, const void *at, int64_t i)
+{
+  if (dtype == LADE_F32)
+    return ((const float *)at)[i];
+  uint16_t bits = ((const uint16_t *)at)[i];
+  return dtype == LADE_BF16 ? lade_bf16_to_f32(bits) : lade_f16_to_f32(bits);
+}
+
+/* The distance of @x from @y over the norm of @y. */
+static double distance_get(enum lade_dtype dtype, const void *x, const void *y, int64_t n)
+{
+  double norm = 0, distance = 0;
+  for (int64_t i = 0; i < n; i++) {
+    double want = value_get(dtype, y, i), off = value_get(dtype, x, i) - want;
+    norm += want * want;
+    distance += off * off;
+  }
+  return sqrt(distance / norm);
+}
+
+static double result_compare(const struct probe *probe, enum lade_kernel kernel)
+{
+  const struct room *room = probe->host;
+  const int64_t n_out = TIME * HEADS * probe->head_dim, n_qkv = n_out / HEADS * (HEADS + 2 * KEY_HEADS);
+  if (kernel == LADE_K_ATTENTION_BWD)
+    return distance_get(probe->dtype, room->d_qkv[1], room->d_qkv[0], n_qkv);
+  double out = distance_get(probe->dtype, room->out[1], room->out[0], n_out);
+  double lse = distance_get(LADE_F32, room->lse[1], room->lse[0], TIME * HEADS);
+  return out > lse || isnan(out) ? out : lse;
+}
+
+/* Random numbers in -2..2, of Knuth's MMIX; results are NaN. */
+static void room_fill(const struct probe *probe)
+{
+  struct room *room = probe->host;
+  uint64_t random = 1;
+  memset(room, 0xff, sizeof(*room));
+  for (int i = 0; i < QKV + OUT; i++) {
+    random = random * 6364136223846793005u + 1442695040888963407u;
+    float value = (float)(int64_t)random * 0x1p-62f;
+    uint16_t bits = probe->dtype == LADE_BF16 ? lade_f32_to_bf16(value) : lade_f32_to_f16(value);
+    *(i < QKV ? &room->qkv[i] : &room->d_out[i - QKV]) = bits;
+  }
+}
+
+/*
+ * Does @who make of one problem what the plain kernels make? 0, and why not in @why, or nothing there; or the device's
+ * status.
+ */
+static int problem_check(struct probe *probe, enum lade_kernel kernel, enum lade_cuda_attention who,
+                         struct lade_error *why)
+{
+  const char *direction = kernel == LADE_K_ATTENTION_FWD ? "forward" : "backward";
+  double most = 4 * (probe->dtype == LADE_BF16 ? 0x1p-8 : 0x1p-11) + 0x1p-20;
+  int refused = 0;
+  room_fill(probe);
+  int status = room_move(probe, probe->room, probe->host);
+  if (!status)
+    status = attention_run(probe, LADE_K_ATTENTION_FWD, LADE_CUDA_BY_PLAIN, 0, &refused);
+  if (!status && !refused && kernel == LADE_K_ATTENTION_BWD)
+    status = attention_run(probe, kernel, LADE_CUDA_BY_PLAIN, 0, &refused);
+  if (!status && !refused)
+    status = attention_run(probe, kernel, who, 1, &refused);
+  if (!status)
+    status = room_move(probe, probe->host, probe->room);
+  if (status)
+    return status;
+  double distance = refused ? 0 : result_compare(probe, kernel);
+  if (refused)
+    lade_error_set(why, -EIO, "%s for heads of %d in %s: the driver answers %d", direction, (int)probe->head_dim,
+                   lade_dtype_name(probe->dtype), refused);
+  else if (!(distance <= most))
+    lade_error_set(why, -EIO, "%s for heads of %d in %s is %.2g off, of at most %.2g", direction, (int)probe->head_dim,
+                   lade_dtype_name(probe->dtype), distance, most);
+  return 0;
+}
+
+static int candidate_check(struct probe *probe, enum lade_kernel kernel, enum lade_cuda_attention who,
+                           struct lade_error *why)
+{
+  static const enum lade_dtype dtypes[] = {LADE_BF16, LADE_F16};
+  int status = 0;
+  for (int i = 0; i < 4 && !status && !why->code; i++) {
+    probe->dtype = dtypes[i % 2];
+    probe->head_dim = i / 2 ? 64 : 128;
+    status = problem_check(probe, kernel, who, why);
+  }
+  return status;
+}
+
+/* ---- choosing ---- */
+
+/* One more that is wrong: they share a line. */
+static void note_add(struct lade_error *note, enum lade_cuda_attention who, const char *why)
+{
+  struct lade_error before = *note;
+  lade_error_set(note, -EIO, "%s%sattention by %s is wrong on this GPU (%s): %s attends instead; please report it",
+                 before.text, *before.text ? "; " : "", lade_cuda_attention_name(who), why,
+                 lade_cuda_attention_name(who - 1));
+}
+
+/* The first from @best down that agrees with the plain kernels, which needs no proof; a line in @note for others. */
+static int kernel_choose(struct probe *probe, enum lade_kernel kernel, enum lade_cuda_attention best,
+                         struct lade_kernels *table, struct lade_error *note)
+{
+  enum lade_cuda_attention who = best;
+  int status = 0;
+  while (who != LADE_CUDA_BY_PLAIN && !status) {
+    struct lade_error why = {0};
+    status = candidate_check(probe, kernel, who, &why);
+    if (!why.code)
+      break;
+    note_add(note, who, why.text);
+    who--;
+  }
+  lade_cuda_attention_choose(table, kernel, who);
+  return status;
+}
+
+/* What is open when it fails is probe_close's. */
+static int probe_open(struct probe *probe)
+{
+  struct lade_device_info info;
+  lade_device_get_info(probe->device, &info);
+  probe->chunk_bytes = lade_align_up(sizeof(*probe->room), info.chunk_bytes);
+  probe->host = aligned_alloc(_Alignof(struct room), sizeof(*probe->host));
+  int status = probe->host ? lade_device_reserve(probe->device, probe->chunk_bytes, &probe->address) : -ENOMEM;
+  if (!status)
+    status = lade_device_chunk_create(probe->device, probe->chunk_bytes, &probe->chunk);
+  if (!status)
+    status = lade_device_map(probe->device, probe->address, probe->chunk);
+  probe->room = status ? NULL : (struct room *)(uintptr_t)probe->address;
+  if (!status)
+    status = lade_queue_create(probe->device, LADE_QUEUE_COMPUTE, &probe->compute);
+  if (!status)
+    status = lade_queue_create(probe->device, LADE_QUEUE_TO_DEVICE, &probe->copies);
+  return status;
+}
+
+static void probe_close(struct probe *probe)
+{
+  lade_queue_destroy(probe->copies);
+  lade_queue_destroy(probe->compute);
+  if (probe->room)
+    lade_device_unmap(probe->device, probe->address, probe->chunk_bytes);
+  lade_device_chunk_release(probe->device, probe->chunk);
+  if (probe->address)
+    lade_device_release(probe->device, probe->address, probe->chunk_bytes);
+  free(probe->host);
+}
+
+/* What the environment names, if it names one. */
+static bool wish_get(enum lade_cuda_attention *ret_who)
+{
+  const char *wish = getenv("LADE_ATTENTION");
+  for (int i = 0; wish && i < LADE_CUDA_N_ATTENTIONS; i++)
+    if (strcmp(wish, lade_cuda_attention_name((enum lade_cuda_attention)i)) == 0) {
+      *ret_who = (enum lade_cuda_attention)i;
+      return true;
+    }
+  return false;
+}
+
+int lade_cuda_attention_open(const lade_cuda_kernels *kernels, lade_device *device, struct lade_kernels *table,
+                             struct lade_error *note, struct lade_error *error)
+{
+  const int capability = lade_cuda_get_capability(device);
+  enum lade_cuda_attention best = capability == 90 ? LADE_CUDA_BY_WGMMA : LADE_CUDA_BY_MMA, wish;
+  struct probe probe = {.kernels = kernels, .device = device};
+  if (wish_get(&wish)) {
+    if (wish > best)
+      return lade_error_set(error, -ENODEV, "LADE_ATTENTION is '%s', which is for GPUs of compute capability 9.0, and "
+                            "this one is of %d.%d", lade_cuda_attention_name(wish), capability / 10, capability % 10);
+    lade_cuda_attention_choose(table, LADE_K_ATTENTION_FWD, wish);
+    lade_cuda_attention_choose(table, LADE_K_ATTENTION_BWD, wish);
+    return 0;
+  }
+  int status = probe_open(&probe);
+  if (status)
+    lade_error_set(error, status, "attention on the GPU cannot be tried: %s", strerror(-status));
+  else
+    status = kernel_choose(&probe, LADE_K_ATTENTION_FWD, best, table, note);
+  if (!status)
+    status = kernel_choose(&probe, LADE_K_ATTENTION_BWD, LADE_CUDA_BY_MMA, table, note);
+  probe_close(&probe);
+  if (lade_device_status(device))
+    lade_cuda_get_error(device, error);
+  return status;
+}

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Forward attention on Hopper: heads of 64 and 128 in BF16 and FP16 by products of warpgroups (wgmma), after Shah et
+ * al., "FlashAttention-3" (2024), section 3.2. attention_mma.cu is the same by the instructions of every GPU, and makes
+ * the gradients here, too; what is done with scores is the code of both (attention_rows.h), and so are numbers but for
+ * the order of sums: probabilities are rounded to the tensors' type, sums are FP32, lse is the natural logarithm.
+ *
+ * A block is two warpgroups with 64 queries each, which walk together over tiles of 128 keys. Queries, keys and values
+ * are read by the products where they lie in shared memory; probabilities come from registers. Two things are under way
+ * at once: while a warpgroup makes probabilities of tile j, its own product of the probabilities of tile j - 1 with
+ * their values runs, and so does whatever the other warpgroup has begun. Copies of the keys of tile j + 1 and the
+ * values of tile j run all the while, each into the place that a tile before has left.
+ *
+ * Copies are cp.async by all threads, and a tile has one barrier of the block: nothing waits for a flag in memory, so a
+ * fault may make wrong numbers but no endless wait. Bulk copies by a warp of their own would save the threads 16
+ * instructions of a tile, and cost barriers that spin.
+ *
+ * Moves q, k, v, out once, and out of L2 k, v again for each 128 queries. Operations: 2 T^2 D a head, and as many that
+ * nobody wants in the diagonal's tile. Bound: tensor cores; an exponential for 4 D operations takes half their time at
+ * D = 128, all of it at D = 64, and is hidden as far as scores of one tile and values of another overlap.
+ */
+#include "kernels/cuda/attention_rows.h"
+#include "kernels/cuda/wgmma.h"
+
+#define THREADS LADE_CUDA_WGMMA_THREADS
+#define ROWS LADE_CUDA_WGMMA_ROWS
+#define TILE LADE_CUDA_WGMMA_TILE
+
+/* What a block works on: its queries, and two places each for tiles of keys and values. */
+template <class T, int D> struct block {
+  struct shape s;
+  const T *k, *v; /* of its head's first row */
+  T *queries, *keys, *values;
+  int first, n_tiles;
+};
+
+template <class T, int D>
+static __device__ inline struct block<T, D> block_get(const struct lade_attention_fwd_args &a, T *shared)
+{
+  struct block<T, D> b;
+  b.s = shape_get(a);
+  b.first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS;
+  b.n_tiles = ((b.first + ROWS < b.s.time ? b.first + ROWS : (int)b.s.time) + TILE - 1) / TILE;
+  b.k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + b.s.h / b.s.group, 0);
+  b.v = b.k + b.s.key_heads * D;
+  b.queries = tiles_begin(shared);
+  b.keys = b.queries + ROWS * D;
+  b.values = b.keys + 2 * TILE * D;
+  return b;
+}
+
+template <class T, int D> static __device__ inline T *place_get(T *places, int j)
+{
+  return places + j % 2 * (TILE * D);
+}
+
+template <class T, int D>
+static __device__ inline void tile_begin(const struct block<T, D> &b, const T *from, int j, T *places)
+{
+  panels_copy<D, TILE, THREADS>(place_get<T, D>(places, j), from, b.s.row_elements, j * TILE, b.s.time);
+}
+
+/* Keys of tile @j and values of the one before are there; those that come next are begun. */
+template <class T, int D> static __device__ inline void tiles_take(const struct block<T, D> &b, int j)
+{
+  panels_wait();
+  if (j + 1 < b.n_tiles)
+    tile_begin(b, b.k, j + 1, b.keys);
+  if (j < b.n_tiles)
+    tile_begin(b, b.v, j, b.values);
+}
+
+/* A warp's 16 queries, and the tile in hand: its scores, then as probabilities the left operand for its values. */
+template <int D> struct warp {
+  struct queries<D, 1> q;
+  float scores[1][TILE / 8][4], corrections[1][2];
+  uint32_t weights[TILE / 16][4];
+  uint64_t kept;
+};
+
+/*
+ * Once the keys of tile @j are there, and the values of the one before, begin to make its scores. What has been done
+ * with registers is done before the products that begin here.
+ */
+template <class T, int D>
+static __device__ inline void scores_begin(const struct block<T, D> &b, const struct lade_drop &drop,
+                                           const struct lade_step *step, int j, struct warp<D> &w)
+{
+  const int own = b.first + warp_get() * 16, group = warp_get() / 4 * 64;
+  tiles_take(b, j);
+  if (drop.drop_below)
+    w.kept = kept_get<false, 1, TILE / 8>(b.s, step, drop, b.s.h, own, j * TILE);
+  ptx_registers_settle(w.q.out[0]);
+  ptx_registers_settle(w.weights);
+  ptx_products_fence();
+  rows_multiply_begin<D, ROWS>(w.scores[0], b.queries, group, place_get<T, D>(b.keys, j));
+}
+
+/*
+ * Scores of tile @j, which are there, become probabilities. The compiler brings a wait for products forward as far as
+ * the branch before it: that of dropout, at the end, keeps what runs meanwhile running until all of this is done.
+ */
+template <class T, int D>
+static __device__ inline void scores_meet(const struct block<T, D> &b, const struct lade_drop &drop, int j,
+                                          struct warp<D> &w)
+{
+  scores_mask<false>(w.scores, j * TILE - b.first - warp_get() * 16);
+  queries_meet(w.q, w.scores, b.s.scale * LOG2_E, w.corrections);
+  if (drop.drop_below)
+    drop_apply(w.scores, w.kept, 1.0f);
+  ptx_registers_settle(w.scores[0]);
+}
+
+template <class T, int D> static __device__ inline void weights_make(struct warp<D> &w)
+{
+#pragma unroll
+  for (int k = 0; k < TILE / 16; k++)
+    left_make(T(), w.weights[k], w.scores[0][2 * k], w.scores[0][2 * k + 1]);
+}
+
+template <class T, int D>
+static __device__ inline void values_weigh_begin(const struct block<T, D> &b, int j, struct warp<D> &w)
+{
+  rows_weigh_begin<D>(w.q.out[0], w.weights, place_get<T, D>(b.values, j));
+}
+
+template <class T, int D>
+static __device__ inline void attention_wgmma_fwd(const struct lade_attention_fwd_args &a, const struct lade_step *step)
+{
+  LADE_SHARED(T, shared);
+  const struct block<T, D> b = block_get<T, D>(a, shared);
+  const int own = warp_get() * 16;
+  struct warp<D> w = {};
+  queries_begin(w.q);
+  panels_copy<D, ROWS, THREADS>(b.queries, (const T *)a.qkv + qkv_at(b.s, b.s.h, 0), b.s.row_elements, b.first,
+                                b.s.time);
+  tile_begin(b, b.k, 0, b.keys);
+  scores_begin(b, a.drop, step, 0, w);
+  ptx_products_wait<0>(w.scores[0]);
+  scores_meet(b, a.drop, 0, w);
+  weights_make<T>(w);
+  for (int j = 1; j < b.n_tiles; j++) {
+    scores_begin(b, a.drop, step, j, w);
+    values_weigh_begin(b, j - 1, w);
+    ptx_products_wait<1>(w.scores[0]);
+    scores_meet(b, a.drop, j, w);
+    ptx_products_wait<0>(w.q.out[0]);
+    queries_correct(w.q, w.corrections);
+    weights_make<T>(w);
+  }
+  tiles_take(b, b.n_tiles);
+  ptx_registers_settle(w.q.out[0]);
+  ptx_registers_settle(w.weights);
+  ptx_products_fence();
+  values_weigh_begin(b, b.n_tiles - 1, w);
+  ptx_products_wait<0>(w.q.out[0]);
+  queries_put(w.q, b.s, a, b.first + own, b.queries + own * D); /* all have done with the queries */
+}
+
+#define KERNEL(name, D, suffix, T, args_type) \
+  LADE_KERNEL(name##_##D##_##suffix, args_type) { name<T, D>(a, step); } \
+  LADE_CUDA_EXPORT(name##_##D##_##suffix, args_type)
+#define KERNELS(name, args_type) \
+  KERNEL(name, 64, bf16, bf16, args_type) \
+  KERNEL(name, 64, f16, f16, args_type) \
+  KERNEL(name, 128, bf16, bf16, args_type) \
+  KERNEL(name, 128, f16, f16, args_type)
+KERNELS(attention_wgmma_fwd, lade_attention_fwd_args)

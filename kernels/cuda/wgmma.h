@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tiles of 16-bit rows in shared memory for products by warpgroups, over the instructions of ptx_90a.h.
+ *
+ * A tile of rows of D elements, 64 or 128, is D / 64 panels, one behind the other: all its rows, 64 elements of each.
+ * A panel's rows are 128 bytes, swizzled as the instructions want them, which mma.h's tile_copy does for D = 64; a tile
+ * begins at a multiple of 1024 bytes. So it is upright for products over D, and turned for those over its rows.
+ */
+#ifndef LADE_CUDA_WGMMA_H
+#define LADE_CUDA_WGMMA_H
+
+#include "kernels/cuda/mma.h"
+
+#define LADE_CUDA_PANEL 64 /* columns: 128 bytes */
+
+/* The first place for a tile from @room on, less than LADE_CUDA_WGMMA_ALIGN bytes behind it. */
+template <class T> static __device__ inline T *tiles_begin(T *room)
+{
+  return room + (-ptx_shared(room) & (LADE_CUDA_WGMMA_ALIGN - 1)) / sizeof(T);
+}
+
+/* mma.h's tile_copy, into panels. */
+template <int D, int ROWS, int THREADS, class T>
+static __device__ inline void panels_copy(T *tile, const T *from, int64_t pitch, int first, int64_t n_rows)
+{
+#pragma unroll
+  for (int c = 0; c < D; c += LADE_CUDA_PANEL)
+    tile_copy<LADE_CUDA_PANEL, ROWS, THREADS>(tile + c * ROWS, from + c, pitch, first, n_rows);
+}
+
+/* Wait for all copies of the block into its tiles: products may read them, and others have done with what they had. */
+static __device__ inline void panels_wait(void)
+{
+  ptx_copies_wait();
+  ptx_copies_publish();
+  __syncthreads();
+}
+
+/* The descriptor of the rows from @at on of a tile that has ROWS of them; its panels follow as columns when turned. */
+template <int ROWS, class T> static __device__ inline uint64_t panels_describe(const T *at)
+{
+  constexpr uint64_t LEADING = ROWS * LADE_CUDA_PANEL * sizeof(T) / 16, STRIDE = LADE_CUDA_WGMMA_ALIGN / 16;
+  return (uint64_t)1 << 62 | STRIDE << 32 | LEADING << 16 | ptx_shared(at) >> 4;
+}
+
+static __device__ inline void multiply(bf16, float (&c)[16][4], uint64_t a, uint64_t b, bool is_added)
+{
+  ptx_multiply_128_bf16(c, a, b, is_added);
+}
+
+static __device__ inline void multiply(f16, float (&c)[16][4], uint64_t a, uint64_t b, bool is_added)
+{
+  ptx_multiply_128_f16(c, a, b, is_added);
+}
+
+static __device__ inline void weigh(bf16, float (&c)[8][4], const uint32_t (&a)[4], uint64_t b)
+{
+  ptx_weigh_64_bf16(c, a, b);
+}
+
+static __device__ inline void weigh(bf16, float (&c)[16][4], const uint32_t (&a)[4], uint64_t b)
+{
+  ptx_weigh_128_bf16(c, a, b);
+}
+
+static __device__ inline void weigh(f16, float (&c)[8][4], const uint32_t (&a)[4], uint64_t b)
+{
+  ptx_weigh_64_f16(c, a, b);
+}
+
+static __device__ inline void weigh(f16, float (&c)[16][4], const uint32_t (&a)[4], uint64_t b)
+{
+  ptx_weigh_128_f16(c, a, b);
+}
+
+/*
+ * Begin c = X Y^T as a group: 64 rows from @first on of the tile @x of X_ROWS with the 8 N of the tile @y, by the
+ * columns of both. After a fence.
+ */
+template <int D, int X_ROWS, int N, class T>
+static __device__ inline void rows_multiply_begin(float (&c)[N][4], const T *x, int first, const T *y)
+{
+#pragma unroll
+  for (int k = 0; k < D; k += 16) {
+    const int panel = k / LADE_CUDA_PANEL * LADE_CUDA_PANEL, column = k % LADE_CUDA_PANEL;
+    multiply(T(), c, panels_describe<X_ROWS>(x + panel * X_ROWS + first * LADE_CUDA_PANEL + column),
+             panels_describe<8 * N>(y + panel * 8 * N + column), k > 0);
+  }
+  ptx_products_commit();
+}
+
+/* Begin sums += W Y as a group: weights, made by left_make, with the 16 K rows of the tile @y. After a fence. */
+template <int D, int K, class T>
+static __device__ inline void rows_weigh_begin(float (&sums)[D / 8][4], const uint32_t (&weights)[K][4], const T *y)
+{
+#pragma unroll
+  for (int k = 0; k < K; k++)
+    weigh(T(), sums, weights[k], panels_describe<16 * K>(y + 16 * k * LADE_CUDA_PANEL));
+  ptx_products_commit();
+}
+
+#endif
