@@ -352,7 +352,7 @@ static void parts_check(enum lade_dtype dtype, const int64_t *first, int n_parts
 {
   struct lade_kernels levels[LEVELS];
   const int64_t n = 37, d = 16, vocabulary = first[n_parts];
-  int n_levels = levels_make(levels);
+  int n_levels = levels_make(LADE_K_HEAD_LOSS_FWD, levels);
   struct problem problem = problem_make(dtype, n, d, vocabulary, 0, accumulate);
   const size_t dx_bytes = (size_t)(n * d) * lade_dtype_bytes(dtype), d_weight_bytes = (size_t)(vocabulary * d) * 4;
   void *dx = memory_make(dx_bytes), *d_weight = memory_make(d_weight_bytes);
