@@ -11,10 +11,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -122,6 +124,70 @@ static void plugin_find(void)
   }
 }
 
+/* A watch over MPI's start, which waits for ever for a rank that ended without it, and which no call leaves. */
+struct vigil {
+  const struct job *job;
+  double timeout_s;
+  pthread_mutex_t lock;
+  pthread_cond_t ended;
+  bool has_ended;
+};
+
+static void vigil_fail(const struct vigil *vigil)
+{
+  const struct job *job = vigil->job;
+  struct lade_error error = {0};
+  lade_error_set(&error, -ETIMEDOUT, "the ranks of this job have not met within %g s: one of its %d has ended, or "
+                 "never began", vigil->timeout_s, job->launch.world);
+  if (job->board) {
+    board_leave(job->board, job->launch.rank, -ETIMEDOUT, error.text);
+  } else {
+    usleep(job_is_first(job) ? 0 : MPIRUN_US);
+    exit_fail("train", -ETIMEDOUT, &error);
+  }
+  _exit(LADE_EXIT_FAILED);
+}
+
+static void *vigil_keep(void *user)
+{
+  struct vigil *vigil = user;
+  struct timespec until;
+  int status = 0;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_sec += (time_t)vigil->timeout_s + 1;
+  pthread_mutex_lock(&vigil->lock);
+  while (!vigil->has_ended && !status)
+    status = pthread_cond_timedwait(&vigil->ended, &vigil->lock, &until);
+  if (!vigil->has_ended)
+    vigil_fail(vigil);
+  pthread_mutex_unlock(&vigil->lock);
+  return NULL;
+}
+
+/* lade_comm_open, whose first part, MPI's start, has no patience of its own. */
+static int world_open(struct job *job, const struct lade_comm_params *how, double timeout_s, struct lade_error *error)
+{
+  /* Twice the time: what waits behind MPI's start says better who is late. */
+  struct vigil vigil = {.job = job, .timeout_s = 2 * timeout_s, .lock = PTHREAD_MUTEX_INITIALIZER};
+  pthread_condattr_t clock;
+  pthread_t thread;
+  pthread_condattr_init(&clock);
+  pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+  pthread_cond_init(&vigil.ended, &clock);
+  pthread_condattr_destroy(&clock);
+  int status = -pthread_create(&thread, NULL, vigil_keep, &vigil);
+  if (!status) {
+    status = lade_comm_open(how, error, &job->world);
+    pthread_mutex_lock(&vigil.lock);
+    vigil.has_ended = true;
+    pthread_cond_signal(&vigil.ended);
+    pthread_mutex_unlock(&vigil.lock);
+    pthread_join(thread, NULL);
+  }
+  pthread_cond_destroy(&vigil.ended);
+  return status;
+}
+
 int job_join(struct job *job, double timeout_s, struct lade_error *error)
 {
   if (job->launch.world == 1)
@@ -135,7 +201,7 @@ int job_join(struct job *job, double timeout_s, struct lade_error *error)
   struct lade_comm_params how = {
       .struct_size = sizeof(how), .launch = &job->launch, .kernels = &job->kernels, .log = note_print,
       .timeout_ms = (int)(timeout_s * 1e3)};
-  return lade_comm_open(&how, error, &job->world);
+  return world_open(job, &how, timeout_s, error);
 }
 
 int job_leave(struct job *job, const char *verb, int status, const struct lade_error *error)

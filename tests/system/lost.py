@@ -80,6 +80,18 @@ def a_rank_ends_before_the_first_message():
                 f"{way}: {result.returncode}, not one message of {words}", result.stderr)
 
 
+def a_rank_never_comes_to_mpirun_alone():
+    """Without a board nobody sees it end well before MPI's start, which waits for it."""
+    script = '[ $OMPI_COMM_WORLD_RANK = 1 ] && exit 0; exec "$0" "$@"'
+    result = subprocess.run(["mpirun", "-q", "--oversubscribe", "-n", "2", "sh", "-c", script, LADE, *TRAIN, "--steps",
+                             "3", "--comm-timeout", "1"],
+                            env=dict(ENVIRONMENT, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"),
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
+    require(result.returncode == 1 and jobs.messages(result.stderr) == [
+        "lade train: the ranks of this job have not met within 2 s: one of its 2 has ended, or never began"],
+        f"a job that a rank never joins ends with {result.returncode}", result.stderr)
+
+
 def digests(out):
     summary = json.loads(out)
     return {name: summary[name] for name in ("loss_digest", "params_digest", "steps")}
@@ -300,7 +312,7 @@ with jobs.scratch():
     seed = int.from_bytes(os.urandom(4), "little")
     random.seed(seed)
     print(f"seed {seed}", flush=True)
-    quick = (a_rank_is_killed, a_rank_is_stopped, a_rank_ends_before_the_first_message,
+    quick = (a_rank_is_killed, a_rank_is_stopped, a_rank_ends_before_the_first_message, a_rank_never_comes_to_mpirun_alone,
              what_ranks_call_wrong_is_not_tried_again)
     long = (a_job_starts_again, jobs_shrink, a_layout_that_lacks_memory_ends_the_job, mpirun_is_killed,
             a_restart_that_finds_all_done_says_so, a_code_after_all_ranks_ended_well_is_not_tried_again,
