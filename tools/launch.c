@@ -231,8 +231,7 @@ static bool ranks_are_through(const struct launch *launch, pid_t mpirun, bool *h
   }
   if (is_one_alive)
     return has_one_failed;
-  const bool is_found = children_live(mpirun, rank_has_left, board);
-  *has_begun |= is_found;
+  const bool is_found = children_live(mpirun, rank_has_left, board, has_begun);
   return *has_begun && !is_found;
 }
 

@@ -64,7 +64,7 @@ bool process_lives(pid_t pid)
   return is_alive(&process);
 }
 
-bool children_live(pid_t parent, bool (*is_through)(const void *user, pid_t pid), const void *user)
+bool children_live(pid_t parent, bool (*is_through)(const void *user, pid_t pid), const void *user, bool *has_any)
 {
   DIR *processes = opendir("/proc");
   bool is_found = !processes;
@@ -73,9 +73,10 @@ bool children_live(pid_t parent, bool (*is_through)(const void *user, pid_t pid)
     if (!isdigit((unsigned char)entry->d_name[0]))
       continue;
     const struct process process = process_read(entry->d_name);
-    is_found = is_alive(&process) && (process.parent == parent || process.parent == getpid()) &&
-               process.group != parent && process.group != getpgrp() &&
-               !is_through(user, (pid_t)atoi(entry->d_name));
+    const bool is_child = (process.parent == parent || process.parent == getpid()) && process.group != parent &&
+                          process.group != getpgrp();
+    *has_any |= is_child;
+    is_found = is_child && is_alive(&process) && !is_through(user, (pid_t)atoi(entry->d_name));
   }
   if (processes)
     closedir(processes);

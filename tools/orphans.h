@@ -14,9 +14,10 @@ bool process_lives(pid_t pid);
 
 /*
  * Whether a child of @parent, which leads a process group, or of this process lives outside of the groups of both, but
- * for those that @is_through. Without /proc somebody may.
+ * for those that @is_through. *has_any is set where there is one, if only one that has ended. Without /proc somebody
+ * may.
  */
-bool children_live(pid_t parent, bool (*is_through)(const void *user, pid_t pid), const void *user);
+bool children_live(pid_t parent, bool (*is_through)(const void *user, pid_t pid), const void *user, bool *has_any);
 
 /* Kill every child of this process and every descendant that becomes one by that, and wait for their ends. */
 void orphans_end(void);

@@ -96,7 +96,7 @@ class Stuck:
 
 stuck_well = Stuck("-n", "1", "--", "train", "--data", "text.txt", "--batch", "2", "--seq", "16", "--steps", "1",
                    "--eval-iters", "1", "--quiet", "--json", "--machine", "laptop-8c")
-stuck_other = Stuck("-n", "2", "--max-restarts", "3", "--", "sleep", "2")
+stuck_other = Stuck("-n", "2", "--max-restarts", "3", "--", "true")
 stuck_told = Stuck("-n", "2", "--", "sh", "-c", "echo up; sleep 1000; true")
 assert stuck_told.job.stdout.readline() == "up\n"
 stuck_told.job.send_signal(signal.SIGTERM)
