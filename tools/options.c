@@ -345,7 +345,9 @@ static const char *const needs[][2] = {
 static const char *const excludes[][3] = {
     {"resume", "init", "a checkpoint has parameters of its own"},
     {"valid", "valid-fraction", "the one is files, the other a part of --data"},
-    {"max", "timeline", "a search has no one step to draw"}};
+    {"max", "timeline", "a search has no one step to draw"},
+    {"rank", "every-rank", "the one is for one rank, the other for all"},
+    {"max", "every-rank", "a search looks at one program of each stage"}};
 
 static int pairs_check(const struct options *options, struct lade_error *error)
 {

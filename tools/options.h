@@ -90,7 +90,7 @@ struct options {
   double temperature, seconds, comm_timeout_s;
   int max, policy;
   uint64_t replay_budget_bytes, bench_bytes;
-  bool is_sequence;
+  bool is_sequence, has_every_rank;
   bool is_json, is_quiet, has_help, has_print_config;
   enum verb_id verb;
   struct option_state states[OPTIONS_MAX];

@@ -164,6 +164,8 @@ const struct option option_table[] = {
      .most = 1e4, .help = "chunks of layers per stage, of --schedule interleaved"},
     {OPTION_COUNT, "rank", "N", VERB_PLAN, AT(rank), .unset = "all", .most = 1e6,
      .help = "plan for this rank alone, and not for all of them"},
+    {OPTION_FLAG, "every-rank", NULL, VERB_PLAN, AT(has_every_rank),
+     .help = "build, prove and on a dry device execute each rank's own program, though ranks of a stage are alike"},
     {OPTION_COUNT, "node-ranks", "N", VERB_PLAN, VERB_TRAIN, AT(n_node_ranks), .preset = "1", .least = 1, .most = 1e6,
      .help = "ranks of a node, which share --host-budget, --store-budget and the measured drive"},
 

@@ -6,6 +6,9 @@
  * data parallel ones blocks of equal size. So a plan is made per stage, and counts for each of its ranks. Stages differ
  * in their layers, in what they hold at their ends, and in how many microbatches are in flight.
  *
+ * With --every-rank that is not taken on trust: what was decided for the first rank of a stage is built, proved and,
+ * on a dry device, executed for each other one from a graph of its own, whose calls and peak have to be the first's.
+ *
  * That the plans are one job's is proved and not hoped: what each stage sends is compared with what the others receive
  * (plan/calls.h), and all stages are simulated together, which comes to its end only if none waits in a circle. That
  * simulation gives the step's time and bubble.
@@ -61,6 +64,7 @@ static int stage_make(struct options *options, int rank, struct stage_plan *stag
   }
   if (status)
     return status;
+  stage->n_made = 1;
   lade_session_get_info(stage->session, &stage->info);
   if (!stage->info.plan) {
     stage->refusal = *error;
@@ -70,6 +74,81 @@ static int stage_make(struct options *options, int rank, struct stage_plan *stag
     status = lade_session_step(stage->session, &stage->step, error);
   return status ? status : exposed_count(stage, error);
 }
+
+/* ---- ranks of a stage ---- */
+
+/* Does @rank say on @axis, call by call, what the first of its stage says? */
+static int calls_compare(const struct stage_plan *first, const struct lade_plan *plan, int rank, enum lade_axis axis,
+                         struct lade_error *error)
+{
+  const struct lade_plan *first_plan = first->info.plan;
+  struct lade_calls calls = {0}, first_calls = {0};
+  int status = lade_calls_list(plan->train, plan->eval, axis, &calls);
+  if (!status)
+    status = lade_calls_list(first_plan->train, first_plan->eval, axis, &first_calls);
+  if (status)
+    lade_error_set(error, status, "no memory for the calls of rank %d", rank);
+  else if (calls.n != first_calls.n || memcmp(calls.items, first_calls.items, (size_t)calls.n * sizeof(*calls.items)))
+    status = lade_error_set(error, -EINVAL, "ranks %d and %d are of one stage, and differ in what they say along %s",
+                            first->info.layout.rank, rank, lade_axis_name(axis));
+  free(calls.items);
+  free(first_calls.items);
+  return status;
+}
+
+static int rank_compare(const struct stage_plan *first, const struct lade_session_info *info, struct lade_error *error)
+{
+  const uint64_t *peak = info->plan->peak_bytes, *first_peak = first->info.plan->peak_bytes;
+  const int rank = info->layout.rank;
+  int status = 0;
+  if (memcmp(peak, first_peak, sizeof(info->plan->peak_bytes)))
+    status = lade_error_set(error, -EINVAL, "ranks %d and %d are of one stage, and need %llu and %llu bytes of device",
+                            first->info.layout.rank, rank, (unsigned long long)first_peak[LADE_DEVICE],
+                            (unsigned long long)peak[LADE_DEVICE]);
+  for (int axis = 0; axis < LADE_N_AXES && !status; axis++)
+    status = calls_compare(first, info->plan, rank, (enum lade_axis)axis, error);
+  return status;
+}
+
+/* Build, prove and on a dry device execute for @rank what was decided for @first, of its stage. */
+static int rank_follow(const struct options *options, const struct stage_plan *first, int rank,
+                       struct lade_error *error)
+{
+  struct lade_session_params how = options->session;
+  struct lade_session_info info;
+  struct lade_step_report step;
+  lade_session *session;
+  how.layout.rank = rank;
+  how.is_plan_only = options->device != DEVICE_DRY;
+  how.alike = first->session;
+  int status = lade_session_open(&how, error, &session);
+  if (status)
+    return status;
+  lade_session_get_info(session, &info);
+  status = rank_compare(first, &info, error);
+  if (!status && options->device == DEVICE_DRY)
+    status = lade_session_step(session, &step, error);
+  lade_session_close(session);
+  return status;
+}
+
+static int ranks_follow(const struct options *options, struct stage_plan *first, struct progress *progress,
+                        struct lade_error *error)
+{
+  const struct lade_mesh *mesh = &first->info.layout.mesh;
+  const int stage = lade_mesh_position(mesh, LADE_AXIS_PP, first->info.layout.rank);
+  int status = 0;
+  for (int rank = 0; rank < mesh->world && first->info.plan && !status; rank++) {
+    if (rank == first->info.layout.rank || lade_mesh_position(mesh, LADE_AXIS_PP, rank) != stage)
+      continue;
+    progress_note(progress, "building rank %d of %d", rank, mesh->world);
+    status = rank_follow(options, first, rank, error);
+    first->n_made += !status;
+  }
+  return status;
+}
+
+/* ---- borders of stages ---- */
 
 /* Do all sends of @from to @to meet the recvs there, on the pipeline's axis? */
 static int border_check(const struct lade_calls *calls, int from, int to, const struct ranks_plan *ranks,
@@ -170,6 +249,8 @@ static int stages_make(struct options *options, const struct lade_mesh *mesh, st
     if (n > 1)
       progress_note(&progress, "planning the ranks of stage %d of %d", i + 1, n);
     status = stage_make(options, lade_mesh_member(mesh, LADE_AXIS_PP, 0, i), &ranks->stages[i], error);
+    if (!status && options->has_every_rank)
+      status = ranks_follow(options, &ranks->stages[i], &progress, error);
     ranks->fits &= ranks->stages[i].info.plan != NULL;
   }
   if (!status && ranks->fits) {
@@ -341,8 +422,9 @@ void ranks_plan_print(const struct ranks_plan *ranks, FILE *file)
   if (!ranks->fits)
     return;
   fprintf(file, "\nall ranks     a step of %s, sends and receives matched; bubble %.1f %%, exposed communication "
-          "%.1f %%\n", seconds_format((double)ranks->step_ns / 1e9, text, sizeof(text)),
-          100 * ranks->bubble / (1 + ranks->bubble), 100 * ranks->exposed);
+          "%.1f %%%s\n", seconds_format((double)ranks->step_ns / 1e9, text, sizeof(text)),
+          100 * ranks->bubble / (1 + ranks->bubble), 100 * ranks->exposed,
+          ranks->stages[0].n_made > 1 ? "; each rank's own program is built and alike" : "");
 }
 
 /* ---- as JSON ---- */
@@ -394,6 +476,7 @@ static json_t *stage_json(const struct stage_plan *stage, int n_ranks)
   const struct lade_session_info *info = &stage->info;
   json_t *object = json_pack("{s:i, s:i, s:b}", "rank", info->layout.rank, "ranks_alike", n_ranks, "fits",
                              info->plan != NULL);
+  json_object_set_new(object, "ranks_built", json_integer(stage->n_made));
   if (!info->plan) {
     json_object_set_new(object, "refusal", json_text(stage->refusal.text));
     return object;

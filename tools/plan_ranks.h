@@ -16,6 +16,7 @@ struct stage_plan {
   struct lade_session_info info; /* without a plan: it does not fit */
   struct lade_step_report step;  /* of a dry run */
   int64_t exposed_ns;            /* of a step: computing stands still for communication, borders left out */
+  int n_made;                    /* ranks whose own programs were built; 1 unless every rank's are */
   struct lade_error refusal;
 };
 
@@ -29,9 +30,10 @@ struct ranks_plan {
 };
 
 /*
- * Plan for every rank; with --device dry each plan is executed. -EINVAL when programs do not meet, -EDEADLK when stages
- * wait for one another, and as lade_session_open; with a line. A rank that does not fit is no failure, but an answer.
- * Finish @ret_ranks either way.
+ * Plan for every rank, by its stage's first one; with --device dry each plan is executed. With --every-rank each rank's
+ * own program is built, proved and so executed. -EINVAL when programs do not meet, or ranks of a stage are not alike;
+ * -EDEADLK when stages wait for one another, and as lade_session_open; with a line. A rank that does not fit is no
+ * failure, but an answer. Finish @ret_ranks either way.
  */
 int ranks_plan_make(struct options *options, struct ranks_plan *ret_ranks, struct lade_error *error);
 /* The same for options' rank alone: one stage, of which nothing is known together with others. */

@@ -321,6 +321,21 @@ static int own_plan(const lade_planner *planner, struct lade_plan **plan)
   return status;
 }
 
+/* Takes @plan if it does not hold. */
+static int plan_prove(const struct lade_plan_params *params, struct lade_plan *plan, uint64_t device_bytes,
+                      struct lade_error *error)
+{
+  const uint64_t budgets[LADE_N_SPACES] = {device_bytes, planner_host_budget(params), params->store_bytes};
+  int status = lade_program_prove(plan->train, budgets, error);
+  if (!status)
+    status = lade_program_prove(plan->eval, budgets, error);
+  if (!status)
+    status = lade_program_prove_shared(plan->train, plan->eval, error);
+  if (status)
+    lade_plan_destroy(plan);
+  return status;
+}
+
 int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_error *error,
                       struct lade_plan **ret_plan)
 {
@@ -333,19 +348,30 @@ int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_
   status = own_plan(planner, &best);
   if (status)
     return lade_error_set(error, status, "planning ran out of memory");
-  const uint64_t budgets[LADE_N_SPACES] = {device_bytes, planner_host_budget(&planner->params),
-                                           planner->params.store_bytes};
-  status = lade_program_prove(best->train, budgets, error);
+  status = plan_prove(&planner->params, best, device_bytes, error);
   if (!status)
-    status = lade_program_prove(best->eval, budgets, error);
+    *ret_plan = best;
+  return status;
+}
+
+int lade_plan_follow(const struct lade_plan_params *params, const struct lade_plan *decided, uint64_t device_bytes,
+                     struct lade_error *error, struct lade_plan **ret_plan)
+{
+  struct lade_planner planner = {.params = *params};
+  struct lade_plan *plan = NULL;
+  int status = lade_packer_create(&planner.packer);
   if (!status)
-    status = lade_program_prove_shared(best->train, best->eval, error);
-  if (status) {
-    lade_plan_destroy(best);
-    return status;
-  }
-  *ret_plan = best;
-  return 0;
+    status = planner_residency_try(&planner, params->layout, decided->residency, decided->peak_bytes[LADE_DEVICE],
+                                   INT64_MAX, &plan);
+  lade_packer_destroy(planner.packer);
+  if (status)
+    return lade_error_set(error, status, "planning ran out of memory");
+  if (!plan)
+    return lade_error_set(error, -EINVAL, "what was decided for another rank of the stage does not fit this one");
+  status = plan_prove(params, plan, device_bytes, error);
+  if (!status)
+    *ret_plan = plan;
+  return status;
 }
 
 void lade_plan_destroy(struct lade_plan *plan)

@@ -61,6 +61,13 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
  */
 int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_error *error,
                       struct lade_plan **ret_plan);
+/*
+ * What was decided for one rank of a stage, for another rank of it: its own programs, built with the same residency,
+ * and proved. Nothing is searched. @params are this rank's; what @decided was made with differs in the rank alone, or
+ * -EINVAL: the programs need more than @decided's. -ENOMEM. The plan is the caller's.
+ */
+int lade_plan_follow(const struct lade_plan_params *params, const struct lade_plan *decided, uint64_t device_bytes,
+                     struct lade_error *error, struct lade_plan **ret_plan);
 void lade_plan_destroy(struct lade_plan *plan);
 
 /*

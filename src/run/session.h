@@ -23,6 +23,8 @@ struct lade_session_choice {
 };
 #define LADE_SESSION_CHOICES_MOST 8
 
+typedef struct lade_session lade_session;
+
 struct lade_session_params {
   size_t struct_size;
   const char *model;                   /* preset or path of a config.json */
@@ -74,6 +76,12 @@ struct lade_session_params {
   const struct lade_session_choice *choices; /* of the caller; all ranks give the same names */
   int n_choices;
   bool is_plan_only;                   /* stop before memory is taken and data is needed */
+  /*
+   * A session that has a plan, of another rank of this one's stage and otherwise with the same parameters, planned only
+   * or dry as this one: its prices and budgets hold here, and what was decided there is built for this rank. It
+   * outlives this one. NULL: decide.
+   */
+  const lade_session *alike;
   struct lade_faults *faults;
   void (*notice)(void *user, const char *line);
   void *user;
@@ -81,8 +89,6 @@ struct lade_session_params {
 
 /* Fill in every default. */
 void lade_session_defaults(struct lade_session_params *params);
-
-typedef struct lade_session lade_session;
 
 /*
  * Open a session. -EOVERFLOW: does not fit (with is_plan_only: 0, the line in @error and no plan in the info);

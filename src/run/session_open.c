@@ -250,6 +250,16 @@ static int cost_probe(lade_session *s, struct lade_error *error)
   return status;
 }
 
+/* What was measured or described stays the other session's; its graph has the same ops, in the same order. */
+static void cost_borrow(lade_session *s)
+{
+  const lade_session *alike = s->params.alike;
+  lade_cost_init(&s->cost, &alike->cost.machine);
+  s->has_cost = true;
+  s->is_unified = alike->is_unified;
+  s->prices = alike->prices;
+}
+
 static int cost_take(lade_session *s, struct lade_error *error)
 {
   int status = 0;
@@ -442,6 +452,21 @@ static int plan_make(lade_session *s, struct lade_error *error)
   return status;
 }
 
+/* The plan of @params.alike, for this rank. */
+static int plan_follow(lade_session *s, struct lade_error *error)
+{
+  const lade_session *alike = s->params.alike;
+  LADE_ASSERT(alike->plan);
+  s->capacity_bytes = alike->capacity_bytes;
+  s->left_bytes = alike->left_bytes;
+  s->budget_bytes = alike->budget_bytes;
+  s->host_bytes = alike->host_bytes;
+  s->store_bytes = alike->store_bytes;
+  s->bounds = alike->bounds;
+  const struct lade_plan_params how = plan_params(s);
+  return lade_plan_follow(&how, alike->plan, s->budget_bytes, error, &s->plan);
+}
+
 static int device_open(lade_session *s, struct lade_error *error)
 {
   const struct lade_machine *machine = &s->cost.machine;
@@ -565,10 +590,12 @@ static int session_acquire(lade_session *s, struct lade_error *error)
     status = session_agree_run(s, error);
   if (!status)
     status = rate_measure(s, error);
-  if (!status)
+  if (!status && s->params.alike)
+    cost_borrow(s);
+  else if (!status)
     status = cost_take(s, error);
   if (!status)
-    status = plan_make(s, error);
+    status = s->params.alike ? plan_follow(s, error) : plan_make(s, error);
   if (status || s->params.is_plan_only)
     return status == -EOVERFLOW && s->params.is_plan_only ? 0 : status;
   status = session_agree_programs(s, error);

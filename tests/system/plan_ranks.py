@@ -70,6 +70,21 @@ def ranks_of_a_stage_have_one_program():
     require(len(timelines[0]) > 10000 and len(set(timelines)) == 1, "ranks of a stage have other programs")
 
 
+def every_rank_builds_its_own():
+    """From its own graph, and it says and needs what its stage's first rank does."""
+    for layout, n in ((["--tp", "2", "--pp", "2", "--dp", "2", "--sequence-parallel"], 4),
+                      (["--dp", "4", "--shard", "2", "--zero", "3", "--residency", "none"], 4)):
+        for device in ("dry", "host"):
+            first = plan_json(*SMALL, *layout, "--device", device)
+            every = plan_json(*SMALL, *layout, "--device", device, "--every-rank")
+            require(all(stage["ranks_built"] == n for stage in every["by_stage"])
+                    and all(stage["ranks_built"] == 1 for stage in first["by_stage"]), "ranks are left out", every)
+            require([stage["ledger"] for stage in every["by_stage"]] == [stage["ledger"] for stage in first["by_stage"]],
+                    "another plan", every)
+    require("each rank's own program" in plan(*SMALL, "--dp", "2", "--every-rank").stdout, "it is not said")
+    plan(*SMALL, "--dp", "2", "--every-rank", "--rank", "1", code=2)
+
+
 def a_person_sees_what_is_planned():
     """On a terminal, in a line that is taken away again; never among the results, and not with --quiet."""
     for extra, words in (([], "planning the ranks of stage 2 of 2"), (["--quiet"], "")):
@@ -127,8 +142,8 @@ def places_are_those_of_a_rank():
 
 def all_ranks_of_gpt3_run_dry():
     whole = plan_json("--model", "gpt3-175b", "--batch", "32", "--micro-batch", "1", "--seq", "2048", "--tp", "8",
-                      "--pp", "8", "--machine", "h100-80g", "--device", "dry")
-    require(whole["ranks"] == 64 and sum(stage["ranks_alike"] for stage in whole["by_stage"]) == 64, "a rank is missing",
+                      "--pp", "8", "--machine", "h100-80g", "--device", "dry", "--every-rank")
+    require(whole["ranks"] == 64 and sum(stage["ranks_built"] for stage in whole["by_stage"]) == 64, "a rank is missing",
             whole)
     for stage in whole["by_stage"]:
         require(stage["measured_peak_bytes"] == stage["ledger"]["total"] > 40 << 30, "a peak is not as planned", stage)
@@ -146,7 +161,7 @@ def both_ends_of_a_trillion_run_dry():
         require(end["ranks"] == 3072 and end["fits"] and end["dry_step_seconds"] > 60, "an end does not run", end)
 
 
-TESTS = [every_rank_is_in_the_table, ranks_of_a_stage_have_one_program, a_person_sees_what_is_planned,
+TESTS = [every_rank_is_in_the_table, every_rank_builds_its_own, ranks_of_a_stage_have_one_program, a_person_sees_what_is_planned,
          a_rank_that_does_not_fit_is_named, the_smallest_budget_is_one_that_fits, ranks_of_a_node_share_its_host,
          places_are_those_of_a_rank]
 if sys.argv[2:] == ["large"]:
