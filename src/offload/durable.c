@@ -316,6 +316,24 @@ const void *lade_durable_memo(const struct lade_durable *d, size_t *ret_bytes)
   return d->records[d->newest].memo;
 }
 
+/* The record of the generation before the one that counts; -1: it is not there. */
+static int before_find(const struct lade_durable *d)
+{
+  const int before = 1 - d->newest;
+  const bool is_there = d->newest >= 0 && !record_check(d, &d->records[before]) &&
+                        d->records[before].generation + 1 == d->records[d->newest].generation;
+  return is_there ? before : -1;
+}
+
+const void *lade_durable_memo_before(const struct lade_durable *d, size_t *ret_bytes)
+{
+  const int before = before_find(d);
+  if (before < 0)
+    return NULL;
+  *ret_bytes = d->records[before].memo_bytes;
+  return d->records[before].memo;
+}
+
 uint64_t lade_durable_generation(const struct lade_durable *d)
 {
   return d->newest < 0 ? 0 : d->records[d->newest].generation;
@@ -339,18 +357,16 @@ int lade_durable_withdraw(struct lade_durable *d, struct lade_error *error)
 {
   LADE_ASSERT(d->newest >= 0 && !d->store);
   const uint64_t generation = d->records[d->newest].generation;
-  const int last = d->newest, before = 1 - last;
-  const bool has_before = generation && !record_check(d, &d->records[before]) &&
-                          d->records[before].generation == generation - 1;
-  if (generation && !has_before)
+  const int last = d->newest, before = before_find(d);
+  if (generation && before < 0)
     return lade_error_set(error, -EBADMSG, "%s/%s is damaged: the record of generation %llu, at byte %d, is not there "
                           "any more", d->dir, d->journal_name, (unsigned long long)generation - 1,
-                          before * RECORD_BYTES);
-  if (has_before) {
+                          (1 - last) * RECORD_BYTES);
+  if (before >= 0) {
     memset(&d->records[last], 0, sizeof(d->records[last]));
     d->newest = before;
   }
-  int code = has_before ? record_put(d, last) : journal_remove(d);
+  int code = before >= 0 ? record_put(d, last) : journal_remove(d);
   return code ? failed(d, code_of_write(code), d->journal_name, "take back a generation in", error) : 0;
 }
 

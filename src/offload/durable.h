@@ -57,6 +57,9 @@ void lade_durable_close(lade_durable *durable);
 /* The memo that was published with the generation that counts; NULL: none does yet. Valid until the next publish. */
 const void *lade_durable_memo(const lade_durable *durable, size_t *ret_bytes);
 
+/* The same of the generation before it; NULL: it is not there to go back to. */
+const void *lade_durable_memo_before(const lade_durable *durable, size_t *ret_bytes);
+
 /* The generation that counts; 0 when none does yet: the first to be published. */
 uint64_t lade_durable_generation(const lade_durable *durable);
 

@@ -112,16 +112,53 @@ static int files_open(lade_session *s, struct lade_error *error)
 /* As ranks tell each other. */
 struct found {
   int64_t is_durable, generation; /* -1: nothing counts */
+  uint64_t history, before;       /* what memos say of its run, and of the one before it; 0: it is not there */
 };
+
+/* A number of the run that left a memo and of where it stood, the same at all its ranks; 0: no memo. */
+static uint64_t memo_history(const void *data, size_t bytes)
+{
+  struct memo memo;
+  if (!data || bytes != sizeof(memo))
+    return 0;
+  memcpy(&memo, data, sizeof(memo));
+  const uint64_t numbers[] = {memo.state.seed, (uint64_t)memo.state.step, memo.state.loss_digest};
+  return memo.version == MEMO_VERSION ? XXH3_64bits(numbers, sizeof(numbers)) : 0;
+}
 
 static struct found found_get(const lade_session *s)
 {
-  size_t bytes;
-  const bool is_there = s->durable && lade_durable_memo(s->durable, &bytes);
-  return (struct found){s->durable != NULL, is_there ? (int64_t)lade_durable_generation(s->durable) : -1};
+  struct found found = {s->durable != NULL, -1, 0, 0};
+  size_t bytes = 0;
+  const void *memo = s->durable ? lade_durable_memo(s->durable, &bytes) : NULL;
+  if (!memo)
+    return found;
+  found.generation = (int64_t)lade_durable_generation(s->durable);
+  found.history = memo_history(memo, bytes);
+  memo = lade_durable_memo_before(s->durable, &bytes);
+  found.before = memo_history(memo, bytes);
+  return found;
 }
 
-/* The newest that all @n ranks have. -EBADMSG where some have lost more than a step that was under way. */
+/* Is what all @n ranks have of one run? Before any of them takes anything back. */
+static int histories_compare(const lade_session *s, const struct found *all, int n, int64_t least,
+                             struct lade_error *error)
+{
+  const uint64_t first = all[0].generation == least ? all[0].history : all[0].before;
+  for (int rank = 1; rank < n; rank++) {
+    const uint64_t own = all[rank].generation == least ? all[rank].history : all[rank].before;
+    if (own && first && own != first)
+      return lade_error_set(error, -EBADMSG, "--store %s: rank %d finds generation %lld of another run than rank 0: "
+                            "put back what was there, or remove " FILES " at all ranks to begin anew",
+                            s->params.store, rank, (long long)all[rank].generation);
+  }
+  return 0;
+}
+
+/*
+ * The newest that all @n ranks have. -EBADMSG where some have lost more than a step that was under way, or have another
+ * run's.
+ */
 static int found_weigh(const lade_session *s, const struct found *all, int n, int64_t *ret_least,
                        struct lade_error *error)
 {
@@ -135,7 +172,7 @@ static int found_weigh(const lade_session *s, const struct found *all, int n, in
   }
   *ret_least = all[first].generation;
   if (all[last].generation - all[first].generation <= 1)
-    return 0;
+    return histories_compare(s, all, n, *ret_least, error);
   if (all[first].generation < 0)
     return lade_error_set(error, -EBADMSG, "--store %s: rank %d finds no durable state, and rank %d finds generation "
                           "%lld: put back what was there, or remove " FILES " at all ranks to begin anew",

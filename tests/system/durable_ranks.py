@@ -197,6 +197,20 @@ def older_files_of_a_rank_are_refused():
     second_rank_swap()
 
 
+def files_of_another_run_are_refused():
+    """One generation behind, as ranks of one run may be: nobody takes back what the other run does not have."""
+    shutil.rmtree("aside")
+    os.rename("state", "kept")
+    os.mkdir("state")
+    require(begin(ZERO_3, "--seed", "2", "--steps", str(N_STEPS - 1)).end()[0] == 0, "a job of another seed fails")
+    second_rank_swap()
+    shutil.rmtree("state")
+    os.rename("kept", "state")
+    second_rank_swap()
+    refused(5, f"rank 1 finds generation {N_STEPS - 1} of another run than rank 0", ZERO_3)
+    second_rank_swap()
+
+
 def a_directory_that_a_rank_lacks_is_named():
     os.makedirs("elsewhere", exist_ok=True)
     os.symlink("../text.txt", "elsewhere/text.txt")
@@ -209,6 +223,7 @@ def a_directory_that_a_rank_lacks_is_named():
 
 def what_is_not_one_state_is_refused_and_not_touched():
     older_files_of_a_rank_are_refused()
+    files_of_another_run_are_refused()
     a_directory_that_a_rank_lacks_is_named()
     own = 'holds what rank . of "dp2, zero 3 over 2" keeps, and this is rank . of '
     refused(2, own + '"dp2"', REPLICAS)

@@ -198,6 +198,25 @@ static void a_generation_is_taken_back_for_good(void **state)
   state_is(3);
 }
 
+/* What ranks compare before one of them goes back. */
+static void the_generation_before_is_known_until_it_counts(void **state)
+{
+  lade_durable *durable;
+  struct lade_error error = {0};
+  size_t memo_bytes = 0;
+  state_make(0);
+  assert_int_equal(rank_open(0, NULL, &durable, &error), 0);
+  assert_null(lade_durable_memo_before(durable, &memo_bytes));
+  lade_durable_close(durable);
+  state_make(0); /* generation 1 */
+  assert_int_equal(rank_open(0, NULL, &durable, &error), 0);
+  assert_non_null(lade_durable_memo_before(durable, &memo_bytes));
+  assert_int_equal(memo_bytes, 5);
+  assert_int_equal(lade_durable_withdraw(durable, &error), 0);
+  assert_null(lade_durable_memo_before(durable, &memo_bytes));
+  lade_durable_close(durable);
+}
+
 static void the_first_generation_is_taken_back_to_nothing(void **state)
 {
   lade_durable *durable;
@@ -452,6 +471,7 @@ int main(void)
       EACH(the_generation_under_way_is_not_found),
       EACH(ranks_have_files_of_their_own),
       EACH(a_generation_is_taken_back_for_good),
+      EACH(the_generation_before_is_known_until_it_counts),
       EACH(the_first_generation_is_taken_back_to_nothing),
       EACH(what_lost_its_journal_is_not_removed),
       EACH(a_refusal_while_going_back_leaves_one_of_both),
