@@ -63,8 +63,9 @@ static int memo_check(const lade_session *s, const struct memo *memo, size_t byt
 {
   char own[LADE_LAYOUT_NAME_BYTES] = "";
   if (bytes != sizeof(*memo) || memo->version != MEMO_VERSION)
-    return lade_error_set(error, -EINVAL, "--store %s: the memo of its durable state is of a version that is unknown "
-                          "to this build", s->params.store);
+    return lade_error_set(error, -EINVAL, "--store %s holds durable state of another version of lade (%llu, and this "
+                          "build has %d): go on with the build that wrote it, name another directory, or remove " FILES
+                          " there to begin anew", s->params.store, (unsigned long long)memo->version, MEMO_VERSION);
   lade_layout_name(&s->peers.layout, own);
   if (strcmp(own, memo->layout) == 0 && memo->rank == s->peers.layout.rank)
     return 0;
