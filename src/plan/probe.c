@@ -300,8 +300,9 @@ static int measure_fail(const struct lade_probe_params *params, struct lade_erro
   return lade_error_set(error, status, "probe: no memory to measure in; state the machine with --machine");
 }
 
+/* @ret_is_cramped: of the drive, so that its rates are those of this moment. */
 static int measure(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *cost,
-                   bool *ret_is_new)
+                   bool *ret_is_new, bool *ret_is_cramped)
 {
   struct lade_machine *machine = &cost->machine;
   int rc = rates_measure(params, machine, ret_is_new);
@@ -320,7 +321,7 @@ static int measure(const struct lade_probe_params *params, struct lade_error *er
   }
   if (!rc && params->store && machine->store.read_bytes_per_s == 0) {
     *ret_is_new = true;
-    rc = probe_store(params, error, &machine->store);
+    rc = probe_store(params, error, &machine->store, ret_is_cramped);
   }
   int n_ops = cost->n_ops;
   if (!rc && params->graph)
@@ -332,20 +333,22 @@ static int measure(const struct lade_probe_params *params, struct lade_error *er
 int lade_probe(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *ret_cost)
 {
   LADE_ASSERT(params->struct_size == sizeof(*params));
+  struct lade_probe_params kept = *params;
   struct lade_cost cost = {0};
-  bool is_new = false;
+  bool is_new = false, is_cramped = false;
   if (!params->skip_cache)
     probe_cache_load(params, &cost);
   if (params->has_fresh_ops)
     cost.n_ops = 0;
   capacities_get(params, &cost.machine);
-  int rc = measure(params, error, &cost, &is_new);
+  int rc = measure(params, error, &cost, &is_new, &is_cramped);
   if (rc) {
     lade_cost_finish(&cost);
     return rc;
   }
+  kept.store = is_cramped ? NULL : params->store;
   if (is_new && !params->skip_cache)
-    probe_cache_save(params, &cost);
+    probe_cache_save(&kept, &cost);
   *ret_cost = cost;
   return 0;
 }

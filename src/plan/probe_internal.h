@@ -28,8 +28,12 @@ int probe_memory(const struct lade_probe_params *params, struct lade_cost *cost)
 /* Links and launches of a host device's queues. -ENOMEM, -EAGAIN. */
 int probe_queues(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine *machine);
 
-/* Rates, latency and sizes of a store in params->store->dir; its capacity is not touched. As lade_store_open. */
-int probe_store(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine_store *store);
+/*
+ * Rates, latency and sizes of a store in params->store->dir; its capacity is not touched. @ret_is_cramped: it was
+ * measured in less room than that takes, and sizes are not known. As lade_store_open and lade_store_prepare.
+ */
+int probe_store(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine_store *store,
+                bool *ret_is_cramped);
 
 /* Every distinct op of params->graph that @cost has no entry for. -ENOMEM, -EAGAIN. */
 int probe_ops(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *cost);
@@ -64,7 +68,7 @@ int probe_gpu_queues(const struct lade_probe_params *params, struct lade_machine
 
 /*
  * The cache file of this machine. Loading fills what it knows of @cost (rates of 0 are unknown) and says whether
- * it had anything for this key; both are silent about trouble. The store is the entry of @store_dir, may be NULL.
+ * it had anything for this key; both are silent about trouble. The store is the entry of params->store, may be NULL.
  */
 bool probe_cache_load(const struct lade_probe_params *params, struct lade_cost *cost);
 void probe_cache_save(const struct lade_probe_params *params, const struct lade_cost *cost);

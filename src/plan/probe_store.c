@@ -13,7 +13,8 @@
  * the store balances them.
  *
  * What the run needs may fit where the probe's 64 MiB do not. Then the probe takes half, and half of that, down to a
- * single transfer; it has fewer under way, and sizes are not looked for.
+ * single transfer; it has fewer under way, and sizes are not looked for. Later runs, which may have the room, measure
+ * again.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -204,7 +205,8 @@ static int drive_open(const struct lade_probe_params *params, uint64_t bytes, st
   return 0;
 }
 
-int probe_store(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine_store *store)
+int probe_store(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine_store *store,
+                bool *ret_is_cramped)
 {
   struct drive *drive = NULL;
   uint64_t bytes = TUNE_BYTES_MOST;
@@ -215,8 +217,9 @@ int probe_store(const struct lade_probe_params *params, struct lade_error *error
   }
   if (rc)
     return rc;
+  *ret_is_cramped = bytes < TUNE_BYTES_MOST;
   rc = drive_measure(drive, error, store);
-  if (!rc && bytes == TUNE_BYTES_MOST)
+  if (!rc && !*ret_is_cramped)
     rc = drive_tune(drive, error, store);
   drive_close(drive);
   return rc;
