@@ -77,7 +77,7 @@ static void drive_set_aside(struct lade_store *store, int drive, const char *why
   notice_set(store, drive, why, others_grow(store, drive));
 }
 
-/* Does this error tell of a drive, and not of memory, of the caller or of an end? */
+/* Does this error tell of a drive, and not of memory, of the caller or of a thread that the ring may not have? */
 static bool is_drive_failure(int code)
 {
   return code != -EFAULT && code != -EINVAL && code != -ENOMEM && code != -ECANCELED;

@@ -206,9 +206,10 @@ static void pieces_start(struct lade_store *store, struct lade_transfer **finish
 
 /* ---- completions ---- */
 
+/* Nobody cancels pieces: the ring needed one of the kernel's threads, and a limit of threads forbade it for now. */
 static bool is_worth_a_retry(int code)
 {
-  return code == -EINTR || code == -EAGAIN || code == -EBUSY;
+  return code == -EINTR || code == -EAGAIN || code == -EBUSY || code == -ECANCELED;
 }
 
 /* Account for one completion: into again, into to_verify, or over. Mutex held. */
@@ -239,8 +240,8 @@ static void completion_settle(struct lade_store *store, const struct store_compl
     store->again[store->n_again++] = completion->slot;
     return;
   }
-  if (!is_whole)
-    transfer_fail(transfer, code, piece->from + piece->moved_bytes);
+  if (!is_whole) /* what close gives up is what is called cancelled */
+    transfer_fail(transfer, code == -ECANCELED ? -EAGAIN : code, piece->from + piece->moved_bytes);
   if (is_whole && transfer->op == LADE_STORE_READ && transfer->check == LADE_CHECK_STORE)
     store->to_verify[store->n_to_verify++] = *piece;
   else

@@ -32,12 +32,11 @@
  * let bytes have the checksums of other granules than those where they lie (sums_distance), so that short values, each
  * with a granule's checksum of its own, lie side by side and move in one transfer.
  *
- * Failures. A short transfer is continued; -EINTR, -EAGAIN and -EBUSY are tried again, with a bound; anything
- * else ends the transfer with -EIO, -ENOSPC, -EBADMSG or a kin of theirs, and a line that names directory, offset and
- * tensor and what the drive said. A failed transfer
- * leaves the store usable. With several drives, one that fails a transfer or holds the others up is set aside with a
- * notice (lade_store_take_notice): what was to be written there is written elsewhere; what only it had is lost, and
- * reading that is an error as above.
+ * Failures. A short transfer is continued; -EINTR, -EAGAIN, -EBUSY and a ring's -ECANCELED are tried again, with a
+ * bound; anything else ends the transfer with -EIO, -ENOSPC, -EBADMSG or a kin of theirs, and a line that names
+ * directory, offset and tensor and what the drive said. A failed transfer leaves the store usable. With several
+ * drives, one that fails a transfer or holds the others up is set aside with a notice (lade_store_take_notice): what
+ * was to be written there is written elsewhere; what only it had is lost, and reading that is an error as above.
  *
  * Two engines, io_uring and a team of pread/pwrite threads, pass one suite (tests/conform/store.c).
  */

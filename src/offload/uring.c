@@ -97,12 +97,6 @@ static int uring_submit(void *arg, const struct store_io *io)
   return 0;
 }
 
-/* Nobody cancels here: the ring needed one of the kernel's threads, and a limit of threads forbade it for now. */
-static int completion_code(int result)
-{
-  return result == -ECANCELED ? -EAGAIN : result;
-}
-
 static int uring_reap(void *arg, struct store_completion *completions, int n, bool may_block)
 {
   struct uring_engine *engine = arg;
@@ -115,7 +109,7 @@ static int uring_reap(void *arg, struct store_completion *completions, int n, bo
     int fault = lade_fault(engine->faults, LADE_FAULT_RING_COMPLETE);
     completions[n_reaped++] = (struct store_completion){
         .slot = (int)cqe->user_data,
-        .result = completion_code(fault ? fault : cqe->res),
+        .result = fault ? fault : cqe->res,
     };
     io_uring_cqe_seen(&engine->ring, cqe);
     code = io_uring_peek_cqe(&engine->ring, &cqe);

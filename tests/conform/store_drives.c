@@ -121,6 +121,28 @@ static void what_a_failing_drive_refuses_is_written_elsewhere(void **state)
   }
 }
 
+/* A ring that the kernel gives no thread is in front of all drives, and none of them is to blame. */
+static void no_drive_is_set_aside_for_want_of_a_thread(void **state)
+{
+  struct scene scene;
+  struct lade_error error = {0};
+  struct lade_store_info info;
+  scene_begin(&scene, 0);
+  lade_faults_arm(&scene.faults, LADE_FAULT_RING_COMPLETE, 1, true, -ECANCELED);
+  lade_store_get_info(scene.store, &info);
+  const bool is_ring = strcmp(info.engine, "io_uring") == 0;
+  for (int op = LADE_STORE_READ; op <= LADE_STORE_WRITE && is_ring; op++) {
+    assert_int_equal(tensor_run(&scene, (enum lade_store_op)op, 0, 1, &error), -EIO);
+    assert_non_null(strstr(error.text, strerror(EAGAIN)));
+  }
+  lade_store_get_info(scene.store, &info);
+  assert_int_equal(info.n_aside, 0);
+  lade_faults_arm(&scene.faults, LADE_FAULT_ANY, 0, false, -EIO);
+  all_run(&scene, LADE_STORE_WRITE, 2);
+  all_run(&scene, LADE_STORE_READ, 2);
+  scene_end(&scene);
+}
+
 static void what_a_failed_drive_had_is_an_error_and_can_be_written_anew(void **state)
 {
   struct scene scene;
@@ -266,6 +288,7 @@ int main(int argc, char **argv)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(both_directories_carry_what_is_written),
       cmocka_unit_test(what_a_failing_drive_refuses_is_written_elsewhere),
+      cmocka_unit_test(no_drive_is_set_aside_for_want_of_a_thread),
       cmocka_unit_test(what_a_failed_drive_had_is_an_error_and_can_be_written_anew),
       cmocka_unit_test(the_rest_of_a_stripe_that_moved_is_lost),
       cmocka_unit_test(a_slow_drive_is_set_aside_and_its_data_stays_readable),
