@@ -114,7 +114,7 @@ struct lade_transfer {
   enum lade_store_check check;
   struct lade_extent extent;
   uint64_t offset, bytes; /* in the extent; offset is a multiple of the granule, with LADE_CHECK_CALLER of a block */
-  int64_t sums_distance;  /* to the granule whose checksums are meant, a multiple of it; with LADE_CHECK_STORE 0 */
+  int64_t sums_distance;  /* from offset to the granule whose checksums are meant; with LADE_CHECK_STORE 0 */
   void *data;             /* aligned to a block, and owning the last block whole */
   struct lade_identity identity;
   /*

@@ -142,7 +142,8 @@ static int stored_set(lade_executor *ex, const struct resident *what, const stru
     if (at < piece->offset)
       status = stored_move(ex, what, at, granules_end(what, at + 1) - at, LADE_STORE_READ, error);
     const uint64_t from = LADE_MAX(at, piece->offset), to = LADE_MAX(LADE_MIN(next, end), from);
-    memset((char *)ex->bounce + (from - at), 0, next - from);
+    const uint64_t blocks_end = lade_align_up(next, LADE_STORE_BLOCK_BYTES); /* the drive gets whole ones */
+    memset((char *)ex->bounce + (from - at), 0, blocks_end - from);
     if (to > from)
       memcpy((char *)ex->bounce + (from - at), host + (from - piece->offset), to - from);
     if (!status)

@@ -259,15 +259,43 @@ static void block_damage(int fd, int kind, int tensor, int other, uint64_t draw)
   block_move(fd, true, blocks[1], at);
 }
 
+static int data_open(void)
+{
+  char path[4096];
+  snprintf(path, sizeof(path), "%s/%s", durable.store_dir, LADE_DURABLE_DATA);
+  int fd = open(path, O_RDWR | O_DIRECT | O_CLOEXEC);
+  assert_true(fd >= 0);
+  return fd;
+}
+
+/* What is kept for good has nothing in it that happened to be in memory: here another value, set before it. */
+static void the_rest_of_a_values_block_is_zeros(void **state)
+{
+  store_needed();
+  int fd = data_open(), n = 0;
+  memset(window, 0x5a, sizeof(window));
+  for (int tensor = 0; tensor < lade_value_count(durable.graph); tensor++) {
+    const bool is_kept = durable.executor->resident[tensor] >= 0;
+    const uint64_t bytes = is_kept ? LADE_MIN(lade_value_bytes(durable.graph, tensor), sizeof(window)) : 0;
+    if (bytes)
+      assert_int_equal(lade_executor_set(durable.executor, tensor, 0, window, bytes, NULL), 0);
+    if (!bytes || bytes >= BLOCK_BYTES)
+      continue;
+    block_move(fd, false, blocks[0], value_place(tensor, 0));
+    for (uint64_t i = bytes; i < BLOCK_BYTES; i++)
+      assert_int_equal(blocks[0][i], 0);
+    n++;
+  }
+  assert_true(n > 0);
+  close(fd);
+}
+
 static void damages_of_what_counts_are_found(void **state)
 {
   store_needed();
   double losses[N_STEPS];
-  char path[4096];
   steps_run(&durable, &fp16, 0, 2, losses);
-  snprintf(path, sizeof(path), "%s/%s", durable.store_dir, LADE_DURABLE_DATA);
-  int fd = open(path, O_RDWR | O_DIRECT | O_CLOEXEC), n_params = durable.graph->n_params;
-  assert_true(fd >= 0);
+  int fd = data_open(), n_params = durable.graph->n_params;
   for (uint32_t i = 0; i < N_DAMAGES; i++) {
     struct lade_error error = {0};
     struct lade_philox word = lade_philox_draw(8, i, 0, 0);
@@ -290,6 +318,7 @@ int main(void)
       cmocka_unit_test(many_lives_have_the_numbers_of_one),
       cmocka_unit_test_setup_teardown(a_step_that_is_not_published_did_not_happen, durable_setup, durable_teardown),
       cmocka_unit_test_setup_teardown(a_skipped_step_keeps_what_counts, durable_setup, durable_teardown),
+      cmocka_unit_test_setup_teardown(the_rest_of_a_values_block_is_zeros, durable_setup, durable_teardown),
       cmocka_unit_test_setup_teardown(damages_of_what_counts_are_found, durable_setup, durable_teardown),
   };
   store_refusal = rig_store_refusal(LADE_STORE_AUTO);
