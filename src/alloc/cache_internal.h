@@ -335,8 +335,7 @@ void lade_cache_meters_reset(lade_cache *cache);
 static inline void lade_cache_meters_add(struct shard *shard, const struct block *block)
 {
   struct meter *meters = shard->meters;
-  LADE_ASSERT(shard->room_bytes >= block->bytes);
-  shard->room_bytes -= block->bytes;
+  shard->room_bytes -= LADE_MIN(shard->room_bytes, block->bytes); /* it had room if less was requested than is taken */
   meters[METER_BLOCKS].came++;
   meters[METER_REQUESTED].came += block->requested_bytes;
   meters[METER_BYTES].came += block->bytes;

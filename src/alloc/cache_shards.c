@@ -260,11 +260,8 @@ uint64_t lade_cache_meters_room(const struct shard *shard)
 
 bool lade_cache_meters_find_room(struct shard *shard, uint64_t requested_bytes, uint64_t bytes)
 {
-  bool has_room = requested_bytes <= surplus_get(shard, METER_REQUESTED) && bytes <= surplus_get(shard, METER_BYTES);
   shard->room_bytes = lade_cache_meters_room(shard);
-  if (has_room)
-    shard->room_bytes = LADE_MAX(shard->room_bytes, bytes);
-  return has_room;
+  return requested_bytes <= surplus_get(shard, METER_REQUESTED) && bytes <= surplus_get(shard, METER_BYTES);
 }
 
 static struct shard *richest_find(const lade_cache *cache, const struct shard *but, int meter)
@@ -350,7 +347,6 @@ void lade_cache_meters_raise(lade_cache *cache, struct shard *shard, int tag, ui
   meter_raise(cache, shard, METER_REQUESTED, requested_bytes);
   meter_raise(cache, shard, METER_BYTES, bytes);
   meter_raise(cache, shard, METER_TAG + tag, bytes);
-  shard->room_bytes = bytes; /* for the block itself; then it is looked at anew */
 }
 
 /* When the locks are given back the floors are made to fit what the block has become by then. */

@@ -211,6 +211,30 @@ static void peaks_count_what_is_pending(void **state)
   bed_close(&bed);
 }
 
+/*
+ * A request that the ceilings have room for and memory has not: the next ones are held to the same ceilings. Of two
+ * freed blocks that do not touch the requested bytes are less than the taken ones, and fit a block that is in none.
+ */
+static void a_request_that_found_no_place_moves_no_ceiling(void **state)
+{
+  enum { N = 16, LESS = 100 };
+  const uint64_t bytes = CHUNK / N;
+  struct bed bed = bed_open(state, &(struct lade_cache_params){.limit_bytes = CHUNK}, NULL);
+  void *blocks[N], *refused = NULL;
+  for (int i = 0; i < N; i++)
+    blocks[i] = must_alloc(bed.cache, NULL, bytes - LESS);
+  must_free(bed.cache, blocks[0]);
+  must_free(bed.cache, blocks[2]);
+  assert_int_equal(try_alloc(bed.cache, NULL, 2 * (bytes - LESS), &refused), -ENOMEM);
+  cache_check(bed.cache);
+  blocks[0] = must_alloc(bed.cache, NULL, bytes);
+  blocks[2] = must_alloc(bed.cache, NULL, bytes);
+  struct lade_cache_stats stats = stats_get(bed.cache);
+  assert_int_equal(stats.requested_bytes.current, N * (bytes - LESS) + 2 * LESS);
+  assert_int_equal(stats.requested_bytes.peak, stats.requested_bytes.current);
+  bed_close(&bed);
+}
+
 static uint64_t memory_calls(lade_cache *cache)
 {
   struct lade_cache_stats stats = stats_get(cache);
@@ -718,6 +742,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(taken_and_freed_at_once_is_still_pending),
       cmocka_unit_test(a_recorded_block_waits_for_its_other_queues),
       cmocka_unit_test(peaks_count_what_is_pending),
+      cmocka_unit_test(a_request_that_found_no_place_moves_no_ceiling),
       cmocka_unit_test(a_repeated_step_comes_to_rest),
       cmocka_unit_test(steps_that_never_repeat_waste_little),
       cmocka_unit_test(deterministic_offsets_do_not_depend_on_progress),
