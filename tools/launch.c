@@ -13,6 +13,7 @@
  * was killed its ranks are ours (orphans.h), and end before anything is said or started again. The newest checkpoint is
  * looked up when all have ended, and told with the line that goes on from it. An mpirun that does not end in GRACE_S
  * after its ranks, or after it was told to, is killed; ranks that all said that they were well make the job a good one.
+ * One that has output left which nobody reads is waited for.
  *
  * A job that lost ranks (killed, stopped, gone without a word) can be started again: the ranks themselves then resume
  * from the newest checkpoint in their --save. One that a rank itself called wrong is not: it would end so again. With
@@ -33,6 +34,7 @@
  */
 #include <errno.h>
 #include <limits.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -245,6 +247,13 @@ static void mpirun_kill(struct launch *launch, pid_t mpirun, bool is_through)
   kill(-mpirun, SIGKILL);
 }
 
+/* Whether what mpirun passes on is not read: by a pager, a stopped terminal. It cannot end before. */
+static bool output_waits(void)
+{
+  struct pollfd outputs[] = {{.fd = STDOUT_FILENO, .events = POLLOUT}, {.fd = STDERR_FILENO, .events = POLLOUT}};
+  return poll(outputs, LADE_COUNT(outputs), 0) < (int)LADE_COUNT(outputs);
+}
+
 /* mpirun is to end when its ranks have, and when it was told to. If it does not it is killed with all in its group. */
 static void mpirun_look(struct launch *launch, struct watch *watch, pid_t mpirun)
 {
@@ -254,7 +263,8 @@ static void mpirun_look(struct launch *launch, struct watch *watch, pid_t mpirun
   if (launch->is_mpirun_stuck || watch->since_look_ns < LOOK_NS)
     return;
   const bool is_through = ranks_are_through(launch, mpirun, &watch->has_begun);
-  watch->overdue_ns = is_through || launch->is_mpirun_told ? watch->overdue_ns + watch->since_look_ns : 0;
+  const bool is_due = launch->is_mpirun_told || (is_through && !output_waits());
+  watch->overdue_ns = is_due ? watch->overdue_ns + watch->since_look_ns : 0;
   watch->since_look_ns = 0;
   if (watch->overdue_ns > GRACE_S * INT64_C(1000000000))
     mpirun_kill(launch, mpirun, is_through);

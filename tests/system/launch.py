@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """`lade launch`: ranks are numbered, output, signals and exit codes pass through, mistakes are one line; a start after a
-failure begins anew where there is no checkpoint, and not where one is damaged; an mpirun that does not end is killed.
+failure begins anew where there is no checkpoint, and not where one is damaged; an mpirun that does not end is killed,
+and not one whose output waits for its reader.
 
 Usage: launch.py LADE
 """
@@ -101,6 +102,10 @@ stuck_told = Stuck("-n", "2", "--", "sh", "-c", "echo up; sleep 1000; true")
 assert stuck_told.job.stdout.readline() == "up\n"
 stuck_told.job.send_signal(signal.SIGTERM)
 
+# One whose reader takes longer than an mpirun may take to end; it is read at the end of this test.
+unread = subprocess.Popen([LADE, "launch", "-n", "1", "--", "sh", "-c", "sleep 2; seq 40000"], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True)
+
 ranks = run("-n", "5", "--", "sh", "-c", "echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE $1", "sh", "a b")
 assert ranks.returncode == 0, ranks
 assert sorted(ranks.stdout.splitlines()) == [f"{rank} of 5 a b" for rank in range(5)], ranks
@@ -166,3 +171,6 @@ with tempfile.TemporaryDirectory() as directory:
 assert '"steps": 1,' in stuck_well.ends(0, "its ranks")
 stuck_other.ends(1, "its ranks")
 stuck_told.ends(128 + signal.SIGTERM, "a signal")
+
+out, err = unread.communicate(timeout=40)
+assert unread.returncode == 0 and not err and out.endswith("\n40000\n"), (unread.returncode, err, out[-100:])
