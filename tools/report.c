@@ -284,10 +284,9 @@ void layout_print(const struct lade_session_info *info, FILE *file)
   for (int axis = 0; axis < LADE_N_AXES; axis++) {
     if (!info->comm_bytes[axis])
       continue;
-    fprintf(file, "%s%s %s", before, lade_axis_name((enum lade_axis)axis),
-            lade_size_format(info->comm_bytes[axis], text, sizeof(text)));
-    if (info->comm_calls[axis]) /* a pipeline's sends are none */
-      fprintf(file, " in %d call%s", info->comm_calls[axis], info->comm_calls[axis] == 1 ? "" : "s");
+    fprintf(file, "%s%s %s in %d call%s", before, lade_axis_name((enum lade_axis)axis),
+            lade_size_format(info->comm_bytes[axis], text, sizeof(text)), info->comm_calls[axis],
+            info->comm_calls[axis] == 1 ? "" : "s");
     before = ", ";
   }
   fputc('\n', file);

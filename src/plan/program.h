@@ -339,7 +339,7 @@ void lade_program_comm_traffic(const struct lade_program *program, uint64_t *ret
 /* Behind the last instruction of the bundle that begins at @at: @at + 1 unless others are joined to it. */
 int lade_program_bundle_end(const struct lade_program *program, int at);
 
-/* Bundles of collectives in one run of @program, by axis (LADE_N_AXES entries): how often a latency is paid. */
+/* Bundles of collectives, and sends, in one run of @program, by axis (LADE_N_AXES entries): each pays a latency. */
 void lade_program_comm_bundles(const struct lade_program *program, int *ret_n_bundles);
 
 /* The queue on which collectives of @axis run. */

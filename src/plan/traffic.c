@@ -64,7 +64,8 @@ void lade_program_comm_bundles(const struct lade_program *program, int *ret_n_bu
   memset(ret_n_bundles, 0, LADE_N_AXES * sizeof(*ret_n_bundles));
   for (int i = 0; i < program->n_instrs; i++) {
     const struct lade_instr *instr = &program->instrs[i];
-    ret_n_bundles[instr->axis] += instr->kind == LADE_INSTR_COLLECTIVE && !instr->is_joined;
+    ret_n_bundles[instr->axis] += (instr->kind == LADE_INSTR_COLLECTIVE && !instr->is_joined) ||
+                                  instr->kind == LADE_INSTR_SEND;
   }
 }
 

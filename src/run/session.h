@@ -120,7 +120,7 @@ struct lade_session_info {
   uint64_t host_budget_bytes, store_budget_bytes;
   uint64_t store_read_bytes, store_written_bytes; /* by a training step */
   uint64_t comm_bytes[LADE_N_AXES];  /* sent by this rank in a training step, by axis */
-  int comm_calls[LADE_N_AXES];       /* of collectives, bundles counting once */
+  int comm_calls[LADE_N_AXES];       /* collectives, bundles counting once, and sends */
   uint64_t numerics_key;
   int64_t step;                      /* steps completed since step 0, resumes included */
   uint64_t loss_digest;              /* over the bits of every step's loss since step 0 */

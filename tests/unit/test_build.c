@@ -197,6 +197,20 @@ static void bundles_move_the_same_bytes(void **state)
   scene_finish(&s);
 }
 
+/* The first of three stages sends what it has made of each microbatch, and waits for each send. */
+static void sends_are_calls_of_their_axis(void **state)
+{
+  const struct scene_setting *how = &scene_settings[8];
+  struct scene s;
+  int n_calls[LADE_N_AXES], n_collectives = 0;
+  scene_init(&s, how);
+  lade_program_comm_bundles(s.program, n_calls);
+  for (int at = 0; at < s.program->n_instrs; at++)
+    n_collectives += s.program->instrs[at].kind == LADE_INSTR_COLLECTIVE && s.program->instrs[at].axis == LADE_AXIS_PP;
+  assert_int_equal(n_calls[LADE_AXIS_PP], n_collectives + how->n_microbatches);
+  scene_finish(&s);
+}
+
 /* Pieces of a parameter's state follow one another, in whole pages, within the granules that its parts have. */
 static void state_is_laid_out(const struct lade_graph *graph, int64_t n)
 {
@@ -251,6 +265,7 @@ int main(void)
       cmocka_unit_test(bundles_are_of_what_is_alike_and_apart),
       cmocka_unit_test(state_lies_side_by_side_in_its_parts_room),
       cmocka_unit_test(bundles_move_the_same_bytes),
+      cmocka_unit_test(sends_are_calls_of_their_axis),
       cmocka_unit_test(chains_end_where_somebody_waits),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
