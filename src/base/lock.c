@@ -9,8 +9,9 @@
  * To give it back is a look and then a store, and not one exchange, which would be a third of what the lock costs when
  * nobody waits. A sleeper that comes between the two is not seen, and its "awaited" is overwritten. Nobody else can
  * take the lock before the store, so no two ever hold it; but nobody wakes that sleeper. So each has an alarm: after a
- * millisecond it looks again. The gap is a nanosecond or two unless the thread is interrupted in it, so alarms go off
- * where the lock is held for long, and there they cost a thousandth.
+ * millisecond it looks again. The gap is what the processor has begun of the section and not finished, nanoseconds as a
+ * rule, unless the thread is interrupted in it. So alarms go off where the lock is held for long, and there each
+ * sleeper takes some microseconds of every millisecond to look.
  *
  * Rejected: a queue of waiters in order of arrival. It is fair, and every hand-over then waits for a thread to wake
  * up, which takes a hundred times as long as what the lock protects: a convoy. The fence that the store lacks on the

@@ -66,6 +66,21 @@ static void sleepers_are_woken(void **state)
   scene_run(100, 1);
 }
 
+/* Given back as to somebody who has not seen that another one is about to sleep: nobody wakes that one. */
+static void a_sleeper_that_was_overlooked_wakes_by_itself(void **state)
+{
+  struct scene scene = {.lock = {LADE_LOCK_TAKEN}, .n_times = 1};
+  pthread_t thread;
+  assert_int_equal(pthread_create(&thread, NULL, sections_run, &scene), 0);
+  while (atomic_load(&scene.lock.state) != LADE_LOCK_AWAITED)
+    nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+  nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL); /* asleep by now */
+  atomic_store(&scene.lock.state, LADE_LOCK_FREE);
+  assert_int_equal(pthread_join(thread, NULL), 0);
+  assert_int_equal(scene.n_inside, 0);
+  assert_int_equal(scene.lock.state, LADE_LOCK_FREE);
+}
+
 struct gate {
   struct lade_lock lock;
   _Atomic uint32_t n_opened;
@@ -106,6 +121,7 @@ int main(void)
       cmocka_unit_test(a_lock_that_is_taken_is_not_taken_again),
       cmocka_unit_test(sections_exclude_each_other),
       cmocka_unit_test(sleepers_are_woken),
+      cmocka_unit_test(a_sleeper_that_was_overlooked_wakes_by_itself),
       cmocka_unit_test(all_who_sleep_on_a_word_are_roused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
