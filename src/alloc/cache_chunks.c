@@ -91,6 +91,7 @@ static int segment_create(lade_cache *cache, struct zone *zone, uint64_t bytes)
   segment->first = hole;
   segment->next = zone->segments;
   zone->segments = segment;
+  zone->shard->stamp_end = 0; /* another shard's events may have been at these addresses */
   lade_cache_list_add(zone, hole);
   return 0;
 }

@@ -6,11 +6,12 @@
  * of the processor (base/ticks.h), or the system's nanoseconds where processors do not agree on ticks. To read them for
  * every event would be a fifth of what a call costs, so the stamp of the last event is used again, unless
  *   - it has been used STAMP_EVENTS times, or work has been submitted since, so that time is told well enough; or
- *   - the thread's own last event was in another shard.
+ *   - the thread's own last event was in another shard; or
+ *   - the shard has a new segment, whose addresses may have been in one of another's.
  * A stamp is thus never later than its event, and no earlier than the stamp of what the same thread did before. So the
- * merge keeps the order of every ring and of every thread. Whatever happens to one address is in one ring; a chunk that
- * moves from one shard to another is unmapped and mapped by one thread. What different threads do in different shards
- * is in order as far as the stamps tell.
+ * merge keeps the order of every ring and of every thread. Whatever happens to an address is in one ring, as long as
+ * its segment stands; a chunk that moves from one shard to another is unmapped and mapped by one thread. What different
+ * threads do in different shards is in order as far as the stamps tell.
  *
  * Where a thread was last is noted in the cache, since the library keeps nothing per thread: a word by the thread's
  * number, with the number in it. Two threads that share a word overwrite each other's, and then read the clock once

@@ -510,6 +510,41 @@ static void every_threads_events_are_in_its_order(void **state)
   bed_close(&bed);
 }
 
+/* A pool of the host's shard, and a block of it. */
+static void *pool_come_and_go(void *arg)
+{
+  struct bed *bed = arg;
+  lade_cache_pool *pool = NULL;
+  void *block = NULL;
+  if (lade_cache_pool_create(bed->cache, CHUNK, &pool) || lade_cache_route(bed->cache, bed->queues[1], pool) ||
+      try_alloc(bed->cache, bed->queues[1], CHUNK, &block) || lade_cache_free(bed->cache, block, NULL, NULL) ||
+      lade_cache_route(bed->cache, bed->queues[1], NULL) || lade_cache_pool_destroy(bed->cache, pool))
+    return NULL;
+  return block;
+}
+
+/* A pool's range goes back to the device, which may give it to another queue: another ring. */
+static void addresses_that_change_hands_are_in_order(void **state)
+{
+  enum { MAX_EVENTS = 64 };
+  struct lade_cache_event events[MAX_EVENTS];
+  struct bed bed = bed_open(state, &(struct lade_cache_params){.limit_bytes = 4 * CHUNK}, NULL);
+  must_free(bed.cache, must_alloc(bed.cache, bed.queues[0], 512));
+  pthread_t thread;
+  void *before = NULL;
+  assert_int_equal(pthread_create(&thread, NULL, pool_come_and_go, &bed), 0);
+  pthread_join(thread, &before);
+  assert_non_null(before);
+  must_alloc(bed.cache, bed.queues[0], 4 * CHUNK);
+  int n = lade_cache_get_trace(bed.cache, events, MAX_EVENTS), n_before = 0;
+  for (int i = 0; i < n; i++) {
+    n_before += events[i].action == LADE_CACHE_FREE && events[i].address == (uintptr_t)before;
+    if (events[i].action == LADE_CACHE_ALLOC && events[i].bytes == 4 * CHUNK)
+      assert_int_equal(n_before, 1);
+  }
+  bed_close(&bed);
+}
+
 /* ---- failures ---- */
 
 static void scenario_run(struct bed *bed, lade_cache_pool **ret_pool)
@@ -750,6 +785,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(quarantined_memory_is_never_out),
       cmocka_unit_test(events_of_several_queues_are_in_the_order_of_the_calls),
       cmocka_unit_test(every_threads_events_are_in_its_order),
+      cmocka_unit_test(addresses_that_change_hands_are_in_order),
       cmocka_unit_test(refused_calls_of_the_device_lose_nothing),
       cmocka_unit_test(refused_heap_calls_lose_nothing),
       cmocka_unit_test(a_child_of_fork_is_told_no),
