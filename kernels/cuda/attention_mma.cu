@@ -214,14 +214,6 @@ static __device__ inline void attention_mma_dkv(const struct lade_attention_bwd_
               first + own, s.time);
 }
 
-#define KERNEL(name, D, suffix, T, args_type) \
-  LADE_KERNEL(name##_##D##_##suffix, args_type) { name<T, D>(a, step); } \
-  LADE_CUDA_EXPORT(name##_##D##_##suffix, args_type)
-#define KERNELS(name, args_type) \
-  KERNEL(name, 64, bf16, bf16, args_type) \
-  KERNEL(name, 64, f16, f16, args_type) \
-  KERNEL(name, 128, bf16, bf16, args_type) \
-  KERNEL(name, 128, f16, f16, args_type)
 KERNELS(attention_mma_fwd, lade_attention_fwd_args)
 KERNELS(attention_mma_dq, lade_attention_bwd_args)
 KERNELS(attention_mma_dkv, lade_attention_bwd_args)

@@ -160,4 +160,15 @@ static __device__ inline void queries_put(const struct queries<D, M> &q, const s
   sums_put<D>(q.out, factors, room, (T *)a.out + out_at(s, s.h, 0), s.heads * D, first, s.time);
 }
 
+/* ---- both sizes of heads in both types ---- */
+
+#define KERNEL(name, D, suffix, T, args_type) \
+  LADE_KERNEL(name##_##D##_##suffix, args_type) { name<T, D>(a, step); } \
+  LADE_CUDA_EXPORT(name##_##D##_##suffix, args_type)
+#define KERNELS(name, args_type) \
+  KERNEL(name, 64, bf16, bf16, args_type) \
+  KERNEL(name, 64, f16, f16, args_type) \
+  KERNEL(name, 128, bf16, bf16, args_type) \
+  KERNEL(name, 128, f16, f16, args_type)
+
 #endif

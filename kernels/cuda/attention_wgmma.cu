@@ -157,12 +157,4 @@ static __device__ inline void attention_wgmma_fwd(const struct lade_attention_fw
   queries_put(w.q, b.s, a, b.first + own, b.queries + own * D); /* all have done with the queries */
 }
 
-#define KERNEL(name, D, suffix, T, args_type) \
-  LADE_KERNEL(name##_##D##_##suffix, args_type) { name<T, D>(a, step); } \
-  LADE_CUDA_EXPORT(name##_##D##_##suffix, args_type)
-#define KERNELS(name, args_type) \
-  KERNEL(name, 64, bf16, bf16, args_type) \
-  KERNEL(name, 64, f16, f16, args_type) \
-  KERNEL(name, 128, bf16, bf16, args_type) \
-  KERNEL(name, 128, f16, f16, args_type)
 KERNELS(attention_wgmma_fwd, lade_attention_fwd_args)
