@@ -33,11 +33,13 @@ struct lade_pack_item {
   int64_t fixed;        /* the offset that it must have, or -1 */
 };
 
+#define LADE_PACK_FAST_WORK 1000 /* elementary steps for each item: the fast pass */
+
 struct lade_pack_params {
   size_t struct_size;    /* sizeof(struct lade_pack_params); a tail of zeros means defaults */
   int64_t time_limit_ns; /* stop searching after this much time; 0: time is never looked at */
-  uint64_t work_limit;   /* stop after about this many elementary steps (~1 ns each); 0: the fast pass
-                            alone, or no limit of work when there is a time limit */
+  uint64_t work_limit;   /* stop after about this many elementary steps (~1 ns each), less than the fast
+                            pass's too; 0: the fast pass alone, or no limit of work when there is a time limit */
   uint64_t stop_bytes;   /* good enough: stop at a peak at or below this; 0: only at the lower bound */
 };
 

@@ -31,9 +31,6 @@
 /* Up to here the exact search is the better half of the effort. */
 #define EXACT_LIKELY 400
 
-/* The fast pass: a millisecond for a thousand items. */
-#define FAST_WORK_PER_ITEM 1000
-
 struct endpoint {
   int32_t time;
   int32_t item; /* starts when >= 0; ~item ends */
@@ -290,7 +287,7 @@ static void effort_init(struct pack_effort *effort, const struct lade_pack_param
   if (!effort->work_limit && effort->deadline_ns)
     effort->work_limit = UINT64_MAX;
   if (!effort->work_limit)
-    effort->work_limit = FAST_WORK_PER_ITEM * (uint64_t)n;
+    effort->work_limit = LADE_PACK_FAST_WORK * (uint64_t)n;
 }
 
 /*
@@ -323,7 +320,7 @@ static void effort_widen(struct pack_effort *effort, const struct pack_effort *f
 static void search(lade_packer *packer)
 {
   struct pack_effort full = packer->effort;
-  effort_narrow(&packer->effort, 1, FAST_WORK_PER_ITEM * (uint64_t)packer->problem.n);
+  effort_narrow(&packer->effort, 1, LADE_PACK_FAST_WORK * (uint64_t)packer->problem.n);
   bool is_met = lade_pack_first_fit(packer);
   effort_widen(&packer->effort, &full);
   if (is_met || packer->effort.is_spent || lade_pack_ring(packer) || packer->effort.is_spent)

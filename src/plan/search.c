@@ -141,6 +141,19 @@ static bool plan_fits(const lade_planner *planner, const struct lade_plan *plan,
   return peaks_fit(planner, plan->train, device_bytes) && peaks_fit(planner, plan->eval, device_bytes);
 }
 
+/*
+ * May MIN_PACK_WORK leave a smaller device peak than the fast pass has left in @plan? Not where training is the larger
+ * program and has so many buffers that the fast pass was the longer one: a packing that ends sooner is never better.
+ */
+static bool may_pack_smaller(const struct lade_plan *plan)
+{
+  uint64_t n = 0;
+  for (int i = 0; i < plan->train->n_buffers; i++)
+    n += plan->train->buffers[i].space == LADE_DEVICE;
+  return n * LADE_PACK_FAST_WORK < MIN_PACK_WORK ||
+         plan->eval->peak_bytes[LADE_DEVICE] > plan->train->peak_bytes[LADE_DEVICE];
+}
+
 int planner_residency_try(const lade_planner *planner, const struct lade_layout *layout,
                           const struct lade_residency *residency, uint64_t device_bytes, int64_t worst_ns,
                           struct lade_plan **ret_plan)
@@ -158,8 +171,9 @@ int planner_residency_try(const lade_planner *planner, const struct lade_layout 
       *ret_plan = plan;
       return 0;
     }
+    const bool is_last = residency->prefetch_bytes || pack_work || !may_pack_smaller(plan);
     lade_plan_destroy(plan);
-    if (residency->prefetch_bytes || pack_work)
+    if (is_last)
       return 0;
   }
 }
@@ -365,18 +379,30 @@ static int states_list(const lade_planner *planner, int first, int end, struct l
   return 0;
 }
 
-/* Device peak of a state just in time, packed with this much effort; UINT64_MAX if other tiers overflow. */
-static int state_peak(const lade_planner *planner, const struct candidate *c, uint64_t pack_work, uint64_t *ret_bytes)
+/*
+ * Device peak of a state just in time: packed fast and, unless that comes down to @floor_bytes, with more effort.
+ * UINT64_MAX if other tiers overflow.
+ */
+static int state_peak(const lade_planner *planner, const struct candidate *c, uint64_t floor_bytes,
+                      uint64_t *ret_bytes)
 {
-  struct lade_residency *residency = NULL;
-  struct lade_plan *plan = NULL;
-  int status = state_residency(planner, c->walk, c->state, 0, &residency);
-  if (!status)
-    status = plan_build(planner, planner->params.layout, residency, pack_work, UINT64_MAX, INT64_MAX, &plan);
-  if (status)
-    return status;
-  *ret_bytes = plan_fits(planner, plan, UINT64_MAX) ? plan->peak_bytes[LADE_DEVICE] : UINT64_MAX;
-  lade_plan_destroy(plan);
+  uint64_t least_bytes = UINT64_MAX;
+  bool is_last = false;
+  for (uint64_t pack_work = 0; !is_last; pack_work = MIN_PACK_WORK) {
+    struct lade_residency *residency = NULL;
+    struct lade_plan *plan = NULL;
+    int status = state_residency(planner, c->walk, c->state, 0, &residency);
+    if (!status)
+      status = plan_build(planner, planner->params.layout, residency, pack_work, UINT64_MAX, INT64_MAX, &plan);
+    if (status)
+      return status;
+    if (plan_fits(planner, plan, UINT64_MAX))
+      least_bytes = LADE_MIN(least_bytes, plan->peak_bytes[LADE_DEVICE]);
+    is_last = pack_work || least_bytes == floor_bytes || least_bytes == UINT64_MAX || is_large(planner) ||
+              !may_pack_smaller(plan);
+    lade_plan_destroy(plan);
+  }
+  *ret_bytes = least_bytes;
   return 0;
 }
 
@@ -402,9 +428,7 @@ static int min_find(const lade_planner *planner, int first, int end, struct cand
       break;
     if (is_listed(planner, order, i))
       continue;
-    status = state_peak(planner, &order[i].candidate, 0, &peak);
-    if (!status && peak != floor && peak != UINT64_MAX && !is_large(planner))
-      status = state_peak(planner, &order[i].candidate, MIN_PACK_WORK, &peak);
+    status = state_peak(planner, &order[i].candidate, floor, &peak);
     if (peak < least) {
       least = peak;
       *ret_least = order[i].candidate;

@@ -335,6 +335,21 @@ static void test_more_work_is_never_worse(void **state)
   }
 }
 
+/* The fast pass has so much work for each item; a planner need not try again with less, as what is cut off is worse. */
+static void test_less_work_than_the_fast_pass_has_is_never_better(void **state)
+{
+  const int n = 400;
+  draw_start(17);
+  for (int i = 0; i < n; i++) {
+    int lower = (int)draw(300);
+    items[i] = (struct lade_pack_item){lower, lower + 1 + (int)draw(100), 1 + draw(1000), 1, -1};
+  }
+  const uint64_t fast = pack(n, 0, 0).peak_bytes;
+  assert_int_equal(pack(n, LADE_PACK_FAST_WORK * (uint64_t)n, 0).peak_bytes, fast);
+  for (uint64_t work = 1; work < LADE_PACK_FAST_WORK * (uint64_t)n; work *= 3)
+    assert_true(pack(n, work, 0).peak_bytes >= fast);
+}
+
 static void test_answers_are_the_same_in_a_used_packer(void **state)
 {
   static uint64_t first[1000], second[1000];
@@ -576,6 +591,7 @@ int main(void)
       cmocka_unit_test(test_sixty_thousand_items_are_packed),
       cmocka_unit_test(test_queues_waste_no_more_than_an_item),
       cmocka_unit_test(test_more_work_is_never_worse),
+      cmocka_unit_test(test_less_work_than_the_fast_pass_has_is_never_better),
       cmocka_unit_test(test_answers_are_the_same_in_a_used_packer),
       cmocka_unit_test(test_good_enough_is_enough),
       cmocka_unit_test(test_hostile_items_are_refused_with_a_reason),
