@@ -277,6 +277,7 @@ void lade_planner_destroy(lade_planner *planner)
     return;
   for (int i = 0; i < planner->n_walks; i++)
     walk_finish(&planner->walks[i]);
+  LADE_ARRAY_FREE(&planner->peaks);
   lade_packer_destroy(planner->packer);
   lade_solver_destroy(planner->plain.solver);
   lade_solver_destroy(planner->stated.solver);

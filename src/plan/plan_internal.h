@@ -24,6 +24,12 @@ struct candidate {
   int64_t least_ns;
 };
 
+/* What a state just in time has come to, packed until @floor_bytes were met. */
+struct packed_peak {
+  uint64_t key[2]; /* of its residency */
+  uint64_t floor_bytes, bytes;
+};
+
 struct lade_planner {
   struct lade_plan_params params; /* with the layout of the rank that decides */
   struct lade_layout decider;
@@ -35,6 +41,7 @@ struct lade_planner {
   lade_packer *packer;
   struct walk walks[N_WALKS]; /* n_stated by stated prices, the others by plain ones */
   int n_stated, n_walks;
+  LADE_ARRAY(struct packed_peak) peaks; /* known so far: walks by other prices and other budgets meet the same states */
   struct lade_plan_bounds bounds;
   struct candidate least; /* the state behind bounds.min_bytes */
   int64_t ample_ns;       /* everything kept, in all the room that it has a use for; 0: ranks gather no copies */

@@ -28,6 +28,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "lade/pack.h"
 #include "plan/plan_internal.h"
@@ -252,7 +253,7 @@ struct attempt {
 };
 
 struct trial {
-  const lade_planner *planner;
+  lade_planner *planner;
   struct lade_plan *best;
   struct attempt *attempts; /* by number of a sight by stated prices */
   bool is_over; /* no smaller rung can be faster */
@@ -383,7 +384,7 @@ static int states_list(const lade_planner *planner, int first, int end, struct l
  * Device peak of a state just in time: packed fast and, unless that comes down to @floor_bytes, with more effort.
  * UINT64_MAX if other tiers overflow.
  */
-static int state_peak(const lade_planner *planner, const struct candidate *c, uint64_t floor_bytes,
+static int state_pack(const lade_planner *planner, const struct candidate *c, uint64_t floor_bytes,
                       uint64_t *ret_bytes)
 {
   uint64_t least_bytes = UINT64_MAX;
@@ -406,6 +407,26 @@ static int state_peak(const lade_planner *planner, const struct candidate *c, ui
   return 0;
 }
 
+/* The same, known of a residency that has been packed before. */
+static int state_peak(lade_planner *planner, const struct candidate *c, uint64_t floor_bytes, uint64_t *ret_bytes)
+{
+  struct packed_peak peak = {.floor_bytes = floor_bytes};
+  memcpy(peak.key, state_get(planner, c)->key, sizeof(peak.key));
+  for (int i = 0; i < planner->peaks.n; i++) {
+    const struct packed_peak *known = &planner->peaks.items[i];
+    if (memcmp(known->key, peak.key, sizeof(peak.key)) == 0 && known->floor_bytes == floor_bytes) {
+      *ret_bytes = known->bytes;
+      return 0;
+    }
+  }
+  int status = state_pack(planner, c, floor_bytes, &peak.bytes);
+  if (!status && !LADE_PUSH(&planner->peaks, peak))
+    status = -ENOMEM;
+  if (!status)
+    *ret_bytes = peak.bytes;
+  return status;
+}
+
 /* Is entry @i of @order the residency of one before it? Those are as large, and as fast. */
 static bool is_listed(const lade_planner *planner, const struct live_order *order, int i)
 {
@@ -416,7 +437,7 @@ static bool is_listed(const lade_planner *planner, const struct live_order *orde
 }
 
 /* The smallest packed peak: states in the order of their live peaks, until that passes the best found. */
-static int min_find(const lade_planner *planner, int first, int end, struct candidate *ret_least, uint64_t *ret_bytes)
+static int min_find(lade_planner *planner, int first, int end, struct candidate *ret_least, uint64_t *ret_bytes)
 {
   struct live_order *order = NULL;
   int n = 0, most = is_large(planner) ? MIN_STATES_LARGE : MIN_STATES;
@@ -501,7 +522,7 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
  */
 static int least_compete(struct trial *t)
 {
-  const lade_planner *planner = t->planner;
+  lade_planner *planner = t->planner;
   const uint64_t min_bytes = planner->bounds.min_bytes;
   struct candidate c;
   bool may_win = false;

@@ -422,6 +422,7 @@ static void change_undo(struct walker *w)
 static int state_push(struct walker *w)
 {
   struct walk_state state = {.n_changes = w->walk->changes.n, .sight = w->sight_number, .least_ns = w->sight->least_ns};
+  memcpy(state.key, w->sight->key, sizeof(state.key));
   memcpy(state.live_bytes, w->sight->live_bytes, sizeof(state.live_bytes));
   return LADE_PUSH(&w->walk->states, state) ? 0 : -ENOMEM;
 }

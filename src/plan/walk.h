@@ -18,6 +18,7 @@ enum {
 struct walk_state {
   int n_changes;             /* the first so many of the walk's changes lead here */
   int32_t sight;             /* a number: states of walks by the same prices that are the same have the same */
+  uint64_t key[2];           /* of its residency, whatever the prices: sight.h */
   uint64_t live_bytes[LADE_N_SPACES];
   int64_t least_ns;          /* no schedule of this state's instructions is faster */
 };
