@@ -366,6 +366,8 @@ struct lade_head_join_args {
   void *losses, *lse, *loss;
 };
 
+#define LADE_HEAD_CHUNK 1024 /* columns of the vocabulary at a time; sums depend on it */
+
 /*
  * dx[N,d] in D, d_weight[V,d] in A, of scale * loss_scale * mean loss (scale: 1/microbatches). With a part of the
  * vocabulary, as in head_stats, dx is that part's share; rows of d_weight that are padding are 0.
@@ -374,7 +376,6 @@ struct lade_head_join_args {
  * parts before this one, which may be dx; it is added to. On hosts, parts that begin at multiples of LADE_HEAD_CHUNK
  * tokens leave the bits of one part in dx and d_weight, for the same lse. There are no leaves then.
  */
-#define LADE_HEAD_CHUNK 1024 /* columns of the vocabulary at a time; sums depend on it */
 struct lade_head_loss_bwd_args {
   enum lade_dtype dtype;
   int64_t n, d, vocabulary;

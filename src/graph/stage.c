@@ -11,8 +11,8 @@
  * The graph. A piece that does not begin with the embedding begins with a RECV, one that does not end with the head
  * ends with a SEND, each in a unit of its own, so that blocks keep one shape. Parameters are numbered and random draws
  * are counted as in the whole model: what other stages have before a piece is skipped in both counts, and borders do
- * not count. The table of a tied head is made again on the last stage, a copy under the owner's number and the last
- * parameter there.
+ * not count. The table of a tied head is made again on the last stage: copies of its parts under the owner's number,
+ * the last parameters there.
  */
 #include <errno.h>
 
