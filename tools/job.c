@@ -66,21 +66,29 @@ static void stream_restore(FILE *stream, int before, char *line, size_t line_byt
 }
 
 /*
- * Options fail, as @line says, at a rank that is not the first: where the first has not said the same it is told.
- * Without a board that is seen by being here still when the first would have ended the job.
+ * Without a board, of what every rank may have met: the first says it; another one does if it is here still when the
+ * first would have ended the job. srun, which ends none, has a first rank for sure. Returns the exit code.
  */
+static int failure_say(const struct job *job, const char *verb, int status, const struct lade_error *error)
+{
+  if (!job_is_first(job))
+    usleep(MPIRUN_US);
+  if (job_is_first(job) || (job->launch.launcher != LADE_LAUNCHER_SRUN && !signals_get()))
+    return exit_fail(verb, status, error);
+  return exit_code(status);
+}
+
+/* Options fail, as @line says, at a rank that is not the first: where the first has not said the same it is told. */
 static void options_fail(const struct job *job, const char *line)
 {
   struct lade_error error = {0};
   const char *words = strstr(line, ": "); /* behind "lade train" */
   lade_error_set(&error, -EINVAL, "rank %d has options that cannot be: %s", job->launch.rank,
                  words ? words + 2 : line);
-  if (job->board) {
+  if (job->board)
     board_leave(job->board, job->launch.rank, -EINVAL, error.text);
-  } else {
-    usleep(MPIRUN_US);
-    exit_fail("train", -EINVAL, &error);
-  }
+  else
+    failure_say(job, "train", -EINVAL, &error);
 }
 
 int job_options_read(const struct job *job, enum verb_id verb, int argc, char **argv, struct options *options)
@@ -139,12 +147,10 @@ static void vigil_fail(const struct vigil *vigil)
   struct lade_error error = {0};
   lade_error_set(&error, -ETIMEDOUT, "the ranks of this job have not met within %g s: one of its %d has ended, or "
                  "never began", vigil->timeout_s, job->launch.world);
-  if (job->board) {
+  if (job->board)
     board_leave(job->board, job->launch.rank, -ETIMEDOUT, error.text);
-  } else {
-    usleep(job_is_first(job) ? 0 : MPIRUN_US);
-    exit_fail("train", -ETIMEDOUT, &error);
-  }
+  else
+    failure_say(job, "train", -ETIMEDOUT, &error);
   _exit(LADE_EXIT_FAILED);
 }
 
@@ -212,8 +218,9 @@ int job_leave(struct job *job, const char *verb, int status, const struct lade_e
       lade_comm_abort(job->world, error && *error->text ? error->text : strerror(-status));
     if (status == -ECANCELED && job->world) /* who saw what happened says it better */
       usleep(HEARSAY_US);
-    const bool speaks = job->world ? lade_comm_is_speaker(job->world) : job_is_first(job);
-    if (speaks && !job->board)
+    if (!job->board && !job->world)
+      code = failure_say(job, verb, status, error);
+    else if (!job->board && lade_comm_is_speaker(job->world))
       code = exit_fail(verb, status, error);
     if (job->board)
       board_leave(job->board, job->launch.rank, status, error && *error->text ? error->text : strerror(-status));

@@ -319,8 +319,9 @@ static int world_check(const struct comm_group *world, const struct lade_launch 
 {
   if (!launch || (launch->rank == world->rank && launch->world == world->size))
     return 0;
-  return lade_error_set(error, -EINVAL, "MPI says rank %d of %d and %s's variables rank %d of %d; start with mpirun",
-                        world->rank, world->size, lade_launcher_name(launch->launcher), launch->rank, launch->world);
+  return lade_error_set(error, -EINVAL, "MPI says rank %d of %d and %s's variables rank %d of %d; start with %smpirun",
+                        world->rank, world->size, lade_launcher_name(launch->launcher), launch->rank, launch->world,
+                        launch->launcher == LADE_LAUNCHER_SRUN ? "srun --mpi=pmix or " : "");
 }
 
 static int world_fill(struct comm_group *world, const struct lade_comm_params *params, struct lade_error *error)

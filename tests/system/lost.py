@@ -92,6 +92,16 @@ def a_rank_never_comes_to_mpirun_alone():
         f"a job that a rank never joins ends with {result.returncode}", result.stderr)
 
 
+def a_rank_without_the_first_speaks():
+    """What the first one would say, where there is no first one that ends the job."""
+    result = subprocess.run([LADE, *TRAIN, "--steps", "3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env=dict(ENVIRONMENT, OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2"), timeout=PATIENCE,
+                            check=False)
+    require(result.returncode == 2 and jobs.messages(result.stderr) == [
+        "lade train: MPI says rank 0 of 1 and mpirun's variables rank 1 of 2; start with mpirun"],
+        f"a rank alone ends with {result.returncode}", result.stderr)
+
+
 def digests(out):
     summary = json.loads(out)
     return {name: summary[name] for name in ("loss_digest", "params_digest", "steps")}
@@ -313,7 +323,7 @@ with jobs.scratch():
     random.seed(seed)
     print(f"seed {seed}", flush=True)
     quick = (a_rank_is_killed, a_rank_is_stopped, a_rank_ends_before_the_first_message, a_rank_never_comes_to_mpirun_alone,
-             what_ranks_call_wrong_is_not_tried_again)
+             a_rank_without_the_first_speaks, what_ranks_call_wrong_is_not_tried_again)
     long = (a_job_starts_again, jobs_shrink, a_layout_that_lacks_memory_ends_the_job, mpirun_is_killed,
             a_restart_that_finds_all_done_says_so, a_code_after_all_ranks_ended_well_is_not_tried_again,
             kills_of_each_layout)

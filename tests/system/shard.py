@@ -34,13 +34,14 @@ def ending(what, ranks, status, words):
         require(int(found) == status and words in text, f"{what}: rank {rank} is told {found}: {text}", output)
 
 
-def torchrun_is_told():
+def others_are_told():
     """Processes that MPI did not start are two worlds of one, not a world of two."""
-    environment = dict(ENVIRONMENT, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2")
-    result = subprocess.run([PROGRAM], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                            timeout=110, check=False)
-    require(result.returncode == 1 and f"OPEN {EINVAL}: " in result.stdout and "start with mpirun" in result.stdout,
-            "a torchrun without MPI is refused in one line", result.stdout)
+    for variables, way in (({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "mpirun"),
+                           ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "srun --mpi=pmix or mpirun")):
+        result = subprocess.run([PROGRAM], env=dict(ENVIRONMENT, **variables), stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True, timeout=110, check=False)
+        require(result.returncode == 1 and f"OPEN {EINVAL}: " in result.stdout and f"start with {way}" in result.stdout,
+                f"{variables} without MPI are refused in one line", result.stdout)
 
 
 for n_ranks in (2, 4):
@@ -49,4 +50,4 @@ for n_ranks in (2, 4):
 ending("kill", [0, 1, 2], EPIPE, "rank 3 (process ")
 ending("abort", [0, 1, 2, 3], ECANCELED, "rank 3 gave up: no data left")
 ending("sizes", [0, 1, 2, 3], EINVAL, "rank 3 cuts 1001 elements and rank 0 1000")
-torchrun_is_told()
+others_are_told()
