@@ -3,12 +3,13 @@
  * Who attends on a GPU: the fastest that it has, once that has shown that it makes what the plain kernels make.
  *
  * Tensor cores are told by hand where operands lie, and what is wrong about that is wrong numbers, not an error. So,
- * when kernels are opened, each candidate runs a small fixed problem that has whole and partial tiles, the diagonal,
- * and heads that share keys, for both types and sizes of heads, and the result is held to the bound that tests hold
- * every level to, against the plain kernels' own. A candidate that is further off, or whose launch the driver refuses,
- * is left for the next: wgmma, mma.sync, plain. Forward and backward are chosen each for itself.
+ * when kernels are opened, each candidate runs a small fixed problem that has whole and partial tiles, one more than
+ * there are places for, the diagonal, and heads that share keys, for both types and sizes of heads, and the result is
+ * held to the bound that tests hold every level to, against the plain kernels' own. A candidate that is further off, or
+ * whose launch the driver refuses, is left for the next: wgmma, mma.sync, plain. Forward and backward are chosen each
+ * for itself.
  *
- * Tensors are in a chunk of the device's memory that is given back at once, a megabyte. An error that sticks to the
+ * Tensors are in a chunk of the device's memory that is given back at once, two megabytes. An error that sticks to the
  * context is the device's status, and no kernel is left to fall back to. Whoever names a kernel (LADE_ATTENTION) has it
  * without this.
  */
@@ -20,12 +21,14 @@
 #include "base/float.h"
 #include "kernels/cuda/launch_internal.h"
 
-#define TIME 136 /* one whole tile of 128 and a partial one */
+#define TIME 136       /* of tiles of 64 rows the third, a partial one, is in the place of the first */
+#define TIME_WGMMA 264 /* the same of 128 */
+#define MOST_TIME TIME_WGMMA
 #define HEADS 2
 #define KEY_HEADS 1
 #define MOST_DIM 128
-#define QKV (TIME * (HEADS + 2 * KEY_HEADS) * MOST_DIM)
-#define OUT (TIME * HEADS * MOST_DIM)
+#define QKV (MOST_TIME * (HEADS + 2 * KEY_HEADS) * MOST_DIM)
+#define OUT (MOST_TIME * HEADS * MOST_DIM)
 
 /* What the GPU reads and writes, here and there; of results the plain kernels' first. */
 struct room {
@@ -34,7 +37,7 @@ struct room {
   _Alignas(256) uint16_t d_out[OUT];
   _Alignas(256) uint16_t out[2][OUT];
   _Alignas(256) uint16_t d_qkv[2][QKV];
-  float lse[2][TIME * HEADS], delta[TIME * HEADS];
+  float lse[2][MOST_TIME * HEADS], delta[MOST_TIME * HEADS];
 };
 
 struct probe {
@@ -45,7 +48,7 @@ struct probe {
   uint64_t address, chunk_bytes;
   struct room *host, *room; /* room is @address */
   enum lade_dtype dtype;
-  int64_t head_dim;
+  int64_t head_dim, time;
 };
 
 /* ---- running ---- */
@@ -87,11 +90,11 @@ static int attention_run(const struct probe *probe, enum lade_kernel kernel, enu
                          int *ret_refused)
 {
   struct room *room = probe->room;
-  const struct lade_attention_fwd_args fwd = {.dtype = probe->dtype, .batch = 1, .time = TIME, .heads = HEADS,
+  const struct lade_attention_fwd_args fwd = {.dtype = probe->dtype, .batch = 1, .time = probe->time, .heads = HEADS,
                                               .key_heads = KEY_HEADS, .head_dim = probe->head_dim,
                                               .drop = {.scale = 1}, .qkv = room->qkv, .out = room->out[i],
                                               .lse = room->lse[i]};
-  const struct lade_attention_bwd_args bwd = {.dtype = probe->dtype, .batch = 1, .time = TIME, .heads = HEADS,
+  const struct lade_attention_bwd_args bwd = {.dtype = probe->dtype, .batch = 1, .time = probe->time, .heads = HEADS,
                                               .key_heads = KEY_HEADS, .head_dim = probe->head_dim,
                                               .drop = {.scale = 1}, .qkv = room->qkv, .out = room->out[0],
                                               .lse = room->lse[0], .d_out = room->d_out, .d_qkv = room->d_qkv[i],
@@ -125,11 +128,11 @@ static double distance_get(enum lade_dtype dtype, const void *x, const void *y, 
 static double result_compare(const struct probe *probe, enum lade_kernel kernel)
 {
   const struct room *room = probe->host;
-  const int64_t n_out = TIME * HEADS * probe->head_dim, n_qkv = n_out / HEADS * (HEADS + 2 * KEY_HEADS);
+  const int64_t n_out = probe->time * HEADS * probe->head_dim, n_qkv = n_out / HEADS * (HEADS + 2 * KEY_HEADS);
   if (kernel == LADE_K_ATTENTION_BWD)
     return distance_get(probe->dtype, room->d_qkv[1], room->d_qkv[0], n_qkv);
   double out = distance_get(probe->dtype, room->out[1], room->out[0], n_out);
-  double lse = distance_get(LADE_F32, room->lse[1], room->lse[0], TIME * HEADS);
+  double lse = distance_get(LADE_F32, room->lse[1], room->lse[0], probe->time * HEADS);
   return out > lse || isnan(out) ? out : lse;
 }
 
@@ -187,6 +190,7 @@ static int candidate_check(struct probe *probe, enum lade_kernel kernel, enum la
   for (int i = 0; i < 4 && !status && !why->code; i++) {
     probe->dtype = dtypes[i % 2];
     probe->head_dim = i / 2 ? 64 : 128;
+    probe->time = who == LADE_CUDA_BY_WGMMA ? TIME_WGMMA : TIME;
     status = problem_check(probe, kernel, who, why);
   }
   return status;
