@@ -47,6 +47,7 @@ struct probe {
   lade_chunk *chunk;
   uint64_t address, chunk_bytes;
   struct room *host, *room; /* room is @address */
+  enum lade_cuda_attention who; /* is tried */
   enum lade_dtype dtype;
   int64_t head_dim, time;
 };
@@ -187,6 +188,7 @@ static int candidate_check(struct probe *probe, enum lade_kernel kernel, enum la
 {
   static const enum lade_dtype dtypes[] = {LADE_BF16, LADE_F16};
   int status = 0;
+  probe->who = who;
   for (int i = 0; i < 4 && !status && !why->code; i++) {
     probe->dtype = dtypes[i % 2];
     probe->head_dim = i / 2 ? 64 : 128;
@@ -257,6 +259,18 @@ static void probe_close(struct probe *probe)
   free(probe->host);
 }
 
+/* The device has failed for good: what it says of it, and how to do without the one that was tried. */
+static void failure_tell(const struct probe *probe, struct lade_error *error)
+{
+  struct lade_error why = {0};
+  lade_cuda_get_error(probe->device, &why);
+  if (probe->who == LADE_CUDA_BY_PLAIN)
+    *error = why;
+  else
+    lade_error_set(error, why.code, "%.300s, while attention by %s was tried; LADE_ATTENTION=%s does without it",
+                   why.text, lade_cuda_attention_name(probe->who), lade_cuda_attention_name(probe->who - 1));
+}
+
 /* What the environment names, if it names one. */
 static bool wish_get(enum lade_cuda_attention *ret_who)
 {
@@ -292,6 +306,6 @@ int lade_cuda_attention_open(const lade_cuda_kernels *kernels, lade_device *devi
     status = kernel_choose(&probe, LADE_K_ATTENTION_BWD, LADE_CUDA_BY_MMA, table, note);
   probe_close(&probe);
   if (lade_device_status(device))
-    lade_cuda_get_error(device, error);
+    failure_tell(&probe, error);
   return status;
 }
