@@ -77,39 +77,6 @@ static int stage_make(struct options *options, int rank, struct stage_plan *stag
 
 /* ---- ranks of a stage ---- */
 
-/* Does @rank say on @axis, call by call, what the first of its stage says? */
-static int calls_compare(const struct stage_plan *first, const struct lade_plan *plan, int rank, enum lade_axis axis,
-                         struct lade_error *error)
-{
-  const struct lade_plan *first_plan = first->info.plan;
-  struct lade_calls calls = {0}, first_calls = {0};
-  int status = lade_calls_list(plan->train, plan->eval, axis, &calls);
-  if (!status)
-    status = lade_calls_list(first_plan->train, first_plan->eval, axis, &first_calls);
-  if (status)
-    lade_error_set(error, status, "no memory for the calls of rank %d", rank);
-  else if (calls.n != first_calls.n || memcmp(calls.items, first_calls.items, (size_t)calls.n * sizeof(*calls.items)))
-    status = lade_error_set(error, -EINVAL, "ranks %d and %d are of one stage, and differ in what they say along %s",
-                            first->info.layout.rank, rank, lade_axis_name(axis));
-  free(calls.items);
-  free(first_calls.items);
-  return status;
-}
-
-static int rank_compare(const struct stage_plan *first, const struct lade_session_info *info, struct lade_error *error)
-{
-  const uint64_t *peak = info->plan->peak_bytes, *first_peak = first->info.plan->peak_bytes;
-  const int rank = info->layout.rank;
-  int status = 0;
-  if (memcmp(peak, first_peak, sizeof(info->plan->peak_bytes)))
-    status = lade_error_set(error, -EINVAL, "ranks %d and %d are of one stage, and need %llu and %llu bytes of device",
-                            first->info.layout.rank, rank, (unsigned long long)first_peak[LADE_DEVICE],
-                            (unsigned long long)peak[LADE_DEVICE]);
-  for (int axis = 0; axis < LADE_N_AXES && !status; axis++)
-    status = calls_compare(first, info->plan, rank, (enum lade_axis)axis, error);
-  return status;
-}
-
 /* Build, prove and on a dry device execute for @rank what was decided for @first, of its stage. */
 static int rank_follow(const struct options *options, const struct stage_plan *first, int rank,
                        struct lade_error *error)
@@ -117,6 +84,7 @@ static int rank_follow(const struct options *options, const struct stage_plan *f
   struct lade_session_params how = options->session;
   struct lade_session_info info;
   struct lade_step_report step;
+  struct lade_error why;
   lade_session *session;
   how.layout.rank = rank;
   how.is_plan_only = options->device != DEVICE_DRY;
@@ -125,7 +93,10 @@ static int rank_follow(const struct options *options, const struct stage_plan *f
   if (status)
     return status;
   lade_session_get_info(session, &info);
-  status = rank_compare(first, &info, error);
+  status = lade_plan_compare(first->info.plan, info.plan, &why);
+  if (status)
+    lade_error_set(error, status, "ranks %d and %d of one stage are not alike: %s", first->info.layout.rank, rank,
+                   why.text);
   if (!status && options->device == DEVICE_DRY)
     status = lade_session_step(session, &step, error);
   lade_session_close(session);

@@ -21,9 +21,11 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "lade/pack.h"
 #include "parallel/schedule.h"
+#include "plan/calls.h"
 #include "plan/cost.h"
 #include "plan/plan_internal.h"
 
@@ -372,6 +374,38 @@ int lade_plan_follow(const struct lade_plan_params *params, const struct lade_pl
   status = plan_prove(params, plan, device_bytes, error);
   if (!status)
     *ret_plan = plan;
+  return status;
+}
+
+/* On @axis, call by call. */
+static int calls_compare(const struct lade_plan *plan, const struct lade_plan *other, enum lade_axis axis,
+                         struct lade_error *error)
+{
+  struct lade_calls calls = {0}, others = {0};
+  int status = lade_calls_list(plan->train, plan->eval, axis, &calls);
+  if (!status)
+    status = lade_calls_list(other->train, other->eval, axis, &others);
+  if (status)
+    lade_error_set(error, status, "no memory for the calls of two ranks");
+  else if (calls.n != others.n ||
+           (calls.n && memcmp(calls.items, others.items, (size_t)calls.n * sizeof(*calls.items))))
+    status = lade_error_set(error, -EINVAL, "they differ in what they say along %s", lade_axis_name(axis));
+  free(calls.items);
+  free(others.items);
+  return status;
+}
+
+int lade_plan_compare(const struct lade_plan *plan, const struct lade_plan *other, struct lade_error *error)
+{
+  int status = 0;
+  for (int space = 0; space < LADE_N_SPACES && !status; space++) {
+    const unsigned long long bytes = plan->peak_bytes[space], other_bytes = other->peak_bytes[space];
+    if (bytes != other_bytes)
+      status = lade_error_set(error, -EINVAL, "they need %llu and %llu bytes of the %s", bytes, other_bytes,
+                              lade_space_name((enum lade_space)space));
+  }
+  for (int axis = 0; axis < LADE_N_AXES && !status; axis++)
+    status = calls_compare(plan, other, (enum lade_axis)axis, error);
   return status;
 }
 

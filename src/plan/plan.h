@@ -68,6 +68,8 @@ int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_
  */
 int lade_plan_follow(const struct lade_plan_params *params, const struct lade_plan *decided, uint64_t device_bytes,
                      struct lade_error *error, struct lade_plan **ret_plan);
+/* Do two ranks need as much, and say the same on every axis? -EINVAL: @error says where not. -ENOMEM. */
+int lade_plan_compare(const struct lade_plan *plan, const struct lade_plan *other, struct lade_error *error);
 void lade_plan_destroy(struct lade_plan *plan);
 
 /*

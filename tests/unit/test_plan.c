@@ -637,7 +637,7 @@ static void ranks_of_a_stage_follow_the_first(void **state)
     params.layout = &layouts[3];
     assert_int_equal(lade_plan_follow(&params, decided, budget, &error, &plan), 0);
     assert_within(&desk, plan, budget);
-    assert_memory_equal(plan->peak_bytes, decided->peak_bytes, sizeof(plan->peak_bytes));
+    assert_int_equal(lade_plan_compare(decided, plan, &error), 0);
     assert_int_equal(plan->predicted_ns, searched->predicted_ns);
     assert_int_equal(plan->train->n_instrs, searched->train->n_instrs);
     for (int i = 0; i < plan->train->n_buffers; i++)
@@ -650,6 +650,29 @@ static void ranks_of_a_stage_follow_the_first(void **state)
     lade_plan_destroy(decided);
   }
   desk_close(&own);
+  desk_close(&desk);
+}
+
+/* In what they need, and in what they say where they need the same. */
+static void ranks_that_differ_are_told_apart(void **state)
+{
+  const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = 4, .zero = LADE_ZERO_MOST};
+  struct lade_layout layout;
+  struct lade_error error = {0};
+  struct desk desk;
+  char words[128];
+  assert_int_equal(lade_layout_init(&how, NULL, &layout), 0);
+  gathering_desk_start(&desk, LADE_GPT2, &layout, NULL, 0);
+  struct lade_plan *least = plan_get(&desk, desk.bounds.min_bytes), *ample = plan_get(&desk, PLENTY);
+  assert_int_equal(lade_plan_compare(ample, least, &error), -EINVAL);
+  snprintf(words, sizeof(words), "they need %llu and %llu bytes of the device",
+           (unsigned long long)ample->peak_bytes[LADE_DEVICE], (unsigned long long)least->peak_bytes[LADE_DEVICE]);
+  assert_string_equal(error.text, words);
+  memcpy(least->peak_bytes, ample->peak_bytes, sizeof(least->peak_bytes));
+  assert_int_equal(lade_plan_compare(ample, least, &error), -EINVAL);
+  assert_string_equal(error.text, "they differ in what they say along dp");
+  lade_plan_destroy(least);
+  lade_plan_destroy(ample);
   desk_close(&desk);
 }
 
@@ -695,6 +718,7 @@ int main(void)
       cmocka_unit_test(a_tied_table_takes_its_gradient_and_two_parts),
       cmocka_unit_test(what_is_in_shards_is_priced_by_blocks),
       cmocka_unit_test(ranks_of_a_stage_follow_the_first),
+      cmocka_unit_test(ranks_that_differ_are_told_apart),
       cmocka_unit_test(the_same_question_has_the_same_answer),
   };
   return cmocka_run_group_tests_name("plan", tests, desks_open, desks_close);
