@@ -6,7 +6,7 @@
  *               run again because a backward op needs a value that was dropped
  *   lives.c     for each value the intervals in which it is in device memory, and the slots of the list at
  *               which its copies in and out are placed
- *   build.c     instructions, operands and buffers; build_state.c those of gradients and updates
+ *   build.c     instructions, operands and buffers; build_grads.c those of gradients, build_state.c of updates
  *   place.c     addresses from the packer, and the ledger
  *   waits.c     waits between queues, from the addresses
  *

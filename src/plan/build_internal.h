@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside of emission: build.c writes the list, build_state.c the instructions that complete gradients and update
- * parameters. Errors of memory stick in the builder.
+ * Inside of emission: build.c writes the list, build_grads.c the instructions that complete gradients, build_state.c
+ * those that update parameters. Errors of memory stick in the builder.
  */
 #ifndef LADE_BUILD_INTERNAL_H
 #define LADE_BUILD_INTERNAL_H
@@ -115,17 +115,40 @@ void move_emit(struct builder *b, struct place src, struct lade_value reads, str
 /* Move @value, through the host where the drive does not reach the device. */
 void transfer_emit(struct builder *b, struct place src, struct place dst, struct lade_value value);
 
-/* ---- build_state.c ---- */
+/* Is the state of parameters in shards? */
+static inline bool is_sharded(const struct builder *b)
+{
+  return lade_shard_count(b->params->layout) > 1;
+}
+
+/* Where this rank's block begins in a vector of all blocks of @block_bytes. */
+static inline uint64_t own_offset(const struct builder *b, uint64_t block_bytes)
+{
+  return block_bytes * (uint64_t)lade_layout_position(b->params->layout, LADE_AXIS_SHARD);
+}
+
+/* Of what takes @ns for all of a parameter, this rank's part. */
+static inline int64_t share_ns(const struct builder *b, int64_t ns)
+{
+  return ns / lade_shard_count(b->params->layout);
+}
+
+/* ---- build_grads.c ---- */
 
 /* Gradients to which all of a microbatch, or of this rank, has been added: sum them over ranks, bundled. */
 void grads_emit(struct builder *b, const struct plan_handing *handings, int n);
-/* The working copy of @param from all ranks' blocks in @buffer: first this rank's block, whose place it returns. */
-struct place weight_block_emit(struct builder *b, int param, int32_t buffer);
-void weight_gather_emit(struct builder *b, int param, struct place block, int32_t buffer);
+/* Let the compute queue have all that is under way; @is_end: what is summed behind all steps, too. */
+void grads_settle(struct builder *b, bool is_end);
 /* Sums of squares of @param's gradient, unless they have been taken: it is about to leave the device. */
 void norm_settle(struct builder *b, int param);
 /* The mean over ranks of a microbatch's loss in @buffer; returns the value to hand on. */
 struct lade_value loss_reduce_emit(struct builder *b, int32_t buffer, struct lade_value loss);
+
+/* ---- build_state.c ---- */
+
+/* The working copy of @param from all ranks' blocks in @buffer: first this rank's block, whose place it returns. */
+struct place weight_block_emit(struct builder *b, int param, int32_t buffer);
+void weight_gather_emit(struct builder *b, int param, struct place block, int32_t buffer);
 /* Early updates: their order, -ENOMEM; and one of them. */
 int early_order(struct builder *b);
 void early_emit(struct builder *b, int param);

@@ -136,7 +136,7 @@ static enum lade_space end_space(const struct cutter *c, int tensor, int last_po
   if (what->kind == LADE_TENSOR_LOSS)
     return LADE_HOST;
   if (what->kind != LADE_TENSOR_GRAD || lade_shard_count(c->params->layout) > 1)
-    return LADE_DEVICE; /* of a sharded gradient a block is handed on, which build_state.c places */
+    return LADE_DEVICE; /* of a sharded gradient a block is handed on, which build_grads.c places */
   enum lade_space home = plan_home_space(c->params->residency->homes[what->param]);
   if (home != LADE_STORE)
     return home;
