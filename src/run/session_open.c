@@ -416,6 +416,32 @@ static int tiers_resolve(lade_session *s, struct lade_error *error)
 
 /* ---- the plan, and what it stands on ---- */
 
+/*
+ * The faster of two plans: with windows of streamed updates as the drive likes them best, and with the usual ones where
+ * those take less room. So the smallest budget is that of both, and a larger one is never slower, as with one planner.
+ */
+static int plan_search(lade_session *s, struct lade_error *error)
+{
+  const struct lade_streaming liked = s->prices.streaming;
+  const uint64_t liked_min_bytes = s->bounds.min_bytes;
+  struct lade_plan *usual = NULL;
+  int status = lade_planner_plan(s->planner, s->budget_bytes, error, &s->plan);
+  if ((status && status != -EOVERFLOW) || !streaming_shrink(s))
+    return status;
+  status = planner_make(s, error);
+  if (!status)
+    status = lade_planner_plan(s->planner, s->budget_bytes, s->plan ? NULL : error, &usual);
+  s->bounds.min_bytes = LADE_MIN(s->bounds.min_bytes, liked_min_bytes);
+  if (usual && (!s->plan || usual->predicted_ns < s->plan->predicted_ns)) {
+    lade_plan_destroy(s->plan);
+    s->plan = usual;
+    return 0;
+  }
+  lade_plan_destroy(usual);
+  s->prices.streaming = liked; /* the plan's own, for ranks that follow it */
+  return status == -EOVERFLOW && s->plan ? 0 : status;
+}
+
 /* The budget in a person's words, where those are not bytes. */
 static void refusal_word(const struct lade_budget *budget, struct lade_error *error)
 {
@@ -441,11 +467,7 @@ static int plan_make(lade_session *s, struct lade_error *error)
                             lade_size_format(s->capacity_bytes, has, sizeof(has)),
                             (unsigned long long)s->capacity_bytes);
   } else {
-    status = lade_planner_plan(s->planner, s->budget_bytes, error, &s->plan);
-    if (status == -EOVERFLOW && streaming_shrink(s)) {
-      status = planner_make(s, error);
-      status = status ? status : lade_planner_plan(s->planner, s->budget_bytes, error, &s->plan);
-    }
+    status = plan_search(s, error);
   }
   if (status == -EOVERFLOW)
     refusal_word(&s->params.budget, error);

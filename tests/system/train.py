@@ -128,21 +128,26 @@ if run("doctor", "--store", "drive")[0] == 0:
     assert code == 3 and "smallest budget none" in out and "two slots" in err, (code, out, err)
 assert whole["store_read_bytes_per_step"] == whole["store_written_bytes_per_step"] == 0
 
-# Windows that a drive likes long are for speed: where there is no room for them, the usual ones are taken.
+# Windows that a drive likes long are for speed: where there is no room for them, or other things are better kept in it,
+# the usual ones are taken. So the smallest budget is the same, and stated at any other; and no larger budget is slower.
 MACHINE = {"name": "liking long windows", "cores": 2, "unified": True, "device_bytes": "8GiB", "host_bytes": "8GiB",
            "matmul_flops_per_s": {"f32": 1e11, "bf16": 4e11}, "device_bytes_per_s": 2e10, "launch_ns": 1000,
            "to_host": {"bytes_per_s": 10**10}, "to_device": {"bytes_per_s": 10**10}, "duplex": True,
            "host_bytes_per_s": 2e10, "store": {"bytes": "100GiB", "read_bytes_per_s": 2e9, "write_bytes_per_s": 2e9}}
 least_of = []
-for sizes in ({}, {"window_bytes": 64 << 20, "windows": 12}):
+for sizes in ({}, {"window_bytes": 6 << 20, "windows": 12}):
     MACHINE["store"].update(sizes)
     with open("machine.json", "w", encoding="utf-8") as file:
         json.dump(MACHINE, file)
-    for budget in ("min", *map(str, least_of[:1])):
-        least_of.append(done("plan", "--model", "baby", "--layers", "2", "--batch", "1", "--seq", "16", "--device", "dry",
-                             "--machine", "machine.json", *DRIVE[2:], "--store-budget", "1GiB", "--json", "--budget",
-                             budget)["planned_peak_bytes"])
-assert least_of[0] == least_of[1] >= least_of[2], least_of
+    seconds = []
+    for budget in ("min", *(str(least_of[0] + i * CHUNK) for i in (range(11) if least_of else []))):
+        planned = done("plan", "--model", "baby", "--layers", "2", "--batch", "4", "--seq", "128", "--device", "dry",
+                       "--machine", "machine.json", *DRIVE[2:], "--store-budget", "1GiB", "--json", "--budget", budget)
+        least_of.append(planned["min_budget_bytes"])
+        seconds.append(planned["predicted_step_seconds"])
+        assert budget != "min" or planned["planned_peak_bytes"] == least_of[-1], planned
+    assert seconds == sorted(seconds, reverse=True), seconds
+assert len(set(least_of)) == 1, least_of
 
 # A budget changes no bit; the smallest is exact.
 plan = done("plan", *SHORT, "--data", "text.txt", "--json", "--budget", "min")
