@@ -133,8 +133,8 @@ struct lade_comm_info {
   const char *engine, *path; /* "mpi", "shared memory (memfd)"; static */
   uint64_t staging_bytes;    /* of this rank, all buffers together; what NCCL takes for itself is not known here */
   bool is_ordered;           /* sums have the bits that are written above */
-  bool can_register;         /* ranks share memory: lade_comm_register may have an effect */
-  uint64_t n_direct;         /* collectives and lists so far that moved each byte once, without staging */
+  bool can_register;         /* lade_comm_register may have an effect: ranks share memory, or NCCL registers it */
+  uint64_t n_direct;         /* collectives and lists that moved each byte once, without staging; NCCL tells none */
 };
 
 /*
@@ -183,9 +183,10 @@ struct lade_comm_range {
  * Let the other members read @range where it is: a collective of @comm itself, not of its parts, whose buffers all lie
  * in what its members registered, wherever in it, moves each byte once, as in memory of lade_comm_alloc. Collective;
  * bytes may differ. The memory and the descriptor stay the caller's; the descriptor may be closed after the call. Where
- * a member has no descriptor, or another cannot map its memory, or ranks share none, and with NCCL, *@ret_is_registered
- * is false at all of them and collectives work as before; the bits never differ. One thread of a process at a time.
- * -EINVAL; as lade_comm_run.
+ * a member has no descriptor, or another cannot map its memory, or ranks share none, *@ret_is_registered is false at
+ * all of them and collectives work as before; the bits never differ. With NCCL it is a chunk of the device, which NCCL
+ * may then move without buffers of its own; a descriptor is not needed, and it is false where NCCL registers no memory.
+ * One thread of a process at a time. -EINVAL; as lade_comm_run.
  */
 int lade_comm_register(lade_comm *comm, const struct lade_comm_range *range, struct lade_error *error,
                        bool *ret_is_registered);

@@ -204,97 +204,6 @@ static bool nccl_launch(lade_comm *base, lade_queue *queue, struct lade_comm_wor
   return true;
 }
 
-/* ---- agreeing on what each member made by itself ---- */
-
-/*
- * Did all members' parts go well? Own @status with its line in @error, else what the others say: their code if it is
- * one. What fails here leaves the communicator as it was.
- */
-static int outcomes_meet(lade_comm *control, int status, struct lade_error *error)
-{
-  float code = (float)-status, sums[3] = {status ? 1 : 0, code, code * code};
-  const struct lade_collective sum = {.kind = LADE_ALL_REDUCE, .dtype = LADE_F32, .n = 3, .src = sums, .dst = sums};
-  struct lade_error why = {0};
-  int failed = lade_comm_run(control, &sum, &why);
-  if (status)
-    return status;
-  if (failed) {
-    *error = why;
-    return failed;
-  }
-  if (sums[0] == 0)
-    return 0;
-  bool is_one_code = sums[0] * sums[2] == sums[1] * sums[1];
-  return lade_error_set(error, is_one_code ? -(int)(sums[1] / sums[0]) : -EIO, "%d of the other ranks could not; their "
-                        "lines say why", (int)sums[0]);
-}
-
-/* ---- memory ---- */
-
-static void window_release(lade_device *device, const struct nccl_window *window)
-{
-  lade_device_chunk_release(device, window->chunk);
-  if (window->address)
-    lade_device_release(device, window->address, window->bytes);
-}
-
-/* Device memory, zeroed. */
-static int window_create(lade_device *device, uint64_t bytes, struct nccl_window *ret_window, struct lade_error *error)
-{
-  struct lade_device_info info;
-  lade_device_get_info(device, &info);
-  struct nccl_window window = {.bytes = (bytes + info.chunk_bytes - 1) / info.chunk_bytes * info.chunk_bytes};
-  int status = lade_device_chunk_create(device, window.bytes, &window.chunk);
-  if (!status)
-    status = lade_device_reserve(device, window.bytes, &window.address);
-  if (!status)
-    status = lade_device_map(device, window.address, window.chunk);
-  if (status) {
-    window_release(device, &window);
-    return lade_error_set(error, -ENOMEM, "no memory of the device for %llu bytes", (unsigned long long)bytes);
-  }
-  *ret_window = window;
-  return 0;
-}
-
-static int nccl_alloc(lade_comm *base, uint64_t bytes, struct lade_error *error, void **ret_data)
-{
-  struct nccl_comm *comm = (struct nccl_comm *)base;
-  struct nccl_job *job = comm->job;
-  struct nccl_window window = {0};
-  int status = window_create(job->device, bytes, &window, error);
-  if (!status) {
-    pthread_mutex_lock(&job->mutex);
-    bool is_kept = LADE_PUSH(&job->windows, window);
-    pthread_mutex_unlock(&job->mutex);
-    status = is_kept ? 0 : lade_error_set(error, -ENOMEM, "no memory for %llu bytes", (unsigned long long)bytes);
-    if (status)
-      window_release(job->device, &window);
-  }
-  int met = outcomes_meet(comm->control, status, error);
-  if (met && !status)
-    base->ops->free(base, memory_at(window.address));
-  if (!met)
-    *ret_data = memory_at(window.address);
-  return met;
-}
-
-static void nccl_free(lade_comm *base, void *data)
-{
-  struct nccl_job *job = ((struct nccl_comm *)base)->job;
-  struct nccl_window found = {0};
-  pthread_mutex_lock(&job->mutex);
-  for (int i = 0; i < job->windows.n && !found.chunk; i++) {
-    if (memory_at(job->windows.items[i].address) == data) {
-      found = job->windows.items[i];
-      job->windows.items[i] = job->windows.items[--job->windows.n];
-    }
-  }
-  pthread_mutex_unlock(&job->mutex);
-  LADE_ASSERT(found.chunk);
-  window_release(job->device, &found);
-}
-
 /* ---- the job ---- */
 
 static void job_unref(struct nccl_job *job)
@@ -306,7 +215,7 @@ static void job_unref(struct nccl_job *job)
   LADE_ARRAY_FREE(&job->windows);
   LADE_ARRAY_FREE(&job->comms);
   const struct nccl_window scratch = {job->scratch, job->scratch_bytes, job->scratch_chunk};
-  window_release(job->device, &scratch);
+  comm_nccl_window_release(job->device, &scratch);
   pthread_cond_destroy(&job->changed);
   pthread_mutex_destroy(&job->mutex);
   free(job);
@@ -317,7 +226,7 @@ static int job_fill(struct nccl_job *job, struct lade_error *error)
   struct nccl_window scratch;
   int status = lade_nccl_library_open(&job->nccl, error);
   if (!status)
-    status = window_create(job->device, SCRATCH_BYTES, &scratch, error);
+    status = comm_nccl_window_create(job->device, SCRATCH_BYTES, &scratch, error);
   if (status)
     return status;
   job->scratch = scratch.address;
@@ -434,6 +343,7 @@ static void comm_destroy(struct nccl_comm *comm)
   lade_comm_close(comm->control);
   job_unref(comm->job);
   pthread_mutex_destroy(&comm->calls);
+  LADE_ARRAY_FREE(&comm->registrations);
   free(comm->ranks);
   lade_comm_finish(&comm->base);
   free(comm);
@@ -488,10 +398,12 @@ static bool nccl_is_speaker(lade_comm *base)
 
 static void nccl_get_info(const lade_comm *base, struct lade_comm_info *ret_info)
 {
+  const struct nccl_comm *comm = (const struct nccl_comm *)base;
   struct lade_comm_info control;
-  lade_comm_get_info(((const struct nccl_comm *)base)->control, &control);
+  lade_comm_get_info(comm->control, &control);
   *ret_info = (struct lade_comm_info){.engine = "nccl", .path = "NCCL's collectives",
-                                      .staging_bytes = control.staging_bytes};
+                                      .staging_bytes = control.staging_bytes,
+                                      .can_register = comm->job->nccl.ncclCommRegister != NULL};
 }
 
 /* ---- making ---- */
@@ -501,8 +413,10 @@ static int nccl_split(lade_comm *base, int colour, int key, struct lade_error *e
 static const struct lade_comm_ops nccl_ops = {
     .run = nccl_run,
     .split = nccl_split,
-    .alloc = nccl_alloc,
-    .free = nccl_free,
+    .alloc = comm_nccl_alloc,
+    .free = comm_nccl_free,
+    .register_range = comm_nccl_register,
+    .unregister_range = comm_nccl_unregister,
     .abort = nccl_abort,
     .is_speaker = nccl_is_speaker,
     .get_info = nccl_get_info,
@@ -601,14 +515,14 @@ static int part_create(struct nccl_comm *parent, lade_comm *control, struct lade
     status = comm_create(&parent->base.params, parent->job, control, error, ret_part);
     atomic_fetch_add(&parent->job->n_refs, *ret_part ? 1 : 0);
   }
-  status = outcomes_meet(parent->control, status, error);
+  status = comm_nccl_outcomes_meet(parent->control, status, error);
   if (status && !*ret_part)
     lade_comm_close(control);
   if (status)
     return status;
   if (control)
     status = boards_open(*ret_part, parent->ranks[parent->base.rank], error);
-  return outcomes_meet(parent->control, status, error);
+  return comm_nccl_outcomes_meet(parent->control, status, error);
 }
 
 static int nccl_split(lade_comm *base, int colour, int key, struct lade_error *error, lade_comm **ret_comm)
@@ -634,7 +548,7 @@ static int id_meet(struct nccl_comm *comm, struct nccl_id *ret_id, struct lade_e
   const struct nccl_library *nccl = &comm->job->nccl;
   nccl_result result = comm->base.rank == 0 ? nccl->ncclGetUniqueId(ret_id) : NCCL_DONE;
   int status = result ? lade_nccl_error_set(nccl, NULL, "ncclGetUniqueId", result, error) : 0;
-  status = outcomes_meet(comm->control, status, error);
+  status = comm_nccl_outcomes_meet(comm->control, status, error);
   const struct lade_collective tell = {.kind = LADE_BROADCAST, .dtype = LADE_U8, .n = sizeof(*ret_id), .src = ret_id,
                                        .dst = ret_id};
   return status ? status : lade_comm_run(comm->control, &tell, error);
@@ -655,7 +569,7 @@ int lade_comm_open_nccl(const struct lade_comm_params *params, struct lade_error
   status = job_create(params, error, &job);
   if (!status)
     status = comm_create(params, job, control, error, &making.comm);
-  status = outcomes_meet(control, status, error);
+  status = comm_nccl_outcomes_meet(control, status, error);
   if (!making.comm) {
     if (job)
       job_unref(job);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What comm_nccl.c (collectives, making, ending) and comm_nccl_watch.c (who watches over them) share. Private to
- * src/parallel/.
+ * What comm_nccl.c (collectives, making, ending), comm_nccl_memory.c (buffers) and comm_nccl_watch.c (who watches over
+ * them) share. Private to src/parallel/.
  */
 #ifndef LADE_COMM_NCCL_INTERNAL_H
 #define LADE_COMM_NCCL_INTERNAL_H
@@ -29,12 +29,19 @@ struct nccl_job {
   bool is_ending;
   LADE_ARRAY(struct nccl_comm *) comms;
   LADE_ARRAY(struct nccl_window) windows;
+  bool has_told; /* that NCCL registers nothing */
 };
 
 /* Memory of lade_comm_alloc. */
 struct nccl_window {
   uint64_t address, bytes;
   lade_chunk *chunk;
+};
+
+/* Memory that NCCL knows. The handle may be NULL: it had no use for it. */
+struct nccl_registration {
+  const void *data;
+  void *handle;
 };
 
 /* What a rank has launched, for the others to compare: in memory that they all see. */
@@ -70,11 +77,30 @@ struct nccl_comm {
   int *ranks;                /* of the world */
   pthread_mutex_t calls;     /* around NCCL's calls and what follows; who holds it watches for himself */
   nccl_handle handle;        /* NULL once aborted */
+  LADE_ARRAY(struct nccl_registration) registrations; /* behind calls */
   /* By lane: */
   _Atomic uint64_t n_pieces[NCCL_LANES]; /* put on streams so far */
   uint64_t seen_begun[NCCL_LANES];       /* the piece that was under way at the last look */
   int64_t since_ns[NCCL_LANES];          /* since when */
 };
+
+/*
+ * Did all members' parts go well? Own @status with its line in @error, else what the others say: their code if it is
+ * one. Collective over the control; what fails there leaves the communicator as it was.
+ */
+int comm_nccl_outcomes_meet(lade_comm *control, int status, struct lade_error *error);
+
+/* Device memory, zeroed, in chunks of its own; release takes what is half made. -ENOMEM. */
+int comm_nccl_window_create(lade_device *device, uint64_t bytes, struct nccl_window *ret_window,
+                            struct lade_error *error);
+void comm_nccl_window_release(lade_device *device, const struct nccl_window *window);
+
+/* The contract's operations on memory. */
+int comm_nccl_alloc(lade_comm *base, uint64_t bytes, struct lade_error *error, void **ret_data);
+void comm_nccl_free(lade_comm *base, void *data);
+int comm_nccl_register(lade_comm *base, const struct lade_comm_range *range, struct lade_error *error,
+                       bool *ret_is_registered);
+void comm_nccl_unregister(lade_comm *base, const void *data);
 
 /* The watcher of a job. start: -EAGAIN. It ends by itself when the job ends, which stop waits for. */
 int comm_nccl_watch_start(struct nccl_job *job);

@@ -18,6 +18,25 @@ static int version_check(struct nccl_library *nccl, struct lade_error *error)
   return 0;
 }
 
+/* Both functions that register memory, where the version has them. */
+static void later_find(struct nccl_library *nccl)
+{
+  if (nccl->version < LADE_NCCL_REGISTER_VERSION)
+    return;
+  const struct lade_symbol wanted[] = {
+#define WANT(type, name, arguments) {#name, (void **)&nccl->name},
+      LADE_NCCL_LATER_FUNCTIONS(WANT)
+#undef WANT
+  };
+  bool is_whole = true;
+  for (size_t i = 0; i < LADE_COUNT(wanted); i++) {
+    *wanted[i].at = dlsym(nccl->library, wanted[i].name);
+    is_whole &= *wanted[i].at != NULL;
+  }
+  for (size_t i = 0; i < LADE_COUNT(wanted) && !is_whole; i++)
+    *wanted[i].at = NULL;
+}
+
 int lade_nccl_library_open(struct nccl_library *nccl, struct lade_error *error)
 {
   const struct lade_symbol wanted[] = {
@@ -33,6 +52,8 @@ int lade_nccl_library_open(struct nccl_library *nccl, struct lade_error *error)
   int status = version_check(nccl, error); /* first: an old one lacks functions, too */
   if (!status && missing)
     status = lade_error_set(error, -ENOSYS, "libnccl.so.2 has no %s; it is no NCCL", missing);
+  if (!status)
+    later_find(nccl);
   if (status) {
     dlclose(nccl->library);
     nccl->library = NULL;

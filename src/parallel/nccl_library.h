@@ -15,6 +15,8 @@
 
 /* 2.18, the first that splits communicators. */
 #define LADE_NCCL_MIN_VERSION 21800
+/* 2.19, the first that registers memory. */
+#define LADE_NCCL_REGISTER_VERSION 21900
 
 typedef int nccl_result;              /* ncclResult_t */
 typedef struct ncclComm *nccl_handle; /* ncclComm_t */
@@ -79,11 +81,17 @@ struct nccl_config {
   X(nccl_result, ncclSend, (const void *src, size_t n, int type, int peer, nccl_handle handle, nccl_stream stream)) \
   X(nccl_result, ncclRecv, (void *dst, size_t n, int type, int peer, nccl_handle handle, nccl_stream stream))
 
+/* The same of those that are there from REGISTER_VERSION on. */
+#define LADE_NCCL_LATER_FUNCTIONS(X) \
+  X(nccl_result, ncclCommRegister, (nccl_handle handle, void *data, size_t bytes, void **ret_registration)) \
+  X(nccl_result, ncclCommDeregister, (nccl_handle handle, void *registration))
+
 struct nccl_library {
   void *library;
   int version; /* 22809 for 2.28.9 */
 #define LADE_NCCL_MEMBER(type, name, arguments) type(*name) arguments;
   LADE_NCCL_FUNCTIONS(LADE_NCCL_MEMBER)
+  LADE_NCCL_LATER_FUNCTIONS(LADE_NCCL_MEMBER) /* both, or both NULL */
 #undef LADE_NCCL_MEMBER
 };
 

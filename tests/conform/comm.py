@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs conform-comm on several ranks under mpirun, and judges how jobs end that go wrong.
 
-Usage: comm.py CONFORM-COMM PLUGIN PATH 2|4|8|endings|small-shm
+Usage: comm.py CONFORM-COMM PLUGIN PATH 2|4|8|endings|unregistered|small-shm
 """
 import os
 import re
@@ -49,6 +49,7 @@ def properties(n):
     expected = {"memfd": "mpi: shared memory (memfd)", "file": "mpi: shared memory (/dev/shm)",
                 "apart": "mpi: MPI's collectives", "nccl": "nccl: NCCL's collectives"}
     require(f"PATH {expected[PATH]}" in output, "another path was taken", "")
+    return output
 
 
 def ending(what, ranks, statuses, most_ms, words):
@@ -104,6 +105,13 @@ def nccl_endings():
     del os.environ["LADE_STANDIN_NCCL"]
 
 
+def unregistered():
+    """Memory that NCCL does not register at one rank is registered at none, and everything works; one line says so."""
+    os.environ["LADE_STANDIN_NCCL"] = "fail=ncclCommRegister,forever=1,rank=1"
+    output = properties(2)
+    require(len(re.findall(r"^LOG: NCCL moves through buffers of its own", output, re.MULTILINE)) == 1, "said once", output)
+
+
 def small_shm():
     """A container's /dev/shm of 64 MiB, in a mount namespace."""
     mount = ["unshare", "-m", "sh", "-c", "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec \"$@\"", "sh"]
@@ -125,4 +133,4 @@ if PLUGIN == "none":
 if WHAT.isdigit():
     properties(int(WHAT))
 else:
-    {"endings": endings, "small-shm": small_shm}[WHAT]()
+    {"endings": endings, "unregistered": unregistered, "small-shm": small_shm}[WHAT]()

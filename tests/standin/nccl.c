@@ -23,19 +23,24 @@
 #define EXPORT __attribute__((visibility("default")))
 #define DECLARE(type, name, arguments) EXPORT type name arguments;
 LADE_NCCL_FUNCTIONS(DECLARE)
+LADE_NCCL_LATER_FUNCTIONS(DECLARE)
 
 EXPORT standin_nccl_set_fn standin_nccl_set;
 EXPORT standin_nccl_calls_fn standin_nccl_calls;
 EXPORT standin_nccl_failed_fn standin_nccl_failed;
 EXPORT standin_nccl_live_fn standin_nccl_live;
+EXPORT standin_nccl_direct_fn standin_nccl_direct;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t version = 22809, n_polls = 2, async, async_code = NCCL_REMOTE_ERROR, only_rank = UINT64_MAX;
+static uint64_t registers = 1;
 static const struct setting settings[] = {{"version", &version}, {"polls", &n_polls},    {"async", &async},
-                                          {"async_code", &async_code}, {"rank", &only_rank}, {NULL, NULL}};
+                                          {"async_code", &async_code}, {"rank", &only_rank},
+                                          {"register", &registers}, {NULL, NULL}};
 static struct control control = {.settings = settings, .nth = 1, .code = NCCL_INTERNAL_ERROR};
 static _Atomic uint64_t n_run, n_async_errors; /* pieces of work since counting began, and those that hang */
 static _Atomic int64_t n_live;
+_Atomic uint64_t nccl_n_direct;
 static struct launch *launches; /* on streams; a stream whose context broke never runs its own, and they stay */
 
 /* Of the thread: the group that is open. */
@@ -59,7 +64,7 @@ void nccl_misuse(const struct ncclComm *comm, const char *format, ...)
 int standin_nccl_set(const char *text)
 {
   pthread_mutex_lock(&lock);
-  n_run = n_async_errors = 0;
+  n_run = n_async_errors = nccl_n_direct = 0;
   int status = control_set(&control, text);
   pthread_mutex_unlock(&lock);
   return status;
@@ -107,6 +112,11 @@ int64_t standin_nccl_live(void)
   return n_live;
 }
 
+uint64_t standin_nccl_direct(void)
+{
+  return nccl_n_direct;
+}
+
 /* ---- handles ---- */
 
 void nccl_comm_unref(struct ncclComm *comm)
@@ -114,6 +124,12 @@ void nccl_comm_unref(struct ncclComm *comm)
   if (atomic_fetch_sub(&comm->n_refs, 1) > 1)
     return;
   munmap(comm->shared, sizeof(*comm->shared));
+  while (comm->registrations) { /* of one that was aborted */
+    struct registration *next = comm->registrations->next;
+    free(comm->registrations);
+    comm->registrations = next;
+  }
+  pthread_mutex_destroy(&comm->lock);
   free(comm->pending);
   free(comm);
 }
@@ -127,6 +143,7 @@ static struct ncclComm *comm_create(const char *path, int size, int rank)
   comm->size = size;
   comm->n_refs = 1;
   snprintf(comm->path, sizeof(comm->path), "%s", path);
+  pthread_mutex_init(&comm->lock, NULL);
   if (!nccl_segment_open(comm)) {
     free(comm);
     return NULL;
@@ -221,6 +238,55 @@ static bool part_make(struct ncclComm *comm)
   snprintf(path, sizeof(path), "%s-%u-%d", comm->path, comm->n_splits, comm->colour);
   *comm->ret_part = comm->colour == NCCL_NO_COLOUR ? NULL : comm_create(path, size, rank);
   return true;
+}
+
+/* ---- memory ---- */
+
+nccl_result ncclCommRegister(nccl_handle handle, void *data, size_t bytes, void **ret_registration)
+{
+  nccl_result result = enter("ncclCommRegister");
+  if (result || handle->state != STATE_READY || !nccl_is_of_device(data, bytes))
+    return leave(result ? result : NCCL_INVALID_USAGE);
+  struct registration *registration = registers ? calloc(1, sizeof(*registration)) : NULL;
+  if (registration) {
+    pthread_mutex_lock(&handle->lock);
+    *registration = (struct registration){(uint64_t)(uintptr_t)data, bytes, handle->registrations};
+    handle->registrations = registration;
+    pthread_mutex_unlock(&handle->lock);
+  }
+  *ret_registration = registration;
+  return leave(NCCL_DONE);
+}
+
+nccl_result ncclCommDeregister(nccl_handle handle, void *registration)
+{
+  nccl_result result = enter("ncclCommDeregister");
+  if (result || !registration)
+    return leave(result);
+  pthread_mutex_lock(&handle->lock);
+  struct registration **at = &handle->registrations;
+  while (*at && *at != registration)
+    at = &(*at)->next;
+  if (!*at)
+    nccl_misuse(handle, "deregistered what is not registered");
+  const struct registration gone = **at;
+  free(*at);
+  *at = gone.next;
+  pthread_mutex_unlock(&handle->lock);
+  if (!nccl_is_of_device((void *)(uintptr_t)gone.address, gone.bytes))
+    nccl_misuse(handle, "registered memory was given back before it was deregistered");
+  return leave(NCCL_DONE);
+}
+
+bool nccl_is_registered(struct ncclComm *comm, const void *at, uint64_t bytes)
+{
+  uint64_t address = (uint64_t)(uintptr_t)at;
+  bool is_found = false;
+  pthread_mutex_lock(&comm->lock);
+  for (const struct registration *r = comm->registrations; r && !is_found; r = r->next)
+    is_found = address >= r->address && bytes <= r->bytes && address - r->address <= r->bytes - bytes;
+  pthread_mutex_unlock(&comm->lock);
+  return is_found;
 }
 
 /* ---- work ---- */
@@ -330,6 +396,8 @@ nccl_result ncclCommDestroy(nccl_handle handle)
   nccl_result result = enter("ncclCommDestroy");
   if (handle->state != STATE_FINAL)
     nccl_misuse(handle, "destroyed before it was finalized");
+  if (handle->registrations)
+    nccl_misuse(handle, "destroyed with memory that is still registered");
   n_live--;
   nccl_comm_unref(handle);
   return leave(result);

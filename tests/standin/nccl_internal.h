@@ -38,6 +38,7 @@ struct box {
 /* What each rank runs, for comparing; and its answer to a split. */
 struct post {
   uint64_t kind, type, peer, n;
+  uint64_t is_registered; /* all of its buffers are */
 };
 struct split_post {
   _Atomic uint32_t round;
@@ -52,6 +53,12 @@ struct segment {
   struct split_post splits[2][MAX_RANKS]; /* by the parity of their round */
   char slots[MAX_RANKS][SLOT_BYTES];
   struct box boxes[MAX_RANKS][MAX_RANKS]; /* from, to */
+};
+
+/* Memory that a communicator knows. */
+struct registration {
+  uint64_t address, bytes;
+  struct registration *next;
 };
 
 enum state { STATE_JOINING, STATE_READY, STATE_ISSUING, STATE_SPLITTING, STATE_FINALIZING, STATE_FINAL };
@@ -77,6 +84,8 @@ struct ncclComm {
   bool has_finalized;
   atomic_bool is_aborted;
   atomic_int async_error;
+  pthread_mutex_t lock; /* guards what follows */
+  struct registration *registrations;
   atomic_int n_launches; /* on streams, not over */
   atomic_int n_refs;     /* the handle, and each launch */
 };
@@ -87,6 +96,12 @@ void nccl_misuse(const struct ncclComm *comm, const char *format, ...) __attribu
 /* The file by @comm->path; false when it cannot be had. */
 bool nccl_segment_open(struct ncclComm *comm);
 void nccl_comm_unref(struct ncclComm *comm);
+
+/* Whether one registration of @comm has all of it. Any thread. */
+bool nccl_is_registered(struct ncclComm *comm, const void *at, uint64_t bytes);
+/* Is all of it memory of the device that may be used? */
+bool nccl_is_of_device(const void *at, uint64_t bytes);
+extern _Atomic uint64_t nccl_n_direct;
 
 uint64_t nccl_type_bytes(int type);
 /* Run what was launched; in a host function of a stream. Ends early when the communicator is aborted. */

@@ -40,6 +40,43 @@ bool nccl_segment_open(struct ncclComm *comm)
   return comm->shared != NULL;
 }
 
+/* ---- buffers ---- */
+
+typedef enum standin_place place_fn(uint64_t address, uint64_t bytes);
+
+bool nccl_is_of_device(const void *at, uint64_t bytes)
+{
+  void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  place_fn *place = driver ? (place_fn *)dlsym(driver, "standin_place") : NULL;
+  bool is_device = place && place((uint64_t)(uintptr_t)at, bytes) == PLACE_DEVICE;
+  if (driver)
+    dlclose(driver);
+  return is_device;
+}
+
+typedef bool buffer_fn(struct ncclComm *comm, const void *at, uint64_t bytes);
+
+/* Does @is hold of the buffers that @op has at this rank? */
+static bool buffers_all(struct ncclComm *comm, const struct op *op, buffer_fn *is)
+{
+  uint64_t bytes = op->n * nccl_type_bytes(op->type), size = (uint64_t)comm->size;
+  bool has_src = op->kind != OP_RECV && !(op->kind == OP_BROADCAST && op->peer != comm->rank);
+  return (!has_src || is(comm, op->src, bytes * (op->kind == OP_REDUCE_SCATTER ? size : 1)))
+         && (op->kind == OP_SEND || is(comm, op->dst, bytes * (op->kind == OP_ALL_GATHER ? size : 1)));
+}
+
+static bool is_of_device(struct ncclComm *comm, const void *at, uint64_t bytes)
+{
+  return nccl_is_of_device(at, bytes);
+}
+
+static void buffers_check(const struct launch *launch, const struct op *op)
+{
+  if (!buffers_all(launch->comm, op, is_of_device))
+    nccl_misuse(launch->comm, "a buffer of operation %d is no device memory", (int)op->kind);
+  nccl_n_direct += buffers_all(launch->comm, op, nccl_is_registered);
+}
+
 /* ---- meetings ---- */
 
 /* False when the communicator was aborted meanwhile. */
@@ -63,13 +100,14 @@ static bool meet(struct ncclComm *comm)
 /* All members post what they run, and it must be one. */
 static bool agree(struct ncclComm *comm, const struct op *op)
 {
-  struct post own = {op->kind, (uint64_t)op->type, op->kind == OP_BROADCAST ? (uint64_t)op->peer : 0, op->n};
+  struct post own = {op->kind, (uint64_t)op->type, op->kind == OP_BROADCAST ? (uint64_t)op->peer : 0, op->n,
+                     buffers_all(comm, op, nccl_is_registered)};
   comm->shared->posts[comm->rank] = own;
   if (!meet(comm))
     return false;
   for (int rank = 0; rank < comm->size; rank++)
     if (memcmp(&comm->shared->posts[rank], &own, sizeof(own)) != 0)
-      nccl_misuse(comm, "rank %d runs another collective", rank);
+      nccl_misuse(comm, "rank %d runs another collective, or one on memory that is registered as ours is not", rank);
   return meet(comm);
 }
 
@@ -204,23 +242,6 @@ static void pairs_run(struct launch *launch)
 }
 
 /* ---- launches ---- */
-
-typedef enum standin_place place_fn(uint64_t address, uint64_t bytes);
-
-static void buffers_check(const struct launch *launch, const struct op *op)
-{
-  void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  place_fn *place = driver ? (place_fn *)dlsym(driver, "standin_place") : NULL;
-  uint64_t bytes = op->n * nccl_type_bytes(op->type), size = (uint64_t)launch->comm->size;
-  uint64_t src_bytes = bytes * (op->kind == OP_REDUCE_SCATTER ? size : 1);
-  uint64_t dst_bytes = bytes * (op->kind == OP_ALL_GATHER ? size : 1);
-  bool is_src = op->kind != OP_RECV && !(op->kind == OP_BROADCAST && op->peer != launch->comm->rank);
-  bool is_good = place && (!is_src || place((uint64_t)(uintptr_t)op->src, src_bytes) == PLACE_DEVICE)
-                 && (op->kind == OP_SEND || place((uint64_t)(uintptr_t)op->dst, dst_bytes) == PLACE_DEVICE);
-  if (!is_good)
-    nccl_misuse(launch->comm, "a buffer of operation %d is no device memory", (int)op->kind);
-  dlclose(driver);
-}
 
 void nccl_launch_run(struct launch *launch)
 {

@@ -25,7 +25,7 @@
 #include "tests/support/symbols.h"
 
 #define N 1000
-#define CALM_NCCL "version=22809,polls=2,fail=none,nth=1,code=3,forever=0,async=0"
+#define CALM_NCCL "version=22809,polls=2,fail=none,nth=1,code=3,forever=0,async=0,register=1"
 #define CALM_CUDA "fail=none,nth=1,code=2,forever=0,lose=0,lose_code=719"
 
 static struct {
@@ -36,6 +36,7 @@ static struct {
   standin_nccl_calls_fn *calls;
   standin_nccl_failed_fn *failed;
   standin_nccl_live_fn *live;
+  standin_nccl_direct_fn *direct;
 } standin;
 static struct lade_kernels kernels;
 
@@ -51,6 +52,7 @@ static bool standin_find(void)
       {"standin_nccl_calls", &standin.calls},
       {"standin_nccl_failed", &standin.failed},
       {"standin_nccl_live", &standin.live},
+      {"standin_nccl_direct", &standin.direct},
   };
   return symbols_find("libcuda.so.1", cuda, LADE_COUNT(cuda)) && symbols_find("libnccl.so.2", nccl, LADE_COUNT(nccl));
 }
@@ -188,7 +190,8 @@ static void what_is_missing_is_said_in_one_line(void **state)
 static bool is_silent(const char *function)
 {
   return strcmp(function, "ncclCommDestroy") == 0 || strcmp(function, "ncclCommAbort") == 0
-         || strcmp(function, "ncclCommFinalize") == 0;
+         || strcmp(function, "ncclCommFinalize") == 0 || strcmp(function, "ncclCommDeregister") == 0
+         || strcmp(function, "ncclCommRegister") == 0; /* which costs speed, and is logged */
 }
 
 static void nccl_call_fails(lade_device *device, const char *function, uint64_t n_calls)
@@ -216,6 +219,7 @@ static void every_call_of_nccl_that_fails_is_named_and_leaves_nothing(void **sta
   static const char *const functions[] = {
 #define NAME(type, name, arguments) #name,
       LADE_NCCL_FUNCTIONS(NAME)
+      LADE_NCCL_LATER_FUNCTIONS(NAME)
 #undef NAME
   };
   lade_device *device = device_open();
@@ -270,6 +274,85 @@ static void allocations_that_fail_leave_nothing(void **state)
     assert_int_equal(status, is_over ? 0 : -ENOMEM);
     assert_int_equal(standin.live(), 0);
   }
+  lade_device_close(device);
+  assert_int_equal(standin.cuda_live(), 0);
+}
+
+/* ---- memory that NCCL knows ---- */
+
+static int n_lines;
+static char last_line[512];
+
+static void line_note(void *user, const char *line)
+{
+  n_lines++;
+  snprintf(last_line, sizeof(last_line), "%s", line);
+}
+
+/* An arena of the device, as the executor has one. */
+struct arena {
+  lade_chunk *chunk;
+  struct lade_comm_range range;
+};
+
+static void arena_create(lade_device *device, struct arena *arena)
+{
+  struct lade_device_info info;
+  uint64_t address = 0;
+  lade_device_get_info(device, &info);
+  arena->range = (struct lade_comm_range){.bytes = 2 * info.chunk_bytes, .descriptor = -1};
+  assert_int_equal(lade_device_reserve(device, arena->range.bytes, &address), 0);
+  assert_int_equal(lade_device_chunk_create(device, arena->range.bytes, &arena->chunk), 0);
+  assert_int_equal(lade_device_map(device, address, arena->chunk), 0);
+  arena->range.data = (void *)(uintptr_t)address;
+}
+
+static void arena_destroy(lade_device *device, struct arena *arena)
+{
+  lade_device_chunk_release(device, arena->chunk);
+  lade_device_release(device, (uint64_t)(uintptr_t)arena->range.data, arena->range.bytes);
+}
+
+/* Register an arena, run all kinds in it, and end; how many collectives passed registered memory. */
+static uint64_t registered_run(lade_device *device, const char *settings, bool *ret_is_registered)
+{
+  const struct lade_comm_params params = {.struct_size = sizeof(params), .engine = LADE_COMM_NCCL, .kernels = &kernels,
+                                          .timeout_ms = 60000, .device = device, .log = line_note};
+  struct lade_error error = {0};
+  struct lade_comm_info info;
+  struct arena arena;
+  lade_comm *comm = NULL;
+  assert_int_equal(standin.set(CALM_NCCL), 0);
+  assert_int_equal(standin.set(settings), 0);
+  n_lines = 0;
+  assert_int_equal(lade_comm_open(&params, &error, &comm), 0);
+  lade_comm_get_info(comm, &info);
+  assert_true(info.can_register == (strstr(settings, "version=218") == NULL));
+  arena_create(device, &arena);
+  assert_int_equal(lade_comm_register(comm, &arena.range, &error, ret_is_registered), 0);
+  assert_int_equal(kinds_run(comm, arena.range.data, &error), 0);
+  uint64_t n_direct = standin.direct();
+  if (*ret_is_registered)
+    lade_comm_unregister(comm, arena.range.data);
+  assert_int_equal(standin.calls("ncclCommDeregister"), *ret_is_registered);
+  arena_destroy(device, &arena);
+  lade_comm_close(comm);
+  assert_int_equal(standin.live(), 0);
+  return n_direct;
+}
+
+static void an_arena_is_registered_with_nccl_where_it_can_be(void **state)
+{
+  lade_device *device = device_open();
+  bool is_registered = false;
+  uint64_t n_direct = registered_run(device, "polls=2", &is_registered);
+  assert_true(is_registered && n_direct >= LADE_BROADCAST && n_lines == 0);
+  assert_int_equal(registered_run(device, "register=0", &is_registered), 0); /* told not to: nothing to tell */
+  assert_true(is_registered && n_lines == 0);
+  assert_int_equal(registered_run(device, "fail=ncclCommRegister,forever=1", &is_registered), 0);
+  assert_true(!is_registered && n_lines == 1 && strstr(last_line, "ncclCommRegister: internal error"));
+  assert_int_equal(registered_run(device, "version=21805", &is_registered), 0);
+  assert_true(!is_registered && n_lines == 1 && strstr(last_line, "NCCL before 2.19 cannot"));
   lade_device_close(device);
   assert_int_equal(standin.cuda_live(), 0);
 }
@@ -353,6 +436,7 @@ int main(void)
       cmocka_unit_test_setup(every_call_of_nccl_that_fails_is_named_and_leaves_nothing, calm),
       cmocka_unit_test_setup(refusals_of_the_driver_leave_nothing, calm),
       cmocka_unit_test_setup(allocations_that_fail_leave_nothing, calm),
+      cmocka_unit_test_setup(an_arena_is_registered_with_nccl_where_it_can_be, calm),
       cmocka_unit_test_setup(an_asynchronous_error_ends_the_work_and_sticks, calm),
       cmocka_unit_test_setup(a_device_that_breaks_is_the_communicator_s_error, calm),
       cmocka_unit_test_setup(an_abort_ends_what_hangs, calm),

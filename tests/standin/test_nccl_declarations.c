@@ -61,6 +61,12 @@ TAKES(ncclAllReduce, sum_fn);
 TAKES(ncclBroadcast, tell_fn);
 TAKES(ncclSend, send_fn);
 TAKES(ncclRecv, recv_fn);
+#if NCCL_VERSION_CODE >= LADE_NCCL_REGISTER_VERSION
+typedef ncclResult_t register_fn(const ncclComm_t, void *, size_t, void **);
+typedef ncclResult_t deregister_fn(const ncclComm_t, void *);
+TAKES(ncclCommRegister, register_fn);
+TAKES(ncclCommDeregister, deregister_fn);
+#endif
 
 int main(void)
 {
