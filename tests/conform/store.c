@@ -356,42 +356,114 @@ static void expect_damage(lade_store *store, struct lade_extent extent, void *ba
   assert_int_equal(read.failed_offset, offset);
 }
 
-static void damage_is_always_found_and_named(void **state)
+static void damage_is_named_within_a_long_read(void **state)
 {
   enum { GRANULE = LADE_STORE_GRANULE_BYTES, N = 8, BYTES = N * GRANULE };
   struct lade_extent extent;
   lade_store *store = store_make(NULL, BYTES, &extent);
-  char *old = data_make(BYTES), *data = data_make(BYTES), *back = data_make(BYTES), *bad = data_make(GRANULE);
-  uint64_t random = 12345;
-  data_fill(old, BYTES, 1);
+  char *data = data_make(BYTES), *back = data_make(BYTES);
   data_fill(data, BYTES, 2);
-  struct lade_transfer write_old = transfer_of(LADE_STORE_WRITE, extent, old, 1);
   struct lade_transfer write = transfer_of(LADE_STORE_WRITE, extent, data, 2);
-  assert_int_equal(transfer_run(store, &write_old, NULL), 0);
   assert_int_equal(transfer_run(store, &write, NULL), 0);
-  for (int i = 0; i < 10000; i++) {
-    uint64_t offset = random_next(&random) % N * GRANULE, other = (offset + GRANULE) % BYTES;
-    memcpy(bad, data + offset, GRANULE);
-    if (i % 4 == 0) /* one flipped bit */
-      bad[random_next(&random) % GRANULE] ^= (char)(1 << random_next(&random) % 8);
-    else if (i % 4 == 1) /* a write that was lost */
-      memcpy(bad, old + offset, GRANULE);
-    else if (i % 4 == 2) /* a write that was torn at a block */
-      memcpy(bad + GRANULE / 2, old + offset + GRANULE / 2, GRANULE / 2);
-    else /* a write that went elsewhere */
-      memcpy(bad, data + other, GRANULE);
-    raw_write(store, extent, offset, bad, GRANULE);
+  for (uint64_t offset = 0; offset < BYTES; offset += GRANULE) {
+    data[offset + GRANULE - 1] ^= 4;
+    raw_write(store, extent, offset, data + offset, GRANULE);
     expect_damage(store, extent, back, offset);
+    data[offset + GRANULE - 1] ^= 4;
     raw_write(store, extent, offset, data + offset, GRANULE);
   }
   struct lade_transfer read = transfer_of(LADE_STORE_READ, extent, back, 2);
   assert_int_equal(transfer_run(store, &read, NULL), 0);
   assert_memory_equal(data, back, BYTES);
   lade_store_close(store);
-  free(old);
   free(data);
   free(back);
+}
+
+/* What may become of a granule; each round has two neighbours of a kind, of every kind as many. */
+enum damage { DAMAGE_FLIPPED, DAMAGE_LOST, DAMAGE_TORN, DAMAGE_SWAPPED, N_DAMAGES };
+
+#define DAMAGES_EACH 10000
+#define DAMAGED_GRANULES 32
+#define DAMAGED_BYTES (DAMAGED_GRANULES * LADE_STORE_GRANULE_BYTES)
+#define DAMAGES_A_ROUND (DAMAGED_GRANULES / N_DAMAGES) /* of a kind */
+
+static enum damage damage_of(int granule)
+{
+  return (enum damage)(granule / 2 % N_DAMAGES);
+}
+
+/* Put into @bad what a drive gives back of granule @i: not @data, but @old or others of @data. */
+static void granule_damage(char *bad, const char *data, const char *old, int i, uint64_t *random)
+{
+  enum { GRANULE = LADE_STORE_GRANULE_BYTES };
+  const uint64_t at = (uint64_t)i * GRANULE, blocks = 1 + random_next(random) % (GRANULE / LADE_STORE_BLOCK_BYTES - 1);
+  memcpy(bad + at, data + at, GRANULE);
+  switch (damage_of(i)) {
+  case DAMAGE_FLIPPED: /* one bit */
+    bad[at + random_next(random) % GRANULE] ^= (char)(1 << random_next(random) % 8);
+    break;
+  case DAMAGE_LOST: /* the write never was */
+    memcpy(bad + at, old + at, GRANULE);
+    break;
+  case DAMAGE_TORN: /* it ended at a block */
+    memcpy(bad + at + blocks * LADE_STORE_BLOCK_BYTES, old + at + blocks * LADE_STORE_BLOCK_BYTES,
+           GRANULE - blocks * LADE_STORE_BLOCK_BYTES);
+    break;
+  default: /* it went to the neighbour's place, and the neighbour's came here */
+    memcpy(bad + at, data + (at ^ GRANULE), GRANULE);
+  }
+}
+
+/* Read every granule by itself, all at once; counts those that are refused, by the kind of their damage. */
+static void damages_count(lade_store *store, struct lade_extent extent, char *back, int *n_found)
+{
+  struct lade_transfer reads[DAMAGED_GRANULES];
+  for (int i = 0; i < DAMAGED_GRANULES; i++) {
+    const uint64_t at = (uint64_t)i * LADE_STORE_GRANULE_BYTES;
+    reads[i] = transfer_of(LADE_STORE_READ, extent, back + at, 2);
+    reads[i].offset = at;
+    reads[i].bytes = LADE_STORE_GRANULE_BYTES;
+    assert_int_equal(lade_store_submit(store, &reads[i]), 0);
+  }
+  for (int i = 0; i < DAMAGED_GRANULES; i++) {
+    struct lade_error error = {0};
+    const bool is_found = lade_store_wait(store, &reads[i], &error) == -EBADMSG;
+    n_found[damage_of(i)] += is_found && reads[i].failed_offset == reads[i].offset && strstr(error.text, "tensor 77");
+  }
+}
+
+static void ten_thousand_damages_of_each_kind_are_found(void **state)
+{
+  struct lade_extent extent;
+  lade_store *store = store_make(NULL, DAMAGED_BYTES, &extent);
+  char *old = data_make(DAMAGED_BYTES), *data = data_make(DAMAGED_BYTES), *bad = data_make(DAMAGED_BYTES);
+  char *back = data_make(DAMAGED_BYTES);
+  uint64_t random = 12345;
+  int n_found[N_DAMAGES] = {0};
+  data_fill(old, DAMAGED_BYTES, 1);
+  data_fill(data, DAMAGED_BYTES, 2);
+  struct lade_transfer write_old = transfer_of(LADE_STORE_WRITE, extent, old, 1);
+  struct lade_transfer write = transfer_of(LADE_STORE_WRITE, extent, data, 2);
+  assert_int_equal(transfer_run(store, &write_old, NULL), 0);
+  assert_int_equal(transfer_run(store, &write, NULL), 0);
+  for (int n = 0; n < DAMAGES_EACH; n += DAMAGES_A_ROUND) {
+    for (int i = 0; i < DAMAGED_GRANULES; i++)
+      granule_damage(bad, data, old, i, &random);
+    raw_write(store, extent, 0, bad, DAMAGED_BYTES);
+    damages_count(store, extent, back, n_found);
+  }
+  for (int kind = 0; kind < N_DAMAGES; kind++)
+    assert_int_equal(n_found[kind], DAMAGES_EACH);
+  raw_write(store, extent, 0, data, DAMAGED_BYTES);
+  struct lade_transfer read = transfer_of(LADE_STORE_READ, extent, back, 2);
+  assert_int_equal(transfer_run(store, &read, NULL), 0);
+  assert_memory_equal(data, back, DAMAGED_BYTES);
+  lade_store_close(store);
+  free(old);
+  free(data);
   free(bad);
+  free(back);
 }
 
 static void only_the_identity_that_was_written_is_read(void **state)
@@ -524,7 +596,8 @@ int main(int argc, char **argv)
       cmocka_unit_test(closing_ends_every_transfer),
       cmocka_unit_test(checksums_may_be_the_callers_work),
       cmocka_unit_test(values_side_by_side_have_checksums_of_their_own),
-      cmocka_unit_test(damage_is_always_found_and_named),
+      cmocka_unit_test(damage_is_named_within_a_long_read),
+      cmocka_unit_test(ten_thousand_damages_of_each_kind_are_found),
       cmocka_unit_test(only_the_identity_that_was_written_is_read),
       cmocka_unit_test(a_wrong_transfer_is_refused_before_it_begins),
       cmocka_unit_test(room_is_promised_within_the_capacity_and_before_prepare),
