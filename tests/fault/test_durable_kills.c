@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A life over durable state is killed at each of its calls to the files, from opening what is there to publishing a
- * step: whatever the call, and whatever other threads were doing, the next life finds the state of the last step that
- * was published, or of the one under way, whole, and ends on the digest of a run that nobody killed.
+ * A life over durable state is killed, somewhere from opening what is there to publishing a step: the next life finds
+ * the state of the last step that was published, or of the one under way, whole, and ends on the digest of a run that
+ * nobody killed. It is killed at its calls to the files, which threads make; where it enters and leaves the kernel,
+ * whichever thread does so and whatever for, with transfers by the ring; and at random moments.
  *
- * Each life is a child; the parent has no threads. With the argument "every", at every call; else at some.
+ * Each life is a child; the parent has no threads. With the argument "every", at every call and 1,000 times at random;
+ * else at some.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -16,12 +18,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "base/philox.h"
 #include "run/executor_internal.h"
 #include "tests/support/rig.h"
 
@@ -67,6 +72,7 @@ static struct {
 } *said;
 
 static const char *dir;
+static enum lade_store_engine engine;
 
 /* Make steps to @end, killed at call @kill_at if that is not 0. Says the digests before, between and after if asked. */
 static int life_run(bool is_durable, int end, int64_t kill_at, bool has_digests)
@@ -77,7 +83,7 @@ static int life_run(bool is_durable, int end, int64_t kill_at, bool has_digests)
   struct lade_step_result result;
   struct rig rig;
   rig_init(&rig, &model);
-  rig.engine = LADE_STORE_POSIX;
+  rig.engine = engine;
   rig.is_durable = is_durable;
   rig.store_dir = dir;
   if (lade_residency_create(rig.graph, &residency))
@@ -100,6 +106,16 @@ static int life_run(bool is_durable, int end, int64_t kill_at, bool has_digests)
   return status ? 1 : 0;
 }
 
+/* Did a life with this @status end by itself? */
+static bool has_ended(int status)
+{
+  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
+    return false;
+  if (!WIFEXITED(status) || WEXITSTATUS(status))
+    fail_msg("a life ended with status %d", status);
+  return true;
+}
+
 /* Did it end by itself? */
 static bool life(bool is_durable, int end, int64_t kill_at, bool has_digests)
 {
@@ -109,11 +125,47 @@ static bool life(bool is_durable, int end, int64_t kill_at, bool has_digests)
   if (!child)
     _exit(life_run(is_durable, end, kill_at, has_digests));
   assert_int_equal(waitpid(child, &status, 0), child);
-  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
-    return false;
-  if (!WIFEXITED(status) || WEXITSTATUS(status))
-    fail_msg("a life ended with status %d", status);
-  return true;
+  return has_ended(status);
+}
+
+/* To the second step, killed the @kill_at-th time that any of its threads enters or leaves the kernel. */
+static bool life_traced(int64_t kill_at)
+{
+  int status = 0;
+  pid_t child = fork(), thread;
+  assert_true(child >= 0);
+  if (!child) {
+    ptrace(PTRACE_TRACEME, 0, NULL, NULL);
+    raise(SIGSTOP);
+    _exit(life_run(true, 2, 0, false));
+  }
+  assert_int_equal(waitpid(child, &status, 0), child);
+  ptrace(PTRACE_SETOPTIONS, child, NULL, PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_EXITKILL);
+  for (thread = child; thread != child || WIFSTOPPED(status); thread = waitpid(-1, &status, __WALL)) {
+    assert_true(thread > 0);
+    if (!WIFSTOPPED(status))
+      continue; /* a thread has ended */
+    const bool is_call = WSTOPSIG(status) == (SIGTRAP | 0x80);
+    if (is_call && --kill_at == 0)
+      kill(child, SIGKILL);
+    ptrace(PTRACE_SYSCALL, thread, NULL, NULL);
+  }
+  return has_ended(status);
+}
+
+/* To the second step, killed after @ns. */
+static bool life_timed(int64_t ns)
+{
+  const struct timespec pause = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+  int status = 0;
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (!child)
+    _exit(life_run(true, 2, 0, false));
+  nanosleep(&pause, NULL);
+  kill(child, SIGKILL);
+  assert_int_equal(waitpid(child, &status, 0), child);
+  return has_ended(status);
 }
 
 static uint64_t wanted[N_STEPS + 1];
@@ -123,10 +175,10 @@ static int state_check(int end, int64_t kill_at)
 {
   assert_true(life(true, end, 0, true));
   if (said->n_found != 1 && said->n_found != 2)
-    fail_msg("killed at call %lld: the state after %d steps is found", (long long)kill_at, said->n_found);
+    fail_msg("killed at %lld: the state after %d steps is found", (long long)kill_at, said->n_found);
   for (int i = said->n_found; i <= LADE_MAX(end, said->n_found); i++) {
     if (said->digests[i] != wanted[i])
-      fail_msg("killed at call %lld: after step %d the state is another", (long long)kill_at, i);
+      fail_msg("killed at %lld: after step %d the state is another", (long long)kill_at, i);
   }
   return said->n_found;
 }
@@ -134,6 +186,7 @@ static int state_check(int end, int64_t kill_at)
 /* ---- the test ---- */
 
 static bool is_thorough;
+static uint32_t seed;
 
 /* Begin anew, and make one step. */
 static void state_make(void)
@@ -143,33 +196,99 @@ static void state_make(void)
   assert_true(life(true, 1, 0, false));
 }
 
-static void a_kill_at_any_call_loses_no_step(void **state)
+/* A directory of the test's own, with a state of one step; false: skip. */
+static void scene_begin(enum lade_store_engine with)
 {
-  const char *refusal = rig_store_refusal(LADE_STORE_POSIX);
+  const char *refusal = rig_store_refusal(with);
   if (refusal) {
     printf("SKIP: %s\n", refusal);
     skip();
   }
+  engine = with;
   dir = rig_directory();
   assert_non_null(dir);
   assert_true(life(false, N_STEPS, 0, true));
   memcpy(wanted, said->digests, sizeof(wanted));
-  int64_t n_killed = 0, kill_at = 1;
   state_make();
+}
+
+/* A life was killed at @at: look at what there is, and have the state of one step again. */
+static void killed_check(int64_t at)
+{
+  if (state_check(0, at) == 2)
+    state_make();
+}
+
+static void a_kill_at_any_call_loses_no_step(void **state)
+{
+  int64_t n_killed = 0, kill_at = 1;
+  scene_begin(LADE_STORE_POSIX);
   for (; !life(true, 2, kill_at, false); kill_at += is_thorough ? 1 : 1 + kill_at / 12) {
     n_killed++;
-    if (state_check(0, kill_at) == 2)
-      state_make();
+    killed_check(kill_at);
   }
   assert_true(n_killed > 20);
   assert_int_equal(state_check(N_STEPS, kill_at), 2); /* of the last one, which was let live */
   printf("killed at %lld of %lld calls\n", (long long)n_killed, (long long)kill_at);
 }
 
+static bool can_trace(void)
+{
+  int status = 0;
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (!child)
+    _exit(ptrace(PTRACE_TRACEME, 0, NULL, NULL) ? 1 : 0);
+  return waitpid(child, &status, 0) == child && WIFEXITED(status) && !WEXITSTATUS(status);
+}
+
+static void a_kill_at_any_way_into_the_kernel_loses_no_step(void **state)
+{
+  int64_t n_killed = 0, kill_at = 1;
+  scene_begin(LADE_STORE_AUTO);
+  if (!can_trace()) {
+    printf("SKIP: tracing is forbidden here\n");
+    skip();
+  }
+  for (; !life_traced(kill_at); kill_at += is_thorough ? 1 : 1 + kill_at / 12) {
+    n_killed++;
+    killed_check(kill_at);
+  }
+  assert_true(n_killed > 20);
+  assert_int_equal(state_check(N_STEPS, kill_at), 2);
+  printf("killed at %lld of %lld ways into and out of the kernel\n", (long long)n_killed, (long long)kill_at);
+}
+
+static void a_kill_at_a_random_moment_loses_no_step(void **state)
+{
+  const int n_kills = is_thorough ? 1000 : 20;
+  int n_killed = 0, n_lived = 0;
+  scene_begin(LADE_STORE_AUTO);
+  int64_t whole_ns = -lade_now_ns();
+  assert_true(life(true, 2, 0, false));
+  whole_ns += lade_now_ns();
+  state_make();
+  for (uint32_t i = 0; n_killed < n_kills; i++) {
+    const double part = lade_philox_draw(seed, i, 0, 0).word[0] / 4294967296.0;
+    const int64_t ns = (int64_t)(part * (double)whole_ns);
+    const bool has_lived = life_timed(ns);
+    n_lived += has_lived;
+    n_killed += !has_lived;
+    killed_check(ns);
+  }
+  state_check(N_STEPS, 0);
+  printf("seed %u: killed %d times, ended %d times before that\n", seed, n_killed, n_lived);
+}
+
 int main(int argc, char **argv)
 {
   is_thorough = argc > 1 && strcmp(argv[1], "every") == 0;
-  const struct CMUnitTest tests[] = {cmocka_unit_test(a_kill_at_any_call_loses_no_step)};
+  seed = (uint32_t)lade_now_ns();
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_kill_at_any_call_loses_no_step),
+      cmocka_unit_test(a_kill_at_any_way_into_the_kernel_loses_no_step),
+      cmocka_unit_test(a_kill_at_a_random_moment_loses_no_step),
+  };
   said = mmap(NULL, sizeof(*said), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   return said == MAP_FAILED ? 1 : cmocka_run_group_tests(tests, NULL, NULL);
 }
