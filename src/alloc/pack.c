@@ -374,6 +374,7 @@ int lade_packer_pack(lade_packer *packer, const struct lade_pack_item *items, in
   packer->best = lade_pack_take(packer, (size_t)n_items * sizeof(*packer->best));
   packer->offsets = lade_pack_take(packer, (size_t)n_items * sizeof(*packer->offsets));
   packer->best_bytes = UINT64_MAX;
+  packer->n_tried = 0;
   packer->target_bytes = LADE_MAX(packer->problem.lower_bound, own.stop_bytes);
   search(packer);
   memcpy(ret_offsets, packer->best, (size_t)n_items * sizeof(*ret_offsets));

@@ -42,6 +42,7 @@ struct lade_packer {
   uint64_t best_bytes;   /* the incumbent's true peak */
   uint64_t *best;        /* its offsets */
   uint64_t *offsets;     /* of the pass under way */
+  int n_tried;           /* orders of first fit that were placed to the end */
 };
 
 /* Bytes from the arena, which lade_packer_pack has made large enough. Aligned to 16. */
@@ -53,13 +54,16 @@ bool lade_pack_spend(struct pack_effort *effort, uint64_t work);
 /* Compare packer->offsets with the incumbent and keep them if they are better. True when the target is met. */
 bool lade_pack_offer(lade_packer *packer);
 
-/* Items in several orders, each at its lowest free place. True when the target is met. */
+/*
+ * Items in several orders, each at its lowest free place, then repair. What was tried in an earlier call is not tried
+ * again. True when the target is met.
+ */
 bool lade_pack_first_fit(lade_packer *packer);
 size_t lade_pack_first_fit_bytes(int n);
 
 /*
- * Items behind each other as they begin, around a ring, unless the incumbent, which is needed, wastes little. True when
- * the target is met.
+ * Items behind each other as they begin, around a ring, unless the incumbent, which is needed, wastes little or they
+ * do not end in about that order. True when the target is met.
  */
 bool lade_pack_ring(lade_packer *packer);
 

@@ -308,6 +308,20 @@ static void test_sixty_thousand_items_are_packed(void **state)
   assert_true((double)result.peak_bytes <= 1.03 * (double)result.lower_bound_bytes);
 }
 
+/* Hundreds of each size live together for any time: the one order that there is time for treats like sizes as equal. */
+static void test_long_lives_of_random_sizes_waste_little_in_the_first_order(void **state)
+{
+  const int n = 12000;
+  draw_start(19);
+  for (int i = 0; i < n; i++) {
+    int lower = (int)draw(2 * (uint32_t)n);
+    uint32_t power = 512u << draw(13);
+    items[i] = (struct lade_pack_item){lower, lower + 1 + (int)draw((uint32_t)n), power + draw(power), 512, -1};
+  }
+  struct lade_pack_result result = pack(n, 0, 0);
+  assert_true((double)result.peak_bytes <= 1.05 * (double)result.lower_bound_bytes);
+}
+
 /* Items that end in the order in which they began, of random sizes: no order of first fit comes near. */
 static void test_queues_waste_no_more_than_an_item(void **state)
 {
@@ -589,6 +603,7 @@ int main(void)
       cmocka_unit_test(test_training_steps_come_within_one_percent_in_the_fast_pass),
       cmocka_unit_test(test_items_of_all_alignments_and_fixed_places_keep_them),
       cmocka_unit_test(test_sixty_thousand_items_are_packed),
+      cmocka_unit_test(test_long_lives_of_random_sizes_waste_little_in_the_first_order),
       cmocka_unit_test(test_queues_waste_no_more_than_an_item),
       cmocka_unit_test(test_more_work_is_never_worse),
       cmocka_unit_test(test_less_work_than_the_fast_pass_has_is_never_better),
