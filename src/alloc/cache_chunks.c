@@ -26,6 +26,10 @@
  * such a run and stays there once nobody moves. So the requests that create are finitely many, and then
  * nothing is mapped, unmapped, created or released again.
  *
+ * Cost. A climb looks at holes and what is free beside them, at free blocks as long as a chunk, and at those whose
+ * queues may be done with them by now (lade_cache_sweep). It walks past nothing that lives, however much it is, but in
+ * step 3 of the ladder, which is for the limit. n_looked_at counts.
+ *
  * Failures. Chunks that were gathered and then not mapped are spare: still reserved, first to be used next time.
  * A map that is refused half-way leaves the mapped part as a free block. Nothing is undone, nothing is lost.
  *
@@ -113,6 +117,7 @@ struct search {
 
 static bool is_open(const struct search *search, const struct block *block)
 {
+  search->cache->n_looked_at++;
   if (!block || block->state == BLOCK_HOLE)
     return block;
   return block->state == BLOCK_FREE &&
@@ -244,19 +249,19 @@ struct idle_scan {
   struct block *best;          /* the smallest block that has one */
 };
 
+/* From the bin on in which blocks may be as long as a chunk. */
 static void bins_scan(struct idle_scan *scan, const struct bins *bins)
 {
-  for (uint64_t summary = bins->summary; summary; summary &= summary - 1) {
-    int w = __builtin_ctzll(summary);
-    for (uint64_t word = bins->words[w]; word; word &= word - 1) {
-      struct block *block = bins->heads[w * 64 + __builtin_ctzll(word)];
-      for (uint64_t from = 0, to = 0; block; block = block->next) {
-        if (!idle_range(scan->cache, block, scan->window, &from, &to))
-          continue;
-        scan->bytes += to - from;
-        if (!scan->best || block->bytes < scan->best->bytes)
-          scan->best = block;
-      }
+  unsigned i = lade_cache_bin_first(bins, lade_cache_bin_of(scan->cache->chunk_bytes));
+  for (; i < N_BINS; i = lade_cache_bin_first(bins, i + 1)) {
+    struct block *block = bins->heads[i];
+    for (uint64_t from = 0, to = 0; block; block = block->next) {
+      scan->cache->n_looked_at++;
+      if (!idle_range(scan->cache, block, scan->window, &from, &to))
+        continue;
+      scan->bytes += to - from;
+      if (!scan->best || block->bytes < scan->best->bytes)
+        scan->best = block;
     }
   }
 }
@@ -468,24 +473,43 @@ static int hole_fill(lade_cache *cache, struct block *hole, uint64_t from, uint6
   return at == to ? 0 : -ENOMEM;
 }
 
-/* The block that covers @address; gathering may have cut and joined those around the window. */
-static struct block *block_at(const struct segment *segment, uint64_t address)
+/*
+ * Gathering cuts and joins what is free or a hole around the window, but never the last block before it that is
+ * neither. That is where to look from, and not from the segment's first block. NULL: there is none.
+ */
+static struct block *anchor_find(lade_cache *cache, const struct window *window)
 {
-  struct block *block = segment->first;
-  while (block->address + block->bytes <= address)
-    block = block->after;
+  struct block *block = window->first->before;
+  for (; block && (block->state == BLOCK_FREE || block->state == BLOCK_HOLE); block = block->before)
+    cache->n_looked_at++;
   return block;
 }
 
-static int window_fill(lade_cache *cache, struct segment *segment, const struct window *window)
+static struct block *block_after(const struct segment *segment, const struct block *anchor)
 {
-  struct block *block = block_at(segment, window->start);
+  return anchor ? anchor->after : segment->first;
+}
+
+/* The block that covers @address, which is behind @anchor. */
+static struct block *block_at(lade_cache *cache, const struct segment *segment, const struct block *anchor,
+                              uint64_t address)
+{
+  struct block *block = block_after(segment, anchor);
+  for (; block->address + block->bytes <= address; block = block->after)
+    cache->n_looked_at++;
+  return block;
+}
+
+/* Chunks under all of the window. -ENOMEM, when some were mapped perhaps. */
+static int window_fill(lade_cache *cache, struct block *block, const struct window *window)
+{
   while (block && block->address < window->end) {
     uint64_t end = block->address + block->bytes, address = block->address;
     if (block->state == BLOCK_HOLE) {
       uint64_t from = LADE_MAX(address, window->start / cache->chunk_bytes * cache->chunk_bytes);
       uint64_t to = LADE_MIN(end, lade_align_up(window->end, cache->chunk_bytes));
-      int error = lade_cache_blocks_prepare(segment->zone->shard, 2) ? hole_fill(cache, block, from, to) : -ENOMEM;
+      bool is_ready = lade_cache_blocks_prepare(block->segment->zone->shard, 2);
+      int error = is_ready ? hole_fill(cache, block, from, to) : -ENOMEM;
       if (error)
         return error;
     }
@@ -493,6 +517,17 @@ static int window_fill(lade_cache *cache, struct segment *segment, const struct 
       block = block->after;
   }
   return 0;
+}
+
+/* The window comes to nothing: join what was mapped of it with what lies beside. */
+static void window_leave(lade_cache *cache, struct block *block, const struct window *window)
+{
+  for (; block && block->address < window->end; block = block->after) {
+    if (block->state != BLOCK_FREE || !block->after || block->after->state != BLOCK_FREE)
+      continue;
+    lade_cache_list_remove(block->segment->zone, block);
+    block = lade_cache_block_settle(cache, block);
+  }
 }
 
 /* Make one block of all that the window touches, for @queue. */
@@ -524,6 +559,7 @@ int lade_cache_place_build(lade_cache *cache, struct zone *zone, int queue, uint
     return -ENOMEM;
   struct window *window = &search.best;
   struct segment *segment = window->first->segment;
+  const struct block *anchor = anchor_find(cache, window);
   zone = segment->zone;
   if (!lade_cache_bins_get(zone, queue) || !lade_cache_bins_get(zone, 0))
     return -ENOMEM;
@@ -531,14 +567,14 @@ int lade_cache_place_build(lade_cache *cache, struct zone *zone, int queue, uint
   uint64_t n_missing = window->missing_bytes / cache->chunk_bytes;
   int error = is_shared ? shared_gather(cache, n_missing) : chunks_gather(cache, n_missing, window);
   if (!error)
-    error = window_fill(cache, segment, window);
+    error = window_fill(cache, block_at(cache, segment, anchor, window->start), window);
   if (is_shared)
     lade_cache_spare_release(cache);
   if (error || !lade_cache_blocks_prepare(zone->shard, 4)) {
-    lade_cache_zone_coalesce(cache, zone);
+    window_leave(cache, block_after(segment, anchor), window);
     return -ENOMEM;
   }
-  struct block *block = window_join(cache, block_at(segment, window->start), window, queue);
+  struct block *block = window_join(cache, block_at(cache, segment, anchor, window->start), window, queue);
   if (block->address < window->start) {
     struct block *rest = lade_cache_block_cut(zone->shard, block, window->start - block->address);
     rest->state = BLOCK_LIVE; /* so that the part before does not join it again */

@@ -258,6 +258,7 @@ struct lade_cache {
   struct tracer tracers[N_TRACERS];
   uint16_t moved[N_MOVED]; /* how often requests had to move chunks; see cache_chunks.c */
   uint64_t high_bytes;     /* the most live, before peaks were reset */
+  uint64_t n_looked_at;    /* blocks, by the ladder: what climbs cost, without a clock */
 
   /* the sanitizer's */
   struct block *quarantine_first, *quarantine_last;
@@ -393,10 +394,8 @@ void lade_cache_waits_poll(lade_cache *cache);
 void lade_cache_waits_drop(lade_cache *cache, int queue);
 /* Make @queue wait for all that waiting blocks wait for; they are then free for it. */
 void lade_cache_waits_adopt(lade_cache *cache, int queue);
-/* Give every free block whose queue is done with it to everybody. True when something changed. */
-bool lade_cache_sweep(lade_cache *cache, struct lade_cache_pool *pool);
-/* Join what lies side by side and is free for the same queue, or for everybody. */
-void lade_cache_zone_coalesce(lade_cache *cache, struct zone *zone);
+/* Give every free block whose queue is done with it to everybody, and join it with what it lies beside. */
+void lade_cache_sweep(lade_cache *cache, struct lade_cache_pool *pool);
 /* Wait on the host for all that freed blocks still wait for. Called without the lock. */
 void lade_cache_wait_all(lade_cache *cache);
 

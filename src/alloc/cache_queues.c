@@ -191,59 +191,52 @@ void lade_cache_waits_adopt(lade_cache *cache, int queue)
 
 /* ---- all of them ---- */
 
-static bool list_sweep(lade_cache *cache, struct zone *zone, struct block *block)
+/* Put those of a list that are over behind *@end, in no list. Live for the moment: nobody joins one before its turn. */
+static struct block **list_sweep(lade_cache *cache, struct zone *zone, struct block *block, struct block **end)
 {
-  bool is_changed = false;
   while (block) {
     struct block *next = block->next;
+    cache->n_looked_at++;
     if (lade_cache_is_over(cache, block->queue, block->count)) {
       lade_cache_list_remove(zone, block);
+      block->state = BLOCK_LIVE;
       block->queue = 0;
       block->count = 0;
-      lade_cache_list_add(zone, block);
-      is_changed = true;
+      *end = block;
+      end = &block->next;
     }
     block = next;
   }
-  return is_changed;
+  return end;
 }
 
-/* Join what lies side by side and is everybody's now. */
-void lade_cache_zone_coalesce(lade_cache *cache, struct zone *zone)
+/* Only what is everybody's now may have neighbours that it can be joined with. */
+static void zone_sweep(lade_cache *cache, struct zone *zone)
 {
-  for (struct segment *segment = zone->segments; segment; segment = segment->next)
-    for (struct block *block = segment->first; block; block = block->after) {
-      if (block->state != BLOCK_FREE || !block->after || block->after->state != BLOCK_FREE)
-        continue;
-      lade_cache_list_remove(zone, block);
-      block = lade_cache_block_settle(cache, block);
-    }
-}
-
-static bool zone_sweep(lade_cache *cache, struct zone *zone)
-{
-  bool is_changed = false;
+  struct block *over = NULL, **end = &over;
   if (!lade_cache_bins_get(zone, 0))
-    return false;
+    return;
   for (int queue = 1; queue < cache->n_queues; queue++) {
     const struct bins *bins = zone->bins[queue];
     for (uint64_t summary = bins ? bins->summary : 0; summary; summary &= summary - 1) {
       int w = __builtin_ctzll(summary);
       for (uint64_t word = bins->words[w]; word; word &= word - 1)
-        is_changed |= list_sweep(cache, zone, bins->heads[w * 64 + __builtin_ctzll(word)]);
+        end = list_sweep(cache, zone, bins->heads[w * 64 + __builtin_ctzll(word)], end);
     }
   }
-  if (is_changed)
-    lade_cache_zone_coalesce(cache, zone);
-  return is_changed;
+  *end = NULL;
+  while (over) {
+    struct block *block = over;
+    over = block->next;
+    block->state = BLOCK_FREE;
+    lade_cache_block_settle(cache, block);
+  }
 }
 
-bool lade_cache_sweep(lade_cache *cache, struct lade_cache_pool *pool)
+void lade_cache_sweep(lade_cache *cache, struct lade_cache_pool *pool)
 {
-  bool is_changed = false;
   for (struct zone *zone = pool->zones; zone; zone = zone->next)
-    is_changed |= zone_sweep(cache, zone);
-  return is_changed;
+    zone_sweep(cache, zone);
 }
 
 /* Called with all locks, which are given back meanwhile; the queue stays, since who forgets it waits for this. */

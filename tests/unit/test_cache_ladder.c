@@ -2,7 +2,8 @@
 /*
  * The ladder at the limit: each rung does what it is for, none is climbed while one below would do, and nothing is
  * refused that fits. Queues are held by a gate, so that what is pending stays pending until the test lets it go.
- * Then what the owner's function may do, and what becomes of the cache when threads end and processes fork.
+ * Then what the owner's function may do, what a climb looks at, and what becomes of the cache when threads end and
+ * processes fork.
  */
 #include <pthread.h>
 #include <sys/wait.h>
@@ -10,6 +11,7 @@
 
 #include "../conform/cache_target.h"
 #include "alloc/cache_internal.h"
+#include "base/philox.h"
 
 enum { LIMIT_CHUNKS = 4 };
 
@@ -540,6 +542,33 @@ static void a_child_is_refused_even_if_the_lock_was_held(void **state)
   bed_close(&bed);
 }
 
+/* ---- what a climb costs ---- */
+
+enum { N_NESTED = 8192, LOOKS_PER_BLOCK = 16 };
+
+/* A request that needs chunks looks at what is free and at holes: with more that live it does not look at more. */
+static void a_climb_does_not_walk_past_what_lives(void **state)
+{
+  struct lade_device_params how = {sizeof(how), "dry", (uint64_t)64 << 30};
+  struct lade_cache_params params = {.struct_size = sizeof(params)};
+  lade_queue *queue = NULL;
+  lade_cache *cache = NULL;
+  static void *blocks[N_NESTED];
+  assert_int_equal(lade_device_open(&how, NULL, &params.device), 0);
+  assert_int_equal(lade_queue_create(params.device, LADE_QUEUE_COMPUTE, &queue), 0);
+  assert_int_equal(lade_cache_create(&params, NULL, &cache), 0);
+  for (uint32_t i = 0; i < N_NESTED; i++)
+    blocks[i] = must_alloc(cache, queue, 1 + lade_philox_draw(1, 0, 0, i).word[0] % (4 * CHUNK));
+  assert_true(stats_get(cache).n_creates > N_NESTED); /* nearly every one climbed */
+  assert_true(cache->n_looked_at < LOOKS_PER_BLOCK * N_NESTED);
+  cache_check(cache);
+  for (int i = N_NESTED - 1; i >= 0; i--)
+    must_free(cache, blocks[i]);
+  lade_cache_destroy(cache);
+  lade_queue_destroy(queue);
+  lade_device_close(params.device);
+}
+
 int main(int argc, char **argv)
 {
   struct CMUnitTest tests[] = {
@@ -556,6 +585,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(the_block_that_is_named_would_do),
       cmocka_unit_test(threads_take_turns_with_the_owner),
       cmocka_unit_test(the_owner_may_call_all_but_what_allocates),
+      cmocka_unit_test(a_climb_does_not_walk_past_what_lives),
       cmocka_unit_test(blocks_outlive_their_threads),
       cmocka_unit_test(a_child_is_refused_even_if_the_lock_was_held),
   };
