@@ -195,6 +195,16 @@ static int walk_once(struct walk *walk, uint64_t limit_bytes, int *ret_out_event
   return code ? code : closed;
 }
 
+/* Without any budget there was no place for the block that begins at @out_event. */
+static int addresses_out(const struct walk *walk, int out_event)
+{
+  const struct lade_trace_event *event = &walk->trace->events.items[out_event];
+  return lade_error_set(walk->error, -ENOMEM, "%s: %s %d (call %d of %d): there are no addresses for %" PRIu64
+                        " bytes more, whatever the budget; the policy packed needs none", walk->allocator->name,
+                        walk->trace->place_word, event->place, out_event + 1, walk->trace->events.n,
+                        walk->trace->blocks.items[event->block].bytes);
+}
+
 static int walk_replay(struct walk *walk, uint64_t budget_bytes, struct lade_replay *replay)
 {
   int out_event = -1, code = walk_once(walk, budget_bytes, &out_event, &replay->ns);
@@ -205,10 +215,7 @@ static int walk_replay(struct walk *walk, uint64_t budget_bytes, struct lade_rep
   replay->out_reserved_bytes = out_event ? walk->reserved_bytes[out_event - 1] : 0;
   if (budget_bytes)
     code = walk_once(walk, 0, &out_event, &replay->ns);
-  if (!code && out_event >= 0)
-    code = lade_error_set(walk->error, -ENOMEM, "%s: it runs out of addresses at event %d of %d, without any budget",
-                          walk->allocator->name, out_event + 1, walk->trace->events.n);
-  return code;
+  return !code && out_event >= 0 ? addresses_out(walk, out_event) : code;
 }
 
 /* ---- the packer ---- */

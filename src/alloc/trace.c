@@ -119,12 +119,17 @@ void lade_trace_items(const struct lade_trace *trace, struct lade_pack_item *ret
 int lade_trace_read(const char *name, const char *text, size_t n_bytes, struct lade_error *error,
                     struct lade_trace *ret_trace)
 {
+  static const char mark[] = "\xEF\xBB\xBF"; /* of UTF-8, which spreadsheets put before a text */
   struct lade_trace trace = {.place_word = "line"};
   lade_trace_reader_fn *read = lade_trace_read_csv;
   LADE_ASSERT(text[n_bytes] == 0);
   if (n_bytes > LADE_TRACE_FILE_BYTES_MOST)
     return lade_error_set(error, -EBADMSG, "%s: %zu bytes; traces of up to %zu are read", name, n_bytes,
                           LADE_TRACE_FILE_BYTES_MOST);
+  if (strncmp(text, mark, strlen(mark)) == 0) {
+    text += strlen(mark);
+    n_bytes -= strlen(mark);
+  }
   if (n_bytes && (unsigned char)text[0] == 0x80) /* every pickle since protocol 2; no text begins so */
     read = lade_trace_read_torch;
   else if (strncmp(text, LADE_TRACE_LINES_MAGIC, strlen(LADE_TRACE_LINES_MAGIC)) == 0)

@@ -19,7 +19,7 @@
 #include "base/base.h"
 #include "lade/pack.h"
 
-#define LADE_TRACE_BYTES_MOST ((uint64_t)1 << 60)      /* of all blocks together; every policy takes them */
+#define LADE_TRACE_BYTES_MOST ((uint64_t)1 << 60)      /* of all blocks together */
 #define LADE_TRACE_FILE_BYTES_MOST ((size_t)1 << 30)   /* then numbers of blocks and events fit an int */
 #define LADE_TRACE_TIME_MOST ((uint64_t)1 << 62)
 #define LADE_TRACE_OPEN UINT64_MAX                     /* upper of a block that nothing ends */

@@ -165,7 +165,8 @@ static void test_a_size_that_no_address_range_holds_is_an_error(void **state)
   struct lade_replay_params params = {LADE_POLICY_CACHING, 0, LIMIT_NS};
   struct lade_replay replay = {0};
   assert_int_equal(lade_replay(&trace, &params, &error, &replay), -ENOMEM);
-  assert_non_null(strstr(error.text, "caching: it runs out of addresses at event 1 of 2"));
+  assert_non_null(strstr(error.text, "caching: line 2 (call 1 of 2): there are no addresses for "
+                                     "1152921504606846976 bytes"));
   assert_null(replay.reserved_bytes);
   lade_trace_destroy(&trace);
 }

@@ -78,6 +78,19 @@ static void test_lifetimes_become_calls_with_ends_before_beginnings(void **state
   lade_trace_destroy(&trace);
 }
 
+static void test_the_byte_order_mark_of_a_spreadsheet_is_no_letter(void **state)
+{
+  struct lade_trace trace = accepted("\xEF\xBB\xBF" HEAD "a,0,4,10\n");
+  assert_int_equal(trace.peak_live_bytes, 10);
+  assert_int_equal(trace.blocks.items[0].place, 2);
+  lade_trace_destroy(&trace);
+  trace = accepted("\xEF\xBB\xBFlade-trace 1\nalloc 5 1 100 0\n");
+  assert_int_equal(trace.peak_live_bytes, 100);
+  lade_trace_destroy(&trace);
+  refused("\xEF\xBB\xBF", "line 1", "begins no trace");
+  refused("\xEF\xBB\xBF\xEF\xBB\xBF" HEAD "a,0,4,10\n", "line 1", "begins no trace");
+}
+
 static void test_bad_lines_of_a_csv_are_refused_with_their_reason(void **state)
 {
   refused("", "line 1", "begins no trace: expected the header id,lower,upper,size");
@@ -574,6 +587,7 @@ int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_lifetimes_become_calls_with_ends_before_beginnings),
+      cmocka_unit_test(test_the_byte_order_mark_of_a_spreadsheet_is_no_letter),
       cmocka_unit_test(test_bad_lines_of_a_csv_are_refused_with_their_reason),
       cmocka_unit_test(test_an_id_that_stands_twice_is_refused_whether_it_overlaps_or_not),
       cmocka_unit_test(test_a_trace_without_an_allocation_is_refused),
