@@ -7,7 +7,7 @@
  * there are places for, the diagonal, and heads that share keys, for both types and sizes of heads, and the result is
  * held to the bound that tests hold every level to, against the plain kernels' own. A candidate that is further off, or
  * whose launch the driver refuses, is left for the next: wgmma, mma.sync, plain. Forward and backward are chosen each
- * for itself.
+ * for itself. Where it is a plain kernel's launch that is refused nobody else is to blame, and kernels are not opened.
  *
  * Tensors are in a chunk of the device's memory that is given back at once, two megabytes. An error that sticks to the
  * context is the device's status, and no kernel is left to fall back to. Whoever names a kernel (LADE_ATTENTION) has it
@@ -50,6 +50,7 @@ struct probe {
   enum lade_cuda_attention who; /* is tried */
   enum lade_dtype dtype;
   int64_t head_dim, time;
+  struct lade_error refusal; /* of a plain kernel: nothing is there to compare with, or to fall back to */
 };
 
 /* ---- running ---- */
@@ -151,6 +152,20 @@ static void room_fill(const struct probe *probe)
   }
 }
 
+/* The plain kernels' results of a problem. 0, -EIO with the refusal, or the device's status. */
+static int plain_run(struct probe *probe, enum lade_kernel kernel)
+{
+  int refused = 0;
+  int status = attention_run(probe, LADE_K_ATTENTION_FWD, LADE_CUDA_BY_PLAIN, 0, &refused);
+  if (!status && !refused && kernel == LADE_K_ATTENTION_BWD)
+    status = attention_run(probe, kernel, LADE_CUDA_BY_PLAIN, 0, &refused);
+  if (status || !refused)
+    return status;
+  return lade_error_set(&probe->refusal, -EIO, "attention by %s, heads of %d in %s: the driver answers %d",
+                        lade_cuda_attention_name(LADE_CUDA_BY_PLAIN), (int)probe->head_dim,
+                        lade_dtype_name(probe->dtype), refused);
+}
+
 /*
  * Does @who make of one problem what the plain kernels make? 0, and why not in @why, or nothing there; or the device's
  * status.
@@ -164,10 +179,8 @@ static int problem_check(struct probe *probe, enum lade_kernel kernel, enum lade
   room_fill(probe);
   int status = room_move(probe, probe->room, probe->host);
   if (!status)
-    status = attention_run(probe, LADE_K_ATTENTION_FWD, LADE_CUDA_BY_PLAIN, 0, &refused);
-  if (!status && !refused && kernel == LADE_K_ATTENTION_BWD)
-    status = attention_run(probe, kernel, LADE_CUDA_BY_PLAIN, 0, &refused);
-  if (!status && !refused)
+    status = plain_run(probe, kernel);
+  if (!status)
     status = attention_run(probe, kernel, who, 1, &refused);
   if (!status)
     status = room_move(probe, probe->host, probe->room);
@@ -305,6 +318,8 @@ int lade_cuda_attention_open(const lade_cuda_kernels *kernels, lade_device *devi
   if (!status)
     status = kernel_choose(&probe, LADE_K_ATTENTION_BWD, LADE_CUDA_BY_MMA, table, note);
   probe_close(&probe);
+  if (probe.refusal.code)
+    *error = probe.refusal;
   if (lade_device_status(device))
     failure_tell(&probe, error);
   return status;

@@ -575,6 +575,8 @@ static void attention_that_cannot_be_is_refused(void **state)
     int status;
   } cases[] = {{"sm=80", CALM, "wgmma", "compute capability 9.0", -ENODEV},
                {"sm=90", "fail=cuMemCreate,nth=1,code=2", "", "cannot be tried", -ENOMEM},
+               {"sm=90", "fail=cuLaunchKernel,nth=1,code=701", "",
+                "attention by plain, heads of 128 in bf16: the driver answers 701", -EIO},
                {"sm=90", "lose=40,lose_code=719", "", "attention by mma was tried; LADE_ATTENTION=plain", -EFAULT}};
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     struct gpu gpu;
