@@ -286,7 +286,7 @@ static int cuda_pin(lade_device *device, void *at, uint64_t bytes)
 {
   struct cuda_device *cuda = (struct cuda_device *)device;
   bool is_entered = lade_cuda_enter(cuda);
-  cuda_result result = cuda->driver.cuMemHostRegister(at, bytes, CUDA_HOST_PORTABLE);
+  cuda_result result = cuda->driver.cuMemHostRegister(at, bytes, CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP);
   lade_cuda_leave(cuda, is_entered);
   return result == CUDA_ALREADY_REGISTERED ? -EBUSY : lade_cuda_errno(result);
 }
@@ -297,6 +297,15 @@ static void cuda_unpin(lade_device *device, void *at, uint64_t bytes)
   bool is_entered = lade_cuda_enter(cuda);
   lade_cuda_check(cuda, "cuMemHostUnregister", cuda->driver.cuMemHostUnregister(at));
   lade_cuda_leave(cuda, is_entered);
+}
+
+int lade_cuda_get_address(lade_device *device, void *at, uint64_t *ret_address)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  bool is_entered = lade_cuda_enter(cuda);
+  cuda_result result = cuda->driver.cuMemHostGetDevicePointer(ret_address, at, 0);
+  lade_cuda_leave(cuda, is_entered);
+  return lade_cuda_errno(result);
 }
 
 int lade_cuda_get_memory(lade_device *device, struct lade_cuda_memory *ret_memory)

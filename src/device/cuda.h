@@ -41,10 +41,16 @@ void lade_cuda_queue_enqueue(lade_queue *queue, lade_cuda_enqueue_fn *fn, void *
 bool lade_cuda_queue_is_stream(const lade_device *device, const lade_queue *queue);
 
 /*
- * In an enqueue function: the stream writes @value to @word when it gets there, after all that was put on it before.
- * The word is of memory that is pinned (lade_device_pin). Returns the CUresult.
+ * In an enqueue function: the stream writes @value to the 64-bit word at @address when it gets there, after all that
+ * was put on it before. The address is of lade_cuda_get_address. Returns the CUresult.
  */
-int lade_cuda_stream_write(lade_device *device, void *stream, uint64_t *word, uint64_t value);
+int lade_cuda_stream_write(lade_device *device, void *stream, uint64_t address, uint64_t value);
+
+/*
+ * Where the device sees @at, in memory that is pinned (lade_device_pin): not where the host does, on some machines.
+ * -EINVAL for other memory. Any thread.
+ */
+int lade_cuda_get_address(lade_device *device, void *at, uint64_t *ret_address);
 
 /* Whether it is a CUDA device. Any thread. Never blocks. */
 bool lade_cuda_is(const lade_device *device);

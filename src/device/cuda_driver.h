@@ -85,7 +85,7 @@ enum { CUDA_ACCESS_READ_WRITE = 3 };
 enum { CUDA_STREAM_NON_BLOCKING = 1, CUDA_STREAM_WAIT_GEQ = 0 };
 enum { CUDA_EVENT_BLOCKING_SYNC = 1 };
 enum { CUDA_CAPTURE_THREAD_LOCAL = 1 }; /* other threads' calls are none of the capture's business */
-enum { CUDA_HOST_PORTABLE = 1 };
+enum { CUDA_HOST_PORTABLE = 1, CUDA_HOST_DEVICE_MAP = 2 };
 enum { CUDA_FUNCTION_SHARED_MOST = 8 }; /* dynamic shared memory that a function's launches may ask for */
 
 struct cuda_location {
@@ -143,6 +143,7 @@ struct cuda_access {
   X(cuMemFreeHost, (void *at)) \
   X(cuMemHostRegister, (void *at, size_t bytes, unsigned flags)) \
   X(cuMemHostUnregister, (void *at)) \
+  X(cuMemHostGetDevicePointer, (cuda_address *ret_address, void *at, unsigned flags)) \
   X(cuMemcpy, (cuda_address dst, cuda_address src, size_t bytes)) \
   X(cuMemcpyAsync, (cuda_address dst, cuda_address src, size_t bytes, cuda_stream stream)) \
   X(cuMemsetD8Async, (cuda_address at, unsigned char value, size_t n, cuda_stream stream)) \

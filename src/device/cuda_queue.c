@@ -461,10 +461,10 @@ bool lade_cuda_queue_is_stream(const lade_device *device, const lade_queue *queu
   return lade_cuda_is(device) && queue->device == device && role_is_stream(queue->role);
 }
 
-int lade_cuda_stream_write(lade_device *device, void *stream, uint64_t *word, uint64_t value)
+int lade_cuda_stream_write(lade_device *device, void *stream, uint64_t address, uint64_t value)
 {
   const struct cuda_driver *driver = &((struct cuda_device *)device)->driver;
-  return driver->cuStreamWriteValue64(stream, (cuda_address)(uintptr_t)word, value, 0);
+  return driver->cuStreamWriteValue64(stream, address, value, 0);
 }
 
 uint64_t lade_cuda_queue_copy(lade_queue *base, const struct lade_copy *copy)

@@ -126,10 +126,11 @@ static struct lade_collective meeting_of(const struct nccl_comm *comm, const str
 }
 
 /* Tell the watcher, by the stream itself, that it has come to piece @n or is past it. */
-static int progress_put(struct nccl_comm *comm, nccl_stream stream, _Atomic uint64_t *word, uint64_t n,
+static int progress_put(struct nccl_comm *comm, nccl_stream stream, const _Atomic uint64_t *word, uint64_t n,
                         struct lade_error *error)
 {
-  int result = lade_cuda_stream_write(comm->job->device, stream, (uint64_t *)(void *)word, n);
+  uint64_t offset = (uint64_t)((const char *)word - (const char *)comm->progress);
+  int result = lade_cuda_stream_write(comm->job->device, stream, comm->progress_address + offset, n);
   return result ? lade_error_set(error, -EIO, "the device takes no more work: cuStreamWriteValue64 answers %d", result)
                 : 0;
 }
@@ -275,11 +276,12 @@ static int progress_create(struct nccl_comm *comm)
     return -ENOMEM;
   memset(page, 0, PAGE_BYTES);
   int status = lade_device_pin(comm->job->device, page, PAGE_BYTES);
-  if (status)
+  if (status) {
     free(page);
-  else
-    comm->progress = page;
-  return status;
+    return status;
+  }
+  comm->progress = page;
+  return lade_cuda_get_address(comm->job->device, page, &comm->progress_address);
 }
 
 /* What a member makes without the others. */

@@ -72,6 +72,7 @@ struct nccl_comm {
   lade_comm *control; /* of the same members: tells them things, and sees them end */
   lade_queue *queue;  /* of lade_comm_run */
   struct nccl_progress *progress; /* by lane: 1 of receives, 0 of the rest */
+  uint64_t progress_address;      /* where streams see it */
   uint64_t scratch;          /* device memory */
   struct nccl_board **boards; /* every member's, the own one too; NULL where they share no memory */
   int *ranks;                /* of the world */

@@ -38,6 +38,9 @@ EXPORT cuda_result cuMemAllocHost_v2(void **ret_at, size_t bytes);
 EXPORT cuda_result cuMemFreeHost(void *at);
 EXPORT cuda_result cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags);
 EXPORT cuda_result cuMemHostUnregister(void *at);
+EXPORT cuda_result cuMemHostGetDevicePointer_v2(cuda_address *ret_address, void *at, unsigned flags);
+
+#define SEEN_ELSEWHERE ((uint64_t)1 << 60) /* devices see registered memory at its address and this */
 
 enum span_kind { SPAN_RANGE, SPAN_MAPPING, SPAN_PINNED, SPAN_REGISTERED };
 
@@ -50,7 +53,7 @@ struct memory {
 struct span {
   enum span_kind kind;
   uint64_t address, bytes;
-  bool is_open;          /* of a mapping: access was given */
+  bool is_open;          /* of a mapping: access was given; of registered memory: devices see it */
   struct memory *memory; /* of a mapping */
   struct span *next;
 };
@@ -355,7 +358,37 @@ cuda_result cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
   if (is_known)
     return CUDA_ALREADY_REGISTERED;
   span_add(SPAN_REGISTERED, (uint64_t)(uintptr_t)at, bytes, NULL);
+  pthread_mutex_lock(&standin.lock);
+  span_find(SPAN_REGISTERED, (uint64_t)(uintptr_t)at)->is_open = flags & CUDA_HOST_DEVICE_MAP;
+  pthread_mutex_unlock(&standin.lock);
   return 0;
+}
+
+/* Memory that was allocated as pinned is where it is; what was registered is elsewhere, if it was asked for. */
+cuda_result cuMemHostGetDevicePointer_v2(cuda_address *ret_address, void *at, unsigned flags)
+{
+  cuda_result result = standin_enter("cuMemHostGetDevicePointer", true);
+  uint64_t address = (uint64_t)(uintptr_t)at;
+  if (result)
+    return result;
+  pthread_mutex_lock(&standin.lock);
+  const struct span *registered = span_find(SPAN_REGISTERED, address);
+  bool is_seen = registered ? registered->is_open : span_find(SPAN_PINNED, address) != NULL;
+  pthread_mutex_unlock(&standin.lock);
+  if (flags || !is_seen)
+    return CUDA_INVALID_VALUE;
+  *ret_address = registered ? address | SEEN_ELSEWHERE : address;
+  return 0;
+}
+
+uint64_t standin_word(uint64_t address)
+{
+  uint64_t at = address & ~SEEN_ELSEWHERE;
+  pthread_mutex_lock(&standin.lock);
+  const struct span *span = span_find(at == address ? SPAN_PINNED : SPAN_REGISTERED, at);
+  bool is_seen = span && (at == address || span->is_open) && at % 8 == 0;
+  pthread_mutex_unlock(&standin.lock);
+  return is_seen ? at : 0;
 }
 
 cuda_result cuMemHostUnregister(void *at)

@@ -64,6 +64,9 @@ cuda_context standin_stream_context(cuda_stream stream); /* of the default strea
  */
 EXPORT void standin_put_call(cuda_stream stream, cuda_host_fn *fn, void *args);
 
+/* Where the host sees the 64-bit word that streams see at @address; 0: they see none there. */
+uint64_t standin_word(uint64_t address);
+
 enum standin_place { PLACE_DEVICE, PLACE_PINNED, PLACE_PAGEABLE, PLACE_BAD };
 /* What all of @bytes at @address are. Any thread. The stand-in for NCCL asks, too. */
 EXPORT enum standin_place standin_place(uint64_t address, uint64_t bytes);

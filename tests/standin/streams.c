@@ -321,9 +321,9 @@ cuda_result cuStreamWaitValue64_v2(cuda_stream stream, cuda_address at, uint64_t
     result = standin_capture_check(stream, false);
   if (result)
     return result;
-  if (!standin.words || flags != CUDA_STREAM_WAIT_GEQ || standin_place(at, 8) != PLACE_PINNED)
+  if (!standin.words || flags != CUDA_STREAM_WAIT_GEQ || !standin_word(at))
     return CUDA_INVALID_VALUE;
-  standin_piece_put(stream, &(struct piece){.kind = PIECE_WAIT_WORD, .dst = at, .count = value});
+  standin_piece_put(stream, &(struct piece){.kind = PIECE_WAIT_WORD, .dst = standin_word(at), .count = value});
   return 0;
 }
 
@@ -334,9 +334,9 @@ cuda_result cuStreamWriteValue64_v2(cuda_stream stream, cuda_address at, uint64_
     result = standin_capture_check(stream, false);
   if (result)
     return result;
-  if (!standin.words || flags || at % 8 || standin_place(at, 8) != PLACE_PINNED)
+  if (!standin.words || flags || !standin_word(at))
     return CUDA_INVALID_VALUE;
-  standin_piece_put(stream, &(struct piece){.kind = PIECE_WRITE_WORD, .dst = at, .count = value});
+  standin_piece_put(stream, &(struct piece){.kind = PIECE_WRITE_WORD, .dst = standin_word(at), .count = value});
   return 0;
 }
 

@@ -165,6 +165,7 @@ struct session {
   lade_queue *queues[4];
   lade_cuda_graph *graph;
   void *host; /* pinned */
+  uint64_t word_address; /* of a word in it, as streams see it */
 };
 
 #define HOST_BYTES 12288 /* two pages for copies, and one with a word that the stream writes */
@@ -184,7 +185,7 @@ static int set_bytes(void *stream, void *arg)
 static int set_word(void *stream, void *arg)
 {
   const struct session *s = arg;
-  return lade_cuda_stream_write(s->device, stream, session_word(s), WORD);
+  return lade_cuda_stream_write(s->device, stream, s->word_address, WORD);
 }
 
 /* A chunk and what another process would have of it. */
@@ -219,7 +220,7 @@ static int session_memory(struct session *s)
     free(s->host);
     s->host = NULL;
   }
-  return error;
+  return error ? error : lade_cuda_get_address(s->device, session_word(s), &s->word_address);
 }
 
 static int session_queues(struct session *s)
