@@ -7,10 +7,11 @@
  * library is built, 39 with AVX2 and 51 with AVX-512. A drive delivers several GB/s, and the core has other work.
  *
  * Bytes that a drive has just delivered, or that nobody has touched for long, are in memory and not in a cache. There
- * the core's own bandwidth is the bound, and lines are asked for further ahead than xxHash does by itself: on a core
- * that gets 13 GB/s at best, 512 bytes ahead give 11.4, 4096 give 13 and 8192 no more. In a cache nothing changes.
+ * the core's own bandwidth is the bound, and lines are asked for further ahead than xxHash does by itself: on an Intel
+ * core that gets 13 GB/s at best, 512 bytes ahead give 11.4, 4096 give 13 and 8192 as much; on a Zen 5 core that gets
+ * 43 they give 33, 39 and 43. In a first-level cache nothing changes.
  */
-#define XXH_PREFETCH_DIST 4096
+#define XXH_PREFETCH_DIST 8192
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
