@@ -459,7 +459,8 @@ static int plan_make(lade_session *s, struct lade_error *error)
     status = session_durable_check_room(s, error); /* once bounds are known: a plan that is refused has them, too */
   if (status)
     return status;
-  if (s->budget_bytes > s->capacity_bytes && !s->params.is_dry && !s->params.is_plan_only) {
+  const bool has_any = s->bounds.min_bytes != UINT64_MAX; /* else the planner says what is short */
+  if (has_any && s->budget_bytes > s->capacity_bytes && !s->params.is_dry && !s->params.is_plan_only) {
     char asked[32], has[32];
     status = lade_error_set(error, -EOVERFLOW, "the budget of %s (%llu bytes) is more than this %s has left, %s "
                             "(%llu bytes)", lade_size_format(s->budget_bytes, asked, sizeof(asked)),

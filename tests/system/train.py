@@ -124,6 +124,10 @@ if run("doctor", "--store", "drive")[0] == 0:
     for words in (out, run("plan", *SHORT, "--data", "text.txt", *DRIVE)[1]):
         assert re.search("^drive .* read and .* written by a step; a drive rated for 600 TB.*\n +.* of room, and .*/s of "
                          "the .*/s that it does$", words, re.M), words
+    with open("homes", "w", encoding="utf-8") as file:
+        file.write("optimizer * store\n")
+    refused(3, "train", *SHORT, "--data", "text.txt", *DRIVE, "--residency", "homes", "--store-budget", "1MiB",
+            words=["does not fit in any budget", "store 1.0 MiB", "--store-budget"])
     code, out, err = run("plan", *SHORT, "--data", "text.txt", *DRIVE, "--durable", "--store-budget", "1MiB")
     assert code == 3 and "smallest budget none" in out and "two slots" in err, (code, out, err)
 assert whole["store_read_bytes_per_step"] == whole["store_written_bytes_per_step"] == 0
