@@ -1,13 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as a trace: refused with one line, or what the reader promises holds, and the packer takes it. */
+/* Any bytes as a trace: refused with one line, or what the reader promises holds, and every policy takes it. */
 #ifndef LADE_TESTS_FUZZ_TRACE_H
 #define LADE_TESTS_FUZZ_TRACE_H
 
 #include <errno.h>
 #include <string.h>
 
-#include "alloc/trace.h"
+#include "alloc/replay.h"
 #include "tests/fuzz/fuzz_file.h"
+
+/* Under every policy, whose answers lade_replay checks, without a budget and with one that is too small. */
+static inline void fuzz_trace_replay(const struct lade_trace *trace)
+{
+  for (int policy = 0; policy < LADE_N_POLICIES; policy++)
+    for (int is_tight = 0; is_tight < 2; is_tight++) {
+      struct lade_replay_params params = {.policy = policy, .time_limit_ns = 100000};
+      struct lade_error error = {0};
+      struct lade_replay replay = {0};
+      params.budget_bytes = is_tight ? trace->peak_live_bytes - trace->peak_live_bytes / 8 : 0;
+      int code = lade_replay(trace, &params, &error, &replay);
+      if (code && code != -ENOMEM)
+        abort();
+      if (code)
+        fuzz_error_check(&error);
+      lade_replay_finish(&replay);
+    }
+}
 
 static inline void fuzz_trace_check(const struct lade_trace *trace)
 {
@@ -28,6 +46,7 @@ static inline void fuzz_trace_check(const struct lade_trace *trace)
     abort();
   free(items);
   free(offsets);
+  fuzz_trace_replay(trace);
 }
 
 static inline void fuzz_trace_read(const uint8_t *data, size_t size)
