@@ -188,24 +188,22 @@ static struct lade_stream_need stream_need(const struct builder *b, int param)
                                                        is_weight_stored, is_grad_stored});
 }
 
-static int32_t scratch_make(struct builder *b, struct lade_stream_need most, bool is_shared)
+static int32_t scratch_make(struct builder *b, struct lade_stream_need need, bool is_shared)
 {
   enum lade_space space = b->params->is_unified ? LADE_DEVICE : LADE_HOST;
-  return buffer_make(b, space, LADE_OWNER_WORKSPACE, lade_stream_scratch_bytes(most, is_shared), false);
+  return buffer_make(b, space, LADE_OWNER_WORKSPACE, lade_stream_scratch_bytes(need, is_shared), false);
 }
 
 /* For all updates that come after all steps. */
 static int32_t shared_scratch_make(struct builder *b)
 {
-  struct lade_stream_need most = {0};
+  struct lade_stream_need all = {0};
   for (int param = 0; param < b->graph->n_params && !b->status; param++) {
     if (b->params->residency->homes[param] != LADE_HOME_STORE)
       continue;
-    const struct lade_stream_need need = stream_need(b, param);
-    most.windows_bytes = LADE_MAX(most.windows_bytes, need.windows_bytes);
-    most.scales_bytes = LADE_MAX(most.scales_bytes, need.scales_bytes);
+    lade_stream_need_add(&all, stream_need(b, param));
   }
-  return scratch_make(b, most, true);
+  return scratch_make(b, all, true);
 }
 
 /* Does the streamed update that is next begin a row of them? Early ones stand alone. */

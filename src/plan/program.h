@@ -159,7 +159,7 @@ enum { LADE_ROLE_SRC, LADE_ROLE_DST };
  * A streamed update works through its parameter in windows of at most @window_bytes of all that moves, in whole
  * LADE_STREAM_GRAIN elements, at least one, so that a part of one byte each still fills whole granules. So requests are
  * about as long in every form of the state. Its scratch has room for @n_windows of them: being read, computed, written;
- * or, where that is less, for LADE_STREAM_WHOLES of the parameter. Scales, a byte for a hundred elements, are read and
+ * or, where that is less, for all that the updates stream. Scales, a byte for a hundred elements, are read and
  * written whole: with the parameter's one window, or with the first and the last one. No number depends on either.
  *
  * Updates after all steps share one scratch, and so what the next ones need can be read while one is computed. Of a
@@ -171,7 +171,6 @@ struct lade_streaming {
   int n_windows; /* at least 1 */
 };
 #define LADE_STREAM_GRAIN (64 * 1024)
-#define LADE_STREAM_WHOLES 3
 
 /* All offsets and sizes of buffers are multiples of these: pages in memory, checksummed granules in the store. */
 #define LADE_BUFFER_ALIGN 4096
@@ -281,7 +280,8 @@ uint64_t lade_part_bytes(const struct lade_graph *graph, enum lade_part part, in
  * Where the state of a parameter lies that is at home in the store, from the first of its parts' buffers on, which
  * stand one behind another: grain by grain, of each the residual, m and v, and behind the last grain the scales of m
  * and of v, so that any grains in a row are one range (stored.c has a picture). All are multiples of LADE_BUFFER_ALIGN.
- * A part's checksums are those of its own buffer's granules, as if it lay there.
+ * A part's checksums are those of its own buffer's granules, as if it lay there. Of parameters whose buffers stand one
+ * behind another states lie one behind another, the first at its first buffer; so none is behind its own.
  *
  * Bytes of the grains of the first @n_elements; of all scales of so many; and where @part of @n_held elements has the
  * piece of the grain from @first on, scales being one piece (@first 0).
@@ -303,7 +303,7 @@ struct lade_stream_params {
   bool has_weight, has_grad;
 };
 struct lade_stream_need {
-  uint64_t windows_bytes, scales_bytes;
+  uint64_t windows_bytes, whole_bytes, scales_bytes;
 };
 struct lade_stream_need lade_stream_need(const struct lade_stream_params *params);
 /*
@@ -311,8 +311,10 @@ struct lade_stream_need lade_stream_need(const struct lade_stream_params *params
  * are under way at once.
  */
 uint64_t lade_stream_scales_bytes(uint64_t most_bytes, bool is_shared);
-/* The scratch of updates that need no more than @most, of one or of several that share it: windows, then scales. */
-uint64_t lade_stream_scratch_bytes(struct lade_stream_need most, bool is_shared);
+/* What updates over one scratch need together: @all, zeros at first, and @one more. */
+void lade_stream_need_add(struct lade_stream_need *all, struct lade_stream_need one);
+/* The scratch of updates that need @need, of one or of several that share it: windows, then scales. */
+uint64_t lade_stream_scratch_bytes(struct lade_stream_need need, bool is_shared);
 /* Is @part streamed whole? */
 static inline bool lade_part_is_scales(enum lade_part part)
 {

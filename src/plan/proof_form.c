@@ -24,7 +24,7 @@ struct tally {
   bool *is_normed, *is_clipped, *is_updated, *is_rounded; /* by parameter */
   int n_normed, n_clipped, n_updated, n_rounded, n_run, n_clips;
   const struct lade_operand *stream;   /* the scratch of the first streamed update, if they share it */
-  struct lade_stream_need stream_most; /* of all that share it */
+  struct lade_stream_need stream_all; /* of all that share it */
 };
 
 /* ---- values ---- */
@@ -584,9 +584,7 @@ static int scratch_check(const struct proof *proof, int at, struct tally *tally)
   if (scratch->buffer != tally->stream->buffer || scratch->offset != tally->stream->offset ||
       scratch->bytes != tally->stream->bytes)
     return proof_fail(proof, at, last, "is not the scratch of the streamed updates before it");
-  const struct lade_stream_need need = stream_need(proof, instr);
-  tally->stream_most.windows_bytes = LADE_MAX(tally->stream_most.windows_bytes, need.windows_bytes);
-  tally->stream_most.scales_bytes = LADE_MAX(tally->stream_most.scales_bytes, need.scales_bytes);
+  lade_stream_need_add(&tally->stream_all, stream_need(proof, instr));
   return 0;
 }
 
@@ -693,7 +691,7 @@ static int tally_check(const struct proof *proof, const struct tally *tally)
     return proof_fail_all(proof, "parameter %s is missing in the norm", param_missing(proof, tally->is_normed));
   if (tally->n_updated != graph->n_params)
     return proof_fail_all(proof, "parameter %s is never updated", param_missing(proof, tally->is_updated));
-  const uint64_t scratch_bytes = lade_stream_scratch_bytes(tally->stream_most, true);
+  const uint64_t scratch_bytes = lade_stream_scratch_bytes(tally->stream_all, true);
   if (tally->stream && tally->stream->bytes != scratch_bytes)
     return proof_fail_all(proof, "streamed updates share %llu bytes of scratch: expected %llu",
                           (unsigned long long)tally->stream->bytes, (unsigned long long)scratch_bytes);

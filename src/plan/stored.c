@@ -13,9 +13,16 @@
  * without a gap. Behind them pieces begin at multiples of LADE_BUFFER_ALIGN, and a part's room, which is in granules,
  * has at least as much behind its own whole grains: so all of it fits.
  *
+ * States of parameters whose rooms are neighbours are neighbours, too (run/executor_values.c): most parameters of a
+ * model are norms and biases of a few kilobytes, and for such a request a drive takes about as long as for a tenth of a
+ * megabyte.
+ *
+ * Updates after all steps share a ring of a few windows, or of all that they stream if that is less. What bounds it is
+ * not the longest parameter: while that is computed the next ones are read and the last ones written.
+ *
  * Rejected: windows side by side instead of grains. Their length is found by a tuner, and state that outlives its
  * process would lie where the next one does not look. Scales in each grain: they would be a block of the drive in place
- * of 512 bytes. Several parameters in one range: each is updated by an instruction of its own, and read when it is due.
+ * of 512 bytes.
  */
 #include "base/base.h"
 #include "plan/program.h"
@@ -95,10 +102,17 @@ struct lade_stream_need lade_stream_need(const struct lade_stream_params *params
   const int64_t n = LADE_MIN(n_held, lade_stream_window_elements(&params->how, streamed_bytes(params)));
   const uint64_t scales_bytes = lade_state_scales_bytes(params->graph, n_held);
   const uint64_t within = n == n_held ? scales_bytes : 0;
-  const uint64_t window = window_bytes(params, n) + within, whole = window_bytes(params, n_held) + within;
   return (struct lade_stream_need){
-      .windows_bytes = LADE_MIN((uint64_t)params->how.n_windows * window, LADE_STREAM_WHOLES * whole),
+      .windows_bytes = (uint64_t)params->how.n_windows * (window_bytes(params, n) + within),
+      .whole_bytes = window_bytes(params, n_held) + within,
       .scales_bytes = scales_bytes - within};
+}
+
+void lade_stream_need_add(struct lade_stream_need *all, struct lade_stream_need one)
+{
+  all->windows_bytes = LADE_MAX(all->windows_bytes, one.windows_bytes);
+  all->whole_bytes += one.whole_bytes;
+  all->scales_bytes = LADE_MAX(all->scales_bytes, one.scales_bytes);
 }
 
 /* Two of the longest are there at once, and behind short ones some more short ones. */
@@ -107,7 +121,7 @@ uint64_t lade_stream_scales_bytes(uint64_t most_bytes, bool is_shared)
   return is_shared && most_bytes ? 2 * most_bytes + SHORT_SCALES_BYTES : most_bytes;
 }
 
-uint64_t lade_stream_scratch_bytes(struct lade_stream_need most, bool is_shared)
+uint64_t lade_stream_scratch_bytes(struct lade_stream_need need, bool is_shared)
 {
-  return most.windows_bytes + lade_stream_scales_bytes(most.scales_bytes, is_shared);
+  return LADE_MIN(need.windows_bytes, need.whole_bytes) + lade_stream_scales_bytes(need.scales_bytes, is_shared);
 }

@@ -216,14 +216,12 @@ static int stream_bind(lade_executor *ex, const struct lade_program *program, co
   s->scratch_bytes = operand_find(program, instr, LADE_ROLE_SCRATCH)->bytes;
   s->scratch_buffer = operand_find(program, instr, LADE_ROLE_SCRATCH)->buffer;
   s->n_held = lade_param_shard(ex->graph, program->layout, instr->param).n_padded;
-  s->state_offset = UINT64_MAX;
+  s->state_offset = ex->state_places[instr->param];
   for (int role = LADE_ROLE_WEIGHT; role <= LADE_ROLE_V; role++) {
     const struct lade_operand *operand = operand_find(program, instr, role);
     s->part_of_role[role] = -1;
     if (operand)
       stream_part_bind(ex, program, operand, role, s);
-    if (operand && role >= LADE_ROLE_RESIDUAL) /* of several rooms the first one's */
-      s->state_offset = LADE_MIN(s->state_offset, stored_offset(program, operand));
   }
   s->n_window = stream_window(program, s);
   scales_bind(program, instr, s);

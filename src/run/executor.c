@@ -566,6 +566,8 @@ static int executor_init(lade_executor *ex, struct lade_error *error)
   if (status)
     return status;
   status = residents_find(ex);
+  if (!status)
+    status = executor_states_place(ex);
   if (!status && ex->params.durable && !is_all_stored(ex))
     return lade_error_set(error, -EINVAL, "state can be durable only where all of it is at home in the store");
   if (!status)
@@ -613,6 +615,7 @@ void lade_executor_destroy(lade_executor *ex)
   free(ex->losses);
   free(ex->targets);
   free(ex->tokens);
+  free(ex->state_places);
   free(ex->resident);
   free(ex->bounce);
   if (ex->is_host_pinned)

@@ -33,9 +33,9 @@ struct io_call {
 
 #define STREAM_MAX_PARTS 5 /* residual, m, v, and from the store the weight and the gradient too */
 #define STREAM_MAX_SCALES 2
-#define STREAM_SLOTS 32 /* items under way at once: some layers' small parameters, with their large ones */
+#define STREAM_SLOTS 32 /* lots under way at once */
 
-/* What of an item moves by itself: its grains (program.h), scales that are not among them, weight and gradient. */
+/* What of a lot moves by itself: its grains (program.h), scales that are not among them, weight and gradient. */
 enum { STREAM_GRAINS, STREAM_SCALES, STREAM_WEIGHT, STREAM_GRAD, STREAM_N_TRANSFERS };
 
 /* One part of a streamed parameter: where its own room is and how wide its elements are. */
@@ -57,7 +57,7 @@ struct stream_scales {
 struct stream_call {
   lade_executor *executor;
   struct lade_adamw_args args; /* of the whole tensor; each window is a piece of it */
-  uint64_t state_offset;       /* in the plan's store, where the room of all its state begins */
+  uint64_t state_offset;       /* in the plan's store, where all its state begins */
   int n_parts;
   int64_t n_held;              /* elements in the store: the shard's, with its padding */
   int64_t n_window;            /* of a window, but for the last one */
@@ -79,10 +79,16 @@ struct stream_item {
   struct stream_call *call;
   int64_t first, n;
   uint64_t offset;
-  int after; /* the item, and all before it, that must have been written before this one is read; -1 */
+  int lot;
 };
 
-/* Transfers of an item that is under way. Bytes 0: nothing is under way. */
+/* Items in a row, of one parameter or of several, whose grains are one range in the store and one in the scratch. */
+struct stream_lot {
+  int first_item, end_item;
+  int after; /* the lot, and all before it, that must have been written before this one is read; -1 */
+};
+
+/* Transfers of a lot that is under way. Bytes 0: nothing is under way. */
 struct stream_slot {
   struct lade_transfer reads[STREAM_N_TRANSFERS], writes[STREAM_N_TRANSFERS];
 };
@@ -93,10 +99,13 @@ struct stream_run {
   int n_calls;
   struct stream_item *items;
   int n_items;
+  struct stream_lot *lots; /* at most as many as items */
+  int n_lots;
+  uint64_t lot_bytes; /* of grains, at most, in one with more than one item */
   char *scratch;
   uint64_t scratch_bytes;
   struct stream_slot *slots; /* STREAM_SLOTS, which all runs share: one ends before the next begins */
-  /* Of the running step: items whose reading has begun, and items that are written. */
+  /* Of the running step: lots whose reading has begun, and lots that are written. */
   int n_begun, n_settled;
 };
 
@@ -139,6 +148,7 @@ struct lade_executor {
   struct bound_program train, eval;
   struct lade_error note; /* why there are no graphs */
   int32_t *resident;       /* by value number: its resident buffer, -1 */
+  uint64_t *state_places;  /* by parameter whose state is at home in the store: where that begins in the plan's store */
   int32_t *tokens, *targets, *losses; /* by microbatch: resident host buffers */
   int32_t verdict;
   uint64_t n_steps, n_runs;
@@ -171,6 +181,9 @@ void executor_address_stored(const lade_executor *executor, struct lade_value va
  */
 void executor_address_state(const lade_executor *executor, struct lade_value value, uint64_t offset,
                             uint64_t room_offset, struct lade_transfer *transfer);
+
+/* Find where the states of parameters lie in the store, once it is known which buffer holds which value. -ENOMEM. */
+int executor_states_place(lade_executor *executor);
 
 /* In the plan's store, where value @tensor begins, which is at home there. */
 uint64_t executor_place_stored(const lade_executor *executor, int tensor);

@@ -14,9 +14,15 @@
  * A part of a parameter's state lies in pieces, a grain each (plan/stored.c); its granules, which checksums are of, are
  * those of its own room. So what is moved is cut where pieces end, and all of it is under way at once.
  *
+ * States whose rooms stand one behind another lie one behind another, without the gaps that rooms of whole granules
+ * have: so those of several parameters are one range, which updates read and write by one request (stream.c). None
+ * begins behind the beginning of its own room or ends behind its end, so none meets another or leaves the rooms.
+ *
  * Rejected: a buffer for each value that is being set, written when it is full. Windows of several values interleave,
  * so there would have to be as many as parts of a parameter; a granule read back for each costs less.
  */
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "run/executor_internal.h"
@@ -47,13 +53,41 @@ static bool is_part(const struct lade_graph *graph, int tensor)
   return tensor >= graph->n_tensors && tensor < lade_value_scalar(graph, (enum lade_scalar)0);
 }
 
-/* Where the room of all state of @param begins. */
-static uint64_t state_place(const lade_executor *ex, int param)
+/* The room of all state of @param, which is that of its parts' buffers; false: it is at home elsewhere. */
+static bool state_room(const lade_executor *ex, int param, uint64_t *ret_begin, uint64_t *ret_end)
 {
-  int first = lade_value_part(ex->graph, param, LADE_PART_RESIDUAL);
-  if (first < 0)
-    first = lade_value_part(ex->graph, param, LADE_PART_M);
-  return ex->train.program->buffers[ex->resident[first]].offset;
+  bool is_stored = false;
+  for (int part = 0; part < LADE_N_PARTS; part++) {
+    const int value = lade_value_part(ex->graph, param, (enum lade_part)part);
+    if (value < 0)
+      continue;
+    const struct lade_buffer *buffer = &ex->params.plan->train->buffers[ex->resident[value]];
+    if (buffer->space != LADE_STORE)
+      return false;
+    *ret_begin = is_stored ? *ret_begin : buffer->offset;
+    *ret_end = buffer->offset + buffer->bytes;
+    is_stored = true;
+  }
+  return is_stored;
+}
+
+int executor_states_place(lade_executor *ex)
+{
+  const struct lade_graph *graph = ex->graph;
+  uint64_t begin, end, room_end = UINT64_MAX, place_end = 0;
+  ex->state_places = calloc((size_t)graph->n_params + 1, sizeof(*ex->state_places));
+  if (!ex->state_places)
+    return -ENOMEM;
+  for (int param = 0; param < graph->n_params; param++) {
+    if (!state_room(ex, param, &begin, &end))
+      continue;
+    const int64_t n_held = lade_param_shard(graph, ex->params.plan->train->layout, param).n_padded;
+    ex->state_places[param] = begin == room_end ? place_end : begin;
+    place_end = ex->state_places[param] + lade_state_bytes(graph, n_held) + lade_state_scales_bytes(graph, n_held);
+    room_end = end;
+    LADE_ASSERT(place_end <= room_end);
+  }
+  return 0;
 }
 
 /* Where byte @offset of a value is, and in @ret_bytes how many follow it there. */
@@ -67,11 +101,11 @@ static uint64_t stored_place(const lade_executor *ex, const struct resident *wha
   const enum lade_part part = (enum lade_part)((what->value - graph->n_tensors) % LADE_N_PARTS);
   const int64_t n_held = lade_param_shard(graph, ex->train.program->layout, param).n_padded;
   if (lade_part_is_scales(part))
-    return state_place(ex, param) + lade_state_offset(graph, n_held, part, 0) + offset;
+    return ex->state_places[param] + lade_state_offset(graph, n_held, part, 0) + offset;
   const uint64_t grain_bytes = lade_part_bytes(graph, part, LADE_STREAM_GRAIN);
   const int64_t first = (int64_t)(offset / grain_bytes) * LADE_STREAM_GRAIN;
   *ret_bytes = LADE_MIN(*ret_bytes, grain_bytes - offset % grain_bytes);
-  return state_place(ex, param) + lade_state_offset(graph, n_held, part, first) + offset % grain_bytes;
+  return ex->state_places[param] + lade_state_offset(graph, n_held, part, first) + offset % grain_bytes;
 }
 
 /* Begin to move @bytes at @offset, a multiple of the granule, to or from the bounce buffer. */

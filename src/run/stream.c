@@ -14,8 +14,10 @@
  * allows that (program.h): between the instructions of a run nobody else uses the scratch or the store. Once anything
  * has failed, whichever instruction is next waits for all that is under way.
  *
- * State lies in the store grain by grain, and so it does in the scratch: an item is one read and one write, with
- * everything that its elements need but a weight and a gradient that are in the store as well (plan/stored.c).
+ * State lies in the store grain by grain, and so it does in the scratch: an item is one range, with everything that its
+ * elements need but a weight and a gradient that are in the store as well (plan/stored.c). Items whose ranges follow
+ * one another in both are one lot: one read and one write, of at most a window. So two hundred norms and biases are no
+ * requests of their own, each of which would take a drive about as long as a tenth of a megabyte.
  *
  * Checksums are computed in the pass: a task verifies a grain of each part, updates it and seals what it made while
  * all of it is in its core's cache, instead of two more passes over memory by the one thread that waits for the drive.
@@ -98,13 +100,23 @@ static uint64_t item_end(const struct stream_item *item)
   return item->offset + part_offset(item, item->call->n_parts);
 }
 
-/* The last item before @at that has bytes of it, or holds its slot; -1: none. */
-static int item_before(const struct stream_run *run, int at)
+static uint64_t lot_offset(const struct stream_run *run, const struct stream_lot *lot)
 {
-  const struct stream_item *item = &run->items[at];
+  return run->items[lot->first_item].offset;
+}
+
+static uint64_t lot_end(const struct stream_run *run, const struct stream_lot *lot)
+{
+  return item_end(&run->items[lot->end_item - 1]);
+}
+
+/* The last lot before @at that has bytes of it, or holds its slot; -1: none. */
+static int lot_before(const struct stream_run *run, int at)
+{
+  const struct stream_lot *lots = run->lots;
   const int first = LADE_MAX(at - STREAM_SLOTS, -1);
   for (int i = at - 1; i > first; i--) {
-    if (run->items[i].offset < item_end(item) && item->offset < item_end(&run->items[i]))
+    if (lot_offset(run, &lots[i]) < lot_end(run, &lots[at]) && lot_offset(run, &lots[at]) < lot_end(run, &lots[i]))
       return i;
   }
   return first;
@@ -116,15 +128,16 @@ static uint64_t ringed_bytes(const struct stream_call *call)
   return is_one_item(call) ? 0 : call->scales_bytes;
 }
 
-/* The last item of an update before @i_call whose scales have bytes of its room; -1: none, or it is long over. */
+/* The last lot of an update before @i_call whose scales have bytes of its room; -1: none, or it is long over. */
 static int scales_before(const struct stream_run *run, int i_call)
 {
   const struct stream_call *call = run->calls[i_call];
-  for (int i = i_call - 1; i >= LADE_MAX(i_call - STREAM_SLOTS, 0); i--) {
+  const int over = run->items[call->first_item].lot - STREAM_SLOTS;
+  for (int i = i_call - 1; i >= 0 && run->items[run->calls[i]->end_item - 1].lot > over; i--) {
     const struct stream_call *other = run->calls[i];
     if (call->scales_offset < other->scales_offset + ringed_bytes(other) &&
         other->scales_offset < call->scales_offset + ringed_bytes(call))
-      return other->end_item - 1;
+      return run->items[other->end_item - 1].lot;
   }
   return -1;
 }
@@ -142,8 +155,36 @@ static int64_t call_n_items(const struct stream_call *call)
   return lade_div_up(call->n_held, call->n_window);
 }
 
+static uint64_t item_place(const struct stream_item *item)
+{
+  return item->call->state_offset + lade_state_bytes(graph_of(item->call), item->first);
+}
+
+/*
+ * Does @item go on in the lot where the one before it is? With a weight or a gradient beside its grains it goes alone.
+ * A parameter's scales that are not within its one item are behind its last one in the store and elsewhere in the
+ * scratch: so a lot ends there, and has to do with those of one parameter at most.
+ */
+static bool is_of_lot(const struct stream_run *run, const struct stream_lot *lot, const struct stream_item *item)
+{
+  const struct stream_item *first = &run->items[lot->first_item], *before = item - 1;
+  const uint64_t end = item->offset + grains_bytes(item);
+  return item_end(before) == before->offset + grains_bytes(before) && item_end(item) == end &&
+         item_end(before) == item->offset && item_place(before) + grains_bytes(before) == item_place(item) &&
+         end - first->offset <= run->lot_bytes;
+}
+
+/* The item behind those that are in lots. */
+static void lots_add(struct stream_run *run, int at)
+{
+  if (!at || !is_of_lot(run, &run->lots[run->n_lots - 1], &run->items[at]))
+    run->lots[run->n_lots++] = (struct stream_lot){.first_item = at};
+  run->lots[run->n_lots - 1].end_item = at + 1;
+  run->items[at].lot = run->n_lots - 1;
+}
+
 /* Items of call @i_call, behind those before it, from @at of the ring on. Returns where the next ones go on. */
-static uint64_t items_place(struct stream_run *run, int i_call, uint64_t at, uint64_t ring_bytes, int after)
+static uint64_t items_place(struct stream_run *run, int i_call, uint64_t at, uint64_t ring_bytes)
 {
   struct stream_call *call = run->calls[i_call];
   call->first_item = run->n_items;
@@ -154,9 +195,8 @@ static uint64_t items_place(struct stream_run *run, int i_call, uint64_t at, uin
     if (item_end(item) > ring_bytes)
       item->offset = 0;
     LADE_ASSERT(item_end(item) <= ring_bytes);
-    item->after = LADE_MAX(item_before(run, run->n_items), after);
     at = item_end(item);
-    run->n_items++;
+    lots_add(run, run->n_items++);
   }
   call->end_item = run->n_items;
   const struct stream_item *only = &run->items[call->first_item];
@@ -171,7 +211,19 @@ static uint8_t *scales_data(const struct stream_call *call, int i)
   return (uint8_t *)call->scratch + call->scales_offset + before;
 }
 
-static int run_place(struct stream_run *run)
+/* What each lot waits for: all of a run are known. */
+static void lots_order(struct stream_run *run)
+{
+  for (int at = 0; at < run->n_lots; at++)
+    run->lots[at].after = lot_before(run, at);
+  for (int i = 0; i < run->n_calls; i++) {
+    struct stream_lot *lot = &run->lots[run->items[run->calls[i]->first_item].lot];
+    lot->after = LADE_MAX(lot->after, scales_before(run, i));
+  }
+}
+
+/* @n_windows: for how many at least the ring has room. */
+static int run_place(struct stream_run *run, const struct lade_streaming *how)
 {
   uint64_t most_bytes = 0, at = 0;
   int64_t n_items = 0;
@@ -182,16 +234,19 @@ static int run_place(struct stream_run *run)
   if (n_items > INT32_MAX)
     return -EOVERFLOW;
   run->items = calloc((size_t)n_items + 1, sizeof(*run->items));
-  if (!run->items)
+  run->lots = calloc((size_t)n_items + 1, sizeof(*run->lots));
+  if (!run->items || !run->lots)
     return -ENOMEM;
   const uint64_t scales_room = lade_stream_scales_bytes(most_bytes, run->n_calls > 1);
   LADE_ASSERT(scales_room <= run->scratch_bytes);
   const uint64_t ring_bytes = run->scratch_bytes - scales_room;
+  run->lot_bytes = LADE_MIN(how->window_bytes, ring_bytes / (uint64_t)how->n_windows);
   uint64_t scales_at = ring_bytes;
   for (int i = 0; i < run->n_calls; i++) {
     scales_at = scales_place(run->calls[i], scales_at, ring_bytes, run->scratch_bytes);
-    at = items_place(run, i, at, ring_bytes, scales_before(run, i));
+    at = items_place(run, i, at, ring_bytes);
   }
+  lots_order(run);
   return 0;
 }
 
@@ -228,14 +283,16 @@ int streams_bind(struct bound_program *b)
     call->run->n_calls++;
   }
   for (int i = 0; i < b->n_runs && !status; i++)
-    status = run_place(&b->runs[i]);
+    status = run_place(&b->runs[i], &b->program->streaming);
   return status;
 }
 
 void streams_finish(struct bound_program *b)
 {
-  for (int i = 0; i < b->n_runs; i++)
+  for (int i = 0; i < b->n_runs; i++) {
+    free(b->runs[i].lots);
     free(b->runs[i].items);
+  }
   for (int i = 0; b->streams && i < b->program->n_instrs; i++)
     free(b->streams[i]);
   free(b->runs);
@@ -289,16 +346,23 @@ static void beside_make(const struct stream_item *item, int role, enum lade_stor
                             part_bytes(item, i));
 }
 
-/* All transfers of an item one way. */
+/* Do the last update's scales move by themselves, before the first of its items and behind the last one? */
+static bool has_scales(const struct stream_lot *lot, const struct stream_call *call, enum lade_store_op op)
+{
+  return ringed_bytes(call) &&
+         (op == LADE_STORE_WRITE ? call->end_item == lot->end_item : call->first_item >= lot->first_item);
+}
+
+/* All transfers of a lot one way. */
 static void transfers_make(const struct stream_run *run, int at, enum lade_store_op op, struct lade_transfer *transfers)
 {
-  const struct stream_item *item = &run->items[at];
-  const struct stream_call *call = item->call;
-  const struct lade_value state = call->parts[call->part_of_role[LADE_ROLE_M]].value; /* errors name it for all */
-  transfers[STREAM_GRAINS] =
-      transfer_make(call, op, state, call->state_offset + lade_state_bytes(graph_of(call), item->first),
-                    call->scratch + item->offset, grains_bytes(item));
-  if (ringed_bytes(call) && at == (op == LADE_STORE_WRITE ? call->end_item - 1 : call->first_item))
+  const struct stream_lot *lot = &run->lots[at];
+  const struct stream_item *item = &run->items[lot->first_item], *last = &run->items[lot->end_item - 1];
+  const struct stream_call *call = last->call;
+  const struct lade_value state = item->call->parts[item->call->part_of_role[LADE_ROLE_M]].value; /* named for all */
+  transfers[STREAM_GRAINS] = transfer_make(item->call, op, state, item_place(item), run->scratch + item->offset,
+                                           last->offset + grains_bytes(last) - item->offset);
+  if (has_scales(lot, call, op))
     transfers[STREAM_SCALES] = transfer_make(call, op, call->scales[0].value,
                                              call->state_offset + lade_state_bytes(graph_of(call), call->n_held),
                                              scales_data(call, 0), call->scales_bytes);
@@ -328,26 +392,19 @@ static bool transfers_are_done(const struct lade_transfer *transfers)
   return true;
 }
 
-/* Wait for those that have begun. What they were about stays, for their checksums. */
-static int transfers_wait(lade_executor *ex, struct lade_transfer *transfers)
+/* Wait for those that have begun. */
+static int transfers_settle(lade_executor *ex, struct lade_transfer *transfers)
 {
   int status = 0;
   for (int i = 0; i < STREAM_N_TRANSFERS; i++) {
     int one = transfers[i].bytes ? io_transfer_wait(ex, &transfers[i]) : 0;
     status = status ? status : one;
+    transfers[i].bytes = 0;
   }
   return status;
 }
 
-static int transfers_settle(lade_executor *ex, struct lade_transfer *transfers)
-{
-  int status = transfers_wait(ex, transfers);
-  for (int i = 0; i < STREAM_N_TRANSFERS; i++)
-    transfers[i].bytes = 0;
-  return status;
-}
-
-/* Have all writes up to item @last ended? With @may_block wait until they have. */
+/* Have all writes up to lot @last ended? With @may_block wait until they have. */
 static int writes_settle(struct stream_run *run, lade_executor *ex, int last, bool may_block, bool *ret_are_settled)
 {
   int status = 0;
@@ -362,15 +419,15 @@ static int writes_settle(struct stream_run *run, lade_executor *ex, int last, bo
   return status;
 }
 
-/* Begin to read what has room, and in any case @must, the item that is computed next: those before it are written. */
+/* Begin to read what has room, and in any case @must, the lot that is computed next: those before it are written. */
 static int reads_begin(struct stream_run *run, lade_executor *ex, int must)
 {
   int status = 0;
   io_poll(ex);
-  while (run->n_begun < run->n_items && run->items[run->n_begun].after < must && !status) {
+  while (run->n_begun < run->n_lots && run->lots[run->n_begun].after < must && !status) {
     const int at = run->n_begun;
     bool has_room = false;
-    status = writes_settle(run, ex, run->items[at].after, at <= must, &has_room);
+    status = writes_settle(run, ex, run->lots[at].after, at <= must, &has_room);
     if (status || !has_room)
       break;
     struct lade_transfer *reads = slot_of(run, at)->reads;
@@ -482,21 +539,19 @@ static void grain_run(void *arg, int i_task, int i_thread)
   for (int64_t first = from; first < end; first += LOOK_ELEMENTS) {
     const struct lade_adamw_args args = look_args(item, first);
     if (i_thread == 0) /* the one that waits for the drive; what fails is the step's failure already */
-      reads_begin(pass->run, ex, pass->at);
+      reads_begin(pass->run, ex, item->lot);
     if (args.n_elements > 0)
       ex->params.kernels->fn[LADE_K_ADAMW](pass->ctx, &args);
   }
   grain_seal(item, i_task);
 }
 
-/* Its bytes are there: compute them, and begin to write. */
+/* Its bytes are there: compute them, and begin to write if they are the last of the lot. */
 static int item_run(struct stream_run *run, lade_executor *ex, int at)
 {
   const struct lade_kernel_ctx alone = {.step = ex->ctx.step};
   const struct stream_item *item = &run->items[at];
-  struct stream_slot *slot = slot_of(run, at);
   struct pass pass = {run, at, &alone};
-  memset(slot->reads, 0, sizeof(slot->reads));
   int status = at == item->call->first_item ? scales_check(item->call, LADE_STORE_READ) : 0;
   if (status)
     return status;
@@ -504,10 +559,11 @@ static int item_run(struct stream_run *run, lade_executor *ex, int at)
   if (at == item->call->end_item - 1)
     scales_check(item->call, LADE_STORE_WRITE);
   status = atomic_load(&ex->failure);
-  if (status)
+  if (status || at + 1 < run->lots[item->lot].end_item)
     return status;
-  transfers_make(run, at, LADE_STORE_WRITE, slot->writes);
-  return transfers_begin(ex, slot->writes);
+  struct lade_transfer *writes = slot_of(run, item->lot)->writes;
+  transfers_make(run, item->lot, LADE_STORE_WRITE, writes);
+  return transfers_begin(ex, writes);
 }
 
 /* Nothing is under way any more, whatever has become of it. */
@@ -528,9 +584,10 @@ void stream_call_run(void *arg)
     run->n_begun = run->n_settled = 0;
   int status = atomic_load(&ex->failure);
   for (int at = call->first_item; at < call->end_item && !status; at++) {
-    status = reads_begin(run, ex, at);
+    const int lot = run->items[at].lot;
+    status = reads_begin(run, ex, lot);
     if (!status)
-      status = transfers_wait(ex, slot_of(run, at)->reads);
+      status = transfers_settle(ex, slot_of(run, lot)->reads);
     if (!status)
       status = item_run(run, ex, at);
   }

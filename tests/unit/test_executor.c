@@ -275,6 +275,50 @@ static void a_step_moves_no_byte_of_state_twice(void **state)
   }
 }
 
+/* Reads and writes of one step whose state is all in the store. The rest of the model is in memory. */
+static void requests_count(struct rig *rig, uint64_t *ret_reads, uint64_t *ret_writes)
+{
+  struct lade_residency *residency = NULL;
+  struct lade_error error = {0};
+  struct lade_step_result result;
+  struct lade_faults faults;
+  assert_int_equal(lade_residency_create(rig->graph, &residency), 0);
+  for (int param = 0; param < rig->graph->n_params; param++)
+    lade_residency_set_homes(residency, param, LADE_HOME_DEVICE, LADE_HOME_STORE);
+  struct lade_plan *plan = rig_plan(rig, residency);
+  lade_faults_init(&faults);
+  rig->faults = &faults;
+  if (rig_open(rig, plan, &error))
+    fail_msg("%s", error.text);
+  *ret_reads = lade_faults_count(&faults, LADE_FAULT_FILE_READ);
+  *ret_writes = lade_faults_count(&faults, LADE_FAULT_FILE_WRITE);
+  if (rig_step(rig, 0, &result, &error))
+    fail_msg("%s", error.text);
+  *ret_reads = lade_faults_count(&faults, LADE_FAULT_FILE_READ) - *ret_reads;
+  *ret_writes = lade_faults_count(&faults, LADE_FAULT_FILE_WRITE) - *ret_writes;
+  rig_close(rig);
+  rig->faults = NULL;
+  lade_plan_destroy(plan);
+}
+
+static void states_side_by_side_are_one_request(void **state)
+{
+  for (int moments = 0; moments < LADE_N_MOMENTS && !store_refusal; moments++) {
+    struct rig_model model = rig_tiny(LADE_GPT2);
+    struct rig rig;
+    uint64_t n_reads, n_writes;
+    model.moments = (enum lade_moments)moments;
+    model.width = 128; /* a norm is short beside a matrix */
+    rig_init(&rig, &model);
+    rig.prices.streaming = (struct lade_streaming){3 << 19, 6};
+    requests_count(&rig, &n_reads, &n_writes);
+    if (n_reads != n_writes || n_reads < 2 || n_reads > 2 * (uint64_t)rig.graph->n_params / 3)
+      fail_msg("moments %d: %llu reads and %llu writes for %d parameters", moments, (unsigned long long)n_reads,
+               (unsigned long long)n_writes, rig.graph->n_params);
+    rig_finish(&rig);
+  }
+}
+
 /* ---- residencies that no planner would choose ---- */
 
 static void residency_agrees(struct rig *rig, const struct rig_numbers *want, uint32_t seed)
@@ -633,6 +677,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_gradient_that_is_not_finite_ends_a_run_that_updates_early),
       cmocka_unit_test(every_budget_of_a_compact_form_gives_the_same_bits),
       cmocka_unit_test(a_step_moves_no_byte_of_state_twice),
+      cmocka_unit_test(states_side_by_side_are_one_request),
   };
   store_refusal = rig_store_refusal(LADE_STORE_AUTO);
   if (store_refusal)
