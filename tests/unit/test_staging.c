@@ -99,6 +99,36 @@ static void a_numa_node_is_a_wish(void **state)
   slab_check(HUGE_BYTES + 4096, 12345);
 }
 
+/* Huge pages of the reserved pool that nobody has or was promised. */
+static long reserved_free(void)
+{
+  char line[128];
+  long n_free = 0, n_promised = 0;
+  FILE *file = fopen("/proc/meminfo", "re");
+  while (file && fgets(line, sizeof(line), file)) {
+    sscanf(line, "HugePages_Free: %ld", &n_free);
+    sscanf(line, "HugePages_Rsvd: %ld", &n_promised);
+  }
+  if (file)
+    fclose(file);
+  return n_free - n_promised;
+}
+
+static void reserved_pages_are_taken_where_there_are_some(void **state)
+{
+  struct lade_staging staging;
+  const long n_before = reserved_free();
+  if (n_before < 4) {
+    print_message("SKIP: no huge pages are reserved on this machine (vm.nr_hugepages)\n");
+    skip();
+  }
+  assert_int_equal(lade_staging_init(&staging, 2 * HUGE_BYTES + 4096, -1, NULL), 0);
+  assert_int_equal(staging.pages, LADE_PAGES_RESERVED);
+  assert_true(reserved_free() <= n_before - 2);
+  lade_staging_finish(&staging);
+  slab_check(3 * HUGE_BYTES + 4096, 0);
+}
+
 /* They were promised, and are on another node, or another control group's. */
 static void reserved_pages_that_cannot_be_taken_are_replaced(void **state)
 {
@@ -230,6 +260,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(slabs_have_the_exact_size_and_are_resident),
       cmocka_unit_test(a_numa_node_is_a_wish),
+      cmocka_unit_test(reserved_pages_are_taken_where_there_are_some),
       cmocka_unit_test(reserved_pages_that_cannot_be_taken_are_replaced),
       cmocka_unit_test(what_cannot_be_had_is_an_error_and_touches_nothing),
       cmocka_unit_test_setup_teardown(a_drive_is_near_the_node_of_the_device_above_it, scratch_setup, scratch_teardown),
