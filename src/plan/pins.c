@@ -7,6 +7,7 @@
  *   gelu            recompute        # all outputs of an op of that kind
  *   optimizer *wte* store            # home of the optimizer state of parameters: device, host or store
  *   weights *wte*   host             # home of their working copies, which are never farther than their state
+ *   gradients h.0.* store            # where gradients are between microbatches and until the update
  *   copies h.1?.*   drop             # what ranks gather of them: keep it for the backward half, or drop it
  *
  * A table that is several parameters (graph/table.c) goes by its own name or by that of a part, a number behind it.
@@ -60,15 +61,16 @@ static int homes_pin(const struct lade_graph *graph, const char *pattern, enum l
   return pins->items.n == n ? -ENOENT : 0;
 }
 
-static int copies_pin(const struct lade_graph *graph, const char *pattern, bool is_dropped, struct pins *pins)
+/* What is saved of parameters' own tensors: of what ranks gather (@of_grads false), or of gradients. */
+static int saved_pin(const struct lade_graph *graph, const char *pattern, bool of_grads, enum lade_wait wait,
+                     struct pins *pins)
 {
   int n = pins->items.n;
   for (int param = 0; param < graph->n_params; param++) {
-    const int tensor = graph->params[param].tensor;
-    const uint8_t wait = is_dropped ? LADE_WAIT_HOST : LADE_WAIT_KEEP;
+    const int tensor = of_grads ? graph->params[param].grad : graph->params[param].tensor;
     if (!is_param_matched(graph, param, pattern))
       continue;
-    if (!LADE_PUSH(&pins->items, ((struct lade_change){LADE_CHANGE_SAVED, wait, tensor})))
+    if (!LADE_PUSH(&pins->items, ((struct lade_change){LADE_CHANGE_SAVED, (uint8_t)wait, tensor})))
       return -ENOMEM;
   }
   return pins->items.n == n ? -ENOENT : 0;
@@ -97,37 +99,69 @@ static int waits_pin(const struct lade_graph *graph, const char *pattern, int wa
   return pins->items.n == n ? -ENOENT : 0;
 }
 
+/* A line that begins with a word: "WORD PATTERN CHOICE". */
+struct line_kind {
+  const char *word;
+  enum lade_change_kind kind;
+  const char *choices[3]; /* a home's in the order of enum lade_home */
+  enum lade_wait waits[3]; /* else */
+  const char *problem;
+};
+
+static const struct line_kind kinds[] = {
+    {"optimizer", LADE_CHANGE_STATE, {"device", "host", "store"}, {0}, "the home must be device, host or store"},
+    {"weights", LADE_CHANGE_WEIGHT, {"device", "host", "store"}, {0}, "the home must be device, host or store"},
+    {"gradients", LADE_CHANGE_SAVED, {"keep", "host", "store"}, {LADE_WAIT_KEEP, LADE_WAIT_HOST, LADE_WAIT_STORE},
+     "gradients are to keep, or wait in host or store"},
+    {"copies", LADE_CHANGE_SAVED, {"keep", "drop"}, {LADE_WAIT_KEEP, LADE_WAIT_HOST}, "copies are to keep or to drop"}};
+
+static const struct line_kind *kind_find(const char *word)
+{
+  for (size_t i = 0; i < LADE_COUNT(kinds); i++) {
+    if (strcmp(word, kinds[i].word) == 0)
+      return &kinds[i];
+  }
+  return NULL;
+}
+
+/* -EINVAL with a @ret_problem where the choice is none. */
+static int params_pin(const struct line_kind *line, const char *pattern, const char *word,
+                      const struct lade_graph *graph, struct pins *pins, const char **ret_problem)
+{
+  const int n_choices = line->choices[2] ? 3 : 2, choice = word_find(word, line->choices, n_choices);
+  if (choice < 0) {
+    *ret_problem = line->problem;
+    return -EINVAL;
+  }
+  if (line->kind != LADE_CHANGE_SAVED)
+    return homes_pin(graph, pattern, line->kind, choice, pins);
+  return saved_pin(graph, pattern, strcmp(line->word, "gradients") == 0, line->waits[choice], pins);
+}
+
 static int line_read(const char *line, const struct lade_graph *graph, struct pins *pins, const char **ret_problem)
 {
   static const char *const waits[] = {"keep", "recompute", "host", "store"};
-  static const char *const homes[] = {"device", "host", "store"};
-  static const char *const copies[] = {"keep", "drop"};
   char words[4][LINE_BYTES];
   int n = sscanf(line, "%511s %511s %511s %511s", words[0], words[1], words[2], words[3]);
   if (n <= 0)
     return 0;
-  static const char *const whose[] = {"optimizer", "weights"};
-  static const enum lade_change_kind kinds[] = {LADE_CHANGE_STATE, LADE_CHANGE_WEIGHT};
-  const int who = word_find(words[0], whose, 2);
-  const bool is_home = who >= 0, is_copy = strcmp(words[0], "copies") == 0;
-  if (n != (is_home || is_copy ? 3 : 2)) {
-    *ret_problem = "a line is PATTERN CHOICE, or optimizer PATTERN HOME, or weights PATTERN HOME, or copies PATTERN "
-                   "keep|drop";
+  const struct line_kind *kind = kind_find(words[0]);
+  if (n != (kind ? 3 : 2)) {
+    *ret_problem = "a line is PATTERN CHOICE, or one of optimizer, weights, gradients and copies before them";
     return -EINVAL;
   }
-  int choice = is_home   ? word_find(words[2], homes, 3)
-               : is_copy ? word_find(words[2], copies, 2)
-                         : word_find(words[1], waits, 4);
-  if (choice < 0) {
-    *ret_problem = is_home   ? "the home must be device, host or store"
-                   : is_copy ? "copies are to keep or to drop"
-                             : "the choice must be keep, recompute, host or store";
-    return -EINVAL;
+  int status = 0;
+  *ret_problem = "out of memory";
+  if (kind) {
+    status = params_pin(kind, words[1], words[2], graph, pins, ret_problem);
+  } else {
+    int wait = word_find(words[1], waits, 4);
+    if (wait < 0)
+      *ret_problem = "the choice must be keep, recompute, host or store";
+    status = wait < 0 ? -EINVAL : waits_pin(graph, words[0], wait, pins);
   }
-  int status = is_home   ? homes_pin(graph, words[1], kinds[who], choice, pins)
-               : is_copy ? copies_pin(graph, words[1], choice > 0, pins)
-                         : waits_pin(graph, words[0], choice, pins);
-  *ret_problem = status == -ENOENT ? "the pattern matches nothing in this model" : "out of memory";
+  if (status == -ENOENT)
+    *ret_problem = "the pattern matches nothing in this model";
   return status == -ENOENT ? -EINVAL : status;
 }
 

@@ -74,8 +74,8 @@ void lade_plan_destroy(struct lade_plan *plan);
 
 /*
  * Read a --residency FILE: lines "PATTERN keep|recompute|host|store" over tensor names, units or kinds of ops,
- * "optimizer PATTERN device|host|store", "weights PATTERN device|host|store" and "copies PATTERN keep|drop" over
- * parameters; pins.c has examples.
+ * "optimizer PATTERN device|host|store", "weights PATTERN device|host|store", "gradients PATTERN keep|host|store" and
+ * "copies PATTERN keep|drop" over parameters; pins.c has examples.
  */
 int lade_pins_load(const char *path, const struct lade_graph *graph, struct lade_error *error,
                    struct lade_change **ret_pins, int *ret_n_pins);

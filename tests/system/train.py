@@ -124,6 +124,18 @@ if run("doctor", "--store", "drive")[0] == 0:
     for words in (out, run("plan", *SHORT, "--data", "text.txt", *DRIVE)[1]):
         assert re.search("^drive .* read and .* written by a step; a drive rated for 600 TB.*\n +.* of room, and .*/s of "
                          "the .*/s that it does$", words, re.M), words
+    # Gradients of two microbatches wait in between where a person says, as any part of them, and change no number.
+    two = train("--steps", "2", "--micro-batch", "1")
+    for lines, n_bytes in (("gradients * keep", 0), ("gradients h.0.* host", 0), ("gradients * store", 4)):
+        with open("homes", "w", encoding="utf-8") as file:
+            file.write(lines + "\n")
+        apart = train("--steps", "2", "--micro-batch", "1", "--store", "drive", "--allow-tmpfs", "--residency", "homes")
+        assert (apart["loss_digest"], apart["params_digest"]) == (two["loss_digest"], two["params_digest"]), lines
+        assert apart["store_written_bytes_per_step"] == n_bytes * apart["parameters"], (lines, apart)
+    for lines, words in (("gradients * drop", "keep, or wait"), ("gradients *", "line 1"), ("gradients x host", "nothing")):
+        with open("homes", "w", encoding="utf-8") as file:
+            file.write(lines + "\n")
+        refused(2, "train", *SHORT, "--data", "text.txt", "--residency", "homes", words=["--residency homes", words])
     with open("homes", "w", encoding="utf-8") as file:
         file.write("optimizer * store\n")
     refused(3, "train", *SHORT, "--data", "text.txt", *DRIVE, "--residency", "homes", "--store-budget", "1MiB",
