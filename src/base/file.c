@@ -5,7 +5,8 @@
  * Replacing follows the one order that survives a power cut on every file system: write a temporary
  * file in the same directory, fsync it, rename it over the old one, fsync the directory. The
  * temporary name, .NAME.tmp-XXXXXX, comes from mkostemp, so that two processes which replace one file at once do not
- * meet; the last rename wins and both results are whole. A kill may leave such a file, which nobody reads.
+ * meet; the last rename wins and both results are whole. A kill may leave such a file, which nobody reads. A rename
+ * puts a file in place of whatever has the name: links are followed first; devices, pipes and directories are refused.
  *
  * Reading opens with O_NONBLOCK, because a path that a person gave may be a fifo, and asks fstat
  * before it reads. The size is a hint only: a file that grows meanwhile is read up to the bound.
@@ -115,7 +116,22 @@ static int directory_sync(const char *dir)
   return rc;
 }
 
-int lade_file_replace(const char *path, const void *data, size_t bytes, struct lade_error *error)
+/* The file that is to be replaced, past links, into @real; a name that is nobody's yet is itself. */
+static int file_resolve(const char *path, char real[PATH_MAX], struct lade_error *error)
+{
+  struct stat status;
+  bool is_link = lstat(path, &status) == 0 && S_ISLNK(status.st_mode);
+  if (is_link ? !realpath(path, real) : snprintf(real, PATH_MAX, "%s", path) >= PATH_MAX)
+    return is_link ? lade_error_set(error, -errno, "%s: cannot follow the link: %s", path, strerror(errno))
+                   : lade_error_set(error, -ENAMETOOLONG, "%.64s...: path too long", path);
+  if (stat(real, &status) == 0 && !S_ISREG(status.st_mode))
+    return lade_error_set(error, S_ISDIR(status.st_mode) ? -EISDIR : -EINVAL,
+                          "%s: not a regular file, and left as it is: name a file to be written", path);
+  return 0;
+}
+
+/* As lade_file_replace, where @path is no link. */
+static int file_replace(const char *path, const void *data, size_t bytes, struct lade_error *error)
 {
   char dir[PATH_MAX], temporary[PATH_MAX];
   const char *name = path_split(path, dir);
@@ -140,6 +156,13 @@ int lade_file_replace(const char *path, const void *data, size_t bytes, struct l
   }
   rc = directory_sync(dir);
   return rc ? lade_error_set(error, rc, "%s: cannot sync its directory: %s", path, strerror(-rc)) : 0;
+}
+
+int lade_file_replace(const char *path, const void *data, size_t bytes, struct lade_error *error)
+{
+  char real[PATH_MAX];
+  int rc = file_resolve(path, real, error);
+  return rc ? rc : file_replace(real, data, bytes, error);
 }
 
 /* Whether @entry is what mkostemp made for @name. */

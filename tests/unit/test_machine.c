@@ -171,6 +171,30 @@ static void replacing_a_file_is_all_or_nothing(void **state)
   assert_int_equal(system(command), 0);
 }
 
+/* A rename would put a file in place of /dev/null, for everybody, where the caller may. */
+static void what_is_no_file_is_not_replaced_and_links_stay(void **state)
+{
+  char target[128], link[128], *text;
+  size_t bytes;
+  struct stat status;
+  struct lade_error error;
+  assert_int_equal(mkfifo(in_scratch("a-pipe"), 0600), 0);
+  assert_int_equal(lade_file_replace(in_scratch("a-pipe"), "x", 1, &error), -EINVAL);
+  assert_non_null(strstr(error.text, "not a regular file"));
+  assert_int_equal(lstat(in_scratch("a-pipe"), &status), 0);
+  assert_true(S_ISFIFO(status.st_mode));
+  snprintf(target, sizeof(target), "%s", in_scratch("target"));
+  snprintf(link, sizeof(link), "%s", in_scratch("link"));
+  assert_int_equal(lade_file_replace(target, "old", 3, NULL), 0);
+  assert_int_equal(symlink("target", link), 0);
+  assert_int_equal(lade_file_replace(link, "new", 3, NULL), 0);
+  assert_int_equal(lstat(link, &status), 0);
+  assert_true(S_ISLNK(status.st_mode));
+  assert_int_equal(lade_file_load(target, 100, NULL, &text, &bytes), 0);
+  assert_string_equal(text, "new");
+  free(text);
+}
+
 static void leftovers_of_killed_replacements_go_when_they_are_old(void **state)
 {
   static const struct {
@@ -205,6 +229,7 @@ int main(void)
       cmocka_unit_test(a_bad_file_is_refused_by_the_name_of_its_field),
       cmocka_unit_test(deep_and_large_files_are_refused),
       cmocka_unit_test(replacing_a_file_is_all_or_nothing),
+      cmocka_unit_test(what_is_no_file_is_not_replaced_and_links_stay),
       cmocka_unit_test(leftovers_of_killed_replacements_go_when_they_are_old),
   };
   return cmocka_run_group_tests(tests, scratch_setup_in_memory, scratch_teardown);
