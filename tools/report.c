@@ -233,13 +233,14 @@ void layout_set(json_t *object, const struct lade_session_info *info)
   comm_set(object, info);
 }
 
-/* What is known of all ranks: peaks, of which those above are then the largest, and the bubble. */
+/* What is known of all ranks: peaks, of which those above are then the largest, the bubble, how many planned. */
 static void ranks_set(json_t *object, const struct summary *summary)
 {
   const int n = summary->info.layout.mesh.world;
   if (!summary->planned_peaks)
     return;
   json_object_set_new(object, "bubble", json_number(summary->bubble));
+  json_object_set_new(object, "deciding_ranks", json_integer(summary->info.n_deciders));
   json_object_set_new(object, "planned_peak_bytes_by_rank", peaks_json(summary->planned_peaks, n));
   json_object_set_new(object, "measured_peak_bytes_by_rank", peaks_json(summary->measured_peaks, n));
   json_object_set_new(object, "planned_peak_bytes", json_bytes(most_of(summary->planned_peaks, n)));

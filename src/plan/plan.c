@@ -27,6 +27,7 @@
 #include "parallel/schedule.h"
 #include "plan/calls.h"
 #include "plan/cost.h"
+#include "plan/decision.h"
 #include "plan/plan_internal.h"
 
 #define TIGHT_BYTES 48 /* per parameter: tiers that hold less may force recomputing a value several times */
@@ -357,8 +358,8 @@ int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_
   return status;
 }
 
-int lade_plan_follow(const struct lade_plan_params *params, const struct lade_plan *decided, uint64_t device_bytes,
-                     struct lade_error *error, struct lade_plan **ret_plan)
+int lade_plan_follow(const struct lade_plan_params *params, const struct lade_decision *decided,
+                     uint64_t device_bytes, struct lade_error *error, struct lade_plan **ret_plan)
 {
   struct lade_planner planner = {.params = *params};
   struct lade_plan *plan = NULL;

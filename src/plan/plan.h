@@ -61,13 +61,15 @@ int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_
  */
 int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_error *error,
                       struct lade_plan **ret_plan);
+struct lade_decision; /* plan/decision.h */
 /*
  * What was decided for one rank of a stage, for another rank of it: its own programs, built with the same residency,
- * and proved. Nothing is searched. @params are this rank's; what @decided was made with differs in the rank alone, or
- * -EINVAL: the programs need more than @decided's. -ENOMEM. The plan is the caller's.
+ * and proved. Nothing is searched. @params are this rank's; what @decided was made with differs in the rank alone
+ * (lade_plan_params_key), or -EINVAL: the programs need more than was decided. -ENOMEM. The plan is the caller's, and
+ * the one that lade_planner_plan would give.
  */
-int lade_plan_follow(const struct lade_plan_params *params, const struct lade_plan *decided, uint64_t device_bytes,
-                     struct lade_error *error, struct lade_plan **ret_plan);
+int lade_plan_follow(const struct lade_plan_params *params, const struct lade_decision *decided,
+                     uint64_t device_bytes, struct lade_error *error, struct lade_plan **ret_plan);
 /* Do two ranks need as much, and say the same on every axis? -EINVAL: @error says where not. -ENOMEM. */
 int lade_plan_compare(const struct lade_plan *plan, const struct lade_plan *other, struct lade_error *error);
 void lade_plan_destroy(struct lade_plan *plan);

@@ -127,7 +127,7 @@ static int model_compare(const struct load *load, struct lade_error *error)
 static int place_check(const struct load *load, struct lade_error *error)
 {
   uint64_t first = load->state.sum;
-  int rc = lade_peers_broadcast(load->values->peers, &first, sizeof(first), error);
+  int rc = lade_peers_broadcast(load->values->peers, 0, &first, sizeof(first), error);
   if (rc == 0 && first != load->state.sum)
     rc = lade_error_set(error, -EINVAL, "%s is another checkpoint at rank %d than at the first rank: all ranks need "
                         "--resume in one file system", load->path, load->values->peers->layout.rank);

@@ -212,7 +212,7 @@ static int parts_run(struct save *save, bool *ret_is_saved, struct lade_error *e
     rc = files_make(save, error);
   rc = lade_peers_vote(peers, rc, error);
   if (rc == 0)
-    rc = lade_peers_broadcast(peers, save->temporary, sizeof(save->temporary), error);
+    rc = lade_peers_broadcast(peers, 0, save->temporary, sizeof(save->temporary), error);
   if (rc < 0)
     return rc;
   rc = lade_peers_vote(peers, own_write(save, error), error);

@@ -24,7 +24,7 @@ static int layout_agree(struct lade_peers *peers, struct lade_error *error)
   char own[LADE_LAYOUT_NAME_BYTES] = "", first[LADE_LAYOUT_NAME_BYTES];
   lade_layout_name(&peers->layout, own);
   memcpy(first, own, sizeof(first));
-  int status = lade_peers_broadcast(peers, first, sizeof(first), error);
+  int status = lade_peers_broadcast(peers, 0, first, sizeof(first), error);
   if (!status && strcmp(own, first) != 0)
     status = lade_error_set(error, -EINVAL, "rank %d was given the layout \"%s\", and the first rank \"%s\": all ranks "
                             "take the same options", peers->layout.rank, own, first);
@@ -110,12 +110,12 @@ void lade_peers_abort(struct lade_peers *peers, const char *words)
   comm_abort(peers->world, words);
 }
 
-int lade_peers_broadcast(struct lade_peers *peers, void *data, uint64_t bytes, struct lade_error *error)
+int lade_peers_broadcast(struct lade_peers *peers, int from, void *data, uint64_t bytes, struct lade_error *error)
 {
   if (!peers || !peers->world)
     return 0;
   const struct lade_collective collective = {
-      .kind = LADE_BROADCAST, .dtype = LADE_U8, .n = bytes, .src = data, .dst = data};
+      .kind = LADE_BROADCAST, .dtype = LADE_U8, .peer = from, .n = bytes, .src = data, .dst = data};
   return lade_comm_run(peers->world, &collective, error);
 }
 
@@ -185,9 +185,7 @@ static int words_share(struct lade_peers *peers, int rank, int status, struct la
   struct lade_error words = {.code = status};
   if (error && rank == peers->layout.rank)
     words = *error;
-  const struct lade_collective collective = {.kind = LADE_BROADCAST, .dtype = LADE_U8, .peer = rank,
-                                             .n = sizeof(words), .src = &words, .dst = &words};
-  int told = lade_comm_run(peers->world, &collective, error);
+  int told = lade_peers_broadcast(peers, rank, &words, sizeof(words), error);
   return told ? told : lade_error_set(error, status, "rank %d: %.440s", rank, words.text);
 }
 

@@ -42,9 +42,9 @@ void lade_peers_abort(struct lade_peers *peers, const char *words);
 /*
  * In what follows @peers may be NULL, and then this rank is alone.
  *
- * Rank 0's @bytes at @data to all; collective. As lade_comm_run.
+ * Rank @from's @bytes at @data to all; collective. As lade_comm_run.
  */
-int lade_peers_broadcast(struct lade_peers *peers, void *data, uint64_t bytes, struct lade_error *error);
+int lade_peers_broadcast(struct lade_peers *peers, int from, void *data, uint64_t bytes, struct lade_error *error);
 
 /* Each rank's @bytes at @own, in their order, into @ret_all, which has room for those of all; collective. */
 int lade_peers_gather(struct lade_peers *peers, const void *own, uint64_t bytes, void *ret_all,

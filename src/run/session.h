@@ -3,8 +3,9 @@
  * A session: model, data, plan and executor of one run, as the command line and other callers use them.
  *
  * lade_session_open reads the model and the data, opens the device and the store, takes prices (measured or from
- * a machine description), plans for the budget and proves the plan, and binds it. Then steps, evaluations,
- * checkpoints. Nothing is printed; what a person should be told along the way goes to the notice callback.
+ * a machine description), plans for the budget, or follows the rank that plans for its stage, proves the plan, and
+ * binds it. Then steps, evaluations, checkpoints. Nothing is printed; what a person should be told along the way goes
+ * to the notice callback.
  */
 #ifndef LADE_SESSION_H
 #define LADE_SESSION_H
@@ -109,6 +110,7 @@ struct lade_session_info {
   uint64_t budget_bytes;             /* resolved */
   struct lade_plan_bounds bounds;
   const struct lade_plan *plan;      /* NULL if planning was refused */
+  int n_deciders;                    /* ranks of the job that searched for theirs; the others followed one of them */
   const struct lade_graph *graph;
   const struct lade_prices *prices;
   const struct lade_cost *cost;

@@ -8,6 +8,8 @@
  * Measured the same? Plans follow from prices and from what a machine has left. Ranks that share a collective must
  * have the same plan, so the first rank measures, on a machine where the others wait, and its figures go to all; of
  * what is left everybody takes the least.
+ *
+ * Decided the same? Ranks that would decide alike leave it to the first of them (session_plan.c).
  */
 #include <errno.h>
 #include <stdio.h>
@@ -200,7 +202,7 @@ int session_agree_run(lade_session *s, struct lade_error *error)
   int status = lade_peers_vote(&s->peers, files_choose(s, own.choices, error), error);
   struct request first = own;
   if (!status)
-    status = lade_peers_broadcast(&s->peers, &first, sizeof(first), error);
+    status = lade_peers_broadcast(&s->peers, 0, &first, sizeof(first), error);
   if (status)
     return status;
   if (!choices_differ(&own, &first, differences, sizeof(differences)) &&
@@ -220,7 +222,7 @@ static int ops_agree(lade_session *s, int64_t n, struct lade_error *error)
     return lade_error_set(error, -ENOMEM, "no memory for %lld prices", (long long)n);
   if (cost->n_ops) /* elsewhere there are none yet */
     memcpy(ops, cost->ops, (size_t)cost->n_ops * sizeof(*ops));
-  int status = lade_peers_broadcast(&s->peers, ops, (uint64_t)n * sizeof(*ops), error);
+  int status = lade_peers_broadcast(&s->peers, 0, ops, (uint64_t)n * sizeof(*ops), error);
   for (int64_t i = 0; i < n && !status; i++) {
     if (lade_cost_set(cost, ops[i].key, ops[i].ns))
       status = lade_error_set(error, -ENOMEM, "no memory for prices");
@@ -244,7 +246,7 @@ int session_agree_cost(lade_session *s, struct lade_error *error)
   first.sum_squares_bytes_per_s = cost->sum_squares_bytes_per_s;
   first.matmul_flops_per_s = s->matmul_flops_per_s;
   first.n_ops = cost->n_ops;
-  int status = lade_peers_broadcast(&s->peers, &first, sizeof(first), error);
+  int status = lade_peers_broadcast(&s->peers, 0, &first, sizeof(first), error);
   if (status)
     return status;
   cost->machine = first.machine;
@@ -277,6 +279,91 @@ int session_agree_stage_least(lade_session *s, uint64_t *bytes, struct lade_erro
       *bytes = LADE_MIN(*bytes, all[rank]);
   }
   free(all);
+  return status;
+}
+
+int session_agree_decider(lade_session *s, uint64_t key, struct lade_error *error)
+{
+  const int world = s->peers.layout.mesh.world, rank = s->peers.layout.rank;
+  s->decider = rank;
+  s->n_following = 0;
+  if (!s->peers.world)
+    return 0;
+  uint64_t *keys = calloc((size_t)world, sizeof(*keys));
+  if (!keys)
+    return lade_error_set(error, -ENOMEM, "no memory for a number from each of %d ranks", world);
+  int status = lade_peers_gather(&s->peers, &key, sizeof(key), keys, error);
+  for (int i = world - 1; i >= 0 && !status; i--) {
+    if (keys[i] != key)
+      continue;
+    s->decider = i;
+    s->n_following += i > rank;
+  }
+  free(keys);
+  return status;
+}
+
+int session_agree_bounds(lade_session *s, struct lade_error *error)
+{
+  struct found {
+    struct lade_plan_bounds bounds;
+    int64_t is_decider;
+  } own, *all;
+  s->n_deciders = 1;
+  if (!s->peers.world)
+    return 0;
+  memset(&own, 0, sizeof(own)); /* padding too: it is sent */
+  own.bounds = s->bounds;
+  own.is_decider = session_is_decider(s);
+  all = calloc((size_t)s->peers.layout.mesh.world, sizeof(*all));
+  if (!all)
+    return lade_error_set(error, -ENOMEM, "no memory for the bounds of %d ranks", s->peers.layout.mesh.world);
+  int status = lade_peers_gather(&s->peers, &own, sizeof(own), all, error);
+  if (!status) {
+    s->bounds = all[s->decider].bounds;
+    s->n_deciders = 0;
+    for (int rank = 0; rank < s->peers.layout.mesh.world; rank++)
+      s->n_deciders += all[rank].is_decider != 0;
+  }
+  free(all);
+  return status;
+}
+
+/* The @bytes at @own of @rank to all; who follows it keeps them in *@ret_data. */
+static int decision_broadcast(lade_session *s, int rank, void *own, uint64_t bytes, void **ret_data,
+                              struct lade_error *error)
+{
+  const bool is_ours = rank == s->peers.layout.rank;
+  void *data = is_ours ? own : malloc(bytes);
+  if (!data)
+    return lade_error_set(error, -ENOMEM, "no memory for what rank %d decided", rank);
+  int status = lade_peers_broadcast(&s->peers, rank, data, bytes, error);
+  if (is_ours)
+    return status;
+  if (!status && rank == s->decider)
+    *ret_data = data;
+  else
+    free(data);
+  return status;
+}
+
+int session_agree_decision(lade_session *s, void *own, uint64_t own_bytes, void **ret_data, uint64_t *ret_bytes,
+                           struct lade_error *error)
+{
+  const int world = s->peers.layout.mesh.world;
+  if (!s->peers.world)
+    return 0;
+  uint64_t *all_bytes = calloc((size_t)world, sizeof(*all_bytes));
+  if (!all_bytes)
+    return lade_error_set(error, -ENOMEM, "no memory for a number from each of %d ranks", world);
+  int status = lade_peers_gather(&s->peers, &own_bytes, sizeof(own_bytes), all_bytes, error);
+  for (int rank = 0; rank < world && !status; rank++) {
+    if (all_bytes[rank])
+      status = decision_broadcast(s, rank, own, all_bytes[rank], ret_data, error);
+  }
+  if (!status && !session_is_decider(s))
+    *ret_bytes = all_bytes[s->decider];
+  free(all_bytes);
   return status;
 }
 

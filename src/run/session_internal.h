@@ -36,7 +36,10 @@ struct lade_session {
   uint64_t budget_bytes, host_bytes, store_bytes;
   struct lade_change *pins;
   int n_pins;
-  lade_planner *planner;
+  lade_planner *planner; /* of a rank that decides */
+  int decider;           /* the rank whose decision the plan is */
+  int n_following;       /* ranks after this one that decide as it does: theirs is its decision, if it is the first */
+  int n_deciders;        /* of all ranks */
   struct lade_plan_bounds bounds;
   struct lade_plan *plan;
   lade_device *device;
@@ -98,6 +101,12 @@ int session_gpu_open(lade_session *session, struct lade_error *error);
 uint64_t session_gpu_outside(const lade_session *session);
 
 /*
+ * With prices: budgets, and the plan (session_plan.c); collective. -EOVERFLOW: none fits; -EINVAL, -ENOMEM and others
+ * with a line, at all ranks where it is the word of the one that decides.
+ */
+int session_plan(lade_session *session, struct lade_error *error);
+
+/*
  * What several ranks agree on while they open (session_agree.c). First that they have been asked for the same: -EINVAL
  * at a rank that differs from the first, saying how. Then what each would measure differently.
  */
@@ -105,6 +114,19 @@ int session_agree_run(lade_session *session, struct lade_error *error);
 int session_agree_cost(lade_session *session, struct lade_error *error);
 int session_agree_least(lade_session *session, uint64_t *bytes, struct lade_error *error);
 int session_agree_stage_least(lade_session *session, uint64_t *bytes, struct lade_error *error);
+/*
+ * Who plans for whom: of the ranks that give the same @key (lade_plan_params_key) the first decides. Its bounds go to
+ * those that follow it, and its decision, @own of @own_bytes (0: nobody follows), which is theirs to free in *ret_data;
+ * at ranks that decide *ret_data stays. All are collective. -ENOMEM, and as lade_comm_run.
+ */
+int session_agree_decider(lade_session *session, uint64_t key, struct lade_error *error);
+int session_agree_bounds(lade_session *session, struct lade_error *error);
+int session_agree_decision(lade_session *session, void *own, uint64_t own_bytes, void **ret_data, uint64_t *ret_bytes,
+                           struct lade_error *error);
+static inline bool session_is_decider(const lade_session *s)
+{
+  return s->decider == s->peers.layout.rank;
+}
 /* What the first rank measured of its drive while the others waited becomes each rank's part of it. */
 int session_share_drive(lade_session *session, struct lade_error *error);
 /* With the plan: is there room for the stores of all ranks on one drive? -ENOSPC at every one of them if not. */

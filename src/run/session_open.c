@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Opening a session: everything between a person's words and a bound plan, acquired in order and given back in
- * reverse. Where memory is shared by device and host tier (a device that is host memory), what the budget
- * leaves of the machine is what the host tier may have, four fifths of it unless stated.
+ * reverse. What the plan is, and for how much memory, is session_plan.c's matter.
  *
  * Ops are measured before planning, unless a machine is described or the model is so large that measuring it
  * here would take longer than a person waits; then rooflines over measured rates serve.
@@ -16,11 +15,6 @@
 #include "run/session_internal.h"
 
 #define CHUNK_BYTES (UINT64_C(2) << 20)
-#define HOST_SHARE 0.8            /* of what is left, for the host tier */
-/* Of a GPU left free without a budget, for what its driver takes when kernels and streams are first used. */
-#define GPU_RESERVE_BYTES (UINT64_C(512) << 20)
-#define GPU_RESERVE_SHARE 32      /* of a small one this part */
-#define STORE_SHARE 0.95          /* of what the file system has free */
 #define PROBE_FLOPS_MOST 2e13     /* a step past this is not measured op by op for a plan alone */
 #define DEFAULT_TIME 1024
 
@@ -297,198 +291,7 @@ static int cost_take(lade_session *s, struct lade_error *error)
   return status ? lade_error_set(error, status, "no memory for prices") : 0;
 }
 
-/* ---- budgets ---- */
-
-static int store_room(lade_session *s, struct lade_error *error)
-{
-  uint64_t free_bytes;
-  if (!s->params.store)
-    return 0;
-  if (s->params.machine && (s->params.is_dry || s->params.is_plan_only)) {
-    const uint64_t budget_bytes = s->params.store_budget_bytes / (uint64_t)s->params.n_node_ranks;
-    s->store_bytes = s->params.store_budget_bytes ? budget_bytes : s->cost.machine.store.bytes;
-    return 0;
-  }
-  int status = lade_store_room(s->params.store, &free_bytes, NULL, error);
-  if (status)
-    return status;
-  free_bytes = (uint64_t)((double)free_bytes * STORE_SHARE);
-  s->store_bytes = s->params.store_budget_bytes ? s->params.store_budget_bytes : free_bytes;
-  s->store_bytes /= (uint64_t)s->params.n_node_ranks;
-  if (!s->params.store_budget_bytes)
-    s->store_bytes += session_durable_held(s); /* each rank its own */
-  return session_agree_least(s, &s->store_bytes, error);
-}
-
-static struct lade_plan_params plan_params(const lade_session *s)
-{
-  const uint64_t extra = session_durable_extra(s); /* the plan sees one slot of two */
-  return (struct lade_plan_params){
-      .struct_size = sizeof(struct lade_plan_params), .graph = s->graph, .prices = &s->prices,
-      .layout = lade_peers_layout(&s->peers), .n_microbatches = s->n_microbatches, .is_unified = s->is_unified,
-      .is_early = s->params.updates_early, .chunk_bytes = s->chunk_bytes,
-      .host_bytes = s->host_bytes, .store_bytes = s->store_bytes > extra ? s->store_bytes - extra : 0,
-      .recipe = s->params.recipe, .pins = s->pins,
-      .n_pins = s->n_pins};
-}
-
-static int planner_make(lade_session *s, struct lade_error *error)
-{
-  struct lade_plan_params how = plan_params(s);
-  lade_planner_destroy(s->planner);
-  s->planner = NULL;
-  int status = lade_planner_create(&how, error, &s->planner);
-  if (!status)
-    status = lade_planner_get_bounds(s->planner, &s->bounds);
-  return status;
-}
-
-/* Windows as a drive likes them best may take more room than others: give that up. False: they take none. */
-static bool streaming_shrink(lade_session *s)
-{
-  const struct lade_streaming before = s->prices.streaming;
-  s->prices.streaming = lade_cost_streaming_small(&s->cost);
-  return s->prices.streaming.window_bytes != before.window_bytes || s->prices.streaming.n_windows != before.n_windows;
-}
-
-static uint64_t share(uint64_t bytes, double of)
-{
-  return (uint64_t)((double)bytes * of);
-}
-
-/* What the budget will be, as far as it is known before the smallest one is. */
-static uint64_t budget_resolve(const lade_session *s)
-{
-  const struct lade_budget *b = &s->params.budget;
-  switch (b->kind) {
-  case LADE_BUDGET_BYTES:
-    return b->bytes;
-  case LADE_BUDGET_PERCENT:
-    return share(s->bounds.unconstrained_bytes, b->percent / 100);
-  case LADE_BUDGET_PERCENT_DEVICE:
-    return share(s->capacity_bytes, b->percent / 100);
-  case LADE_BUDGET_MIN:
-    return s->bounds.min_bytes;
-  default:
-    break;
-  }
-  if (s->params.is_gpu)
-    return s->capacity_bytes - LADE_MIN(GPU_RESERVE_BYTES, s->capacity_bytes / GPU_RESERVE_SHARE);
-  if (!s->is_unified)
-    return s->capacity_bytes;
-  if (s->params.has_host_budget)
-    return s->left_bytes > s->host_bytes ? s->left_bytes - s->host_bytes : 0;
-  /* Memory is one: the device gets what keeping everything needs if there is room for it, else half. */
-  bool is_roomy = s->bounds.unconstrained_bytes <= share(s->left_bytes, HOST_SHARE);
-  return is_roomy ? share(s->left_bytes, HOST_SHARE) : s->left_bytes / 2;
-}
-
-static int tiers_resolve(lade_session *s, struct lade_error *error)
-{
-  const struct lade_machine *machine = &s->cost.machine;
-  bool is_described = s->params.machine && (s->params.is_dry || s->params.is_plan_only);
-  const uint64_t n_sharing = (uint64_t)s->params.n_node_ranks; /* what is described is one rank's own already */
-  s->left_bytes = is_described ? machine->host_bytes : (uint64_t)lade_cpu_memory_bytes() / n_sharing;
-  int status = session_agree_least(s, &s->left_bytes, error);
-  if (!status)
-    status = store_room(s, error);
-  if (!s->params.is_gpu)
-    s->capacity_bytes = is_described ? machine->device_bytes : s->left_bytes;
-  if (status)
-    return status;
-  s->host_bytes = s->params.has_host_budget ? s->params.host_budget_bytes / n_sharing
-                                            : share(s->left_bytes, HOST_SHARE);
-  if (s->params.budget.kind == LADE_BUDGET_MIN)
-    streaming_shrink(s);
-  status = planner_make(s, error);
-  if (!status) {
-    s->budget_bytes = budget_resolve(s);
-    status = session_agree_stage_least(s, &s->budget_bytes, error);
-  }
-  if (status)
-    return status;
-  if (s->params.has_host_budget || !s->is_unified || s->params.budget.kind == LADE_BUDGET_MIN)
-    return 0;
-  uint64_t left = s->left_bytes > s->budget_bytes ? s->left_bytes - s->budget_bytes : 0;
-  s->host_bytes = share(left, HOST_SHARE);
-  return planner_make(s, error);
-}
-
-/* ---- the plan, and what it stands on ---- */
-
-/*
- * The faster of two plans: with windows of streamed updates as the drive likes them best, and with the usual ones where
- * those take less room. So the smallest budget is that of both, and a larger one is never slower, as with one planner.
- */
-static int plan_search(lade_session *s, struct lade_error *error)
-{
-  const struct lade_streaming liked = s->prices.streaming;
-  const uint64_t liked_min_bytes = s->bounds.min_bytes;
-  struct lade_plan *usual = NULL;
-  int status = lade_planner_plan(s->planner, s->budget_bytes, error, &s->plan);
-  if ((status && status != -EOVERFLOW) || !streaming_shrink(s))
-    return status;
-  status = planner_make(s, error);
-  if (!status)
-    status = lade_planner_plan(s->planner, s->budget_bytes, s->plan ? NULL : error, &usual);
-  s->bounds.min_bytes = LADE_MIN(s->bounds.min_bytes, liked_min_bytes);
-  if (usual && (!s->plan || usual->predicted_ns < s->plan->predicted_ns)) {
-    lade_plan_destroy(s->plan);
-    s->plan = usual;
-    return 0;
-  }
-  lade_plan_destroy(usual);
-  s->prices.streaming = liked; /* the plan's own, for ranks that follow it */
-  return status == -EOVERFLOW && s->plan ? 0 : status;
-}
-
-/* The budget in a person's words, where those are not bytes. */
-static void refusal_word(const struct lade_budget *budget, struct lade_error *error)
-{
-  if (!error || (budget->kind != LADE_BUDGET_PERCENT && budget->kind != LADE_BUDGET_PERCENT_DEVICE))
-    return;
-  const struct lade_error line = *error;
-  lade_error_set(error, line.code, "--budget %g%%%s: %s", budget->percent,
-                 budget->kind == LADE_BUDGET_PERCENT ? "" : "dev", line.text);
-}
-
-static int plan_make(lade_session *s, struct lade_error *error)
-{
-  int status = tiers_resolve(s, error);
-  if (!status)
-    status = session_durable_check_room(s, error); /* once bounds are known: a plan that is refused has them, too */
-  if (status)
-    return status;
-  const bool has_any = s->bounds.min_bytes != UINT64_MAX; /* else the planner says what is short */
-  if (has_any && s->budget_bytes > s->capacity_bytes && !s->params.is_dry && !s->params.is_plan_only) {
-    char asked[32], has[32];
-    status = lade_error_set(error, -EOVERFLOW, "the budget of %s (%llu bytes) is more than this %s has left, %s "
-                            "(%llu bytes)", lade_size_format(s->budget_bytes, asked, sizeof(asked)),
-                            (unsigned long long)s->budget_bytes, s->params.is_gpu ? "GPU" : "machine",
-                            lade_size_format(s->capacity_bytes, has, sizeof(has)),
-                            (unsigned long long)s->capacity_bytes);
-  } else {
-    status = plan_search(s, error);
-  }
-  if (status == -EOVERFLOW)
-    refusal_word(&s->params.budget, error);
-  return status;
-}
-
-/* The plan of @params.alike, for this rank. */
-static int plan_follow(lade_session *s, struct lade_error *error)
-{
-  const lade_session *alike = s->params.alike;
-  LADE_ASSERT(alike->plan);
-  s->capacity_bytes = alike->capacity_bytes;
-  s->left_bytes = alike->left_bytes;
-  s->budget_bytes = alike->budget_bytes;
-  s->host_bytes = alike->host_bytes;
-  s->store_bytes = alike->store_bytes;
-  s->bounds = alike->bounds;
-  const struct lade_plan_params how = plan_params(s);
-  return lade_plan_follow(&how, alike->plan, s->budget_bytes, error, &s->plan);
-}
+/* ---- what the plan stands on ---- */
 
 static int device_open(lade_session *s, struct lade_error *error)
 {
@@ -618,7 +421,7 @@ static int session_acquire(lade_session *s, struct lade_error *error)
   else if (!status)
     status = cost_take(s, error);
   if (!status)
-    status = s->params.alike ? plan_follow(s, error) : plan_make(s, error);
+    status = session_plan(s, error);
   if (status || s->params.is_plan_only)
     return status == -EOVERFLOW && s->params.is_plan_only ? 0 : status;
   status = session_agree_programs(s, error);

@@ -211,7 +211,7 @@ static void bits_go_around(struct world *world, size_t i)
   values_memory_init(&memory, graph);
   if (world->rank == 0)
     digest = alone_save(i, &memory, graph);
-  demand(!lade_peers_broadcast(&all, &digest, sizeof(digest), &error), "%s", error.text);
+  demand(!lade_peers_broadcast(&all, 0, &digest, sizeof(digest), &error), "%s", error.text);
   for (int j = 0; j < (int)LADE_COUNT(layouts); j++) {
     struct part part;
     if (cases[i].dtype == LADE_F16 && (layouts[j].tp > 1 || layouts[j].pp > 1))
@@ -344,7 +344,7 @@ static void scratch_share(struct world *world)
   struct lade_peers all = {.world = world->comm, .layout.rank = world->rank};
   if (world->rank == 0)
     scratch_setup_in_memory(NULL);
-  demand(!lade_peers_broadcast(&all, scratch, sizeof(scratch), &error), "%s", error.text);
+  demand(!lade_peers_broadcast(&all, 0, scratch, sizeof(scratch), &error), "%s", error.text);
 }
 
 int main(void)

@@ -67,6 +67,33 @@ def a_rank_is_stopped():
     lost(2, 1, signal.SIGSTOP, [], words)
 
 
+def cpu_seconds(process):
+    """That it has run for, by its own threads; 0 of one that is not there."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="ascii") as stat:
+            fields = stat.read().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def the_rank_that_plans_is_lost():
+    """While the others wait for what it decides, long before a step: killed, and stopped."""
+    for number, words in ((signal.SIGKILL, GONE.format(0)),
+                          (signal.SIGSTOP, r"rank 0 \(process \d+\) is stopped; the other ranks cannot go on without it")):
+        job = begin(2, "--steps", "1", "--zero", "3", "--model", "baby", "--layers", "48", "--budget", "50%")
+        deadline, ranks = time.monotonic() + PATIENCE, {}
+        while len(ranks) < 2 or cpu_seconds(ranks[0]) < cpu_seconds(ranks[1]) + 1:
+            require(not job.has_ended() and time.monotonic() < deadline, "no rank plans for another",
+                    job.process.stderr.read() if job.has_ended() else "")
+            time.sleep(0.02)
+            ranks = ranks if len(ranks) == 2 else job.ranks()
+        os.kill(ranks[0], number)
+        code, _, lines = job.end()
+        require(code == 1 and len(lines) == 1 and re.fullmatch("lade train: before step 0: " + words, lines[0]),
+                f"a job whose planner gets signal {number} ends with {code}", lines)
+
+
 def a_rank_ends_before_the_first_message():
     """Killed, or well, before it has joined."""
     words = r"lade \w+: rank 1 (ended before it began, without a word(, by signal 9 .Killed.)?|has not begun within 2 s; .*)\n"
@@ -322,8 +349,9 @@ with jobs.scratch():
     seed = int.from_bytes(os.urandom(4), "little")
     random.seed(seed)
     print(f"seed {seed}", flush=True)
-    quick = (a_rank_is_killed, a_rank_is_stopped, a_rank_ends_before_the_first_message, a_rank_never_comes_to_mpirun_alone,
-             a_rank_without_the_first_speaks, what_ranks_call_wrong_is_not_tried_again)
+    quick = (a_rank_is_killed, a_rank_is_stopped, the_rank_that_plans_is_lost, a_rank_ends_before_the_first_message,
+             a_rank_never_comes_to_mpirun_alone, a_rank_without_the_first_speaks,
+             what_ranks_call_wrong_is_not_tried_again)
     long = (a_job_starts_again, jobs_shrink, a_layout_that_lacks_memory_ends_the_job, mpirun_is_killed,
             a_restart_that_finds_all_done_says_so, a_code_after_all_ranks_ended_well_is_not_tried_again,
             kills_of_each_layout)

@@ -165,7 +165,7 @@ def refusals():
             (["--dp", "3"], 2, "dp 2 would use them all"),
             (["--batch", "9"], 2, "dp 2 does not divide --batch 9"),
             (["--micro-batch", "3"], 2, "these do: 1, 2, 4"),
-            (["--budget", "1MiB"], 3, "does not fit"),
+            (["--budget", "1MiB"], 3, "rank 0: does not fit"),
             (["--dpp", "2"], 2, "did you mean --dp?"),
             (["--save", "/proc/none/x"], 2, "--save /proc/none/x"),
             (["--data", "absent.txt"], 2, "absent.txt"),
@@ -219,6 +219,21 @@ def disagreement():
         lines = jobs.messages(result.stderr)
         require(result.returncode in (1, 2) and len(lines) == 1 and "rank 1" in lines[0] and words in lines[0],
                 f"ranks that disagree by {arguments} are not told apart", result.stderr)
+
+
+def a_stage_is_decided_once():
+    """By its first rank; a rank with a number of its own decides for itself, and the numbers are the same."""
+    for ranks, layout, stages in ((2, ["--zero", "3"], 1), (4, ["--tp", "2", "--pp", "2", "--micro-batch", "2"], 2)):
+        found = summary(ranks, "--steps", "1", "--budget", "60%", *layout)
+        require(found["deciding_ranks"] == stages, f"{layout} is planned by other ranks than one of each stage", found)
+        require(found["planned_peak_bytes_by_rank"] == found["measured_peak_bytes_by_rank"],
+                f"{layout}: planned and measured peaks differ", found)
+    both, each = (json.loads(differently(f"--zero 3 --json --budget 60% --host-budget {host}GiB").stdout)
+                  for host in ("4", "$((4 + R))"))
+    require((both["deciding_ranks"], each["deciding_ranks"]) == (1, 2), "who decides is not told apart", (both, each))
+    same = ("loss_digest", "params_digest", "planned_peak_bytes_by_rank", "measured_peak_bytes_by_rank", "comm_calls")
+    require(all(both[name] == each[name] for name in same), "who follows has other numbers than who searches",
+            (both, each))
 
 
 def budgets_of_their_own():
@@ -321,8 +336,8 @@ def a_second_signal_ends_all():
 
 with jobs.scratch():
     jobs.text_write(DATA)
-    quick = (same_losses, plans_name_their_rank, shards_wait_in_a_store, refusals, disagreement, help_is_given_once,
-             a_signal_stops_all)
+    quick = (same_losses, plans_name_their_rank, shards_wait_in_a_store, refusals, disagreement,
+             a_stage_is_decided_once, help_is_given_once, a_signal_stops_all)
     long = (every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
             shards_of_parts_wait_in_a_store,
             variables_of_any_launcher_are_understood, a_slow_save_is_waited_for, a_second_signal_ends_all)

@@ -617,42 +617,6 @@ static void what_is_in_shards_is_priced_by_blocks(void **state)
   lade_graph_destroy(graph);
 }
 
-/* Without a search, and with the search's own answer for that rank; what takes more than was decided is refused. */
-static void ranks_of_a_stage_follow_the_first(void **state)
-{
-  const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = 4, .zero = LADE_ZERO_MOST};
-  struct lade_layout layouts[4];
-  struct lade_error error = {0};
-  struct desk desk, own;
-  for (int rank = 0; rank < 4; rank++) {
-    assert_int_equal(lade_layout_init(&how, NULL, &layouts[rank]), 0);
-    layouts[rank].rank = rank;
-  }
-  gathering_desk_start(&desk, LADE_LLAMA, &layouts[0], NULL, 0);
-  gathering_desk_start(&own, LADE_LLAMA, &layouts[3], NULL, 0);
-  for (int k = 0; k < 2; k++) {
-    const uint64_t budget = k ? desk.bounds.unconstrained_bytes : desk.bounds.min_bytes;
-    struct lade_plan *decided = plan_get(&desk, budget), *searched = plan_get(&own, budget), *plan;
-    struct lade_plan_params params = desk.params;
-    params.layout = &layouts[3];
-    assert_int_equal(lade_plan_follow(&params, decided, budget, &error, &plan), 0);
-    assert_within(&desk, plan, budget);
-    assert_int_equal(lade_plan_compare(decided, plan, &error), 0);
-    assert_int_equal(plan->predicted_ns, searched->predicted_ns);
-    assert_int_equal(plan->train->n_instrs, searched->train->n_instrs);
-    for (int i = 0; i < plan->train->n_buffers; i++)
-      assert_int_equal(plan->train->buffers[i].offset, searched->train->buffers[i].offset);
-    lade_plan_destroy(plan);
-    decided->peak_bytes[LADE_DEVICE] /= 2;
-    assert_int_equal(lade_plan_follow(&params, decided, budget, &error, &plan), -EINVAL);
-    assert_string_equal(error.text, "what was decided for another rank of the stage does not fit this one");
-    lade_plan_destroy(searched);
-    lade_plan_destroy(decided);
-  }
-  desk_close(&own);
-  desk_close(&desk);
-}
-
 /* In what they need, and in what they say where they need the same. */
 static void ranks_that_differ_are_told_apart(void **state)
 {
@@ -717,7 +681,6 @@ int main(void)
       cmocka_unit_test(large_tables_take_no_more_than_two_layers),
       cmocka_unit_test(a_tied_table_takes_its_gradient_and_two_parts),
       cmocka_unit_test(what_is_in_shards_is_priced_by_blocks),
-      cmocka_unit_test(ranks_of_a_stage_follow_the_first),
       cmocka_unit_test(ranks_that_differ_are_told_apart),
       cmocka_unit_test(the_same_question_has_the_same_answer),
   };
