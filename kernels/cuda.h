@@ -14,7 +14,7 @@ void lade_cuda_kernels_init(struct lade_kernels *kernels);
 
 /*
  * Who attends: plain kernels, whatever the shape; or tensor cores by mma.sync, or by wgmma (sm_90), for heads of 64 and
- * 128 in 16 bits, and plain kernels for all else. There is no backward by wgmma: mma.sync takes its place.
+ * 128 in 16 bits, and plain kernels for all else.
  */
 enum lade_cuda_attention { LADE_CUDA_BY_PLAIN, LADE_CUDA_BY_MMA, LADE_CUDA_BY_WGMMA, LADE_CUDA_N_ATTENTIONS };
 
@@ -30,7 +30,7 @@ typedef struct lade_cuda_kernels lade_cuda_kernels;
  * "wgmma"; unset it is the best that the GPU has, forward and backward each, of those that make what the plain kernels
  * make of a small problem, which runs here. The caller closes, before the device. Errors as of
  * lade_cuda_functions_open; -ENODEV when the GPU lacks the attention that was named. Any thread; blocks while the
- * driver loads and the problem runs, a few milliseconds.
+ * driver loads and the problem runs, some ten milliseconds.
  */
 int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_error *error,
                            lade_cuda_kernels **ret_kernels);

@@ -19,7 +19,7 @@
  *
  * Moves q, k, v, out once, and out of L2 k, v again for each 128 queries forward and for each block of dq, 128 or 64 (D
  * = 128), and q, dout for each 64 keys. Operations: 2 T^2 D a head forward, 7 T^2 D backward. Bound: tensor cores by
- * mma.sync, of which sm_90 has a faster kind (attention_wgmma.cu, forward) and sm_100 one that is not used; and the
+ * mma.sync, of which sm_90 has a faster kind (attention_wgmma.cu) and sm_100 one that is not used; and the
  * shared memory that feeds them, since a load of 512 bytes is good for two products of 4,096 operations for each 16
  * rows that a warp has. Registers and shared memory of each kernel are in docs/cuda.md; none spills, and 16 bytes of
  * stack are Philox's, for dropout.

@@ -30,11 +30,11 @@ static __device__ inline float row_max(float value)
 }
 
 /*
- * Scores of pairs that the diagonal excludes become -inf. Keys are c's columns, or its rows where KEYS_ARE_ROWS;
- * @past is how far its first key is past its first query.
+ * Of pairs that the diagonal excludes scores become @value: -inf, or of probabilities 0. Keys are c's columns, or its
+ * rows where KEYS_ARE_ROWS; @past is how far its first key is past its first query.
  */
 template <bool KEYS_ARE_ROWS, int M, int N>
-static __device__ inline void scores_mask(float (&c)[M][N][4], int past)
+static __device__ inline void scores_mask(float (&c)[M][N][4], int past, float value = -INFINITY)
 {
   if (past + (KEYS_ARE_ROWS ? 16 * M : 8 * N) <= 1)
     return; /* all keys are before all queries */
@@ -46,7 +46,7 @@ static __device__ inline void scores_mask(float (&c)[M][N][4], int past)
       for (int e = 0; e < 4; e++) {
         int ahead = fragment_column(n, e) - fragment_row(m, e);
         if (past + (KEYS_ARE_ROWS ? -ahead : ahead) > 0)
-          c[m][n][e] = -INFINITY;
+          c[m][n][e] = value;
       }
 }
 

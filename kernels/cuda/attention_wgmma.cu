@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Forward attention on Hopper: heads of 64 and 128 in BF16 and FP16 by products of warpgroups (wgmma), after Shah et
- * al., "FlashAttention-3" (2024), section 3.2. attention_mma.cu is the same by the instructions of every GPU, and makes
- * the gradients here, too; what is done with scores is the code of both (attention_rows.h), and so are numbers but for
- * the order of sums: probabilities are rounded to the tensors' type, sums are FP32, lse is the natural logarithm.
+ * al., "FlashAttention-3" (2024), section 3.2. attention_mma.cu is the same by the instructions of every GPU, and
+ * attention_wgmma_bwd.cu makes the gradients. What is done with scores is the code of all (attention_rows.h), and so
+ * are numbers but for the order of sums: probabilities are rounded to the tensors' type, sums are FP32, lse is the
+ * natural logarithm.
  *
  * A block is two warpgroups with 64 queries each, which walk together over tiles of 128 keys. Queries, keys and values
  * are read by the products where they lie in shared memory; probabilities come from registers. Two things are under way
@@ -111,13 +112,6 @@ static __device__ inline void scores_meet(const struct block<T, D> &b, const str
   ptx_registers_settle(w.scores[0]);
 }
 
-template <class T, int D> static __device__ inline void weights_make(struct warp<D> &w)
-{
-#pragma unroll
-  for (int k = 0; k < TILE / 16; k++)
-    left_make(T(), w.weights[k], w.scores[0][2 * k], w.scores[0][2 * k + 1]);
-}
-
 template <class T, int D>
 static __device__ inline void values_weigh_begin(const struct block<T, D> &b, int j, struct warp<D> &w)
 {
@@ -138,7 +132,7 @@ static __device__ inline void attention_wgmma_fwd(const struct lade_attention_fw
   scores_begin(b, a.drop, step, 0, w);
   ptx_products_wait<0>(w.scores[0]);
   scores_meet(b, a.drop, 0, w);
-  weights_make<T>(w);
+  weights_make<T>(w.weights, w.scores[0]);
   for (int j = 1; j < b.n_tiles; j++) {
     scores_begin(b, a.drop, step, j, w);
     values_weigh_begin(b, j - 1, w);
@@ -146,7 +140,7 @@ static __device__ inline void attention_wgmma_fwd(const struct lade_attention_fw
     scores_meet(b, a.drop, j, w);
     ptx_products_wait<0>(w.q.out[0]);
     queries_correct(w.q, w.corrections);
-    weights_make<T>(w);
+    weights_make<T>(w.weights, w.scores[0]);
   }
   tiles_take(b, b.n_tiles);
   ptx_registers_settle(w.q.out[0]);

@@ -34,6 +34,10 @@
   X(attention_mma, ATTENTION_MMA_DKV_128, attention_mma_dkv_128, 16) \
   X(attention_wgmma, ATTENTION_WGMMA_FWD_64, attention_wgmma_fwd_64, 16) \
   X(attention_wgmma, ATTENTION_WGMMA_FWD_128, attention_wgmma_fwd_128, 16) \
+  X(attention_wgmma_bwd, ATTENTION_WGMMA_DQ_64, attention_wgmma_dq_64, 16) \
+  X(attention_wgmma_bwd, ATTENTION_WGMMA_DQ_128, attention_wgmma_dq_128, 16) \
+  X(attention_wgmma_bwd, ATTENTION_WGMMA_DKV_64, attention_wgmma_dkv_64, 16) \
+  X(attention_wgmma_bwd, ATTENTION_WGMMA_DKV_128, attention_wgmma_dkv_128, 16) \
   X(cast, CAST, cast, 3) \
   X(clip, CLIP, clip, 1) \
   X(column_sum, COLUMN_SUM, column_sum, 3) \

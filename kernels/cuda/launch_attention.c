@@ -3,9 +3,9 @@
  * Launches of attention: a block of threads for some rows of a head.
  *
  * Who attends is chosen for a table, forward and backward each: plain kernels; mma.sync, which no GPU that is opened
- * lacks, nor the shared memory asked for here; or wgmma, forward on sm_90 alone. Heads of 64 and 128 in 16 bits are
- * for the chosen one, all else is plain: within a table shape and type alone decide. The names of variants, and so the
- * key of the numbers, tell tables apart.
+ * lacks, nor the shared memory asked for here; or wgmma, on sm_90 alone. Heads of 64 and 128 in 16 bits are for the
+ * chosen one, all else is plain: within a table shape and type alone decide. The names of variants, and so the key of
+ * the numbers, tell tables apart.
  */
 #include "kernels/cuda.h"
 #include "kernels/cuda/launch_internal.h"
@@ -65,6 +65,17 @@ static void mma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
                                                mma_bytes(a->time, a->head_dim, n_shared)));
 }
 
+/* Of those by warpgroups, which begin their shared memory at a multiple of so many bytes. */
+static struct lade_cuda_launch wgmma_launch(const void *args, int64_t batch, int64_t time, int64_t n_heads,
+                                            size_t shared_bytes)
+{
+  struct lade_cuda_launch launch = heads_launch(args, batch, time, n_heads, LADE_CUDA_WGMMA_ROWS, 0);
+  launch.n_threads = LADE_CUDA_WGMMA_THREADS;
+  launch.shared_bytes = (unsigned)shared_bytes + LADE_CUDA_WGMMA_ALIGN;
+  LADE_ASSERT(launch.shared_bytes <= MOST_SHARED_BYTES_90);
+  return launch;
+}
+
 static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_fwd_args *a = args;
@@ -74,15 +85,11 @@ static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   }
   LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->out) % 16 == 0);
   size_t shared_bytes = mma_bytes(a->time, a->head_dim, LADE_CUDA_WGMMA_ROWS + 4 * LADE_CUDA_WGMMA_TILE);
-  struct lade_cuda_launch launch = heads_launch(a, a->batch, a->time, a->heads, LADE_CUDA_WGMMA_ROWS, 0);
-  launch.n_threads = LADE_CUDA_WGMMA_THREADS;
-  launch.shared_bytes = (unsigned)shared_bytes + LADE_CUDA_WGMMA_ALIGN;
-  LADE_ASSERT(launch.shared_bytes <= MOST_SHARED_BYTES_90);
   lade_cuda_launch_grid(ctx, a->head_dim == 64 ? LADE_CUDA_ATTENTION_WGMMA_FWD_64 : LADE_CUDA_ATTENTION_WGMMA_FWD_128,
-                        a->dtype, launch);
+                        a->dtype, wgmma_launch(a, a->batch, a->time, a->heads, shared_bytes));
 }
 
-/* What both backwards begin with. */
+/* What all backwards begin with. */
 static void delta_launch(const struct lade_kernel_ctx *ctx, const struct lade_attention_bwd_args *a)
 {
   int64_t n_deltas = a->batch * a->heads * a->time;
@@ -123,6 +130,27 @@ static void mma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
                         heads_launch(a, a->batch, a->time, a->key_heads, k_rows, k_bytes));
 }
 
+static void wgmma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_attention_bwd_args *a = args;
+  if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
+    plain_bwd(ctx, args);
+    return;
+  }
+  LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->d_out | (uintptr_t)a->d_qkv) % 16 == 0);
+  bool is_64 = a->head_dim == 64;
+  int q_rows = 2 * LADE_CUDA_WGMMA_ROWS + (LADE_CUDA_WGMMA_PLACES + 2) * LADE_CUDA_WGMMA_DQ_TILE;
+  int k_rows = 2 * LADE_CUDA_WGMMA_ROWS + 2 * LADE_CUDA_WGMMA_PLACES * LADE_CUDA_WGMMA_DKV_TILE;
+  size_t q_bytes = mma_bytes(a->time, a->head_dim, q_rows);
+  size_t k_bytes = mma_bytes(a->time, a->head_dim, k_rows) +
+                   2 * LADE_CUDA_WGMMA_PLACES * LADE_CUDA_WGMMA_DKV_TILE * sizeof(float);
+  delta_launch(ctx, a);
+  lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_WGMMA_DQ_64 : LADE_CUDA_ATTENTION_WGMMA_DQ_128, a->dtype,
+                        wgmma_launch(a, a->batch, a->time, a->heads, q_bytes));
+  lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_WGMMA_DKV_64 : LADE_CUDA_ATTENTION_WGMMA_DKV_128, a->dtype,
+                        wgmma_launch(a, a->batch, a->time, a->key_heads, k_bytes));
+}
+
 size_t lade_cuda_attention_bwd_bytes(const struct lade_attention_bwd_args *a)
 {
   return (size_t)(a->batch * a->heads * a->time) * sizeof(float);
@@ -130,7 +158,7 @@ size_t lade_cuda_attention_bwd_bytes(const struct lade_attention_bwd_args *a)
 
 lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_attention who)
 {
-  static lade_kernel_fn *const fwd[] = {plain_fwd, mma_fwd, wgmma_fwd}, *const bwd[] = {plain_bwd, mma_bwd, NULL};
+  static lade_kernel_fn *const fwd[] = {plain_fwd, mma_fwd, wgmma_fwd}, *const bwd[] = {plain_bwd, mma_bwd, wgmma_bwd};
   LADE_ASSERT(kernel == LADE_K_ATTENTION_FWD || kernel == LADE_K_ATTENTION_BWD);
   return kernel == LADE_K_ATTENTION_FWD ? fwd[who] : bwd[who];
 }
@@ -144,8 +172,6 @@ const char *lade_cuda_attention_name(enum lade_cuda_attention who)
 void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_cuda_attention who)
 {
   static const char *const variants[] = {"cuda", "cuda_mma", "cuda_wgmma"};
-  if (!lade_cuda_attention_fn(kernel, who))
-    who = LADE_CUDA_BY_MMA;
   kernels->fn[kernel] = lade_cuda_attention_fn(kernel, who);
   kernels->variant[kernel] = variants[who];
 }

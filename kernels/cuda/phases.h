@@ -88,13 +88,18 @@ struct lade_cuda_row_sums {
 #define LADE_CUDA_MMA_DKV_TILE(dim) ((dim) == 64 ? 64 : 32)
 
 /*
- * By warpgroups: two of them, each with 64 of a block's queries, over tiles of as many keys as the block has queries.
- * Queries and two tiles of keys and of values are in shared memory: 160 KiB for heads of 128, and what it takes to
- * begin at a multiple of 1024 bytes.
+ * By warpgroups: two of them, each with 64 of a block's rows, over tiles of the other side. In shared memory are those
+ * rows, and tiles in PLACES places; for heads of 128 forward has 160 KiB, queries and two places for keys and for
+ * values. The gradients of queries have queries and those of out, three places for keys and two for values, 224 KiB;
+ * those of keys and values have three places for queries and what goes with them, 161.5 KiB. What it takes to begin at
+ * a multiple of 1024 bytes comes on top.
  */
 #define LADE_CUDA_WGMMA_THREADS 256
 #define LADE_CUDA_WGMMA_ROWS 128
 #define LADE_CUDA_WGMMA_TILE 128
+#define LADE_CUDA_WGMMA_DQ_TILE 128
+#define LADE_CUDA_WGMMA_DKV_TILE 64
+#define LADE_CUDA_WGMMA_PLACES 3
 #define LADE_CUDA_WGMMA_ALIGN 1024 /* eight rows of 128 bytes, after which swizzling begins anew */
 
 /* ---- head and loss ---- */

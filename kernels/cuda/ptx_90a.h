@@ -78,10 +78,16 @@ template <int PENDING, int N> static __device__ inline void ptx_products_wait(fl
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 /*
- * ptx_multiply_128_<type>: c = a b, or c += a b, both upright in shared memory; 128 columns. ptx_weigh_64_<type> and
- * ptx_weigh_128_<type>: c += a b, a from registers and b turned.
+ * ptx_multiply_64_<type> and ptx_multiply_128_<type>: c = a b, or c += a b, both upright in shared memory; so many
+ * columns. ptx_weigh_64_<type> and ptx_weigh_128_<type>: c += a b, a from registers and b turned.
  */
 #define PTX_PRODUCTS(type) \
+  static __device__ inline void ptx_multiply_64_##type(float (&c)[8][4], uint64_t a, uint64_t b, bool is_added) \
+  { \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." #type "." #type \
+                 " {" PTX_LIST_32 "}, %32, %33, p, 1, 1, 0, 0; }" \
+                 : PTX_C32(0) : "l"(a), "l"(b), "r"((int)is_added)); \
+  } \
   static __device__ inline void ptx_multiply_128_##type(float (&c)[16][4], uint64_t a, uint64_t b, bool is_added) \
   { \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." #type "." #type \

@@ -27,7 +27,7 @@ static void symbols_get(int capability, struct lade_cuda_symbol ret_wanted[LADE_
 {
   for (int i = 0; i < LADE_CUDA_N_PLACES; i++) {
     const char *file = lade_cuda_function_file(i);
-    bool has_code = capability == 90 || strcmp(file, "attention_wgmma") != 0;
+    bool has_code = capability == 90 || !strstr(file, "wgmma");
     ret_wanted[i] = (struct lade_cuda_symbol){file, has_code ? lade_cuda_function_name(i) : NULL};
   }
 }

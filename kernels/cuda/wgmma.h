@@ -43,6 +43,16 @@ template <int ROWS, class T> static __device__ inline uint64_t panels_describe(c
   return (uint64_t)1 << 62 | STRIDE << 32 | LEADING << 16 | ptx_shared(at) >> 4;
 }
 
+static __device__ inline void multiply(bf16, float (&c)[8][4], uint64_t a, uint64_t b, bool is_added)
+{
+  ptx_multiply_64_bf16(c, a, b, is_added);
+}
+
+static __device__ inline void multiply(f16, float (&c)[8][4], uint64_t a, uint64_t b, bool is_added)
+{
+  ptx_multiply_64_f16(c, a, b, is_added);
+}
+
 static __device__ inline void multiply(bf16, float (&c)[16][4], uint64_t a, uint64_t b, bool is_added)
 {
   ptx_multiply_128_bf16(c, a, b, is_added);
@@ -89,7 +99,16 @@ static __device__ inline void rows_multiply_begin(float (&c)[N][4], const T *x, 
   ptx_products_commit();
 }
 
-/* Begin sums += W Y as a group: weights, made by left_make, with the 16 K rows of the tile @y. After a fence. */
+/* c of a product, rounded to T, is a of as many as it has sixteens of columns. */
+template <class T, int K>
+static __device__ inline void weights_make(uint32_t (&weights)[K][4], const float (&c)[2 * K][4])
+{
+#pragma unroll
+  for (int k = 0; k < K; k++)
+    left_make(T(), weights[k], c[2 * k], c[2 * k + 1]);
+}
+
+/* Begin sums += W Y as a group: weights, of weights_make, with the 16 K rows of the tile @y. After a fence. */
 template <int D, int K, class T>
 static __device__ inline void rows_weigh_begin(float (&sums)[D / 8][4], const uint32_t (&weights)[K][4], const T *y)
 {

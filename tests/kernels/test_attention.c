@@ -145,18 +145,20 @@ static void long_heads_are_right(void **state)
   problem_check(LADE_F16, (struct size){1, 67, 2, 1, 128}, (struct lade_drop){0}, RANDOM);
 }
 
-/* Forward alone, over so many tiles of any level that each place of a tile is taken again. */
+/* Over so many tiles of any level that each place of a tile is taken again. */
 static void tiles_take_turns(void **state)
 {
   struct lade_kernels levels[LEVELS];
   int n_levels = levels_make(LADE_K_ATTENTION_FWD, levels);
   struct problem problem = problem_make(LADE_BF16, (struct size){1, 600, 1, 1, 128}, (struct lade_drop){0}, RANDOM);
   kernel_call(&levels[0], LADE_K_ATTENTION_FWD, &problem.fwd_exact, &problem.fwd_exact.workspace, NULL);
+  kernel_call(&levels[0], LADE_K_ATTENTION_BWD, &problem.bwd_exact, &problem.bwd_exact.workspace, NULL);
   for (int level = 1; level < n_levels; level++) {
     const char *variant = levels[level].variant[LADE_K_ATTENTION_FWD];
-    kernel_call(&levels[level], LADE_K_ATTENTION_FWD, &problem.fwd, &problem.fwd.workspace, NULL);
+    run(&problem, &levels[level], true, 1);
     compare("out", variant, &problem, LADE_BF16, problem.fwd.out, problem.fwd_exact.out, problem.n_out);
     compare("lse", variant, &problem, LADE_F32, problem.fwd.lse, problem.fwd_exact.lse, problem.n_lse);
+    compare("d_qkv", variant, &problem, LADE_BF16, problem.bwd.d_qkv, problem.bwd_exact.d_qkv, problem.n_qkv);
   }
   problem_free(&problem);
 }

@@ -9,11 +9,12 @@
  * as their target is poison at once. A chunk of 16 bytes may be read when a copy of this block brought it, the
  * thread that copied it waited, and then published it; barriers that lack show as copies that are not there.
  *
- * Between a wait and the next product a thread must have passed a fence. Sums that are
- * added to must be as they were at that fence; of an array it is known from its first product on. All 128 threads issue
- * the same products in the same order, and wait for all of them. Nothing else of descriptors is known than
- * swizzling by 128 bytes; the address that swizzling looks at is the one in shared memory, which begins here at
- * SHARED_FIRST, at no more than the multiple of 16 that a kernel is promised.
+ * Between a wait and the next product a thread must have passed a fence. Sums that are added to, and what a product
+ * reads of registers, must be as they were at that fence; of an array it is known from its first product on. What is
+ * read of registers must still be there when the product is done. All 128 threads issue the same products in the same
+ * order, and wait for all of them. Nothing else of descriptors is known than swizzling by 128 bytes; the address that
+ * swizzling looks at is the one in shared memory, which begins here at SHARED_FIRST, at no more than the multiple of 16
+ * that a kernel is promised.
  *
  * Sums are in rising order of k; the hardware's order is its own.
  */
@@ -33,10 +34,12 @@
 #define MAX_THREADS 1024
 #define MOST_UNDER_WAY 64 /* products of a thread */
 #define MOST_SUMS 4       /* arrays of sums that a thread has */
+#define MOST_LEFTS 16     /* operands from registers that it has */
 #define MOST_N 128
 #define M 64
 #define K 16
 #define CHUNK 16
+#define LEFT 4 /* registers with a thread's part of a */
 #define SHARED_FIRST 0x4d0u
 #define SHARED_MOST (256u << 10)
 #define IN_FLIGHT UINT64_MAX
@@ -72,6 +75,12 @@ struct sums {
   float fenced[MOST_N / 2];  /* as of the last fence */
 };
 
+/* Registers with a that the thread has used. */
+struct left {
+  const uint32_t *a;
+  uint32_t fenced[LEFT]; /* as of the last fence */
+};
+
 static struct thread {
   uint64_t n_issued, n_done;
   uint64_t groups_end[MOST_UNDER_WAY]; /* products before the end of each committed group that is not done */
@@ -79,7 +88,11 @@ static struct thread {
   bool is_fenced;
   struct sums sums[MOST_SUMS];
   int n_sums;
+  struct left lefts[MOST_LEFTS];
+  int n_lefts;
   struct sums *sums_of[MOST_UNDER_WAY]; /* by product */
+  const uint32_t *left_of[MOST_UNDER_WAY];
+  uint32_t left[MOST_UNDER_WAY][LEFT];  /* what was there when it was issued */
   uint64_t published;                   /* when */
 } threads[MAX_THREADS];
 
@@ -124,7 +137,7 @@ void wgmma_block_begin(int n_threads, size_t shared_bytes)
   for (int i = 0; i < state.n_threads; i++) {
     struct thread *thread = &threads[i];
     thread->n_issued = thread->n_done = thread->published = 0;
-    thread->n_groups = thread->n_sums = 0;
+    thread->n_groups = thread->n_sums = thread->n_lefts = 0;
     thread->is_fenced = false;
   }
   for (int i = 0; i < (state.n_threads + GROUP - 1) / GROUP; i++) {
@@ -322,6 +335,37 @@ static void product_make(const struct product *product, struct sums *sums)
   }
 }
 
+/* ---- a from registers ---- */
+
+/* The product that is issued next reads @a, or nothing of registers where that is NULL. */
+static void left_begin(struct thread *thread, const uint32_t *a)
+{
+  const uint64_t product = thread->n_issued % MOST_UNDER_WAY;
+  thread->left_of[product] = a;
+  if (!a)
+    return;
+  int i = 0;
+  while (i < thread->n_lefts && thread->lefts[i].a != a)
+    i++;
+  LADE_ASSERT(i < MOST_LEFTS);
+  struct left *left = &thread->lefts[i];
+  if (i == thread->n_lefts) { /* what it was at the fence nobody has seen */
+    thread->n_lefts++;
+    left->a = a;
+    memcpy(left->fenced, a, sizeof(left->fenced));
+  }
+  if (memcmp(a, left->fenced, sizeof(left->fenced)) != 0)
+    wrong("a was written between the fence and the product that reads it from registers");
+  memcpy(thread->left[product], a, sizeof(thread->left[product]));
+}
+
+static void left_end(const struct thread *thread, uint64_t product)
+{
+  const uint32_t *a = thread->left_of[product % MOST_UNDER_WAY];
+  if (a && memcmp(a, thread->left[product % MOST_UNDER_WAY], sizeof(thread->left[0])) != 0)
+    wrong("a was written while a product read it from registers");
+}
+
 /* ---- for compiled kernels ---- */
 
 void cuda_on_cpu_products_fence(int line)
@@ -329,6 +373,8 @@ void cuda_on_cpu_products_fence(int line)
   struct thread *thread = self();
   cuda_on_cpu_exchange(0, line);
   thread->is_fenced = true;
+  for (int i = 0; i < thread->n_lefts; i++)
+    memcpy(thread->lefts[i].fenced, thread->lefts[i].a, sizeof(thread->lefts[i].fenced));
   for (int i = 0; i < thread->n_sums; i++)
     if (!thread->sums[i].n_under_way)
       memcpy(thread->sums[i].fenced, thread->sums[i].c, (size_t)thread->sums[i].n * sizeof(float));
@@ -358,6 +404,7 @@ void cuda_on_cpu_product_issue(const struct cuda_on_cpu_product *what)
     group->n_issued++;
   }
   product_compare(product, what);
+  left_begin(thread, what->a);
   if (what->a)
     fragment_put(product, what->a);
   struct sums *sums = sums_find(thread, what->c, what->n / 2);
@@ -379,6 +426,7 @@ static void product_end(struct thread *thread, uint64_t i)
   for (int c = 0; cuda_on_cpu_thread.x % 32 == 0 && c < product->n_chunks; c++)
     if (memcmp(product->chunks[c].at, product->chunks[c].bytes, CHUNK) != 0)
       wrong("shared memory at %#x was written while a product read it", cuda_on_cpu_shared(product->chunks[c].at));
+  left_end(thread, i);
   product_make(product, sums);
   sums_end(sums);
 }

@@ -31,5 +31,5 @@ with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as results:
         text = file.read()
 assert "products by cuBLASLt 130100" in text, text
 for row in ("copy", "adamw", "residual_bwd", r"NT \d+ x \d+ x \d+", r"TN \d+ x \d+ x \d+",
-            "forward, wgmma", "forward, mma", "backward, mma", "forward, plain", "backward, plain"):
+            "forward, wgmma", "backward, wgmma", "forward, mma", "backward, mma", "forward, plain", "backward, plain"):
     assert re.search(rf"^\| {row} \|( *[0-9.]+( %)? \|)+$", text, re.MULTILINE), (row, text)

@@ -118,7 +118,8 @@ HOSTILE(warpgroup)
   LADE_SHARED(bf16, room);
   bf16 *const x = tiles_begin(room), *const y = x + 64 * 64, *const from = (bf16 *)a.to;
   float *const to = a.to + (64 + 128) * 64 / 2;
-  float c[16][4] = {};
+  float c[16][4] = {}, sums[8][4] = {};
+  uint32_t left[4] = {};
   tile_copy<64, 64 + 128, 128>(x, from, 64, 0, 64 + 128);
   ptx_copies_wait();
   if (a.n != UNPUBLISHED)
@@ -144,6 +145,16 @@ HOSTILE(warpgroup)
     ptx_products_wait<0>(c);
   for (int i = 0; a.n == NOTHING && i < 64; i++)
     to[((int)threadIdx.x / 32 * 16 + fragment_row(0, i % 4)) * 128 + fragment_column(i / 4, i % 4)] = c[i / 4][i % 4];
+  for (int turn = 0; (a.n == LEFT_WRITTEN || a.n == LEFT_FENCED_TOO_EARLY) && turn < 2; turn++) {
+    ptx_products_fence();
+    if (a.n == LEFT_FENCED_TOO_EARLY)
+      left[2] = (uint32_t)turn;
+    ptx_weigh_64_bf16(sums, left, panels_describe<128>(y));
+    ptx_products_commit();
+    if (a.n == LEFT_WRITTEN)
+      left[2] = 1;
+    ptx_products_wait<0>(sums);
+  }
   if (a.n == FENCED_TOO_EARLY) {
     ptx_products_fence();
     c[3][2] = 1;

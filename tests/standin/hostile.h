@@ -21,6 +21,8 @@ enum wrong {
   OTHERS_ISSUE,
   UNCOMMITTED,
   UNWAITED,
+  LEFT_WRITTEN, /* registers that a product reads */
+  LEFT_FENCED_TOO_EARLY,
   N_WRONGS
 };
 

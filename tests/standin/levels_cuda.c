@@ -54,7 +54,8 @@ int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS])
   level_get("cuda", &levels[2]);
   if (kernel != LADE_K_ATTENTION_FWD)
     return 2;
-  lade_cuda_attention_choose(&levels[2], kernel, LADE_CUDA_BY_WGMMA);
+  lade_cuda_attention_choose(&levels[2], LADE_K_ATTENTION_FWD, LADE_CUDA_BY_WGMMA);
+  lade_cuda_attention_choose(&levels[2], LADE_K_ATTENTION_BWD, LADE_CUDA_BY_WGMMA);
   return 3;
 }
 

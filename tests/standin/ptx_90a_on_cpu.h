@@ -54,6 +54,8 @@ static inline void ptx_weigh(float (&c)[N][4], const uint32_t (&a)[4], uint64_t 
   cuda_on_cpu_product_issue(&product);
 }
 
+#define ptx_multiply_64_bf16 ptx_multiply<true, 8>
+#define ptx_multiply_64_f16 ptx_multiply<false, 8>
 #define ptx_multiply_128_bf16 ptx_multiply<true, 16>
 #define ptx_multiply_128_f16 ptx_multiply<false, 16>
 #define ptx_weigh_64_bf16 ptx_weigh<true, 8>

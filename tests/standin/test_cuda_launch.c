@@ -546,10 +546,12 @@ static void attention_is_the_best_that_is_right(void **state)
   static const struct attention_case cases[] = {
       {"sm=90", "plain", "", {"cuda", "cuda"}, {"", ""}},
       {"sm=90", "mma", "", {"cuda_mma", "cuda_mma"}, {"", ""}},
-      {"sm=90", "wgmma", "", {"cuda_wgmma", "cuda_mma"}, {"", ""}},
-      {"sm=90", "", "", {"cuda_wgmma", "cuda_mma"}, {"", ""}},
-      {"sm=90", "", "attention_wgmma_fwd_128_f16", {"cuda_mma", "cuda_mma"},
+      {"sm=90", "wgmma", "", {"cuda_wgmma", "cuda_wgmma"}, {"", ""}},
+      {"sm=90", "", "", {"cuda_wgmma", "cuda_wgmma"}, {"", ""}},
+      {"sm=90", "", "attention_wgmma_fwd_128_f16", {"cuda_mma", "cuda_wgmma"},
        {"attention by wgmma is wrong", "forward for heads of 128 in f16"}},
+      {"sm=90", "", "attention_wgmma_dkv_64_bf16", {"cuda_wgmma", "cuda_mma"},
+       {"attention by wgmma is wrong", "backward for heads of 64 in bf16"}},
       {"sm=80,fail=cuLaunchKernel,nth=2,code=701", "", "attention_mma_dkv_128_bf16", {"cuda", "cuda"},
        {"the driver answers 701): plain", "backward for heads of 128 in bf16"}},
   };
@@ -564,7 +566,9 @@ static void attention_is_the_best_that_is_right(void **state)
     }
   }
   assert_true(keys[0] != keys[1] && keys[1] != keys[2] && keys[0] != keys[2]);
-  assert_true(keys[3] == keys[2] && keys[4] == keys[1] && keys[5] == keys[0]);
+  assert_true(keys[3] == keys[2] && keys[4] != keys[5] && keys[6] == keys[0]);
+  for (int i = 4; i < 6; i++) /* a mixture */
+    assert_true(keys[i] != keys[0] && keys[i] != keys[1] && keys[i] != keys[2]);
 }
 
 /* An attention that this GPU lacks, and an error that sticks while they are tried, leave no kernels open. */
@@ -577,7 +581,7 @@ static void attention_that_cannot_be_is_refused(void **state)
                {"sm=90", "fail=cuMemCreate,nth=1,code=2", "", "cannot be tried", -ENOMEM},
                {"sm=90", "fail=cuLaunchKernel,nth=1,code=701", "",
                 "attention by plain, heads of 128 in bf16: the driver answers 701", -EIO},
-               {"sm=90", "lose=40,lose_code=719", "", "attention by mma was tried; LADE_ATTENTION=plain", -EFAULT}};
+               {"sm=90", "lose=40,lose_code=719", "", "attention by wgmma was tried; LADE_ATTENTION=mma", -EFAULT}};
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     struct gpu gpu;
     struct lade_error error = {0};

@@ -85,7 +85,7 @@ if KERNELS:
     assert found["state"] == "ok" and "LADE_MATMUL" in found["text"], found
     # Who attends: the one that is named, if this GPU has it; else the best that is right, with a line on those that are not.
     found = finding(name="GPU attention", driver="", LADE_STANDIN_KERNELS=KERNELS, LADE_ATTENTION="wgmma")
-    assert found["state"] == "ok" and found["text"] == "forward cuda_wgmma, backward cuda_mma", found
+    assert found["state"] == "ok" and found["text"] == "forward cuda_wgmma, backward cuda_wgmma", found
     refused(["cuda:0", "LADE_ATTENTION is 'wgmma'", "of 8.0"], *TRAIN, "--device", "cuda:0", driver="sm=80",
             LADE_STANDIN_KERNELS=KERNELS, LADE_ATTENTION="wgmma")
     wrong = {"LADE_STANDIN_KERNELS": KERNELS, "LADE_ATTENTION": "", "LADE_STANDIN_IDLE": "attention_wgmma_fwd_128_bf16"}
