@@ -3,16 +3,16 @@
  * Blocks and threads of a CUDA grid on one CPU thread.
  *
  * A thread of a block is a fiber. It runs until it waits, at a barrier of the block or an exchange of its warp, or
- * ends; then the next one does. When each has had its turn, warps whose 32 lanes wait at the same exchange go on, and
- * blocks whose threads all wait at the same barrier. If none can, the kernel is wrong: some threads wait in another
- * place, or have ended, and on a GPU it would hang or be undefined. A thread has a stack from its first turn to its
- * end, the one that was given back last: threads that never wait all run on the same, which stays in the cache.
+ * ends; then the next one does. Warps whose 32 lanes wait at the same exchange go on, and when none can, blocks whose
+ * threads all wait at the same barrier. If none can, the kernel is wrong: some threads wait in another place, or have
+ * ended, and on a GPU it would hang or be undefined. A thread has a stack from its first turn to its end, the one that
+ * was given back last: threads that never wait all run on the same, which stays in the cache.
  *
  * Shared memory is poison (0xff bytes, NaN as floats) when a block begins, and a strip behind it must stay so. Threads
  * take turns in rising, falling or shuffled order, and so do blocks: a kernel whose result depends on it lacks a
- * barrier. What this cannot show is a race within one turn, such as two lanes that store to one place. A copy that runs
- * beside its thread makes its target poison when it begins and is made when the thread waits for it: who reads too
- * early, or still, reads poison.
+ * barrier. In the first two a warp goes as far ahead of the others as barriers let it. What this cannot show is a race
+ * within one turn, such as two lanes that store to one place. A copy that runs beside its thread makes its target
+ * poison when it begins and is made when the thread waits for it: who reads too early, or still, reads poison.
  *
  * The address sanitizer is told of every switch where it is linked in. The thread sanitizer would have to make a fiber
  * of its own for every thread of every block; under it this file and the kernels are built without it, being one
@@ -244,20 +244,20 @@ static unsigned order_next(struct order *order)
   return at;
 }
 
-/* Give each ready thread a turn; how many were. */
-static int turns_give(void)
+/* Give each ready one of @n threads from @first on a turn; how many were. */
+static int turns_give(int first, int n)
 {
-  int n = 0;
+  int n_ready = 0;
   cpu.shuffle = cpu.shuffle * 1664525u + 1013904223u; /* Numerical Recipes' quick generator */
-  struct order order = order_begin((unsigned)cpu.n_threads, cpu.shuffle);
-  for (int turn = 0; turn < cpu.n_threads; turn++) {
-    int i = (int)order_next(&order);
+  struct order order = order_begin((unsigned)n, cpu.shuffle);
+  for (int turn = 0; turn < n; turn++) {
+    int i = first + (int)order_next(&order);
     if (cpu.threads[i].state != READY)
       continue;
     turn_give(i);
-    n++;
+    n_ready++;
   }
-  return n;
+  return n_ready;
 }
 
 /* If all of @n threads from @first wait alike, and in one place, let them go on. */
@@ -269,6 +269,28 @@ static void group_release(int first, int n, enum state state)
   }
   for (int i = first; i < first + n; i++)
     cpu.threads[i].state = READY;
+}
+
+/*
+ * Let all threads run to the next barrier of the block; how many turns that took. In rising and falling order a warp
+ * does before the next one begins, in shuffled order all go from exchange to exchange together.
+ */
+static int warps_run(void)
+{
+  const int n_warps = cpu.n_threads / WARP, n_at_once = cpu.launch.order == CUDA_SHUFFLED ? n_warps : 1;
+  struct order order = order_begin((unsigned)(n_warps / n_at_once), cpu.shuffle);
+  int n = 0;
+  for (int turn = 0; turn < n_warps; turn += n_at_once) {
+    const int first = (int)order_next(&order) * WARP;
+    int n_ready;
+    do {
+      n_ready = turns_give(first, n_at_once * WARP);
+      n += n_ready;
+      for (int warp = 0; warp < n_at_once; warp++)
+        group_release(first + warp * WARP, WARP, AT_EXCHANGE);
+    } while (n_ready);
+  }
+  return n;
 }
 
 static bool all_ended(void)
@@ -302,11 +324,8 @@ static void block_run(void)
   memset(lade_shared, POISON, cpu.launch.shared_bytes + STRIP_BYTES);
   threads_begin();
   wgmma_block_begin(cpu.n_threads, cpu.launch.shared_bytes);
-  while (turns_give() > 0) {
-    for (int first = 0; first < cpu.n_threads; first += WARP)
-      group_release(first, WARP, AT_EXCHANGE);
+  while (warps_run() > 0)
     group_release(0, cpu.n_threads, AT_BARRIER);
-  }
   if (!all_ended())
     stuck_report();
   for (size_t i = 0; i < STRIP_BYTES; i++) {
