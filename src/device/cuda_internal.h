@@ -50,6 +50,5 @@ void lade_cuda_queue_destroy(lade_queue *queue);
 uint64_t lade_cuda_queue_launch(lade_queue *queue, const struct lade_work *work);
 uint64_t lade_cuda_queue_copy(lade_queue *queue, const struct lade_copy *copy);
 void lade_cuda_queue_wait(lade_queue *queue, lade_queue *other, uint64_t count);
-uint64_t lade_cuda_queue_submitted(const lade_queue *queue);
 
 #endif

@@ -479,10 +479,3 @@ void lade_cuda_queue_wait(lade_queue *base, lade_queue *other, uint64_t count)
   else
     lade_host_queue_wait(base, other, count);
 }
-
-uint64_t lade_cuda_queue_submitted(const lade_queue *base)
-{
-  const struct host_queue *queue = (const struct host_queue *)base;
-  return role_is_stream(base->role) ? atomic_load_explicit(&queue->n_counted, memory_order_acquire)
-                                    : lade_host_queue_submitted(base);
-}

@@ -477,7 +477,7 @@ void lade_queue_signal_after(lade_queue *queue, uint64_t count, int64_t predicte
 
 uint64_t lade_queue_submitted(const lade_queue *queue)
 {
-  return queue->device->ops->submitted(queue);
+  return atomic_load_explicit(queue->submitted, memory_order_acquire);
 }
 
 bool lade_queue_poll(const lade_queue *queue, uint64_t count)

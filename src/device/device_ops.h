@@ -55,7 +55,6 @@ struct lade_device_ops {
   uint64_t (*copy)(lade_queue *queue, const struct lade_copy *copy);
   void (*wait)(lade_queue *queue, lade_queue *other, uint64_t count);
   void (*signal)(lade_queue *queue, uint64_t count, int64_t predicted_ns);
-  uint64_t (*submitted)(const lade_queue *queue);
   bool (*poll)(const lade_queue *queue, uint64_t count);
   void (*sync)(lade_queue *queue, uint64_t count);
   int64_t (*busy_ns)(const lade_queue *queue);
@@ -79,6 +78,7 @@ struct lade_device {
 struct lade_queue {
   lade_device *device;
   enum lade_queue_role role;
+  const _Atomic uint64_t *submitted; /* the newest event; asked for at every free, hence no call of the device's */
 };
 
 /* Set up and take down the common part. The caller fills name, sizes and flags. */

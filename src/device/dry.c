@@ -114,6 +114,7 @@ static int dry_queue_create(lade_device *device, enum lade_queue_role role, lade
   }
   queue->base.device = device;
   queue->base.role = role;
+  queue->base.submitted = &queue->count;
   queue->link = role == LADE_QUEUE_TO_HOST     ? &dry->to_host
                 : role == LADE_QUEUE_TO_DEVICE ? &dry->to_device
                                                : NULL;
@@ -206,11 +207,6 @@ static void dry_queue_signal(lade_queue *base, uint64_t count, int64_t predicted
   pthread_mutex_unlock(&dry->clocks);
 }
 
-static uint64_t dry_queue_submitted(const lade_queue *base)
-{
-  return atomic_load(&((const struct dry_queue *)base)->count);
-}
-
 static bool dry_queue_poll(const lade_queue *base, uint64_t count)
 {
   return atomic_load(&((const struct dry_queue *)base)->count) >= count;
@@ -246,7 +242,6 @@ static const struct lade_device_ops dry_ops = {
     .copy = dry_queue_copy,
     .wait = dry_queue_wait,
     .signal = dry_queue_signal,
-    .submitted = dry_queue_submitted,
     .poll = dry_queue_poll,
     .sync = dry_queue_sync,
     .busy_ns = dry_queue_busy_ns,

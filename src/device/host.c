@@ -318,7 +318,6 @@ static const struct lade_device_ops host_ops = {
     .copy = lade_host_queue_copy,
     .wait = lade_host_queue_wait,
     .signal = lade_host_queue_signal,
-    .submitted = lade_host_queue_submitted,
     .poll = lade_host_queue_poll,
     .sync = lade_host_queue_sync,
     .busy_ns = lade_host_queue_busy_ns,

@@ -84,7 +84,6 @@ uint64_t lade_host_queue_launch(lade_queue *queue, const struct lade_work *work)
 uint64_t lade_host_queue_copy(lade_queue *queue, const struct lade_copy *copy);
 void lade_host_queue_wait(lade_queue *queue, lade_queue *other, uint64_t count);
 void lade_host_queue_signal(lade_queue *queue, uint64_t count, int64_t predicted_ns);
-uint64_t lade_host_queue_submitted(const lade_queue *queue);
 bool lade_host_queue_poll(const lade_queue *queue, uint64_t count);
 void lade_host_queue_sync(lade_queue *queue, uint64_t count);
 int64_t lade_host_queue_busy_ns(const lade_queue *queue);

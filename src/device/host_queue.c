@@ -225,6 +225,7 @@ void lade_host_queue_init(struct host_queue *queue, lade_device *device, enum la
 {
   queue->base.device = device;
   queue->base.role = role;
+  queue->base.submitted = role == LADE_QUEUE_SIGNAL ? &queue->done.value : &queue->n_counted;
   queue->link = params->link;
   queue->copy = params->copy;
   queue->word = params->word;
@@ -313,12 +314,6 @@ void lade_host_queue_signal(lade_queue *base, uint64_t count, int64_t predicted_
   atomic_store_explicit(&queue->now_ns, lade_now_ns(), memory_order_relaxed);
   counter_raise_max(&queue->done, count);
   word_raise(queue, count);
-}
-
-uint64_t lade_host_queue_submitted(const lade_queue *base)
-{
-  const struct host_queue *queue = (const struct host_queue *)base;
-  return queue->ring ? atomic_load_explicit(&queue->n_counted, memory_order_acquire) : counter_get(&queue->done);
 }
 
 bool lade_host_queue_poll(const lade_queue *base, uint64_t count)
