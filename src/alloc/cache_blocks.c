@@ -6,17 +6,17 @@
  * from slabs and are never given back before the cache goes, so that a free never needs the heap.
  *
  * Bins are the two levels of TLSF (Masmano and others, ECRTS 2004): small sizes, in units of 512 bytes, have a list
- * each, and beyond each power of two is cut into 64 steps; a bit per list that is not empty, and a bit per word of
+ * each, and beyond each power of two is cut into 128 steps; a bit per list that is not empty, and a bit per word of
  * those. Insertion and removal are a few instructions. The search looks for the first list that is not empty, from its
  * own on, and takes its head. Only in a list of several sizes, and only if it is the own one, it looks at the first
- * few and takes the smallest that fits, or else the next list's head. What is found is within 1/64 of the best fit, at
+ * few and takes the smallest that fits, or else the next list's head. What is found is within 1/128 of the best fit, at
  * a fraction of what a balanced tree costs (`lade bench alloc` has both). When the own list is long and nothing at its
  * head fits, and no longer list has anything, the whole list is walked: no fitting block is ever missed.
  *
  * The index is a table of chains, with two buckets to a descriptor. It holds live blocks only, so that a stale address
  * is not found, whoever asks.
  *
- * What a pair of calls costs: 700 instructions of the two calls, four branches that go either way at random (is a
+ * What a pair of calls costs: 670 instructions of the two calls, four branches that go either way at random (is a
  * neighbour free, on either side; which zone; is anything left over), 10 ns each, and two locks. So all of the common
  * case is inline (cache_blocks.h, cache_trace.h, cache_internal.h), a descriptor is two lines of which neighbours touch
  * one, a block knows what points to it in its list, and nothing is looked at whose answer would not matter.

@@ -31,16 +31,12 @@ static inline void lade_cache_block_drop(struct shard *shard, struct block *bloc
 
 /* ---- bins ---- */
 
-/*
- * Sizes up to EXACT_UNITS have a bin each; beyond, 64 bins to a power of two. Of which kind a size is cannot be
- * predicted either: it is chosen by a mask.
- */
+/* Sizes below EXACT_UNITS have a bin each; beyond, there are BIN_STEPS to a power of two. */
 static inline unsigned lade_cache_bin_of(uint64_t bytes)
 {
-  unsigned units = (unsigned)(bytes / UNIT_BYTES), is_coarse = -(unsigned)(bytes / UNIT_BYTES >= EXACT_UNITS);
-  unsigned exponent = 63 - (unsigned)__builtin_clzll(bytes / UNIT_BYTES | EXACT_UNITS);
-  unsigned step = (unsigned)(bytes / UNIT_BYTES >> (exponent - 6)) - 64;
-  return (units & ~is_coarse) | ((EXACT_UNITS + (exponent - EXACT_EXPONENT) * 64 + step) & is_coarse);
+  uint64_t units = bytes / UNIT_BYTES;
+  unsigned shift = 63 - BIN_STEPS_SHIFT - (unsigned)__builtin_clzll(units | BIN_STEPS);
+  return shift * BIN_STEPS + (unsigned)(units >> shift);
 }
 
 /*

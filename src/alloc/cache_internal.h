@@ -51,9 +51,10 @@
 #include "lade/cache.h"
 
 #define UNIT_BYTES ((uint64_t)512) /* every block's granule: what GPU kernels like rows aligned to */
-#define EXACT_EXPONENT 9
-#define EXACT_UNITS (1u << EXACT_EXPONENT) /* sizes below have a bin each: all small blocks under chunks of 2 MiB */
-#define N_BINS 2112
+#define BIN_STEPS_SHIFT 7
+#define BIN_STEPS (1u << BIN_STEPS_SHIFT)
+#define EXACT_UNITS (2 * BIN_STEPS) /* sizes below have a bin each */
+#define N_BINS 3520                 /* of a segment's bytes, and in whole words */
 #define N_QUEUES (LADE_CACHE_MAX_QUEUES + 1) /* number 0: nobody, for what every queue may use */
 #define MAX_SPAN_BYTES ((uint64_t)1 << 42)   /* of a segment: the largest bin holds it */
 #define N_FINDINGS 64
