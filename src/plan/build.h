@@ -123,7 +123,12 @@ struct plan_handing {
   int32_t slot, pos, param;
   int32_t until; /* the next step that adds to it, of another microbatch; INT32_MAX: none */
   int16_t microbatch;
+  uint8_t source, target; /* enum lade_space: where this rank's block of the sum waits until this is added, and then */
+  bool is_ahead;          /* from elsewhere the block is copied in at @slot; else just in time for the addition */
 };
+
+/* Batches of reductions that may be under way while the backward half goes on: one is added to blocks so many later. */
+#define PLAN_LAG 2
 
 struct plan_lives {
   struct plan_interval *intervals; /* of one value together, in order */

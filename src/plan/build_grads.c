@@ -9,14 +9,15 @@
  *
  * Where state is in shards (ZeRO), a reduce-scatter leaves each rank its block of the sum: of the gradient of all
  * microbatches, in place (1), or of each microbatch's, which is then added to the block (2, 3), so that no whole
- * gradient outlives its microbatch. With replicas of shards (hybrid sharding) complete blocks are summed over those,
- * too.
+ * gradient outlives its microbatch. The block may wait elsewhere for the next microbatch's, as lives.c says, and comes
+ * back for the addition. With replicas of shards (hybrid sharding) complete blocks are summed over those, too.
  *
  * With sums in BF16 what goes to other ranks is narrowed first, and the sum widened to where it would have come in F32;
  * tensor parallel ranks and both ends of a pipeline still sum in F32.
  *
  * Gradients are handed on in batches, as lives.c says: their collectives stand together, and are bundles. What the
- * compute queue does to what is still under way (add it, widen it, round it, send it home) comes LAG batches later.
+ * compute queue does to what is still under way (add it, widen it, round it, send it home) comes PLAN_LAG batches
+ * later.
  *
  * A table that is tied over the ends of a pipeline is then summed over the first and the last stage, behind all steps:
  * the last stage is done with it long before, but what waited there for the first one would keep it from ever getting
@@ -31,8 +32,6 @@
 #include <errno.h>
 
 #include "plan/build_internal.h"
-
-#define LAG 2 /* batches of reductions that may be under way while the backward half goes on */
 
 static const struct lade_value nothing = {-1, 0, 0};
 
@@ -252,17 +251,23 @@ static void parts_reduce_emit(struct builder *b, int param)
   sum_step(b, param);
 }
 
-/* Everything of this rank and its fellows is in the blocks; with replicas, theirs too. */
-static void blocks_complete(struct builder *b, const int32_t *params, int n)
+/*
+ * Everything of this rank and its fellows is in the blocks, or on its way since @batch; with replicas, theirs too: what
+ * is summed once more is on its way from now on.
+ */
+static void blocks_complete(struct builder *b, const int32_t *params, int n, int batch)
 {
+  const bool is_replicated = lade_layout_size(b->params->layout, LADE_AXIS_REPLICATE) > 1;
   for (int i = 0; i < n; i++)
     parts_reduce_emit(b, params[i]);
-  if (lade_layout_size(b->params->layout, LADE_AXIS_REPLICATE) > 1)
+  if (is_replicated)
     replicas_reduce_emit(b, LADE_AXIS_REPLICATE, params, n);
   for (int i = 0; i < n; i++) {
+    const struct lade_param *param = &b->graph->params[params[i]];
+    const bool is_summed = is_replicated || param->n_sharers > 1;
     b->is_norm_due[params[i]] = true;
-    if (!b->graph->params[params[i]].is_at_both_ends)
-      b->due[b->n_due++] = (struct due){params[i], b->n_batches};
+    if (!param->is_at_both_ends)
+      b->due[b->n_due++] = (struct due){params[i], is_summed ? b->n_batches : batch};
   }
 }
 
@@ -295,7 +300,28 @@ static void block_add_emit(struct builder *b, int param, struct held part)
   b->block_versions[param]++;
 }
 
-/* What has come becomes the block, or is added to it. */
+/* The block of a gradient, as it is now, to @space, if it is elsewhere. */
+static void block_move(struct builder *b, int param, enum lade_space space)
+{
+  if (b->status || b->buffers.items[b->block_buffers[param]].space == space)
+    return;
+  const struct place src = block_place(b, param);
+  const struct lade_value block = block_now(b, param);
+  const int32_t dst = buffer_make(b, space, LADE_OWNER_GRADIENTS, value_bytes(b, block.tensor), false);
+  transfer_emit(b, src, (struct place){dst, 0}, block);
+  b->block_buffers[param] = dst;
+}
+
+/* Is more of the gradient of @param on its way? */
+static bool is_expected(const struct builder *b, int param)
+{
+  int i = b->n_added;
+  while (i < b->incoming.n && b->incoming.items[i].param != param)
+    i++;
+  return i < b->incoming.n;
+}
+
+/* What has come becomes the block, or is added to it. Then the block waits for the next, where lives.c says. */
 static void incoming_take(struct builder *b, const struct incoming *incoming)
 {
   const int32_t param = incoming->param;
@@ -303,15 +329,19 @@ static void incoming_take(struct builder *b, const struct incoming *incoming)
   if (is_narrow(b) && !b->block_versions[param]) {
     block_begin(b, param);
     cast_emit(b, param, incoming->microbatch, part, sum_now(b, param));
-  } else if (is_narrow(b)) {
-    struct held wide = incoming_make(b, param, incoming->microbatch);
-    cast_emit(b, param, incoming->microbatch, part, wide);
-    block_add_emit(b, param, wide);
-  } else {
+  } else if (!incoming->is_block) {
+    if (is_narrow(b)) {
+      struct held wide = incoming_make(b, param, incoming->microbatch);
+      cast_emit(b, param, incoming->microbatch, part, wide);
+      part = wide;
+    }
+    block_move(b, param, LADE_DEVICE);
     block_add_emit(b, param, part);
   }
   if (incoming->is_last)
-    blocks_complete(b, &param, 1);
+    blocks_complete(b, &param, 1, incoming->batch);
+  else if (incoming->target != LADE_DEVICE && !is_expected(b, param))
+    block_move(b, param, (enum lade_space)incoming->target);
 }
 
 /*
@@ -338,17 +368,9 @@ static void block_leave(struct builder *b, int param)
   if (!is_sharded(b) || space == LADE_DEVICE)
     return;
   norm_settle(b, param);
-  const struct lade_value block = block_now(b, param);
-  const uint64_t bytes = value_bytes(b, block.tensor);
-  struct place src = block_place(b, param);
-  if (space == LADE_STORE && b->params->is_unified && b->block_buffers[param] == grad_buffer(b, param)) {
-    const struct place whole_pages = {buffer_make(b, LADE_HOST, LADE_OWNER_GRADIENTS, bytes, false), 0};
-    move_emit(b, src, block, whole_pages, block); /* drives want them, and among the others' blocks it has none */
-    src = whole_pages;
-  }
-  int32_t dst = buffer_make(b, space, LADE_OWNER_GRADIENTS, bytes, false);
-  transfer_emit(b, src, (struct place){dst, 0}, block);
-  b->block_buffers[param] = dst;
+  if (space == LADE_STORE && b->params->is_unified && b->block_buffers[param] == grad_buffer(b, param))
+    block_move(b, param, LADE_HOST); /* drives want whole pages, and among the others' blocks it has none */
+  block_move(b, param, space);
 }
 
 /* Let the compute queue have everything but what is of the last @lag batches. */
@@ -409,6 +431,8 @@ static struct handed grad_hand(struct builder *b, const struct plan_handing *han
 {
   const int param = handing->param;
   const struct held grad = {{grad_buffer(b, param), 0}, value_now(b, b->graph->params[param].grad)};
+  if (handing->is_ahead && b->block_versions[param])
+    block_move(b, param, LADE_DEVICE);
   if (is_narrow(b))
     return narrow_hand(b, handing, grad);
   if (b->block_versions[param])
@@ -430,13 +454,15 @@ static void blocks_emit(struct builder *b, const struct plan_handing *handings, 
   for (int i = 0; i < n; i++) {
     const int32_t param = handings[i].param;
     const bool is_last = b->grad_versions[param] == b->n_adds[param] * b->params->n_microbatches;
-    const struct incoming next = {handed[i].block, param, handings[i].microbatch, is_last, b->n_batches};
-    if (!handed[i].is_incoming && is_last)
+    const struct incoming next = {.what = handed[i].block, .param = param, .microbatch = handings[i].microbatch,
+                                  .is_last = is_last, .is_block = !handed[i].is_incoming,
+                                  .target = handings[i].target, .batch = b->n_batches};
+    if (next.is_block && is_last)
       complete[n_complete++] = param;
-    else if (handed[i].is_incoming && !LADE_PUSH(&b->incoming, next))
+    else if (!LADE_PUSH(&b->incoming, next))
       b->status = -ENOMEM;
   }
-  blocks_complete(b, complete, n_complete);
+  blocks_complete(b, complete, n_complete, b->n_batches);
 }
 
 /* All of this rank's microbatches are in the whole gradients of a batch. */
@@ -470,6 +496,6 @@ void grads_emit(struct builder *b, const struct plan_handing *handings, int n)
       blocks_emit(b, handings + i, n_now);
     else
       wholes_complete(b, params, n_now);
-    reductions_settle(b, LAG);
+    reductions_settle(b, PLAN_LAG);
   }
 }

@@ -37,6 +37,8 @@ struct incoming {
   int32_t param;
   int16_t microbatch;
   bool is_last;
+  bool is_block;  /* it is the block, the first of them */
+  uint8_t target; /* enum lade_space: where the block waits for the next microbatch's */
   int32_t batch; /* that it was handed on in */
 };
 

@@ -18,6 +18,9 @@
  * best moved at once, of one microbatch. Gradients that wait for their update anyway, where they are, cost no memory;
  * others wait only if what they hold meanwhile stays within the bytes that copies may be early in. Just in time they
  * do not wait, nor where parameters are updated early.
+ *
+ * Where each microbatch's gradient is summed over ranks, a rank's block of the sum is what waits for the next one: the
+ * gap between two handings is a gap of the gradient like any other, and the copies are placed with the handings.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -451,18 +454,44 @@ static void buckets_place(struct cutter *c)
     bucket_close(c, &bucket, c->handings.n);
 }
 
+/*
+ * Blocks that wait elsewhere come back while what is to be added to them is on its way from other ranks, as far as
+ * there is room, the last first. That is time enough: a block is a rank's part of what is summed.
+ */
+static void blocks_place(struct cutter *c)
+{
+  int32_t ends[PLAN_LAG]; /* slots of the batches behind the one at hand, the next one first */
+  for (int i = 0; i < PLAN_LAG; i++)
+    ends[i] = c->n_steps;
+  for (int i = c->handings.n - 1; i >= 0; i--) {
+    struct plan_handing *handing = &c->handings.items[i];
+    if (i + 1 < c->handings.n && handing[1].slot != handing->slot) {
+      memmove(ends + 1, ends, sizeof(ends) - sizeof(ends[0]));
+      ends[0] = handing[1].slot;
+    }
+    const int block = lade_value_block(c->graph, handing->param, LADE_BLOCK_GRAD);
+    const uint64_t bytes = plan_buffer_bytes(LADE_DEVICE, lade_held_bytes(c->graph, c->params->layout, block));
+    if (handing->source != LADE_DEVICE)
+      handing->is_ahead = live_take_all(c, handing->slot, ends[PLAN_LAG - 1], bytes);
+  }
+}
+
 /* The step at @pos adds to the gradient of @param, as the @n_added-th of @n_adds that each microbatch does. */
 static int addition_note(struct cutter *c, int param, int pos, int n_added, int n_adds, int32_t *latest)
 {
   const int16_t microbatch = c->steps[pos].microbatch;
   const bool is_each = plan_sums_each(c->params);
   const int n_awaited = is_each ? n_adds : n_adds * c->params->n_microbatches;
-  if (latest[param] >= 0 && c->handings.items[latest[param]].until == INT32_MAX)
-    c->handings.items[latest[param]].until = pos;
+  struct plan_handing *before = latest[param] >= 0 ? &c->handings.items[latest[param]] : NULL;
+  if (before && before->until == INT32_MAX) {
+    before->until = pos;
+    before->target = (uint8_t)gap_space(c, c->graph->params[param].grad, before->pos, pos, false);
+  }
   if (n_added % n_awaited != 0)
     return 0;
+  const uint8_t source = before ? before->target : LADE_DEVICE;
+  const struct plan_handing handing = {pos + 1, pos, param, INT32_MAX, microbatch, source, LADE_DEVICE, false};
   latest[param] = c->handings.n;
-  const struct plan_handing handing = {pos + 1, pos, param, INT32_MAX, microbatch};
   return LADE_PUSH(&c->handings, handing) ? 0 : -ENOMEM;
 }
 
@@ -615,6 +644,7 @@ static int slots_place(struct cutter *c)
       order[n++] = &c->intervals.items[i];
   }
   buckets_place(c);
+  blocks_place(c);
   leaves_place(c, order, n);
   n = 0;
   for (int i = 0; i < c->intervals.n; i++) {

@@ -106,10 +106,11 @@ static void pins_apply(lade_planner *planner)
 /* ---- public ---- */
 
 /* Price what @n_shards ranks share as theirs, or, with 1, as if each rank had it whole. */
-static void tariff_share(const struct lade_prices *prices, int n_shards, struct lade_tariff *tariff)
+static void tariff_share(const struct lade_plan_params *params, int n_shards, struct lade_tariff *tariff)
 {
-  const struct lade_transfer_price *link = &prices->comm[LADE_AXIS_SHARD];
+  const struct lade_transfer_price *link = &params->prices->comm[LADE_AXIS_SHARD];
   tariff->n_shards = n_shards;
+  tariff->n_grad_shards = n_shards > 1 && params->layout->zero >= 2 ? n_shards : 1;
   tariff->gather_latency_ns = (double)link->latency_ns;
   tariff->gather_ns = link->ns_per_byte * (n_shards - 1) / n_shards;
 }
@@ -137,7 +138,7 @@ static int walks_of_kind_make(lade_planner *planner, struct pricing *pricing, bo
     if (i > 0 && (walk_is_large(&planner->params) || (kinds[i].is_of_shards ? n_shards == 1 : !has_tier)))
       continue; /* each walk takes long; or there is nothing but recompute to choose from, or nothing is shared */
     pricing->tariff.exposed_fraction = kinds[i].exposed_fraction;
-    tariff_share(pricing->params.prices, kinds[i].is_of_shards ? n_shards : 1, &pricing->tariff);
+    tariff_share(&pricing->params, kinds[i].is_of_shards ? n_shards : 1, &pricing->tariff);
     int allowed = kinds[i].allowed | (is_tight && !walk_is_large(&planner->params) ? WALK_REPEAT : 0);
     const struct walk_params how = {.plan = &pricing->params, .start = planner->start,
                                     .is_pinned = planner->is_pinned, .solver = pricing->solver,

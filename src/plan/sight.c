@@ -51,8 +51,17 @@ static int instr_phase(const struct lade_program *p, int at)
   const struct lade_instr *instr = &p->instrs[at];
   if (instr->kind == LADE_INSTR_COMPUTE || (instr->kind == LADE_INSTR_COLLECTIVE && instr->op >= 0))
     return 2 * instr->microbatch + (instr->is_recompute || p->graph->ops[instr->op].is_backward);
-  bool is_of_gradient = instr->kind == LADE_INSTR_NORM || instr->kind == LADE_INSTR_ROUND;
-  return is_of_gradient ? 2 * instr->microbatch + 1 : INT32_MAX;
+  switch (instr->kind) {
+  case LADE_INSTR_NORM:
+  case LADE_INSTR_ROUND:
+  case LADE_INSTR_ADD:
+  case LADE_INSTR_CAST:
+    return 2 * instr->microbatch + 1;
+  case LADE_INSTR_COLLECTIVE:
+    return instr->collective == LADE_REDUCE_SCATTER ? 2 * instr->microbatch + 1 : INT32_MAX;
+  default:
+    return INT32_MAX;
+  }
 }
 
 static bool is_copy(const struct lade_program *p, int at)
@@ -63,9 +72,10 @@ static bool is_copy(const struct lade_program *p, int at)
 
 /*
  * Who is in the buffer at the peak, as changes know it; -1: nobody. Rounded, a gradient is what it was. A block of it
- * goes where its parameter is, and no choice of its own has a say, but for one that waits for a streamed update.
+ * waits where its gradient would between microbatches, and for a streamed update; else it goes where its parameter is,
+ * and no choice of its own has a say.
  */
-static int32_t view_tensor(const struct sights *s, const struct lade_residency *residency,
+static int32_t view_tensor(const struct sights *s, const struct lade_residency *residency, const struct lade_program *p,
                            const struct resident_view *view)
 {
   const struct lade_graph *graph = s->params->graph;
@@ -73,7 +83,8 @@ static int32_t view_tensor(const struct sights *s, const struct lade_residency *
   const int param = from_blocks / LADE_N_BLOCKS, kind = from_blocks % LADE_N_BLOCKS;
   if (from_blocks < 0 || (kind != LADE_BLOCK_ROUNDED && kind != LADE_BLOCK_GRAD))
     return view->tensor;
-  if (lade_shard_count(s->params->layout) > 1 && residency->homes[param] != LADE_HOME_STORE)
+  const bool is_added_to = view->after < p->n_instrs && p->instrs[view->after].kind == LADE_INSTR_ADD;
+  if (lade_shard_count(s->params->layout) > 1 && residency->homes[param] != LADE_HOME_STORE && !is_added_to)
     return view->tensor;
   return graph->params[param].grad;
 }
@@ -116,7 +127,7 @@ static int idle_collect(struct sights *s, const struct lade_residency *residency
   views_fill(p, peak_at, views);
   memset(s->idle, 0, (size_t)n_values * sizeof(*s->idle));
   for (int i = 0; i < p->n_buffers; i++) {
-    const int32_t tensor = view_tensor(s, residency, &views[i]);
+    const int32_t tensor = view_tensor(s, residency, p, &views[i]);
     bool is_live = p->buffers[i].first <= peak_at && p->buffers[i].last >= peak_at;
     if (p->buffers[i].space == LADE_DEVICE && is_live && tensor >= 0)
       buffer_note(s, p, i, tensor);

@@ -188,6 +188,12 @@ static int members_pick(struct walker *w, const struct lade_change *change)
   return n_picked;
 }
 
+/* Is this rank's block all of a gradient that waits? */
+static bool is_grad_cut(const struct walker *w)
+{
+  return lade_shard_count(w->params->layout) > 1 && w->params->layout->zero >= 2;
+}
+
 /* What @change of @id puts into its tier: nothing for a parameter that is dropped there, whose home holds it. */
 static uint64_t moved_bytes(const struct walker *w, const struct lade_change *change, int32_t id)
 {
@@ -197,7 +203,7 @@ static uint64_t moved_bytes(const struct walker *w, const struct lade_change *ch
            (has_grad ? grad_bytes(w, id) : 0);
   }
   const struct lade_tensor *what = &w->graph->tensors[id];
-  if (what->kind == LADE_TENSOR_GRAD && lade_shard_count(w->params->layout) > 1 && w->params->layout->zero >= 2)
+  if (what->kind == LADE_TENSOR_GRAD && is_grad_cut(w))
     return lade_held_bytes(w->graph, w->params->layout, lade_value_block(w->graph, what->param, LADE_BLOCK_GRAD));
   return what->kind != LADE_TENSOR_PARAM ? what->bytes : 0;
 }
@@ -310,11 +316,11 @@ static void homes_consider(struct walker *w, int param, const struct lade_load *
     home_consider(w, LADE_CHANGE_WEIGHT, weight, 0, base, best);
 }
 
-/* What is live and idle at the peak: a gradient leaves with its parameter's homes, and anything in gaps. */
+/* What is live and idle at the peak: a whole gradient leaves with its parameter's homes, and anything in gaps. */
 static void tensor_consider(struct walker *w, int tensor, const struct lade_load *base, struct best *best)
 {
   const struct lade_tensor *what = &w->graph->tensors[tensor];
-  if (what->kind == LADE_TENSOR_GRAD) {
+  if (what->kind == LADE_TENSOR_GRAD && !is_grad_cut(w)) {
     home_consider(w, LADE_CHANGE_STATE, what->param, w->idle[tensor].bytes, base, best);
     home_consider(w, LADE_CHANGE_WEIGHT, what->param, w->idle[tensor].bytes, base, best);
   }

@@ -320,7 +320,9 @@ struct lade_load lade_solver_price(lade_solver *s, struct lade_residency *reside
   if (change->to != LADE_WAIT_RECOMPUTE) {
     bool is_clean = tensor->kind == LADE_TENSOR_PARAM || tensor->kind == LADE_TENSOR_TOKENS ||
                     tensor->kind == LADE_TENSOR_TARGETS;
-    round_trip_add(s, change->to == LADE_WAIT_STORE, m * (double)tensor->bytes, !is_clean, true, &added);
+    bool is_block = tensor->kind == LADE_TENSOR_GRAD && change->kind == LADE_CHANGE_SAVED;
+    const double bytes = (double)tensor->bytes / (is_block ? s->tariff->n_grad_shards : 1);
+    round_trip_add(s, change->to == LADE_WAIT_STORE, m * bytes, !is_clean, true, &added);
     return added;
   }
   const struct lade_choice before = residency->choices[change->id];

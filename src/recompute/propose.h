@@ -58,6 +58,7 @@ struct lade_tariff {
   double n_cores;                                /* shared by all queues; 0: not shared */
   double gather_latency_ns, gather_ns;           /* of a working copy from shards; per byte of it */
   int n_shards;                                  /* of each parameter and its state; 1: priced as if whole */
+  int n_grad_shards;                             /* of a gradient that waits between microbatches; 1: it is whole */
   int n_microbatches;
   bool is_unified;         /* updates elsewhere reach the device's memory */
   double exposed_fraction; /* of each transfer, charged to the compute queue: no schedule hides every copy */

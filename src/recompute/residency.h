@@ -15,7 +15,8 @@
  * where the processor cannot reach that, in a copy on the host.
  *
  * A gradient is made on the device and travels to where the update is; its saved gap is the one between two
- * microbatches, and the wait for the update where that streams from the store.
+ * microbatches, and the wait for the update where that streams from the store. Where each microbatch's is summed over
+ * ranks, that is the gap of this rank's block of the sum.
  *
  * Updates come after all steps, or early: each as soon as no step adds to the gradient or reads the parameter any
  * more, so that its gradient waits for no other.

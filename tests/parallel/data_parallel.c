@@ -106,15 +106,31 @@ static struct rig_numbers run_with_latency(struct rig *rig, const struct scene_s
   return plan_run(rig, plan);
 }
 
+/* Copies of blocks of gradients that leave the device before they are complete. */
+static int blocks_away(const struct lade_program *program)
+{
+  int n = 0;
+  for (int at = 0; at < program->n_instrs; at++) {
+    const struct lade_instr *instr = &program->instrs[at];
+    const struct lade_operand *operands = program->operands + instr->first_operand;
+    if (instr->kind != LADE_INSTR_COPY || program->buffers[operands[0].buffer].space != LADE_DEVICE)
+      continue;
+    const int from_blocks = operands[0].reads.tensor - lade_value_block(program->graph, 0, LADE_BLOCK_GRAD);
+    n += from_blocks >= 0 && from_blocks % LADE_N_BLOCKS == 0 && operands[0].reads.version < program->n_microbatches;
+  }
+  return n;
+}
+
 /*
  * The planner's plans at its largest and smallest budgets, which all ranks find alike. With room for it nothing is
- * gathered again for the backward half.
+ * gathered again for the backward half, and no block waits elsewhere for the next microbatch; in the smallest they do.
  */
 static void budgets_agree(struct world *world, struct rig *rig, const struct rig_numbers *want, const char *what)
 {
   struct lade_error error = {0};
   struct lade_plan_bounds bounds;
   uint64_t sent[2][LADE_N_AXES];
+  int n_away[2];
   lade_planner *planner = rig_planner(rig, 1 << 30, 0, LADE_RECIPE_AUTO);
   demand(!lade_planner_get_bounds(planner, &bounds), "no memory for plans");
   demand(world_agrees(world, bounds.min_bytes), "%s: ranks find other smallest budgets", what);
@@ -124,6 +140,7 @@ static void budgets_agree(struct world *world, struct rig *rig, const struct rig
     uint64_t budget = i ? bounds.min_bytes : bounds.unconstrained_bytes;
     demand(!lade_planner_plan(planner, budget, &error, &plan), "%s: %s", what, error.text);
     lade_program_comm_traffic(plan->train, sent[i]);
+    n_away[i] = blocks_away(plan->train);
     struct rig_numbers numbers = plan_run(rig, plan);
     demand(memcmp(&numbers, want, sizeof(numbers)) == 0, "%s: a budget of %llu bytes gives other numbers", what,
            (unsigned long long)budget);
@@ -131,6 +148,9 @@ static void budgets_agree(struct world *world, struct rig *rig, const struct rig
   demand(rig->layout->zero < 3 || sent[0][LADE_AXIS_SHARD] < sent[1][LADE_AXIS_SHARD],
          "%s: %llu bytes are sent with room for everything, and %llu without", what,
          (unsigned long long)sent[0][LADE_AXIS_SHARD], (unsigned long long)sent[1][LADE_AXIS_SHARD]);
+  const bool is_cut = rig->layout->zero >= 2 && rig->model.n_microbatches > 1;
+  demand(n_away[0] == 0 && (n_away[1] > 0) == is_cut, "%s: blocks leave %d times with room, %d without", what,
+         n_away[0], n_away[1]);
   lade_planner_destroy(planner);
 }
 
@@ -455,7 +475,7 @@ static void shards_agree(struct world *world, size_t i)
            (double)again.norm[s], got.loss[s], (double)got.norm[s]);
   demand(memcmp(&got, &again, sizeof(got)) == 0, "%s: another residency gives other state", what);
   demand(world_agrees(world, (uint64_t)(got.loss[N_STEPS - 1] * 1e15)), "%s: ranks have other losses", what);
-  if (i == 1 || i == 4)
+  if (i == 1 || (i >= 3 && i <= 5) || i == 7)
     budgets_agree(world, &rig, &got, what);
   if (shards[i].homes == LADE_HOME_STORE)
     store_moves_own_blocks(&rig, what);

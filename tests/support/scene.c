@@ -49,6 +49,8 @@ const struct scene_setting scene_settings[SCENE_N_SETTINGS] = {
      .has_resident_weights = true, .dp = 2, .zero = 1},
     {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 1, .manner = SCENE_KEEP, .homes = LADE_HOME_HOST,
      .has_resident_weights = true, .is_early = true, .dp = 2, .zero = 3},
+    {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 3, .manner = SCENE_STORE,
+     .prefetch_bytes = UINT64_MAX / 2, .dp = 2, .zero = 2},
 };
 
 uint32_t scene_draw(uint32_t *seed, uint32_t below)

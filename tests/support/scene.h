@@ -42,7 +42,7 @@ struct scene_setting {
   bool is_narrow; /* gradients are summed in BF16 */
 };
 
-#define SCENE_N_SETTINGS 17
+#define SCENE_N_SETTINGS 18
 /* Everything that programs consist of is in one of these. */
 extern const struct scene_setting scene_settings[SCENE_N_SETTINGS];
 

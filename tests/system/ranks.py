@@ -159,6 +159,28 @@ def shards_of_parts_wait_in_a_store():
     a_store_changes_no_number(4, ["--pp", "2", "--dp", "2", "--zero", "3", "--micro-batch", "2"])
 
 
+def a_least_budget_changes_no_number(ranks, layout):
+    """Blocks of gradients wait on the host between microbatches: the same bits, and every rank's peak is as planned."""
+    arguments = ["--steps", "3", "--micro-batch", "1", *layout]
+    whole, least = summary(ranks, *arguments), summary(ranks, *arguments, "--budget", "min")
+    require(all(least[name] == whole[name] for name in ("loss_digest", "params_digest")),
+            f"{layout} has other numbers in its least budget", (least, whole))
+    require(least["planned_peak_bytes_by_rank"] == least["measured_peak_bytes_by_rank"]
+            and max(least["planned_peak_bytes_by_rank"]) < min(whole["planned_peak_bytes_by_rank"]),
+            "planned and measured peaks of the least budget differ", least)
+
+
+def shards_in_their_least_budgets():
+    a_least_budget_changes_no_number(2, ["--dp", "2", "--zero", "2"])
+
+
+def shards_of_every_axis_in_their_least_budgets():
+    for layout in (["--dp", "4", "--zero", "2"], ["--dp", "4", "--zero", "3", "--shard", "2"],
+                   ["--tp", "2", "--dp", "2", "--zero", "3"], ["--pp", "2", "--dp", "2", "--zero", "2"],
+                   ["--pp", "2", "--dp", "2", "--zero", "3"]):
+        a_least_budget_changes_no_number(4, layout)
+
+
 def refusals():
     """One line for all ranks, and the exit code of what was wrong."""
     for arguments, code, words in (
@@ -336,9 +358,9 @@ def a_second_signal_ends_all():
 
 with jobs.scratch():
     jobs.text_write(DATA)
-    quick = (same_losses, plans_name_their_rank, shards_wait_in_a_store, refusals, disagreement,
-             a_stage_is_decided_once, help_is_given_once, a_signal_stops_all)
+    quick = (same_losses, plans_name_their_rank, shards_wait_in_a_store, shards_in_their_least_budgets, refusals,
+             disagreement, a_stage_is_decided_once, help_is_given_once, a_signal_stops_all)
     long = (every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
-            shards_of_parts_wait_in_a_store,
+            shards_of_parts_wait_in_a_store, shards_of_every_axis_in_their_least_budgets,
             variables_of_any_launcher_are_understood, a_slow_save_is_waited_for, a_second_signal_ends_all)
     jobs.tests_run(long if sys.argv[3:] == ["long"] else quick)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Building programs where memory is refused, where microbatches are many, and with bundles of collectives; and where
- * state lies in the store. What a program says is test_proof's matter, how it is chosen test_plan's.
+ * Building programs where memory is refused, where microbatches are many, and with bundles of collectives; where state
+ * lies in the store, and where blocks of gradients wait elsewhere between microbatches. What a program says is
+ * test_proof's matter, how it is chosen test_plan's.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -256,6 +257,120 @@ static void state_lies_side_by_side_in_its_parts_room(void **state)
   }
 }
 
+/* ---- blocks of gradients between microbatches ---- */
+
+/* The parameter whose block of a gradient, not complete yet, instruction @at moves; -1: it does nothing like that. */
+static int block_moved(const struct lade_program *program, int at)
+{
+  const struct lade_instr *instr = &program->instrs[at];
+  if (instr->kind != LADE_INSTR_COPY && instr->kind != LADE_INSTR_READ && instr->kind != LADE_INSTR_WRITE)
+    return -1;
+  const struct lade_value value = program->operands[instr->first_operand].reads;
+  const int from_blocks = value.tensor - lade_value_block(program->graph, 0, LADE_BLOCK_GRAD);
+  bool is_block = from_blocks >= 0 && from_blocks % LADE_N_BLOCKS == 0;
+  return is_block && value.version < program->n_microbatches ? from_blocks / LADE_N_BLOCKS : -1;
+}
+
+static const struct lade_buffer *operand_buffer_of(const struct lade_program *program, int at, int i)
+{
+  return &program->buffers[program->operands[program->instrs[at].first_operand + i].buffer];
+}
+
+/* Each block makes a round trip between any two microbatches, and is away all the time that nothing is added to it. */
+static void blocks_make_round_trips(const struct scene_setting *how, enum lade_space space)
+{
+  struct scene s;
+  scene_init(&s, how);
+  const int n_trips = s.graph->n_params * (how->n_microbatches - 1);
+  int n_left = 0, n_back = 0;
+  for (int at = 0; at < s.program->n_instrs; at++) {
+    if (block_moved(s.program, at) < 0)
+      continue;
+    n_left += operand_buffer_of(s.program, at, 1)->space == space;
+    n_back += operand_buffer_of(s.program, at, 0)->space == space;
+    const struct lade_value *value = &s.program->operands[s.program->instrs[at].first_operand].reads;
+    assert_in_range(value->version, 1, how->n_microbatches - 1);
+  }
+  assert_int_equal(n_left, n_trips);
+  assert_int_equal(n_back, n_trips);
+  assert_int_equal(lade_program_prove(s.program, no_limit, NULL), 0);
+  scene_finish(&s);
+}
+
+static void blocks_wait_elsewhere_between_microbatches(void **state)
+{
+  for (int i = 0; i < 16; i++) {
+    struct scene_setting how = {.family = i & 1 ? LADE_GPT2 : LADE_LLAMA, .dtype = LADE_BF16, .n_microbatches = 3,
+                                .manner = i & 2 ? SCENE_STORE : SCENE_HOST, .dp = 4, .zero = i & 4 ? 3 : 2,
+                                .prefetch_bytes = i & 8 ? UINT64_MAX / 2 : 0};
+    how.shard = how.zero == 3 ? 2 : 0;
+    blocks_make_round_trips(&how, i & 2 ? LADE_STORE : LADE_HOST);
+    how.is_narrow = true;
+    blocks_make_round_trips(&how, i & 2 ? LADE_STORE : LADE_HOST);
+  }
+}
+
+/* With room a block is on the device while what is added to it is on its way; without, for the addition alone. */
+static void blocks_come_back_ahead_where_there_is_room(void **state)
+{
+  int n_between[2] = {0};
+  for (int i = 0; i < 2; i++) {
+    const struct scene_setting how = {.family = LADE_LLAMA, .dtype = LADE_BF16, .n_microbatches = 2, .dp = 2,
+                                      .manner = SCENE_HOST, .zero = 2, .prefetch_bytes = i ? UINT64_MAX / 2 : 0};
+    struct scene s;
+    scene_init(&s, &how);
+    for (int at = 0; at < s.program->n_instrs; at++) {
+      if (block_moved(s.program, at) < 0 || operand_buffer_of(s.program, at, 1)->space != LADE_DEVICE)
+        continue;
+      int added = at;
+      while (s.program->instrs[added].kind != LADE_INSTR_ADD ||
+             s.program->instrs[added].param != block_moved(s.program, at))
+        added++;
+      n_between[i] += added - at - 1;
+    }
+    scene_finish(&s);
+  }
+  assert_int_equal(n_between[0], 0);
+  assert_true(n_between[1] > 0);
+}
+
+/* A copy of the block from before the latest addition, whose memory is still there, is not what the next one reads. */
+static void an_older_copy_of_a_block_is_caught(void **state)
+{
+  const struct scene_setting how = {.family = LADE_LLAMA, .dtype = LADE_F32, .n_microbatches = 3, .dp = 2,
+                                    .manner = SCENE_HOST, .zero = 3};
+  struct scene s;
+  scene_init(&s, &how);
+  int *order = malloc((size_t)s.program->n_instrs * sizeof(*order)), n_broken = 0;
+  assert_non_null(order);
+  for (int at = 0; at < s.program->n_instrs; at++)
+    order[at] = at;
+  for (int param = 0; param < s.graph->n_params; param++) {
+    struct lade_program *stale = program_copy(s.program);
+    struct lade_operand *older = NULL;
+    for (int at = 0; at < stale->n_instrs; at++) {
+      struct lade_operand *operands = &stale->operands[stale->instrs[at].first_operand];
+      if (block_moved(stale, at) != param || operand_buffer_of(stale, at, 1)->space != LADE_DEVICE)
+        continue;
+      if (operands[0].reads.version == 1) {
+        older = &operands[0];
+      } else {
+        assert_non_null(older);
+        operands[0] = *older;
+        operands[1].makes = older->reads;
+        n_broken++;
+      }
+    }
+    struct lade_program *broken = program_reorder(stale, order, stale->n_instrs);
+    assert_refused(broken, "version 2): is not there: found ");
+    lade_program_destroy(broken);
+    lade_program_destroy(stale);
+  }
+  assert_int_equal(n_broken, s.graph->n_params);
+  free(order);
+  scene_finish(&s);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -267,6 +382,9 @@ int main(void)
       cmocka_unit_test(bundles_move_the_same_bytes),
       cmocka_unit_test(sends_are_calls_of_their_axis),
       cmocka_unit_test(chains_end_where_somebody_waits),
+      cmocka_unit_test(blocks_wait_elsewhere_between_microbatches),
+      cmocka_unit_test(blocks_come_back_ahead_where_there_is_room),
+      cmocka_unit_test(an_older_copy_of_a_block_is_caught),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

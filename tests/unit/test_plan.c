@@ -581,6 +581,42 @@ static void a_tied_table_takes_its_gradient_and_two_parts(void **state)
   assert_in_range(bytes.most, bytes.closed / 2, bytes.closed + bytes.tied);
 }
 
+/* The smallest budget of a rank with room on the host, of @n_microbatches of the same size. */
+static uint64_t least_of_microbatches(enum lade_family family, int zero, int n_microbatches, struct state_bytes *bytes)
+{
+  const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = 8, .zero = zero};
+  struct desk desk = {.graph = scaled_graph(family, LADE_BF16, 256)};
+  struct lade_layout layout;
+  desk.prices = scene_prices(desk.graph);
+  assert_int_equal(lade_layout_init(&how, NULL, &layout), 0);
+  desk.params = (struct lade_plan_params){.struct_size = sizeof(desk.params), .graph = desk.graph, .layout = &layout,
+                                          .n_microbatches = n_microbatches, .chunk_bytes = LADE_BUFFER_ALIGN,
+                                          .host_bytes = PLENTY};
+  desk_start(&desk);
+  struct lade_plan *plan = plan_get(&desk, desk.bounds.min_bytes);
+  const uint64_t least_bytes = plan->peak_bytes[LADE_DEVICE];
+  assert_true(plan->train->is_proved && least_bytes == desk.bounds.min_bytes);
+  state_forms_count(desk.graph, &layout, bytes);
+  lade_plan_destroy(plan);
+  desk_close(&desk);
+  return least_bytes;
+}
+
+/*
+ * Blocks of gradients are no reason for a larger budget where there is room for them elsewhere: several microbatches
+ * need what one does, and for an addition the block of one parameter.
+ */
+static void blocks_of_gradients_leave_between_microbatches(void **state)
+{
+  for (int i = 0; i < 4; i++) {
+    const enum lade_family family = i & 1 ? LADE_LLAMA : LADE_GPT2;
+    struct state_bytes bytes = {0};
+    const uint64_t one = least_of_microbatches(family, i & 2 ? 3 : 2, 1, &bytes);
+    const uint64_t several = least_of_microbatches(family, i & 2 ? 3 : 2, 4, &bytes);
+    assert_in_range(several, one, one + bytes.tensor / 8);
+  }
+}
+
 /* What the solver says @change adds where state is in @n_shards, each link and each gather a nanosecond per byte. */
 static struct lade_load price_of(const struct lade_graph *graph, int n_shards, struct lade_change change)
 {
@@ -588,7 +624,7 @@ static struct lade_load price_of(const struct lade_graph *graph, int n_shards, s
   const struct lade_tariff tariff = {
       .op_ns = prices.op_ns, .update_ns = {prices.update_ns[0], prices.update_ns[1], prices.update_ns[2]},
       .update_near_ns = prices.update_near_ns, .to_host_ns = 1, .to_device_ns = 1, .gather_ns = 1,
-      .n_shards = n_shards, .n_microbatches = 2};
+      .n_shards = n_shards, .n_grad_shards = n_shards, .n_microbatches = 2};
   struct lade_residency *residency = NULL;
   lade_solver *solver = NULL;
   assert_int_equal(lade_residency_create(graph, &residency), 0);
@@ -607,13 +643,18 @@ static void what_is_in_shards_is_priced_by_blocks(void **state)
   const int weight = graph->params[0].tensor;
   const struct lade_change state_leaves = {LADE_CHANGE_STATE, LADE_HOME_HOST, 0};
   const struct lade_change copy_drops = {LADE_CHANGE_SAVED, LADE_WAIT_HOST, weight};
+  const struct lade_change grad_leaves = {LADE_CHANGE_SAVED, LADE_WAIT_HOST, graph->params[0].grad};
   const struct lade_load whole = price_of(graph, 1, state_leaves), block = price_of(graph, 8, state_leaves);
   const struct lade_load dropped = price_of(graph, 8, copy_drops);
+  const struct lade_load whole_grad = price_of(graph, 1, grad_leaves), grad = price_of(graph, 8, grad_leaves);
   assert_true(whole.host_ns > 0 && whole.to_host_ns > 0);
   assert_float_equal(block.host_ns, whole.host_ns / 8, 1e-6 * whole.host_ns);
   assert_float_equal(block.to_host_ns, whole.to_host_ns / 8, 1e-6 * whole.to_host_ns);
   assert_float_equal(dropped.comm_ns, 2.0 * (double)graph->tensors[weight].bytes, 1);
   assert_true(dropped.to_device_ns == 0 && dropped.to_host_ns == 0);
+  assert_true(whole_grad.to_host_ns > 0 && whole_grad.to_device_ns > 0);
+  assert_float_equal(grad.to_host_ns, whole_grad.to_host_ns / 8, 1e-6 * whole_grad.to_host_ns);
+  assert_float_equal(grad.to_device_ns, whole_grad.to_device_ns / 8, 1e-6 * whole_grad.to_device_ns);
   lade_graph_destroy(graph);
 }
 
@@ -680,6 +721,7 @@ int main(void)
       cmocka_unit_test(with_room_each_copy_is_gathered_once),
       cmocka_unit_test(large_tables_take_no_more_than_two_layers),
       cmocka_unit_test(a_tied_table_takes_its_gradient_and_two_parts),
+      cmocka_unit_test(blocks_of_gradients_leave_between_microbatches),
       cmocka_unit_test(what_is_in_shards_is_priced_by_blocks),
       cmocka_unit_test(ranks_that_differ_are_told_apart),
       cmocka_unit_test(the_same_question_has_the_same_answer),
