@@ -299,6 +299,25 @@ static void cuda_unpin(lade_device *device, void *at, uint64_t bytes)
   lade_cuda_leave(cuda, is_entered);
 }
 
+int lade_cuda_alloc(lade_device *device, uint64_t bytes, uint64_t *ret_address)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  bool is_entered = lade_cuda_enter(cuda);
+  cuda_result result = cuda->driver.cuMemAlloc(ret_address, bytes);
+  lade_cuda_leave(cuda, is_entered);
+  return lade_cuda_errno(result);
+}
+
+void lade_cuda_free(lade_device *device, uint64_t address)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  if (!address)
+    return;
+  bool is_entered = lade_cuda_enter(cuda);
+  lade_cuda_check(cuda, "cuMemFree", cuda->driver.cuMemFree(address));
+  lade_cuda_leave(cuda, is_entered);
+}
+
 int lade_cuda_get_address(lade_device *device, void *at, uint64_t *ret_address)
 {
   struct cuda_device *cuda = (struct cuda_device *)device;
@@ -403,15 +422,24 @@ static int open_fail(const struct cuda_device *cuda, struct lade_error *error, c
   return result ? lade_cuda_error_set(&cuda->driver, error, call, result) : 0;
 }
 
+/* A process that is shown one device alone has it from its launcher. */
+static int seat_find(const struct cuda_device *cuda, const struct lade_cuda_device_params *params)
+{
+  int n = 0;
+  return !params->seat || cuda->driver.cuDeviceGetCount(&n) || n == 1 ? params->ordinal
+                                                                      : params->ordinal + params->seat;
+}
+
 /* The context that was brought says which device it is. */
 static int ordinal_find(struct cuda_device *cuda, const struct lade_cuda_device_params *params,
                         struct lade_error *error)
 {
   if (!params->context) {
-    cuda_result result = cuda->driver.cuDeviceGet(&cuda->id, params->ordinal);
+    const int ordinal = seat_find(cuda, params);
+    cuda_result result = cuda->driver.cuDeviceGet(&cuda->id, ordinal);
     if (result == CUDA_INVALID_DEVICE || result == CUDA_INVALID_VALUE)
       return lade_error_set(error, -ENODEV, "there is no GPU number %d; nvidia-smi -L lists them from 0",
-                            params->ordinal);
+                            ordinal);
     return open_fail(cuda, error, "cuDeviceGet", result);
   }
   cuda_result result = cuda->driver.cuCtxPushCurrent(params->context);

@@ -11,6 +11,8 @@
 struct lade_cuda_device_params {
   size_t struct_size;
   int ordinal;             /* of the driver's devices, from 0; with a context, the context's own device counts */
+  int seat;                /* of a process among those of its node that take a device each, from @ordinal on, or the one
+                              device that a launcher lets each of them see */
   uint64_t capacity_bytes; /* hard; 0: what is free once the device is open */
   void *context;           /* a CUcontext to work in, borrowed; NULL: the device's primary one */
   struct lade_faults *faults; /* borrowed, may be NULL */
@@ -45,6 +47,13 @@ bool lade_cuda_queue_is_stream(const lade_device *device, const lade_queue *queu
  * was put on it before. The address is of lade_cuda_get_address. Returns the CUresult.
  */
 int lade_cuda_stream_write(lade_device *device, void *stream, uint64_t address, uint64_t value);
+
+/*
+ * A little memory for what is beside a plan: no chunk, not zeroed, and of outside_bytes. free takes 0. -ENOMEM, and as
+ * the device's calls. Any thread.
+ */
+int lade_cuda_alloc(lade_device *device, uint64_t bytes, uint64_t *ret_address);
+void lade_cuda_free(lade_device *device, uint64_t address);
 
 /*
  * Where the device sees @at, in memory that is pinned (lade_device_pin): not where the host does, on some machines.

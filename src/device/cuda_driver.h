@@ -139,6 +139,8 @@ struct cuda_access {
   X(cuMemMap, (cuda_address address, size_t bytes, size_t offset, cuda_memory memory, unsigned long long flags)) \
   X(cuMemUnmap, (cuda_address address, size_t bytes)) \
   X(cuMemSetAccess, (cuda_address address, size_t bytes, const struct cuda_access *access, size_t n)) \
+  X(cuMemAlloc, (cuda_address *ret_address, size_t bytes)) \
+  X(cuMemFree, (cuda_address address)) \
   X(cuMemHostAlloc, (void **ret_at, size_t bytes, unsigned flags)) \
   X(cuMemFreeHost, (void *at)) \
   X(cuMemHostRegister, (void *at, size_t bytes, unsigned flags)) \

@@ -74,6 +74,11 @@ int lade_comm_open(const struct lade_comm_params *params, struct lade_error *err
   if (!own.kernels)
     return lade_error_set(error, -EINVAL, "a communicator needs a table of kernels");
   own.staging_bytes = own.staging_bytes ? lade_align_up(own.staging_bytes, 4096) : LADE_COMM_STAGING_BYTES;
+  if (own.engine == LADE_COMM_NCCL && own.control) {
+    own.timeout_ms = own.timeout_ms ? own.timeout_ms : own.control->params.timeout_ms;
+    own.log = own.log ? own.log : own.control->params.log;
+    own.log_user = own.log_user ? own.log_user : own.control->params.log_user;
+  }
   own.timeout_ms = own.timeout_ms > 0 ? own.timeout_ms : LADE_COMM_TIMEOUT_MS;
   own.is_checked = own.is_checked || LADE_CHECK_FULL;
   if (own.engine == LADE_COMM_NCCL)

@@ -101,6 +101,7 @@ struct lade_comm_params {
   void *log_user;
   struct lade_faults *faults; /* borrowed, may be NULL */
   lade_device *device;        /* of NCCL: a CUDA device in its primary context, borrowed; buffers are its memory */
+  lade_comm *control;         /* of NCCL: the same members on hosts, borrowed, split and left; NULL: opened anew */
 };
 
 enum lade_collective_kind {

@@ -28,6 +28,7 @@
 #include "parallel/comm_nccl_internal.h"
 
 #define SCRATCH_BYTES 64 /* of each communicator: a number to sum; a byte to send and one to receive */
+#define SCRATCHES 64     /* for communicators in turn; beside the device's chunks and their capacity */
 #define SCRATCH_SEND 16
 #define SCRATCH_RECV 32
 #define PAGE_BYTES 4096
@@ -215,8 +216,7 @@ static void job_unref(struct nccl_job *job)
   LADE_ASSERT(job->windows.n == 0 && job->comms.n == 0);
   LADE_ARRAY_FREE(&job->windows);
   LADE_ARRAY_FREE(&job->comms);
-  const struct nccl_window scratch = {job->scratch, job->scratch_bytes, job->scratch_chunk};
-  comm_nccl_window_release(job->device, &scratch);
+  lade_cuda_free(job->device, job->scratch);
   pthread_cond_destroy(&job->changed);
   pthread_mutex_destroy(&job->mutex);
   free(job);
@@ -224,15 +224,12 @@ static void job_unref(struct nccl_job *job)
 
 static int job_fill(struct nccl_job *job, struct lade_error *error)
 {
-  struct nccl_window scratch;
   int status = lade_nccl_library_open(&job->nccl, error);
-  if (!status)
-    status = comm_nccl_window_create(job->device, SCRATCH_BYTES, &scratch, error);
   if (status)
     return status;
-  job->scratch = scratch.address;
-  job->scratch_bytes = scratch.bytes;
-  job->scratch_chunk = scratch.chunk;
+  status = lade_cuda_alloc(job->device, SCRATCHES * SCRATCH_BYTES, &job->scratch);
+  if (status)
+    return lade_error_set(error, status, "no memory of the device for a communicator");
   status = comm_nccl_watch_start(job);
   return status ? lade_error_set(error, status, "the machine refused a thread (%s)", strerror(-status)) : 0;
 }
@@ -291,7 +288,7 @@ static int comm_fill(struct nccl_comm *comm, struct lade_error *error)
   struct lade_faults *faults = comm->base.params.faults;
   size_t size = (size_t)comm->base.size;
   unsigned n_made = atomic_fetch_add(&job->n_made, 1);
-  comm->scratch = job->scratch + n_made % (job->scratch_bytes / SCRATCH_BYTES) * SCRATCH_BYTES;
+  comm->scratch = job->scratch + n_made % SCRATCHES * SCRATCH_BYTES;
   comm->ranks = lade_fault_calloc(faults, size, sizeof(*comm->ranks));
   comm->boards = lade_fault_calloc(faults, size, sizeof(*comm->boards));
   if (!comm->ranks || !comm->boards)
@@ -565,7 +562,8 @@ int lade_comm_open_nccl(const struct lade_comm_params *params, struct lade_error
   struct nccl_job *job = NULL;
   struct making making = {.error = error};
   control_params.engine = LADE_COMM_AUTO;
-  int status = lade_comm_open(&control_params, error, &control);
+  int status = params->control ? lade_comm_split(params->control, 0, lade_comm_rank(params->control), error, &control)
+                               : lade_comm_open(&control_params, error, &control);
   if (status)
     return status;
   status = job_create(params, error, &job);
@@ -579,7 +577,7 @@ int lade_comm_open_nccl(const struct lade_comm_params *params, struct lade_error
     return status;
   }
   if (!status)
-    status = boards_open(making.comm, making.comm->base.rank, error);
+    status = boards_open(making.comm, params->launch ? params->launch->rank : making.comm->base.rank, error);
   if (!status)
     status = id_meet(making.comm, &making.id, error);
   if (!status)

@@ -18,8 +18,7 @@ struct nccl_comm;
 struct nccl_job {
   struct nccl_library nccl;
   lade_device *device;
-  uint64_t scratch, scratch_bytes; /* device memory, NCCL_SCRATCH_BYTES for each communicator in turn */
-  lade_chunk *scratch_chunk;
+  uint64_t scratch; /* device memory, a part for each communicator in turn */
   atomic_int n_refs;
   atomic_uint n_made; /* communicators, ever */
   pthread_t watcher;

@@ -68,6 +68,24 @@ int lade_peers_open(const struct lade_layout_params *params, lade_comm *world, s
   return status;
 }
 
+int lade_peers_open_gpus(struct lade_peers *peers, const struct lade_kernels *kernels, lade_device *device,
+                         struct lade_error *error)
+{
+  const struct lade_launch who = {.rank = peers->layout.rank, .world = peers->layout.mesh.world};
+  const struct lade_collective meeting = {.kind = LADE_BARRIER};
+  int status = 0;
+  for (int axis = 0; axis < LADE_N_AXES && !status; axis++) {
+    const struct lade_comm_params how = {.struct_size = sizeof(how), .engine = LADE_COMM_NCCL, .launch = &who,
+                                         .kernels = kernels, .device = device, .control = peers->axes[axis]};
+    if (!peers->axes[axis])
+      continue;
+    status = lade_comm_open(&how, error, &peers->gpu_axes[axis]);
+    if (!status)
+      status = lade_comm_run(peers->gpu_axes[axis], &meeting, error);
+  }
+  return status;
+}
+
 int lade_peers_open_beside(struct lade_peers *peers, struct lade_error *error)
 {
   int status = words_alloc(peers, &peers->words_beside, error);
@@ -88,8 +106,9 @@ void lade_peers_close(struct lade_peers *peers)
   lade_comm_close(peers->beside);
   peers->beside = NULL;
   for (int axis = LADE_N_AXES - 1; axis >= 0; axis--) {
+    lade_comm_close(peers->gpu_axes[axis]);
     lade_comm_close(peers->axes[axis]);
-    peers->axes[axis] = NULL;
+    peers->gpu_axes[axis] = peers->axes[axis] = NULL;
   }
   free(peers->words);
   free(peers->words_beside);
@@ -104,8 +123,10 @@ static void comm_abort(lade_comm *comm, const char *words)
 
 void lade_peers_abort(struct lade_peers *peers, const char *words)
 {
-  for (int axis = 0; axis < LADE_N_AXES; axis++)
+  for (int axis = 0; axis < LADE_N_AXES; axis++) {
+    comm_abort(peers->gpu_axes[axis], words);
     comm_abort(peers->axes[axis], words);
+  }
   comm_abort(peers->beside, words);
   comm_abort(peers->world, words);
 }

@@ -16,6 +16,7 @@ struct lade_peers {
   struct lade_layout layout;
   lade_comm *world;             /* borrowed; NULL: we are alone */
   lade_comm *axes[LADE_N_AXES]; /* of axes with several ranks, else NULL */
+  lade_comm *gpu_axes[LADE_N_AXES]; /* the same over GPUs' memory, where ranks compute there */
   lade_comm *beside;            /* of all, for what one thread does beside the steps; NULL: nothing has asked for it */
   int64_t *words, *words_beside; /* one of each rank, for agreements over the one and the other; NULL as they are */
 };
@@ -26,6 +27,13 @@ struct lade_peers {
  */
 int lade_peers_open(const struct lade_layout_params *params, lade_comm *world, struct lade_error *error,
                     struct lade_peers *ret_peers);
+
+/*
+ * Make @peers->gpu_axes on @device, and let each meet once, so that what NCCL takes for it is taken; collective. To be
+ * closed (lade_peers_close) before the device is. As lade_comm_open.
+ */
+int lade_peers_open_gpus(struct lade_peers *peers, const struct lade_kernels *kernels, lade_device *device,
+                         struct lade_error *error);
 
 /* Make @peers->beside; collective. -ENOMEM, and as lade_comm_split. */
 int lade_peers_open_beside(struct lade_peers *peers, struct lade_error *error);

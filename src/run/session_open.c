@@ -345,7 +345,7 @@ static int executor_make(lade_session *s, struct lade_error *error)
   struct lade_executor_params how = {
       .struct_size = sizeof(how), .plan = s->plan, .device = s->device, .kernels = &s->host_kernels,
       .cuda_kernels = s->cuda_kernels, .pool = s->pool, .store = s->store, .durable = s->durable,
-      .comms = s->peers.world ? s->peers.axes : NULL,
+      .comms = !s->peers.world ? NULL : s->params.is_gpu ? s->peers.gpu_axes : s->peers.axes,
       .faults = s->params.faults};
   status = lade_executor_create(&how, error, &s->executor);
   s->outside_bytes = session_gpu_outside(s);
@@ -460,6 +460,7 @@ void lade_session_close(lade_session *s)
   lade_executor_destroy(s->executor);
   lade_store_close(s->store);
   lade_durable_close(s->durable);
+  lade_peers_close(&s->peers); /* before the device, whose memory they have */
   lade_cuda_kernels_close(s->cuda_kernels);
   lade_device_close(s->device);
   lade_plan_destroy(s->plan);
@@ -473,7 +474,6 @@ void lade_session_close(lade_session *s)
   lade_graph_destroy(s->graph);
   lade_pool_destroy(s->pool);
   lade_data_close(s->data);
-  lade_peers_close(&s->peers);
   free(s->spare_rows);
   free(s);
 }

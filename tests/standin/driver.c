@@ -174,9 +174,28 @@ cuda_result standin_status(void)
   return result;
 }
 
+/* How many devices CUDA_VISIBLE_DEVICES leaves, a list of numbers; all without it. */
+static int visible_count(void)
+{
+  const char *list = getenv("CUDA_VISIBLE_DEVICES");
+  int n = list && *list ? 1 : 0;
+  for (const char *at = list; at && *at; at++)
+    n += *at == ',';
+  return list ? n : (int)LADE_MIN(standin.devices, MAX_DEVICES);
+}
+
+/* Which of the machine's devices is number @id of the visible ones. */
+static int physical_device(cuda_device_id id)
+{
+  const char *at = getenv("CUDA_VISIBLE_DEVICES");
+  for (int i = 0; at && i < id; i++)
+    at = strchr(at, ',') ? strchr(at, ',') + 1 : at;
+  return at ? atoi(at) : id;
+}
+
 static bool is_device(cuda_device_id id)
 {
-  return id >= 0 && id < (int)LADE_MIN(standin.devices, MAX_DEVICES);
+  return id >= 0 && id < visible_count();
 }
 
 cuda_result cuInit(unsigned flags)
@@ -184,7 +203,7 @@ cuda_result cuInit(unsigned flags)
   cuda_result result = standin_enter("cuInit", false);
   if (result)
     return result;
-  if (standin.devices == 0)
+  if (visible_count() == 0)
     return CUDA_NO_DEVICE;
   is_started = true;
   for (int i = 0; i < MAX_DEVICES; i++)
@@ -232,7 +251,7 @@ cuda_result cuGetErrorString(cuda_result result, const char **ret_text)
 
 cuda_result cuDeviceGetCount(int *ret_n)
 {
-  *ret_n = (int)standin.devices;
+  *ret_n = visible_count();
   return standin_enter("cuDeviceGetCount", false);
 }
 
@@ -258,6 +277,7 @@ cuda_result cuDeviceGetAttribute(int *ret_value, int attribute, cuda_device_id i
                : attribute == CUDA_ATTRIBUTE_SHARED_MOST      ? 227 << 10
                : attribute == CUDA_ATTRIBUTE_PCI_DOMAIN       ? 0
                : attribute == CUDA_ATTRIBUTE_PCI_BUS          ? 0xc1
+               : attribute == CUDA_ATTRIBUTE_PCI_DEVICE       ? 1 + physical_device(id)
                                                               : 1;
   return result;
 }

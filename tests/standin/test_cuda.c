@@ -166,6 +166,7 @@ struct session {
   lade_cuda_graph *graph;
   void *host; /* pinned */
   uint64_t word_address; /* of a word in it, as streams see it */
+  uint64_t little;       /* of lade_cuda_alloc */
 };
 
 #define HOST_BYTES 12288 /* two pages for copies, and one with a word that the stream writes */
@@ -220,7 +221,9 @@ static int session_memory(struct session *s)
     free(s->host);
     s->host = NULL;
   }
-  return error ? error : lade_cuda_get_address(s->device, session_word(s), &s->word_address);
+  if (!error)
+    error = lade_cuda_get_address(s->device, session_word(s), &s->word_address);
+  return error ? error : lade_cuda_alloc(s->device, 64, &s->little);
 }
 
 static int session_queues(struct session *s)
@@ -269,6 +272,8 @@ static void session_finish(struct session *s)
   lade_cuda_graph_destroy(s->graph);
   if (s->host)
     lade_device_unpin(s->device, s->host, HOST_BYTES);
+  if (s->device)
+    lade_cuda_free(s->device, s->little);
   lade_device_chunk_release(s->device, s->imported);
   lade_device_chunk_release(s->device, s->shared);
   lade_device_chunk_release(s->device, s->chunk);

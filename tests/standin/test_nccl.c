@@ -239,7 +239,7 @@ static void every_call_of_nccl_that_fails_is_named_and_leaves_nothing(void **sta
 /* Calls of the driver that the engine makes besides a device's own. */
 static void refusals_of_the_driver_leave_nothing(void **state)
 {
-  static const char *const functions[] = {"cuMemCreate", "cuMemHostRegister", "cuMemHostGetDevicePointer",
+  static const char *const functions[] = {"cuMemAlloc", "cuMemCreate", "cuMemHostRegister", "cuMemHostGetDevicePointer",
                                           "cuStreamCreate", "cuStreamWriteValue64", "cuMemAddressReserve", "cuMemMap",
                                           "cuLaunchHostFunc"};
   for (size_t i = 0; i < LADE_COUNT(functions); i++) {

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Replicas on a GPU each, over the stand-ins for the driver and for NCCL: the losses of one rank, the same bits at any
+budget, a GPU of its own for each rank however it is shown, and one line for what cannot be.
+
+Usage: train_ranks.py LADE PLUGIN STANDIN KERNELS
+"""
+import json
+import os
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "system"))
+import jobs
+from jobs import losses, require
+
+LADE = os.path.abspath(sys.argv[1])
+ENVIRONMENT = jobs.environment(sys.argv[2])
+STANDIN, KERNELS = (os.path.abspath(path) for path in sys.argv[3:5])
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-gpu-ranks-")
+os.chdir(SCRATCH.name)
+ENVIRONMENT.update(LADE_STANDIN_KERNELS=KERNELS, LADE_ATTENTION="mma", XDG_CACHE_HOME=os.getcwd(),
+                   LD_LIBRARY_PATH=STANDIN, LADE_STANDIN="devices=4")
+with open("text.txt", "w", encoding="utf-8") as file:
+    file.writelines(f"{i * i % 97} bottles of wine on the wall, {i}\n" for i in range(2000))
+with open("tiny.json", "w", encoding="utf-8") as file:
+    json.dump({"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 8192, "vocab_size": 256},
+              file)
+SHORT = ["--model", "./tiny.json", "--seq", "16", "--data", "text.txt", "--batch", "4", "--micro-batch", "1",
+         "--warmup", "1", "--lr", "1e-2", "--eval-iters", "1", "--quiet", "--machine", "h200-141g", "--steps", "2",
+         "--dtype", "fp32", "--json", "--log", "log"]
+
+
+def command(ranks, *args):
+    return jobs.command(LADE, ranks, *SHORT, *args)
+
+
+def summary(line, environment=None):
+    """Its summary, with the losses of all steps."""
+    if os.path.exists("log"):
+        os.remove("log")
+    code, out, err = jobs.run(line, environment or ENVIRONMENT)
+    require(code == 0, f"{line} ends with {code}", err)
+    found = json.loads(out)
+    found["losses"] = losses("log")
+    return found
+
+
+def refused(code, words, line, **more):
+    """The job ends with @code and one line of ours that has @words."""
+    got, _, err = jobs.run(line, dict(ENVIRONMENT, **more))
+    ours = [said for said in jobs.messages(err) if words in said]
+    require(got == code and len(ours) == 1, f"{line} ends with {got}, not {code} and '{words}'", err)
+
+
+GPUS = ["--device", "cuda:0"]
+one = summary(command(0, "--device", "host"))
+four = summary(command(4, *GPUS, "--dp", "4"))
+require(len(one["losses"]) == 2 and all(abs(a - b) <= 1e-5 * abs(a) for a, b in zip(one["losses"], four["losses"])),
+        "replicas have other losses", (one["losses"], four["losses"]))
+least = summary(command(4, *GPUS, "--dp", "4", "--budget", "min"))
+for run in (four, least):
+    require(run["planned_peak_bytes_by_rank"] == run["measured_peak_bytes_by_rank"] and run["ranks"] == 4,
+            "planned and measured peaks differ", run)
+    require(run["params_digest"] == four["params_digest"], "a budget changes bits", run)
+require(least["measured_peak_bytes"] < four["measured_peak_bytes"], "a budget saves nothing", (least, four))
+
+# Each rank is shown one GPU alone; all are shown some in another order; not all have one of their own.
+train = " ".join([LADE, "train", *SHORT, *GPUS, "--dp", "2"])
+alone = summary([LADE, "launch", "-n", "2", "--", "sh", "-c",
+                 f"CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK exec {train}"])
+again = summary(command(2, *GPUS, "--dp", "2"), dict(ENVIRONMENT, CUDA_VISIBLE_DEVICES="3,1"))
+require(alone["params_digest"] == again["params_digest"], "who shows GPUs changes bits", (alone, again))
+refused(7, "would share the GPU at 0000:c1:03.0", command(2, *GPUS, "--dp", "2"), CUDA_VISIBLE_DEVICES="2")
+refused(7, "there is no GPU number 2", command(2, "--device", "cuda:1", "--dp", "2"), LADE_STANDIN="devices=2")
+refused(2, "several GPUs train as replicas", command(2, *GPUS, "--tp", "2"))
+refused(5, "ncclAllReduce: internal error", command(2, *GPUS, "--dp", "2"),
+        LADE_STANDIN_NCCL="fail=ncclAllReduce,nth=4,rank=1")
