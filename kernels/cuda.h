@@ -7,7 +7,7 @@
 #include "kernels/kernels.h"
 
 /*
- * The table of a CUDA device with nothing but Lade's own kernels, but for rank_sum, copy and tree_sum, which are NULL:
+ * The table of a CUDA device with nothing but Lade's own kernels, but for rank_sum and copy, which are NULL:
  * for sizes of scratch and the key. Its functions want a launcher (cuda/launch.h).
  */
 void lade_cuda_kernels_init(struct lade_kernels *kernels);

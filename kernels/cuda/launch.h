@@ -64,7 +64,8 @@
   X(row_sums, ROW_SUMS, row_sums, 1) \
   X(sum_squares, SUM_SQUARES, sum_squares, 2) \
   X(swiglu, SWIGLU_FWD, swiglu_fwd, 3) \
-  X(swiglu, SWIGLU_BWD, swiglu_bwd, 3)
+  X(swiglu, SWIGLU_BWD, swiglu_bwd, 3) \
+  X(tree_sum, TREE_SUM, tree_sum, 1)
 
 enum lade_cuda_function {
 #define LADE_CUDA_ENUM(file, upper, lower, dtypes) LADE_CUDA_##upper,

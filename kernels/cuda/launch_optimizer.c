@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Launches of norm, verdict and update. */
+/* Launches of norm, its sums, verdict and update. */
 #include "kernels/cuda/launch_internal.h"
 
 static void sum_squares(const struct lade_kernel_ctx *ctx, const void *args)
@@ -11,11 +11,22 @@ static void sum_squares(const struct lade_kernel_ctx *ctx, const void *args)
                                                   .args = a});
 }
 
-static void clip(const struct lade_kernel_ctx *ctx, const void *args)
+/* One block, with a double of each thread. */
+static void partials_launch(const struct lade_kernel_ctx *ctx, enum lade_cuda_function function, const void *args)
 {
-  lade_cuda_launch_grid(ctx, LADE_CUDA_CLIP, LADE_F32,
+  lade_cuda_launch_grid(ctx, function, LADE_F32,
                         (struct lade_cuda_launch){.grid = {1}, .args = args,
                                                   .shared_bytes = LADE_CUDA_THREADS * sizeof(double)});
+}
+
+static void tree_sum(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  partials_launch(ctx, LADE_CUDA_TREE_SUM, args);
+}
+
+static void clip(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  partials_launch(ctx, LADE_CUDA_CLIP, args);
 }
 
 /* A block of threads is a block of moments: those of 8 bits share their exponent in it. */
@@ -31,6 +42,7 @@ static void adamw(const struct lade_kernel_ctx *ctx, const void *args)
 void lade_cuda_optimizer_init(struct lade_kernels *kernels)
 {
   kernels->fn[LADE_K_SUM_SQUARES] = sum_squares;
+  kernels->fn[LADE_K_TREE_SUM] = tree_sum;
   kernels->fn[LADE_K_CLIP] = clip;
   kernels->fn[LADE_K_ADAMW] = adamw;
 }
