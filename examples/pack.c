@@ -19,9 +19,13 @@ static int items_make(struct lade_pack_item *items)
   for (int layer = 0; layer < LAYERS; layer++) {
     int forward = layer, backward = 2 * LAYERS - 1 - layer;
     uint64_t saved = (uint64_t)(64 + 16 * layer) * KIB, scratch = (uint64_t)(256 - 24 * layer) * KIB;
-    items[n++] = (struct lade_pack_item){forward, backward + 1, saved, 4096, -1};
-    items[n++] = (struct lade_pack_item){forward, forward + 1, scratch, 4096, -1};
-    items[n++] = (struct lade_pack_item){backward, backward + 1, 2 * scratch, 4096, -1};
+    const struct lade_pack_item items_of_layer[] = {
+        {.lower = forward, .upper = backward + 1, .bytes = saved, .align = 4096, .fixed = -1},
+        {.lower = forward, .upper = forward + 1, .bytes = scratch, .align = 4096, .fixed = -1},
+        {.lower = backward, .upper = backward + 1, .bytes = 2 * scratch, .align = 4096, .fixed = -1},
+    };
+    for (int k = 0; k < 3; k++)
+      items[n++] = items_of_layer[k];
   }
   return n;
 }

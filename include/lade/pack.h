@@ -31,7 +31,15 @@ struct lade_pack_item {
   uint64_t bytes;       /* at least 1 */
   uint32_t align;       /* of the offset: a power of two; 0 means 1 */
   int64_t fixed;        /* the offset that it must have, or -1 */
+  uint32_t group;       /* contiguous with the others of this number, see below; 0: with none */
 };
+
+/*
+ * Items of one group lie one behind another in the order of their indices: the first at a multiple of the largest
+ * alignment in the group, each other one at the next multiple of its own behind the end of the one before. If one is
+ * fixed that fixes all. Otherwise the packer keeps their bytes for them, and the gaps between them, from the first
+ * beginning to the last end: where lifetimes differ, another packing may waste less.
+ */
 
 #define LADE_PACK_FAST_WORK 1000 /* elementary steps for each item: the fast pass */
 
@@ -45,7 +53,7 @@ struct lade_pack_params {
 
 struct lade_pack_result {
   uint64_t peak_bytes;        /* highest end of any item */
-  uint64_t lower_bound_bytes; /* no packing has a smaller peak */
+  uint64_t lower_bound_bytes; /* no packing has a smaller peak, not even one that uses what groups keep */
   bool is_optimal;            /* peak and bound meet, or an exhaustive search found nothing below */
 };
 
@@ -61,10 +69,11 @@ LADE_API void lade_packer_destroy(lade_packer *packer);
 /*
  * Pack @n_items into @ret_offsets (one per item) and describe the result. @params may be NULL: the fast pass.
  * No items is a peak of 0. Fixed items keep their offset. -EINVAL for a lifetime that is empty, a size of 0,
- * an alignment that is no power of two, a fixed offset that is not aligned, or two fixed items that overlap,
- * or of parameters that a newer header made; -EOVERFLOW when the sizes sum past 2^62; -ENOMEM. @error (may be NULL)
- * names the item by its index. Blocks for the time that @params allows; the fast pass is near-linear, and
- * for the search the limit is looked at every few thousand steps.
+ * an alignment that is no power of two, a fixed offset that is not aligned or that the rest of its group cannot lie
+ * beside, or two fixed items that overlap, or of parameters that a newer header made; -EOVERFLOW when the sizes sum
+ * past 2^62 (2^61 if there are groups); -ENOMEM. @error (may be NULL) names the item by its index. Blocks for the
+ * time that @params allows; the fast pass is near-linear, and for the search the limit is looked at every few
+ * thousand steps.
  */
 LADE_API int lade_packer_pack(lade_packer *packer, const struct lade_pack_item *items, int n_items,
                               const struct lade_pack_params *params, uint64_t *ret_offsets,
@@ -76,13 +85,16 @@ LADE_API int lade_pack(const struct lade_pack_item *items, int n_items, const st
 
 /*
  * Check an answer with code that shares nothing with the packer: no two live ranges overlap, each offset is
- * aligned, fixed ones are kept, and the highest end is exactly @peak_bytes. 0, -EBADMSG with the first
- * fault in @error, -EINVAL for items that are none, -ENOMEM. O(n log n). Any thread.
+ * aligned, fixed ones are kept, groups are contiguous, and the highest end is exactly @peak_bytes. 0, -EBADMSG with
+ * the first fault in @error, -EINVAL for items that are none, -ENOMEM. O(n log n). Any thread.
  */
 LADE_API int lade_pack_check(const struct lade_pack_item *items, int n_items, const uint64_t *offsets,
                              uint64_t peak_bytes, struct lade_error *error);
 
-/* Most bytes live at one time: a lower bound of every peak. 0, -EINVAL, -EOVERFLOW or -ENOMEM. Any thread. */
+/*
+ * Most bytes live at one time, each item for itself: a lower bound of every peak. 0, -EINVAL, -EOVERFLOW or -ENOMEM.
+ * Any thread.
+ */
 LADE_API int lade_pack_live_peak(const struct lade_pack_item *items, int n_items, uint64_t *ret_bytes);
 
 #ifdef __cplusplus

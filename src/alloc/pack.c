@@ -12,6 +12,8 @@
  * over sizes rounded up to it, less the padding of the one item that may lie on top; or the highest end of a
  * fixed item.
  *
+ * Groups: contiguous items become one before anything else sees them (pack_groups.c).
+ *
  * The rooms: first fit in several orders, repaired by blame (pack_first_fit.c); for small instances an exact
  * search (pack_exact.c) that also proves bounds.
  */
@@ -20,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "alloc/pack_check.h"
 #include "alloc/pack_internal.h"
 
 /* Sums of sizes and offsets below this cannot overflow anywhere in the packer. */
@@ -87,9 +90,10 @@ static int item_check(const struct lade_pack_item *item, int i, struct lade_erro
   return 0;
 }
 
-static int items_check(const struct lade_pack_item *items, int n, struct lade_error *error)
+static int items_check(const struct lade_pack_item *items, int n, bool *ret_has_groups, struct lade_error *error)
 {
   uint64_t sum = 0, highest_fixed = 0;
+  bool has_groups = false;
   if (n < 0)
     return lade_error_set(error, -EINVAL, "a negative number of items: %d", n);
   for (int i = 0; i < n; i++) {
@@ -100,38 +104,52 @@ static int items_check(const struct lade_pack_item *items, int n, struct lade_er
       return lade_error_set(error, -EOVERFLOW, "the sizes up to item %d sum past 2^62 bytes", i);
     if (items[i].fixed >= 0)
       highest_fixed = LADE_MAX(highest_fixed, (uint64_t)items[i].fixed);
+    has_groups |= items[i].group != 0;
   }
-  if (sum + highest_fixed >= BYTES_LIMIT)
-    return lade_error_set(error, -EOVERFLOW, "sizes and fixed offsets sum past 2^62 bytes");
+  /* A group's gaps, and its alignment once more; or how far one fixed member can push others up: not above the sum. */
+  if ((has_groups ? 2 * sum : sum) + highest_fixed >= BYTES_LIMIT)
+    return lade_error_set(error, -EOVERFLOW, "sizes%s and fixed offsets sum past 2^62 bytes",
+                          has_groups ? ", twice for groups," : "");
+  *ret_has_groups = has_groups;
   return 0;
 }
 
+/* The caller's number of the @k-th fixed item. @names: NULL if there are no groups. */
+static int fixed_name(const struct pack_problem *problem, const int32_t *names, int k)
+{
+  int i = 0;
+  while (problem->items[i].fixed < 0 || k-- > 0)
+    i++;
+  return names ? names[i] : i;
+}
+
 /* Fixed items that share bytes and time. Few are expected: they are judged by the checker alone. */
-static int fixed_check(lade_packer *packer, struct lade_error *error)
+static int fixed_check(lade_packer *packer, const int32_t *names, struct lade_error *error)
 {
   struct pack_problem *problem = &packer->problem;
   if (problem->n_fixed < 2)
     return 0;
   struct lade_pack_item *fixed = malloc((size_t)problem->n_fixed * sizeof(*fixed));
   uint64_t *offsets = malloc((size_t)problem->n_fixed * sizeof(*offsets));
-  struct lade_error fault = {0};
-  int rc = -ENOMEM, n = 0;
+  struct lade_pack_overlap overlap = {0};
+  int found = -ENOMEM, n = 0;
   if (fixed && offsets) {
-    uint64_t peak = 0;
     for (int i = 0; i < problem->n; i++)
       if (problem->items[i].fixed >= 0) {
         fixed[n] = problem->items[i];
         offsets[n] = (uint64_t)fixed[n].fixed;
-        peak = LADE_MAX(peak, offsets[n] + fixed[n].bytes);
         n++;
       }
-    rc = lade_pack_check(fixed, n, offsets, peak, &fault);
+    found = lade_pack_overlap_find(fixed, n, offsets, &overlap);
   }
   free(offsets);
   free(fixed);
-  if (rc == -EBADMSG)
-    return lade_error_set(error, -EINVAL, "of the fixed items alone, %s", fault.text);
-  return rc ? lade_error_set(error, rc, "no memory to check %d fixed items", problem->n_fixed) : 0;
+  if (found > 0)
+    return lade_error_set(error, -EINVAL,
+                          "items %d and %d are fixed where they share bytes while both are live at time %" PRId32,
+                          fixed_name(problem, names, overlap.first), fixed_name(problem, names, overlap.second),
+                          overlap.time);
+  return found ? lade_error_set(error, found, "no memory to check %d fixed items", problem->n_fixed) : 0;
 }
 
 static int endpoint_compare(const void *a, const void *b)
@@ -257,6 +275,18 @@ static void problem_init(lade_packer *packer, const struct lade_pack_item *items
   problem->lower_bound = LADE_MAX(bound, fixed_end);
 }
 
+/*
+ * The bound of the caller's own problem where what groups keep makes the merged one harder: without the groups, or the
+ * longest run. Leaves a problem behind that is to be made anew.
+ */
+static uint64_t relaxed_bound(lade_packer *packer, const struct lade_pack_item *items, int n, uint64_t least_end)
+{
+  size_t mark = packer->arena_used;
+  problem_init(packer, items, n);
+  packer->arena_used = mark;
+  return LADE_MAX(packer->problem.lower_bound, least_end);
+}
+
 /* Room for the problem, the incumbent and the hungriest room's scratch. */
 static size_t arena_bytes_needed(int n)
 {
@@ -349,39 +379,61 @@ void lade_packer_destroy(lade_packer *packer)
   free(packer);
 }
 
+/* Pack what the rooms see into packer->best. @names: of these items, or NULL. */
+static int rooms_ask(lade_packer *packer, const struct lade_pack_item *items, int n, const int32_t *names,
+                     uint64_t stop_bytes, struct lade_error *error)
+{
+  problem_init(packer, items, n);
+  int rc = fixed_check(packer, names, error);
+  if (rc)
+    return rc;
+  packer->best = lade_pack_take(packer, (size_t)n * sizeof(*packer->best));
+  packer->offsets = lade_pack_take(packer, (size_t)n * sizeof(*packer->offsets));
+  packer->best_bytes = UINT64_MAX;
+  packer->n_tried = 0;
+  packer->target_bytes = LADE_MAX(packer->problem.lower_bound, stop_bytes);
+  search(packer);
+  return 0;
+}
+
 int lade_packer_pack(lade_packer *packer, const struct lade_pack_item *items, int n_items,
                      const struct lade_pack_params *params, uint64_t *ret_offsets,
                      struct lade_pack_result *ret_result, struct lade_error *error)
 {
   struct lade_pack_params own = {.struct_size = sizeof(own)};
+  bool has_groups = false;
   int rc = params ? lade_struct_read("lade_pack_params", params, &own, sizeof(own), error) : 0;
   if (!rc)
-    rc = items_check(items, n_items, error);
+    rc = items_check(items, n_items, &has_groups, error);
   if (rc)
     return rc;
   if (n_items == 0) {
     *ret_result = (struct lade_pack_result){.is_optimal = true};
     return 0;
   }
-  if (arena_reserve(packer, arena_bytes_needed(n_items)))
+  if (arena_reserve(packer, arena_bytes_needed(n_items) + (has_groups ? lade_pack_groups_bytes(n_items) : 0)))
     return lade_error_set(error, -ENOMEM, "no memory to pack %d items", n_items);
-  effort_init(&packer->effort, &own, n_items);
-  problem_init(packer, items, n_items);
-  rc = fixed_check(packer, error);
+  struct pack_groups groups = {.n = n_items, .is_exact = true};
+  if (has_groups)
+    rc = lade_pack_groups_merge(packer, items, n_items, &groups, error);
   if (rc)
     return rc;
 
-  packer->best = lade_pack_take(packer, (size_t)n_items * sizeof(*packer->best));
-  packer->offsets = lade_pack_take(packer, (size_t)n_items * sizeof(*packer->offsets));
-  packer->best_bytes = UINT64_MAX;
-  packer->n_tried = 0;
-  packer->target_bytes = LADE_MAX(packer->problem.lower_bound, own.stop_bytes);
-  search(packer);
-  memcpy(ret_offsets, packer->best, (size_t)n_items * sizeof(*ret_offsets));
+  effort_init(&packer->effort, &own, groups.n);
+  uint64_t bound = groups.is_exact ? 0 : relaxed_bound(packer, items, n_items, groups.least_end);
+  rc = rooms_ask(packer, has_groups ? groups.items : items, groups.n, groups.names, own.stop_bytes, error);
+  if (rc)
+    return rc;
+  if (has_groups)
+    lade_pack_groups_spread(&groups, n_items, packer->best, ret_offsets);
+  else
+    memcpy(ret_offsets, packer->best, (size_t)n_items * sizeof(*ret_offsets));
+  if (groups.is_exact)
+    bound = packer->problem.lower_bound;
   *ret_result = (struct lade_pack_result){
       .peak_bytes = packer->best_bytes,
-      .lower_bound_bytes = packer->problem.lower_bound,
-      .is_optimal = packer->best_bytes == packer->problem.lower_bound,
+      .lower_bound_bytes = bound,
+      .is_optimal = packer->best_bytes == bound,
   };
   return 0;
 }

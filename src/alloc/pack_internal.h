@@ -14,7 +14,7 @@
 
 struct pack_problem {
   int n, n_slots, n_fixed;
-  const struct lade_pack_item *items; /* the caller's */
+  const struct lade_pack_item *items; /* the caller's, or what was made of them if there are groups */
   int32_t *lo, *hi;
   uint64_t *bytes;       /* rounded */
   uint64_t *align;
@@ -45,6 +45,17 @@ struct lade_packer {
   int n_tried;           /* orders of first fit that were placed to the end */
 };
 
+/* The caller's items as the rooms see them, when some are in groups (pack_groups.c). Lies in the arena. */
+struct pack_groups {
+  struct lade_pack_item *items;
+  int n;
+  int32_t *names;     /* of each of these: the caller's item, or the first of a group's */
+  int32_t *targets;   /* of each of the caller's: the one of these that it lies in */
+  uint64_t *within;   /* and how far behind its offset */
+  uint64_t least_end; /* of the longest run, as low as it may start */
+  bool is_exact;      /* a bound for these is one for the caller's */
+};
+
 /* Bytes from the arena, which lade_packer_pack has made large enough. Aligned to 16. */
 void *lade_pack_take(lade_packer *packer, size_t bytes);
 
@@ -72,5 +83,13 @@ bool lade_pack_ring(lade_packer *packer);
  * gaps; others are left as they are. Needs an incumbent. True when the target is met or proved out of reach.
  */
 bool lade_pack_exact(lade_packer *packer);
+
+/* Make what the rooms see of @n checked items, some of which are in groups. -EINVAL for fixed ones that contradict. */
+int lade_pack_groups_merge(lade_packer *packer, const struct lade_pack_item *items, int n,
+                           struct pack_groups *ret_groups, struct lade_error *error);
+size_t lade_pack_groups_bytes(int n);
+
+/* Offsets of the caller's @n items from those of what the rooms saw. */
+void lade_pack_groups_spread(const struct pack_groups *groups, int n, const uint64_t *offsets, uint64_t *ret_offsets);
 
 #endif

@@ -19,7 +19,7 @@ BASE = ["src/base/base.c", "src/base/faults.c", "src/base/file.c"]
 MACHINE = BASE + ["src/machine/machine.c", "src/machine/presets.c"]
 CONFIG = BASE + ["src/graph/config.c", "src/graph/model.c", "src/graph/presets.c"]
 PACK = ["src/alloc/pack.c", "src/alloc/pack_bounds.c", "src/alloc/pack_check.c", "src/alloc/pack_exact.c",
-        "src/alloc/pack_first_fit.c"]
+        "src/alloc/pack_first_fit.c", "src/alloc/pack_groups.c"]
 CACHE = [f"src/base/{part}.c" for part in ("cpu", "lock")] + [f"src/device/{part}.c" for part in (
     "device", "dry")] + [f"src/alloc/cache{part}.c" for part in (
         "", "_blocks", "_check", "_chunks", "_guard", "_pools", "_queues", "_report", "_shards", "_share", "_snapshot",

@@ -42,8 +42,15 @@ static inline void fuzz_trace_check(const struct lade_trace *trace)
         (block->last < trace->events.n && trace->events.items[block->last].block != i))
       abort();
   }
-  if (lade_pack(items, n, NULL, offsets, &result, NULL) || lade_pack_check(items, n, offsets, result.peak_bytes, NULL))
-    abort();
+  for (int with_groups = 0; with_groups < 2; with_groups++) {
+    if (lade_pack(items, n, NULL, offsets, &result, NULL) ||
+        lade_pack_check(items, n, offsets, result.peak_bytes, NULL) || result.lower_bound_bytes < live_bytes)
+      abort();
+    for (int i = 0; i < n; i++) {
+      items[i].group = (uint32_t)(items[i].bytes + (uint64_t)i / 4) % 8;
+      items[i].align = 1u << (items[i].bytes + (uint64_t)i) % 4;
+    }
+  }
   free(items);
   free(offsets);
   fuzz_trace_replay(trace);
