@@ -121,6 +121,25 @@ static void the_limit_is_hard_and_the_refusal_says_why(void **state)
   bed_close(&bed);
 }
 
+/* With free blocks of many sizes, one of which a search that goes past the last list might find. */
+static void no_request_is_too_large_to_be_refused(void **state)
+{
+  const struct lade_cache_params params = {.limit_bytes = 8 * CHUNK};
+  struct bed bed = bed_open(state, &params, NULL);
+  void *blocks[14], *refused = NULL;
+  uint64_t n_refused = 0;
+  for (int i = 0; i < 14; i++)
+    blocks[i] = must_alloc(bed.cache, bed.queues[0], (uint64_t)512 << i);
+  for (int i = 0; i < 14; i += 2)
+    must_free(bed.cache, blocks[i]);
+  for (int power = 30; power < 62; power++) {
+    for (uint64_t eighths = 8; eighths < 16; eighths++, n_refused++)
+      assert_int_equal(try_alloc(bed.cache, bed.queues[0], ((uint64_t)1 << power) / 8 * eighths, &refused), -ENOMEM);
+  }
+  assert_int_equal(stats_get(bed.cache).num_ooms, n_refused);
+  bed_close(&bed);
+}
+
 static void requests_that_make_no_sense_are_refused(void **state)
 {
   struct bed bed = bed_open(state, NULL, NULL);
@@ -452,6 +471,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_freed_block_is_at_once_free_for_its_queue),
       cmocka_unit_test(free_memory_is_not_stranded_by_size),
       cmocka_unit_test(the_limit_is_hard_and_the_refusal_says_why),
+      cmocka_unit_test(no_request_is_too_large_to_be_refused),
       cmocka_unit_test(requests_that_make_no_sense_are_refused),
       cmocka_unit_test(the_ledger_sums_to_what_is_allocated),
       cmocka_unit_test(trim_gives_idle_memory_back),
