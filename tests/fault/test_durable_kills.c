@@ -128,6 +128,16 @@ static bool life(bool is_durable, int end, int64_t kill_at, bool has_digests)
   return has_ended(status);
 }
 
+#define TRACE_OPTIONS (PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_EXITKILL)
+#define CALL_STOP (SIGTRAP | 0x80)
+
+/* The signal that a thread stopped for and is to have: none, where it stopped for who traces it. */
+static int signal_of(int status)
+{
+  const bool is_tracers = status >> 16 || WSTOPSIG(status) == CALL_STOP || WSTOPSIG(status) == SIGSTOP;
+  return is_tracers ? 0 : WSTOPSIG(status);
+}
+
 /* To the second step, killed the @kill_at-th time that any of its threads enters or leaves the kernel. */
 static bool life_traced(int64_t kill_at)
 {
@@ -140,15 +150,14 @@ static bool life_traced(int64_t kill_at)
     _exit(life_run(true, 2, 0, false));
   }
   assert_int_equal(waitpid(child, &status, 0), child);
-  ptrace(PTRACE_SETOPTIONS, child, NULL, PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_EXITKILL);
+  ptrace(PTRACE_SETOPTIONS, child, NULL, TRACE_OPTIONS); /* as in can_trace */
   for (thread = child; thread != child || WIFSTOPPED(status); thread = waitpid(-1, &status, __WALL)) {
     assert_true(thread > 0);
     if (!WIFSTOPPED(status))
       continue; /* a thread has ended */
-    const bool is_call = WSTOPSIG(status) == (SIGTRAP | 0x80);
-    if (is_call && --kill_at == 0)
+    if (WSTOPSIG(status) == CALL_STOP && --kill_at == 0)
       kill(child, SIGKILL);
-    ptrace(PTRACE_SYSCALL, thread, NULL, NULL);
+    ptrace(PTRACE_SYSCALL, thread, NULL, signal_of(status));
   }
   return has_ended(status);
 }
@@ -245,18 +254,24 @@ static bool can_trace(void)
   pid_t child = fork();
   assert_true(child >= 0);
   if (!child)
-    _exit(ptrace(PTRACE_TRACEME, 0, NULL, NULL) ? 1 : 0);
-  return waitpid(child, &status, 0) == child && WIFEXITED(status) && !WEXITSTATUS(status);
+    _exit(ptrace(PTRACE_TRACEME, 0, NULL, NULL) || raise(SIGSTOP));
+  assert_int_equal(waitpid(child, &status, 0), child);
+  if (!WIFSTOPPED(status))
+    return false;
+  const bool can = !ptrace(PTRACE_SETOPTIONS, child, NULL, TRACE_OPTIONS);
+  kill(child, SIGKILL);
+  assert_int_equal(waitpid(child, &status, 0), child);
+  return can;
 }
 
 static void a_kill_at_any_way_into_the_kernel_loses_no_step(void **state)
 {
   int64_t n_killed = 0, kill_at = 1;
-  scene_begin(LADE_STORE_AUTO);
   if (!can_trace()) {
     printf("SKIP: tracing is forbidden here\n");
     skip();
   }
+  scene_begin(LADE_STORE_AUTO);
   for (; !life_traced(kill_at); kill_at += is_thorough ? 1 : 1 + kill_at / 12) {
     n_killed++;
     killed_check(kill_at);
