@@ -116,22 +116,24 @@ static int directory_sync(const char *dir)
   return rc;
 }
 
-/* The file that is to be replaced, past links, into @real; a name that is nobody's yet is itself. */
-static int file_resolve(const char *path, char real[PATH_MAX], struct lade_error *error)
+/* The file that is to be replaced, past links, into @real, and who may use it; a name that is nobody's is itself. */
+static int file_resolve(const char *path, char real[PATH_MAX], mode_t *ret_mode, struct lade_error *error)
 {
   struct stat status;
   bool is_link = lstat(path, &status) == 0 && S_ISLNK(status.st_mode);
   if (is_link ? !realpath(path, real) : snprintf(real, PATH_MAX, "%s", path) >= PATH_MAX)
     return is_link ? lade_error_set(error, -errno, "%s: cannot follow the link: %s", path, strerror(errno))
                    : lade_error_set(error, -ENAMETOOLONG, "%.64s...: path too long", path);
-  if (stat(real, &status) == 0 && !S_ISREG(status.st_mode))
+  bool is_there = stat(real, &status) == 0;
+  if (is_there && !S_ISREG(status.st_mode))
     return lade_error_set(error, S_ISDIR(status.st_mode) ? -EISDIR : -EINVAL,
                           "%s: not a regular file, and left as it is: name a file to be written", path);
+  *ret_mode = is_there ? status.st_mode & 0777 : 0644;
   return 0;
 }
 
 /* As lade_file_replace, where @path is no link. */
-static int file_replace(const char *path, const void *data, size_t bytes, struct lade_error *error)
+static int file_replace(const char *path, mode_t mode, const void *data, size_t bytes, struct lade_error *error)
 {
   char dir[PATH_MAX], temporary[PATH_MAX];
   const char *name = path_split(path, dir);
@@ -142,7 +144,7 @@ static int file_replace(const char *path, const void *data, size_t bytes, struct
   if (fd < 0)
     return lade_error_set(error, -errno, "%s: cannot create: %s", temporary, strerror(errno));
   int rc = file_write(fd, data, bytes);
-  if (!rc && fchmod(fd, 0644))
+  if (!rc && fchmod(fd, mode))
     rc = -errno;
   if (!rc && fsync(fd))
     rc = -errno;
@@ -161,8 +163,9 @@ static int file_replace(const char *path, const void *data, size_t bytes, struct
 int lade_file_replace(const char *path, const void *data, size_t bytes, struct lade_error *error)
 {
   char real[PATH_MAX];
-  int rc = file_resolve(path, real, error);
-  return rc ? rc : file_replace(real, data, bytes, error);
+  mode_t mode;
+  int rc = file_resolve(path, real, &mode, error);
+  return rc ? rc : file_replace(real, mode, data, bytes, error);
 }
 
 /* Whether @entry is what mkostemp made for @name. */
@@ -175,8 +178,9 @@ static bool is_temporary(const char *entry, const char *name)
 
 void lade_file_remove_leftovers(const char *path)
 {
-  char dir[PATH_MAX];
-  const char *name = path_split(path, dir);
+  char real[PATH_MAX], dir[PATH_MAX];
+  mode_t mode;
+  const char *name = file_resolve(path, real, &mode, NULL) ? NULL : path_split(real, dir);
   DIR *stream = name ? opendir(dir) : NULL;
   if (!stream)
     return;

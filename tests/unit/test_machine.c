@@ -186,13 +186,20 @@ static void what_is_no_file_is_not_replaced_and_links_stay(void **state)
   snprintf(target, sizeof(target), "%s", in_scratch("target"));
   snprintf(link, sizeof(link), "%s", in_scratch("link"));
   assert_int_equal(lade_file_replace(target, "old", 3, NULL), 0);
+  assert_int_equal(chmod(target, 0600), 0);
   assert_int_equal(symlink("target", link), 0);
   assert_int_equal(lade_file_replace(link, "new", 3, NULL), 0);
+  assert_int_equal(stat(target, &status), 0);
+  assert_int_equal(status.st_mode & 0777, 0600);
   assert_int_equal(lstat(link, &status), 0);
   assert_true(S_ISLNK(status.st_mode));
   assert_int_equal(lade_file_load(target, 100, NULL, &text, &bytes), 0);
   assert_string_equal(text, "new");
   free(text);
+  assert_int_equal(unlink(target), 0);
+  assert_int_equal(lade_file_replace(link, "x", 1, &error), -ENOENT);
+  assert_non_null(strstr(error.text, "cannot follow the link"));
+  assert_int_equal(access(target, F_OK), -1);
 }
 
 static void leftovers_of_killed_replacements_go_when_they_are_old(void **state)
@@ -213,7 +220,9 @@ static void leftovers_of_killed_replacements_go_when_they_are_old(void **state)
     assert_int_equal(fclose(file), 0);
     assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
   }
-  lade_file_remove_leftovers(in_scratch("aged"));
+  assert_int_equal(mkdir(in_scratch("elsewhere"), 0700), 0);
+  assert_int_equal(symlink("../aged", in_scratch("elsewhere/link")), 0);
+  lade_file_remove_leftovers(in_scratch("elsewhere/link")); /* they lie beside what a link leads to */
   for (size_t i = 0; i < LADE_COUNT(files); i++)
     assert_int_equal(access(in_scratch(files[i].name), F_OK), files[i].is_leftover ? -1 : 0);
   lade_file_remove_leftovers(in_scratch("no/such/place"));
