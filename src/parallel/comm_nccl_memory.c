@@ -12,7 +12,8 @@
  * registration, and where one of them was refused nobody has one: collectives work as before, and the first
  * rank says so once. Memory of lade_comm_alloc is registered with the communicator that it is asked of; an arena is
  * registered whole, before the first step, so that whatever of it is sent is registered. NCCL before 2.19 cannot, and
- * one that was told not to (NCCL_LOCAL_REGISTER=0) answers without a handle, which is as good as one here.
+ * one that was told not to (NCCL_LOCAL_REGISTER=0) answers without a handle, which is as good as one here, but
+ * is not given back: NCCL may call that an invalid usage, and the communicator would end.
  */
 #include <errno.h>
 
@@ -119,7 +120,8 @@ static bool range_end(struct nccl_comm *comm, const void *data)
   struct registering registering = {.comm = comm, .error = &error};
   pthread_mutex_lock(&comm->calls);
   bool is_found = registration_take(comm, data, &registering.made);
-  int status = is_found && comm->handle ? lade_cuda_call(comm->job->device, range_deregister, &registering) : 0;
+  bool is_known = registering.made.handle && comm->handle;
+  int status = is_known ? lade_cuda_call(comm->job->device, range_deregister, &registering) : 0;
   if (status)
     comm_nccl_fail(comm, status, &error);
   pthread_mutex_unlock(&comm->calls);

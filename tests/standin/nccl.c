@@ -261,7 +261,7 @@ nccl_result ncclCommRegister(nccl_handle handle, void *data, size_t bytes, void 
 nccl_result ncclCommDeregister(nccl_handle handle, void *registration)
 {
   nccl_result result = enter("ncclCommDeregister");
-  if (result || !registration)
+  if (result)
     return leave(result);
   pthread_mutex_lock(&handle->lock);
   struct registration **at = &handle->registrations;

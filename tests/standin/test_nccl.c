@@ -335,7 +335,7 @@ static uint64_t registered_run(lade_device *device, const char *settings, bool *
   uint64_t n_direct = standin.direct();
   if (*ret_is_registered)
     lade_comm_unregister(comm, arena.range.data);
-  assert_int_equal(standin.calls("ncclCommDeregister"), *ret_is_registered);
+  assert_int_equal(standin.calls("ncclCommDeregister"), n_direct > 0);
   arena_destroy(device, &arena);
   lade_comm_close(comm);
   assert_int_equal(standin.live(), 0);
