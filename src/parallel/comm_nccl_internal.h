@@ -23,12 +23,12 @@ struct nccl_job {
   atomic_uint n_made; /* communicators, ever */
   pthread_t watcher;
   bool is_watched; /* the watcher runs */
+  bool has_told;   /* that NCCL registers nothing; of who registers, one thread at a time */
   pthread_mutex_t mutex; /* guards what follows */
   pthread_cond_t changed;
   bool is_ending;
   LADE_ARRAY(struct nccl_comm *) comms;
   LADE_ARRAY(struct nccl_window) windows;
-  bool has_told; /* that NCCL registers nothing */
 };
 
 /* Memory of lade_comm_alloc. */
