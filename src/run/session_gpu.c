@@ -21,16 +21,14 @@
 #include "kernels/cuda.h"
 #include "run/session_internal.h"
 
-/* Replicas alone: what shards and slices sum over their axes is a kernel that GPUs do not have yet. */
+/* No stages: where NCCL connects a pair at its first send, two neighbours may wait for each other's. */
 static int layout_check(const lade_session *s, struct lade_error *error)
 {
-  const struct lade_layout *layout = &s->peers.layout;
-  char name[LADE_LAYOUT_NAME_BYTES] = "";
-  if (layout->mesh.world == lade_layout_size(layout, LADE_AXIS_DP) && layout->zero == 0)
+  const int n_stages = lade_layout_size(&s->peers.layout, LADE_AXIS_PP);
+  if (n_stages == 1)
     return 0;
-  lade_layout_name(layout, name);
-  return lade_error_set(error, -EINVAL, "several GPUs train as replicas so far (--dp N), not as %s; drop --device to "
-                        "train so on hosts", name);
+  return lade_error_set(error, -EINVAL, "several GPUs train without stages so far, not with --pp %d; drop --device to "
+                        "train so on hosts", n_stages);
 }
 
 /* Which GPU a rank has, as other ranks can compare it. */

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas on a GPU each, over the stand-ins for the driver and for NCCL: the losses of one rank, the same bits at any
-budget, a GPU of its own for each rank however it is shown, and one line for what cannot be.
+"""Ranks on a GPU each, over the stand-ins for the driver and for NCCL. ranks: replicas, shards and parts of layers have
+the losses of one rank on a host, and the same bits at any budget; each rank has a GPU of its own however it is shown;
+one line for what cannot be. layouts: the first of it in every layout of four ranks.
 
-Usage: train_ranks.py LADE PLUGIN STANDIN KERNELS
+Usage: train_ranks.py LADE PLUGIN STANDIN KERNELS ranks|layouts
 """
 import json
 import os
@@ -54,16 +55,31 @@ def refused(code, words, line, **more):
 
 
 GPUS = ["--device", "cuda:0"]
+SOME = ["--dp 4 --shard 2 --zero 3", "--tp 2 --dp 2 --zero 2"]
+ALL = ["--dp 4", "--dp 4 --zero 1", "--dp 4 --zero 2", "--dp 4 --zero 3", "--dp 4 --shard 2 --zero 1",
+       "--dp 4 --shard 2 --zero 2", "--tp 2 --dp 2", "--tp 2 --dp 2 --zero 1", "--tp 2 --dp 2 --zero 3",
+       "--tp 2 --sequence-parallel --dp 2 --zero 3"]
 one = summary(command(0, "--device", "host"))
-four = summary(command(4, *GPUS, "--dp", "4"))
-require(len(one["losses"]) == 2 and all(abs(a - b) <= 1e-5 * abs(a) for a, b in zip(one["losses"], four["losses"])),
-        "replicas have other losses", (one["losses"], four["losses"]))
-least = summary(command(4, *GPUS, "--dp", "4", "--budget", "min"))
-for run in (four, least):
-    require(run["planned_peak_bytes_by_rank"] == run["measured_peak_bytes_by_rank"] and run["ranks"] == 4,
-            "planned and measured peaks differ", run)
-    require(run["params_digest"] == four["params_digest"], "a budget changes bits", run)
-require(least["measured_peak_bytes"] < four["measured_peak_bytes"], "a budget saves nothing", (least, four))
+require(len(one["losses"]) == 2, "steps are missing", one)
+
+
+def layout_verify(layout):
+    """Any budget, the least too, gives one set of bits, near those of one rank."""
+    runs = [summary(command(4, *GPUS, *layout.split(), *budget)) for budget in ([], ["--budget", "min"])]
+    for run in runs:
+        is_near = all(abs(a - b) <= 1e-5 * abs(a) for a, b in zip(one["losses"], run["losses"]))
+        require(len(run["losses"]) == 2 and is_near, f"{layout} has other losses", (one["losses"], run["losses"]))
+        require(run["planned_peak_bytes_by_rank"] == run["measured_peak_bytes_by_rank"] and run["ranks"] == 4,
+                f"planned and measured peaks of {layout} differ", run)
+        require(run["params_digest"] == runs[0]["params_digest"], f"a budget changes bits of {layout}", run)
+    most, least = (run["measured_peak_bytes"] for run in runs)
+    require(least < most, f"a budget saves nothing in {layout}", runs)
+
+
+for layout in ALL if sys.argv[5] == "layouts" else SOME:
+    layout_verify(layout)
+if sys.argv[5] == "layouts":
+    sys.exit(0)
 
 # Each rank is shown one GPU alone; all are shown some in another order; not all have one of their own.
 train = " ".join([LADE, "train", *SHORT, *GPUS, "--dp", "2"])
@@ -73,6 +89,6 @@ again = summary(command(2, *GPUS, "--dp", "2"), dict(ENVIRONMENT, CUDA_VISIBLE_D
 require(alone["params_digest"] == again["params_digest"], "who shows GPUs changes bits", (alone, again))
 refused(7, "would share the GPU at 0000:c1:03.0", command(2, *GPUS, "--dp", "2"), CUDA_VISIBLE_DEVICES="2")
 refused(7, "there is no GPU number 2", command(2, "--device", "cuda:1", "--dp", "2"), LADE_STANDIN="devices=2")
-refused(2, "several GPUs train as replicas", command(2, *GPUS, "--tp", "2"))
+refused(2, "not with --pp 2", command(2, *GPUS, "--pp", "2"))
 refused(5, "ncclAllReduce: internal error", command(2, *GPUS, "--dp", "2"),
         LADE_STANDIN_NCCL="fail=ncclAllReduce,nth=4,rank=1")
