@@ -160,6 +160,8 @@ static int field_set(struct options *options, const struct option *option, const
     *(const char **)field = text;
     return 0;
   case OPTION_FILES:
+    if (!text[0])
+      return lade_error_set(error, -EINVAL, "--%s: it is empty; expected %s", option->name, option->metavar);
     return option_list_push(field, text);
   case OPTION_COUNT:
   case OPTION_SEED:

@@ -74,6 +74,8 @@ refused("train", "--data", "x", "--resume", "a", "--init", "b", words=["--resume
 refused("train", "--data", "x", "--valid", "a", "--valid-fraction", "0.2", words=["--valid"])
 refused("train", "--device", "dry", "--save", "a", words=["--save", "dry"])
 refused("train", "--data", "x", "--json=maybe", words=["--json"])
+for words in (["--data", ""], ["--data", "x", ""], ["--data", "x", "--valid="], ["--data", "x", "--save", ""]):
+    refused("train", *words, words=[next(word for word in reversed(words) if word)[:6], "empty"])
 refused("train", "-x", words=["x"])
 refused("train", "stray", words=["stray"])
 refused("train", "--budgets", "min", words=["--budgets", "--budget"])
