@@ -108,8 +108,7 @@ int timeline_write(const char *path, const struct lade_session_info *info, struc
   fputs("\n]}\n", file);
   bool is_bad = ferror(file);
   is_bad = fclose(file) || is_bad;
-  if (!status && is_bad)
-    status = -EIO;
-  return status ? lade_error_set(error, status, "--timeline %s: it could not be written: %s", path, strerror(-status))
-                : 0;
+  if (status)
+    return lade_error_set(error, status, "--timeline %s: it could not be written: %s", path, strerror(-status));
+  return is_bad ? lade_error_set(error, -EIO, "--timeline %s: it could not be written; it is incomplete", path) : 0;
 }

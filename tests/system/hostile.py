@@ -59,6 +59,7 @@ for option in ("--log", "--timeline"):
         refused(2, f"{option} {name} would overwrite the data", option, name)
 refused(2, "Is a directory", "--log", ".")
 refused(5, "--log /dev/full: it cannot be written", "--log", "/dev/full")
+refused(5, "--timeline /dev/full: it could not be written; it is incomplete", "--timeline", "/dev/full")
 with open("text.txt", "rb") as file:
     assert file.read() == TEXT
 
