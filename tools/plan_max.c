@@ -15,6 +15,7 @@
 
 #include "base/base.h"
 #include "tools/plan.h"
+#include "tools/progress.h"
 #include "tools/report.h"
 #include "tools/verbs.h"
 
@@ -26,7 +27,13 @@ struct search {
   int64_t most;                      /* that the model allows, or that is tried */
   struct lade_error error;           /* of the last that did not fit */
   uint64_t budget_bytes;
+  struct progress progress;
 };
+
+static const char *option_of(int max)
+{
+  return max == MAX_MICRO_BATCH ? "micro-batch" : max == MAX_SEQ ? "seq" : "layers";
+}
 
 /* Give @params the size @n of what is searched for. */
 static void size_set(const struct search *search, struct lade_session_params *params, int64_t n)
@@ -49,6 +56,7 @@ static int trial(struct search *search, struct lade_session_params params, int64
 {
   lade_session *session = NULL;
   struct lade_session_info info;
+  progress_note(&search->progress, "planning with --%s %lld", option_of(search->options->max), (long long)n);
   size_set(search, &params, n);
   search->error.text[0] = 0;
   int status = lade_session_open(&params, &search->error, &session);
@@ -124,11 +132,6 @@ static int machine_describe(struct search *search, char *path)
   return lade_machine_save(&machine, path, &search->error);
 }
 
-static const char *option_of(int max)
-{
-  return max == MAX_MICRO_BATCH ? "micro-batch" : max == MAX_SEQ ? "seq" : "layers";
-}
-
 static int answer_print(const struct search *search, int64_t n)
 {
   const char *name = option_of(search->options->max);
@@ -159,6 +162,7 @@ static int search_run(struct search *search, char *path)
     trial(search, search->options->session, 1);
     status = -EOVERFLOW;
   }
+  progress_clear(&search->progress);
   if (!status)
     status = answer_print(search, n);
   return status ? exit_fail("plan", status, &search->error) : LADE_EXIT_DONE;
@@ -176,6 +180,7 @@ int plan_max(struct options *options)
   snprintf(path, sizeof(path), "%s/lade-machine-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
   options->session.is_plan_only = true;
   struct search search = {.options = options, .params = options->session};
+  progress_init(&search.progress, options->is_quiet, 0, 0);
   int code = search_run(&search, path);
   if (search.params.machine == path)
     unlink(path);

@@ -87,9 +87,11 @@ def every_rank_builds_its_own():
 
 def a_person_sees_what_is_planned():
     """On a terminal, in a line that is taken away again; never among the results, and not with --quiet."""
-    for extra, words in (([], "planning the ranks of stage 2 of 2"), (["--quiet"], "")):
+    stages, largest = ["--pp", "2"], ["--max", "layers", "--budget", "16MiB"]
+    for extra, words in ((stages, "planning the ranks of stage 2 of 2"), ([*stages, "--quiet"], ""),
+                         (largest, "planning with --layers 2"), ([*largest, "--quiet"], "")):
         terminal, side = os.openpty()
-        result = subprocess.run([LADE, "plan", "--json", *SMALL, "--pp", "2", *extra], stdout=subprocess.PIPE, stderr=side,
+        result = subprocess.run([LADE, "plan", "--json", *SMALL, *extra], stdout=subprocess.PIPE, stderr=side,
                                 check=True)
         os.close(side)
         shown = b""
@@ -97,7 +99,7 @@ def a_person_sees_what_is_planned():
             while more := os.read(terminal, 4096):
                 shown += more
         os.close(terminal)
-        require(json.loads(result.stdout)["fits"] and (words.encode() in shown and shown.endswith(b"\r\x1b[K") if words
+        require(json.loads(result.stdout)["schema_version"] and (words.encode() in shown and shown.endswith(b"\r\x1b[K") if words
                                                        else not shown), "what is planned is not shown", shown)
 
 
