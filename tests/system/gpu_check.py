@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/gpu-check ends what it started when its time is over: the next part would find the GPU in use.
+"""scripts/gpu-check ends what it started when its time is over: the next part would find the GPU in use. On a machine
+that has nothing to build with it says so, counts it, and ends with its line all the same.
 
 Usage: gpu_check.py SCRIPT
 """
 import importlib.machinery
 import importlib.util
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +29,15 @@ def is_alive(pid):
         return False
 
 
+def bare_check():
+    """Without meson on PATH, and --deps of a folder that is not there."""
+    done = subprocess.run([sys.executable, os.path.abspath(sys.argv[1]), "--deps", "missing", "--build", "no-such-build"],
+                          env={"PATH": "/nowhere"}, stdout=subprocess.PIPE, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1 and "--deps missing: there is no such folder" in lines[0], done
+    assert "meson is not on PATH" in done.stdout and lines[-1] == "0 passed, 2 failed, 1 skipped", done
+
+
 def overrun(seconds, command):
     """The child of a command that has no end within @seconds; None if there was no time for one."""
     check = script.Check()
@@ -36,6 +47,7 @@ def overrun(seconds, command):
     return int(open("pid", encoding="ascii").read()) if os.path.exists("pid") else None
 
 
+bare_check()
 with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as scratch:
     script.ROOT = scratch
     script.GRACE_S = 1
