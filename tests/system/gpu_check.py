@@ -54,6 +54,8 @@ with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as scratch:
     os.chdir(scratch)
     assert script.Check().run("sh", "-c", "echo here; exit 3") == (3, "here\n")
     assert script.Check().run("./no-such-program")[0] == 127
+    check = script.Check()
+    assert check.run("sleep", "600", limit_s=0.1)[0] == 124 and check.run("true") == (0, ""), "one part takes all time"
     # One that waits for its child, one that has left it behind, and one that does not listen.
     for rest in ("wait", "exit 0", "trap '' TERM; while :; do sleep 600; done"):
         seconds, child = 0.5, None
