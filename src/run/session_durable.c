@@ -25,7 +25,7 @@
 
 #include "run/session_internal.h"
 
-#define MEMO_VERSION 5
+#define MEMO_VERSION 6
 #define FILES "lade-durable*" /* of all ranks, as a person removes them */
 
 struct memo {
