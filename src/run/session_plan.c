@@ -11,7 +11,8 @@
  * has a number of its own (--host-budget may be one's own) searches for itself: whether its programs meet the others'
  * is compared later (lade_peers_prove). That takes two rounds, since a budget may be a part of what everything kept
  * takes, and the host tier a part of what the budget leaves: bounds are agreed on first, then the budget of a stage,
- * the smallest of its ranks', then the plan. Whatever the search of one rank ends with, all vote on and return.
+ * the smallest of its ranks', then the plan. Whatever the search of one rank ends with, or the programs of one that
+ * follows, all vote on and return.
  *
  * lade_session_params.alike is the same in one process: the other session's decision, without a communicator.
  */
@@ -195,12 +196,13 @@ static int plan_search(lade_session *s, struct lade_error *error)
   const struct lade_streaming liked = s->prices.streaming;
   const uint64_t liked_min_bytes = s->bounds.min_bytes;
   struct lade_plan *usual = NULL;
+  struct lade_error why = {0}; /* of the second search, which may fail for nothing */
   int status = lade_planner_plan(s->planner, s->budget_bytes, error, &s->plan);
   if ((status && status != -EOVERFLOW) || !streaming_shrink(s))
     return status;
-  status = search_begin(s, error);
+  status = search_begin(s, &why);
   if (!status)
-    status = lade_planner_plan(s->planner, s->budget_bytes, s->plan ? NULL : error, &usual);
+    status = lade_planner_plan(s->planner, s->budget_bytes, &why, &usual);
   s->bounds.min_bytes = LADE_MIN(s->bounds.min_bytes, liked_min_bytes);
   if (usual && (!s->plan || usual->predicted_ns < s->plan->predicted_ns)) {
     lade_plan_destroy(s->plan);
@@ -209,7 +211,9 @@ static int plan_search(lade_session *s, struct lade_error *error)
   }
   lade_plan_destroy(usual);
   s->prices.streaming = liked; /* the plan's own, for ranks that follow it */
-  return status == -EOVERFLOW && s->plan ? 0 : status;
+  if (!status || (status == -EOVERFLOW && s->plan))
+    return 0;
+  return lade_error_set(error, status, "%s", why.text);
 }
 
 /* What @s has decided; its residency stays the plan's. */
@@ -249,11 +253,13 @@ static int decision_pass(lade_session *s, struct lade_error *error)
   status = lade_peers_vote(&s->peers, status, error);
   if (!status)
     status = session_agree_decision(s, own, own_bytes, &taken, &taken_bytes, error);
-  if (!status && taken)
-    status = decision_follow(s, taken, taken_bytes, error);
   free(own);
+  if (status)
+    return status;
+  if (taken)
+    status = decision_follow(s, taken, taken_bytes, error);
   free(taken);
-  return status;
+  return lade_peers_vote(&s->peers, status, error);
 }
 
 static int plan_make(lade_session *s, struct lade_error *error)
