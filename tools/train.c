@@ -581,12 +581,12 @@ static int run_all(struct run *run)
   drive_say(run);
   status = loop(run);
   progress_finish(&run->progress);
-  if (!status && run->options.timeline && job_is_first(&run->job))
-    status = timeline_write(run->options.timeline, &run->info, &run->error);
   if (!status && !run->stop_signal)
     status = summarize(run);
   if (!status && run->stop_signal && job_is_first(&run->job))
     interrupted_print(run);
+  if (!status && run->options.timeline && job_is_first(&run->job)) /* last: its failure costs no result */
+    status = timeline_write(run->options.timeline, &run->info, &run->error);
   return status;
 }
 

@@ -59,7 +59,12 @@ for option in ("--log", "--timeline"):
         refused(2, f"{option} {name} would overwrite the data", option, name)
 refused(2, "Is a directory", "--log", ".")
 refused(5, "--log /dev/full: it cannot be written", "--log", "/dev/full")
-refused(5, "--timeline /dev/full: it could not be written; it is incomplete", "--timeline", "/dev/full")
+
+# A picture that cannot be written costs no result.
+got, out, err = train("--json", "--timeline", "/dev/full")
+assert got == 5 and json.loads(out)["loss_digest"], (got, out)
+assert err.count("\n") == 1 and "--timeline /dev/full: it could not be written; it is incomplete" in err, err
+
 with open("text.txt", "rb") as file:
     assert file.read() == TEXT
 
