@@ -38,12 +38,12 @@ static void store_needed(void)
 }
 
 /* All state in the store, and every saved activation as well. */
-static struct lade_plan *plan_stored(struct rig *rig, bool has_activations)
+static struct lade_plan *plan_stored(struct rig *rig, enum lade_home weight_home, bool has_activations)
 {
   struct lade_residency *residency = NULL;
   assert_int_equal(lade_residency_create(rig->graph, &residency), 0);
   for (int i = 0; i < rig->graph->n_params; i++)
-    lade_residency_set_homes(residency, i, LADE_HOME_STORE, LADE_HOME_STORE);
+    lade_residency_set_homes(residency, i, weight_home, LADE_HOME_STORE);
   for (int i = 0; i < rig->graph->n_tensors && has_activations; i++) {
     const struct lade_tensor *tensor = &rig->graph->tensors[i];
     if (tensor->kind == LADE_TENSOR_ACTIVATION && residency->choices[i].saved == LADE_WAIT_KEEP)
@@ -77,13 +77,13 @@ struct scene {
   int fd;
 };
 
-static void scene_begin(struct scene *scene, bool has_activations)
+static void scene_begin(struct scene *scene, enum lade_home weight_home, bool has_activations)
 {
   struct rig_model model = rig_tiny(LADE_GPT2);
   struct lade_error error = {0};
   struct lade_step_result result;
   rig_init(&scene->rig, &model);
-  scene->plan = plan_stored(&scene->rig, has_activations);
+  scene->plan = plan_stored(&scene->rig, weight_home, has_activations);
   if (rig_open(&scene->rig, scene->plan, &error) || rig_step(&scene->rig, 0, &result, &error))
     fail_msg("%s", error.text);
   scene->fd = store_reopen();
@@ -143,7 +143,7 @@ static void a_flipped_bit_is_found_and_named(void **state)
   store_needed();
   for (int i = 0; i < 3; i++) {
     struct scene scene;
-    scene_begin(&scene, false);
+    scene_begin(&scene, LADE_HOME_STORE, false);
     const struct lade_graph *graph = scene.rig.graph;
     int param = 1 + 5 * i;
     enum lade_part part = i == 1 ? LADE_PART_M : LADE_PART_V;
@@ -157,11 +157,27 @@ static void a_flipped_bit_is_found_and_named(void **state)
   }
 }
 
+/* Their states are one request; the name is of the one that is damaged, not of the first. */
+static void damage_among_neighbours_is_named(void **state)
+{
+  store_needed();
+  for (int param = 1; param < 12; param += 3) {
+    struct scene scene;
+    scene_begin(&scene, LADE_HOME_DEVICE, false);
+    const int tensor = lade_value_part(scene.rig.graph, param, LADE_PART_M);
+    char *data = value_read(&scene, tensor);
+    data[0] ^= 0x10;
+    value_write(&scene, tensor, data);
+    damage_is_found(&scene, tensor);
+    scene_end(&scene);
+  }
+}
+
 static void blocks_that_changed_places_are_found(void **state)
 {
   store_needed();
   struct scene scene;
-  scene_begin(&scene, false);
+  scene_begin(&scene, LADE_HOME_STORE, false);
   const struct lade_graph *graph = scene.rig.graph;
   int a = graph->params[2].tensor, b = -1;
   for (int i = 3; i < graph->n_params && b < 0; i++)
@@ -180,7 +196,7 @@ static void the_state_of_an_earlier_step_is_found(void **state)
   struct scene scene;
   struct lade_error error = {0};
   struct lade_step_result result;
-  scene_begin(&scene, false);
+  scene_begin(&scene, LADE_HOME_STORE, false);
   int tensor = lade_value_part(scene.rig.graph, 1, LADE_PART_V);
   void *older = value_read(&scene, tensor);
   assert_int_equal(rig_step(&scene.rig, 1, &result, &error), 0);
@@ -195,7 +211,7 @@ static void a_value_that_is_saved_is_checked(void **state)
   struct scene scene;
   struct lade_error error = {0};
   char name[LADE_NAME_BYTES + 16];
-  scene_begin(&scene, false);
+  scene_begin(&scene, LADE_HOME_STORE, false);
   int tensor = lade_value_part(scene.rig.graph, 4, LADE_PART_M);
   uint64_t bytes = lade_value_bytes(scene.rig.graph, tensor);
   char *data = value_read(&scene, tensor), *got = malloc(bytes);
@@ -259,7 +275,7 @@ static void a_damaged_activation_is_found_and_named(void **state)
   hooked_kernel = scene.rig.kernels.fn[LADE_K_HEAD_LOSS_BWD];
   scene.rig.kernels.fn[LADE_K_HEAD_LOSS_BWD] = hook_run;
   is_hook_armed = false;
-  scene.plan = plan_stored(&scene.rig, true);
+  scene.plan = plan_stored(&scene.rig, LADE_HOME_STORE, true);
   if (rig_open(&scene.rig, scene.plan, &error) || rig_step(&scene.rig, 0, &result, &error))
     fail_msg("%s", error.text);
   scene.fd = store_reopen();
@@ -295,7 +311,7 @@ static int ring_refused_run(void)
   struct lade_error error = {0};
   struct rig rig;
   rig_init(&rig, &model);
-  struct lade_plan *plan = plan_stored(&rig, true);
+  struct lade_plan *plan = plan_stored(&rig, LADE_HOME_STORE, true);
   if (rig_open(&rig, plan, &error) || rig_run(&rig, 2, &with, &error))
     return OTHERWISE;
   rig_close(&rig);
@@ -329,7 +345,7 @@ static int full_disk_run(void)
   rig_init(&rig, &model);
   rig.store_dir = rig_directory();
   rig.allow_tmpfs = true;
-  struct lade_plan *plan = plan_stored(&rig, true);
+  struct lade_plan *plan = plan_stored(&rig, LADE_HOME_STORE, true);
   int status = rig_open(&rig, plan, &error);
   rig_close(&rig);
   if (status != -ENOSPC || !strstr(error.text, rig.store_dir) || !strstr(error.text, "need")) {
@@ -356,6 +372,7 @@ int main(void)
       cmocka_unit_test(without_io_uring_the_numbers_are_the_same),
       cmocka_unit_test(a_full_disk_is_refused_at_the_start),
       cmocka_unit_test(a_flipped_bit_is_found_and_named),
+      cmocka_unit_test(damage_among_neighbours_is_named),
       cmocka_unit_test(blocks_that_changed_places_are_found),
       cmocka_unit_test(the_state_of_an_earlier_step_is_found),
       cmocka_unit_test(a_value_that_is_saved_is_checked),
