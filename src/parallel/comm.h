@@ -102,6 +102,8 @@ struct lade_comm_params {
   struct lade_faults *faults; /* borrowed, may be NULL */
   lade_device *device;        /* of NCCL: a CUDA device in its primary context, borrowed; buffers are its memory */
   lade_comm *control;         /* of NCCL: the same members on hosts, borrowed, split and left; NULL: opened anew */
+  bool has_neighbours;        /* of NCCL: ranks will send to the next and the one before, round the ring, in no agreed
+                                 order; parts of it too. They are connected while it is made */
 };
 
 enum lade_collective_kind {

@@ -14,6 +14,11 @@
  * receives; so is a list of what its items are. What moves nothing, and a barrier, is a sum of one number, because NCCL
  * skips what is empty.
  *
+ * NCCL connects two ranks at the first send from the one to the other, and both wait there for each other: one in its
+ * send, one in its receive. Calls on a handle are made one at a time. So two neighbours of a pipeline of which each
+ * begins with the receive would never come to their sends. Neighbours meet once when a communicator is made for them,
+ * in one group that sends and receives both ways, which NCCL connects as one.
+ *
  * lade_comm_run has a stream of the communicator's own and waits for its event.
  *
  * Rejected: reductions as exchanges with sums of our own over the tree of ranks, which would give the bits of the
@@ -40,6 +45,15 @@ static void *memory_at(uint64_t address)
 
 /* ---- collectives ---- */
 
+/* Bytes to @peer, and as many from it; in a group. */
+static nccl_result peer_exchange(const struct nccl_comm *comm, int peer, const void *src, void *dst, uint64_t bytes,
+                                 nccl_stream stream)
+{
+  const struct nccl_library *nccl = &comm->job->nccl;
+  nccl_result result = nccl->ncclSend(src, bytes, NCCL_UINT8, peer, comm->handle, stream);
+  return result ? result : nccl->ncclRecv(dst, bytes, NCCL_UINT8, peer, comm->handle, stream);
+}
+
 static nccl_result blocks_exchange(const struct nccl_comm *comm, const struct lade_collective *c, nccl_stream stream)
 {
   const struct nccl_library *nccl = &comm->job->nccl;
@@ -49,9 +63,7 @@ static nccl_result blocks_exchange(const struct nccl_comm *comm, const struct la
     return result;
   for (int peer = 0; peer < comm->base.size && !result; peer++) {
     uint64_t at = (uint64_t)peer * bytes;
-    result = nccl->ncclSend((const char *)c->src + at, bytes, NCCL_UINT8, peer, comm->handle, stream);
-    if (!result)
-      result = nccl->ncclRecv((char *)c->dst + at, bytes, NCCL_UINT8, peer, comm->handle, stream);
+    result = peer_exchange(comm, peer, (const char *)c->src + at, (char *)c->dst + at, bytes, stream);
   }
   nccl_result ended = nccl->ncclGroupEnd(); /* also of a group that went wrong */
   return result ? result : ended;
@@ -126,6 +138,22 @@ static struct lade_collective meeting_of(const struct nccl_comm *comm, const str
                                   .src = memory_at(comm->scratch), .dst = memory_at(comm->scratch)};
 }
 
+/* A byte to and from the next rank and the one before, which with two ranks are one. */
+static nccl_result neighbours_exchange(const struct nccl_comm *comm, nccl_stream stream)
+{
+  const struct nccl_library *nccl = &comm->job->nccl;
+  const int size = comm->base.size, rank = comm->base.rank;
+  const int peers[] = {(rank + 1) % size, (rank + size - 1) % size};
+  nccl_result result = nccl->ncclGroupStart();
+  if (result)
+    return result;
+  for (int i = 0; i < LADE_MIN(size - 1, 2) && !result; i++)
+    result = peer_exchange(comm, peers[i], memory_at(comm->scratch + SCRATCH_SEND),
+                           memory_at(comm->scratch + SCRATCH_RECV + (uint64_t)i), 1, stream);
+  nccl_result ended = nccl->ncclGroupEnd(); /* also of a group that went wrong */
+  return result ? result : ended;
+}
+
 /* Tell the watcher, by the stream itself, that it has come to piece @n or is past it. */
 static int progress_put(struct nccl_comm *comm, nccl_stream stream, const _Atomic uint64_t *word, uint64_t n,
                         struct lade_error *error)
@@ -136,14 +164,21 @@ static int progress_put(struct nccl_comm *comm, nccl_stream stream, const _Atomi
                 : 0;
 }
 
+struct put {
+  struct nccl_comm *comm;
+  const struct lade_comm_list *list;
+  bool is_of_neighbours; /* instead of the barrier that the list is for who watches */
+};
+
 /* Put one piece of work on the stream; calls held. */
-static int piece_put(struct nccl_comm *comm, const struct lade_comm_list *list, nccl_stream stream,
-                     struct lade_error *error)
+static int piece_put(const struct put *put, nccl_stream stream, struct lade_error *error)
 {
+  struct nccl_comm *comm = put->comm;
+  const struct lade_comm_list *list = put->list;
   const struct lade_collective *c = list->items, meeting = meeting_of(comm, c);
   bool is_moving = comm_list_elements(list) && c->kind != LADE_BARRIER;
   const struct lade_comm_list real = is_moving ? *list : (struct lade_comm_list){&meeting, 1};
-  const char *call = NULL;
+  const char *call = "a group of ncclSend and ncclRecv";
   int status = is_pair(c->kind) ? 0 : comm_nccl_intent_publish(comm, list, error);
   if (status)
     return status;
@@ -153,15 +188,11 @@ static int piece_put(struct nccl_comm *comm, const struct lade_comm_list *list, 
   status = progress_put(comm, stream, &comm->progress[lane].n_begun, n, error);
   if (status)
     return status;
-  nccl_result result = list_call(comm, &real, stream, &call);
+  nccl_result result = put->is_of_neighbours ? neighbours_exchange(comm, stream)
+                                             : list_call(comm, &real, stream, &call);
   status = comm_nccl_settle(comm, comm->handle, call, result, error);
   return status ? status : progress_put(comm, stream, &comm->progress[lane].n_ended, n, error);
 }
-
-struct put {
-  struct nccl_comm *comm;
-  const struct lade_comm_list *list;
-};
 
 /* On the launching thread, with the device's context; what fails is the communicator's status, not the device's. */
 static int collective_put(void *stream, void *args)
@@ -172,7 +203,7 @@ static int collective_put(void *stream, void *args)
   pthread_mutex_lock(&comm->calls);
   int status = lade_comm_status(&comm->base, NULL);
   if (!status) {
-    status = piece_put(comm, put->list, stream, &error);
+    status = piece_put(put, stream, &error);
     if (status)
       comm_nccl_fail(comm, status, &error);
   }
@@ -180,14 +211,14 @@ static int collective_put(void *stream, void *args)
   return 0;
 }
 
-static int nccl_run(lade_comm *base, const struct lade_comm_list *list, struct lade_error *error)
+/* On the communicator's own stream. */
+static int put_run(struct put *put, struct lade_error *error)
 {
-  struct nccl_comm *comm = (struct nccl_comm *)base;
-  struct put put = {comm, list};
+  struct nccl_comm *comm = put->comm;
   uint64_t count = 0;
-  lade_cuda_queue_enqueue(comm->queue, collective_put, &put, NULL, &count);
+  lade_cuda_queue_enqueue(comm->queue, collective_put, put, NULL, &count);
   int device_status = lade_queue_sync(comm->queue, count); /* the watcher sees to it that this ends */
-  int status = lade_comm_status(base, error);
+  int status = lade_comm_status(&comm->base, error);
   if (!status && device_status) {
     status = lade_error_set(error, device_status, "the device has failed");
     lade_cuda_get_error(comm->job->device, error);
@@ -196,12 +227,26 @@ static int nccl_run(lade_comm *base, const struct lade_comm_list *list, struct l
   return status;
 }
 
+static int nccl_run(lade_comm *base, const struct lade_comm_list *list, struct lade_error *error)
+{
+  return put_run(&(struct put){.comm = (struct nccl_comm *)base, .list = list}, error);
+}
+
+static int neighbours_meet(struct nccl_comm *comm, struct lade_error *error)
+{
+  const struct lade_collective barrier = {.kind = LADE_BARRIER};
+  const struct lade_comm_list list = {&barrier, 1};
+  if (!comm->base.params.has_neighbours || comm->base.size == 1)
+    return 0;
+  return put_run(&(struct put){comm, &list, true}, error);
+}
+
 static bool nccl_launch(lade_comm *base, lade_queue *queue, struct lade_comm_work *work, uint64_t *ret_count)
 {
   struct nccl_comm *comm = (struct nccl_comm *)base;
   if (!lade_cuda_queue_is_stream(comm->job->device, queue))
     return false;
-  struct put put = {comm, &work->list};
+  struct put put = {.comm = comm, .list = &work->list};
   lade_cuda_queue_enqueue(queue, collective_put, &put, work->ret_span, ret_count);
   return true;
 }
@@ -534,6 +579,8 @@ static int nccl_split(lade_comm *base, int colour, int key, struct lade_error *e
     status = part_create(parent, control, error, &making.comm);
   if (!status)
     status = handle_make(&making);
+  if (!status && making.comm)
+    status = neighbours_meet(making.comm, error);
   if (status && making.comm)
     nccl_close(&making.comm->base);
   if (!status && making.comm)
@@ -582,6 +629,8 @@ int lade_comm_open_nccl(const struct lade_comm_params *params, struct lade_error
     status = id_meet(making.comm, &making.id, error);
   if (!status)
     status = handle_make(&making);
+  if (!status)
+    status = neighbours_meet(making.comm, error);
   if (status) {
     nccl_close(&making.comm->base);
     return status;

@@ -76,7 +76,8 @@ int lade_peers_open_gpus(struct lade_peers *peers, const struct lade_kernels *ke
   int status = 0;
   for (int axis = 0; axis < LADE_N_AXES && !status; axis++) {
     const struct lade_comm_params how = {.struct_size = sizeof(how), .engine = LADE_COMM_NCCL, .launch = &who,
-                                         .kernels = kernels, .device = device, .control = peers->axes[axis]};
+                                         .kernels = kernels, .device = device, .control = peers->axes[axis],
+                                         .has_neighbours = axis == LADE_AXIS_PP};
     if (!peers->axes[axis])
       continue;
     status = lade_comm_open(&how, error, &peers->gpu_axes[axis]);

@@ -21,16 +21,6 @@
 #include "kernels/cuda.h"
 #include "run/session_internal.h"
 
-/* No stages: where NCCL connects a pair at its first send, two neighbours may wait for each other's. */
-static int layout_check(const lade_session *s, struct lade_error *error)
-{
-  const int n_stages = lade_layout_size(&s->peers.layout, LADE_AXIS_PP);
-  if (n_stages == 1)
-    return 0;
-  return lade_error_set(error, -EINVAL, "several GPUs train without stages so far, not with --pp %d; drop --device to "
-                        "train so on hosts", n_stages);
-}
-
 /* Which GPU a rank has, as other ranks can compare it. */
 struct seat {
   char host[64], pci[32];
@@ -77,9 +67,7 @@ int session_gpu_open(lade_session *s, struct lade_error *error)
   if (s->params.throttle.bytes_per_s || s->params.throttle.latency_ns)
     return lade_error_set(error, -EINVAL, "--link-rate throttles copies of the host device; a GPU has a link of its "
                           "own");
-  int status = layout_check(s, error);
-  if (!status)
-    status = lade_device_open_cuda(&how, error, &s->device);
+  int status = lade_device_open_cuda(&how, error, &s->device);
   if (status)
     return status;
   status = lade_cuda_kernels_open(s->device, NULL, &why, &s->cuda_kernels);

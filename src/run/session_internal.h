@@ -93,7 +93,7 @@ int session_durable_publish(lade_session *session, struct lade_error *error);
 /*
  * Of a session on a GPU, before the graph (session_gpu.c): open the device and its kernels, whose table is what the
  * graph's ops are. The device holds nothing yet. -ENODEV without the device or machine code for it, -EINVAL for what it
- * does not do: stages, throttled links. Collective with several ranks.
+ * does not do: throttled links. Collective with several ranks.
  */
 int session_gpu_open(lade_session *session, struct lade_error *error);
 

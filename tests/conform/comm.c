@@ -409,6 +409,43 @@ static void many_are_in_flight_on_several_queues(void **state)
   lade_device_close(device);
 }
 
+/* As stages do, round the ring: each rank's receive is launched before its send, on a communicator that is new. */
+static void neighbours_may_all_begin_with_a_receive(void **state)
+{
+  const int next = (world.rank + 1) % world.size, before = (world.rank + world.size - 1) % world.size;
+  struct lade_host_device_params params = {.struct_size = sizeof(params), .capacity_bytes = 4 << 20};
+  struct lade_error error = {0};
+  lade_device *device = NULL;
+  lade_queue *queues[2];
+  lade_comm *ring = NULL;
+  uint64_t counts[2];
+  if (world.size == 1)
+    skip();
+  if (!world.device)
+    assert_int_equal(lade_device_open_host(&params, NULL, &device), 0);
+  assert_int_equal(lade_comm_split(world.comm, 0, world.rank, NULL, &ring), 0);
+  char *data = bytes_get(ring, 128, false);
+  data[0] = (char)world.rank;
+  const struct lade_collective pair[2] = {
+      {.kind = LADE_RECV, .dtype = LADE_U8, .n = 1, .peer = before, .dst = data + 64},
+      {.kind = LADE_SEND, .dtype = LADE_U8, .n = 1, .peer = next, .src = data}};
+  struct lade_comm_work works[2] = {{.list = {&pair[0], 1}}, {.list = {&pair[1], 1}}};
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(lade_queue_create(device ? device : world.device, LADE_QUEUE_COMM, &queues[i]), 0);
+    assert_int_equal(lade_comm_launch(ring, queues[i], &works[i], &counts[i]), 0);
+  }
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(lade_queue_sync(queues[i], counts[i]), 0);
+    lade_queue_destroy(queues[i]);
+  }
+  if (lade_comm_status(ring, &error))
+    fail_msg("%s", error.text);
+  assert_int_equal(data[64], before);
+  room_free(ring, data, false);
+  lade_comm_close(ring);
+  lade_device_close(device);
+}
+
 static void a_dry_device_only_counts_the_time(void **state)
 {
   lade_device *device = NULL;
@@ -492,6 +529,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(shared_memory_serves_the_parts),
       cmocka_unit_test(what_is_registered_is_read_where_it_is),
       cmocka_unit_test(many_are_in_flight_on_several_queues),
+      cmocka_unit_test(neighbours_may_all_begin_with_a_receive),
       cmocka_unit_test(a_dry_device_only_counts_the_time),
       cmocka_unit_test(arguments_that_make_no_sense_are_refused),
       cmocka_unit_test(lists_that_make_no_sense_are_refused),

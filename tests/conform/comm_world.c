@@ -38,7 +38,8 @@ int world_open(const char *path, uint64_t staging_bytes, int timeout_ms, struct 
   world.params = (struct lade_comm_params){.struct_size = sizeof(world.params), .launch = &world.launch,
                                            .kernels = &world.kernels, .staging_bytes = staging_bytes,
                                            .timeout_ms = timeout_ms, .is_checked = true, .log = line_note,
-                                           .log_user = &world};
+                                           .log_user = &world,
+                                           .has_neighbours = true};
   for (int i = 0; i < (int)LADE_COUNT(names); i++)
     world.params.backing = strcmp(path, names[i]) == 0 ? (enum lade_comm_backing)i : world.params.backing;
   world.params.engine = strcmp(path, "self") == 0 ? LADE_COMM_SELF : LADE_COMM_MPI;

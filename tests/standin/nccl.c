@@ -342,11 +342,30 @@ static nccl_result pending_put(struct ncclComm *comm)
   return NCCL_CUDA_ERROR;
 }
 
+/* The first call of a pair in either direction waits for the other's, before anything is on the stream. */
+static bool is_connected(const struct ncclComm *comm)
+{
+  bool is_connected = true;
+  for (int i = 0; i < comm->pending->n_ops; i++) {
+    const struct op *op = &comm->pending->ops[i];
+    if (op->kind == OP_SEND) {
+      atomic_store(&comm->shared->wants_send[comm->rank][op->peer], true);
+      is_connected &= atomic_load(&comm->shared->wants_recv[comm->rank][op->peer]);
+    } else if (op->kind == OP_RECV) {
+      atomic_store(&comm->shared->wants_recv[op->peer][comm->rank], true);
+      is_connected &= atomic_load(&comm->shared->wants_send[op->peer][comm->rank]);
+    }
+  }
+  return is_connected;
+}
+
 static bool is_over(struct ncclComm *comm)
 {
   if (++comm->n_polls <= (int)n_polls)
     return false;
   switch (comm->state) {
+  case STATE_ISSUING:
+    return is_connected(comm);
   case STATE_JOINING:
     if (atomic_load(&comm->shared->n_joined) < (uint32_t)comm->size)
       return false;

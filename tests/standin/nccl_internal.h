@@ -47,6 +47,7 @@ struct split_post {
 
 /* In the file that the members of a communicator share; zero at first. */
 struct segment {
+  atomic_bool wants_send[MAX_RANKS][MAX_RANKS], wants_recv[MAX_RANKS][MAX_RANKS]; /* from, to: has a call come? */
   _Atomic uint32_t joined[MAX_RANKS], n_joined, n_finalized;
   _Atomic uint32_t n_here, n_met; /* a meeting */
   struct post posts[MAX_RANKS];

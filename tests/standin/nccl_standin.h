@@ -8,9 +8,9 @@
  * collective, a group that mixes collectives, buffers that are no device memory, members that run different
  * collectives, sends and receives that do not fit, members of which some pass registered buffers and some do not,
  * registered memory that is given back too early, or never. Where NCCL may do as it likes, it does what is least
- * convenient: every call is in progress for a while and its work is not on the stream before that is over, sums start
- * at another rank for each part and round BF16 at each addition, small sends end before their receive, and nobody
- * notices that a process has ended.
+ * convenient: every call is in progress for a while, the first of a pair until the peer's has come, and its work is
+ * not on the stream before that is over, sums start at another rank for each part and round BF16 at each addition,
+ * small sends end before their receive, and nobody notices that a process has ended.
  *
  * This header is the control calls, which tests look up with dlsym.
  */
