@@ -76,7 +76,8 @@ static void waits_collect(struct survey *survey)
 static int pins_collect(struct survey *survey, const char *path, struct lade_error *error)
 {
   struct lade_change *pins = NULL;
-  int n_pins = 0, status = path ? lade_pins_load(path, survey->graph, error, &pins, &n_pins) : 0;
+  int n_pins = 0;
+  int status = path ? lade_pins_load(path, survey->graph, survey->info->whole, error, &pins, &n_pins) : 0;
   for (int i = 0; i < n_pins && !status; i++)
     survey->is_pinned[lade_change_index(survey->graph, &pins[i])] = true;
   free(pins);

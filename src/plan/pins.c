@@ -12,7 +12,8 @@
  *
  * A table that is several parameters (graph/table.c) goes by its own name or by that of a part, a number behind it.
  *
- * Later lines win over earlier ones. A line that matches nothing is an error: it is a slip of the pen.
+ * Later lines win over earlier ones. A line that matches nothing in the model is an error: it is a slip of the pen. One
+ * that matches only what other ranks have, such as a layer of another stage, says nothing to this one.
  */
 #include <errno.h>
 #include <fnmatch.h>
@@ -138,6 +139,7 @@ static int params_pin(const struct line_kind *line, const char *pattern, const c
   return saved_pin(graph, pattern, strcmp(line->word, "gradients") == 0, line->waits[choice], pins);
 }
 
+/* -ENOENT: the line is well formed and matches nothing of @graph. */
 static int line_read(const char *line, const struct lade_graph *graph, struct pins *pins, const char **ret_problem)
 {
   static const char *const waits[] = {"keep", "recompute", "host", "store"};
@@ -162,11 +164,20 @@ static int line_read(const char *line, const struct lade_graph *graph, struct pi
   }
   if (status == -ENOENT)
     *ret_problem = "the pattern matches nothing in this model";
+  return status;
+}
+
+/* Of what @line matches nothing of, is it at least about the model? */
+static int line_seek(const char *line, const struct lade_graph *whole, const char **ret_problem)
+{
+  struct pins elsewhere = {0};
+  int status = whole ? line_read(line, whole, &elsewhere, ret_problem) : -ENOENT;
+  LADE_ARRAY_FREE(&elsewhere.items);
   return status == -ENOENT ? -EINVAL : status;
 }
 
-int lade_pins_load(const char *path, const struct lade_graph *graph, struct lade_error *error,
-                   struct lade_change **ret_pins, int *ret_n_pins)
+int lade_pins_load(const char *path, const struct lade_graph *graph, const struct lade_graph *whole,
+                   struct lade_error *error, struct lade_change **ret_pins, int *ret_n_pins)
 {
   FILE *file = fopen(path, "re");
   if (!file)
@@ -179,6 +190,8 @@ int lade_pins_load(const char *path, const struct lade_graph *graph, struct lade
     const char *problem = "";
     line[strcspn(line, "#\n")] = '\0';
     status = line_read(line, graph, &pins, &problem);
+    if (status == -ENOENT)
+      status = line_seek(line, whole, &problem);
     if (status)
       lade_error_set(error, status, "--residency %s, line %d: %s", path, number, problem);
   }

@@ -77,10 +77,12 @@ void lade_plan_destroy(struct lade_plan *plan);
 /*
  * Read a --residency FILE: lines "PATTERN keep|recompute|host|store" over tensor names, units or kinds of ops,
  * "optimizer PATTERN device|host|store", "weights PATTERN device|host|store", "gradients PATTERN keep|host|store" and
- * "copies PATTERN keep|drop" over parameters; pins.c has examples.
+ * "copies PATTERN keep|drop" over parameters; pins.c has examples. @whole: the model that @graph is a share of, where
+ * lines may be about what other ranks have; NULL: @graph is all of it. The caller frees @ret_pins. -EINVAL: @error
+ * names the line; -ENOMEM, and what opening the file answered.
  */
-int lade_pins_load(const char *path, const struct lade_graph *graph, struct lade_error *error,
-                   struct lade_change **ret_pins, int *ret_n_pins);
+int lade_pins_load(const char *path, const struct lade_graph *graph, const struct lade_graph *whole,
+                   struct lade_error *error, struct lade_change **ret_pins, int *ret_n_pins);
 
 const char *lade_recipe_name(enum lade_recipe recipe);
 

@@ -337,7 +337,7 @@ void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
       .batch = s->params.batch,
       .micro_batch = s->params.micro_batch, .time = s->params.time, .n_microbatches = s->n_microbatches,
       .budget_bytes = s->budget_bytes, .bounds = s->bounds, .plan = s->plan, .n_deciders = s->n_deciders,
-      .graph = s->graph, .prices = &s->prices, .cost = &s->cost, .executor = s->executor,
+      .graph = s->graph, .whole = s->whole, .prices = &s->prices, .cost = &s->cost, .executor = s->executor,
       .measured_peak_bytes = device.peak_bytes, .outside_bytes = s->outside_bytes,
       .host_bytes = s->plan ? s->plan->peak_bytes[LADE_HOST] + session_saver_bytes(s) : 0,
       .is_saving_beside = s->saver != NULL,

@@ -113,6 +113,7 @@ struct lade_session_info {
   const struct lade_plan *plan;      /* NULL if planning was refused */
   int n_deciders;                    /* ranks of the job that searched for theirs; the others followed one of them */
   const struct lade_graph *graph;
+  const struct lade_graph *whole;    /* model, of which the graph is a share; NULL: the graph is all of it */
   const struct lade_prices *prices;
   const struct lade_cost *cost;
   lade_executor *executor;           /* NULL when only planned */

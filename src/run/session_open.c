@@ -409,7 +409,7 @@ static int session_acquire(lade_session *s, struct lade_error *error)
   if (!status)
     status = graph_make(s, error);
   if (!status && s->params.residency_file)
-    status = lade_pins_load(s->params.residency_file, s->graph, error, &s->pins, &s->n_pins);
+    status = lade_pins_load(s->params.residency_file, s->graph, s->whole, error, &s->pins, &s->n_pins);
   if (!status)
     status = session_durable_pin(s, error);
   if (!status)

@@ -142,6 +142,24 @@ def places_are_those_of_a_rank():
                     f"zero {zero}: the {what} of units are not the rank's", (held, rank["ledger"]["device"]))
 
 
+def a_line_may_be_about_another_stage():
+    """Of a residency file: it says nothing to the others, and a slip of the pen is one at every rank."""
+    arguments = [*SMALL[:-2], "--host-budget", "64MiB", "--pp", "2"]
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "places")
+        for lines, code in (("h.0 recompute\noptimizer h.3.* host\n", 0), ("h.0 recompute\nh.4 recompute\n", 2)):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(lines)
+            for rank, unit, what in (("0", "h.0", "mlp.gelu"), ("1", "h.3", "optimizer state")):
+                result = plan("--json", *arguments, "--residency", path, "--rank", rank, code=code)
+                if code:
+                    require("line 2: the pattern matches nothing in this model" in result.stderr, "no reason", result.stderr)
+                    continue
+                fixed = [(place["unit"], choice["what"]) for place in json.loads(result.stdout)["residency"]
+                         for choice in place["choices"] if "fixed by the residency file" in choice["reason"]]
+                require((unit, what) in fixed and {place[0] for place in fixed} == {unit}, "another place is fixed", fixed)
+
+
 def all_ranks_of_gpt3_run_dry():
     whole = plan_json("--model", "gpt3-175b", "--batch", "32", "--micro-batch", "1", "--seq", "2048", "--tp", "8",
                       "--pp", "8", "--machine", "h100-80g", "--device", "dry", "--every-rank")
@@ -165,7 +183,7 @@ def both_ends_of_a_trillion_run_dry():
 
 TESTS = [every_rank_is_in_the_table, every_rank_builds_its_own, ranks_of_a_stage_have_one_program, a_person_sees_what_is_planned,
          a_rank_that_does_not_fit_is_named, the_smallest_budget_is_one_that_fits, ranks_of_a_node_share_its_host,
-         places_are_those_of_a_rank]
+         places_are_those_of_a_rank, a_line_may_be_about_another_stage]
 if sys.argv[2:] == ["large"]:
     TESTS = [all_ranks_of_gpt3_run_dry, both_ends_of_a_trillion_run_dry]
 for test in TESTS:
