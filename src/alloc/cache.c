@@ -204,11 +204,9 @@ static inline struct block *better_fit(struct block *one, struct block *other)
   return !one || (other && other->bytes < one->bytes) ? other : one;
 }
 
-/* The better fit of what is free for @queue and for everybody; still in its list. No bin is past MAX_SPAN_BYTES. */
+/* The better fit of what is free for @queue and for everybody; still in its list. */
 static inline struct block *block_find(const struct zone *zone, int queue, uint64_t bytes)
 {
-  if (bytes > MAX_SPAN_BYTES)
-    return NULL;
   struct block *own = lade_cache_bins_find(zone->bins[queue], bytes);
   return better_fit(own, queue ? lade_cache_bins_find(zone->bins[0], bytes) : NULL);
 }

@@ -128,10 +128,10 @@ static inline struct block *lade_cache_list_find(struct block *head, uint64_t by
   return best;
 }
 
-/* The smallest free block (nearly) of @bytes or more in @bins; NULL. */
+/* The smallest free block (nearly) of @bytes or more in @bins; NULL. No bin is for more than MAX_SPAN_BYTES. */
 static inline struct block *lade_cache_bins_find(const struct bins *bins, uint64_t bytes)
 {
-  if (!bins || !bins->summary)
+  if (!bins || !bins->summary || bytes > MAX_SPAN_BYTES)
     return NULL;
   unsigned own = lade_cache_bin_of(bytes), i = lade_cache_bin_first(bins, own);
   if (own >= EXACT_UNITS && i == own) {
