@@ -252,7 +252,7 @@ struct idle_scan {
 /* From the bin on in which blocks may be as long as a chunk. */
 static void bins_scan(struct idle_scan *scan, const struct bins *bins)
 {
-  unsigned i = lade_cache_bin_first(bins, lade_cache_bin_of(scan->cache->chunk_bytes));
+  unsigned i = lade_cache_bin_first(bins, lade_cache_bin_of(LADE_MIN(scan->cache->chunk_bytes, MAX_SPAN_BYTES)));
   for (; i < N_BINS; i = lade_cache_bin_first(bins, i + 1)) {
     struct block *block = bins->heads[i];
     for (uint64_t from = 0, to = 0; block; block = block->next) {
