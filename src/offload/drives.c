@@ -117,15 +117,14 @@ void drives_place(struct lade_store *store, struct store_piece *piece)
   uint64_t i = piece_offset(piece) / stripes->bytes, from = piece_offset(piece) % stripes->bytes;
   struct store_spot *spot = &stripes->spots[i];
   piece->bytes = (uint32_t)LADE_MIN(piece->bytes, stripes->bytes - from);
-  uint8_t granules = store_granule_bits(from, piece->bytes);
   if (piece->transfer->op == LADE_STORE_READ) {
-    piece->refusal = spot->lost & granules ? -EIO : 0;
+    piece->refusal = store_spot_lacks(spot, from, piece->bytes) ? -EIO : 0;
     piece->transfer->is_lost |= piece->refusal != 0;
   } else {
     int drive = piece->bytes == stripes->bytes ? drive_choose(store, spot->drive) : spot->drive;
     if (drive >= 0 && drive != spot->drive)
       store_stripes_move(stripes, i, drive);
-    spot->lost &= (uint8_t)~granules;
+    store_spot_regain(spot, from, piece->bytes);
   }
   piece_point(store, piece);
 }
@@ -148,9 +147,9 @@ bool drives_replace(struct lade_store *store, struct store_piece *piece, int cod
     int to = drive_choose(store, spot->drive);
     if (to < 0 || to == spot->drive || !store_stripes_move(stripes, i, to))
       return false;
-    spot->lost = UINT8_MAX;
+    store_spot_lose(spot);
   }
-  spot->lost &= (uint8_t)~store_granule_bits(piece_offset(piece) % stripes->bytes, piece->bytes);
+  store_spot_regain(spot, piece_offset(piece) % stripes->bytes, piece->bytes);
   piece_point(store, piece);
   piece->moved_bytes = 0;
   piece->n_retries = 0;
@@ -167,7 +166,7 @@ bool drives_follow(struct lade_store *store, struct store_piece *piece)
   if (now.drive == piece->drive && now.place == piece->place)
     return false;
   struct store_spot *spot = &stripes->spots[piece_offset(piece) / stripes->bytes];
-  spot->lost &= (uint8_t)~store_granule_bits(piece_offset(piece) % stripes->bytes, piece->bytes);
+  store_spot_regain(spot, piece_offset(piece) % stripes->bytes, piece->bytes);
   now.moved_bytes = 0;
   now.n_retries = 0;
   *piece = now;
@@ -319,7 +318,7 @@ int drives_prepare(struct lade_store *store, const void *data, uint64_t *ret_fil
 {
   double weights[LADE_STORE_DRIVES_MAX];
   uint64_t most[LADE_STORE_DRIVES_MAX], n_slots[LADE_STORE_DRIVES_MAX];
-  uint32_t bytes = (uint32_t)LADE_MIN(store->piece_bytes, STORE_STRIPE_GRANULES * LADE_STORE_GRANULE_BYTES);
+  uint32_t bytes = (uint32_t)LADE_MIN(store->piece_bytes, STORE_STRIPE_BYTES_MAX);
   uint64_t n = (uint64_t)lade_div_up((int64_t)store->reserved_bytes, bytes);
   store->stripes.bytes = bytes;
   uint64_t room = 0;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The table costs eight bytes per stripe and four per slot. Each drive's free slots are a stack, so that a move is
- * two pushes and pops; a slot that was left is the next to be taken, while its blocks are warm in the drive.
+ * The table costs 24 bytes per stripe, most of them for marks of lost blocks, and four per slot. Each drive's free
+ * slots are a stack, so that a move is two pushes and pops; a slot that was left is the next to be taken, while its
+ * blocks are warm in the drive. Marks are by block, as transfers are: values stand side by side in one granule.
  *
  * Stripes are dealt at first to whichever drive has the largest part of its slots free: so neighbours are on
  * different drives, and each has its share. An eighth of slots is spare; that is how far shares can drift to where the
@@ -63,7 +64,7 @@ static int drive_emptiest(const struct store_stripes *stripes)
 int store_stripes_init(struct store_stripes *stripes, uint64_t n, uint32_t bytes, int n_drives,
                        const uint64_t *n_slots, struct lade_faults *faults)
 {
-  LADE_ASSERT(bytes <= STORE_STRIPE_GRANULES * LADE_STORE_GRANULE_BYTES && n_drives <= LADE_STORE_DRIVES_MAX);
+  LADE_ASSERT(bytes <= STORE_STRIPE_BYTES_MAX && n_drives <= LADE_STORE_DRIVES_MAX);
   *stripes = (struct store_stripes){.n = n, .bytes = bytes, .n_drives = n_drives};
   stripes->spots = lade_fault_calloc(faults, n, sizeof(*stripes->spots));
   bool is_whole = stripes->spots != NULL;
@@ -124,10 +125,33 @@ int store_stripes_grow(struct store_stripes *stripes, int drive, uint64_t n)
   return 0;
 }
 
-uint8_t store_granule_bits(uint64_t from, uint64_t bytes)
+/* Of word @word of store_spot.lost, the bits of the blocks from @first up to @end. */
+static uint64_t word_bits(uint64_t word, uint64_t first, uint64_t end)
 {
-  uint64_t first = from / LADE_STORE_GRANULE_BYTES;
-  uint64_t end = (from + bytes + LADE_STORE_GRANULE_BYTES - 1) / LADE_STORE_GRANULE_BYTES;
-  LADE_ASSERT(end <= STORE_STRIPE_GRANULES);
-  return (uint8_t)((1u << end) - (1u << first));
+  first = LADE_MAX(first, word * 64) - word * 64;
+  end = LADE_MIN(end, word * 64 + 64);
+  if (end <= word * 64 + first)
+    return 0;
+  return UINT64_MAX >> (64 - (end - word * 64 - first)) << first;
+}
+
+void store_spot_lose(struct store_spot *spot)
+{
+  memset(spot->lost, 0xff, sizeof(spot->lost));
+}
+
+void store_spot_regain(struct store_spot *spot, uint64_t from, uint64_t bytes)
+{
+  LADE_ASSERT(from % LADE_STORE_BLOCK_BYTES == 0 && bytes % LADE_STORE_BLOCK_BYTES == 0);
+  for (uint64_t i = 0; i < LADE_COUNT(spot->lost); i++)
+    spot->lost[i] &= ~word_bits(i, from / LADE_STORE_BLOCK_BYTES, (from + bytes) / LADE_STORE_BLOCK_BYTES);
+}
+
+bool store_spot_lacks(const struct store_spot *spot, uint64_t from, uint64_t bytes)
+{
+  uint64_t lost = 0;
+  LADE_ASSERT(from % LADE_STORE_BLOCK_BYTES == 0 && bytes % LADE_STORE_BLOCK_BYTES == 0);
+  for (uint64_t i = 0; i < LADE_COUNT(spot->lost); i++)
+    lost |= spot->lost[i] & word_bits(i, from / LADE_STORE_BLOCK_BYTES, (from + bytes) / LADE_STORE_BLOCK_BYTES);
+  return lost != 0;
 }

@@ -13,12 +13,13 @@
 #include "base/faults.h"
 #include "offload/store.h"
 
-#define STORE_STRIPE_GRANULES 8 /* at most: store_spot.lost has a bit for each */
+#define STORE_STRIPE_BYTES_MAX (512u << 10)
+#define STORE_STRIPE_BLOCKS (STORE_STRIPE_BYTES_MAX / LADE_STORE_BLOCK_BYTES)
 
 struct store_spot {
   uint32_t slot; /* of the drive's file */
   uint8_t drive;
-  uint8_t lost; /* granules, as bits, that stayed behind on a drive that failed */
+  uint64_t lost[STORE_STRIPE_BLOCKS / 64]; /* blocks, as bits, that stayed behind on a drive that failed */
 };
 
 struct store_slots {
@@ -51,7 +52,12 @@ bool store_stripes_move(struct store_stripes *stripes, uint64_t i, int drive);
 /* @n slots more at the end of @drive's file, which is there already. -ENOMEM, and nothing done. */
 int store_stripes_grow(struct store_stripes *stripes, int drive, uint64_t n);
 
-/* Bits of the granules of @bytes from byte @from of a stripe. */
-uint8_t store_granule_bits(uint64_t from, uint64_t bytes);
+/*
+ * What stayed behind, to the block: all of a stripe; no longer @bytes from byte @from of it, which are written anew; is
+ * any of them?
+ */
+void store_spot_lose(struct store_spot *spot);
+void store_spot_regain(struct store_spot *spot, uint64_t from, uint64_t bytes);
+bool store_spot_lacks(const struct store_spot *spot, uint64_t from, uint64_t bytes);
 
 #endif
