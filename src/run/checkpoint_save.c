@@ -15,9 +15,10 @@
  * own, and whoever dies when, no name of a checkpoint stands for less than all of one. A rank that fails takes part in
  * the votes, so that the first one can clean up; one that is gone fails them, which does the same.
  *
- * The order of renames and what it survives are in checkpoint_directory.c. Files are allocated whole before their first
- * byte of data, so a drive that is full says so early, and with the old checkpoints still there: rotation comes last,
- * when the new one is durable, so that saving needs the room of one checkpoint more than it keeps.
+ * The order of renames and what it survives are in checkpoint_directory.c. Each save looks at the room that the drive
+ * has now, which others take and give back, and files are allocated whole before their first byte of data. So a drive
+ * that is full says so early, and with the old checkpoints still there: rotation comes last, when the new one is
+ * durable, so that saving needs the room of one checkpoint more than it keeps.
  *
  * Rejected: a file for each rank, with rectangles of tensors and an index of them. It would load nowhere else, and
  * carry the layout. Its gain is that no two ranks write one page of a file, which matters where a file system's clients
@@ -31,6 +32,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
 #include "run/checkpoint_internal.h"
 
@@ -111,9 +113,30 @@ static int file_open(struct save *save, int i, bool is_made, lade_safetensors_wr
   return rc;
 }
 
+/* Is there room for all tensors? What is little beside them, headers and JSON, is found out by writing it. */
+static int room_check(const struct save *save, struct lade_error *error)
+{
+  struct statvfs fs;
+  char need[16], have[16];
+  uint64_t bytes = 0;
+  for (int i = 0; i < CHUNK_N_KINDS * save->table.n_slices; i++)
+    bytes += (uint64_t)save->table.tensors[i].n_elements * sizeof(float);
+  if (statvfs(save->place->dir, &fs) < 0 || !fs.f_blocks) /* a file system that does not say */
+    return 0;
+  const uint64_t free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+  if (bytes <= free_bytes)
+    return 0;
+  return lade_error_set(error, -ENOSPC, "%s: a checkpoint needs %s (%" PRIu64 " bytes) beside those that are kept, and "
+                        "%s (%" PRIu64 " bytes) are free; free more, or save elsewhere", save->place->dir,
+                        lade_size_format(bytes, need, sizeof(need)), bytes,
+                        lade_size_format(free_bytes, have, sizeof(have)), free_bytes);
+}
+
 static int files_make(struct save *save, struct lade_error *error)
 {
   int rc = saves_open(&save->saves, save->place->dir, save->faults, error);
+  if (rc == 0)
+    rc = room_check(save, error); /* leftovers are gone by now */
   if (rc == 0)
     rc = saves_make_temporary(&save->saves, save->state->step, save->temporary, error);
   for (int i = 0; i < save->table.files.n && rc == 0; i++) {

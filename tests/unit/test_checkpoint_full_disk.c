@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A full disk is an error with a name, and what was saved before stays: saves into a small file system in memory,
- * mounted in a namespace of our own, until there is no room. Skips where such a namespace is refused.
+ * mounted in a namespace of our own, until there is no room. Every save looks at the room of its own moment, so another
+ * program's file in the way is told before a byte is written, and does not matter any more once it is gone. Skips where
+ * such a namespace is refused.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -55,9 +59,57 @@ static int disk_fill(const char *dir)
   return result;
 }
 
+/* Another program's file that takes all that is free but for @left_bytes. */
+static bool others_take(const char *path, uint64_t left_bytes)
+{
+  struct statvfs fs;
+  int fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+  bool is_taken = fd >= 0 && fstatvfs(fd, &fs) == 0 &&
+                  fallocate(fd, 0, 0, (off_t)(fs.f_bavail * fs.f_frsize - left_bytes)) == 0;
+  if (fd >= 0)
+    close(fd);
+  return is_taken;
+}
+
+/* Save @state into what others leave, without others, and with them again. */
+static int others_run(const char *dir, const struct lade_values *values, struct lade_checkpoint_state *state)
+{
+  struct lade_error error = {0};
+  const struct lade_checkpoint_place two = {.dir = dir, .keep = 2};
+  char path[300];
+  snprintf(path, sizeof(path), "%s/others", dir);
+  for (int round = 0; round < 2; round++) {
+    state->step++;
+    if (!others_take(path, 8192))
+      return failed("the disk cannot be filled", &error);
+    if (lade_checkpoint_save(values, state, &two, NULL, &error) != -ENOSPC || !strstr(error.text, dir) ||
+        !strstr(error.text, "a checkpoint needs") || !strstr(error.text, "(8192 bytes) are free"))
+      return failed("others' bytes in the way, expected ENOSPC with what is free", &error);
+    if (unlink(path) || lade_checkpoint_save(values, state, &two, NULL, &error))
+      return failed("the room is back, expected a save", &error);
+  }
+  return 0;
+}
+
+static int room_come_and_go(const char *dir)
+{
+  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
+  struct values_memory memory;
+  struct lade_checkpoint_state state = {.loss_scale = 1, .model = "test"};
+  values_memory_init(&memory, graph);
+  values_memory_randomize(&memory, 1);
+  int result = others_run(dir, &memory.values, &state);
+  values_memory_finish(&memory);
+  lade_graph_destroy(graph);
+  return result;
+}
+
 static int disk_run(const char *dir)
 {
-  return scratch_disk_mount(dir, "256k") ? disk_fill(dir) : SKIPPED;
+  if (!scratch_disk_mount(dir, "256k"))
+    return SKIPPED;
+  int result = room_come_and_go(dir);
+  return result ? result : disk_fill(dir);
 }
 
 int main(void)
