@@ -170,8 +170,7 @@ static int cuda_chunk_create(lade_device *device, struct lade_chunk *chunk)
   return 0;
 }
 
-/* Unmap what must go. The driver may be short of something for a moment; refused twice it is an error that sticks. */
-static void place_close(struct cuda_device *cuda, uint64_t address, uint64_t bytes)
+void lade_cuda_unmap(struct cuda_device *cuda, uint64_t address, uint64_t bytes)
 {
   if (cuda->driver.cuMemUnmap(address, bytes))
     lade_cuda_check(cuda, "cuMemUnmap", cuda->driver.cuMemUnmap(address, bytes));
@@ -183,7 +182,7 @@ static void cuda_chunk_release(lade_device *device, struct lade_chunk *chunk)
   struct cuda_chunk *own = chunk_get(chunk);
   bool is_entered = lade_cuda_enter(cuda);
   if (chunk->address)
-    place_close(cuda, chunk->address, chunk->bytes);
+    lade_cuda_unmap(cuda, chunk->address, chunk->bytes);
   lade_cuda_check(cuda, "cuMemRelease", cuda->driver.cuMemRelease(own->memory));
   lade_cuda_leave(cuda, is_entered);
   free(own);
@@ -214,7 +213,7 @@ static cuda_result chunk_clear(struct cuda_device *cuda, const struct lade_chunk
   result = cuda->driver.cuMemMap(at, chunk->bytes, 0, chunk_get(chunk)->memory, 0);
   if (!result) {
     result = place_open(cuda, at, chunk);
-    place_close(cuda, at, chunk->bytes);
+    lade_cuda_unmap(cuda, at, chunk->bytes);
   }
   lade_cuda_check(cuda, "cuMemAddressFree", cuda->driver.cuMemAddressFree(at, chunk->bytes));
   return result;
@@ -267,7 +266,7 @@ static int cuda_map(lade_device *device, uint64_t address, struct lade_chunk *ch
   if (!result) {
     result = place_open(cuda, address, chunk);
     if (result)
-      place_close(cuda, address, chunk->bytes);
+      lade_cuda_unmap(cuda, address, chunk->bytes);
   }
   lade_cuda_leave(cuda, is_entered);
   return lade_cuda_errno(result);
@@ -383,6 +382,8 @@ static const struct lade_device_ops cuda_ops = {
     .unmap = cuda_unmap,
     .pin = cuda_pin,
     .unpin = cuda_unpin,
+    .host_create = lade_cuda_host_create,
+    .host_release = lade_cuda_host_release,
     .close = cuda_close,
     .queue_create = lade_cuda_queue_create,
     .queue_destroy = lade_cuda_queue_destroy,
@@ -454,7 +455,7 @@ static int ordinal_find(struct cuda_device *cuda, const struct lade_cuda_device_
 /* What the device can do, and where it is, in the order of the attributes asked for. */
 enum ability {
   CAPABILITY_MAJOR, CAPABILITY_MINOR, UNIFIED, VIRTUAL_MEMORY, STREAM_WORDS, EXPORTS, RDMA,
-  PCI_DOMAIN, PCI_BUS, PCI_DEVICE, N_ABILITIES
+  PCI_DOMAIN, PCI_BUS, PCI_DEVICE, HOST_CHUNKS, N_ABILITIES
 };
 
 /* A driver that does not know an attribute calls it an invalid value: then the device does not have it. */
@@ -464,7 +465,7 @@ static int abilities_get(const struct cuda_device *cuda, struct lade_error *erro
       CUDA_ATTRIBUTE_CAPABILITY_MAJOR, CUDA_ATTRIBUTE_CAPABILITY_MINOR, CUDA_ATTRIBUTE_UNIFIED_ADDRESSING,
       CUDA_ATTRIBUTE_VIRTUAL_MEMORY,   CUDA_ATTRIBUTE_STREAM_WORDS,     CUDA_ATTRIBUTE_POSIX_HANDLES,
       CUDA_ATTRIBUTE_RDMA,             CUDA_ATTRIBUTE_PCI_DOMAIN,       CUDA_ATTRIBUTE_PCI_BUS,
-      CUDA_ATTRIBUTE_PCI_DEVICE,
+      CUDA_ATTRIBUTE_PCI_DEVICE,       CUDA_ATTRIBUTE_HOST_CHUNKS,
   };
   for (int i = 0; i < N_ABILITIES; i++) {
     cuda_result result = cuda->driver.cuDeviceGetAttribute(&abilities[i], attributes[i], cuda->id);
@@ -518,6 +519,7 @@ static int device_describe(struct cuda_device *cuda, struct lade_error *error)
   if (!status)
     status = abilities_check(name, abilities, error);
   cuda->capability = 10 * abilities[CAPABILITY_MAJOR] + abilities[CAPABILITY_MINOR];
+  cuda->has_host_chunks = abilities[HOST_CHUNKS] != 0;
   pci_name(cuda, abilities);
   cuda->properties = (struct cuda_memory_properties){
       .type = CUDA_MEMORY_PINNED,

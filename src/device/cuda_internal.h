@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What cuda.c (memory), cuda_queue.c (streams), cuda_graph.c and cuda_function.c share. */
+/* What cuda.c (memory), cuda_host.c, cuda_queue.c (streams), cuda_graph.c and cuda_function.c share. */
 #ifndef LADE_CUDA_INTERNAL_H
 #define LADE_CUDA_INTERNAL_H
 
@@ -16,6 +16,7 @@ struct cuda_device {
   cuda_stream stream; /* of the device itself: clears fresh chunks, and carries the anchor of the clock */
   uint64_t opened_bytes;
   bool is_primary; /* the context is the primary one, and retained */
+  bool has_host_chunks; /* the driver gives memory of the host's nodes */
   struct cuda_memory_properties properties;
 
   /* The words that streams poll: a page of pinned memory, one word to a cache line. */
@@ -43,6 +44,13 @@ int lade_cuda_check(struct cuda_device *cuda, const char *call, cuda_result resu
 
 /* The monotonic nanoseconds at which an event happened, by the device's clock. The context is current. */
 int lade_cuda_time(struct cuda_device *cuda, cuda_event event, int64_t *ret_ns);
+
+/* Unmap what must go. The driver may be short of something for a moment; refused twice it is an error that sticks. */
+void lade_cuda_unmap(struct cuda_device *cuda, uint64_t address, uint64_t bytes);
+
+/* The operations on memory of the host's. */
+int lade_cuda_host_create(lade_device *device, struct lade_host_chunk *chunk, uint64_t limit_bytes, int numa_node);
+void lade_cuda_host_release(lade_device *device, struct lade_host_chunk *chunk);
 
 /* The queues' part of the operations. */
 int lade_cuda_queue_create(lade_device *device, enum lade_queue_role role, lade_queue **ret_queue);

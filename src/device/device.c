@@ -416,6 +416,33 @@ void lade_device_unpin(lade_device *device, void *at, uint64_t bytes)
     device->ops->unpin(device, at, bytes);
 }
 
+bool lade_device_gives_host(const lade_device *device)
+{
+  return device->ops->host_create;
+}
+
+int lade_device_host_create(lade_device *device, uint64_t bytes, uint64_t limit_bytes, int numa_node,
+                            struct lade_host_chunk *ret_chunk)
+{
+  if (!bytes || numa_node < 0)
+    return -EINVAL;
+  if (!device->ops->host_create)
+    return -ENOTSUP;
+  int error = lade_fault(device->faults, LADE_FAULT_CHUNK_CREATE);
+  struct lade_host_chunk chunk = {.bytes = bytes};
+  if (!error)
+    error = device->ops->host_create(device, &chunk, limit_bytes, numa_node);
+  if (!error)
+    *ret_chunk = chunk;
+  return error;
+}
+
+void lade_device_host_release(lade_device *device, struct lade_host_chunk *chunk)
+{
+  device->ops->host_release(device, chunk);
+  *chunk = (struct lade_host_chunk){0};
+}
+
 /* ---- queues ---- */
 
 int lade_queue_create(lade_device *device, enum lade_queue_role role, lade_queue **ret_queue)

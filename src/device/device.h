@@ -135,6 +135,26 @@ int lade_device_unmap(lade_device *device, uint64_t address, uint64_t bytes);
 int lade_device_pin(lade_device *device, void *at, uint64_t bytes);
 void lade_device_unpin(lade_device *device, void *at, uint64_t bytes);
 
+/* Host memory that the device's driver gives: as good for copies as pinned memory, and zeroed. */
+struct lade_host_chunk {
+  char *data;       /* where the processor and the device's copies reach it */
+  uint64_t bytes;   /* whole chunks of the driver's */
+  uint64_t backing; /* the implementation's own */
+};
+
+/* Whether it may have some: all others say -ENOTSUP. Any thread. Never blocks. */
+bool lade_device_gives_host(const lade_device *device);
+
+/*
+ * At least @bytes from NUMA node @numa_node of the host (0 on a machine of one), and at most @limit_bytes. -ENOTSUP
+ * where the device has no such memory, -EOVERFLOW when whole chunks are more than the limit, -ENOMEM and others when
+ * the driver refuses: then there is pinned memory. Not counted against the capacity. Any thread.
+ */
+int lade_device_host_create(lade_device *device, uint64_t bytes, uint64_t limit_bytes, int numa_node,
+                            struct lade_host_chunk *ret_chunk);
+/* No work that touches it may be under way. */
+void lade_device_host_release(lade_device *device, struct lade_host_chunk *chunk);
+
 /* ---- queues ---- */
 
 /* Raise a signal queue's counter to @count; a lower one than it has changes nothing. Any thread. Never blocks. */

@@ -47,6 +47,9 @@ struct lade_device_ops {
   int (*unmap)(lade_device *device, struct lade_chunk *chunk);
   int (*pin)(lade_device *device, void *at, uint64_t bytes); /* optional, both: memory that needs no pinning */
   void (*unpin)(lade_device *device, void *at, uint64_t bytes);
+  /* optional, both: host memory of the driver's; @chunk's bytes are what is wanted, and then what there is */
+  int (*host_create)(lade_device *device, struct lade_host_chunk *chunk, uint64_t limit_bytes, int numa_node);
+  void (*host_release)(lade_device *device, struct lade_host_chunk *chunk);
   void (*close)(lade_device *device);
 
   int (*queue_create)(lade_device *device, enum lade_queue_role role, lade_queue **ret_queue);

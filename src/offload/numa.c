@@ -51,6 +51,19 @@ int lade_numa_of_pci(const char *address, const char *sysfs)
   return number_read(path, "numa_node");
 }
 
+bool lade_numa_has_memory(int numa_node, const char *sysfs)
+{
+  char path[PATH_MAX];
+  unsigned long long kib = 0;
+  snprintf(path, sizeof(path), "%s/devices/system/node/node%d/meminfo", sysfs, numa_node);
+  FILE *file = fopen(path, "re");
+  if (!file)
+    return numa_node == 0;
+  bool is_read = fscanf(file, " Node %*d MemTotal: %llu", &kib) == 1; /* first of all lines */
+  fclose(file);
+  return is_read && kib > 0;
+}
+
 int lade_numa_choose(int of_device, int of_drives)
 {
   const int node = of_device >= 0 ? of_device : of_drives;

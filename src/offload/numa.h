@@ -26,6 +26,9 @@ int lade_numa_of_device(dev_t device, const char *sysfs);
 /* The node of the PCI function @address ("0000:3b:00.0"), a GPU's say. -1: "", none there, or none is told. */
 int lade_numa_of_pci(const char *address, const char *sysfs);
 
+/* Whether @numa_node has memory of its own; of a machine that tells nothing of nodes the node 0 has. */
+bool lade_numa_has_memory(int numa_node, const char *sysfs);
+
 /*
  * Where memory should be that a device and drives both reach, on a machine of several nodes: near the device, whose
  * link is the faster, else near the drives. -1, anywhere: neither is known, or there is one node.

@@ -331,6 +331,11 @@ const char *lade_executor_note(const lade_executor *ex)
   return ex->note.text;
 }
 
+uint64_t lade_executor_host_bytes(const lade_executor *ex)
+{
+  return ex->host.bytes;
+}
+
 uint64_t lade_executor_n_steps(const lade_executor *ex)
 {
   return ex->n_steps;
@@ -461,10 +466,11 @@ static int host_take(lade_executor *ex, struct lade_error *error)
   uint64_t bytes = ex->params.plan->peak_bytes[LADE_HOST];
   if (ex->is_dry || !bytes)
     return 0;
-  int status = lade_staging_init(&ex->host, bytes, numa_node_get(ex), ex->params.faults);
-  if (!status)
-    status = lade_device_pin(ex->device, ex->host.data, ex->host.bytes);
-  ex->is_host_pinned = !status;
+  const struct lade_pinned_params how = {
+      .device = ex->device, .bytes = bytes, .limit_bytes = ex->params.host_limit_bytes,
+      .numa_node = numa_node_get(ex), .is_for_drives = ex->params.plan->peak_bytes[LADE_STORE] > 0,
+      .faults = ex->params.faults};
+  int status = lade_pinned_init(&ex->host, &how);
   return status ? lade_error_set(error, status, "the machine refused %llu bytes for the host tier; lower --host-budget",
                                  (unsigned long long)bytes)
                 : 0;
@@ -618,9 +624,7 @@ void lade_executor_destroy(lade_executor *ex)
   free(ex->state_places);
   free(ex->resident);
   free(ex->bounce);
-  if (ex->is_host_pinned)
-    lade_device_unpin(ex->device, ex->host.data, ex->host.bytes);
-  lade_staging_finish(&ex->host);
+  lade_pinned_finish(&ex->host);
   lade_device_chunk_release(ex->device, ex->chunk); /* mapped or not: unmapping may be refused, this may not */
   if (ex->reserved_bytes)
     lade_device_release(ex->device, ex->arena, ex->reserved_bytes);

@@ -36,6 +36,7 @@ struct lade_executor_params {
   const struct lade_kernels *kernels;    /* of the host: what its queues run, and on a host device everything */
   const lade_cuda_kernels *cuda_kernels; /* borrowed; what runs on a CUDA device; NULL on others */
   lade_pool *pool;
+  uint64_t host_limit_bytes;    /* how large the host tier may get where memory comes in chunks; 0: as planned */
   lade_store *store;            /* borrowed, not yet prepared; NULL when the plan has nothing for one */
   lade_durable *durable;        /* borrowed, prepared, of lade_state_store_bytes; NULL: state ends with the process */
   /*
@@ -124,6 +125,9 @@ static inline struct lade_values lade_executor_values(lade_executor *executor, c
  * nothing is durable here; else as lade_durable_publish, and every later call but destroy returns the same. Blocks.
  */
 int lade_executor_publish(lade_executor *executor, const void *memo, size_t memo_bytes, struct lade_error *error);
+
+/* What the host tier has: what is planned, or a little more (host_limit_bytes). 0 on a dry device. */
+uint64_t lade_executor_host_bytes(const lade_executor *executor);
 
 /* One line on what the executor does without though the device could have it, graphs, and why; else "". */
 const char *lade_executor_note(const lade_executor *executor);

@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 
 #include "base/base.h"
-#include "offload/staging.h"
+#include "offload/pinned.h"
 #include "run/executor.h"
 
 /* A kernel with its arguments, ready to be called or submitted. */
@@ -137,8 +137,7 @@ struct lade_executor {
   lade_chunk *chunk;
   bool is_arena_shared;            /* the chunk is of the kind that other processes can have */
   bool is_registered[LADE_N_AXES]; /* the arena, with the communicator of the axis */
-  struct lade_staging host; /* pinned for the device, all of it */
-  bool is_host_pinned;
+  struct lade_pinned host; /* the host tier */
   struct lade_extent extent;
   uint64_t spill_offset; /* in the plan's store, where the extent begins: what is before it is durable */
   void *bounce; /* LADE_EXECUTOR_WINDOW_BYTES, for get and set of values in the store */

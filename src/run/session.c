@@ -325,6 +325,12 @@ int lade_session_gather_peaks(lade_session *s, uint64_t *ret_planned, uint64_t *
   return session_fail(s, status, error);
 }
 
+uint64_t session_host_bytes(const lade_session *s)
+{
+  const uint64_t planned = s->plan ? s->plan->peak_bytes[LADE_HOST] : 0;
+  return s->executor ? LADE_MAX(planned, lade_executor_host_bytes(s->executor)) : planned;
+}
+
 void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
 {
   struct lade_device_info device = {0};
@@ -339,7 +345,7 @@ void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
       .budget_bytes = s->budget_bytes, .bounds = s->bounds, .plan = s->plan, .n_deciders = s->n_deciders,
       .graph = s->graph, .whole = s->whole, .prices = &s->prices, .cost = &s->cost, .executor = s->executor,
       .measured_peak_bytes = device.peak_bytes, .outside_bytes = s->outside_bytes,
-      .host_bytes = s->plan ? s->plan->peak_bytes[LADE_HOST] + session_saver_bytes(s) : 0,
+      .host_bytes = session_host_bytes(s) + session_saver_bytes(s),
       .is_saving_beside = s->saver != NULL,
       .store_bytes = s->plan ? s->plan->peak_bytes[LADE_STORE] + session_durable_extra(s) : 0,
       .host_budget_bytes = s->host_bytes, .store_budget_bytes = s->store_bytes,

@@ -141,6 +141,8 @@ int session_agree_programs(lade_session *session, struct lade_error *error);
 int session_saver_open(lade_session *session, struct lade_error *error);
 void session_saver_close(struct session_saver *saver);
 uint64_t session_saver_bytes(const lade_session *session);
+/* Bytes of the host tier: as planned, or as they were taken. */
+uint64_t session_host_bytes(const lade_session *session);
 
 /* Are this rank's parameters other than the whole model's: parts of them, or not all? */
 static inline bool session_is_cut(const lade_session *s)

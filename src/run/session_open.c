@@ -345,6 +345,7 @@ static int executor_make(lade_session *s, struct lade_error *error)
   struct lade_executor_params how = {
       .struct_size = sizeof(how), .plan = s->plan, .device = s->device, .kernels = &s->host_kernels,
       .cuda_kernels = s->cuda_kernels, .pool = s->pool, .store = s->store, .durable = s->durable,
+      .host_limit_bytes = s->host_bytes,
       .comms = !s->peers.world ? NULL : s->params.is_gpu ? s->peers.gpu_axes : s->peers.axes,
       .faults = s->params.faults};
   status = lade_executor_create(&how, error, &s->executor);

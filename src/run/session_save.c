@@ -99,7 +99,7 @@ static int thread_join(struct session_saver *saver, struct lade_error *error)
 /* Is there room for the copy at every rank? */
 static int room_agree(lade_session *s, uint64_t bytes, bool *ret_has_room, struct lade_error *error)
 {
-  const uint64_t used = s->plan->peak_bytes[LADE_HOST], left = s->host_bytes > used ? s->host_bytes - used : 0;
+  const uint64_t used = session_host_bytes(s), left = s->host_bytes > used ? s->host_bytes - used : 0;
   char need[32], have[32];
   int64_t is_lacking;
   int status = lade_peers_max(&s->peers, bytes > left, &is_lacking, error);

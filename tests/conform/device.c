@@ -589,6 +589,38 @@ static void pinned_memory_is_copied_like_any_other(void **state)
   munmap(host, 2 * CHUNK);
 }
 
+/* A driver's own host memory, where a device has any: zero, and copied like any other; refused past the limit. */
+static void a_drivers_host_memory_is_zero_and_copied_like_any_other(void **state)
+{
+  lade_device *device = device_open(state, NULL);
+  struct lade_host_chunk host = {0};
+  uint64_t at = 0;
+  assert_int_equal(lade_device_host_create(device, 0, CHUNK, 0, &host), -EINVAL);
+  assert_int_equal(lade_device_host_create(device, CHUNK, CHUNK, -1, &host), -EINVAL);
+  const int status = lade_device_host_create(device, CHUNK + 1, 16 * CHUNK, 0, &host);
+  if (status) { /* not here: then there is pinned memory */
+    assert_int_equal(host.bytes, 0);
+    lade_device_close(device);
+    return;
+  }
+  assert_true(host.bytes > CHUNK && host.bytes <= 16 * CHUNK);
+  for (uint64_t i = 0; i < host.bytes; i++)
+    assert_int_equal(host.data[i], 0);
+  struct lade_host_chunk other = {0};
+  assert_int_equal(lade_device_host_create(device, host.bytes, host.bytes - 1, 0, &other), -EOVERFLOW);
+  assert_int_equal(lade_device_reserve(device, CHUNK, &at), 0);
+  lade_chunk *chunk = chunk_open(device, CHUNK);
+  assert_int_equal(lade_device_map(device, at, chunk), 0);
+  memset(host.data, 0x3c, 64);
+  copy_now(device, LADE_QUEUE_TO_DEVICE, (void *)(uintptr_t)at, host.data, CHUNK);
+  copy_now(device, LADE_QUEUE_TO_HOST, host.data + 64, (void *)(uintptr_t)at, CHUNK);
+  assert_memory_equal(host.data, host.data + 64, 64);
+  lade_device_chunk_release(device, chunk);
+  lade_device_release(device, at, CHUNK);
+  lade_device_host_release(device, &host);
+  lade_device_close(device);
+}
+
 int main(int argc, char **argv)
 {
   struct CMUnitTest tests[] = {
@@ -608,6 +640,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_shared_chunk_has_two_addresses),
       cmocka_unit_test(a_forked_child_has_no_chunks),
       cmocka_unit_test(pinned_memory_is_copied_like_any_other),
+      cmocka_unit_test(a_drivers_host_memory_is_zero_and_copied_like_any_other),
       cmocka_unit_test(random_mapping_agrees_with_a_model),
   };
   return target_run(argc, argv, tests, LADE_COUNT(tests));

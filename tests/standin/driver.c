@@ -13,13 +13,14 @@
 static const struct setting settings[] = {
     {"version", &standin.version}, {"devices", &standin.devices}, {"sm", &standin.sm},
     {"memory", &standin.memory},   {"words", &standin.words},     {"lose", &standin.lose},
-    {"lose_code", &standin.lose_code}, {NULL, NULL}};
+    {"lose_code", &standin.lose_code}, {"host_chunks", &standin.host_chunks}, {NULL, NULL}};
 
 struct standin standin = {
     .lock = PTHREAD_MUTEX_INITIALIZER,
     .changed = PTHREAD_COND_INITIALIZER,
     .control = {.settings = settings, .nth = 1, .code = CUDA_OUT_OF_MEMORY},
-    .version = 13000, .devices = 1, .sm = 90, .memory = 256, .words = 1, .lose_code = CUDA_LAUNCH_FAILED,
+    .version = 13000, .devices = 1, .sm = 90, .memory = 256, .words = 1, .host_chunks = 1,
+    .lose_code = CUDA_LAUNCH_FAILED,
 };
 
 static bool is_started;
@@ -274,6 +275,7 @@ cuda_result cuDeviceGetAttribute(int *ret_value, int attribute, cuda_device_id i
   *ret_value = attribute == CUDA_ATTRIBUTE_CAPABILITY_MAJOR   ? (int)standin.sm / 10
                : attribute == CUDA_ATTRIBUTE_CAPABILITY_MINOR ? (int)standin.sm % 10
                : attribute == CUDA_ATTRIBUTE_STREAM_WORDS     ? (int)standin.words
+               : attribute == CUDA_ATTRIBUTE_HOST_CHUNKS      ? (int)standin.host_chunks
                : attribute == CUDA_ATTRIBUTE_SHARED_MOST      ? 227 << 10
                : attribute == CUDA_ATTRIBUTE_PCI_DOMAIN       ? 0
                : attribute == CUDA_ATTRIBUTE_PCI_BUS          ? 0xc1

@@ -47,13 +47,15 @@ enum span_kind { SPAN_RANGE, SPAN_MAPPING, SPAN_PINNED, SPAN_REGISTERED };
 struct memory {
   int fd, device; /* device: negative for memory of the host, or that was counted where it came from */
   uint64_t bytes;
+  bool is_on_host;
   int n_refs; /* each handle and each mapping */
 };
 
 struct span {
   enum span_kind kind;
   uint64_t address, bytes;
-  bool is_open;          /* of a mapping: access was given; of registered memory: devices see it */
+  bool is_open;          /* of a mapping: devices may; of registered memory: devices see it */
+  bool is_host_open;     /* of a mapping of the host's memory: the processor may, too */
   struct memory *memory; /* of a mapping */
   struct span *next;
 };
@@ -113,7 +115,7 @@ static bool is_open(uint64_t address, uint64_t bytes)
   uint64_t end = address + bytes;
   while (address < end) {
     const struct span *span = span_find(SPAN_MAPPING, address);
-    if (!span || !span->is_open)
+    if (!span || !span->is_open || (span->memory->is_on_host && !span->is_host_open))
       return false;
     address = span->address + span->bytes;
   }
@@ -125,7 +127,9 @@ enum standin_place standin_place(uint64_t address, uint64_t bytes)
   enum standin_place place = PLACE_PAGEABLE;
   pthread_mutex_lock(&standin.lock);
   if (span_find(SPAN_RANGE, address))
-    place = is_open(address, bytes) ? PLACE_DEVICE : PLACE_BAD;
+    place = !is_open(address, bytes)                                    ? PLACE_BAD
+            : span_find(SPAN_MAPPING, address)->memory->is_on_host ? PLACE_PINNED
+                                                                    : PLACE_DEVICE;
   else if (standin_is_block(address, bytes))
     place = PLACE_DEVICE;
   else if (span_find(SPAN_PINNED, address) || span_find(SPAN_REGISTERED, address))
@@ -203,13 +207,17 @@ cuda_result cuMemCreate(cuda_memory *ret_memory, size_t bytes, const struct cuda
   cuda_result result = standin_enter("cuMemCreate", false);
   if (result || !bytes || bytes % GRANULE || properties->type != CUDA_MEMORY_PINNED)
     return result ? result : CUDA_INVALID_VALUE;
-  int device = properties->location.type == CUDA_LOCATION_DEVICE ? properties->location.id : -1;
+  bool is_on_host = properties->location.type == CUDA_LOCATION_HOST_NUMA;
+  if (is_on_host ? !standin.host_chunks || properties->location.id != 0
+                 : properties->location.type != CUDA_LOCATION_DEVICE)
+    return CUDA_INVALID_VALUE;
+  int device = is_on_host ? -1 : properties->location.id;
   if (device >= 0 && !standin_take(device, bytes))
     return CUDA_OUT_OF_MEMORY;
   struct memory *memory = calloc(1, sizeof(*memory));
   LADE_ASSERT(memory);
   int fd = memfd_create("stand-in", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  *memory = (struct memory){.fd = fd, .device = device, .bytes = bytes, .n_refs = 1};
+  *memory = (struct memory){.fd = fd, .device = device, .bytes = bytes, .is_on_host = is_on_host, .n_refs = 1};
   standin_alive(1);
   if (memory->fd < 0 || !poison_fill(memory->fd, bytes)) {
     memory_unref(memory);
@@ -302,18 +310,29 @@ cuda_result cuMemUnmap(cuda_address address, size_t bytes)
   return 0;
 }
 
+/* Let a device or the host at a mapping. The host has no way to a device's memory. Lock held. */
+static bool span_let(struct span *span, const struct cuda_access *access)
+{
+  bool is_host = access->location.type == CUDA_LOCATION_HOST_NUMA;
+  span->is_host_open |= is_host;
+  span->is_open |= !is_host;
+  return access->flags == CUDA_ACCESS_READ_WRITE && (!is_host || span->memory->is_on_host);
+}
+
+/* Of the host's memory both must be let in before anything may touch it: here the device is the processor. */
 cuda_result cuMemSetAccess(cuda_address address, size_t bytes, const struct cuda_access *access, size_t n)
 {
   cuda_result result = standin_enter("cuMemSetAccess", false);
-  if (result || n != 1 || access->flags != CUDA_ACCESS_READ_WRITE)
+  if (result || n == 0)
     return result ? result : CUDA_INVALID_VALUE;
   pthread_mutex_lock(&standin.lock);
   struct span *span = span_find(SPAN_MAPPING, address);
-  bool is_whole = span && span->address == address && span->bytes == bytes;
-  if (is_whole)
-    span->is_open = true;
+  bool is_valid = span && span->address == address && span->bytes == bytes;
+  for (size_t i = 0; i < n && is_valid; i++)
+    is_valid = span_let(span, &access[i]);
+  bool is_reached = is_valid && is_open(address, bytes);
   pthread_mutex_unlock(&standin.lock);
-  if (!is_whole || mprotect(pointer(address), bytes, PROT_READ | PROT_WRITE))
+  if (!is_valid || (is_reached && mprotect(pointer(address), bytes, PROT_READ | PROT_WRITE)))
     return CUDA_INVALID_VALUE;
   return 0;
 }

@@ -20,11 +20,12 @@
 #include "base/base.h"
 #include "device/cuda.h"
 #include "device/cuda_driver.h"
+#include "offload/pinned.h"
 #include "standin.h"
 #include "tests/support/symbols.h"
 
 #define CHUNK ((uint64_t)2 << 20)
-#define CALM "version=13000,devices=1,sm=90,memory=256,words=1,fail=none,nth=1,code=2,forever=0,lose=0"
+#define CALM "version=13000,devices=1,sm=90,memory=256,words=1,host_chunks=1,fail=none,nth=1,code=2,forever=0,lose=0"
 
 /* The stand-in's control calls, and those of the driver's that callers make themselves. */
 static struct {
@@ -165,6 +166,7 @@ struct session {
   lade_queue *queues[4];
   lade_cuda_graph *graph;
   void *host; /* pinned */
+  struct lade_host_chunk host_chunk; /* of the driver's */
   uint64_t word_address; /* of a word in it, as streams see it */
   uint64_t little;       /* of lade_cuda_alloc */
 };
@@ -223,6 +225,8 @@ static int session_memory(struct session *s)
   }
   if (!error)
     error = lade_cuda_get_address(s->device, session_word(s), &s->word_address);
+  if (!error)
+    error = lade_device_host_create(s->device, 1, CHUNK, 0, &s->host_chunk);
   return error ? error : lade_cuda_alloc(s->device, 64, &s->little);
 }
 
@@ -272,6 +276,8 @@ static void session_finish(struct session *s)
   lade_cuda_graph_destroy(s->graph);
   if (s->host)
     lade_device_unpin(s->device, s->host, HOST_BYTES);
+  if (s->host_chunk.bytes)
+    lade_device_host_release(s->device, &s->host_chunk);
   if (s->device)
     lade_cuda_free(s->device, s->little);
   lade_device_chunk_release(s->device, s->imported);
@@ -377,6 +383,78 @@ static void any_driver_call_may_fail_and_nothing_leaks(void **state)
     assert_true(is_text || nth > 1 || is_elsewhere(functions[i]));
   }
   assert_true(n_met > 100);
+}
+
+/* ---- the driver's host memory ---- */
+
+/* Take pinned memory, see that it is zero, fill it, give it back; whether it was the driver's. */
+static bool pinned_is_the_drivers(const struct lade_pinned_params *how)
+{
+  struct lade_pinned pinned;
+  assert_int_equal(lade_pinned_init(&pinned, how), 0);
+  assert_true(pinned.bytes >= how->bytes);
+  assert_true(pinned.bytes <= LADE_MAX(how->limit_bytes, lade_align_up(how->bytes, 4096)));
+  assert_int_equal((uintptr_t)pinned.data % CHUNK, 0);
+  for (uint64_t i = 0; i < pinned.bytes; i++)
+    assert_int_equal(pinned.data[i], 0);
+  memset(pinned.data, 1, pinned.bytes);
+  const bool is_drivers = pinned.chunk.bytes > 0;
+  lade_pinned_finish(&pinned);
+  lade_pinned_finish(&pinned);
+  return is_drivers;
+}
+
+static void pinned_memory_is_the_drivers_where_it_has_some(void **state)
+{
+  lade_device *device = must_open();
+  const int64_t n_live = standin.live();
+  struct lade_pinned_params how = {.device = device, .bytes = CHUNK + 1, .limit_bytes = 2 * CHUNK, .numa_node = -1};
+  assert_true(pinned_is_the_drivers(&how));
+  how.numa_node = 0;
+  assert_true(pinned_is_the_drivers(&how));
+  how.numa_node = 77; /* a node that is not there */
+  assert_false(pinned_is_the_drivers(&how));
+  how.numa_node = -1;
+  how.limit_bytes = 2 * CHUNK - 1; /* a chunk more than may be */
+  assert_false(pinned_is_the_drivers(&how));
+  how.limit_bytes = 2 * CHUNK;
+  how.is_for_drives = true;
+  assert_false(pinned_is_the_drivers(&how));
+  how.is_for_drives = false;
+  assert_int_equal(setenv("LADE_CUDA_HOST_CHUNKS", "0", 1), 0);
+  assert_false(pinned_is_the_drivers(&how));
+  unsetenv("LADE_CUDA_HOST_CHUNKS");
+  assert_int_equal(standin.live(), n_live);
+  how.bytes = 0;
+  assert_int_equal(lade_pinned_init(&(struct lade_pinned){0}, &how), -EINVAL);
+  lade_device_close(device);
+  assert_int_equal(standin.set("host_chunks=0"), 0);
+  how = (struct lade_pinned_params){.device = must_open(), .bytes = CHUNK, .limit_bytes = CHUNK, .numa_node = 0};
+  assert_false(pinned_is_the_drivers(&how));
+  assert_int_equal(lade_device_host_create(how.device, CHUNK, CHUNK, 0, &(struct lade_host_chunk){0}), -ENOTSUP);
+  lade_device_close(how.device);
+  assert_int_equal(standin.live(), 0);
+}
+
+/* Whatever it is that the driver refuses, there is memory, and nothing is left of the try. */
+static void pinned_memory_is_our_own_where_the_driver_refuses(void **state)
+{
+  static const char *const calls[] = {"cuMemGetAllocationGranularity", "cuMemCreate",     "cuMemAddressReserve",
+                                      "cuMemMap",                      "cuMemSetAccess", "cuMemsetD8Async"};
+  for (size_t i = 0; i < LADE_COUNT(calls); i++) {
+    lade_device *device = must_open();
+    const int64_t n_live = standin.live();
+    const struct lade_pinned_params how = {.device = device, .bytes = CHUNK, .limit_bytes = CHUNK, .numa_node = 0};
+    char settings[96];
+    snprintf(settings, sizeof(settings), "fail=%s,nth=1,code=2", calls[i]);
+    assert_int_equal(standin.set(settings), 0);
+    assert_false(pinned_is_the_drivers(&how));
+    assert_int_equal(standin.failed(), 1);
+    assert_int_equal(standin.live(), n_live);
+    assert_int_equal(lade_device_status(device), 0);
+    assert_true(pinned_is_the_drivers(&how)); /* it failed once */
+    lade_device_close(device);
+  }
 }
 
 /* ---- graphs ---- */
@@ -518,9 +596,9 @@ static void a_broken_context_ends_waiting_and_keeps_its_first_error(void **state
     int status;
     const char *words;
   } cases[] = {
-      {"lose=3,lose_code=719", -EFAULT, "CUDA_ERROR_LAUNCH_FAILED (719): unspecified launch failure"},
-      {"lose=4,lose_code=214", -EBADMSG, "CUDA_ERROR_ECC_UNCORRECTABLE (214): uncorrectable ECC error"},
-      {"lose=3,lose_code=46", -ENODEV, "an unknown error (46)"}, /* the device has gone */
+      {"lose=4,lose_code=719", -EFAULT, "CUDA_ERROR_LAUNCH_FAILED (719): unspecified launch failure"},
+      {"lose=5,lose_code=214", -EBADMSG, "CUDA_ERROR_ECC_UNCORRECTABLE (214): uncorrectable ECC error"},
+      {"lose=4,lose_code=46", -ENODEV, "an unknown error (46)"}, /* the device has gone */
   };
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     struct session s = {0};
@@ -686,6 +764,8 @@ int main(void)
       cmocka_unit_test_setup(the_public_name_opens_the_gpu, calm),
       cmocka_unit_test_setup(work_moves_through_every_kind_of_queue, calm),
       cmocka_unit_test_setup(any_driver_call_may_fail_and_nothing_leaks, calm),
+      cmocka_unit_test_setup(pinned_memory_is_the_drivers_where_it_has_some, calm),
+      cmocka_unit_test_setup(pinned_memory_is_our_own_where_the_driver_refuses, calm),
       cmocka_unit_test_setup(a_graph_runs_when_it_is_launched, calm),
       cmocka_unit_test_setup(a_capture_that_fails_is_no_failure_of_the_device, calm),
       cmocka_unit_test_setup(a_broken_context_ends_waiting_and_keeps_its_first_error, calm),

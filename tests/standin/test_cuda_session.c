@@ -23,7 +23,7 @@
 #include "standin.h"
 #include "tests/support/symbols.h"
 
-#define CALM "fail=none,nth=1,code=2,forever=0,lose=0"
+#define CALM "host_chunks=1,fail=none,nth=1,code=2,forever=0,lose=0"
 
 static struct {
   standin_set_fn *set;
@@ -112,7 +112,7 @@ static void a_call_that_fails_has_a_name(void **state)
 {
   static const char *const calls[] = {
       "cuDevicePrimaryCtxRetain", "cuMemAddressReserve", "cuMemCreate",   "cuMemMap",          "cuMemSetAccess",
-      "cuMemHostRegister",        "cuStreamCreate",      "cuEventCreate", "cuModuleLoad",      "cuLaunchKernel",
+      "cuStreamCreate",           "cuEventCreate",       "cuModuleLoad",  "cuLaunchKernel",
       "cuMemcpyAsync",            "cuEventRecord",       "cuMemGetInfo",  "cuStreamWaitEvent", "cuEventSynchronize",
       "cuCtxPushCurrent",         "cuGraphLaunch"};
   const uint64_t want = digest_calm();
@@ -135,6 +135,32 @@ static void a_call_that_fails_has_a_name(void **state)
   }
   assert_true(n_failed >= (int)LADE_COUNT(calls));
   assert_true(digest_calm() == want);
+}
+
+/* The same numbers with host memory of the driver's, of our own, and with our own after the driver refused. */
+static void the_host_tier_is_the_drivers_memory_or_pinned(void **state)
+{
+  static const struct {
+    const char *settings;
+    int n_pinned;
+  } cases[] = {{"host_chunks=1", 0}, {"host_chunks=0", 1}, {"fail=cuMemCreate,nth=2", 1}};
+  const uint64_t want = digest_calm();
+  struct lade_error error = {0};
+  uint64_t digest = 0;
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    assert_int_equal(standin.set(cases[i].settings), 0);
+    if (session_run(&error, &digest))
+      fail_msg("%s: %s", cases[i].settings, error.text);
+    assert_true(digest == want);
+    assert_int_equal(standin.calls("cuMemHostRegister"), cases[i].n_pinned);
+    assert_int_equal(standin.set(CALM), 0);
+    nothing_is_left();
+  }
+  assert_int_equal(standin.set("host_chunks=0,fail=cuMemHostRegister"), 0);
+  assert_int_equal(session_run(&error, &digest), -ENOMEM);
+  assert_non_null(strstr(error.text, "for the host tier; lower --host-budget"));
+  assert_int_equal(standin.set(CALM), 0);
+  nothing_is_left();
 }
 
 static void a_device_that_breaks_in_a_step_ends_it_by_name(void **state)
@@ -302,6 +328,7 @@ int main(void)
     return 1;
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_call_that_fails_has_a_name),
+      cmocka_unit_test(the_host_tier_is_the_drivers_memory_or_pinned),
       cmocka_unit_test(a_device_that_breaks_in_a_step_ends_it_by_name),
       cmocka_unit_test(a_graph_that_cannot_be_made_changes_no_number),
       cmocka_unit_test(memory_that_somebody_else_took_is_one_line),

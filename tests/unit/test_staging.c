@@ -213,6 +213,25 @@ static void a_gpu_is_near_the_node_of_its_pci_function(void **state)
   assert_int_equal(lade_numa_of_pci("", in_scratch("sys")), -1);
 }
 
+static void a_node_may_have_no_memory(void **state)
+{
+  assert_true(lade_numa_has_memory(0, in_scratch("nowhere"))); /* a kernel without NUMA */
+  assert_false(lade_numa_has_memory(1, in_scratch("nowhere")));
+  static const char *const directories[] = {"nodes",
+                                            "nodes/devices",
+                                            "nodes/devices/system",
+                                            "nodes/devices/system/node",
+                                            "nodes/devices/system/node/node0",
+                                            "nodes/devices/system/node/node1"};
+  for (size_t i = 0; i < LADE_COUNT(directories); i++)
+    directory_make(in_scratch(directories[i]));
+  node_write(in_scratch("nodes/devices/system/node/node0/meminfo"), "\nNode 0 MemTotal:       0 kB\n");
+  node_write(in_scratch("nodes/devices/system/node/node1/meminfo"), "\nNode 1 MemTotal:       131899392 kB\n");
+  assert_false(lade_numa_has_memory(0, in_scratch("nodes")));
+  assert_true(lade_numa_has_memory(1, in_scratch("nodes")));
+  assert_false(lade_numa_has_memory(2, in_scratch("nodes")));
+}
+
 static void the_node_of_the_gpu_comes_before_that_of_the_drives(void **state)
 {
   setenv("HWLOC_SYNTHETIC", "node:2 core:2 pu:1", 1);
@@ -265,6 +284,7 @@ int main(void)
       cmocka_unit_test(what_cannot_be_had_is_an_error_and_touches_nothing),
       cmocka_unit_test_setup_teardown(a_drive_is_near_the_node_of_the_device_above_it, scratch_setup, scratch_teardown),
       cmocka_unit_test_setup_teardown(a_gpu_is_near_the_node_of_its_pci_function, scratch_setup, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_node_may_have_no_memory, scratch_setup, scratch_teardown),
       cmocka_unit_test(the_node_of_the_gpu_comes_before_that_of_the_drives),
       cmocka_unit_test_setup_teardown(a_store_names_the_node_of_its_drives_where_there_are_several, scratch_setup,
                                       scratch_teardown),

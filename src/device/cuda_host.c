@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Host memory from the driver: a chunk on one of the host's NUMA nodes, made and mapped by the calls that make the
+ * device's own.
+ *
+ * The device, its copies and the processor reach it at one address. It is on the node that was asked for or is not
+ * had at all, and nothing has to be found and pinned page by page, as memory of the process's own has to be.
+ *
+ * Drivers have had such memory since CUDA 12.2 and say since 12.9 whether a device has it. Those that do not say are
+ * not asked: some of them crash where the node has no memory. Whatever fails is taken back, and the caller
+ * has another way, so nothing of it is the device's status but what could not be taken back.
+ *
+ * The driver does not promise zeroes; the device clears it, which writes over its link faster than one thread here.
+ */
+#include <errno.h>
+
+#include "device/cuda_internal.h"
+
+static cuda_result chunk_open(struct cuda_device *cuda, cuda_address at, uint64_t bytes,
+                              const struct cuda_location *location)
+{
+  const struct cuda_access access[] = {{.location = cuda->properties.location, .flags = CUDA_ACCESS_READ_WRITE},
+                                       {.location = *location, .flags = CUDA_ACCESS_READ_WRITE}};
+  cuda_result result = cuda->driver.cuMemSetAccess(at, bytes, access, LADE_COUNT(access));
+  if (!result)
+    result = cuda->driver.cuMemsetD8Async(at, 0, bytes, cuda->stream);
+  return result ? result : cuda->driver.cuStreamSynchronize(cuda->stream);
+}
+
+static cuda_result chunk_map(struct cuda_device *cuda, cuda_address at, uint64_t bytes, cuda_memory memory,
+                             const struct cuda_location *location)
+{
+  cuda_result result = cuda->driver.cuMemMap(at, bytes, 0, memory, 0);
+  if (result)
+    return result;
+  result = chunk_open(cuda, at, bytes, location);
+  if (result)
+    lade_cuda_unmap(cuda, at, bytes);
+  return result;
+}
+
+/* Context current. */
+static cuda_result chunk_make(struct cuda_device *cuda, const struct cuda_memory_properties *properties, uint64_t bytes,
+                              cuda_address *ret_at, cuda_memory *ret_memory)
+{
+  const struct cuda_driver *driver = &cuda->driver;
+  cuda_result result = driver->cuMemCreate(ret_memory, bytes, properties, 0);
+  if (result)
+    return result;
+  result = driver->cuMemAddressReserve(ret_at, bytes, 0, 0, 0);
+  if (!result) {
+    result = chunk_map(cuda, *ret_at, bytes, *ret_memory, &properties->location);
+    if (result)
+      lade_cuda_check(cuda, "cuMemAddressFree", driver->cuMemAddressFree(*ret_at, bytes));
+  }
+  if (result)
+    lade_cuda_check(cuda, "cuMemRelease", driver->cuMemRelease(*ret_memory));
+  return result;
+}
+
+int lade_cuda_host_create(lade_device *device, struct lade_host_chunk *chunk, uint64_t limit_bytes, int numa_node)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  const struct cuda_memory_properties properties = {.type = CUDA_MEMORY_PINNED,
+                                                    .location = {CUDA_LOCATION_HOST_NUMA, numa_node}};
+  size_t granule = 0;
+  cuda_address at = 0;
+  cuda_memory memory = 0;
+  if (!cuda->has_host_chunks)
+    return -ENOTSUP;
+  cuda_result result = cuda->driver.cuMemGetAllocationGranularity(&granule, &properties, CUDA_GRANULARITY_MINIMUM);
+  if (result)
+    return lade_cuda_errno(result);
+  const uint64_t bytes = lade_align_up(chunk->bytes, granule);
+  if (bytes < chunk->bytes || bytes > limit_bytes)
+    return -EOVERFLOW;
+  bool is_entered = lade_cuda_enter(cuda);
+  result = chunk_make(cuda, &properties, bytes, &at, &memory);
+  lade_cuda_leave(cuda, is_entered);
+  if (!result)
+    *chunk = (struct lade_host_chunk){.data = (char *)(uintptr_t)at, .bytes = bytes, .backing = memory};
+  return lade_cuda_errno(result);
+}
+
+void lade_cuda_host_release(lade_device *device, struct lade_host_chunk *chunk)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  const cuda_address at = (cuda_address)(uintptr_t)chunk->data;
+  bool is_entered = lade_cuda_enter(cuda);
+  lade_cuda_unmap(cuda, at, chunk->bytes);
+  lade_cuda_check(cuda, "cuMemAddressFree", cuda->driver.cuMemAddressFree(at, chunk->bytes));
+  lade_cuda_check(cuda, "cuMemRelease", cuda->driver.cuMemRelease(chunk->backing));
+  lade_cuda_leave(cuda, is_entered);
+}
