@@ -25,7 +25,9 @@ struct lade_machine_store {
   uint64_t bytes;             /* capacity; 0: no drive, and the rates are not looked at */
   double read_bytes_per_s;
   double write_bytes_per_s;
-  double total_bytes_per_s;   /* limit of reads and writes together; 0: no limit of its own */
+  double total_bytes_per_s;   /* of reads and writes together, half of each; 0: no limit of its own */
+  /* The same with other shares: a quarter of the bytes read, three quarters; 0: what the three rates allow. */
+  double total_mostly_writes_bytes_per_s, total_mostly_reads_bytes_per_s;
   double latency_ns;          /* of one transfer */
   /*
    * How the drive likes to be asked: the longest request and how many are under way; the bytes of a window of a

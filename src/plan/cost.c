@@ -177,17 +177,39 @@ int64_t lade_cost_to_device_ns(const struct lade_cost *cost, uint64_t bytes)
   return copy_ns(&cost->machine.to_device, bytes);
 }
 
+/* Seconds for a byte of which @share is read: neither its reads nor its writes nor both together pass their rate. */
+static double limits_seconds(const struct lade_machine_store *store, double share)
+{
+  double seconds = fmax(share / store->read_bytes_per_s, (1 - share) / store->write_bytes_per_s);
+  return store->total_bytes_per_s > 0 ? fmax(seconds, 1 / store->total_bytes_per_s) : seconds;
+}
+
+/*
+ * The same along the drive's curve, where it is known: straight lines through its five points. Time is what is
+ * interpolated, not the rate: of a drive that does one thing at a time, and of one that does both side by side, it is
+ * a straight line or has one corner.
+ */
+static double mix_seconds(const struct lade_machine_store *store, double share)
+{
+  const double rates[] = {store->write_bytes_per_s, store->total_mostly_writes_bytes_per_s, store->total_bytes_per_s,
+                          store->total_mostly_reads_bytes_per_s, store->read_bytes_per_s};
+  const int n_spans = (int)LADE_COUNT(rates) - 1;
+  if (rates[1] <= 0 && rates[3] <= 0)
+    return limits_seconds(store, share);
+  double seconds[2];
+  const int span = LADE_MIN((int)(share * n_spans), n_spans - 1);
+  for (int i = 0; i < 2; i++)
+    seconds[i] = rates[span + i] > 0 ? 1 / rates[span + i] : limits_seconds(store, (double)(span + i) / n_spans);
+  const double part = share * n_spans - span;
+  return seconds[0] + part * (seconds[1] - seconds[0]);
+}
+
 int64_t lade_cost_read_write_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64_t write_bytes)
 {
   const struct lade_machine_store *store = &cost->machine.store;
+  const double bytes = (double)read_bytes + (double)write_bytes;
   LADE_ASSERT(store->bytes > 0);
-  double seconds = 0;
-  if (read_bytes)
-    seconds = (double)read_bytes / store->read_bytes_per_s;
-  if (write_bytes)
-    seconds = fmax(seconds, (double)write_bytes / store->write_bytes_per_s);
-  if (store->total_bytes_per_s > 0)
-    seconds = fmax(seconds, ((double)read_bytes + (double)write_bytes) / store->total_bytes_per_s);
+  double seconds = bytes > 0 ? bytes * mix_seconds(store, (double)read_bytes / bytes) : 0;
   return whole_ns(store->latency_ns + seconds * 1e9);
 }
 

@@ -29,7 +29,7 @@
 #include "base/file.h"
 #include "plan/probe_internal.h"
 
-#define FORMAT 2
+#define FORMAT 3
 #define MAX_FILE_BYTES (4 << 20)
 #define MAX_OPS 20000
 #define MOST_NS 1e15
@@ -200,6 +200,8 @@ static bool store_read(const json_t *stores, const struct store_name *name, stru
   return rate_read(entry, "read_bytes_per_s", 1e3, &store->read_bytes_per_s) &&
          rate_read(entry, "write_bytes_per_s", 1e3, &store->write_bytes_per_s) &&
          rate_read(entry, "total_bytes_per_s", 1e3, &store->total_bytes_per_s) &&
+         rate_read(entry, "total_mostly_writes_bytes_per_s", 0, &store->total_mostly_writes_bytes_per_s) &&
+         rate_read(entry, "total_mostly_reads_bytes_per_s", 0, &store->total_mostly_reads_bytes_per_s) &&
          rate_read(entry, "latency_ns", 0, &store->latency_ns);
 }
 
@@ -242,11 +244,12 @@ static json_t *ops_json(const struct lade_cost *cost)
 
 static json_t *store_json(const struct lade_machine_store *store, const char *drives)
 {
-  return json_pack("{s:s,s:f,s:f,s:f,s:f,s:I,s:i,s:I,s:i}", "drives", drives, "read_bytes_per_s",
+  return json_pack("{s:s,s:f,s:f,s:f,s:f,s:f,s:f,s:I,s:i,s:I,s:i}", "drives", drives, "read_bytes_per_s",
                    store->read_bytes_per_s, "write_bytes_per_s", store->write_bytes_per_s, "total_bytes_per_s",
-                   store->total_bytes_per_s, "latency_ns", store->latency_ns, "piece_bytes",
-                   (json_int_t)store->piece_bytes, "pieces", store->n_pieces, "window_bytes",
-                   (json_int_t)store->window_bytes, "windows", store->n_windows);
+                   store->total_bytes_per_s, "total_mostly_writes_bytes_per_s", store->total_mostly_writes_bytes_per_s,
+                   "total_mostly_reads_bytes_per_s", store->total_mostly_reads_bytes_per_s, "latency_ns",
+                   store->latency_ns, "piece_bytes", (json_int_t)store->piece_bytes, "pieces", store->n_pieces,
+                   "window_bytes", (json_int_t)store->window_bytes, "windows", store->n_windows);
 }
 
 /* Other drives keep their entries: those of @old, which may be NULL. */

@@ -3,8 +3,10 @@
  * What a drive does, and how it likes to be asked.
  *
  * The store is one of the probe's own in the directory of the run, opened as the run will: a sealed and verified
- * transfer costs checksums, and these belong into its rate. Writes, reads and a mix of both go through 2 MiB transfers
- * with several under way, for a tenth of a second each and at least one pass over the extent.
+ * transfer costs checksums, and these belong into its rate. Writes, reads and mixes of both (a quarter, a half and
+ * three quarters of them reads) go through 2 MiB transfers with several under way, for a tenth of a second each and at
+ * least one pass over the extent. A drive that takes longer than that for a pass is not asked for the outer two mixes:
+ * two more passes would take what time the tuner has.
  *
  * Then the tuner (tune.c) asks with requests of other sizes, every other one a write. They bring no checksums: what is
  * looked for is the drive's. The store gives each request to the drive whole, so it is opened for the longest and most
@@ -111,6 +113,12 @@ static int drive_measure(struct drive *drive, struct lade_error *error, struct l
     rc = drive_rate(drive, 0, error, &measured.read_bytes_per_s);
   if (!rc)
     rc = drive_rate(drive, 2, error, &measured.total_bytes_per_s);
+  const double pass_bytes = (double)drive->n_pieces * (double)PIECE_BYTES;
+  const bool is_fast = !rc && pass_bytes <= measured.total_bytes_per_s * LIMIT_NS * 1e-9;
+  if (is_fast)
+    rc = drive_rate(drive, 3, error, &measured.total_mostly_writes_bytes_per_s);
+  if (is_fast && !rc)
+    rc = drive_rate(drive, 1, error, &measured.total_mostly_reads_bytes_per_s);
   if (!rc)
     rc = drive_latency(drive, error, &measured.latency_ns);
   if (!rc) {

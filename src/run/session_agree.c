@@ -377,6 +377,8 @@ int session_share_drive(lade_session *s, struct lade_error *error)
   store->read_bytes_per_s /= (double)n_sharing;
   store->write_bytes_per_s /= (double)n_sharing;
   store->total_bytes_per_s /= (double)n_sharing;
+  store->total_mostly_writes_bytes_per_s /= (double)n_sharing;
+  store->total_mostly_reads_bytes_per_s /= (double)n_sharing;
   return 0;
 }
 

@@ -135,10 +135,35 @@ static void copies_take_latency_and_bytes(void **state)
   cost.machine.to_device = (struct lade_link){2000000000, 7000};
   assert_int_equal(lade_cost_to_host_ns(&cost, 1000000), 5000 + 1000000);
   assert_int_equal(lade_cost_to_device_ns(&cost, 1000000), 7000 + 500000);
-  cost.machine.store = (struct lade_machine_store){1 << 30, 4e9, 2e9, 5e9, 100};
+  cost.machine.store = (struct lade_machine_store){
+      .bytes = 1 << 30, .read_bytes_per_s = 4e9, .write_bytes_per_s = 2e9, .total_bytes_per_s = 5e9, .latency_ns = 100};
   assert_int_equal(lade_cost_read_ns(&cost, 4000), 100 + 1000);
   assert_int_equal(lade_cost_write_ns(&cost, 4000), 100 + 2000);
   assert_int_equal(lade_cost_read_write_ns(&cost, 8000, 4000), 100 + 2400); /* the drive's own limit binds */
+}
+
+/* The five points of a drive's curve, straight lines of time between them, and the three rates where a point lacks. */
+static void mixes_go_along_the_curve_of_the_drive(void **state)
+{
+  struct lade_cost cost;
+  machine_make(&cost, "h100-80g");
+  cost.machine.store = (struct lade_machine_store){
+      .bytes = 1 << 30, .read_bytes_per_s = 4e9, .write_bytes_per_s = 1e9, .total_bytes_per_s = 2e9,
+      .total_mostly_writes_bytes_per_s = 1.25e9, .total_mostly_reads_bytes_per_s = 2.5e9};
+  static const struct {
+    uint64_t read, write;
+    int64_t ns;
+  } mixes[] = {{0, 8000, 8000}, {1000, 7000, 7200}, {2000, 6000, 6400}, {3000, 5000, 5200},
+               {4000, 4000, 4000}, {5000, 3000, 3600}, {6000, 2000, 3200}, {8000, 0, 2000}};
+  for (size_t i = 0; i < LADE_COUNT(mixes); i++) { /* to the nanosecond that doubles are rounded up to */
+    int64_t ns = lade_cost_read_write_ns(&cost, mixes[i].read, mixes[i].write);
+    assert_in_range(ns, mixes[i].ns, mixes[i].ns + 1);
+  }
+  cost.machine.store.total_mostly_writes_bytes_per_s = 0; /* its writes bind: 6000 at 1 GB/s */
+  assert_in_range(lade_cost_read_write_ns(&cost, 2000, 6000), 6000, 6001);
+  assert_in_range(lade_cost_read_write_ns(&cost, 6000, 2000), 3200, 3201);
+  cost.machine.store.total_mostly_reads_bytes_per_s = 0; /* both together bind */
+  assert_in_range(lade_cost_read_write_ns(&cost, 6000, 2000), 4000, 4001);
 }
 
 static void adamw_moves_what_its_types_say(void **state)
@@ -231,6 +256,7 @@ int main(void)
       cmocka_unit_test(a_measured_op_costs_what_was_measured),
       cmocka_unit_test(a_roofline_is_bound_by_flops_or_by_bytes),
       cmocka_unit_test(copies_take_latency_and_bytes),
+      cmocka_unit_test(mixes_go_along_the_curve_of_the_drive),
       cmocka_unit_test(adamw_moves_what_its_types_say),
       cmocka_unit_test(an_update_costs_more_the_further_its_state_is),
       cmocka_unit_test(windows_are_cut_by_bytes),

@@ -80,7 +80,8 @@ static void a_file_may_change_a_preset(void **state)
   struct lade_machine machine, preset;
   const char *path = file_with("{\"preset\":\"h100-80g\",\"name\":\"mine\",\"device_bytes\":\"40GiB\","
                                "\"to_host\":{\"bytes_per_s\":1000000},\"store\":{\"piece_bytes\":\"1MiB\","
-                               "\"pieces\":16,\"window_bytes\":\"3MiB\",\"windows\":4}}");
+                               "\"pieces\":16,\"window_bytes\":\"3MiB\",\"windows\":4,"
+                               "\"total_mostly_reads_bytes_per_s\":3e9}}");
   assert_int_equal(lade_machine_load(path, NULL, &machine), 0);
   assert_int_equal(lade_machine_preset("h100-80g", NULL, &preset), 0);
   assert_string_equal(machine.name, "mine");
@@ -91,6 +92,8 @@ static void a_file_may_change_a_preset(void **state)
   assert_true(machine.store.piece_bytes == 1 << 20 && machine.store.window_bytes == 3 << 20);
   assert_true(machine.store.n_pieces == 16 && machine.store.n_windows == 4);
   assert_true(machine.store.bytes == preset.store.bytes);
+  assert_true(machine.store.total_mostly_reads_bytes_per_s == 3e9);
+  assert_true(machine.store.total_mostly_writes_bytes_per_s == 0); /* a file that states three rates is whole */
 }
 
 static void a_bad_file_is_refused_by_the_name_of_its_field(void **state)
@@ -118,6 +121,8 @@ static void a_bad_file_is_refused_by_the_name_of_its_field(void **state)
       {"{\"preset\":\"nosuch\"}", "nosuch"},
       {"{\"preset\":7}", "preset"},
       {"{\"preset\":\"h100-80g\",\"store\":{\"read_bytes_per_s\":0}}", "store.read_bytes_per_s"},
+      {"{\"preset\":\"h100-80g\",\"store\":{\"total_mostly_writes_bytes_per_s\":-1}}",
+       "store.total_mostly_writes_bytes_per_s is -1"},
       {"{\"preset\":\"h100-80g\",\"store\":{\"piece_bytes\":100000}}", "store.piece_bytes is 100000"},
       {"{\"preset\":\"h100-80g\",\"store\":{\"windows\":1}}", "store.windows is 1"},
       {"{\"preset\":\"h100-80g\",\"a\\nb\":1}", "\"a\\nb\""},
