@@ -440,7 +440,6 @@ static void ranks_apply(struct run *run)
   const struct lade_launch *launch = &run->job.launch;
   session->world = run->job.world;
   session->n_node_ranks = LADE_MAX(launch->local_world, 1);
-  session->node_rank = LADE_MAX(launch->local_rank, 0);
   if (!session->n_threads)
     session->n_threads = launch->world > 1 ? LADE_MAX(lade_cpu_count() / session->n_node_ranks, 1) : 0;
   run->options.is_quiet = run->options.is_quiet || !job_is_first(&run->job);

@@ -423,24 +423,15 @@ static int open_fail(const struct cuda_device *cuda, struct lade_error *error, c
   return result ? lade_cuda_error_set(&cuda->driver, error, call, result) : 0;
 }
 
-/* A process that is shown one device alone has it from its launcher. */
-static int seat_find(const struct cuda_device *cuda, const struct lade_cuda_device_params *params)
-{
-  int n = 0;
-  return !params->seat || cuda->driver.cuDeviceGetCount(&n) || n == 1 ? params->ordinal
-                                                                      : params->ordinal + params->seat;
-}
-
 /* The context that was brought says which device it is. */
 static int ordinal_find(struct cuda_device *cuda, const struct lade_cuda_device_params *params,
                         struct lade_error *error)
 {
   if (!params->context) {
-    const int ordinal = seat_find(cuda, params);
-    cuda_result result = cuda->driver.cuDeviceGet(&cuda->id, ordinal);
+    cuda_result result = cuda->driver.cuDeviceGet(&cuda->id, params->ordinal);
     if (result == CUDA_INVALID_DEVICE || result == CUDA_INVALID_VALUE)
       return lade_error_set(error, -ENODEV, "there is no GPU number %d; nvidia-smi -L lists them from 0",
-                            ordinal);
+                            params->ordinal);
     return open_fail(cuda, error, "cuDeviceGet", result);
   }
   cuda_result result = cuda->driver.cuCtxPushCurrent(params->context);
@@ -633,4 +624,36 @@ int lade_device_open_cuda(const struct lade_cuda_device_params *params, struct l
   }
   *ret_device = &cuda->base;
   return 0;
+}
+
+static int names_get(const struct cuda_driver *driver, struct lade_error *error, struct lade_cuda_seen *seen)
+{
+  const char *call = "cuDeviceGetCount";
+  struct cuda_uuid uuid;
+  cuda_device_id id;
+  int n = 0;
+  cuda_result result = driver->cuDeviceGetCount(&n);
+  while (!result && seen->n < LADE_MIN(n, LADE_CUDA_SEEN_MOST)) {
+    call = "cuDeviceGetUuid";
+    result = driver->cuDeviceGet(&id, seen->n);
+    if (!result)
+      result = driver->cuDeviceGetUuid(&uuid, id);
+    if (!result)
+      memcpy(seen->names[seen->n++].uuid, uuid.bytes, sizeof(uuid.bytes));
+  }
+  return result ? lade_cuda_error_set(driver, error, call, result) : 0;
+}
+
+int lade_cuda_list(struct lade_error *error, struct lade_cuda_seen *ret_seen)
+{
+  struct cuda_driver driver;
+  struct lade_cuda_seen seen = {0};
+  int status = lade_cuda_driver_open(&driver, error);
+  if (status)
+    return status;
+  status = names_get(&driver, error, &seen);
+  lade_cuda_driver_close(&driver);
+  if (!status)
+    *ret_seen = seen;
+  return status;
 }

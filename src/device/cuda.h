@@ -11,8 +11,6 @@
 struct lade_cuda_device_params {
   size_t struct_size;
   int ordinal;             /* of the driver's devices, from 0; with a context, the context's own device counts */
-  int seat;                /* of a process among those of its node that take a device each, from @ordinal on, or the one
-                              device that a launcher lets each of them see */
   uint64_t capacity_bytes; /* hard; 0: what is free once the device is open */
   void *context;           /* a CUcontext to work in, borrowed; NULL: the device's primary one */
   struct lade_faults *faults; /* borrowed, may be NULL */
@@ -25,6 +23,22 @@ struct lade_cuda_device_params {
  */
 int lade_device_open_cuda(const struct lade_cuda_device_params *params, struct lade_error *error,
                           lade_device **ret_device);
+
+#define LADE_CUDA_SEEN_MOST 32 /* more no machine gives one process */
+
+/* The devices that this process sees, by their ordinals: those of a launcher's choice come first, and may be all. */
+struct lade_cuda_seen {
+  int n;
+  struct lade_cuda_name {
+    unsigned char uuid[16]; /* of a GPU or of a slice of one (MIG) */
+  } names[LADE_CUDA_SEEN_MOST];
+};
+
+/*
+ * Which devices are there for this process? Takes nothing of them. -ENODEV as lade_device_open_cuda, and what the
+ * driver answers. Any thread; blocks while the driver starts.
+ */
+int lade_cuda_list(struct lade_error *error, struct lade_cuda_seen *ret_seen);
 
 /* A queue on the caller's CUstream, which must outlive it. Role as in lade_queue_create; not SIGNAL, IO or HOST. */
 int lade_cuda_queue_adopt(lade_device *device, enum lade_queue_role role, void *stream, lade_queue **ret_queue);

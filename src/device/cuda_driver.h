@@ -106,6 +106,11 @@ struct cuda_memory_properties {
   } flags;
 };
 
+/* Of a device, or of a slice of one (MIG); no two of the world have the same. */
+struct cuda_uuid {
+  unsigned char bytes[16];
+};
+
 struct cuda_access {
   struct cuda_location location;
   int flags;
@@ -123,6 +128,7 @@ struct cuda_access {
   X(cuDeviceGetCount, (int *ret_n)) \
   X(cuDeviceGet, (cuda_device_id *ret_id, int ordinal)) \
   X(cuDeviceGetName, (char *ret_name, int bytes, cuda_device_id id)) \
+  X(cuDeviceGetUuid, (struct cuda_uuid *ret_uuid, cuda_device_id id)) \
   X(cuDeviceGetAttribute, (int *ret_value, int attribute, cuda_device_id id)) \
   X(cuDevicePrimaryCtxRetain, (cuda_context *ret_context, cuda_device_id id)) \
   X(cuDevicePrimaryCtxRelease, (cuda_device_id id)) \

@@ -15,6 +15,11 @@ int lade_device_open_cuda(const struct lade_cuda_device_params *params, struct l
                         params->ordinal);
 }
 
+int lade_cuda_list(struct lade_error *error, struct lade_cuda_seen *ret_seen)
+{
+  return lade_error_set(error, -ENODEV, "this build has no CUDA; configure with -Dcuda=enabled");
+}
+
 int lade_cuda_get_memory(lade_device *device, struct lade_cuda_memory *ret_memory)
 {
   return -ENODEV;

@@ -9,7 +9,6 @@
  * probably a mistake, and nothing has been lost yet.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +16,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/node.h"
 #include "offload/numa.h"
 #include "offload/staging.h"
 #include "offload/store_internal.h"
@@ -101,24 +101,11 @@ static int numa_node_find(const struct lade_store *store, const char *sysfs)
   return lade_numa_count() > 1 ? node : -1;
 }
 
-/* A number of the kernel that runs here, whose device numbers are the same in all containers. */
-static uint64_t machine_key(void)
-{
-  char text[64] = "";
-  int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-  ssize_t n = fd >= 0 ? read(fd, text, sizeof(text)) : 0;
-  if (fd >= 0)
-    close(fd);
-  if (n <= 0)
-    gethostname(text, sizeof(text) - 1);
-  return store_hash_plain(text, sizeof(text), 0);
-}
-
 int lade_store_room(const char *dirs, uint64_t *ret_bytes, uint64_t *ret_drives, struct lade_error *error)
 {
   struct lade_store store = {0};
   dev_t devices[LADE_STORE_DRIVES_MAX];
-  uint64_t bytes = 0, drives = machine_key();
+  uint64_t bytes = 0, drives = lade_node_key(); /* device numbers are the same in all its containers */
   int code = dirs_split(&store, dirs, error);
   for (int i = 0; i < store.n_drives && !code; i++) {
     struct stat of_dir;

@@ -7,8 +7,8 @@
  * peer's process has ended, through a pidfd each, which also sees a process that is dead and not yet reaped; kernels
  * without pidfd_open are asked by number. Peers on other nodes cannot be seen: their launcher ends the job.
  *
- * Two ranks are on one node when they have the same boot identity and the same namespace of process numbers, since
- * that is what sharing memory and looking at each other takes.
+ * Two ranks are on one node when their machine is one (base/node.c) and their namespace of process numbers, since that
+ * is what looking at each other takes. Whether they can share memory is tried (comm_segment.c).
  *
  * Rejected: MPI's blocking calls. They spin, cannot be given up, and with a library that allows one thread at a
  * time two communicators would block each other for ever.
@@ -27,6 +27,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/node.h"
 #include "parallel/comm_group_internal.h"
 #include "parallel/comm_node_internal.h"
 
@@ -50,25 +51,16 @@ static void serial_unlock(struct comm_job *job)
 
 /* ---- who is where ---- */
 
-/* FNV-1a over what tells nodes apart. */
-static uint64_t host_hash(void)
+/*
+ * The machine, and on it the space of process numbers: who is in another one of a machine has other numbers for what
+ * we see in /proc.
+ */
+static uint64_t node_key(void)
 {
-  char text[160] = "";
   struct stat space = {0};
-  int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-  ssize_t n = fd >= 0 ? read(fd, text, 64) : 0;
-  size_t at = n > 0 ? (size_t)n : 0;
-  if (fd >= 0)
-    close(fd);
   if (stat("/proc/self/ns/pid", &space))
     space.st_ino = 0;
-  gethostname(text + at, 64);
-  at += strnlen(text + at, 64);
-  at += (size_t)snprintf(text + at, sizeof(text) - at, " %llu", (unsigned long long)space.st_ino);
-  uint64_t hash = 0xcbf29ce484222325;
-  for (size_t i = 0; i < at; i++)
-    hash = (hash ^ (unsigned char)text[i]) * 0x100000001b3;
-  return hash;
+  return lade_node_key() * 0x9e3779b97f4a7c15 ^ (uint64_t)space.st_ino;
 }
 
 /* A descriptor that says when @pid has ended, or -1 where the kernel has none. */
@@ -81,7 +73,7 @@ bool comm_member_is_dead(const struct comm_group *group, int member)
 {
   const struct comm_process *self = &group->job->processes[group->members[group->rank]];
   const struct comm_process *process = &group->job->processes[group->members[member]];
-  if (process->host != self->host || process == self)
+  if (process->node != self->node || process == self)
     return false;
   if (process->watch < 0)
     return kill(process->pid, 0) && errno == ESRCH;
@@ -114,7 +106,7 @@ bool comm_member_is_stopped(const struct comm_group *group, int member)
 {
   const struct comm_process *self = &group->job->processes[group->members[group->rank]];
   struct comm_process *process = &group->job->processes[group->members[member]];
-  if (process->host != self->host || process == self)
+  if (process->node != self->node || process == self)
     return false;
   const int64_t now_ns = lade_now_ns(), gap_ns = now_ns - atomic_exchange(&process->looked_ns, now_ns);
   if (!process_is_stopped(process->pid)) {
@@ -303,11 +295,11 @@ void comm_group_close(struct comm_group *group)
 static int processes_meet(struct comm_group *world, struct lade_error *error)
 {
   struct comm_job *job = world->job;
-  struct comm_process own = {.host = host_hash(), .pid = getpid(), .watch = -1};
+  struct comm_process own = {.node = node_key(), .pid = getpid(), .watch = -1};
   int status = comm_group_gather(world, &own, job->processes, sizeof(own), error);
   for (int rank = 0; rank < job->world; rank++) {
     struct comm_process *process = &job->processes[rank];
-    bool is_here = !status && process->host == own.host;
+    bool is_here = !status && process->node == own.node;
     job->n_here += is_here;
     world->is_one_node = job->n_here == job->world;
     process->watch = is_here && rank != world->rank ? process_watch(process->pid) : -1;
@@ -382,7 +374,7 @@ static int members_gather(struct comm_group *part, int rank_in_world, struct lad
   int status = comm_group_gather(part, &rank_in_world, part->members, sizeof(rank_in_world), error);
   part->is_one_node = true;
   for (int member = 0; !status && member < part->size; member++)
-    part->is_one_node &= part->job->processes[part->members[member]].host == part->job->processes[rank_in_world].host;
+    part->is_one_node &= part->job->processes[part->members[member]].node == part->job->processes[rank_in_world].node;
   return status;
 }
 

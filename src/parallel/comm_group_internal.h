@@ -26,7 +26,7 @@ struct comm_job {
   pthread_mutex_t mpi_mutex; /* around every call of MPI when it is serial */
   int world, n_here;         /* ranks; of them on this node */
   struct comm_process {
-    uint64_t host;
+    uint64_t node; /* where its number means this process */
     pid_t pid;
     int watch; /* readable when it has ended; -1: by its number alone */
     _Atomic int64_t looked_ns, stopped_ns; /* when it was last looked at, and how long it has been seen stopped */

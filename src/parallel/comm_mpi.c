@@ -269,7 +269,7 @@ static bool mpi_is_speaker(lade_comm *base)
   const struct comm_process *all = comm->group.job->processes;
   const int *members = comm->group.members;
   for (int member = 0; member < comm->group.rank; member++)
-    if (all[members[member]].host == all[members[comm->group.rank]].host && !comm_member_is_dead(&comm->group, member))
+    if (all[members[member]].node == all[members[comm->group.rank]].node && !comm_member_is_dead(&comm->group, member))
       return false;
   return !atomic_exchange(&comm->has_spoken, true);
 }

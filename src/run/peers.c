@@ -222,3 +222,20 @@ int lade_peers_vote(struct lade_peers *peers, int status, struct lade_error *err
     rank++;
   return told || rank == n_ranks ? told : words_share(peers, rank, (int)peers->words[rank], error);
 }
+
+int lade_peers_collect(struct lade_peers *peers, const void *own, uint64_t bytes, struct lade_faults *faults,
+                       struct lade_error *error, void **ret_all)
+{
+  const int n_ranks = peers && peers->world ? lade_comm_size(peers->world) : 1;
+  void *all = lade_fault_calloc(faults, (size_t)n_ranks, bytes);
+  int status = all ? 0 : lade_error_set(error, -ENOMEM, "no memory for %llu bytes from each of %d ranks",
+                                        (unsigned long long)bytes, n_ranks);
+  status = lade_peers_vote(peers, status, error);
+  if (!status)
+    status = lade_peers_gather(peers, own, bytes, all, error);
+  if (status)
+    free(all);
+  else
+    *ret_all = all;
+  return status;
+}

@@ -8,6 +8,7 @@
 #ifndef LADE_PEERS_H
 #define LADE_PEERS_H
 
+#include "base/faults.h"
 #include "parallel/comm.h"
 #include "parallel/layout.h"
 #include "plan/program.h"
@@ -57,6 +58,13 @@ int lade_peers_broadcast(struct lade_peers *peers, int from, void *data, uint64_
 /* Each rank's @bytes at @own, in their order, into @ret_all, which has room for those of all; collective. */
 int lade_peers_gather(struct lade_peers *peers, const void *own, uint64_t bytes, void *ret_all,
                       struct lade_error *error);
+
+/*
+ * The same into memory of its own, which is the caller's to free; @faults may be NULL. -ENOMEM at all ranks where one
+ * lacks memory, with its line.
+ */
+int lade_peers_collect(struct lade_peers *peers, const void *own, uint64_t bytes, struct lade_faults *faults,
+                       struct lade_error *error, void **ret_all);
 
 /* The largest @value of any rank, at all of them; collective. As lade_comm_run. Allocates nothing. */
 int lade_peers_max(struct lade_peers *peers, int64_t value, int64_t *ret_max, struct lade_error *error);

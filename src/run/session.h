@@ -57,8 +57,8 @@ struct lade_session_params {
   bool is_durable;                     /* all state in the store, published after each step; -EINVAL without one */
   bool allow_tmpfs;
   bool is_dry;
-  bool is_gpu;                         /* on the GPU numbered @gpu, in its own memory; -ENODEV without one */
-  int gpu;
+  bool is_gpu;                         /* on a GPU, in its own memory; -ENODEV without one */
+  int gpu;                             /* its number; of several ranks, the first that they may take */
   const char *machine;                 /* preset or file: nothing is probed; NULL: this machine */
   struct lade_link throttle;           /* of the host device's copy queues, each way; rate 0: none */
   bool skip_cache;                     /* of the probe's measurements */
@@ -74,7 +74,6 @@ struct lade_session_params {
   lade_comm *world;                    /* borrowed: the ranks of this run, which all open it; NULL: one */
   struct lade_layout_params layout;    /* how they share it; world and rank are @world's where there is one */
   int n_node_ranks;                    /* that share this node's memory and drives; 0: 1 */
-  int node_rank;                       /* which of them this one is: its GPU is so many after @gpu */
   const struct lade_session_choice *choices; /* of the caller; all ranks give the same names */
   int n_choices;
   bool is_plan_only;                   /* stop before memory is taken and data is needed */

@@ -13,13 +13,14 @@
 static const struct setting settings[] = {
     {"version", &standin.version}, {"devices", &standin.devices}, {"sm", &standin.sm},
     {"memory", &standin.memory},   {"words", &standin.words},     {"lose", &standin.lose},
-    {"lose_code", &standin.lose_code}, {"host_chunks", &standin.host_chunks}, {NULL, NULL}};
+    {"lose_code", &standin.lose_code}, {"host_chunks", &standin.host_chunks}, {"slices", &standin.slices},
+    {NULL, NULL}};
 
 struct standin standin = {
     .lock = PTHREAD_MUTEX_INITIALIZER,
     .changed = PTHREAD_COND_INITIALIZER,
     .control = {.settings = settings, .nth = 1, .code = CUDA_OUT_OF_MEMORY},
-    .version = 13000, .devices = 1, .sm = 90, .memory = 256, .words = 1, .host_chunks = 1,
+    .version = 13000, .devices = 1, .sm = 90, .memory = 256, .words = 1, .slices = 1, .host_chunks = 1,
     .lose_code = CUDA_LAUNCH_FAILED,
 };
 
@@ -144,6 +145,7 @@ EXPORT cuda_result cuGetErrorString(cuda_result result, const char **ret_text);
 EXPORT cuda_result cuDeviceGetCount(int *ret_n);
 EXPORT cuda_result cuDeviceGet(cuda_device_id *ret_id, int ordinal);
 EXPORT cuda_result cuDeviceGetName(char *ret_name, int bytes, cuda_device_id id);
+EXPORT cuda_result cuDeviceGetUuid_v2(struct cuda_uuid *ret_uuid, cuda_device_id id);
 EXPORT cuda_result cuDeviceGetAttribute(int *ret_value, int attribute, cuda_device_id id);
 EXPORT cuda_result cuDeviceTotalMem_v2(size_t *ret_bytes, cuda_device_id id);
 EXPORT cuda_result cuDevicePrimaryCtxRetain(cuda_context *ret_context, cuda_device_id id);
@@ -175,23 +177,34 @@ cuda_result standin_status(void)
   return result;
 }
 
-/* How many devices CUDA_VISIBLE_DEVICES leaves, a list of numbers; all without it. */
+/*
+ * How many devices CUDA_VISIBLE_DEVICES leaves, a list of numbers or of UUIDs; all without it. Of several slices a
+ * process sees the first.
+ */
 static int visible_count(void)
 {
   const char *list = getenv("CUDA_VISIBLE_DEVICES");
   int n = list && *list ? 1 : 0;
   for (const char *at = list; at && *at; at++)
     n += *at == ',';
-  return list ? n : (int)LADE_MIN(standin.devices, MAX_DEVICES);
+  n = list ? n : (int)LADE_MIN(standin.devices, MAX_DEVICES);
+  return standin.slices > 1 ? LADE_MIN(n, 1) : n;
 }
 
-/* Which of the machine's devices is number @id of the visible ones. */
+/*
+ * Which of the machine's devices is number @id of the visible ones. Slices count as devices, those of one GPU after
+ * each other. A UUID ends with the number (cuDeviceGetUuid).
+ */
 static int physical_device(cuda_device_id id)
 {
   const char *at = getenv("CUDA_VISIBLE_DEVICES");
   for (int i = 0; at && i < id; i++)
     at = strchr(at, ',') ? strchr(at, ',') + 1 : at;
-  return at ? atoi(at) : id;
+  if (!at)
+    return id;
+  const size_t n = strcspn(at, ",");
+  const char *last = memrchr(at, '-', n);
+  return last ? (int)strtol(last + 1, NULL, 16) : atoi(at);
 }
 
 static bool is_device(cuda_device_id id)
@@ -269,6 +282,17 @@ cuda_result cuDeviceGetName(char *ret_name, int bytes, cuda_device_id id)
   return standin_enter("cuDeviceGetName", false);
 }
 
+/* "GPU-57ad0000-0000-0000-0000-000000000002", or "MIG-" and so on of a slice, are that of device 2. */
+cuda_result cuDeviceGetUuid_v2(struct cuda_uuid *ret_uuid, cuda_device_id id)
+{
+  cuda_result result = standin_enter("cuDeviceGetUuid", false);
+  if (result || !is_device(id))
+    return result ? result : CUDA_INVALID_DEVICE;
+  *ret_uuid = (struct cuda_uuid){{0x57, 0xad}};
+  ret_uuid->bytes[sizeof(ret_uuid->bytes) - 1] = (unsigned char)physical_device(id);
+  return 0;
+}
+
 cuda_result cuDeviceGetAttribute(int *ret_value, int attribute, cuda_device_id id)
 {
   cuda_result result = standin_enter("cuDeviceGetAttribute", false);
@@ -279,7 +303,7 @@ cuda_result cuDeviceGetAttribute(int *ret_value, int attribute, cuda_device_id i
                : attribute == CUDA_ATTRIBUTE_SHARED_MOST      ? 227 << 10
                : attribute == CUDA_ATTRIBUTE_PCI_DOMAIN       ? 0
                : attribute == CUDA_ATTRIBUTE_PCI_BUS          ? 0xc1
-               : attribute == CUDA_ATTRIBUTE_PCI_DEVICE       ? 1 + physical_device(id)
+               : attribute == CUDA_ATTRIBUTE_PCI_DEVICE       ? 1 + physical_device(id) / (int)standin.slices
                                                               : 1;
   return result;
 }

@@ -20,6 +20,7 @@ static const struct {
 } second_forms[] = {
     {"cuDevicePrimaryCtxRelease", 11000}, {"cuDevicePrimaryCtxReset", 11000}, {"cuDeviceTotalMem", 3020},
     {"cuCtxCreate", 3020}, {"cuCtxDestroy", 4000}, {"cuCtxPushCurrent", 4000}, {"cuCtxPopCurrent", 4000},
+    {"cuDeviceGetUuid", 11040},
     {"cuMemGetInfo", 3020}, {"cuMemHostRegister", 6050}, {"cuMemHostGetDevicePointer", 3020},
     {"cuStreamDestroy", 4000}, {"cuStreamWaitValue64", 12000},
     {"cuStreamWriteValue64", 12000}, {"cuStreamBeginCapture", 10010}, {"cuEventDestroy", 4000},

@@ -23,7 +23,7 @@ struct standin {
   pthread_mutex_t lock;
   pthread_cond_t changed;
   struct control control;
-  uint64_t version, devices, sm, memory, words, host_chunks, lose, lose_code; /* settings */
+  uint64_t version, devices, sm, memory, words, slices, host_chunks, lose, lose_code; /* settings */
   struct CUctx_st primary[MAX_DEVICES];
   uint64_t used_bytes[MAX_DEVICES];
   uint64_t n_async; /* pieces of asynchronous work that ran */

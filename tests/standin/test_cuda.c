@@ -142,6 +142,19 @@ static void names_of_gpus(void **state)
     assert_int_equal(lade_cuda_ordinal(others[i]), -EINVAL);
 }
 
+static void gpus_are_listed_by_their_uuids(void **state)
+{
+  struct lade_cuda_seen all, slices;
+  assert_int_equal(standin.set("devices=3"), 0);
+  assert_true(!lade_cuda_list(NULL, &all) && all.n == 3);
+  assert_memory_equal(all.names[2].uuid, ((unsigned char[16]){0x57, 0xad, [15] = 2}), 16);
+  setenv("CUDA_VISIBLE_DEVICES", "MIG-57ad0000-0000-0000-0000-000000000002,0", 1);
+  assert_int_equal(standin.set("slices=2"), 0);
+  assert_true(!lade_cuda_list(NULL, &slices) && slices.n == 1);
+  assert_memory_equal(&slices.names[0], &all.names[2], sizeof(all.names[2]));
+  assert_int_equal(unsetenv("CUDA_VISIBLE_DEVICES") + standin.set("slices=1,devices=1"), 0);
+}
+
 static void the_public_name_opens_the_gpu(void **state)
 {
   struct lade_device_params params = {.struct_size = sizeof(params), .name = "cuda:0", .capacity_bytes = 8 * CHUNK};
@@ -293,7 +306,9 @@ static void session_finish(struct session *s)
 static int session_play(struct session *s, struct lade_error *error)
 {
   int n_runs = 0;
-  int status = open_with(&(struct lade_cuda_device_params){0}, error, &s->device);
+  int status = lade_cuda_list(error, &(struct lade_cuda_seen){0});
+  if (!status)
+    status = open_with(&(struct lade_cuda_device_params){0}, error, &s->device);
   if (!status)
     status = session_memory(s);
   if (!status)
@@ -761,6 +776,7 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup(what_is_missing_is_said_in_one_line, calm),
       cmocka_unit_test_setup(names_of_gpus, calm),
+      cmocka_unit_test_setup(gpus_are_listed_by_their_uuids, calm),
       cmocka_unit_test_setup(the_public_name_opens_the_gpu, calm),
       cmocka_unit_test_setup(work_moves_through_every_kind_of_queue, calm),
       cmocka_unit_test_setup(any_driver_call_may_fail_and_nothing_leaks, calm),

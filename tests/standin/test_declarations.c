@@ -79,6 +79,7 @@ SAME(sizeof(cuda_address), sizeof(CUdeviceptr));
 SAME(sizeof(cuda_memory), sizeof(CUmemGenericAllocationHandle));
 SAME(sizeof(struct cuda_location), sizeof(CUmemLocation));
 SAME(offsetof(struct cuda_location, id), offsetof(CUmemLocation, id));
+SAME(sizeof(struct cuda_uuid), sizeof(CUuuid));
 SAME(sizeof(struct cuda_access), sizeof(CUmemAccessDesc));
 SAME(offsetof(struct cuda_access, flags), offsetof(CUmemAccessDesc, flags));
 SAME(sizeof(struct cuda_memory_properties), sizeof(CUmemAllocationProp));

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Ranks on a GPU each, over the stand-ins for the driver and for NCCL. ranks: shards, parts of layers and stages have
-the losses of one rank on a host, and the same bits at any budget; each rank has a GPU of its own however it is shown;
-one line for what cannot be. layouts: the first of it in more layouts of four ranks.
+the losses of one rank on a host, and the same bits at any budget; what NCCL answers is told. layouts: the same in more
+layouts of four ranks. seats: each rank has a GPU, or a slice of one, of its own however it is shown; one line where it
+cannot have.
 
-Usage: train_ranks.py LADE PLUGIN STANDIN KERNELS ranks|layouts
+Usage: train_ranks.py LADE PLUGIN STANDIN KERNELS ranks|layouts|seats
 """
 import json
 import os
+import subprocess
 import sys
 import tempfile
 
@@ -61,12 +63,10 @@ MORE = ["--dp 4", "--dp 4 --zero 1", "--dp 4 --zero 2", "--dp 4 --zero 3", "--dp
         "--tp 2 --dp 2 --zero 3", "--tp 2 --sequence-parallel --dp 2 --zero 3", "--tp 2 --sequence-parallel --pp 2",
         "--pp 2 --dp 2", "--pp 2 --dp 2 --zero 1", "--pp 2 --dp 2 --zero 2", "--pp 2 --dp 2 --zero 3",
         "--pp 2 --dp 2 --schedule gpipe", "--pp 2 --dp 2 --schedule zbh1 --zero 2"]
-one = summary(command(0, "--device", "host"))
-require(len(one["losses"]) == 2, "steps are missing", one)
 
 
-def layout_verify(layout):
-    """Any budget, the least too, gives one set of bits, near those of one rank."""
+def layout_verify(layout, one):
+    """Any budget, the least too, gives one set of bits, near those of @one rank."""
     runs = [summary(command(4, *GPUS, *layout.split(), *budget)) for budget in ([], ["--budget", "min"])]
     for run in runs:
         is_near = all(abs(a - b) <= 1e-5 * abs(a) for a, b in zip(one["losses"], run["losses"]))
@@ -78,18 +78,56 @@ def layout_verify(layout):
     require(least < most, f"a budget saves nothing in {layout}", runs)
 
 
-for layout in MORE if sys.argv[5] == "layouts" else SOME:
-    layout_verify(layout)
-if sys.argv[5] == "layouts":
+if sys.argv[5] != "seats":
+    alone = summary(command(0, "--device", "host"))
+    require(len(alone["losses"]) == 2, "steps are missing", alone)
+    for layout in MORE if sys.argv[5] == "layouts" else SOME:
+        layout_verify(layout, alone)
+    refused(5, "ncclAllReduce: internal error", command(2, *GPUS, "--dp", "2"),
+            LADE_STANDIN_NCCL="fail=ncclAllReduce,nth=4,rank=1")
     sys.exit(0)
 
-# Each rank is shown one GPU alone; all are shown some in another order; not all have one of their own.
-train = " ".join([LADE, "train", *SHORT, *GPUS, "--dp", "2"])
-alone = summary([LADE, "launch", "-n", "2", "--", "sh", "-c",
-                 f"CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK exec {train}"])
-again = summary(command(2, *GPUS, "--dp", "2"), dict(ENVIRONMENT, CUDA_VISIBLE_DEVICES="3,1"))
-require(alone["params_digest"] == again["params_digest"], "who shows GPUs changes bits", (alone, again))
-refused(7, "would share the GPU at 0000:c1:03.0", command(2, *GPUS, "--dp", "2"), CUDA_VISIBLE_DEVICES="2")
-refused(7, "there is no GPU number 2", command(2, "--device", "cuda:1", "--dp", "2"), LADE_STANDIN="devices=2")
-refused(5, "ncclAllReduce: internal error", command(2, *GPUS, "--dp", "2"),
-        LADE_STANDIN_NCCL="fail=ncclAllReduce,nth=4,rank=1")
+
+def shown(ranks, gpus, *args, wrap=""):
+    """The line by which rank $R of @ranks is shown @gpus, words of a shell, and starts by the command @wrap."""
+    train = " ".join([LADE, "train", *SHORT, *GPUS, *args])
+    return [LADE, "launch", "-n", str(ranks), "--", "sh", "-c",
+            f"R=$OMPI_COMM_WORLD_LOCAL_RANK; export CUDA_VISIBLE_DEVICES={gpus}; exec {wrap} {train}"]
+
+
+# Each rank is shown one GPU alone, or two; all are shown some in another order, or some share theirs with another.
+two, four = ["--dp", "2"], ["--dp", "4"]
+for ranks, same in ((2, [shown(2, "$R", *two), shown(2, "$((2*R)),$((2*R+1))", *two), shown(2, "0,$((R+1))", *two),
+                         shown(2, "3,1", *two)]),
+                    (4, [shown(4, "$((3-R)),$R", *four), shown(4, "$((R/2*2)),$((R/2*2+1))", *four)])):
+    found = [summary(line) for line in same]
+    require(all(run["params_digest"] == found[0]["params_digest"] for run in found), f"who shows GPUs to {ranks} ranks "
+            "changes bits", found)
+SHARED = "ranks 0 and 1 would share the GPU 57ad0000-0000-0000-0000-000000000002; each needs one of its own"
+refused(7, SHARED, command(2, *GPUS, *two), CUDA_VISIBLE_DEVICES="2")
+refused(7, "ranks 0 and 2 would share the GPU", command(4, *GPUS, *four), LADE_STANDIN="devices=2")
+refused(7, "ranks 0 and 1 would share the GPU", command(2, "--device", "cuda:1", *two), LADE_STANDIN="devices=2")
+refused(7, "there is no GPU number 2", command(2, "--device", "cuda:2", *two), LADE_STANDIN="devices=2")
+
+# Slices of one GPU are two; one slice is not.
+SLICES = dict(ENVIRONMENT, LADE_STANDIN="devices=4,slices=2")
+summary(shown(2, "MIG-57ad0000-0000-0000-0000-00000000000$R", *two), SLICES)
+refused(7, SHARED, shown(2, "MIG-57ad0000-0000-0000-0000-000000000002", *two), LADE_STANDIN=SLICES["LADE_STANDIN"])
+
+# One machine by two names, as containers have them, has each GPU once; two machines of one name have one each.
+def elsewhere(gpus, script):
+    """A job whose ranks come to be where they are by @script."""
+    return shown(2, gpus, *two, wrap=f"unshare -u -m sh -c '{script} && exec \"$0\" \"$@\"'")
+
+
+if subprocess.run(["unshare", "-u", "-m", "true"], capture_output=True, check=False).returncode:
+    print("no namespaces are to be had: machines with two names, and of one, are left out")
+    sys.exit(0)
+for rank in range(2):
+    with open(f"boot{rank}", "w", encoding="ascii") as file:
+        file.write(f"{rank}d5f0c2e-0000-4000-8000-000000000000\n")
+NAMED = "hostname node$OMPI_COMM_WORLD_RANK"
+BOOTED = "mount --bind boot$OMPI_COMM_WORLD_RANK /proc/sys/kernel/random/boot_id"
+summary(elsewhere("0,1", NAMED))
+refused(7, SHARED, elsewhere("2", NAMED))
+summary(elsewhere("2", BOOTED))

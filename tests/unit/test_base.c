@@ -2,17 +2,22 @@
 /* Sizes, arrays, 16-bit conversions and the exact split of a master weight. */
 #include <errno.h>
 #include <math.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/base.h"
 #include "base/cpu.h"
 #include "base/float.h"
+#include "base/node.h"
 #include "base/philox.h"
 
 static void size_parses_what_people_write(void **state)
@@ -185,6 +190,48 @@ static void cpu_level_lowers_the_answer(void **state)
     setenv("LADE_CPU", saved, 1);
 }
 
+/* The key as it is in namespaces of a child's own, where the machine is called @name and @boot_id is what it says. */
+static bool node_key_in(const char *name, const char *boot_id, uint64_t *ret_key)
+{
+  int ends[2];
+  assert_int_equal(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool is_apart = !unshare(CLONE_NEWNS | CLONE_NEWUTS) && !mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) &&
+                          !sethostname(name, strlen(name)) &&
+                          (!boot_id || !mount(boot_id, "/proc/sys/kernel/random/boot_id", NULL, MS_BIND, NULL));
+    const uint64_t key = is_apart ? lade_node_key() : 0;
+    _exit(write(ends[1], &key, sizeof(key)) != sizeof(key));
+  }
+  close(ends[1]);
+  *ret_key = 0;
+  assert_int_equal(read(ends[0], ret_key, sizeof(*ret_key)), sizeof(*ret_key));
+  close(ends[0]);
+  waitpid(child, NULL, 0);
+  return *ret_key != 0;
+}
+
+static void a_machine_has_one_key_by_any_name(void **state)
+{
+  uint64_t key, other;
+  assert_int_equal(lade_node_key(), lade_node_key());
+  if (!node_key_in("here", NULL, &key)) {
+    print_message("no namespaces are to be had\n");
+    skip();
+  }
+  assert_int_equal(key, lade_node_key());
+  assert_true(node_key_in("there", NULL, &other));
+  assert_int_equal(key, other);
+  assert_true(node_key_in("here", "/proc/sys/kernel/ostype", &other)); /* after its next start */
+  assert_int_not_equal(key, other);
+  uint64_t here, there; /* unreadable: names tell machines apart */
+  assert_true(node_key_in("here", "/dev/null", &here));
+  assert_true(node_key_in("there", "/dev/null", &there));
+  assert_int_not_equal(here, there);
+  assert_true(node_key_in("here", "/dev/null", &other));
+  assert_int_equal(here, other);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -201,6 +248,7 @@ int main(void)
       cmocka_unit_test(struct_whose_size_was_not_set_is_refused),
       cmocka_unit_test(cpu_count_is_positive_and_memory_known),
       cmocka_unit_test(cpu_level_lowers_the_answer),
+      cmocka_unit_test(a_machine_has_one_key_by_any_name),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
