@@ -166,15 +166,17 @@ void lade_cache_destroy(lade_cache *cache)
 
 /* ---- allocate ---- */
 
-/* Large blocks are made whole chunks where that costs little. */
+/*
+ * Blocks are made whole chunks where that costs little, which it does for none that is small. Which kind it is goes
+ * either way at random, so it is computed, and the bin of the size that is asked for does not wait for the rounding.
+ */
 static inline enum zone_kind zone_choose(const lade_cache *cache, uint64_t *bytes)
 {
-  if (*bytes <= cache->chunk_bytes / SMALL_DIVISOR)
-    return ZONE_SMALL;
+  enum zone_kind kind = *bytes > cache->chunk_bytes / SMALL_DIVISOR ? ZONE_LARGE : ZONE_SMALL;
   uint64_t whole_bytes = lade_align_up(*bytes, cache->chunk_bytes);
-  if ((whole_bytes - *bytes) * ROUNDING_DIVISOR <= *bytes)
+  if (__builtin_expect((whole_bytes - *bytes) * ROUNDING_DIVISOR <= *bytes, 0))
     *bytes = whole_bytes;
-  return ZONE_LARGE;
+  return kind;
 }
 
 /*
@@ -199,16 +201,11 @@ static struct block *block_fit(lade_cache *cache, struct block *block, uint64_t 
   return block;
 }
 
-static inline struct block *better_fit(struct block *one, struct block *other)
-{
-  return !one || (other && other->bytes < one->bytes) ? other : one;
-}
-
-/* The better fit of what is free for @queue and for everybody; still in its list. */
+/* The better fit of what is free for @queue and for everybody; still in its list. A zone without blocks has no bins. */
 static inline struct block *block_find(const struct zone *zone, int queue, uint64_t bytes)
 {
-  struct block *own = lade_cache_bins_find(zone->bins[queue], bytes);
-  return better_fit(own, queue ? lade_cache_bins_find(zone->bins[0], bytes) : NULL);
+  const struct bins *common = zone->bins[0], *own = zone->bins[queue] ? zone->bins[queue] : common;
+  return common ? lade_cache_bins_find(own, common, bytes) : NULL;
 }
 
 /* Have what it takes to make @block one of @queue's, and take it out of its list. NULL when memory is out. */
@@ -228,7 +225,7 @@ static struct block *zones_find(const struct zone *zone, int queue, uint64_t byt
   bool is_home = lade_cache_home_is_due(zone->shard);
   for (const struct zone *other = zone->pool->zones; other && !is_home; other = other->next)
     if (other != zone && other->kind == zone->kind)
-      best = better_fit(best, block_find(other, queue, bytes));
+      best = lade_cache_better_fit(best, block_find(other, queue, bytes));
   return block_claim(best, queue);
 }
 
@@ -238,7 +235,8 @@ static struct block *zones_take(lade_cache *cache, const struct zone *zone, int 
   struct block *best = NULL;
   for (const struct zone *in = zone->pool->zones; in; in = in->next)
     for (int other = 1; other < cache->n_queues && in->kind == zone->kind; other++)
-      best = better_fit(best, lade_cache_bins_find(in->bins[other], bytes));
+      if (in->bins[other])
+        best = lade_cache_better_fit(best, lade_cache_bins_find(in->bins[other], in->bins[other], bytes));
   best = block_claim(best, queue);
   if (!best)
     return NULL;
@@ -376,10 +374,9 @@ static inline void block_use(lade_cache *cache, struct shard *shard, struct bloc
   block->tag = (uint8_t)request->tag;
   block->place = request->place;
   block->requested_bytes = request->bytes;
-  block->users = 0;
   lade_cache_index_add(shard, block);
   lade_cache_meters_add(shard, block);
-  lade_cache_trace_add(cache, shard, LADE_CACHE_ALLOC, block);
+  lade_cache_trace_add(cache, shard, LADE_CACHE_ALLOC, block, request->place);
 }
 
 static uint64_t guard_bytes(const lade_cache *cache)
@@ -540,11 +537,10 @@ static struct block **block_lookup(const lade_cache *cache, const void *address,
 }
 
 /* It lives no more; its queue is done with it when all that was submitted by now is. */
-static inline void block_end(const lade_cache *cache, struct shard *shard, struct block **link, const char *place)
+static inline void block_end(const lade_cache *cache, struct shard *shard, struct block **link)
 {
   struct block *block = *link;
   lade_cache_index_remove(link);
-  block->free_place = place;
   block->count = lade_cache_queue_count(cache, block->queue);
   lade_cache_stamp_age(shard, block->count);
   lade_cache_meters_sub(shard, block);
@@ -554,10 +550,10 @@ static inline void block_end(const lade_cache *cache, struct shard *shard, struc
 static inline bool block_return(lade_cache *cache, struct shard *shard, uint64_t address, const char *place)
 {
   struct block **link = lade_cache_index_find(shard, address), *block = *link;
-  if (!block || block->users || !lade_cache_meters_may_fall(shard, block->bytes))
+  if (!block || block->is_used || !lade_cache_meters_may_fall(shard, block->bytes))
     return false;
-  block_end(cache, shard, link, place);
-  lade_cache_trace_add(cache, shard, LADE_CACHE_FREE, block);
+  block_end(cache, shard, link);
+  lade_cache_trace_add(cache, shard, LADE_CACHE_FREE, block, place);
   block->state = BLOCK_FREE;
   if (!lade_cache_block_return(shard, block))
     lade_cache_block_settle(cache, block);
@@ -590,7 +586,8 @@ int lade_cache_free(lade_cache *cache, void *address, const char *place, struct 
   struct block **link = block_lookup(cache, address, &shard), *block = link ? *link : NULL;
   if (block) {
     lade_cache_meters_lower(cache, shard, block->bytes);
-    block_end(cache, shard, link, place);
+    block_end(cache, shard, link);
+    block->free_place = place;
     if (cache->flags & LADE_CACHE_SANITIZE)
       lade_cache_guard_keep(cache, block);
     else

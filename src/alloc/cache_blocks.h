@@ -40,31 +40,22 @@ static inline unsigned lade_cache_bin_of(uint64_t bytes)
 }
 
 /*
- * Whether another block comes next in a list is as good as random. So that nothing is mispredicted, a variable that
- * nobody reads takes the place of the link of one that is not there; by a mask, since of a conditional expression
- * compilers make the branch that is not wanted.
+ * Whether another block comes next in a list is as good as random. So lists end with a block that is nobody's, the
+ * shard's, whose link is written and never read.
  */
-static inline struct block ***lade_cache_link_of(struct block *next, struct block ***ignored)
-{
-  uintptr_t is_there = -(uintptr_t)(next != NULL);
-  uintptr_t link = (uintptr_t)next + offsetof(struct block, link);
-  return (struct block ***)((link & is_there) | ((uintptr_t)ignored & ~is_there));
-}
-
 static inline void lade_cache_list_push(struct block **head, struct block *block)
 {
-  struct block **ignored, *next = *head;
+  struct block *next = *head;
   block->next = next;
   block->link = head;
-  *lade_cache_link_of(next, &ignored) = &block->next;
+  next->link = &block->next;
   *head = block;
 }
 
 static inline void lade_cache_list_unlink(const struct block *block)
 {
-  struct block **ignored, *next = block->next;
-  *block->link = next;
-  *lade_cache_link_of(next, &ignored) = block->link;
+  *block->link = block->next;
+  block->next->link = block->link;
 }
 
 /* Put a free block into its bin, and take it out. */
@@ -81,7 +72,7 @@ static inline void lade_cache_bin_leave(struct bins *bins, const struct block *b
 {
   unsigned i = block->bin;
   lade_cache_list_unlink(block);
-  bins->words[i / 64] &= ~((uint64_t)!bins->heads[i] << (i % 64));
+  bins->words[i / 64] &= ~((uint64_t)(bins->heads[i] == bins->end) << (i % 64));
   bins->summary &= ~((uint64_t)!bins->words[i / 64] << (i / 64));
 }
 
@@ -102,24 +93,30 @@ static inline void lade_cache_list_remove(struct zone *zone, const struct block 
     lade_cache_bin_leave(zone->bins[block->queue], block);
 }
 
-/* The first bin from @from on that is not empty, or N_BINS. */
-static inline unsigned lade_cache_bin_first(const struct bins *bins, unsigned from)
+/* The first bin from @from on that is not empty in @bins or in @others, or N_BINS. They may be the same. */
+static inline unsigned lade_cache_bin_first(const struct bins *bins, const struct bins *others, unsigned from)
 {
   unsigned w = from / 64;
-  uint64_t word = bins->words[w] & ~(uint64_t)0 << from % 64, summary = bins->summary & ~(uint64_t)1 << w;
+  uint64_t word = (bins->words[w] | others->words[w]) & ~(uint64_t)0 << from % 64;
+  uint64_t summary = (bins->summary | others->summary) & ~(uint64_t)1 << w;
   if (word)
     return w * 64 + (unsigned)__builtin_ctzll(word);
   if (!summary)
     return N_BINS;
   w = (unsigned)__builtin_ctzll(summary);
-  return w * 64 + (unsigned)__builtin_ctzll(bins->words[w]);
+  return w * 64 + (unsigned)__builtin_ctzll(bins->words[w] | others->words[w]);
 }
 
-/* The smallest that fits of the first @n of a list. */
-static inline struct block *lade_cache_list_find(struct block *head, uint64_t bytes, uint64_t n)
+static inline struct block *lade_cache_better_fit(struct block *one, struct block *other)
+{
+  return !one || (other && other->bytes < one->bytes) ? other : one;
+}
+
+/* The smallest that fits of the first @n of bin @i. */
+static inline struct block *lade_cache_bin_find(const struct bins *bins, unsigned i, uint64_t bytes, uint64_t n)
 {
   struct block *best = NULL;
-  for (struct block *block = head; block && n; block = block->next, n--) {
+  for (struct block *block = bins->heads[i]; block != bins->end && n; block = block->next, n--) {
     if (block->bytes < bytes || (best && block->bytes > best->bytes))
       continue;
     if (!best || block->bytes < best->bytes || block->address < best->address)
@@ -128,19 +125,25 @@ static inline struct block *lade_cache_list_find(struct block *head, uint64_t by
   return best;
 }
 
-/* The smallest free block (nearly) of @bytes or more in @bins; NULL. No bin is for more than MAX_SPAN_BYTES. */
-static inline struct block *lade_cache_bins_find(const struct bins *bins, uint64_t bytes)
+/* The smallest free block (nearly) of @bytes or more in @bins and @others; NULL. No bin is past MAX_SPAN_BYTES. */
+static inline struct block *lade_cache_bins_find(const struct bins *bins, const struct bins *others, uint64_t bytes)
 {
-  if (!bins || !bins->summary || bytes > MAX_SPAN_BYTES)
+  if (bytes > MAX_SPAN_BYTES)
     return NULL;
-  unsigned own = lade_cache_bin_of(bytes), i = lade_cache_bin_first(bins, own);
-  if (own >= EXACT_UNITS && i == own) {
-    struct block *best = lade_cache_list_find(bins->heads[own], bytes, LOOKED_AT);
-    i = lade_cache_bin_first(bins, own + 1);
+  unsigned own = lade_cache_bin_of(bytes), i = lade_cache_bin_first(bins, others, own);
+  if (i - own < (unsigned)(own >= EXACT_UNITS)) { /* i == own and several sizes: seldom both, each at random */
+    struct block *best = lade_cache_better_fit(lade_cache_bin_find(bins, own, bytes, LOOKED_AT),
+                                               lade_cache_bin_find(others, own, bytes, LOOKED_AT));
+    i = lade_cache_bin_first(bins, others, own + 1);
     if (best || i == N_BINS)
-      return best ? best : lade_cache_list_find(bins->heads[own], bytes, UINT64_MAX);
+      return best ? best
+                  : lade_cache_better_fit(lade_cache_bin_find(bins, own, bytes, UINT64_MAX),
+                                          lade_cache_bin_find(others, own, bytes, UINT64_MAX));
   }
-  return i < N_BINS ? bins->heads[i] : NULL;
+  if (i == N_BINS)
+    return NULL;
+  struct block *block = bins->heads[i], *other = others->heads[i];
+  return block == bins->end || (other != bins->end && other->bytes < block->bytes) ? other : block;
 }
 
 /* ---- neighbours ---- */
@@ -155,9 +158,9 @@ static inline struct block *lade_cache_block_cut(struct shard *shard, struct blo
   rest->segment = block->segment;
   rest->state = block->state;
   rest->queue = block->queue;
+  rest->kind = block->kind;
   rest->count = block->count;
   rest->before = block;
-  rest->users = 0;
   rest->after = block->after;
   if (rest->after)
     rest->after->before = rest;
@@ -178,33 +181,39 @@ static inline void lade_cache_block_join(struct shard *shard, struct block *bloc
   lade_cache_block_drop(shard, next);
 }
 
-/* Is the neighbour @other free for @queue or for everybody? Or is it free for another, so that somebody has to look? */
-static inline bool lade_cache_block_can_join(const struct block *other, uint8_t queue)
+/* A block's zone, without a look at its segment but for private pools. */
+static inline struct zone *lade_cache_zone_of(struct shard *shard, const struct block *block)
 {
-  return (other->state == BLOCK_FREE) & ((other->queue == queue) | (other->queue == 0));
+  return block->kind < N_ZONES ? &shard->zones[block->kind] : block->segment->zone;
 }
 
-static inline bool lade_cache_block_is_odd(const struct block *other, uint8_t queue)
+/* Of a free neighbour: is it for @queue or for everybody? */
+static inline bool lade_cache_block_can_join(const struct block *other, uint8_t queue)
 {
-  return (other->state == BLOCK_FREE) & (other->queue != queue) & (other->queue != 0);
+  return (other->queue == queue) | (other->queue == 0);
 }
 
 /*
  * Join a free block, in no list, whose queue has nothing younger, with what fits on both sides, and put it into its
- * bin. False, and nothing done, at the ends of a segment and where a neighbour is free for another queue.
+ * bin. False at the ends of a segment and where a neighbour is free for another queue: then what is left to be done is
+ * for lade_cache_block_settle.
  */
 static inline bool lade_cache_block_return(struct shard *shard, struct block *block)
 {
+  struct bins **bins = lade_cache_zone_of(shard, block)->bins;
   struct block *after = block->after, *before = block->before;
   uint8_t queue = block->queue;
-  if (!after || !before || lade_cache_block_is_odd(after, queue) || lade_cache_block_is_odd(before, queue))
+  if (!after || !before)
     return false;
-  struct bins **bins = block->segment->zone->bins;
-  if (lade_cache_block_can_join(after, queue)) {
+  if (after->state == BLOCK_FREE) {
+    if (!lade_cache_block_can_join(after, queue))
+      return false;
     lade_cache_bin_leave(bins[after->queue], after);
     lade_cache_block_join(shard, block);
   }
-  if (lade_cache_block_can_join(before, queue)) {
+  if (before->state == BLOCK_FREE) {
+    if (!lade_cache_block_can_join(before, queue))
+      return false;
     lade_cache_bin_leave(bins[before->queue], before);
     before->queue = queue;
     before->count = block->count;
@@ -225,7 +234,7 @@ static inline struct block **lade_cache_index_bucket(const struct shard *shard, 
 static inline void lade_cache_index_add(struct shard *shard, struct block *block)
 {
   struct block **bucket = lade_cache_index_bucket(shard, block->address);
-  block->namesake = *bucket;
+  block->next = *bucket;
   *bucket = block;
 }
 
@@ -234,13 +243,13 @@ static inline struct block **lade_cache_index_find(const struct shard *shard, ui
 {
   struct block **link = lade_cache_index_bucket(shard, address);
   while (*link && (*link)->address != address)
-    link = &(*link)->namesake;
+    link = &(*link)->next;
   return link;
 }
 
 static inline void lade_cache_index_remove(struct block **link)
 {
-  *link = (*link)->namesake;
+  *link = (*link)->next;
 }
 
 #endif

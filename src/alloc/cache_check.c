@@ -46,6 +46,7 @@ static void live_count(struct recount *count, const struct block *block)
 
 static void block_count(struct recount *count, const struct block *block)
 {
+  must(count, block->kind == block->segment->zone->kind, "a block is of another zone", block->address);
   if (block->state == BLOCK_HOLE) {
     count->n_holes++;
     must(count, block->address % count->cache->chunk_bytes == 0 && block->bytes % count->cache->chunk_bytes == 0,
@@ -54,11 +55,13 @@ static void block_count(struct recount *count, const struct block *block)
   }
   if (block->state == BLOCK_FREE) {
     count->n_free++;
+    must(count, !block->is_used && !block->users, "a free block has users", block->address);
     return;
   }
   count->n_active++;
   count->active_bytes += block->bytes;
   count->n_recorded += (uint64_t)__builtin_popcountll(block->users);
+  must(count, block->is_used || !block->users, "a block's users are not noticed", block->address);
   if (block->state == BLOCK_LIVE)
     live_count(count, block);
   else if (block->state == BLOCK_WAITING)
@@ -108,7 +111,8 @@ static uint64_t list_check(struct recount *count, struct block *const *head, con
 {
   uint64_t n = 0;
   struct block *const *link = head;
-  for (const struct block *block = *head; block; link = &block->next, block = block->next) {
+  for (const struct block *block = *head; block != lade_cache_list_end(zone);
+       link = &block->next, block = block->next) {
     must(count, block->state == state && block->segment->zone == zone && block->link == link &&
                     (state == BLOCK_HOLE || (block->queue == queue && &zone->bins[queue]->heads[block->bin] == head)),
          "a list holds what it should not", block->address);
@@ -124,11 +128,11 @@ static uint64_t bins_check(struct recount *count, const struct zone *zone, int q
   uint64_t n = 0;
   for (int i = 0; bins && i < N_BINS; i++) {
     bool has_bit = bins->words[i / 64] >> (i % 64) & 1;
-    must(count, has_bit == (bins->heads[i] != NULL), "a bin's bit is wrong", (uint64_t)i);
+    must(count, has_bit == (bins->heads[i] != bins->end), "a bin's bit is wrong", (uint64_t)i);
     must(count, (bins->summary >> (i / 64) & 1) == (bins->words[i / 64] != 0), "a bin's summary is wrong", (uint64_t)i);
     n += list_check(count, &bins->heads[i], zone, BLOCK_FREE, queue);
-    if (bins->heads[i]) {
-      const struct block *found = lade_cache_bins_find(bins, bins->heads[i]->bytes);
+    if (has_bit) {
+      const struct block *found = lade_cache_bins_find(bins, bins, bins->heads[i]->bytes);
       must(count, found && found->bytes >= bins->heads[i]->bytes, "a free block is not found", (uint64_t)i);
     }
   }
@@ -182,7 +186,7 @@ static void shard_check(struct recount *count, const struct shard *shard)
   const struct meter *meters = shard->meters;
   uint64_t n = 0;
   for (uint64_t i = 0; i <= shard->index_mask; i++)
-    for (const struct block *block = shard->index[i]; block; block = block->namesake)
+    for (const struct block *block = shard->index[i]; block; block = block->next)
       n++;
   must(count, n == lade_cache_meter_get(&meters[METER_BLOCKS]), "an index holds what is not live", n);
   for (int i = 0; i < N_METERS; i++)

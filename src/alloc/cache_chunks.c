@@ -89,7 +89,8 @@ static int segment_create(lade_cache *cache, struct zone *zone, uint64_t bytes)
   }
   struct block *hole = lade_cache_block_take(zone->shard);
   *hole = (struct block){
-      .address = segment->base, .bytes = segment->bytes, .segment = segment, .state = BLOCK_HOLE};
+      .address = segment->base, .bytes = segment->bytes, .segment = segment, .state = BLOCK_HOLE,
+      .kind = (uint8_t)zone->kind};
   segment->number = cache->n_segments++;
   segment->zone = zone;
   segment->first = hole;
@@ -205,7 +206,7 @@ static void zone_search(struct search *search, const struct zone *zone)
     for (struct segment *segment = zone->segments; segment; segment = segment->next)
       runs_search(search, segment);
   else
-    for (struct block *hole = zone->holes; hole; hole = hole->next)
+    for (struct block *hole = zone->holes; hole != lade_cache_list_end(zone); hole = hole->next)
       run_search(search, hole);
 }
 
@@ -252,10 +253,10 @@ struct idle_scan {
 /* From the bin on in which blocks may be as long as a chunk. */
 static void bins_scan(struct idle_scan *scan, const struct bins *bins)
 {
-  unsigned i = lade_cache_bin_first(bins, lade_cache_bin_of(LADE_MIN(scan->cache->chunk_bytes, MAX_SPAN_BYTES)));
-  for (; i < N_BINS; i = lade_cache_bin_first(bins, i + 1)) {
+  unsigned i = lade_cache_bin_first(bins, bins, lade_cache_bin_of(LADE_MIN(scan->cache->chunk_bytes, MAX_SPAN_BYTES)));
+  for (; i < N_BINS; i = lade_cache_bin_first(bins, bins, i + 1)) {
     struct block *block = bins->heads[i];
-    for (uint64_t from = 0, to = 0; block; block = block->next) {
+    for (uint64_t from = 0, to = 0; block != bins->end; block = block->next) {
       scan->cache->n_looked_at++;
       if (!idle_range(scan->cache, block, scan->window, &from, &to))
         continue;

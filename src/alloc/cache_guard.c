@@ -141,7 +141,8 @@ void lade_cache_guard_keep(lade_cache *cache, struct block *block)
 {
   struct freed *freed = &cache->freed[block->address / UNIT_BYTES % N_FREED];
   *freed = (struct freed){block->address, block->place, block->free_place};
-  lade_cache_trace_add(cache, block->segment->zone->shard, LADE_CACHE_FREE_REQUESTED, block);
+  lade_cache_trace_add(cache, block->segment->zone->shard, LADE_CACHE_FREE_REQUESTED, block,
+                       block->free_place);
   lade_cache_pending_add(cache, block);
   block->state = BLOCK_QUARANTINE;
   block->next = NULL;

@@ -62,35 +62,43 @@
 #define MAX_BORROWED 16
 
 enum block_state { BLOCK_LIVE, BLOCK_WAITING, BLOCK_QUARANTINE, BLOCK_FREE, BLOCK_HOLE };
-enum zone_kind { ZONE_SMALL, ZONE_LARGE, N_ZONES };
+enum zone_kind { ZONE_SMALL, ZONE_LARGE, N_ZONES, ZONE_PRIVATE = N_ZONES };
 
 /* Where a place is looked for: in the queue's own shard, in all, in all and where other queues still are. */
 enum reach { REACH_HOME, REACH_SHARDS, REACH_QUEUES };
 
-/* First what neighbours and lists look at, a cache line of it; then what only the block's own calls do. */
+/*
+ * First what the common calls read, of a block, of its neighbours and of those in its lists: a cache line of it. Then
+ * what they only write, or leave to others.
+ */
 struct block {
   _Alignas(64) uint64_t address;
   uint64_t bytes;
   struct block *before, *after; /* neighbours in the segment; NULL at its ends */
-  struct block *next;           /* in a bin (free), the zone's holes, or the quarantine */
-  struct block **link;          /* in a bin or the holes: what points to this block */
-  uint64_t count;      /* not live: its own queue is done with it at (queue, count) */
+  struct block *next; /* in a bin (free), the zone's holes, a bucket of the index (live), or the quarantine */
+  union {
+    struct block **link;      /* free or a hole: what points to it in its list */
+    uint64_t requested_bytes; /* all others */
+  };
+  uint64_t count; /* not live: its own queue is done with it at (queue, count) */
   uint8_t state, queue, tag;
-  bool is_guarded : 1;  /* with guards around it: nobody was using the memory when it was handed out */
-  bool is_poisoned : 1; /* quarantined, with the pattern of freed memory in it */
-  uint16_t bin;        /* free: which one it is in */
-  uint16_t n_waits;    /* waiting: events that it still waits for */
+  uint8_t kind;    /* of its zone */
+  uint16_t bin;    /* free: which one it is in */
+  bool is_guarded; /* with guards around it: nobody was using the memory when it was handed out */
+  bool is_used;    /* there are, or were, users */
 
   struct segment *segment;
-  uint64_t requested_bytes;
-  uint64_t users;      /* live: bit per other queue that was recorded */
-  const char *place;   /* of the allocation */
-  const char *free_place;
-  struct block *namesake; /* live: the next one in its bucket of the index */
+  uint64_t users;    /* live or quarantined: bit per other queue that was recorded */
+  const char *place; /* of the allocation */
+  const char *free_place; /* waiting or quarantined */
+  uint16_t n_waits;       /* waiting: events that it still waits for */
+  bool is_poisoned;       /* quarantined, with the pattern of freed memory in it */
 };
+_Static_assert(offsetof(struct block, segment) == 64, "what is read is one line");
 
 /* Free blocks of one zone and one queue by size: lists whose bits say which are not empty. */
 struct bins {
+  const struct block *end; /* of all lists: the shard's */
   uint64_t words[N_BINS / 64];
   uint64_t summary; /* a bit per word */
   struct block *heads[N_BINS];
@@ -132,6 +140,7 @@ struct meter {
 };
 
 struct shard {
+  struct block end; /* of its lists of free blocks and holes: nobody's, so that what is before it has a next */
   _Alignas(64) struct lade_lock lock;
   int number; /* of its queue */
   int n_unused;
@@ -368,6 +377,10 @@ struct bins *lade_cache_bins_create(struct zone *zone, int queue);
 static inline struct bins *lade_cache_bins_get(struct zone *zone, int queue)
 {
   return zone->bins[queue] ? zone->bins[queue] : lade_cache_bins_create(zone, queue);
+}
+static inline const struct block *lade_cache_list_end(const struct zone *zone)
+{
+  return &zone->shard->end;
 }
 
 /* Join a free block or hole, in no list, with what fits on both sides, and put it into its list. */

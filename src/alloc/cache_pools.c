@@ -31,7 +31,8 @@ static int pool_create(lade_cache *cache, uint64_t bytes, bool is_shared, lade_c
   struct lade_cache_pool *pool = calloc(1, sizeof(*pool));
   if (!pool)
     return -ENOMEM;
-  pool->own = (struct zone){.pool = pool, .shard = cache->shards[0], .kind = ZONE_LARGE};
+  struct shard *shard = cache->shards[0];
+  pool->own = (struct zone){.pool = pool, .shard = shard, .kind = ZONE_PRIVATE, .holes = &shard->end};
   pool->zones = &pool->own;
   pool->is_private = true;
   pool->is_shared = is_shared;

@@ -98,7 +98,7 @@ static void block_free_for_queue(lade_cache *cache, struct block *block, enum la
   if (action == LADE_CACHE_FREE_COMPLETED)
     lade_cache_pending_sub(cache, block);
   lade_cache_inactive_note(cache);
-  lade_cache_trace_add(cache, block->segment->zone->shard, action, block);
+  lade_cache_trace_add(cache, block->segment->zone->shard, action, block, block->free_place);
   block->state = BLOCK_FREE;
   lade_cache_block_settle(cache, block);
 }
@@ -127,6 +127,7 @@ int lade_cache_block_record(lade_cache *cache, struct block *block, int queue)
     return -ENOMEM;
   cache->n_recorded++;
   block->users |= bit;
+  block->is_used = true;
   return 0;
 }
 
@@ -139,6 +140,7 @@ void lade_cache_block_release(lade_cache *cache, struct block *block, bool is_at
       wait_add(cache, block, i, lade_cache_queue_count(cache, i));
     }
   block->users = 0;
+  block->is_used = false;
   if (!block->n_waits) {
     block_free_for_queue(cache, block, is_at_once ? LADE_CACHE_FREE : LADE_CACHE_FREE_COMPLETED);
     return;
@@ -147,7 +149,8 @@ void lade_cache_block_release(lade_cache *cache, struct block *block, bool is_at
   if (!is_at_once)
     return;
   lade_cache_pending_add(cache, block);
-  lade_cache_trace_add(cache, block->segment->zone->shard, LADE_CACHE_FREE_REQUESTED, block);
+  lade_cache_trace_add(cache, block->segment->zone->shard, LADE_CACHE_FREE_REQUESTED, block,
+                       block->free_place);
 }
 
 static void wait_remove(lade_cache *cache, int i)
@@ -194,7 +197,7 @@ void lade_cache_waits_adopt(lade_cache *cache, int queue)
 /* Put those of a list that are over behind *@end, in no list. Live for the moment: nobody joins one before its turn. */
 static struct block **list_sweep(lade_cache *cache, struct zone *zone, struct block *block, struct block **end)
 {
-  while (block) {
+  while (block != lade_cache_list_end(zone)) {
     struct block *next = block->next;
     cache->n_looked_at++;
     if (lade_cache_is_over(cache, block->queue, block->count)) {

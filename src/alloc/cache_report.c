@@ -120,9 +120,8 @@ int lade_cache_refuse(lade_cache *cache, const struct lade_cache_request *reques
   cache->stats.num_ooms++;
   const struct block refused = {.address = cache->limit_bytes - stats->reserved_bytes.current,
                                 .bytes = bytes,
-                                .tag = (uint8_t)request->tag,
-                                .free_place = request->place};
-  lade_cache_trace_add(cache, zone->shard, LADE_CACHE_OOM, &refused);
+                                .tag = (uint8_t)request->tag};
+  lade_cache_trace_add(cache, zone->shard, LADE_CACHE_OOM, &refused, request->place);
   refusal_note(cache, request, zone, bytes);
   remedy_format(&cache->refusal, remedy, sizeof(remedy));
   return lade_error_set(
@@ -180,7 +179,7 @@ static int owner_compare_place(const void *a, const void *b)
 static int owners_add(const struct shard *shard, struct owner *owners, int n)
 {
   for (uint64_t i = 0; shard && i <= shard->index_mask; i++)
-    for (const struct block *block = shard->index[i]; block; block = block->namesake)
+    for (const struct block *block = shard->index[i]; block; block = block->next)
       owners[n++] = (struct owner){place_name(block->place), block->bytes};
   return n;
 }

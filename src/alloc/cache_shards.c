@@ -39,6 +39,7 @@ static void zone_init(struct shard *shard, struct lade_cache_pool *pool, enum zo
   zone->pool = pool;
   zone->shard = shard;
   zone->kind = kind;
+  zone->holes = &shard->end;
   while (*end)
     end = &(*end)->next;
   *end = zone;

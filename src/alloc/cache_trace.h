@@ -45,14 +45,14 @@ static inline struct trace_entry *lade_cache_trace_next(lade_cache *cache, struc
 }
 
 static inline void lade_cache_trace_add(lade_cache *cache, struct shard *shard, enum lade_cache_action action,
-                                        const struct block *block)
+                                        const struct block *block, const char *place)
 {
   if (!shard->trace)
     return;
   struct trace_entry *entry = lade_cache_trace_next(cache, shard, block->queue);
   entry->address = block->address;
   entry->bytes = block->bytes | (uint64_t)action << TAG_BITS | block->tag;
-  entry->place = action == LADE_CACHE_ALLOC ? block->place : block->free_place;
+  entry->place = place;
 }
 
 /* Work was submitted to a queue of @shard's blocks, up to @count: what comes now is later than what was. */
