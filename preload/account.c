@@ -185,6 +185,11 @@ struct place place_location(const struct cuda_location *location)
 
 /* ---- brackets ---- */
 
+bool is_outermost(void)
+{
+  return depth == 0;
+}
+
 cuda_result taking_begin(struct taking *taking, struct place place, enum lade_ledger_kind kind, uint64_t bytes)
 {
   *taking = (struct taking){.ledger = account_ledger()};

@@ -44,6 +44,9 @@ struct place place_context(cuda_context context); /* any of the process's */
 struct place place_device(int device);
 struct place place_location(const struct cuda_location *location);
 
+/* Whether this call is the program's, and not one of the driver's to itself. */
+bool is_outermost(void);
+
 struct taking {
   lade_ledger *ledger;
   struct lade_holding *holding;

@@ -60,6 +60,20 @@
   HOOK(cuMemPoolDestroy, "cuMemPoolDestroy", 11020, false, (cuda_pool pool)) \
   HOOK(cuMemPoolImportPointer, "cuMemPoolImportPointer", 11020, false, \
        (cuda_address *ret_at, cuda_pool pool, void *data)) \
+  /* graphs.c */ \
+  HOOK(cuGraphInstantiate, "cuGraphInstantiate", 10000, false, \
+       (cuda_graph_exec *ret_exec, cuda_graph graph, cuda_node *ret_node, char *text, size_t text_bytes)) \
+  HOOK(cuGraphInstantiate_v2, "cuGraphInstantiate", 11000, false, \
+       (cuda_graph_exec *ret_exec, cuda_graph graph, cuda_node *ret_node, char *text, size_t text_bytes)) \
+  HOOK(cuGraphInstantiateWithFlags, "cuGraphInstantiate", 12000, false, \
+       (cuda_graph_exec *ret_exec, cuda_graph graph, unsigned long long flags)) \
+  HOOK(cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags", 11040, false, \
+       (cuda_graph_exec *ret_exec, cuda_graph graph, unsigned long long flags)) \
+  HOOK(cuGraphInstantiateWithParams, "cuGraphInstantiateWithParams", 12000, false, \
+       (cuda_graph_exec *ret_exec, cuda_graph graph, void *params)) \
+  HOOK(cuGraphInstantiateWithParams_ptsz, "cuGraphInstantiateWithParams", 12000, true, \
+       (cuda_graph_exec *ret_exec, cuda_graph graph, void *params)) \
+  HOOK(cuGraphExecDestroy, "cuGraphExecDestroy", 10000, false, (cuda_graph_exec exec)) \
   /* arrays.c */ \
   HOOK(cuArrayCreate, "cuArrayCreate", 2000, false, (cuda_array *ret_array, const struct cuda_array_shape_v1 *shape)) \
   HOOK(cuArrayCreate_v2, "cuArrayCreate", 3020, false, (cuda_array *ret_array, const struct cuda_array_shape *shape)) \
@@ -121,6 +135,10 @@ cuda_result cuStreamGetCtx(cuda_stream stream, cuda_context *ret_context);
 cuda_result cuStreamIsCapturing(cuda_stream stream, int *ret_status);
 cuda_result cuStreamIsCapturing_ptsz(cuda_stream stream, int *ret_status);
 cuda_result cuMemGetAddressRange_v2(cuda_address *ret_base, size_t *ret_bytes, cuda_address at);
+cuda_result cuGraphGetNodes(cuda_graph graph, cuda_node *ret_nodes, size_t *n_nodes);
+cuda_result cuGraphNodeGetType(cuda_node node, int *ret_type);
+cuda_result cuGraphMemAllocNodeGetParams(cuda_node node, struct cuda_graph_memory *ret_memory);
+cuda_result cuGraphChildGraphNodeGetGraph(cuda_node node, cuda_graph *ret_graph);
 cuda_result cuDevicePrimaryCtxGetState(cuda_device_id id, unsigned *ret_flags, int *ret_is_active);
 cuda_result cuDevicePrimaryCtxRetain(cuda_context *ret_context, cuda_device_id id);
 

@@ -58,18 +58,29 @@ static bool form_is_known(void *found, const char *name, int version, uint64_t f
          (REAL(cuGetProcAddress)(name, &ours, LADE_SHIM_CUDA_VERSION, flags) == 0 && ours == found);
 }
 
+/* The hook for what the driver found; a form that is newer than ours passes, and what it takes is not counted. */
+static void *answer(void *found, const char *name, int version, uint64_t flags)
+{
+  static atomic_flag is_said = ATOMIC_FLAG_INIT;
+  if (form_is_known(found, name, version, flags))
+    return hook_for(found, name, version, flags);
+  if (hook_for(found, name, LADE_SHIM_CUDA_VERSION, flags) != found && !atomic_flag_test_and_set(&is_said))
+    say("a function of a newer CUDA than this build knows is used, and not counted", name);
+  return found;
+}
+
 cuda_result cuGetProcAddress(const char *name, void **ret, int version, uint64_t flags)
 {
   cuda_result result = REAL(cuGetProcAddress)(name, ret, version, flags);
-  if (!result && *ret && form_is_known(*ret, name, version, flags))
-    *ret = hook_for(*ret, name, version, flags);
+  if (!result && *ret)
+    *ret = answer(*ret, name, version, flags);
   return result;
 }
 
 cuda_result cuGetProcAddress_v2(const char *name, void **ret, int version, uint64_t flags, int *ret_status)
 {
   cuda_result result = REAL(cuGetProcAddress_v2)(name, ret, version, flags, ret_status);
-  if (!result && *ret && form_is_known(*ret, name, version, flags))
-    *ret = hook_for(*ret, name, version, flags);
+  if (!result && *ret)
+    *ret = answer(*ret, name, version, flags);
   return result;
 }

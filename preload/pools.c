@@ -2,7 +2,8 @@
 /*
  * Allocations in the order of a stream. They count from the call that asks to the call that gives back, whatever the
  * stream does; what a pool keeps for later is the driver's. On a stream that is being captured nothing is allocated:
- * the call becomes a node of a graph, whose memory the driver takes when the graph is launched, and is not counted.
+ * the call becomes a node of a graph, and counts with it (graphs.c); so does what gives back there, which frees at a
+ * launch what the ledger then learns when the address is given out anew.
  *
  * Memory is where its pool is. Without one named that is the stream's device, whichever is current. A pool does not say
  * where it is, so each is noted when the driver hands it out.
@@ -81,22 +82,37 @@ cuda_result cuMemAllocFromPoolAsync_ptsz(cuda_address *ret_at, size_t bytes, cud
   return pool_take(REAL(cuMemAllocFromPoolAsync_ptsz), REAL(cuStreamIsCapturing_ptsz), ret_at, bytes, pool, stream);
 }
 
+static cuda_result async_give(__typeof__(cuMemFreeAsync) *real, capturing_fn *is_capturing, cuda_address at,
+                              cuda_stream stream)
+{
+  int status = 0;
+  if (is_capturing(stream, &status) == 0 && status != 0)
+    return real(at, stream);
+  struct giving giving = giving_begin(LADE_LEDGER_ADDRESSES, at);
+  return giving_end(&giving, real(at, stream));
+}
+
 cuda_result cuMemFreeAsync(cuda_address at, cuda_stream stream)
 {
-  struct giving giving = giving_begin(LADE_LEDGER_ADDRESSES, at);
-  return giving_end(&giving, REAL(cuMemFreeAsync)(at, stream));
+  return async_give(REAL(cuMemFreeAsync), REAL(cuStreamIsCapturing), at, stream);
 }
 
 cuda_result cuMemFreeAsync_ptsz(cuda_address at, cuda_stream stream)
 {
-  struct giving giving = giving_begin(LADE_LEDGER_ADDRESSES, at);
-  return giving_end(&giving, REAL(cuMemFreeAsync_ptsz)(at, stream));
+  return async_give(REAL(cuMemFreeAsync_ptsz), REAL(cuStreamIsCapturing_ptsz), at, stream);
+}
+
+/* Managed memory without a device of its own counts on the current one, as cuMemAllocManaged's does. */
+static struct place place_of_pool(int type, const struct cuda_location *location)
+{
+  bool is_anywhere = type == CUDA_MEMORY_MANAGED && location && location->type != CUDA_LOCATION_DEVICE;
+  return location && !is_anywhere ? place_location(location) : place_current();
 }
 
 cuda_result cuMemPoolCreate(cuda_pool *ret_pool, const struct cuda_pool_properties *properties)
 {
   struct taking taking;
-  struct place place = properties ? place_location(&properties->location) : place_current();
+  struct place place = place_of_pool(properties ? properties->type : 0, properties ? &properties->location : NULL);
   cuda_result result = taking_begin(&taking, place, LADE_LEDGER_NOTHING, 0);
   if (!result) {
     result = REAL(cuMemPoolCreate)(ret_pool, properties);
@@ -130,7 +146,7 @@ static cuda_result place_pool_get(__typeof__(cuMemGetMemPool) *real, cuda_pool *
                                   struct cuda_location *location, int type)
 {
   struct taking taking;
-  struct place place = location ? place_location(location) : place_current();
+  struct place place = place_of_pool(type, location);
   cuda_result result = taking_begin(&taking, place, LADE_LEDGER_NOTHING, 0);
   if (!result) {
     result = real(ret_pool, location, type);

@@ -8,10 +8,13 @@
 
 #include "device/cuda_driver.h"
 
+enum { CUDA_MEMORY_MANAGED = 2 }; /* a pool's, beside CUDA_MEMORY_PINNED */
+
 typedef struct CUarray_st *cuda_array;
 typedef struct CUmipmappedArray_st *cuda_mipmapped;
 typedef struct CUmemPoolHandle_st *cuda_pool;
 typedef struct CUextMemory_st *cuda_external;
+typedef struct CUgraphNode_st *cuda_node;
 
 struct cuda_array_shape { /* CUDA_ARRAY_DESCRIPTOR */
   size_t width, height;
@@ -45,6 +48,15 @@ struct cuda_pool_properties { /* CUmemPoolProps */
   unsigned short usage;
   unsigned char reserved[54];
 };
+
+struct cuda_graph_memory { /* CUDA_MEM_ALLOC_NODE_PARAMS_v1 */
+  struct cuda_pool_properties pool;
+  const struct cuda_access *access;
+  size_t n_access, bytes;
+  cuda_address at;
+};
+
+enum { CUDA_NODE_GRAPH = 4, CUDA_NODE_MEMORY = 10, CUDA_NODE_MEMORY_BACK = 11 }; /* CU_GRAPH_NODE_TYPE */
 
 struct cuda_ipc_handle { /* CUipcMemHandle, passed by value */
   char bytes[64];

@@ -189,8 +189,8 @@ static int report_give(struct run *run)
   if (run->report.n_unrecorded)
     unrecorded_print(run);
   else if (!run->report.records.n)
-    message_print("run", "nothing was intercepted: the command started no CUDA driver, or it is linked statically "
-                  "or has privileges of its own, and the loader preloads nothing there");
+    message_print("run", "nothing was intercepted: the command started no CUDA driver, or it is linked statically or "
+                  "has privileges of its own, and the loader preloads nothing there, or it cleared LD_PRELOAD");
   return status;
 }
 

@@ -46,8 +46,8 @@ struct lade_ledger {
   uint64_t n_buckets, n_holdings;
 };
 
-static const char *const kind_names[] = {"linear",   "pitched", "managed",   "pool", "array", "chunk",
-                                         "imported", "pinned",  "registered"};
+static const char *const kind_names[] = {"linear", "pitched",  "managed", "pool",      "array",
+                                         "chunk",  "graph",    "imported", "pinned", "registered"};
 
 const char *lade_ledger_kind_name(enum lade_ledger_kind kind)
 {

@@ -31,6 +31,7 @@ enum lade_ledger_kind {
   LADE_LEDGER_POOL,       /* in the order of a stream, from a pool */
   LADE_LEDGER_ARRAY,      /* arrays and mipmapped arrays */
   LADE_LEDGER_CHUNK,      /* physical memory to be mapped */
+  LADE_LEDGER_GRAPH,      /* what graphs allocate when they run */
   LADE_LEDGER_IMPORTED,   /* another process's, or another interface's */
   LADE_LEDGER_PINNED,     /* host memory from the driver */
   LADE_LEDGER_REGISTERED, /* host memory of the program's, pinned later */
@@ -46,6 +47,7 @@ enum lade_ledger_space {
   LADE_LEDGER_CHUNKS, /* their handles */
   LADE_LEDGER_MAPPINGS, /* of chunks, by address */
   LADE_LEDGER_POOLS,
+  LADE_LEDGER_GRAPHS, /* that can be launched: their handles, one key for each account */
   LADE_LEDGER_FOREIGN, /* handles of other interfaces' memory */
 };
 
@@ -67,7 +69,7 @@ struct lade_ledger_account {
   struct lade_ledger_sums bounded, kinds[LADE_LEDGER_N_KINDS];
 };
 
-#define LADE_LEDGER_RECORD_VERSION 1
+#define LADE_LEDGER_RECORD_VERSION 2
 
 struct lade_ledger_record {
   uint32_t version; /* written last: a record that is not complete has 0 */

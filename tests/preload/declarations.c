@@ -18,6 +18,15 @@ SAME(offsetof(struct cuda_pool_properties, location), offsetof(CUmemPoolProps, l
 SAME(sizeof(struct cuda_ipc_handle), sizeof(CUipcMemHandle));
 SAME(sizeof(struct cuda_external_properties), sizeof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC));
 SAME(offsetof(struct cuda_external_properties, bytes), offsetof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC, size));
+SAME(sizeof(struct cuda_graph_memory), sizeof(CUDA_MEM_ALLOC_NODE_PARAMS));
+SAME(offsetof(struct cuda_graph_memory, bytes), offsetof(CUDA_MEM_ALLOC_NODE_PARAMS, bytesize));
+SAME(offsetof(struct cuda_graph_memory, at), offsetof(CUDA_MEM_ALLOC_NODE_PARAMS, dptr));
+SAME(CUDA_NODE_GRAPH, CU_GRAPH_NODE_TYPE_GRAPH);
+SAME(CUDA_NODE_MEMORY, CU_GRAPH_NODE_TYPE_MEM_ALLOC);
+SAME(CUDA_NODE_MEMORY_BACK, CU_GRAPH_NODE_TYPE_MEM_FREE);
+#if CUDA_VERSION >= 13000
+SAME(CUDA_MEMORY_MANAGED, CU_MEM_ALLOCATION_TYPE_MANAGED);
+#endif
 
 int main(void)
 {

@@ -29,6 +29,7 @@ cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags);
 cuda_result cuStreamBeginCapture_v2(cuda_stream stream, int mode);
 cuda_result cuStreamEndCapture(cuda_stream stream, void **ret_graph);
 cuda_result cuGraphDestroy(void *graph);
+cuda_result cuMemAlloc_v3(void *how, cuda_address *ret_at, size_t bytes);
 cuda_result cuMemAddressReserve(cuda_address *ret_at, size_t bytes, size_t alignment, cuda_address hint,
                                 unsigned long long flags);
 cuda_result cuMemExportToShareableHandle(void *ret_handle, cuda_memory memory, int type, unsigned long long flags);
@@ -171,6 +172,7 @@ static void arrays_take(void)
 static void pools_take(void)
 {
   const struct cuda_pool_properties properties = {.type = CUDA_MEMORY_PINNED, .location = {CUDA_LOCATION_DEVICE, 1}};
+  const struct cuda_pool_properties anywhere = {.type = CUDA_MEMORY_MANAGED};
   cuda_context other;
   cuda_pool pool;
   cuda_stream stream, far;
@@ -182,6 +184,8 @@ static void pools_take(void)
   DO(CALL(cuMemAllocAsync)(&at, MIB, NULL));
   DO(CALL(cuMemPoolCreate)(&pool, &properties));
   DO(CALL(cuMemAllocFromPoolAsync)(&at, 5 * MIB, pool, stream)); /* on the other device */
+  DO(CALL(cuMemPoolCreate)(&pool, &anywhere)); /* on this one */
+  DO(CALL(cuMemAllocFromPoolAsync)(&at, MIB, pool, stream));
   DO(CALL(cuDeviceGetDefaultMemPool)(&pool, 1));
   DO(CALL(cuMemAllocFromPoolAsync)(&at, 7 * MIB, pool, stream));
   DO(CALL(cuCtxCreate_v2)(&other, 0, 1));
@@ -216,6 +220,49 @@ static void foreign_take(void)
   DO(CALL(cuIpcOpenMemHandle_v2)(&theirs, handle, 0));
   DO(CALL(cuIpcCloseMemHandle)(theirs));
   DO(CALL(cuImportExternalMemory)(&external, &outside));
+}
+
+/* What a graph takes when it runs counts as long as it can be launched: what its nodes cover, not their sum. */
+static void graphs(char **arguments)
+{
+  cuda_address before, first, again, beside;
+  cuda_stream stream;
+  cuda_graph graph;
+  cuda_graph_exec exec, other;
+  begin();
+  DO(CALL(cuStreamCreate)(&stream, 0));
+  DO(CALL(cuMemAllocAsync)(&before, MIB, stream));
+  DO(CALL(cuStreamBeginCapture_v2)(stream, 0));
+  DO(CALL(cuMemAllocAsync)(&first, 4 * MIB, stream));
+  DO(CALL(cuMemFreeAsync)(first, stream));
+  DO(CALL(cuMemAllocAsync)(&again, 4 * MIB, stream));
+  DO(CALL(cuMemAllocAsync)(&beside, 2 * MIB, stream));
+  DO(CALL(cuMemFreeAsync)(before, stream)); /* at a launch: until then it is held */
+  DO(CALL(cuStreamEndCapture)(stream, (void **)&graph));
+  info_print("captured");
+  DO(CALL(cuGraphInstantiateWithFlags)(&exec, graph, 0));
+  info_print("made");
+  printf("second %d %d %d\n", CALL(cuGraphInstantiateWithFlags)(&other, graph, 0),
+         CALL(cuGraphInstantiate_v2)(&other, graph, NULL, NULL, 0),
+         CALL(cuGraphInstantiateWithParams)(&other, graph, NULL));
+  DO(CALL(cuGraphExecDestroy)(exec));
+  info_print("unmade");
+  DO(CALL(cuGraphInstantiateWithParams_ptsz)(&exec, graph, NULL));
+  DO(CALL(cuGraphDestroy)(graph));
+  info_print("again");
+}
+
+/* A form that the shim cannot know. */
+static void future(char **arguments)
+{
+  cuda_address at = 0;
+  void *found = NULL;
+  int status;
+  begin();
+  DO(CALL(cuGetProcAddress_v2)("cuMemAlloc", &found, 99000, 0, &status));
+  printf("future %d\n", ((__typeof__(cuMemAlloc_v3) *)found)(NULL, &at, MIB));
+  DO(CALL(cuGetProcAddress_v2)("cuMemAlloc", &found, 12000, 0, &status));
+  printf("known %d\n", ((__typeof__(cuMemAlloc_v2) *)found)(&at, MIB));
 }
 
 /* One of everything; what is left at the end is what shim.py expects. */
@@ -377,6 +424,7 @@ int main(int argc, char **argv)
     void (*run)(char **arguments);
   } scenarios[] = {{"fill", fill},         {"threads", threads}, {"kinds", kinds},       {"owners", owners},
                    {"ancient", ancient},   {"novelty", novelty}, {"padding", padding},   {"wait", wait_for_ever},
+                   {"graphs", graphs},     {"future", future},
                    {"children", children}, {"start", start_only}, {"leave", leave},
                    {"once", once},         {"opener", opener},
                    {"surroundings", surroundings}};

@@ -155,7 +155,7 @@ def every_kind_is_in_the_ledger():
     assert kind(first, "linear") == [MIB, MIB, 1, 0]
     assert kind(first, "pitched") == [10240, 10240, 1, 0]
     assert kind(first, "managed") == [3 * MIB, 3 * MIB, 1, 0]
-    assert kind(first, "pool") == [3 * MIB, MIB, 2, 1]
+    assert kind(first, "pool") == [3 * MIB, 2 * MIB, 3, 1]
     assert kind(first, "chunk") == [4 * MIB, 2 * MIB, 2, 1]
     layers = 4 * 4 * (64 * 64 + 32 * 32 + 16 * 16)
     assert kind(first, "array") == [1600000, 262144 + layers, 4, 1], first
@@ -202,6 +202,24 @@ def old_and_new_functions_are_reached():
     assert report["processes"][0]["devices"] == []
 
 
+def memory_of_graphs_counts():
+    out, report = held(HOLDER, "soname", "graphs", options=["--budget", "10MiB"])
+    free = [numbers(out, line)[0] for line in ("captured", "made", "unmade", "again")]
+    assert free == [9 * MIB, 3 * MIB, 9 * MIB, 3 * MIB] and numbers(out, "second") == [OUT_OF_MEMORY] * 3, out
+    device = report["processes"][0]["devices"][0]
+    assert device["kinds"]["graph"] == {"peak_bytes": 6 * MIB, "bytes": 6 * MIB, "taken": 2, "given_back": 1}, device
+    assert device["refused"] == {"count": 3, "largest_bytes": 6 * MIB}, device
+    failing = run(HOLDER, "soname", "graphs", LADE_STANDIN="fail=cuGraphInstantiateWithFlags,nth=1,code=700")
+    assert failing[0] == 8 and failing[3]["processes"][0]["devices"][0]["bytes"] == MIB, failing
+
+
+def forms_of_another_day_pass_and_are_told():
+    code, out, err, report = run(HOLDER, "lookup", "future", options=["--budget", "4MiB"])
+    assert code == 0 and out == "future 0\nknown 0\n", (code, out)
+    assert "newer CUDA than this build knows is used, and not counted: cuMemAlloc\n" in err, err
+    assert report["processes"][0]["devices"][0]["bytes"] == MIB, report
+
+
 def padding_counts():
     out, report = held(HOLDER, "soname", "padding", options=["--budget", "4MiB"])
     assert numbers(out, "padding") == [OUT_OF_MEMORY] and numbers(out, "padded")[0] == 4 * MIB, out
@@ -214,6 +232,10 @@ def endings_are_the_commands():
         assert run(HOLDER, "soname", "leave", str(code))[0] == code
     code, out, err, report = run("true")
     assert code == 7 and "nothing was intercepted" in err and report["processes"] == [], (code, err)
+    code, out, err, report = run("env", "-u", "LD_PRELOAD", HOLDER, "soname", "start")
+    assert code == 7 and "it cleared LD_PRELOAD" in err and report["processes"] == [], (code, err)
+    code, out, err, report = run("sh", "-c", f"exec 2>&-; exec {HOLDER} soname start")
+    assert code == 0 and "took no memory" in err, (code, err)
     code, out, err, report = run("sh", "-c", "echo out; echo err >&2; exit 5")
     assert code == 5 and out == "out\n" and err.startswith("err\n") and "nothing was intercepted" in err, (code, err)
     assert report["exit_code"] == 5 and report["signal"] is None
@@ -339,7 +361,8 @@ def gpu_or_skip():
 ANYWHERE = (every_route_is_bounded, threads_share_the_last_bytes, memory_ends_with_its_context, padding_counts,
             children_have_reports_of_their_own)
 STANDIN = (mistakes_are_one_line, a_budget_may_be_a_part_of_the_device, every_kind_is_in_the_ledger,
-           the_drivers_refusals_are_the_programs, the_loader_sees_the_caller, old_and_new_functions_are_reached,
+           the_drivers_refusals_are_the_programs, memory_of_graphs_counts, forms_of_another_day_pass_and_are_told,
+           the_loader_sees_the_caller, old_and_new_functions_are_reached,
            endings_are_the_commands, signals_pass, surroundings_do_not_matter, a_parents_habits_do_not_matter,
            a_folder_without_room_is_told)
 if IS_GPU:

@@ -4,8 +4,8 @@
  * interfaces have. A block is filled with poison, counts against its device, and ends with its context, as with the
  * real driver; pools end with the device. Arrays have no bytes, only a size.
  *
- * Here are also the forms of before CUDA 3.2, with addresses of 32 bits, the private tables, and one function that no
- * list of the driver's functions has.
+ * Here are also the forms of before CUDA 3.2, with addresses of 32 bits, the private tables, one function that no list
+ * of the driver's functions has, and a form of another as of a CUDA that has not come.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +23,7 @@ EXPORT cuda_result cuMemGetAddressRange_v2(cuda_address *ret_base, size_t *ret_b
 EXPORT cuda_result cuIpcGetMemHandle(struct cuda_ipc_handle *ret_handle, cuda_address at);
 EXPORT cuda_result cuGetExportTable(const void **ret_table, const void *id);
 EXPORT cuda_result cuStandinNovelty(int *ret_value);
+EXPORT cuda_result cuMemAlloc_v3(void *how, cuda_address *ret_at, size_t bytes);
 
 enum block_kind { BLOCK_MEMORY, BLOCK_IMPORT, BLOCK_ARRAY, BLOCK_POOL, BLOCK_EXTERNAL };
 
@@ -174,13 +175,13 @@ cuda_result cuMemGetAddressRange_v2(cuda_address *ret_base, size_t *ret_bytes, c
 
 /* ---- in the order of a stream ---- */
 
-/* On a stream that is captured there is an address and no memory. */
+/* On a stream that is captured there is an address and no memory; that is the graph's. */
 static cuda_result async_take(const char *function, int device, cuda_address *ret_at, size_t bytes,
                               cuda_stream stream)
 {
   if (!standin_is_capturing(stream))
     return memory_take(function, BLOCK_MEMORY, device, 0, bytes, ret_at);
-  *ret_at = (uintptr_t)stream + bytes; /* of the graph, later */
+  *ret_at = standin_capture_take(stream, device, bytes);
   return standin_enter(function, true);
 }
 
@@ -199,14 +200,22 @@ cuda_result cuMemAllocFromPoolAsync(cuda_address *ret_at, size_t bytes, cuda_poo
   return async_take("cuMemAllocFromPoolAsync", ((struct block *)pool)->device, ret_at, bytes, stream);
 }
 
+static cuda_result async_give(const char *function, cuda_address at, cuda_stream stream)
+{
+  if (!standin_is_capturing(stream))
+    return block_free(function, BLOCK_MEMORY, at);
+  standin_capture_give(stream, at);
+  return standin_enter(function, true);
+}
+
 cuda_result cuMemFreeAsync(cuda_address at, cuda_stream stream)
 {
-  return block_free("cuMemFreeAsync", BLOCK_MEMORY, at);
+  return async_give("cuMemFreeAsync", at, stream);
 }
 
 cuda_result cuMemFreeAsync_ptsz(cuda_address at, cuda_stream stream)
 {
-  return block_free("cuMemFreeAsync_ptsz", BLOCK_MEMORY, at);
+  return async_give("cuMemFreeAsync_ptsz", at, stream);
 }
 
 cuda_result cuMemPoolCreate(cuda_pool *ret_pool, const struct cuda_pool_properties *properties)
@@ -342,6 +351,11 @@ cuda_result cuGetExportTable(const void **ret_table, const void *id)
     return result ? result : CUDA_NOT_FOUND;
   *ret_table = table;
   return 0;
+}
+
+cuda_result cuMemAlloc_v3(void *how, cuda_address *ret_at, size_t bytes)
+{
+  return how ? CUDA_INVALID_VALUE : memory_take("cuMemAlloc", BLOCK_MEMORY, -1, 0, bytes, ret_at);
 }
 
 cuda_result cuStandinNovelty(int *ret_value)

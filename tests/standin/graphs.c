@@ -9,21 +9,24 @@
  * one from outside within. Stricter than the driver: a capture is of one stream, none can join it, and no words
  * are waited for or written in it.
  */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
+#include "preload/hooks.h"
 #include "stream_internal.h"
 
 EXPORT cuda_result cuStreamBeginCapture_v2(cuda_stream stream, int mode);
 EXPORT cuda_result cuStreamEndCapture(cuda_stream stream, cuda_graph *ret_graph);
 EXPORT cuda_result cuStreamIsCapturing(cuda_stream stream, int *ret_status);
 EXPORT cuda_result cuStreamIsCapturing_ptsz(cuda_stream stream, int *ret_status);
-EXPORT cuda_result cuGraphInstantiateWithFlags(cuda_graph_exec *ret_exec, cuda_graph graph, unsigned long long flags);
+EXPORT cuda_result cuGraphGetNodes(cuda_graph graph, cuda_node *ret_nodes, size_t *n_nodes);
+EXPORT cuda_result cuGraphNodeGetType(cuda_node node, int *ret_type);
+EXPORT cuda_result cuGraphMemAllocNodeGetParams(cuda_node node, struct cuda_graph_memory *ret_memory);
 EXPORT cuda_result cuGraphUpload(cuda_graph_exec exec, cuda_stream stream);
 EXPORT cuda_result cuGraphLaunch(cuda_graph_exec exec, cuda_stream stream);
 EXPORT cuda_result cuGraphDestroy(cuda_graph graph);
-EXPORT cuda_result cuGraphExecDestroy(cuda_graph_exec exec);
 
 enum { MODE_GLOBAL, MODE_THREAD_LOCAL, MODE_RELAXED };
 
@@ -128,6 +131,73 @@ cuda_result standin_capture_refuses(const char *function)
   return 0;
 }
 
+/* ---- memory of graphs ---- */
+
+#define MEMORY_FIRST ((uint64_t)1 << 46) /* addresses of it, where nothing else is */
+#define MEMORY_GRANULE ((uint64_t)2 << 20)
+
+/* The last node of the capture that is about @address. */
+static const struct piece *memory_last(const struct nodes *nodes, uint64_t address)
+{
+  const struct piece *last = NULL;
+  for (const struct piece *piece = nodes->first; piece; piece = piece->next)
+    if ((piece->kind == PIECE_TAKE || piece->kind == PIECE_GIVE) && piece->dst == address)
+      last = piece;
+  return last;
+}
+
+/* Where memory of that size was and is no more; 0: nowhere. */
+static uint64_t memory_again(const struct nodes *nodes, int device, uint64_t bytes)
+{
+  for (const struct piece *piece = nodes->first; piece; piece = piece->next)
+    if (piece->kind == PIECE_TAKE && piece->bytes == bytes && piece->value == device &&
+        memory_last(nodes, piece->dst)->kind == PIECE_GIVE)
+      return piece->dst;
+  return 0;
+}
+
+uint64_t standin_capture_take(cuda_stream stream, int device, uint64_t bytes)
+{
+  static _Atomic uint64_t next = MEMORY_FIRST;
+  uint64_t address = memory_again(stream->capture.nodes, device, bytes);
+  if (!address)
+    address = atomic_fetch_add(&next, lade_align_up(bytes, MEMORY_GRANULE));
+  standin_piece_put(stream, &(struct piece){.kind = PIECE_TAKE, .dst = address, .bytes = bytes,
+                                            .value = (unsigned char)device});
+  return address;
+}
+
+void standin_capture_give(cuda_stream stream, uint64_t address)
+{
+  standin_piece_put(stream, &(struct piece){.kind = PIECE_GIVE, .dst = address});
+}
+
+/* A node's handle is the piece. */
+cuda_result cuGraphGetNodes(cuda_graph graph, cuda_node *ret_nodes, size_t *n_nodes)
+{
+  size_t n = 0;
+  for (struct piece *piece = graph->nodes->first; piece; piece = piece->next, n++)
+    if (ret_nodes && n < *n_nodes)
+      ret_nodes[n] = (cuda_node)piece;
+  *n_nodes = n;
+  return standin_enter("cuGraphGetNodes", false);
+}
+
+cuda_result cuGraphNodeGetType(cuda_node node, int *ret_type)
+{
+  const enum piece_kind kind = ((const struct piece *)node)->kind;
+  *ret_type = kind == PIECE_TAKE ? CUDA_NODE_MEMORY : kind == PIECE_GIVE ? CUDA_NODE_MEMORY_BACK : 0;
+  return standin_enter("cuGraphNodeGetType", false);
+}
+
+cuda_result cuGraphMemAllocNodeGetParams(cuda_node node, struct cuda_graph_memory *ret_memory)
+{
+  const struct piece *piece = (const struct piece *)node;
+  *ret_memory = (struct cuda_graph_memory){.pool.location = {CUDA_LOCATION_DEVICE, piece->value},
+                                           .bytes = piece->bytes, .at = piece->dst};
+  return standin_enter("cuGraphMemAllocNodeGetParams", false);
+}
+
 /* ---- captures ---- */
 
 cuda_result cuStreamBeginCapture_v2(cuda_stream stream, int mode)
@@ -205,6 +275,22 @@ cuda_result cuGraphInstantiateWithFlags(cuda_graph_exec *ret_exec, cuda_graph gr
   standin_alive(1);
   *ret_exec = exec;
   return 0;
+}
+
+cuda_result cuGraphInstantiate_v2(cuda_graph_exec *ret_exec, cuda_graph graph, cuda_node *ret_node, char *text,
+                                  size_t text_bytes)
+{
+  return cuGraphInstantiateWithFlags(ret_exec, graph, 0);
+}
+
+cuda_result cuGraphInstantiateWithParams(cuda_graph_exec *ret_exec, cuda_graph graph, void *params)
+{
+  return cuGraphInstantiateWithFlags(ret_exec, graph, 0);
+}
+
+cuda_result cuGraphInstantiateWithParams_ptsz(cuda_graph_exec *ret_exec, cuda_graph graph, void *params)
+{
+  return cuGraphInstantiateWithParams(ret_exec, graph, params);
 }
 
 cuda_result cuGraphUpload(cuda_graph_exec exec, cuda_stream stream)

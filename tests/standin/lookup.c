@@ -12,6 +12,7 @@ EXPORT cuda_result cuGetProcAddress_v2(const char *name, void **ret_function, in
                                        int *ret_status);
 
 #define PER_THREAD_STREAM 2
+#define FUTURE 99000 /* a CUDA that has not come */
 
 /* Where a function has several forms, the version from which the second one is meant. */
 static const struct {
@@ -26,12 +27,14 @@ static const struct {
     {"cuStreamWriteValue64", 12000}, {"cuStreamBeginCapture", 10010}, {"cuEventDestroy", 4000},
     {"cuGetProcAddress", 12000}, {"cuMemAlloc", 3020}, {"cuMemFree", 3020}, {"cuMemAllocPitch", 3020},
     {"cuMemAllocHost", 3020}, {"cuMemGetAddressRange", 3020},
-    {"cuArrayCreate", 3020}, {"cuArray3DCreate", 3020}, {"cuIpcOpenMemHandle", 11000},
+    {"cuGraphInstantiate", 11000}, {"cuArrayCreate", 3020}, {"cuArray3DCreate", 3020}, {"cuIpcOpenMemHandle", 11000},
 };
 
 static const char *form_of(const char *name, int version)
 {
   const char *form = "";
+  if (strcmp(name, "cuMemAlloc") == 0 && version >= FUTURE)
+    return "_v3";
   for (size_t i = 0; i < LADE_COUNT(second_forms); i++)
     if (strcmp(second_forms[i].name, name) == 0 && version >= second_forms[i].version)
       form = "_v2";

@@ -54,6 +54,12 @@ void standin_give_back(int device, uint64_t bytes);
 void standin_blocks_end(cuda_context context);
 bool standin_is_block(uint64_t address, uint64_t bytes); /* lock held */
 bool standin_is_capturing(cuda_stream stream);
+/*
+ * In a capture: a node that takes @bytes of @device's, at an address that it shares with none that lives with it; and
+ * one that gives back what is at @address.
+ */
+uint64_t standin_capture_take(cuda_stream stream, int device, uint64_t bytes);
+void standin_capture_give(cuda_stream stream, uint64_t address);
 /* What @function answers because this thread captures, and it may not be called then. Lock held. */
 cuda_result standin_capture_refuses(const char *function);
 cuda_context standin_stream_context(cuda_stream stream); /* of the default stream: the current one */

@@ -22,6 +22,8 @@ enum piece_kind {
   PIECE_WAIT_WORD,
   PIECE_WRITE_WORD,
   PIECE_GRAPH,
+  PIECE_TAKE, /* of a graph: memory, which has an address here and no bytes */
+  PIECE_GIVE,
   PIECE_STOP
 };
 
