@@ -27,8 +27,8 @@
  * nothing is mapped, unmapped, created or released again.
  *
  * Cost. A climb looks at holes and what is free beside them, at free blocks as long as a chunk, and at those whose
- * queues may be done with them by now (lade_cache_sweep). It walks past nothing that lives, however much it is, but in
- * step 3 of the ladder, which is for the limit. n_looked_at counts.
+ * queues may be done with them by now (lade_cache_sweep); in step 3 of the ladder at all that is free. It walks past
+ * nothing that lives, however much it is. n_looked_at counts.
  *
  * Failures. Chunks that were gathered and then not mapped are spare: still reserved, first to be used next time.
  * A map that is refused half-way leaves the mapped part as a free block. Nothing is undone, nothing is lost.
@@ -192,22 +192,24 @@ static void run_search(struct search *search, struct block *block)
   }
 }
 
-/* With nobody's block out of bounds, a run needs no hole: neighbours of different queues will do. */
-static void runs_search(struct search *search, const struct segment *segment)
+/* With nobody's block out of bounds its first block stands for a run, a hole or not. */
+static void list_search(struct search *search, struct block *block, const struct block *end)
 {
-  for (struct block *block = segment->first; block; block = block->after)
-    if (is_open(search, block) && !is_open(search, block->before))
+  for (; block != end; block = block->next)
+    if (search->reach != REACH_QUEUES || !is_open(search, block->before))
       run_search(search, block);
 }
 
+/* Nor does a run need a hole then: neighbours of different queues will do. */
 static void zone_search(struct search *search, const struct zone *zone)
 {
-  if (search->reach == REACH_QUEUES)
-    for (struct segment *segment = zone->segments; segment; segment = segment->next)
-      runs_search(search, segment);
-  else
-    for (struct block *hole = zone->holes; hole != lade_cache_list_end(zone); hole = hole->next)
-      run_search(search, hole);
+  list_search(search, zone->holes, lade_cache_list_end(zone));
+  for (int queue = 0; queue < search->cache->n_queues && search->reach == REACH_QUEUES; queue++) {
+    const struct bins *bins = zone->bins[queue];
+    for (unsigned i = bins ? lade_cache_bin_first(bins, bins, 0) : N_BINS; i < N_BINS;
+         i = lade_cache_bin_first(bins, bins, i + 1))
+      list_search(search, bins->heads[i], bins->end);
+  }
 }
 
 /* In @zone, and where the zones of other shards lack fewer chunks and are within reach, there. */

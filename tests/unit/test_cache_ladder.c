@@ -569,6 +569,26 @@ static void a_climb_does_not_walk_past_what_lives(void **state)
   lade_device_close(params.device);
 }
 
+/* Nor does one at the limit, that takes what other queues still use. */
+static void a_climb_to_other_queues_does_not_walk_past_what_lives(void **state)
+{
+  const uint64_t n_live = CHUNK / 512, n_chunks = 5;
+  struct ladder ladder = ladder_open_to(state, n_chunks, never, NULL);
+  queues_join(&ladder, n_chunks);
+  void *first = block_of(&ladder, 0, 2), *second = block_of(&ladder, 1, 2);
+  for (uint64_t i = 0; i < n_live; i++)
+    must_alloc(ladder.bed.cache, ladder.bed.queues[2], 512);
+  hold(&ladder, 0);
+  hold(&ladder, 1);
+  must_free(ladder.bed.cache, first);
+  must_free(ladder.bed.cache, second);
+  uint64_t n_before = ladder.bed.cache->n_looked_at;
+  assert_ptr_equal(block_of(&ladder, 2, 4), first);
+  assert_true(ladder.bed.cache->n_looked_at - n_before < LOOKS_PER_BLOCK * 4);
+  rungs_are(&ladder, 0, 2, 0, 0);
+  ladder_close(&ladder);
+}
+
 int main(int argc, char **argv)
 {
   struct CMUnitTest tests[] = {
@@ -586,6 +606,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(threads_take_turns_with_the_owner),
       cmocka_unit_test(the_owner_may_call_all_but_what_allocates),
       cmocka_unit_test(a_climb_does_not_walk_past_what_lives),
+      cmocka_unit_test(a_climb_to_other_queues_does_not_walk_past_what_lives),
       cmocka_unit_test(blocks_outlive_their_threads),
       cmocka_unit_test(a_child_is_refused_even_if_the_lock_was_held),
   };
