@@ -6,11 +6,31 @@
 #include "base/library.h"
 
 #include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/base.h"
+
+#define HOW (RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)
+
+/* As the loader finds it, else in a CUDA toolkit that the loader was not told of; dlerror is the loader's. */
+static void *library_find(const char *soname)
+{
+  const char *const toolkits[] = {getenv("CUDA_HOME"), getenv("CUDA_PATH"), "/usr/local/cuda"};
+  void *library = dlopen(soname, HOW);
+  for (size_t i = 0; i < LADE_COUNT(toolkits) && !library; i++) {
+    char path[PATH_MAX];
+    if (toolkits[i] && snprintf(path, sizeof(path), "%s/lib64/%s", toolkits[i], soname) < (int)sizeof(path))
+      library = dlopen(path, HOW);
+  }
+  return library ? library : dlopen(soname, HOW);
+}
 
 void *lade_library_open(const char *soname, const struct lade_symbol *wanted, size_t n_wanted,
                         const char **ret_missing)
 {
-  void *library = dlopen(soname, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  void *library = library_find(soname);
   const char *missing = NULL;
   if (!library)
     return NULL;

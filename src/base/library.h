@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Others' libraries that are opened at run time: found by soname, as the loader finds them, which LD_LIBRARY_PATH
- * directs. They are never unloaded (RTLD_NODELETE), since their threads and exit handlers stay.
+ * CUDA's libraries that are opened at run time: found by soname, as the loader finds them, which LD_LIBRARY_PATH
+ * directs, or where toolkits are (CUDA_HOME, CUDA_PATH, /usr/local/cuda). They are never unloaded
+ * (RTLD_NODELETE), since their threads and exit handlers stay.
  */
 #ifndef LADE_LIBRARY_H
 #define LADE_LIBRARY_H

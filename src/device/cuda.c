@@ -98,14 +98,24 @@ void lade_cuda_fail(lade_device *device, const struct lade_error *error)
   lade_device_fail(device, error->code);
 }
 
-/* Move the anchor to now, by the device's clock. Lock held. */
+/*
+ * Send the next anchor, or, once it has happened, move on to it, by the device's clock. Nobody waits for it: the stream
+ * may share a hardware channel with one that waits for the host, which may wait for the event that is being timed. Lock
+ * held.
+ */
 static cuda_result anchor_move(struct cuda_device *cuda)
 {
   cuda_event old = cuda->anchors[cuda->i_anchor], new = cuda->anchors[!cuda->i_anchor];
   float ms = 0;
-  cuda_result result = cuda->driver.cuEventRecord(new, cuda->stream);
-  if (!result)
-    result = cuda->driver.cuEventSynchronize(new);
+  if (!cuda->has_next_anchor) {
+    cuda_result result = cuda->driver.cuEventRecord(new, cuda->stream);
+    cuda->has_next_anchor = !result;
+    return result;
+  }
+  cuda_result result = cuda->driver.cuEventQuery(new);
+  if (result == CUDA_NOT_READY)
+    return 0;
+  cuda->has_next_anchor = false;
   if (!result)
     result = cuda->driver.cuEventElapsedTime(&ms, old, new);
   if (!result) {
@@ -150,20 +160,39 @@ static void cuda_release(lade_device *device, uint64_t address, uint64_t bytes)
   lade_cuda_leave(cuda, is_entered);
 }
 
+/*
+ * Where the device says that memory can be exported, a container may still keep it from that, and then makes none at
+ * all (sandboxes that pass on a part of the kernel module's calls). Memory without handles serves everything but
+ * sharing.
+ */
+static cuda_result memory_create(struct cuda_device *cuda, const struct lade_chunk *chunk, cuda_memory *ret_memory)
+{
+  struct cuda_memory_properties properties = cuda->properties;
+  cuda_result result = CUDA_NOT_SUPPORTED;
+  if (properties.handle_types && !atomic_load(&cuda->is_private))
+    result = cuda->driver.cuMemCreate(ret_memory, chunk->bytes, &properties, 0);
+  if (!result || result == CUDA_OUT_OF_MEMORY || chunk->is_shared)
+    return result;
+  properties.handle_types = 0;
+  properties.flags.is_rdma_capable = 0;
+  cuda_result private_result = cuda->driver.cuMemCreate(ret_memory, chunk->bytes, &properties, 0);
+  if (!private_result)
+    atomic_store(&cuda->is_private, true);
+  return private_result;
+}
+
 static int cuda_chunk_create(lade_device *device, struct lade_chunk *chunk)
 {
   struct cuda_device *cuda = (struct cuda_device *)device;
-  if (chunk->is_shared && !cuda->properties.handle_types)
-    return -ENOTSUP;
   struct cuda_chunk *own = lade_fault_calloc(device->faults, 1, sizeof(*own));
   if (!own)
     return -ENOMEM;
   bool is_entered = lade_cuda_enter(cuda);
-  cuda_result result = cuda->driver.cuMemCreate(&own->memory, chunk->bytes, &cuda->properties, 0);
+  cuda_result result = memory_create(cuda, chunk, &own->memory);
   lade_cuda_leave(cuda, is_entered);
   if (result) {
     free(own);
-    return lade_cuda_errno(result);
+    return result == CUDA_NOT_SUPPORTED ? -ENOTSUP : lade_cuda_errno(result);
   }
   own->is_fresh = true;
   chunk->backing = (uint64_t)(uintptr_t)own;

@@ -87,7 +87,10 @@ enum { CUDA_LOCATION_DEVICE = 1, CUDA_LOCATION_HOST_NUMA = 3 };
 enum { CUDA_ACCESS_READ_WRITE = 3 };
 enum { CUDA_STREAM_NON_BLOCKING = 1, CUDA_STREAM_WAIT_GEQ = 0 };
 enum { CUDA_EVENT_BLOCKING_SYNC = 1 };
-enum { CUDA_CAPTURE_THREAD_LOCAL = 1 }; /* other threads' calls are none of the capture's business */
+enum {
+  CUDA_CAPTURE_THREAD_LOCAL = 1, /* other threads' calls are none of the capture's business */
+  CUDA_CAPTURE_RELAXED = 2       /* of a thread: others' captures are none of its business */
+};
 enum { CUDA_HOST_PORTABLE = 1, CUDA_HOST_DEVICE_MAP = 2 };
 enum { CUDA_FUNCTION_SHARED_MOST = 8 }; /* dynamic shared memory that a function's launches may ask for */
 
@@ -167,6 +170,7 @@ struct cuda_access {
   X(cuLaunchHostFunc, (cuda_stream stream, cuda_host_fn *fn, void *args)) \
   X(cuStreamBeginCapture, (cuda_stream stream, int mode)) \
   X(cuStreamEndCapture, (cuda_stream stream, cuda_graph *ret_graph)) \
+  X(cuThreadExchangeStreamCaptureMode, (int *mode)) \
   X(cuGraphInstantiateWithFlags, (cuda_graph_exec *ret_exec, cuda_graph graph, unsigned long long flags)) \
   X(cuGraphUpload, (cuda_graph_exec exec, cuda_stream stream)) \
   X(cuGraphLaunch, (cuda_graph_exec exec, cuda_stream stream)) \
@@ -175,6 +179,7 @@ struct cuda_access {
   X(cuEventCreate, (cuda_event *ret_event, unsigned flags)) \
   X(cuEventDestroy, (cuda_event event)) \
   X(cuEventRecord, (cuda_event event, cuda_stream stream)) \
+  X(cuEventQuery, (cuda_event event)) \
   X(cuEventSynchronize, (cuda_event event)) \
   X(cuEventElapsedTime, (float *ret_ms, cuda_event start, cuda_event end)) \
   X(cuModuleLoad, (cuda_module *ret_module, const char *file)) \

@@ -18,6 +18,7 @@ struct cuda_device {
   bool is_primary; /* the context is the primary one, and retained */
   bool has_host_chunks; /* the driver gives memory of the host's nodes */
   struct cuda_memory_properties properties;
+  _Atomic bool is_private; /* chunks are made without handles: the machine made none with them */
 
   /* The words that streams poll: a page of pinned memory, one word to a cache line. */
   char *words;
@@ -26,6 +27,7 @@ struct cuda_device {
   pthread_mutex_t lock;       /* guards what follows */
   cuda_event anchors[2];      /* the clock: anchors[i_anchor] happened at anchor_ns */
   int i_anchor;
+  bool has_next_anchor;       /* the other one is on the stream */
   int64_t anchor_ns;
   cuda_result first_result;   /* of the first call that failed */
   const char *first_call;

@@ -130,6 +130,8 @@ static void *witness_main(void *arg)
 {
   struct cuda_queue *queue = arg;
   struct cuda_device *cuda = cuda_get(queue);
+  int mode = CUDA_CAPTURE_RELAXED; /* a caller's capture of all threads is not to refuse what this one waits for */
+  lade_cuda_check(cuda, "cuThreadExchangeStreamCaptureMode", cuda->driver.cuThreadExchangeStreamCaptureMode(&mode));
   bool is_entered = lade_cuda_enter(cuda);
   for (uint64_t i = 0;; i++) {
     counter_wait(&queue->core.submitted, i + 1);

@@ -23,6 +23,7 @@
 #define TENSORS_PER_UNIT 80
 #define PARAMS_PER_UNIT 20
 #define OPS_PER_UNIT 44
+#define SOMEWHERE 64 /* an address, as aligned as real ones, of what has none yet */
 
 /* Rows N = batch * time stay in 31 bits: with the model's limits no product of sizes leaves 63 bits. */
 #define MAX_ROWS INT32_MAX
@@ -135,7 +136,12 @@ static void op_complete(struct lade_build *build, int i_op)
   if (lade_op_is_border(op->kind))
     return;
   _Alignas(64) char args[LADE_OP_ARGS_BYTES];
-  lade_op_bind(graph, i_op, &(struct lade_bind){.n_microbatches = 1}, args);
+  struct lade_bind bind = {.n_microbatches = 1};
+  for (int i = 0; i < LADE_OP_MAX_IN; i++) /* what is there has an address: a product with a bias is another one */
+    bind.in[i] = op->in[i] >= 0 ? SOMEWHERE : 0;
+  for (int i = 0; i < op->n_out; i++)
+    bind.out[i] = op->out[i] >= 0 ? SOMEWHERE : 0;
+  lade_op_bind(graph, i_op, &bind, args);
   op->workspace_bytes = lade_kernel_workspace_bytes(build->kernels, op->kernel, args, build->n_threads);
 }
 

@@ -134,12 +134,14 @@ int64_t standin_cublaslt_live(void)
 typedef enum standin_place place_fn(uint64_t address, uint64_t bytes);
 typedef void put_fn(cuda_stream stream, cuda_host_fn *fn, void *args);
 typedef cuda_result status_fn(void);
+typedef bool is_captured_fn(void);
 
 static struct {
   pthread_once_t once;
   place_fn *place;
   put_fn *put;
   status_fn *status;
+  is_captured_fn *is_captured;
 } driver = {.once = PTHREAD_ONCE_INIT};
 
 static void driver_find(void)
@@ -150,8 +152,9 @@ static void driver_find(void)
   driver.place = (place_fn *)dlsym(library, "standin_place");
   driver.put = (put_fn *)dlsym(library, "standin_put_call");
   driver.status = (status_fn *)dlsym(library, "standin_status");
+  driver.is_captured = (is_captured_fn *)dlsym(library, "standin_is_captured");
   dlclose(library);
-  if (!driver.place || !driver.put || !driver.status)
+  if (!driver.place || !driver.put || !driver.status || !driver.is_captured)
     misuse("the driver in this process is not the stand-in");
 }
 
@@ -389,6 +392,8 @@ static struct cublaslt_choice choice_make(const struct product *p, const struct 
     algo.align_bytes[i] = (uint16_t)preference->align_bytes[i];
   if (scheme == CUBLASLT_REDUCE_COMPUTE_TYPE)
     algo.workspace_bytes = 2 * p->d.rows * p->d.columns * sizeof(float);
+  if (p->how.epilogue == CUBLASLT_EPILOGUE_ADD_BIAS) /* one with an epilogue is another algorithm */
+    algo.workspace_bytes += p->d.rows * sizeof(float);
   memcpy(&choice.algo, &algo, sizeof(algo));
   choice.workspace_bytes = algo.workspace_bytes;
   return choice;
@@ -407,6 +412,8 @@ cublaslt_status cublasLtMatmulAlgoGetHeuristic(cublaslt_handle handle, cublaslt_
     misuse("a heuristic is asked without a context");
   if (result)
     return result;
+  if (driver.is_captured()) /* as CUDA 13.3's does, which asks the context for something then */
+    return CUBLASLT_INTERNAL_ERROR;
   struct product p = product_get(how, a, b, c, d);
   if (n_wanted < 2 || !has_algorithm(&p))
     return CUBLASLT_NOT_SUPPORTED;

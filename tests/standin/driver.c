@@ -12,7 +12,8 @@
 
 static const struct setting settings[] = {
     {"version", &standin.version}, {"devices", &standin.devices}, {"sm", &standin.sm},
-    {"memory", &standin.memory},   {"words", &standin.words},     {"lose", &standin.lose},
+    {"memory", &standin.memory},   {"words", &standin.words},     {"handles", &standin.handles},
+    {"channels", &standin.channels}, {"lose", &standin.lose},
     {"lose_code", &standin.lose_code}, {"host_chunks", &standin.host_chunks}, {"slices", &standin.slices},
     {NULL, NULL}};
 
@@ -20,7 +21,7 @@ struct standin standin = {
     .lock = PTHREAD_MUTEX_INITIALIZER,
     .changed = PTHREAD_COND_INITIALIZER,
     .control = {.settings = settings, .nth = 1, .code = CUDA_OUT_OF_MEMORY},
-    .version = 13000, .devices = 1, .sm = 90, .memory = 256, .words = 1, .slices = 1, .host_chunks = 1,
+    .version = 13000, .devices = 1, .sm = 90, .memory = 256, .words = 1, .handles = 1, .slices = 1, .host_chunks = 1,
     .lose_code = CUDA_LAUNCH_FAILED,
 };
 

@@ -19,6 +19,7 @@
 
 EXPORT cuda_result cuStreamBeginCapture_v2(cuda_stream stream, int mode);
 EXPORT cuda_result cuStreamEndCapture(cuda_stream stream, cuda_graph *ret_graph);
+EXPORT cuda_result cuThreadExchangeStreamCaptureMode(int *mode);
 EXPORT cuda_result cuStreamIsCapturing(cuda_stream stream, int *ret_status);
 EXPORT cuda_result cuStreamIsCapturing_ptsz(cuda_stream stream, int *ret_status);
 EXPORT cuda_result cuGraphGetNodes(cuda_graph graph, cuda_node *ret_nodes, size_t *n_nodes);
@@ -40,6 +41,7 @@ struct CUgraphExec_st {
 };
 
 static _Thread_local cuda_stream capturing_here; /* not if it is relaxed */
+static _Thread_local int thread_mode;            /* whose captures forbid this thread anything */
 static cuda_stream capturing_all;                /* the global one; behind the lock */
 
 /* ---- what captures hold ---- */
@@ -113,14 +115,21 @@ cuda_result standin_capture_wait(cuda_stream stream, cuda_event event)
   return CUDA_CAPTURE_ISOLATION;
 }
 
+bool standin_is_captured(void)
+{
+  return capturing_here;
+}
+
 cuda_result standin_capture_refuses(const char *function)
 {
   static const char *const unsafe[] = {
-      "cuEventSynchronize", "cuMemAddressFree", "cuMemAddressReserve", "cuMemAlloc",  "cuMemCreate",
-      "cuMemHostAlloc",     "cuMemHostRegister", "cuMemMap",           "cuMemSetAccess", "cuMemcpy",
-      "cuModuleLoad"};
-  cuda_stream stream = capturing_here ? capturing_here : capturing_all;
-  if (!stream)
+      "cuEventQuery",   "cuEventSynchronize", "cuMemAddressFree",    "cuMemAddressReserve", "cuMemAlloc",
+      "cuMemCreate",    "cuMemFree",          "cuMemFreeHost",       "cuMemHostAlloc",      "cuMemHostRegister",
+      "cuMemHostUnregister", "cuMemMap",      "cuMemRelease",        "cuMemSetAccess",      "cuMemUnmap",
+      "cuMemcpy",       "cuModuleLoad",       "cuModuleGetFunction", "cuModuleUnload",      "cuStreamSynchronize"};
+  cuda_stream all = thread_mode == MODE_GLOBAL ? capturing_all : NULL;
+  cuda_stream stream = capturing_here ? capturing_here : all;
+  if (!stream || thread_mode == MODE_RELAXED)
     return 0;
   for (size_t i = 0; i < LADE_COUNT(unsafe); i++) {
     if (strcmp(function, unsafe[i]) == 0) {
@@ -248,6 +257,17 @@ cuda_result cuStreamEndCapture(cuda_stream stream, cuda_graph *ret_graph)
   graph->nodes = nodes;
   standin_alive(1);
   *ret_graph = graph;
+  return 0;
+}
+
+cuda_result cuThreadExchangeStreamCaptureMode(int *mode)
+{
+  cuda_result result = standin_enter("cuThreadExchangeStreamCaptureMode", false);
+  if (result || *mode < MODE_GLOBAL || *mode > MODE_RELAXED)
+    return result ? result : CUDA_INVALID_VALUE;
+  int before = thread_mode;
+  thread_mode = *mode;
+  *mode = before;
   return 0;
 }
 

@@ -14,6 +14,7 @@
 #include "standin_internal.h"
 
 #define GRANULE ((uint64_t)2 << 20)
+#define PAGE_BYTES ((uint64_t)4096)
 #define POISON 0xa5
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) /* by which a descriptor of memory is known */
 
@@ -49,6 +50,7 @@ struct memory {
   uint64_t bytes;
   bool is_on_host;
   int n_refs; /* each handle and each mapping */
+  bool can_export;
 };
 
 struct span {
@@ -90,6 +92,17 @@ static struct span *span_find(enum span_kind kind, uint64_t address)
   return NULL;
 }
 
+/* Whether a span of @kind shares a byte with this one. */
+static bool has_overlap(enum span_kind kind, uint64_t address, uint64_t bytes)
+{
+  bool is_found = false;
+  pthread_mutex_lock(&standin.lock);
+  for (const struct span *span = spans; span && !is_found; span = span->next)
+    is_found = span->kind == kind && span->address < address + bytes && address < span->address + span->bytes;
+  pthread_mutex_unlock(&standin.lock);
+  return is_found;
+}
+
 /* Take the span of @kind that starts at @address out of the list; all of it is wanted where @bytes are stated. */
 static bool span_remove(enum span_kind kind, uint64_t address, uint64_t bytes, struct span *ret_span)
 {
@@ -125,6 +138,7 @@ static bool is_open(uint64_t address, uint64_t bytes)
 enum standin_place standin_place(uint64_t address, uint64_t bytes)
 {
   enum standin_place place = PLACE_PAGEABLE;
+  const struct span *span;
   pthread_mutex_lock(&standin.lock);
   if (span_find(SPAN_RANGE, address))
     place = !is_open(address, bytes)                                    ? PLACE_BAD
@@ -132,8 +146,8 @@ enum standin_place standin_place(uint64_t address, uint64_t bytes)
                                                                     : PLACE_DEVICE;
   else if (standin_is_block(address, bytes))
     place = PLACE_DEVICE;
-  else if (span_find(SPAN_PINNED, address) || span_find(SPAN_REGISTERED, address))
-    place = PLACE_PINNED;
+  else if ((span = span_find(SPAN_PINNED, address)) || (span = span_find(SPAN_REGISTERED, address)))
+    place = address + bytes <= span->address + span->bytes ? PLACE_PINNED : PLACE_TORN;
   pthread_mutex_unlock(&standin.lock);
   return place;
 }
@@ -150,7 +164,7 @@ cuda_result cuMemAddressReserve(cuda_address *ret_address, size_t bytes, size_t 
                                 unsigned long long flags)
 {
   cuda_result result = standin_enter("cuMemAddressReserve", false);
-  if (result || !bytes || bytes % GRANULE || alignment > GRANULE)
+  if (result || !bytes || bytes % GRANULE || alignment > GRANULE || alignment & (alignment - 1) || flags)
     return result ? result : CUDA_INVALID_VALUE;
   char *at = mmap(NULL, bytes + GRANULE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED)
@@ -167,7 +181,7 @@ cuda_result cuMemAddressReserve(cuda_address *ret_address, size_t bytes, size_t 
 cuda_result cuMemAddressFree(cuda_address address, size_t bytes)
 {
   struct span span;
-  if (!span_remove(SPAN_RANGE, address, bytes, &span))
+  if (has_overlap(SPAN_MAPPING, address, bytes) || !span_remove(SPAN_RANGE, address, bytes, &span))
     return CUDA_INVALID_VALUE;
   munmap(pointer(address), bytes);
   return standin_leave("cuMemAddressFree");
@@ -205,8 +219,11 @@ cuda_result cuMemCreate(cuda_memory *ret_memory, size_t bytes, const struct cuda
                         unsigned long long flags)
 {
   cuda_result result = standin_enter("cuMemCreate", false);
-  if (result || !bytes || bytes % GRANULE || properties->type != CUDA_MEMORY_PINNED)
+  if (result || !bytes || bytes % GRANULE || properties->type != CUDA_MEMORY_PINNED || flags ||
+      properties->handle_types & ~CUDA_HANDLE_POSIX)
     return result ? result : CUDA_INVALID_VALUE;
+  if (properties->handle_types && !standin.handles)
+    return CUDA_UNKNOWN;
   bool is_on_host = properties->location.type == CUDA_LOCATION_HOST_NUMA;
   if (is_on_host ? !standin.host_chunks || properties->location.id != 0
                  : properties->location.type != CUDA_LOCATION_DEVICE)
@@ -217,7 +234,8 @@ cuda_result cuMemCreate(cuda_memory *ret_memory, size_t bytes, const struct cuda
   struct memory *memory = calloc(1, sizeof(*memory));
   LADE_ASSERT(memory);
   int fd = memfd_create("stand-in", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  *memory = (struct memory){.fd = fd, .device = device, .bytes = bytes, .is_on_host = is_on_host, .n_refs = 1};
+  *memory = (struct memory){.fd = fd, .device = device, .bytes = bytes, .is_on_host = is_on_host, .n_refs = 1,
+                            .can_export = properties->handle_types != 0};
   standin_alive(1);
   if (memory->fd < 0 || !poison_fill(memory->fd, bytes)) {
     memory_unref(memory);
@@ -252,8 +270,8 @@ cuda_result cuMemExportToShareableHandle(void *ret_handle, cuda_memory handle, i
 {
   const struct memory *memory = pointer(handle);
   cuda_result result = standin_enter("cuMemExportToShareableHandle", false);
-  if (result || type != CUDA_HANDLE_POSIX)
-    return result ? result : CUDA_NOT_SUPPORTED;
+  if (result || type != CUDA_HANDLE_POSIX || flags || !memory->can_export)
+    return result ? result : CUDA_INVALID_VALUE;
   *(int *)ret_handle = dup(memory->fd);
   return 0;
 }
@@ -267,7 +285,8 @@ cuda_result cuMemImportFromShareableHandle(cuda_memory *ret_memory, void *os_han
   struct memory *memory = calloc(1, sizeof(*memory));
   LADE_ASSERT(memory);
   int fd = dup((int)(intptr_t)os_handle);
-  *memory = (struct memory){.fd = fd, .device = -1, .bytes = (uint64_t)lseek(fd, 0, SEEK_END), .n_refs = 1};
+  *memory = (struct memory){.fd = fd, .device = -1, .bytes = (uint64_t)lseek(fd, 0, SEEK_END), .n_refs = 1,
+                            .can_export = true};
   standin_alive(1);
   *ret_memory = (uint64_t)(uintptr_t)memory;
   return 0;
@@ -369,12 +388,11 @@ cuda_result cuMemFreeHost(void *at)
 cuda_result cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
 {
   cuda_result result = standin_enter("cuMemHostRegister", true);
-  if (result)
-    return result;
-  pthread_mutex_lock(&standin.lock);
-  bool is_known = span_find(SPAN_REGISTERED, (uint64_t)(uintptr_t)at) != NULL;
-  pthread_mutex_unlock(&standin.lock);
-  if (is_known)
+  uint64_t first = (uint64_t)(uintptr_t)at / PAGE_BYTES * PAGE_BYTES; /* whole pages are registered */
+  uint64_t end = lade_align_up((uint64_t)(uintptr_t)at + bytes, PAGE_BYTES);
+  if (result || !bytes)
+    return result ? result : CUDA_INVALID_VALUE;
+  if (has_overlap(SPAN_REGISTERED, first, end - first) || has_overlap(SPAN_PINNED, first, end - first))
     return CUDA_ALREADY_REGISTERED;
   span_add(SPAN_REGISTERED, (uint64_t)(uintptr_t)at, bytes, NULL);
   pthread_mutex_lock(&standin.lock);

@@ -24,6 +24,8 @@ EXPORT cuda_result cuLaunchKernel(cuda_function function, unsigned grid_x, unsig
                                   cuda_stream stream, void **params, void **extra);
 
 #define PLAIN_SHARED_BYTES (48u << 10) /* what a function may have that has not asked for more */
+#define MOST_SHARED_BYTES (227 << 10)  /* what a device of 9.0 has for a block */
+#define MOST_THREADS 1024
 #define MOST_FUNCTIONS 256
 
 struct CUfunc_st {
@@ -101,9 +103,10 @@ cuda_result cuModuleGetFunction(cuda_function *ret_function, cuda_module module,
 cuda_result cuFuncSetAttribute(cuda_function function, int attribute, int value)
 {
   cuda_result result = standin_enter("cuFuncSetAttribute", true);
-  if (!result && attribute == CUDA_FUNCTION_SHARED_MOST)
-    function->shared_bytes = (unsigned)value;
-  return result;
+  if (result || attribute != CUDA_FUNCTION_SHARED_MOST || value < 0 || value > MOST_SHARED_BYTES)
+    return result ? result : CUDA_INVALID_VALUE;
+  function->shared_bytes = (unsigned)value;
+  return 0;
 }
 
 static void kernel_call_run(void *args)
@@ -120,7 +123,8 @@ cuda_result cuLaunchKernel(cuda_function function, unsigned grid_x, unsigned gri
   if (result)
     return result;
   if (!grid_x || !grid_y || !grid_z || !block_x || block_y != 1 || block_z != 1 || block_x % 32 ||
-      grid_y > UINT16_MAX || grid_z > UINT16_MAX || shared_bytes > function->shared_bytes || extra)
+      block_x > MOST_THREADS || grid_x > INT32_MAX || grid_y > UINT16_MAX || grid_z > UINT16_MAX ||
+      shared_bytes > function->shared_bytes || extra)
     return CUDA_INVALID_VALUE;
   result = standin_capture_check(stream, true);
   if (result || function->is_idle)

@@ -23,9 +23,10 @@ struct standin {
   pthread_mutex_t lock;
   pthread_cond_t changed;
   struct control control;
-  uint64_t version, devices, sm, memory, words, slices, host_chunks, lose, lose_code; /* settings */
+  uint64_t version, devices, sm, memory, words, handles, channels, slices, host_chunks, lose, lose_code; /* settings */
   struct CUctx_st primary[MAX_DEVICES];
   uint64_t used_bytes[MAX_DEVICES];
+  uint64_t n_put, n_run; /* pieces of work of all streams that share a channel */
   uint64_t n_async; /* pieces of asynchronous work that ran */
   int64_t n_live;
 };
@@ -60,6 +61,8 @@ bool standin_is_capturing(cuda_stream stream);
  */
 uint64_t standin_capture_take(cuda_stream stream, int device, uint64_t bytes);
 void standin_capture_give(cuda_stream stream, uint64_t address);
+/* Whether this thread captures. The stand-in for cuBLASLt asks. */
+EXPORT bool standin_is_captured(void);
 /* What @function answers because this thread captures, and it may not be called then. Lock held. */
 cuda_result standin_capture_refuses(const char *function);
 cuda_context standin_stream_context(cuda_stream stream); /* of the default stream: the current one */
@@ -73,8 +76,11 @@ EXPORT void standin_put_call(cuda_stream stream, cuda_host_fn *fn, void *args);
 /* Where the host sees the 64-bit word that streams see at @address; 0: they see none there. */
 uint64_t standin_word(uint64_t address);
 
-enum standin_place { PLACE_DEVICE, PLACE_PINNED, PLACE_PAGEABLE, PLACE_BAD };
-/* What all of @bytes at @address are. Any thread. The stand-in for NCCL asks, too. */
+enum standin_place { PLACE_DEVICE, PLACE_PINNED, PLACE_PAGEABLE, PLACE_BAD, PLACE_TORN };
+/*
+ * TORN: pinned where it begins, and not to its end in one piece. What all of @bytes at @address are. Any
+ * thread. The stand-in for NCCL asks, too.
+ */
 EXPORT enum standin_place standin_place(uint64_t address, uint64_t bytes);
 
 #endif

@@ -36,6 +36,7 @@ struct piece {
   cuda_event event;
   uint64_t count; /* of the event, or of the word */
   struct nodes *graph;
+  uint64_t place; /* of those that share a channel, from 1; 0: it has a channel of its own */
   struct piece *next;
 };
 

@@ -30,6 +30,7 @@ EXPORT cuda_result cuLaunchHostFunc(cuda_stream stream, cuda_host_fn *fn, void *
 EXPORT cuda_result cuEventCreate(cuda_event *ret_event, unsigned flags);
 EXPORT cuda_result cuEventDestroy_v2(cuda_event event);
 EXPORT cuda_result cuEventRecord(cuda_event event, cuda_stream stream);
+EXPORT cuda_result cuEventQuery(cuda_event event);
 EXPORT cuda_result cuEventSynchronize(cuda_event event);
 EXPORT cuda_result cuEventElapsedTime(float *ret_ms, cuda_event start, cuda_event end);
 
@@ -153,6 +154,8 @@ static void *stream_main(void *arg)
     stream->first = piece->next;
     stream->last = stream->first ? stream->last : &stream->first;
     is_stopped = piece->kind == PIECE_STOP;
+    while (piece->place > standin.n_run + 1)
+      pthread_cond_wait(&standin.changed, &standin.lock);
     pthread_mutex_unlock(&standin.lock);
     piece_run(stream, piece);
     pthread_mutex_lock(&standin.lock);
@@ -160,6 +163,7 @@ static void *stream_main(void *arg)
       event_wait(piece->event, piece->count, stream->context);
     else if (piece->kind == PIECE_RECORD)
       event_happen(piece->event, piece->count);
+    standin.n_run += piece->place != 0;
     standin_piece_free(piece);
     stream->n_run++;
     pthread_cond_broadcast(&standin.changed);
@@ -181,6 +185,7 @@ static void piece_put_locked(cuda_stream stream, const struct piece *piece)
     standin_nodes_add(stream->capture.nodes, own);
     return;
   }
+  own->place = standin.channels ? ++standin.n_put : 0;
   *stream->last = own;
   stream->last = &own->next;
   stream->n_put++;
@@ -213,8 +218,11 @@ static cuda_result stream_drain(cuda_stream stream)
 
 cuda_result cuMemcpyAsync(cuda_address dst, cuda_address src, size_t bytes, cuda_stream stream)
 {
-  bool is_pageable = standin_place(dst, bytes) == PLACE_PAGEABLE || standin_place(src, bytes) == PLACE_PAGEABLE;
+  const enum standin_place to = standin_place(dst, bytes), from = standin_place(src, bytes);
+  const bool is_pageable = to == PLACE_PAGEABLE || from == PLACE_PAGEABLE;
   cuda_result result = standin_enter("cuMemcpyAsync", true);
+  if (!result && (to == PLACE_TORN || from == PLACE_TORN))
+    result = CUDA_INVALID_VALUE;
   if (!result)
     result = standin_capture_check(stream, !is_pageable);
   if (result)
@@ -228,7 +236,7 @@ cuda_result cuMemcpy(cuda_address dst, cuda_address src, size_t bytes)
   cuda_result result = standin_enter("cuMemcpy", true);
   if (result)
     return result;
-  if (standin_place(dst, bytes) == PLACE_BAD || standin_place(src, bytes) == PLACE_BAD)
+  if (standin_place(dst, bytes) >= PLACE_BAD || standin_place(src, bytes) >= PLACE_BAD)
     return CUDA_INVALID_VALUE;
   memmove((void *)(uintptr_t)dst, (void *)(uintptr_t)src, bytes);
   return 0;
@@ -379,6 +387,17 @@ cuda_result cuEventRecord(cuda_event event, cuda_stream stream)
   return 0;
 }
 
+cuda_result cuEventQuery(cuda_event event)
+{
+  cuda_result result = standin_enter("cuEventQuery", true);
+  if (result || event->is_captured)
+    return result ? result : CUDA_CAPTURED_EVENT;
+  pthread_mutex_lock(&standin.lock);
+  result = event->n_happened < event->n_recorded ? CUDA_NOT_READY : 0;
+  pthread_mutex_unlock(&standin.lock);
+  return result;
+}
+
 cuda_result cuEventSynchronize(cuda_event event)
 {
   cuda_context context = standin_context();
@@ -398,7 +417,9 @@ cuda_result cuEventElapsedTime(float *ret_ms, cuda_event start, cuda_event end)
   if (result)
     return result;
   pthread_mutex_lock(&standin.lock);
-  if (!start->n_recorded || !end->n_recorded)
+  if (start->is_captured || end->is_captured)
+    result = CUDA_INVALID_HANDLE;
+  else if (!start->n_recorded || !end->n_recorded)
     result = CUDA_INVALID_HANDLE;
   else if (start->n_happened < start->n_recorded || end->n_happened < end->n_recorded)
     result = CUDA_NOT_READY;

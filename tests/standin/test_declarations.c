@@ -37,6 +37,7 @@ SAME(CUDA_CAPTURE_ISOLATION, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
 SAME(CUDA_CAPTURED_EVENT, CUDA_ERROR_CAPTURED_EVENT);
 SAME(CUDA_CAPTURE_WRONG_THREAD, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
 SAME(CUDA_CAPTURE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+SAME(CUDA_CAPTURE_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED);
 SAME(CUDA_UNKNOWN, CUDA_ERROR_UNKNOWN);
 
 SAME(CUDA_ATTRIBUTE_UNIFIED_ADDRESSING, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING);
@@ -109,6 +110,8 @@ typedef CUresult launch_fn(CUfunction, unsigned, unsigned, unsigned, unsigned, u
 typedef CUresult load_fn(CUmodule *, const char *);
 typedef CUresult function_fn(CUfunction *, CUmodule, const char *);
 typedef CUresult capture_fn(CUstream, CUstreamCaptureMode);
+typedef CUresult mode_fn(CUstreamCaptureMode *);
+typedef CUresult query_fn(CUevent);
 typedef CUresult end_fn(CUstream, CUgraph *);
 typedef CUresult instantiate_fn(CUgraphExec *, CUgraph, unsigned long long);
 typedef CUresult graph_fn(CUgraphExec, CUstream);
@@ -131,6 +134,8 @@ TAKES(cuMemsetD8Async, set_fn);
 TAKES(cuLaunchKernel, launch_fn);
 TAKES(cuStreamBeginCapture, capture_fn);
 TAKES(cuStreamEndCapture, end_fn);
+TAKES(cuThreadExchangeStreamCaptureMode, mode_fn);
+TAKES(cuEventQuery, query_fn);
 TAKES(cuGraphInstantiateWithFlags, instantiate_fn);
 TAKES(cuGraphUpload, graph_fn);
 TAKES(cuGraphLaunch, graph_fn);

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A CUDA device in places that give it less than it says of itself, over the stand-in: containers that make no memory
+ * to be shared, hardware channels that streams share.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "device/cuda.h"
+#include "standin.h"
+#include "tests/support/symbols.h"
+
+#define CHUNK ((uint64_t)2 << 20)
+
+static struct {
+  standin_set_fn *set;
+  standin_calls_fn *calls;
+  standin_live_fn *live;
+} standin;
+
+static lade_device *must_open(const char *settings)
+{
+  const struct lade_cuda_device_params params = {.struct_size = sizeof(params)};
+  lade_device *device = NULL;
+  assert_int_equal(standin.set("handles=1,channels=0"), 0);
+  assert_int_equal(standin.set(settings), 0);
+  assert_int_equal(lade_device_open_cuda(&params, NULL, &device), 0);
+  return device;
+}
+
+/* Then it is made without, and sharing is refused. */
+static void memory_is_made_where_none_can_be_shared(void **state)
+{
+  lade_device *device = must_open("handles=0");
+  lade_chunk *chunk = NULL, *shared = NULL;
+  uint64_t at = 0;
+  assert_int_equal(lade_device_chunk_create_shared(device, CHUNK, &shared), -EIO);
+  assert_int_equal(lade_device_chunk_create(device, CHUNK, &chunk), 0);
+  assert_int_equal(lade_device_chunk_create_shared(device, CHUNK, &shared), -ENOTSUP);
+  assert_int_equal(lade_device_reserve(device, CHUNK, &at), 0);
+  assert_int_equal(lade_device_map(device, at, chunk), 0);
+  lade_device_chunk_release(device, chunk);
+  assert_int_equal(standin.set("fail=none"), 0); /* counts anew */
+  assert_int_equal(lade_device_chunk_create(device, CHUNK, &chunk), 0);
+  assert_int_equal(standin.calls("cuMemCreate"), 1); /* what was refused once is not asked for again */
+  assert_int_equal(lade_device_status(device), 0);
+  lade_device_chunk_release(device, chunk);
+  lade_device_release(device, at, CHUNK);
+  lade_device_close(device);
+  assert_int_equal(standin.live(), 0);
+}
+
+static void count_up(void *args)
+{
+  ++*(int *)args;
+}
+
+/*
+ * All run in the order of submission then: one that waits for the host holds up the others, the clock's too. Work is
+ * more than a second apart, so that the clock must move on while the channel stands.
+ */
+static void streams_that_share_a_channel_end_all_the_same(void **state)
+{
+  static const enum lade_queue_role roles[] = {LADE_QUEUE_COMPUTE, LADE_QUEUE_TO_HOST, LADE_QUEUE_HOST};
+  lade_device *device = must_open("channels=1");
+  const struct timespec pause = {.tv_sec = 1, .tv_nsec = 100000000};
+  lade_queue *queues[3] = {NULL};
+  uint64_t count = 0;
+  int n_runs = 0;
+  for (int i = 0; i < 3; i++)
+    assert_int_equal(lade_queue_create(device, roles[i], &queues[i]), 0);
+  for (int i = 0; i < 3; i++) {
+    nanosleep(&pause, NULL);
+    lade_cuda_queue_enqueue(queues[0], NULL, NULL, NULL, &count);
+    lade_queue_wait(queues[2], queues[0], count);
+    lade_queue_launch(queues[2], &(struct lade_work){count_up, &n_runs, 0, NULL}, &count);
+    lade_queue_wait(queues[1], queues[2], count); /* the channel stands until the host knows that the first has ended */
+    lade_cuda_queue_enqueue(queues[1], NULL, NULL, NULL, &count);
+    assert_int_equal(lade_queue_sync(queues[1], count), 0);
+  }
+  assert_int_equal(n_runs, 3);
+  for (int i = 0; i < 3; i++)
+    lade_queue_destroy(queues[i]);
+  lade_device_close(device);
+  assert_int_equal(standin.live(), 0);
+}
+
+int main(void)
+{
+  const struct symbol wanted[] = {
+      {"standin_set", &standin.set}, {"standin_calls", &standin.calls}, {"standin_live", &standin.live}};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(memory_is_made_where_none_can_be_shared),
+      cmocka_unit_test(streams_that_share_a_channel_end_all_the_same),
+  };
+  if (!symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted))) {
+    printf("SKIP: libcuda.so.1 is not the stand-in; run this through meson test\n");
+    return 77;
+  }
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
