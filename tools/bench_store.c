@@ -222,6 +222,8 @@ static int durable_begin(struct bench *bench, struct lade_error *error)
   int status = lade_durable_open(&params, error, &bench->durable);
   if (!status)
     status = lade_durable_prepare(bench->durable, bench->bytes, 0, error);
+  if (!status)
+    lade_store_pin(lade_durable_store(bench->durable), bench->staging.data, bench->staging.bytes);
   bench->durable_generation = UINT64_MAX; /* the first to be published is 0 */
   return status ? status : durable_run(bench, WRITE, &publish_s, error);
 }
@@ -272,6 +274,7 @@ static int bench_begin(struct bench *bench, struct lade_error *error)
   if (status)
     return lade_error_set(error, status, "no memory for the buffers, %u MiB", N_TRANSFERS * TRANSFER_BYTES >> 20);
   memset(bench->staging.data, 0x3c, bench->staging.bytes);
+  lade_store_pin(bench->stores[BEST], bench->staging.data, bench->staging.bytes); /* as a run does */
   if (*lade_store_note(bench->stores[BEST]))
     fprintf(stderr, "lade bench store: %s\n", lade_store_note(bench->stores[BEST]));
   status = durable_begin(bench, error);

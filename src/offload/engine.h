@@ -39,6 +39,13 @@ struct store_engine_ops {
    * thread at a time, beside one that submits.
    */
   int (*reap)(void *engine, struct store_completion *completions, int n, bool may_block);
+  /*
+   * Pieces will be in this memory, which can be pinned once for all of them; until unpin, which has the same arguments,
+   * it stays mapped as it is. Both return how many bytes are pinned now: pieces in memory that could not be go as from
+   * anywhere. Serialised with submit. Both are NULL where nothing is gained.
+   */
+  uint64_t (*pin)(void *engine, void *data, uint64_t bytes);
+  uint64_t (*unpin)(void *engine, void *data, uint64_t bytes);
 };
 
 extern const struct store_engine_ops store_engine_posix;

@@ -141,6 +141,7 @@ struct lade_store_info {
   int numa_node;           /* that all drives are near, for memory that they reach; -1: any, or not told */
   uint64_t reserved_bytes; /* of the file */
   uint64_t read_bytes, written_bytes; /* moved since prepare, whole blocks */
+  uint64_t pinned_bytes;   /* lade_store_pin */
 };
 
 /*
@@ -186,6 +187,16 @@ int lade_store_prepare(lade_store *store, struct lade_error *error);
  * until their owner sets them (store_internal.h). -EBADMSG: the file is shorter; -EINVAL, -ENOMEM. One thread.
  */
 int lade_store_adopt(lade_store *store, struct lade_error *error);
+
+/*
+ * Transfers will be to and from this memory: where the engine gains by it and the limit of locked memory allows, it is
+ * pinned once for all of them, at the price of all its pages being there. From then on until unpin, with the same
+ * arguments, or close it has to stay mapped as it is: transfers meet the pages that were there. False: they go as
+ * from anywhere else. Unpin with no transfer under way there; of memory that was not pinned it does nothing. Any
+ * thread; blocks for as long as pinning takes.
+ */
+bool lade_store_pin(lade_store *store, void *data, uint64_t bytes);
+void lade_store_unpin(lade_store *store, void *data, uint64_t bytes);
 
 /*
  * Begin a transfer. Never waits for the drive; with LADE_CHECK_STORE it computes checksums of the pieces that it

@@ -61,7 +61,7 @@ struct lade_store {
   int n_open;      /* transfers that are not delivered */
   int n_in_engine; /* pieces */
   bool is_reaping;
-  uint64_t read_bytes, written_bytes;
+  uint64_t read_bytes, written_bytes, pinned_bytes;
   struct store_piece *pieces; /* by slot */
   int *free_slots;
   int n_free;

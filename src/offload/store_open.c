@@ -302,6 +302,7 @@ void lade_store_get_info(struct lade_store *store, struct lade_store_info *ret_i
       .reserved_bytes = store->reserved_bytes,
       .read_bytes = store->read_bytes,
       .written_bytes = store->written_bytes,
+      .pinned_bytes = store->pinned_bytes,
   };
   for (int i = 0; i < store->n_drives; i++) {
     ret_info->is_direct &= store->drives[i].file.is_direct;
@@ -417,4 +418,23 @@ bool lade_store_take_notice(struct lade_store *store, char *text, size_t text_by
   *store->notice = 0;
   pthread_mutex_unlock(&store->mutex);
   return has_notice;
+}
+
+bool lade_store_pin(struct lade_store *store, void *data, uint64_t bytes)
+{
+  pthread_mutex_lock(&store->mutex);
+  const uint64_t before = store->pinned_bytes;
+  if (store->ops->pin)
+    store->pinned_bytes = store->ops->pin(store->engine, data, bytes);
+  bool is_pinned = store->pinned_bytes > before;
+  pthread_mutex_unlock(&store->mutex);
+  return is_pinned;
+}
+
+void lade_store_unpin(struct lade_store *store, void *data, uint64_t bytes)
+{
+  pthread_mutex_lock(&store->mutex);
+  if (store->ops->unpin)
+    store->pinned_bytes = store->ops->unpin(store->engine, data, bytes);
+  pthread_mutex_unlock(&store->mutex);
 }

@@ -327,7 +327,10 @@ static int bounce_init(struct lade_tensor_store *s)
 {
   struct lade_store_info info;
   lade_store_get_info(s->store, &info);
-  return lade_staging_init(&s->bounce, (uint64_t)N_WINDOWS * WINDOW_BYTES, info.numa_node, NULL);
+  int status = lade_staging_init(&s->bounce, (uint64_t)N_WINDOWS * WINDOW_BYTES, info.numa_node, NULL);
+  if (!status)
+    lade_store_pin(s->store, s->bounce.data, s->bounce.bytes); /* until the store is closed; refused: as well */
+  return status;
 }
 
 static int store_make(struct lade_tensor_store *s, const struct lade_tensor_store_params *given,

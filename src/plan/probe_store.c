@@ -205,6 +205,8 @@ static int drive_open(const struct lade_probe_params *params, uint64_t bytes, st
     lade_error_set(error, rc, "probe: out of memory");
   if (!rc)
     rc = lade_store_prepare(drive->store, error);
+  if (!rc)
+    lade_store_pin(drive->store, drive->area.at, drive->area.bytes); /* as a run does; until it is closed */
   if (rc) {
     drive_close(drive);
     return rc;

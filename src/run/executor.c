@@ -553,6 +553,33 @@ static bool is_all_stored(const lade_executor *ex)
   return true;
 }
 
+/*
+ * Pin what transfers with @store reach, or unpin it: the arena where the host reaches it, and the host tier. Both are
+ * taken before and given back after.
+ */
+static void memory_pin(const lade_executor *ex, lade_store *store, bool is_pinned)
+{
+  const bool is_unified = ex->params.plan->train->is_unified;
+  const struct {
+    void *at;
+    uint64_t bytes;
+  } parts[] = {{(void *)(uintptr_t)ex->arena, is_unified ? ex->arena_bytes : 0}, {ex->host.data, ex->host.bytes}};
+  for (size_t i = 0; i < LADE_COUNT(parts) && store; i++) {
+    if (is_pinned && parts[i].bytes)
+      lade_store_pin(store, parts[i].at, parts[i].bytes); /* refused: transfers go all the same */
+    else if (parts[i].bytes)
+      lade_store_unpin(store, parts[i].at, parts[i].bytes);
+  }
+}
+
+static void memories_pin(const lade_executor *ex, bool is_pinned)
+{
+  if (ex->is_dry || !ex->params.plan->peak_bytes[LADE_STORE])
+    return;
+  memory_pin(ex, ex->params.store, is_pinned);
+  memory_pin(ex, ex->params.durable ? lade_durable_store(ex->params.durable) : NULL, is_pinned);
+}
+
 static int executor_init(lade_executor *ex, struct lade_error *error)
 {
   const struct lade_plan *plan = ex->params.plan;
@@ -583,6 +610,7 @@ static int executor_init(lade_executor *ex, struct lade_error *error)
   if (status)
     return lade_error_set(error, status, "no memory to bind the plan");
   executor_graphs_init(ex);
+  memories_pin(ex, true);
   return arena_register(ex, error);
 }
 
@@ -613,6 +641,7 @@ void lade_executor_destroy(lade_executor *ex)
     return;
   for (int q = LADE_N_QUEUES - 1; q >= 0; q--)
     lade_queue_destroy(ex->queues[q]);
+  memories_pin(ex, false);
   arena_unregister(ex);
   executor_graphs_finish(&ex->eval);
   executor_graphs_finish(&ex->train);

@@ -5,6 +5,7 @@
  */
 #include <dirent.h>
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include "store_fixture.h"
 
@@ -52,6 +53,62 @@ static void what_is_written_is_read_back(void **state)
     free(data);
     free(back);
   }
+}
+
+#define SLAB_BYTES (2 * MIB)
+
+/* Write all of @slab as it is at @generation and read it into memory that is not pinned, and the other way round. */
+static void slab_run(lade_store *store, struct lade_extent extent, char *slab, uint64_t generation)
+{
+  struct lade_error error = {0};
+  char *other = data_make(SLAB_BYTES);
+  for (int turn = 0; turn < 2; turn++) {
+    char *from = turn ? other : slab, *to = turn ? slab : other;
+    struct lade_transfer write = transfer_of(LADE_STORE_WRITE, extent, from, generation + (uint64_t)turn);
+    struct lade_transfer read = transfer_of(LADE_STORE_READ, extent, to, generation + (uint64_t)turn);
+    data_fill(from, SLAB_BYTES, generation + (uint64_t)turn);
+    memset(to, 0, SLAB_BYTES);
+    if (transfer_run(store, &write, &error) || transfer_run(store, &read, &error))
+      fail_msg("generation %d: %s", (int)generation, error.text);
+    assert_memory_equal(from, to, SLAB_BYTES);
+  }
+  free(other);
+}
+
+static void pinned_bytes_verify(lade_store *store, bool is_pinned, uint64_t bytes)
+{
+  struct lade_store_info info;
+  lade_store_get_info(store, &info);
+  assert_int_equal(info.pinned_bytes, is_pinned ? bytes : 0);
+}
+
+/* Transfers within it, across its ends and beside it; and when it is let go, addresses are those of new memory. */
+static void memory_may_be_pinned_and_let_go(void **state)
+{
+  struct lade_extent extent;
+  lade_store *store = store_make(NULL, SLAB_BYTES, &extent);
+  const int how = MAP_PRIVATE | MAP_ANONYMOUS;
+  char *slab = mmap(NULL, SLAB_BYTES, PROT_READ | PROT_WRITE, how, -1, 0), *second = data_make(SLAB_BYTES);
+  assert_true(slab != MAP_FAILED);
+  bool is_pinned = lade_store_pin(store, slab + PIECE_BYTES / 2, MIB); /* borders within pieces */
+  pinned_bytes_verify(store, is_pinned, MIB);
+  slab_run(store, extent, slab, 1);
+  if (is_pinned) /* all the memory that the limit allows may be pinned by now */
+    lade_store_pin(store, second, SLAB_BYTES);
+  slab_run(store, extent, second, 3);
+  lade_store_unpin(store, slab + PIECE_BYTES / 2, MIB);
+  assert_true(mmap(slab, SLAB_BYTES, PROT_READ | PROT_WRITE, how | MAP_FIXED, -1, 0) == slab);
+  slab_run(store, extent, slab, 5);
+  slab_run(store, extent, second, 7);
+  lade_store_unpin(store, second, SLAB_BYTES);
+  lade_store_unpin(store, second, SLAB_BYTES); /* is not pinned */
+  pinned_bytes_verify(store, false, 0);
+  slab_run(store, extent, second, 9);
+  if (!is_pinned && engine == LADE_STORE_URING)
+    print_message("nothing is pinned here: memlock forbids it\n");
+  lade_store_close(store);
+  munmap(slab, SLAB_BYTES);
+  free(second);
 }
 
 static void parts_that_start_at_a_granule_stand_alone(void **state)
@@ -587,6 +644,7 @@ int main(int argc, char **argv)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(what_is_written_is_read_back),
+      cmocka_unit_test(memory_may_be_pinned_and_let_go),
       cmocka_unit_test(parts_that_start_at_a_granule_stand_alone),
       cmocka_unit_test(many_transfers_under_way_reach_their_own_places),
       cmocka_unit_test(several_threads_share_one_store),

@@ -43,6 +43,7 @@ static int life_run(struct lade_faults *faults, enum lade_store_engine wanted, s
   if (!code)
     code = lade_store_prepare(store, error);
   if (!code) {
+    lade_store_pin(store, data, BYTES); /* refused: all goes on without */
     struct lade_transfer write = transfer_of(LADE_STORE_WRITE, extent, data, 1);
     code = transfer_run(store, &write, error);
   }
@@ -413,7 +414,23 @@ static void without_fallocate_the_first_writing_allocates(void **state)
 
 static uint64_t memlock_bytes;
 
-/* As an ordinary user: 0 if the store works, 1 if it does not, 2 if it is silent about what it does without. */
+/* Memory within the limit is pinned where there is a ring, and memory beyond it is not. */
+static bool pins_are_limited(lade_store *store, bool is_ring)
+{
+  char *most = data_make(16 * MIB);
+  struct lade_store_info info;
+  bool is_limited = !lade_store_pin(store, most, 16 * MIB);
+  bool is_pinned = lade_store_pin(store, most, MIB);
+  lade_store_get_info(store, &info);
+  lade_store_unpin(store, most, MIB);
+  free(most);
+  return is_limited && is_pinned == (is_ring && memlock_bytes) && info.pinned_bytes == (is_pinned ? MIB : 0);
+}
+
+/*
+ * As an ordinary user: 0 if the store works, 1 if it does not, 2 if it is silent about what it does without, 3 if it
+ * pins other memory than it may.
+ */
 static int child_with_memlock(void)
 {
   struct rlimit limit = {.rlim_cur = memlock_bytes, .rlim_max = memlock_bytes};
@@ -429,7 +446,10 @@ static int child_with_memlock(void)
   lade_store_get_info(store, &info);
   bool is_lesser = engine == LADE_STORE_URING && strcmp(info.engine, "io_uring");
   bool is_said = strstr(lade_store_note(store), "memlock") != NULL;
+  bool is_limited = pins_are_limited(store, !strcmp(info.engine, "io_uring"));
   lade_store_close(store);
+  if (!is_limited)
+    return 3;
   return is_lesser && (!is_said || memlock_bytes) ? 2 : 0;
 }
 

@@ -101,6 +101,8 @@ survives("fallocate:error=EINTR:when=1")
 # What a file system may lack.
 survives("fallocate:error=EOPNOTSUPP")
 assert "io_uring refused" in survives(NO_RING)
+for error in ("ENOMEM", "EPERM", "EINVAL"):  # memory that is not pinned for the ring
+    survives(f"io_uring_register:error={error}")
 survives("openat:error=EOPNOTSUPP:when=1", path=["-P", "drive"])
 
 # What ends a run: which tensor, where, and why.
