@@ -1,35 +1,90 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarks of scripts/gpu-check, over the stand-ins: every table is made and kept; where they fail no file is.
+"""What scripts/gpu-check measures, over the stand-ins and with a model that is small: every figure that has a target is
+made and kept beside it, and a part that fails leaves the others. Times mean nothing here.
 
 Usage: gpu_check.py GPU-CHECK BUILD
 """
 import importlib.machinery
 import importlib.util
+import json
 import os
 import re
 import sys
 import tempfile
 
 sys.dont_write_bytecode = True
-loader = importlib.machinery.SourceFileLoader("gpu_check", sys.argv[1])
+loader = importlib.machinery.SourceFileLoader("gpu_check", os.path.abspath(sys.argv[1]))
 gpu_check = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_check", loader))
 loader.exec_module(gpu_check)
-build, gpus = os.path.abspath(sys.argv[2]), ["Stand-in GPU, 0.0, 256 MiB"]
+build, gpus = os.path.abspath(sys.argv[2]), ["NVIDIA H200, 0.0, 256 MiB"]
 
-with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as results:
+# The smallest that has everything: a tier beside the device, several microbatches, a budget that moves something.
+TINY = {"vocab_size": 256}
+GPT2 = dict(TINY, model_type="gpt2", n_embd=32, n_layer=2, n_head=2, n_positions=8192)
+LLAMA = dict(TINY, model_type="llama", hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+             num_key_value_heads=1, max_position_embeddings=64)
+MACHINE = ["--machine", "h200-141g", "--warmup", "1"]
+
+
+def small_make(scratch):
+    """Other models in the places of those that are measured."""
+    paths = {}
+    for name, model in (("gpt2", GPT2), ("llama", LLAMA)):
+        paths[name] = os.path.join(scratch, name + ".json")
+        with open(paths[name], "w", encoding="utf-8") as file:
+            json.dump(model, file)
+    shape = ["--seq", "16", "--batch", "2", "--micro-batch", "1", *MACHINE]
+    gpu_check.SPEEDS = [(paths["gpt2"], [*shape, "--steps", "2"], 2, 32)]
+    gpu_check.BUDGETS = ["--model", paths["gpt2"], *shape, "--steps", "2"]
+    gpu_check.BUDGET_TARGETS = {"60%": None, "40%": 1.3}
+    gpu_check.STEADY = [*gpu_check.BUDGETS[:-2], "--budget", "60%"]
+    gpu_check.LARGEST = ["--model", paths["llama"], "--seq", "16", "--batch", "1", "--host-budget", "4MiB", *MACHINE]
+    text = os.path.join(scratch, "text.txt")
+    with open(text, "w", encoding="utf-8") as file:
+        file.writelines(f"{i * i % 97} bottles of wine on the wall, {i}\n" for i in range(2000))
+    return ["--data", text]
+
+
+def kernels_fail():
+    """Where the benchmarks fail there is nothing to keep."""
     os.environ["LADE_STANDIN"] = "fail=cuLaunchKernel,nth=5,code=719"
     check = gpu_check.Check()
-    gpu_check.benches_run(check, build, gpus, results, "--small")
-    assert check.counts == {"passed": 0, "failed": 1, "skipped": 0} and not os.listdir(results), check.counts
-    del os.environ["LADE_STANDIN"]
-    check = gpu_check.Check()
-    gpu_check.benches_run(check, build, gpus, results, "--small")
-    assert check.counts == {"passed": 1, "failed": 0, "skipped": 0}, check.counts
-    assert os.listdir(results) == ["stand-in-gpu.md"], os.listdir(results)
-    with open(os.path.join(results, "stand-in-gpu.md"), encoding="utf-8") as file:
-        text = file.read()
+    assert gpu_check.kernels_measure(check, build, "--small") == "" and not check.figures
+    assert check.counts == {"passed": 0, "failed": 1, "skipped": 0}, check.counts
+    os.environ["LADE_STANDIN"] = "memory=64"
+
+
+def everything_measure(scratch):
+    """The text of what is kept."""
+    data, check = small_make(scratch), gpu_check.Check(patience=20)
+    results = os.path.join(scratch, "results")
+    os.mkdir(results)
+    tables = gpu_check.kernels_measure(check, build, "--small")
+    gpu_check.speed_measure(check, build, gpus, data)
+    gpu_check.budgets_compare(check, build, data)
+    gpu_check.steady_measure(check, build, data)
+    gpu_check.largest_run(check, build, None, data)
+    gpu_check.results_write(check, gpus, results, tables, name="")
+    assert check.counts["failed"] == 0, check.counts
+    assert os.listdir(results) == ["nvidia-h200.md"], os.listdir(results)
+    with open(os.path.join(results, "nvidia-h200.md"), encoding="utf-8") as file:
+        return file.read()
+
+
+with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as folder:
+    os.environ["XDG_CACHE_HOME"] = folder
+    kernels_fail()
+    text = everything_measure(folder)
 assert "products by cuBLASLt 130100" in text, text
 for row in ("copy", "adamw", "residual_bwd", r"NT \d+ x \d+ x \d+", r"TN \d+ x \d+ x \d+",
             "forward, wgmma", "backward, wgmma", "forward, mma", "backward, mma", "forward, plain", "backward, plain"):
     assert re.search(rf"^\| {row} \|( *[0-9.]+( %)? \|)+$", text, re.MULTILINE), (row, text)
+for figure in (r"1\. the memory-bound kernel .* \| \d+ %, \w+ \| 85 % \| (yes|NO)", r"1\. the product .* \| 98 % \| (yes|NO)",
+               r"1\. attention forward.* \| 60 % \| (yes|NO)", r"1\. attention backward.* \| 45 % \| (yes|NO)",
+               r"2\. .* of the data sheet's dense BF16 rate \| 0\.0 % \| 60 % \| NO", r"2\. .* GB yes \|  \| ",
+               r"3\. .* at 40%: peak.*yes; equal \| equal \| yes", r"3\. .* at 40%: step time .* \| 1\.3 \| (yes|NO)",
+               r"4\. the largest .* \| 20 G \| NO", r"4\. its bytes per parameter.*", r"4\. three steps of it: .* GB yes;",
+               r"5\. allocations .* \| 0 \(beside [1-9]\d*\) \| 0 \| yes", r"5\. of a step with graphs.* \| 3 % \| (yes|NO)",
+               r"5\. a step without graphs against one with them \| \d"):
+    assert re.search(rf"^\| {figure}", text, re.MULTILINE), (figure, text)

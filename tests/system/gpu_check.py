@@ -30,9 +30,13 @@ def is_alive(pid):
 
 
 def bare_check():
-    """Without meson on PATH, and --deps of a folder that is not there."""
-    done = subprocess.run([sys.executable, os.path.abspath(sys.argv[1]), "--deps", "missing", "--build", "no-such-build"],
-                          env={"PATH": "/nowhere"}, stdout=subprocess.PIPE, text=True, check=False)
+    """Without meson on PATH or among Python's modules, and --deps of a folder that is not there."""
+    with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as modules:
+        with open(os.path.join(modules, "mesonbuild.py"), "w", encoding="utf-8") as module:
+            module.write("raise ImportError\n")
+        done = subprocess.run([sys.executable, os.path.abspath(sys.argv[1]), "--deps", "missing", "--build", "no-such-build"],
+                              env={"PATH": "/nowhere", "PYTHONPATH": modules}, stdout=subprocess.PIPE, text=True,
+                              check=False)
     lines = done.stdout.splitlines()
     assert done.returncode == 1 and "--deps missing: there is no such folder" in lines[0], done
     assert "meson is not on PATH" in done.stdout and lines[-1] == "0 passed, 2 failed, 1 skipped", done
@@ -47,7 +51,24 @@ def overrun(seconds, command):
     return int(open("pid", encoding="ascii").read()) if os.path.exists("pid") else None
 
 
+def pack_check():
+    """What --pack makes is found by who looks for tools, headers, libraries and modules; here of a package by itself."""
+    with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as deps:
+        usr = os.path.join(deps, "usr")
+        os.mkdir(usr)
+        source = os.path.join(usr, "some.pc")
+        with open(source, "w", encoding="utf-8") as file:
+            file.write("prefix=/usr\nlibdir=${prefix}/lib/somewhere\nincludedir=${prefix}/include\nLibs: -L${libdir} -lsome\n")
+        script.file_pack(source, deps)
+        with open(os.path.join(deps, "lib", "pkgconfig", "some.pc"), encoding="utf-8") as file:
+            assert file.read() == ("prefix=${pcfiledir}/../..\nlibdir=${prefix}/lib\nincludedir=${prefix}/include\n"
+                                   "Libs: -L${libdir} -lsome\n")
+        script.file_pack("/usr/share/doc/some/copyright", deps)
+        assert sorted(os.listdir(deps)) == ["lib", "usr"], os.listdir(deps)
+
+
 bare_check()
+pack_check()
 with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as scratch:
     script.ROOT = scratch
     script.GRACE_S = 1
