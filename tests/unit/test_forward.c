@@ -84,7 +84,7 @@ static double loss_of(const float *logits, int32_t target)
 {
   double most = -INFINITY, sum = 0;
   for (int i = 0; i < VOCABULARY; i++)
-    most = fmax(most, logits[i]);
+    most = logits[i] > most ? logits[i] : most;
   for (int i = 0; i < VOCABULARY; i++)
     sum += exp(logits[i] - most);
   return log(sum) + most - logits[target];
