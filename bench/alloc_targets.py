@@ -25,6 +25,10 @@ PACKED = [("packing/pangu_2.6B.csv", 2, 2), ("packing/resnet50.csv", 2, 0.2),
           ("packing/torch_medium_512_inference.csv", 0.5, 0.3)]
 RANDOM = [("random:60000:5000", "a 5000th"), ("random:60000:500", "a 500th"), ("random:60000:50", "a 50th"),
           ("random:60000:5", "a fifth")]
+# Jigsaws (bench/pack_instances.h), all cut from CAPACITY bytes.
+DRAWN = ["even", "any", "wheels"]
+PIECES = [200, 250, 300]
+DRAWN_SECONDS = 2.5
 TRACES = ["torch_medium_128_training", "torch_medium_256_training", "torch_medium_512_inference"]
 SNAPSHOTS = ["medium_256_training", "medium_512_inference"]
 
@@ -70,6 +74,21 @@ def packed_measure(args, out):
         _, bound, peak, _ = pack(args, name)
         seconds = (resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before) / args.rounds
         out.append(f"| {life} | {seconds:.2f} | {100 * (peak / bound - 1):.2f} % | 3 | {mark(seconds < 3)} |")
+
+
+def drawn_measure(args, out):
+    out += ["", f"## Packing jigsaws into the bytes that they were cut from, {DRAWN_SECONDS} s each", "",
+            "| cuts | pieces | taken out | filled | the slowest of these, ms | over, of the others |",
+            "|---|---|---|---|---|---|"]
+    for cuts in DRAWN:
+        for pieces in PIECES:
+            for per_mille in (0, 30):
+                runs = [pack(args, f"{cuts}:{pieces}:{per_mille}:{seed}", "-r", "1", "-s", str(DRAWN_SECONDS),
+                             "-t", str(CAPACITY)) for seed in range(1, args.jigsaws + 1)]
+                filled = [ms for *_, peak, ms in runs if peak <= CAPACITY]
+                over = [f"{100 * (peak / CAPACITY - 1):.1f} %" for *_, peak, _ in runs if peak > CAPACITY]
+                out.append(f"| {cuts} | {pieces} | {per_mille / 10:.0f} % | {len(filled)} of {len(runs)} | "
+                           f"{max(filled, default=0):.0f} | {', '.join(over)} |")
 
 
 def replay(args, path, policy):
@@ -124,13 +143,15 @@ def main():
     parser.add_argument("--build", default="build")
     parser.add_argument("--data", default="../shared/data", help="with packing/ and snapshots/")
     parser.add_argument("--seeds", type=int, default=30)
+    parser.add_argument("--jigsaws", type=int, default=3, help="seeds of each kind of jigsaw")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out")
     args = parser.parse_args()
     if not os.path.isdir(os.path.join(args.data, "packing")):
         parser.error(f"{args.data}/packing is not there: name the folder of instances with --data")
     out = [f"# Allocators: {machine_name()}"]
-    for measure in (minimalloc_measure, packed_measure, caching_measure, model_measure, pairs_measure):
+    for measure in (minimalloc_measure, packed_measure, drawn_measure, caching_measure, model_measure,
+                    pairs_measure):
         measure(args, out)
     publish(out, args.out)
 

@@ -12,6 +12,8 @@
  *  not first  an item j with lowest_j + all unplaced bytes > capacity cannot be the bottom one; it lies on another,
  *             so its lowest offset is at least the smallest end that another can have.
  *
+ * Where two slots meet, what crosses lies at a height that both sides can reach (pack_joints.c).
+ *
  * A change makes the slots of its item due again, until nothing changes. The last rule may creep (two items that
  * lift each other by a little in turn), so it rests after a number of raises: inference may be weaker, never wrong.
  *
@@ -98,7 +100,7 @@ static void slot_not_first(struct pack_pile *pile, const int32_t *items, int n, 
 
 static bool slot_infer(struct pack_pile *pile, int s)
 {
-  int32_t *items = pile->slot_items + pile->slot_start[s];
+  int32_t *items = pile->slot_items.items + pile->slot_start[s];
   int n = slot_sort(pile, items, pile->slot_start[s + 1] - pile->slot_start[s]);
   pile->work += 4 * (uint64_t)(pile->slot_start[s + 1] - pile->slot_start[s]) + 10;
   int32_t sum = 0, level = pile->capacity;
@@ -116,6 +118,24 @@ static bool slot_infer(struct pack_pile *pile, int s)
   return true;
 }
 
+/* What crosses from slot @s - 1 to @s lies where both sides can meet. */
+static bool joint_infer(struct pack_pile *pile, int s)
+{
+  if (s <= 0 || s >= pile->n_slots || pile->cross[s] == 0)
+    return true;
+  int32_t height = lade_pack_pile_joint(pile, s);
+  if (height == INT32_MAX)
+    return false;
+  if (height <= LADE_MAX(pile->floor[s - 1], pile->floor[s]))
+    return true;
+  for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
+    int32_t j = pile->slot_items.items[a];
+    if (pile->lo[j] < s && pile->lowest[j] >= 0 && pile->lowest[j] < height)
+      lowest_raise(pile, j, height);
+  }
+  return true;
+}
+
 /* Infer until nothing is due. */
 static bool pile_infer(struct pack_pile *pile)
 {
@@ -128,7 +148,8 @@ static bool pile_infer(struct pack_pile *pile)
     for (int s = lo; s < hi; s++) {
       if (is_possible && pile->is_due[s]) {
         pile->is_due[s] = false;
-        is_possible = slot_infer(pile, s);
+        is_possible = slot_infer(pile, s) && joint_infer(pile, s) && joint_infer(pile, s + 1);
+        pile->weight[s] += !is_possible;
       }
       if (!is_possible)
         pile->is_due[s] = false;
@@ -166,7 +187,7 @@ bool lade_pack_pile_place(struct pack_pile *pile, int j)
   }
   slots_due(pile, pile->lo[j], pile->hi[j]);
   for (int a = pile->near_start[j]; a < pile->near_start[j + 1]; a++) {
-    int32_t k = pile->near[a];
+    int32_t k = pile->near.items[a];
     if (pile->lowest[k] >= 0 && pile->lowest[k] < end)
       lowest_raise(pile, k, end);
   }
@@ -177,7 +198,7 @@ bool lade_pack_pile_place(struct pack_pile *pile, int j)
 bool lade_pack_pile_raise(struct pack_pile *pile, int s, int32_t floor)
 {
   for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
-    int32_t j = pile->slot_items[a];
+    int32_t j = pile->slot_items.items[a];
     if (pile->lowest[j] >= 0 && pile->lowest[j] < floor)
       lowest_raise(pile, j, floor);
   }
@@ -192,13 +213,13 @@ int32_t lade_pack_pile_next_floor(struct pack_pile *pile, int s)
 {
   int32_t next = INT32_MAX, floor = pile->floor[s];
   for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
-    int32_t j = pile->slot_items[a];
+    int32_t j = pile->slot_items.items[a];
     if (pile->lowest[j] > floor)
       next = LADE_MIN(next, pile->lowest[j]);
     if (pile->lowest[j] != floor)
       continue;
     for (int b = pile->near_start[j]; b < pile->near_start[j + 1]; b++) {
-      int32_t k = pile->near[b];
+      int32_t k = pile->near.items[b];
       if (pile->lowest[k] >= 0 && (pile->lo[k] > s || pile->hi[k] <= s))
         next = LADE_MIN(next, pile->lowest[k] + pile->bytes[k]);
     }

@@ -7,20 +7,24 @@
  * maximal run of slots of equal floor between higher walls is a valley. What touches the floor of a valley at one of
  * its two corner slots lies inside the valley; so at a corner there are few choices: one of the items that start (or
  * end) exactly there and fit between the walls, or a gap, which raises the corner's floor to where the next item can
- * start at the earliest. Each choice is followed by inference (pack_bounds.c), and every valley is a valid place
- * to decide next, so the corner that leaves fewest choices, or the lowest one, is taken: a corner with one choice is
- * no choice at all. This corner view, rather than placing any item anywhere, is what makes instances without slack
- * easy.
+ * start at the earliest. Each choice is followed by inference (pack_bounds.c, pack_joints.c), and every valley is a
+ * valid place to decide next, so the corner that leaves fewest choices, or the lowest one, is taken: a corner with one
+ * choice is no choice at all. This corner view, rather than placing any item anywhere, is what makes instances without
+ * slack easy.
  *
  * Where no unplaced item crosses from one slot to the next, the two sides are solved one after the other: a failure
  * on one side is never blamed on the other. Of items with the same lifetime that lie directly on each other only one
  * order is tried, and of equal items only one is tried at a corner.
  *
  * A bad early choice can cost more than the universe has time for, while another preference finds a solution with
- * hardly a step back. So attempts are short: five preferences among items times two among corners are each tried with
- * a small limit of nodes, then again with random noise and a growing limit. An attempt that ends without meeting its
- * limit has proved that nothing fits, and the lower bound rises. Between cycles at the target's capacity there are
- * cycles at capacities between it and the incumbent, so that something is gained where the target is out of reach.
+ * hardly a step back. So attempts are short: five preferences among items times three among corners are each tried with
+ * a small limit of nodes, then again with random noise and a growing limit. Of the corners one rule takes the lowest,
+ * one the one with fewest choices, and one weighs these against how often inference failed at the slot in all attempts
+ * so far, since what fails often is better decided early (Boussemart and others' weighted degrees, 2004). An attempt
+ * that ends without meeting its limit has proved that nothing fits, and the lower bound rises. After each cycle of
+ * attempts at the target's capacity there is one that takes for granted what shape the free bytes have
+ * (pack_fillers.c), which proves nothing when it fails, and one at a capacity between target and incumbent, so that
+ * something is gained where the target is out of reach.
  *
  * The search is for one alignment, up to ITEMS_MAX items, and fixed ones only where they stand on each other from
  * offset 0 up; recursion takes at most 2 MB of stack (DEPTH_MAX). Related ideas are in MiniMalloc (canonical solutions,
@@ -39,19 +43,24 @@
 #define NODES_PER_ITEM 6
 
 enum { PREFER_AREA, PREFER_LENGTH, PREFER_BYTES, PREFER_TIGHT_AREA, PREFER_TIGHT_LENGTH, N_PREFERENCES };
-enum { CORNER_FEWEST, CORNER_LOWEST, N_CORNER_RULES };
+enum { CORNER_FEWEST, CORNER_LOWEST, CORNER_WEIGHTED, N_CORNER_RULES };
 #define N_KINDS (N_PREFERENCES * N_CORNER_RULES)
+/* What the attempts of all kinds are for, in turn. */
+enum { CYCLE_PLAIN, CYCLE_FILLED, CYCLE_IMPROVING, N_CYCLES };
 
 struct exact {
   struct pack_pile pile;
   struct pack_effort *effort;
-  int32_t *original;    /* the problem's number of each item */
+  int32_t *original;    /* of each item of the pile: its number among the candidates */
+  /* What may be on the pile: the problem's items, then fillers; sizes in granules. */
+  struct pack_candidate *candidates;
   struct rank *ranks;
   LADE_ARRAY(int32_t) choices; /* of all open nodes */
   uint64_t n_nodes, node_limit;
   uint64_t random_state;
   double noise;
   int corner_rule, depth;
+  bool is_filled;  /* fillers are among the items: a failure proves nothing */
   bool is_aborted; /* a limit was met: a failure proves nothing */
 };
 
@@ -74,15 +83,6 @@ static int rank_compare(const void *a, const void *b)
   return x->item < y->item ? -1 : 1;
 }
 
-/* xorshift64*: the same draws on every run. In [0, 1). */
-static double random_unit(uint64_t *state)
-{
-  *state ^= *state >> 12;
-  *state ^= *state << 25;
-  *state ^= *state >> 27;
-  return (double)(*state * 0x2545F4914F6CDD1Du >> 11) * 0x1p-53;
-}
-
 /* The item directly below has the same lifetime and a higher number: the other order is tried, this one not. */
 static bool item_is_out_of_order(const struct pack_pile *pile, int j, int s)
 {
@@ -95,7 +95,7 @@ static bool item_is_out_of_order(const struct pack_pile *pile, int j, int s)
 static bool item_has_twin(const struct pack_pile *pile, int j, int s)
 {
   for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
-    int k = pile->slot_items[a];
+    int k = pile->slot_items.items[a];
     if (k < j && pile->lowest[k] == pile->lowest[j] && pile->lo[k] == pile->lo[j] && pile->hi[k] == pile->hi[j] &&
         pile->bytes[k] == pile->bytes[j])
       return true;
@@ -112,7 +112,7 @@ static struct corner corner_get(struct pack_pile *pile, int s)
 {
   struct corner corner = {.slot = s};
   for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++)
-    corner.n_choices += item_is_choice(pile, pile->slot_items[a], s);
+    corner.n_choices += item_is_choice(pile, pile->slot_items.items[a], s);
   corner.next_floor = lade_pack_pile_next_floor(pile, s);
   corner.has_gap = corner.next_floor <= pile->capacity - pile->rest[s];
   pile->work += 2 * (uint64_t)(pile->slot_start[s + 1] - pile->slot_start[s]);
@@ -127,7 +127,8 @@ static double corner_score(const struct exact *exact, const struct corner *corne
   if (exact->corner_rule == CORNER_LOWEST)
     return pile->floor[corner->slot] + n / (pile->n + 1.0);
   int32_t slack = pile->capacity - pile->floor[corner->slot] - pile->rest[corner->slot];
-  return n + slack / (pile->capacity + 1.0);
+  double score = n + slack / (pile->capacity + 1.0);
+  return exact->corner_rule == CORNER_WEIGHTED ? score / (1.0 + pile->weight[corner->slot]) : score;
 }
 
 /* The corner to decide next among the valleys of [a, b). Slot -1: all is placed. */
@@ -160,10 +161,10 @@ static bool choices_push(struct exact *exact, const struct corner *corner)
   const struct pack_pile *pile = &exact->pile;
   int n = 0, s = corner->slot;
   for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
-    int32_t j = pile->slot_items[a];
+    int32_t j = pile->slot_items.items[a];
     if (!item_is_choice(pile, j, s))
       continue;
-    double noise = exact->noise > 0 ? exact->noise * random_unit(&exact->random_state) : 0;
+    double noise = exact->noise > 0 ? exact->noise * lade_pack_random(&exact->random_state) : 0;
     exact->ranks[n++] = (struct rank){-j * (1 + noise), j};
   }
   LADE_ASSERT(n == corner->n_choices);
@@ -238,13 +239,13 @@ static bool range_solve(struct exact *exact, int a, int b)
 }
 
 /* What the search prefers: the larger the earlier. */
-static double item_preference(const struct pack_problem *problem, int i, int preference)
+static double item_preference(const struct pack_problem *problem, const struct pack_candidate *item, int preference)
 {
-  double length = problem->hi[i] - problem->lo[i], bytes = (double)problem->bytes[i];
+  double length = item->hi - item->lo, bytes = item->bytes;
   uint64_t tight = 0;
-  for (int s = problem->lo[i]; s < problem->hi[i]; s++)
+  for (int s = item->lo; s < item->hi; s++)
     tight = LADE_MAX(tight, problem->live[s]);
-  double share = bytes / (double)problem->lower_bound;
+  double share = bytes * (double)problem->granule / (double)problem->lower_bound;
   switch (preference) {
   case PREFER_AREA: return length * bytes;
   case PREFER_LENGTH: return length + share / 2;
@@ -261,12 +262,10 @@ static bool fixed_is_ground(const struct exact *exact, const struct pack_problem
   memset(end, 0, (size_t)problem->n_slots * sizeof(*end));
   memset(sum, 0, (size_t)problem->n_slots * sizeof(*sum));
   for (int i = 0; i < problem->n; i++) {
-    if (problem->items[i].fixed < 0)
-      continue;
-    int32_t bytes = (int32_t)(problem->bytes[i] / problem->granule);
-    for (int s = problem->lo[i]; s < problem->hi[i]; s++) {
-      end[s] = LADE_MAX(end[s], (int32_t)((uint64_t)problem->items[i].fixed / problem->granule) + bytes);
-      sum[s] += bytes;
+    const struct pack_candidate *item = &exact->candidates[i];
+    for (int s = item->lo; item->fixed >= 0 && s < item->hi; s++) {
+      end[s] = LADE_MAX(end[s], item->fixed + item->bytes);
+      sum[s] += item->bytes;
     }
   }
   return memcmp(end, sum, (size_t)problem->n_slots * sizeof(*end)) == 0;
@@ -280,13 +279,13 @@ static void fixed_place(struct pack_pile *pile, int j, int32_t offset)
     pile->floor[s] = LADE_MAX(pile->floor[s], offset + pile->bytes[j]);
 }
 
-/* Number the items by preference and empty the pile. */
+/* Number the pile's items by preference and empty it. */
 static void pile_reset(struct exact *exact, const struct pack_problem *problem, int preference)
 {
   struct pack_pile *pile = &exact->pile;
   int n = pile->n, n_slots = pile->n_slots;
   for (int i = 0; i < n; i++)
-    exact->ranks[i] = (struct rank){item_preference(problem, i, preference), i};
+    exact->ranks[i] = (struct rank){item_preference(problem, &exact->candidates[i], preference), i};
   qsort(exact->ranks, (size_t)n, sizeof(*exact->ranks), rank_compare);
   memset(pile->rest, 0, (size_t)n_slots * sizeof(*pile->rest));
   memset(pile->cross, 0, (size_t)n_slots * sizeof(*pile->cross));
@@ -296,12 +295,13 @@ static void pile_reset(struct exact *exact, const struct pack_problem *problem, 
   for (int s = 0; s < n_slots; s++)
     pile->top[s] = -1;
   for (int j = 0; j < n; j++) {
-    int32_t i = exact->original[j] = exact->ranks[j].item;
-    pile->lo[j] = problem->lo[i];
-    pile->hi[j] = problem->hi[i];
-    pile->bytes[j] = (int32_t)(problem->bytes[i] / problem->granule);
-    if (problem->items[i].fixed >= 0) {
-      fixed_place(pile, j, (int32_t)((uint64_t)problem->items[i].fixed / problem->granule));
+    exact->original[j] = exact->ranks[j].item;
+    const struct pack_candidate *item = &exact->candidates[exact->original[j]];
+    pile->lo[j] = item->lo;
+    pile->hi[j] = item->hi;
+    pile->bytes[j] = item->bytes;
+    if (item->fixed >= 0) {
+      fixed_place(pile, j, item->fixed);
       continue;
     }
     for (int s = pile->lo[j]; s < pile->hi[j]; s++) {
@@ -317,25 +317,65 @@ static void pile_reset(struct exact *exact, const struct pack_problem *problem, 
   pile->work = 0;
 }
 
-/* The lists of the numbering that was just made: items of each slot, items near each item. */
-static void pile_link(struct pack_pile *pile)
+/* The items that end where each slot begins, and those that begin there: counted into place. */
+static void joints_link(struct pack_pile *pile)
 {
-  int n = pile->n, at = 0;
+  const int n_sides = 2 * pile->n_slots + 1;
+  int32_t *place = pile->joint_start;
+  memset(place, 0, (size_t)(n_sides + 2) * sizeof(*place));
+  for (int j = 0; j < pile->n; j++) {
+    place[2 * pile->hi[j] + 2]++;
+    place[2 * pile->lo[j] + 1 + 2]++;
+  }
+  for (int side = 0; side <= n_sides; side++)
+    place[side + 1] += place[side];
+  for (int j = 0; j < pile->n; j++) {
+    pile->joint_items[place[2 * pile->hi[j] + 1]++] = j;
+    pile->joint_items[place[2 * pile->lo[j] + 1 + 1]++] = j;
+  }
+}
+
+/* The lists of the numbering that was just made: items of each slot, items near each item. False: no memory. */
+static bool pile_link(struct pack_pile *pile)
+{
+  const int n = pile->n;
+  bool is_linked = true;
+  pile->slot_items.n = pile->near.n = 0;
   for (int s = 0; s < pile->n_slots; s++) {
-    pile->slot_start[s] = at;
-    for (int j = 0; j < n; j++)
+    pile->slot_start[s] = pile->slot_items.n;
+    for (int32_t j = 0; j < n; j++)
       if (pile->lo[j] <= s && s < pile->hi[j])
-        pile->slot_items[at++] = j;
+        is_linked = LADE_PUSH(&pile->slot_items, j) && is_linked;
   }
-  pile->slot_start[pile->n_slots] = at;
-  at = 0;
+  pile->slot_start[pile->n_slots] = pile->slot_items.n;
   for (int j = 0; j < n; j++) {
-    pile->near_start[j] = at;
-    for (int k = 0; k < n; k++)
+    pile->near_start[j] = pile->near.n;
+    for (int32_t k = 0; k < n; k++)
       if (k != j && pile->lo[k] < pile->hi[j] && pile->lo[j] < pile->hi[k])
-        pile->near[at++] = k;
+        is_linked = LADE_PUSH(&pile->near, k) && is_linked;
   }
-  pile->near_start[n] = at;
+  pile->near_start[n] = pile->near.n;
+  joints_link(pile);
+  return is_linked;
+}
+
+/*
+ * What goes on the pile in attempt @k: the items, in every third cycle with what fills @capacity. Cycles that would be
+ * like one before are made different by noise.
+ */
+static void attempt_choose(struct exact *exact, const struct pack_problem *problem, int32_t capacity, int k)
+{
+  const int cycle = k / N_KINDS;
+  int n_fillers = 0;
+  exact->random_state = 0x9E3779B97F4A7C15u * (uint64_t)(k + 1);
+  if (cycle % N_CYCLES == CYCLE_FILLED)
+    n_fillers = lade_pack_fillers_make(problem, capacity, &exact->random_state, exact->candidates + problem->n);
+  exact->is_filled = n_fillers > 0 && n_fillers <= problem->n;
+  exact->pile.n = problem->n + (exact->is_filled ? n_fillers : 0);
+  exact->pile.capacity = capacity;
+  exact->corner_rule = k / N_PREFERENCES % N_CORNER_RULES;
+  exact->noise = cycle >= N_CYCLES || (cycle == CYCLE_FILLED && !exact->is_filled) ? 0.3 : 0;
+  exact->node_limit = (uint64_t)NODES_PER_ITEM * (uint64_t)exact->pile.n << LADE_MIN(cycle / N_CYCLES, 40);
 }
 
 /* One attempt of kind @k at @capacity. True: the packer's offsets hold a packing. */
@@ -343,16 +383,13 @@ static bool attempt(struct exact *exact, lade_packer *packer, int32_t capacity, 
 {
   const struct pack_problem *problem = &packer->problem;
   struct pack_pile *pile = &exact->pile;
+  attempt_choose(exact, problem, capacity, k);
   pile_reset(exact, problem, k % N_PREFERENCES);
-  pile_link(pile);
+  exact->is_aborted = pile->is_out_of_memory = !pile_link(pile);
+  if (exact->is_aborted)
+    return false;
   lade_pack_spend(exact->effort, (uint64_t)pile->n * (uint64_t)(pile->n + pile->n_slots) / 2);
-  pile->capacity = capacity;
-  exact->corner_rule = k / N_PREFERENCES % N_CORNER_RULES;
-  exact->noise = k < 2 * N_KINDS ? 0 : 0.3;
-  exact->random_state = 0x9E3779B97F4A7C15u * (uint64_t)(k + 1);
   exact->n_nodes = 0;
-  exact->node_limit = (uint64_t)NODES_PER_ITEM * (uint64_t)pile->n << LADE_MIN(k / (2 * N_KINDS), 40);
-  exact->is_aborted = false;
   exact->depth = 0;
   exact->choices.n = 0;
   if (!lade_pack_pile_start(pile)) {
@@ -362,7 +399,8 @@ static bool attempt(struct exact *exact, lade_packer *packer, int32_t capacity, 
   if (!range_solve(exact, 0, pile->n_slots))
     return false;
   for (int j = 0; j < pile->n; j++)
-    packer->offsets[exact->original[j]] = (uint64_t)pile->offset[j] * problem->granule;
+    if (exact->original[j] < problem->n)
+      packer->offsets[exact->original[j]] = (uint64_t)pile->offset[j] * problem->granule;
   return true;
 }
 
@@ -379,13 +417,13 @@ static void bound_raise(lade_packer *packer, int32_t capacity)
   packer->target_bytes = LADE_MAX(packer->target_bytes, problem->lower_bound);
 }
 
-/* Attempts until the target is met, proved out of reach, or the effort is spent. */
+/* Attempts until the target is met, proved out of reach, or effort or memory is spent. */
 static bool attempts_run(struct exact *exact, lade_packer *packer)
 {
   uint64_t granule = packer->problem.granule;
   double between = 0.5; /* of the way from the target to the incumbent, in the cycles that only improve */
   for (int k = 0; !packer->effort.is_spent; k++) {
-    bool is_improving = k / N_KINDS % 2 == 1;
+    bool is_improving = k / N_KINDS % N_CYCLES == CYCLE_IMPROVING;
     uint64_t target = packer->target_bytes / granule, best = (packer->best_bytes - 1) / granule;
     uint64_t capacity = target;
     if (is_improving && best > target)
@@ -393,13 +431,15 @@ static bool attempts_run(struct exact *exact, lade_packer *packer)
     if (attempt(exact, packer, (int32_t)capacity, k)) {
       if (lade_pack_offer(packer))
         return true;
-    } else if (!exact->is_aborted) {
+    } else if (exact->pile.is_out_of_memory) {
+      return false;
+    } else if (!exact->is_aborted && !exact->is_filled) {
       bound_raise(packer, (int32_t)capacity);
       if (packer->best_bytes <= packer->target_bytes)
         return true;
       if (packer->problem.has_padding)
         return false;
-    } else if (is_improving) {
+    } else if (is_improving && exact->is_aborted) {
       between = (1 + between) / 2;
     }
   }
@@ -410,6 +450,8 @@ static void exact_finish(struct exact *exact, char *memory)
 {
   LADE_ARRAY_FREE(&exact->choices);
   LADE_ARRAY_FREE(&exact->pile.trail);
+  LADE_ARRAY_FREE(&exact->pile.slot_items);
+  LADE_ARRAY_FREE(&exact->pile.near);
   free(memory);
 }
 
@@ -421,26 +463,35 @@ static int32_t *cut(int32_t **memory, size_t n)
   return p;
 }
 
-/* All arrays from one block, which the caller frees. NULL when memory is out. */
-static char *exact_init(struct exact *exact, lade_packer *packer, size_t n_slot_items, size_t n_near)
+/* All arrays of known length from one block, which the caller frees. NULL when memory is out. */
+static char *exact_init(struct exact *exact, lade_packer *packer)
 {
   const struct pack_problem *problem = &packer->problem;
-  size_t n = (size_t)problem->n, n_slots = (size_t)problem->n_slots;
-  size_t n_values = 6 * n + 5 * n_slots + n + n_slots + 2 + n_slot_items + n_near;
-  char *memory = malloc(n * sizeof(struct rank) + n_values * sizeof(int32_t) + n_slots);
+  size_t n_slots = (size_t)problem->n_slots, n = (size_t)problem->n + 2 * n_slots;
+  size_t n_values = 9 * n + 8 * n_slots + 5;
+  size_t item_bytes = sizeof(struct rank) + sizeof(struct pack_candidate);
+  char *memory = malloc(n * item_bytes + n_values * sizeof(int32_t) + n_slots);
   if (!memory)
     return NULL;
   *exact = (struct exact){.effort = &packer->effort, .ranks = (struct rank *)memory};
-  int32_t *at = (int32_t *)(memory + n * sizeof(struct rank));
+  exact->candidates = (struct pack_candidate *)(exact->ranks + n);
+  int32_t *at = (int32_t *)(exact->candidates + n);
   exact->original = cut(&at, n);
   exact->pile = (struct pack_pile){
-      .n = problem->n, .n_slots = problem->n_slots,
+      .n_slots = problem->n_slots,
       .lo = cut(&at, n), .hi = cut(&at, n), .bytes = cut(&at, n), .lowest = cut(&at, n), .offset = cut(&at, n),
       .floor = cut(&at, n_slots), .rest = cut(&at, n_slots), .top = cut(&at, n_slots), .cross = cut(&at, n_slots),
-      .slot_start = cut(&at, n_slots + 1), .slot_items = cut(&at, n_slot_items),
-      .near_start = cut(&at, n + 1), .near = cut(&at, n_near),
+      .slot_start = cut(&at, n_slots + 1), .near_start = cut(&at, n + 1),
+      .joint_start = cut(&at, 2 * n_slots + 3), .joint_items = cut(&at, 2 * n), .weight = cut(&at, n_slots),
   };
   exact->pile.is_due = (bool *)at;
+  memset(exact->pile.weight, 0, n_slots * sizeof(*exact->pile.weight));
+  for (int i = 0; i < problem->n; i++) {
+    int64_t fixed = problem->items[i].fixed;
+    exact->candidates[i] = (struct pack_candidate){
+        problem->lo[i], problem->hi[i], (int32_t)(problem->bytes[i] / problem->granule),
+        fixed < 0 ? -1 : (int32_t)((uint64_t)fixed / problem->granule)};
+  }
   return memory;
 }
 
@@ -459,7 +510,7 @@ bool lade_pack_exact(lade_packer *packer)
   if (n_near > NEAR_MAX || n_slot_items > NEAR_MAX)
     return false;
   struct exact exact;
-  char *memory = exact_init(&exact, packer, n_slot_items, n_near);
+  char *memory = exact_init(&exact, packer);
   if (!memory)
     return false; /* the incumbent stands */
   bool is_met = fixed_is_ground(&exact, problem) && attempts_run(&exact, packer);

@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A packing that grows from the bottom, with what is known of the items that are not placed yet. Shared by the
- * search (pack_exact.c) and its inference (pack_bounds.c); sizes are in granules.
+ * search (pack_exact.c), its inference (pack_bounds.c, pack_joints.c) and its fillers; sizes are in granules.
  */
 #ifndef LADE_PACK_EXACT_H
 #define LADE_PACK_EXACT_H
 
 #include "alloc/pack_internal.h"
+
+/* What may be put on the pile: an item, or a filler, which is none. */
+struct pack_candidate {
+  int32_t lo, hi, bytes;
+  int32_t fixed; /* or -1 */
+};
 
 struct pack_change {
   int32_t *where;
@@ -25,8 +31,11 @@ struct pack_pile {
   int32_t *rest;   /* unplaced bytes */
   int32_t *top;    /* item placed last, or -1 */
   int32_t *cross;  /* unplaced items that cover both this slot and the one before */
-  int32_t *slot_start, *slot_items; /* items of each slot; kept sorted by falling `lowest`, placed ones last */
-  int32_t *near_start, *near;       /* items that each item meets in time */
+  int32_t *weight;   /* how often inference failed there, in all attempts */
+  int32_t *slot_start, *near_start;
+  LADE_ARRAY(int32_t) slot_items; /* of each slot; kept sorted by falling `lowest`, placed ones last */
+  LADE_ARRAY(int32_t) near;       /* items that each item meets in time */
+  int32_t *joint_start, *joint_items; /* at [2s]: items that end where slot s begins, at [2s + 1]: that begin there */
   /* Slots whose inference is due, all within [due_lo, due_hi). */
   bool *is_due;
   int32_t due_lo, due_hi;
@@ -50,5 +59,18 @@ bool lade_pack_pile_raise(struct pack_pile *pile, int s, int32_t floor);
 
 /* Where the next item on slot @s may start at the earliest if none starts at its floor; INT32_MAX: nowhere. */
 int32_t lade_pack_pile_next_floor(struct pack_pile *pile, int s);
+
+/*
+ * The least height at which an unplaced item that crosses from slot @s - 1 to @s can lie; INT32_MAX: none. At least the
+ * floors' maximum (pack_joints.c).
+ */
+int32_t lade_pack_pile_joint(struct pack_pile *pile, int s);
+
+/*
+ * Candidates that fill what is free at @capacity granules, at most 2 for each slot, drawn among many ways to do so
+ * (pack_fillers.c). Returns how many.
+ */
+int lade_pack_fillers_make(const struct pack_problem *problem, int32_t capacity, uint64_t *random_state,
+                           struct pack_candidate *ret_fillers);
 
 #endif

@@ -437,15 +437,6 @@ static void order_make(const struct pack_problem *problem, int kind, struct keye
   qsort(order, (size_t)problem->n, sizeof(*order), keyed_compare);
 }
 
-/* xorshift64*: the same draws on every run. */
-static uint64_t random_next(uint64_t *state)
-{
-  *state ^= *state >> 12;
-  *state ^= *state << 25;
-  *state ^= *state >> 27;
-  return *state * 0x2545F4914F6CDD1Du;
-}
-
 /* The peak of the pass that was just made. */
 static uint64_t pass_peak(const lade_packer *packer)
 {
@@ -485,7 +476,7 @@ static void order_blame(lade_packer *packer, uint64_t limit, const struct climb 
       climb->order[n_left++] = keyed;
       continue;
     }
-    keyed.key += reach * (double)(random_next(random_state) >> 11) * 0x1p-53;
+    keyed.key += reach * lade_pack_random(random_state);
     climb->blamed[n_blamed++] = keyed;
   }
   qsort(climb->blamed, (size_t)n_blamed, sizeof(*climb->blamed), keyed_compare);
@@ -515,7 +506,7 @@ static bool climb_step(lade_packer *packer, struct shelf *shelf, struct climb *c
     memcpy(climb->order, climb->best_order, order_bytes);
     return false;
   }
-  double part = (double)(random_next(random_state) >> 11) * 0x1p-53;
+  double part = lade_pack_random(random_state);
   uint64_t limit = packer->target_bytes + (uint64_t)((double)(packer->best_bytes - packer->target_bytes) * part);
   order_blame(packer, limit, climb, random_state);
   return false;

@@ -10,6 +10,7 @@
 #define LADE_PACK_INTERNAL_H
 
 #include "base/base.h"
+#include "base/inline.h"
 #include "lade/pack.h"
 
 struct pack_problem {
@@ -55,6 +56,15 @@ struct pack_groups {
   uint64_t least_end; /* of the longest run, as low as it may start */
   bool is_exact;      /* a bound for these is one for the caller's */
 };
+
+/* xorshift64*: the same draws on every run. In [0, 1). */
+LADE_INLINE double lade_pack_random(uint64_t *state)
+{
+  *state ^= *state >> 12;
+  *state ^= *state << 25;
+  *state ^= *state >> 27;
+  return (double)(*state * 0x2545F4914F6CDD1Du >> 11) * 0x1p-53;
+}
 
 /* Bytes from the arena, which lade_packer_pack has made large enough. Aligned to 16. */
 void *lade_pack_take(lade_packer *packer, size_t bytes);
