@@ -134,8 +134,9 @@ LADE_API int lade_cache_get_block(lade_cache *cache, const void *address, struct
 LADE_API int lade_cache_pool_create(lade_cache *cache, uint64_t bytes, lade_cache_pool **ret_pool);
 
 /*
- * Its memory goes back to the cache. -EBUSY while blocks of it live or a queue is routed to it, -ENOMEM when the
- * machine refuses to unmap; then the pool is still there. NULL is allowed. Waits for the queues.
+ * Its memory goes back to the cache. -EBUSY while blocks of it live, a queue is routed to it or one under capture may
+ * still use it, -ENOMEM when the machine refuses to unmap; then the pool is still there. NULL is allowed. Waits for the
+ * queues, but for those under capture.
  */
 LADE_API int lade_cache_pool_destroy(lade_cache *cache, lade_cache_pool *pool);
 
@@ -144,7 +145,8 @@ LADE_API int lade_cache_route(lade_cache *cache, lade_queue *queue, lade_cache_p
 
 /*
  * Between begin and end the pool makes no memory call, looks at no queue and waits for none, so that a capture
- * records nothing of it; what does not fit what it has is -ENOMEM. -EALREADY, -EINVAL when it was not begun.
+ * records nothing of it; what does not fit what it has is -ENOMEM. Nor does any other allocation wait on the host for a
+ * queue that is routed to it. -EALREADY, -EINVAL when it was not begun.
  */
 LADE_API int lade_cache_capture_begin(lade_cache *cache, lade_cache_pool *pool);
 LADE_API int lade_cache_capture_end(lade_cache *cache, lade_cache_pool *pool);

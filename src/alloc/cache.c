@@ -155,7 +155,7 @@ void lade_cache_destroy(lade_cache *cache)
     return;
   bool is_child = !is_alive(cache);
   if (!is_child)
-    lade_cache_wait_all(cache);
+    lade_cache_wait_all(cache, true);
   if (!is_child)
     lade_cache_shares_close(cache);
   pools_destroy(cache, is_child);
@@ -335,7 +335,7 @@ static struct block *spill_search(lade_cache *cache, struct zone *zone, int queu
 static struct block *wait_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
 {
   lade_cache_unlock_all(cache);
-  lade_cache_wait_all(cache);
+  lade_cache_wait_all(cache, false);
   lade_cache_lock_all(cache);
   for (struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
     if (!pool->is_capturing)

@@ -410,8 +410,11 @@ void lade_cache_waits_drop(lade_cache *cache, int queue);
 void lade_cache_waits_adopt(lade_cache *cache, int queue);
 /* Give every free block whose queue is done with it to everybody, and join it with what it lies beside. */
 void lade_cache_sweep(lade_cache *cache, struct lade_cache_pool *pool);
-/* Wait on the host for all that freed blocks still wait for. Called without the lock. */
-void lade_cache_wait_all(lade_cache *cache);
+/*
+ * Wait on the host for all that freed blocks still wait for, but not for queues under capture, whose work may never
+ * run, unless @with_captures. Called without the lock.
+ */
+void lade_cache_wait_all(lade_cache *cache, bool with_captures);
 
 /* ---- cache_chunks.c ---- */
 

@@ -14,9 +14,11 @@
 /* A private pool has one zone, so that what it reserved serves any size. Build a place and give it straight back. */
 static int pool_fill(lade_cache *cache, struct lade_cache_pool *pool, uint64_t bytes)
 {
-  uint64_t whole_bytes = lade_align_up(bytes, cache->chunk_bytes);
   if (!bytes)
     return 0;
+  if (bytes > cache->limit_bytes)
+    return -ENOMEM;
+  uint64_t whole_bytes = lade_align_up(bytes, cache->chunk_bytes);
   struct block *block = NULL;
   int error = lade_cache_place_build(cache, &pool->own, 0, whole_bytes, REACH_HOME, &block);
   if (!error)
@@ -61,11 +63,12 @@ int lade_cache_pool_create_shared(lade_cache *cache, uint64_t bytes, lade_cache_
   return info.is_dry ? -ENOTSUP : pool_create(cache, bytes, true, ret_pool);
 }
 
+/* Is nobody using any of it? Called after a sweep: what is still some queue's is still in use. */
 static bool zone_is_idle(const struct zone *zone)
 {
   for (const struct segment *segment = zone->segments; segment; segment = segment->next)
     for (const struct block *block = segment->first; block; block = block->after)
-      if (block->state != BLOCK_FREE && block->state != BLOCK_HOLE)
+      if ((block->state != BLOCK_FREE && block->state != BLOCK_HOLE) || block->queue)
         return false;
   return true;
 }
@@ -79,11 +82,11 @@ static int pool_leave(lade_cache *cache, struct lade_cache_pool *pool)
   for (int i = 1; i < cache->n_queues; i++)
     if (cache->queues[i].queue && cache->queues[i].pool == pool)
       return -EBUSY;
-  if (!zone_is_idle(&pool->own))
-    return -EBUSY;
   if (pool->is_capturing)
     return -EBUSY;
   lade_cache_sweep(cache, pool);
+  if (!zone_is_idle(&pool->own))
+    return -EBUSY;
   int error = lade_cache_pool_unmap(cache, pool);
   if (pool->is_shared)
     lade_cache_spare_release(cache);
@@ -103,7 +106,7 @@ int lade_cache_pool_destroy(lade_cache *cache, lade_cache_pool *pool)
     return 0;
   if (!atomic_load(cache->is_alive))
     return -EPERM;
-  lade_cache_wait_all(cache);
+  lade_cache_wait_all(cache, false);
   lade_cache_lock_all(cache);
   int error = pool_leave(cache, pool);
   lade_cache_unlock_all(cache);

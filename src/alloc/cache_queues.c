@@ -256,12 +256,12 @@ static void queue_sync(lade_cache *cache, int number)
   lade_lock_rouse(&cache->n_synced);
 }
 
-void lade_cache_wait_all(lade_cache *cache)
+void lade_cache_wait_all(lade_cache *cache, bool with_captures)
 {
   lade_cache_lock_all(cache);
   cache->stats.n_host_waits++;
   for (int i = 1; i < cache->n_queues; i++)
-    if (cache->queues[i].queue)
+    if (cache->queues[i].queue && (with_captures || !cache->queues[i].pool->is_capturing))
       queue_sync(cache, i);
   lade_cache_unlock_all(cache);
 }

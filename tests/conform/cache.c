@@ -253,6 +253,7 @@ static void a_private_pool_under_capture_makes_no_memory_call(void **state)
 {
   struct bed bed = bed_open(state, NULL, NULL);
   lade_cache_pool *pool = NULL;
+  assert_int_equal(lade_cache_pool_create(bed.cache, UINT64_MAX, &pool), -ENOMEM);
   assert_int_equal(lade_cache_pool_create(bed.cache, 4 * CHUNK, &pool), 0);
   assert_int_equal(lade_cache_route(bed.cache, bed.queues[0], pool), 0);
   assert_int_equal(lade_cache_capture_end(bed.cache, pool), -EINVAL);

@@ -210,6 +210,30 @@ static void the_host_waits_last_of_all(void **state)
   ladder_close(&ladder);
 }
 
+/* What is captured runs when the graph does, which may be never: whoever waited for its queue would wait for that. */
+static void nobody_waits_for_a_queue_under_capture(void **state)
+{
+  struct ladder ladder = ladder_open(state, NULL, NULL);
+  lade_cache *cache = ladder.bed.cache;
+  lade_cache_pool *captured = NULL, *left = NULL;
+  void *refused = NULL;
+  assert_int_equal(lade_cache_pool_create(cache, CHUNK, &captured), 0);
+  assert_int_equal(lade_cache_pool_create(cache, CHUNK, &left), 0);
+  assert_int_equal(lade_cache_route(cache, ladder.bed.queues[0], left), 0);
+  void *block = block_of(&ladder, 0, 1);
+  hold(&ladder, 0);
+  must_free(cache, block);
+  assert_int_equal(lade_cache_route(cache, ladder.bed.queues[0], captured), 0);
+  assert_int_equal(lade_cache_capture_begin(cache, captured), 0);
+  assert_int_equal(try_alloc(cache, ladder.bed.queues[1], LIMIT_CHUNKS * CHUNK, &refused), -ENOMEM);
+  assert_int_equal(lade_cache_pool_destroy(cache, left), -EBUSY); /* its memory is still in use */
+  cache_check(cache);
+  assert_int_equal(lade_cache_capture_end(cache, captured), 0);
+  lade_queue_signal(ladder.gate, 1);
+  assert_int_equal(lade_cache_pool_destroy(cache, left), 0);
+  ladder_close(&ladder);
+}
+
 static void *waiter_main(void *arg)
 {
   struct ladder *ladder = arg;
@@ -599,6 +623,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(recorded_blocks_are_taken_by_event),
       cmocka_unit_test(the_owner_is_asked_until_it_is_enough_and_nobody_waits),
       cmocka_unit_test(the_host_waits_last_of_all),
+      cmocka_unit_test(nobody_waits_for_a_queue_under_capture),
       cmocka_unit_test(a_queue_may_go_while_another_is_waited_for),
       cmocka_unit_test(what_fits_among_blocks_of_the_other_size_is_not_refused),
       cmocka_unit_test(the_limit_that_is_named_would_do_and_no_lower_one),
