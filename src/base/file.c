@@ -4,9 +4,11 @@
  *
  * Replacing follows the one order that survives a power cut on every file system: write a temporary
  * file in the same directory, fsync it, rename it over the old one, fsync the directory. The
- * temporary name, .NAME.tmp-XXXXXX, comes from mkostemp, so that two processes which replace one file at once do not
- * meet; the last rename wins and both results are whole. A kill may leave such a file, which nobody reads. A rename
- * puts a file in place of whatever has the name: links are followed first; devices, pipes and directories are refused.
+ * temporary name, .NAME.tmp-XXXXXX, is nobody else's, so that two processes which replace one file at once do not
+ * meet; the last rename wins and both results are whole. A file that is new is created with the rights that the
+ * process gives new files (umask), one that is replaced keeps its own. A kill may leave such a file, which nobody
+ * reads. A rename puts a file in place of whatever has the name: links are followed first; devices, pipes and
+ * directories are refused.
  *
  * Reading opens with O_NONBLOCK, because a path that a person gave may be a fifo, and asks fstat
  * before it reads. The size is a hint only: a file that grows meanwhile is read up to the bound.
@@ -18,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -26,7 +29,8 @@
 #include "base/file.h"
 
 #define TEMPORARY_MARK ".tmp-"
-#define TEMPORARY_UNIQUE "XXXXXX" /* mkostemp's */
+#define TEMPORARY_UNIQUE "XXXXXX" /* of letters and digits */
+#define TEMPORARY_TRIALS 1000
 
 /* Read to the end or to @max_bytes + 1. Bytes read, or a negative errno. */
 static ssize_t file_read(int fd, char *text, size_t max_bytes)
@@ -116,35 +120,66 @@ static int directory_sync(const char *dir)
   return rc;
 }
 
-/* The file that is to be replaced, past links, into @real, and who may use it; a name that is nobody's is itself. */
-static int file_resolve(const char *path, char real[PATH_MAX], mode_t *ret_mode, struct lade_error *error)
+/* The file that is to be replaced, past links, into @real; a name that is nobody's is itself, and new. */
+struct target {
+  char path[PATH_MAX];
+  bool is_new;
+  mode_t mode; /* else: who may use it */
+};
+
+static int file_resolve(const char *path, struct target *ret_target, struct lade_error *error)
 {
   struct stat status;
+  char *real = ret_target->path;
   bool is_link = lstat(path, &status) == 0 && S_ISLNK(status.st_mode);
   if (is_link ? !realpath(path, real) : snprintf(real, PATH_MAX, "%s", path) >= PATH_MAX)
     return is_link ? lade_error_set(error, -errno, "%s: cannot follow the link: %s", path, strerror(errno))
                    : lade_error_set(error, -ENAMETOOLONG, "%.64s...: path too long", path);
-  bool is_there = stat(real, &status) == 0;
+  const bool is_there = stat(real, &status) == 0;
   if (is_there && !S_ISREG(status.st_mode))
     return lade_error_set(error, S_ISDIR(status.st_mode) ? -EISDIR : -EINVAL,
                           "%s: not a regular file, and left as it is: name a file to be written", path);
-  *ret_mode = is_there ? status.st_mode & 0777 : 0644;
+  ret_target->is_new = !is_there;
+  ret_target->mode = is_there ? status.st_mode & 0777 : 0;
   return 0;
 }
 
-/* As lade_file_replace, where @path is no link. */
-static int file_replace(const char *path, mode_t mode, const void *data, size_t bytes, struct lade_error *error)
+/*
+ * Create a file of a name that nobody has; @path ends with TEMPORARY_UNIQUE, which the name replaces. A descriptor, or
+ * a negative errno. As mkostemp, but for the rights, which it never gives to others.
+ */
+static int temporary_create(char *path, mode_t mode)
 {
+  static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+  const size_t n_unique = strlen(TEMPORARY_UNIQUE);
+  char *unique = path + strlen(path) - n_unique;
+  int fd = -1;
+  for (int i = 0; i < TEMPORARY_TRIALS && fd < 0; i++) {
+    uint64_t random;
+    if (getrandom(&random, sizeof(random), 0) != (ssize_t)sizeof(random))
+      return -errno;
+    for (size_t k = 0; k < n_unique; k++, random /= sizeof(letters) - 1)
+      unique[k] = letters[random % (sizeof(letters) - 1)];
+    fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    if (fd < 0 && errno != EEXIST)
+      return -errno;
+  }
+  return fd < 0 ? -EEXIST : fd;
+}
+
+static int file_replace(const struct target *target, const void *data, size_t bytes, struct lade_error *error)
+{
+  const char *path = target->path;
   char dir[PATH_MAX], temporary[PATH_MAX];
   const char *name = path_split(path, dir);
   if (!name || snprintf(temporary, sizeof(temporary), "%s/.%s" TEMPORARY_MARK TEMPORARY_UNIQUE, dir, name) >=
                    (int)sizeof(temporary))
     return lade_error_set(error, -ENAMETOOLONG, "%.64s...: path too long", path);
-  int fd = mkostemp(temporary, O_CLOEXEC);
+  int fd = temporary_create(temporary, target->is_new ? 0666 : 0600);
   if (fd < 0)
-    return lade_error_set(error, -errno, "%s: cannot create: %s", temporary, strerror(errno));
+    return lade_error_set(error, fd, "%s: cannot create: %s", temporary, strerror(-fd));
   int rc = file_write(fd, data, bytes);
-  if (!rc && fchmod(fd, mode))
+  if (!rc && !target->is_new && fchmod(fd, target->mode))
     rc = -errno;
   if (!rc && fsync(fd))
     rc = -errno;
@@ -162,13 +197,12 @@ static int file_replace(const char *path, mode_t mode, const void *data, size_t 
 
 int lade_file_replace(const char *path, const void *data, size_t bytes, struct lade_error *error)
 {
-  char real[PATH_MAX];
-  mode_t mode;
-  int rc = file_resolve(path, real, &mode, error);
-  return rc ? rc : file_replace(real, mode, data, bytes, error);
+  struct target target;
+  int rc = file_resolve(path, &target, error);
+  return rc ? rc : file_replace(&target, data, bytes, error);
 }
 
-/* Whether @entry is what mkostemp made for @name. */
+/* Whether @entry is what temporary_create made for @name. */
 static bool is_temporary(const char *entry, const char *name)
 {
   const size_t n = strlen(name), n_mark = strlen(TEMPORARY_MARK);
@@ -178,9 +212,9 @@ static bool is_temporary(const char *entry, const char *name)
 
 void lade_file_remove_leftovers(const char *path)
 {
-  char real[PATH_MAX], dir[PATH_MAX];
-  mode_t mode;
-  const char *name = file_resolve(path, real, &mode, NULL) ? NULL : path_split(real, dir);
+  char dir[PATH_MAX];
+  struct target target;
+  const char *name = file_resolve(path, &target, NULL) ? NULL : path_split(target.path, dir);
   DIR *stream = name ? opendir(dir) : NULL;
   if (!stream)
     return;

@@ -18,10 +18,10 @@
 int lade_file_load(const char *path, size_t max_bytes, struct lade_error *error, char **ret_text, size_t *ret_bytes);
 
 /*
- * Make @path hold exactly @bytes of @data: a temporary file beside it, fsync, rename, fsync of the
- * directory. A link stays, and what it leads to is replaced (-ENOENT where that is nothing); who may use a file stays,
- * too. -EINVAL for a device or a pipe, -EISDIR. On failure @path is as it was and the temporary file is gone. Any
- * thread. Blocks.
+ * Make @path hold exactly @bytes of @data: a temporary file beside it, fsync, rename, fsync of the directory. A
+ * link stays, and what it leads to is replaced (-ENOENT where that is nothing); who may use a file stays, too, and
+ * a new one is as the process makes new files (umask). -EINVAL for a device or a pipe, -EISDIR. On failure @path
+ * is as it was and the temporary file is gone. Any thread. Blocks.
  */
 int lade_file_replace(const char *path, const void *data, size_t bytes, struct lade_error *error);
 

@@ -211,7 +211,7 @@ static int writer_make(const struct lade_safetensors_params *params, bool is_joi
   writer->digest = XXH3_createState();
   int rc = writer->path && writer->digest ? lade_fault(writer->faults, LADE_FAULT_FILE_OPEN) : -ENOMEM;
   if (!rc) {
-    writer->fd = open(params->path, O_WRONLY | O_CLOEXEC | (is_joined ? 0 : O_CREAT | O_EXCL), 0644);
+    writer->fd = open(params->path, O_WRONLY | O_CLOEXEC | (is_joined ? 0 : O_CREAT | O_EXCL), 0666);
     rc = writer->fd < 0 ? -errno : 0;
   }
   if (rc) {

@@ -176,6 +176,26 @@ static void replacing_a_file_is_all_or_nothing(void **state)
   assert_int_equal(system(command), 0);
 }
 
+/* The process says what rights new files get; a file that was there keeps its own. */
+static void a_new_file_has_the_rights_of_new_files(void **state)
+{
+  static const mode_t masks[] = {0, 002, 022, 077};
+  const mode_t before = umask(0);
+  struct stat status;
+  for (size_t i = 0; i < LADE_COUNT(masks); i++) {
+    umask(masks[i]);
+    unlink(in_scratch("masked"));
+    assert_int_equal(lade_file_replace(in_scratch("masked"), "x", 1, NULL), 0);
+    assert_int_equal(stat(in_scratch("masked"), &status), 0);
+    assert_int_equal(status.st_mode & 07777, 0666 & ~masks[i]);
+    assert_int_equal(chmod(in_scratch("masked"), 0640), 0);
+    assert_int_equal(lade_file_replace(in_scratch("masked"), "y", 1, NULL), 0);
+    assert_int_equal(stat(in_scratch("masked"), &status), 0);
+    assert_int_equal(status.st_mode & 07777, 0640);
+  }
+  umask(before);
+}
+
 /* A rename would put a file in place of /dev/null, for everybody, where the caller may. */
 static void what_is_no_file_is_not_replaced_and_links_stay(void **state)
 {
@@ -243,6 +263,7 @@ int main(void)
       cmocka_unit_test(a_bad_file_is_refused_by_the_name_of_its_field),
       cmocka_unit_test(deep_and_large_files_are_refused),
       cmocka_unit_test(replacing_a_file_is_all_or_nothing),
+      cmocka_unit_test(a_new_file_has_the_rights_of_new_files),
       cmocka_unit_test(what_is_no_file_is_not_replaced_and_links_stay),
       cmocka_unit_test(leftovers_of_killed_replacements_go_when_they_are_old),
   };
