@@ -26,11 +26,14 @@ static int header_read(struct lade_trace_text *text)
 {
   struct lade_trace_field line = {text->at, 0};
   lade_trace_line_next(text, &line);
-  if (!lade_trace_field_is(line, "id,lower,upper,size"))
-    return lade_error_set(text->error, -EBADMSG, "%s: line 1: '%s' begins no trace: expected the header "
-                          "id,lower,upper,size, a line lade-trace 1, or a snapshot's pickle", text->name,
-                          lade_trace_echo(line).text);
-  return 0;
+  if (lade_trace_field_is(line, "id,lower,upper,size"))
+    return 0;
+  const char *expected = "expected the header id,lower,upper,size, a line lade-trace 1, or a snapshot's pickle";
+  if (line.n == 0)
+    return lade_error_set(text->error, -EBADMSG, "%s: %s: %s", text->name,
+                          *text->at ? "line 1 is empty" : "there is nothing in it", expected);
+  return lade_error_set(text->error, -EBADMSG, "%s: line 1: '%s' begins no trace: %s", text->name,
+                        lade_trace_echo(line).text, expected);
 }
 
 static int buffer_read(struct lade_trace_text *text, struct lade_trace_field line, struct lade_trace *trace,

@@ -130,7 +130,7 @@ refused(5, "cut short?", write("cut.pickle", pickle.dumps(snapshot, protocol=2)[
 refused(5, "bad.csv: line 3: size is '-4'", write("bad.csv", "id,lower,upper,size\n1,0,1,4\n2,0,1,-4\n"), "--html", "x")
 refused(5, "line 2: the lifetime from 4 to 4 is empty", write("bad.csv", "id,lower,upper,size\n1,4,4,4\n"))
 refused(5, "line 3: id 1 stands on line 2 already", write("bad.csv", "id,lower,upper,size\n1,0,4,4\n1,2,5,4\n"))
-refused(5, "line 1: '' begins no trace", write("empty.csv", ""))
+refused(5, "empty.csv: there is nothing in it: expected the header", write("empty.csv", ""))
 refused(2, "No such file", "no-such-file")
 refused(2, "not a regular file", ".")
 refused(2, "which trace?")

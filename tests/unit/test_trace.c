@@ -87,13 +87,15 @@ static void test_the_byte_order_mark_of_a_spreadsheet_is_no_letter(void **state)
   trace = accepted("\xEF\xBB\xBFlade-trace 1\nalloc 5 1 100 0\n");
   assert_int_equal(trace.peak_live_bytes, 100);
   lade_trace_destroy(&trace);
-  refused("\xEF\xBB\xBF", "line 1", "begins no trace");
+  refused("\xEF\xBB\xBF", "there is nothing in it", "expected the header");
   refused("\xEF\xBB\xBF\xEF\xBB\xBF" HEAD "a,0,4,10\n", "line 1", "begins no trace");
 }
 
 static void test_bad_lines_of_a_csv_are_refused_with_their_reason(void **state)
 {
-  refused("", "line 1", "begins no trace: expected the header id,lower,upper,size");
+  refused("", "there is nothing in it", "expected the header id,lower,upper,size");
+  refused("\n", "there is nothing in it", "expected");
+  refused("\n" HEAD, "line 1 is empty", "expected");
   refused("1,2,3,4\n", "line 1", "'1,2,3,4' begins no trace");
   refused("id,start,end,size\n", "line 1", "expected the header");
   refused(HEAD "1,0,4,-5\n", "line 2", "size is '-5': expected a whole number from 1 to");
