@@ -146,15 +146,15 @@ static void out_print(const struct replaying *replaying, int i)
   const struct lade_trace *trace = &replaying->trace;
   const struct lade_trace_event *event = &trace->events.items[replay->out_event];
   uint64_t live_bytes = live_before(trace, replay->out_event), bytes = trace->blocks.items[event->block].bytes;
-  char text[512], place[64] = "from before the trace", a[32], b[32], c[32], d[32];
+  char text[512], place[64] = "from before the trace", a[32], b[32], c[32], d[LADE_SIZE_TEXT];
   if (event->place)
     snprintf(place, sizeof(place), "%s %d, time %" PRIu64, trace->place_word, event->place, event->time);
-  snprintf(text, sizeof(text), "%s: a budget of %s runs out at call %d of %d (%s): %s more with %s live; %s %s "
-           "(%" PRIu64 " bytes)", lade_policy_name(replaying->policies[i]),
+  snprintf(text, sizeof(text), "%s: a budget of %s runs out at call %d of %d (%s): %s more with %s live; %s %s",
+           lade_policy_name(replaying->policies[i]),
            lade_size_format(replaying->options.replay_budget_bytes, a, sizeof(a)), replay->out_event + 1,
            trace->events.n, place, lade_size_format(bytes, b, sizeof(b)),
            lade_size_format(live_bytes, c, sizeof(c)), reason_get(replaying, replaying->policies[i]),
-           lade_size_format(replay->reserved_peak_bytes, d, sizeof(d)), replay->reserved_peak_bytes);
+           lade_size_exact(replay->reserved_peak_bytes, d));
   message_print("replay", text);
 }
 

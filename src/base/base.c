@@ -162,6 +162,16 @@ char *lade_size_format(uint64_t bytes, char *text, size_t text_bytes)
   return text;
 }
 
+char *lade_size_exact(uint64_t bytes, char text[LADE_SIZE_TEXT])
+{
+  char rounded[16];
+  if (bytes < 1024)
+    snprintf(text, LADE_SIZE_TEXT, "%" PRIu64 " byte%s", bytes, bytes == 1 ? "" : "s");
+  else
+    snprintf(text, LADE_SIZE_TEXT, "%s (%" PRIu64 " bytes)", lade_size_format(bytes, rounded, sizeof(rounded)), bytes);
+  return text;
+}
+
 static size_t struct_bytes(const void *given)
 {
   size_t bytes;

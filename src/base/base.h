@@ -76,6 +76,10 @@ double lade_number_read(const char *text, char **ret_end);
 /* "24.0 MiB" into @text (at least 16 bytes); returns @text. */
 char *lade_size_format(uint64_t bytes, char *text, size_t text_bytes);
 
+/* "24.0 MiB (25165824 bytes)", or "700 bytes", into @text; returns @text. */
+#define LADE_SIZE_TEXT 48
+char *lade_size_exact(uint64_t bytes, char text[LADE_SIZE_TEXT]);
+
 /*
  * Structs of the public interface that begin with a struct_size, which the caller set (lade/types.h).
  *

@@ -306,12 +306,10 @@ static uint64_t drive_room(const struct lade_store *store, int drive)
 
 static int room_error(const struct lade_store *store, uint64_t room_bytes, struct lade_error *error)
 {
-  char need[16], have[16];
-  return lade_error_set(error, -ENOSPC, "store in %s and %d more needs %s (%llu bytes), and %s (%llu bytes) are free; "
-                        "free more or name others", store->drives[0].dir, store->n_drives - 1,
-                        lade_size_format(store->reserved_bytes, need, sizeof(need)),
-                        (unsigned long long)store->reserved_bytes, lade_size_format(room_bytes, have, sizeof(have)),
-                        (unsigned long long)room_bytes);
+  char need[LADE_SIZE_TEXT], have[LADE_SIZE_TEXT];
+  return lade_error_set(error, -ENOSPC, "store in %s and %d more needs %s, and %s are free; free more or name others",
+                        store->drives[0].dir, store->n_drives - 1, lade_size_exact(store->reserved_bytes, need),
+                        lade_size_exact(room_bytes, have));
 }
 
 int drives_prepare(struct lade_store *store, const void *data, uint64_t *ret_file_bytes, struct lade_error *error)

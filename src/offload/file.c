@@ -133,12 +133,11 @@ int store_file_check_limit(const char *dir, uint64_t bytes, struct lade_error *e
 static int space_error(const struct store_file *file, const char *dir, uint64_t bytes, struct lade_error *error)
 {
   struct statvfs fs;
-  char need[16], have[16];
+  char need[LADE_SIZE_TEXT], have[LADE_SIZE_TEXT];
   uint64_t free_bytes = fstatvfs(file->fd, &fs) == 0 ? (uint64_t)fs.f_bavail * fs.f_frsize : 0;
   return lade_error_set(error, -ENOSPC,
-                        "store in %s needs %s (%llu bytes), and %s (%llu bytes) are free; free more or use another",
-                        dir, lade_size_format(bytes, need, sizeof(need)), (unsigned long long)bytes,
-                        lade_size_format(free_bytes, have, sizeof(have)), (unsigned long long)free_bytes);
+                        "store in %s needs %s, and %s are free; free more or use another", dir,
+                        lade_size_exact(bytes, need), lade_size_exact(free_bytes, have));
 }
 
 static bool is_worth_a_retry(int code)

@@ -293,13 +293,11 @@ void lade_planner_destroy(lade_planner *planner)
 
 static int refuse(lade_planner *planner, uint64_t device_bytes, struct lade_error *error)
 {
-  char asked[32], least[32], host[32], store_room[32];
+  char asked[LADE_SIZE_TEXT], least[LADE_SIZE_TEXT], host[32], store_room[32];
   struct lade_plan_bounds bounds;
   int status = lade_planner_get_bounds(planner, &bounds);
   if (status)
     return lade_error_set(error, status, "planning ran out of memory");
-  lade_size_format(device_bytes, asked, sizeof(asked));
-  lade_size_format(bounds.min_bytes, least, sizeof(least));
   if (bounds.min_bytes == UINT64_MAX)
     return lade_error_set(error, -EOVERFLOW,
                           "does not fit in any budget found: of what would have to leave the device the host may hold "
@@ -308,9 +306,9 @@ static int refuse(lade_planner *planner, uint64_t device_bytes, struct lade_erro
                           lade_size_format(planner->params.store_bytes, store_room, sizeof(store_room)));
   const char *store = planner->params.store_bytes ? ", or --store-budget" : ", or a --store";
   return lade_error_set(error, -EOVERFLOW,
-                        "does not fit in %s (%llu bytes): the smallest budget found is %s (%llu bytes); more room "
-                        "comes from a smaller --micro-batch, a larger --host-budget%s", asked,
-                        (unsigned long long)device_bytes, least, (unsigned long long)bounds.min_bytes, store);
+                        "does not fit in %s: the smallest budget found is %s; more room comes from a smaller "
+                        "--micro-batch, a larger --host-budget%s", lade_size_exact(device_bytes, asked),
+                        lade_size_exact(bounds.min_bytes, least), store);
 }
 
 /* What was decided, built for this rank. All sizes are those of the rank that decides, so it packs as tightly. */

@@ -117,7 +117,7 @@ static int file_open(struct save *save, int i, bool is_made, lade_safetensors_wr
 static int room_check(const struct save *save, struct lade_error *error)
 {
   struct statvfs fs;
-  char need[16], have[16];
+  char need[LADE_SIZE_TEXT], have[LADE_SIZE_TEXT];
   uint64_t bytes = 0;
   for (int i = 0; i < CHUNK_N_KINDS * save->table.n_slices; i++)
     bytes += (uint64_t)save->table.tensors[i].n_elements * sizeof(float);
@@ -126,10 +126,9 @@ static int room_check(const struct save *save, struct lade_error *error)
   const uint64_t free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
   if (bytes <= free_bytes)
     return 0;
-  return lade_error_set(error, -ENOSPC, "%s: a checkpoint needs %s (%" PRIu64 " bytes) beside those that are kept, and "
-                        "%s (%" PRIu64 " bytes) are free; free more, or save elsewhere", save->place->dir,
-                        lade_size_format(bytes, need, sizeof(need)), bytes,
-                        lade_size_format(free_bytes, have, sizeof(have)), free_bytes);
+  return lade_error_set(error, -ENOSPC, "%s: a checkpoint needs %s beside those that are kept, and %s are free; free "
+                        "more, or save elsewhere", save->place->dir, lade_size_exact(bytes, need),
+                        lade_size_exact(free_bytes, have));
 }
 
 static int files_make(struct save *save, struct lade_error *error)

@@ -399,7 +399,7 @@ static int room_measure(const lade_session *s, struct room *ret_room, struct lad
 
 static int room_check(const lade_session *s, const struct room *own, const struct room *all, struct lade_error *error)
 {
-  char need[32], have[32];
+  char need[LADE_SIZE_TEXT], have[LADE_SIZE_TEXT];
   struct room sum = {.free_bytes = UINT64_MAX};
   int n_sharing = 0;
   for (int rank = 0; rank < s->peers.layout.mesh.world; rank++) {
@@ -411,11 +411,9 @@ static int room_check(const lade_session *s, const struct room *own, const struc
   }
   if (sum.taken_bytes <= sum.free_bytes)
     return 0;
-  return lade_error_set(error, -ENOSPC, "%d ranks need %s (%llu bytes) in --store %s, and %s (%llu bytes) are free "
-                        "there; free more, name another directory or lower --store-budget", n_sharing,
-                        lade_size_format(sum.taken_bytes, need, sizeof(need)), (unsigned long long)sum.taken_bytes,
-                        s->params.store, lade_size_format(sum.free_bytes, have, sizeof(have)),
-                        (unsigned long long)sum.free_bytes);
+  return lade_error_set(error, -ENOSPC, "%d ranks need %s in --store %s, and %s are free there; free more, name "
+                        "another directory or lower --store-budget", n_sharing, lade_size_exact(sum.taken_bytes, need),
+                        s->params.store, lade_size_exact(sum.free_bytes, have));
 }
 
 int session_agree_room(lade_session *s, struct lade_error *error)

@@ -268,21 +268,20 @@ uint64_t session_durable_published(const lade_session *s)
 
 int session_durable_check_room(const lade_session *s, struct lade_error *error)
 {
-  char need[32], have[32];
+  char need[LADE_SIZE_TEXT], have[32];
   if (!s->params.is_durable)
     return 0;
   const char *each = s->peers.layout.mesh.world > 1 ? " for each rank" : "";
   uint64_t bytes = session_durable_slot(s) + session_durable_extra(s);
   if (s->store_bytes >= bytes)
     return 0;
-  lade_size_format(bytes, need, sizeof(need));
+  lade_size_exact(bytes, need);
   lade_size_format(s->store_bytes, have, sizeof(have));
   if (s->params.store_budget_bytes)
-    return lade_error_set(error, -EOVERFLOW, "--durable needs %s (%llu bytes)%s in --store, two slots of all state, "
-                          "and --store-budget is %s", need, (unsigned long long)bytes, each, have);
-  return lade_error_set(error, -ENOSPC, "--durable needs %s (%llu bytes)%s in --store %s, two slots of all state, and "
-                        "%s can be had there; free more or name another directory", need, (unsigned long long)bytes,
-                        each, s->params.store, have);
+    return lade_error_set(error, -EOVERFLOW, "--durable needs %s%s in --store, two slots of all state, and "
+                          "--store-budget is %s", need, each, have);
+  return lade_error_set(error, -ENOSPC, "--durable needs %s%s in --store %s, two slots of all state, and %s can be had "
+                        "there; free more or name another directory", need, each, s->params.store, have);
 }
 
 int session_durable_pin(lade_session *s, struct lade_error *error)

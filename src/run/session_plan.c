@@ -176,15 +176,13 @@ static void refusal_word(const struct lade_budget *budget, struct lade_error *er
 /* Within what this rank's device has? */
 static int capacity_check(const lade_session *s, struct lade_error *error)
 {
-  char asked[32], has[32];
+  char asked[LADE_SIZE_TEXT], has[LADE_SIZE_TEXT];
   const bool has_any = s->bounds.min_bytes != UINT64_MAX; /* else the planner says what is short */
   if (!has_any || s->budget_bytes <= s->capacity_bytes || s->params.is_dry || s->params.is_plan_only)
     return 0;
-  return lade_error_set(error, -EOVERFLOW, "the budget of %s (%llu bytes) is more than this %s has left, %s "
-                        "(%llu bytes)", lade_size_format(s->budget_bytes, asked, sizeof(asked)),
-                        (unsigned long long)s->budget_bytes, s->params.is_gpu ? "GPU" : "machine",
-                        lade_size_format(s->capacity_bytes, has, sizeof(has)),
-                        (unsigned long long)s->capacity_bytes);
+  return lade_error_set(error, -EOVERFLOW, "the budget of %s is more than this %s has left, %s",
+                        lade_size_exact(s->budget_bytes, asked), s->params.is_gpu ? "GPU" : "machine",
+                        lade_size_exact(s->capacity_bytes, has));
 }
 
 /*

@@ -188,7 +188,7 @@ assert (small["loss_digest"], small["params_digest"]) == (rounded["loss_digest"]
 assert rounded["loss_digest"] != whole["loss_digest"]
 assert abs(rounded["train_loss"] / whole["train_loss"] - 1) < 0.01, (rounded, whole)
 refused(3, "train", *SHORT, "--data", "text.txt", "--budget", str(least - CHUNK),
-        words=[f"({least - CHUNK} bytes)", f"({least} bytes)"])
+        words=[f"{least - CHUNK} bytes", f"({least} bytes)"])
 refused(3, "train", *SHORT, "--data", "text.txt", "--budget", "1.5%",
         words=["--budget 1.5%: ", f"({plan['unconstrained_bytes'] * 3 // 200} bytes)", f"({least} bytes)"])
 code, out, err = run("plan", *SHORT, "--json", "--budget", str(least - CHUNK))

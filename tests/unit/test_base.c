@@ -20,6 +20,16 @@
 #include "base/node.h"
 #include "base/philox.h"
 
+static void exact_sizes_say_bytes_once(void **state)
+{
+  char text[LADE_SIZE_TEXT];
+  assert_string_equal(lade_size_exact(0, text), "0 bytes");
+  assert_string_equal(lade_size_exact(1, text), "1 byte");
+  assert_string_equal(lade_size_exact(1023, text), "1023 bytes");
+  assert_string_equal(lade_size_exact(1024, text), "1.0 KiB (1024 bytes)");
+  assert_string_equal(lade_size_exact(UINT64_MAX, text), "16.0 EiB (18446744073709551615 bytes)");
+}
+
 static void size_parses_what_people_write(void **state)
 {
   uint64_t bytes = 0;
@@ -235,6 +245,7 @@ static void a_machine_has_one_key_by_any_name(void **state)
 int main(void)
 {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(exact_sizes_say_bytes_once),
       cmocka_unit_test(size_parses_what_people_write),
       cmocka_unit_test(size_refuses_what_is_none),
       cmocka_unit_test(a_long_error_keeps_its_ends),
