@@ -31,11 +31,13 @@ int main(int argc, char **argv)
   lade_run_params_init(&run, sizeof(run));
   run.model = argc > 1 ? argv[1] : "gpt2-124m";
   run.machine = argc > 2 ? argv[2] : "rtx4090-24g";
+  printf("%s on %s: six plans, each searched anew, which takes seconds\n\n", run.model, run.machine);
   printf("   budget        MiB    peak MiB    host MiB     step ms\n");
   for (unsigned i = 0; i <= sizeof(percents) / sizeof(percents[0]); i++) {
     int is_min = i == sizeof(percents) / sizeof(percents[0]);
     run.budget.kind = is_min ? LADE_BUDGET_MIN : LADE_BUDGET_PERCENT;
     run.budget.percent = is_min ? 0 : percents[i];
+    fflush(stdout); /* what there is so far, into a pipe, too */
     int status = lade_plan_find(&run, &plan, &error);
     if (status) {
       fprintf(stderr, "%s\n", error.text);
