@@ -86,6 +86,8 @@ struct stream_item {
 struct stream_lot {
   int first_item, end_item;
   int after; /* the lot, and all before it, that must have been written before this one is read; -1 */
+  int n_grains;
+  atomic_int n_left; /* of them, not yet computed */
 };
 
 /* Transfers of a lot that is under way. Bytes 0: nothing is under way. */
@@ -102,11 +104,13 @@ struct stream_run {
   struct stream_lot *lots; /* at most as many as items */
   int n_lots;
   uint64_t lot_bytes; /* of grains, at most, in one with more than one item */
+  uint64_t reading_most; /* bytes that are being read at once, but for one lot that is longer */
   char *scratch;
   uint64_t scratch_bytes;
   struct stream_slot *slots; /* STREAM_SLOTS, which all runs share: one ends before the next begins */
-  /* Of the running step: lots whose reading has begun, and lots that are written. */
-  int n_begun, n_settled;
+  /* Of the running step, lots: whose reading has begun, that are there, whose writing has begun, that are written. */
+  int n_begun, n_come, n_computed, n_settled;
+  uint64_t reading_bytes; /* that have begun and are not there */
 };
 
 /* One program, bound. Arrays are by instruction; an instruction uses the one that its kind says. */

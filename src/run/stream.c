@@ -27,15 +27,26 @@
  * parameters' alone, each would wait for the one before the last to be written.
  *
  * The drive must not wait for arithmetic either. Drives, and virtual ones above all, take what is asked for while they
- * are busy as one lot, and report all of it at once: then nothing is under way until somebody asks again. So the thread
- * that waits for the drive, which takes part in the arithmetic, looks at it several times in each of its grains.
+ * are busy together, and report all of it at once. Were the whole ring being read, all of it would come at once, and
+ * nothing would be under way until the first lot was computed; then all of it would be written, and so on. So at most
+ * half of the ring is being read. When that comes, what has room of the other half, which was written meanwhile, is
+ * asked for before anything is computed, and so there is always something to do for the drive.
+ *
+ * What has come of an update is one pass of the pool over all its grains, however many windows that is: so threads wait
+ * for each other that rarely. The thread that waits for the drive takes part, and looks at it several times in each of
+ * its grains: it begins to write lots whose last grain anyone has computed, and to read what gets room and turn.
+ *
+ * An error in a lot is of one of its parameters (grains_settle).
  *
  * A shard's padding is in the store and moves as well, so that its checksums hold for whoever reads the whole block.
  *
  * Numbers do not depend on how items are cut: an element's update knows its element alone.
  *
  * Rejected: waiting for whatever completes next instead of for the next item's parts in their order. The drive
- * serves requests about as they came, so the order makes no difference that could be measured.
+ * serves requests about as they came, so the order makes no difference that could be measured. Submitting from the
+ * pool's threads: the kernel ends a ring's request in the thread that submitted it, and would wake one that sleeps.
+ * Twice as many windows in place of the bound on reads, and one pass over several updates of a run where they wait for
+ * nothing else: neither made a difference that could be measured (bench/results/amd-epyc-zen5-2-cores.md).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -174,12 +185,18 @@ static bool is_of_lot(const struct stream_run *run, const struct stream_lot *lot
          end - first->offset <= run->lot_bytes;
 }
 
+static int item_n_grains(const struct stream_item *item)
+{
+  return (int)lade_div_up(item->n, LADE_STREAM_GRAIN);
+}
+
 /* The item behind those that are in lots. */
 static void lots_add(struct stream_run *run, int at)
 {
   if (!at || !is_of_lot(run, &run->lots[run->n_lots - 1], &run->items[at]))
     run->lots[run->n_lots++] = (struct stream_lot){.first_item = at};
   run->lots[run->n_lots - 1].end_item = at + 1;
+  run->lots[run->n_lots - 1].n_grains += item_n_grains(&run->items[at]);
   run->items[at].lot = run->n_lots - 1;
 }
 
@@ -241,6 +258,7 @@ static int run_place(struct stream_run *run, const struct lade_streaming *how)
   LADE_ASSERT(scales_room <= run->scratch_bytes);
   const uint64_t ring_bytes = run->scratch_bytes - scales_room;
   run->lot_bytes = LADE_MIN(how->window_bytes, ring_bytes / (uint64_t)how->n_windows);
+  run->reading_most = ring_bytes / 2;
   uint64_t scales_at = ring_bytes;
   for (int i = 0; i < run->n_calls; i++) {
     scales_at = scales_place(run->calls[i], scales_at, ring_bytes, run->scratch_bytes);
@@ -302,11 +320,6 @@ void streams_finish(struct bound_program *b)
 
 /* ---- transfers ---- */
 
-static struct stream_slot *slot_of(const struct stream_run *run, int at)
-{
-  return &run->slots[at % STREAM_SLOTS];
-}
-
 /* Element @first of the item in @part. */
 static char *part_data(const struct stream_item *item, int part, int64_t first)
 {
@@ -353,15 +366,22 @@ static bool has_scales(const struct stream_lot *lot, const struct stream_call *c
          (op == LADE_STORE_WRITE ? call->end_item == lot->end_item : call->first_item >= lot->first_item);
 }
 
-/* All transfers of a lot one way. */
+/* The grains of items @first to @end, which are one range; they are named for the first. */
+static struct lade_transfer grains_make(const struct stream_run *run, int first, int end, enum lade_store_op op)
+{
+  const struct stream_item *item = &run->items[first], *last = &run->items[end - 1];
+  const struct lade_value state = item->call->parts[item->call->part_of_role[LADE_ROLE_M]].value;
+  return transfer_make(item->call, op, state, item_place(item), run->scratch + item->offset,
+                       last->offset + grains_bytes(last) - item->offset);
+}
+
+/* All transfers of lot @at one way. */
 static void transfers_make(const struct stream_run *run, int at, enum lade_store_op op, struct lade_transfer *transfers)
 {
   const struct stream_lot *lot = &run->lots[at];
-  const struct stream_item *item = &run->items[lot->first_item], *last = &run->items[lot->end_item - 1];
-  const struct stream_call *call = last->call;
-  const struct lade_value state = item->call->parts[item->call->part_of_role[LADE_ROLE_M]].value; /* named for all */
-  transfers[STREAM_GRAINS] = transfer_make(item->call, op, state, item_place(item), run->scratch + item->offset,
-                                           last->offset + grains_bytes(last) - item->offset);
+  const struct stream_item *item = &run->items[lot->first_item];
+  const struct stream_call *call = run->items[lot->end_item - 1].call;
+  transfers[STREAM_GRAINS] = grains_make(run, lot->first_item, lot->end_item, op);
   if (has_scales(lot, call, op))
     transfers[STREAM_SCALES] = transfer_make(call, op, call->scales[0].value,
                                              call->state_offset + lade_state_bytes(graph_of(call), call->n_held),
@@ -370,10 +390,18 @@ static void transfers_make(const struct stream_run *run, int at, enum lade_store
   beside_make(item, LADE_ROLE_GRAD, op, &transfers[STREAM_GRAD]);
 }
 
-/* Bytes 0 marks a transfer that has not begun, or whose end has been taken note of. */
-static int transfers_begin(lade_executor *ex, struct lade_transfer *transfers)
+static struct lade_transfer *transfers_of(const struct stream_run *run, int at, enum lade_store_op op)
 {
+  struct stream_slot *slot = &run->slots[at % STREAM_SLOTS];
+  return op == LADE_STORE_READ ? slot->reads : slot->writes;
+}
+
+/* Bytes 0 marks a transfer that has not begun, or whose end has been taken note of. */
+static int lot_begin(const struct stream_run *run, lade_executor *ex, int at, enum lade_store_op op)
+{
+  struct lade_transfer *transfers = transfers_of(run, at, op);
   int status = 0;
+  transfers_make(run, at, op, transfers);
   for (int i = 0; i < STREAM_N_TRANSFERS; i++) {
     if (transfers[i].bytes && !status)
       status = io_transfer_begin(ex, &transfers[i]);
@@ -383,8 +411,10 @@ static int transfers_begin(lade_executor *ex, struct lade_transfer *transfers)
   return status;
 }
 
-static bool transfers_are_done(const struct lade_transfer *transfers)
+/* What has begun of lot @at one way: has it ended? */
+static bool lot_is_done(const struct stream_run *run, int at, enum lade_store_op op)
 {
+  const struct lade_transfer *transfers = transfers_of(run, at, op);
   for (int i = 0; i < STREAM_N_TRANSFERS; i++) {
     if (transfers[i].bytes && !lade_transfer_is_done(&transfers[i]))
       return false;
@@ -392,15 +422,36 @@ static bool transfers_are_done(const struct lade_transfer *transfers)
   return true;
 }
 
-/* Wait for those that have begun. */
-static int transfers_settle(lade_executor *ex, struct lade_transfer *transfers)
+/*
+ * Wait for the grains of lot @at. Which bytes of a request could not be moved a drive does not say. So if several
+ * parameters are in it each is asked for by itself, and the first that fails once more is named; if none does, the
+ * lot's first.
+ */
+static int grains_settle(const struct stream_run *run, lade_executor *ex, int at, struct lade_transfer *grains)
 {
-  int status = 0;
-  for (int i = 0; i < STREAM_N_TRANSFERS; i++) {
+  const struct stream_lot *lot = &run->lots[at];
+  const bool is_shared = lot->end_item - lot->first_item > 1;
+  int status = executor_transfer_wait(ex, grains, NULL), again = 0;
+  for (int i = lot->first_item; status && is_shared && !again && i < lot->end_item; i++) {
+    struct lade_transfer one = grains_make(run, i, i + 1, grains->op);
+    again = io_transfer_begin(ex, &one);
+    if (!again)
+      again = io_transfer_wait(ex, &one);
+  }
+  return status && !again ? io_transfer_wait(ex, grains) : again;
+}
+
+/* Wait for what has begun of lot @at one way. */
+static int lot_settle(const struct stream_run *run, lade_executor *ex, int at, enum lade_store_op op)
+{
+  struct lade_transfer *transfers = transfers_of(run, at, op);
+  int status = transfers[STREAM_GRAINS].bytes ? grains_settle(run, ex, at, &transfers[STREAM_GRAINS]) : 0;
+  for (int i = STREAM_GRAINS + 1; i < STREAM_N_TRANSFERS; i++) {
     int one = transfers[i].bytes ? io_transfer_wait(ex, &transfers[i]) : 0;
     status = status ? status : one;
-    transfers[i].bytes = 0;
   }
+  for (int i = 0; i < STREAM_N_TRANSFERS; i++)
+    transfers[i].bytes = 0;
   return status;
 }
 
@@ -409,42 +460,50 @@ static int writes_settle(struct stream_run *run, lade_executor *ex, int last, bo
 {
   int status = 0;
   while (run->n_settled <= last && !status) {
-    struct lade_transfer *writes = slot_of(run, run->n_settled)->writes;
-    if (!may_block && !transfers_are_done(writes))
+    if (!may_block && !lot_is_done(run, run->n_settled, LADE_STORE_WRITE))
       break;
-    status = transfers_settle(ex, writes);
-    run->n_settled++;
+    status = lot_settle(run, ex, run->n_settled++, LADE_STORE_WRITE);
   }
   *ret_are_settled = run->n_settled > last;
   return status;
 }
 
-/* Begin to read what has room, and in any case @must, the lot that is computed next: those before it are written. */
+/* Begin to read what has room and its turn. At @must, the lot that is computed next, wait until there is room. */
 static int reads_begin(struct stream_run *run, lade_executor *ex, int must)
 {
   int status = 0;
-  io_poll(ex);
-  while (run->n_begun < run->n_lots && run->lots[run->n_begun].after < must && !status) {
+  while (run->n_begun < run->n_lots && run->lots[run->n_begun].after < run->n_computed && !status) {
     const int at = run->n_begun;
+    struct stream_lot *lot = &run->lots[at];
+    const uint64_t reading_bytes = run->reading_bytes + lot_end(run, lot) - lot_offset(run, lot);
     bool has_room = false;
-    status = writes_settle(run, ex, run->lots[at].after, at <= must, &has_room);
+    if (run->reading_bytes && reading_bytes > run->reading_most)
+      break;
+    status = writes_settle(run, ex, lot->after, at <= must, &has_room);
     if (status || !has_room)
       break;
-    struct lade_transfer *reads = slot_of(run, at)->reads;
-    transfers_make(run, at, LADE_STORE_READ, reads);
-    status = transfers_begin(ex, reads);
+    atomic_store(&lot->n_left, lot->n_grains);
+    status = lot_begin(run, ex, at, LADE_STORE_READ);
+    run->reading_bytes = reading_bytes;
     run->n_begun++;
   }
   return status;
 }
 
-/* ---- the pass over one item ---- */
+/* Take note of the lots that are there; wait until lot @must is. */
+static int reads_settle(struct stream_run *run, lade_executor *ex, int must)
+{
+  int status = 0;
+  while (!status && run->n_come < run->n_begun &&
+         (run->n_come <= must || lot_is_done(run, run->n_come, LADE_STORE_READ))) {
+    const struct stream_lot *lot = &run->lots[run->n_come];
+    status = lot_settle(run, ex, run->n_come++, LADE_STORE_READ);
+    run->reading_bytes -= lot_end(run, lot) - lot_offset(run, lot);
+  }
+  return status;
+}
 
-struct pass {
-  struct stream_run *run;
-  int at; /* the item */
-  const struct lade_kernel_ctx *ctx; /* of one thread */
-};
+/* ---- the pass over what has come ---- */
 
 /* A grain of one part by itself, as its checksum is of it. */
 static struct lade_transfer grain_make(const struct stream_item *item, int i_part, int i_task, enum lade_store_op op)
@@ -528,50 +587,80 @@ static struct lade_adamw_args look_args(const struct stream_item *item, int64_t 
   return args;
 }
 
+/* Begin to write the lots that are computed, in their order: so all grains of a parameter are, whose scales end. */
+static int writes_begin(struct stream_run *run, lade_executor *ex)
+{
+  int status = 0;
+  while (run->n_computed < run->n_come && !atomic_load(&run->lots[run->n_computed].n_left) && !status) {
+    const int at = run->n_computed++;
+    for (int i = run->lots[at].first_item; i < run->lots[at].end_item; i++) {
+      if (i == run->items[i].call->end_item - 1)
+        scales_check(run->items[i].call, LADE_STORE_WRITE);
+    }
+    status = lot_begin(run, ex, at, LADE_STORE_WRITE);
+  }
+  return status;
+}
+
+/* Take note of what the drive has done, and ask it for all that can be asked for. */
+static int drive_feed(struct stream_run *run, lade_executor *ex, int must)
+{
+  io_poll(ex);
+  int status = reads_settle(run, ex, -1);
+  if (!status)
+    status = writes_begin(run, ex);
+  return status ? status : reads_begin(run, ex, must);
+}
+
+/* Over items of one update, in whole grains of which all but its last have as many. */
+struct pass {
+  struct stream_run *run;
+  int first_item, item_grains;
+  const struct lade_kernel_ctx *ctx; /* of one thread */
+};
+
 static void grain_run(void *arg, int i_task, int i_thread)
 {
   const struct pass *pass = arg;
-  const struct stream_item *item = &pass->run->items[pass->at];
+  struct stream_run *run = pass->run;
+  const struct stream_item *item = &run->items[pass->first_item + i_task / pass->item_grains];
+  const int i_grain = i_task % pass->item_grains;
   lade_executor *ex = item->call->executor;
-  const int64_t from = (int64_t)i_task * LADE_STREAM_GRAIN, end = LADE_MIN(item->n, from + LADE_STREAM_GRAIN);
-  if (!grain_verify(item, i_task))
+  const int64_t from = (int64_t)i_grain * LADE_STREAM_GRAIN, end = LADE_MIN(item->n, from + LADE_STREAM_GRAIN);
+  if (!grain_verify(item, i_grain))
     return;
   for (int64_t first = from; first < end; first += LOOK_ELEMENTS) {
     const struct lade_adamw_args args = look_args(item, first);
     if (i_thread == 0) /* the one that waits for the drive; what fails is the step's failure already */
-      reads_begin(pass->run, ex, item->lot);
+      drive_feed(run, ex, -1);
     if (args.n_elements > 0)
       ex->params.kernels->fn[LADE_K_ADAMW](pass->ctx, &args);
   }
-  grain_seal(item, i_task);
+  grain_seal(item, i_grain);
+  atomic_fetch_sub(&run->lots[item->lot].n_left, 1);
 }
 
-/* Its bytes are there: compute them, and begin to write if they are the last of the lot. */
-static int item_run(struct stream_run *run, lade_executor *ex, int at)
+/* Compute items @first to @end of an update: their bytes are there. */
+static int items_run(struct stream_run *run, lade_executor *ex, int first, int end)
 {
   const struct lade_kernel_ctx alone = {.step = ex->ctx.step};
-  const struct stream_item *item = &run->items[at];
-  struct pass pass = {run, at, &alone};
-  int status = at == item->call->first_item ? scales_check(item->call, LADE_STORE_READ) : 0;
+  const struct stream_call *call = run->items[first].call;
+  struct pass pass = {run, first, (int)(call->n_window / LADE_STREAM_GRAIN), &alone};
+  int status = first == call->first_item ? scales_check(call, LADE_STORE_READ) : 0;
   if (status)
     return status;
-  lade_pool_run(ex->params.pool, grain_run, &pass, (int)lade_div_up(item->n, LADE_STREAM_GRAIN));
-  if (at == item->call->end_item - 1)
-    scales_check(item->call, LADE_STORE_WRITE);
+  lade_pool_run(ex->params.pool, grain_run, &pass,
+                (end - 1 - first) * pass.item_grains + item_n_grains(&run->items[end - 1]));
   status = atomic_load(&ex->failure);
-  if (status || at + 1 < run->lots[item->lot].end_item)
-    return status;
-  struct lade_transfer *writes = slot_of(run, item->lot)->writes;
-  transfers_make(run, item->lot, LADE_STORE_WRITE, writes);
-  return transfers_begin(ex, writes);
+  return status ? status : drive_feed(run, ex, -1);
 }
 
 /* Nothing is under way any more, whatever has become of it. */
 static void run_drain(struct stream_run *run, lade_executor *ex)
 {
-  for (int i = 0; i < STREAM_SLOTS; i++) {
-    transfers_settle(ex, run->slots[i].reads);
-    transfers_settle(ex, run->slots[i].writes);
+  for (int at = run->n_settled; at < run->n_begun; at++) {
+    lot_settle(run, ex, at, LADE_STORE_READ);
+    lot_settle(run, ex, at, LADE_STORE_WRITE);
   }
 }
 
@@ -580,16 +669,24 @@ void stream_call_run(void *arg)
   struct stream_call *call = arg;
   struct stream_run *run = call->run;
   lade_executor *ex = call->executor;
-  if (call == run->calls[0])
-    run->n_begun = run->n_settled = 0;
+  if (call == run->calls[0]) {
+    run->n_begun = run->n_come = run->n_computed = run->n_settled = 0;
+    run->reading_bytes = 0;
+  }
   int status = atomic_load(&ex->failure);
-  for (int at = call->first_item; at < call->end_item && !status; at++) {
+  for (int at = call->first_item, end; at < call->end_item && !status; at = end) {
     const int lot = run->items[at].lot;
-    status = reads_begin(run, ex, lot);
+    end = at;
+    status = drive_feed(run, ex, lot);
     if (!status)
-      status = transfers_settle(ex, slot_of(run, lot)->reads);
+      status = reads_settle(run, ex, lot);
     if (!status)
-      status = item_run(run, ex, at);
+      status = reads_begin(run, ex, -1); /* in the turn of those that have come, before these are computed */
+    if (status)
+      break;
+    LADE_ASSERT(run->n_come > lot);
+    end = LADE_MIN(call->end_item, run->lots[run->n_come - 1].end_item);
+    status = items_run(run, ex, at, end);
   }
   if (status || call == run->calls[run->n_calls - 1])
     run_drain(run, ex);

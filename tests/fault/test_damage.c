@@ -122,20 +122,25 @@ static void value_write(const struct scene *scene, int tensor, void *data)
   free(data);
 }
 
-/* The next step ends with -EBADMSG about @tensor, and so does every call after it. */
-static void damage_is_found(struct scene *scene, int tensor)
+/* The next step ends with @code and one line about @tensor, and so does every call after it. */
+static void failure_is_named(struct scene *scene, int code, int tensor)
 {
   char name[LADE_NAME_BYTES + 16];
   struct lade_error error = {0};
   struct lade_step_result result;
   double loss;
   lade_value_name(scene->rig.graph, tensor, name);
-  assert_int_equal(rig_step(&scene->rig, 1, &result, &error), -EBADMSG);
-  assert_int_equal(error.code, -EBADMSG);
+  assert_int_equal(rig_step(&scene->rig, 1, &result, &error), code);
+  assert_int_equal(error.code, code);
   if (!strstr(error.text, name) || strchr(error.text, '\n'))
     fail_msg("not one line that names %s: %s", name, error.text);
-  assert_int_equal(rig_eval(&scene->rig, &loss, &error), -EBADMSG);
+  assert_int_equal(rig_eval(&scene->rig, &loss, &error), code);
   assert_non_null(strstr(error.text, name));
+}
+
+static void damage_is_found(struct scene *scene, int tensor)
+{
+  failure_is_named(scene, -EBADMSG, tensor);
 }
 
 static void a_flipped_bit_is_found_and_named(void **state)
@@ -169,6 +174,21 @@ static void damage_among_neighbours_is_named(void **state)
     data[0] ^= 0x10;
     value_write(&scene, tensor, data);
     damage_is_found(&scene, tensor);
+    scene_end(&scene);
+  }
+}
+
+/* The same of bytes that the drive does not give back at all: the request of all of them fails. */
+static void a_loss_among_neighbours_is_named(void **state)
+{
+  store_needed();
+  for (int param = 1; param < 12; param += 3) {
+    struct scene scene;
+    scene_begin(&scene, LADE_HOME_DEVICE, false);
+    const struct lade_graph *graph = scene.rig.graph;
+    const uint64_t first = value_place(&scene, lade_value_part(graph, param, LADE_PART_RESIDUAL));
+    assert_int_equal(ftruncate(scene.fd, (off_t)first), 0);
+    failure_is_named(&scene, -EIO, lade_value_part(graph, param, LADE_PART_M)); /* for all of the state */
     scene_end(&scene);
   }
 }
@@ -373,6 +393,7 @@ int main(void)
       cmocka_unit_test(a_full_disk_is_refused_at_the_start),
       cmocka_unit_test(a_flipped_bit_is_found_and_named),
       cmocka_unit_test(damage_among_neighbours_is_named),
+      cmocka_unit_test(a_loss_among_neighbours_is_named),
       cmocka_unit_test(blocks_that_changed_places_are_found),
       cmocka_unit_test(the_state_of_an_earlier_step_is_found),
       cmocka_unit_test(a_value_that_is_saved_is_checked),
