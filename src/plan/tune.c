@@ -6,6 +6,9 @@
  * a challenger must be a tenth faster, and twice more as both are measured again in turns. A drive without a preference
  * then keeps the defaults.
  *
+ * Windows are asked for as a run asks for them. It cuts a parameter into equal ones, so that their requests are between
+ * half a window and a whole one, and computes one while the drive has the others.
+ *
  * Time. Windows come first: they have the fewest bytes under way, so that a slow drive is known as slow before it is
  * asked for many. A setting is left out when what it has under way would take the drive longer than DRAIN_MOST_NS, or
  * would end past the limit, by the last rate that was measured. The first goes by the rate that the drive is known for;
@@ -30,15 +33,18 @@ struct setting {
 
 struct space {
   struct setting first;
+  unsigned quarters; /* of the length, that requests have */
+  int n_kept;        /* of the number, that are not under way */
   uint64_t sizes[N_TRIES];
   int numbers[N_TRIES];
 };
 
-static const struct space windows = {{KIB(1536), 6}, {KIB(768), KIB(3072), KIB(6144)}, {4, 8, 12}};
-static const struct space pieces = {{KIB(2048), 32}, {KIB(512), KIB(1024), KIB(4096)}, {8, 16, 64}};
+static const struct space windows = {{KIB(1536), 6}, 3, 1, {KIB(768), KIB(3072), KIB(6144)}, {4, 8, 12}};
+static const struct space pieces = {{KIB(2048), 32}, 4, 0, {KIB(512), KIB(1024), KIB(4096)}, {8, 16, 64}};
 
 struct tuning {
   const struct tune_drive *drive;
+  const struct space *space;
   struct lade_error *error;
   int64_t end_ns;
   double rate; /* of the last measurement, before the first as the drive is known; 0: unknown */
@@ -56,7 +62,8 @@ static bool has_time(const struct tuning *t, const struct setting *setting, int 
 
 static int rate_get(struct tuning *t, const struct setting *setting, double *ret_rate)
 {
-  int status = t->drive->measure(t->drive->user, setting->bytes, setting->n, t->error, ret_rate);
+  int status = t->drive->measure(t->drive->user, setting->bytes / 4 * t->space->quarters,
+                                 setting->n - t->space->n_kept, t->error, ret_rate);
   if (!status)
     t->rate = *ret_rate;
   return status;
@@ -88,6 +95,7 @@ static int setting_find(struct tuning *t, const struct space *space, struct sett
 {
   struct setting best = space->first;
   double rate = 0;
+  t->space = space;
   int status = has_time(t, &best, 1) ? rate_get(t, &best, &rate) : 0;
   const bool is_measured = rate > 0;
   for (int i = 0; i < N_TRIES && is_measured && !status; i++)

@@ -14,6 +14,8 @@ struct fake {
   double bytes_per_s, latency_ns, each_ns;
   double luck; /* every fourth measurement, the second first, is so much faster; 0: none */
   int fails_at; /* from 1 */
+  uint64_t first_bytes; /* of requests, the first time, and how many there were */
+  int first_n;
   int n_measured;
   int64_t now_ns;
 };
@@ -21,6 +23,8 @@ struct fake {
 static int fake_measure(void *user, uint64_t bytes, int n, struct lade_error *error, double *ret_rate)
 {
   struct fake *f = user;
+  f->first_bytes = f->n_measured ? f->first_bytes : bytes;
+  f->first_n = f->n_measured ? f->first_n : n;
   if (++f->n_measured == f->fails_at)
     return lade_error_set(error, -EIO, "the fake drive failed");
   double busy_ns = (double)n * ((double)bytes / f->bytes_per_s * 1e9 + f->each_ns);
@@ -59,6 +63,7 @@ static void a_drive_without_a_preference_keeps_the_defaults(void **state)
   struct lade_machine_store store = tuned(&f);
   defaults_stay(&store);
   assert_true(f.now_ns < INT64_C(1500000000));
+  assert_true(f.first_bytes == 9 << 17 && f.first_n == 5); /* of windows, as a run has them under way */
 }
 
 static void a_drive_that_counts_requests_gets_longer_ones(void **state)
