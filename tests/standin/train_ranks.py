@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks on a GPU each, over the stand-ins for the driver and for NCCL. ranks: shards, parts of layers and stages have
 the losses of one rank on a host, and the same bits at any budget; what NCCL answers is told. layouts: the same in more
-layouts of four ranks. seats: each rank has a GPU, or a slice of one, of its own however it is shown; one line where it
+layouts of four ranks. dtypes: in some of them, what BF16 and FP16 train, of both families. seats: each rank has a GPU, or a slice of one, of its own however it is shown; one line where it
 cannot have.
 
-Usage: train_ranks.py LADE PLUGIN STANDIN KERNELS ranks|layouts|seats
+Usage: train_ranks.py LADE PLUGIN STANDIN KERNELS ranks|layouts|dtypes|seats
 """
 import json
 import os
@@ -29,13 +29,18 @@ with open("text.txt", "w", encoding="utf-8") as file:
 with open("tiny.json", "w", encoding="utf-8") as file:
     json.dump({"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 8192, "vocab_size": 256},
               file)
-SHORT = ["--model", "./tiny.json", "--seq", "16", "--data", "text.txt", "--batch", "4", "--micro-batch", "1",
+with open("llama.json", "w", encoding="utf-8") as file:
+    json.dump({"model_type": "llama", "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4,
+               "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "vocab_size": 256},
+              file)
+MODEL = ["--model", "./tiny.json", "--dtype", "fp32"]
+SHORT = ["--seq", "16", "--data", "text.txt", "--batch", "4", "--micro-batch", "1",
          "--warmup", "1", "--lr", "1e-2", "--eval-iters", "1", "--quiet", "--machine", "h200-141g", "--steps", "2",
-         "--dtype", "fp32", "--json", "--log", "log"]
+         "--json", "--log", "log"]
 
 
-def command(ranks, *args):
-    return jobs.command(LADE, ranks, *SHORT, *args)
+def command(ranks, *args, model=MODEL):
+    return jobs.command(LADE, ranks, *SHORT, *model, *args)
 
 
 def summary(line, environment=None):
@@ -63,13 +68,19 @@ MORE = ["--dp 4", "--dp 4 --zero 1", "--dp 4 --zero 2", "--dp 4 --zero 3", "--dp
         "--tp 2 --dp 2 --zero 3", "--tp 2 --sequence-parallel --dp 2 --zero 3", "--tp 2 --sequence-parallel --pp 2",
         "--pp 2 --dp 2", "--pp 2 --dp 2 --zero 1", "--pp 2 --dp 2 --zero 2", "--pp 2 --dp 2 --zero 3",
         "--pp 2 --dp 2 --schedule gpipe", "--pp 2 --dp 2 --schedule zbh1 --zero 2"]
+# Models, dtypes, and the largest distance of a loss from one host rank's, relative to it: as train.py has it.
+DTYPES = [(["--model", "./tiny.json", "--dtype", "bf16"], 2e-3), (["--model", "./llama.json", "--dtype", "bf16"], 2e-3),
+          (["--model", "./llama.json", "--dtype", "fp16"], 2e-3)]
+# Of FP16 those without tensor parallel ranks, which do not sum in it.
+MIXED = ["--dp 4 --zero 3", "--tp 2 --sequence-parallel --dp 2 --zero 3", "--tp 2 --pp 2",
+         "--pp 2 --dp 2 --schedule zbh1 --zero 2"]
 
 
-def layout_verify(layout, one):
+def layout_verify(layout, one, model=MODEL, bound=1e-5):
     """Any budget, the least too, gives one set of bits, near those of @one rank."""
-    runs = [summary(command(4, *GPUS, *layout.split(), *budget)) for budget in ([], ["--budget", "min"])]
+    runs = [summary(command(4, *GPUS, *layout.split(), *budget, model=model)) for budget in ([], ["--budget", "min"])]
     for run in runs:
-        is_near = all(abs(a - b) <= 1e-5 * abs(a) for a, b in zip(one["losses"], run["losses"]))
+        is_near = all(abs(a - b) <= bound * abs(a) for a, b in zip(one["losses"], run["losses"]))
         require(len(run["losses"]) == 2 and is_near, f"{layout} has other losses", (one["losses"], run["losses"]))
         require(run["planned_peak_bytes_by_rank"] == run["measured_peak_bytes_by_rank"] and run["ranks"] == 4,
                 f"planned and measured peaks of {layout} differ", run)
@@ -78,6 +89,13 @@ def layout_verify(layout, one):
     require(least < most, f"a budget saves nothing in {layout}", runs)
 
 
+if sys.argv[5] == "dtypes":
+    for model, bound in DTYPES:
+        alone = summary(command(0, "--device", "host", model=model))
+        require(len(alone["losses"]) == 2, "steps are missing", alone)
+        for layout in [layout for layout in MIXED if "fp16" not in model or "--tp" not in layout]:
+            layout_verify(layout, alone, model, bound)
+    sys.exit(0)
 if sys.argv[5] != "seats":
     alone = summary(command(0, "--device", "host"))
     require(len(alone["losses"]) == 2, "steps are missing", alone)
@@ -90,7 +108,7 @@ if sys.argv[5] != "seats":
 
 def shown(ranks, gpus, *args, wrap=""):
     """The line by which rank $R of @ranks is shown @gpus, words of a shell, and starts by the command @wrap."""
-    train = " ".join([LADE, "train", *SHORT, *GPUS, *args])
+    train = " ".join([LADE, "train", *SHORT, *MODEL, *GPUS, *args])
     return [LADE, "launch", "-n", str(ranks), "--", "sh", "-c",
             f"R=$OMPI_COMM_WORLD_LOCAL_RANK; export CUDA_VISIBLE_DEVICES={gpus}; exec {wrap} {train}"]
 
