@@ -507,8 +507,18 @@ static int child_read_only(void)
   lade_store_close(store);
   if (mount("none", "remounted", NULL, MS_REMOUNT | MS_RDONLY, NULL))
     return CHILD_SKIPS;
-  store = NULL;
-  return lade_store_open(&params, &error, &store) == -EROFS && strstr(error.text, "remounted") ? 0 : 3;
+  struct lade_faults faults;
+  params.faults = &faults;
+  for (int n = 0; n < 3; n++) { /* as it is, without O_TMPFILE, without O_DIRECT as well */
+    lade_faults_init(&faults);
+    if (n)
+      lade_faults_arm(&faults, LADE_FAULT_FILE_OPEN, 1, n == 2, -EOPNOTSUPP);
+    store = NULL;
+    int code = lade_store_open(&params, &error, &store);
+    if (code != (n == 2 ? -EOPNOTSUPP : -EROFS) || !strstr(error.text, "remounted"))
+      return 3 + n;
+  }
+  return 0;
 }
 
 /* A container's file system: it may lack direct transfers, which is said, or have them, and then all is well. */
@@ -536,6 +546,73 @@ static void an_overlay_is_a_store_or_refused_by_name(void **state)
   int code = child_run(child_on_overlay);
   rmdir("layers");
   child_verify(code, "overlays cannot be mounted here");
+}
+
+#define N_CROWDED 24
+#define CROWDED_BYTES PIECE_BYTES /* a stripe each, of which the second drive has room for half */
+
+/* Write each of N_CROWDED tensors as it is at @generation, or read and compare it: which came through, as bits. */
+static uint32_t crowd_run(lade_store *store, const struct lade_extent *extents, enum lade_store_op op,
+                          uint64_t generation, bool *ret_is_named)
+{
+  char *data = data_make(CROWDED_BYTES), *back = data_make(CROWDED_BYTES);
+  uint32_t done = 0;
+  *ret_is_named = true;
+  for (uint32_t i = 0; i < N_CROWDED; i++) {
+    struct lade_error error = {0};
+    struct lade_transfer transfer = transfer_of(op, extents[i], op == LADE_STORE_WRITE ? data : back, generation);
+    transfer.identity.tensor = i;
+    data_fill(data, CROWDED_BYTES, generation * N_CROWDED + i);
+    char name[32];
+    snprintf(name, sizeof(name), "ing tensor %u ", i);
+    int code = transfer_run(store, &transfer, &error);
+    bool is_right = op == LADE_STORE_WRITE || !memcmp(data, back, CROWDED_BYTES);
+    done |= !code && is_right ? 1u << i : 0;
+    *ret_is_named &= code ? strstr(error.text, name) != NULL : is_right;
+  }
+  free(data);
+  free(back);
+  return done;
+}
+
+/* The first drive fails, and the second fills up while it takes over: what fits is right, and the rest has a name. */
+static int child_takes_over_until_full(void)
+{
+  const uint32_t all = (1u << N_CROWDED) - 1;
+  struct lade_faults faults;
+  struct lade_error error = {0};
+  struct lade_extent extents[N_CROWDED];
+  struct lade_store_params params = params_of(&faults);
+  lade_store *store = NULL;
+  char notice[512] = "";
+  bool is_named;
+  if (!scratch_disk_mount("second,", "3m"))
+    return CHILD_SKIPS;
+  params.allow_tmpfs = true;
+  params.faulty_drive = 1;
+  lade_faults_init(&faults);
+  if (lade_store_open(&params, &error, &store))
+    return 1;
+  for (int i = 0; i < N_CROWDED; i++)
+    lade_store_reserve(store, CROWDED_BYTES, &extents[i]);
+  if (lade_store_prepare(store, &error) || crowd_run(store, extents, LADE_STORE_WRITE, 1, &is_named) != all)
+    return 2;
+  lade_faults_arm(&faults, LADE_FAULT_FILE_WRITE, 1, true, -EIO);
+  uint32_t written = crowd_run(store, extents, LADE_STORE_WRITE, 2, &is_named);
+  if (!written || written == all || !is_named)
+    return 3;
+  if (!lade_store_take_notice(store, notice, sizeof(notice)) || !strstr(notice, "may not have room"))
+    return 4;
+  lade_faults_arm(&faults, LADE_FAULT_ANY, 0, false, -EIO);
+  uint32_t read = crowd_run(store, extents, LADE_STORE_READ, 2, &is_named);
+  lade_store_close(store);
+  return (read & written) == written && is_named ? 0 : 5; /* an EIO may be of bytes that were written */
+}
+
+static void a_drive_that_fills_up_while_it_takes_over_loses_nothing_silently(void **state)
+{
+  if (has_two_drives)
+    child_verify(child_run(child_takes_over_until_full), "mount namespaces are forbidden here");
 }
 
 static void a_read_only_remount_is_refused_by_name(void **state)
@@ -591,6 +668,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_limit_of_locked_memory_is_enough_or_done_without),
       cmocka_unit_test(a_directory_that_is_removed_is_not_missed),
       cmocka_unit_test(an_overlay_is_a_store_or_refused_by_name),
+      cmocka_unit_test(a_drive_that_fills_up_while_it_takes_over_loses_nothing_silently),
       cmocka_unit_test(a_read_only_remount_is_refused_by_name),
   };
   int skip = suite_begin(argc, argv);

@@ -10,6 +10,7 @@ behind it. What reaches the last step must have the digests. Then: what is refus
 numbers of kills, which ask for kills alone.
 """
 import collections
+import contextlib
 import json
 import os
 import random
@@ -226,6 +227,28 @@ def refusals():
     clear()
 
 
+def limit_in_the_middle():
+    """The file size limit falls below the state while steps run: its own error, and what was published stays."""
+    n_steps = 400
+    clear()
+    with contextlib.suppress(FileNotFoundError):
+        os.remove("log")
+    with subprocess.Popen(durable(n_steps) + ["--log", "log"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True) as process:
+        while process.poll() is None and not (os.path.exists("log") and '"event":"step"' in open("log").read()):
+            time.sleep(0.01)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        out, err = process.communicate()
+    lines = [line for line in err.splitlines() if ": note: " not in line]
+    assert process.returncode == 5 and not out and len(lines) == 1, (process.returncode, out, err)
+    assert "lade-durable" in lines[0] and "File too large" in lines[0], lines
+    n_done = max(event["step"] for event in map(json.loads, open("log")) if event["event"] == "step")
+    want = run(RUN[:-1] + [str(n_done + 2)])
+    code, out, err = run(durable(n_done + 2))
+    assert code == 0 and digests(out) == digests(want[1]), (n_done, code, err, want)
+    clear()
+
+
 def failures():
     """What the drive refuses ends the run with a name, and what was published is there when it works again."""
     ends = [(["fallocate:error=ENOSPC"], ["drive", "need", "are free"], False),
@@ -263,6 +286,7 @@ clear()
 
 if not KILLS_ALONE:
     refusals()
+    limit_in_the_middle()
 n_killed = random_kills(N_RANDOM)
 can_trace = shutil.which("strace") and not run([*STRACE, "true"])[0]
 if can_trace and not KILLS_ALONE:

@@ -4,12 +4,13 @@
 same command goes on with the numbers of a job that nobody disturbed; ranks whose files are no parts of one state are
 refused.
 
-Usage: durable_ranks.py LADE PLUGIN [N]
+Usage: durable_ranks.py LADE PLUGIN REFUSE [N]
 
 With N that many kills in each of two layouts, and refusals.
 """
 import collections
 import contextlib
+import errno
 import glob
 import json
 import os
@@ -26,7 +27,8 @@ import zlib
 import jobs
 from jobs import require
 
-LADE = os.path.abspath(sys.argv[1])
+LADE, REFUSE = (os.path.abspath(sys.argv[i]) for i in (1, 3))
+URING_SETUP = "425"  # io_uring_setup, on every architecture
 ENVIRONMENT = jobs.environment(sys.argv[2])
 N_STEPS = 6
 TRAIN = ["--model", "nano", "--batch", "8", "--seq", "32", "--eval-iters", "1", "--quiet", "--json",
@@ -108,6 +110,22 @@ def drive_fails(layout, bad, nth):
     goes_on(layout, WANT, f"after a failure of rank {bad}")
 
 
+def reads_fail(layout, bad):
+    """Blocks that are fetched ahead cannot be read, at rank @bad or at all ranks in the same step."""
+    clear()
+    which = f'[ $OMPI_COMM_WORLD_RANK = {bad} ] || exec "$0" "$@"; ' if bad is not None else ""
+    paths = f"-P {os.getcwd()}/state/lade-durable.data -P {os.getcwd()}/state/lade-durable-1.data"
+    strace = f"{shutil.which('strace')} -f -qq -o trace.$OMPI_COMM_WORLD_RANK {paths}"
+    script = (f"shift; {which}exec {REFUSE} {errno.ENOSYS} {URING_SETUP} -- {strace} -e trace=pread64 "
+              '-e inject=pread64:error=EIO:when=8+ "$0" "$@"')
+    code, out, lines = begin(layout, launch=["--", "sh", "-c", script, LADE]).end()
+    lines = [line for line in lines if ": note: " not in line]
+    words = ("reading back of tensor", "Input/output error", "lade-durable-1.data" if bad else "lade-durable")
+    require(code == 5 and not out and lines and all(word in line for word in words for line in lines),
+            f"ranks that cannot read end the job with {code}", lines)
+    goes_on(layout, WANT, "after blocks that could not be read")
+
+
 def can_trace():
     if not shutil.which("strace"):
         return False
@@ -136,6 +154,8 @@ def killed_at_sync(layout):
 def what_all_ranks_have_is_gone_on_from():
     if can_trace():
         drive_fails(ZERO_3, 1, 7)
+        reads_fail(ZERO_3, 1)
+        reads_fail(ZERO_3, None)
     else:
         goes_on(ZERO_3, WANT, "anew")
 
@@ -256,7 +276,7 @@ def kills(layout, n):
 
 def layouts_survive_kills():
     for layout in (ZERO_3_TP, HYBRID):
-        kills(layout, int(sys.argv[3]))
+        kills(layout, int(sys.argv[4]))
 
 
 with jobs.scratch():
@@ -265,7 +285,7 @@ with jobs.scratch():
     random.seed(seed)
     print(f"seed {seed}", flush=True)
     WANT = undisturbed(REPLICAS)
-    if len(sys.argv) > 3:
+    if len(sys.argv) > 4:
         jobs.tests_run((layouts_survive_kills, the_first_step_and_the_first_rank_are_no_others,
                         what_is_not_one_state_is_refused_and_not_touched))
     else:
