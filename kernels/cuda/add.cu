@@ -8,18 +8,22 @@
 
 template <int N> static __device__ void add_packs(const struct lade_add_args &a, int64_t first, int64_t end)
 {
-  for (int64_t i = first + thread_get() * N; i < end; i += n_threads_get() * N) {
-    pack<float, N> x = *(const pack<float, N> *)(a.x + i), y = *(const pack<float, N> *)(a.y + i);
-    for (int j = 0; j < N; j++)
-      y.x[j] = x.x[j] + y.x[j];
-    *(pack<float, N> *)(a.y + i) = y;
+#pragma unroll 1
+  for (int64_t i = first + packs_first<N>(); i < end; i += packs_step<N>()) {
+    pack<float, N> x[LADE_CUDA_TURNS], y[LADE_CUDA_TURNS];
+    packs_load(x, a.x, i, end);
+    packs_load(y, (const float *)a.y, i, end);
+#pragma unroll
+    for (int at = 0; at < LADE_CUDA_TURNS * N; at++)
+      y[at / N].x[at % N] = x[at / N].x[at % N] + y[at / N].x[at % N];
+    packs_store(a.y, y, i, end);
   }
 }
 
 LADE_KERNEL(add, lade_add_args)
 {
-  int64_t whole = a.n_elements / 4 * 4;
-  add_packs<4>(a, 0, whole);
+  int64_t whole = a.n_elements / LADE_PACK(float) * LADE_PACK(float);
+  add_packs<LADE_PACK(float)>(a, 0, whole);
   add_packs<1>(a, whole, a.n_elements);
 }
 LADE_CUDA_EXPORT(add, lade_add_args)

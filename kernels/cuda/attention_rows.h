@@ -9,8 +9,6 @@
 #include "kernels/cuda/attention_shape.h"
 #include "kernels/cuda/mma.h"
 
-#define LOG2_E 1.44269504088896341f
-
 static __device__ inline int warp_get(void)
 {
   return (int)threadIdx.x / 32;

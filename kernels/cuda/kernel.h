@@ -16,6 +16,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "base/float.h"
 #include "base/philox.h"
@@ -45,6 +46,8 @@
 
 /* ---- elements ---- */
 
+#define LOG2_E 1.44269504088896341f
+
 struct bf16 {
   uint16_t bits;
 };
@@ -54,11 +57,23 @@ struct f16 {
 
 static __device__ inline float get(float x) { return x; }
 static __device__ inline float get(bf16 x) { return lade_bf16_to_f32(x.bits); }
-static __device__ inline float get(f16 x) { return lade_f16_to_f32(x.bits); }
+static __device__ inline float get(f16 x) { return ptx_f32_of_f16(x.bits); }
+
+/* Two neighbours in one word. The instruction has the bits of base/float.h, but for which NaN a NaN becomes. */
+static __device__ inline uint32_t pair_make(bf16, float low, float high) { return ptx_pair_bf16(low, high); }
+static __device__ inline uint32_t pair_make(f16, float low, float high) { return ptx_pair_f16(low, high); }
 
 static __device__ inline void put(float *at, float value) { *at = value; }
-static __device__ inline void put(bf16 *at, float value) { at->bits = lade_f32_to_bf16(value); }
-static __device__ inline void put(f16 *at, float value) { at->bits = lade_f32_to_f16(value); }
+static __device__ inline void put(bf16 *at, float value) { at->bits = (uint16_t)pair_make(bf16(), value, 0); }
+static __device__ inline void put(f16 *at, float value) { at->bits = (uint16_t)pair_make(f16(), value, 0); }
+
+/* What is rounded to 16 bits need not be known better than to 2^-22, which costs a third. */
+static __device__ inline float exp_for(float, float x) { return expf(x); }
+static __device__ inline float exp_for(bf16, float x) { return ptx_exp2(x * LOG2_E); }
+static __device__ inline float exp_for(f16, float x) { return ptx_exp2(x * LOG2_E); }
+static __device__ inline float reciprocal_for(float, float x) { return 1 / x; }
+static __device__ inline float reciprocal_for(bf16, float x) { return ptx_reciprocal(x); }
+static __device__ inline float reciprocal_for(f16, float x) { return ptx_reciprocal(x); }
 
 /* A value as it is once it was stored as T. */
 template <class T> static __device__ inline float stored(float value)
@@ -92,6 +107,89 @@ template <class T, int N> struct __align__(sizeof(T) * N) pack {
 };
 #define LADE_PACK(T) ((int)(16 / sizeof(T)))
 
+template <class T, int N> static __device__ inline pack<T, N> pack_load(const T *from)
+{
+  if (sizeof(pack<T, N>) != 16)
+    return *(const pack<T, N> *)from;
+  pack<T, N> p;
+  uint32_t words[4];
+  ptx_load_16(words, from);
+  memcpy(&p, words, sizeof(p) < sizeof(words) ? sizeof(p) : sizeof(words));
+  return p;
+}
+
+template <class T, int N> static __device__ inline void pack_store(T *to, const pack<T, N> &p)
+{
+  uint32_t words[4];
+  if (sizeof(p) != sizeof(words)) {
+    *(pack<T, N> *)to = p;
+    return;
+  }
+  memcpy(words, &p, sizeof(p) < sizeof(words) ? sizeof(p) : sizeof(words));
+  ptx_store_16(to, words);
+}
+
+template <int N> static __device__ inline void pack_put(pack<float, N> &to, const float (&x)[N])
+{
+#pragma unroll
+  for (int j = 0; j < N; j++)
+    to.x[j] = x[j];
+}
+
+template <class T, int N> static __device__ inline void pack_put(pack<T, N> &to, const float (&x)[N])
+{
+#pragma unroll
+  for (int j = 0; j + 1 < N; j += 2) {
+    uint32_t pair = pair_make(T(), x[j], x[j + 1]);
+    memcpy(&to.x[j], &pair, sizeof(pair));
+  }
+  if (N % 2)
+    put(&to.x[N - 1], x[N - 1]);
+}
+
+template <class T, int N> static __device__ inline void numbers_put(T *to, const float (&x)[N])
+{
+  pack<T, N> p;
+  pack_put(p, x);
+  pack_store(to, p);
+}
+
+/*
+ * Elementwise kernels: a thread has LADE_CUDA_TURNS packs at a time, a block's width apart, and loads all of them
+ * before it waits for one: what hides memory's latency is bytes under way, more than threads.
+ */
+template <int N> static __device__ inline int64_t packs_first(void)
+{
+  return ((int64_t)blockIdx.x * LADE_CUDA_TURNS * blockDim.x + threadIdx.x) * N;
+}
+
+template <int N> static __device__ inline int64_t packs_step(void)
+{
+  return (int64_t)gridDim.x * LADE_CUDA_TURNS * blockDim.x * N;
+}
+
+/* From @i on, which is before @end; what is past it is the first again. */
+template <class T, int N>
+static __device__ inline void packs_load(pack<T, N> (&p)[LADE_CUDA_TURNS], const T *from, int64_t i, int64_t end)
+{
+#pragma unroll
+  for (int turn = 0; turn < LADE_CUDA_TURNS; turn++) {
+    int64_t at = i + (int64_t)turn * blockDim.x * N;
+    p[turn] = pack_load<T, N>(from + (at < end ? at : i));
+  }
+}
+
+template <class T, int N>
+static __device__ inline void packs_store(T *to, const pack<T, N> (&p)[LADE_CUDA_TURNS], int64_t i, int64_t end)
+{
+#pragma unroll
+  for (int turn = 0; turn < LADE_CUDA_TURNS; turn++) {
+    int64_t at = i + (int64_t)turn * blockDim.x * N;
+    if (at < end)
+      pack_store(to + at, p[turn]);
+  }
+}
+
 /* The number of this thread in the grid, and of threads. */
 static __device__ inline int64_t thread_get(void)
 {
@@ -105,13 +203,54 @@ static __device__ inline int64_t n_threads_get(void)
 
 /* ---- dropout ---- */
 
+/* Words of N elements from @i on. The first begins a draw, unless a part of a tensor does not. */
+template <int N>
+static __device__ inline void drop_words(uint32_t (&words)[N], const struct lade_step *step,
+                                         const struct lade_drop &drop, int64_t i)
+{
+  constexpr int DRAWS = (N + 6) / 4;
+  const uint64_t element = drop.first_element + (uint64_t)i;
+  const int ahead = (int)(element % 4);
+  uint32_t all[4 * DRAWS] = {};
+#pragma unroll
+  for (int d = 0; d < DRAWS; d++) {
+    struct lade_philox draw = {};
+    if (4 * d < N + ahead)
+      draw = lade_philox_draw(step->seed, step->step, drop.stream, element / 4 + d);
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      all[4 * d + k] = draw.word[k];
+  }
+#pragma unroll
+  for (int far = 1; far <= 2; far++)
+#pragma unroll
+    for (int k = 0; k + far < 4 * DRAWS; k++)
+      all[k] = ahead & far ? all[k + far] : all[k];
+#pragma unroll
+  for (int j = 0; j < N; j++)
+    words[j] = all[j];
+}
+
+/* x[N], the elements from @i on, with what is dropped 0. */
+template <int N>
+static __device__ inline void drop_numbers(float (&x)[N], const struct lade_step *step, const struct lade_drop &drop,
+                                           int64_t i)
+{
+  uint32_t words[N];
+  if (drop.drop_below == 0)
+    return;
+  drop_words(words, step, drop, i);
+#pragma unroll
+  for (int j = 0; j < N; j++)
+    x[j] = words[j] >= drop.drop_below ? x[j] * drop.scale : 0.0f;
+}
+
 static __device__ inline float drop_value(const struct lade_step *step, const struct lade_drop &drop, int64_t i,
                                           float value)
 {
-  if (drop.drop_below == 0)
-    return value;
-  uint32_t word = lade_philox_word(step->seed, step->step, drop.stream, drop.first_element + (uint64_t)i);
-  return word >= drop.drop_below ? value * drop.scale : 0.0f;
+  float x[1] = {value};
+  drop_numbers(x, step, drop, i);
+  return x[0];
 }
 
 /* ---- reductions, in an order that the block's size alone decides ---- */

@@ -14,6 +14,7 @@
 #include "kernels/cuda/launch_internal.h"
 
 #define MAX_BLOCKS 8192
+#define PACK_BYTES 16
 
 const char *lade_cuda_function_name(int place)
 {
@@ -51,6 +52,12 @@ void lade_cuda_launch_items(const struct lade_kernel_ctx *ctx, enum lade_cuda_fu
 {
   int64_t n_blocks = LADE_MAX(1, LADE_MIN(MAX_BLOCKS, lade_div_up(n_items, LADE_CUDA_THREADS)));
   lade_cuda_launch_grid(ctx, function, dtype, (struct lade_cuda_launch){.grid = {(unsigned)n_blocks}, .args = args});
+}
+
+int64_t lade_cuda_row_packs(enum lade_dtype dtype, int64_t d)
+{
+  int64_t n = PACK_BYTES / (int64_t)lade_dtype_bytes(dtype);
+  return d % n == 0 ? d / n : d;
 }
 
 static size_t workspace_bytes(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args)

@@ -16,6 +16,9 @@ void lade_cuda_launch_grid(const struct lade_kernel_ctx *ctx, enum lade_cuda_fun
 void lade_cuda_launch_items(const struct lade_kernel_ctx *ctx, enum lade_cuda_function function, enum lade_dtype dtype,
                             int64_t n_items, const void *args);
 
+/* The packs of 16 bytes of a row of @d elements; elements where its length does not keep packs aligned. */
+int64_t lade_cuda_row_packs(enum lade_dtype dtype, int64_t d);
+
 /* For ops that multiply matrices inside. A product's scratch is asked for first, with a bias or without as it runs. */
 lade_kernel_fn lade_cuda_matmul;
 size_t lade_cuda_matmul_bytes(const struct lade_kernels *kernels, const struct lade_matmul_args *args);

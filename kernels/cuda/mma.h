@@ -24,16 +24,6 @@ static __device__ inline void mma(f16, float (&c)[4], const uint32_t (&a)[4], ui
   ptx_mma_f16(c, a, b0, b1);
 }
 
-static __device__ inline uint32_t pair_make(bf16, float low, float high)
-{
-  return ptx_pair_bf16(low, high);
-}
-
-static __device__ inline uint32_t pair_make(f16, float low, float high)
-{
-  return ptx_pair_f16(low, high);
-}
-
 static __device__ inline int lane_get(void)
 {
   return (int)threadIdx.x % 32;

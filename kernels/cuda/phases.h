@@ -12,6 +12,7 @@
 #include "kernels/kernels.h"
 
 #define LADE_CUDA_THREADS 256 /* of a block, at most */
+#define LADE_CUDA_TURNS 4     /* packs of 16 bytes that a thread of an elementwise kernel has under way, of a tensor */
 
 /* ---- sums over rows ---- */
 

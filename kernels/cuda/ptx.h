@@ -23,6 +23,19 @@ static __device__ inline unsigned ptx_shared(const void *at)
   return (unsigned)__cvta_generic_to_shared(at);
 }
 
+/* 16 bytes, at a multiple of 16, in one instruction: where it stands, and not taken apart by the compiler. */
+static __device__ inline void ptx_load_16(uint32_t (&x)[4], const void *from)
+{
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "l"(__cvta_generic_to_global(from)) : "memory");
+}
+
+static __device__ inline void ptx_store_16(void *to, const uint32_t (&x)[4])
+{
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" :: "l"(__cvta_generic_to_global(to)), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3]) : "memory");
+}
+
 /* 16 bytes from global to shared memory, both at multiples of 16; zeros, and nothing is read, unless @is_there. */
 static __device__ inline void ptx_copy_16(void *to, const void *from, bool is_there)
 {
@@ -79,6 +92,22 @@ static __device__ inline float ptx_exp2(float x)
 {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/* 1/x within 2^-23 of it; where that is below the least normal number, zero. */
+static __device__ inline float ptx_reciprocal(float x)
+{
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/* Exact. */
+static __device__ inline float ptx_f32_of_f16(uint16_t x)
+{
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
   return y;
 }
 

@@ -12,8 +12,21 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/base.h"
 #include "base/float.h"
 #include "cuda_on_cpu_run.h"
+
+static inline void ptx_load_16(uint32_t (&x)[4], const void *from)
+{
+  LADE_ASSERT((uintptr_t)from % 16 == 0);
+  memcpy(x, from, sizeof(x));
+}
+
+static inline void ptx_store_16(void *to, const uint32_t (&x)[4])
+{
+  LADE_ASSERT((uintptr_t)to % 16 == 0);
+  memcpy(to, x, sizeof(x));
+}
 
 static inline void ptx_copy_16(void *to, const void *from, bool is_there)
 {
@@ -92,6 +105,17 @@ static inline void ptx_mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b
 static inline float ptx_exp2(float x)
 {
   return x < -126 ? 0 : exp2f(x);
+}
+
+static inline float ptx_reciprocal(float x)
+{
+  float y = 1 / x;
+  return fabsf(y) < 0x1p-126f ? copysignf(0, y) : y;
+}
+
+static inline float ptx_f32_of_f16(uint16_t x)
+{
+  return lade_f16_to_f32(x);
 }
 
 static inline uint32_t ptx_pair_bf16(float low, float high)
