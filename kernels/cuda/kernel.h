@@ -25,19 +25,22 @@
 
 /* ---- names ---- */
 
-#define LADE_KERNEL(name, args_type) \
-  extern "C" __global__ void __launch_bounds__(LADE_CUDA_THREADS) name(const __grid_constant__ struct args_type a, \
-                                                                       const struct lade_step *step)
+/* BLOCKS: of so many blocks of the most threads a multiprocessor is to have room in registers for. */
+#define LADE_KERNEL_BLOCKS(name, args_type, BLOCKS) \
+  extern "C" __global__ void __launch_bounds__(LADE_CUDA_THREADS, BLOCKS) \
+    name(const __grid_constant__ struct args_type a, const struct lade_step *step)
+#define LADE_KERNEL(name, args_type) LADE_KERNEL_BLOCKS(name, args_type, 1)
 
 /* @name for the driver, around the template @name_of<T>. */
-#define LADE_KERNEL_OF(name, args_type, suffix, T) \
-  LADE_KERNEL(name##_##suffix, args_type) { name##_of<T>(a, step); } \
+#define LADE_KERNEL_OF(name, args_type, suffix, T, BLOCKS) \
+  LADE_KERNEL_BLOCKS(name##_##suffix, args_type, BLOCKS) { name##_of<T>(a, step); } \
   LADE_CUDA_EXPORT(name##_##suffix, args_type)
 
-#define LADE_KERNEL_OF_DTYPES(name, args_type) \
-  LADE_KERNEL_OF(name, args_type, f32, float) \
-  LADE_KERNEL_OF(name, args_type, bf16, bf16) \
-  LADE_KERNEL_OF(name, args_type, f16, f16)
+#define LADE_KERNEL_OF_DTYPES_BLOCKS(name, args_type, BLOCKS) \
+  LADE_KERNEL_OF(name, args_type, f32, float, BLOCKS) \
+  LADE_KERNEL_OF(name, args_type, bf16, bf16, BLOCKS) \
+  LADE_KERNEL_OF(name, args_type, f16, f16, BLOCKS)
+#define LADE_KERNEL_OF_DTYPES(name, args_type) LADE_KERNEL_OF_DTYPES_BLOCKS(name, args_type, 1)
 
 /* The block's shared memory, of the bytes that its launch says. */
 #define LADE_SHARED(type, name) \
@@ -56,7 +59,7 @@ struct f16 {
 };
 
 static __device__ inline float get(float x) { return x; }
-static __device__ inline float get(bf16 x) { return lade_bf16_to_f32(x.bits); }
+static __device__ inline float get(bf16 x) { return ptx_f32_of_bf16(x.bits); }
 static __device__ inline float get(f16 x) { return ptx_f32_of_f16(x.bits); }
 
 /* Two neighbours in one word. The instruction has the bits of base/float.h, but for which NaN a NaN becomes. */
@@ -269,19 +272,34 @@ static __device__ inline float warp_max(float value)
   return value;
 }
 
-/* The sum over all threads of the block, known to all of them. @room: a float for each warp. */
-static __device__ inline float block_sum(float value, float *room)
+/* Sums over all threads of the block, known to all of them. @room: N floats for each warp. */
+template <int N> static __device__ inline void block_sums(float (&values)[N], float *room)
 {
   int warp = (int)threadIdx.x / 32, n_warps = (int)blockDim.x / 32;
-  value = warp_sum(value);
+#pragma unroll
+  for (int i = 0; i < N; i++)
+    values[i] = warp_sum(values[i]);
+  if (n_warps == 1)
+    return;
   __syncthreads(); /* of the last use of the room */
-  if (threadIdx.x % 32 == 0)
-    room[warp] = value;
+#pragma unroll
+  for (int i = 0; i < N && threadIdx.x % 32 == 0; i++)
+    room[warp * N + i] = values[i];
   __syncthreads();
-  float sum = 0;
-  for (int i = 0; i < n_warps; i++)
-    sum += room[i];
-  return sum;
+#pragma unroll
+  for (int i = 0; i < N; i++)
+    values[i] = room[i];
+  for (int other = 1; other < n_warps; other++)
+#pragma unroll
+    for (int i = 0; i < N; i++)
+      values[i] += room[other * N + i];
+}
+
+static __device__ inline float block_sum(float value, float *room)
+{
+  float values[1] = {value};
+  block_sums(values, room);
+  return values[0];
 }
 
 static __device__ inline float block_max(float value, float *room)

@@ -5,10 +5,9 @@
 static void sum_squares(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_sum_squares_args *a = args;
-  int64_t n_lanes = lade_div_up(a->n_elements, LADE_SUM_BLOCK) * LADE_CUDA_SUM_LANES;
   lade_cuda_launch_grid(ctx, LADE_CUDA_SUM_SQUARES, a->dtype,
-                        (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(n_lanes, LADE_CUDA_THREADS)},
-                                                  .args = a});
+                        (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(a->n_elements, LADE_SUM_BLOCK)},
+                                                  .args = a, .shared_bytes = 2 * LADE_CUDA_SUM_SPAN * sizeof(float)});
 }
 
 /* One block, with a double of each thread. */
@@ -29,14 +28,14 @@ static void clip(const struct lade_kernel_ctx *ctx, const void *args)
   partials_launch(ctx, LADE_CUDA_CLIP, args);
 }
 
-/* A block of threads is a block of moments: those of 8 bits share their exponent in it. */
+/* A block of threads has whole runs of random words, which lie in its shared memory. */
 static void adamw(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_adamw_args *a = args;
+  const int64_t n_each = LADE_CUDA_THREADS * LADE_CUDA_ADAMW_EACH;
   lade_cuda_launch_grid(ctx, LADE_CUDA_ADAMW, a->dtype,
-                        (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(a->n_elements, LADE_MOMENT_BLOCK)},
-                                                  .n_threads = LADE_MOMENT_BLOCK, .args = a,
-                                                  .shared_bytes = LADE_CUDA_ROOM_FLOATS * sizeof(float)});
+                        (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(a->n_elements, n_each)}, .args = a,
+                                                  .shared_bytes = LADE_CUDA_THREADS * sizeof(uint32_t)});
 }
 
 void lade_cuda_optimizer_init(struct lade_kernels *kernels)

@@ -10,10 +10,10 @@ static unsigned columns(int64_t d)
   return (unsigned)lade_div_up(d, LADE_CUDA_THREADS);
 }
 
-/* Threads for a row of @d elements: whole warps, no more than have work. */
-static unsigned row_threads(int64_t d)
+/* Threads for a row of @n_packs, so many each: whole warps, no more than have work. */
+static unsigned row_threads(int64_t n_packs, int n_each)
 {
-  return (unsigned)LADE_MIN(LADE_CUDA_THREADS, lade_div_up(d, 32) * 32);
+  return (unsigned)LADE_MIN(LADE_CUDA_THREADS, lade_align_up((uint64_t)lade_div_up(n_packs, n_each), 32));
 }
 
 static unsigned shared_floats(int64_t n)
@@ -26,7 +26,9 @@ static void row_sums(const struct lade_kernel_ctx *ctx, int64_t n_rows, struct l
 {
   sums.n_blocks = lade_cuda_row_blocks(n_rows);
   lade_cuda_launch_grid(ctx, LADE_CUDA_ROW_SUMS, LADE_F32,
-                        (struct lade_cuda_launch){.grid = {columns(sums.d), (unsigned)sums.n_outputs}, .args = &sums});
+                        (struct lade_cuda_launch){
+                            .grid = {(unsigned)lade_div_up(sums.d, LADE_CUDA_SUM_COLUMNS), (unsigned)sums.n_outputs},
+                            .args = &sums, .shared_bytes = shared_floats(LADE_CUDA_THREADS)});
 }
 
 static size_t row_sums_bytes(int64_t n_rows, int64_t d, int n_outputs)
@@ -37,9 +39,12 @@ static size_t row_sums_bytes(int64_t n_rows, int64_t d, int n_outputs)
 static void column_sum(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_column_sum_args *a = args;
+  int64_t n_packs = lade_cuda_row_packs(a->dtype, a->n);
+  unsigned n_threads = row_threads(n_packs, 1);
   lade_cuda_launch_grid(ctx, LADE_CUDA_COLUMN_SUM, a->dtype,
-                        (struct lade_cuda_launch){.grid = {columns(a->n), (unsigned)lade_cuda_row_blocks(a->m)},
-                                                  .args = a});
+                        (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(n_packs, n_threads),
+                                                           (unsigned)lade_cuda_row_blocks(a->m)},
+                                                  .n_threads = n_threads, .args = a});
   row_sums(ctx, a->m, (struct lade_cuda_row_sums){.d = a->n, .n_outputs = 1, .partials = a->workspace,
                                                   .outputs = {a->sum}, .accumulate = a->accumulate});
 }
@@ -54,7 +59,7 @@ static void embed_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   const struct lade_embed_fwd_args *a = args;
   lade_cuda_launch_grid(ctx, LADE_CUDA_EMBED_FWD, a->dtype,
                         (struct lade_cuda_launch){.grid = {(unsigned)(a->batch * a->time)},
-                                                  .n_threads = row_threads(a->d), .args = a});
+                                                  .n_threads = row_threads(a->d, 1), .args = a});
 }
 
 static void embed_bwd(const struct lade_kernel_ctx *ctx, const void *args)
@@ -78,26 +83,38 @@ size_t lade_cuda_embed_bwd_bytes(const struct lade_embed_bwd_args *a)
   return (size_t)(a->batch * a->time) * sizeof(int32_t);
 }
 
+/* A launch with a block for each row, all of which its threads have at once unless it is longer. */
+static struct lade_cuda_launch rows_launch(const void *args, enum lade_dtype dtype, int64_t n_rows, int64_t d)
+{
+  return (struct lade_cuda_launch){.grid = {(unsigned)n_rows}, .args = args,
+                                   .n_threads = row_threads(lade_cuda_row_packs(dtype, d), LADE_CUDA_ROW_PACKS),
+                                   .shared_bytes = shared_floats(LADE_CUDA_ROOM_FLOATS)};
+}
+
 static void norm_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_norm_fwd_args *a = args;
-  lade_cuda_launch_grid(ctx, LADE_CUDA_NORM_FWD, a->dtype,
-                        (struct lade_cuda_launch){.grid = {(unsigned)a->n}, .n_threads = row_threads(a->d), .args = a,
-                                                  .shared_bytes = shared_floats(LADE_CUDA_ROOM_FLOATS)});
+  lade_cuda_launch_grid(ctx, LADE_CUDA_NORM_FWD, a->dtype, rows_launch(a, a->dtype, a->n, a->d));
 }
 
-/* A launch over blocks of rows that keeps @n_outputs partial sums at hand. */
-static struct lade_cuda_launch row_blocks(const void *args, int64_t n_rows, int64_t d, int n_outputs)
+/*
+ * A launch over blocks of rows that keeps @n_outputs partial sums at hand. Threads have one pack of each of several
+ * rows, or two, before they have four of one row: blocks are few, and each is to have many threads.
+ */
+static struct lade_cuda_launch row_blocks(const void *args, enum lade_dtype dtype, int64_t n_rows, int64_t d,
+                                          int n_outputs)
 {
+  int64_t n_packs = lade_cuda_row_packs(dtype, d);
+  int n_each = n_packs <= LADE_CUDA_THREADS ? 1 : n_packs <= 2 * LADE_CUDA_THREADS ? 2 : LADE_CUDA_ROW_PACKS;
   return (struct lade_cuda_launch){
-      .grid = {(unsigned)lade_cuda_row_blocks(n_rows)}, .n_threads = row_threads(d), .args = args,
+      .grid = {(unsigned)lade_cuda_row_blocks(n_rows)}, .n_threads = row_threads(n_packs, n_each), .args = args,
       .shared_bytes = shared_floats(LADE_CUDA_ROOM_FLOATS + lade_cuda_row_shared(d, n_outputs))};
 }
 
 static void norm_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_norm_bwd_args *a = args;
-  lade_cuda_launch_grid(ctx, LADE_CUDA_NORM_BWD, a->dtype, row_blocks(a, a->n, a->d, 2));
+  lade_cuda_launch_grid(ctx, LADE_CUDA_NORM_BWD, a->dtype, row_blocks(a, a->dtype, a->n, a->d, 2));
   row_sums(ctx, a->n, (struct lade_cuda_row_sums){.d = a->d, .n_outputs = 2, .partials = a->workspace,
                                                   .outputs = {a->d_weight, a->d_bias}, .accumulate = a->accumulate});
 }
@@ -110,16 +127,14 @@ size_t lade_cuda_norm_bwd_bytes(const struct lade_norm_bwd_args *a)
 static void residual_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_residual_fwd_args *a = args;
-  lade_cuda_launch_grid(ctx, LADE_CUDA_RESIDUAL_FWD, a->dtype,
-                        (struct lade_cuda_launch){.grid = {(unsigned)a->n}, .n_threads = row_threads(a->d), .args = a,
-                                                  .shared_bytes = shared_floats(LADE_CUDA_ROOM_FLOATS)});
+  lade_cuda_launch_grid(ctx, LADE_CUDA_RESIDUAL_FWD, a->dtype, rows_launch(a, a->dtype, a->n, a->d));
 }
 
 static void residual_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_residual_bwd_args *a = args;
   bool has_norm = a->kind != LADE_NORM_NONE;
-  lade_cuda_launch_grid(ctx, LADE_CUDA_RESIDUAL_BWD, a->dtype, row_blocks(a, a->n, a->d, 3));
+  lade_cuda_launch_grid(ctx, LADE_CUDA_RESIDUAL_BWD, a->dtype, row_blocks(a, a->dtype, a->n, a->d, 3));
   row_sums(ctx, a->n,
            (struct lade_cuda_row_sums){.d = a->d, .n_outputs = 3, .partials = a->workspace,
                                        .outputs = {has_norm ? a->d_weight : NULL, has_norm ? a->d_norm_bias : NULL,
@@ -135,9 +150,14 @@ size_t lade_cuda_residual_bwd_bytes(const struct lade_residual_bwd_args *a)
 static void rope(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_rope_args *a = args;
-  lade_cuda_launch_items(ctx, LADE_CUDA_ROPE_TABLE, LADE_F32, a->time * (a->head_dim / 2), a);
+  int64_t half = a->head_dim / 2, n_runs = lade_div_up(a->time, LADE_CUDA_ROPE_RUN);
+  int64_t n_packs = (a->heads + a->key_heads) * lade_cuda_row_packs(a->dtype, half);
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ROPE_TABLE, LADE_F32,
+                        (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(n_runs * half, LADE_CUDA_THREADS)},
+                                                  .args = a});
   lade_cuda_launch_grid(ctx, LADE_CUDA_ROPE, a->dtype,
-                        (struct lade_cuda_launch){.grid = {(unsigned)(a->batch * a->time)}, .args = a});
+                        (struct lade_cuda_launch){.grid = {(unsigned)(a->batch * a->time)},
+                                                  .n_threads = row_threads(n_packs, LADE_CUDA_ROPE_TURNS), .args = a});
 }
 
 size_t lade_cuda_rope_bytes(const struct lade_rope_args *a)

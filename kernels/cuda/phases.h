@@ -35,9 +35,15 @@ LADE_INLINE int64_t lade_cuda_row_blocks(int64_t n_rows)
   return (n_rows + lade_cuda_row_block(n_rows) - 1) / lade_cuda_row_block(n_rows);
 }
 
-/* Partial sums of a block of rows wait in shared memory where they fit, else where they end, in the workspace. */
-#define LADE_CUDA_ROOM_FLOATS 32 /* of a reduction over the block */
-#define LADE_CUDA_ROW_SHARED_FLOATS 11264
+/* Packs of 16 bytes of a row, or of rows, that a thread has in registers. */
+#define LADE_CUDA_ROW_PACKS 4
+
+/*
+ * Partial sums of a block of rows wait in shared memory where they fit, with the room in 96 KiB, which every GPU has;
+ * else where they end, in the workspace.
+ */
+#define LADE_CUDA_ROOM_FLOATS 64 /* of a reduction over the block: two sums of each row in hand for each warp */
+#define LADE_CUDA_ROW_SHARED_FLOATS (24576 - LADE_CUDA_ROOM_FLOATS)
 
 LADE_INLINE int64_t lade_cuda_row_shared(int64_t d, int n_outputs)
 {
@@ -46,6 +52,7 @@ LADE_INLINE int64_t lade_cuda_row_shared(int64_t d, int n_outputs)
 
 /* outputs[i][d] (+)= the sum over blocks of partials[block][i][d]; an output may be NULL. */
 #define LADE_CUDA_ROW_OUTPUTS 3
+#define LADE_CUDA_SUM_COLUMNS 32 /* of a block of threads */
 struct lade_cuda_row_sums {
   int64_t n_blocks, d;
   int n_outputs;
@@ -56,7 +63,17 @@ struct lade_cuda_row_sums {
 
 /* ---- the optimizer's sums ---- */
 
-#define LADE_CUDA_SUM_LANES 16 /* threads for one block of LADE_SUM_BLOCK elements */
+#define LADE_CUDA_SUM_LANES 16  /* threads that add one block of LADE_SUM_BLOCK elements */
+#define LADE_CUDA_SUM_SPAN 4096 /* elements of it that are in shared memory, beside those of the next span */
+
+/* ---- the update ---- */
+
+#define LADE_CUDA_ADAMW_EACH 4 /* elements of a thread: of F32 16 bytes; a warp has a block of 8-bit moments */
+
+/* ---- rotation ---- */
+
+#define LADE_CUDA_ROPE_RUN 16  /* rows of the table for a thread */
+#define LADE_CUDA_ROPE_TURNS 2 /* packs of pairs that a thread has under way */
 
 /* ---- matrix product ---- */
 

@@ -36,6 +36,12 @@ static __device__ inline void ptx_store_16(void *to, const uint32_t (&x)[4])
                "r"(x[2]), "r"(x[3]) : "memory");
 }
 
+/* Words are used from here on as if they had just been loaded: what was made of them before is made anew. */
+static __device__ inline void ptx_words_forget(uint32_t (&x)[4])
+{
+  asm volatile("" : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3]));
+}
+
 /* 16 bytes from global to shared memory, both at multiples of 16; zeros, and nothing is read, unless @is_there. */
 static __device__ inline void ptx_copy_16(void *to, const void *from, bool is_there)
 {
@@ -108,6 +114,14 @@ static __device__ inline float ptx_f32_of_f16(uint16_t x)
 {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}
+
+/* In words that the compiler does not see through, so that it does not keep numbers where it has what they are of. */
+static __device__ inline float ptx_f32_of_bf16(uint16_t x)
+{
+  float y;
+  asm("mov.b32 %0, {%1, %2};" : "=f"(y) : "h"((uint16_t)0), "h"(x));
   return y;
 }
 

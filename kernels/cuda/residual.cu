@@ -4,20 +4,46 @@
  * rounded first and used as rounded, so the fused op has the bits of its parts.
  *
  * Moves 4 n d elements forward (3 without a norm); backward 4 n d, with dropout 5 n d, and 6 d F32 numbers for each
- * block of at least 16 rows. Bound: memory; with dropout the Philox words, one draw an element.
+ * block of at least 16 rows. Bound: memory; with dropout the Philox words, one draw for four elements.
  */
 #include "kernels/cuda/norm_row.h"
 
-template <class T>
-static __device__ void residual_fwd_of(const struct lade_residual_fwd_args &a, const struct lade_step *step)
+/* sum of the span from @at on, stored and left in @sums. */
+template <class T, int N>
+static __device__ inline void sum_span(const struct lade_residual_fwd_args &a, const struct lade_step *step,
+                                       int64_t row, int at, pack<T, N> (&sums)[PACKS])
 {
-  LADE_SHARED(float, room);
-  int64_t row = blockIdx.x;
-  for (int64_t j = threadIdx.x; j < a.d; j += blockDim.x) {
-    int64_t i = row * a.d + j;
-    float x = get(((const T *)a.x)[i]) + (a.bias ? get(((const T *)a.bias)[j]) : 0.0f);
-    put((T *)a.sum + i, get(((const T *)a.residual)[i]) + drop_value(step, a.drop, i, x));
+  pack<T, N> x[PACKS], bias[PACKS] = {};
+  span_load(x, (const T *)a.x + row * a.d, at, (int)a.d);
+  span_load(sums, (const T *)a.residual + row * a.d, at, (int)a.d);
+  if (a.bias)
+    span_load(bias, a.bias, at, (int)a.d);
+#pragma unroll
+  for (int p = 0; p < PACKS; p++) {
+    const int64_t i = row * a.d + column_get<N>(at, p);
+    float numbers[N];
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      numbers[j] = get(x[p].x[j]) + get(bias[p].x[j]);
+    drop_numbers(numbers, step, a.drop, i);
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      numbers[j] = get(sums[p].x[j]) + numbers[j];
+    pack_put(sums[p], numbers);
+    if (column_get<N>(at, p) < (int)a.d)
+      pack_store((T *)a.sum + i, sums[p]);
   }
+}
+
+template <class T, int N>
+static __device__ inline void residual_row(const struct lade_residual_fwd_args &a, const struct lade_step *step,
+                                           int64_t row, float *room)
+{
+  const int span = span_get<N, PACKS>();
+  pack<T, N> sums[PACKS] = {};
+#pragma unroll 1
+  for (int at = 0; at < (int)a.d; at += span)
+    sum_span(a, step, row, at, sums);
   if (a.kind == LADE_NORM_NONE)
     return;
   struct lade_norm_fwd_args norm = {};
@@ -30,56 +56,24 @@ static __device__ void residual_fwd_of(const struct lade_residual_fwd_args &a, c
   norm.y = a.y;
   norm.mean = a.mean;
   norm.rstd = a.rstd;
-  norm_row<T>(norm, row, room);
-}
-LADE_KERNEL_OF_DTYPES(residual_fwd, lade_residual_fwd_args)
-
-static __device__ inline struct lade_norm_bwd_args norm_of(const struct lade_residual_bwd_args &a)
-{
-  struct lade_norm_bwd_args norm = {};
-  norm.kind = a.kind;
-  norm.d = a.d;
-  norm.dy = a.dy;
-  norm.x = a.sum;
-  norm.weight = a.weight;
-  norm.mean = a.mean;
-  norm.rstd = a.rstd;
-  norm.d_residual = a.d_sum;
-  norm.dx = a.d_residual;
-  return norm;
+  norm_row(norm, row, room, sums, a.d <= span);
 }
 
-/* dx and the bias's gradient of a row whose d_residual is stored. */
 template <class T>
-static __device__ inline void dx_row(const struct lade_residual_bwd_args &a, const struct lade_step *step, int64_t row,
-                                     float *d_x_bias)
+static __device__ void residual_fwd_of(const struct lade_residual_fwd_args &a, const struct lade_step *step)
 {
-  for (int64_t j = threadIdx.x; j < a.d; j += blockDim.x) {
-    int64_t i = row * a.d + j;
-    float d = get(((const T *)a.d_residual)[i]);
-    if (a.dx) {
-      d = stored<T>(drop_value(step, a.drop, i, d));
-      put((T *)a.dx + i, d);
-    }
-    d_x_bias[j] += d;
-  }
+  LADE_SHARED(float, room);
+  if (a.d % LADE_PACK(T) == 0)
+    residual_row<T, LADE_PACK(T)>(a, step, blockIdx.x, room);
+  else
+    residual_row<T, 1>(a, step, blockIdx.x, room);
 }
+LADE_KERNEL_OF_DTYPES_BLOCKS(residual_fwd, lade_residual_fwd_args, 3)
 
 template <class T>
 static __device__ void residual_bwd_of(const struct lade_residual_bwd_args &a, const struct lade_step *step)
 {
-  LADE_SHARED(float, room);
-  float *workspace = (float *)a.workspace;
-  float *partials = partials_begin(room + LADE_CUDA_ROOM_FLOATS, workspace, a.d, 3);
-  const struct lade_norm_bwd_args norm = norm_of(a);
-  int64_t rows = lade_cuda_row_block(a.n), first = blockIdx.x * rows, end = first + rows < a.n ? first + rows : a.n;
-  for (int64_t row = first; row < end; row++) {
-    if (a.kind != LADE_NORM_NONE)
-      norm_bwd_row<T>(norm, row, partials, partials + a.d, room);
-    for (int64_t j = threadIdx.x; a.kind == LADE_NORM_NONE && j < a.d; j += blockDim.x)
-      put((T *)a.d_residual + row * a.d + j, a.d_sum ? get(((const T *)a.d_sum)[row * a.d + j]) : 0.0f);
-    dx_row<T>(a, step, row, partials + 2 * a.d);
-  }
-  partials_end(partials, workspace, a.d, 3);
+  LADE_SHARED(float, shared);
+  rows_bwd<true, T>(a, step, shared);
 }
-LADE_KERNEL_OF_DTYPES(residual_bwd, lade_residual_bwd_args)
+LADE_KERNEL_OF_DTYPES_BLOCKS(residual_bwd, lade_residual_bwd_args, 2)

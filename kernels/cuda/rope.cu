@@ -3,6 +3,9 @@
  * Rotary embedding, half-split, over a table of cosines and sines [T, D/2] that a first kernel makes in double, as
  * kernels/host/rope.c does; the formula of Llama 3.1's frequencies stands there.
  *
+ * A thread makes a run of the table's rows: it starts where the run does and turns on by the frequency, in double, as a
+ * sine and cosine by themselves are some hundred operations, which took as long as the rest.
+ *
  * Moves 2 n rows of qkv (in place: of q and k alone), and the table once, T D F32 numbers. Bound: memory.
  */
 #include "kernels/cuda/kernel.h"
@@ -26,31 +29,89 @@ static __device__ inline double frequency_get(const struct lade_rope_args &a, in
 
 LADE_KERNEL(rope_table, lade_rope_args)
 {
-  float *cosines = (float *)a.workspace, *sines = cosines + a.time * (a.head_dim / 2);
-  int64_t half = a.head_dim / 2;
-  for (int64_t i = thread_get(); i < a.time * half; i += n_threads_get()) {
-    double angle = (double)(i / half) * frequency_get(a, i % half);
-    cosines[i] = (float)cos(angle);
-    sines[i] = (float)(a.is_inverse ? -sin(angle) : sin(angle));
+  const int64_t half = a.head_dim / 2, run = thread_get() / half, j = thread_get() % half;
+  float *cosines = (float *)a.workspace, *sines = cosines + a.time * half;
+  const int64_t first = run * LADE_CUDA_ROPE_RUN;
+  if (first >= a.time)
+    return;
+  const double turn = frequency_get(a, j) * (a.is_inverse ? -1 : 1);
+  const double turn_cosine = cos(turn), turn_sine = sin(turn);
+  double cosine = cos((double)first * turn), sine = sin((double)first * turn);
+  for (int64_t t = first; t < first + LADE_CUDA_ROPE_RUN && t < a.time; t++) {
+    const double before = cosine;
+    cosines[t * half + j] = (float)cosine;
+    sines[t * half + j] = (float)sine;
+    cosine = before * turn_cosine - sine * turn_sine;
+    sine = sine * turn_cosine + before * turn_sine;
   }
 }
 LADE_CUDA_EXPORT(rope_table, lade_rope_args)
 
-/* A block has a row; its pairs are numbered over the query and key heads, and values are copied unless in place. */
-template <class T> static __device__ void rope_of(const struct lade_rope_args &a, const struct lade_step *step)
+/* N neighbouring pairs of a head, whose first and second numbers are at @x and half a head behind. */
+template <class T, int N> struct pairs {
+  pack<T, N> x0, x1;
+  float c[N], s[N];
+};
+
+template <class T, int N>
+static __device__ inline void pairs_load(struct pairs<T, N> &p, const T *x, const float *cosines, const float *sines,
+                                         int half)
 {
-  int64_t half = a.head_dim / 2, row_elements = (a.heads + 2 * a.key_heads) * a.head_dim;
-  int64_t row = blockIdx.x, n_turned = (a.heads + a.key_heads) * half;
+  constexpr int WIDTH = N < 4 ? N : 4;
+  p.x0 = pack_load<T, N>(x);
+  p.x1 = pack_load<T, N>(x + half);
+#pragma unroll
+  for (int j = 0; j < N; j++) {
+    p.c[j] = pack_load<float, WIDTH>(cosines + j / WIDTH * WIDTH).x[j % WIDTH];
+    p.s[j] = pack_load<float, WIDTH>(sines + j / WIDTH * WIDTH).x[j % WIDTH];
+  }
+}
+
+template <class T, int N> static __device__ inline void pairs_turn(const struct pairs<T, N> &p, T *y, int half)
+{
+  float y0[N], y1[N];
+#pragma unroll
+  for (int j = 0; j < N; j++) {
+    const float x0 = get(p.x0.x[j]), x1 = get(p.x1.x[j]);
+    y0[j] = x0 * p.c[j] - x1 * p.s[j];
+    y1[j] = x1 * p.c[j] + x0 * p.s[j];
+  }
+  numbers_put(y, y0);
+  numbers_put(y + half, y1);
+}
+
+/* A block has a row; its pairs are numbered over the query and key heads, and values are copied unless in place. */
+template <class T, int N> static __device__ inline void row_turn(const struct lade_rope_args &a)
+{
+  const int half = (int)a.head_dim / 2, n_each = half / N, n_packs = (int)(a.heads + a.key_heads) * n_each;
+  const int64_t row_elements = (a.heads + 2 * a.key_heads) * a.head_dim, row = blockIdx.x;
   const float *cosines = (const float *)a.workspace + row % a.time * half, *sines = cosines + a.time * half;
   const T *x = (const T *)a.x + row * row_elements;
   T *y = (T *)a.y + row * row_elements;
-  for (int64_t i = threadIdx.x; i < n_turned; i += blockDim.x) {
-    int64_t j = i % half, at = i / half * a.head_dim + j;
-    float c = cosines[j], s = sines[j], x0 = get(x[at]), x1 = get(x[at + half]);
-    put(y + at, x0 * c - x1 * s);
-    put(y + at + half, x1 * c + x0 * s);
+#pragma unroll 1
+  for (int i = (int)threadIdx.x; i < n_packs; i += LADE_CUDA_ROPE_TURNS * (int)blockDim.x) {
+    struct pairs<T, N> p[LADE_CUDA_ROPE_TURNS];
+    int at[LADE_CUDA_ROPE_TURNS];
+#pragma unroll
+    for (int turn = 0; turn < LADE_CUDA_ROPE_TURNS; turn++) {
+      const int own = i + turn * (int)blockDim.x < n_packs ? i + turn * (int)blockDim.x : i, j = own % n_each * N;
+      at[turn] = own / n_each * (int)a.head_dim + j;
+      pairs_load(p[turn], x + at[turn], cosines + j, sines + j, half);
+    }
+#pragma unroll
+    for (int turn = 0; turn < LADE_CUDA_ROPE_TURNS; turn++)
+      if (i + turn * (int)blockDim.x < n_packs)
+        pairs_turn(p[turn], y + at[turn], half);
   }
-  for (int64_t i = 2 * n_turned + threadIdx.x; i < row_elements && x != y; i += blockDim.x)
-    y[i] = x[i];
+  for (int64_t i = (int64_t)n_packs * 2 * N + threadIdx.x * N; i < row_elements && x != y; i += blockDim.x * N)
+    pack_store(y + i, pack_load<T, N>(x + i));
+}
+
+template <class T> static __device__ void rope_of(const struct lade_rope_args &a, const struct lade_step *step)
+{
+  if (a.head_dim / 2 % LADE_PACK(T) == 0)
+    row_turn<T, LADE_PACK(T)>(a);
+  else
+    row_turn<T, 1>(a);
 }
 LADE_KERNEL_OF_DTYPES(rope, lade_rope_args)

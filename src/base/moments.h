@@ -45,15 +45,25 @@
 #define LADE_DRAW_RUN (4 * LADE_DRAW_WORDS)
 
 /*
- * The word of @element of a parameter. Of 32 elements the even ones have the first 16 words: the order of vectors that
- * take pairs of 16-bit numbers apart.
+ * Which of the LADE_DRAW_WORDS words of its run @element of a parameter has. Of 32 elements the even ones have the
+ * first 16: the order of vectors that take pairs of 16-bit numbers apart.
  */
+LADE_INLINE uint32_t lade_draw_place(uint64_t element)
+{
+  return (uint32_t)((element % LADE_DRAW_WORDS & ~UINT64_C(31)) | (element & 1) << 4 | (element & 31) >> 1);
+}
+
+/* That word, as the element has it. */
+LADE_INLINE uint32_t lade_draw_turn(uint32_t word, uint64_t element)
+{
+  uint32_t turn = (uint32_t)(element / LADE_DRAW_WORDS % 4 * 8);
+  return word << turn | (word >> 1) >> (31 - turn);
+}
+
 LADE_INLINE uint32_t lade_draw_word(uint64_t seed, uint32_t step, uint32_t stream, uint64_t element)
 {
-  uint64_t at = (element % LADE_DRAW_WORDS & ~UINT64_C(31)) | (element & 1) << 4 | (element & 31) >> 1;
-  uint32_t turn = (uint32_t)(element / LADE_DRAW_WORDS % 4 * 8);
-  uint32_t word = lade_philox_word(seed, step, stream, element / LADE_DRAW_RUN * LADE_DRAW_WORDS + at);
-  return word << turn | (word >> 1) >> (31 - turn);
+  uint64_t at = element / LADE_DRAW_RUN * LADE_DRAW_WORDS + lade_draw_place(element);
+  return lade_draw_turn(lade_philox_word(seed, step, stream, at), element);
 }
 
 LADE_INLINE uint32_t lade_draw_m(uint32_t word)

@@ -22,7 +22,7 @@
 #define __host__
 #define __shared__
 #define __grid_constant__
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 
 #define LADE_CUDA_EXPORT(name, args_type) \

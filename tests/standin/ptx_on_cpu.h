@@ -28,6 +28,8 @@ static inline void ptx_store_16(void *to, const uint32_t (&x)[4])
   memcpy(to, x, sizeof(x));
 }
 
+static inline void ptx_words_forget(uint32_t (&x)[4]) {}
+
 static inline void ptx_copy_16(void *to, const void *from, bool is_there)
 {
   cuda_on_cpu_copy(to, is_there ? from : NULL, 16);
@@ -111,6 +113,11 @@ static inline float ptx_reciprocal(float x)
 {
   float y = 1 / x;
   return fabsf(y) < 0x1p-126f ? copysignf(0, y) : y;
+}
+
+static inline float ptx_f32_of_bf16(uint16_t x)
+{
+  return lade_bf16_to_f32(x);
 }
 
 static inline float ptx_f32_of_f16(uint16_t x)
