@@ -7,31 +7,62 @@
  * (Milakov, Gimelshein 2018); head_finish makes losses and their mean. Backward, head_scale finds what a row's gradient
  * is multiplied with, and head_gradient makes (p - onehot) of one chunk, rounded.
  *
- * Moves, for each logit, 4 bytes twice forward (the second time from L2) and 4 and 2 backward. Bound: memory; beside
- * the products that make the logits, d times as many operations, it is small.
+ * Moves, for each logit, 4 bytes forward, which stay in registers, and 4 and 2 backward. Bound: memory; beside the
+ * products that make the logits, d times as many operations, it is small.
  */
 #include "kernels/cuda/kernel.h"
+
+/* Packs of N logits of a row that a thread has at once, which is all of a chunk. */
+#define PACKS (LADE_CUDA_HEAD_CHUNK / LADE_CUDA_THREADS / 4)
+
+static __device__ inline int column_get(int p, int n)
+{
+  return (p * (int)blockDim.x + (int)threadIdx.x) * n;
+}
+
+/* A chunk's row; for columns past its end, the first. */
+template <int N>
+static __device__ inline void logits_load(pack<float, N> (&x)[PACKS], const struct lade_cuda_head &a)
+{
+  const float *logits = a.logits + blockIdx.x * a.n_columns;
+#pragma unroll
+  for (int p = 0; p < PACKS; p++)
+    x[p] = pack_load<float, N>(logits + (column_get(p, N) < (int)a.n_columns ? column_get(p, N) : 0));
+}
+
+/* The row's maximum with @before, and the sum of exponentials less it. */
+template <int N>
+static __device__ inline void logits_meet(const struct lade_cuda_head &a, float *room, float &max, float &added)
+{
+  pack<float, N> x[PACKS];
+  logits_load(x, a);
+#pragma unroll
+  for (int at = 0; at < PACKS * N; at++)
+    max = fmaxf(max, x[at / N].x[at % N]);
+  max = block_max(max, room);
+#pragma unroll
+  for (int at = 0; at < PACKS * N; at++)
+    added += column_get(at / N, N) < (int)a.n_columns ? expf(x[at / N].x[at % N] - max) : 0.0f;
+  added = block_sum(added, room);
+}
 
 /* A block has a row of the block of rows in hand. */
 LADE_KERNEL(head_reduce, lade_cuda_head)
 {
   LADE_SHARED(float, room);
   int64_t row = a.first_row + blockIdx.x, target = a.targets[row] - a.first_token - a.first_column;
-  const float *logits = a.logits + blockIdx.x * a.n_columns;
   const float *before = a.first_column == 0 ? a.before : a.max;
   float max_before = before ? before[row] : -INFINITY, max = max_before, added = 0;
-  for (int64_t j = threadIdx.x; j < a.n_columns; j += blockDim.x)
-    max = fmaxf(max, logits[j]);
-  max = block_max(max, room);
-  for (int64_t j = threadIdx.x; j < a.n_columns; j += blockDim.x)
-    added += expf(logits[j] - max);
-  added = block_sum(added, room);
+  if (a.n_columns % 4 == 0)
+    logits_meet<4>(a, room, max, added);
+  else
+    logits_meet<1>(a, room, max, added);
   if (threadIdx.x > 0)
     return;
   a.sum[row] = before ? before[a.n + row] * expf(max_before - max) + added : added;
   a.max[row] = max;
   if (a.targets[row] >= 0 && target >= 0 && target < a.n_columns)
-    a.target_logit[row] = logits[target];
+    a.target_logit[row] = a.logits[blockIdx.x * a.n_columns + target];
   else
     a.target_logit[row] = before ? before[2 * a.n + row] : 0.0f;
 }
@@ -112,14 +143,29 @@ LADE_KERNEL(head_scale, lade_cuda_head)
 }
 LADE_CUDA_EXPORT(head_scale, lade_cuda_head)
 
+template <class T, int N> static __device__ inline void gradients_put(const struct lade_cuda_head &a)
+{
+  const int64_t row = a.first_row + blockIdx.x, target = a.targets[row] - a.first_token - a.first_column;
+  const float scale = a.targets[row] < 0 ? 0.0f : *a.row_scale, lse = a.lse[row];
+  pack<float, N> x[PACKS];
+  logits_load(x, a);
+#pragma unroll
+  for (int p = 0; p < PACKS; p++) {
+    float d[N];
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      d[j] = (exp_for(T(), x[p].x[j] - lse) - (column_get(p, N) + j == target ? 1.0f : 0.0f)) * scale;
+    if (column_get(p, N) < (int)a.n_columns)
+      numbers_put((T *)a.d_logits + row * a.n_columns + column_get(p, N), d);
+  }
+}
+
 /* A block has a row of the block of rows in hand; all rows of the chunk stay, for the products. */
 template <class T> static __device__ void head_gradient_of(const struct lade_cuda_head &a, const struct lade_step *step)
 {
-  int64_t row = a.first_row + blockIdx.x, target = a.targets[row] - a.first_token - a.first_column;
-  const float *logits = a.logits + blockIdx.x * a.n_columns;
-  T *d_logits = (T *)a.d_logits + row * a.n_columns;
-  float scale = a.targets[row] < 0 ? 0.0f : *a.row_scale, lse = a.lse[row];
-  for (int64_t j = threadIdx.x; j < a.n_columns; j += blockDim.x)
-    put(d_logits + j, (expf(logits[j] - lse) - (j == target ? 1.0f : 0.0f)) * scale);
+  if (a.n_columns % 4 == 0)
+    gradients_put<T, 4>(a);
+  else
+    gradients_put<T, 1>(a);
 }
 LADE_KERNEL_OF_DTYPES(head_gradient, lade_cuda_head)

@@ -149,6 +149,12 @@ static int64_t cut_padding(const struct cut *cut, int64_t rank)
   return LADE_MAX((rank + 1) * cut->rows - cut->problem->fwd.vocabulary, 0);
 }
 
+/* Elements from one rank's dx to the next, each where a tensor may begin. */
+static int64_t cut_pitch(const struct cut *cut)
+{
+  return (int64_t)lade_align_up((uint64_t)(cut->problem->fwd.n * cut->problem->fwd.d), 64);
+}
+
 static struct cut cut_make(struct problem *problem, int64_t rows)
 {
   const struct lade_head_loss_fwd_args *all = &problem->fwd;
@@ -160,7 +166,7 @@ static struct cut cut_make(struct problem *problem, int64_t rows)
   cut.stats = memory_make((size_t)(cut.n_ranks * 3 * all->n) * 4);
   cut.d_weight = memory_make((size_t)(cut.n_ranks * rows * all->d) * 4);
   memset(cut.d_weight, 0xff, (size_t)(cut.n_ranks * rows * all->d) * 4);
-  cut.dx = memory_make((size_t)(cut.n_ranks * all->n * all->d) * lade_dtype_bytes(all->dtype));
+  cut.dx = memory_make((size_t)(cut.n_ranks * cut_pitch(&cut)) * lade_dtype_bytes(all->dtype));
   return cut;
 }
 
@@ -202,7 +208,7 @@ static void cut_run(struct cut *cut, const struct lade_kernels *kernels)
     bwd.padding = cut_padding(cut, rank);
     bwd.weight = cut_weight(cut, rank);
     bwd.d_weight = cut->d_weight + rank * cut->rows * p->fwd.d;
-    bwd.dx = cut->dx + (size_t)(rank * p->fwd.n * p->fwd.d) * lade_dtype_bytes(bwd.dtype);
+    bwd.dx = cut->dx + (size_t)(rank * cut_pitch(cut)) * lade_dtype_bytes(bwd.dtype);
     kernel_call(kernels, LADE_K_HEAD_LOSS_BWD, &bwd, &bwd.workspace, NULL);
   }
 }
@@ -214,7 +220,7 @@ static double *cut_dx(const struct cut *cut)
   int64_t n = all->n * all->d;
   double *sum = memory_make((size_t)n * sizeof(*sum));
   for (int64_t i = 0; i < cut->n_ranks * n; i++)
-    sum[i % n] += lade_element_load(all->dtype, cut->dx, i);
+    sum[i % n] += lade_element_load(all->dtype, cut->dx, i / n * cut_pitch(cut) + i % n);
   return sum;
 }
 
@@ -270,7 +276,7 @@ static void leaves_compare(struct problem *problem, const struct lade_kernels *k
   float loss = *(const float *)problem->fwd.loss;
   cut_run(&cut, kernels);
   for (int64_t rank = 0; rank < n_ranks; rank++)
-    parts[rank] = (const float *)(const void *)cut.dx + (size_t)rank * n_dx;
+    parts[rank] = (const float *)(const void *)cut.dx + rank * cut_pitch(&cut);
   kernels->fn[LADE_K_RANK_SUM](&ctx, &sum);
   assert_memory_equal(problem->fwd.lse, lse, n * sizeof(*lse));
   assert_memory_equal(problem->fwd.loss, &loss, sizeof(loss));
