@@ -25,7 +25,8 @@
  * unless the environment already says how many. Root, which containers run as, is let through. Ranks are not bound to
  * cores: Lade's threads find their own. Bytes between ranks go through shared memory and not by reads of another
  * process's memory, which containers forbid, and which print a line of their own when that process has died. Who is
- * left when a rank has ended gets 2 s to say so before mpirun kills it.
+ * left when a rank has ended gets 2 s to say so before mpirun kills it: twice what it is told, once before it asks and
+ * once after, and it takes them also where nobody is left.
  *
  * A command `train` that is no program is this very `lade`: `lade launch -n 2 -- train ...`. mpirun keeps its own words
  * about ranks that fail to itself: the rank's error line says more.
@@ -121,7 +122,7 @@ static void arguments_fill(const struct launch *launch, bool is_crowded, const c
 {
   static const char *const always[] = {"mpirun", "-q", "--oversubscribe", /* slots are cores; we count threads */
                                        "--bind-to", "none", "--mca", "btl_vader_single_copy_mechanism", "none",
-                                       "--mca", "odls_base_sigkill_timeout", "2"};
+                                       "--mca", "odls_base_sigkill_timeout", "1"};
   static const char *const crowded[] = {"--mca", "mpi_yield_when_idle", "1"};
   int n = 0;
   for (size_t i = 0; i < LADE_COUNT(always); i++)
