@@ -138,10 +138,11 @@ static int place_check(const struct load *load, struct lade_error *error)
 static int version_check(const struct load *load, struct lade_error *error)
 {
   const struct lade_graph *graph = load->values->graph;
-  if (!load->state.has_xxh3 || (graph->share.tp == 1 && !lade_graph_has_parts(graph)))
-    return 0;
-  return lade_error_set(error, -EINVAL, "%s is of format version 1, which ranks with parts of its tensors cannot "
+  int rc = 0;
+  if (load->state.has_xxh3 && (graph->share.tp > 1 || lade_graph_has_parts(graph)))
+    rc = lade_error_set(error, -EINVAL, "%s is of format version 1, which ranks with parts of its tensors cannot "
                         "verify: resume it once without --tp and below --zero 3, and save", load->path);
+  return lade_peers_vote(load->values->peers, rc, error); /* a stage may have no parts where others have */
 }
 
 /* What all ranks have read is what was written, each tensor as many times as it has holders. */
