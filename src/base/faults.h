@@ -34,6 +34,7 @@ enum lade_fault_point {
   LADE_FAULT_RING_SETUP,
   LADE_FAULT_RING_SUBMIT,
   LADE_FAULT_RING_COMPLETE,
+  LADE_FAULT_PLAN, /* the memory of a search, or of the programs that are made of what another rank found */
   LADE_N_FAULT_POINTS,
   LADE_FAULT_ANY = LADE_N_FAULT_POINTS /* for arming and counting: all points together */
 };

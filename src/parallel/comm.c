@@ -111,6 +111,7 @@ int lade_comm_size(const lade_comm *comm)
 void lade_comm_get_info(const lade_comm *comm, struct lade_comm_info *ret_info)
 {
   comm->ops->get_info(comm, ret_info);
+  ret_info->timeout_ms = comm->params.timeout_ms;
 }
 
 int lade_comm_status(lade_comm *comm, struct lade_error *error)

@@ -137,6 +137,7 @@ struct lade_comm_info {
   uint64_t staging_bytes;    /* of this rank, all buffers together; what NCCL takes for itself is not known here */
   bool is_ordered;           /* sums have the bits that are written above */
   bool can_register;         /* lade_comm_register may have an effect: ranks share memory, or NCCL registers it */
+  int timeout_ms;            /* for how long a member is waited for */
   uint64_t n_direct;         /* collectives and lists that moved each byte once, without staging; NCCL tells none */
 };
 
@@ -235,7 +236,8 @@ void lade_comm_set_busy(lade_comm *comm, bool is_busy);
 
 /*
  * End all members' waits, present and to come, with -ECANCELED, @words and this rank. Where ranks share memory;
- * elsewhere MPI ends the job and this does not return. Any thread, also while a collective runs.
+ * elsewhere MPI ends the job when this rank closes the last of its communicators, and has said why. Any thread, also
+ * while a collective runs.
  */
 void lade_comm_abort(lade_comm *comm, const char *words);
 

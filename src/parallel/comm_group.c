@@ -267,6 +267,8 @@ static void job_release(struct comm_job *job)
   /* Who waits for us would take our end for the cause; until the others have looked, we stay. */
   if (atomic_load(&job->has_failed))
     nanosleep(&(struct timespec){.tv_nsec = LINGER_MS * 1000000l}, NULL);
+  if (atomic_load(&job->is_aborted))
+    job->mpi->abort(1);
   for (int rank = 0; job->processes && rank < job->world; rank++)
     if (job->processes[rank].watch >= 0)
       close(job->processes[rank].watch);

@@ -250,7 +250,7 @@ static void mpi_abort(lade_comm *base, const char *words)
   if (comm->is_shared)
     comm_node_abort(&comm->node, words);
   else
-    comm->group.job->mpi->abort(1);
+    atomic_store(&comm->group.job->is_aborted, true);
 }
 
 static void mpi_set_busy(lade_comm *base, bool is_busy)

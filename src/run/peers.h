@@ -82,6 +82,15 @@ int lade_peers_sum(struct lade_peers *peers, uint64_t *numbers, size_t n, struct
  */
 int lade_peers_vote(struct lade_peers *peers, int status, struct lade_error *error);
 
+typedef int lade_peers_work_fn(void *user, struct lade_error *error);
+
+/*
+ * Do @fn, on this thread, where a rank has something to do that takes its time; NULL: it has nothing. The others wait
+ * for as long as the process that works lives, whatever their patience, and then all vote on what it returned;
+ * collective (peers_work.c). @fn makes no use of @peers. As lade_peers_vote.
+ */
+int lade_peers_work(struct lade_peers *peers, lade_peers_work_fn *fn, void *user, struct lade_error *error);
+
 /*
  * Do this rank's programs (@eval may be NULL) ask of every axis what its other members' programs ask: the same
  * collectives in the same order, and to each send the recv that meets it? Collective (peers_calls.c). -EINVAL, at all

@@ -10,6 +10,8 @@
  * what is left everybody takes the least.
  *
  * Decided the same? Ranks that would decide alike leave it to the first of them (session_plan.c).
+ *
+ * Memory for what others say is voted on before it is said, so that who lacks it ends all in its words.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -217,18 +219,19 @@ int session_agree_run(lade_session *s, struct lade_error *error)
 static int ops_agree(lade_session *s, int64_t n, struct lade_error *error)
 {
   struct lade_cost *cost = &s->cost;
-  struct lade_cost_op *ops = calloc((size_t)n, sizeof(*ops));
-  if (!ops)
-    return lade_error_set(error, -ENOMEM, "no memory for %lld prices", (long long)n);
-  if (cost->n_ops) /* elsewhere there are none yet */
+  struct lade_cost_op *ops = lade_fault_calloc(s->params.faults, (size_t)n, sizeof(*ops));
+  int status = ops ? 0 : lade_error_set(error, -ENOMEM, "no memory for %lld prices", (long long)n);
+  status = lade_peers_vote(&s->peers, status, error);
+  if (!status && cost->n_ops) /* elsewhere there are none yet */
     memcpy(ops, cost->ops, (size_t)cost->n_ops * sizeof(*ops));
-  int status = lade_peers_broadcast(&s->peers, 0, ops, (uint64_t)n * sizeof(*ops), error);
+  if (!status)
+    status = lade_peers_broadcast(&s->peers, 0, ops, (uint64_t)n * sizeof(*ops), error);
   for (int64_t i = 0; i < n && !status; i++) {
     if (lade_cost_set(cost, ops[i].key, ops[i].ns))
       status = lade_error_set(error, -ENOMEM, "no memory for prices");
   }
   free(ops);
-  return status;
+  return lade_peers_vote(&s->peers, status, error);
 }
 
 int session_agree_cost(lade_session *s, struct lade_error *error)
@@ -270,11 +273,11 @@ int session_agree_stage_least(lade_session *s, uint64_t *bytes, struct lade_erro
 {
   const struct lade_mesh *mesh = &s->peers.layout.mesh;
   const int stage = lade_layout_position(&s->peers.layout, LADE_AXIS_PP);
-  uint64_t *all = calloc((size_t)mesh->world, sizeof(*all));
-  if (!all)
-    return lade_error_set(error, -ENOMEM, "no memory for the budgets of %d ranks", mesh->world);
-  int status = s->peers.world ? lade_peers_gather(&s->peers, bytes, sizeof(*bytes), all, error) : 0;
-  for (int rank = 0; rank < mesh->world && s->peers.world && !status; rank++) {
+  uint64_t *all = NULL;
+  if (!s->peers.world)
+    return 0;
+  int status = lade_peers_collect(&s->peers, bytes, sizeof(*bytes), s->params.faults, error, (void **)&all);
+  for (int rank = 0; rank < mesh->world && !status; rank++) {
     if (lade_mesh_position(mesh, LADE_AXIS_PP, rank) == stage)
       *bytes = LADE_MIN(*bytes, all[rank]);
   }
@@ -285,14 +288,12 @@ int session_agree_stage_least(lade_session *s, uint64_t *bytes, struct lade_erro
 int session_agree_decider(lade_session *s, uint64_t key, struct lade_error *error)
 {
   const int world = s->peers.layout.mesh.world, rank = s->peers.layout.rank;
+  uint64_t *keys = NULL;
   s->decider = rank;
   s->n_following = 0;
   if (!s->peers.world)
     return 0;
-  uint64_t *keys = calloc((size_t)world, sizeof(*keys));
-  if (!keys)
-    return lade_error_set(error, -ENOMEM, "no memory for a number from each of %d ranks", world);
-  int status = lade_peers_gather(&s->peers, &key, sizeof(key), keys, error);
+  int status = lade_peers_collect(&s->peers, &key, sizeof(key), s->params.faults, error, (void **)&keys);
   for (int i = world - 1; i >= 0 && !status; i--) {
     if (keys[i] != key)
       continue;
@@ -308,17 +309,14 @@ int session_agree_bounds(lade_session *s, struct lade_error *error)
   struct found {
     struct lade_plan_bounds bounds;
     int64_t is_decider;
-  } own, *all;
+  } own, *all = NULL;
   s->n_deciders = 1;
   if (!s->peers.world)
     return 0;
   memset(&own, 0, sizeof(own)); /* padding too: it is sent */
   own.bounds = s->bounds;
   own.is_decider = session_is_decider(s);
-  all = calloc((size_t)s->peers.layout.mesh.world, sizeof(*all));
-  if (!all)
-    return lade_error_set(error, -ENOMEM, "no memory for the bounds of %d ranks", s->peers.layout.mesh.world);
-  int status = lade_peers_gather(&s->peers, &own, sizeof(own), all, error);
+  int status = lade_peers_collect(&s->peers, &own, sizeof(own), s->params.faults, error, (void **)&all);
   if (!status) {
     s->bounds = all[s->decider].bounds;
     s->n_deciders = 0;
@@ -334,10 +332,11 @@ static int decision_broadcast(lade_session *s, int rank, void *own, uint64_t byt
                               struct lade_error *error)
 {
   const bool is_ours = rank == s->peers.layout.rank;
-  void *data = is_ours ? own : malloc(bytes);
-  if (!data)
-    return lade_error_set(error, -ENOMEM, "no memory for what rank %d decided", rank);
-  int status = lade_peers_broadcast(&s->peers, rank, data, bytes, error);
+  void *data = is_ours ? own : lade_fault_calloc(s->params.faults, 1, bytes);
+  int status = data ? 0 : lade_error_set(error, -ENOMEM, "no memory for what rank %d decided", rank);
+  status = lade_peers_vote(&s->peers, status, error);
+  if (!status)
+    status = lade_peers_broadcast(&s->peers, rank, data, bytes, error);
   if (is_ours)
     return status;
   if (!status && rank == s->decider)
@@ -351,12 +350,11 @@ int session_agree_decision(lade_session *s, void *own, uint64_t own_bytes, void 
                            struct lade_error *error)
 {
   const int world = s->peers.layout.mesh.world;
+  uint64_t *all_bytes = NULL;
   if (!s->peers.world)
     return 0;
-  uint64_t *all_bytes = calloc((size_t)world, sizeof(*all_bytes));
-  if (!all_bytes)
-    return lade_error_set(error, -ENOMEM, "no memory for a number from each of %d ranks", world);
-  int status = lade_peers_gather(&s->peers, &own_bytes, sizeof(own_bytes), all_bytes, error);
+  int status = lade_peers_collect(&s->peers, &own_bytes, sizeof(own_bytes), s->params.faults, error,
+                                  (void **)&all_bytes);
   for (int rank = 0; rank < world && !status; rank++) {
     if (all_bytes[rank])
       status = decision_broadcast(s, rank, own, all_bytes[rank], ret_data, error);
@@ -420,10 +418,10 @@ int session_agree_room(lade_session *s, struct lade_error *error)
 {
   if (!s->peers.world || !s->params.store)
     return 0;
-  struct room own = {0}, *all = calloc((size_t)s->peers.layout.mesh.world, sizeof(*all));
-  int status = all ? room_measure(s, &own, error) : lade_error_set(error, -ENOMEM, "no memory for all ranks' stores");
-  if (!status)
-    status = lade_peers_gather(&s->peers, &own, sizeof(own), all, error); /* nobody takes any before all have looked */
+  struct room own = {0}, *all = NULL;
+  int status = lade_peers_vote(&s->peers, room_measure(s, &own, error), error);
+  if (!status) /* nobody takes any before all have looked */
+    status = lade_peers_collect(&s->peers, &own, sizeof(own), s->params.faults, error, (void **)&all);
   if (!status)
     status = room_check(s, &own, all, error);
   free(all);

@@ -254,22 +254,40 @@ static void cost_borrow(lade_session *s)
   s->prices = alike->prices;
 }
 
-static int cost_take(lade_session *s, struct lade_error *error)
+/* The rate that speed of light is measured against: of this run, on these cores; a GPU's is one of its prices. */
+static int rate_measure(lade_session *s, struct lade_error *error)
 {
-  int status = 0;
-  if (!lade_peers_is_first(&s->peers) && s->peers.world) {
-    lade_cost_init(&s->cost, &(struct lade_machine){.n_cores = 1}); /* the first rank's comes */
-  } else if (s->params.machine) {
-    struct lade_machine machine;
-    status = lade_machine_get(s->params.machine, error, &machine);
-    if (!status)
-      lade_cost_init(&s->cost, &machine);
-  } else {
-    status = cost_probe(s, error);
-  }
+  if (s->params.is_gpu || s->params.is_dry || s->params.is_plan_only)
+    return 0;
+  int status = lade_probe_matmul_rate(&s->kernels, s->pool, s->params.dtype, &s->matmul_flops_per_s);
+  return status ? lade_error_set(error, status, "no memory to measure the matmul rate") : 0;
+}
+
+/* The first rank's prices. */
+static int cost_work(void *user, struct lade_error *error)
+{
+  lade_session *s = user;
+  struct lade_machine machine;
+  int status = rate_measure(s, error);
   if (status)
     return status;
-  s->has_cost = true;
+  status = s->params.machine ? lade_machine_get(s->params.machine, error, &machine) : cost_probe(s, error);
+  s->has_cost = !status;
+  if (!status && s->params.machine)
+    lade_cost_init(&s->cost, &machine);
+  return status;
+}
+
+static int cost_take(lade_session *s, struct lade_error *error)
+{
+  const bool is_told = !lade_peers_is_first(&s->peers) && s->peers.world;
+  if (is_told) {
+    lade_cost_init(&s->cost, &(struct lade_machine){.n_cores = 1}); /* the first rank's comes */
+    s->has_cost = true;
+  }
+  int status = lade_peers_work(&s->peers, is_told ? NULL : cost_work, s, error);
+  if (status)
+    return status;
   if (s->params.is_gpu && !s->params.machine && !s->params.is_plan_only)
     s->matmul_flops_per_s = s->cost.machine.matmul_flops_per_s[s->params.dtype];
   status = session_agree_cost(s, error);
@@ -288,7 +306,8 @@ static int cost_take(lade_session *s, struct lade_error *error)
   status = lade_cost_prices(&s->cost, s->graph, &s->prices);
   s->has_prices = !status;
   s->prices.copy_cores = LADE_MIN(copy_cores, 1);
-  return status ? lade_error_set(error, status, "no memory for prices") : 0;
+  status = status ? lade_error_set(error, status, "no memory for prices") : 0;
+  return lade_peers_vote(&s->peers, status, error);
 }
 
 /* ---- what the plan stands on ---- */
@@ -382,16 +401,6 @@ static int values_fill(lade_session *s, struct lade_error *error)
   return status ? status : session_durable_publish(s, error);
 }
 
-/* The rate that speed of light is measured against: of this run, on these cores; a GPU's is one of its prices. */
-static int rate_measure(lade_session *s, struct lade_error *error)
-{
-  if (s->params.is_gpu || s->params.is_dry || s->params.is_plan_only ||
-      (s->peers.world && !lade_peers_is_first(&s->peers)))
-    return 0;
-  int status = lade_probe_matmul_rate(&s->kernels, s->pool, s->params.dtype, &s->matmul_flops_per_s);
-  return status ? lade_error_set(error, status, "no memory to measure the matmul rate") : 0;
-}
-
 static int session_acquire(lade_session *s, struct lade_error *error)
 {
   int status = model_read(s, error);
@@ -415,8 +424,6 @@ static int session_acquire(lade_session *s, struct lade_error *error)
     status = session_durable_pin(s, error);
   if (!status)
     status = session_agree_run(s, error);
-  if (!status)
-    status = rate_measure(s, error);
   if (!status && s->params.alike)
     cost_borrow(s);
   else if (!status)

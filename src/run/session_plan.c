@@ -6,13 +6,14 @@
  * is what the host tier may have, four fifths of it unless stated.
  *
  * Deciding is a search of a CPU second or many, and ranks of a stage whose numbers are equal (lade_plan_params_key)
- * come to the same. So the first of them searches, and the others wait, which leaves it the cores; what it has come to
- * goes to them as bytes, and each builds, places and proves its own programs from that, in its own budget. A rank that
- * has a number of its own (--host-budget may be one's own) searches for itself: whether its programs meet the others'
- * is compared later (lade_peers_prove). That takes two rounds, since a budget may be a part of what everything kept
- * takes, and the host tier a part of what the budget leaves: bounds are agreed on first, then the budget of a stage,
- * the smallest of its ranks', then the plan. Whatever the search of one rank ends with, or the programs of one that
- * follows, all vote on and return.
+ * come to the same. So the first of them searches, and the others wait, which leaves it the cores; what it has come
+ * to goes to them as bytes, and each builds, places and proves its own programs from that, in its own budget. A rank
+ * that has a number of its own (--host-budget may be one's own) searches for itself: whether its programs meet the
+ * others' is compared later (lade_peers_prove). That takes two rounds, since a budget may be a part of what
+ * everything kept takes, and the host tier a part of what the budget leaves: bounds are agreed on first, then the
+ * budget of a stage, the smallest of its ranks', then the plan. Whatever the search of one rank ends with, or the
+ * programs of one that follows, all vote on and return. Meanwhile who waits has no patience that could end but with a
+ * rank that is gone (lade_peers_work).
  *
  * lade_session_params.alike is the same in one process: the other session's decision, without a communicator.
  */
@@ -70,11 +71,19 @@ static int search_begin(lade_session *s, struct lade_error *error)
   const struct lade_plan_params how = plan_params(s);
   lade_planner_destroy(s->planner);
   s->planner = NULL;
-  int status = lade_planner_create(&how, error, &s->planner);
-  if (status)
-    return status;
-  status = lade_planner_get_bounds(s->planner, &s->bounds);
+  int status = lade_fault(s->params.faults, LADE_FAULT_PLAN);
+  if (!status) {
+    status = lade_planner_create(&how, error, &s->planner);
+    if (status)
+      return status;
+    status = lade_planner_get_bounds(s->planner, &s->bounds);
+  }
   return status ? lade_error_set(error, status, "planning ran out of memory") : 0;
+}
+
+static int bounds_work(void *user, struct lade_error *error)
+{
+  return search_begin(user, error);
 }
 
 /* A planner at the ranks that decide, and their bounds at all; collective. */
@@ -84,9 +93,7 @@ static int planner_make(lade_session *s, struct lade_error *error)
   int status = session_agree_decider(s, lade_plan_params_key(&how), error);
   if (status)
     return status;
-  if (session_is_decider(s))
-    status = search_begin(s, error);
-  status = lade_peers_vote(&s->peers, status, error);
+  status = lade_peers_work(&s->peers, session_is_decider(s) ? bounds_work : NULL, s, error);
   return status ? status : session_agree_bounds(s, error);
 }
 
@@ -227,7 +234,10 @@ static struct lade_decision decision_of(const lade_session *s)
 static int decision_follow(lade_session *s, const void *data, uint64_t bytes, struct lade_error *error)
 {
   struct lade_decision decision;
-  int status = lade_decision_read(data, bytes, s->graph, error, &decision);
+  int status = lade_fault(s->params.faults, LADE_FAULT_PLAN);
+  if (status)
+    return lade_error_set(error, status, "what rank %d decided: no memory for its programs", s->decider);
+  status = lade_decision_read(data, bytes, s->graph, error, &decision);
   if (status)
     return status;
   s->bounds = decision.bounds;
@@ -236,6 +246,18 @@ static int decision_follow(lade_session *s, const void *data, uint64_t bytes, st
   status = lade_plan_follow(&how, &decision, s->budget_bytes, error, &s->plan);
   lade_decision_finish(&decision);
   return status;
+}
+
+struct following {
+  lade_session *session;
+  const void *data;
+  uint64_t bytes;
+};
+
+static int following_work(void *user, struct lade_error *error)
+{
+  const struct following *following = user;
+  return decision_follow(following->session, following->data, following->bytes, error);
 }
 
 /* From the ranks that decide to those that follow, which make their plans of it; collective. */
@@ -254,25 +276,31 @@ static int decision_pass(lade_session *s, struct lade_error *error)
   free(own);
   if (status)
     return status;
-  if (taken)
-    status = decision_follow(s, taken, taken_bytes, error);
+  struct following following = {s, taken, taken_bytes};
+  status = lade_peers_work(&s->peers, taken ? following_work : NULL, &following, error);
   free(taken);
-  return lade_peers_vote(&s->peers, status, error);
+  return status;
+}
+
+/* At every rank; those that decide have the plan then. */
+static int plan_work(void *user, struct lade_error *error)
+{
+  lade_session *s = user;
+  int status = session_durable_check_room(s, error); /* once bounds are known: a plan that is refused has them, too */
+  if (!status)
+    status = capacity_check(s, error);
+  if (!status && session_is_decider(s))
+    status = plan_search(s, error);
+  if (status == -EOVERFLOW)
+    refusal_word(&s->params.budget, error);
+  return status;
 }
 
 static int plan_make(lade_session *s, struct lade_error *error)
 {
   int status = tiers_resolve(s, error);
   if (!status)
-    status = session_durable_check_room(s, error); /* once bounds are known: a plan that is refused has them, too */
-  if (status)
-    return status;
-  status = capacity_check(s, error);
-  if (!status && session_is_decider(s))
-    status = plan_search(s, error);
-  if (status == -EOVERFLOW)
-    refusal_word(&s->params.budget, error);
-  status = lade_peers_vote(&s->peers, status, error);
+    status = lade_peers_work(&s->peers, plan_work, s, error);
   return status ? status : decision_pass(s, error);
 }
 

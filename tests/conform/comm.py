@@ -77,7 +77,9 @@ def endings():
     if PATH == "apart": # nothing is shared: who gives up first ends, and that is what a later one sees
         gone = "did not come within 0.8 s|" + ended
         ending("stop", others, [ETIMEDOUT, EPIPE], LATE_MS + notice, gone)
-        ending("abort", others, [ETIMEDOUT, EPIPE], LATE_MS + notice, gone) # MPI_Abort ends rank 3, in its own time
+        # Rank 3 says so, and MPI ends it when it closes, in its own time.
+        ending("abort", list(range(RANKS)), [ETIMEDOUT, EPIPE, ECANCELED], LATE_MS + notice,
+               gone + "|rank 3 gave up: no memory left")
         return
     ending("stop", others, [ETIMEDOUT], LATE_MS + notice, "rank 3 .*did not come within 0.8 s")
     ending("busy", list(range(RANKS)), [0], 60000, "^$") # and with that it does not end

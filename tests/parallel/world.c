@@ -27,13 +27,19 @@ void demand(bool truth, const char *format, ...)
 
 void world_open(struct world *world)
 {
+  world_open_as(world, LADE_COMM_BACKING_AUTO, 0);
+}
+
+void world_open_as(struct world *world, enum lade_comm_backing backing, int timeout_ms)
+{
   struct lade_error error = {0};
   struct lade_cpu cpu = lade_cpu_get();
   *world = (struct world){.rank = 0};
   lade_kernels_init(&world->kernels, &cpu);
   demand(!lade_launch_read(environ, &error, &world->launch), "%s", error.text);
   struct lade_comm_params params = {.struct_size = sizeof(params), .launch = &world->launch,
-                                    .kernels = &world->kernels, .is_checked = true};
+                                    .kernels = &world->kernels, .is_checked = true, .backing = backing,
+                                    .timeout_ms = timeout_ms};
   demand(!lade_comm_open(&params, &error, &world->comm), "%s", error.text);
   world->rank = lade_comm_rank(world->comm);
   world->size = lade_comm_size(world->comm);

@@ -18,6 +18,7 @@ struct world {
 };
 
 void world_open(struct world *world);
+void world_open_as(struct world *world, enum lade_comm_backing backing, int timeout_ms);
 /* Communicators of @layout's axes. */
 void world_split(struct world *world, const struct lade_layout *layout);
 void world_unite(struct world *world); /* close them again */
