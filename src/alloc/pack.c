@@ -350,7 +350,10 @@ static void effort_widen(struct pack_effort *effort, const struct pack_effort *f
 static void search(lade_packer *packer)
 {
   struct pack_effort full = packer->effort;
-  effort_narrow(&packer->effort, 1, LADE_PACK_FAST_WORK * (uint64_t)packer->problem.n);
+  const uint64_t fast_work = LADE_PACK_FAST_WORK * (uint64_t)packer->problem.n;
+  const bool has_fast_work = !full.deadline_ns && full.work_limit >= fast_work;
+  packer->n_orders_least = has_fast_work && lade_pack_first_fit_is_cheap(&packer->problem) ? 2 : 1;
+  effort_narrow(&packer->effort, 1, fast_work);
   bool is_met = lade_pack_first_fit(packer);
   effort_widen(&packer->effort, &full);
   if (is_met || packer->effort.is_spent || lade_pack_ring(packer) || packer->effort.is_spent)

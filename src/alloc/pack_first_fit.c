@@ -14,13 +14,15 @@
  *
  * Effort is counted in items passed, not in steps taken: a limit means the same answer however the walk is sped up.
  *
- * What the order is decides the quality. Large and long-lived first is right for most programs; which of the
- * two should weigh more differs, so a few are tried, and the first that meets the target ends it. Items of one size are
- * packed best in the order in which they begin, which for equal sizes wastes nothing; so of the orders by size, and by
- * area, there is one each that takes what is nearly equal as equal. Among tens of thousands of items that live
+ * What the order is decides the quality. Large and long-lived first is right for most programs; which of the two
+ * should weigh more differs, so a few are tried, and the first that meets the target ends it. Items of one size are
+ * packed best in the order in which they begin, which for equal sizes wastes nothing; so of the orders by size, and
+ * by area, there is one each that takes what is nearly equal as equal. Among tens of thousands of items that live
  * long they waste half of what the plain ones do, and they come first, since there may be time for one order alone.
- * Then the plain orders are repaired by blame (Joslin and Clements' "squeaky wheel" idea) until the effort is
- * spent; classes are coarse, and repair gets less far from them.
+ * Among as many that live for a short time either order by size may be better by a percent, as chance has it, and a
+ * pass costs much less than it counts: there both are made, unless the first wastes little. Then the plain orders
+ * are repaired by blame (Joslin and Clements' "squeaky wheel" idea) until the effort is spent; classes are coarse,
+ * and repair gets less far from them.
  *
  * A queue, whose items end in the order in which they began, has no order that is good for first fit. It is a ring:
  * each item goes behind the one before, and to the bottom again where it would end above the target by more than the
@@ -87,14 +89,15 @@ struct keyed {
 #define REACH 0.1
 #define FIXED_KEY 1e300 /* first in every order */
 #define PATIENCE 30
-#define RING_PART 64 /* of the target: who wastes less than this part has no use for a ring */
+#define WASTE_PART 64 /* of the target: who wastes less than this part has no use for a ring or one order more */
 
-/* As they are tried. Lines of repair start from ORDER_AREA and the next. */
+/* As they are tried. */
 enum {
-  ORDER_BYTES_CLASS, ORDER_AREA_CLASS, ORDER_AREA, ORDER_LENGTH, ORDER_BYTES, ORDER_START,
+  ORDER_BYTES_CLASS, ORDER_BYTES, ORDER_AREA_CLASS, ORDER_AREA, ORDER_LENGTH, ORDER_START,
   N_ORDERS, ORDER_QUEUE = N_ORDERS
 };
 #define N_CLIMBS 3
+static const int climb_orders[N_CLIMBS] = {ORDER_AREA, ORDER_LENGTH, ORDER_BYTES};
 #define CLASS_ITEMS 1000.0 /* live together: from here on classes are wide */
 #define PASSES_PER_TURN 24
 
@@ -357,7 +360,7 @@ static void shelf_cut(struct shelf *shelf, int n_kept)
 
 /*
  * Place all items in @order and leave the offsets in the packer. What the order has in common with the last
- * pass, from its start, is still in place. False when the effort is spent before the end; the first pass goes on.
+ * pass, from its start, is still in place. False when the effort is spent before the end; the least orders go on.
  */
 static bool order_place(lade_packer *packer, struct shelf *shelf, const struct keyed *order)
 {
@@ -370,7 +373,7 @@ static bool order_place(lade_packer *packer, struct shelf *shelf, const struct k
     shelf_cut(shelf, n_kept);
   for (int k = n_kept; k < problem->n; k++) {
     if (work >= WORK_PER_SPEND) {
-      if (lade_pack_spend(&packer->effort, work) && packer->best_bytes < UINT64_MAX)
+      if (lade_pack_spend(&packer->effort, work) && packer->n_tried >= packer->n_orders_least)
         return false;
       work = 0;
     }
@@ -404,16 +407,27 @@ static double class_key(double value, int per_doubling, int32_t lo)
   return (double)(int64_t)((power + 2 * mantissa) * per_doubling) * 0x1p31 - lo;
 }
 
+/* Items that are live together in a slot, on average. */
+static double live_together(const struct pack_problem *problem)
+{
+  double slots = 0;
+  for (int i = 0; i < problem->n; i++)
+    slots += problem->hi[i] - problem->lo[i];
+  return slots / problem->n_slots;
+}
+
 /*
  * Classes of sizes per doubling. The fewer items are live together, the more does it matter that the larger one comes
  * first, and the less is there to gain by order within a class; measured.
  */
 static int classes_get(const struct pack_problem *problem)
 {
-  double slots = 0;
-  for (int i = 0; i < problem->n; i++)
-    slots += problem->hi[i] - problem->lo[i];
-  return 2 + (int)(CLASS_ITEMS * problem->n_slots / slots);
+  return 2 + (int)(CLASS_ITEMS / live_together(problem));
+}
+
+bool lade_pack_first_fit_is_cheap(const struct pack_problem *problem)
+{
+  return problem->n / BLOCK_PLACES + live_together(problem) <= 2 * LADE_PACK_FAST_WORK;
 }
 
 /* Items by falling key. */
@@ -548,16 +562,25 @@ static void shelf_init(lade_packer *packer, struct shelf *shelf)
   memset(shelf->is_kept, 0, n * sizeof(*shelf->is_kept));
 }
 
-/* The orders that were not tried to the end before. The first of all always is. */
+/* Is there something to gain for another pass over all? */
+static bool packer_wastes_much(const lade_packer *packer)
+{
+  return packer->best_bytes - packer->target_bytes > packer->target_bytes / WASTE_PART;
+}
+
+/* The orders that were not tried to the end before. The first of all, or first two, always are. */
 static bool orders_try(lade_packer *packer, struct shelf *shelf, struct keyed *order)
 {
   bool is_met = false;
-  while (packer->n_tried < N_ORDERS && !is_met && (packer->n_tried == 0 || !packer->effort.is_spent)) {
+  while (packer->n_tried < N_ORDERS && !is_met &&
+         (packer->n_tried < packer->n_orders_least || !packer->effort.is_spent)) {
     order_make(&packer->problem, packer->n_tried, order);
     if (!order_place(packer, shelf, order))
       return false;
     packer->n_tried++;
     is_met = lade_pack_offer(packer);
+    if (!packer_wastes_much(packer))
+      packer->n_orders_least = 1;
   }
   return is_met;
 }
@@ -575,7 +598,7 @@ bool lade_pack_first_fit(lade_packer *packer)
                                   .best_order = lade_pack_take(packer, order_bytes),
                                   .blamed = scratch,
                                   .best_bytes = UINT64_MAX};
-    order_make(&packer->problem, ORDER_AREA + line, climbs[line].order);
+    order_make(&packer->problem, climb_orders[line], climbs[line].order);
   }
   if (!is_met && !packer->effort.is_spent)
     is_met = climbs_run(packer, &shelf, climbs);
@@ -630,7 +653,7 @@ bool lade_pack_ring(lade_packer *packer)
   const size_t mark = packer->arena_used;
   uint64_t most_bytes = 0;
   struct shelf shelf;
-  if (packer->best_bytes - packer->target_bytes <= packer->target_bytes / RING_PART)
+  if (!packer_wastes_much(packer))
     return false;
   shelf_init(packer, &shelf);
   struct keyed *order = lade_pack_take(packer, (size_t)problem->n * sizeof(*order));

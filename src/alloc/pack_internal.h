@@ -44,6 +44,7 @@ struct lade_packer {
   uint64_t *best;        /* its offsets */
   uint64_t *offsets;     /* of the pass under way */
   int n_tried;           /* orders of first fit that were placed to the end */
+  int n_orders_least;    /* that are, whatever they count */
 };
 
 /* The caller's items as the rooms see them, when some are in groups (pack_groups.c). Lies in the arena. */
@@ -81,6 +82,9 @@ bool lade_pack_offer(lade_packer *packer);
  */
 bool lade_pack_first_fit(lade_packer *packer);
 size_t lade_pack_first_fit_bytes(int n);
+
+/* Blocks to pass and items to meet are few for each item, however many items are counted. */
+bool lade_pack_first_fit_is_cheap(const struct pack_problem *problem);
 
 /*
  * Items behind each other as they begin, around a ring, unless the incumbent, which is needed, wastes little or they
