@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels bound by memory, as nvcc makes them for sm_90: each moves 16 bytes at a time, as a compiler takes packs apart
+where it sees fit, and none spills more registers than docs/cuda.md says.
+
+machine_code.py NVCC SOURCE_ROOT
+"""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+# Beginnings of functions' names, by file. Those of NARROW write sums, or less than they read.
+FILES = {
+    'adamw': ['adamw'], 'add': ['add'], 'cast': ['cast_bf16'], 'column_sum': ['column_sum_bf16'],
+    'dropout': ['dropout_bf16'], 'gelu': ['gelu_fwd_bf16', 'gelu_bwd_bf16'],
+    'head_loss': ['head_reduce', 'head_gradient_bf16'], 'norm': ['norm_fwd_bf16', 'norm_bwd_bf16'],
+    'residual': ['residual_fwd_bf16', 'residual_bwd_bf16'], 'rope': ['rope_bf16'],
+    'sum_squares': ['sum_squares_f32', 'sum_squares_bf16'], 'swiglu': ['swiglu_fwd_bf16', 'swiglu_bwd_bf16']}
+NARROW = ('column_sum', 'head_', 'sum_squares')
+SPILLS = {'norm_bwd_f32': 8, 'residual_bwd_bf16': 68, 'residual_bwd_f16': 68}  # bytes stored, of 8 and 40 of stack
+
+
+def compile_file(nvcc, root, name, folder):
+    """The PTX of each function, and the bytes that each spills."""
+    ptx = os.path.join(folder, name + '.ptx')
+    subprocess.run([nvcc, '-ptx', '-arch=sm_90', '-std=c++17', '-fmad=false', '-include', 'kernels/cuda/gpu.h', '-I', '.',
+                    '-I', 'src', '-I', 'include', '-o', ptx, f'kernels/cuda/{name}.cu'], cwd=root, check=True)
+    ptxas = os.path.join(os.path.dirname(os.path.realpath(nvcc)), 'ptxas')
+    told = subprocess.run([ptxas, '-v', '-arch=sm_90', ptx, '-o', os.path.join(folder, name + '.cubin')], check=True,
+                          capture_output=True, text=True).stderr
+    spills = {name: int(n) for name, n in
+              re.findall(r"entry function '(\w+)'.*?(\d+) bytes spill stores", told, re.S)}
+    with open(ptx, encoding='utf-8') as file:
+        bodies = re.split(r'\.entry (\w+)\(', file.read())
+    return dict(zip(bodies[1::2], bodies[2::2])), spills
+
+
+def main():
+    nvcc, root = sys.argv[1:]
+    faults = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, wide in FILES.items():
+            bodies, spills = compile_file(nvcc, root, name, folder)
+            if not spills or spills.keys() != bodies.keys():
+                faults.append(f'{name}: ptxas tells of {sorted(spills)}, the PTX has {sorted(bodies)}')
+            faults += [f'{function} spills {n} bytes' for function, n in spills.items() if n > SPILLS.get(function, 0)]
+            for function in [function for function in bodies if function.startswith(tuple(wide))]:
+                wanted = ['ld.global.v4'] + ['st.global.v4'] * (not function.startswith(NARROW))
+                faults += [f'{function} has no {what}' for what in wanted if what not in bodies[function]]
+    print('\n'.join(faults) or 'all move 16 bytes at a time')
+    sys.exit(bool(faults))
+
+
+main()
