@@ -5,8 +5,8 @@
  * A file is any that `lade replay` reads; lifetimes are in its calls. In place of a file,
  * `stack:LAYERS` is the skeleton of a training step: saved activations that nest, transients, gradients;
  * `random:N:PART` are N buffers of random sizes that begin at any time and live for 1/PART of the program on average;
- * `even:PIECES:PER_MILLE:SEED`, `any:` and `wheels:` are jigsaws on a grid of 1,024 with so many pieces taken out, and
- * `blocks:N:SEED` are blocks dropped against each other (pack_instances.h); both fit into 1 MiB.
+ * `even:PIECES:PER_MILLE:SEED`, `any:` and `wheels:` are jigsaws on a grid of 1,024 with so many pieces taken out
+ * (pack_instances.h), which fit into 1 MiB.
  * Every answer goes through the independent checker. Columns: buffers, lower bound, peak, excess in percent,
  * whether it is proved optimal, milliseconds of the fastest of the repeats.
  */
@@ -94,18 +94,6 @@ static int jigsaw_add(struct jigsaw how, item_array *items)
   return 0;
 }
 
-static int blocks_add(int n, uint64_t seed, item_array *items)
-{
-  if (n < 1 || n > 10000)
-    return -EINVAL;
-  if (!lade_array_reserve((void **)&items->items, &items->capacity, n, sizeof(*items->items)))
-    return -ENOMEM;
-  blocks_make(n, 1 << 20, 1 << 10, seed, items->items);
-  for (items->n = 0; items->n < n; items->n++)
-    items->items[items->n].bytes <<= 10;
-  return 0;
-}
-
 /* The buffers that @name stands for. */
 static int instance_make(const char *name, item_array *items)
 {
@@ -115,8 +103,6 @@ static int instance_make(const char *name, item_array *items)
   int n = 0, part = 0;
   if (sscanf(name, "random:%d:%d", &n, &part) == 2)
     return random_make(n, part, items);
-  if (sscanf(name, "blocks:%d:%" SCNu64, &n, &how.seed) == 2)
-    return blocks_add(n, how.seed, items);
   if (sscanf(name, "%7[a-z]:%d:%d:%" SCNu64, kind, &how.n_pieces, &how.per_mille_out, &how.seed) == 4)
     for (int k = 0; k < JIGSAW_N_CUTS; k++)
       if (!strcmp(kind, cuts[k])) {

@@ -3,15 +3,12 @@
  * Instances of the packing problem for benches and tests, drawn from a seed.
  *
  * jigsaw_make cuts a rectangle of time and bytes into pieces: that they fill it again without a gap is known, how
- * is not said. MiniMalloc's challenging instances A to E look like it: at seven to nine in ten of their times as
+ * is not said. MiniMalloc's challenging instances A to E look like it: at two thirds of their times or more as
  * many bytes end as begin, all is on a grid of 1,024 by 1,024, and some pieces are missing.
  *   even    each cut is in the middle half of the largest of three pieces that were drawn
  *   any     each cut is anywhere in any piece that is not thinner than a 64th of the rectangle
  *   wheels  as even, but half of the cuts leave five pieces, four around a middle one, which no cut through a whole
  *           piece could
- *
- * blocks_make drops blocks of like sizes against each other, as in MiniMalloc's instance F: each has an offset, and
- * begins as soon as those that were dropped before leave its bytes free.
  */
 #ifndef LADE_BENCH_PACK_INSTANCES_H
 #define LADE_BENCH_PACK_INSTANCES_H
@@ -138,24 +135,6 @@ static inline int jigsaw_make(const struct jigsaw *how, struct lade_pack_item *i
     items[i].fixed = how->has_ground && items[i].fixed == 0 ? 0 : -1;
   }
   return n;
-}
-
-/* @n blocks of a 32nd to a 10th of @height bytes, each live for a 60th to a 20th of @span. */
-static inline void blocks_make(int n, int span, int height, uint64_t seed, struct lade_pack_item *items)
-{
-  struct instance_draws draws = {seed, 0};
-  for (int i = 0; i < n; i++) {
-    const int bytes = height / 32 + (int)instance_draw(&draws, (uint32_t)height / 16);
-    const int length = span / 60 + (int)instance_draw(&draws, (uint32_t)span / 30);
-    const int64_t offset = (int64_t)instance_draw(&draws, (uint32_t)(height - bytes) + 1);
-    int32_t start = 0;
-    for (int k = 0; k < i; k++)
-      if (offset < items[k].fixed + (int64_t)items[k].bytes && items[k].fixed < offset + bytes)
-        start = LADE_MAX(start, items[k].upper);
-    items[i] = (struct lade_pack_item){start, start + length, (uint64_t)bytes, 1, offset};
-  }
-  for (int i = 0; i < n; i++)
-    items[i].fixed = -1;
 }
 
 #endif

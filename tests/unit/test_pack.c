@@ -215,15 +215,6 @@ static void test_most_jigsaws_of_hundreds_of_pieces_are_filled_again(void **stat
     fail_msg("%d of %d", n_filled, n_all);
 }
 
-static void test_blocks_that_were_dropped_against_each_other_fit_again(void **state)
-{
-  for (uint64_t seed = 1; seed <= 8; seed++) {
-    blocks_make(300, 1 << 20, 1 << 10, seed, items);
-    if (pack(300, 300000000, 1 << 10).peak_bytes > 1 << 10)
-      fail_msg("seed %" PRIu64, seed);
-  }
-}
-
 static void test_a_proved_bound_stays_below_a_known_packing(void **state)
 {
   for (int round = 0; round < 20; round++) {
@@ -612,7 +603,6 @@ int main(void)
       cmocka_unit_test(test_small_instances_reach_the_optimum_by_definition_and_prove_it),
       cmocka_unit_test(test_pieces_of_a_rectangle_fill_it_again),
       cmocka_unit_test(test_most_jigsaws_of_hundreds_of_pieces_are_filled_again),
-      cmocka_unit_test(test_blocks_that_were_dropped_against_each_other_fit_again),
       cmocka_unit_test(test_a_proved_bound_stays_below_a_known_packing),
       cmocka_unit_test(test_training_steps_come_within_one_percent_in_the_fast_pass),
       cmocka_unit_test(test_items_of_all_alignments_and_fixed_places_keep_them),
