@@ -512,8 +512,8 @@ int lade_kernel_prepare(const struct lade_kernels *kernels, enum lade_kernel ker
 const char *lade_kernel_name(enum lade_kernel kernel);
 
 /*
- * Scratch bytes for these arguments (pointers unused) with a pool of @n_threads; 0 for most. The
- * answer covers every variant of @kernels, so that a plan does not depend on which one runs.
+ * Scratch bytes for these arguments (pointers unused but for being NULL or not) with a pool of @n_threads; 0 for most.
+ * The answer covers every variant of @kernels, so that a plan does not depend on which one runs.
  */
 size_t lade_kernel_workspace_bytes(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args,
                                    int n_threads);
