@@ -329,7 +329,7 @@ static int bounce_init(struct lade_tensor_store *s)
   lade_store_get_info(s->store, &info);
   int status = lade_staging_init(&s->bounce, (uint64_t)N_WINDOWS * WINDOW_BYTES, info.numa_node, NULL);
   if (!status)
-    lade_store_pin(s->store, s->bounce.data, s->bounce.bytes); /* until the store is closed; refused: as well */
+    lade_store_pin(s->store, s->bounce.data, s->bounce.bytes); /* until it is closed; refused: they move all the same */
   return status;
 }
 

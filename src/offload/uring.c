@@ -44,15 +44,6 @@ struct uring_engine {
   int n_slabs;
 };
 
-static void uring_close(void *arg)
-{
-  struct uring_engine *engine = arg;
-  if (!engine)
-    return;
-  io_uring_queue_exit(&engine->ring);
-  free(engine);
-}
-
 static int uring_open(const int *fds, int n_fds, int depth, struct lade_faults *faults, void **ret_engine)
 {
   struct uring_engine *engine = lade_fault_calloc(faults, 1, sizeof(*engine));
@@ -130,6 +121,17 @@ static int slab_find(const struct uring_engine *engine, const struct store_io *i
       return i;
   }
   return -1;
+}
+
+/* A ring's end comes about after its descriptor's, and until then what it has pinned would count for its user. */
+static void uring_close(void *arg)
+{
+  struct uring_engine *engine = arg;
+  if (!engine)
+    return;
+  slabs_register(engine, 0);
+  io_uring_queue_exit(&engine->ring);
+  free(engine);
 }
 
 /* ---- pieces ---- */

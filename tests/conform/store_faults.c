@@ -427,9 +427,26 @@ static bool pins_are_limited(lade_store *store, bool is_ring)
   return is_limited && is_pinned == (is_ring && memlock_bytes) && info.pinned_bytes == (is_pinned ? MIB : 0);
 }
 
+/* What a store had pinned counts no more when it is closed, so that the next one may pin as much. */
+static bool close_gives_pins_back(const struct lade_store_params *params)
+{
+  char *data = data_make(6 * MIB);
+  bool is_pinned = true;
+  for (int i = 0; i < 16 && is_pinned; i++) {
+    struct lade_error error;
+    lade_store *store;
+    if (lade_store_open(params, &error, &store))
+      break;
+    is_pinned = lade_store_pin(store, data, 6 * MIB);
+    lade_store_close(store);
+  }
+  free(data);
+  return is_pinned;
+}
+
 /*
  * As an ordinary user: 0 if the store works, 1 if it does not, 2 if it is silent about what it does without, 3 if it
- * pins other memory than it may.
+ * pins other memory than it may, 4 if it keeps some.
  */
 static int child_with_memlock(void)
 {
@@ -450,6 +467,8 @@ static int child_with_memlock(void)
   lade_store_close(store);
   if (!is_limited)
     return 3;
+  if (memlock_bytes && !strcmp(info.engine, "io_uring") && !close_gives_pins_back(&params))
+    return 4;
   return is_lesser && (!is_said || memlock_bytes) ? 2 : 0;
 }
 
