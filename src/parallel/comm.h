@@ -236,8 +236,8 @@ void lade_comm_set_busy(lade_comm *comm, bool is_busy);
 
 /*
  * End all members' waits, present and to come, with -ECANCELED, @words and this rank. Where ranks share memory;
- * elsewhere MPI ends the job when this rank closes the last of its communicators, and has said why. Any thread, also
- * while a collective runs.
+ * elsewhere this rank's end so, and MPI ends the job when it closes the last of its communicators, and has said why.
+ * Any thread, also while a collective runs.
  */
 void lade_comm_abort(lade_comm *comm, const char *words);
 

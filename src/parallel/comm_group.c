@@ -195,6 +195,8 @@ static int pause_look(struct pause *pause, const struct comm_group *group, const
   bool is_busy = false;
   if (!comm_patience_is_due(&pause->patience))
     return 0;
+  if (atomic_load(&group->is_aborted))
+    return lade_error_set(error, -ECANCELED, "this rank gave up");
   int status = group->node ? comm_node_status(group->node, error) : 0;
   if (!status)
     status = members_look(group, transfer, &is_busy, error);

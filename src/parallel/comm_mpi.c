@@ -247,10 +247,12 @@ static void mpi_abort(lade_comm *base, const char *words)
 {
   struct mpi_comm *comm = (struct mpi_comm *)base;
   atomic_store(&comm->group.job->has_failed, true);
-  if (comm->is_shared)
+  if (comm->is_shared) {
     comm_node_abort(&comm->node, words);
-  else
-    atomic_store(&comm->group.job->is_aborted, true);
+    return;
+  }
+  atomic_store(&comm->group.is_aborted, true);
+  atomic_store(&comm->group.job->is_aborted, true);
 }
 
 static void mpi_set_busy(lade_comm *base, bool is_busy)

@@ -3,9 +3,9 @@
  * The comm contract, over every engine and path; comm.py starts it, once per rank.
  *
  * Usage: conform-comm self|memfd|file|apart|nccl [ENDING]. Without an ending every property of a job that goes well.
- * An ending is a job that does not: kill, stop, abort, mismatch, order, short, split, none (what goes wrong in the last
- * two is arranged from outside), and busy, which looks like stop and goes well; each rank then prints what its call
- * returned.
+ * An ending is a job that does not: kill, stop, abort, leave (an abort while the rank waits), mismatch, order, short,
+ * split, none (what goes wrong in the last two is arranged from outside), and busy, which looks like stop and goes
+ * well; each rank then prints what its call returned.
  */
 #include <errno.h>
 #include <signal.h>
@@ -539,7 +539,8 @@ int main(int argc, char **argv)
   bool is_noroom = ending && strcmp(ending, "noroom") == 0;
   if (ending)
     signal(SIGTERM, SIG_IGN); /* the launcher's own way of ending the job; ours is looked at */
-  int status = world_open(path, is_noroom ? 16 << 20 : STAGING_BYTES, ending && !is_noroom ? 800 : 60000, &error);
+  const int timeout_ms = !ending || is_noroom ? 60000 : strcmp(ending, "leave") == 0 ? 300000 : 800;
+  int status = world_open(path, is_noroom ? 16 << 20 : STAGING_BYTES, timeout_ms, &error);
   if (status) {
     printf("OPEN %d: %s\n", status, error.text);
     return 1;

@@ -74,6 +74,7 @@ def endings():
     ending("order", list(range(RANKS)), [EPROTO], notice, "rank 3 runs broadcast of 50000 f32")
     if PATH != "nccl":
         ending("short", [0], [EPROTO], notice, "recv of 80 bytes from rank 3: 40 came")
+        ending("leave", [3], [ECANCELED], notice, "rank 3 gave up: no memory left") # its patience would be 5 minutes
     if PATH == "apart": # nothing is shared: who gives up first ends, and that is what a later one sees
         gone = "did not come within 0.8 s|" + ended
         ending("stop", others, [ETIMEDOUT, EPIPE], LATE_MS + notice, gone)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Jobs that end badly, for comm.py to look at: every rank prints how its call ended; comm.c has the endings' names. */
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +20,25 @@ static void ending_print(int status, const struct lade_error *error, int64_t sin
   fflush(stdout);
 }
 
+static void *abort_soon(void *user)
+{
+  (void)user;
+  nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
+  lade_comm_abort(world.comm, "no memory left");
+  return NULL;
+}
+
+/* The last rank waits for others who never come, and gives up meanwhile; MPI, or the launcher, ends them. */
+static pthread_t leaving_begin(void)
+{
+  pthread_t thread;
+  while (world.rank < world.size - 1)
+    pause();
+  if (pthread_create(&thread, NULL, abort_soon, NULL))
+    abort();
+  return thread;
+}
+
 int ending_run(const char *ending)
 {
   enum { N_ENDING = 50000 };
@@ -26,7 +46,7 @@ int ending_run(const char *ending)
   float *x = world.device ? bytes_get(world.comm, sizeof(memory), true) : memory, *y = x + N_ENDING;
   struct lade_collective c = {.kind = LADE_ALL_REDUCE, .dtype = LADE_F32, .n = N_ENDING, .src = x, .dst = y};
   struct lade_error error = {0};
-  const bool is_busy = strcmp(ending, "busy") == 0;
+  const bool is_busy = strcmp(ending, "busy") == 0, is_left = strcmp(ending, "leave") == 0;
   int bad = world.size - 1, status = 0;
   for (int i = 0; i < 20 && !status; i++)
     status = lade_comm_run(world.comm, &c, &error);
@@ -61,10 +81,13 @@ int ending_run(const char *ending)
       return 1;
     }
   }
+  const pthread_t leaving = is_left ? leaving_begin() : pthread_self();
   for (int i = 0; i < (is_busy ? 20 : 1000000) && !status; i++)
     status = lade_comm_run(world.comm, &c, &error);
   if (world.rank == bad && strcmp(ending, "short") == 0)
     return 1; /* its sends go well until the receiver is gone */
+  if (is_left)
+    pthread_join(leaving, NULL);
   ending_print(status, &error, since_ns);
   struct lade_error again = {0};
   c.n = 1;
