@@ -492,6 +492,8 @@ struct lade_kernels {
   size_t (*workspace_bytes)(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args);
   struct lade_cublaslt *cublaslt; /* borrowed: products of a CUDA device (cuda/cublaslt.h); NULL: its plain kernel's */
   const char *library;            /* what bits depend on beside variants: the products' library; may be NULL */
+  const int32_t *cuts;            /* and where a device's kernels cut their sums, @n_cuts numbers; static */
+  int n_cuts;
 };
 
 struct lade_cpu;
@@ -518,7 +520,8 @@ const char *lade_kernel_name(enum lade_kernel kernel);
 size_t lade_kernel_workspace_bytes(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args,
                                    int n_threads);
 
-/* Hash of every variant's name, the library's, and the cutting constants: the kernels' part of numerics_key. */
+/* Hash of every variant's name, the library's, and where sums are cut, by all and by these: the kernels' part of
+ * numerics_key. */
 uint64_t lade_kernels_key(const struct lade_kernels *kernels);
 
 #endif

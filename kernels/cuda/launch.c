@@ -77,9 +77,16 @@ static size_t workspace_bytes(const struct lade_kernels *kernels, enum lade_kern
   }
 }
 
+/* What the order of sums depends on, beside shapes. */
+static const int32_t cuts[] = {LADE_CUDA_REVISION,      LADE_CUDA_THREADS,     LADE_CUDA_ROW_PACKS,
+                               LADE_CUDA_SUM_COLUMNS,   LADE_CUDA_SUM_LANES,   LADE_CUDA_ROPE_RUN,
+                               LADE_CUDA_HEAD_CHUNK};
+
 void lade_cuda_kernels_init(struct lade_kernels *kernels)
 {
   memset(kernels, 0, sizeof(*kernels));
+  kernels->cuts = cuts;
+  kernels->n_cuts = LADE_COUNT(cuts);
   kernels->workspace_bytes = workspace_bytes;
   lade_cuda_element_init(kernels);
   lade_cuda_head_loss_init(kernels);

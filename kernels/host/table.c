@@ -121,5 +121,7 @@ uint64_t lade_kernels_key(const struct lade_kernels *kernels)
     const char *variant = kernels->variant[i] ? kernels->variant[i] : "none";
     hash = hash_add(hash, variant, strlen(variant) + 1);
   }
+  if (kernels->n_cuts)
+    hash = hash_add(hash, kernels->cuts, (size_t)kernels->n_cuts * sizeof(*kernels->cuts));
   return kernels->library ? hash_add(hash, kernels->library, strlen(kernels->library)) : hash;
 }

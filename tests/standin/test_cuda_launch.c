@@ -497,6 +497,24 @@ static void without_the_library_products_are_plain(void **state)
   assert_true(keys[0] != keys[1] && keys[1] == keys[2] && keys[2] == keys[3]);
 }
 
+/* Kernels that cut a sum elsewhere make other numbers, though they are called the same: each cut is in the key. */
+static void cuts_of_sums_are_in_the_key(void **state)
+{
+  struct lade_kernels table;
+  int32_t cuts[16];
+  lade_cuda_kernels_init(&table);
+  const uint64_t key = lade_kernels_key(&table);
+  assert_in_range(table.n_cuts, 1, LADE_COUNT(cuts));
+  memcpy(cuts, table.cuts, (size_t)table.n_cuts * sizeof(*cuts));
+  table.cuts = cuts;
+  assert_true(lade_kernels_key(&table) == key);
+  for (int i = 0; i < table.n_cuts; i++) {
+    cuts[i]++;
+    assert_true(lade_kernels_key(&table) != key);
+    cuts[i]--;
+  }
+}
+
 /* Who attends, as the environment and a GPU have it that may be wrong: what is chosen, and what is said of it. */
 struct attention_case {
   const char *gpu, *wish, *idle, *variants[2], *words[2];
@@ -679,6 +697,7 @@ int main(void)
       cmocka_unit_test(an_algorithm_is_chosen_once_for_a_kind),
       cmocka_unit_test(operands_that_lie_askew_are_the_plain_kernels),
       cmocka_unit_test(without_the_library_products_are_plain),
+      cmocka_unit_test(cuts_of_sums_are_in_the_key),
       cmocka_unit_test(attention_is_the_best_that_is_right),
       cmocka_unit_test(attention_that_cannot_be_is_refused),
       cmocka_unit_test(every_call_of_the_library_may_fail),
