@@ -439,9 +439,9 @@ static void ranks_apply(struct run *run)
   struct lade_session_params *session = &run->options.session;
   const struct lade_launch *launch = &run->job.launch;
   session->world = run->job.world;
-  session->n_node_ranks = LADE_MAX(launch->local_world, 1);
-  if (!session->n_threads)
-    session->n_threads = launch->world > 1 ? LADE_MAX(lade_cpu_count() / session->n_node_ranks, 1) : 0;
+  session->n_node_ranks = LADE_MAX(launch->local_world, 0); /* srun does not say: then they count themselves */
+  if (!session->n_threads && launch->world > 1) /* srun gives each task processors of its own */
+    session->n_threads = LADE_MAX(lade_cpu_count() / LADE_MAX(launch->local_world, 1), 1);
   run->options.is_quiet = run->options.is_quiet || !job_is_first(&run->job);
 }
 

@@ -73,7 +73,7 @@ struct lade_session_params {
   int n_threads;                       /* 0: all that we may use */
   lade_comm *world;                    /* borrowed: the ranks of this run, which all open it; NULL: one */
   struct lade_layout_params layout;    /* how they share it; world and rank are @world's where there is one */
-  int n_node_ranks;                    /* that share this node's memory and drives; 0: 1 */
+  int n_node_ranks;                    /* that share this node's memory and drives; 0: @world's on this machine */
   const struct lade_session_choice *choices; /* of the caller; all ranks give the same names */
   int n_choices;
   bool is_plan_only;                   /* stop before memory is taken and data is needed */

@@ -19,6 +19,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "base/node.h"
 #include "run/file_key.h"
 #include "run/session_internal.h"
 
@@ -362,6 +363,21 @@ int session_agree_decision(lade_session *s, void *own, uint64_t own_bytes, void 
   if (!status && !session_is_decider(s))
     *ret_bytes = all_bytes[s->decider];
   free(all_bytes);
+  return status;
+}
+
+int session_count_node_ranks(lade_session *s, struct lade_error *error)
+{
+  const uint64_t own = lade_node_key();
+  uint64_t *keys = NULL;
+  int n = 0, status = 0;
+  if (s->peers.world)
+    status = lade_peers_collect(&s->peers, &own, sizeof(own), s->params.faults, error, (void **)&keys);
+  for (int rank = 0; keys && rank < s->peers.layout.mesh.world; rank++)
+    n += keys[rank] == own;
+  free(keys);
+  if (!status && s->params.n_node_ranks < 1)
+    s->params.n_node_ranks = LADE_MAX(n, 1);
   return status;
 }
 

@@ -129,6 +129,8 @@ static inline bool session_is_decider(const lade_session *s)
 }
 /* What the first rank measured of its drive while the others waited becomes each rank's part of it. */
 int session_share_drive(lade_session *session, struct lade_error *error);
+/* How many ranks share this machine, unless the caller knows; collective. */
+int session_count_node_ranks(lade_session *session, struct lade_error *error);
 /* With the plan: is there room for the stores of all ranks on one drive? -ENOSPC at every one of them if not. */
 int session_agree_room(lade_session *session, struct lade_error *error);
 /* And that their programs meet: lade_peers_prove. */

@@ -102,8 +102,7 @@ static int ranks_open(lade_session *s, struct lade_error *error)
   if (!status && is_run && !s->params.world && world > 1)
     status = lade_error_set(error, -EINVAL, "the layout is of %d ranks, and this is one process; `lade launch -n %d -- "
                             "train ...` starts as many", world, world);
-  s->params.n_node_ranks = LADE_MAX(s->params.n_node_ranks, 1);
-  return status;
+  return status ? status : session_count_node_ranks(s, error);
 }
 
 static int batch_check(lade_session *s, struct lade_error *error)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What ranks make of it when one of them plans for long, is lost while it plans, or lacks memory for what the others
- * tell it. ranks.py starts it.
+ * tell it; and how many of them share a machine's memory. ranks.py starts it.
  *
- * Usage: planning slow | abort lost|follower|memory
+ * Usage: planning slow|sharing | abort lost|follower|memory
  */
 #include <errno.h>
 #include <signal.h>
@@ -28,11 +28,10 @@ static int batch_make(void *user, const struct lade_batch *batch, struct lade_er
   return lade_error_set(error, -EINVAL, "no step is taken here");
 }
 
-/* Open a session of replicas over @comm, and close it again. */
-static int session_try(lade_comm *comm, struct lade_faults *faults, struct lade_error *error)
+/* Of replicas over @comm. */
+static struct lade_session_params params_make(lade_comm *comm)
 {
   struct lade_session_params params;
-  lade_session *session = NULL;
   lade_session_defaults(&params);
   params.layers = 1;
   params.batch = lade_comm_size(comm);
@@ -44,6 +43,14 @@ static int session_try(lade_comm *comm, struct lade_faults *faults, struct lade_
   params.n_threads = 1;
   params.world = comm;
   params.layout = (struct lade_layout_params){.dp = lade_comm_size(comm), .zero = 1};
+  return params;
+}
+
+/* Open a session over @comm, and close it again. */
+static int session_try(lade_comm *comm, struct lade_faults *faults, struct lade_error *error)
+{
+  struct lade_session_params params = params_make(comm);
+  lade_session *session = NULL;
   params.faults = faults;
   int status = lade_session_open(&params, error, &session);
   lade_session_close(session);
@@ -100,6 +107,29 @@ static void a_lost_planner_is_found_out(void)
 
 /* ---- memory ---- */
 
+/* Who starts them need not say how many share this machine: each has its part of the host's budget all the same. */
+static void ranks_of_a_machine_share_it(void)
+{
+  struct world world;
+  world_open(&world);
+  for (int n_said = 0; n_said < 2; n_said++) {
+    struct lade_session_params params = params_make(world.comm);
+    struct lade_session_info info;
+    struct lade_error error = {0};
+    lade_session *session = NULL;
+    params.n_node_ranks = n_said;
+    params.has_host_budget = true;
+    params.host_budget_bytes = UINT64_C(3) << 30;
+    demand(!lade_session_open(&params, &error, &session), "rank %d: %s", world.rank, error.text);
+    lade_session_get_info(session, &info);
+    const uint64_t expected = params.host_budget_bytes / (uint64_t)(n_said ? n_said : world.size);
+    demand(info.host_budget_bytes == expected, "rank %d has %llu bytes", world.rank,
+           (unsigned long long)info.host_budget_bytes);
+    lade_session_close(session);
+  }
+  world_close(&world);
+}
+
 /* Its programs are of another rank's decision, and its failure is everybody's. */
 static void a_follower_that_fails_is_told(void)
 {
@@ -153,6 +183,8 @@ int main(int argc, char **argv)
   const char *what = argv[argc - 1];
   if (strcmp(what, "slow") == 0)
     a_slow_search_is_waited_for();
+  else if (strcmp(what, "sharing") == 0)
+    ranks_of_a_machine_share_it();
   else if (strcmp(what, "lost") == 0)
     a_lost_planner_is_found_out();
   else if (strcmp(what, "follower") == 0)
