@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks on a GPU each, over the stand-ins for the driver and for NCCL. ranks: shards, parts of layers and stages have
 the losses of one rank on a host, and the same bits at any budget; what NCCL answers is told. layouts: the same in more
-layouts of four ranks. dtypes: in some of them, what BF16 and FP16 train, of both families. seats: each rank has a GPU, or a slice of one, of its own however it is shown; one line where it
-cannot have.
+layouts of four ranks. dtypes: in some of them, what BF16 and FP16 train, of both families. seats: each rank has a GPU,
+or a slice of one, of its own however it is shown; one line where it cannot have.
 
 Usage: train_ranks.py LADE PLUGIN STANDIN KERNELS ranks|layouts|dtypes|seats
 """
