@@ -37,7 +37,8 @@ typedef struct lade_cache_pool lade_cache_pool;
 enum lade_cache_flags {
   /*
    * Placement is a function of the calls alone: every rank that makes the same calls gets the same offsets. The
-   * progress of queues is never looked at; where it would decide, the caller waits instead.
+   * progress of queues is never looked at; where it would decide, the caller waits instead, or, of a queue under
+   * capture, takes it as not done.
    */
   LADE_CACHE_DETERMINISTIC = 1,
   /*

@@ -643,6 +643,7 @@ void lade_cache_forget(lade_cache *cache, lade_queue *queue)
       continue;
     while (cache->queues[i].n_syncs)
       lade_cache_sleep_all(cache, &cache->n_synced);
+    cache->queues[i].pool = &cache->common; /* whatever it may have captured: its work is done */
     lade_cache_waits_drop(cache, i);
     for (struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
       lade_cache_sweep(cache, pool);

@@ -392,7 +392,7 @@ struct block *lade_cache_block_settle(lade_cache *cache, struct block *block);
 int lade_cache_queue_number(lade_cache *cache, lade_queue *queue);
 /* The event after which everything submitted to the queue is done. */
 uint64_t lade_cache_queue_count(const lade_cache *cache, int queue);
-/* Is (queue, count) over? Waits for it when the cache is deterministic. */
+/* Is (queue, count) over? A deterministic cache waits for it; of a queue under capture it says no. */
 bool lade_cache_is_over(lade_cache *cache, int queue, uint64_t count);
 /* May @queue use the free @block now? */
 bool lade_cache_is_usable(lade_cache *cache, const struct block *block, int queue);

@@ -64,12 +64,18 @@ uint64_t lade_cache_queue_count(const lade_cache *cache, int queue)
 
 bool lade_cache_is_over(lade_cache *cache, int queue, uint64_t count)
 {
-  if (!queue || lade_queue_poll(cache->queues[queue].queue, count))
+  const struct queue_slot *slot = &cache->queues[queue];
+  bool is_deterministic = cache->flags & LADE_CACHE_DETERMINISTIC;
+  if (!queue)
     return true;
-  if (!(cache->flags & LADE_CACHE_DETERMINISTIC))
+  if (is_deterministic && slot->pool->is_capturing)
+    return false; /* whether it is or not: nobody waits for it, and progress decides nothing */
+  if (lade_queue_poll(slot->queue, count))
+    return true;
+  if (!is_deterministic)
     return false;
   cache->stats.n_host_waits++;
-  lade_queue_sync(cache->queues[queue].queue, count);
+  lade_queue_sync(slot->queue, count);
   return true;
 }
 

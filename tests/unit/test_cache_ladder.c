@@ -25,12 +25,17 @@ static void nothing(void *args)
 {
 }
 
-static struct ladder ladder_open_to(void **state, uint64_t n_chunks, lade_cache_spill_fn *spill, void *arg)
+static struct ladder ladder_open_as(void **state, const struct lade_cache_params *params)
 {
-  const struct lade_cache_params params = {.limit_bytes = n_chunks * CHUNK, .spill = spill, .spill_arg = arg};
-  struct ladder ladder = {.bed = bed_open(state, &params, NULL)};
+  struct ladder ladder = {.bed = bed_open(state, params, NULL)};
   ladder.gate = queue_open(ladder.bed.device, LADE_QUEUE_SIGNAL);
   return ladder;
+}
+
+static struct ladder ladder_open_to(void **state, uint64_t n_chunks, lade_cache_spill_fn *spill, void *arg)
+{
+  return ladder_open_as(state, &(struct lade_cache_params){
+      .limit_bytes = n_chunks * CHUNK, .spill = spill, .spill_arg = arg});
 }
 
 static struct ladder ladder_open(void **state, lade_cache_spill_fn *spill, void *arg)
@@ -211,9 +216,10 @@ static void the_host_waits_last_of_all(void **state)
 }
 
 /* What is captured runs when the graph does, which may be never: whoever waited for its queue would wait for that. */
-static void nobody_waits_for_a_queue_under_capture(void **state)
+static void nobody_waits_under_capture(void **state, unsigned flags)
 {
-  struct ladder ladder = ladder_open(state, NULL, NULL);
+  struct ladder ladder =
+      ladder_open_as(state, &(struct lade_cache_params){.limit_bytes = LIMIT_CHUNKS * CHUNK, .flags = flags});
   lade_cache *cache = ladder.bed.cache;
   lade_cache_pool *captured = NULL, *left = NULL;
   void *refused = NULL;
@@ -232,6 +238,17 @@ static void nobody_waits_for_a_queue_under_capture(void **state)
   lade_queue_signal(ladder.gate, 1);
   assert_int_equal(lade_cache_pool_destroy(cache, left), 0);
   ladder_close(&ladder);
+}
+
+static void nobody_waits_for_a_queue_under_capture(void **state)
+{
+  nobody_waits_under_capture(state, 0);
+}
+
+/* Where a deterministic cache waits for others, it takes such a queue as not done, whether it is or not. */
+static void nor_does_a_deterministic_cache(void **state)
+{
+  nobody_waits_under_capture(state, LADE_CACHE_DETERMINISTIC);
 }
 
 static void *waiter_main(void *arg)
@@ -624,6 +641,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(the_owner_is_asked_until_it_is_enough_and_nobody_waits),
       cmocka_unit_test(the_host_waits_last_of_all),
       cmocka_unit_test(nobody_waits_for_a_queue_under_capture),
+      cmocka_unit_test(nor_does_a_deterministic_cache),
       cmocka_unit_test(a_queue_may_go_while_another_is_waited_for),
       cmocka_unit_test(what_fits_among_blocks_of_the_other_size_is_not_refused),
       cmocka_unit_test(the_limit_that_is_named_would_do_and_no_lower_one),
