@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The packer against definitions, not against itself: exhaustion on small instances, instances that were cut from
- * a full rectangle (so their best peak is known), skeletons of training steps, and a checker that is shown every
- * kind of broken answer. Public instances are packed where the data folder is there.
+ * The packer against definitions, not against itself: instances that were cut from a full rectangle (so their best
+ * peak is known), skeletons of training steps, and a checker that is shown every kind of broken answer. Public
+ * instances are packed where the data folder is there. Exhaustion on small instances is in test_pack_exact.c.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -73,110 +73,6 @@ static void test_no_items_is_a_peak_of_zero(void **state)
 }
 
 /* --- known optima ------------------------------------------------------------------------------------------- */
-
-/*
- * Does a packing of @height exist? A walk over time with the set of all arrangements of the live items, 4 bits of
- * offset each, in the order in which they entered. Exponential, and as plain as the definition.
- */
-#define STATES_MAX (1 << 21)
-
-static int state_compare(const void *a, const void *b)
-{
-  const uint64_t *x = a, *y = b;
-  return (*x > *y) - (*x < *y);
-}
-
-static int states_unique(uint64_t *states, int n)
-{
-  qsort(states, (size_t)n, sizeof(*states), state_compare);
-  int n_kept = 0;
-  for (int k = 0; k < n; k++)
-    if (k == 0 || states[k] != states[k - 1])
-      states[n_kept++] = states[k];
-  return n_kept;
-}
-
-static int states_enter(const uint64_t *from, int n_states, const int *live, int n_live, int item, int height,
-                        uint64_t *to)
-{
-  int n = 0;
-  for (int k = 0; k < n_states; k++) {
-    uint32_t used = 0;
-    for (int l = 0; l < n_live; l++)
-      used |= ((1u << items[live[l]].bytes) - 1) << (from[k] >> 4 * l & 15);
-    for (int offset = 0; offset + (int)items[item].bytes <= height; offset++)
-      if (!(used >> offset & ((1u << items[item].bytes) - 1)) && n < STATES_MAX)
-        to[n++] = from[k] | (uint64_t)offset << 4 * n_live;
-  }
-  return n;
-}
-
-static bool height_is_enough(int n, int height)
-{
-  static uint64_t states[STATES_MAX], next[STATES_MAX];
-  int live[16], n_live = 0, n_states = 1, last = 0;
-  states[0] = 0;
-  for (int i = 0; i < n; i++)
-    last = LADE_MAX(last, items[i].lower);
-  for (int t = 0; t <= last; t++) {
-    for (int l = n_live - 1; l >= 0; l--) {
-      if (items[live[l]].upper > t)
-        continue;
-      uint64_t low = ((uint64_t)1 << 4 * l) - 1;
-      for (int k = 0; k < n_states; k++)
-        states[k] = (states[k] & low) | (states[k] >> 4 & ~low);
-      memmove(live + l, live + l + 1, (size_t)(--n_live - l) * sizeof(*live));
-    }
-    n_states = states_unique(states, n_states);
-    for (int i = 0; i < n; i++)
-      if (items[i].lower == t) {
-        n_states = states_enter(states, n_states, live, n_live, i, height, next);
-        assert_true(n_states < STATES_MAX);
-        memcpy(states, next, (size_t)n_states * sizeof(*states));
-        live[n_live++] = i;
-      }
-  }
-  return n_states > 0;
-}
-
-/* Full at every time: what ends is replaced by new pieces of the same sum. Often no packing is as low as that. */
-static int full_make(int n_max, uint32_t height)
-{
-  uint32_t free_bytes = height;
-  int n = 0;
-  for (int t = 0; n < n_max; t++) {
-    for (int i = 0; i < n; i++)
-      if (items[i].upper == INT32_MAX && draw(4) == 0) {
-        items[i].upper = t;
-        free_bytes += (uint32_t)items[i].bytes;
-      }
-    while (free_bytes > 0 && n < n_max) {
-      uint32_t bytes = 1 + draw(LADE_MIN(free_bytes, 3));
-      items[n++] = (struct lade_pack_item){t, INT32_MAX, bytes, 1, -1};
-      free_bytes -= bytes;
-    }
-  }
-  return n;
-}
-
-static void test_small_instances_reach_the_optimum_by_definition_and_prove_it(void **state)
-{
-  int n_above_live = 0;
-  for (int round = 0; round < 600; round++) {
-    draw_start((uint64_t)round);
-    int n = full_make(25 + (int)draw(25), 7 + draw(2));
-    uint64_t live;
-    lade_pack_live_peak(items, n, &live);
-    int height = (int)live;
-    while (!height_is_enough(n, height))
-      height++;
-    struct lade_pack_result result = pack(n, 1000000000, 0);
-    assert_int_equal(result.peak_bytes, height);
-    assert_true(result.is_optimal);
-    n_above_live += height > (int)live;
-  }
-  assert_true(n_above_live >= 10); /* for these the proof took a search */
-}
 
 /* Pieces of a rectangle of @span times by @height bytes: a packing at @height exists. Draws with @seed. */
 static void rectangle_cut(uint64_t seed, int n, int span, int height, bool has_ground)
@@ -600,7 +496,6 @@ int main(void)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_stacked_items_reach_the_lower_bound),
       cmocka_unit_test(test_no_items_is_a_peak_of_zero),
-      cmocka_unit_test(test_small_instances_reach_the_optimum_by_definition_and_prove_it),
       cmocka_unit_test(test_pieces_of_a_rectangle_fill_it_again),
       cmocka_unit_test(test_most_jigsaws_of_hundreds_of_pieces_are_filled_again),
       cmocka_unit_test(test_a_proved_bound_stays_below_a_known_packing),
