@@ -33,6 +33,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include "run/checkpoint_internal.h"
 
@@ -113,17 +114,25 @@ static int file_open(struct save *save, int i, bool is_made, lade_safetensors_wr
   return rc;
 }
 
-/* Is there room for all tensors? What is little beside them, headers and JSON, is found out by writing it. */
-static int room_check(const struct save *save, struct lade_error *error)
+/* What is free there; UINT64_MAX: the file system does not say. */
+static uint64_t room_get(int fd)
 {
   struct statvfs fs;
+  return fstatvfs(fd, &fs) < 0 || !fs.f_blocks ? UINT64_MAX : (uint64_t)fs.f_bavail * fs.f_frsize;
+}
+
+/*
+ * Is there room for all tensors? What is little beside them, headers and JSON, is found out by writing it. What was
+ * removed just now, a checkpoint that was rotated, counts as free on some file systems only once that is on the drive.
+ */
+static int room_check(const struct save *save, struct lade_error *error)
+{
   char need[LADE_SIZE_TEXT], have[LADE_SIZE_TEXT];
-  uint64_t bytes = 0;
+  uint64_t bytes = 0, free_bytes = room_get(save->saves.fd);
   for (int i = 0; i < CHUNK_N_KINDS * save->table.n_slices; i++)
     bytes += (uint64_t)save->table.tensors[i].n_elements * sizeof(float);
-  if (statvfs(save->place->dir, &fs) < 0 || !fs.f_blocks) /* a file system that does not say */
-    return 0;
-  const uint64_t free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+  if (bytes > free_bytes && !syncfs(save->saves.fd))
+    free_bytes = room_get(save->saves.fd);
   if (bytes <= free_bytes)
     return 0;
   return lade_error_set(error, -ENOSPC, "%s: a checkpoint needs %s beside those that are kept, and %s are free; free "
