@@ -195,8 +195,8 @@ static void shard_check(struct recount *count, const struct shard *shard)
   must(count, shard->room_bytes <= lade_cache_meters_room(shard), "a ceiling is nearer than it seems",
        shard->room_bytes);
   n = 0;
-  for (const struct block *block = shard->unused; block; block = block->next)
-    n++;
+  for (const struct block *block = shard->unused; block; block = block->next, n++)
+    must(count, !block->is_used && !block->users, "an unused descriptor has users", n); /* nobody clears them anew */
   must(count, n == (uint64_t)shard->n_unused, "unused descriptors are miscounted", n);
 }
 

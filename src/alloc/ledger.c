@@ -46,8 +46,13 @@ struct lade_ledger {
   uint64_t n_buckets, n_holdings;
 };
 
-static const char *const kind_names[] = {"linear", "pitched",  "managed", "pool",      "array",
-                                         "chunk",  "graph",    "imported", "pinned", "registered"};
+static const char *const kind_names[LADE_LEDGER_N_KINDS] = {
+    [LADE_LEDGER_LINEAR] = "linear",     [LADE_LEDGER_PITCHED] = "pitched",
+    [LADE_LEDGER_MANAGED] = "managed",   [LADE_LEDGER_POOL] = "pool",
+    [LADE_LEDGER_ARRAY] = "array",       [LADE_LEDGER_CHUNK] = "chunk",
+    [LADE_LEDGER_GRAPH] = "graph",       [LADE_LEDGER_IMPORTED] = "imported",
+    [LADE_LEDGER_PINNED] = "pinned",     [LADE_LEDGER_REGISTERED] = "registered",
+};
 
 const char *lade_ledger_kind_name(enum lade_ledger_kind kind)
 {
