@@ -18,15 +18,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BASE = ["src/base/base.c", "src/base/faults.c", "src/base/file.c"]
 MACHINE = BASE + ["src/machine/machine.c", "src/machine/presets.c"]
 CONFIG = BASE + ["src/graph/config.c", "src/graph/model.c", "src/graph/presets.c"]
-PACK = ["src/alloc/pack.c", "src/alloc/pack_bounds.c", "src/alloc/pack_check.c", "src/alloc/pack_exact.c",
-        "src/alloc/pack_first_fit.c", "src/alloc/pack_groups.c"]
-CACHE = [f"src/base/{part}.c" for part in ("cpu", "lock")] + [f"src/device/{part}.c" for part in (
-    "device", "dry")] + [f"src/alloc/cache{part}.c" for part in (
-        "", "_blocks", "_check", "_chunks", "_guard", "_pools", "_queues", "_report", "_shards", "_share", "_snapshot",
-        "_stats", "_trace")]
-TRACE = BASE + PACK + CACHE + ["src/alloc/ledger.c", "src/alloc/pickle.c", "src/alloc/replay.c",
-                               "src/alloc/torch_model.c"] + [f"src/alloc/trace{part}.c" for part in (
-    "", "_calls", "_csv", "_lines", "_text", "_torch")]
+ALLOC = sorted(f"src/alloc/{file}" for file in os.listdir(f"{ROOT}/src/alloc") if file.endswith(".c"))
+TRACE = BASE + ALLOC + ["src/base/cpu.c", "src/base/lock.c", "src/device/device.c", "src/device/dry.c"]
 SAFETENSORS = BASE + ["src/run/safetensors_read.c"]
 
 
