@@ -13,6 +13,10 @@
  * a fraction of what a balanced tree costs (`lade bench alloc` has both). When the own list is long and nothing at its
  * head fits, and no longer list has anything, the whole list is walked: no fitting block is ever missed.
  *
+ * Lists are last in, first out, but large blocks go in by address as far as a few steps suffice. What is taken then
+ * depends on what is free and not on the order of the frees, and a step that repeats finds the places that it had;
+ * else it drifts until one is lacking. Small blocks seldom lack a chunk, and there the steps cost more than they bring.
+ *
  * The index is a table of chains, with two buckets to a descriptor. It holds live blocks only, so that a stale address
  * is not found, whoever asks.
  *

@@ -8,7 +8,8 @@
 
 #include "alloc/cache_internal.h"
 
-#define LOOKED_AT 8 /* of the own list, before longer lists are tried */
+#define LOOKED_AT 8 /* of a list: by a search, before longer lists are tried; by a large block that goes in */
+#define ORDERED_BYTES ((uint64_t)2 << 20) /* blocks from here on, a GPU's chunk, are large */
 
 /* ---- descriptors ---- */
 
@@ -41,11 +42,16 @@ static inline unsigned lade_cache_bin_of(uint64_t bytes)
 
 /*
  * Whether another block comes next in a list is as good as random. So lists end with a block that is nobody's, the
- * shard's, whose link is written and never read.
+ * shard's, whose link is written and never read, and whose address is behind all others. Large blocks go in by address.
  */
-static inline void lade_cache_list_push(struct block **head, struct block *block)
+static inline void lade_cache_list_insert(struct block **head, struct block *block)
 {
   struct block *next = *head;
+  uint64_t address = __builtin_expect(block->bytes < ORDERED_BYTES, 1) ? 0 : block->address;
+  for (int n = LOOKED_AT; __builtin_expect(next->address < address, 0) && n; n--) {
+    head = &next->next;
+    next = *head;
+  }
   block->next = next;
   block->link = head;
   next->link = &block->next;
@@ -63,7 +69,7 @@ static inline void lade_cache_bin_enter(struct bins *bins, struct block *block)
 {
   unsigned i = lade_cache_bin_of(block->bytes);
   block->bin = (uint16_t)i;
-  lade_cache_list_push(&bins->heads[i], block);
+  lade_cache_list_insert(&bins->heads[i], block);
   bins->words[i / 64] |= (uint64_t)1 << (i % 64);
   bins->summary |= (uint64_t)1 << (i / 64);
 }
@@ -80,7 +86,7 @@ static inline void lade_cache_bin_leave(struct bins *bins, const struct block *b
 static inline void lade_cache_list_add(struct zone *zone, struct block *block)
 {
   if (block->state == BLOCK_HOLE)
-    lade_cache_list_push(&zone->holes, block);
+    lade_cache_list_insert(&zone->holes, block);
   else
     lade_cache_bin_enter(zone->bins[block->queue], block);
 }

@@ -69,6 +69,7 @@ int lade_cache_shard_create(lade_cache *cache, int number)
     return -ENOMEM;
   memset(shard, 0, sizeof(*shard));
   shard->number = number;
+  shard->end.address = UINT64_MAX;
   if (!trace_create(cache, shard) || lade_cache_index_grow(shard)) {
     shard_free(shard);
     return -ENOMEM;

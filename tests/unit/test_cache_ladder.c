@@ -630,6 +630,36 @@ static void a_climb_to_other_queues_does_not_walk_past_what_lives(void **state)
   ladder_close(&ladder);
 }
 
+/*
+ * A step that repeats finds the places that it had, whatever the order of the frees before it: or it would wander among
+ * them until one is lacking. What is asked for is shorter than a place, whose list's head is taken then.
+ */
+static void equal_places_are_taken_by_address(void **state)
+{
+  enum { N_PLACES = 8, N_ROUNDS = 20 };
+  struct ladder ladder = ladder_open_to(state, 3 * N_PLACES, NULL, NULL);
+  void *places[N_PLACES], *blocks[N_PLACES];
+  for (int i = 0; i < N_PLACES; i++) {
+    places[i] = blocks[i] = block_of(&ladder, 0, 2);
+    block_of(&ladder, 0, 1); /* lives between them */
+  }
+  struct lade_cache_stats before = stats_get(ladder.bed.cache);
+  for (uint32_t round = 0; round < N_ROUNDS; round++) {
+    for (uint32_t n = N_PLACES; n; n--) {
+      uint32_t i = lade_philox_draw(1, 0, round, n).word[0] % n;
+      must_free(ladder.bed.cache, blocks[i]);
+      blocks[i] = blocks[n - 1];
+    }
+    for (int i = 0; i < N_PLACES; i++) {
+      blocks[i] = must_alloc(ladder.bed.cache, ladder.bed.queues[0], 3 * CHUNK / 2);
+      assert_ptr_equal(blocks[i], places[i]);
+    }
+  }
+  assert_int_equal(stats_get(ladder.bed.cache).n_maps, before.n_maps);
+  cache_check(ladder.bed.cache);
+  ladder_close(&ladder);
+}
+
 int main(int argc, char **argv)
 {
   struct CMUnitTest tests[] = {
@@ -650,6 +680,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(the_owner_may_call_all_but_what_allocates),
       cmocka_unit_test(a_climb_does_not_walk_past_what_lives),
       cmocka_unit_test(a_climb_to_other_queues_does_not_walk_past_what_lives),
+      cmocka_unit_test(equal_places_are_taken_by_address),
       cmocka_unit_test(blocks_outlive_their_threads),
       cmocka_unit_test(a_child_is_refused_even_if_the_lock_was_held),
   };
