@@ -70,7 +70,10 @@ static __device__ inline void put(float *at, float value) { *at = value; }
 static __device__ inline void put(bf16 *at, float value) { at->bits = (uint16_t)pair_make(bf16(), value, 0); }
 static __device__ inline void put(f16 *at, float value) { at->bits = (uint16_t)pair_make(f16(), value, 0); }
 
-/* What is rounded to 16 bits need not be known better than to 2^-22, which costs a third. */
+/*
+ * What is rounded to 16 bits need not be known better, and this costs a third. The product with log2 e is rounded, so
+ * e^x is within 2^-22 of itself near zero and within 2^-17 where |x| is near 80.
+ */
 static __device__ inline float exp_for(float, float x) { return expf(x); }
 static __device__ inline float exp_for(bf16, float x) { return ptx_exp2(x * LOG2_E); }
 static __device__ inline float exp_for(f16, float x) { return ptx_exp2(x * LOG2_E); }
