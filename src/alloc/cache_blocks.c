@@ -20,7 +20,7 @@
  * The index is a table of chains, with two buckets to a descriptor. It holds live blocks only, so that a stale address
  * is not found, whoever asks.
  *
- * What a pair of calls costs: 580 instructions of the two calls, three branches that go either way at random (is a
+ * What a pair of calls costs: some 600 instructions of the two calls, three branches that go either way at random (is a
  * neighbour free, on either side; is anything left over), 5 ns or more each, and two locks. So all of the common case
  * is inline (cache_blocks.h, cache_trace.h, cache_internal.h), a descriptor is two lines of which the calls read one, a
  * block knows what points to it in its list, lists end with a block that is nobody's, what is free for the queue and
