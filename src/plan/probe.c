@@ -19,7 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/statvfs.h>
 
 #include "base/base.h"
 #include "base/cpu.h"
@@ -282,10 +281,9 @@ static void capacities_get(const struct lade_probe_params *params, struct lade_m
   }
   if (!params->store)
     return;
-  struct statvfs fs;
   machine->store.bytes = params->store->capacity_bytes;
-  if (!machine->store.bytes && !statvfs(params->store->dir, &fs))
-    machine->store.bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+  if (!machine->store.bytes) /* a directory that is not there will be told when its drive is measured */
+    lade_store_room(params->store->dir, &machine->store.bytes, NULL, NULL);
 }
 
 static int measure_fail(const struct lade_probe_params *params, struct lade_error *error, int status)

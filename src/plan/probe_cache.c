@@ -91,19 +91,24 @@ static bool path_get(const struct lade_probe_params *params, const struct identi
   return snprintf(ret_path, PATH_MAX, "%s/probe-%016" PRIx64 ".json", dir, hash) < PATH_MAX;
 }
 
-/* A drive's names in the file: its directory without links, and what its other directories share until boot. */
+/*
+ * A drive's names in the file: its directory without links, and what its other directories share until boot. Several
+ * directories, which are asked in another way than one of them alone, have the second name for both.
+ */
 struct store_name {
   char path[PATH_MAX];
-  char drives[17];
+  char drives[32];
 };
 
 static bool store_name_get(const struct lade_probe_params *params, struct store_name *ret_name)
 {
   uint64_t free_bytes, drives;
-  if (!params->store || !realpath(params->store->dir, ret_name->path) ||
-      lade_store_room(params->store->dir, &free_bytes, &drives, NULL))
+  if (!params->store || lade_store_room(params->store->dir, &free_bytes, &drives, NULL))
     return false;
-  snprintf(ret_name->drives, sizeof(ret_name->drives), "%016" PRIx64, drives);
+  const bool is_one = realpath(params->store->dir, ret_name->path);
+  snprintf(ret_name->drives, sizeof(ret_name->drives), "%s%016" PRIx64, is_one ? "" : "several ", drives);
+  if (!is_one)
+    snprintf(ret_name->path, sizeof(ret_name->path), "%s", ret_name->drives);
   return true;
 }
 

@@ -119,6 +119,10 @@ if run("doctor", "--store", "drive")[0] == 0:
     assert fewer["params_digest"] == stored["params_digest"] and fewer["store_bytes"] > 0, (fewer, stored)
     with open(cache, "w", encoding="utf-8") as file:
         file.write(kept)
+    # Several directories are one store, at the price of a drive and not of none.
+    os.mkdir("drive,too")
+    several = train("--steps", "2", *DRIVE, "--store", "drive,drive,,too")
+    assert several["params_digest"] == stored["params_digest"] and several["predicted_step_seconds"] < 1000, several
     code, out, err = run("train", *[word for word in SHORT if word != "--quiet"], "--data", "text.txt", "--steps", "2", *DRIVE)
     assert code == 0 and re.search("^drive: .* reserved; a step moves .*/s that it does$", err, re.M), err
     for words in (out, run("plan", *SHORT, "--data", "text.txt", *DRIVE)[1]):

@@ -204,6 +204,40 @@ static void a_store_is_measured_and_kept_by_its_directory(void **state)
   assert_non_null(strstr(error.text, dir));
 }
 
+/* Their list is no path, and one of them alone is asked in another way. */
+static void several_directories_are_a_store_with_room(void **state)
+{
+  char dirs[192], first[96], second[96];
+  snprintf(first, sizeof(first), "%s.one", directory);
+  snprintf(second, sizeof(second), "%s.two,", directory);
+  snprintf(dirs, sizeof(dirs), "%s,%s,", first, second);
+  assert_int_equal(mkdir(first, 0700), 0);
+  assert_int_equal(mkdir(second, 0700), 0);
+  struct lade_store_params store = {.struct_size = sizeof(store), .dir = dirs, .allow_tmpfs = true,
+                                    .allow_buffered = true};
+  struct lade_probe_params params = params_make();
+  struct lade_error error = {0};
+  struct lade_cost measured, kept, alone;
+  params.graph = NULL;
+  params.store = &store;
+  if (lade_probe(&params, &error, &measured))
+    fail_msg("%s", error.text);
+  assert_true(measured.machine.store.bytes > 0);
+  assert_true(measured.machine.store.read_bytes_per_s > 0 && lade_cost_read_ns(&measured, 1 << 20) > 0);
+  assert_int_equal(measured.machine.store.n_pieces, 0); /* the store balances several; they are not tuned */
+  assert_int_equal(lade_probe(&params, NULL, &kept), 0);
+  kept.machine.store.bytes = measured.machine.store.bytes; /* of this moment */
+  assert_memory_equal(&kept.machine.store, &measured.machine.store, sizeof(kept.machine.store));
+  store.dir = first;
+  assert_int_equal(lade_probe(&params, NULL, &alone), 0);
+  assert_true(alone.machine.store.n_pieces > 0);
+  lade_cost_finish(&measured);
+  lade_cost_finish(&kept);
+  lade_cost_finish(&alone);
+  assert_int_equal(rmdir(first), 0);
+  assert_int_equal(rmdir(second), 0);
+}
+
 /* A run may fit where the probe's 64 MiB do not. The next one may have more room: only what is no drive's is kept. */
 static void a_drive_is_measured_in_the_room_that_it_has(void **state)
 {
@@ -266,6 +300,7 @@ int main(void)
       cmocka_unit_test(what_a_killed_probe_left_goes_with_the_next_save),
       cmocka_unit_test(no_place_for_a_cache_is_no_error),
       cmocka_unit_test(a_store_is_measured_and_kept_by_its_directory),
+      cmocka_unit_test(several_directories_are_a_store_with_room),
       cmocka_unit_test(a_drive_is_measured_in_the_room_that_it_has),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
