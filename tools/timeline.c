@@ -13,10 +13,6 @@
 
 enum { PROCESS_PREDICTED = 1, PROCESS_MEASURED = 2 };
 
-static const char *const kind_names[LADE_N_INSTR_KINDS] = {
-    "compute", "norm", "clip", "update", "copy", "read", "write", "collective", "send", "recv",
-    "add", "sum", "round"};
-
 /* The first value that the instruction makes, or else reads; -1 when it names none. */
 static int tensor_of(const struct lade_program *program, const struct lade_instr *instr)
 {
@@ -44,7 +40,7 @@ static void name_write(FILE *file, const struct lade_program *program, const str
   char name[LADE_NAME_BYTES + 16];
   int tensor = tensor_of(program, instr);
   const char *what = instr->kind == LADE_INSTR_COMPUTE ? lade_op_kind_name(program->graph->ops[instr->op].kind)
-                                                       : kind_names[instr->kind];
+                                                       : lade_instr_kind_name((enum lade_instr_kind)instr->kind);
   fprintf(file, "%s%s %s", instr->is_recompute ? "again: " : "", what,
           tensor < 0 ? "" : lade_value_name(program->graph, tensor, name));
 }

@@ -344,6 +344,9 @@ int lade_program_bundle_end(const struct lade_program *program, int at);
 /* Bundles of collectives, and sends, in one run of @program, by axis (LADE_N_AXES entries): each pays a latency. */
 void lade_program_comm_bundles(const struct lade_program *program, int *ret_n_bundles);
 
+/* "compute", "norm"; static. */
+const char *lade_instr_kind_name(enum lade_instr_kind kind);
+
 /* The queue on which collectives of @axis run. */
 enum lade_queue_id lade_axis_queue(enum lade_axis axis);
 

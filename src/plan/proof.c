@@ -32,10 +32,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const kind_names[LADE_N_INSTR_KINDS] = {"compute", "norm",  "clip",       "update", "copy",
-                                                          "read",    "write", "collective", "send",   "recv",
-                                                          "add",     "sum",   "round"};
-
 const char *proof_value(const struct proof *proof, struct lade_value value, char *text)
 {
   char name[LADE_NAME_BYTES + 16];
@@ -103,7 +99,8 @@ bool proof_is_of_op(const struct lade_instr *instr)
 static void instr_describe(const struct proof *proof, const struct lade_instr *instr, char *text, size_t bytes)
 {
   const struct lade_graph *graph = proof->graph;
-  const char *kind = instr->kind < LADE_N_INSTR_KINDS ? kind_names[instr->kind] : "unknown kind";
+  bool is_known = instr->kind < LADE_N_INSTR_KINDS;
+  const char *kind = is_known ? lade_instr_kind_name((enum lade_instr_kind)instr->kind) : "unknown kind";
   if (proof_is_of_op(instr) && instr->op >= 0 && instr->op < graph->n_ops) {
     const struct lade_op *op = &graph->ops[instr->op];
     int first = 0;

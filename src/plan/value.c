@@ -114,6 +114,19 @@ void lade_program_destroy(struct lade_program *program)
   free(program);
 }
 
+const char *lade_instr_kind_name(enum lade_instr_kind kind)
+{
+  static const char *const names[] = {
+      [LADE_INSTR_COMPUTE] = "compute", [LADE_INSTR_NORM] = "norm",   [LADE_INSTR_CLIP] = "clip",
+      [LADE_INSTR_UPDATE] = "update",   [LADE_INSTR_COPY] = "copy",   [LADE_INSTR_READ] = "read",
+      [LADE_INSTR_WRITE] = "write",     [LADE_INSTR_SEND] = "send",   [LADE_INSTR_COLLECTIVE] = "collective",
+      [LADE_INSTR_RECV] = "recv",       [LADE_INSTR_ADD] = "add",     [LADE_INSTR_ROUND] = "round",
+      [LADE_INSTR_CAST] = "cast",       [LADE_INSTR_SUM] = "sum"};
+  _Static_assert(LADE_COUNT(names) == LADE_N_INSTR_KINDS, "every kind has a name");
+  LADE_ASSERT((unsigned)kind < LADE_N_INSTR_KINDS);
+  return names[kind];
+}
+
 const char *lade_queue_name(enum lade_queue_id queue)
 {
   static const char *const names[LADE_N_QUEUES] = {"compute", "to_host", "to_device", "io",  "host",

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The proof against what nobody thought of: programs changed at random, bits flipped anywhere, and memory that runs
- * out. Whatever the proof then accepts runs right on a machine that interleaves its queues in drawn orders.
+ * out. Whatever the proof then accepts runs right on a machine that interleaves its queues in drawn orders. And what it
+ * refuses it calls by its name.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -137,12 +138,46 @@ static void memory_that_runs_out_is_said(void **state)
   scene_finish(&s);
 }
 
+/* What is wrong with an instruction is said with its kind, of which every one is in one of the scenes. */
+static void every_kind_is_called_by_its_name(void **state)
+{
+  static const char *const names[LADE_N_INSTR_KINDS] = {
+      [LADE_INSTR_COMPUTE] = "(compute", [LADE_INSTR_NORM] = "(norm", [LADE_INSTR_CLIP] = "(clip",
+      [LADE_INSTR_UPDATE] = "(update",   [LADE_INSTR_COPY] = "(copy", [LADE_INSTR_READ] = "(read",
+      [LADE_INSTR_WRITE] = "(write",     [LADE_INSTR_SEND] = "(send", [LADE_INSTR_COLLECTIVE] = "(collective",
+      [LADE_INSTR_RECV] = "(recv",       [LADE_INSTR_ADD] = "(add",   [LADE_INSTR_ROUND] = "(round",
+      [LADE_INSTR_CAST] = "(cast",       [LADE_INSTR_SUM] = "(sum"};
+  bool is_seen[LADE_N_INSTR_KINDS] = {false};
+  for (int setting = 0; setting < SCENE_N_SETTINGS; setting++) {
+    struct lade_error error;
+    struct scene s;
+    scene_init(&s, &scene_settings[setting]);
+    for (int kind = 0; kind < LADE_N_INSTR_KINDS; kind++) {
+      int at = 0;
+      while (at < s.program->n_instrs && s.program->instrs[at].kind != kind)
+        at++;
+      if (at == s.program->n_instrs)
+        continue;
+      struct lade_operand *operand = &s.program->operands[s.program->instrs[at].first_operand];
+      is_seen[kind] = true;
+      operand->role ^= 1;
+      assert_int_equal(lade_program_prove(s.program, no_limit, &error), -EINVAL);
+      operand->role ^= 1;
+      assert_non_null(strstr(error.text, names[kind]));
+    }
+    scene_finish(&s);
+  }
+  for (int kind = 0; kind < LADE_N_INSTR_KINDS; kind++)
+    assert_true(is_seen[kind]);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(what_passes_after_random_changes_runs_right),
       cmocka_unit_test(any_bit_may_be_wrong),
       cmocka_unit_test(memory_that_runs_out_is_said),
+      cmocka_unit_test(every_kind_is_called_by_its_name),
   };
   return cmocka_run_group_tests_name("proof_random", tests, NULL, NULL);
 }
