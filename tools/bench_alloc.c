@@ -14,12 +14,12 @@
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
-#include <pthread.h>
 #include <search.h>
 #include <stdlib.h>
 
 #include "base/base.h"
 #include "base/philox.h"
+#include "base/thread.h"
 #include "device/device.h"
 #include "lade/cache.h"
 #include "tools/options.h"
@@ -291,7 +291,7 @@ static int threads_run(struct scene *scene, double *best_ns)
   int64_t start_ns = lade_now_ns();
   for (; n_started < MAX_THREADS && !error; n_started += !error) {
     scene->workers[n_started].n_pairs = N_THREAD_PAIRS;
-    error = -pthread_create(&threads[n_started], NULL, worker_run, &scene->workers[n_started]);
+    error = lade_thread_start(&threads[n_started], "lade-bench", worker_run, &scene->workers[n_started]);
   }
   for (int i = 0; i < n_started; i++) {
     pthread_join(threads[i], NULL);

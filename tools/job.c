@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +20,7 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "base/thread.h"
 #include "tools/signals.h"
 #include "tools/verbs.h"
 
@@ -181,7 +181,7 @@ static int world_open(struct job *job, const struct lade_comm_params *how, doubl
   pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
   pthread_cond_init(&vigil.ended, &clock);
   pthread_condattr_destroy(&clock);
-  int status = -pthread_create(&thread, NULL, vigil_keep, &vigil);
+  int status = lade_thread_start(&thread, "lade-vigil", vigil_keep, &vigil);
   if (!status) {
     status = lade_comm_open(how, error, &job->world);
     pthread_mutex_lock(&vigil.lock);

@@ -21,6 +21,7 @@
 #include "base/base.h"
 #include "base/cpu.h"
 #include "base/pool.h"
+#include "base/thread.h"
 
 struct job {
   lade_task_fn *fn;
@@ -114,10 +115,10 @@ int lade_pool_create(int n_threads, lade_pool **ret_pool)
   pthread_cond_init(&pool->work, NULL);
   pthread_cond_init(&pool->left, NULL);
   for (; pool->n_workers < n_threads - 1; pool->n_workers++) {
-    int error = pthread_create(&pool->workers[pool->n_workers], NULL, worker_main, pool);
-    if (error) {
+    int status = lade_thread_start(&pool->workers[pool->n_workers], "lade-pool", worker_main, pool);
+    if (status) {
       lade_pool_destroy(pool);
-      return -error;
+      return status;
     }
   }
   *ret_pool = pool;

@@ -23,12 +23,12 @@
  * (docs/device.md), and the pool is busy with the kernels that the copy should hide behind.
  */
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
 
+#include "base/thread.h"
 #include "device/host.h"
 
 #define RING_ENTRIES 4096 /* power of two; a step's instructions of one queue, run ahead */
@@ -198,18 +198,19 @@ uint64_t lade_host_queue_count(struct host_queue *queue)
   return count;
 }
 
-/* Signals are for the threads that the program made itself. */
+/* Of the thread that serves a queue, or waits for its stream; what a signal queue has none of. */
+static const char *const thread_names[LADE_N_QUEUE_ROLES] = {
+    [LADE_QUEUE_COMPUTE] = "lade-compute", [LADE_QUEUE_TO_HOST] = "lade-to-host",
+    [LADE_QUEUE_TO_DEVICE] = "lade-to-device", [LADE_QUEUE_IO] = "lade-io",
+    [LADE_QUEUE_HOST] = "lade-host", [LADE_QUEUE_COMM] = "lade-comm",
+};
+
 int lade_host_queue_start(struct host_queue *queue, void *(*main)(void *))
 {
   int error = lade_fault(queue->base.device->faults, LADE_FAULT_THREAD);
   if (error)
     return error;
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  error = pthread_create(&queue->thread, NULL, main, queue);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  return -error;
+  return lade_thread_start(&queue->thread, thread_names[queue->base.role], main, queue);
 }
 
 static const struct lade_link *link_get(const struct host_device *host, enum lade_queue_role role)

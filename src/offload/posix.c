@@ -8,16 +8,16 @@
  * threads of its own: they would all end up waiting for the slowest drive.
  *
  * These threads block in the kernel and compute nothing, which is why they are not the process's pool of
- * CPU threads. Signals are blocked in them: those are for the program's own threads.
+ * CPU threads.
  */
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/thread.h"
 #include "offload/engine.h"
 
 #define N_THREADS_MAX 8 /* per file */
@@ -119,17 +119,13 @@ static void posix_close(void *arg)
 
 static int team_start(struct posix_team *team, struct lade_faults *faults)
 {
-  sigset_t all, before;
   int code = 0, n = LADE_MIN(team->engine->depth, N_THREADS_MAX);
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   while (!code && team->n_threads < n) {
     code = lade_fault(faults, LADE_FAULT_THREAD);
     if (!code)
-      code = -pthread_create(&team->threads[team->n_threads], NULL, thread_main, team);
+      code = lade_thread_start(&team->threads[team->n_threads], "lade-store", thread_main, team);
     team->n_threads += !code;
   }
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
   return code;
 }
 

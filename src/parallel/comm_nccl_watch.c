@@ -25,6 +25,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/thread.h"
 #include "device/cuda.h"
 #include "parallel/comm_nccl_internal.h"
 
@@ -240,7 +241,7 @@ static void *watcher_main(void *arg)
 
 int comm_nccl_watch_start(struct nccl_job *job)
 {
-  int status = -pthread_create(&job->watcher, NULL, watcher_main, job);
+  int status = lade_thread_start(&job->watcher, "lade-watch", watcher_main, job);
   job->is_watched = !status;
   return status;
 }

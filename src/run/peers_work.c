@@ -16,6 +16,7 @@
 #include <time.h>
 
 #include "base/base.h"
+#include "base/thread.h"
 #include "run/peers.h"
 
 #define MEETINGS_PER_PATIENCE 4
@@ -87,7 +88,7 @@ int lade_peers_work(struct lade_peers *peers, lade_peers_work_fn *fn, void *user
     return fn ? fn(user, error) : 0;
   work_init(&work, peers);
   /* Without a thread the others wait for as long as for any rank. */
-  const bool has_thread = fn && !pthread_create(&thread, NULL, meetings_keep, &work);
+  const bool has_thread = fn && !lade_thread_start(&thread, "lade-meet", meetings_keep, &work);
   if (fn)
     status = fn(user, error);
   work_end(&work);

@@ -22,13 +22,12 @@
  * the next update overwrites.
  */
 #include <errno.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/thread.h"
 #include "run/session_internal.h"
 #include "run/snapshot.h"
 
@@ -69,17 +68,12 @@ static void *saver_main(void *user)
   return NULL;
 }
 
-/* Signals are for the threads that the program made itself. */
 static int thread_start(struct session_saver *saver, struct lade_error *error)
 {
-  sigset_t all, before;
   int status = lade_fault(saver->faults, LADE_FAULT_THREAD);
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   atomic_store_explicit(&saver->has_ended, false, memory_order_relaxed);
   if (!status)
-    status = -pthread_create(&saver->thread, NULL, saver_main, saver);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
+    status = lade_thread_start(&saver->thread, "lade-save", saver_main, saver);
   saver->is_running = !status;
   return status ? lade_error_set(error, status, "the machine refused a thread for a save (%s)", strerror(-status)) : 0;
 }

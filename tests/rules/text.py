@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How files look: licence line first, no trailing blanks, no tabs in C, lines, functions and files
 of a length that can be read, and `#if` only on the ground floor and in the files that stand in for
-what is absent (*_stub.c, *_none.c).
+what is absent (*_stub.c, *_none.c); and threads are started where their signals are blocked (base/thread.h).
 
 A function past 70 lines and a file past 800 owe a reason: a comment with the word `long:` before
 the function's end, or in the first 50 lines of the file.
@@ -86,6 +86,13 @@ def conditions_check(path, lines):
             and not re.match(r"#ifndef LADE_\w+_H$|#ifdef __cplusplus$", line)]
 
 
+def threads_check(path, lines):
+    if not path.startswith(("src/", "kernels/", "tools/", "preload/")) or path == "src/base/thread.c":
+        return []
+    return [f"{path}:{number}: a thread that lade_thread_start does not start"
+            for number, line in enumerate(lines, 1) if re.search(r"\bpthread_create\(", line)]
+
+
 def check(path, content):
     lines = content.split("\n")
     problems = [] if content.endswith("\n") or not content else [f"{path}: no newline at the end"]
@@ -97,7 +104,7 @@ def check(path, content):
     if is_source(path):
         problems += licence_check(path, lines)
     if path.endswith((".c", ".h", ".cu")):
-        problems += functions_check(path, lines) + conditions_check(path, lines)
+        problems += functions_check(path, lines) + conditions_check(path, lines) + threads_check(path, lines)
         if len(lines) > FILE_LINES and not any("long:" in line for line in lines[:50]):
             problems.append(f"{path}: {len(lines)} lines, over {FILE_LINES}")
     return problems
@@ -113,6 +120,7 @@ def self_test():
     assert check("a.c", spdx + "int x;\n" * 800)
     assert check("a.c", spdx + "int x; \n") and check("a.c", spdx + "\tint x;\n") and check("a.c", "int x;\n")
     assert check("src/run/a.c", spdx + "#if X\n") and not check("src/base/a.c", spdx + "#if X\n")
+    assert check("tools/a.c", spdx + "  pthread_create(&thread, NULL, main, NULL);\n")
     assert prose_check("a.md", ["x" * 131]) and not prose_check("a.md", ["|" + "x" * 131, "```", "x" * 131, "```"])
     assert prose_check("a.md", ["```", "x", "```", "x" * 131])
     assert check("a.c", spdx + "int x;") and check("a.c", spdx + "/*" + "x" * 120 + "*/\n")
