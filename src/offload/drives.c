@@ -22,8 +22,8 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/statvfs.h>
 
+#include "base/room.h"
 #include "offload/store_internal.h"
 
 #define SLOW_RATIO 8
@@ -295,13 +295,12 @@ static int weights_find(struct lade_store *store, const uint64_t *most, const vo
 /* Slots for which @drive has room; directories of one file system share it evenly. */
 static uint64_t drive_room(const struct lade_store *store, int drive)
 {
-  struct statvfs fs;
-  uint64_t n_sharing = 0;
+  uint64_t n_sharing = 0, bytes;
   for (int i = 0; i < store->n_drives; i++)
     n_sharing += i == drive || store_file_shares_device(&store->drives[i].file, &store->drives[drive].file);
-  if (fstatvfs(store->drives[drive].file.fd, &fs) || !fs.f_blocks)
+  if (lade_room_get_fd(store->drives[drive].file.fd, &bytes) || bytes == LADE_ROOM_UNKNOWN)
     return INT32_MAX;
-  return (uint64_t)fs.f_bavail * fs.f_frsize / n_sharing / store->stripes.bytes;
+  return bytes / n_sharing / store->stripes.bytes;
 }
 
 static int room_error(const struct lade_store *store, uint64_t room_bytes, struct lade_error *error)

@@ -20,11 +20,11 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/room.h"
 #include "offload/file.h"
 
 #define FILE_PATH_BYTES 4096
@@ -132,9 +132,9 @@ int store_file_check_limit(const char *dir, uint64_t bytes, struct lade_error *e
 
 static int space_error(const struct store_file *file, const char *dir, uint64_t bytes, struct lade_error *error)
 {
-  struct statvfs fs;
   char need[LADE_SIZE_TEXT], have[LADE_SIZE_TEXT];
-  uint64_t free_bytes = fstatvfs(file->fd, &fs) == 0 ? (uint64_t)fs.f_bavail * fs.f_frsize : 0;
+  uint64_t free_bytes = 0;
+  lade_room_get_fd(file->fd, &free_bytes);
   return lade_error_set(error, -ENOSPC,
                         "store in %s needs %s, and %s are free; free more or use another", dir,
                         lade_size_exact(bytes, need), lade_size_exact(free_bytes, have));
@@ -162,11 +162,11 @@ static int file_allocate(const struct store_file *file, uint64_t from, uint64_t 
 int store_file_allocate(const struct store_file *file, const char *dir, uint64_t bytes, struct lade_faults *faults,
                         struct lade_error *error)
 {
-  struct statvfs fs;
+  uint64_t free_bytes;
   int code = store_file_check_limit(dir, bytes, error);
   if (code)
     return code;
-  if (fstatvfs(file->fd, &fs) == 0 && fs.f_blocks && (uint64_t)fs.f_bavail * fs.f_frsize < bytes)
+  if (lade_room_get_fd(file->fd, &free_bytes) == 0 && free_bytes < bytes)
     return space_error(file, dir, bytes, error);
   code = file_allocate(file, 0, bytes, faults);
   if (code == -ENOSPC || code == -EDQUOT)

@@ -13,10 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/node.h"
+#include "base/room.h"
 #include "offload/numa.h"
 #include "offload/staging.h"
 #include "offload/store_internal.h"
@@ -109,10 +109,10 @@ int lade_store_room(const char *dirs, uint64_t *ret_bytes, uint64_t *ret_drives,
   int code = dirs_split(&store, dirs, error);
   for (int i = 0; i < store.n_drives && !code; i++) {
     struct stat of_dir;
-    struct statvfs fs;
+    uint64_t free_bytes;
     bool is_known = false;
-    if (stat(store.drives[i].dir, &of_dir) || statvfs(store.drives[i].dir, &fs)) {
-      code = -errno;
+    code = stat(store.drives[i].dir, &of_dir) ? -errno : lade_room_get(store.drives[i].dir, &free_bytes);
+    if (code) {
       lade_error_set(error, code, "store directory %s: %s; create it or name another", store.drives[i].dir,
                      strerror(-code));
       break;
@@ -120,7 +120,7 @@ int lade_store_room(const char *dirs, uint64_t *ret_bytes, uint64_t *ret_drives,
     devices[i] = of_dir.st_dev;
     for (int k = 0; k < i; k++)
       is_known |= devices[k] == devices[i];
-    bytes += is_known ? 0 : (uint64_t)fs.f_bavail * fs.f_frsize;
+    bytes += is_known ? 0 : LADE_MIN(free_bytes, LADE_ROOM_UNKNOWN - bytes);
     drives += is_known ? 0 : store_hash_plain(&devices[i], sizeof(devices[i]), 0); /* in whatever order they stand */
   }
   for (int i = 0; i < store.n_drives; i++)

@@ -15,9 +15,9 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/room.h"
 #include "parallel/comm_segment_internal.h"
 
 #define FOLDER "/dev/shm"
@@ -45,10 +45,9 @@ static int memfd_make(uint64_t bytes, struct offer *offer)
 /* Asked first, because filling the last of a shared /dev/shm would take it from others for a moment. */
 static int room_check(uint64_t bytes)
 {
-  struct statvfs room;
-  if (statvfs(FOLDER, &room))
-    return -errno;
-  return (uint64_t)room.f_bavail * room.f_frsize < bytes ? -ENOSPC : 0;
+  uint64_t room_bytes;
+  int status = lade_room_get(FOLDER, &room_bytes);
+  return !status && room_bytes < bytes ? -ENOSPC : status;
 }
 
 static int file_make(uint64_t bytes, struct offer *offer)

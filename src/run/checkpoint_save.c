@@ -32,9 +32,9 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/room.h"
 #include "run/checkpoint_internal.h"
 
 #define DEFAULT_FILE_BYTES (UINT64_C(4) << 30)
@@ -114,11 +114,12 @@ static int file_open(struct save *save, int i, bool is_made, lade_safetensors_wr
   return rc;
 }
 
-/* What is free there; UINT64_MAX: the file system does not say. */
+/* What is free there, for all that the file system says. */
 static uint64_t room_get(int fd)
 {
-  struct statvfs fs;
-  return fstatvfs(fd, &fs) < 0 || !fs.f_blocks ? UINT64_MAX : (uint64_t)fs.f_bavail * fs.f_frsize;
+  uint64_t bytes = LADE_ROOM_UNKNOWN;
+  lade_room_get_fd(fd, &bytes);
+  return bytes;
 }
 
 /*

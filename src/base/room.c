@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whose the reserve is, by file system.
+ *
+ * ext2, ext3 and ext4 keep blocks (a twentieth, unless told otherwise) for user 0 and for processes with
+ * CAP_SYS_RESOURCE, both as the first user namespace has them: who is root in a namespace of its own is neither. Beside
+ * it ext4 keeps a fiftieth, 4096 clusters at most, for its own metadata, which f_bfree counts and nobody gets.
+ *
+ * On other file systems f_bavail is what anybody can have: XFS and tmpfs have no reserve, and what btrfs counts as
+ * free and not available is no room for data. Over a network the server decides who is root. So f_bavail it is there.
+ */
+#include "base/room.h"
+
+#include <errno.h>
+#include <linux/capability.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/base.h"
+
+#define FIRST_USER_NAMESPACE 0xeffffffdu /* its inode, the same on every Linux */
+#define EXT4_CLUSTERS_MOST 4096
+#define EXT4_CLUSTERS_SHARE 50
+
+static bool has_capability(int capability)
+{
+  struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+  struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {0};
+  if (syscall(SYS_capget, &header, data))
+    return false;
+  return data[CAP_TO_INDEX(capability)].effective & CAP_TO_MASK(capability);
+}
+
+/* Is this process one that a reserve is for? */
+static bool has_reserve(void)
+{
+  struct stat space;
+  const bool is_first = stat("/proc/self/ns/user", &space) == 0 && space.st_ino == FIRST_USER_NAMESPACE;
+  return is_first && (geteuid() == 0 || has_capability(CAP_SYS_RESOURCE));
+}
+
+uint64_t lade_room_of(const struct statfs *fs, bool has_reserve)
+{
+  const uint64_t unit = (uint64_t)(fs->f_frsize ? fs->f_frsize : fs->f_bsize);
+  uint64_t n = fs->f_bavail;
+  if (!fs->f_blocks)
+    return LADE_ROOM_UNKNOWN;
+  if (has_reserve && fs->f_type == EXT4_SUPER_MAGIC) {
+    const uint64_t kept = LADE_MIN((uint64_t)fs->f_blocks / EXT4_CLUSTERS_SHARE, EXT4_CLUSTERS_MOST);
+    n = LADE_MAX(n, fs->f_bfree - LADE_MIN(kept, (uint64_t)fs->f_bfree));
+  }
+  return LADE_MIN(n, LADE_ROOM_UNKNOWN / unit) * unit;
+}
+
+int lade_room_get(const char *path, uint64_t *ret_bytes)
+{
+  struct statfs fs;
+  if (statfs(path, &fs))
+    return -errno;
+  *ret_bytes = lade_room_of(&fs, has_reserve());
+  return 0;
+}
+
+int lade_room_get_fd(int fd, uint64_t *ret_bytes)
+{
+  struct statfs fs;
+  if (fstatfs(fd, &fs))
+    return -errno;
+  *ret_bytes = lade_room_of(&fs, has_reserve());
+  return 0;
+}
