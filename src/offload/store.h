@@ -189,10 +189,10 @@ int lade_store_prepare(lade_store *store, struct lade_error *error);
 int lade_store_adopt(lade_store *store, struct lade_error *error);
 
 /*
- * Transfers will be to and from this memory: where the engine gains by it and the limit of locked memory allows, it is
- * pinned once for all of them, at the price of all its pages being there. From then on until unpin, with the same
- * arguments, or close it has to stay mapped as it is: transfers meet the pages that were there. False: they go as
- * from anywhere else. Unpin with no transfer under way there; of memory that was not pinned it does nothing. Any
+ * Transfers will be to and from this memory, which is some: where the engine gains by it and the limit of locked memory
+ * allows, it is pinned once for all of them, at the price of all its pages being there. From then on until unpin, with
+ * the same arguments, or close it has to stay mapped as it is: transfers meet the pages that were there. False: they go
+ * as from anywhere else. Unpin with no transfer under way there; of memory that was not pinned it does nothing. Any
  * thread; blocks for as long as pinning takes.
  */
 bool lade_store_pin(lade_store *store, void *data, uint64_t bytes);

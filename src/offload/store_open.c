@@ -422,6 +422,7 @@ bool lade_store_take_notice(struct lade_store *store, char *text, size_t text_by
 
 bool lade_store_pin(struct lade_store *store, void *data, uint64_t bytes)
 {
+  LADE_ASSERT(data && bytes);
   pthread_mutex_lock(&store->mutex);
   const uint64_t before = store->pinned_bytes;
   if (store->ops->pin)
@@ -433,6 +434,7 @@ bool lade_store_pin(struct lade_store *store, void *data, uint64_t bytes)
 
 void lade_store_unpin(struct lade_store *store, void *data, uint64_t bytes)
 {
+  LADE_ASSERT(data && bytes);
   pthread_mutex_lock(&store->mutex);
   if (store->ops->unpin)
     store->pinned_bytes = store->ops->unpin(store->engine, data, bytes);

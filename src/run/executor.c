@@ -572,10 +572,12 @@ static void memory_pin(const lade_executor *ex, lade_store *store, bool is_pinne
   }
 }
 
-static void memories_pin(const lade_executor *ex, bool is_pinned)
+/* Unpins only what was pinned: an executor that could not be made may have no arena and no host tier. */
+static void memories_pin(lade_executor *ex, bool is_pinned)
 {
-  if (ex->is_dry || !ex->params.plan->peak_bytes[LADE_STORE])
+  if (ex->is_dry || !ex->params.plan->peak_bytes[LADE_STORE] || ex->has_pinned == is_pinned)
     return;
+  ex->has_pinned = is_pinned;
   memory_pin(ex, ex->params.store, is_pinned);
   memory_pin(ex, ex->params.durable ? lade_durable_store(ex->params.durable) : NULL, is_pinned);
 }

@@ -139,6 +139,7 @@ struct lade_executor {
   bool is_dry;
   uint64_t arena, arena_bytes, reserved_bytes;
   lade_chunk *chunk;
+  bool has_pinned;                 /* arena and host tier, with what they transfer to and from */
   bool is_arena_shared;            /* the chunk is of the kind that other processes can have */
   bool is_registered[LADE_N_AXES]; /* the arena, with the communicator of the axis */
   struct lade_pinned host; /* the host tier */
