@@ -4,7 +4,8 @@
  *
  * It is what packers publish their instances in. An id is any text, as some call their buffers b1, b2; it is
  * needed for one thing only, to find two lines that mean the same buffer: they are sorted by it. There is no
- * quoting, and no blank is skipped: an id with a comma would be another number of fields, and is refused as such.
+ * quoting, and no blank is skipped: an id with a comma would be another number of fields, and is refused as such. So
+ * is one with a letter that cannot be printed, which is none that a packer wrote.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -36,6 +37,15 @@ static int header_read(struct lade_trace_text *text)
                         lade_trace_echo(line).text, expected);
 }
 
+static bool id_is_text(struct lade_trace_field id)
+{
+  for (size_t i = 0; i < id.n; i++) {
+    if ((unsigned char)id.text[i] < ' ' || id.text[i] == 127)
+      return false;
+  }
+  return id.n >= 1 && id.n <= ID_LETTERS_MOST;
+}
+
 static int buffer_read(struct lade_trace_text *text, struct lade_trace_field line, struct lade_trace *trace,
                        csv_id_array *ids)
 {
@@ -45,8 +55,8 @@ static int buffer_read(struct lade_trace_text *text, struct lade_trace_field lin
   if (n != CSV_FIELDS)
     return lade_trace_line_refuse(text, "%s than the four fields id,lower,upper,size",
                                   n < CSV_FIELDS ? "fewer" : "more");
-  if (fields[CSV_ID].n < 1 || fields[CSV_ID].n > ID_LETTERS_MOST)
-    return lade_trace_line_refuse(text, "id is '%s': expected 1 to %d letters or digits",
+  if (!id_is_text(fields[CSV_ID]))
+    return lade_trace_line_refuse(text, "id is '%s': expected 1 to %d letters that can be printed",
                                   lade_trace_echo(fields[CSV_ID]).text, ID_LETTERS_MOST);
   int code = lade_trace_number(text, fields[CSV_LOWER], "lower", 0, LADE_TRACE_TIME_MOST, &lower);
   if (!code)

@@ -118,6 +118,8 @@ static void test_bad_lines_of_a_csv_are_refused_with_their_reason(void **state)
   refused(HEAD ",0,4,5\n", "line 2", "id is ''");
   refused(HEAD "b\x1b[31m\n,0,4,5\n", "line 2", "fewer");
   refused(HEAD "1,0,4\x1b[31m,5\n", "line 2", "upper is '4?[31m'");
+  refused(HEAD "a\t,0,4,5\n", "line 2", "id is 'a?': expected 1 to 64 letters that can be printed");
+  refused(HEAD "1,0,4,5\n\x7f,0,4,5\n", "line 3", "id is '?'");
 }
 
 static void test_an_id_that_stands_twice_is_refused_whether_it_overlaps_or_not(void **state)
@@ -137,12 +139,14 @@ static void test_a_trace_without_an_allocation_is_refused(void **state)
   assert_string_equal(error.text, "t: there is no allocation in it");
 }
 
-static void test_a_zero_byte_in_a_text_is_a_letter_like_any_other(void **state)
+static void test_a_zero_byte_in_a_text_is_a_letter_that_does_not_belong_there(void **state)
 {
-  static const char text[] = HEAD "1,0,4\0,5\n";
+  static const char text[] = HEAD "1,0,4\0,5\n", id[] = HEAD "1\0,0,4,5\n";
   struct lade_trace trace = {0};
   assert_int_equal(read_text(text, sizeof(text) - 1, &trace), -EBADMSG);
   assert_non_null(strstr(error.text, "t: line 2: upper is '4?'"));
+  assert_int_equal(read_text(id, sizeof(id) - 1, &trace), -EBADMSG);
+  assert_non_null(strstr(error.text, "t: line 2: id is '1?'"));
 }
 
 /* ---- lines ---- */
@@ -593,7 +597,7 @@ int main(void)
       cmocka_unit_test(test_bad_lines_of_a_csv_are_refused_with_their_reason),
       cmocka_unit_test(test_an_id_that_stands_twice_is_refused_whether_it_overlaps_or_not),
       cmocka_unit_test(test_a_trace_without_an_allocation_is_refused),
-      cmocka_unit_test(test_a_zero_byte_in_a_text_is_a_letter_like_any_other),
+      cmocka_unit_test(test_a_zero_byte_in_a_text_is_a_letter_that_does_not_belong_there),
       cmocka_unit_test(test_calls_in_lines_keep_their_order_and_ids_may_come_again),
       cmocka_unit_test(test_bad_lines_of_calls_are_refused_with_their_reason),
       cmocka_unit_test(test_a_snapshot_begins_with_the_blocks_that_are_older_than_its_history),
