@@ -37,20 +37,15 @@ void lade_cache_guard_finish(lade_cache *cache)
   free(cache->findings);
 }
 
-static const char *place_name(const char *place)
-{
-  return place ? place : "place unknown";
-}
-
 static void finding_add(lade_cache *cache, const struct block *block, const char *what, uint64_t offset)
 {
   uint64_t i = cache->stats.n_findings++;
   if (i < N_FINDINGS)
     lade_error_set(&cache->findings[i], -EFAULT,
-                   "cache: %s at byte %lld of the %llu at %#llx, allocated at %.80s, freed at %.80s", what,
+                   "cache: %s at byte %lld of the %llu at %#llx, allocated at %s, freed at %s", what,
                    (long long)offset - (long long)GUARD_BYTES, (unsigned long long)block->requested_bytes,
-                   (unsigned long long)(block->address + GUARD_BYTES), place_name(block->place),
-                   place_name(block->free_place));
+                   (unsigned long long)(block->address + GUARD_BYTES), lade_cache_echo(block->place, ECHO_BYTES).text,
+                   lade_cache_echo(block->free_place, ECHO_BYTES).text);
 }
 
 /* The offset of the first byte in [from, to) of the block that is not @value, or @to. */
@@ -171,11 +166,11 @@ int lade_cache_guard_wrong_free(lade_cache *cache, uint64_t address, const char 
   uint64_t start = address - GUARD_BYTES;
   const struct freed *freed = cache->freed ? &cache->freed[start / UNIT_BYTES % N_FREED] : NULL;
   if (freed && freed->address == start)
-    return lade_error_set(error, -EINVAL, "cache: %#llx is freed twice: allocated at %.80s, freed at %.80s, again at "
-                          "%.80s", (unsigned long long)address, place_name(freed->place),
-                          place_name(freed->free_place), place_name(place));
-  return lade_error_set(error, -EINVAL, "cache: %#llx is no live block of this cache, freed at %.80s",
-                        (unsigned long long)address, place_name(place));
+    return lade_error_set(error, -EINVAL, "cache: %#llx is freed twice: allocated at %s, freed at %s, again at "
+                          "%s", (unsigned long long)address, lade_cache_echo(freed->place, ECHO_BYTES).text,
+                          lade_cache_echo(freed->free_place, ECHO_BYTES).text, lade_cache_echo(place, ECHO_BYTES).text);
+  return lade_error_set(error, -EINVAL, "cache: %#llx is no live block of this cache, freed at %s",
+                        (unsigned long long)address, lade_cache_echo(place, ECHO_BYTES).text);
 }
 
 int lade_cache_get_finding(lade_cache *cache, int index, struct lade_error *ret_finding)

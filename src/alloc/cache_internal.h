@@ -488,6 +488,14 @@ void lade_cache_trace_chunk(lade_cache *cache, struct shard *shard, enum lade_ca
 
 /* ---- cache_report.c ---- */
 
+/* A place or a tag's name for a line: what would break the line is a question mark. */
+#define ECHO_BYTES 80
+struct lade_cache_echo {
+  char text[ECHO_BYTES + 1];
+};
+/* At most @most bytes of it, and no part of a letter; "place unknown" for NULL. */
+struct lade_cache_echo lade_cache_echo(const char *name, size_t most);
+
 /* What was refused, why, and what would have made room, in one line; the page of lade_cache_report tells more. */
 int lade_cache_refuse(lade_cache *cache, const struct lade_cache_request *request, struct zone *zone, uint64_t bytes,
                       struct lade_error *error);

@@ -21,9 +21,27 @@
 
 #define N_OWNERS 8 /* lines of the page */
 
-static const char *place_name(const char *place)
+/* ---- names ---- */
+
+#define UNKNOWN "place unknown"
+#define ECHO_LINE 60 /* bytes of a name in the line */
+#define ECHO_PAGE 42 /* and on the page */
+#define UTF8_MORE 3  /* bytes of a letter after its first, at most */
+
+struct lade_cache_echo lade_cache_echo(const char *name, size_t most)
 {
-  return place ? place : "place unknown";
+  struct lade_cache_echo echo = {{0}};
+  size_t n = 0;
+  name = name ? name : UNKNOWN;
+  LADE_ASSERT(most < sizeof(echo.text));
+  for (; n < most && name[n]; n++) {
+    unsigned char letter = (unsigned char)name[n];
+    echo.text[n] = letter < ' ' || letter == 127 ? '?' : name[n];
+  }
+  for (int i = 0; i < UTF8_MORE && n && ((unsigned char)name[n] & 0xc0) == 0x80; i++)
+    n--; /* it would end in the middle of a letter */
+  echo.text[n] = 0;
+  return echo;
 }
 
 /* ---- what would make room ---- */
@@ -105,9 +123,10 @@ static void remedy_format(const struct refusal *refusal, char *text, size_t text
     snprintf(text, text_bytes, "a limit that is %s higher would do",
              lade_size_format(refusal->shortfall_bytes, raise, sizeof(raise)));
   else
-    snprintf(text, text_bytes, "a limit that is %s higher would do, or the free of the %s of %.60s",
+    snprintf(text, text_bytes, "a limit that is %s higher would do, or the free of the %s of %s",
              lade_size_format(refusal->shortfall_bytes, raise, sizeof(raise)),
-             lade_size_format(refusal->block_bytes, block, sizeof(block)), place_name(refusal->block_place));
+             lade_size_format(refusal->block_bytes, block, sizeof(block)),
+             lade_cache_echo(refusal->block_place, ECHO_LINE).text);
 }
 
 int lade_cache_refuse(lade_cache *cache, const struct lade_cache_request *request, struct zone *zone, uint64_t bytes,
@@ -126,12 +145,12 @@ int lade_cache_refuse(lade_cache *cache, const struct lade_cache_request *reques
   remedy_format(&cache->refusal, remedy, sizeof(remedy));
   return lade_error_set(
       error, -ENOMEM,
-      "cache: no room for %s (%.60s): %s live, %s reserved of %s, %s idle; most is %s (%s); %s; see lade_cache_report",
-      lade_size_format(bytes, asked, sizeof(asked)), place_name(request->place),
+      "cache: no room for %s (%s): %s live, %s reserved of %s, %s idle; most is %s (%s); %s; see lade_cache_report",
+      lade_size_format(bytes, asked, sizeof(asked)), lade_cache_echo(request->place, ECHO_LINE).text,
       lade_size_format(stats->allocated_bytes.current, live, sizeof(live)),
       lade_size_format(stats->reserved_bytes.current, reserved, sizeof(reserved)),
       lade_size_format(cache->limit_bytes, limit, sizeof(limit)),
-      lade_size_format(lade_cache_idle_bytes(cache), idle, sizeof(idle)), tag->name,
+      lade_size_format(lade_cache_idle_bytes(cache), idle, sizeof(idle)), lade_cache_echo(tag->name, ECHO_LINE).text,
       lade_size_format(tag->bytes.current, most, sizeof(most)), remedy);
 }
 
@@ -157,7 +176,8 @@ static void page_print(struct page *page, const char *format, ...)
 static void page_line(struct page *page, const char *what, uint64_t bytes)
 {
   char text[16];
-  page_print(page, "  %-42.42s %12s\n", what, lade_size_format(bytes, text, sizeof(text)));
+  page_print(page, "  %-*s %12s\n", ECHO_PAGE, lade_cache_echo(what, ECHO_PAGE).text,
+             lade_size_format(bytes, text, sizeof(text)));
 }
 
 struct owner {
@@ -180,7 +200,7 @@ static int owners_add(const struct shard *shard, struct owner *owners, int n)
 {
   for (uint64_t i = 0; shard && i <= shard->index_mask; i++)
     for (const struct block *block = shard->index[i]; block; block = block->next)
-      owners[n++] = (struct owner){place_name(block->place), block->bytes};
+      owners[n++] = (struct owner){block->place ? block->place : UNKNOWN, block->bytes};
   return n;
 }
 
@@ -255,7 +275,7 @@ static void refusal_print(const lade_cache *cache, struct page *page)
   if (!refusal->bytes)
     return;
   page_print(page, "the last refusal\n");
-  page_line(page, place_name(refusal->place), refusal->bytes);
+  page_line(page, refusal->place, refusal->bytes);
   if (refusal->is_capturing)
     page_print(page, "  its pool was under capture and could not grow: create it larger\n");
   else if (refusal->shortfall_bytes)
@@ -265,7 +285,7 @@ static void refusal_print(const lade_cache *cache, struct page *page)
     page_print(page, "  the limit had room and the machine had not\n");
   if (refusal->block_bytes) {
     page_print(page, "  or without this block, the smallest whose free would have done\n");
-    page_line(page, place_name(refusal->block_place), refusal->block_bytes);
+    page_line(page, refusal->block_place, refusal->block_bytes);
   }
 }
 
