@@ -38,7 +38,7 @@ enum lade_cache_flags {
   /*
    * Placement is a function of the calls alone: every rank that makes the same calls gets the same offsets. The
    * progress of queues is never looked at; where it would decide, the caller waits instead, or, of a queue under
-   * capture, takes it as not done.
+   * capture, takes it as not done. The cache is locked meanwhile, so work of its queues may not call it.
    */
   LADE_CACHE_DETERMINISTIC = 1,
   /*
@@ -54,8 +54,8 @@ enum { LADE_CACHE_MAX_TAGS = 64, LADE_CACHE_MAX_QUEUES = 63 };
 /*
  * Give back at least @bytes by freeing blocks of this cache, from the thread that is asking for memory; 0 when
  * nothing can be given. It may call every function of the cache but destroy, and submit work; to allocate or to
- * create a pool is -EDEADLK from here. One call at a time is under way: other threads that are out of memory wait for
- * it, so it may not wait for them.
+ * create a pool is -EDEADLK from here, and to forget the queue that is asking does nothing. One call at a time is under
+ * way: other threads that are out of memory wait for it, so it may not wait for them.
  */
 typedef uint64_t lade_cache_spill_fn(void *arg, uint64_t bytes);
 
@@ -104,10 +104,16 @@ LADE_API int lade_cache_alloc(lade_cache *cache, const struct lade_cache_request
  */
 LADE_API int lade_cache_free(lade_cache *cache, void *address, const char *place, struct lade_error *error);
 
-/* @queue uses the block too: its free waits for what was submitted there until then. -EINVAL, -EPERM. */
+/*
+ * @queue uses the block too: its free waits for what was submitted there until then. -EINVAL for no live block,
+ * -ENOSPC (too many queues), -ENOMEM, -EPERM.
+ */
 LADE_API int lade_cache_record(lade_cache *cache, void *address, lade_queue *queue);
 
-/* Call before a queue that the cache has seen is destroyed; waits for its work. Unknown queues are ignored. */
+/*
+ * Call before a queue that the cache has seen is destroyed; waits for its work, and for requests for it that are under
+ * way. Unknown queues are ignored.
+ */
 LADE_API void lade_cache_forget(lade_cache *cache, lade_queue *queue);
 
 /* Return idle memory to the device until at most @keep_bytes are reserved, as far as it goes. 0, -EPERM. */
@@ -130,24 +136,26 @@ LADE_API int lade_cache_get_block(lade_cache *cache, const void *address, struct
 
 /*
  * A pool with memory of its own, which stays mapped where it is until the pool is destroyed: what a captured graph
- * replays on stays valid. @bytes are reserved at once. -ENOMEM, -EPERM, -EDEADLK from the spill function.
+ * replays on stays valid. @bytes are reserved at once; at the limit memory is found for them as for an allocation, the
+ * spill function asked and work waited for. -ENOMEM, -EPERM, -EDEADLK from the spill function.
  */
 LADE_API int lade_cache_pool_create(lade_cache *cache, uint64_t bytes, lade_cache_pool **ret_pool);
 
 /*
- * Its memory goes back to the cache. -EBUSY while blocks of it live, a queue is routed to it or one under capture may
- * still use it, -ENOMEM when the machine refuses to unmap; then the pool is still there. NULL is allowed. Waits for the
- * queues, but for those under capture.
+ * Its memory goes back to the cache. -EBUSY while blocks of it live or are asked for, a queue is routed to it or one
+ * under capture may still use it, -ENOMEM when the machine refuses to unmap; then the pool is still there. NULL is
+ * allowed. Waits for the queues, but for those under capture.
  */
 LADE_API int lade_cache_pool_destroy(lade_cache *cache, lade_cache_pool *pool);
 
-/* From now on blocks for @queue come from @pool; NULL: from the cache. -EINVAL, -ENOSPC (too many queues). */
+/* From now on blocks for @queue come from @pool; NULL: from the cache. -EINVAL, -ENOSPC (too many queues), -ENOMEM. */
 LADE_API int lade_cache_route(lade_cache *cache, lade_queue *queue, lade_cache_pool *pool);
 
 /*
  * Between begin and end the pool makes no memory call, looks at no queue and waits for none, so that a capture
  * records nothing of it; what does not fit what it has is -ENOMEM. Nor does any other allocation wait on the host for a
- * queue that is routed to it. -EALREADY, -EINVAL when it was not begun.
+ * queue that is routed to it, or make another queue wait for what was submitted to it since: that may never run.
+ * -EALREADY, -EINVAL when it was not begun.
  */
 LADE_API int lade_cache_capture_begin(lade_cache *cache, lade_cache_pool *pool);
 LADE_API int lade_cache_capture_end(lade_cache *cache, lade_cache_pool *pool);
@@ -224,7 +232,7 @@ LADE_API void lade_cache_reset_peaks(lade_cache *cache);
 
 /*
  * A name of the ledger, copied; a name that exists gives its number again. -ENOSPC past LADE_CACHE_MAX_TAGS - 1 names,
- * -EINVAL for an empty name or one past 47 bytes.
+ * -EINVAL for an empty name or one past 47 bytes, -EPERM.
  */
 LADE_API int lade_cache_tag_add(lade_cache *cache, const char *name, int *ret_tag);
 

@@ -23,7 +23,9 @@
  *   4. let the sanitizer's quarantine go
  *   5. call the owner's spill function, as long as it gives something
  *   6. wait for the queues
- * and only then say that memory is out. No lock is held in steps 5 and 6, so frees go on meanwhile.
+ * and only then say that memory is out. No lock is held in steps 5 and 6, so frees go on meanwhile; the queue that is
+ * asked for and the pool stay, since who forgets the one or destroys the other finds that a climb is under way. What
+ * was freed while step 6 waited may be in use by work that was submitted meanwhile, so it is made again then.
  *
  * A pool under capture stops before step 0. The first five pages of a trainer's life take steps 1 and 2; a
  * steady one takes none (tests/unit/test_cache.c counts).
@@ -45,6 +47,8 @@
 #define ROUNDING_DIVISOR 128   /* whole chunks may cost this part of a block */
 #define MAX_HOST_CHUNKS 16384  /* a quarter of vm.max_map_count as shipped */
 #define QUARANTINE_BYTES ((uint64_t)64 << 20)
+#define MAX_REQUEST_BYTES ((uint64_t)1 << 62)
+#define MAX_WAITS 100 /* of one climb: others may take what is freed again and again */
 
 /* ---- create and destroy ---- */
 
@@ -70,7 +74,8 @@ static int sizes_init(lade_cache *cache, const struct lade_cache_params *params)
   lade_device_get_info(params->device, &info);
   cache->limit_bytes = params->limit_bytes ? params->limit_bytes : info.capacity_bytes;
   cache->chunk_bytes = info.chunk_bytes;
-  while (info.is_unified && cache->limit_bytes / cache->chunk_bytes > MAX_HOST_CHUNKS)
+  uint64_t most_bytes = LADE_MIN(cache->limit_bytes, info.capacity_bytes); /* a limit may be one in name only */
+  while (info.is_unified && most_bytes / cache->chunk_bytes > MAX_HOST_CHUNKS)
     cache->chunk_bytes *= 2;
   cache->is_touchable = info.is_unified && !info.is_dry;
   return lade_cache_owners_create(cache, info.chunk_bytes);
@@ -148,12 +153,17 @@ static void pools_destroy(lade_cache *cache, bool is_child)
   }
 }
 
-/* A child gives back nothing of the device's, only what it inherited on the heap: bins and segments stay behind. */
+/*
+ * A child gives back nothing of the device's, only what it inherited on the heap: bins and segments stay behind, and
+ * all of it if it was just being changed, by a thread that the child does not have.
+ */
 void lade_cache_destroy(lade_cache *cache)
 {
   if (!cache)
     return;
   bool is_child = !is_alive(cache);
+  if (is_child && !lade_lock_try(&cache->lock))
+    return;
   if (!is_child)
     lade_cache_wait_all(cache, true);
   if (!is_child)
@@ -235,7 +245,8 @@ static struct block *zones_take(lade_cache *cache, const struct zone *zone, int 
   struct block *best = NULL;
   for (const struct zone *in = zone->pool->zones; in; in = in->next)
     for (int other = 1; other < cache->n_queues && in->kind == zone->kind; other++)
-      if (in->bins[other])
+      if (in->bins[other] && cache->queues[other].queue &&
+          lade_cache_may_wait(cache, other, lade_cache_queue_count(cache, other)))
         best = lade_cache_better_fit(best, lade_cache_bins_find(in->bins[other], in->bins[other], bytes));
   best = block_claim(best, queue);
   if (!best)
@@ -301,7 +312,7 @@ static struct block *others_search(lade_cache *cache, struct zone *zone, int que
  * Ask the owner. Another thread that is out of memory meanwhile waits until that is done, and then for its own turn:
  * what the owner gives last may be what it needs. Returns false when there is nothing more to be had.
  */
-static bool spill_call(lade_cache *cache, uint64_t bytes)
+bool lade_cache_spill(lade_cache *cache, int queue, uint64_t bytes)
 {
   if (!cache->spill)
     return false;
@@ -312,6 +323,7 @@ static bool spill_call(lade_cache *cache, uint64_t bytes)
   }
   cache->is_spilling = true;
   cache->spiller = pthread_self();
+  cache->spill_queue = queue;
   cache->stats.n_spills++;
   lade_cache_unlock_all(cache);
   uint64_t freed_bytes = cache->spill(cache->spill_arg, bytes);
@@ -324,7 +336,7 @@ static bool spill_call(lade_cache *cache, uint64_t bytes)
 static struct block *spill_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
 {
   struct block *block = NULL;
-  while (!block && spill_call(cache, bytes)) {
+  while (!block && lade_cache_spill(cache, queue, bytes)) {
     block = pool_search(cache, zone, queue, bytes);
     if (!block)
       block = others_search(cache, zone, queue, bytes);
@@ -332,7 +344,7 @@ static struct block *spill_search(lade_cache *cache, struct zone *zone, int queu
   return block;
 }
 
-static struct block *wait_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
+void lade_cache_wait_and_sweep(lade_cache *cache)
 {
   lade_cache_unlock_all(cache);
   lade_cache_wait_all(cache, false);
@@ -340,7 +352,38 @@ static struct block *wait_search(lade_cache *cache, struct zone *zone, int queue
   for (struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
     if (!pool->is_capturing)
       lade_cache_sweep(cache, pool);
-  return pool_search(cache, zone, queue, bytes);
+}
+
+/* Again as long as something was freed meanwhile and what lives leaves room. */
+static struct block *wait_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
+{
+  struct block *block = NULL;
+  for (int i = 0; i < MAX_WAITS && !block; i++) {
+    uint64_t n_freed = lade_cache_freed_count(cache);
+    lade_cache_wait_and_sweep(cache);
+    block = pool_search(cache, zone, queue, bytes);
+    if (!block)
+      block = others_search(cache, zone, queue, bytes);
+    if (n_freed == lade_cache_freed_count(cache) || lade_cache_live_bytes(cache) + bytes > cache->limit_bytes)
+      break;
+  }
+  return block;
+}
+
+/* Steps 5 and 6. */
+static struct block *unlocked_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
+{
+  struct queue_slot *slot = &cache->queues[queue];
+  struct lade_cache_pool *pool = zone->pool;
+  slot->n_syncs++;
+  pool->n_climbs++;
+  struct block *block = spill_search(cache, zone, queue, bytes);
+  if (!block)
+    block = wait_search(cache, zone, queue, bytes);
+  slot->n_syncs--;
+  pool->n_climbs--;
+  lade_lock_rouse(&cache->n_synced);
+  return block;
 }
 
 static struct block *ladder_climb(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
@@ -360,9 +403,7 @@ static struct block *ladder_climb(lade_cache *cache, struct zone *zone, int queu
   block = others_search(cache, zone, queue, bytes);
   if (!block && cache->flags & LADE_CACHE_SANITIZE && lade_cache_guard_drain(cache, true))
     block = pool_search(cache, zone, queue, bytes);
-  if (!block)
-    block = spill_search(cache, zone, queue, bytes);
-  return block ? block : wait_search(cache, zone, queue, bytes);
+  return block ? block : unlocked_search(cache, zone, queue, bytes);
 }
 
 /* Counters have room for it. */
@@ -386,7 +427,7 @@ static uint64_t guard_bytes(const lade_cache *cache)
 
 static int request_check(lade_cache *cache, const struct lade_cache_request *request, struct lade_error *error)
 {
-  if (request->bytes == 0 || request->bytes > INT64_MAX / 2)
+  if (request->bytes == 0 || request->bytes > MAX_REQUEST_BYTES)
     return lade_error_set(error, -EINVAL, "cache: a request for %llu bytes; from 1 byte to 2^62 are possible",
                           (unsigned long long)request->bytes);
   if (!is_alive(cache))
@@ -427,9 +468,10 @@ static int block_alloc(lade_cache *cache, const struct lade_cache_request *reque
     block = ladder_climb(cache, zone, queue, bytes);
   if (!block)
     return lade_cache_refuse(cache, request, zone, bytes, error);
-  bool is_quiet = cache->flags & LADE_CACHE_SANITIZE && lade_cache_is_over(cache, block->queue, block->count);
+  bool may_touch = cache->flags & LADE_CACHE_SANITIZE && cache->is_touchable && !zone->pool->is_capturing;
+  bool is_quiet = may_touch && lade_cache_is_over(cache, block->queue, block->count);
   *ret_block = block_fit(cache, block, bytes);
-  (*ret_block)->is_guarded = is_quiet && cache->is_touchable;
+  (*ret_block)->is_guarded = is_quiet;
   struct shard *shard = (*ret_block)->segment->zone->shard;
   lade_cache_meters_raise(cache, shard, request->tag, request->bytes, (*ret_block)->bytes);
   block_use(cache, shard, *ret_block, queue, request);
@@ -632,24 +674,29 @@ static void queue_leave(lade_cache *cache, int queue)
         }
 }
 
+/* The queue's work is done, and nobody waits for it or asks for its blocks. */
+static void queue_forget(lade_cache *cache, int queue)
+{
+  cache->queues[queue].pool = &cache->common; /* whatever it may have captured */
+  lade_cache_waits_drop(cache, queue);
+  for (struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
+    lade_cache_sweep(cache, pool);
+  queue_leave(cache, queue);
+  cache->queues[queue].queue = NULL;
+}
+
 void lade_cache_forget(lade_cache *cache, lade_queue *queue)
 {
   if (!is_alive(cache) || !queue)
     return;
   lade_queue_sync(queue, lade_queue_submitted(queue));
   lade_cache_lock_all(cache);
-  for (int i = 1; i < cache->n_queues; i++) {
-    if (cache->queues[i].queue != queue)
-      continue;
-    while (cache->queues[i].n_syncs)
-      lade_cache_sleep_all(cache, &cache->n_synced);
-    cache->queues[i].pool = &cache->common; /* whatever it may have captured: its work is done */
-    lade_cache_waits_drop(cache, i);
-    for (struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
-      lade_cache_sweep(cache, pool);
-    queue_leave(cache, i);
-    cache->queues[i].queue = NULL;
-  }
+  struct queue_slot *slot = lade_cache_slot_find(cache, queue);
+  bool is_own = slot && lade_cache_is_spiller(cache) && slot - cache->queues == cache->spill_queue;
+  while (slot && !is_own && slot->queue == queue && slot->n_syncs)
+    lade_cache_sleep_all(cache, &cache->n_synced);
+  if (slot && !is_own && slot->queue == queue)
+    queue_forget(cache, (int)(slot - cache->queues));
   lade_cache_unlock_all(cache);
 }
 

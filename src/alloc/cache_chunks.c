@@ -121,8 +121,10 @@ static bool is_open(const struct search *search, const struct block *block)
   search->cache->n_looked_at++;
   if (!block || block->state == BLOCK_HOLE)
     return block;
-  return block->state == BLOCK_FREE &&
-         (search->reach == REACH_QUEUES || lade_cache_is_usable(search->cache, block, search->queue));
+  if (block->state != BLOCK_FREE)
+    return false;
+  return (search->reach == REACH_QUEUES && lade_cache_may_wait(search->cache, block->queue, block->count)) ||
+         lade_cache_is_usable(search->cache, block, search->queue);
 }
 
 static void window_offer(struct search *search, const struct window *window)
@@ -192,11 +194,11 @@ static void run_search(struct search *search, struct block *block)
   }
 }
 
-/* With nobody's block out of bounds its first block stands for a run, a hole or not. */
+/* With the blocks of other queues within bounds its first block stands for a run, a hole or not. */
 static void list_search(struct search *search, struct block *block, const struct block *end)
 {
   for (; block != end; block = block->next)
-    if (search->reach != REACH_QUEUES || !is_open(search, block->before))
+    if (search->reach != REACH_QUEUES || (is_open(search, block) && !is_open(search, block->before)))
       run_search(search, block);
 }
 

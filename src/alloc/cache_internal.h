@@ -168,6 +168,7 @@ struct lade_cache_pool {
   bool is_private;   /* its chunks stay where they are */
   bool is_shared;    /* and are of the kind that other processes can have */
   bool is_capturing;
+  int n_climbs; /* for blocks of it, without a lock */
 };
 
 /* Read without a lock to learn which one to take; what was read is looked at again with it. */
@@ -175,7 +176,8 @@ struct queue_slot {
   _Atomic(lade_queue *) queue; /* NULL: unused */
   struct lade_cache_pool *pool;
   _Atomic(struct shard *) shard; /* of its pool's zones */
-  int n_syncs; /* threads that wait for the queue without a lock */
+  uint64_t capture_count; /* under capture: what was submitted since this may never run */
+  int n_syncs; /* threads that wait for the queue, or climb for it, without a lock */
 };
 
 /* A waiting block's use by a queue that was recorded. */
@@ -235,6 +237,7 @@ struct lade_cache {
   bool is_crowded;  /* some lock was taken when all were wanted */
   bool is_spilling; /* the owner's function runs, in this thread */
   pthread_t spiller;
+  int spill_queue; /* for which it asks */
   _Atomic uint32_t n_spilled; /* it has returned so often */
   _Atomic uint32_t n_synced;  /* so many waits for queues have ended */
   bool is_touchable; /* the host may write to the memory */
@@ -281,6 +284,13 @@ struct lade_cache {
 
 /* Is this the owner's spill function calling? Called with all locks. */
 bool lade_cache_is_spiller(const lade_cache *cache);
+/*
+ * Ask the owner for @bytes that @queue lacks. False when there is nothing to be had. Called with all locks, which are
+ * given back meanwhile; so they are in the next.
+ */
+bool lade_cache_spill(lade_cache *cache, int queue, uint64_t bytes);
+/* Wait for all queues but those under capture; what they are done with is everybody's then. */
+void lade_cache_wait_and_sweep(lade_cache *cache);
 
 /* ---- cache_shards.c ---- */
 
@@ -316,6 +326,8 @@ static inline uint64_t lade_cache_live_bytes(const lade_cache *cache)
 {
   return lade_cache_meter_sum(cache, METER_BYTES);
 }
+/* How many blocks were ever freed. Called with all locks. */
+uint64_t lade_cache_freed_count(const lade_cache *cache);
 static inline uint64_t lade_cache_meter_get(const struct meter *meter)
 {
   return meter->came - meter->freed;
@@ -396,6 +408,8 @@ uint64_t lade_cache_queue_count(const lade_cache *cache, int queue);
 bool lade_cache_is_over(lade_cache *cache, int queue, uint64_t count);
 /* May @queue use the free @block now? */
 bool lade_cache_is_usable(lade_cache *cache, const struct block *block, int queue);
+/* Is (queue, count) sure to come? Not what was submitted to a queue since its pool is under capture. */
+bool lade_cache_may_wait(const lade_cache *cache, int queue, uint64_t count);
 /* Make all later work of @queue wait for (other, count). */
 void lade_cache_wait_event(lade_cache *cache, int queue, int other, uint64_t count);
 /* @queue uses the live block, too. -ENOMEM. */

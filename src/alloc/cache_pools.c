@@ -11,19 +11,39 @@
 
 #include "alloc/cache_internal.h"
 
-/* A private pool has one zone, so that what it reserved serves any size. Build a place and give it straight back. */
-static int pool_fill(lade_cache *cache, struct lade_cache_pool *pool, uint64_t bytes)
+/* Build a place and give it straight back. */
+static int place_fill(lade_cache *cache, struct lade_cache_pool *pool, uint64_t bytes)
 {
-  if (!bytes)
-    return 0;
-  if (bytes > cache->limit_bytes)
-    return -ENOMEM;
-  uint64_t whole_bytes = lade_align_up(bytes, cache->chunk_bytes);
   struct block *block = NULL;
-  int error = lade_cache_place_build(cache, &pool->own, 0, whole_bytes, REACH_HOME, &block);
+  int error = lade_cache_place_build(cache, &pool->own, 0, bytes, REACH_HOME, &block);
   if (!error)
     lade_cache_block_settle(cache, block);
   return error;
+}
+
+/*
+ * The ladder of cache.c, as far as it leads to whole chunks: those that idle, those that the sanitizer keeps, what the
+ * owner gives, what queues are done with.
+ */
+static int pool_fill(lade_cache *cache, struct lade_cache_pool *pool, uint64_t bytes)
+{
+  if (bytes > cache->limit_bytes)
+    return -ENOMEM;
+  uint64_t whole_bytes = lade_align_up(bytes, cache->chunk_bytes);
+  lade_cache_waits_poll(cache);
+  lade_cache_sweep(cache, &cache->common);
+  int error = place_fill(cache, pool, whole_bytes);
+  if (error && cache->flags & LADE_CACHE_SANITIZE && lade_cache_guard_drain(cache, true))
+    error = place_fill(cache, pool, whole_bytes);
+  while (error && lade_cache_spill(cache, 0, whole_bytes)) {
+    lade_cache_waits_poll(cache);
+    error = place_fill(cache, pool, whole_bytes);
+  }
+  if (!error)
+    return 0;
+  lade_cache_wait_and_sweep(cache);
+  lade_cache_waits_poll(cache);
+  return place_fill(cache, pool, whole_bytes);
 }
 
 static int pool_create(lade_cache *cache, uint64_t bytes, bool is_shared, lade_cache_pool **ret_pool)
@@ -41,7 +61,7 @@ static int pool_create(lade_cache *cache, uint64_t bytes, bool is_shared, lade_c
   lade_cache_lock_all(cache);
   pool->next = cache->pools;
   cache->pools = pool;
-  int error = lade_cache_is_spiller(cache) ? -EDEADLK : pool_fill(cache, pool, bytes);
+  int error = lade_cache_is_spiller(cache) ? -EDEADLK : bytes ? pool_fill(cache, pool, bytes) : 0;
   lade_cache_unlock_all(cache);
   if (error) {
     lade_cache_pool_destroy(cache, pool);
@@ -82,7 +102,7 @@ static int pool_leave(lade_cache *cache, struct lade_cache_pool *pool)
   for (int i = 1; i < cache->n_queues; i++)
     if (cache->queues[i].queue && cache->queues[i].pool == pool)
       return -EBUSY;
-  if (pool->is_capturing)
+  if (pool->is_capturing || pool->n_climbs)
     return -EBUSY;
   lade_cache_sweep(cache, pool);
   if (!zone_is_idle(&pool->own))
@@ -124,8 +144,10 @@ int lade_cache_route(lade_cache *cache, lade_queue *queue, lade_cache_pool *pool
   lade_cache_lock_all(cache);
   int number = lade_cache_queue_number(cache, queue);
   if (number > 0) {
-    cache->queues[number].pool = pool ? pool : &cache->common;
-    cache->queues[number].shard = pool ? pool->own.shard : cache->shards[number];
+    struct queue_slot *slot = &cache->queues[number];
+    slot->pool = pool ? pool : &cache->common;
+    slot->shard = pool ? pool->own.shard : cache->shards[number];
+    slot->capture_count = lade_cache_queue_count(cache, number);
   }
   lade_cache_unlock_all(cache);
   return number < 0 ? number : 0;
@@ -137,6 +159,9 @@ static int capture_set(lade_cache *cache, lade_cache_pool *pool, bool is_capturi
     return -EPERM;
   lade_cache_lock_all(cache);
   int error = pool->is_capturing != is_capturing ? 0 : is_capturing ? -EALREADY : -EINVAL;
+  for (int i = 1; i < cache->n_queues && !error && is_capturing; i++)
+    if (cache->queues[i].queue && cache->queues[i].pool == pool)
+      cache->queues[i].capture_count = lade_cache_queue_count(cache, i);
   pool->is_capturing = is_capturing;
   lade_cache_unlock_all(cache);
   return error;

@@ -84,6 +84,12 @@ bool lade_cache_is_usable(lade_cache *cache, const struct block *block, int queu
   return block->queue == 0 || block->queue == queue || lade_cache_is_over(cache, block->queue, block->count);
 }
 
+bool lade_cache_may_wait(const lade_cache *cache, int queue, uint64_t count)
+{
+  const struct queue_slot *slot = &cache->queues[queue];
+  return !queue || !slot->pool->is_capturing || count <= slot->capture_count;
+}
+
 static void nothing(void *args)
 {
 }
@@ -188,7 +194,9 @@ void lade_cache_waits_adopt(lade_cache *cache, int queue)
   for (int i = cache->waits.n - 1; i >= 0; i--) {
     struct wait wait = cache->waits.items[i];
     struct zone *zone = wait.block->segment->zone;
-    if (zone->pool->is_capturing || !lade_cache_bins_get(zone, queue))
+    bool may_wait = lade_cache_may_wait(cache, wait.queue, wait.count) &&
+                    lade_cache_may_wait(cache, wait.block->queue, wait.block->count);
+    if (zone->pool->is_capturing || !may_wait || !lade_cache_bins_get(zone, queue))
       continue;
     lade_cache_wait_event(cache, queue, wait.queue, wait.count);
     lade_cache_wait_event(cache, queue, wait.block->queue, wait.block->count);

@@ -217,6 +217,14 @@ uint64_t lade_cache_meter_sum(const lade_cache *cache, int meter)
   return sum;
 }
 
+uint64_t lade_cache_freed_count(const lade_cache *cache)
+{
+  uint64_t n = 0;
+  for (int i = 0; i < cache->n_queues; i++)
+    n += cache->shards[i] ? cache->shards[i]->meters[METER_BLOCKS].freed : 0;
+  return n;
+}
+
 /* The peak of @meter's sum. */
 static uint64_t *peak_of(lade_cache *cache, int meter)
 {

@@ -216,7 +216,8 @@ static void put_event(struct pickle *pickle, const lade_cache *cache, const stru
   put_op(pickle, "}(");
   put_string(pickle, "action");
   put_string(pickle, action);
-  put_item(pickle, event->action == LADE_CACHE_OOM ? "device_free" : "addr", event->address);
+  put_item(pickle, event->action == LADE_CACHE_OOM ? "device_free" : "addr",
+           LADE_MIN(event->address, (uint64_t)INT64_MAX));
   put_item(pickle, "size", event->bytes);
   put_item(pickle, "stream", (uint64_t)event->queue);
   put_item(pickle, "time_us", (uint64_t)event->time_us);
