@@ -98,7 +98,8 @@ static void what_is_freed_while_the_host_waits_is_not_missed(void **state)
 {
   struct bed bed = bed_open(state, &four_chunks, NULL);
   lade_queue *gate = queue_open(bed.device, LADE_QUEUE_SIGNAL), *later = queue_open(bed.device, LADE_QUEUE_SIGNAL);
-  void *first = must_alloc(bed.cache, bed.queues[0], 2 * CHUNK), *second = must_alloc(bed.cache, bed.queues[1], 2 * CHUNK);
+  void *first = must_alloc(bed.cache, bed.queues[0], 2 * CHUNK);
+  void *second = must_alloc(bed.cache, bed.queues[1], 2 * CHUNK);
   struct waiting waiting = {&bed, NULL, LIMIT_CHUNKS * CHUNK, NULL};
   void *failed = NULL;
   pthread_t thread;
@@ -321,7 +322,8 @@ static void names_break_no_line(void **state)
 {
   const struct lade_cache_params params = {.limit_bytes = LIMIT_CHUNKS * CHUNK};
   struct bed bed = bed_open(state, &params, NULL);
-  const char *const place = "a\nb\r\"\x1b[31m.c:1", *const cut = "0123456789012345678901234567890123456789\u00fc\u00fc:1";
+  const char *const place = "a\nb\r\"\x1b[31m.c:1";
+  const char *const cut = "0123456789012345678901234567890123456789\u00fc\u00fc:1";
   struct lade_error error = {0};
   char pages[2][4096];
   int tag = 0;
