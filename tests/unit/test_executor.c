@@ -275,25 +275,38 @@ static void a_step_moves_no_byte_of_state_twice(void **state)
   }
 }
 
-/* Reads and writes of one step whose state is all in the store. The rest of the model is in memory. */
-static void requests_count(struct rig *rig, uint64_t *ret_reads, uint64_t *ret_writes)
+/* A plan with all state in the store and the rest of the model in memory, bound. */
+static struct lade_plan *stored_open(struct rig *rig)
 {
   struct lade_residency *residency = NULL;
   struct lade_error error = {0};
-  struct lade_step_result result;
-  struct lade_faults faults;
   assert_int_equal(lade_residency_create(rig->graph, &residency), 0);
   for (int param = 0; param < rig->graph->n_params; param++)
     lade_residency_set_homes(residency, param, LADE_HOME_DEVICE, LADE_HOME_STORE);
   struct lade_plan *plan = rig_plan(rig, residency);
-  lade_faults_init(&faults);
-  rig->faults = &faults;
   if (rig_open(rig, plan, &error))
     fail_msg("%s", error.text);
-  *ret_reads = lade_faults_count(&faults, LADE_FAULT_FILE_READ);
-  *ret_writes = lade_faults_count(&faults, LADE_FAULT_FILE_WRITE);
+  return plan;
+}
+
+static void step_or_fail(struct rig *rig)
+{
+  struct lade_error error = {0};
+  struct lade_step_result result;
   if (rig_step(rig, 0, &result, &error))
     fail_msg("%s", error.text);
+}
+
+/* Reads and writes of one step. */
+static void requests_count(struct rig *rig, uint64_t *ret_reads, uint64_t *ret_writes)
+{
+  struct lade_faults faults;
+  lade_faults_init(&faults);
+  rig->faults = &faults;
+  struct lade_plan *plan = stored_open(rig);
+  *ret_reads = lade_faults_count(&faults, LADE_FAULT_FILE_READ);
+  *ret_writes = lade_faults_count(&faults, LADE_FAULT_FILE_WRITE);
+  step_or_fail(rig);
   *ret_reads = lade_faults_count(&faults, LADE_FAULT_FILE_READ) - *ret_reads;
   *ret_writes = lade_faults_count(&faults, LADE_FAULT_FILE_WRITE) - *ret_writes;
   rig_close(rig);
@@ -315,6 +328,75 @@ static void states_side_by_side_are_one_request(void **state)
     if (n_reads != n_writes || n_reads < 2 || n_reads > 2 * (uint64_t)rig.graph->n_params / 3)
       fail_msg("moments %d: %llu reads and %llu writes for %d parameters", moments, (unsigned long long)n_reads,
                (unsigned long long)n_writes, rig.graph->n_params);
+    rig_finish(&rig);
+  }
+}
+
+/* ---- in which order the drive is asked ---- */
+
+#define WATCHED_MOST 64
+
+/* What is known of reads at the moment in which a transfer is submitted. */
+static struct {
+  bool is_on;
+  const struct lade_transfer *reads[WATCHED_MOST]; /* that have begun and are not there */
+  int n;
+  uint64_t most_bytes; /* of several of them at once */
+} watch;
+
+/* What is in @transfer's place has ended, whatever stands there now. */
+static void watch_note(const struct lade_transfer *transfer)
+{
+  uint64_t bytes = 0;
+  int n = 0;
+  for (int i = 0; i < watch.n; i++) {
+    if (watch.reads[i] != transfer && !lade_transfer_is_done(watch.reads[i]))
+      watch.reads[n++] = watch.reads[i];
+  }
+  assert_true(n < WATCHED_MOST);
+  if (transfer->op == LADE_STORE_READ)
+    watch.reads[n++] = transfer;
+  watch.n = n;
+  for (int i = 0; i < n; i++)
+    bytes += watch.reads[i]->bytes;
+  if (n > 1)
+    watch.most_bytes = LADE_MAX(watch.most_bytes, bytes);
+}
+
+int __real_lade_store_submit(struct lade_store *store, struct lade_transfer *transfer);
+int __wrap_lade_store_submit(struct lade_store *store, struct lade_transfer *transfer);
+int __wrap_lade_store_submit(struct lade_store *store, struct lade_transfer *transfer)
+{
+  if (watch.is_on)
+    watch_note(transfer);
+  return __real_lade_store_submit(store, transfer);
+}
+
+/* So the drive has the other half to do when all of this comes at once; and not much less, or it has too little. */
+static void at_most_half_of_the_ring_is_being_read(void **state)
+{
+  static const struct lade_streaming how[] = {{3 << 19, 6}, {1 << 20, 4}, {3 << 18, 12}};
+  for (size_t i = 0; i < LADE_COUNT(how) && !store_refusal; i++) {
+    struct rig_model model = wide_model();
+    struct rig rig;
+    model.moments = i % 2 ? LADE_MOMENTS_BF16 : LADE_MOMENTS_F32; /* without scales, which are in a ring of their own */
+    rig_init(&rig, &model);
+    rig.prices.streaming = how[i];
+    struct lade_plan *plan = stored_open(&rig);
+    const struct bound_program *train = &rig.executor->train;
+    assert_int_equal(train->n_runs, 1);
+    const uint64_t ring_bytes = train->runs[0].scratch_bytes;
+    watch.is_on = true;
+    watch.n = 0;
+    watch.most_bytes = 0;
+    step_or_fail(&rig);
+    watch.is_on = false;
+    if (watch.most_bytes > ring_bytes / 2 || watch.most_bytes < ring_bytes / 4)
+      fail_msg("%d windows of %llu bytes: %llu of the ring's %llu are being read", how[i].n_windows,
+               (unsigned long long)how[i].window_bytes, (unsigned long long)watch.most_bytes,
+               (unsigned long long)ring_bytes);
+    rig_close(&rig);
+    lade_plan_destroy(plan);
     rig_finish(&rig);
   }
 }
@@ -678,6 +760,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(every_budget_of_a_compact_form_gives_the_same_bits),
       cmocka_unit_test(a_step_moves_no_byte_of_state_twice),
       cmocka_unit_test(states_side_by_side_are_one_request),
+      cmocka_unit_test(at_most_half_of_the_ring_is_being_read),
   };
   store_refusal = rig_store_refusal(LADE_STORE_AUTO);
   if (store_refusal)
