@@ -239,11 +239,28 @@ static int save(struct run *run)
   return status ? save_last(run, status) : save_begin(run, begin_ns);
 }
 
+/* A run that begins anew would replace, and by --keep remove, what another one took hours for. */
+static int save_spare(struct run *run)
+{
+  const char *dir = run->options.save;
+  struct lade_checkpoint_state state = {0};
+  char path[PATH_MAX];
+  if (run->options.session.resume || run->info.step > 0 || lade_checkpoint_find(dir, path, sizeof(path), NULL) ||
+      lade_checkpoint_read_state(path, &state, NULL) || state.step == 0)
+    return 0;
+  return lade_error_set(&run->error, -EINVAL, "--save %s has a run's checkpoint of step %lld: --resume %s goes on with "
+                        "it; for a new run name another directory, or remove that one", dir, (long long)state.step,
+                        dir);
+}
+
 /* The directory of --save, ours alone, and in it the configuration of this run as --config reads it. */
 static int save_prepare(struct run *run)
 {
   if (!run->options.save || !job_is_first(&run->job))
     return 0;
+  int spared = save_spare(run);
+  if (spared)
+    return spared;
   char *text = config_write(&run->options, run->options.verb);
   int status = text ? claim_take(run->options.save, text, &run->claim_fd, &run->error) : -ENOMEM;
   free(text);

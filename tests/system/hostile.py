@@ -8,6 +8,7 @@ Usage: hostile.py LADE
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,6 +120,15 @@ with subprocess.Popen([LADE, *LONG, "--log", "first"], stderr=subprocess.PIPE) a
         assert file.read() == config
     first.send_signal(signal.SIGTERM)
     assert b"and saved" in first.communicate()[1] and first.returncode == 143, first.returncode
+
+# Whoever begins anew over what a run saved is told before anything is replaced, or removed by --keep.
+before = sorted(os.listdir("one"))
+refused(2, "--resume one goes on with it", "--save", "one", "--keep", "1", "--batch", "4")
+with open("one/lade.conf", "rb") as file:
+    assert sorted(os.listdir("one")) == before and file.read() == config
+for step in before:
+    if step.startswith("step-"):
+        shutil.rmtree(os.path.join("one", step))
 code, out, err = train("--save", "one")
 assert code == 0, (code, err)  # the claim ended with the process
 
