@@ -142,7 +142,8 @@ static void child_exec(int output, char *const *argv)
     execv("/proc/self/exe", argv);
   static const char line[] = "lade sweep: this program could not start itself through /proc/self/exe\n";
   ssize_t ignored = write(STDERR_FILENO, line, sizeof(line) - 1);
-  _exit(ignored < 0 ? LADE_EXIT_MISSING : LADE_EXIT_MISSING);
+  (void)ignored; /* the code says it as well */
+  _exit(LADE_EXIT_MISSING);
 }
 
 static int trial_run(struct sweep *sweep, struct trial *trial)
@@ -157,6 +158,7 @@ static int trial_run(struct sweep *sweep, struct trial *trial)
     return status;
   }
   pid_t child = fork();
+  const int refusal = errno;
   if (child == 0)
     child_exec(ends[1], (char *const *)(uintptr_t)arguments.items);
   close(ends[1]);
@@ -170,7 +172,7 @@ static int trial_run(struct sweep *sweep, struct trial *trial)
   option_list_free_items(&arguments);
   if (child < 0)
     return lade_error_set(&sweep->error, -EAGAIN, "a process for budget %s was refused: %s", trial->budget,
-                          strerror(errno));
+                          strerror(refusal));
   return 0;
 }
 
@@ -192,22 +194,7 @@ static const char *text_of(const struct trial *trial, const char *name)
   return text ? text : "-";
 }
 
-/* The speed of the first run that has one: the others are stated as parts of it. */
-static double first_rate(const struct sweep *sweep)
-{
-  for (int i = 0; i < sweep->n; i++) {
-    if (sweep->trials[i].summary)
-      return number_of(&sweep->trials[i], "tokens_per_second");
-  }
-  return 0;
-}
-
-static bool has_same_digests(const struct trial *a, const struct trial *b)
-{
-  return strcmp(text_of(a, "loss_digest"), text_of(b, "loss_digest")) == 0 &&
-         strcmp(text_of(a, "params_digest"), text_of(b, "params_digest")) == 0;
-}
-
+/* The first run that came to an end, with which the others are compared; NULL: none has yet. */
 static const struct trial *first_trial(const struct sweep *sweep)
 {
   for (int i = 0; i < sweep->n; i++) {
@@ -217,10 +204,25 @@ static const struct trial *first_trial(const struct sweep *sweep)
   return NULL;
 }
 
+/* The speed of @trial, in per cent of the first's. */
+static double speed_percent(const struct sweep *sweep, const struct trial *trial)
+{
+  const double first = number_of(first_trial(sweep), "tokens_per_second");
+  return first > 0 ? 100 * number_of(trial, "tokens_per_second") / first : 0;
+}
+
+static bool has_same_digests(const struct trial *a, const struct trial *b)
+{
+  return strcmp(text_of(a, "loss_digest"), text_of(b, "loss_digest")) == 0 &&
+         strcmp(text_of(a, "params_digest"), text_of(b, "params_digest")) == 0;
+}
+
 /* What became of a run that has no summary. */
 static const char *failure_of(const struct trial *trial)
 {
-  return trial->code == LADE_EXIT_DOES_NOT_FIT ? "does not fit" : "failed";
+  if (trial->code == LADE_EXIT_DOES_NOT_FIT)
+    return "does not fit";
+  return trial->code > 128 ? "stopped" : "failed";
 }
 
 /* One line as a run finishes. */
@@ -231,13 +233,13 @@ static void line_print(const struct sweep *sweep, const struct trial *trial, FIL
     fprintf(file, "budget %-6s %s\n", trial->budget, failure_of(trial));
     return;
   }
-  double rate = number_of(trial, "tokens_per_second"), first = first_rate(sweep);
   bool is_same = has_same_digests(trial, first_trial(sweep));
   fprintf(file, "budget %-6s peak %s stated, %s measured; %.0f tokens/s (%.0f %%); losses %s%s%s\n", trial->budget,
           lade_size_format(bytes_of(trial, "planned_peak_bytes"), planned, sizeof(planned)),
-          lade_size_format(bytes_of(trial, "measured_peak_bytes"), measured, sizeof(measured)), rate,
-          first > 0 ? 100 * rate / first : 0, terminal_color(file, is_same ? COLOR_GOOD : COLOR_BAD),
-          text_of(trial, "loss_digest"), terminal_color(file, COLOR_END));
+          lade_size_format(bytes_of(trial, "measured_peak_bytes"), measured, sizeof(measured)),
+          number_of(trial, "tokens_per_second"), speed_percent(sweep, trial),
+          terminal_color(file, is_same ? COLOR_GOOD : COLOR_BAD), text_of(trial, "loss_digest"),
+          terminal_color(file, COLOR_END));
   fflush(file);
 }
 
@@ -255,15 +257,14 @@ static void row_print(const struct sweep *sweep, const struct trial *trial)
       printf("%-8s %s\n", trial->budget, failure_of(trial));
     return;
   }
-  double rate = number_of(trial, "tokens_per_second"), first = first_rate(sweep);
   printf("%-8s %10s %10s %10s %10s %11s %11s %9.0f %4.0f %%  %s\n", trial->budget,
          lade_size_format(bytes_of(trial, "planned_peak_bytes"), planned, sizeof(planned)),
          lade_size_format(bytes_of(trial, "measured_peak_bytes"), measured, sizeof(measured)),
          lade_size_format(bytes_of(trial, "host_bytes"), host, sizeof(host)),
          lade_size_format(bytes_of(trial, "store_bytes"), store, sizeof(store)),
          seconds_format(number_of(trial, "predicted_step_seconds"), said, sizeof(said)),
-         seconds_format(number_of(trial, "measured_step_seconds"), took, sizeof(took)), rate,
-         first > 0 ? 100 * rate / first : 0, text_of(trial, "loss_digest"));
+         seconds_format(number_of(trial, "measured_step_seconds"), took, sizeof(took)),
+         number_of(trial, "tokens_per_second"), speed_percent(sweep, trial), text_of(trial, "loss_digest"));
 }
 
 /* The smallest budget is the one to try next: the same run, as long as one likes. */

@@ -187,6 +187,7 @@ with start("sweep", *SHORT, "--steps", "100000", "--log", "swept", "--budgets", 
     child.send_signal(signal.SIGTERM)
     out, err = child.communicate()
 assert child.returncode == 143 and not os.path.exists("swept.min"), (child.returncode, out, err)
+assert "100%" in out and "stopped" in out and "failed" not in out, out
 
 # Standard output that cannot be written is an error, whatever the run did.
 with open("/dev/full", "w", encoding="utf-8") as full:
