@@ -99,9 +99,10 @@ static int line_parse(struct options *options, const char *path, int number, cha
 int config_load(struct options *options, const char *path, struct lade_error *error)
 {
   size_t n_bytes = 0;
-  int status = lade_file_load(path, CONFIG_MAX_BYTES, error, &options->config_text, &n_bytes);
+  struct lade_error why = {0};
+  int status = lade_file_load(path, CONFIG_MAX_BYTES, &why, &options->config_text, &n_bytes);
   if (status)
-    return status;
+    return lade_error_set(error, status, "--config %s", why.text);
   if (strlen(options->config_text) != n_bytes)
     return lade_error_set(error, -EINVAL, "%.200s: not a text file", path);
   int number = 0;

@@ -46,6 +46,10 @@ static const struct verb *verb_find(const char *name)
 static void verb_suggest(const char *name)
 {
   const char *near = NULL;
+  if (name[0] == '-') {
+    fprintf(stderr, "lade: there is no option '%s' before a verb; there are --help and --version\n", name);
+    return;
+  }
   int least = 3;
   for (const struct verb *verb = verbs; verb->name; verb++) {
     int distance = word_distance(name, verb->name);
@@ -120,6 +124,16 @@ static bool choices_are_known(void)
   return true;
 }
 
+/* "help VERB" becomes "VERB --help". */
+static void help_move(int argc, char **argv)
+{
+  static char help[] = "--help";
+  if (strcmp(argv[1], "help") != 0)
+    return;
+  memmove(argv + 1, argv + 2, (size_t)(argc - 2) * sizeof(*argv));
+  argv[argc - 1] = help;
+}
+
 int main(int argc, char **argv)
 {
   process_prepare();
@@ -129,7 +143,7 @@ int main(int argc, char **argv)
     help_print(stderr);
     return LADE_EXIT_USAGE;
   }
-  if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+  if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || (argc == 2 && strcmp(argv[1], "help") == 0)) {
     help_print(stdout);
     return output_finish(LADE_EXIT_DONE);
   }
@@ -137,6 +151,7 @@ int main(int argc, char **argv)
     printf("lade %s\n", LADE_VERSION);
     return output_finish(LADE_EXIT_DONE);
   }
+  help_move(argc, argv);
   const struct verb *verb = verb_find(argv[1]);
   if (!verb) {
     verb_suggest(argv[1]);

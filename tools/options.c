@@ -46,7 +46,7 @@ static int number_check(const struct option *option, const char *text, double va
     return 0;
   if (value >= option->least && value <= option->most)
     return 0;
-  return lade_error_set(error, -EINVAL, "--%s %.64s: it must be from %.9g to %.9g", option->name, text,
+  return lade_error_set(error, -EINVAL, "--%s %.64s: it must be from %.15g to %.15g", option->name, text,
                         option->least, option->most);
 }
 
@@ -228,24 +228,36 @@ int word_distance(const char *a, const char *b)
   return row[n_b];
 }
 
-static int unknown_option(enum verb_id verb, const char *name, struct lade_error *error)
+/* The option of @verb that @name was most probably to be: few letters away, or the beginning of it; NULL: none. */
+static const struct option *option_near(enum verb_id verb, const char *name)
 {
   const struct option *near = NULL;
   int least = 4;
   for (const struct option *option = option_table; option->help; option++) {
-    int distance = option->name ? word_distance(name, option->name) : least;
-    if (distance < least && (option->verbs & verb) && distance < (int)strlen(option->name)) {
+    if (!option->name || !(option->verbs & verb))
+      continue;
+    const int length = (int)strlen(option->name);
+    const bool begins = length > 2 && strncmp(name, option->name, (size_t)length) == 0; /* --batch-size */
+    const int distance = begins ? 3 : word_distance(name, option->name);
+    if (distance < least && (begins || 2 * distance <= length)) {
       least = distance;
       near = option;
     }
   }
-  const struct option *other = option_find(verb, name, strlen(name));
+  return near;
+}
+
+/* @word as it was written, with its dashes. */
+static int unknown_option(enum verb_id verb, const char *word, struct lade_error *error)
+{
+  const char *name = word + strspn(word, "-");
+  const struct option *near = option_near(verb, name), *other = option_find(verb, name, strlen(name));
   if (other && !near)
-    return lade_error_set(error, -EINVAL, "--%.64s is no option of this verb; see `lade %s --help`", name,
+    return lade_error_set(error, -EINVAL, "%.64s is no option of this verb; see `lade %s --help`", word,
                           verb_name(verb));
   if (near)
-    return lade_error_set(error, -EINVAL, "there is no option --%.64s; did you mean --%s?", name, near->name);
-  return lade_error_set(error, -EINVAL, "there is no option --%.64s; `lade %s --help` lists all", name,
+    return lade_error_set(error, -EINVAL, "there is no option %.64s; did you mean --%s?", word, near->name);
+  return lade_error_set(error, -EINVAL, "there is no option %.64s; `lade %s --help` lists all", word,
                         verb_name(verb));
 }
 
@@ -254,6 +266,9 @@ static int word_read(struct options *options, const char *word, struct lade_erro
 {
   const char *name = options->verb == VERB_REPLAY ? "trace" : "checkpoint";
   const struct option *option = option_find(options->verb, name, strlen(name));
+  if (options->verb == VERB_RUN)
+    return lade_error_set(error, -EINVAL, "'%.64s' stands before --, behind which the command does: lade run -- %.64s",
+                          word, word);
   if (!(option->verbs & options->verb) || option_is_set(options, name))
     return lade_error_set(error, -EINVAL, "'%.64s' belongs to no option; `lade %s --help` lists them", word,
                           verb_name(options->verb));
@@ -263,13 +278,14 @@ static int word_read(struct options *options, const char *word, struct lade_erro
 /* Read the option at argv[*i] with its words and move *i past them. */
 static int option_read(struct options *options, int argc, char **argv, int *i, struct lade_error *error)
 {
-  const char *name = strcmp(argv[*i], "-h") == 0 ? "help" : argv[*i] + 2;
-  const char *equals = strchr(name, '='), *value = equals ? equals + 1 : NULL;
-  const struct option *option = option_find(options->verb, name, equals ? (size_t)(equals - name) : strlen(name));
+  const char *word = strcmp(argv[*i], "-h") == 0 ? "--help" : argv[*i], *name = word + 2;
+  const char *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
+  const size_t word_bytes = equals ? (size_t)(equals - word) : strlen(word);
+  const struct option *option = option_find(options->verb, name, word_bytes - 2);
   (*i)++;
   if (!option || !((option->verbs | option->silent) & options->verb)) {
     char bare[80];
-    snprintf(bare, sizeof(bare), "%.*s", (int)LADE_MIN(equals ? (size_t)(equals - name) : strlen(name), 79), name);
+    snprintf(bare, sizeof(bare), "%.*s", (int)LADE_MIN(word_bytes, sizeof(bare) - 1), word);
     return unknown_option(options->verb, bare, error);
   }
   if (option->type == OPTION_FLAG)
@@ -289,7 +305,7 @@ static int line_read(struct options *options, int argc, char **argv, struct lade
     if (strncmp(argv[i], "--", 2) == 0 || strcmp(argv[i], "-h") == 0)
       status = option_read(options, argc, argv, &i, error);
     else if (argv[i][0] == '-' && argv[i][1])
-      status = unknown_option(options->verb, argv[i] + 1, error);
+      status = unknown_option(options->verb, argv[i], error);
     else
       status = word_read(options, argv[i++], error);
   }

@@ -17,6 +17,7 @@
 #define SECTION(title) {.type = OPTION_SECTION, .verbs = ~0u, .help = title}
 
 #define SHAPE_MOST 1e9
+#define BATCH_MOST INT16_MAX /* rows of a batch are counted in 16 bits */
 
 #define HELP_COLUMN 29   /* where the text of --help begins */
 #define HELP_COLUMNS 100 /* and where it is broken */
@@ -69,10 +70,10 @@ const struct option option_table[] = {
      .choices = order_choices, .help = "rows from drawn offsets, or the tokens one after another"},
     {OPTION_COUNT, "steps", "N", RUN, VERB_PLAN, AT(session.steps), .preset = "2000", .least = 0, .most = 4e9,
      .help = "training steps, those before a resume included"},
-    {OPTION_COUNT, "batch", "N", ALL, AT(session.batch), .preset = "12", .least = 1, .most = SHAPE_MOST,
+    {OPTION_COUNT, "batch", "N", ALL, AT(session.batch), .preset = "12", .least = 1, .most = BATCH_MOST,
      .help = "sequences per step"},
     {OPTION_COUNT, "micro-batch", "N", ALL, AT(session.micro_batch), .unset = "the batch", .least = 1,
-     .most = SHAPE_MOST, .help = "sequences per pass; must divide --batch"},
+     .most = BATCH_MOST, .help = "sequences per pass; must divide --batch"},
     {OPTION_COUNT, "seq", "T", ALL, AT(session.time), .unset = "the model's context, at most 1024", .least = 1,
      .most = SHAPE_MOST, .help = "tokens per sequence"},
     {OPTION_SEED, "seed", "N", RUN | VERB_SAMPLE, VERB_PLAN, AT(session.seed), .preset = "1",

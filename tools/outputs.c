@@ -47,7 +47,12 @@ static int place_check(const char *path, bool is_directory)
 
 static int output_check(const char *option, const char *path, bool is_directory, struct lade_error *error)
 {
+  char parent[PATH_MAX];
   int status = path ? place_check(path, is_directory) : 0;
+  if (status == -ENOENT && parent_of(path, parent))
+    return lade_error_set(error, status, "--%s %s: No such file or directory: create %s first", option, path, parent);
+  if (status == -ENOTDIR && is_directory)
+    return lade_error_set(error, status, "--%s %s: Not a directory: name one, or one to be made", option, path);
   return status ? lade_error_set(error, status, "--%s %s: %s", option, path, strerror(-status)) : 0;
 }
 

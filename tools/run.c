@@ -240,7 +240,8 @@ int run_main(int argc, char **argv)
     n_own++;
   int code = options_read(VERB_RUN, n_own, argv, &run.options);
   if (code == OPTIONS_GO && n_own + 1 >= argc) {
-    lade_error_set(&run.error, -EINVAL, "which command? lade run [OPTION...] -- COMMAND [ARGUMENT...]");
+    lade_error_set(&run.error, -EINVAL, "which command? It stands behind --: lade run [OPTION...] -- COMMAND "
+                   "[ARGUMENT...]");
     code = exit_fail("run", -EINVAL, &run.error);
   }
   if (code == OPTIONS_GO) {

@@ -92,14 +92,14 @@ static int steps_list(const char *dir, step_array *steps, struct lade_error *err
 {
   DIR *stream = opendir(dir);
   if (!stream)
-    return system_error(error, -errno, dir, "list");
+    return system_error(error, -errno, dir, "look for checkpoints");
   int rc = 0;
   errno = 0;
   for (const struct dirent *entry; rc == 0 && (entry = readdir(stream)); errno = 0)
     if (step_of(entry->d_name) >= 0 && !LADE_PUSH(steps, step_of(entry->d_name)))
       rc = lade_error_set(error, -ENOMEM, "%s: out of memory listing it", dir);
   if (rc == 0 && errno)
-    rc = system_error(error, -errno, dir, "list");
+    rc = system_error(error, -errno, dir, "look for checkpoints");
   closedir(stream);
   if (rc == 0 && steps->n > 0)
     qsort(steps->items, (size_t)steps->n, sizeof(*steps->items), compare_steps);

@@ -29,6 +29,10 @@ assert code == 2 and not out and err.startswith("Usage: lade VERB"), (code, out,
 code, out, err = run("no-such-verb")
 assert code == 2 and not out and err.count("\n") == 1 and "'no-such-verb'" in err and "--help" in err, (code, out, err)
 
+code, out, err = run("--verison")
+assert code == 2 and not out and err.count("\n") == 1 and "--version" in err, (code, out, err)
+assert run("help") == run("--help")
+
 with open("/dev/full", "w", encoding="utf-8") as full:
     code, out, err = run("--help", stdout=full)
 assert code == 5 and "standard output" in err, (code, err)
@@ -36,5 +40,6 @@ assert code == 5 and "standard output" in err, (code, err)
 for verb in verbs:
     code, out, err = run(verb, "--help")
     assert code == 0 and out and not err, (verb, code, out, err)
+    assert run("help", verb) == (code, out, err), verb
     code, out, err = run(verb, "--no-such-option")
     assert code == 2 and not out and "--no-such-option" in err, (verb, code, out, err)

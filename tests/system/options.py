@@ -47,6 +47,7 @@ assert code == 7 and not json.loads(out)["ok"], (code, out)
 code, out, err = run("doctor")
 assert code in (0, 7) and "\033" not in out and not err
 refused("doctor", "--stroe", "x", words=["--stroe", "--store"])
+refused("doctor", "--foo", words=["no option --foo", "`lade doctor --help` lists all"])  # near to nothing
 refused("doctor", "--threads", "0", words=["--threads"])
 
 if not {"train", "sweep", "plan"} <= verbs:
@@ -54,6 +55,13 @@ if not {"train", "sweep", "plan"} <= verbs:
 
 refused("train", words=["--data"])
 refused("train", "--data", words=["--data", "FILE"])
+refused("train", "--data", "x", "--batchsize", "3", words=["--batchsize", "mean --batch?"])
+refused("train", "-batch", "3", words=["no option -batch;", "mean --batch?"])
+refused("train", "--data", "x", "--steps", "5000000000", words=["from 0 to 4000000000"])
+refused("train", "--data", "x", "--batchsize", "3", words=["--batchsize", "mean --batch?"])
+refused("train", "-batch", "3", words=["no option -batch;", "mean --batch?"])
+refused("train", "--data", "x", "--steps", "5000000000", words=["from 0 to 4000000000"])
+refused("train", "--data", "x", "--batch", "40000", words=["from 1 to 32767"])
 refused("train", "--data", "x", "--microbatch", "3", words=["--microbatch", "--micro-batch"])
 refused("train", "--data", "x", "--batch", "12", "--micro-batch", "5", words=["5", "12", "1, 2, 3, 4, 6, 12"])
 refused("train", "--data", "x", "--batch", "zwölf", words=["--batch", "whole number"])
@@ -81,6 +89,7 @@ refused("train", "stray", words=["stray"])
 refused("train", "--budgets", "min", words=["--budgets", "--budget"])
 refused("sweep", "--data", "x", "--budgets", "100%,,min", words=["budget"])
 refused("plan", "--max", "height", words=["--max", "layers"])
+refused("run", "true", words=["lade run -- true"])
 if "sample" in verbs:
     refused("sample", words=["DIR"])
 if "sample" in verbs:
@@ -93,7 +102,7 @@ with tempfile.TemporaryDirectory() as scratch:
             file.write(text)
         return path
 
-    refused("train", "--config", "missing.conf", words=["missing.conf"], cwd=scratch)
+    refused("train", "--config", "missing.conf", words=["--config missing.conf"], cwd=scratch)
     refused("train", "--config", config("# fine\nbach = 3\n"), words=["line 2", "bach"])
     refused("train", "--config", config("batch 3\n"), words=["line 1", "name = value"])
     refused("train", "--config", config("batch = three\n"), words=["line 1", "--batch"])
