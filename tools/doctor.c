@@ -257,8 +257,12 @@ static void gpu_check(struct report *report, const struct options *options)
 
 static void mpi_check(struct report *report)
 {
-  finding_add(report, "MPI", FINDING_GOOD, NULL, "%s; `lade launch -n N -- train ...` shares a batch over N ranks",
-              program_exists("mpirun") ? "mpirun is here for `lade launch`" : "no mpirun here");
+  if (program_exists("mpirun"))
+    finding_add(report, "MPI", FINDING_GOOD, NULL, "mpirun is here: `lade launch -n N -- train ...` shares a model "
+                "over N ranks");
+  else
+    finding_add(report, "MPI", FINDING_NOTE, "apt-get install openmpi-bin libopenmpi-dev, and build anew",
+                "no mpirun here, so one rank");
 }
 
 /* ---- telling ---- */

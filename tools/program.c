@@ -14,24 +14,32 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/base.h"
 #include "tools/signals.h"
 
+/* A directory, which may be searched, is none. */
+static bool is_program(const char *path)
+{
+  struct stat status;
+  return stat(path, &status) == 0 && S_ISREG(status.st_mode) && access(path, X_OK) == 0;
+}
+
 bool program_exists(const char *program)
 {
   char candidate[PATH_MAX];
   if (strchr(program, '/'))
-    return access(program, X_OK) == 0;
+    return is_program(program);
   const char *dir = getenv("PATH");
   while (dir) {
     const char *end = strchrnul(dir, ':');
     bool is_here = end == dir; /* an empty entry is the directory in which we are */
     int n = snprintf(candidate, sizeof(candidate), "%.*s/%s", is_here ? 1 : (int)(end - dir), is_here ? "." : dir,
                      program);
-    if (n < (int)sizeof(candidate) && access(candidate, X_OK) == 0)
+    if (n < (int)sizeof(candidate) && is_program(candidate))
       return true;
     dir = *end ? end + 1 : NULL;
   }

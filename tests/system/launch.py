@@ -41,6 +41,7 @@ refused(2, "cannot begin with '-'", "-n", "2", "--", "--verbose", "true")
 refused(2, "from 0 to", "-n", "2", "--max-restarts", "-1", "true")
 refused(2, "--elastic means nothing without --max-restarts", "-n", "2", "--elastic", "true")
 refused(2, "no program 'no-such-program'", "-n", "2", "--", "no-such-program")
+refused(2, "no program '/tmp'", "-n", "2", "--", "/tmp")  # a directory can be searched and not run
 with tempfile.TemporaryDirectory() as empty:
     refused(7, "apt-get install openmpi-bin", "-n", "2", "--", "/bin/true", env={"PATH": empty})
 assert run("--help").stdout.startswith("Usage: lade launch -n N")
