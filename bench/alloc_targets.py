@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the packer and the caching allocator promise, measured beside the targets (docs/alloc.md).
 
-Usage: bench/alloc_targets.py [--build build] [--data ../shared/data] [--seeds N] [--rounds N] [--out FILE]
+Usage: bench/alloc_targets.py [--build build] [--data FOLDER] [--seeds N] [--rounds N] [--out FILE]
 
 Bytes do not depend on the machine. Of times the best of the rounds counts, since a machine that others use never makes
 one faster; what is compared with something else was measured in turn with it. The report is markdown.
@@ -14,7 +14,7 @@ import re
 import resource
 import subprocess
 
-from report import machine_name, publish
+from report import data_find, machine_name, publish
 
 # Instance, what MiniMalloc's authors state for it in seconds.
 MINIMALLOC = {"A": 4.9, "B": 3.7, "C": 0.64, "D": 2.7, "E": 3.7, "F": 5.4}
@@ -141,14 +141,13 @@ def pairs_measure(args, out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build")
-    parser.add_argument("--data", default="../shared/data", help="with packing/ and snapshots/")
+    parser.add_argument("--data", help="folder with packing/ and snapshots/ [LADE_SHARED]")
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--jigsaws", type=int, default=3, help="seeds of each kind of jigsaw")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out")
     args = parser.parse_args()
-    if not os.path.isdir(os.path.join(args.data, "packing")):
-        parser.error(f"{args.data}/packing is not there: name the folder of instances with --data")
+    args.data = data_find(args.data, "")
     out = [f"# Allocators: {machine_name()}"]
     for measure in (minimalloc_measure, packed_measure, drawn_measure, caching_measure, model_measure,
                     pairs_measure):

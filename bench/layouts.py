@@ -21,7 +21,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-from report import machine_name, publish
+from report import data_find, machine_name, publish
 
 LOSS_BOUND, GRADIENT_BOUND = 1e-5, 1e-6
 BATCH, TIME, ELEMENT = 8, 32, 4  # sequences, tokens of each, bytes of a number
@@ -377,15 +377,14 @@ def jobs(args, directory):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lade", default="build/lade")
-    parser.add_argument("--data", default="../shared/data/tinyshakespeare.txt", help="any text of a megabyte or so")
+    parser.add_argument("--data", help="any text of a megabyte or so [tinyshakespeare.txt of LADE_SHARED]")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--only", default="", help="layouts whose line has this in it: 'baby: tp2'")
     parser.add_argument("--no-gradients", action="store_true")
     parser.add_argument("--patience", type=int, default=600, help="seconds until a job counts as hung")
     parser.add_argument("--out")
     args = parser.parse_args()
-    if not os.path.isfile(args.data):
-        parser.error(f"{args.data} is not there: name a text with --data")
+    args.data = data_find(args.data, "tinyshakespeare.txt")
     out = [f"# Layouts: {machine_name()}", "", f"FP32, {args.steps} steps of {BATCH} sequences of {TIME} tokens, "
            "learning rate 1e-4, no dropout; m: microbatches of a rank. Bytes sent by rank 0 in a step: closed form + "
            "padding + scalars.", "",

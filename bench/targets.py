@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from report import machine_name, publish
+from report import data_find, machine_name, publish
 
 BABY = ["--model", "baby", "--lr", "1e-3", "--eval-iters", "1"]
 CURVE = ["--model", "nano", "--batch", "12", "--steps", "2000", "--lr", "1e-3", "--min-lr", "1e-4", "--warmup", "100",
@@ -196,7 +196,7 @@ def plans_measure(args, out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lade", default="build/lade")
-    parser.add_argument("--data", default="../shared/data/tinyshakespeare.txt", help="any text of a megabyte or so")
+    parser.add_argument("--data", help="any text of a megabyte or so [tinyshakespeare.txt of LADE_SHARED]")
     parser.add_argument("--store", default=".")
     # A100 over PCIe 4: 25 GB/s beside 250 TFLOP/s that products attain, 1e-4 bytes per flop. The machines in
     # bench/results/ attain 0.35 to 0.7 TFLOP/s, which asks for 35 to 70 MB/s.
@@ -207,8 +207,7 @@ def main():
     parser.add_argument("--only-streams", action="store_true", help="nothing but updates from the drive")
     parser.add_argument("--out")
     args = parser.parse_args()
-    if not os.path.isfile(args.data):
-        parser.error(f"{args.data} is not there: name a text with --data")
+    args.data = data_find(args.data, "tinyshakespeare.txt")
     with tempfile.NamedTemporaryFile("w", suffix=".residency", delete=False) as file:
         file.write("optimizer * store\n")
     args.optimizer_file = file.name
