@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Pages lead somewhere: every relative link of a page, and every page that a text names, is there; docs/README.md lists
+all pages of its folder.
+"""
+import os
+import re
+
+import tree
+
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)[^)]*\)")
+PAGE = re.compile(r"\b((?:docs|bench)/[\w/.-]+\.md)\b")
+
+
+def links_check(path, content, exists):
+    """Links are from the page's folder; names in running text are from the root."""
+    here = os.path.dirname(path)
+    problems = [f"{path}: leads to {link}, which is not there" for link in LINK.findall(content)
+                if path.endswith(".md") and not exists(os.path.normpath(os.path.join(here, link)))]
+    return problems + [f"{path}: names {page}, which is not there" for page in PAGE.findall(LINK.sub("", content))
+                       if not exists(page)]
+
+
+def index_check(pages, index):
+    listed = set(LINK.findall(index))
+    return [f"docs/README.md: does not list {page}" for page in sorted(pages) if page not in listed | {"README.md"}]
+
+
+def self_test():
+    def exists(path):
+        return path in ("docs/a.md", "README.md", "examples")
+    assert not links_check("README.md", "[a](docs/a.md#part) [e](examples/) https://x docs/a.md", exists)
+    assert not links_check("docs/a.md", "[up](../README.md) [out](https://b.md)", exists)
+    assert links_check("docs/a.md", "[a](docs/a.md)", exists) and links_check("src/a.c", "/* docs/b.md */", exists)
+    assert index_check(["a.md", "b.md"], "[a](a.md)") == ["docs/README.md: does not list b.md"]
+
+
+self_test()
+FILES = [path for path in tree.files() if path != "tests/rules/links.py"]  # whose pages are made up
+
+
+def exists(path):
+    return os.path.exists(os.path.join(tree.ROOT, path))
+
+
+found = [problem for path in FILES if path.endswith(tree.CODE + (".md", ".py", ".build"))
+         for problem in links_check(path, tree.text(path), exists)]
+found += index_check([os.path.basename(path) for path in FILES if re.fullmatch(r"docs/[\w-]+\.md", path)],
+                     tree.text("docs/README.md"))
+tree.report(found)
