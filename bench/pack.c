@@ -4,7 +4,9 @@
  *
  * A file is any that `lade replay` reads; lifetimes are in its calls. In place of a file,
  * `stack:LAYERS` is the skeleton of a training step: saved activations that nest, transients, gradients;
- * `random:N:PART` are N buffers of random sizes that begin at any time and live for 1/PART of the program on average;
+ * `network:LAYERS[:SEED]` a step whose layers and sizes are drawn;
+ * `random:N:PART[:SEED]` are N buffers of random sizes that begin at any time and live for 1/PART of the program on
+ * average; `boxes:N[:SEED]` N short ones of like sizes;
  * `even:PIECES:PER_MILLE:SEED`, `any:` and `wheels:` are jigsaws on a grid of 1,024 with so many pieces taken out
  * (pack_instances.h), which fit into 1 MiB.
  * Every answer goes through the independent checker. Columns: buffers, lower bound, peak, excess in percent,
@@ -70,18 +72,39 @@ static int stack_make(int n_layers, item_array *items)
   return ok ? 0 : -ENOMEM;
 }
 
-/* Lengths are even up to twice the average, sizes even over powers of two up to 4 MiB. */
-static int random_make(int n, int part, item_array *items)
+/* Room for @n items, which are filled by the caller. */
+static bool room_make(int n, item_array *items)
 {
-  bool ok = n > 0 && part > 0;
-  for (int i = 0; i < n && ok; i++) {
-    struct lade_philox draw = lade_philox_draw(1, 0, 0, (uint64_t)i);
-    int32_t end = 2 * n, lower = (int32_t)(draw.word[0] % (uint32_t)end);
-    int32_t length = 1 + (int32_t)(draw.word[1] % ((uint32_t)(2 * end) / (uint32_t)part + 1));
-    uint64_t power = (uint64_t)512 << draw.word[2] % 13;
-    ok = item_add(items, lower, LADE_MIN(lower + length, end + 1), power + draw.word[3] % power, 512);
+  if (n < 1 || !lade_array_reserve((void **)&items->items, &items->capacity, n, sizeof(*items->items)))
+    return false;
+  items->n = n;
+  return true;
+}
+
+/* Those that are drawn and named NAME:N[:PART][:SEED]. 1: @name is another. */
+static int drawn_make(const char *name, item_array *items)
+{
+  uint64_t seed = 1;
+  int n = 0, part = 0;
+  if (sscanf(name, "random:%d:%d:%" SCNu64, &n, &part, &seed) >= 2) {
+    if (part < 1 || !room_make(n, items))
+      return -EINVAL;
+    lives_make(seed, n, part, items->items);
+    return 0;
   }
-  return ok ? 0 : -ENOMEM;
+  if (sscanf(name, "boxes:%d:%" SCNu64, &n, &seed) >= 1) {
+    if (!room_make(n, items))
+      return -EINVAL;
+    boxes_make(seed, n, items->items);
+    return 0;
+  }
+  if (sscanf(name, "network:%d:%" SCNu64, &n, &seed) >= 1) {
+    if (n > 1000 || !room_make(n * NETWORK_LAYER_ITEMS, items))
+      return -EINVAL;
+    items->n = network_make(&(struct network){n, seed}, items->items);
+    return 0;
+  }
+  return 1;
 }
 
 static int jigsaw_add(struct jigsaw how, item_array *items)
@@ -100,9 +123,9 @@ static int instance_make(const char *name, item_array *items)
   static const char *const cuts[JIGSAW_N_CUTS] = {"even", "any", "wheels"};
   struct jigsaw how = {.span = 1024, .height = 1024, .granule = 1024};
   char kind[8];
-  int n = 0, part = 0;
-  if (sscanf(name, "random:%d:%d", &n, &part) == 2)
-    return random_make(n, part, items);
+  int rc = drawn_make(name, items);
+  if (rc <= 0)
+    return rc;
   if (sscanf(name, "%7[a-z]:%d:%d:%" SCNu64, kind, &how.n_pieces, &how.per_mille_out, &how.seed) == 4)
     for (int k = 0; k < JIGSAW_N_CUTS; k++)
       if (!strcmp(kind, cuts[k])) {

@@ -9,6 +9,14 @@
  *   any     each cut is anywhere in any piece that is not thinner than a 64th of the rectangle
  *   wheels  as even, but half of the cuts leave five pieces, four around a middle one, which no cut through a whole
  *           piece could
+ *
+ * network_make makes a training step of a network whose layers shrink from stage to stage, as those of convolutions do:
+ * outputs that wait for the backward pass, gradients and workspace that live for a few steps, gradients of weights that
+ * wait for the end of a stage or of the pass; all sizes, and which layers exist, are drawn. lives_make draws buffers of
+ * any times and sizes, boxes_make such as MiniMalloc's F has: short, of like sizes, and tight at few times. What a
+ * packing of these at best needs is not known.
+ *
+ * instance_reverse, instance_shuffle and instance_scale change what an instance looks like and not what it is.
  */
 #ifndef LADE_BENCH_PACK_INSTANCES_H
 #define LADE_BENCH_PACK_INSTANCES_H
@@ -135,6 +143,145 @@ static inline int jigsaw_make(const struct jigsaw *how, struct lade_pack_item *i
     items[i].fixed = how->has_ground && items[i].fixed == 0 ? 0 : -1;
   }
   return n;
+}
+
+/* ---- drawn without a known packing ---- */
+
+enum { NETWORK_LAYER_ITEMS = 12 }; /* at most, for each layer of a network */
+
+struct network {
+  int n_layers;
+  uint64_t seed;
+};
+
+/* A network under way: items are added at a time that only grows. */
+struct network_step {
+  struct instance_draws draws;
+  struct lade_pack_item *items;
+  int n, t;
+};
+
+static inline int network_add(struct network_step *step, int lower, int upper, uint64_t bytes)
+{
+  step->items[step->n] = (struct lade_pack_item){lower, upper, LADE_MAX(bytes, 4), 1, -1};
+  return step->n++;
+}
+
+/* What a layer keeps, by item: outputs, statistics, weights as they are used. */
+struct network_layer {
+  uint64_t output_bytes, weight_bytes;
+  int kept[5], n_kept;
+};
+
+static inline void network_forward(struct network_step *step, struct network_layer *layer)
+{
+  struct instance_draws *draws = &step->draws;
+  const int t = step->t;
+  layer->kept[layer->n_kept++] = network_add(step, t, t + 1, layer->output_bytes);
+  layer->kept[layer->n_kept++] = network_add(step, t - 1, t + 1, layer->weight_bytes / 2);
+  for (int k = 0; k < 2; k++)
+    layer->kept[layer->n_kept++] = network_add(step, t + 1, t + 2, 256u << instance_draw(draws, 4));
+  if (instance_draw(draws, 3) == 0)
+    layer->kept[layer->n_kept++] = network_add(step, t + 2, t + 3, layer->output_bytes);
+  if (instance_draw(draws, 2))
+    network_add(step, t, t + 1 + (int)instance_draw(draws, 10), layer->output_bytes >> instance_draw(draws, 4));
+  step->t += 2 + (int)instance_draw(draws, 3);
+}
+
+/* The end of a weight's gradient that waits to be applied is not known yet: INT32_MAX. */
+static inline void network_backward(struct network_step *step, const struct network_layer *layer)
+{
+  struct instance_draws *draws = &step->draws;
+  const int t = step->t;
+  network_add(step, t, t + 3 + (int)instance_draw(draws, 9), layer->output_bytes);
+  network_add(step, t + 2, t + 4 + (int)instance_draw(draws, 3), layer->weight_bytes / 2);
+  network_add(step, t + 3, INT32_MAX, layer->weight_bytes);
+  for (int k = 0; k < layer->n_kept; k++)
+    step->items[layer->kept[k]].upper = t + 3 + (int)instance_draw(draws, 6);
+  step->t += 4 + (int)instance_draw(draws, 8);
+}
+
+/* The gradients that wait end one after the other, each an update of a few steps. */
+static inline void network_update(struct network_step *step)
+{
+  for (int i = 0, n = step->n; i < n; i++)
+    if (step->items[i].upper == INT32_MAX) {
+      step->items[i].upper = step->t + 2;
+      step->t += 1 + (int)instance_draw(&step->draws, 3);
+    }
+}
+
+/* Returns how many items were made; there is room for NETWORK_LAYER_ITEMS a layer, of at most 1,000 layers. */
+static inline int network_make(const struct network *how, struct lade_pack_item *items)
+{
+  struct network_layer layers[1000];
+  struct network_step step = {.draws = {how->seed, 0}, .items = items, .t = 2};
+  const uint64_t base = 1024 * (uint64_t)(8192 + instance_draw(&step.draws, 65536));
+  for (int l = 0; l < how->n_layers; l++) {
+    const int stage = 4 * l / how->n_layers;
+    const bool is_narrow = instance_draw(&step.draws, 3) != 0;
+    layers[l] = (struct network_layer){.output_bytes = base >> (stage + 2 * is_narrow),
+                                       .weight_bytes = (uint64_t)(4 + instance_draw(&step.draws, 12))
+                                                       << (12 + 2 * stage)};
+    network_forward(&step, &layers[l]);
+  }
+  const int n_stages = 1 + (int)instance_draw(&step.draws, 4);
+  for (int l = how->n_layers - 1; l >= 0; l--) {
+    network_backward(&step, &layers[l]);
+    if (l * n_stages / how->n_layers != (l - 1) * n_stages / how->n_layers || l == 0)
+      network_update(&step);
+  }
+  return step.n;
+}
+
+/* @n buffers that live for 1/@part of the time on average, sizes even over powers of two up to 4 MiB. */
+static inline void lives_make(uint64_t seed, int n, int part, struct lade_pack_item *items)
+{
+  for (int i = 0; i < n; i++) {
+    const struct lade_philox draw = lade_philox_draw(seed, 0, 0, (uint64_t)i);
+    const int32_t end = 2 * n, lower = (int32_t)(draw.word[0] % (uint32_t)end);
+    const int32_t length = 1 + (int32_t)(draw.word[1] % ((uint32_t)(2 * end) / (uint32_t)part + 1));
+    const uint64_t power = (uint64_t)512 << draw.word[2] % 13;
+    items[i] = (struct lade_pack_item){lower, LADE_MIN(lower + length, end + 1), power + draw.word[3] % power, 512, -1};
+  }
+}
+
+/* @n buffers on a grid of 1,024 steps of time. */
+static inline void boxes_make(uint64_t seed, int n, struct lade_pack_item *items)
+{
+  struct instance_draws draws = {seed, 0};
+  for (int i = 0; i < n; i++) {
+    const int32_t lower = (int32_t)instance_draw(&draws, 1024 - 56), length = 17 + (int32_t)instance_draw(&draws, 40);
+    items[i] = (struct lade_pack_item){lower, lower + length, (uint64_t)(32 + instance_draw(&draws, 77)) << 10, 1, -1};
+  }
+}
+
+/* ---- the same, seen in another way ---- */
+
+static inline void instance_reverse(struct lade_pack_item *items, int n)
+{
+  for (int i = 0; i < n; i++) {
+    const int32_t lower = items[i].lower;
+    items[i].lower = -items[i].upper;
+    items[i].upper = -lower;
+  }
+}
+
+static inline void instance_shuffle(uint64_t seed, struct lade_pack_item *items, int n)
+{
+  struct instance_draws draws = {seed, 0};
+  for (int i = n - 1; i > 0; i--)
+    instance_swap(&items[i], &items[instance_draw(&draws, (uint32_t)i + 1)]);
+}
+
+/* Times and sizes by odd factors, times moved. */
+static inline void instance_scale(struct lade_pack_item *items, int n)
+{
+  for (int i = 0; i < n; i++) {
+    items[i].lower = 3 * items[i].lower + 17;
+    items[i].upper = 3 * items[i].upper + 17;
+    items[i].bytes *= 7;
+  }
 }
 
 #endif

@@ -30,7 +30,7 @@
 /* Raises of the not-first rule per item and decision. */
 #define RAISES_PER_ITEM 2
 
-static void value_set(struct pack_pile *pile, int32_t *where, int32_t value)
+static void value_set(struct pack_pile *pile, int64_t *where, int64_t value)
 {
   struct pack_change change = {where, *where};
   if (!LADE_PUSH(&pile->trail, change))
@@ -53,7 +53,7 @@ static void slots_due(struct pack_pile *pile, int lo, int hi)
   pile->due_hi = LADE_MAX(pile->due_hi, hi);
 }
 
-static void lowest_raise(struct pack_pile *pile, int j, int32_t lowest)
+static void lowest_raise(struct pack_pile *pile, int j, int64_t lowest)
 {
   value_set(pile, &pile->lowest[j], lowest);
   slots_due(pile, pile->lo[j], pile->hi[j]);
@@ -62,7 +62,7 @@ static void lowest_raise(struct pack_pile *pile, int j, int32_t lowest)
 /* Sort a slot's items by falling lowest offset and return how many are unplaced. */
 static int slot_sort(struct pack_pile *pile, int32_t *items, int n)
 {
-  const int32_t *lowest = pile->lowest;
+  const int64_t *lowest = pile->lowest;
   for (int a = 1; a < n; a++) {
     int32_t j = items[a];
     int b = a;
@@ -76,11 +76,13 @@ static int slot_sort(struct pack_pile *pile, int32_t *items, int n)
 }
 
 /* Items that cannot be the bottom one of the slot rise above the smallest end of another. */
-static void slot_not_first(struct pack_pile *pile, const int32_t *items, int n, int32_t rest)
+static void slot_not_first(struct pack_pile *pile, const int32_t *items, int n, int64_t rest)
 {
-  int32_t end_first = INT32_MAX, end_second = INT32_MAX, first = -1;
+  int64_t end_first = INT64_MAX, end_second = INT64_MAX;
+  int32_t first = -1;
   for (int a = 0; a < n; a++) {
-    int32_t j = items[a], end = pile->lowest[j] + pile->bytes[j];
+    const int32_t j = items[a];
+    const int64_t end = pile->lowest[j] + pile->bytes[j];
     if (end < end_first) {
       end_second = end_first;
       end_first = end;
@@ -90,7 +92,8 @@ static void slot_not_first(struct pack_pile *pile, const int32_t *items, int n, 
     }
   }
   for (int a = 0; a < n && pile->lowest[items[a]] + rest > pile->capacity; a++) {
-    int32_t j = items[a], end = j == first ? end_second : end_first;
+    const int32_t j = items[a];
+    const int64_t end = j == first ? end_second : end_first;
     if (end > pile->lowest[j] && pile->n_raises_left > 0) {
       pile->n_raises_left--;
       lowest_raise(pile, j, end);
@@ -103,12 +106,14 @@ static bool slot_infer(struct pack_pile *pile, int s)
   int32_t *items = pile->slot_items.items + pile->slot_start[s];
   int n = slot_sort(pile, items, pile->slot_start[s + 1] - pile->slot_start[s]);
   pile->work += 4 * (uint64_t)(pile->slot_start[s + 1] - pile->slot_start[s]) + 10;
-  int32_t sum = 0, level = pile->capacity;
+  int64_t sum = 0, level = LADE_PACK_DONE;
   for (int a = 0; a < n; a++) {
     sum += pile->bytes[items[a]];
     level = pile->lowest[items[a]];
-    if (sum > pile->capacity - level)
+    if (sum > pile->capacity - level) {
+      pile->lack = sum + level - pile->capacity;
       return false;
+    }
   }
   LADE_ASSERT(sum == pile->rest[s]);
   if (level > pile->floor[s])
@@ -123,9 +128,11 @@ static bool joint_infer(struct pack_pile *pile, int s)
 {
   if (s <= 0 || s >= pile->n_slots || pile->cross[s] == 0)
     return true;
-  int32_t height = lade_pack_pile_joint(pile, s);
-  if (height == INT32_MAX)
+  int64_t height = lade_pack_pile_joint(pile, s);
+  if (height == INT64_MAX) {
+    pile->lack = 1;
     return false;
+  }
   if (height <= LADE_MAX(pile->floor[s - 1], pile->floor[s]))
     return true;
   for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
@@ -149,7 +156,7 @@ static bool pile_infer(struct pack_pile *pile)
       if (is_possible && pile->is_due[s]) {
         pile->is_due[s] = false;
         is_possible = slot_infer(pile, s) && joint_infer(pile, s) && joint_infer(pile, s + 1);
-        pile->weight[s] += !is_possible;
+        pile->weight[s] += !is_possible && !pile->is_soft;
       }
       if (!is_possible)
         pile->is_due[s] = false;
@@ -174,7 +181,7 @@ bool lade_pack_pile_start(struct pack_pile *pile)
 
 bool lade_pack_pile_place(struct pack_pile *pile, int j)
 {
-  int32_t end = pile->lowest[j] + pile->bytes[j];
+  int64_t end = pile->lowest[j] + pile->bytes[j];
   pile->offset[j] = pile->lowest[j];
   value_set(pile, &pile->lowest[j], -1);
   for (int s = pile->lo[j]; s < pile->hi[j]; s++) {
@@ -195,7 +202,7 @@ bool lade_pack_pile_place(struct pack_pile *pile, int j)
   return pile_infer(pile);
 }
 
-bool lade_pack_pile_raise(struct pack_pile *pile, int s, int32_t floor)
+bool lade_pack_pile_raise(struct pack_pile *pile, int s, int64_t floor)
 {
   for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
     int32_t j = pile->slot_items.items[a];
@@ -209,9 +216,9 @@ bool lade_pack_pile_raise(struct pack_pile *pile, int s, int32_t floor)
  * The next item j on the slot either has its lowest offset above the floor already, or it rests on an unplaced
  * item that does not cover the slot (one that covers it would be next itself).
  */
-int32_t lade_pack_pile_next_floor(struct pack_pile *pile, int s)
+int64_t lade_pack_pile_next_floor(struct pack_pile *pile, int s)
 {
-  int32_t next = INT32_MAX, floor = pile->floor[s];
+  int64_t next = INT64_MAX, floor = pile->floor[s];
   for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
     int32_t j = pile->slot_items.items[a];
     if (pile->lowest[j] > floor)

@@ -21,10 +21,15 @@
  * a small limit of nodes, then again with random noise and a growing limit. Of the corners one rule takes the lowest,
  * one the one with fewest choices, and one weighs these against how often inference failed at the slot in all attempts
  * so far, since what fails often is better decided early (Boussemart and others' weighted degrees, 2004). An attempt
- * that ends without meeting its limit has proved that nothing fits, and the lower bound rises. After each cycle of
- * attempts at the target's capacity there is one that takes for granted what shape the free bytes have
- * (pack_fillers.c), which proves nothing when it fails, and one at a capacity between target and incumbent, so that
- * something is gained where the target is out of reach.
+ * that ends without meeting its limit has proved that nothing fits, and the lower bound rises. In every second cycle the
+ * attempts take for granted what shape the free bytes have (pack_fillers.c), which proves nothing when it fails.
+ *
+ * Half of the effort goes to soft attempts, for where the target is out of reach or too hard. They start at its
+ * capacity, too, but at a dead end, once their patience with steps back is over, the capacity grows by what inference
+ * lacked, and they go on from where they are. What was inferred for less capacity stays as a preference, so that the
+ * packing is as tight as it was meant to be but for the places where that failed. Such an attempt always ends, at a
+ * packing or at the incumbent. Rejected: hard attempts at capacities between target and incumbent. Where bytes are free
+ * a gap is a choice everywhere, and they fail as they do at the target.
  *
  * The search is for one alignment, up to ITEMS_MAX items, and fixed ones only where they stand on each other from
  * offset 0 up; recursion takes at most 2 MB of stack (DEPTH_MAX). Related ideas are in MiniMalloc (canonical solutions,
@@ -38,15 +43,17 @@
 #define ITEMS_MAX 2048
 #define NEAR_MAX (1 << 21)
 #define DEPTH_MAX 8192
-#define CAPACITY_MAX (INT32_MAX / 4)
+#define CAPACITY_MAX (INT64_MAX / 4)
 /* The first attempts' nodes per item: one descent with some repair. */
 #define NODES_PER_ITEM 6
+/* From the target to the incumbent, of a capacity that grows. */
+#define STEPS 256
 
 enum { PREFER_AREA, PREFER_LENGTH, PREFER_BYTES, PREFER_TIGHT_AREA, PREFER_TIGHT_LENGTH, N_PREFERENCES };
 enum { CORNER_FEWEST, CORNER_LOWEST, CORNER_WEIGHTED, N_CORNER_RULES };
 #define N_KINDS (N_PREFERENCES * N_CORNER_RULES)
-/* What the attempts of all kinds are for, in turn. */
-enum { CYCLE_PLAIN, CYCLE_FILLED, CYCLE_IMPROVING, N_CYCLES };
+/* What the attempts of all kinds at the target's capacity are for, in turn. */
+enum { CYCLE_PLAIN, CYCLE_FILLED, N_CYCLES };
 
 struct exact {
   struct pack_pile pile;
@@ -59,7 +66,11 @@ struct exact {
   uint64_t n_nodes, node_limit;
   uint64_t random_state;
   double noise;
-  int corner_rule, depth;
+  int preference, corner_rule, depth;
+  int64_t capacity_least; /* nothing fits into less */
+  /* Of soft attempts: nodes spent on steps back before the capacity grows, by how much at least, and how far. */
+  uint64_t patience, n_nodes_patient;
+  int64_t capacity_step, capacity_most;
   bool is_filled;  /* fillers are among the items: a failure proves nothing */
   bool is_aborted; /* a limit was met: a failure proves nothing */
 };
@@ -71,7 +82,8 @@ struct rank {
 
 /* What can be done at one slot. */
 struct corner {
-  int32_t slot, n_choices, next_floor;
+  int32_t slot, n_choices;
+  int64_t next_floor;
   bool has_gap; /* leaving a gap is possible */
 };
 
@@ -86,7 +98,7 @@ static int rank_compare(const void *a, const void *b)
 /* The item directly below has the same lifetime and a higher number: the other order is tried, this one not. */
 static bool item_is_out_of_order(const struct pack_pile *pile, int j, int s)
 {
-  int below = pile->top[s];
+  const int below = (int)pile->top[s];
   return below > j && pile->lo[below] == pile->lo[j] && pile->hi[below] == pile->hi[j] &&
          pile->offset[below] + pile->bytes[below] == pile->lowest[j];
 }
@@ -123,11 +135,11 @@ static struct corner corner_get(struct pack_pile *pile, int s)
 static double corner_score(const struct exact *exact, const struct corner *corner)
 {
   const struct pack_pile *pile = &exact->pile;
-  double n = corner->n_choices + corner->has_gap;
+  const double n = corner->n_choices + corner->has_gap;
   if (exact->corner_rule == CORNER_LOWEST)
-    return pile->floor[corner->slot] + n / (pile->n + 1.0);
-  int32_t slack = pile->capacity - pile->floor[corner->slot] - pile->rest[corner->slot];
-  double score = n + slack / (pile->capacity + 1.0);
+    return (double)pile->floor[corner->slot] + n / (pile->n + 1.0);
+  const int64_t slack = pile->capacity - pile->floor[corner->slot] - pile->rest[corner->slot];
+  const double score = n + (double)slack / ((double)pile->capacity + 1.0);
   return exact->corner_rule == CORNER_WEIGHTED ? score / (1.0 + pile->weight[corner->slot]) : score;
 }
 
@@ -135,14 +147,14 @@ static double corner_score(const struct exact *exact, const struct corner *corne
 static struct corner corner_find(struct exact *exact, int a, int b)
 {
   struct pack_pile *pile = &exact->pile;
-  const int32_t *floor = pile->floor;
+  const int64_t *floor = pile->floor;
   struct corner best = {.slot = -1};
   double best_score = 0;
   for (int l = a, r; l < b; l = r) {
     for (r = l + 1; r < b && floor[r] == floor[l];)
       r++;
     bool has_walls = (l == a || floor[l - 1] > floor[l]) && (r == b || floor[r] > floor[l]);
-    bool is_valley = has_walls && floor[l] < pile->capacity;
+    bool is_valley = has_walls && floor[l] < LADE_PACK_DONE;
     for (int s = l; is_valley && s < r; s += LADE_MAX(r - 1 - l, 1)) {
       struct corner corner = corner_get(pile, s);
       double score = corner_score(exact, &corner);
@@ -189,26 +201,49 @@ static bool node_enter(struct exact *exact)
 
 static bool range_solve(struct exact *exact, int a, int b);
 
-/* Try what the corner offers, items before the gap. */
-static bool corner_decide(struct exact *exact, int a, int b, const struct corner *corner)
+/* Try what the corner offers, items before the gap. *ret_lack: about how much more capacity lets one of them pass. */
+static bool choices_try(struct exact *exact, int a, int b, const struct corner *corner, int64_t *ret_lack)
 {
   struct pack_pile *pile = &exact->pile;
-  int mark = pile->trail.n, first = exact->choices.n;
+  const int mark = pile->trail.n, first = exact->choices.n, n_choices = corner->n_choices + corner->has_gap;
   bool is_solved = false;
+  *ret_lack = corner->has_gap ? INT64_MAX : corner->next_floor - (pile->capacity - pile->rest[corner->slot]);
   if (!choices_push(exact, corner))
     exact->is_aborted = true;
-  for (int k = 0; k < corner->n_choices && !is_solved && !exact->is_aborted; k++) {
-    is_solved = lade_pack_pile_place(pile, exact->choices.items[first + k]) && range_solve(exact, a, b);
-    if (!is_solved)
+  for (int k = 0; k < n_choices && !is_solved && !exact->is_aborted; k++) {
+    const bool is_possible = k < corner->n_choices ? lade_pack_pile_place(pile, exact->choices.items[first + k])
+                                                   : lade_pack_pile_raise(pile, corner->slot, corner->next_floor);
+    is_solved = is_possible && range_solve(exact, a, b);
+    if (!is_solved) {
+      *ret_lack = LADE_MIN(*ret_lack, pile->lack);
       lade_pack_pile_undo(pile, mark);
+    }
     exact->is_aborted |= pile->is_out_of_memory; /* the trail has holes: nothing was undone */
   }
   exact->choices.n = first;
-  if (!is_solved && !exact->is_aborted && corner->has_gap) {
-    is_solved = lade_pack_pile_raise(pile, corner->slot, corner->next_floor) && range_solve(exact, a, b);
-    if (!is_solved)
-      lade_pack_pile_undo(pile, mark);
-    exact->is_aborted |= pile->is_out_of_memory;
+  return is_solved;
+}
+
+/* A dead end where the capacity may grow: is it time? Then it has. */
+static bool capacity_grow(struct exact *exact, int64_t lack)
+{
+  struct pack_pile *pile = &exact->pile;
+  if (!pile->is_soft || exact->is_aborted || exact->n_nodes < exact->n_nodes_patient)
+    return false;
+  pile->capacity += LADE_MAX(LADE_MIN(lack, exact->capacity_most), exact->capacity_step);
+  exact->is_aborted = pile->capacity > exact->capacity_most;
+  exact->n_nodes_patient = exact->n_nodes + exact->patience;
+  return !exact->is_aborted;
+}
+
+/* Decide at the corner @slot and go on. False: a dead end, undone. */
+static bool corner_decide(struct exact *exact, int a, int b, struct corner corner)
+{
+  int64_t lack;
+  bool is_solved = choices_try(exact, a, b, &corner, &lack);
+  while (!is_solved && capacity_grow(exact, lack)) {
+    corner = corner_get(&exact->pile, corner.slot);
+    is_solved = choices_try(exact, a, b, &corner, &lack);
   }
   return is_solved;
 }
@@ -228,7 +263,7 @@ static bool range_solve(struct exact *exact, int a, int b)
       if (is_solved)
         corner = corner_find(exact, a, b);
       if (corner.slot >= 0)
-        is_solved = corner_decide(exact, a, b, &corner);
+        is_solved = corner_decide(exact, a, b, corner);
     } else if (t - from > 1 || pile->rest[from] > 0) {
       is_solved = range_solve(exact, from, t);
     }
@@ -241,7 +276,7 @@ static bool range_solve(struct exact *exact, int a, int b)
 /* What the search prefers: the larger the earlier. */
 static double item_preference(const struct pack_problem *problem, const struct pack_candidate *item, int preference)
 {
-  double length = item->hi - item->lo, bytes = item->bytes;
+  double length = item->hi - item->lo, bytes = (double)item->bytes;
   uint64_t tight = 0;
   for (int s = item->lo; s < item->hi; s++)
     tight = LADE_MAX(tight, problem->live[s]);
@@ -258,7 +293,7 @@ static double item_preference(const struct pack_problem *problem, const struct p
 /* Fixed items leave no gaps below them: they are a ground to build on. */
 static bool fixed_is_ground(const struct exact *exact, const struct pack_problem *problem)
 {
-  int32_t *end = exact->pile.floor, *sum = exact->pile.rest;
+  int64_t *end = exact->pile.floor, *sum = exact->pile.rest;
   memset(end, 0, (size_t)problem->n_slots * sizeof(*end));
   memset(sum, 0, (size_t)problem->n_slots * sizeof(*sum));
   for (int i = 0; i < problem->n; i++) {
@@ -271,7 +306,7 @@ static bool fixed_is_ground(const struct exact *exact, const struct pack_problem
   return memcmp(end, sum, (size_t)problem->n_slots * sizeof(*end)) == 0;
 }
 
-static void fixed_place(struct pack_pile *pile, int j, int32_t offset)
+static void fixed_place(struct pack_pile *pile, int j, int64_t offset)
 {
   pile->lowest[j] = -1;
   pile->offset[j] = offset;
@@ -360,36 +395,41 @@ static bool pile_link(struct pack_pile *pile)
 }
 
 /*
- * What goes on the pile in attempt @k: the items, in every third cycle with what fills @capacity. Cycles that would be
- * like one before are made different by noise.
+ * What goes on the pile in attempt @k of those that are soft, or of the others: the items, for the others in every
+ * second cycle with what fills @capacity. Cycles that would be like one before are made different by noise.
  */
-static void attempt_choose(struct exact *exact, const struct pack_problem *problem, int32_t capacity, int k)
+static void attempt_choose(struct exact *exact, const struct pack_problem *problem, int64_t capacity, int k)
 {
-  const int cycle = k / N_KINDS;
+  const int cycle = k / N_KINDS, round = exact->pile.is_soft ? cycle : cycle / N_CYCLES;
   int n_fillers = 0;
   exact->random_state = 0x9E3779B97F4A7C15u * (uint64_t)(k + 1);
-  if (cycle % N_CYCLES == CYCLE_FILLED)
+  if (cycle % N_CYCLES == CYCLE_FILLED && !exact->pile.is_soft)
     n_fillers = lade_pack_fillers_make(problem, capacity, &exact->random_state, exact->candidates + problem->n);
   exact->is_filled = n_fillers > 0 && n_fillers <= problem->n;
   exact->pile.n = problem->n + (exact->is_filled ? n_fillers : 0);
   exact->pile.capacity = capacity;
+  exact->preference = k % N_PREFERENCES;
   exact->corner_rule = k / N_PREFERENCES % N_CORNER_RULES;
-  exact->noise = cycle >= N_CYCLES || (cycle == CYCLE_FILLED && !exact->is_filled) ? 0.3 : 0;
-  exact->node_limit = (uint64_t)NODES_PER_ITEM * (uint64_t)exact->pile.n << LADE_MIN(cycle / N_CYCLES, 40);
+  exact->noise = cycle > 0 && !(exact->is_filled && round == 0) ? 0.3 : 0;
+  exact->n_nodes = 0;
+  exact->node_limit = (uint64_t)NODES_PER_ITEM * (uint64_t)exact->pile.n << LADE_MIN(round, 40);
+  exact->patience = round == 0 ? 0 : (uint64_t)exact->pile.n << LADE_MIN(round, 40) >> 4;
+  exact->n_nodes_patient = exact->patience;
+  if (exact->pile.is_soft)
+    exact->node_limit = UINT64_MAX;
 }
 
 /* One attempt of kind @k at @capacity. True: the packer's offsets hold a packing. */
-static bool attempt(struct exact *exact, lade_packer *packer, int32_t capacity, int k)
+static bool attempt(struct exact *exact, lade_packer *packer, int64_t capacity, int k)
 {
   const struct pack_problem *problem = &packer->problem;
   struct pack_pile *pile = &exact->pile;
   attempt_choose(exact, problem, capacity, k);
-  pile_reset(exact, problem, k % N_PREFERENCES);
+  pile_reset(exact, problem, exact->preference);
   exact->is_aborted = pile->is_out_of_memory = !pile_link(pile);
   if (exact->is_aborted)
     return false;
   lade_pack_spend(exact->effort, (uint64_t)pile->n * (uint64_t)(pile->n + pile->n_slots) / 2);
-  exact->n_nodes = 0;
   exact->depth = 0;
   exact->choices.n = 0;
   if (!lade_pack_pile_start(pile)) {
@@ -408,7 +448,7 @@ static bool attempt(struct exact *exact, lade_packer *packer, int32_t capacity, 
  * Nothing fits into @capacity granules. True sizes may be smaller than rounded ones, and then this says nothing of
  * the true peak.
  */
-static void bound_raise(lade_packer *packer, int32_t capacity)
+static void bound_raise(lade_packer *packer, int64_t capacity)
 {
   struct pack_problem *problem = &packer->problem;
   if (problem->has_padding)
@@ -417,33 +457,38 @@ static void bound_raise(lade_packer *packer, int32_t capacity)
   packer->target_bytes = LADE_MAX(packer->target_bytes, problem->lower_bound);
 }
 
+/* An attempt ended without a packing: what does that prove? True when the target is met, as it has risen. */
+static bool failure_read(struct exact *exact, lade_packer *packer, int64_t capacity)
+{
+  if (!exact->is_aborted && !exact->is_filled && exact->pile.capacity == capacity) {
+    exact->capacity_least = capacity + 1;
+    bound_raise(packer, capacity);
+  }
+  return packer->best_bytes <= packer->target_bytes;
+}
+
 /* Attempts until the target is met, proved out of reach, or effort or memory is spent. */
 static bool attempts_run(struct exact *exact, lade_packer *packer)
 {
-  uint64_t granule = packer->problem.granule;
-  double between = 0.5; /* of the way from the target to the incumbent, in the cycles that only improve */
-  for (int k = 0; !packer->effort.is_spent; k++) {
-    bool is_improving = k / N_KINDS % N_CYCLES == CYCLE_IMPROVING;
-    uint64_t target = packer->target_bytes / granule, best = (packer->best_bytes - 1) / granule;
-    uint64_t capacity = target;
-    if (is_improving && best > target)
-      capacity += (uint64_t)((double)(best - target) * between);
-    if (attempt(exact, packer, (int32_t)capacity, k)) {
-      if (lade_pack_offer(packer))
-        return true;
-    } else if (exact->pile.is_out_of_memory) {
-      return false;
-    } else if (!exact->is_aborted && !exact->is_filled) {
-      bound_raise(packer, (int32_t)capacity);
-      if (packer->best_bytes <= packer->target_bytes)
-        return true;
-      if (packer->problem.has_padding)
-        return false;
-    } else if (is_improving && exact->is_aborted) {
-      between = (1 + between) / 2;
-    }
+  const uint64_t granule = packer->problem.granule;
+  struct pack_effort *effort = &packer->effort;
+  uint64_t spent[2] = {0, 0}; /* of attempts that are not soft, and of soft ones: as much */
+  int n_made[2] = {0, 0};
+  bool is_met = false;
+  while (!effort->is_spent && !exact->pile.is_out_of_memory && !is_met) {
+    const bool is_soft = spent[1] < spent[0];
+    const uint64_t work_before = effort->work;
+    const int k = n_made[is_soft]++;
+    const int64_t capacity = LADE_MAX((int64_t)(packer->target_bytes / granule), exact->capacity_least);
+    exact->capacity_most = (int64_t)((packer->best_bytes - 1) / granule);
+    if (capacity > exact->capacity_most)
+      break; /* padding is all that keeps the bound from the incumbent */
+    exact->capacity_step = LADE_MAX((exact->capacity_most - capacity) / STEPS, 1);
+    exact->pile.is_soft = is_soft;
+    is_met = attempt(exact, packer, capacity, k) ? lade_pack_offer(packer) : failure_read(exact, packer, capacity);
+    spent[is_soft] += effort->work - work_before;
   }
-  return false;
+  return is_met;
 }
 
 static void exact_finish(struct exact *exact, char *memory)
@@ -463,25 +508,34 @@ static int32_t *cut(int32_t **memory, size_t n)
   return p;
 }
 
+static int64_t *cut_wide(int64_t **memory, size_t n)
+{
+  int64_t *p = *memory;
+  *memory += n;
+  return p;
+}
+
 /* All arrays of known length from one block, which the caller frees. NULL when memory is out. */
 static char *exact_init(struct exact *exact, lade_packer *packer)
 {
   const struct pack_problem *problem = &packer->problem;
   size_t n_slots = (size_t)problem->n_slots, n = (size_t)problem->n + 2 * n_slots;
-  size_t n_values = 9 * n + 8 * n_slots + 5;
+  size_t n_values = 6 * n + 4 * n_slots + 5, n_wide = 3 * n + 4 * n_slots;
   size_t item_bytes = sizeof(struct rank) + sizeof(struct pack_candidate);
-  char *memory = malloc(n * item_bytes + n_values * sizeof(int32_t) + n_slots);
+  char *memory = malloc(n * item_bytes + n_wide * sizeof(int64_t) + n_values * sizeof(int32_t) + n_slots);
   if (!memory)
     return NULL;
   *exact = (struct exact){.effort = &packer->effort, .ranks = (struct rank *)memory};
   exact->candidates = (struct pack_candidate *)(exact->ranks + n);
-  int32_t *at = (int32_t *)(exact->candidates + n);
+  int64_t *wide_at = (int64_t *)(exact->candidates + n);
+  int32_t *at = (int32_t *)(wide_at + n_wide);
   exact->original = cut(&at, n);
   exact->pile = (struct pack_pile){
       .n_slots = problem->n_slots,
-      .lo = cut(&at, n), .hi = cut(&at, n), .bytes = cut(&at, n), .lowest = cut(&at, n), .offset = cut(&at, n),
-      .floor = cut(&at, n_slots), .rest = cut(&at, n_slots), .top = cut(&at, n_slots), .cross = cut(&at, n_slots),
-      .slot_start = cut(&at, n_slots + 1), .near_start = cut(&at, n + 1),
+      .bytes = cut_wide(&wide_at, n), .lowest = cut_wide(&wide_at, n), .offset = cut_wide(&wide_at, n),
+      .floor = cut_wide(&wide_at, n_slots), .rest = cut_wide(&wide_at, n_slots),
+      .top = cut_wide(&wide_at, n_slots), .cross = cut_wide(&wide_at, n_slots),
+      .lo = cut(&at, n), .hi = cut(&at, n), .slot_start = cut(&at, n_slots + 1), .near_start = cut(&at, n + 1),
       .joint_start = cut(&at, 2 * n_slots + 3), .joint_items = cut(&at, 2 * n), .weight = cut(&at, n_slots),
   };
   exact->pile.is_due = (bool *)at;
@@ -489,8 +543,8 @@ static char *exact_init(struct exact *exact, lade_packer *packer)
   for (int i = 0; i < problem->n; i++) {
     int64_t fixed = problem->items[i].fixed;
     exact->candidates[i] = (struct pack_candidate){
-        problem->lo[i], problem->hi[i], (int32_t)(problem->bytes[i] / problem->granule),
-        fixed < 0 ? -1 : (int32_t)((uint64_t)fixed / problem->granule)};
+        problem->lo[i], problem->hi[i], (int64_t)(problem->bytes[i] / problem->granule),
+        fixed < 0 ? -1 : (int64_t)((uint64_t)fixed / problem->granule)};
   }
   return memory;
 }

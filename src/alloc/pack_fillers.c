@@ -16,7 +16,7 @@
 #define OPEN INT32_MAX /* no end yet */
 
 /* An open filler of @bytes, or else any open one, rather a late one. There is one. */
-static int filler_pick(const struct pack_candidate *fillers, int n, int32_t bytes, uint64_t *random_state)
+static int filler_pick(const struct pack_candidate *fillers, int n, int64_t bytes, uint64_t *random_state)
 {
   int pick = -1;
   for (int k = 0; k < n; k++) {
@@ -32,7 +32,7 @@ static int filler_pick(const struct pack_candidate *fillers, int n, int32_t byte
 }
 
 /* End open fillers of together @bytes at slot @s. Returns how many there are of all kinds. */
-static int fillers_end(struct pack_candidate *fillers, int n, int s, int32_t bytes, uint64_t *random_state)
+static int fillers_end(struct pack_candidate *fillers, int n, int s, int64_t bytes, uint64_t *random_state)
 {
   while (bytes > 0) {
     struct pack_candidate *filler = &fillers[filler_pick(fillers, n, bytes, random_state)];
@@ -47,14 +47,14 @@ static int fillers_end(struct pack_candidate *fillers, int n, int s, int32_t byt
   return n;
 }
 
-int lade_pack_fillers_make(const struct pack_problem *problem, int32_t capacity, uint64_t *random_state,
+int lade_pack_fillers_make(const struct pack_problem *problem, int64_t capacity, uint64_t *random_state,
                            struct pack_candidate *ret_fillers)
 {
-  int32_t before = 0;
+  int64_t before = 0;
   int n = 0;
   for (int s = 0; s <= problem->n_slots; s++) {
-    int32_t live = s < problem->n_slots ? (int32_t)(problem->live[s] / problem->granule) : capacity;
-    int32_t now = LADE_MAX(capacity - live, 0);
+    int64_t live = s < problem->n_slots ? (int64_t)(problem->live[s] / problem->granule) : capacity;
+    int64_t now = LADE_MAX(capacity - live, 0);
     if (now > before)
       ret_fillers[n++] = (struct pack_candidate){s, OPEN, now - before, -1};
     else

@@ -26,18 +26,18 @@
 
 struct sums {
   int n;
-  int32_t at[1 << JOINT_ITEMS]; /* rising, each once */
+  int64_t at[1 << JOINT_ITEMS]; /* rising, each once */
 };
 
 /* All sums with and without @bytes. */
-static void sums_double(struct sums *sums, int32_t bytes)
+static void sums_double(struct sums *sums, int64_t bytes)
 {
-  int32_t before[1 << JOINT_ITEMS];
+  int64_t before[1 << JOINT_ITEMS];
   const int n_before = sums->n;
   int n = 0;
   memcpy(before, sums->at, (size_t)n_before * sizeof(*before));
   for (int without = 0, with = 0; with < n_before; n++) {
-    const int32_t plain = without < n_before ? before[without] : INT32_MAX, more = before[with] + bytes;
+    const int64_t plain = without < n_before ? before[without] : INT64_MAX, more = before[with] + bytes;
     sums->at[n] = LADE_MIN(plain, more);
     without += plain <= more;
     with += more <= plain;
@@ -62,11 +62,11 @@ static bool sums_make(struct pack_pile *pile, const int32_t *items, int n, struc
   return true;
 }
 
-int32_t lade_pack_pile_joint(struct pack_pile *pile, int s)
+int64_t lade_pack_pile_joint(struct pack_pile *pile, int s)
 {
-  const int32_t left = pile->floor[s - 1], right = pile->floor[s];
-  const int32_t left_slack = pile->capacity - left - pile->rest[s - 1];
-  const int32_t right_slack = pile->capacity - right - pile->rest[s];
+  const int64_t left = pile->floor[s - 1], right = pile->floor[s];
+  const int64_t left_slack = pile->capacity - left - pile->rest[s - 1];
+  const int64_t right_slack = pile->capacity - right - pile->rest[s];
   const int32_t *start = pile->joint_start + 2 * s;
   struct sums left_sums, right_sums;
   if (left + left_slack >= right && right + right_slack >= left)
@@ -75,7 +75,7 @@ int32_t lade_pack_pile_joint(struct pack_pile *pile, int s)
       !sums_make(pile, pile->joint_items + start[1], start[2] - start[1], &right_sums))
     return LADE_MAX(left, right);
   for (int a = 0, b = 0; a < left_sums.n && b < right_sums.n;) {
-    const int32_t x = left + left_sums.at[a], y = right + right_sums.at[b];
+    const int64_t x = left + left_sums.at[a], y = right + right_sums.at[b];
     if (x + left_slack < y)
       a++;
     else if (y + right_slack < x)
@@ -83,5 +83,5 @@ int32_t lade_pack_pile_joint(struct pack_pile *pile, int s)
     else
       return LADE_MAX(x, y);
   }
-  return INT32_MAX;
+  return INT64_MAX;
 }
