@@ -5,17 +5,19 @@
  * A write that covers a stripe whole goes to the drive with the fewest pieces under way that has a free slot.
  * Fast drives give pieces back sooner, so that they get more of them: while the store is busy the shares are those of
  * the speeds at this moment, and nothing has to be estimated. Reads go where the last write went, and find the same
- * shares. A write of a part of a stripe goes where the stripe is.
+ * shares. A write of a part of a stripe goes where the stripe is, but for a drive that is set aside.
  *
  * A drive that fails a transfer for good is set aside: stripes no longer move to it, the write that failed is done
  * again elsewhere, and the other files grow by the room that is lost. What was on it is tried there when it is read,
- * since a drive may have lost one sector or everything; the error names the tensor. Where a part of a stripe is
- * written elsewhere, the parts that stayed behind are marked lost.
+ * since a drive may have lost one sector or everything; the error names the tensor. Whatever is written of a stripe
+ * there moves the stripe, and what is not written stays behind, to be read where it was: so a run that writes all its
+ * state in each step, in requests that end anywhere, needs the drive for one more step and not for good. Where a write
+ * of a part fails, what that stripe had besides is marked lost; so it is where parts are on two drives, and the second
+ * one fails.
  *
  * A drive is set aside as slow when over several windows, while it had something to do, it moved less than an eighth
  * of the bytes per second of the best one, and its pieces took more than eight times as long: a drive that is asked
- * for little at a time does not take long, and one with a long queue moves much. What is on a slow drive is read
- * and overwritten in part there.
+ * for little at a time does not take long, and one with a long queue moves much.
  *
  * With one drive left, nothing is set aside: then its errors are the store's.
  */
@@ -103,30 +105,52 @@ static int drive_choose(const struct lade_store *store, int current)
   return best;
 }
 
-static void piece_point(struct lade_store *store, struct store_piece *piece)
+/* To where its stripe is, or was: with @is_behind. */
+static void piece_point(struct lade_store *store, struct store_piece *piece, bool is_behind)
 {
   const struct store_stripes *stripes = &store->stripes;
   const struct store_spot *spot = &stripes->spots[piece_offset(piece) / stripes->bytes];
-  piece->drive = spot->drive;
-  piece->place = (uint64_t)spot->slot * stripes->bytes + piece_offset(piece) % stripes->bytes;
+  piece->drive = is_behind ? spot->old_drive : spot->drive;
+  piece->place = (uint64_t)(is_behind ? spot->old_slot : spot->slot) * stripes->bytes +
+                 piece_offset(piece) % stripes->bytes;
+}
+
+/* Put it where the bytes are, cut where the next ones are elsewhere. */
+static void read_place(struct lade_store *store, struct store_piece *piece)
+{
+  const struct store_stripes *stripes = &store->stripes;
+  const struct store_spot *spot = &stripes->spots[piece_offset(piece) / stripes->bytes];
+  bool is_behind;
+  piece->bytes = (uint32_t)store_spot_run(spot, piece_offset(piece) % stripes->bytes, piece->bytes, &is_behind);
+  piece->refusal = is_behind && spot->is_lost ? -EIO : 0;
+  piece->transfer->is_lost |= piece->refusal != 0;
+  piece_point(store, piece, is_behind && !spot->is_lost);
+}
+
+/* A whole stripe goes where there is least to do; a part of one leaves a drive that is set aside. */
+static void write_place(struct lade_store *store, struct store_piece *piece)
+{
+  struct store_stripes *stripes = &store->stripes;
+  const uint64_t i = piece_offset(piece) / stripes->bytes;
+  struct store_spot *spot = &stripes->spots[i];
+  const bool is_whole = piece->bytes == stripes->bytes;
+  int drive = is_whole || store->drives[spot->drive].is_aside ? drive_choose(store, spot->drive) : spot->drive;
+  if (drive >= 0 && drive != spot->drive && is_whole)
+    store_stripes_move(stripes, i, drive);
+  else if (drive >= 0 && drive != spot->drive)
+    store_stripes_leave(stripes, i, drive);
+  store_spot_regain(spot, piece_offset(piece) % stripes->bytes, piece->bytes);
+  piece_point(store, piece, false);
 }
 
 void drives_place(struct lade_store *store, struct store_piece *piece)
 {
-  struct store_stripes *stripes = &store->stripes;
-  uint64_t i = piece_offset(piece) / stripes->bytes, from = piece_offset(piece) % stripes->bytes;
-  struct store_spot *spot = &stripes->spots[i];
-  piece->bytes = (uint32_t)LADE_MIN(piece->bytes, stripes->bytes - from);
-  if (piece->transfer->op == LADE_STORE_READ) {
-    piece->refusal = store_spot_lacks(spot, from, piece->bytes) ? -EIO : 0;
-    piece->transfer->is_lost |= piece->refusal != 0;
-  } else {
-    int drive = piece->bytes == stripes->bytes ? drive_choose(store, spot->drive) : spot->drive;
-    if (drive >= 0 && drive != spot->drive)
-      store_stripes_move(stripes, i, drive);
-    store_spot_regain(spot, from, piece->bytes);
-  }
-  piece_point(store, piece);
+  const uint64_t from = piece_offset(piece) % store->stripes.bytes;
+  piece->bytes = (uint32_t)LADE_MIN(piece->bytes, store->stripes.bytes - from);
+  if (piece->transfer->op == LADE_STORE_READ)
+    read_place(store, piece);
+  else
+    write_place(store, piece);
 }
 
 bool drives_replace(struct lade_store *store, struct store_piece *piece, int code)
@@ -150,7 +174,7 @@ bool drives_replace(struct lade_store *store, struct store_piece *piece, int cod
     store_spot_lose(spot);
   }
   store_spot_regain(spot, piece_offset(piece) % stripes->bytes, piece->bytes);
-  piece_point(store, piece);
+  piece_point(store, piece, false);
   piece->moved_bytes = 0;
   piece->n_retries = 0;
   return true;
@@ -162,7 +186,7 @@ bool drives_follow(struct lade_store *store, struct store_piece *piece)
   struct store_piece now = *piece;
   if (!stripes->n || piece->transfer->on_drive || piece->transfer->op != LADE_STORE_WRITE)
     return false;
-  piece_point(store, &now);
+  piece_point(store, &now, false);
   if (now.drive == piece->drive && now.place == piece->place)
     return false;
   struct store_spot *spot = &stripes->spots[piece_offset(piece) / stripes->bytes];
@@ -177,7 +201,14 @@ const char *drives_dir_of(struct lade_store *store, uint64_t offset)
 {
   pthread_mutex_lock(&store->mutex);
   const struct store_stripes *stripes = &store->stripes;
-  int drive = stripes->n ? stripes->spots[offset / stripes->bytes].drive : 0;
+  int drive = 0;
+  if (stripes->n) {
+    const struct store_spot *spot = &stripes->spots[offset / stripes->bytes];
+    const uint64_t block = offset % stripes->bytes / LADE_STORE_BLOCK_BYTES * LADE_STORE_BLOCK_BYTES;
+    bool is_behind;
+    store_spot_run(spot, block, LADE_STORE_BLOCK_BYTES, &is_behind);
+    drive = is_behind && !spot->is_lost ? spot->old_drive : spot->drive;
+  }
   pthread_mutex_unlock(&store->mutex);
   return store->drives[drive].dir;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The table costs 24 bytes per stripe, most of them for marks of lost blocks, and four per slot. Each drive's free
- * slots are a stack, so that a move is two pushes and pops; a slot that was left is the next to be taken, while its
- * blocks are warm in the drive. Marks are by block, as transfers are: values stand side by side in one granule.
+ * The table costs 32 bytes per stripe, half of them for marks of blocks that stayed behind, and four per slot. Each
+ * drive's free slots are a stack, so that a move is two pushes and pops; a slot that was left is the next to be taken,
+ * while its blocks are warm in the drive. Marks are by block, as transfers are: values stand side by side in a granule.
  *
  * Stripes are dealt at first to whichever drive has the largest part of its slots free: so neighbours are on
  * different drives, and each has its share. An eighth of slots is spare; that is how far shares can drift to where the
@@ -111,6 +111,21 @@ bool store_stripes_move(struct store_stripes *stripes, uint64_t i, int drive)
   return true;
 }
 
+bool store_stripes_leave(struct store_stripes *stripes, uint64_t i, int drive)
+{
+  struct store_spot *spot = &stripes->spots[i];
+  const struct store_spot before = *spot;
+  bool is_behind = false;
+  const uint64_t bytes = store_spot_run(spot, 0, stripes->bytes, &is_behind);
+  if (is_behind || bytes < stripes->bytes || !store_stripes_move(stripes, i, drive))
+    return false;
+  spot->old_slot = before.slot;
+  spot->old_drive = before.drive;
+  spot->is_lost = false;
+  memset(spot->behind, 0xff, sizeof(spot->behind));
+  return true;
+}
+
 int store_stripes_grow(struct store_stripes *stripes, int drive, uint64_t n)
 {
   struct store_slots *slots = &stripes->slots[drive];
@@ -125,7 +140,7 @@ int store_stripes_grow(struct store_stripes *stripes, int drive, uint64_t n)
   return 0;
 }
 
-/* Of word @word of store_spot.lost, the bits of the blocks from @first up to @end. */
+/* Of word @word of store_spot.behind, the bits of the blocks from @first up to @end. */
 static uint64_t word_bits(uint64_t word, uint64_t first, uint64_t end)
 {
   first = LADE_MAX(first, word * 64) - word * 64;
@@ -137,21 +152,29 @@ static uint64_t word_bits(uint64_t word, uint64_t first, uint64_t end)
 
 void store_spot_lose(struct store_spot *spot)
 {
-  memset(spot->lost, 0xff, sizeof(spot->lost));
+  spot->is_lost = true;
+  memset(spot->behind, 0xff, sizeof(spot->behind));
 }
 
 void store_spot_regain(struct store_spot *spot, uint64_t from, uint64_t bytes)
 {
   LADE_ASSERT(from % LADE_STORE_BLOCK_BYTES == 0 && bytes % LADE_STORE_BLOCK_BYTES == 0);
-  for (uint64_t i = 0; i < LADE_COUNT(spot->lost); i++)
-    spot->lost[i] &= ~word_bits(i, from / LADE_STORE_BLOCK_BYTES, (from + bytes) / LADE_STORE_BLOCK_BYTES);
+  for (uint64_t i = 0; i < LADE_COUNT(spot->behind); i++)
+    spot->behind[i] &= ~word_bits(i, from / LADE_STORE_BLOCK_BYTES, (from + bytes) / LADE_STORE_BLOCK_BYTES);
 }
 
-bool store_spot_lacks(const struct store_spot *spot, uint64_t from, uint64_t bytes)
+static bool block_is_behind(const struct store_spot *spot, uint64_t block)
 {
-  uint64_t lost = 0;
-  LADE_ASSERT(from % LADE_STORE_BLOCK_BYTES == 0 && bytes % LADE_STORE_BLOCK_BYTES == 0);
-  for (uint64_t i = 0; i < LADE_COUNT(spot->lost); i++)
-    lost |= spot->lost[i] & word_bits(i, from / LADE_STORE_BLOCK_BYTES, (from + bytes) / LADE_STORE_BLOCK_BYTES);
-  return lost != 0;
+  return spot->behind[block / 64] >> block % 64 & 1;
+}
+
+uint64_t store_spot_run(const struct store_spot *spot, uint64_t from, uint64_t bytes, bool *ret_is_behind)
+{
+  const uint64_t first = from / LADE_STORE_BLOCK_BYTES, end = (from + bytes) / LADE_STORE_BLOCK_BYTES;
+  LADE_ASSERT(from % LADE_STORE_BLOCK_BYTES == 0 && bytes && bytes % LADE_STORE_BLOCK_BYTES == 0);
+  *ret_is_behind = block_is_behind(spot, first);
+  uint64_t at = first + 1;
+  while (at < end && block_is_behind(spot, at) == *ret_is_behind)
+    at++;
+  return (at - first) * LADE_STORE_BLOCK_BYTES;
 }

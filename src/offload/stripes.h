@@ -17,9 +17,10 @@
 #define STORE_STRIPE_BLOCKS (STORE_STRIPE_BYTES_MAX / LADE_STORE_BLOCK_BYTES)
 
 struct store_spot {
-  uint32_t slot; /* of the drive's file */
-  uint8_t drive;
-  uint64_t lost[STORE_STRIPE_BLOCKS / 64]; /* blocks, as bits, that stayed behind on a drive that failed */
+  uint32_t slot, old_slot; /* of the drives' files */
+  uint8_t drive, old_drive;
+  bool is_lost; /* what stayed behind */
+  uint64_t behind[STORE_STRIPE_BLOCKS / 64]; /* blocks, as bits, that stayed in the old slot when it moved */
 };
 
 struct store_slots {
@@ -53,11 +54,15 @@ bool store_stripes_move(struct store_stripes *stripes, uint64_t i, int drive);
 int store_stripes_grow(struct store_stripes *stripes, int drive, uint64_t n);
 
 /*
- * What stayed behind, to the block: all of a stripe; no longer @bytes from byte @from of it, which are written anew; is
- * any of them?
+ * The same for a part of it that is written anew: all blocks stay behind in the old slot, which the drive gives to
+ * nobody else as it is set aside. False, and nothing done, also if some are behind already.
  */
+bool store_stripes_leave(struct store_stripes *stripes, uint64_t i, int drive);
+
+/* Of what stayed behind: all of a stripe, and it is lost; not @bytes from byte @from, which are written anew. */
 void store_spot_lose(struct store_spot *spot);
 void store_spot_regain(struct store_spot *spot, uint64_t from, uint64_t bytes);
-bool store_spot_lacks(const struct store_spot *spot, uint64_t from, uint64_t bytes);
+/* How many of the @bytes from byte @from on are in one place with the first of them, and whether that is the old one. */
+uint64_t store_spot_run(const struct store_spot *spot, uint64_t from, uint64_t bytes, bool *ret_is_behind);
 
 #endif
