@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Contexts end, and with them what was allocated in them. A device's primary context ends with its last release, or
- * with a reset; only the driver knows which release was the last.
+ * with a reset; one that the program made and attached to, with its last detach. Only the driver knows which was the
+ * last.
  */
 #include "account.h"
 #include "driver.h"
@@ -29,6 +30,16 @@ cuda_result cuCtxDestroy(cuda_context context)
 cuda_result cuCtxDestroy_v2(cuda_context context)
 {
   return context_end(REAL(cuCtxDestroy_v2), context);
+}
+
+/* It detaches from the current context, which is no longer current if that was the last time. */
+cuda_result cuCtxDetach(cuda_context context)
+{
+  cuda_context current = NULL;
+  cuda_result result = REAL(cuCtxDetach)(context);
+  if (!result && (REAL(cuCtxGetCurrent)(&current) || current != context))
+    owner_forget(context);
+  return result;
 }
 
 static bool primary_is_active(cuda_device_id id)

@@ -4,11 +4,13 @@
  *
  * A program reaches the driver by its soname, which the shim has as well and, being preloaded, has first. That catches
  * programs that are linked with libcuda.so.1 and those that dlopen it; the CUDA runtime does the latter, whether it is
- * linked statically or not, and takes every function from cuGetProcAddress. Two ways are left, and for these the
- * shim looks at dlopen and dlsym as they pass (entry.S):
+ * linked statically or not, and takes every function from cuGetProcAddress. Three ways are left, and for these the
+ * shim looks at dlopen, dlmopen and dlsym as they pass (entry.S):
  *
  * - dlopen of the driver by another name, libcuda.so or a path, would open the real one. Its name is replaced by the
  *   soname. Other files called libcuda, a toolkit's stub say, are opened as asked.
+ * - dlmopen of it would make another real one in a namespace that has no shim. It is opened in the program's own. (What
+ *   another library's needs bring into a namespace passes by here and is not caught.)
  * - dlsym in the shim of something that the shim has no function of its own for is passed to the real driver: the
  *   answer is the driver's own, for functions that are newer than our list too.
  *
@@ -30,18 +32,22 @@
 #define SONAME "libcuda.so.1"
 
 typedef void *open_fn(const char *path, int flags);
+typedef void *space_open_fn(Lmid_t space, const char *path, int flags);
 typedef void *symbol_fn(void *handle, const char *name);
 
 _Atomic(void *) lade_shim_slots[N_FUNCTIONS];
 /* The loader's own calls, where entry.S jumps to. */
 extern _Atomic(open_fn *) lade_shim_dlopen;
+extern _Atomic(space_open_fn *) lade_shim_dlmopen;
 extern _Atomic(symbol_fn *) lade_shim_dlsym;
 _Atomic(open_fn *) lade_shim_dlopen;
+_Atomic(space_open_fn *) lade_shim_dlmopen;
 _Atomic(symbol_fn *) lade_shim_dlsym;
 
 static _Atomic(void *) real_driver;
 
 const char *lade_shim_look_open(const char *path, int flags);
+void lade_shim_look_space(Lmid_t *space, const char **path);
 void *lade_shim_look_symbol(void *handle, const char *name);
 
 /* ---- the loader ---- */
@@ -59,6 +65,7 @@ static void loader_find(void)
     return;
   symbol_fn *symbol = (symbol_fn *)dlvsym(RTLD_NEXT, "dlsym", dlsym_version());
   atomic_store(&lade_shim_dlsym, symbol);
+  atomic_store(&lade_shim_dlmopen, (space_open_fn *)symbol(RTLD_NEXT, "dlmopen"));
   atomic_store(&lade_shim_dlopen, (open_fn *)symbol(RTLD_NEXT, "dlopen"));
 }
 
@@ -146,6 +153,15 @@ const char *lade_shim_look_open(const char *path, int flags)
 {
   loader_find();
   return path && is_driver(path) ? SONAME : path;
+}
+
+void lade_shim_look_space(Lmid_t *space, const char **path)
+{
+  loader_find();
+  if (*path && is_driver(*path)) {
+    *space = LM_ID_BASE;
+    *path = SONAME;
+  }
 }
 
 void *lade_shim_look_symbol(void *handle, const char *name)

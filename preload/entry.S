@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The shim's entries: for each function of the driver a jump to the real one, and two calls of the loader that are
+ * The shim's entries: for each function of the driver a jump to the real one, and three calls of the loader that are
  * looked at on their way.
  *
  * An entry knows nothing of its function's arguments, so it leaves every register and the stack as they came: it jumps
@@ -10,7 +10,8 @@
  * Entries are weak: where the shim has a function of its own of that name (hooks.h), the linker takes that one.
  *
  * dlopen and dlsym look at the address that they will return to, to know on whose behalf they search. So the shim's do
- * not call them: they change the first argument, where it must be, and jump, and the return address stays the caller's.
+ * not call them: they change arguments, where they must be, and jump, and the return address stays the caller's. dlmopen
+ * searches on somebody's behalf as dlopen does.
  */
 #if defined(__x86_64__)
 
@@ -49,6 +50,32 @@
   call \look
   movq %rax, %rdi
   movq -8(%rbp), %rsi
+  leave
+  .cfi_def_cfa %rsp, 8
+  jmpq *\target(%rip)
+  .cfi_endproc
+  .size \name, . - \name
+  .endm
+
+  /* name(space, path, flags): look(&space, &path), which may change both; jump to *target(space, path, flags) */
+  .macro SPACE_LOADER name, look, target
+  .globl \name
+  BEGIN \name
+  pushq %rbp
+  .cfi_def_cfa_offset 16
+  .cfi_offset %rbp, -16
+  movq %rsp, %rbp
+  .cfi_def_cfa_register %rbp
+  subq $32, %rsp
+  movq %rdi, -8(%rbp)
+  movq %rsi, -16(%rbp)
+  movq %rdx, -24(%rbp)
+  leaq -8(%rbp), %rdi
+  leaq -16(%rbp), %rsi
+  call \look
+  movq -8(%rbp), %rdi
+  movq -16(%rbp), %rsi
+  movq -24(%rbp), %rdx
   leave
   .cfi_def_cfa %rsp, 8
   jmpq *\target(%rip)
@@ -136,6 +163,30 @@
   .size \name, . - \name
   .endm
 
+  .macro SPACE_LOADER name, look, target
+  .globl \name
+  BEGIN \name
+  stp x29, x30, [sp, #-48]!
+  .cfi_def_cfa_offset 48
+  .cfi_offset x29, -48
+  .cfi_offset x30, -40
+  mov x29, sp
+  stp x0, x1, [sp, #16]
+  str x2, [sp, #32]
+  add x0, sp, #16
+  add x1, sp, #24
+  bl \look
+  ldp x0, x1, [sp, #16]
+  ldr x2, [sp, #32]
+  ldp x29, x30, [sp], #48
+  .cfi_def_cfa_offset 0
+  adrp x16, \target
+  ldr x17, [x16, #:lo12:\target]
+  br x17
+  .cfi_endproc
+  .size \name, . - \name
+  .endm
+
   .text
   BEGIN lade_shim_resolve
   stp x29, x30, [sp, #-224]!
@@ -175,11 +226,14 @@
   .hidden lade_shim_slots
   .hidden lade_shim_function
   .hidden lade_shim_look_open
+  .hidden lade_shim_look_space
   .hidden lade_shim_look_symbol
   .hidden lade_shim_dlopen
+  .hidden lade_shim_dlmopen
   .hidden lade_shim_dlsym
 
   LOADER dlopen, lade_shim_look_open, lade_shim_dlopen
+  SPACE_LOADER dlmopen, lade_shim_look_space, lade_shim_dlmopen
   LOADER dlsym, lade_shim_look_symbol, lade_shim_dlsym
 
   .section .note.GNU-stack, "", %progbits

@@ -103,15 +103,17 @@ static void holdings_drop(lade_ledger *ledger, const struct holdings *holdings)
       lade_ledger_drop(ledger, holdings->of[i]);
 }
 
+/* Memory on the current context's device ends with that context; on another device only with the graph. */
 static cuda_result graph_charge(lade_ledger *ledger, cuda_graph graph, struct holdings *holdings)
 {
   struct spans spans = {0};
   cuda_result result = graph_look(&spans, graph);
-  const void *owner = spans.list.n ? place_current().owner : NULL;
+  const struct place current = spans.list.n ? place_current() : (struct place){.account = -1};
   if (spans.list.n)
     qsort(spans.list.items, (size_t)spans.list.n, sizeof(spans.list.items[0]), spans_order);
   for (int i = 0; i < N_ACCOUNTS && spans.list.n && !result; i++) {
     const uint64_t bytes = holdings->bytes[i] = spans_cover(&spans, i);
+    const void *owner = i == current.account ? current.owner : NULL;
     if (bytes && lade_ledger_charge(ledger, i, LADE_LEDGER_GRAPH, bytes, owner, &holdings->of[i]))
       result = CUDA_OUT_OF_MEMORY;
   }

@@ -116,6 +116,7 @@
   /* contexts.c */ \
   HOOK(cuCtxDestroy, "cuCtxDestroy", 2000, false, (cuda_context context)) \
   HOOK(cuCtxDestroy_v2, "cuCtxDestroy", 4000, false, (cuda_context context)) \
+  HOOK(cuCtxDetach, "cuCtxDetach", 2000, false, (cuda_context context)) \
   HOOK(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease", 7000, false, (cuda_device_id id)) \
   HOOK(cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", 11000, false, (cuda_device_id id)) \
   HOOK(cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset", 7000, false, (cuda_device_id id)) \

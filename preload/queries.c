@@ -21,10 +21,12 @@ cuda_result cuMemGetInfo_v2(size_t *ret_free, size_t *ret_total)
   cuda_result result = REAL(cuMemGetInfo_v2)(ret_free, ret_total);
   if (result)
     return result;
-  uint64_t free_bytes = *ret_free, total_bytes = *ret_total;
+  uint64_t free_bytes = ret_free ? *ret_free : 0, total_bytes = ret_total ? *ret_total : 0;
   both_bound(place_current(), &free_bytes, &total_bytes);
-  *ret_free = free_bytes;
-  *ret_total = total_bytes;
+  if (ret_free)
+    *ret_free = free_bytes;
+  if (ret_total)
+    *ret_total = total_bytes;
   return result;
 }
 

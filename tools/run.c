@@ -186,6 +186,8 @@ static int report_give(struct run *run)
   run_report_print(&run->report);
   if (run->options.report)
     status = run_report_write(&run->report, &run->outcome, run->options.report, &run->error);
+  if (status && status != -ENOMEM)
+    status = -EIO; /* its folder was there when the command began: no mistake in how we were called */
   if (run->report.n_unrecorded)
     unrecorded_print(run);
   else if (!run->report.records.n)

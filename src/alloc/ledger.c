@@ -33,7 +33,7 @@ struct lade_holding {
   uint64_t key, bytes;
   const void *owner;
   struct lade_holding *chunk; /* of a mapping */
-  int n_handles, n_uses;      /* both 1 for all but chunks */
+  int n_handles, n_uses;      /* both 1 for all but chunks, and imports opened again */
   bool is_settled;
 };
 
@@ -279,12 +279,32 @@ static void stale_drop(lade_ledger *ledger, enum lade_ledger_space space, uint64
     holding_unuse(ledger, stale);
 }
 
+/*
+ * Another process's memory that is opened once more in a context has the address that it had: the holding that is there
+ * gets another handle, and the new one was of nothing. Lock held.
+ */
+static bool holding_reopen(lade_ledger *ledger, struct lade_holding *holding, enum lade_ledger_space space, uint64_t key)
+{
+  struct lade_holding *open = holding->kind == LADE_LEDGER_IMPORTED && space == LADE_LEDGER_ADDRESSES
+                                  ? *table_find(ledger, space, key) : NULL;
+  if (!open || open->kind != LADE_LEDGER_IMPORTED || open->owner != holding->owner)
+    return false;
+  open->n_handles++;
+  open->n_uses++;
+  free(holding);
+  return true;
+}
+
 int lade_ledger_settle(lade_ledger *ledger, struct lade_holding *holding, enum lade_ledger_space space, uint64_t key,
                        uint64_t bytes)
 {
   struct lade_ledger_account *account = &ledger->record->accounts[holding->account];
   int status = 0;
   lade_lock_take(&ledger->lock);
+  if (holding_reopen(ledger, holding, space, key)) {
+    lade_lock_give(&ledger->lock);
+    return 0;
+  }
   if (bytes > holding->bytes)
     status = bytes_charge(ledger, holding, bytes - holding->bytes);
   if (!status) {
@@ -333,10 +353,12 @@ void lade_ledger_drop_owner(lade_ledger *ledger, const void *owner)
   lade_lock_take(&ledger->lock);
   for (uint64_t i = 0; i < ledger->n_buckets; i++) {
     for (struct lade_holding **at = &ledger->buckets[i]; *at;) {
-      if ((*at)->owner == owner)
+      if ((*at)->owner == owner) {
+        (*at)->n_uses -= (*at)->n_handles - 1; /* however often it was opened */
         holding_unuse(ledger, table_take(ledger, at));
-      else
+      } else {
         at = &(*at)->next;
+      }
     }
   }
   lade_lock_give(&ledger->lock);

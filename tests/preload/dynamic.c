@@ -4,10 +4,12 @@
  * as the CUDA runtime uses it.
  *
  *   soname | bare | path:FILE      dlsym in dlopen(libcuda.so.1 | libcuda.so | FILE)
+ *   deep | space | space:FILE      the same, to be bound to itself first; in a namespace of its own
  *   lookup | lookup_old            cuGetProcAddress_v2, cuGetProcAddress
  *   per_thread                     cuGetProcAddress_v2, for the per-thread default stream
  */
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -25,18 +27,22 @@ static uint64_t lookup_flags;
 int route_choose(const char *route)
 {
   const char *file = "libcuda.so.1";
+  const bool is_space = strncmp(route, "space", 5) == 0;
   if (strncmp(route, "path:", 5) == 0)
     file = route + 5;
+  else if (strncmp(route, "space:", 6) == 0)
+    file = route + 6;
   else if (strcmp(route, "bare") == 0)
     file = "libcuda.so";
   else if (strcmp(route, "lookup_old") == 0)
     lookup = "cuGetProcAddress";
   else if (strcmp(route, "lookup") == 0 || strcmp(route, "per_thread") == 0)
     lookup = "cuGetProcAddress_v2";
-  else if (strcmp(route, "soname") != 0)
+  else if (strcmp(route, "soname") != 0 && strcmp(route, "deep") != 0 && !is_space)
     return -1;
   lookup_flags = strcmp(route, "per_thread") == 0 ? PER_THREAD_STREAM : 0;
-  library = dlopen(file, RTLD_NOW);
+  library = is_space ? dlmopen(LM_ID_NEWLM, file, RTLD_NOW)
+                     : dlopen(file, RTLD_NOW | (strcmp(route, "deep") == 0 ? RTLD_DEEPBIND : 0));
   return library ? 0 : -1;
 }
 

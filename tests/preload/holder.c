@@ -23,6 +23,7 @@
 
 cuda_result cuDeviceGet(cuda_device_id *ret_id, int ordinal);
 cuda_result cuCtxCreate_v2(cuda_context *ret_context, unsigned flags, cuda_device_id id);
+cuda_result cuCtxAttach(cuda_context *ret_context, unsigned flags);
 cuda_result cuCtxSetCurrent(cuda_context context);
 cuda_result cuGetExportTable(const void **ret_table, const void *id);
 cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags);
@@ -252,6 +253,45 @@ static void graphs(char **arguments)
   info_print("again");
 }
 
+/* One whose memory is on another device than the context in which it is made, and outlives that. */
+static void far_graph(char **arguments)
+{
+  cuda_context here = begin(), there;
+  cuda_stream stream;
+  cuda_address at;
+  cuda_graph graph;
+  cuda_graph_exec exec;
+  DO(CALL(cuCtxCreate_v2)(&there, 0, 1));
+  DO(CALL(cuStreamCreate)(&stream, 0));
+  DO(CALL(cuStreamBeginCapture_v2)(stream, 0));
+  DO(CALL(cuMemAllocAsync)(&at, 4 * MIB, stream));
+  DO(CALL(cuStreamEndCapture)(stream, (void **)&graph));
+  DO(CALL(cuCtxPopCurrent_v2)(&there));
+  DO(CALL(cuGraphInstantiateWithFlags)(&exec, graph, 0));
+  DO(CALL(cuCtxDestroy_v2)(here));
+  DO(CALL(cuCtxSetCurrent)(there));
+  info_print("outlived");
+  DO(CALL(cuGraphExecDestroy)(exec));
+  info_print("destroyed");
+}
+
+/* Another process's memory, opened twice and closed as often as the argument says, or ended with its context. */
+static void imports(char **arguments)
+{
+  struct cuda_ipc_handle handle;
+  cuda_address at, theirs, again;
+  cuda_context context = begin();
+  DO(CALL(cuMemAlloc_v2)(&at, MIB));
+  DO(CALL(cuIpcGetMemHandle)(&handle, at));
+  DO(CALL(cuIpcOpenMemHandle_v2)(&theirs, handle, 0));
+  DO(CALL(cuIpcOpenMemHandle_v2)(&again, handle, 0));
+  printf("again %s\n", again == theirs ? "the same" : "another");
+  for (int i = 0; i < atoi(arguments[0]); i++)
+    DO(CALL(cuIpcCloseMemHandle)(theirs));
+  if (arguments[1])
+    DO(CALL(cuCtxDestroy_v2)(context));
+}
+
 /* A form that the shim cannot know. */
 static void future(char **arguments)
 {
@@ -300,6 +340,20 @@ static void owners(char **arguments)
   DO(CALL(cuDevicePrimaryCtxRetain)(&context, 0));
   DO(CALL(cuCtxSetCurrent)(context));
   info_print("anew");
+}
+
+/* A context that somebody attached to ends with the last detach. */
+static void detach(char **arguments)
+{
+  cuda_address at;
+  cuda_context context = begin(), same;
+  DO(CALL(cuCtxAttach)(&same, 0));
+  DO(CALL(cuMemAlloc_v2)(&at, 5 * MIB));
+  DO(CALL(cuCtxDetach)(context));
+  info_print("attached");
+  DO(CALL(cuCtxDetach)(context));
+  begin();
+  info_print("detached");
 }
 
 /* The forms of before CUDA 3.2. */
@@ -424,7 +478,8 @@ int main(int argc, char **argv)
     void (*run)(char **arguments);
   } scenarios[] = {{"fill", fill},         {"threads", threads}, {"kinds", kinds},       {"owners", owners},
                    {"ancient", ancient},   {"novelty", novelty}, {"padding", padding},   {"wait", wait_for_ever},
-                   {"graphs", graphs},     {"future", future},
+                   {"graphs", graphs},     {"future", future},   {"far_graph", far_graph}, {"imports", imports},
+                   {"detach", detach},
                    {"children", children}, {"start", start_only}, {"leave", leave},
                    {"once", once},         {"opener", opener},
                    {"surroundings", surroundings}};

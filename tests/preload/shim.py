@@ -94,13 +94,13 @@ def other_names():
     os.mkdir(bare)
     for name in (os.path.join(bare, "libcuda.so"), versioned):
         os.symlink(DRIVER, name)
-    return FOLDER + ":" + bare, [(HOLDER, "path:" + DRIVER), (HOLDER, "path:" + versioned)]
+    return FOLDER + ":" + bare, [(HOLDER, kind + path) for kind in ("path:", "space:") for path in (DRIVER, versioned)]
 
 
 def every_route_is_bounded():
     """The same program by each route fills the same budget to the byte, and is told so."""
     routes = [(LINKED, "linked"), (HOLDER, "soname"), (HOLDER, "bare"), (HOLDER, "lookup"), (HOLDER, "lookup_old"),
-              (HOLDER, "per_thread")]
+              (HOLDER, "per_thread"), (HOLDER, "deep"), (HOLDER, "space")]
     more = {}
     if not IS_GPU:
         more["LD_LIBRARY_PATH"], by_path = other_names()
@@ -191,6 +191,9 @@ def memory_ends_with_its_context():
     assert numbers(out, "wrong") == [1] and numbers(out, "held")[0] == 11 * MIB, out
     assert numbers(out, "one left")[0] == 13 * MIB and numbers(out, "anew")[0] == 16 * MIB, out
     assert report["processes"][0]["devices"][0]["kinds"]["linear"]["given_back"] == 2
+    if not IS_GPU:  # newer drivers may have forgotten how
+        out, report = held(HOLDER, "soname", "detach", options=["--budget", "16MiB"])
+        assert numbers(out, "attached")[0] == 11 * MIB and numbers(out, "detached")[0] == 16 * MIB, out
 
 
 def old_and_new_functions_are_reached():
@@ -211,6 +214,18 @@ def memory_of_graphs_counts():
     assert device["refused"] == {"count": 3, "largest_bytes": 6 * MIB}, device
     failing = run(HOLDER, "soname", "graphs", LADE_STANDIN="fail=cuGraphInstantiateWithFlags,nth=1,code=700")
     assert failing[0] == 8 and failing[3]["processes"][0]["devices"][0]["bytes"] == MIB, failing
+
+
+    out, report = held(HOLDER, "soname", "far_graph", options=["--budget", "16MiB"])
+    assert numbers(out, "outlived")[0] == 12 * MIB and numbers(out, "destroyed")[0] == 16 * MIB, out
+
+
+def memory_that_is_opened_again_is_one():
+    for arguments, left in ((["0"], MIB), (["1"], MIB), (["2"], 0), (["0", "end"], 0), (["1", "end"], 0)):
+        out, report = held(HOLDER, "soname", "imports", *arguments)
+        sums = report["processes"][0]["devices"][0]["kinds"]["imported"]
+        assert out == "again the same\n", out
+        assert sums == {"peak_bytes": MIB, "bytes": left, "taken": 1, "given_back": int(not left)}, (arguments, sums)
 
 
 def forms_of_another_day_pass_and_are_told():
@@ -318,6 +333,31 @@ def surroundings_do_not_matter():
     assert "lade-run.so" in maps and "libcuda" not in maps, maps  # nothing of the driver before it is wanted
 
 
+def a_report_that_cannot_be_written_is_told():
+    """The command has run, and its ledger is on stderr; where it failed, its own code stands."""
+    folder = os.path.join(SCRATCH.name, "short-lived")
+    for where, remove in (("/dev/full", ""), (os.path.join(folder, "report.json"), f"rmdir {folder}; ")):
+        for code in (0, 3):
+            os.makedirs(folder, exist_ok=True)
+            command = ["sh", "-c", f"{remove}{HOLDER} soname once; exit {code}"]
+            result = subprocess.run([LADE, "run", "--report", where, "--", *command], capture_output=True, text=True,
+                                    check=False, timeout=60, env=environment())
+            assert result.returncode == (code or 5) and f"--report {where}: " in result.stderr, result
+            assert "at most 1.0 MiB" in result.stderr, result
+
+
+def what_the_loader_passes_by_is_told():
+    """Programs in which nothing can be preloaded: an empty environment, and one without a loader where one can be made."""
+    whole = os.path.join(SCRATCH.name, "whole")
+    compiler = [*os.environ.get("CC", "cc").split(), "-static", "-x", "c", "-", "-o", whole]
+    is_made = shutil.which(compiler[0]) and subprocess.run(compiler, input="int main(void) { return 0; }", text=True,
+                                                           stderr=subprocess.DEVNULL, check=False).returncode == 0
+    for command in [["env", "-i", "/bin/sh", "-c", "exit 0"]] + [[whole]] * bool(is_made):
+        code, _, err, report = run(*command)
+        assert code == 7 and err.count("\n") == 1 and "nothing was intercepted" in err, (command, code, err)
+        assert report["processes"] == [] and report["exit_code"] == 0, report
+
+
 def a_parents_habits_do_not_matter():
     """One that ignores the end of its children, and others that write numbers in other ways."""
     result = subprocess.run([LADE, "run", "--", HOLDER, "soname", "leave", "3"], env=environment(), check=False,
@@ -361,9 +401,11 @@ def gpu_or_skip():
 ANYWHERE = (every_route_is_bounded, threads_share_the_last_bytes, memory_ends_with_its_context, padding_counts,
             children_have_reports_of_their_own)
 STANDIN = (mistakes_are_one_line, a_budget_may_be_a_part_of_the_device, every_kind_is_in_the_ledger,
-           the_drivers_refusals_are_the_programs, memory_of_graphs_counts, forms_of_another_day_pass_and_are_told,
+           the_drivers_refusals_are_the_programs, memory_of_graphs_counts, memory_that_is_opened_again_is_one,
+           forms_of_another_day_pass_and_are_told,
            the_loader_sees_the_caller, old_and_new_functions_are_reached,
            endings_are_the_commands, signals_pass, surroundings_do_not_matter, a_parents_habits_do_not_matter,
+           a_report_that_cannot_be_written_is_told, what_the_loader_passes_by_is_told,
            a_folder_without_room_is_told)
 if IS_GPU:
     gpu_or_skip()

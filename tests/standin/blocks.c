@@ -33,6 +33,8 @@ struct block {
   int device;
   cuda_context context; /* NULL: it outlives contexts */
   bool is_mapped;       /* the key is an address of ours */
+  uint64_t origin;      /* of an import: where the memory is its owner's */
+  int n_more;           /* and how often it was opened again */
   struct block *next;
 };
 
@@ -73,6 +75,15 @@ static struct block *block_take(enum block_kind kind, uint64_t key, cuda_context
   if (block)
     *at = block->next;
   pthread_mutex_unlock(&standin.lock);
+  return block;
+}
+
+/* The import of @origin in @context; NULL: none. */
+static struct block *import_find(uint64_t origin, cuda_context context)
+{
+  struct block *block = blocks;
+  while (block && (block->kind != BLOCK_IMPORT || block->origin != origin || block->context != context))
+    block = block->next;
   return block;
 }
 
@@ -307,20 +318,44 @@ cuda_result cuIpcGetMemHandle(struct cuda_ipc_handle *ret_handle, cuda_address a
   size_t bytes = 0;
   cuda_result result = cuMemGetAddressRange_v2(NULL, &bytes, at);
   memcpy(ret_handle->bytes, &bytes, sizeof(bytes));
+  memcpy(ret_handle->bytes + sizeof(bytes), &at, sizeof(at));
   return result ? result : standin_enter("cuIpcGetMemHandle", true);
 }
 
-/* Another mapping of the same size; the bytes themselves are not shared. */
+/*
+ * Another mapping of the same size, one for each context, which counts how often it was opened; the bytes themselves are
+ * not shared.
+ */
 cuda_result cuIpcOpenMemHandle_v2(cuda_address *ret_at, struct cuda_ipc_handle handle, unsigned flags)
 {
   size_t bytes;
+  cuda_address origin;
   memcpy(&bytes, handle.bytes, sizeof(bytes));
-  return memory_take("cuIpcOpenMemHandle", BLOCK_IMPORT, -1, 0, bytes, ret_at);
+  memcpy(&origin, handle.bytes + sizeof(bytes), sizeof(origin));
+  pthread_mutex_lock(&standin.lock);
+  struct block *open = import_find(origin, standin_context());
+  if (open) {
+    open->n_more++;
+    *ret_at = open->key;
+  }
+  pthread_mutex_unlock(&standin.lock);
+  if (open)
+    return standin_enter("cuIpcOpenMemHandle", true);
+  cuda_result result = memory_take("cuIpcOpenMemHandle", BLOCK_IMPORT, -1, 0, bytes, ret_at);
+  if (!result)
+    blocks->origin = origin; /* the newest */
+  return result;
 }
 
 cuda_result cuIpcCloseMemHandle(cuda_address at)
 {
-  return block_free("cuIpcCloseMemHandle", BLOCK_IMPORT, at);
+  struct block *block = blocks;
+  while (block && (block->kind != BLOCK_IMPORT || block->key != at || block->n_more == 0))
+    block = block->next;
+  if (!block)
+    return block_free("cuIpcCloseMemHandle", BLOCK_IMPORT, at);
+  block->n_more--;
+  return standin_leave("cuIpcCloseMemHandle");
 }
 
 cuda_result cuImportExternalMemory(cuda_external *ret_memory, const struct cuda_external_properties *properties)

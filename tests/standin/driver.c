@@ -154,6 +154,8 @@ EXPORT cuda_result cuDevicePrimaryCtxRelease_v2(cuda_device_id id);
 EXPORT cuda_result cuDevicePrimaryCtxReset_v2(cuda_device_id id);
 EXPORT cuda_result cuDevicePrimaryCtxGetState(cuda_device_id id, unsigned *ret_flags, int *ret_is_active);
 EXPORT cuda_result cuCtxCreate_v2(cuda_context *ret_context, unsigned flags, cuda_device_id id);
+EXPORT cuda_result cuCtxAttach(cuda_context *ret_context, unsigned flags);
+EXPORT cuda_result cuCtxDetach(cuda_context context);
 EXPORT cuda_result cuCtxDestroy_v2(cuda_context context);
 EXPORT cuda_result cuCtxPushCurrent_v2(cuda_context context);
 EXPORT cuda_result cuCtxPopCurrent_v2(cuda_context *ret_context);
@@ -394,6 +396,24 @@ cuda_result cuCtxDestroy_v2(cuda_context context)
   free(context);
   standin_alive(-1);
   return standin_leave("cuCtxDestroy");
+}
+
+cuda_result cuCtxAttach(cuda_context *ret_context, unsigned flags)
+{
+  cuda_result result = standin_enter("cuCtxAttach", true);
+  if (result)
+    return result;
+  *ret_context = standin_context();
+  (*ret_context)->n_refs++;
+  return 0;
+}
+
+cuda_result cuCtxDetach(cuda_context context)
+{
+  cuda_result result = standin_enter("cuCtxDetach", true);
+  if (result || context != standin_context())
+    return result ? result : CUDA_INVALID_CONTEXT;
+  return context->n_refs-- > 0 ? 0 : cuCtxDestroy_v2(context);
 }
 
 cuda_result cuCtxPushCurrent_v2(cuda_context context)

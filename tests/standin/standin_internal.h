@@ -14,7 +14,7 @@
 
 struct CUctx_st {
   int device;
-  int n_refs; /* of the primary context */
+  int n_refs; /* of the primary context; of others, how often somebody attached */
   cuda_result broken; /* every later call answers this */
 };
 

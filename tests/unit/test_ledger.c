@@ -146,6 +146,29 @@ static void an_address_has_one_holder(void **state)
   lade_ledger_destroy(scene.ledger);
 }
 
+static void an_import_that_is_opened_again_is_one(void **state)
+{
+  struct scene scene;
+  scene_init(&scene, "10MiB", 64 * MIB);
+  const struct lade_ledger_sums *sums = &scene.record.accounts[0].kinds[LADE_LEDGER_IMPORTED];
+  for (int i = 0; i < 3; i++)
+    assert_int_equal(hold(&scene, 0, LADE_LEDGER_IMPORTED, 4096, MIB), 0);
+  for (int i = 0; i < 2; i++) {
+    assert_true(give(&scene, LADE_LEDGER_ADDRESSES, 4096));
+    assert_int_equal(sums->bytes, MIB);
+  }
+  struct lade_holding *last = lade_ledger_take(scene.ledger, LADE_LEDGER_ADDRESSES, 4096);
+  lade_ledger_keep(scene.ledger, last); /* the driver refused */
+  assert_int_equal(sums->bytes, MIB);
+  assert_int_equal(hold(&scene, 0, LADE_LEDGER_IMPORTED, 4096, MIB), 0);
+  lade_ledger_drop_owner(scene.ledger, NULL);
+  assert_int_equal(sums->bytes, 0);
+  assert_int_equal(sums->peak_bytes, MIB);
+  assert_int_equal(sums->n_taken, sums->n_given);
+  assert_false(give(&scene, LADE_LEDGER_ADDRESSES, 4096));
+  lade_ledger_destroy(scene.ledger);
+}
+
 static void what_an_owner_had_ends_with_it(void **state)
 {
   struct scene scene;
@@ -265,6 +288,7 @@ int main(void)
       cmocka_unit_test(the_last_byte_is_granted_and_no_more),
       cmocka_unit_test(the_drivers_refusals_leave_no_trace),
       cmocka_unit_test(an_address_has_one_holder),
+      cmocka_unit_test(an_import_that_is_opened_again_is_one),
       cmocka_unit_test(what_an_owner_had_ends_with_it),
       cmocka_unit_test(a_chunk_lasts_to_its_last_handle_and_mapping),
       cmocka_unit_test(an_imported_chunk_is_as_large_as_its_mapping),
