@@ -9,12 +9,19 @@
  * a run gets, as a share of the best of all that cuBLASLt's heuristic offers. Attention: by each kernel that the GPU
  * has, as a share of the best product. Times are medians; tensors are larger than any cache, and products
  * multiply random numbers, as a GPU's clock depends on how many bits change.
+ *
+ * Each table, and each kernel of attention, is made by a process of its own with SECTION_S to do it in: one that
+ * faults, which no context survives, or that never ends costs the others nothing. Rows are printed as they are made.
  */
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/base.h"
 #include "base/float.h"
@@ -27,6 +34,8 @@
 #define N_PLACES 8
 #define WORKSPACE 7 /* the place of scratch */
 #define MOST_CHOICES 8
+#define SECTION_S 30
+#define MISSING 77 /* exit code without a GPU */
 
 /* What kernels read beside tensors. */
 struct words {
@@ -43,7 +52,8 @@ struct bench {
   lade_cuda_kernels *kernels;
   struct lade_kernels table;
   struct words *words; /* on the device, behind the places */
-  double copy_bytes_per_s, best_flops_per_s;
+  double copy_bytes_per_s;
+  double *best_flops_per_s; /* shared by all sections */
 };
 
 static void *place(const struct bench *bench, int i)
@@ -208,7 +218,6 @@ static void memory_bench(struct bench *bench)
   const int64_t n = (int64_t)(bench->place_bytes / 2); /* of BF16 */
   double seconds = seconds_take(bench, bench->copies, copy_submit, NULL);
   bench->copy_bytes_per_s = 2 * (double)bench->place_bytes / seconds;
-  printf("| kernel | MB | us | GB/s | of the copy |\n|---|---|---|---|---|\n");
   printf("| copy | %.1f | %.1f | %.0f | 100 %% |\n", 2 * (double)bench->place_bytes / 1e6, seconds * 1e6,
          bench->copy_bytes_per_s / 1e9);
   elements_bench(bench, n);
@@ -241,7 +250,7 @@ static void product_row(struct bench *bench, enum lade_matmul_layout layout, int
                                         .bias = layout == LADE_NT ? place(bench, 3) : NULL,
                                         .workspace = place(bench, WORKSPACE)};
   double own = kernel_seconds(bench, LADE_K_MATMUL, &args), best = best_seconds(bench, &args, own);
-  bench->best_flops_per_s = fmax(bench->best_flops_per_s, flops / best);
+  *bench->best_flops_per_s = fmax(*bench->best_flops_per_s, flops / best);
   printf("| %s %lld x %lld x %lld | %.1f | %.1f | %.1f | %.0f %% |\n", names[layout], (long long)m, (long long)n,
          (long long)k, own * 1e6, flops / own / 1e12, flops / best / 1e12, 100 * best / own);
 }
@@ -256,7 +265,6 @@ static void layer_bench(struct bench *bench, int64_t rows, int64_t in, int64_t o
 
 static void products_bench(struct bench *bench)
 {
-  printf("\n| product m x n x k | us | TFLOP/s | TFLOP/s of the best choice | of the best |\n|---|---|---|---|---|\n");
   if (bench->is_small) {
     layer_bench(bench, 32, 16, 64);
     return;
@@ -270,8 +278,9 @@ static void products_bench(struct bench *bench)
 /* ---- attention ---- */
 
 /* Causal: half of the products of all pairs; backward has five for the forward's two. */
-static void attention_rows(struct bench *bench, const char *who)
+static void attention_bench(struct bench *bench)
 {
+  const char *who = getenv("LADE_ATTENTION");
   const int64_t time = bench->is_small ? 32 : 4096, heads = bench->is_small ? 1 : 16, dim = bench->is_small ? 64 : 128;
   const double flops = 2 * (double)(heads * dim) * (double)time * (double)(time + 1);
   const struct lade_attention_fwd_args fwd = {.dtype = LADE_BF16, .batch = 1, .time = time, .heads = heads,
@@ -285,32 +294,10 @@ static void attention_rows(struct bench *bench, const char *who)
                                               .workspace = place(bench, WORKSPACE)};
   double forward = kernel_seconds(bench, LADE_K_ATTENTION_FWD, &fwd);
   printf("| forward, %s | %.1f | %.1f | %.0f %% |\n", who, forward * 1e6, flops / forward / 1e12,
-         100 * flops / forward / bench->best_flops_per_s);
+         100 * flops / forward / *bench->best_flops_per_s);
   double backward = kernel_seconds(bench, LADE_K_ATTENTION_BWD, &bwd);
   printf("| backward, %s | %.1f | %.1f | %.0f %% |\n", who, backward * 1e6, 2.5 * flops / backward / 1e12,
-         100 * 2.5 * flops / backward / bench->best_flops_per_s);
-}
-
-/* Each by itself, whether a run would choose it or not; what the GPU lacks is left out. */
-static int attention_bench(struct bench *bench, struct lade_error *error)
-{
-  static const char *const all[] = {"wgmma", "mma", "plain"};
-  lade_cuda_kernels *const own = bench->kernels;
-  int status = 0;
-  printf("\n| attention | us | TFLOP/s | of the best product |\n|---|---|---|---|\n");
-  for (size_t i = 0; i < LADE_COUNT(all) && !status; i++) {
-    setenv("LADE_ATTENTION", all[i], 1);
-    status = lade_cuda_kernels_open(bench->device, NULL, error, &bench->kernels);
-    if (!status) {
-      attention_rows(bench, all[i]);
-      lade_cuda_kernels_close(bench->kernels);
-    } else if (status == -ENODEV && lade_device_status(bench->device) == 0) {
-      status = 0;
-    }
-  }
-  unsetenv("LADE_ATTENTION");
-  bench->kernels = own;
-  return status;
+         100 * 2.5 * flops / backward / *bench->best_flops_per_s);
 }
 
 /* ---- the device ---- */
@@ -388,27 +375,86 @@ static void bench_close(struct bench *bench)
   lade_device_close(bench->device);
 }
 
+/* ---- sections ---- */
+
+typedef void bench_fn(struct bench *bench);
+
+/* What a run would get, in words. */
+static void choice_tell(struct bench *bench)
+{
+  struct lade_device_info info;
+  lade_device_get_info(bench->device, &info);
+  printf("%s; products by %s; attention by %s, backward %s\n%s\n", info.name,
+         bench->table.library ? bench->table.library : "plain kernels", bench->table.variant[LADE_K_ATTENTION_FWD],
+         bench->table.variant[LADE_K_ATTENTION_BWD], lade_cuda_kernels_attention_note(bench->kernels));
+}
+
+/* Sections that do not measure attention have none tried. */
+static const struct section {
+  const char *name, *attention, *head;
+  bench_fn *run;
+} sections[] = {
+    {"what a run gets", NULL, "", choice_tell},
+    {"kernels bound by memory", "plain", "| kernel | MB | us | GB/s | of the copy |\n|---|---|---|---|---|\n",
+     memory_bench},
+    {"products", "plain",
+     "\n| product m x n x k | us | TFLOP/s | TFLOP/s of the best choice | of the best |\n|---|---|---|---|---|\n",
+     products_bench},
+    {"attention by wgmma", "wgmma", "\n| attention | us | TFLOP/s | of the best product |\n|---|---|---|---|\n",
+     attention_bench},
+    {"attention by mma", "mma", "", attention_bench},
+    {"attention by plain kernels", "plain", "", attention_bench},
+};
+
+/* In the section's own process. An attention that this GPU does not have is left out. */
+static int section_main(struct bench *bench, const struct section *section)
+{
+  struct lade_error error = {0};
+  if (!bench->is_small)
+    alarm(SECTION_S);
+  if (section->attention)
+    setenv("LADE_ATTENTION", section->attention, 1);
+  int status = bench_open(bench, &error);
+  bool is_absent = status == -ENODEV && section->run == attention_bench && bench->device;
+  if (!status)
+    section->run(bench);
+  else if (!is_absent)
+    fprintf(stderr, "bench-gpu: %s: %s\n", section->name, *error.text ? error.text : strerror(-status));
+  bench_close(bench);
+  return !status || is_absent ? 0 : status == -ENODEV ? MISSING : 1;
+}
+
+/* Its exit code; 1 for one that a signal ended. */
+static int section_run(struct bench *bench, const struct section *section)
+{
+  int state = 0;
+  printf("%s", section->head);
+  fflush(stdout);
+  pid_t child = fork();
+  if (child == 0)
+    exit(section_main(bench, section));
+  if (child < 0 || waitpid(child, &state, 0) < 0) {
+    fprintf(stderr, "bench-gpu: %s: %s\n", section->name, strerror(errno));
+    return 1;
+  }
+  if (WIFEXITED(state))
+    return WEXITSTATUS(state);
+  fprintf(stderr, "bench-gpu: %s: %s\n", section->name,
+          WTERMSIG(state) == SIGALRM ? "it does not end" : strsignal(WTERMSIG(state)));
+  return 1;
+}
+
 int main(int argc, char **argv)
 {
   struct bench bench = {.is_small = argc > 1 && strcmp(argv[1], "--small") == 0};
-  struct lade_error error = {0};
-  int status = bench_open(&bench, &error);
-  if (status) {
-    fprintf(stderr, "bench-gpu: %s\n", *error.text ? error.text : strerror(-status));
-    bench_close(&bench);
-    return status == -ENODEV ? 77 : 1;
+  int code = 0;
+  bench.best_flops_per_s = mmap(NULL, sizeof(double), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (bench.best_flops_per_s == MAP_FAILED)
+    return 1;
+  setvbuf(stdout, NULL, _IOLBF, 0);
+  for (size_t i = 0; i < LADE_COUNT(sections) && code != MISSING; i++) {
+    const int ended = section_run(&bench, &sections[i]);
+    code = ended ? ended : code;
   }
-  struct lade_device_info info;
-  lade_device_get_info(bench.device, &info);
-  printf("%s; products by %s; attention by %s, backward %s", info.name,
-         bench.table.library ? bench.table.library : "plain kernels", bench.table.variant[LADE_K_ATTENTION_FWD],
-         bench.table.variant[LADE_K_ATTENTION_BWD]);
-  printf("\n%s\n", lade_cuda_kernels_attention_note(bench.kernels));
-  memory_bench(&bench);
-  products_bench(&bench);
-  status = attention_bench(&bench, &error);
-  if (status)
-    fprintf(stderr, "bench-gpu: %s\n", error.text);
-  bench_close(&bench);
-  return status ? 1 : 0;
+  return code;
 }

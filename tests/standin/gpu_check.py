@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What scripts/gpu-check measures, over the stand-ins and with a model that is small: every figure that has a target is
-made and kept beside it, and a part that fails leaves the others. Times mean nothing here.
+made and kept beside it, and a part that fails leaves the others. In PyTorch's place is a program that answers as
+bench/torch_steps.py does. Times mean nothing here.
 
 Usage: gpu_check.py GPU-CHECK BUILD
 """
@@ -47,11 +48,75 @@ def small_make(scratch):
 
 
 def kernels_fail():
-    """Where the benchmarks fail there is nothing to keep."""
-    os.environ["LADE_STANDIN"] = "fail=cuLaunchKernel,nth=5,code=719"
-    check = gpu_check.Check()
-    assert gpu_check.kernels_measure(check, build, "--small") == "" and not check.figures
-    assert check.counts == {"passed": 0, "failed": 1, "skipped": 0}, check.counts
+    """Of benchmarks that fail what was measured is kept: of each table what came before the launch that broke."""
+    for nth, kept in (5, False), (40, True):
+        os.environ["LADE_STANDIN"] = f"fail=cuLaunchKernel,nth={nth},code=719"
+        check = gpu_check.Check(patience=20)
+        gpu_check.kernels_measure(check, build, "--small")
+        assert check.counts == {"passed": 0, "failed": 1, "skipped": 0}, check.counts
+        assert "| copy |" in check.tables and ("| add |" in check.tables) == kept, check.tables
+        assert "| NT " in check.tables, "products are cuBLASLt's, and another process's"
+    os.environ["LADE_STANDIN"] = "memory=64"
+
+
+def targets_are_found():
+    """What is compiled first is what runs on a GPU, and is there."""
+    targets = gpu_check.targets_find(gpu_check.Check(patience=20), build)
+    for name in ("lade", "bench/bench-gpu", "preload/lade-run.so", "tests/conform/conform-device", "tests/preload/holder"):
+        assert name in targets, (name, targets)
+    assert not [name for name in targets if "unit" in name or not os.path.exists(os.path.join(build, name))], targets
+
+
+PEER = """#!/usr/bin/env python3
+import json, os, sys
+arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+behaviour = os.environ.get("PEER", "")
+if behaviour == "missing":
+    sys.exit(print("SKIP: PyTorch is not installed (no such thing)") or 77)
+if behaviour == "broken":
+    sys.exit("CUDA error: an illegal memory access was encountered")
+assert arguments["--steps"] == "2" and arguments["--seq"] and arguments["--batch"] and arguments["--micro-batch"], arguments
+counts = json.load(open(__file__ + ".json"))
+print("a warning first")
+print(json.dumps({"tokens_per_second": 1.0, "parameters": counts[arguments["--model"]] + (behaviour == "other"),
+                  "recomputed_blocks": 0, "peak_bytes": 1e9, "torch": "9.9"}))
+"""
+
+
+def peer_make(scratch):
+    """The program in PyTorch's place, which knows how many parameters the models have."""
+    path, counts = os.path.join(scratch, "peer.py"), {}
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(PEER)
+    for model, options, _, _ in gpu_check.SPEEDS:
+        code, plan = gpu_check.lade_json(gpu_check.Check(patience=20), build, "plan", "--model", model, *options[:6],
+                                         *MACHINE[:2], "--json", limit_s=60)
+        assert code == 0, plan
+        counts[model] = plan["parameters"]
+    with open(path + ".json", "w", encoding="utf-8") as file:
+        json.dump(counts, file)
+    return [sys.executable, path]
+
+
+def peers_are_told(data):
+    """A peer that is missing is asked once; one that breaks, or trains another shape, is compared with nothing."""
+    for behaviour, counts in (("missing", (2, 0, 1)), ("broken", (2, 2, 0)), ("other", (2, 2, 0))):
+        os.environ["PEER"] = behaviour
+        check, turns = gpu_check.Check(patience=20), gpu_check.Turns()
+        for entry in gpu_check.SPEEDS * 2:
+            turns.take(check, build, gpus, data, entry)
+            turns.take_again(check, build, gpus, data, entry)
+        assert tuple(check.counts.values()) == counts, (behaviour, check.counts)
+        assert not [what for what in check.figures if "PyTorch" in what], check.figures
+    del os.environ["PEER"]
+
+
+def steps_go_on_with_safer_attention(data):
+    """A run that breaks is tried once more by the next kernel."""
+    os.environ["LADE_STANDIN"] = "memory=64,lose=60,lose_code=719"
+    check = gpu_check.Check(patience=20)
+    assert gpu_check.step_measure(check, build, *gpu_check.SPEEDS[0][:2], data) is None
+    assert check.counts["failed"] == (1 if os.environ.get("LADE_ATTENTION") else 2), check.counts
     os.environ["LADE_STANDIN"] = "memory=64"
 
 
@@ -60,12 +125,18 @@ def everything_measure(scratch):
     data, check = small_make(scratch), gpu_check.Check(patience=20)
     results = os.path.join(scratch, "results")
     os.mkdir(results)
-    tables = gpu_check.kernels_measure(check, build, "--small")
-    gpu_check.speed_measure(check, build, gpus, data)
+    gpu_check.PEER = peer_make(scratch)
+    peers_are_told(data)
+    steps_go_on_with_safer_attention(data)
+    gpu_check.kernels_measure(check, build, "--small")
+    turns = gpu_check.Turns()
+    for entry in gpu_check.SPEEDS:
+        turns.take(check, build, gpus, data, entry)
+        turns.take_again(check, build, gpus, data, entry)
     gpu_check.budgets_compare(check, build, data)
     gpu_check.steady_measure(check, build, data)
     gpu_check.largest_run(check, build, None, data)
-    gpu_check.results_write(check, gpus, results, tables, name="")
+    gpu_check.results_write(check, gpus, results)
     assert check.counts["failed"] == 0, check.counts
     assert os.listdir(results) == ["nvidia-h200.md"], os.listdir(results)
     with open(os.path.join(results, "nvidia-h200.md"), encoding="utf-8") as file:
@@ -75,6 +146,7 @@ def everything_measure(scratch):
 with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as folder:
     os.environ["XDG_CACHE_HOME"] = folder
     kernels_fail()
+    targets_are_found()
     text = everything_measure(folder)
 assert "products by cuBLASLt 130100" in text, text
 for row in ("copy", "adamw", "residual_bwd", r"NT \d+ x \d+ x \d+", r"TN \d+ x \d+ x \d+",
@@ -83,6 +155,7 @@ for row in ("copy", "adamw", "residual_bwd", r"NT \d+ x \d+ x \d+", r"TN \d+ x \
 for figure in (r"1\. the memory-bound kernel .* \| \d+ %, \w+ \| 85 % \| (yes|NO)", r"1\. the product .* \| 98 % \| (yes|NO)",
                r"1\. attention forward.* \| 60 % \| (yes|NO)", r"1\. attention backward.* \| 45 % \| (yes|NO)",
                r"2\. .* of the data sheet's dense BF16 rate \| 0\.0 % \| 60 % \| NO", r"2\. .* GB yes \|  \| ",
+               r"2\. .* against PyTorch, .* turns: 2 and 2; PyTorch 9\.9, 0 blocks recomputed, 1\.0 GB\) \| 1\.1 \| yes",
                r"3\. .* at 40%: peak.*yes; equal \| equal \| yes", r"3\. .* at 40%: step time .* \| 1\.3 \| (yes|NO)",
                r"4\. the largest .* \| 20 G \| NO", r"4\. its bytes per parameter.*", r"4\. three steps of it: .* GB yes;",
                r"5\. allocations .* \| 0 \(beside [1-9]\d*\) \| 0 \| yes", r"5\. of a step with graphs.* \| 3 % \| (yes|NO)",
