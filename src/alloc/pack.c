@@ -14,8 +14,8 @@
  *
  * Groups: contiguous items become one before anything else sees them (pack_groups.c).
  *
- * The rooms: first fit in several orders, repaired by blame (pack_first_fit.c); for small instances an exact
- * search (pack_exact.c) that also proves bounds.
+ * The rooms: first fit in several orders, repaired by blame (pack_first_fit.c); for small instances an exact search
+ * (pack_exact.c) that also proves bounds; for large ones the same for what is hard in them (pack_core.c).
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -31,8 +31,9 @@
 /* Steps between two looks at the clock: well under a millisecond. */
 #define WORK_PER_LOOK 300000
 
-/* Up to here the exact search is the better half of the effort. */
-#define EXACT_LIKELY 400
+/* Of the effort behind the fast pass, for the core and what is around it; of what is left then, for the whole. */
+#define CORE_PART 0.5
+#define EXACT_PART 0.5
 
 struct endpoint {
   int32_t time;
@@ -320,11 +321,7 @@ static void effort_init(struct pack_effort *effort, const struct lade_pack_param
     effort->work_limit = LADE_PACK_FAST_WORK * (uint64_t)n;
 }
 
-/*
- * Narrow the effort to @part of what is left, or to @work steps if that is less. The caller puts back the limits
- * that it had; what was spent stays spent.
- */
-static void effort_narrow(struct pack_effort *effort, double part, uint64_t work)
+void lade_pack_effort_narrow(struct pack_effort *effort, double part, uint64_t work)
 {
   uint64_t left = effort->work_limit - effort->work;
   if (effort->work_limit != UINT64_MAX)
@@ -337,7 +334,7 @@ static void effort_narrow(struct pack_effort *effort, double part, uint64_t work
   }
 }
 
-static void effort_widen(struct pack_effort *effort, const struct pack_effort *full)
+void lade_pack_effort_widen(struct pack_effort *effort, const struct pack_effort *full)
 {
   effort->work_limit = full->work_limit;
   effort->deadline_ns = full->deadline_ns;
@@ -346,23 +343,40 @@ static void effort_widen(struct pack_effort *effort, const struct pack_effort *f
   lade_pack_spend(effort, 0);
 }
 
-/* A first answer, and a queue's; a part of what is left for the exact search; the rest to repair what it left. */
-static void search(lade_packer *packer)
+/* A first answer, and a queue's. True when the target is met or the effort spent. */
+static bool search_fast(lade_packer *packer)
 {
   struct pack_effort full = packer->effort;
   const uint64_t fast_work = LADE_PACK_FAST_WORK * (uint64_t)packer->problem.n;
   const bool has_fast_work = !full.deadline_ns && full.work_limit >= fast_work;
   packer->n_orders_least = has_fast_work && lade_pack_first_fit_is_cheap(&packer->problem) ? 2 : 1;
-  effort_narrow(&packer->effort, 1, fast_work);
-  bool is_met = lade_pack_first_fit(packer);
-  effort_widen(&packer->effort, &full);
-  if (is_met || packer->effort.is_spent || lade_pack_ring(packer) || packer->effort.is_spent)
-    return;
-  effort_narrow(&packer->effort, packer->problem.n <= EXACT_LIKELY ? 0.5 : 0.2, UINT64_MAX);
-  is_met = lade_pack_exact(packer);
-  effort_widen(&packer->effort, &full);
+  lade_pack_effort_narrow(&packer->effort, 1, fast_work);
+  const bool is_met = lade_pack_first_fit(packer);
+  lade_pack_effort_widen(&packer->effort, &full);
+  return is_met || packer->effort.is_spent || lade_pack_ring(packer) || packer->effort.is_spent;
+}
+
+/* A part of what is left for the exact search; the rest to repair what it left. */
+static void search_long(lade_packer *packer)
+{
+  struct pack_effort full = packer->effort;
+  lade_pack_effort_narrow(&packer->effort, EXACT_PART, UINT64_MAX);
+  const bool is_met = lade_pack_exact(packer);
+  lade_pack_effort_widen(&packer->effort, &full);
   if (!is_met && !packer->effort.is_spent)
     lade_pack_first_fit(packer);
+}
+
+static void search(lade_packer *packer)
+{
+  struct pack_effort full = packer->effort;
+  if (search_fast(packer))
+    return;
+  lade_pack_effort_narrow(&packer->effort, CORE_PART, UINT64_MAX);
+  const bool is_met = lade_pack_core(packer);
+  lade_pack_effort_widen(&packer->effort, &full);
+  if (!is_met && !packer->effort.is_spent)
+    search_long(packer);
 }
 
 int lade_packer_create(lade_packer **ret_packer)
@@ -382,6 +396,17 @@ void lade_packer_destroy(lade_packer *packer)
   free(packer);
 }
 
+/* Where the answer and the passes lie, and no answer yet. */
+static void answer_init(lade_packer *packer, uint64_t stop_bytes)
+{
+  const size_t n = (size_t)packer->problem.n;
+  packer->best = lade_pack_take(packer, n * sizeof(*packer->best));
+  packer->offsets = lade_pack_take(packer, n * sizeof(*packer->offsets));
+  packer->best_bytes = UINT64_MAX;
+  packer->n_tried = 0;
+  packer->target_bytes = LADE_MAX(packer->problem.lower_bound, stop_bytes);
+}
+
 /* Pack what the rooms see into packer->best. @names: of these items, or NULL. */
 static int rooms_ask(lade_packer *packer, const struct lade_pack_item *items, int n, const int32_t *names,
                      uint64_t stop_bytes, struct lade_error *error)
@@ -390,13 +415,20 @@ static int rooms_ask(lade_packer *packer, const struct lade_pack_item *items, in
   int rc = fixed_check(packer, names, error);
   if (rc)
     return rc;
-  packer->best = lade_pack_take(packer, (size_t)n * sizeof(*packer->best));
-  packer->offsets = lade_pack_take(packer, (size_t)n * sizeof(*packer->offsets));
-  packer->best_bytes = UINT64_MAX;
-  packer->n_tried = 0;
-  packer->target_bytes = LADE_MAX(packer->problem.lower_bound, stop_bytes);
+  answer_init(packer, stop_bytes);
   search(packer);
   return 0;
+}
+
+bool lade_pack_part(lade_packer *packer, const struct lade_pack_item *items, int n, uint64_t stop_bytes)
+{
+  if (arena_reserve(packer, arena_bytes_needed(n)))
+    return false;
+  problem_init(packer, items, n);
+  answer_init(packer, stop_bytes);
+  if (!search_fast(packer))
+    search_long(packer);
+  return true;
 }
 
 int lade_packer_pack(lade_packer *packer, const struct lade_pack_item *items, int n_items,

@@ -21,8 +21,8 @@
  * a small limit of nodes, then again with random noise and a growing limit. Of the corners one rule takes the lowest,
  * one the one with fewest choices, and one weighs these against how often inference failed at the slot in all attempts
  * so far, since what fails often is better decided early (Boussemart and others' weighted degrees, 2004). An attempt
- * that ends without meeting its limit has proved that nothing fits, and the lower bound rises. In every second cycle the
- * attempts take for granted what shape the free bytes have (pack_fillers.c), which proves nothing when it fails.
+ * that ends without meeting its limit has proved that nothing fits, and the lower bound rises. In every second cycle
+ * the attempts take for granted what shape the free bytes have (pack_fillers.c), which proves nothing when it fails.
  *
  * Half of the effort goes to soft attempts, for where the target is out of reach or too hard. They start at its
  * capacity, too, but at a dead end, once their patience with steps back is over, the capacity grows by what inference

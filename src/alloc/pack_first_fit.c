@@ -577,8 +577,11 @@ static bool orders_try(lade_packer *packer, struct shelf *shelf, struct keyed *o
     order_make(&packer->problem, packer->n_tried, order);
     if (!order_place(packer, shelf, order))
       return false;
-    packer->n_tried++;
+    const uint64_t before_bytes = packer->best_bytes;
     is_met = lade_pack_offer(packer);
+    if (packer->best_bytes < before_bytes)
+      packer->kind_best = packer->n_tried;
+    packer->n_tried++;
     if (!packer_wastes_much(packer))
       packer->n_orders_least = 1;
   }
@@ -604,6 +607,35 @@ bool lade_pack_first_fit(lade_packer *packer)
     is_met = climbs_run(packer, &shelf, climbs);
   packer->arena_used = mark;
   return is_met;
+}
+
+bool lade_pack_around(lade_packer *packer, const bool *is_placed, const uint64_t *placed)
+{
+  const struct pack_problem *problem = &packer->problem;
+  const size_t mark = packer->arena_used;
+  uint64_t work = (uint64_t)problem->n;
+  struct shelf shelf;
+  shelf_init(packer, &shelf);
+  struct keyed *order = lade_pack_take(packer, (size_t)problem->n * sizeof(*order));
+  order_make(problem, packer->kind_best, order);
+  for (int i = 0; i < problem->n; i++)
+    if (is_placed[i]) {
+      packer->offsets[i] = placed[i];
+      shelf_insert(&shelf, problem, i, placed[i]);
+    }
+  for (int k = 0; k < problem->n && !packer->effort.is_spent; k++) {
+    const int32_t i = order[k].item;
+    if (is_placed[i])
+      continue;
+    packer->offsets[i] = shelf_fit(&shelf, problem, i, 0, &work);
+    shelf_insert(&shelf, problem, i, packer->offsets[i]);
+    if (work >= WORK_PER_SPEND || k == problem->n - 1) {
+      lade_pack_spend(&packer->effort, work);
+      work = 0;
+    }
+  }
+  packer->arena_used = mark;
+  return !packer->effort.is_spent;
 }
 
 /*

@@ -45,6 +45,7 @@ struct lade_packer {
   uint64_t *offsets;     /* of the pass under way */
   int n_tried;           /* orders of first fit that were placed to the end */
   int n_orders_least;    /* that are, whatever they count */
+  int kind_best;         /* of the order that led furthest */
 };
 
 /* The caller's items as the rooms see them, when some are in groups (pack_groups.c). Lies in the arena. */
@@ -91,6 +92,28 @@ bool lade_pack_first_fit_is_cheap(const struct pack_problem *problem);
  * do not end in about that order. True when the target is met.
  */
 bool lade_pack_ring(lade_packer *packer);
+
+/*
+ * Items of which those that @is_placed lie at @placed; the others around them in the order that led furthest. Leaves
+ * the offsets in the packer. False when the effort is spent before the end.
+ */
+bool lade_pack_around(lade_packer *packer, const bool *is_placed, const uint64_t *placed);
+
+/* Rounds of what is hard, by itself, and what is around it. Needs an incumbent. True when the target is met. */
+bool lade_pack_core(lade_packer *packer);
+
+/*
+ * Pack @n items, a part of a problem, with all rooms but the core, into packer->best, down to @stop_bytes, with the
+ * effort that packer->effort has. False when memory is out.
+ */
+bool lade_pack_part(lade_packer *packer, const struct lade_pack_item *items, int n, uint64_t stop_bytes);
+
+/*
+ * Narrow the effort to @part of what is left, or to @work steps if that is less. Widened again it has the limits of
+ * @full; what was spent stays spent.
+ */
+void lade_pack_effort_narrow(struct pack_effort *effort, double part, uint64_t work);
+void lade_pack_effort_widen(struct pack_effort *effort, const struct pack_effort *full);
 
 /*
  * Exact search at and above the target, for up to some 2,000 items of one alignment, fixed ones at the bottom without

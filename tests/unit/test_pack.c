@@ -131,6 +131,29 @@ static void test_jigsaws_that_were_bent_come_near_their_bound(void **state)
     }
 }
 
+/* 150 pieces that fill a rectangle, and thousands of buffers at other times: too many for the exact search as a whole. */
+static void test_a_hard_part_of_a_large_program_is_packed_by_itself(void **state)
+{
+  const struct jigsaw how = {.n_pieces = 150, .span = 1024, .height = 1024, .granule = 1024, .seed = 3};
+  int n = jigsaw_make(&how, items);
+  draw_start(31);
+  for (int end = n + 4000; n < end; n++) {
+    int lower = 1000 + (int)draw(8000);
+    items[n] = (struct lade_pack_item){LADE_MAX(lower, 1024), lower + 30 + (int)draw(200), 1 + draw(16384), 1, -1};
+  }
+  instance_shuffle(5, items, n);
+  assert_int_equal(pack(n, 400000000, 0).peak_bytes, 1 << 20);
+}
+
+static void test_drawn_training_steps_come_near_their_bound(void **state)
+{
+  for (uint64_t seed = 1; seed <= 6; seed++) {
+    struct lade_pack_result result = pack(network_make(&(struct network){90, seed}, items), 100000000, 0);
+    if ((double)result.peak_bytes > 1.003 * (double)result.lower_bound_bytes)
+      fail_msg("seed %" PRIu64 ": %" PRIu64 " over %" PRIu64, seed, result.peak_bytes, result.lower_bound_bytes);
+  }
+}
+
 static void test_a_proved_bound_stays_below_a_known_packing(void **state)
 {
   for (int round = 0; round < 20; round++) {
@@ -503,7 +526,7 @@ static void test_traces_come_close_to_their_bounds(void **state)
     const char *name;
     double excess;
   } traces[] = {{"torch_medium_128_training.csv", 0.003}, {"torch_medium_256_training.csv", 0.003},
-                {"torch_medium_512_inference.csv", 0.003}, {"resnet50.csv", 0.0035}, {"pangu_2.6B.csv", 0.02}};
+                {"torch_medium_512_inference.csv", 0.003}, {"resnet50.csv", 0.0005}, {"pangu_2.6B.csv", 0.02}};
   for (size_t k = 0; k < LADE_COUNT(traces); k++) {
     struct lade_pack_result result = pack(instance_read(traces[k].name), 600000000, 0);
     if ((double)result.peak_bytes > (1 + traces[k].excess) * (double)result.lower_bound_bytes)
@@ -519,6 +542,8 @@ int main(void)
       cmocka_unit_test(test_pieces_of_a_rectangle_fill_it_again),
       cmocka_unit_test(test_most_jigsaws_of_hundreds_of_pieces_are_filled_again),
       cmocka_unit_test(test_jigsaws_that_were_bent_come_near_their_bound),
+      cmocka_unit_test(test_a_hard_part_of_a_large_program_is_packed_by_itself),
+      cmocka_unit_test(test_drawn_training_steps_come_near_their_bound),
       cmocka_unit_test(test_a_proved_bound_stays_below_a_known_packing),
       cmocka_unit_test(test_training_steps_come_within_one_percent_in_the_fast_pass),
       cmocka_unit_test(test_items_of_all_alignments_and_fixed_places_keep_them),
