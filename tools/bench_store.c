@@ -49,7 +49,8 @@ struct sample {
 };
 
 struct bench {
-  const char *dir;
+  const char *dir;          /* one, whatever its name */
+  char store_dir[PATH_MAX]; /* as a store is told it */
   uint64_t bytes;
   int n_rounds;
   bool has_fio;
@@ -59,6 +60,7 @@ struct bench {
   struct lade_extent extents[N_STORES];
   uint64_t generation; /* of the stores' last write */
   char durable_dir[PATH_MAX]; /* "" until it is made */
+  char durable_list[PATH_MAX];
   lade_durable *durable;
   uint64_t durable_generation; /* that was written last */
   struct sample samples[N_SERIES][N_OPS][N_ROUNDS_MAX];
@@ -195,9 +197,22 @@ static int rounds_run(struct bench *bench, struct lade_error *error)
 
 /* ---- preparing ---- */
 
+/* Stores take a list of directories, in which a comma of a name is written twice. False: too long. */
+static bool list_write(const char *dir, char *ret_list, size_t list_bytes)
+{
+  size_t n = 0;
+  for (; *dir && n + 2 < list_bytes; dir++) {
+    ret_list[n++] = *dir;
+    if (*dir == ',')
+      ret_list[n++] = ',';
+  }
+  ret_list[n] = '\0';
+  return !*dir;
+}
+
 static int store_begin(struct bench *bench, int i, struct lade_error *error)
 {
-  struct lade_store_params params = {.struct_size = sizeof(params), .dir = bench->dir,
+  struct lade_store_params params = {.struct_size = sizeof(params), .dir = bench->store_dir,
                                      .engine = i == BEST ? LADE_STORE_AUTO : LADE_STORE_POSIX};
   int status = lade_store_open(&params, error, &bench->stores[i]);
   if (status)
@@ -218,7 +233,9 @@ static int durable_begin(struct bench *bench, struct lade_error *error)
     bench->durable_dir[0] = '\0';
     return lade_error_set(error, code, "%s: no directory can be made in it: %s", bench->dir, strerror(-code));
   }
-  const struct lade_durable_params params = {.struct_size = sizeof(params), .dir = bench->durable_dir};
+  if (!list_write(bench->durable_dir, bench->durable_list, sizeof(bench->durable_list)))
+    return lade_error_set(error, -ENAMETOOLONG, "--dir: its name is too long");
+  const struct lade_durable_params params = {.struct_size = sizeof(params), .dir = bench->durable_list};
   int status = lade_durable_open(&params, error, &bench->durable);
   if (!status)
     status = lade_durable_prepare(bench->durable, bench->bytes, 0, error);
@@ -409,6 +426,8 @@ static int options_take(const struct options *options, struct bench *bench, stru
     return lade_error_set(error, -EINVAL, "--dir DIR is missing: a directory on the drive to measure");
   if (options->bench_bytes % TRANSFER_BYTES)
     return lade_error_set(error, -EINVAL, "--size: expected a multiple of 8MiB, like 512MiB or 4GiB");
+  if (!list_write(options->bench_dir, bench->store_dir, sizeof(bench->store_dir)))
+    return lade_error_set(error, -EINVAL, "--dir: its name is too long");
   bench->dir = options->bench_dir;
   bench->bytes = options->bench_bytes;
   bench->n_rounds = (int)options->n_rounds;

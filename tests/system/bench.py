@@ -99,6 +99,10 @@ if code == 0:
     code, out, err = run("store", "--dir", ".", "--size", "8MiB", "--rounds", "1")
     assert code == 0 and re.search(r"store, checksums +[\d.]+ GB/s +[\d.]+ GB/s", out), out
     assert re.search(r"durable state +[\d.]+ GB/s +[\d.]+ GB/s.*publishing a generation.* [\d.]+ ms", out, re.DOTALL), out
+    os.mkdir("one, with a comma")
+    code, out, err = run("store", "--dir", "one, with a comma", "--size", "8MiB", "--rounds", "1")
+    os.rmdir("one, with a comma")  # nothing is left in it
+    assert code == 0 and "durable state" in out, (code, err)
     # A signal ends the bench after a pass, and durable state's files, which have names, go with it.
     with tempfile.TemporaryDirectory(dir=".") as directory:
         bench = subprocess.Popen([LADE, "bench", "store", "--dir", directory, "--size", "8MiB", "--rounds", "99"],
