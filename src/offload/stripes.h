@@ -59,10 +59,10 @@ int store_stripes_grow(struct store_stripes *stripes, int drive, uint64_t n);
  */
 bool store_stripes_leave(struct store_stripes *stripes, uint64_t i, int drive);
 
-/* Of what stayed behind: all of a stripe, and it is lost; not @bytes from byte @from, which are written anew. */
+/* Of what stayed behind: all of a stripe, and it is lost; no more @bytes from byte @from, written anew. */
 void store_spot_lose(struct store_spot *spot);
 void store_spot_regain(struct store_spot *spot, uint64_t from, uint64_t bytes);
-/* How many of the @bytes from byte @from on are in one place with the first of them, and whether that is the old one. */
+/* How many of @bytes from byte @from on are in one place with the first of them, and whether that is the old one. */
 uint64_t store_spot_run(const struct store_spot *spot, uint64_t from, uint64_t bytes, bool *ret_is_behind);
 
 #endif
