@@ -308,6 +308,13 @@ static struct block *others_search(lade_cache *cache, struct zone *zone, int que
   return block;
 }
 
+/* What was freed while no lock was held is not kept back where memory is out. */
+static void quarantine_empty(lade_cache *cache)
+{
+  if (cache->flags & LADE_CACHE_SANITIZE)
+    lade_cache_guard_drain(cache, true);
+}
+
 /*
  * Ask the owner. Another thread that is out of memory meanwhile waits until that is done, and then for its own turn:
  * what the owner gives last may be what it needs. Returns false when there is nothing more to be had.
@@ -319,6 +326,7 @@ bool lade_cache_spill(lade_cache *cache, int queue, uint64_t bytes)
   if (cache->is_spilling) {
     while (cache->is_spilling)
       lade_cache_sleep_all(cache, &cache->n_spilled);
+    quarantine_empty(cache);
     return true;
   }
   cache->is_spilling = true;
@@ -330,6 +338,7 @@ bool lade_cache_spill(lade_cache *cache, int queue, uint64_t bytes)
   lade_cache_lock_all(cache);
   cache->is_spilling = false;
   lade_lock_rouse(&cache->n_spilled);
+  quarantine_empty(cache);
   return freed_bytes > 0;
 }
 
@@ -349,6 +358,7 @@ void lade_cache_wait_and_sweep(lade_cache *cache)
   lade_cache_unlock_all(cache);
   lade_cache_wait_all(cache, false);
   lade_cache_lock_all(cache);
+  quarantine_empty(cache);
   for (struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
     if (!pool->is_capturing)
       lade_cache_sweep(cache, pool);

@@ -211,6 +211,35 @@ static void a_pool_is_made_of_what_the_sanitizer_keeps(void **state)
   bed_close(&bed);
 }
 
+static uint64_t give_held(void *arg, uint64_t bytes)
+{
+  struct host *host = arg;
+  if (!host->held)
+    return 0;
+  must_free(host->bed->cache, host->held);
+  host->held = NULL;
+  return bytes;
+}
+
+/* What the owner frees goes into the quarantine, and out of it again, since memory is out. */
+static void what_the_owner_gives_is_not_kept_back(void **state)
+{
+  struct host host = {0};
+  const struct lade_cache_params params = {
+      .limit_bytes = LIMIT_CHUNKS * CHUNK, .flags = LADE_CACHE_SANITIZE, .spill = give_held, .spill_arg = &host};
+  struct bed bed = bed_open(state, &params, NULL);
+  lade_cache_pool *pool = NULL;
+  host.bed = &bed;
+  host.held = must_alloc(bed.cache, bed.queues[0], 3 * CHUNK);
+  host.held = must_alloc(bed.cache, bed.queues[1], 3 * CHUNK);
+  assert_int_equal(stats_get(bed.cache).n_spills, 1);
+  assert_int_equal(lade_cache_pool_create(bed.cache, 3 * CHUNK, &pool), 0);
+  assert_int_equal(stats_get(bed.cache).n_spills, 2);
+  assert_int_equal(stats_get(bed.cache).num_ooms, 0);
+  assert_int_equal(lade_cache_pool_destroy(bed.cache, pool), 0);
+  bed_close(&bed);
+}
+
 /* What was submitted since a capture began may never run; what was there before will. */
 static void queues_wait_only_for_what_was_there_before_a_capture(void **state)
 {
@@ -358,6 +387,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(nothing_that_fits_is_refused_while_others_come_and_go),
       cmocka_unit_test(a_pool_is_made_of_what_will_be_free),
       cmocka_unit_test(a_pool_is_made_of_what_the_sanitizer_keeps),
+      cmocka_unit_test(what_the_owner_gives_is_not_kept_back),
       cmocka_unit_test(queues_wait_only_for_what_was_there_before_a_capture),
       cmocka_unit_test(a_child_leaves_alone_what_was_being_changed),
       cmocka_unit_test(a_limit_may_be_one_in_name_only),
