@@ -105,8 +105,8 @@ LADE_API int lade_cache_alloc(lade_cache *cache, const struct lade_cache_request
 LADE_API int lade_cache_free(lade_cache *cache, void *address, const char *place, struct lade_error *error);
 
 /*
- * @queue uses the block too: its free waits for what was submitted there until then. -EINVAL for no live block,
- * -ENOSPC (too many queues), -ENOMEM, -EPERM.
+ * @queue uses the block too: its free waits for what was submitted there until then. -EINVAL for no live block or a
+ * queue of another device, -ENOSPC (too many queues), -ENOMEM, -EPERM.
  */
 LADE_API int lade_cache_record(lade_cache *cache, void *address, lade_queue *queue);
 

@@ -291,11 +291,11 @@ static struct block *pool_search(lade_cache *cache, struct zone *zone, int queue
   return !block && is_home ? kinds_search(cache, zone, queue, bytes) : block;
 }
 
-/* Step 3. The host has no queue that could wait. */
+/* Step 3. The host has no queue that could wait, and a signal's runs nothing that could. */
 static struct block *others_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
 {
   struct block *block = NULL;
-  if (!queue)
+  if (!queue || !lade_queue_runs_work(cache->queues[queue].queue))
     return NULL;
   lade_cache_waits_adopt(cache, queue);
   for (struct zone *other = zone_other(zone); zone && !block; zone = zone == other ? NULL : other) {
@@ -457,14 +457,23 @@ static inline struct zone *zone_of_request(const lade_cache *cache, const struct
   return slot->pool->is_private ? &slot->pool->own : &shard->zones[zone_choose(cache, bytes)];
 }
 
+static int queue_refuse(int code, struct lade_error *error)
+{
+  if (code == -EINVAL)
+    return lade_error_set(error, code, "cache: the queue is of another device than the cache");
+  if (code == -ENOMEM)
+    return lade_error_set(error, code, "cache: out of host memory");
+  return lade_error_set(error, code, "cache: more than %d queues; lade_cache_forget those that are gone",
+                        LADE_CACHE_MAX_QUEUES);
+}
+
 /* Called with all locks. */
 static int block_alloc(lade_cache *cache, const struct lade_cache_request *request, struct lade_error *error,
                        struct block **ret_block)
 {
   int queue = lade_cache_queue_number(cache, request->queue);
   if (queue < 0)
-    return lade_error_set(error, queue, "cache: more than %d queues; lade_cache_forget those that are gone",
-                          LADE_CACHE_MAX_QUEUES);
+    return queue_refuse(queue, error);
   if (request->tag < 0 || request->tag >= cache->n_tags)
     return lade_error_set(error, -EINVAL, "cache: tag %d is none of lade_cache_tag_add's", request->tag);
   if (lade_cache_is_spiller(cache))

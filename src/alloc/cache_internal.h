@@ -400,7 +400,7 @@ struct block *lade_cache_block_settle(lade_cache *cache, struct block *block);
 
 /* ---- cache_queues.c ---- */
 
-/* The number of @queue, which gets one and a shard if it has none; 0 for NULL. -ENOSPC, -ENOMEM. */
+/* The number of @queue, which gets one and a shard if it has none; 0 for NULL. -EINVAL, -ENOSPC, -ENOMEM. */
 int lade_cache_queue_number(lade_cache *cache, lade_queue *queue);
 /* The event after which everything submitted to the queue is done. */
 uint64_t lade_cache_queue_count(const lade_cache *cache, int queue);

@@ -26,6 +26,8 @@
 /* A new shard is locked like the others. Who finds the queue finds its shard and the rest of the slot. */
 static int slot_fill(lade_cache *cache, lade_queue *queue, int number)
 {
+  if (lade_queue_get_device(queue) != cache->device)
+    return -EINVAL;
   if (number == N_QUEUES)
     return -ENOSPC;
   if (!cache->shards[number]) {

@@ -502,6 +502,16 @@ void lade_queue_signal_after(lade_queue *queue, uint64_t count, int64_t predicte
   queue->device->ops->signal(queue, count, predicted_ns);
 }
 
+lade_device *lade_queue_get_device(const lade_queue *queue)
+{
+  return queue->device;
+}
+
+bool lade_queue_runs_work(const lade_queue *queue)
+{
+  return queue->role != LADE_QUEUE_SIGNAL;
+}
+
 uint64_t lade_queue_submitted(const lade_queue *queue)
 {
   return atomic_load_explicit(queue->submitted, memory_order_acquire);

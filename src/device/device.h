@@ -163,6 +163,12 @@ void lade_queue_signal(lade_queue *queue, uint64_t count);
 /* The same; on a dry device what is signalled took @predicted_ns from the queue's clock on. */
 void lade_queue_signal_after(lade_queue *queue, uint64_t count, int64_t predicted_ns);
 
+/* Does it run work, which can be made to wait? Not a signal queue. Any thread. Never blocks. */
+bool lade_queue_runs_work(const lade_queue *queue);
+
+/* Whose queue it is. Any thread. Never blocks. */
+lade_device *lade_queue_get_device(const lade_queue *queue);
+
 /*
  * Nanoseconds during which the queue has run work since it was created, throttled copies' idle time
  * included; on a dry device of its simulated clock. lade_queue_now_ns is the time at which its last

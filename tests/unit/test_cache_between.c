@@ -211,6 +211,48 @@ static void a_pool_is_made_of_what_the_sanitizer_keeps(void **state)
   bed_close(&bed);
 }
 
+/* Nothing runs there that could wait for an event. */
+static void a_signal_queue_gets_memory_when_others_are_done(void **state)
+{
+  struct opener opener = {0};
+  const struct lade_cache_params params = {
+      .limit_bytes = LIMIT_CHUNKS * CHUNK, .spill = open_gate, .spill_arg = &opener};
+  struct bed bed = bed_open(state, &params, NULL);
+  lade_queue *signal = queue_open(bed.device, LADE_QUEUE_SIGNAL);
+  opener.gate = queue_open(bed.device, LADE_QUEUE_SIGNAL);
+  void *block = must_alloc(bed.cache, bed.queues[0], LIMIT_CHUNKS * CHUNK);
+  hold(bed.queues[0], opener.gate, 1);
+  must_free(bed.cache, block);
+  block = must_alloc(bed.cache, signal, LIMIT_CHUNKS * CHUNK);
+  assert_true(lade_queue_poll(bed.queues[0], 1));
+  assert_int_equal(stats_get(bed.cache).n_event_waits, 0);
+  must_free(bed.cache, block);
+  lade_cache_forget(bed.cache, signal);
+  lade_queue_destroy(signal);
+  lade_queue_destroy(opener.gate);
+  bed_close(&bed);
+}
+
+/* Events of one device mean nothing to another. */
+static void a_queue_of_another_device_is_refused(void **state)
+{
+  struct bed bed = bed_open(state, NULL, NULL);
+  lade_device *device = device_open(state, NULL);
+  lade_queue *stranger = queue_open(device, LADE_QUEUE_COMPUTE);
+  struct lade_cache_request request = {sizeof(request), 512, stranger, 0, NULL};
+  struct lade_error error = {0};
+  void *block = must_alloc(bed.cache, bed.queues[0], 512), *refused = NULL;
+  assert_int_equal(lade_cache_alloc(bed.cache, &request, &error, &refused), -EINVAL);
+  assert_string_equal(error.text, "cache: the queue is of another device than the cache");
+  assert_int_equal(lade_cache_record(bed.cache, block, stranger), -EINVAL);
+  assert_int_equal(lade_cache_route(bed.cache, stranger, NULL), -EINVAL);
+  lade_cache_forget(bed.cache, stranger);
+  must_free(bed.cache, block);
+  bed_close(&bed);
+  lade_queue_destroy(stranger);
+  lade_device_close(device);
+}
+
 static uint64_t give_held(void *arg, uint64_t bytes)
 {
   struct host *host = arg;
@@ -387,6 +429,8 @@ int main(int argc, char **argv)
       cmocka_unit_test(nothing_that_fits_is_refused_while_others_come_and_go),
       cmocka_unit_test(a_pool_is_made_of_what_will_be_free),
       cmocka_unit_test(a_pool_is_made_of_what_the_sanitizer_keeps),
+      cmocka_unit_test(a_signal_queue_gets_memory_when_others_are_done),
+      cmocka_unit_test(a_queue_of_another_device_is_refused),
       cmocka_unit_test(what_the_owner_gives_is_not_kept_back),
       cmocka_unit_test(queues_wait_only_for_what_was_there_before_a_capture),
       cmocka_unit_test(a_child_leaves_alone_what_was_being_changed),
