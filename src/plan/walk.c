@@ -50,7 +50,7 @@ struct walker {
   int32_t sight_number;
   struct idle_value *idle; /* by value's number: what of it is idle at the peak, if any */
   int32_t *peak_members; /* scratch: members of a group that are live at the peak */
-  int32_t *speakers;     /* by a group's first tensor: its first that is live at the peak, -1 */
+  int32_t *speakers;     /* by a group's first tensor: who of it is live at the peak, and speaks for all; -1 */
   double most_ns; /* of compute: recomputing does not go on for ever */
   uint8_t *barred;         /* by lade_change_index: changes that were taken back (bar_bit) */
   struct undo *undo;       /* what the members of the last change were before it */
@@ -166,7 +166,7 @@ static bool is_live_member(const struct walker *w, const struct lade_change *cha
     return is_weight_free(w, id) && (w->residency->homes[id] >= change->to || is_state_free(w, id));
   if (change->kind == LADE_CHANGE_SPILL)
     return w->residency->choices[id].spill == LADE_WAIT_KEEP;
-  return w->residency->choices[id].saved != change->to && w->idle[id].bytes && w->idle[id].is_in_saved_gap;
+  return w->residency->choices[id].saved == LADE_WAIT_KEEP && w->idle[id].bytes && w->idle[id].is_in_saved_gap;
 }
 
 /*
@@ -330,17 +330,28 @@ static void tensor_consider(struct walker *w, int tensor, const struct lade_load
   value_consider(w, tensor, base, best);
 }
 
-/* Of each group the first member that is live at the peak speaks for all. */
+/* The first of @group that is live at the peak and free to change, or else the first that is live; -1: none is. */
+static int32_t speaker_find(const struct walker *w, const int32_t *group, int n)
+{
+  int32_t first = -1;
+  for (int i = 0; i < n; i++) {
+    if (!w->idle[group[i]].bytes)
+      continue;
+    if (!w->is_pinned[group[i]])
+      return group[i];
+    first = first < 0 ? group[i] : first;
+  }
+  return first;
+}
+
+/* One of each group speaks for all. */
 static void speakers_find(struct walker *w)
 {
   for (int tensor = 0; tensor < w->graph->n_tensors; tensor++) {
     int n = 0;
     const int32_t *group = lade_solver_group(w->solver, LADE_CHANGE_SAVED, tensor, &n);
-    if (group[0] != tensor)
-      continue;
-    w->speakers[tensor] = -1;
-    for (int i = 0; i < n && w->speakers[tensor] < 0; i++)
-      w->speakers[tensor] = w->idle[group[i]].bytes ? group[i] : -1;
+    if (group[0] == tensor)
+      w->speakers[tensor] = speaker_find(w, group, n);
   }
 }
 

@@ -323,6 +323,40 @@ static void working_copies_stay_where_only_state_may_leave(void **state)
   desk_close(&desk);
 }
 
+/*
+ * A walk only ever moves away from keeping, so it ends whatever is fixed: also where one of a group has to be kept
+ * while the others may go to either tier.
+ */
+static void walks_end_whatever_is_fixed(void **state)
+{
+  uint32_t seed = 5;
+  for (int round = 0; round < 12; round++) {
+    struct desk desk;
+    desk_open(&desk, LADE_LLAMA, &machines[3]);
+    const struct lade_graph *graph = desk.graph;
+    struct lade_change *pins = calloc((size_t)lade_change_count(graph), sizeof(*pins));
+    int n = 0;
+    assert_non_null(pins);
+    for (int i = 0; i < graph->n_tensors; i++) {
+      const bool is_grad = graph->tensors[i].kind == LADE_TENSOR_GRAD;
+      if (lade_tensor_is_repeatable(graph, i) || (is_grad && scene_draw(&seed, 3) == 0))
+        pins[n++] = (struct lade_change){LADE_CHANGE_SAVED, is_grad ? LADE_WAIT_KEEP : LADE_WAIT_HOST, i};
+    }
+    for (int param = 0; param < graph->n_params; param++) {
+      if (scene_draw(&seed, 3) == 0)
+        pins[n++] = (struct lade_change){LADE_CHANGE_STATE, LADE_HOME_DEVICE, param};
+    }
+    desk.params.pins = pins;
+    desk.params.n_pins = n;
+    desk.params.host_bytes = PLENTY;
+    desk.params.n_microbatches = 2;
+    desk_start(&desk);
+    assert_in_range(desk.bounds.n_states, 1, 10 * lade_change_count(graph));
+    desk_close(&desk);
+    free(pins);
+  }
+}
+
 /* The smallest budget of a rank with a host, alone (@zero 0) or one of four, where @pins are all that is fixed. */
 static uint64_t least_pinned(enum lade_family family, int zero, enum lade_recipe recipe,
                              const struct lade_change *pins, int n_pins)
@@ -714,6 +748,7 @@ int main(void)
       cmocka_unit_test(an_absent_tier_is_not_used),
       cmocka_unit_test(recipes_are_followed),
       cmocka_unit_test(pins_are_kept),
+      cmocka_unit_test(walks_end_whatever_is_fixed),
       cmocka_unit_test(working_copies_stay_where_only_state_may_leave),
       cmocka_unit_test(blocks_leave_where_a_person_would_send_them),
       cmocka_unit_test(a_pinned_layer_does_not_hold_the_others),
