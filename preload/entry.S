@@ -10,8 +10,8 @@
  * Entries are weak: where the shim has a function of its own of that name (hooks.h), the linker takes that one.
  *
  * dlopen and dlsym look at the address that they will return to, to know on whose behalf they search. So the shim's do
- * not call them: they change arguments, where they must be, and jump, and the return address stays the caller's. dlmopen
- * searches on somebody's behalf as dlopen does.
+ * not call them: they change arguments, where they must be, and jump, and the return address stays the caller's.
+ * dlmopen searches on somebody's behalf as dlopen does.
  */
 #if defined(__x86_64__)
 

@@ -283,7 +283,8 @@ static void stale_drop(lade_ledger *ledger, enum lade_ledger_space space, uint64
  * Another process's memory that is opened once more in a context has the address that it had: the holding that is there
  * gets another handle, and the new one was of nothing. Lock held.
  */
-static bool holding_reopen(lade_ledger *ledger, struct lade_holding *holding, enum lade_ledger_space space, uint64_t key)
+static bool holding_reopen(lade_ledger *ledger, struct lade_holding *holding, enum lade_ledger_space space,
+                           uint64_t key)
 {
   struct lade_holding *open = holding->kind == LADE_LEDGER_IMPORTED && space == LADE_LEDGER_ADDRESSES
                                   ? *table_find(ledger, space, key) : NULL;

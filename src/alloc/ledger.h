@@ -110,8 +110,8 @@ int lade_ledger_charge(lade_ledger *ledger, int account, enum lade_ledger_kind k
                        struct lade_holding **ret_holding);
 /*
  * The memory is there, under @key of @space, and has @bytes; what was there before is gone. -EOVERFLOW where that is
- * more than was charged and passes the budget: then the holding is still the caller's, to drop. Imported memory that its
- * owner has there already is the same, and is to be taken out as often as it was settled.
+ * more than was charged and passes the budget: then the holding is still the caller's, to drop. Imported memory that
+ * its owner has there already is the same, and is to be taken out as often as it was settled.
  */
 int lade_ledger_settle(lade_ledger *ledger, struct lade_holding *holding, enum lade_ledger_space space, uint64_t key,
                        uint64_t bytes);

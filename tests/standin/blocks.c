@@ -323,8 +323,8 @@ cuda_result cuIpcGetMemHandle(struct cuda_ipc_handle *ret_handle, cuda_address a
 }
 
 /*
- * Another mapping of the same size, one for each context, which counts how often it was opened; the bytes themselves are
- * not shared.
+ * Another mapping of the same size, one for each context, which counts how often it was opened; the bytes themselves
+ * are not shared.
  */
 cuda_result cuIpcOpenMemHandle_v2(cuda_address *ret_at, struct cuda_ipc_handle handle, unsigned flags)
 {

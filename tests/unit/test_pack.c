@@ -131,7 +131,7 @@ static void test_jigsaws_that_were_bent_come_near_their_bound(void **state)
     }
 }
 
-/* 150 pieces that fill a rectangle, and thousands of buffers at other times: too many for the exact search as a whole. */
+/* 150 pieces that fill a rectangle, thousands of buffers at other times: too many for the exact search as a whole. */
 static void test_a_hard_part_of_a_large_program_is_packed_by_itself(void **state)
 {
   const struct jigsaw how = {.n_pieces = 150, .span = 1024, .height = 1024, .granule = 1024, .seed = 3};
