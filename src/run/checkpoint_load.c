@@ -167,23 +167,31 @@ static int values_load(struct load *load, struct lade_error *error)
   int rc = chunk_init(&load->chunk, load->values, slices_chunk_blocks(load->values->graph), load->faults, error);
   for (int kind = 0; kind < CHUNK_N_KINDS && rc == 0; kind++)
     rc = slices_load(&load->chunk, (enum chunk_kind)kind, load->sources + (size_t)kind * n_own, load->faults, error);
-  return rc < 0 || load->state.has_xxh3 ? rc : sums_compare(load, error);
+  return rc;
+}
+
+/* Where this rank's values are, in a checkpoint of this model. */
+static int contents_find(struct load *load, struct lade_error *error)
+{
+  int rc = saved_config_verify(&load->state, load->path, error);
+  if (rc == 0)
+    rc = sources_find(load, error);
+  return rc < 0 ? rc : model_compare(load, error);
 }
 
 static int load_all(struct load *load, struct lade_error *error)
 {
-  int rc = saved_state_read(&load->state, load->path, load->faults, error);
+  struct lade_peers *peers = load->values->peers;
+  int rc = lade_peers_vote(peers, saved_state_read(&load->state, load->path, load->faults, error), error);
   if (rc == 0)
     rc = place_check(load, error);
   if (rc == 0)
     rc = version_check(load, error);
   if (rc == 0)
-    rc = saved_config_verify(&load->state, load->path, error);
+    rc = lade_peers_vote(peers, contents_find(load, error), error);
   if (rc == 0)
-    rc = sources_find(load, error);
-  if (rc == 0)
-    rc = model_compare(load, error);
-  return rc < 0 ? rc : values_load(load, error);
+    rc = lade_peers_vote(peers, values_load(load, error), error);
+  return rc < 0 || load->state.has_xxh3 ? rc : sums_compare(load, error);
 }
 
 int lade_checkpoint_load(const struct lade_values *values, const char *path, struct lade_faults *faults,

@@ -404,8 +404,8 @@ static int arena_create(lade_executor *ex)
   return ex->is_arena_shared ? 0 : lade_device_chunk_create(ex->device, ex->arena_bytes, &ex->chunk);
 }
 
-/* Let the other ranks of each axis read the arena where it is; whoever has none to show says so, or they would wait. */
-static int arena_register(lade_executor *ex, struct lade_error *error)
+/* Whoever has no arena to show says so, or the others would wait. */
+int lade_executor_meet(lade_executor *ex, struct lade_error *error)
 {
   struct lade_comm_range range = {.data = (void *)(uintptr_t)ex->arena, .bytes = ex->arena_bytes, .descriptor = -1};
   int status = 0;
@@ -613,7 +613,7 @@ static int executor_init(lade_executor *ex, struct lade_error *error)
     return lade_error_set(error, status, "no memory to bind the plan");
   executor_graphs_init(ex);
   memories_pin(ex, true);
-  return arena_register(ex, error);
+  return 0;
 }
 
 int lade_executor_create(const struct lade_executor_params *params, struct lade_error *error,

@@ -48,12 +48,18 @@ struct lade_executor_params {
 };
 
 /*
- * Collective among the ranks of params->comms, which read each other's arenas where they are if they share memory: a
- * rank that fails has to abort them, or the others wait. -EINVAL (plan not proved, store or communicator missing),
- * -ENOMEM, -ENOSPC and others of the store, with one line in @error; as lade_comm_run.
+ * This rank's part. -EINVAL (plan not proved, store or communicator missing), -ENOMEM, -ENOSPC and others of the store,
+ * with one line in @error.
  */
 int lade_executor_create(const struct lade_executor_params *params, struct lade_error *error,
                          lade_executor **ret_executor);
+
+/*
+ * Once all ranks of params->comms have theirs, and before the first step: let each read the others' arenas where they
+ * are, if they share memory. Without it, and where they do not, bytes are staged. Collective; a rank that does not come
+ * has to abort the communicators, or the others wait. As lade_comm_run.
+ */
+int lade_executor_meet(lade_executor *executor, struct lade_error *error);
 void lade_executor_destroy(lade_executor *executor);
 
 /*

@@ -19,15 +19,15 @@
 #include "run/peers.h"
 
 /* Ranks that cut the job up differently would split it into other groups, and wait in them for ever. */
-static int layout_agree(struct lade_peers *peers, struct lade_error *error)
+static int layout_compare(struct lade_peers *peers, struct lade_error *error)
 {
   char own[LADE_LAYOUT_NAME_BYTES] = "", first[LADE_LAYOUT_NAME_BYTES];
   lade_layout_name(&peers->layout, own);
   memcpy(first, own, sizeof(first));
   int status = lade_peers_broadcast(peers, 0, first, sizeof(first), error);
   if (!status && strcmp(own, first) != 0)
-    status = lade_error_set(error, -EINVAL, "rank %d was given the layout \"%s\", and the first rank \"%s\": all ranks "
-                            "take the same options", peers->layout.rank, own, first);
+    status = lade_error_set(error, -EINVAL, "was given the layout \"%s\", and the first rank \"%s\": all ranks take "
+                            "the same options", own, first);
   return status;
 }
 
@@ -38,33 +38,41 @@ static int words_alloc(const struct lade_peers *peers, int64_t **ret_words, stru
   return n && !*ret_words ? lade_error_set(error, -ENOMEM, "no memory for a word from each of %zu ranks", n) : 0;
 }
 
-int lade_peers_open(const struct lade_layout_params *params, lade_comm *world, struct lade_error *error,
-                    struct lade_peers *ret_peers)
+int lade_peers_join(lade_comm *world, struct lade_error *error, struct lade_peers *ret_peers)
 {
-  struct lade_layout_params given = *params;
   struct lade_peers peers = {.world = world};
-  if (world) {
-    given.world = lade_comm_size(world);
-    given.rank = lade_comm_rank(world);
-  }
-  int status = lade_layout_init(&given, error, &peers.layout);
+  int status = words_alloc(&peers, &peers.words, error);
   if (status)
     return status;
-  const struct lade_mesh *mesh = &peers.layout.mesh;
-  status = words_alloc(&peers, &peers.words, error);
-  if (!status)
-    status = layout_agree(&peers, error);
-  for (int axis = 0; axis < LADE_N_AXES && world && !status; axis++) {
+  if (world)
+    peers.layout.rank = lade_comm_rank(world);
+  *ret_peers = peers;
+  return 0;
+}
+
+/* Each by itself, then whether all have the same. */
+static int layout_agree(const struct lade_layout_params *params, struct lade_peers *peers, struct lade_error *error)
+{
+  struct lade_layout_params given = *params;
+  if (peers->world) {
+    given.world = lade_comm_size(peers->world);
+    given.rank = lade_comm_rank(peers->world);
+  }
+  int status = lade_peers_vote(peers, lade_layout_init(&given, error, &peers->layout), error);
+  return status ? status : lade_peers_vote(peers, layout_compare(peers, error), error);
+}
+
+int lade_peers_open(const struct lade_layout_params *params, struct lade_error *error, struct lade_peers *peers)
+{
+  const struct lade_mesh *mesh = &peers->layout.mesh;
+  const int rank = peers->layout.rank;
+  int status = layout_agree(params, peers, error);
+  for (int axis = 0; axis < LADE_N_AXES && peers->world && !status; axis++) {
     if (mesh->axes[axis].size == 1)
       continue;
-    const int rank = peers.layout.rank;
-    status = lade_comm_split(world, lade_mesh_group(mesh, (enum lade_axis)axis, rank),
-                             lade_mesh_position(mesh, (enum lade_axis)axis, rank), error, &peers.axes[axis]);
+    status = lade_comm_split(peers->world, lade_mesh_group(mesh, (enum lade_axis)axis, rank),
+                             lade_mesh_position(mesh, (enum lade_axis)axis, rank), error, &peers->axes[axis]);
   }
-  if (status)
-    lade_peers_close(&peers);
-  else
-    *ret_peers = peers;
   return status;
 }
 
@@ -89,7 +97,7 @@ int lade_peers_open_gpus(struct lade_peers *peers, const struct lade_kernels *ke
 
 int lade_peers_open_beside(struct lade_peers *peers, struct lade_error *error)
 {
-  int status = words_alloc(peers, &peers->words_beside, error);
+  int status = lade_peers_vote(peers, words_alloc(peers, &peers->words_beside, error), error);
   return status || !peers->world ? status
                                  : lade_comm_split(peers->world, 0, peers->layout.rank, error, &peers->beside);
 }
@@ -205,10 +213,16 @@ int lade_peers_sum(struct lade_peers *peers, uint64_t *numbers, size_t n, struct
 static int words_share(struct lade_peers *peers, int rank, int status, struct lade_error *error)
 {
   struct lade_error words = {.code = status};
+  bool is_everybodys = true;
+  for (int i = 0; i < lade_comm_size(peers->world); i++)
+    is_everybodys &= peers->words[i] == status;
   if (error && rank == peers->layout.rank)
     words = *error;
   int told = lade_peers_broadcast(peers, rank, &words, sizeof(words), error);
-  return told ? told : lade_error_set(error, status, "rank %d: %.440s", rank, words.text);
+  if (told)
+    return told;
+  return is_everybodys ? lade_error_set(error, status, "%s", words.text)
+                       : lade_error_set(error, status, "rank %d: %.440s", rank, words.text);
 }
 
 int lade_peers_vote(struct lade_peers *peers, int status, struct lade_error *error)

@@ -23,11 +23,16 @@ struct lade_peers {
 };
 
 /*
- * Work out the layout of @params, whose world and rank are those of @world (NULL: one rank), and split @world by its
- * axes; collective. @ret_peers is the caller's to close. -ENOMEM; errors of lade_layout_init and of the communicator.
+ * The ranks of @world (NULL: one rank) before there is a layout: they can agree and vote, and know who is the first.
+ * @ret_peers is the caller's to close. -ENOMEM, of which nobody else is told.
  */
-int lade_peers_open(const struct lade_layout_params *params, lade_comm *world, struct lade_error *error,
-                    struct lade_peers *ret_peers);
+int lade_peers_join(lade_comm *world, struct lade_error *error, struct lade_peers *ret_peers);
+
+/*
+ * Work out the layout of @params, whose world and rank are those of the world that @peers have joined, and split that
+ * by its axes; collective. On failure they stay to be closed. As lade_peers_vote.
+ */
+int lade_peers_open(const struct lade_layout_params *params, struct lade_error *error, struct lade_peers *peers);
 
 /*
  * Make @peers->gpu_axes on @device, and let each meet once, so that what NCCL takes for it is taken; collective. To be
@@ -36,7 +41,7 @@ int lade_peers_open(const struct lade_layout_params *params, lade_comm *world, s
 int lade_peers_open_gpus(struct lade_peers *peers, const struct lade_kernels *kernels, lade_device *device,
                          struct lade_error *error);
 
-/* Make @peers->beside; collective. -ENOMEM, and as lade_comm_split. */
+/* Make @peers->beside; collective. As lade_peers_vote. */
 int lade_peers_open_beside(struct lade_peers *peers, struct lade_error *error);
 
 /* @peers as the thread beside the steps sees them: it agrees over their second communicator. They stay the owner. */
@@ -77,7 +82,8 @@ int lade_peers_sum(struct lade_peers *peers, uint64_t *numbers, size_t n, struct
 
 /*
  * Does everybody go on? @status is this rank's, with its line in @error. 0 when it is 0 at all ranks; else what the
- * first rank has that failed, with its line and its number, at every one of them; collective. As lade_comm_run.
+ * first rank has that failed, with its line, at every one of them, and with its number unless all have failed alike;
+ * collective. As lade_comm_run.
  * Allocates nothing, so that a rank whose memory has ended can say so.
  */
 int lade_peers_vote(struct lade_peers *peers, int status, struct lade_error *error);

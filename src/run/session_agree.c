@@ -196,24 +196,28 @@ static bool loops_differ(const lade_session *s, const struct request *own, const
   return true;
 }
 
+static int request_compare(const lade_session *s, const struct request *own, const struct request *first,
+                           struct lade_error *error)
+{
+  char differences[300] = "";
+  if (!choices_differ(own, first, differences, sizeof(differences)) &&
+      !loops_differ(s, own, first, differences, sizeof(differences)) &&
+      !lade_checkpoint_run_compare(&first->run, &own->run, differences, sizeof(differences)))
+    return 0;
+  return lade_error_set(error, -EINVAL, "does not do what the first rank does: %s; all ranks take the same options and "
+                        "files", differences);
+}
+
 int session_agree_run(lade_session *s, struct lade_error *error)
 {
   struct request own = request_make(s);
-  char differences[300] = "";
   if (!s->peers.world)
     return 0;
   int status = lade_peers_vote(&s->peers, files_choose(s, own.choices, error), error);
   struct request first = own;
   if (!status)
     status = lade_peers_broadcast(&s->peers, 0, &first, sizeof(first), error);
-  if (status)
-    return status;
-  if (!choices_differ(&own, &first, differences, sizeof(differences)) &&
-      !loops_differ(s, &own, &first, differences, sizeof(differences)) &&
-      !lade_checkpoint_run_compare(&first.run, &own.run, differences, sizeof(differences)))
-    return 0;
-  return lade_error_set(error, -EINVAL, "rank %d does not do what the first rank does: %s; all ranks take the same "
-                        "options and files", s->peers.layout.rank, differences);
+  return status ? status : lade_peers_vote(&s->peers, request_compare(s, &own, &first, error), error);
 }
 
 /* The first rank's @n measured ops. */
@@ -446,7 +450,11 @@ int session_agree_room(lade_session *s, struct lade_error *error)
 
 int session_agree_programs(lade_session *s, struct lade_error *error)
 {
-  return s->peers.world ? lade_peers_prove(&s->peers, s->plan->train, s->plan->eval, error) : 0;
+  if (!s->peers.world)
+    return 0;
+  int status = lade_peers_prove(&s->peers, s->plan->train, s->plan->eval, error);
+  /* Who does not meet on one axis knows it at all its members, who then come here; the rest is told by an abort. */
+  return !status || status == -EINVAL ? lade_peers_vote(&s->peers, status, error) : status;
 }
 
 int session_place(const lade_session *s, const char *where, int status, struct lade_error *error)

@@ -192,10 +192,8 @@ static int found_agree(lade_session *s, int64_t *ret_least, struct lade_error *e
   *ret_least = own.generation;
   if (!s->peers.world)
     return 0;
-  struct found *all = calloc((size_t)n, sizeof(*all));
-  if (!all)
-    return lade_error_set(error, -ENOMEM, "no memory for what %d ranks found", n);
-  int status = lade_peers_gather(&s->peers, &own, sizeof(own), all, error);
+  struct found *all = NULL;
+  int status = lade_peers_collect(&s->peers, &own, sizeof(own), s->params.faults, error, (void **)&all);
   if (!status)
     status = found_weigh(s, all, n, ret_least, error);
   free(all);
@@ -224,7 +222,7 @@ int session_durable_begin(lade_session *s, struct lade_error *error)
   if (status || !s->is_recovered)
     return status;
   if (s->params.resume)
-    status = resume_weigh(s, error);
+    status = lade_peers_vote(&s->peers, resume_weigh(s, error), error);
   else
     session_notice(s, "going on from step %lld in --store %s%s", (long long)s->state.step, s->params.store,
                    s->params.init ? "; --init was for its beginning" : "");

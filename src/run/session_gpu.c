@@ -101,33 +101,51 @@ static int seat_find(lade_session *s, int *ret_ordinal, struct lade_error *error
   return status;
 }
 
-int session_gpu_open(lade_session *s, struct lade_error *error)
+/* The device that this rank takes, and its kernels. */
+static int gpu_open(lade_session *s, int ordinal, struct lade_error *error)
 {
-  struct lade_cuda_device_params how = {.struct_size = sizeof(how), .faults = s->params.faults};
-  struct lade_device_info info;
-  struct lade_cuda_memory memory;
+  const struct lade_cuda_device_params how = {.struct_size = sizeof(how), .ordinal = ordinal,
+                                              .faults = s->params.faults};
   struct lade_error why = {0};
-  if (s->params.throttle.bytes_per_s || s->params.throttle.latency_ns)
-    return lade_error_set(error, -EINVAL, "--link-rate throttles copies of the host device; a GPU has a link of its "
-                          "own");
-  int status = seat_find(s, &how.ordinal, error);
-  if (!status)
-    status = lade_device_open_cuda(&how, error, &s->device);
+  int status = lade_device_open_cuda(&how, error, &s->device);
   if (status)
     return status;
   status = lade_cuda_kernels_open(s->device, NULL, &why, &s->cuda_kernels);
   if (status) /* machine code that is not there is something missing, not a mistake */
-    return lade_error_set(error, status == -ENOENT ? -ENODEV : status, "device cuda:%d: %s", how.ordinal, why.text);
-  if (s->peers.world) /* what of it is taken at first use is taken now */
+    lade_error_set(error, status == -ENOENT ? -ENODEV : status, "device cuda:%d: %s", ordinal, why.text);
+  return status == -ENOENT ? -ENODEV : status;
+}
+
+/* With all that is taken of it at first use: what it has left is what a plan may have. */
+static int gpu_limit(lade_session *s, struct lade_error *error)
+{
+  struct lade_cuda_memory memory;
+  int status = lade_cuda_get_memory(s->device, &memory);
+  if (status)
+    lade_cuda_get_error(s->device, error);
+  else
+    lade_device_limit(s->device, memory.free_bytes);
+  return status;
+}
+
+int session_gpu_open(lade_session *s, struct lade_error *error)
+{
+  struct lade_device_info info;
+  int ordinal = 0, status = 0;
+  if (s->params.throttle.bytes_per_s || s->params.throttle.latency_ns)
+    status = lade_error_set(error, -EINVAL, "--link-rate throttles copies of the host device; a GPU has a link of its "
+                            "own");
+  status = lade_peers_vote(&s->peers, status, error);
+  if (!status)
+    status = seat_find(s, &ordinal, error);
+  if (!status)
+    status = lade_peers_vote(&s->peers, gpu_open(s, ordinal, error), error);
+  if (!status && s->peers.world)
     status = lade_peers_open_gpus(&s->peers, &s->host_kernels, s->device, error);
+  if (!status)
+    status = lade_peers_vote(&s->peers, gpu_limit(s, error), error);
   if (status)
     return status;
-  status = lade_cuda_get_memory(s->device, &memory);
-  if (status) {
-    lade_cuda_get_error(s->device, error);
-    return status;
-  }
-  lade_device_limit(s->device, memory.free_bytes);
   lade_cuda_kernels_get(s->cuda_kernels, &s->kernels);
   if (*lade_cuda_kernels_note(s->cuda_kernels))
     session_notice(s, "%s", lade_cuda_kernels_note(s->cuda_kernels));

@@ -3,6 +3,10 @@
  * Opening a session: everything between a person's words and a bound plan, acquired in order and given back in
  * reverse. What the plan is, and for how much memory, is session_plan.c's matter.
  *
+ * Of several ranks one alone may fail at anything that it does by itself: a file that its node lacks, a device that it
+ * cannot open, memory. So after each such part all vote: they end together, with the line and the number of the rank
+ * that failed, wherever they are. Only what fails inside a collective over an axis ends by an abort (session_fail).
+ *
  * Ops are measured before planning, unless a machine is described or the model is so large that measuring it
  * here would take longer than a person waits; then rooflines over measured rates serve.
  */
@@ -97,7 +101,7 @@ static int ranks_open(lade_session *s, struct lade_error *error)
   const bool is_run = !s->params.is_dry && !s->params.is_plan_only;
   s->params.layout.struct_size = sizeof(s->params.layout);
   s->params.layout.key_heads = s->model.key_heads;
-  int status = lade_peers_open(&s->params.layout, s->peers.world, error, &s->peers);
+  int status = lade_peers_open(&s->params.layout, error, &s->peers);
   const int world = s->peers.layout.mesh.world;
   if (!status && is_run && !s->params.world && world > 1)
     status = lade_error_set(error, -EINVAL, "the layout is of %d ranks, and this is one process; `lade launch -n %d -- "
@@ -185,9 +189,9 @@ static int share_graph(const lade_session *s, const struct lade_share *share, st
   return lade_graph_create(&how, error, ret_graph);
 }
 
-static int graph_make(lade_session *s, struct lade_error *error)
+/* What computes: the pool, and the kernels of the device that there is. */
+static int kernels_open(lade_session *s, struct lade_error *error)
 {
-  const struct lade_share share = share_make(&s->peers.layout);
   struct lade_cpu cpu = lade_cpu_get();
   lade_kernels_init(&s->host_kernels, &cpu);
   s->kernels = s->host_kernels;
@@ -195,15 +199,25 @@ static int graph_make(lade_session *s, struct lade_error *error)
   int status = threads_agree(s, error);
   if (status)
     return status;
-  status = lade_pool_create(s->params.n_threads, &s->pool);
-  if (status)
-    return lade_error_set(error, status, "the machine refused threads (%s)", strerror(-status));
-  status = s->params.is_gpu ? session_gpu_open(s, error) : 0;
+  status = lade_fault(s->params.faults, LADE_FAULT_THREAD);
   if (!status)
-    status = share_graph(s, &share, error, &s->graph);
+    status = lade_pool_create(s->params.n_threads, &s->pool);
+  if (status)
+    lade_error_set(error, status, "the machine refused threads (%s)", strerror(-status));
+  status = lade_peers_vote(&s->peers, status, error);
+  return !status && s->params.is_gpu ? session_gpu_open(s, error) : status;
+}
+
+/* This rank's part of the model, and what a person has said of it. */
+static int graph_make(lade_session *s, struct lade_error *error)
+{
+  const struct lade_share share = share_make(&s->peers.layout);
+  int status = share_graph(s, &share, error, &s->graph);
   if (!status && session_is_cut(s))
     status = share_graph(s, &(struct lade_share){0}, error, &s->whole);
-  return status;
+  if (!status && s->params.residency_file)
+    status = lade_pins_load(s->params.residency_file, s->graph, s->whole, error, &s->pins, &s->n_pins);
+  return status ? status : session_durable_pin(s, error);
 }
 
 /* Before the drive is measured its requests are the store's own. */
@@ -335,13 +349,9 @@ static int device_open(lade_session *s, struct lade_error *error)
 static int store_open(lade_session *s, struct lade_error *error)
 {
   const uint64_t durable_bytes = session_durable_slot(s);
+  int status = 0;
   if (s->params.is_dry)
     return 0;
-  int status = session_durable_prepare(s, error);
-  if (!status)
-    status = session_agree_room(s, error);
-  if (status)
-    return status;
   if (s->plan->peak_bytes[LADE_STORE] > durable_bytes) {
     struct lade_store_params how = store_params(s);
     how.capacity_bytes = s->store_bytes;
@@ -355,9 +365,7 @@ static int store_open(lade_session *s, struct lade_error *error)
 
 static int executor_make(lade_session *s, struct lade_error *error)
 {
-  int status = device_open(s, error);
-  if (!status)
-    status = store_open(s, error);
+  int status = store_open(s, error);
   if (status)
     return status;
   struct lade_executor_params how = {
@@ -373,6 +381,19 @@ static int executor_make(lade_session *s, struct lade_error *error)
   return status;
 }
 
+/* Memory, drives and an executor over them. Each rank takes its own; nobody takes any before all have looked. */
+static int machine_take(lade_session *s, struct lade_error *error)
+{
+  int status = lade_peers_vote(&s->peers, device_open(s, error), error);
+  if (!status && !s->params.is_dry)
+    status = session_durable_prepare(s, error);
+  if (!status && !s->params.is_dry)
+    status = session_agree_room(s, error);
+  if (!status)
+    status = lade_peers_vote(&s->peers, executor_make(s, error), error);
+  return status ? status : lade_executor_meet(s->executor, error);
+}
+
 /* The first values of all, or those of a checkpoint. */
 static int values_begin(lade_session *s, struct lade_error *error)
 {
@@ -385,9 +406,9 @@ static int values_begin(lade_session *s, struct lade_error *error)
     return 0;
   if (s->params.resume)
     return session_resume(s, &values, error);
-  if (s->params.init)
-    return lade_checkpoint_init(&values, s->params.init, s->params.faults, error);
-  return lade_checkpoint_random(&values, s->params.seed, error);
+  int status = s->params.init ? lade_checkpoint_init(&values, s->params.init, s->params.faults, error)
+                              : lade_checkpoint_random(&values, s->params.seed, error);
+  return lade_peers_vote(&s->peers, status, error);
 }
 
 static int values_fill(lade_session *s, struct lade_error *error)
@@ -400,27 +421,32 @@ static int values_fill(lade_session *s, struct lade_error *error)
   return status ? status : session_durable_publish(s, error);
 }
 
-static int session_acquire(lade_session *s, struct lade_error *error)
+/* The model, on whom, and of what: as far as a rank can say. */
+static int run_read(lade_session *s, struct lade_error *error)
 {
-  int status = model_read(s, error);
+  int status = lade_peers_vote(&s->peers, model_read(s, error), error);
   if (!status)
     status = ranks_open(s, error);
-  if (!status)
-    status = batch_check(s, error);
+  if (status)
+    return status;
+  status = batch_check(s, error);
   if (!status)
     status = update_check(s, error);
+  status = lade_peers_vote(&s->peers, status, error);
   if (!status)
     status = session_durable_begin(s, error);
   if (!status)
     status = session_resume_begin(s, error);
+  return status ? status : lade_peers_vote(&s->peers, data_read(s, error), error);
+}
+
+static int session_acquire(lade_session *s, struct lade_error *error)
+{
+  int status = run_read(s, error);
   if (!status)
-    status = data_read(s, error);
+    status = kernels_open(s, error);
   if (!status)
-    status = graph_make(s, error);
-  if (!status && s->params.residency_file)
-    status = lade_pins_load(s->params.residency_file, s->graph, s->whole, error, &s->pins, &s->n_pins);
-  if (!status)
-    status = session_durable_pin(s, error);
+    status = lade_peers_vote(&s->peers, graph_make(s, error), error);
   if (!status)
     status = session_agree_run(s, error);
   if (!status && s->params.alike)
@@ -433,7 +459,7 @@ static int session_acquire(lade_session *s, struct lade_error *error)
     return status == -EOVERFLOW && s->params.is_plan_only ? 0 : status;
   status = session_agree_programs(s, error);
   if (!status)
-    status = executor_make(s, error);
+    status = machine_take(s, error);
   if (!status)
     status = session_saver_open(s, error);
   return status ? status : values_fill(s, error);
@@ -445,10 +471,14 @@ int lade_session_open(const struct lade_session_params *params, struct lade_erro
   if (!session)
     return lade_error_set(error, -ENOMEM, "no memory for a session");
   session->params = *params;
-  session->peers.world = params->is_dry || params->is_plan_only ? NULL : params->world; /* to tell of failures */
-  if (session->peers.world)
-    lade_comm_set_busy(session->peers.world, true); /* reading, measuring and loading take what they take */
-  int status = session_place(session, "before", session_acquire(session, error), error);
+  lade_comm *world = params->is_dry || params->is_plan_only ? NULL : params->world;
+  session->peers.world = world; /* to tell of failures */
+  if (world)
+    lade_comm_set_busy(world, true); /* reading, measuring and loading take what they take */
+  int status = lade_peers_join(world, error, &session->peers);
+  if (!status)
+    status = session_acquire(session, error);
+  session_place(session, "before", status, error);
   if (session->peers.world)
     lade_comm_set_busy(session->peers.world, false);
   if (session_fail(session, status, error)) {

@@ -43,6 +43,7 @@ static int store_room(lade_session *s, struct lade_error *error)
     return 0;
   }
   int status = lade_store_room(s->params.store, &free_bytes, NULL, error);
+  status = lade_peers_vote(&s->peers, status, error);
   if (status)
     return status;
   free_bytes = (uint64_t)((double)free_bytes * STORE_SHARE);

@@ -110,6 +110,7 @@ static int room_agree(lade_session *s, uint64_t bytes, bool *ret_has_room, struc
 static int saver_fill(lade_session *s, struct session_saver *saver, struct lade_error *error)
 {
   int status = lade_snapshot_create(&saver->values, s->params.faults, error, &saver->snapshot);
+  status = lade_peers_vote(&s->peers, status, error);
   if (!status)
     status = lade_peers_open_beside(&s->peers, error);
   saver->peers = lade_peers_beside(&s->peers);
@@ -127,9 +128,11 @@ int session_saver_open(lade_session *s, struct lade_error *error)
   int status = room_agree(s, bytes, &has_room, error);
   if (status || !has_room)
     return status;
-  s->saver = calloc(1, sizeof(*s->saver));
-  if (!s->saver)
-    return lade_error_set(error, -ENOMEM, "no memory for saves");
+  s->saver = lade_fault_calloc(s->params.faults, 1, sizeof(*s->saver));
+  status = s->saver ? 0 : lade_error_set(error, -ENOMEM, "no memory for saves");
+  status = lade_peers_vote(&s->peers, status, error);
+  if (status)
+    return status;
   s->saver->values = values;
   s->saver->bytes = bytes;
   return saver_fill(s, s->saver, error);

@@ -93,7 +93,8 @@ static void part_open(struct part *part, struct world *world, size_t i, const st
   struct lade_error error = {0};
   struct lade_layout_params params = *how;
   params.struct_size = sizeof(params);
-  demand(!lade_peers_open(&params, world->comm, &error, &part->peers), "%s", error.text);
+  demand(!lade_peers_join(world->comm, &error, &part->peers), "%s", error.text);
+  demand(!lade_peers_open(&params, &error, &part->peers), "%s", error.text);
   part->whole = graph_make(i, NULL);
   part->graph = graph_make(i, &part->peers.layout);
   values_memory_init(&part->memory, part->graph);

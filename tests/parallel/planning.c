@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What ranks make of it when one of them plans for long, is lost while it plans, or lacks memory for what the others
- * tell it; and how many of them share a machine's memory. ranks.py starts it.
+ * What ranks make of it when one of them plans for long, is lost while it plans, or is refused anything by its machine
+ * before the first step; and how many of them share a machine's memory. ranks.py starts it.
  *
- * Usage: planning slow|sharing | abort lost|follower|memory
+ * Usage: planning slow|sharing | abort lost|follower|votes
  */
 #include <errno.h>
 #include <signal.h>
@@ -19,6 +19,7 @@
 #include "tests/parallel/world.h"
 
 #define TIMEOUT_MS 1000
+#define CALLS_ONE_BY_ONE 16
 #define SLOW_S 3 /* of each search; others wait a third of it for a rank that says nothing */
 
 static int batch_make(void *user, const struct lade_batch *batch, struct lade_error *error)
@@ -46,15 +47,22 @@ static struct lade_session_params params_make(lade_comm *comm)
   return params;
 }
 
-/* Open a session over @comm, and close it again. */
+/* Open a session, and close it again. */
+static int session_open_with(struct lade_session_params *params, struct lade_faults *faults, struct lade_error *error)
+{
+  lade_session *session = NULL;
+  params->faults = faults;
+  int status = lade_session_open(params, error, &session);
+  params->faults = NULL;
+  lade_session_close(session);
+  return status;
+}
+
+/* The same of replicas over @comm. */
 static int session_try(lade_comm *comm, struct lade_faults *faults, struct lade_error *error)
 {
   struct lade_session_params params = params_make(comm);
-  lade_session *session = NULL;
-  params.faults = faults;
-  int status = lade_session_open(&params, error, &session);
-  lade_session_close(session);
-  return status;
+  return session_open_with(&params, faults, error);
 }
 
 /* ---- while one plans ---- */
@@ -146,36 +154,68 @@ static void a_follower_that_fails_is_told(void)
   demand(world.rank == 0 || lade_faults_injected(&faults) == 1, "nothing failed");
 }
 
-/* Call @nth of the heap fails at rank 1: does that end rank 0, too, as lack of memory at rank 1? */
-static bool heap_fails(struct world *world, uint64_t nth)
+/*
+ * Call @nth of what a session asks of the machine fails at rank 1: do all ranks end with what it failed with, in its
+ * words, or, where the call is made again or done without, all well? True if there was such a call.
+ */
+static bool call_fails(struct world *world, struct lade_session_params *params, uint64_t nth)
 {
-  struct lade_error error = {0};
+  struct lade_error error = {0}, why = {0};
   struct lade_faults faults;
   lade_comm *part = NULL;
   lade_faults_init(&faults);
   demand(!lade_comm_split(world->comm, 0, world->rank, &error, &part), "%s", error.text);
   if (world->rank == 1)
-    lade_faults_arm(&faults, LADE_FAULT_HEAP, nth, false, -ENOMEM);
-  int32_t status = session_try(part, &faults, &error), first = status;
-  const struct lade_collective tell = {.kind = LADE_BROADCAST, .dtype = LADE_I32, .n = 1, .src = &first, .dst = &first};
-  struct lade_error why = {0};
+    lade_faults_arm(&faults, LADE_FAULT_ANY, nth, false, -ENOMEM);
+  params->world = part;
+  const int status = session_open_with(params, &faults, &error);
+  int32_t word[2] = {status, (int32_t)lade_faults_injected(&faults)}; /* rank 1's, at all */
+  const struct lade_collective tell = {.kind = LADE_BROADCAST, .dtype = LADE_I32, .n = 2, .peer = 1, .src = word,
+                                       .dst = word};
   demand(!lade_comm_run(world->comm, &tell, &why), "%s", why.text);
   lade_comm_close(part);
-  demand(world->rank == 0 || lade_faults_injected(&faults) == 1, "call %d was not made", (int)nth);
-  demand(first == -ECANCELED || (status == -ENOMEM && strstr(error.text, "rank 1: no memory for") == error.text),
-         "rank %d ends with %d by call %d: %s", world->rank, status, (int)nth, error.text);
-  return first == -ENOMEM;
+  demand(status == word[0] && (!status || strstr(error.text, "rank 1: ") == error.text),
+         "rank %d ends with %d by call %d, and rank 1 with %d: %s", world->rank, status, (int)nth, (int)word[0],
+         error.text);
+  demand(!status || word[1] == 1, "rank 1 fails by itself: %s", error.text);
+  return word[1] == 1;
 }
 
-/* For what they agree on; the first call behind, of a device, is one rank's own, of which the others are told. */
-static void a_lack_of_memory_is_voted_on(void)
+/* The first calls one by one, those further on in growing steps. */
+static void calls_fail(struct world *world, struct lade_session_params *params, const char *what)
+{
+  uint64_t nth = 1;
+  while (call_fails(world, params, nth))
+    nth += nth < CALLS_ONE_BY_ONE ? 1 : nth / 3;
+  demand(nth > 10, "rank %d: %d calls of %s", world->rank, (int)nth, what);
+  if (world->rank == 0)
+    printf("%s: fewer than %d calls\n", what, (int)nth);
+  fflush(stdout);
+}
+
+/* A run that begins, one with a store and saves beside its steps, and one that goes on. */
+static void what_fails_at_one_rank_is_voted_on(void)
 {
   struct world world;
-  uint64_t nth = 1;
+  struct lade_error error = {0};
+  lade_session *session = NULL;
   world_open(&world);
-  while (heap_fails(&world, nth))
-    nth++;
-  demand(nth > 7, "rank %d: %d votes", world.rank, (int)nth - 1);
+  struct lade_session_params params = params_make(world.comm);
+  params.recipe = LADE_RECIPE_FULL; /* nobody searches */
+  calls_fail(&world, &params, "a run");
+  params.world = world.comm;
+  demand(!lade_session_open(&params, &error, &session), "%s", error.text);
+  demand(!lade_session_save(session, "planning-saves", 1, &error), "%s", error.text);
+  lade_session_close(session);
+  params.resume = "planning-saves";
+  calls_fail(&world, &params, "a run that goes on");
+  params.resume = NULL;
+  params.budget = (struct lade_budget){.kind = LADE_BUDGET_MIN};
+  params.has_host_budget = true; /* of nothing: what the budget has no room for is in the store */
+  params.store = ".";
+  params.allow_tmpfs = params.saves_beside = true;
+  params.store_budget_bytes = UINT64_C(1) << 28;
+  calls_fail(&world, &params, "a run with a store");
 }
 
 int main(int argc, char **argv)
@@ -189,8 +229,8 @@ int main(int argc, char **argv)
     a_lost_planner_is_found_out();
   else if (strcmp(what, "follower") == 0)
     a_follower_that_fails_is_told();
-  else
-    a_lack_of_memory_is_voted_on();
+  else if (strcmp(what, "votes") == 0)
+    what_fails_at_one_rank_is_voted_on();
   printf("DONE\n");
   return 0;
 }

@@ -127,6 +127,11 @@ refused(7, "ranks 0 and 2 would share the GPU", command(4, *GPUS, *four), LADE_S
 refused(7, "ranks 0 and 1 would share the GPU", command(2, "--device", "cuda:1", *two), LADE_STANDIN="devices=2")
 refused(7, "there is no GPU number 2", command(2, "--device", "cuda:2", *two), LADE_STANDIN="devices=2")
 
+# One rank alone cannot have its GPU: it is named, and all end with its code.
+for trouble, status, words in (("fail=cuInit,code=999", 7, "rank 1: cuInit: "), ("sm=70", 7, "rank 1: device cuda:0: "),
+                               ("fail=cuDevicePrimaryCtxRetain,code=2", 4, "rank 1: device cuda:0: ")):
+    refused(status, words, shown(2, "$R", *two, wrap=f"env LADE_STANDIN=devices=4$([ $R = 0 ] || echo ,{trouble})"))
+
 # Slices of one GPU are two; one slice is not.
 SLICES = dict(ENVIRONMENT, LADE_STANDIN="devices=4,slices=2")
 summary(shown(2, "MIG-57ad0000-0000-0000-0000-00000000000$R", *two), SLICES)

@@ -162,6 +162,8 @@ int rig_open(struct rig *rig, const struct lade_plan *plan, struct lade_error *e
                                      .durable = rig->durable, .faults = rig->faults, .comms = rig->comms};
   if (!status)
     status = lade_executor_create(&how, error, &rig->executor);
+  if (!status)
+    status = lade_executor_meet(rig->executor, error);
   return status ? status : values_begin(rig, error);
 }
 

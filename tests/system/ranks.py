@@ -206,12 +206,41 @@ def refusals():
     require(found == 2 and "lade launch -n 2" in err, "one process is not told to start two", err)
 
 
-def differently(arguments):
+def differently(arguments, start=(LADE, "launch", "-n", "2", "--")):
     """Two ranks, each with what a shell makes of @arguments, in which $R is its number."""
     script = 'R=$OMPI_COMM_WORLD_RANK; "$0" train "$@" ' + arguments
-    return subprocess.run([LADE, "launch", "-n", "2", "--", "sh", "-c", script, LADE] + command(0, "--steps", "2")[2:],
+    return subprocess.run([*start, "sh", "-c", script, LADE] + command(0, "--steps", "2")[2:],
                           env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=PATIENCE,
                           check=False)
+
+
+def one_rank_fails():
+    """Before the first step and alone: all end with its one line and code, however they were started."""
+    summary(0, "--steps", "1", "--save", "whole")
+    for name in ("whole0", "whole1", "whole2"):
+        shutil.copytree("whole/step-00000001", name)
+    for name in ("kept0", "kept1"):
+        os.mkdir(name)
+        shutil.copy(DATA, f"{name}/data")
+        shutil.copy("whole0/config.json", f"{name}/config.json")
+        open(f"{name}/pins", "w", encoding="ascii").close()
+    with open("whole2/state.json", "r+", encoding="utf-8") as state:
+        state.truncate(100)
+    mpirun = ("mpirun", "-q", "--oversubscribe", "--allow-run-as-root", "--mca", "mpi_yield_when_idle", "1", "-n", "3")
+    for arguments, code, words in (
+            ("--data kept$R/data", 2, "rank 2: kept2/data: "),
+            ("--model ./kept$R/config.json", 2, "rank 2: ./kept2/config.json: "),
+            ("--residency kept$R/pins", 2, "rank 2: "),
+            ("--store kept$R --allow-tmpfs", 2, "rank 2: store directory kept2: "),
+            ("--resume whole$R", 5, "whole2/state.json is damaged"),
+            ("--init $([ $R = 2 ] && echo kept0 || echo whole)", 2, "rank 2: "),
+            ("--batch $((9 - (R == 2)))", 2, "rank 2: dp 3 does not divide --batch 8"),
+            ("--device $([ $R = 2 ] && echo cuda:9 || echo host)", 7, "rank 2: ")):
+        for start in ((LADE, "launch", "-n", "3", "--"), mpirun):
+            result = differently("--batch 9 " + arguments, start)
+            lines = jobs.messages(result.stderr)
+            require(result.returncode == code and len(lines) == 1 and lines[0].startswith("lade train: ") and
+                    words in lines[0], f"{arguments} of {start[0]} ends with {result.returncode}", result.stderr)
 
 
 def disagreement():
@@ -359,7 +388,7 @@ def a_second_signal_ends_all():
 with jobs.scratch():
     jobs.text_write(DATA)
     quick = (same_losses, plans_name_their_rank, shards_wait_in_a_store, shards_in_their_least_budgets, refusals,
-             disagreement, a_stage_is_decided_once, help_is_given_once, a_signal_stops_all)
+             one_rank_fails, disagreement, a_stage_is_decided_once, help_is_given_once, a_signal_stops_all)
     long = (every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
             shards_of_parts_wait_in_a_store, shards_of_every_axis_in_their_least_budgets,
             variables_of_any_launcher_are_understood, a_slow_save_is_waited_for, a_second_signal_ends_all)
