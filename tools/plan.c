@@ -224,6 +224,21 @@ static int plan_run(struct planning *planning)
   return status;
 }
 
+/* A plan may be for more than the described device has, to see what it would take; a run there could not be. */
+static void capacity_note(const struct planning *planning)
+{
+  const struct lade_session_info *info = &planning->info;
+  const uint64_t has_bytes = info->cost->machine.device_bytes;
+  char line[256], asked[32], has[32];
+  if (!option_is_set(&planning->options, "machine") || info->budget_bytes == UINT64_MAX ||
+      info->budget_bytes <= has_bytes)
+    return;
+  snprintf(line, sizeof(line), "the budget of %s is more than the %s of the device of --machine %.64s",
+           lade_size_format(info->budget_bytes, asked, sizeof(asked)), lade_size_format(has_bytes, has, sizeof(has)),
+           planning->options.session.machine);
+  message_print("plan: note", line);
+}
+
 /* The code of a plan that was made, or refused. */
 static int plan_tell(struct planning *planning)
 {
@@ -231,6 +246,7 @@ static int plan_tell(struct planning *planning)
     plan_print(planning);
   else if (plan_dump(planning))
     return exit_fail("plan", -ENOMEM, NULL);
+  capacity_note(planning);
   const struct stage_plan *refused = refused_find(&planning->ranks);
   if (!refused)
     return LADE_EXIT_DONE;

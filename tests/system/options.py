@@ -132,6 +132,10 @@ with tempfile.TemporaryDirectory() as scratch:
     assert code == 0 and values(again) == values(printed), (printed, again)
     assert os.listdir(scratch) == ["run.conf"]
 
+# A plan for more than the described device has is made, and says so.
+code, out, err = run("plan", "--model", "nano", "--machine", "laptop-8c", "--budget", "100GiB")
+assert code == 0 and "proved" in out and err.count("\n") == 1 and "the budget of 100.0 GiB is more than" in err, (code, err)
+
 # Every default that help shows is one that parses: print-config shows the same.
 for verb in ("train", "sweep", "plan"):
     help_text = run(verb, "--help")[1]
