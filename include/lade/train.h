@@ -14,7 +14,7 @@
  *     run.budget = (struct lade_budget){.kind = LADE_BUDGET_BYTES, .bytes = 64 << 20};
  *     how.run = &run;
  *     how.data = &path, how.n_data = 1;
- *     lade_trainer_open(&how, &trainer, &error);
+ *     lade_trainer_open(&how, &error, &trainer);
  *
  * One thread at a time uses a trainer; different trainers are independent and may run at once, each with its
  * own threads. Callbacks run on the thread that called, and may not call their trainer. @error may be NULL everywhere.
