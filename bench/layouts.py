@@ -15,6 +15,7 @@ import json
 import math
 import os
 import random
+import shutil
 import struct
 import subprocess
 import sys
@@ -297,7 +298,7 @@ class Job:
             for name in names:
                 if name.startswith("optimizer") and name.endswith(".safetensors"):
                     found.update(gradients_read(os.path.join(where, name)))
-                os.unlink(os.path.join(where, name))
+        shutil.rmtree(save)  # no run begins over another one's checkpoints
         return found
 
 

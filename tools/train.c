@@ -244,10 +244,18 @@ static int save_spare(struct run *run)
 {
   const char *dir = run->options.save;
   struct lade_checkpoint_state state = {0};
+  struct lade_error why = {0};
   char path[PATH_MAX];
-  if (run->options.session.resume || run->info.step > 0 || lade_checkpoint_find(dir, path, sizeof(path), NULL) ||
-      lade_checkpoint_read_state(path, &state, NULL) || state.step == 0)
+  if (run->options.session.resume || run->info.step > 0)
     return 0;
+  int status = lade_checkpoint_find(dir, path, sizeof(path), &why);
+  if (!status)
+    status = lade_checkpoint_read_state(path, &state, &why);
+  if (status == -ENOENT || (!status && state.step == 0))
+    return 0;
+  if (status)
+    return lade_error_set(&run->error, status, "--save %.200s: %s; for a new run name another directory", dir,
+                          why.text);
   return lade_error_set(&run->error, -EINVAL, "--save %s has a run's checkpoint of step %lld: --resume %s goes on with "
                         "it; for a new run name another directory, or remove that one", dir, (long long)state.step,
                         dir);

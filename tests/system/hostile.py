@@ -126,6 +126,9 @@ before = sorted(os.listdir("one"))
 refused(2, "--resume one goes on with it", "--save", "one", "--keep", "1", "--batch", "4")
 with open("one/lade.conf", "rb") as file:
     assert sorted(os.listdir("one")) == before and file.read() == config
+newest = os.path.join("one", max(step for step in before if step.startswith("step-")), "state.json")
+os.truncate(newest, os.path.getsize(newest) // 2)
+refused(5, "for a new run name another directory", "--save", "one")
 for step in before:
     if step.startswith("step-"):
         shutil.rmtree(os.path.join("one", step))
