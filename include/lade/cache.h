@@ -143,8 +143,8 @@ LADE_API int lade_cache_pool_create(lade_cache *cache, uint64_t bytes, lade_cach
 
 /*
  * Its memory goes back to the cache. -EBUSY while blocks of it live or are asked for, a queue is routed to it or one
- * under capture may still use it, -ENOMEM when the machine refuses to unmap; then the pool is still there. NULL is
- * allowed. Waits for the queues, but for those under capture.
+ * under capture may still use it, -ENOMEM when the machine refuses to unmap; then the pool is still there. -EINVAL for
+ * a pool that is not, or of another cache. NULL is allowed. Waits for the queues, but for those under capture.
  */
 LADE_API int lade_cache_pool_destroy(lade_cache *cache, lade_cache_pool *pool);
 

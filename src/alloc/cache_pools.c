@@ -83,6 +83,15 @@ int lade_cache_pool_create_shared(lade_cache *cache, uint64_t bytes, lade_cache_
   return info.is_dry ? -ENOTSUP : pool_create(cache, bytes, true, ret_pool);
 }
 
+/* Another cache's, or one that was destroyed, is not looked into. Called with all locks. */
+static bool pool_is_known(const lade_cache *cache, const struct lade_cache_pool *pool)
+{
+  const struct lade_cache_pool *known = cache->pools;
+  while (known && known != pool)
+    known = known->next;
+  return known;
+}
+
 /* Is nobody using any of it? Called after a sweep: what is still some queue's is still in use. */
 static bool zone_is_idle(const struct zone *zone)
 {
@@ -96,6 +105,8 @@ static bool zone_is_idle(const struct zone *zone)
 /* Called with all locks. Its freed blocks may still be in use by their queues. */
 static int pool_leave(lade_cache *cache, struct lade_cache_pool *pool)
 {
+  if (!pool_is_known(cache, pool))
+    return -EINVAL;
   lade_cache_waits_poll(cache);
   if (cache->flags & LADE_CACHE_SANITIZE)
     lade_cache_guard_drain(cache, true);
@@ -142,7 +153,7 @@ int lade_cache_route(lade_cache *cache, lade_queue *queue, lade_cache_pool *pool
   if (!queue)
     return -EINVAL;
   lade_cache_lock_all(cache);
-  int number = lade_cache_queue_number(cache, queue);
+  int number = pool && !pool_is_known(cache, pool) ? -EINVAL : lade_cache_queue_number(cache, queue);
   if (number > 0) {
     struct queue_slot *slot = &cache->queues[number];
     slot->pool = pool ? pool : &cache->common;
@@ -158,11 +169,14 @@ static int capture_set(lade_cache *cache, lade_cache_pool *pool, bool is_capturi
   if (!atomic_load(cache->is_alive))
     return -EPERM;
   lade_cache_lock_all(cache);
-  int error = pool->is_capturing != is_capturing ? 0 : is_capturing ? -EALREADY : -EINVAL;
+  int error = pool_is_known(cache, pool) ? 0 : -EINVAL;
+  if (!error && pool->is_capturing == is_capturing)
+    error = is_capturing ? -EALREADY : -EINVAL;
   for (int i = 1; i < cache->n_queues && !error && is_capturing; i++)
     if (cache->queues[i].queue && cache->queues[i].pool == pool)
       cache->queues[i].capture_count = lade_cache_queue_count(cache, i);
-  pool->is_capturing = is_capturing;
+  if (!error)
+    pool->is_capturing = is_capturing;
   lade_cache_unlock_all(cache);
   return error;
 }

@@ -253,6 +253,28 @@ static void a_queue_of_another_device_is_refused(void **state)
   lade_device_close(device);
 }
 
+static void a_pool_that_is_not_there_is_refused(void **state)
+{
+  struct bed bed = bed_open(state, NULL, NULL);
+  const struct lade_cache_params params = {.struct_size = sizeof(params), .device = bed.device};
+  lade_cache *other = NULL;
+  lade_cache_pool *gone = NULL, *theirs = NULL;
+  assert_int_equal(lade_cache_create(&params, NULL, &other), 0);
+  assert_int_equal(lade_cache_pool_create(other, CHUNK, &theirs), 0);
+  assert_int_equal(lade_cache_pool_create(bed.cache, CHUNK, &gone), 0);
+  assert_int_equal(lade_cache_pool_destroy(bed.cache, gone), 0);
+  lade_cache_pool *const pools[] = {gone, theirs};
+  for (size_t i = 0; i < LADE_COUNT(pools); i++) {
+    assert_int_equal(lade_cache_route(bed.cache, bed.queues[0], pools[i]), -EINVAL);
+    assert_int_equal(lade_cache_capture_begin(bed.cache, pools[i]), -EINVAL);
+    assert_int_equal(lade_cache_capture_end(bed.cache, pools[i]), -EINVAL);
+    assert_int_equal(lade_cache_pool_destroy(bed.cache, pools[i]), -EINVAL);
+  }
+  assert_int_equal(lade_cache_pool_destroy(other, theirs), 0);
+  lade_cache_destroy(other);
+  bed_close(&bed);
+}
+
 static uint64_t give_held(void *arg, uint64_t bytes)
 {
   struct host *host = arg;
@@ -431,6 +453,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_pool_is_made_of_what_the_sanitizer_keeps),
       cmocka_unit_test(a_signal_queue_gets_memory_when_others_are_done),
       cmocka_unit_test(a_queue_of_another_device_is_refused),
+      cmocka_unit_test(a_pool_that_is_not_there_is_refused),
       cmocka_unit_test(what_the_owner_gives_is_not_kept_back),
       cmocka_unit_test(queues_wait_only_for_what_was_there_before_a_capture),
       cmocka_unit_test(a_child_leaves_alone_what_was_being_changed),
