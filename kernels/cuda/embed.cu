@@ -9,9 +9,29 @@
  * (embed_tokens).
  *
  * Moves 2 n d elements forward; backward n d elements twice for both tables, and V d F32 numbers where rows that no
- * token names must become 0. Bound: memory; a token that names many rows bounds it by their additions in order.
+ * token names must become 0. Bound: memory; a token that names many rows bounds it by their additions in order. A thread
+ * has a pack of 16 bytes of a row, and one element where packs would not be aligned.
  */
 #include "kernels/cuda/kernel.h"
+
+/* x = from + position, each of which may be NULL for zeros. */
+template <class T, int N>
+static __device__ void embed_row(T *x, const T *from, const T *position, int64_t d)
+{
+  for (int64_t j = (int64_t)threadIdx.x * N; j < d; j += (int64_t)blockDim.x * N) {
+    pack<T, N> p = {}, q = {};
+    float numbers[N];
+    if (from)
+      p = pack_load<T, N>(from + j);
+    if (position)
+      q = pack_load<T, N>(position + j);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+      numbers[i] = position ? get(p.x[i]) + get(q.x[i]) : get(p.x[i]);
+    pack_put(p, numbers);
+    pack_store(x + j, p);
+  }
+}
 
 template <class T>
 static __device__ void embed_fwd_of(const struct lade_embed_fwd_args &a, const struct lade_step *step)
@@ -22,10 +42,10 @@ static __device__ void embed_fwd_of(const struct lade_embed_fwd_args &a, const s
   const T *before = from || !a.before ? NULL : (const T *)a.before + row * a.d;
   const T *position = a.position_table && !before ? (const T *)a.position_table + row % a.time * a.d : NULL;
   from = before ? before : from;
-  for (int64_t j = threadIdx.x; j < a.d; j += blockDim.x) {
-    float x = from ? get(from[j]) : 0.0f;
-    put((T *)a.x + row * a.d + j, position ? x + get(position[j]) : x);
-  }
+  if (a.d % LADE_PACK(T) == 0)
+    embed_row<T, LADE_PACK(T)>((T *)a.x + row * a.d, from, position, a.d);
+  else
+    embed_row<T, 1>((T *)a.x + row * a.d, from, position, a.d);
 }
 LADE_KERNEL_OF_DTYPES(embed_fwd, lade_embed_fwd_args)
 
@@ -57,20 +77,43 @@ LADE_KERNEL(embed_clear, lade_embed_bwd_args)
 LADE_CUDA_EXPORT(embed_clear, lade_embed_bwd_args)
 
 /* A block has some columns of the token whose run begins at its place; there are as many places as rows. */
-template <class T>
-static __device__ void embed_tokens_of(const struct lade_embed_bwd_args &a, const struct lade_step *step)
+template <class T, int N>
+static __device__ void embed_run(const struct lade_embed_bwd_args &a)
 {
   const int32_t *order = (const int32_t *)a.workspace;
-  int64_t n = a.batch * a.time, first = blockIdx.x, j = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
+  int64_t n = a.batch * a.time, first = blockIdx.x, j = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * N;
   int32_t token = a.tokens[order[first]];
   int64_t table_row = token - a.first_token;
   if ((first > 0 && a.tokens[order[first - 1]] == token) || j >= a.d || table_row < 0 || table_row >= a.vocabulary)
     return;
-  float sum = 0;
-  for (int64_t place = first; place < n && a.tokens[order[place]] == token; place++)
-    sum += get(((const T *)a.dx)[order[place] * a.d + j]);
+  float sums[N] = {};
+  for (int64_t place = first; place < n && a.tokens[order[place]] == token; place++) {
+    const pack<T, N> p = pack_load<T, N>((const T *)a.dx + order[place] * a.d + j);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+      sums[i] += get(p.x[i]);
+  }
+  constexpr int M = N % 4 ? 1 : 4; /* numbers of the table's in 16 bytes */
   float *to = (float *)a.d_token_table + table_row * a.d + j;
-  *to = a.accumulate_token ? *to + sum : sum;
+#pragma unroll
+  for (int i = 0; i < N; i += M) {
+    pack<float, M> p = {};
+    if (a.accumulate_token)
+      p = pack_load<float, M>(to + i);
+#pragma unroll
+    for (int k = 0; k < M; k++)
+      p.x[k] = a.accumulate_token ? p.x[k] + sums[i + k] : sums[i + k];
+    pack_store(to + i, p);
+  }
+}
+
+template <class T>
+static __device__ void embed_tokens_of(const struct lade_embed_bwd_args &a, const struct lade_step *step)
+{
+  if (a.d % LADE_PACK(T) == 0)
+    embed_run<T, LADE_PACK(T)>(a);
+  else
+    embed_run<T, 1>(a);
 }
 LADE_KERNEL_OF_DTYPES(embed_tokens, lade_embed_bwd_args)
 

@@ -58,21 +58,23 @@ static void embed_fwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_embed_fwd_args *a = args;
   lade_cuda_launch_grid(ctx, LADE_CUDA_EMBED_FWD, a->dtype,
-                        (struct lade_cuda_launch){.grid = {(unsigned)(a->batch * a->time)},
-                                                  .n_threads = row_threads(a->d, 1), .args = a});
+                        (struct lade_cuda_launch){.grid = {(unsigned)(a->batch * a->time)}, .args = a,
+                                                  .n_threads = row_threads(lade_cuda_row_packs(a->dtype, a->d), 1)});
 }
 
 static void embed_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_embed_bwd_args *a = args;
-  int64_t n = a->batch * a->time;
+  int64_t n = a->batch * a->time, n_packs = lade_cuda_row_packs(a->dtype, a->d);
+  unsigned n_threads = row_threads(n_packs, 1);
   lade_cuda_launch_grid(ctx, LADE_CUDA_EMBED_SORT, LADE_F32,
                         (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(n * 32, LADE_CUDA_THREADS)},
                                                   .args = a});
   if (!a->accumulate_token)
     lade_cuda_launch_items(ctx, LADE_CUDA_EMBED_CLEAR, LADE_F32, a->vocabulary * a->d, a);
   lade_cuda_launch_grid(ctx, LADE_CUDA_EMBED_TOKENS, a->dtype,
-                        (struct lade_cuda_launch){.grid = {(unsigned)n, columns(a->d)}, .args = a});
+                        (struct lade_cuda_launch){.grid = {(unsigned)n, (unsigned)lade_div_up(n_packs, n_threads)},
+                                                  .n_threads = n_threads, .args = a});
   if (a->d_position_table)
     lade_cuda_launch_grid(ctx, LADE_CUDA_EMBED_POSITIONS, a->dtype,
                           (struct lade_cuda_launch){.grid = {(unsigned)a->positions, columns(a->d)}, .args = a});
