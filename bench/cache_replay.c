@@ -3,14 +3,15 @@
  * Replays traces one call at a time through the caching allocator, over addresses without memory, and through the
  * models of PyTorch's two.
  *
- *   bench-cache-replay [-r REPEATS] [-n STEPS] [-s SEEDS] [FILE.csv ...]
+ *   bench-cache-replay [-r REPEATS] [-n STEPS] [-s SEEDS] [-f FIRST] [-c MIB] [FILE.csv ...]
  *
- * A file holds `id,lower,upper,size` with half-open lifetimes; at one time frees come before allocations. Without files
- * STEPS steps (200) of the kinds in cache_traces.h are drawn with seeds from 1 to SEEDS (3). Printed: the most bytes
- * live at once, what each allocator reserved beyond, in per cent of it, and for the caching allocator the calls for
- * memory that it took; for drawn kinds also the least, the median and the most over the seeds, as lines of a table.
- * With -r the trace is replayed again on the same cache, and the last round that made such a call is named: a step that
- * repeats should need none after a few.
+ * A file holds `id,lower,upper,size` with half-open lifetimes; at one time frees come before allocations. Without
+ * files STEPS steps (200) of the kinds in cache_traces.h are drawn with SEEDS (3) seeds from FIRST (1) on. Chunks have
+ * MIB (2). Printed: the most bytes live at once, what each allocator reserved beyond, in per cent of it, and for the
+ * caching allocator the calls for memory that it took; for drawn kinds also the least, the median and the most over
+ * the seeds, as lines of a table. With -r the trace is replayed again on the same cache, and the last round that made
+ * such a call is named, and told for the drawn kinds in a table of its own: a step that repeats should need none after
+ * a few.
  *
  * The device has no limit that matters, and no queue ever has work that is not done: what another queue freed is free.
  */
@@ -33,8 +34,14 @@ enum { CACHE, TORCH_NATIVE, TORCH_EXPANDABLE, N_ALLOCATORS };
 
 static const char *const allocator_names[] = {"caching", "torch-native", "torch-expandable"};
 
+struct options {
+  int n_rounds, n_seeds, n_steps, first_seed;
+  uint64_t chunk_bytes;
+};
+
 struct result {
   double waste[N_ALLOCATORS]; /* in per cent of the peak of live bytes */
+  double last_round;          /* in which the caching allocator made a call for memory */
 };
 
 static int file_read(const char *path, struct trace *trace)
@@ -59,10 +66,12 @@ struct replay {
   lade_cache *cache;
 };
 
-static int replay_open(struct replay *replay)
+static int replay_open(struct replay *replay, uint64_t chunk_bytes)
 {
-  struct lade_device_params device = {sizeof(device), "dry", (uint64_t)1 << 38};
-  int error = lade_device_open(&device, NULL, &replay->device);
+  const struct lade_dry_device_params device = {
+      .struct_size = sizeof(device), .capacity_bytes = (uint64_t)1 << 38, .chunk_bytes = chunk_bytes,
+      .to_host = {.bytes_per_s = 1}, .to_device = {.bytes_per_s = 1}}; /* nothing is copied */
+  int error = lade_device_open_dry(&device, NULL, &replay->device);
   for (int i = 0; i < TRACE_QUEUES && !error; i++)
     error = lade_queue_create(replay->device, LADE_QUEUE_COMPUTE, &replay->queues[i]);
   struct lade_cache_params cache = {.struct_size = sizeof(cache), .device = replay->device};
@@ -119,7 +128,8 @@ static uint64_t calls_of(const struct lade_cache_stats *stats)
   return stats->n_maps + stats->n_unmaps + stats->n_creates + stats->n_releases;
 }
 
-static int cache_replay(const char *name, const struct trace *trace, int n_rounds, double *ret_waste)
+static int cache_replay(const char *name, const struct trace *trace, const struct options *options,
+                        struct result *ret_result)
 {
   struct replay replay = {0};
   struct lade_cache_stats stats = {.struct_size = sizeof(stats)};
@@ -127,9 +137,9 @@ static int cache_replay(const char *name, const struct trace *trace, int n_round
   int last_round = 0;
   struct lade_error fault = {0};
   void **addresses = calloc((size_t)trace->items.n + 1, sizeof(*addresses));
-  int error = addresses ? replay_open(&replay) : -ENOMEM;
+  int error = addresses ? replay_open(&replay, options->chunk_bytes) : -ENOMEM;
   int64_t start_ns = lade_now_ns();
-  for (int round = 0; round < n_rounds && !error; round++) {
+  for (int round = 0; round < options->n_rounds && !error; round++) {
     error = round_run(&replay, trace, addresses);
     if (!error)
       error = lade_cache_get_stats(replay.cache, &stats);
@@ -141,10 +151,11 @@ static int cache_replay(const char *name, const struct trace *trace, int n_round
   if (!error)
     error = lade_cache_check(replay.cache, &fault);
   if (!error) {
-    *ret_waste = waste_of(trace, stats.reserved_bytes.peak);
+    ret_result->waste[CACHE] = waste_of(trace, stats.reserved_bytes.peak);
+    ret_result->last_round = last_round;
     printf("%-26.26s %6d blocks, live %8.1f MiB, creates %5llu moves %5llu last in round %3d %4.0f ns/call: ", name,
            trace->items.n, (double)trace->peak_bytes / 1048576, (unsigned long long)stats.n_creates,
-           (unsigned long long)stats.n_unmaps, last_round, (double)ns / ((double)trace->n_calls * n_rounds));
+           (unsigned long long)stats.n_unmaps, last_round, (double)ns / ((double)trace->n_calls * options->n_rounds));
   } else {
     fprintf(stderr, "bench-cache-replay: %s: %s %s\n", name, strerror(-error), fault.text);
   }
@@ -154,9 +165,10 @@ static int cache_replay(const char *name, const struct trace *trace, int n_round
   return error;
 }
 
-static int trace_replay(const char *name, const struct trace *trace, int n_rounds, struct result *ret_result)
+static int trace_replay(const char *name, const struct trace *trace, const struct options *options,
+                        struct result *ret_result)
 {
-  int error = cache_replay(name, trace, n_rounds, &ret_result->waste[CACHE]);
+  int error = cache_replay(name, trace, options, ret_result);
   for (int i = TORCH_NATIVE; i < N_ALLOCATORS && !error; i++)
     error = model_replay(trace, i == TORCH_EXPANDABLE, &ret_result->waste[i]);
   for (int i = 0; i < N_ALLOCATORS && !error; i++)
@@ -164,7 +176,7 @@ static int trace_replay(const char *name, const struct trace *trace, int n_round
   return error;
 }
 
-static int waste_compare(const void *a, const void *b)
+static int number_compare(const void *a, const void *b)
 {
   double x = *(const double *)a, y = *(const double *)b;
   return (x > y) - (x < y);
@@ -177,23 +189,38 @@ static void summary_print(enum trace_kind kind, const struct result *results, in
   for (int allocator = 0; allocator < N_ALLOCATORS; allocator++) {
     for (int i = 0; i < n; i++)
       waste[i] = results[i].waste[allocator];
-    qsort(waste, (size_t)n, sizeof(*waste), waste_compare);
+    qsort(waste, (size_t)n, sizeof(*waste), number_compare);
     printf(" %.2f / %.2f / %.2f |", waste[0], waste[n / 2], waste[n - 1]);
   }
   printf("\n");
 }
 
-static int kinds_replay(int n_seeds, int n_steps, int n_rounds)
+/* In which round the last call for memory was, least, median, mean and most over the seeds; and the waste then. */
+static void rest_print(enum trace_kind kind, const struct result *results, int n)
+{
+  double rounds[MAX_SEEDS], sum = 0, most_waste = 0;
+  for (int i = 0; i < n; i++) {
+    rounds[i] = results[i].last_round;
+    sum += rounds[i];
+    most_waste = LADE_MAX(most_waste, results[i].waste[CACHE]);
+  }
+  qsort(rounds, (size_t)n, sizeof(*rounds), number_compare);
+  printf("| %s | %.0f / %.0f / %.0f | %.1f | %.2f %% |\n", trace_kind_name(kind), rounds[0], rounds[n / 2],
+         rounds[n - 1], sum / n, most_waste);
+}
+
+static int kinds_replay(const struct options *options)
 {
   static struct result results[TRACE_N_KINDS][MAX_SEEDS];
-  int status = 0;
+  int status = 0, n_seeds = options->n_seeds;
   for (int kind = 0; kind < TRACE_N_KINDS; kind++)
-    for (int seed = 1; seed <= n_seeds; seed++) {
+    for (int i = 0; i < n_seeds; i++) {
+      int seed = options->first_seed + i;
       struct trace trace = {0};
       char name[32];
       snprintf(name, sizeof(name), "%s seed %d", trace_kind_name((enum trace_kind)kind), seed);
-      status |= !trace_draw(&trace, (enum trace_kind)kind, n_steps, (uint64_t)seed) ||
-                trace_replay(name, &trace, n_rounds, &results[kind][seed - 1]);
+      status |= !trace_draw(&trace, (enum trace_kind)kind, options->n_steps, (uint64_t)seed) ||
+                trace_replay(name, &trace, options, &results[kind][i]);
       trace_free(&trace);
     }
   if (status)
@@ -202,10 +229,16 @@ static int kinds_replay(int n_seeds, int n_steps, int n_rounds)
          n_seeds);
   for (int kind = 0; kind < TRACE_N_KINDS; kind++)
     summary_print((enum trace_kind)kind, results[kind], n_seeds);
+  if (options->n_rounds == 1)
+    return 0;
+  printf("\n| %d rounds: last call, least / median / most | mean | most waste |\n|---|---|---|---|\n",
+         options->n_rounds);
+  for (int kind = 0; kind < TRACE_N_KINDS; kind++)
+    rest_print((enum trace_kind)kind, results[kind], n_seeds);
   return 0;
 }
 
-static int csv_replay(const char *path, int n_rounds)
+static int csv_replay(const char *path, const struct options *options)
 {
   struct trace trace = {0};
   struct result result;
@@ -216,23 +249,43 @@ static int csv_replay(const char *path, int n_rounds)
   if (error)
     fprintf(stderr, "bench-cache-replay: %s: %s\n", path, strerror(-error));
   else
-    error = trace_replay(name ? name + 1 : path, &trace, n_rounds, &result);
+    error = trace_replay(name ? name + 1 : path, &trace, options, &result);
   trace_free(&trace);
   return error;
 }
 
+static int *number_of(struct options *options, int option, int *ret_mib)
+{
+  switch (option) {
+  case 'c':
+    return ret_mib;
+  case 'f':
+    return &options->first_seed;
+  case 'n':
+    return &options->n_steps;
+  case 'r':
+    return &options->n_rounds;
+  case 's':
+    return &options->n_seeds;
+  default:
+    return NULL;
+  }
+}
+
 int main(int argc, char **argv)
 {
-  int n_rounds = 1, n_seeds = 3, n_steps = 200, option, status = 0;
-  while ((option = getopt(argc, argv, "n:r:s:")) != -1) {
-    int n = option == '?' ? 0 : atoi(optarg);
+  struct options options = {.n_rounds = 1, .n_seeds = 3, .n_steps = 200, .first_seed = 1};
+  int option, status = 0, mib = 2;
+  while ((option = getopt(argc, argv, "c:f:n:r:s:")) != -1) {
+    int *number = number_of(&options, option, &mib), n = number ? atoi(optarg) : 0;
     if (n < 1 || n > MAX_SEEDS)
       return 2;
-    *(option == 'r' ? &n_rounds : option == 's' ? &n_seeds : &n_steps) = n;
+    *number = n;
   }
+  options.chunk_bytes = (uint64_t)mib << 20;
   for (int i = optind; i < argc; i++)
-    status |= csv_replay(argv[i], n_rounds) != 0;
+    status |= csv_replay(argv[i], &options) != 0;
   if (optind == argc)
-    status = kinds_replay(n_seeds, n_steps, n_rounds);
+    status = kinds_replay(&options);
   return status != 0;
 }
