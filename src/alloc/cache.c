@@ -15,7 +15,7 @@
  * Rejected: a third zone for whole chunks alone. It looks tidier, and a program whose sizes change from step to step
  * then moves its memory between the zones in every one of them, and ends with the peak of both.
  *
- * The ladder, from free to dear, searching again after each step, in the block's own zone first and then in the other:
+ * The ladder, from free to dear, searching again after each step, in the block's own zone first and then in the others:
  *   0. the best fit of what is free for this queue or for everybody in the shards of other queues
  *   1. let go of what waiting blocks no longer wait for; give what queues are done with to everybody; coalesce
  *   2. bring idle chunks from wherever they lie, create chunks below the limit (cache_chunks.c)
@@ -257,22 +257,49 @@ static struct block *zones_take(lade_cache *cache, const struct zone *zone, int 
   return best;
 }
 
-/* The zone to look in when @zone has nothing: the other one of its pool, or NULL. A private pool has one. */
-static struct zone *zone_other(struct zone *zone)
+/*
+ * Where to look for a place that belongs into @zone, NULL at the end: there, then in the other kind's, at last in what
+ * is kept. A private pool has one zone.
+ */
+static void zones_order(struct zone *zone, struct zone *ret_order[N_ZONES + 1])
 {
-  return zone->pool->is_private ? NULL : &zone->shard->zones[zone->kind == ZONE_SMALL ? ZONE_LARGE : ZONE_SMALL];
+  struct zone *zones = zone->shard->zones;
+  int n = 0;
+  ret_order[n++] = zone;
+  if (!zone->pool->is_private) {
+    ret_order[n++] = &zones[zone->kind == ZONE_SMALL ? ZONE_LARGE : ZONE_SMALL];
+    if (zones[ZONE_KEPT].segments)
+      ret_order[n++] = &zones[ZONE_KEPT];
+  }
+  ret_order[n] = NULL;
+}
+
+/* For a large request what is kept comes before what has to be made; it is made for those of a step that repeats. */
+static struct block *kept_search(lade_cache *cache, const struct zone *zone, int queue, uint64_t bytes)
+{
+  if (zone->kind != ZONE_LARGE)
+    return NULL;
+  struct zone *kept = &zone->shard->zones[ZONE_KEPT];
+  struct block *block = zones_find(zone, queue, bytes);
+  if (!block)
+    block = zones_find(kept, queue, bytes);
+  if (!block && lade_cache_is_kept(cache, bytes))
+    lade_cache_place_build(cache, kept, queue, bytes, REACH_HOME, &block);
+  return block;
 }
 
 /* Step 2. Sizes live apart as long as there is memory for it. */
 static struct block *kinds_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
 {
-  struct block *block = NULL;
-  for (struct zone *other = zone_other(zone); zone && !block; zone = zone == other ? NULL : other) {
-    block = zones_find(zone, queue, bytes);
+  struct zone *order[N_ZONES + 1];
+  struct block *block = kept_search(cache, zone, queue, bytes);
+  zones_order(zone, order);
+  for (int i = 0; order[i] && !block; i++) {
+    block = zones_find(order[i], queue, bytes);
     if (!block)
-      lade_cache_place_build(cache, zone, queue, bytes, REACH_HOME, &block);
+      lade_cache_place_build(cache, order[i], queue, bytes, REACH_HOME, &block);
     if (!block)
-      lade_cache_place_build(cache, zone, queue, bytes, REACH_SHARDS, &block);
+      lade_cache_place_build(cache, order[i], queue, bytes, REACH_SHARDS, &block);
   }
   return block;
 }
@@ -294,16 +321,18 @@ static struct block *pool_search(lade_cache *cache, struct zone *zone, int queue
 /* Step 3. The host has no queue that could wait, and a signal's runs nothing that could. */
 static struct block *others_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
 {
+  struct zone *order[N_ZONES + 1];
   struct block *block = NULL;
   if (!queue || !lade_queue_runs_work(cache->queues[queue].queue))
     return NULL;
+  zones_order(zone, order);
   lade_cache_waits_adopt(cache, queue);
-  for (struct zone *other = zone_other(zone); zone && !block; zone = zone == other ? NULL : other) {
-    block = zones_find(zone, queue, bytes);
+  for (int i = 0; order[i] && !block; i++) {
+    block = zones_find(order[i], queue, bytes);
     if (!block)
-      block = zones_take(cache, zone, queue, bytes);
+      block = zones_take(cache, order[i], queue, bytes);
     if (!block)
-      lade_cache_place_build(cache, zone, queue, bytes, REACH_QUEUES, &block);
+      lade_cache_place_build(cache, order[i], queue, bytes, REACH_QUEUES, &block);
   }
   return block;
 }

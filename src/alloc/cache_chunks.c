@@ -12,19 +12,8 @@
  * free byte in a whole chunk is never stranded, neither by size nor by segment nor by queue; what fragmentation remains
  * is the part of chunks that share a chunk with something live.
  *
- * Moving or creating. Moving keeps what is reserved close to what is live; but a step that repeats could move the
- * same chunks back and forth for ever, each move being a few calls to the system. So it is counted how often a
- * request had to move: by its size and the bytes that were live, which in a repeated step name the same request again
- * and in any other program hardly ever do. What has moved as often as the price says gets created chunks instead,
- * while the limit allows. The price is 1 while little is wasted and triples with every 1/128 of the most that was ever
- * live: cheap waste is bought in the second step, dear waste only by those who come for it again and again.
- *
- * That comes to rest. Let a step of n requests, each of s bytes at most, be repeated for ever with room below the
- * limit. Counters are N_MOVED and prices bounded, so if moves never ended some request would find its price paid again
- * and again, and create. A request of b bytes makes a window when each mapped run of b bytes has a block of the
- * step in it; n blocks spoil at most n * (s + 2 b) bytes of such runs; and each chunk that it creates lies in
- * such a run and stays there once nobody moves. So the requests that create are finitely many, and then
- * nothing is mapped, unmapped, created or released again.
+ * Moving keeps what is reserved close to what is live, but a step that repeats could move the same chunks back and forth
+ * for ever. So some of what is missing is created though others idle: cache_steps.c says how much, and that it ends.
  *
  * Cost. A climb looks at holes and what is free beside them, at free blocks as long as a chunk, and at those whose
  * queues may be done with them by now (lade_cache_sweep); in step 3 of the ladder at all that is free. It walks past
@@ -43,11 +32,6 @@
 #include <stdlib.h>
 
 #include "alloc/cache_blocks.h"
-
-#define PRICE_STEPS 128   /* of the most bytes ever live: waste that triples the price of creating */
-#define PRICE_STEP_CHUNKS 4 /* at least, so that a small program pays for chunks and not for fractions */
-#define MAX_PRICE 729
-#define MAX_CROWDED ((uint64_t)27) /* the most that a shard pays whose thread waits for others at each move */
 
 struct window {
   struct block *first; /* the first block that it touches */
@@ -382,25 +366,6 @@ static void chunks_bring(lade_cache *cache, uint64_t n, const struct window *win
   }
 }
 
-/* How often a request must have moved before @n more chunks are created for it. */
-static uint64_t price_get(const lade_cache *cache, uint64_t n)
-{
-  uint64_t live_bytes = LADE_MAX(cache->high_bytes, cache->stats.allocated_bytes.peak), price = 1;
-  uint64_t reserved_bytes = cache->stats.reserved_bytes.current + n * cache->chunk_bytes;
-  uint64_t step_bytes = LADE_MAX(live_bytes / PRICE_STEPS, PRICE_STEP_CHUNKS * cache->chunk_bytes);
-  uint64_t waste_bytes = reserved_bytes - LADE_MIN(reserved_bytes, live_bytes);
-  for (; waste_bytes >= step_bytes && price < MAX_PRICE; waste_bytes -= step_bytes)
-    price *= 3;
-  return price;
-}
-
-/* The counter of moves for a request of @bytes at this point of a step. Strangers may share one: it fills sooner. */
-static uint16_t *moved_find(lade_cache *cache, uint64_t bytes)
-{
-  uint64_t hash = (lade_cache_live_bytes(cache) * 0x9e3779b97f4a7c15u ^ bytes) * 0xc2b2ae3d27d4eb4fu;
-  return &cache->moved[hash >> 32 & (N_MOVED - 1)];
-}
-
 /* Have @n spare chunks. -ENOMEM, before anything is touched where it is certain that they cannot be had. */
 static int chunks_gather(lade_cache *cache, uint64_t n, const struct window *window)
 {
@@ -411,17 +376,9 @@ static int chunks_gather(lade_cache *cache, uint64_t n, const struct window *win
   idle_scan(&scan);
   if (scan.bytes + room_bytes < missing * cache->chunk_bytes)
     return -ENOMEM;
-  if (scan.bytes) {
-    uint16_t *moved = moved_find(cache, window->end - window->start);
+  if (scan.bytes && room_bytes >= missing * cache->chunk_bytes) {
     struct shard *shard = window->first->segment->zone->shard;
-    uint64_t price = price_get(cache, missing);
-    if (room_bytes >= missing * cache->chunk_bytes &&
-        (*moved >= price || (uint64_t)shard->n_crowded >= LADE_MIN(price, MAX_CROWDED))) {
-      chunks_create(cache, missing, false);
-      shard->n_crowded = 0;
-    }
-    else
-      *moved += *moved < MAX_PRICE;
+    chunks_create(cache, lade_cache_creates_get(cache, shard, window->end - window->start, missing), false);
   }
   chunks_bring(cache, n, window);
   if (missing_get(cache, n) && chunks_create(cache, missing_get(cache, n), false))

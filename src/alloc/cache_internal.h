@@ -8,9 +8,10 @@
  * block all are; holes are whole chunks. Free neighbours are one block unless they are free for different queues; holes
  * that touch are one.
  *
- * Shards. Each queue has a shard with a lock: two zones of the common pool, one for small blocks and one for large, and
- * what belongs to them: descriptors, the index of live blocks, counters, a ring of the trace. A block's segment says
- * whose shard it is in, whichever queue it is for, and a map from addresses to shards tells a free, without a lock.
+ * Shards. Each queue has a shard with a lock: three zones of the common pool, for small blocks, for large ones and for
+ * large ones of a step that repeats, and what belongs to them: descriptors, the index of live blocks, counters, a ring
+ * of the trace. A block's segment says whose shard it is in, whichever queue it is for, and a map from addresses to
+ * shards tells a free, without a lock.
  * Private pools have one zone each, in the shard of the host's blocks.
  *
  * An allocation that finds its place in its queue's own zones, and a free of a block that no other queue used, take one
@@ -35,9 +36,9 @@
  *
  * Files: cache.c the public calls and the ladder; cache_pools.c private pools; cache_shards.c locks, ceilings, the map
  * of addresses; cache_blocks.c blocks, bins and the index of addresses; cache_chunks.c segments and chunks;
- * cache_queues.c who may use what when; cache_stats.c numbers; cache_trace.c the trace; cache_report.c what to do when
- * it is out; cache_guard.c the sanitizer; cache_share.c memory of other processes; cache_snapshot.c the pickle;
- * cache_check.c the recount.
+ * cache_steps.c when chunks are created; cache_queues.c who may use what when; cache_stats.c numbers; cache_trace.c the
+ * trace; cache_report.c what to do when it is out; cache_guard.c the sanitizer; cache_share.c memory of other
+ * processes; cache_snapshot.c the pickle; cache_check.c the recount.
  */
 #ifndef LADE_CACHE_INTERNAL_H
 #define LADE_CACHE_INTERNAL_H
@@ -62,7 +63,7 @@
 #define MAX_BORROWED 16
 
 enum block_state { BLOCK_LIVE, BLOCK_WAITING, BLOCK_QUARANTINE, BLOCK_FREE, BLOCK_HOLE };
-enum zone_kind { ZONE_SMALL, ZONE_LARGE, N_ZONES, ZONE_PRIVATE = N_ZONES };
+enum zone_kind { ZONE_SMALL, ZONE_LARGE, ZONE_KEPT /* see cache_steps.c */, N_ZONES, ZONE_PRIVATE = N_ZONES };
 
 /* Where a place is looked for: in the queue's own shard, in all, in all and where other queues still are. */
 enum reach { REACH_HOME, REACH_SHARDS, REACH_QUEUES };
@@ -212,6 +213,15 @@ struct refusal {
   bool is_capturing;
 };
 
+/* A request that lacked chunks, and when it did: times are bytes that had been allocated. See cache_steps.c. */
+#define N_TIMES 4
+struct comeback {
+  uint64_t hash; /* of its size and what was live */
+  uint64_t first, times[N_TIMES]; /* latest first; 0: none */
+  bool is_repeated; /* when it last came it was one of a step that repeats */
+  bool is_kept;     /* memory is kept for it */
+};
+
 /* An event of the trace in half a cache line: many are written and few ever read. */
 struct trace_entry {
   uint64_t address;
@@ -269,7 +279,12 @@ struct lade_cache {
   bool has_steady_ticks; /* or else ticks are the system's nanoseconds */
   int n_tracing; /* shards that have events: one needs no stamps for their order */
   struct tracer tracers[N_TRACERS];
-  uint16_t moved[N_MOVED]; /* how often requests had to move chunks; see cache_chunks.c */
+  uint16_t moved[N_MOVED]; /* how often requests had to move chunks; see cache_steps.c. Strangers may share one */
+  struct comeback comebacks[N_MOVED];
+  uint64_t step_bytes;     /* a step that repeats takes so long */
+  uint64_t maybe_bytes;    /* some request came again after so long, once */
+  uint64_t repeated_since; /* when one of a step that repeats was first seen with this peak of live bytes */
+  uint64_t repeated_peak_bytes;
   uint64_t high_bytes;     /* the most live, before peaks were reset */
   uint64_t n_looked_at;    /* blocks, by the ladder: what climbs cost, without a clock */
 
@@ -451,6 +466,13 @@ int lade_cache_pool_unmap(lade_cache *cache, struct lade_cache_pool *pool);
 /* Unmap everything of the pool and give its segments back; spare chunks remain. */
 void lade_cache_pool_clear(lade_cache *cache, struct lade_cache_pool *pool);
 void lade_cache_spare_release(lade_cache *cache);
+
+/* ---- cache_steps.c ---- */
+
+/* A request for @bytes in @shard lacks @n chunks, and some idle. How many are to be created, the rest being moved? */
+uint64_t lade_cache_creates_get(lade_cache *cache, struct shard *shard, uint64_t bytes, uint64_t n);
+/* Is a request for @bytes at this point one of a step that repeats, for which memory is kept? */
+bool lade_cache_is_kept(const lade_cache *cache, uint64_t bytes);
 
 /* ---- cache_share.c ---- */
 
