@@ -229,6 +229,8 @@ int job_leave(struct job *job, const char *verb, int status, const struct lade_e
   } else if (job->board) {
     board_leave(job->board, job->launch.rank, 0, NULL);
   }
+  if (job->world)
+    lade_comm_set_exit_code(job->world, code);
   lade_comm_close(job->world);
   job->world = NULL;
   return code;

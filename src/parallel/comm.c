@@ -329,6 +329,12 @@ void lade_comm_set_busy(lade_comm *comm, bool is_busy)
     comm->ops->set_busy(comm, is_busy);
 }
 
+void lade_comm_set_exit_code(lade_comm *comm, int code)
+{
+  if (comm->ops->set_exit_code)
+    comm->ops->set_exit_code(comm, code);
+}
+
 bool lade_comm_is_speaker(lade_comm *comm)
 {
   return comm->ops->is_speaker(comm);

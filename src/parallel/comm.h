@@ -241,6 +241,9 @@ void lade_comm_set_busy(lade_comm *comm, bool is_busy);
  */
 void lade_comm_abort(lade_comm *comm, const char *words);
 
+/* What MPI ends the job with where a rank's end is how others learn of its abort: 1 unless it is set. Any thread. */
+void lade_comm_set_exit_code(lade_comm *comm, int code);
+
 /*
  * After a failure, true at exactly one of the ranks of a node that ask: who prints the one message. Any thread.
  */

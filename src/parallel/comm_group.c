@@ -270,7 +270,7 @@ static void job_release(struct comm_job *job)
   if (atomic_load(&job->has_failed))
     nanosleep(&(struct timespec){.tv_nsec = LINGER_MS * 1000000l}, NULL);
   if (atomic_load(&job->is_aborted))
-    job->mpi->abort(1);
+    job->mpi->abort(atomic_load(&job->exit_code));
   for (int rank = 0; job->processes && rank < job->world; rank++)
     if (job->processes[rank].watch >= 0)
       close(job->processes[rank].watch);
@@ -356,6 +356,7 @@ int comm_job_open(const struct lade_comm_params *params, struct lade_error *erro
   pthread_mutex_init(&job->mpi_mutex, NULL);
   pthread_mutex_init(&job->windows_mutex, NULL);
   atomic_store(&job->n_refs, 1);
+  atomic_store(&job->exit_code, 1);
   int status = plugin_open(&job->mpi, error);
   if (!status)
     status = world_fill(&world, params, error);

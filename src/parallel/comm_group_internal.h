@@ -34,6 +34,7 @@ struct comm_job {
   struct comm_control *control; /* of the world, where its ranks share memory: who is busy; else NULL */
   atomic_bool has_failed;
   atomic_bool is_aborted; /* by this rank, whose end is how ranks that share no memory learn of it */
+  atomic_int exit_code;   /* of the job, then */
   pthread_mutex_t windows_mutex;
   LADE_ARRAY(struct comm_window *) windows;
   uint64_t n_windows_made;

@@ -255,6 +255,11 @@ static void mpi_abort(lade_comm *base, const char *words)
   atomic_store(&comm->group.job->is_aborted, true);
 }
 
+static void mpi_set_exit_code(lade_comm *base, int code)
+{
+  atomic_store(&((struct mpi_comm *)base)->group.job->exit_code, code);
+}
+
 static void mpi_set_busy(lade_comm *base, bool is_busy)
 {
   const struct comm_group *group = &((struct mpi_comm *)base)->group;
@@ -459,6 +464,7 @@ static const struct lade_comm_ops mpi_ops = {
     .is_speaker = mpi_is_speaker,
     .get_info = mpi_get_info,
     .close = mpi_close,
+    .set_exit_code = mpi_set_exit_code,
     .set_busy = mpi_set_busy,
     .look = mpi_look,
     .late = mpi_late,
