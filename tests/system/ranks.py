@@ -325,11 +325,11 @@ def a_signal_stops_all():
     step = int(re.search(r"stopped after step (\d+)", err)[1])
     more = str(step + 3)
     summary(2, "--steps", more, "--save", "resumed", "--resume", "saved")
-    whole = summary(2, "--steps", more, "--log", "whole.log", "--save", "whole")
+    whole = summary(2, "--steps", more, "--log", "whole.log", "--save", "undisturbed")
     again = summary(2, "--steps", more, "--resume", "resumed")
     require(again["params_digest"] == whole["params_digest"] and again["loss_digest"] == whole["loss_digest"],
             "a job that was stopped goes on with other numbers", (again, whole))
-    alone = summary(0, "--steps", more, "--resume", "whole")
+    alone = summary(0, "--steps", more, "--resume", "undisturbed")
     require(alone["params_digest"] == whole["params_digest"], "one rank loads other parameters", alone)
 
 
