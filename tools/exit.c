@@ -23,7 +23,6 @@ enum lade_exit exit_code(int status)
   case EISDIR:
   case EACCES:
   case EPERM:
-  case EROFS:
   case ERANGE:
   case ENODATA:
   case ENAMETOOLONG:
@@ -34,6 +33,7 @@ enum lade_exit exit_code(int status)
   case EAGAIN: /* a thread was refused */
     return LADE_EXIT_OUT_OF_MEMORY;
   case EIO:
+  case EROFS:
   case EBADMSG:
   case ENOSPC:
   case EDQUOT:

@@ -101,7 +101,7 @@ LADE_API int lade_error_set(struct lade_error *error, int code, const char *form
  * The codes with a meaning of their own across the library:
  *   -EOVERFLOW  does not fit the stated budget (the command exits 3)
  *   -ENOMEM     memory ran out while running (4)
- *   -EIO -EBADMSG -ENOSPC  I/O failed, data is damaged, a store is full (5)
+ *   -EIO -EBADMSG -ENOSPC -EROFS  I/O failed, data is damaged, a store is full or cannot be written (5)
  *   -EDOM       numbers differ, or a value that must be finite is not (6 and 1)
  *   -ENODEV -ENOSYS  something this machine does not have (7)
  *   -EINVAL     the caller's input is wrong (2)

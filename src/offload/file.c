@@ -92,7 +92,7 @@ static int dir_check(const struct lade_store_params *params, const char *dir, st
   if (!S_ISDIR(stat_of_dir.st_mode))
     return lade_error_set(error, -ENOTDIR, "store %s is not a directory; name one on a drive", dir);
   if ((fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC) && !params->allow_tmpfs)
-    return lade_error_set(error, -EINVAL,
+    return lade_error_set(error, -EIO,
                           "store directory %s is a tmpfs, which is memory; name a directory on a drive", dir);
   return 0;
 }
@@ -109,7 +109,7 @@ int store_file_open(const struct lade_store_params *params, const char *dir, str
     is_direct = false;
     fd = file_open(params, dir, 0);
   } else if (is_feature_missing(fd)) {
-    return lade_error_set(error, -EINVAL, "store directory %s: its file system refuses O_DIRECT (%s); name another",
+    return lade_error_set(error, -EIO, "store directory %s: its file system refuses O_DIRECT (%s); name another",
                           dir, strerror(-fd));
   }
   if (fd < 0)

@@ -146,7 +146,7 @@ struct lade_store_info {
 
 /*
  * Open a store in params->dir and try the engine with a real transfer. -ENOENT, -ENOTDIR, -EACCES, -EROFS,
- * -ENOSPC as the file system says; -EINVAL for tmpfs and for a file system without O_DIRECT, unless allowed;
+ * -ENOSPC as the file system says; -EIO for tmpfs and for a file system without O_DIRECT, unless allowed;
  * -ENOSYS or -EPERM when io_uring is demanded and refused; -EAGAIN when threads are; -ENOMEM. Blocks.
  */
 int lade_store_open(const struct lade_store_params *params, struct lade_error *error, lade_store **ret_store);

@@ -50,8 +50,8 @@ def survives(*injections, path=()):
     return err
 
 
-def ends(*injections, words, steps=STEPS):
-    code, out, err, trace = traced(*injections, steps=steps)
+def ends(*injections, words, path=(), steps=STEPS):
+    code, out, err, trace = traced(*injections, path=path, steps=steps)
     lines = [line for line in err.splitlines() if "note: store: io_uring refused" not in line]
     assert code == 5 and not out and len(lines) == 1, (injections, code, out, err)
     assert "(INJECTED)" in trace, injections
@@ -65,7 +65,7 @@ with open("homes", "w", encoding="utf-8") as homes:  # else what a machine was m
     homes.write("weights * store\noptimizer * store\n")
 os.mkdir("drive")
 code, out, err = run(TRAIN + STEPS)
-if code == 2 and ("O_DIRECT" in err or "tmpfs" in err):
+if code == 5 and ("O_DIRECT" in err or "tmpfs" in err):
     print("no store here:", err.strip())
     sys.exit(77)
 assert code == 0, (code, err)
@@ -114,3 +114,7 @@ for error, why in (("EIO", "Input/output error"), ("ENOSPC", "No space left"), (
 ends(NO_RING, "pread64:error=EIO:when=140+", words=["store in drive", "reading tensor", "Input/output error"],
      steps=["--steps", "8"])
 ends("fallocate:error=ENOSPC", words=["drive", "need", "are free"])
+
+# A directory that cannot be a store from the start.
+ends("openat:error=EROFS", path=["-P", "drive"], words=["store directory drive", "Read-only file system"])
+ends("openat:error=EOPNOTSUPP:when=1..2", path=["-P", "drive"], words=["store directory drive", "refuses O_DIRECT"])
