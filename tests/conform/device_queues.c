@@ -7,7 +7,9 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/philox.h"
 #include "device_target.h"
@@ -282,6 +284,31 @@ static void a_full_ring_blocks_the_submitter_and_loses_nothing(void **state)
   lade_device_close(device);
 }
 
+static void nap(void *args)
+{
+  usleep(50);
+}
+
+/* Who waits for the last of many pieces of work sleeps once, not once for each of them. */
+static void a_waiter_is_woken_for_what_it_waits_for(void **state)
+{
+  const struct target *target = *state;
+  if (target->is_dry || target->is_cuda)
+    return;
+  lade_device *device = device_open(state, NULL);
+  lade_queue *queue = queue_open(device, LADE_QUEUE_COMPUTE);
+  uint64_t count = 0;
+  for (int i = 0; i < 1000; i++)
+    lade_queue_launch(queue, &(struct lade_work){nap, NULL, 1, NULL}, &count);
+  struct rusage before, after;
+  getrusage(RUSAGE_THREAD, &before);
+  assert_int_equal(lade_queue_sync(queue, count), 0);
+  getrusage(RUSAGE_THREAD, &after);
+  assert_in_range(after.ru_nvcsw - before.ru_nvcsw, 0, 20);
+  lade_queue_destroy(queue);
+  lade_device_close(device);
+}
+
 static void destroying_a_queue_runs_what_was_submitted(void **state)
 {
   const struct target *target = *state;
@@ -395,6 +422,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(copies_keep_the_rate_of_their_link),
       cmocka_unit_test(signals_order_work_and_never_fall),
       cmocka_unit_test(a_full_ring_blocks_the_submitter_and_loses_nothing),
+      cmocka_unit_test(a_waiter_is_woken_for_what_it_waits_for),
       cmocka_unit_test(destroying_a_queue_runs_what_was_submitted),
       cmocka_unit_test(a_wait_for_what_cannot_come_is_an_error),
       cmocka_unit_test(the_first_error_sticks_and_counters_advance),
