@@ -12,7 +12,8 @@
  * over sizes rounded up to it, less the padding of the one item that may lie on top; or the highest end of a
  * fixed item.
  *
- * Groups: contiguous items become one before anything else sees them (pack_groups.c).
+ * Groups: contiguous items become one before anything else sees them (pack_groups.c). Then all are sorted, and turned
+ * round if need be, so that the answer does not depend on how the problem was written down (pack_canonical.c).
  *
  * The rooms: first fit in several orders, repaired by blame (pack_first_fit.c); for small instances an exact search
  * (pack_exact.c) that also proves bounds; for large ones the same for what is hard in them (pack_core.c).
@@ -58,6 +59,11 @@ bool lade_pack_spend(struct pack_effort *effort, uint64_t work)
     effort->is_spent |= lade_now_ns() >= effort->deadline_ns;
   }
   return effort->is_spent;
+}
+
+bool lade_pack_is_late(const struct pack_effort *effort)
+{
+  return effort->deadline_ns && lade_now_ns() >= effort->deadline_ns;
 }
 
 bool lade_pack_offer(lade_packer *packer)
@@ -116,41 +122,41 @@ static int items_check(const struct lade_pack_item *items, int n, bool *ret_has_
 }
 
 /* The caller's number of the @k-th fixed item. @names: NULL if there are no groups. */
-static int fixed_name(const struct pack_problem *problem, const int32_t *names, int k)
+static int fixed_name(const struct lade_pack_item *items, const int32_t *names, int k)
 {
   int i = 0;
-  while (problem->items[i].fixed < 0 || k-- > 0)
+  while (items[i].fixed < 0 || k-- > 0)
     i++;
   return names ? names[i] : i;
 }
 
 /* Fixed items that share bytes and time. Few are expected: they are judged by the checker alone. */
-static int fixed_check(lade_packer *packer, const int32_t *names, struct lade_error *error)
+static int fixed_check(const struct lade_pack_item *items, int n, const int32_t *names, struct lade_error *error)
 {
-  struct pack_problem *problem = &packer->problem;
-  if (problem->n_fixed < 2)
+  int n_fixed = 0;
+  for (int i = 0; i < n; i++)
+    n_fixed += items[i].fixed >= 0;
+  if (n_fixed < 2)
     return 0;
-  struct lade_pack_item *fixed = malloc((size_t)problem->n_fixed * sizeof(*fixed));
-  uint64_t *offsets = malloc((size_t)problem->n_fixed * sizeof(*offsets));
+  struct lade_pack_item *fixed = malloc((size_t)n_fixed * sizeof(*fixed));
+  uint64_t *offsets = malloc((size_t)n_fixed * sizeof(*offsets));
   struct lade_pack_overlap overlap = {0};
-  int found = -ENOMEM, n = 0;
-  if (fixed && offsets) {
-    for (int i = 0; i < problem->n; i++)
-      if (problem->items[i].fixed >= 0) {
-        fixed[n] = problem->items[i];
-        offsets[n] = (uint64_t)fixed[n].fixed;
-        n++;
-      }
-    found = lade_pack_overlap_find(fixed, n, offsets, &overlap);
-  }
+  int found = fixed && offsets ? 0 : -ENOMEM;
+  for (int i = 0, k = 0; i < n && !found; i++)
+    if (items[i].fixed >= 0) {
+      fixed[k] = items[i];
+      offsets[k++] = (uint64_t)items[i].fixed;
+    }
+  if (!found)
+    found = lade_pack_overlap_find(fixed, n_fixed, offsets, &overlap);
   free(offsets);
   free(fixed);
   if (found > 0)
     return lade_error_set(error, -EINVAL,
                           "items %d and %d are fixed where they share bytes while both are live at time %" PRId32,
-                          fixed_name(problem, names, overlap.first), fixed_name(problem, names, overlap.second),
+                          fixed_name(items, names, overlap.first), fixed_name(items, names, overlap.second),
                           overlap.time);
-  return found ? lade_error_set(error, found, "no memory to check %d fixed items", problem->n_fixed) : 0;
+  return found ? lade_error_set(error, found, "no memory to check %d fixed items", n_fixed) : 0;
 }
 
 static int endpoint_compare(const void *a, const void *b)
@@ -291,9 +297,9 @@ static uint64_t relaxed_bound(lade_packer *packer, const struct lade_pack_item *
 /* Room for the problem, the incumbent and the hungriest room's scratch. */
 static size_t arena_bytes_needed(int n)
 {
-  size_t per_item = 2 * sizeof(int32_t) + 5 * sizeof(uint64_t);
+  size_t per_item = 2 * (2 * sizeof(int32_t) + 3 * sizeof(uint64_t)) + 2 * sizeof(uint64_t); /* the problem twice */
   size_t sorting = 2 * sizeof(struct endpoint) + 8 * sizeof(uint32_t) + 2 * sizeof(uint32_t);
-  return (size_t)n * (per_item + sorting) + lade_pack_first_fit_bytes(n) + 1024;
+  return (size_t)n * (per_item + sorting) + lade_pack_canonical_bytes(n) + lade_pack_first_fit_bytes(n) + 1024;
 }
 
 static int arena_reserve(lade_packer *packer, size_t bytes)
@@ -407,17 +413,19 @@ static void answer_init(lade_packer *packer, uint64_t stop_bytes)
   packer->target_bytes = LADE_MAX(packer->problem.lower_bound, stop_bytes);
 }
 
-/* Pack what the rooms see into packer->best. @names: of these items, or NULL. */
-static int rooms_ask(lade_packer *packer, const struct lade_pack_item *items, int n, const int32_t *names,
-                     uint64_t stop_bytes, struct lade_error *error)
+/* Pack @n items into @ret_offsets, as all rooms can. */
+static void rooms_ask(lade_packer *packer, const struct lade_pack_item *items, int n, uint64_t stop_bytes,
+                      uint64_t *ret_offsets)
 {
+  struct lade_pack_item *seen;
+  int32_t *names;
   problem_init(packer, items, n);
-  int rc = fixed_check(packer, names, error);
-  if (rc)
-    return rc;
+  lade_pack_canonical_make(packer, &seen, &names);
+  problem_init(packer, seen, n);
   answer_init(packer, stop_bytes);
   search(packer);
-  return 0;
+  for (int k = 0; k < n; k++)
+    ret_offsets[names[k]] = packer->best[k];
 }
 
 bool lade_pack_part(lade_packer *packer, const struct lade_pack_item *items, int n, uint64_t stop_bytes)
@@ -454,15 +462,16 @@ int lade_packer_pack(lade_packer *packer, const struct lade_pack_item *items, in
   if (rc)
     return rc;
 
-  effort_init(&packer->effort, &own, groups.n);
-  uint64_t bound = groups.is_exact ? 0 : relaxed_bound(packer, items, n_items, groups.least_end);
-  rc = rooms_ask(packer, has_groups ? groups.items : items, groups.n, groups.names, own.stop_bytes, error);
+  const struct lade_pack_item *merged = has_groups ? groups.items : items;
+  rc = fixed_check(merged, groups.n, groups.names, error);
   if (rc)
     return rc;
+  effort_init(&packer->effort, &own, groups.n);
+  uint64_t bound = groups.is_exact ? 0 : relaxed_bound(packer, items, n_items, groups.least_end);
+  uint64_t *offsets = has_groups ? lade_pack_take(packer, (size_t)groups.n * sizeof(*offsets)) : ret_offsets;
+  rooms_ask(packer, merged, groups.n, own.stop_bytes, offsets);
   if (has_groups)
-    lade_pack_groups_spread(&groups, n_items, packer->best, ret_offsets);
-  else
-    memcpy(ret_offsets, packer->best, (size_t)n_items * sizeof(*ret_offsets));
+    lade_pack_groups_spread(&groups, n_items, offsets, ret_offsets);
   if (groups.is_exact)
     bound = packer->problem.lower_bound;
   *ret_result = (struct lade_pack_result){

@@ -42,11 +42,11 @@ struct core {
   struct lade_packer part; /* packs the part, with an arena of its own */
 };
 
-/* The largest power of two such that smaller items never sum to DUST_PART of the bound. Scratch: @change, by slot. */
+/* The most doubled granule such that smaller items never sum to DUST_PART of the bound. Scratch: @change, by slot. */
 static uint64_t dust_find(const struct pack_problem *problem, int64_t *change)
 {
   const int64_t most = (int64_t)((double)problem->lower_bound * DUST_PART);
-  uint64_t dust = 1;
+  uint64_t dust = problem->granule;
   for (bool is_less = true; is_less && dust < problem->lower_bound; dust *= 2) {
     int64_t sum = 0;
     memset(change, 0, ((size_t)problem->n_slots + 1) * sizeof(*change));

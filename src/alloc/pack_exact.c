@@ -285,8 +285,8 @@ static double item_preference(const struct pack_problem *problem, const struct p
   case PREFER_AREA: return length * bytes;
   case PREFER_LENGTH: return length + share / 2;
   case PREFER_BYTES: return bytes + length / (problem->n_slots + 1);
-  case PREFER_TIGHT_AREA: return (double)tight * 0x1p24 + length * share;
-  default: return (double)tight * 0x1p24 + length + share / 2;
+  case PREFER_TIGHT_AREA: return (double)(tight / problem->granule) * 0x1p24 + length * share;
+  default: return (double)(tight / problem->granule) * 0x1p24 + length + share / 2;
   }
 }
 

@@ -78,11 +78,6 @@ struct climb {
   int n_worse;
 };
 
-struct keyed {
-  double key;
-  int32_t item;
-};
-
 /* Steps between two looks at the effort within a pass. */
 #define WORK_PER_SPEND 200000
 /* How far an item that ended too high moves forward at most, as a part of the order; measured. */
@@ -358,15 +353,26 @@ static void shelf_cut(struct shelf *shelf, int n_kept)
   shelf->n_blocks = (n + BLOCK_PLACES - 1) / BLOCK_PLACES;
 }
 
+/* The highest end of the first @n items of @order. */
+static uint64_t order_end(const lade_packer *packer, const struct keyed *order, int n)
+{
+  uint64_t end = 0;
+  for (int k = 0; k < n; k++)
+    end = LADE_MAX(end, packer->offsets[order[k].item] + packer->problem.bytes[order[k].item]);
+  return end;
+}
+
 /*
- * Place all items in @order and leave the offsets in the packer. What the order has in common with the last
- * pass, from its start, is still in place. False when the effort is spent before the end; the least orders go on.
+ * Place all items in @order and leave the offsets in the packer. What the order has in common with the last pass, from
+ * its start, is still in place. False when the effort is spent before the end; the least orders go on, and past the
+ * deadline they end in lanes.
  */
 static bool order_place(lade_packer *packer, struct shelf *shelf, const struct keyed *order)
 {
   const struct pack_problem *problem = &packer->problem;
   uint64_t work = (uint64_t)problem->n;
   int n_kept = 0;
+  bool is_late = false;
   while (n_kept < shelf->n && shelf->placed[n_kept] == order[n_kept].item)
     n_kept++;
   if (n_kept < shelf->n)
@@ -376,9 +382,14 @@ static bool order_place(lade_packer *packer, struct shelf *shelf, const struct k
       if (lade_pack_spend(&packer->effort, work) && packer->n_tried >= packer->n_orders_least)
         return false;
       work = 0;
+      is_late = lade_pack_is_late(&packer->effort);
     }
     int32_t i = order[k].item;
     bool is_fixed = problem->items[i].fixed >= 0;
+    if (is_late && !is_fixed) {
+      lade_pack_lanes(packer, order + k, problem->n - k, order_end(packer, order, k));
+      break;
+    }
     uint64_t offset = is_fixed ? (uint64_t)problem->items[i].fixed : shelf_fit(shelf, problem, i, 0, &work);
     packer->offsets[i] = offset;
     shelf->placed[k] = i;
@@ -430,12 +441,12 @@ bool lade_pack_first_fit_is_cheap(const struct pack_problem *problem)
   return problem->n / BLOCK_PLACES + live_together(problem) <= 2 * LADE_PACK_FAST_WORK;
 }
 
-/* Items by falling key. */
+/* Items by falling key. Bytes are in granules: the order is the same in any unit. */
 static void order_make(const struct pack_problem *problem, int kind, struct keyed *order)
 {
-  int n_classes = kind == ORDER_BYTES_CLASS ? classes_get(problem) : 0;
+  const int n_classes = kind == ORDER_BYTES_CLASS ? classes_get(problem) : 0;
   for (int i = 0; i < problem->n; i++) {
-    double length = problem->hi[i] - problem->lo[i], bytes = (double)problem->bytes[i];
+    double length = problem->hi[i] - problem->lo[i], bytes = (double)(problem->bytes[i] / problem->granule);
     double key = 0;
     switch (kind) {
     case ORDER_BYTES_CLASS: key = class_key(bytes, n_classes, problem->lo[i]); break;

@@ -124,7 +124,7 @@ static void run_hand_on(const struct run *run, const struct lade_pack_item *item
 
 size_t lade_pack_groups_bytes(int n)
 {
-  size_t per_item = sizeof(struct lade_pack_item) + 2 * sizeof(int32_t) + sizeof(uint64_t) + sizeof(struct member);
+  size_t per_item = sizeof(struct lade_pack_item) + 2 * sizeof(int32_t) + 2 * sizeof(uint64_t) + sizeof(struct member);
   return (size_t)n * per_item + 128;
 }
 

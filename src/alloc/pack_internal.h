@@ -34,6 +34,12 @@ struct pack_effort {
   bool is_spent;
 };
 
+/* An item's place in an order: by falling key. */
+struct keyed {
+  double key;
+  int32_t item;
+};
+
 struct lade_packer {
   char *arena;
   size_t arena_bytes, arena_used;
@@ -48,7 +54,7 @@ struct lade_packer {
   int kind_best;         /* of the order that led furthest */
 };
 
-/* The caller's items as the rooms see them, when some are in groups (pack_groups.c). Lies in the arena. */
+/* The caller's items when some are in groups, with groups as items (pack_groups.c). Lies in the arena. */
 struct pack_groups {
   struct lade_pack_item *items;
   int n;
@@ -74,6 +80,9 @@ void *lade_pack_take(lade_packer *packer, size_t bytes);
 /* True when the effort is spent; @work is what was done since the last call. */
 bool lade_pack_spend(struct pack_effort *effort, uint64_t work);
 
+/* True when there is a deadline and it has passed. */
+bool lade_pack_is_late(const struct pack_effort *effort);
+
 /* Compare packer->offsets with the incumbent and keep them if they are better. True when the target is met. */
 bool lade_pack_offer(lade_packer *packer);
 
@@ -83,6 +92,12 @@ bool lade_pack_offer(lade_packer *packer);
  */
 bool lade_pack_first_fit(lade_packer *packer);
 size_t lade_pack_first_fit_bytes(int n);
+
+/*
+ * Lay the @n items of @order, the end of one by classes of sizes, above @base in no time (pack_lanes.c). They are not
+ * fixed.
+ */
+void lade_pack_lanes(lade_packer *packer, const struct keyed *order, int n, uint64_t base);
 
 /* Blocks to pass and items to meet are few for each item, however many items are counted. */
 bool lade_pack_first_fit_is_cheap(const struct pack_problem *problem);
@@ -120,6 +135,13 @@ void lade_pack_effort_widen(struct pack_effort *effort, const struct pack_effort
  * gaps; others are left as they are. Needs an incumbent. True when the target is met or proved out of reach.
  */
 bool lade_pack_exact(lade_packer *packer);
+
+/*
+ * The items of packer->problem as the rooms see them, in the packer's own memory, and the number that each had: the
+ * same for every order of them, and backwards (pack_canonical.c). The problem is to be made anew.
+ */
+void lade_pack_canonical_make(lade_packer *packer, struct lade_pack_item **ret_items, int32_t **ret_names);
+size_t lade_pack_canonical_bytes(int n);
 
 /* Make what the rooms see of @n checked items, some of which are in groups. -EINVAL for fixed ones that contradict. */
 int lade_pack_groups_merge(lade_packer *packer, const struct lade_pack_item *items, int n,

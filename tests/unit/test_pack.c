@@ -154,6 +154,53 @@ static void test_drawn_training_steps_come_near_their_bound(void **state)
   }
 }
 
+/* The order of rows, the direction and the units of time and bytes are no part of the problem. */
+static void twins_compare(int n, uint64_t work_limit)
+{
+  struct lade_pack_result result = pack(n, work_limit, 0), twin;
+  instance_shuffle(7, items, n);
+  twin = pack(n, work_limit, 0);
+  assert_int_equal(twin.peak_bytes, result.peak_bytes);
+  instance_reverse(items, n);
+  twin = pack(n, work_limit, 0);
+  assert_int_equal(twin.peak_bytes, result.peak_bytes);
+  instance_scale(items, n);
+  twin = pack(n, work_limit, 0);
+  if ((double)twin.peak_bytes > 7.05 * (double)result.peak_bytes)
+    fail_msg("in other units %" PRIu64 " instead of 7 * %" PRIu64, twin.peak_bytes, result.peak_bytes);
+}
+
+static void test_a_problem_written_down_in_another_way_has_the_same_answer(void **state)
+{
+  for (uint64_t seed = 1; seed <= 3; seed++) {
+    const struct jigsaw how = {.cuts = (enum jigsaw_cuts)(seed - 1), .n_pieces = 120, .span = 1024, .height = 1024,
+                               .granule = 1, .per_mille_out = 100, .seed = seed};
+    twins_compare(jigsaw_make(&how, items), 20000000);
+    twins_compare(network_make(&(struct network){60, seed}, items), 20000000);
+    boxes_make(seed, 250, items);
+    twins_compare(250, 20000000);
+    lives_make(seed, 3000, 20, items);
+    for (int i = 0; i < 3000; i++)
+      items[i].align = 1; /* in other units an alignment would be another one */
+    twins_compare(3000, 0);
+  }
+}
+
+/* A deadline that comes before the first order is over ends in a packing all the same. */
+static void test_past_the_deadline_there_is_an_answer(void **state)
+{
+  const int n = 20000;
+  const struct lade_pack_params params = {.struct_size = sizeof(params), .time_limit_ns = 1};
+  struct lade_pack_result result;
+  lives_make(5, n, 3, items);
+  for (int i = 0; i < n; i++) {
+    items[i].align = 1u << i % 12;
+    items[i].fixed = i % 100 == 0 ? (int64_t)i << 32 : -1;
+  }
+  assert_int_equal(lade_pack(items, n, &params, offsets, &result, NULL), 0);
+  assert_int_equal(lade_pack_check(items, n, offsets, result.peak_bytes, NULL), 0);
+}
+
 static void test_a_proved_bound_stays_below_a_known_packing(void **state)
 {
   for (int round = 0; round < 20; round++) {
@@ -544,6 +591,8 @@ int main(void)
       cmocka_unit_test(test_jigsaws_that_were_bent_come_near_their_bound),
       cmocka_unit_test(test_a_hard_part_of_a_large_program_is_packed_by_itself),
       cmocka_unit_test(test_drawn_training_steps_come_near_their_bound),
+      cmocka_unit_test(test_a_problem_written_down_in_another_way_has_the_same_answer),
+      cmocka_unit_test(test_past_the_deadline_there_is_an_answer),
       cmocka_unit_test(test_a_proved_bound_stays_below_a_known_packing),
       cmocka_unit_test(test_training_steps_come_within_one_percent_in_the_fast_pass),
       cmocka_unit_test(test_items_of_all_alignments_and_fixed_places_keep_them),
