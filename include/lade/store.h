@@ -51,9 +51,10 @@ struct lade_tensor_store_info {
 };
 
 /*
- * Open a store and take its budget. -EINVAL for parameters; -ENOENT, -ENOTDIR, -EACCES, -EROFS for a directory; -EIO for a
- * tmpfs and for a file system without O_DIRECT, unless allowed, and for a drive that fails; -ENOSPC with the bytes needed
- * and free; -EFBIG past the file size limit; -ENOMEM. The caller closes it. Any thread. Blocks while the drive writes the budget once.
+ * Open a store and take its budget. -EINVAL for parameters; -ENOENT, -ENOTDIR, -EACCES, -EROFS for a directory; -EIO
+ * for a tmpfs and for a file system without O_DIRECT, unless allowed, and for a drive that fails; -ENOSPC with the
+ * bytes needed and free; -EFBIG past the file size limit; -ENOMEM. The caller closes it. Any thread. Blocks while the
+ * drive writes the budget once.
  */
 LADE_API int lade_tensor_store_open(const struct lade_tensor_store_params *params, struct lade_error *error,
                                     lade_tensor_store **ret_store);

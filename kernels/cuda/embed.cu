@@ -9,8 +9,8 @@
  * (embed_tokens).
  *
  * Moves 2 n d elements forward; backward n d elements twice for both tables, and V d F32 numbers where rows that no
- * token names must become 0. Bound: memory; a token that names many rows bounds it by their additions in order. A thread
- * has a pack of 16 bytes of a row, and one element where packs would not be aligned.
+ * token names must become 0. Bound: memory; a token that names many rows bounds it by their additions in order. A
+ * thread has a pack of 16 bytes of a row, and one element where packs would not be aligned.
  */
 #include "kernels/cuda/kernel.h"
 

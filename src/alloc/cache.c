@@ -28,7 +28,7 @@
  * was freed while step 6 waited may be in use by work that was submitted meanwhile, so it is made again then.
  *
  * A pool under capture stops before step 0. The first five pages of a trainer's life take steps 1 and 2; a
- * steady one takes none (tests/unit/test_cache.c counts).
+ * steady one takes none (tests/unit/test_cache_steps.c counts).
  *
  * Fork. A page that the kernel hands to children as zeroes says whose the cache is, at the price of one load; a lock
  * that was held at the moment of the fork is never touched by the child.

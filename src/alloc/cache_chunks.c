@@ -12,8 +12,9 @@
  * free byte in a whole chunk is never stranded, neither by size nor by segment nor by queue; what fragmentation remains
  * is the part of chunks that share a chunk with something live.
  *
- * Moving keeps what is reserved close to what is live, but a step that repeats could move the same chunks back and forth
- * for ever. So some of what is missing is created though others idle: cache_steps.c says how much, and that it ends.
+ * Moving keeps what is reserved close to what is live, but a step that repeats could move the same chunks back and
+ * forth for ever. So some of what is missing is created though others idle: cache_steps.c says how much, and that it
+ * ends.
  *
  * Cost. A climb looks at holes and what is free beside them, at free blocks as long as a chunk, and at those whose
  * queues may be done with them by now (lade_cache_sweep); in step 3 of the ladder at all that is free. It walks past
