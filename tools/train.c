@@ -368,6 +368,19 @@ static int summary_make(struct run *run, struct summary *summary)
   return summary->is_dry ? 0 : lade_session_params_digest(run->session, &summary->params_digest, &run->error);
 }
 
+/* What one rank of a job may take and has to is, for the job, the most of any. */
+static int budgets_gather(struct run *run, struct lade_session_info *info)
+{
+  uint64_t *budgets[] = {&info->budget_bytes, &info->bounds.min_bytes};
+  int status = 0;
+  for (size_t i = 0; i < LADE_COUNT(budgets) && !status; i++) {
+    double most = 0; /* bytes are exact in it up to 2^53 */
+    status = lade_session_most(run->session, (double)*budgets[i], &most, &run->error);
+    *budgets[i] = (uint64_t)most;
+  }
+  return status;
+}
+
 /* The first rank's, once all have said what they took. */
 static int summary_tell(struct run *run, struct summary *summary)
 {
@@ -393,6 +406,8 @@ static int summarize(struct run *run)
     status = lade_session_most(run->session, history_bubble(summary.seconds), &summary.bubble, &run->error);
   if (!status && run->job.world)
     status = lade_session_gather_peaks(run->session, peaks, peaks + n, &run->error);
+  if (!status && run->job.world)
+    status = budgets_gather(run, &summary.info);
   if (!status && run->job.world) {
     summary.planned_peaks = peaks;
     summary.measured_peaks = peaks + n;

@@ -168,6 +168,8 @@ def a_least_budget_changes_no_number(ranks, layout):
     require(least["planned_peak_bytes_by_rank"] == least["measured_peak_bytes_by_rank"]
             and max(least["planned_peak_bytes_by_rank"]) < min(whole["planned_peak_bytes_by_rank"]),
             "planned and measured peaks of the least budget differ", least)
+    require(max(least["planned_peak_bytes_by_rank"]) <= least["budget_bytes"] == least["min_budget_bytes"],
+            "the largest peak is over the budget that is told", least)
 
 
 def shards_in_their_least_budgets():
