@@ -16,7 +16,7 @@
  * any times and sizes, boxes_make such as MiniMalloc's F has: short, of like sizes, and tight at few times. What a
  * packing of these at best needs is not known.
  *
- * instance_reverse, instance_shuffle and instance_scale change what an instance looks like and not what it is.
+ * instance_shuffle and instance_scale change what an instance looks like and not what it is.
  */
 #ifndef LADE_BENCH_PACK_INSTANCES_H
 #define LADE_BENCH_PACK_INSTANCES_H
@@ -257,15 +257,6 @@ static inline void boxes_make(uint64_t seed, int n, struct lade_pack_item *items
 }
 
 /* ---- the same, seen in another way ---- */
-
-static inline void instance_reverse(struct lade_pack_item *items, int n)
-{
-  for (int i = 0; i < n; i++) {
-    const int32_t lower = items[i].lower;
-    items[i].lower = -items[i].upper;
-    items[i].upper = -lower;
-  }
-}
 
 static inline void instance_shuffle(uint64_t seed, struct lade_pack_item *items, int n)
 {

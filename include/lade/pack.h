@@ -73,8 +73,7 @@ LADE_API void lade_packer_destroy(lade_packer *packer);
  * beside, or two fixed items that overlap, or of parameters that a newer header made; -EOVERFLOW when the sizes sum
  * past 2^62 (2^61 if there are groups); -ENOMEM. @error (may be NULL) names the item by its index. Blocks for the
  * time that @params allows, looked at every few 100,000 steps; past it a first pass that is not over yet ends at once,
- * with an answer that may be poor. Without groups and a time limit the order of the items does not change the peak, nor
- * does time read backwards unless the bytes of both halves weigh the same.
+ * with an answer that may be poor. Without groups and a time limit the order of the items does not change the peak.
  */
 LADE_API int lade_packer_pack(lade_packer *packer, const struct lade_pack_item *items, int n_items,
                               const struct lade_pack_params *params, uint64_t *ret_offsets,

@@ -12,8 +12,8 @@
  * over sizes rounded up to it, less the padding of the one item that may lie on top; or the highest end of a
  * fixed item.
  *
- * Groups: contiguous items become one before anything else sees them (pack_groups.c). Then all are sorted, and turned
- * round if need be, so that the answer does not depend on how the problem was written down (pack_canonical.c).
+ * Groups: contiguous items become one before anything else sees them (pack_groups.c). Then all are sorted,
+ * so that the answer does not depend on how the problem was written down (pack_canonical.c).
  *
  * The rooms: first fit in several orders, repaired by blame (pack_first_fit.c); for small instances an exact search
  * (pack_exact.c) that also proves bounds; for large ones the same for what is hard in them (pack_core.c).

@@ -2,11 +2,13 @@
 /*
  * One look for all instances that are the same problem.
  *
- * A program may be written down in any order of its buffers, with any times that leave its slots as they are, and read
- * backwards it needs as many bytes. What the rooms prefer where all else is equal would make one of its faces come out
- * worse than another, by chance. So they see the items with slots for times, sorted, and in the direction in which more
- * of the bytes live early: backwards where that is the other one. Where the two halves weigh the same the direction is
- * as it was given.
+ * A program may be written down in any order of its buffers, with any times that leave its slots as they are. What the
+ * rooms prefer where all else is equal would make one of its faces come out worse than another, by chance. So they see
+ * the items with slots for times, sorted.
+ *
+ * Read backwards it needs as many bytes, too, and the direction could be chosen the same way. It is not: a program's
+ * addresses are used again in the order of its time, and packed from its end, a buffer more often begins where another
+ * has just ended, so that queues wait for each other (tests/unit/test_stages_together.c).
  *
  * Items are counted into place by the slot in which they begin, of which each has few, and sorted there.
  */
@@ -37,15 +39,6 @@ static int seen_compare(const void *a, const void *b)
   return x->name < y->name ? -1 : x->name > y->name;
 }
 
-/* Do more of the bytes live in the second half of the slots? */
-static bool is_backwards(const struct pack_problem *problem)
-{
-  __int128 weight = 0; /* below 2^62 bytes times 2^33 */
-  for (int i = 0; i < problem->n; i++)
-    weight += (__int128)problem->bytes[i] * ((int64_t)problem->lo[i] + problem->hi[i] - problem->n_slots);
-  return weight > 0;
-}
-
 /* Sorted into @sorted. @place: scratch, one more than there are slots. */
 static void seen_sort(const struct seen *seen, int n, int n_slots, int32_t *place, struct seen *sorted)
 {
@@ -71,7 +64,6 @@ void lade_pack_canonical_make(lade_packer *packer, struct lade_pack_item **ret_i
 {
   const struct pack_problem *problem = &packer->problem;
   const size_t n = (size_t)problem->n;
-  const bool is_reversed = is_backwards(problem);
   struct lade_pack_item *items = lade_pack_take(packer, n * sizeof(*items));
   int32_t *names = lade_pack_take(packer, n * sizeof(*names));
   const size_t mark = packer->arena_used;
@@ -80,8 +72,8 @@ void lade_pack_canonical_make(lade_packer *packer, struct lade_pack_item **ret_i
   for (int i = 0; i < problem->n; i++) {
     seen[i] = (struct seen){problem->items[i], i};
     seen[i].item.align = (uint32_t)problem->align[i];
-    seen[i].item.lower = is_reversed ? problem->n_slots - problem->hi[i] : problem->lo[i];
-    seen[i].item.upper = is_reversed ? problem->n_slots - problem->lo[i] : problem->hi[i];
+    seen[i].item.lower = problem->lo[i];
+    seen[i].item.upper = problem->hi[i];
   }
   seen_sort(seen, problem->n, problem->n_slots, place, sorted);
   for (int k = 0; k < problem->n; k++) {

@@ -138,7 +138,7 @@ bool lade_pack_exact(lade_packer *packer);
 
 /*
  * The items of packer->problem as the rooms see them, in the packer's own memory, and the number that each had: the
- * same for every order of them, and backwards (pack_canonical.c). The problem is to be made anew.
+ * same for every order of them (pack_canonical.c). The problem is to be made anew.
  */
 void lade_pack_canonical_make(lade_packer *packer, struct lade_pack_item **ret_items, int32_t **ret_names);
 size_t lade_pack_canonical_bytes(int n);
