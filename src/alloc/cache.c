@@ -257,6 +257,15 @@ static struct block *zones_take(lade_cache *cache, const struct zone *zone, int 
   return best;
 }
 
+/* Is anything kept, in whatever shard? */
+static bool has_kept(const struct lade_cache_pool *pool)
+{
+  for (const struct zone *zone = pool->zones; zone; zone = zone->next)
+    if (zone->kind == ZONE_KEPT && zone->segments)
+      return true;
+  return false;
+}
+
 /*
  * Where to look for a place that belongs into @zone, NULL at the end: there, then in the other kind's, at last in what
  * is kept. A private pool has one zone.
@@ -268,23 +277,28 @@ static void zones_order(struct zone *zone, struct zone *ret_order[N_ZONES + 1])
   ret_order[n++] = zone;
   if (!zone->pool->is_private) {
     ret_order[n++] = &zones[zone->kind == ZONE_SMALL ? ZONE_LARGE : ZONE_SMALL];
-    if (zones[ZONE_KEPT].segments)
+    if (has_kept(zone->pool))
       ret_order[n++] = &zones[ZONE_KEPT];
   }
   ret_order[n] = NULL;
 }
 
-/* For a large request what is kept comes before what has to be made; it is made for those of a step that repeats. */
+/* For a large request what is kept comes before what has to be made. */
+static struct block *kept_find(const struct zone *zone, int queue, uint64_t bytes)
+{
+  return zone->kind == ZONE_LARGE ? zones_find(&zone->shard->zones[ZONE_KEPT], queue, bytes) : NULL;
+}
+
+/* It is made for those of a step that repeats. */
 static struct block *kept_search(lade_cache *cache, const struct zone *zone, int queue, uint64_t bytes)
 {
   if (zone->kind != ZONE_LARGE)
     return NULL;
-  struct zone *kept = &zone->shard->zones[ZONE_KEPT];
   struct block *block = zones_find(zone, queue, bytes);
   if (!block)
-    block = zones_find(kept, queue, bytes);
+    block = kept_find(zone, queue, bytes);
   if (!block && lade_cache_is_kept(cache, bytes))
-    lade_cache_place_build(cache, kept, queue, bytes, REACH_HOME, &block);
+    lade_cache_place_build(cache, &zone->shard->zones[ZONE_KEPT], queue, bytes, REACH_HOME, &block);
   return block;
 }
 
@@ -304,9 +318,14 @@ static struct block *kinds_search(lade_cache *cache, struct zone *zone, int queu
   return block;
 }
 
-/* Steps 1 and 2. Who is to be served at home and cannot be goes on borrowing. */
+/*
+ * Steps 1 and 2. Who is to be served at home and cannot be goes on borrowing. A capture may have begun while the climb
+ * had no lock.
+ */
 static struct block *pool_search(lade_cache *cache, struct zone *zone, int queue, uint64_t bytes)
 {
+  if (zone->pool->is_capturing)
+    return NULL;
   lade_cache_waits_poll(cache);
   if (cache->flags & LADE_CACHE_SANITIZE)
     lade_cache_guard_drain(cache, false);
@@ -323,7 +342,7 @@ static struct block *others_search(lade_cache *cache, struct zone *zone, int que
 {
   struct zone *order[N_ZONES + 1];
   struct block *block = NULL;
-  if (!queue || !lade_queue_runs_work(cache->queues[queue].queue))
+  if (!queue || zone->pool->is_capturing || !lade_queue_runs_work(cache->queues[queue].queue))
     return NULL;
   zones_order(zone, order);
   lade_cache_waits_adopt(cache, queue);
@@ -430,8 +449,11 @@ static struct block *ladder_climb(lade_cache *cache, struct zone *zone, int queu
   if (zone->pool->is_capturing || bytes > cache->limit_bytes || bytes > MAX_SPAN_BYTES)
     return NULL;
   bool is_crowded = cache->is_crowded && !(cache->flags & LADE_CACHE_DETERMINISTIC);
-  zone->shard->n_crowded += is_crowded;
   struct block *block = zones_find(zone, queue, bytes);
+  struct block *kept = block || !lade_cache_is_kept(cache, bytes) ? NULL : kept_find(zone, queue, bytes);
+  if (kept)
+    return kept; /* as in each step that has come to rest */
+  zone->shard->n_crowded += is_crowded;
   if (!block)
     block = pool_search(cache, zone, queue, bytes);
   if (block) {
@@ -702,51 +724,7 @@ int lade_cache_record(lade_cache *cache, void *address, lade_queue *queue)
   return code;
 }
 
-/* ---- queues, trim, blocks ---- */
-
-/* Blocks of a queue that goes become nobody's: its work is done. */
-static void queue_leave(lade_cache *cache, int queue)
-{
-  for (struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
-    for (struct zone *zone = pool->zones; zone; zone = zone->next)
-      for (struct segment *segment = zone->segments; segment; segment = segment->next)
-        for (struct block *block = segment->first; block; block = block->after) {
-          if (block->users >> queue & 1)
-            cache->n_recorded--;
-          block->users &= ~((uint64_t)1 << queue);
-          if (block->queue == queue) {
-            LADE_ASSERT(block->state != BLOCK_FREE);
-            block->queue = 0;
-            block->count = 0;
-          }
-        }
-}
-
-/* The queue's work is done, and nobody waits for it or asks for its blocks. */
-static void queue_forget(lade_cache *cache, int queue)
-{
-  cache->queues[queue].pool = &cache->common; /* whatever it may have captured */
-  lade_cache_waits_drop(cache, queue);
-  for (struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
-    lade_cache_sweep(cache, pool);
-  queue_leave(cache, queue);
-  cache->queues[queue].queue = NULL;
-}
-
-void lade_cache_forget(lade_cache *cache, lade_queue *queue)
-{
-  if (!is_alive(cache) || !queue)
-    return;
-  lade_queue_sync(queue, lade_queue_submitted(queue));
-  lade_cache_lock_all(cache);
-  struct queue_slot *slot = lade_cache_slot_find(cache, queue);
-  bool is_own = slot && lade_cache_is_spiller(cache) && slot - cache->queues == cache->spill_queue;
-  while (slot && !is_own && slot->queue == queue && slot->n_syncs)
-    lade_cache_sleep_all(cache, &cache->n_synced);
-  if (slot && !is_own && slot->queue == queue)
-    queue_forget(cache, (int)(slot - cache->queues));
-  lade_cache_unlock_all(cache);
-}
+/* ---- trim, blocks ---- */
 
 int lade_cache_trim(lade_cache *cache, uint64_t keep_bytes)
 {

@@ -281,3 +281,68 @@ void lade_cache_wait_all(lade_cache *cache, bool with_captures)
       queue_sync(cache, i);
   lade_cache_unlock_all(cache);
 }
+
+/* ---- queues that go ---- */
+
+/* Blocks of a queue that goes become nobody's: its work is done. */
+static void queue_leave(lade_cache *cache, int queue)
+{
+  for (struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
+    for (struct zone *zone = pool->zones; zone; zone = zone->next)
+      for (struct segment *segment = zone->segments; segment; segment = segment->next)
+        for (struct block *block = segment->first; block; block = block->after) {
+          if (block->users >> queue & 1)
+            cache->n_recorded--;
+          block->users &= ~((uint64_t)1 << queue);
+          if (block->queue == queue) {
+            LADE_ASSERT(block->state != BLOCK_FREE);
+            block->queue = 0;
+            block->count = 0;
+          }
+        }
+}
+
+/* The queue's work is done, and nobody waits for it or asks for its blocks. */
+static void queue_forget(lade_cache *cache, int queue)
+{
+  cache->queues[queue].pool = &cache->common; /* whatever it may have captured */
+  lade_cache_waits_drop(cache, queue);
+  for (struct lade_cache_pool *pool = cache->pools; pool; pool = pool->next)
+    lade_cache_sweep(cache, pool);
+  queue_leave(cache, queue);
+  cache->queues[queue].queue = NULL;
+}
+
+/* A climb for a queue may let it wait for others, which is work to be done as well. */
+static bool is_busy(const struct queue_slot *slot)
+{
+  return slot->n_syncs || !lade_queue_poll(slot->queue, lade_queue_submitted(slot->queue));
+}
+
+/* Until a climb for the queue is over, or its work done. */
+static void busy_wait(lade_cache *cache, const struct queue_slot *slot)
+{
+  lade_queue *queue = slot->queue;
+  if (slot->n_syncs) {
+    lade_cache_sleep_all(cache, &cache->n_synced);
+    return;
+  }
+  lade_cache_unlock_all(cache);
+  lade_queue_sync(queue, lade_queue_submitted(queue));
+  lade_cache_lock_all(cache);
+}
+
+void lade_cache_forget(lade_cache *cache, lade_queue *queue)
+{
+  if (!atomic_load(cache->is_alive) || !queue)
+    return;
+  lade_queue_sync(queue, lade_queue_submitted(queue));
+  lade_cache_lock_all(cache);
+  struct queue_slot *slot = lade_cache_slot_find(cache, queue);
+  bool is_own = slot && lade_cache_is_spiller(cache) && slot - cache->queues == cache->spill_queue;
+  while (slot && !is_own && slot->queue == queue && is_busy(slot))
+    busy_wait(cache, slot);
+  if (slot && !is_own && slot->queue == queue)
+    queue_forget(cache, (int)(slot - cache->queues));
+  lade_cache_unlock_all(cache);
+}

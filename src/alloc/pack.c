@@ -320,7 +320,7 @@ static void effort_init(struct pack_effort *effort, const struct lade_pack_param
 {
   *effort = (struct pack_effort){.work_limit = params->work_limit};
   if (params->time_limit_ns > 0)
-    effort->deadline_ns = lade_now_ns() + params->time_limit_ns;
+    effort->deadline_ns = lade_now_ns() + LADE_MIN(params->time_limit_ns, INT64_MAX / 2);
   if (!effort->work_limit && effort->deadline_ns)
     effort->work_limit = UINT64_MAX;
   if (!effort->work_limit)

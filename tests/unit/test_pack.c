@@ -198,6 +198,24 @@ static void test_past_the_deadline_there_is_an_answer(void **state)
   assert_int_equal(lade_pack_check(items, n, offsets, result.peak_bytes, NULL), 0);
 }
 
+/* So many that not one is placed before: what is small does not get lanes as high as what is large. */
+static void test_lanes_are_as_high_as_what_they_hold(void **state)
+{
+  enum { N = 200001 };
+  const struct lade_pack_params params = {.struct_size = sizeof(params), .time_limit_ns = 1};
+  struct lade_pack_item *many = calloc(N, sizeof(*many));
+  uint64_t *places = calloc(N, sizeof(*places));
+  struct lade_pack_result result;
+  assert_true(many && places);
+  for (int i = 0; i < N; i++)
+    many[i] = (struct lade_pack_item){0, 10, i ? 1 : (uint64_t)1 << 60, 1, -1};
+  assert_int_equal(lade_pack(many, N, &params, places, &result, NULL), 0);
+  assert_int_equal(lade_pack_check(many, N, places, result.peak_bytes, NULL), 0);
+  assert_true(result.peak_bytes < ((uint64_t)1 << 60) + 3 * N);
+  free(places);
+  free(many);
+}
+
 static void test_a_proved_bound_stays_below_a_known_packing(void **state)
 {
   for (int round = 0; round < 20; round++) {
@@ -590,6 +608,7 @@ int main(void)
       cmocka_unit_test(test_drawn_training_steps_come_near_their_bound),
       cmocka_unit_test(test_a_problem_written_down_in_another_way_has_the_same_answer),
       cmocka_unit_test(test_past_the_deadline_there_is_an_answer),
+      cmocka_unit_test(test_lanes_are_as_high_as_what_they_hold),
       cmocka_unit_test(test_a_proved_bound_stays_below_a_known_packing),
       cmocka_unit_test(test_training_steps_come_within_one_percent_in_the_fast_pass),
       cmocka_unit_test(test_items_of_all_alignments_and_fixed_places_keep_them),
