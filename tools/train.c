@@ -16,6 +16,7 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "offload/durable.h"
 #include "run/checkpoint.h"
 #include "tools/claim.h"
 #include "tools/go_on.h"
@@ -259,6 +260,24 @@ static int save_spare(struct run *run)
   return lade_error_set(&run->error, -EINVAL, "--save %s has a run's checkpoint of step %lld: --resume %s goes on with "
                         "it; for a new run name another directory, or remove that one", dir, (long long)state.step,
                         dir);
+}
+
+/*
+ * Before a session is opened, which may take long and publishes a first state. Where there is durable state already,
+ * only the session knows whether it goes on.
+ */
+static int save_spare_early(struct run *run)
+{
+  const struct lade_session_params *session = &run->options.session;
+  char path[PATH_MAX];
+  if (!run->options.save || !job_is_first(&run->job))
+    return 0;
+  if (session->is_durable && session->store) {
+    snprintf(path, sizeof(path), "%s/" LADE_DURABLE_DATA, session->store);
+    if (access(path, F_OK) == 0)
+      return 0;
+  }
+  return save_spare(run);
 }
 
 /* The directory of --save, ours alone, and in it the configuration of this run as --config reads it. */
@@ -596,6 +615,8 @@ static int begin(struct run *run)
     status = restart_apply(run);
   if (!status)
     status = resume_check(run);
+  if (!status)
+    status = save_spare_early(run);
   if (!status)
     status = lade_session_open(&options->session, &run->error, &run->session);
   if (status)

@@ -70,6 +70,7 @@ static inline void counter_raise_max(struct counter *counter, uint64_t value)
 /* Sleep until it has reached @value. Returns whether there was anything to wait for. */
 static inline bool counter_wait(struct counter *counter, uint64_t value)
 {
+  value -= value == UINT64_MAX; /* what ends a queue raises to that, and nothing counts so far */
   if (counter_get(counter) >= value)
     return false;
   uint64_t mine = UINT64_MAX - value;

@@ -443,7 +443,7 @@ int session_agree_room(lade_session *s, struct lade_error *error)
   if (!status) /* nobody takes any before all have looked */
     status = lade_peers_collect(&s->peers, &own, sizeof(own), s->params.faults, error, (void **)&all);
   if (!status)
-    status = room_check(s, &own, all, error);
+    status = lade_peers_vote(&s->peers, room_check(s, &own, all, error), error);
   free(all);
   return status;
 }
