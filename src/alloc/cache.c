@@ -3,7 +3,8 @@
  * The caching allocator: the public calls, and the ladder that an allocation goes when nothing fits at once.
  *
  * A request is rounded to 512 bytes and goes to one of two zones with segments of their own: small blocks, of which
- * each would pin a chunk among large ones, and the rest. A block that fills whole chunks, or nearly (the rest would
+ * each would pin a chunk among large ones, and the rest; a third is kept for what comes again in a step that repeats
+ * (cache_steps.c), and is looked in on the ladder alone. A block that fills whole chunks, or nearly (the rest would
  * cost less than 1/128), starts at a chunk where there is room for it, so that all of what it leaves can move; other
  * sizes are packed by the byte. Then it is the best fit of two lists: what is free for this queue, and for everybody.
  * That is the common case: lade_cache_alloc down to block_serve, lade_cache_free down to block_return, all of it
@@ -28,7 +29,7 @@
  * was freed while step 6 waited may be in use by work that was submitted meanwhile, so it is made again then.
  *
  * A pool under capture stops before step 0. The first five pages of a trainer's life take steps 1 and 2; a
- * steady one takes none (tests/unit/test_cache_steps.c counts).
+ * steady one makes no memory call (tests/unit/test_cache_steps.c counts): what is kept for it is found before step 1.
  *
  * Fork. A page that the kernel hands to children as zeroes says whose the cache is, at the price of one load; a lock
  * that was held at the moment of the fork is never touched by the child.

@@ -282,7 +282,7 @@ struct lade_cache {
   uint16_t moved[N_MOVED]; /* how often requests had to move chunks; see cache_steps.c. Strangers may share one */
   struct comeback comebacks[N_MOVED];
   uint64_t step_bytes;     /* a step that repeats takes so long */
-  uint64_t maybe_bytes;    /* some request came again after so long, once */
+  uint64_t maybe_bytes;    /* a request that lacked chunks came after so long, once; its first time counts from 0 */
   uint64_t repeated_since; /* when one of a step that repeats was first seen with this peak of live bytes */
   uint64_t repeated_peak_bytes;
   uint64_t high_bytes;     /* the most live, before peaks were reset */

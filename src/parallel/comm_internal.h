@@ -29,8 +29,9 @@ struct lade_comm_ops {
   void (*get_info)(const lade_comm *comm, struct lade_comm_info *ret_info);
   void (*close)(lade_comm *comm);
 
-  /* Optional: lade_comm_set_busy. */
   void (*set_exit_code)(lade_comm *comm, int code); /* NULL: nobody is told by an end */
+
+  /* Optional: lade_comm_set_busy. */
   void (*set_busy)(lade_comm *comm, bool is_busy);
 
   /* Optional. Put the work on @queue by a better way than to run it there; false: there is none for this queue. */
