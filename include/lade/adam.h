@@ -79,7 +79,10 @@ typedef struct lade_adam lade_adam;
 /* Threads to update with: @n_threads, 0 for as many as this process may use. -EINVAL, -EAGAIN, -ENOMEM. Any thread. */
 LADE_API int lade_adam_create(int n_threads, struct lade_error *error, lade_adam **ret_adam);
 
-/* NULL is allowed. No call with @adam may be under way. Joins its threads. */
+/*
+ * NULL is allowed. No call with @adam may be under way. Joins its threads. In a child made by fork, which does not have
+ * them, it does nothing, and set, get and update are -EPERM.
+ */
 LADE_API void lade_adam_destroy(lade_adam *adam);
 
 /*
@@ -103,7 +106,8 @@ LADE_API int lade_adam_get(lade_adam *adam, const struct lade_adam_shard *shard,
 /*
  * Update weight, residual and moments in place (Loshchilov, Hutter 2019; docs/adam.md has the sequence). Gradients must
  * be finite: check their norm before. -EINVAL as above, or for a step out of range (betas in [0, 1), eps above 0, all
- * finite); nothing was changed. Allocates nothing. Any thread, different shards at once. Blocks until it is done.
+ * finite, also when rounded to FP32, as they are used); nothing was changed. Allocates nothing. Any thread, different
+ * shards at once. Blocks until it is done.
  */
 LADE_API int lade_adam_update(lade_adam *adam, const struct lade_adam_shard *shard, const struct lade_adam_step *step,
                               struct lade_error *error);

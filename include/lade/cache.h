@@ -54,8 +54,10 @@ enum { LADE_CACHE_MAX_TAGS = 64, LADE_CACHE_MAX_QUEUES = 63 };
 /*
  * Give back at least @bytes by freeing blocks of this cache, from the thread that is asking for memory; 0 when
  * nothing can be given. It may call every function of the cache but destroy, and submit work; to allocate or to
- * create a pool is -EDEADLK from here, and to forget the queue that is asking does nothing. One call at a time is under
- * way: other threads that are out of memory wait for it, so it may not wait for them.
+ * create a pool is -EDEADLK from here, and to forget the queue that is asking does nothing. When it forgets another
+ * queue, requests for that queue in other threads go on without help from here, and are refused where nothing else
+ * serves them. One call at a time is under way: other threads that are out of memory wait for it, so it may not wait
+ * for them.
  */
 typedef uint64_t lade_cache_spill_fn(void *arg, uint64_t bytes);
 

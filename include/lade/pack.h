@@ -70,10 +70,11 @@ LADE_API void lade_packer_destroy(lade_packer *packer);
  * Pack @n_items into @ret_offsets (one per item) and describe the result. @params may be NULL: the fast pass.
  * No items is a peak of 0. Fixed items keep their offset. -EINVAL for a lifetime that is empty, a size of 0,
  * an alignment that is no power of two, a fixed offset that is not aligned or that the rest of its group cannot lie
- * beside, or two fixed items that overlap, or of parameters that a newer header made; -EOVERFLOW when the sizes sum
- * past 2^62 (2^61 if there are groups); -ENOMEM. @error (may be NULL) names the item by its index. Blocks for the
- * time that @params allows, looked at every few 100,000 steps; past it a first pass that is not over yet ends at once,
- * with an answer that may be poor. Without groups and a time limit the order of the items does not change the peak.
+ * beside, or two fixed items that overlap, or of parameters that a newer header made; -EOVERFLOW when sizes and
+ * alignments (twice if there are groups) and the highest fixed offset come to 2^62; -ENOMEM. @error (may be NULL) names
+ * the item by its index. Blocks for the time that @params allows, looked at every few 100,000 steps; past it a first
+ * pass that is not over yet ends at once, with an answer that may be poor. Without groups and a time limit the order of
+ * the items does not change the peak.
  */
 LADE_API int lade_packer_pack(lade_packer *packer, const struct lade_pack_item *items, int n_items,
                               const struct lade_pack_params *params, uint64_t *ret_offsets,

@@ -15,7 +15,8 @@
  * Memory at a multiple of 4096 bytes is read and written by the drive itself; other memory goes through a copy.
  *
  * Any function but open and close may be called by several threads at once; calls about different tensors run side by
- * side. Calls block until the drive is done; a program that wants to compute meanwhile calls from a thread.
+ * side. Calls block until the drive is done; a program that wants to compute meanwhile calls from a thread. A child
+ * made by fork gets -EPERM from all that return a status, and its close does nothing: files and ring are its parent's.
  */
 #ifndef LADE_TENSOR_STORE_H
 #define LADE_TENSOR_STORE_H

@@ -28,8 +28,8 @@
  * asked for and the pool stay, since who forgets the one or destroys the other finds that a climb is under way. What
  * was freed while step 6 waited may be in use by work that was submitted meanwhile, so it is made again then.
  *
- * A pool under capture stops before step 0. The first five pages of a trainer's life take steps 1 and 2; a
- * steady one makes no memory call (tests/unit/test_cache_steps.c counts): what is kept for it is found before step 1.
+ * A pool under capture stops before step 0. A trainer climbs to 1 and 2 while it trains its first few steps; in a
+ * steady one it makes no memory call (tests/unit/test_cache_steps.c counts): what is kept for it is found before 1.
  *
  * Fork. A page that the kernel hands to children as zeroes says whose the cache is, at the price of one load; a lock
  * that was held at the moment of the fork is never touched by the child.
@@ -37,12 +37,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "alloc/cache_blocks.h"
 #include "alloc/cache_trace.h"
+#include "base/alive.h"
 
-#define ALIVE_BYTES 4096
 #define MAX_TRACE_ENTRIES ((uint64_t)1 << 26)
 #define SMALL_DIVISOR 8        /* blocks up to this part of a chunk are small */
 #define ROUNDING_DIVISOR 128   /* whole chunks may cost this part of a block */
@@ -56,17 +55,6 @@
 static bool is_alive(const lade_cache *cache)
 {
   return atomic_load_explicit(cache->is_alive, memory_order_relaxed);
-}
-
-static int alive_create(lade_cache *cache)
-{
-  void *page = mmap(NULL, ALIVE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED)
-    return -ENOMEM;
-  madvise(page, ALIVE_BYTES, MADV_WIPEONFORK); /* best effort: Linux 4.14 */
-  cache->is_alive = page;
-  atomic_store(cache->is_alive, 1);
-  return 0;
 }
 
 static int sizes_init(lade_cache *cache, const struct lade_cache_params *params)
@@ -101,8 +89,7 @@ static void cache_free(lade_cache *cache)
   LADE_ARRAY_FREE(&cache->waits);
   LADE_ARRAY_FREE(&cache->spare);
   LADE_ARRAY_FREE(&cache->shares);
-  if (cache->is_alive)
-    munmap((void *)cache->is_alive, ALIVE_BYTES);
+  lade_alive_destroy(cache->is_alive);
   free(cache);
 }
 
@@ -128,8 +115,9 @@ int lade_cache_create(const struct lade_cache_params *given, struct lade_error *
   strcpy(cache->tags[0].name, "untagged");
   lade_cache_trace_init(cache, params->n_trace_entries);
   code = sizes_init(cache, params);
-  if (!code)
-    code = alive_create(cache);
+  cache->is_alive = lade_alive_create();
+  if (!code && !cache->is_alive)
+    code = -ENOMEM;
   if (!code)
     code = lade_cache_shard_create(cache, 0);
   cache->queues[0].shard = cache->shards[0];
@@ -366,17 +354,18 @@ static void quarantine_empty(lade_cache *cache)
 
 /*
  * Ask the owner. Another thread that is out of memory meanwhile waits until that is done, and then for its own turn:
- * what the owner gives last may be what it needs. Returns false when there is nothing more to be had.
+ * what the owner gives last may be what it needs. Returns false when there is nothing more to be had, and for a queue
+ * that the owner is forgetting, which waits for this thread.
  */
 bool lade_cache_spill(lade_cache *cache, int queue, uint64_t bytes)
 {
   if (!cache->spill)
     return false;
   if (cache->is_spilling) {
-    while (cache->is_spilling)
+    while (cache->is_spilling && !cache->queues[queue].is_leaving)
       lade_cache_sleep_all(cache, &cache->n_spilled);
     quarantine_empty(cache);
-    return true;
+    return !cache->queues[queue].is_leaving;
   }
   cache->is_spilling = true;
   cache->spiller = pthread_self();
@@ -631,7 +620,7 @@ int lade_cache_alloc(lade_cache *cache, const struct lade_cache_request *request
   code = block_alloc(cache, request, error, &block);
   if (!code) {
     if (cache->flags & LADE_CACHE_SANITIZE)
-      lade_cache_guard_fill(cache, block);
+      lade_cache_guard_fill(block);
     *ret_address = (void *)(uintptr_t)(block->address + guard_bytes(cache));
   }
   lade_cache_unlock_all(cache);

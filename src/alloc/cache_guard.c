@@ -62,7 +62,7 @@ static void pattern_fill(const struct block *block, uint64_t from, uint64_t to, 
   memset((unsigned char *)(uintptr_t)block->address + from, value, to - from);
 }
 
-void lade_cache_guard_fill(lade_cache *cache, struct block *block)
+void lade_cache_guard_fill(struct block *block)
 {
   block->is_poisoned = false;
   if (!block->is_guarded)

@@ -179,6 +179,7 @@ struct queue_slot {
   _Atomic(struct shard *) shard; /* of its pool's zones */
   uint64_t capture_count; /* under capture: what was submitted since this may never run */
   int n_syncs; /* threads that wait for the queue, or climb for it, without a lock */
+  bool is_leaving; /* the spill function forgets it: climbs for it do not wait for that function's end */
 };
 
 /* A waiting block's use by a queue that was recorded. */
@@ -540,7 +541,7 @@ int lade_cache_refuse(lade_cache *cache, const struct lade_cache_request *reques
 
 int lade_cache_guard_init(lade_cache *cache, uint64_t quarantine_bytes);
 void lade_cache_guard_finish(lade_cache *cache);
-void lade_cache_guard_fill(lade_cache *cache, struct block *block);
+void lade_cache_guard_fill(struct block *block);
 /* Keep a freed block back; the oldest leave when there are too many bytes. */
 void lade_cache_guard_keep(lade_cache *cache, struct block *block);
 /* Let all kept blocks go whose queues are done with them, or all at once. True when one went. */

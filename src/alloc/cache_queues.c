@@ -311,6 +311,7 @@ static void queue_forget(lade_cache *cache, int queue)
     lade_cache_sweep(cache, pool);
   queue_leave(cache, queue);
   cache->queues[queue].queue = NULL;
+  cache->queues[queue].is_leaving = false; /* the slot may be another queue's when who said so looks again */
 }
 
 /* A climb for a queue may let it wait for others, which is work to be done as well. */
@@ -332,6 +333,13 @@ static void busy_wait(lade_cache *cache, const struct queue_slot *slot)
   lade_cache_lock_all(cache);
 }
 
+/* Requests for the queue that wait for the spill function: it is what would wait for them. */
+static void climbs_let_go(lade_cache *cache, struct queue_slot *slot)
+{
+  slot->is_leaving = true;
+  lade_lock_rouse(&cache->n_spilled);
+}
+
 void lade_cache_forget(lade_cache *cache, lade_queue *queue)
 {
   if (!atomic_load(cache->is_alive) || !queue)
@@ -339,10 +347,15 @@ void lade_cache_forget(lade_cache *cache, lade_queue *queue)
   lade_queue_sync(queue, lade_queue_submitted(queue));
   lade_cache_lock_all(cache);
   struct queue_slot *slot = lade_cache_slot_find(cache, queue);
-  bool is_own = slot && lade_cache_is_spiller(cache) && slot - cache->queues == cache->spill_queue;
-  while (slot && !is_own && slot->queue == queue && is_busy(slot))
-    busy_wait(cache, slot);
-  if (slot && !is_own && slot->queue == queue)
-    queue_forget(cache, (int)(slot - cache->queues));
+  bool is_spiller = lade_cache_is_spiller(cache);
+  if (slot && !(is_spiller && slot - cache->queues == cache->spill_queue)) {
+    if (is_spiller)
+      climbs_let_go(cache, slot);
+    while (slot->queue == queue && is_busy(slot))
+      busy_wait(cache, slot);
+    if (slot->queue == queue)
+      queue_forget(cache, (int)(slot - cache->queues));
+    slot->is_leaving &= !is_spiller;
+  }
   lade_cache_unlock_all(cache);
 }

@@ -198,6 +198,14 @@ static void holding_unuse(lade_ledger *ledger, struct lade_holding *holding)
   }
 }
 
+/* What lies at @at is gone, however often it was opened. Lock held. */
+static void holding_end(lade_ledger *ledger, struct lade_holding **at)
+{
+  struct lade_holding *holding = table_take(ledger, at);
+  holding->n_uses -= holding->n_handles - 1;
+  holding_unuse(ledger, holding);
+}
+
 /* ---- the ledger ---- */
 
 int lade_ledger_create(struct lade_ledger_record *record, const struct lade_ledger_budget *budget,
@@ -225,7 +233,7 @@ void lade_ledger_destroy(lade_ledger *ledger)
     return;
   for (uint64_t i = 0; i < ledger->n_buckets; i++)
     while (ledger->buckets[i])
-      holding_unuse(ledger, table_take(ledger, &ledger->buckets[i]));
+      holding_end(ledger, &ledger->buckets[i]);
   free(ledger->buckets);
   free(ledger);
 }
@@ -274,9 +282,9 @@ int lade_ledger_charge(lade_ledger *ledger, int account, enum lade_ledger_kind k
  */
 static void stale_drop(lade_ledger *ledger, enum lade_ledger_space space, uint64_t key)
 {
-  struct lade_holding *stale = space == LADE_LEDGER_CHUNKS ? NULL : table_take(ledger, table_find(ledger, space, key));
-  if (stale)
-    holding_unuse(ledger, stale);
+  struct lade_holding **stale = table_find(ledger, space, key);
+  if (space != LADE_LEDGER_CHUNKS && *stale)
+    holding_end(ledger, stale);
 }
 
 /*
@@ -354,12 +362,10 @@ void lade_ledger_drop_owner(lade_ledger *ledger, const void *owner)
   lade_lock_take(&ledger->lock);
   for (uint64_t i = 0; i < ledger->n_buckets; i++) {
     for (struct lade_holding **at = &ledger->buckets[i]; *at;) {
-      if ((*at)->owner == owner) {
-        (*at)->n_uses -= (*at)->n_handles - 1; /* however often it was opened */
-        holding_unuse(ledger, table_take(ledger, at));
-      } else {
+      if ((*at)->owner == owner)
+        holding_end(ledger, at);
+      else
         at = &(*at)->next;
-      }
     }
   }
   lade_lock_give(&ledger->lock);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ground floor's smallest tools: checks, alignment, growable arrays.
+ * The ground floor's smallest tools: checks, alignment, growable arrays, errors, sizes, the clock.
  *
  * LADE_ASSERT states what must be true and is compiled out with -Dchecks=off; it is never
  * error handling. LADE_CHECK_FULL guards the expensive recounts of -Dchecks=full.

@@ -57,7 +57,7 @@ LADE_INLINE uint32_t lade_draw_place(uint64_t element)
 LADE_INLINE uint32_t lade_draw_turn(uint32_t word, uint64_t element)
 {
   uint32_t turn = (uint32_t)(element / LADE_DRAW_WORDS % 4 * 8);
-  return word << turn | (word >> 1) >> (31 - turn);
+  return word << turn | word >> (32 - turn) % 32;
 }
 
 LADE_INLINE uint32_t lade_draw_word(uint64_t seed, uint32_t step, uint32_t stream, uint64_t element)

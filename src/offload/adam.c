@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/alive.h"
 #include "base/base.h"
 #include "base/cpu.h"
 #include "base/moments.h"
@@ -24,6 +25,7 @@ _Static_assert(LADE_ADAM_SHARD_ELEMENTS == LADE_DRAW_RUN && PIECE_ELEMENTS % LAD
                "a shard and a piece begin a run of draws");
 
 struct lade_adam {
+  _Atomic int *is_alive; /* 0 in a child of fork, which has none of the pool's threads */
   struct lade_kernels kernels;
   lade_pool *pool;
 };
@@ -36,8 +38,10 @@ int lade_adam_create(int n_threads, struct lade_error *error, lade_adam **ret_ad
   lade_adam *adam = calloc(1, sizeof(*adam));
   if (!adam)
     return lade_error_set(error, -ENOMEM, "lade_adam_create: out of memory");
-  int status = lade_pool_create(n_threads, &adam->pool);
+  adam->is_alive = lade_alive_create();
+  int status = adam->is_alive ? lade_pool_create(n_threads, &adam->pool) : -ENOMEM;
   if (status) {
+    lade_alive_destroy(adam->is_alive);
     free(adam);
     return lade_error_set(error, status, "lade_adam_create: the machine refused threads (%s)", strerror(-status));
   }
@@ -49,9 +53,10 @@ int lade_adam_create(int n_threads, struct lade_error *error, lade_adam **ret_ad
 
 void lade_adam_destroy(lade_adam *adam)
 {
-  if (!adam)
+  if (!adam || !*adam->is_alive)
     return;
   lade_pool_destroy(adam->pool);
+  lade_alive_destroy(adam->is_alive);
   free(adam);
 }
 
@@ -109,18 +114,23 @@ static int pointers_check(const struct lade_adam_shard *s, bool needs_grad, stru
   return 0;
 }
 
-static int shard_read(const struct lade_adam_shard *given, bool needs_grad, struct lade_adam_shard *ret_own,
-                      struct lade_error *error)
+static int shard_read(const lade_adam *adam, const struct lade_adam_shard *given, bool needs_grad,
+                      struct lade_adam_shard *ret_own, struct lade_error *error)
 {
+  if (!*adam->is_alive)
+    return lade_error_set(error, -EPERM, "lade_adam: this process is a fork of the one that created it; create one "
+                          "after the fork");
   int status = lade_struct_read("lade_adam_shard", given, ret_own, sizeof(*ret_own), error);
   if (!status)
     status = form_check(ret_own, error);
   return status ? status : pointers_check(ret_own, needs_grad, error);
 }
 
+/* FP32 numbers are computed with: an eps that is 0 among them divides by zero, a beta that is 1 never decays. */
 static bool is_below(double value, double least, double end)
 {
-  return isfinite(value) && value >= least && value < end;
+  float rounded = (float)value;
+  return isfinite(rounded) && value >= least && (double)rounded < end;
 }
 
 static int step_read(const struct lade_adam_step *given, struct lade_adam_step *ret_own, struct lade_error *error)
@@ -128,11 +138,13 @@ static int step_read(const struct lade_adam_step *given, struct lade_adam_step *
   int status = lade_struct_read("lade_adam_step", given, ret_own, sizeof(*ret_own), error);
   if (status)
     return status;
-  if (!is_below(ret_own->beta1, 0, 1) || !is_below(ret_own->beta2, 0, 1) || !(is_below(ret_own->eps, 0, HUGE_VAL)
-      && ret_own->eps > 0))
-    return lade_error_set(error, -EINVAL, "lade_adam_step: betas must be in [0, 1) and eps above 0");
-  if (!isfinite(ret_own->lr) || !isfinite(ret_own->weight_decay) || !isfinite(ret_own->grad_scale))
-    return lade_error_set(error, -EINVAL, "lade_adam_step: lr, weight_decay and grad_scale must be finite");
+  if (!is_below(ret_own->beta1, 0, 1) || !is_below(ret_own->beta2, 0, 1) || !is_below(ret_own->eps, 0, HUGE_VAL)
+      || (float)ret_own->eps == 0)
+    return lade_error_set(error, -EINVAL, "lade_adam_step: betas must be in [0, 1) and eps above 0, in FP32");
+  if (!isfinite((float)ret_own->lr) || !isfinite((float)ret_own->weight_decay) || !isfinite((float)ret_own->grad_scale))
+    return lade_error_set(error, -EINVAL, "lade_adam_step: lr, weight_decay and grad_scale must be finite, in FP32");
+  if (ret_own->grad_scale != 0 && (float)ret_own->grad_scale == 0)
+    return lade_error_set(error, -EINVAL, "lade_adam_step: grad_scale is %g, which is 0 in FP32", ret_own->grad_scale);
   return 0;
 }
 
@@ -224,7 +236,7 @@ static void get_piece(void *arg, int i_task, int i_thread)
 int lade_adam_set(lade_adam *adam, const struct lade_adam_shard *shard, const float *master, struct lade_error *error)
 {
   struct lade_adam_shard own;
-  int status = shard_read(shard, false, &own, error);
+  int status = shard_read(adam, shard, false, &own, error);
   if (!status && !master)
     status = lade_error_set(error, -EINVAL, "lade_adam_set: master is NULL");
   if (status)
@@ -245,7 +257,7 @@ int lade_adam_get(lade_adam *adam, const struct lade_adam_shard *shard, float *m
                   struct lade_error *error)
 {
   struct lade_adam_shard own;
-  int status = shard_read(shard, false, &own, error);
+  int status = shard_read(adam, shard, false, &own, error);
   if (status)
     return status;
   struct copy copy = {.shard = &own, .master = master, .m = m, .v = v};
@@ -270,7 +282,7 @@ int lade_adam_update(lade_adam *adam, const struct lade_adam_shard *shard, const
 {
   struct lade_adam_shard s;
   struct lade_adam_step how;
-  int status = shard_read(shard, true, &s, error);
+  int status = shard_read(adam, shard, true, &s, error);
   if (!status)
     status = step_read(step, &how, error);
   if (status)

@@ -2,9 +2,8 @@
 /*
  * The file has no name (O_TMPFILE), so that a crash leaves nothing behind and nobody else can open it; where the
  * file system does not know O_TMPFILE, it is made with a name, mode 0600, and unlinked at once. One that is to be found
- * again keeps its name. O_DIRECT is asked
- * for first and given up only when the caller allows it: through the page cache every byte costs memory that the
- * budget does not know, and a copy.
+ * again keeps its name. O_DIRECT is asked for first and given up only when the caller allows it: through the page cache
+ * every byte costs memory that the budget does not know, and a copy.
  *
  * Room is checked in three ways, for an early answer with both numbers in it: the file size limit (whose signal
  * would otherwise end the process), the free blocks, and fallocate. A file system without fallocate is fine: the

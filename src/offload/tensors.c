@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/alive.h"
 #include "base/base.h"
 #include "lade/store.h"
 #include "offload/runs.h"
@@ -34,6 +35,7 @@ struct tensor {
 };
 
 struct lade_tensor_store {
+  _Atomic int *is_alive; /* 0 in a child of fork, which may not touch the ring that it shares with its parent */
   lade_store *store;
   struct lade_extent extent;
   uint64_t budget_bytes;
@@ -193,6 +195,12 @@ static int tensor_move(struct lade_tensor_store *s, const struct tensor *tensor,
 
 /* ---- putting and getting ---- */
 
+static int child_error(struct lade_error *error)
+{
+  return lade_error_set(error, -EPERM, "this process is a fork of the one that opened the store; open one after the "
+                        "fork");
+}
+
 static int busy_error(const struct tensor *tensor, struct lade_error *error)
 {
   return lade_error_set(error, -EBUSY, "'%.*s' is being moved by another thread", NAME_SHOWN, tensor->name);
@@ -245,6 +253,8 @@ int lade_tensor_store_put(struct lade_tensor_store *s, const char *name, const v
   struct tensor *tensor = NULL;
   if (!name || !*name || !data || !bytes || bytes > INT64_MAX / 2)
     return lade_error_set(error, -EINVAL, "a tensor to put has a name and bytes");
+  if (!*s->is_alive)
+    return child_error(error);
   pthread_mutex_lock(&s->mutex);
   int status = put_begin(s, name, bytes, &tensor, error);
   pthread_mutex_unlock(&s->mutex);
@@ -281,6 +291,8 @@ int lade_tensor_store_get(struct lade_tensor_store *s, const char *name, void *d
   struct tensor *tensor = NULL;
   if (!name || !data)
     return lade_error_set(error, -EINVAL, "a tensor to get has a name and memory to come to");
+  if (!*s->is_alive)
+    return child_error(error);
   pthread_mutex_lock(&s->mutex);
   int status = get_begin(s, name, bytes, &tensor, error);
   pthread_mutex_unlock(&s->mutex);
@@ -295,6 +307,8 @@ int lade_tensor_store_get(struct lade_tensor_store *s, const char *name, void *d
 
 int lade_tensor_store_find(struct lade_tensor_store *s, const char *name, uint64_t *ret_bytes)
 {
+  if (!*s->is_alive)
+    return -EPERM;
   pthread_mutex_lock(&s->mutex);
   struct tensor *tensor = name ? tensor_find(s, name) : NULL;
   if (tensor)
@@ -305,6 +319,8 @@ int lade_tensor_store_find(struct lade_tensor_store *s, const char *name, uint64
 
 int lade_tensor_store_drop(struct lade_tensor_store *s, const char *name)
 {
+  if (!*s->is_alive)
+    return -EPERM;
   pthread_mutex_lock(&s->mutex);
   struct tensor *tensor = name ? tensor_find(s, name) : NULL;
   int status = !tensor ? -ENOENT : tensor->is_busy ? -EBUSY : 0;
@@ -364,7 +380,8 @@ int lade_tensor_store_open(const struct lade_tensor_store_params *params, struct
   s->budget_bytes = given.budget_bytes;
   pthread_mutex_init(&s->mutex, NULL);
   pthread_mutex_init(&s->bounce_mutex, NULL);
-  status = store_make(s, &given, error);
+  s->is_alive = lade_alive_create();
+  status = s->is_alive ? store_make(s, &given, error) : lade_error_set(error, -ENOMEM, "no memory for a store");
   if (!status) {
     status = room_init(s);
     if (!status)
@@ -380,9 +397,10 @@ int lade_tensor_store_open(const struct lade_tensor_store_params *params, struct
   return 0;
 }
 
+/* In a child the threads of it are not there, its mutexes may be taken for good, and its ring is the parent's. */
 void lade_tensor_store_close(struct lade_tensor_store *s)
 {
-  if (!s)
+  if (!s || (s->is_alive && !*s->is_alive))
     return;
   lade_store_close(s->store);
   tdestroy(s->tree, tensor_free);
@@ -390,6 +408,7 @@ void lade_tensor_store_close(struct lade_tensor_store *s)
   lade_staging_finish(&s->bounce);
   pthread_mutex_destroy(&s->bounce_mutex);
   pthread_mutex_destroy(&s->mutex);
+  lade_alive_destroy(s->is_alive);
   free(s);
 }
 
@@ -401,6 +420,8 @@ const char *lade_tensor_store_note(const struct lade_tensor_store *s)
 int lade_tensor_store_get_info(struct lade_tensor_store *s, struct lade_tensor_store_info *ret_info)
 {
   struct lade_store_info info;
+  if (!*s->is_alive)
+    return -EPERM;
   lade_store_get_info(s->store, &info);
   pthread_mutex_lock(&s->mutex);
   struct lade_tensor_store_info own = {
@@ -420,5 +441,5 @@ int lade_tensor_store_get_info(struct lade_tensor_store *s, struct lade_tensor_s
 
 int lade_tensor_store_take_notice(struct lade_tensor_store *s, char *text, size_t text_bytes)
 {
-  return lade_store_take_notice(s->store, text, text_bytes);
+  return *s->is_alive ? lade_store_take_notice(s->store, text, text_bytes) : -EPERM;
 }

@@ -15,11 +15,16 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-BASE = ["src/base/base.c", "src/base/faults.c", "src/base/file.c"]
+
+
+def files_of(folder):
+    return sorted(f"{folder}/{file}" for file in os.listdir(f"{ROOT}/{folder}") if file.endswith(".c"))
+
+
+BASE = files_of("src/base")
 MACHINE = BASE + ["src/machine/machine.c", "src/machine/presets.c"]
 CONFIG = BASE + ["src/graph/config.c", "src/graph/model.c", "src/graph/presets.c"]
-ALLOC = sorted(f"src/alloc/{file}" for file in os.listdir(f"{ROOT}/src/alloc") if file.endswith(".c"))
-TRACE = BASE + ALLOC + ["src/base/cpu.c", "src/base/lock.c", "src/device/device.c", "src/device/dry.c"]
+TRACE = BASE + files_of("src/alloc") + ["src/device/device.c", "src/device/dry.c"]
 SAFETENSORS = BASE + ["src/run/safetensors_read.c"]
 
 
@@ -59,7 +64,7 @@ TARGETS = {
         safetensors({"a": ENTRY}, b"\0" * 8),
         safetensors({"__metadata__": {"format": "pt"}, "a": ENTRY,
                      "b": {"dtype": "BF16", "shape": [], "data_offsets": [8, 10]}}, b"\0" * 10)]),
-    "pickle": (["src/base/base.c", "src/alloc/pickle.c"], [
+    "pickle": (BASE + ["src/alloc/pickle.c"], [
         pickle.dumps({"blocks": [1, -1, 1 << 80, 1.5, None, True, b"b", ("t",), [], {}, "alloc"]}, protocol=protocol)
         for protocol in (2, 4, 5)]),
     "snapshot": (TRACE, [pickle.dumps(snapshot(), protocol=2), pickle.dumps(snapshot(other=None), protocol=4)]),

@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -225,11 +227,16 @@ static void what_cannot_be_is_refused(void **state)
     assert_int_equal(lade_adam_update(adam, &shards[i], &good, &error), -EINVAL);
     assert_true(strstr(error.text, "lade_adam_shard") != NULL);
   }
-  struct lade_adam_step steps[4] = {good, good, good, good};
+  struct lade_adam_step steps[9] = {good, good, good, good, good, good, good, good, good};
   steps[0].beta2 = 1;
   steps[1].eps = 0;
   steps[2].lr = (double)NAN;
   steps[3].grad_scale = (double)INFINITY;
+  steps[4].eps = 1e-60; /* the next are so in FP32 */
+  steps[5].beta1 = 1 - 1e-10;
+  steps[6].lr = 1e300;
+  steps[7].grad_scale = 1e300;
+  steps[8].grad_scale = 1e-60;
   for (size_t i = 0; i < LADE_COUNT(steps); i++)
     assert_int_equal(lade_adam_update(adam, &s.shard, &steps[i], &error), -EINVAL);
   for (int i = 0; i < N_ARRAYS; i++) {
@@ -242,12 +249,36 @@ static void what_cannot_be_is_refused(void **state)
   lade_adam_destroy(NULL);
 }
 
+static void children_leave_the_threads_alone(void **state)
+{
+  lade_adam *adam = NULL;
+  struct state s;
+  const struct lade_adam_step step = step_make(0);
+  int status = 1;
+  assert_int_equal(lade_adam_create(4, NULL, &adam), 0);
+  state_init(&s, 0);
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    alarm(20);
+    status = lade_adam_update(adam, &s.shard, &step, NULL) != -EPERM;
+    lade_adam_destroy(adam);
+    _exit(status);
+  }
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_int_equal(status, 0);
+  assert_int_equal(lade_adam_update(adam, &s.shard, &step, NULL), 0);
+  state_finish(&s);
+  lade_adam_destroy(adam);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(shards_and_threads_change_no_bit),
       cmocka_unit_test(values_go_in_and_come_out),
       cmocka_unit_test(what_cannot_be_is_refused),
+      cmocka_unit_test(children_leave_the_threads_alone),
   };
   return cmocka_run_group_tests_name("lade/adam.h", tests, NULL, NULL);
 }

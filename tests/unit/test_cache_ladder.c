@@ -475,6 +475,53 @@ static void the_owner_may_call_all_but_what_allocates(void **state)
   bed_close(&bed);
 }
 
+struct forgetter {
+  struct bed *bed;
+  void *held;
+  int climber_code;
+  int n_calls;
+};
+
+static void *climber_main(void *arg)
+{
+  struct forgetter *forgetter = arg;
+  void *block = NULL;
+  forgetter->climber_code = try_alloc(forgetter->bed->cache, forgetter->bed->queues[1], CHUNK, &block);
+  return NULL;
+}
+
+/* The other thread's request sleeps until this returns, unless it is let go. */
+static uint64_t forget_in_spill(void *arg, uint64_t bytes)
+{
+  struct forgetter *forgetter = arg;
+  struct bed *bed = forgetter->bed;
+  pthread_t climber;
+  if (forgetter->n_calls++)
+    return 0;
+  assert_int_equal(pthread_create(&climber, NULL, climber_main, forgetter), 0);
+  while (stats_get(bed->cache).num_alloc_retries < 2)
+    usleep(1000);
+  lade_cache_forget(bed->cache, bed->queues[1]);
+  pthread_join(climber, NULL);
+  must_free(bed->cache, forgetter->held);
+  return bytes;
+}
+
+static void a_queue_that_others_ask_for_may_go_in_a_spill(void **state)
+{
+  struct forgetter forgetter = {0};
+  const struct lade_cache_params params = {.limit_bytes = LIMIT_CHUNKS * CHUNK, .spill = forget_in_spill,
+                                           .spill_arg = &forgetter};
+  struct bed bed = bed_open(state, &params, NULL);
+  forgetter.bed = &bed;
+  forgetter.held = must_alloc(bed.cache, bed.queues[0], LIMIT_CHUNKS * CHUNK);
+  must_free(bed.cache, must_alloc(bed.cache, bed.queues[0], CHUNK));
+  assert_int_equal(forgetter.n_calls, 1);
+  assert_int_equal(forgetter.climber_code, -ENOMEM);
+  must_free(bed.cache, must_alloc(bed.cache, bed.queues[1], LIMIT_CHUNKS * CHUNK)); /* it may come again */
+  bed_close(&bed);
+}
+
 /* ---- threads that end, processes that fork ---- */
 
 static void *short_main(void *arg)
@@ -678,6 +725,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(the_block_that_is_named_would_do),
       cmocka_unit_test(threads_take_turns_with_the_owner),
       cmocka_unit_test(the_owner_may_call_all_but_what_allocates),
+      cmocka_unit_test(a_queue_that_others_ask_for_may_go_in_a_spill),
       cmocka_unit_test(a_climb_does_not_walk_past_what_lives),
       cmocka_unit_test(a_climb_to_other_queues_does_not_walk_past_what_lives),
       cmocka_unit_test(equal_places_are_taken_by_address),

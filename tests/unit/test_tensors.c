@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -245,6 +246,44 @@ static void a_flipped_bit_is_found(void **state)
   lade_tensor_store_close(store);
 }
 
+/* Its ring is the parent's too, and threads it has none: whatever it did would be done to the parent, or never end. */
+static bool child_is_refused(lade_tensor_store *store)
+{
+  struct lade_tensor_store_info info = {.struct_size = sizeof(info)};
+  char data[8] = "other", text[512];
+  uint64_t bytes = 0;
+  const int codes[] = {
+      lade_tensor_store_put(store, "a", data, 8, NULL), lade_tensor_store_get(store, "a", data, 8, NULL),
+      lade_tensor_store_find(store, "a", &bytes),       lade_tensor_store_drop(store, "a"),
+      lade_tensor_store_get_info(store, &info),         lade_tensor_store_take_notice(store, text, sizeof(text))};
+  bool is_right = true;
+  for (size_t i = 0; i < LADE_COUNT(codes); i++)
+    is_right &= codes[i] == -EPERM;
+  lade_tensor_store_close(store);
+  return is_right;
+}
+
+static void children_leave_the_store_alone(void **state)
+{
+  for (int use_threads = 0; use_threads < 2; use_threads++) {
+    lade_tensor_store *store = store_make(2 * GRANULE, use_threads);
+    char data[8] = "seven77", back[8] = "";
+    int status = 1;
+    assert_int_equal(lade_tensor_store_put(store, "a", data, 8, NULL), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+      alarm(20);
+      _exit(child_is_refused(store) ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_int_equal(lade_tensor_store_get(store, "a", back, 8, NULL), 0);
+    assert_string_equal(back, data);
+    lade_tensor_store_close(store);
+  }
+}
+
 struct worker {
   lade_tensor_store *store;
   int number, n_wrong;
@@ -317,6 +356,7 @@ int main(void)
       cmocka_unit_test(refused_calls_change_nothing),
       cmocka_unit_test(stores_that_cannot_be_are_refused),
       cmocka_unit_test(a_flipped_bit_is_found),
+      cmocka_unit_test(children_leave_the_store_alone),
       cmocka_unit_test(threads_move_their_own_tensors),
       cmocka_unit_test(several_directories_are_one_store),
   };
