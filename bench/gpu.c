@@ -61,6 +61,29 @@ static void *place(const struct bench *bench, int i)
   return (void *)(uintptr_t)(bench->arena + (uint64_t)i * bench->place_bytes);
 }
 
+/* Of places [@first, @end), random BF16 numbers in -1..1, of whose bits @mask stay; as FP32 they are numbers, too. */
+static void places_fill(struct bench *bench, int first, int end, uint16_t mask)
+{
+  const size_t n = bench->place_bytes / sizeof(uint16_t);
+  uint16_t *values = malloc(bench->place_bytes);
+  uint64_t state = 1, count = 0;
+  int status = values ? 0 : -ENOMEM;
+  for (size_t i = 0; values && i < n; i++) { /* Knuth's MMIX */
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    values[i] = lade_f32_to_bf16((float)(int64_t)state * 0x1p-63f) & mask;
+  }
+  for (int i = first; !status && i < end; i++)
+    lade_queue_copy(bench->copies,
+                    &(struct lade_copy){.dst = place(bench, i), .src = values, .bytes = bench->place_bytes}, &count);
+  if (!status)
+    status = lade_queue_sync(bench->copies, count);
+  free(values);
+  if (status) {
+    fprintf(stderr, "bench-gpu: places for numbers: %s\n", strerror(-status));
+    exit(1);
+  }
+}
+
 /* ---- time ---- */
 
 static int time_compare(const void *x, const void *y)
@@ -125,11 +148,17 @@ static double kernel_seconds(struct bench *bench, enum lade_kernel kernel, const
 
 /* ---- memory ---- */
 
-static void memory_row(struct bench *bench, enum lade_kernel kernel, const void *args, double bytes)
+/* @form: behind the kernel's name. */
+static void form_row(struct bench *bench, enum lade_kernel kernel, const char *form, const void *args, double bytes)
 {
   double seconds = kernel_seconds(bench, kernel, args);
-  printf("| %s | %.1f | %.1f | %.0f | %.0f %% |\n", lade_kernel_name(kernel), bytes / 1e6, seconds * 1e6,
+  printf("| %s%s | %.1f | %.1f | %.0f | %.0f %% |\n", lade_kernel_name(kernel), form, bytes / 1e6, seconds * 1e6,
          bytes / seconds / 1e9, 100 * bytes / seconds / bench->copy_bytes_per_s);
+}
+
+static void memory_row(struct bench *bench, enum lade_kernel kernel, const void *args, double bytes)
+{
+  form_row(bench, kernel, "", args, bytes);
 }
 
 static void elements_bench(struct bench *b, int64_t n)
@@ -156,11 +185,29 @@ static void elements_bench(struct bench *b, int64_t n)
              &(struct lade_sum_squares_args){.dtype = LADE_F32, .n_elements = n / 2, .grad = place(b, 0),
                                              .partial = place(b, 1)},
              2 * elements);
-  memory_row(b, LADE_K_ADAMW,
-             &(struct lade_adamw_args){.dtype = LADE_BF16, .n_elements = n / 2, .has_decay = true,
-                                       .verdict = &b->words->verdict, .grad = place(b, 0), .weight = place(b, 1),
-                                       .residual = place(b, 2), .m = place(b, 3), .v = place(b, 4)},
-             14 * elements);
+}
+
+/* Moments begin as zeros, as a run's do. Of random bits half the second ones would be negative, or no numbers. */
+static void adamw_bench(struct bench *b, int64_t n)
+{
+  const double elements = (double)n;
+  struct lade_adamw_args args = {.dtype = LADE_BF16, .n_elements = n, .has_decay = true, .verdict = &b->words->verdict,
+                                 .grad = place(b, 0), .weight = place(b, 1), .residual = place(b, 2), .m = place(b, 3),
+                                 .v = place(b, 4)};
+  places_fill(b, 3, 5, 0);
+  form_row(b, LADE_K_ADAMW, "", &args, 28 * elements);
+  args.moments = LADE_MOMENTS_BF16;
+  places_fill(b, 3, 5, 0);
+  form_row(b, LADE_K_ADAMW, ", BF16 moments", &args, 20 * elements);
+  args.moments = LADE_MOMENTS_8BIT;
+  args.m_scales = place(b, 5);
+  args.v_scales = args.m_scales + n / LADE_MOMENT_BLOCK;
+  places_fill(b, 3, 6, 0);
+  form_row(b, LADE_K_ADAMW, ", 8-bit moments", &args, (16 + 4.0 / LADE_MOMENT_BLOCK) * elements);
+  args.master = LADE_MASTER_24BIT;
+  places_fill(b, 3, 6, 0);
+  form_row(b, LADE_K_ADAMW, ", 8-bit moments, 24-bit master", &args, (14 + 4.0 / LADE_MOMENT_BLOCK) * elements);
+  places_fill(b, 0, N_PLACES, 0xffff);
 }
 
 /* Rows of @d, as many as make @n elements. */
@@ -221,6 +268,7 @@ static void memory_bench(struct bench *bench)
   printf("| copy | %.1f | %.1f | %.0f | 100 %% |\n", 2 * (double)bench->place_bytes / 1e6, seconds * 1e6,
          bench->copy_bytes_per_s / 1e9);
   elements_bench(bench, n);
+  adamw_bench(bench, n / 2);
   rows_bench(bench, n, bench->is_small ? 64 : 4096);
 }
 
@@ -302,26 +350,6 @@ static void attention_bench(struct bench *bench)
 
 /* ---- the device ---- */
 
-/* Random BF16 numbers in -1..1 in every place; as FP32 they are numbers, too. */
-static int places_fill(struct bench *bench)
-{
-  const size_t n = bench->place_bytes / sizeof(uint16_t);
-  uint16_t *values = malloc(bench->place_bytes);
-  uint64_t state = 1, count = 0;
-  if (!values)
-    return -ENOMEM;
-  for (size_t i = 0; i < n; i++) { /* Knuth's MMIX */
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    values[i] = lade_f32_to_bf16((float)(int64_t)state * 0x1p-63f);
-  }
-  for (int i = 0; i < N_PLACES; i++)
-    lade_queue_copy(bench->copies,
-                    &(struct lade_copy){.dst = place(bench, i), .src = values, .bytes = bench->place_bytes}, &count);
-  int status = lade_queue_sync(bench->copies, count);
-  free(values);
-  return status;
-}
-
 static int arena_map(struct bench *bench, struct lade_error *error)
 {
   struct lade_device_info info;
@@ -361,7 +389,9 @@ static int bench_open(struct bench *bench, struct lade_error *error)
   const struct lade_copy copy = {.dst = bench->words, .src = &words, .bytes = sizeof(words)};
   lade_queue_copy(bench->copies, &copy, &count);
   status = lade_queue_sync(bench->copies, count);
-  return status ? status : places_fill(bench);
+  if (!status)
+    places_fill(bench, 0, N_PLACES, 0xffff);
+  return status;
 }
 
 static void bench_close(struct bench *bench)

@@ -1,5 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where heads lie, and what dropout keeps: what both attentions of CUDA share. */
+/*
+ * Where heads lie, which rows a block of threads has, and what dropout keeps: what all attentions of CUDA share.
+ *
+ * The mask makes some blocks much longer than others: the last queries see all keys, the first keys are seen by all
+ * queries. Blocks start in their order, x before y, so the longest of all heads of a sequence are first (y) and the
+ * shortest last, and multiprocessors end together; were a head after the other, its longest block would begin when the
+ * rest is nearly done. Where heads are fewer than multiprocessors, blocks that run side by side share tiles in L2.
+ */
 #ifndef LADE_CUDA_ATTENTION_SHAPE_H
 #define LADE_CUDA_ATTENTION_SHAPE_H
 
@@ -10,11 +17,13 @@ struct shape {
   int64_t time, heads, key_heads, head_dim, row_elements;
   int64_t group;      /* query heads of a key head */
   int64_t draw_heads; /* that dropout's draws count by */
-  int64_t b, h; /* the sequence, and the query head (of keys' kernels: the key head) */
+  int64_t b, h;  /* the sequence, and the query head (of keys' kernels: the key head) */
+  int64_t first; /* of this block's rows */
   float scale;
 };
 
-template <class Args> static __device__ inline struct shape shape_get(const Args &a)
+/* For a block with @n_rows rows, queries or keys. */
+template <class Args> static __device__ inline struct shape shape_get(const Args &a, int n_rows, bool has_keys)
 {
   struct shape shape;
   shape.time = a.time;
@@ -25,7 +34,8 @@ template <class Args> static __device__ inline struct shape shape_get(const Args
   shape.draw_heads = a.draw_heads ? a.draw_heads : a.heads;
   shape.row_elements = (a.heads + 2 * a.key_heads) * a.head_dim;
   shape.b = blockIdx.z;
-  shape.h = blockIdx.y;
+  shape.h = blockIdx.x;
+  shape.first = (int64_t)(has_keys ? blockIdx.y : gridDim.y - 1 - blockIdx.y) * n_rows;
   shape.scale = 1 / sqrtf((float)a.head_dim);
   return shape;
 }

@@ -51,7 +51,10 @@ template <class T> static __device__ void gelu_fwd_of(const struct lade_gelu_fwd
   gelu_packs<T, LADE_PACK(T)>((const T *)a.x, (T *)a.y, 0, whole);
   gelu_packs<T, 1>((const T *)a.x, (T *)a.y, whole, a.n_elements);
 }
-LADE_KERNEL_OF_DTYPES(gelu_fwd, lade_gelu_fwd_args)
+/* With a sixth block FP32 spills on sm_80, and FP16 on sm_90. */
+LADE_KERNEL_OF(gelu_fwd, lade_gelu_fwd_args, f32, float, 5)
+LADE_KERNEL_OF(gelu_fwd, lade_gelu_fwd_args, bf16, bf16, 6)
+LADE_KERNEL_OF(gelu_fwd, lade_gelu_fwd_args, f16, f16, 5)
 
 template <class T, int N>
 static __device__ void gelu_bwd_packs(const T *x, const T *dy, T *dx, int64_t first, int64_t end)
@@ -79,4 +82,4 @@ template <class T> static __device__ void gelu_bwd_of(const struct lade_gelu_bwd
   gelu_bwd_packs<T, LADE_PACK(T)>((const T *)a.x, (const T *)a.dy, (T *)a.dx, 0, whole);
   gelu_bwd_packs<T, 1>((const T *)a.x, (const T *)a.dy, (T *)a.dx, whole, a.n_elements);
 }
-LADE_KERNEL_OF_DTYPES(gelu_bwd, lade_gelu_bwd_args)
+LADE_KERNEL_OF_DTYPES_BLOCKS(gelu_bwd, lade_gelu_bwd_args, 3)

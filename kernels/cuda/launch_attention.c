@@ -11,6 +11,7 @@
 #include "kernels/cuda/launch_internal.h"
 
 #define MOST_SHARED_BYTES (99u << 10) /* of a block on the least of GPUs, compute capability 8.6 */
+#define MOST_GRID_Y 65535
 #define MOST_SHARED_BYTES_90 (227u << 10)
 
 bool lade_cuda_attention_has(enum lade_dtype dtype, int64_t head_dim)
@@ -18,12 +19,13 @@ bool lade_cuda_attention_has(enum lade_dtype dtype, int64_t head_dim)
   return (dtype == LADE_BF16 || dtype == LADE_F16) && (head_dim == 64 || head_dim == 128);
 }
 
-/* Over all rows of @n_heads heads, @n_rows to a block; what every GPU can run. */
+/* Over all rows of @n_heads heads, @n_rows to a block, in the order of attention_shape.h; what every GPU can run. */
 static struct lade_cuda_launch heads_launch(const void *args, int64_t batch, int64_t time, int64_t n_heads, int n_rows,
                                             size_t shared_bytes)
 {
-  LADE_ASSERT(shared_bytes <= MOST_SHARED_BYTES);
-  return (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(time, n_rows), (unsigned)n_heads, (unsigned)batch},
+  const int64_t n_blocks = lade_div_up(time, n_rows);
+  LADE_ASSERT(shared_bytes <= MOST_SHARED_BYTES && n_blocks <= MOST_GRID_Y);
+  return (struct lade_cuda_launch){.grid = {(unsigned)n_heads, (unsigned)n_blocks, (unsigned)batch},
                                    .n_threads = LADE_CUDA_ATTENTION_THREADS, .args = args,
                                    .shared_bytes = (unsigned)shared_bytes};
 }

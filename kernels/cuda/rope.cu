@@ -114,4 +114,4 @@ template <class T> static __device__ void rope_of(const struct lade_rope_args &a
   else
     row_turn<T, 1>(a);
 }
-LADE_KERNEL_OF_DTYPES(rope, lade_rope_args)
+LADE_KERNEL_OF_DTYPES_BLOCKS(rope, lade_rope_args, 3)

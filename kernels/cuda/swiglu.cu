@@ -55,7 +55,7 @@ static __device__ void swiglu_fwd_of(const struct lade_swiglu_fwd_args &a, const
   else
     swiglu_packs<T, 1>(a);
 }
-LADE_KERNEL_OF_DTYPES(swiglu_fwd, lade_swiglu_fwd_args)
+LADE_KERNEL_OF_DTYPES_BLOCKS(swiglu_fwd, lade_swiglu_fwd_args, 3)
 
 template <class T, int N> static __device__ void swiglu_bwd_packs(const struct lade_swiglu_bwd_args &a)
 {

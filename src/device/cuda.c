@@ -563,6 +563,7 @@ static int context_open(struct cuda_device *cuda, void *context, struct lade_err
   return open_fail(cuda, error, "cuDevicePrimaryCtxRetain", result);
 }
 
+/* Context current. */
 static int granularity_get(struct cuda_device *cuda, struct lade_error *error)
 {
   size_t bytes = 0;
@@ -620,12 +621,12 @@ static int cuda_open(struct cuda_device *cuda, const struct lade_cuda_device_par
     status = device_describe(cuda, error);
   if (!status)
     status = context_open(cuda, params->context, error);
-  if (!status)
-    status = granularity_get(cuda, error);
   if (status)
     return status;
   bool is_entered = lade_cuda_enter(cuda);
-  status = parts_open(cuda, error);
+  status = granularity_get(cuda, error);
+  if (!status)
+    status = parts_open(cuda, error);
   if (!status)
     status = capacity_set(cuda, params->capacity_bytes, error);
   lade_cuda_leave(cuda, is_entered);

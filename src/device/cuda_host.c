@@ -39,6 +39,18 @@ static cuda_result chunk_map(struct cuda_device *cuda, cuda_address at, uint64_t
   return result;
 }
 
+/* Whole granules for @bytes, of at most @limit_bytes. Context current. 0, or negative errno. */
+static int chunk_size(struct cuda_device *cuda, const struct cuda_memory_properties *properties, uint64_t bytes,
+                      uint64_t limit_bytes, uint64_t *ret_bytes)
+{
+  size_t granule = 0;
+  cuda_result result = cuda->driver.cuMemGetAllocationGranularity(&granule, properties, CUDA_GRANULARITY_MINIMUM);
+  if (result)
+    return lade_cuda_errno(result);
+  *ret_bytes = lade_align_up(bytes, granule);
+  return *ret_bytes < bytes || *ret_bytes > limit_bytes ? -EOVERFLOW : 0;
+}
+
 /* Context current. */
 static cuda_result chunk_make(struct cuda_device *cuda, const struct cuda_memory_properties *properties, uint64_t bytes,
                               cuda_address *ret_at, cuda_memory *ret_memory)
@@ -63,23 +75,19 @@ int lade_cuda_host_create(lade_device *device, struct lade_host_chunk *chunk, ui
   struct cuda_device *cuda = (struct cuda_device *)device;
   const struct cuda_memory_properties properties = {.type = CUDA_MEMORY_PINNED,
                                                     .location = {CUDA_LOCATION_HOST_NUMA, numa_node}};
-  size_t granule = 0;
   cuda_address at = 0;
   cuda_memory memory = 0;
+  uint64_t bytes = 0;
   if (!cuda->has_host_chunks)
     return -ENOTSUP;
-  cuda_result result = cuda->driver.cuMemGetAllocationGranularity(&granule, &properties, CUDA_GRANULARITY_MINIMUM);
-  if (result)
-    return lade_cuda_errno(result);
-  const uint64_t bytes = lade_align_up(chunk->bytes, granule);
-  if (bytes < chunk->bytes || bytes > limit_bytes)
-    return -EOVERFLOW;
   bool is_entered = lade_cuda_enter(cuda);
-  result = chunk_make(cuda, &properties, bytes, &at, &memory);
+  int status = chunk_size(cuda, &properties, chunk->bytes, limit_bytes, &bytes);
+  if (!status)
+    status = lade_cuda_errno(chunk_make(cuda, &properties, bytes, &at, &memory));
   lade_cuda_leave(cuda, is_entered);
-  if (!result)
+  if (!status)
     *chunk = (struct lade_host_chunk){.data = (char *)(uintptr_t)at, .bytes = bytes, .backing = memory};
-  return lade_cuda_errno(result);
+  return status;
 }
 
 void lade_cuda_host_release(lade_device *device, struct lade_host_chunk *chunk)

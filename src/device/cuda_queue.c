@@ -32,7 +32,12 @@
 
 #include "device/cuda_internal.h"
 
-#define N_SLOTS 1024 /* power of two: what one queue may have under way before its submitter waits */
+/*
+ * A power of two: what one queue may have under way before its submitter waits here. A channel of the driver's holds
+ * about a thousand launches, events and waits; who submits more waits in the driver, where no other thread's call gets
+ * past it, a witness's neither.
+ */
+#define N_SLOTS 128
 #define WORD_BYTES 64
 
 enum slot_kind { SLOT_WORK, SLOT_STREAM, SLOT_WAIT_STREAM, SLOT_WAIT_WORD, SLOT_STOP };
@@ -131,8 +136,8 @@ static void *witness_main(void *arg)
   struct cuda_queue *queue = arg;
   struct cuda_device *cuda = cuda_get(queue);
   int mode = CUDA_CAPTURE_RELAXED; /* a caller's capture of all threads is not to refuse what this one waits for */
-  lade_cuda_check(cuda, "cuThreadExchangeStreamCaptureMode", cuda->driver.cuThreadExchangeStreamCaptureMode(&mode));
   bool is_entered = lade_cuda_enter(cuda);
+  lade_cuda_check(cuda, "cuThreadExchangeStreamCaptureMode", cuda->driver.cuThreadExchangeStreamCaptureMode(&mode));
   for (uint64_t i = 0;; i++) {
     counter_wait(&queue->core.submitted, i + 1);
     struct cuda_slot *slot = &queue->slots[i % N_SLOTS];

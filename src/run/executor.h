@@ -5,9 +5,8 @@
  * Everything is prepared by lade_executor_create: the device's arena mapped to the planned peak and not a chunk
  * more, the host tier's slab, the store's extents, and for every instruction its kernel with arguments bound to
  * addresses; on a GPU chains of kernels become graphs, unless the environment's LADE_CUDA_GRAPHS is "0". A step then
- * only submits the instructions in list order, each with its waits, to the
- * device's queues, and waits for all of them: it allocates nothing and makes no memory call. The executor does
- * not know what recompute or offload is.
+ * only submits the instructions in list order, each with its waits, to the device's queues, and waits for all of them:
+ * it allocates nothing and makes no memory call. The executor does not know what recompute or offload is.
  *
  * State can be durable: every parameter is then at home in the store, and what the program addresses there as one place
  * is two slots of a lade_durable. A step reads the slot of the generation that counts and writes the other; until

@@ -7,6 +7,13 @@
  * executor is made and is one launch in a step, however many kernels it has. What has no neighbour to be chained to is
  * launched as it is, and so is everything where a capture fails: the work is the same, and so are the bits.
  *
+ * Whatever is launched in a step was captured before it, if only for the driver to load it. A kernel that a library
+ * brings is loaded when it is launched first; the driver then waits for all work of the context and lets no other
+ * thread in. In a step that would be for ever, where a stream waits for a drive that waits, by way of a queue's
+ * witness, for the driver. With nothing on the streams there is nothing to wait for. What could not be captured may
+ * still meet that; only CUDA_MODULE_LOADING=EAGER has everything loaded at once, and cuBLASLt alone is then hundreds of
+ * megabytes.
+ *
  * Chains are of the compute queue alone. Copies stay on their queues: so they begin when what they wait for is there,
  * and times are known of each of them.
  */
@@ -73,7 +80,19 @@ static int chain_capture(lade_executor *ex, struct bound_program *bound, int fir
   return chain.error.code ? lade_error_set(error, chain.error.code, "%s", chain.error.text) : status;
 }
 
-/* All chains of more than one instruction. On failure what was made stays with @bound. */
+/* Whether there is a kernel in the chain from @first to @end. */
+static bool chain_has_work(const struct bound_program *bound, int first, int end)
+{
+  bool has_work = false;
+  for (int at = first; at < end && !has_work; at++)
+    has_work = bound->program->instrs[at].queue == LADE_Q_COMPUTE && bound->calls[at].kernel != CALL_NOTHING;
+  return has_work;
+}
+
+/*
+ * All chains; those of one instruction to be loaded, and not kept. Where one fails the others are loaded all the same.
+ * What was made stays with @bound.
+ */
 static int chains_capture(lade_executor *ex, struct bound_program *bound, struct lade_error *error)
 {
   const struct lade_program *program = bound->program;
@@ -81,12 +100,19 @@ static int chains_capture(lade_executor *ex, struct bound_program *bound, struct
   bound->graphs = calloc((size_t)program->n_instrs + 1, sizeof(*bound->graphs));
   if (!bound->graphs)
     return lade_error_set(error, -ENOMEM, "no memory for graphs");
-  for (int at = 0; at < program->n_instrs && !status; at++) {
+  for (int at = 0; at < program->n_instrs; at++) {
     if (program->instrs[at].queue != LADE_Q_COMPUTE || program->instrs[at].is_chained)
       continue;
     const int end = chain_end(program, at);
-    if (end > at + 1)
-      status = chain_capture(ex, bound, at, end, error);
+    if (!chain_has_work(bound, at, end))
+      continue;
+    struct lade_error later;
+    const int found = chain_capture(ex, bound, at, end, status ? &later : error);
+    status = status ? status : found;
+    if (!found && end == at + 1) {
+      lade_cuda_graph_destroy(bound->graphs[at]);
+      bound->graphs[at] = NULL;
+    }
   }
   return status;
 }
@@ -102,17 +128,20 @@ void executor_graphs_finish(struct bound_program *bound)
 void executor_graphs_init(lade_executor *ex)
 {
   const char *wish = getenv("LADE_CUDA_GRAPHS");
+  const bool is_unwanted = wish && strcmp(wish, "0") == 0;
   struct lade_error why = {0};
-  if (!ex->params.cuda_kernels || (wish && strcmp(wish, "0") == 0))
+  if (!ex->params.cuda_kernels)
     return;
+  struct lade_error later;
   int status = chains_capture(ex, &ex->train, &why);
-  if (!status)
-    status = chains_capture(ex, &ex->eval, &why);
-  if (!status)
+  const int found = chains_capture(ex, &ex->eval, status ? &later : &why);
+  status = status ? status : found;
+  if (!status && !is_unwanted)
     return;
   executor_graphs_finish(&ex->eval);
   executor_graphs_finish(&ex->train);
-  lade_error_set(&ex->note, status, "kernels are launched one by one, as the driver made no graph of them: %s",
+  if (status)
+    lade_error_set(&ex->note, status, "kernels are launched one by one, as the driver made no graph of them: %s",
                  why.text);
 }
 

@@ -394,6 +394,15 @@ static void padding(char **arguments)
   printf("padding %d\n", result);
 }
 
+/* Sizes that no device has, as a sum that has gone below zero asks for them. */
+static void absurd(char **arguments)
+{
+  cuda_address at;
+  begin();
+  printf("absurd %d %d\n", CALL(cuMemAlloc_v2)(&at, SIZE_MAX), CALL(cuMemAllocManaged)(&at, SIZE_MAX - MIB, 1));
+  info_print("as before");
+}
+
 static void wait_for_ever(char **arguments)
 {
   cuda_address at;
@@ -479,7 +488,7 @@ int main(int argc, char **argv)
   } scenarios[] = {{"fill", fill},         {"threads", threads}, {"kinds", kinds},       {"owners", owners},
                    {"ancient", ancient},   {"novelty", novelty}, {"padding", padding},   {"wait", wait_for_ever},
                    {"graphs", graphs},     {"future", future},   {"far_graph", far_graph}, {"imports", imports},
-                   {"detach", detach},
+                   {"detach", detach},     {"absurd", absurd},
                    {"children", children}, {"start", start_only}, {"leave", leave},
                    {"once", once},         {"opener", opener},
                    {"surroundings", surroundings}};

@@ -242,6 +242,13 @@ def padding_counts():
     assert device["bytes"] == 0 and device["refused"]["count"] == 1, device
 
 
+def sizes_that_no_device_has_are_refused():
+    out, report = held(HOLDER, "soname", "absurd", options=["--budget", "4MiB"])
+    assert numbers(out, "absurd") == [OUT_OF_MEMORY] * 2 and numbers(out, "as before")[0] == 4 * MIB, out
+    device = report["processes"][0]["devices"][0]
+    assert device["bytes"] == 0 and device["refused"] == {"count": 2, "largest_bytes": (1 << 63) - 1}, device
+
+
 def endings_are_the_commands():
     for code in (0, 1, 3, 200):
         assert run(HOLDER, "soname", "leave", str(code))[0] == code
@@ -399,7 +406,7 @@ def gpu_or_skip():
 
 
 ANYWHERE = (every_route_is_bounded, threads_share_the_last_bytes, memory_ends_with_its_context, padding_counts,
-            children_have_reports_of_their_own)
+            sizes_that_no_device_has_are_refused, children_have_reports_of_their_own)
 STANDIN = (mistakes_are_one_line, a_budget_may_be_a_part_of_the_device, every_kind_is_in_the_ledger,
            the_drivers_refusals_are_the_programs, memory_of_graphs_counts, memory_that_is_opened_again_is_one,
            forms_of_another_day_pass_and_are_told,

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every script parses, says what it is for, can be executed, and passes shellcheck where there is one."""
+"""Every script parses, says what it is for, can be executed, and passes shellcheck where there is one. No build file asks
+meson for a Python installation: that needs distutils, which a bare python3 lacks, and nothing would configure."""
 import os
 import shutil
 import subprocess
@@ -28,4 +29,7 @@ def problems_find(path):
     return problems
 
 
-tree.report([problem for path in tree.files() if tree.is_script(path) for problem in problems_find(path)])
+scripts = [problem for path in tree.files() if tree.is_script(path) for problem in problems_find(path)]
+builds = [f"{path}: import('python') needs more than a bare python3; find_program('python3') does not"
+          for path in tree.files() if os.path.basename(path) == "meson.build" and "import('python')" in tree.text(path)]
+tree.report(scripts + builds)

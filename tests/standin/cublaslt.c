@@ -30,6 +30,7 @@ EXPORT standin_cublaslt_live_fn standin_cublaslt_live;
 
 #define MAGIC 0x4c745374616e6421u /* of algorithms */
 #define WORKSPACE_ALIGN_BYTES 256
+#define MOST_KERNELS 4096
 #define SPLIT_K 48 /* k is split in two from here on */
 
 struct layout {
@@ -135,6 +136,7 @@ typedef enum standin_place place_fn(uint64_t address, uint64_t bytes);
 typedef void put_fn(cuda_stream stream, cuda_host_fn *fn, void *args);
 typedef cuda_result status_fn(void);
 typedef bool is_captured_fn(void);
+typedef void drain_fn(void);
 
 static struct {
   pthread_once_t once;
@@ -142,6 +144,7 @@ static struct {
   put_fn *put;
   status_fn *status;
   is_captured_fn *is_captured;
+  drain_fn *drain;
 } driver = {.once = PTHREAD_ONCE_INIT};
 
 static void driver_find(void)
@@ -153,8 +156,9 @@ static void driver_find(void)
   driver.put = (put_fn *)dlsym(library, "standin_put_call");
   driver.status = (status_fn *)dlsym(library, "standin_status");
   driver.is_captured = (is_captured_fn *)dlsym(library, "standin_is_captured");
+  driver.drain = (drain_fn *)dlsym(library, "standin_drain");
   dlclose(library);
-  if (!driver.place || !driver.put || !driver.status || !driver.is_captured)
+  if (!driver.place || !driver.put || !driver.status || !driver.is_captured || !driver.drain)
     misuse("the driver in this process is not the stand-in");
 }
 
@@ -524,6 +528,23 @@ static void run_check(const struct run *run)
   }
 }
 
+/* The kernel of an algorithm is loaded when it is launched first. */
+static void kernel_load(uint64_t product)
+{
+  static uint64_t loaded[MOST_KERNELS];
+  static size_t n_loaded;
+  pthread_mutex_lock(&lock);
+  size_t i = 0;
+  while (i < n_loaded && loaded[i] != product)
+    i++;
+  const bool is_new = i == n_loaded;
+  if (is_new && n_loaded < MOST_KERNELS)
+    loaded[n_loaded++] = product;
+  pthread_mutex_unlock(&lock);
+  if (is_new)
+    driver.drain();
+}
+
 cublaslt_status cublasLtMatmul(cublaslt_handle handle, cublaslt_product how, const void *alpha, const void *a,
                                cublaslt_layout a_layout, const void *b, cublaslt_layout b_layout, const void *beta,
                                const void *c, cublaslt_layout c_layout, void *d, cublaslt_layout d_layout,
@@ -551,6 +572,7 @@ cublaslt_status cublasLtMatmul(cublaslt_handle handle, cublaslt_product how, con
     memory_check("the workspace", workspace, workspace_bytes);
     aligned_check("the workspace", workspace, WORKSPACE_ALIGN_BYTES);
   }
+  kernel_load(run->algo.product);
   driver.put(stream, product_run, run);
   return CUBLASLT_DONE;
 }

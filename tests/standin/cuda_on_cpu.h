@@ -77,6 +77,15 @@ static inline unsigned cuda_on_cpu_ballot(bool is_set, int line)
 }
 #define __ballot_sync(mask, is_set) cuda_on_cpu_ballot(is_set, __LINE__)
 
+static inline unsigned cuda_on_cpu_max(unsigned value, int line)
+{
+  const uint64_t *all = cuda_on_cpu_exchange(value, line);
+  for (int lane = 0; lane < 32; lane++)
+    value = all[lane] > value ? (unsigned)all[lane] : value;
+  return value;
+}
+#define __reduce_max_sync(mask, value) cuda_on_cpu_max(value, __LINE__)
+
 /* Told apart from the block's barrier, and from shuffles by its line. */
 #define __syncwarp() ((void)cuda_on_cpu_exchange(0, __LINE__))
 

@@ -78,9 +78,29 @@ void standin_alive(int n)
   pthread_mutex_unlock(&standin.lock);
 }
 
+void standin_turn_wait(void)
+{
+  while (standin.is_held && !pthread_equal(standin.holder, pthread_self()))
+    pthread_cond_wait(&standin.changed, &standin.lock);
+}
+
+void standin_hold(void)
+{
+  standin_turn_wait();
+  standin.is_held = true;
+  standin.holder = pthread_self();
+}
+
+void standin_let_go(void)
+{
+  standin.is_held = false;
+  pthread_cond_broadcast(&standin.changed);
+}
+
 cuda_result standin_enter(const char *function, bool wants_context)
 {
   pthread_mutex_lock(&standin.lock);
+  standin_turn_wait();
   cuda_result result = (cuda_result)control_enter(&standin.control, function);
   cuda_context context = standin_context();
   if (!result && is_in_host_function)
@@ -98,6 +118,7 @@ cuda_result standin_enter(const char *function, bool wants_context)
 cuda_result standin_leave(const char *function)
 {
   pthread_mutex_lock(&standin.lock);
+  standin_turn_wait();
   cuda_result result = (cuda_result)control_enter(&standin.control, function);
   cuda_context context = standin_context();
   if (!result && context)

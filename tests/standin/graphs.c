@@ -262,7 +262,7 @@ cuda_result cuStreamEndCapture(cuda_stream stream, cuda_graph *ret_graph)
 
 cuda_result cuThreadExchangeStreamCaptureMode(int *mode)
 {
-  cuda_result result = standin_enter("cuThreadExchangeStreamCaptureMode", false);
+  cuda_result result = standin_enter("cuThreadExchangeStreamCaptureMode", true);
   if (result || *mode < MODE_GLOBAL || *mode > MODE_RELAXED)
     return result ? result : CUDA_INVALID_VALUE;
   int before = thread_mode;

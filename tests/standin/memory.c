@@ -157,13 +157,13 @@ enum standin_place standin_place(uint64_t address, uint64_t bytes)
 cuda_result cuMemGetAllocationGranularity(size_t *ret_bytes, const struct cuda_memory_properties *properties, int which)
 {
   *ret_bytes = GRANULE;
-  return standin_enter("cuMemGetAllocationGranularity", false);
+  return standin_enter("cuMemGetAllocationGranularity", true);
 }
 
 cuda_result cuMemAddressReserve(cuda_address *ret_address, size_t bytes, size_t alignment, cuda_address hint,
                                 unsigned long long flags)
 {
-  cuda_result result = standin_enter("cuMemAddressReserve", false);
+  cuda_result result = standin_enter("cuMemAddressReserve", true);
   if (result || !bytes || bytes % GRANULE || alignment > GRANULE || alignment & (alignment - 1) || flags)
     return result ? result : CUDA_INVALID_VALUE;
   char *at = mmap(NULL, bytes + GRANULE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -218,7 +218,7 @@ static bool poison_fill(int fd, uint64_t bytes)
 cuda_result cuMemCreate(cuda_memory *ret_memory, size_t bytes, const struct cuda_memory_properties *properties,
                         unsigned long long flags)
 {
-  cuda_result result = standin_enter("cuMemCreate", false);
+  cuda_result result = standin_enter("cuMemCreate", true);
   if (result || !bytes || bytes % GRANULE || properties->type != CUDA_MEMORY_PINNED || flags ||
       properties->handle_types & ~CUDA_HANDLE_POSIX)
     return result ? result : CUDA_INVALID_VALUE;
@@ -269,7 +269,7 @@ cuda_result cuMemRetainAllocationHandle(cuda_memory *ret_memory, void *at)
 cuda_result cuMemExportToShareableHandle(void *ret_handle, cuda_memory handle, int type, unsigned long long flags)
 {
   const struct memory *memory = pointer(handle);
-  cuda_result result = standin_enter("cuMemExportToShareableHandle", false);
+  cuda_result result = standin_enter("cuMemExportToShareableHandle", true);
   if (result || type != CUDA_HANDLE_POSIX || flags || !memory->can_export)
     return result ? result : CUDA_INVALID_VALUE;
   *(int *)ret_handle = dup(memory->fd);
@@ -278,7 +278,7 @@ cuda_result cuMemExportToShareableHandle(void *ret_handle, cuda_memory handle, i
 
 cuda_result cuMemImportFromShareableHandle(cuda_memory *ret_memory, void *os_handle, int type)
 {
-  cuda_result result = standin_enter("cuMemImportFromShareableHandle", false);
+  cuda_result result = standin_enter("cuMemImportFromShareableHandle", true);
   int seals = fcntl((int)(intptr_t)os_handle, F_GET_SEALS);
   if (result || seals < 0 || (seals & SEALS) != SEALS)
     return result ? result : CUDA_INVALID_VALUE;
@@ -295,7 +295,7 @@ cuda_result cuMemImportFromShareableHandle(cuda_memory *ret_memory, void *os_han
 cuda_result cuMemMap(cuda_address address, size_t bytes, size_t offset, cuda_memory handle, unsigned long long flags)
 {
   struct memory *memory = pointer(handle);
-  cuda_result result = standin_enter("cuMemMap", false);
+  cuda_result result = standin_enter("cuMemMap", true);
   if (result)
     return result;
   pthread_mutex_lock(&standin.lock);
@@ -341,7 +341,7 @@ static bool span_let(struct span *span, const struct cuda_access *access)
 /* Of the host's memory both must be let in before anything may touch it: here the device is the processor. */
 cuda_result cuMemSetAccess(cuda_address address, size_t bytes, const struct cuda_access *access, size_t n)
 {
-  cuda_result result = standin_enter("cuMemSetAccess", false);
+  cuda_result result = standin_enter("cuMemSetAccess", true);
   if (result || n == 0)
     return result ? result : CUDA_INVALID_VALUE;
   pthread_mutex_lock(&standin.lock);

@@ -3,7 +3,9 @@
  * The stand-in's modules: every file of machine code is the library of kernels compiled for the CPU that
  * LADE_STANDIN_KERNELS names, and a function is the kernel of that name in it. Without the variable no file is found.
  * Launches run on the stream, in shuffled order, one grid at a time; but those of the kernel that LADE_STANDIN_IDLE
- * names do nothing.
+ * names do nothing. A function is loaded when it is launched or captured first, which waits for the whole context and
+ * lets nobody else in meanwhile: so loads the driver unless it is told to load everything at once, which CUDA's
+ * libraries are too large for.
  */
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -13,6 +15,7 @@
 
 #include "base/base.h"
 #include "cuda_on_cpu_run.h"
+#include "kernels/cuda/phases.h"
 #include "stream_internal.h"
 
 EXPORT cuda_result cuModuleLoad(cuda_module *ret_module, const char *file);
@@ -25,13 +28,14 @@ EXPORT cuda_result cuLaunchKernel(cuda_function function, unsigned grid_x, unsig
 
 #define PLAIN_SHARED_BYTES (48u << 10) /* what a function may have that has not asked for more */
 #define MOST_SHARED_BYTES (227 << 10)  /* what a device of 9.0 has for a block */
-#define MOST_THREADS 1024
+#define MOST_THREADS LADE_CUDA_THREADS /* what all kernels are bounded to (kernel.h) */
 #define MOST_FUNCTIONS 256
 
 struct CUfunc_st {
   const struct cuda_on_cpu_kernel *kernel;
   unsigned shared_bytes;
   bool is_idle;
+  bool is_loaded; /* launched before, or on its way into a graph */
   struct CUmod_st *module;
 };
 
@@ -95,7 +99,8 @@ cuda_result cuModuleGetFunction(cuda_function *ret_function, cuda_module module,
     return CUDA_NOT_FOUND;
   struct CUfunc_st *function = &module->functions[module->n_functions++];
   const char *idle = getenv("LADE_STANDIN_IDLE");
-  *function = (struct CUfunc_st){kernel, PLAIN_SHARED_BYTES, idle && strcmp(name, idle) == 0, module};
+  *function = (struct CUfunc_st){.kernel = kernel, .shared_bytes = PLAIN_SHARED_BYTES,
+                                 .is_idle = idle && strcmp(name, idle) == 0, .module = module};
   *ret_function = function;
   return 0;
 }
@@ -127,6 +132,11 @@ cuda_result cuLaunchKernel(cuda_function function, unsigned grid_x, unsigned gri
       shared_bytes > function->shared_bytes || extra)
     return CUDA_INVALID_VALUE;
   result = standin_capture_check(stream, true);
+  if (!result && standin_stream_context(stream) != standin_context())
+    result = CUDA_INVALID_HANDLE;
+  if (!result && !function->is_loaded)
+    standin_drain();
+  function->is_loaded = true;
   if (result || function->is_idle)
     return result;
   size_t args_bytes = function->kernel->args_bytes;

@@ -4,8 +4,9 @@
  *
  * It is strict where the real driver is forgiving or undefined: fresh memory is poison, an access to a place that is
  * not mapped and open is an illegal address, a call that wants a context and has none fails, copies from memory that
- * is not pinned make the caller wait, and a host function may not call the driver. What it says of
- * itself (versions, devices, memory) and which calls fail is told by the environment or by standin_set.
+ * is not pinned make the caller wait, a host function may not call the driver, and loading a kernel, which its first
+ * launch does, waits for the whole context and keeps all other calls out. What it says of itself (versions, devices,
+ * memory) and which calls fail is told by the environment or by standin_set.
  *
  * This header is the control calls, which tests look up with dlsym.
  */

@@ -28,6 +28,9 @@ struct standin {
   uint64_t used_bytes[MAX_DEVICES];
   uint64_t n_put, n_run; /* pieces of work of all streams that share a channel */
   uint64_t n_async; /* pieces of asynchronous work that ran */
+  cuda_stream streams; /* all of them */
+  bool is_held;        /* a call keeps the others of other threads out (standin_hold) */
+  pthread_t holder;
   int64_t n_live;
 };
 
@@ -40,6 +43,16 @@ extern struct standin standin;
 cuda_result standin_enter(const char *function, bool wants_context);
 /* For calls that give something back: they always do, and then answer this. */
 cuda_result standin_leave(const char *function);
+
+/*
+ * As the driver does when it loads a kernel at its first launch, or gives memory back: wait for all work of the context
+ * that is current, and keep every other thread's call out until then.
+ */
+EXPORT void standin_drain(void);
+/* The calls of other threads wait between these, as with turn_wait. Lock held; recursive it is not. */
+void standin_hold(void);
+void standin_let_go(void);
+void standin_turn_wait(void);
 
 cuda_context standin_context(void); /* current in this thread; NULL */
 /* What calls that want a context answer in this thread. The stand-in for cuBLASLt asks, too. */

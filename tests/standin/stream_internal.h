@@ -6,6 +6,7 @@
 #include "standin_internal.h"
 
 struct CUevent_st {
+  cuda_context context;
   int n_refs; /* the owner and every piece of work that names it */
   uint64_t n_recorded, n_happened;
   int64_t ns;       /* when it happened last */
@@ -59,6 +60,7 @@ struct CUstream_st {
   struct piece *first, **last;
   uint64_t n_put, n_run;
   struct capture capture;
+  cuda_stream next; /* of all */
 };
 
 void standin_piece_put(cuda_stream stream, const struct piece *piece);

@@ -14,6 +14,7 @@
 #include "base/base.h"
 #include "stream_internal.h"
 
+#define CHANNEL_PIECES 1024
 #define POLL_NS 20000 /* between two looks at a word */
 
 EXPORT cuda_result cuMemcpy(cuda_address dst, cuda_address src, size_t bytes);
@@ -174,6 +175,24 @@ static void *stream_main(void *arg)
 
 /* ---- submitting ---- */
 
+/* Wait until at most @n_most pieces are on @stream, or its context is broken. Lock held. */
+static void stream_wait(cuda_stream stream, uint64_t n_most)
+{
+  while (stream->n_put - stream->n_run > n_most && !stream->context->broken)
+    pthread_cond_wait(&standin.changed, &standin.lock);
+}
+
+void standin_drain(void)
+{
+  pthread_mutex_lock(&standin.lock);
+  standin_hold();
+  for (cuda_stream stream = standin.streams; stream; stream = stream->next)
+    if (stream->context == standin_context())
+      stream_wait(stream, 0);
+  standin_let_go();
+  pthread_mutex_unlock(&standin.lock);
+}
+
 /* On the stream, or while it is captured in its graph. Lock held. */
 static void piece_put_locked(cuda_stream stream, const struct piece *piece)
 {
@@ -184,6 +203,11 @@ static void piece_put_locked(cuda_stream stream, const struct piece *piece)
   if (stream->capture.nodes) {
     standin_nodes_add(stream->capture.nodes, own);
     return;
+  }
+  if (stream->n_put - stream->n_run >= CHANNEL_PIECES) { /* full: who submits waits, and nobody else is let in */
+    standin_hold();
+    stream_wait(stream, CHANNEL_PIECES - 1);
+    standin_let_go();
   }
   own->place = standin.channels ? ++standin.n_put : 0;
   *stream->last = own;
@@ -276,6 +300,10 @@ cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags)
     return CUDA_OUT_OF_MEMORY;
   }
   standin_alive(1);
+  pthread_mutex_lock(&standin.lock);
+  stream->next = standin.streams;
+  standin.streams = stream;
+  pthread_mutex_unlock(&standin.lock);
   *ret_stream = stream;
   return 0;
 }
@@ -284,6 +312,13 @@ cuda_result cuStreamDestroy_v2(cuda_stream stream)
 {
   standin_piece_put(stream, &(struct piece){.kind = PIECE_STOP});
   pthread_join(stream->thread, NULL);
+  pthread_mutex_lock(&standin.lock);
+  standin_turn_wait(); /* who drains walks the list */
+  cuda_stream *at = &standin.streams;
+  while (*at != stream)
+    at = &(*at)->next;
+  *at = stream->next;
+  pthread_mutex_unlock(&standin.lock);
   free(stream);
   standin_alive(-1);
   return standin_leave("cuStreamDestroy");
@@ -358,6 +393,7 @@ cuda_result cuEventCreate(cuda_event *ret_event, unsigned flags)
   cuda_event event = calloc(1, sizeof(*event));
   LADE_ASSERT(event);
   event->n_refs = 1;
+  event->context = standin_context();
   standin_alive(1);
   *ret_event = event;
   return 0;
@@ -375,6 +411,8 @@ cuda_result cuEventDestroy_v2(cuda_event event)
 cuda_result cuEventRecord(cuda_event event, cuda_stream stream)
 {
   cuda_result result = standin_enter("cuEventRecord", true);
+  if (!result && event->context != standin_stream_context(stream))
+    return CUDA_INVALID_HANDLE;
   if (!result)
     result = standin_capture_check(stream, true);
   event->is_captured = standin_is_capturing(stream); /* and marks a place in the graph, which nothing outside has */
@@ -417,7 +455,7 @@ cuda_result cuEventElapsedTime(float *ret_ms, cuda_event start, cuda_event end)
   if (result)
     return result;
   pthread_mutex_lock(&standin.lock);
-  if (start->is_captured || end->is_captured)
+  if (start->is_captured || end->is_captured || start->context != end->context)
     result = CUDA_INVALID_HANDLE;
   else if (!start->n_recorded || !end->n_recorded)
     result = CUDA_INVALID_HANDLE;

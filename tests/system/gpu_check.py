@@ -6,6 +6,7 @@ end, and when a part meets what it did not expect. Where the fastest kernels bre
 
 Usage: gpu_check.py SCRIPT
 """
+import argparse
 import importlib.machinery
 import importlib.util
 import os
@@ -15,7 +16,8 @@ import sys
 import tempfile
 import time
 
-loader = importlib.machinery.SourceFileLoader("gpu_check_script", os.path.abspath(sys.argv[1]))
+sys.argv[1] = os.path.abspath(sys.argv[1])
+loader = importlib.machinery.SourceFileLoader("gpu_check_script", sys.argv[1])
 sys.dont_write_bytecode = True
 script = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
 loader.exec_module(script)
@@ -36,7 +38,7 @@ def bare_check():
     with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as modules:
         with open(os.path.join(modules, "mesonbuild.py"), "w", encoding="utf-8") as module:
             module.write("raise ImportError\n")
-        done = subprocess.run([sys.executable, os.path.abspath(sys.argv[1]), "--deps", "missing", "--build", "no-such-build"],
+        done = subprocess.run([sys.executable, sys.argv[1], "--deps", "missing", "--build", "no-such-build"],
                               env={"PATH": "/nowhere", "PYTHONPATH": modules}, stdout=subprocess.PIPE, text=True,
                               check=False)
     lines = done.stdout.splitlines()
@@ -51,7 +53,7 @@ def signal_check():
         with open(program, "w", encoding="utf-8") as file:
             file.write(f"#!/bin/sh\n: >{started}\nexec sleep 600\n")
         os.chmod(program, 0o755)
-        job = subprocess.Popen([sys.executable, os.path.abspath(sys.argv[1]), "--build", "no-such-build"], text=True,
+        job = subprocess.Popen([sys.executable, sys.argv[1], "--build", "no-such-build"], text=True,
                                env=dict(os.environ, PATH=folder + ":" + os.environ["PATH"]), stdout=subprocess.PIPE)
         deadline = time.monotonic() + 60
         while not os.path.exists(started):
@@ -119,6 +121,66 @@ def pack_check():
         assert sorted(os.listdir(deps)) == ["lib", "usr"], os.listdir(deps)
 
 
+def results_text(folder):
+    with open(os.path.join(folder, "bench", "results", "some-gpu.md"), encoding="utf-8") as file:
+        return file.read()
+
+
+SUITE = """project('suite')
+foreach seconds : ['600', '0']
+  test('sleeps-' + seconds, find_program('sleep'), args: seconds, suite: 'gpu', is_parallel: false, timeout: 300)
+endforeach
+"""
+
+
+def suite_check(folder):
+    """Of tests on the GPU one that hangs fails, and leaves time for the others."""
+    with open(os.path.join(folder, "meson.build"), "w", encoding="utf-8") as file:
+        file.write(SUITE)
+    script.SUITES = {"gpu": ("on the GPU", 60, 0.01)}
+    check = script.Check()
+    meson = script.meson_find()
+    if not meson:
+        print("SKIP: meson is not on PATH: a suite is left out")
+        return
+    assert check.run(*meson, "setup", "of-tests")[0] == 0
+    script.suite_run(check, "of-tests", "gpu")
+    assert check.counts == {"passed": 1, "failed": 1, "skipped": 0}, check.counts
+
+
+def parts_check(folder):
+    """A part that is ended leaves what those before it measured; what no time is left for names itself; parts that run by
+    their names later keep the others' figures, and have none of their own earlier ones."""
+    def ended(_):
+        raise script.Ended(signal.SIGTERM)
+    bodies = {"tests": lambda check: check.figure("0. tests", "all"), "kernels": ended}
+    script.parts_list = lambda options, *_: [(name, f"the {name}", body) for name, body in bodies.items()
+                                             if not options.only or name in options.only]
+    options = argparse.Namespace(build="kept", only=[], turns=0, largest=False)
+    check = script.Check()
+    try:
+        script.measure(check, options, ["Some GPU, 1"])
+        assert False, "an end is not passed on"
+    except script.Ended:
+        pass
+    assert "| 0. tests | all |" in results_text(folder), results_text(folder)
+    check.end = time.monotonic()
+    script.measure(check, options, ["Some GPU, 1"])
+    assert check.counts["skipped"] == 2, check.counts
+    bodies["kernels"] = lambda check: check.figure("1. copy", "fast")
+    options.only = ["kernels"]
+    script.measure(script.Check(), options, ["Some GPU, 1"])
+    assert "| 0. tests | all |" in results_text(folder) and "| 1. copy | fast |" in results_text(folder)
+    bodies["tests"] = lambda check: check.figure("0. others", "none")
+    options.only = ["tests"]
+    script.measure(script.Check(), options, ["Some GPU, 1"])
+    text = results_text(folder)
+    assert "0. tests" not in text and text.index("| 0. others |") < text.index("| 1. copy | fast |"), text
+    done = subprocess.run([sys.executable, sys.argv[1], "--only", "tests,no-such"], text=True,
+                          stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 2 and "'no-such' is no part; parts are build, tests, " in done.stderr, done
+
+
 bare_check()
 pack_check()
 signal_check()
@@ -145,4 +207,6 @@ with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as scratch:
             assert time.monotonic() < deadline, rest
             time.sleep(0.01)
         os.remove("pid")
+    suite_check(scratch)
+    parts_check(scratch)
     os.chdir("/")
