@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "run/checkpoint.h"
 
 #define BOARD_VARIABLE "LADE_LAUNCH_BOARD"
 #define MEET_PAUSE_NS 5000000
@@ -72,6 +73,41 @@ void board_clear(struct board *board, int n_ranks)
   atomic_store(&board->first_step, -1);
 }
 
+static int newest_find(const struct board *board, struct board_checkpoint *ret_newest, struct lade_error *error)
+{
+  char path[PATH_MAX];
+  struct stat at;
+  if (!*board->places[BOARD_SAVE])
+    return -ENOENT;
+  int status = lade_checkpoint_find(board->places[BOARD_SAVE], path, sizeof(path), error);
+  if (!status && stat(path, &at))
+    status = lade_error_set(error, -errno, "%.400s: %s", path, strerror(errno));
+  if (!status)
+    *ret_newest = (struct board_checkpoint){at.st_dev, at.st_ino,
+                                            at.st_mtim.tv_sec * INT64_C(1000000000) + at.st_mtim.tv_nsec};
+  return status;
+}
+
+void board_look(struct board *board)
+{
+  if (board->has_looked)
+    return;
+  newest_find(board, &board->newest_before, NULL); /* one that cannot be read is told when it would be taken */
+  board->has_looked = true;
+}
+
+int board_find_save(const struct board *board, struct lade_error *error)
+{
+  const struct board_checkpoint *before = &board->newest_before;
+  struct board_checkpoint newest;
+  int status = board->has_looked ? newest_find(board, &newest, error) : -ENOENT;
+  if (status)
+    return status;
+  const bool is_of_before = newest.device == before->device && newest.node == before->node &&
+                            newest.changed_ns == before->changed_ns;
+  return is_of_before ? -ENOENT : 0;
+}
+
 struct board *board_find(int rank, int n_ranks)
 {
   const char *place = getenv(BOARD_VARIABLE);
@@ -115,6 +151,13 @@ int board_meet(const struct board *board, double timeout_s, struct lade_error *e
   return 0;
 }
 
+void board_await_first(const struct board *board, int64_t most_ns)
+{
+  const int64_t end_ns = lade_now_ns() + most_ns;
+  while (!atomic_load(&board->ranks[0].has_left) && lade_now_ns() < end_ns)
+    nanosleep(&(struct timespec){.tv_nsec = MEET_PAUSE_NS}, NULL);
+}
+
 void board_leave(struct board *board, int rank, int code, const char *text)
 {
   struct board_rank *own = &board->ranks[rank];
@@ -135,11 +178,9 @@ int board_signal(const struct board *board, int signal_number)
   return n;
 }
 
-/* How little a rank's words say about what happened: least where it has said them itself, since once is enough. */
+/* How little a rank's words say about what happened. */
 static int hearsay(const struct lade_error *words)
 {
-  if (!*words->text)
-    return -1;
   return words->code == -ECANCELED ? 2 : words->code == -EPIPE || words->code == -ETIMEDOUT ? 1 : 0;
 }
 
@@ -164,7 +205,7 @@ void board_judge(const struct board *board, struct board_verdict *ret_verdict)
   }
   if (best) {
     verdict.error = best->error;
-    verdict.is_own = hearsay(&best->error) <= 0;
+    verdict.is_own = hearsay(&best->error) == 0;
   }
   *ret_verdict = verdict;
 }

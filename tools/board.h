@@ -22,6 +22,12 @@
 /* Where a job's checkpoints are: of --save, of --resume. */
 enum { BOARD_SAVE, BOARD_RESUME, BOARD_N_PLACES };
 
+/* One checkpoint, to tell it from later ones; zeros: none. */
+struct board_checkpoint {
+  uint64_t device, node;
+  int64_t changed_ns;
+};
+
 struct board_rank {
   _Atomic pid_t pid;                   /* 0: it has not begun */
   volatile sig_atomic_t signal_number; /* that it was sent, SIGINT or SIGTERM; set by its handler */
@@ -40,6 +46,8 @@ struct board {
   /* Of the first rank. */
   int64_t n_rows, micro_rows; /* of a step's batch, and as --micro-batch has it */
   char places[BOARD_N_PLACES][PATH_MAX]; /* absolute; "": not given */
+  bool has_looked;                       /* what follows is known */
+  struct board_checkpoint newest_before; /* in --save, before this job's first step: of another run */
   char words[BOARD_WORDS_BYTES];         /* behind "train", of the line that goes on (go_on.h); "": not known */
   _Atomic int64_t first_step; /* at which this start began; -1: no step has begun */
   _Atomic int64_t begun_ns;   /* when it did */
@@ -64,15 +72,27 @@ struct board *board_find(int rank, int n_ranks);
  */
 int board_meet(const struct board *board, double timeout_s, struct lade_error *error);
 
-/* Rank @rank leaves by itself with @code, and words unless it has said them. */
+/* Wait until the first rank has left, at most @most_ns. */
+void board_await_first(const struct board *board, int64_t most_ns);
+
+/* Rank @rank leaves by itself with @code, and words if that is an error. */
 void board_leave(struct board *board, int rank, int code, const char *text);
 
 /* Send a signal to the ranks that have begun and not left; how many those are. May be called by a handler. */
 int board_signal(const struct board *board, int signal_number);
 
+/* The first rank's, before ranks meet and once for all starts: what --save holds that is not of this job. */
+void board_look(struct board *board);
+
 /*
- * How a start ended. Of several words those count that were said already, then the first of somebody who failed by
- * himself, then of somebody who saw another one go, then of somebody who was told.
+ * Is the newest checkpoint in --save of this job, so that it may go on from there? 0; -ENOENT: there is none, or it is
+ * of a run before; else what lade_checkpoint_find answers of one that cannot be read.
+ */
+int board_find_save(const struct board *board, struct lade_error *error);
+
+/*
+ * How a start ended. Of several words the first of somebody who failed by himself count, then of somebody who saw
+ * another one go, then of somebody who was told.
  */
 struct board_verdict {
   struct lade_error error; /* code 0: nobody said anything */

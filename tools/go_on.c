@@ -29,10 +29,10 @@ const char *go_on_newest(const char *const *places, size_t n, struct lade_error 
   bool is_any = false;
   for (size_t i = 0; i < n; i++) {
     struct lade_error found = {0};
-    if (!places[i] || !*places[i])
+    if (!places[i])
       continue;
     is_any = true;
-    int status = lade_checkpoint_find(places[i], path, sizeof(path), &found);
+    int status = !*places[i] ? -ENOENT : lade_checkpoint_find(places[i], path, sizeof(path), &found);
     if (status == -ENOENT)
       continue;
     if (status)

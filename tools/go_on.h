@@ -12,9 +12,9 @@
 void go_on_words_print(const struct options *options, FILE *file);
 
 /*
- * Append to @error, which a run has ended with, the newest complete checkpoint in the first of the @n @places (NULL or
- * empty: not given) that has one, or that there is none, or why it cannot be taken. The place; NULL: nothing to go on
- * from.
+ * Append to @error, which a run has ended with, the newest complete checkpoint in the first of the @n @places (NULL:
+ * not given; empty: it has none of this run) that has one, or that there is none, or why it cannot be taken. The place;
+ * NULL: nothing to go on from.
  */
 const char *go_on_newest(const char *const *places, size_t n, struct lade_error *error);
 

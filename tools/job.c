@@ -40,28 +40,23 @@ int job_read(struct job *job, struct lade_error *error)
   return status;
 }
 
-/* Keep what is written to @stream to ourselves; where it went before, for stream_restore. -1: it stays. */
-static int stream_catch(FILE *stream)
+/* Let what is written to stdout go nowhere, until stdout_restore gets what this returns. -1: it still goes. */
+static int stdout_drop(void)
 {
-  const int fd = fileno(stream), before = dup(fd), kept = memfd_create("lade-said", MFD_CLOEXEC);
-  if (before >= 0 && kept >= 0)
-    dup2(kept, fd);
-  if (kept >= 0)
-    close(kept);
+  const int before = dup(STDOUT_FILENO), nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+  if (before >= 0 && nowhere >= 0)
+    dup2(nowhere, STDOUT_FILENO);
+  if (nowhere >= 0)
+    close(nowhere);
   return before;
 }
 
-/* The first line of what was caught goes to @line. */
-static void stream_restore(FILE *stream, int before, char *line, size_t line_bytes)
+static void stdout_restore(int before)
 {
-  *line = 0;
   if (before < 0)
     return;
-  fflush(stream);
-  const ssize_t n = pread(fileno(stream), line, line_bytes - 1, 0);
-  line[LADE_MAX(n, 0)] = 0;
-  line[strcspn(line, "\n")] = 0;
-  dup2(before, fileno(stream));
+  fflush(stdout);
+  dup2(before, STDOUT_FILENO);
   close(before);
 }
 
@@ -78,37 +73,34 @@ static int failure_say(const struct job *job, const char *verb, int status, cons
   return exit_code(status);
 }
 
-/* Options fail, as @line says, at a rank that is not the first: where the first has not said the same it is told. */
-static void options_fail(const struct job *job, const char *line)
+/*
+ * Options are wrong, mostly at all ranks alike: then the first one's words count, for which the others wait. They are
+ * for the launcher to say, since mpirun may lose what a rank has written right before it ended. Returns the exit code.
+ */
+static int options_fail(const struct job *job, enum verb_id verb, int status, const struct lade_error *error)
 {
-  struct lade_error error = {0};
-  const char *words = strstr(line, ": "); /* behind "lade train" */
-  lade_error_set(&error, -EINVAL, "rank %d has options that cannot be: %s", job->launch.rank,
-                 words ? words + 2 : line);
-  if (job->board)
-    board_leave(job->board, job->launch.rank, -EINVAL, error.text);
-  else
-    failure_say(job, "train", -EINVAL, &error);
+  struct lade_error own = *error;
+  if (!job_is_first(job))
+    lade_error_set(&own, status, "rank %d has options that cannot be: %s", job->launch.rank, error->text);
+  if (!job->board)
+    return failure_say(job, verb_name(verb), status, &own);
+  if (!job_is_first(job))
+    board_await_first(job->board, HEARSAY_US * INT64_C(1000));
+  board_leave(job->board, job->launch.rank, status, own.text);
+  return exit_code(status);
 }
 
 int job_options_read(const struct job *job, enum verb_id verb, int argc, char **argv, struct options *options)
 {
-  if (job_is_first(job)) {
-    const int code = options_read(verb, argc, argv, options);
-    if (code != OPTIONS_GO && job->board)
-      board_leave(job->board, job->launch.rank, code == LADE_EXIT_DONE ? 0 : -EINVAL, NULL);
-    return code;
-  }
-  char out_line[8], line[400];
-  const int out = stream_catch(stdout), err = stream_catch(stderr);
-  const int code = options_read(verb, argc, argv, options);
-  stream_restore(stdout, out, out_line, sizeof(out_line));
-  stream_restore(stderr, err, line, sizeof(line));
-  if (code == LADE_EXIT_DONE && job->board)
+  struct lade_error error = {0};
+  const int out = job_is_first(job) ? -1 : stdout_drop(); /* help is said once */
+  const int status = options_parse(verb, argc, argv, options, &error);
+  stdout_restore(out);
+  if (status < 0)
+    return options_fail(job, verb, status, &error);
+  if (status == OPTIONS_ANSWERED && job->board)
     board_leave(job->board, job->launch.rank, 0, NULL);
-  else if (code != OPTIONS_GO && code != LADE_EXIT_DONE)
-    options_fail(job, line);
-  return code;
+  return status == OPTIONS_ANSWERED ? LADE_EXIT_DONE : OPTIONS_GO;
 }
 
 static void note_print(void *user, const char *line)

@@ -120,7 +120,8 @@ static bool verb_find(const char *name, char *path, size_t path_bytes)
 /* mpirun's command line into @arguments, with room for ARGUMENTS_MOST beside the command. */
 static void arguments_fill(const struct launch *launch, bool is_crowded, const char *n_text, const char **arguments)
 {
-  static const char *const always[] = {"mpirun", "-q", "--oversubscribe", /* slots are cores; we count threads */
+  static const char *const always[] = {"mpirun", "--oversubscribe", /* slots are cores; we count threads */
+                                       "--mca", "orte_execute_quiet", "1", /* as -q, which Open MPI 5 refuses */
                                        "--bind-to", "none", "--mca", "btl_vader_single_copy_mechanism", "none",
                                        "--mca", "odls_base_sigkill_timeout", "1"};
   static const char *const crowded[] = {"--mca", "mpi_yield_when_idle", "1"};
@@ -328,7 +329,9 @@ static void command_print(const struct launch *launch, const char *place)
 static int lost_tell(const struct launch *launch, const char *verb, bool is_again, struct lade_error *error)
 {
   const struct board *board = launch->board;
-  const char *const places[] = {board->places[BOARD_SAVE], board->places[BOARD_RESUME]};
+  const char *save = board->places[BOARD_SAVE], *resume = board->places[BOARD_RESUME];
+  const bool is_own = board_find_save(board, NULL) != -ENOENT; /* else it is of a run before this job */
+  const char *const places[] = {!*save ? NULL : is_own ? save : "", *resume ? resume : NULL};
   const char *place = go_on_newest(places, LADE_COUNT(places), error);
   const struct lade_error why = *error;
   const bool is_shown = place && !is_again && *board->words;
@@ -375,7 +378,7 @@ static int end_tell(struct launch *launch, const struct end *end, bool is_again)
   if (end->code && signals_get() && !verdict->is_own)
     return signal_tell(launch, verdict);
   if (verdict->is_own)
-    return *verdict->error.text ? exit_fail("train", verdict->error.code, &verdict->error) : end->code;
+    return exit_fail("train", verdict->error.code, &verdict->error);
   if (end->signal_number) {
     lade_error_set(&launch->error, -EPIPE, "mpirun was ended by signal %d (%s), and its ranks with it",
                    end->signal_number, strsignal(end->signal_number));

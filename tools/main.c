@@ -77,6 +77,8 @@ static void help_print(FILE *file)
 /* What stdout still holds must arrive; an earlier failure outranks this one. */
 static int output_finish(int status)
 {
+  if (ferror(stdout))
+    fputc('\n', stdout); /* the cause is forgotten by now: the next write has it */
   errno = 0;
   if (fflush(stdout) == 0 && !ferror(stdout))
     return status;

@@ -452,33 +452,40 @@ static void lists_reset(struct options *options)
   }
 }
 
-int options_read(enum verb_id verb, int argc, char **argv, struct options *options)
+int options_parse(enum verb_id verb, int argc, char **argv, struct options *options, struct lade_error *error)
 {
-  struct lade_error error = {0};
   memset(options, 0, sizeof(*options));
   options->verb = verb;
   lists_reset(options);
-  int status = defaults_set(options, &error);
+  int status = defaults_set(options, error);
   if (!status)
-    status = line_read(options, argc, argv, &error);
+    status = line_read(options, argc, argv, error);
   if (!status && options->has_help) {
     options_help(verb, stdout);
-    return LADE_EXIT_DONE;
+    return OPTIONS_ANSWERED;
   }
   if (!status && options->config)
-    status = config_load(options, options->config, &error);
+    status = config_load(options, options->config, error);
   if (!status && options->has_print_config) {
     char *text = config_write(options, verb);
     fputs(text ? text : "", stdout);
     free(text);
-    return text ? LADE_EXIT_DONE : LADE_EXIT_OUT_OF_MEMORY;
+    return text ? OPTIONS_ANSWERED : lade_error_set(error, -ENOMEM, "--print-config: out of memory");
   }
   if (!status)
-    status = together_check(options, &error);
-  if (status)
+    status = together_check(options, error);
+  if (!status)
+    session_fill(options);
+  return status;
+}
+
+int options_read(enum verb_id verb, int argc, char **argv, struct options *options)
+{
+  struct lade_error error = {0};
+  const int status = options_parse(verb, argc, argv, options, &error);
+  if (status < 0)
     return exit_fail(verb_name(verb), status, &error);
-  session_fill(options);
-  return OPTIONS_GO;
+  return status == OPTIONS_ANSWERED ? LADE_EXIT_DONE : OPTIONS_GO;
 }
 
 void options_finish(struct options *options)

@@ -129,11 +129,15 @@ void options_help(enum verb_id verb, FILE *file);
 /* ---- reading ---- */
 
 #define OPTIONS_GO (-1)
+#define OPTIONS_ANSWERED 1
 
 /*
- * Read the command line of @verb and the file that its --config names, check everything, and answer --help,
- * --print-config and mistakes: then the exit code is returned, else OPTIONS_GO. Finish @options either way.
+ * Read the command line of @verb and the file that its --config names, check everything, and answer --help and
+ * --print-config: then OPTIONS_ANSWERED is returned, else 0, or what is wrong. Finish @options either way.
  */
+int options_parse(enum verb_id verb, int argc, char **argv, struct options *options, struct lade_error *error);
+
+/* options_parse, which says what is wrong: the exit code where there is nothing to go on with, else OPTIONS_GO. */
 int options_read(enum verb_id verb, int argc, char **argv, struct options *options);
 void options_finish(struct options *options);
 

@@ -162,8 +162,10 @@ static json_t *device_json(const struct lade_ledger_account *account, int device
   char name[16];
   snprintf(name, sizeof(name), "cuda:%d", device);
   json_t *budget = account->budget_bytes == UINT64_MAX ? json_null() : json_integer((json_int_t)account->budget_bytes);
+  /* A program may ask for more than JSON has here. */
+  uint64_t largest = LADE_MIN(account->refused_bytes, (uint64_t)INT64_MAX);
   json_t *refused = json_pack("{s:I, s:I}", "count", (json_int_t)account->n_refused, "largest_bytes",
-                              (json_int_t)account->refused_bytes);
+                              (json_int_t)largest);
   return json_pack("{s:s, s:I, s:o, s:I, s:I, s:o, s:o}", "device", name, "total_bytes",
                    (json_int_t)account->total_bytes, "budget_bytes", budget, "peak_bytes",
                    (json_int_t)account->bounded.peak_bytes, "bytes", (json_int_t)account->bounded.bytes, "refused",

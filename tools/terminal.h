@@ -26,7 +26,6 @@ static inline bool terminal_has_color(FILE *file)
 #define COLOR_GOOD "\033[32m"
 #define COLOR_WARN "\033[33m"
 #define COLOR_BAD "\033[31m"
-#define COLOR_DIM "\033[2m"
 #define COLOR_END "\033[0m"
 
 /* @color if @file shows colours, else "". */

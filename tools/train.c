@@ -505,20 +505,20 @@ static void ranks_apply(struct run *run)
 }
 
 /*
- * A start after a failure goes on from the newest checkpoint, or begins as the first did where there is none; perhaps
- * on fewer ranks. One that cannot be read ends the start: to begin anew would in the end remove those that can.
+ * A start after a failure goes on from the newest checkpoint of the job, or begins as the first did where there is none
+ * (one of another run may be there); perhaps on fewer ranks. One that cannot be read ends the start: to begin anew
+ * would in the end remove those that can.
  */
 static int restart_apply(struct run *run)
 {
   struct lade_session_params *session = &run->options.session;
   const struct board *board = run->job.board;
-  char path[PATH_MAX];
   if (!board || !board->n_restarts)
     return 0;
   if (board->is_layout_given)
     session->layout = board->layout;
   struct lade_error why = {0};
-  int status = run->options.save ? lade_checkpoint_find(run->options.save, path, sizeof(path), &why) : -ENOENT;
+  int status = board_find_save(board, &why);
   if (!status) {
     session->resume = run->options.save;
     session->init = NULL;
@@ -564,6 +564,7 @@ static void board_fill(struct run *run)
   board->micro_rows = session->micro_batch;
   place_fill(board->places[BOARD_SAVE], run->options.save);
   place_fill(board->places[BOARD_RESUME], session->resume);
+  board_look(board);
   words_fill(board->words, &run->options);
 }
 

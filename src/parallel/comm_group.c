@@ -135,7 +135,7 @@ int comm_member_tell_late(const struct comm_group *group, int member, struct lad
 {
   int rank = group->members[member];
   return lade_error_set(error, -ETIMEDOUT, "rank %d (process %d) did not come within %g s; it is stuck or elsewhere",
-                        rank, (int)group->job->processes[rank].pid, group->timeout_ms / 1e3);
+                        rank, (int)group->job->processes[rank].pid, group->params->timeout_ms / 1e3);
 }
 
 /* ---- waiting ---- */
@@ -203,12 +203,12 @@ static int pause_look(struct pause *pause, const struct comm_group *group, const
   if (status)
     return status;
   comm_patience_count(&pause->patience, is_busy);
-  if (pause->patience.waited_ns <= group->timeout_ms * INT64_C(1000000))
+  if (pause->patience.waited_ns <= group->params->timeout_ms * INT64_C(1000000))
     return 0;
   if (transfer->kind == LADE_MPI_SEND || transfer->kind == LADE_MPI_RECV)
     return comm_member_tell_late(group, transfer->peer, error);
   return lade_error_set(error, -ETIMEDOUT, "the other ranks of a transfer did not come within %g s",
-                        group->timeout_ms / 1e3);
+                        group->params->timeout_ms / 1e3);
 }
 
 static int transfer_wait(struct comm_group *group, struct lade_mpi_transfer *transfer, struct lade_error *error)
@@ -352,7 +352,7 @@ int comm_job_open(const struct lade_comm_params *params, struct lade_error *erro
   struct comm_job *job = lade_fault_calloc(params->faults, 1, sizeof(*job));
   if (!job)
     return lade_error_set(error, -ENOMEM, "no memory for a communicator");
-  struct comm_group world = {.job = job, .timeout_ms = params->timeout_ms};
+  struct comm_group world = {.job = job, .params = params};
   pthread_mutex_init(&job->mpi_mutex, NULL);
   pthread_mutex_init(&job->windows_mutex, NULL);
   atomic_store(&job->n_refs, 1);
@@ -386,7 +386,7 @@ static int members_gather(struct comm_group *part, int rank_in_world, struct lad
 int comm_group_split(struct comm_group *group, int colour, int key, struct lade_error *error,
                      struct comm_group *ret_part)
 {
-  struct comm_group part = {.job = group->job, .timeout_ms = group->timeout_ms};
+  struct comm_group part = {.job = group->job, .params = group->params};
   int here = 0, status = comm_group_gather(group, &here, group->outcomes, sizeof(here), error);
   if (status) /* who has not come is known now: MPI's split could not be given up */
     return status;

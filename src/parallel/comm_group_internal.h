@@ -49,7 +49,7 @@ struct comm_group {
   int *outcomes; /* scratch, one per member; the same block of memory */
   bool is_one_node;
   atomic_bool is_aborted; /* by this rank, whose waits end; where members share memory it is told there */
-  int timeout_ms;
+  const struct lade_comm_params *params; /* the communicator's, which has our patience */
   struct comm_node *node; /* once its members share memory, where failures are told; else NULL */
 };
 

@@ -423,6 +423,7 @@ static int comm_create(const struct lade_comm_params *params, struct comm_group 
   }
   comm->group = *group;
   lade_comm_init(&comm->base, &mpi_ops, params, group->rank, group->size);
+  comm->group.params = &comm->base.params;
   int failed = 0;
   if (group->is_one_node && params->backing != LADE_COMM_BACKING_NONE)
     failed = comm_node_init(&comm->node, &comm->group, &comm->base.params, &why, error, &comm->is_shared);

@@ -106,7 +106,7 @@ static void missing_check(struct comm_node *node, uint32_t meeting, struct comm_
     late = late < 0 && !comm_member_is_busy(node->group, member) ? member : late;
   }
   comm_patience_count(patience, late < 0);
-  if (late >= 0 && patience->waited_ns > node->group->timeout_ms * INT64_C(1000000))
+  if (late >= 0 && patience->waited_ns > node->params->timeout_ms * INT64_C(1000000))
     failure_set(node, FAILED_LATE, late);
 }
 

@@ -100,10 +100,11 @@ int lade_peers_work(struct lade_peers *peers, lade_peers_work_fn *fn, void *user
 /*
  * Do this rank's programs (@eval may be NULL) ask of every axis what its other members' programs ask: the same
  * collectives in the same order, and to each send the recv that meets it? Collective (peers_calls.c). -EINVAL, at all
- * members of the axis, with the first instruction that differs at two of them; -ENOMEM; as lade_comm_run.
+ * members of the axis, with the first instruction that differs at two of them; -ENOMEM at all ranks where one lacks
+ * memory, or, once something differs, at all members of that axis; as lade_comm_run. @faults may be NULL.
  */
-int lade_peers_prove(const struct lade_peers *peers, const struct lade_program *train, const struct lade_program *eval,
-                     struct lade_error *error);
+int lade_peers_prove(struct lade_peers *peers, const struct lade_program *train, const struct lade_program *eval,
+                     struct lade_faults *faults, struct lade_error *error);
 
 /*
  * The layout that a plan is made for: NULL where a rank is alone in it, so that its programs are those of

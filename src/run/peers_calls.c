@@ -7,6 +7,9 @@
  * and on the pipeline's axis one of the sends to and of the recvs from each peer. Every member sees all digests
  * and so finds the same first pair that disagrees; then the two lists go round, and all members name the same two
  * instructions. Equal programs cost one small gather per axis.
+ *
+ * A rank that lacked memory in the midst of this would leave the others waiting on that axis. So what all need is there
+ * before anybody meets, which the world votes on; what naming a mismatch needs beside, its members vote on.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -23,8 +26,10 @@ struct group {
   enum lade_axis axis;
   lade_comm *comm;
   int size, position, n_lanes;
+  struct lade_faults *faults;
   struct lade_calls calls; /* our own */
-  uint64_t *digests;       /* by member and lane */
+  uint64_t *digests;       /* by member and lane, then our own; the same block of memory: */
+  int64_t *words;          /* of each member, how it fared */
 };
 
 /* Members @a and @b have to agree, and do not: their collectives, or what @a sends to @b. */
@@ -42,18 +47,48 @@ static struct lade_call_lane lane_at(const struct group *group, int lane)
   return (struct lade_call_lane){lane <= group->size ? LADE_SEND : LADE_RECV, peer};
 }
 
-static int digests_gather(struct group *group, struct lade_error *error)
+/* The memory that a meeting takes, and what we say there. */
+static int group_init(struct group *group, struct lade_error *error)
 {
-  const size_t n = (size_t)group->n_lanes;
-  group->digests = calloc(((size_t)group->size + 1) * n, sizeof(*group->digests));
+  const size_t n = (size_t)group->n_lanes, size = (size_t)group->size;
+  int status = lade_fault(group->faults, LADE_FAULT_HEAP);
+  if (!status)
+    status = lade_calls_list(group->train, group->eval, group->axis, &group->calls);
+  if (status)
+    return lade_error_set(error, status, "no memory for the calls of a program");
+  group->digests = lade_fault_calloc(group->faults, (size + 1) * n + size, sizeof(*group->digests));
   if (!group->digests)
     return lade_error_set(error, -ENOMEM, "no memory for digests of %d ranks", group->size);
-  uint64_t *own = group->digests + (size_t)group->size * n;
+  group->words = (int64_t *)(group->digests + (size + 1) * n);
   for (int lane = 0; lane < group->n_lanes; lane++)
-    own[lane] = lade_calls_digest(&group->calls, lane_at(group, lane));
-  const struct lade_collective gather = {.kind = LADE_ALL_GATHER, .dtype = LADE_U8, .n = n * sizeof(*own), .src = own,
-                                         .dst = group->digests};
+    group->digests[size * n + (size_t)lane] = lade_calls_digest(&group->calls, lane_at(group, lane));
+  return 0;
+}
+
+static void group_finish(struct group *group)
+{
+  free(group->calls.items);
+  free(group->digests);
+}
+
+/* Every member's @bytes at @own into @all. */
+static int bytes_gather(const struct group *group, const void *own, uint64_t bytes, void *all, struct lade_error *error)
+{
+  const struct lade_collective gather = {.kind = LADE_ALL_GATHER, .dtype = LADE_U8, .n = bytes, .src = own, .dst = all};
   return lade_comm_run(group->comm, &gather, error);
+}
+
+/* Has every member the memory that it needs, as @has_memory says of this one? */
+static int memory_vote(const struct group *group, bool has_memory, struct lade_error *error)
+{
+  const int64_t own = !has_memory;
+  int member = 0, status = bytes_gather(group, &own, sizeof(own), group->words, error);
+  while (!status && member < group->size && !group->words[member])
+    member++;
+  if (status || member == group->size)
+    return status;
+  return lade_error_set(error, -ENOMEM, "no memory at rank %d for the calls of another rank",
+                        lade_mesh_member(&group->peers->layout.mesh, group->axis, group->peers->layout.rank, member));
 }
 
 static uint64_t digest_of(const struct group *group, int member, int lane)
@@ -96,12 +131,12 @@ static int calls_fetch(const struct group *group, int from, struct lade_calls *r
   int status = bytes_broadcast(group, from, &n, sizeof(n), error);
   if (status)
     return status;
-  struct lade_calls calls = {.items = calloc((size_t)n + 1, sizeof(*calls.items)), .n = n};
-  if (!calls.items)
-    return lade_error_set(error, -ENOMEM, "no memory for %d calls of another rank", n);
-  if (from == group->position)
+  struct lade_calls calls = {.items = lade_fault_calloc(group->faults, (size_t)n + 1, sizeof(*calls.items)), .n = n};
+  status = memory_vote(group, calls.items, error);
+  if (!status && from == group->position)
     memcpy(calls.items, group->calls.items, (size_t)n * sizeof(*calls.items));
-  status = bytes_broadcast(group, from, calls.items, (uint64_t)n * sizeof(*calls.items), error);
+  if (!status)
+    status = bytes_broadcast(group, from, calls.items, (uint64_t)n * sizeof(*calls.items), error);
   if (status)
     free(calls.items);
   else
@@ -146,33 +181,55 @@ static int mismatch_tell(const struct group *group, const struct mismatch *misma
                         text_b);
 }
 
-static int group_prove(struct group *group, struct lade_error *error)
+static int group_prove(const struct group *group, struct lade_error *error)
 {
   struct mismatch mismatch;
-  int status = lade_calls_list(group->train, group->eval, group->axis, &group->calls);
-  status = status ? lade_error_set(error, status, "no memory for the calls of a program")
-                  : digests_gather(group, error);
-  if (!status && mismatch_find(group, &mismatch))
-    status = mismatch_tell(group, &mismatch, error);
-  free(group->calls.items);
-  free(group->digests);
-  return status;
+  const size_t n = (size_t)group->n_lanes;
+  int status = bytes_gather(group, group->digests + (size_t)group->size * n, n * sizeof(*group->digests),
+                            group->digests, error);
+  return !status && mismatch_find(group, &mismatch) ? mismatch_tell(group, &mismatch, error) : status;
 }
 
-int lade_peers_prove(const struct lade_peers *peers, const struct lade_program *train, const struct lade_program *eval,
-                     struct lade_error *error)
+/* Do all members of an axis know of @status? */
+static bool is_shared(int status)
+{
+  return status == -EINVAL || status == -ENOMEM;
+}
+
+static int groups_prove(const struct group *groups, struct lade_error *error)
 {
   struct lade_error later;
   int status = 0;
-  for (int axis = 0; axis < LADE_N_AXES && (!status || status == -EINVAL); axis++) {
+  for (int axis = 0; axis < LADE_N_AXES && (!status || is_shared(status)); axis++) {
+    if (!groups[axis].comm)
+      continue;
+    int found = group_prove(&groups[axis], status ? &later : error); /* the other axes too: somebody waits there */
+    if (status && found && !is_shared(found) && error)
+      *error = later;
+    status = status && (!found || is_shared(found)) ? status : found;
+  }
+  return status;
+}
+
+int lade_peers_prove(struct lade_peers *peers, const struct lade_program *train, const struct lade_program *eval,
+                     struct lade_faults *faults, struct lade_error *error)
+{
+  struct group groups[LADE_N_AXES] = {0};
+  int status = 0;
+  for (int axis = 0; axis < LADE_N_AXES && !status; axis++) {
     lade_comm *comm = peers->axes[axis];
     if (!comm)
       continue;
-    struct group group = {.peers = peers, .train = train, .eval = eval, .axis = (enum lade_axis)axis, .comm = comm,
-                          .size = lade_comm_size(comm), .position = lade_comm_rank(comm)};
-    group.n_lanes = 1 + (axis == LADE_AXIS_PP ? 2 * group.size : 0);
-    int found = group_prove(&group, status ? &later : error); /* the other axes too: somebody is there, and waits */
-    status = status ? status : found;
+    struct group *group = &groups[axis];
+    *group = (struct group){.peers = peers, .train = train, .eval = eval, .axis = (enum lade_axis)axis, .comm = comm,
+                            .size = lade_comm_size(comm), .position = lade_comm_rank(comm), .faults = faults};
+    group->n_lanes = 1 + (axis == LADE_AXIS_PP ? 2 * group->size : 0);
+    status = group_init(group, error);
   }
+  status = lade_peers_vote(peers, status, error);
+  if (!status)
+    status = groups_prove(groups, error);
+  for (int axis = 0; axis < LADE_N_AXES; axis++)
+    group_finish(&groups[axis]);
   return status;
 }

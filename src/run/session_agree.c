@@ -43,6 +43,7 @@ enum choice {
   CHOICE_UPDATE,
   CHOICE_RECIPE,
   CHOICE_PINS,
+  CHOICE_MACHINE,
   CHOICE_BUDGET,
   CHOICE_HOST_BUDGET,
   CHOICE_STORE,
@@ -76,6 +77,7 @@ static const struct choice_line {
     [CHOICE_UPDATE] = {"another --update"},
     [CHOICE_RECIPE] = {"another --residency"},
     [CHOICE_PINS] = {"the file of --residency is another"},
+    [CHOICE_MACHINE] = {"a --machine at one of them only"},
     [CHOICE_BUDGET] = {"another kind of --budget"},
     [CHOICE_HOST_BUDGET] = {"--host-budget at one of them only"},
     [CHOICE_STORE] = {"a --store at one of them only"},
@@ -134,6 +136,7 @@ static struct request request_make(const lade_session *s)
   choices[CHOICE_VALID] = (int64_t)data.valid_key;
   choices[CHOICE_UPDATE] = p->updates_early;
   choices[CHOICE_RECIPE] = p->recipe;
+  choices[CHOICE_MACHINE] = p->machine != NULL;
   choices[CHOICE_BUDGET] = p->budget.kind;
   choices[CHOICE_HOST_BUDGET] = p->has_host_budget;
   choices[CHOICE_STORE] = p->store != NULL;
@@ -452,9 +455,9 @@ int session_agree_programs(lade_session *s, struct lade_error *error)
 {
   if (!s->peers.world)
     return 0;
-  int status = lade_peers_prove(&s->peers, s->plan->train, s->plan->eval, error);
+  int status = lade_peers_prove(&s->peers, s->plan->train, s->plan->eval, s->params.faults, error);
   /* Who does not meet on one axis knows it at all its members, who then come here; the rest is told by an abort. */
-  return !status || status == -EINVAL ? lade_peers_vote(&s->peers, status, error) : status;
+  return !status || status == -EINVAL || status == -ENOMEM ? lade_peers_vote(&s->peers, status, error) : status;
 }
 
 int session_place(const lade_session *s, const char *where, int status, struct lade_error *error)

@@ -221,9 +221,8 @@ int session_durable_begin(lade_session *s, struct lade_error *error)
     status = lade_peers_vote(&s->peers, found_limit(s, least, error), error);
   if (status || !s->is_recovered)
     return status;
-  if (s->params.resume)
-    status = lade_peers_vote(&s->peers, resume_weigh(s, error), error);
-  else
+  status = lade_peers_vote(&s->peers, s->params.resume ? resume_weigh(s, error) : 0, error);
+  if (!status && !s->params.resume)
     session_notice(s, "going on from step %lld in --store %s%s", (long long)s->state.step, s->params.store,
                    s->params.init ? "; --init was for its beginning" : "");
   if (status)

@@ -42,22 +42,12 @@ void session_notice(const lade_session *session, const char *format, ...)
   session->params.notice(session->params.user, line);
 }
 
-static int values_get(void *user, int tensor, uint64_t offset, void *dst, uint64_t bytes, struct lade_error *error)
-{
-  return lade_executor_get(user, tensor, offset, dst, bytes, error);
-}
-
-static int values_set(void *user, int tensor, uint64_t offset, const void *src, uint64_t bytes,
-                      struct lade_error *error)
-{
-  return lade_executor_set(user, tensor, offset, src, bytes, error);
-}
-
 struct lade_values lade_session_values(lade_session *session)
 {
-  return (struct lade_values){.graph = session->graph, .whole = session->whole,
-                              .peers = session->peers.world ? &session->peers : NULL, .get = values_get,
-                              .set = values_set, .user = session->executor};
+  struct lade_values values = lade_executor_values(session->executor, session->graph);
+  values.whole = session->whole;
+  values.peers = session->peers.world ? &session->peers : NULL;
+  return values;
 }
 
 /* ---- words into numbers ---- */
@@ -189,6 +179,20 @@ static int share_graph(const lade_session *s, const struct lade_share *share, st
   return lade_graph_create(&how, error, ret_graph);
 }
 
+/* GPUs speak over communicators of their own: who computes elsewhere than the first rank would be waited for there. */
+static int devices_agree(lade_session *s, struct lade_error *error)
+{
+  const char *const names[] = {"on the host", "on a GPU"};
+  int64_t first = s->params.is_gpu;
+  int status = lade_peers_broadcast(&s->peers, 0, &first, sizeof(first), error);
+  if (status)
+    return status;
+  if (first != s->params.is_gpu)
+    status = lade_error_set(error, -EINVAL, "was told to compute %s, and the first rank %s: all ranks take the same "
+                            "--device", names[s->params.is_gpu], names[first != 0]);
+  return lade_peers_vote(&s->peers, status, error);
+}
+
 /* What computes: the pool, and the kernels of the device that there is. */
 static int kernels_open(lade_session *s, struct lade_error *error)
 {
@@ -196,7 +200,9 @@ static int kernels_open(lade_session *s, struct lade_error *error)
   lade_kernels_init(&s->host_kernels, &cpu);
   s->kernels = s->host_kernels;
   s->chunk_bytes = CHUNK_BYTES;
-  int status = threads_agree(s, error);
+  int status = devices_agree(s, error);
+  if (!status)
+    status = threads_agree(s, error);
   if (status)
     return status;
   status = lade_fault(s->params.faults, LADE_FAULT_THREAD);

@@ -539,8 +539,7 @@ int main(int argc, char **argv)
   bool is_noroom = ending && strcmp(ending, "noroom") == 0;
   if (ending)
     signal(SIGTERM, SIG_IGN); /* the launcher's own way of ending the job; ours is looked at */
-  const int timeout_ms = !ending || is_noroom ? 60000 : strcmp(ending, "leave") == 0 ? 300000 : 800;
-  int status = world_open(path, is_noroom ? 16 << 20 : STAGING_BYTES, timeout_ms, &error);
+  int status = world_open(path, is_noroom ? 16 << 20 : STAGING_BYTES, ending ? ENDING_PATIENCE_MS : 60000, &error);
   if (status) {
     printf("OPEN %d: %s\n", status, error.text);
     return 1;

@@ -73,6 +73,9 @@ void *room_get(lade_comm *comm, bool is_window);
 
 void room_free(lade_comm *comm, void *data, bool is_window);
 
+#define ENDING_PATIENCE_MS 300000 /* of jobs that end badly, but where that is by a rank that does not come: */
+#define ENDING_LATE_MS 2000
+
 /* Run a job that ends as @ending says (comm.c), and print what this rank's call returned. Returns the exit status. */
 int ending_run(const char *ending);
 

@@ -218,19 +218,48 @@ static struct lade_instr *instr_find(const struct lade_program *program, int kin
 }
 
 /*
+ * Whatever call for memory fails at the last rank: nobody is left waiting, and its group hears of it, or all ranks.
+ * Without one this rank's programs meet with @wanted. How many calls there are.
+ */
+static int memory_lacks(struct lade_peers *peers, const struct lade_plan *plan, int wanted)
+{
+  const int last = peers->layout.mesh.world - 1;
+  int64_t n_failed = 1;
+  int nth = 0;
+  while (n_failed) {
+    struct lade_error error = {.text = ""};
+    struct lade_faults faults;
+    lade_faults_init(&faults);
+    if (peers->layout.rank == last)
+      lade_faults_arm(&faults, LADE_FAULT_HEAP, (uint64_t)++nth, false, -ENOMEM);
+    int status = lade_peers_prove(peers, plan->train, plan->eval, &faults, &error);
+    const int64_t n_own = (int64_t)lade_faults_injected(&faults);
+    demand(!lade_peers_max(peers, n_own, &n_failed, &error), "%s", error.text);
+    demand(status == wanted || (n_failed && status == -ENOMEM), "memory lacks: %d: %s", status, error.text);
+    demand(!n_own || (status == -ENOMEM && strstr(error.text, "no memory")), "memory lacks: %d", status);
+  }
+  int64_t n = 0;
+  struct lade_error error;
+  demand(!lade_peers_max(peers, nth - 1, &n, &error), "%s", error.text);
+  return (int)n;
+}
+
+/*
  * Do programs of @plan meet? Where not, everybody on the pipeline of the last rank, which broke its own, is told both
  * instructions, and nobody else is told anything.
  */
-static void broken_is_told(const struct lade_peers *peers, const struct lade_plan *plan, const char *at_one,
+static void broken_is_told(struct lade_peers *peers, const struct lade_plan *plan, const char *at_one,
                            const char *at_other)
 {
   const struct lade_mesh *mesh = &peers->layout.mesh;
   struct lade_error error = {.text = ""};
   const int rank = peers->layout.rank, last = mesh->world - 1;
   const bool is_told = lade_mesh_group(mesh, LADE_AXIS_PP, rank) == lade_mesh_group(mesh, LADE_AXIS_PP, last);
-  int status = lade_peers_prove(peers, plan->train, plan->eval, &error);
+  int status = lade_peers_prove(peers, plan->train, plan->eval, NULL, &error);
   demand(status == (is_told ? -EINVAL : 0), "broken programs: %d: %s", status, error.text);
   demand(!is_told || (strstr(error.text, at_one) && strstr(error.text, at_other)), "broken programs: %s", error.text);
+  const int n_fail = memory_lacks(peers, plan, is_told ? -EINVAL : 0);
+  demand(n_fail >= 4, "two programs are fetched with %d calls for memory", n_fail);
 }
 
 /* A border of another size, a collective of another kind, and one that never comes, all at the last rank. */
@@ -241,7 +270,10 @@ static void programs_meet(struct world *world, const struct lade_layout *layout,
   char place[64];
   const bool is_breaker = world->rank == world->size - 1;
   memcpy(peers.axes, world->axes, sizeof(peers.axes));
-  demand(!lade_peers_prove(&peers, plan->train, plan->eval, &error), "sound programs do not meet: %s", error.text);
+  peers.words = calloc((size_t)world->size, sizeof(*peers.words));
+  demand(peers.words && memory_lacks(&peers, plan, 0) >= 2, "no call for memory fails");
+  demand(!lade_peers_prove(&peers, plan->train, plan->eval, NULL, &error), "sound programs do not meet: %s",
+         error.text);
 
   struct lade_instr *recv = instr_find(plan->eval, LADE_INSTR_RECV, LADE_AXIS_PP);
   struct lade_operand *operand = is_breaker ? &plan->eval->operands[recv->first_operand] : NULL;
@@ -261,6 +293,7 @@ static void programs_meet(struct world *world, const struct lade_layout *layout,
   sum->axis = is_breaker ? LADE_AXIS_CP : axis;
   broken_is_told(&peers, plan, "(all_gather of", "nothing more at the other");
   sum->axis = axis;
+  free(peers.words);
 }
 
 static void case_agrees(struct world *world, size_t i, int dp)

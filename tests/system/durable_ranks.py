@@ -164,6 +164,17 @@ def blocks_of_a_killed_job_are_gone_on_from():
     clear()
     killed_in_steps(ZERO_1)
     goes_on(ZERO_1, WANT, "after a kill of all ranks")
+    a_checkpoint_at_one_rank_holds_nobody(ZERO_1, WANT)
+
+
+def a_checkpoint_at_one_rank_holds_nobody(layout, want):
+    """Of a job that is at its end, and is started again: what only one rank weighs all hear of."""
+    alone = [word for word in TRAIN if word not in ("--store", "state", "--durable", "--allow-tmpfs")]
+    code, _, err = jobs.run(jobs.command(LADE, 0, *alone, "--steps", "1", "--save", "ck"), ENVIRONMENT)
+    require(code == 0, "no checkpoint is made", err)
+    script = 'shift; [ $OMPI_COMM_WORLD_RANK = 1 ] && set -- "$@" --resume ck; exec "$0" "$@"'
+    code, out, lines = begin(layout, launch=["--", "sh", "-c", script, LADE]).end()
+    require(code == 0 and digests(out) == want, "a --resume at one rank is not told to the others", (code, lines))
 
 
 def the_first_step_and_the_first_rank_are_no_others():

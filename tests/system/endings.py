@@ -16,7 +16,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 LADE = os.path.abspath(sys.argv[1])
@@ -144,24 +143,30 @@ code, out, err = run("train", "--model", "huge.json", "--data", "a.txt", "--init
 assert code == 1 and not out and err.count("\n") == 1, (code, out, err)
 assert err.startswith("lade train: step 0: the loss is inf, while all gradients are finite") and "was made" in err, err
 
-# Numbers that differ: the text is changed under a sweep between its runs. Both runs stop at a pipe for their residency
-# file, which they read after they have opened the data and before they train on it.
-os.mkfifo("pins")
+# Numbers that differ: under a sweep the text becomes another one. The run that has it open keeps it, and the next one
+# opens the other.
+def opens(pid, path):
+    try:
+        return any(os.readlink(f"/proc/{pid}/fd/{fd}") == path for fd in os.listdir(f"/proc/{pid}/fd"))
+    except FileNotFoundError:  # it has ended, or closed one
+        return False
 
 
-def pins_feed():
-    for letters in ("abcdefg", "gfedcba"):
-        with open("pins", "w", encoding="utf-8") as pipe:
-            text_write(letters)
-            pipe.write("h.0 keep\n")
-        time.sleep(0.05)
+def wait_for_open(parent, path):
+    for _ in range(30000):
+        with open(f"/proc/{parent}/task/{parent}/children", encoding="ascii") as children:
+            if any(opens(pid, path) for pid in children.read().split()):
+                return
+        time.sleep(0.002)
+    raise AssertionError(f"no run has opened {path}")
 
 
-feeder = threading.Thread(target=pins_feed, daemon=True)
-feeder.start()
-code, out, err = run("sweep", *SHORT, "--steps", "2", "--residency", "pins", "--budgets", "100%,100%")
-assert code == 6 and "differ" in err and "DIFFER" in out, (code, out, err)
-feeder.join()
+with start("sweep", *SHORT, "--steps", "50", "--budgets", "100%,100%") as child:
+    wait_for_open(child.pid, os.path.realpath("text.txt"))
+    os.rename("text.txt", "text-before.txt")
+    text_write("gfedcba")
+    out, err = child.communicate()
+assert child.returncode == 6 and "differ" in err and "DIFFER" in out, (child.returncode, out, err)
 
 # The first signal lets the step finish. It is not saved if nobody asked for that.
 with start("train", *SHORT, "--steps", "100000", "--log", "first.jsonl") as child:

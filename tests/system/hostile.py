@@ -74,6 +74,19 @@ refused(2, "a?b?[31m", "--data", "a\nb\x1b[31m")
 refused(2, "File name too long", "--save", "y/" * 2100)
 refused(2, "LADE_CPU is 'avx9'", env={"LADE_CPU": "avx9"})
 
+# What is named as a file of choices is one: nothing waits for a writer, reads without an end, or is taken for empty. A
+# comment may be as long as it likes; a zero byte hides nothing.
+os.mkfifo("pipe")
+for name in ("pipe", "/dev/zero", "."):
+    refused(2, f"--residency {name}: not a regular file", "--residency", name)
+refused(5, "--residency /proc/self/mem: cannot read", "--residency", "/proc/self/mem")
+for content, words in ((b"h.0 recompute\0junk\n", "line 1: not text"), (b"\n" + b"h" * 600 + b" keep", "line 2: a line has"),
+                       (b"# " + b"x" * 5000 + b"\nh.9 keep\n", "line 2: the pattern matches nothing")):
+    with open("choices", "wb") as file:
+        file.write(content)
+    refused(2, f"--residency choices, {words}", "--residency", "choices")
+os.unlink("choices")
+
 # Names that are not UTF-8 work, and JSON stays JSON.
 os.mkdir(b"\xff")
 os.link("text.txt", b"\xff/t\xe9.txt")
