@@ -60,7 +60,8 @@ int lade_file_load(const char *path, size_t max_bytes, struct lade_error *error,
   if (fstat(fd, &st))
     rc = lade_error_set(error, -errno, "%s: %s", path, strerror(errno));
   else if (!S_ISREG(st.st_mode))
-    rc = lade_error_set(error, -EINVAL, "%s: not a regular file", path);
+    rc = lade_error_set(error, -EINVAL, "%s: not a regular file%s", path,
+                        S_ISDIR(st.st_mode) ? ": name a file in this directory" : "");
   else if ((uint64_t)st.st_size > max_bytes)
     rc = lade_error_set(error, -EINVAL, "%s: %lld bytes, at most %zu are expected", path, (long long)st.st_size,
                         max_bytes);

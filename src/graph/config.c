@@ -6,7 +6,9 @@
  * for another activation, a bias, another rope scaling or a scaled attention is an error and never a
  * model that is silently a different one. Fields that only matter to generation or to Python are not
  * looked at. Sizes are required (a missing size would be a guess); what transformers gives a default
- * gets the same default here.
+ * gets the same default here. What other families compute and these two do not (a sliding window, scaled
+ * embeddings, softcapped logits, ...) is refused as well, although transformers would not look: who wrote it
+ * there trained with it. Dropout is the run's affair (--dropout), not the config's.
  *
  * A message is one line: the file, the field, what it is, what was expected. Values are echoed through
  * jansson's own encoder, cut short, so a hostile string cannot break the line.
@@ -22,6 +24,7 @@
 #include <jansson.h>
 
 #include "base/base.h"
+#include "base/file.h"
 #include "graph/build.h"
 
 /* The largest real config.json is some hundred kilobytes; more is not one. */
@@ -135,6 +138,36 @@ static int fields_integer(const struct config *config, const struct integer_fiel
   return rc;
 }
 
+/* What a model of neither family has: absent, null, false or empty, or the number that changes nothing. */
+static int foreign_refuse(const struct config *config)
+{
+  static const struct {
+    const char *name;
+    double neutral;
+    const char *off; /* what is false where it says nothing */
+  } fields[] = {
+      {"sliding_window", 0, "use_sliding_window"}, {"no_rope_layers", 0},          {"partial_rotary_factor", 1},
+      {"rope_interleaved", 0},     {"query_pre_attn_scalar", 0},   {"attention_multiplier", 0},
+      {"embedding_multiplier", 1}, {"residual_multiplier", 1},     {"logits_scaling", 1},
+      {"logit_scale", 1},          {"attn_logit_softcapping", 0},  {"final_logit_softcapping", 0},
+      {"clip_qkv", 0},             {"use_qk_norm", 0},             {"qk_layernorm", 0},
+      {"qkv_bias", 0},             {"parallel_attn", 0},           {"use_parallel_residual", 0},
+      {"multi_query", 0},          {"num_experts", 0},             {"num_local_experts", 0},
+      {"n_routed_experts", 0},     {"quantization_config", 0},     {"is_encoder_decoder", 0},
+  };
+  for (size_t i = 0; i < LADE_COUNT(fields); i++) {
+    const json_t *value = field_find(config, fields[i].name);
+    bool is_off = fields[i].off && json_is_false(field_find(config, fields[i].off));
+    bool is_neutral = !value || is_off || json_is_false(value) || (json_is_array(value) && !json_array_size(value)) ||
+                      (json_is_number(value) && json_number_value(value) == fields[i].neutral);
+    bool is_factor = fields[i].neutral == 1;
+    if (!is_neutral)
+      return field_refuse(config, fields[i].name, is_factor ? "1, or null in a model of this type" :
+                                                              "null in a model of this type");
+  }
+  return 0;
+}
+
 /* ---- GPT-2 ---- */
 
 static int gpt2_switches(const struct config *config)
@@ -187,7 +220,9 @@ static int rope_read(const struct config *outer, const char *name, struct lade_m
   snprintf(prefix, sizeof(prefix), "%s.", name);
   struct config config = {.path = outer->path, .object = object, .prefix = prefix, .error = outer->error};
   const char *type_field = field_find(&config, "rope_type") ? "rope_type" : "type";
-  int rc = field_number(&config, "rope_theta", model->rope_base, &model->rope_base);
+  int rc = foreign_refuse(&config);
+  if (rc == 0)
+    rc = field_number(&config, "rope_theta", model->rope_base, &model->rope_base);
   if (rc == 0)
     rc = field_choice(&config, type_field, false, "llama3", "default");
   if (rc < 0 || strcmp(json_string_value(field_find(&config, type_field)), "default") == 0)
@@ -235,6 +270,8 @@ static int llama_read(const struct config *config, struct lade_model *model)
     rc = field_number(config, "rope_theta", 10000, &model->rope_base);
   if (rc == 0)
     rc = rope_read(config, "rope_scaling", model);
+  if (rc == 0 && json_is_object(field_find(config, "rope_scaling")) && field_find(config, "rope_parameters"))
+    rc = field_refuse(config, "rope_parameters", "null beside rope_scaling");
   if (rc == 0)
     rc = rope_read(config, "rope_parameters", model);
   if (rc < 0)
@@ -249,36 +286,6 @@ static int llama_read(const struct config *config, struct lade_model *model)
 
 /* ---- the file ---- */
 
-/* Whole file into fresh memory. */
-static int file_read(const char *path, struct lade_error *error, char **ret_text, size_t *ret_bytes)
-{
-  FILE *file = fopen(path, "re");
-  if (!file)
-    return lade_error_set(error, -errno, "%s: %s", path, strerror(errno));
-  char *text = malloc(MAX_FILE_BYTES + 1);
-  if (!text) {
-    fclose(file);
-    return lade_error_set(error, -ENOMEM, "%s: out of memory reading it", path);
-  }
-  errno = 0;
-  size_t bytes = fread(text, 1, MAX_FILE_BYTES + 1, file);
-  int code = ferror(file) ? -(errno ? errno : EIO) : 0;
-  fclose(file);
-  if (code < 0)
-    lade_error_set(error, code, "%s: %s", path,
-                   code == -EISDIR ? "is a directory: name its config.json" : strerror(-code));
-  else if (bytes > MAX_FILE_BYTES)
-    code = lade_error_set(error, -EINVAL, "%s: larger than %d MiB: not a model's config.json", path,
-                          MAX_FILE_BYTES >> 20);
-  if (code < 0) {
-    free(text);
-    return code;
-  }
-  *ret_text = text;
-  *ret_bytes = bytes;
-  return 0;
-}
-
 static int config_read(const struct config *config, struct lade_model *model)
 {
   int rc = field_choice(config, "model_type", false, "gpt2", "llama");
@@ -286,14 +293,15 @@ static int config_read(const struct config *config, struct lade_model *model)
     return rc;
   const char *type = json_string_value(field_find(config, "model_type"));
   snprintf(model->name, sizeof(model->name), "%s", type);
-  return strcmp(type, "gpt2") == 0 ? gpt2_read(config, model) : llama_read(config, model);
+  rc = strcmp(type, "gpt2") == 0 ? gpt2_read(config, model) : llama_read(config, model);
+  return rc < 0 ? rc : foreign_refuse(config);
 }
 
 int lade_model_load(const char *path, struct lade_model *ret_model, struct lade_error *error)
 {
   char *text = NULL;
   size_t bytes = 0;
-  int rc = file_read(path, error, &text, &bytes);
+  int rc = lade_file_load(path, MAX_FILE_BYTES, error, &text, &bytes);
   if (rc < 0)
     return rc;
   json_error_t json_error;

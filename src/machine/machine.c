@@ -143,8 +143,10 @@ static int field_refuse(const struct source *source, const struct field *field, 
     snprintf(expected, sizeof(expected), "a text of %g to %g bytes", field->low, field->high);
   else
     snprintf(expected, sizeof(expected), "%s from %g to %g%s",
-             field->type == FIELD_BYTES ? "bytes or a size such as \"80GiB\"," : "a number", field->low, field->high,
-             field->has_zero ? ", or 0" : "");
+             field->type == FIELD_BYTES    ? "bytes or a size such as \"80GiB\","
+             : field->type == FIELD_NUMBER ? "a number"
+                                           : "a whole number",
+             field->low, field->high, field->has_zero ? ", or 0" : "");
   return lade_error_set(source->error, -EINVAL, "%s: %s is %s: expected %s", source->where, field->path, echo,
                         expected);
 }
@@ -282,9 +284,10 @@ int lade_machine_from_json(const json_t *object, const char *where, struct lade_
   if (preset) {
     if (!json_is_string(preset))
       return lade_error_set(error, -EINVAL, "%s: preset is no text: expected a preset's name", where);
-    rc = lade_machine_preset(json_string_value(preset), error, &machine);
-    if (rc)
-      return rc;
+    struct lade_error unknown;
+    rc = lade_machine_preset(json_string_value(preset), &unknown, &machine);
+    if (rc) /* not -ENOENT: the file is there */
+      return lade_error_set(error, -EINVAL, "%s: preset: %s", where, unknown.text);
   }
   for (size_t i = 0; i < LADE_COUNT(fields); i++) {
     const json_t *value = path_find(object, fields[i].path);
@@ -382,7 +385,5 @@ int lade_machine_get(const char *name, struct lade_error *error, struct lade_mac
   if (rc != -ENOENT)
     return rc;
   rc = lade_machine_load(name, error, ret_machine);
-  if (rc == -ENOENT && error)
-    *error = from_preset;
-  return rc;
+  return rc == -ENOENT ? lade_error_set(error, rc, "%s, or the path of a description", from_preset.text) : rc;
 }

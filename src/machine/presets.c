@@ -111,5 +111,5 @@ int lade_machine_preset(const char *name, struct lade_error *error, struct lade_
   char names[256] = "";
   for (size_t i = 0, at = 0; i < LADE_COUNT(presets); i++)
     at += (size_t)snprintf(names + at, sizeof(names) - at, "%s%s", i ? ", " : "", presets[i].name);
-  return lade_error_set(error, -ENOENT, "machine %.64s: no such file and no preset: presets are %s", name, names);
+  return lade_error_set(error, -ENOENT, "no machine named '%.64s': expected one of %s", name, names);
 }

@@ -21,9 +21,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/base.h"
+#include "base/file.h"
 #include "plan/plan.h"
 
 #define LINE_BYTES 512
+#define MAX_FILE_BYTES (4 << 20) /* ten thousand layers, each value of theirs by name */
 
 struct pins {
   LADE_ARRAY(struct lade_change) items;
@@ -176,26 +179,46 @@ static int line_seek(const char *line, const struct lade_graph *whole, const cha
   return status == -ENOENT ? -EINVAL : status;
 }
 
+/* One line of the file, @n bytes of it. */
+static int line_pin(const char *bytes, size_t n, const struct lade_graph *graph, const struct lade_graph *whole,
+                    struct pins *pins, const char **ret_problem)
+{
+  char line[LINE_BYTES];
+  const char *comment = memchr(bytes, '#', n);
+  n = comment ? (size_t)(comment - bytes) : n;
+  *ret_problem = "a line has at most 511 bytes before its comment";
+  if (n >= sizeof(line))
+    return -EINVAL;
+  *ret_problem = "not text: it has a zero byte";
+  if (memchr(bytes, 0, n))
+    return -EINVAL;
+  memcpy(line, bytes, n);
+  line[n] = 0;
+  int status = line_read(line, graph, pins, ret_problem);
+  return status == -ENOENT ? line_seek(line, whole, ret_problem) : status;
+}
+
 int lade_pins_load(const char *path, const struct lade_graph *graph, const struct lade_graph *whole,
                    struct lade_error *error, struct lade_change **ret_pins, int *ret_n_pins)
 {
-  FILE *file = fopen(path, "re");
-  if (!file)
-    return lade_error_set(error, -errno, "--residency %s: %s (or name auto, none, full or selective)", path,
-                          strerror(errno));
-  char line[LINE_BYTES];
+  struct lade_error problem_of_file;
+  char *text = NULL;
+  size_t n_bytes = 0;
+  int status = lade_file_load(path, MAX_FILE_BYTES, &problem_of_file, &text, &n_bytes);
+  if (status)
+    return lade_error_set(error, status, "--residency %s%s", problem_of_file.text,
+                          status == -ENOENT ? " (or name auto, none, full or selective)" : "");
   struct pins pins = {0};
-  int status = 0;
-  for (int number = 1; !status && fgets(line, sizeof(line), file); number++) {
-    const char *problem = "";
-    line[strcspn(line, "#\n")] = '\0';
-    status = line_read(line, graph, &pins, &problem);
-    if (status == -ENOENT)
-      status = line_seek(line, whole, &problem);
+  size_t at = 0;
+  for (int number = 1; !status && at < n_bytes; number++) {
+    const char *problem, *end = memchr(text + at, '\n', n_bytes - at);
+    size_t n = end ? (size_t)(end - text) - at : n_bytes - at;
+    status = line_pin(text + at, n, graph, whole, &pins, &problem);
     if (status)
       lade_error_set(error, status, "--residency %s, line %d: %s", path, number, problem);
+    at += n + 1;
   }
-  fclose(file);
+  free(text);
   if (status) {
     LADE_ARRAY_FREE(&pins.items);
     return status;

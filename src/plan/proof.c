@@ -13,6 +13,7 @@
  *   walk    run the list in thought over maps from addresses to values: every read finds exactly the value that
  *           it names; two accesses of which one writes are ordered by queues and waits; at the end
  *           each resident buffer holds its next step's beginning
+ *   chains  what is submitted as one piece of work has nobody who waits for or behind a part of it
  *
  * That is enough: by form, every instruction computes the right function of the values it names; by walk, it
  * is given them, in list order and in any interleaving of the queues (which the ordering of conflicting accesses

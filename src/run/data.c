@@ -255,6 +255,11 @@ static int source_identify(const lade_data *data, struct source *source, int64_t
   if (!is_gpt2 && !is_llama3) {
     source->kind = name_ends_in(source->path, ".bin") ? KIND_BARE : KIND_TEXT;
     source->n_tokens = bytes / kinds[source->kind].token_bytes;
+    /* A third word that accounts for the file to the byte is a count behind another magic, not two tokens by chance. */
+    int64_t stated = header[2], behind = bytes - HEADER_BYTES;
+    if (source->kind == KIND_BARE && stated > 0 && (behind == 2 * stated || behind == 4 * stated))
+      return lade_error_set(error, -EINVAL, "%s: its header is of llm.c's form with the magic %" PRId32 ": %d or %d is "
+                            "expected", source->path, header[0], MAGIC_GPT2, MAGIC_LLAMA3);
     if (bytes % kinds[source->kind].token_bytes)
       return lade_error_set(error, -EINVAL, "%s: %" PRId64 " bytes are no whole number of 16-bit tokens: cut short?",
                             source->path, bytes);
@@ -267,7 +272,10 @@ static int source_identify(const lade_data *data, struct source *source, int64_t
                           kinds[source->kind].name, header[1], version);
   source->n_tokens = header[2];
   int64_t expected = HEADER_BYTES + source->n_tokens * kinds[source->kind].token_bytes;
-  if (header[2] <= 0 || expected != bytes)
+  if (header[2] <= 0)
+    return lade_error_set(error, -EINVAL, "%s: the header says %" PRId32 " tokens: one at least is expected",
+                          source->path, header[2]);
+  if (expected != bytes)
     return lade_error_set(error, -EINVAL, "%s: the header says %" PRId32 " tokens, %" PRId64 " bytes, but the file has "
                           "%" PRId64 ": cut short or damaged", source->path, header[2], expected, bytes);
   return 0;

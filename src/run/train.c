@@ -34,9 +34,11 @@ void lade_trainer_params_init(struct lade_trainer_params *ret_params, size_t str
   lade_struct_fill("lade_trainer_params", ret_params, &own, sizeof(own), NULL);
 }
 
+/* Also as FP32, which is what is computed with. */
 static bool is_within(double value, double least, double below)
 {
-  return isfinite(value) && value >= least && value < below;
+  float rounded = (float)value;
+  return isfinite(rounded) && value >= least && (double)rounded < below;
 }
 
 static int params_check(const struct lade_trainer_params *p, struct lade_error *error)
@@ -56,7 +58,8 @@ static int params_check(const struct lade_trainer_params *p, struct lade_error *
       || !is_within(p->weight_decay, 0, HUGE_VAL))
     return lade_error_set(error, -EINVAL, "lade_trainer_params: lr, min_lr, clip and weight_decay must be finite and "
                           "not negative");
-  if (!is_within(p->beta1, 0, 1) || !is_within(p->beta2, 0, 1) || !(isfinite(p->eps) && p->eps > 0))
+  if (!is_within(p->beta1, 0, 1) || !is_within(p->beta2, 0, 1) || !is_within(p->eps, 0, HUGE_VAL)
+      || (float)p->eps == 0)
     return lade_error_set(error, -EINVAL, "lade_trainer_params: beta1 and beta2 must be at least 0 and below 1, eps "
                           "positive");
   if (p->init && p->resume)

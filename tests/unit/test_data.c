@@ -37,7 +37,7 @@ static const char *text_make(const char *name, int n)
 static const char *tokens_make(const char *name, int magic, int version, int n, int stated, int modulus)
 {
   int32_t header[256] = {magic, version, stated};
-  uint16_t half[4096];
+  uint16_t half[4096] = {0}; /* gcc 16 thinks that none might be set */
   uint32_t word[4096];
   for (int i = 0; i < n; i++)
     word[i] = half[i] = (uint16_t)(i % modulus);
@@ -205,6 +205,7 @@ static void bad_files_are_refused_with_what_is_wrong(void **state)
   open_refused((const char *[]){tokens_make("none.bin", 20240520, 1, 0, 0, 100)}, 1, 0, 1, "0 tokens");
   open_refused((const char *[]){tokens_make("minus.bin", 20240520, 1, 10, -10, 100)}, 1, 0, 1, "-10 tokens");
   open_refused((const char *[]){tokens_make("version.bin", 20240520, 2, 50, 50, 100)}, 1, 0, 1, "version 2");
+  open_refused((const char *[]){tokens_make("magic.bin", 20240522, 1, 50, 50, 100)}, 1, 0, 1, "magic 20240522");
   open_refused((const char *[]){tokens_make("range.bin", 20240520, 1, 200, 200, 100)}, 1, 90, 1, "token 90 is 90");
   open_refused((const char *[]){tokens_make("mix.bin", 20240520, 1, 50, 50, 100), text_make("mix", 50)}, 2, 0, 1,
                "one kind");

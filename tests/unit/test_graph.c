@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -498,6 +499,45 @@ static void absurd_configs_are_refused_naming_the_field(void **state)
   config_refuse("", "not JSON", NULL, NULL);
 }
 
+/* What other families compute is never silently left out; its neutral value, and null, ask for nothing. */
+static void what_other_families_compute_is_refused_unless_it_is_off(void **state)
+{
+  static const struct {
+    const char *name, *off, *on;
+  } fields[] = {
+      {"sliding_window", "null", "4096"},          {"partial_rotary_factor", "1.0", "0.5"},
+      {"rope_interleaved", "false", "true"},       {"query_pre_attn_scalar", "null", "256"},
+      {"attention_multiplier", "null", "0.0078"},  {"embedding_multiplier", "1.0", "12"},
+      {"residual_multiplier", "1", "0.22"},        {"logits_scaling", "1.0", "8.0"},
+      {"logit_scale", "1", "0.0625"},              {"attn_logit_softcapping", "null", "50.0"},
+      {"final_logit_softcapping", "null", "30.0"}, {"clip_qkv", "null", "8.0"},
+      {"use_qk_norm", "false", "true"},            {"qk_layernorm", "false", "true"},
+      {"qkv_bias", "false", "true"},               {"parallel_attn", "false", "true"},
+      {"use_parallel_residual", "false", "true"},  {"multi_query", "false", "true"},
+      {"num_experts", "0", "64"},                  {"num_local_experts", "null", "8"},
+      {"n_routed_experts", "null", "160"},         {"quantization_config", "null", "{\"bits\":4}"},
+      {"no_rope_layers", "[]", "[1,1,1,0]"},       {"is_encoder_decoder", "false", "true"},
+  };
+  const char *const families[] = {GPT2_FIELDS, LLAMA_FIELDS};
+  for (size_t i = 0; i < LADE_COUNT(fields); i++) {
+    for (size_t k = 0; k < LADE_COUNT(families); k++) {
+      struct lade_model model;
+      char text[512], words[64];
+      snprintf(text, sizeof(text), "{%s,\"%s\":%s}", families[k], fields[i].name, fields[i].off);
+      config_accept(text, &model);
+      snprintf(text, sizeof(text), "{%s,\"%s\":%s}", families[k], fields[i].name, fields[i].on);
+      snprintf(words, sizeof(words), "%s is ", fields[i].name);
+      config_refuse(text, words, "null in a model of this type", NULL);
+    }
+  }
+  struct lade_model model;
+  config_accept("{" LLAMA_FIELDS ",\"sliding_window\":4096,\"use_sliding_window\":false}", &model);
+  config_refuse("{" LLAMA_FIELDS ",\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.25}}",
+                "rope_parameters.partial_rotary_factor is 0.25", NULL, NULL);
+  config_refuse("{" LLAMA_FIELDS ",\"rope_scaling\":" ROPE3("8.0") ",\"rope_parameters\":{\"rope_type\":\"default\"}}",
+                "rope_parameters is {", "null beside rope_scaling", NULL);
+}
+
 /* @format has one %s; every value of a size is tried in it. */
 static void sizes_refuse(const char *format, const char *field)
 {
@@ -539,7 +579,17 @@ static void files_that_are_no_configs_are_refused(void **state)
   struct lade_error error = {0};
   assert_int_equal(lade_model_load("/nonexistent/config.json", &model, &error), -ENOENT);
   assert_non_null(strstr(error.text, "/nonexistent/config.json"));
-  assert_int_equal(lade_model_load("/tmp", &model, &error), -EISDIR);
+  char pipe[] = "/tmp/lade-config-XXXXXX"; /* without a writer: a reader that waits for one hangs */
+  assert_non_null(mkdtemp(pipe));
+  char path[64];
+  snprintf(path, sizeof(path), "%s/config.json", pipe);
+  assert_int_equal(mkfifo(path, 0600), 0);
+  assert_int_equal(lade_model_load(path, &model, &error), -EINVAL);
+  assert_non_null(strstr(error.text, "not a regular file"));
+  assert_int_equal(lade_model_load(pipe, &model, &error), -EINVAL);
+  assert_non_null(strstr(error.text, "name a file in this directory"));
+  unlink(path);
+  rmdir(pipe);
   const char good[] = "{" LLAMA_FIELDS "}";
   for (size_t n = 0; n + 2 < sizeof(good); n++) /* every truncation */
     assert_int_equal(config_load(good, n, &model, &error), -EINVAL);
@@ -679,6 +729,7 @@ int main(void)
       cmocka_unit_test(configs_of_both_families_give_the_published_models),
       cmocka_unit_test(absurd_configs_are_refused_naming_the_field),
       cmocka_unit_test(every_size_field_is_checked),
+      cmocka_unit_test(what_other_families_compute_is_refused_unless_it_is_off),
       cmocka_unit_test(files_that_are_no_configs_are_refused),
       cmocka_unit_test(damaged_configs_never_give_a_bad_model),
       cmocka_unit_test(every_failed_allocation_is_an_error_without_a_leak),

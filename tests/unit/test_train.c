@@ -488,7 +488,10 @@ static void what_is_no_training_is_refused_in_words(void **state)
   REFUSE_TRAINING((how.batch = NULL, how.data = none, how.n_data = 1));
   REFUSE_TRAINING(how.lr = NAN);
   REFUSE_TRAINING(how.beta2 = 1);
+  REFUSE_TRAINING(how.beta2 = 1 - 1e-10); /* 1 in FP32 */
   REFUSE_TRAINING(how.eps = 0);
+  REFUSE_TRAINING(how.eps = 1e-60);
+  REFUSE_TRAINING(how.lr = 1e300);
   REFUSE_TRAINING(how.steps = -1);
   REFUSE_TRAINING(how.valid_fraction = 1);
   REFUSE_TRAINING(how.n_valid_batches = -1);
