@@ -504,12 +504,6 @@ struct lade_cpu;
  */
 void lade_kernels_init(struct lade_kernels *kernels, const struct lade_cpu *cpu);
 
-/*
- * Make what the variant of @kernel keeps per shape for @args (pointers unused but for being NULL or not), so that the
- * first step does not: primitives of oneDNN; our own variants keep nothing. -ENOMEM. Any thread; may take a while.
- */
-int lade_kernel_prepare(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args);
-
 /* Lower-case name of a kernel, "matmul"; static. */
 const char *lade_kernel_name(enum lade_kernel kernel);
 

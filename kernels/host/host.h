@@ -141,9 +141,6 @@ double lade_tree_sum(const double *x, int64_t n);
 bool lade_matmul_init_onednn(struct lade_kernels *kernels);
 lade_kernel_fn lade_matmul_onednn;
 
-/* Make its primitives for these arguments. -ENOTSUP: it leaves them to our own level. -ENOMEM. */
-int lade_matmul_prepare_onednn(const struct lade_matmul_args *args);
-
 void lade_matmul_init_avx2(struct lade_kernels *kernels);
 void lade_matmul_init_avx512(struct lade_kernels *kernels);
 void lade_matmul_init_avx512_bf16(struct lade_kernels *kernels);

@@ -71,13 +71,6 @@ struct lade_matmul_level {
 
 extern const struct lade_matmul_level lade_matmul_level_avx2, lade_matmul_level_avx512, lade_matmul_level_avx512_bf16;
 
-/* Elements of a packed block of @n_lanes (in panels of @width) by @n_k. */
-static inline size_t lade_packed_elements(const struct lade_matmul_cut *cut, int n_lanes, int n_k, int width)
-{
-  int n_panels = (n_lanes + width - 1) / width, n_groups = (n_k + cut->group - 1) / cut->group;
-  return (size_t)n_panels * (size_t)width * (size_t)n_groups * (size_t)cut->group;
-}
-
 /* Rows [n_rows, n_k] of a left operand: whole panels are read in place if they can be, the others are packed. */
 struct lade_left_block {
   const struct lade_matmul_level *level;

@@ -75,8 +75,8 @@ static void block_task(void *arg, int i_task, int i_thread)
     atomic_store(&run->is_failed, true);
 }
 
-/* The primitives of whole blocks and of the last one. */
-int lade_matmul_prepare_onednn(const struct lade_matmul_args *args)
+/* The primitives of whole blocks and of the last one. -ENOTSUP: left to our own level. -ENOMEM. */
+static int blocks_prepare(const struct lade_matmul_args *args)
 {
   if (args->accumulate || args->tree.n_leaves)
     return -ENOTSUP;
@@ -89,7 +89,7 @@ void lade_matmul_onednn(const struct lade_kernel_ctx *ctx, const void *arg)
 {
   const struct lade_matmul_args *args = arg;
   struct run run = {.args = args};
-  bool is_ready = lade_matmul_prepare_onednn(args) == 0;
+  bool is_ready = blocks_prepare(args) == 0;
   if (is_ready)
     lade_pool_run(ctx->pool, block_task, &run, (int)lade_div_up(args->m, BLOCK_ROWS));
   if (!is_ready || atomic_load(&run.is_failed))

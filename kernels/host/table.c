@@ -3,7 +3,6 @@
  * The table: every op's plain reference first, then the levels in rising order over it. Whoever
  * calls a kernel sees function pointers only.
  */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,14 +67,6 @@ void lade_kernels_init(struct lade_kernels *kernels, const struct lade_cpu *cpu)
   const char *matmul = getenv("LADE_MATMUL");
   if (matmul && strcmp(matmul, "onednn") == 0)
     lade_matmul_init_onednn(kernels);
-}
-
-int lade_kernel_prepare(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args)
-{
-  if (kernels->fn[kernel] != lade_matmul_onednn)
-    return 0;
-  int error = lade_matmul_prepare_onednn(args);
-  return error == -ENOTSUP ? 0 : error; /* our own level runs there */
 }
 
 const char *lade_kernel_name(enum lade_kernel kernel)

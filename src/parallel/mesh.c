@@ -155,46 +155,6 @@ int lade_mesh_init(const struct lade_mesh_params *params, struct lade_error *err
   return 0;
 }
 
-/* A size of tp that key heads allow beside @heads: dividing them, or a multiple of them. */
-static bool key_heads_allow(int64_t key_heads, int64_t tp)
-{
-  return key_heads % tp == 0 || tp % key_heads == 0;
-}
-
-/* The sizes of tp that every tensor of the model allows. */
-static int tp_refuse(const struct lade_mesh_model *model, int tp, const char *what, int64_t n, struct lade_error *error)
-{
-  char list[256] = "";
-  size_t at = 0;
-  int n_listed = 0;
-  for (int64_t size = 1; size <= LADE_MIN(model->heads, model->vocabulary) && n_listed < LISTED_MOST; size++) {
-    if (model->heads % size || model->hidden % size || !key_heads_allow(model->key_heads, size))
-      continue;
-    at += (size_t)snprintf(list + at, sizeof(list) - at, "%s%lld", n_listed++ ? ", " : "", (long long)size);
-  }
-  return lade_error_set(error, -EINVAL, "tp %d does not suit the model's %s (%lld); sizes that do: %s", tp, what,
-                        (long long)n, list);
-}
-
-int lade_mesh_check_model(const struct lade_mesh *mesh, const struct lade_mesh_model *model, struct lade_error *error)
-{
-  int tp = mesh->axes[LADE_AXIS_TP].size, pp = mesh->axes[LADE_AXIS_PP].size;
-  LADE_ASSERT(model->layers > 0 && model->heads > 0 && model->key_heads > 0 && model->hidden > 0);
-  LADE_ASSERT(model->vocabulary > 0);
-  if (model->heads % tp)
-    return tp_refuse(model, tp, "heads", model->heads, error);
-  if (!key_heads_allow(model->key_heads, tp))
-    return tp_refuse(model, tp, "key heads", model->key_heads, error);
-  if (model->hidden % tp)
-    return tp_refuse(model, tp, "hidden width", model->hidden, error);
-  if (model->vocabulary < tp)
-    return tp_refuse(model, tp, "vocabulary", model->vocabulary, error);
-  if (model->layers < pp)
-    return lade_error_set(error, -EINVAL, "pp %d leaves stages without a layer, of %lld; sizes that do not: 1 to %lld",
-                          pp, (long long)model->layers, (long long)model->layers);
-  return 0;
-}
-
 const char *lade_axis_name(enum lade_axis axis)
 {
   LADE_ASSERT(axis >= 0 && axis < LADE_N_AXES);
@@ -218,14 +178,4 @@ int lade_mesh_member(const struct lade_mesh *mesh, enum lade_axis axis, int rank
 int lade_mesh_group(const struct lade_mesh *mesh, enum lade_axis axis, int rank)
 {
   return lade_mesh_member(mesh, axis, rank, 0);
-}
-
-int lade_mesh_rank(const struct lade_mesh *mesh, const struct lade_coordinates *at)
-{
-  LADE_ASSERT(at->tp < mesh->axes[LADE_AXIS_TP].size && at->cp < mesh->axes[LADE_AXIS_CP].size);
-  LADE_ASSERT(at->dp < mesh->axes[LADE_AXIS_DP].size && at->pp < mesh->axes[LADE_AXIS_PP].size);
-  int rank = at->tp + at->cp * mesh->axes[LADE_AXIS_CP].stride + at->dp * mesh->axes[LADE_AXIS_DP].stride +
-             at->pp * mesh->axes[LADE_AXIS_PP].stride;
-  LADE_ASSERT(lade_mesh_position(mesh, LADE_AXIS_DP, rank) == at->dp);
-  return rank;
 }

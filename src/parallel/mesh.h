@@ -44,23 +44,11 @@ struct lade_mesh {
   } axes[LADE_N_AXES];
 };
 
-/* What of a model has to divide or be enough for every rank. */
-struct lade_mesh_model {
-  int64_t layers, heads, key_heads, hidden, vocabulary;
-};
-
 /*
  * Work out a mesh. -EINVAL with one line when a size is negative, past LADE_WORLD_MOST, or does not divide; the line
  * then lists the sizes that do.
  */
 int lade_mesh_init(const struct lade_mesh_params *params, struct lade_error *error, struct lade_mesh *ret_mesh);
-
-/*
- * Can this model be cut so? -EINVAL with one line that lists the sizes that would do: tp divides heads and the
- * MLP's hidden width; key heads divide by tp, or tp by them (then they are replicated); every stage has a layer (layer
- * counts may be uneven); every tensor rank has a row of the vocabulary (which is padded to a multiple of tp).
- */
-int lade_mesh_check_model(const struct lade_mesh *mesh, const struct lade_mesh_model *model, struct lade_error *error);
 
 /* "tp", "cp", ...; static. */
 const char *lade_axis_name(enum lade_axis axis);
@@ -73,11 +61,5 @@ int lade_mesh_member(const struct lade_mesh *mesh, enum lade_axis axis, int rank
 
 /* The number of the group of @rank on @axis, its lowest rank: the colour of a split, with the position as the key. */
 int lade_mesh_group(const struct lade_mesh *mesh, enum lade_axis axis, int rank);
-
-/* The rank at these coordinates, each below its axis's size. */
-struct lade_coordinates {
-  int tp, cp, dp, pp;
-};
-int lade_mesh_rank(const struct lade_mesh *mesh, const struct lade_coordinates *at);
 
 #endif

@@ -75,21 +75,4 @@ static inline int lade_schedule_n_ahead(const struct lade_pipeline *pipeline)
   return pipeline->schedule == LADE_SCHEDULE_INTERLEAVED ? 2 : 1;
 }
 
-/* What one microbatch takes in one piece. Where weights are not split off, its backward half is both together. */
-struct lade_piece_ns {
-  double forward, backward, weights;
-};
-
-struct lade_schedule_time {
-  double span_ns; /* from the first slot's start to the last one's end, over all stages */
-  double bubble;  /* of the stage that is worst off, its idle time in the span over its busy time */
-};
-
-/*
- * How long does a step take, if every slot starts as soon as its stage is free and what it waits for has come?
- * @pieces has a price for each piece; @link_ns is what a border takes. -ENOMEM.
- */
-int lade_schedule_walk(const struct lade_pipeline *pipeline, const struct lade_piece_ns *pieces, double link_ns,
-                       struct lade_schedule_time *ret_time);
-
 #endif

@@ -172,11 +172,6 @@ int64_t lade_cost_to_host_ns(const struct lade_cost *cost, uint64_t bytes)
   return copy_ns(&cost->machine.to_host, bytes);
 }
 
-int64_t lade_cost_to_device_ns(const struct lade_cost *cost, uint64_t bytes)
-{
-  return copy_ns(&cost->machine.to_device, bytes);
-}
-
 /* Seconds for a byte of which @share is read: neither its reads nor its writes nor both together pass their rate. */
 static double limits_seconds(const struct lade_machine_store *store, double share)
 {

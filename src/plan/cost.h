@@ -46,7 +46,6 @@ int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_graph *g
 
 /* Copies over the links, and transfers to and from the store (an error to ask for without one). */
 int64_t lade_cost_to_host_ns(const struct lade_cost *cost, uint64_t bytes);
-int64_t lade_cost_to_device_ns(const struct lade_cost *cost, uint64_t bytes);
 int64_t lade_cost_read_ns(const struct lade_cost *cost, uint64_t bytes);
 int64_t lade_cost_write_ns(const struct lade_cost *cost, uint64_t bytes);
 

@@ -39,14 +39,6 @@ static const struct lade_machine plain_machine = {
     .launch_ns = 1000, .to_host = {10000000000, 1000}, .to_device = {10000000000, 1000}, .is_duplex = true,
     .host_bytes_per_s = 5e10, .store = {.bytes = 1, .read_bytes_per_s = 4e9, .write_bytes_per_s = 2e9}};
 
-static const char *const recipe_names[LADE_N_RECIPES] = {"auto", "none", "full", "selective"};
-
-const char *lade_recipe_name(enum lade_recipe recipe)
-{
-  LADE_ASSERT(recipe >= 0 && recipe < LADE_N_RECIPES);
-  return recipe_names[recipe];
-}
-
 /* ---- where the walk starts ---- */
 
 static bool is_cheap_op(const struct lade_op *op)

@@ -84,6 +84,4 @@ void lade_plan_destroy(struct lade_plan *plan);
 int lade_pins_load(const char *path, const struct lade_graph *graph, const struct lade_graph *whole,
                    struct lade_error *error, struct lade_change **ret_pins, int *ret_n_pins);
 
-const char *lade_recipe_name(enum lade_recipe recipe);
-
 #endif

@@ -152,7 +152,7 @@ static int files_make(struct save *save, struct lade_error *error)
     lade_safetensors_writer *writer;
     rc = file_open(save, i, true, &writer, error);
     if (rc == 0)
-      rc = lade_safetensors_commit(writer, error, NULL);
+      rc = lade_safetensors_commit(writer, error);
   }
   return rc;
 }
@@ -195,7 +195,7 @@ static int writers_commit(struct save *save, struct lade_error *error)
     lade_safetensors_writer *writer = save->writers[i];
     save->writers[i] = NULL;
     if (writer)
-      rc = lade_safetensors_commit(writer, error, NULL);
+      rc = lade_safetensors_commit(writer, error);
   }
   return rc;
 }

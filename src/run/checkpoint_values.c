@@ -9,11 +9,9 @@
  *   BF16  working copy and residual, joined; writing splits it again, exactly (base/float.h)
  *   F16   the separate FP32 master; writing rounds the working copy from it, as the optimizer does
  *
- * and compact forms of the state are in checkpoint_forms.c;
- *
- * so what is written here and read back is the same bits, and a run that is saved and loaded goes on as if it
- * had not stopped. Memory is the chunk and two windows; a chunk larger than one block is asked for only by
- * those who transpose.
+ * so what is written here and read back is the same bits, and a run that is saved and loaded goes on as if it had not
+ * stopped. Compact forms of the state are in checkpoint_forms.c. Memory is the chunk and two windows; a chunk larger
+ * than one block is asked for only by those who transpose.
  *
  * Initial values are drawn with the transform of Box and Muller (1958) on Philox words: one draw gives four
  * words, which make four normals. Stream INIT_STREAM + parameter at step 0 is no op's. It is computed in double by

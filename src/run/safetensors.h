@@ -3,9 +3,9 @@
  * Files of named tensors in HuggingFace's safetensors format: 8 bytes of header length, a JSON header with
  * type, shape and place of each tensor, then the data without holes.
  *
- * A writer states every tensor up front and then streams the data in that order, so that it needs no more memory
- * than the caller's window. A reader believes nothing: length, JSON, types, shapes, products and places are checked
- * before it opens, and data is read with pread, so that a file which shrinks later is an error.
+ * A writer states every tensor up front and then takes the data in any pieces and order, so that it needs no more
+ * memory than the caller's window. A reader believes nothing: length, JSON, types, shapes, products and places are
+ * checked before it opens, and data is read with pread, so that a file which shrinks later is an error.
  */
 #ifndef LADE_SAFETENSORS_H
 #define LADE_SAFETENSORS_H
@@ -56,13 +56,6 @@ const char *lade_safetensors_metadata(const lade_safetensors *file, const char *
 int lade_safetensors_read(const lade_safetensors *file, const struct lade_safetensor *tensor, uint64_t offset,
                           uint64_t bytes, void *ret_data, struct lade_error *error);
 
-/* Rows (of the first dimension) [@first, @first + @n) of a tensor with at least one dimension. As read. */
-int lade_safetensors_read_rows(const lade_safetensors *file, const struct lade_safetensor *tensor, int64_t first,
-                               int64_t n, void *ret_data, struct lade_error *error);
-
-/* XXH3 (64 bits) of all data, which a writer's commit returned, too. Reads the whole file. -EIO, -ENOMEM. */
-int lade_safetensors_digest(const lade_safetensors *file, uint64_t *ret_digest, struct lade_error *error);
-
 /* ---- writing ---- */
 
 typedef struct lade_safetensors_writer lade_safetensors_writer;
@@ -85,7 +78,7 @@ struct lade_safetensors_params {
   int n_entries;
   const struct lade_safetensors_pair *metadata;
   int n_metadata;
-  bool is_shared; /* several write it, each with a writer of its own: this one states no digest and misses nothing */
+  bool is_shared; /* several write it, each with a writer of its own: this one misses nothing */
   struct lade_faults *faults; /* borrowed, may be NULL */
 };
 
@@ -105,24 +98,17 @@ int lade_safetensors_join(const struct lade_safetensors_params *params, struct l
                           lade_safetensors_writer **ret_writer);
 
 /*
- * The next @bytes of the data: the tensors one after another, in any pieces. -ENOSPC, -EIO; then abort. -EINVAL
+ * @bytes of the data at @offset, in any order; each byte of a file is written once. -ENOSPC, -EIO; then abort. -EINVAL
  * past the end. Blocks.
- */
-int lade_safetensors_write(lade_safetensors_writer *writer, const void *data, uint64_t bytes, struct lade_error *error);
-
-/*
- * @bytes of the data at @offset, out of order; each byte of a file is written once, by calls of this alone or of
- * write alone. -ENOSPC, -EIO; then abort. -EINVAL past the end. Blocks.
  */
 int lade_safetensors_write_at(lade_safetensors_writer *writer, uint64_t offset, const void *data, uint64_t bytes,
                               struct lade_error *error);
 
 /*
- * All data is written: fsync and close; @ret_digest (NULL after write_at, or where others write too) is the XXH3 of the
- * data. The writer is gone afterwards, and on failure the file as well: -EIO, -ENOSPC, -EINVAL when data is missing.
- * The caller syncs the directory.
+ * All data is written: fsync and close. The writer is gone afterwards, and on failure the file as well: -EIO, -ENOSPC,
+ * -EINVAL when data is missing. The caller syncs the directory.
  */
-int lade_safetensors_commit(lade_safetensors_writer *writer, struct lade_error *error, uint64_t *ret_digest);
+int lade_safetensors_commit(lade_safetensors_writer *writer, struct lade_error *error);
 
 /* Give up: close and remove the file. NULL is allowed. */
 void lade_safetensors_abort(lade_safetensors_writer *writer);

@@ -24,13 +24,10 @@
 #include <unistd.h>
 
 #include <jansson.h>
-#include <xxhash.h>
 
 #include "base/base.h"
 #include "run/safetensors.h"
 #include "run/safetensors_internal.h"
-
-#define DIGEST_WINDOW_BYTES (1 << 20)
 
 const struct safetensors_type safetensors_types[] = {
     {"F32", LADE_F32, 4}, {"BF16", LADE_BF16, 2}, {"F16", LADE_F16, 2}, {"F64", LADE_F64, 8},
@@ -343,32 +340,4 @@ int lade_safetensors_read(const lade_safetensors *file, const struct lade_safete
 {
   LADE_ASSERT(offset <= tensor->bytes && bytes <= tensor->bytes - offset);
   return file_read(file, file->data_offset + tensor->offset + offset, bytes, ret_data, error);
-}
-
-int lade_safetensors_read_rows(const lade_safetensors *file, const struct lade_safetensor *tensor, int64_t first,
-                               int64_t n, void *ret_data, struct lade_error *error)
-{
-  LADE_ASSERT(tensor->n_dims > 0 && first >= 0 && n >= 0 && first <= tensor->dims[0] && n <= tensor->dims[0] - first);
-  uint64_t row_bytes = tensor->dims[0] ? tensor->bytes / (uint64_t)tensor->dims[0] : 0;
-  return lade_safetensors_read(file, tensor, (uint64_t)first * row_bytes, (uint64_t)n * row_bytes, ret_data, error);
-}
-
-int lade_safetensors_digest(const lade_safetensors *file, uint64_t *ret_digest, struct lade_error *error)
-{
-  char *window = lade_fault(file->faults, LADE_FAULT_HEAP) ? NULL : malloc(DIGEST_WINDOW_BYTES);
-  XXH3_state_t *state = window ? XXH3_createState() : NULL;
-  int rc = state ? 0 : lade_error_set(error, -ENOMEM, "%s: out of memory for its checksum", file->path);
-  if (!rc)
-    XXH3_64bits_reset(state);
-  for (uint64_t at = 0; at < file->data_bytes && !rc; at += DIGEST_WINDOW_BYTES) {
-    uint64_t bytes = LADE_MIN(file->data_bytes - at, DIGEST_WINDOW_BYTES);
-    rc = file_read(file, file->data_offset + at, bytes, window, error);
-    if (!rc)
-      XXH3_64bits_update(state, window, bytes);
-  }
-  if (!rc)
-    *ret_digest = XXH3_64bits_digest(state);
-  XXH3_freeState(state);
-  free(window);
-  return rc;
 }

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writing safetensors: header first, data streamed after it, durable at the end.
+ * Writing safetensors: header first, each byte of data at its place, durable at the end.
  *
  * All sizes are known before the first byte of data, so the header never has to be patched and the file can
  * be allocated whole: a full drive shows itself before hours of training are written half. The header is padded with
  * spaces to a multiple of 8 bytes, as the format asks, so that the data of a mapped file is aligned.
- * The checksum runs along with the data. A file that is not committed is removed; a file under its final
- * name is the affair of the caller, who renames whole directories.
+ * A file that is not committed is removed; a file under its final name is the affair of the caller, who renames whole
+ * directories.
  *
  * Several may write one file, each its own ranges: one creates it, header and room, and the others compute the same
- * header to know where the data begins. Who wrote what is not known here, so nothing is counted.
+ * header to know where the data begins. Who wrote what is not known here, so none misses any of it at its commit.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +20,6 @@
 #include <unistd.h>
 
 #include <jansson.h>
-#include <xxhash.h>
 
 #include "base/base.h"
 #include "run/safetensors.h"
@@ -35,7 +34,6 @@ struct lade_safetensors_writer {
   int fd;
   bool is_shared, is_joined;
   struct lade_faults *faults;
-  XXH3_state_t *digest;
   uint64_t left_bytes; /* of the data */
   uint64_t data_offset, data_bytes; /* in the file */
 };
@@ -121,8 +119,6 @@ static int header_make(const struct lade_safetensors_params *params, struct lade
 
 /* ---- bytes ---- */
 
-#define AT_POSITION UINT64_MAX /* of the file */
-
 static int bytes_write(lade_safetensors_writer *writer, uint64_t offset, const void *data, uint64_t bytes,
                        struct lade_error *error)
 {
@@ -131,8 +127,7 @@ static int bytes_write(lade_safetensors_writer *writer, uint64_t offset, const v
     uint64_t most = LADE_MIN(bytes, MOST_WRITE_BYTES);
     ssize_t n = -1;
     if (!rc)
-      n = offset == AT_POSITION ? write(writer->fd, at, most)
-                                : pwrite(writer->fd, at, most, (off_t)(offset + (uint64_t)(at - (const char *)data)));
+      n = pwrite(writer->fd, at, most, (off_t)(offset + (uint64_t)(at - (const char *)data)));
     if (!rc && n < 0 && errno == EINTR)
       continue;
     if (!rc && n < 0)
@@ -163,11 +158,11 @@ static int header_write(lade_safetensors_writer *writer, const char *text, struc
       errno != EINTR)
     return lade_error_set(error, -errno, "%s: no room for %" PRIu64 " bytes: %s", writer->path, bytes,
                           strerror(errno));
-  int rc = bytes_write(writer, AT_POSITION, prefix, sizeof(prefix), error);
+  int rc = bytes_write(writer, 0, prefix, sizeof(prefix), error);
   if (!rc)
-    rc = bytes_write(writer, AT_POSITION, text, length, error);
+    rc = bytes_write(writer, PREFIX_BYTES, text, length, error);
   if (!rc)
-    rc = bytes_write(writer, AT_POSITION, "        ", padded - length, error);
+    rc = bytes_write(writer, PREFIX_BYTES + length, "        ", padded - length, error);
   return rc;
 }
 
@@ -190,7 +185,6 @@ static void writer_free(lade_safetensors_writer *writer)
 {
   if (writer->fd >= 0)
     close(writer->fd);
-  XXH3_freeState(writer->digest);
   free(writer->path);
   free(writer);
 }
@@ -208,8 +202,7 @@ static int writer_make(const struct lade_safetensors_params *params, bool is_joi
   writer->data_offset = data_offset;
   writer->left_bytes = writer->data_bytes = data_bytes;
   writer->path = strdup(params->path);
-  writer->digest = XXH3_createState();
-  int rc = writer->path && writer->digest ? lade_fault(writer->faults, LADE_FAULT_FILE_OPEN) : -ENOMEM;
+  int rc = writer->path ? lade_fault(writer->faults, LADE_FAULT_FILE_OPEN) : -ENOMEM;
   if (!rc) {
     writer->fd = open(params->path, O_WRONLY | O_CLOEXEC | (is_joined ? 0 : O_CREAT | O_EXCL), 0666);
     rc = writer->fd < 0 ? -errno : 0;
@@ -218,7 +211,6 @@ static int writer_make(const struct lade_safetensors_params *params, bool is_joi
     writer_free(writer);
     return lade_error_set(error, rc, "%s: cannot %s: %s", params->path, is_joined ? "open" : "create", strerror(-rc));
   }
-  XXH3_64bits_reset(writer->digest);
   *ret_writer = writer;
   return 0;
 }
@@ -257,19 +249,6 @@ int lade_safetensors_join(const struct lade_safetensors_params *params, struct l
   return writer_open(params, true, error, ret_writer);
 }
 
-int lade_safetensors_write(lade_safetensors_writer *writer, const void *data, uint64_t bytes, struct lade_error *error)
-{
-  if (bytes > writer->left_bytes)
-    return lade_error_set(error, -EINVAL, "%s: %" PRIu64 " bytes more than its header states", writer->path,
-                          bytes - writer->left_bytes);
-  int rc = bytes_write(writer, AT_POSITION, data, bytes, error);
-  if (rc)
-    return rc;
-  XXH3_64bits_update(writer->digest, data, bytes);
-  writer->left_bytes -= bytes;
-  return 0;
-}
-
 int lade_safetensors_write_at(lade_safetensors_writer *writer, uint64_t offset, const void *data, uint64_t bytes,
                               struct lade_error *error)
 {
@@ -282,7 +261,7 @@ int lade_safetensors_write_at(lade_safetensors_writer *writer, uint64_t offset, 
   return rc;
 }
 
-int lade_safetensors_commit(lade_safetensors_writer *writer, struct lade_error *error, uint64_t *ret_digest)
+int lade_safetensors_commit(lade_safetensors_writer *writer, struct lade_error *error)
 {
   int rc = 0;
   if (writer->left_bytes && !writer->is_shared)
@@ -302,8 +281,6 @@ int lade_safetensors_commit(lade_safetensors_writer *writer, struct lade_error *
     lade_safetensors_abort(writer);
     return rc;
   }
-  if (ret_digest)
-    *ret_digest = XXH3_64bits_digest(writer->digest);
   writer_free(writer);
   return 0;
 }

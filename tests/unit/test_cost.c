@@ -132,9 +132,7 @@ static void copies_take_latency_and_bytes(void **state)
   struct lade_cost cost;
   machine_make(&cost, "h100-80g");
   cost.machine.to_host = (struct lade_link){1000000000, 5000};
-  cost.machine.to_device = (struct lade_link){2000000000, 7000};
   assert_int_equal(lade_cost_to_host_ns(&cost, 1000000), 5000 + 1000000);
-  assert_int_equal(lade_cost_to_device_ns(&cost, 1000000), 7000 + 500000);
   cost.machine.store = (struct lade_machine_store){
       .bytes = 1 << 30, .read_bytes_per_s = 4e9, .write_bytes_per_s = 2e9, .total_bytes_per_s = 5e9, .latency_ns = 100};
   assert_int_equal(lade_cost_read_ns(&cost, 4000), 100 + 1000);

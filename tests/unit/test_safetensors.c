@@ -39,7 +39,7 @@ static void data_make(char data[DATA_BYTES])
 }
 
 /* Write everything in pieces of @piece bytes. */
-static int file_write(const char *path, uint64_t piece, struct lade_faults *faults, uint64_t *ret_digest)
+static int file_write(const char *path, uint64_t piece, struct lade_faults *faults)
 {
   struct lade_safetensors_params params = params_make(path, faults);
   lade_safetensors_writer *writer;
@@ -49,23 +49,20 @@ static int file_write(const char *path, uint64_t piece, struct lade_faults *faul
   if (rc)
     return rc;
   for (uint64_t at = 0; at < DATA_BYTES && !rc; at += piece)
-    rc = lade_safetensors_write(writer, data + at, LADE_MIN(piece, DATA_BYTES - at), NULL);
+    rc = lade_safetensors_write_at(writer, at, data + at, LADE_MIN(piece, DATA_BYTES - at), NULL);
   if (rc) {
     lade_safetensors_abort(writer);
     return rc;
   }
-  return lade_safetensors_commit(writer, NULL, ret_digest);
+  return lade_safetensors_commit(writer, NULL);
 }
 
 static void what_is_written_reads_back(void **state)
 {
   const char *path = in_scratch("good");
-  uint64_t written = 0, read = 1, other = 2;
-  assert_int_equal(file_write(path, 11, NULL, &written), 0);
+  assert_int_equal(file_write(path, 11, NULL), 0);
   lade_safetensors *file;
   assert_int_equal(lade_safetensors_open(path, NULL, NULL, &file), 0);
-  assert_int_equal(lade_safetensors_digest(file, &read, NULL), 0);
-  assert_int_equal(written, read);
   assert_int_equal(lade_safetensors_count(file), LADE_COUNT(entries));
   char data[DATA_BYTES], bytes[DATA_BYTES];
   data_make(data);
@@ -84,15 +81,12 @@ static void what_is_written_reads_back(void **state)
   }
   assert_int_equal(at, DATA_BYTES);
   const struct lade_safetensor *table = lade_safetensors_find(file, "wte.weight");
-  assert_int_equal(lade_safetensors_read_rows(file, table, 2, 2, bytes, NULL), 0);
+  assert_int_equal(lade_safetensors_read(file, table, 2 * 12, 24, bytes, NULL), 0);
   assert_memory_equal(bytes, data + 2 * 12, 24);
   assert_null(lade_safetensors_find(file, "wte"));
   assert_string_equal(lade_safetensors_metadata(file, "step"), "12");
   assert_null(lade_safetensors_metadata(file, "steps"));
   lade_safetensors_close(file);
-  unlink(path);
-  assert_int_equal(file_write(path, DATA_BYTES, NULL, &other), 0);
-  assert_int_equal(other, written); /* pieces do not matter */
   unlink(path);
 }
 
@@ -101,7 +95,7 @@ static void the_header_is_padded_to_eight_bytes(void **state)
   const char *path = in_scratch("padded");
   char *text;
   size_t bytes;
-  assert_int_equal(file_write(path, 64, NULL, NULL), 0);
+  assert_int_equal(file_write(path, 64, NULL), 0);
   assert_int_equal(lade_file_load(path, 1 << 20, NULL, &text, &bytes), 0);
   uint64_t header_bytes = 0;
   memcpy(&header_bytes, text, 8);
@@ -120,9 +114,9 @@ static void a_writer_is_held_to_its_header(void **state)
   char data[DATA_BYTES + 1] = {0};
   assert_int_equal(lade_safetensors_create(&params, NULL, &writer), 0);
   assert_int_equal(lade_safetensors_create(&params, NULL, &second), -EEXIST);
-  assert_int_equal(lade_safetensors_write(writer, data, DATA_BYTES + 1, NULL), -EINVAL);
-  assert_int_equal(lade_safetensors_write(writer, data, DATA_BYTES - 1, NULL), 0);
-  assert_int_equal(lade_safetensors_commit(writer, NULL, NULL), -EINVAL);
+  assert_int_equal(lade_safetensors_write_at(writer, 0, data, DATA_BYTES + 1, NULL), -EINVAL);
+  assert_int_equal(lade_safetensors_write_at(writer, 0, data, DATA_BYTES - 1, NULL), 0);
+  assert_int_equal(lade_safetensors_commit(writer, NULL), -EINVAL);
   assert_int_equal(access(path, F_OK), -1);
   static const struct lade_safetensors_entry twice[] = {{"a", LADE_F32, 0, {0}}, {"a", LADE_F32, 0, {0}}};
   static const struct lade_safetensors_entry wrong[] = {{"a", LADE_F32, 2, {INT64_MAX, 8}}};
@@ -165,7 +159,7 @@ static void positioned_writes_make_the_same_file(void **state)
   for (int at = DATA_BYTES - 1; at >= 0; at--)
     assert_int_equal(lade_safetensors_write_at(writer, (uint64_t)at, data + at, 1, NULL), 0);
   assert_int_equal(lade_safetensors_write_at(writer, 0, data, 1, NULL), -EINVAL); /* all is written */
-  assert_int_equal(lade_safetensors_commit(writer, NULL, NULL), 0);
+  assert_int_equal(lade_safetensors_commit(writer, NULL), 0);
   assert_int_equal(lade_safetensors_open(path, NULL, NULL, &file), 0);
   uint64_t at = 0;
   for (int i = 0; i < lade_safetensors_count(file); i++) {
@@ -246,7 +240,7 @@ static void every_truncation_is_noticed(void **state)
   const char *path = in_scratch("truncated");
   char *text;
   size_t bytes;
-  assert_int_equal(file_write(path, 64, NULL, NULL), 0);
+  assert_int_equal(file_write(path, 64, NULL), 0);
   assert_int_equal(lade_file_load(path, 1 << 20, NULL, &text, &bytes), 0);
   lade_safetensors *file;
   for (size_t cut = 0; cut < bytes; cut++) {
@@ -263,37 +257,18 @@ static void every_truncation_is_noticed(void **state)
   unlink(path);
 }
 
-static void a_flipped_bit_changes_the_digest(void **state)
-{
-  const char *path = in_scratch("flipped");
-  uint64_t written, read;
-  assert_int_equal(file_write(path, 64, NULL, &written), 0);
-  FILE *stream = fopen(path, "r+b");
-  assert_int_equal(fseek(stream, -3, SEEK_END), 0);
-  int byte = fgetc(stream);
-  assert_int_equal(fseek(stream, -3, SEEK_END), 0);
-  fputc(byte ^ 4, stream);
-  fclose(stream);
-  lade_safetensors *file;
-  assert_int_equal(lade_safetensors_open(path, NULL, NULL, &file), 0);
-  assert_int_equal(lade_safetensors_digest(file, &read, NULL), 0);
-  assert_true(read != written);
-  lade_safetensors_close(file);
-  unlink(path);
-}
-
 static void a_refused_write_leaves_no_file(void **state)
 {
   const char *path = in_scratch("refused");
   struct lade_faults faults;
   lade_faults_init(&faults);
-  assert_int_equal(file_write(path, 16, &faults, NULL), 0);
+  assert_int_equal(file_write(path, 16, &faults), 0);
   uint64_t n_calls = lade_faults_count(&faults, LADE_FAULT_ANY);
   unlink(path);
   assert_true(n_calls > 6);
   for (uint64_t nth = 1; nth <= n_calls; nth++) {
     lade_faults_arm(&faults, LADE_FAULT_ANY, nth, false, -ENOSPC);
-    int rc = file_write(path, 16, &faults, NULL);
+    int rc = file_write(path, 16, &faults);
     assert_true(rc == -ENOSPC || rc == -ENOMEM);
     assert_int_equal(access(path, F_OK), -1);
   }
@@ -304,11 +279,11 @@ static void a_refused_read_is_reported(void **state)
   const char *path = in_scratch("unread");
   struct lade_faults faults;
   lade_safetensors *file;
-  uint64_t digest;
+  double scalar;
   lade_faults_init(&faults);
-  assert_int_equal(file_write(path, 16, NULL, NULL), 0);
+  assert_int_equal(file_write(path, 16, NULL), 0);
   assert_int_equal(lade_safetensors_open(path, &faults, NULL, &file), 0);
-  assert_int_equal(lade_safetensors_digest(file, &digest, NULL), 0);
+  assert_int_equal(lade_safetensors_read(file, lade_safetensors_find(file, "scalar"), 0, 8, &scalar, NULL), 0);
   lade_safetensors_close(file);
   uint64_t n_calls = lade_faults_count(&faults, LADE_FAULT_ANY);
   for (uint64_t nth = 1; nth <= n_calls; nth++) {
@@ -316,7 +291,7 @@ static void a_refused_read_is_reported(void **state)
     lade_faults_arm(&faults, LADE_FAULT_ANY, nth, false, -EIO);
     int rc = lade_safetensors_open(path, &faults, &error, &file);
     if (!rc) {
-      rc = lade_safetensors_digest(file, &digest, &error);
+      rc = lade_safetensors_read(file, lade_safetensors_find(file, "scalar"), 0, 8, &scalar, &error);
       lade_safetensors_close(file);
     }
     assert_true(rc == -EIO || rc == -ENOMEM);
@@ -335,7 +310,6 @@ int main(void)
       cmocka_unit_test(files_that_break_the_format_are_refused),
       cmocka_unit_test(foreign_types_and_no_tensors_are_fine),
       cmocka_unit_test(every_truncation_is_noticed),
-      cmocka_unit_test(a_flipped_bit_changes_the_digest),
       cmocka_unit_test(a_refused_write_leaves_no_file),
       cmocka_unit_test(a_refused_read_is_reported),
   };

@@ -18,6 +18,7 @@
 
 #include "base/base.h"
 #include "parallel/schedule.h"
+#include "tests/support/schedule_walk.h"
 
 #define STAGES_MOST 8
 #define SLOTS_MOST 512
@@ -223,12 +224,12 @@ static void stages_hold_as_many_microbatches_as_the_papers_say(void **state)
 /* Pieces of equal times that make up one stage's F, B and W. */
 static double bubble_get(const struct lade_pipeline *pipeline, double f, double b, double w)
 {
-  struct lade_piece_ns pieces[STAGES_MOST * 4];
-  struct lade_schedule_time time;
+  struct piece_ns pieces[STAGES_MOST * 4];
+  struct schedule_time time;
   int v = pipeline->n_chunks;
   for (int i = 0; i < pipeline->n_stages * v; i++)
-    pieces[i] = (struct lade_piece_ns){f / v, b / v, w / v};
-  assert_int_equal(lade_schedule_walk(pipeline, pieces, 0, &time), 0);
+    pieces[i] = (struct piece_ns){f / v, b / v, w / v};
+  assert_int_equal(schedule_walk(pipeline, pieces, 0, &time), 0);
   double busy = pipeline->n_microbatches * (f + b + w);
   assert_true(fabs(time.span_ns - busy * (1 + time.bubble)) <= 1e-9 * time.span_ns);
   return time.bubble;
@@ -265,12 +266,12 @@ static void bubbles_are_the_closed_forms(void **state)
 static void a_slow_link_and_a_slow_stage_widen_the_bubble(void **state)
 {
   struct lade_pipeline pipeline = {LADE_SCHEDULE_1F1B, 4, 1, 8, true};
-  struct lade_piece_ns pieces[4] = {{10, 10, 10}, {10, 10, 10}, {10, 10, 10}, {10, 10, 10}};
-  struct lade_schedule_time free_link, slow_link, slow_stage;
-  assert_int_equal(lade_schedule_walk(&pipeline, pieces, 0, &free_link), 0);
-  assert_int_equal(lade_schedule_walk(&pipeline, pieces, 5, &slow_link), 0);
+  struct piece_ns pieces[4] = {{10, 10, 10}, {10, 10, 10}, {10, 10, 10}, {10, 10, 10}};
+  struct schedule_time free_link, slow_link, slow_stage;
+  assert_int_equal(schedule_walk(&pipeline, pieces, 0, &free_link), 0);
+  assert_int_equal(schedule_walk(&pipeline, pieces, 5, &slow_link), 0);
   pieces[2].forward = 20;
-  assert_int_equal(lade_schedule_walk(&pipeline, pieces, 0, &slow_stage), 0);
+  assert_int_equal(schedule_walk(&pipeline, pieces, 0, &slow_stage), 0);
   assert_true(slow_link.bubble > free_link.bubble);
   assert_true(slow_stage.bubble > free_link.bubble);
 }

@@ -16,6 +16,7 @@
 #include "base/base.h"
 #include "parallel/schedule.h"
 #include "tests/support/scene.h"
+#include "tests/support/schedule_walk.h"
 
 #define STAGES_MOST 4
 #define OP_NS 1000
@@ -97,11 +98,11 @@ static bool is_for_weights(const struct lade_graph *graph, const struct lade_op 
 }
 
 /* Ops of blocks take a microsecond each, everything else nothing. What a piece takes, in *ret_piece. */
-static void prices_equal(struct scene *scene, struct lade_piece_ns *ret_piece)
+static void prices_equal(struct scene *scene, struct piece_ns *ret_piece)
 {
   const struct lade_graph *graph = scene->graph;
   struct lade_prices *prices = &scene->prices;
-  *ret_piece = (struct lade_piece_ns){0};
+  *ret_piece = (struct piece_ns){0};
   for (int i = 0; i < graph->n_ops; i++) {
     const struct lade_op *op = &graph->ops[i];
     bool is_of_block = graph->units[op->unit].name[0] == 'h' && graph->units[op->unit].name[1] == '.';
@@ -130,9 +131,9 @@ static void with_equal_stages_the_bubble_is_the_schedules(void **state)
     struct pipeline pipeline;
     struct lade_error error = {.text = ""};
     struct scene_setting how = shapes[i];
-    struct lade_piece_ns pieces[STAGES_MOST * 3];
+    struct piece_ns pieces[STAGES_MOST * 3];
     struct lade_stages_time found;
-    struct lade_schedule_time expected;
+    struct schedule_time expected;
     how.dtype = LADE_F32;
     pipeline_init(&pipeline, &how);
     for (how.stage = 0; how.stage < how.pp; how.stage++) {
@@ -145,7 +146,7 @@ static void with_equal_stages_the_bubble_is_the_schedules(void **state)
     for (int piece = how.pp; piece < how.pp * LADE_MAX(how.n_chunks, 1); piece++)
       pieces[piece] = pieces[0];
     struct lade_pipeline like = lade_pipeline_get(&pipeline.scenes[0].layout, how.n_microbatches, true);
-    assert_int_equal(lade_schedule_walk(&like, pieces, 0, &expected), 0);
+    assert_int_equal(schedule_walk(&like, pieces, 0, &expected), 0);
     assert_int_equal(pipeline_simulate(&pipeline, &error, &found), 0);
     assert_true(fabs(found.bubble - expected.bubble) < 1e-6);
     pipeline_finish(&pipeline);
