@@ -103,6 +103,7 @@ def budgets_measure(args, out):
 # Name, options, the most bytes per parameter each way.
 FORMS = [("exact", [], 10.1), ("BF16 moments", ["--moments", "bf16"], 6.1), ("8-bit moments", ["--moments", "8bit"], 4.1),
          ("8-bit moments, 24-bit master", ["--moments", "8bit", "--master", "24bit"], 3.1)]
+STREAM_STEPS = 12  # of a run that measures them, at least
 
 
 # Requests of the size that updates make, and of fio's target for the store: bytes each, how many at once.
@@ -111,7 +112,7 @@ REQUESTS = [("512k", 8), ("1m", 8), ("8m", 32)]
 
 def duplex_measure(args, path, size, depth):
     """Bytes per second that the drive reads and writes together, half each, by fio; None without it."""
-    command = ["fio", "--name=duplex", f"--filename={path}", "--size=512m", "--rw=rw", "--rwmixread=50", f"--bs={size}",
+    command = ["fio", "--name=duplex", f"--filename={path}", "--size=1g", "--rw=rw", "--rwmixread=50", f"--bs={size}",
                f"--iodepth={depth}", "--ioengine=io_uring", "--direct=1", "--overwrite=1", "--iomem=malloc",
                "--iomem_align=2097152", "--output-format=json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -124,47 +125,61 @@ def duplex_measure(args, path, size, depth):
     return 1e3 * (job["read"]["io_bytes"] + job["write"]["io_bytes"]) / milliseconds
 
 
-def drive_measure(args, path):
-    """The drive's rates both ways at once, by requests; {} without them."""
-    rates = {f"{depth} of {size}": duplex_measure(args, path, size, depth) for size, depth in REQUESTS}
-    return {} if None in rates.values() else rates
+def drive_measure(args, path, requests, rounds=1):
+    """Medians of the drive's rates both ways at once, by requests; {} without them."""
+    rates = {request: [duplex_measure(args, path, *request) for _ in range(rounds)] for request in requests}
+    if any(None in each for each in rates.values()):
+        return {}
+    return {request: statistics.median(each) for request, each in rates.items()}
 
 
 def streams_measure(args, out):
-    """Updates whose state streams from the drive, beside the time that the drive needs for their bytes at its best."""
+    """Updates whose state streams from the drive, beside the time that the drive needs for their bytes at its best.
+
+    Which request is its best is found first, over as many rounds: the best of each round would be the best of several
+    draws, which a drive whose rate swings does not keep up. Then it is measured between any two runs, and its rate for
+    a run is the mean of those before and behind it, because it drifts, and of a virtual drive may change by a third
+    from one second to the next."""
     if not shutil.which("fio"):
         print("no fio: the drive's duplex bandwidth is not measured", file=sys.stderr)
         return
-    results, drive = {name: [] for name, *_ in FORMS}, [] # the drive right before each run, for its rate drifts
+    results = {name: [] for name, *_ in FORMS}
     with tempfile.TemporaryDirectory(prefix="lade-targets-", dir=args.store) as directory:
         path = os.path.join(directory, "duplex")
         duplex_measure(args, path, *REQUESTS[0])  # the file's first writing is slower
+        rates = drive_measure(args, path, REQUESTS, args.rounds)
+        if not rates:
+            return
+        best = max(rates, key=rates.get)
+        before = duplex_measure(args, path, *best)
         for number in range(args.rounds):
             for name, options, _ in FORMS:
-                drive.append(drive_measure(args, path))
                 summary = run(args, "--model", "baby", "--layers", "24", "--batch", "1", "--seq", "16", "--eval-iters", "1",
-                              "--steps", str(args.steps), "--budget", "100%", "--host-budget", "0", "--store", args.store,
-                              "--residency", args.optimizer_file, *options)
-                if summary and drive[-1]:
-                    moved = summary["store_read_bytes_per_step"] + summary["store_written_bytes_per_step"]
-                    results[name].append((summary, moved / max(drive[-1].values()) / summary["measured_queue_seconds"]["io"]))
+                              "--steps", str(max(args.steps, STREAM_STEPS)), "--budget", "100%", "--host-budget", "0",
+                              "--store", args.store, "--residency", args.optimizer_file, *options)
+                behind = duplex_measure(args, path, *best)
+                if summary and before and behind:
+                    results[name].append((summary, (before + behind) / 2))
+                before = behind
                 print(f"round {number + 1}/{args.rounds}: state on the drive, {name}", file=sys.stderr)
     out += ["", "| `baby` of 24 layers, state on the drive, working copies in memory | read, bytes per parameter | written | at most "
-            "| update, ms | of the drive's duplex rate (target 0.90) |", "|---|---|---|---|---|---|"]
+            "| update, ms | the drive, GB/s | of the drive's duplex rate (target 0.90) | least and most of a round |",
+            "|---|---|---|---|---|---|---|---|"]
     for name, _, most in FORMS:
         if not results[name]:
-            out.append(f"| {name} | refused | | | | |")
+            out.append(f"| {name} | refused | | | | | | |")
             continue
         first = results[name][0][0]
         each = [first[f"store_{way}_bytes_per_step"] / first["parameters"] for way in ("read", "written")]
-        update = statistics.median(summary["measured_queue_seconds"]["io"] for summary, _ in results[name])
-        out.append(f"| {name} | {each[0]:.3f} | {each[1]:.3f} | {most} | {1e3 * update:.0f} "
-                   f"| {statistics.median(ratio for _, ratio in results[name]):.2f} |")
-    rounds = [rates for rates in drive if rates]
-    if rounds:
-        medians = [f"{what} {statistics.median(rates[what] for rates in rounds) / 1e9:.2f}" for what in rounds[0]]
-        out += ["", "The drive, by fio, reading and writing at once, GB/s together: " + ", ".join(medians) +
-                ". Each ratio is to the best of them right before."]
+        moved = first["store_read_bytes_per_step"] + first["store_written_bytes_per_step"]
+        times = [summary["measured_queue_seconds"]["io"] for summary, _ in results[name]]
+        drive = [rate for _, rate in results[name]]
+        ratios = [moved / time / rate for time, rate in zip(times, drive)]
+        out.append(f"| {name} | {each[0]:.3f} | {each[1]:.3f} | {most} | {1e3 * statistics.median(times):.0f} "
+                   f"| {statistics.median(drive) / 1e9:.2f} | {statistics.median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f} |")
+    medians = [f"{depth} of {size} {rate / 1e9:.2f}" for (size, depth), rate in rates.items()]
+    out += ["", "The drive, by fio, reading and writing at once, GB/s together: " + ", ".join(medians) +
+            f". Ratios are to {best[1]} of {best[0]} before and behind each run."]
 
 
 def curves_measure(args, out):
@@ -211,8 +226,8 @@ def main():
     with tempfile.NamedTemporaryFile("w", suffix=".residency", delete=False) as file:
         file.write("optimizer * store\n")
     args.optimizer_file = file.name
-    out = [f"# {machine_name()}", "", f"{args.rounds} interleaved rounds of {args.steps} steps; "
-           f"links of the throttled run: {args.link}/s each way.", ""]
+    what = f"of {args.steps} steps; links of the throttled run: {args.link}/s each way"
+    out = [f"# {machine_name()}", "", f"{args.rounds} interleaved rounds{'' if args.only_streams else ' ' + what}.", ""]
     if not args.only_streams:
         budgets_measure(args, out)
     streams_measure(args, out)
