@@ -4,6 +4,11 @@
  * however the job ends. mpirun starts ranks in processes of its own and passes no descriptors on, but the environment.
  *
  * Each field has one writer. A rank's words are written before has_left; the launcher reads when all have ended.
+ *
+ * Which checkpoints in --save are the job's the board must know: others may be there, newer ones too, and --keep may
+ * have removed the one before as soon as a save was published, which the job need not have lived to see. So it holds
+ * the last save that was begun, too, and what that one was to replace: if another directory has its name now, it is
+ * whole.
  */
 #include "tools/board.h"
 
@@ -55,6 +60,8 @@ int board_create(int n_ranks, struct board **ret_board)
   struct board *board = memory; /* the descriptor stays open: it is the board's name */
   board->version = board_version();
   board->n_ranks = n_ranks;
+  atomic_store(&board->saving_step, -1);
+  atomic_store(&board->saved_step, -1);
   *ret_board = board;
   return 0;
 }
@@ -73,39 +80,44 @@ void board_clear(struct board *board, int n_ranks)
   atomic_store(&board->first_step, -1);
 }
 
-static int newest_find(const struct board *board, struct board_checkpoint *ret_newest, struct lade_error *error)
+/* What has the name of @step's checkpoint in --save. */
+static struct board_checkpoint checkpoint_look(const struct board *board, int64_t step)
 {
   char path[PATH_MAX];
   struct stat at;
-  if (!*board->places[BOARD_SAVE])
-    return -ENOENT;
-  int status = lade_checkpoint_find(board->places[BOARD_SAVE], path, sizeof(path), error);
-  if (!status && stat(path, &at))
-    status = lade_error_set(error, -errno, "%.400s: %s", path, strerror(errno));
-  if (!status)
-    *ret_newest = (struct board_checkpoint){at.st_dev, at.st_ino,
-                                            at.st_mtim.tv_sec * INT64_C(1000000000) + at.st_mtim.tv_nsec};
-  return status;
+  if (!*board->places[BOARD_SAVE] || lade_checkpoint_path(board->places[BOARD_SAVE], step, path, NULL) ||
+      stat(path, &at))
+    return (struct board_checkpoint){0};
+  return (struct board_checkpoint){at.st_dev, at.st_ino};
 }
 
-void board_look(struct board *board)
+/* Was the save that was begun last published, whether or not somebody lived to see it? */
+static bool saving_is_whole(const struct board *board)
 {
-  if (board->has_looked)
-    return;
-  newest_find(board, &board->newest_before, NULL); /* one that cannot be read is told when it would be taken */
-  board->has_looked = true;
+  const int64_t step = atomic_load(&board->saving_step);
+  const struct board_checkpoint *before = &board->replaced;
+  const struct board_checkpoint now = step < 0 ? *before : checkpoint_look(board, step);
+  return now.node && (now.device != before->device || now.node != before->node);
 }
 
-int board_find_save(const struct board *board, struct lade_error *error)
+void board_save_begin(struct board *board, int64_t step)
 {
-  const struct board_checkpoint *before = &board->newest_before;
-  struct board_checkpoint newest;
-  int status = board->has_looked ? newest_find(board, &newest, error) : -ENOENT;
-  if (status)
-    return status;
-  const bool is_of_before = newest.device == before->device && newest.node == before->node &&
-                            newest.changed_ns == before->changed_ns;
-  return is_of_before ? -ENOENT : 0;
+  if (saving_is_whole(board))
+    atomic_store(&board->saved_step, atomic_load(&board->saving_step));
+  atomic_store(&board->saving_step, -1);
+  board->replaced = checkpoint_look(board, step);
+  atomic_store(&board->saving_step, step);
+}
+
+void board_save_end(struct board *board, int64_t step, int64_t taken_ns)
+{
+  atomic_store(&board->saved_ns, taken_ns);
+  atomic_store(&board->saved_step, step);
+}
+
+int64_t board_find_save(const struct board *board)
+{
+  return atomic_load(saving_is_whole(board) ? &board->saving_step : &board->saved_step);
 }
 
 struct board *board_find(int rank, int n_ranks)

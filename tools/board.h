@@ -22,10 +22,9 @@
 /* Where a job's checkpoints are: of --save, of --resume. */
 enum { BOARD_SAVE, BOARD_RESUME, BOARD_N_PLACES };
 
-/* One checkpoint, to tell it from later ones; zeros: none. */
+/* A checkpoint's directory, to tell it from another one of its name; zeros: none. */
 struct board_checkpoint {
   uint64_t device, node;
-  int64_t changed_ns;
 };
 
 struct board_rank {
@@ -46,13 +45,14 @@ struct board {
   /* Of the first rank. */
   int64_t n_rows, micro_rows; /* of a step's batch, and as --micro-batch has it */
   char places[BOARD_N_PLACES][PATH_MAX]; /* absolute; "": not given */
-  bool has_looked;                       /* what follows is known */
-  struct board_checkpoint newest_before; /* in --save, before this job's first step: of another run */
   char words[BOARD_WORDS_BYTES];         /* behind "train", of the line that goes on (go_on.h); "": not known */
   _Atomic int64_t first_step; /* at which this start began; -1: no step has begun */
   _Atomic int64_t begun_ns;   /* when it did */
   _Atomic int64_t n_steps;    /* done since step 0 */
-  _Atomic int64_t saved_ns;   /* when the newest checkpoint that it saw whole took its values; 0: none is of this job */
+  _Atomic int64_t saving_step; /* whose save it began last, in any start; -1: none */
+  struct board_checkpoint replaced; /* what had that one's name before, perhaps of another run */
+  _Atomic int64_t saved_step; /* whose save it saw whole last; -1: none of this job's */
+  _Atomic int64_t saved_ns;   /* when that one took its values; 0: there is none */
   struct board_rank ranks[];
 };
 
@@ -81,14 +81,12 @@ void board_leave(struct board *board, int rank, int code, const char *text);
 /* Send a signal to the ranks that have begun and not left; how many those are. May be called by a handler. */
 int board_signal(const struct board *board, int signal_number);
 
-/* The first rank's, before ranks meet and once for all starts: what --save holds that is not of this job. */
-void board_look(struct board *board);
+/* The first rank's: a save of @step into --save begins, and is whole, with values that were taken at @taken_ns. */
+void board_save_begin(struct board *board, int64_t step);
+void board_save_end(struct board *board, int64_t step, int64_t taken_ns);
 
-/*
- * Is the newest checkpoint in --save of this job, so that it may go on from there? 0; -ENOENT: there is none, or it is
- * of a run before; else what lade_checkpoint_find answers of one that cannot be read.
- */
-int board_find_save(const struct board *board, struct lade_error *error);
+/* The step of the newest checkpoint in --save that is of this job, of all that --save may hold; -1: it has none. */
+int64_t board_find_save(const struct board *board);
 
 /*
  * How a start ended. Of several words the first of somebody who failed by himself count, then of somebody who saw

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <string.h>
 
 #include "base/base.h"
 #include "run/checkpoint.h"
@@ -20,6 +21,14 @@ void go_on_words_print(const struct options *options, FILE *file)
       word_print(file, arguments.items[i]);
   }
   option_list_free_items(&arguments);
+}
+
+const char *go_on_place(const char *dir, int64_t step, char path[PATH_MAX])
+{
+  char newest[PATH_MAX];
+  if (lade_checkpoint_path(dir, step, path, NULL))
+    return dir;
+  return !lade_checkpoint_find(dir, newest, sizeof(newest), NULL) && strcmp(newest, path) == 0 ? dir : path;
 }
 
 const char *go_on_newest(const char *const *places, size_t n, struct lade_error *error)

@@ -3,6 +3,7 @@
 #ifndef LADE_GO_ON_H
 #define LADE_GO_ON_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
 
@@ -10,6 +11,9 @@
 
 /* Print the words that start @options' `lade train` again, behind "train", without where it began. */
 void go_on_words_print(const struct options *options, FILE *file);
+
+/* What --resume is to be given for the checkpoint of @step in @dir: @dir, where that is its newest, else its @path. */
+const char *go_on_place(const char *dir, int64_t step, char path[PATH_MAX]);
 
 /*
  * Append to @error, which a run has ended with, the newest complete checkpoint in the first of the @n @places (NULL:

@@ -16,9 +16,9 @@
  * One that has output left which nobody reads is waited for.
  *
  * A job that lost ranks (killed, stopped, gone without a word) can be started again: the ranks themselves then resume
- * from the newest checkpoint in their --save. One that a rank itself called wrong is not: it would end so again. With
- * --elastic a start has the ranks that remain, in the largest layout of the same kind (lade_layout_shrink). What is
- * lost is known when a step begins again: the steps after the checkpoint, and the time since it was whole.
+ * from the job's newest checkpoint in their --save. One that a rank itself called wrong is not: it would end so again.
+ * With --elastic a start has the ranks that remain, in the largest layout of the same kind (lade_layout_shrink). What
+ * is lost is known when a step begins again: the steps after the checkpoint, and the time since it was whole.
  *
  * Ranks may share cores (--oversubscribe: mpirun's slots are not the threads that we count). Where they outnumber the
  * threads, waits inside MPI give the processor up, and libraries that ask OMP_NUM_THREADS take one thread per rank,
@@ -330,8 +330,10 @@ static int lost_tell(const struct launch *launch, const char *verb, bool is_agai
 {
   const struct board *board = launch->board;
   const char *save = board->places[BOARD_SAVE], *resume = board->places[BOARD_RESUME];
-  const bool is_own = board_find_save(board, NULL) != -ENOENT; /* else it is of a run before this job */
-  const char *const places[] = {!*save ? NULL : is_own ? save : "", *resume ? resume : NULL};
+  const int64_t saved = board_find_save(board);
+  char path[PATH_MAX];
+  const char *own = saved >= 0 ? go_on_place(save, saved, path) : ""; /* others may be of a run before this job */
+  const char *const places[] = {*save ? own : NULL, *resume ? resume : NULL};
   const char *place = go_on_newest(places, LADE_COUNT(places), error);
   const struct lade_error why = *error;
   const bool is_shown = place && !is_again && *board->words;

@@ -42,10 +42,12 @@ struct run {
   struct pace pace;
   FILE *log;
   struct lade_session_choice choices[4];
+  char own[PATH_MAX]; /* checkpoint of this job that it goes on from after a failure */
   int claim_fd; /* on the directory of --save; -1 */
   bool has_valid; /* until an evaluation says that there is no such data */
   int64_t begun_save_ns; /* when the newest save took its values */
   int64_t evaluated_step, saved_step;
+  int64_t kept_step; /* of this run's newest checkpoint in --save; -1: none */
   int64_t pending_step; /* whose save is being written beside the steps; -1: none */
   int stop_signal; /* that a rank was sent; 0 */
   bool has_saved;  /* all ranks know that the save beside the steps is over */
@@ -146,8 +148,9 @@ static int evaluate(struct run *run)
 /* The save of @step is durable. */
 static void log_save(struct run *run, int64_t step)
 {
+  run->kept_step = step;
   if (run->job.board && job_is_first(&run->job))
-    atomic_store(&run->job.board->saved_ns, run->begun_save_ns);
+    board_save_end(run->job.board, step, run->begun_save_ns);
   json_t *event = json_pack("{s:s, s:I, s:o}", "event", "save", "step", (json_int_t)step, "dir",
                             json_text(run->options.save));
   json_object_set_new(event, "seconds", json_number(run->pace.save_seconds));
@@ -180,6 +183,8 @@ static int save_begin(struct run *run, int64_t begin_ns)
   const struct options *options = &run->options;
   const bool is_first = run->saved_step < 0;
   run->begun_save_ns = lade_now_ns();
+  if (run->job.board && job_is_first(&run->job))
+    board_save_begin(run->job.board, run->info.step);
   int status = lade_session_save(run->session, options->save, (int)options->keep, &run->error);
   if (status)
     return status;
@@ -458,8 +463,8 @@ static void interrupted_print(struct run *run)
     fprintf(stderr, " launch -n %d --", run->job.launch.world);
   fputs(" train", stderr);
   go_on_words_print(&run->options, stderr);
-  char resume[4096];
-  snprintf(resume, sizeof(resume), "--resume=%s", run->options.save);
+  char resume[PATH_MAX + 16], path[PATH_MAX];
+  snprintf(resume, sizeof(resume), "--resume=%s", go_on_place(run->options.save, run->kept_step, path));
   word_print(stderr, resume);
   fputc('\n', stderr);
 }
@@ -506,7 +511,7 @@ static void ranks_apply(struct run *run)
 
 /*
  * A start after a failure goes on from the newest checkpoint of the job, or begins as the first did where there is none
- * (one of another run may be there); perhaps on fewer ranks. One that cannot be read ends the start: to begin anew
+ * (those of another run may be there); perhaps on fewer ranks. One that cannot be read ends the start: to begin anew
  * would in the end remove those that can.
  */
 static int restart_apply(struct run *run)
@@ -517,13 +522,13 @@ static int restart_apply(struct run *run)
     return 0;
   if (board->is_layout_given)
     session->layout = board->layout;
-  struct lade_error why = {0};
-  int status = board_find_save(board, &why);
-  if (!status) {
-    session->resume = run->options.save;
+  const int64_t saved = board_find_save(board);
+  int status = saved < 0 ? 0 : lade_checkpoint_path(board->places[BOARD_SAVE], saved, run->own, &run->error);
+  if (!status && saved >= 0) {
+    session->resume = run->own;
     session->init = NULL;
   }
-  return status && status != -ENOENT ? lade_error_set(&run->error, status, "%s", why.text) : 0;
+  return status;
 }
 
 /* The absolute @path into @place; none and too long ones leave it empty. */
@@ -564,7 +569,6 @@ static void board_fill(struct run *run)
   board->micro_rows = session->micro_batch;
   place_fill(board->places[BOARD_SAVE], run->options.save);
   place_fill(board->places[BOARD_RESUME], session->resume);
-  board_look(board);
   words_fill(board->words, &run->options);
 }
 
@@ -651,10 +655,19 @@ static int run_all(struct run *run)
   return status;
 }
 
+/* Add to @error from where this run goes on. What --save has besides may be of another one, if ours went on itself. */
+static void newest_tell(const struct run *run, struct lade_error *error)
+{
+  const char *save = run->options.save, *resume = run->options.session.resume;
+  char path[PATH_MAX];
+  const char *own = run->kept_step >= 0 ? go_on_place(save, run->kept_step, path) : resume ? "" : save;
+  go_on_newest((const char *const[]){save ? own : NULL, resume}, 2, error);
+}
+
 int train_main(int argc, char **argv)
 {
-  struct run run = {.has_valid = true, .evaluated_step = -1, .saved_step = -1, .pending_step = -1, .claim_fd = -1,
-                    .train_loss = NAN, .val_loss = NAN};
+  struct run run = {.has_valid = true, .evaluated_step = -1, .saved_step = -1, .kept_step = -1, .pending_step = -1,
+                    .claim_fd = -1, .train_loss = NAN, .val_loss = NAN};
   int status = job_read(&run.job, &run.error);
   int code = status ? exit_fail("train", status, &run.error)
                     : job_options_read(&run.job, VERB_TRAIN, argc, argv, &run.options);
@@ -671,7 +684,7 @@ int train_main(int argc, char **argv)
     }
     lade_session_close(run.session);
     if (is_apart(status) && !run.job.board && *error.text) /* our saver is through: it removes nothing any more */
-      go_on_newest((const char *const[]){run.options.save, run.options.session.resume}, 2, &error);
+      newest_tell(&run, &error);
     code = job_leave(&run.job, "train", status, &error);
     code = !status && run.stop_signal ? 128 + run.stop_signal : code;
     history_finish(&run.history);

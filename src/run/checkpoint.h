@@ -19,6 +19,8 @@
 #ifndef LADE_CHECKPOINT_H
 #define LADE_CHECKPOINT_H
 
+#include <limits.h>
+
 #include "base/faults.h"
 #include "lade/train.h"
 #include "run/values.h"
@@ -74,6 +76,9 @@ struct lade_checkpoint_place {
 int lade_checkpoint_save(const struct lade_values *values, const struct lade_checkpoint_state *state,
                          const struct lade_checkpoint_place *place, struct lade_faults *faults,
                          struct lade_error *error);
+
+/* Where the checkpoint of @step in @dir is, or would be. -ENAMETOOLONG. */
+int lade_checkpoint_path(const char *dir, int64_t step, char path[PATH_MAX], struct lade_error *error);
 
 /*
  * The newest checkpoint in @dir, or @dir itself if it is one, into @path. Its state.json and the sizes of its files are

@@ -64,7 +64,7 @@ static bool is_temporary(const char *name)
   return strncmp(name, TEMPORARY_PREFIX, strlen(TEMPORARY_PREFIX)) == 0 && strstr(name, TEMPORARY_MARK);
 }
 
-static int step_path(char path[PATH_MAX], const char *dir, int64_t step, struct lade_error *error)
+int lade_checkpoint_path(const char *dir, int64_t step, char path[PATH_MAX], struct lade_error *error)
 {
   char name[40];
   snprintf(name, sizeof(name), STEP_PREFIX "%0*" PRId64, STEP_DIGITS, step);
@@ -289,7 +289,7 @@ static int name_move(int rc, const char *from, const char *to)
 int saves_publish(struct saves *saves, const char *temporary, int64_t step, struct lade_error *error)
 {
   char final[PATH_MAX];
-  int rc = step_path(final, saves->path, step, error);
+  int rc = lade_checkpoint_path(saves->path, step, final, error);
   if (rc == 0)
     rc = temporary_sync(saves, temporary, error);
   if (rc < 0)
@@ -316,7 +316,7 @@ int saves_publish(struct saves *saves, const char *temporary, int64_t step, stru
 static int step_remove(struct saves *saves, int64_t step, struct lade_error *error)
 {
   char path[PATH_MAX], temporary[PATH_MAX];
-  int rc = step_path(path, saves->path, step, error);
+  int rc = lade_checkpoint_path(saves->path, step, path, error);
   if (rc == 0)
     rc = temporary_path(temporary, saves->path, step, error);
   if (rc < 0 || !is_ours(path))
@@ -362,7 +362,7 @@ void saves_suggest(const char *path, struct lade_error *error)
   for (int i = 0; i < steps.n && steps.items[i] < step; i++)
     found = steps.items[i];
   LADE_ARRAY_FREE(&steps);
-  if (found < 0 || step_path(older, resolved, found, NULL) < 0)
+  if (found < 0 || lade_checkpoint_path(resolved, found, older, NULL) < 0)
     return;
   snprintf(text, sizeof(text), "%s", error->text);
   lade_error_set(error, error->code, "%s; resume from the one before it instead: %s", text, older);
@@ -411,7 +411,7 @@ int lade_checkpoint_find(const char *dir, char *path, size_t path_bytes, struct 
     if (rc == 0 && steps.n == 0)
       rc = lade_error_set(error, -ENOENT, "%s: no checkpoint in it", dir);
     if (rc == 0)
-      rc = step_path(found, dir, steps.items[steps.n - 1], error);
+      rc = lade_checkpoint_path(dir, steps.items[steps.n - 1], found, error);
     LADE_ARRAY_FREE(&steps);
   }
   if (rc == 0)

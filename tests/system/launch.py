@@ -132,28 +132,30 @@ assert job.returncode == 128 + signal.SIGTERM and err.count("lade launch:") == 1
 assert "lade launch: ended by signal 15 (Terminated)\n" in err, err
 assert time.monotonic() - begin < 30, "a signal ends the job before its sleep does"
 
-# The first start of a job is killed before it trains. The next one finds that the newest checkpoint is damaged: it ends
-# with the name of the one before it, which stays. Without any checkpoint it trains as the first would have.
+# A job is killed and its newest checkpoint damaged: the next start ends with the name of the one before it, which stays.
+# One that is killed before it trains has no checkpoint, and trains then as the first would have.
 LOSE = '[ -e lost ] || { touch lost; kill -9 $$; }; exec "$0" "$@"'
+DAMAGE = """[ -e hurt ] && exec "$0" "$@"
+            touch hurt; "$0" "$@" & until [ -e saves/step-00000005 ]; do sleep 0.01; done; kill -9 $!; wait
+            for newest in saves/step-*; do :; done; truncate -s 100 $newest/state.json; kill -9 $$"""
 with tempfile.TemporaryDirectory(prefix="lade-launch-") as scratch:
     train = ["train", "--model", "nano", "--data", "text.txt", "--batch", "2", "--seq", "16", "--eval-iters", "1",
-             "--quiet", "--machine", "laptop-8c", "--save", "saves", "--save-every", "1", "--keep", "2"]
-    again = ["-n", "1", "--max-restarts", "1", "--", "sh", "-c", LOSE, LADE, *train]
+             "--quiet", "--machine", "laptop-8c", "--save", "saves", "--save-every", "1"]
+    again = ["-n", "1", "--max-restarts", "1", "--", "sh", "-c"]
+    saves = os.path.join(scratch, "saves")
+
+    def kept():
+        return sorted(name for name in os.listdir(saves) if name.startswith("step-"))
+
     with open(os.path.join(scratch, "text.txt"), "w", encoding="utf-8") as text:
         text.write("".join(f"{i * i % 97} bottles\n" for i in range(2000)))
-    anew = run(*again, "--steps", "2", cwd=scratch)
-    assert anew.returncode == 0, anew
-    kept = [f"step-{step:08d}" for step in (1, 2)]
-    saves = os.path.join(scratch, "saves")
-    assert sorted(name for name in os.listdir(saves) if name.startswith("step-")) == kept, os.listdir(saves)
-    with open(os.path.join(saves, kept[1], "state.json"), "r+", encoding="utf-8") as state:
-        state.truncate(100)
-    os.remove(os.path.join(scratch, "lost"))
-    damaged = run(*again, "--steps", "4", cwd=scratch)
+    anew = run(*again, LOSE, LADE, *train, "--keep", "2", "--steps", "3", cwd=scratch)
+    assert anew.returncode == 0 and kept() == [f"step-{step:08d}" for step in (2, 3)], (anew, kept())
+    shutil.rmtree(saves)
+    damaged = run(*again, DAMAGE, LADE, *train, "--keep", "1000", "--steps", "100000", cwd=scratch)
     lines = [line for line in damaged.stderr.splitlines() if line.startswith("lade train: ")]
     assert damaged.returncode == 5 and len(lines) == 1, damaged
-    assert "state.json is damaged" in lines[0] and lines[0].endswith("/saves/" + kept[0]), damaged
-    assert sorted(name for name in os.listdir(saves) if name.startswith("step-")) == kept, os.listdir(saves)
+    assert "state.json is damaged" in lines[0] and lines[0].endswith("/saves/" + kept()[-2]), (damaged, kept())
 
 # A signal that the command survives takes no restart away.
 with tempfile.TemporaryDirectory() as directory:

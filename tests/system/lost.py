@@ -242,6 +242,31 @@ def a_restart_leaves_other_runs_alone():
             require(digests(out) == digests(undisturbed), "another run goes on", (out, undisturbed))
 
 
+def a_restart_takes_its_own_saves():
+    """Also from among newer ones of another run; the line that goes on after the last loss names them."""
+    steps = ["--steps", "60", "--json", "--save-every", "4"]
+    for seed, directory, n in (("1", "origin", "2"), ("2", "shared", "80")):
+        code, _, lines = begin(2, "--steps", n, "--seed", seed, "--save", directory).end()
+        require(code == 0, "a job fails", lines)
+    shutil.copytree("shared", "spare")
+    undisturbed = begin(2, *steps, "--resume", "origin", "--save", "whole").end()[1]
+    job = begin(2, *steps, "--resume", "origin", "--save", "shared", "--keep", "2", launch=["--max-restarts", "1"])
+    job.until("save")
+    os.kill(job.ranks()[random.randrange(2)], signal.SIGKILL)
+    code, out, lines = job.end()
+    told = re.fullmatch(AGAIN.format(2), lines[-1])
+    require(code == 0 and told and int(told[1]) >= 4, f"the job's own saves are not taken; it ends with {code}", lines)
+    require(digests(out) == digests(undisturbed), "another run goes on", (out, undisturbed))
+    job = begin(2, *steps, "--resume", "origin", "--save", "spare")
+    job.until("save")
+    os.kill(job.ranks()[1], signal.SIGKILL)
+    code, out, err = job.process.wait(), job.process.stdout.read(), job.process.stderr.read()
+    told = re.search(NEWEST + r"\n  (.+)\n", err)
+    require(code == 1 and told and 4 <= int(told[1]) <= 60, f"the newest of the job is not told, and {code}", err)
+    code, out, err = jobs.run(shlex.split(told[2]), ENVIRONMENT)
+    require(code == 0 and digests(out) == digests(undisturbed), "the line that was told does not go on", err)
+
+
 def what_ranks_call_wrong_is_not_tried_again():
     """It would be wrong again."""
     result = subprocess.run([LADE, "launch", "-n", "2", "--max-restarts", "5", "--", *TRAIN, "--budget", "1MiB"],
@@ -375,7 +400,7 @@ with jobs.scratch():
              a_rank_never_comes_to_mpirun_alone, a_rank_without_the_first_speaks,
              what_ranks_call_wrong_is_not_tried_again)
     long = (a_job_starts_again, jobs_shrink, a_layout_that_lacks_memory_ends_the_job, mpirun_is_killed,
-            a_restart_that_finds_all_done_says_so, a_restart_leaves_other_runs_alone,
+            a_restart_that_finds_all_done_says_so, a_restart_leaves_other_runs_alone, a_restart_takes_its_own_saves,
             a_code_after_all_ranks_ended_well_is_not_tried_again,
             kills_of_each_layout)
     if sys.argv[3:] not in ([], ["long"]):
