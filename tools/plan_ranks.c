@@ -460,10 +460,10 @@ static json_t *stage_json(const struct stage_plan *stage, int n_ranks)
   json_object_set_new(object, "host_bytes", json_bytes(info->plan->peak_bytes[LADE_HOST]));
   comm_set(object, info);
   json_object_set_new(object, "predicted_step_seconds", json_number((double)info->plan->predicted_ns / 1e9));
-  if (stage->step.wall_ns)
+  if (stage->step.wall_ns) {
     json_object_set_new(object, "dry_step_seconds", json_number((double)stage->step.wall_ns / 1e9));
-  if (stage->step.wall_ns)
     json_object_set_new(object, "measured_peak_bytes", json_bytes(info->measured_peak_bytes));
+  }
   return object;
 }
 
