@@ -414,31 +414,57 @@ static struct end end_judge(const struct launch *launch, int state)
   return end;
 }
 
-/* The ranks that remain, and their layout. */
-static int ranks_shrink(struct launch *launch, const struct board_verdict *verdict)
+/* What the next start is to be. */
+struct next {
+  int n_ranks;
+  bool is_layout_known;
+  struct lade_layout_params layout;
+};
+
+/* The ranks that remain after @end, and their layout. Without words, all but one: mpirun ended the others itself. */
+static int ranks_shrink(const struct launch *launch, const struct end *end, struct next *next, struct lade_error *error)
+{
+  const struct board *board = launch->board;
+  const int n_lost = end->verdict.n_begun ? LADE_MAX(end->verdict.n_lost, 1) : 1;
+  const int left = launch->n_ranks - n_lost;
+  if (left < 1)
+    return lade_error_set(error, -EPIPE, "no ranks remain to go on with");
+  next->n_ranks = left;
+  if (!board->n_rows) /* nothing was told of a layout: any number will do */
+    return 0;
+  if (lade_layout_shrink(&board->layout, left, board->n_rows, board->micro_rows, &next->layout))
+    return lade_error_set(error, -EPIPE, "%d of %d ranks remain, and no layout of them like the one before can share a "
+                          "batch of %lld", left, launch->n_ranks, (long long)board->n_rows);
+  next->n_ranks = next->layout.world;
+  next->is_layout_known = true;
+  return 0;
+}
+
+/* Is there to be another start after @end? What keeps a lost one from it is left in @error. */
+static bool next_plan(const struct launch *launch, const struct end *end, struct next *next, struct lade_error *error)
+{
+  *next = (struct next){.n_ranks = launch->n_ranks};
+  if (!end->is_lost || launch->board->n_restarts >= launch->n_restarts_most)
+    return false;
+  return !launch->is_elastic || end->signal_number || !ranks_shrink(launch, end, next, error);
+}
+
+static void next_take(struct launch *launch, const struct next *next)
 {
   struct board *board = launch->board;
-  const int left = launch->n_ranks - LADE_MAX(verdict->n_lost, 1);
-  if (left < 1)
-    return lade_error_set(&launch->error, -EINVAL, "no ranks remain to go on with");
-  if (!board->n_rows) { /* nothing was told of a layout: any number will do */
-    launch->n_ranks = left;
-  } else {
-    struct lade_layout_params layout;
-    if (lade_layout_shrink(&board->layout, left, board->n_rows, board->micro_rows, &layout))
-      return lade_error_set(&launch->error, -EINVAL, "%d of %d ranks remain, and no layout of them like the one before "
-                            "can share a batch of %lld", left, launch->n_ranks, (long long)board->n_rows);
-    launch->n_ranks = layout.world;
-    board->layout = layout;
+  launch->n_ranks = next->n_ranks;
+  if (next->is_layout_known) {
+    board->layout = next->layout;
     board->is_layout_given = true;
   }
-  return 0;
+  board->n_restarts++;
 }
 
 static int job_run(struct launch *launch)
 {
   struct board *board = launch->board;
   struct loss loss = {.since_ns = lade_now_ns()};
+  struct next next;
   signals_give(signal_take, launch);
   orphans_adopt();
   for (;;) {
@@ -454,17 +480,18 @@ static int job_run(struct launch *launch)
     if (status)
       return exit_fail("launch", status, &launch->error);
     const struct end end = end_judge(launch, state);
-    const bool is_again = end.is_lost && board->n_restarts < launch->n_restarts_most;
+    struct lade_error why = {0};
+    const bool is_again = next_plan(launch, &end, &next, &why);
     const int code = end_tell(launch, &end, is_again);
+    if (why.code)
+      message_print("launch", why.text);
     if (!is_again)
       return code;
-    if (launch->is_elastic && !end.signal_number && ranks_shrink(launch, &end.verdict))
-      return exit_fail("launch", -EINVAL, &launch->error);
     if (atomic_load(&board->first_step) >= 0) /* else it lost nothing more than the one before it */
       loss = (struct loss){.n_steps = atomic_load(&board->n_steps),
                            .since_ns = LADE_MAX(atomic_load(&board->saved_ns), atomic_load(&board->begun_ns))};
     loss.is_pending = true;
-    board->n_restarts++;
+    next_take(launch, &next);
   }
 }
 

@@ -191,6 +191,21 @@ def a_layout_that_lacks_memory_ends_the_job():
     require(code == 3 and "does not fit" in lines[-1] and "goes on" not in lines[-1], f"the job ends with {code}", lines)
 
 
+def no_rank_remains():
+    """A job that lost all of them did not begin wrongly: it ends as any that lost a rank, with the line that goes on."""
+    job = begin(2, "--steps", "100000", "--save", "all", "--save-every", "4",
+                launch=["--max-restarts", "1", "--elastic"])
+    job.until("save")
+    ranks = job.ranks()
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in ranks.values():
+            os.kill(process, number)
+    _, err = job.process.communicate(timeout=PATIENCE)
+    told = re.fullmatch(r"lade launch: rank 0 ended before the others could see it, without a word, by signal 9 \(Killed\)"
+                        + NEWEST + r"\n  .+\nlade launch: no ranks remain to go on with\n", err)
+    require(job.process.returncode == 1 and told, f"the job ends with {job.process.returncode}", err)
+
+
 def mpirun_is_killed():
     """Its ranks end with it, also one that is stopped; the line that goes on from the newest checkpoint is told."""
     job = begin(2, "--steps", "100000", "--save", "left", "--save-every", "2")
@@ -399,7 +414,8 @@ with jobs.scratch():
     quick = (a_rank_is_killed, a_rank_is_stopped, the_rank_that_plans_is_lost, a_rank_ends_before_the_first_message,
              a_rank_never_comes_to_mpirun_alone, a_rank_without_the_first_speaks,
              what_ranks_call_wrong_is_not_tried_again)
-    long = (a_job_starts_again, jobs_shrink, a_layout_that_lacks_memory_ends_the_job, mpirun_is_killed,
+    long = (a_job_starts_again, jobs_shrink, a_layout_that_lacks_memory_ends_the_job, no_rank_remains,
+            mpirun_is_killed,
             a_restart_that_finds_all_done_says_so, a_restart_leaves_other_runs_alone, a_restart_takes_its_own_saves,
             a_code_after_all_ranks_ended_well_is_not_tried_again,
             kills_of_each_layout)
