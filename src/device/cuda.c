@@ -85,6 +85,30 @@ void lade_cuda_get_error(lade_device *device, struct lade_error *error)
   pthread_mutex_unlock(&cuda->lock);
 }
 
+void lade_cuda_get_refusal(lade_device *device, int status, struct lade_error *error)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  if (lade_device_status(device)) {
+    lade_cuda_get_error(device, error);
+    return;
+  }
+  pthread_mutex_lock(&cuda->lock);
+  if (cuda->refused_result && lade_cuda_errno(cuda->refused_result) == status)
+    lade_cuda_error_set(&cuda->driver, error, cuda->refused_call, cuda->refused_result);
+  pthread_mutex_unlock(&cuda->lock);
+}
+
+cuda_result lade_cuda_refuse(struct cuda_device *cuda, const char *call, cuda_result result)
+{
+  if (!result)
+    return result;
+  pthread_mutex_lock(&cuda->lock);
+  cuda->refused_result = result;
+  cuda->refused_call = call;
+  pthread_mutex_unlock(&cuda->lock);
+  return result;
+}
+
 void lade_cuda_fail(lade_device *device, const struct lade_error *error)
 {
   struct cuda_device *cuda = (struct cuda_device *)device;
@@ -149,7 +173,7 @@ static int cuda_reserve(lade_device *device, uint64_t bytes, uint64_t *ret_addre
   bool is_entered = lade_cuda_enter(cuda);
   cuda_result result = cuda->driver.cuMemAddressReserve(ret_address, bytes, device->chunk_bytes, 0, 0);
   lade_cuda_leave(cuda, is_entered);
-  return lade_cuda_errno(result);
+  return lade_cuda_errno(lade_cuda_refuse(cuda, "cuMemAddressReserve", result));
 }
 
 static void cuda_release(lade_device *device, uint64_t address, uint64_t bytes)
@@ -190,7 +214,7 @@ static int cuda_chunk_create(lade_device *device, struct lade_chunk *chunk)
   bool is_entered = lade_cuda_enter(cuda);
   cuda_result result = memory_create(cuda, chunk, &own->memory);
   lade_cuda_leave(cuda, is_entered);
-  if (result) {
+  if (lade_cuda_refuse(cuda, "cuMemCreate", result)) {
     free(own);
     return result == CUDA_NOT_SUPPORTED ? -ENOTSUP : lade_cuda_errno(result);
   }
@@ -222,12 +246,14 @@ static cuda_result place_open(struct cuda_device *cuda, uint64_t address, const 
 {
   struct cuda_chunk *own = chunk_get(chunk);
   const struct cuda_access access = {.location = cuda->properties.location, .flags = CUDA_ACCESS_READ_WRITE};
-  cuda_result result = cuda->driver.cuMemSetAccess(address, chunk->bytes, &access, 1);
+  cuda_result result = lade_cuda_refuse(cuda, "cuMemSetAccess",
+                                    cuda->driver.cuMemSetAccess(address, chunk->bytes, &access, 1));
   if (result || !own->is_fresh)
     return result;
-  result = cuda->driver.cuMemsetD8Async(address, 0, chunk->bytes, cuda->stream);
+  result = lade_cuda_refuse(cuda, "cuMemsetD8Async",
+                        cuda->driver.cuMemsetD8Async(address, 0, chunk->bytes, cuda->stream));
   if (!result)
-    result = cuda->driver.cuStreamSynchronize(cuda->stream);
+    result = lade_cuda_refuse(cuda, "cuStreamSynchronize", cuda->driver.cuStreamSynchronize(cuda->stream));
   own->is_fresh = result != 0;
   return result;
 }
@@ -281,7 +307,7 @@ static int cuda_chunk_import(lade_device *device, struct lade_chunk *chunk, int 
   if (result) {
     int error = lade_cuda_errno(result);
     free(own);
-    return error == -EIO ? -EINVAL : error;
+    return error == -EIO || error == -EFAULT ? -EINVAL : error;
   }
   chunk->backing = (uint64_t)(uintptr_t)own;
   return 0;
@@ -291,7 +317,8 @@ static int cuda_map(lade_device *device, uint64_t address, struct lade_chunk *ch
 {
   struct cuda_device *cuda = (struct cuda_device *)device;
   bool is_entered = lade_cuda_enter(cuda);
-  cuda_result result = cuda->driver.cuMemMap(address, chunk->bytes, 0, chunk_get(chunk)->memory, 0);
+  cuda_result result = lade_cuda_refuse(cuda, "cuMemMap", cuda->driver.cuMemMap(address, chunk->bytes, 0,
+                                                                            chunk_get(chunk)->memory, 0));
   if (!result) {
     result = place_open(cuda, address, chunk);
     if (result)
@@ -591,8 +618,9 @@ static int parts_open(struct cuda_device *cuda, struct lade_error *error)
     return open_fail(cuda, error, "cuEventCreate", result);
   cuda->anchor_ns = lade_now_ns(); /* no later than it happens, so that no time is ever in the future */
   result = driver->cuEventRecord(cuda->anchors[0], cuda->stream);
-  if (!result)
-    result = driver->cuEventSynchronize(cuda->anchors[0]);
+  if (result)
+    return open_fail(cuda, error, "cuEventRecord", result);
+  result = driver->cuEventSynchronize(cuda->anchors[0]);
   return open_fail(cuda, error, "cuEventSynchronize", result);
 }
 

@@ -104,6 +104,12 @@ int lade_cuda_get_memory(lade_device *device, struct lade_cuda_memory *ret_memor
 void lade_cuda_get_error(lade_device *device, struct lade_error *error);
 
 /*
+ * Why a call to @device came to @status: as lade_cuda_get_error, or, where nothing is broken, the call of the driver's
+ * that was refused last, if that is what it came to; else @error is left alone. Any thread.
+ */
+void lade_cuda_get_refusal(lade_device *device, int status, struct lade_error *error);
+
+/*
  * A library could not put its work on a stream: @error's code is the device's status if it is the first; where the
  * context is lost, what the driver says of that is. Any thread.
  */

@@ -107,10 +107,6 @@ int lade_cuda_errno(cuda_result result)
     return 0;
   case CUDA_OUT_OF_MEMORY:
     return -ENOMEM;
-  case CUDA_INVALID_VALUE:
-  case CUDA_INVALID_HANDLE:
-  case CUDA_INVALID_CONTEXT:
-    return -EINVAL;
   case CUDA_STUB_LIBRARY:
   case CUDA_DEVICE_UNAVAILABLE:
   case CUDA_NO_DEVICE:
@@ -121,7 +117,18 @@ int lade_cuda_errno(cuda_result result)
   case CUDA_ECC_UNCORRECTABLE:
   case CUDA_NVLINK_UNCORRECTABLE:
     return -EBADMSG;
+  case CUDA_INVALID_VALUE: /* no mistake of whoever called us: who asks for a GPU makes none of the driver's calls */
+  case CUDA_INVALID_HANDLE:
+  case CUDA_INVALID_CONTEXT:
   case CUDA_ILLEGAL_ADDRESS:
+  case CUDA_LAUNCH_OUT_OF_RESOURCES:
+  case CUDA_LAUNCH_TIMEOUT:
+  case CUDA_KERNEL_ASSERT:
+  case CUDA_HARDWARE_STACK:
+  case CUDA_ILLEGAL_INSTRUCTION:
+  case CUDA_MISALIGNED_ADDRESS:
+  case CUDA_INVALID_ADDRESS_SPACE:
+  case CUDA_INVALID_PC:
   case CUDA_LAUNCH_FAILED:
     return -EFAULT;
   default:

@@ -26,8 +26,10 @@ static int load_fail(const struct cuda_device *cuda, const char *path, cuda_resu
     return lade_error_set(error, -ENOENT, "there is no %s with kernels for the GPU; build where nvcc is", path);
   if (result == CUDA_NO_BINARY)
     return lade_error_set(error, -ENOENT, "%s has no code for this GPU; build with a CUDA toolkit that knows it", path);
-  int status = lade_cuda_error_set(&cuda->driver, error, "cuModuleLoad", result);
-  return status == -ENOMEM ? status : -EIO;
+  if (result == CUDA_UNSUPPORTED_PTX)
+    return lade_error_set(error, -ENOENT, "%s has no code for this GPU that so old a driver can compile; install a "
+                          "newer driver", path);
+  return lade_cuda_error_set(&cuda->driver, error, "cuModuleLoad", result);
 }
 
 static int module_load(lade_cuda_functions *functions, const char *folder, const char *file, struct lade_error *error)
@@ -45,16 +47,18 @@ static int module_load(lade_cuda_functions *functions, const char *folder, const
 /* Of the module that was loaded last. */
 static int function_find(lade_cuda_functions *functions, int i, const char *name, struct lade_error *error)
 {
+  struct lade_error why = {0};
   const struct cuda_driver *driver = &functions->cuda->driver;
   cuda_function *at = &functions->functions[i];
   cuda_result result = driver->cuModuleGetFunction(at, functions->modules[functions->n_modules - 1], name);
-  if (!result)
+  const bool is_found = !result;
+  if (is_found)
     result = driver->cuFuncSetAttribute(*at, CUDA_FUNCTION_SHARED_MOST, functions->shared_bytes);
   if (!result)
     return 0;
-  int status = result == CUDA_OUT_OF_MEMORY ? -ENOMEM : -EIO;
-  return lade_error_set(error, status, "the GPU's kernel %s cannot be used (the driver answers %d); build all of them "
-                        "anew", name, result);
+  int status = lade_cuda_error_set(driver, &why, is_found ? "cuFuncSetAttribute" : "cuModuleGetFunction", result);
+  return lade_error_set(error, status, "the GPU's kernel %s cannot be used (%s); build all of them anew", name,
+                        why.text);
 }
 
 static int functions_load(lade_cuda_functions *functions, const char *folder, const struct lade_cuda_symbol *wanted,

@@ -32,6 +32,8 @@ struct cuda_device {
   cuda_result first_result;   /* of the first call that failed */
   const char *first_call;
   struct lade_error library_error; /* the first of lade_cuda_fail */
+  cuda_result refused_result; /* of the last call that was refused without breaking anything */
+  const char *refused_call;
 };
 
 /*
@@ -43,6 +45,9 @@ void lade_cuda_leave(struct cuda_device *cuda, bool is_entered);
 
 /* If @result is a failure of @call (static), make it stick. Returns its errno or 0. */
 int lade_cuda_check(struct cuda_device *cuda, const char *call, cuda_result result);
+
+/* @result of @call (static), which breaks nothing: kept, if it is a failure, for whoever asks why. Returns it. */
+cuda_result lade_cuda_refuse(struct cuda_device *cuda, const char *call, cuda_result result);
 
 /* The monotonic nanoseconds at which an event happened, by the device's clock. The context is current. */
 int lade_cuda_time(struct cuda_device *cuda, cuda_event event, int64_t *ret_ns);

@@ -372,9 +372,10 @@ static int queue_open(struct cuda_queue *queue, void *stream)
   if (!queue->slots)
     return -ENOMEM;
   pthread_mutex_init(&queue->lock, NULL);
-  cuda_result result = stream ? 0 : cuda->driver.cuStreamCreate(&queue->stream, CUDA_STREAM_NON_BLOCKING);
+  cuda_result result = stream ? 0 : lade_cuda_refuse(cuda, "cuStreamCreate", cuda->driver.cuStreamCreate(
+                                                         &queue->stream, CUDA_STREAM_NON_BLOCKING));
   if (!result)
-    result = events_create(queue);
+    result = lade_cuda_refuse(cuda, "cuEventCreate", events_create(queue));
   int error = result ? lade_cuda_errno(result) : lade_host_queue_start(&queue->core, witness_main);
   if (error)
     queue_finish(queue);

@@ -25,6 +25,10 @@ int lade_cuda_get_memory(lade_device *device, struct lade_cuda_memory *ret_memor
   return -ENODEV;
 }
 
+void lade_cuda_get_refusal(lade_device *device, int status, struct lade_error *error)
+{
+}
+
 void lade_cuda_get_error(lade_device *device, struct lade_error *error)
 {
   lade_error_set(error, -ENODEV, "this build has no CUDA");

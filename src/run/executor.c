@@ -199,14 +199,12 @@ static int64_t queue_busy_ns(const lade_executor *ex, int q)
   return ex->queues[q] ? lade_queue_busy_ns(ex->queues[q]) : 0;
 }
 
-/* What queues found wrong while they ran, in the driver's words where there is one. */
+/* What queues found wrong while they ran. */
 static void device_fail(lade_executor *ex, int status)
 {
-  struct lade_error why = {0}, line;
-  if (ex->params.cuda_kernels)
-    lade_cuda_get_error(ex->device, &why);
-  lade_error_set(&line, status, "the device reports a failure (%s) while running", *why.text ? why.text
-                                                                                           : strerror(-status));
+  struct lade_error why, line;
+  lade_error_set(&line, status, "the device reports a failure (%s) while running",
+                 executor_device_words(ex, status, &why));
   executor_fail(ex, status, &line);
 }
 
@@ -429,6 +427,7 @@ static void arena_unregister(lade_executor *ex)
 static int device_take(lade_executor *ex, struct lade_error *error)
 {
   struct lade_device_info info;
+  struct lade_error why;
   lade_device_get_info(ex->device, &info);
   ex->is_dry = info.is_dry;
   if (!info.is_dry && !info.is_unified && (ex->params.plan->train->is_unified || !ex->params.cuda_kernels))
@@ -438,14 +437,16 @@ static int device_take(lade_executor *ex, struct lade_error *error)
   int status = lade_device_reserve(ex->device, ex->reserved_bytes, &ex->arena);
   if (status) {
     ex->reserved_bytes = 0;
-    return lade_error_set(error, status, "the device refused %llu bytes of addresses",
-                          (unsigned long long)ex->arena_bytes);
+    return lade_error_set(error, status, "the device refused %llu bytes of addresses (%s)",
+                          (unsigned long long)ex->arena_bytes, executor_device_words(ex, status, &why));
   }
   status = arena_create(ex);
   if (!status)
     status = lade_device_map(ex->device, ex->arena, ex->chunk);
-  return status ? lade_error_set(error, status, "the device refused %llu bytes of memory (it has %llu)",
-                                 (unsigned long long)ex->arena_bytes, (unsigned long long)info.capacity_bytes)
+  return status ? lade_error_set(error, status, "the device refused %llu bytes of memory (%s), of %llu that it has%s",
+                                 (unsigned long long)ex->arena_bytes, executor_device_words(ex, status, &why),
+                                 (unsigned long long)info.capacity_bytes,
+                                 status == -ENOMEM ? "; others may have taken it" : "")
                 : 0;
 }
 
@@ -514,12 +515,13 @@ static bool queue_is_used(const lade_executor *ex, int q)
 
 static int queues_take(lade_executor *ex, struct lade_error *error)
 {
+  struct lade_error why;
   for (int q = 0; q < LADE_N_QUEUES; q++) {
     if (!queue_is_used(ex, q))
       continue;
     int status = lade_queue_create(ex->device, queue_roles[q], &ex->queues[q]);
     if (status)
-      return lade_error_set(error, status, "the device refused a queue (%s)", strerror(-status));
+      return lade_error_set(error, status, "the device refused a queue (%s)", executor_device_words(ex, status, &why));
   }
   return 0;
 }

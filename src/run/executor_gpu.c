@@ -23,6 +23,14 @@
 
 #include "run/executor_internal.h"
 
+const char *executor_device_words(const lade_executor *ex, int status, struct lade_error *why)
+{
+  *why = (struct lade_error){0};
+  if (ex->params.cuda_kernels)
+    lade_cuda_get_refusal(ex->device, status, why);
+  return *why->text ? why->text : strerror(-status);
+}
+
 void executor_step_block_submit(lade_executor *ex, const struct bound_program *bound)
 {
   const struct lade_program *program = bound->program;

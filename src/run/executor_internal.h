@@ -223,6 +223,9 @@ void bound_finish(struct bound_program *bound);
  */
 void executor_stalls_count(const struct bound_program *bound, int64_t start_ns, int64_t *ret_stall_ns);
 
+/* Why the device came to @status: the driver's words where it has said some, which @why then holds. */
+const char *executor_device_words(const lade_executor *executor, int status, struct lade_error *why);
+
 /* On a CUDA device: the step block to where kernels read it, before all of them. */
 void executor_step_block_submit(lade_executor *executor, const struct bound_program *bound);
 

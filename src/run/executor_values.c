@@ -193,10 +193,12 @@ static int linked_copy(lade_executor *ex, enum lade_queue_id q, void *dst, const
                        struct lade_error *error)
 {
   uint64_t count = 0;
+  struct lade_error why;
   struct lade_copy copy = {.dst = dst, .src = src, .bytes = bytes};
   lade_queue_copy(ex->queues[q], &copy, &count);
   int status = lade_queue_sync(ex->queues[q], count);
-  return status ? lade_error_set(error, status, "copying from or to the device failed") : 0;
+  return status ? lade_error_set(error, status, "copying from or to the device failed (%s)",
+                                 executor_device_words(ex, status, &why)) : 0;
 }
 
 static int memory_move(lade_executor *ex, const struct resident *what, const struct piece *piece, char *host,

@@ -100,12 +100,28 @@ if KERNELS:
     broken = {"LADE_STANDIN_KERNELS": KERNELS, "LADE_STANDIN_CUBLASLT": "fail=cublasLtCreate,code=1"}
     found = finding(name="GPU matmul", driver="", **broken)
     assert found["state"] == "note" and "plain kernels" in found["text"] and found["fix"], found
-    # A run on it that ends badly: memory that is not there, by stated budget or because somebody else has it; a device
-    # that breaks in the middle of a step.
+    # A run on it that ends badly, in the driver's own words: memory that is not there, by stated budget or because
+    # somebody else has it; calls that are refused; a device that breaks in the middle of a step, or before the first.
     GPU = [*TRAIN, "--layers", "1", "--seq", "8", "--device", "cuda:0", "--machine", "h200-141g", "--eval-iters", "1"]
     for status, words, driver in ((3, "more than this GPU has left", "memory=16"),
-                                  (4, "bytes of memory", "fail=cuMemCreate,code=2"),
+                                  (4, "(cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory), of 251658240 that it "
+                                      "has; others may have taken it", "fail=cuMemCreate,code=2"),
+                                  (4, "(cuMemMap: CUDA_ERROR_OUT_OF_MEMORY", "fail=cuMemMap,code=2"),
+                                  (5, "(cuMemSetAccess: CUDA_ERROR_ECC_UNCORRECTABLE", "fail=cuMemSetAccess,code=214"),
+                                  (1, "of addresses (cuMemAddressReserve: CUDA_ERROR_LAUNCH_FAILED",
+                                   "fail=cuMemAddressReserve,code=719"),
+                                  (4, "refused a queue (cuStreamCreate: CUDA_ERROR_OUT_OF_MEMORY",
+                                   "fail=cuStreamCreate,nth=2,code=2"),
+                                  (5, "copying from or to the device failed (cuMemcpyAsync: CUDA_ERROR_ECC_UNCORRECTABLE",
+                                   "fail=cuMemcpyAsync,code=214"),
+                                  (5, "kernel adamw_f32 cannot be used (cuFuncSetAttribute: CUDA_ERROR_ECC_UNCORRECTABLE",
+                                   "fail=cuFuncSetAttribute,code=214"),
+                                  (7, "so old a driver", "fail=cuModuleLoad,code=222"),
+                                  (7, "no code for this GPU", "fail=cuModuleLoad,code=209"),
                                   (5, "CUDA_ERROR_ECC_UNCORRECTABLE", "lose=60,lose_code=214"),
+                                  (7, "(46)", "lose=60,lose_code=46"),
+                                  (1, "CUDA_ERROR_INVALID_VALUE", "fail=cuGraphLaunch,nth=2,code=1"),
+                                  (1, "(716)", "lose=60,lose_code=716"),
                                   (1, "CUDA_ERROR_LAUNCH_FAILED", "lose=60,lose_code=719")):
         budget = ["--budget", "64MiB"] if status == 3 else []
         code, out, err = run(*GPU, *budget, driver=driver, LADE_STANDIN_KERNELS=KERNELS)
