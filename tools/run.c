@@ -183,7 +183,9 @@ static int report_give(struct run *run)
   int status = run_report_read(run->directory, &run->report);
   if (status)
     return lade_error_set(&run->error, status, "the records in %.200s: %s", run->directory, strerror(-status));
-  run_report_print(&run->report);
+  status = run_report_print(&run->report);
+  if (status)
+    return lade_error_set(&run->error, status, "no memory for the report");
   if (run->options.report)
     status = run_report_write(&run->report, &run->outcome, run->options.report, &run->error);
   if (status && status != -ENOMEM)

@@ -18,8 +18,11 @@ struct run_report {
 int run_report_read(const char *directory, struct run_report *report);
 void run_report_finish(struct run_report *report);
 
-/* For a person, on stderr. */
-void run_report_print(const struct run_report *report);
+/*
+ * For a person, on stderr: the processes that asked for memory, of many those that held most, and the others in a line.
+ * -ENOMEM, or 0.
+ */
+int run_report_print(const struct run_report *report);
 
 /* How the command ended, and what was asked of it. */
 struct run_outcome {

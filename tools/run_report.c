@@ -17,6 +17,8 @@
 #include "base/file.h"
 #include "tools/report.h"
 
+#define SHOWN_MOST 10 /* processes with a table of their own; a build or a test suite has hundreds */
+
 /* ---- reading ---- */
 
 enum record_kind { RECORD, RECORD_EMPTY, RECORD_NONE };
@@ -62,9 +64,10 @@ void run_report_finish(struct run_report *report)
   LADE_ARRAY_FREE(&report->records);
 }
 
-static bool is_used(const struct lade_ledger_account *account)
+/* Whether memory was asked of it. */
+static bool was_asked(const struct lade_ledger_account *account)
 {
-  bool has_any = account->total_bytes || account->n_refused;
+  bool has_any = account->n_refused > 0;
   for (int i = 0; i < LADE_LEDGER_N_KINDS; i++)
     has_any |= account->kinds[i].n_taken > 0;
   return has_any;
@@ -111,20 +114,74 @@ static void account_print(const struct lade_ledger_record *record, int i)
   kinds_print(account);
 }
 
-void run_report_print(const struct run_report *report)
+/* What a process held and was refused, over all accounts that memory was asked of. */
+struct holding {
+  const struct lade_ledger_record *record;
+  uint64_t peak_bytes, n_refused; /* the peak of its largest account */
+  int n_asked;
+};
+
+static struct holding holding_of(const struct lade_ledger_record *record)
 {
-  for (int i = 0; i < report->records.n; i++) {
-    const struct lade_ledger_record *record = &report->records.items[i];
-    bool has_any = false;
-    for (int j = 0; j <= LADE_LEDGER_HOST; j++) {
-      if (!is_used(&record->accounts[j]))
-        continue;
-      account_print(record, j);
-      has_any = true;
-    }
-    if (!has_any)
-      fprintf(stderr, "lade run: %s (%d) started the driver and took no memory\n", record->program, record->pid);
+  struct holding holding = {.record = record};
+  for (int i = 0; i <= LADE_LEDGER_HOST; i++) {
+    const struct lade_ledger_account *account = &record->accounts[i];
+    holding.n_asked += was_asked(account);
+    holding.n_refused += account->n_refused;
+    holding.peak_bytes = LADE_MAX(holding.peak_bytes, account->bounded.peak_bytes);
   }
+  return holding;
+}
+
+/* The largest first; of equals in their order. */
+static int holdings_order(const void *a, const void *b)
+{
+  const struct holding *left = a, *right = b;
+  if (left->peak_bytes != right->peak_bytes)
+    return left->peak_bytes < right->peak_bytes ? 1 : -1;
+  return (left->record > right->record) - (left->record < right->record);
+}
+
+/* The holdings past those that are shown, in one line. */
+static void rest_print(const struct holding *rest, int n)
+{
+  char peak[16];
+  uint64_t n_refused = 0;
+  for (int i = 0; i < n; i++)
+    n_refused += rest[i].n_refused;
+  fprintf(stderr, "lade run: %d more process%s, at most %s each, %llu requests refused; --report has them all\n", n,
+          n > 1 ? "es" : "",
+          lade_size_format(rest[0].peak_bytes, peak, sizeof(peak)), (unsigned long long)n_refused);
+}
+
+int run_report_print(const struct run_report *report)
+{
+  struct holding *holdings = calloc((size_t)report->records.n + 1, sizeof(*holdings));
+  const struct lade_ledger_record *idle = NULL;
+  int n = 0, n_idle = 0;
+  if (!holdings)
+    return -ENOMEM;
+  for (int i = 0; i < report->records.n; i++) {
+    holdings[n] = holding_of(&report->records.items[i]);
+    if (holdings[n].n_asked)
+      n++;
+    else if (!n_idle++)
+      idle = &report->records.items[i];
+  }
+  if (n > SHOWN_MOST)
+    qsort(holdings, (size_t)n, sizeof(*holdings), holdings_order);
+  for (int i = 0; i < LADE_MIN(n, SHOWN_MOST); i++)
+    for (int j = 0; j <= LADE_LEDGER_HOST; j++)
+      if (was_asked(&holdings[i].record->accounts[j]))
+        account_print(holdings[i].record, j);
+  if (n > SHOWN_MOST)
+    rest_print(holdings + SHOWN_MOST, n - SHOWN_MOST);
+  if (n_idle == 1)
+    fprintf(stderr, "lade run: %s (%d) started the driver and took no memory\n", idle->program, idle->pid);
+  else if (n_idle)
+    fprintf(stderr, "lade run: %d processes started the driver and took no memory\n", n_idle);
+  free(holdings);
+  return 0;
 }
 
 /* ---- for a script ---- */
@@ -176,7 +233,7 @@ static json_t *process_json(const struct lade_ledger_record *record)
 {
   json_t *devices = json_array();
   for (int i = 0; i < LADE_LEDGER_DEVICES; i++)
-    if (is_used(&record->accounts[i]))
+    if (record->accounts[i].total_bytes || was_asked(&record->accounts[i]))
       json_array_append_new(devices, device_json(&record->accounts[i], i));
   return json_pack("{s:i, s:o, s:o, s:{s:o}}", "pid", record->pid, "program", text_json(record->program), "devices",
                    devices, "host", "kinds", kinds_json(&record->accounts[LADE_LEDGER_HOST]));

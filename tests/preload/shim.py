@@ -307,6 +307,18 @@ def children_have_reports_of_their_own():
     assert [process["devices"][0]["peak_bytes"] for process in report["processes"]] == [8 * MIB] * 2, report
 
 
+def many_processes_are_told_in_few_lines():
+    """Those without CUDA not at all, those that took nothing in one line, and of the others those that held most."""
+    both = f"/bin/true; {HOLDER} soname start; {HOLDER} soname once >/dev/null; "
+    code, _, err, report = run("sh", "-c", both * 12 + f"{HOLDER} soname fill >/dev/null", options=["--budget", "8MiB"])
+    lines = err.splitlines()
+    assert code == 0 and len(report["processes"]) == 25, (code, report)
+    assert "at most 8.0 MiB" in lines[0] and err.count("at most 1.0 MiB of 256.0 MiB") == 9, err
+    assert lines[-2:] == ["lade run: 3 more processes, at most 1.0 MiB each, 0 requests refused; --report has them all",
+                          "lade run: 12 processes started the driver and took no memory"], err
+    assert len(lines) == 4 + 9 * 3 + 2, err
+
+
 def the_loader_sees_the_caller():
     """Search paths and RTLD_NEXT are those of the library that asks, not the shim's."""
     folder = os.path.join(SCRATCH.name, "beside")
@@ -410,7 +422,7 @@ ANYWHERE = (every_route_is_bounded, threads_share_the_last_bytes, memory_ends_wi
 STANDIN = (mistakes_are_one_line, a_budget_may_be_a_part_of_the_device, every_kind_is_in_the_ledger,
            the_drivers_refusals_are_the_programs, memory_of_graphs_counts, memory_that_is_opened_again_is_one,
            forms_of_another_day_pass_and_are_told,
-           the_loader_sees_the_caller, old_and_new_functions_are_reached,
+           many_processes_are_told_in_few_lines, the_loader_sees_the_caller, old_and_new_functions_are_reached,
            endings_are_the_commands, signals_pass, surroundings_do_not_matter, a_parents_habits_do_not_matter,
            a_report_that_cannot_be_written_is_told, what_the_loader_passes_by_is_told,
            a_folder_without_room_is_told)
