@@ -27,7 +27,7 @@ enum values { RANDOM, ALL_MIN, ALL_MAX };
 
 static inline void *memory_make(size_t n_bytes)
 {
-  void *memory = aligned_alloc(64, lade_align_up(n_bytes + 1, 64));
+  void *memory = level_alloc(n_bytes + 1);
   assert_non_null(memory);
   memset(memory, 0, n_bytes);
   return memory;

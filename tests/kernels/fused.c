@@ -35,8 +35,8 @@ struct work {
 
 static void *zeros_make(size_t n_bytes)
 {
-  void *block = NULL;
-  assert_int_equal(posix_memalign(&block, 64, n_bytes), 0);
+  void *block = level_alloc(n_bytes);
+  assert_non_null(block);
   memset(block, 0, n_bytes);
   return block;
 }

@@ -151,8 +151,8 @@ static size_t operand_bytes(const struct operand *operand)
 
 static void *block_alloc(size_t n_bytes)
 {
-  void *block = NULL;
-  assert_int_equal(posix_memalign(&block, 64, n_bytes ? n_bytes : 1), 0);
+  void *block = level_alloc(n_bytes);
+  assert_non_null(block);
   return block;
 }
 

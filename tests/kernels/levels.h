@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The variants that a test holds against the plain reference: those of this CPU (levels_host.c), or the CUDA kernels
- * run on it (tests/standin/levels_cuda.c). Tests are the same sources, linked with the one or the other.
+ * The variants that a test holds against the plain reference: those of this CPU (levels_host.c), the CUDA kernels run
+ * on it (tests/standin/levels_cuda.c), or a GPU's (levels_gpu.c). Tests are the same sources, linked with one of them.
  */
 #ifndef LADE_TESTS_LEVELS_H
 #define LADE_TESTS_LEVELS_H
@@ -15,6 +15,9 @@ extern const char *const level_names[];
 
 /* Calls with more elements than this are left out: running a GPU's threads one by one is slow. */
 extern const int64_t level_most_elements;
+
+/* Memory that kernels of all levels reach, of at least 64 bytes' alignment; free() gives it back. */
+void *level_alloc(size_t n_bytes);
 
 /* A table of the level's name; false when this machine lacks it. */
 bool level_get(const char *level, struct lade_kernels *ret_kernels);

@@ -2,12 +2,19 @@
 /* The levels of this CPU, and oneDNN's products where its plug-in opens. */
 #include "levels.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/host/host.h"
 
 const char *const level_names[] = {"plain", "avx2", "avx512", "best", NULL};
 const int64_t level_most_elements = INT64_MAX;
+
+void *level_alloc(size_t n_bytes)
+{
+  void *block = NULL;
+  return posix_memalign(&block, 64, LADE_MAX(n_bytes, (size_t)1)) ? NULL : block;
+}
 
 bool level_get(const char *level, struct lade_kernels *ret_kernels)
 {

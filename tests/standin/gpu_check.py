@@ -62,7 +62,8 @@ def kernels_fail():
 def targets_are_found():
     """What is compiled first is what runs on a GPU, and is there."""
     targets = gpu_check.targets_find(gpu_check.Check(patience=20), build)
-    for name in ("lade", "bench/bench-gpu", "preload/lade-run.so", "tests/conform/conform-device", "tests/preload/holder"):
+    for name in ("lade", "bench/bench-gpu", "preload/lade-run.so", "tests/conform/conform-device", "tests/preload/holder",
+                 "tests/standin/test-gpu-kernels"):
         assert name in targets, (name, targets)
     assert not [name for name in targets if "unit" in name or not os.path.exists(os.path.join(build, name))], targets
 

@@ -7,6 +7,7 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/cpu.h"
@@ -34,6 +35,12 @@ static void launch_run(const struct lade_cuda_launcher *base, const struct lade_
   if (!on_cpu.kernel)
     fprintf(stderr, "no kernel is called %s\n", symbol);
   cuda_on_cpu_run(&on_cpu);
+}
+
+void *level_alloc(size_t n_bytes)
+{
+  void *block = NULL;
+  return posix_memalign(&block, 64, LADE_MAX(n_bytes, (size_t)1)) ? NULL : block;
 }
 
 bool level_get(const char *level, struct lade_kernels *ret_kernels)
