@@ -149,8 +149,8 @@ def suite_check(folder):
 
 
 def parts_check(folder):
-    """A part that is ended leaves what those before it measured; what no time is left for names itself; parts that run by
-    their names later keep the others' figures, and have none of their own earlier ones."""
+    """A part that is ended leaves what those before it measured; what no time is left for is named with the words that
+    run it; parts that run by their names later keep the others' figures, and have none of their own earlier ones."""
     def ended(_):
         raise script.Ended(signal.SIGTERM)
     bodies = {"tests": lambda check: check.figure("0. tests", "all"), "kernels": ended}
@@ -166,7 +166,12 @@ def parts_check(folder):
     assert "| 0. tests | all |" in results_text(folder), results_text(folder)
     check.end = time.monotonic()
     script.measure(check, options, ["Some GPU, 1"])
-    assert check.counts["skipped"] == 2, check.counts
+    left = "No time was left for all of: tests, kernels. `scripts/gpu-check --only tests,kernels` measures them."
+    assert check.counts["skipped"] == 2 and left in results_text(folder), (check.counts, results_text(folder))
+    check = script.Check()
+    bodies["kernels"] = lambda check: setattr(check, "end", time.monotonic())  # ended in the middle
+    script.measure(check, options, ["Some GPU, 1"])
+    assert check.left == ["kernels"] and "`scripts/gpu-check --only kernels` measures them" in results_text(folder)
     bodies["kernels"] = lambda check: check.figure("1. copy", "fast")
     options.only = ["kernels"]
     script.measure(script.Check(), options, ["Some GPU, 1"])
@@ -175,7 +180,7 @@ def parts_check(folder):
     options.only = ["tests"]
     script.measure(script.Check(), options, ["Some GPU, 1"])
     text = results_text(folder)
-    assert "0. tests" not in text and text.index("| 0. others |") < text.index("| 1. copy | fast |"), text
+    assert "No time was left" not in text and "0. tests" not in text and text.index("| 0. others |") < text.index("| 1. copy | fast |"), text
     done = subprocess.run([sys.executable, sys.argv[1], "--only", "tests,no-such"], text=True,
                           stderr=subprocess.PIPE, check=False)
     assert done.returncode == 2 and "'no-such' is no part; parts are build, tests, " in done.stderr, done
