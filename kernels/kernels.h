@@ -487,7 +487,8 @@ struct lade_cublaslt;
 
 struct lade_kernels {
   lade_kernel_fn *fn[LADE_N_KERNELS];
-  const char *variant[LADE_N_KERNELS]; /* "plain", "avx2", "avx512", "avx512_bf16", "onednn", "cuda", "cublaslt", ... */
+  /* "plain", "avx2", "avx512", "avx512_bf16", "amx", "onednn", "cuda", "cublaslt", ... */
+  const char *variant[LADE_N_KERNELS];
   /* NULL: the host's */
   size_t (*workspace_bytes)(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args);
   struct lade_cublaslt *cublaslt; /* borrowed: products of a CUDA device (cuda/cublaslt.h); NULL: its plain kernel's */

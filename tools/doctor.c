@@ -82,8 +82,8 @@ static void cpu_check(struct report *report)
   lade_cpu_name(name, sizeof(name));
   lade_kernels_init(&kernels, &cpu);
   const char *bf16 = cpu.is_bf16_dot_slow ? " AVX-512-BF16 (slower than FMA, not used)" : " AVX-512-BF16";
-  finding_add(report, "cpu", FINDING_GOOD, NULL, "%s:%s%s%s%s", name, cpu.has_avx2 ? " AVX2" : "",
-              cpu.has_avx512 ? " AVX-512" : "", cpu.has_avx512_bf16 ? bf16 : "",
+  finding_add(report, "cpu", FINDING_GOOD, NULL, "%s:%s%s%s%s%s", name, cpu.has_avx2 ? " AVX2" : "",
+              cpu.has_avx512 ? " AVX-512" : "", cpu.has_avx512_bf16 ? bf16 : "", cpu.has_amx_bf16 ? " AMX-BF16" : "",
               cpu.has_avx2 ? "" : " no vector extension that Lade knows");
   const char *matmul = kernels.variant[LADE_K_MATMUL];
   bool is_plain = strcmp(matmul, "plain") == 0;

@@ -30,7 +30,7 @@
 #define QUERIES LADE_ATTENTION_QUERIES
 #define KEYS_FWD LADE_ATTENTION_KEYS
 #define KEYS_BWD QUERIES /* equal, so that only pairs (i, i) touch the diagonal */
-#define MAX_MR 12
+#define MAX_MR LADE_ATTENTION_ROWS
 
 struct job {
   const struct lade_attention_level *level;
@@ -175,7 +175,7 @@ struct fwd_scratch {
 /* Sizes for the widest elements and tiles of any level. */
 static struct fwd_scratch fwd_scratch_carve(struct carver *carver, int64_t head_dim)
 {
-  int64_t depth = lade_align_up((uint64_t)head_dim, 2), columns = lade_align_up((uint64_t)head_dim, 32);
+  int64_t depth = lade_align_up((uint64_t)head_dim, 32), columns = lade_align_up((uint64_t)head_dim, 32);
   return (struct fwd_scratch){
       .q = carve(carver, QUERIES * depth, 4), .k = carve(carver, KEYS_FWD * depth, 4),
       .v = carve(carver, KEYS_FWD * columns, 4), .scores = carve(carver, MAX_MR * KEYS_FWD, 4),
@@ -215,8 +215,8 @@ static void fwd_panel(const struct job *job, const struct fwd_scratch *scratch, 
   float factor[MAX_MR], *sums = scratch->sums + (int64_t)i * job->n_column_tiles * job->cut->nr;
   scores_make(job, lade_left_at(q, i, 0), scratch->k, visible, scratch->scores, KEYS_FWD);
   struct lade_softmax_rows rows = {
-      .rows = score_rows(job, pair, i, scratch->scores, KEYS_FWD, visible), .max = scratch->max + i,
-      .sum = scratch->sum + i, .factor = factor, .p = scratch->p};
+      .rows = score_rows(job, pair, i, scratch->scores, KEYS_FWD, groups(job, visible) * job->cut->group),
+      .max = scratch->max + i, .sum = scratch->sum + i, .factor = factor, .p = scratch->p};
   job->level->softmax(&rows);
   if (pair->k_first)
     sums_scale(job, sums, rows.rows.n_rows, factor);
@@ -246,6 +246,7 @@ static void fwd_finish(const struct job *job, const struct fwd_scratch *scratch,
 static void fwd_task(void *arg, int i_task, int i_thread)
 {
   const struct job *job = arg;
+  lade_matmul_enter(job->level->matmul);
   struct carver carver = {.base = job->workspace + (size_t)i_thread * job->scratch_bytes};
   struct fwd_scratch scratch = fwd_scratch_carve(&carver, job->head_dim);
   int64_t n_heads = job->batch * job->heads, n_blocks = lade_div_up(job->time, QUERIES);
@@ -270,6 +271,7 @@ static void fwd_task(void *arg, int i_task, int i_thread)
       fwd_panel(job, &scratch, &pair, &q, i);
   }
   fwd_finish(job, &scratch, &pair);
+  lade_matmul_leave(job->level->matmul);
 }
 
 struct bwd_scratch {
@@ -291,7 +293,7 @@ static int64_t sums_rows(int64_t time)
 
 static struct bwd_scratch bwd_scratch_carve(struct carver *carver, int64_t time, int64_t head_dim)
 {
-  int64_t depth = lade_align_up((uint64_t)head_dim, 2), columns = lade_align_up((uint64_t)head_dim, 32);
+  int64_t depth = lade_align_up((uint64_t)head_dim, 32), columns = lade_align_up((uint64_t)head_dim, 32);
   int64_t rows = sums_rows(time), square = QUERIES * KEYS_BWD;
   return (struct bwd_scratch){
       .q_rows = carve(carver, QUERIES * depth, 4), .q_columns = carve(carver, QUERIES * columns, 4),
@@ -399,6 +401,7 @@ static void bwd_head(const struct job *job, struct bwd_scratch *scratch, int64_t
 static void bwd_task(void *arg, int i_task, int i_thread)
 {
   const struct job *job = arg;
+  lade_matmul_enter(job->level->matmul);
   struct carver carver = {.base = job->workspace + (size_t)i_thread * job->scratch_bytes};
   struct bwd_scratch scratch = bwd_scratch_carve(&carver, job->time, job->head_dim);
   int64_t b = i_task / job->key_heads, key_head = i_task % job->key_heads;
@@ -409,6 +412,7 @@ static void bwd_task(void *arg, int i_task, int i_thread)
     bwd_head(job, &scratch, b, h);
   gradient_store(job, scratch.d_k, b, 0, job->time, job->heads + key_head);
   gradient_store(job, scratch.d_v, b, 0, job->time, job->heads + job->key_heads + key_head);
+  lade_matmul_leave(job->level->matmul);
 }
 
 /* What both directions' arguments have in common. */

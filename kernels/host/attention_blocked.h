@@ -13,7 +13,12 @@
 #define LADE_ATTENTION_QUERIES 96
 #define LADE_ATTENTION_KEYS 192
 
-/* Rows of scores: row r sees its first min(first_visible + r, n_columns) columns, at least one. Up to 16 rows. */
+#define LADE_ATTENTION_ROWS 32 /* the largest mr */
+
+/*
+ * Rows of scores: row r sees its first min(first_visible + r, n_columns) columns, at least one. At most
+ * LADE_ATTENTION_ROWS rows.
+ */
 struct lade_score_rows {
   float *scores;       /* q k^T, not yet scaled; rows of @stride; what is not visible is written over */
   int stride, n_rows, n_columns, first_visible;

@@ -89,13 +89,14 @@ struct lade_token_lists {
 struct lade_token_lists lade_token_lists_make(const struct lade_embed_bwd_args *args);
 
 /* For the ops that multiply matrices inside; all dtypes. */
-lade_kernel_fn lade_matmul_plain, lade_matmul_avx2, lade_matmul_avx512, lade_matmul_avx512_bf16;
+lade_kernel_fn lade_matmul_plain, lade_matmul_avx2, lade_matmul_avx512, lade_matmul_avx512_bf16,
+    lade_matmul_amx;
 
 /* A level's attention leaves to a lower one what it does not improve. */
 lade_kernel_fn lade_attention_fwd_plain, lade_attention_fwd_avx2, lade_attention_fwd_avx512,
-    lade_attention_fwd_avx512_bf16;
+    lade_attention_fwd_avx512_bf16, lade_attention_fwd_amx;
 lade_kernel_fn lade_attention_bwd_plain, lade_attention_bwd_avx2, lade_attention_bwd_avx512,
-    lade_attention_bwd_avx512_bf16;
+    lade_attention_bwd_avx512_bf16, lade_attention_bwd_amx;
 /* The plain functions, for F64 inside a level. */
 lade_kernel_fn lade_column_sum_plain;
 lade_kernel_fn lade_embed_fwd_plain;
@@ -144,12 +145,15 @@ lade_kernel_fn lade_matmul_onednn;
 void lade_matmul_init_avx2(struct lade_kernels *kernels);
 void lade_matmul_init_avx512(struct lade_kernels *kernels);
 void lade_matmul_init_avx512_bf16(struct lade_kernels *kernels);
+void lade_matmul_init_amx(struct lade_kernels *kernels);
 void lade_head_loss_init_avx2(struct lade_kernels *kernels);
 void lade_head_loss_init_avx512(struct lade_kernels *kernels);
 void lade_head_loss_init_avx512_bf16(struct lade_kernels *kernels);
+void lade_head_loss_init_amx(struct lade_kernels *kernels);
 void lade_attention_init_avx2(struct lade_kernels *kernels);
 void lade_attention_init_avx512(struct lade_kernels *kernels);
 void lade_attention_init_avx512_bf16(struct lade_kernels *kernels);
+void lade_attention_init_amx(struct lade_kernels *kernels);
 
 void lade_column_sum_init_avx2(struct lade_kernels *kernels);
 void lade_embed_init_avx2(struct lade_kernels *kernels);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The x86-64 levels: each overwrites what it improves, behind what the CPU was found to have. */
+#include "base/cpu.h"
 #include "kernels/host/host.h"
 
 static void avx2_init(struct lade_kernels *kernels)
@@ -49,6 +50,13 @@ static void avx512_bf16_init(struct lade_kernels *kernels)
   lade_attention_init_avx512_bf16(kernels);
 }
 
+static void amx_init(struct lade_kernels *kernels)
+{
+  lade_matmul_init_amx(kernels);
+  lade_head_loss_init_amx(kernels);
+  lade_attention_init_amx(kernels);
+}
+
 void lade_kernels_init_levels(struct lade_kernels *kernels, const struct lade_cpu *cpu)
 {
   if (cpu->has_avx2)
@@ -57,4 +65,6 @@ void lade_kernels_init_levels(struct lade_kernels *kernels, const struct lade_cp
     avx512_init(kernels);
   if (cpu->has_avx512_bf16 && !cpu->is_bf16_dot_slow)
     avx512_bf16_init(kernels);
+  if (cpu->has_amx_bf16 && lade_cpu_permit_amx())
+    amx_init(kernels);
 }

@@ -43,6 +43,7 @@ const struct lade_matmul_cut lade_matmul_cuts[LADE_N_CUTS] = {
     [LADE_CUT_AVX2] = {.mr = 6, .nr = 16, .left_width = 6, .kc = 256, .group = 1, .element_bytes = 4},
     [LADE_CUT_AVX512] = {.mr = 12, .nr = 32, .left_width = 48, .kc = 192, .group = 1, .element_bytes = 4},
     [LADE_CUT_AVX512_BF16] = {.mr = 12, .nr = 32, .left_width = 48, .kc = 384, .group = 2, .element_bytes = 2},
+    [LADE_CUT_AMX] = {.mr = 32, .nr = 32, .left_width = 32, .kc = 512, .group = 32, .element_bytes = 2},
 };
 
 /* How one product is cut and where its scratch lies. */
@@ -156,8 +157,8 @@ void lade_left_prepare(struct lade_left_block *block)
   if (block->n_in_place < block->n_rows)
     level->pack(&(struct lade_pack_args){
         .dtype = block->dtype, .source = element_at(block->dtype, block->source, at), .stride = block->stride,
-        .is_k_inner = block->is_k_inner, .n_lanes = block->n_rows - block->n_in_place, .n_k = block->n_k,
-        .width = level->cut->left_width, .panels = block->panels});
+        .is_k_inner = block->is_k_inner, .is_left = true, .n_lanes = block->n_rows - block->n_in_place,
+        .n_k = block->n_k, .width = level->cut->left_width, .panels = block->panels});
 }
 
 /* Rows [first, end) of op(a) over @piece. */
@@ -259,7 +260,9 @@ static void block_task(void *arg, int i_task, int i_thread)
   LADE_ASSERT(block.column_end - block.column <= MAX_COLUMNS);
   for (int64_t j = block.column; run->args->bias && j < block.column_end; j++)
     block.bias[j - block.column] = (float)lade_element_load(run->args->dtype, run->args->bias, j);
+  lade_matmul_enter(run->level);
   block_run(run, &block);
+  lade_matmul_leave(run->level);
 }
 
 void lade_matmul_blocked_run(const struct lade_matmul_level *level, const struct lade_kernel_ctx *ctx,

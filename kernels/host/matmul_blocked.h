@@ -4,11 +4,12 @@
  * and multiplies two of them. Attention multiplies its small tiles with the same two functions. Private
  * to kernels/host.
  *
- * A panel holds @width lanes (left_width rows of op(a), or nr columns of op(b)) over a range of k:
- * [n_groups][width][group] packed elements, a group being the consecutive k that one instruction takes from
- * a lane (2 for BF16 dot products, 1 for FP32). Lanes and k beyond the matrix are zero, as far as a micro-tile reaches.
+ * A panel holds @width lanes (left_width rows of op(a), or nr columns of op(b)) over a range of k: [n_groups] of @width
+ * lanes each, a group being the consecutive k that one instruction takes from a lane (32 for tiles of BF16, 2 for BF16
+ * dot products, 1 for FP32). A left panel has [width][group] elements there; how a right panel's lie is the level's
+ * affair. Lanes and k beyond the matrix are zero, as far as a micro-tile reaches.
  *
- * The right operand is always packed. The left one is broadcast group by group, so it can also be read where it
+ * The right operand is always packed. The left one is taken group by group, so it can also be read where it
  * lies when k is contiguous and its dtype is the level's own: struct lade_left_block decides per panel.
  */
 #ifndef LADE_MATMUL_BLOCKED_H
@@ -20,12 +21,12 @@
 struct lade_matmul_cut {
   int mr, nr;        /* rows and columns of a micro-tile: what registers hold */
   int left_width;    /* lanes of a packed left panel: whole vectors, a multiple of mr */
-  int kc;            /* k of a block: a panel of b of that depth is half of L1; a multiple of 16 */
+  int kc;            /* k of a block: a panel of b of that depth is half of L1; a multiple of 16 and of group */
   int group;
-  int element_bytes; /* packed: 2 for BF16 pairs, 4 for FP32 */
+  int element_bytes; /* packed: 2 for BF16, 4 for FP32 */
 };
 
-enum { LADE_CUT_AVX2, LADE_CUT_AVX512, LADE_CUT_AVX512_BF16, LADE_N_CUTS };
+enum { LADE_CUT_AVX2, LADE_CUT_AVX512, LADE_CUT_AVX512_BF16, LADE_CUT_AMX, LADE_N_CUTS };
 extern const struct lade_matmul_cut lade_matmul_cuts[LADE_N_CUTS];
 
 /* Lanes [0, n_lanes) of @source into panels of @width, one after the other. */
@@ -34,6 +35,7 @@ struct lade_pack_args {
   const void *source;
   int64_t stride;       /* elements between lanes, or between k where !is_k_inner */
   bool is_k_inner;      /* source[lane, k] with k contiguous; else source[k, lane] */
+  bool is_left;
   int n_lanes, n_k, width;
   void *panels;
 };
@@ -67,9 +69,23 @@ struct lade_matmul_level {
   enum lade_dtype direct; /* the dtype that the micro-kernel can read in place */
   void (*pack)(const struct lade_pack_args *args);
   void (*micro)(const struct lade_micro_args *args);
+  void (*enter)(void), (*leave)(void); /* around a task that calls micro, on its thread; NULL: nothing to set up */
 };
 
-extern const struct lade_matmul_level lade_matmul_level_avx2, lade_matmul_level_avx512, lade_matmul_level_avx512_bf16;
+extern const struct lade_matmul_level lade_matmul_level_avx2, lade_matmul_level_avx512, lade_matmul_level_avx512_bf16,
+    lade_matmul_level_amx;
+
+static inline void lade_matmul_enter(const struct lade_matmul_level *level)
+{
+  if (level->enter)
+    level->enter();
+}
+
+static inline void lade_matmul_leave(const struct lade_matmul_level *level)
+{
+  if (level->leave)
+    level->leave();
+}
 
 /* Rows [n_rows, n_k] of a left operand: whole panels are read in place if they can be, the others are packed. */
 struct lade_left_block {

@@ -14,8 +14,6 @@
 #include "kernels/host/attention_blocked.h"
 #include "kernels/host/lanes.h"
 
-#define SCORE_ROWS VEC_LANES /* the most rows in one call */
-
 /* One row in hand. */
 struct score_row {
   float *scores, *d_p;
@@ -68,10 +66,10 @@ static inline float row_largest(const float *scores, int n_columns)
 static void rows_softmax(const struct lade_softmax_rows *args)
 {
   const struct lade_score_rows *rows = &args->rows;
-  float change[SCORE_ROWS] = {0};
+  float change[LADE_ATTENTION_ROWS] = {0};
   uint32_t word[VEC_RUN_WORDS];
   int n_columns = (int)lade_align_up((uint64_t)rows->n_columns, VEC_LANES);
-  LADE_ASSERT(rows->n_rows <= SCORE_ROWS && n_columns <= rows->stride);
+  LADE_ASSERT(rows->n_rows <= LADE_ATTENTION_ROWS && n_columns <= rows->stride);
   for (int r = 0; r < rows->n_rows; r++) {
     float *scores = rows->scores + r * rows->stride;
     row_fill(scores, visible_columns(rows, r), n_columns, -INFINITY);
@@ -79,9 +77,11 @@ static void rows_softmax(const struct lade_softmax_rows *args)
     change[r] = args->max[r] - max;
     args->max[r] = max;
   }
-  vf factor = vf_load_f32(change);
-  vec_exp(&factor, 1);
-  vf_store_f32(change, factor);
+  for (int r = 0; r < rows->n_rows; r += VEC_LANES) {
+    vf factor = vf_load_f32(change + r);
+    vec_exp(&factor, 1);
+    vf_store_f32(change + r, factor);
+  }
   for (int r = 0; r < rows->n_rows; r++) {
     vf sum = vf_set(0);
     struct score_row row = {.scores = rows->scores + r * rows->stride, .words = row_words(rows, r, word),

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Instruction sets come from the compiler's CPUID support; the operating system's part (it must
- * save the wide registers) is included there. Threads come from the affinity mask, lowered by the
- * CPU quota of every cgroup from ours up to the root: v2 states "quota period" in cpu.max, v1 two
- * files. Memory is the smaller of MemAvailable and what each cgroup's limit leaves of its usage,
- * not counting page cache that the kernel would drop (inactive_file).
+ * Instruction sets come from the compiler's CPUID support; the operating system's part (it must save the wide
+ * registers) is included there. Tiles are in leaf 7, and Linux 5.16 or later says whether it saves them, which it does
+ * for who has asked (Documentation/arch/x86/xstate.rst). Threads come from the affinity mask, lowered by the CPU quota
+ * of every cgroup from ours up to the root: v2 states "quota period" in cpu.max, v1 two files. Memory is the smaller of
+ * MemAvailable and what each cgroup's limit leaves of its usage, not counting page cache that the kernel would drop
+ * (inactive_file).
  */
 #include <errno.h>
 #include <sched.h>
@@ -14,12 +15,19 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include "base/base.h"
 #include "base/cpu.h"
 
 #define PATH_BYTES 4096
+
+/* arch_prctl's, of asm/prctl.h since Linux 5.16; and the number of the tiles' data in the state that is saved. */
+#define ASK_SUPPORTED 0x1021
+#define ASK_PERMISSION 0x1023
+#define STATE_TILES 18
 
 /* The first line of @path into @line; false when there is none. */
 static bool line_read(const char *path, char *line, int line_bytes)
@@ -122,6 +130,27 @@ static double quota_get(const char *controller, double (*quota_read)(const char 
   return smallest;
 }
 
+#if defined(__x86_64__)
+static bool tiles_are_here(void)
+{
+  unsigned eax, ebx, ecx, edx;
+  const unsigned wanted = 1u << 22 | 1u << 24; /* AMX-BF16, AMX-TILE */
+  uint64_t saved = 0;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & wanted) == wanted &&
+         syscall(SYS_arch_prctl, ASK_SUPPORTED, &saved) == 0 && (saved >> STATE_TILES & 1);
+}
+
+bool lade_cpu_permit_amx(void)
+{
+  return syscall(SYS_arch_prctl, ASK_PERMISSION, STATE_TILES) == 0;
+}
+#else
+bool lade_cpu_permit_amx(void)
+{
+  return false;
+}
+#endif
+
 struct lade_cpu lade_cpu_get(void)
 {
   struct lade_cpu cpu = {0};
@@ -134,6 +163,7 @@ struct lade_cpu lade_cpu_get(void)
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   cpu.has_avx512_bf16 = cpu.has_avx512 && __builtin_cpu_supports("avx512bf16");
   cpu.is_bf16_dot_slow = cpu.has_avx512_bf16 && __builtin_cpu_is("intel");
+  cpu.has_amx_bf16 = cpu.has_avx512_bf16 && tiles_are_here();
 #endif
   const char *level = getenv("LADE_CPU");
   if (!level)
@@ -144,6 +174,7 @@ struct lade_cpu lade_cpu_get(void)
     cpu.has_avx512 = cpu.has_avx512_bf16 = false;
   if (strcmp(level, "avx512") == 0)
     cpu.has_avx512_bf16 = false;
+  cpu.has_amx_bf16 &= strcmp(level, "avx512_bf16") != 0 && cpu.has_avx512_bf16;
   cpu.is_bf16_dot_slow &= cpu.has_avx512_bf16 && strcmp(level, "avx512_bf16") != 0;
   return cpu;
 }

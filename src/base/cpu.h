@@ -19,6 +19,7 @@ struct lade_cpu {
    * start one dot product for each FMA. By maker and not by timing, since it decides about bits.
    */
   bool is_bf16_dot_slow;
+  bool has_amx_bf16;    /* tiles of BF16, with AVX512_BF16 and the OS saving them; lade_cpu_permit_amx comes first */
 };
 
 /*
@@ -26,6 +27,13 @@ struct lade_cpu {
  * even where they are slow, so that a run gives the bits that it would give elsewhere. Any thread.
  */
 struct lade_cpu lade_cpu_get(void);
+
+/*
+ * Ask the kernel that this process may use tiles, which it grants for good: from then on its signal frames have room
+ * for them, 8 KiB more. False where it refuses: a thread's alternate signal stack is too small for that, or seccomp
+ * forbids the question. Any thread.
+ */
+bool lade_cpu_permit_amx(void);
 
 /*
  * Do all cores count the ticks of base/ticks.h at one rate and from one moment? On x86 only the kernel knows, which has

@@ -8,7 +8,7 @@
 
 #include "kernels/kernels.h"
 
-#define LEVELS 5
+#define LEVELS 6
 
 /* Names of tables that may exist here, the reference's first, up to a NULL. */
 extern const char *const level_names[];
@@ -19,7 +19,7 @@ extern const int64_t level_most_elements;
 /* Memory that kernels of all levels reach, of at least 64 bytes' alignment; free() gives it back. */
 void *level_alloc(size_t n_bytes);
 
-/* A table of the level's name; false when this machine lacks it. */
+/* A table of the level's name, or of the "best" that this machine has; false when it lacks the level. */
 bool level_get(const char *level, struct lade_kernels *ret_kernels);
 
 /* One table per level that this machine has and that may have a variant of @kernel, the plain one first; how many. */

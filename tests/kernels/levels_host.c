@@ -5,9 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/base.h"
+#include "base/cpu.h"
 #include "kernels/host/host.h"
 
-const char *const level_names[] = {"plain", "avx2", "avx512", "best", NULL};
+const char *const level_names[] = {"plain", "avx2", "avx512", "avx512_bf16", "amx", NULL};
 const int64_t level_most_elements = INT64_MAX;
 
 void *level_alloc(size_t n_bytes)
@@ -16,32 +18,41 @@ void *level_alloc(size_t n_bytes)
   return posix_memalign(&block, 64, LADE_MAX(n_bytes, (size_t)1)) ? NULL : block;
 }
 
+/* What a CPU has whose levels are the first @n above. */
+static struct lade_cpu cpu_of(int n)
+{
+  return (struct lade_cpu){.has_avx2 = n > 1, .has_avx512 = n > 2, .has_avx512_bf16 = n > 3, .has_amx_bf16 = n > 4};
+}
+
+/* Does @has have all that @wanted has? */
+static bool cpu_has(const struct lade_cpu *has, const struct lade_cpu *wanted)
+{
+  return has->has_avx2 >= wanted->has_avx2 && has->has_avx512 >= wanted->has_avx512 &&
+         has->has_avx512_bf16 >= wanted->has_avx512_bf16 && has->has_amx_bf16 >= wanted->has_amx_bf16;
+}
+
 bool level_get(const char *level, struct lade_kernels *ret_kernels)
 {
-  struct lade_cpu has = lade_cpu_get(), cpu = {0};
-  bool is_best = strcmp(level, "best") == 0, is_avx512 = strcmp(level, "avx512") == 0;
-  cpu.has_avx2 = has.has_avx2 && (is_best || is_avx512 || strcmp(level, "avx2") == 0);
-  cpu.has_avx512 = has.has_avx512 && (is_best || is_avx512);
-  cpu.has_avx512_bf16 = has.has_avx512_bf16 && is_best;
+  const struct lade_cpu has = lade_cpu_get();
+  int n = 0;
+  while (level_names[n] && strcmp(level_names[n], level) != 0)
+    n++;
+  const struct lade_cpu cpu = level_names[n] ? cpu_of(n + 1) : has; /* "best" */
   lade_kernels_init(ret_kernels, &cpu);
-  return is_best || strcmp(level, "plain") == 0 || cpu.has_avx512 || (cpu.has_avx2 && !is_avx512);
+  return cpu_has(&has, &cpu);
 }
 
 int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS])
 {
-  struct lade_cpu has = lade_cpu_get(), cpu = {0};
+  const struct lade_cpu has = lade_cpu_get();
   int n = 0;
-  lade_kernels_init(&levels[n++], &cpu);
-  cpu.has_avx2 = true;
-  if (has.has_avx2)
+  while (level_names[n]) {
+    const struct lade_cpu cpu = cpu_of(n + 1);
+    if (!cpu_has(&has, &cpu))
+      break;
     lade_kernels_init(&levels[n++], &cpu);
-  cpu.has_avx512 = true;
-  if (has.has_avx512)
-    lade_kernels_init(&levels[n++], &cpu);
-  cpu.has_avx512_bf16 = true;
-  if (has.has_avx512_bf16)
-    lade_kernels_init(&levels[n++], &cpu);
-  lade_kernels_init(&levels[n], &cpu);
+  }
+  levels[n] = levels[n - 1];
   n += lade_matmul_init_onednn(&levels[n]);
   return n;
 }

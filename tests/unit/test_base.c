@@ -4,6 +4,7 @@
 #include <math.h>
 #include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +20,7 @@
 #include "base/float.h"
 #include "base/node.h"
 #include "base/philox.h"
+#include "kernels/kernels.h"
 
 static void exact_sizes_say_bytes_once(void **state)
 {
@@ -194,10 +196,43 @@ static void cpu_level_lowers_the_answer(void **state)
     assert_int_equal(cpu.has_avx512, has.has_avx512 && i >= 2);
     assert_int_equal(cpu.has_avx512_bf16, has.has_avx512_bf16 && i >= 3);
     assert_false(cpu.is_bf16_dot_slow);
+    assert_false(cpu.has_amx_bf16); /* no level's but the best one's */
   }
   unsetenv("LADE_CPU");
   if (saved[0])
     setenv("LADE_CPU", saved, 1);
+}
+
+/* 0: as a process with a small alternate stack for signals is told. Run in a child, since permission is for good. */
+static int tiles_ask(const struct lade_cpu *cpu, size_t stack_bytes)
+{
+  stack_t stack = {.ss_sp = malloc(stack_bytes), .ss_size = stack_bytes};
+  if (!stack.ss_sp || sigaltstack(&stack, NULL))
+    return 1;
+  const bool is_permitted = lade_cpu_permit_amx();
+  struct lade_kernels kernels;
+  lade_kernels_init(&kernels, cpu);
+  const bool has_tiles = strcmp(kernels.variant[LADE_K_MATMUL], "amx") == 0;
+  stack.ss_flags = SS_DISABLE;
+  sigaltstack(&stack, NULL);
+  free(stack.ss_sp);
+  const bool is_expected = cpu->has_amx_bf16 && stack_bytes > 8192;
+  return is_permitted == is_expected && has_tiles == is_expected ? 0 : 2;
+}
+
+static void tiles_need_room_for_signals(void **state)
+{
+  const struct lade_cpu cpu = lade_cpu_get();
+  static const size_t stacks[] = {4096, 65536}; /* tiles alone are 8 KiB of a frame */
+  for (size_t i = 0; i < LADE_COUNT(stacks); i++) {
+    int status;
+    const pid_t child = fork();
+    if (child == 0)
+      _exit(tiles_ask(&cpu, stacks[i]));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+  }
 }
 
 /* The key as it is in namespaces of a child's own, where the machine is called @name and @boot_id is what it says. */
@@ -259,6 +294,7 @@ int main(void)
       cmocka_unit_test(struct_whose_size_was_not_set_is_refused),
       cmocka_unit_test(cpu_count_is_positive_and_memory_known),
       cmocka_unit_test(cpu_level_lowers_the_answer),
+      cmocka_unit_test(tiles_need_room_for_signals),
       cmocka_unit_test(a_machine_has_one_key_by_any_name),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
