@@ -39,7 +39,7 @@ static __device__ inline void span_load(pack<T, N> (&to)[P], const void *row, in
 
 /*
  * Keep packs for another pass as they were loaded: four registers for eight numbers, which the compiler would keep as
- * the numbers, and threads are as many as registers allow.
+ * the numbers, a register each, and threads are as many as registers allow: what is left out of it spills.
  */
 template <class T, int N, int P> static __device__ inline void span_keep(pack<T, N> (&packs)[P])
 {
@@ -173,6 +173,7 @@ template <class T, int N, int P> static __device__ inline void rows_keep(struct 
   for (int r = 0; r < ROWS(P); r++) {
     span_keep(rows.x[r]);
     span_keep(rows.dy[r]);
+    span_keep(rows.d_sum[r]);
   }
 }
 
