@@ -248,6 +248,23 @@ int comm_group_gather(struct comm_group *group, const void *src, void *dst, int 
   return comm_group_transfer(group, &transfer, error);
 }
 
+int comm_group_vote(struct comm_group *group, int own, int *ret_member, struct lade_error *error)
+{
+  int failed = comm_group_gather(group, &own, group->outcomes, sizeof(own), error);
+  *ret_member = -1;
+  for (int member = 0; !failed && member < group->size && *ret_member < 0; member++)
+    *ret_member = group->outcomes[member] ? member : -1;
+  return failed;
+}
+
+int comm_group_agree(struct comm_group *group, bool has_memory, const char *what, struct lade_error *error)
+{
+  int lacking, failed = comm_group_vote(group, has_memory ? 0 : -ENOMEM, &lacking, error);
+  if (!failed && lacking >= 0)
+    failed = lade_error_set(error, -ENOMEM, "rank %d has no memory for %s", group->members[lacking], what);
+  return failed;
+}
+
 /* ---- making and ending ---- */
 
 static int plugin_open(const struct lade_mpi **ret_mpi, struct lade_error *error)
@@ -370,11 +387,7 @@ int comm_job_open(const struct lade_comm_params *params, struct lade_error *erro
 
 static int members_gather(struct comm_group *part, int rank_in_world, struct lade_error *error)
 {
-  part->members = calloc(2 * (size_t)part->size, sizeof(*part->members));
-  if (!part->members) {
-    atomic_store(&part->job->has_failed, true); /* the others wait for what we would say */
-    return lade_error_set(error, -ENOMEM, "no memory for a group of %d ranks", part->size);
-  }
+  part->job->mpi->members(part->group, &part->rank, &part->size);
   part->outcomes = part->members + part->size;
   int status = comm_group_gather(part, &rank_in_world, part->members, sizeof(rank_in_world), error);
   part->is_one_node = true;
@@ -387,21 +400,20 @@ int comm_group_split(struct comm_group *group, int colour, int key, struct lade_
                      struct comm_group *ret_part)
 {
   struct comm_group part = {.job = group->job, .params = group->params};
-  int here = 0, status = comm_group_gather(group, &here, group->outcomes, sizeof(here), error);
-  if (status) /* who has not come is known now: MPI's split could not be given up */
+  part.members = lade_fault_calloc(group->params->faults, 2 * (size_t)group->size, sizeof(*part.members));
+  int status = comm_group_agree(group, part.members, "a group of ranks", error);
+  if (status) { /* who has not come is known now, too: MPI's split could not be given up */
+    free(part.members);
     return status;
+  }
   serial_lock(group->job);
   status = group->job->mpi->split(group->group, colour, key, error, &part.group);
   serial_unlock(group->job);
-  if (status) {
+  if (status)
     atomic_store(&group->job->has_failed, true);
-    return status;
-  }
   atomic_fetch_add(&group->job->n_refs, 1);
-  if (part.group) {
-    group->job->mpi->members(part.group, &part.rank, &part.size);
+  if (!status && part.group)
     status = members_gather(&part, group->members[group->rank], error);
-  }
   if (status || !part.group) {
     comm_group_close(&part);
     part.group = NULL;

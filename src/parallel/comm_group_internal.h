@@ -96,4 +96,10 @@ int comm_member_tell_dead(const struct comm_group *group, int member, struct lad
 int comm_group_transfer(struct comm_group *group, struct lade_mpi_transfer *transfer, struct lade_error *error);
 int comm_group_gather(struct comm_group *group, const void *src, void *dst, int bytes, struct lade_error *error);
 
+/* Tell each other @own: *ret_member is the first whose is not 0, which is then in outcomes; -1: nobody's. */
+int comm_group_vote(struct comm_group *group, int own, int *ret_member, struct lade_error *error);
+
+/* -ENOMEM at all members if one of them lacks memory for @what: nobody goes on without it. */
+int comm_group_agree(struct comm_group *group, bool has_memory, const char *what, struct lade_error *error);
+
 #endif

@@ -392,9 +392,8 @@ static int staging_create(struct mpi_comm *comm, struct lade_error *error)
   comm->terms = lade_fault_calloc(faults, size, sizeof(*comm->terms));
   comm->intents = lade_fault_calloc(faults, size, sizeof(*comm->intents));
   comm->incoming = comm->outgoing ? comm->outgoing + size * comm->piece_bytes : NULL;
-  return comm->outgoing && comm->terms && comm->intents
-             ? 0
-             : lade_error_set(error, -ENOMEM, "no memory for the staging of a communicator");
+  return comm_group_agree(&comm->group, comm->outgoing && comm->terms && comm->intents, "the staging of a communicator",
+                          error);
 }
 
 /* Say once, at rank 0 of the job, that the best way is not to be had. */
@@ -416,21 +415,20 @@ static int comm_create(const struct lade_comm_params *params, struct comm_group 
 {
   struct lade_error why = {0};
   struct mpi_comm *comm = lade_fault_calloc(params->faults, 1, sizeof(*comm));
-  if (!comm) {
-    atomic_store(&group->job->has_failed, true);
+  int failed = comm_group_agree(group, comm, "a communicator", error);
+  if (failed) {
     comm_group_close(group);
-    return lade_error_set(error, -ENOMEM, "no memory for a communicator");
+    free(comm);
+    return failed;
   }
   comm->group = *group;
   lade_comm_init(&comm->base, &mpi_ops, params, group->rank, group->size);
   comm->group.params = &comm->base.params;
-  int failed = 0;
   if (group->is_one_node && params->backing != LADE_COMM_BACKING_NONE)
     failed = comm_node_init(&comm->node, &comm->group, &comm->base.params, &why, error, &comm->is_shared);
   if (!failed && !comm->is_shared)
     failed = staging_create(comm, error);
   if (failed) {
-    atomic_store(&group->job->has_failed, true);
     mpi_close(&comm->base);
     return failed;
   }

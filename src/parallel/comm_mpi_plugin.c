@@ -11,7 +11,6 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "parallel/comm_mpi_internal.h"
 
@@ -19,10 +18,13 @@
 
 extern EXPORT const struct lade_mpi lade_mpi;
 
-struct group {
+/* A group is MPI's communicator itself, whatever type that is: making one takes no memory of ours. */
+union group {
   MPI_Comm comm;
+  void *group;
 };
 
+_Static_assert(sizeof(union group) == sizeof(void *), "a communicator fits a group's pointer");
 _Static_assert(sizeof(MPI_Request) <= sizeof(void *), "a request fits the transfer's slot");
 
 static bool is_ours; /* an open started MPI */
@@ -51,17 +53,17 @@ static int failure_tell(struct lade_error *error, const char *what, int code)
   return error_put(error, status, "%s: MPI says: %.*s", what, length, text);
 }
 
-static int group_wrap(MPI_Comm comm, struct lade_error *error, void **ret_group)
+static MPI_Comm comm_of(void *group)
 {
-  struct group *group = malloc(sizeof(*group));
-  if (!group) {
-    MPI_Comm_free(&comm);
-    return error_put(error, -ENOMEM, "no memory for a group of ranks");
-  }
+  return ((union group){.group = group}).comm;
+}
+
+static void *group_wrap(MPI_Comm comm)
+{
+  union group own = {.group = NULL};
   MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
-  group->comm = comm;
-  *ret_group = group;
-  return 0;
+  own.comm = comm;
+  return own.group;
 }
 
 static int plugin_open(struct lade_error *error, void **ret_group, bool *ret_is_serial)
@@ -84,7 +86,8 @@ static int plugin_open(struct lade_error *error, void **ret_group, bool *ret_is_
   if (code != MPI_SUCCESS)
     return failure_tell(error, "the group of all ranks", code);
   *ret_is_serial = level < MPI_THREAD_MULTIPLE;
-  return group_wrap(comm, error, ret_group);
+  *ret_group = group_wrap(comm);
+  return 0;
 }
 
 static void plugin_close(bool is_clean)
@@ -98,33 +101,29 @@ static void plugin_close(bool is_clean)
 
 static void group_members(void *group, int *ret_rank, int *ret_size)
 {
-  MPI_Comm_rank(((struct group *)group)->comm, ret_rank);
-  MPI_Comm_size(((struct group *)group)->comm, ret_size);
+  MPI_Comm_rank(comm_of(group), ret_rank);
+  MPI_Comm_size(comm_of(group), ret_size);
 }
 
 static int group_split(void *group, int colour, int key, struct lade_error *error, void **ret_group)
 {
   MPI_Comm comm;
-  int code = MPI_Comm_split(((struct group *)group)->comm, colour < 0 ? MPI_UNDEFINED : colour, key, &comm);
+  int code = MPI_Comm_split(comm_of(group), colour < 0 ? MPI_UNDEFINED : colour, key, &comm);
   if (code != MPI_SUCCESS)
     return failure_tell(error, "split", code);
-  if (comm == MPI_COMM_NULL) {
-    *ret_group = NULL;
-    return 0;
-  }
-  return group_wrap(comm, error, ret_group);
+  *ret_group = comm == MPI_COMM_NULL ? NULL : group_wrap(comm);
+  return 0;
 }
 
 static void group_release(void *group)
 {
-  struct group *own = group;
-  MPI_Comm_free(&own->comm);
-  free(own);
+  MPI_Comm comm = comm_of(group);
+  MPI_Comm_free(&comm);
 }
 
 static int transfer_begin(void *group, struct lade_mpi_transfer *t, struct lade_error *error)
 {
-  MPI_Comm comm = ((struct group *)group)->comm;
+  MPI_Comm comm = comm_of(group);
   MPI_Request *request = (MPI_Request *)t->request;
   int code = MPI_SUCCESS;
   switch (t->kind) {

@@ -297,11 +297,7 @@ int comm_node_init(struct comm_node *node, struct comm_group *group, const struc
   *node = (struct comm_node){.group = group, .params = params, .chunk_bytes = chunk};
   node->n_spins = group->job->n_here <= lade_cpu_count() ? SPINS : 0;
   node->terms = lade_fault_calloc(params->faults, size, sizeof(*node->terms));
-  /* Whoever lacks memory has to say so, or the others would wait for it. */
-  int own = node->terms ? 0 : -ENOMEM, failed = comm_group_gather(group, &own, group->outcomes, sizeof(own), error);
-  for (int member = 0; !failed && member < group->size; member++)
-    if (group->outcomes[member])
-      failed = lade_error_set(error, -ENOMEM, "no memory for a communicator at rank %d", group->members[member]);
+  int failed = comm_group_agree(group, node->terms, "a communicator", error);
   if (!failed)
     failed = comm_segment_open(group, control + 2 * chunk * (size + 1), params->backing, ret_why, error,
                                &node->segment);

@@ -85,16 +85,6 @@ static int offer_map(const struct offer *offer, int fd, uint64_t bytes, void **r
   return status;
 }
 
-/* The first member that failed, with its code; 0 when none did. */
-static int agree(struct comm_group *group, int status, int *ret_outcome, struct lade_error *error)
-{
-  int failed = comm_group_gather(group, &status, group->outcomes, sizeof(status), error);
-  *ret_outcome = 0;
-  for (int member = 0; !failed && member < group->size && !*ret_outcome; member++)
-    *ret_outcome = group->outcomes[member];
-  return failed;
-}
-
 /* One try with one backing; *ret_outcome says why it did not work for all. */
 static int backing_try(struct comm_group *group, enum lade_comm_backing backing, struct comm_segment *segment,
                        int *ret_outcome, struct lade_error *error)
@@ -108,8 +98,10 @@ static int backing_try(struct comm_group *group, enum lade_comm_backing backing,
   struct lade_mpi_transfer tell = {.kind = LADE_MPI_BROADCAST, .dst = &offer, .bytes = sizeof(offer)};
   int failed = comm_group_transfer(group, &tell, error);
   int status = failed || offer.status ? offer.status : offer_map(&offer, fd, segment->bytes, &segment->data);
+  int member = -1;
   if (!failed)
-    failed = agree(group, status, ret_outcome, error);
+    failed = comm_group_vote(group, status, &member, error);
+  *ret_outcome = member >= 0 ? group->outcomes[member] : 0;
   if (group->rank == 0 && fd >= 0) {
     if (backing == LADE_COMM_BACKING_FILE)
       unlink(offer.path);

@@ -105,17 +105,6 @@ static void table_add(struct comm_job *job, struct comm_window *window)
   pthread_mutex_unlock(&job->windows_mutex);
 }
 
-/* Tell each other who @is_able to go on; *ret_member is the first who is not, or -1. */
-static int unable_find(struct comm_group *group, bool is_able, int *ret_member, struct lade_error *error)
-{
-  const int own = is_able ? 0 : 1;
-  int failed = comm_group_gather(group, &own, group->outcomes, sizeof(own), error);
-  *ret_member = -1;
-  for (int member = 0; !failed && member < group->size && *ret_member < 0; member++)
-    *ret_member = group->outcomes[member] ? member : -1;
-  return failed;
-}
-
 /* Every member's claim, and from them the window's name. */
 static int claims_meet(struct comm_group *group, struct comm_window *window, const struct claim *own,
                        struct lade_error *error)
@@ -148,11 +137,11 @@ static int window_back(struct comm_group *group, const struct lade_comm_params *
   }
   if (window->is_shared)
     return 0;
-  window->own = aligned_alloc(4096, window->own_bytes);
-  if (!window->own)
-    return lade_error_set(error, -ENOMEM, "no memory for %llu bytes", (unsigned long long)window->own_bytes);
-  memset(window->own, 0, window->own_bytes);
-  return 0;
+  window->own = lade_fault(params->faults, LADE_FAULT_HEAP) ? NULL : aligned_alloc(4096, window->own_bytes);
+  failed = comm_group_agree(group, window->own, "an allocation", error);
+  if (!failed)
+    memset(window->own, 0, window->own_bytes);
+  return failed;
 }
 
 int comm_window_alloc(struct comm_group *group, const struct lade_comm_params *params, uint64_t bytes,
@@ -160,11 +149,8 @@ int comm_window_alloc(struct comm_group *group, const struct lade_comm_params *p
 {
   struct comm_window *window = window_create(group, params->faults);
   struct claim own = {.bytes = lade_align_up(bytes, 4096), .descriptor = -1};
-  int unable;
   const bool has_room = table_reserve(group->job, group->members[group->rank], &own.id);
-  int failed = unable_find(group, window && has_room, &unable, error);
-  if (!failed && unable >= 0)
-    failed = lade_error_set(error, -ENOMEM, "rank %d has no memory for an allocation", group->members[unable]);
+  int failed = comm_group_agree(group, window && has_room, "an allocation", error);
   if (!failed)
     failed = claims_meet(group, window, &own, error);
   if (!failed)
@@ -228,7 +214,7 @@ int comm_window_register(struct comm_group *group, const struct lade_comm_params
   struct claim own = {.bytes = range->bytes, .descriptor = range->descriptor};
   int unable;
   const bool has_room = table_reserve(group->job, group->members[group->rank], &own.id);
-  int failed = unable_find(group, window && has_room && range->descriptor >= 0, &unable, error);
+  int failed = comm_group_vote(group, !(window && has_room && range->descriptor >= 0), &unable, error);
   if (!failed && unable < 0) {
     window->own = range->data;
     window->group = group;
@@ -236,7 +222,7 @@ int comm_window_register(struct comm_group *group, const struct lade_comm_params
     failed = claims_meet(group, window, &own, error);
   }
   if (!failed && unable < 0)
-    failed = unable_find(group, parts_map(group, window), &unable, error);
+    failed = comm_group_vote(group, !parts_map(group, window), &unable, error);
   if (failed || unable >= 0) {
     if (!failed || !atomic_load(&group->job->has_failed)) /* else MPI may still write into it */
       window_destroy(window);

@@ -228,6 +228,42 @@ static void a_negative_colour_takes_no_part(void **state)
   lade_comm_close(part);
 }
 
+/*
+ * The last rank lacks the @nth memory that it asks for where a communicator is cut up and memory of the part is
+ * allocated: the same error everywhere, and what was there before goes on. False: it does not ask so often.
+ */
+static bool lack_of_memory_verify(uint64_t nth)
+{
+  lade_comm *whole = NULL, *part = NULL;
+  void *data = NULL;
+  struct lade_error error = {0};
+  char words[64];
+  assert_int_equal(lade_comm_split(world.comm, 0, world.rank, NULL, &whole), 0);
+  lade_faults_arm(&world.faults, LADE_FAULT_HEAP, world.rank == world.size - 1 ? nth : 0, false, -ENOMEM);
+  int status = lade_comm_split(whole, 0, world.rank, &error, &part);
+  if (!status)
+    status = lade_comm_alloc(part, 1 << 20, &error, &data);
+  lade_faults_arm(&world.faults, LADE_FAULT_HEAP, 0, false, -ENOMEM);
+  snprintf(words, sizeof(words), "rank %d has no memory for ", world.size - 1);
+  if (status != -ENOMEM ? status : !strstr(error.text, words))
+    fail_msg("refusal %llu: %d (%s)", (unsigned long long)nth, status, error.text);
+  if (data)
+    lade_comm_free(part, data);
+  lade_comm_close(part);
+  lade_comm_close(whole);
+  return status;
+}
+
+static void memory_that_one_rank_lacks_is_an_error_at_all(void **state)
+{
+  uint64_t nth = 1;
+  if (world.params.engine != LADE_COMM_MPI)
+    skip();
+  while (lack_of_memory_verify(nth))
+    nth++;
+  assert_true(nth > 6); /* several were refused */
+}
+
 /* Memory of the job's communicator is read where it is by parts of it as well. */
 static void shared_memory_serves_the_parts(void **state)
 {
@@ -526,6 +562,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_send_is_synchronous),
       cmocka_unit_test(every_axis_of_a_mesh_is_a_group),
       cmocka_unit_test(a_negative_colour_takes_no_part),
+      cmocka_unit_test(memory_that_one_rank_lacks_is_an_error_at_all),
       cmocka_unit_test(shared_memory_serves_the_parts),
       cmocka_unit_test(what_is_registered_is_read_where_it_is),
       cmocka_unit_test(many_are_in_flight_on_several_queues),

@@ -32,13 +32,14 @@ int world_open(const char *path, uint64_t staging_bytes, int timeout_ms, struct 
   static const char *const names[] = {"auto", "memfd", "file", "apart"};
   struct lade_cpu cpu = lade_cpu_get();
   lade_kernels_init(&world.kernels, &cpu);
+  lade_faults_init(&world.faults);
   int status = lade_launch_read(environ, error, &world.launch);
   if (status)
     return status;
   world.params = (struct lade_comm_params){.struct_size = sizeof(world.params), .launch = &world.launch,
                                            .kernels = &world.kernels, .staging_bytes = staging_bytes,
                                            .timeout_ms = timeout_ms, .is_checked = true, .log = line_note,
-                                           .log_user = &world,
+                                           .log_user = &world, .faults = &world.faults,
                                            .has_neighbours = true};
   for (int i = 0; i < (int)LADE_COUNT(names); i++)
     world.params.backing = strcmp(path, names[i]) == 0 ? (enum lade_comm_backing)i : world.params.backing;

@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "base/faults.h"
 #include "device/device.h"
 #include "kernels/kernels.h"
 #include "parallel/comm.h"
@@ -28,6 +29,7 @@ extern struct world {
   int rank, size, n_lines;
   bool is_ordered;     /* sums have the contract's own bits */
   lade_device *device; /* of nccl */
+  struct lade_faults faults; /* of every communicator */
 } world;
 
 /*
