@@ -285,7 +285,10 @@ static int save_spare_early(struct run *run)
   return save_spare(run);
 }
 
-/* The directory of --save, ours alone, and in it the configuration of this run as --config reads it. */
+/*
+ * The directory of --save, ours alone, and in it the configuration of this run as --config reads it. Room that a first
+ * save would not find is refused now: the save may come at the end only.
+ */
 static int save_prepare(struct run *run)
 {
   if (!run->options.save || !job_is_first(&run->job))
@@ -296,7 +299,7 @@ static int save_prepare(struct run *run)
   char *text = config_write(&run->options, run->options.verb);
   int status = text ? claim_take(run->options.save, text, &run->claim_fd, &run->error) : -ENOMEM;
   free(text);
-  return status;
+  return status ? status : lade_session_check_save_room(run->session, run->options.save, &run->error);
 }
 
 /*

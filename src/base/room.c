@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <linux/capability.h>
 #include <linux/magic.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -70,4 +71,12 @@ int lade_room_get_fd(int fd, uint64_t *ret_bytes)
     return -errno;
   *ret_bytes = lade_room_of(&fs, has_reserve());
   return 0;
+}
+
+uint64_t lade_room_file_limit(void)
+{
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur == RLIM_INFINITY)
+    return LADE_ROOM_UNKNOWN;
+  return LADE_MIN(limit.rlim_cur, (uint64_t)LADE_ROOM_UNKNOWN);
 }

@@ -16,6 +16,12 @@
 int lade_room_get(const char *path, uint64_t *ret_bytes);
 int lade_room_get_fd(int fd, uint64_t *ret_bytes);
 
+/*
+ * Up to where this process may write a file (ulimit -f), or LADE_ROOM_UNKNOWN. Whoever writes or allocates past it gets
+ * SIGXFSZ, which ends a process, so it is asked for before. Any thread.
+ */
+uint64_t lade_room_file_limit(void);
+
 /* What @fs leaves to a process that may have what it reserves, or may not. */
 uint64_t lade_room_of(const struct statfs *fs, bool has_reserve);
 

@@ -17,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -120,13 +119,13 @@ int store_file_open(const struct lade_store_params *params, const char *dir, str
 
 int store_file_check_limit(const char *dir, uint64_t bytes, struct lade_error *error)
 {
-  struct rlimit limit;
+  const uint64_t limit = lade_room_file_limit();
   char need[16], most[16];
-  if (getrlimit(RLIMIT_FSIZE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= bytes)
+  if (bytes <= limit)
     return 0;
   return lade_error_set(error, -EFBIG, "store in %s needs %s, and the file size limit is %s; raise it (ulimit -f)", dir,
                         lade_size_format(bytes, need, sizeof(need)),
-                        lade_size_format(limit.rlim_cur, most, sizeof(most)));
+                        lade_size_format(limit, most, sizeof(most)));
 }
 
 static int space_error(const struct store_file *file, const char *dir, uint64_t bytes, struct lade_error *error)
@@ -180,9 +179,8 @@ int store_file_allocate(const struct store_file *file, const char *dir, uint64_t
 
 int store_file_extend(const struct store_file *file, uint64_t from, uint64_t bytes, struct lade_faults *faults)
 {
-  struct rlimit limit;
-  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < from + bytes)
-    return -EFBIG; /* the signal would end the process */
+  if (from + bytes > lade_room_file_limit())
+    return -EFBIG;
   int code = file_allocate(file, from, bytes, faults);
   return code == -EOPNOTSUPP || code == -ENOSYS ? 0 : code;
 }

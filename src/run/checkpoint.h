@@ -66,8 +66,8 @@ struct lade_checkpoint_place {
 /*
  * Save as step-NNNNNNNN in the place's directory, replacing one of the same step; the directory is made if its parent
  * exists. Leftovers of interrupted saves are removed first. Once the new one is durable all but the newest are removed;
- * the one just saved always stays. -ENOSPC, -EIO, -EACCES, -EBUSY, -ENOMEM: nothing new is there and nothing is gone. A
- * failure to remove old ones is an error too, with the new one in place; it says so.
+ * the one just saved always stays. -ENOSPC, -EFBIG, -EIO, -EACCES, -EBUSY, -ENOMEM: nothing new is there and nothing
+ * is gone. A failure to remove old ones is an error too, with the new one in place; it says so.
  *
  * Collective over the values' peers: the first rank makes and names files, each writes what it holds, and it counts
  * when all have synced. All ranks return the same, and a line of another rank's begins with its number. -ENOENT also
@@ -79,6 +79,15 @@ int lade_checkpoint_save(const struct lade_values *values, const struct lade_che
 
 /* Where the checkpoint of @step in @dir is, or would be. -ENAMETOOLONG. */
 int lade_checkpoint_path(const char *dir, int64_t step, char path[PATH_MAX], struct lade_error *error);
+
+/*
+ * Is there room for one more checkpoint in the place's directory now, and may this process write files as long as its?
+ * To be asked before the steps whose work would be lost without. Leftovers of interrupted saves are removed, as a save
+ * would; a directory that is not there is made and, being empty, removed again. For one rank, the first: not
+ * collective. -ENOSPC, -EFBIG (the file size limit), -EBUSY, -EACCES, -ENOMEM.
+ */
+int lade_checkpoint_check_room(const struct lade_values *values, const struct lade_checkpoint_place *place,
+                               struct lade_faults *faults, struct lade_error *error);
 
 /*
  * The newest checkpoint in @dir, or @dir itself if it is one, into @path. Its state.json and the sizes of its files are

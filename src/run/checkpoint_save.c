@@ -68,16 +68,21 @@ static void entries_fill(struct save *save)
   }
 }
 
+/* Every tensor, and the file that it will be in. */
+static int files_plan(struct save *save, struct lade_error *error)
+{
+  const uint64_t file_bytes = save->place->file_bytes ? save->place->file_bytes : DEFAULT_FILE_BYTES;
+  int rc = table_init(&save->table, save->values, save->faults, error);
+  return rc < 0 ? rc : table_cut(&save->table, file_bytes, error);
+}
+
 /* Memory for all, and who writes what where. */
 static int save_begin(struct save *save, struct lade_error *error)
 {
   const struct lade_graph *graph = save->values->graph;
-  const uint64_t file_bytes = save->place->file_bytes ? save->place->file_bytes : DEFAULT_FILE_BYTES;
   int rc = chunk_init(&save->chunk, save->values, slices_chunk_blocks(graph), save->faults, error);
   if (rc == 0)
-    rc = table_init(&save->table, save->values, save->faults, error);
-  if (rc == 0)
-    rc = table_cut(&save->table, file_bytes, error);
+    rc = files_plan(save, error);
   if (rc < 0)
     return rc;
   const size_t n = CHUNK_N_KINDS * (size_t)save->table.n_slices, n_own = CHUNK_N_KINDS * (size_t)slices_count(graph);
@@ -122,6 +127,22 @@ static uint64_t room_get(int fd)
   return bytes;
 }
 
+/* The bytes of all tensors, and of those in the longest file. */
+static uint64_t tensors_measure(const struct table *table, uint64_t *ret_longest)
+{
+  uint64_t all = 0, longest = 0;
+  for (int i = 0; i < table->files.n; i++) {
+    const struct table_file *file = &table->files.items[i];
+    uint64_t bytes = 0;
+    for (int k = file->first; k < file->first + file->n; k++)
+      bytes += (uint64_t)table->tensors[k].n_elements * sizeof(float);
+    all += bytes;
+    longest = LADE_MAX(longest, bytes);
+  }
+  *ret_longest = longest;
+  return all;
+}
+
 /*
  * Is there room for all tensors? What is little beside them, headers and JSON, is found out by writing it. What was
  * removed just now, a checkpoint that was rotated, counts as free on some file systems only once that is on the drive.
@@ -129,9 +150,11 @@ static uint64_t room_get(int fd)
 static int room_check(const struct save *save, struct lade_error *error)
 {
   char need[LADE_SIZE_TEXT], have[LADE_SIZE_TEXT];
-  uint64_t bytes = 0, free_bytes = room_get(save->saves.fd);
-  for (int i = 0; i < CHUNK_N_KINDS * save->table.n_slices; i++)
-    bytes += (uint64_t)save->table.tensors[i].n_elements * sizeof(float);
+  uint64_t longest, bytes = tensors_measure(&save->table, &longest), free_bytes = room_get(save->saves.fd);
+  if (longest > lade_room_file_limit())
+    return lade_error_set(error, -EFBIG, "%s: a checkpoint has files of %s, and the file size limit is %s; raise it "
+                          "(ulimit -f)", save->place->dir, lade_size_exact(longest, need),
+                          lade_size_exact(lade_room_file_limit(), have));
   if (bytes > free_bytes && !syncfs(save->saves.fd))
     free_bytes = room_get(save->saves.fd);
   if (bytes <= free_bytes)
@@ -289,5 +312,20 @@ int lade_checkpoint_save(const struct lade_values *values, const struct lade_che
   free(save.entries);
   table_finish(&save.table);
   chunk_finish(&save.chunk);
+  return rc;
+}
+
+int lade_checkpoint_check_room(const struct lade_values *values, const struct lade_checkpoint_place *place,
+                               struct lade_faults *faults, struct lade_error *error)
+{
+  struct save save = {.values = values, .place = place, .faults = faults, .saves = {.fd = -1}};
+  int rc = files_plan(&save, error);
+  if (rc == 0) {
+    rc = saves_open(&save.saves, place->dir, faults, error);
+    if (rc == 0)
+      rc = room_check(&save, error);
+    saves_close(&save.saves, true);
+  }
+  table_finish(&save.table);
   return rc;
 }

@@ -168,6 +168,12 @@ int lade_session_gather_peaks(lade_session *session, uint64_t *ret_planned, uint
 int lade_session_save(lade_session *session, const char *dir, int keep, struct lade_error *error);
 
 /*
+ * Could a checkpoint be saved into @dir now? For one rank, the first: alone among these calls it is not collective.
+ * Errors of lade_checkpoint_check_room.
+ */
+int lade_session_check_save_room(lade_session *session, const char *dir, struct lade_error *error);
+
+/*
  * Has the save that was under way ended at this rank, well or not, so that finishing it waits for nobody here? Other
  * ranks are about to say so too. Takes a load; false where nothing is under way.
  */

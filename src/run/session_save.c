@@ -171,6 +171,13 @@ static int save_begin(lade_session *s, const struct lade_checkpoint_place *place
   return thread_start(saver, error);
 }
 
+int lade_session_check_save_room(lade_session *s, const char *dir, struct lade_error *error)
+{
+  const struct lade_values values = lade_session_values(s);
+  const struct lade_checkpoint_place place = {.dir = dir, .file_bytes = s->params.save_file_bytes};
+  return lade_checkpoint_check_room(&values, &place, s->params.faults, error);
+}
+
 int lade_session_save(lade_session *s, const char *dir, int keep, struct lade_error *error)
 {
   const struct lade_values values = lade_session_values(s);

@@ -116,9 +116,10 @@ code, _, err = run("plan", "--model", "nano", "--json", stdout=writer)
 assert code == 5 and "Broken pipe" in err, (code, err)
 os.close(writer)
 
-# A file size limit is an error with a name, and nothing half-written stays.
-code, out, err = train("--save", "limited", limit=(resource.RLIMIT_FSIZE, 100000))
-assert code == 5 and "File too large" in err and err.count("\n") == 1, (code, err)
+# A file size limit is an error with a name, told before the steps that could not be saved, and nothing half-written stays.
+code, out, err = train("--save", "limited", "--log", "unlimited", limit=(resource.RLIMIT_FSIZE, 100000))
+assert code == 5 and "the file size limit is 97.7 KiB (100000 bytes)" in err and err.count("\n") == 1, (code, err)
+assert not os.path.exists("unlimited"), "steps were made that no checkpoint has room for"
 assert sorted(os.listdir("limited")) == [".lade.lock", "lade.conf"], os.listdir("limited")
 
 # Two runs into one directory: the second is refused before it writes anything, and the first loses nothing.

@@ -71,6 +71,22 @@ static bool others_take(const char *path, uint64_t left_bytes)
   return is_taken;
 }
 
+/* A save that would find no room is refused before it is made, with what it would need, and only such a one. */
+static int room_asked(const char *dir, const struct lade_values *values, int expected)
+{
+  struct lade_error error = {0};
+  char fresh[300];
+  snprintf(fresh, sizeof(fresh), "%s/fresh", dir);
+  const struct lade_checkpoint_place there = {.dir = dir}, anew = {.dir = fresh};
+  if (lade_checkpoint_check_room(values, &there, NULL, &error) != expected)
+    return failed("asked whether a save has room", &error);
+  if (expected && !strstr(error.text, "a checkpoint needs"))
+    return failed("asked whether a save has room, expected what it needs", &error);
+  if (lade_checkpoint_check_room(values, &anew, NULL, &error) != expected)
+    return failed("asked whether a save into a directory that is not there has room", &error);
+  return access(fresh, F_OK) ? 0 : failed("the question leaves a directory", &error);
+}
+
 /* Save @state into what others leave, without others, and with them again. */
 static int others_run(const char *dir, const struct lade_values *values, struct lade_checkpoint_state *state)
 {
@@ -82,10 +98,14 @@ static int others_run(const char *dir, const struct lade_values *values, struct 
     state->step++;
     if (!others_take(path, 8192))
       return failed("the disk cannot be filled", &error);
+    if (room_asked(dir, values, -ENOSPC))
+      return 1;
     if (lade_checkpoint_save(values, state, &two, NULL, &error) != -ENOSPC || !strstr(error.text, dir) ||
         !strstr(error.text, "a checkpoint needs") || !strstr(error.text, "(8192 bytes) are free"))
       return failed("others' bytes in the way, expected ENOSPC with what is free", &error);
-    if (unlink(path) || lade_checkpoint_save(values, state, &two, NULL, &error))
+    if (unlink(path) || room_asked(dir, values, 0))
+      return 1;
+    if (lade_checkpoint_save(values, state, &two, NULL, &error))
       return failed("the room is back, expected a save", &error);
   }
   return 0;

@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/resource.h>
 
 #include <cmocka.h>
 
@@ -77,6 +78,19 @@ static void the_system_is_asked(void **state)
   assert_int_equal(bytes, 7);
 }
 
+static void the_limit_of_files_is_the_shells(void **state)
+{
+  struct rlimit before, tight;
+  assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+  tight = before;
+  tight.rlim_cur = 4096;
+  assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
+  const uint64_t limit = lade_room_file_limit();
+  assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+  assert_int_equal(limit, 4096);
+  assert_int_equal(lade_room_file_limit(), before.rlim_cur == RLIM_INFINITY ? LADE_ROOM_UNKNOWN : before.rlim_cur);
+}
+
 int main(void)
 {
   const struct CMUnitTest tests[] = {
@@ -85,6 +99,7 @@ int main(void)
       cmocka_unit_test(other_file_systems_say_what_is_available),
       cmocka_unit_test(who_does_not_say_refuses_nothing),
       cmocka_unit_test(the_system_is_asked),
+      cmocka_unit_test(the_limit_of_files_is_the_shells),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
