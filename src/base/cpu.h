@@ -24,7 +24,7 @@ struct lade_cpu {
 
 /*
  * Environment LADE_CPU=plain|avx2|avx512 lowers the answer, for tests and bug reports; avx512_bf16 takes dot products
- * even where they are slow, so that a run gives the bits that it would give elsewhere. Any thread.
+ * even where they are slow, and no tiles, so that a run gives the bits that it would give elsewhere. Any thread.
  */
 struct lade_cpu lade_cpu_get(void);
 
