@@ -150,8 +150,7 @@ static void rest_print(const struct holding *rest, int n)
   for (int i = 0; i < n; i++)
     n_refused += rest[i].n_refused;
   fprintf(stderr, "lade run: %d more process%s, at most %s each, %llu requests refused; --report has them all\n", n,
-          n > 1 ? "es" : "",
-          lade_size_format(rest[0].peak_bytes, peak, sizeof(peak)), (unsigned long long)n_refused);
+          n > 1 ? "es" : "", lade_size_format(rest[0].peak_bytes, peak, sizeof(peak)), (unsigned long long)n_refused);
 }
 
 int run_report_print(const struct run_report *report)

@@ -247,11 +247,11 @@ static cuda_result place_open(struct cuda_device *cuda, uint64_t address, const 
   struct cuda_chunk *own = chunk_get(chunk);
   const struct cuda_access access = {.location = cuda->properties.location, .flags = CUDA_ACCESS_READ_WRITE};
   cuda_result result = lade_cuda_refuse(cuda, "cuMemSetAccess",
-                                    cuda->driver.cuMemSetAccess(address, chunk->bytes, &access, 1));
+                                        cuda->driver.cuMemSetAccess(address, chunk->bytes, &access, 1));
   if (result || !own->is_fresh)
     return result;
   result = lade_cuda_refuse(cuda, "cuMemsetD8Async",
-                        cuda->driver.cuMemsetD8Async(address, 0, chunk->bytes, cuda->stream));
+                            cuda->driver.cuMemsetD8Async(address, 0, chunk->bytes, cuda->stream));
   if (!result)
     result = lade_cuda_refuse(cuda, "cuStreamSynchronize", cuda->driver.cuStreamSynchronize(cuda->stream));
   own->is_fresh = result != 0;
@@ -318,7 +318,7 @@ static int cuda_map(lade_device *device, uint64_t address, struct lade_chunk *ch
   struct cuda_device *cuda = (struct cuda_device *)device;
   bool is_entered = lade_cuda_enter(cuda);
   cuda_result result = lade_cuda_refuse(cuda, "cuMemMap", cuda->driver.cuMemMap(address, chunk->bytes, 0,
-                                                                            chunk_get(chunk)->memory, 0));
+                                                                                chunk_get(chunk)->memory, 0));
   if (!result) {
     result = place_open(cuda, address, chunk);
     if (result)
