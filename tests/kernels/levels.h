@@ -16,6 +16,9 @@ extern const char *const level_names[];
 /* Calls with more elements than this are left out: running a GPU's threads one by one is slow. */
 extern const int64_t level_most_elements;
 
+/* Attention of more products than this, queries by keys by the size of a head, is left out for the same reason. */
+int64_t level_most_products(void);
+
 /* Memory that kernels of all levels reach, of at least 64 bytes' alignment; free() gives it back. */
 void *level_alloc(size_t n_bytes);
 

@@ -6,6 +6,9 @@
  * turn at the same addresses. A block is taken behind the one before, and all of it is free again when the last one is:
  * tests take little at a time. Their free() comes here by the linker's --wrap. Each launch is waited for, so a kernel
  * that breaks the device is named. In the place of numbers of threads there are several runs, whose bits must agree.
+ *
+ * A device of one multiprocessor is the stand-in: no GPU has so few, nor a slice of one. Its threads take turns on the
+ * processor, so it is given what shows that launches and memory are right, and large problems are a GPU's.
  */
 #include "levels.h"
 
@@ -27,6 +30,8 @@
 #define ARENA_BYTES ((size_t)128 << 20)
 #define ALIGN 256
 #define ATTACH_GLOBAL 1 /* CU_MEM_ATTACH_GLOBAL: reached by every stream */
+#define MULTIPROCESSORS 16 /* CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT */
+#define FEW_PRODUCTS 2500000
 
 void __real_free(void *block);
 void __wrap_free(void *block);
@@ -38,6 +43,7 @@ static struct {
   lade_cuda_functions *functions;
   struct lade_step *step; /* at the begin of the arena, where kernels read it */
   char *arena;
+  bool is_slow; /* threads take turns */
   size_t begin, used; /* the first byte for blocks, and the end of those that were taken */
   int n_blocks;
 } gpu;
@@ -80,11 +86,26 @@ static int arena_take(void *found)
   return result;
 }
 
+/* Of the context's device, whichever that is of the machine's. */
+static int speed_find(void *driver)
+{
+  int (*device_get)(int *ret_id) = (int (*)(int *))dlsym(driver, "cuCtxGetDevice");
+  int (*ask)(int *ret_value, int what, int id) = (int (*)(int *, int, int))dlsym(driver, "cuDeviceGetAttribute");
+  int id = 0, n = 0;
+  int result = device_get && ask ? device_get(&id) : 1;
+  if (!result)
+    result = ask(&n, MULTIPROCESSORS, id);
+  gpu.is_slow = n == 1;
+  return result;
+}
+
 static void arena_open(void)
 {
   void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NODELETE), *take = dlsym(driver, "cuMemAllocManaged");
   if (!take || lade_cuda_call(gpu.device, arena_take, take))
     gpu_leave(1, "the driver gives no managed memory");
+  if (lade_cuda_call(gpu.device, speed_find, driver))
+    gpu_leave(1, "the driver does not say how many multiprocessors there are");
   gpu.step = (struct lade_step *)gpu.arena;
   gpu.begin = gpu.used = lade_align_up(sizeof(*gpu.step), ALIGN);
 }
@@ -194,6 +215,12 @@ bool level_get(const char *level, struct lade_kernels *ret_kernels)
   return true;
 }
 
+int64_t level_most_products(void)
+{
+  gpu_open();
+  return gpu.is_slow ? FEW_PRODUCTS : INT64_MAX;
+}
+
 /* Of attention all that the GPU has. */
 int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS])
 {
@@ -210,10 +237,11 @@ int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS])
   return n;
 }
 
+/* What tensor cores leave to the plain kernels is these' alone. */
 bool level_takes(const struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_dtype dtype, const void *args)
 {
   bool is_cuda = kernels->workspace_bytes != NULL, is_attention = kernel == LADE_K_ATTENTION_FWD;
-  if (is_attention && kernels->fn[kernel] == lade_cuda_attention_fn(kernel, LADE_CUDA_BY_WGMMA))
+  if (is_cuda && is_attention && kernels->fn[kernel] != lade_cuda_attention_fn(kernel, LADE_CUDA_BY_PLAIN))
     return lade_cuda_attention_has(dtype, ((const struct lade_attention_fwd_args *)args)->head_dim);
   bool is_f64 = dtype == LADE_F64 || (kernel == LADE_K_CAST && ((const struct lade_cast_args *)args)->to == LADE_F64);
   return !is_cuda || (kernels->fn[kernel] && !is_f64);

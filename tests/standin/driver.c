@@ -328,7 +328,7 @@ cuda_result cuDeviceGetAttribute(int *ret_value, int attribute, cuda_device_id i
                : attribute == CUDA_ATTRIBUTE_PCI_DOMAIN       ? 0
                : attribute == CUDA_ATTRIBUTE_PCI_BUS          ? 0xc1
                : attribute == CUDA_ATTRIBUTE_PCI_DEVICE       ? 1 + physical_device(id) / (int)standin.slices
-                                                              : 1;
+                                                              : 1; /* also its multiprocessors */
   return result;
 }
 
