@@ -152,7 +152,7 @@ static void room_fill(const struct probe *probe)
   }
 }
 
-/* The plain kernels' results of a problem. 0, -EIO with the refusal, or the device's status. */
+/* The plain kernels' results of a problem. 0, -EFAULT with the refusal, or the device's status. */
 static int plain_run(struct probe *probe, enum lade_kernel kernel)
 {
   int refused = 0;
@@ -161,7 +161,7 @@ static int plain_run(struct probe *probe, enum lade_kernel kernel)
     status = attention_run(probe, kernel, LADE_CUDA_BY_PLAIN, 0, &refused);
   if (status || !refused)
     return status;
-  return lade_error_set(&probe->refusal, -EIO, "attention by %s, heads of %d in %s: the driver answers %d",
+  return lade_error_set(&probe->refusal, -EFAULT, "attention by %s, heads of %d in %s: the driver answers %d",
                         lade_cuda_attention_name(LADE_CUDA_BY_PLAIN), (int)probe->head_dim,
                         lade_dtype_name(probe->dtype), refused);
 }

@@ -42,6 +42,6 @@ int lade_cublaslt_error_set(const struct cublaslt_library *cublaslt, const char 
                             struct lade_error *error)
 {
   const char *name = cublaslt->cublasLtGetStatusName(result);
-  int status = result == CUBLASLT_ALLOC_FAILED ? -ENOMEM : result == CUBLASLT_NOT_INITIALIZED ? -ENODEV : -EIO;
+  int status = result == CUBLASLT_ALLOC_FAILED ? -ENOMEM : result == CUBLASLT_NOT_INITIALIZED ? -ENODEV : -EFAULT;
   return lade_error_set(error, status, "%s: %s (%d)", call, name ? name : "an unknown error", result);
 }

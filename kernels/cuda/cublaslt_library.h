@@ -116,7 +116,7 @@ struct cublaslt_library {
  */
 int lade_cublaslt_library_open(struct cublaslt_library *cublaslt, const char *soname, struct lade_error *error);
 
-/* Fill @error with what @call answered, under cuBLASLt's own name for it. Returns -ENOMEM, -ENODEV or -EIO. */
+/* Fill @error with what @call answered, under cuBLASLt's own name for it. Returns -ENOMEM, -ENODEV or -EFAULT. */
 int lade_cublaslt_error_set(const struct cublaslt_library *cublaslt, const char *call, cublaslt_status result,
                             struct lade_error *error);
 

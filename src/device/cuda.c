@@ -307,7 +307,7 @@ static int cuda_chunk_import(lade_device *device, struct lade_chunk *chunk, int 
   if (result) {
     int error = lade_cuda_errno(result);
     free(own);
-    return error == -EIO || error == -EFAULT ? -EINVAL : error;
+    return error == -EFAULT ? -EINVAL : error;
   }
   chunk->backing = (uint64_t)(uintptr_t)own;
   return 0;

@@ -147,7 +147,7 @@ struct lade_cuda_symbol {
 /*
  * Load @wanted[0..n), those of one file after each other; the caller closes before the device. Their launches may ask
  * for all the shared memory that the device allows a block. -ENOENT when a file is not there or has no code for this
- * GPU, -ENOMEM, -EIO. Any thread; blocks while the driver reads and, from PTX, compiles.
+ * GPU, -ENOMEM, and what the driver answers. Any thread; blocks while the driver reads and, from PTX, compiles.
  */
 int lade_cuda_functions_open(lade_device *device, const char *folder, const struct lade_cuda_symbol *wanted, int n,
                              struct lade_error *error, lade_cuda_functions **ret_functions);

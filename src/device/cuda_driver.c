@@ -100,6 +100,10 @@ void lade_cuda_driver_close(struct cuda_driver *driver)
   driver->library = NULL;
 }
 
+/*
+ * What fails otherwise is no mistake of whoever called us, since who asks for a GPU makes none of the driver's calls.
+ * Nor is it I/O, which is of drives and links: for damage the driver has words of its own.
+ */
 int lade_cuda_errno(cuda_result result)
 {
   switch (result) {
@@ -108,31 +112,30 @@ int lade_cuda_errno(cuda_result result)
   case CUDA_OUT_OF_MEMORY:
     return -ENOMEM;
   case CUDA_STUB_LIBRARY:
+  case CUDA_NEEDS_NEWER_DRIVER:
   case CUDA_DEVICE_UNAVAILABLE:
   case CUDA_NO_DEVICE:
   case CUDA_INVALID_DEVICE:
+  case CUDA_DEVICE_NOT_LICENSED:
+  case CUDA_NO_JIT_COMPILER:
+  case CUDA_JIT_DISABLED:
   case CUDA_NOT_SUPPORTED:
+  case CUDA_SYSTEM_NOT_READY:
   case CUDA_DRIVER_MISMATCH:
+  case CUDA_COMPAT_NOT_SUPPORTED:
+  case CUDA_MPS_CONNECTION_FAILED:
+  case CUDA_MPS_RPC_FAILURE:
+  case CUDA_MPS_NOT_READY:
+  case CUDA_MPS_NO_MORE_CLIENTS:
+  case CUDA_MPS_NO_MORE_CONNECTIONS:
     return -ENODEV;
   case CUDA_ECC_UNCORRECTABLE:
   case CUDA_NVLINK_UNCORRECTABLE:
+  case CUDA_CONTAINED:
+  case CUDA_EXTERNAL_DEVICE:
     return -EBADMSG;
-  case CUDA_INVALID_VALUE: /* no mistake of whoever called us: who asks for a GPU makes none of the driver's calls */
-  case CUDA_INVALID_HANDLE:
-  case CUDA_INVALID_CONTEXT:
-  case CUDA_ILLEGAL_ADDRESS:
-  case CUDA_LAUNCH_OUT_OF_RESOURCES:
-  case CUDA_LAUNCH_TIMEOUT:
-  case CUDA_KERNEL_ASSERT:
-  case CUDA_HARDWARE_STACK:
-  case CUDA_ILLEGAL_INSTRUCTION:
-  case CUDA_MISALIGNED_ADDRESS:
-  case CUDA_INVALID_ADDRESS_SPACE:
-  case CUDA_INVALID_PC:
-  case CUDA_LAUNCH_FAILED:
-    return -EFAULT;
   default:
-    return -EIO;
+    return -EFAULT;
   }
 }
 

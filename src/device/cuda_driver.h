@@ -33,45 +33,50 @@ typedef struct CUgraph_st *cuda_graph;
 typedef struct CUgraphExec_st *cuda_graph_exec;
 typedef void cuda_host_fn(void *args);
 
-/* The results that mean something here. Others are passed on under the driver's own names. */
+/* The results that mean something here. Others are failures under the driver's own names. */
 enum {
   CUDA_DONE = 0,
   CUDA_INVALID_VALUE = 1,
   CUDA_OUT_OF_MEMORY = 2,
   CUDA_NOT_INITIALIZED = 3,
   CUDA_STUB_LIBRARY = 34,
+  CUDA_NEEDS_NEWER_DRIVER = 36,
   CUDA_DEVICE_UNAVAILABLE = 46,
   CUDA_NO_DEVICE = 100,
   CUDA_INVALID_DEVICE = 101,
+  CUDA_DEVICE_NOT_LICENSED = 102,
   CUDA_INVALID_CONTEXT = 201,
   CUDA_NO_BINARY = 209,
   CUDA_ECC_UNCORRECTABLE = 214,
   CUDA_NVLINK_UNCORRECTABLE = 220,
+  CUDA_NO_JIT_COMPILER = 221,
   CUDA_UNSUPPORTED_PTX = 222,
+  CUDA_JIT_DISABLED = 223,
+  CUDA_CONTAINED = 226, /* a hardware error that the GPU kept from other processes */
   CUDA_FILE_NOT_FOUND = 301,
   CUDA_INVALID_HANDLE = 400,
   CUDA_ILLEGAL_STATE = 401,
   CUDA_NOT_FOUND = 500,
   CUDA_NOT_READY = 600,
   CUDA_ILLEGAL_ADDRESS = 700,
-  CUDA_LAUNCH_OUT_OF_RESOURCES = 701,
-  CUDA_LAUNCH_TIMEOUT = 702,
-  CUDA_KERNEL_ASSERT = 710,
   CUDA_ALREADY_REGISTERED = 712,
   CUDA_NOT_REGISTERED = 713,
-  CUDA_HARDWARE_STACK = 714,
-  CUDA_ILLEGAL_INSTRUCTION = 715,
-  CUDA_MISALIGNED_ADDRESS = 716,
-  CUDA_INVALID_ADDRESS_SPACE = 717,
-  CUDA_INVALID_PC = 718,
   CUDA_LAUNCH_FAILED = 719,
   CUDA_NOT_SUPPORTED = 801,
+  CUDA_SYSTEM_NOT_READY = 802, /* a daemon that the machine's GPUs need does not run */
   CUDA_DRIVER_MISMATCH = 803,
+  CUDA_COMPAT_NOT_SUPPORTED = 804,
+  CUDA_MPS_CONNECTION_FAILED = 805,
+  CUDA_MPS_RPC_FAILURE = 806,
+  CUDA_MPS_NOT_READY = 807,
+  CUDA_MPS_NO_MORE_CLIENTS = 808,
+  CUDA_MPS_NO_MORE_CONNECTIONS = 809,
   CUDA_CAPTURE_UNSUPPORTED = 900,
   CUDA_CAPTURE_INVALIDATED = 901,
   CUDA_CAPTURE_ISOLATION = 905,
   CUDA_CAPTURED_EVENT = 907,
   CUDA_CAPTURE_WRONG_THREAD = 908,
+  CUDA_EXTERNAL_DEVICE = 911, /* what another device gave to work on is not valid */
   CUDA_UNKNOWN = 999
 };
 
@@ -214,7 +219,11 @@ struct cuda_driver {
 int lade_cuda_driver_open(struct cuda_driver *driver, struct lade_error *error);
 void lade_cuda_driver_close(struct cuda_driver *driver);
 
-/* The errno of a result: -ENOMEM, -EINVAL, -ENODEV, -EBADMSG for memory that the hardware found damaged, else -EIO. */
+/*
+ * The errno of a result, by what it is documented to mean, and so the command's exit code (docs/cuda.md has the table):
+ * -ENOMEM (4); -ENODEV, the GPU or what it needs of this machine is not there or not ready (7); -EBADMSG, the hardware
+ * found data damaged (5); -EFAULT, all else, CUDA_UNKNOWN among it (1).
+ */
 int lade_cuda_errno(cuda_result result);
 
 /* Fill @error with what @call answered, by the driver's own name and words. Returns lade_cuda_errno(@result). */

@@ -586,7 +586,7 @@ static void a_capture_that_fails_is_no_failure_of_the_device(void **state)
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     lade_cuda_graph *graph = NULL;
     struct lade_error error = {0};
-    assert_int_equal(lade_cuda_graph_create(captured.device, cases[i].fn, &captured, &error, &graph), -EIO);
+    assert_int_equal(lade_cuda_graph_create(captured.device, cases[i].fn, &captured, &error, &graph), -EFAULT);
     assert_non_null(strstr(error.text, cases[i].words));
     assert_null(graph);
     assert_int_equal(lade_device_status(captured.device), 0);

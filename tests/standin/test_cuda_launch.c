@@ -598,7 +598,7 @@ static void attention_that_cannot_be_is_refused(void **state)
   } cases[] = {{"sm=80", CALM, "wgmma", "compute capability 9.0", -ENODEV},
                {"sm=90", "fail=cuMemCreate,nth=1,code=2", "", "cannot be tried", -ENOMEM},
                {"sm=90", "fail=cuLaunchKernel,nth=1,code=701", "",
-                "attention by plain, heads of 128 in bf16: the driver answers 701", -EIO},
+                "attention by plain, heads of 128 in bf16: the driver answers 701", -EFAULT},
                {"sm=90", "lose=40,lose_code=719", "", "attention by wgmma was tried; LADE_ATTENTION=mma", -EFAULT}};
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     struct gpu gpu;

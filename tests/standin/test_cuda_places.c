@@ -42,7 +42,7 @@ static void memory_is_made_where_none_can_be_shared(void **state)
   lade_device *device = must_open("handles=0");
   lade_chunk *chunk = NULL, *shared = NULL;
   uint64_t at = 0;
-  assert_int_equal(lade_device_chunk_create_shared(device, CHUNK, &shared), -EIO);
+  assert_int_equal(lade_device_chunk_create_shared(device, CHUNK, &shared), -EFAULT);
   assert_int_equal(lade_device_chunk_create(device, CHUNK, &chunk), 0);
   assert_int_equal(lade_device_chunk_create_shared(device, CHUNK, &shared), -ENOTSUP);
   assert_int_equal(lade_device_reserve(device, CHUNK, &at), 0);

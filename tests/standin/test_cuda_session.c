@@ -168,7 +168,8 @@ static void a_device_that_breaks_in_a_step_ends_it_by_name(void **state)
   static const struct {
     int code, status;
     const char *words;
-  } breaks[] = {{214, -EBADMSG, "ECC_UNCORRECTABLE"}, {719, -EFAULT, "LAUNCH_FAILED"}, {46, -ENODEV, "(46)"}};
+  } breaks[] = {{214, -EBADMSG, "ECC_UNCORRECTABLE"}, {719, -EFAULT, "LAUNCH_FAILED"}, {46, -ENODEV, "(46)"},
+                {999, -EFAULT, "CUDA_ERROR_UNKNOWN (999): unknown error"}};
   const uint64_t want = digest_calm();
   for (int nth = 1; nth < 150; nth = nth * 3 + 1) {
     for (size_t i = 0; i < LADE_COUNT(breaks); i++) {
