@@ -33,6 +33,7 @@ enum lade_exit exit_code(int status)
   case EAGAIN: /* a thread was refused */
     return LADE_EXIT_OUT_OF_MEMORY;
   case EIO:
+  case EINTR: /* again and again */
   case EROFS:
   case EBADMSG:
   case ENOSPC:

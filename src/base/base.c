@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Arrays, sizes, element types, errors and the clock: what has no better room.
+ * Arrays, sizes, element types, errors, tries and the clock: what has no better room.
  *
  * Arrays double, so that n pushes cost O(n); they hold plain values only and never shrink,
  * because each of them lives for one build of a program. Sizes are parsed as strtod does in the C
@@ -22,6 +22,8 @@
 #include "base/base.h"
 
 #define STRUCT_BYTES_MOST (1 << 16) /* a struct_size past this was never set */
+#define TRIES_MOST 32
+#define TRY_PAUSE_NS 100000 /* times the number of tries */
 
 struct size_unit {
   const char *suffix;
@@ -214,6 +216,15 @@ int lade_struct_fill(const char *what, void *ret_given, const void *own, size_t 
   memcpy(ret_given, own, LADE_MIN(bytes, own_bytes));
   memcpy(ret_given, &bytes, sizeof(bytes));
   return 0;
+}
+
+bool lade_retry(int code, int *n_tries)
+{
+  if ((code != -EINTR && code != -EAGAIN && code != -EBUSY) || *n_tries == TRIES_MOST)
+    return false;
+  const struct timespec pause = {.tv_nsec = (long)++*n_tries * TRY_PAUSE_NS};
+  nanosleep(&pause, NULL);
+  return true;
 }
 
 int64_t lade_now_ns(void)

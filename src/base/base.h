@@ -98,6 +98,13 @@ int lade_struct_fill(const char *what, void *ret_given, const void *own, size_t 
 /* Would that fill be refused? To be asked before the work whose result it takes. */
 int lade_struct_check(const char *what, const void *given, struct lade_error *error);
 
+/*
+ * Is a call that failed with @code, a negative errno, worth another try? -EINTR, -EAGAIN and -EBUSY are, 32 times at
+ * most, each after a longer pause, which this makes: 50 ms in all. *@n_tries is the caller's, who sets it to 0 wherever
+ * something has moved.
+ */
+bool lade_retry(int code, int *n_tries);
+
 /* Monotonic nanoseconds. */
 int64_t lade_now_ns(void);
 

@@ -36,12 +36,14 @@
 static ssize_t file_read(int fd, char *text, size_t max_bytes)
 {
   size_t done = 0;
+  int n_tries = 0;
   while (done <= max_bytes) {
     ssize_t n = read(fd, text + done, max_bytes + 1 - done);
-    if (n < 0 && errno == EINTR)
+    if (n < 0 && lade_retry(-errno, &n_tries))
       continue;
     if (n < 0)
       return -errno;
+    n_tries = 0;
     if (n == 0)
       break;
     done += (size_t)n;
@@ -87,14 +89,16 @@ int lade_file_load(const char *path, size_t max_bytes, struct lade_error *error,
 
 static int file_write(int fd, const char *data, size_t bytes)
 {
+  int n_tries = 0;
   while (bytes) {
     ssize_t n = write(fd, data, bytes);
-    if (n < 0 && errno == EINTR)
+    if (n < 0 && lade_retry(-errno, &n_tries))
       continue;
     if (n < 0)
       return -errno;
     data += n;
     bytes -= (size_t)n;
+    n_tries = 0;
   }
   return 0;
 }

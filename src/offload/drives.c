@@ -303,8 +303,8 @@ static int drive_try(struct lade_store *store, int drive, const void *data, doub
     int code = store_transfer_run(store, &transfer);
     ns = LADE_MAX(lade_now_ns() - start_ns, 1);
     if (code)
-      return lade_error_set(error, code, "store in %s: a trial of %llu bytes failed: %s", store->drives[drive].dir,
-                            (unsigned long long)TRIAL_BYTES, strerror(-code));
+      return lade_error_set(error, store_code_of_transfer(code), "store in %s: a trial of %llu bytes failed: %s",
+                            store->drives[drive].dir, (unsigned long long)TRIAL_BYTES, strerror(-code));
   }
   *ret_rate = (double)TRIAL_BYTES * 1e9 / (double)ns;
   return 0;

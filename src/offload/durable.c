@@ -81,15 +81,17 @@ struct lade_durable {
   struct lade_extent tables[2], slots[2];
 };
 
-/* What a drive answers in the middle of a run is a failure of I/O, whatever its number means elsewhere. */
-static int code_of_write(int code)
-{
-  return code == -ENOSPC || code == -EDQUOT || code == -EFBIG || code == -ENOMEM ? code : -EIO;
-}
-
+/* Reading and writing; @code as the drive said it, which the line names. */
 static int failed(const struct lade_durable *d, int code, const char *name, const char *what, struct lade_error *error)
 {
-  return lade_error_set(error, code, "%s/%s: cannot %s: %s", d->dir, name, what, strerror(-code));
+  return lade_error_set(error, store_code_of_transfer(code), "%s/%s: cannot %s: %s", d->dir, name, what,
+                        strerror(-code));
+}
+
+/* All that comes before. */
+static int refused(const struct lade_durable *d, int code, const char *name, const char *what, struct lade_error *error)
+{
+  return lade_error_set(error, store_code_of_open(code), "%s/%s: cannot %s: %s", d->dir, name, what, strerror(-code));
 }
 
 /* ---- files ---- */
@@ -97,36 +99,42 @@ static int failed(const struct lade_durable *d, int code, const char *name, cons
 static int bytes_write(const struct lade_durable *d, int fd, const void *data, uint64_t bytes, uint64_t offset)
 {
   const char *at = data;
-  int code = lade_fault(d->params.faults, LADE_FAULT_FILE_WRITE);
-  while (!code && bytes) {
-    ssize_t n = pwrite(fd, at, bytes, (off_t)offset);
-    if (n < 0 && errno == EINTR)
+  int n_tries = 0;
+  while (bytes) {
+    const int fault = lade_fault(d->params.faults, LADE_FAULT_FILE_WRITE);
+    ssize_t n = fault ? fault : pwrite(fd, at, bytes, (off_t)offset);
+    const int code = fault ? fault : n < 0 ? -errno : n ? 0 : -EIO;
+    if (lade_retry(code, &n_tries))
       continue;
-    if (n <= 0)
-      return n < 0 ? -errno : -EIO;
+    if (code)
+      return code;
     at += n;
     bytes -= (uint64_t)n;
     offset += (uint64_t)n;
+    n_tries = 0;
   }
-  return code;
+  return 0;
 }
 
 /* -EBADMSG: the file ends before. */
 static int bytes_read(const struct lade_durable *d, int fd, void *data, uint64_t bytes, uint64_t offset)
 {
   char *at = data;
-  int code = lade_fault(d->params.faults, LADE_FAULT_FILE_READ);
-  while (!code && bytes) {
-    ssize_t n = pread(fd, at, bytes, (off_t)offset);
-    if (n < 0 && errno == EINTR)
+  int n_tries = 0;
+  while (bytes) {
+    const int fault = lade_fault(d->params.faults, LADE_FAULT_FILE_READ);
+    ssize_t n = fault ? fault : pread(fd, at, bytes, (off_t)offset);
+    const int code = fault ? fault : n < 0 ? -errno : n ? 0 : -EBADMSG;
+    if (lade_retry(code, &n_tries))
       continue;
-    if (n <= 0)
-      return n < 0 ? -errno : -EBADMSG;
+    if (code)
+      return code;
     at += n;
     bytes -= (uint64_t)n;
     offset += (uint64_t)n;
+    n_tries = 0;
   }
-  return code;
+  return 0;
 }
 
 static int data_sync(const struct lade_durable *d, int fd)
@@ -199,13 +207,13 @@ static int journal_read(struct lade_durable *d, struct lade_error *error)
   if (d->is_new)
     return 0;
   if (fd < 0)
-    return failed(d, fd, d->journal_name, "open", error);
+    return refused(d, fd, d->journal_name, "open", error);
   d->journal_fd = fd;
   int code = bytes_read(d, fd, d->records, sizeof(d->records), 0);
   if (code == -EBADMSG)
     return lade_error_set(error, code, "%s/%s is damaged: it is shorter than %d bytes", d->dir, d->journal_name,
                           2 * RECORD_BYTES);
-  return code ? failed(d, -EIO, d->journal_name, "read", error) : newest_find(d, error);
+  return code ? failed(d, code, d->journal_name, "read", error) : newest_find(d, error);
 }
 
 /* ---- opening ---- */
@@ -223,7 +231,9 @@ static int dir_take(struct lade_durable *d, const char *list, struct lade_error 
   d->dir_fd = open(d->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (d->dir_fd >= 0)
     return 0;
-  return lade_error_set(error, -errno, "store directory %s: %s; create it or name another", d->dir, strerror(errno));
+  int code = -errno;
+  return lade_error_set(error, store_code_of_open(code), "store directory %s: %s; create it or name another", d->dir,
+                        strerror(-code));
 }
 
 /* Is the file that we have still the one of that name? Whoever had it before may have removed it, or anyone since. */
@@ -239,11 +249,11 @@ static int data_take(struct lade_durable *d, struct lade_error *error)
 {
   int fd = file_open(d, d->data_name, O_CREAT);
   if (fd < 0)
-    return failed(d, fd, d->data_name, "open", error);
+    return refused(d, fd, d->data_name, "open", error);
   d->fd = fd;
   int code = flock(fd, LOCK_EX | LOCK_NB) < 0 ? -errno : 0;
   if (code && code != -EWOULDBLOCK)
-    return failed(d, -ENOLCK, d->data_name, "lock", error);
+    return refused(d, code, d->data_name, "lock", error);
   d->has_lock = !code && is_named(d, fd, d->data_name);
   if (d->has_lock)
     return 0;
@@ -367,7 +377,7 @@ int lade_durable_withdraw(struct lade_durable *d, struct lade_error *error)
     d->newest = before;
   }
   int code = before >= 0 ? record_put(d, last) : journal_remove(d);
-  return code ? failed(d, code_of_write(code), d->journal_name, "take back a generation in", error) : 0;
+  return code ? failed(d, code, d->journal_name, "take back a generation in", error) : 0;
 }
 
 /* ---- the store ---- */
@@ -421,7 +431,7 @@ static int table_read(struct lade_durable *d, struct lade_error *error)
   uint64_t bytes = table_bytes(d->slot_bytes), *sums = slot_sums(d, slot);
   int code = bytes_read(d, d->fd, sums, bytes, d->tables[slot].offset);
   if (code)
-    return failed(d, code == -EBADMSG ? code : -EIO, d->data_name, "read", error);
+    return failed(d, code, d->data_name, "read", error);
   if (d->hash(sums, bytes, record->generation) == record->table_sum)
     return 0;
   return lade_error_set(error, -EBADMSG, "%s/%s is damaged: the table of checksums at byte %llu is not that of "
@@ -435,7 +445,7 @@ static int found_settle(const struct lade_durable *d, struct lade_error *error)
   int code = record_put(d, d->newest);
   if (!code)
     code = dir_sync(d);
-  return code ? failed(d, code_of_write(code), d->journal_name, "make durable what is in", error) : 0;
+  return code ? failed(d, code, d->journal_name, "make durable what is in", error) : 0;
 }
 
 void lade_durable_set_pieces(struct lade_durable *d, uint32_t piece_bytes, int depth)
@@ -455,7 +465,7 @@ int lade_durable_prepare(struct lade_durable *d, uint64_t slot_bytes, uint64_t l
   d->slot_bytes = slot_bytes;
   d->layout = layout;
   if (!newest && ftruncate(d->fd, 0) < 0) /* what a run left that ended before anything counted */
-    return failed(d, -errno, d->data_name, "empty", error);
+    return refused(d, -errno, d->data_name, "empty", error);
   int code = store_open(d, error);
   if (code)
     return code;
@@ -499,7 +509,7 @@ static int journal_create(struct lade_durable *d, struct lade_error *error)
 {
   int fd = file_open(d, d->new_name, O_CREAT | O_TRUNC);
   if (fd < 0)
-    return failed(d, fd, d->new_name, "create", error);
+    return refused(d, fd, d->new_name, "create", error);
   int code = bytes_write(d, fd, d->records, sizeof(d->records), 0);
   if (!code)
     code = data_sync(d, fd);
@@ -512,12 +522,12 @@ static int journal_create(struct lade_durable *d, struct lade_error *error)
   if (code) {
     unlinkat(d->dir_fd, d->new_name, 0);
     close(fd);
-    return failed(d, code_of_write(code), d->new_name, "write", error);
+    return failed(d, code, d->new_name, "write", error);
   }
   d->journal_fd = fd;
   d->is_new = false;
   code = dir_sync(d);
-  return code ? failed(d, code_of_write(code), d->journal_name, "sync the directory of", error) : 0;
+  return code ? failed(d, code, d->journal_name, "sync the directory of", error) : 0;
 }
 
 static int record_write(struct lade_durable *d, int i, struct lade_error *error)
@@ -525,7 +535,7 @@ static int record_write(struct lade_durable *d, int i, struct lade_error *error)
   if (d->journal_fd < 0)
     return journal_create(d, error);
   int code = record_put(d, i);
-  return code ? failed(d, code_of_write(code), d->journal_name, "write", error) : 0;
+  return code ? failed(d, code, d->journal_name, "write", error) : 0;
 }
 
 /* A file without its name takes whatever is written to it, and nobody will find it again. */
@@ -552,7 +562,7 @@ int lade_durable_publish(struct lade_durable *d, uint64_t generation, const void
   if (!code)
     code = data_sync(d, d->fd);
   if (code)
-    return failed(d, code_of_write(code), d->data_name, "write", error);
+    return failed(d, code, d->data_name, "write", error);
   record_fill(d, generation, memo, memo_bytes, &d->records[slot]);
   code = record_write(d, slot, error);
   if (!code)

@@ -47,7 +47,7 @@ void lade_durable_data_name(int rank, char *ret_name, size_t name_bytes);
 /*
  * Take the rank's data file, or make it, and read the journal. -EBUSY: another process has it; -EINVAL: several
  * directories, or a record of an unknown version in the journal; -EBADMSG: no record of the journal is whole; -ENOENT,
- * -EACCES and their kin for the directory; -ENOLCK where its file system has no locks; -EIO, -ENOMEM. Blocks.
+ * -EACCES and their kin for the directory; -EIO, also where its file system has no locks; -ENOMEM. Blocks.
  */
 int lade_durable_open(const struct lade_durable_params *params, struct lade_error *error, lade_durable **ret_durable);
 

@@ -26,7 +26,6 @@
 #include "offload/file.h"
 
 #define FILE_PATH_BYTES 4096
-#define ALLOCATE_TRIES_MAX 32
 
 static int file_open_unnamed(const char *dir, int flags)
 {
@@ -64,6 +63,17 @@ static bool is_feature_missing(int code)
   return code == -EINVAL || code == -EOPNOTSUPP || code == -EISDIR || code == -ENOSYS;
 }
 
+int store_code_of_open(int code)
+{
+  static const int kept[] = {-ENOENT, -ENOTDIR, -EACCES, -EPERM, -EROFS, -ENAMETOOLONG, -ENOSPC, -EDQUOT, -EFBIG,
+                             -ENOMEM};
+  for (size_t i = 0; i < LADE_COUNT(kept); i++) {
+    if (code == kept[i])
+      return code;
+  }
+  return -EIO;
+}
+
 /* By its name, or unnamed if possible, else named and unlinked. */
 static int file_open(const struct lade_store_params *params, const char *dir, int flags)
 {
@@ -84,7 +94,7 @@ static int dir_check(const struct lade_store_params *params, const char *dir, st
   struct statfs fs;
   if (stat(dir, &stat_of_dir) < 0 || statfs(dir, &fs) < 0) {
     int code = -errno;
-    return lade_error_set(error, code, "store directory %s: %s; create it or name another", dir,
+    return lade_error_set(error, store_code_of_open(code), "store directory %s: %s; create it or name another", dir,
                           strerror(-code));
   }
   if (!S_ISDIR(stat_of_dir.st_mode))
@@ -111,7 +121,7 @@ int store_file_open(const struct lade_store_params *params, const char *dir, str
                           dir, strerror(-fd));
   }
   if (fd < 0)
-    return lade_error_set(error, fd, "store directory %s: cannot create a file there: %s", dir,
+    return lade_error_set(error, store_code_of_open(fd), "store directory %s: cannot create a file there: %s", dir,
                           strerror(-fd));
   *ret_file = (struct store_file){.fd = fd, .is_direct = is_direct};
   return 0;
@@ -138,23 +148,21 @@ static int space_error(const struct store_file *file, const char *dir, uint64_t 
                         lade_size_exact(bytes, need), lade_size_exact(free_bytes, have));
 }
 
-static bool is_worth_a_retry(int code)
-{
-  return code == -EINTR || code == -EAGAIN || code == -EBUSY;
-}
-
-/* fallocate may be interrupted, and is then begun again, with a bound. */
+/*
+ * fallocate may be interrupted, and is then begun again, with a bound. What a file system does not know, and a sandbox
+ * forbids, is left to the first writing.
+ */
 static int file_allocate(const struct store_file *file, uint64_t from, uint64_t bytes, struct lade_faults *faults)
 {
-  int code = -EINTR;
-  for (int n_tries = 0; is_worth_a_retry(code) && n_tries < ALLOCATE_TRIES_MAX; n_tries++) {
+  int code, n_tries = 0;
+  do {
     code = lade_fault(faults, LADE_FAULT_FILE_WRITE);
     if (code == LADE_STORE_FAULT_SHORT) /* there is no such thing here */
       code = 0;
     if (!code && fallocate(file->fd, 0, (off_t)from, (off_t)bytes) < 0)
       code = -errno;
-  }
-  return code;
+  } while (lade_retry(code, &n_tries));
+  return is_feature_missing(code) || code == -EPERM ? 0 : code;
 }
 
 int store_file_allocate(const struct store_file *file, const char *dir, uint64_t bytes, struct lade_faults *faults,
@@ -169,20 +177,17 @@ int store_file_allocate(const struct store_file *file, const char *dir, uint64_t
   code = file_allocate(file, 0, bytes, faults);
   if (code == -ENOSPC || code == -EDQUOT)
     return space_error(file, dir, bytes, error);
-  if (code == -EOPNOTSUPP || code == -ENOSYS)
+  if (!code)
     return 0;
-  if (code)
-    return lade_error_set(error, code, "store in %s: cannot allocate %llu bytes: %s", dir, (unsigned long long)bytes,
-                          strerror(-code));
-  return 0;
+  return lade_error_set(error, store_code_of_open(code), "store in %s: cannot allocate %llu bytes: %s", dir,
+                        (unsigned long long)bytes, strerror(-code));
 }
 
 int store_file_extend(const struct store_file *file, uint64_t from, uint64_t bytes, struct lade_faults *faults)
 {
   if (from + bytes > lade_room_file_limit())
     return -EFBIG;
-  int code = file_allocate(file, from, bytes, faults);
-  return code == -EOPNOTSUPP || code == -ENOSYS ? 0 : code;
+  return file_allocate(file, from, bytes, faults);
 }
 
 bool store_file_shares_device(const struct store_file *a, const struct store_file *b)

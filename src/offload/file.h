@@ -14,6 +14,12 @@ struct store_file {
   bool is_direct;
 };
 
+/*
+ * What a caller is told by number when something refuses before the first transfer: a person's mistake, and want of
+ * room or of memory, by their own numbers, and all else as the failure of I/O that it is.
+ */
+int store_code_of_open(int code);
+
 /* Errors as lade_store_open. */
 int store_file_open(const struct lade_store_params *params, const char *dir, struct lade_error *error,
                     struct store_file *ret_file);

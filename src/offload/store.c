@@ -416,11 +416,7 @@ int lade_store_wait(struct lade_store *store, struct lade_transfer *transfer, st
   return lade_transfer_result(store, transfer, error);
 }
 
-/*
- * What a caller is told by number: whatever a drive answers in the middle of a run is a failure of I/O, also where the
- * same number from open would be a person's mistake (a file system that has become read-only, a drive that went away).
- */
-static int code_of_transfer(int code)
+int store_code_of_transfer(int code)
 {
   static const int kept[] = {-EBADMSG, -ENOSPC, -EDQUOT, -EFBIG, -ENOMEM, -ECANCELED};
   for (size_t i = 0; i < LADE_COUNT(kept); i++) {
@@ -439,7 +435,7 @@ static int transfer_error(struct lade_store *store, const struct lade_transfer *
     why = "the data is not what was written there (damaged, stale or misplaced); check the drive";
   if (transfer->is_lost)
     why = "it was on a drive that failed and was set aside, and is lost";
-  return lade_error_set(error, code_of_transfer(code),
+  return lade_error_set(error, store_code_of_transfer(code),
                         "store in %s%s%s: %s tensor %u (microbatch %u, generation %llu) at offset %llu: %s",
                         drives_dir_of(store, transfer->extent.offset + at), store->name ? "/" : "",
                         store->name ? store->name : "", op, transfer->identity.tensor,

@@ -79,6 +79,11 @@ struct lade_store {
 int store_transfer_run(struct lade_store *store, struct lade_transfer *transfer);
 void store_transfer_begin(struct lade_store *store, struct lade_transfer *transfer);
 int store_transfer_await(struct lade_store *store, const struct lade_transfer *transfer);
+/*
+ * What a caller is told by number: whatever a drive answers to a transfer is a failure of I/O, also where the same
+ * number from open would be a person's mistake (a file system that has become read-only, a drive that went away).
+ */
+int store_code_of_transfer(int code);
 /* Nothing new begins; what has begun ends. */
 void store_drain(struct lade_store *store);
 

@@ -113,8 +113,8 @@ int lade_store_room(const char *dirs, uint64_t *ret_bytes, uint64_t *ret_drives,
     bool is_known = false;
     code = stat(store.drives[i].dir, &of_dir) ? -errno : lade_room_get(store.drives[i].dir, &free_bytes);
     if (code) {
-      lade_error_set(error, code, "store directory %s: %s; create it or name another", store.drives[i].dir,
-                     strerror(-code));
+      code = lade_error_set(error, store_code_of_open(code), "store directory %s: %s; create it or name another",
+                            store.drives[i].dir, strerror(-code));
       break;
     }
     devices[i] = of_dir.st_dev;
@@ -158,12 +158,14 @@ static int drive_probe(struct lade_store *store, int drive)
   return code;
 }
 
-static int engine_try(struct lade_store *store, const struct store_engine_ops *ops)
+/* @ret_is_open: what failed is a transfer. */
+static int engine_try(struct lade_store *store, const struct store_engine_ops *ops, bool *ret_is_open)
 {
   int fds[LADE_STORE_DRIVES_MAX];
   for (int i = 0; i < store->n_drives; i++)
     fds[i] = store->drives[i].file.fd;
   int code = ops ? ops->open(fds, store->n_drives, store->depth, store->faults, &store->engine) : -ENOSYS;
+  *ret_is_open = !code;
   if (code)
     return code;
   store->ops = ops;
@@ -179,21 +181,23 @@ static int engine_try(struct lade_store *store, const struct store_engine_ops *o
 
 static int engine_choose(struct lade_store *store, enum lade_store_engine wanted, struct lade_error *error)
 {
+  bool is_open;
   if (wanted != LADE_STORE_POSIX) {
-    int code = engine_try(store, store_engine_uring);
+    int code = engine_try(store, store_engine_uring, &is_open);
     if (!code)
       return 0;
     /* The ring's own memory counts against the locked memory of an ordinary user. */
     const char *why = code == -ENOMEM ? "no memory for the ring; raise the memlock limit (ulimit -l)" : strerror(-code);
     if (wanted == LADE_STORE_URING)
-      return lade_error_set(error, code, "store in %s: io_uring refused: %s; allow it or use the other engine",
+      return lade_error_set(error, is_open ? store_code_of_transfer(code) : code,
+                            "store in %s: io_uring refused: %s; allow it or use the other engine",
                             store->drives[0].dir, why);
     note_add(store, "io_uring refused (%s), using threads, which are slower", why);
   }
-  int code = engine_try(store, &store_engine_posix);
+  int code = engine_try(store, &store_engine_posix, &is_open);
   if (code)
-    return lade_error_set(error, code, "store in %s: a trial transfer failed: %s", store->drives[0].dir,
-                          strerror(-code));
+    return lade_error_set(error, is_open ? store_code_of_transfer(code) : code,
+                          "store in %s: a trial transfer failed: %s", store->drives[0].dir, strerror(-code));
   return 0;
 }
 
@@ -343,7 +347,8 @@ static int files_fill(struct lade_store *store, const void *data, const uint64_t
   for (int i = 0; i < store->n_drives; i++) {
     int one = file_bytes[i] ? store_transfer_await(store, &transfers[i]) : 0;
     if (one && !code)
-      code = lade_error_set(error, one, "store in %s: writing it for the first time failed at byte %llu of %llu: %s",
+      code = lade_error_set(error, store_code_of_transfer(one),
+                            "store in %s: writing it for the first time failed at byte %llu of %llu: %s",
                             store->drives[i].dir, (unsigned long long)transfers[i].failed_offset,
                             (unsigned long long)file_bytes[i], strerror(-one));
   }

@@ -22,7 +22,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <liburing.h>
 
@@ -30,8 +29,6 @@
 #include "offload/engine.h"
 #include "offload/store.h"
 
-#define TRIES_MAX 32
-#define TRY_PAUSE_NS 100000 /* times the number of tries */
 #define SLAB_BYTES_MAX (UINT64_C(1) << 30) /* of one registered buffer; a piece across two goes without */
 #define SLABS_MAX 1024                     /* that older kernels take */
 
@@ -157,11 +154,6 @@ static int ring_submit(struct uring_engine *engine)
   return code ? code : io_uring_submit(&engine->ring);
 }
 
-static bool is_worth_a_retry(int code)
-{
-  return code == 0 || code == -EINTR || code == -EAGAIN || code == -EBUSY;
-}
-
 static int uring_submit(void *arg, const struct store_io *io)
 {
   struct uring_engine *engine = arg;
@@ -169,14 +161,13 @@ static int uring_submit(void *arg, const struct store_io *io)
   LADE_ASSERT(sqe); /* there are as many entries as pieces */
   sqe_fill(engine, io, sqe);
   engine->not_taken = sqe;
-  int code = ring_submit(engine);
-  for (int n_tries = 1; is_worth_a_retry(code) && n_tries < TRIES_MAX; n_tries++) {
-    struct timespec pause = {.tv_nsec = (long)n_tries * TRY_PAUSE_NS};
-    nanosleep(&pause, NULL);
+  int code, n_tries = 0;
+  do {
     code = ring_submit(engine);
-  }
+    code = code ? code : -EAGAIN;
+  } while (lade_retry(code, &n_tries));
   if (code != 1)
-    return code ? code : -EAGAIN;
+    return code;
   engine->not_taken = NULL;
   return 0;
 }

@@ -89,18 +89,20 @@ struct lade_data {
 static int source_read(const lade_data *data, const struct source *source, void *at, size_t bytes, int64_t offset,
                        struct lade_error *error)
 {
+  int n_tries = 0;
   for (size_t done = 0; done < bytes;) {
     int rc = lade_fault(data->faults, LADE_FAULT_FILE_READ);
     ssize_t n = rc ? -1 : pread(source->fd, (char *)at + done, bytes - done, offset + (int64_t)done);
-    if (!rc && n < 0 && errno == EINTR)
-      continue;
     if (!rc && n < 0)
       rc = -errno;
+    if (lade_retry(rc, &n_tries))
+      continue;
     if (rc)
       return lade_error_set(error, rc, "%s: cannot read: %s", source->path, strerror(-rc));
     if (n == 0)
       return lade_error_set(error, -EIO, "%s: has become shorter since it was opened", source->path);
     done += (size_t)n;
+    n_tries = 0;
   }
   return 0;
 }

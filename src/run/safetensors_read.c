@@ -72,18 +72,20 @@ static int tensor_refuse(const lade_safetensors *file, const char *name, const c
 
 static int file_read(const lade_safetensors *file, uint64_t offset, uint64_t bytes, void *at, struct lade_error *error)
 {
+  int n_tries = 0;
   for (uint64_t done = 0; done < bytes;) {
     int rc = lade_fault(file->faults, LADE_FAULT_FILE_READ);
     ssize_t n = rc ? -1 : pread(file->fd, (char *)at + done, bytes - done, (off_t)(offset + done));
-    if (!rc && n < 0 && errno == EINTR)
-      continue;
     if (!rc && n < 0)
       rc = -errno;
+    if (lade_retry(rc, &n_tries))
+      continue;
     if (rc)
       return lade_error_set(error, rc, "%s: cannot read: %s", file->path, strerror(-rc));
     if (n == 0)
       return lade_error_set(error, -EIO, "%s: has become shorter since it was opened", file->path);
     done += (uint64_t)n;
+    n_tries = 0;
   }
   return 0;
 }

@@ -122,20 +122,22 @@ static int header_make(const struct lade_safetensors_params *params, struct lade
 static int bytes_write(lade_safetensors_writer *writer, uint64_t offset, const void *data, uint64_t bytes,
                        struct lade_error *error)
 {
+  int n_tries = 0;
   for (const char *at = data; bytes;) {
     int rc = lade_fault(writer->faults, LADE_FAULT_FILE_WRITE);
     uint64_t most = LADE_MIN(bytes, MOST_WRITE_BYTES);
     ssize_t n = -1;
     if (!rc)
       n = pwrite(writer->fd, at, most, (off_t)(offset + (uint64_t)(at - (const char *)data)));
-    if (!rc && n < 0 && errno == EINTR)
-      continue;
     if (!rc && n < 0)
       rc = -errno;
+    if (lade_retry(rc, &n_tries))
+      continue;
     if (rc)
       return lade_error_set(error, rc, "%s: cannot write: %s", writer->path, strerror(-rc));
     at += n;
     bytes -= (uint64_t)n;
+    n_tries = 0;
   }
   return 0;
 }

@@ -255,6 +255,7 @@ def failures():
             (["fdatasync:error=EIO:when=1"], ["lade-durable.data", "Input/output error"], False),
             (["fdatasync:error=EIO:when=8"], ["lade-durable", "Input/output error"], True),
             (["renameat:error=EIO"], ["lade-durable.journal", "Input/output error"], False),
+            (["pwrite64:error=EINTR:when=6+"], ["lade-durable", "Interrupted system call"], True),
             (["pwrite64:error=EIO:when=60+", "io_uring_setup:error=ENOSYS"], ["lade-durable", "Input/output error"], True)]
     for injections, words, is_kept in ends:
         calls = ",".join(one.split(":")[0] for one in injections)

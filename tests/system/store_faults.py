@@ -99,7 +99,8 @@ for error in ("EINTR", "EAGAIN", "EBUSY"):
 survives("fallocate:error=EINTR:when=1")
 
 # What a file system may lack.
-survives("fallocate:error=EOPNOTSUPP")
+for error in ("EOPNOTSUPP", "EPERM"):
+    survives(f"fallocate:error={error}")
 assert "io_uring refused" in survives(NO_RING)
 for error in ("ENOMEM", "EPERM", "EINVAL"):  # memory that is not pinned for the ring
     survives(f"io_uring_register:error={error}")
@@ -114,6 +115,11 @@ for error, why in (("EIO", "Input/output error"), ("ENOSPC", "No space left"), (
 ends(NO_RING, "pread64:error=EIO:when=140+", words=["store in drive", "reading tensor", "Input/output error"],
      steps=["--steps", "8"])
 ends("fallocate:error=ENOSPC", words=["drive", "need", "are free"])
+# Refusals that do not pass end it, too, wherever they begin.
+for error, why in (("EINTR", "Interrupted system call"), ("EBUSY", "resource busy")):
+    ends(f"fallocate:error={error}", words=["store in drive", why])
+    ends(f"io_uring_enter:error={error}:when=30+", words=["store in drive", "tensor", why])
+    ends(NO_RING, f"pwrite64:error={error}:when=30+", words=["store in drive", "writing tensor", why])
 
 # A directory that cannot be a store from the start.
 ends("openat:error=EROFS", path=["-P", "drive"], words=["store directory drive", "Read-only file system"])

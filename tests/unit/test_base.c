@@ -55,6 +55,18 @@ static void size_refuses_what_is_none(void **state)
   assert_int_equal(bytes, 77);
 }
 
+static void what_may_pass_is_tried_again_and_not_for_ever(void **state)
+{
+  static const int codes[] = {-EINTR, -EAGAIN, -EBUSY, -EIO, 0};
+  for (size_t i = 0; i < LADE_COUNT(codes); i++) {
+    int n_tries = 0, n = 0;
+    while (lade_retry(codes[i], &n_tries))
+      n++;
+    assert_int_equal(n, i < 3 ? 32 : 0);
+    assert_int_equal(n_tries, n);
+  }
+}
+
 static void array_keeps_what_was_pushed(void **state)
 {
   LADE_ARRAY(int) array = {0};
@@ -284,6 +296,7 @@ int main(void)
       cmocka_unit_test(size_parses_what_people_write),
       cmocka_unit_test(size_refuses_what_is_none),
       cmocka_unit_test(a_long_error_keeps_its_ends),
+      cmocka_unit_test(what_may_pass_is_tried_again_and_not_for_ever),
       cmocka_unit_test(array_keeps_what_was_pushed),
       cmocka_unit_test(bf16_rounds_to_nearest_even),
       cmocka_unit_test(f16_survives_a_round_trip),

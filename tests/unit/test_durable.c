@@ -462,6 +462,35 @@ static void every_refusal_leaves_what_counted(void **state)
   }
 }
 
+/* Reads and writes of the journal and of tables are tried again, as those of slots are, and not for ever. */
+static void refusals_that_pass_are_tried_again(void **state)
+{
+  static const enum lade_fault_point points[] = {LADE_FAULT_FILE_READ, LADE_FAULT_FILE_WRITE};
+  static const int codes[] = {-EINTR, -EAGAIN, -EBUSY};
+  for (size_t i = 0; i < LADE_COUNT(points) * LADE_COUNT(codes); i++) {
+    const enum lade_fault_point point = points[i / LADE_COUNT(codes)];
+    const int code = codes[i % LADE_COUNT(codes)];
+    struct lade_faults faults;
+    struct lade_error error;
+    uint64_t nth = 0;
+    scratch_teardown(state);
+    scratch_setup_in_memory(state);
+    state_make(0);
+    do {
+      lade_faults_init(&faults);
+      lade_faults_arm(&faults, point, ++nth, false, code);
+      if (faulty_live(&faults, &error))
+        fail_msg("%s %d fails once: %s", lade_fault_name(point), (int)nth, error.text);
+    } while (lade_faults_injected(&faults));
+    assert_true(nth > 2);
+    state_is(nth); /* one by each life */
+    lade_faults_arm(&faults, point, nth - 1, true, code);
+    assert_int_equal(faulty_live(&faults, &error), -EIO);
+    assert_non_null(strstr(error.text, strerror(-code)));
+    assert_true(lade_faults_injected(&faults) < 500);
+  }
+}
+
 int main(void)
 {
 #define EACH(test) cmocka_unit_test_setup_teardown(test, scratch_setup_in_memory, scratch_teardown)
@@ -486,6 +515,7 @@ int main(void)
       EACH(a_file_that_goes_while_it_is_in_use_is_missed),
       EACH(damaged_bytes_are_found_when_they_are_read),
       EACH(every_refusal_leaves_what_counted),
+      EACH(refusals_that_pass_are_tried_again),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
