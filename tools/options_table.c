@@ -167,8 +167,9 @@ const struct option option_table[] = {
      .help = "plan for this rank alone, and not for all of them"},
     {OPTION_FLAG, "every-rank", NULL, VERB_PLAN, AT(has_every_rank),
      .help = "build, prove and on a dry device execute each rank's own program, though ranks of a stage are alike"},
-    {OPTION_COUNT, "node-ranks", "N", VERB_PLAN, VERB_TRAIN, AT(n_node_ranks), .preset = "1", .least = 1, .most = 1e6,
-     .help = "ranks of a node, which share --host-budget, --store-budget and the measured drive"},
+    {OPTION_COUNT, "node-ranks", "N", VERB_PLAN, VERB_TRAIN, AT(n_node_ranks), .least = 1, .most = 1e6,
+     .unset = "all, as lade launch has it; of a --machine 1",
+     .help = "ranks of a node, which share --host-budget, --store-budget, the measured drive and CPU threads"},
 
     SECTION("The run"),
     {OPTION_COUNT, "eval-every", "N", RUN, VERB_PLAN, AT(eval_every), .unset = "before the first and after the last",

@@ -20,7 +20,7 @@
 struct planning {
   struct options options;
   struct ranks_plan ranks; /* of --rank, one; else of every stage */
-  struct lade_session_info info; /* of the first */
+  struct lade_session_info info; /* of the first; budget and bounds are the job's */
   bool has_step; /* executed dry */
   struct lade_step_report step;
   struct places places;
@@ -82,8 +82,15 @@ static const char *bound_format(uint64_t bytes, uint64_t none, char *text, size_
   return bytes == none ? "none" : lade_size_format(bytes, text, text_bytes);
 }
 
-static void bounds_print(const struct lade_session_info *info)
+/* Is it a plan of several ranks, and not of --rank alone? */
+static bool has_all_ranks(const struct planning *planning)
 {
+  return planning->info.layout.mesh.world > 1 && !option_is_set(&planning->options, "rank");
+}
+
+static void bounds_print(const struct planning *planning)
+{
+  const struct lade_session_info *info = &planning->info;
   char a[32], b[32], c[32];
   printf("model         %s, %lld parameters; batch %lld of %lld tokens, in %d pass%s\n", info->model.name,
          (long long)info->n_params, (long long)info->batch, (long long)info->time, info->n_microbatches,
@@ -92,23 +99,18 @@ static void bounds_print(const struct lade_session_info *info)
   printf("budgets       device %s, host %s, store %s\n", bound_format(info->budget_bytes, UINT64_MAX, a, sizeof(a)),
          lade_size_format(info->host_budget_bytes, b, sizeof(b)),
          lade_size_format(info->store_budget_bytes, c, sizeof(c)));
-  printf("bounds        unconstrained %s, smallest budget %s, lower bound %s\n",
+  printf("bounds        unconstrained %s, smallest budget %s, lower bound %s%s\n",
          bound_format(info->bounds.unconstrained_bytes, 0, a, sizeof(a)),
          bound_format(info->bounds.min_bytes, UINT64_MAX, b, sizeof(b)),
-         lade_size_format(info->bounds.lower_bound_bytes, c, sizeof(c)));
-}
-
-/* Is it a plan of several ranks, and not of --rank alone? */
-static bool has_all_ranks(const struct planning *planning)
-{
-  return planning->info.layout.mesh.world > 1 && !option_is_set(&planning->options, "rank");
+         lade_size_format(info->bounds.lower_bound_bytes, c, sizeof(c)),
+         has_all_ranks(planning) ? "; the most of any rank's" : "");
 }
 
 static void plan_print(const struct planning *planning)
 {
   const struct lade_session_info *info = &planning->info;
   char peak[32];
-  bounds_print(info);
+  bounds_print(planning);
   if (has_all_ranks(planning))
     ranks_plan_print(&planning->ranks, stdout);
   if (!info->plan)
@@ -150,7 +152,7 @@ static json_t *queues_json(const struct planning *planning, const int64_t ns[LAD
 static void plan_set(json_t *object, const struct planning *planning)
 {
   const struct lade_plan *plan = planning->info.plan;
-  json_object_set_new(object, "planned_peak_bytes", json_bytes(plan->peak_bytes[LADE_DEVICE]));
+  json_object_set_new(object, "planned_peak_bytes", json_bytes(ranks_plan_peak(&planning->ranks)));
   json_object_set_new(object, "host_bytes", json_bytes(plan->peak_bytes[LADE_HOST]));
   json_object_set_new(object, "store_bytes", json_bytes(planning->info.store_bytes));
   json_object_set_new(object, "store_read_bytes_per_step", json_bytes(planning->info.store_read_bytes));
@@ -213,6 +215,7 @@ static int plan_run(struct planning *planning)
   if (status)
     return status;
   planning->info = planning->ranks.stages[0].info;
+  ranks_plan_most(&planning->ranks, &planning->info);
   planning->step = planning->ranks.stages[0].step;
   planning->has_step = planning->info.plan && options->device == DEVICE_DRY;
   if (!planning->info.plan)

@@ -262,6 +262,27 @@ void ranks_plan_finish(struct ranks_plan *ranks)
   free(ranks->stages);
 }
 
+void ranks_plan_most(const struct ranks_plan *ranks, struct lade_session_info *info)
+{
+  for (int i = 0; i < ranks->n_stages; i++) {
+    const struct lade_session_info *own = &ranks->stages[i].info;
+    info->budget_bytes = LADE_MAX(info->budget_bytes, own->budget_bytes);
+    info->bounds.min_bytes = LADE_MAX(info->bounds.min_bytes, own->bounds.min_bytes);
+    info->bounds.lower_bound_bytes = LADE_MAX(info->bounds.lower_bound_bytes, own->bounds.lower_bound_bytes);
+    info->bounds.unconstrained_bytes = LADE_MAX(info->bounds.unconstrained_bytes, own->bounds.unconstrained_bytes);
+  }
+}
+
+uint64_t ranks_plan_peak(const struct ranks_plan *ranks)
+{
+  uint64_t most = 0;
+  for (int i = 0; i < ranks->n_stages; i++) {
+    if (ranks->stages[i].info.plan)
+      most = LADE_MAX(most, ranks->stages[i].info.plan->peak_bytes[LADE_DEVICE]);
+  }
+  return most;
+}
+
 /* ---- the spread over ranks ---- */
 
 struct spread {
@@ -442,6 +463,17 @@ static json_t *spreads_json(const struct ranks_plan *ranks)
   return rows;
 }
 
+static json_t *peaks_json(const struct ranks_plan *ranks)
+{
+  const struct lade_mesh *mesh = &ranks->stages[0].info.layout.mesh;
+  json_t *peaks = json_array();
+  for (int rank = 0; rank < mesh->world; rank++) {
+    const struct stage_plan *stage = &ranks->stages[lade_mesh_position(mesh, LADE_AXIS_PP, rank)];
+    json_array_append_new(peaks, json_bytes(stage_owner_bytes(stage, LADE_N_OWNERS)));
+  }
+  return peaks;
+}
+
 static json_t *stage_json(const struct stage_plan *stage, int n_ranks)
 {
   const struct lade_session_info *info = &stage->info;
@@ -477,6 +509,8 @@ void ranks_plan_set(json_t *object, const struct ranks_plan *ranks)
   json_object_set_new(object, "by_stage", stages);
   if (!ranks->fits)
     return;
+  if (ranks->stages[0].info.layout.mesh.world <= LISTED_MOST)
+    json_object_set_new(object, "planned_peak_bytes_by_rank", peaks_json(ranks));
   json_object_set_new(object, "ledger_over_ranks", spreads_json(ranks));
   json_object_set_new(object, "all_ranks_step_seconds", json_number((double)ranks->step_ns / 1e9));
   json_object_set_new(object, "bubble", json_number(ranks->bubble));

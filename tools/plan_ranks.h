@@ -40,6 +40,14 @@ int ranks_plan_make(struct options *options, struct ranks_plan *ret_ranks, struc
 int rank_plan_make(struct options *options, struct ranks_plan *ret_ranks, struct lade_error *error);
 void ranks_plan_finish(struct ranks_plan *ranks);
 
+/*
+ * For the job the budget and bounds are the most of any rank's, as its run reports them: into @info, which has the
+ * first's. Where a rank has none, as it fits in no budget, there is none.
+ */
+void ranks_plan_most(const struct ranks_plan *ranks, struct lade_session_info *info);
+/* The largest planned peak of its device, of the ranks that have a plan. */
+uint64_t ranks_plan_peak(const struct ranks_plan *ranks);
+
 /* Members of groups, the ledger over all ranks, their stages, and the step. */
 void ranks_plan_print(const struct ranks_plan *ranks, FILE *file);
 

@@ -293,13 +293,17 @@ void layout_print(const struct lade_session_info *info, FILE *file)
   fputc('\n', file);
 }
 
-static void memory_print(const struct lade_session_info *info, FILE *file)
+static void memory_print(const struct summary *summary, FILE *file)
 {
+  const struct lade_session_info *info = &summary->info;
+  const int n = info->layout.mesh.world;
+  const bool has_peaks = summary->planned_peaks;
   char a[32], b[32], c[32];
-  fprintf(file, "memory        planned peak %s, measured %s, of %s\n",
-          lade_size_format(info->plan->peak_bytes[LADE_DEVICE], a, sizeof(a)),
-          lade_size_format(info->measured_peak_bytes, b, sizeof(b)),
-          lade_size_format(info->budget_bytes, c, sizeof(c)));
+  fprintf(file, "memory        planned peak %s, measured %s, of %s%s\n",
+          lade_size_format(has_peaks ? most_of(summary->planned_peaks, n) : info->plan->peak_bytes[LADE_DEVICE], a,
+                           sizeof(a)),
+          lade_size_format(has_peaks ? most_of(summary->measured_peaks, n) : info->measured_peak_bytes, b, sizeof(b)),
+          lade_size_format(info->budget_bytes, c, sizeof(c)), has_peaks ? "; the most of any rank's" : "");
   if (info->outside_bytes)
     fprintf(file, "              %s of the GPU are outside of the budget: context, kernels, other processes\n",
             lade_size_format(info->outside_bytes, a, sizeof(a)));
@@ -396,7 +400,7 @@ void summary_print(const struct summary *summary, FILE *file)
   fprintf(file, "steps         %lld\n", (long long)info->step);
   layout_print(info, file);
   losses_print(summary, file);
-  memory_print(info, file);
+  memory_print(summary, file);
   store_traffic_print(info, summary->seconds[0], file);
   times_print(summary, file);
   if (isfinite(rate(summary)))

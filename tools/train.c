@@ -398,7 +398,8 @@ static int summary_make(struct run *run, struct summary *summary)
 /* What one rank of a job may take and has to is, for the job, the most of any. */
 static int budgets_gather(struct run *run, struct lade_session_info *info)
 {
-  uint64_t *budgets[] = {&info->budget_bytes, &info->bounds.min_bytes};
+  uint64_t *budgets[] = {&info->budget_bytes, &info->bounds.min_bytes, &info->bounds.lower_bound_bytes,
+                         &info->bounds.unconstrained_bytes};
   int status = 0;
   for (size_t i = 0; i < LADE_COUNT(budgets) && !status; i++) {
     double most = 0; /* bytes are exact in it up to 2^53 */
@@ -506,7 +507,7 @@ static void ranks_apply(struct run *run)
   struct lade_session_params *session = &run->options.session;
   const struct lade_launch *launch = &run->job.launch;
   session->world = run->job.world;
-  session->n_node_ranks = LADE_MAX(launch->local_world, 0); /* srun does not say: then they count themselves */
+  session->n_node_ranks = launch->world > 1 ? LADE_MAX(launch->local_world, 0) : 0; /* srun does not say: counted */
   if (!session->n_threads && launch->world > 1) /* srun gives each task processors of its own */
     session->n_threads = LADE_MAX(lade_cpu_count() / LADE_MAX(launch->local_world, 1), 1);
   run->options.is_quiet = run->options.is_quiet || !job_is_first(&run->job);

@@ -70,10 +70,10 @@ struct lade_session_params {
   const char *resume;                  /* directory with checkpoints */
   uint64_t save_file_bytes;            /* as lade_checkpoint_place's */
   bool saves_beside;                   /* steps go on while a save is written, if the host budget has room for a copy */
-  int n_threads;                       /* 0: all that we may use */
+  int n_threads;                       /* 0: all that we may use; of ranks planned for, each its part */
   lade_comm *world;                    /* borrowed: the ranks of this run, which all open it; NULL: one */
   struct lade_layout_params layout;    /* how they share it; world and rank are @world's where there is one */
-  int n_node_ranks;                    /* that share this node's memory and drives; 0: @world's on this machine */
+  int n_node_ranks;                    /* that share this node's memory and drives; 0: all here; 1 if described */
   const struct lade_session_choice *choices; /* of the caller; all ranks give the same names */
   int n_choices;
   bool is_plan_only;                   /* stop before memory is taken and data is needed */

@@ -383,6 +383,8 @@ int session_count_node_ranks(lade_session *s, struct lade_error *error)
   for (int rank = 0; keys && rank < s->peers.layout.mesh.world; rank++)
     n += keys[rank] == own;
   free(keys);
+  if (!s->peers.world && !session_is_described(s)) /* a plan of what `lade launch` would start here */
+    n = s->peers.layout.mesh.world;
   if (!status && s->params.n_node_ranks < 1)
     s->params.n_node_ranks = LADE_MAX(n, 1);
   return status;

@@ -129,7 +129,15 @@ static inline bool session_is_decider(const lade_session *s)
 }
 /* What the first rank measured of its drive while the others waited becomes each rank's part of it. */
 int session_share_drive(lade_session *session, struct lade_error *error);
-/* How many ranks share this machine, unless the caller knows; collective. */
+/* Is this a plan for a machine that is described, and not for the one that we are on? */
+static inline bool session_is_described(const lade_session *s)
+{
+  return s->params.machine && (s->params.is_dry || s->params.is_plan_only);
+}
+/*
+ * How many ranks share this machine, unless the caller knows: those that are here, or, of a plan, all that are planned
+ * for. A machine that is described is one rank's. Collective.
+ */
 int session_count_node_ranks(lade_session *session, struct lade_error *error);
 /* With the plan: is there room for the stores of all ranks on one drive? -ENOSPC at every one of them if not. */
 int session_agree_room(lade_session *session, struct lade_error *error);

@@ -85,6 +85,14 @@ static int model_read(lade_session *s, struct lade_error *error)
   return status;
 }
 
+/* Ranks that are planned for and not here have the threads that `lade launch` would leave each of them. */
+static void threads_share(lade_session *s)
+{
+  const int world = s->peers.layout.mesh.world, n_sharing = s->params.n_node_ranks ? s->params.n_node_ranks : world;
+  if (!s->params.n_threads && !s->peers.world && world > 1)
+    s->params.n_threads = LADE_MAX(lade_cpu_count() / n_sharing, 1);
+}
+
 /* Who else there is, and what they share. */
 static int ranks_open(lade_session *s, struct lade_error *error)
 {
@@ -96,7 +104,10 @@ static int ranks_open(lade_session *s, struct lade_error *error)
   if (!status && is_run && !s->params.world && world > 1)
     status = lade_error_set(error, -EINVAL, "the layout is of %d ranks, and this is one process; `lade launch -n %d -- "
                             "train ...` starts as many", world, world);
-  return status ? status : session_count_node_ranks(s, error);
+  if (status)
+    return status;
+  threads_share(s);
+  return session_count_node_ranks(s, error);
 }
 
 static int batch_check(lade_session *s, struct lade_error *error)

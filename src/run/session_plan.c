@@ -37,7 +37,7 @@ static int store_room(lade_session *s, struct lade_error *error)
   uint64_t free_bytes;
   if (!s->params.store)
     return 0;
-  if (s->params.machine && (s->params.is_dry || s->params.is_plan_only)) {
+  if (session_is_described(s)) {
     const uint64_t budget_bytes = s->params.store_budget_bytes / (uint64_t)s->params.n_node_ranks;
     s->store_bytes = s->params.store_budget_bytes ? budget_bytes : s->cost.machine.store.bytes;
     return 0;
@@ -141,7 +141,7 @@ static uint64_t budget_resolve(const lade_session *s)
 static int tiers_resolve(lade_session *s, struct lade_error *error)
 {
   const struct lade_machine *machine = &s->cost.machine;
-  bool is_described = s->params.machine && (s->params.is_dry || s->params.is_plan_only);
+  const bool is_described = session_is_described(s);
   const uint64_t n_sharing = (uint64_t)s->params.n_node_ranks; /* what is described is one rank's own already */
   s->left_bytes = is_described ? machine->host_bytes : (uint64_t)lade_cpu_memory_bytes() / n_sharing;
   int status = session_agree_least(s, &s->left_bytes, error);

@@ -6,6 +6,7 @@ Usage: ranks.py LADE PLUGIN [long]
 
 With long what takes longer: every axis and schedule, what they save, budgets, slow ends.
 """
+import array
 import contextlib
 import json
 import os
@@ -31,8 +32,12 @@ def command(ranks, *arguments):
     return jobs.command(LADE, ranks, "--data", DATA, *STEADY, *arguments)
 
 
+def run_line(*words):
+    return jobs.run(words, ENVIRONMENT)
+
+
 def run(ranks, *arguments):
-    return jobs.run(command(ranks, *arguments), ENVIRONMENT)
+    return run_line(*command(ranks, *arguments))
 
 
 def summary(ranks, *arguments):
@@ -96,6 +101,33 @@ def plans_name_their_rank():
     kept, dropped = json.loads(plan(*shards)), json.loads(plan(*shards, "--residency", "drop.txt"))
     require(kept["comm_bytes"]["shard"] < dropped["comm_bytes"]["shard"], "weights are gathered as often with room",
             (kept["comm_bytes"], dropped["comm_bytes"]))
+
+
+def plans_are_those_that_run():
+    """Of each rank, with the threads that it will have; what is said of the job is the most of any."""
+    with open("small.json", "w", encoding="ascii") as file:
+        json.dump({"model_type": "llama", "vocab_size": 1000, "max_position_embeddings": 64, "hidden_size": 64,
+                   "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 192,
+                   "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False}, file)
+    with open("small.bin", "wb") as file:
+        array.array("H", (i * i % 997 for i in range(20000))).tofile(file)
+    described = ["--machine", "a100-40g"]
+    for extra in ([], described, [*described, "--threads", "2"]):
+        options = ["--model", "small.json", "--dtype", "fp32", "--grad-dtype", "bf16", "--batch", "24", "--micro-batch",
+                   "4", "--seq", "32", "--pp", "2", "--schedule", "zbh1", "--budget", "min", "--quiet", "--json", *extra]
+        code, out, err = run_line(LADE, "plan", *options)
+        require(code == 0, "no plan", err)
+        plan = json.loads(out)
+        code, out, err = run_line(LADE, "launch", "-n", "2", "--", "train", "--data", "small.bin", "--steps", "1",
+                                  "--eval-iters", "1", *options)
+        require(code == 0, "the plan does not run", err)
+        ran = json.loads(out)
+        same = ("planned_peak_bytes_by_rank", "planned_peak_bytes", "budget_bytes", "min_budget_bytes",
+                "lower_bound_bytes", "unconstrained_bytes")
+        require(all(plan[name] == ran[name] for name in same), f"another plan runs with {extra}", (plan, ran))
+        require(ran["planned_peak_bytes"] == ran["measured_peak_bytes"] == max(ran["measured_peak_bytes_by_rank"])
+                and ran["planned_peak_bytes_by_rank"] == ran["measured_peak_bytes_by_rank"], "peaks", ran)
+    require(len(set(ran["planned_peak_bytes_by_rank"])) == 2, "stages are alike: the first's is every rank's", ran)
 
 
 def resumes(directory, ranks, layout, wanted):
@@ -409,8 +441,9 @@ def a_second_signal_ends_all():
 
 with jobs.scratch():
     jobs.text_write(DATA)
-    quick = (same_losses, plans_name_their_rank, shards_wait_in_a_store, shards_in_their_least_budgets, refusals,
-             one_rank_fails, disagreement, a_stage_is_decided_once, help_is_given_once, a_signal_stops_all)
+    quick = (same_losses, plans_name_their_rank, plans_are_those_that_run, shards_wait_in_a_store,
+             shards_in_their_least_budgets, refusals, one_rank_fails, disagreement, a_stage_is_decided_once,
+             help_is_given_once, a_signal_stops_all)
     long = (every_axis, every_layout_is_saved_and_resumed, shards_are_saved_whole, budgets_of_their_own,
             shards_of_parts_wait_in_a_store, shards_of_every_axis_in_their_least_budgets,
             variables_of_any_launcher_are_understood, a_slow_save_is_waited_for, a_second_signal_ends_all)
