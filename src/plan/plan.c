@@ -198,11 +198,30 @@ static int layout_check(const struct lade_plan_params *params, struct lade_error
   return 0;
 }
 
-/* Are the sharers of every gradient a group of the layout? Without a layout nobody is asked. */
+/*
+ * Rows that several ranks have copies of begin with a block of 8-bit moments: one that began before them would scale
+ * them by each rank's own rows as well, and the copies would drift apart.
+ */
+static bool copies_begin_block(const struct lade_graph *graph, const struct lade_param *param)
+{
+  const struct lade_tensor *tensor = &graph->tensors[param->tensor];
+  const int64_t row_elements = tensor->n_dims > 1 ? tensor->dims[1] : 1;
+  return graph->moments != LADE_MOMENTS_8BIT || param->n_sharers == 1 ||
+         param->first_shared_row * row_elements % LADE_MOMENT_BLOCK == 0;
+}
+
+/*
+ * Are the sharers of every gradient a group of the layout, and do their copies stay equal? Without a layout nobody is
+ * asked.
+ */
 static int parts_check(const struct lade_graph *graph, const struct lade_layout *layout, struct lade_error *error)
 {
   for (int param = 0; param < graph->n_params && layout; param++) {
     const int n = graph->params[param].n_sharers;
+    if (!copies_begin_block(graph, &graph->params[param]))
+      return lade_error_set(error, -EINVAL, "model %s: %d ranks share a key head, whose rows begin within a block of "
+                            "%d elements that --moments 8bit scales together; use --moments bf16, or --tp %lld at most",
+                            graph->model.name, n, LADE_MOMENT_BLOCK, (long long)graph->model.key_heads);
     if (n > 1 && n != lade_layout_size(layout, lade_param_parts(graph, layout, param).axis))
       return lade_error_set(error, -EINVAL, "model %s: %d ranks share a key head, and the layout was not made for its "
                             "%lld key heads", graph->model.name, n, (long long)graph->model.key_heads);

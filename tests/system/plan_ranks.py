@@ -162,6 +162,20 @@ def a_line_may_be_about_another_stage():
                 require((unit, what) in fixed and {place[0] for place in fixed} == {unit}, "another place is fixed", fixed)
 
 
+def copies_of_key_heads_have_blocks_of_their_own():
+    """Scales of 8-bit moments over a rank's own and shared rows made copies drift apart, until no save would have them."""
+    model = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1,
+             "hidden_size": 100, "intermediate_size": 64, "max_position_embeddings": 32, "vocab_size": 256}
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "config.json")
+        arguments = ["--model", path, "--machine", "a100-40g", "--batch", "4", "--tp", "4"]
+        for head_dim, moments, code in ((22, "8bit", 2), (22, "bf16", 0), (32, "8bit", 0)):
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump({**model, "head_dim": head_dim}, file)
+            err = plan(*arguments, "--moments", moments, code=code).stderr
+            require(code == 0 or "within a block of 128 elements" in err and "--tp 1 at most" in err, "no reason", err)
+
+
 def all_ranks_of_gpt3_run_dry():
     whole = plan_json("--model", "gpt3-175b", "--batch", "32", "--micro-batch", "1", "--seq", "2048", "--tp", "8",
                       "--pp", "8", "--machine", "h100-80g", "--device", "dry", "--every-rank")
@@ -185,7 +199,7 @@ def both_ends_of_a_trillion_run_dry():
 
 TESTS = [every_rank_is_in_the_table, every_rank_builds_its_own, ranks_of_a_stage_have_one_program, a_person_sees_what_is_planned,
          a_rank_that_does_not_fit_is_named, the_smallest_budget_is_one_that_fits, ranks_of_a_node_share_its_host,
-         places_are_those_of_a_rank, a_line_may_be_about_another_stage]
+         places_are_those_of_a_rank, a_line_may_be_about_another_stage, copies_of_key_heads_have_blocks_of_their_own]
 if sys.argv[2:] == ["large"]:
     TESTS = [all_ranks_of_gpt3_run_dry, both_ends_of_a_trillion_run_dry]
 for test in TESTS:
