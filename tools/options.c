@@ -111,10 +111,13 @@ static int choice_parse(const struct option *option, const char *text, struct la
 
 static int device_parse(const struct option *option, const char *text, struct lade_error *error, int *ret_device)
 {
-  int ordinal = lade_cuda_ordinal(text);
-  if (ordinal < 0 && strcmp(text, "host") != 0 && strcmp(text, "dry") != 0)
+  static const char *const names[] = {[DEVICE_HOST] = "host", [DEVICE_DRY] = "dry", [DEVICE_AUTO] = "auto"};
+  int ordinal = lade_cuda_ordinal(text), i = 0;
+  while (i < DEVICE_CUDA && strcmp(text, names[i]) != 0)
+    i++;
+  if (ordinal < 0 && i == DEVICE_CUDA)
     return lade_error_set(error, -EINVAL, "--%s '%.64s': expected %s", option->name, text, option->metavar);
-  *ret_device = ordinal >= 0 ? DEVICE_CUDA + ordinal : text[0] == 'd' ? DEVICE_DRY : DEVICE_HOST;
+  *ret_device = i + LADE_MAX(ordinal, 0);
   return 0;
 }
 
@@ -424,8 +427,9 @@ static void session_fill(struct options *options)
   if (!option_is_set(options, "min-lr"))
     session->min_lr = session->lr / 10;
   session->is_dry = options->device == DEVICE_DRY;
-  session->is_gpu = options->device >= DEVICE_CUDA;
-  session->gpu = session->is_gpu ? options->device - DEVICE_CUDA : 0;
+  session->or_host = options->device == DEVICE_AUTO;
+  session->is_gpu = session->or_host || options->device >= DEVICE_CUDA;
+  session->gpu = LADE_MAX(options->device - DEVICE_CUDA, 0);
   session->updates_early = options->update == UPDATE_EARLY;
   session->has_host_budget = option_is_set(options, "host-budget");
   session->n_threads = (int)options->n_threads;

@@ -37,7 +37,7 @@ enum option_type {
   OPTION_REAL,    /* double */
   OPTION_SIZE,    /* uint64_t, bytes */
   OPTION_BUDGET,  /* struct lade_budget */
-  OPTION_DEVICE,  /* int: DEVICE_HOST, DEVICE_DRY, or DEVICE_CUDA and the GPU's number */
+  OPTION_DEVICE,  /* int: DEVICE_HOST, _DRY, _AUTO, or DEVICE_CUDA and the GPU's number */
   OPTION_CHOICE,  /* int: the value of one of the choices */
 };
 
@@ -97,7 +97,7 @@ struct options {
   char *config_text; /* the texts of ORIGIN_CONFIG lie in it */
 };
 
-enum { DEVICE_HOST, DEVICE_DRY, DEVICE_CUDA /* and above: GPUs by number */ };
+enum { DEVICE_HOST, DEVICE_DRY, DEVICE_AUTO, DEVICE_CUDA /* and above: GPUs by number */ };
 enum { UPDATE_END, UPDATE_EARLY };
 enum { MAX_NONE, MAX_MICRO_BATCH, MAX_SEQ, MAX_LAYERS };
 

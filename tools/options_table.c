@@ -132,8 +132,9 @@ const struct option option_table[] = {
     {OPTION_CHOICE, "update", "end|early", ALL, AT(update), .preset = "end", .choices = update_choices,
      .help = "when a parameter is updated: after the backward pass, or, where the plan gains by it, as soon as its "
              "gradient is complete; early needs --clip 0, and is not for fp16"},
-    {OPTION_DEVICE, "device", "host|dry|cuda:N", ALL | VERB_DOCTOR, AT(device), .preset = "host",
-     .help = "dry: the same program on a simulated clock, without memory; cuda:N: a GPU"},
+    {OPTION_DEVICE, "device", "host|cuda:N|auto|dry", ALL | VERB_DOCTOR, AT(device), .preset = "host",
+     .help = "cuda:N: a GPU; auto: a GPU, or the host where none can be used, which a line says; dry: the same program "
+             "on a simulated clock, without memory"},
     {OPTION_TEXT, "machine", "NAME|FILE", ALL, AT(session.machine), .unset = "this one, measured",
      .help = "plan for this machine instead, by its description; docs/machine.md has the presets"},
     {OPTION_SIZE, "link-rate", "SIZE", ALL, AT(session.throttle.bytes_per_s), .unset = "as fast as memory", .least = 1,

@@ -103,7 +103,7 @@ struct lade_run_params {
   bool allow_tmpfs;            /* a store that is memory in truth, for tests */
   enum lade_recipe recipe;
   const char *residency_file;  /* NULL, or lines "PATTERN keep|recompute|host|store"; docs/recompute.md */
-  const char *device;          /* "host" (also NULL), "cuda:N": a GPU, or "dry": a simulated clock, no memory */
+  const char *device;          /* "host" (also NULL), "cuda:N": a GPU, "auto": one or else the host, "dry": no memory */
   const char *machine;         /* preset or file that describes a machine; NULL: this one, measured (then cached) */
   uint64_t link_bytes_per_s;   /* throttle the host device's copies to a link's rate, each way; 0: not */
   uint64_t link_latency_ns;

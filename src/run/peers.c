@@ -95,6 +95,14 @@ int lade_peers_open_gpus(struct lade_peers *peers, const struct lade_kernels *ke
   return status;
 }
 
+void lade_peers_close_gpus(struct lade_peers *peers)
+{
+  for (int axis = LADE_N_AXES - 1; axis >= 0; axis--) {
+    lade_comm_close(peers->gpu_axes[axis]);
+    peers->gpu_axes[axis] = NULL;
+  }
+}
+
 int lade_peers_open_beside(struct lade_peers *peers, struct lade_error *error)
 {
   int status = lade_peers_vote(peers, words_alloc(peers, &peers->words_beside, error), error);
@@ -114,10 +122,10 @@ void lade_peers_close(struct lade_peers *peers)
 {
   lade_comm_close(peers->beside);
   peers->beside = NULL;
+  lade_peers_close_gpus(peers);
   for (int axis = LADE_N_AXES - 1; axis >= 0; axis--) {
-    lade_comm_close(peers->gpu_axes[axis]);
     lade_comm_close(peers->axes[axis]);
-    peers->gpu_axes[axis] = peers->axes[axis] = NULL;
+    peers->axes[axis] = NULL;
   }
   free(peers->words);
   free(peers->words_beside);

@@ -41,6 +41,9 @@ int lade_peers_open(const struct lade_layout_params *params, struct lade_error *
 int lade_peers_open_gpus(struct lade_peers *peers, const struct lade_kernels *kernels, lade_device *device,
                          struct lade_error *error);
 
+/* Undo it; lade_peers_close does, too. NULL axes are none. */
+void lade_peers_close_gpus(struct lade_peers *peers);
+
 /* Make @peers->beside; collective. As lade_peers_vote. */
 int lade_peers_open_beside(struct lade_peers *peers, struct lade_error *error);
 

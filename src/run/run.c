@@ -53,9 +53,10 @@ static int run_check(const struct lade_run_params *run, struct lade_error *error
                           (int)budget->kind, budget->percent);
   if ((unsigned)run->recipe >= LADE_N_RECIPES)
     return lade_error_set(error, -EINVAL, "lade_run_params: recipe %d is none", (int)run->recipe);
-  if (device && strcmp(device, "host") != 0 && strcmp(device, "dry") != 0 && lade_cuda_ordinal(device) < 0)
-    return lade_error_set(error, -EINVAL, "lade_run_params: no device is called '%.40s'; host, dry and cuda:0 are "
-                          "known", device);
+  if (device && strcmp(device, "host") != 0 && strcmp(device, "dry") != 0 && strcmp(device, "auto") != 0 &&
+      lade_cuda_ordinal(device) < 0)
+    return lade_error_set(error, -EINVAL, "lade_run_params: no device is called '%.40s'; host, dry, cuda:0 and auto "
+                          "are known", device);
   if (run->layers < 0 || run->vocabulary < 0 || run->micro_batch < 0 || run->seq < 0 || run->n_threads < 0
       || run->n_threads > THREADS_MOST)
     return lade_error_set(error, -EINVAL, "lade_run_params: layers, vocabulary, micro_batch, seq and n_threads are 0 "
@@ -100,8 +101,9 @@ int lade_run_session_params(const struct lade_run_params *run, struct lade_sessi
   params.residency_file = own.residency_file;
   params.updates_early = own.updates_early;
   params.is_dry = own.device && strcmp(own.device, "dry") == 0;
-  params.is_gpu = own.device && lade_cuda_ordinal(own.device) >= 0;
-  params.gpu = params.is_gpu ? lade_cuda_ordinal(own.device) : 0;
+  params.or_host = own.device && strcmp(own.device, "auto") == 0;
+  params.is_gpu = params.or_host || (own.device && lade_cuda_ordinal(own.device) >= 0);
+  params.gpu = params.is_gpu && !params.or_host ? lade_cuda_ordinal(own.device) : 0;
   params.machine = own.machine;
   params.throttle = (struct lade_link){.bytes_per_s = own.link_bytes_per_s, .latency_ns = own.link_latency_ns};
   params.n_threads = own.n_threads;

@@ -59,6 +59,7 @@ struct lade_session_params {
   bool is_dry;
   bool is_gpu;                         /* on a GPU, in its own memory; -ENODEV without one */
   int gpu;                             /* its number; of several ranks, the first that they may take */
+  bool or_host;                        /* with is_gpu: all ranks on the host, and a notice, where it is not to be had */
   const char *machine;                 /* preset or file: nothing is probed; NULL: this machine */
   struct lade_link throttle;           /* of the host device's copy queues, each way; rate 0: none */
   bool skip_cache;                     /* of the probe's measurements */

@@ -128,7 +128,8 @@ static int gpu_limit(lade_session *s, struct lade_error *error)
   return status;
 }
 
-int session_gpu_open(lade_session *s, struct lade_error *error)
+/* All that is said in session_gpu_open, or the first failure; what is open by then is the session's. */
+static int gpu_take(lade_session *s, struct lade_error *error)
 {
   struct lade_device_info info;
   int ordinal = 0, status = 0;
@@ -155,6 +156,29 @@ int session_gpu_open(lade_session *s, struct lade_error *error)
   s->capacity_bytes = info.capacity_bytes;
   s->chunk_bytes = info.chunk_bytes;
   return s->peers.world ? session_agree_least(s, &s->capacity_bytes, error) : 0;
+}
+
+/* The host computes after all: nothing of a GPU stays. All ranks had the same status. */
+static void gpu_leave(lade_session *s)
+{
+  lade_peers_close_gpus(&s->peers);
+  lade_cuda_kernels_close(s->cuda_kernels);
+  lade_device_close(s->device);
+  s->cuda_kernels = NULL;
+  s->device = NULL;
+  s->params.is_gpu = false;
+}
+
+int session_gpu_open(lade_session *s, struct lade_error *error)
+{
+  struct lade_error why = {0};
+  int status = gpu_take(s, &why);
+  if (status == -ENODEV && s->params.or_host) {
+    gpu_leave(s);
+    session_notice(s, "%s; the host trains", why.text);
+    return 0;
+  }
+  return status ? lade_error_set(error, status, "%s", why.text) : 0;
 }
 
 uint64_t session_gpu_outside(const lade_session *s)

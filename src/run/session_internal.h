@@ -94,6 +94,8 @@ int session_durable_publish(lade_session *session, struct lade_error *error);
  * Of a session on a GPU, before the graph (session_gpu.c): open the device and its kernels, whose table is what the
  * graph's ops are. The device holds nothing yet. -ENODEV without the device or machine code for it, -EINVAL for what it
  * does not do: throttled links. Collective with several ranks.
+ *
+ * Where the host may do instead (or_host), -ENODEV of any rank is a notice at all, and the session is one on the host.
  */
 int session_gpu_open(lade_session *session, struct lade_error *error);
 

@@ -193,14 +193,15 @@ static int share_graph(const lade_session *s, const struct lade_share *share, st
 /* GPUs speak over communicators of their own: who computes elsewhere than the first rank would be waited for there. */
 static int devices_agree(lade_session *s, struct lade_error *error)
 {
-  const char *const names[] = {"on the host", "on a GPU"};
-  int64_t first = s->params.is_gpu;
+  const char *const names[] = {"on the host", "on a GPU", "where it can"};
+  const int64_t own = s->params.is_gpu + (s->params.is_gpu && s->params.or_host);
+  int64_t first = own;
   int status = lade_peers_broadcast(&s->peers, 0, &first, sizeof(first), error);
   if (status)
     return status;
-  if (first != s->params.is_gpu)
+  if (first != own)
     status = lade_error_set(error, -EINVAL, "was told to compute %s, and the first rank %s: all ranks take the same "
-                            "--device", names[s->params.is_gpu], names[first != 0]);
+                            "--device", names[own], names[first]);
   return lade_peers_vote(&s->peers, status, error);
 }
 

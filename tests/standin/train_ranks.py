@@ -132,6 +132,15 @@ for trouble, status, words in (("fail=cuInit,code=999", 7, "rank 1: cuInit: "), 
                                ("fail=cuDevicePrimaryCtxRetain,code=2", 4, "rank 1: device cuda:0: ")):
     refused(status, words, shown(2, "$R", *two, wrap=f"env LADE_STANDIN=devices=4$([ $R = 0 ] || echo ,{trouble})"))
 
+# Who asks for a GPU if there is one: all are on the host as soon as one has to be, and hear of it.
+line = shown(2, "$R", *two, wrap="env LADE_STANDIN=devices=4$([ $R = 0 ] || echo ,sm=70)")
+line[-1] = line[-1].replace("cuda:0", "auto")
+run = summary(line)
+require(run["params_digest"] == summary(command(2, "--device", "host", *two))["params_digest"],
+        "--device auto without a GPU has not the host's numbers", run)
+_, _, err = jobs.run(line, ENVIRONMENT)
+require("rank 1: device cuda:0: " in err and "; the host trains" in err, "nobody says that the host trains", err)
+
 # Slices of one GPU are two; one slice is not.
 SLICES = dict(ENVIRONMENT, LADE_STANDIN="devices=4,slices=2")
 summary(shown(2, "MIG-57ad0000-0000-0000-0000-00000000000$R", *two), SLICES)

@@ -35,6 +35,15 @@ def refused(words, *args, **more):
     assert all(word in err for word in words), (words, err)
 
 
+def on_host(words, **more):
+    """A run that asks for a GPU if there is one: the host's numbers, and the one line says why."""
+    code, out, err = run(*TRAIN, *SMALL, "--json", "--device", "auto", **more)
+    assert code == 0 and err.count("\n") == 1 and err.endswith("; the host trains\n"), (code, out, err)
+    assert all(word in err for word in words), (words, err)
+    host = run(*TRAIN, *SMALL, "--json", "--device", "host")[1]
+    assert json.loads(out)["loss_digest"] == json.loads(host)["loss_digest"], (out, host)
+
+
 def finding(*args, code=0, name="GPU", **more):
     status, out, err = run("doctor", "--json", *args, **more)
     assert status == code and not err, (args, status, out, err)
@@ -59,17 +68,20 @@ def documented():
 SCRATCH = tempfile.TemporaryDirectory(prefix="lade-gpu-")
 open(os.path.join(SCRATCH.name, "text.txt"), "w", encoding="utf-8").write("some words\n" * 2000)
 TRAIN = ["train", "--model", "nano", "--data", "text.txt", "--steps", "1", "--batch", "1", "--quiet"]
+SMALL = ["--layers", "1", "--seq", "8", "--machine", "h200-141g", "--eval-iters", "1"]
 has_driver = "cuda" in subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
 
 code, out, err = run("train", "--device", "cuda:x", "--data", "text.txt")
-assert code == 2 and "--device 'cuda:x': expected host|dry|cuda:N" in err, (code, err)
+assert code == 2 and "--device 'cuda:x': expected host|cuda:N|auto|dry" in err, (code, err)
 if not STANDIN:
     refused(["this build has no CUDA"], *TRAIN, "--device", "cuda:0")
+    on_host(["this build has no CUDA"])
     assert "this build has no CUDA" in finding()["text"]
     sys.exit(0)
 
 if not has_driver:
     refused(["device cuda:0", "no CUDA driver here"], *TRAIN, "--device", "cuda:0")
+    on_host(["device cuda:0", "no CUDA driver here"])
     found = finding()
     assert found["state"] == "ok" and "no CUDA driver here" in found["text"] and "the host trains" in found["text"]
     found = finding("--device", "cuda:0", code=7)
@@ -78,11 +90,13 @@ if not has_driver:
 for driver, words in (("version=11080", ["11.8", "12.0"]), ("devices=0", ["no GPU"]), ("sm=70", ["7.0", "8.0"]),
                       ("fail=cuInit,code=999", ["cuInit", "CUDA_ERROR_UNKNOWN"])):
     refused(words, *TRAIN, "--device", "cuda:0", driver=driver)
+    on_host(words, driver=driver)
     assert finding("--device", "cuda:0", code=7, driver=driver)["state"] == "missing"
     assert finding(driver=driver)["state"] == "ok"
 refused(["no GPU number 5"], *TRAIN, "--device", "cuda:5", driver="devices=2")
 # The driver and no machine code for its GPU.
 refused(["cuda:1", "adamw.fatbin"], *TRAIN, "--device", "cuda:1", driver="devices=2")
+on_host(["cuda:0", "adamw.fatbin"], driver="devices=2")
 assert finding("--device", "cuda:0", code=7, driver="")["state"] == "missing"
 if KERNELS:
     found = finding("--device", "cuda:0", driver="memory=512", LADE_STANDIN_KERNELS=KERNELS)
@@ -111,7 +125,7 @@ if KERNELS:
     assert found["state"] == "note" and "plain kernels" in found["text"] and found["fix"], found
     # A run on it that ends badly, in the driver's own words: memory that is not there, by stated budget or because
     # somebody else has it; calls that are refused; a device that breaks in the middle of a step, or before the first.
-    GPU = [*TRAIN, "--layers", "1", "--seq", "8", "--device", "cuda:0", "--machine", "h200-141g", "--eval-iters", "1"]
+    GPU = [*TRAIN, *SMALL, "--device", "cuda:0"]
     for status, words, driver in ((3, "more than this GPU has left", "memory=16"),
                                   (4, "(cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory), of 251658240 that it "
                                       "has; others may have taken it", "fail=cuMemCreate,code=2"),
