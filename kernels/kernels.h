@@ -485,12 +485,18 @@ struct lade_copy_args {
 
 struct lade_cublaslt;
 
+/* The largest shapes that a table attends over; 0: any. */
+struct lade_attention_most {
+  int64_t head_dim, time, batch;
+};
+
 struct lade_kernels {
   lade_kernel_fn *fn[LADE_N_KERNELS];
   /* "plain", "avx2", "avx512", "avx512_bf16", "amx", "onednn", "cuda", "cublaslt", ... */
   const char *variant[LADE_N_KERNELS];
   /* NULL: the host's */
   size_t (*workspace_bytes)(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args);
+  struct lade_attention_most attention_most;
   struct lade_cublaslt *cublaslt; /* borrowed: products of a CUDA device (cuda/cublaslt.h); NULL: its plain kernel's */
   const char *library;            /* what bits depend on beside variants: the products' library; may be NULL */
   const int32_t *cuts;            /* and where a device's kernels cut their sums, @n_cuts numbers; static */

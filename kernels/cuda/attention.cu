@@ -104,7 +104,7 @@ template <class T>
 static __device__ void attention_fwd_of(const struct lade_attention_fwd_args &a, const struct lade_step *step)
 {
   LADE_SHARED(float, shared);
-  struct shape s = shape_get(a, LADE_CUDA_ATTENTION_FWD_ROWS, false);
+  struct shape s = shape_get(a, LADE_CUDA_ATTENTION_FWD_ROWS, blockIdx.y, gridDim.x - 1 - blockIdx.x);
   float *weights = shared + threadIdx.x / 32 * 32, *own = shared + LADE_CUDA_ATTENTION_THREADS;
   float *tile = own + LADE_CUDA_ATTENTION_FWD_ROWS * stride_get(s);
   int64_t first = s.first;
@@ -194,7 +194,7 @@ template <class T>
 static __device__ void attention_dq_of(const struct lade_attention_bwd_args &a, const struct lade_step *step)
 {
   LADE_SHARED(float, shared);
-  struct shape s = shape_get(a, LADE_CUDA_ATTENTION_BWD_ROWS, false);
+  struct shape s = shape_get(a, LADE_CUDA_ATTENTION_BWD_ROWS, blockIdx.y, gridDim.x - 1 - blockIdx.x);
   float *weights = shared + threadIdx.x / 32 * 32, *own_q = shared + LADE_CUDA_ATTENTION_THREADS;
   float *own_dout = own_q + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s);
   float *keys = own_dout + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s), *values = keys + TILE * stride_get(s);
@@ -259,7 +259,7 @@ template <class T>
 static __device__ void attention_dkv_of(const struct lade_attention_bwd_args &a, const struct lade_step *step)
 {
   LADE_SHARED(float, shared);
-  struct shape s = shape_get(a, LADE_CUDA_ATTENTION_BWD_ROWS, true);
+  struct shape s = shape_get(a, LADE_CUDA_ATTENTION_BWD_ROWS, blockIdx.y, blockIdx.x);
   float *own_k = shared + LADE_CUDA_ATTENTION_THREADS;
   int64_t first = s.first;
   const T *k = (const T *)a.qkv + qkv_at(s, s.heads + s.h, 0), *v = k + s.key_heads * s.head_dim;

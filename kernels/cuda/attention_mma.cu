@@ -55,7 +55,7 @@ static __device__ inline void attention_mma_fwd(const struct lade_attention_fwd_
   constexpr int ROWS = LADE_CUDA_MMA_FWD_ROWS(D), TILE = LADE_CUDA_MMA_FWD_TILE(D), M = ROWS / WARPS / 16, N = TILE / 8;
   LADE_SHARED(T, shared);
   T *const stages = shared + ROWS * D; /* two, of keys and values */
-  const struct shape s = shape_get(a, ROWS, false);
+  const struct shape s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y);
   const int first = (int)s.first;
   const int n_keys = first + ROWS < s.time ? first + ROWS : (int)s.time;
   const int own = warp_get() * M * 16;
@@ -100,7 +100,7 @@ static __device__ inline void attention_mma_dq(const struct lade_attention_bwd_a
   constexpr int ROWS = LADE_CUDA_MMA_DQ_ROWS(D), TILE = LADE_CUDA_MMA_DQ_TILE(D), M = ROWS / WARPS / 16, N = TILE / 8;
   LADE_SHARED(T, shared);
   T *const douts = shared + ROWS * D, *const stages = douts + ROWS * D; /* two, of keys and values */
-  const struct shape s = shape_get(a, ROWS, false);
+  const struct shape s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y);
   const int first = (int)s.first;
   const int n_keys = first + ROWS < s.time ? first + ROWS : (int)s.time;
   const int own = warp_get() * M * 16;
@@ -157,7 +157,7 @@ static __device__ inline void attention_mma_dkv(const struct lade_attention_bwd_
   LADE_SHARED(T, shared);
   T *const values = shared + ROWS * D, *const stages = values + ROWS * D; /* two, of queries and gradients */
   float *const numbers = (float *)(stages + 4 * TILE * D); /* lse and delta of both stages */
-  const struct shape s = shape_get(a, ROWS, true);
+  const struct shape s = shape_get(a, ROWS, blockIdx.x, blockIdx.y);
   const int first = (int)s.first, heads_end = (int)((s.h + 1) * s.group);
   const int own = warp_get() * M * 16;
   const float factor = s.scale * LOG2_E;

@@ -6,6 +6,9 @@
  * queries. Blocks start in their order, x before y, so the longest of all heads of a sequence are first (y) and the
  * shortest last, and multiprocessors end together; were a head after the other, its longest block would begin when the
  * rest is nearly done. Where heads are fewer than multiprocessors, blocks that run side by side share tiles in L2.
+ *
+ * Plain kernels, whose blocks have few rows, have rows along x and heads along y: a grid has 65,535 blocks at most
+ * along y, and sequences are longer. To count all along x costs those with tensor cores registers that they lack.
  */
 #ifndef LADE_CUDA_ATTENTION_SHAPE_H
 #define LADE_CUDA_ATTENTION_SHAPE_H
@@ -22,8 +25,9 @@ struct shape {
   float scale;
 };
 
-/* For a block with @n_rows rows, queries or keys. */
-template <class Args> static __device__ inline struct shape shape_get(const Args &a, int n_rows, bool has_keys)
+/* For the @i_block-th block of @n_rows rows, queries or keys, of head @h. */
+template <class Args>
+static __device__ inline struct shape shape_get(const Args &a, int n_rows, unsigned h, unsigned i_block)
 {
   struct shape shape;
   shape.time = a.time;
@@ -34,8 +38,8 @@ template <class Args> static __device__ inline struct shape shape_get(const Args
   shape.draw_heads = a.draw_heads ? a.draw_heads : a.heads;
   shape.row_elements = (a.heads + 2 * a.key_heads) * a.head_dim;
   shape.b = blockIdx.z;
-  shape.h = blockIdx.x;
-  shape.first = (int64_t)(has_keys ? blockIdx.y : gridDim.y - 1 - blockIdx.y) * n_rows;
+  shape.h = h;
+  shape.first = (int64_t)i_block * n_rows;
   shape.scale = 1 / sqrtf((float)a.head_dim);
   return shape;
 }

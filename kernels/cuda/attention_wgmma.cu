@@ -39,7 +39,7 @@ template <class T, int D>
 static __device__ inline struct block<T, D> block_get(const struct lade_attention_fwd_args &a, T *shared)
 {
   struct block<T, D> b;
-  b.s = shape_get(a, ROWS, false);
+  b.s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y);
   b.first = (int)b.s.first;
   b.n_tiles = ((b.first + ROWS < b.s.time ? b.first + ROWS : (int)b.s.time) + TILE - 1) / TILE;
   b.k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + b.s.h / b.s.group, 0);

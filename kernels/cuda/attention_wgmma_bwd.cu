@@ -91,7 +91,7 @@ static __device__ inline struct queries_block<T, D> queries_block_get(const stru
                                                                       T *shared)
 {
   struct queries_block<T, D> b;
-  b.s = shape_get(a, ROWS, false);
+  b.s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y);
   b.first = (int)b.s.first;
   b.n_tiles = ((b.first + ROWS < b.s.time ? b.first + ROWS : (int)b.s.time) + DQ_TILE - 1) / DQ_TILE;
   b.k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + b.s.h / b.s.group, 0);
@@ -196,7 +196,7 @@ template <class T, int D>
 static __device__ inline struct keys_block<T, D> keys_block_get(const struct lade_attention_bwd_args &a, T *shared)
 {
   struct keys_block<T, D> b;
-  b.s = shape_get(a, ROWS, true);
+  b.s = shape_get(a, ROWS, blockIdx.x, blockIdx.y);
   b.first = (int)b.s.first;
   b.heads_end = (int)((b.s.h + 1) * b.s.group);
   b.keys = tiles_begin(shared);

@@ -11,7 +11,8 @@
 #include "kernels/cuda/launch_internal.h"
 
 #define MOST_SHARED_BYTES (99u << 10) /* of a block on the least of GPUs, compute capability 8.6 */
-#define MOST_GRID_Y 65535
+#define MOST_GRID_Y 65535 /* and z */
+#define LEAST_ROWS 64     /* of a block of those with tensor cores */
 #define MOST_SHARED_BYTES_90 (227u << 10)
 
 bool lade_cuda_attention_has(enum lade_dtype dtype, int64_t head_dim)
@@ -19,22 +20,35 @@ bool lade_cuda_attention_has(enum lade_dtype dtype, int64_t head_dim)
   return (dtype == LADE_BF16 || dtype == LADE_F16) && (head_dim == 64 || head_dim == 128);
 }
 
-/* Over all rows of @n_heads heads, @n_rows to a block, in the order of attention_shape.h; what every GPU can run. */
+struct lade_attention_most lade_cuda_attention_most(void)
+{
+  return (struct lade_attention_most){.head_dim = LADE_CUDA_ATTENTION_MOST_DIM, .time = MOST_GRID_Y * LEAST_ROWS,
+                                      .batch = MOST_GRID_Y};
+}
+
+/*
+ * Over all rows of @n_heads heads, @n_rows to a block, in the order of attention_shape.h, with tensor cores; what every
+ * GPU can run.
+ */
 static struct lade_cuda_launch heads_launch(const void *args, int64_t batch, int64_t time, int64_t n_heads, int n_rows,
                                             size_t shared_bytes)
 {
   const int64_t n_blocks = lade_div_up(time, n_rows);
-  LADE_ASSERT(shared_bytes <= MOST_SHARED_BYTES && n_blocks <= MOST_GRID_Y);
+  LADE_ASSERT(shared_bytes <= MOST_SHARED_BYTES && n_rows >= LEAST_ROWS && n_blocks <= MOST_GRID_Y);
   return (struct lade_cuda_launch){.grid = {(unsigned)n_heads, (unsigned)n_blocks, (unsigned)batch},
                                    .n_threads = LADE_CUDA_ATTENTION_THREADS, .args = args,
                                    .shared_bytes = (unsigned)shared_bytes};
 }
 
-/* Of the plain kernels: so many rows, and a float for each thread. */
-static size_t plain_bytes(int64_t head_dim, int n_rows)
+/* The same for a plain kernel, with @n_shared rows in shared memory, and a float for each thread. */
+static struct lade_cuda_launch plain_launch(const void *args, int64_t batch, int64_t time, int64_t n_heads,
+                                            int64_t head_dim, int n_rows, int n_shared)
 {
-  LADE_ASSERT(head_dim <= LADE_CUDA_ATTENTION_MOST_DIM);
-  return (LADE_CUDA_ATTENTION_THREADS + (size_t)n_rows * (size_t)(head_dim + 1)) * sizeof(float);
+  size_t shared_bytes = (LADE_CUDA_ATTENTION_THREADS + (size_t)n_shared * (size_t)(head_dim + 1)) * sizeof(float);
+  LADE_ASSERT(head_dim <= LADE_CUDA_ATTENTION_MOST_DIM && shared_bytes <= MOST_SHARED_BYTES);
+  return (struct lade_cuda_launch){
+      .grid = {(unsigned)lade_div_up(time, n_rows), (unsigned)n_heads, (unsigned)batch},
+      .n_threads = LADE_CUDA_ATTENTION_THREADS, .args = args, .shared_bytes = (unsigned)shared_bytes};
 }
 
 /* Of those with tensor cores: rows of 16 bits. The kernels count in 32 bits within a head. */
@@ -49,8 +63,8 @@ static void plain_fwd(const struct lade_kernel_ctx *ctx, const void *args)
   const struct lade_attention_fwd_args *a = args;
   int n_rows = LADE_CUDA_ATTENTION_FWD_ROWS;
   lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_FWD, a->dtype,
-                        heads_launch(a, a->batch, a->time, a->heads, n_rows,
-                                     plain_bytes(a->head_dim, n_rows + LADE_CUDA_ATTENTION_TILE)));
+                        plain_launch(a, a->batch, a->time, a->heads, a->head_dim, n_rows,
+                                     n_rows + LADE_CUDA_ATTENTION_TILE));
 }
 
 static void mma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
@@ -103,13 +117,12 @@ static void delta_launch(const struct lade_kernel_ctx *ctx, const struct lade_at
 static void plain_bwd(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_attention_bwd_args *a = args;
-  int n_rows = LADE_CUDA_ATTENTION_BWD_ROWS;
-  size_t shared_bytes = plain_bytes(a->head_dim, 2 * (n_rows + LADE_CUDA_ATTENTION_TILE));
+  int n_rows = LADE_CUDA_ATTENTION_BWD_ROWS, n_shared = 2 * (n_rows + LADE_CUDA_ATTENTION_TILE);
   delta_launch(ctx, a);
   lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DQ, a->dtype,
-                        heads_launch(a, a->batch, a->time, a->heads, n_rows, shared_bytes));
+                        plain_launch(a, a->batch, a->time, a->heads, a->head_dim, n_rows, n_shared));
   lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DKV, a->dtype,
-                        heads_launch(a, a->batch, a->time, a->key_heads, n_rows, shared_bytes));
+                        plain_launch(a, a->batch, a->time, a->key_heads, a->head_dim, n_rows, n_shared));
 }
 
 static void mma_bwd(const struct lade_kernel_ctx *ctx, const void *args)

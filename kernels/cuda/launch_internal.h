@@ -26,6 +26,9 @@ size_t lade_cuda_matmul_bytes(const struct lade_kernels *kernels, const struct l
 /* Attention: whether heads of @head_dim are for tensor cores, in tables where these attend. */
 bool lade_cuda_attention_has(enum lade_dtype dtype, int64_t head_dim);
 
+/* What all who attend can. */
+struct lade_attention_most lade_cuda_attention_most(void);
+
 /* Its launches, and its name in LADE_ATTENTION (static; NULL past the last). */
 lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_attention who);
 const char *lade_cuda_attention_name(enum lade_cuda_attention who);

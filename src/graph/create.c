@@ -234,6 +234,25 @@ static int forms_check(const struct lade_graph_params *params, struct lade_error
   return 0;
 }
 
+/* What attention of the device does not do. */
+static int attention_check(const struct lade_graph_params *params, struct lade_error *error)
+{
+  const struct lade_attention_most *most = &params->kernels->attention_most;
+  const struct {
+    const char *label;
+    int64_t value, most;
+  } sizes[] = {{"heads of", lade_model_head_dim(params->model), most->head_dim},
+               {"sequence length", params->time, most->time},
+               {"micro-batch", params->batch, most->batch}};
+  for (size_t i = 0; i < LADE_COUNT(sizes); i++) {
+    if (sizes[i].most && sizes[i].value > sizes[i].most)
+      return lade_error_set(error, -EINVAL, "model %s: %s %lld: this device attends with at most %lld; the host takes "
+                            "any", params->model->name, sizes[i].label, (long long)sizes[i].value,
+                            (long long)sizes[i].most);
+  }
+  return 0;
+}
+
 static int params_check(const struct lade_graph_params *params, struct lade_error *error)
 {
   LADE_ASSERT(params->struct_size == sizeof(*params) && params->model && params->kernels);
@@ -254,6 +273,9 @@ static int params_check(const struct lade_graph_params *params, struct lade_erro
   if (!(params->dropout >= 0 && params->dropout < 1))
     return lade_error_set(error, -EINVAL, "model %s: dropout %g: must be at least 0 and below 1", model->name,
                           (double)params->dropout);
+  rc = attention_check(params, error);
+  if (rc < 0)
+    return rc;
   rc = forms_check(params, error);
   if (rc < 0)
     return rc;

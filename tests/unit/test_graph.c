@@ -388,6 +388,32 @@ static void shapes_are_checked_before_anything_is_built(void **state)
   }
 }
 
+/* Kernels of a device may attend over less than the host's: that is said before memory is taken. */
+static void what_a_device_does_not_attend_over_is_refused(void **state)
+{
+  const struct lade_model model = preset_get("nano");
+  const int64_t head_dim = lade_model_head_dim(&model);
+  const struct {
+    struct lade_attention_most most;
+    const char *words;
+  } cases[] = {{{.head_dim = head_dim - 1}, "heads of"}, {{.time = 63}, "sequence length 64: this device attends with "
+               "at most 63"}, {{.batch = 2}, "micro-batch 3"}, {{head_dim, 64, 3}, NULL}};
+  for (size_t i = 0; i < LADE_COUNT(cases); i++) {
+    struct lade_cpu cpu = {0};
+    struct lade_kernels kernels;
+    struct lade_graph *graph = NULL;
+    struct lade_error error = {0};
+    lade_kernels_init(&kernels, &cpu);
+    kernels.attention_most = cases[i].most;
+    const struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_F32,
+                                             .batch = 3, .time = 64, .kernels = &kernels, .n_threads = 1};
+    int rc = lade_graph_create(&params, &error, &graph);
+    assert_int_equal(rc, cases[i].words ? -EINVAL : 0);
+    assert_true(!cases[i].words || strstr(error.text, cases[i].words));
+    lade_graph_destroy(graph);
+  }
+}
+
 /* ---- config.json ---- */
 
 #define GPT2_FIELDS \
@@ -726,6 +752,7 @@ int main(void)
       cmocka_unit_test(a_tied_table_gets_the_heads_gradient_then_the_embeddings),
       cmocka_unit_test(checkpoint_names_are_those_transformers_saves),
       cmocka_unit_test(shapes_are_checked_before_anything_is_built),
+      cmocka_unit_test(what_a_device_does_not_attend_over_is_refused),
       cmocka_unit_test(configs_of_both_families_give_the_published_models),
       cmocka_unit_test(absurd_configs_are_refused_naming_the_field),
       cmocka_unit_test(every_size_field_is_checked),
