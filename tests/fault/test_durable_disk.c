@@ -9,7 +9,7 @@
  * in the page cache alone: the journal's name, then a record.
  *
  * With the argument "every", many more images for each cut of what must hold. Where something must be lost, the few
- * that are drawn without it find it.
+ * that are drawn without it find it; what is lost first is printed, of each sync.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -225,9 +225,10 @@ static const char *log_fault(const struct disk_log *log, int first, int n_drawn)
   return fault;
 }
 
-static bool is_lossy(const struct disk_log *log, int first)
+/* What is lost first, after a cut from operation @first on; NULL: nothing. */
+static const char *loss_find(const struct disk_log *log, int first)
 {
-  return log_fault(log, first, WHIMS_FEW) != NULL;
+  return log_fault(log, first, WHIMS_FEW);
 }
 
 /* No cut from operation @first on loses anything. */
@@ -300,14 +301,30 @@ static bool is_sync_of_publish(int at)
   return disk_is_sync(&protocol.ops[at]) && !is_of_opening(at);
 }
 
+/* Without the directory that the image is in. */
+static const char *loss_words(const char *loss)
+{
+  const char *path = strstr(loss, image_dir);
+  return path ? path + strlen(image_dir) + strspn(path + strlen(image_dir), "/: ") : loss;
+}
+
+static void loss_print(int at, const char *how, const char *loss)
+{
+  const struct disk_op *op = &protocol.ops[at];
+  const char *what = op->kind == DISK_SYNC_DIR ? "names" : op->file == JOURNAL_FILE ? "journal" : "data";
+  printf("operation %d, a sync of the %s, %s: %s\n", at, what, how, loss_words(loss));
+}
+
 static void no_sync_is_in_vain(void **state)
 {
   for (int at = 0; at < protocol.n; at++) {
     if (!is_sync_of_publish(at))
       continue;
     struct disk_log without = op_removed(&protocol, at);
-    if (!is_lossy(&without, at))
+    const char *loss = loss_find(&without, at);
+    if (!loss)
       fail_msg("nothing is lost without the sync that is operation %d", at);
+    loss_print(at, "without it", loss);
   }
 }
 
@@ -344,11 +361,15 @@ static void no_order_is_in_vain(void **state)
       continue;
     int before = settled_find(&protocol, at), after = decisive_find(&protocol, at);
     struct disk_log earlier = op_moved(&protocol, at, before);
-    if (!is_lossy(&earlier, before))
+    const char *loss = loss_find(&earlier, before);
+    if (!loss)
       fail_msg("nothing is lost when the sync that is operation %d comes before operation %d", at, before);
+    loss_print(at, "too early", loss);
     struct disk_log later = op_moved(&protocol, at, after);
-    if (!is_lossy(&later, at))
+    loss = loss_find(&later, at);
+    if (!loss)
       fail_msg("nothing is lost when the sync that is operation %d comes after operation %d", at, after);
+    loss_print(at, "too late", loss);
   }
 }
 
@@ -362,8 +383,10 @@ static int last_before(int at, enum disk_op_kind kind, int file)
 
 static void loses(struct disk_log log, int from, const char *what)
 {
-  if (!is_lossy(&log, from))
+  const char *loss = loss_find(&log, from);
+  if (!loss)
     fail_msg("nothing is lost %s", what);
+  printf("%s: %s\n", what, loss_words(loss));
 }
 
 /* The second life finds a name in memory alone, which must be on the disk before anything is acknowledged. */
@@ -409,7 +432,7 @@ static void a_slot_is_not_reused_before_the_other_counts(void **state)
     if (log.ops[at].kind != DISK_SYNC || log.ops[at].file != JOURNAL_FILE || disk_is_sync(&log.ops[at + 1]))
       continue;
     struct disk_log without = op_removed(&log, at);
-    n_found += is_lossy(&without, at);
+    n_found += loss_find(&without, at) != NULL;
   }
   assert_int_equal(n_found, N_GENERATIONS - 3); /* all between the first and the last, but for that which failed */
 }
@@ -421,7 +444,7 @@ static void one_record_in_place_would_not_do(void **state)
     if (in_place.ops[i].kind == DISK_WRITE && in_place.ops[i].file == JOURNAL_FILE)
       in_place.ops[i].offset = 0;
   }
-  assert_true(is_lossy(&in_place, 0));
+  assert_non_null(loss_find(&in_place, 0));
 }
 
 /*
