@@ -35,25 +35,42 @@ static const struct lade_program *peak_program(const struct lade_plan *plan, int
 
 /* ---- for a person ---- */
 
-static void ledger_print(const struct lade_plan *plan)
+/*
+ * What @owner has of @space at the peak. Context is outside of the plan and of the budget: what a GPU was found to hold
+ * of it, kernels and NCCL.
+ */
+static uint64_t owner_bytes(const struct lade_session_info *info, int space, int owner)
+{
+  uint64_t bytes = peak_program(info->plan, space)->owner_bytes[space][owner];
+  for (int taker = 0; taker < LADE_CUDA_N_TAKERS && space == LADE_DEVICE && owner == LADE_OWNER_CONTEXT; taker++)
+    bytes += info->taken_bytes[taker];
+  return bytes;
+}
+
+static uint64_t owners_bytes(const struct lade_session_info *info, int space)
+{
+  return info->plan->peak_bytes[space] + owner_bytes(info, space, LADE_OWNER_CONTEXT);
+}
+
+static void ledger_print(const struct lade_session_info *info)
 {
   char text[32];
   printf("\n%-24s", "memory at the peak");
   for (int space = 0; space < LADE_N_SPACES; space++)
     printf(" %12s", lade_space_name((enum lade_space)space));
   for (int owner = 0; owner < LADE_N_OWNERS; owner++) {
-    uint64_t device = peak_program(plan, LADE_DEVICE)->owner_bytes[LADE_DEVICE][owner];
+    uint64_t device = owner_bytes(info, LADE_DEVICE, owner);
     printf("\n  %-22s", lade_owner_name((enum lade_owner)owner));
     for (int space = 0; space < LADE_N_SPACES; space++) {
-      uint64_t bytes = peak_program(plan, space)->owner_bytes[space][owner];
+      uint64_t bytes = owner_bytes(info, space, owner);
       printf(" %12s", bytes ? lade_size_format(bytes, text, sizeof(text)) : "-");
     }
     if (device)
-      printf("  %5.1f %% of the device", 100 * (double)device / (double)plan->peak_bytes[LADE_DEVICE]);
+      printf("  %5.1f %% of the device", 100 * (double)device / (double)owners_bytes(info, LADE_DEVICE));
   }
   printf("\n  %-22s", "together");
   for (int space = 0; space < LADE_N_SPACES; space++)
-    printf(" %12s", lade_size_format(plan->peak_bytes[space], text, sizeof(text)));
+    printf(" %12s", lade_size_format(owners_bytes(info, space), text, sizeof(text)));
   putchar('\n');
 }
 
@@ -118,24 +135,24 @@ static void plan_print(const struct planning *planning)
   if (has_all_ranks(planning))
     printf("\nrank 0\n");
   printf("planned peak  %s, proved\n", lade_size_format(info->plan->peak_bytes[LADE_DEVICE], peak, sizeof(peak)));
+  outside_print(info, stdout);
   times_print(planning);
   store_traffic_print(info, (double)info->plan->predicted_ns / 1e9, stdout);
-  ledger_print(info->plan);
+  ledger_print(info);
   printf("\nwhere values wait for the backward pass, and what it keeps busy in a step\n");
   places_print(&planning->places, info->graph, stdout);
 }
 
 /* ---- as JSON ---- */
 
-static json_t *ledger_json(const struct lade_plan *plan)
+static json_t *ledger_json(const struct lade_session_info *info)
 {
   json_t *spaces = json_object();
   for (int space = 0; space < LADE_N_SPACES; space++) {
     json_t *owners = json_object();
     for (int owner = 0; owner < LADE_N_OWNERS; owner++)
-      json_object_set_new(owners, lade_owner_name((enum lade_owner)owner),
-                          json_bytes(peak_program(plan, space)->owner_bytes[space][owner]));
-    json_object_set_new(owners, "total", json_bytes(plan->peak_bytes[space]));
+      json_object_set_new(owners, lade_owner_name((enum lade_owner)owner), json_bytes(owner_bytes(info, space, owner)));
+    json_object_set_new(owners, "total", json_bytes(owners_bytes(info, space)));
     json_object_set_new(spaces, lade_space_name((enum lade_space)space), owners);
   }
   return spaces;
@@ -153,13 +170,14 @@ static void plan_set(json_t *object, const struct planning *planning)
 {
   const struct lade_plan *plan = planning->info.plan;
   json_object_set_new(object, "planned_peak_bytes", json_bytes(ranks_plan_peak(&planning->ranks)));
+  outside_set(object, &planning->info);
   json_object_set_new(object, "host_bytes", json_bytes(plan->peak_bytes[LADE_HOST]));
   json_object_set_new(object, "store_bytes", json_bytes(planning->info.store_bytes));
   json_object_set_new(object, "store_read_bytes_per_step", json_bytes(planning->info.store_read_bytes));
   json_object_set_new(object, "store_written_bytes_per_step", json_bytes(planning->info.store_written_bytes));
   json_object_set_new(object, "predicted_step_seconds", json_number((double)plan->predicted_ns / 1e9));
   json_object_set_new(object, "predicted_queue_seconds", queues_json(planning, plan->train->predicted_busy_ns));
-  json_object_set_new(object, "ledger", ledger_json(plan));
+  json_object_set_new(object, "ledger", ledger_json(&planning->info));
   json_object_set_new(object, "residency", places_json(&planning->places, planning->info.graph));
   if (planning->has_step) {
     json_object_set_new(object, "dry_step_seconds", json_number((double)planning->step.wall_ns / 1e9));

@@ -150,12 +150,34 @@ static void shape_set(json_t *object, const struct summary *summary)
   json_object_set_new(object, "parameters", json_integer(info->n_params));
 }
 
+static const char *const taker_names[LADE_CUDA_N_TAKERS + 1] = {"context", "kernels", "nccl", "others"};
+
+/* Of the GPU beside the arena: what each of the above has; the last is all that no mark told. */
+static void takers_get(const struct lade_session_info *info, uint64_t ret_bytes[LADE_CUDA_N_TAKERS + 1])
+{
+  uint64_t bytes = 0;
+  for (int taker = 0; taker < LADE_CUDA_N_TAKERS; taker++)
+    bytes += ret_bytes[taker] = info->taken_bytes[taker];
+  ret_bytes[LADE_CUDA_N_TAKERS] = info->outside_bytes - LADE_MIN(bytes, info->outside_bytes);
+}
+
+void outside_set(json_t *object, const struct lade_session_info *info)
+{
+  uint64_t bytes[LADE_CUDA_N_TAKERS + 1];
+  json_t *takers = json_object();
+  takers_get(info, bytes);
+  for (int taker = 0; taker <= LADE_CUDA_N_TAKERS; taker++)
+    json_object_set_new(takers, taker_names[taker], json_bytes(bytes[taker]));
+  json_object_set_new(object, "outside_bytes", json_bytes(info->outside_bytes));
+  json_object_set_new(object, "outside", takers);
+}
+
 static void memory_set(json_t *object, const struct lade_session_info *info)
 {
   json_object_set_new(object, "budget_bytes", json_bytes(info->budget_bytes));
   json_object_set_new(object, "planned_peak_bytes", json_bytes(info->plan->peak_bytes[LADE_DEVICE]));
   json_object_set_new(object, "measured_peak_bytes", json_bytes(info->measured_peak_bytes));
-  json_object_set_new(object, "outside_bytes", json_bytes(info->outside_bytes));
+  outside_set(object, info);
   json_object_set_new(object, "host_bytes", json_bytes(info->host_bytes));
   json_object_set_new(object, "store_bytes", json_bytes(info->store_bytes));
   json_object_set_new(object, "store_read_bytes_per_step", json_bytes(info->store_read_bytes));
@@ -293,6 +315,20 @@ void layout_print(const struct lade_session_info *info, FILE *file)
   fputc('\n', file);
 }
 
+void outside_print(const struct lade_session_info *info, FILE *file)
+{
+  uint64_t bytes[LADE_CUDA_N_TAKERS + 1];
+  char text[32];
+  if (!info->outside_bytes)
+    return;
+  takers_get(info, bytes);
+  fprintf(file, "              %s of the GPU are outside of the budget:",
+          lade_size_format(info->outside_bytes, text, sizeof(text)));
+  for (int taker = 0; taker <= LADE_CUDA_N_TAKERS; taker++)
+    fprintf(file, "%s %s %s", taker ? "," : "", taker_names[taker], lade_size_format(bytes[taker], text, sizeof(text)));
+  fputc('\n', file);
+}
+
 static void memory_print(const struct summary *summary, FILE *file)
 {
   const struct lade_session_info *info = &summary->info;
@@ -304,9 +340,7 @@ static void memory_print(const struct summary *summary, FILE *file)
                            sizeof(a)),
           lade_size_format(has_peaks ? most_of(summary->measured_peaks, n) : info->measured_peak_bytes, b, sizeof(b)),
           lade_size_format(info->budget_bytes, c, sizeof(c)), has_peaks ? "; the most of any rank's" : "");
-  if (info->outside_bytes)
-    fprintf(file, "              %s of the GPU are outside of the budget: context, kernels, other processes\n",
-            lade_size_format(info->outside_bytes, a, sizeof(a)));
+  outside_print(info, file);
   fprintf(file, "              unconstrained %s, smallest budget %s, lower bound %s\n",
           lade_size_format(info->bounds.unconstrained_bytes, a, sizeof(a)),
           lade_size_format(info->bounds.min_bytes, b, sizeof(b)),

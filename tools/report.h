@@ -65,6 +65,11 @@ double drive_rate(const struct lade_session_info *info);
  */
 void store_traffic_print(const struct lade_session_info *info, double step_seconds, FILE *file);
 
+/* Of a GPU: what of it is in use beside the arena, and by whom; nothing elsewhere. */
+void outside_print(const struct lade_session_info *info, FILE *file);
+/* "outside_bytes" and "outside", the same by "context", "kernels", "nccl" and "others". */
+void outside_set(struct json_t *object, const struct lade_session_info *info);
+
 /* Of several ranks: their layout, whose figures these are, and what this one sends in a step. Nothing for one rank. */
 void layout_print(const struct lade_session_info *info, FILE *file);
 /* "comm_bytes" and "comm_calls" of a step, by axis. */

@@ -76,6 +76,7 @@ int lade_cuda_kernels_open(lade_device *device, const char *folder, struct lade_
     lade_cuda_kernels_close(kernels);
     return status;
   }
+  lade_cuda_mark_memory(device, LADE_CUDA_KERNELS);
   *ret_kernels = kernels;
   return 0;
 }

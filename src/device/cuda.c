@@ -9,7 +9,8 @@
  *
  * Memory of others. The driver has no call that says what a context costs. What is in use before the first chunk is
  * the context's, the driver's and other processes' together; capacity that nobody stated is what is left. What
- * libraries take later is the difference to what is in use then, less our own chunks.
+ * libraries take later is the difference to what is in use then, less our own chunks. Whoever has opened one marks
+ * that it is that library's; what other processes took meanwhile counts as its too.
  *
  * The context is the device's primary one, which the libraries of the runtime API share, or one that the caller brings.
  * Each call that needs it pushes it and pops it again: what the calling thread had current stays so.
@@ -382,22 +383,40 @@ int lade_cuda_get_address(lade_device *device, void *at, uint64_t *ret_address)
   return lade_cuda_errno(result);
 }
 
-int lade_cuda_get_memory(lade_device *device, struct lade_cuda_memory *ret_memory)
+static cuda_result memory_look(struct cuda_device *cuda, struct lade_cuda_memory *ret_memory)
 {
-  struct cuda_device *cuda = (struct cuda_device *)device;
   size_t free_bytes = 0, total_bytes = 0;
   bool is_entered = lade_cuda_enter(cuda);
   cuda_result result = cuda->driver.cuMemGetInfo(&free_bytes, &total_bytes);
   lade_cuda_leave(cuda, is_entered);
-  uint64_t created_bytes = atomic_load(&device->created_bytes), used_bytes = total_bytes - free_bytes;
-  if (!result)
-    *ret_memory = (struct lade_cuda_memory){
-        .total_bytes = total_bytes,
-        .free_bytes = free_bytes,
-        .opened_bytes = cuda->opened_bytes,
-        .outside_bytes = used_bytes - LADE_MIN(used_bytes, created_bytes),
-    };
-  return lade_cuda_check(cuda, "cuMemGetInfo", result);
+  uint64_t created_bytes = atomic_load(&cuda->base.created_bytes), used_bytes = total_bytes - free_bytes;
+  if (result)
+    return result;
+  *ret_memory = (struct lade_cuda_memory){
+      .total_bytes = total_bytes,
+      .free_bytes = free_bytes,
+      .opened_bytes = cuda->opened_bytes,
+      .outside_bytes = used_bytes - LADE_MIN(used_bytes, created_bytes),
+  };
+  memcpy(ret_memory->taken_bytes, cuda->taken_bytes, sizeof(cuda->taken_bytes));
+  return 0;
+}
+
+int lade_cuda_get_memory(lade_device *device, struct lade_cuda_memory *ret_memory)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  return lade_cuda_check(cuda, "cuMemGetInfo", memory_look(cuda, ret_memory));
+}
+
+void lade_cuda_mark_memory(lade_device *device, enum lade_cuda_taker taker)
+{
+  struct cuda_device *cuda = (struct cuda_device *)device;
+  struct lade_cuda_memory now;
+  if (memory_look(cuda, &now)) /* a report that lacks a number, and no failure */
+    return;
+  if (now.outside_bytes > cuda->marked_bytes)
+    cuda->taken_bytes[taker] += now.outside_bytes - cuda->marked_bytes;
+  cuda->marked_bytes = now.outside_bytes;
 }
 
 /* ---- opening ---- */
@@ -634,7 +653,7 @@ static int capacity_set(struct cuda_device *cuda, uint64_t stated_bytes, struct 
   if (stated_bytes > total_bytes)
     return lade_error_set(error, -EOVERFLOW, "%s has %zu bytes and %llu were asked for", cuda->base.name, total_bytes,
                           (unsigned long long)stated_bytes);
-  cuda->opened_bytes = total_bytes - free_bytes;
+  cuda->opened_bytes = cuda->marked_bytes = cuda->taken_bytes[LADE_CUDA_CONTEXT] = total_bytes - free_bytes;
   uint64_t bytes = stated_bytes ? stated_bytes : free_bytes;
   cuda->base.capacity_bytes = bytes / cuda->base.chunk_bytes * cuda->base.chunk_bytes;
   return 0;

@@ -87,15 +87,31 @@ int lade_cuda_get_capability(const lade_device *device);
  */
 int lade_cuda_call(lade_device *device, int (*fn)(void *args), void *args);
 
+/* Who takes memory of a device beside chunks. */
+enum lade_cuda_taker {
+  LADE_CUDA_CONTEXT, /* contexts, the driver's own, and other processes before the device was opened */
+  LADE_CUDA_KERNELS, /* machine code, cuBLASLt, and what streams, launches and graphs need */
+  LADE_CUDA_NCCL,    /* communicators, and memory that is registered with them */
+  LADE_CUDA_N_TAKERS
+};
+
 struct lade_cuda_memory {
   uint64_t total_bytes;
   uint64_t free_bytes;    /* now */
   uint64_t opened_bytes;  /* in use when the device was opened: contexts, the driver's own, other processes */
   uint64_t outside_bytes; /* in use now and in no chunk: the same, and what libraries have taken since */
+  uint64_t taken_bytes[LADE_CUDA_N_TAKERS]; /* of outside_bytes, up to the last mark */
 };
 
 /* What the driver says of the device's memory. The device's status when it no longer answers. Any thread. */
 int lade_cuda_get_memory(lade_device *device, struct lade_cuda_memory *ret_memory);
+
+/*
+ * All that has come into use since the last mark, or since the device was opened, and is in no chunk, was taken by
+ * @taker; so it was if no other process took or gave back any meanwhile. Nothing where the driver does not answer. Any
+ * thread, one at a time.
+ */
+void lade_cuda_mark_memory(lade_device *device, enum lade_cuda_taker taker);
 
 /*
  * Fill @error with the call that failed first and the driver's words for it, or with what a library said of its own;

@@ -15,6 +15,8 @@ struct cuda_device {
   cuda_context context;
   cuda_stream stream; /* of the device itself: clears fresh chunks, and carries the anchor of the clock */
   uint64_t opened_bytes;
+  uint64_t marked_bytes; /* outside of chunks at the last mark */
+  uint64_t taken_bytes[LADE_CUDA_N_TAKERS];
   bool is_primary; /* the context is the primary one, and retained */
   bool has_host_chunks; /* the driver gives memory of the host's nodes */
   struct cuda_memory_properties properties;

@@ -25,6 +25,10 @@ int lade_cuda_get_memory(lade_device *device, struct lade_cuda_memory *ret_memor
   return -ENODEV;
 }
 
+void lade_cuda_mark_memory(lade_device *device, enum lade_cuda_taker taker)
+{
+}
+
 void lade_cuda_get_refusal(lade_device *device, int status, struct lade_error *error)
 {
 }

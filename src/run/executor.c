@@ -414,6 +414,8 @@ int lade_executor_meet(lade_executor *ex, struct lade_error *error)
       status = lade_comm_register(ex->params.comms[axis], &range, error, &ex->is_registered[axis]);
   if (range.descriptor >= 0)
     close(range.descriptor);
+  if (ex->params.cuda_kernels)
+    lade_cuda_mark_memory(ex->device, LADE_CUDA_NCCL);
   return status;
 }
 

@@ -144,10 +144,11 @@ void executor_graphs_init(lade_executor *ex)
   int status = chains_capture(ex, &ex->train, &why);
   const int found = chains_capture(ex, &ex->eval, status ? &later : &why);
   status = status ? status : found;
-  if (!status && !is_unwanted)
-    return;
-  executor_graphs_finish(&ex->eval);
-  executor_graphs_finish(&ex->train);
+  if (status || is_unwanted) {
+    executor_graphs_finish(&ex->eval);
+    executor_graphs_finish(&ex->train);
+  }
+  lade_cuda_mark_memory(ex->device, LADE_CUDA_KERNELS); /* loaded by now, whatever a step launches */
   if (status)
     lade_error_set(&ex->note, status, "kernels are launched one by one, as the driver made no graph of them: %s",
                  why.text);

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "device/cuda.h"
 #include "run/peers.h"
 
 /* Ranks that cut the job up differently would split it into other groups, and wait in them for ever. */
@@ -92,6 +93,8 @@ int lade_peers_open_gpus(struct lade_peers *peers, const struct lade_kernels *ke
     if (!status)
       status = lade_comm_run(peers->gpu_axes[axis], &meeting, error);
   }
+  if (!status)
+    lade_cuda_mark_memory(device, LADE_CUDA_NCCL);
   return status;
 }
 

@@ -331,6 +331,25 @@ uint64_t session_host_bytes(const lade_session *s)
   return s->executor ? LADE_MAX(planned, lade_executor_host_bytes(s->executor)) : planned;
 }
 
+/*
+ * Of a GPU, whose memory is not the arena's alone. What NCCL took for the arena came after the run had begun. Of a
+ * plan, what came since the kernels were opened is theirs, which were measured.
+ */
+static void outside_get(const lade_session *s, struct lade_session_info *info)
+{
+  struct lade_cuda_memory memory;
+  uint64_t taken_bytes = 0;
+  info->outside_bytes = s->outside_bytes;
+  if (s->cuda_kernels && !s->executor)
+    lade_cuda_mark_memory(s->device, LADE_CUDA_KERNELS);
+  if (!s->cuda_kernels || lade_cuda_get_memory(s->device, &memory))
+    return;
+  memcpy(info->taken_bytes, memory.taken_bytes, sizeof(memory.taken_bytes));
+  for (int taker = 0; taker < LADE_CUDA_N_TAKERS; taker++)
+    taken_bytes += memory.taken_bytes[taker];
+  info->outside_bytes = s->executor ? LADE_MAX(s->outside_bytes, taken_bytes) : memory.outside_bytes;
+}
+
 void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
 {
   struct lade_device_info device = {0};
@@ -344,13 +363,14 @@ void lade_session_get_info(lade_session *s, struct lade_session_info *ret_info)
       .micro_batch = s->params.micro_batch, .time = s->params.time, .n_microbatches = s->n_microbatches,
       .budget_bytes = s->budget_bytes, .bounds = s->bounds, .plan = s->plan, .n_deciders = s->n_deciders,
       .graph = s->graph, .whole = s->whole, .prices = &s->prices, .cost = &s->cost, .executor = s->executor,
-      .measured_peak_bytes = device.peak_bytes, .outside_bytes = s->outside_bytes,
+      .measured_peak_bytes = device.peak_bytes,
       .host_bytes = session_host_bytes(s) + session_saver_bytes(s),
       .is_saving_beside = s->saver != NULL,
       .store_bytes = s->plan ? s->plan->peak_bytes[LADE_STORE] + session_durable_extra(s) : 0,
       .host_budget_bytes = s->host_bytes, .store_budget_bytes = s->store_bytes,
       .numerics_key = s->state.numerics_key, .step = s->state.step, .loss_digest = s->state.loss_digest,
       .speed_of_light_ns = s->matmul_flops_per_s > 0 ? flops / s->matmul_flops_per_s / n_ranks * 1e9 : 0};
+  outside_get(s, ret_info);
   if (!s->plan)
     return;
   lade_program_store_traffic(s->plan->train, &ret_info->store_read_bytes, &ret_info->store_written_bytes);

@@ -10,6 +10,7 @@
 #ifndef LADE_SESSION_H
 #define LADE_SESSION_H
 
+#include "device/cuda.h"
 #include "lade/train.h"
 #include "machine/machine.h"
 #include "plan/cost.h"
@@ -118,7 +119,8 @@ struct lade_session_info {
   const struct lade_cost *cost;
   lade_executor *executor;           /* NULL when only planned */
   uint64_t measured_peak_bytes;      /* device high-water of mapped chunks so far */
-  uint64_t outside_bytes;            /* in use on a GPU beside them when the run began: context, kernels, others' */
+  uint64_t outside_bytes;            /* in use on a GPU beside them when the run began, or of a plan now; and by whom */
+  uint64_t taken_bytes[LADE_CUDA_N_TAKERS]; /* lade_cuda_mark_memory; of outside_bytes, all but what came later */
   uint64_t host_bytes, store_bytes;  /* taken; the copy that saves are written from is in host memory */
   bool is_saving_beside;             /* steps go on while a save is written */
   uint64_t host_budget_bytes, store_budget_bytes;

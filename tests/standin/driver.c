@@ -15,6 +15,7 @@ static const struct setting settings[] = {
     {"memory", &standin.memory},   {"words", &standin.words},     {"handles", &standin.handles},
     {"channels", &standin.channels}, {"lose", &standin.lose},
     {"lose_code", &standin.lose_code}, {"host_chunks", &standin.host_chunks}, {"slices", &standin.slices},
+    {"modules", &standin.modules}, {"functions", &standin.functions},
     {NULL, NULL}};
 
 struct standin standin = {
@@ -156,6 +157,18 @@ void standin_give_back(int device, uint64_t bytes)
   LADE_ASSERT(bytes <= standin.used_bytes[device]);
   standin.used_bytes[device] -= bytes;
   pthread_mutex_unlock(&standin.lock);
+}
+
+int standin_library_take(uint64_t bytes)
+{
+  cuda_context context = standin_context();
+  return context && standin_take(context->device, bytes) ? context->device : -1;
+}
+
+void standin_library_give_back(int device, uint64_t bytes)
+{
+  if (device >= 0)
+    standin_give_back(device, bytes);
 }
 
 /* ---- the driver ---- */

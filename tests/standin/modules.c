@@ -40,6 +40,8 @@ struct CUfunc_st {
 };
 
 struct CUmod_st {
+  int device;
+  uint64_t taken_bytes; /* of the device, its functions' too */
   void *library;
   void (*run)(const struct cuda_on_cpu_launch *launch);
   struct CUfunc_st functions[MOST_FUNCTIONS];
@@ -60,6 +62,15 @@ static void run_find(struct CUmod_st *module)
   memcpy(&module->run, &at, sizeof(at));
 }
 
+/* Memory for what is loaded, as long as the module is. */
+static bool module_take(struct CUmod_st *module, uint64_t kib)
+{
+  if (!standin_take(module->device, kib << 10))
+    return false;
+  module->taken_bytes += kib << 10;
+  return true;
+}
+
 cuda_result cuModuleLoad(cuda_module *ret_module, const char *file)
 {
   const char *library = getenv("LADE_STANDIN_KERNELS");
@@ -74,6 +85,12 @@ cuda_result cuModuleLoad(cuda_module *ret_module, const char *file)
     return CUDA_FILE_NOT_FOUND;
   }
   run_find(module);
+  module->device = standin_context()->device;
+  if (!module_take(module, standin.modules)) {
+    dlclose(module->library);
+    free(module);
+    return CUDA_OUT_OF_MEMORY;
+  }
   standin_alive(1);
   *ret_module = module;
   return 0;
@@ -82,6 +99,7 @@ cuda_result cuModuleLoad(cuda_module *ret_module, const char *file)
 cuda_result cuModuleUnload(cuda_module module)
 {
   dlclose(module->library);
+  standin_give_back(module->device, module->taken_bytes);
   free(module);
   standin_alive(-1);
   return standin_leave("cuModuleUnload");
@@ -134,8 +152,10 @@ cuda_result cuLaunchKernel(cuda_function function, unsigned grid_x, unsigned gri
   result = standin_capture_check(stream, true);
   if (!result && standin_stream_context(stream) != standin_context())
     result = CUDA_INVALID_HANDLE;
-  if (!result && !function->is_loaded)
+  if (!result && !function->is_loaded) {
     standin_drain();
+    result = module_take(function->module, standin.functions) ? 0 : CUDA_OUT_OF_MEMORY;
+  }
   function->is_loaded = true;
   if (result || function->is_idle)
     return result;

@@ -33,10 +33,10 @@ EXPORT standin_nccl_direct_fn standin_nccl_direct;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t version = 22809, n_polls = 2, async, async_code = NCCL_REMOTE_ERROR, only_rank = UINT64_MAX;
-static uint64_t registers = 1;
+static uint64_t registers = 1, memory;
 static const struct setting settings[] = {{"version", &version}, {"polls", &n_polls},    {"async", &async},
                                           {"async_code", &async_code}, {"rank", &only_rank},
-                                          {"register", &registers}, {NULL, NULL}};
+                                          {"register", &registers}, {"memory", &memory}, {NULL, NULL}};
 static struct control control = {.settings = settings, .nth = 1, .code = NCCL_INTERNAL_ERROR};
 static _Atomic uint64_t n_run, n_async_errors; /* pieces of work since counting began, and those that hang */
 static _Atomic int64_t n_live;
@@ -134,6 +134,21 @@ void nccl_comm_unref(struct ncclComm *comm)
   free(comm);
 }
 
+/* What the device has no room for is not taken: nobody tests that. */
+static void memory_take(struct ncclComm *comm)
+{
+  int (*take)(uint64_t bytes) = (int (*)(uint64_t))nccl_driver_find("standin_library_take");
+  comm->memory_bytes = memory << 10;
+  comm->device = take ? take(comm->memory_bytes) : -1;
+}
+
+static void memory_give_back(struct ncclComm *comm)
+{
+  void (*give)(int device, uint64_t bytes) = (void (*)(int, uint64_t))nccl_driver_find("standin_library_give_back");
+  if (give)
+    give(comm->device, comm->memory_bytes);
+}
+
 /* Join the others by @path; nobody is waited for. */
 static struct ncclComm *comm_create(const char *path, int size, int rank)
 {
@@ -151,6 +166,7 @@ static struct ncclComm *comm_create(const char *path, int size, int rank)
   if (atomic_fetch_add(&comm->shared->joined[rank], 1))
     nccl_misuse(comm, "this rank is there already");
   n_live++;
+  memory_take(comm);
   atomic_fetch_add(&comm->shared->n_joined, 1);
   return comm;
 }
@@ -418,6 +434,7 @@ nccl_result ncclCommDestroy(nccl_handle handle)
   if (handle->registrations)
     nccl_misuse(handle, "destroyed with memory that is still registered");
   n_live--;
+  memory_give_back(handle);
   nccl_comm_unref(handle);
   return leave(result);
 }
@@ -430,6 +447,7 @@ nccl_result ncclCommAbort(nccl_handle handle)
   if (handle->state == STATE_JOINING)
     unlink(handle->path);
   n_live--;
+  memory_give_back(handle);
   nccl_comm_unref(handle);
   return leave(result);
 }

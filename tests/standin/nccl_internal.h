@@ -83,6 +83,8 @@ struct ncclComm {
   int colour, key;        /* of STATE_SPLITTING */
   struct ncclComm **ret_part;
   bool has_finalized;
+  int device;            /* of which it has memory; -1: none */
+  uint64_t memory_bytes;
   atomic_bool is_aborted;
   atomic_int async_error;
   pthread_mutex_t lock; /* guards what follows */
@@ -100,6 +102,8 @@ void nccl_comm_unref(struct ncclComm *comm);
 
 /* Whether one registration of @comm has all of it. Any thread. */
 bool nccl_is_registered(struct ncclComm *comm, const void *at, uint64_t bytes);
+/* A function of the driver's, which is the stand-in; NULL. */
+void *nccl_driver_find(const char *name);
 /* Is all of it memory of the device that may be used? */
 bool nccl_is_of_device(const void *at, uint64_t bytes);
 extern _Atomic uint64_t nccl_n_direct;

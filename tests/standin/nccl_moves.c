@@ -44,14 +44,18 @@ bool nccl_segment_open(struct ncclComm *comm)
 
 typedef enum standin_place place_fn(uint64_t address, uint64_t bytes);
 
-bool nccl_is_of_device(const void *at, uint64_t bytes)
+void *nccl_driver_find(const char *name)
 {
-  void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  place_fn *place = driver ? (place_fn *)dlsym(driver, "standin_place") : NULL;
-  bool is_device = place && place((uint64_t)(uintptr_t)at, bytes) == PLACE_DEVICE;
+  void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), *found = driver ? dlsym(driver, name) : NULL;
   if (driver)
     dlclose(driver);
-  return is_device;
+  return found;
+}
+
+bool nccl_is_of_device(const void *at, uint64_t bytes)
+{
+  place_fn *place = (place_fn *)nccl_driver_find("standin_place");
+  return place && place((uint64_t)(uintptr_t)at, bytes) == PLACE_DEVICE;
 }
 
 typedef bool buffer_fn(struct ncclComm *comm, const void *at, uint64_t bytes);

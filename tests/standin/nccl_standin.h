@@ -25,6 +25,7 @@
  *   fail=ncclAllReduce  nth=1  code=3  forever=0   that call number of that function answers code
  *   async=N  async_code=6     the Nth piece of work hangs, and that is its communicator's asynchronous error
  *   rank=R                    fail and async are for the process of this rank of mpirun's alone
+ *   memory=0                  KiB of the device that a communicator takes
  *   register=1                what ncclCommRegister makes of memory; 0: nothing, which is no error
  * Starts counting anew. Returns 0, or -1 for a key that it does not know.
  */

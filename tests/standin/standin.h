@@ -27,6 +27,7 @@
  *   host_chunks=1 (memory of the host's node 0 by cuMemCreate)
  *   slices=1       into how many (MIG) each device is cut; of slices a process sees one alone
  *   channels=0             1: all streams share a hardware channel, and their work runs in the order of submission
+ *   modules=0  functions=0 KiB of the device that a module takes when it is loaded, and a function when it is
  *   handles=1              0: memory that could be exported is not made, whatever the device says of itself
  *   fail=cuMemCreate  nth=1  code=2  forever=0     that call number of that function answers code; "any": of all
  *   lose=N  lose_code=719                          the Nth piece of asynchronous work breaks its context

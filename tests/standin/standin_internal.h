@@ -24,6 +24,7 @@ struct standin {
   pthread_cond_t changed;
   struct control control;
   uint64_t version, devices, sm, memory, words, handles, channels, slices, host_chunks, lose, lose_code; /* settings */
+  uint64_t modules, functions;          /* and these */
   struct CUctx_st primary[MAX_DEVICES];
   uint64_t used_bytes[MAX_DEVICES];
   uint64_t n_put, n_run; /* pieces of work of all streams that share a channel */
@@ -63,6 +64,9 @@ void standin_break(cuda_context context, cuda_result code); /* lock held */
 /* Take bytes of a device's memory. False when they are not there. */
 bool standin_take(int device, uint64_t bytes);
 void standin_give_back(int device, uint64_t bytes);
+/* The same of the current context's device, for a library; which device that is, or -1. */
+EXPORT int standin_library_take(uint64_t bytes);
+EXPORT void standin_library_give_back(int device, uint64_t bytes);
 
 /* All blocks of a context (blocks.c) end with it. */
 void standin_blocks_end(cuda_context context);

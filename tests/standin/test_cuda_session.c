@@ -23,7 +23,7 @@
 #include "standin.h"
 #include "tests/support/symbols.h"
 
-#define CALM "host_chunks=1,fail=none,nth=1,code=2,forever=0,lose=0"
+#define CALM "host_chunks=1,modules=0,functions=0,fail=none,nth=1,code=2,forever=0,lose=0"
 
 static struct {
   standin_set_fn *set;
@@ -233,6 +233,31 @@ static void a_graph_that_cannot_be_made_changes_no_number(void **state)
   }
 }
 
+/* The context, and kernels as they are loaded and first launched; a step takes no more. */
+static void what_the_gpu_holds_beside_the_arena_is_told_by_taker(void **state)
+{
+  struct lade_error error = {0};
+  struct lade_session_info info;
+  struct lade_step_report report;
+  lade_session *session = NULL;
+  assert_int_equal(standin.set(CALM), 0);
+  assert_int_equal(standin.set("modules=64,functions=1"), 0);
+  assert_int_equal(session_open(&error, &session), 0);
+  const uint64_t modules_bytes = standin.calls("cuModuleLoad") << 16;
+  for (int i = 0; i < 2; i++) {
+    lade_session_get_info(session, &info);
+    const uint64_t *taken = info.taken_bytes, kernels_bytes = taken[LADE_CUDA_KERNELS];
+    assert_int_equal(taken[LADE_CUDA_CONTEXT], 8 << 20);
+    assert_int_equal(taken[LADE_CUDA_NCCL], 0);
+    assert_true(modules_bytes && kernels_bytes > modules_bytes && kernels_bytes < modules_bytes + (1 << 16));
+    assert_int_equal(info.outside_bytes, (8 << 20) + kernels_bytes);
+    assert_int_equal(lade_session_step(session, &report, &error), 0);
+  }
+  lade_session_close(session);
+  assert_int_equal(standin.set(CALM), 0);
+  nothing_is_left();
+}
+
 /* Calls in a steady step of what a step should do seldom. */
 struct steady {
   uint64_t n_kernels, n_products, n_graphs;
@@ -333,6 +358,7 @@ int main(void)
       cmocka_unit_test(a_device_that_breaks_in_a_step_ends_it_by_name),
       cmocka_unit_test(a_graph_that_cannot_be_made_changes_no_number),
       cmocka_unit_test(memory_that_somebody_else_took_is_one_line),
+      cmocka_unit_test(what_the_gpu_holds_beside_the_arena_is_told_by_taker),
       cmocka_unit_test(a_steady_step_takes_nothing_from_the_driver),
   };
   int n_failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -20,10 +20,11 @@ from jobs import losses, require
 LADE = os.path.abspath(sys.argv[1])
 ENVIRONMENT = jobs.environment(sys.argv[2])
 STANDIN, KERNELS = (os.path.abspath(path) for path in sys.argv[3:5])
+NCCL_KIB = 512  # of a communicator
 SCRATCH = tempfile.TemporaryDirectory(prefix="lade-gpu-ranks-")
 os.chdir(SCRATCH.name)
 ENVIRONMENT.update(LADE_STANDIN_KERNELS=KERNELS, LADE_ATTENTION="mma", XDG_CACHE_HOME=os.getcwd(),
-                   LD_LIBRARY_PATH=STANDIN, LADE_STANDIN="devices=4")
+                   LD_LIBRARY_PATH=STANDIN, LADE_STANDIN="devices=4", LADE_STANDIN_NCCL=f"memory={NCCL_KIB}")
 with open("text.txt", "w", encoding="utf-8") as file:
     file.writelines(f"{i * i % 97} bottles of wine on the wall, {i}\n" for i in range(2000))
 with open("tiny.json", "w", encoding="utf-8") as file:
@@ -84,6 +85,10 @@ def layout_verify(layout, one, model=MODEL, bound=1e-5):
         require(len(run["losses"]) == 2 and is_near, f"{layout} has other losses", (one["losses"], run["losses"]))
         require(run["planned_peak_bytes_by_rank"] == run["measured_peak_bytes_by_rank"] and run["ranks"] == 4,
                 f"planned and measured peaks of {layout} differ", run)
+        held = run["outside"]
+        n_communicators, scratch = divmod(held["nccl"] >> 10, NCCL_KIB)  # of all ranks, of axes; Lade's own beside them
+        require(held["context"] == 8 << 20 and n_communicators > 1 and scratch < 64 and not held["kernels"]
+                and sum(held.values()) == run["outside_bytes"], f"who has what of a GPU is not told in {layout}", run)
         require(run["params_digest"] == runs[0]["params_digest"], f"a budget changes bits of {layout}", run)
     most, least = (run["measured_peak_bytes"] for run in runs)
     require(least < most, f"a budget saves nothing in {layout}", runs)

@@ -146,6 +146,17 @@ if KERNELS:
         budget = ["--budget", "64MiB"] if status == 3 else []
         code, out, err = run(*GPU, *budget, driver=driver, LADE_STANDIN_KERNELS=KERNELS)
         assert code == status and not out and err.count("\n") == 1 and words in err, (driver, code, out, err)
+    # What the GPU holds beside the plan, by whom, and as the ledger's row of its own.
+    code, out, err = run("plan", "--json", "--model", "nano", "--layers", "1", "--device", "cuda:0",
+                         driver="modules=64,functions=1", LADE_STANDIN_KERNELS=KERNELS)
+    plan, held = json.loads(out), json.loads(out)["outside"]
+    assert code == 0 and held["context"] == 8 << 20 and held["kernels"] >= 20 << 16 and not held["nccl"] + held["others"], (plan, err)
+    assert sum(held.values()) == plan["outside_bytes"] == plan["ledger"]["device"].pop("context"), plan
+    assert plan["ledger"]["device"].pop("total") == plan["planned_peak_bytes"] + plan["outside_bytes"], plan
+    assert sum(plan["ledger"]["device"].values()) == plan["planned_peak_bytes"], plan
+    code, out, err = run("plan", "--model", "nano", "--layers", "1", "--device", "cuda:0", "--machine", "h200-141g",
+                         driver="", LADE_STANDIN_KERNELS=KERNELS)
+    assert code == 0 and "8.0 MiB of the GPU are outside of the budget: context 8.0 MiB, kernels 0 B" in out, (out, err)
     # Whatever breaks it, the exit code is the documented one.
     for status, results in documented():
         for result in results:
