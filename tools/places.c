@@ -117,21 +117,13 @@ static void reason_write(const struct survey *survey, int tensor, enum lade_wait
              again);
 }
 
-/* The name of a tensor within its unit: "attn.out" of "h.3.attn.out". */
-static const char *name_within(const struct lade_graph *graph, int tensor)
-{
-  const char *name = graph->tensors[tensor].name, *unit = graph->units[graph->tensors[tensor].unit].name;
-  size_t n = strlen(unit);
-  return strncmp(name, unit, n) == 0 && name[n] == '.' ? name + n + 1 : name;
-}
-
 static int activation_add(struct survey *survey, int tensor)
 {
   const struct lade_choice *choice = &survey->info->plan->residency->choices[tensor];
   struct place place = {.unit = survey->graph->tensors[tensor].unit, .bytes = survey->graph->tensors[tensor].bytes,
                         .where = lade_wait_name((enum lade_wait)choice->saved), .seconds = survey->seconds[tensor],
                         .is_spilled = choice->spill != LADE_WAIT_KEEP};
-  snprintf(place.what, sizeof(place.what), "%s", name_within(survey->graph, tensor));
+  snprintf(place.what, sizeof(place.what), "%s", lade_name_within(survey->graph, tensor));
   reason_write(survey, tensor, (enum lade_wait)choice->saved, place.reason);
   return LADE_PUSH(survey->places, place) ? 0 : -ENOMEM;
 }

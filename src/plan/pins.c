@@ -4,13 +4,15 @@
  *
  *   h.*.attn.*      recompute        # activations whose name matches (as a shell pattern)
  *   h.0             host             # all activations of the unit h.0
+ *   ln_1            keep             # in every unit what `lade plan` lists by this name
  *   gelu            recompute        # all outputs of an op of that kind
  *   optimizer *wte* store            # home of the optimizer state of parameters: device, host or store
  *   weights *wte*   host             # home of their working copies, which are never farther than their state
  *   gradients h.0.* store            # where gradients are between microbatches and until the update
  *   copies h.1?.*   drop             # what ranks gather of them: keep it for the backward half, or drop it
  *
- * A table that is several parameters (graph/table.c) goes by its own name or by that of a part, a number behind it.
+ * Parameters, too, go by their own names or by that of their unit: "weights h.0 host". A table that is several
+ * parameters (graph/table.c) goes by its own name or by that of a part, a number behind it.
  *
  * Later lines win over earlier ones. A line that matches nothing in the model is an error: it is a slip of the pen. One
  * that matches only what other ranks have, such as a layer of another stage, says nothing to this one.
@@ -41,12 +43,20 @@ static int word_find(const char *word, const char *const *words, int n)
   return -1;
 }
 
-/* By its name; a table's part by its table's too, "embed.wte.weight" of "embed.wte.weight.3". */
+const char *lade_name_within(const struct lade_graph *graph, int tensor)
+{
+  const char *name = graph->tensors[tensor].name, *unit = graph->units[graph->tensors[tensor].unit].name;
+  const size_t n = strlen(unit);
+  return strncmp(name, unit, n) == 0 && name[n] == '.' ? name + n + 1 : name;
+}
+
+/* By its name or its unit's; a table's part by its table's too, "embed.wte.weight" of "embed.wte.weight.3". */
 static bool is_param_matched(const struct lade_graph *graph, int param, const char *pattern)
 {
-  const char *name = graph->tensors[graph->params[param].tensor].name;
+  const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
+  const char *name = tensor->name;
   char table[LADE_NAME_BYTES];
-  if (fnmatch(pattern, name, 0) == 0)
+  if (fnmatch(pattern, name, 0) == 0 || fnmatch(pattern, graph->units[tensor->unit].name, 0) == 0)
     return true;
   snprintf(table, sizeof(table), "%.*s", (int)(strrchr(name, '.') - name), name);
   return graph->params[param].n_parts > 1 && fnmatch(pattern, table, 0) == 0;
@@ -80,9 +90,12 @@ static int saved_pin(const struct lade_graph *graph, const char *pattern, bool o
   return pins->items.n == n ? -ENOENT : 0;
 }
 
-static bool is_matched(const struct lade_graph *graph, const struct lade_tensor *tensor, const char *pattern)
+/* By its name, its name within its unit or the unit's, all as patterns, or by the kind of op that makes it. */
+static bool is_matched(const struct lade_graph *graph, int i, const char *pattern)
 {
-  return fnmatch(pattern, tensor->name, 0) == 0 || fnmatch(pattern, graph->units[tensor->unit].name, 0) == 0 ||
+  const struct lade_tensor *tensor = &graph->tensors[i];
+  return fnmatch(pattern, tensor->name, 0) == 0 || fnmatch(pattern, lade_name_within(graph, i), 0) == 0 ||
+         fnmatch(pattern, graph->units[tensor->unit].name, 0) == 0 ||
          strcmp(pattern, lade_op_kind_name(graph->ops[tensor->producer].kind)) == 0;
 }
 
@@ -93,7 +106,7 @@ static int waits_pin(const struct lade_graph *graph, const char *pattern, int wa
     const struct lade_tensor *tensor = &graph->tensors[i];
     if (tensor->kind != LADE_TENSOR_ACTIVATION || graph->ops[tensor->producer].is_backward)
       continue;
-    if (!is_matched(graph, tensor, pattern))
+    if (!is_matched(graph, i, pattern))
       continue;
     if (wait == LADE_WAIT_RECOMPUTE && !lade_tensor_is_repeatable(graph, i))
       continue; /* what another stage sent stays */

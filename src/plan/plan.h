@@ -74,12 +74,15 @@ int lade_plan_follow(const struct lade_plan_params *params, const struct lade_de
 int lade_plan_compare(const struct lade_plan *plan, const struct lade_plan *other, struct lade_error *error);
 void lade_plan_destroy(struct lade_plan *plan);
 
+/* The name of a tensor within its unit: "attn.out" of "h.3.attn.out". */
+const char *lade_name_within(const struct lade_graph *graph, int tensor);
+
 /*
- * Read a --residency FILE: lines "PATTERN keep|recompute|host|store" over tensor names, units or kinds of ops,
- * "optimizer PATTERN device|host|store", "weights PATTERN device|host|store", "gradients PATTERN keep|host|store" and
- * "copies PATTERN keep|drop" over parameters; pins.c has examples. @whole: the model that @graph is a share of, where
- * lines may be about what other ranks have; NULL: @graph is all of it. The caller frees @ret_pins. -EINVAL: @error
- * names the line; -ENOMEM, and what opening the file answered.
+ * Read a --residency FILE: lines "PATTERN keep|recompute|host|store" over tensors' names, whole or within their unit,
+ * units' or kinds of ops, "optimizer PATTERN device|host|store", "weights PATTERN device|host|store", "gradients
+ * PATTERN keep|host|store" and "copies PATTERN keep|drop" over parameters' or units'; pins.c has examples. @whole: the
+ * model that @graph is a share of, where lines may be about what other ranks have; NULL: @graph is all of it. The
+ * caller frees @ret_pins. -EINVAL: @error names the line; -ENOMEM, and what opening the file answered.
  */
 int lade_pins_load(const char *path, const struct lade_graph *graph, const struct lade_graph *whole,
                    struct lade_error *error, struct lade_change **ret_pins, int *ret_n_pins);

@@ -144,6 +144,25 @@ def places_are_those_of_a_rank():
                     f"zero {zero}: the {what} of units are not the rank's", (held, rank["ledger"]["device"]))
 
 
+def what_is_listed_can_be_written():
+    """Every line of the listing is one of a residency file, which then fixes all that is listed."""
+    arguments = [*SMALL[:-2], "--host-budget", "64MiB"]
+    words = {"parameters": "weights", "optimizer state": "optimizer"}
+    lines = []
+    for unit in plan_json(*arguments, "--budget", "60%")["residency"]:
+        for choice in unit["choices"]:
+            what, where = choice["what"], choice["where"]
+            lines.append(f"{words[what]} {unit['unit']} {where}\n" if what in words else f"{what} {where}\n")
+    require("ln_1 keep\n" in lines or "ln_1 host\n" in lines or "ln_1 recompute\n" in lines, "no ln_1", lines)
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "places")
+        with open(path, "w", encoding="utf-8") as file:
+            file.writelines(lines)
+        for unit in plan_json(*arguments, "--residency", path)["residency"]:
+            for choice in unit["choices"]:
+                require("fixed by the residency file" in choice["reason"], "what is listed cannot be written", choice)
+
+
 def a_line_may_be_about_another_stage():
     """Of a residency file: it says nothing to the others, and a slip of the pen is one at every rank."""
     arguments = [*SMALL[:-2], "--host-budget", "64MiB", "--pp", "2"]
@@ -199,7 +218,8 @@ def both_ends_of_a_trillion_run_dry():
 
 TESTS = [every_rank_is_in_the_table, every_rank_builds_its_own, ranks_of_a_stage_have_one_program, a_person_sees_what_is_planned,
          a_rank_that_does_not_fit_is_named, the_smallest_budget_is_one_that_fits, ranks_of_a_node_share_its_host,
-         places_are_those_of_a_rank, a_line_may_be_about_another_stage, copies_of_key_heads_have_blocks_of_their_own]
+         places_are_those_of_a_rank, what_is_listed_can_be_written, a_line_may_be_about_another_stage,
+         copies_of_key_heads_have_blocks_of_their_own]
 if sys.argv[2:] == ["large"]:
     TESTS = [all_ranks_of_gpt3_run_dry, both_ends_of_a_trillion_run_dry]
 for test in TESTS:
