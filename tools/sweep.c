@@ -58,17 +58,30 @@ static int budgets_parse(struct sweep *sweep)
   return 0;
 }
 
-/* "--log=FILE.60%" and the like: what a run writes gets its budget appended. */
-static int outputs_push(const struct sweep *sweep, const char *budget, struct option_list *arguments)
+/* How many trials up to @trial are of its budget, itself included. */
+static int repetition_of(const struct sweep *sweep, const struct trial *trial)
+{
+  int n = 1;
+  for (const struct trial *other = sweep->trials; other < trial; other++)
+    n += strcmp(other->budget, trial->budget) == 0;
+  return n;
+}
+
+/* "--log=FILE.60%" and the like: what a run writes gets its budget appended, and a number where that was run before. */
+static int outputs_push(const struct sweep *sweep, const struct trial *trial, struct option_list *arguments)
 {
   const char *const names[] = {"log", "save", "timeline"};
   const char *const values[] = {sweep->options.log, sweep->options.save, sweep->options.timeline};
+  const int repetition = repetition_of(sweep, trial);
+  char number[16] = "";
   int status = 0;
+  if (repetition > 1)
+    snprintf(number, sizeof(number), ".%d", repetition);
   for (size_t i = 0; i < LADE_COUNT(names) && !status; i++) {
     char *argument = NULL;
     if (!values[i])
       continue;
-    if (asprintf(&argument, "--%s=%s.%s", names[i], values[i], budget) < 0)
+    if (asprintf(&argument, "--%s=%s.%s%s", names[i], values[i], trial->budget, number) < 0)
       return -ENOMEM;
     status = option_list_push(arguments, argument);
     if (status)
@@ -89,7 +102,7 @@ static int word_push(struct option_list *arguments, const char *format, const ch
 }
 
 /* argv of a run, its NULL included. */
-static int arguments_make(const struct sweep *sweep, const char *budget, struct option_list *ret_arguments)
+static int arguments_make(const struct sweep *sweep, const struct trial *trial, struct option_list *ret_arguments)
 {
   static const char *const without[] = {"budgets", "json", "quiet", "log", "save", "timeline", NULL};
   int status = word_push(ret_arguments, "%s", "lade");
@@ -98,9 +111,9 @@ static int arguments_make(const struct sweep *sweep, const char *budget, struct 
   if (!status)
     status = options_arguments(&sweep->options, VERB_SWEEP, without, ret_arguments);
   if (!status)
-    status = outputs_push(sweep, budget, ret_arguments);
+    status = outputs_push(sweep, trial, ret_arguments);
   if (!status)
-    status = word_push(ret_arguments, "--budget=%s", budget);
+    status = word_push(ret_arguments, "--budget=%s", trial->budget);
   if (!status)
     status = word_push(ret_arguments, "%s", "--json");
   if (!status && (sweep->options.is_quiet || !terminal_is(stderr)))
@@ -150,7 +163,7 @@ static int trial_run(struct sweep *sweep, struct trial *trial)
 {
   int ends[2];
   struct option_list arguments = {0};
-  int status = arguments_make(sweep, trial->budget, &arguments);
+  int status = arguments_make(sweep, trial, &arguments);
   if (!status && pipe2(ends, O_CLOEXEC))
     status = -errno;
   if (status) {

@@ -307,6 +307,8 @@ assert all(one["measured_peak_bytes"] <= one["budget_bytes"] for one in runs)
 code, out, err = run(*sweep, "--budgets", "100%,1MiB")
 runs = json.loads(out)["runs"]
 assert code == 3 and runs[0]["steps"] == 3 and runs[1] == {"budget": "1MiB", "exit_code": 3}, (code, runs)
+done(*sweep, "--budgets", "100%,100%", "--save", "twice")
+assert {name for name in os.listdir(".") if name.startswith("twice")} == {"twice.100%", "twice.100%.2"}, os.listdir(".")
 code, out, err = run("sweep", *SHORT, "--data", "text.txt", "--steps", "3", "--budgets", "100%,min")
 assert code == 0 and "same bits" in out and "lade train" in out and "\033" not in out, out
 
