@@ -19,6 +19,7 @@
 #include "lade/adam.h"
 
 #define THREADS_MOST 1024
+#define ELEMENTS_MOST (INT64_C(1) << 44) /* of a shard: its bytes can be added up */
 #define PIECE_ELEMENTS 32768 /* of one task; whole shards' beginnings and blocks */
 
 _Static_assert(LADE_ADAM_SHARD_ELEMENTS == LADE_DRAW_RUN && PIECE_ELEMENTS % LADE_DRAW_RUN == 0,
@@ -74,8 +75,9 @@ static int form_check(const struct lade_adam_shard *s, struct lade_error *error)
       || (s->master == LADE_MASTER_24BIT && s->dtype != LADE_BF16))
     return lade_error_set(error, -EINVAL, "lade_adam_shard: no form has moments %d and master %d with this dtype",
                           (int)s->moments, (int)s->master);
-  if (s->n_elements < 1 || s->n_elements > INT64_C(1) << 44)
-    return lade_error_set(error, -EINVAL, "lade_adam_shard: n_elements is %lld", (long long)s->n_elements);
+  if (s->n_elements < 1 || s->n_elements > ELEMENTS_MOST)
+    return lade_error_set(error, -EINVAL, "lade_adam_shard: n_elements is %lld: 1 to %lld are updated",
+                          (long long)s->n_elements, (long long)ELEMENTS_MOST);
   if (s->first_element % LADE_ADAM_SHARD_ELEMENTS)
     return lade_error_set(error, -EINVAL, "lade_adam_shard: first_element is %llu: a multiple of %d is needed",
                           (unsigned long long)s->first_element, LADE_ADAM_SHARD_ELEMENTS);

@@ -209,7 +209,9 @@ static int busy_error(const struct tensor *tensor, struct lade_error *error)
 /* Give @tensor room for @bytes, keeping what it has if that fits. Mutex held. */
 static int tensor_room(struct lade_tensor_store *s, struct tensor *tensor, uint64_t bytes, struct lade_error *error)
 {
-  uint64_t rounded = lade_align_up(bytes, LADE_STORE_GRANULE_BYTES), has = store_runs_bytes(&tensor->runs);
+  /* A size near the last number rounds to 0. */
+  const uint64_t rounded = LADE_MAX(bytes, lade_align_up(bytes, LADE_STORE_GRANULE_BYTES));
+  const uint64_t has = store_runs_bytes(&tensor->runs);
   uint64_t free_bytes = store_runs_bytes(&s->room.free);
   if (has == rounded)
     return 0;
@@ -251,7 +253,7 @@ int lade_tensor_store_put(struct lade_tensor_store *s, const char *name, const v
                           struct lade_error *error)
 {
   struct tensor *tensor = NULL;
-  if (!name || !*name || !data || !bytes || bytes > INT64_MAX / 2)
+  if (!name || !*name || !data || !bytes)
     return lade_error_set(error, -EINVAL, "a tensor to put has a name and bytes");
   if (!*s->is_alive)
     return child_error(error);

@@ -227,6 +227,9 @@ static void what_cannot_be_is_refused(void **state)
     assert_int_equal(lade_adam_update(adam, &shards[i], &good, &error), -EINVAL);
     assert_true(strstr(error.text, "lade_adam_shard") != NULL);
   }
+  struct lade_adam_bytes bytes = {.struct_size = sizeof(bytes)};
+  assert_int_equal(lade_adam_get_bytes(&shards[4], &bytes, &error), -EINVAL);
+  assert_string_equal(error.text, "lade_adam_shard: n_elements is 0: 1 to 17592186044416 are updated");
   struct lade_adam_step steps[9] = {good, good, good, good, good, good, good, good, good};
   steps[0].beta2 = 1;
   steps[1].eps = 0;
