@@ -181,6 +181,20 @@ static void refusal_word(const struct lade_budget *budget, struct lade_error *er
                  budget->kind == LADE_BUDGET_PERCENT ? "" : "dev", line.text);
 }
 
+/* Where memory is one and --host-budget took what the device lacks, more of it is no way out: less is. */
+static void host_budget_word(const lade_session *s, struct lade_error *error)
+{
+  char host[LADE_SIZE_TEXT], left[LADE_SIZE_TEXT], least[LADE_SIZE_TEXT];
+  const uint64_t min_bytes = s->bounds.min_bytes;
+  if (s->params.budget.kind != LADE_BUDGET_AUTO || !s->params.has_host_budget || !s->is_unified ||
+      min_bytes > s->left_bytes)
+    return;
+  lade_error_set(error, -EOVERFLOW, "--host-budget takes %s of the %s that this machine has left, and the smallest "
+                 "budget found is %s: state --budget as well, or a smaller --host-budget",
+                 lade_size_exact(s->host_bytes, host), lade_size_exact(s->left_bytes, left),
+                 lade_size_exact(min_bytes, least));
+}
+
 /* Within what this rank's device has? */
 static int capacity_check(const lade_session *s, struct lade_error *error)
 {
@@ -290,8 +304,11 @@ static int plan_work(void *user, struct lade_error *error)
   int status = session_durable_check_room(s, error); /* once bounds are known: a plan that is refused has them, too */
   if (!status)
     status = capacity_check(s, error);
-  if (!status && session_is_decider(s))
+  if (!status && session_is_decider(s)) {
     status = plan_search(s, error);
+    if (status == -EOVERFLOW)
+      host_budget_word(s, error);
+  }
   if (status == -EOVERFLOW)
     refusal_word(&s->params.budget, error);
   return status;

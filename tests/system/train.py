@@ -195,6 +195,8 @@ refused(3, "train", *SHORT, "--data", "text.txt", "--budget", str(least - CHUNK)
         words=[f"{least - CHUNK} bytes", f"({least} bytes)"])
 refused(3, "train", *SHORT, "--data", "text.txt", "--budget", "1.5%",
         words=["--budget 1.5%: ", f"({plan['unconstrained_bytes'] * 3 // 200} bytes)", f"({least} bytes)"])
+refused(3, "train", *SHORT, "--data", "text.txt", "--host-budget", "1000TiB",
+        words=["--host-budget takes 1000.0 TiB", f"({least} bytes): state --budget as well, or a smaller --host-budget"])
 code, out, err = run("plan", *SHORT, "--json", "--budget", str(least - CHUNK))
 assert code == 3 and str(least) in err and not json.loads(out)["fits"], (code, out, err)
 
