@@ -34,6 +34,7 @@
 #define YIELDS 64
 #define WAIT_FIRST_NS 10000
 #define WAIT_MOST_NS 200000
+#define RANKS_MOST 65536 /* whose first vote a stack has room for */
 #define LINGER_MS (4 * COMM_LOOK_MS)
 #define LOOK_GAP_MOST_NS (1000 * INT64_C(1000000)) /* looks that are further apart were not kept by us */
 
@@ -176,6 +177,8 @@ static int members_look(const struct comm_group *group, const struct lade_mpi_tr
 {
   const bool is_pair = transfer->kind == LADE_MPI_SEND || transfer->kind == LADE_MPI_RECV;
   *ret_is_busy = false;
+  if (!group->members || !group->job->processes) /* this rank lacks the memory to know them by */
+    return 0;
   for (int member = 0; member < group->size; member++) {
     if (member == group->rank || (is_pair && member != transfer->peer))
       continue;
@@ -337,6 +340,20 @@ static int world_check(const struct comm_group *world, const struct lade_launch 
                         launch->launcher == LADE_LAUNCHER_SRUN ? "srun --mpi=pmix or " : "");
 }
 
+/* Has every rank the memory to begin? A vote that takes none: who lacks it still hears from all, and all of it. */
+static int world_agree(struct comm_group *world, bool has_memory, struct lade_error *error)
+{
+  char own = !has_memory, votes[RANKS_MOST];
+  if (world->size > RANKS_MOST) /* its own error; the others wait out their patience */
+    return has_memory ? 0 : lade_error_set(error, -ENOMEM, "no memory for %d ranks", world->size);
+  int status = comm_group_gather(world, &own, votes, sizeof(own), error);
+  const char *lacking = status ? NULL : memchr(votes, true, (size_t)world->size);
+  if (lacking)
+    status = lade_error_set(error, -ENOMEM, "rank %d has no memory for a job of %d ranks", (int)(lacking - votes),
+                            world->size);
+  return status;
+}
+
 static int world_fill(struct comm_group *world, const struct lade_comm_params *params, struct lade_error *error)
 {
   struct comm_job *job = world->job;
@@ -354,13 +371,15 @@ static int world_fill(struct comm_group *world, const struct lade_comm_params *p
   world->members = lade_fault_calloc(params->faults, 2 * (size_t)world->size, sizeof(*world->members));
   for (int rank = 0; job->processes && rank < world->size; rank++)
     job->processes[rank].watch = -1;
-  if (!job->processes || !world->members) {
-    atomic_store(&job->has_failed, true);
-    return lade_error_set(error, -ENOMEM, "no memory for %d ranks", world->size);
+  for (int rank = 0; world->members && rank < world->size; rank++)
+    world->members[rank] = rank;
+  status = world_agree(world, job->processes && world->members, error);
+  if (status) {
+    if (world->size > RANKS_MOST)
+      atomic_store(&job->has_failed, true);
+    return status;
   }
   world->outcomes = world->members + world->size;
-  for (int rank = 0; rank < world->size; rank++)
-    world->members[rank] = rank;
   return processes_meet(world, error);
 }
 

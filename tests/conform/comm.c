@@ -254,6 +254,24 @@ static bool lack_of_memory_verify(uint64_t nth)
   return status;
 }
 
+/* And where the job itself is opened: another communicator of all ranks, in which the last one lacks memory. */
+static void memory_that_one_rank_lacks_to_begin_is_an_error_at_all(void **state)
+{
+  char words[64];
+  if (world.params.engine != LADE_COMM_MPI || world.size == 1)
+    skip();
+  snprintf(words, sizeof(words), "rank %d has no memory for a job", world.size - 1);
+  for (uint64_t nth = 2; nth <= 3; nth++) { /* the first is before ranks can speak */
+    struct lade_error error = {0};
+    lade_comm *second = NULL;
+    lade_faults_arm(&world.faults, LADE_FAULT_HEAP, world.rank == world.size - 1 ? nth : 0, false, -ENOMEM);
+    const int status = lade_comm_open(&world.params, &error, &second);
+    lade_faults_arm(&world.faults, LADE_FAULT_HEAP, 0, false, -ENOMEM);
+    if (status != -ENOMEM || !strstr(error.text, words))
+      fail_msg("refusal %llu: %d (%s)", (unsigned long long)nth, status, error.text);
+  }
+}
+
 static void memory_that_one_rank_lacks_is_an_error_at_all(void **state)
 {
   uint64_t nth = 1;
@@ -563,6 +581,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(every_axis_of_a_mesh_is_a_group),
       cmocka_unit_test(a_negative_colour_takes_no_part),
       cmocka_unit_test(memory_that_one_rank_lacks_is_an_error_at_all),
+      cmocka_unit_test(memory_that_one_rank_lacks_to_begin_is_an_error_at_all),
       cmocka_unit_test(shared_memory_serves_the_parts),
       cmocka_unit_test(what_is_registered_is_read_where_it_is),
       cmocka_unit_test(many_are_in_flight_on_several_queues),
