@@ -377,7 +377,7 @@ static int rank_lost_tell(struct launch *launch, const struct end *end, bool is_
 static int end_tell(struct launch *launch, const struct end *end, bool is_again)
 {
   const struct board_verdict *verdict = &end->verdict;
-  if (end->code && signals_get() && !verdict->is_own)
+  if (end->code && signals_get() && !verdict->is_own && !is_again) /* else the start that does not come says it, once */
     return signal_tell(launch, verdict);
   if (verdict->is_own)
     return exit_fail("train", verdict->error.code, &verdict->error);
