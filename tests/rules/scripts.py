@@ -12,6 +12,8 @@ import tree
 def problems_find(path):
     full = os.path.join(tree.ROOT, path)
     problems = []
+    if "$(mktemp" in tree.text(path) and not path.endswith(".py") and '[ -w "${TMPDIR:-/tmp}" ]' not in tree.text(path):
+        problems.append(f"{path}: calls mktemp, and a TMPDIR that is not there would stop it: fall back to /tmp")
     if not os.access(full, os.X_OK) and not path.endswith(".py"):
         problems.append(f"{path}: not executable")
     interpreter = tree.text(path).split("\n", 1)[0]
