@@ -436,7 +436,12 @@ void lade_cache_block_release(lade_cache *cache, struct block *block, bool is_at
 void lade_cache_waits_poll(lade_cache *cache);
 /* The same for all that wait for @queue, whose work is done. */
 void lade_cache_waits_drop(lade_cache *cache, int queue);
-/* Make @queue wait for all that waiting blocks wait for; they are then free for it. */
+/*
+ * Make @queue wait for all that waiting blocks wait for; they are then free for it. The waits are submitted with the
+ * locks held, on purpose: a block may be handed on only once its wait stands in @queue, and between the look at a block
+ * and that no other thread may take it or let a queue go. Nothing here waits for a device, but where a driver's queue
+ * is full its submission does, and all that allocate of this cache wait with it, as long as work in @queue takes.
+ */
 void lade_cache_waits_adopt(lade_cache *cache, int queue);
 /* Give every free block whose queue is done with it to everybody, and join it with what it lies beside. */
 void lade_cache_sweep(lade_cache *cache, struct lade_cache_pool *pool);
