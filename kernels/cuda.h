@@ -60,10 +60,11 @@ void lade_cuda_kernels_submit(const lade_cuda_kernels *kernels, lade_queue *queu
                               uint64_t *ret_count);
 
 /*
- * In the enqueue function of a graph: put all launches of @kernel on @stream, as they are submitted otherwise. Returns
- * the CUresult of the first that the driver refused; a product that the library refused is in @error alone.
+ * In the enqueue function of a graph: put all launches of @kernel on @stream, as they are submitted otherwise, and add
+ * to @n_launches how many. Returns the CUresult of the first that the driver refused; a product that the library
+ * refused is in @error alone.
  */
 int lade_cuda_kernels_put(const lade_cuda_kernels *kernels, void *stream, enum lade_kernel kernel, const void *args,
-                          const struct lade_step *step, struct lade_error *error);
+                          const struct lade_step *step, int *n_launches, struct lade_error *error);
 
 #endif

@@ -113,6 +113,7 @@ struct submission {
   const void *args;
   const struct lade_step *step;
   void *stream;
+  int n_launches; /* products' too */
   int result; /* of the first launch that failed */
   struct lade_error error; /* of the first product that the library refused */
 };
@@ -124,6 +125,7 @@ static void launch_put(const struct lade_cuda_launcher *base, const struct lade_
   void *params[] = {(void *)(uintptr_t)launch->args, &step};
   const struct lade_cuda_grid grid = {.blocks = {launch->grid[0], launch->grid[1], launch->grid[2]},
                                       .n_threads = launch->n_threads, .shared_bytes = launch->shared_bytes};
+  submission->n_launches++;
   if (!submission->result && !submission->error.code)
     submission->result = lade_cuda_functions_launch(submission->kernels->functions, launch->place, submission->stream,
                                                     &grid, params);
@@ -132,6 +134,7 @@ static void launch_put(const struct lade_cuda_launcher *base, const struct lade_
 static bool product_put(const struct lade_cuda_launcher *base, const struct lade_matmul_args *args)
 {
   struct submission *submission = (struct submission *)(uintptr_t)base;
+  submission->n_launches++;
   return submission->result || submission->error.code ||
          lade_cublaslt_run(submission->kernels->table.cublaslt, submission->stream, args, &submission->error);
 }
@@ -170,10 +173,11 @@ void lade_cuda_kernels_submit(const lade_cuda_kernels *kernels, lade_queue *queu
 }
 
 int lade_cuda_kernels_put(const lade_cuda_kernels *kernels, void *stream, enum lade_kernel kernel, const void *args,
-                          const struct lade_step *step, struct lade_error *error)
+                          const struct lade_step *step, int *n_launches, struct lade_error *error)
 {
   struct submission submission = submission_make(kernels, kernels->table.fn[kernel], args, step);
   submission_put(&submission, stream);
+  *n_launches += submission.n_launches;
   if (submission.error.code)
     *error = submission.error;
   return submission.result;

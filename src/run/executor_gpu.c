@@ -4,8 +4,9 @@
  *
  * Kernels read what changes from step to step in the step block, which is copied to the device before all of them. So
  * a launch has the same arguments in every step, and each chain of the program (plan/program.h) is captured when the
- * executor is made and is one launch in a step, however many kernels it has. What has no neighbour to be chained to is
- * launched as it is, and so is everything where a capture fails: the work is the same, and so are the bits.
+ * executor is made and is one launch in a step, however many kernels it has. So is an instruction that has no neighbour
+ * to be chained to, where it is several launches. One that is a single launch is launched as it is, and so is
+ * everything where a capture fails: the work is the same, and so are the bits.
  *
  * Whatever is launched in a step was captured before it, if only for the driver to load it. A kernel that a library
  * brings is loaded when it is launched first; the driver then waits for all work of the context and lets no other
@@ -48,6 +49,7 @@ struct chain {
   lade_executor *executor;
   const struct bound_program *bound;
   int first, end;
+  int n_launches;
   struct lade_error error; /* of a library */
 };
 
@@ -76,15 +78,20 @@ static int chain_put(void *stream, void *args)
     const struct call *call = &chain->bound->calls[at];
     if (program->instrs[at].queue == LADE_Q_COMPUTE && call->kernel != CALL_NOTHING)
       result = lade_cuda_kernels_put(ex->params.cuda_kernels, stream, (enum lade_kernel)call->kernel, call->args, step,
-                                     &chain->error);
+                                     &chain->n_launches, &chain->error);
   }
   return result;
 }
 
+/* An instruction that is one launch is loaded by it and not kept: a graph of one is no fewer calls. */
 static int chain_capture(lade_executor *ex, struct bound_program *bound, int first, int end, struct lade_error *error)
 {
   struct chain chain = {.executor = ex, .bound = bound, .first = first, .end = end};
   int status = lade_cuda_graph_create(ex->device, chain_put, &chain, error, &bound->graphs[first]);
+  if (!status && end == first + 1 && chain.n_launches == 1) {
+    lade_cuda_graph_destroy(bound->graphs[first]);
+    bound->graphs[first] = NULL;
+  }
   return chain.error.code ? lade_error_set(error, chain.error.code, "%s", chain.error.text) : status;
 }
 
@@ -97,10 +104,7 @@ static bool chain_has_work(const struct bound_program *bound, int first, int end
   return has_work;
 }
 
-/*
- * All chains; those of one instruction to be loaded, and not kept. Where one fails the others are loaded all the same.
- * What was made stays with @bound.
- */
+/* All chains. Where one fails the others are loaded all the same. What was made stays with @bound. */
 static int chains_capture(lade_executor *ex, struct bound_program *bound, struct lade_error *error)
 {
   const struct lade_program *program = bound->program;
@@ -117,10 +121,6 @@ static int chains_capture(lade_executor *ex, struct bound_program *bound, struct
     struct lade_error later;
     const int found = chain_capture(ex, bound, at, end, status ? &later : error);
     status = status ? status : found;
-    if (!found && end == at + 1) {
-      lade_cuda_graph_destroy(bound->graphs[at]);
-      bound->graphs[at] = NULL;
-    }
   }
   return status;
 }

@@ -312,7 +312,8 @@ static void a_steady_step_takes_nothing_from_the_driver(void **state)
   assert_true(digest == want);
   assert_int_equal(single.n_graphs, 0);
   assert_true(single.n_kernels > 0 && single.n_products > 0 && graphs.n_graphs > 0);
-  assert_true(2 * (graphs.n_kernels + graphs.n_products + graphs.n_graphs) < single.n_kernels + single.n_products);
+  /* What is alone and several launches is a graph as well, or it were a third. */
+  assert_true(4 * (graphs.n_kernels + graphs.n_products + graphs.n_graphs) < single.n_kernels + single.n_products);
 }
 
 static bool standin_find(void)
