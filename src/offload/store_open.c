@@ -117,6 +117,10 @@ int lade_store_room(const char *dirs, uint64_t *ret_bytes, uint64_t *ret_drives,
                             store.drives[i].dir, strerror(-code));
       break;
     }
+    if (!S_ISDIR(of_dir.st_mode)) {
+      code = lade_error_set(error, -ENOTDIR, "store %s is not a directory; name one on a drive", store.drives[i].dir);
+      break;
+    }
     devices[i] = of_dir.st_dev;
     for (int k = 0; k < i; k++)
       is_known |= devices[k] == devices[i];

@@ -200,6 +200,10 @@ refused(3, "train", *SHORT, "--data", "text.txt", "--host-budget", "1000TiB",
 code, out, err = run("plan", *SHORT, "--json", "--budget", str(least - CHUNK))
 assert code == 3 and str(least) in err and not json.loads(out)["fits"], (code, out, err)
 
+# A store is a directory, also where a plan turns out to want none.
+for verb in ("train", "plan"):
+    refused(2, verb, *SHORT, "--data", "text.txt", "--store", "text.txt", words=["store text.txt is not a directory"])
+
 # The same over a drive alone, where this directory can be one; flags of a store are refused without one.
 code, out, err = run("train", *SHORT, "--data", "text.txt", "--json", "--steps", "6", "--budget", "min",
                      "--host-budget", "0", "--store", ".")
