@@ -634,7 +634,8 @@ bool lade_pack_around(lade_packer *packer, const bool *is_placed, const uint64_t
       packer->offsets[i] = placed[i];
       shelf_insert(&shelf, problem, i, placed[i]);
     }
-  for (int k = 0; k < problem->n && !packer->effort.is_spent; k++) {
+  int k = 0;
+  for (; k < problem->n && !packer->effort.is_spent; k++) {
     const int32_t i = order[k].item;
     if (is_placed[i])
       continue;
@@ -645,8 +646,10 @@ bool lade_pack_around(lade_packer *packer, const bool *is_placed, const uint64_t
       work = 0;
     }
   }
+  while (k < problem->n && is_placed[order[k].item])
+    k++;
   packer->arena_used = mark;
-  return !packer->effort.is_spent;
+  return k == problem->n; /* that the effort ended with the last takes nothing away */
 }
 
 /*

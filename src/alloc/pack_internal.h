@@ -110,7 +110,7 @@ bool lade_pack_ring(lade_packer *packer);
 
 /*
  * Items of which those that @is_placed lie at @placed; the others around them in the order that led furthest. Leaves
- * the offsets in the packer. False when the effort is spent before the end.
+ * the offsets in the packer. False when the effort is spent before all are placed: those that are are no answer.
  */
 bool lade_pack_around(lade_packer *packer, const bool *is_placed, const uint64_t *placed);
 

@@ -370,6 +370,20 @@ static void test_less_work_than_the_fast_pass_has_is_never_better(void **state)
     assert_true(pack(n, work, 0).peak_bytes >= fast);
 }
 
+/* The last item around a hard core was placed, and with it the effort was spent: that is an answer all the same. */
+static void test_what_is_packed_when_the_effort_ends_counts(void **state)
+{
+  const int n = 600;
+  draw_start(1);
+  for (int i = 0; i < n; i++) {
+    const int lower = (int)draw(600);
+    const int upper = lower + 1 + (int)draw(i % 8 ? 10 : 300);
+    items[i] = (struct lade_pack_item){lower, upper, 1 + draw(i % 8 ? 200 : 2000), 1, -1};
+  }
+  const uint64_t fast = pack(n, LADE_PACK_FAST_WORK * (uint64_t)n, 0).peak_bytes;
+  assert_true(pack(n, 740000, 0).peak_bytes < fast); /* in which the core is packed, and what is around it just so */
+}
+
 static void test_answers_are_the_same_in_a_used_packer(void **state)
 {
   static uint64_t first[1000], second[1000];
@@ -618,6 +632,7 @@ int main(void)
       cmocka_unit_test(test_queues_waste_no_more_than_an_item),
       cmocka_unit_test(test_more_work_is_never_worse),
       cmocka_unit_test(test_less_work_than_the_fast_pass_has_is_never_better),
+      cmocka_unit_test(test_what_is_packed_when_the_effort_ends_counts),
       cmocka_unit_test(test_answers_are_the_same_in_a_used_packer),
       cmocka_unit_test(test_good_enough_is_enough),
       cmocka_unit_test(test_hostile_items_are_refused_with_a_reason),
