@@ -34,7 +34,6 @@
 #define YIELDS 64
 #define WAIT_FIRST_NS 10000
 #define WAIT_MOST_NS 200000
-#define RANKS_MOST 65536 /* whose first vote a stack has room for */
 #define LINGER_MS (4 * COMM_LOOK_MS)
 #define LOOK_GAP_MOST_NS (1000 * INT64_C(1000000)) /* looks that are further apart were not kept by us */
 
@@ -298,9 +297,11 @@ static void job_release(struct comm_job *job)
     job->mpi->close(!atomic_load(&job->has_failed));
   LADE_ASSERT(job->windows.n == 0);
   LADE_ARRAY_FREE(&job->windows);
-  free(job->processes);
   pthread_mutex_destroy(&job->mpi_mutex);
   pthread_mutex_destroy(&job->windows_mutex);
+  if (atomic_load(&job->has_failed)) /* a transfer that was given up may still write into what it was given */
+    return;
+  free(job->processes);
   free(job);
 }
 
@@ -311,7 +312,8 @@ void comm_group_close(struct comm_group *group)
     group->job->mpi->release(group->group);
     serial_unlock(group->job);
   }
-  free(group->members);
+  if (!atomic_load(&group->job->has_failed)) /* else MPI may still write into them */
+    free(group->members);
   job_release(group->job);
 }
 
@@ -340,11 +342,11 @@ static int world_check(const struct comm_group *world, const struct lade_launch 
                         launch->launcher == LADE_LAUNCHER_SRUN ? "srun --mpi=pmix or " : "");
 }
 
-/* Has every rank the memory to begin? A vote that takes none: who lacks it still hears from all, and all of it. */
+/* Has every rank the memory to begin? A vote that takes none more: who lacks it still hears from all, and all of it. */
 static int world_agree(struct comm_group *world, bool has_memory, struct lade_error *error)
 {
-  char own = !has_memory, votes[RANKS_MOST];
-  if (world->size > RANKS_MOST) /* its own error; the others wait out their patience */
+  char own = !has_memory, *votes = world->job->first_votes;
+  if (world->size > COMM_FIRST_VOTES) /* its own error; the others wait out their patience */
     return has_memory ? 0 : lade_error_set(error, -ENOMEM, "no memory for %d ranks", world->size);
   int status = comm_group_gather(world, &own, votes, sizeof(own), error);
   const char *lacking = status ? NULL : memchr(votes, true, (size_t)world->size);
@@ -375,7 +377,7 @@ static int world_fill(struct comm_group *world, const struct lade_comm_params *p
     world->members[rank] = rank;
   status = world_agree(world, job->processes && world->members, error);
   if (status) {
-    if (world->size > RANKS_MOST)
+    if (world->size > COMM_FIRST_VOTES)
       atomic_store(&job->has_failed, true);
     return status;
   }

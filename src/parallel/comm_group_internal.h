@@ -20,6 +20,8 @@
 struct comm_window;
 struct comm_node;
 
+#define COMM_FIRST_VOTES 65536 /* ranks that can vote before any has memory for all */
+
 struct comm_job {
   const struct lade_mpi *mpi;
   bool is_serial;
@@ -39,6 +41,7 @@ struct comm_job {
   LADE_ARRAY(struct comm_window *) windows;
   uint64_t n_windows_made;
   atomic_int n_refs;
+  char first_votes[COMM_FIRST_VOTES];
 };
 
 struct comm_group {

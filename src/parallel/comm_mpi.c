@@ -374,9 +374,11 @@ static void mpi_close(lade_comm *base)
     comm->group.job->control = NULL;
   if (comm->is_shared)
     comm_node_finish(&comm->node);
-  free(comm->outgoing);
   free(comm->terms);
-  free(comm->intents);
+  if (!atomic_load(&comm->group.job->has_failed)) { /* else MPI may still write into them */
+    free(comm->outgoing);
+    free(comm->intents);
+  }
   comm_group_close(&comm->group);
   lade_comm_finish(base);
   free(comm);
