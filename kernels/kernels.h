@@ -443,7 +443,7 @@ struct lade_adamw_args {
   void *weight;    /* dtype; updated in place */
   void *residual;  /* for BF16 I16, or I8 of a 24-bit master; F32 master for F16, NULL for F32 */
   void *m, *v;     /* F32, BF16, or one byte each */
-  uint8_t *m_scales, *v_scales; /* 8 bits: an exponent for each block of LADE_MOMENT_BLOCK; else NULL */
+  uint8_t *m_scales, *v_scales; /* 8 bits: an exponent for each LADE_MOMENT_BLOCK, at multiples of 4; else NULL */
 };
 
 /* y = x + y, elementwise, both A (F32): a gradient that waited elsewhere. */

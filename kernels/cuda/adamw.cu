@@ -1,85 +1,232 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * AdamW: the written sequence of kernels/host/adamw.c, bit-equal to it; a thread has EACH neighbours. Of 8-bit moments
- * a warp has exactly one block of LADE_MOMENT_BLOCK elements, which shares an exponent: its lanes read it before one
- * writes, and find the new one as a maximum of integers.
+ * AdamW: the written sequence of kernels/host/adamw.c, bit-equal to it; a thread has EACH neighbours, and TURNS times
+ * as many. Of 8-bit moments a warp has exactly one block of LADE_MOMENT_BLOCK elements in a turn, which shares an
+ * exponent: its lanes read it before one writes, and find the new one as a maximum of integers. Its turns together are
+ * a run of random words: each lane makes one draw of them, and what differs between turns is where in a word an
+ * element's bits begin.
  *
- * Each form of the state is compiled by itself, and whole blocks of threads apart from the last one: without a branch
- * between them all loads of a thread are under way before it waits for one, the random words are made meanwhile, and
- * no instruction asks what the form is. Compact forms draw the words of the block of threads' elements, one for four of
- * them, once.
+ * Each form of the state is compiled by itself, and whole runs apart from the last one: without a branch between them
+ * all loads of AHEAD turns are under way before a thread waits for one, the random words are made meanwhile, and no
+ * instruction asks what the form is.
+ *
+ * Roots and divisions are made as the compiler makes them, but for its question before each whether the operands'
+ * exponents allow that: one question is asked for EACH elements, and where one of them is far out all are made anew,
+ * in the plain words. There, too, end moments and rates that the short ways of decoding are not exact for.
  *
  * Moves for each parameter the gradient once (4 or 2 bytes) and its state twice: 12 bytes with exact BF16 masters and
- * F32 moments (28 with an F32 gradient). Bound: memory; 8-bit moments: as much integer arithmetic, of which a
- * multiprocessor has half as many operations in a cycle as of floats. So codes are decoded by two products, and the
- * warp's maximum is one instruction.
+ * F32 moments (28 with an F32 gradient). Bound: memory. Codes and random bits are integer arithmetic, of which a
+ * multiprocessor has half as many operations in a cycle as of floats: so what is packed is taken apart and put together
+ * by bytes, four elements at a time, and codes become numbers, and numbers codes, in units of floats where they can.
  */
 #include "base/moments.h"
 #include "kernels/cuda/kernel.h"
 
 #define EACH LADE_CUDA_ADAMW_EACH
+#define TURNS LADE_CUDA_ADAMW_TURNS
 
 static_assert(LADE_MOMENT_BLOCK == 32 * EACH, "a warp has a block of moments");
-static_assert(LADE_CUDA_THREADS * EACH % LADE_DRAW_RUN == 0, "a block of threads has whole runs of random words");
+static_assert(LADE_DRAW_RUN == 32 * EACH * TURNS && LADE_DRAW_WORDS == 32 * 4, "a warp has a run, a lane a draw");
+static_assert(EACH == 4, "pairs and words are written out");
 
-/* Where this thread's elements are, and how many there are. */
+/* Where this thread's elements of a turn are, from those of the first on, and how many there are. */
 struct place {
-  int64_t i;
-  int n;
+  int i, n;
 };
 
-template <class T> static __device__ inline void items_load(T (&to)[EACH], const void *from, const struct place &place)
-{
-  if (place.n == EACH) {
-    pack<T, EACH> p = pack_load<T, EACH>((const T *)from + place.i);
-    memcpy(to, &p, sizeof(to));
-    return;
-  }
-#pragma unroll
-  for (int k = 0; k < EACH; k++)
-    to[k] = k < place.n ? ((const T *)from)[place.i + k] : T();
-}
+static __device__ inline uint32_t less_of(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static __device__ inline uint32_t more_of(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-template <class T> static __device__ inline void items_store(void *to, const struct place &place, const T (&from)[EACH])
+/* EACH elements of type T as they lie in memory. */
+template <class T> struct items {
+  uint32_t word[sizeof(T)];
+};
+
+template <class T> static __device__ inline void items_load(struct items<T> &to, const void *from, const place &place)
 {
+  constexpr int N = sizeof(T);
   if (place.n == EACH) {
-    pack<T, EACH> p;
-    memcpy(&p, from, sizeof(p));
-    pack_store((T *)to + place.i, p);
+    pack<uint32_t, N> p = pack_load<uint32_t, N>((const uint32_t *)((const T *)from + place.i));
+    memcpy(to.word, &p, sizeof(to.word));
     return;
   }
+  T x[EACH] = {};
 #pragma unroll
   for (int k = 0; k < EACH; k++)
     if (k < place.n)
-      ((T *)to)[place.i + k] = from[k];
+      x[k] = ((const T *)from)[place.i + k];
+  memcpy(to.word, x, sizeof(x));
+}
+
+template <class T> static __device__ inline void items_store(void *to, const place &place, const struct items<T> &from)
+{
+  constexpr int N = sizeof(T);
+  if (place.n == EACH) {
+    pack<uint32_t, N> p;
+    memcpy(&p, from.word, sizeof(p));
+    pack_store((uint32_t *)((T *)to + place.i), p);
+    return;
+  }
+  T x[EACH];
+  memcpy(x, from.word, sizeof(x));
+#pragma unroll
+  for (int k = 0; k < EACH; k++)
+    if (k < place.n)
+      ((T *)to)[place.i + k] = x[k];
+}
+
+/* Halves of two words. */
+static __device__ inline uint32_t halves_low(uint32_t a, uint32_t b) { return ptx_bytes(a, b, 0x5410); }
+static __device__ inline uint32_t halves_high(uint32_t a, uint32_t b) { return ptx_bytes(a, b, 0x7632); }
+
+/* Byte @byte of four words, in one. */
+static __device__ inline uint32_t bytes_gather(const uint32_t (&x)[EACH], int byte)
+{
+  const uint32_t which = (uint32_t)(byte | (4 + byte) << 4);
+  return halves_low(ptx_bytes(x[0], x[1], which), ptx_bytes(x[2], x[3], which));
+}
+
+/* Bytes @pair and @pair + 1 of a word, each above a byte of zeros. */
+static __device__ inline uint32_t bytes_spread(uint32_t x, int pair)
+{
+  return ptx_bytes(x, 0, pair ? 0x3424 : 0x1404);
+}
+
+/* ---- numbers of a kind that is one by itself: F32 and BF16 ---- */
+
+static __device__ inline void numbers_get(const struct items<float> &x, float (&to)[EACH])
+{
+#pragma unroll
+  for (int k = 0; k < EACH; k++)
+    to[k] = lade_f32_from_bits(x.word[k]);
+}
+
+static __device__ inline void numbers_get(const struct items<bf16> &x, float (&to)[EACH])
+{
+#pragma unroll
+  for (int k = 0; k < EACH; k++)
+    to[k] = lade_f32_from_bits(k % 2 ? x.word[k / 2] & 0xffff0000u : x.word[k / 2] << 16);
+}
+
+static __device__ inline void numbers_put(struct items<float> &to, const float (&x)[EACH])
+{
+#pragma unroll
+  for (int k = 0; k < EACH; k++)
+    to.word[k] = lade_f32_bits(x[k]);
+}
+
+/* ---- random words ---- */
+
+/*
+ * Those of this thread's elements, as the first turn has them; the others are in others of their bits. @i: the warp's
+ * first element. @room: of a run of words for each warp. Whole warps. A thread's four neighbours have two pairs of
+ * words, 16 apart (lade_draw_place).
+ */
+static __device__ inline void words_get(const struct lade_adamw_args &a, const struct lade_step &s, uint32_t *room,
+                                        int64_t i, uint32_t (&words)[EACH])
+{
+  const uint32_t lane = threadIdx.x % 32;
+  const uint64_t first = (a.first_element + (uint64_t)i) / LADE_DRAW_RUN * (LADE_DRAW_WORDS / 4);
+  const struct lade_philox draw = lade_philox_draw(s.seed, s.step, a.stream, first + lane);
+  uint32_t *run = room + threadIdx.x / 32 * LADE_DRAW_WORDS;
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    run[4 * lane + k] = draw.word[k];
+  __syncwarp();
+  const uint32_t *at = run + lade_draw_place(lane * EACH);
+#pragma unroll
+  for (int k = 0; k < EACH; k++)
+    words[k] = at[k / 2 + k % 2 * 16];
+}
+
+/* What a moment is rounded by, 16 bits: lade_draw_m or lade_draw_v of lade_draw_turn's word. */
+static __device__ inline uint32_t draw_get(bool is_v, uint32_t word, int turn)
+{
+  const uint32_t first = (uint32_t)((is_v ? 2 : 0) - turn);
+  return ptx_bytes(word, 0, 0x7600u | (first & 3) | ((first + 1) & 3) << 4);
+}
+
+static __device__ inline uint32_t master_draw(uint32_t word, int turn)
+{
+  return lade_draw_master(lade_draw_turn(word, (uint64_t)turn * LADE_DRAW_WORDS));
 }
 
 /* ---- master weights: of a working copy of type T and a residual of type R ---- */
 
-static __device__ inline float master_get(float weight, float) { return weight; }
-static __device__ inline float master_get(bf16 weight, int16_t residual)
+static __device__ inline void masters_get(const struct items<float> &weight, const struct items<float> &,
+                                          float (&w)[EACH])
 {
-  return lade_master_join(weight.bits, residual);
+  numbers_get(weight, w);
 }
-static __device__ inline float master_get(bf16 weight, int8_t residual)
-{
-  return lade_master24_join(weight.bits, residual);
-}
-static __device__ inline float master_get(f16, float residual) { return residual; }
 
-static __device__ inline void master_put(float *weight, float *, float w, uint32_t) { *weight = w; }
-static __device__ inline void master_put(bf16 *weight, int16_t *residual, float w, uint32_t)
+static __device__ inline void masters_get(const struct items<f16> &, const struct items<float> &residual,
+                                          float (&w)[EACH])
 {
-  lade_master_split(w, &weight->bits, residual);
+  numbers_get(residual, w);
 }
-static __device__ inline void master_put(bf16 *weight, int8_t *residual, float w, uint32_t word)
+
+/*
+ * BF16 and a signed residual, of two elements: below the working copy lie the residual's bits with its sign turned
+ * over, which is the master and half a step of the working copy.
+ */
+static __device__ inline void pair_join(uint32_t weights, uint32_t residuals, float *w)
 {
-  lade_master24_split(w, lade_draw_master(word), &weight->bits, residual);
+  w[0] = lade_f32_from_bits(ptx_bytes(weights, residuals, 0x1054) - 0x8000u);
+  w[1] = lade_f32_from_bits(ptx_bytes(weights, residuals, 0x3276) - 0x8000u);
 }
-static __device__ inline void master_put(f16 *weight, float *residual, float w, uint32_t)
+
+static __device__ inline void masters_get(const struct items<bf16> &weight, const struct items<int16_t> &residual,
+                                          float (&w)[EACH])
 {
-  weight->bits = lade_f32_to_f16(w);
-  *residual = w;
+#pragma unroll
+  for (int pair = 0; pair < EACH / 2; pair++)
+    pair_join(weight.word[pair], residual.word[pair] ^ 0x80008000u, w + 2 * pair);
+}
+
+static __device__ inline void masters_get(const struct items<bf16> &weight, const struct items<int8_t> &residual,
+                                          float (&w)[EACH])
+{
+#pragma unroll
+  for (int pair = 0; pair < EACH / 2; pair++)
+    pair_join(weight.word[pair], bytes_spread(residual.word[0] ^ 0x80808080u, pair), w + 2 * pair);
+}
+
+static __device__ inline void masters_put(struct items<float> &weight, struct items<float> &, const float (&w)[EACH],
+                                          const uint32_t (&)[EACH], int)
+{
+  numbers_put(weight, w);
+}
+
+static __device__ inline void masters_put(struct items<f16> &weight, struct items<float> &residual,
+                                          const float (&w)[EACH], const uint32_t (&)[EACH], int)
+{
+#pragma unroll
+  for (int pair = 0; pair < EACH / 2; pair++)
+    weight.word[pair] = lade_f32_to_f16(w[2 * pair]) | (uint32_t)lade_f32_to_f16(w[2 * pair + 1]) << 16;
+  numbers_put(residual, w);
+}
+
+static __device__ inline void masters_put(struct items<bf16> &weight, struct items<int16_t> &residual,
+                                          const float (&w)[EACH], const uint32_t (&)[EACH], int)
+{
+#pragma unroll
+  for (int pair = 0; pair < EACH / 2; pair++) {
+    const uint32_t a = lade_f32_bits(w[2 * pair]), b = lade_f32_bits(w[2 * pair + 1]);
+    weight.word[pair] = halves_high(a + 0x8000u, b + 0x8000u);
+    residual.word[pair] = halves_low(a, b);
+  }
+}
+
+static __device__ inline void masters_put(struct items<bf16> &weight, struct items<int8_t> &residual,
+                                          const float (&w)[EACH], const uint32_t (&words)[EACH], int turn)
+{
+  uint32_t bits[EACH];
+#pragma unroll
+  for (int k = 0; k < EACH; k++)
+    bits[k] = lade_f32_bits(w[k]) + master_draw(words[k], turn) + 0x8000u;
+  weight.word[0] = halves_high(bits[0], bits[1]);
+  weight.word[1] = halves_high(bits[2], bits[3]);
+  residual.word[0] = bytes_gather(bits, 1) ^ 0x80808080u;
 }
 
 /* ---- moments of type X: float, bf16, or the codes of a block of known scale ---- */
@@ -94,108 +241,204 @@ static __device__ inline uint32_t lowest_get(bool is_v, uint32_t scale)
  * A code whose fields are put where a float has its own is that float times a power of two, subnormal or not; the power
  * may be no float, but it is two of them. Exact, as moments.h's.
  */
-static __device__ inline float code_value(bool is_v, uint8_t code, uint32_t scale)
+static __device__ inline void moments_get(bool is_v, const struct items<uint8_t> &x, uint32_t scale, float (&to)[EACH])
 {
-  const uint32_t word = (uint32_t)code << 24;
-  const uint32_t bits = is_v ? word >> 5 : (uint32_t)((int32_t)word >> 5) & 0x83f80000u;
-  return lade_f32_from_bits(bits) * 0x1p127f * lade_f32_from_bits(lowest_get(is_v, scale) << 23);
-}
-
-static __device__ inline float moment_get(bool, float x, uint32_t) { return x; }
-static __device__ inline float moment_get(bool, bf16 x, uint32_t) { return get(x); }
-static __device__ inline float moment_get(bool is_v, uint8_t code, uint32_t scale)
-{
-  return code_value(is_v, code, scale);
-}
-
-/* What all codes of a block of moments have of its scale. */
-struct coder {
-  uint32_t lowest, least_normal; /* as FP32 bits */
-  float steps;                   /* of a subnormal code in 1 */
-};
-
-static __device__ inline struct coder coder_get(bool is_v, uint32_t scale)
-{
-  const uint32_t lowest = lowest_get(is_v, scale);
-  return (struct coder){lowest << 23, (lowest + 1) << 23, lade_f32_from_bits((257 - lowest) << 23)};
-}
-
-/* moments.h's lade_m_code and lade_v_code, of numbers' 32 bits: both kinds of codes are made, and no lane waits. */
-static __device__ inline uint8_t code_make(bool is_v, float x, const struct coder &coder, uint32_t rounding)
-{
-  const uint32_t magnitude = lade_f32_bits(x) & 0x7fffffffu, most = (is_v ? LADE_V_TOP : LADE_M_TOP) << 4 | 15;
-  const float part = lade_f32_from_bits(0x3f800000u | rounding << LADE_MANTISSA_BITS);
-  const uint32_t subnormal = (uint32_t)(int32_t)(lade_f32_from_bits(magnitude) * coder.steps + part) - 1;
-  const uint32_t normal = (magnitude + rounding - coder.lowest) >> LADE_MANTISSA_SHIFT;
-  uint32_t code = magnitude >= coder.least_normal ? normal : subnormal;
-  code = code < most ? code : most;
-  return (uint8_t)(is_v ? code > (magnitude != 0) ? code : magnitude != 0 : lade_f32_bits(x) >> 31 << 7 | code);
-}
-
-static __device__ inline uint32_t rounding_get(bool is_v, uint32_t word)
-{
-  return lade_round_random(is_v ? lade_draw_v(word) : lade_draw_m(word));
-}
-
-/* Scales of a form: this thread's block of moments has one of each where X is a code. */
-static __device__ inline uint32_t scale_load(float, const uint8_t *, const struct place &) { return 0; }
-static __device__ inline uint32_t scale_load(bf16, const uint8_t *, const struct place &) { return 0; }
-static __device__ inline uint32_t scale_load(uint8_t, const uint8_t *scales, const struct place &place)
-{
-  return place.n > 0 ? scales[place.i / LADE_MOMENT_BLOCK] : 0;
-}
-
-static __device__ inline void moments_put(bool, float *to, uint8_t *, const struct place &place,
-                                          const float (&x)[EACH], const uint32_t (&)[EACH])
-{
-  items_store(to, place, x);
-}
-
-static __device__ inline void moments_put(bool is_v, bf16 *to, uint8_t *, const struct place &place,
-                                          const float (&x)[EACH], const uint32_t (&words)[EACH])
-{
-  bf16 bits[EACH];
-#pragma unroll
-  for (int k = 0; k < EACH; k++)
-    bits[k].bits = lade_f32_to_bf16_random(x[k], is_v ? lade_draw_v(words[k]) : lade_draw_m(words[k]));
-  items_store(to, place, bits);
-}
-
-/* The exponent of the warp's block is that of the largest of its elements as rounded. Whole warps. */
-static __device__ inline void moments_put(bool is_v, uint8_t *to, uint8_t *scales, const struct place &place,
-                                          const float (&x)[EACH], const uint32_t (&words)[EACH])
-{
-  uint32_t largest = 0;
-  uint8_t codes[EACH];
 #pragma unroll
   for (int k = 0; k < EACH; k++) {
-    uint32_t own = k < place.n ? (lade_f32_bits(x[k]) & 0x7fffffffu) + rounding_get(is_v, words[k]) : 0;
-    largest = own > largest ? own : largest;
+    const uint32_t word = x.word[0] << (24 - 8 * k) & 0xff000000u;
+    const uint32_t bits = is_v ? word >> 5 : (uint32_t)((int32_t)word >> 5) & 0x83f80000u;
+    to[k] = lade_f32_from_bits(bits) * 0x1p127f * lade_f32_from_bits(lowest_get(is_v, scale) << 23);
   }
-  const uint32_t scale = lade_scale_clamp(lade_scale_of(__reduce_max_sync(0xffffffffu, largest), 0));
-  const struct coder coder = coder_get(is_v, scale);
+}
+
+template <class X>
+static __device__ inline void moments_get(bool, const struct items<X> &x, uint32_t, float (&to)[EACH])
+{
+  numbers_get(x, to);
+}
+
+/*
+ * The same over a power of two that is the block's, from the hardware's half-precision floats: of those a code has the
+ * fields, above six bits of zeros. code_rate is a rate times that power. It is exact for rates and scales that are
+ * not far out (rates_are_usual, scale_is_usual).
+ */
+static __device__ inline void codes_get(bool is_v, const struct items<uint8_t> &x, float (&to)[EACH])
+{
+#pragma unroll
+  for (int pair = 0; pair < EACH / 2; pair++) {
+    const uint32_t bytes = bytes_spread(x.word[0], pair), fields = bytes >> 2;
+    const uint32_t halves = is_v ? fields : (fields & 0x1fc01fc0u) | (bytes & 0x80008000u);
+    ptx_f32_of_f16_pair(halves, to[2 * pair], to[2 * pair + 1]);
+  }
+}
+static __device__ inline void codes_get(bool, const struct items<float> &x, float (&to)[EACH]) { numbers_get(x, to); }
+static __device__ inline void codes_get(bool, const struct items<bf16> &x, float (&to)[EACH]) { numbers_get(x, to); }
+
+#define HALF_BIAS 15 /* of half-precision exponents */
+
+static __device__ inline float code_rate(uint8_t, bool is_v, float rate, uint32_t scale)
+{
+  return rate * lade_f32_from_bits((lowest_get(is_v, scale) + HALF_BIAS) << 23);
+}
+static __device__ inline float code_rate(float, bool, float rate, uint32_t) { return rate; }
+static __device__ inline float code_rate(bf16, bool, float rate, uint32_t) { return rate; }
+
+/* The power is a float. That of v always is. */
+static __device__ inline bool scale_is_usual(uint8_t, uint32_t m_scale)
+{
+  return m_scale <= 254 - HALF_BIAS + LADE_M_TOP;
+}
+static __device__ inline bool scale_is_usual(float, uint32_t) { return true; }
+static __device__ inline bool scale_is_usual(bf16, uint32_t) { return true; }
+
+/* Exponents of a run, a byte for each turn; of the old moments, and of the new. @n: turns that there are. */
+struct scales {
+  uint32_t m, v;
+};
+
+static __device__ inline uint32_t scales_load(const uint8_t *from, int n)
+{
+  uint32_t scales = 0;
+  if (n == TURNS)
+    return *(const uint32_t *)from;
+  for (int turn = 0; turn < n; turn++)
+    scales |= (uint32_t)from[turn] << 8 * turn;
+  return scales;
+}
+
+static __device__ inline void scales_store(uint8_t *to, int n, uint32_t scales)
+{
+  if (n == TURNS)
+    *(uint32_t *)to = scales;
+  for (int turn = 0; turn < n && n < TURNS; turn++)
+    to[turn] = (uint8_t)(scales >> 8 * turn);
+}
+
+static __device__ inline uint32_t scale_get(uint32_t scales, int turn)
+{
+  return lade_scale_clamp(scales >> 8 * turn & 0xff);
+}
+
+static __device__ inline void moments_put(bool, float *to, uint32_t &, const place &place, const float (&x)[EACH],
+                                          const uint32_t (&)[EACH], int)
+{
+  struct items<float> items;
+  numbers_put(items, x);
+  items_store(to, place, items);
+}
+
+static __device__ inline void moments_put(bool is_v, bf16 *to, uint32_t &, const place &place, const float (&x)[EACH],
+                                          const uint32_t (&words)[EACH], int turn)
+{
+  struct items<bf16> items;
+  uint32_t bits[EACH];
 #pragma unroll
   for (int k = 0; k < EACH; k++)
-    codes[k] = code_make(is_v, x[k], coder, rounding_get(is_v, words[k]));
-  items_store(to, place, codes);
-  if (threadIdx.x % 32 == 0 && place.n > 0)
-    scales[place.i / LADE_MOMENT_BLOCK] = (uint8_t)scale;
+    bits[k] = lade_f32_bits(x[k]) + draw_get(is_v, words[k], turn);
+  items.word[0] = halves_high(bits[0], bits[1]);
+  items.word[1] = halves_high(bits[2], bits[3]);
+  items_store(to, place, items);
+}
+
+/*
+ * Moments whose codes are the largest whatever is added to round them are made one such, so that none becomes more than
+ * its block's scale. They are far out (state_add_near), not numbers or nearly so.
+ */
+static __device__ inline void moments_limit(float (&m)[EACH], float (&v)[EACH])
+{
+  const uint32_t most = (uint32_t)LADE_SCALE_MOST << 23 | 15 << LADE_MANTISSA_SHIFT;
+#pragma unroll
+  for (int k = 0; k < EACH; k++) {
+    const uint32_t m_bits = lade_f32_bits(m[k]) & 0x7fffffffu, v_bits = lade_f32_bits(v[k]) & 0x7fffffffu;
+    const uint32_t sign = lade_f32_bits(m[k]) & 0x80000000u;
+    m[k] = lade_f32_from_bits(less_of(m_bits, most) | sign);
+    v[k] = lade_f32_from_bits(less_of(v_bits, most));
+  }
+}
+
+/* The exponent of the warp's block, of its largest element as rounded. @rounded: this thread's. Whole warps. */
+static __device__ inline uint32_t scale_make(const uint32_t (&rounded)[EACH], const place &place)
+{
+  uint32_t largest = 0;
+#pragma unroll
+  for (int k = 0; k < EACH; k++)
+    largest = more_of(largest, k < place.n ? rounded[k] : 0);
+  return more_of(LADE_SCALE_LEAST, lade_scale_of(__reduce_max_sync(0xffffffffu, largest), 0));
+}
+
+/*
+ * moments.h's lade_m_code and lade_v_code, in a word's highest byte. In steps of a subnormal a magnitude, a random part
+ * of one and 1 are added and cut; with 127 more the cut has its bits one byte lower, less that 1. Normal codes are bits
+ * of the magnitude as rounded.
+ */
+static __device__ inline uint32_t code_make(bool is_v, float x, uint32_t rounded, uint32_t lowest, uint32_t draw)
+{
+  const float steps = lade_f32_from_bits((257 - lowest) << 23), normals = lade_f32_from_bits((lowest + 1) << 23);
+  float parts = fmaf(fabsf(x), steps, lade_f32_from_bits(0x3f800000u + draw * 128));
+  if (is_v && x != 0)
+    parts = fmaxf(parts, 2); /* code 1 */
+  const uint32_t subnormal = lade_f32_bits(ptx_add_cut(parts, 127)) << 8;
+  const uint32_t normal = rounded * 32 - (lowest << 28);
+  return fabsf(x) >= normals ? normal : subnormal;
+}
+
+static __device__ inline void moments_put(bool is_v, uint8_t *to, uint32_t &scales, const place &place,
+                                          const float (&x)[EACH], const uint32_t (&words)[EACH], int turn)
+{
+  uint32_t rounded[EACH], draws[EACH], codes[EACH];
+#pragma unroll
+  for (int k = 0; k < EACH; k++) {
+    draws[k] = draw_get(is_v, words[k], turn);
+    rounded[k] = (is_v ? lade_f32_bits(x[k]) : lade_f32_bits(x[k]) & 0x7fffffffu) + draws[k] * 8;
+  }
+  const uint32_t scale = scale_make(rounded, place);
+#pragma unroll
+  for (int k = 0; k < EACH; k++) {
+    codes[k] = code_make(is_v, x[k], rounded[k], lowest_get(is_v, scale), draws[k]);
+    codes[k] |= is_v ? 0 : lade_f32_bits(x[k]) & 0x80000000u;
+  }
+  items_store(to, place, (struct items<uint8_t>){{bytes_gather(codes, 3)}});
+  scales |= scale << 8 * turn;
 }
 
 /* ---- the update ---- */
 
-/* This thread's elements as they lie in memory. F32 weights have no residual. */
+/* What is the same for all elements. */
+struct rates {
+  struct lade_step s;
+  float factor, decay, rest1, rest2;
+  bool are_usual;
+};
+
+/*
+ * Rates that may be multiplied by any block's power of two, an epsilon that may be added to what is divided by, and
+ * corrections that leave near what is.
+ */
+static __device__ inline bool rates_are_usual(const struct lade_step &s)
+{
+  return s.beta1 >= 0x1p-23f && s.beta1 <= 1 && s.beta2 >= 0x1p-23f && s.beta2 <= 1 && s.eps >= 0 && s.eps <= 1 &&
+         s.correction1 >= 1 && s.correction1 <= 0x1p20f && s.correction2 >= 1 && s.correction2 <= 0x1p20f;
+}
+
+static __device__ inline struct rates rates_get(const struct lade_adamw_args &a, const struct lade_step *step,
+                                                const struct lade_verdict &verdict)
+{
+  const struct lade_step s = *step;
+  return (struct rates){s, verdict.factor, a.has_decay ? s.weight_decay : 0.0f, 1.0f - s.beta1, 1.0f - s.beta2,
+                        rates_are_usual(s)};
+}
+
+/* This thread's elements of a turn as they lie in memory. F32 weights have no residual. */
 template <class T, class R, class G, class X> struct state {
-  G grad[EACH];
-  T weight[EACH];
-  R residual[EACH];
-  X m[EACH], v[EACH];
-  uint32_t m_scale, v_scale;
+  struct items<G> grad;
+  struct items<T> weight;
+  struct items<R> residual;
+  struct items<X> m, v;
 };
 
 template <class T, class R, class G, class X>
 static __device__ inline void state_load(struct state<T, R, G, X> &s, const struct lade_adamw_args &a,
-                                         const struct place &place)
+                                         const place &place)
 {
   items_load(s.grad, a.grad, place);
   items_load(s.weight, a.weight, place);
@@ -203,78 +446,179 @@ static __device__ inline void state_load(struct state<T, R, G, X> &s, const stru
     items_load(s.residual, a.residual, place);
   items_load(s.m, a.m, place);
   items_load(s.v, a.v, place);
-  s.m_scale = scale_load(X(), a.m_scales, place);
-  s.v_scale = scale_load(X(), a.v_scales, place);
 }
 
-/*
- * Random words of this thread's elements. @room: a word for each thread. Whole blocks. A block's elements begin a run
- * of words; a thread's four neighbours have two pairs of them, 16 apart (lade_draw_place).
- */
-static __device__ inline void words_get(const struct lade_adamw_args &a, const struct lade_step &s, uint32_t *room,
-                                        uint32_t (&words)[EACH])
+/* Numbers of a turn on their way: the first three are replaced. */
+struct numbers {
+  float m[EACH], v[EACH], w[EACH], g[EACH];
+};
+
+/* The written sequence but for its last two lines. @beta1 and @beta2: by what the old moments are multiplied. */
+static __device__ inline void moments_add(const struct rates &r, struct numbers &x, float beta1, float beta2)
 {
-  const uint64_t first = (a.first_element + (uint64_t)blockIdx.x * blockDim.x * EACH) / LADE_DRAW_RUN;
-  if (threadIdx.x < blockDim.x / 4) {
-    struct lade_philox draw =
-        lade_philox_draw(s.seed, s.step, a.stream, first * (LADE_DRAW_WORDS / 4) + threadIdx.x);
 #pragma unroll
-    for (int k = 0; k < 4; k++)
-      room[4 * threadIdx.x + k] = draw.word[k];
+  for (int k = 0; k < EACH; k++) {
+    const float g = x.g[k] * r.factor;
+    x.m[k] = fmaf(beta1, x.m[k], r.rest1 * g);
+    x.v[k] = fmaf(beta2, x.v[k], r.rest2 * (g * g));
   }
-  __syncthreads();
-  const uint32_t element = threadIdx.x * EACH;
-  const uint32_t *at = room + element / LADE_DRAW_RUN * LADE_DRAW_WORDS + lade_draw_place(element);
+}
+
+static __device__ inline float weight_add(const struct rates &r, float w, float u)
+{
+  return fmaf(-r.s.lr, fmaf(r.decay, w, u), w);
+}
+
+/* Magnitudes of moments that roots and quotients are made of without a question: bits from LEAST on and below END. */
+#define NEAR_LEAST ((uint32_t)(127 - 100) << 23)
+#define NEAR_END ((uint32_t)(127 + 28) << 23)
+
+/*
+ * sqrt(x) and n/d, correctly rounded, of such moments corrected, 2^-100 to 2^48: one step of Newton's, a remainder that
+ * is exact, and what it adds, as nvcc makes them where its own question is answered so. The root is from 2^-50 to 2^24,
+ * the quotient of n by it and at most 1 is normal, and no remainder loses bits below the least number.
+ */
+static __device__ inline float root_near(float x)
+{
+  const float y = ptx_root_reciprocal(x), root = x * y;
+  return fmaf(fmaf(-root, root, x), y * 0.5f, root);
+}
+
+static __device__ inline float quotient_near(float n, float d)
+{
+  const float y = ptx_reciprocal(d), reciprocal = fmaf(y, fmaf(-d, y, 1), y), quotient = n * reciprocal;
+  return fmaf(reciprocal, fmaf(-d, quotient, n), quotient);
+}
+
+/* The sequence where numbers are usual; true if they were not. */
+template <class T, class R, class G, class X>
+static __device__ inline bool state_add_near(const struct rates &r, const struct state<T, R, G, X> &s,
+                                             struct numbers &x, uint32_t m_scale, uint32_t v_scale)
+{
+  uint32_t least = NEAR_LEAST, most = NEAR_LEAST;
+  numbers_get(s.grad, x.g);
+  codes_get(false, s.m, x.m);
+  codes_get(true, s.v, x.v);
+  masters_get(s.weight, s.residual, x.w);
+  moments_add(r, x, code_rate(X(), false, r.s.beta1, m_scale), code_rate(X(), true, r.s.beta2, v_scale));
 #pragma unroll
-  for (int k = 0; k < EACH; k++)
-    words[k] = lade_draw_turn(at[k / 2 + k % 2 * 16], element);
+  for (int k = 0; k < EACH; k++) {
+    const uint32_t m = lade_f32_bits(x.m[k]) & 0x7fffffffu, v = lade_f32_bits(x.v[k]);
+    least = less_of(less_of(least, m), v);
+    most = more_of(more_of(most, m), v);
+    const float root = root_near(x.v[k] * r.s.correction2);
+    x.w[k] = weight_add(r, x.w[k], quotient_near(x.m[k] * r.s.correction1, root + r.s.eps));
+  }
+  return least < NEAR_LEAST || most >= NEAR_END || !r.are_usual || !scale_is_usual(X(), m_scale);
+}
+
+/* The sequence in plain words. */
+template <class T, class R, class G, class X>
+static __device__ inline void state_add_plain(const struct rates &r, const struct state<T, R, G, X> &s,
+                                              struct numbers &x, uint32_t m_scale, uint32_t v_scale)
+{
+  numbers_get(s.grad, x.g);
+  moments_get(false, s.m, m_scale, x.m);
+  moments_get(true, s.v, v_scale, x.v);
+  masters_get(s.weight, s.residual, x.w);
+  moments_add(r, x, r.s.beta1, r.s.beta2);
+#pragma unroll
+  for (int k = 0; k < EACH; k++) {
+    const float u = x.m[k] * r.s.correction1 / (sqrtf(x.v[k] * r.s.correction2) + r.s.eps);
+    x.w[k] = weight_add(r, x.w[k], u);
+  }
 }
 
 template <class T, class R, class G, class X>
-static __device__ inline void update(const struct lade_adamw_args &a, const struct lade_step *step, uint32_t *room,
-                                     const struct place &place)
+static __device__ inline void state_update(const struct lade_adamw_args &a, const struct rates &r,
+                                           struct state<T, R, G, X> &s, const struct scales &old, struct scales &made,
+                                           const uint32_t (&words)[EACH], const place &place, int turn)
 {
-  constexpr bool HAS_WORDS = sizeof(X) < sizeof(float) || sizeof(R) == 1;
-  struct state<T, R, G, X> state;
-  float w[EACH], m[EACH], v[EACH];
+  const uint32_t m_scale = scale_get(old.m, turn), v_scale = scale_get(old.v, turn);
+  struct numbers x;
+  if (state_add_near(r, s, x, m_scale, v_scale)) {
+    state_add_plain(r, s, x, m_scale, v_scale);
+    if (sizeof(X) == 1)
+      moments_limit(x.m, x.v);
+  }
+  masters_put(s.weight, s.residual, x.w, words, turn);
+  items_store(a.weight, place, s.weight);
+  if (sizeof(T) < sizeof(float))
+    items_store(a.residual, place, s.residual);
+  moments_put(false, (X *)a.m, made.m, place, x.m, words, turn);
+  moments_put(true, (X *)a.v, made.v, place, x.v, words, turn);
+}
+
+/* What this thread has of the tensors: from @i on, the first of its elements, in the warp's run from @run on. */
+template <class T, class R, class G, class X>
+static __device__ inline struct lade_adamw_args own_get(const struct lade_adamw_args &a, int64_t run, int64_t i)
+{
+  struct lade_adamw_args own = a;
+  own.n_elements = a.n_elements > i ? a.n_elements - i : 0;
+  own.grad = (const G *)a.grad + i;
+  own.weight = (T *)a.weight + i;
+  if (sizeof(T) < sizeof(float))
+    own.residual = (R *)a.residual + i;
+  own.m = (X *)a.m + i;
+  own.v = (X *)a.v + i;
+  if (sizeof(X) == 1) {
+    own.m_scales = a.m_scales + run / LADE_MOMENT_BLOCK;
+    own.v_scales = a.v_scales + run / LADE_MOMENT_BLOCK;
+  }
+  return own;
+}
+
+/* IS_WHOLE: nobody of the warp has fewer than EACH. */
+template <bool IS_WHOLE> static __device__ inline struct place place_get(const struct lade_adamw_args &own, int turn)
+{
+  const int i = turn * (32 * EACH);
+  const int64_t left = own.n_elements - i;
+  return (struct place){i, IS_WHOLE || left > EACH ? EACH : left > 0 ? (int)left : 0};
+}
+
+/* This warp's run, AHEAD turns of it under way. */
+template <bool IS_WHOLE, int AHEAD, class T, class R, class G, class X>
+static __device__ inline void run_update(const struct lade_adamw_args &a, const struct lade_step *step, uint32_t *room)
+{
+  constexpr bool HAS_WORDS = sizeof(X) < sizeof(float) || sizeof(R) == 1, HAS_SCALES = sizeof(X) == 1;
+  const int64_t run = thread_get() / 32 * LADE_DRAW_RUN, i = run + threadIdx.x % 32 * EACH;
+  const int64_t blocks = IS_WHOLE ? TURNS : (a.n_elements - run + LADE_MOMENT_BLOCK - 1) / LADE_MOMENT_BLOCK;
+  const int n_blocks = blocks < TURNS ? (int)blocks : TURNS;
   uint32_t words[EACH] = {};
-  state_load(state, a, place);
+  struct scales old = {}, made = {};
   const struct lade_verdict verdict = *a.verdict;
-  const struct lade_step s = *step;
-  const float decay = a.has_decay ? s.weight_decay : 0.0f;
   if (verdict.is_skipped)
     return;
-  if (HAS_WORDS)
-    words_get(a, s, room, words);
-  const uint32_t m_scale = lade_scale_clamp(state.m_scale), v_scale = lade_scale_clamp(state.v_scale);
+  const struct lade_adamw_args own = own_get<T, R, G, X>(a, run, i);
+  if (HAS_SCALES)
+    old = (struct scales){scales_load(own.m_scales, n_blocks), scales_load(own.v_scales, n_blocks)};
+#pragma unroll 1
+  for (int first = 0; first < TURNS; first += AHEAD) {
+    struct state<T, R, G, X> states[AHEAD];
 #pragma unroll
-  for (int k = 0; k < EACH; k++) {
-    float g = get(state.grad[k]) * verdict.factor;
-    m[k] = fmaf(s.beta1, moment_get(false, state.m[k], m_scale), (1.0f - s.beta1) * g);
-    v[k] = fmaf(s.beta2, moment_get(true, state.v[k], v_scale), (1.0f - s.beta2) * (g * g));
-    float u = m[k] * s.correction1 / (sqrtf(v[k] * s.correction2) + s.eps);
-    w[k] = master_get(state.weight[k], state.residual[k]);
-    w[k] = fmaf(-s.lr, fmaf(decay, w[k], u), w[k]);
-    master_put(&state.weight[k], &state.residual[k], w[k], words[k]);
+    for (int turn = 0; turn < AHEAD; turn++)
+      state_load(states[turn], own, place_get<IS_WHOLE>(own, first + turn));
+    const struct rates r = rates_get(a, step, verdict);
+    if (HAS_WORDS && first == 0)
+      words_get(a, r.s, room, run, words);
+#pragma unroll
+    for (int turn = 0; turn < AHEAD; turn++)
+      state_update(own, r, states[turn], old, made, words, place_get<IS_WHOLE>(own, first + turn), first + turn);
   }
-  items_store(a.weight, place, state.weight);
-  if (sizeof(T) < sizeof(float))
-    items_store(a.residual, place, state.residual);
-  moments_put(false, (X *)a.m, a.m_scales, place, m, words);
-  moments_put(true, (X *)a.v, a.v_scales, place, v, words);
+  if (HAS_SCALES && threadIdx.x % 32 == 0) {
+    scales_store(own.m_scales, n_blocks, made.m);
+    scales_store(own.v_scales, n_blocks, made.v);
+  }
 }
 
 template <class T, class R, class G, class X>
 static __device__ inline void form_update(const struct lade_adamw_args &a, const struct lade_step *step, uint32_t *room)
 {
-  struct place place = {thread_get() * EACH, EACH};
-  if (((int64_t)blockIdx.x + 1) * blockDim.x * EACH <= a.n_elements) {
-    update<T, R, G, X>(a, step, room, place);
-    return;
-  }
-  if (a.n_elements - place.i < EACH)
-    place.n = a.n_elements > place.i ? (int)(a.n_elements - place.i) : 0;
-  update<T, R, G, X>(a, step, room, place);
+  constexpr int AHEAD = sizeof(X) == 1 ? TURNS : TURNS / 2; /* what registers have room for */
+  if (((int64_t)blockIdx.x + 1) * blockDim.x * (EACH * TURNS) <= a.n_elements)
+    run_update<true, AHEAD, T, R, G, X>(a, step, room);
+  else
+    run_update<false, 1, T, R, G, X>(a, step, room);
 }
 
 template <class T, class R, class G>
@@ -325,4 +669,4 @@ template <class T> static __device__ void adamw_of(const struct lade_adamw_args 
   LADE_SHARED(uint32_t, room);
   masters_choose(T(), a, step, room);
 }
-LADE_KERNEL_OF_DTYPES(adamw, lade_adamw_args)
+LADE_KERNEL_OF_DTYPES_BLOCKS(adamw, lade_adamw_args, 2)

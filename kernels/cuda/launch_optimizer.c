@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Launches of norm, its sums, verdict and update. */
+#include "base/moments.h"
 #include "kernels/cuda/launch_internal.h"
 
 static void sum_squares(const struct lade_kernel_ctx *ctx, const void *args)
@@ -28,14 +29,15 @@ static void clip(const struct lade_kernel_ctx *ctx, const void *args)
   partials_launch(ctx, LADE_CUDA_CLIP, args);
 }
 
-/* A block of threads has whole runs of random words, which lie in its shared memory. */
+/* A warp has a run of random words, which lie in shared memory. */
 static void adamw(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_adamw_args *a = args;
-  const int64_t n_each = LADE_CUDA_THREADS * LADE_CUDA_ADAMW_EACH;
+  const int64_t n_each = LADE_CUDA_THREADS * LADE_CUDA_ADAMW_EACH * LADE_CUDA_ADAMW_TURNS;
   lade_cuda_launch_grid(ctx, LADE_CUDA_ADAMW, a->dtype,
                         (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(a->n_elements, n_each)}, .args = a,
-                                                  .shared_bytes = LADE_CUDA_THREADS * sizeof(uint32_t)});
+                                                  .shared_bytes = LADE_CUDA_THREADS / 32 * LADE_DRAW_WORDS *
+                                                                  sizeof(uint32_t)});
 }
 
 void lade_cuda_optimizer_init(struct lade_kernels *kernels)

@@ -74,7 +74,12 @@ struct lade_cuda_row_sums {
 
 /* ---- the update ---- */
 
-#define LADE_CUDA_ADAMW_EACH 4 /* elements of a thread: of F32 16 bytes; a warp has a block of 8-bit moments */
+/*
+ * A thread has EACH neighbours at a time, of F32 16 bytes: a warp's are a block of 8-bit moments. TURNS of those are a
+ * run of random words, of which every lane then makes as many as one draw has.
+ */
+#define LADE_CUDA_ADAMW_EACH 4
+#define LADE_CUDA_ADAMW_TURNS 4
 
 /* ---- rotation ---- */
 

@@ -109,12 +109,43 @@ static __device__ inline float ptx_reciprocal(float x)
   return y;
 }
 
+/* 1/sqrt(x) within two steps of FP32; infinite where x is below the least normal number. */
+static __device__ inline float ptx_root_reciprocal(float x)
+{
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/* x + y rounded toward zero. */
+static __device__ inline float ptx_add_cut(float x, float y)
+{
+  float sum;
+  asm("add.rz.f32 %0, %1, %2;" : "=f"(sum) : "f"(x), "f"(y));
+  return sum;
+}
+
+/* Four of the eight bytes of @low and @high, one for each of @which's digits of 4 bits, lowest first; none past 7. */
+static __device__ inline uint32_t ptx_bytes(uint32_t low, uint32_t high, uint32_t which)
+{
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(which));
+  return bytes;
+}
+
 /* Exact. */
 static __device__ inline float ptx_f32_of_f16(uint16_t x)
 {
   float y;
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
   return y;
+}
+
+/* Both halves of a word, exact. */
+static __device__ inline void ptx_f32_of_f16_pair(uint32_t pair, float &low, float &high)
+{
+  asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+      : "=f"(low), "=f"(high) : "r"(pair));
 }
 
 /* In words that the compiler does not see through, so that it does not keep numbers where it has what they are of. */

@@ -115,6 +115,29 @@ static inline float ptx_reciprocal(float x)
   return fabsf(y) < 0x1p-126f ? copysignf(0, y) : y;
 }
 
+static inline float ptx_root_reciprocal(float x)
+{
+  return fabsf(x) < 0x1p-126f ? copysignf(INFINITY, x) : (float)(1 / sqrt((double)x));
+}
+
+static inline float ptx_add_cut(float x, float y)
+{
+  double sum = (double)x + (double)y; /* exact where the numbers are within 2^28 of each other */
+  float rounded = (float)sum;
+  return fabs((double)rounded) > fabs(sum) ? nextafterf(rounded, 0) : rounded;
+}
+
+static inline uint32_t ptx_bytes(uint32_t low, uint32_t high, uint32_t which)
+{
+  const uint64_t both = (uint64_t)high << 32 | low;
+  uint32_t bytes = 0;
+  for (int i = 0; i < 4; i++) {
+    LADE_ASSERT((which >> 4 * i & 15) < 8);
+    bytes |= (uint32_t)(both >> 8 * (which >> 4 * i & 15) & 0xff) << 8 * i;
+  }
+  return bytes;
+}
+
 static inline float ptx_f32_of_bf16(uint16_t x)
 {
   return lade_bf16_to_f32(x);
@@ -123,6 +146,12 @@ static inline float ptx_f32_of_bf16(uint16_t x)
 static inline float ptx_f32_of_f16(uint16_t x)
 {
   return lade_f16_to_f32(x);
+}
+
+static inline void ptx_f32_of_f16_pair(uint32_t pair, float &low, float &high)
+{
+  low = lade_f16_to_f32((uint16_t)pair);
+  high = lade_f16_to_f32((uint16_t)(pair >> 16));
 }
 
 static inline uint32_t ptx_pair_bf16(float low, float high)
