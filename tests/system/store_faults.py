@@ -106,10 +106,10 @@ for error in ("ENOMEM", "EPERM", "EINVAL"):  # memory that is not pinned for the
     survives(f"io_uring_register:error={error}")
 survives("openat:error=EOPNOTSUPP:when=1", path=["-P", "drive"])
 
-# What ends a run: which tensor, where, and why.
+# What ends a run: where and why; which tensor, but for writes of the store's first time, which one thread may have most of.
 for error, why in (("EIO", "Input/output error"), ("ENOSPC", "No space left"), ("EROFS", "Read-only file system"),
                    ("ENODEV", "No such device")):
-    ends(NO_RING, f"pwrite64:error={error}:when=30+", words=["store in drive", "writing tensor", why])
+    ends(NO_RING, f"pwrite64:error={error}:when=30+", words=["store in drive", "writing", why])
 # Per thread: in 8 steps the run's own reads its text 124 times, and one of the store's eight 280 times at least, whatever
 # lengths of requests the drive was found to like.
 ends(NO_RING, "pread64:error=EIO:when=140+", words=["store in drive", "reading tensor", "Input/output error"],
@@ -118,8 +118,10 @@ ends("fallocate:error=ENOSPC", words=["drive", "need", "are free"])
 # Refusals that do not pass end it, too, wherever they begin.
 for error, why in (("EINTR", "Interrupted system call"), ("EBUSY", "resource busy")):
     ends(f"fallocate:error={error}", words=["store in drive", why])
-    ends(f"io_uring_enter:error={error}:when=30+", words=["store in drive", "tensor", why])
-    ends(NO_RING, f"pwrite64:error={error}:when=30+", words=["store in drive", "writing tensor", why])
+    for begin in (5, 150):  # mostly while the store is written for the first time, and behind it: it goes by the drive
+        ends(f"io_uring_enter:error={error}:when={begin}+", words=["store in drive", why], steps=["--steps", "8"])
+        ends(NO_RING, f"pwrite64:error={error}:when={begin // 2}+", words=["store in drive", "writing", why],
+             steps=["--steps", "8"])
 
 # A directory that cannot be a store from the start.
 ends("openat:error=EROFS", path=["-P", "drive"], words=["store directory drive", "Read-only file system"])
