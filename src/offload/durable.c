@@ -96,14 +96,18 @@ static int refused(const struct lade_durable *d, int code, const char *name, con
 
 /* ---- files ---- */
 
-static int bytes_write(const struct lade_durable *d, int fd, const void *data, uint64_t bytes, uint64_t offset)
+/* @point says which way. What moves nothing is @code_of_none. */
+static int bytes_move(const struct lade_durable *d, enum lade_fault_point point, int fd, char *at, uint64_t bytes,
+                      uint64_t offset, int code_of_none)
 {
-  const char *at = data;
+  const bool is_write = point == LADE_FAULT_FILE_WRITE;
   int n_tries = 0;
   while (bytes) {
-    const int fault = lade_fault(d->params.faults, LADE_FAULT_FILE_WRITE);
-    ssize_t n = fault ? fault : pwrite(fd, at, bytes, (off_t)offset);
-    const int code = fault ? fault : n < 0 ? -errno : n ? 0 : -EIO;
+    const int fault = lade_fault(d->params.faults, point);
+    ssize_t n = fault;
+    if (!fault)
+      n = is_write ? pwrite(fd, at, bytes, (off_t)offset) : pread(fd, at, bytes, (off_t)offset);
+    const int code = fault ? fault : n < 0 ? -errno : n ? 0 : code_of_none;
     if (lade_retry(code, &n_tries))
       continue;
     if (code)
@@ -116,25 +120,15 @@ static int bytes_write(const struct lade_durable *d, int fd, const void *data, u
   return 0;
 }
 
+static int bytes_write(const struct lade_durable *d, int fd, const void *data, uint64_t bytes, uint64_t offset)
+{
+  return bytes_move(d, LADE_FAULT_FILE_WRITE, fd, (char *)(uintptr_t)data, bytes, offset, -EIO);
+}
+
 /* -EBADMSG: the file ends before. */
 static int bytes_read(const struct lade_durable *d, int fd, void *data, uint64_t bytes, uint64_t offset)
 {
-  char *at = data;
-  int n_tries = 0;
-  while (bytes) {
-    const int fault = lade_fault(d->params.faults, LADE_FAULT_FILE_READ);
-    ssize_t n = fault ? fault : pread(fd, at, bytes, (off_t)offset);
-    const int code = fault ? fault : n < 0 ? -errno : n ? 0 : -EBADMSG;
-    if (lade_retry(code, &n_tries))
-      continue;
-    if (code)
-      return code;
-    at += n;
-    bytes -= (uint64_t)n;
-    offset += (uint64_t)n;
-    n_tries = 0;
-  }
-  return 0;
+  return bytes_move(d, LADE_FAULT_FILE_READ, fd, data, bytes, offset, -EBADMSG);
 }
 
 static int data_sync(const struct lade_durable *d, int fd)
