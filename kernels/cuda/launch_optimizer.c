@@ -34,6 +34,7 @@ static void adamw(const struct lade_kernel_ctx *ctx, const void *args)
 {
   const struct lade_adamw_args *a = args;
   const int64_t n_each = LADE_CUDA_THREADS * LADE_CUDA_ADAMW_EACH * LADE_CUDA_ADAMW_TURNS;
+  LADE_ASSERT(((uintptr_t)a->m_scales | (uintptr_t)a->v_scales) % sizeof(uint32_t) == 0);
   lade_cuda_launch_grid(ctx, LADE_CUDA_ADAMW, a->dtype,
                         (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(a->n_elements, n_each)}, .args = a,
                                                   .shared_bytes = LADE_CUDA_THREADS / 32 * LADE_DRAW_WORDS *
