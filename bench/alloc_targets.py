@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the packer and the caching allocator promise, measured beside the targets (docs/alloc.md).
+"""What the packer and the caching allocator promise, measured beside the targets (docs/memory.md).
 
 Usage: bench/alloc_targets.py [--build build] [--data FOLDER] [--seeds N] [--rounds N] [--out FILE]
 
@@ -16,10 +16,10 @@ import subprocess
 
 from report import data_find, machine_name, publish
 
-# Instance, what MiniMalloc's authors state for it in seconds.
+# Instance, the seconds that MiniMalloc's authors state for it.
 MINIMALLOC = {"A": 4.9, "B": 3.7, "C": 0.64, "D": 2.7, "E": 3.7, "F": 5.4}
 CAPACITY = 1048576
-# Instance, seconds that it may take, per cent over the lower bound that it may stay.
+# Instance, time limit in seconds, limit of the peak in per cent over the lower bound.
 PACKED = [("packing/pangu_2.6B.csv", 2, 2), ("packing/resnet50.csv", 2, 0.2),
           ("packing/torch_medium_128_training.csv", 0.5, 0.3), ("packing/torch_medium_256_training.csv", 0.5, 0.3),
           ("packing/torch_medium_512_inference.csv", 0.5, 0.3)]
@@ -42,7 +42,7 @@ def mark(is_met):
 
 
 def pack(args, instance, *options):
-    """Buffers, lower bound, peak, milliseconds: the best of the rounds."""
+    """Return buffers, lower bound, peak, milliseconds: the best of the rounds."""
     command = [os.path.join(args.build, "bench", "bench-pack"), "-r", str(args.rounds), *options, instance]
     text = output(command)
     _, buffers, bound, peak, *_ = text.split()

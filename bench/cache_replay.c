@@ -6,14 +6,15 @@
  *   bench-cache-replay [-r REPEATS] [-n STEPS] [-s SEEDS] [-f FIRST] [-c MIB] [FILE.csv ...]
  *
  * A file holds `id,lower,upper,size` with half-open lifetimes; at one time frees come before allocations. Without
- * files STEPS steps (200) of the kinds in cache_traces.h are drawn with SEEDS (3) seeds from FIRST (1) on. Chunks have
- * MIB (2). Printed: the most bytes live at once, what each allocator reserved beyond, in per cent of it, and for the
- * caching allocator the calls for memory that it took; for drawn kinds also the least, the median and the most over
- * the seeds, as lines of a table. With -r the trace is replayed again on the same cache, and the last round that made
- * such a call is named, and told for the drawn kinds in a table of its own: a step that repeats should need none after
- * a few.
+ * files, traces of STEPS steps (200) of the kinds in cache_traces.h are drawn with SEEDS (3) seeds from FIRST (1) on.
+ * Chunks have MIB (2).
  *
- * The device has no limit that matters, and no queue ever has work that is not done: what another queue freed is free.
+ * It prints the most bytes live at once, the excess that each allocator reserved, in per cent of them, and for the
+ * caching allocator its calls for memory. For drawn kinds it also prints the least, the median and the most over the
+ * seeds, as lines of a table. With -r the trace is replayed again on the same cache. The last round with such a call is
+ * named, for the drawn kinds in a table of its own: a repeated step should need none after a few rounds.
+ *
+ * The device has no effective limit, and queues never have pending work: memory that another queue freed is free.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -41,7 +42,7 @@ struct options {
 
 struct result {
   double waste[N_ALLOCATORS]; /* in per cent of the peak of live bytes */
-  double last_round;          /* in which the caching allocator made a call for memory */
+  double last_round;          /* the last in which the caching allocator made a call for memory */
 };
 
 static int file_read(const char *path, struct trace *trace)
@@ -195,7 +196,7 @@ static void summary_print(enum trace_kind kind, const struct result *results, in
   printf("\n");
 }
 
-/* In which round the last call for memory was, least, median, mean and most over the seeds; and the waste then. */
+/* Print the round of the last call for memory, least, median, mean and most over the seeds; and the waste then. */
 static void rest_print(enum trace_kind kind, const struct result *results, int n)
 {
   double rounds[MAX_SEEDS], sum = 0, most_waste = 0;

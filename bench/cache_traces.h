@@ -2,17 +2,17 @@
 /*
  * Traces of allocations for benches and tests of the allocators: read, ordered, or drawn from a seed.
  *
- * The drawn kinds are what trainers do to a caching allocator where it hurts. All have the shape of a
- * transformer of 16 layers with 2,048 features and 16 heads in BF16: weights that stay; a forward pass that saves; a
- * backward pass that frees in reverse, makes the gradient of what it frees, and gradients of weights, which live until
- * the update; AdamW's moments, sharded over 8 ranks, made by the first update among the holes that the first step
- * left; temporaries in between.
+ * The drawn kinds are patterns of trainers that are hard for a caching allocator. All have the shape of a transformer
+ * of 16 layers with 2,048 features and 16 heads in BF16. Weights stay. A forward pass saves values. A backward pass
+ * frees them in reverse and makes their gradients, and gradients of weights, which live until the update. AdamW's
+ * moments, sharded over 8 ranks, are made by the first update among the holes of the first step. Temporaries come in
+ * between.
  *   queues     all parameters are sharded. A layer is gathered two layers ahead on a queue, and its gradients are
  *              reduced in FP32 on another; residuals leave for the host and are brought back two layers ahead on a
  *              third. Rows are packed, a step has 3,585 to 4,096 tokens.
- *   experts    4,096 tokens; an eighth of 64 experts of 1,024 features, of which each token picks 8 (the sizes of
- *              OLMoE), is here. Nothing is dropped, so the rows of an expert differ from layer to layer and step to
- *              step; what other ranks send and get back is on queues of their own.
+ *   experts    4,096 tokens. Of 64 experts of 1,024 features, of which each token picks 8 (the sizes of OLMoE), an
+ *              eighth is on this rank. No token is dropped, so the rows of an expert differ from layer to layer and
+ *              step to step; sends and receives of other ranks' rows are on queues of their own.
  *   sequences  a batch of four, padded to its longest. Lengths are skewed as those of conversations are: the median is
  *              some 450 tokens, the longest 2,112.
  */
@@ -44,7 +44,7 @@ struct trace {
   struct trace_call *calls;
   int n_calls;
   uint64_t peak_bytes; /* most live at once */
-  uint64_t seed, now;  /* of the drawing */
+  uint64_t seed, now;  /* of the random draws */
   uint32_t n_drawn;
 };
 
@@ -76,7 +76,7 @@ static inline int trace_key_compare(const void *a, const void *b)
   return (x->i_item > y->i_item) - (x->i_item < y->i_item);
 }
 
-/* Make the sequence of calls, and the peak. False when memory is out. */
+/* Make the sequence of calls, and the peak. False: out of memory. */
 static inline bool trace_order(struct trace *trace)
 {
   size_t n = 2 * (size_t)trace->items.n;
@@ -129,7 +129,7 @@ static inline void trace_drop(struct trace *trace, int item)
     trace->items.items[item].upper = trace->now++;
 }
 
-/* A temporary of one op. */
+/* Allocate and free a temporary of one op. */
 static inline void trace_touch(struct trace *trace, uint64_t bytes, int queue)
 {
   trace_drop(trace, trace_alloc(trace, bytes, queue));
@@ -154,14 +154,14 @@ static inline void trace_save(struct trace *trace, struct trace_step *step, int 
   step->saved[layer][step->n_saved[layer]++] = trace_alloc(trace, bytes, TRACE_COMPUTE);
 }
 
-/* Parameters of a layer's tensors: attention's two, and those of the feed-forward part or of the experts. */
+/* Return the parameters of a layer's tensors: attention's two, and those of the feed-forward part or of the experts. */
 static inline uint64_t trace_weight(const struct trace_step *step, int i)
 {
   static const uint64_t halves[2][TRACE_WEIGHTS] = {{6, 2, 8, 8}, {6, 2, 16, 8}}; /* of hidden squared */
   return halves[step->kind == TRACE_EXPERTS][i] * step->hidden * step->hidden / 2;
 }
 
-/* The whole layer in BF16, from its shards on all ranks. */
+/* Gather the whole layer in BF16, from its shards on all ranks. */
 static inline void trace_gather(struct trace *trace, struct trace_step *step, int layer)
 {
   if (step->kind == TRACE_QUEUES_KIND && layer >= 0 && layer < TRACE_LAYERS)
@@ -169,8 +169,8 @@ static inline void trace_gather(struct trace *trace, struct trace_step *step, in
 }
 
 /*
- * What the other ranks send to the experts here, on a queue of its own, and the gated feed-forward part of each expert.
- * An expert is liked from a quarter to seven quarters of the mean, a quarter more or less in each step.
+ * Receive the other ranks' rows for the local experts, on a queue of its own, and run the gated feed-forward part of
+ * each expert. An expert's share is a quarter to seven quarters of the mean, a quarter more or less in each step.
  */
 static inline void trace_experts(struct trace *trace, struct trace_step *step, int layer)
 {
@@ -250,7 +250,7 @@ static inline void trace_backward(struct trace *trace, struct trace_step *step, 
   trace_gather(trace, step, layer - TRACE_AHEAD);
   trace_load(trace, step, layer - TRACE_AHEAD);
   int gradient = trace_alloc(trace, step->tokens * step->hidden * 2, TRACE_COMPUTE);
-  for (int i = step->n_saved[layer] - 1; i >= 0; i--) { /* the gradient of each, then neither is needed */
+  for (int i = step->n_saved[layer] - 1; i >= 0; i--) { /* the gradient of each, after which both are freed */
     struct trace_item saved = trace->items.items[step->saved[layer][i]];
     trace_touch(trace, saved.bytes, saved.queue);
     trace_drop(trace, step->saved[layer][i]);
@@ -263,7 +263,7 @@ static inline void trace_backward(struct trace *trace, struct trace_step *step, 
   trace_drop(trace, gradient);
 }
 
-/* AdamW makes its two moments when it first runs, among what the first step left behind. */
+/* Let AdamW make its two moments when it first runs, among the holes of the first step. */
 static inline void trace_update(struct trace *trace, struct trace_step *step, bool is_first)
 {
   for (int layer = 0; layer < TRACE_LAYERS; layer++)
@@ -297,7 +297,10 @@ static inline void trace_step_draw(struct trace *trace, struct trace_step *step)
     trace_backward(trace, step, layer);
 }
 
-/* Of four sequences padded to the longest, and that to 8. The product of two draws makes long ones rare. */
+/*
+ * Return the tokens of four sequences padded to the longest, rounded up to 8. The product of two draws makes long ones
+ * rare.
+ */
 static inline uint64_t trace_tokens(struct trace *trace)
 {
   uint64_t longest = 0;
@@ -308,7 +311,7 @@ static inline uint64_t trace_tokens(struct trace *trace)
   return 4 * lade_align_up(longest, 8);
 }
 
-/* Draw and order a trace of @n_steps of @kind. False when memory is out. */
+/* Draw and order a trace of @n_steps of @kind. False: out of memory. */
 static inline bool trace_draw(struct trace *trace, enum trace_kind kind, int n_steps, uint64_t seed)
 {
   struct trace_step step = {.kind = kind, .hidden = 2048};

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Collectives beside MPI's own, on the same ranks, buffers and rounds: mpirun -n 8 bench-comm [BYTES [ROUNDS]].
+ * Lade's collectives next to MPI's own, on the same ranks, buffers and rounds: mpirun -n 8 bench-comm [BYTES [ROUNDS]].
  *
- * BYTES is the whole vector: what an all_reduce reduces, a reduce_scatter takes and an all_gather makes, per rank.
- * Each round runs every series once, between two barriers; ratios are taken within rounds, and the median round
- * counts. "direct" has its buffers in shared memory (lade_comm_alloc), "arena" in a device's chunk that is registered,
- * as training has them, at another place in each rank's; "staged" in private memory, like MPI.
+ * BYTES is the whole vector per rank: an all_reduce's operand, a reduce_scatter's input and an all_gather's output.
+ * Each round runs every series once, between two barriers; ratios are taken within rounds, and the median round counts.
+ * "direct" has its buffers in shared memory (lade_comm_alloc). "arena" has them in a device's chunk that is registered,
+ * as in training, at another place in each rank's. "staged" has them in private memory, like MPI.
  *
- * Then the same number of small tensors, which is what a bucket of gradients has, one by one and as a list.
+ * Then the same number of small tensors, as in a bucket of gradients, one by one and as a list.
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -86,7 +86,7 @@ static double series_run(struct bench *bench, enum op op, enum way way)
   return (double)(lade_now_ns() - begin_ns) * 1e-6;
 }
 
-/* Reductions of N_SMALL tensors of the arena. */
+/* Time reductions of N_SMALL tensors of the arena. */
 static double small_run(struct bench *bench, bool is_list)
 {
   struct lade_collective items[N_SMALL];
@@ -104,7 +104,7 @@ static double small_run(struct bench *bench, bool is_list)
   return (double)(lade_now_ns() - begin_ns) * 1e-6;
 }
 
-/* Equal values must come out of every way: small whole numbers, whose sums are exact in any order. */
+/* Check that every way gives equal values: small whole numbers, whose sums are exact in any order. */
 static void results_compare(struct bench *bench, enum op op)
 {
   uint64_t n = op == REDUCE_SCATTER ? bench->n / (uint64_t)bench->size : bench->n;
@@ -113,7 +113,7 @@ static void results_compare(struct bench *bench, enum op op)
       die(bench, "results differ from MPI's");
 }
 
-/* A rank's arena, as its executor makes it; what is below the buffers differs from rank to rank. */
+/* Make a rank's arena, as its executor does; the offset of the buffers differs from rank to rank. */
 static void arena_make(struct bench *bench)
 {
   const struct lade_host_device_params how = {.struct_size = sizeof(how)};
@@ -166,7 +166,7 @@ static int double_compare(const void *a, const void *b)
   return (x > y) - (x < y);
 }
 
-/* The median over rounds of numerator / denominator; a NULL denominator is one. */
+/* Return the median over rounds of numerator / denominator; a NULL denominator is one. */
 static double median(const double *numerator, const double *denominator, int n)
 {
   double sorted[ROUNDS_MOST];
@@ -235,7 +235,7 @@ int main(int argc, char **argv)
   buffers_make(&bench);
   for (int round = -1; round < bench.n_rounds; round++) { /* the first touches pages and makes connections */
     for (int op = 0; op < N_OPS; op++) {
-      for (int i = 0; i < N_WAYS; i++) { /* in turns: nobody is always the first */
+      for (int i = 0; i < N_WAYS; i++) { /* in rotation: the first way changes from round to round */
         enum way way = (enum way)((i + round + 1) % N_WAYS);
         bench.ms[op][way][LADE_MAX(round, 0)] = series_run(&bench, op, way);
       }

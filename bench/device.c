@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the host device costs: handing work over, and bringing memory.
+ * Costs of the host device: submitting work, and providing memory.
  *
- * Queues: nanoseconds per piece of empty work in a stream, per submission that is waited for, and per handover
- * between two queues that wait for each other; and the time that throttled copies take over what their link
- * states (never below 1). Memory: the same bytes populated, mapped and unmapped as the device does it,
- * and copied, beside a memfd of as many bytes that is populated and copied; interleaved, the best of the rounds.
+ * Queues: nanoseconds per piece of empty work in a stream, per submission with a wait, and per handover between two
+ * queues that wait for each other; and the time of throttled copies over that of their link (never below 1). Memory:
+ * the same bytes populated, mapped and unmapped as the device does it, and copied, next to a memfd of as many bytes
+ * that is populated and copied; interleaved, the best of the rounds.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernels on a GPU beside what bounds them, as tables in Markdown.
+ * Kernels on a GPU next to their bounds, as tables in Markdown.
  *
- *   bench-gpu [--small]   --small: sizes for the stand-in driver, whose times say nothing
+ *   bench-gpu [--small]   --small: sizes for the fake driver, whose times have no meaning
  *
- * Memory: the bytes that a kernel must move over the time between the events around it, as a share of what a copy from
- * device memory to device memory moves in the same run. Products: operations per second of the algorithm that
- * a run gets, as a share of the best of all that cuBLASLt's heuristic offers. Attention: by each kernel that the GPU
- * has, as a share of the best product. Times are medians; tensors are larger than any cache, and products
- * multiply random numbers, as a GPU's clock depends on how many bits change.
+ * Memory: the bytes that a kernel must move over the time between the events around it, as a share of the rate of a
+ * device-to-device copy in the same run. Products: operations per second of the algorithm that a run uses, as a share
+ * of the best of all that cuBLASLt's heuristic offers. Attention: by each kernel that the GPU has, as a share of the
+ * best product. Times are medians. Tensors are larger than any cache, and products multiply random numbers, because a
+ * GPU's clock depends on how many bits change.
  *
- * Each table, and each kernel of attention, is made by a process of its own with SECTION_S to do it in: one that
- * faults, which no context survives, or that never ends costs the others nothing. Rows are printed as they are made.
+ * Each table, and each kernel of attention, is made by a process of its own with SECTION_S to do it in. So a fault,
+ * which destroys the context, or an endless kernel affects no other table. Rows are printed as they are made.
  */
 #include <errno.h>
 #include <math.h>
@@ -27,7 +27,7 @@
 #include "base/float.h"
 #include "device/cuda.h"
 #include "kernels/cuda.h"
-#include "kernels/cuda/cublaslt.h"
+#include "kernels/cuda/matmul/matmul_cublaslt.h"
 
 #define N_RUNS 7
 #define N_WARM 2
@@ -37,10 +37,10 @@
 #define SECTION_S 30
 #define MISSING 77 /* exit code without a GPU */
 
-/* What kernels read beside tensors. */
+/* Inputs of kernels besides tensors. */
 struct words {
   struct lade_step step;
-  struct lade_verdict verdict;
+  struct lade_clip_result clip_result;
 };
 
 struct bench {
@@ -61,7 +61,10 @@ static void *place(const struct bench *bench, int i)
   return (void *)(uintptr_t)(bench->arena + (uint64_t)i * bench->place_bytes);
 }
 
-/* Of places [@first, @end), random BF16 numbers in -1..1, of whose bits @mask stay; as FP32 they are numbers, too. */
+/*
+ * Fill places [@first, @end) with random BF16 numbers in -1..1, whose bits outside @mask are cleared; they are valid as
+ * FP32 numbers, too.
+ */
 static void places_fill(struct bench *bench, int first, int end, uint16_t mask)
 {
   const size_t n = bench->place_bytes / sizeof(uint16_t);
@@ -92,10 +95,10 @@ static int time_compare(const void *x, const void *y)
   return (a > b) - (a < b);
 }
 
-/* Put one piece of work on its queue; its event's count. */
+/* Put one piece of work on its queue; return its event's count. */
 typedef uint64_t submit_fn(struct bench *bench, const void *what, struct lade_span *ret_span);
 
-/* The median; leaves the process where the device fails, with its words. */
+/* Return the median; if the device fails, print its error and end the process. */
 static double seconds_take(struct bench *bench, lade_queue *queue, submit_fn *submit, const void *what)
 {
   double seconds[N_RUNS];
@@ -148,7 +151,7 @@ static double kernel_seconds(struct bench *bench, enum lade_kernel kernel, const
 
 /* ---- memory ---- */
 
-/* @form: behind the kernel's name. */
+/* Measure one form of a kernel; @form: the text after the kernel's name. */
 static void form_row(struct bench *bench, enum lade_kernel kernel, const char *form, const void *args, double bytes)
 {
   double seconds = kernel_seconds(bench, kernel, args);
@@ -187,11 +190,15 @@ static void elements_bench(struct bench *b, int64_t n)
              2 * elements);
 }
 
-/* Moments begin as zeros, as a run's do. Of random bits half the second ones would be negative, or no numbers. */
+/*
+ * Measure AdamW. Moments begin as zeros, as a run's do. With random bits half of the second moments would be negative,
+ * or no numbers.
+ */
 static void adamw_bench(struct bench *b, int64_t n)
 {
   const double elements = (double)n;
-  struct lade_adamw_args args = {.dtype = LADE_BF16, .n_elements = n, .has_decay = true, .verdict = &b->words->verdict,
+  struct lade_adamw_args args = {.dtype = LADE_BF16, .n_elements = n, .has_decay = true,
+                                 .clip_result = &b->words->clip_result,
                                  .grad = place(b, 0), .weight = place(b, 1), .residual = place(b, 2), .m = place(b, 3),
                                  .v = place(b, 4)};
   places_fill(b, 3, 5, 0);
@@ -210,7 +217,7 @@ static void adamw_bench(struct bench *b, int64_t n)
   places_fill(b, 0, N_PLACES, 0xffff);
 }
 
-/* Rows of @d, as many as make @n elements. */
+/* Measure kernels on rows of @d, as many as make @n elements. */
 static void rows_bench(struct bench *b, int64_t n, int64_t d)
 {
   const double elements = (double)n;
@@ -242,8 +249,8 @@ static void rows_bench(struct bench *b, int64_t n, int64_t d)
                                               .workspace = place(b, WORKSPACE)},
              8 * elements);
   memory_row(b, LADE_K_ROPE,
-             &(struct lade_rope_args){.dtype = LADE_BF16, .batch = 1, .time = rows, .heads = d / dim - 2,
-                                      .key_heads = 1, .head_dim = dim, .base = 10000, .x = place(b, 0),
+             &(struct lade_rope_args){.dtype = LADE_BF16, .batch = 1, .seq_len = rows, .heads = d / dim - 2,
+                                      .n_kv_heads = 1, .head_dim = dim, .base = 10000, .x = place(b, 0),
                                       .y = place(b, 0), .workspace = place(b, WORKSPACE)},
              4 * elements);
   memory_row(b, LADE_K_SWIGLU_FWD,
@@ -274,7 +281,7 @@ static void memory_bench(struct bench *bench)
 
 /* ---- products ---- */
 
-/* The best of all that the heuristic offers; the run's own choice is put back. */
+/* Return the time of the best algorithm that the heuristic offers; restores the run's own choice. */
 static double best_seconds(struct bench *bench, const struct lade_matmul_args *args, double own_seconds)
 {
   double best = own_seconds;
@@ -303,7 +310,7 @@ static void product_row(struct bench *bench, enum lade_matmul_layout layout, int
          (long long)k, own * 1e6, flops / own / 1e12, flops / best / 1e12, 100 * best / own);
 }
 
-/* A layer's products, forward and backward, over @rows tokens. */
+/* Measure a layer's products, forward and backward, over @rows tokens. */
 static void layer_bench(struct bench *bench, int64_t rows, int64_t in, int64_t out)
 {
   product_row(bench, LADE_NT, rows, out, in);
@@ -325,18 +332,19 @@ static void products_bench(struct bench *bench)
 
 /* ---- attention ---- */
 
-/* Causal: half of the products of all pairs; backward has five for the forward's two. */
+/* Measure causal attention: half of the products of all pairs; backward has five for the forward's two. */
 static void attention_bench(struct bench *bench)
 {
   const char *who = getenv("LADE_ATTENTION");
-  const int64_t time = bench->is_small ? 32 : 4096, heads = bench->is_small ? 1 : 16, dim = bench->is_small ? 64 : 128;
-  const double flops = 2 * (double)(heads * dim) * (double)time * (double)(time + 1);
-  const struct lade_attention_fwd_args fwd = {.dtype = LADE_BF16, .batch = 1, .time = time, .heads = heads,
-                                              .key_heads = heads, .head_dim = dim, .drop = {.scale = 1},
+  const int64_t seq_len = bench->is_small ? 32 : 4096, heads = bench->is_small ? 1 : 16, dim = bench->is_small ? 64 :
+      128;
+  const double flops = 2 * (double)(heads * dim) * (double)seq_len * (double)(seq_len + 1);
+  const struct lade_attention_fwd_args fwd = {.dtype = LADE_BF16, .batch = 1, .seq_len = seq_len, .heads = heads,
+                                              .n_kv_heads = heads, .head_dim = dim, .drop = {.scale = 1},
                                               .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3),
                                               .workspace = place(bench, WORKSPACE)};
-  const struct lade_attention_bwd_args bwd = {.dtype = LADE_BF16, .batch = 1, .time = time, .heads = heads,
-                                              .key_heads = heads, .head_dim = dim, .drop = {.scale = 1},
+  const struct lade_attention_bwd_args bwd = {.dtype = LADE_BF16, .batch = 1, .seq_len = seq_len, .heads = heads,
+                                              .n_kv_heads = heads, .head_dim = dim, .drop = {.scale = 1},
                                               .qkv = place(bench, 0), .out = place(bench, 2), .lse = place(bench, 3),
                                               .d_out = place(bench, 1), .d_qkv = place(bench, 4),
                                               .workspace = place(bench, WORKSPACE)};
@@ -366,7 +374,7 @@ static int arena_map(struct bench *bench, struct lade_error *error)
                 : 0;
 }
 
-/* What is open when it fails is bench_close's. */
+/* Open the device and its tensors. On failure bench_close closes the open parts. */
 static int bench_open(struct bench *bench, struct lade_error *error)
 {
   const struct lade_cuda_device_params params = {.struct_size = sizeof(params)};
@@ -409,7 +417,7 @@ static void bench_close(struct bench *bench)
 
 typedef void bench_fn(struct bench *bench);
 
-/* What a run would get, in words. */
+/* Print the choices that a run would get. */
 static void choice_tell(struct bench *bench)
 {
   struct lade_device_info info;
@@ -419,7 +427,7 @@ static void choice_tell(struct bench *bench)
          bench->table.variant[LADE_K_ATTENTION_BWD], lade_cuda_kernels_attention_note(bench->kernels));
 }
 
-/* Sections that do not measure attention have none tried. */
+/* Sections that do not measure attention skip its check. */
 static const struct section {
   const char *name, *attention, *head;
   bench_fn *run;
@@ -436,7 +444,7 @@ static const struct section {
     {"attention by plain kernels", "plain", "", attention_bench},
 };
 
-/* In the section's own process. An attention that this GPU does not have is left out. */
+/* Run a section in its own process. An attention that this GPU does not have is left out. */
 static int section_main(struct bench *bench, const struct section *section)
 {
   struct lade_error error = {0};
@@ -454,7 +462,7 @@ static int section_main(struct bench *bench, const struct section *section)
   return !status || is_absent ? 0 : status == -ENODEV ? MISSING : 1;
 }
 
-/* Its exit code; 1 for one that a signal ended. */
+/* Run a section; return its exit code, 1 if a signal ended it. */
 static int section_run(struct bench *bench, const struct section *section)
 {
   int state = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernels that compute, in GFLOP/s and as a share of the best product measured in the same run: the products
- * of a training step of `baby` in all three layouts, larger ones, attention, and the head. oneDNN runs interleaved
- * with our own where its plug-in opens (LADE_ONEDNN_PLUGIN names its file).
+ * The compute kernels, in GFLOP/s and as a share of the best product measured in the same run: the products of a
+ * training step of `baby` in all three layouts, larger ones, attention, and the head. oneDNN runs interleaved with our
+ * own if its plug-in opens (LADE_ONEDNN_PLUGIN names its file).
  *
  *   bench-kernels [THREADS]
  *
@@ -16,7 +16,7 @@
 #include "base/base.h"
 #include "base/cpu.h"
 #include "base/philox.h"
-#include "kernels/host/element.h"
+#include "kernels/host/element/element.h"
 #include "kernels/host/host.h"
 
 #define ROUNDS 7
@@ -46,7 +46,7 @@ static void *memory_make(size_t n_bytes)
   return memory;
 }
 
-/* @n values in -1..1. */
+/* Return @n random values in -1..1. */
 static void *values_make(enum lade_dtype dtype, int64_t n)
 {
   void *data = memory_make((size_t)n * lade_dtype_bytes(dtype));
@@ -64,7 +64,7 @@ static double call_seconds(const struct bench *bench, const struct lade_kernels 
   return (now(bench) - start) / n_calls;
 }
 
-/* Best of interleaved rounds, one line. */
+/* Time a call, best of interleaved rounds, and print one line. */
 static void call_bench(const struct bench *bench, const char *name, enum lade_kernel kernel, const void *args,
                        double flops)
 {
@@ -104,28 +104,29 @@ static void product_bench(const struct bench *bench, enum lade_dtype dtype, enum
   free(args.workspace);
 }
 
-/* Flops of the products alone, half of them masked away. */
-static void attention_bench(const struct bench *bench, int64_t batch, int64_t time, int64_t heads, int64_t key_heads,
+/* Measure attention by the flops of the products alone, half of them masked away. */
+static void attention_bench(const struct bench *bench, int64_t batch, int64_t seq_len, int64_t heads,
+                            int64_t n_kv_heads,
                             int64_t head_dim)
 {
-  int64_t n_qkv = batch * time * (heads + 2 * key_heads) * head_dim, n_out = batch * time * heads * head_dim;
-  struct lade_attention_fwd_args fwd = {.dtype = LADE_BF16, .batch = batch, .time = time, .heads = heads,
-                                        .key_heads = key_heads, .head_dim = head_dim,
+  int64_t n_qkv = batch * seq_len * (heads + 2 * n_kv_heads) * head_dim, n_out = batch * seq_len * heads * head_dim;
+  struct lade_attention_fwd_args fwd = {.dtype = LADE_BF16, .batch = batch, .seq_len = seq_len, .heads = heads,
+                                        .n_kv_heads = n_kv_heads, .head_dim = head_dim,
                                         .qkv = values_make(LADE_BF16, n_qkv), .out = values_make(LADE_BF16, n_out),
-                                        .lse = memory_make((size_t)(batch * time * heads) * sizeof(float))};
-  struct lade_attention_bwd_args bwd = {.dtype = LADE_BF16, .batch = batch, .time = time, .heads = heads,
-                                        .key_heads = key_heads, .head_dim = head_dim, .qkv = fwd.qkv, .out = fwd.out,
+                                        .lse = memory_make((size_t)(batch * seq_len * heads) * sizeof(float))};
+  struct lade_attention_bwd_args bwd = {.dtype = LADE_BF16, .batch = batch, .seq_len = seq_len, .heads = heads,
+                                        .n_kv_heads = n_kv_heads, .head_dim = head_dim, .qkv = fwd.qkv, .out = fwd.out,
                                         .lse = fwd.lse, .d_out = values_make(LADE_BF16, n_out),
                                         .d_qkv = memory_make((size_t)n_qkv * 2)};
   fwd.workspace = workspace_make(bench, LADE_K_ATTENTION_FWD, &fwd);
   bwd.workspace = workspace_make(bench, LADE_K_ATTENTION_BWD, &bwd);
-  double flops = 2.0 * (double)(batch * heads * head_dim) * (double)time * (double)time;
+  double flops = 2.0 * (double)(batch * heads * head_dim) * (double)seq_len * (double)seq_len;
   char name[64];
-  snprintf(name, sizeof(name), "attention B%ld T%ld H%ld/%ld D%ld forward", (long)batch, (long)time, (long)heads,
-           (long)key_heads, (long)head_dim);
+  snprintf(name, sizeof(name), "attention B%ld T%ld H%ld/%ld D%ld forward", (long)batch, (long)seq_len, (long)heads,
+           (long)n_kv_heads, (long)head_dim);
   call_bench(bench, name, LADE_K_ATTENTION_FWD, &fwd, flops);
-  snprintf(name, sizeof(name), "attention B%ld T%ld H%ld/%ld D%ld backward", (long)batch, (long)time, (long)heads,
-           (long)key_heads, (long)head_dim);
+  snprintf(name, sizeof(name), "attention B%ld T%ld H%ld/%ld D%ld backward", (long)batch, (long)seq_len, (long)heads,
+           (long)n_kv_heads, (long)head_dim);
   call_bench(bench, name, LADE_K_ATTENTION_BWD, &bwd, 2.5 * flops);
   void *const all[] = {(void *)fwd.qkv, fwd.out, fwd.lse, fwd.workspace, (void *)bwd.d_out, bwd.d_qkv, bwd.workspace};
   for (size_t i = 0; i < LADE_COUNT(all); i++)
@@ -167,7 +168,7 @@ static void head_bench(const struct bench *bench, int64_t n, int64_t d, int64_t 
     free(all[i]);
 }
 
-/* The best rate of cubes of 512 to 2048: what a step's speed of light is measured by. */
+/* Return the best rate of cubes of 512 to 2048: the denominator of a step's speed of light. */
 static double peak_measure(const struct bench *bench)
 {
   double best = 0;

@@ -26,7 +26,7 @@ from report import data_find, machine_name, publish
 
 LOSS_BOUND, GRADIENT_BOUND = 1e-5, 1e-6
 BATCH, TIME, ELEMENT = 8, 32, 4  # sequences, tokens of each, bytes of a number
-SHARD_ELEMENTS = 512  # a shard is a multiple of so many
+SHARD_ELEMENTS = 512  # a shard is a multiple of this
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "num_hidden_layers": 8,
          "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 256, "intermediate_size": 704,
          "vocab_size": 1000, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
@@ -39,14 +39,14 @@ LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_a
 class Tensor:
     """A parameter on one rank."""
     n: int                    # elements
-    n_gathers: int            # in a microbatch where it is dropped between the halves: those that read it
-    is_everywhere: bool = False  # on every tensor parallel rank: parts of its gradient where rows are cut
+    n_gathers: int            # per microbatch if it is dropped between the halves: one for each half that reads it
+    is_everywhere: bool = False  # on every tensor parallel rank, with parts of its gradient if rows are cut
     n_of_keys: int = 0        # elements of key heads
     is_at_both_ends: bool = False  # a tied table
 
 
 def head_gathers(tp):
-    """Of the head's table. Alone a rank uses it for the backward half straight after the forward half."""
+    """Return the gathers of the head's table. A single rank uses it for the backward half right after the forward."""
     return 1 if tp == 1 else 2
 
 
@@ -70,7 +70,7 @@ class Baby:
         return [Tensor(self.width, 2, True), Tensor(self.width, 1, True)]
 
     def flops(self):
-        """Of a block and of the head, per token."""
+        """Return the flops of a block and of the head, per token."""
         return 6 * 12 * self.width ** 2 + 6 * self.width * TIME, 6 * self.vocabulary * self.width
 
 
@@ -148,7 +148,7 @@ class Layout:
 
 
 def layouts_of(model):
-    """Those that divide @model."""
+    """Return the layouts that divide @model."""
     found = []
     for n in (2, 4, 8):
         if model.heads % n == 0:
@@ -168,7 +168,7 @@ def layouts_of(model):
 # ---- closed forms: bytes that rank 0 sends in a step ----
 
 def first_stage_layers(model, layout):
-    """Layers of rank 0's chunks, by the cut of docs/pipeline.md."""
+    """Return the layers of rank 0's chunks, by the cut of docs/ranks.md."""
     pieces = layout.pp * layout.chunks
     if pieces == 1:
         return model.layers
@@ -181,12 +181,12 @@ def first_stage_layers(model, layout):
 
 
 def ring(n_bytes, ranks):
-    """Of an all-gather or a reduce-scatter of so many bytes (Thakur, Rabenseifner, Gropp 2005)."""
+    """Return the bytes sent in an all-gather or a reduce-scatter of @n_bytes (Thakur, Rabenseifner, Gropp 2005)."""
     return n_bytes * (ranks - 1) // ranks
 
 
 class Sent:
-    """By axis: what formulas count, padding, scalars."""
+    """Bytes sent by axis: those that formulas count, padding, scalars."""
 
     def __init__(self):
         self.axes = {}
@@ -208,7 +208,7 @@ def sent_by_tp(sent, model, layout, layers, is_last):
 
 
 def sent_of_gradient(sent, model, layout, tensor):
-    """And of the weight, where it is in shards."""
+    """Add the bytes of a gradient, and of the weight if it is in shards."""
     n = layout.shards
     padded = math.ceil(tensor.n / n / SHARD_ELEMENTS) * SHARD_ELEMENTS * n if n > 1 else tensor.n
     block = 4 * padded // n
@@ -248,7 +248,7 @@ def sent_in_a_step(model, layout):
 # ---- runs ----
 
 class Job:
-    """The command's constant part, and where its files lie."""
+    """The command's constant part, and the directory of its files."""
 
     def __init__(self, args, model, config, data, directory):
         self.args, self.directory = args, directory
@@ -281,7 +281,7 @@ class Job:
         return json.loads(done.stdout)
 
     def run(self, layout, steps):
-        """Losses and the summary."""
+        """Return losses and the summary."""
         log = os.path.join(self.directory, "log")
         summary = self.start(layout, steps, "--log", log)
         with open(log, encoding="utf-8") as file:
@@ -290,7 +290,7 @@ class Job:
         return [event["loss"] for event in events if event["event"] == "step"], summary
 
     def gradients_of(self, layout):
-        """The first moments after a step in which they forget nothing but the start are the gradients."""
+        """Return the gradients: the first moments after one step with beta1 0."""
         save = os.path.join(self.directory, "save")
         self.start(layout, 1, "--save", save, "--beta1", "0", "--clip", "0", "--keep", "1")
         found = {}
@@ -298,7 +298,7 @@ class Job:
             for name in names:
                 if name.startswith("optimizer") and name.endswith(".safetensors"):
                     found.update(gradients_read(os.path.join(where, name)))
-        shutil.rmtree(save)  # no run begins over another one's checkpoints
+        shutil.rmtree(save)  # a run refuses a directory with another run's checkpoints
         return found
 
 
@@ -316,7 +316,7 @@ def gradients_read(path):
 
 
 def worst_gradient(got, want):
-    """Norm of the difference over the norm, of the worst tensor, and its name; zero gradients ask for zero."""
+    """Return the largest relative error of a tensor, by norms, and its name; absolute for a zero gradient."""
     worst = (0.0, "")
     for name, expected in want.items():
         off = math.dist(got[name], expected)
@@ -326,7 +326,7 @@ def worst_gradient(got, want):
 
 
 def row_of(job, model, layout, out):
-    """A line of the table; whether every bound is kept."""
+    """Add a line to the table; return whether every bound is kept."""
     wanted = job.reference[0]
     try:
         losses, summary = job.run(layout, job.args.steps)
@@ -354,10 +354,10 @@ def row_of(job, model, layout, out):
 
 
 def tokens_make(text, path):
-    """16-bit tokens below 1000 from pairs of bytes, by a seeded mapping: as far from even as text is."""
+    """Write 16-bit tokens below 1000 from pairs of bytes, by a seeded mapping: as unevenly distributed as text."""
     names = random.Random(1).sample(range(1000), 1000)
     tokens = [names[(a * 251 + b) % 1000] for a, b in zip(text[::2], text[1::2])]
-    tokens[0] = 999  # the vocabulary, whatever the text
+    tokens[0] = 999  # so that the vocabulary is 1000 for any text
     with open(path, "wb") as file:
         file.write(struct.pack(f"<{len(tokens)}H", *tokens))
 

@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Packs instances and prints what was reached: bench-pack [-w WORK] [-s SECONDS] [-t STOP_BYTES] [-r REPEATS] FILE...
+ * Packs instances and prints the peaks: bench-pack [-w WORK] [-s SECONDS] [-t STOP_BYTES] [-r REPEATS] FILE...
  *
- * A file is any that `lade replay` reads; lifetimes are in its calls. In place of a file,
- * `stack:LAYERS` is the skeleton of a training step: saved activations that nest, transients, gradients;
- * `network:LAYERS[:SEED]` a step whose layers and sizes are drawn;
- * `random:N:PART[:SEED]` are N buffers of random sizes that begin at any time and live for 1/PART of the program on
- * average; `boxes:N[:SEED]` N short ones of like sizes;
- * `even:PIECES:PER_MILLE:SEED`, `any:` and `wheels:` are jigsaws on a grid of 1,024 with so many pieces taken out
- * (pack_instances.h), which fit into 1 MiB.
- * Every answer goes through the independent checker. Columns: buffers, lower bound, peak, excess in percent,
- * whether it is proved optimal, milliseconds of the fastest of the repeats.
+ * A file is any that `lade replay` reads; lifetimes are in its calls. Names in place of a file are drawn:
+ *   stack:LAYERS             the skeleton of a training step: nested saved activations, transients, gradients
+ *   network:LAYERS[:SEED]    a step whose layers and sizes are drawn
+ *   random:N:PART[:SEED]     N buffers of random sizes that begin at any time and live for 1/PART of the program on
+ *                            average
+ *   boxes:N[:SEED]           N short buffers of like sizes
+ *   even:PIECES:PER_MILLE:SEED, any:, wheels:
+ *                            jigsaws on a grid of 1,024 with so many pieces taken out (pack_instances.h), which fit
+ *                            into 1 MiB
+ *
+ * The independent checker checks every answer. Columns: buffers, lower bound, peak, excess in percent, whether it is
+ * proved optimal, milliseconds of the fastest of the repeats.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -50,7 +53,10 @@ static int file_read(const char *path, item_array *items)
   return rc;
 }
 
-/* Forward saves per layer, backward in reverse order; sizes in multiples of 1 KiB as for 12 sequences of 64. */
+/*
+ * Make forward saves per layer, and the backward in reverse order; sizes in multiples of 1 KiB as for 12 sequences of
+ * 64.
+ */
 static int stack_make(int n_layers, item_array *items)
 {
   const uint64_t unit = 393216;
@@ -72,7 +78,7 @@ static int stack_make(int n_layers, item_array *items)
   return ok ? 0 : -ENOMEM;
 }
 
-/* Room for @n items, which are filled by the caller. */
+/* Make room for @n items, which the caller fills. */
 static bool room_make(int n, item_array *items)
 {
   if (n < 1 || !lade_array_reserve((void **)&items->items, &items->capacity, n, sizeof(*items->items)))
@@ -81,7 +87,7 @@ static bool room_make(int n, item_array *items)
   return true;
 }
 
-/* Those that are drawn and named NAME:N[:PART][:SEED]. 1: @name is another. */
+/* Make a drawn instance named NAME:N[:PART][:SEED]. 1: @name has another form. */
 static int drawn_make(const char *name, item_array *items)
 {
   uint64_t seed = 1;
@@ -117,7 +123,7 @@ static int jigsaw_add(struct jigsaw how, item_array *items)
   return 0;
 }
 
-/* The buffers that @name stands for. */
+/* Make the buffers of instance @name. */
 static int instance_make(const char *name, item_array *items)
 {
   static const char *const cuts[JIGSAW_N_CUTS] = {"even", "any", "wheels"};

@@ -2,21 +2,21 @@
 /*
  * Instances of the packing problem for benches and tests, drawn from a seed.
  *
- * jigsaw_make cuts a rectangle of time and bytes into pieces: that they fill it again without a gap is known, how
- * is not said. MiniMalloc's challenging instances A to E look like it: at two thirds of their times or more as
- * many bytes end as begin, all is on a grid of 1,024 by 1,024, and some pieces are missing.
+ * jigsaw_make cuts a rectangle of time and bytes into pieces: they are known to fill it without a gap, but the packing
+ * is not given. MiniMalloc's challenging instances A to E look like it. At two thirds of their times or more as many
+ * bytes end as begin, all is on a grid of 1,024 by 1,024, and some pieces are missing.
  *   even    each cut is in the middle half of the largest of three pieces that were drawn
  *   any     each cut is anywhere in any piece that is not thinner than a 64th of the rectangle
  *   wheels  as even, but half of the cuts leave five pieces, four around a middle one, which no cut through a whole
  *           piece could
  *
- * network_make makes a training step of a network whose layers shrink from stage to stage, as those of convolutions do:
- * outputs that wait for the backward pass, gradients and workspace that live for a few steps, gradients of weights that
- * wait for the end of a stage or of the pass; all sizes, and which layers exist, are drawn. lives_make draws buffers of
- * any times and sizes, boxes_make such as MiniMalloc's F has: short, of like sizes, and tight at few times. What a
- * packing of these at best needs is not known.
+ * network_make makes a training step of a network whose layers shrink from stage to stage, as those of convolutions do.
+ * Outputs wait for the backward pass, gradients and workspace live for a few steps, gradients of weights wait for the
+ * end of a stage or of the pass. All sizes, and which layers exist, are drawn. lives_make draws buffers of any times
+ * and sizes; boxes_make draws buffers like MiniMalloc's F: short, of like sizes, and tight at few times. The optimal
+ * peaks of these are not known.
  *
- * instance_shuffle and instance_scale change what an instance looks like and not what it is.
+ * instance_shuffle and instance_scale change an instance's representation but not its problem.
  */
 #ifndef LADE_BENCH_PACK_INSTANCES_H
 #define LADE_BENCH_PACK_INSTANCES_H
@@ -32,8 +32,8 @@ struct jigsaw {
   int n_pieces;
   int span, height;  /* of the rectangle, in steps of time and in granules */
   uint64_t granule;  /* in bytes */
-  int per_mille_out; /* of the pieces are taken out again */
-  bool has_ground;   /* those at the bottom are fixed there */
+  int per_mille_out; /* of the pieces are removed */
+  bool has_ground;   /* pieces at the bottom are fixed there */
   uint64_t seed;
 };
 
@@ -46,7 +46,7 @@ static inline uint32_t instance_draw(struct instance_draws *draws, uint32_t belo
   return lade_philox_word(draws->seed, 0, 0, draws->n++) % below;
 }
 
-/* In the middle half of @extent, or anywhere in it. */
+/* Return a place in the middle half of @extent, or anywhere in it. */
 static inline int jigsaw_at(struct instance_draws *draws, int extent, bool is_middle)
 {
   int at = is_middle ? extent / 4 + (int)instance_draw(draws, (uint32_t)LADE_MAX(extent / 2, 1))
@@ -68,7 +68,7 @@ static inline void jigsaw_cut(struct lade_pack_item *from, struct lade_pack_item
   }
 }
 
-/* Where the sides of a wheel's middle are. */
+/* Draw the places of the sides of a wheel's middle. */
 static inline void jigsaw_middle(struct instance_draws *draws, int extent, int ret_at[2])
 {
   ret_at[0] = extent / 8 + (int)instance_draw(draws, (uint32_t)extent / 3);
@@ -90,7 +90,7 @@ static inline void jigsaw_wheel(struct instance_draws *draws, struct lade_pack_i
   to[3] = (struct lade_pack_item){t1, t2, (uint64_t)(b2 - b1), 1, b1};
 }
 
-/* A piece of the @n at @items to be cut. */
+/* Pick a piece of the @n at @items to be cut. */
 static inline struct lade_pack_item *jigsaw_pick(struct instance_draws *draws, enum jigsaw_cuts cuts,
                                                  struct lade_pack_item *items, int n)
 {
@@ -110,7 +110,7 @@ static inline void instance_swap(struct lade_pack_item *a, struct lade_pack_item
   *b = swap;
 }
 
-/* Cut one of the @n pieces. Returns how many there are then. */
+/* Cut one of the @n pieces. Returns the new number of pieces. */
 static inline int jigsaw_step(struct instance_draws *draws, const struct jigsaw *how, struct lade_pack_item *items,
                               int n)
 {
@@ -154,7 +154,7 @@ struct network {
   uint64_t seed;
 };
 
-/* A network under way: items are added at a time that only grows. */
+/* A network in progress: items are added at a time that only grows. */
 struct network_step {
   struct instance_draws draws;
   struct lade_pack_item *items;
@@ -167,7 +167,7 @@ static inline int network_add(struct network_step *step, int lower, int upper, u
   return step->n++;
 }
 
-/* What a layer keeps, by item: outputs, statistics, weights as they are used. */
+/* Items that a layer keeps: outputs, statistics, weights as they are used. */
 struct network_layer {
   uint64_t output_bytes, weight_bytes;
   int kept[5], n_kept;
@@ -188,7 +188,7 @@ static inline void network_forward(struct network_step *step, struct network_lay
   step->t += 2 + (int)instance_draw(draws, 3);
 }
 
-/* The end of a weight's gradient that waits to be applied is not known yet: INT32_MAX. */
+/* Add a layer's backward. The end of a weight's gradient that waits to be applied is not known yet: INT32_MAX. */
 static inline void network_backward(struct network_step *step, const struct network_layer *layer)
 {
   struct instance_draws *draws = &step->draws;
@@ -201,7 +201,7 @@ static inline void network_backward(struct network_step *step, const struct netw
   step->t += 4 + (int)instance_draw(draws, 8);
 }
 
-/* The gradients that wait end one after the other, each an update of a few steps. */
+/* End the waiting gradients one after the other, each with an update of a few steps. */
 static inline void network_update(struct network_step *step)
 {
   for (int i = 0, n = step->n; i < n; i++)
@@ -234,7 +234,7 @@ static inline int network_make(const struct network *how, struct lade_pack_item 
   return step.n;
 }
 
-/* @n buffers that live for 1/@part of the time on average, sizes even over powers of two up to 4 MiB. */
+/* Make @n buffers that live for 1/@part of the time on average, sizes even over powers of two up to 4 MiB. */
 static inline void lives_make(uint64_t seed, int n, int part, struct lade_pack_item *items)
 {
   for (int i = 0; i < n; i++) {
@@ -246,7 +246,7 @@ static inline void lives_make(uint64_t seed, int n, int part, struct lade_pack_i
   }
 }
 
-/* @n buffers on a grid of 1,024 steps of time. */
+/* Make @n buffers on a grid of 1,024 steps of time. */
 static inline void boxes_make(uint64_t seed, int n, struct lade_pack_item *items)
 {
   struct instance_draws draws = {seed, 0};
@@ -256,7 +256,7 @@ static inline void boxes_make(uint64_t seed, int n, struct lade_pack_item *items
   }
 }
 
-/* ---- the same, seen in another way ---- */
+/* ---- the same instance in another form ---- */
 
 static inline void instance_shuffle(uint64_t seed, struct lade_pack_item *items, int n)
 {
@@ -265,7 +265,7 @@ static inline void instance_shuffle(uint64_t seed, struct lade_pack_item *items,
     instance_swap(&items[i], &items[instance_draw(&draws, (uint32_t)i + 1)]);
 }
 
-/* Times and sizes by odd factors, times moved. */
+/* Multiply times and sizes by odd factors, and shift times. */
 static inline void instance_scale(struct lade_pack_item *items, int n)
 {
   for (int i = 0; i < n; i++) {

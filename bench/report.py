@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the reports of bench/ have in common: data, the line that names machine and build, where the text goes."""
+"""Common parts of the reports of bench/: data, the line that names machine and build, the output."""
 import os
 import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SKIPPED = 77  # meson's code for what cannot be run here
+SKIPPED = 77  # meson's exit code for a skipped test
 
 
 def data_find(given, name):
-    """The path that --data gave; else @name in the folder of data (bench/README.md). Skips where it is not there."""
+    """Return the path of --data, else @name in the folder of data (bench/README.md). Skip if it does not exist."""
     path = given or os.path.join(os.environ.get("LADE_SHARED", os.path.join(ROOT, "..", "shared", "data")), name)
     if os.path.exists(path):
         return path
@@ -19,7 +19,7 @@ def data_find(given, name):
 
 
 def build_name():
-    """The commit of this tree, with a mark if it was changed since; nothing in a tree without git."""
+    """Return the commit of this tree, marked if the tree has changes; an empty text without git."""
     command = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -29,7 +29,7 @@ def build_name():
 
 
 def machine_name():
-    """The processor, its cores that may be used, the load at this moment, and the build."""
+    """Return the processor, its usable cores, the current load, and the build."""
     with open("/proc/cpuinfo") as info:
         name = next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), "unknown")
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
@@ -37,7 +37,7 @@ def machine_name():
 
 
 def publish(lines, path):
-    """Prints the lines, and writes them to the file if one was named."""
+    """Print the lines, and write them to @path if it is given."""
     text = "\n".join(lines) + "\n"
     print(text)
     if path:

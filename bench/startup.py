@@ -14,7 +14,7 @@ import time
 
 from report import machine_name, publish
 
-MOST_MS = 20  # that the build for GPUs may take longer
+MOST_MS = 20  # limit of the extra time of the build for GPUs
 
 
 def milliseconds(lade):

@@ -29,8 +29,8 @@ EMPTY = "an empty directory in --store"
 
 
 def run(args, *options):
-    """One training run; its summary, or None when it was refused."""
-    with tempfile.TemporaryDirectory(prefix="lade-targets-", dir=args.store) as empty:  # durable state begins anew
+    """Run one training; return its summary, or None if it was refused."""
+    with tempfile.TemporaryDirectory(prefix="lade-targets-", dir=args.store) as empty:  # so that durable state begins anew
         options = [empty if option == EMPTY else option for option in options]
         command = [args.lade, "train", "--json", "--data", args.data, *options]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -41,7 +41,7 @@ def run(args, *options):
 
 
 def configurations(args):
-    """Name, target ratio (None: none stated), name of the run it is compared with, options."""
+    """Return name, target ratio (None: none stated), name of the run it is compared with, options."""
     b16, b32, b64 = ["--batch", "16"], ["--batch", "32"], ["--batch", "64"]
     disk = ["--host-budget", "0", "--store", args.store]
     link = ["--link-rate", args.link]
@@ -100,18 +100,18 @@ def budgets_measure(args, out):
         out.append(f"Speed of light, unconstrained: median {scale * median:.0f} %, best {scale * best:.0f} % (target 60 %).")
 
 
-# Name, options, the most bytes per parameter each way.
+# Name, options, limit of bytes per parameter each way.
 FORMS = [("exact", [], 10.1), ("BF16 moments", ["--moments", "bf16"], 6.1), ("8-bit moments", ["--moments", "8bit"], 4.1),
          ("8-bit moments, 24-bit master", ["--moments", "8bit", "--master", "24bit"], 3.1)]
-STREAM_STEPS = 12  # of a run that measures them, at least
+STREAM_STEPS = 12  # minimum for a run that measures them
 
 
-# Requests of the size that updates make, and of fio's target for the store: bytes each, how many at once.
+# Requests of the size that updates make, and of fio's target for the store: bytes each, number in flight.
 REQUESTS = [("512k", 8), ("1m", 8), ("8m", 32)]
 
 
 def duplex_measure(args, path, size, depth):
-    """Bytes per second that the drive reads and writes together, half each, by fio; None without it."""
+    """Return bytes per second that the drive reads and writes together, half each, by fio; None without fio."""
     command = ["fio", "--name=duplex", f"--filename={path}", "--size=1g", "--rw=rw", "--rwmixread=50", f"--bs={size}",
                f"--iodepth={depth}", "--ioengine=io_uring", "--direct=1", "--overwrite=1", "--iomem=malloc",
                "--iomem_align=2097152", "--output-format=json"]
@@ -126,7 +126,7 @@ def duplex_measure(args, path, size, depth):
 
 
 def drive_measure(args, path, requests, rounds=1):
-    """Medians of the drive's rates both ways at once, by requests; {} without them."""
+    """Return medians of the drive's rates both ways at once, by requests; {} if fio failed."""
     rates = {request: [duplex_measure(args, path, *request) for _ in range(rounds)] for request in requests}
     if any(None in each for each in rates.values()):
         return {}
@@ -134,19 +134,19 @@ def drive_measure(args, path, requests, rounds=1):
 
 
 def streams_measure(args, out):
-    """Updates whose state streams from the drive, beside the time that the drive needs for their bytes at its best.
+    """Compare updates whose state streams from the drive with the drive's best time for their bytes.
 
-    Which request is its best is found first, over as many rounds: the best of each round would be the best of several
-    draws, which a drive whose rate swings does not keep up. Then it is measured between any two runs, and its rate for
-    a run is the mean of those before and behind it, because it drifts, and of a virtual drive may change by a third
-    from one second to the next."""
+    The drive's best request is found first, over as many rounds. Taking the best of each round would be too optimistic,
+    because a drive's rate varies. Then this request is measured between any two runs. The rate for a run is the mean of
+    the measurements before and after it, because it drifts: a virtual drive's may change by a third from one second to
+    the next."""
     if not shutil.which("fio"):
         print("no fio: the drive's duplex bandwidth is not measured", file=sys.stderr)
         return
     results = {name: [] for name, *_ in FORMS}
     with tempfile.TemporaryDirectory(prefix="lade-targets-", dir=args.store) as directory:
         path = os.path.join(directory, "duplex")
-        duplex_measure(args, path, *REQUESTS[0])  # the file's first writing is slower
+        duplex_measure(args, path, *REQUESTS[0])  # the first write to the file is slower
         rates = drive_measure(args, path, REQUESTS, args.rounds)
         if not rates:
             return
@@ -213,8 +213,8 @@ def main():
     parser.add_argument("--lade", default="build/lade")
     parser.add_argument("--data", help="any text of a megabyte or so [tinyshakespeare.txt of LADE_SHARED]")
     parser.add_argument("--store", default=".")
-    # A100 over PCIe 4: 25 GB/s beside 250 TFLOP/s that products attain, 1e-4 bytes per flop. The machines in
-    # bench/results/ attain 0.35 to 0.7 TFLOP/s, which asks for 35 to 70 MB/s.
+    # A100 over PCIe 4: 25 GB/s with products at 250 TFLOP/s, 1e-4 bytes per flop. The machines in
+    # bench/results/ attain 0.35 to 0.7 TFLOP/s, which corresponds to 35 to 70 MB/s.
     parser.add_argument("--link", default="50MB", help="rate of the throttled copy queues")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)

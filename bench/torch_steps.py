@@ -29,7 +29,7 @@ SHAPES = {
     "llama3-8b": {"layers": 32, "width": 4096, "heads": 32, "key_heads": 8, "hidden": 14336, "vocabulary": 128256},
 }
 ROPE_BASE = 500000
-WARM_UPS = 2  # microbatches before the first step: the first compiles, the second adds to gradients that are there
+WARM_UPS = 2  # microbatches before the first step: the first compiles, the second adds to existing gradients
 
 
 def is_llama(args):
@@ -37,7 +37,7 @@ def is_llama(args):
 
 
 def block_shapes(args):
-    """The parameters of a block, in the order in which its function takes them."""
+    """Return the shapes of a block's parameters, in the order of its function's arguments."""
     d, f, head = args.width, args.hidden, args.width // args.heads
     if is_llama(args):
         return [(d,), ((args.heads + 2 * args.key_heads) * head, d), (d, d), (d,), (2 * f, d), (d, f)]
@@ -45,12 +45,12 @@ def block_shapes(args):
 
 
 def rows_of(args):
-    """Rows of the token table: GPT-2's odd number of them is hard on every library."""
+    """Return the rows of the token table; GPT-2's odd number is slow on every library, so it is rounded up."""
     return args.vocabulary if is_llama(args) else -(-args.vocabulary // 64) * 64
 
 
 def outer_shapes(args):
-    """Token table and last norm; then GPT-2's positions and norm's bias, or Llama's head."""
+    """Return the shapes of token table and last norm; then GPT-2's positions and norm's bias, or Llama's head."""
     d, rows = args.width, rows_of(args)
     return [(rows, d), (d,), (rows, d)] if is_llama(args) else [(rows, d), (d,), (args.seq, d), (d,)]
 
@@ -101,7 +101,7 @@ class Model:
         return (wide * self.torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * weight
 
     def turn(self, x):
-        """Rotary positions, of the halves of each head."""
+        """Apply rotary positions to the halves of each head."""
         left, right = x.chunk(2, dim=-1)
         cosines, sines = (part[None, :, None, :] for part in self.turns)
         return self.torch.cat([left * cosines - right * sines, right * cosines + left * sines], dim=-1)
@@ -161,7 +161,7 @@ class Trainer:
         self.update()
 
     def step(self):
-        """Seconds, and the last microbatch's loss."""
+        """Run one step; return seconds, and the last microbatch's loss."""
         began = self.clock()
         for _ in range(self.n_micro):
             loss = self.micro_batch()
@@ -170,14 +170,14 @@ class Trainer:
 
 
 def step_fits(trainer):
-    """Whether a step's memory is there; what has been taken for it is given back where it is not."""
+    """Return True if a step fits in memory; otherwise free the memory that it took."""
     out_of_memory = getattr(trainer.torch, "OutOfMemoryError", trainer.torch.cuda.OutOfMemoryError)  # since 2.5
     try:
         trainer.warm_up()
         return True
     except out_of_memory:
         trainer.optimizer.zero_grad(set_to_none=True)
-    trainer.torch.cuda.empty_cache()  # behind the exception, whose frames hold what did not fit
+    trainer.torch.cuda.empty_cache()  # after the exception, whose frames hold the tensors
     return False
 
 
@@ -201,11 +201,11 @@ def steps_measure(torch, args):
 
 
 def torch_find(args):
-    """The module, or the end of this program with the reason why it cannot be used."""
+    """Return the module, or end the program with the reason why it cannot be used."""
     try:
         import torch
         import torch.utils.checkpoint
-    except (ImportError, OSError) as error:  # not there, or without the libraries that it wants
+    except (ImportError, OSError) as error:  # missing, or without its libraries
         why = f"PyTorch is not installed ({error})"
     else:
         if args.device == "cpu" or torch.cuda.is_available():

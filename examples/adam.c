@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fits a vector to a target by AdamW, with the optimizer's state in 8 bits and a 24-bit master: 5 bytes per parameter
- * with the weight, where FP32 would take 16.
+ * Fit a vector to a target by AdamW, with 8-bit moments and a 24-bit master. Weight and state take 5 bytes per
+ * parameter; in FP32 they would take 12.
  *
  *   cc adam.c $(pkg-config --cflags --libs lade) && ./a.out
  */
@@ -17,7 +17,7 @@ static float target_at(int i)
   return (float)(i % 201 - 100) / 100;
 }
 
-/* Allocate what the form of @shard needs. Returns the bytes of weight and state; 0 when memory is out. */
+/* Allocate all arrays of @shard; shard_free frees them. Return the bytes of weight and state, or 0 without memory. */
 static unsigned long long shard_alloc(struct lade_adam_shard *shard, float **ret_grad)
 {
   struct lade_adam_bytes bytes = {.struct_size = sizeof(bytes)};
@@ -48,7 +48,7 @@ static void shard_free(struct lade_adam_shard *shard, float *grad)
   free(shard->v_scales);
 }
 
-/* The gradient of half the squared distance is the distance; returns the mean of its squares. */
+/* Write the gradient of half the squared distance, which is the distance. Return the mean of its squares. */
 static double gradient_fill(const float *master, float *grad)
 {
   double sum = 0;

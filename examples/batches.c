@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Trains on batches of the program's own: a function fills them, no file is read. Here it counts in steps of one to
- * four, and the model learns to go on; the same program in C++ would differ in nothing but its file's name.
+ * Train on the program's own batches: a function fills them, and no file is read. Each row counts with a stride of one
+ * to four, and the model learns to continue it. The program also compiles as C++.
  *
  *   cc batches.c $(pkg-config --cflags --libs lade) && ./a.out [STEPS]
  */
@@ -11,17 +11,17 @@
 
 #define VOCABULARY 64
 
-/* A batch depends on its numbers alone, so a resumed run sees the same ones. Validation has rows of its own. */
+/* Fill a batch as a function of its numbers alone, so a resumed run gets the same batches. Validation rows differ. */
 static int batch_fill(void *user, const struct lade_batch *batch, struct lade_error *error)
 {
   const int64_t most_stride = *(const int64_t *)user;
-  (void)error; /* nothing can go wrong here; a loader would put its line there and return a negative errno */
+  (void)error; /* nothing fails here; a loader would write its line there and return a negative errno */
   for (int64_t row = 0; row < batch->n_rows; row++) {
     int64_t number = 1000 * batch->number + batch->first_row + row, stride = 1 + number % most_stride;
     for (int64_t t = 0; t < batch->seq; t++) {
       int64_t at = row * batch->seq + t, value = number * (batch->is_valid ? 7 : 5) + t * stride;
       batch->tokens[at] = (int32_t)(value % VOCABULARY);
-      batch->targets[at] = t < 2 ? -1 : (int32_t)((value + stride) % VOCABULARY); /* two tokens tell the stride */
+      batch->targets[at] = t < 2 ? -1 : (int32_t)((value + stride) % VOCABULARY); /* two tokens show the stride */
     }
   }
   return 0;

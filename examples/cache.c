@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Device memory for a small training loop, from the caching allocator alone.
+ * Take device memory for a small training loop from the caching allocator.
  *
- * Two queues: one computes, one copies a batch ahead. Blocks are freed as soon as the work that uses them has been
- * submitted; the allocator hands them out again when that is safe. After the first step no call for memory is
- * made, and the ledger says whose every byte is.
+ * One queue computes, and one copies the next batch. A block is freed when the work that uses it is submitted; the
+ * allocator reuses it when the work is done. After the first step the allocator makes no call to the device. The ledger
+ * names the owner of every byte.
  *
  *   cc cache.c $(pkg-config --cflags --libs lade) && ./a.out
  */
@@ -36,7 +36,7 @@ static void *block_get(lade_cache *cache, lade_queue *queue, uint64_t bytes, int
   return block;
 }
 
-/* A layer: reads its input, writes its output. */
+/* A layer reads its input and writes its output. */
 struct layer {
   const float *input;
   float *output;
@@ -49,7 +49,7 @@ static void layer_run(void *args)
     layer->output[i] = layer->input[i] + 1;
 }
 
-/* Forward keeps every output for the backward pass, which this example leaves at freeing them in reverse. */
+/* Run a step. The forward pass keeps every output; the backward pass of this example only frees them in reverse. */
 static void step_run(lade_cache *cache, lade_queue *compute, lade_queue *copies, int tag, const float *data)
 {
   static struct layer layers[N_LAYERS];
@@ -58,7 +58,7 @@ static void step_run(lade_cache *cache, lade_queue *compute, lade_queue *copies,
   uint64_t copied = 0, computed = 0;
   lade_queue_copy(copies, &copy, &copied);
   lade_queue_wait(compute, copies, copied);
-  lade_cache_record(cache, batch, compute); /* it was asked for on the copy queue, and compute uses it */
+  lade_cache_record(cache, batch, compute); /* its request named the copy queue, and compute uses it too */
   for (int i = 0; i < N_LAYERS; i++) {
     layers[i].input = i ? layers[i - 1].output : batch;
     layers[i].output = block_get(cache, compute, layer_bytes, tag, PLACE);
@@ -67,7 +67,7 @@ static void step_run(lade_cache *cache, lade_queue *compute, lade_queue *copies,
   lade_cache_free(cache, batch, PLACE, NULL);
   for (int i = N_LAYERS - 1; i >= 0; i--)
     lade_cache_free(cache, layers[i].output, PLACE, NULL);
-  lade_queue_sync(compute, computed); /* layers[] is used again by the next step */
+  lade_queue_sync(compute, computed); /* the next step reuses layers[] */
 }
 
 int main(void)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Gives addresses to the buffers of a small training step, so that those that are live together do not overlap and
- * the arena is as small as can be. Forward makes one activation per layer that waits for the backward pass; each
- * layer also needs a scratch buffer in both passes. Time counts layers: forward up, backward down.
+ * Pack the buffers of a small training step: buffers that are live together do not overlap, and the arena is as small
+ * as the packer can make it. Each layer makes one activation for the backward pass, and needs a scratch buffer in both
+ * passes. Time counts layers: up in the forward pass, down in the backward pass.
  *
  *   cc pack.c $(pkg-config --cflags --libs lade) && ./a.out
  */

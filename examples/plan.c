@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How small can it go? Plans a model at falling budgets on a described GPU and prints what each needs and costs.
- * Nothing is allocated or run; a 16 GiB laptop plans what it could never hold.
+ * Plan a model at falling budgets on a described GPU, and print the memory and the time of each plan. The program
+ * allocates and runs nothing, so a laptop can plan models that it could not hold.
  *
  *   cc plan.c $(pkg-config --cflags --libs lade) && ./a.out [MODEL [MACHINE]]
  */
@@ -37,7 +37,7 @@ int main(int argc, char **argv)
     int is_min = i == sizeof(percents) / sizeof(percents[0]);
     run.budget.kind = is_min ? LADE_BUDGET_MIN : LADE_BUDGET_PERCENT;
     run.budget.percent = is_min ? 0 : percents[i];
-    fflush(stdout); /* what there is so far, into a pipe, too */
+    fflush(stdout); /* also into a pipe */
     int status = lade_plan_find(&run, &plan, &error);
     if (status) {
       fprintf(stderr, "%s\n", error.text);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fits a vector to a mean by data-parallel AdamW whose optimizer state is sharded over the ranks (ZeRO stage 1): each
- * rank has data of its own and all the weights, and the state of its block alone.
+ * Fit a vector to a mean by data parallel AdamW with sharded optimizer state (ZeRO stage 1). Each rank has its own
+ * data, all weights, and the optimizer state of its block.
  *
  *   cc shard.c $(pkg-config --cflags --libs lade) && lade launch -n 2 -- ./a.out
  */
@@ -22,12 +22,12 @@ struct trainer {
   struct lade_shard_info layout;
   struct lade_shard_block block;
   struct lade_adam_shard own; /* this rank's block, and its state */
-  float *grads, *own_grad;    /* of all weights, and of the block */
+  float *grads, *own_grad;    /* gradients of all weights, and of the block */
   unsigned short *weights;    /* BF16 */
   unsigned long long state_bytes;
 };
 
-/* Rank r's data: their mean over the ranks is what is fitted. */
+/* Return element @i of this rank's data; the weights are fitted to the mean over ranks. */
 static float data_at(const struct trainer *t, int i)
 {
   float spread = t->job.size > 1 ? 2 * (float)t->job.rank / (float)(t->job.size - 1) - 1 : 0;
@@ -60,7 +60,7 @@ static int ranks_join(struct trainer *t, struct lade_error *error)
   return status;
 }
 
-/* Weights and gradients of all, state of the block. */
+/* Allocate all weights and gradients, and the state of the block. */
 static int memory_take(struct trainer *t, struct lade_error *error)
 {
   struct lade_adam_bytes bytes = {.struct_size = sizeof(bytes)};
@@ -102,7 +102,7 @@ static void trainer_finish(struct trainer *t)
   lade_ranks_close(t->ranks);
 }
 
-/* First weights of zero, the same everywhere. */
+/* Set the weights to zero at all ranks. */
 static int weights_begin(struct trainer *t, struct lade_error *error)
 {
   float *master = calloc(t->layout.block_elements, sizeof(*master));
@@ -113,7 +113,7 @@ static int weights_begin(struct trainer *t, struct lade_error *error)
   return status ? status : lade_shard_gather(t->shard, LADE_BF16, t->own.weight, t->weights, error);
 }
 
-/* Half the squared distance from this rank's data: its gradient, and the mean over ranks and elements in @ret_loss. */
+/* Compute the gradient of half the squared distance from this rank's data, and its mean over all ranks in @ret_loss. */
 static int gradient_find(struct trainer *t, float *ret_loss, struct lade_error *error)
 {
   double sum = 0;

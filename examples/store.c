@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tensors that do not fit memory wait on a drive: a loop puts sixteen of them one after another through one buffer and
- * gets them back, checked. Name several directories with commas between to use several drives.
+ * Keep tensors that do not fit memory on a drive. A loop puts sixteen tensors through one buffer and gets them back,
+ * checked. Name several directories, separated by commas, to use several drives.
  *
  *   cc store.c $(pkg-config --cflags --libs lade) && ./a.out /nvme/scratch
  */
@@ -17,7 +17,7 @@ static void name_of(int i, char name[32])
   snprintf(name, 32, "layer.%d.exp_avg", i);
 }
 
-/* What tensor @i holds: something to recognise. */
+/* Fill @data with the values of tensor @i. */
 static void fill(float *data, int i)
 {
   for (int k = 0; k < N_ELEMENTS; k++)
@@ -41,7 +41,7 @@ static int put_all(lade_tensor_store *store, float *data, struct lade_error *err
 static int get_all(lade_tensor_store *store, float *data, struct lade_error *error)
 {
   char name[32];
-  for (int i = N_TENSORS - 1; i >= 0; i--) { /* a backward pass asks in reverse */
+  for (int i = N_TENSORS - 1; i >= 0; i--) { /* a backward pass reads in reverse */
     name_of(i, name);
     int status = lade_tensor_store_get(store, name, data, N_ELEMENTS * sizeof(*data), error);
     if (status)
@@ -64,7 +64,7 @@ int main(int argc, char **argv)
     return 2;
   }
   params.dirs = argv[1];
-  float *data = aligned_alloc(4096, N_ELEMENTS * sizeof(*data)); /* aligned: the drive itself reads and writes it */
+  float *data = aligned_alloc(4096, N_ELEMENTS * sizeof(*data)); /* aligned, so the drive accesses it directly */
   int status = data ? lade_tensor_store_open(&params, &error, &store) : -1;
   if (!status && *lade_tensor_store_note(store))
     printf("%s\n", lade_tensor_store_note(store));
@@ -72,7 +72,7 @@ int main(int argc, char **argv)
     status = put_all(store, data, &error);
   if (!status)
     status = get_all(store, data, &error);
-  double weight = 0.5; /* any memory will do, at the price of a copy */
+  double weight = 0.5; /* unaligned memory works too, with a copy */
   if (!status)
     status = lade_tensor_store_put(store, "weight", &weight, sizeof(weight), &error);
   if (!status)

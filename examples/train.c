@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Trains the preset `nano` on a text file within a budget, and prints the loss on the way.
+ * Train the preset `nano` on a text file within a budget, and print the loss.
  *
  *   cc train.c $(pkg-config --cflags --libs lade) && ./a.out TEXT [BUDGET-MIB [STEPS]]
  *
- * Run it with other budgets: the losses are the same to the last bit, and so is the digest.
+ * Losses and digest are the same at every budget, bit for bit.
  */
 #include <lade/train.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Prints the element types that Lade knows.
+ * Print Lade's element types.
  *
  *   cc types.c $(pkg-config --cflags --libs lade) && ./a.out
  */

@@ -2,17 +2,17 @@
 /*
  * Every kernel's signature, once; and the one table through which they are called.
  *
- * A kernel is a function of a context (the thread pool and the step block) and of one struct of
- * arguments, declared below beside what it computes. lade_kernels_init fills the table with the
- * plain C reference and lets each CPU level (AVX2, AVX-512, AVX-512 with BF16) overwrite what it
- * improves; call sites never test features. Rules for every kernel:
+ * A kernel is a function of a context (the thread pool and the step block) and of one struct of arguments, declared
+ * below beside its definition. lade_kernels_init fills the table with the plain C reference and lets each CPU level
+ * (AVX2, AVX-512, AVX-512 with BF16) overwrite its improvements; call sites never test features. Rules for every
+ * kernel:
  *
  *  - Tensors are dense, row-major, 64-byte aligned; sizes may be anything from 1 up.
  *  - Activations and parameters have the model's dtype D (F32, BF16, F16, or F64). Statistics,
  *    losses and parameter gradients have its accumulator type A: F32, or F64 when D is F64. Only the
- *    references know F64; they are what gradients are checked against.
+ *    references know F64; gradients are checked against them.
  *  - Arithmetic is in A (the references: in double); a result is rounded to D once, when it is
- *    stored, and what follows uses the stored value.
+ *    stored, and later arithmetic uses the stored value.
  *  - The bits of the result are a function of the arguments alone, never of the number of threads:
  *    work is cut into pieces by shape, and pieces are summed in a fixed order.
  *  - It allocates nothing: scratch is the caller's @workspace of lade_kernel_workspace_bytes.
@@ -20,9 +20,9 @@
  *  - Parameter gradients are "accumulate ? grad + g : g", where g is complete in A before it is added.
  *  - N is rows (tokens: batch B times sequence T), d the model width, V the vocabulary.
  *
- * Random draws are Philox words of (seed, step, stream, element): element is the index in the
- * unsharded global batch, first_element + the index in this call's tensor; keep where
- * word >= drop_below, with drop_below = round(p * 2^32) and kept values multiplied by 1/(1-p).
+ * Random draws are Philox words of (seed, step, stream, element): element is the index in the unsharded global batch,
+ * first_element + the index in this call's tensor; keep where word >= drop_below, with drop_below = round(p * 2^32) and
+ * kept values multiplied by 1/(1-p).
  */
 #ifndef LADE_KERNELS_H
 #define LADE_KERNELS_H
@@ -34,7 +34,7 @@
 #include "base/pool.h"
 #include "lade/types.h"
 
-/* What changes from step to step; lives in a buffer that the executor writes before each step. */
+/* Values that change from step to step, in a buffer that the executor writes before each step. */
 struct lade_step {
   uint64_t seed;
   uint32_t step; /* counted from 0 */
@@ -45,8 +45,8 @@ struct lade_step {
   float loss_scale;               /* 1 except under FP16 */
 };
 
-/* What one step's gradients decide; written by LADE_K_CLIP, read by LADE_K_ADAMW. */
-struct lade_verdict {
+/* Decisions from one step's gradients; written by LADE_K_CLIP, read by LADE_K_ADAMW. */
+struct lade_clip_result {
   float norm;       /* of all gradients, after the loss scale is taken out */
   float factor;     /* gradients are multiplied by it: min(1, clip/norm)/loss_scale */
   uint32_t is_skipped; /* not finite: the update writes its old values back */
@@ -102,17 +102,16 @@ enum lade_matmul_layout {
 };
 
 /*
- * The order in which a product adds up a k that tensor parallel ranks may cut, such that any number of them that
- * divides n_leaves gives the same bits. k is spans one after the other (rows of queries, of keys, of values), each
- * cut into n_leaves parts, of which the last may be shorter. Leaf i is the sum over part i of every span, in rising
- * order from zero; leaves are added over the tree of lade_rank_sum_args. A rank has a run of n_leaves / ranks leaves,
- * as its own product, whose sum is one of the tree's; rank_sum adds the rest of it. A CUDA device sums k in rising
- * order instead.
+ * The order in which a product adds up a k that tensor parallel ranks may cut. Any number of ranks that divides
+ * n_leaves gives the same bits. k is consecutive spans (rows of queries, of keys, of values), each cut into n_leaves
+ * parts; the last part may be shorter. Leaf i is the sum over part i of every span, in rising order from zero; leaves
+ * are added over the tree of lade_rank_sum_args. A rank has a run of n_leaves / ranks leaves, as its own product, whose
+ * sum is a node of the tree; rank_sum adds the rest of the tree. A CUDA device sums k in rising order instead.
  */
 #define LADE_LEAVES_MOST 8
 #define LADE_SPANS_MOST 3
 struct lade_k_tree {
-  int n_leaves; /* a power of two up to LADE_LEAVES_MOST; 0: k is one leaf, and nothing else is looked at */
+  int n_leaves; /* a power of two up to LADE_LEAVES_MOST; 0: k is one leaf, and the other fields are ignored */
   int n_spans;
   int64_t span[LADE_SPANS_MOST]; /* their lengths; k in all */
   int64_t part[LADE_SPANS_MOST]; /* part[s] * n_leaves >= span[s] > part[s] * (n_leaves - 1) */
@@ -141,13 +140,13 @@ struct lade_column_sum_args {
 };
 
 /*
- * x[B*T, d] = tokens_embedding[token] + position_embedding[t]; the latter may be NULL. The table has the rows of
- * tokens [first_token, first_token + V), as one of several ranks has: any other token's row is 0, or with @before,
- * which may be x, that one's: so a table in parts is looked up part by part.
+ * x[B*T, d] = tokens_embedding[token] + position_embedding[t]; the latter may be NULL. The table has the rows of tokens
+ * [first_token, first_token + V), as one of several ranks has. Any other token's row is 0, or the row of @before, which
+ * may be x: so a table in parts is looked up part by part.
  */
 struct lade_embed_fwd_args {
   enum lade_dtype dtype;
-  int64_t batch, time, d, vocabulary;
+  int64_t batch, seq_len, d, vocabulary;
   int64_t first_token;
   const int32_t *tokens; /* [B*T], each 0 or more (checked when data is read) */
   const void *token_table, *position_table;
@@ -155,10 +154,10 @@ struct lade_embed_fwd_args {
   void *x;
 };
 
-/* Gradients of both tables, A; rows that no token names become 0 unless accumulating. */
+/* Gradients of both tables, A; rows of tokens that do not occur become 0 unless accumulating. */
 struct lade_embed_bwd_args {
   enum lade_dtype dtype;
-  int64_t batch, time, d, vocabulary;
+  int64_t batch, seq_len, d, vocabulary;
   int64_t first_token;
   const int32_t *tokens;
   const void *dx;
@@ -254,7 +253,7 @@ struct lade_dropout_args {
  */
 struct lade_rope_args {
   enum lade_dtype dtype;
-  int64_t batch, time, heads, key_heads, head_dim;
+  int64_t batch, seq_len, heads, n_kv_heads, head_dim;
   float base, scale_factor, low_freq_factor, high_freq_factor;
   int64_t original_context;
   bool is_inverse;
@@ -264,15 +263,15 @@ struct lade_rope_args {
 };
 
 /*
- * Causal attention in the flash manner (Dao et al. 2022, 2023): out = softmax(q k^T / sqrt(D)) v per
- * head with online softmax over blocks of keys; no T*T matrix exists. qkv rows are
- * [q heads | k heads | v heads]; query head h reads key head h / (H / Hk). lse[B,H,T] in A.
- * Dropout acts on the probabilities; element = ((b*H + h)*T + i)*T + j, where H is draw_heads if that is not 0: the
- * heads of the whole model where these are a part of them, whose first is in drop.first_element.
+ * Causal attention in the flash manner (Dao et al. 2022, 2023): out = softmax(q k^T / sqrt(D)) v per head with online
+ * softmax over blocks of keys; no T*T matrix exists. qkv rows are [q heads | k heads | v heads]; query head h reads key
+ * head h / (H / Hk). lse[B,H,T] in A. Dropout acts on the probabilities; element = ((b*H + h)*T + i)*T + j. H is
+ * draw_heads if that is not 0: the heads of the whole model, if these are a part of them; the first one is in
+ * drop.first_element.
  */
 struct lade_attention_fwd_args {
   enum lade_dtype dtype;
-  int64_t batch, time, heads, key_heads, head_dim;
+  int64_t batch, seq_len, heads, n_kv_heads, head_dim;
   int64_t draw_heads;
   struct lade_drop drop;
   const void *qkv;
@@ -282,7 +281,7 @@ struct lade_attention_fwd_args {
 
 struct lade_attention_bwd_args {
   enum lade_dtype dtype;
-  int64_t batch, time, heads, key_heads, head_dim;
+  int64_t batch, seq_len, heads, n_kv_heads, head_dim;
   int64_t draw_heads;
   struct lade_drop drop;
   const void *qkv, *out, *lse, *d_out;
@@ -319,13 +318,13 @@ struct lade_swiglu_bwd_args {
 };
 
 /*
- * Output head and softmax cross-entropy, over chunks of the vocabulary: logits = x W^T exist one
- * [N, chunk] at a time, in the workspace. losses[N] = lse - logit[target], lse[N], both A;
- * loss[1] = their mean over N (fixed tree). A target below 0 is ignored (loss 0, not counted).
+ * Output head and softmax cross-entropy, over chunks of the vocabulary: logits = x W^T exist one [N, chunk] at a time,
+ * in the workspace. losses[N] = lse - logit[target], lse[N], both A; loss[1] = their mean over N (fixed tree). A target
+ * below 0 is ignored (loss 0, not counted).
  *
- * With @leaf, sums over the vocabulary, those of exponentials and dx, are a tree like struct lade_k_tree's whose leaves
- * are so many tokens, a power of two of them up to LADE_LEAVES_MOST, the last of which may have fewer. So ranks that
- * share the leaves out give the bits of one, but for the rounding of dx to D. A CUDA device has its own order.
+ * With @leaf, sums over the vocabulary, those of exponentials and dx, are a tree like struct lade_k_tree's. Its leaves
+ * are @leaf tokens, a power of two of leaves up to LADE_LEAVES_MOST; the last may have fewer tokens. Ranks that share
+ * the leaves therefore give the bits of one rank, except for the rounding of dx to D. A CUDA device has its own order.
  */
 struct lade_head_loss_fwd_args {
   enum lade_dtype dtype;
@@ -338,12 +337,12 @@ struct lade_head_loss_fwd_args {
 };
 
 /*
- * The same where the vocabulary is cut over ranks: the weight has the rows of tokens [first_token, first_token + V),
- * of which the last @padding are none. stats[3,N] in A: each row's largest logit, its sum of exp(logit - that), and
+ * The same where the vocabulary is cut over ranks: the weight has the rows of tokens [first_token, first_token + V), of
+ * which the last @padding are no tokens. stats[3,N] in A: each row's largest logit, its sum of exp(logit - that), and
  * the target's logit, 0 where the target is another rank's.
  *
  * A rank may have its rows in parts, of consecutive tokens: with @before, the statistics of the parts before this one,
- * which may be @stats, what is made are those of all of them. There are no leaves then.
+ * which may be @stats, the result covers all of them. There are no leaves then.
  */
 struct lade_head_stats_args {
   enum lade_dtype dtype;
@@ -385,11 +384,11 @@ struct lade_head_loss_bwd_args {
   const void *x, *weight;
   const int32_t *targets;
   const void *lse;
-  const void *before; /* looked at with has_before, so that workspaces are sized before addresses are known */
+  const void *before; /* read only with has_before, so that workspaces are sized before addresses are known */
   void *dx, *d_weight;
   bool accumulate; /* to d_weight */
   bool has_before;
-  bool is_sum; /* dx is */
+  bool is_sum; /* dx is a sum in A */
   void *workspace;
 };
 
@@ -416,18 +415,18 @@ struct lade_tree_sum_args {
 struct lade_clip_args {
   int64_t n_partials;
   const double *partial;
-  struct lade_verdict *verdict;
+  struct lade_clip_result *clip_result;
 };
 
 /*
- * AdamW (Loshchilov, Hutter 2019), one written sequence of IEEE operations per element (kernels/host/
- * adamw.c states it), bit-equal in every variant:
+ * AdamW (Loshchilov, Hutter 2019), one written sequence of IEEE operations per element (adamw.c on the host states it),
+ * bit-equal in every variant:
  *   g = grad * factor; m = fma(b1, m, (1-b1)*g); v = fma(b2, v, (1-b2)*(g*g));
  *   w = w - lr * (m*c1 / (sqrt(v*c2) + eps) + decay*w)
- * The master w is weight + residual for BF16 (exact split), a separate F32 master for F16, and the
- * weight itself for F32. When verdict->is_skipped every value is written back unchanged.
+ * The master w is weight + residual for BF16 (exact split), a separate F32 master for F16, and the weight itself for
+ * F32. When the clip result's is_skipped is set every value is written back unchanged.
  *
- * In a compact form (base/moments.h) the sequence works on the FP32 values of what is kept; w is made from m and v
+ * In a compact form (base/moments.h) the sequence works on the FP32 values of the stored ones; w is made from m and v
  * before these are rounded. Random bits are lade_draw_word's of (seed, step, stream, first_element + i).
  */
 struct lade_adamw_args {
@@ -438,7 +437,7 @@ struct lade_adamw_args {
   bool has_decay;
   uint32_t stream;        /* of random words: the parameter's own */
   uint64_t first_element; /* of this call, in the parameter; a multiple of 512 */
-  const struct lade_verdict *verdict;
+  const struct lade_clip_result *clip_result;
   const void *grad;
   void *weight;    /* dtype; updated in place */
   void *residual;  /* for BF16 I16, or I8 of a 24-bit master; F32 master for F16, NULL for F32 */
@@ -446,7 +445,7 @@ struct lade_adamw_args {
   uint8_t *m_scales, *v_scales; /* 8 bits: an exponent for each LADE_MOMENT_BLOCK, at multiples of 4; else NULL */
 };
 
-/* y = x + y, elementwise, both A (F32): a gradient that waited elsewhere. */
+/* y = x + y, elementwise, both A (F32): add a gradient that was copied in. */
 struct lade_add_args {
   int64_t n_elements;
   const float *x;
@@ -464,19 +463,19 @@ struct lade_cast_args {
 /*
  * y = x[0] + x[1] + ... + x[n_terms-1], elementwise in F32, rounded to dtype once: the sum over ranks, whose order is
  * part of the result. It is a tree over neighbours: the sum of n terms is the sum of the first p plus the sum of the
- * others, p being the largest power of two below n; so four are (x0 + x1) + (x2 + x3), five that + x4. Sums of 2^k
- * neighbours from a multiple of 2^k on are therefore sums of the tree, wherever they are made (struct lade_k_tree).
- * F32, BF16, F16. y may be one of the x.
+ * others, p being the largest power of two below n. So four are (x0 + x1) + (x2 + x3), five that + x4. Sums of 2^k
+ * neighbours from a multiple of 2^k on are therefore nodes of the tree, on any rank (struct lade_k_tree). F32, BF16,
+ * F16. y may be one of the x.
  */
 struct lade_rank_sum_args {
   enum lade_dtype dtype;
   int n_terms; /* at least 1 */
   int64_t n_elements;
-  const void *const *x; /* n_terms pointers; need no alignment but their element's */
+  const void *const *x; /* n_terms pointers; each aligned to its element's size */
   void *y;
 };
 
-/* y = x, bytes, of any alignment and apart; y is left in memory rather than in the caches. */
+/* y = x, bytes, of any alignment, without overlap; y is written to memory, past the caches. */
 struct lade_copy_args {
   int64_t n_bytes;
   const void *x;
@@ -487,7 +486,7 @@ struct lade_cublaslt;
 
 /* The largest shapes that a table attends over; 0: any. */
 struct lade_attention_most {
-  int64_t head_dim, time, batch;
+  int64_t head_dim, seq_len, batch;
 };
 
 struct lade_kernels {
@@ -497,32 +496,35 @@ struct lade_kernels {
   /* NULL: the host's */
   size_t (*workspace_bytes)(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args);
   struct lade_attention_most attention_most;
-  struct lade_cublaslt *cublaslt; /* borrowed: products of a CUDA device (cuda/cublaslt.h); NULL: its plain kernel's */
-  const char *library;            /* what bits depend on beside variants: the products' library; may be NULL */
-  const int32_t *cuts;            /* and where a device's kernels cut their sums, @n_cuts numbers; static */
+  struct lade_cublaslt *cublaslt; /* borrowed: a CUDA device's products (matmul_cublaslt.h); NULL: its plain kernel's */
+  const char *library;            /* other inputs of the bits besides variants: the products' library; may be NULL */
+  const int32_t *cuts;            /* and the cuts of a device's sums, @n_cuts numbers; static */
   int n_cuts;
 };
 
 struct lade_cpu;
 
 /*
- * The best variants for @cpu. Environment LADE_MATMUL=onednn takes oneDNN's products where its plug-in opens; those
- * allocate while they run. Any thread; never fails.
+ * Choose the best variants for @cpu. Environment LADE_MATMUL=onednn chooses oneDNN's products if its plug-in opens;
+ * those allocate while they run. Any thread; never fails.
  */
 void lade_kernels_init(struct lade_kernels *kernels, const struct lade_cpu *cpu);
 
-/* Lower-case name of a kernel, "matmul"; static. */
+/* Return the lower-case name of a kernel, "matmul"; static. */
 const char *lade_kernel_name(enum lade_kernel kernel);
 
 /*
- * Scratch bytes for these arguments (pointers unused but for being NULL or not) with a pool of @n_threads; 0 for most.
- * The answer covers every variant of @kernels, so that a plan does not depend on which one runs.
+ * Return the scratch bytes for these arguments (pointers unused except for being NULL or not) with a pool of
+ * @n_threads; 0 for most kernels. The answer covers every variant of @kernels, so that a plan does not depend on the
+ * variant that runs.
  */
 size_t lade_kernel_workspace_bytes(const struct lade_kernels *kernels, enum lade_kernel kernel, const void *args,
                                    int n_threads);
 
-/* Hash of every variant's name, the library's, and where sums are cut, by all and by these: the kernels' part of
- * numerics_key. */
+/*
+ * Return the hash of every variant's name, the library's, and the cuts of sums, for all kernels and for these: the
+ * kernels' part of numerics_key.
+ */
 uint64_t lade_kernels_key(const struct lade_kernels *kernels);
 
 #endif

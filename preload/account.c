@@ -2,12 +2,12 @@
 /*
  * The process's settings, its record and the brackets around calls of the driver.
  *
- * The record is a file in the directory of `lade run`, mapped and shared: its figures are there whatever ends the
- * process, SIGKILL included, and nothing has to run at its end. It is made by the first call of the driver that the
- * shim has a function of its own for, cuInit as a rule; a process without CUDA makes none. A forked child makes one of
- * its own, with an empty ledger: what its parent holds is not its, and the driver does not work across a fork anyway.
+ * The record is a file in the directory of `lade run`, mapped and shared. Its figures survive any end of the process,
+ * SIGKILL included, without code at exit. The first driver call with a hook makes it, usually cuInit; a process without
+ * CUDA makes none. A forked child makes one of its own, with an empty ledger: it does not own its parent's memory, and
+ * the driver does not work across a fork anyway.
  *
- * This file and driver.c hold the state of the process; whoever preloads a library has one per process.
+ * This file and driver.c hold the process's global state; a preloaded library has one copy per process.
  */
 #include "account.h"
 
@@ -29,8 +29,8 @@
 
 static struct settings settings;
 static _Atomic(lade_ledger *) ledger;
-static struct lade_lock ledger_lock; /* held while the ledger is made */
-static _Thread_local int depth;      /* of brackets: the driver calls itself */
+static struct lade_lock ledger_lock; /* held while the ledger is created */
+static _Thread_local int depth;      /* of nested brackets, because the driver calls itself */
 
 void say(const char *what, const char *why)
 {
@@ -48,7 +48,7 @@ static void setting_read(const char *name, char *text, size_t text_bytes)
   snprintf(text, text_bytes, "%s", value ? value : "");
 }
 
-/* As early as possible: programs change their environment. */
+/* Read settings as early as possible, because programs change their environment. */
 __attribute__((constructor)) static void settings_read(void)
 {
   setting_read("LADE_RUN_DRIVER", settings.driver, sizeof(settings.driver));
@@ -59,13 +59,13 @@ __attribute__((constructor)) static void settings_read(void)
 const struct settings *settings_get(void)
 {
   if (!settings.driver[0])
-    settings_read(); /* somebody's constructor came before ours */
+    settings_read(); /* another library's constructor ran before ours */
   return &settings;
 }
 
 /* ---- the record ---- */
 
-/* A new file of the directory, or a negative errno. */
+/* Create a new file in the directory; return its descriptor, or a negative errno. */
 static int record_open(void)
 {
   char path[PATH_MAX + 32];
@@ -78,9 +78,11 @@ static int record_open(void)
   }
   if (fd < 0)
     return -EEXIST;
-  int code = posix_fallocate(fd, 0, sizeof(struct lade_ledger_record)); /* a full disk would be a fault later */
+  int code = posix_fallocate(fd, 0, sizeof(struct lade_ledger_record)); /* otherwise a full disk would be a fault
+                                                                           later */
   if (code) {
-    int ignored = ftruncate(fd, 0); /* an empty file says that we were here, and had no room to say more */
+    int ignored = ftruncate(fd, 0); /* an empty file reports that the process ran but had no disk space for its
+                                       record */
     (void)ignored;
     close(fd);
     return -code;
@@ -88,7 +90,10 @@ static int record_open(void)
   return fd;
 }
 
-/* The record's memory; without a file, where that cannot be, nobody reads it but the budget holds. NULL: none. */
+/*
+ * Map the record's memory. If no file can be made, the memory is private: no other process reads it, but the budget
+ * holds. NULL: out of memory.
+ */
 static struct lade_ledger_record *record_map(void)
 {
   int fd = record_open(), flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
@@ -107,16 +112,16 @@ static void child_begin(void)
   depth = 0;
 }
 
-/* Before the program can register handlers of its own: in a child ours, which makes the ledger anew, run first. */
+/* Register before the program's own handlers, so that in a child ours, which makes the ledger anew, runs first. */
 __attribute__((constructor)) static void forks_await(void)
 {
   pthread_atfork(NULL, NULL, child_begin);
 }
 
-/* Lock held. */
+/* Create the ledger. pre: lock held. */
 static void ledger_make(void)
 {
-  struct lade_ledger_budget budget = {.bytes = 1}; /* for a text that is none: nobody set a budget to have none */
+  struct lade_ledger_budget budget = {.bytes = 1}; /* if invalid: no memory at all, rather than no limit */
   struct lade_ledger_record *record = record_map();
   lade_ledger *made = NULL;
   if (lade_ledger_budget_parse(settings.budget, &budget, NULL))
@@ -134,51 +139,51 @@ static void ledger_make(void)
 lade_ledger *account_ledger(void)
 {
   if (!atomic_load(&ledger)) {
-    lade_lock_take(&ledger_lock);
+    lade_lock_lock(&ledger_lock);
     if (!atomic_load(&ledger))
       ledger_make();
-    lade_lock_give(&ledger_lock);
+    lade_lock_unlock(&ledger_lock);
   }
   return atomic_load(&ledger);
 }
 
 /* ---- places ---- */
 
-struct place place_device(int device)
+struct account_place place_device(int device)
 {
   lade_ledger *ours = account_ledger();
   size_t bytes = 0;
   if (!ours || device < 0 || device >= LADE_LEDGER_DEVICES)
-    return (struct place){.account = -1};
+    return (struct account_place){.account = -1};
   if (!lade_ledger_knows(ours, device) && REAL(cuDeviceTotalMem_v2)(&bytes, device) == 0)
     lade_ledger_device(ours, device, bytes);
-  return (struct place){.account = device};
+  return (struct account_place){.account = device};
 }
 
-struct place place_current(void)
+struct account_place place_current(void)
 {
   cuda_context context = NULL;
   cuda_device_id device;
   if (REAL(cuCtxGetCurrent)(&context) || !context || REAL(cuCtxGetDevice)(&device))
-    return (struct place){.account = -1};
-  struct place place = place_device(device);
+    return (struct account_place){.account = -1};
+  struct account_place place = place_device(device);
   place.owner = context;
   return place;
 }
 
-struct place place_context(cuda_context context)
+struct account_place place_context(cuda_context context)
 {
   cuda_context current = NULL;
   if (REAL(cuCtxGetCurrent)(&current) == 0 && current == context)
     return place_current();
   if (REAL(cuCtxPushCurrent_v2)(context))
-    return (struct place){.account = -1};
-  struct place place = place_current();
+    return (struct account_place){.account = -1};
+  struct account_place place = place_current();
   REAL(cuCtxPopCurrent_v2)(&context);
   return place;
 }
 
-struct place place_location(const struct cuda_location *location)
+struct account_place place_location(const struct cuda_location *location)
 {
   return location->type == CUDA_LOCATION_DEVICE ? place_device(location->id) : PLACE_HOST;
 }
@@ -190,11 +195,11 @@ bool is_outermost(void)
   return depth == 0;
 }
 
-cuda_result taking_begin(struct taking *taking, struct place place, enum lade_ledger_kind kind, uint64_t bytes)
+cuda_result taking_begin(struct taking *taking, struct account_place place, enum lade_ledger_kind kind, uint64_t bytes)
 {
   *taking = (struct taking){.ledger = account_ledger()};
   if (!taking->ledger && settings.budget[0])
-    return CUDA_OUT_OF_MEMORY; /* what cannot be counted cannot be bounded */
+    return CUDA_OUT_OF_MEMORY; /* uncounted memory cannot be bounded */
   if (taking->ledger && place.account >= 0 && depth == 0 &&
       lade_ledger_charge(taking->ledger, place.account, kind, bytes, place.owner, &taking->holding))
     return CUDA_OUT_OF_MEMORY;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Arrays and mipmapped arrays. The driver does not tell what an array takes, so it counts with its elements: how they
- * are padded and tiled is not known. Arrays without memory of their own (sparse, mapped later) count nothing.
+ * Arrays and mipmapped arrays. The driver does not report an array's bytes, so it counts with its elements; padding and
+ * tiling are unknown. Arrays without memory of their own (sparse, mapped later) count nothing.
  */
 #include "account.h"
 #include "base/base.h"
@@ -9,7 +9,7 @@
 
 enum { ARRAY_LAYERED = 0x01, ARRAY_CUBEMAP = 0x04, ARRAY_WITHOUT_MEMORY = 0x40 | 0x80 };
 
-/* Bytes of a channel by the driver's number of its format; for rare ones the most that it can be. */
+/* Return the bytes of a channel by the driver's number of its format; for rare formats the largest possible. */
 static uint64_t format_bytes(int format)
 {
   switch (format) {
@@ -37,7 +37,7 @@ static uint64_t format_bytes(int format)
   }
 }
 
-/* Bytes of all levels; layers and faces do not get fewer from level to level. */
+/* Return the bytes of all levels; layers and faces do not shrink from level to level. */
 static uint64_t shape_bytes(const struct cuda_array_shape_3d *shape, unsigned n_levels)
 {
   uint64_t element = format_bytes(shape->format) * shape->n_channels, sum = 0;
@@ -49,12 +49,12 @@ static uint64_t shape_bytes(const struct cuda_array_shape_3d *shape, unsigned n_
     if (__builtin_mul_overflow(LADE_MAX(shape->width >> i, 1), LADE_MAX(shape->height >> i, 1), &n) ||
         __builtin_mul_overflow(n, LADE_MAX(depth, 1), &n) || __builtin_mul_overflow(n, element, &n) ||
         __builtin_add_overflow(sum, n, &sum))
-      return UINT64_MAX / 2; /* the driver will refuse it, if the budget does not */
+      return UINT64_MAX / 2; /* too large: the driver refuses it, unless the budget does first */
   }
   return sum;
 }
 
-/* The older and the flatter shapes in the newest form; the driver says what it thinks of none at all. */
+/* Convert the older and the flatter shapes to the newest form; the driver itself handles NULL. */
 #define SHAPE_OF(shape, its_depth, its_flags) \
   ((shape) ? (struct cuda_array_shape_3d){(shape)->width, (shape)->height, its_depth, (shape)->format, \
                                           (shape)->n_channels, its_flags} \

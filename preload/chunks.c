@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Physical memory that is mapped by hand: it is taken by its handles and its mappings alike, until both are gone. */
+/* Physical memory that the program maps itself: handles and mappings both hold it, until all of them are gone. */
 #include <errno.h>
 
 #include "account.h"
@@ -9,7 +9,7 @@ cuda_result cuMemCreate(cuda_memory *ret_memory, size_t bytes, const struct cuda
                         unsigned long long flags)
 {
   struct taking taking;
-  struct place place = properties ? place_location(&properties->location) : place_current();
+  struct account_place place = properties ? place_location(&properties->location) : place_current();
   place.owner = NULL; /* it outlives contexts */
   cuda_result result = taking_begin(&taking, place, LADE_LEDGER_CHUNK, bytes);
   if (!result) {
@@ -35,7 +35,7 @@ cuda_result cuMemMap(cuda_address address, size_t bytes, size_t offset, cuda_mem
   if (mapping && result)
     lade_ledger_drop(ledger, mapping);
   else if (mapping)
-    lade_ledger_settle(ledger, mapping, LADE_LEDGER_MAPPINGS, address, bytes); /* of a size that was stated */
+    lade_ledger_settle(ledger, mapping, LADE_LEDGER_MAPPINGS, address, bytes); /* whose size the caller stated */
   return result;
 }
 
@@ -63,7 +63,7 @@ cuda_result cuMemRetainAllocationHandle(cuda_memory *ret_memory, void *at)
 cuda_result cuMemImportFromShareableHandle(cuda_memory *ret_memory, void *os_handle, int type)
 {
   struct taking taking;
-  struct place place = place_current();
+  struct account_place place = place_current();
   place.owner = NULL;
   cuda_result result = taking_begin(&taking, place, LADE_LEDGER_IMPORTED, 0);
   if (!result) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Contexts end, and with them what was allocated in them. A device's primary context ends with its last release, or
- * with a reset; one that the program made and attached to, with its last detach. Only the driver knows which was the
+ * Contexts end, and with them their allocations. A device's primary context ends with its last release, or with a
+ * reset; a context that the program made and attached to, with its last detach. Only the driver knows which call is the
  * last.
  */
 #include "account.h"
@@ -32,7 +32,7 @@ cuda_result cuCtxDestroy_v2(cuda_context context)
   return context_end(REAL(cuCtxDestroy_v2), context);
 }
 
-/* It detaches from the current context, which is no longer current if that was the last time. */
+/* Detach from the current context, which is no longer current if that was the last detach. */
 cuda_result cuCtxDetach(cuda_context context)
 {
   cuda_context current = NULL;
@@ -49,7 +49,7 @@ static bool primary_is_active(cuda_device_id id)
   return REAL(cuDevicePrimaryCtxGetState)(id, &flags, &is_active) == 0 && is_active;
 }
 
-/* The device's primary context, if it has one; its count stays as it is. */
+/* Return the device's primary context, if it has one; its count stays unchanged. */
 static cuda_context primary_find(cuda_device_id id)
 {
   cuda_context context = NULL;

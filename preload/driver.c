@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Finding things: the real driver, its functions, and who asks the loader for either.
+ * Find the real driver and its functions, and intercept requests to the loader for them.
  *
- * A program reaches the driver by its soname, which the shim has as well and, being preloaded, has first. That catches
- * programs that are linked with libcuda.so.1 and those that dlopen it; the CUDA runtime does the latter, whether it is
- * linked statically or not, and takes every function from cuGetProcAddress. Three ways are left, and for these the
- * shim looks at dlopen, dlmopen and dlsym as they pass (entry.S):
+ * A program reaches the driver by its soname. The shim has the same soname and, being preloaded, comes first. That
+ * catches programs that are linked with libcuda.so.1 and those that dlopen it. The CUDA runtime uses dlopen, linked
+ * statically or not, and takes every function from cuGetProcAddress. Three ways are left, and for these the shim
+ * intercepts dlopen, dlmopen and dlsym (entry.S):
  *
  * - dlopen of the driver by another name, libcuda.so or a path, would open the real one. Its name is replaced by the
- *   soname. Other files called libcuda, a toolkit's stub say, are opened as asked.
- * - dlmopen of it would make another real one in a namespace that has no shim. It is opened in the program's own. (What
- *   another library's needs bring into a namespace passes by here and is not caught.)
- * - dlsym in the shim of something that the shim has no function of its own for is passed to the real driver: the
- *   answer is the driver's own, for functions that are newer than our list too.
+ *   soname. Other files called libcuda, such as a toolkit's stub, are opened as requested.
+ * - dlmopen of it would load another real one in a namespace without the shim. It is opened in the program's own
+ *   namespace. (A driver that another library's dependencies load into a namespace is not caught.)
+ * - dlsym in the shim for a function without a hook is passed to the real driver: the answer is the driver's own, also
+ *   for functions newer than our list.
  *
- * Nothing is opened before it is wanted, so that a program without CUDA has nothing of the driver in it. No lock is
- * held around the loader's calls, which take locks of their own: whoever comes second finds the same.
+ * The driver is opened on first use, so a program without CUDA does not load it. No lock is held around the loader's
+ * calls, which take locks of their own: two threads that race find the same address.
  */
 #include "driver.h"
 
@@ -36,7 +36,7 @@ typedef void *space_open_fn(Lmid_t space, const char *path, int flags);
 typedef void *symbol_fn(void *handle, const char *name);
 
 _Atomic(void *) lade_shim_slots[N_FUNCTIONS];
-/* The loader's own calls, where entry.S jumps to. */
+/* The loader's own calls, to which entry.S jumps. */
 extern _Atomic(open_fn *) lade_shim_dlopen;
 extern _Atomic(space_open_fn *) lade_shim_dlmopen;
 extern _Atomic(symbol_fn *) lade_shim_dlsym;
@@ -52,7 +52,7 @@ void *lade_shim_look_symbol(void *handle, const char *name);
 
 /* ---- the loader ---- */
 
-/* The version that dlsym has in this C library: asking for another would be an error, which takes memory. */
+/* Return dlsym's version in this C library; a lookup with another version would be an error, which takes memory. */
 static const char *dlsym_version(void)
 {
   const char *dot = strchr(gnu_get_libc_version(), '.');
@@ -69,7 +69,7 @@ static void loader_find(void)
   atomic_store(&lade_shim_dlopen, (open_fn *)symbol(RTLD_NEXT, "dlopen"));
 }
 
-/* What dlopen(SONAME) gives to the program. */
+/* Return the handle that dlopen(SONAME) gives the program. */
 static void *own_handle(void)
 {
   static _Atomic(void *) own;
@@ -131,7 +131,7 @@ void *lade_shim_function(unsigned number)
   return function;
 }
 
-/* ---- those who ask the loader ---- */
+/* ---- requests to the loader ---- */
 
 static bool is_same_file(const char *a, const char *b)
 {

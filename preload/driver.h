@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The real driver, from inside the shim. It is opened by its absolute path (LADE_RUN_DRIVER) when somebody first wants
- * a function of it, and stays. Any thread may call all of this; opening blocks as dlopen does.
+ * The real driver, from inside the shim. It is opened by its absolute path (LADE_RUN_DRIVER) on the first request for
+ * one of its functions, and stays open. Any thread may call these functions; opening blocks as dlopen does.
  */
 #ifndef LADE_SHIM_DRIVER_H
 #define LADE_SHIM_DRIVER_H
@@ -12,16 +12,16 @@
 
 #include "functions.h"
 
-/* The real functions by number; NULL until they are wanted. Read by the entries too (entry.S). */
+/* The real functions by number; NULL until first use. The entries read them too (entry.S). */
 extern _Atomic(void *) lade_shim_slots[N_FUNCTIONS];
 
-/* The real function. Where the driver has none of that name, or is not there, a function that answers so. */
+/* Return the real function. If the driver lacks it, or there is no driver, return a function with that error. */
 void *lade_shim_function(unsigned number);
 
-/* Whether the driver has it. */
+/* True if the driver has the function. */
 bool driver_has(unsigned number);
 
-/* The real function of a declared name: REAL(cuInit)(0). */
+/* Return the real function of a declared name: REAL(cuInit)(0). */
 #define REAL(name) ((__typeof__(name) *)function_get(FUNCTION_##name))
 static inline void *function_get(unsigned number)
 {

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The shim's entries: for each function of the driver a jump to the real one, and three calls of the loader that are
- * looked at on their way.
+ * The shim's entries: for each function of the driver a jump to the real one, and hooks for three calls of the loader.
  *
- * An entry knows nothing of its function's arguments, so it leaves every register and the stack as they came: it jumps
+ * An entry does not know its function's arguments, so it leaves every register and the stack unchanged: it jumps
  * through the function's slot. While the slot is empty, lade_shim_resolve asks lade_shim_function for the address, with
  * all registers that can carry arguments saved around the call.
  *
- * Entries are weak: where the shim has a function of its own of that name (hooks.h), the linker takes that one.
+ * Entries are weak: if the shim has its own function of that name (hooks.h), the linker takes that one.
  *
- * dlopen and dlsym look at the address that they will return to, to know on whose behalf they search. So the shim's do
- * not call them: they change arguments, where they must be, and jump, and the return address stays the caller's.
- * dlmopen searches on somebody's behalf as dlopen does.
+ * dlopen and dlsym search on behalf of the object that contains their return address. So the shim's versions must not
+ * call them: they change arguments where needed, and jump, so that the return address stays the caller's. dlmopen
+ * searches on behalf of its caller as dlopen does.
  */
 #if defined(__x86_64__)
 

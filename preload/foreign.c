@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that another process or another interface owns: in the ledger, and in nobody's budget a second time. */
+/*
+ * Memory that another process or another interface owns: it is in the ledger, but counts against no budget a second
+ * time.
+ */
 #include "account.h"
 #include "driver.h"
 

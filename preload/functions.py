@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""From the list of the driver's functions: a number for each, and the entry of each.
+"""Make from the list of the driver's functions a number and an entry for each.
 
 Usage: functions.py LIST HEADER ASSEMBLER   reads LIST, writes the other two
 """

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What graphs allocate when they run. An allocation on a stream that is captured, or one that is put into a graph by
- * hand, is a node: it has an address at once, and the driver takes memory for it when the graph is first launched or
- * uploaded, and keeps that.
+ * Memory that graphs allocate when they run. An allocation on a captured stream, or one added to a graph by hand, is a
+ * node. It has an address at once. The driver takes memory for it when the graph is first launched or uploaded, and
+ * keeps that memory.
  *
- * A graph is charged when it becomes one that can be launched, before anything can be taken, until that is destroyed.
- * The driver lets nodes of a graph that do not live together share addresses, so a graph wants what its nodes'
- * addresses cover, on each device. It also lets graphs that do not run together share memory, which no call tells: each
- * counts whole. So the budget holds, and may be reached before the device's memory would be.
+ * A graph is charged from its instantiation, before any memory is taken, until the executable graph is destroyed. The
+ * driver lets nodes of a graph with disjoint lifetimes share addresses, so a graph needs the bytes that its nodes'
+ * addresses cover, on each device. It also lets graphs that do not run together share memory, which no call reports:
+ * each counts whole. So the budget holds, and may be reached before the device's memory would be.
  */
 #include <stdlib.h>
 
@@ -17,22 +17,22 @@
 
 #define N_ACCOUNTS (LADE_LEDGER_DEVICES + 1)
 
-struct span {
+struct account_span {
   int account;
   uint64_t at, bytes;
 };
 
 struct spans {
-  LADE_ARRAY(struct span) list;
+  LADE_ARRAY(struct account_span) list;
 };
 
-/* What a graph holds, by account. */
+/* The holdings of a graph, by account. */
 struct holdings {
   struct lade_holding *of[N_ACCOUNTS];
   uint64_t bytes[N_ACCOUNTS];
 };
 
-/* ---- what a graph wants ---- */
+/* ---- the needs of a graph ---- */
 
 static cuda_result graph_look(struct spans *spans, cuda_graph graph);
 
@@ -47,12 +47,12 @@ static cuda_result node_look(struct spans *spans, cuda_node node)
     return graph_look(spans, child);
   if (type != CUDA_NODE_MEMORY || REAL(cuGraphMemAllocNodeGetParams)(node, &memory))
     return CUDA_DONE;
-  const struct span span = {.account = place_location(&memory.pool.location).account, .at = memory.at,
-                            .bytes = memory.bytes};
+  const struct account_span span = {.account = place_location(&memory.pool.location).account, .at = memory.at,
+                                    .bytes = memory.bytes};
   return span.account < 0 || LADE_PUSH(&spans->list, span) ? CUDA_DONE : CUDA_OUT_OF_MEMORY;
 }
 
-/* Add the memory of all nodes. What the driver does not say of a graph is not known of it. */
+/* Add the memory of all nodes. Nodes that the driver does not report are not counted. */
 static cuda_result graph_look(struct spans *spans, cuda_graph graph)
 {
   size_t n = 0;
@@ -70,16 +70,16 @@ static cuda_result graph_look(struct spans *spans, cuda_graph graph)
 
 static int spans_order(const void *a, const void *b)
 {
-  const struct span *left = a, *right = b;
+  const struct account_span *left = a, *right = b;
   return (left->at > right->at) - (left->at < right->at);
 }
 
-/* Bytes of @account that the spans cover, which are by rising address. */
+/* Return the bytes of @account that the spans cover; spans ascend by address. */
 static uint64_t spans_cover(const struct spans *spans, int account)
 {
   uint64_t sum = 0, end = 0;
   for (int i = 0; i < spans->list.n; i++) {
-    const struct span *span = &spans->list.items[i];
+    const struct account_span *span = &spans->list.items[i];
     if (span->account != account || span->at + span->bytes <= end)
       continue;
     sum += span->at + span->bytes - LADE_MAX(span->at, end);
@@ -88,9 +88,9 @@ static uint64_t spans_cover(const struct spans *spans, int account)
   return sum;
 }
 
-/* ---- holding it ---- */
+/* ---- charging it ---- */
 
-/* One key for each account: handles lie further apart than there are accounts. */
+/* Return one key for each account: handles are further apart than the number of accounts. */
 static uint64_t key_of(cuda_graph_exec exec, int account)
 {
   return (uintptr_t)exec + (unsigned)account;
@@ -103,12 +103,14 @@ static void holdings_drop(lade_ledger *ledger, const struct holdings *holdings)
       lade_ledger_drop(ledger, holdings->of[i]);
 }
 
-/* Memory on the current context's device ends with that context; on another device only with the graph. */
+/*
+ * Charge a graph. Memory on the current context's device ends with that context; on another device only with the graph.
+ */
 static cuda_result graph_charge(lade_ledger *ledger, cuda_graph graph, struct holdings *holdings)
 {
   struct spans spans = {0};
   cuda_result result = graph_look(&spans, graph);
-  const struct place current = spans.list.n ? place_current() : (struct place){.account = -1};
+  const struct account_place current = spans.list.n ? place_current() : (struct account_place){.account = -1};
   if (spans.list.n)
     qsort(spans.list.items, (size_t)spans.list.n, sizeof(spans.list.items[0]), spans_order);
   for (int i = 0; i < N_ACCOUNTS && spans.list.n && !result; i++) {
@@ -128,25 +130,25 @@ static void graph_settle(lade_ledger *ledger, const struct holdings *holdings, c
       lade_ledger_settle(ledger, holdings->of[i], LADE_LEDGER_GRAPHS, key_of(exec, i), holdings->bytes[i]);
 }
 
-/* Before the driver is asked for a graph of @graph that can be launched, and afterwards. */
-struct making {
-  struct taking taking; /* which counts nothing itself, and lets the driver's calls to itself through */
+/* The bracket around the driver's instantiation of @graph. */
+struct graph_instantiation {
+  struct taking taking; /* it counts no bytes itself, and lets the driver's calls to itself through */
   struct holdings holdings;
 };
 
-static cuda_result making_begin(struct making *making, cuda_graph graph)
+static cuda_result making_begin(struct graph_instantiation *making, cuda_graph graph)
 {
   lade_ledger *ledger = account_ledger();
-  *making = (struct making){0};
+  *making = (struct graph_instantiation){0};
   cuda_result result = ledger && is_outermost() ? graph_charge(ledger, graph, &making->holdings) : CUDA_DONE;
   if (!result)
-    result = taking_begin(&making->taking, (struct place){.account = -1}, LADE_LEDGER_NOTHING, 0);
+    result = taking_begin(&making->taking, (struct account_place){.account = -1}, LADE_LEDGER_NOTHING, 0);
   if (result)
     holdings_drop(ledger, &making->holdings);
   return result;
 }
 
-static cuda_result making_end(struct making *making, cuda_result result, const cuda_graph_exec *exec)
+static cuda_result making_end(struct graph_instantiation *making, cuda_result result, const cuda_graph_exec *exec)
 {
   taking_end(&making->taking, result, LADE_LEDGER_GRAPHS, 0, 0);
   if (result)
@@ -161,7 +163,7 @@ static cuda_result making_end(struct making *making, cuda_result result, const c
 static cuda_result old_make(__typeof__(cuGraphInstantiate) *real, cuda_graph_exec *ret_exec, cuda_graph graph,
                             cuda_node *ret_node, char *text, size_t text_bytes)
 {
-  struct making making;
+  struct graph_instantiation making;
   cuda_result result = making_begin(&making, graph);
   return result ? result : making_end(&making, real(ret_exec, graph, ret_node, text, text_bytes), ret_exec);
 }
@@ -180,7 +182,7 @@ cuda_result cuGraphInstantiate_v2(cuda_graph_exec *ret_exec, cuda_graph graph, c
 
 cuda_result cuGraphInstantiateWithFlags(cuda_graph_exec *ret_exec, cuda_graph graph, unsigned long long flags)
 {
-  struct making making;
+  struct graph_instantiation making;
   cuda_result result = making_begin(&making, graph);
   return result ? result : making_end(&making, REAL(cuGraphInstantiateWithFlags)(ret_exec, graph, flags), ret_exec);
 }
@@ -188,7 +190,7 @@ cuda_result cuGraphInstantiateWithFlags(cuda_graph_exec *ret_exec, cuda_graph gr
 static cuda_result params_make(__typeof__(cuGraphInstantiateWithParams) *real, cuda_graph_exec *ret_exec,
                                cuda_graph graph, void *params)
 {
-  struct making making;
+  struct graph_instantiation making;
   cuda_result result = making_begin(&making, graph);
   return result ? result : making_end(&making, real(ret_exec, graph, params), ret_exec);
 }

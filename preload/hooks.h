@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The driver's functions that the shim has of its own: those that take device memory or give it back, that hand out
- * pools of it, that say how much there is, and that look functions up. Each asks the account (account.h) and calls the
- * real one; the results are the driver's own, but for memory above the budget, which is CUDA_ERROR_OUT_OF_MEMORY.
+ * The shim's own versions of driver functions: those that take device memory or give it back, that return pools of it,
+ * that report its size, and that look functions up. Each asks the account (account.h) and calls the real one. The
+ * results are the driver's own, except for memory above the budget, which is CUDA_ERROR_OUT_OF_MEMORY.
  *
- * HOOK(symbol, name, since, per_thread, arguments): the exported symbol; under which name and as of which version
- * cuGetProcAddress gives it; whether it is the form for the per-thread default stream. Forms of one name follow each
- * other from old to new, per-thread ones last. Names and versions are those of the toolkit's cudaTypedefs.h.
+ * HOOK(symbol, name, since, per_thread, arguments): the exported symbol; the name and the first version under which
+ * cuGetProcAddress returns it; whether it is the form for the per-thread default stream. Forms of one name are
+ * adjacent, from old to new, per-thread ones last. Names and versions are those of the toolkit's cudaTypedefs.h.
  */
 #ifndef LADE_SHIM_HOOKS_H
 #define LADE_SHIM_HOOKS_H
@@ -15,7 +15,7 @@
 
 #include "preload/types.h"
 
-#define LADE_SHIM_CUDA_VERSION 13000 /* the newest whose forms are below */
+#define LADE_SHIM_CUDA_VERSION 13000 /* the newest version whose forms are below */
 
 #define LADE_SHIM_HOOKS(HOOK) \
   HOOK(cuInit, "cuInit", 2000, false, (unsigned flags)) \
@@ -23,7 +23,7 @@
        (const char *name, void **ret, int version, uint64_t flags)) \
   HOOK(cuGetProcAddress_v2, "cuGetProcAddress", 12000, false, \
        (const char *name, void **ret, int version, uint64_t flags, int *ret_status)) \
-  /* what there is */ \
+  /* queries.c */ \
   HOOK(cuMemGetInfo, "cuMemGetInfo", 2000, false, (unsigned *ret_free, unsigned *ret_total)) \
   HOOK(cuMemGetInfo_v2, "cuMemGetInfo", 3020, false, (size_t *ret_free, size_t *ret_total)) \
   HOOK(cuDeviceTotalMem, "cuDeviceTotalMem", 2000, false, (unsigned *ret_bytes, cuda_device_id id)) \
@@ -127,7 +127,7 @@
 LADE_SHIM_HOOKS(DECLARE_HOOK)
 #undef DECLARE_HOOK
 
-/* What the shim calls besides, of the real driver only. */
+/* Functions of the real driver that the shim only calls. */
 cuda_result cuCtxGetCurrent(cuda_context *ret_context);
 cuda_result cuCtxGetDevice(cuda_device_id *ret_id);
 cuda_result cuCtxPushCurrent_v2(cuda_context context);

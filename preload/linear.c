@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plain, pitched and managed allocations. The width of a padded row is the driver's to choose and is known only
- * afterwards: an allocation that passes the budget by its padding is given back.
+ * Plain, pitched and managed allocations. The driver chooses the width of a padded row, which is known only afterwards:
+ * an allocation whose padding exceeds the budget is given back.
  *
  * The forms without a number are those of CUDA before 3.2, with addresses and sizes of 32 bits.
  */

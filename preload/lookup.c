@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The driver's lookup. cuGetProcAddress answers with the driver's own functions, and with the shim's where it has one:
- * known by the address that the driver found, or, should a driver hand out other addresses than it exports, by the
- * name and the version that were asked for. Tables of private functions (cuGetExportTable) pass untouched.
+ * The driver's lookup. cuGetProcAddress returns the driver's own functions, and the shim's hooks where they exist. A
+ * hook is found by the address that the driver returned or, if a driver returns other addresses than it exports, by the
+ * requested name and version. Tables of private functions (cuGetExportTable) pass unchanged.
  */
 #include <string.h>
 
@@ -48,8 +48,8 @@ void *hook_for(void *found, const char *name, int version, uint64_t flags)
 }
 
 /*
- * Is @found the form of @name that we know? A version later than ours may have a newer one, with another signature; if
- * the driver answers both versions with one function, it has not.
+ * True if @found is a form of @name that the shim knows. A version later than ours may have a newer form, with another
+ * signature; if the driver returns one function for both versions, it has not.
  */
 static bool form_is_known(void *found, const char *name, int version, uint64_t flags)
 {
@@ -58,7 +58,7 @@ static bool form_is_known(void *found, const char *name, int version, uint64_t f
          (REAL(cuGetProcAddress)(name, &ours, LADE_SHIM_CUDA_VERSION, flags) == 0 && ours == found);
 }
 
-/* The hook for what the driver found; a form that is newer than ours passes, and what it takes is not counted. */
+/* Return the hook for the driver's result. A form newer than ours passes, and its memory is not counted. */
 static void *answer(void *found, const char *name, int version, uint64_t flags)
 {
   static atomic_flag is_said = ATOMIC_FLAG_INIT;

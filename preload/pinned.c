@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Host memory that the driver pins: apart in the ledger, and in no device's budget. */
+/* Host memory that the driver pins: separate in the ledger, and in no device's budget. */
 #include "account.h"
 #include "driver.h"
 
-static struct place place_host(void)
+static struct account_place place_host(void)
 {
-  return (struct place){LADE_LEDGER_HOST, place_current().owner};
+  return (struct account_place){LADE_LEDGER_HOST, place_current().owner};
 }
 
 cuda_result cuMemHostAlloc(void **ret_at, size_t bytes, unsigned flags)

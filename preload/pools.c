@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Allocations in the order of a stream. They count from the call that asks to the call that gives back, whatever the
- * stream does; what a pool keeps for later is the driver's. On a stream that is being captured nothing is allocated:
- * the call becomes a node of a graph, and counts with it (graphs.c); so does what gives back there, which frees at a
- * launch what the ledger then learns when the address is given out anew.
+ * Allocations in the order of a stream. They count from the allocating call to the freeing call, independently of the
+ * stream's progress; the driver owns the bytes that a pool caches. On a captured stream no memory is allocated: the
+ * call becomes a node of a graph, and counts with it (graphs.c). A freeing call there becomes a node too. It frees at a
+ * launch, which the ledger learns when the address is returned again.
  *
- * Memory is where its pool is. Without one named that is the stream's device, whichever is current. A pool does not say
- * where it is, so each is noted when the driver hands it out.
+ * Memory is on its pool's device. Without a named pool that is the stream's device, not the current one. A pool does
+ * not report its place, so each is noted when the driver returns it.
  */
 #include "account.h"
 #include "driver.h"
@@ -15,20 +15,20 @@
 
 typedef cuda_result capturing_fn(cuda_stream stream, int *ret_status);
 
-/* Where memory in a stream's order is; nowhere while the stream is captured. */
-static struct place place_stream(cuda_stream stream, capturing_fn *is_capturing)
+/* Return the place of memory in a stream's order; none while the stream is captured. */
+static struct account_place place_stream(cuda_stream stream, capturing_fn *is_capturing)
 {
   cuda_context context = NULL;
   int status = 0;
   if (is_capturing(stream, &status) == 0 && status != 0)
-    return (struct place){.account = -1};
+    return (struct account_place){.account = -1};
   if ((uintptr_t)stream <= STREAM_PER_THREAD || REAL(cuStreamGetCtx)(stream, &context))
     return place_current();
   return place_context(context);
 }
 
-/* Where @pool is, or @place for a pool that is not known; memory of no place stays so. */
-static struct place place_pool(cuda_pool pool, struct place place)
+/* Return the place of @pool, or @place if the pool is unknown; memory without a place stays so. */
+static struct account_place place_pool(cuda_pool pool, struct account_place place)
 {
   lade_ledger *ledger = account_ledger();
   if (ledger && place.account >= 0)
@@ -40,7 +40,7 @@ static cuda_result async_take(__typeof__(cuMemAllocAsync) *real, capturing_fn *i
                               size_t bytes, cuda_stream stream)
 {
   struct taking taking;
-  struct place place = place_stream(stream, is_capturing);
+  struct account_place place = place_stream(stream, is_capturing);
   cuda_result result = taking_begin(&taking, place, LADE_LEDGER_POOL, bytes);
   if (!result) {
     result = real(ret_at, bytes, stream);
@@ -63,7 +63,7 @@ static cuda_result pool_take(__typeof__(cuMemAllocFromPoolAsync) *real, capturin
                              cuda_address *ret_at, size_t bytes, cuda_pool pool, cuda_stream stream)
 {
   struct taking taking;
-  struct place place = place_pool(pool, place_stream(stream, is_capturing));
+  struct account_place place = place_pool(pool, place_stream(stream, is_capturing));
   cuda_result result = taking_begin(&taking, place, LADE_LEDGER_POOL, bytes);
   if (!result) {
     result = real(ret_at, bytes, pool, stream);
@@ -102,8 +102,11 @@ cuda_result cuMemFreeAsync_ptsz(cuda_address at, cuda_stream stream)
   return async_give(REAL(cuMemFreeAsync_ptsz), REAL(cuStreamIsCapturing_ptsz), at, stream);
 }
 
-/* Managed memory without a device of its own counts on the current one, as cuMemAllocManaged's does. */
-static struct place place_of_pool(int type, const struct cuda_location *location)
+/*
+ * Return the place of a new pool. Managed memory without a device of its own counts on the current one, as
+ * cuMemAllocManaged's does.
+ */
+static struct account_place place_of_pool(int type, const struct cuda_location *location)
 {
   bool is_anywhere = type == CUDA_MEMORY_MANAGED && location && location->type != CUDA_LOCATION_DEVICE;
   return location && !is_anywhere ? place_location(location) : place_current();
@@ -112,7 +115,8 @@ static struct place place_of_pool(int type, const struct cuda_location *location
 cuda_result cuMemPoolCreate(cuda_pool *ret_pool, const struct cuda_pool_properties *properties)
 {
   struct taking taking;
-  struct place place = place_of_pool(properties ? properties->type : 0, properties ? &properties->location : NULL);
+  struct account_place place = place_of_pool(properties ? properties->type : 0,
+                                             properties ? &properties->location : NULL);
   cuda_result result = taking_begin(&taking, place, LADE_LEDGER_NOTHING, 0);
   if (!result) {
     result = REAL(cuMemPoolCreate)(ret_pool, properties);
@@ -146,7 +150,7 @@ static cuda_result place_pool_get(__typeof__(cuMemGetMemPool) *real, cuda_pool *
                                   struct cuda_location *location, int type)
 {
   struct taking taking;
-  struct place place = place_of_pool(type, location);
+  struct account_place place = place_of_pool(type, location);
   cuda_result result = taking_begin(&taking, place, LADE_LEDGER_NOTHING, 0);
   if (!result) {
     result = real(ret_pool, location, type);

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The driver's start, and what it says of a device's memory: never more than the budget, nor than is left of it. */
+/* The driver's start, and its report of a device's memory: never more than the budget, nor than the rest of it. */
 #include "account.h"
 #include "base/base.h"
 #include "driver.h"
 
 cuda_result cuInit(unsigned flags)
 {
-  account_ledger(); /* from here on this is a process that uses CUDA */
+  account_ledger(); /* from here on this process uses CUDA */
   return REAL(cuInit)(flags);
 }
 
-static void both_bound(struct place place, uint64_t *free_bytes, uint64_t *total_bytes)
+static void both_bound(struct account_place place, uint64_t *free_bytes, uint64_t *total_bytes)
 {
   if (place.account >= 0)
     lade_ledger_bound(account_ledger(), place.account, free_bytes, total_bytes);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The driver's types that its memory calls take and src/device/cuda_driver.h has no use for. The test
- * shim-declarations holds them against the toolkit's cuda.h where there is one.
+ * The driver's types for its memory calls that src/device/cuda_driver.h does not need. The test shim-declarations
+ * compares them with the toolkit's cuda.h if it is installed.
  */
 #ifndef LADE_SHIM_TYPES_H
 #define LADE_SHIM_TYPES_H
 
 #include "device/cuda_driver.h"
 
-enum { CUDA_MEMORY_MANAGED = 2 }; /* a pool's, beside CUDA_MEMORY_PINNED */
+enum { CUDA_MEMORY_MANAGED = 2 }; /* of a pool, in addition to CUDA_MEMORY_PINNED */
 
 typedef struct CUarray_st *cuda_array;
 typedef struct CUmipmappedArray_st *cuda_mipmapped;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lade/device.h - a device: memory with a hard capacity, and queues of work that run beside each other.
+ * lade/device.h - a device: memory with a hard capacity, and queues that run beside each other.
  *
- * A queue runs its work first-in first-out. Submitting never waits for the work; it returns the count that the
- * queue's counter will have after it, and (queue, count) is an event: it has happened when the counter has reached the
- * count. A queue can be told to wait for an event of any queue of its device. For one queue, one thread at
- * a time submits.
+ * A queue runs its work first-in first-out. Submitting does not wait for the work. It returns the count that the
+ * queue's counter has after the work. (queue, count) is an event; it has happened when the counter has reached the
+ * count. A queue can wait for an event of any queue of its device. One thread at a time submits to a queue.
  *
- * Memory comes from lade/cache.h. Errors of work that runs later stick to the device: lade_queue_sync and
- * lade_device_status return the first of them.
+ * Memory comes from lade/cache.h. An error of work that runs later stays with the device: lade_queue_sync and
+ * lade_device_status return the first one. A submission that breaks its declaration is not made: its count is 0, and
+ * -EINVAL stays with the device likewise.
  */
 #ifndef LADE_PUBLIC_DEVICE_H
 #define LADE_PUBLIC_DEVICE_H
@@ -28,115 +28,115 @@ typedef struct lade_queue lade_queue;
 
 enum lade_queue_role {
   LADE_QUEUE_COMPUTE,
-  LADE_QUEUE_TO_HOST,   /* copies device to host; throttled to its link */
+  LADE_QUEUE_TO_HOST,   /* copies from device to host, at the rate of its link */
   LADE_QUEUE_TO_DEVICE, /* copies host to device */
   LADE_QUEUE_IO,        /* transfers to and from the store */
   LADE_QUEUE_HOST,      /* CPU updates and checksums */
   LADE_QUEUE_COMM,
-  LADE_QUEUE_SIGNAL, /* runs no work: the host raises its counter */
+  LADE_QUEUE_SIGNAL,    /* runs no work: the host raises its counter */
   LADE_N_QUEUE_ROLES
 };
 
-/* A piece of work. @args must stay valid until it has run. */
+/* A piece of work. @args stays valid until the work has run. */
 typedef void lade_work_fn(void *args);
 
-/* When a piece of work ran: monotonic nanoseconds, or those of a dry device's clock. */
+/* The time of a piece of work: monotonic nanoseconds, or those of a dry device's clock. */
 struct lade_span {
   int64_t start_ns, end_ns;
 };
 
 struct lade_work {
-  lade_work_fn *fn; /* never called by a dry device; it may not submit */
+  lade_work_fn *fn; /* a dry device never calls it; it must not submit */
   void *args;
-  int64_t predicted_ns;       /* what a dry device's clock advances by */
-  struct lade_span *ret_span; /* NULL, or written by the queue before the work's event happens */
+  int64_t predicted_ns;       /* a dry device's clock advances by it */
+  struct lade_span *ret_span; /* NULL, or filled by the queue before the work's event */
 };
 
-/* Bytes between device addresses and host pointers, either way; all valid until the event. */
+/* A copy between device addresses and host pointers, in any direction; all stay valid until the event. */
 struct lade_copy {
   void *dst;
-  const void *src; /* may not overlap dst */
+  const void *src; /* does not overlap dst */
   uint64_t bytes;
-  int64_t predicted_ns; /* a dry device's price on a queue that has no link; see lade_queue_copy */
+  int64_t predicted_ns; /* time on a dry device's queue without a link; see lade_queue_copy */
   struct lade_span *ret_span;
 };
 
 struct lade_device_info {
   char name[96];
-  char pci[24];             /* of a GPU: its PCI function as /sys names it, "0000:3b:00.0"; "" of others */
-  uint64_t chunk_bytes;     /* granule of the device's memory; 2 MiB on hosts */
-  uint64_t capacity_bytes;  /* hard: creating a chunk past it is -ENOMEM */
+  char pci[24];             /* a GPU's PCI function as in /sys, "0000:3b:00.0"; else "" */
+  uint64_t chunk_bytes;     /* unit of the device's memory; 2 MiB on hosts */
+  uint64_t capacity_bytes;  /* hard limit: creating a chunk past it is -ENOMEM */
   uint64_t created_bytes;   /* chunks that exist now */
-  uint64_t peak_bytes;      /* the most that ever existed */
-  bool is_unified;          /* device memory is host memory: the CPU and drives may touch it */
-  bool is_dry;              /* addresses without memory: nothing may be read or written */
+  uint64_t peak_bytes;      /* high-water of created_bytes */
+  bool is_unified;          /* device memory is host memory: the CPU and drives can access it */
+  bool is_dry;              /* addresses without memory: do not read or write them */
 };
 
 struct lade_device_params {
   size_t struct_size;      /* sizeof(struct lade_device_params) */
-  const char *name;        /* "host" (also NULL), "cuda:0" or another GPU, "dry": no memory */
-  uint64_t capacity_bytes; /* hard; 0: all memory that this process may use, or that the GPU has free (not dry) */
+  const char *name;        /* "host" (also NULL), "cuda:0" or another GPU, "dry" (no memory) */
+  uint64_t capacity_bytes; /* hard limit; 0: memory that this process may use, or the GPU has free (not dry) */
 };
 
 /*
- * Open a device; the caller closes it. -EINVAL for an unknown name or no capacity, -ENODEV where there is no such GPU
- * or no driver for it, -EOVERFLOW for more capacity than it has, -ENOMEM. Any thread.
+ * Open a device; the caller closes it. -EINVAL for an unknown name or no capacity, -ENODEV if the GPU or its driver is
+ * missing, -EOVERFLOW for more capacity than the device has, -ENOMEM. Any thread. Blocks.
  */
 LADE_API int lade_device_open(const struct lade_device_params *params, struct lade_error *error,
                               lade_device **ret_device);
 
-/* All queues, and all that holds its memory, must have been destroyed before. NULL is allowed. */
+/* Close a device. NULL is allowed. pre: its queues, and all owners of its memory, are destroyed. */
 LADE_API void lade_device_close(lade_device *device);
 
-/* A snapshot of sizes and counts. Any thread. Never blocks. */
+/* Return a snapshot of sizes and counts. Any thread. Never blocks. */
 LADE_API void lade_device_get_info(const lade_device *device, struct lade_device_info *ret_info);
 
-/* 0, or the first error of any work that has run. Any thread. */
+/* Return 0, or the first error of any work that has run. Any thread. Never blocks. */
 LADE_API int lade_device_status(const lade_device *device);
 
-/* The caller destroys the queue. -ENOMEM, -EAGAIN when a thread is refused. Any thread. */
+/* Create a queue; the caller destroys it. -ENOMEM, -EAGAIN when a thread is refused. Any thread. */
 LADE_API int lade_queue_create(lade_device *device, enum lade_queue_role role, lade_queue **ret_queue);
 
 /*
- * Blocks until all that was submitted has run, so the events that it waits for must come. No call on the
- * queue may be under way. Another queue may still have waits for its events; one that can no longer
- * happen (a signal never raised) is let go, and -ECANCELED sticks to the device. NULL is allowed.
+ * Destroy a queue. NULL is allowed. Blocks until all submitted work has run, so the events that it waits for must
+ * happen. pre: no call on the queue is in progress. Another queue may still wait for its events. A wait for an event
+ * that can no longer happen (a signal never raised) is released, and -ECANCELED stays with the device.
  */
 LADE_API void lade_queue_destroy(lade_queue *queue);
 
 /*
- * Submit work; its event is (queue, *ret_count). Blocks only while the queue's ring is full.
- * ret_count may be NULL. Not for signal queues.
+ * Submit work; its event is (queue, *ret_count). ret_count may be NULL. Not for signal queues. One thread at a time
+ * per queue. Blocks only while the queue's ring is full.
  */
 LADE_API void lade_queue_launch(lade_queue *queue, const struct lade_work *work, uint64_t *ret_count);
 
 /*
- * Submit a copy; its event is (queue, *ret_count). The role of the queue says which link is charged: on
- * LADE_QUEUE_TO_HOST and LADE_QUEUE_TO_DEVICE it takes at least the link's latency plus bytes over its
- * rate, each queue being a link of its own; other roles have no link. Not for signal queues.
+ * Submit a copy; its event is (queue, *ret_count). On LADE_QUEUE_TO_HOST and LADE_QUEUE_TO_DEVICE a copy takes at least
+ * the link's latency plus bytes over its rate; each such queue is a link. Other roles have no link. Not for signal
+ * queues. Threads and blocking as lade_queue_launch.
  */
 LADE_API void lade_queue_copy(lade_queue *queue, const struct lade_copy *copy, uint64_t *ret_count);
 
 /*
- * What is submitted to @queue from now on starts after event (@other, @count). Not counted as work. An event
- * that nobody ever makes happen blocks the queue; a dry device, where it would have to have been submitted
- * before, reports -EDEADLK and goes on. On a signal queue it moves a dry device's clock and does nothing else:
- * whoever raises the signal has done the waiting.
+ * Let later work of @queue start after event (@other, @count). A wait does not count as work. An event that never
+ * happens blocks the queue. A dry device needs the event's work submitted before; else it reports -EDEADLK and
+ * continues. On a signal queue a wait only moves a dry device's clock, because the host raises the signal itself.
+ * Threads and blocking as lade_queue_launch.
  */
 LADE_API void lade_queue_wait(lade_queue *queue, lade_queue *other, uint64_t count);
 
 /*
- * The count of the last event that was submitted: once it has happened, so has everything submitted before this
- * call. Of a signal queue: what its counter has been raised to. Any thread. Never blocks.
+ * Return the count of the last submitted event. When it has happened, all work submitted before this call is done.
+ * For a signal queue, return its counter. Any thread. Never blocks.
  */
 LADE_API uint64_t lade_queue_submitted(const lade_queue *queue);
 
-/* Has (queue, count) happened? Any thread. Never blocks. */
+/* True if event (queue, count) has happened. Any thread. Never blocks. */
 LADE_API bool lade_queue_poll(const lade_queue *queue, uint64_t count);
 
 /*
- * Block the calling thread until it has happened; then lade_device_status. A dry device does not
- * block: -EDEADLK for what was never submitted. Any thread.
+ * Block until event (queue, count) has happened, then return lade_device_status. A dry device does not block, and
+ * returns -EDEADLK for an event that was never submitted. Any thread.
  */
 LADE_API int lade_queue_sync(lade_queue *queue, uint64_t count);
 

@@ -1,26 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lade/shard.h - a trainer's own flat parameters over the ranks of a job: who owns which elements, gather, reduce.
+ * lade/shard.h - a trainer's own flat parameters over the ranks of a job: ownership of elements, gather, reduce.
  *
- * A vector of n elements is cut into one block for each rank, all of one length: n over the ranks, rounded up to
- * LADE_SHARD_ELEMENTS. Rank r owns [r * block, (r + 1) * block). What lies past n is padding; it belongs to the last
- * blocks, and a block may be padding alone. Whole vectors have room for the padding as well.
+ * A vector of n elements is divided into one block for each rank. All blocks have one length: n over the ranks, rounded
+ * up to LADE_SHARD_ELEMENTS. Rank r owns [r * block, (r + 1) * block). Elements past n are padding. Padding is in the
+ * last blocks, and a block may be padding alone. Whole vectors have room for the padding as well.
  *
  * A data-parallel step whose optimizer state is sharded (ZeRO stage 1: Rajbhandari et al. 2020) is then
  *
  *     lade_shard_reduce(shard, LADE_F32, grads, own_grad, &error);          the sum of all ranks' gradients, own block
  *     lade_adam_update(adam, &own, &step, &error);                          lade/adam.h on the own block
- *     lade_shard_gather(shard, LADE_BF16, own_weights, weights, &error);    everybody's weights
+ *     lade_shard_gather(shard, LADE_BF16, own_weights, weights, &error);    the weights of all ranks
  *
- * in a program that is started on every rank by mpirun, `lade launch -n N`, or srun with PMIx; started by itself it is
- * a world of one, where the same calls copy. Memory is the host's. examples/shard.c is the whole of it.
+ * in a program that mpirun, `lade launch -n N`, or srun with PMIx starts on every rank. Started alone, the program is a
+ * world of one, where the same calls copy. Memory is host memory. examples/shard.c is a whole program.
  *
- * Collective calls are made by every rank, in one order; they block until this rank's part has ended. A rank that makes
- * another call, or has another size, is found out and named (-EPROTO). An error of a collective call is
- * final for its ranks: every later call gives the same one. -EPIPE: a rank has ended; -ECANCELED: a rank called
- * lade_ranks_abort; -ETIMEDOUT: a rank did not come; -EIO: MPI failed. docs/parallel.md says within which time.
+ * Every rank makes the same collective calls in the same order. A collective call blocks until this rank's part is
+ * done. An error of a collective call is final for its ranks: every later call returns the same error.
+ *   -EPROTO     a rank made another call, or has another size; the message names the rank
+ *   -EPIPE      a rank has ended
+ *   -ECANCELED  a rank called lade_ranks_abort
+ *   -ETIMEDOUT  a rank is late (docs/ranks.md)
+ *   -EIO        MPI failed
  *
- * One thread at a time uses a handle and what was made of it. The parts of lade_ranks_split are handles of their own.
+ * One thread at a time uses a handle and the handles made from it. The parts of lade_ranks_split are separate handles.
  */
 #ifndef LADE_SHARD_H
 #define LADE_SHARD_H
@@ -33,16 +36,16 @@
 extern "C" {
 #endif
 
-/* Blocks are a multiple of this: shards of lade/adam.h begin there. */
+/* Blocks are a multiple of this, so that shards of lade/adam.h can begin there. */
 #define LADE_SHARD_ELEMENTS 512
 
-typedef struct lade_ranks lade_ranks; /* the ranks of the job, or a part of them */
-typedef struct lade_shard lade_shard; /* a vector cut into a block for each of them */
+typedef struct lade_ranks lade_ranks; /* the ranks of the job, or some of them */
+typedef struct lade_shard lade_shard; /* a vector with a block for each rank */
 
 struct lade_ranks_params {
   size_t struct_size;
-  int n_threads;  /* of this rank, for sums and copies; 0: its part of the cores of this machine */
-  int timeout_ms; /* how long another rank may be late; 0: ten minutes */
+  int n_threads;  /* threads of this rank for sums and copies; 0: its part of this machine's cores */
+  int timeout_ms; /* timeout for a late rank; 0: ten minutes */
 };
 
 struct lade_ranks_info {
@@ -54,103 +57,104 @@ struct lade_ranks_info {
 struct lade_shard_info {
   size_t struct_size; /* set by the caller */
   uint64_t n_elements;
-  uint64_t block_elements;  /* of each rank, padding included */
-  uint64_t padded_elements; /* of a whole vector: block_elements for each rank */
+  uint64_t block_elements;  /* length of each block, padding included */
+  uint64_t padded_elements; /* length of a whole vector: block_elements for each rank */
 };
 
 struct lade_shard_block {
   size_t struct_size;     /* set by the caller */
   uint64_t first_element; /* in the padded vector */
-  uint64_t n_elements;    /* that are no padding, the first of the block; 0 to block_elements */
+  uint64_t n_elements;    /* elements before the block's padding; 0 to block_elements */
 };
 
 /* ---- the ranks ---- */
 
 /*
- * Join the other ranks of the job, as the launcher's variables describe it; collective. The caller closes it. @params
- * may be NULL. -ENOSYS when there are several ranks and MPI is not here; -EINVAL when launchers disagree, or for a
- * torchrun that starts processes which MPI does not know; -ENOMEM, -EAGAIN when the machine refuses threads, -EIO.
- * Starts MPI unless the program has, with MPI_THREAD_MULTIPLE. One thread; blocks until all ranks have come.
+ * Join the ranks of the job that the launcher's variables describe; collective. The caller closes @ret_ranks. @params
+ * may be NULL. Starts MPI, with MPI_THREAD_MULTIPLE, unless the program has started it. -ENOSYS for several ranks
+ * without MPI; -EINVAL when launchers disagree, or for torchrun, whose processes MPI does not know; -ENOMEM, -EAGAIN
+ * when the machine refuses threads, -EIO. One thread. Blocks until all ranks have joined.
  */
 LADE_API int lade_ranks_open(const struct lade_ranks_params *params, struct lade_error *error, lade_ranks **ret_ranks);
 
 /*
- * Leave; collective, unless a call has failed. Shards, memory and parts are given back before. NULL is allowed. Blocks;
- * after a failure for a fifth of a second, so that the others see the first cause.
+ * Leave the job; collective, unless a call has failed. NULL is allowed. pre: shards, memory and parts of @ranks are
+ * destroyed. Blocks; after a failure for a fifth of a second, so that other ranks see the first cause.
  */
 LADE_API void lade_ranks_close(lade_ranks *ranks);
 
 /*
- * Ranks that give the same @colour form a part, ordered by @key, then by rank; collective. The caller closes it. A
- * negative colour takes no part and gets NULL. A mesh of two axes is two splits: shard within a group, replicate
- * across. -ENOMEM.
+ * Form a part of the ranks with the same @colour, ordered by @key, then by rank; collective. The caller closes
+ * @ret_part. A negative colour gets NULL. A mesh of two axes is two splits: shard within a group, replicate across
+ * groups. -ENOMEM. Blocks.
  */
 LADE_API int lade_ranks_split(lade_ranks *ranks, int colour, int key, struct lade_error *error, lade_ranks **ret_part);
 
-/* Who this is among how many. -EINVAL for a struct_size that is none. Any thread. Never blocks. */
+/* Return this rank and the number of ranks. -EINVAL for a wrong struct_size. Any thread. Never blocks. */
 LADE_API int lade_ranks_get_info(const lade_ranks *ranks, struct lade_ranks_info *ret_info, struct lade_error *error);
 
 /*
- * Memory that the other ranks of this machine read where it is, zeroed and page-aligned; collective, @bytes may differ.
- * Vectors in it are gathered and reduced without a copy in between; any other memory is right as well. The caller gives
- * it back. -EINVAL for no bytes; -ENOMEM, at every rank, and the ranks can go on.
+ * Allocate memory that other ranks of this machine read in place, zeroed and page-aligned; collective, @bytes may
+ * differ. The caller frees it. Vectors in it are gathered and reduced without an extra copy; other memory works too.
+ * -EINVAL for no bytes; -ENOMEM at every rank, after which the ranks can continue. Blocks.
  */
 LADE_API int lade_ranks_alloc(lade_ranks *ranks, uint64_t bytes, struct lade_error *error, void **ret_data);
-/* This rank's part. NULL is allowed. No collective call may be using it. Never blocks. */
+/* Free this rank's memory. NULL is allowed. pre: no collective call uses it. Never blocks. */
 LADE_API void lade_ranks_free(lade_ranks *ranks, void *data);
 
-/* Replace @values [n] by their sums over the ranks (losses, squares of norms), in the order of ranks; collective. */
+/* Replace @values [n] by their sums over the ranks, in the order of ranks (losses, norms); collective. Blocks. */
 LADE_API int lade_ranks_sum(lade_ranks *ranks, float *values, uint64_t n, struct lade_error *error);
 
-/* Replace @data everywhere by what rank @root has (first weights, a seed); collective. -EINVAL for no such rank. */
+/* Replace @data at all ranks by that of rank @root; collective. -EINVAL for no such rank. Blocks. */
 LADE_API int lade_ranks_broadcast(lade_ranks *ranks, int root, void *data, uint64_t bytes, struct lade_error *error);
 
 /*
- * This rank cannot go on: the others' calls end with -ECANCELED and @words. Ranks on several machines are
- * ended by MPI, this one too. Any thread. Never blocks.
+ * End the job because this rank cannot continue: calls of other ranks return -ECANCELED with @words. Of ranks on
+ * several machines MPI ends all, this one included. Any thread. Never blocks.
  */
 LADE_API void lade_ranks_abort(lade_ranks *ranks, const char *words);
 
 /* ---- the shards ---- */
 
 /*
- * Cut a vector of @n_elements; collective. The caller destroys it. -EINVAL for no elements, more than 2^44, or
- * when the ranks state different numbers; -ENOMEM.
+ * Divide a vector of @n_elements into blocks; collective. The caller destroys @ret_shard. -EINVAL for no elements, more
+ * than 2^44, or different numbers at different ranks; -ENOMEM. Blocks.
  */
 LADE_API int lade_shard_create(lade_ranks *ranks, uint64_t n_elements, struct lade_error *error,
                                lade_shard **ret_shard);
-/* NULL is allowed. Never blocks. */
+/* Destroy a shard; its vectors are the caller's. NULL is allowed. Never blocks. */
 LADE_API void lade_shard_destroy(lade_shard *shard);
 
-/* Lengths. -EINVAL for a struct_size that is none. Any thread. Never blocks. */
+/* Return the lengths. -EINVAL for a wrong struct_size. Any thread. Never blocks. */
 LADE_API int lade_shard_get_info(const lade_shard *shard, struct lade_shard_info *ret_info, struct lade_error *error);
 
-/* What @rank owns. -EINVAL for no such rank. Any thread. Never blocks. */
+/* Return the block of @rank. -EINVAL for no such rank. Any thread. Never blocks. */
 LADE_API int lade_shard_get_block(const lade_shard *shard, int rank, struct lade_shard_block *ret_block,
                                   struct lade_error *error);
 
-/* Who owns @element of the vector. -EINVAL when it has no such element. Any thread. Never blocks. */
+/* Return the rank that owns @element. -EINVAL for no such element. Any thread. Never blocks. */
 LADE_API int lade_shard_get_owner(const lade_shard *shard, uint64_t element, int *ret_rank, struct lade_error *error);
 
 /*
- * Copy the own block out of @all [n_elements] into @own [block_elements], its padding zero. Any dtype. -EINVAL. Not
- * collective, nobody else is asked. Blocks for the copy.
+ * Copy this rank's block of @all [n_elements] into @own [block_elements], with zero padding. Any dtype. -EINVAL. Not
+ * collective. Blocks for the copy.
  */
 LADE_API int lade_shard_cut(const lade_shard *shard, enum lade_dtype dtype, const void *all, void *own,
                             struct lade_error *error);
 
 /*
- * @own [block_elements] of every rank -> @all [padded_elements], everywhere; collective. Padding travels as it is. Any
- * dtype. @own may be the own block of @all, and apart from that they do not overlap. -EINVAL, with nothing done.
+ * Gather @own [block_elements] of every rank into @all [padded_elements] at every rank; collective. Padding is copied
+ * unchanged. Any dtype. @own may be this rank's block inside @all; otherwise they do not overlap. -EINVAL, with nothing
+ * done. Blocks.
  */
 LADE_API int lade_shard_gather(lade_shard *shard, enum lade_dtype dtype, const void *own, void *all,
                                struct lade_error *error);
 
 /*
- * The sum over ranks of @all [padded_elements], own block of it -> @own [block_elements]; collective. LADE_F32 or
- * LADE_BF16, over a tree in FP32, rounded once when stored: the sum of n ranks is that of the first p and that of the
- * others, p being the largest power of two below n, as (x0 + x1) + (x2 + x3) of four. @own may be the own block of
- * @all. -EINVAL, with nothing done.
+ * Sum @all [padded_elements] over ranks and store this rank's block of the sum in @own [block_elements]; collective.
+ * LADE_F32 or LADE_BF16, summed in FP32 over a tree and rounded once: the sum of n ranks is that of the first p plus
+ * that of the others, where p is the largest power of two below n; for four ranks (x0 + x1) + (x2 + x3). @own may be
+ * this rank's block inside @all. -EINVAL, with nothing done. Blocks.
  */
 LADE_API int lade_shard_reduce(lade_shard *shard, enum lade_dtype dtype, const void *all, void *own,
                                struct lade_error *error);

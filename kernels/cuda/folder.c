@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where the GPU's machine code is: beside whatever this code is part of, the command or the shared library. Both are
- * looked at from their own folder, so that a tree may be moved as a whole.
+ * Find the folder of the GPU's machine code: near the file that contains this code, the command or the shared library.
+ * Paths are relative to that file's folder, so that a tree may be moved as a whole.
  */
 #include <dlfcn.h>
 #include <limits.h>
@@ -15,10 +15,10 @@
 
 #define SOME_FILE "adamw.fatbin" /* any of them */
 
-/* In the build's tree; beside an installed library; from an installed command. */
+/* In the build's tree; next to an installed library; from an installed command. */
 static const char *const places[] = {"kernels", "lade", LADE_CUDA_KERNELS_INSTALLED};
 
-/* Is there machine code at one of the places near @file? */
+/* True if there is machine code at one of the places near @file. */
 static bool folder_try(const char *file, char ret_folder[PATH_MAX])
 {
   char self[PATH_MAX], path[2 * PATH_MAX];

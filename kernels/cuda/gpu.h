@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernels are told first when nvcc compiles them; tests/standin/cuda_on_cpu.h is its twin for the CPU. */
+/*
+ * The first header of the kernels when nvcc compiles them; tests/fakes/cuda_on_cpu/cuda_on_cpu.h is its twin for the
+ * CPU.
+ */
 #ifndef LADE_CUDA_GPU_H
 #define LADE_CUDA_GPU_H
 

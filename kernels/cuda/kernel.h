@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What every CUDA kernel is made of: elements of any dtype, packs of them, reductions over a block of threads, and the
+ * Common parts of all CUDA kernels: elements of any dtype, packs of them, reductions over a block of threads, and the
  * macros that give a kernel its C names.
  *
  * A kernel takes its arguments by value and the step block by address, (args, step), and is compiled twice: by nvcc for
- * GPUs, and by the C++ compiler through tests/standin/cuda_on_cpu.h, which runs its blocks and threads on the CPU. It
- * uses what both have: the built-in indices, __syncthreads, shuffles of whole warps, and dynamic shared memory only
- * (LADE_SHARED). Threads are a multiple of 32, and whole blocks reach every barrier.
+ * GPUs, and by the C++ compiler through tests/fakes/cuda_on_cpu/cuda_on_cpu.h, which runs its blocks and threads on the
+ * CPU. It uses only features of both: the built-in indices, __syncthreads, shuffles of whole warps, and dynamic shared
+ * memory (LADE_SHARED). Threads are a multiple of 32, and whole blocks reach every barrier.
  *
  * Arithmetic is F32, never contracted (nvcc -fmad=false): a fused multiply-add is written fmaf. Division and square
  * root are IEEE's, denormals are kept. No atomics on floats: every sum has one order.
@@ -25,13 +25,13 @@
 
 /* ---- names ---- */
 
-/* BLOCKS: of so many blocks of the most threads a multiprocessor is to have room in registers for. */
+/* BLOCKS: the blocks of the most threads for which a multiprocessor must have registers. */
 #define LADE_KERNEL_BLOCKS(name, args_type, BLOCKS) \
   extern "C" __global__ void __launch_bounds__(LADE_CUDA_THREADS, BLOCKS) \
     name(const __grid_constant__ struct args_type a, const struct lade_step *step)
 #define LADE_KERNEL(name, args_type) LADE_KERNEL_BLOCKS(name, args_type, 1)
 
-/* @name for the driver, around the template @name_of<T>. */
+/* Define @name for the driver, around the template @name_of<T>. */
 #define LADE_KERNEL_OF(name, args_type, suffix, T, BLOCKS) \
   LADE_KERNEL_BLOCKS(name##_##suffix, args_type, BLOCKS) { name##_of<T>(a, step); } \
   LADE_CUDA_EXPORT(name##_##suffix, args_type)
@@ -42,7 +42,7 @@
   LADE_KERNEL_OF(name, args_type, f16, f16, BLOCKS)
 #define LADE_KERNEL_OF_DTYPES(name, args_type) LADE_KERNEL_OF_DTYPES_BLOCKS(name, args_type, 1)
 
-/* The block's shared memory, of the bytes that its launch says. */
+/* Declare the block's shared memory, of the bytes in its launch. */
 #define LADE_SHARED(type, name) \
   extern __shared__ __align__(16) unsigned char lade_shared[]; \
   type *name = (type *)lade_shared
@@ -62,7 +62,7 @@ static __device__ inline float get(float x) { return x; }
 static __device__ inline float get(bf16 x) { return ptx_f32_of_bf16(x.bits); }
 static __device__ inline float get(f16 x) { return ptx_f32_of_f16(x.bits); }
 
-/* Two neighbours in one word. The instruction has the bits of base/float.h, but for which NaN a NaN becomes. */
+/* Pack two neighbours into one word. The instruction has the bits of base/float.h, except for the payload of a NaN. */
 static __device__ inline uint32_t pair_make(bf16, float low, float high) { return ptx_pair_bf16(low, high); }
 static __device__ inline uint32_t pair_make(f16, float low, float high) { return ptx_pair_f16(low, high); }
 
@@ -71,8 +71,8 @@ static __device__ inline void put(bf16 *at, float value) { at->bits = (uint16_t)
 static __device__ inline void put(f16 *at, float value) { at->bits = (uint16_t)pair_make(f16(), value, 0); }
 
 /*
- * What is rounded to 16 bits need not be known better, and this costs a third. The product with log2 e is rounded, so
- * e^x is within 2^-22 of itself near zero and within 2^-17 where |x| is near 80.
+ * Return e^x for results that are rounded to 16 bits: they need no more accuracy, and this costs a third. The product
+ * with log2 e is rounded, so e^x is within 2^-22 of its value near zero and within 2^-17 where |x| is near 80.
  */
 static __device__ inline float exp_for(float, float x) { return expf(x); }
 static __device__ inline float exp_for(bf16, float x) { return ptx_exp2(x * LOG2_E); }
@@ -81,7 +81,7 @@ static __device__ inline float reciprocal_for(float, float x) { return 1 / x; }
 static __device__ inline float reciprocal_for(bf16, float x) { return ptx_reciprocal(x); }
 static __device__ inline float reciprocal_for(f16, float x) { return ptx_reciprocal(x); }
 
-/* A value as it is once it was stored as T. */
+/* Return a value as it reads after a store as T. */
 template <class T> static __device__ inline float stored(float value)
 {
   T x;
@@ -89,7 +89,7 @@ template <class T> static __device__ inline float stored(float value)
   return get(x);
 }
 
-/* x[i] of a tensor whose dtype is an argument. */
+/* Return x[i] of a tensor whose dtype is an argument. */
 static __device__ inline float get_any(enum lade_dtype dtype, const void *x, int64_t i)
 {
   return dtype == LADE_F32    ? ((const float *)x)[i]
@@ -161,8 +161,8 @@ template <class T, int N> static __device__ inline void numbers_put(T *to, const
 }
 
 /*
- * Elementwise kernels: a thread has LADE_CUDA_TURNS packs at a time, a block's width apart, and loads all of them
- * before it waits for one: what hides memory's latency is bytes under way, more than threads.
+ * Return a thread's first pack in an elementwise kernel. A thread has LADE_CUDA_TURNS packs at a time, a block's width
+ * apart, and loads all of them before it waits for one. Bytes in flight hide memory's latency better than threads do.
  */
 template <int N> static __device__ inline int64_t packs_first(void)
 {
@@ -174,7 +174,7 @@ template <int N> static __device__ inline int64_t packs_step(void)
   return (int64_t)gridDim.x * LADE_CUDA_TURNS * blockDim.x * N;
 }
 
-/* From @i on, which is before @end; what is past it is the first again. */
+/* Load from @i on, which is before @end; places past it read the first again. */
 template <class T, int N>
 static __device__ inline void packs_load(pack<T, N> (&p)[LADE_CUDA_TURNS], const T *from, int64_t i, int64_t end)
 {
@@ -196,7 +196,7 @@ static __device__ inline void packs_store(T *to, const pack<T, N> (&p)[LADE_CUDA
   }
 }
 
-/* The number of this thread in the grid, and of threads. */
+/* Return the number of this thread in the grid, and of threads. */
 static __device__ inline int64_t thread_get(void)
 {
   return (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -209,7 +209,7 @@ static __device__ inline int64_t n_threads_get(void)
 
 /* ---- dropout ---- */
 
-/* Words of N elements from @i on. The first begins a draw, unless a part of a tensor does not. */
+/* Return the words of N elements from @i on. The first begins a draw, except in a part of a tensor. */
 template <int N>
 static __device__ inline void drop_words(uint32_t (&words)[N], const struct lade_step *step,
                                          const struct lade_drop &drop, int64_t i)
@@ -237,7 +237,7 @@ static __device__ inline void drop_words(uint32_t (&words)[N], const struct lade
     words[j] = all[j];
 }
 
-/* x[N], the elements from @i on, with what is dropped 0. */
+/* Apply dropout to x[N], the elements from @i on: dropped ones become 0. */
 template <int N>
 static __device__ inline void drop_numbers(float (&x)[N], const struct lade_step *step, const struct lade_drop &drop,
                                            int64_t i)
@@ -275,7 +275,7 @@ static __device__ inline float warp_max(float value)
   return value;
 }
 
-/* Sums over all threads of the block, known to all of them. @room: N floats for each warp. */
+/* Sum over all threads of the block; all of them get the sums. @room: N floats for each warp. */
 template <int N> static __device__ inline void block_sums(float (&values)[N], float *room)
 {
   int warp = (int)threadIdx.x / 32, n_warps = (int)blockDim.x / 32;
@@ -284,7 +284,7 @@ template <int N> static __device__ inline void block_sums(float (&values)[N], fl
     values[i] = warp_sum(values[i]);
   if (n_warps == 1)
     return;
-  __syncthreads(); /* of the last use of the room */
+  __syncthreads(); /* after the last use of the room */
 #pragma unroll
   for (int i = 0; i < N && threadIdx.x % 32 == 0; i++)
     room[warp * N + i] = values[i];

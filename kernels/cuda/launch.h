@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The launcher: which CUDA functions a kernel of the table is, and over which grid. It is C and knows no driver: what
- * it decides goes to a struct lade_cuda_launcher, which puts it on a stream or, in tests, runs it on the CPU.
+ * The launcher: the CUDA functions of each kernel of the table, and their grids. It is C and calls no driver: it passes
+ * its launches to a struct lade_cuda_launcher, which puts them on a stream or, in tests, runs them on the CPU.
  *
- * lade_cuda_kernels_init makes a table whose entries take the same arguments as everywhere, with device addresses in
- * them, and a context whose launcher is set and whose step block is in memory that the device reads. An entry returns
- * once its launches are with the launcher. F64 is for references only; rank_sum and copy belong to host collectives and
- * are not in the table.
+ * lade_cuda_kernels_init makes a table whose entries take the same arguments as on every device, with device addresses
+ * in them. Their context has a launcher, and a step block in memory that the device reads. An entry returns once its
+ * launches are with the launcher. F64 is for references only; rank_sum and copy belong to host collectives and are not
+ * in the table.
  */
 #ifndef LADE_CUDA_LAUNCH_H
 #define LADE_CUDA_LAUNCH_H
@@ -16,8 +16,8 @@
 #include "kernels/kernels.h"
 
 /*
- * X(its file, name in capitals, name, for which dtypes). 3: F32, BF16 and F16; 2: the first two; 16: those of 16 bits;
- * 1: all at once.
+ * X(file, name in capitals, name, dtypes). 3: F32, BF16 and F16; 2: the first two; 16: those of 16 bits; 1: one
+ * function for all.
  */
 #define LADE_CUDA_FUNCTIONS(X) \
   X(adamw, ADAMW, adamw, 3) \
@@ -74,7 +74,7 @@ enum lade_cuda_function {
   LADE_CUDA_N_FUNCTIONS
 };
 
-/* Every function of a module has a place: of those for one dtype the first, of others one by dtype. */
+/* Every function of a module has a place: one for a single dtype has the first, others have one by dtype. */
 #define LADE_CUDA_DTYPES 3
 #define LADE_CUDA_N_PLACES (LADE_CUDA_N_FUNCTIONS * LADE_CUDA_DTYPES)
 
@@ -85,20 +85,23 @@ struct lade_cuda_launch {
 };
 
 struct lade_cuda_launcher {
-  /* Take a launch whose second argument is @step, the address of the step block. Errors are the launcher's to keep. */
+  /* Take a launch whose second argument is @step, the address of the step block. The launcher keeps errors. */
   void (*launch)(const struct lade_cuda_launcher *launcher, const struct lade_cuda_launch *launch,
                  const struct lade_step *step);
-  /* Take a whole matrix product, for a library; false: it is the plain kernel's. NULL: all are. */
+  /*
+   * Take a whole matrix product, for a library; false: the plain kernel computes it. NULL: the plain kernel computes
+   * all.
+   */
   bool (*product)(const struct lade_cuda_launcher *launcher, const struct lade_matmul_args *args);
 };
 
-/* The name of the function at @place, "gelu_fwd_bf16"; NULL for a place without one. Static. */
+/* Return the name of the function at @place, "gelu_fwd_bf16"; NULL for a place without one. Static. */
 const char *lade_cuda_function_name(int place);
 
-/* The file that has it, "gelu" for kernels/cuda/gelu.cu; those of one file follow each other. Static. */
+/* Return the file of that function, "gelu" for kernels/cuda/element/gelu.cu; those of one file are adjacent. Static. */
 const char *lade_cuda_function_file(int place);
 
-/* The folder with the files, as lade_cuda_kernels_open says; one that may not be there if none is found. */
+/* Find the folder of the files, as lade_cuda_kernels_open says; if none is found, return one that may not exist. */
 void lade_cuda_folder_find(char ret_folder[PATH_MAX]);
 
 #endif

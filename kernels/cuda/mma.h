@@ -2,10 +2,10 @@
 /*
  * Tiles of 16-bit rows in shared memory, and products of them by tensor cores, over the instructions of ptx.h.
  *
- * A tile has rows of D elements, 64 or 128. Its 16-byte chunks are swapped about within a row, by the row's number, so
- * that the eight rows of a matrix, which one load takes, lie in different banks; so do the rows of a fragment that is
- * written. A warp holds c of some products as c[m][n][4]: rows 16 m.. and columns 8 n.. of its own (ptx.h says which
- * lane has what of those). M blocks of 16 rows meet the same b, which is so loaded once for them.
+ * A tile has rows of D elements, 64 or 128. Its 16-byte chunks are permuted within a row, by the row's number, so that
+ * the eight rows of a matrix, which one load takes, lie in different banks; so do the rows of a written fragment. A
+ * warp holds c of some products as c[m][n][4]: rows 16 m.. and columns 8 n.. of its own (ptx.h defines each lane's
+ * elements). M blocks of 16 rows use the same b, which is therefore loaded once for them.
  */
 #ifndef LADE_CUDA_MMA_H
 #define LADE_CUDA_MMA_H
@@ -29,7 +29,7 @@ static __device__ inline int lane_get(void)
   return (int)threadIdx.x % 32;
 }
 
-/* The row, or column, of element @e of this lane's c[m][n], in it. */
+/* Return the row, or column, of element @e of this lane's c[m][n], in c. */
 static __device__ inline int fragment_row(int m, int e)
 {
   return 16 * m + lane_get() / 4 + 8 * (e / 2);
@@ -65,15 +65,15 @@ static __device__ inline void tile_copy(T *tile, const T *from, int64_t pitch, i
 }
 
 /*
- * Sums of a warp, each row times its factor, to rows from @first on of a tensor, of which there are @n_rows. They pass
- * through 16 M rows of a tile at @room, which are this warp's alone, so that whole rows are written.
+ * Store a warp's sums, each row times its factor, to rows from @first on of a tensor that has @n_rows. They pass
+ * through 16 M rows of a tile at @room, which only this warp uses by now, so that whole rows are written.
  */
 template <int D, int M, class T>
 static __device__ inline void sums_put(const float (&sums)[M][D / 8][4], const float (&factors)[M][2], T *room, T *to,
                                        int64_t pitch, int first, int64_t n_rows)
 {
   constexpr int CHUNKS = D / LADE_CUDA_CHUNK;
-  __syncwarp(); /* what lay there has been read */
+  __syncwarp(); /* earlier contents have been read */
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
@@ -98,7 +98,7 @@ static __device__ inline void sums_put(const float (&sums)[M][D / 8][4], const f
 
 /* ---- products ---- */
 
-/* c = X Y^T: the 16 M rows of a tile from @first on with the 8 N of the tile @y, by the columns of both. */
+/* Compute c = X Y^T: the 16 M rows of a tile from @first on with the 8 N of the tile @y, by the columns of both. */
 template <int D, int M, int N, class T>
 static __device__ inline void rows_multiply(float (&c)[M][N][4], T *x, int first, T *y)
 {
@@ -125,7 +125,7 @@ static __device__ inline void rows_multiply(float (&c)[M][N][4], T *x, int first
   }
 }
 
-/* c of two products side by side, rounded to T, is a of one. */
+/* Make one operand a from c of two products side by side, rounded to T. */
 template <class T>
 static __device__ inline void left_make(T, uint32_t (&a)[4], const float (&c0)[4], const float (&c1)[4])
 {
@@ -136,7 +136,7 @@ static __device__ inline void left_make(T, uint32_t (&a)[4], const float (&c0)[4
   }
 }
 
-/* sums += W Y: weights that the warp holds as a product's c, rounded to T, with the 8 N rows of the tile @y. */
+/* Compute sums += W Y: weights that the warp holds as a product's c, rounded to T, with the 8 N rows of the tile @y. */
 template <int D, int M, int N, class T>
 static __device__ inline void rows_weigh(float (&sums)[M][D / 8][4], const float (&weights)[M][N][4], T *y)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the launcher (C) and the kernels (CUDA) agree on beside kernels.h: how work is cut, and the arguments of phases
- * that are no kernels of the table by themselves.
+ * Shared by the launcher (C) and the kernels (CUDA), beyond kernels.h: the cuts of work, and the arguments of phases
+ * that are no kernels of the table.
  *
  * Every cut is a function of the shape, never of the device that runs it: another GPU gives the same bits.
  */
@@ -12,20 +12,20 @@
 #include "kernels/kernels.h"
 
 /*
- * To be counted up when a kernel makes other bits of the same arguments, and none of the cuts in launch.c says so: a
- * checkpoint then tells that it goes on with other numbers, and what was measured of the kernels is measured again.
+ * Increment this when a kernel makes other bits from the same arguments and no cut in launch.c changes. A resumed
+ * checkpoint then reports that its numbers differ, and cached measurements of the kernels are repeated.
  */
 #define LADE_CUDA_REVISION 2
 
 #define LADE_CUDA_THREADS 256 /* of a block, at most */
-#define LADE_CUDA_TURNS 4     /* packs of 16 bytes that a thread of an elementwise kernel has under way, of a tensor */
+#define LADE_CUDA_TURNS 4     /* packs of 16 bytes of one tensor that a thread of an elementwise kernel has in flight */
 
 /* ---- sums over rows ---- */
 
 /*
  * Gradients of parameters are summed per block of rows and then over the blocks in their order. One block of threads
- * works on one block of rows: 256 of them fill the largest GPU about twice, and their partial sums stay small beside
- * the tensor.
+ * works on one block of rows: 256 of them fill the largest GPU about twice, and their partial sums stay small in
+ * comparison with the tensor.
  */
 #define LADE_CUDA_ROW_BLOCKS 256
 #define LADE_CUDA_ROW_BLOCK_ROWS 16
@@ -45,10 +45,10 @@ LADE_INLINE int64_t lade_cuda_row_blocks(int64_t n_rows)
 #define LADE_CUDA_ROW_PACKS 4
 
 /*
- * Partial sums of a block of rows wait in shared memory where they fit, with the room in 96 KiB, which every GPU has;
- * else where they end, in the workspace.
+ * Partial sums of a block of rows wait in shared memory if they fit into 96 KiB, which every GPU has, together with the
+ * room of reductions; else in their final place in the workspace.
  */
-#define LADE_CUDA_ROOM_FLOATS 64 /* of a reduction over the block: two sums of each row in hand for each warp */
+#define LADE_CUDA_ROOM_FLOATS 64 /* of a reduction over the block: two sums of each current row for each warp */
 #define LADE_CUDA_ROW_SHARED_FLOATS (24576 - LADE_CUDA_ROOM_FLOATS)
 
 LADE_INLINE int64_t lade_cuda_row_shared(int64_t d, int n_outputs)
@@ -70,13 +70,13 @@ struct lade_cuda_row_sums {
 /* ---- the optimizer's sums ---- */
 
 #define LADE_CUDA_SUM_LANES 16  /* threads that add one block of LADE_SUM_BLOCK elements */
-#define LADE_CUDA_SUM_SPAN 4096 /* elements of it that are in shared memory, beside those of the next span */
+#define LADE_CUDA_SUM_SPAN 4096 /* elements of it in shared memory, next to those of the next span */
 
 /* ---- the update ---- */
 
 /*
- * A thread has EACH neighbours at a time, of F32 16 bytes: a warp's are a block of 8-bit moments. TURNS of those are a
- * run of random words, of which every lane then makes as many as one draw has.
+ * A thread has EACH neighbours at a time, 16 bytes of F32: a warp's are a block of 8-bit moments. TURNS of those are a
+ * run of random words; every lane then makes the words of one draw.
  */
 #define LADE_CUDA_ADAMW_EACH 4
 #define LADE_CUDA_ADAMW_TURNS 4
@@ -84,7 +84,7 @@ struct lade_cuda_row_sums {
 /* ---- rotation ---- */
 
 #define LADE_CUDA_ROPE_RUN 16  /* rows of the table for a thread */
-#define LADE_CUDA_ROPE_TURNS 2 /* packs of pairs that a thread has under way */
+#define LADE_CUDA_ROPE_TURNS 2 /* packs of pairs that a thread has in flight */
 
 /* ---- matrix product ---- */
 
@@ -96,7 +96,7 @@ struct lade_cuda_row_sums {
 
 /*
  * A block of threads is four warps. A warp has some rows of its own (queries, or keys in the gradients of keys and
- * values) and walks over tiles of 32 rows of the other side, a lane each.
+ * values) and goes over tiles of 32 rows of the other side, a lane each.
  */
 #define LADE_CUDA_ATTENTION_THREADS 128
 #define LADE_CUDA_ATTENTION_TILE 32
@@ -106,8 +106,8 @@ struct lade_cuda_row_sums {
 
 /*
  * With tensor cores: rows of a block of threads, and rows of the tiles of the other side, by the size of a head, 64 or
- * 128. Sums wait in registers, rows and two tiles in shared memory: 64.5 KiB at most, so that every GPU from sm_80 on
- * has room for a block, and those with more than 130 KiB for two, as many as registers allow.
+ * 128. Sums wait in registers, rows and two tiles in shared memory. They take 64.5 KiB at most, so that every GPU from
+ * sm_80 on has room for a block. Those with more than 130 KiB have room for two, as many as registers allow.
  */
 #define LADE_CUDA_MMA_FWD_ROWS(dim) 128
 #define LADE_CUDA_MMA_FWD_TILE(dim) ((dim) == 64 ? 64 : 32)
@@ -117,11 +117,11 @@ struct lade_cuda_row_sums {
 #define LADE_CUDA_MMA_DKV_TILE(dim) ((dim) == 64 ? 64 : 32)
 
 /*
- * By warpgroups: two of them, each with 64 of a block's rows, over tiles of the other side. In shared memory are those
- * rows, and tiles in PLACES places; for heads of 128 forward has 160 KiB, queries and two places for keys and for
- * values. The gradients of queries have queries and those of out, three places for keys and two for values, 224 KiB;
- * those of keys and values have three places for queries and what goes with them, 161.5 KiB. What it takes to begin at
- * a multiple of 1024 bytes comes on top.
+ * By warpgroups: two of them, each with 64 of a block's rows, over tiles of the other side. Shared memory holds those
+ * rows, and tiles in PLACES places. For heads of 128 forward has 160 KiB: queries, and two places for keys and for
+ * values. The gradients of queries have 224 KiB: queries and those of out, three places for keys and two for values.
+ * Those of keys and values have 161.5 KiB: three places for queries and their companions. Alignment to 1024 bytes comes
+ * on top.
  */
 #define LADE_CUDA_WGMMA_THREADS 256
 #define LADE_CUDA_WGMMA_ROWS 128
@@ -137,13 +137,13 @@ struct lade_cuda_row_sums {
 #define LADE_CUDA_HEAD_CHUNK 4096
 #define LADE_CUDA_HEAD_ELEMENTS (1 << 23)
 
-/* One block of rows of one chunk, or all rows where a phase says so. */
+/* One block of rows of one chunk, or all rows if a phase says so. */
 struct lade_cuda_head {
   int64_t n, first_row, first_column, n_columns;
-  int64_t first_token; /* of the vocabulary, that column 0 is */
-  const float *logits; /* [rows in hand, n_columns] */
+  int64_t first_token; /* of the vocabulary; it is column 0 */
+  const float *logits; /* [current rows, n_columns] */
   const int32_t *targets;
-  const float *before;             /* [3, n]: what column 0 finds in the next three; may be NULL */
+  const float *before;             /* [3, n]: values that column 0 finds in the next three; may be NULL */
   float *max, *sum, *target_logit; /* [n], forward, one behind the other */
   float *losses, *lse, *loss;
   float scale;         /* of the mean loss, before loss scale and count */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Instructions of PTX that CUDA C++ has no plain words for: copies into shared memory that run beside the thread
- * (cp.async), matrices out of shared memory into a warp's registers (ldmatrix), and products of them (mma.sync). All of
- * them are in every GPU from sm_80 on. tests/standin/ptx_on_cpu.h is the twin that runs on the CPU, and does what the
- * PTX ISA (sections 9.7.9 and 9.7.14 of version 8.5) says of each.
+ * Instructions of PTX without plain forms in CUDA C++: asynchronous copies into shared memory (cp.async), matrices out
+ * of shared memory into a warp's registers (ldmatrix), and products of them (mma.sync). All of them are in every GPU
+ * from sm_80 on. tests/fakes/cuda_on_cpu/ptx_on_cpu.h is the twin that runs on the CPU, as the PTX ISA defines each
+ * (sections 9.7.9 and 9.7.14 of version 8.5).
  *
  * Whole warps call the functions on matrices, in one place. With lane = 4 g + t, a 32-bit register holds two neighbours
  * of 16 bits, the first in its low half:
@@ -23,7 +23,7 @@ static __device__ inline unsigned ptx_shared(const void *at)
   return (unsigned)__cvta_generic_to_shared(at);
 }
 
-/* 16 bytes, at a multiple of 16, in one instruction: where it stands, and not taken apart by the compiler. */
+/* Load 16 bytes, at a multiple of 16, in one instruction: at this place, and not split by the compiler. */
 static __device__ inline void ptx_load_16(uint32_t (&x)[4], const void *from)
 {
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -36,47 +36,54 @@ static __device__ inline void ptx_store_16(void *to, const uint32_t (&x)[4])
                "r"(x[2]), "r"(x[3]) : "memory");
 }
 
-/* Words are used from here on as if they had just been loaded: what was made of them before is made anew. */
+/* Treat words from here on as just loaded: values derived from them before are derived again. */
 static __device__ inline void ptx_words_forget(uint32_t (&x)[4])
 {
   asm volatile("" : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3]));
 }
 
-/* 16 bytes from global to shared memory, both at multiples of 16; zeros, and nothing is read, unless @is_there. */
+/*
+ * Copy 16 bytes from global to shared memory, both at multiples of 16. Unless @is_there, write zeros and read nothing.
+ */
 static __device__ inline void ptx_copy_16(void *to, const void *from, bool is_there)
 {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(ptx_shared(to)),
                "l"(__cvta_generic_to_global(from)), "r"(is_there ? 16 : 0) : "memory");
 }
 
-/* The same of 4 bytes. */
+/* Copy 4 bytes in the same way. */
 static __device__ inline void ptx_copy_4(void *to, const void *from, bool is_there)
 {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(ptx_shared(to)),
                "l"(__cvta_generic_to_global(from)), "r"(is_there ? 4 : 0) : "memory");
 }
 
-/* Wait for all of this thread's copies. What others copied is there after a barrier that they reach having waited. */
+/*
+ * Wait for all of this thread's copies. Other threads' copies are visible after a barrier that those threads reach
+ * after their own wait.
+ */
 static __device__ inline void ptx_copies_wait(void)
 {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* Four 8 x 8 matrices of 16 bits; lane 8 i + r has the address of row r of matrix i, 16 bytes at a multiple of 16. */
+/*
+ * Load four 8 x 8 matrices of 16 bits; lane 8 i + r has the address of row r of matrix i, 16 bytes at a multiple of 16.
+ */
 static __device__ inline void ptx_matrices_load(uint32_t (&x)[4], const void *row)
 {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(ptx_shared(row)) : "memory");
 }
 
-/* The same, each matrix turned over: what lies in shared memory as a row is a column. */
+/* Load as ptx_matrices_load, each matrix transposed: a row in shared memory becomes a column. */
 static __device__ inline void ptx_matrices_load_turned(uint32_t (&x)[4], const void *row)
 {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(ptx_shared(row)) : "memory");
 }
 
-/* c += a b; products are exact, the order of their sum in FP32 is the hardware's. */
+/* Compute c += a b; products are exact, the order of their sum in FP32 is the hardware's. */
 static __device__ inline void ptx_mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -93,7 +100,10 @@ static __device__ inline void ptx_mma_f16(float (&c)[4], const uint32_t (&a)[4],
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* 2^x within 2^-22 of it; zero where x or 2^x is below the least normal number, which exp2f spends half its work on. */
+/*
+ * Return 2^x within 2^-22 of it. Zero if x or 2^x is below the least normal number, a case that costs exp2f half its
+ * work.
+ */
 static __device__ inline float ptx_exp2(float x)
 {
   float y;
@@ -101,7 +111,7 @@ static __device__ inline float ptx_exp2(float x)
   return y;
 }
 
-/* 1/x within 2^-23 of it; where that is below the least normal number, zero. */
+/* Return 1/x within 2^-23 of it; zero if that is below the least normal number. */
 static __device__ inline float ptx_reciprocal(float x)
 {
   float y;
@@ -109,7 +119,7 @@ static __device__ inline float ptx_reciprocal(float x)
   return y;
 }
 
-/* 1/sqrt(x) within two steps of FP32; infinite where x is below the least normal number. */
+/* Return 1/sqrt(x) within two steps of FP32; infinite if x is below the least normal number. */
 static __device__ inline float ptx_root_reciprocal(float x)
 {
   float y;
@@ -117,7 +127,7 @@ static __device__ inline float ptx_root_reciprocal(float x)
   return y;
 }
 
-/* x + y rounded toward zero. */
+/* Return x + y rounded toward zero. */
 static __device__ inline float ptx_add_cut(float x, float y)
 {
   float sum;
@@ -125,7 +135,10 @@ static __device__ inline float ptx_add_cut(float x, float y)
   return sum;
 }
 
-/* Four of the eight bytes of @low and @high, one for each of @which's digits of 4 bits, lowest first; none past 7. */
+/*
+ * Return four of the eight bytes of @low and @high, one for each 4-bit digit of @which, lowest first; no digit exceeds
+ * 7.
+ */
 static __device__ inline uint32_t ptx_bytes(uint32_t low, uint32_t high, uint32_t which)
 {
   uint32_t bytes;
@@ -133,7 +146,7 @@ static __device__ inline uint32_t ptx_bytes(uint32_t low, uint32_t high, uint32_
   return bytes;
 }
 
-/* Exact. */
+/* Convert exactly. */
 static __device__ inline float ptx_f32_of_f16(uint16_t x)
 {
   float y;
@@ -141,14 +154,14 @@ static __device__ inline float ptx_f32_of_f16(uint16_t x)
   return y;
 }
 
-/* Both halves of a word, exact. */
+/* Convert both halves of a word, exactly. */
 static __device__ inline void ptx_f32_of_f16_pair(uint32_t pair, float &low, float &high)
 {
   asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
       : "=f"(low), "=f"(high) : "r"(pair));
 }
 
-/* In words that the compiler does not see through, so that it does not keep numbers where it has what they are of. */
+/* Convert in a form opaque to the compiler, so that it keeps the packed words in registers and not their numbers. */
 static __device__ inline float ptx_f32_of_bf16(uint16_t x)
 {
   float y;
@@ -156,7 +169,7 @@ static __device__ inline float ptx_f32_of_bf16(uint16_t x)
   return y;
 }
 
-/* Both rounded to nearest, ties to even; @low in the low half. */
+/* Round both to nearest, ties to even; @low goes to the low half. */
 static __device__ inline uint32_t ptx_pair_bf16(float low, float high)
 {
   uint32_t pair;

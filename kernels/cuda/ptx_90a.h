@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Instructions of sm_90a alone (Hopper): products of matrices by a warpgroup, four warps whose first is a multiple of
- * four, that run beside its threads (wgmma). tests/standin/ptx_90a_on_cpu.h is the twin that runs on the CPU. The facts
- * are those of the PTX ISA (version 9.0, section 9.7.15), and of CUTLASS 4.2 (cute/arch/mma_sm90_desc.hpp) for the
- * descriptors.
+ * Instructions of sm_90a alone (Hopper): asynchronous products of matrices by a warpgroup, four warps whose first is a
+ * multiple of four (wgmma). tests/fakes/cuda_on_cpu/ptx_90a_on_cpu.h is the twin that runs on the CPU. Sources are
+ * the PTX ISA (version 9.0, section 9.7.15) and, for the descriptors, CUTLASS 4.2 (cute/arch/mma_sm90_desc.hpp).
  *
  * A product is issued, committed with those before it as a group, and done once its group has been waited for. Until
- * then nobody may read or write its sums, nor write what it reads from shared memory. ptx_products_fence comes before
- * the first product of a group: it orders what was done with registers before. What copies brought into shared memory
- * is for products to read once the thread that copied it has published it and a barrier has been passed.
+ * then no thread may read or write its sums, or write its operands in shared memory. ptx_products_fence comes before
+ * the first product of a group: it orders earlier accesses to registers. A product may read bytes that a copy brought
+ * into shared memory once the copying thread has published them and a barrier has been passed.
  *
- * c has 64 rows: those of warp w are 16 w.., and of these a lane has what it has of the 16 x 8 matrix c of ptx.h, for
- * each eight columns. a from registers is likewise the 16 x 16 matrix a of ptx.h. b, and a from shared memory, are told
- * by descriptors of tiles that are swizzled by 128 bytes:
+ * c has 64 rows: those of warp w are 16 w.., and of these a lane has its elements of the 16 x 8 matrix c of ptx.h, for
+ * each eight columns. a from registers is likewise the 16 x 16 matrix a of ptx.h. Descriptors state b, and a from
+ * shared memory: tiles that are swizzled by 128 bytes:
  *
  *   bits 0..13 the address, 16..29 the leading and 32..45 the stride offset, all in units of 16 bytes; 62..63: 1
  *
@@ -26,13 +25,13 @@
 
 #include "kernels/cuda/ptx.h"
 
-/* What this thread's copies brought, and it waited for, is there for products after the next barrier. */
+/* Publish the bytes of this thread's copies, for which it has waited, to products after the next barrier. */
 static __device__ inline void ptx_copies_publish(void)
 {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* ---- registers: what the compiler must neither delay nor bring forward past a fence or a wait ---- */
+/* ---- registers: accesses that the compiler must neither delay nor bring forward past a fence or a wait ---- */
 
 template <int N> static __device__ inline void ptx_registers_settle(float (&c)[N][4])
 {
@@ -58,7 +57,7 @@ static __device__ inline void ptx_products_commit(void)
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* Wait for all groups but the last PENDING. @c are sums of what was waited for. */
+/* Wait for all groups but the last PENDING. @c are sums of the groups waited for. */
 template <int PENDING, int N> static __device__ inline void ptx_products_wait(float (&c)[N][4])
 {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
@@ -78,8 +77,8 @@ template <int PENDING, int N> static __device__ inline void ptx_products_wait(fl
   "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 /*
- * ptx_multiply_64_<type> and ptx_multiply_128_<type>: c = a b, or c += a b, both upright in shared memory; so many
- * columns. ptx_weigh_64_<type> and ptx_weigh_128_<type>: c += a b, a from registers and b turned.
+ * ptx_multiply_64_<type> and ptx_multiply_128_<type>: c = a b, or c += a b, both upright in shared memory; the number
+ * is c's columns. ptx_weigh_64_<type> and ptx_weigh_128_<type>: c += a b, a from registers and b turned.
  */
 #define PTX_PRODUCTS(type) \
   static __device__ inline void ptx_multiply_64_##type(float (&c)[8][4], uint64_t a, uint64_t b, bool is_added) \

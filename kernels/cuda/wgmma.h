@@ -2,9 +2,10 @@
 /*
  * Tiles of 16-bit rows in shared memory for products by warpgroups, over the instructions of ptx_90a.h.
  *
- * A tile of rows of D elements, 64 or 128, is D / 64 panels, one behind the other: all its rows, 64 elements of each.
- * A panel's rows are 128 bytes, swizzled as the instructions want them, which mma.h's tile_copy does for D = 64; a tile
- * begins at a multiple of 1024 bytes. So it is upright for products over D, and turned for those over its rows.
+ * A tile of rows of D elements, 64 or 128, is D / 64 panels, one behind the other: all its rows, 64 elements of each. A
+ * panel's rows are 128 bytes, swizzled as the instructions require, which is the layout of mma.h's tile_copy for D =
+ * 64. A tile begins at a multiple of 1024 bytes. So it is upright for products over D, and turned for those over its
+ * rows.
  */
 #ifndef LADE_CUDA_WGMMA_H
 #define LADE_CUDA_WGMMA_H
@@ -13,13 +14,13 @@
 
 #define LADE_CUDA_PANEL 64 /* columns: 128 bytes */
 
-/* The first place for a tile from @room on, less than LADE_CUDA_WGMMA_ALIGN bytes behind it. */
+/* Return the first aligned place for a tile from @room on, less than LADE_CUDA_WGMMA_ALIGN bytes behind it. */
 template <class T> static __device__ inline T *tiles_begin(T *room)
 {
   return room + (-ptx_shared(room) & (LADE_CUDA_WGMMA_ALIGN - 1)) / sizeof(T);
 }
 
-/* mma.h's tile_copy, into panels. */
+/* Copy as mma.h's tile_copy, into panels. */
 template <int D, int ROWS, int THREADS, class T>
 static __device__ inline void panels_copy(T *tile, const T *from, int64_t pitch, int first, int64_t n_rows)
 {
@@ -28,7 +29,10 @@ static __device__ inline void panels_copy(T *tile, const T *from, int64_t pitch,
     tile_copy<LADE_CUDA_PANEL, ROWS, THREADS>(tile + c * ROWS, from + c, pitch, first, n_rows);
 }
 
-/* Wait for all copies of the block into its tiles: products may read them, and others have done with what they had. */
+/*
+ * Wait for all copies of the block into its tiles. After it, products may read them, and no thread uses the former
+ * contents.
+ */
 static __device__ inline void panels_wait(void)
 {
   ptx_copies_wait();
@@ -36,7 +40,10 @@ static __device__ inline void panels_wait(void)
   __syncthreads();
 }
 
-/* The descriptor of the rows from @at on of a tile that has ROWS of them; its panels follow as columns when turned. */
+/*
+ * Return the descriptor of the rows from @at on of a tile that has ROWS of them; its panels follow as columns when
+ * turned.
+ */
 template <int ROWS, class T> static __device__ inline uint64_t panels_describe(const T *at)
 {
   constexpr uint64_t LEADING = ROWS * LADE_CUDA_PANEL * sizeof(T) / 16, STRIDE = LADE_CUDA_WGMMA_ALIGN / 16;
@@ -85,7 +92,7 @@ static __device__ inline void weigh(f16, float (&c)[16][4], const uint32_t (&a)[
 
 /*
  * Begin c = X Y^T as a group: 64 rows from @first on of the tile @x of X_ROWS with the 8 N of the tile @y, by the
- * columns of both. After a fence.
+ * columns of both. pre: a fence.
  */
 template <int D, int X_ROWS, int N, class T>
 static __device__ inline void rows_multiply_begin(float (&c)[N][4], const T *x, int first, const T *y)
@@ -99,7 +106,7 @@ static __device__ inline void rows_multiply_begin(float (&c)[N][4], const T *x, 
   ptx_products_commit();
 }
 
-/* c of a product, rounded to T, is a of as many as it has sixteens of columns. */
+/* Make operand a from a product's c, rounded to T: one a per sixteen columns of c. */
 template <class T, int K>
 static __device__ inline void weights_make(uint32_t (&weights)[K][4], const float (&c)[2 * K][4])
 {
@@ -108,7 +115,7 @@ static __device__ inline void weights_make(uint32_t (&weights)[K][4], const floa
     left_make(T(), weights[k], c[2 * k], c[2 * k + 1]);
 }
 
-/* Begin sums += W Y as a group: weights, of weights_make, with the 16 K rows of the tile @y. After a fence. */
+/* Begin sums += W Y as a group: weights, of weights_make, with the 16 K rows of the tile @y. pre: a fence. */
 template <int D, int K, class T>
 static __device__ inline void rows_weigh_begin(float (&sums)[D / 8][4], const uint32_t (&weights)[K][4], const T *y)
 {

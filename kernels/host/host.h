@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Between the host kernels and their table (table.c): one init per op and level, one workspace
- * bound per op that needs one. Private to kernels/host.
+ * Between the host kernels and their table (table.c): one init per op and level, one workspace bound per op that needs
+ * one. Private to kernels/host.
  *
- * lade_<op>_init puts the plain reference into the table; lade_<op>_init_<level> overwrites it where the
- * level improves it. Level files are compiled with that level's instructions and are linked only on
- * x86-64: levels_x86.c calls their inits behind the CPU probe, levels_none.c stands in elsewhere.
+ * lade_<op>_init puts the plain reference into the table; lade_<op>_init_<level> overwrites it where the level improves
+ * it. Level files are compiled with that level's instructions and are linked only on x86-64, where levels_x86.c calls
+ * their inits behind the CPU probe. On other CPUs levels_none.c replaces it.
  */
 #ifndef LADE_KERNELS_HOST_H
 #define LADE_KERNELS_HOST_H
 
 #include "base/base.h"
 #include "base/cpu.h"
-#include "kernels/host/element.h"
+#include "kernels/host/element/element.h"
 #include "kernels/kernels.h"
 
-/* Every level that @cpu has, in rising order. */
+/* Initialise every level that @cpu has, in rising order. */
 void lade_kernels_init_levels(struct lade_kernels *kernels, const struct lade_cpu *cpu);
 
 static inline void lade_kernels_set(struct lade_kernels *kernels, enum lade_kernel kernel, lade_kernel_fn *fn,
@@ -26,9 +26,8 @@ static inline void lade_kernels_set(struct lade_kernels *kernels, enum lade_kern
 }
 
 /*
- * Cuts, all by shape. LADE_TASK_ELEMENTS is the work of one task where tasks share nothing: some
- * microseconds, so that the pool's wake-up is small beside it, and small enough for its operands to
- * stay in L2.
+ * Cuts, all by shape. LADE_TASK_ELEMENTS is the work of one task where tasks share nothing. It is some microseconds, so
+ * that the pool's wake-up is small in comparison, and small enough for its operands to stay in L2.
  */
 #define LADE_TASK_ELEMENTS 32768
 #define LADE_COPY_TASK_BYTES (1ll << 20)
@@ -39,8 +38,8 @@ static inline int64_t lade_task_rows(int64_t row_elements)
 }
 
 /*
- * Sums over rows (the gradients of parameters) are made per block of rows and then added in the
- * order of blocks. At most LADE_ROW_BLOCKS of them bound the workspace, and the threads that help.
+ * Sums over rows (the gradients of parameters) are made per block of rows and then added in the order of blocks. At
+ * most LADE_ROW_BLOCKS of them bound the workspace, and the number of busy threads.
  */
 #define LADE_ROW_BLOCKS 64
 #define LADE_ROW_BLOCK_ROWS 16
@@ -57,17 +56,17 @@ struct lade_row_sums {
   int64_t n_blocks, d;
   int n_outputs;
   const void *partials;
-  void *outputs[LADE_ROW_SUMS]; /* NULL: not wanted */
+  void *outputs[LADE_ROW_SUMS]; /* NULL: not needed */
   bool accumulate;
 };
 
-/* output (+)= the sum of its partials, in the order of blocks. */
+/* Set output (+)= the sum of its partials, in the order of blocks. */
 void lade_row_sums_add(lade_pool *pool, const struct lade_row_sums *sums);
 
-/* Scratch for @n_outputs sums over @n_rows rows. */
+/* Return the scratch bytes for @n_outputs sums over @n_rows rows. */
 size_t lade_row_sums_bytes(enum lade_dtype dtype, int64_t n_rows, int64_t d, int n_outputs);
 
-/* Where block @block's partial of output @output begins. */
+/* Return the place of block @block's partial of output @output. */
 static inline void *lade_row_sums_at(enum lade_dtype dtype, void *partials, int64_t d, int n_outputs, int64_t block,
                                      int output)
 {
@@ -76,12 +75,12 @@ static inline void *lade_row_sums_at(enum lade_dtype dtype, void *partials, int6
 }
 
 /*
- * Rotation angles: cosines and sines [time, head_dim/2] each, in A, for every variant of rope.
- * @table is its workspace: first all cosines, then all sines.
+ * Fill rotation angles: cosines and sines [T, head_dim/2] each, in A, for every variant of rope. @table is its
+ * workspace: first all cosines, then all sines.
  */
 void lade_rope_table_fill(lade_pool *pool, const struct lade_rope_args *args, void *table);
 
-/* The lists of embed's backward: which rows name a token, in their order. */
+/* The lists of embed's backward: the rows of each token, in order. */
 struct lade_token_lists {
   const int32_t *first; /* [V], -1: none */
   const int32_t *next;  /* [B*T], -1: the last */
@@ -92,7 +91,7 @@ struct lade_token_lists lade_token_lists_make(const struct lade_embed_bwd_args *
 lade_kernel_fn lade_matmul_plain, lade_matmul_avx2, lade_matmul_avx512, lade_matmul_avx512_bf16,
     lade_matmul_amx;
 
-/* A level's attention leaves to a lower one what it does not improve. */
+/* A level's attention uses a lower level's functions where it has no better ones. */
 lade_kernel_fn lade_attention_fwd_plain, lade_attention_fwd_avx2, lade_attention_fwd_avx512,
     lade_attention_fwd_avx512_bf16, lade_attention_fwd_amx;
 lade_kernel_fn lade_attention_bwd_plain, lade_attention_bwd_avx2, lade_attention_bwd_avx512,
@@ -135,10 +134,10 @@ void lade_rank_sum_init(struct lade_kernels *kernels);
 void lade_copy_init(struct lade_kernels *kernels);
 void lade_tree_sum_init(struct lade_kernels *kernels);
 
-/* The sum of @n doubles in one fixed tree. */
+/* Return the sum of @n doubles in one fixed tree. */
 double lade_tree_sum(const double *x, int64_t n);
 
-/* oneDNN's products (onednn.c), where the plug-in opens; false and unchanged where it does not. */
+/* Use oneDNN's products (matmul_onednn.c) if the plug-in opens; else return false and change nothing. */
 bool lade_matmul_init_onednn(struct lade_kernels *kernels);
 lade_kernel_fn lade_matmul_onednn;
 

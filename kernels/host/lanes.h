@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Vector code written once. A <op>_vec.c is compiled once per level, over that level's primitives,
- * which all have sixteen lanes: sums have one order and every level the same bits.
+ * Vector code written once. A <op>_vec.c is compiled once per level, over that level's primitives, which all have
+ * sixteen lanes: sums have one order and every level the same bits.
  *
  *   vf, vu, vd                16 lanes of F32, of 32-bit words, of F64
  *   vf_load_f32[_n]           16 elements (the first n, zeros behind them); stores likewise
@@ -12,7 +12,7 @@
  *   vf_where_negative(t,a,b)  a where t's sign is set, b elsewhere
  *   vf_where_at_least(a,b,v)  v where word a >= word b, 0 elsewhere
  *   vf_sum, vd_sum            lanes as a tree: j + (j+8), then 4, 2, 1
- *   vf_largest                the largest lane; what a lane that is not a number does to it is open
+ *   vf_largest                the largest lane; undefined if a lane is not a number
  *   vu_load_u16, vu_store_u16 16-bit elements, zero-extended and truncated
  *   vu_load_u8_pairs          32 bytes: a lane has an even one in its lower half, the next in its upper; and back
  *   vf_load_pairs             32 elements, the even ones and the odd ones; and back
@@ -20,7 +20,7 @@
  *   vu_min, vu_max, vu_largest of words as unsigned numbers
  *   vu_where_below(a,b,x,y)   x where signed a < b, y elsewhere
  *   vf_from_int, vu_truncate  a signed word to F32, and towards zero to a word
- *   vu_stream, vu_stream_end  a whole aligned line past the caches; all of them seen by whoever sees what follows
+ *   vu_stream, vu_stream_end  a whole aligned line past the caches; visible to each thread that sees later stores
  *   vu_multiply               32 x 32 bits to both halves of the product
  *   vu_store_transposed       64 words from w[0..3]: out[16k + 4j + i] = w[i][4j + k]
  *
@@ -37,8 +37,8 @@
 #define VEC_LANES 16
 
 /*
- * The arguments as a task's own copy: a store through a tensor's pointer could change the caller's
- * struct for all the compiler knows, and every step would read its pointers again.
+ * Copy the arguments into the task. Otherwise the compiler must assume that a store through a tensor's pointer changes
+ * the caller's struct, and every step would read its pointers again.
  */
 #define VEC_COPY(type, name, from) const struct type name##_copy = *(const struct type *)(from), *name = &name##_copy
 
@@ -51,8 +51,8 @@
 #define VEC_VARIANT VEC_TEXT_EXPANDED(VEC_LEVEL)
 
 /*
- * The pool's functions for F32, BF16 and F16 out of one body(arg, i_task, dtype), as REF_TASKS does
- * for the references.
+ * Make the pool's functions for F32, BF16 and F16 from one body(arg, i_task, dtype), as REF_TASKS does for the
+ * references.
  */
 #define VEC_TASKS(body) \
   static void body##_f32(void *arg, int i_task, int i_thread) { body(arg, i_task, LADE_F32); } \
@@ -65,8 +65,8 @@
   }
 
 /*
- * STEPS(step, from, end, ...): step(i, n, ...) for every group of lanes; n is the constant 16 except in the last
- * call, so that only that one pays for masks.
+ * STEPS(step, from, end, ...): step(i, n, ...) for every group of lanes. n is the constant 16 except in the last call,
+ * so only that call uses masks.
  */
 #define VEC_STEPS(step, from, end, ...) \
   do { \
@@ -77,7 +77,10 @@
       step(at_, (int)(end_ - at_), __VA_ARGS__); \
   } while (0)
 
-/* The same for sums: step(i, n, &sum, ...) with four sums in turn, as one chain of additions would wait for itself. */
+/*
+ * The same for sums: step(i, n, &sum, ...) with four sums in turn, because each addition in one chain waits for the one
+ * before.
+ */
 #define VEC_SUMS 4
 #define VEC_SUM_STEPS(step, from, end, sums, ...) \
   do { \
@@ -90,8 +93,8 @@
   } while (0)
 
 /*
- * Steps that walk several long streams once ask for the lines of VEC_AHEAD elements later: the processor's own
- * prefetchers stop at every page and are late on five streams at a time. An address past a tensor's end is no fault.
+ * Steps over several long streams prefetch the lines VEC_AHEAD elements ahead, because the processor's own prefetchers
+ * stop at every page and are late on five streams at a time. An address past a tensor's end is no fault.
  */
 #define VEC_AHEAD 512
 #define VEC_LINE_BYTES 64
@@ -114,7 +117,7 @@ VEC_INLINE vf vec_load(enum lade_dtype dtype, const void *x, int64_t i, int n)
   return dtype == LADE_BF16 ? vf_from_bits(vu_shift_left(words, 16)) : vf_from_f16(words);
 }
 
-/* Rounded to nearest even in the upper half of each lane's bits, as lade_f32_to_bf16 does, denormals and NaN too. */
+/* Round to nearest even in the upper half of each lane's bits, as lade_f32_to_bf16 does, also denormals and NaN. */
 VEC_INLINE vu vec_bf16(vf value)
 {
   vu bits = vu_bits(value), odd = vu_and(vu_shift_right(bits, 16), vu_set(1));
@@ -140,7 +143,7 @@ VEC_INLINE void vec_store(enum lade_dtype dtype, void *x, int64_t i, int n, vf v
     vu_store_u16_n(at, words, n);
 }
 
-/* As it reads after a store in @dtype. */
+/* Return the value as it reads after a store in @dtype. */
 VEC_INLINE vf vec_rounded(enum lade_dtype dtype, vf value)
 {
   if (dtype == LADE_F32)
@@ -149,9 +152,8 @@ VEC_INLINE vf vec_rounded(enum lade_dtype dtype, vf value)
 }
 
 /*
- * Functions of long dependent chains take groups of vectors, operation by operation, so that the
- * processor has independent work beside each: one vector at a time waits for its own latency.
- * Loops over a group have a constant count and are unrolled.
+ * Functions with long dependent chains take groups of vectors, operation by operation, so that the processor has
+ * independent work. Loops over a group have a constant count and are unrolled.
  */
 #define VEC_GROUP 4
 #define VEC_EACH(k, count) _Pragma("GCC unroll 4") for (int k = 0; k < (count); k++)
@@ -174,8 +176,8 @@ VEC_INLINE void vec_polynomial_add(vf *p, const vf *r, float coefficient, int co
 }
 
 /*
- * z = exp(z) for z <= 0, within an ulp of F32; NaN stays. z = n ln2 + r with |r| <= ln2/2, n ln2 taken
- * off in two parts; e^r by its series up to r^7/7!, whose rest is below 6e-9.
+ * Set z = exp(z) for z <= 0, within an ulp of F32; NaN stays. z = n ln2 + r with |r| <= ln2/2, where n ln2 is
+ * subtracted in two parts; e^r by its series up to r^7/7!, with a remainder below 6e-9.
  */
 VEC_INLINE void vec_exp(vf *z, int count)
 {
@@ -195,7 +197,7 @@ VEC_INLINE void vec_exp(vf *z, int count)
   VEC_EACH(k, count) z[k] = vf_scale(p[k], n[k]);
 }
 
-/* The logistic function s(z) and its slope s (1-s), both without overflow or cancellation. */
+/* Compute the logistic function s(z) and its slope s (1-s), both without overflow or cancellation. */
 VEC_INLINE void vec_sigmoid(const vf *z, vf *s, vf *slope, int count)
 {
   vf e[VEC_GROUP], r[VEC_GROUP];
@@ -218,9 +220,8 @@ VEC_INLINE void vec_store_group(enum lade_dtype dtype, void *x, int64_t i, int c
 }
 
 /*
- * The random words of a run of elements. A draw makes 128 of them from @element, a multiple of 128,
- * on: two groups of sixteen Philox blocks in parallel, placed in lanes so that the transposed store
- * leaves the words in order.
+ * The random words of a run of elements. A draw makes 128 of them from @element on, a multiple of 128: two groups of
+ * sixteen Philox blocks in parallel, placed in lanes so that the transposed store leaves the words in order.
  */
 #define VEC_DRAW_GROUPS 2
 #define VEC_DRAW_WORDS (VEC_DRAW_GROUPS * 4 * VEC_LANES)
@@ -253,7 +254,7 @@ VEC_INLINE void vec_words_draw(uint32_t *word, const struct lade_step *step, uin
   VEC_EACH(k, VEC_DRAW_GROUPS) vu_store_transposed(word + k * 4 * VEC_LANES, c[k]);
 }
 
-/* The words of @n elements (at most VEC_RUN) from @element on, into @word; returns where the first one is. */
+/* Write the words of @n elements (at most VEC_RUN) from @element on into @word; return the place of the first one. */
 #define VEC_RUN 1024
 #define VEC_RUN_WORDS (VEC_RUN + 2 * VEC_DRAW_WORDS)
 
@@ -266,7 +267,7 @@ VEC_INLINE const uint32_t *vec_words_fill(uint32_t *word, const struct lade_step
   return word + (from - aligned);
 }
 
-/* value * scale where the word keeps it, else 0. */
+/* Return value * scale if the word keeps the element, else 0. */
 VEC_INLINE vf vec_drop(const struct lade_drop *drop, const uint32_t *word, vf value)
 {
   return vf_where_at_least(vu_load(word), vu_set(drop->drop_below), vf_mul(value, vf_set(drop->scale)));

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sixteen lanes on AVX2 with FMA and F16C: two registers each, so that every sum has the order
- * that AVX-512 gives it. lanes.h says what each function means. There are no masks for 16-bit
- * elements: a row's last few go through a small array.
+ * Sixteen lanes on AVX2 with FMA and F16C: two registers each, so that every sum has the order of AVX-512. lanes.h
+ * defines each function. There are no masks for 16-bit elements: a row's last few go through a small array.
  */
 #ifndef LADE_KERNELS_LANES_AVX2_H
 #define LADE_KERNELS_LANES_AVX2_H
@@ -65,7 +64,7 @@ VEC_INLINE vf vf_round(vf x)
               _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 
-/* In two steps, the first exact, so that a result below the normal range is rounded once. */
+/* Scale in two steps, the first exact, so that a result below the normal range is rounded once. */
 VEC_INLINE __m256 vec_scale_half(__m256 x, __m256 n)
 {
   __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1), rest = _mm256_sub_epi32(whole, half);
@@ -255,7 +254,7 @@ VEC_INLINE void vu_multiply(vu x, uint32_t factor, vu *ret_high, vu *ret_low)
   vec_multiply_half(x.b, m.b, &ret_high->b, &ret_low->b);
 }
 
-/* Half @half of the transposed store: its two groups of four in each of the four outputs. */
+/* Store half @half of the transposed store: its two groups of four in each of the four outputs. */
 VEC_INLINE void vec_store_transposed_half(uint32_t *words, __m256i w0, __m256i w1, __m256i w2, __m256i w3)
 {
   __m256i a = _mm256_unpacklo_epi32(w0, w1), b = _mm256_unpackhi_epi32(w0, w1);

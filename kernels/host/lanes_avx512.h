@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sixteen lanes on AVX-512 (F, BW, DQ, VL): one register each. lanes.h says what each function
- * means; lanes_avx2.h has the same on pairs of half registers.
+ * Sixteen lanes on AVX-512 (F, BW, DQ, VL): one register each. lanes.h defines each function; lanes_avx2.h has the same
+ * on pairs of half registers.
  */
 #ifndef LADE_KERNELS_LANES_AVX512_H
 #define LADE_KERNELS_LANES_AVX512_H

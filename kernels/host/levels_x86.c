@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The x86-64 levels: each overwrites what it improves, behind what the CPU was found to have. */
+/* The x86-64 levels: each overwrites the functions that it improves, if the CPU has its features. */
 #include "base/cpu.h"
 #include "kernels/host/host.h"
 

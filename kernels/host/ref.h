@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The plain references' view of memory: one element of any dtype, read as double and rounded once
- * when it is stored (to F32 and from there to 16 bits). With double in between, every sum, product,
- * quotient and root of two F32 numbers comes out as F32 arithmetic would give it, and longer
- * expressions come out better: the references tell the faster variants' errors.
+ * The plain references' view of memory: one element of any dtype, read as double and rounded once when it is stored (to
+ * F32 and from there to 16 bits). With double in between, every sum, product, quotient and root of two F32 numbers has
+ * the F32 result, and longer expressions are more exact. So the references show the faster variants' errors.
  *
- * REF_TASKS(body) makes the four functions that the pool calls out of one
- * `void body(const void *arg, int64_t i_task, enum lade_dtype dtype)`, which is inlined into each
- * with dtype a constant, and body_run, which picks one.
+ * REF_TASKS(body) makes the four functions for the pool from one `void body(const void *arg, int64_t i_task, enum
+ * lade_dtype dtype)`, inlined into each with dtype a constant. It also makes body_run, which picks one.
  */
 #ifndef LADE_KERNELS_REF_H
 #define LADE_KERNELS_REF_H
@@ -17,7 +15,7 @@
 
 #define REF_INLINE static inline __attribute__((always_inline))
 
-/* Short names, since references are formulas; inlined even where the compiler would rather not. */
+/* Short names, since references are formulas; always inlined, against the compiler's heuristics. */
 REF_INLINE double ref_get(enum lade_dtype dtype, const void *x, int64_t i)
 {
   return lade_element_load(dtype, x, i);
@@ -28,7 +26,7 @@ REF_INLINE void ref_put(enum lade_dtype dtype, void *x, int64_t i, double value)
   lade_element_store(dtype, x, i, value);
 }
 
-/* x[i], or 0 where there is no x. */
+/* Return x[i], or 0 if x is NULL. */
 REF_INLINE double ref_get_or_zero(enum lade_dtype dtype, const void *x, int64_t i)
 {
   return x ? ref_get(dtype, x, i) : 0;

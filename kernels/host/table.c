@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The table: every op's plain reference first, then the levels in rising order over it. Whoever
- * calls a kernel sees function pointers only.
+ * The table: every op's plain reference first, then the levels in rising order over it. Callers of a kernel see
+ * function pointers only.
  */
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/host/attention_blocked.h"
-#include "kernels/host/head_loss.h"
+#include "kernels/host/attention/attention_blocked.h"
+#include "kernels/host/head_loss/head_loss.h"
 #include "kernels/host/host.h"
 
 static const char *const names[LADE_N_KERNELS] = {
@@ -95,7 +95,7 @@ size_t lade_kernel_workspace_bytes(const struct lade_kernels *kernels, enum lade
   }
 }
 
-/* FNV-1a, 64 bits (Fowler, Noll, Vo). */
+/* Add @n_bytes to a hash: FNV-1a, 64 bits (Fowler, Noll, Vo). */
 static uint64_t hash_add(uint64_t hash, const void *bytes, size_t n_bytes)
 {
   for (size_t i = 0; i < n_bytes; i++)

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The packer's checker for those who want to know which two items meet, not a sentence about it: lade_pack_check
- * (lade/pack.h) is for the rest.
+ * The packer's checker for callers that need the two overlapping items instead of a message. All other callers use
+ * lade_pack_check (lade/pack.h).
  */
 #ifndef LADE_PACK_CHECK_H
 #define LADE_PACK_CHECK_H
 
 #include "lade/pack.h"
 
-/* @second began at @time, where it shares bytes with @first, which was live. */
+/* @second begins at @time and shares bytes with @first, which is live then. */
 struct lade_pack_overlap {
   int32_t first, second, time;
 };
 
 /*
- * Look for two items that share bytes while both are live: the first such moment. Each item has a lifetime and bytes,
- * and ends below 2^64. 1 when there is one, 0 when there is none, -ENOMEM.
+ * Find the first moment when two live items share bytes. Return 1 if there is one, 0 if there is none, -ENOMEM.
+ *
+ * pre: each item has a lifetime and bytes, and ends below 2^64.
  */
 int lade_pack_overlap_find(const struct lade_pack_item *items, int n_items, const uint64_t *offsets,
                            struct lade_pack_overlap *ret_overlap);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Replay: a trace under a policy of placing memory, without memory. What would be reserved at the peak, how much of
- * that is waste, and where a budget would run out.
+ * Replay of a trace under a placement policy, without memory. The result is the reserved peak, its waste, and the event
+ * where a budget runs out.
  */
 #ifndef LADE_REPLAY_H
 #define LADE_REPLAY_H
@@ -23,29 +23,28 @@ struct lade_replay_params {
 };
 
 struct lade_replay {
-  uint64_t reserved_peak_bytes; /* what the policy needs; with a budget that is too small, without it */
-  uint64_t lower_bound_bytes;   /* no policy that does not move live blocks reserves less */
-  int64_t ns;                   /* that placing took */
+  uint64_t reserved_peak_bytes; /* peak of the policy; if the budget is too small, of the walk without one */
+  uint64_t lower_bound_bytes;   /* least bytes that any policy reserves that does not move live blocks */
+  int64_t ns;                   /* time of the placement */
   uint64_t *reserved_bytes;     /* after each event of the trace */
-  bool is_within;               /* the budget, or there is none */
-  /* When it is not: the event that would run out, and what was reserved just before. */
+  bool is_within;               /* fits the budget; true without one */
+  /* If it does not fit: the event that runs out of memory, and the reserved bytes just before it. */
   int out_event;
   uint64_t out_reserved_bytes;
 };
 
-/* "caching", "torch-native", "torch-expandable", "packed"; static. */
+/* Return "caching", "torch-native", "torch-expandable" or "packed"; static. */
 const char *lade_policy_name(enum lade_policy policy);
 
 /*
- * Replay @trace. The addresses that were handed out are checked by code that shares nothing with the policies: live
- * blocks do not overlap, reserved memory is never less than live memory and, within a budget, never more than it.
- * Finish *ret_replay. A budget that is too small is no error. -ENOMEM, -EPROTO when the check found a fault, which is
- * one of this library. Any thread. Blocks for as long as it takes.
+ * Replay @trace and finish *ret_replay. Code that shares nothing with the policies checks the addresses: live blocks do
+ * not overlap, and reserved memory is at least the live memory and within the budget. A budget that is too small is not
+ * an error. -ENOMEM; -EPROTO if the check finds a fault, which is a bug of this library. Any thread. Blocks until done.
  */
 int lade_replay(const struct lade_trace *trace, const struct lade_replay_params *params, struct lade_error *error,
                 struct lade_replay *ret_replay);
 
-/* Zeros are allowed. */
+/* Free the result; a zeroed one is allowed. */
 void lade_replay_finish(struct lade_replay *replay);
 
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Arrays, sizes, element types, errors, tries and the clock: what has no better room.
+ * Arrays, sizes, element types, errors, retries and the clock.
  *
- * Arrays double, so that n pushes cost O(n); they hold plain values only and never shrink,
- * because each of them lives for one build of a program. Sizes are parsed as strtod does in the C
- * locale, whatever the program's is, and checked against 2^63 afterwards: a person's "1.5GiB" is exact in a double.
+ * Arrays double, so that n pushes cost O(n). They hold plain values only and never shrink, because each array lives for
+ * one build of a program. Sizes are parsed as strtod does in the C locale, in any locale of the program, and checked
+ * against 2^63 afterwards. A size that a user types, like "1.5GiB", is exact in a double.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -21,9 +21,9 @@
 
 #include "base/base.h"
 
-#define STRUCT_BYTES_MOST (1 << 16) /* a struct_size past this was never set */
+#define STRUCT_BYTES_MOST (1 << 16) /* a larger struct_size is uninitialised memory */
 #define TRIES_MOST 32
-#define TRY_PAUSE_NS 100000 /* times the number of tries */
+#define TRY_PAUSE_NS 100000 /* multiplied by the number of tries */
 
 struct size_unit {
   const char *suffix;
@@ -65,19 +65,17 @@ const char *lade_version(void)
 
 size_t lade_dtype_bytes(enum lade_dtype dtype)
 {
-  LADE_ASSERT(dtype >= 0 && dtype < LADE_N_DTYPES);
-  return dtypes[dtype].bytes;
+  return (unsigned)dtype < LADE_N_DTYPES ? dtypes[dtype].bytes : 0;
 }
 
 const char *lade_dtype_name(enum lade_dtype dtype)
 {
-  LADE_ASSERT(dtype >= 0 && dtype < LADE_N_DTYPES);
-  return dtypes[dtype].name;
+  return (unsigned)dtype < LADE_N_DTYPES ? dtypes[dtype].name : "?";
 }
 
 int lade_error_set(struct lade_error *error, int code, const char *format, ...)
 {
-  LADE_ASSERT(code < 0);
+  code = code < 0 ? code : -EINVAL; /* a failure must have a negative code */
   if (!error)
     return code;
   char whole[2 * PATH_MAX];
@@ -89,7 +87,7 @@ int lade_error_set(struct lade_error *error, int code, const char *format, ...)
   size_t n = strlen(whole), most = sizeof(error->text) - 1, head = most / 2;
   if (n <= most)
     memcpy(error->text, whole, n + 1);
-  else /* a path of a thousand letters hides what is wrong with it: leave out its middle */
+  else /* leave out the middle, so that a long path does not cut off the reason at the end */
     snprintf(error->text, sizeof(error->text), "%.*s...%s", (int)head, whole, whole + n - (most - head - 3));
   return code;
 }
@@ -130,7 +128,7 @@ int lade_size_parse(const char *text, uint64_t *ret_bytes)
 {
   char *end = NULL;
   if (!isdigit((unsigned char)text[0]) && text[0] != '.')
-    return -EINVAL; /* lade_number_read would take signs, "nan" and "inf" */
+    return -EINVAL; /* lade_number_read would accept signs, "nan" and "inf" */
   if (text[0] == '0' && (text[1] == 'x' || text[1] == 'X'))
     return -EINVAL;
   double value = lade_number_read(text, &end);
@@ -183,6 +181,8 @@ static size_t struct_bytes(const void *given)
 
 int lade_struct_check(const char *what, const void *given, struct lade_error *error)
 {
+  if (!given)
+    return lade_error_set(error, -EINVAL, "%s: the pointer is NULL", what);
   size_t bytes = struct_bytes(given);
   if (bytes >= sizeof(bytes) && bytes <= STRUCT_BYTES_MOST)
     return 0;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ground floor's smallest tools: checks, alignment, growable arrays, errors, sizes, the clock.
+ * The smallest tools: checks, alignment, growable arrays, errors, sizes, the clock.
  *
- * LADE_ASSERT states what must be true and is compiled out with -Dchecks=off; it is never
- * error handling. LADE_CHECK_FULL guards the expensive recounts of -Dchecks=full.
+ * LADE_ASSERT states a condition that must be true and is compiled out with -Dchecks=off; it is never error handling.
+ * LADE_CHECK_FULL guards the expensive recounts of -Dchecks=full.
  */
 #ifndef LADE_BASE_H
 #define LADE_BASE_H
@@ -42,8 +42,8 @@ static inline int64_t lade_div_up(int64_t n, int64_t by)
 }
 
 /*
- * A growable array of plain values: `struct { T *items; int n, capacity; }` with these three.
- * LADE_PUSH evaluates to false, with the array unchanged, when memory is out.
+ * A growable array of plain values: `struct { T *items; int n, capacity; }`, for these three macros. LADE_PUSH
+ * evaluates to false, with the array unchanged, if memory is out.
  */
 #define LADE_ARRAY(type) \
   struct { \
@@ -57,55 +57,55 @@ static inline int64_t lade_div_up(int64_t n, int64_t by)
        : false)
 #define LADE_ARRAY_FREE(array) lade_array_free((void **)&(array)->items, &(array)->n, &(array)->capacity)
 
-/* Grow *@items to room for @n of @item_bytes, doubling. False and unchanged when memory is out. */
+/* Grow *@items to a capacity of at least @n of @item_bytes, doubling. False, with nothing changed, if memory is out. */
 bool lade_array_reserve(void **items, int *capacity, int n, size_t item_bytes);
 void lade_array_free(void **items, int *n, int *capacity);
 
 /*
- * A person's size: "24MiB", "1.5GiB", "512KB", "4096" (bytes). Decimal and binary suffixes.
- * -EINVAL when it is not one, -ERANGE past 2^63.
+ * Parse a size: "24MiB", "1.5GiB", "512KB", "4096" (bytes). Decimal and binary suffixes. -EINVAL if @text is not a
+ * size, -ERANGE past 2^63.
  */
 int lade_size_parse(const char *text, uint64_t *ret_bytes);
 
 /*
- * strtod with a point for the decimals whatever the program's locale is: what people write to us is not in their
- * program's language. Where memory is out it is in that language. Any thread.
+ * Read a number as strtod does, with a decimal point in any locale, because files and options do not follow the
+ * program's locale. Uses the program's locale if memory is out. Any thread.
  */
 double lade_number_read(const char *text, char **ret_end);
 
-/* "24.0 MiB" into @text (at least 16 bytes); returns @text. */
+/* Write "24.0 MiB" into @text (at least 16 bytes); return @text. */
 char *lade_size_format(uint64_t bytes, char *text, size_t text_bytes);
 
-/* "24.0 MiB (25165824 bytes)", or "700 bytes", into @text; returns @text. */
+/* Write "24.0 MiB (25165824 bytes)", or "700 bytes", into @text; return @text. */
 #define LADE_SIZE_TEXT 48
 char *lade_size_exact(uint64_t bytes, char text[LADE_SIZE_TEXT]);
 
 /*
- * Structs of the public interface that begin with a struct_size, which the caller set (lade/types.h).
+ * Structs of the public interface begin with a struct_size, which the caller sets (lade/types.h).
  *
- * Read the caller's @given into @ret_own, this library's @own_bytes of it with zeros where the caller's ends.
- * -EINVAL when struct_size is smaller than itself or the caller's tail has what this library does not know; @what
- * names the struct in @error.
+ * Read the caller's @given into @ret_own, @own_bytes of this library's version, with zeros past the caller's end.
+ * -EINVAL if struct_size is smaller than size_t, or if the caller's struct has non-zero bytes beyond @own_bytes, which
+ * are fields unknown to this library. @what names the struct in @error.
  */
 int lade_struct_read(const char *what, const void *given, void *ret_own, size_t own_bytes, struct lade_error *error);
 
 /*
- * Fill the caller's @ret_given from this library's @own: no more than the caller's struct_size, which stays, and
- * zeros past what this library knows. -EINVAL when struct_size is smaller than itself.
+ * Fill the caller's @ret_given from this library's @own. Write at most the caller's struct_size bytes, keep
+ * struct_size, and write zeros past this library's fields. -EINVAL if struct_size is smaller than size_t.
  */
 int lade_struct_fill(const char *what, void *ret_given, const void *own, size_t own_bytes, struct lade_error *error);
 
-/* Would that fill be refused? To be asked before the work whose result it takes. */
+/* Return the error that lade_struct_fill would return. Callers use it before the work whose result they fill in. */
 int lade_struct_check(const char *what, const void *given, struct lade_error *error);
 
 /*
- * Is a call that failed with @code, a negative errno, worth another try? -EINTR, -EAGAIN and -EBUSY are, 32 times at
- * most, each after a longer pause, which this makes: 50 ms in all. *@n_tries is the caller's, who sets it to 0 wherever
- * something has moved.
+ * True if a call that failed with @code, a negative errno, should be tried again. Retries -EINTR, -EAGAIN and -EBUSY,
+ * at most 32 times. Sleeps before it returns true, each time longer: 50 ms in all. *@n_tries belongs to the caller,
+ * which resets it to 0 after any progress. Blocks.
  */
 bool lade_retry(int code, int *n_tries);
 
-/* Monotonic nanoseconds. */
+/* Return monotonic nanoseconds. */
 int64_t lade_now_ns(void);
 
 #endif

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Counters are atomic and independent, so that points hit from several threads each get a number
- * of their own: exactly one call is the Nth. Which one that is depends on the threads; a test that
- * needs the same one each time arms a point that one thread hits.
+ * Fault injection. Counters are atomic and independent, so that points hit from several threads each get their own
+ * number: exactly one call is the Nth. The thread schedule decides which call that is. A test that needs the same call
+ * each time arms a point that only one thread hits.
  *
- * What is armed is plain data, written before the calls start. Rejected: probabilities. A loop over
- * every N is exhaustive and repeatable, and a failure names its N.
+ * The armed fault is plain data, written before the calls start. Rejected: random faults with a probability. A loop
+ * over every N is exhaustive and repeatable, and a failure names its N.
  */
 #include <stdlib.h>
 

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Faults on demand: the error paths of everything that a machine can refuse, run by tests.
+ * Fault injection: tests run the error path of each request that a machine can refuse.
  *
- * Code that is about to ask the machine for something (memory, a thread, a file, a ring) first asks
- * lade_fault whether this call shall fail. Each kind of call is a point with a counter; one
- * fault can be armed: the Nth call of a point, or the Nth call of any point, fails with a stated errno,
- * once or from then on. A test runs its scenario once to count the calls, then once for every N.
- * Without faults (NULL) a point costs one branch. A test may also be told of every call while it waits, which makes a
- * machine as slow as it likes.
+ * Before code requests a resource (memory, a thread, a file, a ring), it calls lade_fault, which returns the error to
+ * fail with, or 0. Each kind of request is a point with a counter. One fault can be armed: the Nth call of a point, or
+ * the Nth call of any point, fails with a stated errno, once or from then on. A test runs its scenario once to count
+ * the calls, then once for every N. Without faults (NULL) a point costs one branch.
+ *
+ * A test may also set a callback that each call runs before it goes on. The callback may sleep, which makes the machine
+ * look arbitrarily slow.
  */
 #ifndef LADE_FAULTS_H
 #define LADE_FAULTS_H
@@ -23,7 +24,7 @@ enum lade_fault_point {
   LADE_FAULT_CHUNK_CREATE, /* physical memory */
   LADE_FAULT_MAP,
   LADE_FAULT_UNMAP,
-  LADE_FAULT_MOVE, /* moving pages by page table; -EINVAL makes the host copy them, as old kernels do */
+  LADE_FAULT_MOVE, /* moving pages by page table; -EINVAL makes the host device copy them, as on old kernels */
   LADE_FAULT_THREAD,
   LADE_FAULT_QUEUE,
   LADE_FAULT_COPY, /* when it runs */
@@ -34,7 +35,7 @@ enum lade_fault_point {
   LADE_FAULT_RING_SETUP,
   LADE_FAULT_RING_SUBMIT,
   LADE_FAULT_RING_COMPLETE,
-  LADE_FAULT_PLAN, /* the memory of a search, or of the programs that are made of what another rank found */
+  LADE_FAULT_PLAN, /* memory of a search, or of programs built from another rank's decision */
   LADE_N_FAULT_POINTS,
   LADE_FAULT_ANY = LADE_N_FAULT_POINTS /* for arming and counting: all points together */
 };
@@ -46,32 +47,37 @@ struct lade_faults {
   uint64_t nth; /* counted from 1; 0: nothing fails */
   bool is_for_good;
   int code;
-  void (*visit)(void *user, enum lade_fault_point point); /* called by every call before it goes on; may wait. NULL */
+  void (*visit)(void *user, enum lade_fault_point point); /* each call runs it first; it may sleep; NULL: none */
   void *visit_user;
 };
 
-/* Count calls; nothing fails. The caller owns @faults, which needs no finish. No lade_fault under way. */
+/*
+ * Start counting calls; no call fails. The caller owns @faults, which needs no finish. pre: no lade_fault is running.
+ */
 void lade_faults_init(struct lade_faults *faults);
 
 /*
- * Start counting anew, and make call number @nth (from 1) of @point fail with @code, a negative errno,
- * once or @is_for_good from then on. Nobody is told of calls any more. No lade_fault may be under way.
+ * Reset the counters, remove the callback, and make call number @nth (from 1) of @point fail with @code, a negative
+ * errno: once, or @is_for_good from then on. pre: no lade_fault is running.
  */
 void lade_faults_arm(struct lade_faults *faults, enum lade_fault_point point, uint64_t nth, bool is_for_good,
                      int code);
 
-/* Calls of @point, or of all together (LADE_FAULT_ANY), since init or arm. Any thread. */
+/* Return the calls of @point, or of all points together (LADE_FAULT_ANY), since init or arm. Any thread. */
 uint64_t lade_faults_count(const struct lade_faults *faults, enum lade_fault_point point);
 
-/* Calls that were made to fail since init or arm. Any thread. */
+/* Return the calls that failed by injection since init or arm. Any thread. */
 uint64_t lade_faults_injected(const struct lade_faults *faults);
 
-/* Lower-case name of a point, "chunk_create"; static. */
+/* Return the lower-case name of a point, "chunk_create"; static. */
 const char *lade_fault_name(enum lade_fault_point point);
 
 int lade_fault_count(struct lade_faults *faults, enum lade_fault_point point);
 
-/* 0, or the negative errno with which this call shall fail. Any thread. Never blocks. */
+/*
+ * Count a call of @point. Return 0, or the negative errno with which this call must fail. Any thread. Blocks only in a
+ * test's callback.
+ */
 static inline int lade_fault(struct lade_faults *faults, enum lade_fault_point point)
 {
   return faults ? lade_fault_count(faults, point) : 0;

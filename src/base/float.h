@@ -2,9 +2,9 @@
 /*
  * Conversions between FP32 and the 16-bit types, and the exact split of a master weight.
  *
- * Rounding to BF16 and FP16 is to nearest, ties to even; NaN stays NaN (quiet). The split of a
- * master weight is different on purpose: it rounds half up in magnitude, so that
- * (bf16 << 16) + residual gives back every FP32 bit (docs/numbers.md has the proof).
+ * Rounding to BF16 and FP16 is to nearest, ties to even; NaN stays NaN (quiet). The split of a master weight rounds
+ * differently: half up in magnitude, so that (bf16 << 16) + residual gives back every FP32 bit (docs/numbers.md has the
+ * proof).
  */
 #ifndef LADE_FLOAT_H
 #define LADE_FLOAT_H
@@ -41,7 +41,7 @@ LADE_INLINE uint16_t lade_f32_to_bf16(float value)
   return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
-/* _Float16 needs a compiler that has it for the target; bits keep this portable to any. */
+/* Works on bits, because not every compiler has _Float16 for every target. */
 LADE_INLINE float lade_f16_to_f32(uint16_t value)
 {
   uint32_t sign = (uint32_t)(value & 0x8000) << 16;
@@ -69,7 +69,10 @@ LADE_INLINE uint16_t lade_f32_to_f16(float value)
   return (uint16_t)(sign | ((rounded - 0x38000000u) >> 13));
 }
 
-/* Master weight to working copy and residual (design section 6), and back. Exact for finite values. */
+/*
+ * Split a master weight into working copy and residual (docs/numbers.md). lade_master_join is the inverse. Exact for
+ * finite values.
+ */
 LADE_INLINE void lade_master_split(float master, uint16_t *ret_bf16, int16_t *ret_residual)
 {
   uint32_t bits = lade_f32_bits(master);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Inline functions of headers whose arithmetic kernels on a GPU share with the CPU: the same source, the same bits. */
+/* Marks inline functions whose arithmetic GPU kernels share with the CPU: the same source, the same bits. */
 #ifndef LADE_INLINE_H
 #define LADE_INLINE_H
 

@@ -16,8 +16,8 @@ struct lade_philox {
 };
 
 /*
- * Four uniform 32-bit words for elements 4*@block to 4*@block+3 of stream @stream (one per op,
- * or one per parameter at initialisation) at @step.
+ * Draw four uniform 32-bit words for elements 4*@block to 4*@block+3 of stream @stream at @step. Each op has a stream,
+ * and each parameter one at initialisation.
  */
 LADE_INLINE struct lade_philox lade_philox_draw(uint64_t seed, uint32_t step, uint32_t stream, uint64_t block)
 {
@@ -37,7 +37,7 @@ LADE_INLINE struct lade_philox lade_philox_draw(uint64_t seed, uint32_t step, ui
   return draw;
 }
 
-/* The word of one element. */
+/* Return the word of one element. */
 LADE_INLINE uint32_t lade_philox_word(uint64_t seed, uint32_t step, uint32_t stream, uint64_t element)
 {
   return lade_philox_draw(seed, step, stream, element >> 2).word[element & 3];

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Threads of Lade's own. A program's signals are for the threads that the program made itself: a handler that runs on
- * one of ours would run in the middle of a system call that a drive's completion waits for, or with a stack and locks
- * that its author knows nothing of. So ours have all signals blocked from their first instruction on, which they
- * inherit from whoever starts them. Faults of their own (SIGSEGV and its like) come all the same.
+ * Threads that Lade creates. A program's signals belong to the threads that the program created. A handler on Lade's
+ * thread could interrupt a system call that a drive's completion depends on. It could also run with a stack and locks
+ * unknown to its author. So Lade's threads block all signals from their first instruction on, by the mask inherited
+ * from the starting thread. Faults of the thread itself (SIGSEGV and similar) are still delivered.
  *
  * A thread has a name, which ps, gdb and /proc show.
  */
@@ -12,11 +12,11 @@
 
 #include <pthread.h>
 
-#define LADE_THREAD_NAME_MOST 15 /* characters, which is what the kernel keeps */
+#define LADE_THREAD_NAME_MOST 15 /* characters: the kernel's limit */
 
 /*
- * Start @main(@arg) as a thread called @name, LADE_THREAD_NAME_MOST characters at the most; the caller's to join.
- * -EAGAIN where the machine refuses one. Any thread. A name that the machine refuses costs nothing but the name.
+ * Start @main(@arg) as a thread called @name, of at most LADE_THREAD_NAME_MOST characters; the caller joins it. -EAGAIN
+ * if the machine refuses a thread. The thread runs without its name if the machine refuses the name. Any thread.
  */
 int lade_thread_start(pthread_t *ret_thread, const char *name, void *(*main)(void *), void *arg);
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The cheapest clock that is the same for all cores: it says which of two things came first, in an unknown unit.
+ * The cheapest clock that is common to all cores: it orders two events, in an unknown unit.
  *
- * x86 has counted at one rate for all cores since 2008 (Intel's manual, volume 3, "Invariant TSC"), where board and
- * hypervisor let it: lade_cpu_has_steady_ticks says whether. Arm's generic timer always has, in steps of up to 40 ns,
- * within which two things look like one. Elsewhere it is the system's clock.
+ * x86 has counted at one rate for all cores since 2008 (Intel's manual, volume 3, "Invariant TSC"), if board and
+ * hypervisor allow it: see lade_cpu_has_steady_ticks. Arm's generic timer always does, in steps of up to 40 ns; two
+ * events within a step look simultaneous. Other processors use the system's clock.
  *
- * The processor may read it as early as what it has begun and not finished, by tens of nanoseconds, about as long as
- * one thread takes to hand anything to another: none of six million hand-overs was seen in the wrong order. Rejected:
- * to wait for all that was begun (lfence, rdtscp), 7 to 8 ns more.
+ * The processor may read the clock before earlier instructions have finished, by tens of nanoseconds. A hand-over
+ * between threads takes about as long: none of six million measured hand-overs was in the wrong order. Rejected:
+ * waiting for all earlier instructions (lfence, rdtscp), which costs 7 to 8 ns more.
  */
 #ifndef LADE_TICKS_H
 #define LADE_TICKS_H
@@ -16,7 +16,7 @@
 #include <stdint.h>
 #include <time.h>
 
-/* Any thread. Never falls within a thread where ticks are steady. */
+/* Return the ticks. In one thread they never decrease if ticks are steady. Any thread. */
 static inline uint64_t lade_ticks_now(void)
 {
 #if defined(__x86_64__)

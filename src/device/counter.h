@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A rising 64-bit number that threads can sleep on. Private to src/device/.
+ * A 64-bit number that only rises, and on which threads can sleep. Private to src/device/.
  *
- * The one primitive of the host's queues: it is an event counter, a ring's head and a ring's tail. Raising it
- * costs one atomic exchange and one load unless what somebody sleeps for has come: who waits for the end of a step
- * is not woken by every piece of work before it.
+ * It is the one primitive of the host's queues: an event counter, a ring's head and a ring's tail. Raising it costs one
+ * atomic exchange and one load, unless it reaches a sleeper's value. So a thread that waits for the end of a step is
+ * not woken by every piece of work before it.
  *
- * A sleeper reads the wake word, raises `urgency` to that of its value, looks at the counter once more and sleeps on
- * the wake word. All operations are sequentially consistent. Either `urgency` was raised before the raiser's look at
- * it, and the raiser changes the wake word, or the new value comes before the second look, and it does not sleep.
- * Who changes the wake word has set `urgency` to 0 first, so a sleeper whose announcement was lost by that has read
- * the wake word before it changed: it wakes, and announces itself anew if its value has not come.
+ * A sleeper reads the wake word, raises `urgency` to that of its value, reads the counter again and sleeps on the wake
+ * word. All operations are sequentially consistent, so one of two orders holds. If `urgency` was raised before the
+ * raising thread reads it, that thread changes the wake word. Otherwise the new value came before the sleeper's second
+ * read, and the sleeper does not sleep. The raising thread sets `urgency` to 0 before it changes the wake word. This
+ * may erase the urgency of another sleeper. That sleeper has read the wake word before the change, so it wakes, and
+ * raises `urgency` again if its value is not reached.
  *
- * There is no spinning: threads of one process share few cores with the kernels' pool, and the time that a
- * spinner takes is taken from the one it waits for.
+ * No thread spins: threads of one process share few cores with the kernels' pool, and a spinner takes processor time
+ * from the thread that it waits for.
  */
 #ifndef LADE_COUNTER_H
 #define LADE_COUNTER_H
@@ -28,7 +29,7 @@
 
 struct counter {
   _Alignas(64) _Atomic uint64_t value;
-  _Atomic uint64_t urgency; /* UINT64_MAX less the lowest value that somebody sleeps for; 0: nobody sleeps */
+  _Atomic uint64_t urgency; /* UINT64_MAX minus the lowest value that a thread sleeps for; 0: no thread sleeps */
   _Atomic uint32_t wake;    /* the futex word: changes with every wake-up */
 };
 
@@ -37,7 +38,7 @@ static inline uint64_t counter_get(const struct counter *counter)
   return atomic_load_explicit(&counter->value, memory_order_acquire);
 }
 
-/* Wake who sleeps for @value or less. */
+/* Wake sleepers for @value or less. */
 static inline void counter_wake(struct counter *counter, uint64_t value)
 {
   if (atomic_load(&counter->urgency) < UINT64_MAX - value)
@@ -48,14 +49,14 @@ static inline void counter_wake(struct counter *counter, uint64_t value)
   syscall(SYS_futex, &counter->wake, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Raise to @value. One thread raises a counter, or they use counter_raise_max. */
+/* Raise to @value. Only one thread may raise a counter by this function. */
 static inline void counter_raise(struct counter *counter, uint64_t value)
 {
   atomic_store(&counter->value, value);
   counter_wake(counter, value);
 }
 
-/* Raise to @value unless it is there already. Any thread. */
+/* Raise to @value unless the counter has reached it. Any thread. */
 static inline void counter_raise_max(struct counter *counter, uint64_t value)
 {
   uint64_t now = atomic_load(&counter->value);
@@ -67,10 +68,10 @@ static inline void counter_raise_max(struct counter *counter, uint64_t value)
   }
 }
 
-/* Sleep until it has reached @value. Returns whether there was anything to wait for. */
+/* Sleep until the counter has reached @value. Return true if it had not reached @value at the call. */
 static inline bool counter_wait(struct counter *counter, uint64_t value)
 {
-  value -= value == UINT64_MAX; /* what ends a queue raises to that, and nothing counts so far */
+  value -= value == UINT64_MAX; /* the end of a queue raises the counter to UINT64_MAX; real counts stay below */
   if (counter_get(counter) >= value)
     return false;
   uint64_t mine = UINT64_MAX - value;

@@ -1,27 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The CUDA device's memory, on the driver's virtual memory calls. The contract is shaped after them, so that this file
- * mostly forwards: device.c has checked everything before.
+ * mostly forwards: device.c has checked all arguments before.
  *
- * Chunks have the granularity that the driver recommends and file descriptors as handles; they can be reached
- * by RDMA where the device allows it. The driver does not promise that memory is zero, and memory can only be
- * cleared where it has an address: a fresh chunk is cleared when it is first mapped.
+ * Chunks have the granularity that the driver recommends, and file descriptors as handles. RDMA can reach them if the
+ * device allows it. The driver does not promise that memory is zero, and memory can only be cleared where it has an
+ * address, so a fresh chunk is cleared when it is first mapped.
  *
- * Memory of others. The driver has no call that says what a context costs. What is in use before the first chunk is
- * the context's, the driver's and other processes' together; capacity that nobody stated is what is left. What
- * libraries take later is the difference to what is in use then, less our own chunks. Whoever has opened one marks
- * that it is that library's; what other processes took meanwhile counts as its too.
+ * Memory of others. No call of the driver reports the bytes of a context. The bytes in use before the first chunk are
+ * the context's, the driver's and other processes' together. If no capacity is stated, it is the bytes then left.
+ * The bytes that libraries take later are the growth of the bytes in use, less our own chunks. The code that opens a
+ * library counts the growth until then as that library's; it includes bytes that other processes took meanwhile.
  *
- * The context is the device's primary one, which the libraries of the runtime API share, or one that the caller brings.
- * Each call that needs it pushes it and pops it again: what the calling thread had current stays so.
- *
- * Errors. After a kernel faulted or the hardware failed, every call of a context fails with the same result for ever.
- * The first result of all is remembered with the name of its call, because the later ones say less; the device's
- * status is its errno.
- *
- * The clock. Events are timed against an anchor, an event of which the monotonic time is known. A difference of events
- * is a float of milliseconds: exact to 60 ns over a second, useless over hours. So the anchor moves on every
- * second, by the device's clock and not by the host's, so that times of one device never run backwards.
+ * The context is the device's primary one, which the libraries of the runtime API share, or one that the caller brings
+ * (cuda_context.c).
  */
 #include <errno.h>
 #include <stdio.h>
@@ -30,13 +22,12 @@
 
 #include "device/cuda_internal.h"
 
-#define MIN_CAPABILITY 80        /* sm_80: the kernels are compiled for it and what came after */
-#define WORDS_BYTES 4096         /* 64 words, a cache line each; as many as words_taken has bits */
-#define ANCHOR_NS 1000000000
+#define MIN_CAPABILITY 80        /* sm_80: the lowest capability that the kernels are compiled for */
+#define WORDS_BYTES 4096         /* 64 words, a cache line each; one for each bit of words_taken */
 
 struct cuda_chunk {
   cuda_memory memory;
-  bool is_fresh; /* never mapped: not cleared yet */
+  bool is_fresh; /* never mapped, not yet cleared */
 };
 
 static struct cuda_chunk *chunk_get(const struct lade_chunk *chunk)
@@ -44,126 +35,17 @@ static struct cuda_chunk *chunk_get(const struct lade_chunk *chunk)
   return (struct cuda_chunk *)(uintptr_t)chunk->backing;
 }
 
-/* ---- context, errors, clock ---- */
-
-int lade_cuda_check(struct cuda_device *cuda, const char *call, cuda_result result)
-{
-  if (!result)
-    return 0;
-  pthread_mutex_lock(&cuda->lock);
-  if (!cuda->first_result) {
-    cuda->first_result = result;
-    cuda->first_call = call;
-  }
-  pthread_mutex_unlock(&cuda->lock);
-  lade_device_fail(&cuda->base, lade_cuda_errno(result));
-  return lade_cuda_errno(result);
-}
-
-bool lade_cuda_enter(struct cuda_device *cuda)
-{
-  return !lade_cuda_check(cuda, "cuCtxPushCurrent", cuda->driver.cuCtxPushCurrent(cuda->context));
-}
-
-void lade_cuda_leave(struct cuda_device *cuda, bool is_entered)
-{
-  cuda_context context = NULL;
-  if (!is_entered)
-    return;
-  cuda_result result = cuda->driver.cuCtxPopCurrent(&context);
-  LADE_ASSERT(result || context == cuda->context);
-  lade_cuda_check(cuda, "cuCtxPopCurrent", result);
-}
-
-void lade_cuda_get_error(lade_device *device, struct lade_error *error)
-{
-  struct cuda_device *cuda = (struct cuda_device *)device;
-  pthread_mutex_lock(&cuda->lock);
-  if (cuda->first_result)
-    lade_cuda_error_set(&cuda->driver, error, cuda->first_call, cuda->first_result);
-  else if (cuda->library_error.code)
-    *error = cuda->library_error;
-  pthread_mutex_unlock(&cuda->lock);
-}
-
-void lade_cuda_get_refusal(lade_device *device, int status, struct lade_error *error)
-{
-  struct cuda_device *cuda = (struct cuda_device *)device;
-  if (lade_device_status(device)) {
-    lade_cuda_get_error(device, error);
-    return;
-  }
-  pthread_mutex_lock(&cuda->lock);
-  if (cuda->refused_result && lade_cuda_errno(cuda->refused_result) == status)
-    lade_cuda_error_set(&cuda->driver, error, cuda->refused_call, cuda->refused_result);
-  pthread_mutex_unlock(&cuda->lock);
-}
-
-cuda_result lade_cuda_refuse(struct cuda_device *cuda, const char *call, cuda_result result)
-{
-  if (!result)
-    return result;
-  pthread_mutex_lock(&cuda->lock);
-  cuda->refused_result = result;
-  cuda->refused_call = call;
-  pthread_mutex_unlock(&cuda->lock);
-  return result;
-}
-
 void lade_cuda_fail(lade_device *device, const struct lade_error *error)
 {
   struct cuda_device *cuda = (struct cuda_device *)device;
   struct lade_cuda_memory memory;
-  if (lade_cuda_get_memory(device, &memory)) /* the context is lost, and the driver knows why */
+  if (lade_cuda_get_memory(device, &memory)) /* the context is lost, and the driver has recorded the cause */
     return;
   pthread_mutex_lock(&cuda->lock);
   if (!cuda->library_error.code)
     cuda->library_error = *error;
   pthread_mutex_unlock(&cuda->lock);
   lade_device_fail(device, error->code);
-}
-
-/*
- * Send the next anchor, or, once it has happened, move on to it, by the device's clock. Nobody waits for it: the stream
- * may share a hardware channel with one that waits for the host, which may wait for the event that is being timed. Lock
- * held.
- */
-static cuda_result anchor_move(struct cuda_device *cuda)
-{
-  cuda_event old = cuda->anchors[cuda->i_anchor], new = cuda->anchors[!cuda->i_anchor];
-  float ms = 0;
-  if (!cuda->has_next_anchor) {
-    cuda_result result = cuda->driver.cuEventRecord(new, cuda->stream);
-    cuda->has_next_anchor = !result;
-    return result;
-  }
-  cuda_result result = cuda->driver.cuEventQuery(new);
-  if (result == CUDA_NOT_READY)
-    return 0;
-  cuda->has_next_anchor = false;
-  if (!result)
-    result = cuda->driver.cuEventElapsedTime(&ms, old, new);
-  if (!result) {
-    cuda->i_anchor = !cuda->i_anchor;
-    cuda->anchor_ns += (int64_t)((double)ms * 1e6);
-  }
-  return result;
-}
-
-int lade_cuda_time(struct cuda_device *cuda, cuda_event event, int64_t *ret_ns)
-{
-  pthread_mutex_lock(&cuda->lock);
-  float ms = 0;
-  cuda_result result = 0;
-  if (lade_now_ns() - cuda->anchor_ns > ANCHOR_NS)
-    result = anchor_move(cuda);
-  if (!result)
-    result = cuda->driver.cuEventElapsedTime(&ms, cuda->anchors[cuda->i_anchor], event);
-  int64_t ns = cuda->anchor_ns + (int64_t)((double)ms * 1e6);
-  pthread_mutex_unlock(&cuda->lock);
-  if (!result)
-    *ret_ns = ns;
-  return lade_cuda_check(cuda, "cuEventElapsedTime", result);
 }
 
 /* ---- memory ---- */
@@ -186,9 +68,9 @@ static void cuda_release(lade_device *device, uint64_t address, uint64_t bytes)
 }
 
 /*
- * Where the device says that memory can be exported, a container may still keep it from that, and then makes none at
- * all (sandboxes that pass on a part of the kernel module's calls). Memory without handles serves everything but
- * sharing.
+ * Create a chunk's memory, with a handle if possible. A device may report exportable memory, and yet a container may
+ * refuse to create it (sandboxes that forward only a part of the kernel module's calls). Memory without handles serves
+ * all uses except sharing.
  */
 static cuda_result memory_create(struct cuda_device *cuda, const struct lade_chunk *chunk, cuda_memory *ret_memory)
 {
@@ -224,12 +106,6 @@ static int cuda_chunk_create(lade_device *device, struct lade_chunk *chunk)
   return 0;
 }
 
-void lade_cuda_unmap(struct cuda_device *cuda, uint64_t address, uint64_t bytes)
-{
-  if (cuda->driver.cuMemUnmap(address, bytes))
-    lade_cuda_check(cuda, "cuMemUnmap", cuda->driver.cuMemUnmap(address, bytes));
-}
-
 static void cuda_chunk_release(lade_device *device, struct lade_chunk *chunk)
 {
   struct cuda_device *cuda = (struct cuda_device *)device;
@@ -242,7 +118,7 @@ static void cuda_chunk_release(lade_device *device, struct lade_chunk *chunk)
   free(own);
 }
 
-/* Let the device write at @address, where a chunk is mapped, and clear it if it is fresh. Context current. */
+/* Give the device access to the chunk mapped at @address, and clear the chunk if it is fresh. Context current. */
 static cuda_result place_open(struct cuda_device *cuda, uint64_t address, const struct lade_chunk *chunk)
 {
   struct cuda_chunk *own = chunk_get(chunk);
@@ -259,7 +135,7 @@ static cuda_result place_open(struct cuda_device *cuda, uint64_t address, const 
   return result;
 }
 
-/* Clear a fresh chunk at an address of its own, before others write to it. Context current. */
+/* Clear a fresh chunk at a temporary address, before other processes write to it. Context current. */
 static cuda_result chunk_clear(struct cuda_device *cuda, const struct lade_chunk *chunk)
 {
   cuda_address at = 0;
@@ -290,8 +166,8 @@ static int cuda_chunk_export(lade_device *device, const struct lade_chunk *chunk
 }
 
 /*
- * Of what size the memory is no call says; the driver refuses to map more than there is. Nor is it stated what it
- * answers for a descriptor of something else, so all that has no better name is that.
+ * Import a chunk. No driver call returns the size of the memory; mapping more than there is fails. The driver does not
+ * document its result for an unsuitable descriptor, so every result without a specific errno becomes -EINVAL.
  */
 static int cuda_chunk_import(lade_device *device, struct lade_chunk *chunk, int descriptor)
 {
@@ -412,7 +288,7 @@ void lade_cuda_mark_memory(lade_device *device, enum lade_cuda_taker taker)
 {
   struct cuda_device *cuda = (struct cuda_device *)device;
   struct lade_cuda_memory now;
-  if (memory_look(cuda, &now)) /* a report that lacks a number, and no failure */
+  if (memory_look(cuda, &now)) /* the report lacks a number; not a failure */
     return;
   if (now.outside_bytes > cuda->marked_bytes)
     cuda->taken_bytes[taker] += now.outside_bytes - cuda->marked_bytes;
@@ -421,7 +297,7 @@ void lade_cuda_mark_memory(lade_device *device, enum lade_cuda_taker taker)
 
 /* ---- opening ---- */
 
-/* Give back whatever there is of a device; what fails here has nobody left to tell. */
+/* Close the device and free all parts that exist. Failures here are ignored, because no caller can receive them. */
 static void cuda_close(lade_device *device)
 {
   struct cuda_device *cuda = (struct cuda_device *)device;
@@ -446,7 +322,7 @@ static void cuda_close(lade_device *device)
   free(cuda);
 }
 
-static const struct lade_device_ops cuda_ops = {
+const struct lade_device_ops lade_cuda_ops = {
     .reserve = cuda_reserve,
     .release = cuda_release,
     .chunk_create = cuda_chunk_create,
@@ -472,33 +348,13 @@ static const struct lade_device_ops cuda_ops = {
     .now_ns = lade_host_queue_now_ns,
 };
 
-bool lade_cuda_is(const lade_device *device)
-{
-  return device->ops == &cuda_ops;
-}
-
-int lade_cuda_get_capability(const lade_device *device)
-{
-  return ((const struct cuda_device *)device)->capability;
-}
-
-int lade_cuda_call(lade_device *device, int (*fn)(void *args), void *args)
-{
-  struct cuda_device *cuda = (struct cuda_device *)device;
-  if (!lade_cuda_enter(cuda))
-    return lade_device_status(device);
-  int status = fn(args);
-  lade_cuda_leave(cuda, true);
-  return status;
-}
-
-/* What @call answered, as the reason why the device cannot be opened. */
+/* Report the result of @call as the reason why the device cannot be opened. */
 static int open_fail(const struct cuda_device *cuda, struct lade_error *error, const char *call, cuda_result result)
 {
   return result ? lade_cuda_error_set(&cuda->driver, error, call, result) : 0;
 }
 
-/* The context that was brought says which device it is. */
+/* Find the device: that of the caller's context, or by its ordinal. */
 static int ordinal_find(struct cuda_device *cuda, const struct lade_cuda_device_params *params,
                         struct lade_error *error)
 {
@@ -518,13 +374,16 @@ static int ordinal_find(struct cuda_device *cuda, const struct lade_cuda_device_
   return open_fail(cuda, error, "cuCtxGetDevice", result);
 }
 
-/* What the device can do, and where it is, in the order of the attributes asked for. */
+/* The device's abilities and its PCI address, in the order of the attributes below. */
 enum ability {
   CAPABILITY_MAJOR, CAPABILITY_MINOR, UNIFIED, VIRTUAL_MEMORY, STREAM_WORDS, EXPORTS, RDMA,
   PCI_DOMAIN, PCI_BUS, PCI_DEVICE, HOST_CHUNKS, N_ABILITIES
 };
 
-/* A driver that does not know an attribute calls it an invalid value: then the device does not have it. */
+/*
+ * Read the abilities. A driver that does not know an attribute returns CUDA_INVALID_VALUE: then the device lacks that
+ * ability.
+ */
 static int abilities_get(const struct cuda_device *cuda, struct lade_error *error, int abilities[N_ABILITIES])
 {
   static const int attributes[N_ABILITIES] = {
@@ -563,7 +422,10 @@ static int abilities_check(const char *name, const int abilities[N_ABILITIES], s
   return 0;
 }
 
-/* Function 0 of its slot. Nothing where the driver does not say: no GPU is the first device of the first bus. */
+/*
+ * Write the PCI name of function 0 of the device's slot. Leave it empty if all numbers are 0, because the driver does
+ * not know them: no GPU is the first device of the first bus.
+ */
 static void pci_name(struct cuda_device *cuda, const int abilities[N_ABILITIES])
 {
   const unsigned domain = (unsigned)abilities[PCI_DOMAIN], bus = (unsigned)abilities[PCI_BUS];
@@ -572,7 +434,7 @@ static void pci_name(struct cuda_device *cuda, const int abilities[N_ABILITIES])
     snprintf(cuda->base.pci, sizeof(cuda->base.pci), "%04x:%02x:%02x.0", domain, bus, slot);
 }
 
-/* Is it a device for us, and what are its chunks like? */
+/* Check that Lade supports the device, and fill in its name and the properties of its chunks. */
 static int device_describe(struct cuda_device *cuda, struct lade_error *error)
 {
   char name[72] = "";
@@ -609,7 +471,7 @@ static int context_open(struct cuda_device *cuda, void *context, struct lade_err
   return open_fail(cuda, error, "cuDevicePrimaryCtxRetain", result);
 }
 
-/* Context current. */
+/* Set chunk_bytes to the driver's recommended granularity. Context current. */
 static int granularity_get(struct cuda_device *cuda, struct lade_error *error)
 {
   size_t bytes = 0;
@@ -619,7 +481,7 @@ static int granularity_get(struct cuda_device *cuda, struct lade_error *error)
   return open_fail(cuda, error, "cuMemGetAllocationGranularity", result);
 }
 
-/* The device's own stream, the words and the clock. Context current. */
+/* Create the device's own stream, the words and the clock. Context current. */
 static int parts_open(struct cuda_device *cuda, struct lade_error *error)
 {
   const struct cuda_driver *driver = &cuda->driver;
@@ -635,7 +497,7 @@ static int parts_open(struct cuda_device *cuda, struct lade_error *error)
     result = driver->cuEventCreate(&cuda->anchors[i], CUDA_EVENT_BLOCKING_SYNC);
   if (result)
     return open_fail(cuda, error, "cuEventCreate", result);
-  cuda->anchor_ns = lade_now_ns(); /* no later than it happens, so that no time is ever in the future */
+  cuda->anchor_ns = lade_now_ns(); /* not after the event happens, so that no event's time is in the future */
   result = driver->cuEventRecord(cuda->anchors[0], cuda->stream);
   if (result)
     return open_fail(cuda, error, "cuEventRecord", result);
@@ -643,7 +505,7 @@ static int parts_open(struct cuda_device *cuda, struct lade_error *error)
   return open_fail(cuda, error, "cuEventSynchronize", result);
 }
 
-/* Whatever is in use by now is not for chunks. Context current. */
+/* Set the capacity. Memory in use by now is not available to chunks. Context current. */
 static int capacity_set(struct cuda_device *cuda, uint64_t stated_bytes, struct lade_error *error)
 {
   size_t free_bytes = 0, total_bytes = 0;
@@ -691,7 +553,7 @@ int lade_device_open_cuda(const struct lade_cuda_device_params *params, struct l
   struct cuda_device *cuda = lade_fault_calloc(params->faults, 1, sizeof(*cuda));
   if (!cuda)
     return lade_error_set(error, -ENOMEM, "cuda device: out of memory");
-  lade_device_init(&cuda->base, &cuda_ops, params->faults);
+  lade_device_init(&cuda->base, &lade_cuda_ops, params->faults);
   pthread_mutex_init(&cuda->lock, NULL);
   struct lade_error why = {0};
   int status = cuda_open(cuda, params, &why);

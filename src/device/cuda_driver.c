@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Opening the CUDA driver, and saying what is wrong with it.
+ * Open the CUDA driver, and report its errors.
  *
- * A driver is found by its soname, as the loader finds it. Only cuGetProcAddress is looked up by name; everything else
- * comes through it, as of one stated version, so that the forms of the functions (the _v2 and _v3 of cuda.h)
- * are the driver's own answer and a newer driver cannot hand out a form that we do not know. The lookup itself has two
- * forms; the later one, of 12.0, is what a driver new enough for us has.
+ * The driver is found by its soname, as the loader finds it. Only cuGetProcAddress is looked up by name. All other
+ * functions come through it, as of one fixed version. So the driver selects the form of each function (the _v2 and _v3
+ * of cuda.h), and a newer driver cannot return a form unknown to Lade. cuGetProcAddress itself has two forms; a driver
+ * of the minimum version or later has the second one, of 12.0.
  *
- * The library is never unloaded once it is open (RTLD_NODELETE): the driver keeps threads and exit handlers of its
- * own, and closing it again is not something that it promises to survive.
+ * The library is never unloaded once it is open (RTLD_NODELETE): the driver keeps its own threads and exit handlers,
+ * and does not promise to survive dlclose.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -19,7 +19,7 @@
 
 typedef cuda_result lookup_fn(const char *name, void **ret_function, int version, uint64_t flags, int *ret_status);
 
-/* The one address of a function that a lookup stores: POSIX lets an object pointer carry it. */
+/* Look up every function through the driver. POSIX allows an object pointer to hold a function's address. */
 static int functions_find(struct cuda_driver *driver, lookup_fn *lookup, struct lade_error *error)
 {
   const struct {
@@ -41,7 +41,7 @@ static int functions_find(struct cuda_driver *driver, lookup_fn *lookup, struct 
   return 0;
 }
 
-/* An old driver must say so before its missing functions do. */
+/* Check the driver's version, before its missing functions cause a less specific error. */
 static int version_check(struct cuda_driver *driver, struct lade_error *error)
 {
   cuda_result (*get_version)(int *) = (cuda_result(*)(int *))dlsym(driver->library, "cuDriverGetVersion");
@@ -101,8 +101,9 @@ void lade_cuda_driver_close(struct cuda_driver *driver)
 }
 
 /*
- * What fails otherwise is no mistake of whoever called us, since who asks for a GPU makes none of the driver's calls.
- * Nor is it I/O, which is of drives and links: for damage the driver has words of its own.
+ * Return the errno of @result. Results without an own case are -EFAULT. They are no user mistake, because the user of a
+ * GPU calls no driver function. They are no I/O error either, which concerns drives and links; the driver has separate
+ * results for damaged data.
  */
 int lade_cuda_errno(cuda_result result)
 {

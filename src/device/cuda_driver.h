@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA driver as this library sees it: opened at run time, declared here. Private to src/device/ and the tests.
+ * The CUDA driver: opened at run time, declared here. Private to src/device/ and the tests.
  *
- * The declarations are our own, so that every machine builds and tests the CUDA device, toolkit or not; the test
- * cuda-declarations holds them against the toolkit's cuda.h where there is one. The driver's ABI is stable: a
- * function is asked for as it was in MIN_VERSION, and every later driver still has it so.
+ * The declarations are Lade's own, so that every machine builds and tests the CUDA device, with a CUDA toolkit or
+ * without. The test cuda-declarations compares them with the toolkit's cuda.h if there is one. The driver's ABI is
+ * stable: Lade requests each function in its form of MIN_VERSION, and every later driver still provides that form.
  *
- * Nothing of CUDA is linked. libcuda.so.1 is opened when a device is, never before, and its functions come through its
- * own cuGetProcAddress.
+ * No CUDA library is linked. libcuda.so.1 is opened when a device is opened, never before, and its functions come
+ * through its own cuGetProcAddress.
  */
 #ifndef LADE_CUDA_DRIVER_H
 #define LADE_CUDA_DRIVER_H
@@ -17,7 +17,7 @@
 
 #include "lade/types.h"
 
-/* 12.0, whose drivers (R525 and later) order streams by 64-bit words of memory and know every supported GPU. */
+/* 12.0: drivers since R525 provide stream waits on 64-bit words of memory, and know every supported GPU. */
 #define LADE_CUDA_MIN_VERSION 12000
 
 typedef int cuda_result;            /* CUresult */
@@ -33,7 +33,7 @@ typedef struct CUgraph_st *cuda_graph;
 typedef struct CUgraphExec_st *cuda_graph_exec;
 typedef void cuda_host_fn(void *args);
 
-/* The results that mean something here. Others are failures under the driver's own names. */
+/* The results that the code distinguishes. Others are failures under the driver's own names. */
 enum {
   CUDA_DONE = 0,
   CUDA_INVALID_VALUE = 1,
@@ -52,7 +52,7 @@ enum {
   CUDA_NO_JIT_COMPILER = 221,
   CUDA_UNSUPPORTED_PTX = 222,
   CUDA_JIT_DISABLED = 223,
-  CUDA_CONTAINED = 226, /* a hardware error that the GPU kept from other processes */
+  CUDA_CONTAINED = 226, /* a hardware error that did not affect other processes */
   CUDA_FILE_NOT_FOUND = 301,
   CUDA_INVALID_HANDLE = 400,
   CUDA_ILLEGAL_STATE = 401,
@@ -63,7 +63,7 @@ enum {
   CUDA_NOT_REGISTERED = 713,
   CUDA_LAUNCH_FAILED = 719,
   CUDA_NOT_SUPPORTED = 801,
-  CUDA_SYSTEM_NOT_READY = 802, /* a daemon that the machine's GPUs need does not run */
+  CUDA_SYSTEM_NOT_READY = 802, /* a daemon that the machine's GPUs need is not running */
   CUDA_DRIVER_MISMATCH = 803,
   CUDA_COMPAT_NOT_SUPPORTED = 804,
   CUDA_MPS_CONNECTION_FAILED = 805,
@@ -76,7 +76,7 @@ enum {
   CUDA_CAPTURE_ISOLATION = 905,
   CUDA_CAPTURED_EVENT = 907,
   CUDA_CAPTURE_WRONG_THREAD = 908,
-  CUDA_EXTERNAL_DEVICE = 911, /* what another device gave to work on is not valid */
+  CUDA_EXTERNAL_DEVICE = 911, /* data from another device is not valid */
   CUDA_UNKNOWN = 999
 };
 
@@ -87,12 +87,12 @@ enum {
   CUDA_ATTRIBUTE_PCI_DOMAIN = 50,
   CUDA_ATTRIBUTE_CAPABILITY_MAJOR = 75,
   CUDA_ATTRIBUTE_CAPABILITY_MINOR = 76,
-  CUDA_ATTRIBUTE_SHARED_MOST = 97, /* bytes that a block may have when its function asks for them */
+  CUDA_ATTRIBUTE_SHARED_MOST = 97, /* shared bytes of a block, if its function requests them */
   CUDA_ATTRIBUTE_VIRTUAL_MEMORY = 102,
   CUDA_ATTRIBUTE_POSIX_HANDLES = 103,
   CUDA_ATTRIBUTE_RDMA = 110,
   CUDA_ATTRIBUTE_STREAM_WORDS = 122, /* 64-bit stream memory operations */
-  CUDA_ATTRIBUTE_HOST_CHUNKS = 141   /* memory of the host's NUMA nodes by cuMemCreate; drivers from 12.9 on know */
+  CUDA_ATTRIBUTE_HOST_CHUNKS = 141   /* memory of the host's NUMA nodes by cuMemCreate; known to drivers since 12.9 */
 };
 
 enum { CUDA_GRANULARITY_MINIMUM = 0, CUDA_GRANULARITY_RECOMMENDED = 1 };
@@ -102,11 +102,11 @@ enum { CUDA_ACCESS_READ_WRITE = 3 };
 enum { CUDA_STREAM_NON_BLOCKING = 1, CUDA_STREAM_WAIT_GEQ = 0 };
 enum { CUDA_EVENT_BLOCKING_SYNC = 1 };
 enum {
-  CUDA_CAPTURE_THREAD_LOCAL = 1, /* other threads' calls are none of the capture's business */
-  CUDA_CAPTURE_RELAXED = 2       /* of a thread: others' captures are none of its business */
+  CUDA_CAPTURE_THREAD_LOCAL = 1, /* other threads' calls do not affect the capture */
+  CUDA_CAPTURE_RELAXED = 2       /* mode of a thread: other threads' captures do not restrict its calls */
 };
 enum { CUDA_HOST_PORTABLE = 1, CUDA_HOST_DEVICE_MAP = 2 };
-enum { CUDA_FUNCTION_SHARED_MOST = 8 }; /* dynamic shared memory that a function's launches may ask for */
+enum { CUDA_FUNCTION_SHARED_MOST = 8 }; /* limit of the dynamic shared memory of a function's launches */
 
 struct cuda_location {
   int type, id;
@@ -123,7 +123,7 @@ struct cuda_memory_properties {
   } flags;
 };
 
-/* Of a device, or of a slice of one (MIG); no two of the world have the same. */
+/* Identity of a device, or of a slice of one (MIG); globally unique. */
 struct cuda_uuid {
   unsigned char bytes[16];
 };
@@ -134,8 +134,8 @@ struct cuda_access {
 };
 
 /*
- * X(name, arguments): every function that is used, once. The driver returns the newest form up to MIN_VERSION, which
- * for most is the one that cuda.h calls name_v2.
+ * X(name, arguments): every function that is used, once. The driver returns the newest form up to MIN_VERSION. For most
+ * functions cuda.h calls it name_v2.
  */
 #define LADE_CUDA_FUNCTIONS(X) \
   X(cuInit, (unsigned flags)) \
@@ -206,27 +206,27 @@ struct cuda_access {
 
 struct cuda_driver {
   void *library;
-  int version; /* what it speaks, 13000 for 13.0 */
+  int version; /* of the driver, 13000 for 13.0 */
 #define LADE_CUDA_MEMBER(name, arguments) cuda_result(*name) arguments;
   LADE_CUDA_FUNCTIONS(LADE_CUDA_MEMBER)
 #undef LADE_CUDA_MEMBER
 };
 
 /*
- * Open the machine's driver and start it. The caller closes. -ENODEV, with what to do about it, when there is none, it
- * is older than MIN_VERSION, or it finds no device. Any thread; blocks while the driver starts.
+ * Open the machine's driver and start it. The caller closes. -ENODEV, with the remedy: there is no driver, it is older
+ * than MIN_VERSION, or it finds no device. Any thread; blocks while the driver starts.
  */
 int lade_cuda_driver_open(struct cuda_driver *driver, struct lade_error *error);
 void lade_cuda_driver_close(struct cuda_driver *driver);
 
 /*
- * The errno of a result, by what it is documented to mean, and so the command's exit code (docs/cuda.md has the table):
- * -ENOMEM (4); -ENODEV, the GPU or what it needs of this machine is not there or not ready (7); -EBADMSG, the hardware
- * found data damaged (5); -EFAULT, all else, CUDA_UNKNOWN among it (1).
+ * Return the errno of a result by its documented meaning. It decides the command's exit code, in parentheses
+ * (docs/cuda.md has the table). -ENOMEM (4); -ENODEV: the GPU or a requirement of it is absent or not ready (7);
+ * -EBADMSG: the hardware found damaged data (5); -EFAULT: all others, CUDA_UNKNOWN among them (1).
  */
 int lade_cuda_errno(cuda_result result);
 
-/* Fill @error with what @call answered, by the driver's own name and words. Returns lade_cuda_errno(@result). */
+/* Fill @error with the result of @call, by the driver's own name and text. Return lade_cuda_errno(@result). */
 int lade_cuda_error_set(const struct cuda_driver *driver, struct lade_error *error, const char *call,
                         cuda_result result);
 

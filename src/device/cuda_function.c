@@ -2,8 +2,8 @@
 /*
  * Functions that run on a CUDA device: loaded from files of machine code, and put on streams.
  *
- * A file is one module of the driver, which picks the code for the GPU at hand or compiles what PTX there is.
- * Everything is loaded at once when it is asked for, so that a step neither loads nor allocates.
+ * A file is one module of the driver, which selects the code for this GPU or compiles the PTX. All functions are loaded
+ * at once by open, so that a step neither loads nor allocates.
  */
 #include <errno.h>
 #include <limits.h>
@@ -16,7 +16,7 @@
 struct lade_cuda_functions {
   struct cuda_device *cuda;
   int n, n_modules, shared_bytes;
-  cuda_function *functions; /* NULL at places without one */
+  cuda_function *functions; /* NULL at indices without a function */
   cuda_module *modules;     /* at most n */
 };
 
@@ -44,7 +44,7 @@ static int module_load(lade_cuda_functions *functions, const char *folder, const
   return 0;
 }
 
-/* Of the module that was loaded last. */
+/* Find function @i, called @name, in the module that was loaded last. */
 static int function_find(lade_cuda_functions *functions, int i, const char *name, struct lade_error *error)
 {
   struct lade_error why = {0};
@@ -115,7 +115,8 @@ void lade_cuda_functions_close(lade_cuda_functions *functions)
     return;
   bool is_entered = lade_cuda_enter(functions->cuda);
   for (int i = 0; i < functions->n_modules; i++)
-    functions->cuda->driver.cuModuleUnload(functions->modules[i]); /* what fails here has nobody left to tell */
+    functions->cuda->driver.cuModuleUnload(functions->modules[i]); /* failures are ignored, because no caller can
+                                                                      receive them */
   lade_cuda_leave(functions->cuda, is_entered);
   free(functions->functions);
   free(functions->modules);

@@ -2,14 +2,13 @@
 /*
  * Graphs: work that is put on a stream once and launched many times, by one call each.
  *
- * Work is captured on a stream that is there for nothing else, so no queue notices, whatever becomes of the capture.
- * The capture is thread-local: calls that other threads make meanwhile, the caller's own and the queues' witnesses',
- * neither disturb it nor are refused on its account. A capture that was begun is ended in every case, as the stream
- * would be lost otherwise. What the graph needs of the device's memory it takes when it is made (cuGraphUpload), and
- * not when it is launched first.
+ * Work is captured on a separate stream, so no queue is affected by any outcome of the capture. The capture is
+ * thread-local: concurrent calls of other threads, the caller's and those of the queues' completion threads, neither
+ * disturb it nor are refused because of it. A capture that was begun is always ended, because otherwise the stream
+ * would be unusable. The graph takes its device memory when it is created (cuGraphUpload), and not at its first launch.
  *
- * Rejected: capturing the queues' own streams. A capture that fails leaves what was put on them meanwhile undone, and a
- * stream that the caller brought may be in a capture of his own.
+ * Rejected: capturing the queues' own streams. A failed capture loses the work put on them meanwhile, and the caller's
+ * adopted stream may be in another capture.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -21,7 +20,7 @@ struct lade_cuda_graph {
   cuda_graph_exec exec;
 };
 
-/* Keep the first @call that failed. Returns whether this one went well. */
+/* Record the first @call that failed. Return true if this one succeeded. */
 static bool call_check(const struct cuda_device *cuda, const char *call, cuda_result result, struct lade_error *error)
 {
   if (result && !error->code)
@@ -29,7 +28,7 @@ static bool call_check(const struct cuda_device *cuda, const char *call, cuda_re
   return !result;
 }
 
-/* What @fn puts on @stream, as a graph of the driver's; NULL if anything failed. */
+/* Capture the work that @fn puts on @stream into a driver's graph; NULL if any call failed. */
 static cuda_graph work_capture(const struct cuda_device *cuda, cuda_stream stream, lade_cuda_enqueue_fn *fn, void *args,
                                struct lade_error *error)
 {
@@ -46,7 +45,7 @@ static cuda_graph work_capture(const struct cuda_device *cuda, cuda_stream strea
   return graph;
 }
 
-/* Captured, instantiated, and there on the device. Context current. */
+/* Capture the work, instantiate the graph and upload it. Context current. */
 static void graph_make(lade_cuda_graph *made, cuda_stream stream, lade_cuda_enqueue_fn *fn, void *args,
                        struct lade_error *error)
 {
@@ -91,7 +90,7 @@ void lade_cuda_graph_destroy(lade_cuda_graph *graph)
     return;
   bool is_entered = lade_cuda_enter(graph->cuda);
   if (graph->exec)
-    graph->cuda->driver.cuGraphExecDestroy(graph->exec); /* what fails here has nobody left to tell */
+    graph->cuda->driver.cuGraphExecDestroy(graph->exec); /* failures are ignored, because no caller can receive them */
   lade_cuda_leave(graph->cuda, is_entered);
   free(graph);
 }

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Host memory from the driver: a chunk on one of the host's NUMA nodes, made and mapped by the calls that make the
- * device's own.
+ * Host memory from the driver: a chunk on one of the host's NUMA nodes, created and mapped by the same calls as the
+ * device's own chunks.
  *
- * The device, its copies and the processor reach it at one address. It is on the node that was asked for or is not
- * had at all, and nothing has to be found and pinned page by page, as memory of the process's own has to be.
+ * The device, its copies and the processor access it at one address. It is on the requested node, or the request fails.
+ * Its pages need not be found and pinned one by one, unlike the process's own memory.
  *
- * Drivers have had such memory since CUDA 12.2 and say since 12.9 whether a device has it. Those that do not say are
- * not asked: some of them crash where the node has no memory. Whatever fails is taken back, and the caller
- * has another way, so nothing of it is the device's status but what could not be taken back.
+ * Drivers have provided such memory since CUDA 12.2, and have reported since 12.9 if a device has it. Drivers that do
+ * not report it are not asked, because some of them crash if the node has no memory. A failed request is undone, and
+ * the caller then uses other memory. So a failure does not become the device's status, unless the undo fails.
  *
- * The driver does not promise zeroes; the device clears it, which writes over its link faster than one thread here.
+ * The driver does not promise zeroed memory. The device clears it, because the device writes over its link faster than
+ * one thread does here.
  */
 #include <errno.h>
 
@@ -39,7 +40,10 @@ static cuda_result chunk_map(struct cuda_device *cuda, cuda_address at, uint64_t
   return result;
 }
 
-/* Whole granules for @bytes, of at most @limit_bytes. Context current. 0, or negative errno. */
+/*
+ * Round @bytes up to whole granules; -EOVERFLOW if that is more than @limit_bytes. Context current. 0, or a negative
+ * errno.
+ */
 static int chunk_size(struct cuda_device *cuda, const struct cuda_memory_properties *properties, uint64_t bytes,
                       uint64_t limit_bytes, uint64_t *ret_bytes)
 {
@@ -51,7 +55,7 @@ static int chunk_size(struct cuda_device *cuda, const struct cuda_memory_propert
   return *ret_bytes < bytes || *ret_bytes > limit_bytes ? -EOVERFLOW : 0;
 }
 
-/* Context current. */
+/* Create, map and clear the chunk; on failure undo all of it. Context current. */
 static cuda_result chunk_make(struct cuda_device *cuda, const struct cuda_memory_properties *properties, uint64_t bytes,
                               cuda_address *ret_at, cuda_memory *ret_memory)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The names of GPUs, as people write them. Apart from cuda.c, so that a build without it reads them too. */
+/* The names of GPUs in options. Separate from cuda.c, so that a build without cuda.c reads them too. */
 #include <errno.h>
 #include <string.h>
 

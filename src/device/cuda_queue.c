@@ -1,30 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA device's queues. What computes and copies is a stream; what waits for drives and processors is a host queue.
+ * The CUDA device's queues. Queues that compute and copy are streams; queues for drives and the processor are host
+ * queues.
  *
- * Roles IO, HOST and SIGNAL are the host device's own queues (host_queue.c): their work is the processor's, and a
- * thread of their own serves it better than the driver's one thread for host functions would.
+ * Roles IO, HOST and SIGNAL are the host device's own queues (host_queue.c). Their work runs on the processor, and a
+ * separate thread runs it faster than the driver's one thread for host functions.
  *
- * A stream queue puts its work on the stream in the thread that submits, between two events. A ring of slots remembers
- * what is under way; a thread, the witness, waits for the end event of each slot in turn (the driver lets it
- * sleep), takes the times, and raises the queue's counter. So the counter is one that any thread can sleep on, host
- * queues wait for streams exactly as for each other, and nobody ever waits for a later event than the one asked
- * for, which a plain synchronisation of the stream would.
+ * A stream queue puts its work on the stream in the thread that submits, between two events. A ring of slots holds the
+ * work in flight. A thread, the witness, waits for the end event of each slot in turn (the driver lets it sleep), takes
+ * the times, and raises the queue's counter. So any thread can sleep on the counter, and host queues wait for streams
+ * in the same way as for each other. No thread waits for a later event than it needs, unlike with a synchronisation of
+ * the whole stream.
  *
- * Streams wait for streams through the end event of the slot. An event is recorded again only when its slot is
- * reused, under the queue's lock; under the same lock another queue looks whether the count is still to come and makes
- * its stream wait. Streams wait for what the host raises (and for counts that have not been submitted) through a
- * 64-bit word of pinned memory, which the host's counter writes and the GPU polls: no host thread stands in between.
+ * Streams wait for streams through the end event of the slot. An event is recorded again only when its slot is reused,
+ * under the queue's lock. Under the same lock another queue checks that the count has not been reached, and makes its
+ * stream wait. For counts that the host raises, and for counts not yet submitted, a stream waits on a 64-bit word of
+ * pinned memory. The host's counter writes the word and the GPU polls it, without a host thread in between.
  *
- * Plain work functions run on the stream's behalf in the driver's callback thread (cuLaunchHostFunc); tests and small
- * host work use that, kernels come through lade_cuda_queue_enqueue.
+ * Plain work functions run in the driver's callback thread (cuLaunchHostFunc). Tests and small host work use them;
+ * kernels come through lade_cuda_queue_enqueue.
  *
- * After an error of the context, every call on it fails at once: slots whose events cannot be waited for count as over,
- * the counters go on, and the first error is the device's status. An end that cannot be recorded is tried once more,
- * because the work before it may hold its caller's memory; refused twice, the stream runs nothing any more.
+ * After an error of the context, every call in it fails at once. Slots whose events cannot be waited for count as done,
+ * the counters go on, and the first error is the device's status. If recording an end event fails, it is tried once
+ * more, because the work before it may hold its caller's memory. After a second failure the stream runs no more work.
  *
- * Rejected: a 64-bit word per stream that the stream itself writes and others poll. The driver cannot see that order,
- * and streams that share a hardware channel can then wait for each other for ever; events it can see.
+ * Rejected: a 64-bit word per stream, written by the stream itself and polled by others. The driver cannot see that
+ * order, so streams that share a hardware channel can deadlock; the driver does see the order of events.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -33,9 +34,9 @@
 #include "device/cuda_internal.h"
 
 /*
- * A power of two: what one queue may have under way before its submitter waits here. A channel of the driver's holds
- * about a thousand launches, events and waits; who submits more waits in the driver, where no other thread's call gets
- * past it, a witness's neither.
+ * A power of two: slots in flight of one queue before its submitting thread waits here. A channel of the driver holds
+ * about a thousand launches, events and waits. A thread that submits more waits inside the driver, and blocks the
+ * driver calls of all other threads, also those of a witness.
  */
 #define N_SLOTS 128
 #define WORD_BYTES 64
@@ -45,21 +46,21 @@ enum slot_kind { SLOT_WORK, SLOT_STREAM, SLOT_WAIT_STREAM, SLOT_WAIT_WORD, SLOT_
 struct cuda_slot {
   cuda_event start, end;
   enum slot_kind kind;
-  bool is_started, is_recorded;  /* the events were recorded this time round */
+  bool is_started, is_recorded;  /* the events were recorded in this use of the slot */
   struct lade_span *ret_span;
   struct lade_work work;         /* of SLOT_WORK */
   struct lade_span span;         /* of SLOT_WORK, by the host's clock; 0 if it never ran */
-  struct host_queue *other;      /* of the waits, with a reference */
+  struct host_queue *other;      /* queue that a wait slot waits for, with a reference */
   uint64_t other_count;
 };
 
 struct cuda_queue {
-  struct host_queue core; /* without a ring: the work is the stream's */
+  struct host_queue core; /* without a ring: the work is on the stream */
   cuda_stream stream;
-  bool is_adopted;        /* the stream is the caller's */
+  bool is_adopted;        /* the caller owns the stream */
   struct cuda_slot *slots;
-  pthread_mutex_t lock;             /* guards end events being recorded, and what follows */
-  uint32_t slot_of_count[N_SLOTS];  /* by count, of those under way */
+  pthread_mutex_t lock;             /* guards the recording of end events, and the field below */
+  uint32_t slot_of_count[N_SLOTS];  /* slot of each count in flight */
 };
 
 static struct cuda_device *cuda_get(const struct cuda_queue *queue)
@@ -74,7 +75,7 @@ static bool role_is_stream(enum lade_queue_role role)
 
 /* ---- words ---- */
 
-/* A free word at 0, or none when all are in use. */
+/* Take a free word and set it to 0; an empty one if all are in use. */
 static struct host_word word_take(struct cuda_device *cuda)
 {
   uint64_t taken = atomic_load(&cuda->words_taken);
@@ -97,7 +98,10 @@ static void word_give_back(const struct host_word *word)
 
 /* ---- the witness ---- */
 
-/* When the slot's work ran. Host functions took the host's time; what failed ran now, for no time. */
+/*
+ * Return the time in which the slot's work ran. Host functions recorded the host's time; failed work has an empty span
+ * at the present time.
+ */
 static struct lade_span slot_span(struct cuda_device *cuda, const struct cuda_slot *slot)
 {
   struct lade_span span = slot->span;
@@ -110,7 +114,10 @@ static struct lade_span slot_span(struct cuda_device *cuda, const struct cuda_sl
   return span;
 }
 
-/* The GPU knows of an event before its queue's witness does: who sees what came after it must find it counted. */
+/*
+ * Retire a wait slot. The GPU can see an event before its queue's witness counts it. So wait for the count here: after
+ * this slot, every thread must find the event counted.
+ */
 static void wait_retire(struct cuda_queue *queue, struct cuda_slot *slot)
 {
   counter_wait(&slot->other->done, slot->other_count);
@@ -135,7 +142,7 @@ static void *witness_main(void *arg)
 {
   struct cuda_queue *queue = arg;
   struct cuda_device *cuda = cuda_get(queue);
-  int mode = CUDA_CAPTURE_RELAXED; /* a caller's capture of all threads is not to refuse what this one waits for */
+  int mode = CUDA_CAPTURE_RELAXED; /* a global capture of the caller must not refuse the calls of this thread */
   bool is_entered = lade_cuda_enter(cuda);
   lade_cuda_check(cuda, "cuThreadExchangeStreamCaptureMode", cuda->driver.cuThreadExchangeStreamCaptureMode(&mode));
   for (uint64_t i = 0;; i++) {
@@ -143,7 +150,7 @@ static void *witness_main(void *arg)
     struct cuda_slot *slot = &queue->slots[i % N_SLOTS];
     if (slot->kind == SLOT_STOP)
       break;
-    if (!is_entered) /* without a context it could not wait, and work would count as over while it runs */
+    if (!is_entered) /* without a context it could not wait, and running work would count as done */
       is_entered = lade_cuda_enter(cuda);
     slot_retire(queue, slot);
     counter_raise(&queue->core.taken, i + 1);
@@ -154,7 +161,7 @@ static void *witness_main(void *arg)
 
 /* ---- the submitter ---- */
 
-/* The next slot, when it is free. */
+/* Wait until the next slot is free, and initialise it. */
 static struct cuda_slot *slot_take(struct cuda_queue *queue, enum slot_kind kind)
 {
   uint64_t i = queue->core.n_entries;
@@ -177,7 +184,7 @@ static void slot_start(struct cuda_queue *queue, struct cuda_slot *slot)
       !lade_cuda_check(cuda, "cuEventRecord", cuda->driver.cuEventRecord(slot->start, queue->stream));
 }
 
-/* Record the end behind what is on the stream now. */
+/* Record the end event behind all work on the stream. Lock held. */
 static void slot_end_locked(struct cuda_queue *queue, struct cuda_slot *slot)
 {
   struct cuda_device *cuda = cuda_get(queue);
@@ -192,7 +199,7 @@ static void slot_end(struct cuda_queue *queue, struct cuda_slot *slot)
   pthread_mutex_unlock(&queue->lock);
 }
 
-/* The same for work, which gets its count and can be found by it from here on. */
+/* Record the end event of work, and assign its count. From here on other queues find the slot by the count. */
 static uint64_t slot_end_counted(struct cuda_queue *queue, struct cuda_slot *slot)
 {
   pthread_mutex_lock(&queue->lock);
@@ -203,7 +210,7 @@ static uint64_t slot_end_counted(struct cuda_queue *queue, struct cuda_slot *slo
   return count;
 }
 
-/* In the driver's thread. */
+/* Run a plain work function, in the driver's thread. */
 static void work_run(void *arg)
 {
   struct cuda_slot *slot = arg;
@@ -226,7 +233,7 @@ static uint64_t stream_launch(struct cuda_queue *queue, const struct lade_work *
   return count;
 }
 
-/* Put on the stream what @fn does, between events. */
+/* Put the work of @fn on the stream, between two events. */
 static uint64_t stream_enqueue(struct cuda_queue *queue, const char *call, lade_cuda_enqueue_fn *fn, void *args,
                                struct lade_span *ret_span)
 {
@@ -267,7 +274,7 @@ static uint64_t stream_copy(struct cuda_queue *queue, const struct lade_copy *co
   return stream_enqueue(queue, "cuMemcpyAsync", error ? NULL : copy_put, &args, copy->ret_span);
 }
 
-/* Make the stream wait for the event of another stream. False when that has not been submitted yet. */
+/* Make the stream wait for the event of another stream. False if that has not been submitted yet. */
 static bool event_wait(struct cuda_queue *queue, struct cuda_queue *other, uint64_t count)
 {
   struct cuda_device *cuda = cuda_get(queue);
@@ -294,13 +301,17 @@ static void word_wait(struct cuda_queue *queue, struct host_queue *other, uint64
                   cuda->driver.cuStreamWaitValue64(queue->stream, at, count, CUDA_STREAM_WAIT_GEQ));
 }
 
-/* The slot's reference keeps the other queue's counter and its word until the stream has passed. */
+/*
+ * Make the stream wait for (@other, @count). The slot's reference keeps the other queue's counter and word alive until
+ * the stream has passed.
+ */
 static void stream_wait(struct cuda_queue *queue, struct host_queue *other, uint64_t count)
 {
   LADE_ASSERT(count < HOST_WORD_END);
   if (counter_get(&other->done) >= count)
     return;
-  LADE_ASSERT(other != &queue->core || count <= queue->core.n_counted); /* it would wait for itself */
+  LADE_ASSERT(other != &queue->core || count <= queue->core.n_counted); /* otherwise the queue waits for its own
+                                                                           later work */
   if (other == &queue->core)
     return;
   struct cuda_slot *slot = slot_take(queue, SLOT_WAIT_STREAM);
@@ -319,7 +330,7 @@ static void stream_wait(struct cuda_queue *queue, struct host_queue *other, uint
 
 /* ---- the operations ---- */
 
-/* A copy that a host queue makes: the driver knows which side is whose. */
+/* Copy for a host queue: the driver detects which side is on the device. */
 static void host_queue_copy(lade_device *device, const struct lade_copy *copy)
 {
   struct cuda_device *cuda = (struct cuda_device *)device;
@@ -352,7 +363,7 @@ static cuda_result events_create(struct cuda_queue *queue)
   return result;
 }
 
-/* Give back what the driver and the heap gave; the core and its word stay. Context current. */
+/* Free the stream, events and slots; the core and its word stay. Context current. */
 static void queue_finish(struct cuda_queue *queue)
 {
   events_destroy(queue);
@@ -362,7 +373,10 @@ static void queue_finish(struct cuda_queue *queue)
   free(queue->slots);
 }
 
-/* Stream, events and witness of a queue whose core stands. Context current. On failure nothing is left but the core. */
+/*
+ * Create stream, events and witness of a queue with an initialised core. On failure only the core is left. Context
+ * current.
+ */
 static int queue_open(struct cuda_queue *queue, void *stream)
 {
   struct cuda_device *cuda = cuda_get(queue);
@@ -395,7 +409,7 @@ static int stream_queue_create(struct cuda_device *cuda, enum lade_queue_role ro
   int error = queue_open(queue, stream);
   lade_cuda_leave(cuda, is_entered);
   if (error) {
-    queue->core.word.at = NULL; /* the caller gives it back */
+    queue->core.word.at = NULL; /* the caller frees the word */
     lade_host_queue_unref(&queue->core);
     return error;
   }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA device of a build without it: there is none, and opening says so. The calls that want an open one cannot be
- * reached; those that are here have callers that are built either way.
+ * Replaces the CUDA device in a build without it: opening returns an error. Calls that need an open device cannot be
+ * reached; this file has only those with callers in every build.
  */
 #include <errno.h>
 

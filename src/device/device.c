@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The common half of every device: arguments, bytes, places, injected faults.
+ * The common part of every device: arguments, bytes, ranges, injected faults.
  *
- * Bytes. Creating a chunk first takes its bytes from the capacity in one compare-and-swap, then asks the
- * implementation, and gives them back if it refuses: two threads can never overshoot together, and
- * the peak counts only chunks that came to exist.
+ * Bytes. Creating a chunk first takes its bytes from the capacity in one compare-and-swap, then calls the
+ * implementation, and returns the bytes if that refuses. So two threads together never exceed the capacity, and the
+ * peak counts only chunks that were created.
  *
- * Places. Ranges are an array sorted by address, and each has the array of its mapped chunks, sorted
- * too: finding is a binary search, mapping from low to high addresses appends. One mutex guards
- * both; it is taken by the calls that change memory, which are system calls anyway, and never by
- * queues. Rejected: a table with an entry per chunk-sized granule, which costs 8 bytes for every 2 MiB
- * of address space whether anything is mapped there or not, and a dry device reserves terabytes.
+ * Ranges. They are an array sorted by address, and each has the sorted array of its mapped chunks. Finding is a binary
+ * search, and mapping from low to high addresses appends. One mutex guards both. The calls that change memory take it,
+ * which are system calls anyway; queues never do. Rejected: a table with an entry per granule of chunk size. It costs 8
+ * bytes for every 2 MiB of address space, mapped or not, and a dry device reserves terabytes.
  *
- * Every array grows before anything else is changed, so that a failure leaves nothing half done.
+ * Every array grows before any other change, so that a failure leaves no partial change.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -21,7 +20,9 @@
 
 #include "device/device_ops.h"
 
-/* Index of the first item past @address in an array sorted by address. */
+#define COPY_NS_MOST 100000000000000ull /* a day and more; 90,000 of them in a row are below 2^63 */
+
+/* Return the index of the first item past @address in the array of ranges. */
 static int range_upper(const lade_device *device, uint64_t address)
 {
   int low = 0, high = device->ranges.n;
@@ -48,7 +49,7 @@ static int chunk_upper(const struct lade_range *range, uint64_t address)
   return low;
 }
 
-/* The one range that contains all of @bytes at @address, or NULL. */
+/* Return the range that contains all of @bytes at @address, or NULL. */
 static struct lade_range *range_find(const lade_device *device, uint64_t address, uint64_t bytes)
 {
   int i = range_upper(device, address) - 1;
@@ -59,14 +60,14 @@ static struct lade_range *range_find(const lade_device *device, uint64_t address
   return offset < range->bytes && bytes <= range->bytes - offset ? range : NULL;
 }
 
-/* Whole chunks, at a chunk's boundary, and not past the end of all addresses. */
+/* True if the span is whole chunks at a chunk's boundary, and does not pass the end of the address space. */
 static bool span_is_whole(const lade_device *device, uint64_t address, uint64_t bytes)
 {
   return bytes > 0 && bytes % device->chunk_bytes == 0 && address % device->chunk_bytes == 0 &&
          address <= UINT64_MAX - bytes;
 }
 
-/* Room for one more in an array, as one heap call that can be made to fail. */
+/* Reserve capacity for one more item, as one heap call that a test can make fail. */
 static bool array_prepare(lade_device *device, void **items, int *capacity, int n, size_t item_bytes)
 {
   if (n + 1 <= *capacity)
@@ -122,9 +123,9 @@ void lade_device_fail(lade_device *device, int code)
 int64_t lade_link_ns(const struct lade_link *link, uint64_t bytes)
 {
   if (!link->bytes_per_s)
-    return (int64_t)link->latency_ns;
-  unsigned __int128 ns = (unsigned __int128)bytes * 1000000000u / link->bytes_per_s;
-  return (int64_t)ns + (int64_t)link->latency_ns;
+    return (int64_t)LADE_MIN(link->latency_ns, COPY_NS_MOST);
+  unsigned __int128 ns = (unsigned __int128)bytes * 1000000000u / link->bytes_per_s + link->latency_ns;
+  return (int64_t)LADE_MIN(ns, (unsigned __int128)COPY_NS_MOST);
 }
 
 void lade_device_close(lade_device *device)
@@ -138,6 +139,12 @@ void lade_device_close(lade_device *device)
 
 void lade_device_get_info(const lade_device *device, struct lade_device_info *ret_info)
 {
+  if (!ret_info)
+    return;
+  if (!device) {
+    *ret_info = (struct lade_device_info){0};
+    return;
+  }
   *ret_info = (struct lade_device_info){
       .chunk_bytes = device->chunk_bytes,
       .capacity_bytes = device->capacity_bytes,
@@ -167,6 +174,8 @@ void lade_device_peak_reset(lade_device *device)
 
 int lade_device_status(const lade_device *device)
 {
+  if (!device)
+    return -EINVAL;
   return atomic_load(&device->status);
 }
 
@@ -261,7 +270,7 @@ int lade_device_chunk_export(lade_device *device, const lade_chunk *chunk, int *
     return -ENOTSUP;
   if (!chunk->is_shared)
     return -EINVAL;
-  pthread_mutex_lock(&device->mutex); /* a chunk that is mapped for the first time may be cleared then */
+  pthread_mutex_lock(&device->mutex); /* because the first mapping of a chunk may clear it at the same time */
   int error = device->ops->chunk_export(device, chunk, ret_descriptor);
   pthread_mutex_unlock(&device->mutex);
   return error;
@@ -289,7 +298,7 @@ int lade_device_chunk_import(lade_device *device, int descriptor, uint64_t bytes
   return 0;
 }
 
-/* Take @chunk out of the list of the range that it is mapped in. Mutex held. */
+/* Remove @chunk from the list of the range that it is mapped in. Mutex held. */
 static void chunk_forget(lade_device *device, struct lade_chunk *chunk)
 {
   struct lade_range *range = range_find(device, chunk->address, chunk->bytes);
@@ -445,8 +454,17 @@ void lade_device_host_release(lade_device *device, struct lade_host_chunk *chunk
 
 /* ---- queues ---- */
 
+/* Make -EINVAL stick to the device of @queue, which may be NULL. */
+static void submission_refuse(const lade_queue *queue)
+{
+  if (queue)
+    lade_device_fail(queue->device, -EINVAL);
+}
+
 int lade_queue_create(lade_device *device, enum lade_queue_role role, lade_queue **ret_queue)
 {
+  if (!device || !ret_queue)
+    return -EINVAL;
   if (role < 0 || role >= LADE_N_QUEUE_ROLES)
     return -EINVAL;
   int error = lade_fault(device->faults, LADE_FAULT_QUEUE);
@@ -469,26 +487,36 @@ void lade_queue_destroy(lade_queue *queue)
 
 void lade_queue_launch(lade_queue *queue, const struct lade_work *work, uint64_t *ret_count)
 {
-  LADE_ASSERT(queue->role != LADE_QUEUE_SIGNAL);
-  LADE_ASSERT(work->fn || queue->device->is_dry);
-  uint64_t count = queue->device->ops->launch(queue, work);
+  uint64_t count = 0;
+  const bool is_whole = queue && queue->role != LADE_QUEUE_SIGNAL && work && (work->fn || queue->device->is_dry) &&
+                        work->predicted_ns >= 0;
+  if (is_whole)
+    count = queue->device->ops->launch(queue, work);
+  else
+    submission_refuse(queue);
   if (ret_count)
     *ret_count = count;
 }
 
 void lade_queue_copy(lade_queue *queue, const struct lade_copy *copy, uint64_t *ret_count)
 {
-  LADE_ASSERT(queue->role != LADE_QUEUE_SIGNAL);
-  LADE_ASSERT(!copy->bytes || (copy->dst && copy->src));
-  uint64_t count = queue->device->ops->copy(queue, copy);
+  uint64_t count = 0;
+  const bool is_whole = queue && queue->role != LADE_QUEUE_SIGNAL && copy && copy->predicted_ns >= 0 &&
+                        (!copy->bytes || (copy->dst && copy->src));
+  if (is_whole)
+    count = queue->device->ops->copy(queue, copy);
+  else
+    submission_refuse(queue);
   if (ret_count)
     *ret_count = count;
 }
 
 void lade_queue_wait(lade_queue *queue, lade_queue *other, uint64_t count)
 {
-  LADE_ASSERT(queue->device == other->device);
-  queue->device->ops->wait(queue, other, count);
+  if (queue && other && queue->device == other->device)
+    queue->device->ops->wait(queue, other, count);
+  else
+    submission_refuse(queue);
 }
 
 void lade_queue_signal(lade_queue *queue, uint64_t count)
@@ -514,16 +542,18 @@ bool lade_queue_runs_work(const lade_queue *queue)
 
 uint64_t lade_queue_submitted(const lade_queue *queue)
 {
-  return atomic_load_explicit(queue->submitted, memory_order_acquire);
+  return queue ? atomic_load_explicit(queue->submitted, memory_order_acquire) : 0;
 }
 
 bool lade_queue_poll(const lade_queue *queue, uint64_t count)
 {
-  return queue->device->ops->poll(queue, count);
+  return !queue || queue->device->ops->poll(queue, count);
 }
 
 int lade_queue_sync(lade_queue *queue, uint64_t count)
 {
+  if (!queue)
+    return -EINVAL;
   queue->device->ops->sync(queue, count);
   return lade_device_status(queue->device);
 }

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an implementation of the device contract fills in. Private to src/device/.
+ * Operations of an implementation of the device contract. Private to src/device/.
  *
- * device.c checks arguments, counts bytes against the capacity, knows every range and chunk and
- * injects the faults of the calls themselves; an implementation moves memory and runs work, and may take it
- * for granted that what it is asked for makes sense. An implementation embeds struct lade_device and
- * struct lade_queue as its first member.
+ * device.c checks arguments, counts bytes against the capacity, keeps every range and chunk, and injects the faults of
+ * the calls themselves. An implementation moves memory and runs work, and may rely on valid arguments. An
+ * implementation embeds struct lade_device and struct lade_queue as its first member.
  */
 #ifndef LADE_DEVICE_OPS_H
 #define LADE_DEVICE_OPS_H
@@ -19,22 +18,22 @@
 
 struct lade_chunk {
   uint64_t bytes;
-  uint64_t address; /* where it is mapped; 0: nowhere */
-  uint64_t backing; /* the implementation's own */
-  bool is_shared;   /* other processes can have it */
-  bool is_imported; /* another process's: not counted here */
-  int descriptor;   /* of a shared chunk; the implementation's own */
+  uint64_t address; /* address of the mapping; 0: not mapped */
+  uint64_t backing; /* used by the implementation */
+  bool is_shared;   /* other processes can import it */
+  bool is_imported; /* memory of another process, not counted here */
+  int descriptor;   /* of a shared chunk; used by the implementation */
 };
 
-/* A reserved range with the chunks that are mapped in it, by rising address. */
+/* A reserved range with its mapped chunks, by rising address. */
 struct lade_range {
   uint64_t address, bytes;
   LADE_ARRAY(struct lade_chunk *) chunks;
 };
 
 /*
- * Called with the device's mutex held: reserve, release, map, unmap. Without: everything else. Slots that may be NULL:
- * chunk_export and chunk_import, where chunk_create is never asked for a shared chunk either.
+ * reserve, release, map and unmap are called with the device's mutex held, the others without. chunk_export and
+ * chunk_import may be NULL; then chunk_create is never called for a shared chunk.
  */
 struct lade_device_ops {
   int (*reserve)(lade_device *device, uint64_t bytes, uint64_t *ret_address);
@@ -45,9 +44,12 @@ struct lade_device_ops {
   int (*chunk_import)(lade_device *device, struct lade_chunk *chunk, int descriptor);
   int (*map)(lade_device *device, uint64_t address, struct lade_chunk *chunk);
   int (*unmap)(lade_device *device, struct lade_chunk *chunk);
-  int (*pin)(lade_device *device, void *at, uint64_t bytes); /* optional, both: memory that needs no pinning */
+  int (*pin)(lade_device *device, void *at, uint64_t bytes); /* optional, both; NULL: memory needs no pinning */
   void (*unpin)(lade_device *device, void *at, uint64_t bytes);
-  /* optional, both: host memory of the driver's; @chunk's bytes are what is wanted, and then what there is */
+  /*
+   * optional, both: host memory from the driver; chunk->bytes holds the wanted bytes on entry, the actual ones on
+   * return
+   */
   int (*host_create)(lade_device *device, struct lade_host_chunk *chunk, uint64_t limit_bytes, int numa_node);
   void (*host_release)(lade_device *device, struct lade_host_chunk *chunk);
   void (*close)(lade_device *device);
@@ -73,25 +75,25 @@ struct lade_device {
   bool is_unified, is_dry;
   _Atomic uint64_t created_bytes, peak_bytes;
   atomic_int status;   /* the first error of work that ran */
-  atomic_int n_queues; /* that exist */
-  pthread_mutex_t mutex; /* guards ranges and what is mapped in them */
+  atomic_int n_queues; /* existing queues */
+  pthread_mutex_t mutex; /* guards ranges and their mappings */
   LADE_ARRAY(struct lade_range) ranges; /* by rising address */
 };
 
 struct lade_queue {
   lade_device *device;
   enum lade_queue_role role;
-  const _Atomic uint64_t *submitted; /* the newest event; asked for at every free, hence no call of the device's */
+  const _Atomic uint64_t *submitted; /* count of the newest event, read directly because every free needs it */
 };
 
-/* Set up and take down the common part. The caller fills name, sizes and flags. */
+/* Initialise and finish the common part. The caller fills name, sizes and flags. */
 void lade_device_init(lade_device *device, const struct lade_device_ops *ops, struct lade_faults *faults);
 void lade_device_finish(lade_device *device);
 
 /* Record @code as the device's status if it is the first error. Any thread. */
 void lade_device_fail(lade_device *device, int code);
 
-/* Nanoseconds that @bytes take over @link; the latency alone when it has no rate. */
+/* Return the nanoseconds that @bytes take over @link; the latency alone if @link has no rate. */
 int64_t lade_link_ns(const struct lade_link *link, uint64_t bytes);
 
 #endif

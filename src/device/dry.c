@@ -2,18 +2,18 @@
 /*
  * The dry device: addresses without memory, queues without threads, a simulated clock.
  *
- * Addresses come from a counter that starts high and only rises; nobody may touch them. Every piece of work is
- * timed when it is submitted: it starts when its queue is free and the events that it was told to wait for
- * have happened, and ends its predicted time later; a copy over a link takes latency + bytes / rate. That is
- * exact as long as work is submitted after what it waits for, which a program in one total order
- * guarantees; a wait for an event that was never submitted is a deadlock and is reported as one.
+ * Addresses come from a counter that starts high and only rises; they must not be accessed. Every piece of work is
+ * timed when it is submitted. It starts when its queue is free and the events that it waits for have happened, and ends
+ * its predicted time later. A copy over a link takes latency + bytes / rate. This is exact if work is submitted after
+ * the work that it waits for, which a program in one total order guarantees. A wait for an event that was never
+ * submitted is a deadlock and is reported as one.
  *
- * A later wait asks when an earlier event happened, so each queue remembers the times of its last 2^20 events in
- * a ring (the largest list that a program is designed for). The ring is 8 MiB of addresses that become memory
- * as they are used. An event that has fallen out of the ring ended no later than the oldest one in it, whose
- * time is taken: a bound from above.
+ * A later wait needs the time of an earlier event. So each queue keeps the times of its last 2^20 events in a ring, the
+ * length of a program's largest list. The ring is 8 MiB of addresses that become memory as they are used. An event that
+ * has fallen out of the ring ended no later than the oldest one in it. The time of that one is used, which is an upper
+ * bound.
  *
- * One mutex guards all clocks. It orders nothing by itself: the times are a function of the order of submission.
+ * One mutex guards all clocks. It does not affect the times, which are a function of the order of submission.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -25,7 +25,7 @@
 #define CHUNK_BYTES ((uint64_t)2 << 20)
 #define EVENTS_KEPT ((uint64_t)1 << 20)
 #define EVENTS_BYTES (EVENTS_KEPT * sizeof(int64_t))
-#define FIRST_ADDRESS ((uint64_t)1 << 56) /* above what any machine gives a process: never a real pointer */
+#define FIRST_ADDRESS ((uint64_t)1 << 56) /* above every address of a process: never a real pointer */
 #define LAST_ADDRESS ((uint64_t)1 << 62)
 
 struct dry_device {
@@ -39,9 +39,9 @@ struct dry_queue {
   lade_queue base;
   const struct lade_link *link;
   _Atomic uint64_t count;            /* events that have happened */
-  _Atomic int64_t clock_ns, busy_ns; /* clock: when its last work ended */
+  _Atomic int64_t clock_ns, busy_ns; /* clock: the time at which its last work ended */
   int64_t ready_ns;                  /* the latest event that the next work waits for */
-  int64_t *end_ns;                   /* of event c at [c % EVENTS_KEPT] */
+  int64_t *end_ns;                   /* end time of event c at [c % EVENTS_KEPT] */
 };
 
 static int dry_reserve(lade_device *device, uint64_t bytes, uint64_t *ret_address)
@@ -92,7 +92,7 @@ static struct dry_device *dry_of(const lade_queue *queue)
   return (struct dry_device *)queue->device;
 }
 
-/* Memory that is zero and costs nothing until it is used, which calloc does not promise. */
+/* Allocate zeroed memory that takes no pages until it is used, which calloc does not promise. */
 static int64_t *events_create(lade_device *device)
 {
   if (lade_fault(device->faults, LADE_FAULT_HEAP))
@@ -129,12 +129,19 @@ static void dry_queue_destroy(lade_queue *base)
   free(queue);
 }
 
+/* Return @a + @b, or INT64_MAX if the sum exceeds it: a clock stops there. pre: neither is negative. */
+static int64_t time_add(int64_t a, int64_t b)
+{
+  return a > INT64_MAX - b ? INT64_MAX : a + b;
+}
+
 /* Time one piece of work of @duration_ns. Called with the mutex held; returns its span. */
 static struct lade_span clock_advance(struct dry_queue *queue, int64_t duration_ns)
 {
-  int64_t start_ns = LADE_MAX(atomic_load(&queue->clock_ns), queue->ready_ns), end_ns = start_ns + duration_ns;
+  int64_t start_ns = LADE_MAX(atomic_load(&queue->clock_ns), queue->ready_ns);
+  int64_t end_ns = time_add(start_ns, duration_ns);
   atomic_store(&queue->clock_ns, end_ns);
-  atomic_store(&queue->busy_ns, atomic_load(&queue->busy_ns) + duration_ns);
+  atomic_store(&queue->busy_ns, time_add(atomic_load(&queue->busy_ns), duration_ns));
   return (struct lade_span){start_ns, end_ns};
 }
 
@@ -168,7 +175,7 @@ static uint64_t dry_queue_copy(lade_queue *base, const struct lade_copy *copy)
   return work_time(queue, duration_ns, copy->ret_span);
 }
 
-/* When @count happened, or the bound that the page's head states. Called with the mutex held. */
+/* Return the time at which @count happened, or the bound stated at the top of this file. Mutex held. */
 static int64_t event_ns(const struct dry_queue *queue, uint64_t count)
 {
   uint64_t happened = atomic_load(&queue->count);
@@ -190,7 +197,10 @@ static void dry_queue_wait(lade_queue *base, lade_queue *other_base, uint64_t co
   pthread_mutex_unlock(&dry->clocks);
 }
 
-/* A jump over several counts makes them all happen now; more than the ring holds need no writing twice. */
+/*
+ * Raise the counter. A jump over several counts makes all of them happen now; only the last EVENTS_KEPT of them are
+ * written.
+ */
 static void dry_queue_signal(lade_queue *base, uint64_t count, int64_t predicted_ns)
 {
   struct dry_queue *queue = (struct dry_queue *)base;

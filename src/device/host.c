@@ -2,27 +2,25 @@
 /*
  * The host device's memory: real address ranges, real chunks, the machine's own page tables.
  *
- * A chunk is private anonymous memory, 2 MiB aligned, advised to be huge pages and populated when it is
- * created. It starts at a parking address of its own. Mapping moves its pages to the address asked for with
- * mremap, which rewrites page-table entries (whole entries of the upper level, as both sides are aligned) and
- * touches no byte; unmapping moves them to a new parking address and leaves a fence, PROT_NONE, behind. A range
- * is fence from end to end until something is mapped in it.
+ * A chunk is private anonymous memory, 2 MiB aligned, with MADV_HUGEPAGE, and populated when it is created. It starts
+ * at its own parking address. Mapping moves its pages to the requested address with mremap, which rewrites page-table
+ * entries (whole upper-level entries, because both sides are aligned) and copies no byte. Unmapping moves them to a new
+ * parking address and leaves a fence, PROT_NONE, behind. An empty range is a fence from end to end.
  *
- * A reserved range never has a hole that another thread's mmap could fall into. Mapping replaces the
- * fence under the kernel's one lock. Unmapping uses MREMAP_DONTUNMAP, which keeps the emptied
- * mapping in place until the fence covers it. Kernels before 5.7 (and some sandboxes) do not
- * know that flag: there the bytes are copied out 2 MiB at a time, each piece given back as soon
- * as it is copied, so that the peak stays true to one piece.
+ * A reserved range never has a hole in which another thread's mmap could be placed. Mapping replaces the fence under
+ * the kernel's one lock. Unmapping uses MREMAP_DONTUNMAP, which keeps the emptied mapping in place until the fence
+ * covers it. Kernels before 5.7 (and some sandboxes) lack that flag. There the bytes are copied out 2 MiB at a time,
+ * and each piece is freed as soon as it is copied. So the peak is exceeded by one piece at most.
  *
- * Rejected: chunks as ranges of one memfd. It is simpler, but kernels as shipped give a memfd no huge pages when it
- * is populated (shmem_enabled is "never" or "advise"; collapsing them afterwards wants 6.1 and as much time again),
- * and populating 4 KiB pages takes ten times as long. docs/device.md has the figures. What is given up: a chunk has
- * one address at a time, and cannot be shared with another process. A chunk that is to be shared is therefore of a
- * kind of its own: a memfd of its size, sealed so that nobody who has it can make it shorter under the others, mapped
- * where it is asked for and never moved.
+ * Rejected: chunks as ranges of one memfd. It is simpler, but kernels with default settings use no huge pages when a
+ * memfd is populated (shmem_enabled is "never" or "advise"; collapsing them afterwards needs 6.1 and as much time
+ * again). Populating 4 KiB pages takes ten times as long; docs/memory.md has the figures. The cost of this choice: a
+ * chunk has one address at a time, and cannot be shared with another process. A shared chunk therefore has a separate
+ * implementation: a memfd of its size, mapped at the requested address and never moved. It is sealed, so that no
+ * process can truncate it while others use it.
  *
- * Children of fork do not inherit chunks (MADV_DONTFORK): no page is ever copied on write under a running
- * step or a drive's transfer.
+ * Children of fork do not inherit chunks (MADV_DONTFORK), so that no page is copied on write during a step or a drive's
+ * transfer.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -34,13 +32,14 @@
 #include <unistd.h>
 
 #include "base/cpu.h"
+#include "base/memory.h"
 #include "device/host.h"
 
 #define CHUNK_BYTES ((uint64_t)2 << 20)
 #define POPULATE_BYTES (4 * CHUNK_BYTES) /* one task of populating */
 #define PAGE_BYTES 4096                  /* no supported machine has smaller pages */
 
-#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) /* of shared memory: it keeps its size */
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) /* of shared memory, which keeps its size */
 
 /* Names that older C libraries lack. The values are the kernel's ABI. */
 enum { ADVICE_POPULATE_WRITE = 23, MOVE_KEEPING_SOURCE = 4, MAP_KEEPING_OTHERS = 0x100000 };
@@ -57,7 +56,7 @@ static int fence_set(uint64_t address, uint64_t bytes)
   return at == MAP_FAILED ? -ENOMEM : 0;
 }
 
-/* A fence of @bytes somewhere, aligned to a chunk. */
+/* Create a fence of @bytes at any address aligned to a chunk. */
 static int fence_create(uint64_t bytes, uint64_t *ret_address)
 {
   if (bytes > SIZE_MAX - CHUNK_BYTES)
@@ -75,12 +74,12 @@ static int fence_create(uint64_t bytes, uint64_t *ret_address)
   return 0;
 }
 
-/* Make the fence of @bytes at @address a chunk's memory: writable, huge if the machine lets it, not inherited. */
+/* Turn the fence of @bytes at @address into a chunk's memory: writable, on huge pages if possible, not inherited. */
 static int fence_open(uint64_t address, uint64_t bytes)
 {
   if (mprotect(pointer(address), bytes, PROT_READ | PROT_WRITE))
     return -ENOMEM;
-  madvise(pointer(address), bytes, MADV_HUGEPAGE); /* best effort: a kernel may be built without */
+  madvise(pointer(address), bytes, MADV_HUGEPAGE); /* best effort: a kernel may be built without huge pages */
   if (madvise(pointer(address), bytes, MADV_DONTFORK))
     return -ENOMEM;
   return 0;
@@ -107,7 +106,7 @@ static void populate_task(void *arg, int i_task, int i_thread)
     at[i] = 0;
 }
 
-/* Find and zero every page now, on all cores, so that a step takes no page fault. */
+/* Allocate and zero every page now, on all cores, so that a step takes no page fault. */
 static int chunk_populate(struct host_device *host, const struct lade_chunk *chunk)
 {
   struct populate job = {.address = chunk->backing, .bytes = chunk->bytes};
@@ -115,7 +114,7 @@ static int chunk_populate(struct host_device *host, const struct lade_chunk *chu
   return atomic_load(&job.error);
 }
 
-/* Move pages as kernels without MREMAP_DONTUNMAP must: by copying. @to is a fence, @from is left empty. */
+/* Move pages by copying, for kernels without MREMAP_DONTUNMAP. @to is a fence, @from is left empty. */
 static int pages_copy_out(uint64_t to, uint64_t from, uint64_t bytes)
 {
   int error = fence_open(to, bytes);
@@ -129,8 +128,9 @@ static int pages_copy_out(uint64_t to, uint64_t from, uint64_t bytes)
 }
 
 /*
- * Move the pages at @from to the fence at @to; what is left at @from is mapped and empty. On failure the fence is given
- * back, unless the system may have removed it and its place be another's by now: then addresses are lost, no memory.
+ * Move the pages at @from to the fence at @to; @from stays mapped and is empty. On failure the fence is unmapped.
+ * Exception: the failed call may have removed the fence, and another mapping may be there by now. Then the addresses
+ * are leaked, but no memory.
  */
 static int pages_move_out(struct host_device *host, uint64_t to, uint64_t from, uint64_t bytes)
 {
@@ -155,7 +155,7 @@ static int pages_move_in(uint64_t to, uint64_t from, uint64_t bytes)
 {
   if (mremap(pointer(from), bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, pointer(to)) != MAP_FAILED)
     return 0;
-  /* It may have failed after it had removed the fence. If it had not, this changes nothing. */
+  /* A failed mremap may have removed the fence. This restores it, and changes nothing if it is still there. */
   mmap(pointer(to), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED | MAP_KEEPING_OTHERS, -1,
        0);
   return -ENOMEM;
@@ -176,14 +176,17 @@ static int shared_create(struct lade_chunk *chunk)
   return 0;
 }
 
-/* Should there be no memory for a fence, the mapping itself becomes one. */
+/* Replace a shared mapping by a fence. If there is no memory for a fence, the mapping itself becomes one. */
 static void shared_fence(uint64_t address, uint64_t bytes)
 {
   if (fence_set(address, bytes))
     mprotect(pointer(address), bytes, PROT_NONE);
 }
 
-/* The mapping takes the fence's place in one call; where it is refused after the fence has gone, it comes back. */
+/*
+ * Map a shared chunk at @address: the mapping replaces the fence in one call. If the call fails after the fence was
+ * removed, the fence is restored.
+ */
 static int shared_map(const struct lade_chunk *chunk, uint64_t address)
 {
   int error = 0;
@@ -213,7 +216,10 @@ static int host_chunk_export(lade_device *device, const struct lade_chunk *chunk
   return 0;
 }
 
-/* Only memory that nobody can make shorter: reading past the end of a file would be a signal, not an error. */
+/*
+ * Import a shared chunk. Accept only memory that no process can truncate: a read past the end of a file is a signal,
+ * not an error.
+ */
 static int host_chunk_import(lade_device *device, struct lade_chunk *chunk, int descriptor)
 {
   struct stat status;
@@ -251,7 +257,10 @@ static int host_chunk_create(lade_device *device, struct lade_chunk *chunk)
   return error;
 }
 
-/* Where a chunk is mapped a fence takes its place; should there be no memory for one, its own mapping becomes it. */
+/*
+ * Release a chunk. A fence replaces a mapped chunk; if there is no memory for a fence, the chunk's own mapping becomes
+ * one.
+ */
 static void host_chunk_release(lade_device *device, struct lade_chunk *chunk)
 {
   if (chunk->is_shared) {
@@ -286,7 +295,7 @@ static int host_unmap(lade_device *device, struct lade_chunk *chunk)
   if (error)
     return error;
   error = fence_set(chunk->backing, chunk->bytes);
-  if (error) { /* the emptied mapping is still there and must not stay open: put the pages back */
+  if (error) { /* the emptied mapping is still there and must not stay accessible: move the pages back */
     int lost = pages_move_in(chunk->backing, parking, chunk->bytes);
     LADE_ASSERT(!lost);
     (void)lost;
@@ -337,16 +346,17 @@ int lade_device_open_host(const struct lade_host_device_params *params, struct l
   if (params->struct_size != sizeof(*params))
     return lade_error_set(error, -EINVAL, "host device: struct_size is %zu and must be %zu; compile against this "
                           "library's headers", params->struct_size, sizeof(*params));
+  struct lade_memory memory = {.bytes = params->capacity_bytes};
+  int status = params->capacity_bytes ? 0 : lade_memory_get("", error, &memory);
+  if (status)
+    return status;
   struct host_device *host = lade_fault_calloc(params->faults, 1, sizeof(*host));
   if (!host)
     return lade_error_set(error, -ENOMEM, "host device: out of memory");
-  uint64_t capacity_bytes = params->capacity_bytes;
-  if (!capacity_bytes)
-    capacity_bytes = (uint64_t)lade_cpu_memory_bytes();
   lade_device_init(&host->base, &host_ops, params->faults);
   host_name(host);
   host->base.chunk_bytes = CHUNK_BYTES;
-  host->base.capacity_bytes = capacity_bytes / CHUNK_BYTES * CHUNK_BYTES;
+  host->base.capacity_bytes = memory.bytes / CHUNK_BYTES * CHUNK_BYTES;
   host->base.is_unified = true;
   host->pool = params->pool;
   host->to_host = params->to_host;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What host.c (memory), host_queue.c (threads) and the queues of cuda.c share. Private to src/device/. */
+/* Shared parts of host.c (memory), host_queue.c (threads) and the queues of cuda.c. Private to src/device/. */
 #ifndef LADE_DEVICE_HOST_H
 #define LADE_DEVICE_HOST_H
 
@@ -14,15 +14,15 @@ struct host_device {
 };
 
 /*
- * A word of memory that another device polls; it follows a queue's event counter. Its bit in @taken, a set of words in
- * use, goes when nobody can be waiting for the queue any more.
+ * A word of memory that another device polls. It follows a queue's event counter. Its bit in @taken, the set of words
+ * in use, is cleared once no device can wait for the queue.
  */
 struct host_word {
-  _Atomic uint64_t *at; /* NULL: nobody polls this queue */
+  _Atomic uint64_t *at; /* NULL: no device polls this queue */
   _Atomic uint64_t *taken;
   uint64_t taken_bit;
 };
-#define HOST_WORD_END ((uint64_t)INT64_MAX) /* past every count: pollers compare by signed difference */
+#define HOST_WORD_END ((uint64_t)INT64_MAX) /* above every count: pollers compare by signed difference */
 
 typedef void host_copy_fn(lade_device *device, const struct lade_copy *copy);
 
@@ -36,46 +36,46 @@ struct host_queue {
   struct counter taken;         /* entries taken out */
   struct counter done;          /* the event counter */
   struct host_word word;
-  _Atomic int64_t busy_ns, now_ns; /* now: when the last work ended or the last signal came */
-  atomic_int n_refs;    /* the owner and every wait for this queue that is in a ring */
-  uint64_t final_count; /* set before done is raised past every count */
-  pthread_t thread;     /* none for signal queues */
-  struct entry *ring;   /* none for signal queues, and where another device runs the work */
+  _Atomic int64_t busy_ns, now_ns; /* now: time at which the last work ended or the last signal came */
+  atomic_int n_refs;    /* the owner, and every wait for this queue in a ring */
+  uint64_t final_count; /* set before done is raised to UINT64_MAX */
+  pthread_t thread;     /* not used by signal queues */
+  struct entry *ring;   /* NULL for signal queues, and if another device runs the work */
 
-  /* the producer's */
+  /* used by the producer */
   _Alignas(64) uint64_t n_entries; /* submitted */
-  _Atomic uint64_t n_counted;      /* work and copies among them; other threads may read it */
+  _Atomic uint64_t n_counted;      /* work and copies among the entries; other threads may read it */
 
-  /* the consumer's */
+  /* used by the consumer */
   _Alignas(64) uint64_t n_done;
-  int64_t due_ns;   /* when the last link copy was due */
-  int64_t ready_ns; /* no earlier than the events waited for, and the end of the last work */
+  int64_t due_ns;   /* time at which the last link copy was due */
+  int64_t ready_ns; /* earliest start of the next work: after the events waited for and the last work */
 };
 
-/* What a queue is made of besides its role. */
+/* Parameters of a queue besides its role. */
 struct host_queue_params {
   const struct lade_link *link; /* may be NULL */
   host_copy_fn *copy;
-  struct host_word word;        /* may be none */
+  struct host_word word;        /* may be empty */
 };
 
-/* Set up a queue in zeroed memory of malloc's that begins with it; the last reference frees it. */
+/* Initialise a queue at the start of zeroed memory from malloc; the last unref frees the memory. */
 void lade_host_queue_init(struct host_queue *queue, lade_device *device, enum lade_queue_role role,
                           const struct host_queue_params *params);
-/* Start @queue->thread in @main with all signals blocked. -EAGAIN. */
+/* Start @queue->thread in @main with all signals blocked. -EAGAIN if threads are refused. */
 int lade_host_queue_start(struct host_queue *queue, void *(*main)(void *));
 int lade_host_queue_create_with(lade_device *device, enum lade_queue_role role, const struct host_queue_params *params,
                                 lade_queue **ret_queue);
 
 void lade_host_queue_ref(struct host_queue *queue);
 void lade_host_queue_unref(struct host_queue *queue);
-/* The count of what is submitted next. For the thread that submits. */
+/* Return the count of the next submitted work. For the submitting thread. */
 uint64_t lade_host_queue_count(struct host_queue *queue);
 /* Count one piece of work that ran from @start_ns to @end_ns. For the thread that runs the queue. */
 void lade_host_queue_finish(struct host_queue *queue, int64_t start_ns, int64_t end_ns, struct lade_span *ret_span);
-/* After a wait for (@other, @count) has ended: -ECANCELED sticks to @device if it never happened. */
+/* Check a wait for (@other, @count) that has ended: -ECANCELED sticks to @device if the event never happened. */
 void lade_host_queue_wait_check(lade_device *device, struct host_queue *other, uint64_t count);
-/* Let go of every wait for a count past @final_count, which can no longer come. */
+/* End every wait for a count above @final_count, which cannot happen any more. */
 void lade_host_queue_end(struct host_queue *queue, uint64_t final_count);
 
 int lade_host_queue_create(lade_device *device, enum lade_queue_role role, lade_queue **ret_queue);

@@ -2,25 +2,24 @@
 /*
  * The host device's queues: a thread each, fed by a ring.
  *
- * A ring has a fixed number of entries and one producer, the thread that submits; the queue's thread
- * is its one consumer. Head, tail and the event counter are three counters (counter.h): the consumer sleeps
- * on the head, a producer with a full ring on the tail, and whoever waits for an event on the event counter.
- * Waits for other queues are entries too, so that they act in their place in the order. Nothing here allocates
- * or makes a system call other than to sleep and to wake a sleeper.
+ * A ring has a fixed number of entries and one producer, the thread that submits; the queue's thread is its one
+ * consumer. Head, tail and the event counter are three counters (counter.h). The consumer sleeps on the head, a
+ * producer with a full ring on the tail, and threads that wait for an event on the event counter. Waits for other
+ * queues are entries too, so that they take effect in submission order. No code here allocates, and system calls are
+ * made only to sleep and to wake a sleeper.
  *
- * A queue outlives its destruction while other queues still have waits for its events: each such wait holds
- * a reference. Destroying first runs everything that was submitted, then raises the counter past
- * every count, so that a wait for something that can no longer come ends, with -ECANCELED as the
- * device's status, instead of hanging a thread for ever.
+ * A queue outlives its destruction while other queues still have waits for its events: each such wait holds a
+ * reference. Destruction first runs all submitted work, and then raises the counter above every count. So a wait for an
+ * event that cannot happen any more ends, with -ECANCELED as the device's status, and no thread hangs.
  *
- * Throttling. A copy over a link is due at start + latency + bytes / rate, and starts when the one before it was due,
- * when it was submitted, or when the last event that it waits for had happened, whichever is latest; not when
- * this thread got round to it. Oversleeping and waiting for a core are so made good, as far as LATE_NS goes, and
- * many small copies keep the rate, yet none is ever done sooner than the link would have done it. The
- * bytes are copied first and the rest of the time is slept, which leaves the core to the kernels.
+ * Throttling. A copy over a link is due at start + latency + bytes / rate. It starts at the latest of three times,
+ * regardless of this thread's delays: when the copy before it was due, when it was submitted, and when the last event
+ * that it waits for happened. So later copies compensate for oversleeping and for waiting for a core, up to LATE_NS.
+ * Many small copies keep the rate, and no copy ends sooner than over the real link. The bytes are copied first, and the
+ * thread sleeps for the rest of the time, which leaves the core to the kernels.
  *
- * Rejected: copying with several threads of the pool. Two threads copied no faster than one where it was measured
- * (docs/device.md), and the pool is busy with the kernels that the copy should hide behind.
+ * Rejected: copying with several threads of the pool. Two threads copied no faster than one in measurements
+ * (docs/memory.md), and the pool is busy with the kernels that run during the copy.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -31,9 +30,9 @@
 #include "base/thread.h"
 #include "device/host.h"
 
-#define RING_ENTRIES 4096 /* power of two; a step's instructions of one queue, run ahead */
+#define RING_ENTRIES 4096 /* power of two; instructions of one queue that may be submitted ahead */
 
-#define LATE_NS 2000000   /* the most that later copies make good: some turns of a shared core */
+#define LATE_NS 2000000   /* most delay that later copies compensate: some turns of a shared core */
 
 enum entry_kind { ENTRY_WORK, ENTRY_COPY, ENTRY_WAIT, ENTRY_STOP };
 
@@ -43,7 +42,7 @@ struct entry {
     struct lade_work work;
     struct {
       struct lade_copy copy;
-      int64_t submit_ns; /* of a link's queue */
+      int64_t submit_ns; /* used if the queue has a link */
     };
     struct {
       struct host_queue *queue;
@@ -125,7 +124,7 @@ void lade_host_queue_finish(struct host_queue *queue, int64_t start_ns, int64_t 
   word_raise(queue, queue->n_done);
 }
 
-/* Count one piece of work that ends now. Returns when. */
+/* Count one piece of work that ends now; return the present time. */
 static int64_t counted_finish(struct host_queue *queue, int64_t start_ns, struct lade_span *ret_span)
 {
   int64_t end_ns = lade_now_ns();
@@ -168,7 +167,7 @@ static void *queue_main(void *arg)
 {
   struct host_queue *queue = arg;
   if (queue->link)
-    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); /* nanoseconds; the default would add 50 us to every copy */
+    prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); /* nanoseconds; the default adds 50 us to every copy */
   for (uint64_t i = 0;; i++) {
     counter_wait(&queue->submitted, i + 1);
     struct entry entry = queue->ring[i % RING_ENTRIES];
@@ -185,12 +184,12 @@ static void entry_submit(struct host_queue *queue, const struct entry *entry)
 {
   uint64_t i = queue->n_entries++;
   if (i - counter_get(&queue->taken) == RING_ENTRIES)
-    counter_wait(&queue->taken, i - RING_ENTRIES / 2); /* woken once per half a ring, not once per entry */
+    counter_wait(&queue->taken, i - RING_ENTRIES / 2); /* one wake-up per half a ring, not one per entry */
   queue->ring[i % RING_ENTRIES] = *entry;
   counter_raise(&queue->submitted, i + 1);
 }
 
-/* One thread at a time submits, so that a load and a store are enough. */
+/* Count one piece of work. A load and a store are enough, because one thread at a time submits. */
 uint64_t lade_host_queue_count(struct host_queue *queue)
 {
   uint64_t count = atomic_load_explicit(&queue->n_counted, memory_order_relaxed) + 1;
@@ -198,7 +197,7 @@ uint64_t lade_host_queue_count(struct host_queue *queue)
   return count;
 }
 
-/* Of the thread that serves a queue, or waits for its stream; what a signal queue has none of. */
+/* Names of the threads that run a queue's entries or wait for its stream. A signal queue has no thread. */
 static const char *const thread_names[LADE_N_QUEUE_ROLES] = {
     [LADE_QUEUE_COMPUTE] = "lade-compute", [LADE_QUEUE_TO_HOST] = "lade-to-host",
     [LADE_QUEUE_TO_DEVICE] = "lade-to-device", [LADE_QUEUE_IO] = "lade-io",
@@ -246,7 +245,7 @@ int lade_host_queue_create_with(lade_device *device, enum lade_queue_role role, 
     queue->ring = lade_fault_calloc(device->faults, RING_ENTRIES, sizeof(*queue->ring));
     int error = queue->ring ? lade_host_queue_start(queue, queue_main) : -ENOMEM;
     if (error) {
-      queue->word.at = NULL; /* it stays the caller's */
+      queue->word.at = NULL; /* the caller keeps the word */
       lade_host_queue_unref(queue);
       return error;
     }
@@ -301,7 +300,7 @@ void lade_host_queue_wait(lade_queue *base, lade_queue *other_base, uint64_t cou
   struct host_queue *queue = (struct host_queue *)base, *other = (struct host_queue *)other_base;
   if (!queue->ring || counter_get(&other->done) >= count)
     return;
-  LADE_ASSERT(other != queue || count <= queue->n_counted); /* it would wait for itself */
+  LADE_ASSERT(other != queue || count <= queue->n_counted); /* otherwise the queue waits for its own later work */
   if (other == queue)
     return;
   lade_host_queue_ref(other);

@@ -2,9 +2,9 @@
 /*
  * Devices by name, for programs that link the library.
  *
- * The public parameters are few, because what else a device can be told (a shared pool of threads, throttled links,
- * faults) are matters of this library's own runtime. A stranger's host device populates its chunks on the
- * calling thread; a dry one gets links fast enough not to matter, since nobody asked for simulated time.
+ * The public parameters are few. Other parameters of devices (a shared pool of threads, throttled links, faults) belong
+ * to this library's own runtime. A host device opened here populates its chunks on the calling thread. A dry one gets
+ * links so fast that their time is negligible, because the caller did not ask for simulated time.
  */
 #include <errno.h>
 #include <string.h>
@@ -16,6 +16,8 @@
 
 int lade_device_open(const struct lade_device_params *params, struct lade_error *error, lade_device **ret_device)
 {
+  if (!ret_device)
+    return lade_error_set(error, -EINVAL, "lade_device_open: ret_device is NULL");
   struct lade_device_params own;
   int status = lade_struct_read("lade_device_params", params, &own, sizeof(own), error);
   if (status)

@@ -2,28 +2,27 @@
 /*
  * Backward, derived: one rule per forward op, applied while walking the forward ops in reverse.
  *
- * build->gradient_of maps a tensor to the tensor that holds the gradient which has reached it so far. A
- * rule reads the gradients of its op's outputs, pushes the backward ops, and records the gradients of its
- * inputs. When a value has two consumers (the residual stream: one branch goes through a norm, the other
- * straight on), the norm's rule finds the straight gradient already there, feeds it to norm_bwd, whose
- * result is the sum and the value's new gradient. So no op of its own ever adds two gradients, and every
- * gradient of an activation still has one producer. Parameters have one gradient tensor each, an
- * accumulator; a tied table is simply written twice.
+ * build->gradient_of maps a tensor to the tensor that holds the gradient which has reached it so far. A rule reads the
+ * gradients of its op's outputs, pushes the backward ops, and records the gradients of its inputs. Some values have two
+ * consumers: one branch of the residual stream goes through a norm, the other goes straight on. The norm's rule finds
+ * the straight gradient already there and feeds it to norm_bwd; the result is the sum, which is the value's new
+ * gradient. So no separate op adds two gradients, and every gradient of an activation still has one producer.
+ * Parameters have one gradient tensor each, an accumulator; a tied table is written twice.
  *
- * What a gradient passes through unchanged costs nothing: without a norm the backward of
- * sum = residual + drop(x + bias) is the same tensor for the residual, and without dropout the same
- * tensor for x. Only the bias's column sum and the dropout's draw are ops then.
+ * A gradient that passes through an op unchanged costs nothing. Without a norm, the backward of sum = residual + drop(x
+ * + bias) gives the residual the same tensor, and without dropout x gets it too. Only the bias's column sum and the
+ * dropout's draw are ops then.
  *
- * Order inside of a layer y = x W^T + b: weight gradient, bias gradient, then dx. At the MLP's second
- * product x is the 4d wide gelu output, whose last use is the weight gradient: with that first, x is dead
- * before dx (4d wide too) is born, and the peak of the block is one wide value lower than in the other
- * order. At the first product both orders hold the same wide values. So the one order serves everywhere.
+ * Order inside of a layer y = x W^T + b: weight gradient, bias gradient, then dx. At the MLP's second product x is the
+ * 4d wide gelu output, whose last use is the weight gradient. With that first, x ends before dx (4d wide too) begins,
+ * and the peak of the block is one wide value lower than in the other order. At the first product both orders hold the
+ * same wide values. So one order serves everywhere.
  *
- * Where dx is one rank's part of a sum the order is dx first: the ranks add their parts up while the weight's
- * gradient is computed, which by the above costs no memory, for these are first products.
+ * If dx is one rank's part of a sum, dx comes first: the ranks add their parts up while the weight's gradient is
+ * computed. As shown above this costs no memory, because these are first products.
  *
- * Rejected: stating per op what it saves. Saved is what a backward op reads and a forward op makes; the
- * graph's edges say it already, and a second statement could disagree.
+ * Rejected: stating per op the values that it saves. Saved values are those that a forward op makes and a backward op
+ * reads. The graph's edges contain this already, and a second statement could disagree.
  */
 #include "graph/build.h"
 
@@ -38,7 +37,11 @@ static int gradient_find(const struct lade_build *build, int tensor)
   return tensor < 0 ? -1 : build->gradient_of[tensor];
 }
 
-/* An op's gradient exists before its rule runs: every forward value here leads to the loss. */
+/*
+ * Return the gradient of @tensor.
+ *
+ * pre: it exists, because every forward value of a rule leads to the loss.
+ */
 static int gradient_get(const struct lade_build *build, int tensor)
 {
   int gradient = gradient_find(build, tensor);
@@ -46,7 +49,7 @@ static int gradient_get(const struct lade_build *build, int tensor)
   return gradient;
 }
 
-/* A new activation "d.<name>" shaped like @tensor, now its gradient. */
+/* Make a new activation "d.<name>" shaped like @tensor, and record it as @tensor's gradient. */
 static int gradient_make(struct lade_build *build, int tensor)
 {
   const struct lade_tensor like = build->graph->tensors[tensor];
@@ -57,7 +60,10 @@ static int gradient_make(struct lade_build *build, int tensor)
   return gradient;
 }
 
-/* What @op's backward makes as the gradient of its first input: that, or this rank's part "d.<name>.part" of it. */
+/*
+ * Make the tensor for the gradient of @op's first input that its backward computes: the whole gradient, or this rank's
+ * part "d.<name>.part" of it.
+ */
 static int partial_make(struct lade_build *build, const struct lade_op *op)
 {
   if (!op->attr.is_dx_partial)
@@ -68,7 +74,7 @@ static int partial_make(struct lade_build *build, const struct lade_op *op)
   return lade_build_tensor(build, LADE_TENSOR_ACTIVATION, like.dtype, like.n_dims, like.dims, name);
 }
 
-/* Add up the ranks' parts @dx of @forward's gradient, if parts they are. */
+/* If @dx is this rank's part of the gradient of @forward's input, add up the parts of all ranks. */
 static void partial_complete(struct lade_build *build, int forward, int dx)
 {
   if (!build->graph->ops[forward].attr.is_dx_partial)
@@ -77,13 +83,13 @@ static void partial_complete(struct lade_build *build, int forward, int dx)
   lade_build_backward_op(build, LADE_OP_ALL_REDUCE, forward, &dx, &sum);
 }
 
-/* A parameter's accumulator; -1 for an absent parameter. */
+/* Return a parameter's accumulator; -1 for an absent parameter. */
 static int accumulator_get(const struct lade_build *build, int tensor)
 {
   return tensor < 0 ? -1 : build->graph->params[build->graph->tensors[tensor].param].grad;
 }
 
-/* A copy: pushing moves nothing, but a rule should not look at an op while it pushes another. */
+/* Return a copy of a forward op, so a rule does not read an op in the array while it pushes another. */
 static struct lade_op forward_get(const struct lade_build *build, int forward)
 {
   return build->graph->ops[forward];
@@ -98,7 +104,7 @@ void lade_embed_backward(struct lade_build *build, int forward)
   int in[] = {op.in[0], dx};
   int out[] = {accumulator_get(build, op.in[1]), before < 0 ? accumulator_get(build, op.in[2]) : -1};
   lade_build_backward_op(build, LADE_OP_EMBED_BWD, forward, in, out);
-  if (before >= 0) /* the rows that other parts have passed unchanged, and no part looks at others' */
+  if (before >= 0) /* the part's rows pass through unchanged, and no part reads those of others */
     build->gradient_of[before] = dx;
 }
 
@@ -111,7 +117,7 @@ void lade_norm_backward(struct lade_build *build, int forward)
   lade_build_backward_op(build, LADE_OP_NORM_BWD, forward, in, out);
 }
 
-/* Without a norm: the gradient goes on as it is; dropout and bias take what they need. */
+/* Pass the gradient on unchanged, for a residual without a norm; push the ops of dropout and bias. */
 static void residual_plain_backward(struct lade_build *build, int forward, const struct lade_op *op)
 {
   int d_sum = gradient_get(build, op->out[0]), dx = d_sum;
@@ -130,7 +136,7 @@ static void residual_plain_backward(struct lade_build *build, int forward, const
 void lade_residual_backward(struct lade_build *build, int forward)
 {
   struct lade_op op = forward_get(build, forward);
-  LADE_ASSERT(gradient_find(build, op.in[2]) < 0); /* a later reader of residual would need an add */
+  LADE_ASSERT(gradient_find(build, op.in[2]) < 0); /* a second consumer of the residual would need an add */
   if (op.attr.norm == LADE_NORM_NONE) {
     residual_plain_backward(build, forward, &op);
     return;
@@ -153,7 +159,7 @@ void lade_dropout_backward(struct lade_build *build, int forward)
   lade_build_backward_op(build, LADE_OP_DROPOUT_BWD, forward, &dy, &dx);
 }
 
-/* Gradients of weight and bias. */
+/* Push the gradients of weight and bias. */
 static void matmul_params_backward(struct lade_build *build, int forward, const struct lade_op *op, int dy)
 {
   int d_weight = accumulator_get(build, op->in[1]);
@@ -192,7 +198,7 @@ void lade_attention_backward(struct lade_build *build, int forward)
   lade_build_backward_op(build, LADE_OP_ATTENTION_BWD, forward, in, &d_qkv);
 }
 
-/* gelu and swiglu: x, dy -> dx. */
+/* Push the backward op of gelu or swiglu: x, dy -> dx. */
 static void activation_backward(struct lade_build *build, int forward, enum lade_op_kind kind)
 {
   struct lade_op op = forward_get(build, forward);
@@ -220,8 +226,8 @@ void lade_head_loss_backward(struct lade_build *build, int forward)
 }
 
 /*
- * Backward, a row's log-sum-exp takes the statistics' place: it is all that the gradient of one rank's logits needs of
- * the others, so the gather between the halves passes it on.
+ * Pass a row's log-sum-exp on as the gradient of the statistics. The gradient of one rank's logits needs no other value
+ * of other ranks, so the backward of the gather between the two halves passes it on.
  */
 void lade_head_join_backward(struct lade_build *build, int forward)
 {
@@ -229,7 +235,7 @@ void lade_head_join_backward(struct lade_build *build, int forward)
   build->gradient_of[op->in[0]] = op->out[1];
 }
 
-/* What the parts of a table up to that of @op have of dx, in A. */
+/* Make the sum in A of dx over the parts of a table up to that of @op. */
 static int dx_sum_make(struct lade_build *build, const struct lade_op *op)
 {
   const struct lade_tensor like = build->graph->tensors[op->in[0]], stats = build->graph->tensors[op->out[0]];
@@ -238,7 +244,10 @@ static int dx_sum_make(struct lade_build *build, const struct lade_op *op)
   return lade_build_tensor(build, LADE_TENSOR_ACTIVATION, build->graph->accumulator, like.n_dims, like.dims, name);
 }
 
-/* Parts are met in their order backward, too: the rule of the first, which the walk comes to last, pushes all. */
+/*
+ * Push the backward ops of all parts at the first part, which the walk reaches last, because the backward of parts runs
+ * in the forward order too.
+ */
 void lade_head_stats_backward(struct lade_build *build, int forward)
 {
   struct lade_op op = forward_get(build, forward);
@@ -259,14 +268,17 @@ void lade_head_stats_backward(struct lade_build *build, int forward)
   partial_complete(build, last, dx);
 }
 
-/* Each rank's part has the sum's gradient. */
+/* Give each rank's part the gradient of the sum. */
 void lade_all_reduce_backward(struct lade_build *build, int forward)
 {
   const struct lade_op *op = &build->graph->ops[forward];
   build->gradient_of[op->in[0]] = gradient_get(build, op->out[0]);
 }
 
-/* Ranks that compute the same of what was gathered have the same gradient; else each has a part of it. */
+/*
+ * Pass the gradient on. If all ranks compute the same from the gathered value, they have the same gradient. Otherwise
+ * each has a part, and a reduce-scatter adds the parts.
+ */
 void lade_all_gather_backward(struct lade_build *build, int forward)
 {
   struct lade_op op = forward_get(build, forward);
@@ -286,7 +298,7 @@ void lade_reduce_scatter_backward(struct lade_build *build, int forward)
   lade_build_backward_op(build, LADE_OP_ALL_GATHER, forward, &dy, &dx);
 }
 
-/* What went to the next piece comes back as its gradient, and what came goes. */
+/* Receive the gradient of the activation that was sent to the next piece; recv's rule sends it. */
 void lade_send_backward(struct lade_build *build, int forward)
 {
   struct lade_op op = forward_get(build, forward);

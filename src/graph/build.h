@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Inside of the graph module: the op table's entries, and the builder that model files and backward
- * rules push tensors and ops into. A builder is sized for the whole graph before the first push, so
- * nothing fails in the middle; everybody outside uses graph.h alone.
+ * Internals of the graph module: the op table's entries, and the builder that model files and backward rules push
+ * tensors and ops into. A builder is sized for the whole graph before the first push, so nothing fails in the middle.
+ * All other modules use graph.h alone.
  */
 #ifndef LADE_GRAPH_BUILD_H
 #define LADE_GRAPH_BUILD_H
@@ -14,17 +14,18 @@ struct lade_build {
   const struct lade_kernels *kernels;
   int n_threads;
   float dropout;
-  int unit;         /* that pushes go to */
-  int chunk;        /* that units belong to */
-  int n_skipped_params, n_skipped_ops; /* of the whole model, forward, before this point, on other stages */
-  int n_border_ops; /* forward ops that the whole model does not have: borders, collectives, a table's later parts */
-  int *gradient_of; /* of each tensor: the tensor that holds its gradient so far; -1 */
+  int unit;         /* that new objects belong to */
+  int chunk;        /* that new units belong to */
+  int n_skipped_params, n_skipped_ops; /* of the whole model's forward half, before this point, on other stages */
+  /* forward ops that only shares have: stage boundaries, collectives, a table's later parts */
+  int n_boundary_ops;
+  int *gradient_of; /* by tensor: the tensor that holds its gradient so far; -1 */
 };
 
 /* Classes of units: equal for units of equal shape. */
 enum { LADE_CLASS_EMBED, LADE_CLASS_BLOCK, LADE_CLASS_HEAD, LADE_CLASS_RECV, LADE_CLASS_SEND };
 
-/* What a forward op makes: one per output; n_dims is 0 for an absent one. */
+/* The outputs of a forward op, one entry each; n_dims is 0 for an absent one. */
 struct lade_op_output {
   const char *suffix; /* after the op's name: "", ".rstd" */
   enum lade_tensor_kind kind;
@@ -40,124 +41,139 @@ struct lade_op_entry {
   int8_t alias; /* the input whose memory out[0] may take over; -1 */
   /* Forward ops: describe every output from inputs and attr. */
   void (*outputs)(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out);
-  double flops_per_element; /* of out[0], when flops is NULL */
+  double flops_per_element; /* of out[0], if flops is NULL */
   double (*flops)(const struct lade_graph *graph, const struct lade_op *op);
   double (*bytes)(const struct lade_graph *graph, const struct lade_op *op); /* NULL: every operand once */
   void (*bind)(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind, void *args);
-  /* Forward ops: push the ops that turn the outputs' gradients into the inputs'. */
+  /* Forward ops: push the ops that compute the inputs' gradients from the outputs' gradients. */
   void (*backward)(struct lade_build *build, int forward);
 };
 
-/* How a model is made, unit by unit, each from the residual stream to the residual stream. */
+/* The builder of a model, unit by unit; each unit maps the residual stream to the residual stream. */
 struct lade_family_entry {
   int (*embed)(struct lade_build *build, int *ret_x); /* returns the token table */
   int (*block)(struct lade_build *build, int64_t i_layer, int x);
   void (*head)(struct lade_build *build, int x, int table); /* @table -1: on another stage */
-  int n_embed_params, n_embed_ops, n_block_params, n_block_ops; /* without dropout's op behind the embedding */
+  int n_embed_params, n_embed_ops, n_block_params, n_block_ops; /* without the dropout op after the embedding */
 };
 
 /* By enum lade_op_kind. */
 extern const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS];
 
-/* ---- pushing (create.c) ---- */
+/* ---- pushing (push.c) ---- */
 
 /* Begin a unit; units with the same @class_id have equal shapes. */
 void lade_build_unit(struct lade_build *build, int class_id, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /*
- * A parameter of the current unit, named unit + @name, with its gradient; sizes are this share's. @n_cols 0: one
- * dimension. Its tensor.
+ * Add a parameter of the current unit, named unit + @name, with its gradient; sizes are this share's. @n_cols 0: one
+ * dimension. Return its tensor.
  */
 int lade_build_param(struct lade_build *build, const char *name, int64_t n_rows, int64_t n_cols, enum lade_init init,
                      float init_std);
 
-/* The next rows of @param (a tensor) are @slice, but for its name, a printf format, and its first_row. */
+/* Declare the next rows of @param (a tensor) as @slice. Its name, a printf format, and its first_row are set here. */
 void lade_build_slice(struct lade_build *build, int param, const struct lade_param_slice *slice, const char *format,
                       ...) __attribute__((format(printf, 4, 5)));
 
-/* An activation of the current unit. */
+/* Add an activation of the current unit. */
 int lade_build_tensor(struct lade_build *build, enum lade_tensor_kind kind, enum lade_dtype dtype, int n_dims,
                       const int64_t *dims, const char *name);
 
 /*
- * A forward op in the current unit; its outputs are named unit + @name + suffix. @in has the table
- * entry's n_in tensors, -1 for an absent one. Returns the op; its first output is the usual result.
+ * Add a forward op in the current unit; its outputs are named unit + @name + suffix. @in has the table entry's n_in
+ * tensors, -1 for an absent one. Return the op; its first output is the usual result.
  */
 int lade_build_op(struct lade_build *build, enum lade_op_kind kind, const char *name, const struct lade_op_attr *attr,
                   const int *in);
 
-/* A backward op of @forward, operands given. */
+/* Add a backward op of @forward with the given operands. */
 int lade_build_backward_op(struct lade_build *build, enum lade_op_kind kind, int forward, const int *in,
                            const int *out);
 
-/* out[@i] of op @op. */
+/* Return out[@i] of op @op. */
 int lade_build_out(const struct lade_build *build, int op, int i);
+
+/* Allocate zeroed arrays for all units. False: out of memory; the caller destroys the partial graph. */
+bool lade_build_reserve(struct lade_graph *graph, struct lade_build *build);
 
 /* ---- a tensor parallel rank's share (share.c) ---- */
 
-/* Does the share divide the model and the batch? -EINVAL. */
+/* Check that the share divides the model and the batch. -EINVAL. */
 int lade_share_check(const struct lade_graph_params *params, struct lade_error *error);
 
-/* On this rank: rows of the token table and how many of them, at its end, are padding; heads; key heads. */
+/* Return this rank's rows of the token table, the padding rows at its end, its heads, and its KV heads. */
 int64_t lade_share_vocabulary(const struct lade_graph *graph);
 int64_t lade_share_padding(const struct lade_graph *graph);
 int64_t lade_share_heads(const struct lade_graph *graph);
-int64_t lade_share_key_heads(const struct lade_graph *graph);
-/* Neighbours that hold the same key heads: 1 unless there are more ranks than key heads. */
+int64_t lade_share_kv_heads(const struct lade_graph *graph);
+/* Return the number of neighbours that hold the same KV heads: 1 unless there are more ranks than KV heads. */
 int lade_share_key_ranks(const struct lade_graph *graph);
-/* Rows of the residual stream. */
+/* Return the rows of the residual stream on this rank. */
 int64_t lade_share_rows(const struct lade_graph *graph);
 
-/* Slices of a checkpoint's tensor of @n_rows and @n_cols (1: a vector): all of it, or this rank's part. */
+/* Return a slice of a checkpoint's tensor of @n_rows and @n_cols (1: a vector): all of it, or this rank's part. */
 struct lade_param_slice lade_slice_whole(int64_t n_rows, int64_t n_cols);
 struct lade_param_slice lade_slice_rows(const struct lade_graph *graph, int64_t n_rows, int64_t n_cols);
 struct lade_param_slice lade_slice_cols(const struct lade_graph *graph, int64_t n_rows, int64_t n_cols);
-/* Of all key heads' rows those of this rank's; of the token table its tokens'. */
+/* Return this rank's rows among those of all KV heads, or this rank's tokens in the token table. */
 struct lade_param_slice lade_slice_key_rows(const struct lade_graph *graph, int64_t n_cols);
 struct lade_param_slice lade_slice_vocabulary(const struct lade_graph *graph);
 
-/* All ranks hold @param. @has_all_rows: each sees its whole gradient, also where the residual stream is cut by rows. */
+/*
+ * Declare that all ranks hold @param. @has_all_rows: each rank computes its whole gradient, even if the residual stream
+ * is cut by rows.
+ */
 void lade_build_replica(struct lade_build *build, int param, bool has_all_rows);
-/* The rows of @param from @first_row on are of key heads, which several ranks may hold. */
+/* Declare that the rows of @param from @first_row on are of KV heads, which several ranks may hold. */
 void lade_build_key_replica(struct lade_build *build, int param, int64_t first_row);
 
-/* All rows of @x, of the residual stream, for products that are cut; and the sum of ranks' parts @x into its rows. */
+/*
+ * Gather all rows of @x, of the residual stream, for products that are cut (enter); sum the ranks' parts @x into its
+ * rows (leave).
+ */
 int lade_build_enter(struct lade_build *build, const char *name, int x);
 int lade_build_leave(struct lade_build *build, const char *name, int x);
 
-/* Heads, hidden values: how many of a product's rows or columns the whole model has, and this rank. */
-struct lade_span {
+/* Heads or hidden values: rows or columns of a product in the whole model, and on this rank. */
+struct lade_sharded_width {
   int64_t n_all, n_own;
 };
-/* Of a product that is cut by its outputs, which are @n_spans kinds of rows, one after the other. */
-struct lade_op_attr lade_attr_column(const struct lade_build *build, int n_spans, const struct lade_span *spans);
-/* Of one that is cut by its inputs, of which the whole model has @n_all. */
+/*
+ * Return the attributes of a product that is cut by its outputs, which are @n_spans kinds of rows, one after the other.
+ */
+struct lade_op_attr lade_attr_column(const struct lade_build *build, int n_spans,
+                                     const struct lade_sharded_width *spans);
+/* Return the attributes of a product that is cut by its inputs; the whole model has @n_all inputs. */
 struct lade_op_attr lade_attr_row(const struct lade_build *build, int64_t n_all);
-/* x -> the loss, over the tokens of all ranks. @table: the head's matrix, its first part. */
+/* Build the loss of x over the tokens of all ranks. @table is the head's matrix: its first part. */
 int lade_build_head_loss(struct lade_build *build, int x, int table);
 
 /* ---- tables: a row for each token, the embedding's and the head's (table.c) ---- */
 
-/* No more parameters than these are one table. */
+/* Most parameters that one table is cut into. */
 #define LADE_TABLE_PARTS_MOST 16
 
 /*
- * The table @name of the current unit, "@file_name" in checkpoints: one parameter, or several behind each other. The
- * first one's tensor, by which the table is known below.
+ * Add the table @name of the current unit, "@file_name" in checkpoints: one parameter, or several consecutive ones.
+ * Return the first one's tensor, which identifies the table below.
  */
 int lade_build_table(struct lade_build *build, const char *name, const char *file_name, float init_std);
-/* The table is at both ends of the pipeline: its owner's, the model's first parameter, or the other end's copy. */
+/*
+ * Declare that the table is at both ends of the pipeline. It is the owner's table, the model's first parameter, or with
+ * @is_copy the last stage's copy.
+ */
 void lade_build_table_tie(struct lade_build *build, int table, bool is_copy);
 
-/* Of a table: how many parts it has, the tensor of part @i, and how many rows at its end are padding. */
+/* Return a table's number of parts, the tensor of part @i, or the padding rows at the end of a part. */
 int lade_table_n_parts(const struct lade_graph *graph, int table);
 int lade_table_part(const struct lade_graph *graph, int table, int i);
 int64_t lade_table_padding(const struct lade_graph *graph, int part);
-/* The token of the whole vocabulary whose row is part @part's first. */
+/* Return the token, in the whole vocabulary, of part @part's first row. */
 int64_t lade_table_first_token(const struct lade_graph *graph, int part);
 
-/* Tokens -> x, @positions (-1: none) added. */
+/* Build the embedding of the tokens, with @positions added (-1: none). Return x. */
 int lade_build_embed(struct lade_build *build, int table, int positions);
 
 /* ---- rules and the walk (backward.c) ---- */
@@ -187,15 +203,15 @@ void lade_build_backward(struct lade_build *build);
 
 extern const struct lade_family_entry lade_gpt2_entry, lade_llama_entry;
 
-/* The forward half of the pieces of this share (stage.c). */
+/* Build the forward half of the pieces of this share (stage.c). */
 void lade_build_stage(struct lade_build *build, const struct lade_family_entry *family);
 
-/* A field's name for messages, in the caller's language: its own in a config.json. */
+/* The names of fields for messages, as the user writes them: a config.json has its own. */
 struct lade_model_labels {
-  const char *layers, *heads, *key_heads, *width, *hidden, *context, *vocabulary, *norm_eps;
+  const char *layers, *heads, *n_kv_heads, *width, *hidden, *context, *vocabulary, *norm_eps;
 };
 
-/* lade_model_check in the words of @labels; @where begins the message ("model nano", a path). */
+/* Check a model as lade_model_check does, with the names of @labels. @where begins messages ("model nano", a path). */
 int lade_model_check_as(const struct lade_model *model, const char *where, const struct lade_model_labels *labels,
                         struct lade_error *error);
 

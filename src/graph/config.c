@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * HuggingFace's config.json of the two families, read as what a stranger wrote.
+ * Reader of HuggingFace's config.json for the two families. The files are untrusted.
  *
- * Every field that changes what the model computes is either understood or refused: a config that asks
- * for another activation, a bias, another rope scaling or a scaled attention is an error and never a
- * model that is silently a different one. Fields that only matter to generation or to Python are not
- * looked at. Sizes are required (a missing size would be a guess); what transformers gives a default
- * gets the same default here. What other families compute and these two do not (a sliding window, scaled
- * embeddings, softcapped logits, ...) is refused as well, although transformers would not look: who wrote it
- * there trained with it. Dropout is the run's affair (--dropout), not the config's.
+ * Every field that changes the computation is either understood or refused. A config with another activation, a bias,
+ * another rope scaling or a scaled attention is an error, and is never loaded as a different model. Fields that only
+ * affect generation or Python are not read. Sizes are required, because any default would be a guess. Fields with a
+ * default in transformers have the same default here. Fields of other families (a sliding window, scaled embeddings,
+ * softcapped logits, ...) are refused as well, although transformers ignores them in these two families: a config with
+ * such a field was trained with it. Dropout is an option of the run (--dropout), not of the config.
  *
- * A message is one line: the file, the field, what it is, what was expected. Values are echoed through
- * jansson's own encoder, cut short, so a hostile string cannot break the line.
+ * A message is one line: the file, the field, its value, the expected value. Values are echoed through jansson's own
+ * encoder, cut short, so a hostile string cannot break the line.
  *
- * Both spellings of rope's parameters are read: rope_theta with rope_scaling, and the one object
- * rope_parameters of newer versions.
+ * Both spellings of rope's parameters are read: rope_theta with rope_scaling, and the one object rope_parameters of
+ * newer versions.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -27,24 +26,24 @@
 #include "base/file.h"
 #include "graph/build.h"
 
-/* The largest real config.json is some hundred kilobytes; more is not one. */
+/* The largest real config.json is some hundred kilobytes; larger files are refused. */
 #define MAX_FILE_BYTES (4 << 20)
 #define ECHO_BYTES 48
 
 struct config {
   const char *path;
-  json_t *object; /* that fields are looked up in */
-  const char *prefix; /* of field names in messages: "", "rope_scaling." */
+  json_t *object; /* that contains the fields */
+  const char *prefix; /* prefix of field names in messages: "", "rope_scaling." */
   struct lade_error *error;
 };
 
 /* ---- one field ---- */
 
-/* A value as it stands in the file, at most ECHO_BYTES. */
+/* Format a value as in the file, in at most ECHO_BYTES. */
 static void value_echo(const json_t *value, char *ret_text)
 {
   char *text = value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
-  const char *otherwise = value ? "something else" : "missing"; /* the echo itself may lack memory */
+  const char *otherwise = value ? "something else" : "missing"; /* there may be no memory for the echo */
   snprintf(ret_text, ECHO_BYTES, "%s", text ? text : otherwise);
   if (text && strlen(text) >= ECHO_BYTES)
     memcpy(ret_text + ECHO_BYTES - 4, "...", 4);
@@ -59,14 +58,14 @@ static int field_refuse(const struct config *config, const char *name, const cha
                         text, expected);
 }
 
-/* An absent field and null are the same, as they are to transformers. */
+/* Find a field. An absent field and null are the same, as in transformers. */
 static const json_t *field_find(const struct config *config, const char *name)
 {
   const json_t *value = json_object_get(config->object, name);
   return json_is_null(value) ? NULL : value;
 }
 
-/* A whole number; its range is lade_model_check's. @fallback below 0: required. */
+/* Read a whole number; lade_model_check checks its range. @fallback below 0: required. */
 static int field_integer(const struct config *config, const char *name, int64_t fallback, int64_t *ret_value)
 {
   const json_t *value = field_find(config, name);
@@ -80,7 +79,7 @@ static int field_integer(const struct config *config, const char *name, int64_t 
   return 0;
 }
 
-/* @fallback NaN would be no number: below 0 means required. */
+/* Read a number. @fallback below 0: required. */
 static int field_number(const struct config *config, const char *name, float fallback, float *ret_value)
 {
   const json_t *value = field_find(config, name);
@@ -103,7 +102,7 @@ static int field_boolean(const struct config *config, const char *name, bool fal
   return 0;
 }
 
-/* A switch that has to be @expected, which is also its default. */
+/* Check a switch that must be @expected, which is also its default. */
 static int field_fixed(const struct config *config, const char *name, bool expected)
 {
   bool value = expected;
@@ -113,7 +112,7 @@ static int field_fixed(const struct config *config, const char *name, bool expec
   return rc;
 }
 
-/* A string that is one of two (@b may be NULL); absent is fine when @is_optional. */
+/* Check a string that must be @a or @b (@b may be NULL). It may be absent if @is_optional. */
 static int field_choice(const struct config *config, const char *name, bool is_optional, const char *a, const char *b)
 {
   const json_t *value = field_find(config, name);
@@ -138,13 +137,15 @@ static int fields_integer(const struct config *config, const struct integer_fiel
   return rc;
 }
 
-/* What a model of neither family has: absent, null, false or empty, or the number that changes nothing. */
+/*
+ * Refuse fields that neither family has. Allowed values are absent, null, false, empty, or the number without effect.
+ */
 static int foreign_refuse(const struct config *config)
 {
   static const struct {
     const char *name;
     double neutral;
-    const char *off; /* what is false where it says nothing */
+    const char *off; /* the field has no effect if this switch is false */
   } fields[] = {
       {"sliding_window", 0, "use_sliding_window"}, {"no_rope_layers", 0},          {"partial_rotary_factor", 1},
       {"rope_interleaved", 0},     {"query_pre_attn_scalar", 0},   {"attention_multiplier", 0},
@@ -200,15 +201,15 @@ static int gpt2_read(const struct config *config, struct lade_model *model)
     rc = gpt2_switches(config);
   if (rc < 0)
     return rc;
-  model->key_heads = model->heads;
-  if (!field_find(config, "n_inner")) /* a width out of range is refused below, whatever hidden is then */
+  model->n_kv_heads = model->heads;
+  if (!field_find(config, "n_inner")) /* a width out of range is refused below, with any hidden */
     model->hidden = model->width >= 1 && model->width <= 1 << 20 ? 4 * model->width : 1;
   return lade_model_check_as(model, config->path, &labels, config->error);
 }
 
 /* ---- Llama ---- */
 
-/* One of rope_scaling and rope_parameters: {"rope_type": "llama3", "factor": ...}. */
+/* Read one of rope_scaling and rope_parameters: {"rope_type": "llama3", "factor": ...}. */
 static int rope_read(const struct config *outer, const char *name, struct lade_model *model)
 {
   json_t *object = json_object_get(outer->object, name);
@@ -258,7 +259,7 @@ static int llama_read(const struct config *config, struct lade_model *model)
       {"vocab_size", -1, &model->vocabulary},      {"max_position_embeddings", -1, &model->context},
       {"hidden_size", -1, &model->width},          {"intermediate_size", -1, &model->hidden},
       {"num_hidden_layers", -1, &model->layers},   {"num_attention_heads", -1, &model->heads},
-      {"num_key_value_heads", 0, &model->key_heads}, {"head_dim", 0, &model->head_dim},
+      {"num_key_value_heads", 0, &model->n_kv_heads}, {"head_dim", 0, &model->head_dim},
   };
   model->family = LADE_LLAMA;
   int rc = fields_integer(config, fields, LADE_COUNT(fields));
@@ -277,7 +278,7 @@ static int llama_read(const struct config *config, struct lade_model *model)
   if (rc < 0)
     return rc;
   if (!field_find(config, "num_key_value_heads"))
-    model->key_heads = model->heads;
+    model->n_kv_heads = model->heads;
   if (field_find(config, "head_dim") && model->head_dim == 0)
     return field_refuse(config, "head_dim", "a whole number from 1");
   rc = lade_model_check_as(model, config->path, &labels, config->error);
@@ -308,7 +309,7 @@ int lade_model_load(const char *path, struct lade_model *ret_model, struct lade_
   json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &json_error);
   free(text);
   if (!root && (json_error.text[0] == 0 || json_error_code(&json_error) == json_error_out_of_memory))
-    return lade_error_set(error, -ENOMEM, "%s: out of memory reading it", path); /* no syntax error is nameless */
+    return lade_error_set(error, -ENOMEM, "%s: out of memory reading it", path); /* a syntax error always has a text */
   if (!root)
     return lade_error_set(error, -EINVAL, "%s: line %d: not JSON: %s", path, json_error.line, json_error.text);
   struct lade_model model = {0};

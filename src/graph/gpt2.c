@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * GPT-2 (Radford et al. 2019) as a graph: learned positions, pre-norm blocks with LayerNorm, fused qkv,
- * GELU MLP, biases everywhere, dropout after the embedding, on the attention probabilities and on both
- * branches. The output head is the token table when the model is tied.
+ * GPT-2 (Radford et al. 2019) as a graph: learned positions, pre-norm blocks with LayerNorm, fused qkv, GELU MLP,
+ * biases everywhere, dropout after the embedding, on the attention probabilities and on both branches. The output head
+ * is the token table if the model is tied.
  *
- * A branch's last product has no bias of its own: the fused residual op adds it, draws the dropout, adds
- * the residual and makes the next norm in one pass over the row. A block takes and gives the residual
- * stream alone (its first norm is its own), so that one tensor is all that crosses between units.
+ * A branch's last product has no bias op of its own. The fused residual op adds the bias, draws the dropout, adds the
+ * residual and makes the next norm in one pass over the row. A block takes and returns only the residual stream (its
+ * first norm is its own), so only one tensor crosses between units.
  *
- * Checkpoint names are those that GPT2LMHeadModel saves; its Conv1D weights are stored [in, out].
- * Initial values are GPT-2's: normal 0.02, the branches' last products scaled by 1/sqrt(2 layers).
+ * Checkpoint names are those that GPT2LMHeadModel saves; its Conv1D weights are stored [in, out]. Initial values are
+ * GPT-2's: normal 0.02, the branches' last products scaled by 1/sqrt(2 layers).
  */
 #include "graph/build.h"
 
@@ -30,7 +30,7 @@ static const char *unit_name(const struct lade_build *build)
   return build->graph->units[build->unit].name;
 }
 
-/* A vector over the width of the model, all of it on every rank, stored as "transformer.", @unit, @name. */
+/* Add a vector over the width of the model, whole on every rank, stored as "transformer.", @unit, @name. */
 static int param_width(struct lade_build *build, const char *unit, const char *name, enum lade_init init)
 {
   int64_t d = build->graph->model.width;
@@ -41,7 +41,7 @@ static int param_width(struct lade_build *build, const char *unit, const char *n
   return param;
 }
 
-/* Weight, or with @n_in 0 bias, of a product that is cut by its outputs. */
+/* Add the weight, or with @n_in 0 the bias, of a product that is cut by its outputs. */
 static int param_rows(struct lade_build *build, const char *name, int64_t n_out, int64_t n_in)
 {
   struct lade_param_slice slice = lade_slice_rows(build->graph, n_out, LADE_MAX(n_in, 1));
@@ -51,7 +51,7 @@ static int param_rows(struct lade_build *build, const char *name, int64_t n_out,
   return param;
 }
 
-/* Weight of a product that is cut by its inputs. */
+/* Add the weight of a product that is cut by its inputs. */
 static int param_cols(struct lade_build *build, const char *name, int64_t n_out, int64_t n_in, float std)
 {
   struct lade_param_slice slice = lade_slice_cols(build->graph, n_out, n_in);
@@ -62,8 +62,8 @@ static int param_cols(struct lade_build *build, const char *name, int64_t n_out,
 }
 
 /*
- * Rows of queries, keys and values lie in one tensor, one kind after the other: the heads of one of several ranks are
- * three slices of it.
+ * Add the weight or bias of qkv. Rows of queries, keys and values lie in one tensor, one kind after the other, so the
+ * heads of one of several ranks are three slices of it.
  */
 static int param_qkv(struct lade_build *build, const char *name, int64_t n_in)
 {
@@ -81,7 +81,7 @@ static int param_qkv(struct lade_build *build, const char *name, int64_t n_in)
   return param;
 }
 
-/* The token table; every other unit's x comes out of ret_x. */
+/* Build the embedding unit: the first block's x in *ret_x. Return the token table. */
 static int embed_build(struct lade_build *build, int *ret_x)
 {
   const struct lade_model *model = &build->graph->model;
@@ -100,13 +100,13 @@ static int embed_build(struct lade_build *build, int *ret_x)
   return wte;
 }
 
-/* x -> the attention branch before its bias. */
+/* Build the attention branch of x, before its bias. */
 static int attention_build(struct lade_build *build, const char *unit, int x, float branch_std)
 {
   const struct lade_model *model = &build->graph->model;
   int64_t d = model->width;
-  struct lade_span kind = {d, d / build->graph->share.tp};
-  struct lade_op_attr column = lade_attr_column(build, 3, (struct lade_span[]){kind, kind, kind});
+  struct lade_sharded_width kind = {d, d / build->graph->share.tp};
+  struct lade_op_attr column = lade_attr_column(build, 3, (struct lade_sharded_width[]){kind, kind, kind});
   struct lade_op_attr norm = attr_norm(build), row = lade_attr_row(build, d);
   int ln_weight = param_width(build, unit, "ln_1.weight", LADE_INIT_ONE);
   int ln_bias = param_width(build, unit, "ln_1.bias", LADE_INIT_ZERO);
@@ -118,18 +118,18 @@ static int attention_build(struct lade_build *build, const char *unit, int x, fl
   h = lade_build_enter(build, "attn.gather", h);
   int qkv = lade_build_op(build, LADE_OP_MATMUL, "attn.qkv", &column, (int[]){h, qkv_weight, qkv_bias});
   struct lade_op_attr attr = {.dropout = build->dropout, .heads = lade_share_heads(build->graph),
-                              .key_heads = lade_share_key_heads(build->graph), .head_dim = d / model->heads};
+                              .n_kv_heads = lade_share_kv_heads(build->graph), .head_dim = d / model->heads};
   int out = lade_build_op(build, LADE_OP_ATTENTION, "attn.out", &attr, (int[]){lade_build_out(build, qkv, 0)});
   int proj = lade_build_op(build, LADE_OP_MATMUL, "attn.proj", &row,
                            (int[]){lade_build_out(build, out, 0), proj_weight, -1});
   return lade_build_leave(build, "attn.reduce", lade_build_out(build, proj, 0));
 }
 
-/* h (after ln_2) -> the MLP branch before its bias. */
+/* Build the MLP branch of h (after ln_2), before its bias. */
 static int mlp_build(struct lade_build *build, int h, float branch_std)
 {
   const struct lade_model *model = &build->graph->model;
-  struct lade_span hidden = {model->hidden, model->hidden / build->graph->share.tp};
+  struct lade_sharded_width hidden = {model->hidden, model->hidden / build->graph->share.tp};
   struct lade_op_attr column = lade_attr_column(build, 1, &hidden), row = lade_attr_row(build, model->hidden);
   int fc_weight = param_rows(build, "mlp.c_fc.weight", model->hidden, model->width);
   int fc_bias = param_rows(build, "mlp.c_fc.bias", model->hidden, 0);
@@ -165,7 +165,7 @@ static int block_build(struct lade_build *build, int64_t i_layer, int x)
   return lade_build_out(build, x2, 0);
 }
 
-/* The head's weight: the table, a copy of it, or its own. */
+/* Return the head's weight: the table, a copy of it, or a table of its own. */
 static int head_weight(struct lade_build *build, int wte)
 {
   if (!build->graph->model.is_tied)

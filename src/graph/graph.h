@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The graph: WHAT one microbatch computes on one rank's share of the model.
+ * The graph: the computation of one microbatch on one rank's share of the model.
  *
- * A graph is a list of tensors and a list of ops, forward first, then backward in execution order.
- * It is in SSA form: every activation has one producer. The one exception is written on the tensor:
- * a parameter's gradient (LADE_TENSOR_GRAD) is an accumulator that several ops may add to; each op that
- * outputs it makes its next version. One op is one call of one kernel.
+ * A graph is a list of tensors and a list of ops, forward first, then backward in execution order. It is in SSA form:
+ * every activation has one producer. The one exception is written on the tensor: a parameter's gradient
+ * (LADE_TENSOR_GRAD) is an accumulator that several ops may add to; each op that outputs it makes its next version. One
+ * op is one call of one kernel.
  *
- * The op table (ops.c) is the only place that knows an op: its name, the shapes of its outputs, flops and
- * bytes, which output may take over which input's memory, how to fill its kernel's arguments, and how its
- * backward is made. The backward half of a graph is derived by walking the forward ops in reverse
- * (backward.c); what has to be saved for it follows from the uses and is stated nowhere.
+ * The op table (ops.c) is the only place that defines an op: its name, the shapes of its outputs, flops and bytes, the
+ * inputs whose memory an output may take over, its kernel's arguments, and the rule of its backward. The backward half
+ * of a graph is derived by walking the forward ops in reverse (backward.c). The saved values follow from the uses and
+ * are not stored.
  *
- * A unit is a span of ops that is sharded, checkpointed and scheduled together: the embedding, one
- * transformer block, the head with the loss. Units of equal shape have the same class.
+ * A unit is a span of ops that is sharded, checkpointed and scheduled together: the embedding, one transformer block,
+ * the head with the loss. Units of equal shape have the same class.
  *
- * Graphs are built once and read by everybody afterwards: immutable, any thread.
+ * A graph is immutable after it is built; any thread may read it.
  */
 #ifndef LADE_GRAPH_H
 #define LADE_GRAPH_H
@@ -38,7 +38,7 @@ enum lade_family { LADE_GPT2, LADE_LLAMA };
 struct lade_model {
   char name[LADE_NAME_BYTES];
   enum lade_family family;
-  int64_t layers, heads, key_heads, width, hidden, context, vocabulary;
+  int64_t layers, heads, n_kv_heads, width, hidden, context, vocabulary;
   int64_t head_dim;      /* Llama: the width of a head; 0: width / heads (lade_model_head_dim) */
   bool is_tied;          /* the head is the token embedding */
   bool takes_vocabulary; /* from the data: nano and baby */
@@ -52,44 +52,46 @@ static inline int64_t lade_model_head_dim(const struct lade_model *model)
   return model->head_dim ? model->head_dim : model->width / model->heads;
 }
 
-/* A preset by name. -ENOENT with the list of names in @error. */
+/* Get a preset by name. -ENOENT with the list of names in @error. */
 int lade_model_preset(const char *name, struct lade_model *ret_model, struct lade_error *error);
-/* Name of preset @i, NULL past the end. */
+/* Return the name of preset @i, NULL past the end. */
 const char *lade_model_preset_name(int i);
-/* A HuggingFace config.json of either family: -ENOENT, -EINVAL (field, what is wrong with it, what is expected). */
+/* Load a HuggingFace config.json of either family. -ENOENT; -EINVAL with field, value and expected value. */
 int lade_model_load(const char *path, struct lade_model *ret_model, struct lade_error *error);
-/* Every field in range and dividing as it must. -EINVAL. */
+/* Check that every field is in range and divides as it must. -EINVAL. */
 int lade_model_check(const struct lade_model *model, struct lade_error *error);
-/* Exact number of parameters (tied ones once), and of one layer. */
+/* Return the exact number of parameters (tied ones once), or that of one layer. */
 int64_t lade_model_n_params(const struct lade_model *model);
 int64_t lade_model_layer_n_params(const struct lade_model *model);
 /*
- * Necessary flops per token of a training step: 6 (matmul parameters, head included) + 6 L d T, d being what all heads
- * have together. A token's embedding lookup is no matmul; a tied head counts.
+ * Return the necessary flops per token of a training step: 6 (matmul parameters, head included) + 6 L d T; d is the
+ * width of all heads together. A token's embedding lookup is no matmul; a tied head counts.
  */
-double lade_model_flops_per_token(const struct lade_model *model, int64_t time);
+double lade_model_flops_per_token(const struct lade_model *model, int64_t seq_len);
 
 /* ---- graphs ---- */
 
-/* Which part of the model a graph is of: one rank's. All zero: the whole model. */
+/* The part of the model that a graph contains: one rank's. All zero: the whole model. */
 struct lade_share {
   int tp, tp_rank;  /* tensor parallel ranks, 0 meaning 1, and this one among them */
-  bool is_sequence; /* beside them norms, residual and dropout work on 1/tp of the rows */
+  bool is_sequence; /* then norms, residual and dropout work on 1/tp of the rows */
   int pp, pp_rank;  /* pipeline stages, 0 meaning 1, and this one among them */
   int n_chunks;     /* of layers per stage, 0 meaning 1 */
-  int n_shards;     /* ranks that gather a parameter for its use and drop it after it (ZeRO-3), 0 meaning 1: table.c */
+  int n_shards;     /* ranks that gather a parameter for each use and drop it afterwards (ZeRO-3), 0 meaning 1:
+                       table.c */
 };
 
 /*
- * The layers of one piece of a model that is cut into @n_pieces, at least a layer each: chunk c of stage s is piece
- * c * pp + s. The first piece has the embedding too, the last the head with the loss. Pieces are cut by flops, at
- * sequence length @time: the last one gets as many layers less as its head is worth, and what does not divide goes to
- * later pieces, whose stages hold fewer microbatches. -EINVAL with the numbers of pieces that would do.
+ * Return the layers of one piece of a model that is cut into @n_pieces, at least a layer each: chunk c of stage s is
+ * piece c * pp + s. The first piece has the embedding too, the last the head with the loss. Pieces are cut by flops, at
+ * sequence length @seq_len. The last one gets fewer layers, by the cost of its head. The remainder goes to later
+ * pieces, whose stages hold fewer microbatches. -EINVAL with the numbers of pieces that work.
  */
 struct lade_layer_span {
   int64_t first, n;
 };
-int lade_piece_layers(const struct lade_model *model, int64_t time, int n_pieces, int piece, struct lade_error *error,
+int lade_piece_layers(const struct lade_model *model, int64_t seq_len, int n_pieces, int piece,
+                      struct lade_error *error,
                       struct lade_layer_span *ret_span);
 
 enum lade_tensor_kind {
@@ -108,16 +110,16 @@ struct lade_tensor {
   int n_dims;
   int64_t dims[4];
   uint64_t bytes;
-  int unit;     /* that owns it: its producer's, a parameter's own */
+  int unit;     /* its producer's, or a parameter's own */
   int producer; /* op; -1 for tokens, targets, parameters; a gradient's first writer */
   int param;    /* of PARAM and GRAD; else -1 */
 };
 
 /*
- * Rows [first_row, first_row + n_rows) of a parameter, all its columns, are a rectangle of this tensor of a HuggingFace
- * checkpoint: of all of it in a graph of the whole model, of a share of it in a graph of one rank's. The tensor's
- * rows and columns are counted as parameters have them, before a transposition. Rows of a parameter that no slice names
- * are padding: they stay zero and are in no checkpoint.
+ * Rows [first_row, first_row + n_rows) of a parameter, with all its columns, are a rectangle of this tensor of a
+ * HuggingFace checkpoint. In a graph of the whole model it is the whole tensor, in a graph of one rank's share a part.
+ * The tensor's rows and columns are counted as parameters have them, before a transposition. Rows of a parameter
+ * outside all slices are padding: they stay zero and are in no checkpoint.
  */
 struct lade_param_slice {
   char name[96];
@@ -132,16 +134,16 @@ enum lade_init { LADE_INIT_ZERO, LADE_INIT_ONE, LADE_INIT_NORMAL };
 
 struct lade_param {
   int tensor, grad;
-  int n_parts;       /* of the table or head that this is of, one parameter behind the other; 1 of what is not cut */
+  int n_parts;       /* of the table or head that this is part of, consecutive parameters; 1 if it is not cut */
   int64_t first_row; /* of this part, among this rank's rows */
   bool is_at_both_ends; /* a tied table, on the first stage and on the last: its gradient is the sum of both */
-  bool is_copy;         /* the last one's, which the first one owns: not in checkpoints, not in norms */
+  bool is_copy;         /* of the last stage, owned by the first: not in checkpoints, not in norms */
   int number; /* among the whole model's parameters, the same in every share */
   bool has_decay; /* two or more dimensions */
   /*
-   * On tensor parallel ranks. The first n_owned_rows count for this rank where all ranks' are put together, in norms
-   * and checkpoints; the others are copies of what a lower rank owns. The gradient's rows from first_shared_row
-   * on are parts where n_sharers is more than 1: once a step's is complete, each run of so many neighbours adds theirs.
+   * On tensor parallel ranks. The first n_owned_rows count for this rank in values over all ranks, in norms and
+   * checkpoints; the others are copies of a lower rank's rows. If n_sharers is more than 1, the gradient's rows from
+   * first_shared_row on are parts. Once a step's gradient is complete, each run of n_sharers neighbours adds its parts.
    */
   int64_t n_owned_rows, first_shared_row;
   int n_sharers;
@@ -190,14 +192,14 @@ struct lade_op_attr {
   float eps;
   float dropout;   /* probability; 0 for none */
   uint32_t stream; /* of random draws: the op's own number, the same in forward, recompute and backward */
-  int64_t heads, key_heads, head_dim;
+  int64_t heads, n_kv_heads, head_dim;
   int peer; /* of SEND and RECV: position on the pipeline's axis */
-  enum lade_axis axis; /* of collectives, and of what follows is_dx_partial */
-  bool is_dx_partial;  /* the gradient of x that this rank makes is a part: the sum over the axis is all of it */
+  enum lade_axis axis; /* of collectives, and of the collective after is_dx_partial */
+  bool is_dx_partial;  /* this rank's gradient of x is a part: the sum over the axis is the whole gradient */
   /*
-   * In what order sums are made that tensor parallel ranks may cut, such that every number of them gives the same bits:
-   * a property of the model, of which a rank has its leaves. Where activations are rounded to less than A, so are
-   * ranks' parts, no order helps, and there are none.
+   * The order of sums that tensor parallel ranks may cut, such that every number of ranks gives the same bits. It is a
+   * property of the model; a rank has its leaves of it. If activations are rounded to less than A, so are ranks' parts.
+   * Then no order gives equal bits, and there are no trees.
    */
   struct lade_k_tree y_tree, dx_tree; /* of MATMUL: of its sum over inputs; of its MATMUL_DX's over outputs */
   int64_t leaf_tokens;                /* of the head's sums over the vocabulary (struct lade_head_loss_fwd_args) */
@@ -212,10 +214,10 @@ struct lade_op {
   int n_in, n_out;
   int in[LADE_OP_MAX_IN]; /* tensors; an absent optional operand is -1 */
   int out[LADE_OP_MAX_OUT];
-  int8_t alias[LADE_OP_MAX_OUT]; /* out[i] may be in[alias[i]]'s memory when that value dies here; -1 */
+  int8_t alias[LADE_OP_MAX_OUT]; /* out[i] may be in[alias[i]]'s memory if that value's live range ends here; -1 */
   struct lade_op_attr attr;
   double flops; /* executed by the kernel */
-  double bytes; /* read and written at least; of a collective sent by this rank, as rings send */
+  double bytes; /* least bytes read and written; of a collective: sent by this rank in a ring */
   uint64_t workspace_bytes;
 };
 
@@ -228,13 +230,13 @@ struct lade_unit {
 };
 
 struct lade_graph {
-  struct lade_model model; /* the whole one */
+  struct lade_model model; /* the whole model */
   struct lade_share share; /* sizes filled in */
   enum lade_dtype dtype, accumulator; /* D and A */
   enum lade_moments moments;          /* in which AdamW's state is kept */
   enum lade_master master;
   enum lade_dtype grad_dtype;         /* in which AdamW takes complete gradients: A, or BF16 */
-  int64_t batch, time;                /* of one microbatch */
+  int64_t batch, seq_len;                /* of one microbatch */
   int n_tensors, n_params, n_ops, n_fwd_ops, n_units;
   struct lade_tensor *tensors;
   struct lade_param *params; /* in checkpoint order */
@@ -247,27 +249,27 @@ struct lade_graph_params {
   size_t struct_size;
   const struct lade_model *model;
   enum lade_dtype dtype; /* F32, BF16, F16; F64 for references */
-  int64_t batch, time;
+  int64_t batch, seq_len;
   float dropout;
   const struct lade_kernels *kernels; /* workspaces depend on them */
   int n_threads;
   enum lade_moments moments;
   enum lade_master master; /* other than EXACT for BF16 only */
-  enum lade_dtype grad_dtype; /* F32 (A, that is), or BF16: complete gradients are rounded once; not of F64 */
+  enum lade_dtype grad_dtype; /* F32 (that is, A), or BF16: complete gradients are rounded once; not with F64 */
   struct lade_share share;
 };
 
-/* Build forward and backward. The graph is the caller's. -EINVAL (time past the context, ...), -ENOMEM. */
+/* Build forward and backward. The caller owns the graph. -EINVAL (seq_len past the context, ...), -ENOMEM. */
 int lade_graph_create(const struct lade_graph_params *params, struct lade_error *error, struct lade_graph **ret_graph);
 void lade_graph_destroy(struct lade_graph *graph);
 
-/* Are complete gradients rounded for the update? */
+/* True if complete gradients are rounded for the update. */
 static inline bool lade_graph_rounds(const struct lade_graph *graph)
 {
   return graph->grad_dtype != graph->accumulator;
 }
 
-/* What binding an op to memory needs: one address per operand (0 for an absent one). */
+/* Inputs of binding an op to memory: one address per operand (0 for an absent one). */
 struct lade_bind {
   uintptr_t in[LADE_OP_MAX_IN], out[LADE_OP_MAX_OUT], workspace;
   unsigned accumulate; /* bit i: out[i] is a gradient that already holds a sum */
@@ -278,19 +280,21 @@ struct lade_bind {
 /* Fill the kernel's arguments for @op into @ret_args (LADE_OP_ARGS_BYTES, 64-byte aligned). Never fails. */
 void lade_op_bind(const struct lade_graph *graph, int op, const struct lade_bind *bind, void *ret_args);
 
-/* Whether the op is one of the three collectives: their bytes are what this rank sends. */
+/* True for the three collectives, whose bytes are those that this rank sends. */
 bool lade_op_is_collective(enum lade_op_kind kind);
 
-/* Whether the op is no kernel's: a transfer between ranks, collectives too, that an instruction of its own makes. */
-bool lade_op_is_border(enum lade_op_kind kind);
+/* True if the op has no kernel: a transfer between ranks, collectives included, with an instruction of its own. */
+bool lade_op_is_stage_boundary(enum lade_op_kind kind);
 
-/* Forward values that can be made again: all that forward kernels make, but not what came from another stage. */
+/*
+ * True for forward values that can be recomputed: all outputs of forward kernels, but none received from another stage.
+ */
 bool lade_tensor_is_repeatable(const struct lade_graph *graph, int tensor);
 
-/* Is a table several parameters (lade_param.n_parts)? */
+/* True if a table is several parameters (lade_param.n_parts). */
 bool lade_graph_has_parts(const struct lade_graph *graph);
 
-/* "matmul", "matmul_dw"; static. */
+/* Return the name, such as "matmul" or "matmul_dw"; static. */
 const char *lade_op_kind_name(enum lade_op_kind kind);
 
 #endif

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Llama (Touvron et al. 2023; Llama 3, 2024) as a graph: RMSNorm, rotary positions on queries and keys,
- * grouped-query attention, SwiGLU, no biases, an untied head unless the model says otherwise. Dropout,
- * when asked for, acts where GPT-2's does.
+ * Llama (Touvron et al. 2023; Llama 3, 2024) as a graph: RMSNorm, rotary positions on queries and keys, grouped-query
+ * attention, SwiGLU, no biases, and an untied head unless the model is tied. Optional dropout acts where GPT-2's does.
  *
- * Query, key and value projections are one parameter and one product, so are gate and up: wider products,
- * fewer reads of the input. Their slices say which rows are which tensor of a checkpoint; names are
- * LlamaForCausalLM's. Rope is an op of its own after the product, in place where the planner lets it be:
- * its backward needs no saved value, so the rotated qkv is all that attention keeps. Heads together may be wider or
- * narrower than the model: the projections into and out of them have their width.
+ * Query, key and value projections are one parameter and one product, and so are gate and up: wider products read the
+ * input less often. Their slices map rows to the tensors of a checkpoint; names are LlamaForCausalLM's. Rope is an op
+ * of its own after the product, in place if the planner allows it. Its backward needs no saved value, so attention
+ * keeps only the rotated qkv. Heads together may be wider or narrower than the model: the projections into and out of
+ * them have their width.
  *
  * Initial values: normal 0.02, the branches' last products scaled by 1/sqrt(2 layers) as in GPT-2.
  */
@@ -23,7 +22,7 @@ static struct lade_op_attr attr_norm(const struct lade_build *build)
   return (struct lade_op_attr){.norm = LADE_NORM_RMS, .eps = build->graph->model.norm_eps};
 }
 
-/* A norm's weight, all of it on every rank; @i_layer -1: no layer's. */
+/* Add a norm's weight, whole on every rank; @i_layer -1: it belongs to no layer. */
 static int param_norm(struct lade_build *build, const char *name, int64_t i_layer)
 {
   int64_t d = build->graph->model.width;
@@ -37,7 +36,7 @@ static int param_norm(struct lade_build *build, const char *name, int64_t i_laye
   return param;
 }
 
-/* Weight of a product that is cut by its inputs, of a branch's end. */
+/* Add the weight of a branch's last product, which is cut by its inputs. */
 static int param_cols(struct lade_build *build, const char *name, int64_t i_layer, int64_t n_in, float std)
 {
   int64_t d = build->graph->model.width;
@@ -47,7 +46,7 @@ static int param_cols(struct lade_build *build, const char *name, int64_t i_laye
   return param;
 }
 
-/* The token table; the first block's x comes out of ret_x. */
+/* Build the embedding unit: the first block's x in *ret_x. Return the token table. */
 static int embed_build(struct lade_build *build, int *ret_x)
 {
   lade_build_unit(build, LADE_CLASS_EMBED, "embed");
@@ -95,12 +94,12 @@ static struct lade_op_attr qkv_attr(const struct lade_build *build)
 {
   const struct lade_graph *graph = build->graph;
   int64_t head_dim = lade_model_head_dim(&graph->model);
-  struct lade_span query = {graph->model.heads * head_dim, lade_share_heads(graph) * head_dim};
-  struct lade_span key = {graph->model.key_heads * head_dim, lade_share_key_heads(graph) * head_dim};
-  return lade_attr_column(build, 3, (struct lade_span[]){query, key, key});
+  struct lade_sharded_width query = {graph->model.heads * head_dim, lade_share_heads(graph) * head_dim};
+  struct lade_sharded_width key = {graph->model.n_kv_heads * head_dim, lade_share_kv_heads(graph) * head_dim};
+  return lade_attr_column(build, 3, (struct lade_sharded_width[]){query, key, key});
 }
 
-/* x -> the attention branch. */
+/* Build the attention branch of x. */
 static int attention_build(struct lade_build *build, int64_t i_layer, int x, float branch_std)
 {
   const struct lade_model *model = &build->graph->model;
@@ -116,7 +115,7 @@ static int attention_build(struct lade_build *build, int64_t i_layer, int x, flo
   h = lade_build_enter(build, "attn.gather", h);
   int qkv = lade_build_op(build, LADE_OP_MATMUL, "attn.qkv", &column, (int[]){h, qkv_weight, -1});
   struct lade_op_attr attr = {.heads = lade_share_heads(build->graph),
-                              .key_heads = lade_share_key_heads(build->graph), .head_dim = head_dim};
+                              .n_kv_heads = lade_share_kv_heads(build->graph), .head_dim = head_dim};
   int rope = lade_build_op(build, LADE_OP_ROPE, "attn.rope", &attr, (int[]){lade_build_out(build, qkv, 0)});
   attr.dropout = build->dropout;
   int out = lade_build_op(build, LADE_OP_ATTENTION, "attn.out", &attr, (int[]){lade_build_out(build, rope, 0)});
@@ -125,12 +124,12 @@ static int attention_build(struct lade_build *build, int64_t i_layer, int x, flo
   return lade_build_leave(build, "attn.reduce", lade_build_out(build, proj, 0));
 }
 
-/* h (after the second norm) -> the MLP branch. */
+/* Build the MLP branch of h (after the second norm). */
 static int mlp_build(struct lade_build *build, int64_t i_layer, int h, float branch_std)
 {
   int64_t hidden = build->graph->model.hidden;
-  struct lade_span half = {hidden, hidden / build->graph->share.tp};
-  struct lade_op_attr column = lade_attr_column(build, 2, (struct lade_span[]){half, half});
+  struct lade_sharded_width half = {hidden, hidden / build->graph->share.tp};
+  struct lade_op_attr column = lade_attr_column(build, 2, (struct lade_sharded_width[]){half, half});
   struct lade_op_attr row = lade_attr_row(build, hidden);
   int gate_up = gate_up_param(build, i_layer);
   int down = param_cols(build, "mlp.down_proj.weight", i_layer, hidden, branch_std);
@@ -160,7 +159,7 @@ static int block_build(struct lade_build *build, int64_t i_layer, int x)
   return lade_build_out(build, x2, 0);
 }
 
-/* The head's weight: the table, a copy of it, or its own. */
+/* Return the head's weight: the table, a copy of it, or a table of its own. */
 static int head_weight(struct lade_build *build, int table)
 {
   if (!build->graph->model.is_tied)

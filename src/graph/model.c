@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a model description must satisfy, and what follows from it by formula.
+ * Checks of a model description, and the numbers that follow from it by formula.
  *
- * The limits leave room for models a thousand times larger than 10^12 parameters would need in any one
- * dimension, and are chosen so that every product of them that the library forms (parameters of a model,
- * bytes of a tensor) stays below 2^63: 10^4 layers of at most 3 * 2^22 * 2^20 + 4 * 2^40 elements are
- * 1.7 * 10^17. After the check nobody tests a product of sizes again.
+ * The limits allow models a thousand times larger in any one dimension than 10^12 parameters need. Every product of
+ * them that the library forms (parameters of a model, bytes of a tensor) stays below 2^63: 10^4 layers of at most 3 *
+ * 2^22 * 2^20 + 4 * 2^40 elements are 1.7 * 10^17. After the check no code tests a product of sizes again.
  *
- * The same check serves a builder's struct and a config.json; only the words for the fields differ, so a
- * message always names what the reader wrote.
+ * The same check serves a caller's struct and a config.json. Only the names of the fields differ, so a message always
+ * uses the names that the user wrote.
  */
 #include <errno.h>
 #include <math.h>
@@ -48,7 +47,7 @@ static int ranges_check(const struct lade_model *model, const char *where, const
     int64_t value, most;
   } fields[] = {
       {labels->layers, model->layers, MAX_LAYERS},       {labels->heads, model->heads, MAX_HEADS},
-      {labels->key_heads, model->key_heads, MAX_HEADS},  {labels->width, model->width, MAX_WIDTH},
+      {labels->n_kv_heads, model->n_kv_heads, MAX_HEADS},  {labels->width, model->width, MAX_WIDTH},
       {labels->hidden, model->hidden, MAX_HIDDEN},       {labels->context, model->context, MAX_CONTEXT},
       {labels->vocabulary, model->vocabulary, MAX_VOCABULARY},
   };
@@ -58,7 +57,7 @@ static int ranges_check(const struct lade_model *model, const char *where, const
   return rc;
 }
 
-/* The width of a head: stated, or a share of the model's. All heads together stay below a limit of their own. */
+/* Check the width of a head: given, or a part of the model's width. All heads together have a limit of their own. */
 static int head_check(const struct lade_model *model, const char *where, const struct lade_model_labels *labels,
                       struct lade_error *error)
 {
@@ -70,7 +69,7 @@ static int head_check(const struct lade_model *model, const char *where, const s
   return range_check(where, "head_dim", model->head_dim, MAX_WIDTH / model->heads, error);
 }
 
-/* Rotary positions: pairs within a head, a base, and Llama 3.1's bands in order. */
+/* Check the rotary positions: pairs within a head, a base, and Llama 3.1's bands in order. */
 static int rope_check(const struct lade_model *model, const char *where, const struct lade_model_labels *labels,
                       struct lade_error *error)
 {
@@ -104,7 +103,7 @@ int lade_model_check_as(const struct lade_model *model, const char *where, const
   if (rc == 0)
     rc = head_check(model, where, labels, error);
   if (rc == 0)
-    rc = divides_check(where, labels->key_heads, model->key_heads, labels->heads, model->heads, error);
+    rc = divides_check(where, labels->n_kv_heads, model->n_kv_heads, labels->heads, model->heads, error);
   if (rc < 0)
     return rc;
   if (!(model->norm_eps > 0 && model->norm_eps < 1))
@@ -114,9 +113,9 @@ int lade_model_check_as(const struct lade_model *model, const char *where, const
     return rope_check(model, where, labels, error);
   if (model->family != LADE_GPT2)
     return lade_error_set(error, -EINVAL, "%s: family is %d: expected gpt2 or llama", where, (int)model->family);
-  if (model->key_heads != model->heads)
+  if (model->n_kv_heads != model->heads)
     return lade_error_set(error, -EINVAL, "%s: %s is %lld: expected %s, %lld, in a GPT-2 model", where,
-                          labels->key_heads, (long long)model->key_heads, labels->heads, (long long)model->heads);
+                          labels->n_kv_heads, (long long)model->n_kv_heads, labels->heads, (long long)model->heads);
   return 0;
 }
 
@@ -130,11 +129,11 @@ int lade_model_check(const struct lade_model *model, struct lade_error *error)
   return lade_model_check_as(model, where, &labels, error);
 }
 
-/* Matmul weights of one block. */
+/* Return the matmul weights of one block. */
 static int64_t block_weights(const struct lade_model *model)
 {
   int64_t d = model->width, head_dim = lade_model_head_dim(model);
-  int64_t attention = d * head_dim * 2 * (model->heads + model->key_heads); /* queries and output, keys and values */
+  int64_t attention = d * head_dim * 2 * (model->heads + model->n_kv_heads); /* queries and output, keys and values */
   int64_t n_mlp = model->family == LADE_GPT2 ? 2 : 3;
   return attention + n_mlp * d * model->hidden;
 }
@@ -155,9 +154,9 @@ int64_t lade_model_n_params(const struct lade_model *model)
   return n + others + model->layers * lade_model_layer_n_params(model);
 }
 
-double lade_model_flops_per_token(const struct lade_model *model, int64_t time)
+double lade_model_flops_per_token(const struct lade_model *model, int64_t seq_len)
 {
   double layers = (double)model->layers, heads = (double)(model->heads * lade_model_head_dim(model));
   double weights = layers * (double)block_weights(model) + (double)model->vocabulary * (double)model->width;
-  return 6 * weights + 6 * layers * heads * (double)time;
+  return 6 * weights + 6 * layers * heads * (double)seq_len;
 }

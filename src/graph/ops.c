@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The op table: the one place that knows an op.
+ * The op table: the one place that defines an op.
  *
- * An entry says how many operands an op has, what its outputs look like, whose memory its first output
- * may take over, what it costs, how its kernel's arguments are filled, and which rule derives its
- * backward (the rules are in backward.c, they push ops and need nothing from here). Adding an op is one
- * entry, its functions, and a line in the enum.
+ * An entry contains the number of operands, the shapes of the outputs, the input whose memory the first output may take
+ * over, and the costs. It also contains the function that fills the kernel's arguments and the rule that derives the
+ * backward. The rules are in backward.c; they push ops and need nothing from here. Adding an op takes one entry, its
+ * functions, and a line in the enum.
  *
  * Operand orders (? marks an optional operand, absent as -1; statistics and parameter gradients are in A):
  *
@@ -34,17 +34,16 @@
  *   send           x                                              ->
  *   recv                                                          -> x
  *
- * Where a table is in parts, before is what the parts before this one have made: x, the statistics, dx as a sum in A.
+ * If a table is in parts, `before` is the result of the parts before this one: x, the statistics, dx as a sum in A.
  *
- * Costs: flops are what the kernel executes, so that attention's backward counts five products and the
- * head's backward counts the recomputed logits; causal attention counts T(T+1)/2 pairs. Bytes are every
- * operand once, which is what a kernel must move when nothing stays in cache. Elementwise ops are bound
- * by bytes; their flops per element are rough counts and only keep a cost model from dividing zero. A collective's
- * bytes are what a rank sends in a ring, (n - 1) / n of the whole for a gather or a scatter and twice that for a sum
- * (Thakur, Rabenseifner, Gropp 2005), which no algorithm undercuts.
+ * Costs: flops are those that the kernel executes, so attention's backward counts five products and the head's backward
+ * counts the recomputed logits; causal attention counts T(T+1)/2 pairs. Bytes count every operand once, which a kernel
+ * must move if no operand stays in cache. Elementwise ops are bound by bytes; their flops per element are rough counts
+ * that only keep a cost model from dividing zero. A collective's bytes are those that a rank sends in a ring. That is
+ * (n - 1) / n of the whole for a gather or a scatter and twice that for a sum (Thakur, Rabenseifner, Gropp 2005); no
+ * algorithm needs fewer.
  *
- * Sizes: lade_model_check and lade_graph_create bound every dimension so that no product here leaves
- * 63 bits.
+ * Sizes: lade_model_check and lade_graph_create bound every dimension, so every product here fits 63 bits.
  */
 #include "graph/build.h"
 
@@ -90,7 +89,7 @@ static int64_t tensor_elements(const struct lade_tensor *tensor)
 
 static int64_t rows_get(const struct lade_graph *graph)
 {
-  return graph->batch * graph->time;
+  return graph->batch * graph->seq_len;
 }
 
 static const void *in_at(const struct lade_bind *bind, int i)
@@ -103,7 +102,7 @@ static void *out_at(const struct lade_bind *bind, int i)
   return (void *)bind->out[i];
 }
 
-/* A kernel has one flag for all its gradients: the outputs in @mask that exist agree. */
+/* Return a kernel's one accumulate flag. Asserts that the present outputs in @mask agree on it. */
 static bool accumulate_get(const struct lade_op *op, const struct lade_bind *bind, unsigned mask)
 {
   unsigned present = 0;
@@ -116,8 +115,8 @@ static bool accumulate_get(const struct lade_op *op, const struct lade_bind *bin
 }
 
 /*
- * The draw of an op whose masked tensor has @n_elements in one microbatch of the whole model, of which this rank's
- * begin with @first.
+ * Return the draw of an op whose masked tensor has @n_elements in one microbatch of the whole model. This rank's
+ * elements begin at @first.
  */
 static struct lade_drop drop_get(const struct lade_op *op, const struct lade_bind *bind, uint64_t n_elements,
                                  uint64_t first)
@@ -132,7 +131,7 @@ static struct lade_drop drop_get(const struct lade_op *op, const struct lade_bin
                             .first_element = (uint64_t)bind->microbatch * n_elements + first};
 }
 
-/* The draw of an op on @x of the residual stream: its rows among all. */
+/* Return the draw of an op on @x of the residual stream, with the position of this rank's rows among all. */
 static struct lade_drop rows_drop_get(const struct lade_graph *graph, const struct lade_op *op,
                                       const struct lade_bind *bind, const struct lade_tensor *x)
 {
@@ -165,14 +164,17 @@ static void embed_outputs(const struct lade_graph *graph, const struct lade_op *
   ret_out[0] = activation_2d(rows_get(graph), tensor_in(graph, op, 1)->dims[1]);
 }
 
-/* One row of each table per token, not the tables. */
+/* Count one row of each table per token instead of the tables. */
 static double embed_bytes(const struct lade_graph *graph, const struct lade_op *op)
 {
   int n_tables = op->in[2] >= 0 ? 2 : 1;
   return (double)tensor_in(graph, op, 0)->bytes + (1.0 + n_tables) * (double)tensor_out(graph, op, 0)->bytes;
 }
 
-/* Where ranks' rows are added up the first one alone adds positions; backward all see the whole gradient. */
+/*
+ * Bind the embedding. If ranks' rows are added up, only the first rank adds positions; in backward all have the whole
+ * gradient.
+ */
 static void embed_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                        void *args)
 {
@@ -181,7 +183,7 @@ static void embed_bind(const struct lade_graph *graph, const struct lade_op *op,
   const int64_t first_token = lade_table_first_token(graph, op->in[1]);
   *(struct lade_embed_fwd_args *)args = (struct lade_embed_fwd_args){.dtype = graph->dtype,
                                                                      .batch = graph->batch,
-                                                                     .time = graph->time,
+                                                                     .seq_len = graph->seq_len,
                                                                      .d = table->dims[1],
                                                                      .vocabulary = table->dims[0],
                                                                      .first_token = first_token,
@@ -205,7 +207,7 @@ static void embed_bwd_bind(const struct lade_graph *graph, const struct lade_op 
   *(struct lade_embed_bwd_args *)args =
       (struct lade_embed_bwd_args){.dtype = graph->dtype,
                                    .batch = graph->batch,
-                                   .time = graph->time,
+                                   .seq_len = graph->seq_len,
                                    .d = table->dims[1],
                                    .vocabulary = table->dims[0],
                                    .first_token = first_token,
@@ -337,7 +339,7 @@ static void same_outputs(const struct lade_graph *graph, const struct lade_op *o
   ret_out[0] = same_as_input(graph, op);
 }
 
-/* Its own backward too: the same draw on the gradient. */
+/* Bind dropout and its backward, which applies the same draw to the gradient. */
 static void dropout_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                          void *args)
 {
@@ -406,7 +408,7 @@ static void matmul_outputs(const struct lade_graph *graph, const struct lade_op 
   ret_out[0] = activation_2d(tensor_in(graph, op, 0)->dims[0], tensor_in(graph, op, 1)->dims[0]);
 }
 
-/* All three products of one linear layer cost the same: 2 N out in. */
+/* Return 2 N out in, the flops of each of the three products of a linear layer. */
 static double matmul_flops(const struct lade_graph *graph, const struct lade_op *op)
 {
   const struct lade_tensor *a = tensor_in(graph, op, 0), *b = tensor_in(graph, op, 1);
@@ -415,7 +417,7 @@ static double matmul_flops(const struct lade_graph *graph, const struct lade_op 
   return 2.0 * (double)a->dims[0] * (double)tensor_elements(b); /* x or dy with N rows, weight[out,in] */
 }
 
-/* What the three products share: c[m,n] from operands 0 and 1. */
+/* Return the arguments that the three products share: c[m,n] from operands 0 and 1. */
 static struct lade_matmul_args matmul_args(const struct lade_graph *graph, const struct lade_bind *bind,
                                            enum lade_matmul_layout layout, int64_t m, int64_t n, int64_t k)
 {
@@ -479,9 +481,9 @@ static void rope_bind(const struct lade_graph *graph, const struct lade_op *op, 
   const struct lade_model *model = &graph->model;
   *(struct lade_rope_args *)args = (struct lade_rope_args){.dtype = graph->dtype,
                                                            .batch = graph->batch,
-                                                           .time = graph->time,
+                                                           .seq_len = graph->seq_len,
                                                            .heads = op->attr.heads,
-                                                           .key_heads = op->attr.key_heads,
+                                                           .n_kv_heads = op->attr.n_kv_heads,
                                                            .head_dim = op->attr.head_dim,
                                                            .base = model->rope_base,
                                                            .scale_factor = model->rope_scale_factor,
@@ -501,36 +503,36 @@ static void attention_outputs(const struct lade_graph *graph, const struct lade_
                                        .kind = LADE_TENSOR_ACTIVATION,
                                        .is_accumulator = true,
                                        .n_dims = 3,
-                                       .dims = {graph->batch, op->attr.heads, graph->time}};
+                                       .dims = {graph->batch, op->attr.heads, graph->seq_len}};
 }
 
-/* Pairs of query and key under the causal mask, over all heads, times 2 head_dim: one product. */
+/* Count one product: pairs of query and key under the causal mask, over all heads, times 2 head_dim. */
 static double attention_product_flops(const struct lade_graph *graph, const struct lade_op *op)
 {
-  double t = (double)graph->time;
+  double t = (double)graph->seq_len;
   return (double)(graph->batch * op->attr.heads) * t * (t + 1) * (double)op->attr.head_dim;
 }
 
-/* q k^T and p v. */
+/* Count two products: q k^T and p v. */
 static double attention_flops(const struct lade_graph *graph, const struct lade_op *op)
 {
   return 2 * attention_product_flops(graph, op);
 }
 
-/* q k^T again, dp = d_out v^T, dv, dq, dk. */
+/* Count five products: q k^T again, dp = d_out v^T, dv, dq, dk. */
 static double attention_bwd_flops(const struct lade_graph *graph, const struct lade_op *op)
 {
   return 5 * attention_product_flops(graph, op);
 }
 
 /*
- * Probabilities that are masked in one microbatch, B H T T with all heads of the model, and where this rank's heads
- * begin in a sequence's. Wraps past 2^64, as any counter may.
+ * Return the draw of attention. A microbatch has B H T T probabilities, with all heads of the model; this rank's heads
+ * have an offset within each sequence. The count wraps past 2^64, which the counter allows.
  */
 static struct lade_drop attention_drop_get(const struct lade_graph *graph, const struct lade_op *op,
                                            const struct lade_bind *bind)
 {
-  uint64_t of_head = (uint64_t)graph->time * (uint64_t)graph->time;
+  uint64_t of_head = (uint64_t)graph->seq_len * (uint64_t)graph->seq_len;
   uint64_t n = (uint64_t)graph->batch * (uint64_t)graph->model.heads * of_head;
   return drop_get(op, bind, n, (uint64_t)(graph->share.tp_rank * op->attr.heads) * of_head);
 }
@@ -541,9 +543,9 @@ static void attention_bind(const struct lade_graph *graph, const struct lade_op 
   *(struct lade_attention_fwd_args *)args =
       (struct lade_attention_fwd_args){.dtype = graph->dtype,
                                        .batch = graph->batch,
-                                       .time = graph->time,
+                                       .seq_len = graph->seq_len,
                                        .heads = op->attr.heads,
-                                       .key_heads = op->attr.key_heads,
+                                       .n_kv_heads = op->attr.n_kv_heads,
                                        .head_dim = op->attr.head_dim,
                                        .draw_heads = graph->model.heads,
                                        .drop = attention_drop_get(graph, op, bind),
@@ -559,9 +561,9 @@ static void attention_bwd_bind(const struct lade_graph *graph, const struct lade
   *(struct lade_attention_bwd_args *)args =
       (struct lade_attention_bwd_args){.dtype = graph->dtype,
                                        .batch = graph->batch,
-                                       .time = graph->time,
+                                       .seq_len = graph->seq_len,
                                        .heads = op->attr.heads,
-                                       .key_heads = op->attr.key_heads,
+                                       .n_kv_heads = op->attr.n_kv_heads,
                                        .head_dim = op->attr.head_dim,
                                        .draw_heads = graph->model.heads,
                                        .drop = attention_drop_get(graph, op, bind),
@@ -588,7 +590,7 @@ static double head_loss_flops(const struct lade_graph *graph, const struct lade_
   return 2.0 * (double)rows_get(graph) * (double)tensor_elements(tensor_in(graph, op, 1));
 }
 
-/* The logits again, dx, d_weight. */
+/* Count three products: the logits again, dx, d_weight. */
 static double head_loss_bwd_flops(const struct lade_graph *graph, const struct lade_op *op)
 {
   return 3 * head_loss_flops(graph, op);
@@ -670,7 +672,7 @@ static void head_loss_bwd_bind(const struct lade_graph *graph, const struct lade
 
 /* ---- collectives: no kernels; instructions of their own run them ---- */
 
-/* x of as many ranks as there are on the axis, one after the other; of the same type. */
+/* Describe the gathered output: x of all ranks on the axis, one after the other, of the same type. */
 static void all_gather_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
 {
   const struct lade_tensor *x = tensor_in(graph, op, 0);
@@ -685,7 +687,7 @@ static void reduce_scatter_outputs(const struct lade_graph *graph, const struct 
   ret_out[0] = activation_2d(x->dims[0] / graph->share.tp, x->dims[1]);
 }
 
-/* Blocks are of the smaller side: what one rank gives or gets. */
+/* Return the bytes sent. Blocks have the size of the smaller side, which one rank gives or gets. */
 static double collective_bytes(const struct lade_graph *graph, const struct lade_op *op)
 {
   double n_others = graph->share.tp - 1;
@@ -696,9 +698,9 @@ static double collective_bytes(const struct lade_graph *graph, const struct lade
   }
 }
 
-/* ---- borders between stages ---- */
+/* ---- boundaries between stages ---- */
 
-/* The residual stream. No kernel: an instruction of its own moves it. */
+/* Describe the received residual stream. There is no kernel; an instruction of its own moves it. */
 static void recv_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
 {
   ret_out[0] = activation_2d(lade_share_rows(graph), graph->model.width);
@@ -708,20 +710,12 @@ static void no_outputs(const struct lade_graph *graph, const struct lade_op *op,
 {
 }
 
-static double border_flops(const struct lade_graph *graph, const struct lade_op *op)
+static double boundary_flops(const struct lade_graph *graph, const struct lade_op *op)
 {
   return 0;
 }
 
 /* ---- public ---- */
-
-void lade_op_bind(const struct lade_graph *graph, int op, const struct lade_bind *bind, void *ret_args)
-{
-  LADE_ASSERT(op >= 0 && op < graph->n_ops);
-  LADE_ASSERT(bind->n_microbatches > 0 && bind->microbatch >= 0 && bind->microbatch < bind->n_microbatches);
-  const struct lade_op *the_op = &graph->ops[op];
-  lade_op_table[the_op->kind].bind(graph, the_op, bind, ret_args);
-}
 
 const char *lade_op_kind_name(enum lade_op_kind kind)
 {
@@ -770,16 +764,16 @@ const struct lade_op_entry lade_op_table[LADE_N_OP_KINDS] = {
                           .bind = head_stats_bind, .backward = lade_head_stats_backward},
   [LADE_OP_HEAD_JOIN] = {"head_join", LADE_K_HEAD_JOIN, 2, 3, -1, head_loss_outputs, .flops = head_join_flops,
                          .bind = head_join_bind, .backward = lade_head_join_backward},
-  [LADE_OP_ALL_REDUCE] = {"all_reduce", LADE_N_KERNELS, 1, 1, 0, same_outputs, .flops = border_flops,
+  [LADE_OP_ALL_REDUCE] = {"all_reduce", LADE_N_KERNELS, 1, 1, 0, same_outputs, .flops = boundary_flops,
                           .bytes = collective_bytes, .backward = lade_all_reduce_backward},
-  [LADE_OP_ALL_GATHER] = {"all_gather", LADE_N_KERNELS, 1, 1, -1, all_gather_outputs, .flops = border_flops,
+  [LADE_OP_ALL_GATHER] = {"all_gather", LADE_N_KERNELS, 1, 1, -1, all_gather_outputs, .flops = boundary_flops,
                           .bytes = collective_bytes, .backward = lade_all_gather_backward},
   [LADE_OP_REDUCE_SCATTER] = {"reduce_scatter", LADE_N_KERNELS, 1, 1, -1, reduce_scatter_outputs,
-                              .flops = border_flops, .bytes = collective_bytes,
+                              .flops = boundary_flops, .bytes = collective_bytes,
                               .backward = lade_reduce_scatter_backward},
-  [LADE_OP_SEND] = {"send", LADE_N_KERNELS, 1, 0, -1, no_outputs, .flops = border_flops,
+  [LADE_OP_SEND] = {"send", LADE_N_KERNELS, 1, 0, -1, no_outputs, .flops = boundary_flops,
                     .backward = lade_send_backward},
-  [LADE_OP_RECV] = {"recv", LADE_N_KERNELS, 0, 1, -1, recv_outputs, .flops = border_flops,
+  [LADE_OP_RECV] = {"recv", LADE_N_KERNELS, 0, 1, -1, recv_outputs, .flops = boundary_flops,
                     .backward = lade_recv_backward},
 };
 /* clang-format on */

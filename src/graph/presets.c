@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Models by name. `nano` is nanoGPT's character-level CPU configuration and `baby` its GPU one; both
- * take their vocabulary from the data. The gpt2 sizes are OpenAI's, llama3 Meta's (Llama 3.1 for 405b;
- * 8b and 70b as first released, context 8192, no frequency scaling), gpt3-175b and gpt-1t Table 1 of
- * Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM"
- * (2021). Parameter counts are tested against the published ones.
+ * Models by name. `nano` is nanoGPT's character-level CPU configuration and `baby` its GPU one; both take their
+ * vocabulary from the data. The gpt2 sizes are OpenAI's. The llama3 sizes are Meta's: 405b is Llama 3.1; 8b and 70b are
+ * as first released, with context 8192 and no frequency scaling. gpt3-175b and gpt-1t are from Table 1 of Narayanan et
+ * al., "Efficient large-scale language model training on GPU clusters using Megatron-LM" (2021). Tests compare the
+ * parameter counts with the published ones.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -13,12 +13,12 @@
 #include "base/base.h"
 #include "graph/graph.h"
 
-/* A GPT-2 model: hidden is four times the width, the head is tied. */
+/* A GPT-2 model: hidden is four times the width, and the head is tied. */
 #define GPT2(layers_, heads_, width_, context_, vocabulary_) \
-  .family = LADE_GPT2, .layers = layers_, .heads = heads_, .key_heads = heads_, .width = width_, \
+  .family = LADE_GPT2, .layers = layers_, .heads = heads_, .n_kv_heads = heads_, .width = width_, \
   .hidden = 4 * (width_), .context = context_, .vocabulary = vocabulary_, .is_tied = true, .norm_eps = 1e-5f
 #define LLAMA3(layers_, heads_, width_, hidden_, context_) \
-  .family = LADE_LLAMA, .layers = layers_, .heads = heads_, .key_heads = 8, .width = width_, .hidden = hidden_, \
+  .family = LADE_LLAMA, .layers = layers_, .heads = heads_, .n_kv_heads = 8, .width = width_, .hidden = hidden_, \
   .context = context_, .vocabulary = 128256, .norm_eps = 1e-5f, .rope_base = 500000
 
 static const struct lade_model presets[] = {

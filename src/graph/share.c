@@ -1,28 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One tensor parallel rank's share of a layer: which rows and columns of its parameters, and where ranks meet.
+ * One tensor parallel rank's share of a layer: its rows and columns of the parameters, and the collectives.
  *
- * The cut is Megatron-LM's (Shoeybi et al. 2019). A pair of products is cut so that nothing passes between ranks inside
- * of it: the first by its outputs (rows of the weight: heads, hidden values), the second by its inputs (columns), so
- * that each rank has a part of the sum that is the result. Ranks add the parts up behind the second product, and
- * backward the parts of dx before the first. The token table and the head are cut by tokens.
+ * The cut is Megatron-LM's (Shoeybi et al. 2019). A pair of products is cut so that no data passes between ranks inside
+ * of it. The first is cut by its outputs (rows of the weight: heads, hidden values) and the second by its inputs
+ * (columns), so each rank has a part of the sum that is the result. Ranks add the parts up after the second product,
+ * and in backward they add the parts of dx before the first. The token table and the head are cut by tokens.
  *
- * With sequence parallelism (Korthikanti et al. 2022) what lies between the pairs, norms, dropout and residuals, is cut
- * by rows: the sum behind a pair leaves each rank its rows only, a reduce-scatter, and before a pair rows are gathered.
+ * With sequence parallelism (Korthikanti et al. 2022) the ops between the pairs (norms, dropout and residuals) are cut
+ * by rows. The sum after a pair leaves each rank only its rows (a reduce-scatter), and rows are gathered before a pair.
  * The two move as many bytes as the one sum. Rows are those of the batch laid flat, [B*T]: rank r has the r-th part of
- * them, whichever sequences these are of.
+ * them, regardless of sequences.
  *
- * What is not cut is there on every rank, and stays equal bit for bit since all ranks compute it from equal values. A
- * gradient that ranks have parts of, because each saw its rows or its heads only, is added up once a step's is
- * complete (struct lade_param says of which). Key heads fewer than ranks are held by several neighbours each.
+ * Values that are not cut are on every rank, and stay equal bit for bit because all ranks compute them from equal
+ * values. A rank that sees only its rows or its heads has a part of such a gradient; the parts are added up once a
+ * step's gradient is complete (struct lade_param says which ones). If there are fewer KV heads than ranks, several
+ * neighbours hold each.
  *
- * The vocabulary is padded to as many tokens on each rank. The padding is the end of the last rank's table: no token
- * names it, no logit is made of it, it stays zero and no checkpoint has it.
+ * The vocabulary is padded so that every rank has the same number of tokens. The padding is the end of the last rank's
+ * table: it belongs to no token, gives no logit, stays zero and is in no checkpoint.
  *
- * Sums that ranks share out are made in an order that all numbers of ranks have in common: over a tree whose leaves
- * ranks have runs of (struct lade_k_tree). Leaves are as many as the largest number of ranks that is a power of two and
- * divides the heads, as every number of ranks must; 8 serves the ranks of a node. Three ranks, or six, have their sums
- * in one piece, and other bits.
+ * Sums that ranks divide are made in one order for all numbers of ranks: over a tree, of which each rank has a run of
+ * leaves (struct lade_k_tree). The number of leaves is the largest power of two up to LADE_LEAVES_MOST that divides the
+ * heads, as every number of ranks must; 8 serves the ranks of a node. Three ranks, or six, make their sums in one
+ * piece, with other bits.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -33,7 +34,7 @@
 
 /* ---- sizes ---- */
 
-/* Leaves of the whole model's sums over @n of something, which they cut evenly. */
+/* Return the number of leaves of the whole model's sums over @n values, which the leaves divide evenly. */
 static int leaves_count(const struct lade_model *model, int64_t n)
 {
   int leaves = LADE_LEAVES_MOST;
@@ -42,7 +43,7 @@ static int leaves_count(const struct lade_model *model, int64_t n)
   return leaves;
 }
 
-/* Tokens of a leaf: none of as many leaves is without one. */
+/* Return the tokens of a leaf, for as many leaves as possible without an empty one. */
 static int64_t leaf_tokens(const struct lade_model *model)
 {
   int leaves = leaves_count(model, 0);
@@ -51,7 +52,7 @@ static int64_t leaf_tokens(const struct lade_model *model)
   return lade_div_up(model->vocabulary, leaves);
 }
 
-/* Tokens per rank, padding included: whole leaves, where ranks share these out. */
+/* Return the tokens per rank, padding included: whole leaves if the ranks divide them evenly. */
 static int64_t vocabulary_rows(const struct lade_model *model, int tp)
 {
   int64_t leaf = leaf_tokens(model), leaves = lade_div_up(model->vocabulary, leaf);
@@ -76,19 +77,19 @@ int64_t lade_share_heads(const struct lade_graph *graph)
   return graph->model.heads / graph->share.tp;
 }
 
-int64_t lade_share_key_heads(const struct lade_graph *graph)
+int64_t lade_share_kv_heads(const struct lade_graph *graph)
 {
-  return LADE_MAX(graph->model.key_heads / graph->share.tp, 1);
+  return LADE_MAX(graph->model.n_kv_heads / graph->share.tp, 1);
 }
 
 int lade_share_key_ranks(const struct lade_graph *graph)
 {
-  return (int)LADE_MAX(graph->share.tp / graph->model.key_heads, 1);
+  return (int)LADE_MAX(graph->share.tp / graph->model.n_kv_heads, 1);
 }
 
 int64_t lade_share_rows(const struct lade_graph *graph)
 {
-  return graph->batch * graph->time / (graph->share.is_sequence ? graph->share.tp : 1);
+  return graph->batch * graph->seq_len / (graph->share.is_sequence ? graph->share.tp : 1);
 }
 
 int lade_share_check(const struct lade_graph_params *params, struct lade_error *error)
@@ -99,20 +100,20 @@ int lade_share_check(const struct lade_graph_params *params, struct lade_error *
   if (share->tp_rank < 0 || share->tp_rank >= tp)
     return lade_error_set(error, -EINVAL, "model %s: tensor parallel rank %d: must be from 0 to %lld", model->name,
                           share->tp_rank, (long long)tp - 1);
-  if (model->heads % tp || model->hidden % tp || (model->key_heads % tp && tp % model->key_heads))
+  if (model->heads % tp || model->hidden % tp || (model->n_kv_heads % tp && tp % model->n_kv_heads))
     return lade_error_set(error, -EINVAL,
                           "model %s: %lld tensor parallel ranks must divide %lld heads and hidden width %lld, and "
                           "divide %lld key heads or be a multiple of them",
                           model->name, (long long)tp, (long long)model->heads, (long long)model->hidden,
-                          (long long)model->key_heads);
+                          (long long)model->n_kv_heads);
   if ((tp - 1) * vocabulary_rows(model, (int)tp) >= model->vocabulary)
     return lade_error_set(error, -EINVAL, "model %s: a vocabulary of %lld leaves one of %lld tensor parallel ranks "
                           "without a token",
                           model->name, (long long)model->vocabulary, (long long)tp);
-  if (share->is_sequence && params->batch * params->time % tp)
+  if (share->is_sequence && params->batch * params->seq_len % tp)
     return lade_error_set(error, -EINVAL, "model %s: %lld tokens of a microbatch are no multiple of the %lld ranks "
                           "of sequence parallelism",
-                          model->name, (long long)(params->batch * params->time), (long long)tp);
+                          model->name, (long long)(params->batch * params->seq_len), (long long)tp);
   return 0;
 }
 
@@ -140,8 +141,8 @@ struct lade_param_slice lade_slice_cols(const struct lade_graph *graph, int64_t 
 
 struct lade_param_slice lade_slice_key_rows(const struct lade_graph *graph, int64_t n_cols)
 {
-  int64_t head_dim = lade_model_head_dim(&graph->model), n_heads = lade_share_key_heads(graph);
-  struct lade_param_slice slice = lade_slice_whole(graph->model.key_heads * head_dim, n_cols);
+  int64_t head_dim = lade_model_head_dim(&graph->model), n_heads = lade_share_kv_heads(graph);
+  struct lade_param_slice slice = lade_slice_whole(graph->model.n_kv_heads * head_dim, n_cols);
   slice.n_rows = n_heads * head_dim;
   slice.file_row = graph->share.tp_rank / lade_share_key_ranks(graph) * slice.n_rows;
   return slice;
@@ -197,7 +198,7 @@ void lade_build_key_replica(struct lade_build *build, int param, int64_t first_r
     the_param->n_owned_rows = first_row;
 }
 
-/* ---- where ranks meet ---- */
+/* ---- collectives ---- */
 
 static int collective_build(struct lade_build *build, enum lade_op_kind kind, const char *name, int x, bool is_partial)
 {
@@ -220,20 +221,20 @@ int lade_build_leave(struct lade_build *build, const char *name, int x)
   return collective_build(build, share->is_sequence ? LADE_OP_REDUCE_SCATTER : LADE_OP_ALL_REDUCE, name, x, false);
 }
 
-/* Are parts of sums, which are of D, as exact as sums, which are of A? */
+/* True if parts of sums, which have dtype D, are as exact as sums, which have dtype A. */
 static bool has_exact_parts(const struct lade_graph *graph)
 {
   return graph->dtype == graph->accumulator;
 }
 
-/* This rank's leaves of the whole model's @leaves; 0 where it has them in one piece. */
+/* Return this rank's number of the whole model's @leaves; 0 if it sums in one piece. */
 static int own_leaves(const struct lade_graph *graph, int leaves)
 {
   bool is_shared_out = leaves % graph->share.tp == 0 && leaves > graph->share.tp;
   return has_exact_parts(graph) && is_shared_out ? leaves / graph->share.tp : 0;
 }
 
-static struct lade_k_tree tree_make(const struct lade_graph *graph, int n_spans, const struct lade_span *spans)
+static struct lade_k_tree tree_make(const struct lade_graph *graph, int n_spans, const struct lade_sharded_width *spans)
 {
   int leaves = LADE_LEAVES_MOST;
   for (int i = 0; i < n_spans; i++)
@@ -252,7 +253,8 @@ static struct lade_op_attr partial_attr(const struct lade_build *build)
   return (struct lade_op_attr){.axis = LADE_AXIS_TP, .is_dx_partial = share->tp > 1 && !share->is_sequence};
 }
 
-struct lade_op_attr lade_attr_column(const struct lade_build *build, int n_spans, const struct lade_span *spans)
+struct lade_op_attr lade_attr_column(const struct lade_build *build, int n_spans,
+                                     const struct lade_sharded_width *spans)
 {
   struct lade_op_attr attr = partial_attr(build);
   attr.dx_tree = tree_make(build->graph, n_spans, spans);
@@ -261,11 +263,22 @@ struct lade_op_attr lade_attr_column(const struct lade_build *build, int n_spans
 
 struct lade_op_attr lade_attr_row(const struct lade_build *build, int64_t n_all)
 {
-  struct lade_span span = {n_all, n_all / build->graph->share.tp};
+  struct lade_sharded_width span = {n_all, n_all / build->graph->share.tp};
   return (struct lade_op_attr){.y_tree = tree_make(build->graph, 1, &span)};
 }
 
-/* Statistics over this rank's part of the vocabulary: over one part of the table after the other. */
+int lade_table_n_parts(const struct lade_graph *graph, int table)
+{
+  return graph->params[graph->tensors[table].param].n_parts;
+}
+
+int lade_table_part(const struct lade_graph *graph, int table, int i)
+{
+  LADE_ASSERT(i < lade_table_n_parts(graph, table));
+  return graph->params[graph->tensors[table].param + i].tensor;
+}
+
+/* Build the statistics over this rank's part of the vocabulary, one part of the table after the other. */
 static int stats_build(struct lade_build *build, const struct lade_op_attr *attr, int x, int table)
 {
   const int n_parts = lade_table_n_parts(build->graph, table);

@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A stage's share of a model: which layers, and a graph of nothing else.
+ * A stage's share of a model: its layers, and a graph of only these.
  *
  * The cut. Blocks cost the same, a flops each; the head costs h more, the embedding about nothing. With n layers in the
- * last piece and the rest spread over the others, the slowest piece takes max(n a + h, ceil((L - n) / (P - 1)) a); n is
- * the number that makes this least, the smallest if there are several, since the last stage holds the head and its
- * gradient. What does not divide goes to later pieces, but not the last: their stages hold fewer microbatches.
+ * last piece and the rest spread over the others, the slowest piece takes max(n a + h, ceil((L - n) / (P - 1)) a). n
+ * minimises this; if several values do, the smallest is taken, because the last stage holds the head and its gradient.
+ * The remainder of the division goes to later pieces except the last, because their stages hold fewer microbatches.
  * O(layers).
  *
- * The graph. A piece that does not begin with the embedding begins with a RECV, one that does not end with the head
- * ends with a SEND, each in a unit of its own, so that blocks keep one shape. Parameters are numbered and random draws
- * are counted as in the whole model: what other stages have before a piece is skipped in both counts, and borders do
- * not count. The table of a tied head is made again on the last stage: copies of its parts under the owner's number,
- * the last parameters there.
+ * The graph. A piece without the embedding begins with a RECV, and a piece without the head ends with a SEND. Each is
+ * in a unit of its own, so that blocks keep one shape. Parameters are numbered and random draws are counted as in the
+ * whole model: both counts skip the parameters and ops of other stages before a piece, and stage boundaries do not
+ * count. The last stage of a tied model has copies of the table's parts under the owner's number, as its last
+ * parameters.
  */
 #include <errno.h>
 
 #include "base/base.h"
 #include "graph/build.h"
 
-/* Layers of the last piece. */
-static int64_t last_layers(const struct lade_model *model, int64_t time, int n_pieces)
+/* Return the layers of the last piece. */
+static int64_t last_layers(const struct lade_model *model, int64_t seq_len, int n_pieces)
 {
   double head = 6.0 * (double)model->vocabulary * (double)model->width;
-  double block = (lade_model_flops_per_token(model, time) - head) / (double)model->layers, least = 0;
+  double block = (lade_model_flops_per_token(model, seq_len) - head) / (double)model->layers, least = 0;
   int64_t best = 0;
   for (int64_t n = 1; n <= model->layers - (n_pieces - 1); n++) {
     double others = (double)lade_div_up(model->layers - n, n_pieces - 1) * block;
@@ -36,7 +36,8 @@ static int64_t last_layers(const struct lade_model *model, int64_t time, int n_p
   return best;
 }
 
-int lade_piece_layers(const struct lade_model *model, int64_t time, int n_pieces, int piece, struct lade_error *error,
+int lade_piece_layers(const struct lade_model *model, int64_t seq_len, int n_pieces, int piece,
+                      struct lade_error *error,
                       struct lade_layer_span *ret_span)
 {
   LADE_ASSERT(n_pieces > 0 && piece >= 0 && piece < n_pieces);
@@ -45,7 +46,7 @@ int lade_piece_layers(const struct lade_model *model, int64_t time, int n_pieces
                           "model %s: %lld layers cannot be cut into %d pieces (stages times chunks): from 1 to %lld "
                           "would do",
                           model->name, (long long)model->layers, n_pieces, (long long)model->layers);
-  int64_t last = n_pieces == 1 ? model->layers : last_layers(model, time, n_pieces), n_others = n_pieces - 1;
+  int64_t last = n_pieces == 1 ? model->layers : last_layers(model, seq_len, n_pieces), n_others = n_pieces - 1;
   if (piece == n_others) {
     *ret_span = (struct lade_layer_span){model->layers - last, last};
     return 0;
@@ -56,7 +57,7 @@ int lade_piece_layers(const struct lade_model *model, int64_t time, int n_pieces
   return 0;
 }
 
-static int border_build(struct lade_build *build, enum lade_op_kind kind, int piece, const int *in)
+static int boundary_build(struct lade_build *build, enum lade_op_kind kind, int piece, const int *in)
 {
   struct lade_op_attr attr = {.peer = (kind == LADE_OP_RECV ? piece - 1 : piece) % build->graph->share.pp};
   if (kind == LADE_OP_RECV)
@@ -66,14 +67,14 @@ static int border_build(struct lade_build *build, enum lade_op_kind kind, int pi
   return lade_build_op(build, kind, "x", &attr, in);
 }
 
-/* Count as if the pieces before this one, which begins with layer @first, were in this graph. */
+/* Advance both counts as if the pieces before this one, which begins with layer @first, were in this graph. */
 static void piece_skip(struct lade_build *build, const struct lade_family_entry *family, int64_t first)
 {
   const struct lade_graph *graph = build->graph;
   int n_embed_ops = family->n_embed_ops + (build->dropout > 0);
   build->n_skipped_params = family->n_embed_params + (int)first * family->n_block_params - graph->n_params;
   build->n_skipped_ops =
-      n_embed_ops + (int)first * family->n_block_ops - (graph->n_ops - build->n_border_ops);
+      n_embed_ops + (int)first * family->n_block_ops - (graph->n_ops - build->n_boundary_ops);
 }
 
 static void piece_build(struct lade_build *build, const struct lade_family_entry *family, int piece, int *table)
@@ -81,20 +82,20 @@ static void piece_build(struct lade_build *build, const struct lade_family_entry
   const struct lade_graph *graph = build->graph;
   int n_pieces = graph->share.pp * graph->share.n_chunks, x;
   struct lade_layer_span span;
-  int status = lade_piece_layers(&graph->model, graph->time, n_pieces, piece, NULL, &span);
-  LADE_ASSERT(status == 0); /* checked with the parameters */
+  int status = lade_piece_layers(&graph->model, graph->seq_len, n_pieces, piece, NULL, &span);
+  LADE_ASSERT(status == 0); /* lade_graph_create has checked it */
   if (piece == 0) {
     *table = family->embed(build, &x);
     if (graph->model.is_tied && n_pieces > 1)
       lade_build_table_tie(build, *table, false);
   } else {
-    x = lade_build_out(build, border_build(build, LADE_OP_RECV, piece, NULL), 0);
+    x = lade_build_out(build, boundary_build(build, LADE_OP_RECV, piece, NULL), 0);
   }
   piece_skip(build, family, span.first);
   for (int64_t i = 0; i < span.n; i++)
     x = family->block(build, span.first + i, x);
   if (piece + 1 < n_pieces)
-    border_build(build, LADE_OP_SEND, piece + 1, &x);
+    boundary_build(build, LADE_OP_SEND, piece + 1, &x);
   else
     family->head(build, x, *table);
 }

@@ -2,27 +2,27 @@
 /*
  * Tables, a row for each token: the embedding's and the head's, cut in time.
  *
- * Where parameters are gathered for each use and dropped after it (ZeRO-3), memory on the way is that of the largest of
- * them. A layer's come one after the other: its working copies, D bytes an element, are all that there is, and two
- * layers' where one is fetched ahead. The head has one parameter, whose backward op reads it and makes its whole
- * gradient, D + A bytes an element, and with 128 Ki tokens it may be larger than a layer. So such a table is several
- * parameters of consecutive rows, so many that one of them, its gradient, and this rank's blocks of those before it are
- * within two layers' copies. Each is gathered, used, dropped, and its gradient handed on by itself; what is sent stays
- * the same.
+ * If parameters are gathered for each use and dropped afterwards (ZeRO-3), the largest of them decides the transient
+ * memory. Layers come one after the other. Only one layer's working copies are live, D bytes an element, or two layers'
+ * if one is fetched ahead. The head has one parameter. Its backward op reads it and makes its whole gradient, D + A
+ * bytes an element. With 128 Ki tokens it may be larger than a layer. So such a table is several parameters of
+ * consecutive rows. Their number is such that one of them, its gradient, and this rank's blocks of the parts before it
+ * fit within two layers' copies. Each part is gathered, used and dropped, and its gradient reduced, by itself; the
+ * bytes sent stay the same.
  *
- * The ops work on one part after the other, in the order of tokens, and go on from what the part before has left: the
- * rows of x so far, each row's statistics so far, the sum of dx so far in A. Parts begin at multiples of the head's
- * chunk, so that its sums are those of one part; only a row's sum of exponentials is rounded to A between parts. Such
- * multiples are of whole blocks of 8-bit moments too.
+ * The ops work on one part after the other, in the order of tokens, and continue from the result of the part before:
+ * the rows of x so far, each row's statistics so far, the sum of dx so far in A. Parts begin at multiples of the head's
+ * chunk, so their sums are those of an uncut table; only a row's sum of exponentials is rounded to A between parts.
+ * Such multiples also contain whole blocks of 8-bit moments.
  *
- * How many parts there are is a matter of the model and the layout, never of a budget: all budgets have the same bits.
- * Nothing is cut where D is A, for there D + A is D twice; nor where a rank has its parameters whole.
+ * The number of parts depends on the model and the layout, not on the budget, so all budgets give the same bits. Tables
+ * are not cut if D is A, because D + A is then twice D, or if a rank has its parameters whole.
  *
- * Draws, numbers and checkpoints know nothing of it: a part has the number of its table in the model, its rows' place
- * in it, and a slice that says which rows of the one file tensor it is.
+ * Random draws, numbers and checkpoints do not depend on the cut. A part has the number of its table in the model, the
+ * position of its rows in the table, and a slice that gives its rows of the one file tensor.
  *
- * Rejected: an instruction that computes a piece of an op over a piece of a parameter. Gathers, drops, homes,
- * reductions and the proof all deal with whole values; each would have had to learn pieces.
+ * Rejected: an instruction that computes a piece of an op over a piece of a parameter. Gathers, drops, tiers,
+ * reductions and the proof all handle whole values; each would have to handle pieces.
  */
 #include <stdio.h>
 
@@ -31,15 +31,18 @@
 
 _Static_assert(LADE_HEAD_CHUNK % LADE_MOMENT_BLOCK == 0, "a part cuts a block of moments");
 
-/* The first row of part @i of @n parts of @n_rows: parts differ by a chunk at most, and by what is no whole chunk. */
+/*
+ * Return the first row of part @i of @n parts of @n_rows. Parts differ by at most a chunk, and the last one has the
+ * rows past the last whole chunk.
+ */
 static int64_t part_first_row(int64_t n_rows, int n, int i)
 {
   return i == n ? n_rows : n_rows / LADE_HEAD_CHUNK * i / n * LADE_HEAD_CHUNK;
 }
 
 /*
- * What the largest of @n parts takes in the head's backward op: working copy, gradient, and of the two parts before it,
- * whose reductions are under way, the blocks that this rank is to add up.
+ * Return the bytes of the largest of @n parts in the head's backward op: the working copy, the gradient, and this
+ * rank's blocks of the two parts before it, whose reductions are in flight.
  */
 static int64_t part_bytes(const struct lade_graph *graph, int n)
 {
@@ -89,7 +92,7 @@ int lade_build_table(struct lade_build *build, const char *name, const char *fil
 {
   const int n = parts_count(build->graph), table = part_build(build, name, file_name, init_std, n, 0);
   for (int i = 1; i < n; i++) {
-    build->n_skipped_params--; /* the whole model has them once */
+    build->n_skipped_params--; /* the whole model counts them once */
     part_build(build, name, file_name, init_std, n, i);
   }
   return table;
@@ -106,17 +109,6 @@ void lade_build_table_tie(struct lade_build *build, int table, bool is_copy)
 }
 
 /* ---- parts ---- */
-
-int lade_table_n_parts(const struct lade_graph *graph, int table)
-{
-  return graph->params[graph->tensors[table].param].n_parts;
-}
-
-int lade_table_part(const struct lade_graph *graph, int table, int i)
-{
-  LADE_ASSERT(i < lade_table_n_parts(graph, table));
-  return graph->params[graph->tensors[table].param + i].tensor;
-}
 
 bool lade_graph_has_parts(const struct lade_graph *graph)
 {
@@ -150,6 +142,6 @@ int lade_build_embed(struct lade_build *build, int table, int positions)
     int in[] = {build->graph->tokens, lade_table_part(build->graph, table, i), positions, x};
     x = lade_build_out(build, lade_build_op(build, LADE_OP_EMBED, name, NULL, in), 0);
   }
-  build->n_border_ops += n_parts - 1;
+  build->n_boundary_ops += n_parts - 1;
   return x;
 }

@@ -2,16 +2,15 @@
 /*
  * Machines as JSON: one table of fields drives reading, writing and checking.
  *
- * Each row of the table is a path in the JSON object ("store.read_bytes_per_s"), a place in the struct,
- * a type and a range. Reading walks the table and looks each path up; what is in the file but not in
- * the table is refused, so that a misspelt field is never silently a default. A file may begin from a preset
- * ("preset": "h100-80g") and state only what differs; without one every field that has no default in the
- * table is required.
+ * Each row of the table is a path in the JSON object ("store.read_bytes_per_s"), a place in the struct, a type and a
+ * range. Reading goes through the table and looks each path up. Members of the file that the table lacks are refused,
+ * so that a misspelt field never becomes a default silently. A file may begin from a preset ("preset": "h100-80g") and
+ * state only the differences; without one every field that has no default in the table is required.
  *
- * Capacities are written in bytes and accepted as a person's sizes too ("80GiB"); rates are plain numbers in
- * units per second. Ranges are wide (a rate from 1 kB/s to 1 EB/s) and there to catch a wrong unit, a
- * sign or an infinity, since every number is divided by later. Values echoed in a message come from
- * jansson's encoder, cut short, so that a hostile string stays one line.
+ * Capacities are written in bytes and also accepted with units ("80GiB"); rates are plain numbers in units per second.
+ * Ranges are wide (a rate from 1 kB/s to 1 EB/s). They catch a wrong unit, a sign or an infinity, because every number
+ * is divided by later. Values echoed in a message come from jansson's encoder, cut short, so that a hostile string
+ * stays one line.
  */
 #include <errno.h>
 #include <math.h>
@@ -28,15 +27,15 @@
 #define MAX_FILE_BYTES (1 << 20)
 #define ECHO_BYTES 48
 
-enum field_type { FIELD_TEXT, FIELD_COUNT, FIELD_FLAG, FIELD_BYTES, FIELD_WHOLE_RATE, FIELD_NUMBER };
+enum machine_field_type { FIELD_TEXT, FIELD_COUNT, FIELD_FLAG, FIELD_BYTES, FIELD_WHOLE_RATE, FIELD_NUMBER };
 
 struct field {
   const char *path; /* at most one dot */
   size_t offset;
-  enum field_type type;
+  enum machine_field_type type;
   double low, high;
-  bool is_optional; /* keeps what the struct has: 0, or the preset's */
-  bool has_zero;    /* 0 is allowed below @low, with the meaning that machine.h gives it */
+  bool is_optional; /* if absent, the struct's value stays: 0, or the preset's */
+  bool has_zero;    /* 0 is allowed below @low, with the meaning in machine.h */
 };
 
 #define AT(member) offsetof(struct lade_machine, member)
@@ -81,7 +80,7 @@ static void *field_at(const struct field *field, const struct lade_machine *mach
   return (char *)machine + field->offset;
 }
 
-/* The field's value as a number; text has its length. */
+/* Return the field's value as a number; for text its length. */
 static double field_number(const struct field *field, const struct lade_machine *machine)
 {
   const void *at = field_at(field, machine);
@@ -107,7 +106,7 @@ static bool in_range(const struct field *field, double value)
 
 /* ---- reading ---- */
 
-struct source {
+struct json_source {
   const char *where;
   const json_t *object;
   struct lade_error *error;
@@ -126,7 +125,7 @@ static const json_t *path_find(const json_t *object, const char *path)
   return json_object_get(json_object_get(object, head), dot + 1);
 }
 
-static int field_refuse(const struct source *source, const struct field *field, const json_t *value)
+static int field_refuse(const struct json_source *source, const struct field *field, const json_t *value)
 {
   char echo[ECHO_BYTES] = "missing";
   char *text = value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
@@ -151,7 +150,7 @@ static int field_refuse(const struct source *source, const struct field *field, 
                         expected);
 }
 
-/* The number that @value means to @field. */
+/* Read @value in the form of @field, as a number. False if it has another form. */
 static bool number_of(const struct field *field, const json_t *value, double *ret_number)
 {
   uint64_t bytes;
@@ -200,7 +199,7 @@ static bool field_set(const struct field *field, const json_t *value, struct lad
   return true;
 }
 
-/* Does @path name a group of fields? Groups hold no groups, which bounds the depth of what is read. */
+/* True if @path names a group of fields. Groups hold no groups, which bounds the depth of the file. */
 static bool group_is(const char *path)
 {
   size_t length = strlen(path);
@@ -220,8 +219,8 @@ static bool is_known(const char *path)
   return group_is(path) || !strcmp(path, "preset");
 }
 
-/* Refuse members that no field has, and groups that are no objects. */
-static int unknown_refuse(const struct source *source, const json_t *object, const char *prefix)
+/* Refuse members that are no field, and groups that are no objects. */
+static int unknown_refuse(const struct json_source *source, const json_t *object, const char *prefix)
 {
   const char *key;
   json_t *value;
@@ -230,9 +229,9 @@ static int unknown_refuse(const struct source *source, const json_t *object, con
     char path[80];
     bool fits = snprintf(path, sizeof(path), "%s%s", prefix, key) < (int)sizeof(path);
     if (!fits || !is_known(path)) {
-      json_t *name = json_string(key); /* echoed through the encoder: a key may hold anything */
+      json_t *name = json_string(key); /* echoed through the encoder: a key may hold any bytes */
       char *text = name ? json_dumps(name, JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
-      int rc = lade_error_set(source->error, -EINVAL, "%s: unknown field %s%.64s: see docs/machine.md", source->where,
+      int rc = lade_error_set(source->error, -EINVAL, "%s: unknown field %s%.64s: see docs/machines.md", source->where,
                               prefix, text ? text : "?");
       free(text);
       json_decref(name);
@@ -273,7 +272,7 @@ int lade_machine_check(const struct lade_machine *machine, const char *where, st
 int lade_machine_from_json(const json_t *object, const char *where, struct lade_error *error,
                            struct lade_machine *ret_machine)
 {
-  struct source source = {where, object, error};
+  struct json_source source = {where, object, error};
   struct lade_machine machine = {0};
   if (!json_is_object(object))
     return lade_error_set(error, -EINVAL, "%s: not a JSON object", where);
@@ -286,7 +285,7 @@ int lade_machine_from_json(const json_t *object, const char *where, struct lade_
       return lade_error_set(error, -EINVAL, "%s: preset is no text: expected a preset's name", where);
     struct lade_error unknown;
     rc = lade_machine_preset(json_string_value(preset), &unknown, &machine);
-    if (rc) /* not -ENOENT: the file is there */
+    if (rc) /* not -ENOENT: the file exists */
       return lade_error_set(error, -EINVAL, "%s: preset: %s", where, unknown.text);
   }
   for (size_t i = 0; i < LADE_COUNT(fields); i++) {

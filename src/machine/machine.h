@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a machine can hold and how fast it is: everything that a plan asks about one device, the host
- * behind it and the drive behind that.
+ * Capacities and rates of a machine: all facts that a plan needs about one device, its host and the host's drive.
  *
- * Rates are what a well-written program sustains, not what a data sheet promises: a measured machine
- * (plan/probe.h) has them from measurements, a preset has data-sheet figures times the factors that stand
- * in presets.c. So that a prediction on a preset and one on a measurement mean the same.
+ * Rates are those that a well-written program sustains, not those of a data sheet. A measured machine (probe.h) has
+ * them from measurements. A preset has data-sheet figures times the factors in presets.c. So predictions on a preset
+ * and on a measurement mean the same.
  *
- * A machine is a plain value without pointers; copying it copies it. A rate of 0 means unknown where the
- * field says so, and is refused elsewhere.
+ * A machine is a plain value without pointers; copying it copies it. A rate of 0 means unknown where the field says so,
+ * and is refused elsewhere.
  */
 #ifndef LADE_MACHINE_H
 #define LADE_MACHINE_H
@@ -22,16 +21,16 @@
 #define LADE_MACHINE_NAME_BYTES 96
 
 struct lade_machine_store {
-  uint64_t bytes;             /* capacity; 0: no drive, and the rates are not looked at */
+  uint64_t bytes;             /* capacity; 0: no drive, and the rates are ignored */
   double read_bytes_per_s;
   double write_bytes_per_s;
-  double total_bytes_per_s;   /* of reads and writes together, half of each; 0: no limit of its own */
-  /* The same with other shares: a quarter of the bytes read, three quarters; 0: what the three rates allow. */
+  double total_bytes_per_s;   /* of reads and writes together, half of each; 0: no separate limit */
+  /* The same with a quarter and with three quarters of the bytes read; 0: derived from the three rates. */
   double total_mostly_writes_bytes_per_s, total_mostly_reads_bytes_per_s;
   double latency_ns;          /* of one transfer */
   /*
-   * How the drive likes to be asked: the longest request and how many are under way; the bytes of a window of a
-   * streamed update and how many windows have room (plan/program.h). 0: not known, and whoever asks has a default.
+   * The drive's preferred requests: the longest request and their number in flight; the bytes of a window of a streamed
+   * update and the number of windows with room (program.h). 0: unknown, and the reader has a default.
    */
   uint64_t piece_bytes, window_bytes;
   int n_pieces, n_windows;
@@ -39,7 +38,7 @@ struct lade_machine_store {
 
 struct lade_machine {
   char name[LADE_MACHINE_NAME_BYTES];
-  int n_cores;           /* of the host: what the pool may use */
+  int n_cores;           /* of the host: as many as the pool may use */
   bool is_unified;       /* device memory is host memory, and all queues share the cores */
   uint64_t device_bytes; /* capacity of the device */
   uint64_t host_bytes;   /* capacity of the host */
@@ -53,35 +52,35 @@ struct lade_machine {
   struct lade_machine_store store;
 };
 
-/* A preset by name. -ENOENT with the list of names in @error. Any thread. */
+/* Get a preset by name. -ENOENT with the list of names in @error. Any thread. */
 int lade_machine_preset(const char *name, struct lade_error *error, struct lade_machine *ret_machine);
 
-/* Name of preset @i, NULL past the end. Any thread. */
+/* Return the name of preset @i, NULL past the end. Any thread. */
 const char *lade_machine_preset_name(int i);
 
 /*
- * Read a machine from a JSON file as docs/machine.md describes. -ENOENT and the like for the file, -EINVAL with
- * the field that is missing, unknown, of another type or out of its range. Any thread. Blocks.
+ * Read a machine from a JSON file as docs/machines.md describes. -ENOENT and the like for the file; -EINVAL with the
+ * field that is missing, unknown, of another type or out of range. Any thread. Blocks.
  */
 int lade_machine_load(const char *path, struct lade_error *error, struct lade_machine *ret_machine);
 
-/* The same from a JSON value that is already parsed; @where begins the message. Any thread. */
+/* As lade_machine_load, from a parsed JSON value; @where begins the message. Any thread. */
 struct json_t;
 int lade_machine_from_json(const struct json_t *object, const char *where, struct lade_error *error,
                            struct lade_machine *ret_machine);
 
-/* The JSON object of @machine; the caller gives its reference back. NULL when memory is out. Any thread. */
+/* Return the JSON object of @machine; the caller releases its reference. NULL: out of memory. Any thread. */
 struct json_t *lade_machine_to_json(const struct lade_machine *machine);
 
-/* Write @machine to @path, whole or not at all. -ENOMEM, or as the file system says. Any thread. Blocks. */
+/* Write @machine to @path, whole or not at all. -ENOMEM, or an error of the file system. Any thread. Blocks. */
 int lade_machine_save(const struct lade_machine *machine, const char *path, struct lade_error *error);
 
-/* Every field within its range and consistent with the others: -EINVAL with the field. Any thread. */
+/* Check that every field is within its range and consistent with the others: -EINVAL with the field. Any thread. */
 int lade_machine_check(const struct lade_machine *machine, const char *where, struct lade_error *error);
 
 /*
- * What @name names: a preset, or else a file. This is what --machine takes. Errors of both; the names of the
- * presets stand in the message when there is no such file either.
+ * Return the machine that @name names: a preset, or else a file, as --machine takes it. Errors of both; if there is no
+ * such file either, the message lists the presets.
  */
 int lade_machine_get(const char *name, struct lade_error *error, struct lade_machine *ret_machine);
 

@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Machines by name: data-sheet figures times what well-written programs get of them.
+ * Machines by name: data-sheet figures times the share that well-written programs reach.
  *
- * The factors below turn a promise into a sustained rate; they are averages of what is commonly published for
- * large dense products, streaming kernels and pinned copies, and one place to correct them:
+ * The factors below turn a data sheet's figure into a sustained rate. They are averages of commonly published results
+ * for large dense products, streaming kernels and pinned copies, and stand in this one place:
  *   matrix products 0.75 of the dense peak (without sparsity), device memory 0.88, host memory 0.75,
  *   PCI Express 0.80 of the raw rate of the lanes per direction, NVLink-C2C 0.85, drives 0.90.
  * FP32 means IEEE FP32 on the vector units, never TF32: FP32 end to end is a mode that keeps its bits.
  *
- * Capacities are the marketed ones in powers of ten or two as the vendor counts them, less nothing: what the
- * context and libraries take is measured on the device and counted by the ledger. Hosts and drives are one
- * device's share of a common server; a file with "preset" overrides what differs.
+ * Capacities are the marketed ones, in powers of ten or two as the vendor counts them. The memory of the context and
+ * the libraries is not subtracted: it is measured on the device and counted by the ledger. Hosts and drives are one
+ * device's share of a common server; a file with "preset" overrides its differences.
  *
- * Sources: NVIDIA data sheets of the A100, H100, H200 Tensor Core GPUs, GH200 Grace Hopper, DGX B200 (an eighth of
- * the system) and the Ada GPU architecture paper (RTX 4090, BF16 with FP32 accumulation); PCI-SIG for lanes
- * (16 GT/s and 32 GT/s, 16 lanes); Samsung PM9A3 3.84 TB for the drive of servers (6.8 GB/s read, 4.0 GB/s
- * write); AMD and Intel specifications for hosts (memory channels x rate; cores x all-core clock x FP32 flops
- * per cycle).
+ * Sources: NVIDIA data sheets of the A100, H100, H200 Tensor Core GPUs, GH200 Grace Hopper, DGX B200 (an eighth of the
+ * system) and the Ada GPU architecture paper (RTX 4090, BF16 with FP32 accumulation); PCI-SIG for lanes (16 GT/s and 32
+ * GT/s, 16 lanes); Samsung PM9A3 3.84 TB for the drive of servers (6.8 GB/s read, 4.0 GB/s write); AMD and Intel
+ * specifications for hosts (memory channels x rate; cores x all-core clock x FP32 flops per cycle).
  */
 #include <errno.h>
 #include <stdio.h>

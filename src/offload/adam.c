@@ -1,48 +1,50 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lade/adam.h: the AdamW kernel behind an opaque handle, for callers with memory and files of their own.
+ * lade/adam.h: the AdamW kernel behind an opaque handle, for callers with their own memory and files.
  *
- * A handle is a pool and a table of kernels. Everything about a shard is in its struct, so there is no state to keep
- * in step with the caller's. What a struct says is checked here and not again below: a form is one row of arithmetic
- * on element widths, and the check of pointers is "has as many bytes as the form needs, so must not be NULL".
+ * A handle is a pool and a table of kernels. A shard's struct holds all its state, so no state here can differ from the
+ * caller's. The struct is checked here, and the kernels do not check it again. Each form is one row of element widths.
+ * A pointer must not be NULL if its form needs a non-zero number of bytes.
  */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/alive.h"
 #include "base/base.h"
 #include "base/cpu.h"
+#include "base/fork_guard.h"
 #include "base/moments.h"
 #include "kernels/kernels.h"
 #include "lade/adam.h"
 
 #define THREADS_MOST 1024
-#define ELEMENTS_MOST (INT64_C(1) << 44) /* of a shard: its bytes can be added up */
-#define PIECE_ELEMENTS 32768 /* of one task; whole shards' beginnings and blocks */
+#define ELEMENTS_MOST (INT64_C(1) << 44) /* of a shard: the sum of its bytes does not overflow */
+#define PIECE_ELEMENTS 32768 /* of one task; a multiple of draw runs and of blocks */
 
 _Static_assert(LADE_ADAM_SHARD_ELEMENTS == LADE_DRAW_RUN && PIECE_ELEMENTS % LADE_DRAW_RUN == 0,
                "a shard and a piece begin a run of draws");
 
 struct lade_adam {
-  _Atomic int *is_alive; /* 0 in a child of fork, which has none of the pool's threads */
+  _Atomic int *is_alive; /* 0 in a child of fork, which does not have the pool's threads */
   struct lade_kernels kernels;
   lade_pool *pool;
 };
 
 int lade_adam_create(int n_threads, struct lade_error *error, lade_adam **ret_adam)
 {
+  if (!ret_adam)
+    return lade_error_set(error, -EINVAL, "lade_adam_create: ret_adam is NULL");
   if (n_threads < 0 || n_threads > THREADS_MOST)
     return lade_error_set(error, -EINVAL, "lade_adam_create: %d threads: 0 for all, or at most %d", n_threads,
                           THREADS_MOST);
   lade_adam *adam = calloc(1, sizeof(*adam));
   if (!adam)
     return lade_error_set(error, -ENOMEM, "lade_adam_create: out of memory");
-  adam->is_alive = lade_alive_create();
+  adam->is_alive = lade_fork_guard_create();
   int status = adam->is_alive ? lade_pool_create(n_threads, &adam->pool) : -ENOMEM;
   if (status) {
-    lade_alive_destroy(adam->is_alive);
+    lade_fork_guard_destroy(adam->is_alive);
     free(adam);
     return lade_error_set(error, status, "lade_adam_create: the machine refused threads (%s)", strerror(-status));
   }
@@ -57,7 +59,7 @@ void lade_adam_destroy(lade_adam *adam)
   if (!adam || !*adam->is_alive)
     return;
   lade_pool_destroy(adam->pool);
-  lade_alive_destroy(adam->is_alive);
+  lade_fork_guard_destroy(adam->is_alive);
   free(adam);
 }
 
@@ -128,7 +130,10 @@ static int shard_read(const lade_adam *adam, const struct lade_adam_shard *given
   return status ? status : pointers_check(ret_own, needs_grad, error);
 }
 
-/* FP32 numbers are computed with: an eps that is 0 among them divides by zero, a beta that is 1 never decays. */
+/*
+ * True if @value, rounded to FP32, is in the range. Kernels compute in FP32: an eps that rounds to 0 divides by zero,
+ * and a beta that rounds to 1 never decays.
+ */
 static bool is_below(double value, double least, double end)
 {
   float rounded = (float)value;
@@ -166,10 +171,10 @@ int lade_adam_get_bytes(const struct lade_adam_shard *shard, struct lade_adam_by
 
 /* ---- FP32 values in and out ---- */
 
-struct copy {
+struct state_copy {
   const struct lade_adam_shard *shard;
-  const float *from; /* of set */
-  float *master, *m, *v; /* of get; each may be NULL */
+  const float *from; /* source of set */
+  float *master, *m, *v; /* destinations of get; each may be NULL */
 };
 
 static void master_put(const struct lade_adam_shard *s, int64_t i, float master)
@@ -213,7 +218,7 @@ static float moment_get(const struct lade_adam_shard *s, int64_t i, bool is_v)
 
 static void set_piece(void *arg, int i_task, int i_thread)
 {
-  const struct copy *copy = arg;
+  const struct state_copy *copy = arg;
   const struct lade_adam_shard *s = copy->shard;
   int64_t from = (int64_t)i_task * PIECE_ELEMENTS, end = LADE_MIN(s->n_elements, from + PIECE_ELEMENTS);
   for (int64_t i = from; i < end; i++)
@@ -222,7 +227,7 @@ static void set_piece(void *arg, int i_task, int i_thread)
 
 static void get_piece(void *arg, int i_task, int i_thread)
 {
-  const struct copy *copy = arg;
+  const struct state_copy *copy = arg;
   const struct lade_adam_shard *s = copy->shard;
   int64_t from = (int64_t)i_task * PIECE_ELEMENTS, end = LADE_MIN(s->n_elements, from + PIECE_ELEMENTS);
   for (int64_t i = from; i < end; i++) {
@@ -237,6 +242,8 @@ static void get_piece(void *arg, int i_task, int i_thread)
 
 int lade_adam_set(lade_adam *adam, const struct lade_adam_shard *shard, const float *master, struct lade_error *error)
 {
+  if (!adam)
+    return lade_error_set(error, -EINVAL, "lade_adam_set: adam is NULL");
   struct lade_adam_shard own;
   int status = shard_read(adam, shard, false, &own, error);
   if (!status && !master)
@@ -244,7 +251,7 @@ int lade_adam_set(lade_adam *adam, const struct lade_adam_shard *shard, const fl
   if (status)
     return status;
   const struct lade_adam_bytes bytes = bytes_of(&own);
-  struct copy copy = {.shard = &own, .from = master};
+  struct state_copy copy = {.shard = &own, .from = master};
   lade_pool_run(adam->pool, set_piece, &copy, (int)lade_div_up(own.n_elements, PIECE_ELEMENTS));
   memset(own.m, 0, bytes.m);
   memset(own.v, 0, bytes.v);
@@ -258,11 +265,13 @@ int lade_adam_set(lade_adam *adam, const struct lade_adam_shard *shard, const fl
 int lade_adam_get(lade_adam *adam, const struct lade_adam_shard *shard, float *master, float *m, float *v,
                   struct lade_error *error)
 {
+  if (!adam)
+    return lade_error_set(error, -EINVAL, "lade_adam_get: adam is NULL");
   struct lade_adam_shard own;
   int status = shard_read(adam, shard, false, &own, error);
   if (status)
     return status;
-  struct copy copy = {.shard = &own, .master = master, .m = m, .v = v};
+  struct state_copy copy = {.shard = &own, .master = master, .m = m, .v = v};
   lade_pool_run(adam->pool, get_piece, &copy, (int)lade_div_up(own.n_elements, PIECE_ELEMENTS));
   return 0;
 }
@@ -282,6 +291,8 @@ static struct lade_step step_block(const struct lade_adam_step *s)
 int lade_adam_update(lade_adam *adam, const struct lade_adam_shard *shard, const struct lade_adam_step *step,
                      struct lade_error *error)
 {
+  if (!adam)
+    return lade_error_set(error, -EINVAL, "lade_adam_update: adam is NULL");
   struct lade_adam_shard s;
   struct lade_adam_step how;
   int status = shard_read(adam, shard, true, &s, error);
@@ -290,11 +301,11 @@ int lade_adam_update(lade_adam *adam, const struct lade_adam_shard *shard, const
   if (status)
     return status;
   const struct lade_step block = step_block(&how);
-  const struct lade_verdict verdict = {.factor = how.grad_scale == 0 ? 1.0f : (float)how.grad_scale};
+  const struct lade_clip_result clip_result = {.factor = how.grad_scale == 0 ? 1.0f : (float)how.grad_scale};
   const struct lade_adamw_args args = {
       .dtype = s.dtype, .grad_dtype = s.grad_dtype, .moments = s.moments, .master = s.master,
       .n_elements = s.n_elements, .has_decay = s.has_decay, .stream = s.param, .first_element = s.first_element,
-      .verdict = &verdict, .grad = s.grad, .weight = s.weight, .residual = s.residual, .m = s.m, .v = s.v,
+      .clip_result = &clip_result, .grad = s.grad, .weight = s.weight, .residual = s.residual, .m = s.m, .v = s.v,
       .m_scales = s.m_scales, .v_scales = s.v_scales};
   const struct lade_kernel_ctx ctx = {.pool = adam->pool, .step = &block};
   adam->kernels.fn[LADE_K_ADAMW](&ctx, &args);

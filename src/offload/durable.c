@@ -1,38 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Publishing. Generation g counts; its slot is not written to. The owner has written g + 1 into the other slot:
+ * Publishing. Generation g counts, and its slot is not written to. The owner has written g + 1 into the other slot:
  *
  *   1. write the table of g + 1's checksums      into its own half of the data file
  *   2. sync the data file                        bytes and table are on the drive
- *   3. write the record of g + 1                 over that of g - 1, whose slot is gone already
- *   4. sync the journal                          g + 1 counts; only now may g's slot be written to
+ *   3. write the record of g + 1                 over that of g - 1, whose slot is already overwritten
+ *   4. sync the journal                          g + 1 counts; only now may the slot of g be written to
  *
- * A record is one block with a checksum of itself; a torn one is none, and then the other, of g, counts. It holds the
- * checksum of the table, and the table those of the granules, each seeded with generation and place: bytes of another
- * generation, or a table of one, cannot pass. So whatever the drive did with what was not synced, either the record of
- * g + 1 is whole, and then 2 came before it, or g counts, and none of its bytes has been touched.
+ * A record is one block with a checksum of itself. If a record is torn, it does not count, and the other, of g, does. A
+ * record holds the checksum of the table, and the table holds those of the granules, each seeded with generation and
+ * place. So bytes or a table of another generation do not pass. The drive may store unsynced bytes in any order. Still,
+ * either the record of g + 1 is whole, and then step 2 came before it; or g counts, and none of its bytes has changed.
  *
- * Whoever opens finds g. The process that wrote its record may have ended before 4, and then the record is in the page
- * cache alone: power that fails once g + 1 is being written over g - 1 would leave neither. A sync alone does not help,
- * since pages that a drive refused to take are clean afterwards (ext4, XFS). So before the other slot is given out, the
- * record of g is written again, with the same bytes, and it and its name are synced. Bytes and table of g need nothing:
- * its record was not written before their sync had succeeded.
+ * Opening finds g. The process that wrote its record may have ended before step 4, so the record may be in the page
+ * cache alone. If g + 1 is then written over g - 1 and the power fails, neither generation is whole. A sync alone does
+ * not help, because pages that a drive refused to take are clean afterwards (ext4, XFS). Therefore prepare writes the
+ * record of g again, with the same bytes, and syncs it and its name, before the owner writes to the other slot. Bytes
+ * and table of g need no second write, because its record was written only after their sync had succeeded.
  *
- * The journal is born whole: both blocks are written to a file of another name, synced, and renamed after the data
- * file of generation 0 and both entries of the directory are synced; the rename is synced before publish returns. So a
- * journal in which no record is whole is damaged, and a directory without a journal holds nothing.
+ * The journal is created whole. Both blocks are written to a file of another name and synced. The file is renamed after
+ * the data file of generation 0 and both directory entries are synced, and the rename is synced before publish returns.
+ * So a journal without a whole record is damaged, and a directory without a journal holds no state.
  *
- * Two syncs a generation are the least: one sync cannot say that the record came last. Tables are in the data file so
- * that one sync serves both. Rejected: slots that are switched tensor by tensor (a record each, or a log to replay);
- * one record in place (a torn one would be all there is).
+ * Two syncs per generation are the minimum, because one sync cannot guarantee that the record came last. Tables are in
+ * the data file so that one sync serves both. Rejected: slots switched tensor by tensor, with a record each or a log to
+ * replay; and one record in place, because no other record would remain if it is torn.
  *
- * Parts of one state at several owners (the ranks of a job, each with files of its own) count together: g + 1 counts
- * when it does at all of them, and nobody writes over g before he knows that. So a cut leaves owners at g and at g + 1,
- * and those at g + 1 have all of g still. They go back by taking their record of g + 1 away, on the drive, before
- * anybody goes on: the slot is written to again, and once another owner has published its new g + 1, an old record here
- * would vouch for a mixture.
+ * One state may be divided among several owners (the ranks of a job, each with its own files). Then g + 1 counts only
+ * if it counts at all owners, and no owner writes over g before it knows that. So a power cut leaves owners at g and at
+ * g + 1, and those at g + 1 still have all of g. They withdraw their record of g + 1, on the drive, before any owner
+ * continues. Otherwise a mixture could pass: another owner writes and publishes a new g + 1 while an old record of g +
+ * 1 remains here.
  *
- * The lock is on the data file, which is never replaced. It ends with the process however that ends.
+ * The lock is on the data file, which is never replaced. The kernel drops it when the process ends, also by a kill.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -44,13 +44,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "offload/durable.h"
-#include "offload/store_internal.h"
+#include "offload/store/store_internal.h"
 
 #define NAME_BYTES 40
 #define MAGIC "lade-dur"
 #define VERSION 1
-#define RECORD_BYTES 4096 /* a block: no drive tears less than a sector, and the sum tells of the rest */
+#define RECORD_BYTES 4096 /* one block: a drive writes sectors whole, and the checksum detects a torn block */
 
 struct record {
   char magic[8];
@@ -67,28 +68,28 @@ _Static_assert(sizeof(struct record) == RECORD_BYTES, "records are blocks");
 struct lade_durable {
   struct lade_durable_params params;
   char dir[PATH_MAX];
-  char data_name[NAME_BYTES], journal_name[NAME_BYTES], new_name[NAME_BYTES]; /* new: of a journal that is being born */
-  int dir_fd, fd, journal_fd; /* -1; fd: of the data file, locked; journal_fd: -1 until something counts */
+  char data_name[NAME_BYTES], journal_name[NAME_BYTES], new_name[NAME_BYTES]; /* new: a journal before its rename */
+  int dir_fd, fd, journal_fd; /* -1 if closed; fd: the data file, locked; journal_fd: -1 until a generation counts */
   bool has_lock;
-  bool is_new;                /* there is no journal: whatever the data file holds, nothing counts */
-  struct record records[2];   /* as they are in the journal */
-  int newest;                 /* the one that counts, -1 */
+  bool is_new;                /* there is no journal, so no generation counts, with any contents of the data file */
+  struct record records[2];   /* contents of the journal */
+  int newest;                 /* index of the record that counts, or -1 */
   store_hash_fn *hash;
   lade_store *store;
   uint64_t slot_bytes, layout;
-  uint32_t piece_bytes; /* of the store's requests, and how many at once; 0: its default */
+  uint32_t piece_bytes; /* size of the store's requests; 0: its default; depth: requests in flight, 0: its default */
   int depth;
   struct lade_extent tables[2], slots[2];
 };
 
-/* Reading and writing; @code as the drive said it, which the line names. */
+/* Report that a read or a write failed. @code is the system's, and the line in @error names it. */
 static int failed(const struct lade_durable *d, int code, const char *name, const char *what, struct lade_error *error)
 {
   return lade_error_set(error, store_code_of_transfer(code), "%s/%s: cannot %s: %s", d->dir, name, what,
                         strerror(-code));
 }
 
-/* All that comes before. */
+/* Report that an operation before the first read or write failed. */
 static int refused(const struct lade_durable *d, int code, const char *name, const char *what, struct lade_error *error)
 {
   return lade_error_set(error, store_code_of_open(code), "%s/%s: cannot %s: %s", d->dir, name, what, strerror(-code));
@@ -96,7 +97,7 @@ static int refused(const struct lade_durable *d, int code, const char *name, con
 
 /* ---- files ---- */
 
-/* @point says which way. What moves nothing is @code_of_none. */
+/* Read or write @bytes; @point selects the direction. A transfer of 0 bytes returns @code_of_none. */
 static int bytes_move(const struct lade_durable *d, enum lade_fault_point point, int fd, char *at, uint64_t bytes,
                       uint64_t offset, int code_of_none)
 {
@@ -125,7 +126,7 @@ static int bytes_write(const struct lade_durable *d, int fd, const void *data, u
   return bytes_move(d, LADE_FAULT_FILE_WRITE, fd, (char *)(uintptr_t)data, bytes, offset, -EIO);
 }
 
-/* -EBADMSG: the file ends before. */
+/* Read @bytes at @offset. -EBADMSG: the file ends before. */
 static int bytes_read(const struct lade_durable *d, int fd, void *data, uint64_t bytes, uint64_t offset)
 {
   return bytes_move(d, LADE_FAULT_FILE_READ, fd, data, bytes, offset, -EBADMSG);
@@ -137,18 +138,41 @@ static int data_sync(const struct lade_durable *d, int fd)
   return !code && fdatasync(fd) < 0 ? -errno : code;
 }
 
-/* A file system whose directories need no sync says EINVAL. */
+/* Sync the directory. EINVAL is no error: it comes from a file system whose directories need no sync. */
 static int dir_sync(const struct lade_durable *d)
 {
   int code = lade_fault(d->params.faults, LADE_FAULT_FILE_SYNC);
   return !code && fsync(d->dir_fd) < 0 && errno != EINVAL ? -errno : code;
 }
 
-static int file_open(const struct lade_durable *d, const char *name, int flags)
+/* True if the entry @name belongs to another user: in a sticky directory the system may refuse to open it. */
+static bool is_foreign(const struct lade_durable *d, const char *name)
+{
+  struct stat status;
+  return fstatat(d->dir_fd, name, &status, AT_SYMLINK_NOFOLLOW) == 0 && !lade_file_is_own(d->dir_fd, &status);
+}
+
+/*
+ * Open the file @name, which must belong to this user alone, because state is written to it and read from it. -EIO for
+ * a link, for another user's file, and for a file with a second name.
+ */
+static int file_open(const struct lade_durable *d, const char *name, int flags, const char *what,
+                     struct lade_error *error)
 {
   int code = lade_fault(d->params.faults, LADE_FAULT_FILE_OPEN);
   int fd = code ? code : openat(d->dir_fd, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | flags, 0600);
-  return fd < 0 && !code ? -errno : fd;
+  if (!code)
+    code = fd < 0 ? -errno : lade_file_check_own(d->dir_fd, fd);
+  if (fd < 0 && code == -EACCES && is_foreign(d, name))
+    code = -EPERM;
+  else if (fd < 0 && code != -ELOOP)
+    return refused(d, code, name, what, error);
+  if (!code)
+    return fd;
+  if (fd >= 0)
+    close(fd);
+  return lade_error_set(error, -EIO, "%s/%s: %s, and is left as it is: remove it, or name another directory", d->dir,
+                        name, lade_file_refusal(code));
 }
 
 /* ---- records ---- */
@@ -158,25 +182,37 @@ static uint64_t record_sum(const struct lade_durable *d, const struct record *re
   return d->hash(record, offsetof(struct record, sum), 0);
 }
 
-/* -EBADMSG: it is not whole; -EINVAL: of another version, which may compute its sum otherwise. */
+/*
+ * Check that @record is whole. -EBADMSG: it is not. -EINVAL: another version, which may compute its checksum
+ * differently.
+ */
 static int record_check(const struct lade_durable *d, const struct record *record)
 {
   if (memcmp(record->magic, MAGIC, sizeof(record->magic)) != 0)
     return -EBADMSG;
   if (record->version != VERSION)
     return -EINVAL;
-  bool is_whole = record->sum == record_sum(d, record) && record->memo_bytes <= LADE_DURABLE_MEMO_BYTES;
-  return is_whole ? 0 : -EBADMSG;
+  return record->sum == record_sum(d, record) ? 0 : -EBADMSG;
 }
 
-/* On the drive when it returns. */
+/* Return the name of a field of the whole record @i with a value that publish never writes; NULL if there is none. */
+static const char *record_fault(const struct record *record, int i)
+{
+  if (record->memo_bytes > LADE_DURABLE_MEMO_BYTES)
+    return "memo_bytes";
+  if (record->generation >= INT64_MAX || (int)(record->generation % 2) != i)
+    return "generation";
+  return record->slot_bytes == 0 || record->slot_bytes % LADE_STORE_GRANULE_BYTES ? "slot_bytes" : NULL;
+}
+
+/* Write record @i and sync it. */
 static int record_put(const struct lade_durable *d, int i)
 {
   int code = bytes_write(d, d->journal_fd, &d->records[i], RECORD_BYTES, (uint64_t)i * RECORD_BYTES);
   return code ? code : data_sync(d, d->journal_fd);
 }
 
-/* One record of another version is enough: it may be the one that counts. */
+/* Find the record that counts. Refuse the journal if one record has another version, because that record may count. */
 static int newest_find(struct lade_durable *d, struct lade_error *error)
 {
   for (int i = 0; i < 2; i++) {
@@ -185,6 +221,10 @@ static int newest_find(struct lade_durable *d, struct lade_error *error)
       return lade_error_set(error, code, "%s/%s: the record at byte %d is of format version %u, and this build reads "
                             "version %d: go on with the build that wrote it, or name another directory", d->dir,
                             d->journal_name, i * RECORD_BYTES, d->records[i].version, VERSION);
+    const char *fault = code ? NULL : record_fault(&d->records[i], i);
+    if (fault)
+      return lade_error_set(error, -EBADMSG, "%s/%s is damaged: %s of the record at byte %d is out of range", d->dir,
+                            d->journal_name, fault, i * RECORD_BYTES);
     if (!code && (d->newest < 0 || d->records[i].generation > d->records[d->newest].generation))
       d->newest = i;
   }
@@ -196,12 +236,13 @@ static int newest_find(struct lade_durable *d, struct lade_error *error)
 
 static int journal_read(struct lade_durable *d, struct lade_error *error)
 {
-  int fd = file_open(d, d->journal_name, 0);
-  d->is_new = fd == -ENOENT;
+  struct stat status;
+  d->is_new = fstatat(d->dir_fd, d->journal_name, &status, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT;
   if (d->is_new)
     return 0;
+  int fd = file_open(d, d->journal_name, 0, "open", error);
   if (fd < 0)
-    return refused(d, fd, d->journal_name, "open", error);
+    return fd;
   d->journal_fd = fd;
   int code = bytes_read(d, fd, d->records, sizeof(d->records), 0);
   if (code == -EBADMSG)
@@ -212,7 +253,7 @@ static int journal_read(struct lade_durable *d, struct lade_error *error)
 
 /* ---- opening ---- */
 
-/* The one directory of a list in which a comma that belongs to a name is written twice. */
+/* Open the one directory of @list. A comma in its name is written twice. */
 static int dir_take(struct lade_durable *d, const char *list, struct lade_error *error)
 {
   size_t n = 0;
@@ -230,7 +271,7 @@ static int dir_take(struct lade_durable *d, const char *list, struct lade_error 
                         strerror(-code));
 }
 
-/* Is the file that we have still the one of that name? Whoever had it before may have removed it, or anyone since. */
+/* True if @name still refers to the open file @fd. Its former owner or another process may have removed it. */
 static bool is_named(const struct lade_durable *d, int fd, const char *name)
 {
   struct stat ours, named;
@@ -241,9 +282,9 @@ static bool is_named(const struct lade_durable *d, int fd, const char *name)
 
 static int data_take(struct lade_durable *d, struct lade_error *error)
 {
-  int fd = file_open(d, d->data_name, O_CREAT);
+  int fd = file_open(d, d->data_name, O_CREAT, "open", error);
   if (fd < 0)
-    return refused(d, fd, d->data_name, "open", error);
+    return fd;
   d->fd = fd;
   int code = flock(fd, LOCK_EX | LOCK_NB) < 0 ? -errno : 0;
   if (code && code != -EWOULDBLOCK)
@@ -300,16 +341,22 @@ void lade_durable_close(struct lade_durable *d)
 {
   if (!d)
     return;
-  const bool is_ours = d->store || (d->fd >= 0 && lade_durable_held_bytes(d) == 0); /* no journal's that was lost */
+  const bool is_ours = d->store || (d->fd >= 0 && lade_durable_held_bytes(d) == 0); /* not a data file whose journal
+                                                                                       was lost */
   lade_store_close(d->store);
   if (d->has_lock && d->is_new && is_ours)
-    unlinkat(d->dir_fd, d->data_name, 0); /* before the lock goes */
+    unlinkat(d->dir_fd, d->data_name, 0); /* before the lock is released */
   const int fds[] = {d->journal_fd, d->fd, d->dir_fd};
   for (size_t i = 0; i < LADE_COUNT(fds); i++) {
     if (fds[i] >= 0)
       close(fds[i]);
   }
   free(d);
+}
+
+const char *lade_durable_journal_name(const struct lade_durable *d)
+{
+  return d->journal_name;
 }
 
 const void *lade_durable_memo(const struct lade_durable *d, size_t *ret_bytes)
@@ -320,7 +367,7 @@ const void *lade_durable_memo(const struct lade_durable *d, size_t *ret_bytes)
   return d->records[d->newest].memo;
 }
 
-/* The record of the generation before the one that counts; -1: it is not there. */
+/* Return the index of the record of the generation before the one that counts; -1 if it is absent. */
 static int before_find(const struct lade_durable *d)
 {
   const int before = 1 - d->newest;
@@ -345,7 +392,7 @@ uint64_t lade_durable_generation(const struct lade_durable *d)
 
 /* ---- going back ---- */
 
-/* The first generation was the only one: what is left is a directory without a journal, which holds nothing. */
+/* Remove the journal, because the first generation was the only one. A directory without a journal holds no state. */
 static int journal_remove(struct lade_durable *d)
 {
   if (unlinkat(d->dir_fd, d->journal_name, 0) < 0)
@@ -384,7 +431,7 @@ static uint64_t table_bytes(uint64_t slot_bytes)
 uint64_t lade_durable_extra_bytes(uint64_t slot_bytes)
 {
   uint64_t table = lade_align_up(table_bytes(slot_bytes), LADE_STORE_GRANULE_BYTES);
-  return LADE_STORE_GRANULE_BYTES + 2 * table + slot_bytes; /* the granule of trials */
+  return LADE_STORE_GRANULE_BYTES + 2 * table + slot_bytes; /* the granule that tries the engine */
 }
 
 uint64_t lade_durable_publish_bytes(uint64_t slot_bytes)
@@ -412,7 +459,7 @@ static int store_open(struct lade_durable *d, struct lade_error *error)
   return code;
 }
 
-/* The checksums of a slot's granules, where the store keeps them. */
+/* Return the checksums of a slot's granules, in the store's table. */
 static uint64_t *slot_sums(const struct lade_durable *d, int slot)
 {
   return d->store->sums.sums + d->slots[slot].offset / LADE_STORE_GRANULE_BYTES;
@@ -433,7 +480,7 @@ static int table_read(struct lade_durable *d, struct lade_error *error)
                         (unsigned long long)record->generation);
 }
 
-/* Make durable what was found, which so far may be in memory alone: the record that counts, and the journal's name. */
+/* Sync the record that counts and the journal's name, which may be in memory alone. */
 static int found_settle(const struct lade_durable *d, struct lade_error *error)
 {
   int code = record_put(d, d->newest);
@@ -458,7 +505,7 @@ int lade_durable_prepare(struct lade_durable *d, uint64_t slot_bytes, uint64_t l
                           "%s and %s there to begin anew", d->dir, d->data_name, d->journal_name);
   d->slot_bytes = slot_bytes;
   d->layout = layout;
-  if (!newest && ftruncate(d->fd, 0) < 0) /* what a run left that ended before anything counted */
+  if (!newest && ftruncate(d->fd, 0) < 0) /* bytes of a run that ended before its first publish */
     return refused(d, -errno, d->data_name, "empty", error);
   int code = store_open(d, error);
   if (code)
@@ -498,13 +545,15 @@ static void record_fill(const struct lade_durable *d, uint64_t generation, const
   record->sum = record_sum(d, record);
 }
 
-/* The journal of the first generation, beside its name and then under it. */
+/* Create the journal of the first generation under a temporary name, then rename it. */
 static int journal_create(struct lade_durable *d, struct lade_error *error)
 {
-  int fd = file_open(d, d->new_name, O_CREAT | O_TRUNC);
+  int fd = file_open(d, d->new_name, O_CREAT, "create", error);
   if (fd < 0)
-    return refused(d, fd, d->new_name, "create", error);
-  int code = bytes_write(d, fd, d->records, sizeof(d->records), 0);
+    return fd;
+  int code = ftruncate(fd, 0) < 0 ? -errno : 0;
+  if (!code)
+    code = bytes_write(d, fd, d->records, sizeof(d->records), 0);
   if (!code)
     code = data_sync(d, fd);
   if (!code)
@@ -532,7 +581,10 @@ static int record_write(struct lade_durable *d, int i, struct lade_error *error)
   return code ? failed(d, code, d->journal_name, "write", error) : 0;
 }
 
-/* A file without its name takes whatever is written to it, and nobody will find it again. */
+/*
+ * Check that both files still have their names. Writes to a removed file succeed, but no later process can find the
+ * bytes.
+ */
 static int names_check(const struct lade_durable *d, struct lade_error *error)
 {
   const char *gone = !is_named(d, d->fd, d->data_name) ? d->data_name : NULL;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The file has no name (O_TMPFILE), so that a crash leaves nothing behind and nobody else can open it; where the
- * file system does not know O_TMPFILE, it is made with a name, mode 0600, and unlinked at once. One that is to be found
- * again keeps its name. O_DIRECT is asked for first and given up only when the caller allows it: through the page cache
- * every byte costs memory that the budget does not know, and a copy.
+ * The store's file. It has no name (O_TMPFILE), so that a crash leaves nothing behind and no other process can open it.
+ * If the file system does not support O_TMPFILE, the file is created with a name, mode 0600, and unlinked at once. A
+ * durable file keeps its name. O_DIRECT is tried first, and dropped only if the caller allows it: through the page
+ * cache every byte costs a copy, and memory outside the budget.
  *
- * Room is checked in three ways, for an early answer with both numbers in it: the file size limit (whose signal
- * would otherwise end the process), the free blocks, and fallocate. A file system without fallocate is fine: the
+ * Space is checked in three ways, for an early error with both numbers in it: the file size limit (SIGXFSZ would
+ * otherwise end the process), the free blocks, and fallocate. A file system without fallocate is accepted, because the
  * store writes every block before it is used.
  *
- * A tmpfs is memory: a store there saves nothing and may take the machine down, so it is refused unless asked for.
+ * A tmpfs is memory: a store there saves no memory and may exhaust the machine's, so it is refused unless allowed.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +22,8 @@
 #include <unistd.h>
 
 #include "base/base.h"
-#include "base/room.h"
+#include "base/file.h"
+#include "base/free_space.h"
 #include "offload/file.h"
 
 #define FILE_PATH_BYTES 4096
@@ -46,18 +47,23 @@ static int file_open_named(const char *dir, int flags)
   return fd;
 }
 
-/* A file that is to be found again. Not through a link, which somebody else may have put there. */
+/* Open a named file that close keeps. It must be no link and belong to this user alone. */
 static int file_open_kept(const char *dir, const char *name, int flags)
 {
-  char path[FILE_PATH_BYTES];
-  int n = snprintf(path, sizeof(path), "%s/%s", dir, name);
-  if (n < 0 || n >= (int)sizeof(path))
-    return -ENAMETOOLONG;
-  int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | flags, 0600);
-  return fd < 0 ? -errno : fd;
+  int dir_fd = open(dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
+  if (dir_fd < 0)
+    return -errno;
+  int fd = openat(dir_fd, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | flags, 0600);
+  int code = fd < 0 ? -errno : lade_file_check_own(dir_fd, fd);
+  if (code && fd >= 0) {
+    close(fd);
+    code = -EIO;
+  }
+  close(dir_fd);
+  return code ? code : fd;
 }
 
-/* Does this answer mean that the file system lacks a feature, so that the next way may do? */
+/* True if @code means that the file system lacks a feature, so that the next method may work. */
 static bool is_feature_missing(int code)
 {
   return code == -EINVAL || code == -EOPNOTSUPP || code == -EISDIR || code == -ENOSYS;
@@ -74,7 +80,7 @@ int store_code_of_open(int code)
   return -EIO;
 }
 
-/* By its name, or unnamed if possible, else named and unlinked. */
+/* Open the file by its name; or unnamed if possible, else named and then unlinked. */
 static int file_open(const struct lade_store_params *params, const char *dir, int flags)
 {
   int fd = lade_fault(params->faults, LADE_FAULT_FILE_OPEN);
@@ -129,7 +135,7 @@ int store_file_open(const struct lade_store_params *params, const char *dir, str
 
 int store_file_check_limit(const char *dir, uint64_t bytes, struct lade_error *error)
 {
-  const uint64_t limit = lade_room_file_limit();
+  const uint64_t limit = lade_file_size_limit();
   char need[16], most[16];
   if (bytes <= limit)
     return 0;
@@ -142,22 +148,22 @@ static int space_error(const struct store_file *file, const char *dir, uint64_t 
 {
   char need[LADE_SIZE_TEXT], have[LADE_SIZE_TEXT];
   uint64_t free_bytes = 0;
-  lade_room_get_fd(file->fd, &free_bytes);
+  lade_free_space_get_fd(file->fd, &free_bytes);
   return lade_error_set(error, -ENOSPC,
                         "store in %s needs %s, and %s are free; free more or use another", dir,
                         lade_size_exact(bytes, need), lade_size_exact(free_bytes, have));
 }
 
 /*
- * fallocate may be interrupted, and is then begun again, with a bound. What a file system does not know, and a sandbox
- * forbids, is left to the first writing.
+ * Allocate @bytes with fallocate. An interrupted call is retried, with a bound. If a file system does not support the
+ * call or a sandbox forbids it, the first write allocates the blocks.
  */
 static int file_allocate(const struct store_file *file, uint64_t from, uint64_t bytes, struct lade_faults *faults)
 {
   int code, n_tries = 0;
   do {
     code = lade_fault(faults, LADE_FAULT_FILE_WRITE);
-    if (code == LADE_STORE_FAULT_SHORT) /* there is no such thing here */
+    if (code == LADE_STORE_FAULT_SHORT) /* fallocate cannot be short */
       code = 0;
     if (!code && fallocate(file->fd, 0, (off_t)from, (off_t)bytes) < 0)
       code = -errno;
@@ -172,7 +178,7 @@ int store_file_allocate(const struct store_file *file, const char *dir, uint64_t
   int code = store_file_check_limit(dir, bytes, error);
   if (code)
     return code;
-  if (lade_room_get_fd(file->fd, &free_bytes) == 0 && free_bytes < bytes)
+  if (lade_free_space_get_fd(file->fd, &free_bytes) == 0 && free_bytes < bytes)
     return space_error(file, dir, bytes, error);
   code = file_allocate(file, 0, bytes, faults);
   if (code == -ENOSPC || code == -EDQUOT)
@@ -185,7 +191,7 @@ int store_file_allocate(const struct store_file *file, const char *dir, uint64_t
 
 int store_file_extend(const struct store_file *file, uint64_t from, uint64_t bytes, struct lade_faults *faults)
 {
-  if (from + bytes > lade_room_file_limit())
+  if (from + bytes > lade_file_size_limit())
     return -EFBIG;
   return file_allocate(file, from, bytes, faults);
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where a GPU is, and a drive. Of a GPU the driver tells the PCI function, which has a file with the node. Of a drive
- * the kernel keeps a link for each block device, by its number, to its place in the tree of devices; the PCI function
- * that it hangs on, some levels above it, has the file. So the walk goes upwards from the link's target until a
- * directory has one. What stands on several devices (device mapper, RAID) is virtual and has none. hwloc knows the
- * same, but would have to be asked for devices by name, with all of PCI in its topology.
+ * Find the NUMA node of a GPU and of a drive. The driver reports a GPU's PCI function, which has a file with the node.
+ * For each block device the kernel keeps a link, by its number, to its place in the device tree. The PCI function that
+ * the drive is attached to is some levels above it, and has the file. So the search goes upwards from the link's target
+ * until a directory has one. A device over several others (device mapper, RAID) is virtual and has no node. Rejected:
+ * hwloc, which has the same data, but finds devices by name and needs all of PCI in its topology.
  */
 #include "offload/numa.h"
 
@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/sysmacros.h>
 
-/* The number in file @name of directory @path; -1 without one. */
+/* Return the number in file @name of directory @path; -1 if there is none. */
 static int number_read(const char *path, const char *name)
 {
   char file_path[PATH_MAX + 16];
@@ -59,7 +59,7 @@ bool lade_numa_has_memory(int numa_node, const char *sysfs)
   FILE *file = fopen(path, "re");
   if (!file)
     return numa_node == 0;
-  bool is_read = fscanf(file, " Node %*d MemTotal: %llu", &kib) == 1; /* first of all lines */
+  bool is_read = fscanf(file, " Node %*d MemTotal: %llu", &kib) == 1; /* the first line */
   fclose(file);
   return is_read && kib > 0;
 }

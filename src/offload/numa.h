@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which NUMA node memory should come from, and asking for it. Nothing here is an error: a machine that does not say
- * where a drive is, or has one node, gives memory from anywhere. Any thread; none blocks for longer than a few
- * milliseconds, in which hwloc looks at the machine.
+ * Choose the NUMA node for memory, and request memory from it. Nothing here is an error: if a machine does not report a
+ * drive's node, or has one node, memory comes from any node. Any thread. Calls block for at most a few milliseconds, in
+ * which hwloc discovers the machine.
  */
 #ifndef LADE_OFFLOAD_NUMA_H
 #define LADE_OFFLOAD_NUMA_H
@@ -11,27 +11,28 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* NUMA nodes of this machine; 1 where this build has no hwloc. */
+/* Return the number of NUMA nodes of this machine; 1 if this build has no hwloc. */
 int lade_numa_count(void);
 
-/* Asks for @bytes at @data to be placed on @numa_node. False if this build or machine cannot. */
+/* Request that @bytes at @data are placed on @numa_node. False if this build or machine cannot. */
 bool lade_numa_bind(void *data, uint64_t bytes, int numa_node);
 
 /*
- * The node of block device @device (a file's st_dev): of the nearest device above it that has one in the tree mounted
- * at @sysfs ("/sys"). -1: it has none, as what is no block device (overlays, network file systems), or none is told.
+ * Return the node of block device @device (a file's st_dev). The node is that of the nearest device above it with a
+ * node, in the tree mounted at @sysfs ("/sys"). -1: unknown, or not a block device (overlays, network file systems).
  */
 int lade_numa_of_device(dev_t device, const char *sysfs);
 
-/* The node of the PCI function @address ("0000:3b:00.0"), a GPU's say. -1: "", none there, or none is told. */
+/* Return the node of the PCI function @address ("0000:3b:00.0"), for example a GPU. -1: "", absent, or unknown. */
 int lade_numa_of_pci(const char *address, const char *sysfs);
 
-/* Whether @numa_node has memory of its own; of a machine that tells nothing of nodes the node 0 has. */
+/* True if @numa_node has its own memory. On a machine that reports no nodes, true for node 0. */
 bool lade_numa_has_memory(int numa_node, const char *sysfs);
 
 /*
- * Where memory should be that a device and drives both reach, on a machine of several nodes: near the device, whose
- * link is the faster, else near the drives. -1, anywhere: neither is known, or there is one node.
+ * Return the best node for memory that both a device and drives access, on a machine of several nodes. It is the
+ * device's node, because the device's link is faster, else the drives' node. -1, any node: neither is known, or there
+ * is one node.
  */
 int lade_numa_choose(int of_device, int of_drives);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Placement of memory through hwloc. The topology is loaded per call, some milliseconds: slabs are made a few
- * times per run, and no state is kept between. The kernel may fall back to another node when this one is full.
+ * Placement of memory through hwloc. The topology is loaded per call, which takes some milliseconds: slabs are
+ * allocated a few times per run, so no state is kept between calls. The kernel may use another node if the requested
+ * one is full.
  */
 #include <hwloc.h>
 

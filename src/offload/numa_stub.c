@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stands in for numa_hwloc.c where hwloc is absent: memory comes from where the kernel takes it. */
+/* Replaces numa_hwloc.c in builds without hwloc: the kernel chooses the node. */
 #include "offload/numa.h"
 
 int lade_numa_count(void)

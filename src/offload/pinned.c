@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of the driver's where it has some and nobody else is to reach it; otherwise a slab of our own (staging.h),
- * pinned as a whole. Whoever has it sees no difference.
+ * Pinned host memory for a device. It comes from the driver if the driver provides it and only the device uses it.
+ * Otherwise it is a slab from staging.h, pinned as a whole. Users of struct lade_pinned see no difference.
  *
- * The driver's is not for drives. It is mapped page by page where a slab has pages of 2 MiB, into which a drive
- * reads faster (docs/store.md), and no document says that the kernel lets a drive write into a driver's pages. Nor is
- * it for a machine of several nodes that does not say where the device is: a chunk is of one node, and a slab goes
- * where there is room. A node without memory is not asked: drivers before R595 can crash there.
+ * The driver's memory is not used for drives. It is mapped page by page, while a slab has pages of 2 MiB, into which a
+ * drive reads faster (docs/store.md). Also, no document states that the kernel lets a drive write into a driver's
+ * pages. It is not used on a machine of several nodes that does not report the device's node either: a chunk is of one
+ * node, and a slab can use any node with free memory. A node without memory is not requested, because drivers before
+ * R595 can crash then.
  *
- * What the driver refuses for any reason the slab is asked for, and it is the slab's error that counts.
- * LADE_CUDA_HOST_CHUNKS=0 in the environment does without the driver's.
+ * If the driver refuses memory for any reason, a slab is tried, and the slab's error is returned.
+ * LADE_CUDA_HOST_CHUNKS=0 in the environment disables the driver's memory.
  */
 #include "offload/pinned.h"
 
@@ -20,7 +21,7 @@
 #include "base/base.h"
 #include "offload/numa.h"
 
-/* The node that a chunk should come from, or -1: none. */
+/* Return the node for a chunk, or -1 if no chunk should be used. */
 static int chunk_node(const struct lade_pinned_params *params)
 {
   const char *wish = getenv("LADE_CUDA_HOST_CHUNKS");

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Addresses are reserved first, with room to align to 2 MiB; then the part of the slab that is whole huge pages is
- * mapped over them, from the reserved pool if that has enough, else as ordinary memory with MADV_HUGEPAGE; then the
- * tail, in base pages. So the slab has the exact size, rounded to a base page, and still all the huge pages that
- * fit: a drive reads into 2 MiB pages at up to twice the rate, because a request is a list of physically
- * contiguous pieces of bounded length, and pinning is counted in pages.
+ * Staging slabs. Addresses are reserved first, with space to align to 2 MiB. Then the part of the slab that consists of
+ * whole huge pages is mapped over them: from the reserved pool if it has enough, else as ordinary memory with
+ * MADV_HUGEPAGE. The tail follows, in base pages. So the slab has the exact size, rounded to a base page, and all huge
+ * pages that fit. A drive reads into 2 MiB pages at up to twice the rate, because a request is a list of physically
+ * contiguous pieces of bounded length. Pinning too is counted in pages.
  *
- * It is touched here (MADV_POPULATE_WRITE, or by hand on kernels before 5.14): memory that cannot be had is an
- * error now and not a fault later, and the first step is not slower than the second. Placement is asked for in
- * between, because pages stay where they are first touched. Only touching says whether reserved pages can be had where
- * we may take them: the kernel promises them for the machine, and they may be on nodes or in control groups of others.
- * Then ordinary memory takes their place.
+ * The slab is touched here (MADV_POPULATE_WRITE, or memset on kernels before 5.14). So missing memory is an error now
+ * and not a fault later, and the first step is as fast as the second. The node is requested between mapping and
+ * touching, because pages stay on the node of the first touch. Only touching tells if reserved pages are available to
+ * this process: the kernel reserves them for the machine, and they may be on other nodes or belong to other control
+ * groups. Then ordinary memory replaces them.
  *
  * Rejected: rounding up to powers of two or to whole huge pages, which takes memory that no plan has counted.
  */
@@ -26,14 +26,14 @@
 #define HUGE_BYTES (2ull << 20)
 #define MADVISE_POPULATE_WRITE 23 /* Linux 5.14; not in older headers */
 
-/* Put memory at @at, which is reserved. */
+/* Map memory at @at, in the reserved addresses. */
 static bool range_map(char *at, uint64_t bytes, int flags)
 {
   return !bytes || mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | flags, -1, 0) !=
                        MAP_FAILED;
 }
 
-/* With @may_reserve from the reserved pool, where that has enough. */
+/* Map the slab; with @may_reserve from the reserved pool, if it has enough pages. */
 static bool staging_map(struct lade_staging *staging, bool may_reserve)
 {
   uint64_t huge_bytes = staging->bytes & ~(HUGE_BYTES - 1);
@@ -54,7 +54,7 @@ static bool staging_touch(struct lade_staging *staging)
   do {
     code = madvise(staging->data, staging->bytes, MADVISE_POPULATE_WRITE) < 0 ? errno : 0;
   } while (code == EINTR || code == EAGAIN);
-  if (code == EINVAL) /* a kernel that does not know it */
+  if (code == EINVAL) /* a kernel without MADV_POPULATE_WRITE */
     memset(staging->data, 0, staging->bytes);
   return !code || code == EINVAL;
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One table says which variables a launcher sets; reading, checking and comparing follow it.
+ * Read the launcher's environment. One table lists the variables of each launcher; reading, checking and comparing
+ * follow it.
  *
- * A launcher is present when its rank or its world is set; then both have to be. What is optional is read where it is
- * there. Whatever two sources both state must be equal: a rank that is wrong about its number writes over
- * another's shard, so nothing here guesses.
+ * A launcher is present if its rank or its world is set; then both must be set. Optional variables are read if they are
+ * set. Values that two sources state must be equal. A rank with a wrong number would overwrite another rank's shard, so
+ * no value is guessed.
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -14,20 +15,20 @@
 #include "base/base.h"
 #include "parallel/launch_env.h"
 
-struct source {
+struct launcher_source {
   enum lade_launcher launcher;
   const char *name, *rank, *world, *local_rank, *local_world;
 };
 
-/* In the order in which they are believed. */
-static const struct source sources[] = {
+/* In order of precedence. */
+static const struct launcher_source sources[] = {
     {LADE_LAUNCHER_MPIRUN, "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE"},
     {LADE_LAUNCHER_TORCHRUN, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {LADE_LAUNCHER_SRUN, "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL},
 };
 
-/* The value of a variable, or NULL; an empty one is as good as none. */
+/* Return the value of a variable, or NULL if it is unset or empty. */
 static const char *variable_find(char *const *environment, const char *name)
 {
   size_t n = name ? strlen(name) : 0;
@@ -38,7 +39,7 @@ static const char *variable_find(char *const *environment, const char *name)
   return NULL;
 }
 
-/* A whole number from 0 to @most, or @unset where there is none. */
+/* Read a whole number from 0 to @most; @unset if the variable is not set. */
 static int number_read(char *const *environment, const char *name, int most, int unset, struct lade_error *error,
                        int *ret_number)
 {
@@ -59,8 +60,8 @@ static int number_read(char *const *environment, const char *name, int most, int
 
 #define RANKS_MOST 1000000
 
-/* The part of the launch that one source states; rank is -1 when it states nothing. */
-static int source_read(const struct source *source, char *const *environment, struct lade_error *error,
+/* Read the variables of one source; rank is -1 if none is set. */
+static int source_read(const struct launcher_source *source, char *const *environment, struct lade_error *error,
                        struct lade_launch *ret)
 {
   *ret = (struct lade_launch){.launcher = source->launcher};
@@ -85,17 +86,18 @@ static int source_read(const struct source *source, char *const *environment, st
   return 0;
 }
 
-/* A batch script has SLURM_PROCID alone: no launcher. */
-static bool source_is_present(const struct source *source, char *const *environment)
+/* True if a source is present. A batch script has SLURM_PROCID alone, which is no launcher. */
+static bool source_is_present(const struct launcher_source *source, char *const *environment)
 {
   if (source->launcher == LADE_LAUNCHER_SRUN)
     return variable_find(environment, source->world);
   return variable_find(environment, source->rank) || variable_find(environment, source->world);
 }
 
-/* Whatever a second source says besides has to be the same. */
-static int agreement_check(const struct source *source, const struct lade_launch *launch, const struct source *other,
-                           const struct lade_launch *second, struct lade_error *error)
+/* Check that a second source states the same rank and world. */
+static int agreement_check(const struct launcher_source *source, const struct lade_launch *launch,
+                           const struct launcher_source *other, const struct lade_launch *second,
+                           struct lade_error *error)
 {
   if (launch->rank == second->rank && launch->world == second->world)
     return 0;
@@ -104,7 +106,7 @@ static int agreement_check(const struct source *source, const struct lade_launch
                         source->rank, second->rank, second->world, other->rank);
 }
 
-static int pmix_check(char *const *environment, const struct source *source, const struct lade_launch *launch,
+static int pmix_check(char *const *environment, const struct launcher_source *source, const struct lade_launch *launch,
                       struct lade_error *error)
 {
   int rank;
@@ -133,8 +135,8 @@ static int master_read(char *const *environment, struct lade_error *error, struc
 int lade_launch_read(char *const *environment, struct lade_error *error, struct lade_launch *ret_launch)
 {
   struct lade_launch launch = {.launcher = LADE_LAUNCHER_NONE, .world = 1, .local_world = 1};
-  const struct source *believed = NULL;
-  for (const struct source *source = sources; source < sources + LADE_COUNT(sources); source++) {
+  const struct launcher_source *believed = NULL;
+  for (const struct launcher_source *source = sources; source < sources + LADE_COUNT(sources); source++) {
     struct lade_launch found;
     if (!source_is_present(source, environment) || (believed && source->launcher == LADE_LAUNCHER_SRUN))
       continue;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A layout: how a job's ranks share one training run, as one of them sees it. The mesh says who is with whom; the
- * layout adds what they do about it: whose rows of the batch, how the state of data parallel ranks is sharded, in which
- * order a pipeline's stages take microbatches.
+ * A layout: the division of one training run among a job's ranks, as seen by one rank. The mesh defines the groups. The
+ * layout adds their use: each rank's rows of the batch, the sharding of data parallel state, and the order in which a
+ * pipeline's stages take microbatches.
  *
  * A plain value, immutable after init; any thread.
  */
@@ -13,7 +13,7 @@
 
 #include "parallel/mesh.h"
 
-/* The order in which a stage takes the forward and backward halves of microbatches; docs/pipeline.md. */
+/* The order in which a stage takes the forward and backward halves of microbatches; docs/ranks.md. */
 enum lade_schedule {
   LADE_SCHEDULE_1F1B, /* the default: one forward, one backward (PipeDream-flush) */
   LADE_SCHEDULE_GPIPE,
@@ -26,15 +26,17 @@ enum lade_schedule {
 
 struct lade_layout_params {
   size_t struct_size;
-  int world, rank;      /* who we are by the launcher; world 0: as many as the sizes say, and rank is one of them */
-  int tp, pp, dp;       /* 0: 1 for tp and pp; for dp what is left of the world, which must then be all of it */
+  int world, rank;      /* from the launcher; world 0: the product of the sizes, and rank is one of them */
+  int tp, pp, dp;       /* 0: 1 for tp and pp; for dp the rest of the world */
   int shard;            /* ranks that share one copy of the state; 0: dp */
-  int64_t key_heads;    /* of the model, which ranks share where tp is more; 0: none are shared */
-  int zero;             /* 0: replicas; 1: optimizer state in shards; 2: gradients too; 3: parameters too */
-  bool is_sequence;     /* with tp: norms and dropout over 1/tp of the rows */
+  int64_t n_kv_heads;   /* of the model; ranks share KV heads if tp is larger; 0: none are shared */
+  int zero;             /* ZeRO stage: 0 replicates all; 1 shards optimizer state; 2 also gradients; 3 also
+                           parameters */
+  bool is_sequence;     /* with tp: norms and dropout on 1/tp of the rows */
   enum lade_schedule schedule;
-  int virtual_stages;   /* chunks of layers per stage; 0: 1. Several for INTERLEAVED only, which needs them */
-  enum lade_dtype grad_reduce; /* LADE_F32 or LADE_BF16: in which gradients are summed over dp */
+  int virtual_stages;   /* chunks of layers per stage; 0: 1. INTERLEAVED requires several, and the others allow 1
+                           only */
+  enum lade_dtype grad_reduce; /* LADE_F32 or LADE_BF16: element type in which gradients are summed over dp */
 };
 
 struct lade_layout {
@@ -48,28 +50,29 @@ struct lade_layout {
 };
 
 /*
- * Work out a layout. -EINVAL with one line: sizes that do not make the world or do not divide, with those that would;
- * a schedule without the stages or chunks that it is about.
+ * Compute a layout. -EINVAL with one line: sizes that do not multiply to the world or do not divide, with valid ones;
+ * or a schedule without the stages or chunks that it needs.
  */
 int lade_layout_init(const struct lade_layout_params *params, struct lade_error *error, struct lade_layout *ret_layout);
 
 /*
- * The layout to go on with when @world ranks are left of those that @params is for: tp and pp as they were and the
- * largest dp that has room and shares @n_rows in microbatches of @micro_rows (0: any); where even dp 1 has no room, pp
- * by a divisor of itself, then tp. What then does nothing (shards of one replica, a schedule of one stage) is left out.
- * Sets world, and rank to 0. -EINVAL: there is none.
+ * Write the layout to continue with if only @world ranks of those of @params are left. tp and pp stay, and dp is the
+ * largest that fits and divides @n_rows into microbatches of @micro_rows (0: any). If even dp 1 does not fit, pp
+ * becomes a divisor of itself, then tp. Settings without effect (shards of one replica, a schedule of one stage) are
+ * dropped. Sets world, and rank to 0. -EINVAL: no layout fits.
  */
 int lade_layout_shrink(const struct lade_layout_params *params, int world, int64_t n_rows, int64_t micro_rows,
                        struct lade_layout_params *ret_params);
 
 /*
- * Can @n_rows of a step's batch be shared so, in microbatches of @micro_rows per rank (0: one)? -EINVAL with the sizes
- * that can; else *ret_micro_rows and the number of microbatches of a rank, which is in *ret_n_microbatches.
+ * Divide @n_rows of a step's batch into microbatches of @micro_rows per rank (0: one microbatch). Write the rows of a
+ * microbatch into *ret_micro_rows, and the microbatches of a rank into *ret_n_microbatches. -EINVAL with the valid
+ * sizes.
  */
 int lade_layout_share_batch(const struct lade_layout *layout, int64_t n_rows, int64_t micro_rows,
                             struct lade_error *error, int64_t *ret_micro_rows, int *ret_n_microbatches);
 
-/* The size of our group on @axis, and our position in it. @layout may be NULL: one rank. */
+/* Return the size of this rank's group on @axis, and its position in the group. @layout may be NULL: one rank. */
 static inline int lade_layout_size(const struct lade_layout *layout, enum lade_axis axis)
 {
   return layout ? layout->mesh.axes[axis].size : 1;
@@ -80,10 +83,10 @@ static inline int lade_layout_position(const struct lade_layout *layout, enum la
 }
 
 #define LADE_LAYOUT_NAME_BYTES 96
-/* "tp2 pp2 dp4, zero 1 over 2, 1f1b" into @name (LADE_LAYOUT_NAME_BYTES), or "one rank"; returns @name. */
+/* Write "tp2 pp2 dp4, zero 1 over 2, 1f1b", or "one rank", into @name (LADE_LAYOUT_NAME_BYTES); return @name. */
 const char *lade_layout_name(const struct lade_layout *layout, char *name);
 
-/* "1f1b", "gpipe", ...; static. */
+/* Return the name of @schedule, "1f1b", "gpipe", ...; static. */
 const char *lade_schedule_name(enum lade_schedule schedule);
 
 #endif

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NCCL as this library sees it: opened at run time, declared here. Private to src/parallel/ and the tests.
+ * NCCL: opened at run time, declared here. Private to src/parallel/ and the tests.
  *
- * The declarations are our own, so that every machine builds and tests the engine over it; the test nccl-declarations
- * holds them against nccl.h where there is one. NCCL keeps the forms of its functions within libnccl.so.2.
+ * The declarations are Lade's own, so that every machine builds and tests the engine that uses it. The test
+ * nccl-declarations compares them with nccl.h if there is one. NCCL keeps the forms of its functions within
+ * libnccl.so.2.
  */
 #ifndef LADE_NCCL_LIBRARY_H
 #define LADE_NCCL_LIBRARY_H
@@ -43,8 +44,8 @@ struct nccl_id {
 };
 
 /*
- * ncclConfig_t as far as 2.18 knew it, and one field more: later versions read it where 2.18 has padding. Longer ones
- * than NCCL knows are cut by their size, shorter ones filled by their version.
+ * ncclConfig_t of 2.18, plus one field that later versions read where 2.18 has padding. If the struct is longer than
+ * NCCL's, NCCL cuts it by its size; if it is shorter, NCCL fills it by its version.
  */
 struct nccl_config {
   size_t size;
@@ -81,7 +82,7 @@ struct nccl_config {
   X(nccl_result, ncclSend, (const void *src, size_t n, int type, int peer, nccl_handle handle, nccl_stream stream)) \
   X(nccl_result, ncclRecv, (void *dst, size_t n, int type, int peer, nccl_handle handle, nccl_stream stream))
 
-/* The same of those that are there from REGISTER_VERSION on. */
+/* X(type, name, arguments): functions that exist since LADE_NCCL_REGISTER_VERSION. */
 #define LADE_NCCL_LATER_FUNCTIONS(X) \
   X(nccl_result, ncclCommRegister, (nccl_handle handle, void *data, size_t bytes, void **ret_registration)) \
   X(nccl_result, ncclCommDeregister, (nccl_handle handle, void *registration))
@@ -96,14 +97,12 @@ struct nccl_library {
 };
 
 /*
- * Open the machine's libnccl.so.2, which is never unloaded again. -ENOSYS, with what to do about it, when there is none
- * or it is older than MIN_VERSION. Any thread; blocks while it is read.
+ * Open the machine's libnccl.so.2, which is never unloaded. -ENOSYS, with the remedy: there is none, or it is older
+ * than MIN_VERSION. Any thread; blocks while it is loaded.
  */
 int lade_nccl_library_open(struct nccl_library *nccl, struct lade_error *error);
 
-/*
- * Fill @error with what @call answered, in NCCL's own words; @handle may be NULL. Returns -EIO.
- */
+/* Fill @error with the result of @call, with NCCL's text; @handle may be NULL. Return -EIO. */
 int lade_nccl_error_set(const struct nccl_library *nccl, nccl_handle handle, const char *call, nccl_result result,
                         struct lade_error *error);
 

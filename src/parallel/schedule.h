@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Pipeline schedules: in which order a stage takes the halves of its microbatches, and what that costs.
+ * Pipeline schedules: the order in which a stage takes the halves of its microbatches, and its cost.
  *
- * A model's layers are cut into stages * chunks pieces; piece c * stages + s is chunk c of stage s, so a microbatch
- * goes through the pieces in their order, forward, and back. A stage's part of a step is a list of slots: forward,
- * backward or weights of one chunk and one microbatch. Where the schedule splits the backward half, BACKWARD makes
- * the gradients that the stage before waits for and WEIGHTS those of parameters, which nobody waits for; elsewhere
- * BACKWARD is both. Every schedule takes the microbatches of a chunk in their order in each half, so sums over
- * microbatches are those of one rank.
+ * A model's layers are cut into stages * chunks pieces. Piece c * stages + s is chunk c of stage s, so a microbatch
+ * goes through the pieces in order, forward, and back. A stage's part of a step is a list of slots: forward, backward
+ * or weights of one chunk and one microbatch. If the schedule splits the backward half, BACKWARD computes the gradients
+ * that the previous stage waits for, and WEIGHTS those of parameters, which no other stage needs. Otherwise BACKWARD
+ * computes both. Every schedule takes the microbatches of a chunk in order in each half, so sums over microbatches
+ * equal those of one rank.
  *
  *   GPIPE        all forward, then all backward (Huang et al. 2019, arXiv 1811.06965)
  *   1F1B         stages - 1 - s forward, then one forward and one backward in turns (PipeDream-flush: Narayanan et al.
  *                2021, arXiv 2006.09503)
  *   INTERLEAVED  the same over chunks, stages microbatches of one chunk at a time (Narayanan et al. 2021, arXiv
  *                2104.04473)
- *   ZBH1         1F1B with weights split off; stage s is s microbatches late with them (Qi et al. 2023, arXiv
+ *   ZBH1         1F1B with separate weights; stage s computes them s microbatches later (Qi et al. 2023, arXiv
  *                2401.10241)
  *
  * Plain values; any thread; nothing blocks.
@@ -35,40 +35,41 @@ struct lade_slot {
 struct lade_pipeline {
   enum lade_schedule schedule;
   int n_stages, n_chunks, n_microbatches;
-  bool is_training; /* else forward halves alone */
+  bool is_training; /* otherwise forward halves alone */
 };
 
-/* The pipeline of @layout (NULL: one stage) over @n_microbatches. */
+/* Return the pipeline of @layout (NULL: one stage) over @n_microbatches. */
 struct lade_pipeline lade_pipeline_get(const struct lade_layout *layout, int n_microbatches, bool is_training);
 
 /*
- * Can this be scheduled? -EINVAL with one line that lists what would do: INTERLEAVED takes microbatches in groups of as
- * many as there are stages.
+ * Check that @pipeline can be scheduled. -EINVAL with one line that lists valid sizes: INTERLEAVED takes microbatches
+ * in groups of as many as there are stages.
  */
 int lade_schedule_check(const struct lade_pipeline *pipeline, struct lade_error *error);
 
-/* Whether weights are slots of their own. */
+/* True if weights are separate slots. */
 static inline bool lade_schedule_is_split(const struct lade_pipeline *pipeline)
 {
   return pipeline->schedule == LADE_SCHEDULE_ZBH1 && pipeline->is_training;
 }
 
-/* How many slots each stage has. */
+/* Return the number of slots of each stage. */
 int lade_schedule_length(const struct lade_pipeline *pipeline);
 
-/* Fill the slots of @stage, in their order; @ret_slots has room for all. */
+/* Write the slots of @stage in order; @ret_slots holds lade_schedule_length of them. */
 void lade_schedule_order(const struct lade_pipeline *pipeline, int stage, struct lade_slot *ret_slots);
 
 /*
- * The most microbatches, summed over chunks, of which @stage holds activations at once: min(stages - stage, n) under
- * 1F1B. With split weights those count whose weights are still to come: at most as many as on stage 0.
+ * Return the largest number of microbatches, summed over chunks, whose activations @stage holds at once: min(stages -
+ * stage, n) under 1F1B. With split weights a microbatch counts until its weights are done: at most as many as on stage
+ * 0.
  */
 int lade_schedule_in_flight(const struct lade_pipeline *pipeline, int stage);
 
 /*
- * How many inputs a stage takes ahead: while it computes a slot and sends what that made, it is ready for those
- * of the next so many slots that need one. With less, stages that each send before they take would wait for one another
- * in a circle; with this, none does, in whatever memory the borders lie.
+ * Return the number of inputs that a stage receives ahead. While it computes a slot and sends its result, it is ready
+ * for the inputs of that many next slots. With fewer, stages that each send before they receive would wait for one
+ * another in a cycle. With this number they do not, for any memory that the transfers use.
  */
 static inline int lade_schedule_n_ahead(const struct lade_pipeline *pipeline)
 {

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The estimate of a step is that of its busiest resource. Queues run beside each other, so a copy costs
- * nothing while its link has room; on a device that shares the machine's cores, a copy also takes its share of
- * them. A change is priced as the difference that it makes to each queue. A fraction of each
- * transfer is charged to the compute queue on top: no schedule hides every copy, and of two changes that are
- * free by the estimate the one that moves less should win.
+ * Estimate a step as its busiest resource. Queues run concurrently, so a copy is free while its link has room. On a
+ * device that shares the machine's cores, a copy also takes its share of them. A change is priced as its difference to
+ * each queue's time. A fraction of each transfer is charged to the compute queue on top, because no schedule hides
+ * every copy. So of two changes that are free by the estimate the one that moves fewer bytes wins.
  *
- * Of what is in shards a rank updates and moves its own block, and a working copy that is dropped is gathered again.
- * With a tariff that knows of shards the queue of gathers and sums counts as others do.
+ * With shards a rank updates and moves its own block, and a dropped working copy is gathered again. If unit costs
+ * include shards, the queue of gathers and sums counts like the others.
  *
- * The cost of recomputing is counted by walking a microbatch's backward ops with a set of values that are
- * there, the way the program's sequence does; O(ops) per price.
+ * The recompute cost is counted by a pass over a microbatch's backward ops with the set of present values, as the
+ * program's sequence does; O(ops) per price.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,18 +18,18 @@
 #include "base/base.h"
 #include "recompute/propose.h"
 
-#define BESIDE 0.01 /* of what runs beside gathers: where these take longest, the rest should not be free */
-#define TRANSFER_CORES 0.25 /* that a transfer to the drive keeps busy with checksums */
+#define BESIDE 0.01 /* share of the other queues' work, so that it is not free if gathers take longest */
+#define TRANSFER_CORES 0.25 /* that a transfer to the drive uses for checksums */
 
 struct lade_solver {
   const struct lade_graph *graph;
-  const struct lade_tariff *tariff;
-  int32_t *order;       /* tensors, grouped */
+  const struct lade_unit_costs *unit_costs;
+  int32_t *order;       /* tensors, ordered by group */
   int32_t *group_first; /* by tensor: first index in order of its group */
   int32_t *group_n;     /* by tensor */
-  int32_t *param_order; /* the same for parameters */
+  int32_t *param_order; /* as above, for parameters */
   bool *is_there;
-  int32_t *dropped; /* scratch: values that are dropped after each backward op */
+  int32_t *dropped;     /* scratch: values that are dropped after each backward op */
   int32_t *stack;
 };
 
@@ -48,7 +47,10 @@ static int key_compare(const void *x, const void *y)
   return (a->unit > b->unit) - (a->unit < b->unit);
 }
 
-/* Tensors of a unit are made in one order for every unit of a class, so their rank in the unit names them. */
+/*
+ * Group tensors. Those of a unit are made in one order for every unit of a class, so their rank in the unit identifies
+ * them.
+ */
 static int groups_make(lade_solver *s)
 {
   const struct lade_graph *graph = s->graph;
@@ -80,14 +82,15 @@ static int groups_make(lade_solver *s)
   return 0;
 }
 
-int lade_solver_create(const struct lade_graph *graph, const struct lade_tariff *tariff, lade_solver **ret_solver)
+int lade_solver_create(const struct lade_graph *graph, const struct lade_unit_costs *unit_costs,
+                       lade_solver **ret_solver)
 {
   size_t n = (size_t)graph->n_tensors;
   lade_solver *s = calloc(1, sizeof(*s));
   if (!s)
     return -ENOMEM;
   s->graph = graph;
-  s->tariff = tariff;
+  s->unit_costs = unit_costs;
   s->order = calloc(n, sizeof(*s->order));
   s->group_first = calloc(n, sizeof(*s->group_first));
   s->group_n = calloc(n, sizeof(*s->group_n));
@@ -123,36 +126,39 @@ void lade_solver_destroy(lade_solver *s)
 
 const int32_t *lade_solver_group(const lade_solver *s, enum lade_change_kind kind, int32_t id, int *ret_n)
 {
-  const bool is_home = kind == LADE_CHANGE_STATE || kind == LADE_CHANGE_WEIGHT;
-  int tensor = is_home ? s->graph->params[id].tensor : id;
+  const bool is_tier = kind == LADE_CHANGE_STATE || kind == LADE_CHANGE_WEIGHT;
+  int tensor = is_tier ? s->graph->params[id].tensor : id;
   *ret_n = s->group_n[tensor];
-  return (is_home ? s->param_order : s->order) + s->group_first[tensor];
+  return (is_tier ? s->param_order : s->order) + s->group_first[tensor];
 }
 
-double lade_load_least_ns(const lade_solver *s, const struct lade_load *load)
+double lade_queue_times_least_ns(const lade_solver *s, const struct lade_queue_times *queue_times)
 {
-  double most = LADE_MAX(load->compute_ns, load->host_ns);
-  most = LADE_MAX(most, LADE_MAX(load->to_host_ns, load->to_device_ns));
-  most = LADE_MAX(most, load->io_ns);
-  if (s->tariff->n_cores <= 0)
+  double most = LADE_MAX(queue_times->compute_ns, queue_times->host_ns);
+  most = LADE_MAX(most, LADE_MAX(queue_times->to_host_ns, queue_times->to_device_ns));
+  most = LADE_MAX(most, queue_times->io_ns);
+  if (s->unit_costs->n_cores <= 0)
     return most;
-  double copies = s->tariff->copy_cores * (load->to_host_ns + load->to_device_ns) + TRANSFER_CORES * load->io_ns;
-  return LADE_MAX(most, load->compute_ns + load->host_ns + copies / s->tariff->n_cores);
+  double copies = s->unit_costs->copy_cores * (queue_times->to_host_ns + queue_times->to_device_ns) +
+      TRANSFER_CORES * queue_times->io_ns;
+  return LADE_MAX(most, queue_times->compute_ns + queue_times->host_ns + copies / s->unit_costs->n_cores);
 }
 
-double lade_load_ns(const lade_solver *s, const struct lade_load *load)
+double lade_queue_times_ns(const lade_solver *s, const struct lade_queue_times *queue_times)
 {
   const double beside_ns =
-      load->compute_ns + load->host_ns + load->to_host_ns + load->to_device_ns + load->io_ns;
-  double most = lade_load_least_ns(s, load);
-  if (s->tariff->n_shards > 1)
-    most = LADE_MAX(most, load->comm_ns) + BESIDE * beside_ns;
+      queue_times->compute_ns + queue_times->host_ns + queue_times->to_host_ns + queue_times->to_device_ns +
+          queue_times->io_ns;
+  double most = lade_queue_times_least_ns(s, queue_times);
+  if (s->unit_costs->n_shards > 1)
+    most = LADE_MAX(most, queue_times->comm_ns) + BESIDE * beside_ns;
   return most;
 }
 
-struct lade_load lade_load_sum(const struct lade_load *load, const struct lade_load *added, int times)
+struct lade_queue_times lade_queue_times_sum(const struct lade_queue_times *queue_times,
+                                             const struct lade_queue_times *added, int times)
 {
-  struct lade_load sum = *load;
+  struct lade_queue_times sum = *queue_times;
   sum.compute_ns += times * added->compute_ns;
   sum.to_host_ns += times * added->to_host_ns;
   sum.to_device_ns += times * added->to_device_ns;
@@ -190,10 +196,10 @@ double lade_solver_recompute_ns(lade_solver *s, const struct lade_residency *res
     op_run(s, op);
   int n_dropped = 0;
   for (int i = 0; i < graph->n_tensors; i++) {
-    if (residency->choices[i].saved != LADE_WAIT_RECOMPUTE)
+    if (residency->choices[i].saved != LADE_RESIDENCY_RECOMPUTE)
       continue;
     s->is_there[i] = false;
-    if (residency->choices[i].spill == LADE_WAIT_RECOMPUTE)
+    if (residency->choices[i].spill == LADE_RESIDENCY_RECOMPUTE)
       s->dropped[n_dropped++] = i;
   }
   for (int op = graph->n_fwd_ops; op < graph->n_ops; op++) {
@@ -208,7 +214,7 @@ double lade_solver_recompute_ns(lade_solver *s, const struct lade_residency *res
       depth--;
       op_run(s, s->stack[depth]);
       if (depth)
-        ns += (double)s->tariff->op_ns[s->stack[depth]];
+        ns += (double)s->unit_costs->op_ns[s->stack[depth]];
     }
     for (int i = 0; i < n_dropped; i++)
       s->is_there[s->dropped[i]] = false;
@@ -219,13 +225,13 @@ double lade_solver_recompute_ns(lade_solver *s, const struct lade_residency *res
 void lade_change_apply(const struct lade_change *change, struct lade_residency *residency)
 {
   const int id = change->id;
-  const enum lade_home to = (enum lade_home)change->to;
+  const enum lade_tier to = (enum lade_tier)change->to;
   switch ((enum lade_change_kind)change->kind) {
   case LADE_CHANGE_STATE:
-    lade_residency_set_homes(residency, id, LADE_MIN((enum lade_home)residency->weight_homes[id], to), to);
+    lade_residency_set_tiers(residency, id, LADE_MIN((enum lade_tier)residency->weight_tiers[id], to), to);
     break;
   case LADE_CHANGE_WEIGHT:
-    lade_residency_set_homes(residency, id, to, LADE_MAX((enum lade_home)residency->homes[id], to));
+    lade_residency_set_tiers(residency, id, to, LADE_MAX((enum lade_tier)residency->state_tiers[id], to));
     break;
   case LADE_CHANGE_SPILL:
     residency->choices[id].spill = change->to;
@@ -236,93 +242,96 @@ void lade_change_apply(const struct lade_change *change, struct lade_residency *
   }
 }
 
-/* A copy away and a copy back of @bytes, per microbatch. */
+/* Add a copy out and a copy in of @bytes, per microbatch. */
 static void round_trip_add(const lade_solver *s, bool is_store, double bytes, bool is_out, bool is_in,
-                           struct lade_load *load)
+                           struct lade_queue_times *queue_times)
 {
-  const struct lade_tariff *t = s->tariff;
+  const struct lade_unit_costs *t = s->unit_costs;
   double out_ns = is_out ? bytes * (is_store ? t->write_ns : t->to_host_ns) : 0;
   double in_ns = is_in ? bytes * (is_store ? t->read_ns : t->to_device_ns) : 0;
   if (is_store)
-    load->io_ns += out_ns + in_ns;
+    queue_times->io_ns += out_ns + in_ns;
   else {
-    load->to_host_ns += out_ns;
-    load->to_device_ns += in_ns;
+    queue_times->to_host_ns += out_ns;
+    queue_times->to_device_ns += in_ns;
   }
-  load->compute_ns += s->tariff->exposed_fraction * (out_ns + in_ns);
+  queue_times->compute_ns += s->unit_costs->exposed_fraction * (out_ns + in_ns);
 }
 
-/* What the update of this rank's block of @param costs with its homes there, @sign times; and the copies it needs. */
-static void update_add(const struct lade_solver *s, int param, enum lade_home weight, enum lade_home state, double sign,
-                       struct lade_load *load)
+/* Add the cost of updating this rank's block of @param with these home tiers, @sign times; and the copies it needs. */
+static void update_add(const struct lade_solver *s, int param, enum lade_tier weight, enum lade_tier state, double sign,
+                       struct lade_queue_times *queue_times)
 {
-  const struct lade_tariff *t = s->tariff;
-  const bool is_near = state == LADE_HOME_STORE && weight != LADE_HOME_STORE;
+  const struct lade_unit_costs *t = s->unit_costs;
+  const bool is_near = state == LADE_TIER_STORE && weight != LADE_TIER_STORE;
   sign /= t->n_shards;
   const double ns = sign * (double)(is_near ? t->update_near_ns : t->update_ns[state])[param];
   const struct lade_tensor *grad = &s->graph->tensors[s->graph->params[param].grad];
   const size_t n = grad->bytes / lade_dtype_bytes(grad->dtype);
   const double grad_bytes = (double)(n * lade_dtype_bytes(s->graph->grad_dtype));
   const double weight_bytes = (double)s->graph->tensors[s->graph->params[param].tensor].bytes;
-  if (state == LADE_HOME_DEVICE)
-    load->compute_ns += ns;
-  else if (state == LADE_HOME_HOST)
-    load->host_ns += ns;
+  if (state == LADE_TIER_DEVICE)
+    queue_times->compute_ns += ns;
+  else if (state == LADE_TIER_HOST)
+    queue_times->host_ns += ns;
   else
-    load->io_ns += ns;
-  /* Away from the device it comes after the backward, when there is nothing left to hide behind. */
-  if (state != LADE_HOME_DEVICE)
-    load->compute_ns += t->exposed_fraction * ns;
-  if (state == LADE_HOME_HOST)
-    round_trip_add(s, false, sign * grad_bytes, true, false, load);
-  if (weight == LADE_HOME_DEVICE && state != LADE_HOME_DEVICE && !t->is_unified)
-    round_trip_add(s, false, sign * weight_bytes, true, true, load);
-  if (weight != LADE_HOME_DEVICE)
-    round_trip_add(s, weight == LADE_HOME_STORE, sign * weight_bytes, false, true, load);
+    queue_times->io_ns += ns;
+  /* Off the device the update runs after the backward half, where no compute overlaps it. */
+  if (state != LADE_TIER_DEVICE)
+    queue_times->compute_ns += t->exposed_fraction * ns;
+  if (state == LADE_TIER_HOST)
+    round_trip_add(s, false, sign * grad_bytes, true, false, queue_times);
+  if (weight == LADE_TIER_DEVICE && state != LADE_TIER_DEVICE && !t->is_unified)
+    round_trip_add(s, false, sign * weight_bytes, true, true, queue_times);
+  if (weight != LADE_TIER_DEVICE)
+    round_trip_add(s, weight == LADE_TIER_STORE, sign * weight_bytes, false, true, queue_times);
 }
 
-static void home_price(const struct lade_solver *s, struct lade_residency *residency, const struct lade_change *change,
-                       struct lade_load *added)
+static void state_tier_price(const struct lade_solver *s, struct lade_residency *residency,
+                             const struct lade_change *change,
+                             struct lade_queue_times *added)
 {
   const int id = change->id;
-  const enum lade_home weight = (enum lade_home)residency->weight_homes[id];
-  const enum lade_home state = (enum lade_home)residency->homes[id];
+  const enum lade_tier weight = (enum lade_tier)residency->weight_tiers[id];
+  const enum lade_tier state = (enum lade_tier)residency->state_tiers[id];
   update_add(s, id, weight, state, -1, added);
   lade_change_apply(change, residency);
-  update_add(s, id, (enum lade_home)residency->weight_homes[id], (enum lade_home)residency->homes[id], 1, added);
-  lade_residency_set_homes(residency, id, weight, state);
+  update_add(s, id, (enum lade_tier)residency->weight_tiers[id], (enum lade_tier)residency->state_tiers[id], 1, added);
+  lade_residency_set_tiers(residency, id, weight, state);
 }
 
-/* A working copy in shards, gathered once more per microbatch; from elsewhere its block comes first. */
-static void gathers_add(const struct lade_solver *s, enum lade_home home, double bytes, struct lade_load *load)
+/* Add one more gather of a sharded working copy per microbatch; its block is first copied in from @tier. */
+static void gathers_add(const struct lade_solver *s, enum lade_tier tier, double bytes,
+                        struct lade_queue_times *queue_times)
 {
-  const struct lade_tariff *t = s->tariff;
+  const struct lade_unit_costs *t = s->unit_costs;
   const double m = t->n_microbatches, gather_ns = m * (t->gather_latency_ns + bytes * t->gather_ns);
-  load->comm_ns += gather_ns;
-  load->compute_ns += t->exposed_fraction * gather_ns;
-  if (home != LADE_HOME_DEVICE)
-    round_trip_add(s, home == LADE_HOME_STORE, m * bytes / t->n_shards, false, true, load);
+  queue_times->comm_ns += gather_ns;
+  queue_times->compute_ns += t->exposed_fraction * gather_ns;
+  if (tier != LADE_TIER_DEVICE)
+    round_trip_add(s, tier == LADE_TIER_STORE, m * bytes / t->n_shards, false, true, queue_times);
 }
 
-struct lade_load lade_solver_price(lade_solver *s, struct lade_residency *residency, const struct lade_change *change)
+struct lade_queue_times lade_solver_price(lade_solver *s, struct lade_residency *residency,
+                                          const struct lade_change *change)
 {
-  struct lade_load added = {0};
-  const double m = s->tariff->n_microbatches;
-  if (lade_change_is_home(change)) {
-    home_price(s, residency, change, &added);
+  struct lade_queue_times added = {0};
+  const double m = s->unit_costs->n_microbatches;
+  if (lade_change_is_tier(change)) {
+    state_tier_price(s, residency, change, &added);
     return added;
   }
   const struct lade_tensor *tensor = &s->graph->tensors[change->id];
-  if (tensor->kind == LADE_TENSOR_PARAM && s->tariff->n_shards > 1) {
-    gathers_add(s, (enum lade_home)residency->weight_homes[tensor->param], (double)tensor->bytes, &added);
+  if (tensor->kind == LADE_TENSOR_PARAM && s->unit_costs->n_shards > 1) {
+    gathers_add(s, (enum lade_tier)residency->weight_tiers[tensor->param], (double)tensor->bytes, &added);
     return added;
   }
-  if (change->to != LADE_WAIT_RECOMPUTE) {
+  if (change->to != LADE_RESIDENCY_RECOMPUTE) {
     bool is_clean = tensor->kind == LADE_TENSOR_PARAM || tensor->kind == LADE_TENSOR_TOKENS ||
                     tensor->kind == LADE_TENSOR_TARGETS;
     bool is_block = tensor->kind == LADE_TENSOR_GRAD && change->kind == LADE_CHANGE_SAVED;
-    const double bytes = (double)tensor->bytes / (is_block ? s->tariff->n_grad_shards : 1);
-    round_trip_add(s, change->to == LADE_WAIT_STORE, m * bytes, !is_clean, true, &added);
+    const double bytes = (double)tensor->bytes / (is_block ? s->unit_costs->n_grad_shards : 1);
+    round_trip_add(s, change->to == LADE_RESIDENCY_STORE, m * bytes, !is_clean, true, &added);
     return added;
   }
   const struct lade_choice before = residency->choices[change->id];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checkpoints (design section 10): directories step-NNNNNNNN of safetensors and a state.json, written beside
- * and renamed into place, so that a directory of that name is always whole.
+ * Checkpoints: directories step-NNNNNNNN of safetensors and a state.json, written under a temporary name and renamed
+ * into place, so that a directory of that name is always whole.
  *
  *   model.safetensors      exact FP32 masters under HuggingFace names, GPT-2's weights as its Conv1D has them; where
  *                          that is past the largest file, model-00001-of-0000N.safetensors and so on, with
@@ -10,11 +10,10 @@
  *   optimizer.safetensors  exp_avg.NAME and exp_avg_sq.NAME, FP32, shaped as NAME; in several files likewise
  *   state.json             the rest of the state, and a checksum of every file and tensor
  *
- * They hold logical tensors; never the layout, the dtype or the residency they were trained with. Values stream
- * through windows: memory is bounded whatever the model. Values of several ranks are written and read by all of them,
- * each its own, and then calls are collective. All functions block. One thread per set of values;
- * saves into one directory exclude each other across processes (-EBUSY). Errors come with one line that names
- * the file and, where there is one, the tensor.
+ * They hold logical tensors, never the layout, dtype or residency of the training. Values stream through windows, so
+ * memory is bounded for any model. All ranks write and read, each its own values, and then calls are collective. All
+ * functions block. One thread per set of values; saves into one directory exclude each other across processes (-EBUSY).
+ * Errors come with one line that names the file and, where there is one, the tensor.
  */
 #ifndef LADE_CHECKPOINT_H
 #define LADE_CHECKPOINT_H
@@ -25,9 +24,9 @@
 #include "lade/train.h"
 #include "run/values.h"
 
-/* What a run's numbers depend on beside its state, in the words of the command's options. */
+/* Inputs of a run's numbers besides its state, in the words of the command's options. */
 struct lade_checkpoint_run {
-  bool is_known;                /* false: the checkpoint does not say */
+  bool is_known;                /* false: the checkpoint does not state it */
   int64_t dtype;                /* enum lade_dtype: F32, BF16 or F16 */
   int64_t order;                /* enum lade_data_order */
   int64_t batch, micro_batch, seq, steps, warmup;
@@ -50,9 +49,9 @@ struct lade_checkpoint_state {
 };
 
 /*
- * In how many ways a run that goes on differs from the one that was saved; each by name with its old and its new value
- * in @text, which is cut where it is too short. 0, and an empty text, when either is not known. Steps count where the
- * learning rate depends on them.
+ * Count the differences between a resumed run and the saved one. @text names each with its old and its new value; it is
+ * cut if it is too short. If either run is unknown, return 0 and an empty text. A difference in steps counts only if
+ * the learning rate is not constant.
  */
 int lade_checkpoint_run_compare(const struct lade_checkpoint_run *saved, const struct lade_checkpoint_run *now,
                                 char *text, size_t text_bytes);
@@ -64,36 +63,39 @@ struct lade_checkpoint_place {
 };
 
 /*
- * Save as step-NNNNNNNN in the place's directory, replacing one of the same step; the directory is made if its parent
+ * Save as step-NNNNNNNN in the place's directory, replacing one of the same step. The directory is made if its parent
  * exists. Leftovers of interrupted saves are removed first. Once the new one is durable all but the newest are removed;
- * the one just saved always stays. -ENOSPC, -EFBIG, -EIO, -EACCES, -EBUSY, -ENOMEM: nothing new is there and nothing
- * is gone. A failure to remove old ones is an error too, with the new one in place; it says so.
+ * the one just saved always stays. -ENOSPC, -EFBIG, -EIO, -EACCES, -EBUSY, -ENOMEM: nothing new exists and nothing is
+ * gone. A failure to remove old ones is an error too, with the new one in place; the line says so.
  *
- * Collective over the values' peers: the first rank makes and names files, each writes what it holds, and it counts
- * when all have synced. All ranks return the same, and a line of another rank's begins with its number. -ENOENT also
- * where a rank does not see the first one's files; what a communicator says when a rank is gone.
+ * Collective over the values' ranks: the first rank makes and names files, each writes its values, and the save counts
+ * when all have synced. All ranks return the same, and a line of another rank begins with its number. -ENOENT also
+ * where a rank does not see the first one's files; the communicator's error when a rank is gone.
  */
 int lade_checkpoint_save(const struct lade_values *values, const struct lade_checkpoint_state *state,
                          const struct lade_checkpoint_place *place, struct lade_faults *faults,
                          struct lade_error *error);
 
-/* Where the checkpoint of @step in @dir is, or would be. -ENAMETOOLONG. */
+/* Return where the checkpoint of @step in @dir is, or would be. -ENAMETOOLONG. */
 int lade_checkpoint_path(const char *dir, int64_t step, char path[PATH_MAX], struct lade_error *error);
 
+/* Check that paths of all files which a save writes in @dir fit the system's limit. -ENAMETOOLONG. */
+int lade_checkpoint_check_dir(const char *dir, struct lade_error *error);
+
 /*
- * Is there room for one more checkpoint in the place's directory now, and may this process write files as long as its?
- * To be asked before the steps whose work would be lost without. Leftovers of interrupted saves are removed, as a save
- * would; a directory that is not there is made and, being empty, removed again. For one rank, the first: not
- * collective. -ENOSPC, -EFBIG (the file size limit), -EBUSY, -EACCES, -ENOMEM.
+ * Check that the place's directory has room for one more checkpoint now, and that this process may write files of its
+ * length: before the steps whose work would be lost. Leftovers of interrupted saves are removed, as by a save. An
+ * absent directory is made and, being empty, removed again. For one rank, the first: not collective. -ENOSPC, -EFBIG
+ * (the file size limit), -EBUSY, -EACCES, -EPERM (a leftover of another user), -ENOMEM, -ENAMETOOLONG.
  */
 int lade_checkpoint_check_room(const struct lade_values *values, const struct lade_checkpoint_place *place,
                                struct lade_faults *faults, struct lade_error *error);
 
 /*
- * The newest checkpoint in @dir, or @dir itself if it is one, into @path. Its state.json and the sizes of its files are
- * checked; contents are by lade_checkpoint_load. -ENOENT: none. -EBADMSG: the newest is damaged; the line names
- * the next older one, which the caller may name instead: nothing falls back silently. -EINVAL: of an unknown format
- * version.
+ * Find the newest checkpoint in @dir, or @dir itself if it is one, into @path. Its state.json and the sizes of its
+ * files are checked; contents are by lade_checkpoint_load. -ENOENT: none. -EBADMSG: the newest is damaged; the line
+ * names the next older one, which the caller may name instead: nothing falls back silently. -EINVAL: of an unknown
+ * format version.
  */
 int lade_checkpoint_find(const char *dir, char *path, size_t path_bytes, struct lade_error *error);
 
@@ -101,41 +103,40 @@ int lade_checkpoint_find(const char *dir, char *path, size_t path_bytes, struct 
 int lade_checkpoint_read_state(const char *path, struct lade_checkpoint_state *ret_state, struct lade_error *error);
 
 /*
- * Load all parameters and moments, verifying the checksum of each tensor. -EBADMSG damaged, -EINVAL of another
- * model or format version, -ENOENT, -EIO, -ENOMEM. When reading has begun, a failure leaves values partly set.
- * Collective: each rank reads what it holds, and the sums of what all have read are compared. -EINVAL where another
- * rank's @path is another checkpoint, or where ranks with parts of tensors meet format version 1, whose sums are of
- * whole ones.
+ * Load all parameters and moments, verifying the checksum of each tensor. -EBADMSG: damaged; -EINVAL: of another model
+ * or format version; -ENOENT, -EIO, -ENOMEM. After reading has begun, a failure leaves values partly set. Collective:
+ * each rank reads its own values, and the sums over all reads are compared. -EINVAL where another rank's @path is
+ * another checkpoint, or where ranks with parts of tensors meet format version 1, whose sums are of whole ones.
  */
 int lade_checkpoint_load(const struct lade_values *values, const char *path, struct lade_faults *faults,
                          struct lade_checkpoint_state *ret_state, struct lade_error *error);
 
 /*
  * Load parameters only from HuggingFace-named safetensors: one file, or a directory with model.safetensors or
- * model.safetensors.index.json. F32, F16 or BF16; GPT-2's Conv1D weights are transposed; names with and without
- * "transformer." or "model."; an lm_head.weight beside a tied table and the buffers that old versions
- * stored are ignored. Moments become 0. -EINVAL naming what is missing, of another shape or not of this model.
+ * model.safetensors.index.json. F32, F16 or BF16. GPT-2's Conv1D weights are transposed. Names may have "transformer."
+ * or "model.". An lm_head.weight beside a tied table and the buffers that old versions stored are ignored. Moments
+ * become 0. -EINVAL with the tensor that is missing, of another shape or not of this model. -EBADMSG if the directory
+ * has a state.json that is damaged, or that states another checksum of a tensor that is read whole.
  */
 int lade_checkpoint_init(const struct lade_values *values, const char *path, struct lade_faults *faults,
                          struct lade_error *error);
 
 /*
- * Fill parameters by their init rule, drawing normals from Philox on (@seed, parameter, element) in double
- * precision; moments 0. A function of @seed and the whole model's parameters alone, never of where they live nor of
- * what share of them this graph has.
+ * Fill parameters by their init rule, drawing normals from Philox on (@seed, parameter, element) in double precision;
+ * moments 0. A function of @seed and the whole model's parameters alone, never of their place or of this graph's share
+ * of them.
  */
 int lade_checkpoint_random(const struct lade_values *values, uint64_t seed, struct lade_error *error);
 
 /*
- * A digest of the bits of all the model's FP32 masters: XXH3 over the sums of its tensors (checkpoint_table.c), the
- * same in every layout. Collective. -EBADMSG naming a tensor of which two ranks that hold the same hold other bits.
+ * Compute a digest of the bits of all the model's FP32 masters: XXH3 over the sums of its tensors (checkpoint_tally.c),
+ * the same in every layout. Collective. -EBADMSG naming a tensor of which two ranks hold different bits.
  */
 int lade_checkpoint_digest(const struct lade_values *values, uint64_t *ret_digest, struct lade_error *error);
 
 /*
- * Stream the FP32 master of parameter @param: joins working copy and residual (or reads the separate master), window
- * by window in ascending order, calling @use with elements [first, first + n) until it returns other than 0, which
- * is then returned.
+ * Stream the FP32 master of parameter @param: join working copy and residual (or read the separate master), window by
+ * window in ascending order, and call @use with elements [first, first + n) until it returns other than 0. Return that.
  */
 int lade_checkpoint_master(const struct lade_values *values, int param,
                            int (*use)(void *user, int64_t first, const float *elements, int64_t n), void *user,

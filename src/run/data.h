@@ -2,19 +2,19 @@
 /*
  * Training data: files of tokens or of text, cut into batches by a pure function of the step.
  *
- * Three kinds of files, told apart by their first bytes and their name: token files of llm.c (a header with
- * a magic number; 16-bit GPT-2 tokens or 32-bit Llama 3 tokens), token files of nanoGPT (named *.bin,
- * 16-bit, no header), and anything else is text, read as bytes with a vocabulary of 256. Several files are one
- * stream, in the order given; kinds may not be mixed.
+ * Three kinds of files are recognised by their first bytes and their name: token files of llm.c (a header with a magic
+ * number; 16-bit GPT-2 tokens or 32-bit Llama 3 tokens), token files of nanoGPT (named *.bin, 16-bit, no header), and
+ * text for anything else, read as bytes with a vocabulary of 256. Several files are one stream, in the order given;
+ * kinds may not be mixed.
  *
- * A batch has B rows of T tokens; the target of a token is its successor in the stream. In sequential
- * order batch k is tokens k B T to (k+1) B T; when fewer than B T + 1 tokens are left, the next batch
- * starts over (llm.c's order). In random order every row begins at an offset of its own, drawn from (seed, step,
- * row) alone (nanoGPT's manner). Nothing is remembered between batches, so a resumed run needs the step only,
- * and the microbatches of a batch can be read in any order.
+ * A batch has B rows of T tokens; the target of a token is its successor in the stream. In sequential order batch k is
+ * tokens k B T to (k+1) B T. When fewer than B T + 1 tokens are left, the next batch starts over (llm.c's order). In
+ * random order every row begins at its own offset, drawn from (seed, step, row) alone (nanoGPT's manner). There is no
+ * state between batches, so a resumed run needs the step only, and the microbatches of a batch can be read in any
+ * order.
  *
- * Files are read, not mapped: a data set does not become this process's memory, and a file that shrinks is
- * an error and not a fault.
+ * Files are read, not mapped: a data set does not become this process's memory, and a file that shrinks is an error and
+ * not a fault.
  */
 #ifndef LADE_DATA_H
 #define LADE_DATA_H
@@ -36,7 +36,7 @@ struct lade_data_params {
   int n_valid_files;
   double valid_fraction;          /* of the tokens of the files, without valid files; 0: no validation */
   int64_t vocabulary;             /* of the model; 0: take it from the data */
-  int64_t batch, time;            /* B of a whole step, T */
+  int64_t batch, seq_len;         /* B of a whole step, T */
   enum lade_data_order order;
   uint64_t seed;
   struct lade_faults *faults;     /* borrowed, may be NULL */
@@ -53,27 +53,27 @@ struct lade_data_info {
 };
 
 /*
- * Open and check all files. Tokens are compared with the vocabulary here, in files up to some gigabytes, and
- * again whenever they are read. -EINVAL with file, position and what is wrong: empty, cut short, mixed kinds, a
- * token outside of the vocabulary, text for a model whose vocabulary is not 256, fewer tokens than one batch
- * needs; -ENOENT, -EACCES, -EIO as the system says; -ENOMEM. Blocks.
+ * Open and check all files. Tokens are compared with the vocabulary here, in files up to some gigabytes, and again at
+ * each read. -EINVAL with file, position and reason: empty, cut short, mixed kinds, a token outside of the vocabulary,
+ * text for a model whose vocabulary is not 256, fewer tokens than one batch needs; -ENOENT, -EACCES, -EIO as the system
+ * says; -ENOMEM. Blocks.
  */
 int lade_data_open(const struct lade_data_params *params, struct lade_error *error, lade_data **ret_data);
 
-/* NULL is allowed. */
+/* Close @data; NULL is allowed. */
 void lade_data_close(lade_data *data);
 
 void lade_data_get_info(const lade_data *data, struct lade_data_info *ret_info);
 
 /*
- * Rows [first_row, first_row + n_rows) of the batch of step @step (from 0) into @ret_tokens and @ret_targets, each
- * [n_rows, T]; on failure what they hold is undefined. -EIO when a file has changed, -EINVAL for a
- * token outside of the vocabulary. Allocates nothing. Any threads at once. Blocks.
+ * Read rows [first_row, first_row + n_rows) of the batch of step @step (from 0) into @ret_tokens and @ret_targets, each
+ * [n_rows, T]; on failure their contents are undefined. -EIO when a file has changed, -EINVAL for a token outside of
+ * the vocabulary. Allocates nothing. Any threads at once. Blocks.
  */
 int lade_data_batch(const lade_data *data, uint64_t step, int64_t first_row, int64_t n_rows, int32_t *ret_tokens,
                     int32_t *ret_targets, struct lade_error *error);
 
-/* The same rows of validation batch @i, sequential, wrapping like training data. Not without validation data. */
+/* Read the same rows of validation batch @i, sequential, wrapping like training data. Not without validation data. */
 int lade_data_valid_batch(const lade_data *data, uint64_t i, int64_t first_row, int64_t n_rows, int32_t *ret_tokens,
                           int32_t *ret_targets, struct lade_error *error);
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Files of named tensors in HuggingFace's safetensors format: 8 bytes of header length, a JSON header with
- * type, shape and place of each tensor, then the data without holes.
+ * Files of named tensors in HuggingFace's safetensors format: 8 bytes of header length, a JSON header with type, shape
+ * and place of each tensor, then the data without holes.
  *
  * A writer states every tensor up front and then takes the data in any pieces and order, so that it needs no more
- * memory than the caller's window. A reader believes nothing: length, JSON, types, shapes, products and places are
- * checked before it opens, and data is read with pread, so that a file which shrinks later is an error.
+ * memory than the caller's window. A reader trusts nothing: it checks length, JSON, types, shapes, products and places
+ * before it opens. Data is read with pread, so a file that shrinks later is an error.
  */
 #ifndef LADE_SAFETENSORS_H
 #define LADE_SAFETENSORS_H
@@ -33,26 +33,29 @@ struct lade_safetensor {
 };
 
 /*
- * Open @path and check its whole header. -EINVAL with what is wrong and, where there is one, the tensor's name;
- * -ENOENT and the like; -EIO; -ENOMEM. @faults is borrowed, may be NULL. Blocks.
+ * Open @path and check its whole header. -EINVAL with the reason and, where there is one, the tensor's name; -ENOENT
+ * and the like; -EIO; -ENOMEM. @faults is borrowed, may be NULL. Blocks.
  */
 int lade_safetensors_open(const char *path, struct lade_faults *faults, struct lade_error *error,
                           lade_safetensors **ret_file);
 
-/* NULL is allowed. */
+/* Close @file; NULL is allowed. */
 void lade_safetensors_close(lade_safetensors *file);
 
-/* Tensors in the order of their data. Valid until close. Any thread. */
+/* Return the number of tensors, and tensor @i in the order of their data. Valid until close. Any thread. */
 int lade_safetensors_count(const lade_safetensors *file);
 const struct lade_safetensor *lade_safetensors_get(const lade_safetensors *file, int i);
 
-/* The tensor of that name, or NULL. Any thread. */
+/* Return the tensor of that name, or NULL. Any thread. */
 const struct lade_safetensor *lade_safetensors_find(const lade_safetensors *file, const char *name);
 
-/* The value of @key in the file's own metadata, or NULL. Any thread. */
+/* Return the value of @key in the file's own metadata, or NULL. Any thread. */
 const char *lade_safetensors_metadata(const lade_safetensors *file, const char *key);
 
-/* Bytes [@offset, @offset + @bytes) of @tensor, a range within it. -EIO, also when the file has shrunk. Any thread. */
+/*
+ * Read the bytes [@offset, @offset + @bytes) of @tensor, a range within it. -EIO, also when the file has shrunk. Any
+ * thread.
+ */
 int lade_safetensors_read(const lade_safetensors *file, const struct lade_safetensor *tensor, uint64_t offset,
                           uint64_t bytes, void *ret_data, struct lade_error *error);
 
@@ -91,26 +94,26 @@ int lade_safetensors_create(const struct lade_safetensors_params *params, struct
                             lade_safetensors_writer **ret_writer);
 
 /*
- * Write into a file that somebody created with the same shared @params: with write_at, then commit or abort, which
- * leaves the file. -ENOENT: it is not to be seen here; -EINVAL: it is another; else as create.
+ * Write into a file that another rank created with the same shared @params: with write_at, then commit or abort, which
+ * leaves the file. -ENOENT: it is not visible here; -EINVAL: it is another; else as create.
  */
 int lade_safetensors_join(const struct lade_safetensors_params *params, struct lade_error *error,
                           lade_safetensors_writer **ret_writer);
 
 /*
- * @bytes of the data at @offset, in any order; each byte of a file is written once. -ENOSPC, -EIO; then abort. -EINVAL
- * past the end. Blocks.
+ * Write @bytes of the data at @offset, in any order; each byte of a file is written once. -ENOSPC, -EIO: abort then.
+ * -EINVAL past the end. Blocks.
  */
 int lade_safetensors_write_at(lade_safetensors_writer *writer, uint64_t offset, const void *data, uint64_t bytes,
                               struct lade_error *error);
 
 /*
- * All data is written: fsync and close. The writer is gone afterwards, and on failure the file as well: -EIO, -ENOSPC,
- * -EINVAL when data is missing. The caller syncs the directory.
+ * Sync and close the file. pre: all data is written. The writer is freed in any case, and on failure the file is
+ * removed: -EIO, -ENOSPC, -EINVAL if data is missing. The caller syncs the directory.
  */
 int lade_safetensors_commit(lade_safetensors_writer *writer, struct lade_error *error);
 
-/* Give up: close and remove the file. NULL is allowed. */
+/* Close and remove the file instead of committing it. NULL is allowed. */
 void lade_safetensors_abort(lade_safetensors_writer *writer);
 
 #endif

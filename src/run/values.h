@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A model's values between steps, wherever they live: what checkpoints read and write.
+ * A model's values between steps, in any tier: checkpoints read and write them.
  *
  * Parameters' working copies and the parts of their optimizer state are numbered by lade_value_part
- * (plan/program.h). An executor provides them from its arena, its host slab and its store
- * (lade_executor_values); a test from plain memory.
+ * (program/program.h). An executor provides them from its arena, its host slab and its store (lade_executor_values); a
+ * test from plain memory.
  */
 #ifndef LADE_VALUES_H
 #define LADE_VALUES_H
 
-#include "plan/program.h"
-#include "run/peers.h"
+#include "program/program.h"
+#include "run/rank_group.h"
 
 /* Offsets are multiples of this; no call moves more than this many bytes. */
 #define LADE_VALUES_WINDOW_BYTES (1 << 20)
 
 struct lade_values {
-  const struct lade_graph *graph; /* whose values; borrowed, as is all else */
+  const struct lade_graph *graph; /* of the values; borrowed, as are all fields */
   const struct lade_graph *whole; /* of the whole model, of which @graph is one rank's share; NULL: @graph is all */
-  struct lade_peers *peers;       /* who hold the rest, shards by their layout; NULL: this rank holds all of @graph */
+  struct lade_rank_group *group;       /* ranks that hold the rest, shards by their layout; NULL: this rank holds all of
+                                     @graph */
   /*
    * Copy @bytes at @offset of value @tensor to or from host memory. Windows of one tensor are got in any order
    * and set in ascending order, all of them; windows of different tensors may interleave. Both block.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The caching allocator over every device: what it hands out is the caller's alone, stays within the limit, is found
- * again when it is freed, and is given back whole. Each test ends with a recount of everything.
+ * The caching allocator over every device: an allocation is the caller's alone, stays within the limit, is reused after
+ * it is freed, and is released whole. Each test ends with a recount of everything.
  */
 #include <time.h>
 #include <unistd.h>
@@ -63,7 +63,7 @@ static void a_freed_block_is_at_once_free_for_its_queue(void **state)
   bed_close(&bed);
 }
 
-/* Comb: every other of many blocks is freed, then one is asked for that fits no gap. */
+/* Every other of many blocks is freed, then one is requested that fits no gap. */
 static void free_memory_is_not_stranded_by_size(void **state)
 {
   struct bed bed = bed_open(state, NULL, NULL);
@@ -121,7 +121,7 @@ static void the_limit_is_hard_and_the_refusal_says_why(void **state)
   bed_close(&bed);
 }
 
-/* With free blocks of many sizes, one of which a search that goes past the last list might find. */
+/* With free blocks of many sizes, one of which a search past the last list might find. */
 static void no_request_is_too_large_to_be_refused(void **state)
 {
   const struct lade_cache_params params = {.limit_bytes = 8 * CHUNK};
@@ -276,14 +276,14 @@ static void a_private_pool_under_capture_makes_no_memory_call(void **state)
   assert_int_equal(lade_cache_route(bed.cache, bed.queues[0], NULL), 0);
   assert_int_equal(lade_cache_pool_destroy(bed.cache, pool), -EBUSY);
   must_free(bed.cache, large);
-  /* What is idle elsewhere never takes a private pool's chunks. */
+  /* An idle private pool's chunks are never taken by other queues. */
   assert_int_equal(try_alloc(bed.cache, bed.queues[0], CAPACITY - 2 * CHUNK, &refused), -ENOMEM);
   assert_int_equal(lade_cache_pool_destroy(bed.cache, pool), 0);
   assert_int_equal(try_alloc(bed.cache, bed.queues[0], CAPACITY - 2 * CHUNK, &refused), 0);
   bed_close(&bed);
 }
 
-/* Whether a queue has got somewhere is not asked, though all of them are idle: a capture would record the question. */
+/* The progress of a queue is not queried, though all queues are idle: a capture would record the query. */
 static void a_capture_looks_at_no_queue(void **state)
 {
   const struct lade_cache_params params = {.limit_bytes = 12 * CHUNK};
@@ -301,10 +301,10 @@ static void a_capture_looks_at_no_queue(void **state)
   must_free(bed.cache, recorded);
   must_free(bed.cache, first);
   must_free(bed.cache, second);
-  for (int i = 0; i < 2; i++) /* what is free is of two queues */
+  for (int i = 0; i < 2; i++) /* the free blocks are of two queues */
     assert_int_equal(try_alloc(bed.cache, bed.queues[i], 4 * CHUNK, &refused), -ENOMEM);
   assert_int_equal(stats_get(bed.cache).active_bytes.current, 2 * CHUNK);
-  /* Others climb the ladder to its end, and leave the pool alone. */
+  /* Other queues climb the ladder to its end, and leave the pool alone. */
   assert_int_equal(try_alloc(bed.cache, bed.queues[2], 8 * CHUNK, &refused), -ENOMEM);
   assert_int_equal(stats_get(bed.cache).active_bytes.current, 2 * CHUNK);
   assert_int_equal(try_alloc(bed.cache, bed.queues[0], 4 * CHUNK, &refused), -ENOMEM);
@@ -333,7 +333,7 @@ static void a_trace_ring_keeps_the_newest(void **state)
   bed_close(&bed);
 }
 
-/* An entry is packed: the highest tag, the highest queue and the present time must come back. */
+/* An entry is packed: the highest tag, the highest queue and the present time must be read back. */
 static void a_trace_entry_holds_all_that_happened(void **state)
 {
   struct bed bed = bed_open(state, NULL, NULL);
@@ -369,7 +369,7 @@ static void a_trace_entry_holds_all_that_happened(void **state)
   bed_close(&bed);
 }
 
-/* Through descriptors, as another process would have it (tests/unit/test_cache_share.c has one). */
+/* Through descriptors, as in another process (tests/unit/alloc/test_cache_share.c has a real one). */
 static void what_is_shared_is_the_same_memory(void **state)
 {
   struct bed bed = bed_open(state, NULL, NULL);

@@ -2,10 +2,10 @@
 /*
  * The comm contract, over every engine and path; comm.py starts it, once per rank.
  *
- * Usage: conform-comm self|memfd|file|apart|nccl [ENDING]. Without an ending every property of a job that goes well.
- * An ending is a job that does not: kill, stop, abort, leave (an abort while the rank waits), mismatch, order, short,
- * split, none (what goes wrong in the last two is arranged from outside), and busy, which looks like stop and goes
- * well; each rank then prints what its call returned.
+ * Usage: conform-comm self|memfd|file|apart|nccl [ENDING]. Without an ending all properties of a job that succeeds.
+ * With an ending the job fails, and each rank prints the status of its call: kill, stop, abort, leave (an abort while
+ * the rank waits), mismatch, order, short, split, none (comm.py arranges the failure of the last two). The ending busy
+ * looks like stop and succeeds.
  */
 #include <errno.h>
 #include <signal.h>
@@ -17,11 +17,12 @@
 
 #include "base/base.h"
 #include "comm_world.h"
+#include "parallel/comm/comm_node_internal.h"
 #include "parallel/mesh.h"
 
-#define STAGING_BYTES 65536 /* small, so that middling sizes take many chunks */
+#define STAGING_BYTES 65536 /* small, so that medium sizes take many chunks */
 
-/* Every kind, type and size, apart and in place, with each buffer in shared memory or not. */
+/* Verify every kind, type and size, apart and in place, with each buffer in shared memory or not. */
 static void comm_verify(lade_comm *comm, const uint64_t *sizes, int n_sizes)
 {
   struct trial t = {.comm = comm, .rank = lade_comm_rank(comm), .size = lade_comm_size(comm), .seed = 7};
@@ -47,7 +48,7 @@ static void comm_verify(lade_comm *comm, const uint64_t *sizes, int n_sizes)
 
 #define LIST_MOST_ELEMENTS 20011
 
-/* @n trials in one call, in rooms of their own one behind another. */
+/* Run @n trials in one call, in adjacent buffers of their own. */
 static void list_run(lade_comm *comm, const struct trial *like, const uint64_t *sizes, int n, char *src, char *dst)
 {
   static struct trial trials[LADE_COMM_LIST_MOST];
@@ -70,7 +71,7 @@ static void list_run(lade_comm *comm, const struct trial *like, const uint64_t *
     trial_expect(&trials[i]);
 }
 
-/* Every kind and type, apart and in place; the second list is of one chunk, the third of nothing. */
+/* Verify every kind and type, apart and in place; the second list is of one chunk, the third is empty. */
 static void lists_verify(lade_comm *comm, bool is_src_window, bool is_dst_window)
 {
   static const uint64_t sizes[3][9] = {{0, 3, 515, 1, LIST_MOST_ELEMENTS, 64, 4099, 0, 17}, {5, 6, 7, 8}, {0, 0}};
@@ -138,7 +139,7 @@ static void the_same_every_time_and_everywhere(void **state)
   room_free(world.comm, t.src, false);
 }
 
-/* Messages of several lengths, empty ones too, from rank to rank around the ring. */
+/* Messages of several lengths, also empty ones, from rank to rank around the ring. */
 static void what_is_sent_arrives_in_order(void **state)
 {
   static const uint64_t sizes[] = {1, 0, 5000, N_MOST, 3};
@@ -160,12 +161,12 @@ static void what_is_sent_arrives_in_order(void **state)
   room_free(world.comm, data, false);
 }
 
-/* Rank after rank around the ring; the send ends after the receive has begun, though it is small and could be kept. */
+/* Rank after rank around the ring; the send ends after the receive has begun, though it is small enough to buffer. */
 static void a_send_is_synchronous(void **state)
 {
   int64_t times[2] = {0};
   struct lade_error error = {0};
-  if (world.device) /* NCCL's need not be */
+  if (world.device) /* NCCL's sends need not be synchronous */
     skip();
   for (int sender = 0; sender + 1 < world.size; sender++) {
     struct lade_collective c = {.dtype = LADE_U8, .n = sizeof(times[0])};
@@ -223,14 +224,14 @@ static void a_negative_colour_takes_no_part(void **state)
   bool is_in = world.rank % 2 == 0;
   assert_int_equal(lade_comm_split(world.comm, is_in ? 3 : -1, -world.rank, &error, &part), 0);
   assert_true(is_in == (part != NULL));
-  if (part) /* the key turns the order round */
+  if (part) /* the key reverses the order */
     assert_int_equal(lade_comm_rank(part), lade_comm_size(part) - 1 - world.rank / 2);
   lade_comm_close(part);
 }
 
 /*
- * The last rank lacks the @nth memory that it asks for where a communicator is cut up and memory of the part is
- * allocated: the same error everywhere, and what was there before goes on. False: it does not ask so often.
+ * Refuse the last rank its @nth allocation while a communicator is split and memory of the part is allocated. All ranks
+ * get the same error, and the communicator stays usable. False: there are fewer allocations.
  */
 static bool lack_of_memory_verify(uint64_t nth)
 {
@@ -254,14 +255,14 @@ static bool lack_of_memory_verify(uint64_t nth)
   return status;
 }
 
-/* And where the job itself is opened: another communicator of all ranks, in which the last one lacks memory. */
+/* The same for opening the job: another communicator of all ranks, in which the last one lacks memory. */
 static void memory_that_one_rank_lacks_to_begin_is_an_error_at_all(void **state)
 {
   char words[64];
   if (world.params.engine != LADE_COMM_MPI || world.size == 1)
     skip();
   snprintf(words, sizeof(words), "rank %d has no memory for a job", world.size - 1);
-  for (uint64_t nth = 2; nth <= 3; nth++) { /* the first is before ranks can speak */
+  for (uint64_t nth = 2; nth <= 3; nth++) { /* the first is before ranks can communicate */
     struct lade_error error = {0};
     lade_comm *second = NULL;
     lade_faults_arm(&world.faults, LADE_FAULT_HEAP, world.rank == world.size - 1 ? nth : 0, false, -ENOMEM);
@@ -282,7 +283,7 @@ static void memory_that_one_rank_lacks_is_an_error_at_all(void **state)
   assert_true(nth > 6); /* several were refused */
 }
 
-/* Memory of the job's communicator is read where it is by parts of it as well. */
+/* Memory of the job's communicator is read in place by its parts as well. */
 static void shared_memory_serves_the_parts(void **state)
 {
   lade_comm *part = NULL;
@@ -298,7 +299,7 @@ static void shared_memory_serves_the_parts(void **state)
   lade_comm_close(part);
 }
 
-/* ---- memory that ranks have already ---- */
+/* ---- registered memory of ranks ---- */
 
 struct arena {
   lade_device *device;
@@ -306,7 +307,7 @@ struct arena {
   struct lade_comm_range range;
 };
 
-/* A rank's own memory of the kind that others can map; more at higher ranks. On a GPU, its own. */
+/* Make a rank's own memory of a kind that other ranks can map; more at higher ranks. On a GPU, its own memory. */
 static void arena_create(struct arena *arena)
 {
   struct lade_host_device_params how = {.struct_size = sizeof(how)};
@@ -322,7 +323,7 @@ static void arena_create(struct arena *arena)
   arena->range.data = (void *)(uintptr_t)address;
 }
 
-/* Every kind, in places that no two ranks have in common; how many of them went without staging. */
+/* Run every kind, in places that differ between all ranks. Return the number of trials without staging. */
 static uint64_t arena_trials_run(lade_comm *comm, const struct arena *arena)
 {
   struct lade_comm_info before, after;
@@ -345,7 +346,7 @@ static void arena_destroy(struct arena *arena)
     lade_device_close(arena->device);
 }
 
-/* Memory of hosts without the last rank's descriptor is nobody's. */
+/* Memory on hosts is not registered at any rank if the last rank's descriptor is missing. */
 static void half_is_not_registered(const struct arena *arena)
 {
   struct lade_comm_range range = arena->range;
@@ -355,7 +356,7 @@ static void half_is_not_registered(const struct arena *arena)
   assert_false(is_registered);
 }
 
-/* NCCL counts no collectives, and may refuse; its stand-in sees to it that it is everybody's memory or nobody's. */
+/* NCCL does not count collectives, and may refuse to register; its fake ensures that all ranks register or none. */
 static void what_is_registered_is_read_where_it_is(void **state)
 {
   struct arena arena;
@@ -371,7 +372,7 @@ static void what_is_registered_is_read_where_it_is(void **state)
   assert_true(is_registered == (info.can_register && !may_refuse));
   assert_int_equal(arena_trials_run(world.comm, &arena), is_registered && !world.device ? LADE_BROADCAST + 1 : 0);
   assert_int_equal(lade_comm_split(world.comm, world.rank / 2, 0, NULL, &part), 0);
-  assert_int_equal(arena_trials_run(part, &arena), 0); /* parts have their own */
+  assert_int_equal(arena_trials_run(part, &arena), 0); /* parts register their own */
   lade_comm_close(part);
   if (is_registered)
     lade_comm_unregister(world.comm, arena.range.data);
@@ -396,7 +397,7 @@ static uint64_t lane_n(int i)
   return (uint64_t)(i * 37 % 9001);
 }
 
-/* Of a buffer of trial i. */
+/* Return the bytes of a buffer of trial i. */
 static uint64_t lane_bytes(const struct lane *lane, int i)
 {
   return lade_align_up(((uint64_t)lade_comm_size(lane->comm) * lane_n(i) + 1) * 4, 64);
@@ -456,14 +457,14 @@ static void many_are_in_flight_on_several_queues(void **state)
     assert_int_equal(lade_queue_create(device ? device : world.device, LADE_QUEUE_COMM, &lanes[i].queue), 0);
     lane_init(&lanes[i]);
   }
-  for (int i = 0; i < 3; i++) /* on hosts not in one order everywhere: different communicators are independent */
+  for (int i = 0; i < 3; i++) /* on hosts in different orders at different ranks: communicators are independent */
     lane_submit(&lanes[(i + (world.device ? 0 : world.rank)) % 3]);
   for (int i = 0; i < 3; i++)
     lane_finish(&lanes[i]);
   lade_device_close(device);
 }
 
-/* As stages do, round the ring: each rank's receive is launched before its send, on a communicator that is new. */
+/* Around the ring, as stages do: each rank's receive is launched before its send, on a new communicator. */
 static void neighbours_may_all_begin_with_a_receive(void **state)
 {
   const int next = (world.rank + 1) % world.size, before = (world.rank + world.size - 1) % world.size;
@@ -528,7 +529,7 @@ static void list_refusal_verify(const struct lade_collective *items, int n, cons
   assert_int_equal(lade_comm_run_list(world.comm, &(struct lade_comm_list){items, n}, &error), -EINVAL);
   if (!strstr(error.text, words))
     fail_msg("'%s' is not in '%s'", words, error.text);
-  assert_int_equal(lade_comm_status(world.comm, NULL), 0); /* it can be used on */
+  assert_int_equal(lade_comm_status(world.comm, NULL), 0); /* it stays usable */
 }
 
 static void refusal_verify(struct lade_collective c, const char *words)
@@ -569,6 +570,82 @@ static void arguments_that_make_no_sense_are_refused(void **state)
                  "more than memory can hold");
 }
 
+/* ---- the recounts ---- */
+
+/* One field made wrong, seen by the recount, and put right again. */
+#define IS_SEEN(is_valid, field, wrong) \
+  do { \
+    const __typeof__(field) kept = field; \
+    field = (__typeof__(field))(wrong); \
+    assert_false(is_valid); \
+    field = kept; \
+    assert_true(is_valid); \
+  } while (0)
+
+static void a_broken_communicator_is_seen_by_the_recount(void **state)
+{
+  lade_comm *comm = world.comm;
+  struct lade_comm_ops ops = *comm->ops;
+  const struct lade_comm_ops *own = comm->ops;
+  assert_true(comm_is_valid(comm));
+  IS_SEEN(comm_is_valid(comm), comm->rank, comm->size);
+  IS_SEEN(comm_is_valid(comm), comm->rank, -1);
+  IS_SEEN(comm_is_valid(comm), comm->size, 0);
+  IS_SEEN(comm_is_valid(comm), comm->ops, NULL);
+  IS_SEEN(comm_is_valid(comm), comm->params.launch, &world.launch);
+  IS_SEEN(comm_is_valid(comm), comm->params.kernels, NULL);
+  IS_SEEN(comm_is_valid(comm), comm->params.timeout_ms, 0);
+  IS_SEEN(comm_is_valid(comm), comm->params.staging_bytes, 1);
+  IS_SEEN(comm_is_valid(comm), comm->error.code, -EIO);
+  comm->ops = &ops;
+  IS_SEEN(comm_is_valid(comm), ops.run, NULL);
+  IS_SEEN(comm_is_valid(comm), ops.close, NULL);
+  IS_SEEN(comm_is_valid(comm), ops.look, ops.look ? NULL : (void *)ops.abort);
+  comm->ops = own;
+}
+
+/* Ranks 0 and 2 of a job of three, of which the last is on another node. */
+static void a_broken_group_is_seen_by_the_recount(void **state)
+{
+  static struct comm_job job = {.world = 3, .n_here = 2, .n_refs = 1};
+  struct comm_process processes[3] = {{.node = 1, .watch = -1}, {.node = 1, .watch = -1}, {.node = 2, .watch = -1}};
+  int members[4] = {0, 2};
+  struct comm_group group = {.job = &job, .size = 2, .members = members, .outcomes = members + 2,
+                             .params = &world.params};
+  job.processes = processes;
+  assert_true(comm_group_is_valid(&group));
+  IS_SEEN(comm_group_is_valid(&group), group.rank, 2);
+  IS_SEEN(comm_group_is_valid(&group), group.size, 4);
+  IS_SEEN(comm_group_is_valid(&group), group.outcomes, members);
+  IS_SEEN(comm_group_is_valid(&group), group.is_one_node, true);
+  IS_SEEN(comm_group_is_valid(&group), group.params, NULL);
+  IS_SEEN(comm_group_is_valid(&group), members[1], 0);
+  IS_SEEN(comm_group_is_valid(&group), members[1], 3);
+  IS_SEEN(comm_group_is_valid(&group), job.n_here, 3);
+  IS_SEEN(comm_group_is_valid(&group), processes[0].watch, 0);
+  IS_SEEN(comm_group_is_valid(&group), processes[1].node, 2);
+}
+
+static void a_broken_segment_is_seen_by_the_recount(void **state)
+{
+  static _Alignas(4096) char data[1 << 20];
+  struct comm_group group = {.size = 2};
+  const void *terms[2];
+  struct comm_node node = {.group = &group, .control = (struct comm_control *)data, .chunk_bytes = 8192,
+                           .terms = terms, .segment = {.data = data, .bytes = sizeof(data)}};
+  const uint64_t control = sizeof(struct comm_control) + 2 * sizeof(struct comm_member);
+  node.slots = data + lade_align_up(control, 4096);
+  node.results = node.slots + 4 * node.chunk_bytes;
+  assert_true(comm_node_is_valid(&node));
+  IS_SEEN(comm_node_is_valid(&node), node.terms, NULL);
+  IS_SEEN(comm_node_is_valid(&node), node.control, NULL);
+  IS_SEEN(comm_node_is_valid(&node), node.slots, node.slots + 1);
+  IS_SEEN(comm_node_is_valid(&node), node.results, node.slots);
+  IS_SEEN(comm_node_is_valid(&node), node.chunk_bytes, 4096);
+  IS_SEEN(comm_node_is_valid(&node), node.segment.bytes, control);
+  IS_SEEN(comm_node_is_valid(&node), group.size, 3);
+}
+
 int main(int argc, char **argv)
 {
   const struct CMUnitTest tests[] = {
@@ -589,12 +666,15 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_dry_device_only_counts_the_time),
       cmocka_unit_test(arguments_that_make_no_sense_are_refused),
       cmocka_unit_test(lists_that_make_no_sense_are_refused),
+      cmocka_unit_test(a_broken_communicator_is_seen_by_the_recount),
+      cmocka_unit_test(a_broken_group_is_seen_by_the_recount),
+      cmocka_unit_test(a_broken_segment_is_seen_by_the_recount),
   };
   struct lade_error error = {0};
   const char *path = argc > 1 ? argv[1] : "self", *ending = argc > 2 ? argv[2] : NULL;
   bool is_noroom = ending && strcmp(ending, "noroom") == 0;
   if (ending)
-    signal(SIGTERM, SIG_IGN); /* the launcher's own way of ending the job; ours is looked at */
+    signal(SIGTERM, SIG_IGN); /* the launcher ends the job by SIGTERM; the test is about Lade's own error */
   int status = world_open(path, is_noroom ? 16 << 20 : STAGING_BYTES, ending ? ENDING_PATIENCE_MS : 60000, &error);
   if (status) {
     printf("OPEN %d: %s\n", status, error.text);

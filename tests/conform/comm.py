@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs conform-comm on several ranks under mpirun, and judges how jobs end that go wrong.
+"""Run conform-comm on several ranks under mpirun, and judge how failing jobs end.
 
 Usage: comm.py CONFORM-COMM PLUGIN PATH 2|4|8|endings|unregistered|small-shm
 """
@@ -13,7 +13,7 @@ import sys
 RANKS = 4
 NOTICE_MS = 500 # LADE_COMM_NOTICE_MS
 LATE_MS = 2000  # ENDING_LATE_MS
-SLACK_MS = 30000 # ranks outnumber cores, and other tests run beside; what ends are told says which was meant
+SLACK_MS = 30000 # ranks outnumber cores, and other tests run at the same time; messages say which limit was meant
 EIO, EPIPE, EPROTO, ETIMEDOUT, ECANCELED = -5, -32, -71, -110, -125
 
 
@@ -23,10 +23,10 @@ def skip(why):
 
 
 def ranks_run(n, command, wrap=()):
-    """Exit code and output of @command on @n ranks."""
+    """Return the exit code and output of @command on @n ranks."""
     environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                        LADE_MPI_PLUGIN=PLUGIN)
-    # Open MPI leaks at its end and is not instrumented: sanitizers look at our side. comm-self looks for leaks.
+    # Open MPI leaks at its end and is not instrumented: sanitizers check Lade's side. comm-self checks for leaks.
     for name, option in (("ASAN_OPTIONS", "detect_leaks=0"), ("TSAN_OPTIONS", "ignore_noninstrumented_modules=1")):
         environment[name] = ":".join(part for part in (os.environ.get(name), option) if part)
     mpirun = ["mpirun", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-n", str(n)]
@@ -53,7 +53,9 @@ def properties(n):
 
 
 def ending(what, ranks, statuses, most_ms, words):
-    """Every rank in @ranks reports one of @statuses in time, with @words; returns the output and how many speak."""
+    """Check that every rank in @ranks reports one of @statuses in time, with @words; return the output and the number
+    of messages.
+    """
     code, output = ranks_run(RANKS, [PROGRAM, PATH, what])
     ends = re.findall(r"^END rank (\d+): (-?\d+) after (\d+) ms(, speaks)?: (.*)$", output, re.MULTILINE)
     require(code != 0, f"{what}: the job ends with 0", output)
@@ -74,19 +76,19 @@ def endings():
     ending("order", list(range(RANKS)), [EPROTO], notice, "rank 3 runs broadcast of 50000 f32")
     if PATH != "nccl":
         ending("short", [0], [EPROTO], notice, "recv of 80 bytes from rank 3: 40 came")
-        ending("leave", [3], [ECANCELED], notice, "rank 3 gave up: no memory left") # its patience would be 5 minutes
-    if PATH == "apart": # nothing is shared: who gives up first ends, and that is what a later one sees
+        ending("leave", [3], [ECANCELED], notice, "rank 3 gave up: no memory left") # its timeout would be 5 minutes
+    if PATH == "apart": # nothing is shared: the first rank to give up ends, and later ones see that end
         ending("stop", others, [ETIMEDOUT, EPIPE], LATE_MS + notice, "did not come within 2 s|" + ended)
-        return # what an abort is there "leave" has shown
+        return # "leave" has shown an abort there
     ending("stop", others, [ETIMEDOUT], LATE_MS + notice, "rank 3 .*did not come within 2 s")
-    ending("busy", list(range(RANKS)), [0], 60000, "^$") # and with that it does not end
+    ending("busy", list(range(RANKS)), [0], 60000, "^$") # and without the notice it would not end
     ending("abort", list(range(RANKS)), [ECANCELED], notice, "rank 3 gave up: no memory left")
     if PATH == "nccl":
         nccl_endings()
 
 
 def nccl_endings():
-    """What the library answers at one rank, the others are told."""
+    """An error of the library at one rank is reported to the other ranks."""
     everybody, late = list(range(RANKS)), LATE_MS + NOTICE_MS + SLACK_MS
     for what, settings, words in (
             ("none", "async=25", r"an asynchronous error of NCCL: remote process exited \(6\)"),

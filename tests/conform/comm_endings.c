@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Jobs that end badly, for comm.py to look at: every rank prints how its call ended; comm.c has the endings' names.
+ * Jobs that fail, judged by comm.py: every rank prints how its call ended; comm.c lists the endings.
  *
- * Nothing here relies on how fast a rank is, but that one which is busy says so, and then comes, within the short
- * patience of the others. Ranks open and warm up with patience enough for a machine that does much else, and a short
- * one begins with the call that is to end by it. Who has nothing more to say waits for the launcher to end it, which it
- * does once another rank has left with an error.
+ * The tests do not depend on a rank's speed, except that a busy rank must say so, and then come within the short
+ * timeout of the others. Ranks open and warm up with a timeout long enough for a loaded machine; the short one begins
+ * with the call that must end by it. A rank that has printed its status waits for the launcher to end it, which happens
+ * once another rank has left with an error.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -17,9 +17,9 @@
 
 #include "base/base.h"
 #include "comm_world.h"
-#include "parallel/comm_nccl_internal.h"
+#include "parallel/comm/comm_nccl_internal.h"
 
-/* For how long members are waited for from here on: by the engine, and by NCCL's other communicator beside it. */
+/* Set the timeout for members from here on: of the engine, and of NCCL's second communicator. */
 static void patience_set(int timeout_ms)
 {
   world.comm->params.timeout_ms = timeout_ms;
@@ -27,14 +27,14 @@ static void patience_set(int timeout_ms)
     ((struct nccl_comm *)world.comm)->control->params.timeout_ms = timeout_ms;
 }
 
-/* Until the launcher ends this process: it passes over its first, polite, signal. */
+/* Wait until the launcher ends this process, ignoring its first signal, SIGTERM. */
 static _Noreturn void end_await(void)
 {
   for (;;)
     pause();
 }
 
-/* What ended this rank's call, and how long it took since the deed was done. */
+/* Print the error that ended this rank's call, and the time since the failure was caused. */
 static void ending_print(int status, const struct lade_error *error, int64_t since_ns)
 {
   bool speaks = lade_comm_is_speaker(world.comm);
@@ -51,7 +51,10 @@ static void *abort_soon(void *user)
   return NULL;
 }
 
-/* The last rank waits for others who never come, and gives up meanwhile; MPI, or the launcher, ends them. */
+/*
+ * Begin a thread in which the last rank gives up, while it waits for ranks that never come. MPI, or the launcher, ends
+ * the others.
+ */
 static pthread_t leaving_begin(void)
 {
   pthread_t thread;
@@ -62,7 +65,7 @@ static pthread_t leaving_begin(void)
   return thread;
 }
 
-/* The @bad rank comes to a call twice as late as the others would wait for it, and has said that it is busy. */
+/* If @is_bad, join the call only after twice the other ranks' timeout, having reported this rank as busy before. */
 static int busy_run(const struct lade_collective *c, bool is_bad, struct lade_error *error)
 {
   if (is_bad) {
@@ -117,7 +120,7 @@ int ending_run(const char *ending)
   for (int i = 0; i < (is_busy ? 20 : 1000000) && !status; i++)
     status = lade_comm_run(world.comm, &c, &error);
   if (world.rank == bad && strcmp(ending, "short") == 0)
-    return 1; /* its sends go well until the receiver is gone */
+    return 1; /* its sends succeed until the receiver is gone */
   if (is_left)
     pthread_join(leaving, NULL);
   ending_print(status, &error, since_ns);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The job that a rank is in, and one collective, checked; see comm_world.h. With nccl memory is the device's, which the
- * stand-in for the driver lets the processor see; on a GPU this would fault.
+ * The job of this rank, and one checked collective; see comm_world.h. With nccl the memory is the device's, which the
+ * fake driver makes accessible to the processor; on a GPU this would fault.
  */
 #include "comm_world.h"
 
@@ -65,9 +65,11 @@ void world_close(void)
   lade_device_close(world.device);
 }
 
-/* ---- what ranks hold ---- */
+/* ---- values of ranks ---- */
 
-/* An element that every rank can compute for every other: of all magnitudes, so that the order of a sum shows. */
+/*
+ * Return an element that every rank can compute for every other: of all magnitudes, so that the order of a sum shows.
+ */
 float value_get(int rank, uint64_t element, uint32_t seed)
 {
   uint64_t x = (uint64_t)(rank + 1) * 0x9e3779b97f4a7c15u ^ (element + 1) * 0xbf58476d1ce4e5b9u ^ seed * 0x94d049bbu;
@@ -92,7 +94,7 @@ static float element_of(enum lade_dtype dtype, int rank, uint64_t element, uint3
   return dtype == LADE_F32 ? value : lade_bf16_to_f32(lade_f32_to_bf16(value));
 }
 
-/* The sum over ranks [first, first + n) as the contract writes it. */
+/* Return the sum over ranks [first, first + n) in the order of the contract. */
 static float sum_of(enum lade_dtype dtype, int first, int n, uint64_t element, uint32_t seed)
 {
   int n_left = 1;
@@ -118,7 +120,7 @@ void value_expect(enum lade_dtype dtype, const void *data, uint64_t i, float val
              lade_dtype_name(dtype), got, want);
 }
 
-/* A sum in whatever order, rounded at each addition: off by an epsilon of all magnitudes for each. */
+/* Check a sum in any order, rounded at each addition: off by an epsilon of all magnitudes for each. */
 static void expect_sum(enum lade_dtype dtype, int size, const void *data, uint64_t i, uint64_t element, uint32_t seed)
 {
   float want = sum_of(dtype, 0, size, element, seed), magnitude = 0;
@@ -134,7 +136,7 @@ static void expect_sum(enum lade_dtype dtype, int size, const void *data, uint64
              lade_dtype_name(dtype), (double)got, (double)want);
 }
 
-/* ---- one collective, checked ---- */
+/* ---- one checked collective ---- */
 
 static bool is_of_world(enum lade_collective_kind kind)
 {
@@ -175,7 +177,7 @@ void trial_expect(const struct trial *t)
       n_dst = t->n * (uint64_t)t->size;
     }
   }
-  if (!t->is_in_place || t->kind != LADE_REDUCE_SCATTER) /* nothing past the end */
+  if (!t->is_in_place || t->kind != LADE_REDUCE_SCATTER) /* no byte past the end */
     for (uint64_t i = 0; i < item; i++)
       assert_int_equal(((const uint8_t *)t->dst)[n_dst * item + i], GUARD);
 }
@@ -189,7 +191,7 @@ void trial_run(struct trial *t)
   trial_expect(t);
 }
 
-/* Memory of the contract's own, or any that an engine on hosts takes. */
+/* Allocate memory through the communicator, or plain memory, which only engines on hosts take. */
 void *bytes_get(lade_comm *comm, uint64_t bytes, bool is_window)
 {
   void *data = NULL;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The device contract's memory, over every device. A test that touches memory does so only where the device
- * is not dry, and on a GPU by copies; sizes, places and errors are the same for all.
+ * The device contract's memory, over every device. A test accesses memory only if the device is not dry, and on a GPU
+ * by copies; sizes, places and errors are the same for all.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -25,7 +25,7 @@ static uint64_t word_value(uint64_t tag, uint64_t i)
   return tag * 0x9e3779b97f4a7c15u + i;
 }
 
-/* One word in 64 is looked at; on a device that only copies reach, all the others are zero. */
+/* Fill one word in 64; on a device that only copies reach, all the others are zero. */
 static void words_fill(lade_device *device, uint64_t address, uint64_t bytes, uint64_t tag)
 {
   uint64_t *own = info_get(device).is_unified ? words(address) : calloc(1, bytes);
@@ -64,7 +64,7 @@ static void segv_caught(int signal)
   siglongjmp(segv_back, 1);
 }
 
-/* Whether reading at @address raises SIGSEGV. */
+/* True if reading at @address raises SIGSEGV. */
 static bool is_faulting(uint64_t address)
 {
   struct sigaction action = {.sa_handler = segv_caught}, before;
@@ -129,7 +129,7 @@ static void senseless_arguments_are_refused_and_change_nothing(void **state)
   assert_int_equal(lade_device_map(device, other, chunk), -EBUSY); /* mapped already */
   assert_int_equal(lade_device_map(device, at + CHUNK, second), -EBUSY);
   assert_int_equal(lade_device_map(device, at + 2 * CHUNK, second), -EBUSY); /* its second half */
-  assert_int_equal(lade_device_unmap(device, at, 2 * CHUNK), -EINVAL);       /* cuts it */
+  assert_int_equal(lade_device_unmap(device, at, 2 * CHUNK), -EINVAL);       /* cuts the mapped chunk */
   assert_int_equal(lade_device_unmap(device, at + 2 * CHUNK, CHUNK), -EINVAL);
   assert_int_equal(lade_device_unmap(device, at + CHUNK, 4 * CHUNK), -EINVAL); /* past the range */
   assert_int_equal(lade_device_unmap(device, at, 4 * CHUNK), 0);
@@ -156,7 +156,7 @@ static void opening_wants_complete_params(void **state)
     assert_int_equal(lade_device_open_cuda(&cuda, &error, &device), -EINVAL);
     cuda = (struct lade_cuda_device_params){.struct_size = sizeof(cuda), .ordinal = target->ordinal};
     assert_int_equal(lade_device_open_cuda(&cuda, &error, &device), 0);
-    assert_true(info_get(device).capacity_bytes >= CHUNK); /* all that is free */
+    assert_true(info_get(device).capacity_bytes >= CHUNK); /* all free memory */
     lade_device_close(device);
     return;
   }
@@ -205,7 +205,7 @@ static void capacity_is_hard_and_exact(void **state)
   lade_device_close(device);
 }
 
-/* Taking down must not need what a machine may refuse. */
+/* Releasing must not need a call that a machine may refuse. */
 static void a_chunk_may_be_released_where_it_is_mapped(void **state)
 {
   lade_device *device = device_open(state, NULL);
@@ -267,7 +267,7 @@ static void peak_is_the_most_that_existed_at_once(void **state)
   two = chunk_open(device, CHUNK);
   assert_int_equal(info_get(device).peak_bytes, 3 * CHUNK);
   assert_int_equal(lade_device_chunk_create(device, CAPACITY, &none), -ENOMEM);
-  assert_int_equal(info_get(device).peak_bytes, 3 * CHUNK); /* a refusal is no peak */
+  assert_int_equal(info_get(device).peak_bytes, 3 * CHUNK); /* a refused request does not count */
   lade_device_peak_reset(device);
   assert_int_equal(info_get(device).peak_bytes, 2 * CHUNK);
   lade_device_chunk_release(device, one);
@@ -286,7 +286,7 @@ static uint64_t resident_bytes(void)
   return resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* What a machine that is out of addresses refuses to unmap can still be given back, and leaves its place free. */
+/* A chunk that a machine out of addresses refuses to unmap can still be released, and leaves its place free. */
 static void a_mapped_chunk_can_be_given_back(void **state)
 {
   lade_device *device = device_open(state, NULL);
@@ -306,7 +306,7 @@ static void a_mapped_chunk_can_be_given_back(void **state)
   lade_device_close(device);
 }
 
-/* What is in use: of the process's memory, or of the GPU's as its driver counts it. */
+/* Return the bytes in use: of the process's memory, or of the GPU's by its driver's count. */
 static uint64_t used_bytes(const struct target *target, lade_device *device)
 {
   struct lade_cuda_memory memory = {0};
@@ -334,7 +334,7 @@ static void chunks_are_real_memory_and_go_back(void **state)
   lade_device_close(device);
 }
 
-/* Whether every page is there, as the kernel tells it. */
+/* True if every page is present, by the kernel's report. */
 static bool is_present(uint64_t address, uint64_t bytes)
 {
   unsigned char present[5 * CHUNK / 4096];
@@ -384,7 +384,7 @@ static void contents_survive_unmap_and_remap(void **state)
   uint64_t place[] = {0, 5, 1, 3};
   for (int round = 0; round < 4; round++) {
     uint64_t at_one = at + place[round] * CHUNK, at_two = at_one + 2 * CHUNK;
-    /* The second half of the rounds as on a kernel that cannot keep the source of a move. */
+    /* The second half of the rounds simulates a kernel that cannot keep the source of a move. */
     lade_faults_arm(&faults, LADE_FAULT_MOVE, round >= 2, true, -EINVAL);
     assert_int_equal(lade_device_map(device, at_one, one), 0);
     assert_int_equal(lade_device_map(device, at_two, two), 0);
@@ -411,7 +411,7 @@ static void contents_survive_unmap_and_remap(void **state)
 static void an_access_past_the_mapping_faults(void **state)
 {
   const struct target *target = *state;
-  if (target->is_dry || target->is_cuda) /* where the processor does not reach the memory */
+  if (target->is_dry || target->is_cuda) /* the processor does not reach the memory */
     return;
   lade_device *device = device_open(state, NULL);
   uint64_t at = 0;
@@ -452,7 +452,7 @@ static void a_shared_chunk_has_two_addresses(void **state)
       assert_int_equal(lade_device_chunk_import(device, descriptor, CHUNK, &twin), -EINVAL);
     assert_int_equal(lade_device_chunk_import(device, descriptor, 2 * CHUNK, &twin), 0);
     close(descriptor);
-    assert_int_equal(info_get(device).created_bytes, 3 * CHUNK); /* the twin is no memory of its own */
+    assert_int_equal(info_get(device).created_bytes, 3 * CHUNK); /* the twin has no memory of its own */
     assert_int_equal(lade_device_reserve(device, 4 * CHUNK, &at), 0);
     assert_int_equal(lade_device_map(device, at + 2 * CHUNK, twin), 0);
     words_zero_check(device, at + 2 * CHUNK, 2 * CHUNK);
@@ -476,11 +476,11 @@ static void a_shared_chunk_has_two_addresses(void **state)
   lade_device_close(device);
 }
 
-/* So nothing is ever copied on write under a running step, and a child cannot spoil it. */
+/* So no page is copied on write during a step, and a child cannot damage it. */
 static void a_forked_child_has_no_chunks(void **state)
 {
   const struct target *target = *state;
-  if (target->is_dry || target->is_cuda) /* where the processor does not reach the memory */
+  if (target->is_dry || target->is_cuda) /* the processor does not reach the memory */
     return;
   lade_device *device = device_open(state, NULL);
   uint64_t at = 0;
@@ -506,7 +506,7 @@ static void a_forked_child_has_no_chunks(void **state)
 #define N_PLACES 24
 #define N_CHUNKS 8
 
-/* Random creating, mapping, unmapping and releasing, against a table of what must be where. */
+/* Random creating, mapping, unmapping and releasing, compared with a table of the expected mappings. */
 static void random_mapping_agrees_with_a_model(void **state)
 {
   const struct target *target = *state;
@@ -561,7 +561,7 @@ static void random_mapping_agrees_with_a_model(void **state)
   lade_device_close(device);
 }
 
-/* Pinned or not, host memory holds what is copied; nothing is asked of the caller but whole pages. */
+/* Host memory is copied correctly, pinned or not; the caller's only duty is whole pages. */
 static void pinned_memory_is_copied_like_any_other(void **state)
 {
   const struct target *target = *state;
@@ -589,7 +589,7 @@ static void pinned_memory_is_copied_like_any_other(void **state)
   munmap(host, 2 * CHUNK);
 }
 
-/* A driver's own host memory, where a device has any: zero, and copied like any other; refused past the limit. */
+/* A driver's own host memory, if the device has any: zero, copied like other memory, refused past the limit. */
 static void a_drivers_host_memory_is_zero_and_copied_like_any_other(void **state)
 {
   lade_device *device = device_open(state, NULL);
@@ -598,7 +598,7 @@ static void a_drivers_host_memory_is_zero_and_copied_like_any_other(void **state
   assert_int_equal(lade_device_host_create(device, 0, CHUNK, 0, &host), -EINVAL);
   assert_int_equal(lade_device_host_create(device, CHUNK, CHUNK, -1, &host), -EINVAL);
   const int status = lade_device_host_create(device, CHUNK + 1, 16 * CHUNK, 0, &host);
-  if (status) { /* not here: then there is pinned memory */
+  if (status) { /* unsupported here: pinned memory replaces it */
     assert_int_equal(host.bytes, 0);
     lade_device_close(device);
     return;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The device contract's queues, events and copies, over every device. Links are throttled where they are simulated.
- * Work runs and takes real time only where the
- * device is not dry, where only lower bounds are asserted; a simulated clock is asserted exactly.
+ * The device contract's queues, events and copies, over every device. Simulated links are throttled. Work runs and
+ * takes real time only if the device is not dry; then only lower bounds are asserted. A simulated clock is asserted
+ * exactly.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -34,7 +34,7 @@ static uint64_t node_value(const struct node *node)
   return value * 31 + (node->previous ? node->previous->value : 0);
 }
 
-/* Plain reads of what other queues wrote: a missing order is a wrong value, and a race for TSan. */
+/* Read values written on other queues, without atomics: a missing order is a wrong value, and a race for TSan. */
 static void node_run(void *args)
 {
   struct node *node = args;
@@ -71,7 +71,9 @@ static void nodes_submit(struct node *nodes, lade_queue **queues)
   }
 }
 
-/* Starts after all that it waits for; exactly then, and for as long as predicted, on a simulated clock. */
+/*
+ * Check that a node starts after all its dependencies; on a simulated clock exactly then, and for the predicted time.
+ */
 static void node_check(const struct node *node, bool is_dry)
 {
   int64_t ready_ns = node->previous ? node->previous->span.end_ns : 0;
@@ -121,7 +123,7 @@ static void events_order_work_across_queues(void **state)
   free(nodes);
 }
 
-/* Queues go while others still have waits for their last events in their rings. */
+/* Queues close while others still have waits for their last events in their rings. */
 static void queues_may_go_in_any_order(void **state)
 {
   struct node *nodes = malloc(N_NODES * sizeof(*nodes));
@@ -183,7 +185,7 @@ static void copies_arrive_whole_and_in_order(void **state)
   free(result);
 }
 
-/* Many small copies are never faster than the link, and each of a dry device's costs exactly its price. */
+/* Many small copies are never faster than the link, and each copy of a dry device takes exactly its price. */
 static void copies_keep_the_rate_of_their_link(void **state)
 {
   const struct target *target = *state;
@@ -258,7 +260,7 @@ static void signals_order_work_and_never_fall(void **state)
   lade_device_close(device);
 }
 
-/* More is submitted than any ring holds, while the first waits. */
+/* More work is submitted than any ring holds, while the first piece waits. */
 static void a_full_ring_blocks_the_submitter_and_loses_nothing(void **state)
 {
   const struct target *target = *state;
@@ -289,7 +291,7 @@ static void nap(void *args)
   usleep(50);
 }
 
-/* Who waits for the last of many pieces of work sleeps once, not once for each of them. */
+/* A waiter for the last of many pieces of work sleeps once, not once for each of them. */
 static void a_waiter_is_woken_for_what_it_waits_for(void **state)
 {
   const struct target *target = *state;

@@ -67,7 +67,7 @@ static inline lade_device *device_open(void **state, struct lade_faults *faults)
   return device;
 }
 
-/* Says so where there is no such GPU. */
+/* True if there is no such GPU; prints that. */
 static inline bool target_is_absent(const struct target *target)
 {
   struct lade_cuda_device_params cuda = {.struct_size = sizeof(cuda), .ordinal = target->ordinal};
@@ -102,7 +102,7 @@ static inline lade_chunk *chunk_open(lade_device *device, uint64_t bytes)
   return chunk;
 }
 
-/* One copy on a queue of its own, over by the return. */
+/* Make one copy on a queue of its own, and wait for it. */
 static inline void copy_now(lade_device *device, enum lade_queue_role role, void *dst, const void *src, uint64_t bytes)
 {
   lade_queue *queue = queue_open(device, role);
@@ -112,7 +112,7 @@ static inline void copy_now(lade_device *device, enum lade_queue_role role, void
   lade_queue_destroy(queue);
 }
 
-/* Host memory into the device's and back: by the processor where it reaches there, otherwise by copies. */
+/* Copy host memory to the device's and back: by the processor if it has access, otherwise by copies. */
 static inline void memory_write(lade_device *device, uint64_t address, const void *from, uint64_t bytes)
 {
   if (info_get(device).is_unified)
@@ -129,7 +129,7 @@ static inline void memory_read(lade_device *device, void *to, uint64_t address, 
     copy_now(device, LADE_QUEUE_TO_HOST, to, (void *)(uintptr_t)address, bytes);
 }
 
-/* The implementation that a command's first argument names: host, dry, or a GPU as cuda:0. */
+/* Return the implementation that a command's first argument names: host, dry, or a GPU as cuda:0. */
 static inline struct target target_named(int argc, char **argv)
 {
   const char *name = argc > 1 ? argv[1] : "host";
@@ -137,7 +137,7 @@ static inline struct target target_named(int argc, char **argv)
   return (struct target){.is_dry = strcmp(name, "dry") == 0, .is_cuda = ordinal >= 0, .ordinal = ordinal};
 }
 
-/* Run @tests over the implementation that the first argument names. Returns main's result; 77 without its GPU. */
+/* Run @tests over the implementation that the first argument names. Return main's result; 77 without its GPU. */
 static inline int target_run(int argc, char **argv, struct CMUnitTest *tests, size_t n_tests)
 {
   struct target target = target_named(argc, argv);

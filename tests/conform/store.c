@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The store contract, over the engine named on the command line, in the current directory's file system. Where that
- * has no O_DIRECT, or the engine is refused, the suite skips.
+ * The store contract, over the engine named on the command line, in the current directory's file system. If that has no
+ * O_DIRECT, or the engine is refused, the suite skips.
  */
 #include <dirent.h>
 #include <pthread.h>
 #include <sys/mman.h>
 
+#include "offload/store/store_internal.h"
 #include "store_fixture.h"
 
-/* Every allocation and memory call of the library comes through here (the linker's --wrap). */
+/* Count every allocation and memory call of the library (the linker's --wrap). */
 #define WRAP(type, name, parameters, arguments) \
   type __real_##name parameters; \
   type __wrap_##name parameters; \
@@ -57,7 +58,7 @@ static void what_is_written_is_read_back(void **state)
 
 #define SLAB_BYTES (2 * MIB)
 
-/* Write all of @slab as it is at @generation and read it into memory that is not pinned, and the other way round. */
+/* Write all of @slab at @generation and read it into memory that is not pinned, and the other way round. */
 static void slab_run(lade_store *store, struct lade_extent extent, char *slab, uint64_t generation)
 {
   struct lade_error error = {0};
@@ -82,7 +83,7 @@ static void pinned_bytes_verify(lade_store *store, bool is_pinned, uint64_t byte
   assert_int_equal(info.pinned_bytes, is_pinned ? bytes : 0);
 }
 
-/* Transfers within it, across its ends and beside it; and when it is let go, addresses are those of new memory. */
+/* Transfers within pinned memory, across its ends and outside; after the unpinning, addresses are of new memory. */
 static void memory_may_be_pinned_and_let_go(void **state)
 {
   struct lade_extent extent;
@@ -90,10 +91,10 @@ static void memory_may_be_pinned_and_let_go(void **state)
   const int how = MAP_PRIVATE | MAP_ANONYMOUS;
   char *slab = mmap(NULL, SLAB_BYTES, PROT_READ | PROT_WRITE, how, -1, 0), *second = data_make(SLAB_BYTES);
   assert_true(slab != MAP_FAILED);
-  bool is_pinned = lade_store_pin(store, slab + PIECE_BYTES / 2, MIB); /* borders within pieces */
+  bool is_pinned = lade_store_pin(store, slab + PIECE_BYTES / 2, MIB); /* begins within a piece */
   pinned_bytes_verify(store, is_pinned, MIB);
   slab_run(store, extent, slab, 1);
-  if (is_pinned) /* all the memory that the limit allows may be pinned by now */
+  if (is_pinned) /* earlier pins may have used up the limit */
     lade_store_pin(store, second, SLAB_BYTES);
   slab_run(store, extent, second, 3);
   lade_store_unpin(store, slab + PIECE_BYTES / 2, MIB);
@@ -101,7 +102,7 @@ static void memory_may_be_pinned_and_let_go(void **state)
   slab_run(store, extent, slab, 5);
   slab_run(store, extent, second, 7);
   lade_store_unpin(store, second, SLAB_BYTES);
-  lade_store_unpin(store, second, SLAB_BYTES); /* is not pinned */
+  lade_store_unpin(store, second, SLAB_BYTES); /* was not pinned */
   pinned_bytes_verify(store, false, 0);
   slab_run(store, extent, second, 9);
   if (!is_pinned && engine == LADE_STORE_URING)
@@ -120,7 +121,7 @@ static void parts_that_start_at_a_granule_stand_alone(void **state)
   struct lade_transfer write = transfer_of(LADE_STORE_WRITE, extent, data, 1);
   data_fill(data, BYTES, 1);
   assert_int_equal(transfer_run(store, &write, NULL), 0);
-  /* Overwrite one part with a new generation, and read every part with its own. */
+  /* Overwrite one part with a new generation, and read every part with its own generation. */
   struct lade_transfer part = transfer_of(LADE_STORE_WRITE, extent, data + PART, 2);
   part.offset = PART;
   part.bytes = PART;
@@ -172,7 +173,7 @@ struct caller {
   int n_wrong;
 };
 
-/* Write and read back its own part of the store, over and over. cmocka's asserts are for the main thread. */
+/* Write and read back the thread's own part of the store, repeatedly. cmocka's asserts work in the main thread only. */
 static void *caller_main(void *arg)
 {
   enum { BYTES = 600000 };
@@ -392,7 +393,7 @@ static void values_side_by_side_have_checksums_of_their_own(void **state)
   free(back);
 }
 
-/* What the drive may do to a block behind the store's back; the caller's check writes without a seal. */
+/* Change a block as the drive may without the store's knowledge: with the caller's check a write leaves no checksum. */
 static void raw_write(lade_store *store, struct lade_extent extent, uint64_t offset, void *data, uint64_t bytes)
 {
   struct lade_transfer write = transfer_of(LADE_STORE_WRITE, extent, data, 0);
@@ -402,7 +403,7 @@ static void raw_write(lade_store *store, struct lade_extent extent, uint64_t off
   assert_int_equal(transfer_run(store, &write, NULL), 0);
 }
 
-/* The whole extent must be refused at the granule at @offset, and be right again once that is mended. */
+/* Check that the whole extent is refused at the granule at @offset, and correct again once that is repaired. */
 static void expect_damage(lade_store *store, struct lade_extent extent, void *back, uint64_t offset)
 {
   struct lade_error error = {0};
@@ -437,7 +438,7 @@ static void damage_is_named_within_a_long_read(void **state)
   free(back);
 }
 
-/* What may become of a granule; each round has two neighbours of a kind, of every kind as many. */
+/* Kinds of damage to a granule; each round has pairs of neighbours, of every kind equally many. */
 enum damage { DAMAGE_FLIPPED, DAMAGE_LOST, DAMAGE_TORN, DAMAGE_SWAPPED, N_DAMAGES };
 
 #define DAMAGES_EACH 10000
@@ -450,7 +451,7 @@ static enum damage damage_of(int granule)
   return (enum damage)(granule / 2 % N_DAMAGES);
 }
 
-/* Put into @bad what a drive gives back of granule @i: not @data, but @old or others of @data. */
+/* Put into @bad a damaged granule @i as a drive returns it: @data changed, @old, or other parts of @data. */
 static void granule_damage(char *bad, const char *data, const char *old, int i, uint64_t *random)
 {
   enum { GRANULE = LADE_STORE_GRANULE_BYTES };
@@ -460,19 +461,19 @@ static void granule_damage(char *bad, const char *data, const char *old, int i, 
   case DAMAGE_FLIPPED: /* one bit */
     bad[at + random_next(random) % GRANULE] ^= (char)(1 << random_next(random) % 8);
     break;
-  case DAMAGE_LOST: /* the write never was */
+  case DAMAGE_LOST: /* the write was lost */
     memcpy(bad + at, old + at, GRANULE);
     break;
-  case DAMAGE_TORN: /* it ended at a block */
+  case DAMAGE_TORN: /* the write ended at a block */
     memcpy(bad + at + blocks * LADE_STORE_BLOCK_BYTES, old + at + blocks * LADE_STORE_BLOCK_BYTES,
            GRANULE - blocks * LADE_STORE_BLOCK_BYTES);
     break;
-  default: /* it went to the neighbour's place, and the neighbour's came here */
+  default: /* two neighbours' writes were exchanged */
     memcpy(bad + at, data + (at ^ GRANULE), GRANULE);
   }
 }
 
-/* Read every granule by itself, all at once; counts those that are refused, by the kind of their damage. */
+/* Read every granule by itself, all at once. Count the refused ones by the kind of their damage. */
 static void damages_count(lade_store *store, struct lade_extent extent, char *back, int *n_found)
 {
   struct lade_transfer reads[DAMAGED_GRANULES];
@@ -546,7 +547,7 @@ static void only_the_identity_that_was_written_is_read(void **state)
   wrong.identity.microbatch++;
   assert_int_equal(transfer_run(store, &wrong, &error), -EBADMSG);
   wrong = read;
-  wrong.bytes--; /* another cut of the last granule */
+  wrong.bytes--; /* another length of the last granule */
   assert_int_equal(transfer_run(store, &wrong, &error), -EBADMSG);
   lade_store_close(store);
   free(data);
@@ -615,6 +616,98 @@ static void an_empty_store_is_a_store(void **state)
   lade_store_close(NULL);
 }
 
+/* One field of a store made wrong, seen by the recount, and put right again. */
+#define IS_SEEN(field, wrong) \
+  do { \
+    const __typeof__(field) kept = field; \
+    field = (__typeof__(field))(wrong); \
+    assert_false(store_is_valid(store)); \
+    field = kept; \
+    assert_true(store_is_valid(store)); \
+  } while (0)
+
+static void broken_slots_are_seen(struct lade_store *store, struct lade_transfer *first, struct lade_transfer *second)
+{
+  struct store_piece *piece = &store->pieces[0];
+  IS_SEEN(store->depth, 0);
+  IS_SEEN(store->n_free, 1);
+  IS_SEEN(store->n_in_engine, store->n_in_engine - 1);
+  IS_SEEN(store->n_open, 1);
+  IS_SEEN(store->drives[0].n_pending, store->drives[0].n_pending + 1);
+  IS_SEEN(store->head, second);
+  IS_SEEN(store->tail, first);
+  IS_SEEN(piece->transfer, NULL);
+  IS_SEEN(piece->transfer, second);
+  IS_SEEN(piece->drive, store->n_drives);
+  IS_SEEN(piece->bytes, 0);
+  IS_SEEN(piece->bytes, PIECE_BYTES + LADE_STORE_BLOCK_BYTES);
+  IS_SEEN(piece->moved_bytes, piece->bytes + LADE_STORE_BLOCK_BYTES);
+  IS_SEEN(piece->from, first->taken_bytes);
+  IS_SEEN(piece->place, piece->place + LADE_STORE_BLOCK_BYTES);
+  IS_SEEN(piece->place, piece->place + 64 * MIB);
+  IS_SEEN(first->next, NULL);
+  IS_SEEN(first->next, first);
+  IS_SEEN(first->is_queued, false);
+  IS_SEEN(first->result, -EIO);
+  IS_SEEN(first->n_pieces, first->n_pieces + 1);
+  IS_SEEN(first->taken_bytes, first->bytes);
+  IS_SEEN(second->taken_bytes, second->bytes);
+  IS_SEEN(second->n_pieces, 1);
+}
+
+static void a_broken_map_is_seen(struct lade_store *store)
+{
+  struct store_stripes *stripes = &store->stripes;
+  struct store_spot *spot = &stripes->spots[0];
+  struct store_slots *slots = &stripes->slots[spot->drive];
+  IS_SEEN(stripes->n, 0);
+  IS_SEEN(stripes->n, stripes->n - 1);
+  IS_SEEN(stripes->n_drives, 1);
+  IS_SEEN(stripes->bytes, 2 * stripes->bytes);
+  IS_SEEN(spot->drive, stripes->n_drives);
+  IS_SEEN(spot->drive, !spot->drive);
+  IS_SEEN(spot->slot, spot->slot + 1);
+  IS_SEEN(spot->behind[0], 1); /* on a drive that is not set aside */
+  IS_SEEN(slots->n, slots->n + 1);
+  IS_SEEN(slots->n_free, slots->n_free - 1);
+  IS_SEEN(slots->free[0], slots->free[1]);
+  IS_SEEN(slots->free[0], spot->slot);
+}
+
+/* Two transfers, of which the first fills the slots: no piece comes back before a wait. */
+static void a_broken_store_is_seen_by_the_recount(void **state)
+{
+  enum { BYTES = 4 * MIB };
+  struct lade_extent extent;
+  lade_store *store = store_make(NULL, 2 * BYTES, &extent);
+  char *data = data_make(2 * BYTES);
+  struct lade_transfer first = transfer_of(LADE_STORE_WRITE, extent, data, 1), second = first;
+  data_fill(data, 2 * BYTES, 1);
+  first.bytes = second.bytes = second.offset = BYTES;
+  second.data = data + BYTES;
+  assert_true(store_is_valid(store));
+  assert_int_equal(lade_store_submit(store, &first), 0);
+  assert_int_equal(lade_store_submit(store, &second), 0);
+  assert_true(store_is_valid(store) && !store->n_free && first.is_queued);
+  IS_SEEN(store->n_drives, 0);
+  IS_SEEN(store->drives[0].file.fd, -1);
+  IS_SEEN(store->reserved_bytes, store->reserved_bytes + LADE_STORE_GRANULE_BYTES);
+  IS_SEEN(store->sums.n, 0);
+  if (!has_two_drives)
+    IS_SEEN(store->drives[0].is_aside, true);
+  broken_slots_are_seen(store, &first, &second);
+  if (has_two_drives)
+    a_broken_map_is_seen(store);
+  assert_int_equal(lade_store_wait(store, &first, NULL), 0);
+  assert_int_equal(lade_store_wait(store, &second, NULL), 0);
+  assert_true(store_is_valid(store));
+  IS_SEEN(store->n_free, store->depth - 1); /* the slot's piece is of a transfer that is done */
+  IS_SEEN(store->free_slots[0], store->free_slots[1]);
+  IS_SEEN(store->n_in_engine, 1);
+  lade_store_close(store);
+  free(data);
+}
+
 static int n_names_left(void)
 {
   DIR *dir = opendir(".");
@@ -660,6 +753,7 @@ int main(int argc, char **argv)
       cmocka_unit_test(a_wrong_transfer_is_refused_before_it_begins),
       cmocka_unit_test(room_is_promised_within_the_capacity_and_before_prepare),
       cmocka_unit_test(an_empty_store_is_a_store),
+      cmocka_unit_test(a_broken_store_is_seen_by_the_recount),
       cmocka_unit_test(the_file_has_no_name),
   };
   int skip = suite_begin(argc, argv);

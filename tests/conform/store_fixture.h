@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the suites over the store share: making stores, data and transfers. */
+/* Shared parts of the suites over the store: making stores, data and transfers. */
 #ifndef LADE_TEST_STORE_FIXTURE_H
 #define LADE_TEST_STORE_FIXTURE_H
 
@@ -27,7 +27,7 @@ static enum lade_store_engine engine;
 static bool has_two_drives;
 static const char *fixture_dirs = "."; /* of the store: one, or two with a comma */
 
-/* Small pieces and few slots, so that small data is cut and has to wait. */
+/* Return parameters with small pieces and few slots, so that small data is cut and waits. */
 static inline struct lade_store_params params_of(struct lade_faults *faults)
 {
   return (struct lade_store_params){
@@ -41,7 +41,7 @@ static inline struct lade_store_params params_of(struct lade_faults *faults)
   };
 }
 
-/* A prepared store with one extent of @bytes. */
+/* Make a prepared store with one extent of @bytes. */
 static inline lade_store *store_make(struct lade_faults *faults, uint64_t bytes, struct lade_extent *ret_extent)
 {
   struct lade_store_params params = params_of(faults);
@@ -62,7 +62,7 @@ static inline void *data_make(uint64_t bytes)
   return data;
 }
 
-/* Xorshift: repeatable, and different at every seed and place. */
+/* Return the next number of a xorshift generator: repeatable, and different at every seed and place. */
 static inline uint64_t random_next(uint64_t *state)
 {
   *state ^= *state << 13;
@@ -108,8 +108,8 @@ static inline void fixture_leave(void)
 }
 
 /*
- * The engine from the command line, in a new directory of the current one, or with "two" in two of them. 77, with the
- * reason, if this machine cannot run the suite here.
+ * Begin with the engine from the command line, in a new directory of the current one, or with "two" in two of them.
+ * Return 77, with the reason, if this machine cannot run the suite here.
  */
 static inline int suite_begin(int argc, char **argv)
 {

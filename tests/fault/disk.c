@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Recording, and images. An operation is settled once its file, or for names the directory, was synced after it; the
- * image has all settled operations in their order, and on top of them what the whim says. Sectors are 512 bytes: the
+ * Recording, and images. An operation is settled once its file, or for names the directory, was synced after it. The
+ * image has all settled operations in order, and of the others those that the whim selects. Sectors are 512 bytes: the
  * least that drives promise to write whole.
  */
 #include "tests/fault/disk.h"
@@ -39,7 +39,7 @@ static struct disk_op *op_add(enum disk_op_kind kind, int file)
   return op;
 }
 
-/* The number of the file behind @fd, if it is one that was made in the directory; -1. */
+/* Return the number of the file behind @fd, if it was created in the directory; -1: it was not. */
 static int file_of(int fd)
 {
   struct stat what;
@@ -58,7 +58,7 @@ static bool is_dir(int fd)
   return recording && fstat(fd, &what) == 0 && what.st_dev == recorded_device && what.st_ino == recorded_dir;
 }
 
-/* @fd was opened as @name: a file that is seen for the first time has just been made. */
+/* Note that @fd was opened as @name: a file seen for the first time has just been created. */
 static void opened(int fd, const char *name)
 {
   struct stat what;
@@ -126,9 +126,9 @@ static void renamed(int dir_fd, const char *old_name, const char *name)
   pthread_mutex_unlock(&mutex);
 }
 
-/* ---- the calls that the library makes ---- */
+/* ---- wrapped calls of the library ---- */
 
-/* Both names of a call that has a second one for large files. */
+/* Wrap both names of a call that has a second one for large files. */
 #define WRAP_64(type, name, params, args, ...)                                                                         \
   type __real_##name params;                                                                                           \
   type __wrap_##name params;                                                                                           \
@@ -210,7 +210,7 @@ struct image {
   } files[DISK_FILES_MOST];
   char names[DISK_FILES_MOST][64]; /* by entry; empty: none */
   int of_name[DISK_FILES_MOST];
-  uint64_t state; /* of the generator */
+  uint64_t state; /* of the random generator */
 };
 
 static uint64_t draw(struct image *image)
@@ -292,7 +292,7 @@ static bool is_settled(const struct disk_log *log, int n, int at)
   return false;
 }
 
-/* Numbers of the operations that are not settled, into @pending. */
+/* List the numbers of unsettled operations in @pending. Return their count. */
 static int pending_list(const struct disk_log *log, int n, int pending[DISK_OPS_MOST])
 {
   int n_pending = 0;

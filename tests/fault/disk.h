@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A disk that keeps what was synced and, of the rest, whatever it likes: none, all, some, torn at sectors, in another
- * order. What a program does to the files of one directory is recorded as it runs (through the linker: disk.c wraps the
- * system calls); an image of the disk after a power cut behind any of these operations is then laid out in another
- * directory. Names are entries of the directory and need its own sync, as POSIX has it.
+ * A disk that keeps synced operations and an arbitrary selection of the others: none, all, some, torn at sectors, in
+ * another order. disk.c wraps the system calls through the linker, and records a running program's operations on the
+ * files of one directory. An image of the disk after a power cut behind any of these operations is then laid out in
+ * another directory. Names are entries of the directory and need its own sync, as in POSIX.
  *
  * One log at a time; the recorded program may have several threads.
  */
@@ -32,9 +32,9 @@ struct disk_log {
   int n;
 };
 
-/* Record what happens to files of @dir from now on. */
+/* Record operations on files of @dir from now on. */
 void disk_record(const char *dir, struct disk_log *log);
-/* A point of the program that a test wants to find in the log. */
+/* Mark a point of the program for a test to find in the log. */
 void disk_mark(int64_t mark);
 void disk_record_end(void);
 void disk_log_finish(struct disk_log *log);
@@ -44,20 +44,20 @@ static inline bool disk_is_sync(const struct disk_op *op)
   return op->kind == DISK_SYNC || op->kind == DISK_SYNC_DIR;
 }
 
-/* Does @sync settle @op, if it comes after it? */
+/* True if @sync settles @op, provided that it comes after it. */
 bool disk_settles(const struct disk_op *sync, const struct disk_op *op);
 
-/* Which of the operations that were not synced the disk has done. */
+/* Which unsynced operations the disk has done. */
 struct disk_whim {
   enum { DISK_NONE, DISK_ALL, DISK_ONLY, DISK_BUT, DISK_ANY } kind;
   int which;     /* ONLY this one of them, or all BUT this one */
   uint64_t seed; /* of ANY: a subset, torn, in any order */
 };
 
-/* How many of the first @n operations were not synced. */
+/* Return how many of the first @n operations were not synced. */
 int disk_n_pending(const struct disk_log *log, int n);
 
-/* Lay out in the empty directory @dir what a power cut after the first @n operations leaves. */
+/* Lay out in the empty directory @dir the state after a power cut behind the first @n operations. */
 void disk_image(const struct disk_log *log, int n, const struct disk_whim *whim, const char *dir);
 
 #endif

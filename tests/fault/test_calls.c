@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fail the Nth call of memory, threads, files, copies and rings through a whole run (bind, steps, save, another
- * step) for every N, once and for good: the run ends with an error of one line, or, where the call is made again or
- * done without, with the right numbers. Nothing leaks: blocks of the heap and descriptors are counted.
+ * Fail the Nth call of memory, threads, files, copies and rings through a whole run (bind, steps, save, another step)
+ * for every N, once and for good. The run ends with an error of one line, or, if the call is repeated or optional, with
+ * the right numbers. Nothing leaks: blocks of the heap and descriptors are counted.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -21,8 +21,8 @@
 
 #include "base/base.h"
 #include "run/checkpoint.h"
-#include "tests/support/heap.h"
-#include "tests/support/rig.h"
+#include "tests/support/heap/heap.h"
+#include "tests/support/run_fixture.h"
 
 /* ---- the library's heap ---- */
 
@@ -70,15 +70,15 @@ enum manner { ON_HOST, IN_STORE_THREADS, IN_STORE_RING, DURABLE, N_MANNERS };
 
 static const char *const manner_names[N_MANNERS] = {"host", "store, threads", "store, ring", "durable"};
 
-struct scene {
-  struct rig rig;
+struct calls_fixture {
+  struct run_fixture run_fixture;
   struct lade_plan *plan;
   struct lade_faults faults;
   enum manner manner;
   uint64_t digest; /* of a run without faults */
 };
 
-/* Whatever an interrupted save has left. */
+/* Remove the remains of an interrupted save. */
 static void saves_remove(const char *dir)
 {
   struct dirent *entry;
@@ -96,12 +96,12 @@ static void saves_remove(const char *dir)
   rmdir(dir);
 }
 
-static int save(struct scene *scene, struct lade_error *error)
+static int save(struct calls_fixture *fixture, struct lade_error *error)
 {
-  struct lade_values values = lade_executor_values(scene->rig.executor, scene->rig.graph);
+  struct lade_values values = lade_executor_values(fixture->run_fixture.executor, fixture->run_fixture.graph);
   struct lade_checkpoint_state state = {.step = 2, .seed = 3, .loss_scale = 1, .model = "rig"};
   const struct lade_checkpoint_place place = {.dir = "saves"};
-  return lade_checkpoint_save(&values, &state, &place, scene->rig.faults, error);
+  return lade_checkpoint_save(&values, &state, &place, fixture->run_fixture.faults, error);
 }
 
 struct outcome {
@@ -110,23 +110,23 @@ struct outcome {
   struct lade_error error, save_error;
 };
 
-/* A save that fails leaves the run as it was; anything else ends it. */
-static void scene_run(struct scene *scene, struct outcome *ret)
+/* Run to the end or to the first error. A failed save leaves the run as it was; any other error ends it. */
+static void program_fixture_run(struct calls_fixture *fixture, struct outcome *ret)
 {
   struct lade_step_result result;
-  struct rig *rig = &scene->rig;
+  struct run_fixture *run_fixture = &fixture->run_fixture;
   *ret = (struct outcome){0};
-  ret->status = rig_open(rig, scene->plan, &ret->error);
+  ret->status = run_fixture_open(run_fixture, fixture->plan, &ret->error);
   for (int i = 0; i < 2 && !ret->status; i++)
-    ret->status = rig_step(rig, i, &result, &ret->error);
+    ret->status = run_fixture_step(run_fixture, i, &result, &ret->error);
   if (!ret->status)
-    ret->save_status = save(scene, &ret->save_error);
+    ret->save_status = save(fixture, &ret->save_error);
   if (!ret->status)
-    ret->status = rig_step(rig, 2, &result, &ret->error);
+    ret->status = run_fixture_step(run_fixture, 2, &result, &ret->error);
   if (!ret->status)
-    ret->status = rig_digest(rig, &ret->digest, &ret->error);
-  rig_close(rig);
-  rig_forget(rig);
+    ret->status = run_fixture_digest(run_fixture, &ret->digest, &ret->error);
+  run_fixture_close(run_fixture);
+  run_fixture_forget(run_fixture);
   saves_remove("saves");
 }
 
@@ -147,50 +147,51 @@ static int descriptors_count(void)
   return n;
 }
 
-static void scene_begin(struct scene *scene, enum manner manner)
+static void program_fixture_begin(struct calls_fixture *fixture, enum manner manner)
 {
-  struct rig_model model = rig_tiny(manner == ON_HOST ? LADE_LLAMA : LADE_GPT2);
+  struct run_fixture_model model = run_fixture_tiny(manner == ON_HOST ? LADE_LLAMA : LADE_GPT2);
   struct lade_residency *residency = NULL;
   struct outcome outcome;
-  model.layers = 1; /* fewer calls of every kind there is */
-  *scene = (struct scene){.manner = manner};
-  rig_init(&scene->rig, &model);
-  scene->rig.engine = manner == IN_STORE_RING ? LADE_STORE_URING : LADE_STORE_POSIX;
-  assert_int_equal(lade_residency_create(scene->rig.graph, &residency), 0);
+  model.layers = 1; /* fewer calls, of every kind that exists */
+  *fixture = (struct calls_fixture){.manner = manner};
+  run_fixture_init(&fixture->run_fixture, &model);
+  fixture->run_fixture.engine = manner == IN_STORE_RING ? LADE_STORE_URING : LADE_STORE_POSIX;
+  assert_int_equal(lade_residency_create(fixture->run_fixture.graph, &residency), 0);
   bool is_stored = manner != ON_HOST;
-  scene->rig.is_durable = manner == DURABLE;
+  fixture->run_fixture.is_durable = manner == DURABLE;
   for (int i = 0; i < residency->n_params; i++)
-    lade_residency_set_homes(residency, i, is_stored ? LADE_HOME_STORE : LADE_HOME_HOST,
-                             is_stored ? LADE_HOME_STORE : LADE_HOME_HOST);
+    lade_residency_set_tiers(residency, i, is_stored ? LADE_TIER_STORE : LADE_TIER_HOST,
+                             is_stored ? LADE_TIER_STORE : LADE_TIER_HOST);
   for (int i = 0; i < residency->n_tensors; i++) {
-    if (scene->rig.graph->tensors[i].kind == LADE_TENSOR_ACTIVATION && residency->choices[i].saved == LADE_WAIT_KEEP)
-      residency->choices[i].saved = is_stored ? LADE_WAIT_STORE : LADE_WAIT_HOST;
+    if (fixture->run_fixture.graph->tensors[i].kind == LADE_TENSOR_ACTIVATION &&
+        residency->choices[i].saved == LADE_RESIDENCY_KEEP)
+      residency->choices[i].saved = is_stored ? LADE_RESIDENCY_STORE : LADE_RESIDENCY_HOST;
   }
-  scene->plan = rig_plan(&scene->rig, residency);
-  scene->rig.faults = &scene->faults;
-  lade_faults_init(&scene->faults);
-  scene_run(scene, &outcome);
+  fixture->plan = run_fixture_plan(&fixture->run_fixture, residency);
+  fixture->run_fixture.faults = &fixture->faults;
+  lade_faults_init(&fixture->faults);
+  program_fixture_run(fixture, &outcome);
   if (outcome.status || outcome.save_status)
     fail_msg("%s%s", outcome.error.text, outcome.save_error.text);
-  scene->digest = outcome.digest;
+  fixture->digest = outcome.digest;
 }
 
-static void scene_end(struct scene *scene)
+static void program_fixture_end(struct calls_fixture *fixture)
 {
-  lade_plan_destroy(scene->plan);
-  rig_finish(&scene->rig);
+  lade_plan_destroy(fixture->plan);
+  run_fixture_finish(&fixture->run_fixture);
 }
 
-/* One run with a fault; what it gave is an error of one line or the right numbers, and nothing is left over. */
-static struct outcome run_checked(struct scene *scene, const char *what)
+/* Run once with a fault, and check for an error of one line or the right numbers, and for leaks. */
+static struct outcome run_checked(struct calls_fixture *fixture, const char *what)
 {
   struct outcome outcome;
   int64_t blocks_before = heap_n_blocks();
   int descriptors_before = descriptors_count();
-  scene_run(scene, &outcome);
+  program_fixture_run(fixture, &outcome);
   line_check(outcome.status, &outcome.error, what);
   line_check(outcome.save_status, &outcome.save_error, what);
-  if (!outcome.status && outcome.digest != scene->digest)
+  if (!outcome.status && outcome.digest != fixture->digest)
     fail_msg("%s: the numbers are others", what);
   if (heap_n_blocks() != blocks_before)
     fail_msg("%s: %lld blocks leak (%s)", what, (long long)(heap_n_blocks() - blocks_before), outcome.error.text);
@@ -201,23 +202,24 @@ static struct outcome run_checked(struct scene *scene, const char *what)
 
 /* ---- every call ---- */
 
-static bool is_thorough; /* else the calls further on are passed over in growing steps */
+static bool is_thorough; /* else later calls are sampled in growing steps */
 
 static uint64_t nth_next(uint64_t nth, bool for_good)
 {
   return nth + 1 + (is_thorough && !for_good ? 0 : nth / 6);
 }
 
-/* Every call of one point, with @code. Demands success if @must_pass. Returns the last call that was failed. */
-static uint64_t point_fails(struct scene *scene, enum lade_fault_point point, int code, bool for_good, bool must_pass)
+/* Fail every call of one point with @code. Requires success if @must_pass. Return the last call that was failed. */
+static uint64_t point_fails(struct calls_fixture *fixture, enum lade_fault_point point, int code, bool for_good,
+                            bool must_pass)
 {
   char what[160];
   for (uint64_t nth = 1;; nth = nth_next(nth, for_good)) {
-    lade_faults_arm(&scene->faults, point, nth, for_good, code);
-    snprintf(what, sizeof(what), "%s: call %llu of %s fails %s with %s", manner_names[scene->manner],
+    lade_faults_arm(&fixture->faults, point, nth, for_good, code);
+    snprintf(what, sizeof(what), "%s: call %llu of %s fails %s with %s", manner_names[fixture->manner],
              (unsigned long long)nth, lade_fault_name(point), for_good ? "for good" : "once", strerror(-code));
-    struct outcome outcome = run_checked(scene, what);
-    if (!lade_faults_injected(&scene->faults)) {
+    struct outcome outcome = run_checked(fixture, what);
+    if (!lade_faults_injected(&fixture->faults)) {
       assert_int_equal(outcome.status | outcome.save_status, 0);
       return nth - 1;
     }
@@ -226,15 +228,15 @@ static uint64_t point_fails(struct scene *scene, enum lade_fault_point point, in
   }
 }
 
-static bool manner_begin(struct scene *scene, enum manner manner)
+static bool manner_begin(struct calls_fixture *fixture, enum manner manner)
 {
-  const char *refusal = manner == ON_HOST ? NULL : rig_store_refusal(manner == IN_STORE_RING ? LADE_STORE_URING
+  const char *refusal = manner == ON_HOST ? NULL : run_fixture_store_refusal(manner == IN_STORE_RING ? LADE_STORE_URING
                                                                                              : LADE_STORE_POSIX);
   if (refusal) {
     printf("SKIP: %s: %s\n", manner_names[manner], refusal);
     return false;
   }
-  scene_begin(scene, manner);
+  program_fixture_begin(fixture, manner);
   return true;
 }
 
@@ -245,43 +247,44 @@ static void any_call_may_fail(void **state)
       [LADE_FAULT_FILE_READ] = -EIO,        [LADE_FAULT_FILE_WRITE] = -EIO, [LADE_FAULT_FILE_SYNC] = -EIO,
       [LADE_FAULT_RING_SETUP] = -EPERM,     [LADE_FAULT_RING_SUBMIT] = -EIO, [LADE_FAULT_RING_COMPLETE] = -EIO};
   for (int manner = 0; manner < N_MANNERS; manner++) {
-    struct scene scene;
-    if (!manner_begin(&scene, (enum manner)manner))
+    struct calls_fixture fixture;
+    if (!manner_begin(&fixture, (enum manner)manner))
       continue;
     uint64_t n = 0;
     for (int point = 0; point < LADE_N_FAULT_POINTS; point++) {
       int code = codes[point] ? codes[point] : -ENOMEM;
-      n += point_fails(&scene, (enum lade_fault_point)point, code, false, false);
-      point_fails(&scene, (enum lade_fault_point)point, code, true, false);
+      n += point_fails(&fixture, (enum lade_fault_point)point, code, false, false);
+      point_fails(&fixture, (enum lade_fault_point)point, code, true, false);
     }
     assert_true(n > 20);
-    scene_end(&scene);
+    program_fixture_end(&fixture);
   }
 }
 
-/* What a machine does when it is busy: it is tried again, and nobody notices. */
+/* Refusals of a busy machine: the call is repeated, and the numbers are unchanged. */
 static void a_call_that_is_tried_again_changes_nothing(void **state)
 {
   for (int manner = IN_STORE_THREADS; manner < N_MANNERS; manner++) {
-    struct scene scene;
-    if (!manner_begin(&scene, (enum manner)manner))
+    struct calls_fixture fixture;
+    if (!manner_begin(&fixture, (enum manner)manner))
       continue;
-    point_fails(&scene, LADE_FAULT_RING_SUBMIT, -EAGAIN, false, true);
-    point_fails(&scene, LADE_FAULT_RING_COMPLETE, -EINTR, false, true);
-    scene_end(&scene);
+    point_fails(&fixture, LADE_FAULT_RING_SUBMIT, -EAGAIN, false, true);
+    point_fails(&fixture, LADE_FAULT_RING_COMPLETE, -EINTR, false, true);
+    program_fixture_end(&fixture);
   }
 }
 
 /* ---- the heap, planning included ---- */
 
-static int planned_run(struct scene *scene, struct lade_error *error)
+static int planned_run(struct calls_fixture *fixture, struct lade_error *error)
 {
-  struct rig *rig = &scene->rig;
+  struct run_fixture *run_fixture = &fixture->run_fixture;
   lade_planner *planner = NULL;
   struct lade_plan *plan = NULL;
   struct lade_plan_bounds bounds;
   struct lade_step_result result;
-  struct lade_plan_params how = {.struct_size = sizeof(how), .graph = rig->graph, .prices = &rig->prices,
+  struct lade_plan_params how = {.struct_size = sizeof(how), .graph = run_fixture->graph,
+                                 .prices = &run_fixture->prices,
                                  .n_microbatches = 1, .is_unified = true, .chunk_bytes = 1 << 16,
                                  .host_bytes = 1 << 30, .recipe = LADE_RECIPE_FULL};
   int status = lade_planner_create(&how, error, &planner);
@@ -290,12 +293,12 @@ static int planned_run(struct scene *scene, struct lade_error *error)
   if (!status)
     status = lade_planner_plan(planner, bounds.min_bytes, error, &plan);
   if (!status)
-    status = rig_open(rig, plan, error);
+    status = run_fixture_open(run_fixture, plan, error);
   if (!status)
-    status = rig_step(rig, 0, &result, error);
+    status = run_fixture_step(run_fixture, 0, &result, error);
   if (!status)
-    status = save(scene, error);
-  rig_close(rig);
+    status = save(fixture, error);
+  run_fixture_close(run_fixture);
   lade_plan_destroy(plan);
   lade_planner_destroy(planner);
   saves_remove("saves");
@@ -304,8 +307,8 @@ static int planned_run(struct scene *scene, struct lade_error *error)
 
 static void any_allocation_may_fail(void **state)
 {
-  struct scene scene;
-  scene_begin(&scene, ON_HOST);
+  struct calls_fixture fixture;
+  program_fixture_begin(&fixture, ON_HOST);
   int64_t n_refused = 0;
   for (int for_good = 0; for_good < 2; for_good++) {
     int64_t stride = 1;
@@ -317,7 +320,7 @@ static void any_allocation_may_fail(void **state)
       is_for_good = for_good;
       n_allocations = 0;
       fail_at = nth;
-      int status = planned_run(&scene, &error);
+      int status = planned_run(&fixture, &error);
       bool is_hit = n_allocations >= nth;
       fail_at = 0;
       line_check(status, &error, what);
@@ -328,16 +331,16 @@ static void any_allocation_may_fail(void **state)
         break;
       }
       n_refused += status != 0;
-      stride = is_thorough ? LADE_MAX(1, nth / 200) : LADE_MAX(1, nth / 16); /* walks repeat themselves */
+      stride = is_thorough ? LADE_MAX(1, nth / 200) : LADE_MAX(1, nth / 16); /* descents repeat the same calls */
     }
   }
   assert_true(n_refused > 50);
-  scene_end(&scene);
+  program_fixture_end(&fixture);
 }
 
 static int directory_enter(void **state)
 {
-  const char *dir = rig_directory();
+  const char *dir = run_fixture_directory();
   return dir ? chdir(dir) : -1;
 }
 

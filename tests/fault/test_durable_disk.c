@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * After a power cut at any moment of publishing, on a disk that keeps of what was not synced whatever it likes, the
- * last generation that was acknowledged is found whole, or the one after it. And nothing in the protocol is there in
- * vain: without any one of its syncs, or with a sync done earlier or later by one operation, a cut can be found after
- * which that is not so.
+ * A power cut at any moment of publishing, on a disk that keeps an arbitrary selection of unsynced operations: the last
+ * acknowledged generation is found whole, or the one after it. Every sync of the protocol is necessary: without any one
+ * of them, or with a sync moved earlier or later by one operation, some cut loses a generation.
  *
- * The state has three lives. The first two end in a publish whose last sync fails, so that what the next one finds is
- * in the page cache alone: the journal's name, then a record.
+ * The state has three lives. The first two end in a publish whose last sync fails, so that the next life finds in the
+ * page cache alone: the journal's name, then a record.
  *
- * With the argument "every", many more images for each cut of what must hold. Where something must be lost, the few
- * that are drawn without it find it; what is lost first is printed, of each sync.
+ * With the argument "every", many more images for each cut of the intact protocol. If a sync is missing, a few random
+ * images suffice to find a loss; the first loss for each sync is printed.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -33,17 +32,17 @@
 #define N_GENERATIONS 5
 #define N_LIVES 3
 #define LAYOUT 77
-#define TAKEN_BACK (-1) /* a mark: the generation under way is made anew */
-#define TAKE 1000       /* of a memo: how often its generation was taken back before */
-#define JOURNAL_FILE 1 /* the second that is made */
+#define TAKEN_BACK (-1) /* a mark: the current generation is made anew */
+#define TAKE 1000       /* in a memo: the number of earlier withdrawals of its generation */
+#define JOURNAL_FILE 1 /* the file created second */
 
 /* A slot: tensors of less than a granule, of more, and of a block. */
 static const uint64_t tensor_bytes[] = {5000, 100000, 4096};
 #define N_TENSORS (int)LADE_COUNT(tensor_bytes)
 #define SLOT_BYTES (4 * (uint64_t)LADE_STORE_GRANULE_BYTES)
 
-#define WHIMS_FEW 8 /* drawn images for a cut */
-static int n_whims = WHIMS_FEW; /* where nothing may be lost */
+#define WHIMS_FEW 8 /* random images for a cut */
+static int n_whims = WHIMS_FEW; /* for cuts that may lose nothing */
 
 static uint64_t tensor_offset(int tensor)
 {
@@ -53,7 +52,7 @@ static uint64_t tensor_offset(int tensor)
   return offset;
 }
 
-/* The memo says which bytes. */
+/* Return the memo, which determines the bytes. */
 static uint64_t memo_of(uint64_t generation, int take)
 {
   return generation * 3 + (uint64_t)take * TAKE;
@@ -85,7 +84,7 @@ static void generation_make(lade_durable *durable, uint64_t generation, uint64_t
   }
 }
 
-/* NULL, or what is wrong with the generation that counts. If it is behind @acknowledged, it is the one of @take. */
+/* Return NULL, or the error in the newest generation. If that is behind @acknowledged, it must be the one of @take. */
 static const char *generation_fault(lade_durable *durable, int64_t acknowledged, int take)
 {
   uint64_t generation = lade_durable_generation(durable);
@@ -114,7 +113,7 @@ static int durable_open(const char *dir, struct lade_faults *faults, lade_durabl
   return lade_durable_open(&how, error, ret_durable);
 }
 
-/* 0, or what the publish failed with. */
+/* Publish; return 0, or the error. */
 static int generation_publish(lade_durable *durable, uint64_t generation, int take)
 {
   struct lade_error error = {0};
@@ -129,7 +128,10 @@ static int generation_publish(lade_durable *durable, uint64_t generation, int ta
 static struct disk_log protocol;
 static int opened_at[N_LIVES]; /* by life: the operation from which its owner may write */
 
-/* A life of the owner: generations from where it stands to @last, of which sync number @failing fails; 0: none does. */
+/*
+ * Run a life of the owner: generations from the current one to @last, in which sync number @failing fails; 0: none
+ * does.
+ */
 static void owner_live(int life, const char *dir, uint64_t last, uint64_t failing)
 {
   lade_durable *durable;
@@ -147,7 +149,7 @@ static void owner_live(int life, const char *dir, uint64_t last, uint64_t failin
   lade_durable_close(durable);
 }
 
-/* ---- images and what is found in them ---- */
+/* ---- images and their contents ---- */
 
 static char image_dir[SCRATCH_PATH_BYTES];
 
@@ -162,8 +164,8 @@ static void image_clear(void)
 }
 
 /*
- * NULL, or what is wrong with the image when @acknowledged was the last to be published, and those behind it had been
- * taken back @take times.
+ * Return NULL, or the error in the image if @acknowledged was the last generation published, and later ones had been
+ * withdrawn @take times.
  */
 static const char *image_fault(int64_t acknowledged, int take)
 {
@@ -199,7 +201,7 @@ static const char *whim_try(const struct disk_log *log, int n, const struct disk
   return image_fault(acknowledged, take);
 }
 
-/* NULL, or what is wrong with some image of a cut behind the first @n operations. */
+/* Return NULL, or the error in some image of a cut behind the first @n operations. */
 static const char *cut_fault(const struct disk_log *log, int n, int n_drawn)
 {
   int n_pending = disk_n_pending(log, n);
@@ -216,7 +218,7 @@ static const char *cut_fault(const struct disk_log *log, int n, int n_drawn)
   return fault;
 }
 
-/* NULL, or what is wrong after a cut somewhere from operation @first on, by @n_drawn images of each. */
+/* Return NULL, or the error after a cut somewhere from operation @first on, by @n_drawn images of each. */
 static const char *log_fault(const struct disk_log *log, int first, int n_drawn)
 {
   const char *fault = NULL;
@@ -225,13 +227,13 @@ static const char *log_fault(const struct disk_log *log, int first, int n_drawn)
   return fault;
 }
 
-/* What is lost first, after a cut from operation @first on; NULL: nothing. */
+/* Return the first loss after a cut from operation @first on; NULL: none. */
 static const char *loss_find(const struct disk_log *log, int first)
 {
   return log_fault(log, first, WHIMS_FEW);
 }
 
-/* No cut from operation @first on loses anything. */
+/* Check that no cut from operation @first on loses anything. */
 static void keeps(const struct disk_log *log, int first)
 {
   const char *fault = log_fault(log, first, n_whims);
@@ -267,12 +269,12 @@ static void what_was_acknowledged_survives_every_cut(void **state)
   int n_syncs = 0;
   for (int i = 0; i < protocol.n; i++)
     n_syncs += disk_is_sync(&protocol.ops[i]);
-  /* Two a generation, two names of the journal, two to open what is there, twice; and two failed. */
+  /* Two a generation, two names of the journal, two to open existing state, twice; and two failed. */
   assert_int_equal(n_syncs, 2 * N_GENERATIONS + 2 + 2 * 2 - 2);
   keeps(&protocol, 0);
 }
 
-/* The log with operation @from moved to where @to is. */
+/* Return the log with operation @from moved to position @to. */
 static struct disk_log op_moved(const struct disk_log *log, int from, int to)
 {
   struct disk_log moved = *log;
@@ -290,7 +292,7 @@ static struct disk_log op_removed(const struct disk_log *log, int at)
   return without;
 }
 
-/* The two syncs with which a life begins that finds something; each is there for another life's end. */
+/* True for the two syncs at the begin of a life that finds state; each is there for another life's end. */
 static bool is_of_opening(int at)
 {
   return (at < opened_at[1] && at >= opened_at[1] - 2) || (at < opened_at[2] && at >= opened_at[2] - 2);
@@ -301,7 +303,7 @@ static bool is_sync_of_publish(int at)
   return disk_is_sync(&protocol.ops[at]) && !is_of_opening(at);
 }
 
-/* Without the directory that the image is in. */
+/* Return the loss without its directory. */
 static const char *loss_words(const char *loss)
 {
   const char *path = strstr(loss, image_dir);
@@ -328,7 +330,10 @@ static void no_sync_is_in_vain(void **state)
   }
 }
 
-/* The first operation after @at that makes something count: the journal's name, a record in it, the word of either. */
+/*
+ * Return the first operation after @at that makes state current: the journal's name, a record in it, the word of
+ * either.
+ */
 static int decisive_find(const struct disk_log *log, int at)
 {
   bool has_name = false;
@@ -341,7 +346,7 @@ static int decisive_find(const struct disk_log *log, int at)
   }
 }
 
-/* The last operation that sync @at settles; of names the first, since the last is a name that nobody reads. */
+/* Return the last operation that sync @at settles; of names the first, because the last name is never read. */
 static int settled_find(const struct disk_log *log, int at)
 {
   const struct disk_op *sync = &log->ops[at];
@@ -389,7 +394,7 @@ static void loses(struct disk_log log, int from, const char *what)
   printf("%s: %s\n", what, loss_words(loss));
 }
 
-/* The second life finds a name in memory alone, which must be on the disk before anything is acknowledged. */
+/* The second life finds a name in memory alone, which must be on the disk before a generation is acknowledged. */
 static void opening_makes_the_name_durable(void **state)
 {
   int at = last_before(opened_at[1], DISK_SYNC_DIR, -1), mark = opened_at[1];
@@ -407,7 +412,7 @@ static void opening_makes_the_record_durable(void **state)
   loses(op_moved(&protocol, at, opened_at[2]), at, "when the journal is synced after the other slot is written to");
 }
 
-/* The failed sync may have left pages that are the disk's no longer, and clean: no later sync writes them. */
+/* The failed sync may have left pages that are clean but not on the disk: no later sync writes them. */
 static void opening_writes_the_record_again(void **state)
 {
   int again = last_before(opened_at[2], DISK_WRITE, JOURNAL_FILE), found = last_before(again, DISK_WRITE, JOURNAL_FILE);
@@ -418,7 +423,10 @@ static void opening_writes_the_record_again(void **state)
   loses(op_moved(&dropped, again + 1, again), again, "when the journal is synced before the record is written again");
 }
 
-/* Also for who does not mind losing a generation: the next one is written over what counts without the record. */
+/*
+ * Needed even if losing a generation were acceptable: without the record, the next generation overwrites the newest
+ * one.
+ */
 static void a_slot_is_not_reused_before_the_other_counts(void **state)
 {
   struct disk_log log = protocol;
@@ -434,7 +442,7 @@ static void a_slot_is_not_reused_before_the_other_counts(void **state)
     struct disk_log without = op_removed(&log, at);
     n_found += loss_find(&without, at) != NULL;
   }
-  assert_int_equal(n_found, N_GENERATIONS - 3); /* all between the first and the last, but for that which failed */
+  assert_int_equal(n_found, N_GENERATIONS - 3); /* all between the first and the last, except the failed one */
 }
 
 static void one_record_in_place_would_not_do(void **state)
@@ -448,8 +456,8 @@ static void one_record_in_place_would_not_do(void **state)
 }
 
 /*
- * Another rank did not publish generation 2, so this one takes it back, and makes it anew with other bytes. From then
- * on the old one may not be found: the other rank might have the new one.
+ * Another rank did not publish generation 2, so this one withdraws it, and makes it anew with other bytes. From then on
+ * the old one may not be found, because the other rank might have the new one.
  */
 static void what_was_taken_back_does_not_come_back(void **state)
 {

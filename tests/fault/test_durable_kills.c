@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A life over durable state is killed, somewhere from opening what is there to publishing a step: the next life finds
- * the state of the last step that was published, or of the one under way, whole, and ends on the digest of a run that
- * nobody killed. It is killed at its calls to the files, which threads make; where it enters and leaves the kernel,
- * whichever thread does so and whatever for, with transfers by the ring; and at random moments.
+ * A life over durable state is killed, somewhere from opening existing state to publishing a step. The next life finds
+ * the state of the last published step, or of the step in progress, whole, and ends on the digest of an uninterrupted
+ * run. Lives are killed at calls to the files in threads; at entries to and exits from the kernel in any thread, with
+ * transfers by the ring; and at random moments.
  *
  * Each life is a child; the parent has no threads. With the argument "every", at every call and 1,000 times at random;
  * else at some.
@@ -27,14 +27,14 @@
 
 #include "base/base.h"
 #include "base/philox.h"
-#include "run/executor_internal.h"
-#include "tests/support/rig.h"
+#include "run/executor/executor_internal.h"
+#include "tests/support/run_fixture.h"
 
 #define N_STEPS 3
 
-/* ---- the calls that the library makes ---- */
+/* ---- wrapped calls of the library ---- */
 
-static _Atomic int64_t calls_left; /* the call that is to be the last, counted down; 0: none is */
+static _Atomic int64_t calls_left; /* counts down to the call at which the life is killed; 0: none */
 
 static void call_count(void)
 {
@@ -65,48 +65,51 @@ WRAP(int, fallocate64, (int fd, int mode, off_t from, off_t bytes), (fd, mode, f
 
 /* ---- lives ---- */
 
-/* What lives say, in memory that they share with the parent. */
+/* Results of lives, in memory shared with the parent. */
 static struct {
-  int n_found;                 /* steps that had been published when the life began */
-  uint64_t digests[N_STEPS + 1]; /* after so many steps */
+  int n_found;                 /* steps published before the life began */
+  uint64_t digests[N_STEPS + 1]; /* by number of steps */
 } *said;
 
 static const char *dir;
 static enum lade_store_engine engine;
 
-/* Make steps to @end, killed at call @kill_at if that is not 0. Says the digests before, between and after if asked. */
+/*
+ * Run steps to @end, killed at call @kill_at unless it is 0. Record the digests before, between and after steps if
+ * @has_digests.
+ */
 static int life_run(bool is_durable, int end, int64_t kill_at, bool has_digests)
 {
-  struct rig_model model = rig_tiny(LADE_GPT2);
+  struct run_fixture_model model = run_fixture_tiny(LADE_GPT2);
   struct lade_error error = {0};
   struct lade_residency *residency = NULL;
   struct lade_step_result result;
-  struct rig rig;
-  rig_init(&rig, &model);
-  rig.engine = engine;
-  rig.is_durable = is_durable;
-  rig.store_dir = dir;
-  if (lade_residency_create(rig.graph, &residency))
+  struct run_fixture run_fixture;
+  run_fixture_init(&run_fixture, &model);
+  run_fixture.engine = engine;
+  run_fixture.is_durable = is_durable;
+  run_fixture.store_dir = dir;
+  if (lade_residency_create(run_fixture.graph, &residency))
     return 2;
-  const enum lade_home home = is_durable ? LADE_HOME_STORE : LADE_HOME_DEVICE;
-  for (int i = 0; i < rig.graph->n_params; i++)
-    lade_residency_set_homes(residency, i, home, home);
-  struct lade_plan *plan = rig_plan(&rig, residency);
+  const enum lade_tier tier = is_durable ? LADE_TIER_STORE : LADE_TIER_DEVICE;
+  for (int i = 0; i < run_fixture.graph->n_params; i++)
+    lade_residency_set_tiers(residency, i, tier, tier);
+  struct lade_plan *plan = run_fixture_plan(&run_fixture, residency);
   calls_left = kill_at;
-  int status = rig_open(&rig, plan, &error);
-  said->n_found = status ? -1 : (int)lade_executor_n_steps(rig.executor);
+  int status = run_fixture_open(&run_fixture, plan, &error);
+  said->n_found = status ? -1 : (int)lade_executor_n_steps(run_fixture.executor);
   for (int i = said->n_found; !status; i++) {
-    status = has_digests ? rig_digest(&rig, &said->digests[i], &error) : 0;
+    status = has_digests ? run_fixture_digest(&run_fixture, &said->digests[i], &error) : 0;
     if (status || i >= end)
       break;
-    status = rig_step(&rig, i, &result, &error);
+    status = run_fixture_step(&run_fixture, i, &result, &error);
   }
   if (status)
     fprintf(stderr, "%s\n", error.text);
   return status ? 1 : 0;
 }
 
-/* Did a life with this @status end by itself? */
+/* True if a life with this @status ended by itself. */
 static bool has_ended(int status)
 {
   if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
@@ -116,7 +119,7 @@ static bool has_ended(int status)
   return true;
 }
 
-/* Did it end by itself? */
+/* Run a life. True if it ended by itself. */
 static bool life(bool is_durable, int end, int64_t kill_at, bool has_digests)
 {
   int status = 0;
@@ -131,14 +134,14 @@ static bool life(bool is_durable, int end, int64_t kill_at, bool has_digests)
 #define TRACE_OPTIONS (PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_EXITKILL)
 #define CALL_STOP (SIGTRAP | 0x80)
 
-/* The signal that a thread stopped for and is to have: none, where it stopped for who traces it. */
+/* Return the signal that stopped a thread and must be delivered to it; 0: the stop was for the tracer. */
 static int signal_of(int status)
 {
   const bool is_tracers = status >> 16 || WSTOPSIG(status) == CALL_STOP || WSTOPSIG(status) == SIGSTOP;
   return is_tracers ? 0 : WSTOPSIG(status);
 }
 
-/* To the second step, killed the @kill_at-th time that any of its threads enters or leaves the kernel. */
+/* Run to the second step, killed the @kill_at-th time that any of its threads enters or leaves the kernel. */
 static bool life_traced(int64_t kill_at)
 {
   int status = 0;
@@ -162,7 +165,7 @@ static bool life_traced(int64_t kill_at)
   return has_ended(status);
 }
 
-/* To the second step, killed after @ns. */
+/* Run to the second step, killed after @ns. */
 static bool life_timed(int64_t ns)
 {
   const struct timespec pause = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
@@ -179,7 +182,9 @@ static bool life_timed(int64_t ns)
 
 static uint64_t wanted[N_STEPS + 1];
 
-/* What is there is the state after one step or after two; to @end with it, if that is further. Returns which. */
+/*
+ * Check that the state found is that after one step or after two, and run on to @end if that is further. Return which.
+ */
 static int state_check(int end, int64_t kill_at)
 {
   assert_true(life(true, end, 0, true));
@@ -199,36 +204,36 @@ static uint32_t seed;
 
 static int state_forget(void **state)
 {
-  const struct rig where = {.store_dir = dir};
+  const struct run_fixture where = {.store_dir = dir};
   if (dir)
-    rig_forget(&where);
+    run_fixture_forget(&where);
   return 0;
 }
 
-/* Begin anew, and make one step. */
+/* Begin anew, and run one step. */
 static void state_make(void)
 {
   state_forget(NULL);
   assert_true(life(true, 1, 0, false));
 }
 
-/* A directory of the test's own, with a state of one step; false: skip. */
-static void scene_begin(enum lade_store_engine with)
+/* Make a directory of the test's own, with a state of one step; false: skip. */
+static void program_fixture_begin(enum lade_store_engine with)
 {
-  const char *refusal = rig_store_refusal(with);
+  const char *refusal = run_fixture_store_refusal(with);
   if (refusal) {
     printf("SKIP: %s\n", refusal);
     skip();
   }
   engine = with;
-  dir = rig_directory();
+  dir = run_fixture_directory();
   assert_non_null(dir);
   assert_true(life(false, N_STEPS, 0, true));
   memcpy(wanted, said->digests, sizeof(wanted));
   state_make();
 }
 
-/* A life was killed at @at: look at what there is, and have the state of one step again. */
+/* After a life was killed at @at, check the state found, and restore the state of one step. */
 static void killed_check(int64_t at)
 {
   if (state_check(0, at) == 2)
@@ -238,13 +243,13 @@ static void killed_check(int64_t at)
 static void a_kill_at_any_call_loses_no_step(void **state)
 {
   int64_t n_killed = 0, kill_at = 1;
-  scene_begin(LADE_STORE_POSIX);
+  program_fixture_begin(LADE_STORE_POSIX);
   for (; !life(true, 2, kill_at, false); kill_at += is_thorough ? 1 : 1 + kill_at / 12) {
     n_killed++;
     killed_check(kill_at);
   }
   assert_true(n_killed > 20);
-  assert_int_equal(state_check(N_STEPS, kill_at), 2); /* of the last one, which was let live */
+  assert_int_equal(state_check(N_STEPS, kill_at), 2); /* of the last life, which was not killed */
   printf("killed at %lld of %lld calls\n", (long long)n_killed, (long long)kill_at);
 }
 
@@ -271,7 +276,7 @@ static void a_kill_at_any_way_into_the_kernel_loses_no_step(void **state)
     printf("SKIP: tracing is forbidden here\n");
     skip();
   }
-  scene_begin(LADE_STORE_AUTO);
+  program_fixture_begin(LADE_STORE_AUTO);
   for (; !life_traced(kill_at); kill_at += is_thorough ? 1 : 1 + kill_at / 12) {
     n_killed++;
     killed_check(kill_at);
@@ -285,7 +290,7 @@ static void a_kill_at_a_random_moment_loses_no_step(void **state)
 {
   const int n_kills = is_thorough ? 1000 : 20;
   int n_killed = 0, n_lived = 0;
-  scene_begin(LADE_STORE_AUTO);
+  program_fixture_begin(LADE_STORE_AUTO);
   int64_t whole_ns = -lade_now_ns();
   assert_true(life(true, 2, 0, false));
   whole_ns += lade_now_ns();

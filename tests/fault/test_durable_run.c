@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Training over durable state: the numbers of a run in memory, whatever the model and form of state, and in however
- * many lives; a step that was skipped or not published did not happen; and 10,000 damages of what counts are found.
+ * Training over durable state has the numbers of a run in memory, for every model and form of state, and over any
+ * number of lives. A step that was skipped or not published did not happen. 10,000 damages of current values are found.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,8 +18,8 @@
 
 #include "base/base.h"
 #include "base/philox.h"
-#include "run/executor_internal.h"
-#include "tests/support/rig.h"
+#include "run/executor/executor_internal.h"
+#include "tests/support/run_fixture.h"
 
 #define N_STEPS 5
 
@@ -40,7 +40,7 @@ struct life {
   enum lade_moments moments;
   enum lade_master master;
   int n_microbatches;
-  bool is_early, is_discrete, has_activations; /* activations wait in the store, beside the state */
+  bool optimizer_in_backward, is_discrete, has_activations; /* activations are in the store, too */
 };
 
 static const struct life lives[] = {
@@ -49,76 +49,76 @@ static const struct life lives[] = {
     {"fp16", LADE_GPT2, LADE_F16, .n_microbatches = 1},
     {"bf16 moments", LADE_LLAMA, LADE_BF16, LADE_MOMENTS_BF16, .n_microbatches = 1},
     {"8-bit moments, 24-bit master", LADE_GPT2, LADE_BF16, LADE_MOMENTS_8BIT, LADE_MASTER_24BIT, .n_microbatches = 2},
-    {"early updates", LADE_GPT2, LADE_BF16, .n_microbatches = 1, .is_early = true},
+    {"early updates", LADE_GPT2, LADE_BF16, .n_microbatches = 1, .optimizer_in_backward = true},
     {"through the host", LADE_GPT2, LADE_BF16, .n_microbatches = 2, .is_discrete = true, .has_activations = true},
 };
 
-static void rig_begin(struct rig *rig, const struct life *life)
+static void run_fixture_begin(struct run_fixture *run_fixture, const struct life *life)
 {
-  struct rig_model model = rig_tiny(life->family);
+  struct run_fixture_model model = run_fixture_tiny(life->family);
   model.dtype = life->dtype;
   model.moments = life->moments;
   model.master = life->master;
   model.n_microbatches = life->n_microbatches;
-  rig_init(rig, &model);
-  rig->is_early = life->is_early;
-  rig->is_unified = !life->is_discrete;
+  run_fixture_init(run_fixture, &model);
+  run_fixture->optimizer_in_backward = life->optimizer_in_backward;
+  run_fixture->is_unified = !life->is_discrete;
 }
 
-static struct lade_plan *plan_make(struct rig *rig, const struct life *life, enum lade_home home)
+static struct lade_plan *plan_make(struct run_fixture *run_fixture, const struct life *life, enum lade_tier tier)
 {
   struct lade_residency *residency = NULL;
-  assert_int_equal(lade_residency_create(rig->graph, &residency), 0);
-  residency->is_early = life->is_early;
-  for (int i = 0; i < rig->graph->n_params; i++)
-    lade_residency_set_homes(residency, i, home, home);
-  for (int i = 0; i < rig->graph->n_tensors && life->has_activations && home == LADE_HOME_STORE; i++) {
-    const struct lade_tensor *tensor = &rig->graph->tensors[i];
-    if (tensor->kind == LADE_TENSOR_ACTIVATION && residency->choices[i].saved == LADE_WAIT_KEEP)
-      residency->choices[i].saved = LADE_WAIT_STORE;
+  assert_int_equal(lade_residency_create(run_fixture->graph, &residency), 0);
+  residency->optimizer_in_backward = life->optimizer_in_backward;
+  for (int i = 0; i < run_fixture->graph->n_params; i++)
+    lade_residency_set_tiers(residency, i, tier, tier);
+  for (int i = 0; i < run_fixture->graph->n_tensors && life->has_activations && tier == LADE_TIER_STORE; i++) {
+    const struct lade_tensor *tensor = &run_fixture->graph->tensors[i];
+    if (tensor->kind == LADE_TENSOR_ACTIVATION && residency->choices[i].saved == LADE_RESIDENCY_KEEP)
+      residency->choices[i].saved = LADE_RESIDENCY_STORE;
   }
-  return rig_plan(rig, residency);
+  return run_fixture_plan(run_fixture, residency);
 }
 
-static void steps_run(struct rig *rig, const struct life *life, int first, int end, double *losses)
+static void steps_run(struct run_fixture *run_fixture, const struct life *life, int first, int end, double *losses)
 {
   struct lade_error error = {0};
   for (int i = first; i < end; i++) {
     struct lade_step_result result;
-    if (rig_step(rig, i, &result, &error))
+    if (run_fixture_step(run_fixture, i, &result, &error))
       fail_msg("%s: step %d: %s", life->name, i, error.text);
     losses[i] = result.loss;
   }
 }
 
-static void must_open(struct rig *rig, const struct lade_plan *plan)
+static void must_open(struct run_fixture *run_fixture, const struct lade_plan *plan)
 {
   struct lade_error error = {0};
-  if (rig_open(rig, plan, &error))
+  if (run_fixture_open(run_fixture, plan, &error))
     fail_msg("%s", error.text);
 }
 
-static uint64_t digest_of(struct rig *rig)
+static uint64_t digest_of(struct run_fixture *run_fixture)
 {
   struct lade_error error = {0};
   uint64_t digest = 0;
-  if (rig_digest(rig, &digest, &error))
+  if (run_fixture_digest(run_fixture, &digest, &error))
     fail_msg("%s", error.text);
   return digest;
 }
 
-/* The run in memory: its losses and its state. */
+/* Run in memory: get its losses, and return the digest of its state. */
 static uint64_t in_memory(const struct life *life, double *losses)
 {
-  struct rig rig;
-  rig_begin(&rig, life);
-  struct lade_plan *plan = plan_make(&rig, life, LADE_HOME_DEVICE);
-  must_open(&rig, plan);
-  steps_run(&rig, life, 0, N_STEPS, losses);
-  uint64_t digest = digest_of(&rig);
-  rig_close(&rig);
+  struct run_fixture run_fixture;
+  run_fixture_begin(&run_fixture, life);
+  struct lade_plan *plan = plan_make(&run_fixture, life, LADE_TIER_DEVICE);
+  must_open(&run_fixture, plan);
+  steps_run(&run_fixture, life, 0, N_STEPS, losses);
+  uint64_t digest = digest_of(&run_fixture);
+  run_fixture_close(&run_fixture);
   lade_plan_destroy(plan);
-  rig_finish(&rig);
+  run_fixture_finish(&run_fixture);
   return digest;
 }
 
@@ -129,41 +129,41 @@ static void many_lives_have_the_numbers_of_one(void **state)
     const struct life *life = &lives[k];
     double want[N_STEPS], losses[N_STEPS];
     uint64_t digest = in_memory(life, want);
-    struct rig rig;
-    rig_begin(&rig, life);
-    rig.is_durable = true;
-    rig.store_dir = rig_directory();
-    struct lade_plan *plan = plan_make(&rig, life, LADE_HOME_STORE);
+    struct run_fixture run_fixture;
+    run_fixture_begin(&run_fixture, life);
+    run_fixture.is_durable = true;
+    run_fixture.store_dir = run_fixture_directory();
+    struct lade_plan *plan = plan_make(&run_fixture, life, LADE_TIER_STORE);
     for (int first = 0, end = 2; first < N_STEPS; first = end, end = LADE_MIN(N_STEPS, end + 1)) {
-      must_open(&rig, plan);
-      assert_int_equal(lade_executor_n_steps(rig.executor), first);
-      steps_run(&rig, life, first, end, losses);
-      rig_close(&rig);
+      must_open(&run_fixture, plan);
+      assert_int_equal(lade_executor_n_steps(run_fixture.executor), first);
+      steps_run(&run_fixture, life, first, end, losses);
+      run_fixture_close(&run_fixture);
     }
-    must_open(&rig, plan);
-    if (digest_of(&rig) != digest || memcmp(losses, want, sizeof(want)) != 0)
+    must_open(&run_fixture, plan);
+    if (digest_of(&run_fixture) != digest || memcmp(losses, want, sizeof(want)) != 0)
       fail_msg("%s: the numbers are others", life->name);
-    rig_close(&rig);
-    rig_forget(&rig);
+    run_fixture_close(&run_fixture);
+    run_fixture_forget(&run_fixture);
     lade_plan_destroy(plan);
-    rig_finish(&rig);
+    run_fixture_finish(&run_fixture);
   }
 }
 
-/* Over where each value is in a slot: the next build reads what this one has written. */
-static uint64_t places_sum(struct rig *rig, const struct life *life)
+/* Return a checksum over the place of each value in a slot, because the next build must read this build's state. */
+static uint64_t places_sum(struct run_fixture *run_fixture, const struct life *life)
 {
-  struct lade_plan *stored = plan_make(rig, life, LADE_HOME_STORE);
+  struct lade_plan *stored = plan_make(run_fixture, life, LADE_TIER_STORE);
   uint64_t sum = 0;
-  must_open(rig, stored);
-  for (int param = 0; param < rig->graph->n_params; param++) {
+  must_open(run_fixture, stored);
+  for (int param = 0; param < run_fixture->graph->n_params; param++) {
     for (int part = -1; part < LADE_N_PARTS; part++) {
-      const int value = part < 0 ? rig->graph->params[param].tensor
-                                 : lade_value_part(rig->graph, param, (enum lade_part)part);
-      sum = sum * 31 + (value < 0 ? 0 : executor_place_stored(rig->executor, value) / LADE_BUFFER_ALIGN);
+      const int value = part < 0 ? run_fixture->graph->params[param].tensor
+                                 : lade_value_part(run_fixture->graph, param, (enum lade_part)part);
+      sum = sum * 31 + (value < 0 ? 0 : executor_place_stored(run_fixture->executor, value) / LADE_BUFFER_ALIGN);
     }
   }
-  rig_close(rig);
+  run_fixture_close(run_fixture);
   lade_plan_destroy(stored);
   return sum;
 }
@@ -176,22 +176,22 @@ static void where_state_lies_is_of_a_version(void **state)
       7253072111767630328u, 16047056057551090126u, 16047056057551090126u};
   _Static_assert(LADE_COUNT(sums) == LADE_COUNT(lives), "one of each");
   for (size_t k = 0; k < LADE_COUNT(lives); k++) {
-    struct rig rig;
-    rig_begin(&rig, &lives[k]);
-    rig.is_durable = true;
-    rig.store_dir = rig_directory();
-    const uint64_t sum = places_sum(&rig, &lives[k]);
+    struct run_fixture run_fixture;
+    run_fixture_begin(&run_fixture, &lives[k]);
+    run_fixture.is_durable = true;
+    run_fixture.store_dir = run_fixture_directory();
+    const uint64_t sum = places_sum(&run_fixture, &lives[k]);
     if (sum != sums[k])
-      fail_msg("%s: state lies elsewhere, %llu: raise MEMO_VERSION (src/run/session_durable.c), and set this sum",
+      fail_msg("%s: state lies elsewhere, %llu: raise MEMO_VERSION (session_durable.c), and set this sum",
                lives[k].name, (unsigned long long)sum);
-    rig_forget(&rig);
-    rig_finish(&rig);
+    run_fixture_forget(&run_fixture);
+    run_fixture_finish(&run_fixture);
   }
 }
 
 /* ---- steps that did not happen ---- */
 
-static struct rig durable;
+static struct run_fixture durable;
 static struct lade_plan *plan;
 static const struct life fp16 = {"fp16", LADE_GPT2, LADE_F16, .n_microbatches = 1};
 
@@ -199,10 +199,10 @@ static int durable_setup(void **state)
 {
   if (store_refusal)
     return 0;
-  rig_begin(&durable, &fp16);
+  run_fixture_begin(&durable, &fp16);
   durable.is_durable = true;
-  durable.store_dir = rig_directory();
-  plan = plan_make(&durable, &fp16, LADE_HOME_STORE);
+  durable.store_dir = run_fixture_directory();
+  plan = plan_make(&durable, &fp16, LADE_TIER_STORE);
   must_open(&durable, plan);
   return 0;
 }
@@ -211,10 +211,10 @@ static int durable_teardown(void **state)
 {
   if (store_refusal)
     return 0;
-  rig_close(&durable);
-  rig_forget(&durable);
+  run_fixture_close(&durable);
+  run_fixture_forget(&durable);
   lade_plan_destroy(plan);
-  rig_finish(&durable);
+  run_fixture_finish(&durable);
   return 0;
 }
 
@@ -226,13 +226,13 @@ static void a_step_that_is_not_published_did_not_happen(void **state)
   struct lade_step_result result;
   steps_run(&durable, &fp16, 0, 2, losses);
   uint64_t digest = digest_of(&durable);
-  struct lade_step step = rig_step_block(&durable, 2);
-  for (int i = 0; i < 3; i++) { /* each over the one before it, and none over what counts */
-    rig_tokens_fill(&durable, 2);
+  struct lade_step step = run_fixture_step_block(&durable, 2);
+  for (int i = 0; i < 3; i++) { /* each overwrites the one before it, and none the current one */
+    run_fixture_tokens_fill(&durable, 2);
     assert_int_equal(lade_executor_step(durable.executor, &step, &result, &error), 0);
     assert_int_equal(digest_of(&durable), digest);
   }
-  rig_close(&durable);
+  run_fixture_close(&durable);
   must_open(&durable, plan);
   assert_int_equal(digest_of(&durable), digest);
   steps_run(&durable, &fp16, 2, 3, again);
@@ -247,18 +247,18 @@ static void a_skipped_step_keeps_what_counts(void **state)
   struct lade_step_result result;
   steps_run(&durable, &fp16, 0, 2, losses);
   uint64_t digest = digest_of(&durable);
-  struct lade_step step = rig_step_block(&durable, 2);
+  struct lade_step step = run_fixture_step_block(&durable, 2);
   step.loss_scale = 1e30f;
   for (int i = 0; i < 3; i++) {
-    rig_tokens_fill(&durable, 2);
+    run_fixture_tokens_fill(&durable, 2);
     assert_int_equal(lade_executor_step(durable.executor, &step, &result, &error), -ERANGE);
     assert_int_equal(digest_of(&durable), digest);
-    if (i == 2) /* FP16 counts it: the scale is another one now */
+    if (i == 2) /* FP16 counts the overflow: the scale has changed */
       assert_int_equal(lade_executor_publish(durable.executor, "", 1, &error), 0);
   }
   assert_int_equal(lade_executor_n_steps(durable.executor), 3);
   assert_int_equal(digest_of(&durable), digest);
-  rig_close(&durable);
+  run_fixture_close(&durable);
   must_open(&durable, plan);
   assert_int_equal(digest_of(&durable), digest);
 }
@@ -276,14 +276,14 @@ static void block_move(int fd, bool is_write, void *block, uint64_t at)
   assert_int_equal(n, BLOCK_BYTES);
 }
 
-/* Where the first block of the value is in the file, in the slot of @generation. */
+/* Return the file offset of the value's first block, in the slot of @generation. */
 static uint64_t value_place(int tensor, uint64_t generation)
 {
   const lade_executor *ex = durable.executor;
   return lade_durable_slot(durable.durable, generation).offset + executor_place_stored(ex, tensor);
 }
 
-/* Write into the place of @tensor its block with a flipped bit, another value's, or its own of the step before. */
+/* Write in the place of @tensor its block with a flipped bit, another value's, or its own of the step before. */
 static void block_damage(int fd, int kind, int tensor, int other, uint64_t draw)
 {
   uint64_t at = value_place(tensor, 2), bytes = LADE_MIN(lade_value_bytes(durable.graph, tensor), BLOCK_BYTES);
@@ -294,7 +294,7 @@ static void block_damage(int fd, int kind, int tensor, int other, uint64_t draw)
   else
     block_move(fd, false, blocks[1], kind == 1 ? value_place(other, 2) : value_place(tensor, 1));
   if (memcmp(blocks[0], blocks[1], bytes) == 0)
-    blocks[1][0] ^= 1; /* both are zeros, say */
+    blocks[1][0] ^= 1; /* equal, for example both zeros */
   block_move(fd, true, blocks[1], at);
 }
 
@@ -307,7 +307,7 @@ static int data_open(void)
   return fd;
 }
 
-/* What is kept for good has nothing in it that happened to be in memory: here another value, set before it. */
+/* State on the drive contains no leftover bytes of memory: here of another value, set before it. */
 static void the_rest_of_a_values_block_is_zeros(void **state)
 {
   store_needed();
@@ -361,6 +361,6 @@ int main(void)
       cmocka_unit_test_setup_teardown(the_rest_of_a_values_block_is_zeros, durable_setup, durable_teardown),
       cmocka_unit_test_setup_teardown(damages_of_what_counts_are_found, durable_setup, durable_teardown),
   };
-  store_refusal = rig_store_refusal(LADE_STORE_AUTO);
+  store_refusal = run_fixture_store_refusal(LADE_STORE_AUTO);
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
   for (int i = 0; i < 4; i++) {
     const char *path = fuzz_file(names[i % 2], bytes, size);
     struct lade_data_params params = {.struct_size = sizeof(params), .files = &path, .n_files = 1, .batch = BATCH,
-                                      .time = TIME, .valid_fraction = i / 2 ? 0.5 : 0,
+                                      .seq_len = TIME, .valid_fraction = i / 2 ? 0.5 : 0,
                                       .order = i / 2 ? LADE_ORDER_RANDOM : LADE_ORDER_SEQUENTIAL,
                                       .vocabulary = i / 2 ? 256 : 0};
     struct lade_error error = {0};

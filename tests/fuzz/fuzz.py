@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""fuzz.py NAME [RUNS | SECONDSs]: build tests/fuzz/NAME.c with libFuzzer and the sanitizers, and run
-it for a fixed number of inputs, or for as long as is said (`200s`), from a fixed seed. The library's
-files under test are compiled in, so that the fuzzer sees their branches. Skips (77) without clang
-and its fuzzer.
+"""fuzz.py NAME [RUNS | SECONDSs]: build tests/fuzz/NAME.c with libFuzzer and the sanitizers, and run it from a fixed
+seed for a fixed number of inputs or a given time (`200s`). The library's files under test are compiled in, so that
+the fuzzer sees their branches. Skips (77) without clang and its fuzzer.
 """
 import json
 import os
@@ -18,14 +17,16 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def files_of(folder):
-    return sorted(f"{folder}/{file}" for file in os.listdir(f"{ROOT}/{folder}") if file.endswith(".c"))
+    """Return the C files of @folder and below, as paths from the root."""
+    return sorted(os.path.relpath(os.path.join(path, name), ROOT) for path, _, names in os.walk(f"{ROOT}/{folder}")
+                  for name in names if name.endswith(".c"))
 
 
 BASE = files_of("src/base")
 MACHINE = BASE + ["src/machine/machine.c", "src/machine/presets.c"]
 CONFIG = BASE + ["src/graph/config.c", "src/graph/model.c", "src/graph/presets.c"]
 TRACE = BASE + files_of("src/alloc") + ["src/device/device.c", "src/device/dry.c"]
-SAFETENSORS = BASE + ["src/run/safetensors_read.c"]
+SAFETENSORS = BASE + ["src/run/checkpoint/safetensors_read.c"]
 
 
 def safetensors(header, data):
@@ -39,7 +40,7 @@ def llmc(magic, version, tokens, kind):
 
 
 def snapshot(**more):
-    """A small memory snapshot, with a block older than its history, one that is freed in it and one that stays."""
+    """A small memory snapshot, with a block older than its history, one freed in it and one that stays."""
     def event(action, address, size, **also):
         return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": 7, "frames": [], **also}
 
@@ -64,12 +65,12 @@ TARGETS = {
         safetensors({"a": ENTRY}, b"\0" * 8),
         safetensors({"__metadata__": {"format": "pt"}, "a": ENTRY,
                      "b": {"dtype": "BF16", "shape": [], "data_offsets": [8, 10]}}, b"\0" * 10)]),
-    "pickle": (BASE + ["src/alloc/pickle.c"], [
+    "pickle": (BASE + ["src/alloc/trace/pickle.c"], [
         pickle.dumps({"blocks": [1, -1, 1 << 80, 1.5, None, True, b"b", ("t",), [], {}, "alloc"]}, protocol=protocol)
         for protocol in (2, 4, 5)]),
     "snapshot": (TRACE, [pickle.dumps(snapshot(), protocol=2), pickle.dumps(snapshot(other=None), protocol=4)]),
     "trace": (TRACE, [b"a,0,4,10\nb1,4,8,20\r\nc,2,4,5\n", b"alloc 5 1 100 0\n# note\nalloc 5 2 50 3\nfree 6 1\n"]),
-    "data": (BASE + ["src/run/data.c"], [
+    "data": (BASE + ["src/run/session/data.c"], [
         b"a text of some thirty characters", llmc(20240520, 1, list(range(20)), "H"),
         llmc(20240801, 7, list(range(20)), "I")]),
 }

@@ -24,7 +24,7 @@ static inline const char *fuzz_file(const char *name, const uint8_t *data, size_
   return path;
 }
 
-/* A refusal says one line; anything else is a bug. */
+/* Check that a refusal has one line; anything else is a bug. */
 static inline void fuzz_error_check(const struct lade_error *error)
 {
   if (!error->text[0])

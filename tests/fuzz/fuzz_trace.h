@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as a trace: refused with one line, or what the reader promises holds, and every policy takes it. */
+/* Any bytes as a trace: refused with one line, or the reader's guarantees hold, and every policy replays it. */
 #ifndef LADE_TESTS_FUZZ_TRACE_H
 #define LADE_TESTS_FUZZ_TRACE_H
 
@@ -9,7 +9,7 @@
 #include "alloc/replay.h"
 #include "tests/fuzz/fuzz_file.h"
 
-/* Under every policy, whose answers lade_replay checks, without a budget and with one that is too small. */
+/* Replay under every policy, whose results lade_replay checks, without a budget and with one that is too small. */
 static inline void fuzz_trace_replay(const struct lade_trace *trace)
 {
   for (int policy = 0; policy < LADE_N_POLICIES; policy++)
@@ -64,7 +64,7 @@ static inline void fuzz_trace_read(const uint8_t *data, size_t size)
   memcpy(text, data, size);
   text[size] = 0;
   int code = lade_trace_read("input", text, size, &error, &trace);
-  free(text); /* nothing may point into it */
+  free(text); /* no result may point into it */
   if (code) {
     if (code != -EBADMSG || trace.blocks.items)
       abort();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as a pickle: refused with one line, or every value can be looked at, and walking it ends. */
+/* Any bytes as a pickle: refused with one line, or every value can be read, and walking it ends. */
 #include <errno.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@ struct step {
   int value, cursor;
 };
 
-/* Walk lists in lists, as deep as DEPTH, until all was seen or the reader says that it is enough. */
+/* Walk lists in lists, as deep as DEPTH, until all values were visited or the reader stops the walk. */
 static void lists_walk(lade_pickle *pickle)
 {
   struct step steps[DEPTH] = {{lade_pickle_root(pickle), LADE_PICKLE_START}};

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any bytes as a memory snapshot: what a pickle's reader accepts must still be a history to be believed. */
+/* Any bytes as a memory snapshot: a pickle that the reader accepts must still be a consistent history. */
 #include "tests/fuzz/fuzz_trace.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-  if (size && data[0] == 0x80) /* else it is a text: another target's */
+  if (size && data[0] == 0x80) /* else it is text, which another target covers */
     fuzz_trace_read(data, size);
   return 0;
 }

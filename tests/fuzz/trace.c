@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Any text as lifetimes in CSV, as it is and under the right header, and as lines of calls. */
+/* Any text as lifetimes in CSV, unchanged and under the right header, and as lines of calls. */
 #include "tests/fuzz/fuzz_trace.h"
 
 static void headed_read(const char *header, const uint8_t *data, size_t size)

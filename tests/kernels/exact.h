@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the tests of the products, attention and the head share: every level of this machine, operands in a dtype
- * with the same values in double, and the distance of a result from the plain reference run in double.
+ * Shared parts of the tests of products, attention and the head: every level of this machine, operands in a dtype with
+ * the same values in double, and the distance of a result from the plain reference run in double.
  */
 #ifndef LADE_TESTS_EXACT_H
 #define LADE_TESTS_EXACT_H
@@ -17,7 +17,7 @@
 
 #include "base/base.h"
 #include "base/philox.h"
-#include "kernels/host/element.h"
+#include "kernels/host/element/element.h"
 #include "kernels/host/host.h"
 #include "levels.h"
 
@@ -42,7 +42,7 @@ static inline double value_draw(enum values values, uint32_t stream, int64_t i)
   return (double)lade_philox_word(SEED, 0, stream, (uint64_t)i) / 0x1p31 - 1;
 }
 
-/* @n values in @dtype, and exactly the same in double into *@ret_exact. */
+/* Make @n values in @dtype, and exactly the same values in double in *@ret_exact. */
 static inline void *operand_make(enum lade_dtype dtype, enum values values, uint32_t stream, int64_t n,
                                  void **ret_exact)
 {
@@ -56,13 +56,13 @@ static inline void *operand_make(enum lade_dtype dtype, enum values values, uint
   return data;
 }
 
-/* Half a unit in the last place of @dtype, relative, with room for the norm's own rounding. */
+/* Return half a unit in the last place of @dtype, relative, with a margin for the norm's own rounding. */
 static inline double unit_get(enum lade_dtype dtype)
 {
   return dtype == LADE_BF16 ? 0x1p-8 : dtype == LADE_F16 ? 0x1p-11 : 0x1p-23;
 }
 
-/* ||data - exact||, and ||exact||. NaN when any element is. */
+/* Return ||data - exact||, and ||exact||. NaN if any element is. */
 static inline double error_get(enum lade_dtype dtype, const void *data, const double *exact, int64_t n,
                                double *ret_norm)
 {
@@ -76,7 +76,7 @@ static inline double error_get(enum lade_dtype dtype, const void *data, const do
   return sqrt(error);
 }
 
-/* Call @kernel with a workspace of just the stated size, full of NaN; what lies behind it must stay. */
+/* Call @kernel with a workspace of exactly the stated size, full of NaN; the bytes behind it must stay unchanged. */
 static inline void kernel_call(const struct lade_kernels *kernels, enum lade_kernel kernel, void *args,
                                void **workspace_field, lade_pool *pool)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward: sum = residual + (x + bias), y = norm(sum), in one call or as a residual without norm and
- * a norm. Backward: in one call, or as the norm's backward, dropout, and the bias's column sum. The
- * column sum adds rows in another order than the fused op, so its bits are not compared.
+ * Forward: sum = residual + (x + bias), y = norm(sum), in one call or as a residual without norm and a norm. Backward:
+ * in one call, or as the norm's backward, dropout, and the bias's column sum. The column sum adds rows in another order
+ * than the fused op, so its bits are not compared.
  */
 #include "fused.h"
 
@@ -74,7 +74,7 @@ static void work_init(struct work *w, int64_t n, int64_t d, bool has_dropout)
   w->d_bias = zeros_make((size_t)d * sizeof(float));
   w->d_weight = zeros_make((size_t)d * sizeof(float));
   w->d_norm_bias = zeros_make((size_t)d * sizeof(float));
-  struct lade_residual_bwd_args args = bwd_args(w); /* the most that any of the parts needs */
+  struct lade_residual_bwd_args args = bwd_args(w); /* the largest need of any part */
   level_get("best", &w->kernels);
   w->workspace = zeros_make(lade_kernel_workspace_bytes(&w->kernels, LADE_K_RESIDUAL_BWD, &args, 1));
   assert_int_equal(lade_pool_create(0, &w->pool), 0);
@@ -149,7 +149,7 @@ static void backward_parts(const struct work *w)
   run(w, LADE_K_COLUMN_SUM, &sum);
 }
 
-/* Run both and compare @n_bytes at each of @outputs. */
+/* Run both variants and compare @n_bytes at each of @outputs. */
 static void both_compare(const struct work *w, void (*fused)(const struct work *), void (*parts)(const struct work *),
                          void *const *outputs, const size_t *n_bytes, int n_outputs)
 {
@@ -184,7 +184,7 @@ void fused_equals_parts(void **state)
   work_finish(&w);
 }
 
-/* Best of interleaved runs. */
+/* Print the gain from the best of interleaved runs. */
 static void gain_print(const struct work *w, const char *name, void (*fused)(const struct work *),
                        void (*parts)(const struct work *))
 {

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Per op, dtype, shape and input pattern: the plain reference on one thread says what is right.
- * Each level's function then runs on 1, 2 and 5 threads; its outputs must be within the op's
- * tolerance of the reference, the same bits for all thread counts, and nothing else may have
- * changed: guard bytes around outputs and workspace, and all inputs. Inputs have no guards but end
- * where their allocation ends, so that AddressSanitizer sees a read past them.
+ * Per op, dtype, shape and input pattern, the plain reference on one thread gives the right result. Each level's
+ * function then runs on 1, 2 and 5 threads. Its outputs must be within the op's tolerance of the reference and have the
+ * same bits for all thread counts. Guard bytes around outputs and workspace, and all inputs, must be unchanged. Inputs
+ * have no guards but end where their allocation ends, so that AddressSanitizer detects a read past them.
  */
 #include "harness.h"
 
@@ -24,7 +23,7 @@
 
 #define GUARD_BYTES 128
 #define GUARD 0xa5
-#define WORKSPACE_FILL 0x7e /* as a float 8e37: a sum that was not cleared shows */
+#define WORKSPACE_FILL 0x7e /* 8e37 as a float: a sum that was not cleared shows */
 
 static const int thread_counts[] = {1, 2, 5};
 #define N_POOLS LADE_COUNT(thread_counts)
@@ -244,7 +243,7 @@ static void inputs_and_guards_check(const struct call *call)
   }
 }
 
-/* The distance between neighbours of @dtype at @value. */
+/* Return the distance between neighbours of @dtype at @value. */
 static double ulp_get(enum lade_dtype dtype, double value)
 {
   static const int digits[] = {[LADE_F32] = 24, [LADE_BF16] = 8, [LADE_F16] = 11, [LADE_F64] = 53};
@@ -289,7 +288,7 @@ static void output_compare(const struct operand *operand, const void *got, const
   }
 }
 
-/* Copies of every operand's data, in order; freed by the caller, one by one. */
+/* Copy every operand's data, in order; the caller frees the copies one by one. */
 static void outputs_copy(const struct call *call, void **ret_copies)
 {
   for (int i = 0; i < call->n_operands; i++) {

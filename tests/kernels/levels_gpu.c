@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The plain reference and the kernels of a GPU, launched through its driver: the machine's own, or the stand-in.
+ * The plain reference and the kernels of a GPU, launched through its driver: the machine's own, or the fake.
  *
- * Tests read and write what kernels are given, so their memory is managed by the driver: processor and GPU reach it in
- * turn at the same addresses. A block is taken behind the one before, and all of it is free again when the last one is:
- * tests take little at a time. Their free() comes here by the linker's --wrap. Each launch is waited for, so a kernel
- * that breaks the device is named. In the place of numbers of threads there are several runs, whose bits must agree.
+ * Tests read and write the kernels' operands, so their memory is managed by the driver: processor and GPU access it in
+ * turn at the same addresses. Each block is taken behind the one before, and all memory is free again when the last
+ * block is; tests take little at a time. Their free() comes here by the linker's --wrap. Each launch is waited for, so
+ * that a kernel that breaks the device is named. Several runs, whose bits must agree, replace the numbers of threads.
  *
- * A device of one multiprocessor is the stand-in: no GPU has so few, nor a slice of one. Its threads take turns on the
- * processor, so it is given what shows that launches and memory are right, and large problems are a GPU's.
+ * A device of one multiprocessor is the fake: no GPU has so few, nor a slice of one. Its threads take turns on the
+ * processor, so it runs only calls that verify launches and memory; large problems are left to a GPU.
  */
 #include "levels.h"
 
@@ -24,8 +24,8 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
-#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/launch_internal.h"
+#include "kernels/cuda/matmul/matmul_cublaslt.h"
 
 #define ARENA_BYTES ((size_t)128 << 20)
 #define ALIGN 256
@@ -44,7 +44,7 @@ static struct {
   struct lade_step *step; /* at the begin of the arena, where kernels read it */
   char *arena;
   bool is_slow; /* threads take turns */
-  size_t begin, used; /* the first byte for blocks, and the end of those that were taken */
+  size_t begin, used; /* the first byte for blocks, and the end of those in use */
   int n_blocks;
 } gpu;
 
@@ -53,7 +53,7 @@ const int64_t level_most_elements = 150000;
 
 /* ---- the GPU ---- */
 
-/* Before any test has failed: there is nothing to test, or nothing to test it with. */
+/* Leave before any test has failed: there is no GPU to test, or the driver is missing. */
 static void gpu_leave(int code, const char *why)
 {
   printf("%s: %s\n", code == 77 ? "SKIP" : "FAIL", why);
@@ -76,7 +76,7 @@ static void functions_open(void)
     gpu_leave(1, error.text);
 }
 
-/* With the device's context current. Returns the CUresult. */
+/* Take the arena, with the device's context current. Return the CUresult. */
 static int arena_take(void *found)
 {
   int (*take)(uint64_t *ret_at, size_t bytes, unsigned flags) = (int (*)(uint64_t *, size_t, unsigned))found;
@@ -86,7 +86,7 @@ static int arena_take(void *found)
   return result;
 }
 
-/* Of the context's device, whichever that is of the machine's. */
+/* Find the speed of the context's device. */
 static int speed_find(void *driver)
 {
   int (*device_get)(int *ret_id) = (int (*)(int *))dlsym(driver, "cuCtxGetDevice");
@@ -221,7 +221,7 @@ int64_t level_most_products(void)
   return gpu.is_slow ? FEW_PRODUCTS : INT64_MAX;
 }
 
-/* Of attention all that the GPU has. */
+/* For attention make every variant that the GPU has. */
 int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS])
 {
   int n = 0;
@@ -237,7 +237,10 @@ int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS])
   return n;
 }
 
-/* What tensor cores leave to the plain kernels is these' alone. */
+/*
+ * True if the level supports the arguments. Those that tensor cores leave to the plain kernels belong to the latter
+ * only.
+ */
 bool level_takes(const struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_dtype dtype, const void *args)
 {
   bool is_cuda = kernels->workspace_bytes != NULL, is_attention = kernel == LADE_K_ATTENTION_FWD;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The levels of this CPU, and oneDNN's products where its plug-in opens. */
+/* The levels of this CPU, and oneDNN's products if its plug-in opens. */
 #include "levels.h"
 
 #include <stdlib.h>
@@ -23,13 +23,13 @@ void *level_alloc(size_t n_bytes)
   return posix_memalign(&block, 64, LADE_MAX(n_bytes, (size_t)1)) ? NULL : block;
 }
 
-/* What a CPU has whose levels are the first @n above. */
+/* Return a CPU that has the first @n levels above. */
 static struct lade_cpu cpu_of(int n)
 {
   return (struct lade_cpu){.has_avx2 = n > 1, .has_avx512 = n > 2, .has_avx512_bf16 = n > 3, .has_amx_bf16 = n > 4};
 }
 
-/* Does @has have all that @wanted has? */
+/* True if @has has all features of @wanted. */
 static bool cpu_has(const struct lade_cpu *has, const struct lade_cpu *wanted)
 {
   return has->has_avx2 >= wanted->has_avx2 && has->has_avx512 >= wanted->has_avx512 &&

@@ -90,7 +90,7 @@ static bool add_build(struct call *call, int i_shape)
   return true;
 }
 
-/* Halfway cases, infinities and NaNs, which no pattern has. */
+/* Add halfway cases, infinities and NaNs, which no pattern has. */
 static void cast_setup(struct call *call, struct lade_step *step)
 {
   static const double special[] = {1 + 0x1p-8, 1 + 3 * 0x1p-8, 1 + 0x1p-11, 65504, 65519.996, 65520,
@@ -118,7 +118,7 @@ static bool cast_build(struct call *call, int i_shape)
   return true;
 }
 
-/* The terms lie one after the other; the pointers to them stand behind the arguments, once the data has its place. */
+/* The terms are contiguous. The pointers to them are set behind the arguments, once the data has its address. */
 #define TERMS 8
 #define TERMS_AT 128
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Norm, verdict and update: the three whose bits are the same in every variant, hostile values included. */
+/* Norm, clip and update: the three ops whose bits are the same in every variant, also for hostile values. */
 #include "harness.h"
 
 #include <float.h>
@@ -41,7 +41,7 @@ static bool clip_build(struct call *call, int i_shape)
     return false;
   *a = (struct lade_clip_args){.n_partials = n_partials[i_shape]};
   call_in(call, &a->partial, LADE_F64, n_partials[i_shape])->fill = FILL_SQUARE;
-  call_out(call, &a->verdict, LADE_U8, sizeof(struct lade_verdict), 0, 0);
+  call_out(call, &a->clip_result, LADE_U8, sizeof(struct lade_clip_result), 0, 0);
   return true;
 }
 
@@ -57,13 +57,13 @@ static bool tree_sum_build(struct call *call, int i_shape)
   return true;
 }
 
-static void verdict_set(struct call *call, float factor, bool is_skipped)
+static void clip_result_set(struct call *call, float factor, bool is_skipped)
 {
-  struct lade_verdict *verdict = call->operands[0].data;
-  *verdict = (struct lade_verdict){.norm = 1, .factor = factor, .is_skipped = is_skipped};
+  struct lade_clip_result *clip_result = call->operands[0].data;
+  *clip_result = (struct lade_clip_result){.norm = 1, .factor = factor, .is_skipped = is_skipped};
 }
 
-/* Denormal, huge, signed zero and infinite values, cycled against each other with coprime periods. */
+/* Add denormal, huge, signed zero and infinite values, cycled with coprime periods. */
 static void hostile_values_put(struct call *call)
 {
   static const float values[] = {0.0f, -0.0f, 0x1p-149f, -0x1p-130f, FLT_MIN, 1e-20f, 3e19f, -1e30f, FLT_MAX, 1, -0.5f};
@@ -78,24 +78,24 @@ static void hostile_values_put(struct call *call)
 static void adamw_setup(struct call *call, struct lade_step *step)
 {
   step->lr = 3e-4f;
-  verdict_set(call, 0.37f, false);
+  clip_result_set(call, 0.37f, false);
   hostile_values_put(call);
 }
 
 static void adamw_skip_setup(struct call *call, struct lade_step *step)
 {
   struct operand *grad = &call->operands[1];
-  verdict_set(call, 0, true);
+  clip_result_set(call, 0, true);
   element_set(grad->dtype, grad->data, grad->n_elements / 2, NAN);
   element_set(grad->dtype, grad->data, 0, INFINITY);
 }
 
 static void adamw_bench_setup(struct call *call, struct lade_step *step)
 {
-  verdict_set(call, 1, false);
+  clip_result_set(call, 1, false);
 }
 
-/* Four calls per size: F32 and BF16 gradients, updated and skipped, with and without decay. */
+/* Build four calls per size: F32 and BF16 gradients, updated and skipped, with and without decay. */
 static bool adamw_build(struct call *call, int i_shape)
 {
   struct lade_adamw_args *a = (void *)&call->args;
@@ -104,8 +104,8 @@ static bool adamw_build(struct call *call, int i_shape)
     return false;
   *a = (struct lade_adamw_args){.dtype = call->dtype, .grad_dtype = i_shape & 1 ? LADE_BF16 : LADE_F32,
                                 .n_elements = n, .has_decay = i_shape % 4 != 3};
-  struct operand *verdict = call_in(call, &a->verdict, LADE_U8, sizeof(struct lade_verdict));
-  verdict->fill = FILL_NONE;
+  struct operand *clip_result = call_in(call, &a->clip_result, LADE_U8, sizeof(struct lade_clip_result));
+  clip_result->fill = FILL_NONE;
   call_in(call, &a->grad, a->grad_dtype, n);
   call_inout(call, &a->m, NULL, LADE_F32, n, 0, 0);
   call_inout(call, &a->v, NULL, LADE_F32, n, 0, 0)->fill = FILL_SQUARE;
@@ -120,7 +120,7 @@ static bool adamw_build(struct call *call, int i_shape)
   return true;
 }
 
-/* An operand of random bytes: codes and exponents of moments, and 8-bit residuals. */
+/* Declare an operand of random bytes: codes and exponents of moments, and 8-bit residuals. */
 static void bytes_inout(struct call *call, const void *field, int64_t n)
 {
   struct operand *operand = call_inout(call, field, NULL, LADE_U8, n, 0, 0);
@@ -144,22 +144,22 @@ static void compact_moments_add(struct call *call, struct lade_adamw_args *a)
   v->limit = 1e30;
 }
 
-/* Gradients of every size within one block, so that codes of all kinds come out. */
+/* Set gradients of every size within one block, so that codes of all kinds result. */
 static void compact_setup(struct call *call, struct lade_step *step)
 {
   struct operand *grad = &call->operands[1];
-  verdict_set(call, 0.37f, false);
+  clip_result_set(call, 0.37f, false);
   for (int64_t i = 0; i < grad->n_elements; i += 2)
     element_set(grad->dtype, grad->data, i, ldexp(i % 4 ? 1.375 : -1.75, (int)(i * 7 % 90) - 80));
 }
 
 static void compact_skip_setup(struct call *call, struct lade_step *step)
 {
-  verdict_set(call, 0, true);
+  clip_result_set(call, 0, true);
   element_set(call->operands[1].dtype, call->operands[1].data, 0, NAN);
 }
 
-/* Each compact form, with F32 and BF16 gradients, and skipped; in the bench what the formats are timed with. */
+/* Build each compact form, with F32 and BF16 gradients, and skipped; in the bench the forms that are timed. */
 static bool adamw_compact_build(struct call *call, int i_shape)
 {
   struct lade_adamw_args *a = (void *)&call->args;
@@ -175,7 +175,7 @@ static bool adamw_compact_build(struct call *call, int i_shape)
       .dtype = call->dtype, .grad_dtype = kind == 0 ? LADE_F32 : LADE_BF16, .moments = moments[form],
       .master = is_24bit ? LADE_MASTER_24BIT : LADE_MASTER_EXACT, .n_elements = n, .has_decay = form != 1,
       .stream = 77, .first_element = UINT64_C(512) << (form * 8)};
-  call_in(call, &a->verdict, LADE_U8, sizeof(struct lade_verdict))->fill = FILL_NONE;
+  call_in(call, &a->clip_result, LADE_U8, sizeof(struct lade_clip_result))->fill = FILL_NONE;
   call_in(call, &a->grad, a->grad_dtype, n)->limit = 1e18;
   compact_moments_add(call, a);
   call_inout(call, &a->weight, NULL, call->dtype, n, 0, 0)->limit = 1e30;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The ops over rows: sums, embedding, norms, the fused residual, rotation, swiglu. Shapes are one, primes,
- * vector widths and their neighbours. A tolerance has two parts: ulps of the stored type, for the
- * one rounding, and a share of the largest result, for sums made in F32 in another order.
+ * The ops over rows: sums, embedding, norms, the fused residual, rotation, swiglu. Shapes are one, primes, vector
+ * widths and their neighbours. A tolerance has two parts: ulps of the stored type, for the one rounding, and a share of
+ * the largest result, for sums made in F32 in another order.
  */
 #include "harness.h"
 
@@ -48,7 +48,7 @@ static double bytes_of(const struct call *call, double n_elements)
   return n_elements * (double)lade_dtype_bytes(call->dtype);
 }
 
-/* An output that is a sum whose terms may cancel; @limit as in struct operand. */
+/* Declare an output that is a sum whose terms may cancel; @limit as in struct operand. */
 static void sum_out(struct call *call, const void *field, const void *also, enum lade_dtype dtype, int64_t n,
                     double ulps, double relative, double limit)
 {
@@ -71,7 +71,7 @@ static bool column_sum_build(struct call *call, int i_shape)
   return true;
 }
 
-/* Every other shape has a part of the vocabulary, with tokens before and past it. */
+/* Return the first token: every other shape has a part of the vocabulary, with tokens before and past it. */
 static int64_t first_token(const struct call *call, int i_shape)
 {
   return !call->is_bench && i_shape / 2 % 2 ? 5 : 0;
@@ -83,24 +83,24 @@ static bool embed_fwd_build(struct call *call, int i_shape)
   struct shape s;
   if (!shape_get(call, i_shape / 2, &s))
     return false;
-  int64_t batch = s.n > 1 ? 2 : 1, time = LADE_MAX(1, s.n / 2), vocabulary = call->is_bench ? 256 : 13;
-  *a = (struct lade_embed_fwd_args){.dtype = call->dtype, .batch = batch, .time = time, .d = s.d,
+  int64_t batch = s.n > 1 ? 2 : 1, seq_len = LADE_MAX(1, s.n / 2), vocabulary = call->is_bench ? 256 : 13;
+  *a = (struct lade_embed_fwd_args){.dtype = call->dtype, .batch = batch, .seq_len = seq_len, .d = s.d,
                                     .vocabulary = vocabulary, .first_token = first_token(call, i_shape)};
-  struct operand *tokens = call_in(call, &a->tokens, LADE_I32, batch * time);
+  struct operand *tokens = call_in(call, &a->tokens, LADE_I32, batch * seq_len);
   tokens->fill = FILL_INDEX;
   tokens->limit = (double)(vocabulary + 2 * a->first_token);
   call_in(call, &a->token_table, call->dtype, vocabulary * s.d);
   if (i_shape % 2)
-    call_in(call, &a->position_table, call->dtype, time * s.d);
+    call_in(call, &a->position_table, call->dtype, seq_len * s.d);
   const bool is_later_part = a->first_token && i_shape / 4 > 0, is_in_place = i_shape / 4 % 2; /* of a table */
   if (is_later_part && is_in_place) {
-    call_inout(call, &a->x, &a->before, call->dtype, batch * time * s.d, 0, 0);
+    call_inout(call, &a->x, &a->before, call->dtype, batch * seq_len * s.d, 0, 0);
   } else {
     if (is_later_part)
-      call_in(call, &a->before, call->dtype, batch * time * s.d);
-    call_out(call, &a->x, call->dtype, batch * time * s.d, 0, 0);
+      call_in(call, &a->before, call->dtype, batch * seq_len * s.d);
+    call_out(call, &a->x, call->dtype, batch * seq_len * s.d, 0, 0);
   }
-  call->traffic_bytes = bytes_of(call, (double)(batch * time * s.d) * 2);
+  call->traffic_bytes = bytes_of(call, (double)(batch * seq_len * s.d) * 2);
   return true;
 }
 
@@ -111,21 +111,21 @@ static bool embed_bwd_build(struct call *call, int i_shape)
   enum lade_dtype accumulator = accumulator_of(call->dtype);
   if (!shape_get(call, i_shape / 2, &s))
     return false;
-  int64_t batch = s.n > 1 ? 2 : 1, time = LADE_MAX(1, s.n / 2), vocabulary = call->is_bench ? 256 : 13;
+  int64_t batch = s.n > 1 ? 2 : 1, seq_len = LADE_MAX(1, s.n / 2), vocabulary = call->is_bench ? 256 : 13;
   bool accumulate = i_shape % 2;
-  *a = (struct lade_embed_bwd_args){.dtype = call->dtype, .batch = batch, .time = time, .d = s.d,
+  *a = (struct lade_embed_bwd_args){.dtype = call->dtype, .batch = batch, .seq_len = seq_len, .d = s.d,
                                     .vocabulary = vocabulary, .first_token = first_token(call, i_shape),
-                                    .positions = time + 3, .accumulate_token = accumulate,
+                                    .positions = seq_len + 3, .accumulate_token = accumulate,
                                     .accumulate_position = accumulate};
-  struct operand *tokens = call_in(call, &a->tokens, LADE_I32, batch * time);
+  struct operand *tokens = call_in(call, &a->tokens, LADE_I32, batch * seq_len);
   tokens->fill = FILL_INDEX;
   tokens->limit = (double)(vocabulary + 2 * a->first_token);
-  call_in(call, &a->dx, call->dtype, batch * time * s.d)->limit = SUM_LIMIT;
+  call_in(call, &a->dx, call->dtype, batch * seq_len * s.d)->limit = SUM_LIMIT;
   sum_out(call, &a->d_token_table, NULL, accumulator, vocabulary * s.d, 4, 1e-6, SUM_LIMIT);
   if (s.d != 17)
     sum_out(call, &a->d_position_table, NULL, accumulator, a->positions * s.d, 4, 1e-6, SUM_LIMIT);
   call_workspace(call, &a->workspace);
-  call->traffic_bytes = bytes_of(call, (double)(batch * time * s.d) * 2);
+  call->traffic_bytes = bytes_of(call, (double)(batch * seq_len * s.d) * 2);
   return true;
 }
 
@@ -181,7 +181,7 @@ static bool norm_bwd_build(struct call *call, int i_shape)
   return true;
 }
 
-/* Half of the elements stay; the first element is not a multiple of the generator's four. */
+/* Make dropout: half of the elements stay; the first element is not a multiple of the generator's four. */
 static struct lade_drop drop_make(int i_shape)
 {
   return i_shape % 2 ? (struct lade_drop){.drop_below = 0x40000000, .stream = 5, .scale = 4.0f / 3,
@@ -199,7 +199,7 @@ static bool residual_fwd_build(struct call *call, int i_shape)
   int64_t n = s.shape.n, d = s.shape.d;
   *a = (struct lade_residual_fwd_args){.dtype = call->dtype, .kind = s.kind, .n = n, .d = d, .eps = 1e-3f,
                                        .drop = drop_make(i_shape)};
-  /* Of a row of equal values the norm is the mean's rounding error over sqrt(eps): both are kept within reason. */
+  /* The norm of a row of equal values is the mean's rounding error over sqrt(eps): limits keep both small. */
   call_in(call, &a->x, call->dtype, n * d)->limit = 1;
   if (d != 17)
     call_in(call, &a->bias, call->dtype, d)->limit = 1;
@@ -212,7 +212,7 @@ static bool residual_fwd_build(struct call *call, int i_shape)
   call->traffic_bytes = bytes_of(call, (double)(n * d) * (s.kind == LADE_NORM_NONE ? 3 : 4));
   if (s.kind == LADE_NORM_NONE)
     return true;
-  /* A sum that rounds to its neighbour in D moves the norm by as much: an ulp more than the norm alone. */
+  /* A sum rounded to its neighbour in D moves the norm by as much: an ulp more than for the norm alone. */
   double share = call->dtype == LADE_F32 || call->dtype == LADE_F64 ? 8e-6 : call->dtype == LADE_F16 ? 2e-3 : 1.6e-2;
   call_in(call, &a->weight, call->dtype, d)->limit = 8;
   if (s.kind == LADE_NORM_LAYER) {
@@ -266,7 +266,7 @@ static bool residual_bwd_build(struct call *call, int i_shape)
 static bool rope_build(struct call *call, int i_shape)
 {
   static const struct {
-    int64_t batch, time, heads, key_heads, head_dim;
+    int64_t batch, seq_len, heads, n_kv_heads, head_dim;
   } sizes[] = {{1, 1, 1, 1, 2}, {2, 37, 3, 1, 6}, {1, 70, 4, 2, 32}, {3, 5, 2, 2, 34}, {2, 33, 6, 2, 64}},
     bench_sizes[] = {{16, 256, 6, 6, 64}, {2, 2048, 32, 8, 128}};
   struct lade_rope_args *a = (void *)&call->args;
@@ -275,9 +275,9 @@ static bool rope_build(struct call *call, int i_shape)
     return false;
   *a = (struct lade_rope_args){.dtype = call->dtype, .base = 10000, .is_inverse = i_shape & 1};
   a->batch = call->is_bench ? bench_sizes[i].batch : sizes[i].batch;
-  a->time = call->is_bench ? bench_sizes[i].time : sizes[i].time;
+  a->seq_len = call->is_bench ? bench_sizes[i].seq_len : sizes[i].seq_len;
   a->heads = call->is_bench ? bench_sizes[i].heads : sizes[i].heads;
-  a->key_heads = call->is_bench ? bench_sizes[i].key_heads : sizes[i].key_heads;
+  a->n_kv_heads = call->is_bench ? bench_sizes[i].n_kv_heads : sizes[i].n_kv_heads;
   a->head_dim = call->is_bench ? bench_sizes[i].head_dim : sizes[i].head_dim;
   if (i_shape & 1) {
     a->scale_factor = 8;
@@ -285,7 +285,7 @@ static bool rope_build(struct call *call, int i_shape)
     a->high_freq_factor = 4;
     a->original_context = 64;
   }
-  int64_t n_elements = a->batch * a->time * (a->heads + 2 * a->key_heads) * a->head_dim;
+  int64_t n_elements = a->batch * a->seq_len * (a->heads + 2 * a->n_kv_heads) * a->head_dim;
   if (i_shape & 2 && !call->is_bench) {
     sum_out(call, &a->y, &a->x, call->dtype, n_elements, 1, 1e-6, 1e4);
   } else {

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attention at every level against the plain one in double: grouped heads, lengths on both sides of a block,
- * any head dimension, dropout, and the same bits for any number of threads.
+ * Attention at every level compared with the plain one in double: grouped heads, lengths on both sides of a block, any
+ * head dimension, dropout, and the same bits for any number of threads.
  */
 #include "exact.h"
 
 struct size {
-  int64_t batch, time, heads, key_heads, head_dim;
+  int64_t batch, seq_len, heads, n_kv_heads, head_dim;
 };
 
 static bool is_small(struct size size)
 {
-  return size.batch * size.heads * size.time * size.time * size.head_dim <= level_most_products();
+  return size.batch * size.heads * size.seq_len * size.seq_len * size.head_dim <= level_most_products();
 }
 
 /* Both directions' arguments in D and in double. */
@@ -23,13 +23,13 @@ struct problem {
 
 static struct problem problem_make(enum lade_dtype dtype, struct size size, struct lade_drop drop, enum values values)
 {
-  struct problem problem = {.n_qkv = size.batch * size.time * (size.heads + 2 * size.key_heads) * size.head_dim,
-                            .n_out = size.batch * size.time * size.heads * size.head_dim,
-                            .n_lse = size.batch * size.time * size.heads};
+  struct problem problem = {.n_qkv = size.batch * size.seq_len * (size.heads + 2 * size.n_kv_heads) * size.head_dim,
+                            .n_out = size.batch * size.seq_len * size.heads * size.head_dim,
+                            .n_lse = size.batch * size.seq_len * size.heads};
   void *qkv, *d_out;
   size_t d = lade_dtype_bytes(dtype), a = lade_dtype_bytes(lade_accumulator(dtype));
   problem.fwd = (struct lade_attention_fwd_args){
-      .dtype = dtype, .batch = size.batch, .time = size.time, .heads = size.heads, .key_heads = size.key_heads,
+      .dtype = dtype, .batch = size.batch, .seq_len = size.seq_len, .heads = size.heads, .n_kv_heads = size.n_kv_heads,
       .head_dim = size.head_dim, .drop = drop, .qkv = operand_make(dtype, values, 1, problem.n_qkv, &qkv),
       .out = memory_make((size_t)problem.n_out * d), .lse = memory_make((size_t)problem.n_lse * a)};
   problem.fwd_exact = problem.fwd;
@@ -38,7 +38,7 @@ static struct problem problem_make(enum lade_dtype dtype, struct size size, stru
   problem.fwd_exact.out = memory_make((size_t)problem.n_out * sizeof(double));
   problem.fwd_exact.lse = memory_make((size_t)problem.n_lse * sizeof(double));
   problem.bwd = (struct lade_attention_bwd_args){
-      .dtype = dtype, .batch = size.batch, .time = size.time, .heads = size.heads, .key_heads = size.key_heads,
+      .dtype = dtype, .batch = size.batch, .seq_len = size.seq_len, .heads = size.heads, .n_kv_heads = size.n_kv_heads,
       .head_dim = size.head_dim, .drop = drop, .qkv = problem.fwd.qkv, .out = problem.fwd.out, .lse = problem.fwd.lse,
       .d_out = operand_make(dtype, values, 2, problem.n_out, &d_out),
       .d_qkv = memory_make((size_t)problem.n_qkv * d)};
@@ -82,12 +82,12 @@ static void compare(const char *what, const char *variant, const struct problem 
                     const void *data, const void *exact, int64_t n)
 {
   double norm, error = error_get(dtype, data, exact, n, &norm);
-  /* Rounded operands of a second product; a gradient also carries delta's rounded output. */
+  /* Rounded operands of a second product; a gradient also includes delta's rounded output. */
   double bound = 4 * unit_get(problem->fwd.dtype) + 0x1p-20;
   if (!(error <= bound * norm + 1e-6))
     fail_msg("%s %s %s batch %ld time %ld heads %ld/%ld dim %ld: error %g of %g, bound %g", what, variant,
-             lade_dtype_name(problem->fwd.dtype), (long)problem->fwd.batch, (long)problem->fwd.time,
-             (long)problem->fwd.heads, (long)problem->fwd.key_heads, (long)problem->fwd.head_dim, error, norm, bound);
+             lade_dtype_name(problem->fwd.dtype), (long)problem->fwd.batch, (long)problem->fwd.seq_len,
+             (long)problem->fwd.heads, (long)problem->fwd.n_kv_heads, (long)problem->fwd.head_dim, error, norm, bound);
 }
 
 static void problem_check(enum lade_dtype dtype, struct size size, struct lade_drop drop, enum values values)
@@ -144,7 +144,7 @@ static void dropout_draws_by_element(void **state)
       problem_check(dtypes[d], sizes[s], drop, RANDOM);
 }
 
-/* Heads of 128, for which a GPU cuts otherwise than for 64; both are for its tensor cores in 16 bits. */
+/* Heads of 128, for which a GPU uses other tiles than for 64; both use tensor cores in 16 bits. */
 static void long_heads_are_right(void **state)
 {
   const struct lade_drop drop = {.drop_below = 0x40000000, .stream = 9, .scale = 4.0f / 3, .first_element = 1000003};
@@ -152,7 +152,7 @@ static void long_heads_are_right(void **state)
   problem_check(LADE_F16, (struct size){1, 67, 2, 1, 128}, (struct lade_drop){0}, RANDOM);
 }
 
-/* Over so many tiles of any level that each place of a tile is taken again. */
+/* Enough tiles at any level that each slot of a tile is reused. */
 static void tiles_take_turns(void **state)
 {
   const struct size size = {1, 600, 1, 1, 128};
@@ -173,22 +173,23 @@ static void tiles_take_turns(void **state)
   problem_free(&problem);
 }
 
-/* The query and key heads from @first on, as many as @part has, of every row of qkv. */
+/* Copy the query and KV heads from @first on, as many as @part has, of every row of qkv. */
 static void heads_take(const struct problem *whole, const struct problem *part, int64_t first)
 {
   const struct lade_attention_fwd_args *from = &whole->fwd, *to = &part->fwd;
-  int64_t row = (from->heads + 2 * from->key_heads) * from->head_dim;
-  int64_t part_row = (to->heads + 2 * to->key_heads) * to->head_dim, first_key = first * from->key_heads / from->heads;
+  int64_t row = (from->heads + 2 * from->n_kv_heads) * from->head_dim;
+  int64_t part_row = (to->heads + 2 * to->n_kv_heads) * to->head_dim, first_key =
+      first * from->n_kv_heads / from->heads;
   const int64_t slots[][2] = {{first, 0}, {from->heads + first_key, to->heads},
-                              {from->heads + from->key_heads + first_key, to->heads + to->key_heads}};
-  for (int64_t i = 0; i < from->batch * from->time; i++)
+                              {from->heads + from->n_kv_heads + first_key, to->heads + to->n_kv_heads}};
+  for (int64_t i = 0; i < from->batch * from->seq_len; i++)
     for (int s = 0; s < 3; s++)
       memcpy((float *)to->qkv + i * part_row + slots[s][1] * to->head_dim,
              (const float *)from->qkv + i * row + slots[s][0] * from->head_dim,
-             (size_t)((s ? to->key_heads : to->heads) * to->head_dim) * sizeof(float));
+             (size_t)((s ? to->n_kv_heads : to->heads) * to->head_dim) * sizeof(float));
 }
 
-/* What a rank computes of its heads is what one rank computes of them among all. */
+/* A rank's result for its heads equals one rank's result for them among all heads. */
 static void part_of_the_heads_draws_as_all_do(void **state)
 {
   struct lade_drop drop = {.drop_below = 0x40000000, .stream = 9, .scale = 4.0f / 3, .first_element = 17};
@@ -196,14 +197,14 @@ static void part_of_the_heads_draws_as_all_do(void **state)
   struct lade_kernels levels[LEVELS];
   int n_levels = levels_make(LADE_K_ATTENTION_FWD, levels);
   struct problem whole = problem_make(LADE_F32, all, drop, RANDOM);
-  drop.first_element += (uint64_t)(2 * all.time * all.time); /* the second half's first head is head 2 */
+  drop.first_element += (uint64_t)(2 * all.seq_len * all.seq_len); /* the second half's first head is head 2 */
   struct problem part = problem_make(LADE_F32, half, drop, RANDOM);
   part.fwd.draw_heads = part.bwd.draw_heads = all.heads;
   heads_take(&whole, &part, 2);
   for (int level = 0; level < n_levels; level++) {
     kernel_call(&levels[level], LADE_K_ATTENTION_FWD, &whole.fwd, &whole.fwd.workspace, NULL);
     kernel_call(&levels[level], LADE_K_ATTENTION_FWD, &part.fwd, &part.fwd.workspace, NULL);
-    for (int64_t i = 0; i < all.batch * all.time; i++)
+    for (int64_t i = 0; i < all.batch * all.seq_len; i++)
       assert_memory_equal((const float *)whole.fwd.out + (i * 4 + 2) * 16, (const float *)part.fwd.out + i * 2 * 16,
                           2 * 16 * sizeof(float));
   }

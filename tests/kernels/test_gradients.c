@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every backward against central differences in double precision.
+ * Every backward compared with central differences in double precision.
  *
- * A check is a function of input tensors to output tensors. With fixed random weights on its
- * outputs it is a scalar L, and each input's gradient g must satisfy g.v = dL/dh along random
- * directions v. The difference is of fourth order, (8 (L(h) - L(-h)) - (L(2h) - L(-2h))) / 12h,
- * which at h = 1e-3 is exact to about 1e-11; the kernels are held to 1e-6 of |g| |v|.
+ * A check is a function of input tensors to output tensors. With fixed random weights on its outputs it is a scalar L,
+ * and each input's gradient g must satisfy g.v = dL/dh along random directions v. The difference is of fourth order, (8
+ * (L(h) - L(-h)) - (L(2h) - L(-2h))) / 12h, which at h = 1e-3 is exact to about 1e-11. The bound for kernels is 1e-6 of
+ * |g| |v|.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -27,14 +27,14 @@
 
 struct tensor {
   int64_t n;
-  double *x, *g; /* value and gradient: of an input found by backward, of an output given */
+  double *x, *g; /* value and gradient: backward computes an input's, the check sets an output's */
 };
 
 struct check {
   int n_in, n_out;
   struct tensor in[N_TENSORS], out[N_TENSORS];
   int32_t *tokens;
-  double *mean, *rstd; /* what forward leaves for backward: also lse and losses */
+  double *mean, *rstd; /* values that forward keeps for backward: also lse and losses */
   enum lade_norm_kind kind;
   struct lade_drop drop;
   float scale_factor; /* of rope */
@@ -45,7 +45,7 @@ struct check {
   void (*backward)(struct check *check);
 };
 
-/* Small and no multiples of anything. */
+/* Small, and not multiples of anything. */
 enum { BATCH = 2, TIME = 5, N = BATCH * TIME, D = 7, VOCABULARY = 6, HEADS = 4, KEY_HEADS = 2, HEAD_DIM = 6, F = 3 };
 #define EPS 1e-5f
 
@@ -75,7 +75,7 @@ static double scalar_get(struct check *check)
   return sum;
 }
 
-/* L with @x moved by @h along @v; x is put back. */
+/* Return L with @x moved by @h along @v; x is restored. */
 static double moved_get(struct check *check, const struct tensor *tensor, const double *v, double h)
 {
   double *before = malloc((size_t)tensor->n * sizeof(double));
@@ -127,7 +127,7 @@ static void tensors_fill(struct tensor *tensors, int n_tensors, uint64_t *random
   }
 }
 
-/* Fill, differentiate, compare, release. The caller gave sizes and functions. */
+/* Fill, differentiate, compare, release. The caller has set sizes and functions. */
 static void check_run(struct check *check)
 {
   uint64_t random = 20240607;
@@ -142,7 +142,7 @@ static void check_run(struct check *check)
   check->tokens = calloc(N, sizeof(int32_t));
   assert_non_null(check->tokens);
   for (int i = 0; i < N; i++)
-    check->tokens[i] = (int32_t)((random_next(&random) + 1) / 2 * (VOCABULARY - 1)); /* the last one is never named */
+    check->tokens[i] = (int32_t)((random_next(&random) + 1) / 2 * (VOCABULARY - 1)); /* the last one never occurs */
   check->forward(check);
   check->backward(check);
   for (int i = 0; i < check->n_in; i++) {
@@ -191,7 +191,7 @@ static void matmul_and_column_sum(void **state)
 
 static void embed_forward(struct check *c)
 {
-  struct lade_embed_fwd_args a = {.dtype = LADE_F64, .batch = BATCH, .time = TIME, .d = D, .vocabulary = VOCABULARY,
+  struct lade_embed_fwd_args a = {.dtype = LADE_F64, .batch = BATCH, .seq_len = TIME, .d = D, .vocabulary = VOCABULARY,
                                   .tokens = c->tokens, .token_table = c->in[0].x, .position_table = c->in[1].x,
                                   .x = c->out[0].x};
   call(c, LADE_K_EMBED_FWD, &a, NULL);
@@ -199,7 +199,7 @@ static void embed_forward(struct check *c)
 
 static void embed_backward(struct check *c)
 {
-  struct lade_embed_bwd_args a = {.dtype = LADE_F64, .batch = BATCH, .time = TIME, .d = D, .vocabulary = VOCABULARY,
+  struct lade_embed_bwd_args a = {.dtype = LADE_F64, .batch = BATCH, .seq_len = TIME, .d = D, .vocabulary = VOCABULARY,
                                   .tokens = c->tokens, .dx = c->out[0].g, .d_token_table = c->in[0].g,
                                   .d_position_table = c->in[1].g, .positions = TIME + 1};
   call(c, LADE_K_EMBED_BWD, &a, &a.workspace);
@@ -326,7 +326,8 @@ enum { QKV = (HEADS + 2 * KEY_HEADS) * HEAD_DIM };
 
 static void rope_call(struct check *c, const double *x, double *y, bool is_inverse)
 {
-  struct lade_rope_args a = {.dtype = LADE_F64, .batch = BATCH, .time = TIME, .heads = HEADS, .key_heads = KEY_HEADS,
+  struct lade_rope_args a = {.dtype = LADE_F64, .batch = BATCH, .seq_len = TIME, .heads = HEADS,
+                             .n_kv_heads = KEY_HEADS,
                              .head_dim = HEAD_DIM, .base = 100, .scale_factor = c->scale_factor, .low_freq_factor = 1,
                              .high_freq_factor = 4, .original_context = 16, .is_inverse = is_inverse, .x = x, .y = y};
   call(c, LADE_K_ROPE, &a, &a.workspace);
@@ -354,16 +355,16 @@ static void rope(void **state)
 
 static void attention_forward(struct check *c)
 {
-  struct lade_attention_fwd_args a = {.dtype = LADE_F64, .batch = BATCH, .time = TIME, .heads = HEADS,
-                                      .key_heads = KEY_HEADS, .head_dim = HEAD_DIM, .drop = c->drop,
+  struct lade_attention_fwd_args a = {.dtype = LADE_F64, .batch = BATCH, .seq_len = TIME, .heads = HEADS,
+                                      .n_kv_heads = KEY_HEADS, .head_dim = HEAD_DIM, .drop = c->drop,
                                       .qkv = c->in[0].x, .out = c->out[0].x, .lse = c->mean};
   call(c, LADE_K_ATTENTION_FWD, &a, &a.workspace);
 }
 
 static void attention_backward(struct check *c)
 {
-  struct lade_attention_bwd_args a = {.dtype = LADE_F64, .batch = BATCH, .time = TIME, .heads = HEADS,
-                                      .key_heads = KEY_HEADS, .head_dim = HEAD_DIM, .drop = c->drop,
+  struct lade_attention_bwd_args a = {.dtype = LADE_F64, .batch = BATCH, .seq_len = TIME, .heads = HEADS,
+                                      .n_kv_heads = KEY_HEADS, .head_dim = HEAD_DIM, .drop = c->drop,
                                       .qkv = c->in[0].x, .out = c->out[0].x, .lse = c->mean, .d_out = c->out[0].g,
                                       .d_qkv = c->in[0].g};
   call(c, LADE_K_ATTENTION_BWD, &a, &a.workspace);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The head and its loss at every level against the plain one in double: vocabularies on both sides of a chunk,
+ * The head and its loss at every level compared with the plain one in double: vocabularies on both sides of a chunk,
  * rows on both sides of a block, ignored targets, accumulation, and the same bits for any number of threads.
  */
 #include "exact.h"
@@ -12,7 +12,7 @@ struct problem {
   int32_t *targets;
 };
 
-/* @leaf as in the arguments. */
+/* Make a problem; @leaf as in the arguments. */
 static struct problem problem_make(enum lade_dtype dtype, int64_t n, int64_t d, int64_t vocabulary, int64_t leaf,
                                    bool accumulate)
 {
@@ -149,7 +149,7 @@ static int64_t cut_padding(const struct cut *cut, int64_t rank)
   return LADE_MAX((rank + 1) * cut->rows - cut->problem->fwd.vocabulary, 0);
 }
 
-/* Elements from one rank's dx to the next, each where a tensor may begin. */
+/* Return the elements from one rank's dx to the next, rounded up to where a tensor may begin. */
 static int64_t cut_pitch(const struct cut *cut)
 {
   return (int64_t)lade_align_up((uint64_t)(cut->problem->fwd.n * cut->problem->fwd.d), 64);
@@ -184,7 +184,7 @@ static const void *cut_weight(const struct cut *cut, int64_t rank)
   return cut->weight + (size_t)(rank * cut->rows * all->d) * lade_dtype_bytes(all->dtype);
 }
 
-/* All ranks' parts one after the other; the loss goes into the problem's own outputs. */
+/* Run all ranks' parts one after the other; the loss goes into the problem's own outputs. */
 static void cut_run(struct cut *cut, const struct lade_kernels *kernels)
 {
   struct problem *p = cut->problem;
@@ -213,7 +213,7 @@ static void cut_run(struct cut *cut, const struct lade_kernels *kernels)
   }
 }
 
-/* The sum of all ranks' dx in double; the caller's. */
+/* Return the sum of all ranks' dx in double; the caller frees it. */
 static double *cut_dx(const struct cut *cut)
 {
   const struct lade_head_loss_fwd_args *all = &cut->problem->fwd;
@@ -260,7 +260,7 @@ static void vocabulary_cut_over_ranks_gives_the_loss_of_the_whole(void **state)
   }
 }
 
-/* What is left in @problem's outputs by one rank that has all leaves, and by @n_ranks that share them out. */
+/* Compare @problem's outputs of one rank that has all leaves with those of @n_ranks that share them. */
 static void leaves_compare(struct problem *problem, const struct lade_kernels *kernels, int64_t n_ranks)
 {
   size_t n = (size_t)problem->fwd.n, n_dx = n * (size_t)problem->fwd.d;
@@ -305,8 +305,8 @@ static void ranks_that_share_the_leaves_give_the_bits_of_one(void **state)
 }
 
 /*
- * @problem's forward over parts of a table, which begin at @first and go on after each other; the first part's
- * statistics in a place of their own, the others' over what they go on from.
+ * Run @problem's forward over consecutive parts of a table, which begin at @first. The first part's statistics have
+ * separate memory; the other parts overwrite the statistics that they continue.
  */
 static void parts_reduce(struct problem *problem, const struct lade_kernels *kernels, const int64_t *first, int n)
 {
@@ -329,7 +329,7 @@ static void parts_reduce(struct problem *problem, const struct lade_kernels *ker
   free(stats);
 }
 
-/* The same backward. */
+/* Run the same backward. */
 static void parts_differentiate(struct problem *problem, const struct lade_kernels *kernels, const int64_t *first,
                                 int n)
 {
@@ -353,7 +353,7 @@ static void parts_differentiate(struct problem *problem, const struct lade_kerne
   free(sum);
 }
 
-/* At every level the whole table's loss and gradients; on a host, for one lse, its very bits of these. */
+/* Compare with the whole table's loss and gradients at every level; on a host, for an equal lse, bit for bit. */
 static void parts_check(enum lade_dtype dtype, const int64_t *first, int n_parts, bool accumulate)
 {
   struct lade_kernels levels[LEVELS];

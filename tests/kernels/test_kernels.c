@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every variant of every kernel against the plain reference; `--bench [OP…]` times them, with the
- * bandwidth of a plain copy of as many bytes on the same threads as the measure. SEED=n in the
- * environment repeats a run whose seed a failure printed.
+ * Every variant of every kernel compared with the plain reference. `--bench [OP…]` times them; the yardstick is the
+ * bandwidth of a plain copy of as many bytes on the same threads. SEED=n in the environment repeats a run whose seed a
+ * failure printed.
  */
 #include "harness.h"
 

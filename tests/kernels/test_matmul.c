@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every variant of the matrix product against the plain one in double: all layouts, dtypes, output types,
- * hostile shapes and values, accumulation, and the same bits for any number of threads.
+ * Every variant of the matrix product compared with the plain one in double: all layouts, dtypes, output types, hostile
+ * shapes and values, accumulation, and the same bits for any number of threads.
  */
 #include "exact.h"
 
@@ -9,7 +9,7 @@
 struct problem {
   struct lade_matmul_args args, exact;
   void *start;  /* of c */
-  void *result; /* of a first run, to compare with */
+  void *result; /* of a first run, for comparison */
   size_t c_bytes;
 };
 
@@ -57,7 +57,7 @@ static void problem_run(struct problem *problem, const struct lade_kernels *kern
   kernel_call(kernels, LADE_K_MATMUL, &problem->args, &problem->args.workspace, pool);
 }
 
-/* ||c - exact|| against the rounding of k products and of the output. */
+/* Compare ||c - exact|| with the rounding of k products and of the output. */
 static void problem_compare(const struct problem *problem, const char *variant)
 {
   const struct lade_matmul_args *args = &problem->args;
@@ -149,7 +149,7 @@ static void a_tree_of_leaves_is_right(void **state)
       }
 }
 
-/* Span @i_span of @whole, as the rank that has parts [first, first + n) of it. */
+/* Cut span @i_span of @whole for the rank that has parts [first, first + n) of it. */
 static void span_cut(const struct lade_matmul_args *whole, int i_span, int first, int n, struct lade_matmul_args *part,
                      int64_t *ret_from)
 {
@@ -159,7 +159,7 @@ static void span_cut(const struct lade_matmul_args *whole, int i_span, int first
   *ret_from = from + (i_span > 0 ? whole->tree.span[0] : 0);
 }
 
-/* k of op(x) [outer, k] is the inner dimension or the outer one: those of rank @rank of @n_ranks. */
+/* Cut out one rank's @k_part of the @k values of op(x) [outer, k]; k is the inner dimension if @is_k_inner. */
 static void *operand_cut(const float *from, bool is_k_inner, int64_t n_outer, int64_t k, int64_t k_part,
                          const int64_t *first, const int64_t *span)
 {
@@ -173,7 +173,7 @@ static void *operand_cut(const float *from, bool is_k_inner, int64_t n_outer, in
   return to;
 }
 
-/* What rank @rank of @n_ranks has of the product: its leaves. */
+/* Compute the part of the product of rank @rank of @n_ranks: its leaves. */
 static float *part_run(const struct lade_kernels *kernels, const struct lade_matmul_args *whole, int rank, int n_ranks)
 {
   struct lade_matmul_args part = *whole;
@@ -207,7 +207,7 @@ static void ranks_compare(const struct lade_kernels *kernels, const struct lade_
   free(sum);
 }
 
-/* Each rank has its leaves of both spans; what rank_sum makes of their products are the bits of the whole one. */
+/* Each rank has its leaves of both spans; rank_sum over their products gives the bits of the whole product. */
 static void ranks_that_share_the_leaves_give_the_bits_of_one(void **state)
 {
   struct lade_kernels levels[LEVELS];
@@ -216,7 +216,7 @@ static void ranks_that_share_the_leaves_give_the_bits_of_one(void **state)
     struct problem problem = problem_make(tree_product((enum lade_matmul_layout)layout, LADE_F32), RANDOM, false);
     for (int level = 0; level < n_levels; level++) {
       if (!levels[level].fn[LADE_K_RANK_SUM])
-        continue; /* a CUDA device's table: sums over ranks are not its own */
+        continue; /* a CUDA device's table has no sums over ranks */
       problem_run(&problem, &levels[level], NULL);
       for (int n_ranks = 2; n_ranks <= LADE_LEAVES_MOST; n_ranks *= 2)
         ranks_compare(&levels[level], &problem.args, n_ranks);

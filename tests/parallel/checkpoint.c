@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Checkpoints of several ranks, without a training step: what one rank saved goes from layout to layout, each loading
- * what the one before saved, in every form of state, and what comes out has the bits that went in. A rank that fails,
- * sees another directory, or reads a damaged file fails the call at all ranks, with one line that says who and what;
- * of six ranks that find a version that some cannot verify, all refuse it.
+ * Checkpoints of several ranks, without a training step. One rank's checkpoint goes from layout to layout: each loads
+ * the previous layout's checkpoint, in every form of state, and the final bits are the first ones. A rank that fails,
+ * sees another directory, or reads a damaged file fails the call at all ranks, with one line that names the rank and
+ * the cause. If some of six ranks cannot verify a checkpoint's version, all refuse it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,13 +19,13 @@
 #include "base/base.h"
 #include "base/cpu.h"
 #include "run/checkpoint.h"
-#include "run/snapshot.h"
+#include "run/checkpoint/snapshot.h"
 #include "tests/parallel/world.h"
 #include "tests/support/scratch.h"
 #include "tests/support/values_memory.h"
 
 #define PATH_BYTES 512
-#define VOCABULARY 4203 /* tables are several parameters under ZeRO-3 in 16 bits, of tensor parallel ranks too */
+#define VOCABULARY 4203 /* tables are several parameters under ZeRO-3 in 16 bits, also with tensor parallel ranks */
 
 static const struct {
   const char *name;
@@ -39,7 +39,7 @@ static const struct {
              {"llama, tied, with bf16 moments", LADE_LLAMA, LADE_BF16, LADE_MOMENTS_BF16, LADE_MASTER_24BIT},
              {"gpt2 in fp16", LADE_GPT2, LADE_F16, LADE_MOMENTS_F32, LADE_MASTER_EXACT}};
 
-/* All of four ranks. Key heads are two: with tp 4 neighbours share them. */
+/* All layouts of four ranks. There are two KV heads: with tp 4 neighbours share them. */
 static const struct lade_layout_params layouts[] = {
     {.tp = 2, .pp = 2},
     {.tp = 4},
@@ -60,14 +60,14 @@ static struct lade_graph *graph_make(size_t i, const struct lade_layout *layout)
   static struct lade_kernels kernels;
   struct lade_cpu cpu = {0};
   struct lade_error error = {0};
-  struct lade_model model = {.name = "test", .family = cases[i].family, .layers = 4, .heads = 4, .key_heads = 2,
+  struct lade_model model = {.name = "test", .family = cases[i].family, .layers = 4, .heads = 4, .n_kv_heads = 2,
                              .width = 32, .hidden = 48, .context = 16, .vocabulary = VOCABULARY, .norm_eps = 1e-5f,
                              .rope_base = 10000, .is_tied = cases[i].family == LADE_GPT2 || i == 3};
   if (model.family == LADE_GPT2)
-    model.key_heads = model.heads;
+    model.n_kv_heads = model.heads;
   lade_kernels_init(&kernels, &cpu);
   struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = cases[i].dtype,
-                                     .batch = 1, .time = 8, .kernels = &kernels, .n_threads = 1,
+                                     .batch = 1, .seq_len = 8, .kernels = &kernels, .n_threads = 1,
                                      .moments = cases[i].moments, .master = cases[i].master};
   if (layout)
     params.share = (struct lade_share){
@@ -83,7 +83,7 @@ static struct lade_graph *graph_make(size_t i, const struct lade_layout *layout)
 /* ---- one rank's values under a layout ---- */
 
 struct part {
-  struct lade_peers peers;
+  struct lade_rank_group group;
   struct lade_graph *whole, *graph;
   struct values_memory memory;
 };
@@ -93,13 +93,13 @@ static void part_open(struct part *part, struct world *world, size_t i, const st
   struct lade_error error = {0};
   struct lade_layout_params params = *how;
   params.struct_size = sizeof(params);
-  demand(!lade_peers_join(world->comm, &error, &part->peers), "%s", error.text);
-  demand(!lade_peers_open(&params, &error, &part->peers), "%s", error.text);
+  demand(!lade_rank_group_join(world->comm, &error, &part->group), "%s", error.text);
+  demand(!lade_rank_group_open(&params, &error, &part->group), "%s", error.text);
   part->whole = graph_make(i, NULL);
-  part->graph = graph_make(i, &part->peers.layout);
+  part->graph = graph_make(i, &part->group.layout);
   values_memory_init(&part->memory, part->graph);
   part->memory.values.whole = part->whole;
-  part->memory.values.peers = &part->peers;
+  part->memory.values.group = &part->group;
 }
 
 static void part_close(struct part *part)
@@ -107,7 +107,7 @@ static void part_close(struct part *part)
   values_memory_finish(&part->memory);
   lade_graph_destroy(part->graph);
   lade_graph_destroy(part->whole);
-  lade_peers_close(&part->peers);
+  lade_rank_group_close(&part->group);
 }
 
 static void barrier(struct world *world)
@@ -136,7 +136,7 @@ static int part_save(struct part *part, int64_t step, uint64_t file_bytes, struc
   return lade_checkpoint_save(&part->memory.values, &state, &place, faults, error);
 }
 
-/* From a copy, as beside steps: what is saved is in it. */
+/* Save from a copy, as an async save does: the copy has the values. */
 static int part_save_copy(struct part *part, int64_t step, struct lade_error *error)
 {
   const struct lade_checkpoint_state state = {.step = step, .loss_scale = 1, .model = "test"};
@@ -146,7 +146,7 @@ static int part_save_copy(struct part *part, int64_t step, struct lade_error *er
   if (!status)
     status = lade_snapshot_take(snapshot, error);
   demand(!status, "no copy of the values: %s", error->text);
-  const struct lade_values values = lade_snapshot_values(snapshot, &part->peers);
+  const struct lade_values values = lade_snapshot_values(snapshot, &part->group);
   status = lade_checkpoint_save(&values, &state, &place, NULL, error);
   lade_snapshot_destroy(snapshot);
   return status;
@@ -154,7 +154,7 @@ static int part_save_copy(struct part *part, int64_t step, struct lade_error *er
 
 /* ---- one rank ---- */
 
-/* Random values, in the form of case @i, saved as step 1; their digest. */
+/* Save random values, in the form of case @i, as step 1. Return their digest. */
 static uint64_t alone_save(size_t i, struct values_memory *memory, struct lade_graph *graph)
 {
   struct lade_error error = {0};
@@ -195,7 +195,7 @@ static void alone_compare(const struct values_memory *memory, int64_t step, cons
 
 /* ---- properties ---- */
 
-/* The weights of a checkpoint, as HuggingFace's: each rank takes its part of them, and knows the other parts' names. */
+/* Load a checkpoint's weights like HuggingFace's: each rank takes its part, and recognises the other parts' names. */
 static void weights_begin_a_run(struct part *part, uint64_t digest, const char *what)
 {
   struct lade_error error = {0};
@@ -205,24 +205,24 @@ static void weights_begin_a_run(struct part *part, uint64_t digest, const char *
   demand(found == digest, "%s: a run begins with other parameters", what);
 }
 
-/* Around all layouts, each from the one before. */
+/* Save and load around all layouts, each from the one before. */
 static void bits_go_around(struct world *world, size_t i)
 {
   struct lade_graph *graph = graph_make(i, NULL);
   struct values_memory memory;
   struct lade_error error = {0};
-  struct lade_peers all = {.world = world->comm, .layout.rank = world->rank};
+  struct lade_rank_group all = {.world = world->comm, .layout.rank = world->rank};
   uint64_t digest = 0, found = 0;
   values_memory_init(&memory, graph);
   if (world->rank == 0)
     digest = alone_save(i, &memory, graph);
-  demand(!lade_peers_broadcast(&all, 0, &digest, sizeof(digest), &error), "%s", error.text);
+  demand(!lade_rank_group_broadcast(&all, 0, &digest, sizeof(digest), &error), "%s", error.text);
   for (int j = 0; j < (int)LADE_COUNT(layouts); j++) {
     struct part part;
     if (cases[i].dtype == LADE_F16 && (layouts[j].tp > 1 || layouts[j].pp > 1))
-      continue; /* is not trained so */
+      continue; /* not a layout for training */
     if (cases[i].moments == LADE_MOMENTS_8BIT && layouts[j].tp > 1)
-      continue; /* blocks that share a scale are cut elsewhere: rounded once more */
+      continue; /* blocks that share a scale have other limits: rounded once more */
     part_open(&part, world, i, &layouts[j]);
     demand(!part_load(&part, 1, &error), "%s: layout %d: %s", cases[i].name, j, error.text);
     demand(!lade_checkpoint_digest(&part.memory.values, &found, &error), "%s: layout %d: %s", cases[i].name, j,
@@ -240,7 +240,7 @@ static void bits_go_around(struct world *world, size_t i)
   lade_graph_destroy(graph);
 }
 
-/* Calls of one rank fail, at first each: all ranks say so, and what was saved before is the newest still. */
+/* Each call of one rank fails, in turn: all ranks report it, and the previous checkpoint is still the newest. */
 static void a_failing_rank_fails_the_save(struct world *world)
 {
   struct part part;
@@ -300,7 +300,7 @@ static void a_rank_that_sees_another_checkpoint_is_told(struct world *world)
   part_close(&part);
 }
 
-/* Change one bit of @name in step 2 at rank 0, @back from its end; all ranks wait for it. */
+/* Change one bit of @name in step 2 at rank 0, @back bytes from its end; all ranks wait for it. */
 static void bit_flip(struct world *world, const char *name, off_t back)
 {
   char path[2 * PATH_BYTES];
@@ -316,7 +316,7 @@ static void bit_flip(struct world *world, const char *name, off_t back)
   barrier(world);
 }
 
-/* Where copies, replicas and parts read a bit that has changed, all of them know. */
+/* If copies, replicas or parts read a changed bit, all their ranks get the error. */
 static void damage_names_the_tensor(struct world *world)
 {
   static const struct {
@@ -341,7 +341,7 @@ static void damage_names_the_tensor(struct world *world)
   }
 }
 
-/* Make @step one of format version 1 for who reads its state alone: sums of tensors are not what they are called. */
+/* Make @step one of format version 1, for a reader of its state alone: checksums of tensors have the wrong meaning. */
 static void state_downgrade(int64_t step)
 {
   char path[PATH_BYTES + 16], sum[20];
@@ -367,7 +367,7 @@ static void state_downgrade(int64_t step)
   json_decref(root);
 }
 
-/* Tables are in parts at the first and the last of three stages, and the one between has none. */
+/* Tables are in parts at the first and the last of three stages; the stage between has none. */
 static void version_1_is_refused_by_all_stages(struct world *world)
 {
   struct part part;
@@ -387,20 +387,20 @@ static void version_1_is_refused_by_all_stages(struct world *world)
   part_close(&part);
 }
 
-/* ---- all ---- */
+/* ---- main ---- */
 
 static void scratch_share(struct world *world)
 {
   struct lade_error error = {0};
-  struct lade_peers all = {.world = world->comm, .layout.rank = world->rank};
+  struct lade_rank_group all = {.world = world->comm, .layout.rank = world->rank};
   if (world->rank == 0)
     scratch_setup_in_memory(NULL);
-  demand(!lade_peers_broadcast(&all, 0, scratch, sizeof(scratch), &error), "%s", error.text);
+  demand(!lade_rank_group_broadcast(&all, 0, scratch, sizeof(scratch), &error), "%s", error.text);
 }
 
 static void four_ranks_test(struct world *world)
 {
-  for (size_t i = LADE_COUNT(cases); i-- > 0;) /* the first one's is left for what follows */
+  for (size_t i = LADE_COUNT(cases); i-- > 0;) /* the first case's checkpoint stays for the tests below */
     bits_go_around(world, i);
   a_failing_rank_fails_the_save(world);
   a_rank_elsewhere_is_told(world);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stages of a pipeline train as one rank does, under every schedule: with no clipping nothing is summed in another
- * order, so losses are those of one rank bit for bit, and so is every parameter with its state. A tied table over
- * several microbatches is, and losses are close; both stages that have it have the same one. Other residencies give the
- * same bits, and each stage's peak is as planned. Every rank runs the single-rank reference itself. ranks.py starts it;
- * there are as many stages as ranks, or half as many, each of two data parallel ranks that hold shards of its state.
- * Programs that do not meet are told before they run.
+ * Stages of a pipeline train as one rank does, under every schedule. Without clipping no sum has another order, so
+ * losses, parameters and state are those of one rank bit for bit. Only a tied table over several microbatches has
+ * another order; then losses are close, and both stages have the same table. Other residencies give the same bits, and
+ * each stage's peak is as planned.
+ *
+ * Every rank runs the single-rank reference itself. ranks.py starts it; there are as many stages as ranks, or half as
+ * many, each of two data parallel ranks that hold shards of its state. Programs whose calls do not match are reported
+ * before they run.
  *
  * Usage: pipeline [shards]
  */
@@ -16,10 +18,10 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "run/peers.h"
+#include "run/rank_group.h"
 #include "tests/parallel/world.h"
-#include "tests/support/rig.h"
-#include "tests/support/scene.h"
+#include "tests/support/program_fixture.h"
+#include "tests/support/run_fixture.h"
 
 #define N_STEPS 3
 #define LAYERS 9
@@ -31,8 +33,8 @@ static const struct {
   enum lade_family family;
   enum lade_schedule schedule;
   enum lade_dtype dtype;
-  int n_microbatches, n_chunks; /* fewer chunks where there are not enough layers */
-  bool is_early, is_tied, is_clipped;
+  int n_microbatches, n_chunks; /* fewer chunks if there are not enough layers */
+  bool optimizer_in_backward, is_tied, is_clipped;
   enum lade_dtype grad_dtype; /* 0: F32 */
 } cases[] = {{"gpt2, 1f1b", LADE_GPT2, LADE_SCHEDULE_1F1B, LADE_F32, 5, 1, false},
              {"llama, gpipe", LADE_LLAMA, LADE_SCHEDULE_GPIPE, LADE_F32, 3, 1, false},
@@ -46,58 +48,58 @@ static const struct {
              {"gpt2, tied, clipped", LADE_GPT2, LADE_SCHEDULE_GPIPE, LADE_F32, 2, 1, false, true, true}};
 
 struct run {
-  struct rig *rig;
+  struct run_fixture *run_fixture;
   struct lade_plan *plan;
-  struct rig_numbers numbers;
+  struct run_fixture_numbers numbers;
 };
 
-/* A run of @plan from the beginning, left open; the plan's peak is the measured one. */
-static void plan_run(struct run *run, struct rig *rig, struct lade_plan *plan)
+/* Run @plan from the beginning and leave it open; check that the measured peak is the plan's. */
+static void plan_run(struct run *run, struct run_fixture *run_fixture, struct lade_plan *plan)
 {
   struct lade_error error = {0};
   struct lade_device_info info;
-  *run = (struct run){.rig = rig, .plan = plan};
-  demand(!rig_open(rig, run->plan, &error), "%s", error.text);
-  demand(!rig_run(rig, N_STEPS, &run->numbers, &error), "%s", error.text);
-  lade_device_get_info(rig->device, &info);
+  *run = (struct run){.run_fixture = run_fixture, .plan = plan};
+  demand(!run_fixture_open(run_fixture, run->plan, &error), "%s", error.text);
+  demand(!run_fixture_run(run_fixture, N_STEPS, &run->numbers, &error), "%s", error.text);
+  lade_device_get_info(run_fixture->device, &info);
   demand(info.peak_bytes == lade_align_up(run->plan->peak_bytes[LADE_DEVICE], info.chunk_bytes),
          "%llu bytes were planned and %llu measured", (unsigned long long)run->plan->peak_bytes[LADE_DEVICE],
          (unsigned long long)info.peak_bytes);
 }
 
-static void run_open(struct run *run, struct rig *rig, const struct scene_setting *how)
+static void run_open(struct run *run, struct run_fixture *run_fixture, const struct program_fixture_setting *how)
 {
   struct lade_residency *residency = NULL;
-  demand(!lade_residency_create(rig->graph, &residency), "no memory for a residency");
-  scene_residency_set(residency, rig->graph, how);
-  plan_run(run, rig, rig_plan(rig, residency));
+  demand(!lade_residency_create(run_fixture->graph, &residency), "no memory for a residency");
+  program_fixture_residency_set(residency, run_fixture->graph, how);
+  plan_run(run, run_fixture, run_fixture_plan(run_fixture, residency));
 }
 
-/* In the smallest budget that the planner finds for this stage, which has its own. */
-static void run_smallest(struct run *run, struct rig *rig)
+/* Run in the smallest budget that the planner finds for this stage; it differs by stage. */
+static void run_smallest(struct run *run, struct run_fixture *run_fixture)
 {
   struct lade_error error = {0};
   struct lade_plan_bounds bounds;
   struct lade_plan *plan = NULL;
-  lade_planner *planner = rig_planner(rig, UINT64_C(64) << 20, 0, LADE_RECIPE_AUTO);
+  lade_planner *planner = run_fixture_planner(run_fixture, UINT64_C(64) << 20, 0, LADE_RECIPE_AUTO);
   demand(!lade_planner_get_bounds(planner, &bounds), "no memory for bounds");
   demand(bounds.lower_bound_bytes <= bounds.min_bytes && bounds.min_bytes < bounds.unconstrained_bytes,
          "bounds %llu, %llu and %llu are out of order", (unsigned long long)bounds.lower_bound_bytes,
          (unsigned long long)bounds.min_bytes, (unsigned long long)bounds.unconstrained_bytes);
   demand(!lade_planner_plan(planner, bounds.min_bytes, &error, &plan), "%s", error.text);
   lade_planner_destroy(planner);
-  plan_run(run, rig, plan);
+  plan_run(run, run_fixture, plan);
 }
 
 static void run_close(struct run *run)
 {
-  rig_close(run->rig);
+  run_fixture_close(run->run_fixture);
   lade_plan_destroy(run->plan);
 }
 
 /* ---- comparison with one rank ---- */
 
-/* The norm over all stages' gradients, at each of them. */
+/* Compare the norms over all stages' gradients, at each stage. */
 static void norms_agree(const struct run *got, const struct run *want, const char *what)
 {
   for (int i = 0; i < N_STEPS; i++)
@@ -111,20 +113,21 @@ static void value_agrees(const struct run *got, int got_tensor, const struct run
                          const char *what)
 {
   struct lade_error error = {0};
-  uint64_t bytes = lade_value_bytes(got->rig->graph, got_tensor);
+  uint64_t bytes = lade_value_bytes(got->run_fixture->graph, got_tensor);
   char name[LADE_NAME_BYTES + 16], *ours = malloc(bytes), *theirs = malloc(bytes);
-  demand(ours && theirs && bytes == lade_value_bytes(want->rig->graph, want_tensor), "a value has another size");
-  demand(!lade_executor_get(got->rig->executor, got_tensor, 0, ours, bytes, &error), "%s", error.text);
-  demand(!lade_executor_get(want->rig->executor, want_tensor, 0, theirs, bytes, &error), "%s", error.text);
+  demand(ours && theirs && bytes == lade_value_bytes(want->run_fixture->graph, want_tensor),
+         "a value has another size");
+  demand(!lade_executor_get(got->run_fixture->executor, got_tensor, 0, ours, bytes, &error), "%s", error.text);
+  demand(!lade_executor_get(want->run_fixture->executor, want_tensor, 0, theirs, bytes, &error), "%s", error.text);
   demand(memcmp(ours, theirs, bytes) == 0, "%s: %s is not what one rank has", what,
-         lade_value_name(got->rig->graph, got_tensor, name));
+         lade_value_name(got->run_fixture->graph, got_tensor, name));
   free(ours);
   free(theirs);
 }
 
 static void params_agree(const struct run *got, const struct run *want, const char *what)
 {
-  const struct lade_graph *graph = got->rig->graph, *whole = want->rig->graph;
+  const struct lade_graph *graph = got->run_fixture->graph, *whole = want->run_fixture->graph;
   for (int param = 0; param < graph->n_params; param++) {
     int number = graph->params[param].number;
     value_agrees(got, graph->params[param].tensor, want, whole->params[number].tensor, what);
@@ -136,10 +139,10 @@ static void params_agree(const struct run *got, const struct run *want, const ch
   }
 }
 
-/* Within @bound, relative; 0: the same bits. */
+/* Compare losses within @bound, relative; 0: the same bits. */
 static void losses_agree(const struct run *got, const struct run *want, double bound, const char *what)
 {
-  if (got->rig->graph->loss < 0)
+  if (got->run_fixture->graph->loss < 0)
     return;
   for (int i = 0; i < N_STEPS; i++)
     demand(fabs(got->numbers.loss[i] - want->numbers.loss[i]) <= bound * want->numbers.loss[i],
@@ -149,15 +152,16 @@ static void losses_agree(const struct run *got, const struct run *want, double b
            "%s: evaluation %d gives %.9g, one rank %.9g", what, i, got->numbers.eval[i], want->numbers.eval[i]);
 }
 
-/* The token table's first bytes on this stage; 0 where there is none. */
+/* Return the token table's first bytes on this stage; 0: it has no table. */
 static uint64_t table_peek(const struct run *run)
 {
-  const struct lade_graph *graph = run->rig->graph;
+  const struct lade_graph *graph = run->run_fixture->graph;
   struct lade_error error = {0};
   uint64_t words[64] = {0}, mixed = 0;
   for (int param = 0; param < graph->n_params; param++) {
     if (graph->params[param].is_at_both_ends)
-      demand(!lade_executor_get(run->rig->executor, graph->params[param].tensor, 0, words, sizeof(words), &error),
+      demand(!lade_executor_get(run->run_fixture->executor, graph->params[param].tensor, 0, words, sizeof(words),
+                                &error),
              "%s", error.text);
   }
   for (size_t i = 0; i < LADE_COUNT(words); i++)
@@ -165,7 +169,7 @@ static uint64_t table_peek(const struct run *run)
   return mixed;
 }
 
-/* Both ends of the pipeline have the same table. Collective. */
+/* Check that both ends of the pipeline have the same table. Collective. */
 static void tables_agree(struct world *world, const struct run *got, const char *what)
 {
   uint64_t tables[64], own = table_peek(got);
@@ -182,31 +186,31 @@ static void same_numbers(const struct run *got, const struct run *again, const c
   demand(memcmp(&got->numbers, &again->numbers, sizeof(got->numbers)) == 0, "%s: %s gives other numbers", what, how);
 }
 
-static void rigs_init(struct world *world, const struct lade_layout *layout, size_t i, struct rig *one,
-                      struct rig *ours)
+static void rigs_init(struct world *world, const struct lade_layout *layout, size_t i, struct run_fixture *one,
+                      struct run_fixture *ours)
 {
   const int dp = lade_layout_size(layout, LADE_AXIS_DP);
-  struct rig_model model = rig_tiny(cases[i].family);
+  struct run_fixture_model model = run_fixture_tiny(cases[i].family);
   model.layers = LAYERS;
   model.batch = 2;
   model.dtype = cases[i].dtype;
   model.grad_dtype = cases[i].grad_dtype;
   model.n_microbatches = dp * cases[i].n_microbatches;
   model.is_untied = !cases[i].is_tied;
-  rig_init(one, &model);
+  run_fixture_init(one, &model);
   model.n_microbatches = cases[i].n_microbatches;
   model.share = (struct lade_share){.pp = world->size / dp, .pp_rank = lade_layout_position(layout, LADE_AXIS_PP),
                                     .n_chunks = layout->virtual_stages};
-  rig_init(ours, &model);
-  one->is_early = ours->is_early = cases[i].is_early;
+  run_fixture_init(ours, &model);
+  one->optimizer_in_backward = ours->optimizer_in_backward = cases[i].optimizer_in_backward;
   one->is_unclipped = ours->is_unclipped = !cases[i].is_clipped;
   ours->layout = layout;
   ours->comms = world->axes;
 }
 
-/* ---- programs that do not meet ---- */
+/* ---- programs that do not match ---- */
 
-/* The last instruction of @kind on @axis, or NULL. */
+/* Return the last instruction of @kind on @axis; NULL: none. */
 static struct lade_instr *instr_find(const struct lade_program *program, int kind, enum lade_axis axis)
 {
   struct lade_instr *found = NULL;
@@ -218,61 +222,61 @@ static struct lade_instr *instr_find(const struct lade_program *program, int kin
 }
 
 /*
- * Whatever call for memory fails at the last rank: nobody is left waiting, and its group hears of it, or all ranks.
- * Without one this rank's programs meet with @wanted. How many calls there are.
+ * Fail each call for memory at the last rank: no rank is left waiting, and the rank's group gets the error, or all
+ * ranks. Without a failure this rank's programs must give @wanted. Return the number of calls.
  */
-static int memory_lacks(struct lade_peers *peers, const struct lade_plan *plan, int wanted)
+static int memory_lacks(struct lade_rank_group *group, const struct lade_plan *plan, int wanted)
 {
-  const int last = peers->layout.mesh.world - 1;
+  const int last = group->layout.mesh.world - 1;
   int64_t n_failed = 1;
   int nth = 0;
   while (n_failed) {
     struct lade_error error = {.text = ""};
     struct lade_faults faults;
     lade_faults_init(&faults);
-    if (peers->layout.rank == last)
+    if (group->layout.rank == last)
       lade_faults_arm(&faults, LADE_FAULT_HEAP, (uint64_t)++nth, false, -ENOMEM);
-    int status = lade_peers_prove(peers, plan->train, plan->eval, &faults, &error);
+    int status = lade_rank_group_prove(group, plan->train, plan->eval, &faults, &error);
     const int64_t n_own = (int64_t)lade_faults_injected(&faults);
-    demand(!lade_peers_max(peers, n_own, &n_failed, &error), "%s", error.text);
+    demand(!lade_rank_group_max(group, n_own, &n_failed, &error), "%s", error.text);
     demand(status == wanted || (n_failed && status == -ENOMEM), "memory lacks: %d: %s", status, error.text);
     demand(!n_own || (status == -ENOMEM && strstr(error.text, "no memory")), "memory lacks: %d", status);
   }
   int64_t n = 0;
   struct lade_error error;
-  demand(!lade_peers_max(peers, nth - 1, &n, &error), "%s", error.text);
+  demand(!lade_rank_group_max(group, nth - 1, &n, &error), "%s", error.text);
   return (int)n;
 }
 
 /*
- * Do programs of @plan meet? Where not, everybody on the pipeline of the last rank, which broke its own, is told both
- * instructions, and nobody else is told anything.
+ * Check if programs of @plan match. If not, every rank on the pipeline of the last rank, which changed its own program,
+ * must report both instructions, and other ranks nothing.
  */
-static void broken_is_told(struct lade_peers *peers, const struct lade_plan *plan, const char *at_one,
+static void broken_is_told(struct lade_rank_group *group, const struct lade_plan *plan, const char *at_one,
                            const char *at_other)
 {
-  const struct lade_mesh *mesh = &peers->layout.mesh;
+  const struct lade_mesh *mesh = &group->layout.mesh;
   struct lade_error error = {.text = ""};
-  const int rank = peers->layout.rank, last = mesh->world - 1;
+  const int rank = group->layout.rank, last = mesh->world - 1;
   const bool is_told = lade_mesh_group(mesh, LADE_AXIS_PP, rank) == lade_mesh_group(mesh, LADE_AXIS_PP, last);
-  int status = lade_peers_prove(peers, plan->train, plan->eval, NULL, &error);
+  int status = lade_rank_group_prove(group, plan->train, plan->eval, NULL, &error);
   demand(status == (is_told ? -EINVAL : 0), "broken programs: %d: %s", status, error.text);
   demand(!is_told || (strstr(error.text, at_one) && strstr(error.text, at_other)), "broken programs: %s", error.text);
-  const int n_fail = memory_lacks(peers, plan, is_told ? -EINVAL : 0);
+  const int n_fail = memory_lacks(group, plan, is_told ? -EINVAL : 0);
   demand(n_fail >= 4, "two programs are fetched with %d calls for memory", n_fail);
 }
 
-/* A border of another size, a collective of another kind, and one that never comes, all at the last rank. */
+/* Break the last rank's program: a transfer of another size, a collective of another kind, a missing one. */
 static void programs_meet(struct world *world, const struct lade_layout *layout, const struct lade_plan *plan)
 {
-  struct lade_peers peers = {.layout = *layout, .world = world->comm};
+  struct lade_rank_group group = {.layout = *layout, .world = world->comm};
   struct lade_error error = {.text = ""};
   char place[64];
   const bool is_breaker = world->rank == world->size - 1;
-  memcpy(peers.axes, world->axes, sizeof(peers.axes));
-  peers.words = calloc((size_t)world->size, sizeof(*peers.words));
-  demand(peers.words && memory_lacks(&peers, plan, 0) >= 2, "no call for memory fails");
-  demand(!lade_peers_prove(&peers, plan->train, plan->eval, NULL, &error), "sound programs do not meet: %s",
+  memcpy(group.axes, world->axes, sizeof(group.axes));
+  group.words = calloc((size_t)world->size, sizeof(*group.words));
+  demand(group.words && memory_lacks(&group, plan, 0) >= 2, "no call for memory fails");
+  demand(!lade_rank_group_prove(&group, plan->train, plan->eval, NULL, &error), "sound programs do not meet: %s",
          error.text);
 
   struct lade_instr *recv = instr_find(plan->eval, LADE_INSTR_RECV, LADE_AXIS_PP);
@@ -281,32 +285,34 @@ static void programs_meet(struct world *world, const struct lade_layout *layout,
            lade_layout_size(layout, LADE_AXIS_PP) - 2), world->size - 1);
   if (operand)
     operand->bytes /= 2;
-  broken_is_told(&peers, plan, place, "of the evaluation (recv of");
+  broken_is_told(&group, plan, place, "of the evaluation (recv of");
   if (operand)
     operand->bytes *= 2;
 
   struct lade_instr *sum = instr_find(plan->train, LADE_INSTR_COLLECTIVE, LADE_AXIS_PP);
   const uint8_t kind = sum->collective, axis = sum->axis;
   sum->collective = is_breaker ? LADE_BROADCAST : kind;
-  broken_is_told(&peers, plan, "(all_gather of", "(broadcast of");
+  broken_is_told(&group, plan, "(all_gather of", "(broadcast of");
   sum->collective = kind;
   sum->axis = is_breaker ? LADE_AXIS_CP : axis;
-  broken_is_told(&peers, plan, "(all_gather of", "nothing more at the other");
+  broken_is_told(&group, plan, "(all_gather of", "nothing more at the other");
   sum->axis = axis;
-  free(peers.words);
+  free(group.words);
 }
 
 static void case_agrees(struct world *world, size_t i, int dp)
 {
-  const struct scene_setting keep = {.manner = SCENE_KEEP, .is_early = cases[i].is_early};
-  const struct scene_setting mixed = {.manner = SCENE_MIXED, .homes = LADE_HOME_HOST, .is_early = cases[i].is_early,
+  const struct program_fixture_setting keep = {.manner = FIXTURE_KEEP,
+                                               .optimizer_in_backward = cases[i].optimizer_in_backward};
+  const struct program_fixture_setting mixed = {.manner = FIXTURE_MIXED, .state_tiers = LADE_TIER_HOST,
+                                                .optimizer_in_backward = cases[i].optimizer_in_backward,
                                       .prefetch_bytes = 100000, .seed = 77};
   struct lade_layout layout;
   struct lade_error error = {0};
   struct lade_layout_params how = {.struct_size = sizeof(how), .world = world->size, .rank = world->rank,
                                    .pp = world->size / dp, .dp = dp, .zero = dp > 1, .schedule = cases[i].schedule,
                                    .virtual_stages = cases[i].n_chunks, .grad_reduce = LADE_F32};
-  struct rig one, ours;
+  struct run_fixture one, ours;
   struct run want, got, again;
   demand(!lade_layout_init(&how, &error, &layout), "%s", error.text);
   world_split(world, &layout);
@@ -328,8 +334,8 @@ static void case_agrees(struct world *world, size_t i, int dp)
   run_smallest(&again, &ours);
   same_numbers(&got, &again, cases[i].name, "the smallest budget");
   run_close(&again);
-  rig_finish(&one);
-  rig_finish(&ours);
+  run_fixture_finish(&one);
+  run_fixture_finish(&ours);
   world_unite(world);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What ranks make of it when one of them plans for long, is lost while it plans, or is refused anything by its machine
- * before the first step; and how many of them share a machine's memory. ranks.py starts it.
+ * Jobs in which one rank plans for a long time, is lost while it plans, or is refused a call by its machine before the
+ * first step. Further, how the ranks of a machine share its memory. ranks.py starts it.
  *
  * Usage: planning slow|sharing | abort lost|follower|votes
  */
@@ -20,7 +20,7 @@
 
 #define TIMEOUT_MS 1000
 #define CALLS_ONE_BY_ONE 16
-#define SLOW_S 3 /* of each search; others wait a third of it for a rank that says nothing */
+#define SLOW_S 3 /* of each search; other ranks wait a third of it for a silent rank */
 
 static int batch_make(void *user, const struct lade_batch *batch, struct lade_error *error)
 {
@@ -29,14 +29,14 @@ static int batch_make(void *user, const struct lade_batch *batch, struct lade_er
   return lade_error_set(error, -EINVAL, "no step is taken here");
 }
 
-/* Of replicas over @comm. */
+/* Make parameters of replicas over @comm. */
 static struct lade_session_params params_make(lade_comm *comm)
 {
   struct lade_session_params params;
   lade_session_defaults(&params);
   params.layers = 1;
   params.batch = lade_comm_size(comm);
-  params.time = 16;
+  params.seq_len = 16;
   params.steps = params.eval_iters = 0;
   params.batch_fn = batch_make;
   params.vocabulary = 256;
@@ -58,14 +58,14 @@ static int session_open_with(struct lade_session_params *params, struct lade_fau
   return status;
 }
 
-/* The same of replicas over @comm. */
+/* The same for replicas over @comm. */
 static int session_try(lade_comm *comm, struct lade_faults *faults, struct lade_error *error)
 {
   struct lade_session_params params = params_make(comm);
   return session_open_with(&params, faults, error);
 }
 
-/* ---- while one plans ---- */
+/* ---- while one rank plans ---- */
 
 static void planning_is_slow(void *user, enum lade_fault_point point)
 {
@@ -81,7 +81,7 @@ static void planning_stops(void *user, enum lade_fault_point point)
     raise(SIGSTOP);
 }
 
-/* Ranks that do not see each other, as on several nodes, wait for as long as a search takes. */
+/* Ranks that do not see each other's process, as on several nodes, wait for as long as a search takes. */
 static void a_slow_search_is_waited_for(void)
 {
   struct world world;
@@ -94,7 +94,7 @@ static void a_slow_search_is_waited_for(void)
   world_close(&world);
 }
 
-/* But not for one that says nothing any more. */
+/* A rank that has stopped responding is not waited for. */
 static void a_lost_planner_is_found_out(void)
 {
   struct world world;
@@ -115,7 +115,7 @@ static void a_lost_planner_is_found_out(void)
 
 /* ---- memory ---- */
 
-/* Who starts them need not say how many share this machine: each has its part of the host's budget all the same. */
+/* The launcher need not state how many ranks share this machine: each gets its part of the host's budget. */
 static void ranks_of_a_machine_share_it(void)
 {
   struct world world;
@@ -138,7 +138,7 @@ static void ranks_of_a_machine_share_it(void)
   world_close(&world);
 }
 
-/* Its programs are of another rank's decision, and its failure is everybody's. */
+/* A follower builds programs from another rank's decision, and its failure ends all ranks. */
 static void a_follower_that_fails_is_told(void)
 {
   struct world world;
@@ -155,8 +155,8 @@ static void a_follower_that_fails_is_told(void)
 }
 
 /*
- * Call @nth of what a session asks of the machine fails at rank 1: do all ranks end with what it failed with, in its
- * words, or, where the call is made again or done without, all well? True if there was such a call.
+ * Fail call @nth of a session to the machine at rank 1. Check that all ranks end with its error and message, or, if the
+ * call is repeated or optional, with success. True if there was such a call.
  */
 static bool call_fails(struct world *world, struct lade_session_params *params, uint64_t nth)
 {
@@ -169,7 +169,7 @@ static bool call_fails(struct world *world, struct lade_session_params *params, 
     lade_faults_arm(&faults, LADE_FAULT_ANY, nth, false, -ENOMEM);
   params->world = part;
   const int status = session_open_with(params, &faults, &error);
-  int32_t word[2] = {status, (int32_t)lade_faults_injected(&faults)}; /* rank 1's, at all */
+  int32_t word[2] = {status, (int32_t)lade_faults_injected(&faults)}; /* rank 1's, at all ranks */
   const struct lade_collective tell = {.kind = LADE_BROADCAST, .dtype = LADE_I32, .n = 2, .peer = 1, .src = word,
                                        .dst = word};
   demand(!lade_comm_run(world->comm, &tell, &why), "%s", why.text);
@@ -181,7 +181,7 @@ static bool call_fails(struct world *world, struct lade_session_params *params, 
   return word[1] == 1;
 }
 
-/* The first calls one by one, those further on in growing steps. */
+/* Fail the first calls one by one, later ones in growing steps. */
 static void calls_fail(struct world *world, struct lade_session_params *params, const char *what)
 {
   uint64_t nth = 1;
@@ -193,7 +193,7 @@ static void calls_fail(struct world *world, struct lade_session_params *params, 
   fflush(stdout);
 }
 
-/* A run that begins, one with a store and saves beside its steps, and one that goes on. */
+/* A new run, one with a store and async saves, and a resumed one. */
 static void what_fails_at_one_rank_is_voted_on(void)
 {
   struct world world;
@@ -201,7 +201,7 @@ static void what_fails_at_one_rank_is_voted_on(void)
   lade_session *session = NULL;
   world_open(&world);
   struct lade_session_params params = params_make(world.comm);
-  params.recipe = LADE_RECIPE_FULL; /* nobody searches */
+  params.recipe = LADE_RECIPE_FULL; /* no rank searches */
   calls_fail(&world, &params, "a run");
   params.world = world.comm;
   demand(!lade_session_open(&params, &error, &session), "%s", error.text);
@@ -211,9 +211,9 @@ static void what_fails_at_one_rank_is_voted_on(void)
   calls_fail(&world, &params, "a run that goes on");
   params.resume = NULL;
   params.budget = (struct lade_budget){.kind = LADE_BUDGET_MIN};
-  params.has_host_budget = true; /* of nothing: what the budget has no room for is in the store */
+  params.has_host_budget = true; /* of zero bytes: the store takes values beyond the budget */
   params.store = ".";
-  params.allow_tmpfs = params.saves_beside = true;
+  params.allow_tmpfs = params.async_save = true;
   params.store_budget_bytes = UINT64_C(1) << 28;
   calls_fail(&world, &params, "a run with a store");
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a test program on N ranks under mpirun; every rank must print DONE, and all end well.
+"""Run a test program on N ranks under mpirun; every rank must print DONE and succeed.
 
 Usage: ranks.py PROGRAM PLUGIN N [ARGUMENT...]
 A first argument "abort" is a job whose communicators fail: MPI then calls its end improper, whatever ranks return.
@@ -19,7 +19,7 @@ if PLUGIN == "none":
     sys.exit(77)
 
 environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", LADE_MPI_PLUGIN=PLUGIN)
-# Open MPI leaks at its end and is not instrumented: sanitizers look at our side.
+# Open MPI leaks at its end and is not instrumented: sanitizers check Lade's side.
 for name, option in (("ASAN_OPTIONS", "detect_leaks=0"), ("TSAN_OPTIONS", "ignore_noninstrumented_modules=1")):
     environment[name] = ":".join(part for part in (os.environ.get(name), option) if part)
 mpirun = ["mpirun", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-n", RANKS, PROGRAM] + sys.argv[4:]

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tensor parallel ranks train as one rank does, through planned programs: losses are those of one rank, in FP32 bit
- * for bit until an update has another order of sums behind it, and then within 1e-5; all ranks have the same ones,
- * and so are the values that all of them hold. Other residencies, with collectives run again in the backward half,
- * give the same bits, and each rank's peak is as planned. Ranks that are more than key heads share them. Bytes sent
- * are those of the graph's collectives. Every rank runs the single-rank reference itself. ranks.py starts it.
+ * Tensor parallel ranks train as one rank does, through planned programs. Losses are those of one rank: in FP32 bit for
+ * bit until an update follows a sum in another order, and then within 1e-5. Losses, and values that all ranks hold, are
+ * equal at all ranks. Other residencies, with collectives run again in the backward half, give the same bits, and each
+ * rank's peak is as planned. More ranks than KV heads share the heads. Bytes sent are those of the graph's collectives.
+ * Every rank runs the single-rank reference itself. ranks.py starts it.
  */
 #include <math.h>
 #include <stdio.h>
@@ -15,11 +15,11 @@
 
 #include "base/base.h"
 #include "tests/parallel/world.h"
-#include "tests/support/rig.h"
-#include "tests/support/scene.h"
+#include "tests/support/program_fixture.h"
+#include "tests/support/run_fixture.h"
 
 #define N_STEPS 3
-#define KEY_HEADS 2 /* of the small Llama: 4 ranks share them by twos */
+#define KEY_HEADS 2 /* of the small Llama: of 4 ranks each two share one */
 
 static const struct {
   const char *name;
@@ -35,58 +35,65 @@ static const struct {
              {"gpt2 in bf16", LADE_GPT2, LADE_BF16, 0, 2, true, false, 4 * 0x1p-8, LADE_BF16},
              {"llama", LADE_LLAMA, LADE_F32, 0, 1, false, false, 1e-5}};
 
-/* A run from the beginning, closed again; the plan's peak is the measured one. */
-static void run(struct rig *rig, const struct scene_setting *how, struct rig_numbers *ret_numbers)
+/* Run from the beginning and close; check that the measured peak is the plan's. */
+static void run(struct run_fixture *run_fixture, const struct program_fixture_setting *how,
+                struct run_fixture_numbers *ret_numbers)
 {
   struct lade_error error = {0};
   struct lade_device_info info;
   struct lade_residency *residency = NULL;
-  demand(!lade_residency_create(rig->graph, &residency), "no memory for a residency");
-  scene_residency_set(residency, rig->graph, how);
-  struct lade_plan *plan = rig_plan(rig, residency);
-  demand(!rig_open(rig, plan, &error), "%s", error.text);
-  demand(!rig_run(rig, N_STEPS, ret_numbers, &error), "%s", error.text);
-  lade_device_get_info(rig->device, &info);
+  demand(!lade_residency_create(run_fixture->graph, &residency), "no memory for a residency");
+  program_fixture_residency_set(residency, run_fixture->graph, how);
+  struct lade_plan *plan = run_fixture_plan(run_fixture, residency);
+  demand(!run_fixture_open(run_fixture, plan, &error), "%s", error.text);
+  demand(!run_fixture_run(run_fixture, N_STEPS, ret_numbers, &error), "%s", error.text);
+  lade_device_get_info(run_fixture->device, &info);
   demand(info.peak_bytes == lade_align_up(plan->peak_bytes[LADE_DEVICE], info.chunk_bytes),
          "%llu bytes were planned and %llu measured", (unsigned long long)plan->peak_bytes[LADE_DEVICE],
          (unsigned long long)info.peak_bytes);
-  rig_close(rig);
+  run_fixture_close(run_fixture);
   lade_plan_destroy(plan);
 }
 
-/* What every rank holds whole has the same bits on all of them after the last step. */
-static void replicas_agree(struct world *world, struct rig *rig, const char *what)
+/* Check that values held whole by every rank have the same bits on all of them after the last step. */
+static void replicas_agree(struct world *world, struct run_fixture *run_fixture, const char *what)
 {
-  const struct scene_setting keep = {.manner = SCENE_KEEP};
+  const struct program_fixture_setting keep = {.manner = FIXTURE_KEEP};
   struct lade_residency *residency = NULL;
   struct lade_error error = {0};
-  struct rig_numbers numbers;
-  demand(!lade_residency_create(rig->graph, &residency), "no memory for a residency");
-  scene_residency_set(residency, rig->graph, &keep);
-  struct lade_plan *plan = rig_plan(rig, residency);
-  demand(!rig_open(rig, plan, &error) && !rig_run(rig, N_STEPS, &numbers, &error), "%s", error.text);
-  for (int param = 0; param < rig->graph->n_params; param++) {
-    const struct lade_tensor *weight = &rig->graph->tensors[rig->graph->params[param].tensor];
-    const struct lade_param_slice *slice = &rig->graph->params[param].slices[0];
+  struct run_fixture_numbers numbers;
+  demand(!lade_residency_create(run_fixture->graph, &residency), "no memory for a residency");
+  program_fixture_residency_set(residency, run_fixture->graph, &keep);
+  struct lade_plan *plan = run_fixture_plan(run_fixture, residency);
+  demand(!run_fixture_open(run_fixture, plan, &error) && !run_fixture_run(run_fixture, N_STEPS, &numbers, &error),
+         "%s", error.text);
+  for (int param = 0; param < run_fixture->graph->n_params; param++) {
+    const struct lade_tensor *weight = &run_fixture->graph->tensors[run_fixture->graph->params[param].tensor];
+    const struct lade_param_slice *slice = &run_fixture->graph->params[param].slices[0];
     if (weight->n_dims > 1 || slice->n_rows < slice->file_rows)
       continue;
     char *bits = malloc(weight->bytes);
-    demand(bits && !lade_executor_get(rig->executor, rig->graph->params[param].tensor, 0, bits, weight->bytes, &error),
+    demand(bits && !lade_executor_get(run_fixture->executor, run_fixture->graph->params[param].tensor, 0, bits,
+                                      weight->bytes, &error),
            "%s", error.text);
     demand(world_agrees(world, XXH3_64bits(bits, weight->bytes)), "%s: ranks have another %s", what, weight->name);
     free(bits);
   }
-  rig_close(rig);
+  run_fixture_close(run_fixture);
   lade_plan_destroy(plan);
 }
 
-/* Norms are summed by rank, and so are gradients of norms where rows are cut, and of keys where ranks share them. */
+/*
+ * True if the bits are one rank's. Norms are summed by rank, and so are gradients of norms with rows cut, and of shared
+ * KV heads.
+ */
 static bool has_same_bits(const struct world *world, size_t i, int step)
 {
   return cases[i].dtype == LADE_F32 && (step == 0 || (!cases[i].is_clipped && world->size <= KEY_HEADS));
 }
 
-static void losses_agree(struct world *world, const struct rig_numbers *got, const struct rig_numbers *want, size_t i)
+static void losses_agree(struct world *world, const struct run_fixture_numbers *got,
+                         const struct run_fixture_numbers *want, size_t i)
 {
   for (int step = 0; step < N_STEPS; step++)
     demand(!has_same_bits(world, i, step) || got->loss[step] == want->loss[step],
@@ -104,55 +111,58 @@ static void losses_agree(struct world *world, const struct rig_numbers *got, con
          cases[i].name);
 }
 
-static void rigs_init(struct world *world, size_t i, struct rig *one, struct rig *ours)
+static void rigs_init(struct world *world, size_t i, struct run_fixture *one, struct run_fixture *ours)
 {
-  struct rig_model model = rig_tiny(cases[i].family);
+  struct run_fixture_model model = run_fixture_tiny(cases[i].family);
   model.batch = 2;
   model.dtype = cases[i].dtype;
   model.dropout = cases[i].dropout;
   model.grad_dtype = cases[i].grad_dtype;
   model.n_microbatches = cases[i].n_microbatches;
-  rig_init(one, &model);
+  run_fixture_init(one, &model);
   model.share = (struct lade_share){.tp = world->size, .tp_rank = world->rank, .is_sequence = cases[i].is_sequence};
-  rig_init(ours, &model);
+  run_fixture_init(ours, &model);
   one->is_unclipped = ours->is_unclipped = !cases[i].is_clipped;
 }
 
-/* The program sends what the graph's collectives do, in every microbatch. */
-static void traffic_agrees(const struct rig *rig, const char *what)
+/* Check that the program sends the bytes of the graph's collectives, in every microbatch. */
+static void traffic_agrees(const struct run_fixture *run_fixture, const char *what)
 {
-  const struct scene_setting keep = {.manner = SCENE_KEEP};
+  const struct program_fixture_setting keep = {.manner = FIXTURE_KEEP};
   struct lade_residency *residency = NULL;
   uint64_t sent[LADE_N_AXES];
-  double wanted = 0, of_keys = 0, n_ranks = rig->graph->share.tp;
-  demand(!lade_residency_create(rig->graph, &residency), "no memory for a residency");
-  scene_residency_set(residency, rig->graph, &keep);
-  struct lade_plan *plan = rig_plan(rig, residency);
+  double wanted = 0, of_keys = 0, n_ranks = run_fixture->graph->share.tp;
+  demand(!lade_residency_create(run_fixture->graph, &residency), "no memory for a residency");
+  program_fixture_residency_set(residency, run_fixture->graph, &keep);
+  struct lade_plan *plan = run_fixture_plan(run_fixture, residency);
   lade_program_comm_traffic(plan->train, sent);
-  for (int op = 0; op < rig->graph->n_ops; op++)
-    wanted += lade_op_is_collective(rig->graph->ops[op].kind) ? rig->graph->ops[op].bytes : 0;
-  wanted *= rig->model.n_microbatches;
-  for (int param = 0; param < rig->graph->n_params; param++) { /* once a step, parts of gradients */
-    const struct lade_param *the_param = &rig->graph->params[param];
-    const struct lade_tensor *grad = &rig->graph->tensors[the_param->grad];
+  for (int op = 0; op < run_fixture->graph->n_ops; op++)
+    wanted += lade_op_is_collective(run_fixture->graph->ops[op].kind) ? run_fixture->graph->ops[op].bytes : 0;
+  wanted *= run_fixture->model.n_microbatches;
+  for (int param = 0; param < run_fixture->graph->n_params; param++) { /* once a step, parts of gradients */
+    const struct lade_param *the_param = &run_fixture->graph->params[param];
+    const struct lade_tensor *grad = &run_fixture->graph->tensors[the_param->grad];
     double n = the_param->n_sharers, shared = 1 - (double)the_param->first_shared_row / (double)grad->dims[0];
     *(shared < 1 ? &of_keys : &wanted) += 2 * shared * (double)grad->bytes * (n - 1) / n;
   }
   wanted += (n_ranks - 1) * (double)sizeof(double); /* and each rank's sum of squares */
   demand((double)sent[LADE_AXIS_TP] == wanted, "%s: sends %llu bytes: expected %.0f", what,
          (unsigned long long)sent[LADE_AXIS_TP], wanted);
-  demand((double)sent[LADE_AXIS_KEY] == of_keys && (of_keys > 0) == (n_ranks > (double)rig->graph->model.key_heads),
-         "%s: sends %llu bytes of key heads: expected %.0f", what, (unsigned long long)sent[LADE_AXIS_KEY], of_keys);
+  demand((double)sent[LADE_AXIS_KV] == of_keys &&
+         (of_keys > 0) == (n_ranks > (double)run_fixture->graph->model.n_kv_heads),
+         "%s: sends %llu bytes of key heads: expected %.0f", what, (unsigned long long)sent[LADE_AXIS_KV], of_keys);
   lade_plan_destroy(plan);
 }
 
 static void case_agrees(struct world *world, const struct lade_layout *layout, size_t i)
 {
-  const struct scene_setting keep = {.manner = SCENE_KEEP}, recompute = {.manner = SCENE_RECOMPUTE, .seed = 5};
-  const struct scene_setting mixed = {.manner = SCENE_MIXED, .homes = LADE_HOME_HOST, .prefetch_bytes = 100000,
+  const struct program_fixture_setting keep = {.manner = FIXTURE_KEEP}, recompute =
+      {.manner = FIXTURE_RECOMPUTE, .seed = 5};
+  const struct program_fixture_setting mixed = {.manner = FIXTURE_MIXED, .state_tiers = LADE_TIER_HOST,
+                                                .prefetch_bytes = 100000,
                                       .seed = 77};
-  struct rig one, ours;
-  struct rig_numbers want, got, again;
+  struct run_fixture one, ours;
+  struct run_fixture_numbers want, got, again;
   rigs_init(world, i, &one, &ours);
   ours.layout = layout;
   ours.comms = world->axes;
@@ -165,8 +175,8 @@ static void case_agrees(struct world *world, const struct lade_layout *layout, s
   demand(memcmp(&got, &again, sizeof(got)) == 0, "%s: another residency gives other numbers", cases[i].name);
   replicas_agree(world, &ours, cases[i].name);
   traffic_agrees(&ours, cases[i].name);
-  rig_finish(&one);
-  rig_finish(&ours);
+  run_fixture_finish(&one);
+  run_fixture_finish(&ours);
 }
 
 int main(void)
@@ -176,7 +186,7 @@ int main(void)
   struct lade_layout layout;
   struct lade_error error = {0};
   struct lade_layout_params how = {.struct_size = sizeof(how), .world = world.size, .rank = world.rank,
-                                   .tp = world.size, .key_heads = KEY_HEADS, .grad_reduce = LADE_F32};
+                                   .tp = world.size, .n_kv_heads = KEY_HEADS, .grad_reduce = LADE_F32};
   demand(!lade_layout_init(&how, &error, &layout), "%s", error.text);
   world_split(&world, &layout);
   for (size_t i = 0; i < LADE_COUNT(cases); i++)

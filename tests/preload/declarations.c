@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The shim's types of the driver against the toolkit's cuda.h: layouts are held together by the compiler. */
+/* The shim's types of the driver compared with the toolkit's cuda.h: the compiler checks the layouts. */
 #include <cuda.h>
 #include <stddef.h>
 

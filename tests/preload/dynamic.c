@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The other routes: dlopen and dlsym, by several names of the driver, and the driver's own lookup in both of its forms,
- * as the CUDA runtime uses it.
+ * The other routes: dlopen and dlsym, by several names of the driver, and both forms of the driver's own lookup, which
+ * the CUDA runtime uses.
  *
  *   soname | bare | path:FILE      dlsym in dlopen(libcuda.so.1 | libcuda.so | FILE)
- *   deep | space | space:FILE      the same, to be bound to itself first; in a namespace of its own
+ *   deep | space | space:FILE      the same, bound to itself first; in a namespace of its own
  *   lookup | lookup_old            cuGetProcAddress_v2, cuGetProcAddress
  *   per_thread                     cuGetProcAddress_v2, for the per-thread default stream
  */
@@ -63,7 +63,7 @@ void *route_find(const char *symbol)
   int status = 0;
   __typeof__(cuGetProcAddress_v2) *find = (__typeof__(cuGetProcAddress_v2) *)dlsym(library, lookup);
   if (find("cuGetProcAddress", &function, VERSION, lookup_flags, &status))
-    return NULL; /* the runtime asks for the lookup through the lookup */
+    return NULL; /* the runtime looks up the lookup itself */
   find = (__typeof__(cuGetProcAddress_v2) *)function;
   return find(name, &function, VERSION, lookup_flags, &status) ? NULL : function;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program that uses the driver API and knows nothing of Lade: it takes memory in the way that its second argument
- * names, and prints what it got. tests/preload/shim.py runs it under `lade run` and compares.
+ * A program that uses the driver API without Lade: it takes memory in the way that its second argument names, and
+ * prints the results. tests/preload/shim.py runs it under `lade run` and compares.
  *
  * Usage: holder ROUTE SCENARIO [ARGUMENT...]
  */
@@ -16,7 +16,7 @@
 #include "base/base.h"
 #include "holder.h"
 #include "preload/hooks.h"
-#include "tests/standin/standin.h"
+#include "tests/fakes/cuda_driver/fake_driver.h"
 
 #define MIB ((size_t)1 << 20)
 #define CHUNK (2 * MIB)
@@ -37,7 +37,7 @@ cuda_result cuMemExportToShareableHandle(void *ret_handle, cuda_memory memory, i
 cuda_result cuIpcGetMemHandle(struct cuda_ipc_handle *ret_handle, cuda_address at);
 cuda_result cuStandinNovelty(int *ret_value);
 
-/* A function by the program's route, which must lead to it. */
+/* Find a function by the program's route; it must exist. */
 #define CALL(name) ((__typeof__(name) *)must_find(#name))
 static void *must_find(const char *symbol)
 {
@@ -49,7 +49,7 @@ static void *must_find(const char *symbol)
   return function;
 }
 
-/* A call that must succeed. */
+/* Make a call that must succeed. */
 #define DO(call) must(call, #call)
 static void must(cuda_result result, const char *call)
 {
@@ -79,7 +79,7 @@ static void info_print(const char *when)
 
 /* ---- scenarios ---- */
 
-/* As much as there is, a MiB at a time; then one back and once more. */
+/* Allocate all memory, a MiB at a time; then free one and allocate once more. */
 static void fill(char **arguments)
 {
   cuda_address at = 0, last = 0;
@@ -101,7 +101,7 @@ static void *taker_run(void *count)
   cuda_address at;
   DO(CALL(cuCtxSetCurrent)(*(cuda_context *)count));
   intptr_t n = 0;
-  for (int i = 0; i < 200; i++) { /* takes and gives, and keeps every fourth */
+  for (int i = 0; i < 200; i++) { /* allocates and frees, and keeps every fourth */
     if (CALL(cuMemAlloc_v2)(&at, MIB) == 0 && (i % 4 || n++ < 0))
       DO(CALL(cuMemFree_v2)(at));
   }
@@ -110,7 +110,7 @@ static void *taker_run(void *count)
   return (void *)n;
 }
 
-/* Several threads for the last bytes. */
+/* Several threads compete for the last bytes. */
 static void threads(char **arguments)
 {
   pthread_t takers[6];
@@ -185,14 +185,14 @@ static void pools_take(void)
   DO(CALL(cuMemAllocAsync)(&at, MIB, NULL));
   DO(CALL(cuMemPoolCreate)(&pool, &properties));
   DO(CALL(cuMemAllocFromPoolAsync)(&at, 5 * MIB, pool, stream)); /* on the other device */
-  DO(CALL(cuMemPoolCreate)(&pool, &anywhere)); /* on this one */
+  DO(CALL(cuMemPoolCreate)(&pool, &anywhere)); /* on this device */
   DO(CALL(cuMemAllocFromPoolAsync)(&at, MIB, pool, stream));
   DO(CALL(cuDeviceGetDefaultMemPool)(&pool, 1));
   DO(CALL(cuMemAllocFromPoolAsync)(&at, 7 * MIB, pool, stream));
   DO(CALL(cuCtxCreate_v2)(&other, 0, 1));
   DO(CALL(cuStreamCreate)(&far, 0));
   DO(CALL(cuCtxPopCurrent_v2)(&other));
-  DO(CALL(cuMemAllocAsync)(&at, 2 * MIB, far)); /* there, too, though the first device is current */
+  DO(CALL(cuMemAllocAsync)(&at, 2 * MIB, far)); /* on the other device, too, though the first one is current */
   DO(CALL(cuStreamBeginCapture_v2)(stream, 0));
   DO(CALL(cuMemAllocAsync)(&at, 64 * MIB, stream)); /* a node of a graph: no memory yet */
   DO(CALL(cuStreamEndCapture)(stream, &graph));
@@ -223,7 +223,10 @@ static void foreign_take(void)
   DO(CALL(cuImportExternalMemory)(&external, &outside));
 }
 
-/* What a graph takes when it runs counts as long as it can be launched: what its nodes cover, not their sum. */
+/*
+ * Memory that a graph allocates when it runs counts as long as it can be launched: the range of its nodes, not their
+ * sum.
+ */
 static void graphs(char **arguments)
 {
   cuda_address before, first, again, beside;
@@ -238,7 +241,7 @@ static void graphs(char **arguments)
   DO(CALL(cuMemFreeAsync)(first, stream));
   DO(CALL(cuMemAllocAsync)(&again, 4 * MIB, stream));
   DO(CALL(cuMemAllocAsync)(&beside, 2 * MIB, stream));
-  DO(CALL(cuMemFreeAsync)(before, stream)); /* at a launch: until then it is held */
+  DO(CALL(cuMemFreeAsync)(before, stream)); /* freed at a launch: until then it is held */
   DO(CALL(cuStreamEndCapture)(stream, (void **)&graph));
   info_print("captured");
   DO(CALL(cuGraphInstantiateWithFlags)(&exec, graph, 0));
@@ -253,7 +256,7 @@ static void graphs(char **arguments)
   info_print("again");
 }
 
-/* One whose memory is on another device than the context in which it is made, and outlives that. */
+/* A graph whose memory is on another device than the context in which it is made, and outlives that context. */
 static void far_graph(char **arguments)
 {
   cuda_context here = begin(), there;
@@ -305,7 +308,7 @@ static void future(char **arguments)
   printf("known %d\n", ((__typeof__(cuMemAlloc_v2) *)found)(&at, MIB));
 }
 
-/* One of everything; what is left at the end is what shim.py expects. */
+/* One allocation of every kind; shim.py checks the memory left at the end. */
 static void kinds(char **arguments)
 {
   cuda_address at;
@@ -321,7 +324,7 @@ static void kinds(char **arguments)
   info_print("end");
 }
 
-/* What ends with a context is free again; a wrong address changes nothing. */
+/* Memory that ends with a context is free again; a wrong address changes nothing. */
 static void owners(char **arguments)
 {
   cuda_address at;
@@ -342,7 +345,7 @@ static void owners(char **arguments)
   info_print("anew");
 }
 
-/* A context that somebody attached to ends with the last detach. */
+/* An attached context ends with its last detach. */
 static void detach(char **arguments)
 {
   cuda_address at;
@@ -369,7 +372,7 @@ static void ancient(char **arguments)
   printf("total %u\n", total_bytes);
 }
 
-/* What the shim does not know, and what is not its business. */
+/* Functions unknown to the shim, and functions that do not concern it. */
 static void novelty(char **arguments)
 {
   const void *const *table = NULL;
@@ -383,7 +386,7 @@ static void novelty(char **arguments)
          info.dli_fname, route_find("cuNoSuchFunction") != NULL);
 }
 
-/* The padding of rows passes a budget that the rows themselves do not. */
+/* The padding of rows exceeds a budget that the rows themselves do not. */
 static void padding(char **arguments)
 {
   cuda_address at;
@@ -394,7 +397,7 @@ static void padding(char **arguments)
   printf("padding %d\n", result);
 }
 
-/* Sizes that no device has, as a sum that has gone below zero asks for them. */
+/* Sizes that no device has, as from an underflowed sum. */
 static void absurd(char **arguments)
 {
   cuda_address at;
@@ -424,7 +427,7 @@ static void children(char **arguments)
   if (!child)
     _exit(0);
   waitpid(child, NULL, 0);
-  child = fork(); /* after: what the parent holds is not the child's */
+  child = fork(); /* after: memory that the parent holds is not the child's */
   if (!child) {
     CALL(cuInit)(0);
     _exit(0);
@@ -445,7 +448,7 @@ static void leave(char **arguments)
   exit(atoi(arguments[0]));
 }
 
-/* An allocation and what is said of it. */
+/* Make one allocation and print the result. */
 static void once(char **arguments)
 {
   cuda_address at;
@@ -465,7 +468,7 @@ static void opener(char **arguments)
   printf("beside %s, next %s\n", beside() ? "found" : "lost", next() ? "some" : "none");
 }
 
-/* The environment is gone before the driver is wanted, and the library is closed between two uses. */
+/* The environment is removed before the driver is used, and the library is closed between two uses. */
 static void surroundings(char **arguments)
 {
   cuda_address at;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every function that the toolkit's headers declare of the driver has an entry in the shim, in each of its forms.
+"""Every driver function that the toolkit's headers declare has an entry in the shim, in each of its forms.
 
 Usage: listed.py LIST COMPILER...
 """
@@ -14,7 +14,7 @@ FORMS = ([], ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM"], ["-D__CUDA_API_VERSION_IN
 
 
 def declared(compiler, header, form):
-    """The names that a program is linked with, as the preprocessor leaves them; None where the header lacks others."""
+    """Return the names that a program is linked with, from the preprocessor; None if the header lacks others."""
     result = subprocess.run([*compiler, "-E", *form, "-"], input=f"#include <cuda.h>\n#include <{header}>\n",
                             capture_output=True, text=True, check=False)
     assert result.returncode == 0 or header not in REQUIRED, result.stderr

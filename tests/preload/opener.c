@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A library that opens another one beside it, which the loader finds by this library's search path alone. */
+/* A library that opens another one in its directory, which the loader finds by this library's search path alone. */
 #include <dlfcn.h>
 #include <stddef.h>
 
-#include "tests/standin/standin.h"
+#include "tests/fakes/cuda_driver/fake_driver.h"
 
 EXPORT void *opener_open(void);
 EXPORT void *opener_next(void);
@@ -14,7 +14,7 @@ void *opener_open(void)
   return dlopen("libguest.so", RTLD_NOW);
 }
 
-/* The next function called guest after this library's own: there is none. */
+/* Find the next function called guest after this library's own: there is none. */
 void *opener_next(void)
 {
   return dlsym(RTLD_NEXT, "guest");

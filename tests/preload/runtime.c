@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A program of the CUDA runtime. The stand-in lacks the private tables that it wants, so there it does not get far. */
+/* A program of the CUDA runtime. The fake lacks the private tables that the runtime needs, so it fails early there. */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's own runtime, in a program or as a shared library, comes to the driver by way of the shim; on a GPU it is
+"""NVIDIA's own runtime, in a program or as a shared library, reaches the driver through the shim; on a GPU it is
 bounded.
 
 Usage: runtime.py LADE DRIVER-FOLDER|gpu PROGRAM

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`lade run` around programs of the driver API, over the stand-in driver: every route to the driver is caught, every
-kind of memory is in the ledger, the budget holds and what the driver says agrees with it; endings, signals and
-children are the command's own.
+"""`lade run` around programs of the driver API, over the fake driver. Every route to the driver is caught, every kind
+of memory is in the ledger, the budget holds, and the driver's reports agree with it. Endings, signals and children
+are the command's own.
 
 Usage: shim.py LADE DRIVER-FOLDER HOLDER HOLDER-LINKED OPENER GUEST
-       shim.py LADE gpu HOLDER HOLDER-LINKED   what holds over any driver, over this machine's
+       shim.py LADE gpu HOLDER HOLDER-LINKED   properties that hold over any driver, over this machine's
 """
 import json
 import os
@@ -27,7 +27,7 @@ REPORT = os.path.join(SCRATCH.name, "report.json")
 
 def environment(**more):
     settings = dict(os.environ, TMPDIR=SCRATCH.name)
-    if IS_GPU:  # meson leads every test to the libraries that its programs are linked with, the stand-in among them
+    if IS_GPU:  # meson leads every test to the libraries that its programs are linked with, the fake among them
         paths = settings.get("LD_LIBRARY_PATH", "").split(":")
         settings["LD_LIBRARY_PATH"] = ":".join(path for path in paths if path and path != os.path.dirname(HOLDER))
     else:
@@ -37,7 +37,7 @@ def environment(**more):
 
 
 def run(*command, options=(), cwd=None, **more):
-    """Exit code, the two outputs and the report of the command under `lade run`; no record is left over."""
+    """Return exit code, both outputs and the report of the command under `lade run`; check that no record is left."""
     if os.path.exists(REPORT):
         os.remove(REPORT)
     result = subprocess.run([LADE, "run", "--report", REPORT, *options, "--", *command], capture_output=True,
@@ -51,7 +51,7 @@ def run(*command, options=(), cwd=None, **more):
 
 
 def held(*command, **more):
-    """The output and the report of a command that must succeed."""
+    """Return the output and the report of a command that must succeed."""
     code, out, err, report = run(*command, **more)
     assert code == 0, (command, code, out, err)
     return out, report
@@ -69,13 +69,13 @@ def numbers(out, line):
 
 
 def mistakes_are_one_line():
-    refused(2, "which command?")
-    refused(2, "which command?", "--budget", "1GiB", "--")
+    refused(2, "the command is missing")
+    refused(2, "the command is missing", "--budget", "1GiB", "--")
     refused(2, "no program 'no-such-program'", "--", "no-such-program")
     for budget in ("x", "0", "-1", "nan", "0%", "101%", "-5%", "inf%", "80%%", "1GiB x", "99999999999GiB"):
         refused(2, "budget", "--budget", budget, "--", "true")
     refused(2, "no/such/folder", "--report", "/no/such/folder/x", "--", "true")
-    refused(2, "run within a run", "--", "true", LADE_RUN_DRIVER="x")
+    refused(2, "lade run inside lade run", "--", "true", LADE_RUN_DRIVER="x")
     refused(2, "TMPDIR", "--", "true", TMPDIR="/no/such/folder")
     find = [sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"]
     if subprocess.run(find, stderr=subprocess.DEVNULL, check=False, env=environment(LD_LIBRARY_PATH=None)).returncode:
@@ -88,7 +88,7 @@ def mistakes_are_one_line():
 
 
 def other_names():
-    """The driver under names that the loader does not know it by: the search path to them, and routes by path."""
+    """The driver under names unknown to the loader: the search path to them, and routes by path."""
     bare = os.path.join(SCRATCH.name, "bare")
     versioned = os.path.join(bare, "libcuda.so.999.1")
     os.mkdir(bare)
@@ -98,7 +98,7 @@ def other_names():
 
 
 def every_route_is_bounded():
-    """The same program by each route fills the same budget to the byte, and is told so."""
+    """The same program fills the same budget to the byte by each route, and reports it."""
     routes = [(LINKED, "linked"), (HOLDER, "soname"), (HOLDER, "bare"), (HOLDER, "lookup"), (HOLDER, "lookup_old"),
               (HOLDER, "per_thread"), (HOLDER, "deep"), (HOLDER, "space")]
     more = {}
@@ -126,7 +126,7 @@ def a_budget_may_be_a_part_of_the_device():
     assert numbers(out, "full") == [0, 64 * MIB, 64 * MIB], out
     assert report["processes"][0]["devices"][0]["budget_bytes"] == 64 * MIB
     out, report = held(HOLDER, "soname", "fill", options=["--budget", "1TiB"])
-    assert numbers(out, "empty") == [248 * MIB, 256 * MIB, 256 * MIB], out  # no more than there is
+    assert numbers(out, "empty") == [248 * MIB, 256 * MIB, 256 * MIB], out  # no more than the budget
     out, report = held(HOLDER, "soname", "fill")
     assert numbers(out, "full") == [0, 256 * MIB, 256 * MIB], out
     device = report["processes"][0]["devices"][0]
@@ -173,7 +173,7 @@ def every_kind_is_in_the_ledger():
 
 
 def the_drivers_refusals_are_the_programs():
-    """A call that the driver fails is counted as nothing, and what it did not give back is still held."""
+    """A call that the driver fails is not counted, and memory that it did not free is still held."""
     for function, code, line in (("cuMemAlloc", 8, "700 from"), ("cuMemFree", 8, "700 from"), ("cuInit", 8, "700 from"),
                                  ("cuMemGetInfo", 8, "700 from"), ("cuDeviceTotalMem", 8, "700 from")):
         status, out, err, report = run(HOLDER, "soname", "once", options=["--budget", "4MiB"],
@@ -191,7 +191,7 @@ def memory_ends_with_its_context():
     assert numbers(out, "wrong") == [1] and numbers(out, "held")[0] == 11 * MIB, out
     assert numbers(out, "one left")[0] == 13 * MIB and numbers(out, "anew")[0] == 16 * MIB, out
     assert report["processes"][0]["devices"][0]["kinds"]["linear"]["given_back"] == 2
-    if not IS_GPU:  # newer drivers may have forgotten how
+    if not IS_GPU:  # newer drivers may have dropped these forms
         out, report = held(HOLDER, "soname", "detach", options=["--budget", "16MiB"])
         assert numbers(out, "attached")[0] == 11 * MIB and numbers(out, "detached")[0] == 16 * MIB, out
 
@@ -269,8 +269,8 @@ def endings_are_the_commands():
 
 
 def signals_pass():
-    """What ends the command ends `lade run` too, and its last figures are there."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started us may have it ignored (nohup), for good
+    """A signal that ends the command ends `lade run` too, and the last figures are reported."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the parent may have it ignored (nohup), for good
     for number in (signal.SIGTERM, signal.SIGUSR1):
         job = subprocess.Popen([LADE, "run", "--report", REPORT, "--", HOLDER, "soname", "wait"], text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
@@ -293,9 +293,55 @@ def signals_pass():
     job.kill()
     assert job.stdout.read() == ""  # the end of the pipe: the command died with it
     job.wait(timeout=60)
-    for name in os.listdir(SCRATCH.name):
-        if name.startswith("lade-run."):
-            shutil.rmtree(os.path.join(SCRATCH.name, name))
+    leftovers = [name for name in os.listdir(SCRATCH.name) if name.startswith("lade-run.")]
+    assert leftovers
+    assert run("true")[0] == 7  # which checks that nothing is left over
+
+
+def only_what_dead_runs_left_is_removed():
+    """A living run keeps its records; other users' files, and targets of links, stay."""
+    job = subprocess.Popen([LADE, "run", "--report", REPORT + ".lives", "--", HOLDER, "soname", "wait"], text=True,
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    assert job.stdout.readline() == "ready\n"
+    other, foreign, link, dead = (os.path.join(SCRATCH.name, name)
+                                  for name in ("other", "lade-run.others", "lade-run.alinks", "lade-run.isdead"))
+    for folder in (other, foreign, dead):
+        os.mkdir(folder)
+        with open(os.path.join(folder, "record"), "w", encoding="utf-8"):
+            pass
+    os.symlink(other, link)
+    if os.geteuid() == 0:
+        os.chown(foreign, 65534, 65534)
+    subprocess.run([LADE, "run", "--", "true"], capture_output=True, check=False, timeout=60, env=environment())
+    assert os.path.exists(os.path.join(other, "record")) and os.path.islink(link) and not os.path.exists(dead)
+    assert os.path.exists(foreign) == (os.geteuid() == 0)
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=60)
+    with open(REPORT + ".lives", encoding="utf-8") as file:
+        assert json.load(file)["processes"][0]["devices"][0]["bytes"] == 3 * MIB
+    os.unlink(link)
+    for folder in (other, foreign):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def what_is_no_record_is_passed_by():
+    """A command may create any file in the folder of the records: none of them blocks."""
+    code, _, err, report = run("sh", "-c", "mkfifo $LADE_RUN_DIRECTORY/f; ln -s /dev/zero $LADE_RUN_DIRECTORY/z")
+    assert code == 7 and report["processes"] == [] and report["unrecorded_processes"] == 0, (code, err)
+    fifo = os.path.join(SCRATCH.name, "fifo")
+    os.mkfifo(fifo)
+    code, _, err, _ = run(HOLDER, "soname", "start", options=("--report", fifo))
+    assert code == 5 and f"--report {fifo}" in err, (code, err)
+    os.unlink(fifo)
+
+
+def names_move_no_cursor():
+    name = os.path.join(SCRATCH.name, "a\033[31m\nb")
+    os.symlink(HOLDER, name)
+    for words in (["soname", "start"], ["soname", "once"]):
+        code, _, err, _ = run(name, *words)
+        assert code == 0 and "\033" not in err and "a\\033[31m\\nb (" in err, (code, err)
+    os.unlink(name)
 
 
 def children_have_reports_of_their_own():
@@ -308,7 +354,9 @@ def children_have_reports_of_their_own():
 
 
 def many_processes_are_told_in_few_lines():
-    """Those without CUDA not at all, those that took nothing in one line, and of the others those that held most."""
+    """Processes without CUDA are left out, those that took nothing share one line, and of the others the largest are
+    shown.
+    """
     both = f"/bin/true; {HOLDER} soname start; {HOLDER} soname once >/dev/null; "
     code, _, err, report = run("sh", "-c", both * 12 + f"{HOLDER} soname fill >/dev/null", options=["--budget", "8MiB"])
     lines = err.splitlines()
@@ -320,7 +368,7 @@ def many_processes_are_told_in_few_lines():
 
 
 def the_loader_sees_the_caller():
-    """Search paths and RTLD_NEXT are those of the library that asks, not the shim's."""
+    """Search paths and RTLD_NEXT are those of the calling library, not the shim's."""
     folder = os.path.join(SCRATCH.name, "beside")
     os.mkdir(folder)
     opener = shutil.copy(OPENER, folder)
@@ -336,7 +384,7 @@ def surroundings_do_not_matter():
     code, out, err, _ = run(*show, LD_PRELOAD=None)
     shim = out.strip()
     assert os.path.basename(shim) == "lade-run.so" and ":" not in shim, out
-    code, out, err, _ = run(*show, LD_PRELOAD=DRIVER)  # any library that is there
+    code, out, err, _ = run(*show, LD_PRELOAD=DRIVER)  # any existing library
     assert out.strip() == f"{DRIVER}:{shim}", out
     for driver, words in (("/no/such/driver", "/no/such/driver"), ("", "LADE_RUN_DRIVER is not set")):
         result = subprocess.run([HOLDER, "soname", "start"], capture_output=True, text=True, check=False,
@@ -349,11 +397,11 @@ def surroundings_do_not_matter():
     assert result.stdout.startswith("empty 1 1 1\nfull 1 1 1\n"), result
     assert "is no budget" in result.stderr and "not be in the report" in result.stderr, result
     maps = run("cat", "/proc/self/maps")[1]
-    assert "lade-run.so" in maps and "libcuda" not in maps, maps  # nothing of the driver before it is wanted
+    assert "lade-run.so" in maps and "libcuda" not in maps, maps  # the driver is not loaded before it is used
 
 
 def a_report_that_cannot_be_written_is_told():
-    """The command has run, and its ledger is on stderr; where it failed, its own code stands."""
+    """The command has run, and its ledger is on stderr; if the command failed, its own code stands."""
     folder = os.path.join(SCRATCH.name, "short-lived")
     for where, remove in (("/dev/full", ""), (os.path.join(folder, "report.json"), f"rmdir {folder}; ")):
         for code in (0, 3):
@@ -366,7 +414,7 @@ def a_report_that_cannot_be_written_is_told():
 
 
 def what_the_loader_passes_by_is_told():
-    """Programs in which nothing can be preloaded: an empty environment, and one without a loader where one can be made."""
+    """Programs without preloading: an empty environment, and a program without a loader if one can be built."""
     whole = os.path.join(SCRATCH.name, "whole")
     compiler = [*os.environ.get("CC", "cc").split(), "-static", "-x", "c", "-", "-o", whole]
     is_made = shutil.which(compiler[0]) and subprocess.run(compiler, input="int main(void) { return 0; }", text=True,
@@ -378,7 +426,7 @@ def what_the_loader_passes_by_is_told():
 
 
 def a_parents_habits_do_not_matter():
-    """One that ignores the end of its children, and others that write numbers in other ways."""
+    """A parent that ignores the end of its children, and other parents that write numbers in other ways."""
     result = subprocess.run([LADE, "run", "--", HOLDER, "soname", "leave", "3"], env=environment(), check=False,
                             preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), capture_output=True,
                             timeout=60)
@@ -389,7 +437,7 @@ def a_parents_habits_do_not_matter():
 
 
 def a_folder_without_room_is_told():
-    """Before anything starts, or at the end if it filled up meanwhile."""
+    """Before the command starts, or at the end if the folder filled up meanwhile."""
     folder = os.path.join(SCRATCH.name, "small")
     os.mkdir(folder)
     space = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"', folder]
@@ -423,7 +471,8 @@ STANDIN = (mistakes_are_one_line, a_budget_may_be_a_part_of_the_device, every_ki
            the_drivers_refusals_are_the_programs, memory_of_graphs_counts, memory_that_is_opened_again_is_one,
            forms_of_another_day_pass_and_are_told,
            many_processes_are_told_in_few_lines, the_loader_sees_the_caller, old_and_new_functions_are_reached,
-           endings_are_the_commands, signals_pass, surroundings_do_not_matter, a_parents_habits_do_not_matter,
+           endings_are_the_commands, signals_pass,
+           only_what_dead_runs_left_is_removed, what_is_no_record_is_passed_by, names_move_no_cursor, surroundings_do_not_matter, a_parents_habits_do_not_matter,
            a_report_that_cannot_be_written_is_told, what_the_loader_passes_by_is_told,
            a_folder_without_room_is_told)
 if IS_GPU:

@@ -13,8 +13,10 @@ import re
 
 import tree
 
-FLOORS = ["src/base", "src/device", "src/machine", "kernels", "src/alloc", "src/offload", "src/graph",
-          "src/parallel", "src/recompute", "src/plan", "src/run", "tools"]
+FLOORS = ["src/base", "src/device", "kernels", "src/alloc", "src/offload", "src/graph", "src/parallel", "src/machine",
+          "src/program", "src/recompute", "src/run", "preload", "tools"]
+# Public headers that no file or folder of their floor is named for.
+PUBLIC = {"plan": "src/program", "shard": "src/parallel", "types": "src/base", "train": "src/run"}
 OUTSIDE = ("tests/", "bench/", "examples/")
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.MULTILINE)
 
@@ -24,11 +26,11 @@ def floor_of(path, paths):
     if path.startswith("include/lade/"):
         name = os.path.splitext(os.path.basename(path))[0]
         for i, floor in enumerate(FLOORS):
-            if os.path.basename(floor) == name or any(f"{floor}/{name}{end}" in paths for end in (".c", ".h")):
+            if floor == PUBLIC.get(name) or os.path.basename(floor) == name:
+                return i
+            if any(f"{floor}/{name}{end}" in paths for end in (".c", ".h", f"/{name}.c")):
                 return i
         return 0
-    if path.startswith("preload/"):
-        return len(FLOORS)
     for i, floor in enumerate(FLOORS):
         if path.startswith(floor + "/"):
             return i

@@ -3,12 +3,20 @@
 """How files look: licence line first, no trailing blanks, no tabs in C, lines, functions and files
 of a length that can be read, and `#if` only on the ground floor and in the files that stand in for
 what is absent (*_stub.c, *_none.c); and threads are started where their signals are blocked (base/thread.h).
+Comments name things: `what` and `who` stay below LIMITS, in a thousand words of all comments.
 
 A function past 70 lines and a file past 800 owe a reason: a comment with the word `long:` before
 the function's end, or in the first 50 lines of the file.
+
+With --report, print the numbers of the comments as one line of JSON and check only those.
 """
+import ast
+import io
+import json
 import os
 import re
+import sys
+import tokenize
 
 import tree
 
@@ -16,6 +24,12 @@ SOURCE = tree.CODE + (".py", ".sh", ".build", ".map")
 TEXT = SOURCE + (".md", ".txt", ".json", ".yml")
 COLUMNS, FUNCTION_LINES, FILE_LINES = 120, 70, 800
 PROSE_COLUMNS = 130 # pages are wrapped near 120; a word put in later need not wrap a paragraph anew
+
+COMMENTED = tree.CODE + (".cpp", ".py")
+RIDDLES = {"what": re.compile(r"\bwhat\b", re.IGNORECASE),
+           "who": re.compile(r"\b(who|whoever|nobody|somebody|everybody)\b", re.IGNORECASE)}
+LIMITS = {"what": 1.5, "who": 0.5} # in a thousand words of comments
+WORD = re.compile(r"[A-Za-z]+(?:['’][A-Za-z]+)*")
 
 
 def is_text(path):
@@ -87,10 +101,37 @@ def conditions_check(path, lines):
 
 
 def threads_check(path, lines):
-    if not path.startswith(("src/", "kernels/", "tools/", "preload/")) or path == "src/base/thread.c":
+    if not path.startswith(("src/", "kernels/", "tools/", "preload/")) or path == "src/base/threads/thread.c":
         return []
     return [f"{path}:{number}: a thread that lade_thread_start does not start"
             for number, line in enumerate(lines, 1) if re.search(r"\bpthread_create\(", line)]
+
+
+def comments_of(path, content):
+    """Return the text of all comments of a file, and in Python of its docstrings. Literals are none."""
+    if not path.endswith(".py"):
+        return "\n".join(token for token in tree.PROSE.findall(content) if token.startswith("/"))
+    found = [token.string for token in tokenize.generate_tokens(io.StringIO(content).readline)
+             if token.type == tokenize.COMMENT]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found += [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(content)) if isinstance(node, documented)]
+    return "\n".join(found)
+
+
+def riddles_report(comments):
+    """Return the numbers of all comments, a map from each path to its text, and the problems with them."""
+    counts = {path: {name: len(word.findall(text)) for name, word in RIDDLES.items()}
+              for path, text in comments.items()}
+    n_words = sum(len(WORD.findall(text)) for text in comments.values())
+    report, problems = {}, []
+    for name, limit in LIMITS.items():
+        rate = round(1000 * sum(count[name] for count in counts.values()) / max(n_words, 1), 3)
+        report[f"{name}_per_1000"] = rate
+        if rate > limit:
+            problems.append(f"comments: {name} {rate} times in 1,000 words, over {limit}; most of them in:")
+            most = sorted(counts, key=lambda path: (-counts[path][name], path))[:10]
+            problems += [f"{path}: {name} {counts[path][name]} times" for path in most if counts[path][name]]
+    return {**report, "comment_words": n_words, "files": len(comments)}, problems
 
 
 def check(path, content):
@@ -124,7 +165,18 @@ def self_test():
     assert prose_check("a.md", ["x" * 131]) and not prose_check("a.md", ["|" + "x" * 131, "```", "x" * 131, "```"])
     assert prose_check("a.md", ["```", "x", "```", "x" * 131])
     assert check("a.c", spdx + "int x;") and check("a.c", spdx + "/*" + "x" * 120 + "*/\n")
+    riddle = 'int x; /* What\n is it? */ char *s = "what"; // whatever nobody\'s\n'
+    assert riddles_report({"a.c": comments_of("a.c", riddle)})[0] == {
+        "what_per_1000": 200, "who_per_1000": 200, "comment_words": 5, "files": 1}
+    assert comments_of("a.py", '"""What"""\nx = "what" # who\n').split() == ["#", "who", "What"]
+    assert len(riddles_report({"a.c": "what", "b.c": "copy"})[1]) == 2
+    assert not riddles_report({"a.c": "what who" + " copy" * 2000})[1]
 
 
 self_test()
-tree.report([problem for path in tree.files() if is_text(path) for problem in check(path, tree.text(path))])
+numbers, riddles = riddles_report({path: comments_of(path, tree.text(path)) for path in tree.files()
+                                   if path.endswith(COMMENTED)})
+if "--report" in sys.argv[1:]:
+    print(json.dumps(numbers))
+    sys.exit(1 if riddles else 0)
+tree.report(riddles + [problem for path in tree.files() if is_text(path) for problem in check(path, tree.text(path))])

@@ -4,10 +4,13 @@
 The tree is walked, not asked of git: the rules also hold in a tarball.
 """
 import os
+import re
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CODE = (".c", ".h", ".cu", ".S")
+# Comments and literals of C, C++ and assembly. A comment's match starts with a slash.
+PROSE = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])+'""", re.DOTALL)
 
 
 FOLDERS = (".ci", "bench", "docs", "examples", "include", "kernels", "preload", "python", "scripts", "src",

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts/gpu-check measures, over the stand-ins and with a model that is small: every figure that has a target is
-made and kept beside it, and a part that fails leaves the others. In PyTorch's place is a program that answers as
-bench/torch_steps.py does. Times mean nothing here.
+"""The measurements of scripts/gpu-check, over the fakes and with a small model. Every figure that has a target is made
+and kept with it, and a failing part leaves the others. A program that answers like bench/torch_steps.py replaces
+PyTorch. Times are meaningless here.
 
 Usage: gpu_check.py GPU-CHECK BUILD
 """
@@ -20,7 +20,7 @@ gpu_check = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu
 loader.exec_module(gpu_check)
 build, gpus = os.path.abspath(sys.argv[2]), ["NVIDIA H200, 0.0, 256 MiB"]
 
-# The smallest that has everything: a tier beside the device, several microbatches, a budget that moves something.
+# The smallest model with everything: a tier besides the device, several microbatches, a budget that moves something.
 TINY = {"vocab_size": 256}
 GPT2 = dict(TINY, model_type="gpt2", n_embd=32, n_layer=2, n_head=2, n_positions=8192)
 LLAMA = dict(TINY, model_type="llama", hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
@@ -29,7 +29,7 @@ MACHINE = ["--machine", "h200-141g", "--warmup", "1"]
 
 
 def small_make(scratch):
-    """Other models in the places of those that are measured."""
+    """Replace the measured models by others."""
     paths = {}
     for name, model in (("gpt2", GPT2), ("llama", LLAMA)):
         paths[name] = os.path.join(scratch, name + ".json")
@@ -48,7 +48,7 @@ def small_make(scratch):
 
 
 def kernels_fail():
-    """Of benchmarks that fail what was measured is kept: of each table what came before the launch that broke."""
+    """Failing benchmarks keep their measurements: of each table the lines before the launch that broke."""
     for nth, kept in (5, False), (40, True):
         os.environ["LADE_STANDIN"] = f"fail=cuLaunchKernel,nth={nth},code=719"
         check = gpu_check.Check(patience=20)
@@ -60,7 +60,7 @@ def kernels_fail():
 
 
 def targets_are_found():
-    """What is compiled first is what runs on a GPU, and is there."""
+    """The targets compiled first are those that run on a GPU, and they exist."""
     targets = gpu_check.targets_find(gpu_check.Check(patience=20), build)
     for name in ("lade", "bench/bench-gpu", "preload/lade-run.so", "tests/conform/conform-device", "tests/preload/holder",
                  "tests/standin/test-gpu-kernels"):
@@ -85,7 +85,7 @@ print(json.dumps({"tokens_per_second": 1.0, "parameters": counts[arguments["--mo
 
 
 def peer_make(scratch):
-    """The program in PyTorch's place, which knows how many parameters the models have."""
+    """Make the program that replaces PyTorch, which knows how many parameters the models have."""
     path, counts = os.path.join(scratch, "peer.py"), {}
     with open(path, "w", encoding="utf-8") as file:
         file.write(PEER)
@@ -100,7 +100,7 @@ def peer_make(scratch):
 
 
 def peers_are_told(data):
-    """A peer that is missing is asked once; one that breaks, or trains another shape, is compared with nothing."""
+    """A missing peer is tried once; one that breaks, or trains another shape, is not compared."""
     for behaviour, counts in (("missing", (2, 0, 1)), ("broken", (2, 2, 0)), ("other", (2, 2, 0))):
         os.environ["PEER"] = behaviour
         check, turns = gpu_check.Check(patience=20), gpu_check.Turns()
@@ -113,7 +113,7 @@ def peers_are_told(data):
 
 
 def steps_go_on_with_safer_attention(data):
-    """A run that breaks is tried once more by the next kernel."""
+    """A run that breaks is repeated once with the next kernel."""
     os.environ["LADE_STANDIN"] = "memory=64,lose=60,lose_code=719"
     check = gpu_check.Check(patience=20)
     assert gpu_check.step_measure(check, build, *gpu_check.SPEEDS[0][:2], data) is None
@@ -122,7 +122,7 @@ def steps_go_on_with_safer_attention(data):
 
 
 def everything_measure(scratch):
-    """The text of what is kept."""
+    """Return the text of the kept results."""
     data, check = small_make(scratch), gpu_check.Check(patience=20)
     results = os.path.join(scratch, "results")
     os.mkdir(results)
@@ -137,7 +137,7 @@ def everything_measure(scratch):
     gpu_check.budgets_compare(check, build, data)
     gpu_check.steady_measure(check, build, data)
     gpu_check.largest_run(check, build, None, data)
-    gpu_check.ROOT = scratch  # where the folder of the build is, for what parts keep
+    gpu_check.ROOT = scratch  # the build's folder, for files that parts keep
     gpu_check.results_write(check, gpus, results, "kept")
     later = gpu_check.Check()
     gpu_check.results_read(later, gpus, "kept")

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kernels that are wrong, each in one way, and one that is right: what running them on the CPU must tell apart. */
+/* Kernels that are wrong, each in one way, and right ones: a run on the CPU must tell them apart. */
 #include "hostile.h"
 #include "kernels/cuda/wgmma.h"
 
@@ -8,7 +8,7 @@
   LADE_CUDA_EXPORT(name, hostile_args) \
   LADE_KERNEL(name, hostile_args)
 
-/* Right: the block's values turned round. */
+/* Right: reverse the block's values. */
 HOSTILE(reverse)
 {
   LADE_SHARED(float, room);
@@ -60,7 +60,7 @@ HOSTILE(shared_overrun)
   room[threadIdx.x + 1] = 1;
 }
 
-/* Reads its copy having waited (n is 1), before it waits (0), or without ever waiting. */
+/* Read the copy after waiting (n is 1), before waiting (0), or without ever waiting. */
 HOSTILE(copy)
 {
   LADE_SHARED(float, room);
@@ -74,7 +74,7 @@ HOSTILE(copy)
   from[0] = value;
 }
 
-/* A matrix whose rows begin at odd places. */
+/* Load a matrix whose rows begin at odd places. */
 HOSTILE(matrix_askew)
 {
   LADE_SHARED(uint16_t, room);
@@ -84,8 +84,8 @@ HOSTILE(matrix_askew)
 }
 
 /*
- * Right: a[i][k] = 16 i + k, 16 x 16, times b[k][j] = k - j, 16 x 8, both brought by loads, b turned over or stored so,
- * as n says; a row of c after the other.
+ * Right: a[i][k] = 16 i + k, 16 x 16, times b[k][j] = k - j, 16 x 8, both brought by loads, b transposed by the load or
+ * in memory, by n; c row by row.
  */
 HOSTILE(product)
 {
@@ -110,8 +110,8 @@ HOSTILE(product)
 }
 
 /*
- * A warpgroup's product of 64 rows with 128, of 64 columns, all of them behind each other in BF16 at a.to; c goes
- * behind them, a row after the other. a.n says what is wrong.
+ * A warpgroup's product of 64 rows with 128, of 64 columns, stored contiguously in BF16 at a.to; c follows them, row by
+ * row. a.n selects the error.
  */
 HOSTILE(warpgroup)
 {

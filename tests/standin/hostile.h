@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the wrong kernels are told. */
+/* Arguments of the wrong kernels. */
 #ifndef LADE_TEST_HOSTILE_H
 #define LADE_TEST_HOSTILE_H
 
@@ -8,16 +8,16 @@ struct hostile_args {
   int n;
 };
 
-/* What is wrong about a product of a warpgroup. */
+/* The error in a product of a warpgroup. */
 enum wrong {
   NOTHING,
-  SUMS_READ, /* while it runs: they are NaN; all that follow end the test */
+  SUMS_READ, /* during the product: they are NaN; all the errors below end the test */
   SUMS_WRITTEN,
   TILE_WRITTEN,
   UNPUBLISHED,
   UNFENCED,
   FENCED_TOO_EARLY,
-  ASKEW, /* a tile that begins within a pattern */
+  ASKEW, /* a tile that begins within a swizzle pattern */
   OTHERS_ISSUE,
   UNCOMMITTED,
   UNWAITED,

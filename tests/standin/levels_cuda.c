@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The plain reference and the CUDA kernels, run on the CPU. What is the number of threads on the host is the order of
- * execution here: rising, falling, shuffled.
+ * The plain reference and the CUDA kernels, run on the CPU. The orders of execution (rising, falling, shuffled) replace
+ * the host's numbers of threads.
  */
 #include "levels.h"
 
@@ -11,9 +11,9 @@
 #include <string.h>
 
 #include "base/cpu.h"
-#include "cuda_on_cpu_run.h"
 #include "kernels/cuda.h"
 #include "kernels/cuda/launch_internal.h"
+#include "tests/fakes/cuda_on_cpu/cuda_on_cpu_run.h"
 
 struct launcher {
   struct lade_cuda_launcher base;
@@ -23,7 +23,7 @@ struct launcher {
 const char *const level_names[] = {"cuda", NULL};
 const int64_t level_most_elements = 150000;
 
-/* All there are: it is here that orders of execution differ. */
+/* All products: only here do orders of execution differ. */
 int64_t level_most_products(void)
 {
   return INT64_MAX;

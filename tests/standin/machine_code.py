@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels bound by memory, as nvcc makes them for sm_90, AdamW for sm_80, too: each moves 16 bytes at a time, as a
-compiler takes packs apart where it sees fit, and none spills more registers than docs/cuda.md says.
+"""Memory-bound kernels, compiled by nvcc for sm_90, AdamW for sm_80, too. Each moves 16 bytes at a time, because a
+compiler may split packs, and none spills more registers than docs/cuda.md states.
 
 machine_code.py NVCC SOURCE_ROOT
 """
+import glob
 import os
 import re
 import subprocess
 import sys
 import tempfile
 
-# Where not sm_90 alone: whole runs of AdamW have nearly all registers that two blocks leave a thread.
+# Architectures other than sm_90 alone: AdamW uses nearly all registers that two blocks leave a thread.
 ARCHS = {'adamw': ['sm_80', 'sm_90']}
-# Beginnings of functions' names, by file. Those of NARROW write sums, or less than they read.
+# Prefixes of functions' names, by file. Those of NARROW write sums, or less than they read.
 FILES = {
     'adamw': ['adamw'], 'add': ['add'], 'cast': ['cast_bf16'], 'column_sum': ['column_sum_bf16'],
     'dropout': ['dropout_bf16'], 'embed': ['embed_fwd_bf16', 'embed_tokens_bf16'], 'gelu': ['gelu_fwd_bf16', 'gelu_bwd_bf16'],
@@ -25,10 +26,11 @@ SPILLS = {'norm_bwd_f32': 4}  # bytes stored, of 8 of stack
 
 
 def compile_file(nvcc, root, name, arch, folder):
-    """The PTX of each function, and the bytes that each spills."""
+    """Return the PTX of each function, and the bytes that each spills."""
     ptx = os.path.join(folder, name + '.ptx')
+    source, = glob.glob(f'kernels/cuda/*/{name}.cu', root_dir=root)
     subprocess.run([nvcc, '-ptx', f'-arch={arch}', '-std=c++17', '-fmad=false', '-include', 'kernels/cuda/gpu.h',
-                    '-I', '.', '-I', 'src', '-I', 'include', '-o', ptx, f'kernels/cuda/{name}.cu'], cwd=root, check=True)
+                    '-I', '.', '-I', 'src', '-I', 'include', '-o', ptx, source], cwd=root, check=True)
     ptxas = os.path.join(os.path.dirname(os.path.realpath(nvcc)), 'ptxas')
     told = subprocess.run([ptxas, '-v', f'-arch={arch}', ptx, '-o', os.path.join(folder, name + '.cubin')], check=True,
                           capture_output=True, text=True).stderr

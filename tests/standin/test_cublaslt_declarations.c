@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Our own declarations of cuBLASLt against its cublasLt.h, where there is one: values, layouts, functions. */
+/* Lade's declarations of cuBLASLt compared with its cublasLt.h, if installed: values, layouts, functions. */
 #include <cublasLt.h>
 #include <stddef.h>
 
-#include "kernels/cuda/cublaslt_library.h"
+#include "kernels/cuda/matmul/cublaslt_library.h"
 
 #define SAME(ours, theirs) _Static_assert((long)(ours) == (long)(theirs), #ours " is not " #theirs)
 
@@ -49,7 +49,7 @@ SAME(offsetof(struct cublaslt_choice, workspace_bytes), offsetof(cublasLtMatmulH
 SAME(offsetof(struct cublaslt_choice, waves), offsetof(cublasLtMatmulHeuristicResult_t, wavesCount));
 SAME(offsetof(struct cublaslt_choice, status), offsetof(cublasLtMatmulHeuristicResult_t, state));
 
-/* The functions as we declare them, in the types of cublasLt.h. */
+/* The functions as Lade declares them, in the types of cublasLt.h. */
 #define cublaslt_status cublasStatus_t
 #define cublaslt_type cudaDataType
 #define cublaslt_compute cublasComputeType_t
@@ -62,7 +62,7 @@ SAME(offsetof(struct cublaslt_choice, status), offsetof(cublasLtMatmulHeuristicR
 #define cublaslt_stream cudaStream_t
 #define cublaslt_algo cublasLtMatmulAlgo_t
 #define cublaslt_choice cublasLtMatmulHeuristicResult_t
-#define struct /* theirs have no tags */
+#define struct /* cublasLt.h's structs have no tags */
 #define FORM(type, name, arguments) typedef type name##_form arguments;
 LADE_CUBLASLT_FUNCTIONS(FORM)
 #undef struct

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What only a CUDA device has, over the stand-in for the driver: every way in which opening is refused, every driver
- * call failing in turn, broken contexts, contexts and streams of the caller's.
+ * Properties of CUDA devices alone, over the fake driver: every way in which opening is refused, every driver call
+ * failing in turn, broken contexts, contexts and streams of the caller's.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -21,18 +21,18 @@
 #include "device/cuda.h"
 #include "device/cuda_driver.h"
 #include "offload/pinned.h"
-#include "standin.h"
+#include "tests/fakes/cuda_driver/fake_driver.h"
 #include "tests/support/symbols.h"
 
 #define CHUNK ((uint64_t)2 << 20)
 #define CALM "version=13000,devices=1,sm=90,memory=256,words=1,host_chunks=1,fail=none,nth=1,code=2,forever=0,lose=0"
 
-/* The stand-in's control calls, and those of the driver's that callers make themselves. */
+/* The fake's control calls, and driver calls that the test makes itself. */
 static struct {
-  standin_set_fn *set;
-  standin_calls_fn *calls;
-  standin_failed_fn *failed;
-  standin_live_fn *live;
+  fake_set_fn *set;
+  fake_calls_fn *calls;
+  fake_failed_fn *failed;
+  fake_live_fn *live;
   cuda_result (*init)(unsigned flags);
   cuda_result (*context_create)(cuda_context *ret_context, unsigned flags, cuda_device_id id);
   cuda_result (*context_destroy)(cuda_context context);
@@ -49,13 +49,13 @@ static struct {
   cuda_result (*memory_set)(cuda_address at, unsigned char value, size_t n, cuda_stream stream);
 } standin;
 
-static bool standin_find(void)
+static bool fake_find(void)
 {
   const struct symbol wanted[] = {
-      {"standin_set", &standin.set},
-      {"standin_calls", &standin.calls},
-      {"standin_failed", &standin.failed},
-      {"standin_live", &standin.live},
+      {"fake_set", &standin.set},
+      {"fake_calls", &standin.calls},
+      {"fake_failed", &standin.failed},
+      {"fake_live", &standin.live},
       {"cuInit", &standin.init},
       {"cuCtxCreate_v2", &standin.context_create},
       {"cuCtxDestroy_v2", &standin.context_destroy},
@@ -169,7 +169,7 @@ static void the_public_name_opens_the_gpu(void **state)
   lade_device_close(device);
 }
 
-/* ---- one session of everything ---- */
+/* ---- one session of every kind of call ---- */
 
 struct session {
   lade_device *device;
@@ -179,9 +179,9 @@ struct session {
   lade_queue *queues[4];
   lade_cuda_graph *graph;
   void *host; /* pinned */
-  struct lade_host_chunk host_chunk; /* of the driver's */
-  uint64_t word_address; /* of a word in it, as streams see it */
-  uint64_t little;       /* of lade_cuda_alloc */
+  struct lade_host_chunk host_chunk; /* from the driver */
+  uint64_t word_address; /* of a word in it, for streams */
+  uint64_t little;       /* memory of lade_cuda_alloc */
 };
 
 #define HOST_BYTES 12288 /* two pages for copies, and one with a word that the stream writes */
@@ -204,7 +204,7 @@ static int set_word(void *stream, void *arg)
   return lade_cuda_stream_write(s->device, stream, s->word_address, WORD);
 }
 
-/* A chunk and what another process would have of it. */
+/* Make a chunk and another process's import of it. */
 static int session_share(struct session *s)
 {
   int descriptor = -1;
@@ -259,8 +259,8 @@ static void count_up(void *args)
 }
 
 /*
- * Work on every kind of queue, each after the one before; none begins before all are submitted. The first of it is in
- * the graph. Returns the device's status.
+ * Submit work on every kind of queue, each after the one before; none begins before all are submitted. The first piece
+ * is in the graph. Return the device's status.
  */
 static int session_work(struct session *s, int *n_runs)
 {
@@ -302,7 +302,7 @@ static void session_finish(struct session *s)
   free(s->host);
 }
 
-/* The first error of a session, with the driver's name for it where it came from work. */
+/* Run a session. Return its first error, with the driver's name for it if it came from work. */
 static int session_play(struct session *s, struct lade_error *error)
 {
   int n_runs = 0;
@@ -336,15 +336,15 @@ static void work_moves_through_every_kind_of_queue(void **state)
   assert_int_equal(standin.live(), 0);
 }
 
-/* The calls in play that the device makes again when they fail: the second unmap, an export's; memory with handles. */
+/* True for calls that the device repeats after a failure: a second unmap, an export's, memory with handles. */
 static bool is_made_again(const char *function, uint64_t nth)
 {
   return (strcmp(function, "cuMemUnmap") == 0 && nth == 2) || (strcmp(function, "cuMemCreate") == 0 && nth == 1);
 }
 
 /*
- * Fail call @nth of @function and play. A call that gives something back does so all the same, and its result says
- * only that something before it went wrong. Returns whether the fault was met.
+ * Fail call @nth of @function and run a session. A failing call that releases an object still releases it, and its
+ * result only reports an earlier error. Return true if the fault was met.
  */
 static bool nth_call_fails(const char *function, uint64_t nth)
 {
@@ -373,7 +373,7 @@ static bool nth_call_fails(const char *function, uint64_t nth)
 static const char *const functions[] = {LADE_CUDA_FUNCTIONS(NAME)};
 #undef NAME
 
-/* Functions that a session here does not call: of adopted contexts, of long ones, of kernels (test_cuda_launch.c). */
+/* True for functions unused by this session: of adopted or long contexts, of kernels (test_cuda_launch.c). */
 static bool is_elsewhere(const char *function)
 {
   return !strcmp(function, "cuCtxGetDevice") || !strcmp(function, "cuEventQuery") ||
@@ -381,15 +381,15 @@ static bool is_elsewhere(const char *function)
 }
 
 /*
- * Each call of each function. A queue makes thousands of events, all alike: of those, and of their ends, the first
- * ones and some of the others.
+ * Fail each call of each function. A queue makes thousands of equal events: of those, and of their ends, only the first
+ * ones and some others.
  */
 static void any_driver_call_may_fail_and_nothing_leaks(void **state)
 {
   int n_met = 0;
   assert_int_equal(standin.set("fail=none"), 0);
   for (size_t i = 0; i < LADE_COUNT(functions); i++) {
-    bool is_text = strncmp(functions[i], "cuGetError", 10) == 0; /* what the messages are made of */
+    bool is_text = strncmp(functions[i], "cuGetError", 10) == 0; /* these make the messages */
     uint64_t nth = 1;
     while (!is_text && nth_call_fails(functions[i], nth)) {
       nth += nth < 6 || strncmp(functions[i], "cuEvent", 7) != 0 ? 1 : 997;
@@ -402,7 +402,7 @@ static void any_driver_call_may_fail_and_nothing_leaks(void **state)
 
 /* ---- the driver's host memory ---- */
 
-/* Take pinned memory, see that it is zero, fill it, give it back; whether it was the driver's. */
+/* Take pinned memory, check that it is zero, fill it, release it. True if it was the driver's. */
 static bool pinned_is_the_drivers(const struct lade_pinned_params *how)
 {
   struct lade_pinned pinned;
@@ -427,10 +427,10 @@ static void pinned_memory_is_the_drivers_where_it_has_some(void **state)
   assert_true(pinned_is_the_drivers(&how));
   how.numa_node = 0;
   assert_true(pinned_is_the_drivers(&how));
-  how.numa_node = 77; /* a node that is not there */
+  how.numa_node = 77; /* a node that does not exist */
   assert_false(pinned_is_the_drivers(&how));
   how.numa_node = -1;
-  how.limit_bytes = 2 * CHUNK - 1; /* a chunk more than may be */
+  how.limit_bytes = 2 * CHUNK - 1; /* a chunk more than allowed */
   assert_false(pinned_is_the_drivers(&how));
   how.limit_bytes = 2 * CHUNK;
   how.is_for_drives = true;
@@ -451,7 +451,7 @@ static void pinned_memory_is_the_drivers_where_it_has_some(void **state)
   assert_int_equal(standin.live(), 0);
 }
 
-/* Whatever it is that the driver refuses, there is memory, and nothing is left of the try. */
+/* Whatever call the driver refuses, the memory is allocated, and the attempt leaves nothing. */
 static void pinned_memory_is_our_own_where_the_driver_refuses(void **state)
 {
   static const char *const calls[] = {"cuMemGetAllocationGranularity", "cuMemCreate",     "cuMemAddressReserve",
@@ -474,7 +474,7 @@ static void pinned_memory_is_our_own_where_the_driver_refuses(void **state)
 
 /* ---- graphs ---- */
 
-/* What a capture is given, and what it saw. */
+/* Arguments of a capture, and its results. */
 struct captured {
   lade_device *device;
   cuda_event event;
@@ -519,7 +519,7 @@ static int put_and_wait(void *stream, void *arg)
   return standin.stream_wait(stream);
 }
 
-/* Nobody says so until the capture ends. */
+/* The error appears only when the capture ends. */
 static int put_and_take(void *stream, void *arg)
 {
   struct captured *captured = arg;
@@ -561,7 +561,7 @@ static void a_graph_runs_when_it_is_launched(void **state)
   uint64_t count = 0;
   assert_int_equal(lade_queue_create(captured.device, LADE_QUEUE_COMPUTE, &queue), 0);
   assert_int_equal(lade_cuda_graph_create(captured.device, put_beside_other, &captured, NULL, &graph), 0);
-  assert_int_equal(captured.other_status, 0); /* the other thread was not refused, and spoiled nothing */
+  assert_int_equal(captured.other_status, 0); /* the other thread was not refused, and did not invalidate the capture */
   assert_int_equal(captured.n_runs, 0);
   for (int i = 1; i <= 3; i++) {
     lade_cuda_graph_launch(graph, queue, NULL, &count);
@@ -622,7 +622,7 @@ static void a_broken_context_ends_waiting_and_keeps_its_first_error(void **state
     assert_int_equal(session_play(&s, &error), cases[i].status);
     if (!strstr(error.text, cases[i].words))
       fail_msg("'%s' does not say '%s'", error.text, cases[i].words);
-    assert_true(lade_queue_poll(s.queues[0], 3)); /* the counters went on */
+    assert_true(lade_queue_poll(s.queues[0], 3)); /* the counters still advanced */
     assert_int_equal(lade_device_status(s.device), cases[i].status);
     session_finish(&s);
     assert_int_equal(standin.set("lose=0"), 0);
@@ -647,7 +647,7 @@ static void an_address_without_memory_is_an_error(void **state)
   lade_device_close(device);
 }
 
-/* ---- the caller's own ---- */
+/* ---- contexts of the caller ---- */
 
 static void current_contexts_stay_current(void **state)
 {
@@ -689,7 +689,7 @@ static void an_adopted_context_and_stream_are_used_and_left(void **state)
   assert_int_equal(lade_device_reserve(device, CHUNK, &at), 0);
   assert_int_equal(lade_device_chunk_create(device, CHUNK, &chunk), 0);
   assert_int_equal(lade_device_map(device, at, chunk), 0);
-  assert_int_equal(standin.memory_set(at, 0x5a, 4096, stream), 0); /* the caller's own work, past the queue */
+  assert_int_equal(standin.memory_set(at, 0x5a, 4096, stream), 0); /* the caller's own work, outside the queue */
   lade_cuda_queue_enqueue(queue, NULL, NULL, NULL, &count);
   lade_queue_wait(copies, queue, count);
   lade_queue_copy(copies, &(struct lade_copy){result, (void *)(uintptr_t)at, sizeof(result), 0, NULL}, &count);
@@ -721,7 +721,7 @@ static void what_others_took_is_the_difference(void **state)
   assert_int_equal(before.opened_bytes, before.outside_bytes);
   assert_int_equal(info.capacity_bytes, before.total_bytes - before.opened_bytes);
   assert_int_equal(lade_device_chunk_create(device, 5 * CHUNK, &chunk), 0);
-  assert_int_equal(standin.context_create(&other, 0, 0), 0); /* somebody's library */
+  assert_int_equal(standin.context_create(&other, 0, 0), 0); /* another library's context */
   assert_int_equal(lade_cuda_get_memory(device, &after), 0);
   assert_int_equal(after.free_bytes, before.free_bytes - 5 * CHUNK - (8 << 20));
   assert_int_equal(after.outside_bytes, before.outside_bytes + (8 << 20));
@@ -731,7 +731,7 @@ static void what_others_took_is_the_difference(void **state)
   lade_device_close(device);
 }
 
-/* Somebody else holds what the capacity promises: the machine refuses, and nothing is counted. */
+/* Another context holds memory that the capacity promises: the machine refuses, and nothing is counted. */
 static void memory_that_others_hold_is_refused(void **state)
 {
   lade_device *device = must_open();
@@ -747,7 +747,7 @@ static void memory_that_others_hold_is_refused(void **state)
   lade_device_close(device);
 }
 
-/* The pauses between pieces are no work, and times do not run backwards, also past a second. */
+/* The pauses between pieces are not counted as work, and times never decrease, also beyond a second. */
 static void spans_are_times_on_the_stream(void **state)
 {
   lade_device *device = must_open();
@@ -792,7 +792,7 @@ int main(void)
       cmocka_unit_test_setup(memory_that_others_hold_is_refused, calm),
       cmocka_unit_test_setup(spans_are_times_on_the_stream, calm),
   };
-  if (!standin_find()) {
+  if (!fake_find()) {
     printf("SKIP: libcuda.so.1 is not the stand-in; run this through meson test\n");
     return 77;
   }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Kernels loaded and launched through the driver, and products of cuBLASLt, over the stand-ins: they compute what the
- * reference does in memory of the device, read the step block when they run, and every way in which loading or
- * launching fails has a name.
+ * Kernels loaded and launched through the driver, and products of cuBLASLt, over the fakes. They give the reference's
+ * results in memory of the device and read the step block when they run. Every failure of loading or launching has a
+ * name.
  */
 #include <errno.h>
 #include <math.h>
@@ -18,11 +18,11 @@
 #include "base/base.h"
 #include "base/cpu.h"
 #include "base/float.h"
-#include "cublaslt_standin.h"
 #include "kernels/cuda.h"
-#include "kernels/cuda/cublaslt_library.h"
 #include "kernels/cuda/launch_internal.h"
-#include "standin.h"
+#include "kernels/cuda/matmul/cublaslt_library.h"
+#include "tests/fakes/cublaslt/fake_cublaslt.h"
+#include "tests/fakes/cuda_driver/fake_driver.h"
 #include "tests/support/symbols.h"
 
 #define ARENA_BYTES ((uint64_t)4 << 20)
@@ -32,16 +32,16 @@
 #define CALM_LT "version=130100,fail=none,nth=1,code=14,forever=0"
 
 static struct {
-  standin_set_fn *set;
-  standin_failed_fn *failed;
-  standin_live_fn *live;
-  standin_cublaslt_set_fn *lt_set;
-  standin_cublaslt_calls_fn *lt_calls;
-  standin_cublaslt_failed_fn *lt_failed;
-  standin_cublaslt_live_fn *lt_live;
+  fake_set_fn *set;
+  fake_failed_fn *failed;
+  fake_live_fn *live;
+  fake_cublaslt_set_fn *lt_set;
+  fake_cublaslt_calls_fn *lt_calls;
+  fake_cublaslt_failed_fn *lt_failed;
+  fake_cublaslt_live_fn *lt_live;
 } standin;
 
-/* A device with memory mapped, and queues that compute and copy. */
+/* A device with mapped memory, and queues that compute and copy. */
 struct gpu {
   lade_device *device;
   lade_chunk *chunk;
@@ -57,7 +57,7 @@ static struct lade_step step_make(uint32_t number)
                             .weight_decay = 0.1f, .correction1 = 1.7f, .correction2 = 12.9f, .loss_scale = 1};
 }
 
-/* Place @i of the arena. */
+/* Return place @i of the arena. */
 static void *at(const struct gpu *gpu, int i)
 {
   return (void *)(uintptr_t)(gpu->arena + (uint64_t)i * PLACE_BYTES);
@@ -133,7 +133,7 @@ static void grid_verify(const struct lade_cuda_launcher *launcher, const struct 
   assert_true(launch->shared_bytes <= 227 << 10);
 }
 
-/* What a table says that it attends over has a grid that a GPU takes, whoever attends. */
+/* The largest attention that a table supports has a grid that a GPU accepts, in every variant. */
 static void the_largest_attention_has_a_grid(void **state)
 {
   const struct lade_cuda_launcher launcher = {.launch = grid_verify};
@@ -141,18 +141,18 @@ static void the_largest_attention_has_a_grid(void **state)
   const struct lade_attention_most most = lade_cuda_attention_most();
   const struct {
     enum lade_dtype dtype;
-    int64_t head_dim, batch, time;
-  } shapes[] = {{LADE_F32, most.head_dim, 1, most.time}, {LADE_F32, most.head_dim, most.batch, 64},
-                {LADE_BF16, 64, 1, most.time},           {LADE_F16, 128, 1, most.time},
-                {LADE_BF16, 128, most.batch, 64},        {LADE_BF16, most.head_dim, 1, most.time}};
+    int64_t head_dim, batch, seq_len;
+  } shapes[] = {{LADE_F32, most.head_dim, 1, most.seq_len}, {LADE_F32, most.head_dim, most.batch, 64},
+                {LADE_BF16, 64, 1, most.seq_len},           {LADE_F16, 128, 1, most.seq_len},
+                {LADE_BF16, 128, most.batch, 64},        {LADE_BF16, most.head_dim, 1, most.seq_len}};
   for (int i = 0; i < (int)LADE_COUNT(shapes) * LADE_CUDA_N_ATTENTIONS; i++) {
     const enum lade_cuda_attention who = (enum lade_cuda_attention)(i % LADE_CUDA_N_ATTENTIONS);
     const int k = i / LADE_CUDA_N_ATTENTIONS;
     const struct lade_attention_fwd_args fwd = {
-        .dtype = shapes[k].dtype, .batch = shapes[k].batch, .time = shapes[k].time, .heads = 8, .key_heads = 2,
+        .dtype = shapes[k].dtype, .batch = shapes[k].batch, .seq_len = shapes[k].seq_len, .heads = 8, .n_kv_heads = 2,
         .head_dim = shapes[k].head_dim};
     const struct lade_attention_bwd_args bwd = {
-        .dtype = shapes[k].dtype, .batch = shapes[k].batch, .time = shapes[k].time, .heads = 8, .key_heads = 2,
+        .dtype = shapes[k].dtype, .batch = shapes[k].batch, .seq_len = shapes[k].seq_len, .heads = 8, .n_kv_heads = 2,
         .head_dim = shapes[k].head_dim};
     lade_cuda_attention_fn(LADE_K_ATTENTION_FWD, who)(&ctx, &fwd);
     lade_cuda_attention_fn(LADE_K_ATTENTION_BWD, who)(&ctx, &bwd);
@@ -191,7 +191,7 @@ static void an_update_has_the_bits_of_the_host(void **state)
 {
   struct gpu gpu;
   static float grad[N], weight[N], m[N], v[N], got[N];
-  struct lade_verdict verdict = {.norm = 1, .factor = 0.37f};
+  struct lade_clip_result clip_result = {.norm = 1, .factor = 0.37f};
   float *tensors[] = {grad, weight, m, v};
   gpu_open(&gpu);
   kernels_open(&gpu);
@@ -199,15 +199,15 @@ static void an_update_has_the_bits_of_the_host(void **state)
     values_make(tensors[i], N, i == 3 ? 1e-8f : -0.7f, 0.017f);
     move(&gpu, at(&gpu, 1 + i), tensors[i], sizeof(grad));
   }
-  move(&gpu, at(&gpu, 5), &verdict, sizeof(verdict));
-  struct lade_adamw_args args = {.n_elements = N, .has_decay = true, .verdict = &verdict, .grad = grad,
+  move(&gpu, at(&gpu, 5), &clip_result, sizeof(clip_result));
+  struct lade_adamw_args args = {.n_elements = N, .has_decay = true, .clip_result = &clip_result, .grad = grad,
                                  .weight = weight, .m = m, .v = v};
   struct lade_adamw_args on_gpu = args;
   on_gpu.grad = at(&gpu, 1);
   on_gpu.weight = at(&gpu, 2);
   on_gpu.m = at(&gpu, 3);
   on_gpu.v = at(&gpu, 4);
-  on_gpu.verdict = at(&gpu, 5);
+  on_gpu.clip_result = at(&gpu, 5);
   assert_int_equal(run(&gpu, LADE_K_ADAMW, &on_gpu), 0);
   plain_run(LADE_K_ADAMW, &args, 7);
   for (int i = 1; i < 4; i++) {
@@ -217,7 +217,7 @@ static void an_update_has_the_bits_of_the_host(void **state)
   gpu_close(&gpu);
 }
 
-/* Several launches, one after the other: each reads what the one before it wrote. */
+/* Several launches in order: each reads the output of the one before it. */
 static void launches_of_one_kernel_run_in_order(void **state)
 {
   enum { ROWS = 37, COLUMNS = 40, D = 24 };
@@ -266,7 +266,7 @@ static void missing_files_are_one_line(void **state)
   gpu_close(&gpu);
 }
 
-/* Loading fails at each call of the driver in turn: an error with words, and nothing is left of what was loaded. */
+/* Loading fails at each call of the driver in turn: an error with a message, and no loaded code is left. */
 static void every_call_of_loading_may_fail(void **state)
 {
   static const char *const calls[] = {"cuModuleLoad", "cuModuleGetFunction", "cuFuncSetAttribute",
@@ -353,7 +353,7 @@ static uint64_t c_bytes(const struct product *p)
   return (uint64_t)(p->args.m * p->args.n) * lade_dtype_bytes(p->args.out);
 }
 
-/* The scratch that the GPU's table says a product wants. */
+/* Return the scratch of a product by the GPU's table. */
 static size_t scratch_get(const struct gpu *gpu, const struct lade_matmul_args *args)
 {
   struct lade_kernels table;
@@ -361,7 +361,7 @@ static size_t scratch_get(const struct gpu *gpu, const struct lade_matmul_args *
   return lade_kernel_workspace_bytes(&table, LADE_K_MATMUL, args, 1);
 }
 
-/* Compute @p on the GPU with all operands @shift bytes into their places; c comes back to @got. */
+/* Compute @p on the GPU with all operands shifted by @shift bytes; c is copied to @got. */
 static int product_run(struct gpu *gpu, const struct product *p, size_t shift, void *got)
 {
   struct lade_matmul_args args = p->args;
@@ -406,7 +406,7 @@ static void product_check(struct gpu *gpu, const struct product *p, size_t shift
              sqrt(distance), sqrt(norm));
 }
 
-/* Of the last the rows of 16-bit values begin at no multiple of 16 bytes, which the library does not take. */
+/* The last one's rows of 16-bit values do not begin at multiples of 16 bytes, which the library refuses. */
 static const int64_t shapes[][3] = {{8, 8, 8}, {24, 40, 16}, {32, 16, 200}, {7, 30, 21}};
 
 static void products_are_the_librarys_and_right(void **state)
@@ -455,7 +455,7 @@ static void accumulating_adds_the_complete_sum_once(void **state)
   gpu_close(&gpu);
 }
 
-/* A step must choose and allocate nothing: both are done when a product's scratch is asked for. */
+/* A step must choose and allocate nothing: both happen when a product's scratch is queried. */
 static void an_algorithm_is_chosen_once_for_a_kind(void **state)
 {
   static const char *const making[] = {"cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmulDescCreate",
@@ -498,7 +498,7 @@ static void operands_that_lie_askew_are_the_plain_kernels(void **state)
   gpu_close(&gpu);
 }
 
-/* Without a library that works the plain kernel multiplies, one line says so, and the key of the numbers is another. */
+/* Without a working library the plain kernel multiplies, one line says so, and the numerics key is another. */
 static void without_the_library_products_are_plain(void **state)
 {
   static const struct {
@@ -533,7 +533,7 @@ static void without_the_library_products_are_plain(void **state)
   assert_true(keys[0] != keys[1] && keys[1] == keys[2] && keys[2] == keys[3]);
 }
 
-/* Kernels that cut a sum elsewhere make other numbers, though they are called the same: each cut is in the key. */
+/* Kernels that cut a sum at other places give other numbers under the same name, so each cut is in the numerics key. */
 static void cuts_of_sums_are_in_the_key(void **state)
 {
   struct lade_kernels table;
@@ -551,18 +551,21 @@ static void cuts_of_sums_are_in_the_key(void **state)
   }
 }
 
-/* Who attends, as the environment and a GPU have it that may be wrong: what is chosen, and what is said of it. */
+/*
+ * The choice of attention kernels under an environment and a GPU with possible errors: the chosen kernel and the
+ * notice.
+ */
 struct attention_case {
   const char *gpu, *wish, *idle, *variants[2], *words[2];
 };
 
-/* Its key of the numbers; what it makes of a small problem in @ret_out. */
+/* Return its numerics key; @ret_out: its result for a small problem. */
 enum { TIME = 40, DIM = 64 };
 static uint64_t attention_check(const struct attention_case *c, const uint16_t *qkv, uint16_t *ret_out)
 {
   struct gpu gpu;
   struct lade_kernels table;
-  struct lade_attention_fwd_args args = {.dtype = LADE_BF16, .batch = 1, .time = TIME, .heads = 1, .key_heads = 1,
+  struct lade_attention_fwd_args args = {.dtype = LADE_BF16, .batch = 1, .seq_len = TIME, .heads = 1, .n_kv_heads = 1,
                                          .head_dim = DIM};
   assert_int_equal(standin.set(CALM ",sm=90"), 0);
   assert_int_equal(standin.set(c->gpu), 0);
@@ -591,9 +594,9 @@ static uint64_t attention_check(const struct attention_case *c, const uint16_t *
 }
 
 /*
- * The best is chosen that is right, forward and backward each; a kernel that is not, or that the driver refuses, gives
- * way to the next with a line that says so. Results are near each other, and the key of the numbers tells who made
- * them.
+ * The best correct kernel is chosen, separately for forward and backward. A kernel that is wrong, or that the driver
+ * refuses, is replaced by the next one with a notice. Results are close to each other, and the numerics key names the
+ * kernels.
  */
 static void attention_is_the_best_that_is_right(void **state)
 {
@@ -625,7 +628,7 @@ static void attention_is_the_best_that_is_right(void **state)
     assert_true(keys[i] != keys[0] && keys[i] != keys[1] && keys[i] != keys[2]);
 }
 
-/* An attention that this GPU lacks, and an error that sticks while they are tried, leave no kernels open. */
+/* An attention that this GPU lacks, and a persistent error during the trials, leave no kernels open. */
 static void attention_that_cannot_be_is_refused(void **state)
 {
   static const struct {
@@ -653,7 +656,7 @@ static void attention_that_cannot_be_is_refused(void **state)
   }
 }
 
-/* A session with two kinds of products: opens, chooses, runs, closes. What it found wrong is in @error. */
+/* Run a session with two kinds of products: opens, chooses, runs, closes. Its error is in @error. */
 static int products_session(struct product *p, struct lade_error *error)
 {
   struct gpu gpu;
@@ -687,7 +690,7 @@ static void every_call_of_the_library_may_fail(void **state)
       assert_int_equal(standin.lt_set(settings), 0);
       int status = products_session(&p, &error);
       has_failed = standin.lt_failed() > 0;
-      bool is_end = strstr(names[i], "Destroy") != NULL; /* what is given back is gone, whatever is answered */
+      bool is_end = strstr(names[i], "Destroy") != NULL; /* a released object is gone, whatever the call returns */
       assert_int_equal(standin.lt_set(CALM_LT), 0);
       assert_int_equal(status, has_failed && !is_end ? -ENOMEM : 0);
       assert_int_equal(*error.text != 0, status != 0);
@@ -701,15 +704,15 @@ static void every_call_of_the_library_may_fail(void **state)
 static bool standins_find(void)
 {
   const struct symbol cuda[] = {
-      {"standin_set", &standin.set},
-      {"standin_failed", &standin.failed},
-      {"standin_live", &standin.live},
+      {"fake_set", &standin.set},
+      {"fake_failed", &standin.failed},
+      {"fake_live", &standin.live},
   };
   const struct symbol cublaslt[] = {
-      {"standin_cublaslt_set", &standin.lt_set},
-      {"standin_cublaslt_calls", &standin.lt_calls},
-      {"standin_cublaslt_failed", &standin.lt_failed},
-      {"standin_cublaslt_live", &standin.lt_live},
+      {"fake_cublaslt_set", &standin.lt_set},
+      {"fake_cublaslt_calls", &standin.lt_calls},
+      {"fake_cublaslt_failed", &standin.lt_failed},
+      {"fake_cublaslt_live", &standin.lt_live},
   };
   return symbols_find("libcuda.so.1", cuda, LADE_COUNT(cuda)) &&
          symbols_find("libcublasLt.so.13", cublaslt, LADE_COUNT(cublaslt));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Running CUDA's kernels on the CPU catches what it says it catches: wrong kernels fail, a right one does not. */
+/* Running CUDA kernels on the CPU catches the documented errors: wrong kernels fail, a right one does not. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,8 +14,8 @@
 
 #include "base/base.h"
 #include "base/float.h"
-#include "cuda_on_cpu_run.h"
 #include "hostile.h"
+#include "tests/fakes/cuda_on_cpu/cuda_on_cpu_run.h"
 
 #define N_THREADS 64
 #define N_BLOCKS 5
@@ -38,7 +38,7 @@ static void run(const struct cuda_on_cpu_kernel *kernel, enum cuda_on_cpu_order 
   run_with(kernel, order, n, to, N_THREADS * sizeof(float));
 }
 
-/* Whether it ends its process by an abort, in every order. */
+/* True if the launch ends its process by an abort, in every order. */
 static bool aborts_in_every_order(struct cuda_on_cpu_launch launch)
 {
   for (int order = 0; order < CUDA_N_ORDERS; order++) {
@@ -110,7 +110,7 @@ static void shared_memory_is_poison_in_every_block_and_has_an_end(void **state)
   assert_true(aborts(&shared_overrun_on_cpu, 0));
 }
 
-/* A value for each thread lies in the first of four that it copies. */
+/* Each thread copies four values, and its own is the first of them. */
 static void a_copy_is_there_once_it_was_waited_for(void **state)
 {
   for (int has_waited = 0; has_waited < 2; has_waited++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A CUDA device in places that give it less than it says of itself, over the stand-in: containers that make no memory
- * to be shared, hardware channels that streams share.
+ * A CUDA device in environments that give it less than it reports, over the fake: containers without shareable memory,
+ * hardware channels shared by streams.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -15,15 +15,15 @@
 
 #include "base/base.h"
 #include "device/cuda.h"
-#include "standin.h"
+#include "tests/fakes/cuda_driver/fake_driver.h"
 #include "tests/support/symbols.h"
 
 #define CHUNK ((uint64_t)2 << 20)
 
 static struct {
-  standin_set_fn *set;
-  standin_calls_fn *calls;
-  standin_live_fn *live;
+  fake_set_fn *set;
+  fake_calls_fn *calls;
+  fake_live_fn *live;
 } standin;
 
 static lade_device *must_open(const char *settings)
@@ -36,7 +36,7 @@ static lade_device *must_open(const char *settings)
   return device;
 }
 
-/* Then it is made without, and sharing is refused. */
+/* Memory is then made without handles, and sharing is refused. */
 static void memory_is_made_where_none_can_be_shared(void **state)
 {
   lade_device *device = must_open("handles=0");
@@ -48,9 +48,9 @@ static void memory_is_made_where_none_can_be_shared(void **state)
   assert_int_equal(lade_device_reserve(device, CHUNK, &at), 0);
   assert_int_equal(lade_device_map(device, at, chunk), 0);
   lade_device_chunk_release(device, chunk);
-  assert_int_equal(standin.set("fail=none"), 0); /* counts anew */
+  assert_int_equal(standin.set("fail=none"), 0); /* resets the counts */
   assert_int_equal(lade_device_chunk_create(device, CHUNK, &chunk), 0);
-  assert_int_equal(standin.calls("cuMemCreate"), 1); /* what was refused once is not asked for again */
+  assert_int_equal(standin.calls("cuMemCreate"), 1); /* a refused call is not repeated */
   assert_int_equal(lade_device_status(device), 0);
   lade_device_chunk_release(device, chunk);
   lade_device_release(device, at, CHUNK);
@@ -64,8 +64,8 @@ static void count_up(void *args)
 }
 
 /*
- * All run in the order of submission then: one that waits for the host holds up the others, the clock's too. Work is
- * more than a second apart, so that the clock must move on while the channel stands.
+ * All work then runs in the order of submission: a piece that waits for the host holds up the others, also the clock's.
+ * Pieces are more than a second apart, so that the clock must advance while the channel is blocked.
  */
 static void streams_that_share_a_channel_end_all_the_same(void **state)
 {
@@ -82,7 +82,8 @@ static void streams_that_share_a_channel_end_all_the_same(void **state)
     lade_cuda_queue_enqueue(queues[0], NULL, NULL, NULL, &count);
     lade_queue_wait(queues[2], queues[0], count);
     lade_queue_launch(queues[2], &(struct lade_work){count_up, &n_runs, 0, NULL}, &count);
-    lade_queue_wait(queues[1], queues[2], count); /* the channel stands until the host knows that the first has ended */
+    lade_queue_wait(queues[1], queues[2], count); /* the channel is blocked until the host knows that the first has
+                                                     ended */
     lade_cuda_queue_enqueue(queues[1], NULL, NULL, NULL, &count);
     assert_int_equal(lade_queue_sync(queues[1], count), 0);
   }
@@ -96,7 +97,7 @@ static void streams_that_share_a_channel_end_all_the_same(void **state)
 int main(void)
 {
   const struct symbol wanted[] = {
-      {"standin_set", &standin.set}, {"standin_calls", &standin.calls}, {"standin_live", &standin.live}};
+      {"fake_set", &standin.set}, {"fake_calls", &standin.calls}, {"fake_live", &standin.live}};
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(memory_is_made_where_none_can_be_shared),
       cmocka_unit_test(streams_that_share_a_channel_end_all_the_same),

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A training session on a CUDA device, over the stand-in: when a call of the driver fails, or the device breaks in the
- * middle of a step, the error has a name, nothing of the driver's or cuBLASLt's is left over, and the next session has
- * the numbers of one that nothing happened to. A steady step takes nothing from them and waits for the driver at its
- * end alone.
+ * A training session on a CUDA device, over the fake. If a driver call fails, or the device breaks in the middle of a
+ * step, the error has a name, no object of the driver or cuBLASLt is left, and the next session has the numbers of an
+ * undisturbed one. A steady step allocates nothing and waits for the driver only at its end.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -18,20 +17,20 @@
 #include <cmocka.h>
 
 #include "base/base.h"
-#include "cublaslt_standin.h"
 #include "run/session.h"
-#include "standin.h"
+#include "tests/fakes/cublaslt/fake_cublaslt.h"
+#include "tests/fakes/cuda_driver/fake_driver.h"
 #include "tests/support/symbols.h"
 
 #define CALM "host_chunks=1,modules=0,functions=0,fail=none,nth=1,code=2,forever=0,lose=0"
 
 static struct {
-  standin_set_fn *set;
-  standin_calls_fn *calls;
-  standin_failed_fn *failed;
-  standin_live_fn *live;
-  standin_cublaslt_calls_fn *lt_calls;
-  standin_cublaslt_live_fn *lt_live;
+  fake_set_fn *set;
+  fake_calls_fn *calls;
+  fake_failed_fn *failed;
+  fake_live_fn *live;
+  fake_cublaslt_calls_fn *lt_calls;
+  fake_cublaslt_live_fn *lt_live;
 } standin;
 
 static char model[] = "/tmp/lade-cuda-session-XXXXXX.json", residency[] = "/tmp/lade-cuda-session-XXXXXX.txt";
@@ -53,7 +52,7 @@ static void notice_keep(void *user, const char *line)
   snprintf(notices + n, sizeof(notices) - n, "%s\n", line);
 }
 
-/* Where everything is as the residency file says, so that kernels, copies and updates of the host all have work. */
+/* Open a session with the residency file's tiers, so that kernels, copies and updates of the host all have work. */
 static int session_open(struct lade_error *error, lade_session **ret_session)
 {
   struct lade_session_params how;
@@ -61,7 +60,7 @@ static int session_open(struct lade_error *error, lade_session **ret_session)
   how.model = model;
   how.batch = 2;
   how.micro_batch = 1;
-  how.time = 8;
+  how.seq_len = 8;
   how.dtype = LADE_F32;
   how.is_gpu = true;
   how.machine = "h200-141g"; /* described: nothing is measured */
@@ -74,7 +73,7 @@ static int session_open(struct lade_error *error, lade_session **ret_session)
   return lade_session_open(&how, error, ret_session);
 }
 
-/* A session from its beginning to its end: two steps, an evaluation, and what came of it. */
+/* Run a whole session: two steps, an evaluation, a digest. */
 static int session_run(struct lade_error *error, uint64_t *ret_digest)
 {
   lade_session *session = NULL;
@@ -137,7 +136,7 @@ static void a_call_that_fails_has_a_name(void **state)
   assert_true(digest_calm() == want);
 }
 
-/* The same numbers with host memory of the driver's, of our own, and with our own after the driver refused. */
+/* The same numbers with the driver's host memory, with Lade's own, and with Lade's own after the driver refused. */
 static void the_host_tier_is_the_drivers_memory_or_pinned(void **state)
 {
   static const struct {
@@ -194,7 +193,7 @@ static void a_device_that_breaks_in_a_step_ends_it_by_name(void **state)
   assert_true(digest_calm() == want);
 }
 
-/* What was free when the device was opened is gone when the arena is asked for. */
+/* Memory that was free when the device was opened is gone when the arena is allocated. */
 static void memory_that_somebody_else_took_is_one_line(void **state)
 {
   struct lade_error error = {0};
@@ -206,7 +205,7 @@ static void memory_that_somebody_else_took_is_one_line(void **state)
   nothing_is_left();
 }
 
-/* Then kernels are launched one by one, which is said in one line. */
+/* Kernels are then launched one by one, and one line says so. */
 static void a_graph_that_cannot_be_made_changes_no_number(void **state)
 {
   static const struct {
@@ -233,7 +232,7 @@ static void a_graph_that_cannot_be_made_changes_no_number(void **state)
   }
 }
 
-/* The context, and kernels as they are loaded and first launched; a step takes no more. */
+/* The context, and kernels when they are loaded and first launched; a step takes no more. */
 static void what_the_gpu_holds_beside_the_arena_is_told_by_taker(void **state)
 {
   struct lade_error error = {0};
@@ -258,12 +257,12 @@ static void what_the_gpu_holds_beside_the_arena_is_told_by_taker(void **state)
   nothing_is_left();
 }
 
-/* Calls in a steady step of what a step should do seldom. */
+/* Calls in a steady step that a step should rarely make. */
 struct steady {
   uint64_t n_kernels, n_products, n_graphs;
 };
 
-/* The third step of a session, which calls nothing that takes or makes anything, or waits. */
+/* Count the calls of the third step of a session, which must neither allocate, create nor wait. */
 static struct steady steady_step(void)
 {
   static const char *const calls[] = {
@@ -312,21 +311,21 @@ static void a_steady_step_takes_nothing_from_the_driver(void **state)
   assert_true(digest == want);
   assert_int_equal(single.n_graphs, 0);
   assert_true(single.n_kernels > 0 && single.n_products > 0 && graphs.n_graphs > 0);
-  /* What is alone and several launches is a graph as well, or it were a third. */
+  /* Single ops of several launches are graphs, too: without those the bound would be a third. */
   assert_true(4 * (graphs.n_kernels + graphs.n_products + graphs.n_graphs) < single.n_kernels + single.n_products);
 }
 
-static bool standin_find(void)
+static bool fake_find(void)
 {
   const struct symbol wanted[] = {
-      {"standin_set", &standin.set},
-      {"standin_calls", &standin.calls},
-      {"standin_failed", &standin.failed},
-      {"standin_live", &standin.live},
+      {"fake_set", &standin.set},
+      {"fake_calls", &standin.calls},
+      {"fake_failed", &standin.failed},
+      {"fake_live", &standin.live},
   };
   const struct symbol cublaslt[] = {
-      {"standin_cublaslt_calls", &standin.lt_calls},
-      {"standin_cublaslt_live", &standin.lt_live},
+      {"fake_cublaslt_calls", &standin.lt_calls},
+      {"fake_cublaslt_live", &standin.lt_live},
   };
   return symbols_find("libcuda.so.1", wanted, LADE_COUNT(wanted)) &&
          symbols_find("libcublasLt.so.13", cublaslt, LADE_COUNT(cublaslt));
@@ -345,7 +344,7 @@ static bool file_write(char *path, int n_suffix, const char *text)
 
 int main(void)
 {
-  if (!standin_find()) {
+  if (!fake_find()) {
     printf("SKIP: the driver here is not the stand-in\n");
     return 77;
   }

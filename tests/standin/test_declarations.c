@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Our own declarations of the driver against the toolkit's cuda.h, where there is one: the values and layouts are held
- * together by the compiler, and so are the functions with arguments that are easily confused.
+ * Lade's declarations of the driver compared with the toolkit's cuda.h, if installed: values, layouts, and functions
+ * with easily confused arguments, all checked by the compiler.
  */
 #include <cuda.h>
 #include <stddef.h>
@@ -108,7 +108,7 @@ SAME(offsetof(struct cuda_memory_properties, flags), offsetof(CUmemAllocationPro
 SAME(offsetof(struct cuda_memory_properties, flags.is_rdma_capable),
      offsetof(CUmemAllocationProp, allocFlags.gpuDirectRDMACapable));
 
-/* The forms that our pointers in cuda_driver.h have, in the types of cuda.h. */
+/* The function types of the pointers in cuda_driver.h, in the types of cuda.h. */
 typedef CUresult map_fn(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
 typedef CUresult reserve_fn(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
 typedef CUresult create_fn(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);

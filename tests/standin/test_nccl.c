@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The engine over NCCL on one rank, over the stand-ins: how opening is refused, every call of NCCL and of the driver
- * failing in turn, errors that come later, devices that break. The conformance suite has what works, and several ranks.
+ * The engine over NCCL on one rank, over the fakes: refused openings, every call of NCCL and of the driver failing in
+ * turn, later errors, broken devices. Working calls, and several ranks, are in the conformance suite.
  */
 #include <errno.h>
 #include <setjmp.h>
@@ -18,10 +18,10 @@
 #include "base/cpu.h"
 #include "base/faults.h"
 #include "device/cuda.h"
-#include "nccl_standin.h"
 #include "parallel/comm.h"
 #include "parallel/nccl_library.h"
-#include "standin.h"
+#include "tests/fakes/cuda_driver/fake_driver.h"
+#include "tests/fakes/nccl/fake_nccl.h"
 #include "tests/support/symbols.h"
 
 #define N 1000
@@ -29,30 +29,30 @@
 #define CALM_CUDA "fail=none,nth=1,code=2,forever=0,lose=0,lose_code=719"
 
 static struct {
-  standin_set_fn *cuda_set;
-  standin_failed_fn *cuda_failed;
-  standin_live_fn *cuda_live;
-  standin_nccl_set_fn *set;
-  standin_nccl_calls_fn *calls;
-  standin_nccl_failed_fn *failed;
-  standin_nccl_live_fn *live;
-  standin_nccl_direct_fn *direct;
+  fake_set_fn *cuda_set;
+  fake_failed_fn *cuda_failed;
+  fake_live_fn *cuda_live;
+  fake_nccl_set_fn *set;
+  fake_nccl_calls_fn *calls;
+  fake_nccl_failed_fn *failed;
+  fake_nccl_live_fn *live;
+  fake_nccl_direct_fn *direct;
 } standin;
 static struct lade_kernels kernels;
 
-static bool standin_find(void)
+static bool fake_find(void)
 {
   const struct symbol cuda[] = {
-      {"standin_set", &standin.cuda_set},
-      {"standin_failed", &standin.cuda_failed},
-      {"standin_live", &standin.cuda_live},
+      {"fake_set", &standin.cuda_set},
+      {"fake_failed", &standin.cuda_failed},
+      {"fake_live", &standin.cuda_live},
   };
   const struct symbol nccl[] = {
-      {"standin_nccl_set", &standin.set},
-      {"standin_nccl_calls", &standin.calls},
-      {"standin_nccl_failed", &standin.failed},
-      {"standin_nccl_live", &standin.live},
-      {"standin_nccl_direct", &standin.direct},
+      {"fake_nccl_set", &standin.set},
+      {"fake_nccl_calls", &standin.calls},
+      {"fake_nccl_failed", &standin.failed},
+      {"fake_nccl_live", &standin.live},
+      {"fake_nccl_direct", &standin.direct},
   };
   return symbols_find("libcuda.so.1", cuda, LADE_COUNT(cuda)) && symbols_find("libnccl.so.2", nccl, LADE_COUNT(nccl));
 }
@@ -81,13 +81,13 @@ static int comm_open(lade_device *device, struct lade_faults *faults, struct lad
 
 /* ---- a session ---- */
 
-/* Every kind on @comm, on the memory at @data; the sum of one rank is what it has. */
+/* Run every kind on @comm, on the memory at @data; one rank's sum is its own value. */
 static int kinds_run(lade_comm *comm, float *data, struct lade_error *error)
 {
   int status = 0;
   for (enum lade_collective_kind kind = LADE_ALL_GATHER; kind <= LADE_BARRIER && !status; kind++) {
     const struct lade_collective c = {.kind = kind, .dtype = LADE_F32, .n = N, .src = data, .dst = data + N};
-    if (kind == LADE_SEND || kind == LADE_RECV) /* to oneself in an all_to_all alone */
+    if (kind == LADE_SEND || kind == LADE_RECV) /* a rank sends to itself in an all_to_all only */
       continue;
     for (int i = 0; i < N; i++)
       data[i] = (float)i;
@@ -99,7 +99,7 @@ static int kinds_run(lade_comm *comm, float *data, struct lade_error *error)
   return status;
 }
 
-/* A sum as work on a queue. What fails is the communicator's status; the queue goes on. */
+/* Run a sum as work on a queue. A failure is the communicator's status; the queue goes on. */
 static int launched_run(lade_device *device, lade_comm *comm, float *data, struct lade_error *error)
 {
   struct lade_span span = {0};
@@ -186,12 +186,12 @@ static void what_is_missing_is_said_in_one_line(void **state)
 
 /* ---- calls that fail ---- */
 
-/* Ends give back whatever they answer; there is nobody left to tell. */
+/* True for calls that release an object: they always do, and their errors are not reported. */
 static bool is_silent(const char *function)
 {
   return strcmp(function, "ncclCommDestroy") == 0 || strcmp(function, "ncclCommAbort") == 0
          || strcmp(function, "ncclCommFinalize") == 0 || strcmp(function, "ncclCommDeregister") == 0
-         || strcmp(function, "ncclCommRegister") == 0; /* which costs speed, and is logged */
+         || strcmp(function, "ncclCommRegister") == 0; /* a failure costs speed, and is logged */
 }
 
 static void nccl_call_fails(lade_device *device, const char *function, uint64_t n_calls)
@@ -236,7 +236,7 @@ static void every_call_of_nccl_that_fails_is_named_and_leaves_nothing(void **sta
   assert_int_equal(standin.cuda_live(), 0);
 }
 
-/* Calls of the driver that the engine makes besides a device's own. */
+/* Driver calls that the engine makes besides a device's own. */
 static void refusals_of_the_driver_leave_nothing(void **state)
 {
   static const char *const functions[] = {"cuMemAlloc", "cuMemCreate", "cuMemHostRegister", "cuMemHostGetDevicePointer",
@@ -279,7 +279,7 @@ static void allocations_that_fail_leave_nothing(void **state)
   assert_int_equal(standin.cuda_live(), 0);
 }
 
-/* ---- memory that NCCL knows ---- */
+/* ---- registered memory ---- */
 
 static int n_lines;
 static char last_line[512];
@@ -290,7 +290,7 @@ static void line_note(void *user, const char *line)
   snprintf(last_line, sizeof(last_line), "%s", line);
 }
 
-/* An arena of the device, as the executor has one. */
+/* An arena of the device, as in an executor. */
 struct arena {
   lade_chunk *chunk;
   struct lade_comm_range range;
@@ -314,7 +314,7 @@ static void arena_destroy(lade_device *device, struct arena *arena)
   lade_device_release(device, (uint64_t)(uintptr_t)arena->range.data, arena->range.bytes);
 }
 
-/* Register an arena, run all kinds in it, and end; how many collectives passed registered memory. */
+/* Register an arena, run all kinds in it, and end. Return the number of collectives on registered memory. */
 static uint64_t registered_run(lade_device *device, const char *settings, bool *ret_is_registered)
 {
   const struct lade_comm_params params = {.struct_size = sizeof(params), .engine = LADE_COMM_NCCL, .kernels = &kernels,
@@ -348,7 +348,8 @@ static void an_arena_is_registered_with_nccl_where_it_can_be(void **state)
   bool is_registered = false;
   uint64_t n_direct = registered_run(device, "polls=2", &is_registered);
   assert_true(is_registered && n_direct >= LADE_BROADCAST && n_lines == 0);
-  assert_int_equal(registered_run(device, "register=0", &is_registered), 0); /* told not to: nothing to tell */
+  /* disabled by the setting: nothing to report */
+  assert_int_equal(registered_run(device, "register=0", &is_registered), 0);
   assert_true(is_registered && n_lines == 0);
   assert_int_equal(registered_run(device, "fail=ncclCommRegister,forever=1", &is_registered), 0);
   assert_true(!is_registered && n_lines == 1 && strstr(last_line, "ncclCommRegister: internal error"));
@@ -358,7 +359,7 @@ static void an_arena_is_registered_with_nccl_where_it_can_be(void **state)
   assert_int_equal(standin.cuda_live(), 0);
 }
 
-/* ---- what goes wrong later ---- */
+/* ---- later failures ---- */
 
 static void an_asynchronous_error_ends_the_work_and_sticks(void **state)
 {
@@ -374,7 +375,7 @@ static void an_asynchronous_error_ends_the_work_and_sticks(void **state)
   assert_non_null(strstr(error.text, "an asynchronous error of NCCL: remote process exited"));
   assert_int_equal(lade_comm_run(comm, &c, &again), -EIO);
   assert_string_equal(again.text, error.text);
-  assert_int_equal(launched_run(device, comm, data, &again), -EIO); /* its count comes all the same */
+  assert_int_equal(launched_run(device, comm, data, &again), -EIO); /* its count is still reached */
   assert_true(lade_comm_is_speaker(comm) && !lade_comm_is_speaker(comm));
   assert_int_equal(lade_device_status(device), 0);
   lade_comm_free(comm, data);
@@ -414,7 +415,7 @@ static void an_abort_ends_what_hangs(void **state)
   assert_int_equal(comm_open(device, NULL, &error, &comm), 0);
   assert_int_equal(lade_comm_alloc(comm, N * sizeof(float), &error, &data), 0);
   assert_int_equal(lade_queue_create(device, LADE_QUEUE_COMM, &queue), 0);
-  assert_int_equal(standin.set("async=1,async_code=0"), 0); /* hangs, and NCCL says nothing */
+  assert_int_equal(standin.set("async=1,async_code=0"), 0); /* hangs, without an error of NCCL */
   const struct lade_collective sum = {.kind = LADE_ALL_REDUCE, .n = N, .src = data, .dst = data};
   struct lade_comm_work work = {.list = {&sum, 1}};
   assert_int_equal(lade_comm_launch(comm, queue, &work, &count), 0);
@@ -444,7 +445,7 @@ int main(void)
   };
   struct lade_cpu cpu = lade_cpu_get();
   lade_kernels_init(&kernels, &cpu);
-  if (!standin_find()) {
+  if (!fake_find()) {
     printf("SKIP: the stand-ins are not on LD_LIBRARY_PATH\n");
     return 77;
   }

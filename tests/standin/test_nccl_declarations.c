@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Our own declarations of NCCL against its nccl.h, where there is one: values, layouts, functions. */
+/* Lade's declarations of NCCL compared with its nccl.h, if installed: values, layouts, functions. */
 #include <nccl.h>
 #include <stddef.h>
 
@@ -24,7 +24,7 @@ SAME(NCCL_UNSET, NCCL_CONFIG_UNDEF_INT);
 SAME(sizeof(nccl_result), sizeof(ncclResult_t));
 SAME(sizeof(struct nccl_id), sizeof(ncclUniqueId));
 
-/* Ours is the beginning of theirs. */
+/* Lade's struct is the beginning of NCCL's. */
 SAME(offsetof(struct nccl_config, size), offsetof(ncclConfig_t, size));
 SAME(offsetof(struct nccl_config, magic), offsetof(ncclConfig_t, magic));
 SAME(offsetof(struct nccl_config, version), offsetof(ncclConfig_t, version));
@@ -35,7 +35,7 @@ SAME(offsetof(struct nccl_config, max_ctas), offsetof(ncclConfig_t, maxCTAs));
 SAME(offsetof(struct nccl_config, net_name), offsetof(ncclConfig_t, netName));
 SAME(offsetof(struct nccl_config, split_share), offsetof(ncclConfig_t, splitShare));
 
-/* The forms that our members have, in the types of nccl.h. */
+/* The function types of Lade's members, in the types of nccl.h. */
 typedef ncclResult_t init_fn(ncclComm_t *, int, ncclUniqueId, int, ncclConfig_t *);
 typedef ncclResult_t split_fn(ncclComm_t, int, int, ncclComm_t *, ncclConfig_t *);
 typedef ncclResult_t async_fn(ncclComm_t, ncclResult_t *);

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Training on a GPU, or over the stand-in for its driver: the losses are the host's within a bound, no budget, residency
-or checkpoint changes a bit, and the peak is the planned one.
+"""Training on a GPU, or over the fake driver: losses are the host's within a bound, no budget, residency or checkpoint
+changes a bit, and the peak is the planned one.
 
-Usage: train.py LADE tiny|nano|brief [STANDIN KERNELS]   STANDIN: the folder of the stand-in driver, KERNELS: the library
-of kernels on the CPU; without them the machine's own GPU, and 77 where there is none
-brief: of tiny one run of each kind, from which a sanitizer learns as much
+Usage: train.py LADE tiny|nano|brief [STANDIN KERNELS]
+STANDIN: the folder of the fake driver, KERNELS: the library of kernels on the CPU; without them the machine's own GPU,
+and 77 if there is none
+brief: of tiny one run of each kind, enough for a sanitizer
 """
 import json
 import os
@@ -16,7 +17,7 @@ import tempfile
 
 LADE, SIZE = os.path.abspath(sys.argv[1]), sys.argv[2]
 STANDIN, KERNELS = (os.path.abspath(path) for path in sys.argv[3:5]) if len(sys.argv) > 3 else (None, None)
-# Largest distance of a step's loss from the host's, relative to it: sums are cut otherwise, and rounded to the dtype.
+# Largest relative distance of a step's loss from the host's: sums have other cuts, and are rounded to the dtype.
 BOUNDS = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
 
 SCRATCH = tempfile.TemporaryDirectory(prefix="lade-gpu-train-")
@@ -24,10 +25,10 @@ os.chdir(SCRATCH.name)
 os.environ["XDG_CACHE_HOME"] = os.getcwd()
 if STANDIN:
     os.environ["LADE_STANDIN_KERNELS"] = KERNELS
-    os.environ["LADE_ATTENTION"] = "mma"  # trying all of them is slow here, and heads of this model are not for them
+    os.environ["LADE_ATTENTION"] = "mma"  # trying all of them is slow here; others lack this head size
 with open("text.txt", "w", encoding="utf-8") as file:
     file.writelines(f"{i * i % 97} bottles of {'beer' if i % 3 else 'wine'} on the wall, {i}\n" for i in range(2000))
-# Long positions: parameters that are worth moving, at next to no arithmetic.
+# Long positions: parameters that are worth moving, with little arithmetic.
 with open("tiny.json", "w", encoding="utf-8") as file:
     json.dump({"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 8192, "vocab_size": 256},
               file)
@@ -39,7 +40,7 @@ DRIVE = ["--store", "drive", "--allow-tmpfs"]
 
 
 def run(device, *args, machine="h200-141g"):
-    """Exit code, standard output and error of `lade train`; a described machine need not be measured."""
+    """Return exit code, standard output and error of `lade train`; a described machine is not measured."""
     environment = dict(os.environ)
     if STANDIN and device != "host":
         environment["LD_LIBRARY_PATH"] = STANDIN
@@ -50,7 +51,7 @@ def run(device, *args, machine="h200-141g"):
 
 
 def train(device, *args, **more):
-    """Its summary, with the losses of all steps."""
+    """Return its summary, with the losses of all steps."""
     if os.path.exists("log"):
         os.remove("log")
     code, out, err = run(device, *args, **more)
@@ -78,7 +79,7 @@ if not STANDIN:
         print("SKIP: " + err.strip())
         sys.exit(77)
 
-# Against the host, in every dtype; a GPU gives the same bits twice.
+# Compared with the host, in every dtype; a GPU gives the same bits twice.
 STEPS = ["--steps", "2"]
 for dtype in {"brief": ["bf16"], "tiny": ["fp32", "bf16"], "nano": ["fp32", "fp16", "bf16"]}[SIZE]:
     host, whole = (train(device, *STEPS, "--dtype", dtype) for device in ("host", "cuda:0"))
@@ -89,21 +90,22 @@ for dtype in {"brief": ["bf16"], "tiny": ["fp32", "bf16"], "nano": ["fp32", "fp1
 if SIZE != "brief":
     assert digests(train("cuda:0", *STEPS)) == digests(whole)
 
-# What memory there is changes no bit: host tier, drive, recomputing, all of it at once.
+# No memory setting changes a bit: host tier, drive, recompute, all of them at once.
 least = whole["unconstrained_bytes"]
-residencies = [["--budget", "min"], ["--budget", "min", *DRIVE, "--host-budget", "6MiB"], ["--residency", "full"]]
+residencies = [["--budget", "min"], ["--budget", "min", *DRIVE, "--host-budget", "6MiB"], ["--recompute", "full"]]
 if SIZE != "brief":
-    residencies += [["--budget", "60%"], ["--residency", "selective"]]
+    residencies += [["--budget", "60%"], ["--recompute", "selective"]]
 for args in residencies:
     there = train("cuda:0", *STEPS, *args)
     assert digests(there) == digests(whole), (args, there, whole)
     least = min(least, there["measured_peak_bytes"])
 assert least < whole["unconstrained_bytes"], (least, whole)
-# Kernels that are launched one by one are loaded before a step as well: in it the driver would wait for what waits for it.
+# Kernels launched one by one are loaded before a step as well: within it the driver would wait for work that waits for
+# the load.
 os.environ["LADE_CUDA_GRAPHS"] = "0"
 assert digests(train("cuda:0", *STEPS, "--budget", "min", *DRIVE, "--host-budget", "6MiB")) == digests(whole)
 del os.environ["LADE_CUDA_GRAPHS"]
-pairs = [] if SIZE == "brief" else [(["--clip", "0"], ["--update", "early", "--budget", "min"])]
+pairs = [] if SIZE == "brief" else [(["--clip", "0"], ["--optimizer-in-backward", "--budget", "min"])]
 if SIZE == "nano":
     pairs += [(["--grad-dtype", "bf16"], ["--budget", "min"]),
               (["--moments", "8bit", "--master", "24bit"], ["--budget", "min"])]
@@ -113,8 +115,8 @@ for same, more in pairs:
 if SIZE == "nano":
     sys.exit(0)
 
-# What does not depend on the model. State that outlives a run, a checkpoint's or a drive's, goes on as if nothing had
-# happened; on another device the run says that it is one.
+# Independent of the model. State that outlives a run, a checkpoint's or a drive's, is resumed without a change; on
+# another device the run reports that.
 train("cuda:0", *STEPS, "--save", "saves", "--save-every", "1")
 for name in sorted(name for name in os.listdir("saves") if name.startswith("step-"))[1:]:
     shutil.rmtree(os.path.join("saves", name))
@@ -125,10 +127,10 @@ assert digests(train("cuda:0", *STEPS, "--resume", "saves")) == digests(whole)
 for _ in range(2):
     assert digests(train("cuda:0", *STEPS, *DRIVE, "--durable")) == digests(whole)
 
-# By prices that were measured on this device, the numbers are the same.
+# With prices measured on this device, the numbers are the same.
 measured = train("cuda:0", *STEPS, "--budget", "min", machine=None)
 assert digests(measured) == digests(whole) and measured["speed_of_light"] > 0, (measured, whole)
 
-# What no GPU has is refused before anything is taken.
+# A budget beyond any GPU is refused before anything is taken.
 code, out, err = run("cuda:0", *STEPS, "--budget", "900TiB")
 assert code == 3 and not out and err.count("\n") == 1, (code, out, err)

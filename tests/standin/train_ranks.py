@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks on a GPU each, over the stand-ins for the driver and for NCCL. ranks: shards, parts of layers and stages have
-the losses of one rank on a host, and the same bits at any budget; what NCCL answers is told. layouts: the same in more
-layouts of four ranks. dtypes: in some of them, what BF16 and FP16 train, of both families. seats: each rank has a GPU,
-or a slice of one, of its own however it is shown; one line where it cannot have.
+"""Ranks on a GPU each, over the fakes for the driver and for NCCL.
+ranks: shards, parts of layers and stages have the losses of one rank on a host, and the same bits at any budget; NCCL's
+errors are reported.
+layouts: the same in more layouts of four ranks.
+dtypes: some of them with BF16 and FP16, of both families.
+seats: each rank has a GPU, or a slice of one, of its own, however GPUs are made visible; one line if it cannot have
+one.
 
 Usage: train_ranks.py LADE PLUGIN STANDIN KERNELS ranks|layouts|dtypes|seats
 """
@@ -45,7 +48,7 @@ def command(ranks, *args, model=MODEL):
 
 
 def summary(line, environment=None):
-    """Its summary, with the losses of all steps."""
+    """Return its summary, with the losses of all steps."""
     if os.path.exists("log"):
         os.remove("log")
     code, out, err = jobs.run(line, environment or ENVIRONMENT)
@@ -56,7 +59,7 @@ def summary(line, environment=None):
 
 
 def refused(code, words, line, **more):
-    """The job ends with @code and one line of ours that has @words."""
+    """Check that the job ends with @code and one line of Lade's that has @words."""
     got, _, err = jobs.run(line, dict(ENVIRONMENT, **more))
     ours = [said for said in jobs.messages(err) if words in said]
     require(got == code and len(ours) == 1, f"{line} ends with {got}, not {code} and '{words}'", err)
@@ -69,16 +72,16 @@ MORE = ["--dp 4", "--dp 4 --zero 1", "--dp 4 --zero 2", "--dp 4 --zero 3", "--dp
         "--tp 2 --dp 2 --zero 3", "--tp 2 --sequence-parallel --dp 2 --zero 3", "--tp 2 --sequence-parallel --pp 2",
         "--pp 2 --dp 2", "--pp 2 --dp 2 --zero 1", "--pp 2 --dp 2 --zero 2", "--pp 2 --dp 2 --zero 3",
         "--pp 2 --dp 2 --schedule gpipe", "--pp 2 --dp 2 --schedule zbh1 --zero 2"]
-# Models, dtypes, and the largest distance of a loss from one host rank's, relative to it: as train.py has it.
+# Models, dtypes, and the largest relative distance of a loss from one host rank's, as in train.py.
 DTYPES = [(["--model", "./tiny.json", "--dtype", "bf16"], 2e-3), (["--model", "./llama.json", "--dtype", "bf16"], 2e-3),
           (["--model", "./llama.json", "--dtype", "fp16"], 2e-3)]
-# Of FP16 those without tensor parallel ranks, which do not sum in it.
+# FP16 only without tensor parallel ranks, which do not sum in it.
 MIXED = ["--dp 4 --zero 3", "--tp 2 --sequence-parallel --dp 2 --zero 3", "--tp 2 --pp 2",
          "--pp 2 --dp 2 --schedule zbh1 --zero 2"]
 
 
 def layout_verify(layout, one, model=MODEL, bound=1e-5):
-    """Any budget, the least too, gives one set of bits, near those of @one rank."""
+    """Any budget, also the smallest, gives one set of bits, near those of @one rank."""
     runs = [summary(command(4, *GPUS, *layout.split(), *budget, model=model)) for budget in ([], ["--budget", "min"])]
     for run in runs:
         is_near = all(abs(a - b) <= bound * abs(a) for a, b in zip(one["losses"], run["losses"]))
@@ -86,7 +89,7 @@ def layout_verify(layout, one, model=MODEL, bound=1e-5):
         require(run["planned_peak_bytes_by_rank"] == run["measured_peak_bytes_by_rank"] and run["ranks"] == 4,
                 f"planned and measured peaks of {layout} differ", run)
         held = run["outside"]
-        n_communicators, scratch = divmod(held["nccl"] >> 10, NCCL_KIB)  # of all ranks, of axes; Lade's own beside them
+        n_communicators, scratch = divmod(held["nccl"] >> 10, NCCL_KIB)  # of all ranks, of axes; Lade's own in addition
         require(held["context"] == 8 << 20 and n_communicators > 1 and scratch < 64 and not held["kernels"]
                 and sum(held.values()) == run["outside_bytes"], f"who has what of a GPU is not told in {layout}", run)
         require(run["params_digest"] == runs[0]["params_digest"], f"a budget changes bits of {layout}", run)
@@ -112,13 +115,15 @@ if sys.argv[5] != "seats":
 
 
 def shown(ranks, gpus, *args, wrap=""):
-    """The line by which rank $R of @ranks is shown @gpus, words of a shell, and starts by the command @wrap."""
+    """Return the line that makes @gpus, words of a shell, visible to rank $R of @ranks, and starts it by the command
+    @wrap.
+    """
     train = " ".join([LADE, "train", *SHORT, *MODEL, *GPUS, *args])
     return [LADE, "launch", "-n", str(ranks), "--", "sh", "-c",
             f"R=$OMPI_COMM_WORLD_LOCAL_RANK; export CUDA_VISIBLE_DEVICES={gpus}; exec {wrap} {train}"]
 
 
-# Each rank is shown one GPU alone, or two; all are shown some in another order, or some share theirs with another.
+# Each rank sees one GPU alone, or two; all see some in another order, or some share theirs with another.
 two, four = ["--dp", "2"], ["--dp", "4"]
 for ranks, same in ((2, [shown(2, "$R", *two), shown(2, "$((2*R)),$((2*R+1))", *two), shown(2, "0,$((R+1))", *two),
                          shown(2, "3,1", *two)]),
@@ -137,7 +142,7 @@ for trouble, status, words in (("fail=cuInit,code=999", 7, "rank 1: cuInit: "), 
                                ("fail=cuDevicePrimaryCtxRetain,code=2", 4, "rank 1: device cuda:0: ")):
     refused(status, words, shown(2, "$R", *two, wrap=f"env LADE_STANDIN=devices=4$([ $R = 0 ] || echo ,{trouble})"))
 
-# Who asks for a GPU if there is one: all are on the host as soon as one has to be, and hear of it.
+# With a GPU requested only if available: all ranks are on the host if one has to be, and report it.
 line = shown(2, "$R", *two, wrap="env LADE_STANDIN=devices=4$([ $R = 0 ] || echo ,sm=70)")
 line[-1] = line[-1].replace("cuda:0", "auto")
 run = summary(line)
@@ -151,9 +156,9 @@ SLICES = dict(ENVIRONMENT, LADE_STANDIN="devices=4,slices=2")
 summary(shown(2, "MIG-57ad0000-0000-0000-0000-00000000000$R", *two), SLICES)
 refused(7, SHARED, shown(2, "MIG-57ad0000-0000-0000-0000-000000000002", *two), LADE_STANDIN=SLICES["LADE_STANDIN"])
 
-# One machine by two names, as containers have them, has each GPU once; two machines of one name have one each.
+# One machine with two names, as containers have them, has each GPU once; two machines of one name have one each.
 def elsewhere(gpus, script):
-    """A job whose ranks come to be where they are by @script."""
+    """Run a job whose ranks are placed by @script."""
     return shown(2, gpus, *two, wrap=f"unshare -u -m sh -c '{script} && exec \"$0\" \"$@\"'")
 
 

@@ -7,12 +7,12 @@
 
 enum checkpoint_size {
   SIZE_SMALL,   /* a few kilobytes */
-  SIZE_WINDOWS, /* the largest parameters are several windows, and no whole number of them */
-  SIZE_CHUNKS,  /* and transposed ones several chunks */
+  SIZE_WINDOWS, /* the largest parameters are several windows, and not a whole number of them */
+  SIZE_CHUNKS,  /* and transposed ones are several chunks */
   SIZE_DEEP,    /* as the small one, with 1600 layers */
 };
 
-/* Two layers. GPT-2 is tied; Llama is not, and has grouped queries. */
+/* Make a graph of two layers. GPT-2 is tied; Llama is not, and has grouped queries. */
 struct lade_graph *checkpoint_graph(enum lade_family family, enum lade_dtype dtype, enum checkpoint_size size);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Running a graph the plain way. Memory is poisoned with NaN before the first step, so that a kernel that
- * reads what nothing wrote, or a gradient that is added to garbage, shows in every number downstream.
+ * A plain run of a graph. Memory is poisoned with NaN before the first step, so that a read of unwritten memory, or a
+ * gradient added to garbage, shows in every later number.
  */
 #include "tests/support/graph_run.h"
 
@@ -13,7 +13,7 @@
 #include "base/float.h"
 #include "base/philox.h"
 
-/* Aligned as kernels ask, poisoned. */
+/* Allocate memory with the alignment of kernels, poisoned. */
 static void *memory_make(uint64_t bytes)
 {
   bytes = lade_align_up(LADE_MAX(bytes, 1), 64);
@@ -80,7 +80,7 @@ void graph_run_set(struct graph_run *run, int tensor, int64_t i, double value)
   }
 }
 
-/* Box and Muller's transform of two words of one draw. */
+/* Return a normal number by the transform of Box and Muller from two words of one draw. */
 static double normal_draw(uint64_t seed, uint32_t stream, int64_t i)
 {
   struct lade_philox draw = lade_philox_draw(seed, 0, stream, (uint64_t)i);
@@ -104,10 +104,10 @@ void graph_run_op(struct graph_run *run, int i_op, int microbatch, int n_microba
 {
   const struct lade_op *op = &run->graph->ops[i_op];
   if (op->kind == LADE_OP_SEND)
-    memcpy(run->border, run->memory[op->in[0]], run->graph->tensors[op->in[0]].bytes);
+    memcpy(run->boundary, run->memory[op->in[0]], run->graph->tensors[op->in[0]].bytes);
   if (op->kind == LADE_OP_RECV)
-    memcpy(run->memory[op->out[0]], run->border, run->graph->tensors[op->out[0]].bytes);
-  if (lade_op_is_border(op->kind))
+    memcpy(run->memory[op->out[0]], run->boundary, run->graph->tensors[op->out[0]].bytes);
+  if (lade_op_is_stage_boundary(op->kind))
     return;
   struct lade_bind bind = {
       .workspace = (uintptr_t)run->workspace, .microbatch = microbatch, .n_microbatches = n_microbatches};
@@ -129,7 +129,7 @@ void graph_run_op(struct graph_run *run, int i_op, int microbatch, int n_microba
 void graph_run_feed(struct graph_run *run, const int32_t *tokens, const int32_t *targets, int microbatch)
 {
   const struct lade_graph *graph = run->graph;
-  int64_t first = microbatch * graph->batch * graph->time;
+  int64_t first = microbatch * graph->batch * graph->seq_len;
   if (graph->tokens >= 0)
     memcpy(run->memory[graph->tokens], tokens + first, graph->tensors[graph->tokens].bytes);
   if (graph->targets >= 0)

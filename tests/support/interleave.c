@@ -1,21 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * See interleave.h. Nothing here is shared with the proof: it moves tags where the proof reasons over ranges.
- */
+/* See interleave.h. Nothing is shared with the proof: this file moves tags, the proof reasons over ranges. */
 #include "tests/support/interleave.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
-#include "tests/support/scene.h"
+#include "tests/support/program_fixture.h"
 
 #define CELL 8
 
 struct machine {
   const struct lade_program *program;
   uint64_t *cells[LADE_N_SPACES];
-  int32_t running[LADE_N_QUEUES]; /* -1 */
+  int32_t running[LADE_N_QUEUES]; /* -1: none */
   int32_t next[LADE_N_QUEUES];    /* instruction of that queue to begin; n_instrs: none left */
   bool *is_done;
 };
@@ -45,7 +43,7 @@ static uint64_t n_cells(const struct lade_operand *operand)
 }
 
 /*
- * Where in its value an operand's range begins: sums of squares are one parameter's, or a whole of pieces, and an
+ * Return where in its value an operand's range begins. Sums of squares are one parameter's, or a whole of pieces. An
  * update of shards, or the copy for it, reads its block of a whole working copy, which begins with its buffer.
  */
 static uint64_t first_cell(const struct machine *m, const struct lade_instr *instr, const struct lade_operand *operand,
@@ -73,7 +71,7 @@ static bool is_read_right(const struct machine *m, int at, const struct lade_ope
   return true;
 }
 
-/* Begin: reads are there; writes begin to destroy. */
+/* Begin an instruction: check that its inputs are there; its outputs are overwritten from now on. */
 static bool instr_begin(struct machine *m, int at)
 {
   const struct lade_instr *instr = &m->program->instrs[at];
@@ -90,7 +88,7 @@ static bool instr_begin(struct machine *m, int at)
   return true;
 }
 
-/* End: nobody else has touched what was read or written; leave what was made. */
+/* End an instruction: check that its inputs and outputs were not touched meanwhile; write the tags of its outputs. */
 static bool instr_end(struct machine *m, int at)
 {
   const struct lade_instr *instr = &m->program->instrs[at];
@@ -132,11 +130,11 @@ static bool can_begin(const struct machine *m, int queue)
   return true;
 }
 
-/* Let drawn queues begin or end what they have at hand until all are through. */
+/* Let randomly drawn queues begin or end their next instruction until all are done. */
 static bool machine_run(struct machine *m, uint32_t seed)
 {
   for (int idle = 0; idle < 1000; idle++) {
-    int queue = (int)scene_draw(&seed, LADE_N_QUEUES);
+    int queue = (int)program_fixture_draw(&seed, LADE_N_QUEUES);
     if (m->running[queue] >= 0) {
       if (!instr_end(m, m->running[queue]))
         return false;
@@ -167,7 +165,7 @@ static bool is_brought(const struct lade_graph *graph, int tensor)
                                     : tensor < lade_value_scalar(graph, (enum lade_scalar)0));
 }
 
-/* For each resident buffer that is read first: fill it (@is_end false), or compare it with the next step's start. */
+/* Visit each resident buffer that is read first: fill it (@is_end false), or compare it with the next step's start. */
 static bool residents_visit(struct machine *m, bool is_end)
 {
   const struct lade_program *program = m->program;

@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Run a program on made-up memory, its queues side by side in a drawn order. Every eight bytes of memory
- * hold a tag of the value and the place in it that they belong to. An instruction takes time: where it begins, it
- * looks at what it reads and scribbles over what it writes; where it ends, it looks again and leaves tags. Between
- * the two, the other queues go on as far as their waits allow. A slow and simple witness for
- * the proof: what is proved must run right in every order.
+ * Run a program on simulated memory, its queues interleaved in a random order. Every eight bytes of memory hold a tag
+ * of their value and their place in it. An instruction takes time: at its begin it checks its inputs and overwrites its
+ * outputs with garbage; at its end it checks again and writes tags. Between the two, the other queues advance as far as
+ * their waits allow. This is a slow and simple check of the proof: a proved program must run right in every order.
  */
 #ifndef INTERLEAVE_H
 #define INTERLEAVE_H
 
 #include <stdbool.h>
 
-#include "plan/program.h"
+#include "program/program.h"
 
-/* Whether every read found what it names and the step ended as the next begins. @program's indices are sound. */
+/*
+ * True if every read found the value that it names and the step ended as the next begins. pre: @program's indices are
+ * valid.
+ */
 bool interleave_runs(const struct lade_program *program, uint32_t seed);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Each slot gets its start in rounds over the stages, each going on until a slot's input has not come yet. A round
- * moves at least one stage on, and most move all: O(slots) in practice.
+ * Each slot gets its start in rounds over the stages; a stage advances until a slot's input has not come yet. A round
+ * advances at least one stage, and usually all: O(slots) in practice.
  */
 #include "tests/support/schedule_walk.h"
 
@@ -15,19 +15,19 @@ struct walker {
   const struct piece_ns *pieces;
   double link_ns;
   struct lade_slot *slots; /* of all stages, one after another */
-  int *next;               /* by stage: its first slot that has no time yet */
-  double *free_ns;         /* by stage: when its last slot ends */
+  int *next;               /* by stage: its first slot without a time */
+  double *free_ns;         /* by stage: end of its last slot */
   double *busy_ns;
-  double *ends_ns[2];      /* of forward and backward halves, by piece and microbatch; negative: not yet */
+  double *ends_ns[2];      /* of forward and backward halves, by piece and microbatch; negative: unknown */
 };
 
-/* Where a half's end stands in its array. */
+/* Return the index of a half's end in its array. */
 static size_t end_index(const struct walker *w, int piece, int microbatch)
 {
   return (size_t)piece * (size_t)w->pipeline->n_microbatches + (size_t)microbatch;
 }
 
-/* When the input of @slot is there: negative if that is not known yet, 0 if it needs none. */
+/* Return when the input of @slot is there: negative if unknown, 0 if it needs none. */
 static double input_ns(const struct walker *w, int piece, const struct lade_slot *slot)
 {
   int n_pieces = w->pipeline->n_stages * w->pipeline->n_chunks;
@@ -48,7 +48,7 @@ static double slot_ns(const struct walker *w, int piece, const struct lade_slot 
   return price->backward + (lade_schedule_is_split(w->pipeline) ? 0 : price->weights);
 }
 
-/* Give times to as many slots of @stage as can have one; how many. */
+/* Give times to as many slots of @stage as possible. Return their number. */
 static int stage_advance(struct walker *w, int stage)
 {
   int length = lade_schedule_length(w->pipeline), first = w->next[stage];

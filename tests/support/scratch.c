@@ -44,7 +44,9 @@ static bool line_write(const char *path, const char *line)
   return is_written;
 }
 
-/* A user namespace in which we stay who we are: without its maps a file there would have no owner (EOVERFLOW). */
+/*
+ * Enter a user namespace that maps this user to itself: without its maps a file there would have no owner (EOVERFLOW).
+ */
 static bool user_keep(void)
 {
   char uids[64], gids[64];

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One comparison per call and an answer; the machine's architecture is not checked, as the test is its native. */
+/*
+ * One comparison per call, then the answer; the machine's architecture is not checked, because the test is a native
+ * program.
+ */
 #include "tests/support/seccomp.h"
 
 #include <linux/filter.h>
@@ -19,7 +22,7 @@ bool seccomp_refuse(const int *calls, int n, int refusal)
   if (n > MAX_CALLS)
     return false;
   code[at++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
-  for (int i = 0; i < n; i++) /* to the last but one: past the comparisons left and the allowing end */
+  for (int i = 0; i < n; i++) /* for all but the last one, jump past the remaining comparisons and the allowing end */
     code[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)calls[i], (unsigned char)(n - i), 0);
   code[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
   code[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, answer);

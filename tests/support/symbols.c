@@ -11,7 +11,7 @@ bool symbols_find(const char *library_name, const struct symbol *symbols, size_t
   bool is_whole = library != NULL;
   for (size_t i = 0; i < n && is_whole; i++) {
     void *function = dlsym(library, symbols[i].name);
-    /* A copy, because C does not convert between pointers to objects and to functions. */
+    /* Copied as bytes, because C does not convert between pointers to objects and to functions. */
     memcpy(symbols[i].at, &function, sizeof(function));
     is_whole = function != NULL;
   }

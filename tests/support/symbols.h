@@ -6,15 +6,15 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* A function's name, and the function pointer that it goes to. */
+/* A function's name, and the function pointer to set. */
 struct symbol {
   const char *name;
   void *at;
 };
 
 /*
- * Opens the library, for good, and fills in all @n symbols. False where the library or one of them is not there; some
- * may be filled in then.
+ * Open the library, for good, and fill in all @n symbols. False if the library or one of them is missing; some may be
+ * filled in then.
  */
 bool symbols_find(const char *library_name, const struct symbol *symbols, size_t n);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Values in plain memory. A call outside of the contract aborts the test. */
+/* Values in plain memory. A call that violates the contract aborts the test. */
 #include "tests/support/values_memory.h"
 
 #include <errno.h>
@@ -91,7 +91,7 @@ void values_memory_finish(struct values_memory *memory)
   *memory = (struct values_memory){0};
 }
 
-/* A random FP32 number below 2 in magnitude with all bits of its mantissa in use. */
+/* Return a random FP32 number below 2 in magnitude with all bits of its mantissa in use. */
 static float random_number(uint64_t seed, uint32_t stream, uint64_t i)
 {
   uint32_t word = lade_philox_word(seed, 7, stream, i);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`lade bench`: every name that it knows measures and prints what its contract says; mistakes are one line and 2.
+"""`lade bench`: every subject measures and prints the figures of its contract; mistakes are one line and exit code 2.
 
 Usage: bench.py LADE
 """
@@ -16,7 +16,7 @@ import time
 
 LADE = sys.argv[1]
 
-# Not with memory that the C library fills for tests: it would fill gigabytes of blocks that nobody touches.
+# Without memory that the C library fills for tests, because it would fill gigabytes of untouched blocks.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "MALLOC_PERTURB_"}
 
 
@@ -35,7 +35,7 @@ def refused(*args, words):
 
 
 def numbers_check(report, where):
-    """All that is in @report below its version is a positive number."""
+    """Check that every figure in @report below its version is a positive number."""
     for name, value in report.items():
         if isinstance(value, dict):
             numbers_check(value, where + [name])
@@ -54,12 +54,12 @@ KEYS = {"adam": {"parameters", "exact_vs_cast_sequence", "bf16_moments_vs_cast_s
                          f"store_{op}_checked_cpu_s_per_gb", f"{op}_durable_ratio", f"store_{op}_durable_cpu_s_per_gb",
                          f"fio_{op}_cpu_s_per_gb", f"fio_default_{op}_cpu_s_per_gb")} | {"durable_publish_seconds"}}
 
-# What each is run with, so that it takes no longer than it must.
+# Arguments for each subject that keep it short.
 ARGUMENTS = {"store": ["--dir", ".", "--size", "64MiB", "--rounds", "2"]}
 
-names = re.search(r"there is: (.*)$", refused(words=["which?"])).group(1).split(", ")
+names = re.search(r"one of: (.*)$", refused(words=["lade bench NAME"])).group(1).split(", ")
 assert set(names) == set(KEYS), names
-refused("--json", words=["which?"])
+refused("--json", words=["lade bench NAME"])
 refused("no-such-bench", "--json", words=["'no-such-bench'", names[0]])
 help_text = run("--help")[1]
 for name in names:
@@ -84,7 +84,7 @@ with open("/dev/full", "w", encoding="utf-8") as full:
     code, out, err = run("alloc", "--json", stdout=full)
 assert code == 5 and "standard output" in err, (code, err)
 
-# Of a drive: mistakes, and a machine without fio, which is said.
+# A drive: mistakes, and a machine without fio, which is reported.
 refused("store", words=["--dir"])
 refused("store", "--dir", "no-such", words=["no-such"])
 refused("store", "--dir", ".", "--size", "9MiB", words=["--size", "8MiB"])
@@ -101,9 +101,9 @@ if code == 0:
     assert re.search(r"durable state +[\d.]+ GB/s +[\d.]+ GB/s.*publishing a generation.* [\d.]+ ms", out, re.DOTALL), out
     os.mkdir("one, with a comma")
     code, out, err = run("store", "--dir", "one, with a comma", "--size", "8MiB", "--rounds", "1")
-    os.rmdir("one, with a comma")  # nothing is left in it
+    os.rmdir("one, with a comma")  # it is empty
     assert code == 0 and "durable state" in out, (code, err)
-    # A signal ends the bench after a pass, and durable state's files, which have names, go with it.
+    # A signal ends the bench after a pass, and durable state's named files are removed.
     with tempfile.TemporaryDirectory(dir=".") as directory:
         bench = subprocess.Popen([LADE, "bench", "store", "--dir", directory, "--size", "8MiB", "--rounds", "99"],
                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A run of eight ranks is saved, and other layouts go on with it.
+"""A run of eight ranks is saved, and other layouts resume it.
 
 Usage: checkpoints.py LADE PLUGIN
 
-The small Llama (grouped-query heads) trains on tp2 pp2 dp2 and is saved. One rank, eight ranks of FSDP, and tp4 dp2 load
-it: the same bits of parameters right after the load, and the next ten losses within 1e-5 of those that the saving layout
-goes on to. Then the files are damaged. Last, a model whose tables are several parameters under ZeRO-3 in BF16 goes from four
+The small Llama (grouped-query heads) trains on tp2 pp2 dp2 and is saved. One rank, eight ranks of FSDP, and tp4 dp2
+load it: the same bits of parameters right after the load, and the next ten losses within 1e-5 of the saving layout's
+own. Then the files are damaged. Last, a model whose tables are several parameters under ZeRO-3 in BF16 goes from four
 ranks to one and back.
 """
 import array
@@ -67,7 +67,7 @@ def is_refused(words, code=5):
 
 
 def damage_is_told_once():
-    """One line of all ranks, with the tensor or the file, and exit code 5."""
+    """One line for all ranks, with the tensor or the file, and exit code 5."""
     directory = f"eight/step-{N_SAVED:08d}"
     names = sorted(name for name in os.listdir(directory) if name.startswith("optimizer-"))
     path = os.path.join(directory, names[0])
@@ -85,7 +85,7 @@ def damage_is_told_once():
 
 
 def tables_in_parts_go_around():
-    """Losses of one rank to BF16's bound, peaks as planned, one tensor in the file, and its bits at every load."""
+    """One rank's losses within BF16's bound, peaks as planned, one tensor in the file, and its bits at every load."""
     with open("tall.json", "w", encoding="utf-8") as config:
         json.dump(TALL, config)
     with open("drop.txt", "w", encoding="ascii") as file:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How the command ends: the codes that need more than a wrong word, and signals.
+"""How the command ends: exit codes of failing runs, and signals.
 
 Usage: endings.py LADE
 """
@@ -19,7 +19,7 @@ import tempfile
 import time
 
 LADE = os.path.abspath(sys.argv[1])
-SCRATCH = tempfile.TemporaryDirectory(prefix="lade-endings-")  # goes with the process
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-endings-")  # removed with the process
 os.chdir(SCRATCH.name)
 os.environ["XDG_CACHE_HOME"] = os.getcwd()
 SHORT = ["--model", "nano", "--data", "text.txt", "--batch", "4", "--eval-iters", "1", "--quiet"]
@@ -63,7 +63,7 @@ with open("burst.jsonl", encoding="utf-8") as file:  # it was being written when
     saves = [event["step"] for event in map(json.loads, file) if event["event"] == "save"]
 assert saves == list(range(1, step + 1)), (step, saves)
 
-# A save that fails beside the steps ends the run at the next of them, not when the next save is due: that is never.
+# A failed async save ends the run at the next step, not when the next save is due, because none is.
 os.mkdir("locked")
 lock = os.open("locked", os.O_RDONLY)
 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -73,14 +73,15 @@ os.close(lock)
 assert code == 1 and not out and err.count("\n") == 1 and "locked" in err, (code, out, err)
 assert not any(name.startswith("step-") for name in os.listdir("locked")), os.listdir("locked")
 
-# The same where parameters are updated inside the backward pass: some were, and the message says so.
+# The same with parameters updated inside the backward pass: some were updated, and the message says so.
 code, out, err = run("train", *SHORT, "--steps", "50", "--lr", "1000", "--min-lr", "1000", "--warmup", "0", "--clip",
-                     "0", "--save", "early", "--save-every", "1", "--dtype", "fp32", "--update", "early",
+                     "0", "--save", "early", "--save-every", "1", "--dtype", "fp32", "--optimizer-in-backward",
                      "--host-budget", "0", "--budget", "min")
 assert code == 1 and not out and "others were updated before it; go on from the newest save" in err, (code, err)
 assert f"step-{step:08d}" in os.listdir("early") and f"step-{step + 1:08d}" not in os.listdir("early"), (step, err)
 
-# A bit of the spilled state flips on the drive: exit 5, with the tensor's name. The file has no name but its descriptor's.
+# A bit of the spilled state flips on the drive: exit 5, with the tensor's name. The file has no name, only a
+# descriptor.
 os.mkdir("drive")
 STORED = ["--budget", "min", "--host-budget", "0", "--store", "drive", "--steps", "100000", "--log", "flip.jsonl"]
 if run("doctor", "--store", "drive")[0] == 0:
@@ -101,8 +102,8 @@ if run("doctor", "--store", "drive")[0] == 0:
     assert child.returncode == 5 and not out and err.count("\n") == 1, (child.returncode, out, err)
     assert re.search(r"tensor [a-z0-9._]+ ", err), err
 
-# A loss that overflows while every gradient is finite: every logit of the text's byte is -2.4e38, and another's as far
-# on the other side, but gradients are differences of probabilities. The update was made, and no tensor is to blame.
+# A loss that overflows while every gradient is finite. Every logit of the text's byte is -2.4e38, and another's as far
+# on the other side, but gradients are differences of probabilities. The update was made, and no tensor is named.
 WIDTH = 64
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256, "hidden_size": WIDTH,
           "intermediate_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
@@ -143,12 +144,12 @@ code, out, err = run("train", "--model", "huge.json", "--data", "a.txt", "--init
 assert code == 1 and not out and err.count("\n") == 1, (code, out, err)
 assert err.startswith("lade train: step 0: the loss is inf, while all gradients are finite") and "was made" in err, err
 
-# Numbers that differ: under a sweep the text becomes another one. The run that has it open keeps it, and the next one
-# opens the other.
+# Numbers that differ: during a sweep the text is replaced. The run that has it open keeps the old one, and the next one
+# opens the new one.
 def opens(pid, path):
     try:
         return any(os.readlink(f"/proc/{pid}/fd/{fd}") == path for fd in os.listdir(f"/proc/{pid}/fd"))
-    except FileNotFoundError:  # it has ended, or closed one
+    except FileNotFoundError:  # it has ended, or closed a file
         return False
 
 
@@ -168,7 +169,7 @@ with start("sweep", *SHORT, "--steps", "50", "--budgets", "100%,100%") as child:
     out, err = child.communicate()
 assert child.returncode == 6 and "differ" in err and "DIFFER" in out, (child.returncode, out, err)
 
-# The first signal lets the step finish. It is not saved if nobody asked for that.
+# The first signal lets the step finish. Without --save nothing is saved.
 with start("train", *SHORT, "--steps", "100000", "--log", "first.jsonl") as child:
     wait_for_steps("first.jsonl")
     child.send_signal(signal.SIGINT)
@@ -177,7 +178,7 @@ assert child.returncode == 130 and not out and "nothing was saved" in err, (chil
 with open("first.jsonl", encoding="utf-8") as log:
     assert '"event":"interrupted"' in log.read().splitlines()[-1]
 
-# The second ends at once. Both are made to arrive together.
+# The second signal ends the run at once. Both are made to arrive together.
 with start("train", *SHORT, "--steps", "100000", "--log", "second.jsonl", "--save", "second") as child:
     wait_for_steps("second.jsonl")
     for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
@@ -186,7 +187,7 @@ with start("train", *SHORT, "--steps", "100000", "--log", "second.jsonl", "--sav
 assert child.returncode in (130, 143) and not out and not err, (child.returncode, out, err)
 assert not any(name.startswith("step-") for name in os.listdir("second"))
 
-# A sweep hands the signal on, and its run saves nothing that was not asked for.
+# A sweep passes the signal on, and its run saves nothing without --save.
 with start("sweep", *SHORT, "--steps", "100000", "--log", "swept", "--budgets", "100%,min") as child:
     wait_for_steps("swept.100%")
     child.send_signal(signal.SIGTERM)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs as a person meets them, on a machine that may have none: what is missing is one line and exit 7, and nothing of
-CUDA is in a process that was not asked for it.
+"""GPUs at the command line, on a machine that may have none: a missing part is one line and exit 7, and CUDA's
+libraries are loaded only on request.
 
-Usage: gpu.py LADE [STANDIN [KERNELS]]   STANDIN: the folder of the stand-in driver, without it the build has no CUDA;
-KERNELS: the library of kernels on the CPU
+Usage: gpu.py LADE [STANDIN [KERNELS]]
+STANDIN: the folder of the fake driver, without it the build has no CUDA; KERNELS: the library of kernels on the CPU
 """
 import json
 import os
@@ -19,7 +19,7 @@ KERNELS = sys.argv[3] if len(sys.argv) > 3 else None
 
 
 def run(*args, driver=None, **more):
-    """@driver: settings of the stand-in; None: without a driver, on a machine that has none."""
+    """Run the command. @driver: settings of the fake; None: without a driver, on a machine that has none."""
     environment = dict(os.environ, **{"LADE_ATTENTION": "mma", **more})  # trying all of them is slow here
     environment.pop("LD_LIBRARY_PATH", None)
     if driver is not None:
@@ -36,7 +36,7 @@ def refused(words, *args, **more):
 
 
 def on_host(words, **more):
-    """A run that asks for a GPU if there is one: the host's numbers, and the one line says why."""
+    """A run that requests a GPU only if there is one: the host's numbers, and one line with the reason."""
     code, out, err = run(*TRAIN, *SMALL, "--json", "--device", "auto", **more)
     assert code == 0 and err.count("\n") == 1 and err.endswith("; the host trains\n"), (code, out, err)
     assert all(word in err for word in words), (words, err)
@@ -51,13 +51,13 @@ def finding(*args, code=0, name="GPU", **more):
 
 
 def libraries(driver, *args):
-    """The libraries that the loader opens in a process of the command."""
+    """Return the libraries that the loader opens in a process of the command."""
     _, _, err = run(*args, driver=driver, LD_DEBUG="files")
     return set(re.findall(r"file=([^/\s]+) ", err))
 
 
 def documented():
-    """Exit codes and the driver's results that docs/cuda.md says they are of."""
+    """Return exit codes and the driver's results that docs/cuda.md assigns to them."""
     docs = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "cuda.md")
     rows = re.findall(r"^\| (\d) \| `-E[A-Z]+` \| (.+) \|$", open(docs, encoding="utf-8").read(), re.M)
     found = [(int(code), re.findall(r"\b\d+\b", words)) for code, words in rows]
@@ -101,12 +101,13 @@ assert finding("--device", "cuda:0", code=7, driver="")["state"] == "missing"
 if KERNELS:
     found = finding("--device", "cuda:0", driver="memory=512", LADE_STANDIN_KERNELS=KERNELS)
     assert found["state"] == "ok" and "Stand-in GPU, 512.0 MiB, of which 504.0 MiB are free" in found["text"], found
-    # Who multiplies matrices there; a library that does not work is a note, and a line of the run that goes without it.
+    # The library that multiplies matrices; if it does not work a note says so, and a line of the run without it.
     found = finding(name="GPU matmul", driver="", LADE_STANDIN_KERNELS=KERNELS)
     assert found["state"] == "ok" and found["text"] == "cuBLASLt 130100, Stand-in GPU", found
     found = finding(name="GPU matmul", driver="", LADE_STANDIN_KERNELS=KERNELS, LADE_MATMUL="plain")
     assert found["state"] == "ok" and "LADE_MATMUL" in found["text"], found
-    # Who attends: the one that is named, if this GPU has it; else the best that is right, with a line on those that are not.
+    # The attention kernel: the one named, if this GPU has it; else the best correct one, with a line on those that are
+    # wrong.
     found = finding(name="GPU attention", driver="", LADE_STANDIN_KERNELS=KERNELS, LADE_ATTENTION="wgmma")
     assert found["state"] == "ok" and found["text"] == "forward cuda_wgmma, backward cuda_wgmma", found
     refused(["cuda:0", "LADE_ATTENTION is 'wgmma'", "of 8.0"], *TRAIN, "--device", "cuda:0", driver="sm=80",
@@ -123,8 +124,8 @@ if KERNELS:
     broken = {"LADE_STANDIN_KERNELS": KERNELS, "LADE_STANDIN_CUBLASLT": "fail=cublasLtCreate,code=1"}
     found = finding(name="GPU matmul", driver="", **broken)
     assert found["state"] == "note" and "plain kernels" in found["text"] and found["fix"], found
-    # A run on it that ends badly, in the driver's own words: memory that is not there, by stated budget or because
-    # somebody else has it; calls that are refused; a device that breaks in the middle of a step, or before the first.
+    # Failing runs on a GPU, in the driver's own words: missing memory, by a stated budget or because another process
+    # has it; refused calls; a device that breaks in the middle of a step, or before the first.
     GPU = [*TRAIN, *SMALL, "--device", "cuda:0"]
     for status, words, driver in ((3, "more than this GPU has left", "memory=16"),
                                   (4, "(cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory), of 251658240 that it "
@@ -146,7 +147,7 @@ if KERNELS:
         budget = ["--budget", "64MiB"] if status == 3 else []
         code, out, err = run(*GPU, *budget, driver=driver, LADE_STANDIN_KERNELS=KERNELS)
         assert code == status and not out and err.count("\n") == 1 and words in err, (driver, code, out, err)
-    # What the GPU holds beside the plan, by whom, and as the ledger's row of its own.
+    # Bytes on the GPU outside the plan, by taker, and as a row of the ledger.
     code, out, err = run("plan", "--json", "--model", "nano", "--layers", "1", "--device", "cuda:0",
                          driver="modules=64,functions=1", LADE_STANDIN_KERNELS=KERNELS)
     plan, held = json.loads(out), json.loads(out)["outside"]
@@ -157,7 +158,7 @@ if KERNELS:
     code, out, err = run("plan", "--model", "nano", "--layers", "1", "--device", "cuda:0", "--machine", "h200-141g",
                          driver="", LADE_STANDIN_KERNELS=KERNELS)
     assert code == 0 and "8.0 MiB of the GPU are outside of the budget: context 8.0 MiB, kernels 0 B" in out, (out, err)
-    # Whatever breaks it, the exit code is the documented one.
+    # Any driver error gives the documented exit code.
     for status, results in documented():
         for result in results:
             code, out, err = run(*GPU, driver=f"lose=60,lose_code={result}", LADE_STANDIN_KERNELS=KERNELS)
@@ -170,7 +171,7 @@ if KERNELS:
         code, out, err = run(*GPU, *args, driver="", LADE_STANDIN_KERNELS=KERNELS)
         assert code == 2 and not out and err.count("\n") == 1, (args, code, out, err)
 
-# A run on the host opens no driver, though there is one.
+# A run on the host does not open the driver, although there is one.
 loaded = libraries("", *TRAIN)
 assert "libc.so.6" in loaded and not [name for name in loaded if name.startswith(("libcu", "libnv"))], loaded
 assert "libcuda.so.1" in libraries("", "doctor")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/gpu-check ends what it started when its time is over: the next part would find the GPU in use. On a machine
-that has nothing to build with it says so, counts it, and ends with its line all the same; so it does when it is told to
-end, and when a part meets what it did not expect. Where the fastest kernels break the device it goes on with others.
+"""scripts/gpu-check ends its child processes when their time is over, because the next part would find the GPU in use.
+On a machine without build tools it reports that, counts it, and still prints its last line; also when it is
+terminated, and when a part fails unexpectedly. If the fastest kernels break the device it goes on with others.
 
 Usage: gpu_check.py SCRIPT
 """
@@ -34,7 +34,7 @@ def is_alive(pid):
 
 
 def bare_check():
-    """Without meson on PATH or among Python's modules, and --deps of a folder that is not there."""
+    """Without meson on PATH or among Python's modules, and --deps of a missing folder."""
     with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as modules:
         with open(os.path.join(modules, "mesonbuild.py"), "w", encoding="utf-8") as module:
             module.write("raise ImportError\n")
@@ -47,7 +47,7 @@ def bare_check():
 
 
 def signal_check():
-    """In the middle of a command."""
+    """A signal in the middle of a command."""
     with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as folder:
         program, started = os.path.join(folder, "nvidia-smi"), os.path.join(folder, "started")
         with open(program, "w", encoding="utf-8") as file:
@@ -71,7 +71,7 @@ test "$LADE_ATTENTION" = "$WORKING"
 
 
 def doctor_check():
-    """The first kernel for attention that leaves the device whole; none of them, and no GPU at all."""
+    """The first attention kernel that leaves the device whole; none of them, and no GPU at all."""
     with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as folder:
         with open(os.path.join(folder, "lade"), "w", encoding="utf-8") as file:
             file.write(DOCTOR)
@@ -97,7 +97,7 @@ def guard_check():
 
 
 def overrun(seconds, command):
-    """The child of a command that has no end within @seconds; None if there was no time for one."""
+    """Return the child of a command that has no end within @seconds; None if there was no time for one."""
     check = script.Check()
     check.end = time.monotonic() + seconds
     code, output = check.run("sh", "-c", command)
@@ -106,7 +106,7 @@ def overrun(seconds, command):
 
 
 def pack_check():
-    """What --pack makes is found by who looks for tools, headers, libraries and modules; here of a package by itself."""
+    """Tools, headers, libraries and modules packed by --pack are found; here in a package of its own."""
     with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as deps:
         usr = os.path.join(deps, "usr")
         os.mkdir(usr)
@@ -134,7 +134,7 @@ endforeach
 
 
 def suite_check(folder):
-    """Of tests on the GPU one that hangs fails, and leaves time for the others."""
+    """A hanging test on the GPU fails, and leaves time for the others."""
     with open(os.path.join(folder, "meson.build"), "w", encoding="utf-8") as file:
         file.write(SUITE)
     script.SUITES = {"gpu": ("on the GPU", 60, 0.01)}
@@ -149,8 +149,9 @@ def suite_check(folder):
 
 
 def parts_check(folder):
-    """A part that is ended leaves what those before it measured; what no time is left for is named with the words that
-    run it; parts that run by their names later keep the others' figures, and have none of their own earlier ones."""
+    """A part that is ended keeps the measurements of earlier parts. Parts without time left are named with the command
+    that runs them. Parts run by name later keep the others' figures, and drop their own earlier ones.
+    """
     def ended(_):
         raise script.Ended(signal.SIGTERM)
     bodies = {"tests": lambda check: check.figure("0. tests", "all"), "kernels": ended}
@@ -201,7 +202,7 @@ with tempfile.TemporaryDirectory(prefix="lade-gpu-check-") as scratch:
     assert check.run("sleep", "600", limit_s=0.1)[0] == 124 and check.run("true") == (0, ""), "one part takes all time"
     code, output = check.run("sh", "-c", "echo some; sleep 600", limit_s=1)
     assert code == 124 and output.startswith("some\n"), "what was said before the end is lost"
-    # One that waits for its child, one that has left it behind, and one that does not listen.
+    # One that waits for its child, one that has left it behind, and one that ignores signals.
     for rest in ("wait", "exit 0", "trap '' TERM; while :; do sleep 600; done"):
         seconds, child = 0.5, None
         while child is None:

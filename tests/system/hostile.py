@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Clumsy and hostile surroundings: what a run would overwrite, names that are not text, streams that are closed,
-limits of the process. Every refusal is one line with its code, and leaves nothing behind.
+"""Hostile surroundings: files that a run would overwrite, names that are not text, closed streams, limits of the
+process. Every refusal is one line with its code, and leaves nothing behind.
 
 Usage: hostile.py LADE
 """
@@ -16,7 +16,7 @@ import tempfile
 import time
 
 LADE = os.path.abspath(sys.argv[1])
-SCRATCH = tempfile.TemporaryDirectory(prefix="lade-hostile-")  # goes with the process
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-hostile-")  # removed with the process
 os.chdir(SCRATCH.name)
 os.environ["XDG_CACHE_HOME"] = os.getcwd()
 TEXT = "".join(f"{i * i % 97} bottles on the wall, {i}\n" for i in range(2000)).encode()
@@ -48,7 +48,7 @@ def refused(code, words, *args, **how):
     assert sorted(os.listdir()) == before, (args, os.listdir())
 
 
-# What a run would write is looked at before it begins, and the data is never in danger.
+# Outputs are checked before a run begins, and the data is never in danger.
 train("--json")  # fills the cache of measurements, which is no trace of a refusal
 os.link("text.txt", "same.txt")
 refused(2, "--timeline missing/trace.json: No such file", "--timeline", "missing/trace.json", "--save", "run", "--log",
@@ -57,11 +57,80 @@ refused(2, "--log missing/log: No such file", "--log", "missing/log", "--save", 
 refused(2, "--save text.txt: Not a directory", "--save", "text.txt")
 for option in ("--log", "--timeline"):
     for name in ("text.txt", "same.txt"):
-        refused(2, f"{option} {name} would overwrite the data", option, name)
+        refused(2, f"{option} {name} would overwrite the input --data text.txt", option, name)
 refused(2, "Is a directory", "--log", ".")
+
+# The same for every other file that is read, or written under another option: by path, through links, and before it
+# exists.
+os.mkdir("saved")
+code, out, err = train("--save", "saved", "--log", "saved/log")
+assert code == 0, err
+CHECKPOINT = "saved/step-00000002"
+for name in ("weights", "residency", "run.conf"):
+    shutil.copy(f"{CHECKPOINT}/model.safetensors", name)
+with open("residency", "w", encoding="utf-8") as file:
+    file.write("* keep\n")
+with open("run.conf", "w", encoding="utf-8") as file:
+    file.write("batch = 2\n")
+shutil.copy(f"{CHECKPOINT}/config.json", "model.json")
+with open("machine.json", "w", encoding="utf-8") as file:
+    file.write("{}")
+os.mkdir("stored")
+with open("stored/lade-durable.data", "w", encoding="utf-8"):
+    pass
+os.link(f"{CHECKPOINT}/optimizer.safetensors", "hard")
+os.symlink("new", "dangling")
+
+
+def spared(words, *args, verb="train"):
+    """Check that @args of @verb are refused, for @words, and every file is unchanged."""
+    def contents():
+        return {path: os.lstat(path).st_size for folder in (".", "saved", CHECKPOINT, "stored")
+                for path in (os.path.join(folder, name) for name in os.listdir(folder))}
+    before = contents()
+    got, out, err = run(verb, *(SHORT[:-4] if verb == "plan" else [*SHORT, "--data", "text.txt"]), *args)
+    assert got == 2 and not out and err.count("\n") == 1 and contents() == before, (args, got, out, err)
+    assert "would overwrite" in err and all(word in err for word in words), (args, err)
+
+
+for output in ("--log", "--timeline"):
+    spared([output, "--init weights"], output, "weights", "--init", "weights")
+    spared([output, "--residency residency"], output, "./residency", "--residency", "residency")
+    spared([output, "--config run.conf"], output, "run.conf", "--config", "run.conf")
+    spared([output, "--model ./model.json"], output, "model.json", "--model", "./model.json")
+    spared([output, "--machine machine.json"], output, "machine.json", "--machine", "machine.json")
+    spared([output, "--valid weights"], output, "weights", "--valid", "weights")
+    for name in (f"{CHECKPOINT}/state.json", "hard", "saved/lade.conf", "saved/step-00000003"):
+        spared([output, "--resume saved"], output, name, "--resume", "saved")
+    spared([output, "--save saved"], output, "hard", "--save", "saved")
+    spared([output, "--store"], output, "stored/lade-durable.data", "--store", "saved,stored")
+spared(["--log", "--timeline"], "--log", "x", "--timeline", "x")
+spared(["--log", "--timeline"], "--log", "dangling", "--timeline", "./new")
+spared(["--log", "--save"], "--log", "x", "--save", "x/")
+spared(["--timeline", "--residency"], "--timeline", "residency", "--residency", "residency", verb="plan")
+spared(["--timeline", "--model"], "--timeline", "model.json", "--model", "model.json", verb="plan")
+code, out, err = train("--resume", "saved", "--steps", "3", "--save", "saved", "--log", "saved/log")
+assert code == 0, err  # a log next to the checkpoints is usual
+code, out, err = train("--log", "nano", "--timeline", "none")  # words that are not files
+assert code == 0, err
+code, out, err = train("--log", "/dev/null", "--timeline", "/dev/null")
+assert code == 0, err
+
+# A fifo as an output never blocks the run: without a reader it is refused, with one it is written.
+os.mkfifo("unheard")
+for option in ("--log", "--timeline"):
+    code, out, err = train(option, "unheard")
+    assert code == 2 and err.count("\n") == 1 and f"{option} unheard" in err, (option, code, err)
+with subprocess.Popen(["cat", "unheard"], stdout=subprocess.PIPE) as reader:
+    with open("unheard", "wb"):  # returns once the reader has it open
+        code, out, err = train("--log", "unheard")
+    assert code == 0 and b'"summary"' in reader.communicate()[0], (code, err)
+for option in ("--data", "--valid", "--init", "--resume", "--config", "--residency", "--machine"):
+    code, out, err = train(option, "unheard")
+    assert code == 2 and err.count("\n") == 1 and "unheard" in err, (option, code, err)
 refused(5, "--log /dev/full: it cannot be written", "--log", "/dev/full")
 
-# A picture that cannot be written costs no result.
+# A timeline that cannot be written costs no result.
 got, out, err = train("--json", "--timeline", "/dev/full")
 assert got == 5 and json.loads(out)["loss_digest"], (got, out)
 assert err.count("\n") == 1 and "--timeline /dev/full: it could not be written; it is incomplete" in err, err
@@ -69,13 +138,13 @@ assert err.count("\n") == 1 and "--timeline /dev/full: it could not be written; 
 with open("text.txt", "rb") as file:
     assert file.read() == TEXT
 
-# A message is one line, and says what is wrong however long the name is.
-refused(2, "a?b?[31m", "--data", "a\nb\x1b[31m")
+# A message is one line, and contains the reason for any length of name.
+refused(2, "a\\nb\\033[31m", "--data", "a\nb\x1b[31m")
 refused(2, "File name too long", "--save", "y/" * 2100)
 refused(2, "LADE_CPU is 'avx9'", env={"LADE_CPU": "avx9"})
 
-# What is named as a file of choices is one: nothing waits for a writer, reads without an end, or is taken for empty. A
-# comment may be as long as it likes; a zero byte hides nothing.
+# A file of choices must be a regular file: no wait for a writer, no endless read, no file taken for empty. A comment
+# may have any length; a zero byte hides nothing.
 os.mkfifo("pipe")
 for name in ("pipe", "/dev/zero", "."):
     refused(2, f"--residency {name}: not a regular file", "--residency", name)
@@ -98,7 +167,7 @@ with open(b"\xff/log", encoding="utf-8") as file:
 assert log[0]["options"]["data"]["value"] == ["\ufffd/t\ufffd.txt"], log[0]
 assert [event["dir"] for event in log if event["event"] == "save"] == ["\ufffd/run"] * 2, log
 
-# Closed streams: no message lands in a file, and results that went nowhere are an error.
+# Closed streams: no message ends up in a file, and results that cannot be written are an error.
 for closed, expected in ((">&-", 5), ("2>&-", 0), ("<&- >&- 2>&-", 5)):
     command = '"$@" ' + closed
     result = subprocess.run(["sh", "-c", command, "sh", LADE, "train", *SHORT, "--data", "text.txt", "--log", "closed"],
@@ -107,7 +176,7 @@ for closed, expected in ((">&-", 5), ("2>&-", 0), ("<&- >&- 2>&-", 5)):
     with open("closed", encoding="utf-8") as file:
         assert json.loads(file.read().splitlines()[-1])["event"] == "summary", closed
 
-# A reader that went away ends nothing that can still be saved.
+# A reader that has gone does not end a run that can still save.
 reader, writer = os.pipe()
 os.close(reader)
 code, _, err = run("train", *SHORT, "--data", "text.txt", "--save", "unread", stderr=writer)
@@ -116,7 +185,56 @@ code, _, err = run("plan", "--model", "nano", "--json", stdout=writer)
 assert code == 5 and "Broken pipe" in err, (code, err)
 os.close(writer)
 
-# A file size limit is an error with a name, told before the steps that could not be saved, and nothing half-written stays.
+# A link under a temporary name is a leftover; its target directory is not.
+os.makedirs("linked/victim")
+open("linked/victim/thesis", "w", encoding="utf-8").close()
+os.symlink("victim", "linked/.step-1.tmp-")
+assert train("--save", "linked")[0] == 0
+assert os.listdir("linked/victim") == ["thesis"] and not os.path.islink("linked/.step-1.tmp-"), os.listdir("linked")
+shutil.rmtree("linked")
+
+# Another user's link or file is not written through, also in a shared directory.
+if os.geteuid() == 0:
+    os.mkdir("shared")
+    os.chmod("shared", 0o1777)
+    os.symlink("../same.txt.kept", "shared/link")
+    os.lchown("shared/link", 65534, 65534)
+    for option in ("--log", "--timeline"):
+        refused(2, f"{option} shared/link: a link of another user", option, "shared/link")
+    for name in (".lade.lock", "lade.conf"):
+        os.symlink("../planted", "shared/" + name)
+        os.lchown("shared/" + name, 65534, 65534)
+        refused(2, name, "--save", "shared")
+        assert not os.path.lexists("planted")
+        os.unlink("shared/" + name)
+    with open("shared/lade.conf", "w", encoding="utf-8") as file:
+        os.fchmod(file.fileno(), 0o666)
+        os.fchown(file.fileno(), 65534, 65534)
+    refused(2, "lade.conf: belongs to another user", "--save", "shared")
+    with open("shared/lade-durable.data", "wb") as file:
+        os.fchmod(file.fileno(), 0o666)
+        os.fchown(file.fileno(), 65534, 65534)
+    got, out, err = train("--store", "shared", "--durable", "--host-budget", "0", "--budget", "min")
+    assert got == 5 and "shared/lade-durable.data" in err, (got, out, err)
+    shutil.rmtree("shared")
+
+# A path under which only the names of a save are too long is refused before the first step.
+refused(2, "File name too long", "--save", "./" * 2023 + "deep")
+
+# A save directory that disappears during the run is an I/O failure, not a usage mistake.
+child = subprocess.Popen([LADE, "train", *SHORT[:-4], "--steps", "1000000", "--eval-iters", "1", "--quiet", "--data",
+                          "text.txt", "--save", "moved", "--save-every", "1"], stderr=subprocess.PIPE, text=True)
+while not any(name.startswith("step-") for name in (os.listdir("moved") if os.path.exists("moved") else [])):
+    time.sleep(0.002)
+os.rename("moved", "moved-away")
+os.close(os.open("moved", os.O_CREAT | os.O_WRONLY))  # a file in its place
+err = child.communicate()[1]
+assert child.returncode == 5 and "moved" in err, (child.returncode, err)
+os.unlink("moved")
+shutil.rmtree("moved-away")
+
+# A file size limit is an error with a name, reported before the steps that could not be saved, and no partial file
+# stays.
 code, out, err = train("--save", "limited", "--log", "unlimited", limit=(resource.RLIMIT_FSIZE, 100000))
 assert code == 5 and "the file size limit is 97.7 KiB (100000 bytes)" in err and err.count("\n") == 1, (code, err)
 assert not os.path.exists("unlimited"), "steps were made that no checkpoint has room for"
@@ -135,9 +253,9 @@ with subprocess.Popen([LADE, *LONG, "--log", "first"], stderr=subprocess.PIPE) a
     first.send_signal(signal.SIGTERM)
     assert b"and saved" in first.communicate()[1] and first.returncode == 143, first.returncode
 
-# Whoever begins anew over what a run saved is told before anything is replaced, or removed by --keep.
+# A new run over another run's saves is refused before a save is replaced, or removed by --keep.
 before = sorted(os.listdir("one"))
-refused(2, "--resume one goes on with it", "--save", "one", "--keep", "1", "--batch", "4")
+refused(2, "--resume one", "--save", "one", "--keep", "1", "--batch", "4")
 with open("one/lade.conf", "rb") as file:
     assert sorted(os.listdir("one")) == before and file.read() == config
 newest = os.path.join("one", max(step for step in before if step.startswith("step-")), "state.json")
@@ -147,8 +265,8 @@ for step in before:
     if step.startswith("step-"):
         shutil.rmtree(os.path.join("one", step))
 code, out, err = train("--save", "one")
-assert code == 0, (code, err)  # the claim ended with the process
+assert code == 0, (code, err)  # the lock ended with the process
 
-# Homes and temporary directories that cannot be written cost the cache and nothing else.
+# Unwritable home and temporary directories cost the cache and nothing else.
 code, out, err = train("--json", env={"XDG_CACHE_HOME": "", "HOME": "/proc/no/such/home", "TMPDIR": "/no/such/place"})
 assert code == 0 and not err and json.loads(out)["steps"] == 2, (code, err)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of several ranks share: where they can run, jobs whose ranks can be found, and what is wrong with them."""
+"""Shared parts of tests of several ranks: machines that can run them, jobs with findable ranks, and their errors."""
 import contextlib
 import json
 import os
@@ -25,26 +25,26 @@ def require(truth, what, output=""):
 
 
 def environment(plugin):
-    """The environment of jobs over the MPI plug-in @plugin; ends the test where there can be none."""
+    """Return the environment of jobs over the MPI plug-in @plugin; ends the test if there can be none."""
     if not shutil.which("mpirun"):
         skip("mpirun is not on PATH (apt-get install openmpi-bin)")
     if plugin == "none":
         skip("built without Open MPI (apt-get install libopenmpi-dev)")
     found = dict(os.environ, LADE_MPI_PLUGIN=os.path.abspath(plugin))
-    # Open MPI leaks at its end and is not instrumented: sanitizers look at our side; one rank looks for leaks.
+    # Open MPI leaks at its end and is not instrumented: sanitizers check Lade's side; one rank checks for leaks.
     for name, option in (("ASAN_OPTIONS", "detect_leaks=0"), ("TSAN_OPTIONS", "ignore_noninstrumented_modules=1")):
         found[name] = ":".join(part for part in (os.environ.get(name), option) if part)
     return found
 
 
 def command(lade, ranks, *arguments, launch=()):
-    """The line that trains on @ranks; 0: in one process, without a launcher."""
+    """Return the command line that trains on @ranks; 0: in one process, without a launcher."""
     start = [lade, "launch", "-n", str(ranks), *launch, "--"] if ranks else [lade]
     return start + ["train", *arguments]
 
 
 def run(line, environ, patience=PATIENCE):
-    """Exit code, output and messages."""
+    """Run; return exit code, output and messages."""
     result = subprocess.run(line, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                             timeout=patience, check=False)
     return result.returncode, result.stdout, result.stderr
@@ -55,7 +55,7 @@ def messages(err):
 
 
 def events(path, kind):
-    """Those of the log that are whole."""
+    """Return the complete events of the log."""
     with open(path, encoding="utf-8") as log:
         found = [json.loads(line) for line in log if line.endswith("\n")]
     return [event for event in found if event["event"] == kind]
@@ -66,13 +66,13 @@ def losses(path):
 
 
 def text_write(path):
-    """Something to learn from."""
+    """Write a training text."""
     with open(path, "w", encoding="ascii") as text:
         text.write("".join(f"{i} green bottles stood on the wall, and {i * 7 % 13} fell. " for i in range(2000)))
 
 
 class Job:
-    """A job of several ranks that runs beside the test, each of which can be found."""
+    """A job of several ranks that runs during the test; each rank can be found."""
 
     def __init__(self, line, environ, log):
         self.name = f"job-{os.getpid()}-{time.monotonic_ns()}"
@@ -81,7 +81,7 @@ class Job:
                                         stderr=subprocess.PIPE, text=True)
 
     def ranks(self):
-        """Processes of the ranks, by number."""
+        """Return processes of the ranks, by number."""
         found = {}
         for entry in filter(str.isdigit, os.listdir("/proc")):
             try:
@@ -100,7 +100,7 @@ class Job:
         return self.process.poll() is not None
 
     def count(self, kind):
-        """Events of a kind in the log so far."""
+        """Return the number of events of a kind in the log so far."""
         try:
             with open(self.log, encoding="utf-8") as log:
                 return log.read().count(f'"event":"{kind}"')
@@ -116,7 +116,7 @@ class Job:
             time.sleep(0.02)
 
     def end(self):
-        """Exit code, output and messages; nothing of the job may stay."""
+        """Return exit code, output and messages; check that nothing of the job stays."""
         out, err = self.process.communicate(timeout=PATIENCE)
         deadline = time.monotonic() + PATIENCE
         while self.ranks():
@@ -127,7 +127,7 @@ class Job:
 
 @contextlib.contextmanager
 def scratch():
-    """A directory of the test's own, in which it stands."""
+    """Enter a directory of the test's own."""
     before, directory = os.getcwd(), tempfile.mkdtemp(prefix="lade-jobs-")
     try:
         os.chdir(directory)

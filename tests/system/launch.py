@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`lade launch`: ranks are numbered, output, signals and exit codes pass through, mistakes are one line; a start after a
-failure begins anew where there is no checkpoint, and not where one is damaged; an mpirun that does not end is killed,
-and not one whose output waits for its reader.
+"""`lade launch`: ranks are numbered; output, signals and exit codes pass through; mistakes are one line. A restart
+after a failure begins anew without a checkpoint, and fails with a damaged one. An mpirun that does not end is
+killed, unless its output waits for a reader.
 
 Usage: launch.py LADE
 """
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,20 +29,20 @@ def refused(code, words, *args, **more):
     assert result.stderr.startswith("lade launch: ") and words in result.stderr, (args, result)
 
 
-refused(2, "how many ranks?")
-refused(2, "how many ranks?", "hostname")
+refused(2, "the number of ranks is missing")
+refused(2, "the number of ranks is missing", "hostname")
 refused(2, "no option '--ranks'", "--ranks", "2")
 for number in ("0", "-3", "x", "4097", "2x"):
     refused(2, "from 1 to 4096", "-n", number, "--", "true")
 refused(2, "from 1 to 4096", "-n")
-refused(2, "which command?", "-n", "2")
-refused(2, "which command?", "-n2", "--")
+refused(2, "the command is missing", "-n", "2")
+refused(2, "the command is missing", "-n2", "--")
 refused(2, "no option '--verbose'", "-n", "2", "--verbose", "true")
 refused(2, "cannot begin with '-'", "-n", "2", "--", "--verbose", "true")
 refused(2, "from 0 to", "-n", "2", "--max-restarts", "-1", "true")
-refused(2, "--elastic means nothing without --max-restarts", "-n", "2", "--elastic", "true")
+refused(2, "--elastic needs --max-restarts", "-n", "2", "--elastic", "true")
 refused(2, "no program 'no-such-program'", "-n", "2", "--", "no-such-program")
-refused(2, "no program '/tmp'", "-n", "2", "--", "/tmp")  # a directory can be searched and not run
+refused(2, "no program '/tmp'", "-n", "2", "--", "/tmp")  # a directory is searchable and not executable
 with tempfile.TemporaryDirectory() as empty:
     refused(7, "apt-get install openmpi-bin", "-n", "2", "--", "/bin/true", env={"PATH": empty})
 assert run("--help").stdout.startswith("Usage: lade launch -n N")
@@ -51,7 +52,7 @@ if not shutil.which("mpirun"):
 
 # mpiruns that never end: they are waited for at the end of this test.
 STUCK = """#!/usr/bin/env python3
-import os, signal, subprocess, sys
+import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 at = sys.argv.index("-n") + 1
 ranks = [subprocess.Popen(sys.argv[at + 1:], start_new_session=True,
@@ -60,16 +61,26 @@ ranks = [subprocess.Popen(sys.argv[at + 1:], start_new_session=True,
 while True:
     signal.pause()
 """
+# One that kills the other ranks of three without asking, and after mpirun's pause before it asks.
+HASTY = STUCK.split("while True", maxsplit=1)[0] + """
+ended, _ = os.wait()
+if len(ranks) == 3:
+    time.sleep(1)
+    for rank in ranks:
+        if rank.pid != ended:
+            rank.kill()
+    sys.exit(137)
+"""
 
 
 class Stuck:
-    """A job whose mpirun never ends."""
+    """A job whose mpirun never ends, or ends by @script."""
 
-    def __init__(self, *args):
+    def __init__(self, *args, script=STUCK):
         self.scratch = tempfile.TemporaryDirectory(prefix="lade-stuck-")
         mpirun = os.path.join(self.scratch.name, "mpirun")
-        with open(mpirun, "w", encoding="ascii") as script:
-            script.write(STUCK)
+        with open(mpirun, "w", encoding="ascii") as file:
+            file.write(script)
         os.chmod(mpirun, 0o755)
         with open(os.path.join(self.scratch.name, "text.txt"), "w", encoding="ascii") as text:
             text.write("all that is green " * 1000)
@@ -78,7 +89,7 @@ class Stuck:
                                     stderr=subprocess.PIPE, text=True, env=dict(os.environ, PATH=self.path))
 
     def left(self):
-        """What of the job runs still."""
+        """Return the processes of the job that still run."""
         found = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
@@ -86,8 +97,23 @@ class Stuck:
                     found += [name] if self.path.encode() in environ.read() else []
         return found
 
+    def ranks(self, n):
+        """Return the first @n ranks, by number, once they wait for others."""
+        found = {}
+        while len(found) < n:
+            assert self.job.poll() is None, self.job.communicate()
+            for name in self.left():
+                with contextlib.suppress(OSError), open(f"/proc/{name}/environ", encoding="utf-8") as environ, \
+                        open(f"/proc/{name}/maps", encoding="ascii") as maps, \
+                        open(f"/proc/{name}/stat", encoding="ascii") as stat:
+                    rank = re.search(r"OMPI_COMM_WORLD_RANK=(\d+)", environ.read())
+                    if rank and "lade-board" in maps.read() and stat.read().rsplit(")", 1)[1].split()[0] == "S":
+                        found[int(rank[1])] = int(name)
+            time.sleep(0.02)
+        return found
+
     def ends(self, code, after):
-        """It is killed, and nothing of the job stays; what it said on standard output."""
+        """Check that it is killed, and nothing of the job stays; return its standard output."""
         out, err = self.job.communicate(timeout=100)
         note = f"lade launch: note: mpirun did not end within 10 s of {after}, and was killed; "
         assert self.job.returncode == code and err.startswith(note), (self.job.returncode, out, err)
@@ -103,7 +129,18 @@ stuck_told = Stuck("-n", "2", "--", "sh", "-c", "echo up; sleep 1000; true")
 assert stuck_told.job.stdout.readline() == "up\n"
 stuck_told.job.send_signal(signal.SIGTERM)
 
-# One whose reader takes longer than an mpirun may take to end; it is read at the end of this test.
+# Of three ranks the first is stopped, the second killed, and the third has not begun.
+HOLD = """echo $OMPI_COMM_WORLD_SIZE >>sizes; [ $OMPI_COMM_WORLD_SIZE = 3 ] || { kill -9 $PPID; exit 0; }
+          [ $OMPI_COMM_WORLD_RANK != 2 ] || sleep 1000; exec "$0" "$@" """
+THREE = ["-n", "3", "--max-restarts", "1", "--elastic", "--", "sh", "-c", HOLD, LADE, "train", "--data", "text.txt",
+         "--machine", "laptop-8c", "--batch", "6", "--dp", "3"]
+held_jobs = [Stuck(*THREE), Stuck(*THREE, script=HASTY)]
+for held in held_jobs:
+    held_ranks = held.ranks(2)
+    os.kill(held_ranks[0], signal.SIGSTOP)
+    os.kill(held_ranks[1], signal.SIGKILL)
+
+# A job whose reader takes longer than an mpirun may take to end; it is read at the end of this test.
 unread = subprocess.Popen([LADE, "launch", "-n", "1", "--", "sh", "-c", "sleep 2; seq 40000"], stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True)
 
@@ -112,6 +149,33 @@ assert ranks.returncode == 0, ranks
 assert sorted(ranks.stdout.splitlines()) == [f"{rank} of 5 a b" for rank in range(5)], ranks
 assert run("-n1", "true").returncode == 0
 assert run("-n", "3", "--", "sh", "-c", "test $OMPI_COMM_WORLD_RANK != 1 || exit 6").returncode == 6
+
+
+def lost_output(code, words, script, **more):
+    """Standard output of a job of two ranks takes no byte of those that @script writes to it."""
+    result = subprocess.run([LADE, "launch", "-n", "2", "--", "sh", "-c", script], stderr=subprocess.PIPE, text=True,
+                            check=False, timeout=60, **more)
+    told = [line for line in result.stderr.splitlines() if line.startswith("lade")]
+    assert result.returncode == code and len(told) == len(words), (script, result)
+    assert all(line.startswith("lade launch: standard output: ") and word in line for line, word in zip(told, words)), told
+
+
+# mpirun ignores write errors; a code of the command takes precedence, and without output nothing is lost.
+reader, writer = os.pipe()
+os.close(reader)
+with open("/dev/full", "w", encoding="ascii") as full, open(writer, "w", encoding="ascii") as unread_pipe:
+    lost_output(5, ["No space left on device"], "echo up", stdout=full)
+    lost_output(6, ["No space left on device"], "echo up; exit 6", stdout=full)
+    lost_output(5, ["Broken pipe"], "echo up", stdout=unread_pipe)
+    lost_output(0, [], "echo up >&2", stdout=full)
+lost_output(5, ["Bad file descriptor"], "echo up", preexec_fn=lambda: os.close(1))
+lost_output(0, [], "echo up >&2", preexec_fn=lambda: os.close(1))
+
+# A kill in Open MPI's search for shared memory would leave an empty file of the first kind that it tries. mpirun holds
+# the locks of its directories, so that another launch does not take them for abandoned ones.
+opened = run("-n", "1", "--", "sh", "-c", "ls -l /proc/$PPID/fd").stdout
+assert "/dev/shm/open_mpi" not in opened, opened
+assert len(re.findall(r"/lade-launch\.\d+\.\w{6}$", opened, re.MULTILINE)) == 2, opened
 
 many = str((os.cpu_count() or 1) + 1)
 threads = run("-n", many, "--", "sh", "-c", "echo $OMP_NUM_THREADS", env=dict(os.environ, OMP_NUM_THREADS="3"))
@@ -132,8 +196,8 @@ assert job.returncode == 128 + signal.SIGTERM and err.count("lade launch:") == 1
 assert "lade launch: ended by signal 15 (Terminated)\n" in err, err
 assert time.monotonic() - begin < 30, "a signal ends the job before its sleep does"
 
-# A job is killed and its newest checkpoint damaged: the next start ends with the name of the one before it, which stays.
-# One that is killed before it trains has no checkpoint, and trains then as the first would have.
+# A job is killed and its newest checkpoint damaged: the restart ends with the name of the previous one, which stays. A
+# job killed before it trains has no checkpoint, and its restart trains as the first start would have.
 LOSE = '[ -e lost ] || { touch lost; kill -9 $$; }; exec "$0" "$@"'
 DAMAGE = """[ -e hurt ] && exec "$0" "$@"
             touch hurt; "$0" "$@" & until [ -e saves/step-00000005 ]; do sleep 0.01; done; kill -9 $!; wait
@@ -157,13 +221,13 @@ with tempfile.TemporaryDirectory(prefix="lade-launch-") as scratch:
     assert damaged.returncode == 5 and len(lines) == 1, damaged
     assert "state.json is damaged" in lines[0] and lines[0].endswith("/saves/" + kept()[-2]), (damaged, kept())
 
-# Who was lost of ranks that no board knows is not known: one is left out.
+# Without a board the lost rank is unknown: one rank is left out.
 FEWER = 'echo $OMPI_COMM_WORLD_SIZE; [ -e lost ] || [ $OMPI_COMM_WORLD_RANK != 1 ] || { touch lost; kill -9 $$; }; sleep 1'
 with tempfile.TemporaryDirectory(prefix="lade-launch-") as scratch:
     fewer = run("-n", "3", "--max-restarts", "1", "--elastic", "--", "sh", "-c", FEWER, cwd=scratch)
     assert fewer.returncode == 0 and fewer.stdout.split()[-2:] == ["2", "2"], fewer
 
-# A signal that the command survives takes no restart away.
+# A signal that the command survives uses up no restart.
 with tempfile.TemporaryDirectory() as directory:
     SCRIPT = """trap '' USR1; echo up; [ -e done ] && exit 0
                 while ! [ -e go ]; do sleep 0.05; done; touch done; kill -9 $$"""
@@ -176,10 +240,16 @@ with tempfile.TemporaryDirectory() as directory:
     out, _ = job.communicate(timeout=40)
     assert job.returncode == 0 and out == "up\n", (job.returncode, out)
 
-# One whose ranks all did well is a good job; what other commands ended with is not known.
+# A job whose ranks all succeeded succeeds; the codes of other commands are unknown. A rank that lived is not lost.
 assert '"steps": 1,' in stuck_well.ends(0, "its ranks")
 stuck_other.ends(1, "its ranks")
 stuck_told.ends(128 + signal.SIGTERM, "a signal")
+for held in held_jobs:
+    held_err = held.job.communicate(timeout=100)[1]
+    with open(os.path.join(held.scratch.name, "sizes"), encoding="ascii") as sizes:
+        held_sizes = sizes.read().split()
+    assert held_sizes[:4] == ["3", "3", "3", "2"] and not held.left(), (held_sizes, held_err)
+    held.scratch.cleanup()
 
 out, err = unread.communicate(timeout=40)
 assert unread.returncode == 0 and not err and out.endswith("\n40000\n"), (unread.returncode, err, out[-100:])

@@ -59,7 +59,7 @@ def every_rank_is_in_the_table():
 
 
 def ranks_of_a_stage_have_one_program():
-    """Every instruction, its queue and its time: what is planned for one of them stands for all."""
+    """Every instruction, its queue and its time: the plan of one of them holds for all."""
     timelines = []
     with tempfile.TemporaryDirectory() as directory:
         for rank in ("0", "1", "2", "3"):
@@ -71,9 +71,9 @@ def ranks_of_a_stage_have_one_program():
 
 
 def every_rank_builds_its_own():
-    """From its own graph, and it says and needs what its stage's first rank does."""
+    """From its own graph, with the same messages and needs as its stage's first rank."""
     for layout, n in ((["--tp", "2", "--pp", "2", "--dp", "2", "--sequence-parallel"], 4),
-                      (["--dp", "4", "--shard", "2", "--zero", "3", "--residency", "none"], 4)):
+                      (["--dp", "4", "--shard", "2", "--zero", "3", "--recompute", "none"], 4)):
         for device in ("dry", "host"):
             first = plan_json(*SMALL, *layout, "--device", device)
             every = plan_json(*SMALL, *layout, "--device", device, "--every-rank")
@@ -86,7 +86,7 @@ def every_rank_builds_its_own():
 
 
 def a_person_sees_what_is_planned():
-    """On a terminal, in a line that is taken away again; never among the results, and not with --quiet."""
+    """On a terminal, in a line that is removed again; never among the results, and not with --quiet."""
     stages, largest = ["--pp", "2"], ["--max", "layers", "--budget", "16MiB"]
     for extra, words in ((stages, "planning the ranks of stage 2 of 2"), ([*stages, "--quiet"], ""),
                          (largest, "planning with --layers 2"), ([*largest, "--quiet"], "")):
@@ -95,7 +95,7 @@ def a_person_sees_what_is_planned():
                                 check=True)
         os.close(side)
         shown = b""
-        with contextlib.suppress(OSError):  # the end of a terminal that nobody has open
+        with contextlib.suppress(OSError):  # the end of a terminal without an open reader
             while more := os.read(terminal, 4096):
                 shown += more
         os.close(terminal)
@@ -117,7 +117,7 @@ def a_rank_that_does_not_fit_is_named():
 
 
 def the_smallest_budget_is_one_that_fits():
-    """One chunk, into which the state that was found for it is packed only by looking longer."""
+    """One chunk: only a longer search packs the state found for it."""
     small = ["--model", "nano", "--layers", "2", "--batch", "16", "--micro-batch", "2", "--machine", "a100-40g",
              "--dp", "2", "--zero", "3", "--rank", "1"]
     rank = plan_json(*small, "--budget", "min")
@@ -125,7 +125,7 @@ def the_smallest_budget_is_one_that_fits():
 
 
 def ranks_of_a_node_share_its_host():
-    arguments = [*SMALL[:-2], "--tp", "2", "--residency", "none", "--host-budget", "64MiB"]
+    arguments = [*SMALL[:-2], "--tp", "2", "--recompute", "none", "--host-budget", "64MiB"]
     require(plan_json(*arguments, "--node-ranks", "2")["host_budget_bytes"] == 32 << 20
             and plan_json(*arguments)["host_budget_bytes"] == 64 << 20, "the host's budget is not shared")
     here = [word for word in arguments if word not in ("--machine", "a100-40g")]
@@ -133,10 +133,10 @@ def ranks_of_a_node_share_its_host():
 
 
 def places_are_those_of_a_rank():
-    """With everything on the device, what is said of units adds up to the ledger; pages are all that is between."""
+    """With everything on the device, the reported units add up to the ledger, except for the padding of pages."""
     for zero in ("1", "3"):
         rank = plan_json("--model", "nano", "--machine", "a100-40g", "--batch", "8", "--seq", "32", "--dp", "4",
-                         "--zero", zero, "--rank", "1", "--host-budget", "0", "--residency", "none")
+                         "--zero", zero, "--rank", "1", "--host-budget", "0", "--recompute", "none")
         for what, owner in (("parameters", "parameters"), ("optimizer state", "optimizer_state")):
             held = sum(choice["bytes"] for unit in rank["residency"] for choice in unit["choices"]
                        if choice["what"] == what)
@@ -145,7 +145,7 @@ def places_are_those_of_a_rank():
 
 
 def what_is_listed_can_be_written():
-    """Every line of the listing is one of a residency file, which then fixes all that is listed."""
+    """Every line of the listing is a line of a residency file, which then fixes everything listed."""
     arguments = [*SMALL[:-2], "--host-budget", "64MiB"]
     words = {"parameters": "weights", "optimizer state": "optimizer"}
     lines = []
@@ -164,7 +164,7 @@ def what_is_listed_can_be_written():
 
 
 def a_line_may_be_about_another_stage():
-    """Of a residency file: it says nothing to the others, and a slip of the pen is one at every rank."""
+    """A line of a residency file: other stages ignore it, and a spelling mistake is an error at every rank."""
     arguments = [*SMALL[:-2], "--host-budget", "64MiB", "--pp", "2"]
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "places")
@@ -182,7 +182,7 @@ def a_line_may_be_about_another_stage():
 
 
 def copies_of_key_heads_have_blocks_of_their_own():
-    """Scales of 8-bit moments over a rank's own and shared rows made copies drift apart, until no save would have them."""
+    """Scales of 8-bit moments over both own and shared rows would let copies drift apart, until saves are refused."""
     model = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 1,
              "hidden_size": 100, "intermediate_size": 64, "max_position_embeddings": 32, "vocab_size": 256}
     with tempfile.TemporaryDirectory() as directory:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Several ranks train one model: the losses of one rank, one voice, and a clear end whatever goes wrong.
+"""Several ranks train one model: the losses of one rank, one message, and a clear end after any failure.
 
 Usage: ranks.py LADE PLUGIN [long]
 
-With long what takes longer: every axis and schedule, what they save, budgets, slow ends.
+With long the slower tests: every axis and schedule, their saves, budgets, slow ends.
 """
 import array
 import contextlib
@@ -104,7 +104,7 @@ def plans_name_their_rank():
 
 
 def plans_are_those_that_run():
-    """Of each rank, with the threads that it will have; what is said of the job is the most of any."""
+    """Plans of each rank, with the threads that it will have; the job's figures are the largest of any rank."""
     with open("small.json", "w", encoding="ascii") as file:
         json.dump({"model_type": "llama", "vocab_size": 1000, "max_position_embeddings": 64, "hidden_size": 64,
                    "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 192,
@@ -123,7 +123,7 @@ def plans_are_those_that_run():
         require(code == 0, "the plan does not run", err)
         ran = json.loads(out)
         same = ("budget_bytes", "min_budget_bytes", "lower_bound_bytes", "unconstrained_bytes")
-        if extra:  # how much of its budget a rank takes goes by times, which may have been measured twice
+        if extra:  # a rank's use of its budget depends on times, which may have been measured twice
             same += ("planned_peak_bytes_by_rank", "planned_peak_bytes")
         require(all(plan[name] == ran[name] for name in same), f"another plan runs with {extra}", (plan, ran))
         require(ran["planned_peak_bytes"] == ran["measured_peak_bytes"] == max(ran["measured_peak_bytes_by_rank"])
@@ -132,7 +132,7 @@ def plans_are_those_that_run():
 
 
 def resumes(directory, ranks, layout, wanted):
-    """Ranks of a layout go on from step 3 with the losses that one rank has."""
+    """Ranks of a layout resume from step 3 with the losses of one rank."""
     summary(ranks, "--steps", "5", "--resume", directory, "--log", "again.log", *layout)
     found = losses("again.log")
     require(len(found) == 2 and all(abs(a - b) <= 1e-5 * abs(b) for a, b in zip(found, wanted)),
@@ -141,7 +141,7 @@ def resumes(directory, ranks, layout, wanted):
 
 
 def every_layout_is_saved_and_resumed():
-    """What one rank saves a layout resumes, and what it saves one rank does."""
+    """A layout resumes one rank's checkpoint, and one rank resumes a layout's."""
     summary(0, "--steps", "3", "--save", "one")
     summary(0, "--steps", "5", "--log", "five.log")
     wanted = losses("five.log")[3:]
@@ -154,7 +154,7 @@ def every_layout_is_saved_and_resumed():
 
 
 def shards_are_saved_whole():
-    """A save does not change the numbers: a run in shards that goes on is the run that was not interrupted."""
+    """A save does not change the numbers: a resumed run in shards equals the uninterrupted run."""
     summary(2, "--steps", "3", "--dp", "2", "--zero", "3", "--save", "three")
     whole = summary(2, "--steps", "5", "--dp", "2", "--zero", "3")
     again = summary(2, "--steps", "5", "--dp", "2", "--zero", "3", "--resume", "three")
@@ -162,7 +162,7 @@ def shards_are_saved_whole():
 
 
 def a_store_changes_no_number(ranks, layout):
-    """Each rank's blocks at home in a store of its own: the same bits, peaks as planned, saves that one rank loads."""
+    """Each rank's blocks are in a store of its own: the same bits, peaks as planned, saves that one rank loads."""
     os.makedirs("drive", exist_ok=True)
     saved = "stored" + "".join(layout)
     with open("stored.txt", "w", encoding="ascii") as file:
@@ -187,7 +187,7 @@ def shards_wait_in_a_store():
 
 
 def shards_of_parts_wait_in_a_store():
-    """Of parts that tensor parallel ranks have, and of stages', too."""
+    """Blocks of parts of tensor parallel ranks, and of stages, too."""
     a_store_changes_no_number(4, ["--tp", "2", "--dp", "2", "--zero", "1"])
     a_store_changes_no_number(4, ["--pp", "2", "--dp", "2", "--zero", "3", "--micro-batch", "2"])
 
@@ -217,7 +217,7 @@ def shards_of_every_axis_in_their_least_budgets():
 
 
 def refusals():
-    """One line for all ranks, and the exit code of what was wrong."""
+    """One line for all ranks, and the exit code of the error."""
     for arguments, code, words in (
             (["--dp", "3"], 2, "dp 2 would use them all"),
             (["--batch", "9"], 2, "dp 2 does not divide --batch 9"),
@@ -242,7 +242,7 @@ def refusals():
 
 
 def differently(arguments, start=(LADE, "launch", "-n", "2", "--"), alike=tuple(command(0, "--steps", "2")[2:])):
-    """Two ranks, each with @alike and what a shell makes of @arguments, in which $R is its number."""
+    """Run two ranks, each with @alike and the shell's expansion of @arguments, in which $R is its number."""
     script = 'R=$OMPI_COMM_WORLD_RANK; "$0" train "$@" ' + arguments
     return subprocess.run([*start, "sh", "-c", script, LADE, *alike],
                           env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=PATIENCE,
@@ -250,7 +250,7 @@ def differently(arguments, start=(LADE, "launch", "-n", "2", "--"), alike=tuple(
 
 
 def one_rank_fails():
-    """Before the first step and alone: all end with its one line and code, however they were started."""
+    """Before the first step and alone: all end with its one line and code, under any launcher."""
     summary(0, "--steps", "1", "--save", "whole")
     for name in ("whole0", "whole1", "whole2"):
         shutil.copytree("whole/step-00000001", name)
@@ -282,17 +282,17 @@ def one_rank_fails():
         for start in starts:
             result = differently("--batch 9 " + arguments, start)
             if result.returncode == -signal.SIGSEGV and "pmix_server_log_fn" in result.stderr:
-                # Open MPI 4.1's mpirun itself, seldom, where it passes on what MPI_Abort says
+                # Open MPI 4.1's mpirun itself, rarely, when it passes on MPI_Abort's message
                 result = differently("--batch 9 " + arguments, start)
             lines = jobs.messages(result.stderr)
             is_one = len(lines) == 1 and lines[0].startswith("lade train: ") and words in lines[0]
-            is_told = "lade train: " in result.stderr if "unshare" in start else is_one  # each machine tells, at once
+            is_told = "lade train: " in result.stderr if "unshare" in start else is_one  # each machine reports, at once
             require(result.returncode == code and is_told, f"{arguments} of {start} ends with {result.returncode}",
                     result.stderr)
 
 
 def disagreement():
-    """A rank that was given something else is named, with what it was given."""
+    """A rank with other options is named, with its value."""
     shutil.copy(DATA, "data0")
     with open("data1", "w", encoding="ascii") as text:
         text.write(open(DATA, encoding="ascii").read().replace("bottles", "kettles"))
@@ -309,12 +309,12 @@ def disagreement():
             ("--init init$R", "what --init names is another"),
             ("--lr 1e-$((3 + R))", "--lr was 0.001 and is 0.0001"),
             ("--eval-iters $((2 + R))", "--eval-iters 3 instead of 2"),
-            ("$([ $R = 0 ] || echo --evl-every 2)", "rank 1 has options that cannot be: there is no option --evl-"),
+            ("$([ $R = 0 ] || echo --evl-every 2)", "the options of rank 1 are refused: there is no option --evl-"),
             ("--eval-every $((2 + R))", "--eval-every 3 instead of 2"),
             ("--data data$R", "the validation data is another"),
             ("--dp $((2 - R)) --tp $((1 + R))", 'the layout "tp2", and the first rank "dp2"'),
             ("--device $([ $R = 0 ] && echo cuda:0 || echo host)", "on the host, and the first rank on a GPU"),
-            ("--update $([ $R = 0 ] && echo end || echo early) --clip 0", "another --update")):
+            ("$([ $R = 0 ] || echo --optimizer-in-backward) --clip 0", "--optimizer-in-backward at one of them only")):
         result = differently(arguments)
         lines = jobs.messages(result.stderr)
         require(result.returncode in (1, 2) and len(lines) == 1 and "rank 1" in lines[0] and words in lines[0],
@@ -358,7 +358,7 @@ def help_is_given_once():
 
 
 def a_signal_stops_all():
-    """All stop after the same step; what was saved goes on with the numbers of a run that was not interrupted."""
+    """All stop after the same step; the save resumes with the numbers of an uninterrupted run."""
     job = jobs.Job(command(2, "--steps", "100000", "--log", "stopped.log", "--save", "saved"), ENVIRONMENT,
                    "stopped.log")
     job.until("step")
@@ -379,7 +379,7 @@ def a_signal_stops_all():
 
 
 def variables_of_any_launcher_are_understood():
-    """As srun and torchrun set them, by hand; MPI knows its ranks from mpirun."""
+    """Variables of srun and torchrun, set by hand; MPI knows its ranks from mpirun."""
     script = """R=$OMPI_COMM_WORLD_RANK
                 unset OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE
                 export """
@@ -391,7 +391,7 @@ def variables_of_any_launcher_are_understood():
 
 
 def a_slow_save_is_waited_for():
-    """A signal, sent as `timeout` does to the job and then to its group, lets a step and a save of 3 s each finish."""
+    """A signal, sent like `timeout` to the job and then to its group, lets a step and a save of 3 s each finish."""
     with open("slow.txt", "w", encoding="ascii") as file:
         file.write("optimizer * host\n")
     job = subprocess.Popen(command(2, "--steps", "100000", "--residency", "slow.txt", "--link-rate", "1MiB",
@@ -411,7 +411,7 @@ def a_slow_save_is_waited_for():
 
 
 def left_of(word):
-    """The processes with @word on their command line."""
+    """Return the processes with @word on their command line."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -421,7 +421,7 @@ def left_of(word):
 
 
 def a_second_signal_ends_all():
-    """Also what ranks leave behind; the code stays that of the first."""
+    """Also processes that ranks leave behind; the code stays that of the first."""
     forever = f"1000.{os.getpid()}"
     script = f'"$0" "$@"; echo left; sleep {forever}; true'
     job = subprocess.Popen([LADE, "launch", "-n", "2", "--", "sh", "-c", script] + command(0, "--steps", "1"),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`lade replay`: its fields for scripts, its exit codes, its picture, and files that were written against it.
+"""`lade replay`: its fields for scripts, its exit codes, its plot, and hostile files.
 
 Usage: replay.py LADE SOURCE
 """
@@ -27,7 +27,7 @@ def run(*args, **how):
 
 
 def refused(code, words, *args):
-    """@args end with @code, one line on stderr with @words, and nothing else anywhere."""
+    """Check that @args end with @code, one line on stderr with @words, and no other effect."""
     before = sorted(os.listdir())
     got, out, err = run(*args)
     assert got == code and not out and err.count("\n") == 1 and err.startswith("lade replay: "), (args, got, out, err)
@@ -51,7 +51,7 @@ def event(action, address, size, stream=0):
     return {"action": action, "addr": address, "size": size, "stream": stream, "time_us": 1, "frames": []}
 
 
-# Ten blocks of 3 MiB that nest, and one that comes when the others are gone.
+# Ten blocks of 3 MiB that nest, and one that comes after the others have ended.
 write("nest.csv", "id,lower,upper,size\n" + "".join(f"b{i},{i},{30 - i},{3 * MIB}\n" for i in range(10))
       + f"last,31,40,{5 * MIB}\n")
 for policy in POLICIES:
@@ -66,7 +66,7 @@ together, _ = replayed("nest.csv")
 assert together["schema_version"] == 1 and [each["policy"] for each in together["policies"]] == POLICIES, together
 assert all(set(each) == FIELDS for each in together["policies"]), together
 
-# The same calls in our own lines say the same.
+# The same calls in Lade's own lines give the same.
 lines = ["lade-trace 1"]
 for time in range(41):
     lines += [f"free {time} {i}" for i in range(10) if 30 - i == time]
@@ -77,13 +77,13 @@ for policy in POLICIES:
     csv, own = replayed("nest.csv", "--policy", policy)[0], replayed("nest.trace", "--policy", policy)[0]
     assert csv["reserved_peak_bytes"] == own["reserved_peak_bytes"] and own["allocations"] == 11, (csv, own)
 
-# A budget: enough, too little for the policy, too little for anybody. The figures are what it would take.
+# A budget: enough, too little for the policy, too little for any policy. The figures are the need.
 for policy in POLICIES:
     needed = replayed("nest.csv", "--policy", policy)[0]["reserved_peak_bytes"]
     assert replayed("nest.csv", "--policy", policy, "--budget", str(needed))[0]["reserved_peak_bytes"] <= needed
     result, err = replayed("nest.csv", "--policy", policy, "--budget", "12MiB", code=3)
     assert result["reserved_peak_bytes"] == needed and set(result) == FIELDS, result
-    # The fifth block is the first that cannot be held; PyTorch takes 20 MiB for the first.
+    # The fifth block is the first that does not fit; PyTorch takes 20 MiB for the first.
     call, line, live = (1, 2, "0 B") if policy.startswith("torch") else (5, 6, "12.0 MiB")
     assert f"{policy}: a budget of 12.0 MiB runs out at call {call} of 22 (line {line}, time {call - 1})" in err, err
     assert f"3.0 MiB more with {live} live; the live peak is past it, and it needs " in err, err
@@ -92,7 +92,7 @@ for policy in POLICIES:
 code, out, err = run("nest.csv", "--budget", "12MiB")
 assert code == 3 and err.count("\n") == len(POLICIES) and out.count("over the budget") == len(POLICIES), (code, out, err)
 
-# A snapshot: what was recorded stands beside what is replayed.
+# A snapshot: recorded bytes are shown with the replayed ones.
 snapshot = {
     "segments": [{"device": 0, "address": 1 << 30, "total_size": 20 * MIB, "stream": 0, "blocks": [
         {"address": 1 << 30, "size": 8 * MIB, "requested_size": 7 * MIB, "state": "active_allocated"},
@@ -133,23 +133,23 @@ refused(5, "line 3: id 1 stands on line 2 already", write("bad.csv", "id,lower,u
 refused(5, "empty.csv: there is nothing in it: expected the header", write("empty.csv", ""))
 refused(2, "No such file", "no-such-file")
 refused(2, "not a regular file", ".")
-refused(2, "which trace?")
+refused(2, "lade replay FILE")
 refused(2, "--policy 'best': expected caching|torch-native|torch-expandable|packed|all", "nest.csv", "--policy", "best")
 refused(2, "--budget '-1'", "nest.csv", "--budget", "-1")
 refused(2, "--budget '60%'", "nest.csv", "--budget", "60%")
 refused(2, "--seconds 0: it must be from", "nest.csv", "--seconds", "0")
-refused(2, "'more.csv' belongs to no option", "nest.csv", "more.csv")
-refused(2, "--html nest.csv would overwrite the data", "nest.csv", "--html", "nest.csv")
+refused(2, "argument 'more.csv'", "nest.csv", "more.csv")
+refused(2, "--html nest.csv would overwrite the input --trace nest.csv", "nest.csv", "--html", "nest.csv")
 refused(2, "--html missing/page.html: No such file", "nest.csv", "--html", "missing/page.html")
 
-# For a person: a table, and a picture that is plain where nobody looks at a terminal.
+# As text: a table, and a plot that is plain outside a terminal.
 code, out, err = run("nest.csv")
 assert code == 0 and not err and out.isascii() and "\033" not in out, (code, out, err)
 rows = [line for line in out.splitlines() if "|" in line]
 assert len(rows) == 10 and "#" in rows[0] and rows[0].count("#") < rows[-1].count("#") and len(set(map(len, rows))) == 1
 assert "30.0 MiB" in rows[0] and "peak live     30.0 MiB, at call 10 (line 11)" in out, out
 
-# The page is XML, says what the table says, and refers to nothing outside of itself.
+# The page is XML, has the table's figures, and no external references.
 write("<&>\"'.csv", open("nest.csv", "rb").read())
 code, out, err = run("<&>\"'.csv", "--budget", "64MiB", "--html", "page.html")
 assert code == 0 and not err, (code, err)
@@ -165,12 +165,12 @@ assert "<&>\"'.csv" in text and f"{30 * MIB} bytes" in text and f"{64 * MIB} byt
 code, out, err = run(b"nest.csv", "--json", "--policy", "packed", "--html", b"page-\xff.html")
 assert code == 0 and json.loads(out) and os.path.exists(b"page-\xff.html"), (code, err)
 
-# A result that nobody could read is an error.
+# A result that cannot be written is an error.
 with open("/dev/full", "w", encoding="utf-8") as full:
     result = subprocess.run([LADE, "replay", "nest.csv", "--json"], stdout=full, stderr=subprocess.PIPE, check=False)
 assert result.returncode == 5 and b"standard output" in result.stderr, result
 
-# The public traces, where they are: what is promised of each kind, without looking at a clock.
+# The public traces, if present: guarantees for each kind, without timing.
 if not os.path.isdir(os.path.join(DATA, "packing")):
     print("the public traces are not beside this tree; the rest was tested")
     sys.exit(0)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The budget is the process's, not an account of ours: from the end of planning on, the kernel's high-water mark of
- * resident memory (VmHWM) rises by no more than the planned device and host bytes and SLACK_BYTES for threads,
- * queues, checksums and windows. Steps, evaluations, a save and a digest are in it. The argument names the model.
+ * The budget bounds the process, not only Lade's own counts. From the end of planning on, the kernel's high-water mark
+ * of resident memory (VmHWM) rises by no more than the planned device and host bytes and SLACK_BYTES for threads,
+ * queues, checksums and windows. Steps, evaluations, a save and a digest are included. The argument names the model.
  */
 #include <fcntl.h>
 #include <malloc.h>
@@ -20,17 +20,17 @@
 
 #include "base/base.h"
 #include "run/checkpoint.h"
-#include "tests/support/rig.h"
+#include "tests/support/run_fixture.h"
 
 #define SLACK_BYTES (UINT64_C(16) << 20)
 
 enum { KEPT = 40, EXCEEDED, NOT_RUN };
 
-static struct rig_model model;
+static struct run_fixture_model model;
 static int n_steps;
 static const char *store_refusal;
 
-/* A line of /proc/self/status, in bytes; 0 if there is none. */
+/* Return a line of /proc/self/status, in bytes; 0: there is none. */
 static uint64_t status_bytes(const char *name)
 {
   char line[256];
@@ -45,7 +45,7 @@ static uint64_t status_bytes(const char *name)
   return (uint64_t)kib << 10;
 }
 
-/* Planning's own high water would hide what comes after: start the mark anew from what is resident now. */
+/* Reset the mark to the memory now resident, because planning's own peak would hide later ones. */
 static void mark_reset(void)
 {
   malloc_trim(0);
@@ -56,22 +56,22 @@ static void mark_reset(void)
     close(fd);
 }
 
-static int run(struct rig *rig, const struct lade_plan *plan, struct lade_error *error)
+static int run(struct run_fixture *run_fixture, const struct lade_plan *plan, struct lade_error *error)
 {
   struct lade_step_result result;
   struct lade_checkpoint_state state = {.step = n_steps, .loss_scale = 1, .model = "rig"};
   uint64_t digest;
   double loss;
-  int status = rig_open(rig, plan, error);
+  int status = run_fixture_open(run_fixture, plan, error);
   for (int i = 0; i < n_steps && !status; i++)
-    status = rig_step(rig, i, &result, error);
+    status = run_fixture_step(run_fixture, i, &result, error);
   if (!status)
-    status = rig_eval(rig, &loss, error);
+    status = run_fixture_eval(run_fixture, &loss, error);
   if (!status)
-    status = rig_digest(rig, &digest, error);
+    status = run_fixture_digest(run_fixture, &digest, error);
   if (status)
     return status;
-  struct lade_values values = lade_executor_values(rig->executor, rig->graph);
+  struct lade_values values = lade_executor_values(run_fixture->executor, run_fixture->graph);
   const struct lade_checkpoint_place place = {.dir = "saves"};
   return lade_checkpoint_save(&values, &state, &place, NULL, error);
 }
@@ -81,10 +81,11 @@ static int budget_run(double share, bool has_host, bool has_store)
   struct lade_error error = {0};
   struct lade_plan_bounds bounds;
   struct lade_plan *plan = NULL;
-  struct rig rig;
-  rig_init(&rig, &model);
-  rig.chunk_bytes = 2 << 20;
-  lade_planner *planner = rig_planner(&rig, has_host ? UINT64_C(4) << 30 : 0, has_store ? UINT64_C(4) << 30 : 0,
+  struct run_fixture run_fixture;
+  run_fixture_init(&run_fixture, &model);
+  run_fixture.chunk_bytes = 2 << 20;
+  lade_planner *planner = run_fixture_planner(&run_fixture, has_host ? UINT64_C(4) << 30 : 0, has_store ?
+                                              UINT64_C(4) << 30 : 0,
                                       LADE_RECIPE_AUTO);
   if (lade_planner_get_bounds(planner, &bounds))
     return NOT_RUN;
@@ -95,7 +96,7 @@ static int budget_run(double share, bool has_host, bool has_store)
   }
   mark_reset();
   uint64_t before = status_bytes("VmHWM"), planned = plan->peak_bytes[LADE_DEVICE] + plan->peak_bytes[LADE_HOST];
-  if (run(&rig, plan, &error)) {
+  if (run(&run_fixture, plan, &error)) {
     fprintf(stderr, "%s\n", error.text);
     return NOT_RUN;
   }
@@ -107,7 +108,7 @@ static int budget_run(double share, bool has_host, bool has_store)
   return before && grown <= planned + SLACK_BYTES ? KEPT : EXCEEDED;
 }
 
-/* In a child each: the mark never falls. */
+/* Run in a child, because the mark never falls. */
 static void budget_keeps(double share, bool has_host, bool has_store)
 {
   int status = 0;
@@ -141,7 +142,7 @@ static void the_process_grows_by_no_more_than_was_planned(void **state)
 
 static int directory_enter(void **state)
 {
-  const char *dir = rig_directory();
+  const char *dir = run_fixture_directory();
   return dir ? chdir(dir) : -1;
 }
 
@@ -154,13 +155,13 @@ int main(int argc, char **argv)
 {
   const struct CMUnitTest tests[] = {cmocka_unit_test(the_process_grows_by_no_more_than_was_planned)};
   bool is_baby = argc > 1 && strcmp(argv[1], "baby") == 0;
-  model = rig_tiny(LADE_GPT2);
+  model = run_fixture_tiny(LADE_GPT2);
   model.vocabulary = 256;
   model.layers = is_baby ? 6 : 4;
   model.width = is_baby ? 384 : 128;
   model.batch = is_baby ? 16 : 12;
-  model.time = is_baby ? 256 : 64;
+  model.seq_len = is_baby ? 256 : 64;
   n_steps = is_baby ? 2 : 3;
-  store_refusal = rig_store_refusal(LADE_STORE_AUTO);
+  store_refusal = run_fixture_store_refusal(LADE_STORE_AUTO);
   return cmocka_run_group_tests(tests, directory_enter, directory_leave);
 }

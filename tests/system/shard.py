@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""lade/shard.h on several ranks: its properties, how its jobs end that go wrong, and who cannot be a job.
+"""lade/shard.h on several ranks: its properties, the ends of failing jobs, and processes that cannot form a job.
 
 Usage: shard.py LADE TEST-SHARD PLUGIN
 """
@@ -18,14 +18,14 @@ ENVIRONMENT = jobs.environment(sys.argv[3])
 
 
 def ranks_run(n, *arguments):
-    """Exit code and output of the test on @n ranks."""
+    """Return exit code and output of the test on @n ranks."""
     result = subprocess.run([LADE, "launch", "-n", str(n), "--", PROGRAM, *arguments], env=ENVIRONMENT,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=110, check=False)
     return result.returncode, result.stdout
 
 
 def ending(what, ranks, status, words):
-    """Every rank in @ranks is told @status with @words."""
+    """Check that every rank in @ranks gets @status with @words."""
     code, output = ranks_run(4, what)
     ends = re.findall(r"^END rank (\d+): (-?\d+): (.*)$", output, re.MULTILINE)
     require(code != 0, f"{what}: the job ends with 0", output)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A snapshot of the cache opens where PyTorch's do: in Python's pickle, in _memory_viz.py, in the page memory_viz.
+"""A snapshot of the cache opens in PyTorch's readers: Python's pickle, _memory_viz.py, and the page memory_viz.
 
-The page's reader knows few opcodes, integers of at most 8 bytes, and passes a batch of a list's items as arguments of
-one call; its state view plays the history backwards from the blocks. All of that is held here without
-torch: opcodes, every field that either reader looks at, blocks that tile their segments, sums that are the cache's
-own, and the history played backwards to the same.
+The page's reader supports few opcodes and integers of at most 8 bytes, and passes a batch of a list's items as
+arguments of one call; its state view plays the history backwards from the blocks. All of that is checked here without
+torch: opcodes, every field that either reader uses, blocks that tile their segments, sums that are the cache's own, and
+the history played backwards to its begin.
 
 Usage: snapshot.py CACHE-SNAPSHOT
 """
@@ -19,9 +19,9 @@ import tempfile
 
 OPCODES = {"PROTO", "EMPTY_DICT", "EMPTY_LIST", "MARK", "SETITEMS", "APPENDS", "BINUNICODE", "BININT", "BININT1",
            "BININT2", "LONG1", "BINFLOAT", "NEWTRUE", "NEWFALSE", "TUPLE", "STOP"}
-MOST_ARGUMENTS = 5000  # of one call in a browser, with room to spare
+MOST_ARGUMENTS = 5000  # of one call in a browser, with a margin
 
-# What _memory_viz.py and the page read, and what torch.cuda.memory._snapshot() gives besides.
+# Fields that _memory_viz.py and the page read, and further ones of torch.cuda.memory._snapshot().
 SEGMENT = {"device": int, "address": int, "total_size": int, "allocated_size": int, "active_size": int,
            "requested_size": int, "stream": int, "segment_type": str, "segment_pool_id": tuple,
            "is_expandable": bool, "frames": list, "blocks": list}
@@ -54,7 +54,7 @@ def opcodes_check(data):
 
 
 def batch_lengths(data):
-    """Items between each MARK and its APPENDS, counted as the page's reader stacks them."""
+    """Count the items between each MARK and its APPENDS, as the page's reader stacks them."""
     stack, marks, lengths = 0, [], []
     for opcode, _, _ in pickletools.genops(data):
         if opcode.name == "MARK":
@@ -103,7 +103,7 @@ def segments_check(snapshot, stats):
 
 
 def play_backwards(snapshot, chunk):
-    """Undo event after event, as the page's state view does; nothing may be undone that was not there."""
+    """Undo event after event, as the page's state view does; only effects that exist may be undone."""
     live, pending, pages = {}, {}, set()
     for segment in snapshot["segments"]:
         pages |= set(range(segment["address"], segment["address"] + segment["total_size"], chunk))
@@ -158,7 +158,7 @@ def snapshot_check(program, kind, folder):
     must(settings["lade_limit_bytes"] == stats["limit"] and settings["expandable_segments"] is True, f"{settings}")
     must({segment["segment_pool_id"] for segment in snapshot["segments"]} == {(0, 0), (1, 0)}, "pools are missing")
     live, pending, pages = play_backwards(snapshot, settings["lade_chunk_bytes"])
-    if kind != "sanitize":  # nothing fell out of the ring: the beginning is an empty cache
+    if kind != "sanitize":  # the ring lost no event: the beginning is an empty cache
         must(not live and not pending and not pages, "the history does not begin with nothing")
     names = {frame["filename"] for event in events for frame in event["frames"]}
     must({"model.py", "unknown", 'optimizer "a\\b" ?.c', "no line"} <= names, f"places {names}")

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Between entry and exit of a step nothing is allocated and no memory is asked of the system, libraries
- * included. Steps run in a child in which the kernel ends the process at the first memory system call, and
- * every caller of the heap in the process is counted.
+ * Between entry and exit of a step nothing is allocated and no memory is requested from the system, libraries included.
+ * Steps run in a child in which the kernel ends the process at the first memory system call, and every heap call of the
+ * process is counted.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -20,8 +20,8 @@
 #include <cmocka.h>
 
 #include "base/base.h"
-#include "tests/support/heap.h"
-#include "tests/support/rig.h"
+#include "tests/support/heap/heap.h"
+#include "tests/support/run_fixture.h"
 #include "tests/support/seccomp.h"
 
 /* ---- steps without memory calls ---- */
@@ -32,7 +32,7 @@ struct setting {
   const char *name;
   enum lade_store_engine engine;
   uint64_t host_bytes, store_bytes;
-  double share; /* of the way from the smallest budget to the unconstrained peak */
+  double share; /* fraction of the way from the smallest budget to the unconstrained peak */
   bool is_durable;
 };
 
@@ -51,38 +51,38 @@ static const struct setting settings[] = {
 
 static const int memory_calls[] = {SYS_mmap, SYS_munmap, SYS_mremap, SYS_madvise, SYS_mprotect, SYS_brk};
 
-/* In a child, alone with its rig. */
+/* Run in a child, with a fixture of its own. */
 static int steps_run(enum lade_family family, const struct setting *how)
 {
-  struct rig_model model = rig_tiny(family);
+  struct run_fixture_model model = run_fixture_tiny(family);
   struct lade_error error = {0};
   struct lade_plan_bounds bounds;
   struct lade_plan *plan = NULL;
   struct lade_step_result results[4] = {{0}};
-  struct rig rig;
+  struct run_fixture run_fixture;
   double eval[2];
   model.n_microbatches = 2;
-  rig_init(&rig, &model);
-  rig.engine = how->engine;
-  rig.is_durable = how->is_durable;
-  rig.store_dir = rig.is_durable ? rig_directory() : rig.store_dir;
-  lade_planner *planner = rig_planner(&rig, how->host_bytes, how->store_bytes, LADE_RECIPE_AUTO);
+  run_fixture_init(&run_fixture, &model);
+  run_fixture.engine = how->engine;
+  run_fixture.is_durable = how->is_durable;
+  run_fixture.store_dir = run_fixture.is_durable ? run_fixture_directory() : run_fixture.store_dir;
+  lade_planner *planner = run_fixture_planner(&run_fixture, how->host_bytes, how->store_bytes, LADE_RECIPE_AUTO);
   if (lade_planner_get_bounds(planner, &bounds))
     return NOT_BEGUN;
   uint64_t budget = bounds.min_bytes + (uint64_t)(how->share * (double)(bounds.unconstrained_bytes - bounds.min_bytes));
-  if (lade_planner_plan(planner, budget, &error, &plan) || rig_open(&rig, plan, &error)) {
+  if (lade_planner_plan(planner, budget, &error, &plan) || run_fixture_open(&run_fixture, plan, &error)) {
     fprintf(stderr, "%s: %s\n", how->name, error.text);
     return NOT_BEGUN;
   }
   if (!seccomp_refuse(memory_calls, (int)LADE_COUNT(memory_calls), 0))
     return NO_SECCOMP;
   int64_t n_heap_calls = heap_n_calls();
-  int status = rig_eval(&rig, &eval[0], &error);
+  int status = run_fixture_eval(&run_fixture, &eval[0], &error);
   for (int i = 0; i < (int)LADE_COUNT(results); i++)
-    status = status ? status : rig_step(&rig, i, &results[i], &error);
-  status = status ? status : rig_eval(&rig, &eval[1], &error);
+    status = status ? status : run_fixture_step(&run_fixture, i, &results[i], &error);
+  status = status ? status : run_fixture_eval(&run_fixture, &eval[1], &error);
   n_heap_calls -= heap_n_calls();
-  rig_forget(&rig);
+  run_fixture_forget(&run_fixture);
   bool is_right = !status && results[3].loss > 1 && results[3].loss < 20 && eval[0] != eval[1];
   return n_heap_calls ? ALLOCATED : is_right ? DONE : NUMBERS_DIFFER;
 }
@@ -112,9 +112,9 @@ static int child_wait(pid_t child)
 
 static void a_step_asks_for_no_memory(void **state)
 {
-  assert_non_null(rig_directory()); /* the parent's, to be removed by it */
+  assert_non_null(run_fixture_directory()); /* the parent's, which removes it */
   for (int i = 0; i < (int)LADE_COUNT(settings); i++) {
-    const char *refusal = settings[i].store_bytes ? rig_store_refusal(settings[i].engine) : NULL;
+    const char *refusal = settings[i].store_bytes ? run_fixture_store_refusal(settings[i].engine) : NULL;
     if (refusal) {
       printf("SKIP: %s: %s\n", settings[i].name, refusal);
       continue;
@@ -129,7 +129,7 @@ static void a_step_asks_for_no_memory(void **state)
   }
 }
 
-/* The two nets catch what they are for. */
+/* Check that both detectors work. */
 static void an_allocation_would_be_seen(void **state)
 {
   pid_t child = fork();

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""bench/torch_steps.py trains the shapes that Lade does, counts tokens as Lade does, and says in one line why it cannot
-run. Where PyTorch is installed it trains something small on the processor.
+"""bench/torch_steps.py trains the same shapes as Lade, counts tokens in the same way, and says in one line why it
+cannot run. If PyTorch is installed it trains a small model on the processor.
 
 Usage: torch_steps.py LADE SCRIPT
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Training as a script sees it: the contract of the summary and the log, budgets, resuming, signals, exit codes.
+"""Training from a script: the contract of the summary and the log, budgets, resuming, signals, exit codes.
 
 Usage: train.py LADE
 """
@@ -22,7 +22,7 @@ CHUNK = 2 << 20
 SHORT = ["--model", "nano", "--batch", "2", "--seq", "32", "--warmup", "2", "--eval-iters", "2", "--quiet"]
 QUEUES = {"compute", "to_host", "to_device", "io", "host"}
 
-SCRATCH = tempfile.TemporaryDirectory(prefix="lade-train-")  # goes with the process
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-train-")  # removed with the process
 os.chdir(SCRATCH.name)
 os.environ["XDG_CACHE_HOME"] = os.getcwd()
 with open("text.txt", "w", encoding="utf-8") as file:
@@ -60,7 +60,7 @@ def events(path):
         return [json.loads(line) for line in log]
 
 
-# The summary has every field of the contract; what was planned is what was measured.
+# The summary has every field of the contract; measured peaks are the planned ones.
 whole = train("--steps", "6", "--log", "log.jsonl", "--timeline", "trace.json", "--eval-every", "2")
 for field in ("parameters", "budget_bytes", "planned_peak_bytes", "measured_peak_bytes", "host_bytes", "store_bytes",
               "steps", "train_loss", "val_loss", "tokens_per_second", "speed_of_light", "predicted_step_seconds",
@@ -91,21 +91,22 @@ for process in (1, 2):
     assert len(spans) > 50 and any("matmul" in event["name"] for event in spans), len(spans)
 
 # Updates inside the backward pass: the same bits without clipping; with it, or with fp16, refused with the reason.
-late, early = (train("--steps", "6", "--clip", "0", "--update", when, "--micro-batch", "1") for when in ("end", "early"))
+late, early = (train("--steps", "6", "--clip", "0", *flag, "--micro-batch", "1")
+               for flag in ([], ["--optimizer-in-backward"]))
 assert early["params_digest"] == late["params_digest"] != whole["params_digest"]
 assert early["loss_digest"] == late["loss_digest"]
-refused(2, "train", *SHORT, "--data", "text.txt", "--update", "early", words=["--clip 0", "norm"])
-refused(2, "train", *SHORT, "--data", "text.txt", "--update", "early", "--clip", "0", "--dtype", "fp16",
+refused(2, "train", *SHORT, "--data", "text.txt", "--optimizer-in-backward", words=["--clip 0", "norm"])
+refused(2, "train", *SHORT, "--data", "text.txt", "--optimizer-in-backward", "--clip", "0", "--dtype", "fp16",
         words=["fp16", "overflows"])
 
-# Over a drive: what a step moves is stated before it and in the summary, the same in plan and run.
+# Over a drive: the bytes that a step moves are stated before it and in the summary, the same in plan and run.
 os.mkdir("drive")
 DRIVE = ["--budget", "min", "--host-budget", "0", "--store", "drive", "--allow-tmpfs"]
 if run("doctor", "--store", "drive")[0] == 0:
     stored, planned = train("--steps", "2", *DRIVE), done("plan", *SHORT, "--data", "text.txt", "--json", *DRIVE)
     for field in ("store_read_bytes_per_step", "store_written_bytes_per_step"):
         assert stored[field] == planned[field] >= 10 * stored["parameters"], (field, stored, planned)
-    # What the tuner found is kept with the drive's rates, and no number depends on it.
+    # The tuner's results are cached with the drive's rates, and no number depends on them.
     [cache] = glob.glob("lade/probe-*.json")
     with open(cache, encoding="utf-8") as file:
         kept = file.read()
@@ -119,7 +120,7 @@ if run("doctor", "--store", "drive")[0] == 0:
     assert fewer["params_digest"] == stored["params_digest"] and fewer["store_bytes"] > 0, (fewer, stored)
     with open(cache, "w", encoding="utf-8") as file:
         file.write(kept)
-    # Several directories are one store, at the price of a drive and not of none.
+    # Several directories are one store, at the price of a drive.
     os.mkdir("drive,too")
     several = train("--steps", "2", *DRIVE, "--store", "drive,drive,,too")
     assert several["params_digest"] == stored["params_digest"] and several["predicted_step_seconds"] < 1000, several
@@ -128,7 +129,8 @@ if run("doctor", "--store", "drive")[0] == 0:
     for words in (out, run("plan", *SHORT, "--data", "text.txt", *DRIVE)[1]):
         assert re.search("^drive .* read and .* written by a step; a drive rated for 600 TB.*\n +.* of room, and .*/s of "
                          "the .*/s that it does$", words, re.M), words
-    # Gradients of two microbatches wait in between where a person says, as any part of them, and change no number.
+    # Gradients of two microbatches wait between them in the tier that a residency file names, also in part, and change
+    # no number.
     two = train("--steps", "2", "--micro-batch", "1")
     for lines, n_bytes in (("gradients * keep", 0), ("gradients h.0.* host", 0), ("gradients * store", 4)):
         with open("homes", "w", encoding="utf-8") as file:
@@ -148,8 +150,8 @@ if run("doctor", "--store", "drive")[0] == 0:
     assert code == 3 and "smallest budget none" in out and "two slots" in err, (code, out, err)
 assert whole["store_read_bytes_per_step"] == whole["store_written_bytes_per_step"] == 0
 
-# Windows that a drive likes long are for speed: where there is no room for them, or other things are better kept in it,
-# the usual ones are taken. So the smallest budget is the same, and stated at any other; and no larger budget is slower.
+# Long windows for a drive are for speed. Without memory for them, or if other values are worth more there, the usual
+# ones are taken. The smallest budget is therefore the same, and stated at any other; and no larger budget is slower.
 MACHINE = {"name": "liking long windows", "cores": 2, "unified": True, "device_bytes": "8GiB", "host_bytes": "8GiB",
            "matmul_flops_per_s": {"f32": 1e11, "bf16": 4e11}, "device_bytes_per_s": 2e10, "launch_ns": 1000,
            "to_host": {"bytes_per_s": 10**10}, "to_device": {"bytes_per_s": 10**10}, "duplex": True,
@@ -186,7 +188,7 @@ small = train("--steps", "6", "--budget", "min")
 assert small["measured_peak_bytes"] == small["planned_peak_bytes"] == least, (small, least)
 assert (small["loss_digest"], small["params_digest"]) == (whole["loss_digest"], whole["params_digest"])
 
-# Rounded gradients are other numbers, near, and the same at every budget.
+# Rounded gradients give other numbers, near, and the same at every budget.
 rounded, small = (train("--steps", "6", "--grad-dtype", "bf16", "--budget", budget) for budget in ("100%", "min"))
 assert (small["loss_digest"], small["params_digest"]) == (rounded["loss_digest"], rounded["params_digest"])
 assert rounded["loss_digest"] != whole["loss_digest"]
@@ -200,11 +202,11 @@ refused(3, "train", *SHORT, "--data", "text.txt", "--host-budget", "1000TiB",
 code, out, err = run("plan", *SHORT, "--json", "--budget", str(least - CHUNK))
 assert code == 3 and str(least) in err and not json.loads(out)["fits"], (code, out, err)
 
-# A store is a directory, also where a plan turns out to want none.
+# A store must be a directory, also if a plan turns out not to need it.
 for verb in ("train", "plan"):
     refused(2, verb, *SHORT, "--data", "text.txt", "--store", "text.txt", words=["store text.txt is not a directory"])
 
-# The same over a drive alone, where this directory can be one; flags of a store are refused without one.
+# The same over a drive alone, if this directory can hold a store; options of a store are refused without one.
 code, out, err = run("train", *SHORT, "--data", "text.txt", "--json", "--steps", "6", "--budget", "min",
                      "--host-budget", "0", "--store", ".")
 if code == 5 and ("tmpfs" in err or "O_DIRECT" in err):
@@ -224,7 +226,7 @@ else:
     assert drives["store_bytes"] > 0, drives
     assert (drives["loss_digest"], drives["params_digest"]) == (whole["loss_digest"], whole["params_digest"])
 
-# Dry: the real executor on a simulated clock, and the same time as the simulator said.
+# Dry: the real executor on a simulated clock, and the simulator's time.
 dry = done("plan", *SHORT, "--json", "--device", "dry")
 assert dry["dry_step_seconds"] > 0 and set(dry["dry_queue_seconds"]) == QUEUES
 
@@ -235,7 +237,7 @@ fit = ["plan", *SHORT, "--json", "--budget", "16MiB", "--host-budget", "0", "--l
 assert done(*fit, str(found))["fits"]
 assert run(*fit, str(found + 1))[0] == 3
 
-# By described prices: a run measures its ops anew, and what fits may depend on them.
+# By described prices: a run measures its ops anew, and the sizes that fit may depend on them.
 wide = ["--model", "nano", "--batch", "64", "--budget", "20MiB", "--host-budget", "0", "--data", "text.txt", "--machine",
         "laptop-8c"]
 found = done("plan", *wide, "--json", "--max", "seq")["value"]
@@ -258,7 +260,7 @@ with open("saved/lade.conf", encoding="utf-8") as file:
     assert "batch = 2 " in file.read()
 assert sorted(name for name in os.listdir("saved") if name.startswith("step-")) == ["step-00000002", "step-00000003"]
 
-# The first signal ends the run after its step, saves, and says how to go on; that line ends with the same bits.
+# The first signal ends the run after its step, saves, and prints how to resume; that command ends with the same bits.
 train("--steps", "40", "--log", "reference.jsonl")
 reference = events("reference.jsonl")[-1]
 command = [LADE, "train", *SHORT, "--data", "text.txt", "--steps", "40", "--save", "stopped", "--log", "stop.jsonl",
@@ -279,7 +281,26 @@ else:
     assert result["params_digest"] == reference["params_digest"], (result, reference)
     assert [event["step"] for event in events("stop.jsonl") if event["event"] == "step"] == list(range(40))
 
-# Going on with other options runs, and says once what an uninterrupted run would not have had; the seed is the
+# A closing terminal sends SIGHUP, usually twice, and the run saves; a SIGHUP ignored at the start stays ignored.
+def hung_up(folder, disposition, *numbers):
+    command = [LADE, "train", *SHORT, "--data", "text.txt", "--steps", "1000000", "--save", folder, "--log",
+               folder + ".jsonl", "--quiet"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True,
+                          preexec_fn=lambda: signal.signal(signal.SIGHUP, disposition)) as hung:
+        while not (os.path.exists(command[-2]) and '"step"' in open(command[-2], encoding="utf-8").read()):
+            time.sleep(0.002)
+        for number in numbers:
+            hung.send_signal(number)
+        said = hung.communicate()[1]
+    assert "--resume" in said and [name for name in os.listdir(folder) if name.startswith("step-")], (numbers, said)
+    return hung.returncode
+
+
+assert hung_up("hung", signal.SIG_DFL, signal.SIGHUP, signal.SIGHUP) == 128 + signal.SIGHUP
+assert hung_up("ended", signal.SIG_DFL, signal.SIGTERM) == 128 + signal.SIGTERM
+assert hung_up("nohup", signal.SIG_IGN, signal.SIGHUP, signal.SIGTERM) == 128 + signal.SIGTERM
+
+# Resuming with other options runs, and reports once the differences to an uninterrupted run; the seed is the
 # checkpoint's, for the batches too.
 train("--steps", "3", "--seed", "7", "--save", "seeded")
 go_on = ["--data", "text.txt", "--steps", "6", "--resume", "seeded", "--quiet", "--json"]
@@ -318,7 +339,7 @@ assert {name for name in os.listdir(".") if name.startswith("twice")} == {"twice
 code, out, err = run("sweep", *SHORT, "--data", "text.txt", "--steps", "3", "--budgets", "100%,min")
 assert code == 0 and "same bits" in out and "lade train" in out and "\033" not in out, out
 
-# Bad input: the right code, one line, and nothing written.
+# Bad input: the right code, one line, and no file written.
 before = sorted(os.listdir("."))
 open("empty.txt", "w", encoding="utf-8").close()
 with open("bad.json", "w", encoding="utf-8") as file:
@@ -337,13 +358,13 @@ refused(2, "train", *SHORT, "--data", "text.txt", "--steps", "1", "--resume", "s
 refused(5, "train", *SHORT, "--data", "text.txt", "--steps", "1", "--log", "/dev/full", words=["/dev/full"])
 assert sorted(os.listdir(".")) == sorted(before + ["bad.json", "empty.txt"]), os.listdir(".")
 
-# Validation is of the whole model: nothing is dropped out of it, while training steps do drop.
+# Validation uses the whole model, without dropout; training steps use dropout.
 clean, dropped = train("--steps", "0"), train("--steps", "0", "--dropout", "0.5")
 assert clean["val_loss"] == dropped["val_loss"], (clean, dropped)
 assert train("--steps", "1")["loss_digest"] != train("--steps", "1", "--dropout", "0.5")["loss_digest"]
 
-# How often to save: by a rate of failures, the first step's save being measured. Rare ones leave that and the last one;
-# with constant ones every step is saved.
+# Save interval from a failure rate, after measuring the first step's save. Rare failures leave that save and the last
+# one; with constant ones every step is saved.
 for mtbf, wanted in (("1e11", [1, 5]), ("1e-9", [1, 2, 3, 4, 5])):
     train("--steps", "5", "--save", "paced", "--save-every", "auto", "--mtbf", mtbf, "--log", "paced.log")
     saves = [event for event in events("paced.log") if event["event"] == "save"]
@@ -354,7 +375,7 @@ for mtbf, wanted in (("1e11", [1, 5]), ("1e-9", [1, 2, 3, 4, 5])):
 refused(2, "train", "--data", "text.txt", "--save", "paced", "--save-every", "auto", words=["--mtbf"])
 refused(2, "train", "--data", "text.txt", "--mtbf", "10", words=["--save"])
 
-# Text from a checkpoint: the same seed prints the same bytes; what cannot be sampled is refused.
+# Text from a checkpoint: the same seed prints the same bytes; a model that cannot be sampled is refused.
 train("--steps", "4", "--save", "sampled")
 sample = ["sample", "sampled", "--prompt", "9 bottles", "--tokens", "20"]
 

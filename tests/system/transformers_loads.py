@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint is what transformers reads, and what transformers writes is what --init reads: GPT-2 and Llama (with
-grouped queries, heads of another width, scaled RoPE, tied and not), each with the same evaluation loss in FP32.
+"""transformers reads Lade's checkpoints, and --init reads those of transformers: GPT-2 and Llama (with grouped queries,
+heads of another width, scaled RoPE, tied and not), each with the same evaluation loss in FP32.
 
 Usage: transformers_loads.py LADE
 """
@@ -19,7 +19,7 @@ except ImportError as absent:
     sys.exit(77)
 
 LADE = os.path.abspath(sys.argv[1])
-SCRATCH = tempfile.TemporaryDirectory(prefix="lade-transformers-")  # goes with the process
+SCRATCH = tempfile.TemporaryDirectory(prefix="lade-transformers-")  # removed with the process
 os.chdir(SCRATCH.name)
 os.environ["XDG_CACHE_HOME"] = os.getcwd()
 os.environ["HF_HUB_OFFLINE"] = "1"

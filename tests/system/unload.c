@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The library can go: loaded, used from several threads that end, emptied and unloaded, again and again, it leaves
- * no mapping, no thread and nothing that would be called later. A thread that used it and ends after it has gone
- * ends well.
+ * The library can be unloaded: loaded, used from several threads that end, emptied and unloaded, repeatedly, it leaves
+ * no mapping, no thread and no registered call. A thread that used it and ends after its unloading ends without a
+ * fault.
  *
  *   unload LIBRARY
  */
@@ -52,7 +52,7 @@ static void *symbol_get(void *library, const char *name)
   return symbol;
 }
 
-/* Half of the threads end before the library goes, half after. */
+/* Half of the threads end before the library is unloaded, half after. */
 static void *user_main(void *arg)
 {
   struct user *user = arg;
@@ -127,12 +127,12 @@ static void library_use(void *library, pthread_t *threads, struct user *user)
   const struct lade_cache_request request = {sizeof(request), 3 * MIB, queue, 0, NULL};
   assert_int_equal(user->calls.alloc(user->cache, &request, NULL, &block), 0);
   user->calls.launch(queue, &(struct lade_work){.fn = nothing}, NULL);
-  user->calls.destroy(user->cache); /* with a block that lives */
+  user->calls.destroy(user->cache); /* with a live block */
   user->calls.queue_destroy(queue);
   user->calls.device_close(params.device);
 }
 
-/* Loads, uses and unloads; returns how many mappings the process is left with. */
+/* Load, use and unload. Return the number of mappings of the process. */
 static int round_run(void)
 {
   pthread_t threads[N_THREADS];
@@ -146,7 +146,7 @@ static int round_run(void)
   assert_true(lines_count("liblade.so", &n_lines) > 0);
   library_use(library, threads, &user);
   assert_int_equal(dlclose(library), 0);
-  assert_int_equal(lines_count("liblade.so", &n_lines), 0); /* nothing holds on to it */
+  assert_int_equal(lines_count("liblade.so", &n_lines), 0); /* no reference to it is left */
   for (int i = N_THREADS / 2; i < N_THREADS; i++)
     sem_post(&user.may_end);
   for (int i = 0; i < N_THREADS; i++) {
@@ -160,9 +160,9 @@ static int round_run(void)
 }
 
 /*
- * The C library keeps stacks and heaps of threads that ended, more or fewer of them as the threads happened to
- * overlap; a mapping left behind would be there in every later round. So the fewest of the first half of the
- * rounds stand against the fewest of the second, by when a leak has grown by one for each round between.
+ * The C library keeps stacks and heaps of ended threads, more or fewer of them as the threads happened to overlap; a
+ * leaked mapping would be there in every later round. The test therefore compares the fewest mappings of the first half
+ * of the rounds with the fewest of the second half. By then a leak has grown by one for each round between.
  */
 static void the_library_leaves_nothing_behind(void **state)
 {

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Causal attention in the flash manner (Dao et al. 2022), plain: the twin that runs on every GPU, without tensor cores.
+ *
+ * A warp has some rows of its own and goes over tiles of 32 rows of the other side in shared memory. For scores a lane
+ * has a row of the tile; for the weighted sums a lane has columns of the head, up to 256 in registers. Softmax is
+ * online: a running maximum and sum for each query.
+ *
+ * Backward uses no atomics: one kernel goes over keys for dq, another over queries (of all heads of a group, in order)
+ * for dk and dv, and both recompute the probabilities from lse; delta = dout . out (appendix B.4 there) is made first.
+ *
+ * Moves q, k, v, out once and k, v again for each 16 queries, out of L2. Bound: F32 arithmetic, 2 T^2 D operations a
+ * head forward, and 7 T^2 D backward (two kernels make scores and their gradients twice).
+ */
+#include "kernels/cuda/attention/attention_shape.h"
+
+#define TILE LADE_CUDA_ATTENTION_TILE
+#define WARPS (LADE_CUDA_ATTENTION_THREADS / 32)
+#define FWD_ROWS (LADE_CUDA_ATTENTION_FWD_ROWS / WARPS) /* of a warp */
+#define BWD_ROWS (LADE_CUDA_ATTENTION_BWD_ROWS / WARPS)
+#define COLUMNS (LADE_CUDA_ATTENTION_MOST_DIM / 32) /* of a lane */
+
+/* Return the elements from row to row in shared memory: odd for even heads, so that lanes use different banks. */
+static __device__ inline int stride_get(const struct block_shape &s)
+{
+  return (int)s.head_dim + 1;
+}
+
+/*
+ * Copy rows from @first on of a tensor with rows @pitch apart into shared memory, zeros past the sequence. All threads.
+ */
+template <class T>
+static __device__ inline void rows_load(const struct block_shape &s, const T *from, int64_t pitch, int64_t first,
+                                        int n_rows, float *to)
+{
+  for (int64_t i = threadIdx.x; i < n_rows * s.head_dim; i += blockDim.x) {
+    int64_t row = i / s.head_dim, c = i % s.head_dim;
+    to[row * stride_get(s) + c] = first + row < s.seq_len ? get(from[(first + row) * pitch + c]) : 0.0f;
+  }
+}
+
+static __device__ inline float dot(const struct block_shape &s, const float *x, const float *y)
+{
+  float sum = 0;
+  for (int64_t c = 0; c < s.head_dim; c++)
+    sum = fmaf(x[c], y[c], sum);
+  return sum;
+}
+
+/* Return dropout's factor of the probability of query @i and key @j: 0 or 1/(1-p). */
+static __device__ inline float keep_get(const struct block_shape &s, const struct lade_step *step,
+                                        const struct lade_drop &drop, int64_t h, int64_t i, int64_t j)
+{
+  return drop_value(step, drop, draw_at(s, h, i, j), 1.0f);
+}
+
+/* Set sum[] += each lane's weight times its row of the tile. A whole warp; @weights: its 32 floats of shared memory. */
+static __device__ inline void weighted_add(const struct block_shape &s, float weight, const float *tile, float *weights,
+                                           float *sum)
+{
+  int lane = (int)threadIdx.x % 32;
+  __syncwarp(); /* the last weights have been read */
+  weights[lane] = weight;
+  __syncwarp();
+  for (int j = 0; j < TILE; j++)
+#pragma unroll
+    for (int u = 0; u < COLUMNS; u++)
+      if (lane + 32 * u < s.head_dim)
+        sum[u] = fmaf(weights[j], tile[j * stride_get(s) + lane + 32 * u], sum[u]);
+}
+
+template <class T>
+static __device__ inline void columns_put(const struct block_shape &s, const float *sum, float factor, T *to)
+{
+  int lane = (int)threadIdx.x % 32;
+#pragma unroll
+  for (int u = 0; u < COLUMNS; u++)
+    if (lane + 32 * u < s.head_dim)
+      put(to + lane + 32 * u, sum[u] * factor);
+}
+
+/* ---- forward ---- */
+
+/* A query in progress: the state of online softmax, and the sum of values so far. */
+struct query {
+  float max, sum, weight;
+  float out[COLUMNS];
+};
+
+/* Process 32 keys: this lane's score, the running maximum and sum, and its weight for the values to come. */
+static __device__ inline void query_meet(const struct block_shape &s, struct query &query, const float *q,
+                                         const float *keys, bool is_valid, float keep)
+{
+  float score = is_valid ? s.scale * dot(s, q, keys + threadIdx.x % 32 * stride_get(s)) : -INFINITY;
+  float max = fmaxf(query.max, warp_max(score)), correction = expf(query.max - max);
+  float p = is_valid ? expf(score - max) : 0.0f;
+  query.sum = query.sum * correction + warp_sum(p);
+  query.max = max;
+  query.weight = p * keep;
+  for (int u = 0; u < COLUMNS; u++)
+    query.out[u] *= correction;
+}
+
+template <class T>
+static __device__ void attention_fwd_of(const struct lade_attention_fwd_args &a, const struct lade_step *step)
+{
+  LADE_SHARED(float, shared);
+  struct block_shape s = shape_get(a, LADE_CUDA_ATTENTION_FWD_ROWS, blockIdx.y, gridDim.x - 1 - blockIdx.x);
+  float *weights = shared + threadIdx.x / 32 * 32, *own = shared + LADE_CUDA_ATTENTION_THREADS;
+  float *tile = own + LADE_CUDA_ATTENTION_FWD_ROWS * stride_get(s);
+  int64_t first = s.first;
+  const T *qkv = (const T *)a.qkv, *k = qkv + qkv_at(s, s.heads + s.h / s.group, 0), *v = k + s.n_kv_heads * s.head_dim;
+  int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  struct query queries[FWD_ROWS];
+#pragma unroll
+  for (int r = 0; r < FWD_ROWS; r++) {
+    queries[r].max = -INFINITY;
+    queries[r].sum = 0;
+    for (int u = 0; u < COLUMNS; u++)
+      queries[r].out[u] = 0;
+  }
+  rows_load(s, qkv + qkv_at(s, s.h, 0), s.row_elements, first, LADE_CUDA_ATTENTION_FWD_ROWS, own);
+  for (int64_t j0 = 0; j0 < first + LADE_CUDA_ATTENTION_FWD_ROWS && j0 < s.seq_len; j0 += TILE) {
+    __syncthreads();
+    rows_load(s, k, s.row_elements, j0, TILE, tile);
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < FWD_ROWS; r++) {
+      int64_t i = first + warp * FWD_ROWS + r, j = j0 + lane;
+      if (i < s.seq_len && j0 <= i)
+        query_meet(s, queries[r], own + (warp * FWD_ROWS + r) * stride_get(s), tile, j <= i,
+                   j <= i ? keep_get(s, step, a.drop, s.h, i, j) : 0.0f);
+    }
+    __syncthreads();
+    rows_load(s, v, s.row_elements, j0, TILE, tile);
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < FWD_ROWS; r++) {
+      int64_t i = first + warp * FWD_ROWS + r;
+      if (i < s.seq_len && j0 <= i)
+        weighted_add(s, queries[r].weight, tile, weights, queries[r].out);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < FWD_ROWS; r++) {
+    int64_t i = first + warp * FWD_ROWS + r;
+    if (i >= s.seq_len)
+      continue;
+    columns_put(s, queries[r].out, 1 / queries[r].sum, (T *)a.out + out_at(s, s.h, i));
+    if (lane == 0)
+      ((float *)a.lse)[query_at(s, s.h, i)] = queries[r].max + logf(queries[r].sum);
+  }
+}
+LADE_KERNEL_OF_DTYPES(attention_fwd, lade_attention_fwd_args)
+
+/* ---- backward ---- */
+
+/* Write delta[b,h,i] = dout . out into the workspace. A warp has a row of a head. */
+template <class T>
+static __device__ void attention_delta_of(const struct lade_attention_bwd_args &a, const struct lade_step *step)
+{
+  int64_t at = thread_get() / 32, i = at % a.seq_len, h = at / a.seq_len % a.heads, b = at / a.seq_len / a.heads;
+  if (b >= a.batch)
+    return;
+  int64_t from = ((b * a.seq_len + i) * a.heads + h) * a.head_dim;
+  float sum = 0;
+  for (int64_t c = threadIdx.x % 32; c < a.head_dim; c += 32)
+    sum = fmaf(get(((const T *)a.d_out)[from + c]), get(((const T *)a.out)[from + c]), sum);
+  sum = warp_sum(sum);
+  if (threadIdx.x % 32 == 0)
+    ((float *)a.workspace)[at] = sum;
+}
+LADE_KERNEL_OF_DTYPES(attention_delta, lade_attention_bwd_args)
+
+/* A probability after dropout, and the gradient of its score, of one pair of query and key. */
+struct score_pair {
+  float p, ds;
+};
+
+static __device__ inline struct score_pair pair_get(const struct block_shape &s,
+                                                    const struct lade_attention_bwd_args &a,
+                                                    const struct lade_step *step, int64_t h, int64_t i, int64_t j,
+                                                    float qk, float dout_v)
+{
+  struct score_pair pair = {0, 0};
+  if (i >= s.seq_len || j > i)
+    return pair;
+  int64_t at = query_at(s, h, i);
+  float p = expf(s.scale * qk - ((const float *)a.lse)[at]), keep = keep_get(s, step, a.drop, h, i, j);
+  pair.p = p * keep;
+  pair.ds = p * (keep * dout_v - ((const float *)a.workspace)[at]) * s.scale;
+  return pair;
+}
+
+template <class T>
+static __device__ void attention_dq_of(const struct lade_attention_bwd_args &a, const struct lade_step *step)
+{
+  LADE_SHARED(float, shared);
+  struct block_shape s = shape_get(a, LADE_CUDA_ATTENTION_BWD_ROWS, blockIdx.y, gridDim.x - 1 - blockIdx.x);
+  float *weights = shared + threadIdx.x / 32 * 32, *own_q = shared + LADE_CUDA_ATTENTION_THREADS;
+  float *own_dout = own_q + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s);
+  float *keys = own_dout + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s), *values = keys + TILE * stride_get(s);
+  int64_t first = s.first;
+  const T *qkv = (const T *)a.qkv, *k = qkv + qkv_at(s, s.heads + s.h / s.group, 0), *v = k + s.n_kv_heads * s.head_dim;
+  int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  float dq[BWD_ROWS][COLUMNS] = {};
+  rows_load(s, qkv + qkv_at(s, s.h, 0), s.row_elements, first, LADE_CUDA_ATTENTION_BWD_ROWS, own_q);
+  rows_load(s, (const T *)a.d_out + out_at(s, s.h, 0), s.heads * s.head_dim, first, LADE_CUDA_ATTENTION_BWD_ROWS,
+            own_dout);
+  for (int64_t j0 = 0; j0 < first + LADE_CUDA_ATTENTION_BWD_ROWS && j0 < s.seq_len; j0 += TILE) {
+    __syncthreads();
+    rows_load(s, k, s.row_elements, j0, TILE, keys);
+    rows_load(s, v, s.row_elements, j0, TILE, values);
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < BWD_ROWS; r++) {
+      int own = (warp * BWD_ROWS + r) * stride_get(s);
+      struct score_pair pair = pair_get(s, a, step, s.h, first + warp * BWD_ROWS + r, j0 + lane,
+                                        dot(s, own_q + own, keys + lane * stride_get(s)),
+                                        dot(s, own_dout + own, values + lane * stride_get(s)));
+      weighted_add(s, pair.ds, keys, weights, dq[r]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < BWD_ROWS; r++) {
+    int64_t i = first + warp * BWD_ROWS + r;
+    if (i < s.seq_len)
+      columns_put(s, dq[r], 1.0f, (T *)a.d_qkv + qkv_at(s, s.h, i));
+  }
+}
+LADE_KERNEL_OF_DTYPES(attention_dq, lade_attention_bwd_args)
+
+/* Go over the queries of head @h, tile by tile, and add to the gradients of this warp's keys and values. */
+template <class T>
+static __device__ inline void queries_meet(const struct block_shape &s, const struct lade_attention_bwd_args &a,
+                                           const struct lade_step *step, int64_t h, int64_t first, float *shared,
+                                           float (*dk)[COLUMNS], float (*dv)[COLUMNS])
+{
+  float *weights = shared + threadIdx.x / 32 * 32, *own_k = shared + LADE_CUDA_ATTENTION_THREADS;
+  float *own_v = own_k + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s);
+  float *queries = own_v + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s), *douts = queries + TILE * stride_get(s);
+  int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+  for (int64_t i0 = first / TILE * TILE; i0 < s.seq_len; i0 += TILE) {
+    __syncthreads();
+    rows_load(s, (const T *)a.qkv + qkv_at(s, h, 0), s.row_elements, i0, TILE, queries);
+    rows_load(s, (const T *)a.d_out + out_at(s, h, 0), s.heads * s.head_dim, i0, TILE, douts);
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < BWD_ROWS; r++) {
+      int own = (warp * BWD_ROWS + r) * stride_get(s);
+      struct score_pair pair = pair_get(s, a, step, h, i0 + lane, first + warp * BWD_ROWS + r,
+                                        dot(s, queries + lane * stride_get(s), own_k + own),
+                                        dot(s, douts + lane * stride_get(s), own_v + own));
+      weighted_add(s, pair.ds, queries, weights, dk[r]);
+      weighted_add(s, pair.p, douts, weights, dv[r]);
+    }
+  }
+}
+
+template <class T>
+static __device__ void attention_dkv_of(const struct lade_attention_bwd_args &a, const struct lade_step *step)
+{
+  LADE_SHARED(float, shared);
+  struct block_shape s = shape_get(a, LADE_CUDA_ATTENTION_BWD_ROWS, blockIdx.y, blockIdx.x);
+  float *own_k = shared + LADE_CUDA_ATTENTION_THREADS;
+  int64_t first = s.first;
+  const T *k = (const T *)a.qkv + qkv_at(s, s.heads + s.h, 0), *v = k + s.n_kv_heads * s.head_dim;
+  int warp = (int)threadIdx.x / 32;
+  float dk[BWD_ROWS][COLUMNS] = {}, dv[BWD_ROWS][COLUMNS] = {};
+  rows_load(s, k, s.row_elements, first, LADE_CUDA_ATTENTION_BWD_ROWS, own_k);
+  rows_load(s, v, s.row_elements, first, LADE_CUDA_ATTENTION_BWD_ROWS,
+            own_k + LADE_CUDA_ATTENTION_BWD_ROWS * stride_get(s));
+  for (int64_t h = s.h * s.group; h < (s.h + 1) * s.group; h++)
+    queries_meet<T>(s, a, step, h, first, shared, dk, dv);
+#pragma unroll
+  for (int r = 0; r < BWD_ROWS; r++) {
+    int64_t j = first + warp * BWD_ROWS + r;
+    if (j >= s.seq_len)
+      continue;
+    columns_put(s, dk[r], 1.0f, (T *)a.d_qkv + qkv_at(s, s.heads + s.h, j));
+    columns_put(s, dv[r], 1.0f, (T *)a.d_qkv + qkv_at(s, s.heads + s.n_kv_heads + s.h, j));
+  }
+}
+LADE_KERNEL_OF_DTYPES(attention_dkv, lade_attention_bwd_args)

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Launches of attention: a block of threads for some rows of a head.
+ *
+ * The attention is chosen for a table, forward and backward each. It is plain kernels; or mma.sync, which every
+ * supported GPU has, with the shared memory requested here; or wgmma, on sm_90 alone. The chosen one computes heads of
+ * 64 and 128 in 16 bits, plain kernels all others: within a table shape and type alone decide. The names of variants,
+ * and so the key of the numbers, distinguish tables.
+ */
+#include "kernels/cuda.h"
+#include "kernels/cuda/launch_internal.h"
+
+#define MOST_SHARED_BYTES (99u << 10) /* of a block on the GPU with the least, compute capability 8.6 */
+#define MOST_GRID_Y 65535 /* and z */
+#define LEAST_ROWS 64     /* of a block with tensor cores */
+#define MOST_SHARED_BYTES_90 (227u << 10)
+
+bool lade_cuda_attention_has(enum lade_dtype dtype, int64_t head_dim)
+{
+  return (dtype == LADE_BF16 || dtype == LADE_F16) && (head_dim == 64 || head_dim == 128);
+}
+
+struct lade_attention_most lade_cuda_attention_most(void)
+{
+  return (struct lade_attention_most){.head_dim = LADE_CUDA_ATTENTION_MOST_DIM, .seq_len = MOST_GRID_Y * LEAST_ROWS,
+                                      .batch = MOST_GRID_Y};
+}
+
+/*
+ * Make a launch over all rows of @n_heads heads, @n_rows to a block, in the order of attention_shape.h, with tensor
+ * cores. Every GPU can run it.
+ */
+static struct lade_cuda_launch heads_launch(const void *args, int64_t batch, int64_t seq_len, int64_t n_heads,
+                                            int n_rows,
+                                            size_t shared_bytes)
+{
+  const int64_t n_blocks = lade_div_up(seq_len, n_rows);
+  LADE_ASSERT(shared_bytes <= MOST_SHARED_BYTES && n_rows >= LEAST_ROWS && n_blocks <= MOST_GRID_Y);
+  return (struct lade_cuda_launch){.grid = {(unsigned)n_heads, (unsigned)n_blocks, (unsigned)batch},
+                                   .n_threads = LADE_CUDA_ATTENTION_THREADS, .args = args,
+                                   .shared_bytes = (unsigned)shared_bytes};
+}
+
+/* Make a launch for a plain kernel, with @n_shared rows in shared memory, and a float for each thread. */
+static struct lade_cuda_launch plain_launch(const void *args, int64_t batch, int64_t seq_len, int64_t n_heads,
+                                            int64_t head_dim, int n_rows, int n_shared)
+{
+  size_t shared_bytes = (LADE_CUDA_ATTENTION_THREADS + (size_t)n_shared * (size_t)(head_dim + 1)) * sizeof(float);
+  LADE_ASSERT(head_dim <= LADE_CUDA_ATTENTION_MOST_DIM && shared_bytes <= MOST_SHARED_BYTES);
+  return (struct lade_cuda_launch){
+      .grid = {(unsigned)lade_div_up(seq_len, n_rows), (unsigned)n_heads, (unsigned)batch},
+      .n_threads = LADE_CUDA_ATTENTION_THREADS, .args = args, .shared_bytes = (unsigned)shared_bytes};
+}
+
+/*
+ * Return the shared memory of kernels with tensor cores: rows of 16 bits. The kernels count in 32 bits within a head.
+ */
+static size_t mma_bytes(int64_t seq_len, int64_t head_dim, int n_rows)
+{
+  LADE_ASSERT(seq_len < INT32_MAX / 2);
+  return (size_t)n_rows * (size_t)head_dim * sizeof(uint16_t);
+}
+
+static void plain_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_attention_fwd_args *a = args;
+  int n_rows = LADE_CUDA_ATTENTION_FWD_ROWS;
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_FWD, a->dtype,
+                        plain_launch(a, a->batch, a->seq_len, a->heads, a->head_dim, n_rows,
+                                     n_rows + LADE_CUDA_ATTENTION_TILE));
+}
+
+static void mma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_attention_fwd_args *a = args;
+  if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
+    plain_fwd(ctx, args);
+    return;
+  }
+  LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->out) % 16 == 0);
+  int n_rows = LADE_CUDA_MMA_FWD_ROWS(a->head_dim), n_shared = n_rows + 4 * LADE_CUDA_MMA_FWD_TILE(a->head_dim);
+  lade_cuda_launch_grid(ctx, a->head_dim == 64 ? LADE_CUDA_ATTENTION_MMA_FWD_64 : LADE_CUDA_ATTENTION_MMA_FWD_128,
+                        a->dtype, heads_launch(a, a->batch, a->seq_len, a->heads, n_rows,
+                                               mma_bytes(a->seq_len, a->head_dim, n_shared)));
+}
+
+/* Make a launch by warpgroups, whose shared memory begins at a multiple of LADE_CUDA_WGMMA_ALIGN bytes. */
+static struct lade_cuda_launch wgmma_launch(const void *args, int64_t batch, int64_t seq_len, int64_t n_heads,
+                                            size_t shared_bytes)
+{
+  struct lade_cuda_launch launch = heads_launch(args, batch, seq_len, n_heads, LADE_CUDA_WGMMA_ROWS, 0);
+  launch.n_threads = LADE_CUDA_WGMMA_THREADS;
+  launch.shared_bytes = (unsigned)shared_bytes + LADE_CUDA_WGMMA_ALIGN;
+  LADE_ASSERT(launch.shared_bytes <= MOST_SHARED_BYTES_90);
+  return launch;
+}
+
+static void wgmma_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_attention_fwd_args *a = args;
+  if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
+    plain_fwd(ctx, args);
+    return;
+  }
+  LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->out) % 16 == 0);
+  size_t shared_bytes = mma_bytes(a->seq_len, a->head_dim, LADE_CUDA_WGMMA_ROWS + 4 * LADE_CUDA_WGMMA_TILE);
+  lade_cuda_launch_grid(ctx, a->head_dim == 64 ? LADE_CUDA_ATTENTION_WGMMA_FWD_64 : LADE_CUDA_ATTENTION_WGMMA_FWD_128,
+                        a->dtype, wgmma_launch(a, a->batch, a->seq_len, a->heads, shared_bytes));
+}
+
+/* Launch delta, the first kernel of every backward. */
+static void delta_launch(const struct lade_kernel_ctx *ctx, const struct lade_attention_bwd_args *a)
+{
+  int64_t n_deltas = a->batch * a->heads * a->seq_len;
+  unsigned n_blocks = (unsigned)lade_div_up(n_deltas * 32, LADE_CUDA_THREADS);
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DELTA, a->dtype,
+                        (struct lade_cuda_launch){.grid = {n_blocks}, .args = a});
+}
+
+static void plain_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_attention_bwd_args *a = args;
+  int n_rows = LADE_CUDA_ATTENTION_BWD_ROWS, n_shared = 2 * (n_rows + LADE_CUDA_ATTENTION_TILE);
+  delta_launch(ctx, a);
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DQ, a->dtype,
+                        plain_launch(a, a->batch, a->seq_len, a->heads, a->head_dim, n_rows, n_shared));
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ATTENTION_DKV, a->dtype,
+                        plain_launch(a, a->batch, a->seq_len, a->n_kv_heads, a->head_dim, n_rows, n_shared));
+}
+
+static void mma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_attention_bwd_args *a = args;
+  if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
+    plain_bwd(ctx, args);
+    return;
+  }
+  LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->d_out | (uintptr_t)a->d_qkv) % 16 == 0);
+  bool is_64 = a->head_dim == 64;
+  int q_rows = LADE_CUDA_MMA_DQ_ROWS(a->head_dim), q_tile = LADE_CUDA_MMA_DQ_TILE(a->head_dim);
+  int k_rows = LADE_CUDA_MMA_DKV_ROWS(a->head_dim), k_tile = LADE_CUDA_MMA_DKV_TILE(a->head_dim);
+  size_t q_bytes = mma_bytes(a->seq_len, a->head_dim, 2 * q_rows + 4 * q_tile);
+  size_t k_bytes = mma_bytes(a->seq_len, a->head_dim, 2 * k_rows + 4 * k_tile) + 4 * (size_t)k_tile * sizeof(float);
+  delta_launch(ctx, a);
+  lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_MMA_DQ_64 : LADE_CUDA_ATTENTION_MMA_DQ_128, a->dtype,
+                        heads_launch(a, a->batch, a->seq_len, a->heads, q_rows, q_bytes));
+  lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_MMA_DKV_64 : LADE_CUDA_ATTENTION_MMA_DKV_128, a->dtype,
+                        heads_launch(a, a->batch, a->seq_len, a->n_kv_heads, k_rows, k_bytes));
+}
+
+static void wgmma_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_attention_bwd_args *a = args;
+  if (!lade_cuda_attention_has(a->dtype, a->head_dim)) {
+    plain_bwd(ctx, args);
+    return;
+  }
+  LADE_ASSERT(((uintptr_t)a->qkv | (uintptr_t)a->d_out | (uintptr_t)a->d_qkv) % 16 == 0);
+  bool is_64 = a->head_dim == 64;
+  int q_rows = 2 * LADE_CUDA_WGMMA_ROWS + (LADE_CUDA_WGMMA_PLACES + 2) * LADE_CUDA_WGMMA_DQ_TILE;
+  int k_rows = 2 * LADE_CUDA_WGMMA_ROWS + 2 * LADE_CUDA_WGMMA_PLACES * LADE_CUDA_WGMMA_DKV_TILE;
+  size_t q_bytes = mma_bytes(a->seq_len, a->head_dim, q_rows);
+  size_t k_bytes = mma_bytes(a->seq_len, a->head_dim, k_rows) +
+                   2 * LADE_CUDA_WGMMA_PLACES * LADE_CUDA_WGMMA_DKV_TILE * sizeof(float);
+  delta_launch(ctx, a);
+  lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_WGMMA_DQ_64 : LADE_CUDA_ATTENTION_WGMMA_DQ_128, a->dtype,
+                        wgmma_launch(a, a->batch, a->seq_len, a->heads, q_bytes));
+  lade_cuda_launch_grid(ctx, is_64 ? LADE_CUDA_ATTENTION_WGMMA_DKV_64 : LADE_CUDA_ATTENTION_WGMMA_DKV_128, a->dtype,
+                        wgmma_launch(a, a->batch, a->seq_len, a->n_kv_heads, k_bytes));
+}
+
+size_t lade_cuda_attention_bwd_bytes(const struct lade_attention_bwd_args *a)
+{
+  return (size_t)(a->batch * a->heads * a->seq_len) * sizeof(float);
+}
+
+lade_kernel_fn *lade_cuda_attention_fn(enum lade_kernel kernel, enum lade_cuda_attention who)
+{
+  static lade_kernel_fn *const fwd[] = {plain_fwd, mma_fwd, wgmma_fwd}, *const bwd[] = {plain_bwd, mma_bwd, wgmma_bwd};
+  LADE_ASSERT(kernel == LADE_K_ATTENTION_FWD || kernel == LADE_K_ATTENTION_BWD);
+  return kernel == LADE_K_ATTENTION_FWD ? fwd[who] : bwd[who];
+}
+
+const char *lade_cuda_attention_name(enum lade_cuda_attention who)
+{
+  static const char *const names[] = {"plain", "mma", "wgmma"};
+  return who < LADE_CUDA_N_ATTENTIONS ? names[who] : NULL;
+}
+
+void lade_cuda_attention_choose(struct lade_kernels *kernels, enum lade_kernel kernel, enum lade_cuda_attention who)
+{
+  static const char *const variants[] = {"cuda", "cuda_mma", "cuda_wgmma"};
+  kernels->fn[kernel] = lade_cuda_attention_fn(kernel, who);
+  kernels->variant[kernel] = variants[who];
+}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Shared parts of both attentions by tensor cores, on the scores of a warp's rows: masks, dropout, and online softmax
+ * over 16 M queries. Scores are c of mma.h's products, by either instruction.
+ */
+#ifndef LADE_CUDA_ATTENTION_ROWS_H
+#define LADE_CUDA_ATTENTION_ROWS_H
+
+#include "kernels/cuda/attention/attention_shape.h"
+#include "kernels/cuda/mma.h"
+
+static __device__ inline int warp_get(void)
+{
+  return (int)threadIdx.x / 32;
+}
+
+/* Return the sum over the four lanes that hold a row. */
+static __device__ inline float row_sum(float value)
+{
+  value += __shfl_xor_sync(0xffffffffu, value, 1);
+  return value + __shfl_xor_sync(0xffffffffu, value, 2);
+}
+
+static __device__ inline float row_max(float value)
+{
+  value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+  return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+}
+
+/*
+ * Set scores of pairs that the diagonal excludes to @value: -inf, or for probabilities 0. Keys are c's columns, or its
+ * rows if KEYS_ARE_ROWS; @past is how far its first key is past its first query.
+ */
+template <bool KEYS_ARE_ROWS, int M, int N>
+static __device__ inline void scores_mask(float (&c)[M][N][4], int past, float value = -INFINITY)
+{
+  if (past + (KEYS_ARE_ROWS ? 16 * M : 8 * N) <= 1)
+    return; /* all keys are before all queries */
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        int ahead = fragment_column(n, e) - fragment_row(m, e);
+        if (past + (KEYS_ARE_ROWS ? -ahead : ahead) > 0)
+          c[m][n][e] = value;
+      }
+}
+
+/* Return the elements of c that dropout keeps: bit (m N + n) 4 + e. A loop, because a draw has many instructions. */
+template <bool KEYS_ARE_ROWS, int M, int N>
+static __device__ inline uint64_t kept_get(const struct block_shape &s, const struct lade_step *step,
+                                           const struct lade_drop &drop, int64_t h, int row, int column)
+{
+  static_assert(M * N * 4 <= 64, "a bit for each");
+  uint64_t kept = 0;
+#pragma unroll 1
+  for (int at = 0; at < M * N * 4; at++) {
+    int r = row + fragment_row(at / 4 / N, at % 4), c = column + fragment_column(at / 4 % N, at % 4);
+    float is_kept = drop_value(step, drop, KEYS_ARE_ROWS ? draw_at(s, h, c, r) : draw_at(s, h, r, c), 1.0f);
+    kept |= (uint64_t)(is_kept != 0) << at;
+  }
+  return kept;
+}
+
+/* Multiply kept values by @z; set the others to zero. */
+template <int M, int N> static __device__ inline void drop_apply(float (&c)[M][N][4], uint64_t kept, float z)
+{
+#pragma unroll
+  for (int at = 0; at < M * N * 4; at++) {
+    float &value = c[at / 4 / N][at / 4 % N][at % 4];
+    value = kept >> at & 1 ? value * z : 0.0f;
+  }
+}
+
+static __device__ inline float drop_scale(const struct lade_drop &drop)
+{
+  return drop.drop_below ? drop.scale : 1.0f;
+}
+
+/* ---- queries ---- */
+
+/* A warp's queries in progress: the state of online softmax for each, this lane's share of sums, and values so far. */
+template <int D, int M> struct queries {
+  float max[M][2], sum[M][2], out[M][D / 8][4];
+};
+
+template <int D, int M> static __device__ inline void queries_begin(struct queries<D, M> &q)
+{
+#pragma unroll
+  for (int i = 0; i < 2 * M; i++) {
+    q.max[i / 2][i % 2] = -INFINITY;
+    q.sum[i / 2][i % 2] = 0;
+  }
+#pragma unroll
+  for (int at = 0; at < M * D / 2; at++)
+    q.out[at / 4 / (D / 8)][at / 4 % (D / 8)][at % 4] = 0;
+}
+
+/*
+ * Turn scores into probabilities; maxima and sums grow. Earlier sums of values are to be scaled to the new maxima by
+ * @corrections. False if all corrections of the warp are 1, so that no scaling is needed.
+ */
+template <int D, int M, int N>
+static __device__ inline bool queries_meet(struct queries<D, M> &q, float (&scores)[M][N][4], float factor,
+                                           float (&corrections)[M][2])
+{
+  bool has_grown = false;
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      float max = q.max[m][half];
+#pragma unroll
+      for (int n = 0; n < N; n++)
+        max = fmaxf(max, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
+      max = row_max(max);
+      corrections[m][half] = ptx_exp2((q.max[m][half] - max) * factor);
+      has_grown |= max > q.max[m][half];
+      q.max[m][half] = max;
+      q.sum[m][half] *= corrections[m][half];
+#pragma unroll
+      for (int at = 0; at < 2 * N; at++) {
+        float &score = scores[m][at / 2][2 * half + at % 2];
+        score = ptx_exp2(fmaf(score, factor, -max * factor));
+        q.sum[m][half] += score;
+      }
+    }
+  return __ballot_sync(0xffffffffu, has_grown);
+}
+
+template <int D, int M>
+static __device__ inline void queries_correct(struct queries<D, M> &q, const float (&corrections)[M][2])
+{
+#pragma unroll
+  for (int at = 0; at < M * D / 2; at++)
+    q.out[at / 4 / (D / 8)][at / 4 % (D / 8)][at % 4] *= corrections[at / 4 / (D / 8)][at % 4 / 2];
+}
+
+/*
+ * Finish a warp's queries, those from @first on: write lse and values to the tensors of @a, values through @room, 16 M
+ * rows of shared memory that only this warp uses by now.
+ */
+template <int D, int M, class T>
+static __device__ inline void queries_put(const struct queries<D, M> &q, const struct block_shape &s,
+                                          const struct lade_attention_fwd_args &a, int first, T *room)
+{
+  float factors[M][2];
+#pragma unroll
+  for (int i = 0; i < 2 * M; i++) {
+    int at = first + fragment_row(i / 2, i % 2 * 2);
+    float sum = row_sum(q.sum[i / 2][i % 2]);
+    factors[i / 2][i % 2] = drop_scale(a.drop) / sum;
+    if (lane_get() % 4 == 0 && at < s.seq_len)
+      ((float *)a.lse)[query_at(s, s.h, at)] = q.max[i / 2][i % 2] * s.scale + logf(sum);
+  }
+  sums_put<D>(q.out, factors, room, (T *)a.out + out_at(s, s.h, 0), s.heads * D, first, s.seq_len);
+}
+
+/* ---- both sizes of heads in both types ---- */
+
+#define KERNEL(name, D, suffix, T, args_type) \
+  LADE_KERNEL(name##_##D##_##suffix, args_type) { name<T, D>(a, step); } \
+  LADE_CUDA_EXPORT(name##_##D##_##suffix, args_type)
+#define KERNELS(name, args_type) \
+  KERNEL(name, 64, bf16, bf16, args_type) \
+  KERNEL(name, 64, f16, f16, args_type) \
+  KERNEL(name, 128, bf16, bf16, args_type) \
+  KERNEL(name, 128, f16, f16, args_type)
+
+#endif

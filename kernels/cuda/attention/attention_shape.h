@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The places of heads, the rows of a block of threads, and the draws of dropout: shared by all attentions of CUDA.
+ *
+ * The mask makes some blocks much longer than others: the last queries see all keys, and all queries see the first
+ * keys. Blocks start in their order, x before y. So the longest of all heads of a sequence are first (y) and the
+ * shortest last, and multiprocessors end together. With one head after the other, the last head's longest block would
+ * begin when the rest is nearly done. Where heads are fewer than multiprocessors, concurrent blocks share tiles in L2.
+ *
+ * Plain kernels, whose blocks have few rows, have rows along x and heads along y: a grid has 65,535 blocks at most
+ * along y, and sequences are longer. Counting all along x would cost kernels with tensor cores registers that they
+ * lack.
+ */
+#ifndef LADE_CUDA_ATTENTION_SHAPE_H
+#define LADE_CUDA_ATTENTION_SHAPE_H
+
+#include "kernels/cuda/kernel.h"
+
+/* Shared by all kernels: sizes, and the place of this block. */
+struct block_shape {
+  int64_t seq_len, heads, n_kv_heads, head_dim, row_elements;
+  int64_t group;      /* query heads of a key head */
+  int64_t draw_heads; /* heads of the whole model, by which dropout's draws count */
+  int64_t b, h;  /* the sequence, and the query head (of keys' kernels: the key head) */
+  int64_t first; /* of this block's rows */
+  float scale;
+};
+
+/* Make the shape for block @i_block of @n_rows rows, queries or keys, of head @h. */
+template <class Args>
+static __device__ inline struct block_shape shape_get(const Args &a, int n_rows, unsigned h, unsigned i_block)
+{
+  struct block_shape shape;
+  shape.seq_len = a.seq_len;
+  shape.heads = a.heads;
+  shape.n_kv_heads = a.n_kv_heads;
+  shape.head_dim = a.head_dim;
+  shape.group = a.heads / a.n_kv_heads;
+  shape.draw_heads = a.draw_heads ? a.draw_heads : a.heads;
+  shape.row_elements = (a.heads + 2 * a.n_kv_heads) * a.head_dim;
+  shape.b = blockIdx.z;
+  shape.h = h;
+  shape.first = (int64_t)i_block * n_rows;
+  shape.scale = 1 / sqrtf((float)a.head_dim);
+  return shape;
+}
+
+/* Return the elements before head @head (query heads, then keys, then values) of row @i. */
+static __device__ inline int64_t qkv_at(const struct block_shape &s, int64_t head, int64_t i)
+{
+  return (s.b * s.seq_len + i) * s.row_elements + head * s.head_dim;
+}
+
+static __device__ inline int64_t out_at(const struct block_shape &s, int64_t h, int64_t i)
+{
+  return ((s.b * s.seq_len + i) * s.heads + h) * s.head_dim;
+}
+
+/* Return the index of a value for each query: lse and delta. */
+static __device__ inline int64_t query_at(const struct block_shape &s, int64_t h, int64_t i)
+{
+  return (s.b * s.heads + h) * s.seq_len + i;
+}
+
+/* Return the number of the probability of query @i and key @j, by which dropout draws. */
+static __device__ inline int64_t draw_at(const struct block_shape &s, int64_t h, int64_t i, int64_t j)
+{
+  return ((s.b * s.draw_heads + h) * s.seq_len + i) * s.seq_len + j;
+}
+
+#endif

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Forward attention on Hopper: heads of 64 and 128 in BF16 and FP16 by products of warpgroups (wgmma), after Shah et
+ * al., "FlashAttention-3" (2024), section 3.2. attention_mma.cu does the same by instructions that every GPU has, and
+ * attention_wgmma_bwd.cu makes the gradients. All of them share the code for scores (attention_rows.h), and so numbers
+ * except for the order of sums: probabilities are rounded to the tensors' type, sums are FP32, lse is the natural
+ * logarithm.
+ *
+ * A block is two warpgroups with 64 queries each, which go together over tiles of 128 keys. The products read queries,
+ * keys and values in place in shared memory; probabilities come from registers. While a warpgroup makes probabilities
+ * of tile j, its own product of the probabilities of tile j - 1 with their values runs, and so do the other warpgroup's
+ * products. Meanwhile the keys of tile j + 1 and the values of tile j are copied, each into the place that an earlier
+ * tile has left.
+ *
+ * Copies are cp.async by all threads, and a tile has one barrier of the block. No thread waits for a flag in memory, so
+ * a fault may make wrong numbers but no endless wait. Bulk copies by a warp of their own would save the threads 16
+ * instructions of a tile, and cost barriers that spin.
+ *
+ * Moves q, k, v, out once, and out of L2 k, v again for each 128 queries. Operations: 2 T^2 D a head, and as many
+ * unused ones in the diagonal's tile. Bound: tensor cores. An exponential for 4 D operations takes half their time at D
+ * = 128, all of it at D = 64. It is hidden as far as scores of one tile and values of another overlap.
+ */
+#include "kernels/cuda/attention/attention_rows.h"
+#include "kernels/cuda/wgmma.h"
+
+#define THREADS LADE_CUDA_WGMMA_THREADS
+#define ROWS LADE_CUDA_WGMMA_ROWS
+#define TILE LADE_CUDA_WGMMA_TILE
+
+/* A block's data: its queries, and two places each for tiles of keys and values. */
+template <class T, int D> struct forward_block {
+  struct block_shape s;
+  const T *k, *v; /* of its head's first row */
+  T *queries, *keys, *values;
+  int first, n_tiles;
+};
+
+template <class T, int D>
+static __device__ inline struct forward_block<T, D> block_get(const struct lade_attention_fwd_args &a, T *shared)
+{
+  struct forward_block<T, D> b;
+  b.s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y);
+  b.first = (int)b.s.first;
+  b.n_tiles = ((b.first + ROWS < b.s.seq_len ? b.first + ROWS : (int)b.s.seq_len) + TILE - 1) / TILE;
+  b.k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + b.s.h / b.s.group, 0);
+  b.v = b.k + b.s.n_kv_heads * D;
+  b.queries = tiles_begin(shared);
+  b.keys = b.queries + ROWS * D;
+  b.values = b.keys + 2 * TILE * D;
+  return b;
+}
+
+template <class T, int D> static __device__ inline T *place_get(T *places, int j)
+{
+  return places + j % 2 * (TILE * D);
+}
+
+template <class T, int D>
+static __device__ inline void tile_begin(const struct forward_block<T, D> &b, const T *from, int j, T *places)
+{
+  panels_copy<D, TILE, THREADS>(place_get<T, D>(places, j), from, b.s.row_elements, j * TILE, b.s.seq_len);
+}
+
+/* Wait for the keys of tile @j and the values of the one before; begin to copy the next ones. */
+template <class T, int D> static __device__ inline void tiles_take(const struct forward_block<T, D> &b, int j)
+{
+  panels_wait();
+  if (j + 1 < b.n_tiles)
+    tile_begin(b, b.k, j + 1, b.keys);
+  if (j < b.n_tiles)
+    tile_begin(b, b.v, j, b.values);
+}
+
+/* A warp's 16 queries, and the current tile: its scores, then as probabilities the left operand for its values. */
+template <int D> struct warp {
+  struct queries<D, 1> q;
+  float scores[1][TILE / 8][4], corrections[1][2];
+  uint32_t weights[TILE / 16][4];
+  uint64_t kept;
+};
+
+/*
+ * Wait for the keys of tile @j and the values of the one before, and begin to make its scores. Earlier register
+ * accesses complete before the products that begin here.
+ */
+template <class T, int D>
+static __device__ inline void scores_begin(const struct forward_block<T, D> &b, const struct lade_drop &drop,
+                                           const struct lade_step *step, int j, struct warp<D> &w)
+{
+  const int own = b.first + warp_get() * 16, group = warp_get() / 4 * 64;
+  tiles_take(b, j);
+  if (drop.drop_below)
+    w.kept = kept_get<false, 1, TILE / 8>(b.s, step, drop, b.s.h, own, j * TILE);
+  ptx_registers_settle(w.q.out[0]);
+  ptx_registers_settle(w.weights);
+  ptx_products_fence();
+  rows_multiply_begin<D, ROWS>(w.scores[0], b.queries, group, place_get<T, D>(b.keys, j));
+}
+
+/*
+ * Turn the finished scores of tile @j into probabilities. The compiler moves a wait for products up to the branch
+ * before it. The branch of dropout, at the end, keeps the products in flight running until all of this is done.
+ */
+template <class T, int D>
+static __device__ inline void scores_meet(const struct forward_block<T, D> &b, const struct lade_drop &drop, int j,
+                                          struct warp<D> &w)
+{
+  scores_mask<false>(w.scores, j * TILE - b.first - warp_get() * 16);
+  queries_meet(w.q, w.scores, b.s.scale * LOG2_E, w.corrections);
+  if (drop.drop_below)
+    drop_apply(w.scores, w.kept, 1.0f);
+  ptx_registers_settle(w.scores[0]);
+}
+
+template <class T, int D>
+static __device__ inline void values_weigh_begin(const struct forward_block<T, D> &b, int j, struct warp<D> &w)
+{
+  rows_weigh_begin<D>(w.q.out[0], w.weights, place_get<T, D>(b.values, j));
+}
+
+template <class T, int D>
+static __device__ inline void attention_wgmma_fwd(const struct lade_attention_fwd_args &a, const struct lade_step *step)
+{
+  LADE_SHARED(T, shared);
+  const struct forward_block<T, D> b = block_get<T, D>(a, shared);
+  const int own = warp_get() * 16;
+  struct warp<D> w = {};
+  queries_begin(w.q);
+  panels_copy<D, ROWS, THREADS>(b.queries, (const T *)a.qkv + qkv_at(b.s, b.s.h, 0), b.s.row_elements, b.first,
+                                b.s.seq_len);
+  tile_begin(b, b.k, 0, b.keys);
+  scores_begin(b, a.drop, step, 0, w);
+  ptx_products_wait<0>(w.scores[0]);
+  scores_meet(b, a.drop, 0, w);
+  weights_make<T>(w.weights, w.scores[0]);
+  for (int j = 1; j < b.n_tiles; j++) {
+    scores_begin(b, a.drop, step, j, w);
+    values_weigh_begin(b, j - 1, w);
+    ptx_products_wait<1>(w.scores[0]);
+    scores_meet(b, a.drop, j, w);
+    ptx_products_wait<0>(w.q.out[0]);
+    queries_correct(w.q, w.corrections);
+    weights_make<T>(w.weights, w.scores[0]);
+  }
+  tiles_take(b, b.n_tiles);
+  ptx_registers_settle(w.q.out[0]);
+  ptx_registers_settle(w.weights);
+  ptx_products_fence();
+  values_weigh_begin(b, b.n_tiles - 1, w);
+  ptx_products_wait<0>(w.q.out[0]);
+  queries_put(w.q, b.s, a, b.first + own, b.queries + own * D); /* no warp uses the queries any more */
+}
+
+KERNELS(attention_wgmma_fwd, lade_attention_fwd_args)

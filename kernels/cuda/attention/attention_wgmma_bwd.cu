@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Gradients of attention on Hopper: heads of 64 and 128 in BF16 and FP16 by products of warpgroups (wgmma). The cut
+ * into two kernels, and numbers except for the order of sums, are attention_mma.cu's. The instructions and copies are
+ * attention_wgmma.cu's, whose essay gives the reason for cp.async copies under one barrier a tile.
+ *
+ * A block is two warpgroups with 64 rows each: queries for dq, keys for dk and dv. It goes over tiles of the other
+ * side: for dq of 128 keys, else of 64 queries (and over the heads of a group). Registers hold the scores and slopes of
+ * no more. Products of its rows with the tile's make both, read from shared memory. The second products take them from
+ * registers, as the first left them, because the rows are keys where a transposed operand is needed. So no computed
+ * value passes through shared memory, and warpgroups share no sum.
+ *
+ * Overlap: slopes run while scores become probabilities, dv while slopes become the gradients of scores, and dq or dk
+ * while the next tile's first products are issued behind it. The other warpgroup's products overlap all of these. A
+ * tile must stay while such a product reads it. So there are three places for the tiles of the second products' right
+ * operands, and two for values in dq's kernel, which only slopes read.
+ *
+ * dq has a kernel of its own, which makes scores and slopes again: 7 products instead of the necessary 5. The
+ * alternative is to add to dq in turns from the blocks of keys, one after the other so that bits are the same. It would
+ * save 2/7 of the time at best. It moves 64 KiB of FP32 out of L2 and back for each 128 x 128 pairs of 21 million
+ * operations (D = 128). That is 6.2 TB/s at an H100's 989 TFLOP/s, on top of 3.1 for the tiles. It needs twice the
+ * bytes of q as scratch, in every budget, and blocks spin until those before them are done.
+ *
+ * Moves q, k, v, out's gradients and d_qkv once, and out of L2 k, v again for each 128 queries and q, dout for each 128
+ * keys: at D = 128 a byte for 192 and 252 operations. Operations: 7 T^2 D a head, and 1/32 more at T = 4096 for the
+ * masked halves of the diagonal's tiles. Bound at D = 128, in cycles of a multiprocessor (2048 multiply-adds, 128 bytes
+ * of shared memory, 16 exponentials): a tile of dq takes 3072 of tensor cores, 2560 of shared memory, 1024 of
+ * exponentials; of dk and dv 2048, 1792, 512. So tensor cores bind, by a small margin. At their full rate 69 % of the
+ * operations are necessary ones (5/7, less the diagonal). Registers and shared memory of each kernel are in
+ * bench/results/history.md.
+ */
+#include "kernels/cuda/attention/attention_rows.h"
+#include "kernels/cuda/wgmma.h"
+
+#define THREADS LADE_CUDA_WGMMA_THREADS
+#define ROWS LADE_CUDA_WGMMA_ROWS
+#define DQ_TILE LADE_CUDA_WGMMA_DQ_TILE
+#define DKV_TILE LADE_CUDA_WGMMA_DKV_TILE
+#define PLACES LADE_CUDA_WGMMA_PLACES
+
+/* Return this warpgroup's first row of ROWS rows of shared memory: it has 64, and each warp 16. */
+static __device__ inline int group_get(void)
+{
+  return warp_get() / 4 * 64;
+}
+
+static __device__ inline int own_get(void)
+{
+  return warp_get() * 16;
+}
+
+/* Return place @j of N in turn, of ELEMENTS each. */
+template <int N, int ELEMENTS, class T> static __device__ inline T *place_get(T *places, int j)
+{
+  return places + j % N * ELEMENTS;
+}
+
+/*
+ * A warp's 16 rows and a tile of 8 N of the other side. Scores become probabilities. Slopes, dout . v, become the
+ * gradients of scores without 1/sqrt(D). The rest is the left operand of a product made from them. Dropout is a
+ * template parameter (HAS_DROP): before products whose operands a branch made, while others run, the compiler would
+ * wait for all.
+ */
+template <int N> struct score_pairs {
+  float scores[1][N][4], slopes[1][N][4];
+  uint32_t weights[N / 2][4], gradients[N / 2][4];
+  uint64_t kept;
+};
+
+/* Begin scores and slopes, a group each: X1 Y1^T and X2 Y2^T, of this warpgroup's rows and the tile's. */
+template <int D, int N, class T>
+static __device__ inline void pairs_begin(struct score_pairs<N> &p, const T *x1, const T *y1, const T *x2, const T *y2)
+{
+  ptx_products_fence();
+  rows_multiply_begin<D, ROWS>(p.scores[0], x1, group_get(), y1);
+  rows_multiply_begin<D, ROWS>(p.slopes[0], x2, group_get(), y2);
+}
+
+/* ---- queries ---- */
+
+/* Queries, the gradients of their out, and the places for tiles of keys and values. */
+template <class T, int D> struct queries_block {
+  struct block_shape s;
+  const T *k, *v; /* of its head's first row */
+  T *queries, *douts, *keys, *values;
+  int first, n_tiles;
+  float lse[2], delta[2]; /* of this thread's rows; lse times log2 e */
+};
+
+template <class T, int D>
+static __device__ inline struct queries_block<T, D> queries_block_get(const struct lade_attention_bwd_args &a,
+                                                                      T *shared)
+{
+  struct queries_block<T, D> b;
+  b.s = shape_get(a, ROWS, blockIdx.x, gridDim.y - 1 - blockIdx.y);
+  b.first = (int)b.s.first;
+  b.n_tiles = ((b.first + ROWS < b.s.seq_len ? b.first + ROWS : (int)b.s.seq_len) + DQ_TILE - 1) / DQ_TILE;
+  b.k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + b.s.h / b.s.group, 0);
+  b.v = b.k + b.s.n_kv_heads * D;
+  b.queries = tiles_begin(shared);
+  b.douts = b.queries + ROWS * D;
+  b.keys = b.douts + ROWS * D;
+  b.values = b.keys + PLACES * DQ_TILE * D;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int at = b.first + own_get() + fragment_row(0, 2 * i);
+    b.lse[i] = at < b.s.seq_len ? LOG2_E * ((const float *)a.lse)[query_at(b.s, b.s.h, at)] : 0;
+    b.delta[i] = at < b.s.seq_len ? ((const float *)a.workspace)[query_at(b.s, b.s.h, at)] : 0;
+  }
+  return b;
+}
+
+/* Begin to copy tile @j, if there is one. */
+template <class T, int D> static __device__ inline void keys_copy(const struct queries_block<T, D> &b, int j)
+{
+  if (j >= b.n_tiles)
+    return;
+  panels_copy<D, DQ_TILE, THREADS>(place_get<PLACES, DQ_TILE * D>(b.keys, j), b.k, b.s.row_elements, j * DQ_TILE,
+                                   b.s.seq_len);
+  panels_copy<D, DQ_TILE, THREADS>(place_get<2, DQ_TILE * D>(b.values, j), b.v, b.s.row_elements, j * DQ_TILE,
+                                   b.s.seq_len);
+}
+
+/* Add tile @j's part of dq; its product with the keys is in flight when this returns. */
+template <bool HAS_DROP, class T, int D>
+static __device__ inline void keys_meet(const struct queries_block<T, D> &b, const struct lade_drop &drop,
+                                        const struct lade_step *step, int j, struct score_pairs<DQ_TILE / 8> &p,
+                                        float (&dq)[D / 8][4])
+{
+  constexpr int N = DQ_TILE / 8;
+  const int own = b.first + own_get();
+  T *const keys = place_get<PLACES, DQ_TILE * D>(b.keys, j), *const values = place_get<2, DQ_TILE * D>(b.values, j);
+  const float factor = b.s.scale * LOG2_E;
+  panels_wait();
+  keys_copy(b, j + 1);
+  if (HAS_DROP)
+    p.kept = kept_get<false, 1, N>(b.s, step, drop, b.s.h, own, j * DQ_TILE);
+  pairs_begin<D>(p, b.queries, keys, b.douts, values);
+  ptx_products_wait<1>(p.scores[0]);
+#pragma unroll
+  for (int at = 0; at < 4 * N; at++) {
+    float &score = p.scores[0][at / 4][at % 4];
+    score = ptx_exp2(fmaf(score, factor, -b.lse[at % 4 / 2]));
+  }
+  scores_mask<false>(p.scores, j * DQ_TILE - own, 0); /* its branch delays the wait, as that of scores_meet in
+                                                         forward */
+  ptx_registers_settle(p.scores[0]);
+  ptx_products_wait<0>(p.slopes[0]);
+  if (HAS_DROP)
+    drop_apply(p.slopes, p.kept, drop.scale);
+#pragma unroll
+  for (int at = 0; at < 4 * N; at++) {
+    float &slope = p.slopes[0][at / 4][at % 4];
+    slope = p.scores[0][at / 4][at % 4] * (slope - b.delta[at % 4 / 2]);
+  }
+  weights_make<T>(p.gradients, p.slopes[0]);
+  ptx_registers_settle(p.gradients);
+  ptx_products_fence();
+  rows_weigh_begin<D>(dq, p.gradients, keys);
+}
+
+template <class T, int D>
+static __device__ inline void attention_wgmma_dq(const struct lade_attention_bwd_args &a, const struct lade_step *step)
+{
+  LADE_SHARED(T, shared);
+  const struct queries_block<T, D> b = queries_block_get<T, D>(a, shared);
+  const float factors[1][2] = {{b.s.scale, b.s.scale}};
+  float dq[1][D / 8][4] = {};
+  struct score_pairs<DQ_TILE / 8> p;
+  panels_copy<D, ROWS, THREADS>(b.queries, (const T *)a.qkv + qkv_at(b.s, b.s.h, 0), b.s.row_elements, b.first,
+                                b.s.seq_len);
+  panels_copy<D, ROWS, THREADS>(b.douts, (const T *)a.d_out + out_at(b.s, b.s.h, 0), b.s.heads * D, b.first,
+                                b.s.seq_len);
+  keys_copy(b, 0);
+  ptx_registers_settle(dq[0]);
+  if (a.drop.drop_below)
+    for (int j = 0; j < b.n_tiles; j++)
+      keys_meet<true>(b, a.drop, step, j, p, dq[0]);
+  else
+    for (int j = 0; j < b.n_tiles; j++)
+      keys_meet<false>(b, a.drop, step, j, p, dq[0]);
+  ptx_products_wait<0>(dq[0]);
+  __syncthreads(); /* no warp uses the queries any more */
+  sums_put<D>(dq, factors, b.queries + own_get() * D, (T *)a.d_qkv + qkv_at(b.s, b.s.h, 0), b.s.row_elements,
+              b.first + own_get(), b.s.seq_len);
+}
+
+/* ---- keys and values ---- */
+
+/* Keys and values, and the places for tiles of queries, the gradients of their out behind them, and lse and delta. */
+template <class T, int D> struct keys_block {
+  struct block_shape s;
+  T *keys, *values, *places;
+  float *numbers;
+  int first, heads_end;
+};
+
+template <class T, int D>
+static __device__ inline struct keys_block<T, D> keys_block_get(const struct lade_attention_bwd_args &a, T *shared)
+{
+  struct keys_block<T, D> b;
+  b.s = shape_get(a, ROWS, blockIdx.x, blockIdx.y);
+  b.first = (int)b.s.first;
+  b.heads_end = (int)((b.s.h + 1) * b.s.group);
+  b.keys = tiles_begin(shared);
+  b.values = b.keys + ROWS * D;
+  b.places = b.values + ROWS * D;
+  b.numbers = (float *)(b.places + PLACES * 2 * DKV_TILE * D);
+  return b;
+}
+
+/* A tile of queries: its head, its first query, and its number in this block, which determines its place. */
+struct queries_tile {
+  int h, first, j;
+};
+
+/* Return the next tile: one head after the other. */
+template <class T, int D>
+static __device__ inline struct queries_tile tile_next(const struct keys_block<T, D> &b,
+                                                       const struct queries_tile &tile)
+{
+  const bool is_last = tile.first + DKV_TILE >= b.s.seq_len;
+  return (struct queries_tile){tile.h + is_last, is_last ? b.first : tile.first + DKV_TILE, tile.j + 1};
+}
+
+/* Begin to copy a tile, if there is one. */
+template <class T, int D>
+static __device__ inline void queries_copy(const struct keys_block<T, D> &b, const struct lade_attention_bwd_args &a,
+                                           const struct queries_tile &tile)
+{
+  if (tile.h >= b.heads_end)
+    return;
+  T *const queries = place_get<PLACES, 2 * DKV_TILE * D>(b.places, tile.j);
+  panels_copy<D, DKV_TILE, THREADS>(queries, (const T *)a.qkv + qkv_at(b.s, tile.h, 0), b.s.row_elements, tile.first,
+                                    b.s.seq_len);
+  panels_copy<D, DKV_TILE, THREADS>(queries + DKV_TILE * D, (const T *)a.d_out + out_at(b.s, tile.h, 0),
+                                    b.s.heads * D, tile.first, b.s.seq_len);
+  if (threadIdx.x < 2 * DKV_TILE) {
+    const float *from = (const float *)(threadIdx.x < DKV_TILE ? a.lse : a.workspace);
+    const int i = tile.first + (int)threadIdx.x % DKV_TILE;
+    ptx_copy_4(place_get<PLACES, 2 * DKV_TILE>(b.numbers, tile.j) + threadIdx.x, from + query_at(b.s, tile.h, i),
+               i < b.s.seq_len);
+  }
+}
+
+/* Sums of a warp's 16 keys. */
+template <int D> struct key_sums {
+  float dk[1][D / 8][4], dv[1][D / 8][4];
+};
+
+/* Add @tile's part of them; its products with queries and their gradients are in flight when this returns. */
+template <bool HAS_DROP, class T, int D>
+static __device__ inline void queries_meet(const struct keys_block<T, D> &b, const struct lade_attention_bwd_args &a,
+                                           const struct lade_step *step, const struct queries_tile &tile,
+                                           struct score_pairs<DKV_TILE / 8> &p, struct key_sums<D> &sums)
+{
+  constexpr int N = DKV_TILE / 8;
+  const int own = b.first + own_get();
+  T *const queries = place_get<PLACES, 2 * DKV_TILE * D>(b.places, tile.j), *const douts = queries + DKV_TILE * D;
+  const float *const lse = place_get<PLACES, 2 * DKV_TILE>(b.numbers, tile.j), *const delta = lse + DKV_TILE;
+  const float factor = b.s.scale * LOG2_E;
+  panels_wait();
+  queries_copy(b, a, tile_next(b, tile));
+  if (HAS_DROP)
+    p.kept = kept_get<true, 1, N>(b.s, step, a.drop, tile.h, own, tile.first);
+  pairs_begin<D>(p, b.keys, queries, b.values, douts);
+  ptx_products_wait<1>(p.scores[0]);
+  scores_mask<true>(p.scores, own - tile.first);
+  float weights[1][N][4];
+#pragma unroll
+  for (int at = 0; at < 4 * N; at++) {
+    float &score = p.scores[0][at / 4][at % 4];
+    score = ptx_exp2(fmaf(score, factor, -LOG2_E * lse[fragment_column(at / 4, at % 4)]));
+    weights[0][at / 4][at % 4] = score;
+  }
+  if (HAS_DROP)
+    drop_apply(weights, p.kept, 1.0f);
+  weights_make<T>(p.weights, weights[0]);
+  ptx_registers_settle(p.weights);
+  ptx_products_fence();
+  rows_weigh_begin<D>(sums.dv[0], p.weights, douts);
+  ptx_products_wait<1>(p.slopes[0]);
+  if (HAS_DROP)
+    drop_apply(p.slopes, p.kept, a.drop.scale);
+#pragma unroll
+  for (int at = 0; at < 4 * N; at++) {
+    float &slope = p.slopes[0][at / 4][at % 4];
+    slope = p.scores[0][at / 4][at % 4] * (slope - delta[fragment_column(at / 4, at % 4)]);
+  }
+  weights_make<T>(p.gradients, p.slopes[0]);
+  ptx_registers_settle(p.gradients);
+  ptx_products_fence();
+  rows_weigh_begin<D>(sums.dk[0], p.gradients, queries);
+}
+
+template <class T, int D>
+static __device__ inline void attention_wgmma_dkv(const struct lade_attention_bwd_args &a, const struct lade_step *step)
+{
+  LADE_SHARED(T, shared);
+  const struct keys_block<T, D> b = keys_block_get<T, D>(a, shared);
+  const T *const k = (const T *)a.qkv + qkv_at(b.s, b.s.heads + b.s.h, 0);
+  T *const dk = (T *)a.d_qkv + qkv_at(b.s, b.s.heads + b.s.h, 0);
+  const float key_factors[1][2] = {{b.s.scale, b.s.scale}};
+  const float value_factors[1][2] = {{drop_scale(a.drop), drop_scale(a.drop)}};
+  struct queries_tile tile = {(int)(b.s.h * b.s.group), b.first, 0};
+  struct key_sums<D> sums = {};
+  struct score_pairs<DKV_TILE / 8> p;
+  panels_copy<D, ROWS, THREADS>(b.keys, k, b.s.row_elements, b.first, b.s.seq_len);
+  panels_copy<D, ROWS, THREADS>(b.values, k + b.s.n_kv_heads * D, b.s.row_elements, b.first, b.s.seq_len);
+  queries_copy(b, a, tile);
+  ptx_registers_settle(sums.dk[0]);
+  ptx_registers_settle(sums.dv[0]);
+  if (a.drop.drop_below)
+    for (; tile.h < b.heads_end; tile = tile_next(b, tile))
+      queries_meet<true>(b, a, step, tile, p, sums);
+  else
+    for (; tile.h < b.heads_end; tile = tile_next(b, tile))
+      queries_meet<false>(b, a, step, tile, p, sums);
+  ptx_products_wait<0>(sums.dk[0]);
+  ptx_registers_settle(sums.dv[0]);
+  __syncthreads(); /* no warp uses keys and values any more */
+  sums_put<D>(sums.dk, key_factors, b.keys + own_get() * D, dk, b.s.row_elements, b.first + own_get(), b.s.seq_len);
+  sums_put<D>(sums.dv, value_factors, b.values + own_get() * D, dk + b.s.n_kv_heads * D, b.s.row_elements,
+              b.first + own_get(), b.s.seq_len);
+}
+
+KERNELS(attention_wgmma_dq, lade_attention_bwd_args)
+KERNELS(attention_wgmma_dkv, lade_attention_bwd_args)

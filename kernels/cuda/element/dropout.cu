@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Dropout with the mask drawn again at each use: the same Philox words as on every device, so the same bits.
+ *
+ * Moves 2 n elements. Bound: arithmetic for 16 bits on fast memory, ten rounds of Philox for four elements. If the
+ * tensor's first element begins a draw, which is the usual case, no word is moved to its place. All draws of a thread
+ * are then made at once, so that they share the keys of the rounds.
+ */
+#include "kernels/cuda/kernel.h"
+
+/* Packs of whole draws. */
+template <class T, int N>
+static __device__ void dropout_draws(const struct lade_dropout_args &a, const struct lade_step *step, int64_t end)
+{
+  const uint64_t seed = step->seed;
+  const uint32_t number = step->step;
+#pragma unroll 1
+  for (int64_t i = packs_first<N>(); i < end; i += packs_step<N>()) {
+    pack<T, N> p[LADE_CUDA_TURNS];
+    packs_load(p, (const T *)a.x, i, end);
+#pragma unroll
+    for (int turn = 0; turn < LADE_CUDA_TURNS; turn++) {
+      const uint64_t first = (a.drop.first_element + (uint64_t)i) / 4 + (uint64_t)turn * blockDim.x * (N / 4);
+      float numbers[N];
+#pragma unroll
+      for (int j = 0; j < N; j++) {
+        const struct lade_philox draw = lade_philox_draw(seed, number, a.drop.stream, first + (uint64_t)j / 4);
+        numbers[j] = draw.word[j % 4] >= a.drop.drop_below ? get(p[turn].x[j]) * a.drop.scale : 0.0f;
+      }
+      pack_put(p[turn], numbers);
+    }
+    packs_store((T *)a.y, p, i, end);
+  }
+}
+
+template <class T, int N>
+static __device__ void dropout_packs(const struct lade_dropout_args &a, const struct lade_step *step, int64_t first,
+                                     int64_t end)
+{
+#pragma unroll 1
+  for (int64_t i = first + packs_first<N>(); i < end; i += packs_step<N>()) {
+    pack<T, N> p[LADE_CUDA_TURNS];
+    packs_load(p, (const T *)a.x, i, end);
+#pragma unroll
+    for (int turn = 0; turn < LADE_CUDA_TURNS; turn++) {
+      float numbers[N];
+#pragma unroll
+      for (int j = 0; j < N; j++)
+        numbers[j] = get(p[turn].x[j]);
+      drop_numbers(numbers, step, a.drop, i + (int64_t)turn * blockDim.x * N);
+      pack_put(p[turn], numbers);
+    }
+    packs_store((T *)a.y, p, i, end);
+  }
+}
+
+template <class T>
+static __device__ void dropout_of(const struct lade_dropout_args &a, const struct lade_step *step)
+{
+  int64_t whole = a.n_elements / LADE_PACK(T) * LADE_PACK(T);
+  if (a.drop.drop_below && a.drop.first_element % 4 == 0)
+    dropout_draws<T, LADE_PACK(T)>(a, step, whole);
+  else
+    dropout_packs<T, LADE_PACK(T)>(a, step, 0, whole);
+  dropout_packs<T, 1>(a, step, whole, a.n_elements);
+}
+LADE_KERNEL_OF_DTYPES_BLOCKS(dropout, lade_dropout_args, 3)

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Matrix products by cuBLASLt: the choice of products that it computes, their algorithms and scratch, and putting them
+ * on a stream. The plain kernel computes the others (kernels/cuda/matmul/matmul.cu).
+ *
+ * The choice and the algorithm follow from shape, layout and dtypes, from the version of the library and the model of
+ * the GPU. They never depend on a budget, an address or a time. So the same product has the same bits at any place of a
+ * plan.
+ */
+#ifndef LADE_CUBLASLT_H
+#define LADE_CUBLASLT_H
+
+#include "device/device.h"
+#include "kernels/kernels.h"
+
+typedef struct lade_cublaslt lade_cublaslt;
+
+/*
+ * Open the library for @device, a CUDA device, which outlives it. Errors name the fix: -ENOENT if there is none,
+ * -ENOSYS if the driver runs none of those found; -ENOMEM; the device's status if it has failed. Any thread; blocks
+ * while the library is read and takes its memory of the device.
+ */
+int lade_cublaslt_open(lade_device *device, struct lade_error *error, lade_cublaslt **ret_cublaslt);
+
+/* Close the library. pre: no product is in flight. NULL is allowed. */
+void lade_cublaslt_close(lade_cublaslt *cublaslt);
+
+/*
+ * Choose the algorithm of the product of @args (pointers unused except for bias being NULL or not), and keep it. Return
+ * its scratch in bytes, which @args->workspace must have when it runs. 0 for products of the plain kernel, and if
+ * choosing failed: then running it fails, too. Any thread; blocks for milliseconds at the first of its kind.
+ */
+size_t lade_cublaslt_workspace_bytes(lade_cublaslt *cublaslt, const struct lade_matmul_args *args);
+
+/*
+ * Put the product on @stream, in a lade_cuda_enqueue_fn. False if the plain kernel must compute it. A refusal of the
+ * library is in @error, in its words; on a failed device the product is skipped. Any thread. Allocates no memory for
+ * kinds that were requested before.
+ */
+bool lade_cublaslt_run(lade_cublaslt *cublaslt, void *stream, const struct lade_matmul_args *args,
+                       struct lade_error *error);
+
+/*
+ * Compute products of @args' kind from now on by number @i of the heuristic's choices, for measuring; number 0 is the
+ * default. False, without a change, if there are fewer. Any thread.
+ */
+bool lade_cublaslt_choose(lade_cublaslt *cublaslt, const struct lade_matmul_args *args, int i);
+
+/*
+ * Return the input of bits besides the arguments, "cuBLASLt 130100, NVIDIA H200": the library's version and the GPU's
+ * model. It lives as long as @cublaslt.
+ */
+const char *lade_cublaslt_name(const lade_cublaslt *cublaslt);
+
+#endif

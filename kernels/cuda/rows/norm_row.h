@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rows of LayerNorm or RMSNorm, and their backward, by one block of threads, for norm.cu and residual.cu.
+ *
+ * Thread t has the packs t, t + threads, ... of a row, some of them at a time: with the other threads' packs, a span of
+ * the row. It loads all its packs of a span before it waits for one. If one span is the row, up to 16 KiB of it, it
+ * keeps them in registers for later passes; else they are read again. Only this thread reads and writes its packs, so
+ * it may read back its own stores.
+ */
+#ifndef LADE_CUDA_NORM_ROW_H
+#define LADE_CUDA_NORM_ROW_H
+
+#include "kernels/cuda/kernel.h"
+
+#define PACKS LADE_CUDA_ROW_PACKS
+
+/* Return the columns of the row that the block has at a time, P packs a thread. */
+template <int N, int P> static __device__ inline int span_get(void)
+{
+  return P * (int)blockDim.x * N;
+}
+
+/* Return the first column of this thread's pack @p of the span from @at on. */
+template <int N> static __device__ inline int column_get(int at, int p)
+{
+  return at + (p * (int)blockDim.x + (int)threadIdx.x) * N;
+}
+
+/* Load this thread's packs of a span of a row; packs past its end read the first. */
+template <class T, int N, int P>
+static __device__ inline void span_load(pack<T, N> (&to)[P], const void *row, int at, int d)
+{
+#pragma unroll
+  for (int p = 0; p < P; p++) {
+    int column = column_get<N>(at, p);
+    to[p] = pack_load<T, N>((const T *)row + (column < d ? column : 0));
+  }
+}
+
+/*
+ * Keep packs for another pass as they were loaded: four registers for eight numbers. The compiler would keep the
+ * numbers, a register each, and spill, because threads are as many as registers allow.
+ */
+template <class T, int N, int P> static __device__ inline void span_keep(pack<T, N> (&packs)[P])
+{
+#pragma unroll
+  for (int p = 0; p < P && sizeof(packs[0]) == 16; p++) {
+    uint32_t words[4] = {};
+    memcpy(words, &packs[p], sizeof(packs[p]) < sizeof(words) ? sizeof(packs[p]) : sizeof(words));
+    ptx_words_forget(words);
+    memcpy(&packs[p], words, sizeof(packs[p]) < sizeof(words) ? sizeof(packs[p]) : sizeof(words));
+  }
+}
+
+/* ---- forward ---- */
+
+/* Return the sum of (x - mean)^POWER over this thread's packs. */
+template <int POWER, class T, int N>
+static __device__ inline float powers_sum(const pack<T, N> (&x)[PACKS], float mean, int at, int d)
+{
+  float sum = 0;
+#pragma unroll
+  for (int p = 0; p < PACKS; p++)
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+      float from_mean = get(x[p].x[j]) - mean;
+      sum += column_get<N>(at, p) < d ? POWER == 1 ? from_mean : from_mean * from_mean : 0.0f;
+    }
+  return sum;
+}
+
+/* Compute y of the span from @at on, whose x is loaded. */
+template <class T, int N>
+static __device__ inline void norm_span(const struct lade_norm_fwd_args &a, int64_t row, int at, float mean,
+                                        float rstd, const pack<T, N> (&x)[PACKS])
+{
+  pack<T, N> weight[PACKS], bias[PACKS] = {};
+  span_load(weight, a.weight, at, (int)a.d);
+  if (a.bias)
+    span_load(bias, a.bias, at, (int)a.d);
+#pragma unroll
+  for (int p = 0; p < PACKS; p++) {
+    float y[N];
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      y[j] = (get(x[p].x[j]) - mean) * rstd * get(weight[p].x[j]) + get(bias[p].x[j]);
+    if (column_get<N>(at, p) < (int)a.d)
+      numbers_put((T *)a.y + row * a.d + column_get<N>(at, p), y);
+  }
+}
+
+/*
+ * Process a row, whose packs are in @x if @is_held. The variance is summed about the mean in a second pass, as in all
+ * variants.
+ */
+template <class T, int N>
+static __device__ inline void norm_row(const struct lade_norm_fwd_args &a, int64_t row, float *room,
+                                       pack<T, N> (&x)[PACKS], bool is_held)
+{
+  const int span = span_get<N, PACKS>();
+  const T *from = (const T *)a.x + row * a.d;
+  float sum = 0, mean = 0, squares = 0;
+#pragma unroll 1
+  for (int at = 0; at < (int)a.d && a.kind == LADE_NORM_LAYER; at += span) {
+    if (!is_held)
+      span_load(x, from, at, (int)a.d);
+    sum += powers_sum<1>(x, 0, at, (int)a.d);
+    span_keep(x);
+  }
+  if (a.kind == LADE_NORM_LAYER) {
+    is_held = a.d <= span;
+    mean = block_sum(sum, room) / (float)a.d;
+  }
+#pragma unroll 1
+  for (int at = 0; at < (int)a.d; at += span) {
+    if (!is_held)
+      span_load(x, from, at, (int)a.d);
+    squares += powers_sum<2>(x, mean, at, (int)a.d);
+    span_keep(x);
+  }
+  float rstd = 1 / sqrtf(block_sum(squares, room) / (float)a.d + a.eps);
+  if (threadIdx.x == 0) {
+    ((float *)a.rstd)[row] = rstd;
+    if (a.kind == LADE_NORM_LAYER)
+      ((float *)a.mean)[row] = mean;
+  }
+#pragma unroll 1
+  for (int at = 0; at < (int)a.d; at += span) {
+    if (a.d > span)
+      span_load(x, from, at, (int)a.d);
+    norm_span(a, row, at, mean, rstd, x);
+  }
+}
+
+/* ---- backward ---- */
+
+#define ROWS(P) (PACKS / (P))
+
+/*
+ * Rows that a block has at a time, ROWS(P): as many as make PACKS packs a thread. For each row: a norm's input and
+ * gradient, and the addend of the gradient of the input.
+ */
+template <class T, int N, int P> struct rows {
+  pack<T, N> x[ROWS(P)][P], dy[ROWS(P)][P], d_sum[ROWS(P)][P];
+  float mean[ROWS(P)], rstd[ROWS(P)], avg_g[ROWS(P)], avg_gh[ROWS(P)];
+  float sums[2 * ROWS(P)]; /* of g and g h of each */
+  int64_t first, n;
+};
+
+/* Return row @r of the current rows; past their end the first. */
+template <class T, int N, int P> static __device__ inline int64_t row_get(const struct rows<T, N, P> &rows, int r)
+{
+  return rows.first + (r < rows.n ? r : 0);
+}
+
+template <class T, int N, int P>
+static __device__ inline void rows_load(struct rows<T, N, P> &rows, const struct lade_residual_bwd_args &a, int at)
+{
+#pragma unroll
+  for (int r = 0; r < ROWS(P); r++) {
+    int64_t row = row_get(rows, r) * a.d;
+    if (a.kind != LADE_NORM_NONE) {
+      span_load(rows.x[r], (const T *)a.sum + row, at, (int)a.d);
+      span_load(rows.dy[r], (const T *)a.dy + row, at, (int)a.d);
+    }
+    if (a.d_sum)
+      span_load(rows.d_sum[r], (const T *)a.d_sum + row, at, (int)a.d);
+  }
+}
+
+template <class T, int N, int P> static __device__ inline void rows_keep(struct rows<T, N, P> &rows)
+{
+#pragma unroll
+  for (int r = 0; r < ROWS(P); r++) {
+    span_keep(rows.x[r]);
+    span_keep(rows.dy[r]);
+    span_keep(rows.d_sum[r]);
+  }
+}
+
+/* Add to[N] += x: partial sums of this thread's columns. */
+template <int N> static __device__ inline void partials_add(float *to, const float (&x)[N])
+{
+  constexpr int WIDTH = N < 4 ? N : 4;
+#pragma unroll
+  for (int j = 0; j < N; j += WIDTH) {
+    pack<float, WIDTH> p = *(const pack<float, WIDTH> *)(to + j);
+#pragma unroll
+    for (int k = 0; k < WIDTH; k++)
+      p.x[k] += x[j + k];
+    *(pack<float, WIDTH> *)(to + j) = p;
+  }
+}
+
+/*
+ * With h = (x-mean) rstd and g = dy weight: add the loaded span to each row's sums, and, over the rows, to the partial
+ * sums of dy h and dy.
+ */
+template <class T, int N, int P>
+static __device__ inline void gradients_add(struct rows<T, N, P> &rows, const T *weights, int at, int d,
+                                            float *partials)
+{
+#pragma unroll
+  for (int p = 0; p < P; p++) {
+    float d_weight[N] = {}, d_bias[N] = {};
+    if (column_get<N>(at, p) >= d)
+      continue;
+    const pack<T, N> weight = pack_load<T, N>(weights + column_get<N>(at, p));
+#pragma unroll
+    for (int at_r = 0; at_r < ROWS(P) * N; at_r++) {
+      const int r = at_r / N, j = at_r % N;
+      float dy = r < rows.n ? get(rows.dy[r][p].x[j]) : 0.0f;
+      float h = (get(rows.x[r][p].x[j]) - rows.mean[r]) * rows.rstd[r], g = dy * get(weight.x[j]);
+      rows.sums[2 * r] += g;
+      rows.sums[2 * r + 1] += g * h;
+      d_weight[j] += dy * h;
+      d_bias[j] += dy;
+    }
+    partials_add(partials + column_get<N>(at, p), d_weight);
+    partials_add(partials + d + column_get<N>(at, p), d_bias);
+  }
+}
+
+/*
+ * Compute d_residual = rstd (g - avg(g) - h avg(g h)) + d_sum, without avg(g) for RMS, of a pack; d_sum without a norm.
+ */
+template <class T, int N, int P>
+static __device__ inline void residual_put(const struct rows<T, N, P> &rows, const struct lade_residual_bwd_args &a,
+                                           int r, int p, const pack<T, N> &weight, T *to,
+                                           pack<T, N> &d_residual)
+{
+  float dx[N];
+#pragma unroll
+  for (int j = 0; j < N; j++) {
+    dx[j] = a.d_sum ? get(rows.d_sum[r][p].x[j]) : 0.0f;
+    if (a.kind != LADE_NORM_NONE) {
+      float h = (get(rows.x[r][p].x[j]) - rows.mean[r]) * rows.rstd[r];
+      float g = get(rows.dy[r][p].x[j]) * get(weight.x[j]);
+      dx[j] = rows.rstd[r] * (g - rows.avg_g[r] - h * rows.avg_gh[r]) + dx[j];
+    }
+  }
+  pack_put(d_residual, dx);
+  pack_store(to, d_residual);
+}
+
+/*
+ * Compute dx of a pack of d_residual, dropped and rounded if it is a tensor; add it to @sums, of the bias's gradient.
+ */
+template <class T, int N>
+static __device__ inline void dx_put(const struct lade_residual_bwd_args &a, const struct lade_step *step, int64_t i,
+                                     pack<T, N> d_residual, float (&sums)[N])
+{
+  if (a.dx) {
+    float dx[N];
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      dx[j] = get(d_residual.x[j]);
+    drop_numbers(dx, step, a.drop, i);
+    pack_put(d_residual, dx);
+    pack_store((T *)a.dx + i, d_residual);
+  }
+#pragma unroll
+  for (int j = 0; j < N; j++)
+    sums[j] += get(d_residual.x[j]);
+}
+
+/* Store the results for the loaded span. HAS_DX: also dx and its column sums, the third of the partial sums. */
+template <bool HAS_DX, class T, int N, int P>
+static __device__ inline void span_put(const struct rows<T, N, P> &rows, const struct lade_residual_bwd_args &a,
+                                       const struct lade_step *step, int at, float *partials)
+{
+#pragma unroll
+  for (int p = 0; p < P; p++) {
+    const int column = column_get<N>(at, p);
+    float d_x_bias[N] = {};
+    pack<T, N> weight = {};
+    if (column >= (int)a.d)
+      continue;
+    if (a.kind != LADE_NORM_NONE)
+      weight = pack_load<T, N>((const T *)a.weight + column);
+#pragma unroll
+    for (int r = 0; r < ROWS(P); r++) {
+      const int64_t i = (rows.first + r) * a.d + column;
+      pack<T, N> d_residual;
+      if (r >= rows.n)
+        continue;
+      residual_put(rows, a, r, p, weight, (T *)a.d_residual + i, d_residual);
+      if (HAS_DX)
+        dx_put(a, step, i, d_residual, d_x_bias);
+    }
+    if (HAS_DX)
+      partials_add(partials + 2 * a.d + column, d_x_bias);
+  }
+}
+
+/* Compute the averages over each current row that its gradient needs, and add the rows' parts to partial sums. */
+template <class T, int N, int P>
+static __device__ inline void averages_get(struct rows<T, N, P> &rows, const struct lade_residual_bwd_args &a,
+                                           float *partials, float *room)
+{
+  const bool has_mean = a.kind == LADE_NORM_LAYER;
+#pragma unroll
+  for (int r = 0; r < ROWS(P); r++) {
+    rows.sums[2 * r] = rows.sums[2 * r + 1] = 0;
+    rows.mean[r] = has_mean ? ((const float *)a.mean)[row_get(rows, r)] : 0.0f;
+    rows.rstd[r] = ((const float *)a.rstd)[row_get(rows, r)];
+  }
+#pragma unroll 1
+  for (int at = 0; at < (int)a.d; at += span_get<N, P>()) {
+    rows_load(rows, a, at);
+    gradients_add(rows, (const T *)a.weight, at, (int)a.d, partials);
+    rows_keep(rows);
+  }
+  block_sums(rows.sums, room);
+#pragma unroll
+  for (int r = 0; r < ROWS(P); r++) {
+    rows.avg_g[r] = has_mean ? rows.sums[2 * r] / (float)a.d : 0.0f;
+    rows.avg_gh[r] = rows.sums[2 * r + 1] / (float)a.d;
+  }
+}
+
+/* Process the current rows, from first to last. */
+template <bool HAS_DX, class T, int N, int P>
+static __device__ inline void rows_run(struct rows<T, N, P> &rows, const struct lade_residual_bwd_args &a,
+                                       const struct lade_step *step, float *partials, float *room)
+{
+  const int span = span_get<N, P>();
+  if (a.kind != LADE_NORM_NONE)
+    averages_get(rows, a, partials, room);
+#pragma unroll 1
+  for (int at = 0; at < (int)a.d; at += span) {
+    if (a.kind == LADE_NORM_NONE || a.d > span)
+      rows_load(rows, a, at);
+    span_put<HAS_DX>(rows, a, step, at, partials);
+  }
+}
+
+/* Process this block of threads' block of rows. */
+template <bool HAS_DX, class T, int N, int P>
+static __device__ inline void rows_walk(const struct lade_residual_bwd_args &a, const struct lade_step *step,
+                                        float *partials, float *room)
+{
+  const int64_t n_rows = lade_cuda_row_block(a.n), first = blockIdx.x * n_rows;
+  const int64_t end = first + n_rows < a.n ? first + n_rows : a.n;
+  struct rows<T, N, P> rows = {};
+#pragma unroll 1
+  for (rows.first = first; rows.first < end; rows.first += ROWS(P)) {
+    rows.n = end - rows.first;
+    rows_run<HAS_DX>(rows, a, step, partials, room);
+  }
+}
+
+template <bool HAS_DX, class T, int N>
+static __device__ inline void rows_walk_held(const struct lade_residual_bwd_args &a, const struct lade_step *step,
+                                             float *partials, float *room)
+{
+  if (a.d <= span_get<N, 1>())
+    rows_walk<HAS_DX, T, N, 1>(a, step, partials, room);
+  else if (a.d <= span_get<N, 2>())
+    rows_walk<HAS_DX, T, N, 2>(a, step, partials, room);
+  else
+    rows_walk<HAS_DX, T, N, PACKS>(a, step, partials, room);
+}
+
+/*
+ * Run the backward of a block of rows. Partial sums of d_weight, d_bias and, if HAS_DX, d_x_bias lie in @shared, if
+ * they fit, until they go to the workspace.
+ */
+template <bool HAS_DX, class T>
+static __device__ inline void rows_bwd(const struct lade_residual_bwd_args &a, const struct lade_step *step,
+                                       float *shared)
+{
+  const int64_t n_partials = (HAS_DX ? 3 : 2) * a.d;
+  float *room = shared, *to = (float *)a.workspace + blockIdx.x * n_partials;
+  float *partials = lade_cuda_row_shared(a.d, HAS_DX ? 3 : 2) ? shared + LADE_CUDA_ROOM_FLOATS : to;
+  for (int64_t j = threadIdx.x; j < n_partials; j += blockDim.x)
+    partials[j] = 0;
+  __syncthreads();
+  if (a.d % LADE_PACK(T) == 0)
+    rows_walk_held<HAS_DX, T, LADE_PACK(T)>(a, step, partials, room);
+  else
+    rows_walk_held<HAS_DX, T, 1>(a, step, partials, room);
+  __syncthreads();
+  for (int64_t j = threadIdx.x; j < n_partials && partials != to; j += blockDim.x)
+    to[j] = partials[j];
+}
+
+#endif

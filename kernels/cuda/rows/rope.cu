@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rotary embedding, half-split, over a table of cosines and sines [T, D/2] that a first kernel makes in double, as
+ * kernels/host/rows/rope.c does; the formula of Llama 3.1's frequencies stands there.
+ *
+ * A thread makes a run of the table's rows: it starts at the run's first angle and turns on by the frequency, in
+ * double. A sine and a cosine per row would cost some hundred operations, as long as the rest of the kernel.
+ *
+ * Moves 2 n rows of qkv (in place: of q and k alone), and the table once, T D F32 numbers. Bound: memory.
+ */
+#include "kernels/cuda/kernel.h"
+
+#define TWO_PI 6.28318530717958647693
+
+static __device__ inline double frequency_get(const struct lade_rope_args &a, int64_t j)
+{
+  double frequency = pow((double)a.base, -2.0 * (double)j / (double)a.head_dim);
+  if (!(a.scale_factor > 0))
+    return frequency;
+  double low = (double)a.low_freq_factor, high = (double)a.high_freq_factor;
+  double turns = (double)a.original_context * frequency / TWO_PI;
+  if (turns < low)
+    return frequency / (double)a.scale_factor;
+  if (turns > high)
+    return frequency;
+  double smooth = (turns - low) / (high - low);
+  return (1 - smooth) * frequency / (double)a.scale_factor + smooth * frequency;
+}
+
+LADE_KERNEL(rope_table, lade_rope_args)
+{
+  const int64_t half = a.head_dim / 2, run = thread_get() / half, j = thread_get() % half;
+  float *cosines = (float *)a.workspace, *sines = cosines + a.seq_len * half;
+  const int64_t first = run * LADE_CUDA_ROPE_RUN;
+  if (first >= a.seq_len)
+    return;
+  const double turn = frequency_get(a, j) * (a.is_inverse ? -1 : 1);
+  const double turn_cosine = cos(turn), turn_sine = sin(turn);
+  double cosine = cos((double)first * turn), sine = sin((double)first * turn);
+  for (int64_t t = first; t < first + LADE_CUDA_ROPE_RUN && t < a.seq_len; t++) {
+    const double before = cosine;
+    cosines[t * half + j] = (float)cosine;
+    sines[t * half + j] = (float)sine;
+    cosine = before * turn_cosine - sine * turn_sine;
+    sine = sine * turn_cosine + before * turn_sine;
+  }
+}
+LADE_CUDA_EXPORT(rope_table, lade_rope_args)
+
+/* N neighbouring pairs of a head: the first numbers are at @x, the second ones half a head behind. */
+template <class T, int N> struct rope_pairs {
+  pack<T, N> x0, x1;
+  float c[N], s[N];
+};
+
+template <class T, int N>
+static __device__ inline void pairs_load(struct rope_pairs<T, N> &p, const T *x, const float *cosines,
+                                         const float *sines, int half)
+{
+  constexpr int WIDTH = N < 4 ? N : 4;
+  p.x0 = pack_load<T, N>(x);
+  p.x1 = pack_load<T, N>(x + half);
+#pragma unroll
+  for (int j = 0; j < N; j++) {
+    p.c[j] = pack_load<float, WIDTH>(cosines + j / WIDTH * WIDTH).x[j % WIDTH];
+    p.s[j] = pack_load<float, WIDTH>(sines + j / WIDTH * WIDTH).x[j % WIDTH];
+  }
+}
+
+template <class T, int N> static __device__ inline void pairs_turn(const struct rope_pairs<T, N> &p, T *y, int half)
+{
+  float y0[N], y1[N];
+#pragma unroll
+  for (int j = 0; j < N; j++) {
+    const float x0 = get(p.x0.x[j]), x1 = get(p.x1.x[j]);
+    y0[j] = x0 * p.c[j] - x1 * p.s[j];
+    y1[j] = x1 * p.c[j] + x0 * p.s[j];
+  }
+  numbers_put(y, y0);
+  numbers_put(y + half, y1);
+}
+
+/* A block has a row; its pairs are numbered over the query and key heads, and values are copied unless in place. */
+template <class T, int N> static __device__ inline void row_turn(const struct lade_rope_args &a)
+{
+  const int half = (int)a.head_dim / 2, n_each = half / N, n_packs = (int)(a.heads + a.n_kv_heads) * n_each;
+  const int64_t row_elements = (a.heads + 2 * a.n_kv_heads) * a.head_dim, row = blockIdx.x;
+  const float *cosines = (const float *)a.workspace + row % a.seq_len * half, *sines = cosines + a.seq_len * half;
+  const T *x = (const T *)a.x + row * row_elements;
+  T *y = (T *)a.y + row * row_elements;
+#pragma unroll 1
+  for (int i = (int)threadIdx.x; i < n_packs; i += LADE_CUDA_ROPE_TURNS * (int)blockDim.x) {
+    struct rope_pairs<T, N> p[LADE_CUDA_ROPE_TURNS];
+    int at[LADE_CUDA_ROPE_TURNS];
+#pragma unroll
+    for (int turn = 0; turn < LADE_CUDA_ROPE_TURNS; turn++) {
+      const int own = i + turn * (int)blockDim.x < n_packs ? i + turn * (int)blockDim.x : i, j = own % n_each * N;
+      at[turn] = own / n_each * (int)a.head_dim + j;
+      pairs_load(p[turn], x + at[turn], cosines + j, sines + j, half);
+    }
+#pragma unroll
+    for (int turn = 0; turn < LADE_CUDA_ROPE_TURNS; turn++)
+      if (i + turn * (int)blockDim.x < n_packs)
+        pairs_turn(p[turn], y + at[turn], half);
+  }
+  for (int64_t i = (int64_t)n_packs * 2 * N + threadIdx.x * N; i < row_elements && x != y; i += blockDim.x * N)
+    pack_store(y + i, pack_load<T, N>(x + i));
+}
+
+template <class T> static __device__ void rope_of(const struct lade_rope_args &a, const struct lade_step *step)
+{
+  if (a.head_dim / 2 % LADE_PACK(T) == 0)
+    row_turn<T, LADE_PACK(T)>(a);
+  else
+    row_turn<T, 1>(a);
+}
+LADE_KERNEL_OF_DTYPES_BLOCKS(rope, lade_rope_args, 3)

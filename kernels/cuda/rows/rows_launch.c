@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Launches of the kernels over rows: a block of threads for each row. Kernels that also make sums over rows have a
+ * block for each block of rows, and a second launch that adds the blocks.
+ */
+#include "kernels/cuda/launch_internal.h"
+
+static unsigned columns(int64_t d)
+{
+  return (unsigned)lade_div_up(d, LADE_CUDA_THREADS);
+}
+
+/* Return the threads for a row of @n_packs, @n_each per thread: whole warps, no more than have work. */
+static unsigned row_threads(int64_t n_packs, int n_each)
+{
+  return (unsigned)LADE_MIN(LADE_CUDA_THREADS, lade_align_up((uint64_t)lade_div_up(n_packs, n_each), 32));
+}
+
+static unsigned shared_floats(int64_t n)
+{
+  return (unsigned)((size_t)n * sizeof(float));
+}
+
+/* Set output (+)= the sum of the partials in @ctx's workspace, for each output that is not NULL. */
+static void row_sums(const struct lade_kernel_ctx *ctx, int64_t n_rows, struct lade_cuda_row_sums sums)
+{
+  sums.n_blocks = lade_cuda_row_blocks(n_rows);
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ROW_SUMS, LADE_F32,
+                        (struct lade_cuda_launch){
+                            .grid = {(unsigned)lade_div_up(sums.d, LADE_CUDA_SUM_COLUMNS), (unsigned)sums.n_outputs},
+                            .args = &sums, .shared_bytes = shared_floats(LADE_CUDA_THREADS)});
+}
+
+static size_t row_sums_bytes(int64_t n_rows, int64_t d, int n_outputs)
+{
+  return (size_t)(lade_cuda_row_blocks(n_rows) * d * n_outputs) * sizeof(float);
+}
+
+static void column_sum(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_column_sum_args *a = args;
+  int64_t n_packs = lade_cuda_row_packs(a->dtype, a->n);
+  unsigned n_threads = row_threads(n_packs, 1);
+  lade_cuda_launch_grid(ctx, LADE_CUDA_COLUMN_SUM, a->dtype,
+                        (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(n_packs, n_threads),
+                                                           (unsigned)lade_cuda_row_blocks(a->m)},
+                                                  .n_threads = n_threads, .args = a});
+  row_sums(ctx, a->m, (struct lade_cuda_row_sums){.d = a->n, .n_outputs = 1, .partials = a->workspace,
+                                                  .outputs = {a->sum}, .accumulate = a->accumulate});
+}
+
+size_t lade_cuda_column_sum_bytes(const struct lade_column_sum_args *a)
+{
+  return row_sums_bytes(a->m, a->n, 1);
+}
+
+static void embed_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_embed_fwd_args *a = args;
+  lade_cuda_launch_grid(ctx, LADE_CUDA_EMBED_FWD, a->dtype,
+                        (struct lade_cuda_launch){.grid = {(unsigned)(a->batch * a->seq_len)}, .args = a,
+                                                  .n_threads = row_threads(lade_cuda_row_packs(a->dtype, a->d), 1)});
+}
+
+static void embed_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_embed_bwd_args *a = args;
+  int64_t n = a->batch * a->seq_len, n_packs = lade_cuda_row_packs(a->dtype, a->d);
+  unsigned n_threads = row_threads(n_packs, 1);
+  lade_cuda_launch_grid(ctx, LADE_CUDA_EMBED_SORT, LADE_F32,
+                        (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(n * 32, LADE_CUDA_THREADS)},
+                                                  .args = a});
+  if (!a->accumulate_token)
+    lade_cuda_launch_items(ctx, LADE_CUDA_EMBED_CLEAR, LADE_F32, a->vocabulary * a->d, a);
+  lade_cuda_launch_grid(ctx, LADE_CUDA_EMBED_TOKENS, a->dtype,
+                        (struct lade_cuda_launch){.grid = {(unsigned)n, (unsigned)lade_div_up(n_packs, n_threads)},
+                                                  .n_threads = n_threads, .args = a});
+  if (a->d_position_table)
+    lade_cuda_launch_grid(ctx, LADE_CUDA_EMBED_POSITIONS, a->dtype,
+                          (struct lade_cuda_launch){.grid = {(unsigned)a->positions, columns(a->d)}, .args = a});
+}
+
+size_t lade_cuda_embed_bwd_bytes(const struct lade_embed_bwd_args *a)
+{
+  return (size_t)(a->batch * a->seq_len) * sizeof(int32_t);
+}
+
+/* Make a launch with a block for each row; its threads have all of the row at once unless it is longer. */
+static struct lade_cuda_launch rows_launch(const void *args, enum lade_dtype dtype, int64_t n_rows, int64_t d)
+{
+  return (struct lade_cuda_launch){.grid = {(unsigned)n_rows}, .args = args,
+                                   .n_threads = row_threads(lade_cuda_row_packs(dtype, d), LADE_CUDA_ROW_PACKS),
+                                   .shared_bytes = shared_floats(LADE_CUDA_ROOM_FLOATS)};
+}
+
+static void norm_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_norm_fwd_args *a = args;
+  lade_cuda_launch_grid(ctx, LADE_CUDA_NORM_FWD, a->dtype, rows_launch(a, a->dtype, a->n, a->d));
+}
+
+/*
+ * Make a launch over blocks of rows with space for @n_outputs partial sums. Threads have one pack of each of several
+ * rows, or two, before they have four of one row, because blocks are few, and each should have many threads.
+ */
+static struct lade_cuda_launch row_blocks(const void *args, enum lade_dtype dtype, int64_t n_rows, int64_t d,
+                                          int n_outputs)
+{
+  int64_t n_packs = lade_cuda_row_packs(dtype, d);
+  int n_each = n_packs <= LADE_CUDA_THREADS ? 1 : n_packs <= 2 * LADE_CUDA_THREADS ? 2 : LADE_CUDA_ROW_PACKS;
+  return (struct lade_cuda_launch){
+      .grid = {(unsigned)lade_cuda_row_blocks(n_rows)}, .n_threads = row_threads(n_packs, n_each), .args = args,
+      .shared_bytes = shared_floats(LADE_CUDA_ROOM_FLOATS + lade_cuda_row_shared(d, n_outputs))};
+}
+
+static void norm_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_norm_bwd_args *a = args;
+  lade_cuda_launch_grid(ctx, LADE_CUDA_NORM_BWD, a->dtype, row_blocks(a, a->dtype, a->n, a->d, 2));
+  row_sums(ctx, a->n, (struct lade_cuda_row_sums){.d = a->d, .n_outputs = 2, .partials = a->workspace,
+                                                  .outputs = {a->d_weight, a->d_bias}, .accumulate = a->accumulate});
+}
+
+size_t lade_cuda_norm_bwd_bytes(const struct lade_norm_bwd_args *a)
+{
+  return row_sums_bytes(a->n, a->d, 2);
+}
+
+static void residual_fwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_residual_fwd_args *a = args;
+  lade_cuda_launch_grid(ctx, LADE_CUDA_RESIDUAL_FWD, a->dtype, rows_launch(a, a->dtype, a->n, a->d));
+}
+
+static void residual_bwd(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_residual_bwd_args *a = args;
+  bool has_norm = a->kind != LADE_NORM_NONE;
+  lade_cuda_launch_grid(ctx, LADE_CUDA_RESIDUAL_BWD, a->dtype, row_blocks(a, a->dtype, a->n, a->d, 3));
+  row_sums(ctx, a->n,
+           (struct lade_cuda_row_sums){.d = a->d, .n_outputs = 3, .partials = a->workspace,
+                                       .outputs = {has_norm ? a->d_weight : NULL, has_norm ? a->d_norm_bias : NULL,
+                                                   a->d_x_bias},
+                                       .accumulate = a->accumulate});
+}
+
+size_t lade_cuda_residual_bwd_bytes(const struct lade_residual_bwd_args *a)
+{
+  return row_sums_bytes(a->n, a->d, 3);
+}
+
+static void rope(const struct lade_kernel_ctx *ctx, const void *args)
+{
+  const struct lade_rope_args *a = args;
+  int64_t half = a->head_dim / 2, n_runs = lade_div_up(a->seq_len, LADE_CUDA_ROPE_RUN);
+  int64_t n_packs = (a->heads + a->n_kv_heads) * lade_cuda_row_packs(a->dtype, half);
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ROPE_TABLE, LADE_F32,
+                        (struct lade_cuda_launch){.grid = {(unsigned)lade_div_up(n_runs * half, LADE_CUDA_THREADS)},
+                                                  .args = a});
+  lade_cuda_launch_grid(ctx, LADE_CUDA_ROPE, a->dtype,
+                        (struct lade_cuda_launch){.grid = {(unsigned)(a->batch * a->seq_len)},
+                                                  .n_threads = row_threads(n_packs, LADE_CUDA_ROPE_TURNS), .args = a});
+}
+
+size_t lade_cuda_rope_bytes(const struct lade_rope_args *a)
+{
+  return (size_t)(a->seq_len * (a->head_dim / 2) * 2) * sizeof(float);
+}
+
+void lade_cuda_row_init(struct lade_kernels *kernels)
+{
+  kernels->fn[LADE_K_COLUMN_SUM] = column_sum;
+  kernels->fn[LADE_K_EMBED_FWD] = embed_fwd;
+  kernels->fn[LADE_K_EMBED_BWD] = embed_bwd;
+  kernels->fn[LADE_K_NORM_FWD] = norm_fwd;
+  kernels->fn[LADE_K_NORM_BWD] = norm_bwd;
+  kernels->fn[LADE_K_RESIDUAL_FWD] = residual_fwd;
+  kernels->fn[LADE_K_RESIDUAL_BWD] = residual_bwd;
+  kernels->fn[LADE_K_ROPE] = rope;
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The head's loss at the AMX level: this level's products, its lanes over rows of logits. */
+#include "kernels/host/host.h"
+#include "kernels/host/lanes.h"
+
+#include "kernels/host/head_loss/head_loss_rows.h"
+
+static const struct lade_head_loss_level level = {.matmul = lade_matmul_amx, .reduce = row_reduce,
+                                                  .gradient = row_gradient, .cast = row_cast};
+
+static void head_loss_fwd_amx(const struct lade_kernel_ctx *ctx, const void *arg)
+{
+  const struct lade_head_loss_fwd_args *args = arg;
+  lade_head_loss_fwd_run(args->dtype == LADE_F64 ? &lade_head_loss_plain : &level, ctx, args);
+}
+
+static void head_stats_amx(const struct lade_kernel_ctx *ctx, const void *arg)
+{
+  const struct lade_head_stats_args *args = arg;
+  lade_head_stats_run(args->dtype == LADE_F64 ? &lade_head_loss_plain : &level, ctx, args);
+}
+
+static void head_loss_bwd_amx(const struct lade_kernel_ctx *ctx, const void *arg)
+{
+  const struct lade_head_loss_bwd_args *args = arg;
+  lade_head_loss_bwd_run(args->dtype == LADE_F64 ? &lade_head_loss_plain : &level, ctx, args);
+}
+
+void lade_head_loss_init_amx(struct lade_kernels *kernels)
+{
+  lade_kernels_set(kernels, LADE_K_HEAD_LOSS_FWD, head_loss_fwd_amx, "amx");
+  lade_kernels_set(kernels, LADE_K_HEAD_LOSS_BWD, head_loss_bwd_amx, "amx");
+  lade_kernels_set(kernels, LADE_K_HEAD_STATS, head_stats_amx, "amx");
+}

@@ -1,0 +1,582 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Exact search: is there a packing within a capacity?
+ *
+ * Any packing can be pushed down until every item rests on offset 0 or on another item. So only such packings are
+ * searched, and they are built from the bottom. Each slot has a floor, and no unplaced item lies below it. A maximal
+ * run of slots of equal floor between higher walls is a valley. An item that touches the floor of a valley at one of
+ * its two corner slots lies inside the valley. So a corner has few choices: one of the items that start (or end)
+ * exactly there and fit between the walls, or a gap. A gap raises the corner's floor to the lowest offset at which the
+ * next item can start. Inference follows each choice (pack_bounds.c, pack_joints.c). Every valley is a valid place to
+ * decide next, so the search takes the corner with the fewest choices, or the lowest one; a corner with one choice
+ * needs no branching. This corner view, instead of placing any item anywhere, makes instances without slack easy.
+ *
+ * If no unplaced item crosses from one slot to the next, the two sides are solved one after the other. A failure on one
+ * side does not cause a retry of the other. Of items with the same lifetime that lie directly on each other only one
+ * order is tried, and of equal items only one is tried at a corner.
+ *
+ * A bad early choice can cost unbounded time, while another preference finds a solution with hardly a step back. So
+ * attempts are short. Five preferences among items times three among corners are each tried with a small limit of
+ * nodes, then again with random noise and a growing limit. One corner rule takes the lowest corner and one takes the
+ * corner with the fewest choices. The third weighs these against the number of failed inferences at the slot in all
+ * attempts so far. Slots that fail often are better decided early (Boussemart and others' weighted degrees, 2004). An
+ * attempt that ends without meeting its limit proves that no packing fits, and the lower bound rises. In every second
+ * cycle the attempts assume a shape of the free bytes (pack_fillers.c); such a failure proves nothing.
+ *
+ * Half of the effort goes to soft attempts, for targets that are out of reach or too hard. They start at the target's
+ * capacity too. At a dead end, once their patience with steps back is over, the capacity grows by the bytes that
+ * inference lacked. They go on from the current node. Inferences made for less capacity stay as a preference, so the
+ * packing stays tight except where that failed. Such an attempt always ends, at a packing or at the incumbent.
+ * Rejected: hard attempts at capacities between target and incumbent. Free bytes make a gap a choice at every corner,
+ * so they fail as they do at the target.
+ *
+ * The search handles one alignment, up to ITEMS_MAX items, and fixed items only if they stand on each other from offset
+ * 0 up. Recursion takes at most 2 MB of stack (DEPTH_MAX). Related ideas are in MiniMalloc (canonical solutions,
+ * sections; Moffitt 2023) and in the bottom-left corner search of perfect rectangle packing.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "alloc/pack/pack_exact.h"
+
+#define ITEMS_MAX 2048
+#define NEAR_MAX (1 << 21)
+#define DEPTH_MAX 8192
+#define CAPACITY_MAX (INT64_MAX / 4)
+/* The first attempts' nodes per item: one descent with some repair. */
+#define NODES_PER_ITEM 6
+/* Steps of a growing capacity from the target to the incumbent. */
+#define STEPS 256
+
+enum { PREFER_AREA, PREFER_LENGTH, PREFER_BYTES, PREFER_TIGHT_AREA, PREFER_TIGHT_LENGTH, N_PREFERENCES };
+enum { CORNER_FEWEST, CORNER_LOWEST, CORNER_WEIGHTED, N_CORNER_RULES };
+#define N_KINDS (N_PREFERENCES * N_CORNER_RULES)
+/* Cycles of attempts of all kinds at the target's capacity, in turn: without and with fillers. */
+enum { CYCLE_PLAIN, CYCLE_FILLED, N_CYCLES };
+
+struct exact {
+  struct pack_pile pile;
+  struct pack_effort *effort;
+  int32_t *original;    /* by item of the pile: its number among the candidates */
+  /* Candidates for the pile: the problem's items, then fillers; sizes in granules. */
+  struct pack_candidate *candidates;
+  struct rank *ranks;
+  LADE_ARRAY(int32_t) choices; /* of all open nodes */
+  uint64_t n_nodes, node_limit;
+  uint64_t random_state;
+  double noise;
+  int preference, corner_rule, depth;
+  int64_t capacity_least; /* no packing fits into less */
+  /* Soft attempts: nodes of steps back before the capacity grows, its least growth, and its maximum. */
+  uint64_t patience, n_nodes_patient;
+  int64_t capacity_step, capacity_most;
+  bool is_filled;  /* fillers are among the items, so a failure proves nothing */
+  bool is_aborted; /* a limit was met, so a failure proves nothing */
+};
+
+struct rank {
+  double key;
+  int32_t item;
+};
+
+/* The choices at one slot. */
+struct corner {
+  int32_t slot, n_choices;
+  int64_t next_floor;
+  bool has_gap; /* a gap is possible */
+};
+
+static int rank_compare(const void *a, const void *b)
+{
+  const struct rank *x = a, *y = b;
+  if (x->key != y->key)
+    return x->key > y->key ? -1 : 1;
+  return x->item < y->item ? -1 : 1;
+}
+
+/* True if the item directly below @j has the same lifetime and a higher number. Then only the other order is tried. */
+static bool item_is_out_of_order(const struct pack_pile *pile, int j, int s)
+{
+  const int below = (int)pile->top[s];
+  return below > j && pile->lo[below] == pile->lo[j] && pile->hi[below] == pile->hi[j] &&
+         pile->offset[below] + pile->bytes[below] == pile->lowest[j];
+}
+
+/* True if an equal item with a smaller number is among the choices of the corner. */
+static bool item_has_twin(const struct pack_pile *pile, int j, int s)
+{
+  for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
+    int k = pile->slot_items.items[a];
+    if (k < j && pile->lowest[k] == pile->lowest[j] && pile->lo[k] == pile->lo[j] && pile->hi[k] == pile->hi[j] &&
+        pile->bytes[k] == pile->bytes[j])
+      return true;
+  }
+  return false;
+}
+
+static bool item_is_choice(const struct pack_pile *pile, int j, int s)
+{
+  return pile->lowest[j] == pile->floor[s] && !item_is_out_of_order(pile, j, s) && !item_has_twin(pile, j, s);
+}
+
+static struct corner corner_get(struct pack_pile *pile, int s)
+{
+  struct corner corner = {.slot = s};
+  for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++)
+    corner.n_choices += item_is_choice(pile, pile->slot_items.items[a], s);
+  corner.next_floor = lade_pack_pile_next_floor(pile, s);
+  corner.has_gap = corner.next_floor <= pile->capacity - pile->rest[s];
+  pile->work += 2 * (uint64_t)(pile->slot_start[s + 1] - pile->slot_start[s]);
+  return corner;
+}
+
+/* Return the corner's score; the corner with the smallest score is decided first. */
+static double corner_score(const struct exact *exact, const struct corner *corner)
+{
+  const struct pack_pile *pile = &exact->pile;
+  const double n = corner->n_choices + corner->has_gap;
+  if (exact->corner_rule == CORNER_LOWEST)
+    return (double)pile->floor[corner->slot] + n / (pile->n + 1.0);
+  const int64_t slack = pile->capacity - pile->floor[corner->slot] - pile->rest[corner->slot];
+  const double score = n + (double)slack / ((double)pile->capacity + 1.0);
+  return exact->corner_rule == CORNER_WEIGHTED ? score / (1.0 + pile->weight[corner->slot]) : score;
+}
+
+/* Return the corner to decide next among the valleys of [a, b). Slot -1: all items are placed. */
+static struct corner corner_find(struct exact *exact, int a, int b)
+{
+  struct pack_pile *pile = &exact->pile;
+  const int64_t *floor = pile->floor;
+  struct corner best = {.slot = -1};
+  double best_score = 0;
+  for (int l = a, r; l < b; l = r) {
+    for (r = l + 1; r < b && floor[r] == floor[l];)
+      r++;
+    bool has_walls = (l == a || floor[l - 1] > floor[l]) && (r == b || floor[r] > floor[l]);
+    bool is_valley = has_walls && floor[l] < LADE_PACK_DONE;
+    for (int s = l; is_valley && s < r; s += LADE_MAX(r - 1 - l, 1)) {
+      struct corner corner = corner_get(pile, s);
+      double score = corner_score(exact, &corner);
+      if (best.slot < 0 || score < best_score) {
+        best = corner;
+        best_score = score;
+      }
+    }
+  }
+  return best;
+}
+
+/* Push the items to try at the corner, preferred ones first (small numbers, apart from the noise). */
+static bool choices_push(struct exact *exact, const struct corner *corner)
+{
+  const struct pack_pile *pile = &exact->pile;
+  int n = 0, s = corner->slot;
+  for (int a = pile->slot_start[s]; a < pile->slot_start[s + 1]; a++) {
+    int32_t j = pile->slot_items.items[a];
+    if (!item_is_choice(pile, j, s))
+      continue;
+    double noise = exact->noise > 0 ? exact->noise * lade_pack_random(&exact->random_state) : 0;
+    exact->ranks[n++] = (struct rank){-j * (1 + noise), j};
+  }
+  LADE_ASSERT(n == corner->n_choices);
+  qsort(exact->ranks, (size_t)n, sizeof(*exact->ranks), rank_compare);
+  for (int k = 0; k < n; k++)
+    if (!LADE_PUSH(&exact->choices, exact->ranks[k].item))
+      return false;
+  return true;
+}
+
+/* Count the node. False, and the attempt is over, if a limit is met. */
+static bool node_enter(struct exact *exact)
+{
+  uint64_t work = exact->pile.work + 100;
+  exact->pile.work = 0;
+  exact->n_nodes++;
+  if (lade_pack_spend(exact->effort, work) || exact->n_nodes > exact->node_limit || exact->depth > DEPTH_MAX ||
+      exact->pile.is_out_of_memory)
+    exact->is_aborted = true;
+  return !exact->is_aborted;
+}
+
+static bool range_solve(struct exact *exact, int a, int b);
+
+/*
+ * Try the corner's choices, items before the gap. *ret_lack is about the additional capacity at which one of them
+ * succeeds.
+ */
+static bool choices_try(struct exact *exact, int a, int b, const struct corner *corner, int64_t *ret_lack)
+{
+  struct pack_pile *pile = &exact->pile;
+  const int mark = pile->trail.n, first = exact->choices.n, n_choices = corner->n_choices + corner->has_gap;
+  bool is_solved = false;
+  *ret_lack = corner->has_gap ? INT64_MAX : corner->next_floor - (pile->capacity - pile->rest[corner->slot]);
+  if (!choices_push(exact, corner))
+    exact->is_aborted = true;
+  for (int k = 0; k < n_choices && !is_solved && !exact->is_aborted; k++) {
+    const bool is_possible = k < corner->n_choices ? lade_pack_pile_place(pile, exact->choices.items[first + k])
+                                                   : lade_pack_pile_raise(pile, corner->slot, corner->next_floor);
+    is_solved = is_possible && range_solve(exact, a, b);
+    if (!is_solved) {
+      *ret_lack = LADE_MIN(*ret_lack, pile->lack);
+      lade_pack_pile_undo(pile, mark);
+    }
+    exact->is_aborted |= pile->is_out_of_memory; /* the trail has holes, so no change was undone */
+  }
+  exact->choices.n = first;
+  return is_solved;
+}
+
+/* Grow the capacity at a dead end of a soft attempt, once the patience is over. True if the search can go on. */
+static bool capacity_grow(struct exact *exact, int64_t lack)
+{
+  struct pack_pile *pile = &exact->pile;
+  if (!pile->is_soft || exact->is_aborted || exact->n_nodes < exact->n_nodes_patient)
+    return false;
+  pile->capacity += LADE_MAX(LADE_MIN(lack, exact->capacity_most), exact->capacity_step);
+  exact->is_aborted = pile->capacity > exact->capacity_most;
+  exact->n_nodes_patient = exact->n_nodes + exact->patience;
+  return !exact->is_aborted;
+}
+
+/* Decide at the corner @corner and continue. False: a dead end, and all changes are undone. */
+static bool corner_decide(struct exact *exact, int a, int b, struct corner corner)
+{
+  int64_t lack;
+  bool is_solved = choices_try(exact, a, b, &corner, &lack);
+  while (!is_solved && capacity_grow(exact, lack)) {
+    corner = corner_get(&exact->pile, corner.slot);
+    is_solved = choices_try(exact, a, b, &corner, &lack);
+  }
+  return is_solved;
+}
+
+/*
+ * Place all unplaced items of the slots [a, b). False: a dead end, which the caller undoes.
+ *
+ * pre: no unplaced item crosses the border of the range.
+ */
+static bool range_solve(struct exact *exact, int a, int b)
+{
+  const struct pack_pile *pile = &exact->pile;
+  bool is_solved = true;
+  exact->depth++;
+  for (int t = a + 1, from = a; t <= b && is_solved; t++) {
+    if (t < b && pile->cross[t] > 0)
+      continue;
+    if (from == a && t == b) {
+      struct corner corner = {.slot = -1};
+      is_solved = node_enter(exact);
+      if (is_solved)
+        corner = corner_find(exact, a, b);
+      if (corner.slot >= 0)
+        is_solved = corner_decide(exact, a, b, corner);
+    } else if (t - from > 1 || pile->rest[from] > 0) {
+      is_solved = range_solve(exact, from, t);
+    }
+    from = t;
+  }
+  exact->depth--;
+  return is_solved;
+}
+
+/* Return the item's key under @preference; items with larger keys are tried earlier. */
+static double item_preference(const struct pack_problem *problem, const struct pack_candidate *item, int preference)
+{
+  double length = item->hi - item->lo, bytes = (double)item->bytes;
+  uint64_t tight = 0;
+  for (int s = item->lo; s < item->hi; s++)
+    tight = LADE_MAX(tight, problem->live[s]);
+  double share = bytes * (double)problem->granule / (double)problem->lower_bound;
+  switch (preference) {
+  case PREFER_AREA: return length * bytes;
+  case PREFER_LENGTH: return length + share / 2;
+  case PREFER_BYTES: return bytes + length / (problem->n_slots + 1);
+  case PREFER_TIGHT_AREA: return (double)(tight / problem->granule) * 0x1p24 + length * share;
+  default: return (double)(tight / problem->granule) * 0x1p24 + length + share / 2;
+  }
+}
+
+/* True if fixed items leave no gaps below them, so the pile can begin on top of them. */
+static bool fixed_is_ground(const struct exact *exact, const struct pack_problem *problem)
+{
+  int64_t *end = exact->pile.floor, *sum = exact->pile.rest;
+  memset(end, 0, (size_t)problem->n_slots * sizeof(*end));
+  memset(sum, 0, (size_t)problem->n_slots * sizeof(*sum));
+  for (int i = 0; i < problem->n; i++) {
+    const struct pack_candidate *item = &exact->candidates[i];
+    for (int s = item->lo; item->fixed >= 0 && s < item->hi; s++) {
+      end[s] = LADE_MAX(end[s], item->fixed + item->bytes);
+      sum[s] += item->bytes;
+    }
+  }
+  return memcmp(end, sum, (size_t)problem->n_slots * sizeof(*end)) == 0;
+}
+
+static void fixed_place(struct pack_pile *pile, int j, int64_t offset)
+{
+  pile->lowest[j] = -1;
+  pile->offset[j] = offset;
+  for (int s = pile->lo[j]; s < pile->hi[j]; s++)
+    pile->floor[s] = LADE_MAX(pile->floor[s], offset + pile->bytes[j]);
+}
+
+/* Number the pile's items by preference and empty it. */
+static void pile_reset(struct exact *exact, const struct pack_problem *problem, int preference)
+{
+  struct pack_pile *pile = &exact->pile;
+  int n = pile->n, n_slots = pile->n_slots;
+  for (int i = 0; i < n; i++)
+    exact->ranks[i] = (struct rank){item_preference(problem, &exact->candidates[i], preference), i};
+  qsort(exact->ranks, (size_t)n, sizeof(*exact->ranks), rank_compare);
+  memset(pile->rest, 0, (size_t)n_slots * sizeof(*pile->rest));
+  memset(pile->cross, 0, (size_t)n_slots * sizeof(*pile->cross));
+  memset(pile->floor, 0, (size_t)n_slots * sizeof(*pile->floor));
+  memset(pile->lowest, 0, (size_t)n * sizeof(*pile->lowest));
+  memset(pile->is_due, 0, (size_t)n_slots * sizeof(*pile->is_due));
+  for (int s = 0; s < n_slots; s++)
+    pile->top[s] = -1;
+  for (int j = 0; j < n; j++) {
+    exact->original[j] = exact->ranks[j].item;
+    const struct pack_candidate *item = &exact->candidates[exact->original[j]];
+    pile->lo[j] = item->lo;
+    pile->hi[j] = item->hi;
+    pile->bytes[j] = item->bytes;
+    if (item->fixed >= 0) {
+      fixed_place(pile, j, item->fixed);
+      continue;
+    }
+    for (int s = pile->lo[j]; s < pile->hi[j]; s++) {
+      pile->rest[s] += pile->bytes[j];
+      pile->cross[s] += s > pile->lo[j];
+    }
+  }
+  for (int j = 0; j < n; j++)
+    for (int s = pile->lo[j]; pile->lowest[j] >= 0 && s < pile->hi[j]; s++)
+      pile->lowest[j] = LADE_MAX(pile->lowest[j], pile->floor[s]);
+  pile->trail.n = 0;
+  pile->is_out_of_memory = false;
+  pile->work = 0;
+}
+
+/* List by counting, for each slot, the items that end where it begins and the items that begin there. */
+static void joints_link(struct pack_pile *pile)
+{
+  const int n_sides = 2 * pile->n_slots + 1;
+  int32_t *place = pile->joint_start;
+  memset(place, 0, (size_t)(n_sides + 2) * sizeof(*place));
+  for (int j = 0; j < pile->n; j++) {
+    place[2 * pile->hi[j] + 2]++;
+    place[2 * pile->lo[j] + 1 + 2]++;
+  }
+  for (int side = 0; side <= n_sides; side++)
+    place[side + 1] += place[side];
+  for (int j = 0; j < pile->n; j++) {
+    pile->joint_items[place[2 * pile->hi[j] + 1]++] = j;
+    pile->joint_items[place[2 * pile->lo[j] + 1 + 1]++] = j;
+  }
+}
+
+/* Make the lists for the current numbering: the items of each slot, and the items near each item. False: no memory. */
+static bool pile_link(struct pack_pile *pile)
+{
+  const int n = pile->n;
+  bool is_linked = true;
+  pile->slot_items.n = pile->near.n = 0;
+  for (int s = 0; s < pile->n_slots; s++) {
+    pile->slot_start[s] = pile->slot_items.n;
+    for (int32_t j = 0; j < n; j++)
+      if (pile->lo[j] <= s && s < pile->hi[j])
+        is_linked = LADE_PUSH(&pile->slot_items, j) && is_linked;
+  }
+  pile->slot_start[pile->n_slots] = pile->slot_items.n;
+  for (int j = 0; j < n; j++) {
+    pile->near_start[j] = pile->near.n;
+    for (int32_t k = 0; k < n; k++)
+      if (k != j && pile->lo[k] < pile->hi[j] && pile->lo[j] < pile->hi[k])
+        is_linked = LADE_PUSH(&pile->near, k) && is_linked;
+  }
+  pile->near_start[n] = pile->near.n;
+  joints_link(pile);
+  return is_linked;
+}
+
+/*
+ * Choose the items of attempt @k, counted separately for soft and for hard attempts. In every second cycle of hard
+ * attempts, fillers for @capacity are added. Noise makes later cycles differ from earlier ones.
+ */
+static void attempt_choose(struct exact *exact, const struct pack_problem *problem, int64_t capacity, int k)
+{
+  const int cycle = k / N_KINDS, round = exact->pile.is_soft ? cycle : cycle / N_CYCLES;
+  int n_fillers = 0;
+  exact->random_state = 0x9E3779B97F4A7C15u * (uint64_t)(k + 1);
+  if (cycle % N_CYCLES == CYCLE_FILLED && !exact->pile.is_soft)
+    n_fillers = lade_pack_fillers_make(problem, capacity, &exact->random_state, exact->candidates + problem->n);
+  exact->is_filled = n_fillers > 0 && n_fillers <= problem->n;
+  exact->pile.n = problem->n + (exact->is_filled ? n_fillers : 0);
+  exact->pile.capacity = capacity;
+  exact->preference = k % N_PREFERENCES;
+  exact->corner_rule = k / N_PREFERENCES % N_CORNER_RULES;
+  exact->noise = cycle > 0 && !(exact->is_filled && round == 0) ? 0.3 : 0;
+  exact->n_nodes = 0;
+  exact->node_limit = (uint64_t)NODES_PER_ITEM * (uint64_t)exact->pile.n << LADE_MIN(round, 40);
+  exact->patience = round == 0 ? 0 : (uint64_t)exact->pile.n << LADE_MIN(round, 40) >> 4;
+  exact->n_nodes_patient = exact->patience;
+  if (exact->pile.is_soft)
+    exact->node_limit = UINT64_MAX;
+}
+
+/* Make one attempt of kind @k at @capacity. True: the packer's offsets hold a packing. */
+static bool attempt(struct exact *exact, lade_packer *packer, int64_t capacity, int k)
+{
+  const struct pack_problem *problem = &packer->problem;
+  struct pack_pile *pile = &exact->pile;
+  attempt_choose(exact, problem, capacity, k);
+  pile_reset(exact, problem, exact->preference);
+  exact->is_aborted = pile->is_out_of_memory = !pile_link(pile);
+  if (exact->is_aborted)
+    return false;
+  lade_pack_spend(exact->effort, (uint64_t)pile->n * (uint64_t)(pile->n + pile->n_slots) / 2);
+  exact->depth = 0;
+  exact->choices.n = 0;
+  if (!lade_pack_pile_start(pile)) {
+    exact->is_aborted = pile->is_out_of_memory;
+    return false;
+  }
+  if (!range_solve(exact, 0, pile->n_slots))
+    return false;
+  for (int j = 0; j < pile->n; j++)
+    if (exact->original[j] < problem->n)
+      packer->offsets[exact->original[j]] = (uint64_t)pile->offset[j] * problem->granule;
+  return true;
+}
+
+/*
+ * Raise the lower bound: no packing fits into @capacity granules. Without effect if sizes were rounded up, because then
+ * the true peak may be smaller.
+ */
+static void bound_raise(lade_packer *packer, int64_t capacity)
+{
+  struct pack_problem *problem = &packer->problem;
+  if (problem->has_padding)
+    return;
+  problem->lower_bound = LADE_MAX(problem->lower_bound, ((uint64_t)capacity + 1) * problem->granule);
+  packer->target_bytes = LADE_MAX(packer->target_bytes, problem->lower_bound);
+}
+
+/*
+ * Raise the bound if an attempt without a packing proves that @capacity does not suffice. True if the incumbent meets
+ * the target after that.
+ */
+static bool failure_read(struct exact *exact, lade_packer *packer, int64_t capacity)
+{
+  if (!exact->is_aborted && !exact->is_filled && exact->pile.capacity == capacity) {
+    exact->capacity_least = capacity + 1;
+    bound_raise(packer, capacity);
+  }
+  return packer->best_bytes <= packer->target_bytes;
+}
+
+/* Make attempts until the target is met or proved out of reach, or effort or memory is spent. True if it is met. */
+static bool attempts_run(struct exact *exact, lade_packer *packer)
+{
+  const uint64_t granule = packer->problem.granule;
+  struct pack_effort *effort = &packer->effort;
+  uint64_t spent[2] = {0, 0}; /* of hard attempts and of soft ones: kept about equal */
+  int n_made[2] = {0, 0};
+  bool is_met = false;
+  while (!effort->is_spent && !exact->pile.is_out_of_memory && !is_met) {
+    const bool is_soft = spent[1] < spent[0];
+    const uint64_t work_before = effort->work;
+    const int k = n_made[is_soft]++;
+    const int64_t capacity = LADE_MAX((int64_t)(packer->target_bytes / granule), exact->capacity_least);
+    exact->capacity_most = (int64_t)((packer->best_bytes - 1) / granule);
+    if (capacity > exact->capacity_most)
+      break; /* only padding separates the bound from the incumbent */
+    exact->capacity_step = LADE_MAX((exact->capacity_most - capacity) / STEPS, 1);
+    exact->pile.is_soft = is_soft;
+    is_met = attempt(exact, packer, capacity, k) ? lade_pack_offer(packer) : failure_read(exact, packer, capacity);
+    spent[is_soft] += effort->work - work_before;
+  }
+  return is_met;
+}
+
+static void exact_finish(struct exact *exact, char *memory)
+{
+  LADE_ARRAY_FREE(&exact->choices);
+  LADE_ARRAY_FREE(&exact->pile.trail);
+  LADE_ARRAY_FREE(&exact->pile.slot_items);
+  LADE_ARRAY_FREE(&exact->pile.near);
+  free(memory);
+}
+
+/* Cut @n values of 4 bytes off *@memory. */
+static int32_t *cut(int32_t **memory, size_t n)
+{
+  int32_t *p = *memory;
+  *memory += n;
+  return p;
+}
+
+static int64_t *cut_wide(int64_t **memory, size_t n)
+{
+  int64_t *p = *memory;
+  *memory += n;
+  return p;
+}
+
+/* Cut all arrays of known length from one block, which the caller frees. NULL without memory. */
+static char *exact_init(struct exact *exact, lade_packer *packer)
+{
+  const struct pack_problem *problem = &packer->problem;
+  size_t n_slots = (size_t)problem->n_slots, n = (size_t)problem->n + 2 * n_slots;
+  size_t n_values = 6 * n + 4 * n_slots + 5, n_wide = 3 * n + 4 * n_slots;
+  size_t item_bytes = sizeof(struct rank) + sizeof(struct pack_candidate);
+  char *memory = malloc(n * item_bytes + n_wide * sizeof(int64_t) + n_values * sizeof(int32_t) + n_slots);
+  if (!memory)
+    return NULL;
+  *exact = (struct exact){.effort = &packer->effort, .ranks = (struct rank *)memory};
+  exact->candidates = (struct pack_candidate *)(exact->ranks + n);
+  int64_t *wide_at = (int64_t *)(exact->candidates + n);
+  int32_t *at = (int32_t *)(wide_at + n_wide);
+  exact->original = cut(&at, n);
+  exact->pile = (struct pack_pile){
+      .n_slots = problem->n_slots,
+      .bytes = cut_wide(&wide_at, n), .lowest = cut_wide(&wide_at, n), .offset = cut_wide(&wide_at, n),
+      .floor = cut_wide(&wide_at, n_slots), .rest = cut_wide(&wide_at, n_slots),
+      .top = cut_wide(&wide_at, n_slots), .cross = cut_wide(&wide_at, n_slots),
+      .lo = cut(&at, n), .hi = cut(&at, n), .slot_start = cut(&at, n_slots + 1), .near_start = cut(&at, n + 1),
+      .joint_start = cut(&at, 2 * n_slots + 3), .joint_items = cut(&at, 2 * n), .weight = cut(&at, n_slots),
+  };
+  exact->pile.is_due = (bool *)at;
+  memset(exact->pile.weight, 0, n_slots * sizeof(*exact->pile.weight));
+  for (int i = 0; i < problem->n; i++) {
+    int64_t fixed = problem->items[i].fixed;
+    exact->candidates[i] = (struct pack_candidate){
+        problem->lo[i], problem->hi[i], (int64_t)(problem->bytes[i] / problem->granule),
+        fixed < 0 ? -1 : (int64_t)((uint64_t)fixed / problem->granule)};
+  }
+  return memory;
+}
+
+bool lade_pack_exact(lade_packer *packer)
+{
+  const struct pack_problem *problem = &packer->problem;
+  if (problem->n > ITEMS_MAX || problem->has_mixed_align ||
+      packer->best_bytes / problem->granule > CAPACITY_MAX)
+    return false;
+  size_t n_slot_items = 0, n_near = 0;
+  for (int i = 0; i < problem->n; i++) {
+    n_slot_items += (size_t)(problem->hi[i] - problem->lo[i]);
+    for (int j = 0; j < problem->n; j++)
+      n_near += i != j && problem->lo[i] < problem->hi[j] && problem->lo[j] < problem->hi[i];
+  }
+  if (n_near > NEAR_MAX || n_slot_items > NEAR_MAX)
+    return false;
+  struct exact exact;
+  char *memory = exact_init(&exact, packer);
+  if (!memory)
+    return false; /* the incumbent stays */
+  bool is_met = fixed_is_ground(&exact, problem) && attempts_run(&exact, packer);
+  exact_finish(&exact, memory);
+  return is_met;
+}

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A packing that grows from the bottom, with the facts inferred about unplaced items. Shared by the search
+ * (pack_exact.c), its inference (pack_bounds.c, pack_joints.c) and its fillers; sizes are in granules.
+ */
+#ifndef LADE_PACK_EXACT_H
+#define LADE_PACK_EXACT_H
+
+#include "alloc/pack/pack_internal.h"
+
+/* The floor of a slot whose items are all placed: above every capacity. */
+#define LADE_PACK_DONE (INT64_MAX / 2)
+
+/* A candidate for the next place: an item or a filler. */
+struct pack_candidate {
+  int32_t lo, hi;
+  int64_t bytes;
+  int64_t fixed; /* or -1 */
+};
+
+struct pack_change {
+  int64_t *where;
+  int64_t old;
+};
+
+struct pack_pile {
+  int n, n_slots;
+  int64_t capacity;
+  bool is_soft;    /* the capacity grows at dead ends, so failures give a slot no weight */
+  int64_t lack;    /* least bytes that the last refused place lacked */
+  /* Items, renumbered so that the search's preferred ones come first. */
+  int32_t *lo, *hi;
+  int64_t *bytes;
+  int64_t *lowest; /* least offset of the item in any solution under this node; -1 once placed */
+  int64_t *offset; /* of placed items */
+  /* Slots. */
+  int64_t *floor;  /* no unplaced item lies below it; LADE_PACK_DONE if all are placed */
+  int64_t *rest;   /* unplaced bytes */
+  int64_t *top;    /* item placed last, or -1 */
+  int64_t *cross;  /* unplaced items that cover both this slot and the one before */
+  int32_t *weight; /* number of failed inferences there, in all attempts */
+  int32_t *slot_start, *near_start;
+  LADE_ARRAY(int32_t) slot_items; /* of each slot; kept sorted by falling `lowest`, placed ones last */
+  LADE_ARRAY(int32_t) near;       /* items that each item meets in time */
+  int32_t *joint_start, *joint_items; /* at [2s]: items that end where slot s begins; at [2s + 1]: items that begin
+                                         there */
+  /* Slots whose inference is due, all within [due_lo, due_hi). */
+  bool *is_due;
+  int32_t due_lo, due_hi;
+  int n_raises_left; /* before the slowly converging rule stops */
+  LADE_ARRAY(struct pack_change) trail;
+  bool is_out_of_memory;
+  uint64_t work;   /* steps since the caller last read and cleared it */
+};
+
+/* Undo all changes since the trail had @mark entries. */
+void lade_pack_pile_undo(struct pack_pile *pile, int mark);
+
+/* Infer from scratch, with all slots due. False when there is no solution. */
+bool lade_pack_pile_start(struct pack_pile *pile);
+
+/*
+ * Put item @j at its lowest offset. The floors of its slots rise to its end, so no later item lies below it. False: no
+ * solution.
+ */
+bool lade_pack_pile_place(struct pack_pile *pile, int j);
+
+/* Decide that no unplaced item starts below @floor on slot @s. False: no solution. */
+bool lade_pack_pile_raise(struct pack_pile *pile, int s, int64_t floor);
+
+/*
+ * Return the lowest offset of the next item on slot @s if none starts at its floor; INT64_MAX if there is no such
+ * offset.
+ */
+int64_t lade_pack_pile_next_floor(struct pack_pile *pile, int s);
+
+/*
+ * Return the least height at which an unplaced item that crosses from slot @s - 1 to @s can lie, at least the maximum
+ * of the floors (pack_joints.c). INT64_MAX if there is none.
+ */
+int64_t lade_pack_pile_joint(struct pack_pile *pile, int s);
+
+/*
+ * Make candidates that fill the free space at @capacity granules, at most 2 per slot. One of many possible fillings is
+ * drawn (pack_fillers.c). Return their number.
+ */
+int lade_pack_fillers_make(const struct pack_problem *problem, int64_t capacity, uint64_t *random_state,
+                           struct pack_candidate *ret_fillers);
+
+#endif

@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Predict one piece of work: from a table if it was measured, else by a roofline.
+ *
+ * The roofline (Williams, Waterman, Patterson 2009) is max(flops / rate, bytes / bandwidth): an op is bound by one of
+ * them. The machine's rates are those of large products and streaming kernels, so each class of ops has a factor for
+ * its usual share of them:
+ *
+ *   products         0.90  shapes of a model are rarely the best one
+ *   attention        0.50  forward: two small products and an exponential per pair
+ *                    0.40  backward: five products, twice the exponentials
+ *   output head      0.75  products in chunks with a softmax between them
+ *   everything else  0.85  of the memory bandwidth; its flops do not bind
+ *
+ * On a host the matrix rate of 16-bit types comes from dot-product instructions that attention cannot use everywhere.
+ * Measuring corrects that; the factors only have to be plausible.
+ *
+ * The key of an op hashes only the properties that its time depends on. A model's layers then share entries, and a
+ * cached measurement serves another model with the same shapes. Values of operands do not matter, because no kernel's
+ * time depends on them.
+ *
+ * Updates and norms stream memory: bytes over bandwidth. On a unified machine the device and the host tier of an update
+ * are the same memory and the same cores. There host_bytes_per_s is the measured rate of AdamW itself.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "base/base.h"
+#include "machine/cost.h"
+
+#define STREAM_FACTOR 0.85
+
+#define WINDOW_BYTES (3u << 19) /* one request each way */
+#define N_WINDOWS 6             /* one computed, the others in flight to or from the drive */
+
+/*
+ * Rate of compact moments on a CPU, as a share of the exact update's bytes per second: instructions bind them
+ * (docs/store.md).
+ */
+static const double compact_factors[LADE_N_MOMENTS] = {
+    [LADE_MOMENTS_F32] = 1, [LADE_MOMENTS_BF16] = 0.85, [LADE_MOMENTS_8BIT] = 0.35};
+
+/* Share of the matrix rate that an op reaches; 0: it is bound by bytes alone. */
+static const double product_factors[LADE_N_OP_KINDS] = {
+    [LADE_OP_MATMUL] = 0.90,    [LADE_OP_MATMUL_DX] = 0.90, [LADE_OP_MATMUL_DW] = 0.90,
+    [LADE_OP_ATTENTION] = 0.50, [LADE_OP_ATTENTION_BWD] = 0.40,
+    [LADE_OP_HEAD_LOSS] = 0.75, [LADE_OP_HEAD_LOSS_BWD] = 0.75,
+};
+
+void lade_cost_init(struct lade_cost *cost, const struct lade_machine *machine)
+{
+  *cost = (struct lade_cost){.machine = *machine};
+}
+
+void lade_cost_finish(struct lade_cost *cost)
+{
+  free(cost->ops);
+  cost->ops = NULL;
+  cost->n_ops = cost->capacity = 0;
+}
+
+/* ---- the table ---- */
+
+uint64_t lade_cost_op_key(const struct lade_graph *graph, int op_index)
+{
+  const struct lade_op *op = &graph->ops[op_index];
+  int64_t words[16 + (LADE_OP_MAX_IN + LADE_OP_MAX_OUT) * 6];
+  int n = 0;
+  words[n++] = op->kind;
+  words[n++] = op->kernel;
+  words[n++] = graph->dtype;
+  words[n++] = graph->batch;
+  words[n++] = graph->seq_len;
+  words[n++] = op->attr.norm;
+  words[n++] = op->attr.dropout > 0;
+  words[n++] = op->attr.heads;
+  words[n++] = op->attr.n_kv_heads;
+  words[n++] = op->attr.head_dim;
+  words[n++] = op->attr.y_tree.n_leaves;
+  words[n++] = op->attr.dx_tree.n_leaves;
+  words[n++] = op->attr.leaf_tokens;
+  for (int i = 0; i < op->n_in + op->n_out; i++) {
+    int at = i < op->n_in ? op->in[i] : op->out[i - op->n_in];
+    words[n++] = at < 0 ? -1 : (int64_t)graph->tensors[at].dtype;
+    for (int dim = 0; at >= 0 && dim < graph->tensors[at].n_dims; dim++)
+      words[n++] = graph->tensors[at].dims[dim];
+  }
+  LADE_ASSERT(n <= (int)LADE_COUNT(words));
+  return XXH3_64bits(words, (size_t)n * sizeof(words[0]));
+}
+
+/* Return the first entry whose key is not below @key. */
+static int entry_at(const struct lade_cost *cost, uint64_t key)
+{
+  int low = 0, high = cost->n_ops;
+  while (low < high) {
+    int middle = low + (high - low) / 2;
+    if (cost->ops[middle].key < key)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+bool lade_cost_find(const struct lade_cost *cost, uint64_t key, int64_t *ret_ns)
+{
+  int at = entry_at(cost, key);
+  if (at == cost->n_ops || cost->ops[at].key != key)
+    return false;
+  *ret_ns = cost->ops[at].ns;
+  return true;
+}
+
+int lade_cost_set(struct lade_cost *cost, uint64_t key, int64_t ns)
+{
+  LADE_ASSERT(ns >= 0);
+  int at = entry_at(cost, key);
+  if (at == cost->n_ops || cost->ops[at].key != key) {
+    if (!lade_array_reserve((void **)&cost->ops, &cost->capacity, cost->n_ops + 1, sizeof(*cost->ops)))
+      return -ENOMEM;
+    memmove(&cost->ops[at + 1], &cost->ops[at], (size_t)(cost->n_ops - at) * sizeof(*cost->ops));
+    cost->n_ops++;
+  }
+  cost->ops[at] = (struct lade_cost_op){key, ns};
+  return 0;
+}
+
+/* ---- ops ---- */
+
+/* Return the matrix rate for @dtype; an unknown type has the rate of FP32, doubles half of it. */
+static double matmul_rate(const struct lade_machine *machine, enum lade_dtype dtype)
+{
+  if (dtype == LADE_F64)
+    return machine->matmul_flops_per_s[LADE_F32] / 2;
+  double rate = machine->matmul_flops_per_s[dtype];
+  return rate > 0 ? rate : machine->matmul_flops_per_s[LADE_F32];
+}
+
+static int64_t whole_ns(double ns)
+{
+  return ns < 1 ? 1 : ns < 0x1p62 ? (int64_t)ceil(ns) : INT64_C(1) << 62;
+}
+
+static int64_t roofline_ns(const struct lade_cost *cost, const struct lade_graph *graph, const struct lade_op *op)
+{
+  double ns = op->bytes / (STREAM_FACTOR * cost->machine.device_bytes_per_s) * 1e9;
+  double factor = product_factors[op->kind];
+  if (factor > 0)
+    ns = fmax(ns, op->flops / (factor * matmul_rate(&cost->machine, graph->dtype)) * 1e9);
+  return whole_ns(ns);
+}
+
+int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_graph *graph, int op)
+{
+  int64_t ns;
+  if (!cost->n_ops || !lade_cost_find(cost, lade_cost_op_key(graph, op), &ns))
+    ns = roofline_ns(cost, graph, &graph->ops[op]);
+  return ns + (int64_t)cost->machine.launch_ns;
+}
+
+/* ---- copies and transfers ---- */
+
+static int64_t copy_ns(const struct lade_link *link, uint64_t bytes)
+{
+  return whole_ns((double)link->latency_ns + (double)bytes / (double)link->bytes_per_s * 1e9);
+}
+
+int64_t lade_cost_to_host_ns(const struct lade_cost *cost, uint64_t bytes)
+{
+  return copy_ns(&cost->machine.to_host, bytes);
+}
+
+/*
+ * Return seconds per byte when @share of the bytes are read: reads, writes and both together each stay within their
+ * rate.
+ */
+static double limits_seconds(const struct lade_machine_store *store, double share)
+{
+  double seconds = fmax(share / store->read_bytes_per_s, (1 - share) / store->write_bytes_per_s);
+  return store->total_bytes_per_s > 0 ? fmax(seconds, 1 / store->total_bytes_per_s) : seconds;
+}
+
+/*
+ * Return seconds per byte along the drive's curve, if known: straight lines through its five points. Time is
+ * interpolated, not rate. For a drive that serves reads and writes in turns it is a straight line; for one that serves
+ * both at once it has one corner.
+ */
+static double mix_seconds(const struct lade_machine_store *store, double share)
+{
+  const double rates[] = {store->write_bytes_per_s, store->total_mostly_writes_bytes_per_s, store->total_bytes_per_s,
+                          store->total_mostly_reads_bytes_per_s, store->read_bytes_per_s};
+  const int n_spans = (int)LADE_COUNT(rates) - 1;
+  if (rates[1] <= 0 && rates[3] <= 0)
+    return limits_seconds(store, share);
+  double seconds[2];
+  const int span = LADE_MIN((int)(share * n_spans), n_spans - 1);
+  for (int i = 0; i < 2; i++)
+    seconds[i] = rates[span + i] > 0 ? 1 / rates[span + i] : limits_seconds(store, (double)(span + i) / n_spans);
+  const double part = share * n_spans - span;
+  return seconds[0] + part * (seconds[1] - seconds[0]);
+}
+
+int64_t lade_cost_read_write_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64_t write_bytes)
+{
+  const struct lade_machine_store *store = &cost->machine.store;
+  const double bytes = (double)read_bytes + (double)write_bytes;
+  LADE_ASSERT(store->bytes > 0);
+  double seconds = bytes > 0 ? bytes * mix_seconds(store, (double)read_bytes / bytes) : 0;
+  return whole_ns(store->latency_ns + seconds * 1e9);
+}
+
+int64_t lade_cost_read_ns(const struct lade_cost *cost, uint64_t bytes)
+{
+  return lade_cost_read_write_ns(cost, bytes, 0);
+}
+
+int64_t lade_cost_write_ns(const struct lade_cost *cost, uint64_t bytes)
+{
+  return lade_cost_read_write_ns(cost, 0, bytes);
+}
+
+/* ---- the end of a step ---- */
+
+void lade_cost_adamw_bytes(const struct lade_adamw_args *form, int *ret_read, int *ret_written)
+{
+  static const int moments[LADE_N_MOMENTS] = {
+      [LADE_MOMENTS_F32] = 8, [LADE_MOMENTS_BF16] = 4, [LADE_MOMENTS_8BIT] = 2};
+  int residual = form->dtype == LADE_BF16 ? (form->master == LADE_MASTER_24BIT ? 1 : 2)
+                 : form->dtype == LADE_F16 ? 4 : 0;
+  int state = (int)lade_dtype_bytes(form->dtype) + residual + moments[form->moments];
+  *ret_read = state + (int)lade_dtype_bytes(form->grad_dtype);
+  *ret_written = state;
+}
+
+int64_t lade_cost_adamw_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool is_on_host)
+{
+  const struct lade_machine *machine = &cost->machine;
+  int read, written;
+  lade_cost_adamw_bytes(form, &read, &written);
+  double rate = is_on_host || machine->is_unified ? machine->host_bytes_per_s * compact_factors[form->moments]
+                                                  : STREAM_FACTOR * machine->device_bytes_per_s;
+  return whole_ns(machine->launch_ns + (double)form->n_elements * (read + written) / rate * 1e9);
+}
+
+/* Count the bytes that an update through the store moves per element. */
+static void streamed_bytes(const struct lade_cost *cost, const struct lade_adamw_args *form, bool has_weight,
+                           int *ret_read, int *ret_written)
+{
+  int read, written;
+  lade_cost_adamw_bytes(form, &read, &written);
+  if (!has_weight) {
+    read -= (int)lade_dtype_bytes(form->dtype);
+    written -= (int)lade_dtype_bytes(form->dtype);
+  }
+  if (cost->machine.is_unified)
+    read -= (int)lade_dtype_bytes(form->grad_dtype);
+  *ret_read = read;
+  *ret_written = written;
+}
+
+int64_t lade_stream_window_elements(const struct lade_streaming *how, size_t element_bytes)
+{
+  const int64_t n = (int64_t)(how->window_bytes / LADE_MAX(element_bytes, 1));
+  return LADE_MAX(n / LADE_STREAM_GRAIN * LADE_STREAM_GRAIN, LADE_STREAM_GRAIN);
+}
+
+int64_t lade_cost_adamw_store_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool has_weight)
+{
+  int read, written;
+  streamed_bytes(cost, form, has_weight, &read, &written);
+  int64_t transfer_ns = lade_cost_read_write_ns(cost, (uint64_t)form->n_elements * (uint64_t)read,
+                                                (uint64_t)form->n_elements * (uint64_t)written);
+  return LADE_MAX(transfer_ns, lade_cost_adamw_ns(cost, form, true));
+}
+
+int64_t lade_cost_stream_edge_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool has_weight)
+{
+  int read, written;
+  streamed_bytes(cost, form, has_weight, &read, &written);
+  const struct lade_streaming how = lade_cost_streaming(cost);
+  uint64_t window = (uint64_t)LADE_MIN(form->n_elements, lade_stream_window_elements(&how, (size_t)written));
+  return lade_cost_read_ns(cost, window * (uint64_t)read) + lade_cost_write_ns(cost, window * (uint64_t)written);
+}
+
+struct lade_streaming lade_cost_streaming(const struct lade_cost *cost)
+{
+  const struct lade_machine_store *store = &cost->machine.store;
+  return (struct lade_streaming){store->window_bytes ? store->window_bytes : WINDOW_BYTES,
+                                 store->n_windows ? store->n_windows : N_WINDOWS};
+}
+
+struct lade_streaming lade_cost_streaming_small(const struct lade_cost *cost)
+{
+  const struct lade_streaming how = lade_cost_streaming(cost), usual = {WINDOW_BYTES, N_WINDOWS};
+  bool is_small = how.window_bytes * (uint64_t)how.n_windows <= usual.window_bytes * (uint64_t)usual.n_windows;
+  return is_small ? how : usual;
+}
+
+int64_t lade_cost_sum_squares_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype grad_dtype)
+{
+  double rate = cost->sum_squares_bytes_per_s;
+  if (rate == 0)
+    rate = STREAM_FACTOR * cost->machine.device_bytes_per_s;
+  return whole_ns(cost->machine.launch_ns + (double)n_elements * (double)lade_dtype_bytes(grad_dtype) / rate * 1e9);
+}
+
+int64_t lade_cost_clip_ns(const struct lade_cost *cost, int64_t n_partials)
+{
+  /* One thread adds doubles in a tree: about a nanosecond each, on any device. */
+  return whole_ns(cost->machine.launch_ns + (double)n_partials);
+}
+
+/* ---- prices for the builder ---- */
+
+static struct lade_transfer_price link_price(const struct lade_link *link)
+{
+  return (struct lade_transfer_price){(int64_t)link->latency_ns, 1e9 / (double)link->bytes_per_s};
+}
+
+/* Return the price of a store's transfers; without a store one that no plan chooses. */
+static struct lade_transfer_price store_price(const struct lade_machine_store *store, double rate)
+{
+  if (!store->bytes)
+    return (struct lade_transfer_price){INT64_C(1) << 40, 1e9};
+  return (struct lade_transfer_price){(int64_t)store->latency_ns, 1e9 / rate};
+}
+
+int lade_cost_prices(const struct lade_cost *cost, const struct lade_graph *graph, struct lade_prices *ret_prices)
+{
+  const struct lade_machine *machine = &cost->machine;
+  const enum lade_dtype grad_dtype = graph->grad_dtype;
+  size_t n_params = (size_t)graph->n_params;
+  int64_t *ns = calloc((size_t)graph->n_ops + 6 * n_params + 1, sizeof(*ns));
+  if (!ns)
+    return -ENOMEM;
+  struct lade_prices prices = {.op_ns = ns, .grad_sumsq_ns = ns + graph->n_ops};
+  for (size_t tier = 0; tier < 3; tier++)
+    prices.update_ns[tier] = prices.grad_sumsq_ns + (tier + 1) * n_params;
+  prices.update_near_ns = prices.grad_sumsq_ns + 4 * n_params;
+  prices.stream_edge_ns = prices.grad_sumsq_ns + 5 * n_params;
+  for (int op = 0; op < graph->n_ops; op++)
+    prices.op_ns[op] = lade_op_is_stage_boundary(graph->ops[op].kind)
+                           ? lade_cost_to_host_ns(cost, (uint64_t)graph->ops[op].bytes)
+                           : lade_cost_op_ns(cost, graph, op);
+  int64_t n_partials = 0;
+  for (int p = 0; p < graph->n_params; p++) {
+    const struct lade_tensor *weight = &graph->tensors[graph->params[p].tensor];
+    int64_t n = (int64_t)(weight->bytes / lade_dtype_bytes(weight->dtype));
+    n_partials += lade_div_up(n, LADE_SUM_BLOCK);
+    prices.grad_sumsq_ns[p] = lade_cost_sum_squares_ns(cost, n, grad_dtype);
+    const struct lade_adamw_args form = {.dtype = graph->dtype, .grad_dtype = grad_dtype, .moments = graph->moments,
+                                         .master = graph->master, .n_elements = n};
+    prices.update_ns[LADE_TIER_DEVICE][p] = lade_cost_adamw_ns(cost, &form, false);
+    prices.update_ns[LADE_TIER_HOST][p] = lade_cost_adamw_ns(cost, &form, true);
+    bool has_store = machine->store.bytes > 0;
+    prices.update_ns[LADE_TIER_STORE][p] = has_store ? lade_cost_adamw_store_ns(cost, &form, true) : INT64_C(1) << 40;
+    prices.stream_edge_ns[p] = has_store ? lade_cost_stream_edge_ns(cost, &form, true) : 0;
+    prices.update_near_ns[p] = has_store ? lade_cost_adamw_store_ns(cost, &form, false) : INT64_C(1) << 40;
+  }
+  prices.clip_ns = lade_cost_clip_ns(cost, n_partials);
+  prices.to_host = link_price(&machine->to_host);
+  prices.to_device = link_price(&machine->to_device);
+  prices.read = store_price(&machine->store, machine->store.read_bytes_per_s);
+  prices.write = store_price(&machine->store, machine->store.write_bytes_per_s);
+  for (int axis = 0; axis < LADE_N_AXES; axis++) /* as fast as copies to the host, until links are measured */
+    prices.comm[axis] = prices.to_host;
+  prices.copy_cores = 1;
+  prices.n_cores = machine->is_unified ? machine->n_cores : 0;
+  prices.streaming = lade_cost_streaming(cost);
+  *ret_prices = prices;
+  return 0;
+}
+
+void lade_prices_finish(struct lade_prices *prices)
+{
+  free(prices->op_ns); /* one allocation holds all arrays */
+  *prices = (struct lade_prices){0};
+}

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The cost model: predicted nanoseconds of all parts of a step, on one machine.
+ *
+ * A cost is a machine and, if measured (probe.h), a table of the nanoseconds of distinct ops. Ops with equal kinds,
+ * shapes and types share one entry, so that all layers of a model have a handful of them. An op without an entry is
+ * predicted by its roofline. Every answer is for work that has the device, or the link, to itself; the simulator
+ * handles queues that share cores.
+ *
+ * Reading is any thread; setting is one thread alone.
+ */
+#ifndef LADE_COST_H
+#define LADE_COST_H
+
+#include "graph/graph.h"
+#include "machine/machine.h"
+#include "parallel/mesh.h"
+
+/*
+ * A streamed update works through its parameter in windows of at most @window_bytes of all moved bytes. A window is
+ * whole LADE_STREAM_GRAIN elements, at least one grain, so that a part of one byte each still fills whole granules.
+ * Requests are therefore about as long in every form of the state. Its scratch has room for @n_windows of them (being
+ * read, computed, written), or for all streamed bytes if these are fewer. Scales, a byte for a hundred elements, are
+ * read and written whole: with the parameter's one window, or with the first and the last one. No number of the
+ * training depends on either field.
+ *
+ * Updates after all steps share one scratch, so that the next ones can be read while one is computed. In a run of such
+ * updates, with no other instruction on the queue in between, the event of each means: its parameter is computed, in
+ * memory, and its gradient is free. The bytes in the store, and the scratch, wait for the last event of the run.
+ */
+struct lade_streaming {
+  uint64_t window_bytes;
+  int n_windows; /* at least 1 */
+};
+#define LADE_STREAM_GRAIN (64 * 1024)
+
+/* Home tier of a parameter or its state between steps. */
+enum lade_tier { LADE_TIER_DEVICE, LADE_TIER_HOST, LADE_TIER_STORE };
+
+/* Predicted nanoseconds of everything that a program can contain; made once per plan from the cost model. */
+struct lade_transfer_price {
+  int64_t latency_ns;
+  double ns_per_byte;
+};
+struct lade_prices {
+  int64_t *op_ns;                     /* by op of the graph */
+  int64_t *grad_sumsq_ns, *update_ns[3];    /* by parameter; update by home tier, the store's with its transfers */
+  int64_t *update_near_ns;            /* streamed from the store, but for the working copy, which is in a nearer tier */
+  int64_t *stream_edge_ns;            /* extra time of a run of streamed updates, by its first parameter */
+  int64_t clip_ns;
+  struct lade_transfer_price to_host, to_device, read, write;
+  struct lade_transfer_price comm[LADE_N_AXES]; /* per byte sent */
+  double copy_cores;                  /* that one copy occupies, of n_cores */
+  double n_cores;                     /* shared by all queues of a unified device; 0: not shared */
+  struct lade_streaming streaming;    /* not a price: the drive's preferred cut of updates from the store */
+};
+
+struct lade_cost_op {
+  uint64_t key;
+  int64_t ns; /* without the launch */
+};
+
+struct lade_cost {
+  struct lade_machine machine;
+  double sum_squares_bytes_per_s; /* of gradients read; 0: predicted by the device's bandwidth */
+  int n_ops, capacity;
+  struct lade_cost_op *ops;       /* ascending by key */
+};
+
+/* Make a cost without measured ops. Nothing to finish until the first lade_cost_set. */
+void lade_cost_init(struct lade_cost *cost, const struct lade_machine *machine);
+void lade_cost_finish(struct lade_cost *cost);
+
+/* Return the identity of op @op of @graph for the table: kind, types, shapes, heads; not its layer, unit or stream. */
+uint64_t lade_cost_op_key(const struct lade_graph *graph, int op);
+
+/* Record measured nanoseconds, replacing an older entry. -ENOMEM. */
+int lade_cost_set(struct lade_cost *cost, uint64_t key, int64_t ns);
+
+/* Find the measured entry of @key. False if there is none. */
+bool lade_cost_find(const struct lade_cost *cost, uint64_t key, int64_t *ret_ns);
+
+/* Predict one op, with its launch: measured, or max(flops / rate, bytes / bandwidth) with the factors of cost.c. */
+int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_graph *graph, int op);
+
+/* Predict copies over the links, and transfers to and from the store. pre: the machine has a store. */
+int64_t lade_cost_to_host_ns(const struct lade_cost *cost, uint64_t bytes);
+int64_t lade_cost_read_ns(const struct lade_cost *cost, uint64_t bytes);
+int64_t lade_cost_write_ns(const struct lade_cost *cost, uint64_t bytes);
+
+/* Predict concurrent reads and writes of the drive, until both are done. */
+int64_t lade_cost_read_write_ns(const struct lade_cost *cost, uint64_t read_bytes, uint64_t write_bytes);
+
+/*
+ * Of an update's arguments the following read n_elements and the form alone: dtype, grad_dtype, moments, master.
+ *
+ * Count the bytes that AdamW reads and writes per element of a parameter. Scales of 8-bit moments, a hundredth of a
+ * byte, are left out.
+ */
+void lade_cost_adamw_bytes(const struct lade_adamw_args *form, int *ret_read, int *ret_written);
+
+/* Predict AdamW in its state's memory: in device memory by the device, or in host memory by the CPU. */
+int64_t lade_cost_adamw_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool is_on_host);
+
+/*
+ * Return the time of AdamW through the store, in a run of such updates: state, and the working copy if @has_weight,
+ * read, updated and written back in windows. Where updates do not reach the device's memory the gradient is read as
+ * well. The extra time of the run's ends is separate: the first window's read and the last one's write overlap with
+ * nothing.
+ */
+int64_t lade_cost_adamw_store_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool has_weight);
+int64_t lade_cost_stream_edge_ns(const struct lade_cost *cost, const struct lade_adamw_args *form, bool has_weight);
+
+/* Return the elements of the longest window if @element_bytes move per element. */
+int64_t lade_stream_window_elements(const struct lade_streaming *how, size_t element_bytes);
+
+/* Return the cut of such updates: the drive's preferred one or, if unknown, six windows of 1.5 MiB. */
+struct lade_streaming lade_cost_streaming(const struct lade_cost *cost);
+/* Return a cut with at most the default one's memory: for budgets without memory for speed. */
+struct lade_streaming lade_cost_streaming_small(const struct lade_cost *cost);
+
+/* Predict the sums of squares of one gradient, and the fixed tree over all partials. */
+int64_t lade_cost_sum_squares_ns(const struct lade_cost *cost, int64_t n_elements, enum lade_dtype grad_dtype);
+int64_t lade_cost_clip_ns(const struct lade_cost *cost, int64_t n_partials);
+
+/* Compute the prices of everything in @graph, for the program builder. -ENOMEM. Free them with lade_prices_finish. */
+int lade_cost_prices(const struct lade_cost *cost, const struct lade_graph *graph, struct lade_prices *ret_prices);
+void lade_prices_finish(struct lade_prices *prices);
+
+#endif

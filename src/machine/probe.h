@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The probe: the real rates of this machine, measured in about a second and kept for the next run.
+ *
+ * It fills a cost (cost.h) for this host: matrix rates, memory bandwidth, the rate of copy queues, of AdamW on host
+ * memory and of the launches of a queue; with a store directory the drive's rates; with a graph the time of each of its
+ * distinct ops. Results are kept in one JSON file per machine, thread count and set of kernels under
+ * $XDG_CACHE_HOME/lade or ~/.cache/lade; a later probe measures only missing ones. Predictions may depend on
+ * measurements, and a plan on predictions; numbers never do.
+ */
+#ifndef LADE_PROBE_H
+#define LADE_PROBE_H
+
+#include "kernels/cuda.h"
+#include "machine/cost.h"
+#include "offload/store.h"
+
+/*
+ * A GPU to be measured in place of the host: its products, memory, queues and ops. No other work may use it meanwhile.
+ */
+struct lade_probe_gpu {
+  lade_device *device;              /* borrowed */
+  const lade_cuda_kernels *kernels; /* borrowed */
+};
+
+struct lade_probe_params {
+  size_t struct_size;
+  const struct lade_kernels *kernels; /* borrowed; the host's */
+  const struct lade_probe_gpu *gpu;   /* NULL: the host computes */
+  lade_pool *pool;                    /* borrowed; the run's own; NULL: one thread */
+  const struct lade_graph *graph;     /* borrowed; NULL: no ops, and rates of FP32 and BF16 */
+  const struct lade_store_params *store; /* the run's own parameters of its store; NULL: no drive */
+  bool skip_cache;                    /* neither read nor write the cache */
+  bool has_fresh_ops;                 /* measure the graph's ops even if the cache has them: a run that is about to
+                                         begin needs the machine's current times */
+  const char *cache_dir;              /* NULL: as above; for tests */
+};
+
+/*
+ * Measure the values that the cache lacks; each GPU has its own file. The machine's capacities are those that this
+ * process may use now; those of the store are the free bytes of its file system, or store->capacity_bytes. The caller
+ * finishes the cost. A damaged cache is ignored and replaced, and an unwritable one is no error. -ENOMEM, -EAGAIN
+ * (threads refused), -EOVERFLOW if no memory is left to measure in, -ENODEV if the free memory is unknown; for a store
+ * the errors of lade_store_open; for a GPU its device's status. One probe at a time. Blocks; computes on the pool.
+ */
+int lade_probe(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *ret_cost);
+
+/*
+ * Return the best rate of c = a b^T for 512^3, 1024^3 and 2048^3 in @dtype on @pool, in flop/s: the denominator of
+ * "speed of light". Larger sizes are skipped after a quarter of a second. -ENOMEM. Blocks.
+ */
+int lade_probe_matmul_rate(const struct lade_kernels *kernels, lade_pool *pool, enum lade_dtype dtype,
+                           double *ret_flops_per_s);
+
+#endif

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Shared parts of the probe's files: memory to measure in, and the measurements. */
+#ifndef LADE_PROBE_INTERNAL_H
+#define LADE_PROBE_INTERNAL_H
+
+#include "machine/probe.h"
+
+/* Return the bytes that a measurement may take now within this machine's memory limits; 0: unknown. */
+uint64_t probe_room_bytes(void);
+
+/*
+ * Return the bytes of each of the two areas that memory is measured in. At their largest, every other measurement fits,
+ * too.
+ */
+#define PROBE_AREA_BYTES_MOST ((size_t)64 << 20)
+size_t probe_area_bytes(void);
+
+/* Anonymous memory in huge pages where the system provides them, touched. -ENOMEM. Release with probe_area_finish. */
+struct probe_area {
+  char *at;
+  size_t bytes;
+};
+int probe_area_init(struct probe_area *area, size_t bytes);
+void probe_area_finish(struct probe_area *area);
+
+/* Fill @bytes with numbers of @dtype, uniform in [low, high), on the pool. Integers stay zero. */
+void probe_fill(lade_pool *pool, void *at, enum lade_dtype dtype, uint64_t bytes, float low, float high);
+
+/* Write the processor's name, after that of the GPU if there is one: the subject of the measurements. */
+void probe_machine_name(const struct lade_probe_params *params, char ret_name[LADE_MACHINE_NAME_BYTES]);
+
+/* Return the median of @n values, which it sorts. */
+int64_t probe_median(int64_t *values, int n);
+
+/* Measure bytes/s of reads and writes through all threads, of AdamW and of sums of squares. -ENOMEM. */
+int probe_memory(const struct lade_probe_params *params, struct lade_cost *cost);
+
+/* Measure links and launches of a host device's queues. -ENOMEM, -EAGAIN. */
+int probe_queues(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine *machine);
+
+/*
+ * Measure rates, latency and sizes of a store in params->store->dir; its capacity is not changed. @ret_is_cramped: it
+ * was measured in less than full room, and sizes are unknown. Errors of lade_store_open and lade_store_prepare.
+ */
+int probe_store(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine_store *store,
+                bool *ret_is_cramped);
+
+/* Measure every distinct op of params->graph for which @cost has no entry. -ENOMEM, -EAGAIN. */
+int probe_ops(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *cost);
+
+/*
+ * A GPU during its measurement: queues and a step block (probe_gpu.c). Call finish after init, also if init failed:
+ * -ENOMEM, -EAGAIN, or the device's status.
+ */
+struct probe_chunk {
+  lade_chunk *chunk;
+  uint64_t address, bytes;
+};
+struct probe_gpu {
+  const struct lade_probe_gpu *what;
+  struct probe_chunk step;
+  lade_queue *compute, *to_host, *to_device;
+};
+int probe_gpu_init(struct probe_gpu *gpu, const struct lade_probe_gpu *what);
+void probe_gpu_finish(struct probe_gpu *gpu);
+/* Map memory of @bytes; unmap accepts a partial map. -ENOMEM. */
+int probe_gpu_map(const struct lade_probe_gpu *what, uint64_t bytes, struct probe_chunk *chunk);
+void probe_gpu_unmap(const struct lade_probe_gpu *what, struct probe_chunk *chunk);
+/* Copy to the device and wait. Returns the device's status. */
+int probe_gpu_put(struct probe_gpu *gpu, uint64_t address, const void *src, uint64_t bytes);
+/* Run a kernel; return its nanoseconds by the device's events. A negative result is the device's status. */
+int64_t probe_gpu_kernel_ns(struct probe_gpu *gpu, enum lade_kernel kernel, const void *args);
+
+/* Measure as on the host: the best rate of products; memory and sums of squares; launches and links. */
+int probe_gpu_matmul(const struct lade_probe_params *params, enum lade_dtype dtype, double *ret_flops_per_s);
+int probe_gpu_memory(const struct lade_probe_params *params, struct lade_cost *cost);
+int probe_gpu_queues(const struct lade_probe_params *params, struct lade_machine *machine);
+
+/*
+ * Load known values of this machine's cache file into @cost (rates of 0 are unknown), and return whether there were any
+ * for this key; or save them. Both functions ignore failures. The store is the entry of params->store; it may be NULL.
+ */
+bool probe_cache_load(const struct lade_probe_params *params, struct lade_cost *cost);
+void probe_cache_save(const struct lade_probe_params *params, const struct lade_cost *cost);
+
+#endif

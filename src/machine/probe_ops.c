@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Measure every distinct op, in the state in which a step finds it.
+ *
+ * The first op of each key represents all of that key: forward ops of the first layer, backward ops of the last. They
+ * run in the order of the graph, each tensor in memory of its own, pass after pass. So, as in a step, an op finds its
+ * predecessor's result in cache, and its weights and saved activations in memory. Timing one op in a loop would find
+ * all operands in cache and predict too high a rate. An output takes over an input's memory where the graph allows it
+ * and the input is not read again, as in the program. Memory is a host device's, because its pages are of the run's
+ * kind.
+ *
+ * The first pass warms up (pages, caches of primitives, frequency). The result is the mean of the others without each
+ * op's worst. It is not the median, because a step is long enough to meet the machine's other work, and its prediction
+ * should include a share of that. If a model's distinct ops together exceed the memory limit, they are measured in
+ * groups of consecutive ops. An op that is too large, or predicted to take too long, keeps its roofline, as does every
+ * op after the time limit. A plan for such a model on such a machine is hypothetical anyway.
+ *
+ * Values: no kernel's time depends on them, except that denormal and non-finite numbers can be slow. Activations are of
+ * the order of 1, gradients and weights of 0.02, statistics positive, tokens random.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "base/cpu.h"
+#include "base/philox.h"
+#include "machine/probe_internal.h"
+
+#define MOST_GROUP_BYTES (UINT64_C(1) << 30)
+#define OP_LIMIT_NS INT64_C(1000000000)    /* predicted; longer ops are not run */
+#define PASS_LIMIT_NS INT64_C(1000000000)  /* a longer first pass is used as the result */
+#define TOTAL_LIMIT_NS INT64_C(10000000000)
+#define N_PASSES 10
+#define ALIGN 4096
+
+struct op_probe {
+  const struct lade_probe_params *params;
+  const struct lade_graph *graph;
+  lade_device *device;
+  lade_chunk *chunk;
+  uint64_t address, bytes;
+  struct probe_gpu *gpu;    /* NULL: the host's memory, which is filled in place */
+  struct probe_area filled; /* on a GPU: host memory in which contents are made */
+};
+
+/* One group: ops that are measured together. */
+struct op_group {
+  const int *ops;
+  int n_ops;
+  uint64_t *place;    /* by tensor: offset + 1; 0: none yet */
+  const int *last_op; /* by tensor: the op that reads it last */
+  uint64_t bytes, workspace_bytes;
+};
+
+/* ---- memory ---- */
+
+static void rig_unmap(struct op_probe *rig)
+{
+  lade_device_chunk_release(rig->device, rig->chunk);
+  if (rig->address)
+    lade_device_release(rig->device, rig->address, rig->bytes);
+  probe_area_finish(&rig->filled);
+  rig->chunk = NULL;
+  rig->address = 0;
+}
+
+static int rig_map(struct op_probe *rig, uint64_t bytes)
+{
+  struct lade_device_info info;
+  lade_device_get_info(rig->device, &info);
+  rig->bytes = lade_align_up(bytes, info.chunk_bytes);
+  int rc = rig->gpu ? probe_area_init(&rig->filled, rig->bytes) : 0;
+  if (!rc)
+    rc = lade_device_reserve(rig->device, rig->bytes, &rig->address);
+  if (!rc)
+    rc = lade_device_chunk_create(rig->device, rig->bytes, &rig->chunk);
+  if (!rc)
+    rc = lade_device_map(rig->device, rig->address, rig->chunk);
+  return rc;
+}
+
+/* ---- places ---- */
+
+static void tensor_place(struct op_group *group, const struct lade_graph *graph, int tensor)
+{
+  if (tensor < 0 || group->place[tensor])
+    return;
+  group->place[tensor] = group->bytes + 1;
+  group->bytes += lade_align_up(graph->tensors[tensor].bytes, ALIGN);
+}
+
+static void op_place(struct op_group *group, const struct lade_graph *graph, int index)
+{
+  const struct lade_op *op = &graph->ops[index];
+  for (int i = 0; i < op->n_in; i++)
+    tensor_place(group, graph, op->in[i]);
+  for (int i = 0; i < op->n_out; i++) {
+    int from = op->out[i] >= 0 && op->alias[i] >= 0 ? op->in[op->alias[i]] : -1;
+    if (from >= 0 && graph->tensors[from].kind == LADE_TENSOR_ACTIVATION && group->last_op[from] == index)
+      group->place[op->out[i]] = group->place[from];
+    else
+      tensor_place(group, graph, op->out[i]);
+  }
+  group->workspace_bytes = LADE_MAX(group->workspace_bytes, op->workspace_bytes);
+}
+
+static void *tensor_at(const struct op_probe *rig, const struct op_group *group, int tensor)
+{
+  return tensor < 0 ? NULL : (char *)(uintptr_t)rig->address + group->place[tensor] - 1;
+}
+
+/* ---- contents ---- */
+
+static void tokens_fill(int32_t *at, uint64_t bytes, int64_t vocabulary)
+{
+  for (uint64_t i = 0; i < bytes / sizeof(*at); i++)
+    at[i] = (int32_t)(lade_philox_word(1, 0, 0, i) % (uint64_t)vocabulary);
+}
+
+/* Fill @tensor with values of the magnitude that a step gives it. */
+static void tensor_fill(const struct op_probe *rig, const struct op_group *group, int tensor)
+{
+  const struct lade_tensor *what = &rig->graph->tensors[tensor];
+  void *at = rig->gpu ? rig->filled.at + group->place[tensor] - 1 : tensor_at(rig, group, tensor);
+  float low = -0.03f, high = 0.03f;
+  if (what->kind == LADE_TENSOR_TOKENS || what->kind == LADE_TENSOR_TARGETS) {
+    tokens_fill(at, what->bytes, rig->graph->model.vocabulary);
+    return;
+  }
+  if (what->kind == LADE_TENSOR_ACTIVATION && what->n_dims != 2) {
+    low = 0.5f; /* statistics: reciprocal deviations, logarithms of sums */
+    high = 4.0f;
+  } else if (what->kind == LADE_TENSOR_ACTIVATION && what->producer >= 0 &&
+             !rig->graph->ops[what->producer].is_backward) {
+    low = -1.7f;
+    high = 1.7f;
+  }
+  probe_fill(rig->params->pool, at, what->dtype, what->bytes, low, high);
+}
+
+/* Fill the tensors that no earlier op of the group makes. Returns the device's status. */
+static int group_fill(const struct op_probe *rig, const struct op_group *group)
+{
+  for (int n = 0; n < group->n_ops; n++) {
+    const struct lade_op *op = &rig->graph->ops[group->ops[n]];
+    for (int i = 0; i < op->n_in; i++) {
+      bool is_made = false;
+      for (int before = 0; before < n && op->in[i] >= 0 && !is_made; before++)
+        is_made = group->ops[before] == rig->graph->tensors[op->in[i]].producer;
+      if (op->in[i] >= 0 && !is_made)
+        tensor_fill(rig, group, op->in[i]);
+    }
+  }
+  return rig->gpu ? probe_gpu_put(rig->gpu, rig->address, rig->filled.at, group->bytes) : 0;
+}
+
+/* ---- time ---- */
+
+static int64_t op_run(const struct op_probe *rig, const struct op_group *group, int index)
+{
+  _Alignas(64) char args[LADE_OP_ARGS_BYTES];
+  const struct lade_step step = {.seed = 1, .lr = 1e-4f, .loss_scale = 1};
+  const struct lade_kernel_ctx ctx = {rig->params->pool, &step};
+  const struct lade_op *op = &rig->graph->ops[index];
+  struct lade_bind bind = {.n_microbatches = 1};
+  for (int i = 0; i < op->n_in; i++)
+    bind.in[i] = (uintptr_t)tensor_at(rig, group, op->in[i]);
+  for (int i = 0; i < op->n_out; i++)
+    bind.out[i] = (uintptr_t)tensor_at(rig, group, op->out[i]);
+  bind.workspace = (uintptr_t)(rig->address + group->bytes);
+  lade_op_bind(rig->graph, index, &bind, args);
+  if (rig->gpu)
+    return probe_gpu_kernel_ns(rig->gpu, op->kernel, args);
+  int64_t start_ns = lade_now_ns();
+  rig->params->kernels->fn[op->kernel](&ctx, args);
+  return lade_now_ns() - start_ns;
+}
+
+/* Return the mean without the largest, if there are more than two. */
+static int64_t typical_ns(const int64_t *values, int n)
+{
+  int64_t sum = 0, largest = 0;
+  for (int i = 0; i < n; i++) {
+    sum += values[i];
+    largest = LADE_MAX(largest, values[i]);
+  }
+  return n > 2 ? (sum - largest) / (n - 1) : sum / n;
+}
+
+static int group_time(const struct op_probe *rig, const struct op_group *group, struct lade_cost *cost)
+{
+  int64_t (*ns)[N_PASSES] = calloc((size_t)group->n_ops, sizeof(*ns));
+  if (!ns)
+    return -ENOMEM;
+  int64_t start_ns = lade_now_ns();
+  int n_passes = 0, rc = 0;
+  while (n_passes < N_PASSES && (n_passes == 0 || lade_now_ns() - start_ns < PASS_LIMIT_NS)) {
+    for (int n = 0; n < group->n_ops; n++)
+      ns[n][n_passes] = op_run(rig, group, group->ops[n]);
+    n_passes++;
+  }
+  int first = n_passes > 1;
+  for (int n = 0; n < group->n_ops && !rc; n++)
+    rc = lade_cost_set(cost, lade_cost_op_key(rig->graph, group->ops[n]),
+                       typical_ns(ns[n] + first, n_passes - first));
+  free(ns);
+  return rc;
+}
+
+static int group_measure(struct op_probe *rig, struct op_group *group, struct lade_cost *cost)
+{
+  int rc = rig_map(rig, group->bytes + group->workspace_bytes + ALIGN);
+  if (!rc)
+    rc = group_fill(rig, group);
+  if (!rc)
+    rc = group_time(rig, group, cost);
+  rig_unmap(rig);
+  return rc;
+}
+
+/* ---- distinct ops ---- */
+
+static uint64_t op_bytes(const struct lade_graph *graph, const struct lade_op *op)
+{
+  uint64_t bytes = op->workspace_bytes + 2 * ALIGN;
+  for (int i = 0; i < op->n_in; i++)
+    bytes += op->in[i] < 0 ? 0 : lade_align_up(graph->tensors[op->in[i]].bytes, ALIGN);
+  for (int i = 0; i < op->n_out; i++)
+    bytes += op->out[i] < 0 ? 0 : lade_align_up(graph->tensors[op->out[i]].bytes, ALIGN);
+  return bytes;
+}
+
+/* Find the first op of every key that has no entry and is small enough. Returns their number, or -ENOMEM. */
+static int distinct_find(const struct lade_graph *graph, const struct lade_cost *cost, uint64_t limit_bytes, int *ops)
+{
+  struct lade_cost seen = {0};
+  int n = 0, rc = 0;
+  for (int op = 0; op < graph->n_ops && !rc; op++) {
+    uint64_t key = lade_cost_op_key(graph, op);
+    int64_t ns;
+    if (lade_op_is_stage_boundary(graph->ops[op].kind))
+      continue;
+    if (lade_cost_find(cost, key, &ns) || lade_cost_find(&seen, key, &ns))
+      continue;
+    rc = lade_cost_set(&seen, key, 0);
+    if (op_bytes(graph, &graph->ops[op]) <= limit_bytes && lade_cost_op_ns(cost, graph, op) <= OP_LIMIT_NS)
+      ops[n++] = op;
+  }
+  lade_cost_finish(&seen);
+  return rc ? rc : n;
+}
+
+/* Measure @ops in groups that fit @limit_bytes. @place and @last_op have one entry per tensor. */
+static int groups_measure(struct op_probe *rig, const int *ops, int n_ops, uint64_t limit_bytes, uint64_t *place,
+                          const int *last_op, struct lade_cost *cost)
+{
+  int64_t start_ns = lade_now_ns();
+  for (int first = 0, end; first < n_ops && lade_now_ns() - start_ns < TOTAL_LIMIT_NS; first = end) {
+    struct op_group group = {.ops = ops + first, .place = place, .last_op = last_op};
+    memset(place, 0, (size_t)rig->graph->n_tensors * sizeof(*place));
+    for (end = first; end < n_ops; end++) {
+      uint64_t more_bytes = op_bytes(rig->graph, &rig->graph->ops[ops[end]]);
+      if (end > first && group.bytes + group.workspace_bytes + more_bytes > limit_bytes)
+        break;
+      op_place(&group, rig->graph, ops[end]);
+    }
+    group.n_ops = end - first;
+    int rc = group_measure(rig, &group, cost);
+    if (rc)
+      return rc;
+  }
+  return 0;
+}
+
+/* Measure all groups, in memory of an own host device or of the GPU. */
+static int rig_run(struct op_probe *rig, const int *ops, int n_ops, uint64_t limit_bytes, uint64_t *place,
+                   const int *last_op, struct lade_error *error, struct lade_cost *cost)
+{
+  const struct lade_probe_params *params = rig->params;
+  struct lade_host_device_params host = {.struct_size = sizeof(host), .pool = params->pool};
+  struct probe_gpu gpu;
+  int rc;
+  if (params->gpu) {
+    rig->device = params->gpu->device;
+    rig->gpu = &gpu;
+    rc = probe_gpu_init(&gpu, params->gpu);
+  } else {
+    rc = lade_device_open_host(&host, error, &rig->device);
+    if (rc)
+      return rc;
+  }
+  if (!rc)
+    rc = groups_measure(rig, ops, n_ops, limit_bytes, place, last_op, cost);
+  if (!rc)
+    rc = lade_device_status(rig->device);
+  if (rc)
+    lade_error_set(error, rc, "probe: cannot measure ops: %s", strerror(-rc));
+  if (rig->gpu)
+    probe_gpu_finish(&gpu);
+  else
+    lade_device_close(rig->device);
+  return rc;
+}
+
+int probe_ops(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *cost)
+{
+  const struct lade_graph *graph = params->graph;
+  uint64_t limit_bytes = LADE_MIN(MOST_GROUP_BYTES, cost->machine.host_bytes / 4);
+  limit_bytes = LADE_MIN(limit_bytes, cost->machine.device_bytes / 4);
+  int *ops = calloc((size_t)graph->n_ops + (size_t)graph->n_tensors, sizeof(*ops));
+  uint64_t *place = calloc((size_t)graph->n_tensors, sizeof(*place));
+  int n_ops = ops && place ? distinct_find(graph, cost, limit_bytes, ops) : -ENOMEM;
+  int rc = n_ops < 0 ? lade_error_set(error, n_ops, "probe: out of memory") : 0;
+  struct op_probe rig = {.params = params, .graph = graph};
+  if (n_ops > 0) {
+    int *last_op = ops + graph->n_ops;
+    for (int op = 0; op < graph->n_ops; op++) {
+      for (int i = 0; i < graph->ops[op].n_in; i++) {
+        if (graph->ops[op].in[i] >= 0)
+          last_op[graph->ops[op].in[i]] = op;
+      }
+    }
+    rc = rig_run(&rig, ops, n_ops, limit_bytes, place, last_op, error, cost);
+  }
+  free(place);
+  free(ops);
+  return rc;
+}

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Measure queues: launches, and copies between device and host memory.
+ *
+ * The probe's own host device, unthrottled, does the work of a step. It runs empty launches (the time from one to the
+ * next), and copies of a few megabytes between mapped chunks and huge pages of host memory. Copies move through areas
+ * so that neither side is in a near cache. The latency of a copy is the time of a small one.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "machine/probe_internal.h"
+
+#define N_LAUNCHES 1000
+#define COPY_BYTES ((size_t)4 << 20)
+#define N_COPIES 12 /* 48 MiB on each side, less if little memory is free */
+#define SMALL_BYTES 4096
+
+/* ---- launches and copies ---- */
+
+static void nothing(void *args)
+{
+}
+
+static double launch_ns(lade_queue *queue)
+{
+  struct lade_work work = {.fn = nothing};
+  uint64_t count = 0;
+  int64_t ns[3];
+  for (int pass = 0; pass < 3; pass++) {
+    int64_t start_ns = lade_now_ns();
+    for (int i = 0; i < N_LAUNCHES; i++)
+      lade_queue_launch(queue, &work, &count);
+    lade_queue_sync(queue, count);
+    ns[pass] = lade_now_ns() - start_ns;
+  }
+  return (double)probe_median(ns, 3) / N_LAUNCHES;
+}
+
+/* Return the median time of one copy of @bytes among many, each from and to a place of its own. */
+static int64_t copy_ns(lade_queue *queue, char *to, const char *from, size_t bytes, int n_places)
+{
+  int64_t ns[2 * N_COPIES];
+  for (int i = -N_COPIES; i < 2 * N_COPIES; i++) {
+    size_t at = (size_t)((i + N_COPIES) % n_places) * COPY_BYTES;
+    uint64_t count;
+    int64_t start_ns = lade_now_ns();
+    lade_queue_copy(queue, &(struct lade_copy){.dst = to + at, .src = from + at, .bytes = bytes}, &count);
+    lade_queue_sync(queue, count);
+    if (i >= 0)
+      ns[i] = lade_now_ns() - start_ns;
+  }
+  return LADE_MAX(probe_median(ns, 2 * N_COPIES), 1);
+}
+
+static struct lade_link link_measure(lade_queue *queue, char *to, const char *from, int n_places)
+{
+  int64_t whole_ns = copy_ns(queue, to, from, COPY_BYTES, n_places);
+  int64_t small_ns = copy_ns(queue, to, from, SMALL_BYTES, n_places);
+  double transfer_ns = (double)LADE_MAX(whole_ns - small_ns, 1);
+  return (struct lade_link){.bytes_per_s = (uint64_t)((double)COPY_BYTES / transfer_ns * 1e9),
+                            .latency_ns = (uint64_t)small_ns};
+}
+
+struct queue_probe {
+  lade_device *device;
+  lade_chunk *chunk;
+  uint64_t address;
+  lade_queue *compute, *to_host, *to_device;
+  struct probe_area host;
+  int n_places; /* of copies, on each side */
+};
+
+static void rig_finish(struct queue_probe *rig)
+{
+  lade_queue_destroy(rig->compute);
+  lade_queue_destroy(rig->to_host);
+  lade_queue_destroy(rig->to_device);
+  lade_device_chunk_release(rig->device, rig->chunk);
+  if (rig->address)
+    lade_device_release(rig->device, rig->address, (size_t)rig->n_places * COPY_BYTES);
+  lade_device_close(rig->device);
+  probe_area_finish(&rig->host);
+}
+
+static int rig_init(struct queue_probe *rig, const struct lade_probe_params *params, struct lade_error *error)
+{
+  struct lade_host_device_params device = {.struct_size = sizeof(device), .pool = params->pool};
+  int rc = lade_device_open_host(&device, error, &rig->device);
+  if (rc)
+    return rc;
+  rig->n_places = (int)LADE_MAX(LADE_MIN(probe_room_bytes() / (3 * COPY_BYTES), N_COPIES), 1);
+  const size_t bytes = (size_t)rig->n_places * COPY_BYTES;
+  rc = lade_device_reserve(rig->device, bytes, &rig->address);
+  if (!rc)
+    rc = lade_device_chunk_create(rig->device, bytes, &rig->chunk);
+  if (!rc)
+    rc = lade_device_map(rig->device, rig->address, rig->chunk);
+  if (!rc)
+    rc = probe_area_init(&rig->host, bytes);
+  if (!rc)
+    rc = lade_queue_create(rig->device, LADE_QUEUE_COMPUTE, &rig->compute);
+  if (!rc)
+    rc = lade_queue_create(rig->device, LADE_QUEUE_TO_HOST, &rig->to_host);
+  if (!rc)
+    rc = lade_queue_create(rig->device, LADE_QUEUE_TO_DEVICE, &rig->to_device);
+  return rc ? lade_error_set(error, rc, "probe: no host device to measure: %s", strerror(-rc)) : 0;
+}
+
+int probe_queues(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine *machine)
+{
+  struct queue_probe rig = {0};
+  int rc = rig_init(&rig, params, error);
+  if (!rc) {
+    char *device = (char *)(uintptr_t)rig.address;
+    memset(device, 1, (size_t)rig.n_places * COPY_BYTES);
+    machine->launch_ns = launch_ns(rig.compute);
+    machine->to_host = link_measure(rig.to_host, rig.host.at, device, rig.n_places);
+    machine->to_device = link_measure(rig.to_device, device, rig.host.at, rig.n_places);
+    rc = lade_device_status(rig.device);
+    if (rc)
+      lade_error_set(error, rc, "probe: the host device failed: %s", strerror(-rc));
+  }
+  rig_finish(&rig);
+  return rc;
+}

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Measure a drive's rates, and find its best request sizes.
+ *
+ * The probe opens a store of its own in the run's directory, in the way the run will. A sealed and verified transfer
+ * costs checksums, and the rate includes them. Writes, reads and mixes of both (a quarter, a half and three quarters of
+ * them reads) are 2 MiB transfers with several in flight. Each series takes a tenth of a second and at least one pass
+ * over the extent. If a pass takes longer than that, the outer two mixes are skipped, because two more passes would
+ * take the tuner's time.
+ *
+ * Then the tuner (tune.c) sends requests of other sizes, every other one a write. They have no checksums, because the
+ * drive's own preference is measured. The store passes each request to the drive whole, so it is opened for the tuner's
+ * longest request and largest number. Requests go through the extent and through as much memory, over and over; both
+ * hold all requests in flight at once. Several drives are not tuned: their requests are cut at stripes, and the store
+ * balances them.
+ *
+ * The run's own data may fit where the probe's 64 MiB do not. Then the probe takes half, and half of that, down to a
+ * single transfer. It has fewer transfers in flight, and does not search sizes. Later runs, which may have more room,
+ * measure again.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "machine/probe_internal.h"
+#include "machine/tune.h"
+
+#define PIECE_BYTES ((size_t)2 << 20)
+#define N_PIECES 16
+#define LIMIT_NS 80000000
+#define REQUEST_BYTES_MOST (6u << 20)
+#define REQUESTS_MOST 64
+
+struct drive {
+  lade_store *store;
+  struct lade_extent extent;
+  int n_pieces; /* of a pass */
+  struct lade_transfer transfers[REQUESTS_MOST];
+  struct probe_area area;
+};
+
+/* ---- rates ---- */
+
+static struct lade_transfer piece_make(const struct drive *drive, int i_piece, enum lade_store_op op)
+{
+  const uint64_t offset = (uint64_t)i_piece * PIECE_BYTES;
+  return (struct lade_transfer){.op = op, .check = LADE_CHECK_STORE, .extent = drive->extent, .offset = offset,
+                                .bytes = PIECE_BYTES, .data = drive->area.at + offset,
+                                .identity = {.tensor = (uint32_t)i_piece}};
+}
+
+/* Wait for the first @n transfers; return @rc, or else the first failure. */
+static int transfers_end(struct drive *drive, int n, int rc, struct lade_error *error)
+{
+  for (int i = 0; i < n; i++) {
+    int result = lade_store_wait(drive->store, &drive->transfers[i], rc ? NULL : error);
+    rc = rc ? rc : result;
+  }
+  return rc;
+}
+
+/*
+ * Make one pass: every piece once, @n_writes of each four as writes. pre: all pieces were written before they are read.
+ */
+static int drive_pass(struct drive *drive, int n_writes, struct lade_error *error)
+{
+  int rc = 0, n = 0;
+  for (; n < drive->n_pieces && !rc; n++) {
+    drive->transfers[n] = piece_make(drive, n, n % 4 < n_writes ? LADE_STORE_WRITE : LADE_STORE_READ);
+    rc = lade_store_submit(drive->store, &drive->transfers[n]);
+  }
+  return transfers_end(drive, rc ? n - 1 : n, rc, error); /* the last one was not begun */
+}
+
+/* Measure bytes/s over passes for about LIMIT_NS, at least one. */
+static int drive_rate(struct drive *drive, int n_writes, struct lade_error *error, double *ret_rate)
+{
+  int64_t start_ns = lade_now_ns(), ns = 0;
+  double bytes = 0;
+  do {
+    int rc = drive_pass(drive, n_writes, error);
+    if (rc)
+      return rc;
+    bytes += (double)drive->n_pieces * (double)PIECE_BYTES;
+    ns = lade_now_ns() - start_ns;
+  } while (ns < LIMIT_NS);
+  *ret_rate = bytes / (double)ns * 1e9;
+  return 0;
+}
+
+static int drive_latency(struct drive *drive, struct lade_error *error, double *ret_ns)
+{
+  int64_t ns[N_PIECES];
+  for (int i = 0; i < N_PIECES; i++) {
+    struct lade_transfer transfer = piece_make(drive, i % drive->n_pieces, LADE_STORE_WRITE);
+    transfer.bytes = LADE_STORE_GRANULE_BYTES;
+    int64_t start_ns = lade_now_ns();
+    int rc = lade_store_submit(drive->store, &transfer);
+    if (!rc)
+      rc = lade_store_wait(drive->store, &transfer, error);
+    if (rc)
+      return rc;
+    ns[i] = lade_now_ns() - start_ns;
+  }
+  *ret_ns = (double)probe_median(ns, N_PIECES);
+  return 0;
+}
+
+static int drive_measure(struct drive *drive, struct lade_error *error, struct lade_machine_store *store)
+{
+  struct lade_machine_store measured = {.bytes = store->bytes};
+  int rc = drive_rate(drive, 4, error, &measured.write_bytes_per_s);
+  if (!rc)
+    rc = drive_rate(drive, 0, error, &measured.read_bytes_per_s);
+  if (!rc)
+    rc = drive_rate(drive, 2, error, &measured.total_bytes_per_s);
+  const double pass_bytes = (double)drive->n_pieces * (double)PIECE_BYTES;
+  const bool is_fast = !rc && pass_bytes <= measured.total_bytes_per_s * LIMIT_NS * 1e-9;
+  if (is_fast)
+    rc = drive_rate(drive, 3, error, &measured.total_mostly_writes_bytes_per_s);
+  if (is_fast && !rc)
+    rc = drive_rate(drive, 1, error, &measured.total_mostly_reads_bytes_per_s);
+  if (!rc)
+    rc = drive_latency(drive, error, &measured.latency_ns);
+  if (!rc) {
+    double transfer_ns = LADE_STORE_GRANULE_BYTES / measured.write_bytes_per_s * 1e9;
+    measured.latency_ns = LADE_MAX(measured.latency_ns - transfer_ns, 0);
+    *store = measured;
+  }
+  return rc;
+}
+
+/* ---- sizes ---- */
+
+static int request_begin(struct drive *drive, struct lade_transfer *transfer, uint64_t i_request, uint64_t bytes)
+{
+  const uint64_t offset = i_request % (TUNE_BYTES_MOST / bytes) * bytes;
+  *transfer = (struct lade_transfer){.op = i_request % 2 ? LADE_STORE_WRITE : LADE_STORE_READ,
+                                     .check = LADE_CHECK_CALLER, .extent = drive->extent, .offset = offset,
+                                     .bytes = bytes, .data = drive->area.at + offset};
+  int rc = lade_store_submit(drive->store, transfer);
+  if (rc)
+    atomic_store(&transfer->is_done, true); /* it was not begun: no call may wait for it */
+  return rc;
+}
+
+/* Measure for tune_drive: each slot sends the next request when its last one has returned, in turn. */
+static int requests_measure(void *user, uint64_t bytes, int n, struct lade_error *error, double *ret_rate)
+{
+  struct drive *drive = user;
+  const int64_t start_ns = lade_now_ns();
+  int rc = 0, n_begun = 0;
+  uint64_t n_requests = 0;
+  LADE_ASSERT(n <= REQUESTS_MOST && bytes <= REQUEST_BYTES_MOST && bytes * (uint64_t)n <= TUNE_BYTES_MOST);
+  while (!rc && (n_begun < n || lade_now_ns() - start_ns < TUNE_MEASURE_NS)) {
+    struct lade_transfer *transfer = &drive->transfers[n_requests % (uint64_t)n];
+    if (n_begun == n)
+      rc = lade_store_wait(drive->store, transfer, error);
+    if (!rc)
+      rc = request_begin(drive, transfer, n_requests++, bytes);
+    n_begun += !rc && n_begun < n;
+  }
+  rc = transfers_end(drive, n_begun, rc, error);
+  *ret_rate = (double)n_requests * (double)bytes / (double)LADE_MAX(lade_now_ns() - start_ns, 1) * 1e9;
+  return rc;
+}
+
+static int64_t clock_ns(void *user)
+{
+  return lade_now_ns();
+}
+
+static int drive_tune(struct drive *drive, struct lade_error *error, struct lade_machine_store *store)
+{
+  struct lade_store_info info;
+  const struct tune_drive how = {requests_measure, clock_ns, drive};
+  lade_store_get_info(drive->store, &info);
+  return info.n_drives == 1 ? tune_run(&how, error, store) : 0;
+}
+
+/* ---- both ---- */
+
+static void drive_close(struct drive *drive)
+{
+  lade_store_close(drive->store);
+  probe_area_finish(&drive->area);
+  free(drive);
+}
+
+/* Open a store with one extent of @bytes, and as much memory. -ENOSPC, -EDQUOT or -EFBIG if there is not so much. */
+static int drive_open(const struct lade_probe_params *params, uint64_t bytes, struct lade_error *error,
+                      struct drive **ret_drive)
+{
+  struct lade_store_params own = *params->store;
+  own.capacity_bytes = bytes;
+  own.piece_bytes = REQUEST_BYTES_MOST;
+  own.depth = REQUESTS_MOST;
+  struct drive *drive = calloc(1, sizeof(*drive));
+  if (!drive)
+    return lade_error_set(error, -ENOMEM, "probe: out of memory");
+  drive->n_pieces = (int)LADE_MIN(bytes / PIECE_BYTES, (uint64_t)N_PIECES);
+  int rc = lade_store_open(&own, error, &drive->store);
+  if (!rc)
+    rc = lade_store_reserve(drive->store, bytes, &drive->extent);
+  if (!rc && (rc = probe_area_init(&drive->area, bytes)))
+    lade_error_set(error, rc, "probe: out of memory");
+  if (!rc)
+    rc = lade_store_prepare(drive->store, error);
+  if (!rc)
+    lade_store_pin(drive->store, drive->area.at, drive->area.bytes); /* as a run does; until it is closed */
+  if (rc) {
+    drive_close(drive);
+    return rc;
+  }
+  *ret_drive = drive;
+  return 0;
+}
+
+int probe_store(const struct lade_probe_params *params, struct lade_error *error, struct lade_machine_store *store,
+                bool *ret_is_cramped)
+{
+  struct drive *drive = NULL;
+  uint64_t bytes = TUNE_BYTES_MOST;
+  while (bytes > PIECE_BYTES && 2 * bytes > probe_room_bytes())
+    bytes /= 2;
+  int rc = drive_open(params, bytes, error, &drive);
+  while ((rc == -ENOSPC || rc == -EDQUOT || rc == -EFBIG) && bytes > PIECE_BYTES) {
+    bytes /= 2;
+    rc = drive_open(params, bytes, error, &drive);
+  }
+  if (rc)
+    return rc;
+  *ret_is_cramped = bytes < TUNE_BYTES_MOST;
+  rc = drive_measure(drive, error, store);
+  if (!rc && !*ret_is_cramped)
+    rc = drive_tune(drive, error, store);
+  drive_close(drive);
+  return rc;
+}

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * All schedules have one form: some forward halves to warm up, then a forward and a backward half in turns, then the
+ * remaining backward halves. They differ in the length of the warm-up and in the k-th half of a direction.
+ *
+ *   GPIPE        warms up with all forward halves
+ *   1F1B, ZBH1   with stages - 1 - s: by the time that the first gradient reaches stage s, it has begun that many more
+ *                forward halves than the last stage
+ *   INTERLEAVED  with 2 (stages - 1 - s) + (chunks - 1) stages: a microbatch goes through all chunks before its
+ *                gradient returns, and the gradient passes all stages behind this one
+ *
+ * With chunks the k-th forward half is of chunk (k mod stages * chunks) / stages: a group of as many microbatches as
+ * stages goes through chunk after chunk. Backward is the same, from the last chunk down.
+ *
+ * ZBH1. Stage s computes the weights' gradients of microbatch k after the backward half of k + s. So the backward chain
+ * passes the stages without them, and the remaining ones at the end fill idle time. 1F1B has a bubble of (stages - 1)
+ * (F + B + W); ZBH1 removes twice (stages - 1) W of it. Stage s holds stages - s microbatches that wait for their
+ * backward half and s that wait for weights: as many as stage 0 in total.
+ */
+#include <errno.h>
+
+#include "base/base.h"
+#include "parallel/schedule.h"
+
+struct lade_pipeline lade_pipeline_get(const struct lade_layout *layout, int n_microbatches, bool is_training)
+{
+  return (struct lade_pipeline){.schedule = layout ? layout->schedule : LADE_SCHEDULE_1F1B,
+                                .n_stages = lade_layout_size(layout, LADE_AXIS_PP),
+                                .n_chunks = layout ? layout->virtual_stages : 1,
+                                .n_microbatches = n_microbatches,
+                                .is_training = is_training};
+}
+
+int lade_schedule_check(const struct lade_pipeline *pipeline, struct lade_error *error)
+{
+  int p = pipeline->n_stages, m = pipeline->n_microbatches;
+  LADE_ASSERT(p > 0 && m > 0 && pipeline->n_chunks > 0);
+  if (pipeline->schedule != LADE_SCHEDULE_INTERLEAVED || m % p == 0)
+    return 0;
+  if (m < p)
+    return lade_error_set(error, -EINVAL,
+                          "an interleaved schedule of %d stages takes %d microbatches at a time: %d are too few; "
+                          "%d or %d would do, or the schedule 1f1b",
+                          p, p, m, p, 2 * p);
+  return lade_error_set(error, -EINVAL,
+                        "an interleaved schedule of %d stages takes %d microbatches at a time, which do not make up "
+                        "%d; %d or %d would do, or the schedule 1f1b",
+                        p, p, m, m / p * p, (m / p + 1) * p);
+}
+
+/* Return the number of halves of one direction. */
+static int half_count(const struct lade_pipeline *pipeline)
+{
+  return pipeline->n_chunks * pipeline->n_microbatches;
+}
+
+int lade_schedule_length(const struct lade_pipeline *pipeline)
+{
+  if (!pipeline->is_training)
+    return half_count(pipeline);
+  return half_count(pipeline) * (lade_schedule_is_split(pipeline) ? 3 : 2);
+}
+
+/* Return the number of warm-up forward halves, without the one that precedes each backward half. */
+static int warmup_get(const struct lade_pipeline *pipeline, int stage)
+{
+  int behind = pipeline->n_stages - 1 - stage, n = half_count(pipeline);
+  if (pipeline->schedule == LADE_SCHEDULE_GPIPE || !pipeline->is_training)
+    return n;
+  if (pipeline->schedule == LADE_SCHEDULE_INTERLEAVED)
+    return LADE_MIN(2 * behind + (pipeline->n_chunks - 1) * pipeline->n_stages, n);
+  return LADE_MIN(behind, n);
+}
+
+/* Return the @k-th half of its direction. */
+static struct lade_slot slot_make(const struct lade_pipeline *pipeline, enum lade_half half, int k)
+{
+  int p = pipeline->n_stages, v = pipeline->n_chunks;
+  if (v == 1)
+    return (struct lade_slot){.microbatch = k, .half = (uint8_t)half};
+  int chunk = k % (p * v) / p;
+  return (struct lade_slot){.microbatch = k / (p * v) * p + k % p,
+                            .chunk = (int16_t)(half == LADE_HALF_FORWARD ? chunk : v - 1 - chunk),
+                            .half = (uint8_t)half};
+}
+
+void lade_schedule_order(const struct lade_pipeline *pipeline, int stage, struct lade_slot *ret_slots)
+{
+  int n = half_count(pipeline), warmup = warmup_get(pipeline, stage), at = 0;
+  bool is_split = lade_schedule_is_split(pipeline);
+  for (int k = 0; k < warmup; k++)
+    ret_slots[at++] = slot_make(pipeline, LADE_HALF_FORWARD, k);
+  for (int k = 0; k < n && pipeline->is_training; k++) {
+    if (warmup + k < n)
+      ret_slots[at++] = slot_make(pipeline, LADE_HALF_FORWARD, warmup + k);
+    ret_slots[at++] = slot_make(pipeline, LADE_HALF_BACKWARD, k);
+    if (is_split && k >= stage)
+      ret_slots[at++] = slot_make(pipeline, LADE_HALF_WEIGHTS, k - stage);
+  }
+  for (int k = LADE_MAX(n - stage, 0); k < n && is_split; k++)
+    ret_slots[at++] = slot_make(pipeline, LADE_HALF_WEIGHTS, k);
+  LADE_ASSERT(at == lade_schedule_length(pipeline));
+}
+
+int lade_schedule_in_flight(const struct lade_pipeline *pipeline, int stage)
+{
+  int held = warmup_get(pipeline, stage) + 1 + (lade_schedule_is_split(pipeline) ? stage : 0);
+  return LADE_MIN(held, half_count(pipeline));
+}

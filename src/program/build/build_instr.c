@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the list is made of: buffers, instructions, operands, collectives and copies, appended one by one.
+ *
+ * A buffer's lifetime grows with every instruction that names it. An instruction is begun, then given its operands.
+ * Neither knows why it is made: that is decided by slots (build.c), gradients (build_grads.c) and updates
+ * (build_state.c). Errors of memory stick in the builder and are looked at once, at the end.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "program/build/build_internal.h"
+
+int32_t buffer_make(struct builder *b, enum lade_space space, enum lade_owner owner, uint64_t bytes, bool is_resident)
+{
+  struct lade_buffer buffer = {
+      .space = space, .owner = owner, .first = INT32_MAX, .last = -1, .is_resident = is_resident};
+  buffer.bytes = plan_buffer_bytes(space, bytes);
+  if (!LADE_PUSH(&b->buffers, buffer)) {
+    b->status = -ENOMEM;
+    return 0;
+  }
+  return b->buffers.n - 1;
+}
+
+struct lade_instr *instr_begin(struct builder *b, enum lade_instr_kind kind, enum lade_queue_id queue)
+{
+  struct lade_instr instr = {.kind = (uint8_t)kind, .queue = (uint8_t)queue, .op = -1, .param = -1};
+  instr.first_operand = b->operands.n;
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    instr.waits[q] = -1;
+  if (!LADE_PUSH(&b->instrs, instr)) {
+    b->status = -ENOMEM;
+    return &b->spare;
+  }
+  return &b->instrs.items[b->instrs.n - 1];
+}
+
+void operand_add(struct builder *b, int role, int32_t buffer, enum lade_access access, struct lade_value reads,
+                 struct lade_value makes, uint64_t offset, uint64_t bytes)
+{
+  struct lade_operand operand = {buffer, (uint8_t)access, (uint8_t)role, offset, bytes, reads, makes};
+  if (b->status || !LADE_PUSH(&b->operands, operand)) {
+    b->status = -ENOMEM;
+    return;
+  }
+  int32_t at = b->instrs.n - 1;
+  struct lade_buffer *what = &b->buffers.items[buffer];
+  what->first = LADE_MIN(what->first, at);
+  what->last = LADE_MAX(what->last, at);
+  b->instrs.items[at].n_operands++;
+}
+
+void operand_read(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
+{
+  operand_add(b, role, buffer, LADE_READS, value, (struct lade_value){-1, 0, 0}, 0, bytes);
+}
+
+void operand_make(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
+{
+  operand_add(b, role, buffer, LADE_MAKES, (struct lade_value){-1, 0, 0}, value, 0, bytes);
+}
+
+void operand_change(struct builder *b, int role, int32_t buffer, struct lade_value value, uint64_t bytes)
+{
+  struct lade_value next = value;
+  next.version++;
+  operand_add(b, role, buffer, LADE_READS_AND_MAKES, value, next, 0, bytes);
+}
+
+/*
+ * True if the collective just begun joins the group that the previous instruction ends: of one unit, or within one
+ * bucket in all. A longer group would delay the instructions that wait for its first members.
+ */
+static bool is_grouped(const struct builder *b, const struct lade_instr *instr, uint64_t bytes)
+{
+  if (b->bundle.last < 0 || b->bundle.last != b->instrs.n - 2 ||
+      b->bundle.last - b->bundle.first + 1 == LADE_COMM_LIST_MOST)
+    return false;
+  const struct lade_instr *first = &b->instrs.items[b->bundle.first];
+  const struct lade_param *params = b->graph->params;
+  bool is_one_unit =
+      b->graph->tensors[params[first->param].tensor].unit == b->graph->tensors[params[instr->param].tensor].unit;
+  return first->collective == instr->collective && first->axis == instr->axis &&
+         (is_one_unit || b->bundle.bytes + bytes <= b->bucket_bytes[instr->axis]);
+}
+
+void collective_begin(struct builder *b, enum lade_collective_kind kind, enum lade_axis axis, int param,
+                      int microbatch, uint64_t bytes)
+{
+  struct lade_instr *instr = instr_begin(b, LADE_INSTR_COLLECTIVE, lade_axis_queue(axis));
+  instr->collective = (uint8_t)kind;
+  instr->axis = (uint8_t)axis;
+  instr->param = param;
+  instr->microbatch = (int16_t)microbatch;
+  instr->is_grouped = param >= 0 && !b->status && is_grouped(b, instr, bytes);
+  if (param < 0 || b->status) {
+    instr->predicted_ns = plan_collective_ns(b->params, kind, axis, bytes);
+    return;
+  }
+  const int32_t at = b->instrs.n - 1;
+  if (!instr->is_grouped)
+    b->bundle.first = at;
+  b->bundle.bytes = bytes + (instr->is_grouped ? b->bundle.bytes : 0);
+  b->bundle.last = at;
+  b->instrs.items[b->bundle.first].predicted_ns += instr->is_grouped
+                                                       ? plan_grouped_ns(b->params, kind, axis, bytes)
+                                                       : plan_collective_ns(b->params, kind, axis, bytes);
+}
+
+/* Return the bytes of a value of this rank. */
+uint64_t value_bytes(const struct builder *b, int tensor)
+{
+  return lade_held_bytes(b->graph, b->params->layout, tensor);
+}
+
+/* Return the value at this point of the list: a gradient's version is the number of its additions. */
+struct lade_value value_now(const struct builder *b, int value)
+{
+  const int n = b->graph->n_tensors, tensor = value % n;
+  const struct lade_tensor *what = &b->graph->tensors[tensor];
+  return (struct lade_value){tensor, (int16_t)(value / n),
+                             what->kind == LADE_TENSOR_GRAD ? b->grad_versions[what->param] : (int16_t)0};
+}
+
+void move_emit(struct builder *b, struct value_place src, struct lade_value reads, struct value_place dst,
+               struct lade_value makes)
+{
+  if (b->status)
+    return; /* out of memory: a buffer may be missing */
+  enum lade_space from = b->buffers.items[src.buffer].space, to = b->buffers.items[dst.buffer].space;
+  uint64_t bytes = value_bytes(b, makes.tensor);
+  bool is_store = from == LADE_STORE || to == LADE_STORE;
+  enum lade_instr_kind kind = from == LADE_STORE ? LADE_INSTR_READ
+                              : to == LADE_STORE ? LADE_INSTR_WRITE
+                                                 : LADE_INSTR_COPY;
+  enum lade_queue_id queue = is_store ? LADE_Q_IO : to == LADE_HOST ? LADE_Q_TO_HOST : LADE_Q_TO_DEVICE;
+  struct lade_instr *instr = instr_begin(b, kind, queue);
+  instr->microbatch = makes.microbatch;
+  instr->predicted_ns = plan_transfer_ns(b->params->prices, from, to, bytes);
+  const struct lade_value nothing = {-1, 0, 0};
+  operand_add(b, LADE_ROLE_SRC, src.buffer, LADE_READS, reads, nothing, src.offset, bytes);
+  operand_add(b, LADE_ROLE_DST, dst.buffer, LADE_MAKES, nothing, makes, dst.offset, bytes);
+}
+
+void transfer_emit(struct builder *b, struct value_place src, struct value_place dst, struct lade_value value)
+{
+  if (b->status)
+    return; /* the same */
+  enum lade_space from = b->buffers.items[src.buffer].space, to = b->buffers.items[dst.buffer].space;
+  bool is_store = from == LADE_STORE || to == LADE_STORE;
+  if (is_store && !b->params->is_unified && (from == LADE_DEVICE || to == LADE_DEVICE)) {
+    enum lade_owner owner = b->buffers.items[src.buffer].owner;
+    struct value_place staging = {buffer_make(b, LADE_HOST, owner, value_bytes(b, value.tensor), false), 0};
+    move_emit(b, src, value, staging, value);
+    src = staging;
+  }
+  move_emit(b, src, value, dst, value);
+}

@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The order of ops. Slots come in the schedule's order (one rank: forward and backward of one microbatch after
+ * another). Forward ops run in the graph's order. Before each backward op, every dropped value that it reads is
+ * recomputed by the op that made it, which may need its own inputs recomputed first. This is a depth-first search over
+ * producers. So each chain is as short as the kept values allow, and comes as late as possible. A recomputed value
+ * stays until its last use in this microbatch, unless its choice drops it after each backward op. The search ends
+ * because the graph is acyclic. An op is recomputed at most once per microbatch, or once per backward op where its
+ * values are dropped each time: O(ops + uses) then holds per backward op.
+ *
+ * Where the schedule splits the backward half, ops that make only gradients of parameters wait for the weight slot.
+ * Values recomputed for the first part stay for the second, so each microbatch between the two parts has its own record
+ * of the present values.
+ *
+ * Stage boundaries stand where the schedule wants them. Behind the ops of a slot come first the inputs of the next
+ * slots, as many as the schedule takes ahead, then the slot's sends.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "parallel/schedule.h"
+#include "program/build.h"
+
+/* Range of ops of one chunk, forward and backward. */
+struct chunk_ops {
+  int first[2], n[2];
+};
+
+struct sequencer {
+  const struct lade_graph *graph;
+  const struct lade_residency *residency;
+  struct lade_pipeline pipeline;
+  struct chunk_ops *chunks;
+  struct lade_slot *slots;
+  int n_slots;
+  int next_input; /* slots before this one have their inputs, or need none */
+  int n_ahead;    /* inputs taken for slots that are still to come */
+  int n_records;  /* microbatches between the parts of their backward half; 1 if it has one part */
+  bool *records;  /* by record and tensor */
+  bool *is_there; /* the record of the current slot: by tensor, made and not dropped */
+  int *dropped;   /* values to be dropped after each backward op */
+  int n_dropped;
+  int *stack;     /* ops whose inputs are being made; at most as deep as the forward graph */
+  LADE_ARRAY(struct plan_step) steps;
+};
+
+static bool step_push(struct sequencer *s, int op, int microbatch, bool is_recompute)
+{
+  const struct lade_op *what = &s->graph->ops[op];
+  struct plan_step step = {.op = op,
+                           .microbatch = (int16_t)microbatch,
+                           .is_recompute = is_recompute,
+                           .is_backward = is_recompute || what->is_backward};
+  for (int i = 0; i < what->n_out; i++) {
+    if (what->out[i] >= 0)
+      s->is_there[what->out[i]] = true;
+  }
+  return LADE_PUSH(&s->steps, step);
+}
+
+/* Return an input of @op that must be recomputed before it can run, or -1. */
+static int input_missing(const struct sequencer *s, int op)
+{
+  const struct lade_op *what = &s->graph->ops[op];
+  for (int i = 0; i < what->n_in; i++) {
+    int tensor = what->in[i];
+    if (tensor >= 0 && s->graph->tensors[tensor].kind == LADE_TENSOR_ACTIVATION && !s->is_there[tensor])
+      return tensor;
+  }
+  return -1;
+}
+
+/* Emit @op after all of its inputs. */
+static bool op_emit(struct sequencer *s, int op, int microbatch)
+{
+  int depth = 0;
+  s->stack[depth++] = op;
+  while (depth) {
+    int top = s->stack[depth - 1], missing = input_missing(s, top);
+    if (missing >= 0) {
+      s->stack[depth++] = s->graph->tensors[missing].producer;
+      continue;
+    }
+    depth--;
+    if (!step_push(s, top, microbatch, depth > 0))
+      return false;
+  }
+  return true;
+}
+
+/* Make the record of @microbatch current. */
+static void record_open(struct sequencer *s, int microbatch)
+{
+  s->is_there = s->records + (size_t)(microbatch % s->n_records) * (size_t)s->graph->n_tensors;
+}
+
+/* Mark the values that are kept after the forward pass: all that are not to be recomputed. */
+static void saved_keep(struct sequencer *s)
+{
+  for (int i = 0; i < s->graph->n_tensors; i++)
+    s->is_there[i] = s->residency->choices[i].saved != LADE_RESIDENCY_RECOMPUTE;
+}
+
+static void dropped_collect(struct sequencer *s)
+{
+  for (int i = 0; i < s->graph->n_tensors; i++) {
+    struct lade_choice choice = s->residency->choices[i];
+    if (choice.saved == LADE_RESIDENCY_RECOMPUTE && choice.spill == LADE_RESIDENCY_RECOMPUTE)
+      s->dropped[s->n_dropped++] = i;
+  }
+}
+
+static void dropped_forget(struct sequencer *s)
+{
+  for (int i = 0; i < s->n_dropped; i++)
+    s->is_there[s->dropped[i]] = false;
+}
+
+/* ---- slots ---- */
+
+/* True if @op makes gradients of parameters alone. */
+static bool is_for_weights(const struct lade_graph *graph, const struct lade_op *op)
+{
+  for (int i = 0; i < op->n_out; i++) {
+    if (op->out[i] >= 0 && graph->tensors[op->out[i]].kind != LADE_TENSOR_GRAD)
+      return false;
+  }
+  return op->n_out > 0;
+}
+
+static bool is_between_stages(const struct lade_op *op)
+{
+  return op->kind == LADE_OP_SEND || op->kind == LADE_OP_RECV;
+}
+
+static bool forward_emit(struct sequencer *s, const struct lade_slot *slot)
+{
+  const struct chunk_ops *chunk = &s->chunks[slot->chunk];
+  bool is_ok = true;
+  for (int op = chunk->first[0]; is_ok && op < chunk->first[0] + chunk->n[0]; op++)
+    is_ok = is_between_stages(&s->graph->ops[op]) || step_push(s, op, slot->microbatch, false);
+  return is_ok;
+}
+
+/* Emit a backward slot, or a weight slot. */
+static bool backward_emit(struct sequencer *s, const struct lade_slot *slot)
+{
+  const struct chunk_ops *chunk = &s->chunks[slot->chunk];
+  bool is_split = lade_schedule_is_split(&s->pipeline), is_ok = true;
+  if (slot->half == LADE_HALF_BACKWARD)
+    saved_keep(s);
+  for (int op = chunk->first[1]; is_ok && op < chunk->first[1] + chunk->n[1]; op++) {
+    const struct lade_op *what = &s->graph->ops[op];
+    bool is_other = is_split && is_for_weights(s->graph, what) != (slot->half == LADE_HALF_WEIGHTS);
+    if (is_other || is_between_stages(what))
+      continue;
+    is_ok = op_emit(s, op, slot->microbatch);
+    dropped_forget(s);
+  }
+  return is_ok;
+}
+
+/*
+ * Return the stage boundary op of @slot of kind @kind; a piece begins with its RECV and ends with its SEND. -1: none.
+ */
+static int boundary_find(const struct sequencer *s, const struct lade_slot *slot, enum lade_op_kind kind)
+{
+  if (slot->half == LADE_HALF_WEIGHTS)
+    return -1;
+  const struct chunk_ops *chunk = &s->chunks[slot->chunk];
+  int op = chunk->first[slot->half] + (kind == LADE_OP_RECV ? 0 : chunk->n[slot->half] - 1);
+  return s->graph->ops[op].kind == kind ? op : -1;
+}
+
+static bool boundary_emit(struct sequencer *s, const struct lade_slot *slot, enum lade_op_kind kind)
+{
+  int op = boundary_find(s, slot, kind);
+  return op < 0 || step_push(s, op, slot->microbatch, false);
+}
+
+/* Emit the inputs that the schedule takes ahead. */
+static bool inputs_emit(struct sequencer *s)
+{
+  bool is_ok = true;
+  for (; is_ok && s->next_input < s->n_slots && s->n_ahead < lade_schedule_n_ahead(&s->pipeline); s->next_input++) {
+    const struct lade_slot *slot = &s->slots[s->next_input];
+    s->n_ahead += boundary_find(s, slot, LADE_OP_RECV) >= 0;
+    is_ok = boundary_emit(s, slot, LADE_OP_RECV);
+  }
+  return is_ok;
+}
+
+static bool slot_emit(struct sequencer *s, int at)
+{
+  const struct lade_slot *slot = &s->slots[at];
+  record_open(s, slot->microbatch);
+  if (!(slot->half == LADE_HALF_FORWARD ? forward_emit(s, slot) : backward_emit(s, slot)))
+    return false;
+  s->n_ahead -= boundary_find(s, slot, LADE_OP_RECV) >= 0;
+  return inputs_emit(s) && boundary_emit(s, slot, LADE_OP_SEND);
+}
+
+/* ---- whole sequence ---- */
+
+static void chunks_find(struct sequencer *s)
+{
+  for (int i = 0; i < s->graph->n_units; i++) {
+    const struct lade_unit *unit = &s->graph->units[i];
+    struct chunk_ops *chunk = &s->chunks[unit->chunk];
+    if (chunk->n[0] == 0)
+      chunk->first[0] = unit->first_fwd;
+    chunk->first[1] = unit->first_bwd; /* of its last unit, which comes first */
+    chunk->n[0] += unit->n_fwd;
+    chunk->n[1] += unit->n_bwd;
+  }
+}
+
+static bool sequencer_init(struct sequencer *s, const struct lade_build_params *params)
+{
+  size_t n_tensors = (size_t)s->graph->n_tensors;
+  s->pipeline = lade_pipeline_get(params->layout, params->n_microbatches, params->is_training);
+  LADE_ASSERT(s->pipeline.n_stages == s->graph->share.pp && s->pipeline.n_chunks == s->graph->share.n_chunks);
+  s->n_slots = lade_schedule_length(&s->pipeline);
+  s->n_records = lade_schedule_is_split(&s->pipeline) ? s->pipeline.n_stages : 1;
+  s->chunks = calloc((size_t)s->pipeline.n_chunks, sizeof(*s->chunks));
+  s->slots = calloc((size_t)s->n_slots, sizeof(*s->slots));
+  s->records = calloc((size_t)s->n_records * n_tensors, sizeof(*s->records));
+  s->dropped = calloc(n_tensors, sizeof(*s->dropped));
+  s->stack = calloc((size_t)s->graph->n_ops + 1, sizeof(*s->stack));
+  if (!s->chunks || !s->slots || !s->records || !s->dropped || !s->stack)
+    return false;
+  chunks_find(s);
+  lade_schedule_order(&s->pipeline, s->graph->share.pp_rank, s->slots);
+  dropped_collect(s);
+  record_open(s, 0);
+  return true;
+}
+
+int plan_sequence(const struct lade_build_params *params, struct plan_step **ret_steps, int *ret_n_steps)
+{
+  struct sequencer s = {.graph = params->graph, .residency = params->residency};
+  bool is_ok = sequencer_init(&s, params) && inputs_emit(&s);
+  for (int at = 0; is_ok && at < s.n_slots; at++)
+    is_ok = slot_emit(&s, at);
+  free(s.stack);
+  free(s.dropped);
+  free(s.records);
+  free(s.slots);
+  free(s.chunks);
+  if (!is_ok) {
+    LADE_ARRAY_FREE(&s.steps);
+    return -ENOMEM;
+  }
+  *ret_steps = s.steps.items;
+  *ret_n_steps = s.steps.n;
+  return 0;
+}
+
+int32_t *plan_update_ends(const struct lade_build_params *params, const struct plan_step *steps, int n_steps)
+{
+  const struct lade_graph *graph = params->graph;
+  int32_t *ends = calloc((size_t)LADE_MAX(graph->n_params, 1), sizeof(*ends));
+  const bool optimizer_in_backward = params->residency->optimizer_in_backward;
+  for (int param = 0; ends && !optimizer_in_backward && param < graph->n_params; param++)
+    ends[param] = n_steps;
+  for (int pos = 0; ends && optimizer_in_backward && pos < n_steps; pos++) {
+    const struct lade_op *op = &graph->ops[steps[pos].op];
+    for (int i = 0; i < op->n_in + op->n_out; i++) {
+      int tensor = i < op->n_in ? op->in[i] : op->out[i - op->n_in];
+      if (tensor >= 0 && graph->tensors[tensor].param >= 0)
+        ends[graph->tensors[tensor].param] = pos + 1;
+    }
+  }
+  for (int param = 0; ends && param < graph->n_params; param++) {
+    if (graph->params[param].is_at_both_ends)
+      ends[param] = n_steps;
+  }
+  return ends;
+}

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Residency: where each value waits between its uses.
+ *
+ * An activation is made in the forward pass and waits for the backward one: its saved gap. It can be kept in device
+ * memory, recomputed, or wait on the host or in the store. Every other gap between two uses is short. It is closed to
+ * other values unless the choice says `spill`: then the value leaves device memory in all of them too, as the smallest
+ * budgets need.
+ *
+ * A parameter has two home tiers: that of its optimizer state, where AdamW runs, and that of its working copy, which is
+ * the same or nearer to the device. (State is larger, and used once a step: where there is room for it there is room
+ * for the working copy.) A working copy at home on the device is resident there. At home elsewhere it is fetched before
+ * use. Between its uses the fetched copy is dropped by the same choices as an activation's; nothing is written back,
+ * because the copy at home is valid. An update reads and writes it at its home, or in a copy on the host if the
+ * processor cannot reach that.
+ *
+ * A gradient is made on the device and travels to its update. Its saved gap is the one between two microbatches, and
+ * the wait for the update if that streams from the store. If each microbatch's gradient is summed over ranks, it is the
+ * gap of this rank's block of the sum.
+ *
+ * Updates come after all steps, or in the backward half: each as soon as no step adds to the gradient or reads the
+ * parameter any more, so that its gradient waits for no other.
+ *
+ * Choices are the same for all microbatches: they are the same value at different times.
+ */
+#ifndef LADE_RESIDENCY_H
+#define LADE_RESIDENCY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "graph/graph.h"
+#include "machine/cost.h"
+
+enum lade_residency_policy { LADE_RESIDENCY_KEEP, LADE_RESIDENCY_RECOMPUTE, LADE_RESIDENCY_HOST, LADE_RESIDENCY_STORE,
+                            LADE_N_RESIDENCY_POLICIES };
+
+struct lade_choice {
+  uint8_t saved; /* enum lade_residency_policy: in the saved gap */
+  uint8_t spill; /* in every other gap; RECOMPUTE: a value that was made again is dropped after each backward op */
+};
+
+struct lade_residency {
+  int n_tensors, n_params;
+  struct lade_choice *choices; /* by tensor of the graph */
+  uint8_t *state_tiers;        /* enum lade_tier of the optimizer state, by parameter */
+  uint8_t *weight_tiers;       /* of the working copy; at most the state's tier */
+  /*
+   * Copies in start early, and memory is held for copies out, while live device bytes stay within this. 0: just in
+   * time, with the least memory and exposed copies.
+   */
+  uint64_t prefetch_bytes;
+  bool optimizer_in_backward;
+};
+
+/*
+ * Create a residency with every value kept and every parameter at home on the device. Activations that no backward op
+ * reads are set to recompute, which is free until another value is recomputed from them. -ENOMEM.
+ */
+int lade_residency_create(const struct lade_graph *graph, struct lade_residency **ret_residency);
+int lade_residency_copy(const struct lade_residency *from, struct lade_residency **ret_residency);
+void lade_residency_destroy(struct lade_residency *residency);
+/* Set both home tiers of a parameter; @weight is @state or nearer. */
+void lade_residency_set_tiers(struct lade_residency *residency, int param, enum lade_tier weight,
+                              enum lade_tier state);
+
+/* Return "keep", "recompute", "host" or "store"; static. */
+const char *lade_residency_policy_name(enum lade_residency_policy wait);
+
+#endif

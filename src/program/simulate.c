@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Predict the time of a step. Each queue runs its instructions one after another, each as soon as its waits are met. On
+ * a device of its own an instruction takes its predicted time. On a unified device all queues share the machine's
+ * cores, in a fluid model. Every running instruction wants a number of cores: kernels and updates all of them, a copy
+ * one, a transfer to the drive a fraction for its checksums. If together they want more cores than there are, all slow
+ * down in proportion, as under an operating system's time slices in the limit.
+ *
+ * The simulation goes from one completion to the next; between two the speeds are constant. O(instructions * queues).
+ * It ends because a wait always names an earlier instruction of the list.
+ *
+ * Stages together: the same simulation over the queues of all stages, each with cores of its own. A send and its
+ * receive begin when both are the next of their queues and their waits are met, and end together. The model makes no
+ * choice: if two instructions can begin, both do. So if the simulation reaches the end of all lists, every run does,
+ * whatever the instructions take; if it stands still, every run would. It proves that stages do not wait for one
+ * another in a circle.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "program/build.h"
+
+#define TRANSFER_CORES 0.25 /* a drive works by itself; XXH3 runs at 10 GB/s and more during 1-3 GB/s of transfer */
+
+struct simulated_queue {
+  int32_t *instrs; /* of one queue, in order */
+  int n, next;
+  int32_t running;  /* -1: none */
+  double left_ns, cores;
+};
+
+struct fluid {
+  const struct lade_program *program;
+  const struct lade_prices *prices;
+  struct simulated_queue lanes[LADE_N_QUEUES];
+  bool *is_done;
+  double now_ns, busy_ns[LADE_N_QUEUES];
+  /* array of all stages, with this one at its own index; NULL: one stage alone, transfers take their own time only */
+  struct fluid *stages;
+};
+
+static double cores_wanted(const struct fluid *f, const struct lade_instr *instr)
+{
+  switch (instr->kind) {
+  case LADE_INSTR_COPY:
+  case LADE_INSTR_COLLECTIVE:
+  case LADE_INSTR_SEND:
+  case LADE_INSTR_RECV:
+    return f->prices->copy_cores;
+  case LADE_INSTR_READ:
+  case LADE_INSTR_WRITE:
+    return TRANSFER_CORES;
+  case LADE_INSTR_UPDATE:
+    return instr->is_streamed ? 1 : f->prices->n_cores;
+  default:
+    return f->prices->n_cores;
+  }
+}
+
+static bool is_ready(const struct fluid *f, const struct lade_instr *instr)
+{
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    if (instr->waits[q] >= 0 && !f->is_done[instr->waits[q]])
+      return false;
+  }
+  return true;
+}
+
+/* Return the next instruction of @lane if its own rank's waits are met; else -1. */
+static int32_t lane_next(const struct fluid *f, const struct simulated_queue *lane)
+{
+  if (lane->running >= 0 || lane->next == lane->n || !is_ready(f, &f->program->instrs[lane->instrs[lane->next]]))
+    return -1;
+  return lane->instrs[lane->next];
+}
+
+static void lane_begin(struct fluid *f, struct simulated_queue *lane, double ns, int64_t (*spans)[2])
+{
+  int32_t at = lane->instrs[lane->next++];
+  lane->running = at;
+  lane->left_ns = ns;
+  lane->cores = cores_wanted(f, &f->program->instrs[at]);
+  if (spans)
+    spans[at][0] = (int64_t)f->now_ns;
+}
+
+static bool is_boundary(const struct lade_instr *instr)
+{
+  return instr->kind == LADE_INSTR_SEND || instr->kind == LADE_INSTR_RECV;
+}
+
+/* True if these are two sides of one stage boundary transfer: equal bytes, one microbatch. */
+static bool is_one_boundary(const struct fluid *f, const struct lade_instr *instr, const struct fluid *peer,
+                            const struct lade_instr *other)
+{
+  return other->peer == f - f->stages && other->microbatch == instr->microbatch &&
+         peer->program->operands[other->first_operand].bytes == f->program->operands[instr->first_operand].bytes;
+}
+
+/* Return the peer's queue whose next instruction is the other side of stage boundary @at and can begin; NULL: none. */
+static struct simulated_queue *boundary_meet(struct fluid *f, int32_t at)
+{
+  const struct lade_instr *instr = &f->program->instrs[at];
+  struct fluid *peer = &f->stages[instr->peer];
+  struct simulated_queue *lane = &peer->lanes[instr->kind == LADE_INSTR_SEND ? LADE_Q_RECV : LADE_Q_SEND];
+  int32_t other = lane_next(peer, lane);
+  return other >= 0 && is_one_boundary(f, instr, peer, &peer->program->instrs[other]) ? lane : NULL;
+}
+
+static void lane_start(struct fluid *f, struct simulated_queue *lane, int64_t (*spans)[2])
+{
+  int32_t at = lane_next(f, lane);
+  if (at < 0)
+    return;
+  double ns = (double)f->program->instrs[at].predicted_ns;
+  if (f->stages && is_boundary(&f->program->instrs[at])) {
+    struct simulated_queue *other = boundary_meet(f, at);
+    if (!other)
+      return;
+    struct fluid *peer = &f->stages[f->program->instrs[at].peer];
+    ns = LADE_MAX(ns, (double)peer->program->instrs[other->instrs[other->next]].predicted_ns);
+    lane_begin(peer, other, ns, NULL);
+  }
+  lane_begin(f, lane, ns, spans);
+}
+
+static void lanes_start(struct fluid *f, int64_t (*spans)[2])
+{
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    lane_start(f, &f->lanes[q], spans);
+}
+
+/* Return the fraction of full speed at which running instructions advance. */
+static double speed_get(const struct fluid *f)
+{
+  double cores = 0;
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    cores += f->lanes[q].running >= 0 ? f->lanes[q].cores : 0;
+  return f->prices->n_cores > 0 && cores > f->prices->n_cores ? f->prices->n_cores / cores : 1;
+}
+
+/* Return the time to the next completion; negative if no instruction runs. */
+static double completion_ns(const struct fluid *f)
+{
+  double least_ns = -1, speed = speed_get(f);
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    const struct simulated_queue *lane = &f->lanes[q];
+    if (lane->running >= 0 && (least_ns < 0 || lane->left_ns / speed < least_ns))
+      least_ns = lane->left_ns / speed;
+  }
+  return least_ns;
+}
+
+static void time_pass(struct fluid *f, double ns, int64_t (*spans)[2])
+{
+  double speed = speed_get(f);
+  f->now_ns += ns;
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    struct simulated_queue *lane = &f->lanes[q];
+    if (lane->running < 0)
+      continue;
+    lane->left_ns -= ns * speed;
+    f->busy_ns[q] += ns;
+    if (lane->left_ns > 0.5)
+      continue;
+    f->is_done[lane->running] = true;
+    if (spans)
+      spans[lane->running][1] = (int64_t)f->now_ns;
+    lane->running = -1;
+  }
+}
+
+static int lanes_init(struct fluid *f)
+{
+  const struct lade_program *program = f->program;
+  for (int i = 0; i < program->n_instrs; i++)
+    f->lanes[program->instrs[i].queue].n++;
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    f->lanes[q].running = -1;
+    f->lanes[q].instrs = malloc(((size_t)f->lanes[q].n + 1) * sizeof(int32_t));
+    if (!f->lanes[q].instrs)
+      return -ENOMEM;
+    f->lanes[q].n = 0;
+  }
+  for (int i = 0; i < program->n_instrs; i++) {
+    struct simulated_queue *lane = &f->lanes[program->instrs[i].queue];
+    lane->instrs[lane->n++] = i;
+  }
+  return 0;
+}
+
+static int fluid_init(struct fluid *f)
+{
+  f->is_done = calloc((size_t)f->program->n_instrs + 1, sizeof(*f->is_done));
+  return f->is_done ? lanes_init(f) : -ENOMEM;
+}
+
+static void fluid_finish(struct fluid *f)
+{
+  for (int q = 0; q < LADE_N_QUEUES; q++)
+    free(f->lanes[q].instrs);
+  free(f->is_done);
+}
+
+int lade_program_simulate(struct lade_program *program, const struct lade_prices *prices, int64_t (*ret_spans)[2])
+{
+  struct fluid f = {.program = program, .prices = prices};
+  int status = fluid_init(&f);
+  for (bool is_running = !status; is_running;) {
+    lanes_start(&f, ret_spans);
+    double ns = completion_ns(&f);
+    is_running = ns >= 0;
+    if (is_running)
+      time_pass(&f, ns, ret_spans);
+  }
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    LADE_ASSERT(status || f.lanes[q].next == f.lanes[q].n);
+    program->predicted_busy_ns[q] = (int64_t)f.busy_ns[q];
+  }
+  program->predicted_ns = (int64_t)f.now_ns;
+  fluid_finish(&f);
+  return status;
+}
+
+/* ---- stages together ---- */
+
+/*
+ * Begin every instruction that can begin. Return the time to the next completion in any stage, negative if none runs.
+ */
+static double stages_start(struct fluid *stages, int n_stages)
+{
+  double least_ns = -1;
+  for (int i = 0; i < n_stages; i++)
+    lanes_start(&stages[i], NULL);
+  for (int i = 0; i < n_stages; i++) {
+    double ns = completion_ns(&stages[i]);
+    if (ns >= 0 && (least_ns < 0 || ns < least_ns))
+      least_ns = ns;
+  }
+  return least_ns;
+}
+
+/*
+ * Return 0 if all lists have ended, else -EDEADLK with the first stage boundary that waits for a peer. pre: no
+ * instruction runs.
+ */
+static int standstill_tell(const struct fluid *stages, int n_stages, struct lade_error *error)
+{
+  for (int i = 0; i < n_stages; i++) {
+    for (int q = LADE_Q_SEND; q <= LADE_Q_RECV; q++) {
+      const struct simulated_queue *lane = &stages[i].lanes[q];
+      if (lane->next == lane->n)
+        continue;
+      const struct lade_instr *instr = &stages[i].program->instrs[lane->instrs[lane->next]];
+      return lade_error_set(error, -EDEADLK,
+                            "stage %d: instruction %d, a %s of microbatch %d, waits for stage %d for ever",
+                            i, lane->instrs[lane->next], instr->kind == LADE_INSTR_SEND ? "send" : "recv",
+                            instr->microbatch, instr->peer);
+    }
+  }
+  return 0;
+}
+
+static void stages_time(const struct fluid *stages, int n_stages, struct lade_stages_time *ret_time)
+{
+  *ret_time = (struct lade_stages_time){.span_ns = (int64_t)stages[0].now_ns};
+  for (int i = 0; i < n_stages; i++) {
+    double busy_ns = stages[i].busy_ns[LADE_Q_COMPUTE];
+    if (busy_ns > 0)
+      ret_time->bubble = LADE_MAX(ret_time->bubble, stages[0].now_ns / busy_ns - 1);
+  }
+}
+
+int lade_stages_simulate(const struct lade_program *const *programs, const struct lade_prices *const *prices,
+                         int n_stages, struct lade_error *error, struct lade_stages_time *ret_time)
+{
+  struct fluid *stages = calloc((size_t)n_stages, sizeof(*stages));
+  int status = stages ? 0 : -ENOMEM;
+  for (int i = 0; i < n_stages && !status; i++) {
+    stages[i] = (struct fluid){.program = programs[i], .prices = prices[i], .stages = stages};
+    status = fluid_init(&stages[i]);
+  }
+  for (double ns = 0; !status && ns >= 0;) {
+    ns = stages_start(stages, n_stages);
+    for (int i = 0; i < n_stages && ns >= 0; i++)
+      time_pass(&stages[i], ns, NULL);
+  }
+  if (!status)
+    status = standstill_tell(stages, n_stages, error);
+  else
+    lade_error_set(error, status, "out of memory simulating %d stages", n_stages);
+  if (!status)
+    stages_time(stages, n_stages, ret_time);
+  for (int i = 0; i < n_stages && stages; i++)
+    fluid_finish(&stages[i]);
+  free(stages);
+  return status;
+}

@@ -1,0 +1,431 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The planner: it makes the trajectories, and search.c chooses a pair of proved programs from their states.
+ *
+ * It makes five trajectories, because no greedy order always gives the best mix. Two may both recompute and offload
+ * activations: one assumes that copies are hidden and one does not. Two may do only one of these. The fifth repeats the
+ * first, but optimizer state may leave before its working copy does. Where state is in shards there is a sixth. It
+ * prices blocks and gathers as they are; the others price state as if each rank had it whole, which leaves unpriced
+ * room for gathers on the links. Either finds plans that the other misses, and the sixth alone is slower in some
+ * budgets. If optimizer_in_backward is allowed, all of them are made with it too: it keeps fewer gradients, but the
+ * updates' own scratch overlaps activations.
+ *
+ * As many trajectories again use the prices of one fixed machine (plain_machine), for the smallest budget. Measured
+ * prices vary from probe to probe. They decide which plan is fastest in a budget, but not the smallest budget itself.
+ *
+ * Ranks that share collectives must decide alike. Ranks of one data parallel group have programs of equal sizes, but
+ * each has its block at another address, and so slightly other waits and times. All of them decide as the group's first
+ * rank does, and then build that decision for their own layout.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lade/pack.h"
+#include "machine/cost.h"
+#include "parallel/schedule.h"
+#include "program/comm_sequence.h"
+#include "recompute/decision.h"
+#include "recompute/search/plan_internal.h"
+
+#define TIGHT_BYTES 48 /* per parameter: tiers that hold less may force a value to be recomputed several times */
+
+/* A fixed machine: costs of moving bytes and of computing, in common proportions. */
+static const struct lade_machine plain_machine = {
+    .name = "plain", .n_cores = 8, .is_unified = true,
+    .matmul_flops_per_s = {[LADE_F32] = 1e12, [LADE_BF16] = 1e12, [LADE_F16] = 1e12}, .device_bytes_per_s = 1e11,
+    .launch_ns = 1000, .to_host = {10000000000, 1000}, .to_device = {10000000000, 1000}, .is_duplex = true,
+    .host_bytes_per_s = 5e10, .store = {.bytes = 1, .read_bytes_per_s = 4e9, .write_bytes_per_s = 2e9}};
+
+/* ---- the start of a trajectory ---- */
+
+static bool is_cheap_op(const struct lade_op *op)
+{
+  switch (op->kind) {
+  case LADE_OP_NORM:
+  case LADE_OP_GELU:
+  case LADE_OP_SWIGLU:
+  case LADE_OP_DROPOUT:
+  case LADE_OP_ATTENTION: /* recomputed from qkv after rope, which is kept: before rope it would need the product
+                             again */
+    return true;
+  default:
+    return false;
+  }
+}
+
+/* True for the value that enters a unit from the one before; full recompute keeps these. */
+static bool is_unit_input(const struct lade_graph *graph, int tensor)
+{
+  int unit = graph->tensors[tensor].unit;
+  for (int op = 0; op < graph->n_fwd_ops; op++) {
+    for (int i = 0; i < graph->ops[op].n_in; i++) {
+      if (graph->ops[op].in[i] == tensor && graph->ops[op].unit != unit)
+        return true;
+    }
+  }
+  return false;
+}
+
+static void recipe_apply(lade_planner *planner)
+{
+  const struct lade_graph *graph = planner->params.graph;
+  enum lade_recipe recipe = planner->params.recipe;
+  if (recipe == LADE_RECIPE_AUTO)
+    return;
+  for (int tensor = 0; tensor < graph->n_tensors; tensor++) {
+    const struct lade_tensor *what = &graph->tensors[tensor];
+    if (!lade_tensor_is_repeatable(graph, tensor))
+      continue;
+    planner->is_pinned[tensor] = true;
+    bool is_dropped = (recipe == LADE_RECIPE_FULL && !is_unit_input(graph, tensor)) ||
+                      (recipe == LADE_RECIPE_SELECTIVE && is_cheap_op(&graph->ops[what->producer]));
+    if (is_dropped)
+      planner->start->choices[tensor].saved = LADE_RESIDENCY_RECOMPUTE;
+  }
+}
+
+static void overrides_apply(lade_planner *planner)
+{
+  for (int i = 0; i < planner->params.n_overrides; i++) {
+    const struct lade_change *pin = &planner->params.overrides[i];
+    lade_change_apply(pin, planner->start);
+    planner->is_pinned[lade_change_index(planner->params.graph, pin)] = true;
+  }
+}
+
+/* ---- public ---- */
+
+/* Price parameters and state as shared by @n_shards ranks; 1: as if each rank had them whole. */
+static void unit_costs_share(const struct lade_plan_params *params, int n_shards, struct lade_unit_costs *unit_costs)
+{
+  const struct lade_transfer_price *link = &params->prices->comm[LADE_AXIS_SHARD];
+  unit_costs->n_shards = n_shards;
+  unit_costs->n_grad_shards = n_shards > 1 && params->layout->zero >= 2 ? n_shards : 1;
+  unit_costs->gather_latency_ns = (double)link->latency_ns;
+  unit_costs->gather_ns = link->ns_per_byte * (n_shards - 1) / n_shards;
+}
+
+/* Make the trajectories by @pricing, with optimizer_in_backward or without. */
+static int descents_of_kind_make(lade_planner *planner, struct pricing *pricing, bool optimizer_in_backward)
+{
+  static const struct {
+    int allowed;
+    double exposed_fraction;
+    bool is_of_shards;
+  } kinds[N_TRAJECTORY_KINDS] = {{DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.05, false},
+                      {DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.5, false},
+                      {DESCENT_RECOMPUTE, 0.05, false},
+                      {DESCENT_OFFLOAD, 0.05, false},
+                      {DESCENT_RECOMPUTE | DESCENT_OFFLOAD | DESCENT_APART, 0.05, false},
+                      {DESCENT_RECOMPUTE | DESCENT_OFFLOAD, 0.5, true}};
+  const int n_shards = lade_shard_count(planner->params.layout);
+  bool has_tier = planner->params.host_bytes || planner->params.store_bytes;
+  uint64_t state = (uint64_t)lade_model_n_params(&planner->params.graph->model) * TIGHT_BYTES;
+  bool is_tight = planner->params.host_bytes < state && planner->params.store_bytes < state;
+  int status = 0;
+  planner->start->optimizer_in_backward = optimizer_in_backward;
+  for (int i = 0; i < N_TRAJECTORY_KINDS && !status; i++) {
+    if (i > 0 && (descent_is_large(&planner->params) || (kinds[i].is_of_shards ? n_shards == 1 : !has_tier)))
+      continue; /* a trajectory takes long; or only recompute can be chosen, or no state is shared */
+    pricing->unit_costs.exposed_fraction = kinds[i].exposed_fraction;
+    unit_costs_share(&pricing->params, kinds[i].is_of_shards ? n_shards : 1, &pricing->unit_costs);
+    int allowed = kinds[i].allowed | (is_tight && !descent_is_large(&planner->params) ? DESCENT_REPEAT : 0);
+    const struct descent_params how = {.plan = &pricing->params, .start = planner->start,
+                                    .is_pinned = planner->is_pinned, .solver = pricing->solver,
+                                    .analysis = &pricing->analysis, .allowed = allowed};
+    status = descent_make(&how, &planner->trajectories[planner->n_trajectories]);
+    if (!status)
+      planner->n_trajectories++;
+  }
+  return status;
+}
+
+static int descents_make(lade_planner *planner, struct pricing *pricing)
+{
+  const bool optimizer_in_backward = planner->params.optimizer_in_backward;
+  int status = peak_analysis_init(&pricing->analysis, &pricing->params, pricing->solver);
+  if (!status && optimizer_in_backward)
+    status = descents_of_kind_make(planner, pricing, true);
+  if (!status && !(optimizer_in_backward && descent_is_large(&planner->params)))
+    status = descents_of_kind_make(planner, pricing, false);
+  pricing->n_peaks = pricing->analysis.items.n;
+  peak_analysis_finish(&pricing->analysis);
+  return status;
+}
+
+static int pricing_init(const lade_planner *planner, const struct lade_prices *prices, struct pricing *pricing)
+{
+  const struct lade_plan_params *params = &planner->params;
+  pricing->params = *params;
+  pricing->params.prices = prices;
+  pricing->unit_costs = (struct lade_unit_costs){
+      .op_ns = prices->op_ns, .update_ns = {prices->update_ns[0], prices->update_ns[1], prices->update_ns[2]},
+      .update_near_ns = prices->update_near_ns, .is_unified = params->is_unified,
+      .to_host_ns = prices->to_host.ns_per_byte, .to_device_ns = prices->to_device.ns_per_byte,
+      .read_ns = prices->read.ns_per_byte, .write_ns = prices->write.ns_per_byte,
+      .copy_cores = prices->copy_cores, .n_cores = prices->n_cores,
+      .n_microbatches = params->n_microbatches};
+  return lade_solver_create(params->graph, &pricing->unit_costs, &pricing->solver);
+}
+
+static int plain_init(lade_planner *planner)
+{
+  struct lade_cost cost;
+  lade_cost_init(&cost, &plain_machine);
+  cost.machine.is_unified = planner->params.is_unified;
+  int status = lade_cost_prices(&cost, planner->params.graph, &planner->plain_prices);
+  lade_cost_finish(&cost);
+  planner->plain_prices.streaming = planner->params.prices->streaming; /* as the run streams them */
+  return status ? status : pricing_init(planner, &planner->plain_prices, &planner->plain);
+}
+
+/* Check that the planner supports the layout. */
+static int layout_check(const struct lade_plan_params *params, struct lade_error *error)
+{
+  const struct lade_layout *layout = params->layout;
+  const bool is_gathering = lade_shard_count(layout) > 1 && layout->zero == LADE_ZERO_MOST;
+  for (int i = 0; i < params->n_overrides && !is_gathering; i++) {
+    const struct lade_change *pin = &params->overrides[i];
+    if (pin->kind == LADE_CHANGE_SAVED && params->graph->tensors[pin->id].kind == LADE_TENSOR_PARAM)
+      return lade_error_set(error, -EINVAL, "--residency: copies are kept or dropped where ranks gather them: with "
+                            "--zero 3");
+  }
+  if (lade_layout_size(layout, LADE_AXIS_TP) > 1 && params->graph->dtype == LADE_F16)
+    return lade_error_set(error, -EINVAL, "tensor parallel ranks sum their parts in f32 or bf16, not in f16; use "
+                          "--dtype bf16");
+  return 0;
+}
+
+/*
+ * True if rows that several ranks hold begin with a block of 8-bit moments. Otherwise each rank's own rows would share
+ * the block's scale, and the copies would diverge.
+ */
+static bool copies_begin_block(const struct lade_graph *graph, const struct lade_param *param)
+{
+  const struct lade_tensor *tensor = &graph->tensors[param->tensor];
+  const int64_t row_elements = tensor->n_dims > 1 ? tensor->dims[1] : 1;
+  return graph->moments != LADE_MOMENTS_8BIT || param->n_sharers == 1 ||
+         param->first_shared_row * row_elements % LADE_MOMENT_BLOCK == 0;
+}
+
+/*
+ * Check that the sharers of every gradient are a group of the layout, and that their copies stay equal. No layout: 0.
+ */
+static int parts_check(const struct lade_graph *graph, const struct lade_layout *layout, struct lade_error *error)
+{
+  for (int param = 0; param < graph->n_params && layout; param++) {
+    const int n = graph->params[param].n_sharers;
+    if (!copies_begin_block(graph, &graph->params[param]))
+      return lade_error_set(error, -EINVAL, "model %s: %d ranks share a key head, whose rows begin within a block of "
+                            "%d elements that --moments 8bit scales together; use --moments bf16, or --tp %lld at most",
+                            graph->model.name, n, LADE_MOMENT_BLOCK, (long long)graph->model.n_kv_heads);
+    if (n > 1 && n != lade_layout_size(layout, lade_param_parts(graph, layout, param).axis))
+      return lade_error_set(error, -EINVAL, "model %s: %d ranks share a key head, and the layout was not made for its "
+                            "%lld key heads", graph->model.name, n, (long long)graph->model.n_kv_heads);
+  }
+  return 0;
+}
+
+static void leader_set(lade_planner *planner)
+{
+  if (!planner->own_layout)
+    return;
+  planner->leader = *planner->own_layout;
+  planner->leader.rank = lade_mesh_member(&planner->leader.mesh, LADE_AXIS_DP, planner->leader.rank, 0);
+  if (planner->leader.rank != planner->own_layout->rank)
+    planner->params.layout = &planner->leader;
+}
+
+int lade_plan_units_check(const struct lade_graph *graph, struct lade_error *error)
+{
+  if (graph->n_units <= LADE_UNITS_MAX)
+    return 0;
+  return lade_error_set(error, -EINVAL, "model %s: %d layers, with embedding and head, on one rank: a plan takes at "
+                        "most %d; state fewer --layers, or cut the model into more stages with --pp",
+                        graph->model.name, graph->n_units, LADE_UNITS_MAX);
+}
+
+int lade_planner_create(const struct lade_plan_params *params, struct lade_error *error, lade_planner **ret_planner)
+{
+  if (params->n_microbatches < 1 || params->n_microbatches > LADE_MICROBATCHES_MAX)
+    return lade_error_set(error, -EINVAL, "%d microbatches in a step: there may be 1 to %d; raise --micro-batch",
+                          params->n_microbatches, LADE_MICROBATCHES_MAX);
+  const struct lade_pipeline pipeline = lade_pipeline_get(params->layout, params->n_microbatches, true);
+  int refusal = lade_schedule_check(&pipeline, error);
+  if (refusal)
+    return refusal;
+  if (params->optimizer_in_backward && params->graph->n_params > LADE_IN_BACKWARD_PARAMS_MAX)
+    return lade_error_set(error, -EINVAL, "--optimizer-in-backward: the model has %d parameter tensors, and it takes "
+                          "at most %d; leave it out", params->graph->n_params, LADE_IN_BACKWARD_PARAMS_MAX);
+  int status = lade_plan_units_check(params->graph, error);
+  if (!status)
+    status = layout_check(params, error);
+  if (!status)
+    status = parts_check(params->graph, params->layout, error);
+  if (status)
+    return status;
+  lade_planner *planner = calloc(1, sizeof(*planner));
+  if (!planner)
+    return lade_error_set(error, -ENOMEM, "planning ran out of memory");
+  planner->params = *params;
+  planner->own_layout = params->layout;
+  leader_set(planner);
+  planner->is_pinned = calloc((size_t)lade_change_count(params->graph) + 1, sizeof(bool));
+  status = planner->is_pinned ? lade_residency_create(params->graph, &planner->start) : -ENOMEM;
+  if (!status)
+    status = pricing_init(planner, params->prices, &planner->stated);
+  if (!status)
+    status = plain_init(planner);
+  if (!status)
+    status = lade_packer_create(&planner->packer);
+  if (!status) {
+    recipe_apply(planner);
+    overrides_apply(planner);
+    status = descents_make(planner, &planner->stated);
+    planner->n_stated = planner->n_trajectories;
+  }
+  if (!status)
+    status = descents_make(planner, &planner->plain);
+  if (status) {
+    lade_planner_destroy(planner);
+    return lade_error_set(error, status, "planning ran out of memory");
+  }
+  *ret_planner = planner;
+  return 0;
+}
+
+void lade_planner_destroy(lade_planner *planner)
+{
+  if (!planner)
+    return;
+  for (int i = 0; i < planner->n_trajectories; i++)
+    descent_finish(&planner->trajectories[i]);
+  LADE_ARRAY_FREE(&planner->peaks);
+  lade_packer_destroy(planner->packer);
+  lade_solver_destroy(planner->plain.solver);
+  lade_solver_destroy(planner->stated.solver);
+  lade_prices_finish(&planner->plain_prices);
+  lade_residency_destroy(planner->start);
+  free(planner->is_pinned);
+  free(planner);
+}
+
+static int refuse(lade_planner *planner, uint64_t device_bytes, struct lade_error *error)
+{
+  char asked[LADE_SIZE_TEXT], least[LADE_SIZE_TEXT], host[32], store_room[32];
+  struct lade_plan_bounds bounds;
+  int status = lade_planner_get_bounds(planner, &bounds);
+  if (status)
+    return lade_error_set(error, status, "planning ran out of memory");
+  if (bounds.min_bytes == UINT64_MAX)
+    return lade_error_set(error, -EOVERFLOW,
+                          "does not fit in any budget found: of what would have to leave the device the host may hold "
+                          "%s and the store %s; raise --host-budget or --store-budget, give the store more room, or "
+                          "lower --micro-batch", lade_size_format(planner->params.host_bytes, host, sizeof(host)),
+                          lade_size_format(planner->params.store_bytes, store_room, sizeof(store_room)));
+  const char *store = planner->params.store_bytes ? ", or --store-budget" : ", or a --store";
+  return lade_error_set(error, -EOVERFLOW,
+                        "does not fit in %s: the smallest budget found is %s; more room comes from a smaller "
+                        "--micro-batch, a larger --host-budget%s", lade_size_exact(device_bytes, asked),
+                        lade_size_exact(bounds.min_bytes, least), store);
+}
+
+/* Build the decision for this rank. All sizes are those of the plan leader, so it packs as tightly. */
+static int own_plan(const lade_planner *planner, struct lade_plan **plan)
+{
+  if (planner->own_layout == planner->params.layout)
+    return 0;
+  struct lade_plan *decided = *plan;
+  int status = planner_residency_try(planner, planner->own_layout, decided->residency,
+                                     decided->peak_bytes[LADE_DEVICE], INT64_MAX, plan);
+  LADE_ASSERT(status || *plan);
+  lade_plan_destroy(decided);
+  return status;
+}
+
+/* Prove @plan; destroy it on failure. */
+static int plan_prove(const struct lade_plan_params *params, struct lade_plan *plan, uint64_t device_bytes,
+                      struct lade_error *error)
+{
+  const uint64_t budgets[LADE_N_SPACES] = {device_bytes, planner_host_budget(params), params->store_bytes};
+  int status = lade_program_prove(plan->train, budgets, error);
+  if (!status)
+    status = lade_program_prove(plan->eval, budgets, error);
+  if (!status)
+    status = lade_program_prove_shared(plan->train, plan->eval, error);
+  if (status)
+    lade_plan_destroy(plan);
+  return status;
+}
+
+int lade_planner_plan(lade_planner *planner, uint64_t device_bytes, struct lade_error *error,
+                      struct lade_plan **ret_plan)
+{
+  struct lade_plan *best = NULL;
+  int status = planner_best(planner, device_bytes, &best);
+  if (status)
+    return lade_error_set(error, status, "planning ran out of memory");
+  if (!best)
+    return refuse(planner, device_bytes, error);
+  status = own_plan(planner, &best);
+  if (status)
+    return lade_error_set(error, status, "planning ran out of memory");
+  status = plan_prove(&planner->params, best, device_bytes, error);
+  if (!status)
+    *ret_plan = best;
+  return status;
+}
+
+int lade_plan_follow(const struct lade_plan_params *params, const struct lade_decision *decided,
+                     uint64_t device_bytes, struct lade_error *error, struct lade_plan **ret_plan)
+{
+  struct lade_planner planner = {.params = *params};
+  struct lade_plan *plan = NULL;
+  int status = lade_packer_create(&planner.packer);
+  if (!status)
+    status = planner_residency_try(&planner, params->layout, decided->residency, decided->peak_bytes[LADE_DEVICE],
+                                   INT64_MAX, &plan);
+  lade_packer_destroy(planner.packer);
+  if (status)
+    return lade_error_set(error, status, "planning ran out of memory");
+  if (!plan)
+    return lade_error_set(error, -EINVAL, "what was decided for another rank of the stage does not fit this one");
+  status = plan_prove(params, plan, device_bytes, error);
+  if (!status)
+    *ret_plan = plan;
+  return status;
+}
+
+/* Compare the calls of two plans on @axis, one by one. */
+static int calls_compare(const struct lade_plan *plan, const struct lade_plan *other, enum lade_axis axis,
+                         struct lade_error *error)
+{
+  struct lade_calls calls = {0}, others = {0};
+  int status = lade_calls_list(plan->train, plan->eval, axis, &calls);
+  if (!status)
+    status = lade_calls_list(other->train, other->eval, axis, &others);
+  if (status)
+    lade_error_set(error, status, "no memory for the calls of two ranks");
+  else if (calls.n != others.n ||
+           (calls.n && memcmp(calls.items, others.items, (size_t)calls.n * sizeof(*calls.items))))
+    status = lade_error_set(error, -EINVAL, "they differ in what they say along %s", lade_axis_name(axis));
+  free(calls.items);
+  free(others.items);
+  return status;
+}
+
+int lade_plan_compare(const struct lade_plan *plan, const struct lade_plan *other, struct lade_error *error)
+{
+  int status = 0;
+  for (int space = 0; space < LADE_N_SPACES && !status; space++) {
+    const unsigned long long bytes = plan->peak_bytes[space], other_bytes = other->peak_bytes[space];
+    if (bytes != other_bytes)
+      status = lade_error_set(error, -EINVAL, "they need %llu and %llu bytes of the %s", bytes, other_bytes,
+                              lade_space_name((enum lade_space)space));
+  }
+  for (int axis = 0; axis < LADE_N_AXES && !status; axis++)
+    status = calls_compare(plan, other, (enum lade_axis)axis, error);
+  return status;
+}

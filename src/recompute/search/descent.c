@@ -1,0 +1,530 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Make a trajectory: from keeping everything to the smallest memory.
+ *
+ * Each round analyses the program just in time (peak_analysis.c), at the instruction at which the most device memory is
+ * live. It looks at the values that are live there but not used there. Each such value can leave the peak in up to
+ * three ways; resident parameters and optimizer state can move to another home tier. Of all these changes the round
+ * makes the one with the least estimated time per byte freed, for a few units of the value's group at once. Every
+ * choice only moves away from "keep", so the trajectory ends. It ends where all live values at the peak are operands of
+ * the instruction that runs then, or where no tier has room.
+ *
+ * Spills (values that leave in every gap) are made for a whole group at once, because the short gaps of all layers have
+ * equal peaks.
+ *
+ * Rejected: integer programming over all choices, as Checkmate does (Jain et al. 2020), because it needs a solver of
+ * its own and minutes for a hundred layers. Rejected: dynamic programming over units, because it cannot see transients.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "recompute/search/descent.h"
+#include "recompute/search/peak_analysis.h"
+
+/* A group of many units moves in about this many rounds; in fewer if a round takes long. */
+#define GROUP_ROUNDS 12
+#define GROUP_ROUNDS_LARGE 2
+#define LARGE_OPS 1500
+#define LARGE_STEP_OPS 4000
+
+#define REPEAT_MOST 12 /* limit of recompute time, as a multiple of the compute of a step that keeps everything */
+#define TIER_SLACK 16    /* a 16th of a tier is left to fragmentation */
+#define REFUSALS_MOST 32 /* changes undone for lack of room, after which no more is moved to that tier */
+#define PASSAGE_VALUES 8 /* widest values in transit through the host at once */
+
+/* Choices before a change: home tiers of a parameter, or the choice of a gap. */
+struct undo {
+  uint8_t weight_tier, tier, wait;
+};
+
+struct walker {
+  const struct lade_plan_params *params;
+  const struct lade_graph *graph;
+  const bool *is_pinned; /* by lade_change_index */
+  lade_solver *solver;
+  int allowed;
+  struct lade_residency *residency;
+  struct peak_analysis *analysis;
+  const struct peak *peak; /* of the current residency */
+  int32_t peak_number;
+  struct idle_value *idle; /* by value's number: its idle bytes at the peak, if any */
+  int32_t *peak_members; /* scratch: members of a group that are live at the peak */
+  int32_t *speakers;     /* by a group's first tensor: the member live at the peak that represents the group; -1 */
+  double most_ns; /* limit of compute time: bounds recompute */
+  uint8_t *barred;         /* by lade_change_index: changes that were undone (bar_bit) */
+  struct undo *undo;       /* choices of the last change's members before it */
+  int n_refusals[LADE_N_SPACES];
+  struct trajectory *trajectory;
+};
+
+struct best {
+  struct lade_change change;
+  double score;
+  bool is_found;
+};
+
+bool descent_is_large(const struct lade_plan_params *params)
+{
+  const int64_t n_ops = params->graph->n_ops;
+  return n_ops > LARGE_OPS || n_ops * params->n_microbatches > LARGE_STEP_OPS;
+}
+
+/* ---- changes ---- */
+
+/* Return the host memory for values in transit between a device and a drive that do not reach each other. */
+static uint64_t passage_bytes(const struct walker *w)
+{
+  uint64_t widest = 0;
+  if (w->params->is_unified || !w->params->store_bytes)
+    return 0;
+  for (int i = 0; i < w->graph->n_tensors; i++)
+    widest = LADE_MAX(widest, w->graph->tensors[i].bytes);
+  return PASSAGE_VALUES * widest;
+}
+
+/* Return the bytes of a tier that are left for values, less a part for fragmentation. */
+static uint64_t tier_room(const struct walker *w, enum lade_space space)
+{
+  uint64_t budget = space == LADE_HOST ? w->params->host_bytes : w->params->store_bytes;
+  uint64_t used = w->peak->live_bytes[space] + budget / TIER_SLACK;
+  if (space == LADE_HOST)
+    used += passage_bytes(w);
+  return budget > used ? budget - used : 0;
+}
+
+/*
+ * Return the bytes that leave the device: a parameter's optimizer state, or its working copy and the state that moves
+ * with it.
+ */
+static uint64_t state_tier_bytes(const struct walker *w, enum lade_change_kind kind, int param)
+{
+  uint64_t bytes = 0;
+  if (kind == LADE_CHANGE_WEIGHT)
+    bytes = lade_held_bytes(w->graph, w->params->layout, lade_value_block(w->graph, param, LADE_BLOCK_WEIGHT));
+  if (kind == LADE_CHANGE_WEIGHT && w->residency->state_tiers[param] != LADE_TIER_DEVICE)
+    return bytes;
+  for (int part = 0; part < LADE_N_PARTS; part++) {
+    int tensor = lade_value_part(w->graph, param, (enum lade_part)part);
+    bytes += tensor < 0 ? 0 : lade_held_bytes(w->graph, w->params->layout, tensor);
+  }
+  return bytes;
+}
+
+/*
+ * Return the bytes of a gradient that leave for an update off the device: this rank's block, in the type that the
+ * update takes.
+ */
+static uint64_t grad_bytes(const struct walker *w, int param)
+{
+  return lade_held_bytes(w->graph, w->params->layout, lade_value_block(w->graph, param, LADE_BLOCK_ROUNDED));
+}
+
+/* Return the tier that @change moves values to; the device for recompute. */
+static enum lade_space change_space(const struct lade_change *change)
+{
+  if (lade_change_is_tier(change))
+    return plan_tier_space((enum lade_tier)change->to);
+  if (change->to == LADE_RESIDENCY_RECOMPUTE)
+    return LADE_DEVICE;
+  return change->to == LADE_RESIDENCY_HOST ? LADE_HOST : LADE_STORE;
+}
+
+/*
+ * Return the bit of a change's target in its `barred` entry. Home tiers have entries of their own, so they may share
+ * bits with policies.
+ */
+static uint8_t bar_bit(const struct lade_change *change)
+{
+  enum lade_space space = change_space(change);
+  return (uint8_t)(1u << (space == LADE_DEVICE ? 6 : 2 * change->kind + (space == LADE_STORE)));
+}
+
+/* True if the state of @param is on the device and may leave it. */
+static bool is_state_free(const struct walker *w, int param)
+{
+  const struct lade_change state = {LADE_CHANGE_STATE, 0, param};
+  return w->residency->state_tiers[param] == LADE_TIER_DEVICE && !w->is_pinned[lade_change_index(w->graph, &state)];
+}
+
+static bool is_weight_free(const struct walker *w, int param)
+{
+  const struct lade_change weight = {LADE_CHANGE_WEIGHT, 0, param};
+  return w->residency->weight_tiers[param] == LADE_TIER_DEVICE && !w->is_pinned[lade_change_index(w->graph, &weight)];
+}
+
+/* True if @change, of a group, may be made to its member @id. */
+static bool is_live_member(const struct walker *w, const struct lade_change *change, int32_t id)
+{
+  const struct lade_change own = {change->kind, change->to, id};
+  const int index = lade_change_index(w->graph, &own);
+  if (w->is_pinned[index] || (w->barred[index] & bar_bit(change)))
+    return false;
+  if (change->kind == LADE_CHANGE_STATE)
+    return is_state_free(w, id) && ((w->allowed & DESCENT_APART) || !is_weight_free(w, id));
+  if (change->kind == LADE_CHANGE_WEIGHT)
+    return is_weight_free(w, id) && (w->residency->state_tiers[id] >= change->to || is_state_free(w, id));
+  if (change->kind == LADE_CHANGE_SPILL)
+    return w->residency->choices[id].spill == LADE_RESIDENCY_KEEP;
+  return w->residency->choices[id].saved == LADE_RESIDENCY_KEEP && w->idle[id].bytes && w->idle[id].is_in_saved_gap;
+}
+
+/*
+ * Pick the members of the change's group that a round moves: all for a spill, else a few. Of saved values these are the
+ * earliest units', which wait longest. Of parameters they are the latest: their gradients are complete first in the
+ * backward half and their weights are needed last in the forward half.
+ */
+static int members_pick(struct walker *w, const struct lade_change *change)
+{
+  int n = 0, n_picked = 0;
+  const int32_t *group = lade_solver_group(w->solver, (enum lade_change_kind)change->kind, change->id, &n);
+  int rounds = descent_is_large(w->params) ? GROUP_ROUNDS_LARGE : GROUP_ROUNDS;
+  int most = change->kind == LADE_CHANGE_SPILL ? n : LADE_MAX(1, n / rounds);
+  for (int i = 0; i < n && n_picked < most; i++) {
+    int32_t id = group[lade_change_is_tier(change) ? n - 1 - i : i];
+    if (is_live_member(w, change, id))
+      w->peak_members[n_picked++] = id;
+  }
+  return n_picked;
+}
+
+/* True if only this rank's block of a gradient waits. */
+static bool is_grad_cut(const struct walker *w)
+{
+  return lade_shard_count(w->params->layout) > 1 && w->params->layout->zero >= 2;
+}
+
+/*
+ * Return the bytes that @change of @id puts into its tier: 0 for a parameter that is dropped, because its home tier
+ * holds it.
+ */
+static uint64_t moved_bytes(const struct walker *w, const struct lade_change *change, int32_t id)
+{
+  if (lade_change_is_tier(change)) {
+    bool has_grad = w->residency->state_tiers[id] == LADE_TIER_DEVICE && change->to == LADE_TIER_HOST;
+    return state_tier_bytes(w, (enum lade_change_kind)change->kind, id) +
+           (has_grad ? grad_bytes(w, id) : 0);
+  }
+  const struct lade_tensor *what = &w->graph->tensors[id];
+  if (what->kind == LADE_TENSOR_GRAD && is_grad_cut(w))
+    return lade_held_bytes(w->graph, w->params->layout, lade_value_block(w->graph, what->param, LADE_BLOCK_GRAD));
+  return what->kind != LADE_TENSOR_PARAM ? what->bytes : 0;
+}
+
+/* True for a sharded working copy at home on the device: it may be dropped, and is gathered again for its next use. */
+static bool is_gathered_again(const struct walker *w, int tensor)
+{
+  const struct lade_tensor *what = &w->graph->tensors[tensor];
+  return what->kind == LADE_TENSOR_PARAM && lade_shard_count(w->params->layout) > 1 &&
+         w->params->layout->zero == LADE_ZERO_MOST && w->residency->weight_tiers[what->param] == LADE_TIER_DEVICE;
+}
+
+/* True if the tier has room for the members. Spills and saved values are there once per microbatch at a time. */
+static bool tier_holds(struct walker *w, const struct lade_change *change, int n_members)
+{
+  enum lade_space space = change_space(change);
+  uint64_t bytes = 0;
+  if (space == LADE_DEVICE || (!lade_change_is_tier(change) && is_gathered_again(w, change->id)))
+    return true;
+  if (w->n_refusals[space] >= REFUSALS_MOST)
+    return false;
+  for (int i = 0; i < n_members; i++)
+    bytes += moved_bytes(w, change, w->peak_members[i]);
+  /* Short gaps of different units do not overlap: the widest member counts. */
+  if (change->kind == LADE_CHANGE_SPILL)
+    bytes /= (uint64_t)LADE_MAX(n_members, 1);
+  return bytes <= tier_room(w, space);
+}
+
+/* Compare @change, which takes @freed_bytes out of the peak, with the best so far. */
+static void change_consider(struct walker *w, struct lade_change change, uint64_t freed_bytes,
+                            const struct lade_queue_times *base, struct best *best)
+{
+  int n_members = members_pick(w, &change);
+  if (n_members == 0 || !tier_holds(w, &change, n_members))
+    return;
+  change.id = w->peak_members[0];
+  const int n_priced = change.kind == LADE_CHANGE_SPILL ? n_members : 1; /* only one of them is at the peak */
+  const struct lade_queue_times added = lade_solver_price(w->solver, w->residency, &change);
+  const struct lade_queue_times sum = lade_queue_times_sum(base, &added, n_priced);
+  if (change.to == LADE_RESIDENCY_RECOMPUTE && !lade_change_is_tier(&change) && sum.compute_ns > w->most_ns)
+    return;
+  double score = (lade_queue_times_ns(w->solver, &sum) - lade_queue_times_ns(w->solver,
+                                                                             base)) / (double)LADE_MAX(freed_bytes, 1);
+  if (!best->is_found || score < best->score)
+    *best = (struct best){change, score, true};
+}
+
+static void tiers_consider(struct walker *w, struct lade_change change, uint64_t bytes,
+                           const struct lade_queue_times *base,
+                           struct best *best)
+{
+  bool is_tier = lade_change_is_tier(&change), is_drop = !is_tier && is_gathered_again(w, change.id);
+  if (w->params->host_bytes || is_drop) {
+    change.to = is_tier ? LADE_TIER_HOST : LADE_RESIDENCY_HOST;
+    change_consider(w, change, bytes, base, best);
+  }
+  if (w->params->store_bytes && !is_drop) {
+    change.to = is_tier ? LADE_TIER_STORE : LADE_RESIDENCY_STORE;
+    change_consider(w, change, bytes, base, best);
+  }
+}
+
+/* Consider an activation, or a gradient whose parameter has left: its saved gap first, then its other gaps. */
+static void value_consider(struct walker *w, int tensor, const struct lade_queue_times *base, struct best *best)
+{
+  const struct lade_tensor *what = &w->graph->tensors[tensor];
+  const struct lade_choice choice = w->residency->choices[tensor];
+  const uint64_t bytes = w->idle[tensor].bytes;
+  bool is_forward = what->kind == LADE_TENSOR_ACTIVATION && !w->graph->ops[what->producer].is_backward;
+  if (w->idle[tensor].is_in_saved_gap && choice.saved == LADE_RESIDENCY_KEEP) {
+    if (lade_tensor_is_repeatable(w->graph, tensor) && (w->allowed & DESCENT_RECOMPUTE))
+      change_consider(w, (struct lade_change){LADE_CHANGE_SAVED, LADE_RESIDENCY_RECOMPUTE, tensor}, bytes, base, best);
+    if (!is_forward || (w->allowed & DESCENT_OFFLOAD))
+      tiers_consider(w, (struct lade_change){LADE_CHANGE_SAVED, 0, tensor}, bytes, base, best);
+    return;
+  }
+  if (choice.spill != LADE_RESIDENCY_KEEP)
+    return;
+  if (is_forward && choice.saved == LADE_RESIDENCY_RECOMPUTE && (w->allowed & DESCENT_REPEAT))
+    change_consider(w, (struct lade_change){LADE_CHANGE_SPILL, LADE_RESIDENCY_RECOMPUTE, tensor}, bytes, base, best);
+  tiers_consider(w, (struct lade_change){LADE_CHANGE_SPILL, 0, tensor}, bytes, base, best);
+}
+
+/*
+ * Consider another home tier for @param if it is on the device. The @idle_bytes of its gradient at the peak leave with
+ * its state.
+ */
+static void state_tier_consider(struct walker *w, enum lade_change_kind kind, int param, uint64_t idle_bytes,
+                                const struct lade_queue_times *base, struct best *best)
+{
+  const uint8_t *state_tiers = kind == LADE_CHANGE_STATE ? w->residency->state_tiers : w->residency->weight_tiers;
+  uint64_t left_bytes = w->residency->state_tiers[param] == LADE_TIER_DEVICE ? idle_bytes : 0;
+  if (state_tiers[param] == LADE_TIER_DEVICE)
+    tiers_consider(w, (struct lade_change){(uint8_t)kind, 0, param}, state_tier_bytes(w, kind, param) + left_bytes,
+                   base,
+                   best);
+}
+
+/*
+ * Consider home tiers for the group of @param; a member that may leave represents all. Groups are considered even if no
+ * tensor of theirs is seen at the peak. Where a parameter is sharded, its block is resident and its gathered copy is
+ * not, and state has numbers of its own.
+ */
+static void state_tiers_consider(struct walker *w, int param, const struct lade_queue_times *base, struct best *best)
+{
+  int n = 0, state = -1, weight = -1;
+  const int32_t *group = lade_solver_group(w->solver, LADE_CHANGE_WEIGHT, param, &n);
+  for (int i = n - 1; i >= 0; i--) {
+    state = is_state_free(w, group[i]) ? group[i] : state;
+    weight = is_weight_free(w, group[i]) ? group[i] : weight;
+  }
+  if (state >= 0)
+    state_tier_consider(w, LADE_CHANGE_STATE, state, 0, base, best);
+  if (weight >= 0)
+    state_tier_consider(w, LADE_CHANGE_WEIGHT, weight, 0, base, best);
+}
+
+/*
+ * Consider a value that is live and idle at the peak: a whole gradient leaves with its parameter's home tiers, any
+ * value in its gaps.
+ */
+static void tensor_consider(struct walker *w, int tensor, const struct lade_queue_times *base, struct best *best)
+{
+  const struct lade_tensor *what = &w->graph->tensors[tensor];
+  if (what->kind == LADE_TENSOR_GRAD && !is_grad_cut(w)) {
+    state_tier_consider(w, LADE_CHANGE_STATE, what->param, w->idle[tensor].bytes, base, best);
+    state_tier_consider(w, LADE_CHANGE_WEIGHT, what->param, w->idle[tensor].bytes, base, best);
+  }
+  if (what->kind == LADE_TENSOR_PARAM && w->residency->weight_tiers[what->param] == LADE_TIER_DEVICE &&
+      !is_gathered_again(w, tensor))
+    return; /* resident: it has no gaps */
+  value_consider(w, tensor, base, best);
+}
+
+/* Return the first of @group that is live at the peak and free to change, else the first that is live; -1: none. */
+static int32_t speaker_find(const struct walker *w, const int32_t *group, int n)
+{
+  int32_t first = -1;
+  for (int i = 0; i < n; i++) {
+    if (!w->idle[group[i]].bytes)
+      continue;
+    if (!w->is_pinned[group[i]])
+      return group[i];
+    first = first < 0 ? group[i] : first;
+  }
+  return first;
+}
+
+/* Find the member of each group that represents it. */
+static void speakers_find(struct walker *w)
+{
+  for (int tensor = 0; tensor < w->graph->n_tensors; tensor++) {
+    int n = 0;
+    const int32_t *group = lade_solver_group(w->solver, LADE_CHANGE_SAVED, tensor, &n);
+    if (group[0] == tensor)
+      w->speakers[tensor] = speaker_find(w, group, n);
+  }
+}
+
+static void best_find(struct walker *w, struct best *best)
+{
+  const struct lade_graph *graph = w->graph;
+  const struct lade_queue_times base = w->peak->queue_times;
+  speakers_find(w);
+  for (int tensor = 0; tensor < graph->n_tensors; tensor++) {
+    int n = 0;
+    const int first = lade_solver_group(w->solver, LADE_CHANGE_SAVED, tensor, &n)[0];
+    if (first == tensor && graph->tensors[tensor].kind == LADE_TENSOR_PARAM)
+      state_tiers_consider(w, graph->tensors[tensor].param, &base, best);
+    if (w->speakers[first] == tensor)
+      tensor_consider(w, tensor, &base, best);
+  }
+}
+
+static struct undo undo_get(const struct walker *w, const struct lade_change *change)
+{
+  if (lade_change_is_tier(change))
+    return (struct undo){w->residency->weight_tiers[change->id], w->residency->state_tiers[change->id], 0};
+  struct lade_choice choice = w->residency->choices[change->id];
+  return (struct undo){.wait = change->kind == LADE_CHANGE_SPILL ? choice.spill : choice.saved};
+}
+
+static void undo_apply(struct walker *w, struct lade_change change, struct undo undo)
+{
+  if (lade_change_is_tier(&change)) {
+    lade_residency_set_tiers(w->residency, change.id, (enum lade_tier)undo.weight_tier, (enum lade_tier)undo.tier);
+    return;
+  }
+  change.to = undo.wait;
+  lade_change_apply(&change, w->residency);
+}
+
+static int change_make(struct walker *w, struct lade_change change)
+{
+  int n = members_pick(w, &change);
+  LADE_ASSERT(n > 0); /* it was considered with the same members, and a round without a change would repeat for ever */
+  for (int i = 0; i < n; i++) {
+    change.id = w->peak_members[i];
+    w->undo[i] = undo_get(w, &change);
+    lade_change_apply(&change, w->residency);
+    if (!LADE_PUSH(&w->trajectory->changes, change))
+      return -ENOMEM;
+  }
+  return 0;
+}
+
+/* ---- rounds ---- */
+
+/*
+ * True if the last change overfilled a tier. The room checked before it is an estimate, because lifetimes in the tier
+ * are known only once the program is emitted.
+ */
+static bool is_overfull(struct walker *w)
+{
+  const uint64_t budgets[LADE_N_SPACES] = {UINT64_MAX, w->params->host_bytes, w->params->store_bytes};
+  int n_states = w->trajectory->states.n;
+  bool is_over = false;
+  for (int space = LADE_HOST; space <= LADE_STORE && n_states; space++) {
+    uint64_t live_bytes = w->peak->live_bytes[space];
+    bool has_grown = live_bytes > w->trajectory->states.items[n_states - 1].live_bytes[space];
+    if (!has_grown || live_bytes <= budgets[space] - budgets[space] / TIER_SLACK)
+      continue;
+    w->n_refusals[space]++;
+    is_over = true;
+  }
+  return is_over;
+}
+
+/* Undo the last change, and bar it. */
+static void change_undo(struct walker *w)
+{
+  int first = w->trajectory->states.items[w->trajectory->states.n - 1].n_changes;
+  for (int i = first; i < w->trajectory->changes.n; i++) {
+    struct lade_change change = w->trajectory->changes.items[i];
+    w->barred[lade_change_index(w->graph, &change)] |= bar_bit(&change);
+    undo_apply(w, change, w->undo[i - first]);
+  }
+  w->trajectory->changes.n = first;
+}
+
+static int state_push(struct walker *w)
+{
+  struct descent_state state = {.n_changes = w->trajectory->changes.n, .peak = w->peak_number,
+                                .least_ns = w->peak->least_ns};
+  memcpy(state.key, w->peak->key, sizeof(state.key));
+  memcpy(state.live_bytes, w->peak->live_bytes, sizeof(state.live_bytes));
+  return LADE_PUSH(&w->trajectory->states, state) ? 0 : -ENOMEM;
+}
+
+/* Analyse the peak of the current residency. */
+static int peak_renew(struct walker *w)
+{
+  return peak_analysis_get(w->analysis, w->residency, &w->peak, &w->peak_number);
+}
+
+static void idle_spread(struct walker *w)
+{
+  memset(w->idle, 0, (size_t)lade_value_count(w->graph) * sizeof(*w->idle));
+  for (int i = 0; i < w->peak->n_idle; i++)
+    w->idle[w->peak->idle[i].tensor] = w->peak->idle[i];
+}
+
+static int round_run(struct walker *w, bool *ret_is_over)
+{
+  struct best best = {0};
+  int status = peak_renew(w);
+  if (status)
+    return status;
+  if (is_overfull(w)) {
+    change_undo(w);
+    status = peak_renew(w);
+  } else {
+    status = state_push(w);
+  }
+  if (status)
+    return status;
+  if (w->most_ns == 0)
+    w->most_ns = REPEAT_MOST * w->peak->queue_times.compute_ns;
+  idle_spread(w);
+  best_find(w, &best);
+  *ret_is_over = !best.is_found;
+  return best.is_found ? change_make(w, best.change) : 0;
+}
+
+int descent_make(const struct descent_params *params, struct trajectory *ret_trajectory)
+{
+  struct trajectory trajectory = {0};
+  struct walker w = {.params = params->plan, .graph = params->plan->graph, .is_pinned = params->is_pinned,
+                     .solver = params->solver, .analysis = params->analysis, .allowed = params->allowed,
+                     .trajectory = &trajectory};
+  size_t n_values = (size_t)lade_value_count(w.graph);
+  w.idle = calloc(n_values, sizeof(*w.idle));
+  w.peak_members = calloc(n_values, sizeof(*w.peak_members));
+  w.speakers = calloc(n_values, sizeof(*w.speakers));
+  w.barred = calloc(n_values, sizeof(*w.barred));
+  w.undo = calloc(n_values, sizeof(*w.undo));
+  bool has_memory = w.idle && w.peak_members && w.speakers && w.barred && w.undo;
+  int status = has_memory ? lade_residency_copy(params->start, &w.residency) : -ENOMEM;
+  for (bool is_over = false; !status && !is_over;)
+    status = round_run(&w, &is_over);
+  lade_residency_destroy(w.residency);
+  free(w.idle);
+  free(w.peak_members);
+  free(w.speakers);
+  free(w.barred);
+  free(w.undo);
+  if (status) {
+    descent_finish(&trajectory);
+    return status;
+  }
+  trajectory.optimizer_in_backward = params->start->optimizer_in_backward;
+  *ret_trajectory = trajectory;
+  return 0;
+}
+
+void descent_finish(struct trajectory *trajectory)
+{
+  LADE_ARRAY_FREE(&trajectory->changes);
+  LADE_ARRAY_FREE(&trajectory->states);
+}

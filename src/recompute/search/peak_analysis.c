@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Analyse a residency: the values live and idle at its peak, and its queue times.
+ *
+ * Most of the planning time is emitting programs. Trajectories that differ in a rule or two share many residencies: on
+ * average two of five. So results are kept, by a digest of the residency, for all trajectories with the same prices.
+ * With other prices the same residency may have another program, because prices decide the size of groups of
+ * collectives.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "recompute/search/descent.h"
+#include "recompute/search/peak_analysis.h"
+
+#define TABLE_LEAST 256
+
+/* A buffer at the peak, with its last use before and its first after. */
+struct resident_view {
+  int32_t before, after; /* instructions; none: -1, INT32_MAX */
+  int32_t tensor;
+  bool is_used_now;
+};
+
+/* ---- the peak ---- */
+
+static void views_fill(const struct lade_program *p, int peak_at, struct resident_view *views)
+{
+  for (int i = 0; i < p->n_buffers; i++)
+    views[i] = (struct resident_view){-1, INT32_MAX, -1, false};
+  for (int at = 0; at < p->n_instrs; at++) {
+    for (int k = 0; k < p->instrs[at].n_operands; k++) {
+      const struct lade_operand *operand = &p->operands[p->instrs[at].first_operand + k];
+      struct resident_view *view = &views[operand->buffer];
+      int32_t tensor = operand->access & LADE_MAKES ? operand->makes.tensor : operand->reads.tensor;
+      if (at <= peak_at || view->tensor < 0)
+        view->tensor = tensor; /* the tensor in the buffer at the peak: an op in place may have replaced the first */
+      if (at < peak_at)
+        view->before = at;
+      else if (at == peak_at)
+        view->is_used_now = true;
+      else if (view->after == INT32_MAX)
+        view->after = at;
+    }
+  }
+}
+
+static int instr_phase(const struct lade_program *p, int at)
+{
+  const struct lade_instr *instr = &p->instrs[at];
+  if (instr->kind == LADE_INSTR_COMPUTE || (instr->kind == LADE_INSTR_COLLECTIVE && instr->op >= 0))
+    return 2 * instr->microbatch + (instr->is_recompute || p->graph->ops[instr->op].is_backward);
+  switch (instr->kind) {
+  case LADE_INSTR_GRAD_SUMSQ:
+  case LADE_INSTR_ROUND:
+  case LADE_INSTR_ADD:
+  case LADE_INSTR_CAST:
+    return 2 * instr->microbatch + 1;
+  case LADE_INSTR_COLLECTIVE:
+    return instr->collective == LADE_REDUCE_SCATTER ? 2 * instr->microbatch + 1 : INT32_MAX;
+  default:
+    return INT32_MAX;
+  }
+}
+
+static bool is_copy(const struct lade_program *p, int at)
+{
+  int kind = p->instrs[at].kind;
+  return kind == LADE_INSTR_COPY || kind == LADE_INSTR_READ || kind == LADE_INSTR_WRITE;
+}
+
+/*
+ * Return the tensor in the buffer at the peak, under the number that changes use; -1: none. A rounded gradient counts
+ * as the gradient. A block of it counts as the gradient between microbatches and before a streamed update. Otherwise
+ * the block is at its parameter's home tier, and has no choice of its own.
+ */
+static int32_t view_tensor(const struct peak_analysis *s, const struct lade_residency *residency,
+                           const struct lade_program *p,
+                           const struct resident_view *view)
+{
+  const struct lade_graph *graph = s->params->graph;
+  const int from_blocks = view->tensor - lade_value_block(graph, 0, (enum lade_block)0);
+  const int param = from_blocks / LADE_N_BLOCKS, kind = from_blocks % LADE_N_BLOCKS;
+  if (from_blocks < 0 || (kind != LADE_BLOCK_ROUNDED && kind != LADE_BLOCK_GRAD))
+    return view->tensor;
+  const bool is_added_to = view->after < p->n_instrs && p->instrs[view->after].kind == LADE_INSTR_ADD;
+  if (lade_shard_count(s->params->layout) > 1 && residency->state_tiers[param] != LADE_TIER_STORE && !is_added_to)
+    return view->tensor;
+  return graph->params[param].grad;
+}
+
+/* Note the idle bytes that buffer @i of @p, which is live at the peak, adds. */
+static void buffer_note(struct peak_analysis *s, const struct lade_program *p, int i, int32_t tensor)
+{
+  const struct resident_view *view = &s->views[i];
+  const struct lade_graph *graph = p->graph;
+  struct idle_value *idle = &s->idle[tensor];
+  if (p->buffers[i].is_resident) {
+    idle->bytes += p->buffers[i].bytes;
+    return;
+  }
+  if (view->is_used_now || view->before < 0 || view->after == INT32_MAX)
+    return;
+  if (is_copy(p, view->before) || is_copy(p, view->after))
+    return; /* already just in time */
+  idle->bytes += p->buffers[i].bytes;
+  bool is_grad = tensor < graph->n_tensors && graph->tensors[tensor].kind == LADE_TENSOR_GRAD;
+  if (tensor < graph->n_tensors)
+    idle->is_in_saved_gap = instr_phase(p, view->before) != instr_phase(p, view->after) ||
+                            (is_grad && p->instrs[view->after].kind == LADE_INSTR_UPDATE);
+}
+
+/* Collect the values that are live and idle at the peak. */
+static int idle_collect(struct peak_analysis *s, const struct lade_residency *residency, const struct lade_program *p,
+                        struct peak *peak)
+{
+  const int n_values = lade_value_count(p->graph);
+  int peak_at;
+  uint64_t peak_bytes;
+  struct resident_view *views = realloc(s->views, ((size_t)p->n_buffers + 1) * sizeof(*views));
+  if (!views)
+    return -ENOMEM;
+  s->views = views;
+  int status = plan_peak_find(p, LADE_DEVICE, &peak_at, &peak_bytes);
+  if (status)
+    return status;
+  views_fill(p, peak_at, views);
+  memset(s->idle, 0, (size_t)n_values * sizeof(*s->idle));
+  for (int i = 0; i < p->n_buffers; i++) {
+    const int32_t tensor = view_tensor(s, residency, p, &views[i]);
+    bool is_live = p->buffers[i].first <= peak_at && p->buffers[i].last >= peak_at;
+    if (p->buffers[i].space == LADE_DEVICE && is_live && tensor >= 0)
+      buffer_note(s, p, i, tensor);
+  }
+  peak->idle = malloc(((size_t)n_values + 1) * sizeof(*peak->idle));
+  return peak->idle ? 0 : -ENOMEM;
+}
+
+/* ---- queue times ---- */
+
+/* Return the busy time per queue of the program as emitted. */
+static struct lade_queue_times queue_times_count(const struct lade_program *program)
+{
+  double ns[LADE_N_QUEUES] = {0};
+  for (int i = 0; i < program->n_instrs; i++)
+    ns[program->instrs[i].queue] += (double)program->instrs[i].predicted_ns;
+  return (struct lade_queue_times){ns[LADE_Q_COMPUTE], ns[LADE_Q_TO_HOST], ns[LADE_Q_TO_DEVICE], ns[LADE_Q_IO],
+                            ns[LADE_Q_HOST], ns[LADE_Q_COMM_DP]};
+}
+
+/*
+ * Return the least time of a collective. Just in time it may be alone, while a schedule with room groups it with
+ * others: the time of its bytes alone.
+ */
+static int64_t collective_least_ns(const struct peak_analysis *s, const struct lade_instr *instr)
+{
+  const int64_t latency_ns = s->params->prices->comm[instr->axis].latency_ns;
+  return instr->op >= 0 ? instr->predicted_ns : LADE_MAX(instr->predicted_ns - latency_ns, 0);
+}
+
+/*
+ * Return a lower bound of every schedule: the busiest queue. With updates after all steps, also the sum of all ops and
+ * the longest queue of updates, because every update waits for the clip result, which waits for every gradient. Updates
+ * within the backward half wait for less.
+ */
+static int64_t least_ns(const struct peak_analysis *s, const struct lade_program *program,
+                        const struct lade_queue_times *queue_times)
+{
+  double ops_ns = 0, updates_ns[LADE_N_QUEUES] = {0}, comm_ns[LADE_N_QUEUES] = {0}, longest_ns = 0, busiest_ns;
+  for (int i = 0; i < program->n_instrs; i++) {
+    const struct lade_instr *instr = &program->instrs[i];
+    if (instr->kind == LADE_INSTR_UPDATE)
+      updates_ns[instr->queue] += (double)instr->predicted_ns;
+    else if (instr->queue == LADE_Q_COMPUTE)
+      ops_ns += (double)instr->predicted_ns;
+    else if (instr->kind == LADE_INSTR_COLLECTIVE)
+      comm_ns[instr->queue] += (double)collective_least_ns(s, instr);
+  }
+  busiest_ns = lade_queue_times_least_ns(s->solver, queue_times); /* this bound ignores collectives */
+  for (int q = 0; q < LADE_N_QUEUES; q++) {
+    longest_ns = LADE_MAX(longest_ns, updates_ns[q]);
+    busiest_ns = LADE_MAX(busiest_ns, comm_ns[q]);
+  }
+  if (program->optimizer_in_backward)
+    longest_ns = 0;
+  return (int64_t)LADE_MAX(busiest_ns, ops_ns + longest_ns);
+}
+
+/* ---- memoised results ---- */
+
+/* Copy the idle values that are worth keeping out of the scratch. */
+static void idle_keep(const struct peak_analysis *s, struct peak *peak)
+{
+  for (int i = 0; i < lade_value_count(s->params->graph); i++) {
+    if (s->idle[i].bytes) {
+      peak->idle[peak->n_idle] = s->idle[i];
+      peak->idle[peak->n_idle++].tensor = i;
+    }
+  }
+  struct idle_value *fitted = realloc(peak->idle, ((size_t)peak->n_idle + 1) * sizeof(*fitted));
+  if (fitted)
+    peak->idle = fitted;
+}
+
+/* Emit the program of @residency and analyse it. */
+static int peak_take(struct peak_analysis *s, const struct lade_residency *residency, struct peak *peak)
+{
+  const struct lade_program *program = s->program;
+  struct lade_build_params how = descent_build_params(s->params, residency);
+  int status = lade_program_emit_over(&how, s->program);
+  if (!status)
+    status = idle_collect(s, residency, program, peak);
+  if (!status) {
+    idle_keep(s, peak);
+    peak->queue_times = queue_times_count(program);
+    peak->least_ns = least_ns(s, program, &peak->queue_times);
+    memcpy(peak->live_bytes, program->live_peak_bytes, sizeof(peak->live_bytes));
+  }
+  return status;
+}
+
+static void residency_digest(const struct lade_residency *residency, uint64_t *ret_key)
+{
+  const XXH128_hash_t parts[] = {
+      XXH3_128bits(residency->choices, (size_t)residency->n_tensors * sizeof(*residency->choices)),
+      XXH3_128bits(residency->state_tiers, (size_t)residency->n_params),
+      XXH3_128bits(residency->weight_tiers, (size_t)residency->n_params)};
+  const XXH128_hash_t hash = XXH3_128bits_withSeed(parts, sizeof(parts), residency->optimizer_in_backward);
+  ret_key[0] = hash.low64;
+  ret_key[1] = hash.high64;
+}
+
+/* Return the place of @key in the table: its own, or the free one where it belongs. */
+static int32_t *place_find(const struct peak_analysis *s, const uint64_t *key)
+{
+  const int mask = s->n_table - 1;
+  int at = (int)(key[0] & (uint64_t)mask);
+  while (s->table[at] >= 0 && memcmp(s->items.items[s->table[at]].key, key, sizeof(s->items.items->key)) != 0)
+    at = (at + 1) & mask;
+  return &s->table[at];
+}
+
+/* Make room for one more. */
+static int table_reserve(struct peak_analysis *s)
+{
+  if (2 * (s->items.n + 1) <= s->n_table)
+    return 0;
+  const int n_table = LADE_MAX(2 * s->n_table, TABLE_LEAST);
+  int32_t *table = malloc((size_t)n_table * sizeof(*table));
+  if (!table)
+    return -ENOMEM;
+  free(s->table);
+  memset(table, -1, (size_t)n_table * sizeof(*table));
+  s->table = table;
+  s->n_table = n_table;
+  for (int i = 0; i < s->items.n; i++)
+    *place_find(s, s->items.items[i].key) = i;
+  return 0;
+}
+
+int peak_analysis_get(struct peak_analysis *s, const struct lade_residency *residency, const struct peak **ret_peak,
+                      int32_t *ret_number)
+{
+  struct peak peak = {0};
+  LADE_ASSERT(residency->prefetch_bytes == 0);
+  int status = table_reserve(s);
+  if (status)
+    return status;
+  residency_digest(residency, peak.key);
+  int32_t *place = place_find(s, peak.key);
+  if (*place < 0) {
+    status = peak_take(s, residency, &peak);
+    if (!status && !LADE_PUSH(&s->items, peak))
+      status = -ENOMEM;
+    if (status) {
+      free(peak.idle);
+      return status;
+    }
+    *place = s->items.n - 1;
+  }
+  *ret_peak = &s->items.items[*place];
+  *ret_number = *place;
+  return 0;
+}
+
+int peak_analysis_init(struct peak_analysis *s, const struct lade_plan_params *params, const lade_solver *solver)
+{
+  *s = (struct peak_analysis){.params = params, .solver = solver};
+  s->idle = calloc((size_t)lade_value_count(params->graph) + 1, sizeof(*s->idle));
+  s->program = calloc(1, sizeof(*s->program));
+  return s->idle && s->program ? 0 : -ENOMEM;
+}
+
+void peak_analysis_finish(struct peak_analysis *s)
+{
+  for (int i = 0; i < s->items.n; i++)
+    free(s->items.items[i].idle);
+  LADE_ARRAY_FREE(&s->items);
+  lade_program_destroy(s->program);
+  free(s->table);
+  free(s->views);
+  free(s->idle);
+}
+
+struct lade_build_params descent_build_params(const struct lade_plan_params *params,
+                                              const struct lade_residency *residency)
+{
+  return (struct lade_build_params){
+      .graph = params->graph, .layout = params->layout, .residency = residency, .prices = params->prices,
+      .n_microbatches = params->n_microbatches, .is_training = true, .is_unified = params->is_unified,
+      .chunk_bytes = params->chunk_bytes};
+}

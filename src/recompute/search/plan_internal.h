@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Internals of the planner, shared by plan.c, which makes the trajectories, and search.c, which chooses from them. */
+#ifndef LADE_PLAN_INTERNAL_H
+#define LADE_PLAN_INTERNAL_H
+
+#include "recompute/search/descent.h"
+#include "recompute/search/peak_analysis.h"
+
+#define N_TRAJECTORY_KINDS 6
+#define N_TRAJECTORIES (4 * N_TRAJECTORY_KINDS) /* with optimizer_in_backward or not, by stated prices and by plain
+                                                   ones */
+
+/* Prices of one trajectory, and the solver that proposes by them. */
+struct pricing {
+  struct lade_plan_params params; /* the planner's with these prices */
+  struct lade_unit_costs unit_costs;
+  lade_solver *solver;
+  struct peak_analysis analysis; /* while trajectories are made */
+  int n_peaks;
+};
+
+struct plan_candidate {
+  int16_t trajectory;
+  int32_t state;
+  int64_t least_ns;
+};
+
+/* Peak of a state just in time, packed until it reached @floor_bytes. */
+struct packed_peak {
+  uint64_t key[2]; /* of its residency */
+  uint64_t floor_bytes, bytes;
+};
+
+struct lade_planner {
+  struct lade_plan_params params; /* with the layout of the plan leader */
+  struct lade_layout leader;
+  const struct lade_layout *own_layout;
+  struct lade_residency *start;
+  bool *is_pinned; /* by lade_change_index */
+  struct lade_prices plain_prices;
+  struct pricing stated, plain;
+  lade_packer *packer;
+  struct trajectory trajectories[N_TRAJECTORIES]; /* the first n_stated by stated prices, the others by plain ones */
+  int n_stated, n_trajectories;
+  LADE_ARRAY(struct packed_peak) peaks; /* known so far: other prices and other budgets reach the same states */
+  struct lade_plan_bounds bounds;
+  struct plan_candidate least; /* the state behind bounds.min_bytes */
+  int64_t ample_ns;           /* everything kept, in all the device memory that it can use; 0: ranks gather no copies */
+  bool has_bounds;
+};
+
+/* Return the host's budget, or the bytes that pass through the host in any case if these are more. */
+uint64_t planner_host_budget(const struct lade_plan_params *params);
+
+/*
+ * Make the plan of @residency for the rank of @layout. *ret_plan is NULL if it does not fit, or takes @worst_ns or
+ * more. A plan just in time that fits but for fragmentation is packed again with more effort. -ENOMEM.
+ */
+int planner_residency_try(const lade_planner *planner, const struct lade_layout *layout,
+                          const struct lade_residency *residency, uint64_t device_bytes, int64_t worst_ns,
+                          struct lade_plan **ret_plan);
+
+/* Find the fastest plan in @device_bytes, as the plan leader has it; NULL: none fits. -ENOMEM. */
+int planner_best(lade_planner *planner, uint64_t device_bytes, struct lade_plan **ret_best);
+
+#endif

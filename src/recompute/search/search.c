@@ -1,0 +1,607 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Choose from the trajectories.
+ *
+ * A state of a trajectory is a candidate just in time, and with copies prefetched as far as a budget step allows.
+ * Budget steps are a fixed ladder of sizes. On each budget step a few states are tried: those with the least bound that
+ * leave none of the budget step, or some per cent of it, to prefetched copies. The bound is the busiest queue, which no
+ * schedule can beat. A budget is answered by the best of all budget steps that it reaches. The search goes from the
+ * highest downwards, until no state that fits a budget step has a bound below the best time found. Budget steps and
+ * states do not depend on the budget, so the answer is the fastest of a set that grows with it: a larger budget is
+ * never slower. The last budget step is the smallest budget. For large programs (descent_is_large) the ladder is coarse
+ * and the first budget step that yields a plan ends it, to answer within a second or a few.
+ *
+ * The unconstrained peak is one just in time. Where data parallel ranks gather copies and sum gradients, more memory
+ * than that is useful: prefetched copies and gradients that wait for their bucket come on top, and each group saves
+ * latencies. So there the ladder has budget steps above that peak. On the highest one, everything kept is as fast as
+ * memory can make it. A state that gathers copies again only saves memory; if it is predicted faster still, its
+ * schedule is lucky. So once a plan as fast is found, no such state is tried, and with ample memory each copy is
+ * gathered once. "Never slower" then means: never slower than a smaller budget or than that plan.
+ *
+ * From budget step to budget step both the size and the time to beat fall. So a state that just in time won, was too
+ * slow or did not fit is not built again. Nor is a state prefetched twice for one budget step, from whichever
+ * trajectory. This skips more than half of all candidates.
+ *
+ * The smallest budget is the smallest packed peak of any state of trajectories by plain prices. bound.c gives a lower
+ * bound of it.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lade/pack.h"
+#include "recompute/search/plan_internal.h"
+
+#define MIN_PACK_WORK 30000000 /* packing effort, in elementary steps, when looking for the smallest budget */
+
+#define MIN_STATES 12 /* states packed hard, those with the smallest live peaks */
+#define MIN_STATES_LARGE 2
+
+#define RUNGS_PER_OCTAVE 24 /* sizes of the ladder: 3 % apart */
+#define RUNGS_PER_OCTAVE_LARGE 6
+#define RUNG_SLACK 32 /* a 32nd of a budget_step is left to fragmentation */
+#define RUNGS_ABOVE 6 /* the unconstrained peak, twice it, and down to a 32nd more, each with half the excess of the
+                         one above */
+
+/* Per cent of a budget step that the states tried on it may fill just in time. */
+static const int budget_step_levels[] = {100, 97, 94, 90, 85, 75, 60};
+static const int budget_step_levels_large[] = {100, 85};
+
+static bool is_large(const lade_planner *planner)
+{
+  return descent_is_large(&planner->params);
+}
+
+/* ---- states ---- */
+
+static int state_residency(const lade_planner *planner, int trajectory, int state, uint64_t prefetch_bytes,
+                           struct lade_residency **ret)
+{
+  int status = lade_residency_copy(planner->start, ret);
+  if (status)
+    return status;
+  const struct trajectory *w = &planner->trajectories[trajectory];
+  for (int i = 0; i < w->states.items[state].n_changes; i++)
+    lade_change_apply(&w->changes.items[i], *ret);
+  (*ret)->prefetch_bytes = prefetch_bytes;
+  (*ret)->optimizer_in_backward = w->optimizer_in_backward;
+  return 0;
+}
+
+/*
+ * Return the host's budget, at least the bytes that pass through the host in any case: tokens, targets, step block and
+ * results.
+ */
+uint64_t planner_host_budget(const struct lade_plan_params *params)
+{
+  const struct lade_graph *graph = params->graph;
+  const int passing[] = {graph->tokens, graph->targets, graph->loss};
+  uint64_t each = 0;
+  for (size_t i = 0; i < LADE_COUNT(passing); i++)
+    each += passing[i] < 0 ? 0 : plan_buffer_bytes(LADE_HOST, graph->tensors[passing[i]].bytes);
+  uint64_t bytes = (uint64_t)params->n_microbatches * each +
+                   plan_buffer_bytes(LADE_HOST, sizeof(struct lade_clip_result)) +
+                   (params->is_unified ? 0 : plan_buffer_bytes(LADE_HOST, sizeof(struct lade_step)));
+  return LADE_MAX(params->host_bytes, lade_align_up(bytes, params->chunk_bytes));
+}
+
+static bool peaks_fit(const lade_planner *planner, const struct lade_program *program, uint64_t device_bytes)
+{
+  const uint64_t *peak = program->peak_bytes;
+  return peak[LADE_DEVICE] <= device_bytes && peak[LADE_HOST] <= planner_host_budget(&planner->params) &&
+         peak[LADE_STORE] <= planner->params.store_bytes;
+}
+
+/*
+ * True if the program fits, or would but for fragmentation: an eighth, or one chunk in a budget of few, as peaks are
+ * whole chunks.
+ */
+static bool is_near(const lade_planner *planner, const struct lade_program *program, uint64_t device_bytes)
+{
+  const uint64_t peak_bytes = program->peak_bytes[LADE_DEVICE];
+  const uint64_t slack_bytes = LADE_MAX(device_bytes / 8, planner->params.chunk_bytes);
+  return program->live_peak_bytes[LADE_DEVICE] <= device_bytes &&
+         peak_bytes - LADE_MIN(peak_bytes, slack_bytes) <= device_bytes;
+}
+
+/*
+ * Build both programs for the rank of @layout; takes @residency. *ret_plan is NULL if the training program alone is not
+ * faster than @worst_ns, or neither fits @device_bytes nor is near it: most candidates end there.
+ */
+static int plan_build(const lade_planner *planner, const struct lade_layout *layout, struct lade_residency *residency,
+                      uint64_t pack_work, uint64_t device_bytes, int64_t worst_ns, struct lade_plan **ret_plan)
+{
+  struct lade_plan *plan = calloc(1, sizeof(*plan));
+  if (!plan) {
+    lade_residency_destroy(residency);
+    return -ENOMEM;
+  }
+  plan->residency = residency;
+  struct lade_build_params how = descent_build_params(&planner->params, residency);
+  how.layout = layout;
+  how.packer = planner->packer;
+  how.pack_work_limit = pack_work;
+  int status = lade_program_build(&how, &plan->train);
+  if (!status && (plan->train->predicted_ns >= worst_ns || !is_near(planner, plan->train, device_bytes))) {
+    lade_plan_destroy(plan);
+    *ret_plan = NULL;
+    return 0;
+  }
+  if (!status) {
+    how.is_training = false;
+    how.residents = plan->train;
+    status = lade_program_build(&how, &plan->eval);
+  }
+  if (status) {
+    lade_plan_destroy(plan);
+    return status;
+  }
+  for (int space = 0; space < LADE_N_SPACES; space++)
+    plan->peak_bytes[space] = LADE_MAX(plan->train->peak_bytes[space], plan->eval->peak_bytes[space]);
+  plan->predicted_ns = plan->train->predicted_ns;
+  *ret_plan = plan;
+  return 0;
+}
+
+static bool plan_fits(const lade_planner *planner, const struct lade_plan *plan, uint64_t device_bytes)
+{
+  return peaks_fit(planner, plan->train, device_bytes) && peaks_fit(planner, plan->eval, device_bytes);
+}
+
+/*
+ * True if MIN_PACK_WORK may give a smaller device peak than the fast pass gave @plan. False if training is the larger
+ * program and has so many buffers that the fast pass did more work: a packing that ends sooner is never better.
+ */
+static bool may_pack_smaller(const struct lade_plan *plan)
+{
+  uint64_t n = 0;
+  for (int i = 0; i < plan->train->n_buffers; i++)
+    n += plan->train->buffers[i].space == LADE_DEVICE;
+  return n * LADE_PACK_FAST_WORK < MIN_PACK_WORK ||
+         plan->eval->peak_bytes[LADE_DEVICE] > plan->train->peak_bytes[LADE_DEVICE];
+}
+
+int planner_residency_try(const lade_planner *planner, const struct lade_layout *layout,
+                          const struct lade_residency *residency, uint64_t device_bytes, int64_t worst_ns,
+                          struct lade_plan **ret_plan)
+{
+  struct lade_plan *plan = NULL;
+  *ret_plan = NULL;
+  for (uint64_t pack_work = 0;; pack_work = MIN_PACK_WORK) {
+    struct lade_residency *copy = NULL;
+    int status = lade_residency_copy(residency, &copy);
+    if (!status)
+      status = plan_build(planner, layout, copy, pack_work, device_bytes, worst_ns, &plan);
+    if (status || !plan)
+      return status;
+    if (plan_fits(planner, plan, device_bytes)) {
+      *ret_plan = plan;
+      return 0;
+    }
+    const bool is_last = residency->prefetch_bytes || pack_work || !may_pack_smaller(plan);
+    lade_plan_destroy(plan);
+    if (is_last)
+      return 0;
+  }
+}
+
+/* Try one candidate, as the plan leader has it: just in time (@prefetch_bytes 0), or with prefetch. */
+static int candidate_try(const lade_planner *planner, const struct plan_candidate *c, uint64_t prefetch_bytes,
+                         uint64_t device_bytes, int64_t worst_ns, struct lade_plan **ret_plan)
+{
+  struct lade_residency *residency = NULL;
+  int status = state_residency(planner, c->trajectory, c->state, prefetch_bytes, &residency);
+  if (!status)
+    status = planner_residency_try(planner, planner->params.layout, residency, device_bytes, worst_ns, ret_plan);
+  lade_residency_destroy(residency);
+  return status;
+}
+
+/*
+ * Return the highest budget step. Step 0 is the unconstrained peak; more is useful where data parallel ranks group
+ * collectives.
+ */
+static int budget_step_first(const lade_planner *planner)
+{
+  return lade_layout_size(planner->params.layout, LADE_AXIS_DP) > 1 ? -RUNGS_ABOVE : 0;
+}
+
+/* Return the size of a budget step; sizes descend. */
+static uint64_t budget_step_bytes(const lade_planner *planner, int budget_step)
+{
+  const uint64_t unconstrained_bytes = planner->bounds.unconstrained_bytes;
+  int per_octave = is_large(planner) ? RUNGS_PER_OCTAVE_LARGE : RUNGS_PER_OCTAVE;
+  if (budget_step < 0)
+    return unconstrained_bytes + (unconstrained_bytes >> (RUNGS_ABOVE + budget_step));
+  return (uint64_t)((double)unconstrained_bytes * exp2(-(double)budget_step / per_octave));
+}
+
+/* Return the bytes of this budget step that prefetched values may occupy. */
+static uint64_t budget_step_prefetch_bytes(uint64_t size_bytes)
+{
+  return size_bytes - size_bytes / RUNG_SLACK;
+}
+
+static const struct descent_state *state_get(const lade_planner *planner, const struct plan_candidate *c)
+{
+  return &planner->trajectories[c->trajectory].states.items[c->state];
+}
+
+/*
+ * Find the state of the trajectory with the least bound among those that are live in at most @live_bytes; false: none.
+ */
+static bool state_pick(const lade_planner *planner, int trajectory, uint64_t live_bytes,
+                       struct plan_candidate *ret_candidate)
+{
+  const struct trajectory *w = &planner->trajectories[trajectory];
+  bool is_found = false;
+  for (int i = 0; i < w->states.n; i++) {
+    const struct descent_state *state = &w->states.items[i];
+    if (state->live_bytes[LADE_DEVICE] > live_bytes || (is_found && state->least_ns >= ret_candidate->least_ns))
+      continue;
+    *ret_candidate = (struct plan_candidate){(int16_t)trajectory, i, state->least_ns};
+    is_found = true;
+  }
+  return is_found;
+}
+
+/* Find the first state of the trajectory that is live in at most @live_bytes: the one with the fewest changes. */
+static bool state_first(const lade_planner *planner, int trajectory, uint64_t live_bytes,
+                        struct plan_candidate *ret_candidate)
+{
+  const struct trajectory *w = &planner->trajectories[trajectory];
+  int i = 0;
+  while (i < w->states.n && w->states.items[i].live_bytes[LADE_DEVICE] > live_bytes)
+    i++;
+  if (i == w->states.n)
+    return false;
+  *ret_candidate = (struct plan_candidate){(int16_t)trajectory, i, w->states.items[i].least_ns};
+  return true;
+}
+
+/* Attempts at a residency in one search, whose sizes and times to beat only fall. */
+struct attempt {
+  bool is_made; /* tried just in time: a second build gives the same */
+  uint64_t prefetch_bytes; /* the latest prefetch limit tried */
+};
+
+struct step_trial {
+  lade_planner *planner;
+  struct lade_plan *best;
+  struct attempt *attempts; /* by number of a peak analysis by stated prices */
+  bool is_over; /* no smaller budget step can be faster */
+};
+
+/* Note that @c is tried. True if its residency has been tried, perhaps through another state, so that it cannot win. */
+static bool is_tried(struct step_trial *t, const struct plan_candidate *c, uint64_t prefetch_bytes)
+{
+  if (c->trajectory >= t->planner->n_stated)
+    return false;
+  struct attempt *attempt = &t->attempts[state_get(t->planner, c)->peak];
+  bool was_tried = prefetch_bytes ? attempt->prefetch_bytes == prefetch_bytes : attempt->is_made;
+  if (prefetch_bytes)
+    attempt->prefetch_bytes = prefetch_bytes;
+  else
+    attempt->is_made = true;
+  return was_tried;
+}
+
+/* True if @c drops working copies that the start keeps: each is gathered once more then. */
+static bool gathers_again(const lade_planner *planner, const struct plan_candidate *c)
+{
+  const struct trajectory *w = &planner->trajectories[c->trajectory];
+  bool is_dropped = false;
+  for (int i = 0; i < w->states.items[c->state].n_changes && !is_dropped; i++) {
+    const struct lade_change *change = &w->changes.items[i];
+    is_dropped = !lade_change_is_tier(change) &&
+                 planner->params.graph->tensors[change->id].kind == LADE_TENSOR_PARAM;
+  }
+  return is_dropped;
+}
+
+/* True if the plan found is as fast as @c may become. */
+static bool is_beaten(const struct step_trial *t, const struct plan_candidate *c)
+{
+  if (!t->best)
+    return false;
+  return c->least_ns >= t->best->predicted_ns ||
+         (t->best->predicted_ns <= t->planner->ample_ns && gathers_again(t->planner, c));
+}
+
+static int candidate_compete(struct step_trial *t, const struct plan_candidate *c, uint64_t prefetch_bytes,
+                             uint64_t size_bytes)
+{
+  struct lade_plan *plan = NULL;
+  if (is_beaten(t, c))
+    return 0;
+  t->is_over = false;
+  if (is_tried(t, c, prefetch_bytes))
+    return 0;
+  int64_t worst_ns = t->best ? t->best->predicted_ns : INT64_MAX;
+  int status = candidate_try(t->planner, c, prefetch_bytes, size_bytes, worst_ns, &plan);
+  if (plan) {
+    lade_plan_destroy(t->best);
+    t->best = plan;
+  }
+  return status;
+}
+
+static int budget_step_try(struct step_trial *t, uint64_t size_bytes)
+{
+  const int *levels = is_large(t->planner) ? budget_step_levels_large : budget_step_levels;
+  int n_levels = is_large(t->planner) ? (int)LADE_COUNT(budget_step_levels_large) : (int)LADE_COUNT(budget_step_levels);
+  /* Above the unconstrained peak there is room for prefetch with every value kept. */
+  const uint64_t first_prefetch_bytes =
+      size_bytes > t->planner->bounds.unconstrained_bytes ? budget_step_prefetch_bytes(size_bytes) : 0;
+  int status = 0;
+  t->is_over = true;
+  for (int trajectory = 0; trajectory < t->planner->n_stated; trajectory++) {
+    int32_t tried = -1;
+    struct plan_candidate first; /* with much offload the bound is too optimistic; this state keeps as much as it can */
+    if (!status && state_first(t->planner, trajectory, size_bytes, &first))
+      status = candidate_compete(t, &first, first_prefetch_bytes, size_bytes);
+    for (int i = 0; i < n_levels && !status; i++) {
+      struct plan_candidate c = {0};
+      if (!state_pick(t->planner, trajectory, size_bytes / 100 * (uint64_t)levels[i], &c) || c.state == tried)
+        continue;
+      status = candidate_compete(t, &c, budget_step_prefetch_bytes(size_bytes), size_bytes);
+      if (!status) /* whatever its time, because the set of candidates must not depend on the budget */
+        status = candidate_compete(t, &c, 0, size_bytes);
+      tried = c.state;
+    }
+  }
+  if (is_large(t->planner) && t->best)
+    t->is_over = true;
+  return status;
+}
+
+/* ---- bounds, computed once ---- */
+
+struct live_order {
+  uint64_t live_bytes;
+  struct plan_candidate candidate;
+};
+
+static int live_compare(const void *x, const void *y)
+{
+  const struct live_order *a = x, *b = y;
+  if (a->live_bytes != b->live_bytes)
+    return a->live_bytes < b->live_bytes ? -1 : 1;
+  if (a->candidate.least_ns != b->candidate.least_ns)
+    return a->candidate.least_ns < b->candidate.least_ns ? -1 : 1;
+  return a->candidate.trajectory != b->candidate.trajectory ? a->candidate.trajectory - b->candidate.trajectory
+                                                : a->candidate.state - b->candidate.state;
+}
+
+/* List the states of trajectories @first to @end. */
+static int states_list(const lade_planner *planner, int first, int end, struct live_order **ret_list, int *ret_n)
+{
+  int n = 0;
+  for (int w = first; w < end; w++)
+    n += planner->trajectories[w].states.n;
+  struct live_order *list = calloc((size_t)n + 1, sizeof(*list));
+  if (!list)
+    return -ENOMEM;
+  *ret_list = list;
+  *ret_n = n;
+  for (int w = first; w < end; w++) {
+    for (int i = 0; i < planner->trajectories[w].states.n; i++) {
+      const struct descent_state *state = &planner->trajectories[w].states.items[i];
+      *list++ = (struct live_order){state->live_bytes[LADE_DEVICE], {(int16_t)w, i, state->least_ns}};
+    }
+  }
+  qsort(*ret_list, (size_t)n, sizeof(**ret_list), live_compare);
+  return 0;
+}
+
+/*
+ * Return the device peak of a state just in time: packed fast and, if that exceeds @floor_bytes, with more effort.
+ * UINT64_MAX if other tiers overflow.
+ */
+static int state_pack(const lade_planner *planner, const struct plan_candidate *c, uint64_t floor_bytes,
+                      uint64_t *ret_bytes)
+{
+  uint64_t least_bytes = UINT64_MAX;
+  bool is_last = false;
+  for (uint64_t pack_work = 0; !is_last; pack_work = MIN_PACK_WORK) {
+    struct lade_residency *residency = NULL;
+    struct lade_plan *plan = NULL;
+    int status = state_residency(planner, c->trajectory, c->state, 0, &residency);
+    if (!status)
+      status = plan_build(planner, planner->params.layout, residency, pack_work, UINT64_MAX, INT64_MAX, &plan);
+    if (status)
+      return status;
+    if (plan_fits(planner, plan, UINT64_MAX))
+      least_bytes = LADE_MIN(least_bytes, plan->peak_bytes[LADE_DEVICE]);
+    is_last = pack_work || least_bytes == floor_bytes || least_bytes == UINT64_MAX || is_large(planner) ||
+              !may_pack_smaller(plan);
+    lade_plan_destroy(plan);
+  }
+  *ret_bytes = least_bytes;
+  return 0;
+}
+
+/* As state_pack, but reuse the peak of a residency that has been packed before. */
+static int state_peak(lade_planner *planner, const struct plan_candidate *c, uint64_t floor_bytes, uint64_t *ret_bytes)
+{
+  struct packed_peak peak = {.floor_bytes = floor_bytes};
+  memcpy(peak.key, state_get(planner, c)->key, sizeof(peak.key));
+  for (int i = 0; i < planner->peaks.n; i++) {
+    const struct packed_peak *known = &planner->peaks.items[i];
+    if (memcmp(known->key, peak.key, sizeof(peak.key)) == 0 && known->floor_bytes == floor_bytes) {
+      *ret_bytes = known->bytes;
+      return 0;
+    }
+  }
+  int status = state_pack(planner, c, floor_bytes, &peak.bytes);
+  if (!status && !LADE_PUSH(&planner->peaks, peak))
+    status = -ENOMEM;
+  if (!status)
+    *ret_bytes = peak.bytes;
+  return status;
+}
+
+/* True if an earlier entry of @order has the residency of entry @i: it is as large and as fast. */
+static bool is_listed(const lade_planner *planner, const struct live_order *order, int i)
+{
+  bool is_same = false;
+  for (int k = i - 1; k >= 0 && order[k].live_bytes == order[i].live_bytes && !is_same; k--)
+    is_same = state_get(planner, &order[k].candidate)->peak == state_get(planner, &order[i].candidate)->peak;
+  return is_same;
+}
+
+/* Find the smallest packed peak: states in the order of their live peaks, until that exceeds the best found. */
+static int min_find(lade_planner *planner, int first, int end, struct plan_candidate *ret_least, uint64_t *ret_bytes)
+{
+  struct live_order *order = NULL;
+  int n = 0, most = is_large(planner) ? MIN_STATES_LARGE : MIN_STATES;
+  int status = states_list(planner, first, end, &order, &n);
+  uint64_t least = UINT64_MAX;
+  for (int i = 0; i < n && (i < most || least == UINT64_MAX) && !status; i++) {
+    uint64_t floor = lade_align_up(order[i].live_bytes, planner->params.chunk_bytes), peak = UINT64_MAX;
+    if (floor >= least)
+      break;
+    if (is_listed(planner, order, i))
+      continue;
+    status = state_peak(planner, &order[i].candidate, floor, &peak);
+    if (peak < least) {
+      least = peak;
+      *ret_least = order[i].candidate;
+    }
+  }
+  free(order);
+  *ret_bytes = least;
+  return status;
+}
+
+/*
+ * Find the fastest time of everything kept in all the memory of the ladder; 0: none. Trajectories with
+ * optimizer_in_backward come first.
+ */
+static int ample_find(lade_planner *planner)
+{
+  const uint64_t size_bytes = budget_step_bytes(planner, budget_step_first(planner));
+  int status = 0;
+  for (int trajectory = 0; trajectory < planner->n_stated && !status; trajectory++) {
+    const struct plan_candidate first = {(int16_t)trajectory, 0, 0};
+    struct lade_plan *plan = NULL;
+    if (trajectory > 0 &&
+        planner->trajectories[trajectory].optimizer_in_backward ==
+            planner->trajectories[trajectory - 1].optimizer_in_backward)
+      continue; /* it has the same start */
+    status = candidate_try(planner, &first, budget_step_prefetch_bytes(size_bytes), size_bytes, INT64_MAX, &plan);
+    if (plan && (!planner->ample_ns || plan->predicted_ns < planner->ample_ns))
+      planner->ample_ns = plan->predicted_ns;
+    lade_plan_destroy(plan);
+  }
+  return status;
+}
+
+/* Find the peak of everything kept, just in time; and, where ranks gather copies, its best time. */
+static int unconstrained_find(lade_planner *planner)
+{
+  const struct lade_layout *layout = planner->params.layout;
+  const struct plan_candidate first = {0, 0, 0};
+  struct lade_plan *plan = NULL;
+  int status = candidate_try(planner, &first, 0, UINT64_MAX, INT64_MAX, &plan);
+  if (status)
+    return status;
+  planner->bounds.unconstrained_bytes = plan ? plan->peak_bytes[LADE_DEVICE] : 0;
+  planner->bounds.unconstrained_ns = plan ? plan->predicted_ns : 0;
+  lade_plan_destroy(plan);
+  bool is_gathering = lade_shard_count(layout) > 1 && layout->zero == LADE_ZERO_MOST;
+  return is_gathering ? ample_find(planner) : 0;
+}
+
+int lade_planner_get_bounds(lade_planner *planner, struct lade_plan_bounds *ret_bounds)
+{
+  if (!planner->has_bounds) {
+    int status = unconstrained_find(planner);
+    if (status)
+      return status;
+    status = min_find(planner, planner->n_stated, planner->n_trajectories, &planner->least, &planner->bounds.min_bytes);
+    if (status)
+      return status;
+    planner->least.least_ns = 0; /* its bound was by the plain machine's prices, and does not hold here */
+    planner->bounds.lower_bound_bytes = plan_lower_bound(&planner->params);
+    for (int w = 0; w < planner->n_stated; w++)
+      planner->bounds.n_states += planner->trajectories[w].states.n;
+    planner->has_bounds = true;
+  }
+  *ret_bounds = planner->bounds;
+  return 0;
+}
+
+/* ---- the best in a budget ---- */
+
+/*
+ * Try, at the smallest budget, the smallest state of trajectories by stated prices, which may be as small as the one
+ * behind that budget, and faster. Then try that one, packed as when it was found. The first is searched only if a state
+ * that is live in so few bytes has a bound that would win.
+ */
+static int least_compete(struct step_trial *t)
+{
+  lade_planner *planner = t->planner;
+  const uint64_t min_bytes = planner->bounds.min_bytes;
+  struct plan_candidate c;
+  bool may_win = false;
+  int status = 0;
+  for (int trajectory = 0; trajectory < planner->n_stated; trajectory++)
+    may_win |= state_pick(planner, trajectory, min_bytes, &c) && (!t->best || c.least_ns < t->best->predicted_ns);
+  if (may_win) {
+    uint64_t stated_bytes;
+    c = (struct plan_candidate){0};
+    status = min_find(planner, 0, planner->n_stated, &c, &stated_bytes);
+    if (!status)
+      status = candidate_compete(t, &c, 0, min_bytes);
+  }
+  return status ? status : candidate_compete(t, &planner->least, 0, min_bytes);
+}
+
+static int budget_steps_try(struct step_trial *t, uint64_t device_bytes)
+{
+  const lade_planner *planner = t->planner;
+  int status = 0;
+  for (int budget_step = budget_step_first(planner); !status && !t->is_over; budget_step++) {
+    if (budget_step_bytes(planner, budget_step) < planner->bounds.min_bytes)
+      break;
+    if (budget_step_bytes(planner, budget_step) <= device_bytes)
+      status = budget_step_try(t, budget_step_bytes(planner, budget_step));
+  }
+  if (!status && !t->is_over)
+    status = budget_step_try(t, planner->bounds.min_bytes);
+  return status;
+}
+
+int planner_best(lade_planner *planner, uint64_t device_bytes, struct lade_plan **ret_best)
+{
+  struct lade_plan_bounds bounds;
+  struct step_trial t = {.planner = planner};
+  int status = lade_planner_get_bounds(planner, &bounds);
+  if (status || device_bytes < bounds.min_bytes) {
+    *ret_best = NULL;
+    return status;
+  }
+  t.attempts = calloc((size_t)planner->stated.n_peaks + 1, sizeof(*t.attempts));
+  status = t.attempts ? budget_steps_try(&t, device_bytes) : -ENOMEM;
+  if (!status)
+    status = least_compete(&t);
+  free(t.attempts);
+  if (status) {
+    lade_plan_destroy(t.best);
+    return status;
+  }
+  *ret_best = t.best;
+  return 0;
+}
+
+void lade_plan_destroy(struct lade_plan *plan)
+{
+  if (!plan)
+    return;
+  lade_program_destroy(plan->train);
+  lade_program_destroy(plan->eval);
+  lade_residency_destroy(plan->residency);
+  free(plan);
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sums of a tensor's elements that add up over ranks.
+ *
+ * A tensor is written by several ranks, each a rectangle or a run of it, and read by others that cut it
+ * elsewhere. So its sum is one that adds up: over all elements, modulo 2^64, of a hash of (place, bits). The hash is
+ * the finalizer of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators") of bits
+ * + place * 2^64/phi. It is one to one for a given place, so that any one changed element changes the sum;
+ * exchanged, shifted or several changed elements go unnoticed once in 2^64. To add hashes up is how multisets are
+ * hashed (Clarke et al. 2003, "Incremental multiset hash functions"); as theirs against an adversary it is not meant.
+ *
+ * Who reads a tensor counts what it read. Each element is read by as many ranks as any other, c, replicas and copies
+ * included, so what all have read must add up to c times the tensor's sum: one addition over the ranks verifies what
+ * every one of them holds.
+ */
+#include <string.h>
+
+#include "run/checkpoint/checkpoint_internal.h"
+
+#define GOLDEN UINT64_C(0x9e3779b97f4a7c15)
+
+static uint64_t element_hash(uint64_t place, uint32_t bits)
+{
+  uint64_t z = bits + place * GOLDEN;
+  z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+  z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+  return z ^ (z >> 31);
+}
+
+void tally_add(struct tensor_tally *tally, int64_t place, const float *elements, int64_t n)
+{
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < n; i++) {
+    uint32_t bits;
+    memcpy(&bits, &elements[i], sizeof(bits));
+    sum += element_hash((uint64_t)(place + i), bits);
+  }
+  tally->sum += sum;
+  tally->n_elements += (uint64_t)n;
+}

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The GPU part of a session: its device, its kernels, and its communicators with the GPUs of other ranks.
+ *
+ * The device is opened before planning, because its free memory is the capacity of a plan. Its kernels are opened
+ * before the graph, because they state the scratch of each op. Both are then as at the start of the run: context and
+ * machine code are loaded, and their memory does not count as free. Once there is a budget, the device is limited to
+ * it.
+ *
+ * Each rank takes a GPU of its own, because NCCL and budgets require that. A launcher may show all ranks of a machine
+ * all of its GPUs, or each rank one, or some, or a slice. So ordinals identify nothing, and PCI addresses do not
+ * either, because slices of a GPU share one. Ranks therefore exchange the UUIDs of the GPUs that they see, and all
+ * compute the same assignment. In rank order, each takes the first GPU from its --device on that no earlier rank of its
+ * machine has. NCCL's communicators are opened and used once before memory is measured, so NCCL's memory is not planned
+ * for. Agreements use the hosts' communicators, as in every session.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/host_id.h"
+#include "device/cuda.h"
+#include "kernels/cuda.h"
+#include "run/session/session_internal.h"
+
+/* The GPUs that a rank may take, in a form that other ranks can compare. */
+struct seat {
+  uint64_t node; /* the machine of the GPUs */
+  int rank, first, taken; /* ordinals: the first that it may take; the one it takes, or -1: none */
+  struct lade_cuda_seen seen;
+};
+
+/* Return the index of the seat of @seats[0..i) that took @name; -1: none. */
+static int holder_find(const struct seat *seats, int i, const struct lade_cuda_name *name)
+{
+  for (int other = 0; other < i; other++)
+    if (seats[other].taken >= 0 && !memcmp(&seats[other].seen.names[seats[other].taken], name, sizeof(*name)))
+      return other;
+  return -1;
+}
+
+/* Assign GPUs to the ranks of one machine, in order: each takes the first that it sees and that no earlier rank has. */
+static void seats_take(struct seat *seats, int n)
+{
+  for (int i = 0; i < n; i++) {
+    seats[i].taken = -1;
+    for (int at = seats[i].first; at < seats[i].seen.n && seats[i].taken < 0; at++)
+      seats[i].taken = holder_find(seats, i, &seats[i].seen.names[at]) < 0 ? at : -1;
+  }
+}
+
+/* Write the UUID into @text as nvidia-smi does: "57ad0000-0000-0000-0000-000000000002". Return @text. */
+static const char *name_tell(const struct lade_cuda_name *name, char text[40])
+{
+  size_t at = 0;
+  for (size_t i = 0; i < sizeof(name->uuid); i++) {
+    const bool is_part = i == 4 || i == 6 || i == 8 || i == 10;
+    at += (size_t)snprintf(text + at, 40 - at, "%s%02x", is_part ? "-" : "", name->uuid[i]);
+  }
+  return text;
+}
+
+/* Choose this rank's GPU, an ordinal of this process, from the GPUs that all ranks see. */
+static int seat_choose(struct seat *all, int world, int rank, int *ret_ordinal, struct lade_error *error)
+{
+  char text[40];
+  const uint64_t node = all[rank].node;
+  int n = 0, own = 0;
+  for (int i = 0; i < world; i++) {
+    own = i == rank ? n : own;
+    if (all[i].node == node)
+      all[n++] = all[i]; /* other machines have other GPUs */
+  }
+  seats_take(all, n);
+  const struct seat *seat = &all[own];
+  *ret_ordinal = LADE_MAX(seat->taken, seat->first);
+  if (seat->taken >= 0 || seat->first >= seat->seen.n) /* if the ordinal does not exist, opening reports it */
+    return 0;
+  const struct lade_cuda_name *name = &seat->seen.names[seat->first];
+  return lade_error_set(error, -ENODEV, "ranks %d and %d would share the GPU %s; each needs one of its own: start as "
+                        "many ranks as there are GPUs, and let each see all of them, or those of its own",
+                        all[holder_find(all, own, name)].rank, rank, name_tell(name, text));
+}
+
+/* Find the ordinal of the GPU that this rank takes; collective. */
+static int seat_find(lade_session *s, int *ret_ordinal, struct lade_error *error)
+{
+  struct seat own = {.node = lade_host_id(), .rank = s->group.layout.rank, .first = s->params.gpu};
+  struct seat *all = NULL;
+  *ret_ordinal = s->params.gpu;
+  if (!s->group.world)
+    return 0;
+  int status = lade_rank_group_vote(&s->group, lade_cuda_list(error, &own.seen), error);
+  if (!status)
+    status = lade_rank_group_collect(&s->group, &own, sizeof(own), s->params.faults, error, (void **)&all);
+  if (!status)
+    status = lade_rank_group_vote(&s->group, seat_choose(all, lade_comm_size(s->group.world), own.rank, ret_ordinal,
+                                                         error),
+                             error);
+  free(all);
+  return status;
+}
+
+/* Open the device of @ordinal and its kernels. */
+static int gpu_open(lade_session *s, int ordinal, struct lade_error *error)
+{
+  const struct lade_cuda_device_params how = {.struct_size = sizeof(how), .ordinal = ordinal,
+                                              .faults = s->params.faults};
+  struct lade_error why = {0};
+  int status = lade_device_open_cuda(&how, error, &s->device);
+  if (status)
+    return status;
+  status = lade_cuda_kernels_open(s->device, NULL, &why, &s->cuda_kernels);
+  if (status) /* missing machine code is a missing part of the machine, not a mistake */
+    lade_error_set(error, status == -ENOENT ? -ENODEV : status, "device cuda:%d: %s", ordinal, why.text);
+  return status == -ENOENT ? -ENODEV : status;
+}
+
+/* Limit the device to its free memory, the capacity of a plan. pre: memory of the first use is taken. */
+static int gpu_limit(lade_session *s, struct lade_error *error)
+{
+  struct lade_cuda_memory memory;
+  int status = lade_cuda_get_memory(s->device, &memory);
+  if (status)
+    lade_cuda_get_error(s->device, error);
+  else
+    lade_device_limit(s->device, memory.free_bytes);
+  return status;
+}
+
+/*
+ * Open device, kernels and communicators as session_gpu_open states. After a failure the session owns those that are
+ * open.
+ */
+static int gpu_take(lade_session *s, struct lade_error *error)
+{
+  struct lade_device_info info;
+  int ordinal = 0, status = 0;
+  if (s->params.throttle.bytes_per_s || s->params.throttle.latency_ns)
+    status = lade_error_set(error, -EINVAL, "--link-rate throttles copies of the host device; a GPU has a link of its "
+                            "own");
+  status = lade_rank_group_vote(&s->group, status, error);
+  if (!status)
+    status = seat_find(s, &ordinal, error);
+  if (!status)
+    status = lade_rank_group_vote(&s->group, gpu_open(s, ordinal, error), error);
+  if (!status && s->group.world)
+    status = lade_rank_group_open_gpus(&s->group, &s->host_kernels, s->device, error);
+  if (!status)
+    status = lade_rank_group_vote(&s->group, gpu_limit(s, error), error);
+  if (status)
+    return status;
+  lade_cuda_kernels_get(s->cuda_kernels, &s->kernels);
+  if (*lade_cuda_kernels_note(s->cuda_kernels))
+    session_notice(s, "%s", lade_cuda_kernels_note(s->cuda_kernels));
+  if (*lade_cuda_kernels_attention_note(s->cuda_kernels))
+    session_notice(s, "%s", lade_cuda_kernels_attention_note(s->cuda_kernels));
+  lade_device_get_info(s->device, &info);
+  s->capacity_bytes = info.capacity_bytes;
+  s->chunk_bytes = info.chunk_bytes;
+  return s->group.world ? session_agree_least(s, &s->capacity_bytes, error) : 0;
+}
+
+/* Release the GPU because the host computes instead. pre: all ranks had the same status. */
+static void gpu_leave(lade_session *s)
+{
+  lade_rank_group_close_gpus(&s->group);
+  lade_cuda_kernels_close(s->cuda_kernels);
+  lade_device_close(s->device);
+  s->cuda_kernels = NULL;
+  s->device = NULL;
+  s->params.is_gpu = false;
+}
+
+int session_gpu_open(lade_session *s, struct lade_error *error)
+{
+  struct lade_error why = {0};
+  int status = gpu_take(s, &why);
+  if (status == -ENODEV && s->params.or_host) {
+    gpu_leave(s);
+    session_notice(s, "%s; the host trains", why.text);
+    return 0;
+  }
+  return status ? lade_error_set(error, status, "%s", why.text) : 0;
+}
+
+uint64_t session_gpu_outside(const lade_session *s)
+{
+  struct lade_cuda_memory memory = {0};
+  if (!s->cuda_kernels || lade_cuda_get_memory(s->device, &memory))
+    return 0;
+  return memory.outside_bytes;
+}

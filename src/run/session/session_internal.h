@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A session's parts: session_open.c acquires them in order, session.c runs steps over them; session_state.c has what
+ * all of them read.
+ */
+#ifndef LADE_SESSION_INTERNAL_H
+#define LADE_SESSION_INTERNAL_H
+
+#include <limits.h>
+
+#include "base/base.h"
+#include "base/cpu.h"
+#include "base/memory.h"
+#include "machine/probe.h"
+#include "run/checkpoint.h"
+#include "run/session.h"
+
+struct session_saver;
+
+struct lade_session {
+  struct lade_session_params params;
+  struct lade_rank_group group;
+  int32_t *spare_rows; /* rows for tokens or targets that this stage does not read; NULL until needed */
+  struct lade_model model;
+  lade_data *data; /* NULL when only planned without data */
+  struct lade_kernels kernels;      /* of the device: for the graph's ops */
+  struct lade_kernels host_kernels; /* of this processor; differ from kernels on a GPU only */
+  lade_cuda_kernels *cuda_kernels;  /* on a GPU */
+  lade_pool *pool;
+  struct lade_graph *graph;
+  struct lade_graph *whole; /* model, of which the graph is a share; NULL: the graph is all of it */
+  struct lade_cost cost;
+  bool has_cost;
+  struct lade_prices prices;
+  bool has_prices, is_unified;
+  int n_microbatches;
+  uint64_t capacity_bytes, chunk_bytes; /* of the device */
+  uint64_t outside_bytes;   /* result of session_gpu_outside when the run began */
+  uint64_t left_bytes;      /* memory that device and host tier share, or the host's alone */
+  uint64_t own_bytes;       /* growth of the process, without those */
+  struct lade_memory memory; /* of this machine, when last read; unset if the machine is described */
+  bool is_store_memory;     /* the store is on a file system in memory */
+  uint64_t store_memory_bytes; /* bytes that such a store takes from the tiers */
+  uint64_t budget_bytes, host_bytes, store_bytes;
+  struct lade_change *overrides;
+  int n_overrides;
+  lade_planner *planner; /* of a plan leader */
+  int leader;            /* the plan leader: the rank that decided the plan */
+  int n_followers;       /* ranks after this one that follow its decision, if it is the plan leader */
+  int n_plan_leaders;        /* in the job */
+  struct lade_plan_bounds bounds;
+  struct lade_plan *plan;
+  lade_device *device;
+  lade_store *store;
+  lade_durable *durable;
+  bool is_recovered;        /* state and values come from the durable state in the store */
+  lade_executor *executor;
+  struct session_saver *saver; /* NULL: saves block steps */
+  double matmul_flops_per_s; /* measured in this run; 0: not */
+  struct lade_checkpoint_state state;
+  char resume_path[PATH_MAX]; /* the checkpoint that this run resumes */
+};
+
+struct lade_values lade_session_values(lade_session *session);
+
+/* Return the settings that determine this run's numbers, for its checkpoints. */
+struct lade_checkpoint_run session_run(const lade_session *session);
+
+/* Return the loss scale at step 0. */
+double session_first_scale(const lade_session *session);
+
+/*
+ * Resume from a checkpoint, in two parts (session_resume.c): find it and take its seed, before the data is opened; then
+ * load its values, and report differences from the run that saved it. Errors as a checkpoint's.
+ */
+int session_resume_begin(lade_session *session, struct lade_error *error);
+int session_resume(lade_session *session, const struct lade_values *values, struct lade_error *error);
+
+/* Take the seed of the recovered state, found in @where, and report if it replaces another seed. */
+void session_seed_take(lade_session *session, const char *where);
+
+/* Report differences from the run that left the state in @where, then record this run's settings in the state. */
+void session_go_on(lade_session *session, const char *where);
+
+/*
+ * Durable state (session_durable.c). Without is_durable all calls but begin do nothing. begin, prepare and publish are
+ * collective. begin, before the data is opened: lock the files and take the state that all ranks find. pin, with the
+ * graph: fix every parameter's home tier. extra: bytes of the two slots beyond the plan's one. check_room: check that
+ * both slots fit. prepare, with the plan: open the slots. publish: publish the current values and state. Errors as
+ * lade_durable's.
+ */
+int session_durable_begin(lade_session *session, struct lade_error *error);
+int session_durable_pin(lade_session *session, struct lade_error *error);
+uint64_t session_durable_slot(const lade_session *session); /* bytes of one slot: all state that this rank keeps */
+uint64_t session_durable_extra(const lade_session *session);
+uint64_t session_durable_held(const lade_session *session); /* bytes that an earlier run's state has there already */
+uint64_t session_durable_published(const lade_session *session); /* bytes a step writes beside the state */
+int session_durable_check_room(const lade_session *session, struct lade_error *error);
+int session_durable_prepare(lade_session *session, struct lade_error *error);
+int session_durable_publish(lade_session *session, struct lade_error *error);
+
+/*
+ * Open the device of a session on a GPU and its kernels, before the graph, whose ops use their table (session_gpu.c).
+ * The device holds nothing yet. -ENODEV without the device or machine code for it; -EINVAL for throttled links, which
+ * are unsupported. Collective with several ranks.
+ *
+ * If the host may replace the device (or_host), -ENODEV at any rank is a notice at all ranks, and the session runs on
+ * the host.
+ */
+int session_gpu_open(lade_session *session, struct lade_error *error);
+
+/* Return the bytes of the GPU in use outside the arena; 0 on other devices, or if the GPU no longer answers. */
+uint64_t session_gpu_outside(const lade_session *session);
+
+/*
+ * Compute, with prices, the budgets and the plan (session_plan.c); collective. -EOVERFLOW: no plan fits. -EINVAL,
+ * -ENOMEM and others with a line; at all ranks if the plan leader fails.
+ */
+int session_plan(lade_session *session, struct lade_error *error);
+
+/*
+ * This machine's memory (session_memory.c); all calls but refuse are collective.
+ *
+ * share, before planning: set left_bytes to the bytes that this rank's tiers may take; -ENODEV if memory is unknown.
+ * store: subtract from them the part of a store that is itself in memory; @held_bytes of it are there already.
+ * refuse: return -EOVERFLOW with @words and the limit that leaves too little for @needed_bytes.
+ * check, with the plan, before tiers are taken: check that the plans of all ranks of the node fit with their processes.
+ * -EOVERFLOW at all of them if not.
+ */
+int session_memory_share(lade_session *session, struct lade_error *error);
+int session_memory_store(lade_session *session, uint64_t held_bytes, struct lade_error *error);
+int session_memory_refuse(const lade_session *session, const char *words, uint64_t needed_bytes,
+                          struct lade_error *error);
+int session_memory_check(lade_session *session, struct lade_error *error);
+
+/*
+ * Agreements of several ranks while they open (session_agree.c). run: compare parameters; -EINVAL, with the difference,
+ * at each rank that differs from the first. cost: all ranks take the first rank's measurements. least: set *bytes to
+ * the least of all ranks; stage_least: of the ranks of this stage.
+ */
+int session_agree_run(lade_session *session, struct lade_error *error);
+int session_agree_cost(lade_session *session, struct lade_error *error);
+int session_agree_least(lade_session *session, uint64_t *bytes, struct lade_error *error);
+int session_agree_stage_least(lade_session *session, uint64_t *bytes, struct lade_error *error);
+/*
+ * Choose plan leaders: of the ranks with the same @key (lade_plan_params_key) the first decides. bounds: give a
+ * leader's bounds to its followers. decision: give its decision, @own of @own_bytes (0: it has no followers), to them
+ * in *ret_data, which they free; at leaders *ret_data is unchanged. All are collective. -ENOMEM, and as lade_comm_run.
+ */
+int session_agree_leader(lade_session *session, uint64_t key, struct lade_error *error);
+int session_agree_bounds(lade_session *session, struct lade_error *error);
+int session_agree_decision(lade_session *session, void *own, uint64_t own_bytes, void **ret_data, uint64_t *ret_bytes,
+                           struct lade_error *error);
+static inline bool session_is_plan_leader(const lade_session *s)
+{
+  return s->leader == s->group.layout.rank;
+}
+/* Divide the rate of the first rank's drive, measured while the others waited, among the ranks that share the drive. */
+int session_share_drive(lade_session *session, struct lade_error *error);
+/* True if the plan is for a described machine instead of this one. */
+static inline bool session_is_described(const lade_session *s)
+{
+  return s->params.machine && (s->params.is_dry || s->params.is_plan_only);
+}
+/*
+ * Set n_node_ranks, the ranks that share this machine, if the caller has not: those that run here, or for a plan all
+ * that are planned for. A described machine belongs to one rank. Collective.
+ */
+int session_count_node_ranks(lade_session *session, struct lade_error *error);
+/*
+ * Check, with the plan, that one drive has room for the stores of all its ranks. -ENOSPC at every one of them if not.
+ */
+int session_agree_room(lade_session *session, struct lade_error *error);
+/* Check that the ranks' programs meet: lade_rank_group_prove. */
+int session_agree_programs(lade_session *session, struct lade_error *error);
+
+/*
+ * Saves concurrent with steps (session_save.c). open, with the executor: allocate their copy, if that is requested and
+ * every rank has room; collective. -ENOMEM, and as lade_comm_split. close waits for a save in flight. bytes: return the
+ * bytes allocated.
+ */
+int session_saver_open(lade_session *session, struct lade_error *error);
+void session_saver_close(struct session_saver *saver);
+uint64_t session_saver_bytes(const lade_session *session);
+/* Return the bytes of the host tier: as planned, or as allocated. */
+uint64_t session_host_bytes(const lade_session *session);
+
+/* True if this rank's parameters differ from the whole model's: it holds parts of some, or lacks some. */
+static inline bool session_is_cut(const lade_session *s)
+{
+  return lade_layout_size(&s->group.layout, LADE_AXIS_TP) > 1 || lade_layout_size(&s->group.layout, LADE_AXIS_PP) > 1 ||
+         lade_graph_has_parts(s->graph);
+}
+
+/*
+ * Put @where and the step before a communicator's line, which names the lost rank but no program. Lines of other
+ * failures state their place already. Return @status.
+ */
+int session_place(const lade_session *session, const char *where, int status, struct lade_error *error);
+
+/* Report this rank's failure @status, with its line, to the other ranks. Return @status. */
+int session_fail(lade_session *session, int status, struct lade_error *error);
+
+void session_notice(const lade_session *session, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

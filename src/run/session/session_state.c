@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What all parts of a session read of it: its values, the run that it is, the bytes of a durable slot and of host
+ * memory; and how they speak and fail.
+ *
+ * A notice goes to the caller's function. A failure names the step where this rank stands (session_place), and one that
+ * other ranks cannot have seen aborts the communicators, so that none of them waits for this rank (session_fail).
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "run/session/session_internal.h"
+
+void session_notice(const lade_session *session, const char *format, ...)
+{
+  char line[512];
+  va_list args;
+  if (!session->params.notice)
+    return;
+  va_start(args, format);
+  vsnprintf(line, sizeof(line), format, args);
+  va_end(args);
+  session->params.notice(session->params.user, line);
+}
+
+struct lade_values lade_session_values(lade_session *session)
+{
+  struct lade_values values = lade_executor_values(session->executor, session->graph);
+  values.whole = session->whole;
+  values.group = session->group.world ? &session->group : NULL;
+  return values;
+}
+
+struct lade_checkpoint_run session_run(const lade_session *s)
+{
+  const struct lade_session_params *p = &s->params;
+  struct lade_data_info data = {0};
+  if (s->data)
+    lade_data_get_info(s->data, &data);
+  return (struct lade_checkpoint_run){
+      .is_known = true, .dtype = p->dtype, .order = p->order, .batch = p->batch, .micro_batch = p->micro_batch,
+      .seq = p->seq_len, .steps = p->steps, .warmup = p->warmup, .lr = p->lr, .min_lr = p->min_lr,
+      .dropout = p->dropout, .beta1 = p->beta1, .beta2 = p->beta2, .eps = p->eps, .weight_decay = p->weight_decay,
+      .clip = p->clip, .moments = p->moments, .master = p->master, .grad_dtype = p->grad_dtype,
+      .grad_reduce = s->group.layout.grad_reduce, .data_key = data.key};
+}
+
+int session_place(const lade_session *s, const char *where, int status, struct lade_error *error)
+{
+  if (!error || (status != -EPIPE && status != -ETIMEDOUT))
+    return status;
+  const struct lade_error why = *error;
+  return lade_error_set(error, status, "%s step %lld: %s", where, (long long)s->state.step, why.text);
+}
+
+int session_fail(lade_session *s, int status, struct lade_error *error)
+{
+  if (status)
+    lade_rank_group_abort(&s->group, error && *error->text ? error->text : strerror(-status));
+  return status;
+}
+
+uint64_t session_durable_slot(const lade_session *s)
+{
+  return s->params.is_durable ? lade_state_store_bytes(s->graph, lade_rank_group_layout(&s->group)) : 0;
+}
+
+uint64_t session_durable_extra(const lade_session *s)
+{
+  return s->params.is_durable ? lade_durable_extra_bytes(session_durable_slot(s)) : 0;
+}
+
+uint64_t session_host_bytes(const lade_session *s)
+{
+  const uint64_t planned = s->plan ? s->plan->peak_bytes[LADE_HOST] : 0;
+  return s->executor ? LADE_MAX(planned, lade_executor_host_bytes(s->executor)) : planned;
+}

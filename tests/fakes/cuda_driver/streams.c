@@ -1,0 +1,468 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The fake's streams: a thread each, which takes pieces of work from a list in order. An event counts its records and
+ * its completed records. A waiter waits for the record that was the last one at the time of the call.
+ *
+ * A wait always completes, also if its call is made to fail: the work fails then, not the wait. A broken context runs
+ * nothing more: pieces are dropped, events complete, and every call returns the error.
+ */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/base.h"
+#include "stream_internal.h"
+
+#define CHANNEL_PIECES 1024
+#define POLL_NS 20000 /* between two reads of a word */
+
+EXPORT cuda_result cuMemcpy(cuda_address dst, cuda_address src, size_t bytes);
+EXPORT cuda_result cuMemcpyAsync(cuda_address dst, cuda_address src, size_t bytes, cuda_stream stream);
+EXPORT cuda_result cuMemsetD8Async(cuda_address at, unsigned char value, size_t n, cuda_stream stream);
+EXPORT cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags);
+EXPORT cuda_result cuStreamDestroy_v2(cuda_stream stream);
+EXPORT cuda_result cuStreamGetCtx(cuda_stream stream, cuda_context *ret_context);
+EXPORT cuda_result cuStreamSynchronize(cuda_stream stream);
+EXPORT cuda_result cuStreamWaitEvent(cuda_stream stream, cuda_event event, unsigned flags);
+EXPORT cuda_result cuStreamWaitValue64_v2(cuda_stream stream, cuda_address at, uint64_t value, unsigned flags);
+EXPORT cuda_result cuStreamWriteValue64_v2(cuda_stream stream, cuda_address at, uint64_t value, unsigned flags);
+EXPORT cuda_result cuLaunchHostFunc(cuda_stream stream, cuda_host_fn *fn, void *args);
+EXPORT cuda_result cuEventCreate(cuda_event *ret_event, unsigned flags);
+EXPORT cuda_result cuEventDestroy_v2(cuda_event event);
+EXPORT cuda_result cuEventRecord(cuda_event event, cuda_stream stream);
+EXPORT cuda_result cuEventQuery(cuda_event event);
+EXPORT cuda_result cuEventSynchronize(cuda_event event);
+EXPORT cuda_result cuEventElapsedTime(float *ret_ms, cuda_event start, cuda_event end);
+
+/* ---- running ---- */
+
+static int64_t now_ns(void)
+{
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static void event_unref(cuda_event event)
+{
+  if (--event->n_refs == 0)
+    free(event);
+}
+
+static bool is_broken(cuda_stream stream)
+{
+  pthread_mutex_lock(&standin.lock);
+  bool broken = stream->context->broken != 0;
+  pthread_mutex_unlock(&standin.lock);
+  return broken;
+}
+
+static void stream_break(cuda_stream stream, cuda_result code)
+{
+  pthread_mutex_lock(&standin.lock);
+  fake_break(stream->context, code);
+  pthread_mutex_unlock(&standin.lock);
+}
+
+/* Count one more piece of work. False if it breaks its context. */
+static bool work_begin(cuda_stream stream)
+{
+  pthread_mutex_lock(&standin.lock);
+  if (standin.lose && ++standin.n_async == standin.lose)
+    fake_break(stream->context, (cuda_result)standin.lose_code);
+  bool is_well = stream->context->broken == 0;
+  pthread_mutex_unlock(&standin.lock);
+  return is_well;
+}
+
+static void bytes_move(cuda_stream stream, const struct piece *piece)
+{
+  bool is_copy = piece->kind == PIECE_COPY;
+  if (!work_begin(stream))
+    return;
+  if (fake_place(piece->dst, piece->bytes) == PLACE_BAD ||
+      (is_copy && fake_place(piece->src, piece->bytes) == PLACE_BAD))
+    stream_break(stream, CUDA_ILLEGAL_ADDRESS);
+  else if (is_copy)
+    memmove((void *)(uintptr_t)piece->dst, (void *)(uintptr_t)piece->src, piece->bytes);
+  else
+    memset((void *)(uintptr_t)piece->dst, piece->value, piece->bytes);
+}
+
+static void word_wait(cuda_stream stream, const struct piece *piece)
+{
+  const _Atomic uint64_t *word = (const _Atomic uint64_t *)(uintptr_t)piece->dst;
+  const struct timespec pause = {.tv_nsec = POLL_NS};
+  while ((int64_t)(atomic_load(word) - piece->count) < 0 && !is_broken(stream))
+    nanosleep(&pause, NULL);
+}
+
+static void event_wait(cuda_event event, uint64_t count, cuda_context context)
+{
+  while (event->n_happened < count && !context->broken)
+    pthread_cond_wait(&standin.changed, &standin.lock);
+}
+
+static void event_happen(cuda_event event, uint64_t count)
+{
+  event->n_happened = count;
+  event->ns = now_ns();
+  pthread_cond_broadcast(&standin.changed);
+}
+
+static void piece_run(cuda_stream stream, struct piece *piece)
+{
+  if (piece->kind == PIECE_COPY || piece->kind == PIECE_SET)
+    bytes_move(stream, piece);
+  else if (piece->kind == PIECE_WAIT_WORD)
+    word_wait(stream, piece);
+  else if (piece->kind == PIECE_WRITE_WORD && work_begin(stream))
+    atomic_store((_Atomic uint64_t *)(uintptr_t)piece->dst, piece->count);
+  else if (piece->kind == PIECE_HOST && work_begin(stream)) {
+    fake_in_host_function(true);
+    piece->fn(piece->args);
+    fake_in_host_function(false);
+  } else if (piece->kind == PIECE_CALL && work_begin(stream)) {
+    piece->fn(piece->args);
+  } else if (piece->kind == PIECE_GRAPH) {
+    for (struct piece *node = piece->graph->first; node; node = node->next)
+      piece_run(stream, node);
+  }
+}
+
+/* Free the resources of a piece that has run or will not run. Lock held. */
+void fake_piece_free(struct piece *piece)
+{
+  if (piece->event)
+    event_unref(piece->event);
+  if (piece->kind == PIECE_CALL)
+    free(piece->args);
+  if (piece->graph)
+    fake_nodes_unref(piece->graph);
+  free(piece);
+}
+
+static void *stream_main(void *arg)
+{
+  cuda_stream stream = arg;
+  bool is_stopped = false;
+  pthread_mutex_lock(&standin.lock);
+  while (!is_stopped) {
+    while (!stream->first)
+      pthread_cond_wait(&standin.changed, &standin.lock);
+    struct piece *piece = stream->first;
+    stream->first = piece->next;
+    stream->last = stream->first ? stream->last : &stream->first;
+    is_stopped = piece->kind == PIECE_STOP;
+    while (piece->place > standin.n_run + 1)
+      pthread_cond_wait(&standin.changed, &standin.lock);
+    pthread_mutex_unlock(&standin.lock);
+    piece_run(stream, piece);
+    pthread_mutex_lock(&standin.lock);
+    if (piece->kind == PIECE_WAIT_EVENT)
+      event_wait(piece->event, piece->count, stream->context);
+    else if (piece->kind == PIECE_RECORD)
+      event_happen(piece->event, piece->count);
+    standin.n_run += piece->place != 0;
+    fake_piece_free(piece);
+    stream->n_run++;
+    pthread_cond_broadcast(&standin.changed);
+  }
+  pthread_mutex_unlock(&standin.lock);
+  return NULL;
+}
+
+/* ---- submitting ---- */
+
+/* Wait until at most @n_most pieces are on @stream, or its context is broken. Lock held. */
+static void stream_wait(cuda_stream stream, uint64_t n_most)
+{
+  while (stream->n_put - stream->n_run > n_most && !stream->context->broken)
+    pthread_cond_wait(&standin.changed, &standin.lock);
+}
+
+void fake_drain(void)
+{
+  pthread_mutex_lock(&standin.lock);
+  fake_hold();
+  for (cuda_stream stream = standin.streams; stream; stream = stream->next)
+    if (stream->context == fake_context())
+      stream_wait(stream, 0);
+  fake_let_go();
+  pthread_mutex_unlock(&standin.lock);
+}
+
+/* Put a piece on the stream, or into its graph during a capture. Lock held. */
+static void piece_put_locked(cuda_stream stream, const struct piece *piece)
+{
+  struct piece *own = malloc(sizeof(*own));
+  LADE_ASSERT(own);
+  *own = *piece;
+  own->next = NULL;
+  if (stream->capture.nodes) {
+    fake_nodes_add(stream->capture.nodes, own);
+    return;
+  }
+  if (stream->n_put - stream->n_run >= CHANNEL_PIECES) { /* full: the submitting thread waits, and blocks all other
+                                                            calls */
+    fake_hold();
+    stream_wait(stream, CHANNEL_PIECES - 1);
+    fake_let_go();
+  }
+  own->place = standin.channels ? ++standin.n_put : 0;
+  *stream->last = own;
+  stream->last = &own->next;
+  stream->n_put++;
+  pthread_cond_broadcast(&standin.changed);
+}
+
+void fake_piece_put(cuda_stream stream, const struct piece *piece)
+{
+  pthread_mutex_lock(&standin.lock);
+  piece_put_locked(stream, piece);
+  pthread_mutex_unlock(&standin.lock);
+}
+
+void fake_put_call(cuda_stream stream, cuda_host_fn *fn, void *args)
+{
+  fake_piece_put(stream, &(struct piece){.kind = PIECE_CALL, .fn = fn, .args = args});
+}
+
+/* Wait for all work now on the stream. Return the state of its context. */
+static cuda_result stream_drain(cuda_stream stream)
+{
+  pthread_mutex_lock(&standin.lock);
+  uint64_t n = stream->n_put;
+  while (stream->n_run < n && !stream->context->broken)
+    pthread_cond_wait(&standin.changed, &standin.lock);
+  cuda_result result = stream->context->broken;
+  pthread_mutex_unlock(&standin.lock);
+  return result;
+}
+
+cuda_result cuMemcpyAsync(cuda_address dst, cuda_address src, size_t bytes, cuda_stream stream)
+{
+  const enum fake_place to = fake_place(dst, bytes), from = fake_place(src, bytes);
+  const bool is_pageable = to == PLACE_PAGEABLE || from == PLACE_PAGEABLE;
+  cuda_result result = fake_enter("cuMemcpyAsync", true);
+  if (!result && (to == PLACE_TORN || from == PLACE_TORN))
+    result = CUDA_INVALID_VALUE;
+  if (!result)
+    result = fake_capture_check(stream, !is_pageable);
+  if (result)
+    return result;
+  fake_piece_put(stream, &(struct piece){.kind = PIECE_COPY, .dst = dst, .src = src, .bytes = bytes});
+  return is_pageable ? stream_drain(stream) : 0;
+}
+
+cuda_result cuMemcpy(cuda_address dst, cuda_address src, size_t bytes)
+{
+  cuda_result result = fake_enter("cuMemcpy", true);
+  if (result)
+    return result;
+  if (fake_place(dst, bytes) >= PLACE_BAD || fake_place(src, bytes) >= PLACE_BAD)
+    return CUDA_INVALID_VALUE;
+  memmove((void *)(uintptr_t)dst, (void *)(uintptr_t)src, bytes);
+  return 0;
+}
+
+cuda_result cuMemsetD8Async(cuda_address at, unsigned char value, size_t n, cuda_stream stream)
+{
+  cuda_result result = fake_enter("cuMemsetD8Async", true);
+  if (!result)
+    result = fake_capture_check(stream, true);
+  if (!result)
+    fake_piece_put(stream, &(struct piece){.kind = PIECE_SET, .dst = at, .bytes = n, .value = value});
+  return result;
+}
+
+cuda_result cuLaunchHostFunc(cuda_stream stream, cuda_host_fn *fn, void *args)
+{
+  cuda_result result = fake_enter("cuLaunchHostFunc", true);
+  if (!result)
+    result = fake_capture_check(stream, true);
+  if (!result)
+    fake_piece_put(stream, &(struct piece){.kind = PIECE_HOST, .fn = fn, .args = args});
+  return result;
+}
+
+cuda_result cuStreamCreate(cuda_stream *ret_stream, unsigned flags)
+{
+  cuda_result result = fake_enter("cuStreamCreate", true);
+  if (result)
+    return result;
+  cuda_stream stream = calloc(1, sizeof(*stream));
+  LADE_ASSERT(stream);
+  stream->context = fake_context();
+  stream->last = &stream->first;
+  if (pthread_create(&stream->thread, NULL, stream_main, stream)) {
+    free(stream);
+    return CUDA_OUT_OF_MEMORY;
+  }
+  fake_alive(1);
+  pthread_mutex_lock(&standin.lock);
+  stream->next = standin.streams;
+  standin.streams = stream;
+  pthread_mutex_unlock(&standin.lock);
+  *ret_stream = stream;
+  return 0;
+}
+
+cuda_result cuStreamDestroy_v2(cuda_stream stream)
+{
+  fake_piece_put(stream, &(struct piece){.kind = PIECE_STOP});
+  pthread_join(stream->thread, NULL);
+  pthread_mutex_lock(&standin.lock);
+  fake_turn_wait(); /* draining walks the list */
+  cuda_stream *at = &standin.streams;
+  while (*at != stream)
+    at = &(*at)->next;
+  *at = stream->next;
+  pthread_mutex_unlock(&standin.lock);
+  free(stream);
+  fake_alive(-1);
+  return fake_leave("cuStreamDestroy");
+}
+
+cuda_context fake_stream_context(cuda_stream stream)
+{
+  return stream ? stream->context : fake_context();
+}
+
+cuda_result cuStreamGetCtx(cuda_stream stream, cuda_context *ret_context)
+{
+  *ret_context = fake_stream_context(stream);
+  return fake_enter("cuStreamGetCtx", false);
+}
+
+cuda_result cuStreamSynchronize(cuda_stream stream)
+{
+  cuda_result result = fake_capture_check(stream, false);
+  result = result ? result : stream_drain(stream);
+  cuda_result injected = fake_enter("cuStreamSynchronize", true);
+  return result ? result : injected;
+}
+
+cuda_result cuStreamWaitEvent(cuda_stream stream, cuda_event event, unsigned flags)
+{
+  cuda_result result = fake_enter("cuStreamWaitEvent", true);
+  if (!result)
+    result = fake_capture_wait(stream, event);
+  if (result)
+    return result;
+  pthread_mutex_lock(&standin.lock);
+  event->n_refs++;
+  piece_put_locked(stream, &(struct piece){.kind = PIECE_WAIT_EVENT, .event = event, .count = event->n_recorded});
+  pthread_mutex_unlock(&standin.lock);
+  return 0;
+}
+
+cuda_result cuStreamWaitValue64_v2(cuda_stream stream, cuda_address at, uint64_t value, unsigned flags)
+{
+  cuda_result result = fake_enter("cuStreamWaitValue64", true);
+  if (!result)
+    result = fake_capture_check(stream, false);
+  if (result)
+    return result;
+  if (!standin.words || flags != CUDA_STREAM_WAIT_GEQ || !fake_word(at))
+    return CUDA_INVALID_VALUE;
+  fake_piece_put(stream, &(struct piece){.kind = PIECE_WAIT_WORD, .dst = fake_word(at), .count = value});
+  return 0;
+}
+
+cuda_result cuStreamWriteValue64_v2(cuda_stream stream, cuda_address at, uint64_t value, unsigned flags)
+{
+  cuda_result result = fake_enter("cuStreamWriteValue64", true);
+  if (!result)
+    result = fake_capture_check(stream, false);
+  if (result)
+    return result;
+  if (!standin.words || flags || !fake_word(at))
+    return CUDA_INVALID_VALUE;
+  fake_piece_put(stream, &(struct piece){.kind = PIECE_WRITE_WORD, .dst = fake_word(at), .count = value});
+  return 0;
+}
+
+/* ---- events ---- */
+
+cuda_result cuEventCreate(cuda_event *ret_event, unsigned flags)
+{
+  cuda_result result = fake_enter("cuEventCreate", true);
+  if (result)
+    return result;
+  cuda_event event = calloc(1, sizeof(*event));
+  LADE_ASSERT(event);
+  event->n_refs = 1;
+  event->context = fake_context();
+  fake_alive(1);
+  *ret_event = event;
+  return 0;
+}
+
+cuda_result cuEventDestroy_v2(cuda_event event)
+{
+  pthread_mutex_lock(&standin.lock);
+  event_unref(event);
+  standin.n_live--;
+  pthread_mutex_unlock(&standin.lock);
+  return fake_leave("cuEventDestroy");
+}
+
+cuda_result cuEventRecord(cuda_event event, cuda_stream stream)
+{
+  cuda_result result = fake_enter("cuEventRecord", true);
+  if (!result && event->context != fake_stream_context(stream))
+    return CUDA_INVALID_HANDLE;
+  if (!result)
+    result = fake_capture_check(stream, true);
+  event->is_captured = fake_is_capturing(stream); /* and marks a place in the graph, which has no meaning outside it */
+  if (result || event->is_captured)
+    return result;
+  pthread_mutex_lock(&standin.lock);
+  event->n_refs++;
+  piece_put_locked(stream, &(struct piece){.kind = PIECE_RECORD, .event = event, .count = ++event->n_recorded});
+  pthread_mutex_unlock(&standin.lock);
+  return 0;
+}
+
+cuda_result cuEventQuery(cuda_event event)
+{
+  cuda_result result = fake_enter("cuEventQuery", true);
+  if (result || event->is_captured)
+    return result ? result : CUDA_CAPTURED_EVENT;
+  pthread_mutex_lock(&standin.lock);
+  result = event->n_happened < event->n_recorded ? CUDA_NOT_READY : 0;
+  pthread_mutex_unlock(&standin.lock);
+  return result;
+}
+
+cuda_result cuEventSynchronize(cuda_event event)
+{
+  cuda_context context = fake_context();
+  if (event->is_captured)
+    return CUDA_CAPTURED_EVENT;
+  if (context) {
+    pthread_mutex_lock(&standin.lock);
+    event_wait(event, event->n_recorded, context);
+    pthread_mutex_unlock(&standin.lock);
+  }
+  return fake_enter("cuEventSynchronize", true);
+}
+
+cuda_result cuEventElapsedTime(float *ret_ms, cuda_event start, cuda_event end)
+{
+  cuda_result result = fake_enter("cuEventElapsedTime", true);
+  if (result)
+    return result;
+  pthread_mutex_lock(&standin.lock);
+  if (start->is_captured || end->is_captured || start->context != end->context)
+    result = CUDA_INVALID_HANDLE;
+  else if (!start->n_recorded || !end->n_recorded)
+    result = CUDA_INVALID_HANDLE;
+  else if (start->n_happened < start->n_recorded || end->n_happened < end->n_recorded)
+    result = CUDA_NOT_READY;
+  *ret_ms = (float)((double)(end->ns - start->ns) / 1e6);
+  pthread_mutex_unlock(&standin.lock);
+  return result;
+}

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The packer against exhaustive search: thousands of small instances, full ones and some with gaps. A wrong inference
+ * of the exact search declares a possible packing impossible, and then the lower bound is wrong. First fit solves most
+ * instances before the search runs and would hide that, so the search is also called alone.
+ */
+#include <inttypes.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "alloc/pack/pack_internal.h"
+#include "base/philox.h"
+#include "lade/pack.h"
+
+enum { N_ROUNDS = 3000, PIECES_MAX = 40, SPAN_MAX = 200, LIVE_MAX = 16, HEIGHT_MAX = 15, STATES_MAX = 1 << 21 };
+
+static struct lade_pack_item items[PIECES_MAX];
+static uint64_t offsets[PIECES_MAX];
+static uint64_t random_seed, random_n;
+
+static uint32_t draw(uint32_t below)
+{
+  return lade_philox_word(random_seed, 0, 0, random_n++) % below;
+}
+
+/* ---- by definition -----------------------------------------------------------------------------------------------*/
+
+/* All arrangements of the items live at one time: offsets of 4 bits each, in the order in which items entered. */
+struct arrangements {
+  int n, n_live;
+  int live[LIVE_MAX];
+  uint64_t all[STATES_MAX];
+};
+
+static int state_compare(const void *a, const void *b)
+{
+  const uint64_t *x = a, *y = b;
+  return (*x > *y) - (*x < *y);
+}
+
+/* End the @l-th live item: arrangements that differ in it alone become one. */
+static void item_leave(struct arrangements *now, int l)
+{
+  const uint64_t low = ((uint64_t)1 << 4 * l) - 1;
+  int n = 0;
+  for (int k = 0; k < now->n; k++)
+    now->all[k] = (now->all[k] & low) | (now->all[k] >> 4 & ~low);
+  qsort(now->all, (size_t)now->n, sizeof(*now->all), state_compare);
+  for (int k = 0; k < now->n; k++)
+    if (k == 0 || now->all[k] != now->all[k - 1])
+      now->all[n++] = now->all[k];
+  now->n = n;
+  memmove(now->live + l, now->live + l + 1, (size_t)(--now->n_live - l) * sizeof(*now->live));
+}
+
+static void item_enter(struct arrangements *now, int item, int height)
+{
+  static uint64_t next[STATES_MAX];
+  const uint32_t bytes = (uint32_t)items[item].bytes, ones = (1u << bytes) - 1;
+  int n = 0;
+  for (int k = 0; k < now->n; k++) {
+    uint32_t used = 0;
+    for (int l = 0; l < now->n_live; l++)
+      used |= ((1u << items[now->live[l]].bytes) - 1) << (now->all[k] >> 4 * l & 15);
+    for (int offset = 0; offset + (int)bytes <= height; offset++) {
+      if (used >> offset & ones)
+        continue;
+      assert_true(n < STATES_MAX);
+      next[n++] = now->all[k] | (uint64_t)offset << 4 * now->n_live;
+    }
+  }
+  memcpy(now->all, next, (size_t)n * sizeof(*next));
+  now->n = n;
+  assert_true(now->n_live < LIVE_MAX);
+  now->live[now->n_live++] = item;
+}
+
+/* True if a packing of @height exists. */
+static bool height_is_enough(int n, int height)
+{
+  static struct arrangements now;
+  now.n = 1;
+  now.n_live = 0;
+  now.all[0] = 0;
+  assert_true(height <= HEIGHT_MAX);
+  for (int t = 0; t < SPAN_MAX; t++) {
+    for (int l = now.n_live - 1; l >= 0; l--)
+      if (items[now.live[l]].upper <= t)
+        item_leave(&now, l);
+    for (int i = 0; i < n; i++)
+      if (items[i].lower == t)
+        item_enter(&now, i, height);
+  }
+  return now.n > 0;
+}
+
+/* ---- instances ---------------------------------------------------------------------------------------------------*/
+
+/*
+ * Make pieces that fill @height at every time: ended pieces are replaced by new ones of the same sum. Return their
+ * number.
+ */
+static int full_make(int n_max, uint32_t height, uint32_t bytes_max, uint32_t steps)
+{
+  uint32_t free_bytes = height;
+  int n = 0, t = 0;
+  for (; n < n_max && t < SPAN_MAX - 1; t++) {
+    for (int i = 0; i < n; i++)
+      if (items[i].upper == INT32_MAX && draw(steps) == 0) {
+        items[i].upper = t;
+        free_bytes += (uint32_t)items[i].bytes;
+      }
+    while (free_bytes > 0 && n < n_max) {
+      uint32_t bytes = 1 + draw(LADE_MIN(free_bytes, bytes_max));
+      items[n++] = (struct lade_pack_item){t, INT32_MAX, bytes, 1, -1};
+      free_bytes -= bytes;
+    }
+  }
+  for (int i = 0; i < n; i++)
+    items[i].upper = LADE_MIN(items[i].upper, t);
+  return n;
+}
+
+/* Take some pieces out and shrink others: the free bytes differ from time to time. */
+static int gaps_make(int n, bool has_fewer, bool has_smaller)
+{
+  int n_kept = 0;
+  for (int i = 0; i < n; i++) {
+    if (n_kept + n - i > 2 && has_fewer && draw(8) == 0)
+      continue;
+    items[n_kept] = items[i];
+    items[n_kept].bytes -= has_smaller && items[i].bytes > 1 && draw(6) == 0;
+    n_kept++;
+  }
+  return n_kept;
+}
+
+static int instance_make(int round)
+{
+  random_seed = (uint64_t)round;
+  random_n = 0;
+  const uint32_t height = 5 + draw(5), bytes_max = 2 + draw(3), steps = 2 + draw(5);
+  int n = full_make(8 + (int)draw(30), height, bytes_max, steps);
+  return gaps_make(n, draw(4) == 0, draw(3) == 0);
+}
+
+/* ---- the search --------------------------------------------------------------------------------------------------*/
+
+/* Run the search alone on the items. The only packing known to it stacks all items. Times are its slots. */
+static struct lade_packer exact_ask(int n)
+{
+  static int32_t lo[PIECES_MAX], hi[PIECES_MAX];
+  static uint64_t bytes[PIECES_MAX], align[PIECES_MAX], live[SPAN_MAX], best[PIECES_MAX];
+  lade_packer packer = {.best_bytes = 1, .best = best, .offsets = offsets, .effort = {.work_limit = 1000000000}};
+  packer.problem = (struct pack_problem){
+      .n = n, .items = items, .lo = lo, .hi = hi, .bytes = bytes, .align = align, .live = live, .granule = 1};
+  memset(live, 0, sizeof(live));
+  for (int i = 0; i < n; i++) {
+    lo[i] = items[i].lower;
+    hi[i] = items[i].upper;
+    bytes[i] = items[i].bytes;
+    align[i] = 1;
+    packer.best_bytes += bytes[i];
+    packer.problem.n_slots = LADE_MAX(packer.problem.n_slots, hi[i]);
+    for (int s = lo[i]; s < hi[i]; s++)
+      live[s] += bytes[i];
+  }
+  for (int s = 0; s < packer.problem.n_slots; s++)
+    packer.problem.lower_bound = LADE_MAX(packer.problem.lower_bound, live[s]);
+  packer.target_bytes = packer.problem.lower_bound;
+  assert_true(lade_pack_exact(&packer));
+  assert_int_equal(lade_pack_check(items, n, best, packer.best_bytes, NULL), 0);
+  return packer;
+}
+
+static void test_the_least_height_is_found_and_no_more_is_proved(void **state)
+{
+  int n_above_live = 0;
+  for (int round = 0; round < N_ROUNDS; round++) {
+    int n = instance_make(round), height;
+    uint64_t live;
+    assert_int_equal(lade_pack_live_peak(items, n, &live), 0);
+    for (height = (int)live; !height_is_enough(n, height);)
+      height++;
+    const struct lade_pack_params params = {.struct_size = sizeof(params), .work_limit = 1000000000};
+    struct lade_pack_result result;
+    assert_int_equal(lade_pack(items, n, &params, offsets, &result, NULL), 0);
+    assert_true(result.is_optimal && result.peak_bytes == (uint64_t)height);
+    const struct lade_packer packer = exact_ask(n);
+    if (packer.best_bytes != (uint64_t)height || packer.problem.lower_bound != (uint64_t)height)
+      fail_msg("round %d: a peak of %" PRIu64 " and a bound of %" PRIu64 ", by definition %d", round,
+               packer.best_bytes, packer.problem.lower_bound, height);
+    n_above_live += height > (int)live;
+  }
+  assert_true(n_above_live >= 10); /* for these the search has proved that no lower packing exists */
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_the_least_height_is_found_and_no_more_is_proved),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Whole models, end to end through the op table: their gradients are right.
+ *
+ * The chain of trust: in double precision the derived backward equals central differences of the loss, parameter by
+ * parameter, along random directions. The FP32 gradient of every kernel level equals the double one norm-wise: ||g -
+ * g64|| <= 1e-4 max(||g64||, 1e-6 ||all g64||). Cutting a batch into microbatches changes nothing but the order of
+ * sums, dropout draws included. Sizes are odd to leave ragged ends; dropout is on; Llama has grouped heads and scaled
+ * frequencies.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "base/cpu.h"
+#include "base/philox.h"
+#include "tests/support/graph_run.h"
+
+#define MAX_TOKENS 256
+#define SEQUENCES 4
+#define N_THREADS 3 /* of the pool, if used; workspaces are for this many */
+#define TINY_STD 0.2 /* about 1/sqrt(width), so that every path carries gradient */
+#define WIDE_STD 0.07
+
+static const struct lade_model tiny_models[] = {
+    {.name = "tiny-gpt2", .family = LADE_GPT2, .layers = 2, .heads = 3, .n_kv_heads = 3, .width = 27, .hidden = 108,
+     .context = 19, .vocabulary = 37, .is_tied = true, .norm_eps = 1e-5f},
+    {.name = "tiny-llama", .family = LADE_LLAMA, .layers = 2, .heads = 6, .n_kv_heads = 2, .width = 36, .hidden = 50,
+     .context = 40, .vocabulary = 61, .norm_eps = 1e-5f, .rope_base = 100, .rope_scale_factor = 8,
+     .rope_low_freq_factor = 1, .rope_high_freq_factor = 4, .rope_original_context = 16},
+    {.name = "tied-llama", .family = LADE_LLAMA, .layers = 1, .heads = 5, .n_kv_heads = 1, .width = 24, .head_dim = 10,
+     .hidden = 31, .context = 17, .vocabulary = 23, .is_tied = true, .norm_eps = 1e-6f, .rope_base = 10000},
+};
+
+/* Wider than the kernels' blocks, with ragged ends. */
+static const struct lade_model wide_models[] = {
+    {.name = "wide-gpt2", .family = LADE_GPT2, .layers = 2, .heads = 3, .n_kv_heads = 3, .width = 192, .hidden = 768,
+     .context = 64, .vocabulary = 601, .is_tied = true, .norm_eps = 1e-5f},
+    {.name = "wide-llama", .family = LADE_LLAMA, .layers = 2, .heads = 4, .n_kv_heads = 2, .width = 160, .head_dim = 48,
+     .hidden = 300, .context = 64, .vocabulary = 521, .norm_eps = 1e-5f, .rope_base = 10000},
+};
+
+struct fixture {
+  struct lade_kernels kernels;
+  struct lade_graph *graph;
+  struct graph_run run;
+  int n_microbatches;
+  int32_t tokens[MAX_TOKENS], targets[MAX_TOKENS];
+};
+
+/* Return an odd sequence length: 17 for the tiny models, 61 for the wide ones. */
+static int64_t time_get(const struct lade_model *model)
+{
+  return model->width < 64 ? 17 : 61;
+}
+
+/* Prepare SEQUENCES sequences in @n_microbatches passes, with the kernels for a CPU like @cpu. */
+static void fixture_init(struct fixture *f, const struct lade_model *model, enum lade_dtype dtype, int n_microbatches,
+                         float dropout, struct lade_cpu cpu)
+{
+  f->n_microbatches = n_microbatches;
+  lade_kernels_init(&f->kernels, &cpu);
+  struct lade_graph_params params = {.struct_size = sizeof(params), .model = model, .dtype = dtype,
+                                     .batch = SEQUENCES / n_microbatches, .seq_len = time_get(model),
+                                     .dropout = dropout,
+                                     .kernels = &f->kernels, .n_threads = N_THREADS};
+  assert_int_equal(lade_graph_create(&params, NULL, &f->graph), 0);
+  graph_run_init(&f->run, f->graph, &f->kernels, NULL);
+  graph_run_randomize(&f->run, 7, model->width < 64 ? TINY_STD : WIDE_STD);
+  for (int i = 0; i < MAX_TOKENS; i++) {
+    f->tokens[i] = (int32_t)(lade_philox_word(1, 0, 0, (uint64_t)i) % (uint32_t)model->vocabulary);
+    f->targets[i] = (int32_t)(lade_philox_word(1, 0, 1, (uint64_t)i) % (uint32_t)model->vocabulary);
+  }
+}
+
+static void fixture_finish(struct fixture *f)
+{
+  graph_run_finish(&f->run);
+  lade_graph_destroy(f->graph);
+}
+
+static double fixture_step(struct fixture *f, bool has_backward)
+{
+  return graph_run_step(&f->run, f->tokens, f->targets, f->n_microbatches, has_backward);
+}
+
+/* Return element @j of a gradient, without the loss scale. */
+static double gradient_get(struct fixture *f, int tensor, int64_t j)
+{
+  return graph_run_get(&f->run, tensor, j) / (double)f->run.step.loss_scale;
+}
+
+/* Return the norm of @f's gradient of parameter @i, or of its difference from @g's. */
+static double gradient_norm(struct fixture *f, struct fixture *g, int i)
+{
+  int tensor = f->graph->params[i].grad;
+  double sum = 0;
+  for (int64_t j = 0; j < graph_run_elements(&f->run, tensor); j++) {
+    double x = gradient_get(f, tensor, j) - (g ? gradient_get(g, tensor, j) : 0);
+    sum += x * x;
+  }
+  return sqrt(sum);
+}
+
+static double gradients_norm(struct fixture *f)
+{
+  double sum = 0;
+  for (int i = 0; i < f->graph->n_params; i++)
+    sum += pow(gradient_norm(f, NULL, i), 2);
+  return sqrt(sum);
+}
+
+/* Check that every parameter's gradient in @f is within @tolerance of @reference's. */
+static void gradients_compare(struct fixture *f, struct fixture *reference, double tolerance)
+{
+  double all = gradients_norm(reference);
+  assert_true(isfinite(all) && all > 0);
+  for (int i = 0; i < f->graph->n_params; i++) {
+    double norm = gradient_norm(reference, NULL, i), difference = gradient_norm(f, reference, i);
+    double allowed = tolerance * fmax(norm, 1e-6 * all);
+    if (!(difference <= allowed))
+      fail_msg("%s, %s: gradient of %s differs by %g of %g", f->graph->model.name, lade_dtype_name(f->graph->dtype),
+               f->graph->tensors[f->graph->params[i].tensor].name, difference, norm);
+  }
+}
+
+/* Return the loss with parameter @i moved by @by along its random direction; the parameter is restored. */
+static double loss_moved(struct fixture *f, int i, double by)
+{
+  int tensor = f->graph->params[i].tensor;
+  int64_t n = graph_run_elements(&f->run, tensor);
+  double *saved = f->run.memory[tensor];
+  double *moved = aligned_alloc(64, lade_align_up((uint64_t)n * sizeof(double), 64));
+  assert_non_null(moved);
+  for (int64_t j = 0; j < n; j++)
+    moved[j] = saved[j] + (lade_philox_word(9, 0, (uint32_t)i, (uint64_t)j) & 1 ? by : -by);
+  f->run.memory[tensor] = moved;
+  double loss = fixture_step(f, false);
+  f->run.memory[tensor] = saved;
+  free(moved);
+  return loss;
+}
+
+/* Return the gradient along the same direction. */
+static double gradient_along(struct fixture *f, int i)
+{
+  int tensor = f->graph->params[i].grad;
+  double sum = 0;
+  for (int64_t j = 0; j < graph_run_elements(&f->run, tensor); j++)
+    sum += graph_run_get(&f->run, tensor, j) * (lade_philox_word(9, 0, (uint32_t)i, (uint64_t)j) & 1 ? 1 : -1);
+  return sum;
+}
+
+/*
+ * Fourth-order central differences: the truncation error of the step, about (1e-3)^4 of the fifth derivative's scale,
+ * and the rounding of the loss, 1e-16 / 1e-3, both stay far below the bound.
+ */
+static void double_gradients_are_central_differences_of_the_loss(void **state)
+{
+  for (size_t m = 0; m < LADE_COUNT(tiny_models); m++) {
+    struct fixture f;
+    fixture_init(&f, &tiny_models[m], LADE_F64, 2, 0.2f, (struct lade_cpu){0});
+    fixture_step(&f, true);
+    double all = gradients_norm(&f);
+    for (int i = 0; i < f.graph->n_params; i++) {
+      double h = 1e-3 / sqrt((double)graph_run_elements(&f.run, f.graph->params[i].tensor));
+      double difference = (8 * (loss_moved(&f, i, h) - loss_moved(&f, i, -h)) -
+                           (loss_moved(&f, i, 2 * h) - loss_moved(&f, i, -2 * h))) / (12 * h);
+      double along = gradient_along(&f, i);
+      double allowed = 1e-7 * fmax(gradient_norm(&f, NULL, i), 1e-3 * all);
+      if (!(fabs(difference - along) <= allowed))
+        fail_msg("%s: gradient of %s along a direction is %.12g, differences say %.12g", f.graph->model.name,
+                 f.graph->tensors[f.graph->params[i].tensor].name, along, difference);
+    }
+    fixture_finish(&f);
+  }
+}
+
+static void gradients_do_not_depend_on_how_the_batch_is_cut(void **state)
+{
+  for (size_t m = 0; m < LADE_COUNT(tiny_models); m++) {
+    struct fixture whole, cut;
+    fixture_init(&whole, &tiny_models[m], LADE_F64, 1, 0.2f, (struct lade_cpu){0});
+    double loss = fixture_step(&whole, true);
+    for (int n = 2; n <= 4; n *= 2) {
+      fixture_init(&cut, &tiny_models[m], LADE_F64, n, 0.2f, (struct lade_cpu){0});
+      assert_true(fabs(fixture_step(&cut, true) - loss) <= 1e-13 * loss);
+      gradients_compare(&cut, &whole, 1e-11);
+      fixture_finish(&cut);
+    }
+    fixture_finish(&whole);
+  }
+}
+
+static void gradients_are_the_same_bits_again_and_on_any_number_of_threads(void **state)
+{
+  lade_pool *pool;
+  assert_int_equal(lade_pool_create(N_THREADS, &pool), 0);
+  for (size_t m = 0; m < LADE_COUNT(wide_models); m++) {
+    struct fixture f, again;
+    fixture_init(&f, &wide_models[m], LADE_F32, 2, 0.2f, lade_cpu_get());
+    fixture_init(&again, &wide_models[m], LADE_F32, 2, 0.2f, lade_cpu_get());
+    again.run.pool = pool;
+    fixture_step(&f, true);
+    fixture_step(&again, true);
+    fixture_step(&again, true);
+    for (int i = 0; i < f.graph->n_params; i++) {
+      int grad = f.graph->params[i].grad;
+      assert_memory_equal(f.run.memory[grad], again.run.memory[grad], f.graph->tensors[grad].bytes);
+    }
+    fixture_finish(&again);
+    fixture_finish(&f);
+  }
+  lade_pool_destroy(pool);
+}
+
+/*
+ * A 16-bit model equals the model of its rounded values but for one rounding per stored activation and gradient, some
+ * fifteen in a row per block. 16 units of rounding bound their sum.
+ */
+static const struct {
+  enum lade_dtype dtype;
+  double tolerance;
+  float loss_scale;
+} types[] = {{LADE_F32, 1e-4, 1}, {LADE_BF16, 16 * 0x1p-8, 1}, {LADE_F16, 16 * 0x1p-11, 256}};
+
+/* Compare every type at every kernel level of this CPU. */
+static void model_compare(const struct lade_model *model, float dropout)
+{
+  struct lade_cpu best = lade_cpu_get();
+  const struct lade_cpu levels[] = {{0}, {.has_avx2 = best.has_avx2}, best};
+  struct fixture reference, f;
+  fixture_init(&reference, model, LADE_F64, 2, dropout, (struct lade_cpu){0});
+  fixture_step(&reference, true);
+  for (size_t i = 0; i < LADE_COUNT(levels) * LADE_COUNT(types); i++) {
+    size_t t = i % LADE_COUNT(types);
+    fixture_init(&f, model, types[t].dtype, 2, dropout, levels[i / LADE_COUNT(types)]);
+    f.run.step.loss_scale = types[t].loss_scale;
+    fixture_step(&f, true);
+    gradients_compare(&f, &reference, types[t].tolerance);
+    fixture_finish(&f);
+  }
+  fixture_finish(&reference);
+}
+
+static void gradients_of_every_type_and_level_equal_the_double_ones(void **state)
+{
+  for (size_t m = 0; m < LADE_COUNT(tiny_models); m++) {
+    model_compare(&tiny_models[m], 0);
+    model_compare(&tiny_models[m], 0.2f);
+  }
+  for (size_t m = 0; m < LADE_COUNT(wide_models); m++)
+    model_compare(&wide_models[m], 0.1f);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(double_gradients_are_central_differences_of_the_loss),
+      cmocka_unit_test(gradients_do_not_depend_on_how_the_batch_is_cut),
+      cmocka_unit_test(gradients_are_the_same_bits_again_and_on_any_number_of_threads),
+      cmocka_unit_test(gradients_of_every_type_and_level_equal_the_double_ones),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The cost model: which ops share a measurement, the roofline's time, and that a plan gets a price for everything. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "base/cpu.h"
+#include "machine/cost.h"
+
+static struct lade_graph *graph_make(const char *preset, enum lade_dtype dtype, int64_t batch, float dropout)
+{
+  struct lade_cpu cpu = {0};
+  struct lade_kernels kernels;
+  struct lade_model model;
+  struct lade_graph *graph;
+  lade_kernels_init(&kernels, &cpu);
+  assert_int_equal(lade_model_preset(preset, &model, NULL), 0);
+  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = dtype, .batch = batch,
+                                     .seq_len = 64, .dropout = dropout, .kernels = &kernels, .n_threads = 1};
+  assert_int_equal(lade_graph_create(&params, NULL, &graph), 0);
+  return graph;
+}
+
+static void machine_make(struct lade_cost *cost, const char *preset)
+{
+  struct lade_machine machine;
+  assert_int_equal(lade_machine_preset(preset, NULL, &machine), 0);
+  lade_cost_init(cost, &machine);
+}
+
+static int distinct_keys(const struct lade_graph *graph)
+{
+  int n = 0;
+  for (int i = 0; i < graph->n_ops; i++) {
+    bool is_first = true;
+    for (int j = 0; j < i && is_first; j++)
+      is_first = lade_cost_op_key(graph, j) != lade_cost_op_key(graph, i);
+    n += is_first;
+  }
+  return n;
+}
+
+static void equal_ops_of_all_layers_share_one_key(void **state)
+{
+  struct lade_graph *nano = graph_make("nano", LADE_F32, 2, 0);
+  struct lade_model deeper = nano->model;
+  deeper.layers = 9;
+  struct lade_cpu cpu = {0};
+  struct lade_kernels kernels;
+  lade_kernels_init(&kernels, &cpu);
+  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &deeper, .dtype = LADE_F32, .batch = 2,
+                                     .seq_len = 64, .kernels = &kernels, .n_threads = 1};
+  struct lade_graph *graph;
+  assert_int_equal(lade_graph_create(&params, NULL, &graph), 0);
+  assert_true(graph->n_ops > nano->n_ops);
+  assert_int_equal(distinct_keys(graph), distinct_keys(nano));
+  lade_graph_destroy(graph);
+  lade_graph_destroy(nano);
+}
+
+static void another_type_shape_or_dropout_is_another_key(void **state)
+{
+  struct lade_graph *base = graph_make("nano", LADE_F32, 2, 0), *type = graph_make("nano", LADE_BF16, 2, 0);
+  struct lade_graph *shape = graph_make("nano", LADE_F32, 3, 0), *drop = graph_make("nano", LADE_F32, 2, 0.1f);
+  int n_dropout = 0;
+  for (int op = 0; op < base->n_ops; op++) {
+    assert_true(lade_cost_op_key(base, op) != lade_cost_op_key(type, op));
+    assert_true(lade_cost_op_key(base, op) != lade_cost_op_key(shape, op));
+  }
+  for (int op = 0; op < drop->n_ops; op++) {
+    if (drop->ops[op].attr.dropout == 0)
+      continue;
+    uint64_t key = lade_cost_op_key(drop, op);
+    drop->ops[op].attr.dropout = 0;
+    assert_true(lade_cost_op_key(drop, op) != key);
+    n_dropout++;
+  }
+  assert_true(n_dropout > 0);
+  lade_graph_destroy(base);
+  lade_graph_destroy(type);
+  lade_graph_destroy(shape);
+  lade_graph_destroy(drop);
+}
+
+static void a_measured_op_costs_what_was_measured(void **state)
+{
+  struct lade_cost cost;
+  machine_make(&cost, "laptop-8c");
+  struct lade_graph *graph = graph_make("nano", LADE_F32, 2, 0);
+  for (int op = graph->n_ops - 1; op >= 0; op--)
+    assert_int_equal(lade_cost_set(&cost, lade_cost_op_key(graph, op), 1000 + op), 0);
+  assert_int_equal(cost.n_ops, distinct_keys(graph));
+  for (int i = 1; i < cost.n_ops; i++)
+    assert_true(cost.ops[i - 1].key < cost.ops[i].key);
+  int64_t ns;
+  assert_true(lade_cost_find(&cost, lade_cost_op_key(graph, 0), &ns));
+  assert_int_equal(ns, 1000); /* the last one set of that key was op 0 */
+  assert_int_equal(lade_cost_op_ns(&cost, graph, 0), 1000 + (int64_t)cost.machine.launch_ns);
+  assert_false(lade_cost_find(&cost, ~UINT64_C(0), &ns));
+  lade_graph_destroy(graph);
+  lade_cost_finish(&cost);
+}
+
+static void a_roofline_is_bound_by_flops_or_by_bytes(void **state)
+{
+  struct lade_cost cost;
+  machine_make(&cost, "laptop-8c");
+  struct lade_graph *graph = graph_make("baby", LADE_BF16, 2, 0);
+  for (int op = 0; op < graph->n_ops; op++) {
+    double least_s = graph->ops[op].bytes / cost.machine.device_bytes_per_s;
+    int64_t ns = lade_cost_op_ns(&cost, graph, op);
+    assert_true((double)ns >= least_s * 1e9);
+    if (graph->ops[op].kind == LADE_OP_MATMUL) {
+      struct lade_cost faster = cost;
+      faster.machine.matmul_flops_per_s[LADE_BF16] *= 2;
+      assert_true(lade_cost_op_ns(&faster, graph, op) < ns);
+      faster.machine.matmul_flops_per_s[LADE_BF16] = 0; /* unknown: the rate of FP32 is used */
+      faster.machine.matmul_flops_per_s[LADE_F32] = cost.machine.matmul_flops_per_s[LADE_BF16];
+      assert_int_equal(lade_cost_op_ns(&faster, graph, op), ns);
+    }
+  }
+  lade_graph_destroy(graph);
+}
+
+static void copies_take_latency_and_bytes(void **state)
+{
+  struct lade_cost cost;
+  machine_make(&cost, "h100-80g");
+  cost.machine.to_host = (struct lade_link){1000000000, 5000};
+  assert_int_equal(lade_cost_to_host_ns(&cost, 1000000), 5000 + 1000000);
+  cost.machine.store = (struct lade_machine_store){
+      .bytes = 1 << 30, .read_bytes_per_s = 4e9, .write_bytes_per_s = 2e9, .total_bytes_per_s = 5e9, .latency_ns = 100};
+  assert_int_equal(lade_cost_read_ns(&cost, 4000), 100 + 1000);
+  assert_int_equal(lade_cost_write_ns(&cost, 4000), 100 + 2000);
+  assert_int_equal(lade_cost_read_write_ns(&cost, 8000, 4000), 100 + 2400); /* the drive's own limit binds */
+}
+
+/* The five points of a drive's curve, time linear between them, and the three rates if a point is missing. */
+static void mixes_go_along_the_curve_of_the_drive(void **state)
+{
+  struct lade_cost cost;
+  machine_make(&cost, "h100-80g");
+  cost.machine.store = (struct lade_machine_store){
+      .bytes = 1 << 30, .read_bytes_per_s = 4e9, .write_bytes_per_s = 1e9, .total_bytes_per_s = 2e9,
+      .total_mostly_writes_bytes_per_s = 1.25e9, .total_mostly_reads_bytes_per_s = 2.5e9};
+  static const struct {
+    uint64_t read, write;
+    int64_t ns;
+  } mixes[] = {{0, 8000, 8000}, {1000, 7000, 7200}, {2000, 6000, 6400}, {3000, 5000, 5200},
+               {4000, 4000, 4000}, {5000, 3000, 3600}, {6000, 2000, 3200}, {8000, 0, 2000}};
+  for (size_t i = 0; i < LADE_COUNT(mixes); i++) { /* to the nanosecond to which doubles are rounded up */
+    int64_t ns = lade_cost_read_write_ns(&cost, mixes[i].read, mixes[i].write);
+    assert_in_range(ns, mixes[i].ns, mixes[i].ns + 1);
+  }
+  cost.machine.store.total_mostly_writes_bytes_per_s = 0; /* its writes bind: 6000 at 1 GB/s */
+  assert_in_range(lade_cost_read_write_ns(&cost, 2000, 6000), 6000, 6001);
+  assert_in_range(lade_cost_read_write_ns(&cost, 6000, 2000), 3200, 3201);
+  cost.machine.store.total_mostly_reads_bytes_per_s = 0; /* both together bind */
+  assert_in_range(lade_cost_read_write_ns(&cost, 6000, 2000), 4000, 4001);
+}
+
+static void adamw_moves_what_its_types_say(void **state)
+{
+  int read, written;
+  struct lade_adamw_args form = {.dtype = LADE_BF16, .grad_dtype = LADE_F32};
+  lade_cost_adamw_bytes(&form, &read, &written);
+  assert_int_equal(read, 2 + 2 + 4 + 4 + 4);
+  assert_int_equal(written, 2 + 2 + 4 + 4);
+  form.moments = LADE_MOMENTS_8BIT;
+  form.master = LADE_MASTER_24BIT;
+  lade_cost_adamw_bytes(&form, &read, &written);
+  assert_int_equal(written, 2 + 1 + 1 + 1);
+  form = (struct lade_adamw_args){.dtype = LADE_F32, .grad_dtype = LADE_F32};
+  lade_cost_adamw_bytes(&form, &read, &written);
+  assert_int_equal(read, 16);
+  form = (struct lade_adamw_args){.dtype = LADE_F16, .grad_dtype = LADE_BF16};
+  lade_cost_adamw_bytes(&form, &read, &written);
+  assert_int_equal(written, 2 + 4 + 4 + 4);
+  assert_int_equal(read, written + 2);
+}
+
+static void an_update_costs_more_the_further_its_state_is(void **state)
+{
+  struct lade_cost cost;
+  machine_make(&cost, "h100-80g");
+  struct lade_adamw_args form = {.dtype = LADE_BF16, .grad_dtype = LADE_F32, .n_elements = 100 << 20};
+  int64_t device = lade_cost_adamw_ns(&cost, &form, false);
+  int64_t host = lade_cost_adamw_ns(&cost, &form, true);
+  int64_t near = lade_cost_adamw_store_ns(&cost, &form, false), store = lade_cost_adamw_store_ns(&cost, &form, true);
+  assert_true(device < host && host < near && near < store);
+  int64_t edge = lade_cost_stream_edge_ns(&cost, &form, true);
+  assert_true(edge > 0 && edge < store / 100); /* a window at each end */
+  form.n_elements = 1000;
+  assert_true(lade_cost_stream_edge_ns(&cost, &form, true) < edge);
+}
+
+/* Whatever the bytes of an element, a window takes about the same time, in whole grains. */
+static void windows_are_cut_by_bytes(void **state)
+{
+  struct lade_cost cost;
+  machine_make(&cost, "h100-80g");
+  struct lade_streaming how = lade_cost_streaming(&cost);
+  assert_int_equal(how.window_bytes, 3 << 19); /* of no particular drive */
+  assert_int_equal(how.n_windows, 6);
+  for (size_t bytes = 3; bytes <= 12; bytes++) {
+    int64_t n = lade_stream_window_elements(&how, bytes);
+    assert_int_equal(n % LADE_STREAM_GRAIN, 0);
+    assert_true((uint64_t)n * bytes <= how.window_bytes);
+    assert_true((uint64_t)(n + LADE_STREAM_GRAIN) * bytes > how.window_bytes);
+  }
+  cost.machine.store.window_bytes = 1; /* too few for a grain */
+  cost.machine.store.n_windows = 2;
+  how = lade_cost_streaming(&cost);
+  assert_int_equal(how.n_windows, 2);
+  assert_int_equal(lade_stream_window_elements(&how, 10), LADE_STREAM_GRAIN);
+}
+
+static void every_part_of_a_step_has_a_price(void **state)
+{
+  static const char *const machines[] = {"h100-80g", "laptop-8c"};
+  struct lade_graph *graph = graph_make("nano", LADE_BF16, 2, 0);
+  for (size_t i = 0; i < LADE_COUNT(machines); i++) {
+    struct lade_cost cost;
+    struct lade_prices prices;
+    machine_make(&cost, machines[i]);
+    cost.machine.store.bytes = 0; /* an absent store is never the cheapest */
+    cost.machine.store.n_windows = 4;
+    assert_int_equal(lade_cost_prices(&cost, graph, &prices), 0);
+    /* as measured on the drive */
+    assert_true(prices.streaming.n_windows == 4 && prices.streaming.window_bytes == 3 << 19);
+    for (int op = 0; op < graph->n_ops; op++)
+      assert_int_equal(prices.op_ns[op], lade_cost_op_ns(&cost, graph, op));
+    for (int p = 0; p < graph->n_params; p++) {
+      assert_true(prices.grad_sumsq_ns[p] > 0);
+      assert_true(prices.update_ns[LADE_TIER_DEVICE][p] > 0 && prices.update_ns[LADE_TIER_HOST][p] > 0);
+      assert_true(prices.update_ns[LADE_TIER_STORE][p] > 1000 * prices.update_ns[LADE_TIER_HOST][p]);
+    }
+    assert_true(prices.clip_ns > 0 && prices.read.ns_per_byte > prices.to_host.ns_per_byte);
+    assert_true((prices.n_cores > 0) == cost.machine.is_unified);
+    lade_prices_finish(&prices);
+  }
+  lade_graph_destroy(graph);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(equal_ops_of_all_layers_share_one_key),
+      cmocka_unit_test(another_type_shape_or_dropout_is_another_key),
+      cmocka_unit_test(a_measured_op_costs_what_was_measured),
+      cmocka_unit_test(a_roofline_is_bound_by_flops_or_by_bytes),
+      cmocka_unit_test(copies_take_latency_and_bytes),
+      cmocka_unit_test(mixes_go_along_the_curve_of_the_drive),
+      cmocka_unit_test(adamw_moves_what_its_types_say),
+      cmocka_unit_test(an_update_costs_more_the_further_its_state_is),
+      cmocka_unit_test(windows_are_cut_by_bytes),
+      cmocka_unit_test(every_part_of_a_step_has_a_price),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

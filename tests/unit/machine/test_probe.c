@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The probe measures every figure that a plan needs, caches it, and rejects a damaged cache. No figure is judged. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "base/faults.h"
+#include "base/cpu.h"
+#include "base/file.h"
+#include "machine/probe.h"
+
+static char directory[64];
+static struct lade_kernels kernels;
+static lade_pool *pool;
+static struct lade_graph *graph;
+
+static struct lade_probe_params params_make(void)
+{
+  return (struct lade_probe_params){.struct_size = sizeof(struct lade_probe_params), .kernels = &kernels,
+                                    .pool = pool, .graph = graph, .cache_dir = directory};
+}
+
+/* Return the only file in the cache @where. */
+static const char *file_of(const char *where)
+{
+  static char path[512];
+  path[0] = 0;
+  DIR *dir = opendir(where);
+  assert_non_null(dir);
+  for (struct dirent *entry; (entry = readdir(dir));) {
+    if (entry->d_name[0] == '.')
+      continue;
+    assert_true(path[0] == 0);
+    snprintf(path, sizeof(path), "%s/%s", where, entry->d_name);
+  }
+  closedir(dir);
+  return path;
+}
+
+static const char *cache_file(void)
+{
+  return file_of(directory);
+}
+
+static void costs_are_equal(const struct lade_cost *a, const struct lade_cost *b)
+{
+  assert_int_equal(a->n_ops, b->n_ops);
+  for (int i = 0; i < a->n_ops; i++)
+    assert_true(a->ops[i].key == b->ops[i].key && a->ops[i].ns == b->ops[i].ns);
+  assert_true(a->machine.host_bytes_per_s == b->machine.host_bytes_per_s);
+  assert_true(a->machine.launch_ns == b->machine.launch_ns);
+  assert_memory_equal(&a->machine.to_host, &b->machine.to_host, sizeof(a->machine.to_host));
+  assert_true(a->sum_squares_bytes_per_s == b->sum_squares_bytes_per_s);
+}
+
+static void everything_that_a_plan_asks_is_measured(void **state)
+{
+  struct lade_probe_params params = params_make();
+  struct lade_cost cost;
+  int64_t ns;
+  params.skip_cache = true;
+  assert_int_equal(lade_probe(&params, NULL, &cost), 0);
+  assert_int_equal(lade_machine_check(&cost.machine, "probe", NULL), 0);
+  assert_true(cost.machine.is_unified);
+  assert_int_equal(cost.machine.n_cores, lade_pool_n_threads(pool));
+  assert_true(cost.machine.matmul_flops_per_s[graph->dtype] > 0);
+  assert_true(cost.sum_squares_bytes_per_s > 0);
+  for (int op = 0; op < graph->n_ops; op++) {
+    assert_true(lade_cost_find(&cost, lade_cost_op_key(graph, op), &ns));
+    assert_true(ns > 0);
+  }
+  assert_string_equal(cache_file(), "");
+  lade_cost_finish(&cost);
+}
+
+static void a_second_probe_remembers_the_first(void **state)
+{
+  struct lade_probe_params params = params_make();
+  struct lade_cost first, second;
+  assert_int_equal(lade_probe(&params, NULL, &first), 0);
+  assert_int_equal(lade_probe(&params, NULL, &second), 0);
+  costs_are_equal(&first, &second);
+  assert_true(second.n_ops > 0);
+  lade_cost_finish(&first);
+  lade_cost_finish(&second);
+}
+
+/* Write @text over the cache, and check that the probe measures anew and repairs it. */
+static void damage_is_repaired(const char *text, size_t bytes)
+{
+  struct lade_probe_params params = params_make();
+  struct lade_cost cost, again;
+  assert_int_equal(lade_file_replace(cache_file(), text, bytes, NULL), 0);
+  assert_int_equal(lade_probe(&params, NULL, &cost), 0);
+  assert_int_equal(lade_probe(&params, NULL, &again), 0);
+  costs_are_equal(&cost, &again);
+  assert_true(cost.n_ops > 0 && cost.machine.launch_ns > 0);
+  lade_cost_finish(&cost);
+  lade_cost_finish(&again);
+}
+
+static void a_damaged_cache_is_ignored_and_replaced(void **state)
+{
+  struct lade_probe_params params = params_make();
+  struct lade_cost cost;
+  assert_int_equal(lade_probe(&params, NULL, &cost), 0);
+  lade_cost_finish(&cost);
+  char *text;
+  size_t bytes;
+  assert_int_equal(lade_file_load(cache_file(), 1 << 20, NULL, &text, &bytes), 0);
+  damage_is_repaired(text, bytes / 2);
+  char *ops = strstr(text, "\"ops\"");
+  assert_non_null(ops);
+  char *digit = strstr(ops, ": ");
+  char *value = strstr(digit + 1, ": ");
+  assert_non_null(value);
+  value[2] = '-'; /* a negative time */
+  damage_is_repaired(text, bytes);
+  char *format = strstr(text, "\"format\": 4");
+  assert_non_null(format);
+  format[10] = '9';
+  damage_is_repaired(text, bytes);
+  free(text);
+}
+
+/* A kill between creation and rename of a temporary file leaves it; the next write of the cache removes it. */
+static void what_a_killed_probe_left_goes_with_the_next_save(void **state)
+{
+  struct lade_probe_params params = params_make();
+  struct lade_cost cost;
+  const struct timespec old[2] = {{.tv_sec = 1}, {.tv_sec = 1}};
+  char left[600];
+  params.graph = NULL;
+  assert_int_equal(lade_probe(&params, NULL, &cost), 0);
+  lade_cost_finish(&cost);
+  char *path = strdup(cache_file());
+  snprintf(left, sizeof(left), "%s/.%s.tmp-QwErTy", directory, strrchr(path, '/') + 1);
+  FILE *file = fopen(left, "w");
+  assert_non_null(file);
+  assert_int_equal(fclose(file), 0);
+  assert_int_equal(utimensat(AT_FDCWD, left, old, 0), 0);
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(lade_probe(&params, NULL, &cost), 0);
+  lade_cost_finish(&cost);
+  assert_int_equal(access(path, F_OK), 0);
+  assert_int_equal(access(left, F_OK), -1);
+  free(path);
+}
+
+static void no_place_for_a_cache_is_no_error(void **state)
+{
+  struct lade_probe_params params = params_make();
+  struct lade_cost cost;
+  params.graph = NULL;
+  params.cache_dir = "/proc/no/such/place";
+  assert_int_equal(lade_probe(&params, NULL, &cost), 0);
+  assert_int_equal(cost.n_ops, 0);
+  assert_true(cost.machine.matmul_flops_per_s[LADE_BF16] > 0);
+  lade_cost_finish(&cost);
+}
+
+static void a_link_of_another_user_does_not_lead_the_cache(void **state)
+{
+  char victim[96], link[96];
+  struct lade_probe_params params = params_make();
+  struct lade_cost cost;
+  if (geteuid() != 0)
+    skip(); /* only root can make a link of another user */
+  snprintf(victim, sizeof(victim), "%s.victim", directory);
+  snprintf(link, sizeof(link), "%s.link", directory);
+  assert_int_equal(mkdir(victim, 0700), 0);
+  assert_int_equal(symlink(victim, link), 0);
+  assert_int_equal(lchown(link, 65534, 65534), 0);
+  params.graph = NULL;
+  params.cache_dir = link;
+  assert_int_equal(lade_probe(&params, NULL, &cost), 0);
+  lade_cost_finish(&cost);
+  assert_int_equal(unlink(link), 0);
+  assert_int_equal(rmdir(victim), 0); /* empty */
+}
+
+static void a_store_is_measured_and_kept_by_its_directory(void **state)
+{
+  char dir[96];
+  snprintf(dir, sizeof(dir), "%s.store", directory);
+  assert_int_equal(mkdir(dir, 0700), 0);
+  struct lade_store_params store = {.struct_size = sizeof(store), .dir = dir, .capacity_bytes = 1 << 20,
+                                    .allow_tmpfs = true, .allow_buffered = true};
+  struct lade_probe_params params = params_make();
+  struct lade_cost first, second;
+  params.graph = NULL;
+  params.store = &store;
+  struct lade_error error = {0};
+  assert_int_equal(lade_probe(&params, &error, &first), 0);
+  assert_int_equal(first.machine.store.bytes, 1 << 20);
+  assert_int_equal(lade_machine_check(&first.machine, "probe", NULL), 0);
+  assert_int_equal(lade_probe(&params, NULL, &second), 0);
+  assert_memory_equal(&first.machine.store, &second.machine.store, sizeof(first.machine.store));
+  assert_true(lade_cost_read_ns(&first, 1 << 20) > 0);
+  const struct lade_machine_store *rates = &first.machine.store; /* three of them, or all five of a faster drive */
+  const bool has_five = rates->total_mostly_reads_bytes_per_s > 0;
+  assert_int_equal(rates->total_mostly_writes_bytes_per_s > 0, has_five);
+  assert_true(has_five || rates->total_bytes_per_s < 4.2e8); /* 32 MiB in 80 ms */
+  assert_true(first.machine.store.piece_bytes && first.machine.store.n_pieces && first.machine.store.window_bytes &&
+              first.machine.store.n_windows);
+  lade_cost_finish(&second);
+  store.dir = "/tmp"; /* another directory on the same drive: nothing is measured again */
+  assert_int_equal(lade_probe(&params, NULL, &second), 0);
+  assert_memory_equal(&first.machine.store, &second.machine.store, sizeof(first.machine.store));
+  lade_cost_finish(&first);
+  lade_cost_finish(&second);
+  store.dir = dir;
+  assert_int_equal(rmdir(dir), 0); /* it is empty */
+  assert_int_equal(lade_probe(&params, &error, &first), -ENOENT);
+  assert_non_null(strstr(error.text, dir));
+}
+
+/* A list of directories is not a path, and a single one of them is measured differently. */
+static void several_directories_are_a_store_with_room(void **state)
+{
+  char dirs[192], first[96], second[96];
+  snprintf(first, sizeof(first), "%s.one", directory);
+  snprintf(second, sizeof(second), "%s.two,", directory);
+  snprintf(dirs, sizeof(dirs), "%s,%s,", first, second);
+  assert_int_equal(mkdir(first, 0700), 0);
+  assert_int_equal(mkdir(second, 0700), 0);
+  struct lade_store_params store = {.struct_size = sizeof(store), .dir = dirs, .allow_tmpfs = true,
+                                    .allow_buffered = true};
+  struct lade_probe_params params = params_make();
+  struct lade_error error = {0};
+  struct lade_cost measured, kept, alone;
+  params.graph = NULL;
+  params.store = &store;
+  if (lade_probe(&params, &error, &measured))
+    fail_msg("%s", error.text);
+  assert_true(measured.machine.store.bytes > 0);
+  assert_true(measured.machine.store.read_bytes_per_s > 0 && lade_cost_read_ns(&measured, 1 << 20) > 0);
+  assert_int_equal(measured.machine.store.n_pieces, 0); /* the store balances several; they are not tuned */
+  assert_int_equal(lade_probe(&params, NULL, &kept), 0);
+  kept.machine.store.bytes = measured.machine.store.bytes; /* free space at this moment */
+  assert_memory_equal(&kept.machine.store, &measured.machine.store, sizeof(kept.machine.store));
+  store.dir = first;
+  assert_int_equal(lade_probe(&params, NULL, &alone), 0);
+  assert_true(alone.machine.store.n_pieces > 0);
+  lade_cost_finish(&measured);
+  lade_cost_finish(&kept);
+  lade_cost_finish(&alone);
+  assert_int_equal(rmdir(first), 0);
+  assert_int_equal(rmdir(second), 0);
+}
+
+/*
+ * A run may fit into less space than the probe's 64 MiB. The next run may have more space, so only values that do not
+ * depend on the drive are cached.
+ */
+static void a_drive_is_measured_in_the_room_that_it_has(void **state)
+{
+  struct lade_faults faults;
+  struct lade_store_params store = {.struct_size = sizeof(store), .dir = directory, .faults = &faults,
+                                    .allow_tmpfs = true, .allow_buffered = true};
+  struct lade_probe_params params = params_make();
+  struct lade_cost cost;
+  struct lade_error error = {0};
+  char cache[96], *text;
+  size_t bytes;
+  snprintf(cache, sizeof(cache), "%s.cache", directory);
+  params.graph = NULL;
+  params.store = &store;
+  params.cache_dir = cache;
+  lade_faults_init(&faults);
+  lade_faults_arm(&faults, LADE_FAULT_FILE_WRITE, 2, false, -ENOSPC); /* behind the first trial: the allocation */
+  if (lade_probe(&params, &error, &cost))
+    fail_msg("%s", error.text);
+  assert_int_equal(lade_faults_injected(&faults), 1);
+  assert_true(cost.machine.store.write_bytes_per_s > 0 && cost.machine.store.read_bytes_per_s > 0);
+  assert_int_equal(cost.machine.store.window_bytes, 0); /* not tuned: the defaults */
+  lade_cost_finish(&cost);
+  assert_int_equal(lade_file_load(file_of(cache), 1 << 20, NULL, &text, &bytes), 0);
+  assert_non_null(strstr(text, "sum_squares"));
+  assert_null(strstr(text, directory));
+  free(text);
+  assert_int_equal(unlink(file_of(cache)), 0);
+  assert_int_equal(rmdir(cache), 0);
+}
+
+static int setup(void **state)
+{
+  struct lade_cpu cpu = lade_cpu_get();
+  struct lade_model model;
+  lade_kernels_init(&kernels, &cpu);
+  snprintf(directory, sizeof(directory), "/tmp/lade-probe-XXXXXX");
+  if (!mkdtemp(directory) || lade_pool_create(2, &pool) || lade_model_preset("nano", &model, NULL))
+    return -1;
+  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_BF16, .batch = 2,
+                                     .seq_len = 32, .dropout = 0.1f, .kernels = &kernels, .n_threads = 2};
+  return lade_graph_create(&params, NULL, &graph);
+}
+
+static int teardown(void **state)
+{
+  char command[128];
+  lade_graph_destroy(graph);
+  lade_pool_destroy(pool);
+  snprintf(command, sizeof(command), "rm -rf %s", directory);
+  return system(command);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(everything_that_a_plan_asks_is_measured),
+      cmocka_unit_test(a_second_probe_remembers_the_first),
+      cmocka_unit_test(a_damaged_cache_is_ignored_and_replaced),
+      cmocka_unit_test(what_a_killed_probe_left_goes_with_the_next_save),
+      cmocka_unit_test(no_place_for_a_cache_is_no_error),
+      cmocka_unit_test(a_link_of_another_user_does_not_lead_the_cache),
+      cmocka_unit_test(a_store_is_measured_and_kept_by_its_directory),
+      cmocka_unit_test(several_directories_are_a_store_with_room),
+      cmocka_unit_test(a_drive_is_measured_in_the_room_that_it_has),
+  };
+  return cmocka_run_group_tests(tests, setup, teardown);
+}

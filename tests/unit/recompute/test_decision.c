@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Decisions that go from one rank to the others of its stage. The others build the same programs that their own search
+ * would give. Bytes that are not a decision for them are refused. Ranks that would decide otherwise are told apart.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "recompute/decision.h"
+#include "tests/support/names.h"
+#include "tests/support/program_fixture.h"
+
+#define PLENTY (UINT64_C(1) << 32)
+
+/* A planner of one rank, with the objects that it borrows. */
+struct desk {
+  struct lade_graph *graph;
+  struct lade_prices prices;
+  struct lade_layout layout;
+  struct lade_plan_params params;
+  lade_planner *planner;
+  struct lade_plan_bounds bounds;
+};
+
+static void desk_open(struct desk *desk, const struct lade_layout_params *how, int rank)
+{
+  struct lade_error error = {0};
+  *desk = (struct desk){.graph = program_fixture_graph(LADE_LLAMA, LADE_BF16, 0)};
+  assert_int_equal(lade_layout_init(how, &error, &desk->layout), 0);
+  desk->layout.rank = rank;
+  desk->prices = program_fixture_prices(desk->graph);
+  for (int axis = 0; axis < LADE_N_AXES; axis++)
+    desk->prices.comm[axis] = (struct lade_transfer_price){8000, 0.05};
+  desk->params = (struct lade_plan_params){.struct_size = sizeof(desk->params), .graph = desk->graph,
+                                           .layout = &desk->layout, .prices = &desk->prices, .n_microbatches = 4,
+                                           .chunk_bytes = 65536, .host_bytes = PLENTY};
+  assert_int_equal(lade_planner_create(&desk->params, &error, &desk->planner), 0);
+  assert_int_equal(lade_planner_get_bounds(desk->planner, &desk->bounds), 0);
+}
+
+static void desk_close(struct desk *desk)
+{
+  lade_planner_destroy(desk->planner);
+  program_fixture_prices_finish(&desk->prices);
+  lade_graph_destroy(desk->graph);
+}
+
+static struct lade_plan *plan_get(const struct desk *desk, uint64_t budget_bytes)
+{
+  struct lade_error error = {0};
+  struct lade_plan *plan = NULL;
+  assert_int_equal(lade_planner_plan(desk->planner, budget_bytes, &error, &plan), 0);
+  return plan;
+}
+
+/* Open a planner for the tests of bytes. */
+static int desk_setup(void **state)
+{
+  static struct desk desk;
+  const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = 2, .zero = 1};
+  desk_open(&desk, &how, 0);
+  *state = &desk;
+  return 0;
+}
+
+static int desk_teardown(void **state)
+{
+  desk_close(*state);
+  return 0;
+}
+
+/* Serialise @desk's decision for @plan, as other ranks get it. */
+static void decision_send(const struct desk *desk, const struct lade_plan *plan, void **ret_data, uint64_t *ret_bytes)
+{
+  struct lade_error error = {0};
+  struct lade_decision decision = {.residency = plan->residency, .bounds = desk->bounds,
+                                   .streaming = desk->prices.streaming};
+  memcpy(decision.peak_bytes, plan->peak_bytes, sizeof(decision.peak_bytes));
+  assert_int_equal(lade_decision_write(&decision, &error, ret_data, ret_bytes), 0);
+}
+
+static bool instrs_equal(const struct lade_instr *a, const struct lade_instr *b)
+{
+  return memcmp(a, b, offsetof(struct lade_instr, waits) + sizeof(a->waits)) == 0 && a->predicted_ns == b->predicted_ns;
+}
+
+static bool operands_equal(const struct lade_operand *a, const struct lade_operand *b)
+{
+  return a->buffer == b->buffer && a->access == b->access && a->role == b->role && a->offset == b->offset &&
+         a->bytes == b->bytes && memcmp(&a->reads, &b->reads, sizeof(a->reads)) == 0 &&
+         memcmp(&a->makes, &b->makes, sizeof(a->makes)) == 0;
+}
+
+static bool buffers_equal(const struct lade_buffer *a, const struct lade_buffer *b)
+{
+  return a->space == b->space && a->owner == b->owner && a->bytes == b->bytes && a->offset == b->offset &&
+         a->first == b->first && a->last == b->last && a->is_resident == b->is_resident;
+}
+
+/* Compare all fields, without the padding between them. */
+static void assert_same_program(const struct lade_program *program, const struct lade_program *other)
+{
+  assert_int_equal(program->n_instrs, other->n_instrs);
+  assert_int_equal(program->n_operands, other->n_operands);
+  assert_int_equal(program->n_buffers, other->n_buffers);
+  for (int i = 0; i < program->n_instrs; i++)
+    assert_true(instrs_equal(&program->instrs[i], &other->instrs[i]));
+  for (int i = 0; i < program->n_operands; i++)
+    assert_true(operands_equal(&program->operands[i], &other->operands[i]));
+  for (int i = 0; i < program->n_buffers; i++)
+    assert_true(buffers_equal(&program->buffers[i], &other->buffers[i]));
+  assert_memory_equal(program->peak_bytes, other->peak_bytes, sizeof(program->peak_bytes));
+  assert_int_equal(program->predicted_ns, other->predicted_ns);
+}
+
+/* Followers run no search, and get the search's own answer for their rank to the byte, in every budget. */
+static void ranks_of_a_stage_follow_the_first(void **state)
+{
+  const struct lade_layout_params hows[] = {
+      {.struct_size = sizeof(hows[0]), .dp = 4, .zero = LADE_ZERO_MOST},
+      {.struct_size = sizeof(hows[0]), .dp = 4, .zero = 2, .shard = 2},
+      {.struct_size = sizeof(hows[0]), .dp = 4}};
+  struct lade_error error = {0};
+  for (size_t i = 0; i < LADE_COUNT(hows); i++) {
+    struct desk desks[2];
+    desk_open(&desks[0], &hows[i], 0);
+    desk_open(&desks[1], &hows[i], 3);
+    const struct lade_plan_bounds *bounds = &desks[0].bounds;
+    const uint64_t budgets[] = {bounds->min_bytes, (bounds->min_bytes + bounds->unconstrained_bytes) / 2, PLENTY};
+    for (size_t k = 0; k < LADE_COUNT(budgets); k++) {
+      struct lade_plan *decided = plan_get(&desks[0], budgets[k]), *searched = plan_get(&desks[1], budgets[k]), *plan;
+      struct lade_decision decision;
+      void *data;
+      uint64_t bytes;
+      decision_send(&desks[0], decided, &data, &bytes);
+      assert_int_equal(lade_decision_read(data, bytes, desks[1].graph, &error, &decision), 0);
+      assert_memory_equal(&decision.bounds.min_bytes, &bounds->min_bytes, sizeof(bounds->min_bytes));
+      assert_int_equal(lade_plan_follow(&desks[1].params, &decision, budgets[k], &error, &plan), 0);
+      assert_true(plan->train->is_proved && plan->eval->is_proved && plan->peak_bytes[LADE_DEVICE] <= budgets[k]);
+      assert_int_equal(lade_plan_compare(decided, plan, &error), 0);
+      assert_same_program(plan->train, searched->train);
+      assert_same_program(plan->eval, searched->eval);
+      lade_plan_destroy(plan);
+      decision.peak_bytes[LADE_DEVICE] /= 2;
+      assert_int_equal(lade_plan_follow(&desks[1].params, &decision, budgets[k], &error, &plan), -EINVAL);
+      assert_names(error.text, "rank", "stage");
+      lade_decision_finish(&decision);
+      free(data);
+      lade_plan_destroy(searched);
+      lade_plan_destroy(decided);
+    }
+    desk_close(&desks[1]);
+    desk_close(&desks[0]);
+  }
+}
+
+/* A decision that is cut, longer, of another graph, or has any bit flipped is refused, and nothing leaks. */
+static void a_decision_that_is_not_whole_is_refused(void **state)
+{
+  const struct desk *desk = *state;
+  struct lade_plan *plan = plan_get(desk, desk->bounds.min_bytes);
+  struct lade_graph *other = program_fixture_graph(LADE_GPT2, LADE_BF16, 0);
+  struct lade_decision decision;
+  struct lade_error error = {0};
+  uint64_t bytes;
+  void *data;
+  decision_send(desk, plan, &data, &bytes);
+  unsigned char *longer = calloc(bytes + 1, 1), *turned = data;
+  assert_non_null(longer);
+  memcpy(longer, data, bytes);
+  for (uint64_t n = 0; n < bytes; n++) {
+    void *part = malloc(n + 1); /* of that size, so that a read past it is detected */
+    memcpy(part, data, n);
+    assert_int_equal(lade_decision_read(part, n, desk->graph, &error, &decision), -EBADMSG);
+    free(part);
+  }
+  assert_int_equal(lade_decision_read(longer, bytes + 1, desk->graph, &error, &decision), -EBADMSG);
+  for (uint64_t bit = 0; bit < 8 * bytes; bit++) {
+    turned[bit / 8] ^= (unsigned char)(1u << bit % 8);
+    const int status = lade_decision_read(data, bytes, desk->graph, &error, &decision);
+    assert_true(status == -EINVAL || status == -EBADMSG);
+    assert_true(*error.text);
+    turned[bit / 8] ^= (unsigned char)(1u << bit % 8);
+  }
+  assert_int_equal(lade_decision_read(data, bytes, other, &error, &decision), -EINVAL);
+  assert_names(error.text, "tensors", "parameters");
+  turned[8]++;
+  assert_int_equal(lade_decision_read(data, bytes, desk->graph, &error, &decision), -EINVAL);
+  assert_names(error.text, "version");
+  turned[8]--;
+  assert_int_equal(lade_decision_read(data, bytes, desk->graph, &error, &decision), 0);
+  lade_decision_finish(&decision);
+  lade_decision_finish(&decision);
+  free(longer);
+  free(data);
+  lade_graph_destroy(other);
+  lade_plan_destroy(plan);
+}
+
+/* Bytes with the right sum whose choice is not a residency. */
+static void a_decision_for_nothing_that_there_is_is_refused(void **state)
+{
+  const struct desk *desk = *state;
+  struct lade_plan *plan = plan_get(desk, desk->bounds.min_bytes);
+  struct lade_residency *residency = plan->residency;
+  uint8_t *const wrong[] = {&residency->choices[3].saved, &residency->choices[3].spill, &residency->state_tiers[0],
+                            &residency->weight_tiers[0]};
+  struct lade_error error = {0};
+  for (size_t i = 0; i < LADE_COUNT(wrong); i++) {
+    const uint8_t before = *wrong[i];
+    struct lade_decision decision;
+    uint64_t bytes;
+    void *data;
+    *wrong[i] = 200;
+    decision_send(desk, plan, &data, &bytes);
+    assert_int_equal(lade_decision_read(data, bytes, desk->graph, &error, &decision), -EBADMSG);
+    assert_names(error.text, "stage", "damaged");
+    *wrong[i] = before;
+    free(data);
+  }
+  lade_plan_destroy(plan);
+}
+
+/* The key covers all inputs of the search, and none of a rank's own. */
+static void who_decides_alike_has_one_key(void **state)
+{
+  const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = 4, .zero = LADE_ZERO_MOST};
+  const struct lade_change pin = {LADE_CHANGE_STATE, LADE_TIER_HOST, 0};
+  struct desk desk;
+  desk_open(&desk, &how, 0);
+  struct lade_prices prices = desk.prices;
+  struct lade_layout last = desk.layout, replicas = desk.layout;
+  const struct lade_plan_params base = desk.params;
+  struct lade_plan_params others[12];
+  for (size_t i = 0; i < LADE_COUNT(others); i++)
+    others[i] = base;
+  others[0].n_microbatches++;
+  others[1].is_unified = !base.is_unified;
+  others[2].optimizer_in_backward = !base.optimizer_in_backward;
+  others[3].chunk_bytes *= 2;
+  others[4].host_bytes++;
+  others[5].store_bytes++;
+  others[6].recipe = LADE_RECIPE_FULL;
+  others[7].overrides = &pin;
+  others[7].n_overrides = 1;
+  others[8].layout = NULL;
+  others[9].prices = &prices;
+  prices.clip_ns++;
+  replicas.zero = 0;
+  others[10].layout = &replicas;
+  struct lade_graph *graph = program_fixture_graph(LADE_GPT2, LADE_BF16, 0);
+  struct lade_prices graph_prices = program_fixture_prices(graph);
+  others[11].graph = graph;
+  others[11].prices = &graph_prices;
+  for (size_t i = 0; i < LADE_COUNT(others); i++)
+    assert_true(lade_plan_params_key(&others[i]) != lade_plan_params_key(&base));
+  struct lade_plan_params own = base;
+  own.layout = &last;
+  last.rank = 3;
+  assert_true(lade_plan_params_key(&own) == lade_plan_params_key(&base));
+  program_fixture_prices_finish(&graph_prices);
+  lade_graph_destroy(graph);
+  desk_close(&desk);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(ranks_of_a_stage_follow_the_first),
+      cmocka_unit_test(who_decides_alike_has_one_key),
+      cmocka_unit_test_setup_teardown(a_decision_that_is_not_whole_is_refused, desk_setup, desk_teardown),
+      cmocka_unit_test_setup_teardown(a_decision_for_nothing_that_there_is_is_refused, desk_setup, desk_teardown),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A session's steps. FP16's loss scale: an overflow is skipped, changes no parameter and halves the scale; many steps
+ * without one double it. Async saves hold the values of the step that requested them, however slow files are. An error
+ * of a save is returned by the next call, or between steps by a query.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <semaphore.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "run/session/session_internal.h"
+#include "tests/support/scratch.h"
+
+static int batch_fill(void *user, const struct lade_batch *batch, struct lade_error *error)
+{
+  for (int64_t i = 0; i < batch->n_rows * batch->seq; i++) {
+    batch->tokens[i] = (int32_t)((batch->number * 7 + batch->first_row * 5 + i) % 40);
+    batch->targets[i] = (int32_t)((batch->number * 7 + batch->first_row * 5 + i + 1) % 40);
+  }
+  return 0;
+}
+
+static struct lade_session_params params_make(void)
+{
+  struct lade_session_params how;
+  lade_session_defaults(&how);
+  how.layers = 2;
+  how.vocabulary = 64;
+  how.batch = 4;
+  how.micro_batch = 2;
+  how.seq_len = 16;
+  how.machine = "laptop-8c"; /* described: nothing is measured */
+  how.n_threads = 1;
+  how.batch_fn = batch_fill;
+  return how;
+}
+
+static lade_session *session_open(const struct lade_session_params *how)
+{
+  struct lade_error error = {0};
+  lade_session *session = NULL;
+  if (lade_session_open(how, &error, &session))
+    fail_msg("%s", error.text);
+  return session;
+}
+
+static lade_session *fp16_open(enum lade_dtype grad_dtype)
+{
+  struct lade_session_params how = params_make();
+  how.dtype = LADE_F16;
+  how.grad_dtype = grad_dtype;
+  return session_open(&how);
+}
+
+static uint64_t digest_of(lade_session *session)
+{
+  struct lade_error error = {0};
+  uint64_t digest = 0;
+  if (lade_session_params_digest(session, &digest, &error))
+    fail_msg("%s", error.text);
+  return digest;
+}
+
+static struct lade_step_report step_make(lade_session *session)
+{
+  struct lade_error error = {0};
+  struct lade_step_report report = {0};
+  if (lade_session_step(session, &report, &error))
+    fail_msg("%s", error.text);
+  return report;
+}
+
+static void an_overflow_is_skipped_and_halves_the_scale(void **state)
+{
+  for (int rounds = 0; rounds < 2; rounds++) {
+    lade_session *session = fp16_open(rounds ? LADE_BF16 : LADE_F32);
+    assert_true(session->state.loss_scale == 65536);
+    uint64_t before = digest_of(session);
+    session->state.loss_scale = 0x1p100;
+    session->state.good_steps = 17;
+    for (int i = 0; i < 2; i++) {
+      struct lade_step_report report = step_make(session);
+      assert_true(report.is_skipped && report.loss_scale == ldexp(1, 100 - i) && isfinite(report.loss));
+      assert_true(session->state.loss_scale == ldexp(1, 99 - i));
+      assert_int_equal(session->state.good_steps, 0);
+      assert_int_equal(session->state.step, i + 1); /* the step counts: its batch does not come again */
+      assert_true(digest_of(session) == before);
+    }
+    session->state.loss_scale = 1024;
+    struct lade_step_report report = step_make(session);
+    assert_true(!report.is_skipped && report.grad_norm > 0 && isfinite(report.grad_norm));
+    assert_int_equal(session->state.good_steps, 1);
+    assert_true(digest_of(session) != before);
+    lade_session_close(session);
+  }
+}
+
+static void many_good_steps_double_the_scale(void **state)
+{
+  lade_session *session = fp16_open(LADE_F32);
+  session->state.loss_scale = 1024;
+  session->state.good_steps = 1998;
+  step_make(session);
+  assert_true(session->state.loss_scale == 1024 && session->state.good_steps == 1999);
+  step_make(session);
+  assert_true(session->state.loss_scale == 2048 && session->state.good_steps == 0);
+  lade_session_close(session);
+}
+
+/* ---- async saves ---- */
+
+static void save(lade_session *session)
+{
+  struct lade_error error = {0};
+  if (lade_session_save(session, scratch, 0, &error))
+    fail_msg("%s", error.text);
+}
+
+static bool is_saved(const char *name)
+{
+  return access(in_scratch(name), F_OK) == 0;
+}
+
+/* Check that the checkpoint @name has parameters of @digest, and can be resumed. */
+static void saved_is(const struct lade_session_params *how, const char *name, uint64_t digest)
+{
+  struct lade_session_params again = *how;
+  again.resume = in_scratch(name);
+  again.faults = NULL;
+  lade_session *session = session_open(&again);
+  assert_true(digest_of(session) == digest);
+  step_make(session);
+  lade_session_close(session);
+}
+
+/* Block the drive's sync until the test releases it. */
+static void sync_wait(void *user, enum lade_fault_point point)
+{
+  if (point == LADE_FAULT_FILE_SYNC) {
+    sem_wait(user);
+    sem_post(user);
+  }
+}
+
+static void steps_go_on_while_a_save_is_written(void **state)
+{
+  static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
+  for (size_t i = 0; i < LADE_COUNT(dtypes); i++) {
+    struct lade_session_params how = params_make();
+    struct lade_faults faults;
+    struct lade_error error = {0};
+    sem_t gate;
+    lade_faults_init(&faults);
+    sem_init(&gate, 0, 0);
+    faults.visit = sync_wait;
+    faults.visit_user = &gate;
+    how.dtype = dtypes[i];
+    how.async_save = true;
+    how.faults = &faults;
+    lade_session *session = session_open(&how);
+    struct lade_session_info info;
+    lade_session_get_info(session, &info);
+    assert_true(info.is_async_saving && info.host_bytes >= session_saver_bytes(session));
+    step_make(session);
+    uint64_t first = digest_of(session);
+    save(session);
+    step_make(session);
+    step_make(session);
+    assert_false(lade_session_has_saved(session));
+    assert_false(is_saved("step-00000001")); /* the drive has not synced a byte yet */
+    uint64_t third = digest_of(session);
+    sem_post(&gate);
+    save(session); /* waits for the first one */
+    assert_true(is_saved("step-00000001"));
+    assert_int_equal(lade_session_finish_saves(session, &error), 0);
+    assert_true(is_saved("step-00000003"));
+    assert_int_equal(lade_session_finish_saves(session, &error), 0);
+    lade_session_close(session);
+    saved_is(&how, "step-00000001", first);
+    saved_is(&how, "step-00000003", third);
+    sem_destroy(&gate);
+    scratch_teardown(NULL);
+    scratch_setup_in_memory(NULL);
+  }
+}
+
+static void a_save_that_fails_beside_steps_is_told_by_the_next_call(void **state)
+{
+  struct lade_session_params how = params_make();
+  struct lade_error error = {0};
+  how.async_save = true;
+  for (int is_end = 0; is_end <= 1; is_end++) {
+    lade_session *session = session_open(&how);
+    int fd = open(scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    assert_int_equal(flock(fd, LOCK_EX), 0); /* as if another process saved there */
+    save(session);
+    step_make(session);
+    int status = is_end ? lade_session_finish_saves(session, &error)
+                        : lade_session_save(session, scratch, 0, &error);
+    assert_int_equal(status, -EBUSY);
+    assert_non_null(strstr(error.text, scratch));
+    close(fd);
+    lade_session_close(session);
+    assert_false(is_saved("step-00000000") || is_saved("step-00000001"));
+  }
+}
+
+/* The result of a save is available without waiting, and another save is possible after a failed one. */
+static void a_failed_save_is_seen_between_steps_and_another_is_made(void **state)
+{
+  struct lade_session_params how = params_make();
+  struct lade_error error = {0};
+  how.async_save = true;
+  lade_session *session = session_open(&how);
+  assert_false(lade_session_has_saved(session));
+  int fd = open(scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  assert_int_equal(flock(fd, LOCK_EX), 0);
+  save(session);
+  while (!lade_session_has_saved(session))
+    step_make(session);
+  assert_int_equal(lade_session_finish_saves(session, &error), -EBUSY);
+  assert_false(lade_session_has_saved(session));
+  close(fd);
+  uint64_t digest = digest_of(session);
+  char name[32];
+  snprintf(name, sizeof(name), "step-%08lld", (long long)session->state.step);
+  save(session);
+  assert_int_equal(lade_session_finish_saves(session, &error), 0);
+  lade_session_close(session);
+  saved_is(&how, name, digest);
+}
+
+static void a_session_that_closes_waits_for_its_save(void **state)
+{
+  struct lade_session_params how = params_make();
+  how.async_save = true;
+  lade_session *session = session_open(&how);
+  uint64_t digest = digest_of(session);
+  save(session);
+  lade_session_close(session);
+  saved_is(&how, "step-00000000", digest);
+}
+
+static void without_room_for_a_copy_saves_hold_up_steps(void **state)
+{
+  struct lade_session_params how = params_make();
+  struct lade_session_info info;
+  how.async_save = true;
+  how.has_host_budget = true;
+  lade_session *session = session_open(&how);
+  lade_session_get_info(session, &info);
+  assert_false(info.is_async_saving);
+  save(session);
+  assert_true(is_saved("step-00000000"));
+  lade_session_close(session);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(an_overflow_is_skipped_and_halves_the_scale),
+      cmocka_unit_test(many_good_steps_double_the_scale),
+      cmocka_unit_test_setup_teardown(steps_go_on_while_a_save_is_written, scratch_setup_in_memory, scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_save_that_fails_beside_steps_is_told_by_the_next_call, scratch_setup_in_memory,
+                                      scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_failed_save_is_seen_between_steps_and_another_is_made, scratch_setup_in_memory,
+                                      scratch_teardown),
+      cmocka_unit_test_setup_teardown(a_session_that_closes_waits_for_its_save, scratch_setup_in_memory,
+                                      scratch_teardown),
+      cmocka_unit_test_setup_teardown(without_room_for_a_copy_saves_hold_up_steps, scratch_setup_in_memory,
+                                      scratch_teardown),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Programs of all stages together. Under every schedule and residency no stages wait in a circle, whatever the
+ * placement of stage boundaries in memory. With equal stages and free stage boundaries the simulated bubble is the
+ * schedule's own. A real deadlock is reported.
+ */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/base.h"
+#include "parallel/schedule.h"
+#include "tests/support/names.h"
+#include "tests/support/program_fixture.h"
+#include "tests/support/schedule_walk.h"
+
+#define STAGES_MOST 4
+#define OP_NS 1000
+
+struct pipeline {
+  int n;
+  struct program_fixture fixtures[STAGES_MOST];
+  const struct lade_program *programs[STAGES_MOST];
+  const struct lade_prices *prices[STAGES_MOST];
+};
+
+static const struct program_fixture_setting shapes[] = {
+    {.family = LADE_GPT2, .n_microbatches = 6, .pp = 2, .schedule = LADE_SCHEDULE_GPIPE},
+    {.family = LADE_LLAMA, .n_microbatches = 3, .pp = 4, .schedule = LADE_SCHEDULE_1F1B},
+    {.family = LADE_GPT2, .n_microbatches = 9, .pp = 4, .schedule = LADE_SCHEDULE_1F1B, .optimizer_in_backward = true},
+    {.family = LADE_GPT2, .n_microbatches = 4, .pp = 2, .schedule = LADE_SCHEDULE_INTERLEAVED, .n_chunks = 2},
+    {.family = LADE_LLAMA, .n_microbatches = 8, .pp = 4, .schedule = LADE_SCHEDULE_INTERLEAVED, .n_chunks = 2},
+    {.family = LADE_LLAMA, .n_microbatches = 6, .pp = 3, .schedule = LADE_SCHEDULE_INTERLEAVED, .n_chunks = 3},
+    {.family = LADE_LLAMA, .n_microbatches = 5, .pp = 3, .schedule = LADE_SCHEDULE_ZBH1},
+    {.family = LADE_GPT2, .n_microbatches = 8, .pp = 4, .schedule = LADE_SCHEDULE_ZBH1},
+};
+
+static void pipeline_init(struct pipeline *pipeline, const struct program_fixture_setting *shape)
+{
+  struct program_fixture_setting how = *shape;
+  *pipeline = (struct pipeline){.n = shape->pp};
+  for (how.stage = 0; how.stage < shape->pp; how.stage++) {
+    struct program_fixture *fixture = &pipeline->fixtures[how.stage];
+    program_fixture_init(fixture, &how);
+    pipeline->programs[how.stage] = fixture->program;
+    pipeline->prices[how.stage] = &fixture->prices;
+  }
+}
+
+static void pipeline_finish(struct pipeline *pipeline)
+{
+  for (int stage = 0; stage < pipeline->n; stage++)
+    program_fixture_finish(&pipeline->fixtures[stage]);
+}
+
+static int pipeline_simulate(const struct pipeline *pipeline, struct lade_error *error, struct lade_stages_time *ret)
+{
+  return lade_stages_simulate(pipeline->programs, pipeline->prices, pipeline->n, error, ret);
+}
+
+static void no_memory_makes_stages_wait_in_a_circle(void **state)
+{
+  static const enum program_fixture_manner manners[] = {FIXTURE_KEEP, FIXTURE_RECOMPUTE, FIXTURE_SPILL_HOST,
+                                                        FIXTURE_MIXED};
+  for (size_t i = 0; i < LADE_COUNT(shapes); i++) {
+    for (size_t k = 0; k < 4 * LADE_COUNT(manners); k++) {
+      struct pipeline pipeline;
+      struct lade_stages_time time;
+      struct lade_error error = {.text = ""};
+      struct program_fixture_setting how = shapes[i];
+      how.dtype = LADE_F32;
+      how.manner = manners[k / 4];
+      how.state_tiers = k % 2 ? FIXTURE_MIXED_HOMES : LADE_TIER_DEVICE;
+      how.prefetch_bytes = k & 2 ? UINT64_MAX / 2 : 0;
+      how.is_unified = k % 2;
+      how.seed = (uint32_t)(10 * i + k);
+      pipeline_init(&pipeline, &how);
+      if (pipeline_simulate(&pipeline, &error, &time))
+        print_error("shape %zu, manner %zu: %s\n", i, k, error.text);
+      assert_string_equal(error.text, "");
+      assert_true(time.span_ns > 0 && time.bubble > 0);
+      pipeline_finish(&pipeline);
+    }
+  }
+}
+
+/* ---- bubbles ---- */
+
+static bool is_for_weights(const struct lade_graph *graph, const struct lade_op *op)
+{
+  bool is_all = op->n_out > 0;
+  for (int i = 0; i < op->n_out; i++)
+    is_all &= op->out[i] < 0 || graph->tensors[op->out[i]].kind == LADE_TENSOR_GRAD;
+  return is_all;
+}
+
+/* Price ops of blocks at a microsecond each, all others at nothing. *ret_piece: the time of a piece. */
+static void prices_equal(struct program_fixture *fixture, struct piece_ns *ret_piece)
+{
+  const struct lade_graph *graph = fixture->graph;
+  struct lade_prices *prices = &fixture->prices;
+  *ret_piece = (struct piece_ns){0};
+  for (int i = 0; i < graph->n_ops; i++) {
+    const struct lade_op *op = &graph->ops[i];
+    bool is_of_block = graph->units[op->unit].name[0] == 'h' && graph->units[op->unit].name[1] == '.';
+    prices->op_ns[i] = is_of_block ? OP_NS : 0;
+    if (graph->units[op->unit].chunk > 0 || !is_of_block)
+      continue;
+    double *part = !op->is_backward ? &ret_piece->forward
+                   : is_for_weights(graph, op) ? &ret_piece->weights
+                                               : &ret_piece->backward;
+    *part += OP_NS;
+  }
+  for (int param = 0; param < graph->n_params; param++) {
+    prices->grad_sumsq_ns[param] = 0;
+    for (int tier = 0; tier < 3; tier++)
+      prices->update_ns[tier][param] = 0;
+  }
+  prices->clip_ns = 0;
+  prices->to_host = prices->to_device = (struct lade_transfer_price){0, 0};
+  for (int axis = 0; axis < LADE_N_AXES; axis++)
+    prices->comm[axis] = (struct lade_transfer_price){0, 0};
+}
+
+static void with_equal_stages_the_bubble_is_the_schedules(void **state)
+{
+  for (size_t i = 0; i < LADE_COUNT(shapes); i++) {
+    struct pipeline pipeline;
+    struct lade_error error = {.text = ""};
+    struct program_fixture_setting how = shapes[i];
+    struct piece_ns pieces[STAGES_MOST * 3];
+    struct lade_stages_time found;
+    struct schedule_time expected;
+    how.dtype = LADE_F32;
+    pipeline_init(&pipeline, &how);
+    for (how.stage = 0; how.stage < how.pp; how.stage++) {
+      struct program_fixture *fixture = &pipeline.fixtures[how.stage];
+      prices_equal(fixture, &pieces[how.stage]);
+      lade_program_destroy(fixture->program);
+      fixture->program = program_fixture_build(fixture, &how, NULL);
+      pipeline.programs[how.stage] = fixture->program;
+    }
+    for (int piece = how.pp; piece < how.pp * LADE_MAX(how.n_chunks, 1); piece++)
+      pieces[piece] = pieces[0];
+    struct lade_pipeline like = lade_pipeline_get(&pipeline.fixtures[0].layout, how.n_microbatches, true);
+    assert_int_equal(schedule_walk(&like, pieces, 0, &expected), 0);
+    assert_int_equal(pipeline_simulate(&pipeline, &error, &found), 0);
+    assert_true(fabs(found.bubble - expected.bubble) < 1e-6);
+    pipeline_finish(&pipeline);
+  }
+}
+
+/* ---- deadlocks ---- */
+
+/* Return the first instruction of @kind. */
+static struct lade_instr *instr_find(struct lade_program *program, enum lade_instr_kind kind)
+{
+  for (int at = 0; at < program->n_instrs; at++) {
+    if (program->instrs[at].kind == kind)
+      return &program->instrs[at];
+  }
+  fail();
+  return NULL;
+}
+
+static void stages_that_wait_for_ever_are_told(void **state)
+{
+  struct pipeline pipeline;
+  struct lade_stages_time time;
+  struct lade_error error;
+  pipeline_init(&pipeline, &shapes[1]);
+  instr_find(pipeline.fixtures[1].program, LADE_INSTR_SEND)->microbatch = 2; /* which stage 2 does not expect */
+  assert_int_equal(pipeline_simulate(&pipeline, &error, &time), -EDEADLK);
+  assert_names(error.text, "stage 0", "microbatch 0", "stage 1");
+  pipeline_finish(&pipeline);
+}
+
+int main(void)
+{
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(no_memory_makes_stages_wait_in_a_circle),
+      cmocka_unit_test(with_equal_stages_the_bubble_is_the_schedules),
+      cmocka_unit_test(stages_that_wait_for_ever_are_told),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

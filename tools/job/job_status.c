@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The board is a memfd of the launcher, which its ranks open through /proc. It is on no file system and disappears with
+ * the job, however the job ends. A descriptor cannot be inherited because mpirun starts ranks in processes of its own;
+ * it passes on only the environment.
+ *
+ * Each field has one writer. A rank's message is written before has_left; the launcher reads it after all ranks have
+ * ended.
+ *
+ * The board must record which checkpoints in --save are the job's, because others may be there, also newer ones. --keep
+ * may also have removed the previous checkpoint right after a save was published, before the job could note the save.
+ * The board therefore holds the last save that was begun, and the checkpoint that it replaces: if another directory has
+ * the name now, the save is complete.
+ */
+#include "tools/job/job_status.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "run/checkpoint.h"
+
+#define JOB_STATUS_VARIABLE "LADE_LAUNCH_BOARD"
+#define MEET_PAUSE_NS 5000000
+
+static size_t job_status_bytes(int n_ranks)
+{
+  return sizeof(struct job_status) + (size_t)n_ranks * sizeof(struct job_status_rank);
+}
+
+/* Return the layout version of the board; boards of other versions are ignored. */
+static uint64_t job_status_version(void)
+{
+  const uint64_t shape = (uint64_t)sizeof(struct job_status) << 32 ^ (uint64_t)sizeof(struct job_status_rank) << 16;
+  return UINT64_C(0x6c616465626f0001) ^ shape;
+}
+
+int job_status_create(int n_ranks, struct job_status **ret_status)
+{
+  char place[64];
+  const size_t bytes = job_status_bytes(n_ranks);
+  int fd = memfd_create("lade-board", MFD_CLOEXEC), status = 0;
+  if (fd < 0)
+    return -errno;
+  void *memory = MAP_FAILED;
+  if (ftruncate(fd, (off_t)bytes) == 0)
+    memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  snprintf(place, sizeof(place), "/proc/%d/fd/%d", (int)getpid(), fd);
+  if (memory == MAP_FAILED || setenv(JOB_STATUS_VARIABLE, place, 1))
+    status = -ENOMEM;
+  if (status) {
+    close(fd);
+    return status;
+  }
+  struct job_status *board = memory; /* the descriptor stays open because the board's path refers to it */
+  board->version = job_status_version();
+  board->n_ranks = n_ranks;
+  atomic_store(&board->saving_step, -1);
+  atomic_store(&board->saved_step, -1);
+  *ret_status = board;
+  return 0;
+}
+
+void job_status_destroy(struct job_status *board)
+{
+  if (board)
+    munmap(board, job_status_bytes(board->n_ranks));
+}
+
+void job_status_clear(struct job_status *board, int n_ranks)
+{
+  LADE_ASSERT(n_ranks <= board->n_ranks);
+  board->n_ranks = n_ranks;
+  memset(board->ranks, 0, (size_t)n_ranks * sizeof(*board->ranks));
+  atomic_store(&board->first_step, -1);
+}
+
+/* Return the identity of the directory that has the name of @step's checkpoint in --save. */
+static struct job_status_checkpoint checkpoint_look(const struct job_status *board, int64_t step)
+{
+  char path[PATH_MAX];
+  struct stat at;
+  if (!*board->places[JOB_STATUS_SAVE] || lade_checkpoint_path(board->places[JOB_STATUS_SAVE], step, path, NULL) ||
+      stat(path, &at))
+    return (struct job_status_checkpoint){0};
+  return (struct job_status_checkpoint){at.st_dev, at.st_ino};
+}
+
+/* True if the last save that was begun is published, also if the job ended before it noted that. */
+static bool saving_is_whole(const struct job_status *board)
+{
+  const int64_t step = atomic_load(&board->saving_step);
+  const struct job_status_checkpoint *before = &board->replaced;
+  const struct job_status_checkpoint now = step < 0 ? *before : checkpoint_look(board, step);
+  return now.node && (now.device != before->device || now.node != before->node);
+}
+
+void job_status_save_begin(struct job_status *board, int64_t step)
+{
+  if (saving_is_whole(board))
+    atomic_store(&board->saved_step, atomic_load(&board->saving_step));
+  atomic_store(&board->saving_step, -1);
+  board->replaced = checkpoint_look(board, step);
+  atomic_store(&board->saving_step, step);
+}
+
+void job_status_save_end(struct job_status *board, int64_t step, int64_t taken_ns)
+{
+  atomic_store(&board->saved_ns, taken_ns);
+  atomic_store(&board->saved_step, step);
+}
+
+int64_t job_status_find_save(const struct job_status *board)
+{
+  return atomic_load(saving_is_whole(board) ? &board->saving_step : &board->saved_step);
+}
+
+struct job_status *job_status_find(int n_ranks)
+{
+  const char *place = getenv(JOB_STATUS_VARIABLE);
+  const size_t bytes = job_status_bytes(n_ranks);
+  struct stat file;
+  int fd = place ? open(place, O_RDWR | O_CLOEXEC) : -1;
+  if (fd < 0)
+    return NULL;
+  bool is_large = fstat(fd, &file) == 0 && (uint64_t)file.st_size >= bytes;
+  void *memory = is_large ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+  close(fd);
+  if (memory == MAP_FAILED)
+    return NULL;
+  struct job_status *board = memory;
+  if (board->version != job_status_version() || board->n_ranks != n_ranks) {
+    munmap(memory, bytes);
+    return NULL;
+  }
+  return board;
+}
+
+void job_status_begin(struct job_status *board, int rank)
+{
+  atomic_store(&board->ranks[rank].pid, getpid());
+}
+
+int job_status_meet(const struct job_status *board, double timeout_s, struct lade_error *error)
+{
+  const int64_t begin_ns = lade_now_ns();
+  for (int rank = 0; rank < board->n_ranks;) {
+    const pid_t pid = atomic_load(&board->ranks[rank].pid);
+    if (atomic_load(&board->ranks[rank].has_left))
+      return lade_error_set(error, -ECANCELED, "rank %d has left before it had met the others", rank);
+    if (pid && kill(pid, 0) && errno == ESRCH)
+      return lade_error_set(error, -EPIPE, "rank %d (process %d) has ended before it had met the others", rank,
+                            (int)pid);
+    rank += pid != 0;
+    if (pid)
+      continue;
+    if ((double)(lade_now_ns() - begin_ns) > timeout_s * 1e9)
+      return lade_error_set(error, -ETIMEDOUT, "rank %d has not begun within %g s; the other ranks cannot go on "
+                            "without it", rank, timeout_s);
+    nanosleep(&(struct timespec){.tv_nsec = MEET_PAUSE_NS}, NULL);
+  }
+  return 0;
+}
+
+void job_status_await_first(const struct job_status *board, int64_t most_ns)
+{
+  const int64_t end_ns = lade_now_ns() + most_ns;
+  while (!atomic_load(&board->ranks[0].has_left) && lade_now_ns() < end_ns)
+    nanosleep(&(struct timespec){.tv_nsec = MEET_PAUSE_NS}, NULL);
+}
+
+void job_status_leave(struct job_status *board, int rank, int code, const char *text)
+{
+  struct job_status_rank *own = &board->ranks[rank];
+  own->left_ns = lade_now_ns();
+  own->error.code = code;
+  snprintf(own->error.text, sizeof(own->error.text), "%s", text ? text : "");
+  atomic_store(&own->has_left, 1);
+}
+
+int job_status_signal(const struct job_status *board, int signal_number)
+{
+  int n = 0;
+  for (int rank = 0; rank < board->n_ranks; rank++) {
+    const struct job_status_rank *other = &board->ranks[rank];
+    const pid_t pid = atomic_load(&other->pid);
+    n += pid > 0 && !atomic_load(&other->has_left) && kill(pid, signal_number) == 0;
+  }
+  return n;
+}
+
+/* Return how unspecific a rank's message is: 0 for a failure of its own. */
+static int hearsay(const struct lade_error *words)
+{
+  return words->code == -ECANCELED ? 2 : words->code == -EPIPE || words->code == -ETIMEDOUT ? 1 : 0;
+}
+
+void job_status_judge(const struct job_status *board, struct job_verdict *ret_verdict)
+{
+  struct job_verdict verdict = {.first_lost = -1};
+  const struct job_status_rank *best = NULL;
+  int first_unbegun = -1;
+  for (int rank = 0; rank < board->n_ranks; rank++) {
+    const struct job_status_rank *other = &board->ranks[rank];
+    const bool has_begun = atomic_load(&other->pid) != 0;
+    verdict.n_begun += has_begun;
+    if (!has_begun) {
+      verdict.n_unbegun++;
+      first_unbegun = first_unbegun < 0 ? rank : first_unbegun;
+      continue;
+    }
+    if (!atomic_load(&other->has_left)) {
+      const bool is_lost = !other->signal_number && !other->is_survivor;
+      verdict.n_lost += is_lost;
+      verdict.first_lost = verdict.first_lost < 0 && is_lost ? rank : verdict.first_lost;
+      continue;
+    }
+    verdict.n_well += !other->error.code;
+    if (!other->error.code)
+      continue;
+    const int rest = best ? hearsay(&best->error) - hearsay(&other->error) : 1;
+    if (rest > 0 || (rest == 0 && other->left_ns < best->left_ns))
+      best = other;
+  }
+  verdict.first_lost = verdict.first_lost < 0 ? first_unbegun : verdict.first_lost;
+  if (best) {
+    verdict.error = best->error;
+    verdict.is_own = hearsay(&best->error) == 0;
+  }
+  *ret_verdict = verdict;
+}

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * `lade plan`: the needs and costs of a run, without running it. The ledger, the residency and the times are those of
+ * the program that `lade train` would execute; nothing is estimated separately. With --device dry the executor runs
+ * that program for one step on a simulated clock.
+ */
+#include <errno.h>
+#include <jansson.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "tools/cli/options.h"
+#include "tools/cli/verbs.h"
+#include "tools/report/placement_report.h"
+#include "tools/report/report.h"
+#include "tools/report/timeline.h"
+#include "tools/verbs/plan.h"
+#include "tools/verbs/plan_ranks.h"
+
+struct planning {
+  struct options options;
+  struct ranks_plan ranks; /* the rank of --rank; else one of every stage */
+  struct lade_session_info info; /* of the first rank; budget and bounds are the job's */
+  bool has_step; /* was executed dry */
+  struct lade_step_report step;
+  struct placement_report places;
+  struct lade_error error;
+};
+
+/* Return the program with the peak of @space: nearly always the training program. */
+static const struct lade_program *peak_program(const struct lade_plan *plan, int space)
+{
+  return plan->eval->peak_bytes[space] > plan->train->peak_bytes[space] ? plan->eval : plan->train;
+}
+
+/* ---- text ---- */
+
+/*
+ * Return the bytes of @owner in @space at the peak. The context is outside the plan and the budget: bytes in use on a
+ * GPU before the run, by kernels and by NCCL.
+ */
+static uint64_t owner_bytes(const struct lade_session_info *info, int space, int owner)
+{
+  uint64_t bytes = peak_program(info->plan, space)->owner_bytes[space][owner];
+  for (int taker = 0; taker < LADE_CUDA_N_TAKERS && space == LADE_DEVICE && owner == LADE_OWNER_CONTEXT; taker++)
+    bytes += info->taken_bytes[taker];
+  return bytes;
+}
+
+static uint64_t owners_bytes(const struct lade_session_info *info, int space)
+{
+  return info->plan->peak_bytes[space] + owner_bytes(info, space, LADE_OWNER_CONTEXT);
+}
+
+static void ledger_print(const struct lade_session_info *info)
+{
+  char text[32];
+  printf("\n%-24s", "memory at the peak");
+  for (int space = 0; space < LADE_N_SPACES; space++)
+    printf(" %12s", lade_space_name((enum lade_space)space));
+  for (int owner = 0; owner < LADE_N_OWNERS; owner++) {
+    uint64_t device = owner_bytes(info, LADE_DEVICE, owner);
+    printf("\n  %-22s", lade_owner_name((enum lade_owner)owner));
+    for (int space = 0; space < LADE_N_SPACES; space++) {
+      uint64_t bytes = owner_bytes(info, space, owner);
+      printf(" %12s", bytes ? lade_size_format(bytes, text, sizeof(text)) : "-");
+    }
+    if (device)
+      printf("  %5.1f %% of the device", 100 * (double)device / (double)owners_bytes(info, LADE_DEVICE));
+  }
+  printf("\n  %-22s", "together");
+  for (int space = 0; space < LADE_N_SPACES; space++)
+    printf(" %12s", lade_size_format(owners_bytes(info, space), text, sizeof(text)));
+  putchar('\n');
+}
+
+static void times_print(const struct planning *planning)
+{
+  const struct lade_plan *plan = planning->info.plan;
+  char a[32], b[32];
+  printf("step          predicted %s; unconstrained %s\n",
+         seconds_format((double)plan->predicted_ns / 1e9, a, sizeof(a)),
+         seconds_format((double)planning->info.bounds.unconstrained_ns / 1e9, b, sizeof(b)));
+  if (planning->has_step)
+    printf("              executed dry %s\n", seconds_format((double)planning->step.wall_ns / 1e9, a, sizeof(a)));
+  for (int queue = 0; queue < LADE_N_QUEUES; queue++) {
+    int64_t predicted_ns = plan->train->predicted_busy_ns[queue], dry_ns = planning->step.busy_ns[queue];
+    if (!predicted_ns && !dry_ns)
+      continue;
+    printf("  %-11s predicted %s", lade_queue_name((enum lade_queue_id)queue),
+           seconds_format((double)predicted_ns / 1e9, a, sizeof(a)));
+    printf(planning->has_step ? ", executed dry %s\n" : "\n", seconds_format((double)dry_ns / 1e9, a, sizeof(a)));
+  }
+}
+
+/* Format bytes; "none" if @bytes is @none, the number that stands for no plan. */
+static const char *bound_format(uint64_t bytes, uint64_t none, char *text, size_t text_bytes)
+{
+  return bytes == none ? "none" : lade_size_format(bytes, text, text_bytes);
+}
+
+/* True if the plan covers several ranks, and not that of --rank alone. */
+static bool has_all_ranks(const struct planning *planning)
+{
+  return planning->info.layout.mesh.world > 1 && !option_is_set(&planning->options, "rank");
+}
+
+static void bounds_print(const struct planning *planning)
+{
+  const struct lade_session_info *info = &planning->info;
+  char a[32], b[32], c[32];
+  printf("model         %s, %lld parameters; batch %lld of %lld tokens, in %d pass%s\n", info->model.name,
+         (long long)info->n_params, (long long)info->batch, (long long)info->seq_len, info->n_microbatches,
+         info->n_microbatches == 1 ? "" : "es");
+  layout_print(info, stdout);
+  printf("budgets       device %s, host %s, store %s\n", bound_format(info->budget_bytes, UINT64_MAX, a, sizeof(a)),
+         lade_size_format(info->host_budget_bytes, b, sizeof(b)),
+         lade_size_format(info->store_budget_bytes, c, sizeof(c)));
+  printf("bounds        unconstrained %s, smallest budget %s, lower bound %s%s\n",
+         bound_format(info->bounds.unconstrained_bytes, 0, a, sizeof(a)),
+         bound_format(info->bounds.min_bytes, UINT64_MAX, b, sizeof(b)),
+         lade_size_format(info->bounds.lower_bound_bytes, c, sizeof(c)),
+         has_all_ranks(planning) ? "; the most of any rank's" : "");
+}
+
+static void plan_print(const struct planning *planning)
+{
+  const struct lade_session_info *info = &planning->info;
+  char peak[32];
+  bounds_print(planning);
+  if (has_all_ranks(planning))
+    ranks_plan_print(&planning->ranks, stdout);
+  if (!info->plan)
+    return;
+  if (has_all_ranks(planning))
+    printf("\nrank 0\n");
+  printf("planned peak  %s, proved\n", lade_size_format(info->plan->peak_bytes[LADE_DEVICE], peak, sizeof(peak)));
+  outside_print(info, stdout);
+  times_print(planning);
+  store_traffic_print(info, (double)info->plan->predicted_ns / 1e9, stdout);
+  ledger_print(info);
+  printf("\nwhere values wait for the backward pass, and what it keeps busy in a step\n");
+  placement_report_print(&planning->places, info->graph, stdout);
+}
+
+/* ---- JSON ---- */
+
+static json_t *ledger_json(const struct lade_session_info *info)
+{
+  json_t *spaces = json_object();
+  for (int space = 0; space < LADE_N_SPACES; space++) {
+    json_t *owners = json_object();
+    for (int owner = 0; owner < LADE_N_OWNERS; owner++)
+      json_object_set_new(owners, lade_owner_name((enum lade_owner)owner), json_bytes(owner_bytes(info, space, owner)));
+    json_object_set_new(owners, "total", json_bytes(owners_bytes(info, space)));
+    json_object_set_new(spaces, lade_space_name((enum lade_space)space), owners);
+  }
+  return spaces;
+}
+
+static json_t *queues_json(const struct planning *planning, const int64_t ns[LADE_N_QUEUES])
+{
+  double seconds[LADE_N_QUEUES];
+  for (int queue = 0; queue < LADE_N_QUEUES; queue++)
+    seconds[queue] = (double)ns[queue] / 1e9;
+  return json_queue_seconds(seconds, &planning->info.layout);
+}
+
+static void plan_set(json_t *object, const struct planning *planning)
+{
+  const struct lade_plan *plan = planning->info.plan;
+  json_object_set_new(object, "planned_peak_bytes", json_bytes(ranks_plan_peak(&planning->ranks)));
+  outside_set(object, &planning->info);
+  json_object_set_new(object, "host_bytes", json_bytes(plan->peak_bytes[LADE_HOST]));
+  json_object_set_new(object, "store_bytes", json_bytes(planning->info.store_bytes));
+  json_object_set_new(object, "store_read_bytes_per_step", json_bytes(planning->info.store_read_bytes));
+  json_object_set_new(object, "store_written_bytes_per_step", json_bytes(planning->info.store_written_bytes));
+  json_object_set_new(object, "predicted_step_seconds", json_number((double)plan->predicted_ns / 1e9));
+  json_object_set_new(object, "predicted_queue_seconds", queues_json(planning, plan->train->predicted_busy_ns));
+  json_object_set_new(object, "ledger", ledger_json(&planning->info));
+  json_object_set_new(object, "residency", placement_report_json(&planning->places, planning->info.graph));
+  if (planning->has_step) {
+    json_object_set_new(object, "dry_step_seconds", json_number((double)planning->step.wall_ns / 1e9));
+    json_object_set_new(object, "dry_queue_seconds", queues_json(planning, planning->step.busy_ns));
+    json_object_set_new(object, "dry_stall_seconds", queues_json(planning, planning->step.stall_ns));
+  }
+}
+
+static int plan_dump(const struct planning *planning)
+{
+  const struct lade_session_info *info = &planning->info;
+  const struct lade_plan_bounds *bounds = &info->bounds;
+  json_t *min = bounds->min_bytes == UINT64_MAX ? json_null() : json_bytes(bounds->min_bytes);
+  json_t *budget = info->budget_bytes == UINT64_MAX ? json_null() : json_bytes(info->budget_bytes);
+  json_t *object = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I, s:b}", "schema_version", REPORT_SCHEMA_VERSION, "model",
+                             info->model.name, "parameters", (json_int_t)info->n_params, "batch",
+                             (json_int_t)info->batch, "micro_batch", (json_int_t)info->micro_batch, "seq",
+                             (json_int_t)info->seq_len, "fits", info->plan != NULL);
+  if (!object)
+    return -ENOMEM;
+  layout_set(object, info);
+  json_object_set_new(object, "budget_bytes", budget);
+  json_object_set_new(object, "host_budget_bytes", json_bytes(info->host_budget_bytes));
+  json_object_set_new(object, "store_budget_bytes", json_bytes(info->store_budget_bytes));
+  json_object_set_new(object, "min_budget_bytes", min);
+  json_object_set_new(object, "lower_bound_bytes", json_bytes(bounds->lower_bound_bytes));
+  json_object_set_new(object, "unconstrained_bytes", json_bytes(bounds->unconstrained_bytes));
+  json_object_set_new(object, "unconstrained_step_seconds", json_number((double)bounds->unconstrained_ns / 1e9));
+  if (has_all_ranks(planning))
+    ranks_plan_set(object, &planning->ranks);
+  if (info->plan)
+    plan_set(object, planning);
+  return json_print(object);
+}
+
+/* ---- the verb ---- */
+
+/* Return the first stage that does not fit; NULL: all fit. */
+static const struct stage_plan *refused_find(const struct ranks_plan *ranks)
+{
+  for (int i = 0; i < ranks->n_stages; i++) {
+    if (!ranks->stages[i].info.plan)
+      return &ranks->stages[i];
+  }
+  return NULL;
+}
+
+static int plan_run(struct planning *planning)
+{
+  struct options *options = &planning->options;
+  int status = outputs_check(options, &planning->error);
+  if (!status)
+    status = option_is_set(options, "rank") ? rank_plan_make(options, &planning->ranks, &planning->error)
+                                            : ranks_plan_make(options, &planning->ranks, &planning->error);
+  if (status)
+    return status;
+  planning->info = planning->ranks.stages[0].info;
+  ranks_plan_most(&planning->ranks, &planning->info);
+  planning->step = planning->ranks.stages[0].step;
+  planning->has_step = planning->info.plan && options->device == DEVICE_DRY;
+  if (!planning->info.plan)
+    return 0;
+  status = placement_report_make(&planning->info, options->session.recipe, options->session.residency_file,
+                                 &planning->error,
+                       &planning->places);
+  if (!status && options->timeline)
+    status = timeline_write(options->timeline, &planning->info, &planning->error);
+  return status;
+}
+
+/*
+ * Note a plan that needs more than the described device has. Such a plan is made to learn the need, but cannot run
+ * there.
+ */
+static void capacity_note(const struct planning *planning)
+{
+  const struct lade_session_info *info = &planning->info;
+  const uint64_t has_bytes = info->cost->machine.device_bytes;
+  char line[256], asked[32], has[32];
+  if (!option_is_set(&planning->options, "machine") || info->budget_bytes == UINT64_MAX ||
+      info->budget_bytes <= has_bytes)
+    return;
+  snprintf(line, sizeof(line), "the budget of %s is more than the %s of the device of --machine %.64s",
+           lade_size_format(info->budget_bytes, asked, sizeof(asked)), lade_size_format(has_bytes, has, sizeof(has)),
+           planning->options.session.machine);
+  message_print("plan: note", line);
+}
+
+/* Report a plan that was made or refused. Return the exit code. */
+static int plan_tell(struct planning *planning)
+{
+  if (!planning->options.is_json)
+    plan_print(planning);
+  else if (plan_dump(planning))
+    return exit_fail("plan", -ENOMEM, NULL);
+  capacity_note(planning);
+  const struct stage_plan *refused = refused_find(&planning->ranks);
+  if (!refused)
+    return LADE_EXIT_DONE;
+  fflush(stdout);
+  if (planning->info.layout.mesh.world > 1)
+    lade_error_set(&planning->error, -EOVERFLOW, "rank %d %s", refused->info.layout.rank, refused->refusal.text);
+  else
+    planning->error = refused->refusal;
+  return exit_fail("plan", -EOVERFLOW, &planning->error);
+}
+
+int plan_main(int argc, char **argv)
+{
+  struct planning planning = {.has_step = false};
+  int code = options_read(VERB_PLAN, argc, argv, &planning.options);
+  if (code == OPTIONS_GO && planning.options.max)
+    code = plan_max(&planning.options);
+  else if (code == OPTIONS_GO) {
+    int status = plan_run(&planning);
+    code = status ? exit_fail("plan", status, &planning.error) : plan_tell(&planning);
+    placement_report_finish(&planning.places);
+    ranks_plan_finish(&planning.ranks);
+  }
+  options_finish(&planning.options);
+  return code;
+}
