@@ -317,7 +317,7 @@ void lade_recv_backward(struct lade_build *build, int forward)
 
 void lade_build_backward(struct lade_build *build)
 {
-  struct lade_graph *graph = build->graph;
+  struct lade_model_graph *graph = build->graph;
   for (int i_unit = graph->n_units - 1; i_unit >= 0; i_unit--) {
     struct lade_unit *unit = &graph->units[i_unit];
     build->unit = i_unit;

@@ -7,10 +7,10 @@
 #ifndef LADE_GRAPH_BUILD_H
 #define LADE_GRAPH_BUILD_H
 
-#include "graph/graph.h"
+#include "graph/model_graph.h"
 
 struct lade_build {
-  struct lade_graph *graph;
+  struct lade_model_graph *graph;
   const struct lade_kernels *kernels;
   int n_threads;
   float dropout;
@@ -40,11 +40,12 @@ struct lade_op_entry {
   int n_in, n_out;
   int8_t alias; /* the input whose memory out[0] may take over; -1 */
   /* Forward ops: describe every output from inputs and attr. */
-  void (*outputs)(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out);
+  void (*outputs)(const struct lade_model_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out);
   double flops_per_element; /* of out[0], if flops is NULL */
-  double (*flops)(const struct lade_graph *graph, const struct lade_op *op);
-  double (*bytes)(const struct lade_graph *graph, const struct lade_op *op); /* NULL: every operand once */
-  void (*bind)(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind, void *args);
+  double (*flops)(const struct lade_model_graph *graph, const struct lade_op *op);
+  double (*bytes)(const struct lade_model_graph *graph, const struct lade_op *op); /* NULL: every operand once */
+  void (*bind)(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+               void *args);
   /* Forward ops: push the ops that compute the inputs' gradients from the outputs' gradients. */
   void (*backward)(struct lade_build *build, int forward);
 };
@@ -96,30 +97,30 @@ int lade_build_backward_op(struct lade_build *build, enum lade_op_kind kind, int
 int lade_build_out(const struct lade_build *build, int op, int i);
 
 /* Allocate zeroed arrays for all units. False: out of memory; the caller destroys the partial graph. */
-bool lade_build_reserve(struct lade_graph *graph, struct lade_build *build);
+bool lade_build_reserve(struct lade_model_graph *graph, struct lade_build *build);
 
 /* ---- a tensor parallel rank's share (share.c) ---- */
 
 /* Check that the share divides the model and the batch. -EINVAL. */
-int lade_share_check(const struct lade_graph_params *params, struct lade_error *error);
+int lade_share_check(const struct lade_model_graph_params *params, struct lade_error *error);
 
 /* Return this rank's rows of the token table, the padding rows at its end, its heads, and its KV heads. */
-int64_t lade_share_vocabulary(const struct lade_graph *graph);
-int64_t lade_share_padding(const struct lade_graph *graph);
-int64_t lade_share_heads(const struct lade_graph *graph);
-int64_t lade_share_kv_heads(const struct lade_graph *graph);
+int64_t lade_share_vocabulary(const struct lade_model_graph *graph);
+int64_t lade_share_padding(const struct lade_model_graph *graph);
+int64_t lade_share_heads(const struct lade_model_graph *graph);
+int64_t lade_share_kv_heads(const struct lade_model_graph *graph);
 /* Return the number of neighbours that hold the same KV heads: 1 unless there are more ranks than KV heads. */
-int lade_share_key_ranks(const struct lade_graph *graph);
+int lade_share_key_ranks(const struct lade_model_graph *graph);
 /* Return the rows of the residual stream on this rank. */
-int64_t lade_share_rows(const struct lade_graph *graph);
+int64_t lade_share_rows(const struct lade_model_graph *graph);
 
 /* Return a slice of a checkpoint's tensor of @n_rows and @n_cols (1: a vector): all of it, or this rank's part. */
 struct lade_param_slice lade_slice_whole(int64_t n_rows, int64_t n_cols);
-struct lade_param_slice lade_slice_rows(const struct lade_graph *graph, int64_t n_rows, int64_t n_cols);
-struct lade_param_slice lade_slice_cols(const struct lade_graph *graph, int64_t n_rows, int64_t n_cols);
+struct lade_param_slice lade_slice_rows(const struct lade_model_graph *graph, int64_t n_rows, int64_t n_cols);
+struct lade_param_slice lade_slice_cols(const struct lade_model_graph *graph, int64_t n_rows, int64_t n_cols);
 /* Return this rank's rows among those of all KV heads, or this rank's tokens in the token table. */
-struct lade_param_slice lade_slice_key_rows(const struct lade_graph *graph, int64_t n_cols);
-struct lade_param_slice lade_slice_vocabulary(const struct lade_graph *graph);
+struct lade_param_slice lade_slice_key_rows(const struct lade_model_graph *graph, int64_t n_cols);
+struct lade_param_slice lade_slice_vocabulary(const struct lade_model_graph *graph);
 
 /*
  * Declare that all ranks hold @param. @has_all_rows: each rank computes its whole gradient, even if the residual stream
@@ -167,11 +168,11 @@ int lade_build_table(struct lade_build *build, const char *name, const char *fil
 void lade_build_table_tie(struct lade_build *build, int table, bool is_copy);
 
 /* Return a table's number of parts, the tensor of part @i, or the padding rows at the end of a part. */
-int lade_table_n_parts(const struct lade_graph *graph, int table);
-int lade_table_part(const struct lade_graph *graph, int table, int i);
-int64_t lade_table_padding(const struct lade_graph *graph, int part);
+int lade_table_n_parts(const struct lade_model_graph *graph, int table);
+int lade_table_part(const struct lade_model_graph *graph, int table, int i);
+int64_t lade_table_padding(const struct lade_model_graph *graph, int part);
 /* Return the token, in the whole vocabulary, of part @part's first row. */
-int64_t lade_table_first_token(const struct lade_graph *graph, int part);
+int64_t lade_table_first_token(const struct lade_model_graph *graph, int part);
 
 /* Build the embedding of the tokens, with @positions added (-1: none). Return x. */
 int lade_build_embed(struct lade_build *build, int table, int positions);

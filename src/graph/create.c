@@ -16,7 +16,7 @@
 /* Rows N = batch * time stay in 31 bits, so with the model's limits every product of sizes fits 63 bits. */
 #define MAX_ROWS INT32_MAX
 
-static int stage_check(const struct lade_graph_params *params, struct lade_error *error)
+static int stage_check(const struct lade_model_graph_params *params, struct lade_error *error)
 {
   const struct lade_share *share = &params->share;
   struct lade_layer_span span;
@@ -28,7 +28,7 @@ static int stage_check(const struct lade_graph_params *params, struct lade_error
 }
 
 /* Check the forms of AdamW's state and gradients. */
-static int forms_check(const struct lade_graph_params *params, struct lade_error *error)
+static int forms_check(const struct lade_model_graph_params *params, struct lade_error *error)
 {
   if ((unsigned)params->moments >= LADE_N_MOMENTS || (unsigned)params->master >= LADE_N_MASTERS)
     return lade_error_set(error, -EINVAL, "optimizer state has no form of moments %d, master %d",
@@ -43,7 +43,7 @@ static int forms_check(const struct lade_graph_params *params, struct lade_error
 }
 
 /* Refuse sizes that the device's attention kernels do not support. */
-static int attention_check(const struct lade_graph_params *params, struct lade_error *error)
+static int attention_check(const struct lade_model_graph_params *params, struct lade_error *error)
 {
   const struct lade_attention_most *most = &params->kernels->attention_most;
   const struct {
@@ -61,7 +61,7 @@ static int attention_check(const struct lade_graph_params *params, struct lade_e
   return 0;
 }
 
-static int params_check(const struct lade_graph_params *params, struct lade_error *error)
+static int params_check(const struct lade_model_graph_params *params, struct lade_error *error)
 {
   LADE_ASSERT(params->struct_size == sizeof(*params) && params->model && params->kernels);
   int rc = lade_model_check(params->model, error);
@@ -101,7 +101,7 @@ static int params_check(const struct lade_graph_params *params, struct lade_erro
 }
 
 /* Shrink the arrays to their used sizes. If realloc fails, the larger block stays. */
-static void graph_trim(struct lade_graph *graph)
+static void graph_trim(struct lade_model_graph *graph)
 {
   void *tensors = realloc(graph->tensors, (size_t)graph->n_tensors * sizeof(*graph->tensors));
   graph->tensors = tensors ? tensors : graph->tensors;
@@ -112,7 +112,7 @@ static void graph_trim(struct lade_graph *graph)
 }
 
 /* Build all units. Tokens belong to the first unit, targets to the last. */
-static void graph_fill(struct lade_graph *graph, struct lade_build *build)
+static void graph_fill(struct lade_model_graph *graph, struct lade_build *build)
 {
   const int64_t dims[] = {graph->batch, graph->seq_len};
   bool is_first = graph->share.pp_rank == 0, is_last = graph->share.pp_rank == graph->share.pp - 1;
@@ -128,12 +128,13 @@ static void graph_fill(struct lade_graph *graph, struct lade_build *build)
   lade_build_backward(build);
 }
 
-int lade_graph_create(const struct lade_graph_params *params, struct lade_error *error, struct lade_graph **ret_graph)
+int lade_model_graph_create(const struct lade_model_graph_params *params, struct lade_error *error,
+                            struct lade_model_graph **ret_graph)
 {
   int rc = params_check(params, error);
   if (rc < 0)
     return rc;
-  struct lade_graph *graph = calloc(1, sizeof(*graph));
+  struct lade_model_graph *graph = calloc(1, sizeof(*graph));
   struct lade_build build = {
       .graph = graph, .kernels = params->kernels, .n_threads = params->n_threads, .dropout = params->dropout};
   if (!graph)
@@ -154,7 +155,7 @@ int lade_graph_create(const struct lade_graph_params *params, struct lade_error 
   graph->seq_len = params->seq_len;
   if (!lade_build_reserve(graph, &build)) {
     free(build.gradient_of);
-    lade_graph_destroy(graph);
+    lade_model_graph_destroy(graph);
     return lade_error_set(error, -ENOMEM, "out of memory building the graph of %s", params->model->name);
   }
   graph_fill(graph, &build);
@@ -164,7 +165,7 @@ int lade_graph_create(const struct lade_graph_params *params, struct lade_error 
   return 0;
 }
 
-void lade_graph_destroy(struct lade_graph *graph)
+void lade_model_graph_destroy(struct lade_model_graph *graph)
 {
   if (!graph)
     return;
@@ -175,7 +176,7 @@ void lade_graph_destroy(struct lade_graph *graph)
   free(graph);
 }
 
-bool lade_tensor_is_repeatable(const struct lade_graph *graph, int tensor)
+bool lade_tensor_is_repeatable(const struct lade_model_graph *graph, int tensor)
 {
   const struct lade_tensor *what = &graph->tensors[tensor];
   return what->kind == LADE_TENSOR_ACTIVATION && !graph->ops[what->producer].is_backward &&

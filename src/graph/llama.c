@@ -62,7 +62,7 @@ static int embed_build(struct lade_build *build, int *ret_x)
 
 static int qkv_param(struct lade_build *build, int64_t i_layer)
 {
-  const struct lade_graph *graph = build->graph;
+  const struct lade_model_graph *graph = build->graph;
   int64_t d = graph->model.width;
   struct lade_param_slice query = lade_slice_rows(graph, graph->model.heads * lade_model_head_dim(&graph->model), d);
   struct lade_param_slice key = lade_slice_key_rows(graph, d), value = key;
@@ -92,7 +92,7 @@ static int gate_up_param(struct lade_build *build, int64_t i_layer)
 
 static struct lade_op_attr qkv_attr(const struct lade_build *build)
 {
-  const struct lade_graph *graph = build->graph;
+  const struct lade_model_graph *graph = build->graph;
   int64_t head_dim = lade_model_head_dim(&graph->model);
   struct lade_sharded_width query = {graph->model.heads * head_dim, lade_share_heads(graph) * head_dim};
   struct lade_sharded_width key = {graph->model.n_kv_heads * head_dim, lade_share_kv_heads(graph) * head_dim};

@@ -43,7 +43,7 @@
  * (n - 1) / n of the whole for a gather or a scatter and twice that for a sum (Thakur, Rabenseifner, Gropp 2005); no
  * algorithm needs fewer.
  *
- * Sizes: lade_model_check and lade_graph_create bound every dimension, so every product here fits 63 bits.
+ * Sizes: lade_model_check and lade_model_graph_create bound every dimension, so every product here fits 63 bits.
  */
 #include "graph/build.h"
 
@@ -67,13 +67,13 @@ ARGS_FIT(lade_head_join_args);
 
 /* ---- shorthands ---- */
 
-static const struct lade_tensor *tensor_in(const struct lade_graph *graph, const struct lade_op *op, int i)
+static const struct lade_tensor *tensor_in(const struct lade_model_graph *graph, const struct lade_op *op, int i)
 {
   LADE_ASSERT(i < op->n_in && op->in[i] >= 0);
   return &graph->tensors[op->in[i]];
 }
 
-static const struct lade_tensor *tensor_out(const struct lade_graph *graph, const struct lade_op *op, int i)
+static const struct lade_tensor *tensor_out(const struct lade_model_graph *graph, const struct lade_op *op, int i)
 {
   LADE_ASSERT(i < op->n_out && op->out[i] >= 0);
   return &graph->tensors[op->out[i]];
@@ -87,7 +87,7 @@ static int64_t tensor_elements(const struct lade_tensor *tensor)
   return n;
 }
 
-static int64_t rows_get(const struct lade_graph *graph)
+static int64_t rows_get(const struct lade_model_graph *graph)
 {
   return graph->batch * graph->seq_len;
 }
@@ -132,7 +132,7 @@ static struct lade_drop drop_get(const struct lade_op *op, const struct lade_bin
 }
 
 /* Return the draw of an op on @x of the residual stream, with the position of this rank's rows among all. */
-static struct lade_drop rows_drop_get(const struct lade_graph *graph, const struct lade_op *op,
+static struct lade_drop rows_drop_get(const struct lade_model_graph *graph, const struct lade_op *op,
                                       const struct lade_bind *bind, const struct lade_tensor *x)
 {
   int64_t first_row = graph->share.is_sequence ? graph->share.tp_rank * x->dims[0] : 0;
@@ -151,7 +151,7 @@ static struct lade_op_output statistic_1d(const char *suffix, int64_t n)
       .suffix = suffix, .kind = LADE_TENSOR_ACTIVATION, .is_accumulator = true, .n_dims = 1, .dims = {n}};
 }
 
-static struct lade_op_output same_as_input(const struct lade_graph *graph, const struct lade_op *op)
+static struct lade_op_output same_as_input(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   const struct lade_tensor *x = tensor_in(graph, op, 0);
   return activation_2d(x->dims[0], x->dims[1]);
@@ -159,13 +159,14 @@ static struct lade_op_output same_as_input(const struct lade_graph *graph, const
 
 /* ---- embedding ---- */
 
-static void embed_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+static void embed_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
+                          struct lade_op_output *ret_out)
 {
   ret_out[0] = activation_2d(rows_get(graph), tensor_in(graph, op, 1)->dims[1]);
 }
 
 /* Count one row of each table per token instead of the tables. */
-static double embed_bytes(const struct lade_graph *graph, const struct lade_op *op)
+static double embed_bytes(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   int n_tables = op->in[2] >= 0 ? 2 : 1;
   return (double)tensor_in(graph, op, 0)->bytes + (1.0 + n_tables) * (double)tensor_out(graph, op, 0)->bytes;
@@ -175,7 +176,7 @@ static double embed_bytes(const struct lade_graph *graph, const struct lade_op *
  * Bind the embedding. If ranks' rows are added up, only the first rank adds positions; in backward all have the whole
  * gradient.
  */
-static void embed_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void embed_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                        void *args)
 {
   const struct lade_tensor *table = tensor_in(graph, op, 1);
@@ -194,12 +195,12 @@ static void embed_bind(const struct lade_graph *graph, const struct lade_op *op,
                                                                      .x = out_at(bind, 0)};
 }
 
-static double embed_bwd_flops(const struct lade_graph *graph, const struct lade_op *op)
+static double embed_bwd_flops(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   return 2.0 * (double)tensor_elements(tensor_in(graph, op, 1));
 }
 
-static void embed_bwd_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void embed_bwd_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                            void *args)
 {
   const struct lade_tensor *table = tensor_out(graph, op, 0);
@@ -223,21 +224,21 @@ static void embed_bwd_bind(const struct lade_graph *graph, const struct lade_op 
 
 /* ---- norm ---- */
 
-static void norm_statistics(const struct lade_graph *graph, enum lade_norm_kind kind, struct lade_op_output *ret_mean,
-                            struct lade_op_output *ret_rstd)
+static void norm_statistics(const struct lade_model_graph *graph, enum lade_norm_kind kind,
+                            struct lade_op_output *ret_mean, struct lade_op_output *ret_rstd)
 {
   if (kind == LADE_NORM_LAYER)
     *ret_mean = statistic_1d(".mean", lade_share_rows(graph));
   *ret_rstd = statistic_1d(".rstd", lade_share_rows(graph));
 }
 
-static void norm_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+static void norm_outputs(const struct lade_model_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
 {
   ret_out[0] = same_as_input(graph, op);
   norm_statistics(graph, op->attr.norm, &ret_out[1], &ret_out[2]);
 }
 
-static void norm_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void norm_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                       void *args)
 {
   *(struct lade_norm_fwd_args *)args = (struct lade_norm_fwd_args){.dtype = graph->dtype,
@@ -253,7 +254,7 @@ static void norm_bind(const struct lade_graph *graph, const struct lade_op *op, 
                                                                    .rstd = out_at(bind, 2)};
 }
 
-static void norm_bwd_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void norm_bwd_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                           void *args)
 {
   *(struct lade_norm_bwd_args *)args = (struct lade_norm_bwd_args){.dtype = graph->dtype,
@@ -275,7 +276,8 @@ static void norm_bwd_bind(const struct lade_graph *graph, const struct lade_op *
 
 /* ---- residual ---- */
 
-static void residual_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+static void residual_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
+                             struct lade_op_output *ret_out)
 {
   ret_out[0] = same_as_input(graph, op);
   if (op->attr.norm == LADE_NORM_NONE)
@@ -285,7 +287,7 @@ static void residual_outputs(const struct lade_graph *graph, const struct lade_o
   norm_statistics(graph, op->attr.norm, &ret_out[2], &ret_out[3]);
 }
 
-static void residual_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void residual_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                           void *args)
 {
   const struct lade_tensor *x = tensor_in(graph, op, 0);
@@ -307,8 +309,8 @@ static void residual_bind(const struct lade_graph *graph, const struct lade_op *
                                       .rstd = out_at(bind, 3)};
 }
 
-static void residual_bwd_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
-                              void *args)
+static void residual_bwd_bind(const struct lade_model_graph *graph, const struct lade_op *op,
+                              const struct lade_bind *bind, void *args)
 {
   const struct lade_tensor *sum = tensor_in(graph, op, 2);
   *(struct lade_residual_bwd_args *)args =
@@ -334,13 +336,13 @@ static void residual_bwd_bind(const struct lade_graph *graph, const struct lade_
 
 /* ---- elementwise: dropout, gelu, swiglu ---- */
 
-static void same_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+static void same_outputs(const struct lade_model_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
 {
   ret_out[0] = same_as_input(graph, op);
 }
 
 /* Bind dropout and its backward, which applies the same draw to the gradient. */
-static void dropout_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void dropout_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                          void *args)
 {
   const struct lade_tensor *x = tensor_in(graph, op, 0);
@@ -351,7 +353,7 @@ static void dropout_bind(const struct lade_graph *graph, const struct lade_op *o
                                                                  .y = out_at(bind, 0)};
 }
 
-static void gelu_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void gelu_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                       void *args)
 {
   *(struct lade_gelu_fwd_args *)args =
@@ -361,7 +363,7 @@ static void gelu_bind(const struct lade_graph *graph, const struct lade_op *op, 
                                   .y = out_at(bind, 0)};
 }
 
-static void gelu_bwd_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void gelu_bwd_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                           void *args)
 {
   *(struct lade_gelu_bwd_args *)args =
@@ -372,13 +374,14 @@ static void gelu_bwd_bind(const struct lade_graph *graph, const struct lade_op *
                                   .dx = out_at(bind, 0)};
 }
 
-static void swiglu_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+static void swiglu_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
+                           struct lade_op_output *ret_out)
 {
   const struct lade_tensor *x = tensor_in(graph, op, 0);
   ret_out[0] = activation_2d(x->dims[0], x->dims[1] / 2);
 }
 
-static void swiglu_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void swiglu_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                         void *args)
 {
   const struct lade_tensor *x = tensor_in(graph, op, 0);
@@ -389,8 +392,8 @@ static void swiglu_bind(const struct lade_graph *graph, const struct lade_op *op
                                                                        .y = out_at(bind, 0)};
 }
 
-static void swiglu_bwd_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
-                            void *args)
+static void swiglu_bwd_bind(const struct lade_model_graph *graph, const struct lade_op *op,
+                            const struct lade_bind *bind, void *args)
 {
   const struct lade_tensor *x = tensor_in(graph, op, 0);
   *(struct lade_swiglu_bwd_args *)args = (struct lade_swiglu_bwd_args){.dtype = graph->dtype,
@@ -403,13 +406,14 @@ static void swiglu_bwd_bind(const struct lade_graph *graph, const struct lade_op
 
 /* ---- matmul ---- */
 
-static void matmul_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+static void matmul_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
+                           struct lade_op_output *ret_out)
 {
   ret_out[0] = activation_2d(tensor_in(graph, op, 0)->dims[0], tensor_in(graph, op, 1)->dims[0]);
 }
 
 /* Return 2 N out in, the flops of each of the three products of a linear layer. */
-static double matmul_flops(const struct lade_graph *graph, const struct lade_op *op)
+static double matmul_flops(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   const struct lade_tensor *a = tensor_in(graph, op, 0), *b = tensor_in(graph, op, 1);
   if (op->kind == LADE_OP_MATMUL_DW) /* dy[N,out], x[N,in] */
@@ -418,7 +422,7 @@ static double matmul_flops(const struct lade_graph *graph, const struct lade_op 
 }
 
 /* Return the arguments that the three products share: c[m,n] from operands 0 and 1. */
-static struct lade_matmul_args matmul_args(const struct lade_graph *graph, const struct lade_bind *bind,
+static struct lade_matmul_args matmul_args(const struct lade_model_graph *graph, const struct lade_bind *bind,
                                            enum lade_matmul_layout layout, int64_t m, int64_t n, int64_t k)
 {
   return (struct lade_matmul_args){.layout = layout, .dtype = graph->dtype, .out = graph->dtype, .m = m, .n = n, .k = k,
@@ -426,7 +430,7 @@ static struct lade_matmul_args matmul_args(const struct lade_graph *graph, const
                                    .workspace = (void *)bind->workspace};
 }
 
-static void matmul_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void matmul_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                         void *args)
 {
   const struct lade_tensor *x = tensor_in(graph, op, 0), *weight = tensor_in(graph, op, 1);
@@ -436,7 +440,7 @@ static void matmul_bind(const struct lade_graph *graph, const struct lade_op *op
   a->bias = in_at(bind, 2);
 }
 
-static void matmul_dx_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void matmul_dx_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                            void *args)
 {
   const struct lade_tensor *dy = tensor_in(graph, op, 0), *weight = tensor_in(graph, op, 1);
@@ -445,7 +449,7 @@ static void matmul_dx_bind(const struct lade_graph *graph, const struct lade_op 
   a->tree = op->attr.dx_tree;
 }
 
-static void matmul_dw_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void matmul_dw_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                            void *args)
 {
   const struct lade_tensor *dy = tensor_in(graph, op, 0), *x = tensor_in(graph, op, 1);
@@ -455,12 +459,12 @@ static void matmul_dw_bind(const struct lade_graph *graph, const struct lade_op 
   a->accumulate = accumulate_get(op, bind, 1);
 }
 
-static double bias_grad_flops(const struct lade_graph *graph, const struct lade_op *op)
+static double bias_grad_flops(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   return (double)tensor_elements(tensor_in(graph, op, 0));
 }
 
-static void bias_grad_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void bias_grad_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                            void *args)
 {
   const struct lade_tensor *dy = tensor_in(graph, op, 0);
@@ -475,7 +479,7 @@ static void bias_grad_bind(const struct lade_graph *graph, const struct lade_op 
 
 /* ---- rope, attention ---- */
 
-static void rope_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void rope_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                       void *args)
 {
   const struct lade_model *model = &graph->model;
@@ -496,7 +500,8 @@ static void rope_bind(const struct lade_graph *graph, const struct lade_op *op, 
                                                            .workspace = (void *)bind->workspace};
 }
 
-static void attention_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+static void attention_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
+                              struct lade_op_output *ret_out)
 {
   ret_out[0] = activation_2d(rows_get(graph), op->attr.heads * op->attr.head_dim);
   ret_out[1] = (struct lade_op_output){.suffix = ".lse",
@@ -507,20 +512,20 @@ static void attention_outputs(const struct lade_graph *graph, const struct lade_
 }
 
 /* Count one product: pairs of query and key under the causal mask, over all heads, times 2 head_dim. */
-static double attention_product_flops(const struct lade_graph *graph, const struct lade_op *op)
+static double attention_product_flops(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   double t = (double)graph->seq_len;
   return (double)(graph->batch * op->attr.heads) * t * (t + 1) * (double)op->attr.head_dim;
 }
 
 /* Count two products: q k^T and p v. */
-static double attention_flops(const struct lade_graph *graph, const struct lade_op *op)
+static double attention_flops(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   return 2 * attention_product_flops(graph, op);
 }
 
 /* Count five products: q k^T again, dp = d_out v^T, dv, dq, dk. */
-static double attention_bwd_flops(const struct lade_graph *graph, const struct lade_op *op)
+static double attention_bwd_flops(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   return 5 * attention_product_flops(graph, op);
 }
@@ -529,7 +534,7 @@ static double attention_bwd_flops(const struct lade_graph *graph, const struct l
  * Return the draw of attention. A microbatch has B H T T probabilities, with all heads of the model; this rank's heads
  * have an offset within each sequence. The count wraps past 2^64, which the counter allows.
  */
-static struct lade_drop attention_drop_get(const struct lade_graph *graph, const struct lade_op *op,
+static struct lade_drop attention_drop_get(const struct lade_model_graph *graph, const struct lade_op *op,
                                            const struct lade_bind *bind)
 {
   uint64_t of_head = (uint64_t)graph->seq_len * (uint64_t)graph->seq_len;
@@ -537,7 +542,7 @@ static struct lade_drop attention_drop_get(const struct lade_graph *graph, const
   return drop_get(op, bind, n, (uint64_t)(graph->share.tp_rank * op->attr.heads) * of_head);
 }
 
-static void attention_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void attention_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                            void *args)
 {
   *(struct lade_attention_fwd_args *)args =
@@ -555,8 +560,8 @@ static void attention_bind(const struct lade_graph *graph, const struct lade_op 
                                        .workspace = (void *)bind->workspace};
 }
 
-static void attention_bwd_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
-                               void *args)
+static void attention_bwd_bind(const struct lade_model_graph *graph, const struct lade_op *op,
+                               const struct lade_bind *bind, void *args)
 {
   *(struct lade_attention_bwd_args *)args =
       (struct lade_attention_bwd_args){.dtype = graph->dtype,
@@ -577,7 +582,8 @@ static void attention_bwd_bind(const struct lade_graph *graph, const struct lade
 
 /* ---- head and loss ---- */
 
-static void head_loss_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+static void head_loss_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
+                              struct lade_op_output *ret_out)
 {
   ret_out[0] = statistic_1d(".losses", rows_get(graph));
   ret_out[1] = statistic_1d(".lse", rows_get(graph));
@@ -585,18 +591,18 @@ static void head_loss_outputs(const struct lade_graph *graph, const struct lade_
   ret_out[2].kind = LADE_TENSOR_LOSS;
 }
 
-static double head_loss_flops(const struct lade_graph *graph, const struct lade_op *op)
+static double head_loss_flops(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   return 2.0 * (double)rows_get(graph) * (double)tensor_elements(tensor_in(graph, op, 1));
 }
 
 /* Count three products: the logits again, dx, d_weight. */
-static double head_loss_bwd_flops(const struct lade_graph *graph, const struct lade_op *op)
+static double head_loss_bwd_flops(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   return 3 * head_loss_flops(graph, op);
 }
 
-static void head_loss_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void head_loss_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                            void *args)
 {
   const struct lade_tensor *weight = tensor_in(graph, op, 1);
@@ -614,14 +620,15 @@ static void head_loss_bind(const struct lade_graph *graph, const struct lade_op 
                                                                              .workspace = (void *)bind->workspace};
 }
 
-static void head_stats_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+static void head_stats_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
+                               struct lade_op_output *ret_out)
 {
   ret_out[0] = (struct lade_op_output){
       .suffix = "", .kind = LADE_TENSOR_ACTIVATION, .is_accumulator = true, .n_dims = 2, .dims = {3, rows_get(graph)}};
 }
 
-static void head_stats_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
-                            void *args)
+static void head_stats_bind(const struct lade_model_graph *graph, const struct lade_op *op,
+                            const struct lade_bind *bind, void *args)
 {
   const struct lade_tensor *weight = tensor_in(graph, op, 1);
   *(struct lade_head_stats_args *)args = (struct lade_head_stats_args){
@@ -631,12 +638,12 @@ static void head_stats_bind(const struct lade_graph *graph, const struct lade_op
       .before = in_at(bind, 3), .stats = out_at(bind, 0), .workspace = (void *)bind->workspace};
 }
 
-static double head_join_flops(const struct lade_graph *graph, const struct lade_op *op)
+static double head_join_flops(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   return 8.0 * (double)tensor_elements(tensor_in(graph, op, 0));
 }
 
-static void head_join_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
+static void head_join_bind(const struct lade_model_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
                            void *args)
 {
   *(struct lade_head_join_args *)args = (struct lade_head_join_args){
@@ -644,8 +651,8 @@ static void head_join_bind(const struct lade_graph *graph, const struct lade_op 
       .targets = in_at(bind, 1), .losses = out_at(bind, 0), .lse = out_at(bind, 1), .loss = out_at(bind, 2)};
 }
 
-static void head_loss_bwd_bind(const struct lade_graph *graph, const struct lade_op *op, const struct lade_bind *bind,
-                               void *args)
+static void head_loss_bwd_bind(const struct lade_model_graph *graph, const struct lade_op *op,
+                               const struct lade_bind *bind, void *args)
 {
   const struct lade_tensor *weight = tensor_in(graph, op, 1);
   *(struct lade_head_loss_bwd_args *)args =
@@ -673,14 +680,15 @@ static void head_loss_bwd_bind(const struct lade_graph *graph, const struct lade
 /* ---- collectives: no kernels; instructions of their own run them ---- */
 
 /* Describe the gathered output: x of all ranks on the axis, one after the other, of the same type. */
-static void all_gather_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+static void all_gather_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
+                               struct lade_op_output *ret_out)
 {
   const struct lade_tensor *x = tensor_in(graph, op, 0);
   ret_out[0] = activation_2d(x->dims[0] * graph->share.tp, x->dims[1]);
   ret_out[0].is_accumulator = x->dtype == graph->accumulator;
 }
 
-static void reduce_scatter_outputs(const struct lade_graph *graph, const struct lade_op *op,
+static void reduce_scatter_outputs(const struct lade_model_graph *graph, const struct lade_op *op,
                                    struct lade_op_output *ret_out)
 {
   const struct lade_tensor *x = tensor_in(graph, op, 0);
@@ -688,7 +696,7 @@ static void reduce_scatter_outputs(const struct lade_graph *graph, const struct 
 }
 
 /* Return the bytes sent. Blocks have the size of the smaller side, which one rank gives or gets. */
-static double collective_bytes(const struct lade_graph *graph, const struct lade_op *op)
+static double collective_bytes(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   double n_others = graph->share.tp - 1;
   switch (op->kind) {
@@ -701,16 +709,16 @@ static double collective_bytes(const struct lade_graph *graph, const struct lade
 /* ---- boundaries between stages ---- */
 
 /* Describe the received residual stream. There is no kernel; an instruction of its own moves it. */
-static void recv_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+static void recv_outputs(const struct lade_model_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
 {
   ret_out[0] = activation_2d(lade_share_rows(graph), graph->model.width);
 }
 
-static void no_outputs(const struct lade_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
+static void no_outputs(const struct lade_model_graph *graph, const struct lade_op *op, struct lade_op_output *ret_out)
 {
 }
 
-static double boundary_flops(const struct lade_graph *graph, const struct lade_op *op)
+static double boundary_flops(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   return 0;
 }

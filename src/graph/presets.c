@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "graph/graph.h"
+#include "graph/model_graph.h"
 
 /* A GPT-2 model: hidden is four times the width, and the head is tied. */
 #define GPT2(layers_, heads_, width_, context_, vocabulary_) \

@@ -25,7 +25,7 @@
 #define SOMEWHERE 64 /* a placeholder, aligned like real addresses, for operands without an address yet */
 
 /* Return the most units: the layers, and at each end of a chunk the embedding, the head or a stage boundary. */
-static int64_t units_most(const struct lade_graph *graph)
+static int64_t units_most(const struct lade_model_graph *graph)
 {
   return graph->model.layers + 2 * (int64_t)graph->share.n_chunks;
 }
@@ -40,7 +40,7 @@ static uint64_t tensor_bytes(const struct lade_tensor *tensor)
 
 void lade_build_unit(struct lade_build *build, int class_id, const char *format, ...)
 {
-  struct lade_graph *graph = build->graph;
+  struct lade_model_graph *graph = build->graph;
   LADE_ASSERT(graph->n_units < units_most(graph));
   struct lade_unit *unit = &graph->units[graph->n_units];
   va_list args;
@@ -56,7 +56,7 @@ void lade_build_unit(struct lade_build *build, int class_id, const char *format,
 int lade_build_tensor(struct lade_build *build, enum lade_tensor_kind kind, enum lade_dtype dtype, int n_dims,
                       const int64_t *dims, const char *name)
 {
-  struct lade_graph *graph = build->graph;
+  struct lade_model_graph *graph = build->graph;
   LADE_ASSERT(graph->n_tensors < units_most(graph) * TENSORS_PER_UNIT);
   struct lade_tensor *tensor = &graph->tensors[graph->n_tensors];
   *tensor = (struct lade_tensor){
@@ -79,7 +79,7 @@ static void unit_name(const struct lade_build *build, const char *name, const ch
 int lade_build_param(struct lade_build *build, const char *name, int64_t n_rows, int64_t n_cols, enum lade_init init,
                      float init_std)
 {
-  struct lade_graph *graph = build->graph;
+  struct lade_model_graph *graph = build->graph;
   LADE_ASSERT(graph->n_params < units_most(graph) * PARAMS_PER_UNIT);
   int64_t dims[] = {n_rows, n_cols};
   int n_dims = n_cols > 0 ? 2 : 1;
@@ -96,7 +96,7 @@ int lade_build_param(struct lade_build *build, const char *name, int64_t n_rows,
   return param->tensor;
 }
 
-static double op_bytes(const struct lade_graph *graph, const struct lade_op *op)
+static double op_bytes(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   double bytes = 0;
   for (int i = 0; i < op->n_in; i++)
@@ -109,7 +109,7 @@ static double op_bytes(const struct lade_graph *graph, const struct lade_op *op)
 /* Derive an op's aliases, costs, workspace and producers from its operands and attributes. */
 static void op_complete(struct lade_build *build, int i_op)
 {
-  struct lade_graph *graph = build->graph;
+  struct lade_model_graph *graph = build->graph;
   struct lade_op *op = &graph->ops[i_op];
   const struct lade_op_entry *entry = &lade_op_table[op->kind];
   for (int i = 0; i < LADE_OP_MAX_OUT; i++)
@@ -142,7 +142,7 @@ static void op_complete(struct lade_build *build, int i_op)
 
 static struct lade_op *op_push(struct lade_build *build, enum lade_op_kind kind, const int *in)
 {
-  struct lade_graph *graph = build->graph;
+  struct lade_model_graph *graph = build->graph;
   LADE_ASSERT(graph->n_ops < units_most(graph) * OPS_PER_UNIT);
   const struct lade_op_entry *entry = &lade_op_table[kind];
   struct lade_op *op = &graph->ops[graph->n_ops++];
@@ -159,7 +159,7 @@ static struct lade_op *op_push(struct lade_build *build, enum lade_op_kind kind,
 int lade_build_op(struct lade_build *build, enum lade_op_kind kind, const char *name, const struct lade_op_attr *attr,
                   const int *in)
 {
-  struct lade_graph *graph = build->graph;
+  struct lade_model_graph *graph = build->graph;
   int i_op = graph->n_ops;
   struct lade_op *op = op_push(build, kind, in);
   if (attr)
@@ -201,7 +201,7 @@ int lade_build_out(const struct lade_build *build, int op, int i)
   return build->graph->ops[op].out[i];
 }
 
-bool lade_build_reserve(struct lade_graph *graph, struct lade_build *build)
+bool lade_build_reserve(struct lade_model_graph *graph, struct lade_build *build)
 {
   size_t n_units = (size_t)units_most(graph);
   graph->tensors = calloc(n_units * TENSORS_PER_UNIT, sizeof(*graph->tensors));
@@ -222,7 +222,7 @@ bool lade_op_is_stage_boundary(enum lade_op_kind kind)
   return kind == LADE_OP_SEND || kind == LADE_OP_RECV || lade_op_is_collective(kind);
 }
 
-void lade_op_bind(const struct lade_graph *graph, int op, const struct lade_bind *bind, void *ret_args)
+void lade_op_bind(const struct lade_model_graph *graph, int op, const struct lade_bind *bind, void *ret_args)
 {
   LADE_ASSERT(op >= 0 && op < graph->n_ops);
   LADE_ASSERT(bind->n_microbatches > 0 && bind->microbatch >= 0 && bind->microbatch < bind->n_microbatches);

@@ -61,38 +61,38 @@ static int64_t vocabulary_rows(const struct lade_model *model, int tp)
   return leaves % tp ? lade_div_up(model->vocabulary, tp) : leaves / tp * leaf;
 }
 
-int64_t lade_share_vocabulary(const struct lade_graph *graph)
+int64_t lade_share_vocabulary(const struct lade_model_graph *graph)
 {
   return vocabulary_rows(&graph->model, graph->share.tp);
 }
 
-int64_t lade_share_padding(const struct lade_graph *graph)
+int64_t lade_share_padding(const struct lade_model_graph *graph)
 {
   int64_t rows = lade_share_vocabulary(graph);
   return LADE_MAX((graph->share.tp_rank + 1) * rows - graph->model.vocabulary, 0);
 }
 
-int64_t lade_share_heads(const struct lade_graph *graph)
+int64_t lade_share_heads(const struct lade_model_graph *graph)
 {
   return graph->model.heads / graph->share.tp;
 }
 
-int64_t lade_share_kv_heads(const struct lade_graph *graph)
+int64_t lade_share_kv_heads(const struct lade_model_graph *graph)
 {
   return LADE_MAX(graph->model.n_kv_heads / graph->share.tp, 1);
 }
 
-int lade_share_key_ranks(const struct lade_graph *graph)
+int lade_share_key_ranks(const struct lade_model_graph *graph)
 {
   return (int)LADE_MAX(graph->share.tp / graph->model.n_kv_heads, 1);
 }
 
-int64_t lade_share_rows(const struct lade_graph *graph)
+int64_t lade_share_rows(const struct lade_model_graph *graph)
 {
   return graph->batch * graph->seq_len / (graph->share.is_sequence ? graph->share.tp : 1);
 }
 
-int lade_share_check(const struct lade_graph_params *params, struct lade_error *error)
+int lade_share_check(const struct lade_model_graph_params *params, struct lade_error *error)
 {
   const struct lade_model *model = params->model;
   const struct lade_share *share = &params->share;
@@ -124,7 +124,7 @@ struct lade_param_slice lade_slice_whole(int64_t n_rows, int64_t n_cols)
   return (struct lade_param_slice){.n_rows = n_rows, .file_rows = n_rows, .file_cols = n_cols};
 }
 
-struct lade_param_slice lade_slice_rows(const struct lade_graph *graph, int64_t n_rows, int64_t n_cols)
+struct lade_param_slice lade_slice_rows(const struct lade_model_graph *graph, int64_t n_rows, int64_t n_cols)
 {
   struct lade_param_slice slice = lade_slice_whole(n_rows, n_cols);
   slice.n_rows = n_rows / graph->share.tp;
@@ -132,14 +132,14 @@ struct lade_param_slice lade_slice_rows(const struct lade_graph *graph, int64_t 
   return slice;
 }
 
-struct lade_param_slice lade_slice_cols(const struct lade_graph *graph, int64_t n_rows, int64_t n_cols)
+struct lade_param_slice lade_slice_cols(const struct lade_model_graph *graph, int64_t n_rows, int64_t n_cols)
 {
   struct lade_param_slice slice = lade_slice_whole(n_rows, n_cols);
   slice.file_col = n_cols / graph->share.tp * graph->share.tp_rank;
   return slice;
 }
 
-struct lade_param_slice lade_slice_key_rows(const struct lade_graph *graph, int64_t n_cols)
+struct lade_param_slice lade_slice_key_rows(const struct lade_model_graph *graph, int64_t n_cols)
 {
   int64_t head_dim = lade_model_head_dim(&graph->model), n_heads = lade_share_kv_heads(graph);
   struct lade_param_slice slice = lade_slice_whole(graph->model.n_kv_heads * head_dim, n_cols);
@@ -148,7 +148,7 @@ struct lade_param_slice lade_slice_key_rows(const struct lade_graph *graph, int6
   return slice;
 }
 
-struct lade_param_slice lade_slice_vocabulary(const struct lade_graph *graph)
+struct lade_param_slice lade_slice_vocabulary(const struct lade_model_graph *graph)
 {
   int64_t rows = lade_share_vocabulary(graph);
   struct lade_param_slice slice = lade_slice_whole(graph->model.vocabulary, graph->model.width);
@@ -222,19 +222,20 @@ int lade_build_leave(struct lade_build *build, const char *name, int x)
 }
 
 /* True if parts of sums, which have dtype D, are as exact as sums, which have dtype A. */
-static bool has_exact_parts(const struct lade_graph *graph)
+static bool has_exact_parts(const struct lade_model_graph *graph)
 {
   return graph->dtype == graph->accumulator;
 }
 
 /* Return this rank's number of the whole model's @leaves; 0 if it sums in one piece. */
-static int own_leaves(const struct lade_graph *graph, int leaves)
+static int own_leaves(const struct lade_model_graph *graph, int leaves)
 {
   bool is_shared_out = leaves % graph->share.tp == 0 && leaves > graph->share.tp;
   return has_exact_parts(graph) && is_shared_out ? leaves / graph->share.tp : 0;
 }
 
-static struct lade_k_tree tree_make(const struct lade_graph *graph, int n_spans, const struct lade_sharded_width *spans)
+static struct lade_k_tree tree_make(const struct lade_model_graph *graph, int n_spans,
+                                    const struct lade_sharded_width *spans)
 {
   int leaves = LADE_LEAVES_MOST;
   for (int i = 0; i < n_spans; i++)
@@ -267,12 +268,12 @@ struct lade_op_attr lade_attr_row(const struct lade_build *build, int64_t n_all)
   return (struct lade_op_attr){.y_tree = tree_make(build->graph, 1, &span)};
 }
 
-int lade_table_n_parts(const struct lade_graph *graph, int table)
+int lade_table_n_parts(const struct lade_model_graph *graph, int table)
 {
   return graph->params[graph->tensors[table].param].n_parts;
 }
 
-int lade_table_part(const struct lade_graph *graph, int table, int i)
+int lade_table_part(const struct lade_model_graph *graph, int table, int i)
 {
   LADE_ASSERT(i < lade_table_n_parts(graph, table));
   return graph->params[graph->tensors[table].param + i].tensor;
@@ -295,7 +296,7 @@ static int stats_build(struct lade_build *build, const struct lade_op_attr *attr
 
 int lade_build_head_loss(struct lade_build *build, int x, int table)
 {
-  const struct lade_graph *graph = build->graph;
+  const struct lade_model_graph *graph = build->graph;
   struct lade_op_attr attr = partial_attr(build);
   int64_t leaf = leaf_tokens(&graph->model);
   attr.leaf_tokens = own_leaves(graph, (int)lade_div_up(graph->model.vocabulary, leaf)) ? leaf : 0;

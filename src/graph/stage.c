@@ -70,7 +70,7 @@ static int boundary_build(struct lade_build *build, enum lade_op_kind kind, int 
 /* Advance both counts as if the pieces before this one, which begins with layer @first, were in this graph. */
 static void piece_skip(struct lade_build *build, const struct lade_family_entry *family, int64_t first)
 {
-  const struct lade_graph *graph = build->graph;
+  const struct lade_model_graph *graph = build->graph;
   int n_embed_ops = family->n_embed_ops + (build->dropout > 0);
   build->n_skipped_params = family->n_embed_params + (int)first * family->n_block_params - graph->n_params;
   build->n_skipped_ops =
@@ -79,11 +79,11 @@ static void piece_skip(struct lade_build *build, const struct lade_family_entry 
 
 static void piece_build(struct lade_build *build, const struct lade_family_entry *family, int piece, int *table)
 {
-  const struct lade_graph *graph = build->graph;
+  const struct lade_model_graph *graph = build->graph;
   int n_pieces = graph->share.pp * graph->share.n_chunks, x;
   struct lade_layer_span span;
   int status = lade_piece_layers(&graph->model, graph->seq_len, n_pieces, piece, NULL, &span);
-  LADE_ASSERT(status == 0); /* lade_graph_create has checked it */
+  LADE_ASSERT(status == 0); /* lade_model_graph_create has checked it */
   if (piece == 0) {
     *table = family->embed(build, &x);
     if (graph->model.is_tied && n_pieces > 1)

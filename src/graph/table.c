@@ -44,7 +44,7 @@ static int64_t part_first_row(int64_t n_rows, int n, int i)
  * Return the bytes of the largest of @n parts in the head's backward op: the working copy, the gradient, and this
  * rank's blocks of the two parts before it, whose reductions are in flight.
  */
-static int64_t part_bytes(const struct lade_graph *graph, int n)
+static int64_t part_bytes(const struct lade_model_graph *graph, int n)
 {
   const int64_t copy_bytes = (int64_t)lade_dtype_bytes(graph->dtype), n_rows = lade_share_vocabulary(graph);
   const int64_t grad_bytes = (int64_t)lade_dtype_bytes(graph->accumulator);
@@ -55,7 +55,7 @@ static int64_t part_bytes(const struct lade_graph *graph, int n)
   return most * graph->model.width * (copy_bytes + grad_bytes + blocks_bytes);
 }
 
-static int parts_count(const struct lade_graph *graph)
+static int parts_count(const struct lade_model_graph *graph)
 {
   if (graph->share.n_shards == 1 || graph->dtype == graph->accumulator)
     return 1;
@@ -72,7 +72,7 @@ static int parts_count(const struct lade_graph *graph)
 
 static int part_build(struct lade_build *build, const char *name, const char *file_name, float init_std, int n, int i)
 {
-  struct lade_graph *graph = build->graph;
+  struct lade_model_graph *graph = build->graph;
   const int64_t n_rows = lade_share_vocabulary(graph), first_row = part_first_row(n_rows, n, i);
   char part_name[LADE_NAME_BYTES];
   snprintf(part_name, sizeof(part_name), n > 1 ? "%s.%d" : "%s", name, i);
@@ -110,7 +110,7 @@ void lade_build_table_tie(struct lade_build *build, int table, bool is_copy)
 
 /* ---- parts ---- */
 
-bool lade_graph_has_parts(const struct lade_graph *graph)
+bool lade_model_graph_has_parts(const struct lade_model_graph *graph)
 {
   for (int param = 0; param < graph->n_params; param++)
     if (graph->params[param].n_parts > 1)
@@ -118,12 +118,12 @@ bool lade_graph_has_parts(const struct lade_graph *graph)
   return false;
 }
 
-int64_t lade_table_first_token(const struct lade_graph *graph, int part)
+int64_t lade_table_first_token(const struct lade_model_graph *graph, int part)
 {
   return graph->share.tp_rank * lade_share_vocabulary(graph) + graph->params[graph->tensors[part].param].first_row;
 }
 
-int64_t lade_table_padding(const struct lade_graph *graph, int part)
+int64_t lade_table_padding(const struct lade_model_graph *graph, int part)
 {
   const int64_t end = graph->params[graph->tensors[part].param].first_row + graph->tensors[part].dims[0];
   return end == lade_share_vocabulary(graph) ? lade_share_padding(graph) : 0;

@@ -65,7 +65,7 @@ void lade_cost_finish(struct lade_cost *cost)
 
 /* ---- the table ---- */
 
-uint64_t lade_cost_op_key(const struct lade_graph *graph, int op_index)
+uint64_t lade_cost_op_key(const struct lade_model_graph *graph, int op_index)
 {
   const struct lade_op *op = &graph->ops[op_index];
   int64_t words[16 + (LADE_OP_MAX_IN + LADE_OP_MAX_OUT) * 6];
@@ -146,7 +146,7 @@ static int64_t whole_ns(double ns)
   return ns < 1 ? 1 : ns < 0x1p62 ? (int64_t)ceil(ns) : INT64_C(1) << 62;
 }
 
-static int64_t roofline_ns(const struct lade_cost *cost, const struct lade_graph *graph, const struct lade_op *op)
+static int64_t roofline_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, const struct lade_op *op)
 {
   double ns = op->bytes / (STREAM_FACTOR * cost->machine.device_bytes_per_s) * 1e9;
   double factor = product_factors[op->kind];
@@ -155,7 +155,7 @@ static int64_t roofline_ns(const struct lade_cost *cost, const struct lade_graph
   return whole_ns(ns);
 }
 
-int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_graph *graph, int op)
+int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, int op)
 {
   int64_t ns;
   if (!cost->n_ops || !lade_cost_find(cost, lade_cost_op_key(graph, op), &ns))
@@ -330,7 +330,7 @@ static struct lade_transfer_price store_price(const struct lade_machine_store *s
   return (struct lade_transfer_price){(int64_t)store->latency_ns, 1e9 / rate};
 }
 
-int lade_cost_prices(const struct lade_cost *cost, const struct lade_graph *graph, struct lade_prices *ret_prices)
+int lade_cost_prices(const struct lade_cost *cost, const struct lade_model_graph *graph, struct lade_prices *ret_prices)
 {
   const struct lade_machine *machine = &cost->machine;
   const enum lade_dtype grad_dtype = graph->grad_dtype;

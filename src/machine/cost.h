@@ -12,7 +12,7 @@
 #ifndef LADE_COST_H
 #define LADE_COST_H
 
-#include "graph/graph.h"
+#include "graph/model_graph.h"
 #include "machine/machine.h"
 #include "parallel/mesh.h"
 
@@ -72,7 +72,7 @@ void lade_cost_init(struct lade_cost *cost, const struct lade_machine *machine);
 void lade_cost_finish(struct lade_cost *cost);
 
 /* Return the identity of op @op of @graph for the table: kind, types, shapes, heads; not its layer, unit or stream. */
-uint64_t lade_cost_op_key(const struct lade_graph *graph, int op);
+uint64_t lade_cost_op_key(const struct lade_model_graph *graph, int op);
 
 /* Record measured nanoseconds, replacing an older entry. -ENOMEM. */
 int lade_cost_set(struct lade_cost *cost, uint64_t key, int64_t ns);
@@ -81,7 +81,7 @@ int lade_cost_set(struct lade_cost *cost, uint64_t key, int64_t ns);
 bool lade_cost_find(const struct lade_cost *cost, uint64_t key, int64_t *ret_ns);
 
 /* Predict one op, with its launch: measured, or max(flops / rate, bytes / bandwidth) with the factors of cost.c. */
-int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_graph *graph, int op);
+int64_t lade_cost_op_ns(const struct lade_cost *cost, const struct lade_model_graph *graph, int op);
 
 /* Predict copies over the links, and transfers to and from the store. pre: the machine has a store. */
 int64_t lade_cost_to_host_ns(const struct lade_cost *cost, uint64_t bytes);
@@ -124,7 +124,8 @@ int64_t lade_cost_sum_squares_ns(const struct lade_cost *cost, int64_t n_element
 int64_t lade_cost_clip_ns(const struct lade_cost *cost, int64_t n_partials);
 
 /* Compute the prices of everything in @graph, for the program builder. -ENOMEM. Free them with lade_prices_finish. */
-int lade_cost_prices(const struct lade_cost *cost, const struct lade_graph *graph, struct lade_prices *ret_prices);
+int lade_cost_prices(const struct lade_cost *cost, const struct lade_model_graph *graph,
+                     struct lade_prices *ret_prices);
 void lade_prices_finish(struct lade_prices *prices);
 
 #endif

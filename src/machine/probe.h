@@ -28,7 +28,7 @@ struct lade_probe_params {
   const struct lade_kernels *kernels; /* borrowed; the host's */
   const struct lade_probe_gpu *gpu;   /* NULL: the host computes */
   lade_pool *pool;                    /* borrowed; the run's own; NULL: one thread */
-  const struct lade_graph *graph;     /* borrowed; NULL: no ops, and rates of FP32 and BF16 */
+  const struct lade_model_graph *graph;     /* borrowed; NULL: no ops, and rates of FP32 and BF16 */
   const struct lade_store_params *store; /* the run's own parameters of its store; NULL: no drive */
   bool skip_cache;                    /* neither read nor write the cache */
   bool has_fresh_ops;                 /* measure the graph's ops even if the cache has them: a run that is about to

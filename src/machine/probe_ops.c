@@ -37,7 +37,7 @@
 
 struct op_probe {
   const struct lade_probe_params *params;
-  const struct lade_graph *graph;
+  const struct lade_model_graph *graph;
   lade_device *device;
   lade_chunk *chunk;
   uint64_t address, bytes;
@@ -83,7 +83,7 @@ static int rig_map(struct op_probe *rig, uint64_t bytes)
 
 /* ---- places ---- */
 
-static void tensor_place(struct op_group *group, const struct lade_graph *graph, int tensor)
+static void tensor_place(struct op_group *group, const struct lade_model_graph *graph, int tensor)
 {
   if (tensor < 0 || group->place[tensor])
     return;
@@ -91,7 +91,7 @@ static void tensor_place(struct op_group *group, const struct lade_graph *graph,
   group->bytes += lade_align_up(graph->tensors[tensor].bytes, ALIGN);
 }
 
-static void op_place(struct op_group *group, const struct lade_graph *graph, int index)
+static void op_place(struct op_group *group, const struct lade_model_graph *graph, int index)
 {
   const struct lade_op *op = &graph->ops[index];
   for (int i = 0; i < op->n_in; i++)
@@ -222,7 +222,7 @@ static int group_measure(struct op_probe *rig, struct op_group *group, struct la
 
 /* ---- distinct ops ---- */
 
-static uint64_t op_bytes(const struct lade_graph *graph, const struct lade_op *op)
+static uint64_t op_bytes(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   uint64_t bytes = op->workspace_bytes + 2 * ALIGN;
   for (int i = 0; i < op->n_in; i++)
@@ -233,7 +233,8 @@ static uint64_t op_bytes(const struct lade_graph *graph, const struct lade_op *o
 }
 
 /* Find the first op of every key that has no entry and is small enough. Returns their number, or -ENOMEM. */
-static int distinct_find(const struct lade_graph *graph, const struct lade_cost *cost, uint64_t limit_bytes, int *ops)
+static int distinct_find(const struct lade_model_graph *graph, const struct lade_cost *cost, uint64_t limit_bytes,
+                         int *ops)
 {
   struct lade_cost seen = {0};
   int n = 0, rc = 0;
@@ -306,7 +307,7 @@ static int rig_run(struct op_probe *rig, const int *ops, int n_ops, uint64_t lim
 
 int probe_ops(const struct lade_probe_params *params, struct lade_error *error, struct lade_cost *cost)
 {
-  const struct lade_graph *graph = params->graph;
+  const struct lade_model_graph *graph = params->graph;
   uint64_t limit_bytes = LADE_MIN(MOST_GROUP_BYTES, cost->machine.host_bytes / 4);
   limit_bytes = LADE_MIN(limit_bytes, cost->machine.device_bytes / 4);
   int *ops = calloc((size_t)graph->n_ops + (size_t)graph->n_tensors, sizeof(*ops));

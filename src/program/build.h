@@ -24,7 +24,7 @@
 struct lade_packer;
 
 struct lade_build_params {
-  const struct lade_graph *graph;
+  const struct lade_model_graph *graph;
   const struct lade_layout *layout; /* NULL: one rank */
   const struct lade_residency *residency;
   const struct lade_prices *prices;
@@ -158,7 +158,7 @@ static inline uint64_t plan_buffer_bytes(enum lade_space space, uint64_t bytes)
  * Return a value's number. Values are numbered by microbatch, then tensor; those that all microbatches share have the
  * numbers of the first.
  */
-static inline int plan_value_number(const struct lade_graph *graph, int tensor, int microbatch)
+static inline int plan_value_number(const struct lade_model_graph *graph, int tensor, int microbatch)
 {
   enum lade_tensor_kind kind = graph->tensors[tensor].kind;
   bool is_shared = kind == LADE_TENSOR_PARAM || kind == LADE_TENSOR_GRAD;

@@ -38,7 +38,7 @@ struct use {
 
 struct cutter {
   const struct lade_build_params *params;
-  const struct lade_graph *graph;
+  const struct lade_model_graph *graph;
   const struct plan_step *steps;
   int n_steps, n_values;
   const int32_t *update_ends; /* by parameter: number of steps before its update */
@@ -172,7 +172,7 @@ static int32_t update_pos(const struct cutter *c, int param)
 static bool waits_for_update(const struct cutter *c, int tensor)
 {
   const struct lade_param *param = &c->graph->params[c->graph->tensors[tensor].param];
-  bool is_rounded = lade_graph_rounds(c->graph) && !param->is_at_both_ends;
+  bool is_rounded = lade_model_graph_rounds(c->graph) && !param->is_at_both_ends;
   return c->params->is_training && !plan_sums_each(c->params) && !is_rounded;
 }
 
@@ -326,7 +326,7 @@ static bool is_taken_over(const struct cutter *c, int value, int pos)
  */
 static void rounded_count(const struct cutter *c, uint64_t *change)
 {
-  for (int i = 0; i < c->ranges.n && lade_graph_rounds(c->graph); i++) {
+  for (int i = 0; i < c->ranges.n && lade_model_graph_rounds(c->graph); i++) {
     const struct live_range *it = &c->ranges.items[i];
     const int tensor = it->value % c->graph->n_tensors, param = c->graph->tensors[tensor].param;
     bool is_last = i + 1 == c->ranges.n || c->ranges.items[i + 1].value != it->value;

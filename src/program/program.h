@@ -32,7 +32,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "graph/graph.h"
+#include "graph/model_graph.h"
 #include "lade/plan.h" /* spaces, queues, owners: the part that the public may use */
 #include "lade/types.h"
 #include "machine/cost.h"
@@ -181,7 +181,7 @@ struct lade_instr {
 };
 
 struct lade_program {
-  const struct lade_graph *graph; /* borrowed; outlives the program */
+  const struct lade_model_graph *graph; /* borrowed; outlives the program */
   const struct lade_layout *layout; /* the same; NULL: one rank */
   int n_microbatches;
   bool is_training; /* else forward only: evaluation */
@@ -210,13 +210,13 @@ struct lade_program {
  * Return the bytes that element-for-element hold value @tensor (any microbatch) of the whole graph, as checkpoints have
  * it.
  */
-uint64_t lade_value_bytes(const struct lade_graph *graph, int tensor);
+uint64_t lade_value_bytes(const struct lade_model_graph *graph, int tensor);
 /*
  * Return the bytes of the store for all parameters with their state if the store is their home tier, in whole granules:
  * as a rank of @layout has them, whole or in blocks; NULL: whole. They stand first in the store: parameter by
  * parameter, the working copy and then the parts.
  */
-uint64_t lade_state_store_bytes(const struct lade_graph *graph, const struct lade_layout *layout);
+uint64_t lade_state_store_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout);
 
 /* Return the ranks over which the state of parameters is cut: 1 unless the layout is ZeRO's. */
 int lade_shard_count(const struct lade_layout *layout);
@@ -224,7 +224,8 @@ int lade_shard_count(const struct lade_layout *layout);
 struct lade_state_shard {
   int64_t first, n, n_padded;
 };
-struct lade_state_shard lade_param_shard(const struct lade_graph *graph, const struct lade_layout *layout, int param);
+struct lade_state_shard lade_param_shard(const struct lade_model_graph *graph, const struct lade_layout *layout,
+                                         int param);
 /*
  * Return the axis over which tensor parallel ranks (n_sharers) add up their parts of the gradient of @param. Also
  * return the elements of the parts within the gradient or block of this rank; n may be 0.
@@ -233,7 +234,7 @@ struct lade_parts {
   enum lade_axis axis;
   int64_t first, n;
 };
-struct lade_parts lade_param_parts(const struct lade_graph *graph, const struct lade_layout *layout, int param);
+struct lade_parts lade_param_parts(const struct lade_model_graph *graph, const struct lade_layout *layout, int param);
 /* True if a parameter's collectives over @axis add up parts of gradients. */
 static inline bool lade_axis_has_parts(enum lade_axis axis)
 {
@@ -243,15 +244,15 @@ static inline bool lade_axis_has_parts(enum lade_axis axis)
  * Return the bytes that a program gives value @tensor: weights and gradients with the padding of all shards, parts and
  * blocks those of one shard, with its padding. Without shards the same as lade_value_bytes.
  */
-uint64_t lade_held_bytes(const struct lade_graph *graph, const struct lade_layout *layout, int tensor);
+uint64_t lade_held_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout, int tensor);
 /*
  * Return the elements of @param that count for this rank in norms over all ranks: copies of another rank's elements do
  * not.
  */
-int64_t lade_norm_elements(const struct lade_graph *graph, const struct lade_layout *layout, int param);
+int64_t lade_norm_elements(const struct lade_model_graph *graph, const struct lade_layout *layout, int param);
 /* Return the partials of lade_norm_elements of @param, at least one; the first one's index (O(n_params)). */
-int64_t lade_held_partials(const struct lade_graph *graph, const struct lade_layout *layout, int param);
-int64_t lade_held_first_partial(const struct lade_graph *graph, const struct lade_layout *layout, int param);
+int64_t lade_held_partials(const struct lade_model_graph *graph, const struct lade_layout *layout, int param);
+int64_t lade_held_first_partial(const struct lade_model_graph *graph, const struct lade_layout *layout, int param);
 /* Return the number of ranks whose sums of squares make the norm. */
 int lade_sums_count(const struct lade_layout *layout);
 /*
@@ -264,11 +265,11 @@ int lade_sums_level(enum lade_axis axis);
 /*
  * Return the partials that count in this rank's sum: not those of a table's copy, which is the last of the parameters.
  */
-int64_t lade_summed_partials(const struct lade_graph *graph, const struct lade_layout *layout);
+int64_t lade_summed_partials(const struct lade_model_graph *graph, const struct lade_layout *layout);
 /* Return the element type that collectives move. */
-enum lade_dtype lade_value_dtype(const struct lade_graph *graph, int tensor);
+enum lade_dtype lade_value_dtype(const struct lade_model_graph *graph, int tensor);
 /* Return the bytes of @n_elements of @part. */
-uint64_t lade_part_bytes(const struct lade_graph *graph, enum lade_part part, int64_t n_elements);
+uint64_t lade_part_bytes(const struct lade_model_graph *graph, enum lade_part part, int64_t n_elements);
 /*
  * Layout of the state of a parameter at home in the store. It begins at the first of its parts' buffers, which are
  * contiguous. It lies grain by grain, of each the residual, m and v; the scales of m and of v follow the last grain.
@@ -279,15 +280,15 @@ uint64_t lade_part_bytes(const struct lade_graph *graph, enum lade_part part, in
  * lade_state_bytes: bytes of the grains of the first @n_elements. The others: bytes of all their scales; and the place
  * where @part, of @n_held elements, has its piece of the grain from @first on. Scales are one piece (@first 0).
  */
-uint64_t lade_state_bytes(const struct lade_graph *graph, int64_t n_elements);
-uint64_t lade_state_scales_bytes(const struct lade_graph *graph, int64_t n_elements);
-uint64_t lade_state_offset(const struct lade_graph *graph, int64_t n_held, enum lade_part part, int64_t first);
+uint64_t lade_state_bytes(const struct lade_model_graph *graph, int64_t n_elements);
+uint64_t lade_state_scales_bytes(const struct lade_model_graph *graph, int64_t n_elements);
+uint64_t lade_state_offset(const struct lade_model_graph *graph, int64_t n_held, enum lade_part part, int64_t first);
 /*
  * Scratch of a streamed update of @param. It holds windows of its parts and, if they stream from the store too, of its
  * weight and of its gradient; and all of its scales, unless they fit in its one window.
  */
 struct lade_stream_params {
-  const struct lade_graph *graph;
+  const struct lade_model_graph *graph;
   const struct lade_layout *layout;
   struct lade_streaming how;
   int param;
@@ -312,12 +313,12 @@ static inline bool lade_part_is_scales(enum lade_part part)
   return part == LADE_PART_M_SCALES || part == LADE_PART_V_SCALES;
 }
 /* Write the readable name, "h.3.mlp.fc", "h.3.mlp.fc.exp_avg", into @name (LADE_NAME_BYTES + 16); return it. */
-const char *lade_value_name(const struct lade_graph *graph, int tensor, char *name);
+const char *lade_value_name(const struct lade_model_graph *graph, int tensor, char *name);
 /* Return the tensor numbers of a parameter's optimizer parts (-1 if the form of its state lacks one) and of scalars. */
-int lade_value_part(const struct lade_graph *graph, int param, enum lade_part part);
-int lade_value_scalar(const struct lade_graph *graph, enum lade_scalar scalar);
-int lade_value_block(const struct lade_graph *graph, int param, enum lade_block block);
-int lade_value_count(const struct lade_graph *graph);
+int lade_value_part(const struct lade_model_graph *graph, int param, enum lade_part part);
+int lade_value_scalar(const struct lade_model_graph *graph, enum lade_scalar scalar);
+int lade_value_block(const struct lade_model_graph *graph, int param, enum lade_block block);
+int lade_value_count(const struct lade_model_graph *graph);
 
 /* Count the bytes that one run of @program reads from the store and writes there, streamed updates included. */
 void lade_program_store_traffic(const struct lade_program *program, uint64_t *ret_read_bytes,

@@ -25,7 +25,7 @@ static int residency_alloc(int n_tensors, int n_params, struct lade_residency **
   return 0;
 }
 
-int lade_residency_create(const struct lade_graph *graph, struct lade_residency **ret_residency)
+int lade_residency_create(const struct lade_model_graph *graph, struct lade_residency **ret_residency)
 {
   struct lade_residency *residency = NULL;
   int status = residency_alloc(graph->n_tensors, graph->n_params, &residency);

@@ -29,7 +29,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "graph/graph.h"
+#include "graph/model_graph.h"
 #include "machine/cost.h"
 
 enum lade_residency_policy { LADE_RESIDENCY_KEEP, LADE_RESIDENCY_RECOMPUTE, LADE_RESIDENCY_HOST, LADE_RESIDENCY_STORE,
@@ -57,7 +57,7 @@ struct lade_residency {
  * Create a residency with every value kept and every parameter at home on the device. Activations that no backward op
  * reads are set to recompute, which is free until another value is recomputed from them. -ENOMEM.
  */
-int lade_residency_create(const struct lade_graph *graph, struct lade_residency **ret_residency);
+int lade_residency_create(const struct lade_model_graph *graph, struct lade_residency **ret_residency);
 int lade_residency_copy(const struct lade_residency *from, struct lade_residency **ret_residency);
 void lade_residency_destroy(struct lade_residency *residency);
 /* Set both home tiers of a parameter; @weight is @state or nearer. */

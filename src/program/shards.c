@@ -21,20 +21,21 @@ int lade_shard_count(const struct lade_layout *layout)
   return layout && layout->zero > 0 ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1;
 }
 
-static int64_t param_elements(const struct lade_graph *graph, int param)
+static int64_t param_elements(const struct lade_model_graph *graph, int param)
 {
   const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
   return (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype));
 }
 
 /* Return the elements of a block with its padding: the same at all ranks. */
-static int64_t shard_elements(const struct lade_graph *graph, const struct lade_layout *layout, int param)
+static int64_t shard_elements(const struct lade_model_graph *graph, const struct lade_layout *layout, int param)
 {
   const int64_t n = param_elements(graph, param), n_shards = lade_shard_count(layout);
   return n_shards == 1 ? n : lade_div_up(lade_div_up(n, n_shards), SHARD_ELEMENTS) * SHARD_ELEMENTS;
 }
 
-struct lade_state_shard lade_param_shard(const struct lade_graph *graph, const struct lade_layout *layout, int param)
+struct lade_state_shard lade_param_shard(const struct lade_model_graph *graph, const struct lade_layout *layout,
+                                         int param)
 {
   const int64_t n = param_elements(graph, param), n_padded = shard_elements(graph, layout, param);
   if (lade_shard_count(layout) == 1)
@@ -43,7 +44,7 @@ struct lade_state_shard lade_param_shard(const struct lade_graph *graph, const s
   return (struct lade_state_shard){first, LADE_MIN(n_padded, n - first), n_padded};
 }
 
-struct lade_parts lade_param_parts(const struct lade_graph *graph, const struct lade_layout *layout, int param)
+struct lade_parts lade_param_parts(const struct lade_model_graph *graph, const struct lade_layout *layout, int param)
 {
   const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
   const struct lade_state_shard shard = lade_param_shard(graph, layout, param);
@@ -56,7 +57,7 @@ struct lade_parts lade_param_parts(const struct lade_graph *graph, const struct 
   return parts;
 }
 
-int64_t lade_norm_elements(const struct lade_graph *graph, const struct lade_layout *layout, int param)
+int64_t lade_norm_elements(const struct lade_model_graph *graph, const struct lade_layout *layout, int param)
 {
   const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
   const struct lade_state_shard shard = lade_param_shard(graph, layout, param);
@@ -64,12 +65,12 @@ int64_t lade_norm_elements(const struct lade_graph *graph, const struct lade_lay
   return LADE_MIN(LADE_MAX(n_owned - shard.first, 0), shard.n);
 }
 
-int64_t lade_held_partials(const struct lade_graph *graph, const struct lade_layout *layout, int param)
+int64_t lade_held_partials(const struct lade_model_graph *graph, const struct lade_layout *layout, int param)
 {
   return LADE_MAX(1, lade_div_up(lade_norm_elements(graph, layout, param), LADE_SUM_BLOCK));
 }
 
-int64_t lade_held_first_partial(const struct lade_graph *graph, const struct lade_layout *layout, int param)
+int64_t lade_held_first_partial(const struct lade_model_graph *graph, const struct lade_layout *layout, int param)
 {
   int64_t n = 0;
   for (int i = 0; i < param; i++)
@@ -77,7 +78,7 @@ int64_t lade_held_first_partial(const struct lade_graph *graph, const struct lad
   return n;
 }
 
-enum lade_dtype lade_value_dtype(const struct lade_graph *graph, int tensor)
+enum lade_dtype lade_value_dtype(const struct lade_model_graph *graph, int tensor)
 {
   if (tensor < graph->n_tensors)
     return graph->tensors[tensor].dtype;
@@ -125,7 +126,7 @@ int lade_sums_count(const struct lade_layout *layout)
   return n;
 }
 
-int64_t lade_summed_partials(const struct lade_graph *graph, const struct lade_layout *layout)
+int64_t lade_summed_partials(const struct lade_model_graph *graph, const struct lade_layout *layout)
 {
   int n = graph->n_params;
   while (n > 0 && graph->params[n - 1].is_copy)
@@ -134,7 +135,7 @@ int64_t lade_summed_partials(const struct lade_graph *graph, const struct lade_l
 }
 
 /* Return the bytes of a tensor of the graph: weights and gradients are as long as all shards together. */
-static uint64_t tensor_held_bytes(const struct lade_graph *graph, const struct lade_layout *layout, int tensor)
+static uint64_t tensor_held_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout, int tensor)
 {
   const struct lade_tensor *what = &graph->tensors[tensor];
   if (what->kind != LADE_TENSOR_PARAM && what->kind != LADE_TENSOR_GRAD)
@@ -143,7 +144,7 @@ static uint64_t tensor_held_bytes(const struct lade_graph *graph, const struct l
   return (uint64_t)n_padded * lade_dtype_bytes(what->dtype);
 }
 
-static uint64_t scalar_held_bytes(const struct lade_graph *graph, const struct lade_layout *layout, int tensor)
+static uint64_t scalar_held_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout, int tensor)
 {
   if (tensor == lade_value_scalar(graph, LADE_SCALAR_CLIP_RESULT))
     return sizeof(struct lade_clip_result);
@@ -155,7 +156,7 @@ static uint64_t scalar_held_bytes(const struct lade_graph *graph, const struct l
   return (uint64_t)lade_held_first_partial(graph, layout, graph->n_params) * sizeof(double);
 }
 
-uint64_t lade_held_bytes(const struct lade_graph *graph, const struct lade_layout *layout, int tensor)
+uint64_t lade_held_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout, int tensor)
 {
   const int first_part = graph->n_tensors, first_scalar = lade_value_scalar(graph, (enum lade_scalar)0);
   const int first_block = lade_value_block(graph, 0, LADE_BLOCK_WEIGHT);
@@ -178,7 +179,7 @@ static uint64_t store_granules(uint64_t bytes)
   return lade_align_up(LADE_MAX(bytes, 1), LADE_STORE_ALIGN);
 }
 
-uint64_t lade_state_store_bytes(const struct lade_graph *graph, const struct lade_layout *layout)
+uint64_t lade_state_store_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout)
 {
   const bool is_sharded = lade_shard_count(layout) > 1;
   uint64_t bytes = 0;
@@ -193,7 +194,7 @@ uint64_t lade_state_store_bytes(const struct lade_graph *graph, const struct lad
   return bytes;
 }
 
-uint64_t lade_value_bytes(const struct lade_graph *graph, int tensor)
+uint64_t lade_value_bytes(const struct lade_model_graph *graph, int tensor)
 {
   return lade_held_bytes(graph, NULL, tensor);
 }

@@ -31,13 +31,13 @@ _Static_assert(LADE_STREAM_GRAIN % LADE_STORE_ALIGN == 0, "a grain fills whole g
 #define SHORT_SCALES_BYTES (16 * 2 * LADE_BUFFER_ALIGN) /* of all updates in flight that have two windows each */
 
 /* Return the bytes of @n elements of @part, in whole pages; 0 for a part that the form of the state lacks. */
-static uint64_t piece_bytes(const struct lade_graph *graph, enum lade_part part, int64_t n)
+static uint64_t piece_bytes(const struct lade_model_graph *graph, enum lade_part part, int64_t n)
 {
   return lade_value_part(graph, 0, part) < 0 ? 0 : lade_align_up(lade_part_bytes(graph, part, n), LADE_BUFFER_ALIGN);
 }
 
 /* Return the offset of @part in a grain of @n elements; LADE_PART_M_SCALES: the grain's end. */
-static uint64_t grain_offset(const struct lade_graph *graph, enum lade_part part, int64_t n)
+static uint64_t grain_offset(const struct lade_model_graph *graph, enum lade_part part, int64_t n)
 {
   uint64_t offset = 0;
   for (int before = LADE_PART_RESIDUAL; before < (int)part; before++)
@@ -45,18 +45,18 @@ static uint64_t grain_offset(const struct lade_graph *graph, enum lade_part part
   return offset;
 }
 
-uint64_t lade_state_bytes(const struct lade_graph *graph, int64_t n_elements)
+uint64_t lade_state_bytes(const struct lade_model_graph *graph, int64_t n_elements)
 {
   return (uint64_t)(n_elements / LADE_STREAM_GRAIN) * grain_offset(graph, LADE_PART_M_SCALES, LADE_STREAM_GRAIN) +
          grain_offset(graph, LADE_PART_M_SCALES, n_elements % LADE_STREAM_GRAIN);
 }
 
-uint64_t lade_state_scales_bytes(const struct lade_graph *graph, int64_t n_elements)
+uint64_t lade_state_scales_bytes(const struct lade_model_graph *graph, int64_t n_elements)
 {
   return piece_bytes(graph, LADE_PART_M_SCALES, n_elements) + piece_bytes(graph, LADE_PART_V_SCALES, n_elements);
 }
 
-uint64_t lade_state_offset(const struct lade_graph *graph, int64_t n_held, enum lade_part part, int64_t first)
+uint64_t lade_state_offset(const struct lade_model_graph *graph, int64_t n_held, enum lade_part part, int64_t first)
 {
   LADE_ASSERT(first % LADE_STREAM_GRAIN == 0 && first < n_held);
   if (lade_part_is_scales(part))
@@ -82,7 +82,7 @@ static size_t streamed_bytes(const struct lade_stream_params *params)
 /* Return the memory for the first @n elements, without scales. */
 static uint64_t window_bytes(const struct lade_stream_params *params, int64_t n)
 {
-  const struct lade_graph *graph = params->graph;
+  const struct lade_model_graph *graph = params->graph;
   const size_t weight = params->has_weight ? lade_dtype_bytes(graph->dtype) : 0;
   const size_t grad = params->has_grad ? lade_dtype_bytes(graph->grad_dtype) : 0;
   return lade_state_bytes(graph, n) + lade_align_up((uint64_t)n * weight, LADE_BUFFER_ALIGN) +

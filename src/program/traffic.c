@@ -47,7 +47,7 @@ static uint64_t largest_operand_bytes(const struct lade_program *program, const 
  */
 static uint64_t collective_bytes(const struct lade_program *program, const struct lade_instr *instr)
 {
-  const struct lade_graph *graph = program->graph;
+  const struct lade_model_graph *graph = program->graph;
   if (instr->param < 0 || !lade_axis_has_parts((enum lade_axis)instr->axis))
     return largest_operand_bytes(program, instr);
   const struct lade_parts parts = lade_param_parts(graph, program->layout, instr->param);
@@ -84,7 +84,7 @@ int64_t plan_grouped_ns(const struct lade_build_params *params, enum lade_collec
  */
 uint64_t plan_bucket_bytes(const struct lade_build_params *params, enum lade_axis axis)
 {
-  const struct lade_graph *graph = params->graph;
+  const struct lade_model_graph *graph = params->graph;
   const struct lade_transfer_price *price = &params->prices->comm[axis];
   const int size = lade_layout_size(params->layout, axis);
   const double byte_ns = price->ns_per_byte * (size - 1) / size;

@@ -9,7 +9,7 @@
 #include "base/base.h"
 #include "program/program.h"
 
-int lade_value_part(const struct lade_graph *graph, int param, enum lade_part part)
+int lade_value_part(const struct lade_model_graph *graph, int param, enum lade_part part)
 {
   if (part == LADE_PART_RESIDUAL && graph->dtype == LADE_F32)
     return -1; /* the working copy is the master */
@@ -18,22 +18,22 @@ int lade_value_part(const struct lade_graph *graph, int param, enum lade_part pa
   return graph->n_tensors + param * LADE_N_PARTS + (int)part;
 }
 
-int lade_value_scalar(const struct lade_graph *graph, enum lade_scalar scalar)
+int lade_value_scalar(const struct lade_model_graph *graph, enum lade_scalar scalar)
 {
   return graph->n_tensors + graph->n_params * LADE_N_PARTS + (int)scalar;
 }
 
-int lade_value_block(const struct lade_graph *graph, int param, enum lade_block block)
+int lade_value_block(const struct lade_model_graph *graph, int param, enum lade_block block)
 {
   return lade_value_scalar(graph, LADE_N_SCALARS) + param * LADE_N_BLOCKS + (int)block;
 }
 
-int lade_value_count(const struct lade_graph *graph)
+int lade_value_count(const struct lade_model_graph *graph)
 {
   return lade_value_block(graph, graph->n_params, LADE_BLOCK_WEIGHT);
 }
 
-static size_t part_element_bytes(const struct lade_graph *graph, enum lade_part part)
+static size_t part_element_bytes(const struct lade_model_graph *graph, enum lade_part part)
 {
   static const size_t moments[LADE_N_MOMENTS] = {
       [LADE_MOMENTS_F32] = 4, [LADE_MOMENTS_BF16] = 2, [LADE_MOMENTS_8BIT] = 1};
@@ -44,14 +44,14 @@ static size_t part_element_bytes(const struct lade_graph *graph, enum lade_part 
   return graph->master == LADE_MASTER_24BIT ? sizeof(int8_t) : sizeof(int16_t);
 }
 
-uint64_t lade_part_bytes(const struct lade_graph *graph, enum lade_part part, int64_t n_elements)
+uint64_t lade_part_bytes(const struct lade_model_graph *graph, enum lade_part part, int64_t n_elements)
 {
   if (lade_part_is_scales(part))
     return (uint64_t)lade_div_up(n_elements, LADE_MOMENT_BLOCK);
   return (uint64_t)n_elements * part_element_bytes(graph, part);
 }
 
-const char *lade_value_name(const struct lade_graph *graph, int tensor, char *name)
+const char *lade_value_name(const struct lade_model_graph *graph, int tensor, char *name)
 {
   static const char *const parts[LADE_N_PARTS] = {"residual", "exp_avg", "exp_avg_sq", "m_scales", "v_scales"};
   static const char *const blocks[LADE_N_BLOCKS] = {"shard", "grad_shard", "new_grad_shard", "grad_shard_bf16",

@@ -45,7 +45,7 @@ static uint64_t key_mix(uint64_t key, const void *data, size_t bytes)
   return XXH3_64bits_withSeed(data, bytes, key);
 }
 
-static uint64_t graph_key(const struct lade_graph *graph)
+static uint64_t graph_key(const struct lade_model_graph *graph)
 {
   const int64_t all[] = {graph->n_tensors, graph->n_params, graph->n_ops, graph->n_fwd_ops, graph->n_units,
                          graph->dtype, graph->grad_dtype, graph->moments, graph->master, graph->batch, graph->seq_len};
@@ -71,7 +71,7 @@ static uint64_t graph_key(const struct lade_graph *graph)
   return key;
 }
 
-static uint64_t prices_key(uint64_t key, const struct lade_prices *prices, const struct lade_graph *graph)
+static uint64_t prices_key(uint64_t key, const struct lade_prices *prices, const struct lade_model_graph *graph)
 {
   const size_t by_param = (size_t)graph->n_params * sizeof(int64_t);
   const struct lade_transfer_price links[] = {prices->to_host, prices->to_device, prices->read, prices->write};
@@ -166,7 +166,8 @@ int lade_decision_write(const struct lade_decision *decision, struct lade_error 
 }
 
 /* Check that the head and the size are whole, of this version, and of @graph. */
-static int head_check(const struct head *head, uint64_t bytes, const struct lade_graph *graph, struct lade_error *error)
+static int head_check(const struct head *head, uint64_t bytes, const struct lade_model_graph *graph,
+                      struct lade_error *error)
 {
   if (bytes < sizeof(*head))
     return lade_error_set(error, -EBADMSG, "what was decided for the stage has come in part: %llu bytes",
@@ -205,7 +206,7 @@ static void residency_fill(const struct head *head, const unsigned char *arrays,
   residency->optimizer_in_backward = head->optimizer_in_backward;
 }
 
-int lade_decision_read(const void *data, uint64_t bytes, const struct lade_graph *graph, struct lade_error *error,
+int lade_decision_read(const void *data, uint64_t bytes, const struct lade_model_graph *graph, struct lade_error *error,
                        struct lade_decision *ret_decision)
 {
   struct head head = {0};

@@ -31,7 +31,7 @@ int lade_decision_write(const struct lade_decision *decision, struct lade_error 
  * Read such bytes for a rank of @graph. -EINVAL: of another version, or of another graph; -EBADMSG: damaged; -ENOMEM.
  * Finish accepts a decision that is all 0.
  */
-int lade_decision_read(const void *data, uint64_t bytes, const struct lade_graph *graph, struct lade_error *error,
+int lade_decision_read(const void *data, uint64_t bytes, const struct lade_model_graph *graph, struct lade_error *error,
                        struct lade_decision *ret_decision);
 void lade_decision_finish(struct lade_decision *decision);
 

@@ -56,7 +56,7 @@ static bool is_cheap_op(const struct lade_op *op)
 }
 
 /* True for the value that enters a unit from the one before; full recompute keeps these. */
-static bool is_unit_input(const struct lade_graph *graph, int tensor)
+static bool is_unit_input(const struct lade_model_graph *graph, int tensor)
 {
   int unit = graph->tensors[tensor].unit;
   for (int op = 0; op < graph->n_fwd_ops; op++) {
@@ -70,7 +70,7 @@ static bool is_unit_input(const struct lade_graph *graph, int tensor)
 
 static void recipe_apply(lade_planner *planner)
 {
-  const struct lade_graph *graph = planner->params.graph;
+  const struct lade_model_graph *graph = planner->params.graph;
   enum lade_recipe recipe = planner->params.recipe;
   if (recipe == LADE_RECIPE_AUTO)
     return;
@@ -202,7 +202,7 @@ static int layout_check(const struct lade_plan_params *params, struct lade_error
  * True if rows that several ranks hold begin with a block of 8-bit moments. Otherwise each rank's own rows would share
  * the block's scale, and the copies would diverge.
  */
-static bool copies_begin_block(const struct lade_graph *graph, const struct lade_param *param)
+static bool copies_begin_block(const struct lade_model_graph *graph, const struct lade_param *param)
 {
   const struct lade_tensor *tensor = &graph->tensors[param->tensor];
   const int64_t row_elements = tensor->n_dims > 1 ? tensor->dims[1] : 1;
@@ -213,7 +213,7 @@ static bool copies_begin_block(const struct lade_graph *graph, const struct lade
 /*
  * Check that the sharers of every gradient are a group of the layout, and that their copies stay equal. No layout: 0.
  */
-static int parts_check(const struct lade_graph *graph, const struct lade_layout *layout, struct lade_error *error)
+static int parts_check(const struct lade_model_graph *graph, const struct lade_layout *layout, struct lade_error *error)
 {
   for (int param = 0; param < graph->n_params && layout; param++) {
     const int n = graph->params[param].n_sharers;
@@ -238,7 +238,7 @@ static void leader_set(lade_planner *planner)
     planner->params.layout = &planner->leader;
 }
 
-int lade_plan_units_check(const struct lade_graph *graph, struct lade_error *error)
+int lade_plan_units_check(const struct lade_model_graph *graph, struct lade_error *error)
 {
   if (graph->n_units <= LADE_UNITS_MAX)
     return 0;

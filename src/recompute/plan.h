@@ -19,7 +19,7 @@
 
 struct lade_plan_params {
   size_t struct_size;
-  const struct lade_graph *graph;
+  const struct lade_model_graph *graph;
   const struct lade_layout *layout; /* borrowed, as the graph; NULL: one rank */
   const struct lade_prices *prices;
   int n_microbatches;
@@ -43,7 +43,7 @@ struct lade_plan {
 typedef struct lade_planner lade_planner;
 
 /* Check that @graph has at most LADE_UNITS_MAX units; more would take minutes to plan. -EINVAL with its line. */
-int lade_plan_units_check(const struct lade_graph *graph, struct lade_error *error);
+int lade_plan_units_check(const struct lade_model_graph *graph, struct lade_error *error);
 
 /*
  * Make the trajectories: most of the planning time. -ENOMEM; -EINVAL past LADE_MICROBATCHES_MAX or LADE_UNITS_MAX.
@@ -82,7 +82,7 @@ int lade_plan_compare(const struct lade_plan *plan, const struct lade_plan *othe
 void lade_plan_destroy(struct lade_plan *plan);
 
 /* Return the name of a tensor within its unit: "attn.out" of "h.3.attn.out". */
-const char *lade_name_within(const struct lade_graph *graph, int tensor);
+const char *lade_name_within(const struct lade_model_graph *graph, int tensor);
 
 /*
  * Read a --residency FILE: lines "PATTERN keep|recompute|host|store" over names of tensors, whole or within their unit,
@@ -91,7 +91,8 @@ const char *lade_name_within(const struct lade_graph *graph, int tensor);
  * examples. @whole: the model that @graph is a share of; lines may concern other ranks' parts of it. NULL: @graph is
  * all of it. The caller frees @ret_overrides. -EINVAL: @error names the line; -ENOMEM, and errors of opening the file.
  */
-int lade_residency_overrides_load(const char *path, const struct lade_graph *graph, const struct lade_graph *whole,
+int lade_residency_overrides_load(const char *path, const struct lade_model_graph *graph,
+                                  const struct lade_model_graph *whole,
                                   struct lade_error *error, struct lade_change **ret_overrides, int *ret_n_overrides);
 
 #endif

@@ -22,7 +22,7 @@
 #define TRANSFER_CORES 0.25 /* that a transfer to the drive uses for checksums */
 
 struct lade_solver {
-  const struct lade_graph *graph;
+  const struct lade_model_graph *graph;
   const struct lade_unit_costs *unit_costs;
   int32_t *order;       /* tensors, ordered by group */
   int32_t *group_first; /* by tensor: first index in order of its group */
@@ -53,7 +53,7 @@ static int key_compare(const void *x, const void *y)
  */
 static int groups_make(lade_solver *s)
 {
-  const struct lade_graph *graph = s->graph;
+  const struct lade_model_graph *graph = s->graph;
   struct group_key *keys = calloc((size_t)graph->n_tensors, sizeof(*keys));
   int32_t *locals = calloc((size_t)graph->n_units, sizeof(*locals));
   if (!keys || !locals) {
@@ -82,7 +82,7 @@ static int groups_make(lade_solver *s)
   return 0;
 }
 
-int lade_solver_create(const struct lade_graph *graph, const struct lade_unit_costs *unit_costs,
+int lade_solver_create(const struct lade_model_graph *graph, const struct lade_unit_costs *unit_costs,
                        lade_solver **ret_solver)
 {
   size_t n = (size_t)graph->n_tensors;
@@ -189,7 +189,7 @@ static int producer_missing(const lade_solver *s, int op)
 
 double lade_solver_recompute_ns(lade_solver *s, const struct lade_residency *residency)
 {
-  const struct lade_graph *graph = s->graph;
+  const struct lade_model_graph *graph = s->graph;
   double ns = 0;
   memset(s->is_there, 0, (size_t)graph->n_tensors * sizeof(*s->is_there));
   for (int op = 0; op < graph->n_fwd_ops; op++)

@@ -36,13 +36,13 @@ static inline bool lade_change_is_tier(const struct lade_change *change)
  * Return the index of a change in arrays over tensors, then states of parameters, then working copies; and the arrays'
  * length.
  */
-static inline int lade_change_index(const struct lade_graph *graph, const struct lade_change *change)
+static inline int lade_change_index(const struct lade_model_graph *graph, const struct lade_change *change)
 {
   if (!lade_change_is_tier(change))
     return change->id;
   return graph->n_tensors + (change->kind == LADE_CHANGE_WEIGHT ? graph->n_params : 0) + change->id;
 }
-static inline int lade_change_count(const struct lade_graph *graph)
+static inline int lade_change_count(const struct lade_model_graph *graph)
 {
   return graph->n_tensors + 2 * graph->n_params;
 }
@@ -72,7 +72,7 @@ struct lade_unit_costs {
 typedef struct lade_solver lade_solver;
 
 /* Group the graph's values. @unit_costs and @graph are borrowed. -ENOMEM. One thread at a time; nothing blocks. */
-int lade_solver_create(const struct lade_graph *graph, const struct lade_unit_costs *unit_costs,
+int lade_solver_create(const struct lade_model_graph *graph, const struct lade_unit_costs *unit_costs,
                        lade_solver **ret_solver);
 void lade_solver_destroy(lade_solver *solver);
 

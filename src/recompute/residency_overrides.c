@@ -43,7 +43,7 @@ static int word_find(const char *word, const char *const *words, int n)
   return -1;
 }
 
-const char *lade_name_within(const struct lade_graph *graph, int tensor)
+const char *lade_name_within(const struct lade_model_graph *graph, int tensor)
 {
   const char *name = graph->tensors[tensor].name, *unit = graph->units[graph->tensors[tensor].unit].name;
   const size_t n = strlen(unit);
@@ -54,7 +54,7 @@ const char *lade_name_within(const struct lade_graph *graph, int tensor)
  * True if @pattern matches the parameter's name or its unit's. A table's part also matches by its table's name,
  * "embed.wte.weight" for "embed.wte.weight.3".
  */
-static bool is_param_matched(const struct lade_graph *graph, int param, const char *pattern)
+static bool is_param_matched(const struct lade_model_graph *graph, int param, const char *pattern)
 {
   const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
   const char *name = tensor->name;
@@ -65,8 +65,8 @@ static bool is_param_matched(const struct lade_graph *graph, int param, const ch
   return graph->params[param].n_parts > 1 && fnmatch(pattern, table, 0) == 0;
 }
 
-static int state_tiers_pin(const struct lade_graph *graph, const char *pattern, enum lade_change_kind kind, int tier,
-                           struct overrides *overrides)
+static int state_tiers_pin(const struct lade_model_graph *graph, const char *pattern, enum lade_change_kind kind,
+                           int tier, struct overrides *overrides)
 {
   int n = overrides->items.n;
   for (int param = 0; param < graph->n_params; param++) {
@@ -79,7 +79,7 @@ static int state_tiers_pin(const struct lade_graph *graph, const char *pattern, 
 }
 
 /* Fix the saved gap of parameters' own tensors: gathered copies (@of_grads false), or gradients. */
-static int saved_pin(const struct lade_graph *graph, const char *pattern, bool of_grads,
+static int saved_pin(const struct lade_model_graph *graph, const char *pattern, bool of_grads,
                      enum lade_residency_policy wait,
                      struct overrides *overrides)
 {
@@ -95,7 +95,7 @@ static int saved_pin(const struct lade_graph *graph, const char *pattern, bool o
 }
 
 /* True if @pattern matches a tensor's name, its name within its unit, the unit's, or the kind of op that makes it. */
-static bool is_matched(const struct lade_graph *graph, int i, const char *pattern)
+static bool is_matched(const struct lade_model_graph *graph, int i, const char *pattern)
 {
   const struct lade_tensor *tensor = &graph->tensors[i];
   return fnmatch(pattern, tensor->name, 0) == 0 || fnmatch(pattern, lade_name_within(graph, i), 0) == 0 ||
@@ -103,7 +103,7 @@ static bool is_matched(const struct lade_graph *graph, int i, const char *patter
          strcmp(pattern, lade_op_kind_name(graph->ops[tensor->producer].kind)) == 0;
 }
 
-static int waits_pin(const struct lade_graph *graph, const char *pattern, int wait, struct overrides *overrides)
+static int waits_pin(const struct lade_model_graph *graph, const char *pattern, int wait, struct overrides *overrides)
 {
   int n = overrides->items.n;
   for (int i = 0; i < graph->n_tensors; i++) {
@@ -149,7 +149,7 @@ static const struct line_kind *kind_find(const char *word)
 
 /* Fix a choice for parameters. -EINVAL with a @ret_problem if the choice is unknown. */
 static int params_pin(const struct line_kind *line, const char *pattern, const char *word,
-                      const struct lade_graph *graph, struct overrides *overrides, const char **ret_problem)
+                      const struct lade_model_graph *graph, struct overrides *overrides, const char **ret_problem)
 {
   const int n_choices = line->choices[2] ? 3 : 2, choice = word_find(word, line->choices, n_choices);
   if (choice < 0) {
@@ -162,7 +162,7 @@ static int params_pin(const struct line_kind *line, const char *pattern, const c
 }
 
 /* Read one line. -ENOENT: the line is well formed and matches no part of @graph. */
-static int line_read(const char *line, const struct lade_graph *graph, struct overrides *overrides,
+static int line_read(const char *line, const struct lade_model_graph *graph, struct overrides *overrides,
                      const char **ret_problem)
 {
   static const char *const waits[] = {"keep", "recompute", "host", "store"};
@@ -191,7 +191,7 @@ static int line_read(const char *line, const struct lade_graph *graph, struct ov
 }
 
 /* Test if @line, which matches no part of this rank's graph, matches a part of the whole model. */
-static int line_seek(const char *line, const struct lade_graph *whole, const char **ret_problem)
+static int line_seek(const char *line, const struct lade_model_graph *whole, const char **ret_problem)
 {
   struct overrides elsewhere = {0};
   int status = whole ? line_read(line, whole, &elsewhere, ret_problem) : -ENOENT;
@@ -200,8 +200,8 @@ static int line_seek(const char *line, const struct lade_graph *whole, const cha
 }
 
 /* Apply one line of the file, of @n bytes. */
-static int line_pin(const char *bytes, size_t n, const struct lade_graph *graph, const struct lade_graph *whole,
-                    struct overrides *overrides, const char **ret_problem)
+static int line_pin(const char *bytes, size_t n, const struct lade_model_graph *graph,
+                    const struct lade_model_graph *whole, struct overrides *overrides, const char **ret_problem)
 {
   char line[LINE_BYTES];
   const char *comment = memchr(bytes, '#', n);
@@ -218,7 +218,8 @@ static int line_pin(const char *bytes, size_t n, const struct lade_graph *graph,
   return status == -ENOENT ? line_seek(line, whole, ret_problem) : status;
 }
 
-int lade_residency_overrides_load(const char *path, const struct lade_graph *graph, const struct lade_graph *whole,
+int lade_residency_overrides_load(const char *path, const struct lade_model_graph *graph,
+                                  const struct lade_model_graph *whole,
                                   struct lade_error *error, struct lade_change **ret_overrides, int *ret_n_overrides)
 {
   struct lade_error problem_of_file;

@@ -122,7 +122,7 @@ static inline int lade_executor_values_set(void *executor, int tensor, uint64_t 
   return lade_executor_set((lade_executor *)executor, tensor, offset, src, bytes, error);
 }
 
-static inline struct lade_values lade_executor_values(lade_executor *executor, const struct lade_graph *graph)
+static inline struct lade_values lade_executor_values(lade_executor *executor, const struct lade_model_graph *graph)
 {
   return (struct lade_values){
       .graph = graph, .get = lade_executor_values_get, .set = lade_executor_values_set, .user = executor};

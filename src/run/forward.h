@@ -20,7 +20,7 @@ struct lade_forward_params {
   lade_pool *pool;                    /* borrowed; NULL: the caller's thread */
 };
 
-/* Parameters are not set yet: fill lade_forward_values. -EINVAL as lade_graph_create, -ENOMEM. */
+/* Parameters are not set yet: fill lade_forward_values. -EINVAL as lade_model_graph_create, -ENOMEM. */
 int lade_forward_create(const struct lade_forward_params *params, struct lade_error *error, lade_forward **ret_forward);
 void lade_forward_destroy(lade_forward *forward);
 

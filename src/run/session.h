@@ -113,8 +113,8 @@ struct lade_session_info {
   const struct lade_plan *plan;      /* NULL if planning was refused */
   /* Ranks of the job that searched for a plan; the others follow one of them. */
   int n_plan_leaders;
-  const struct lade_graph *graph;
-  const struct lade_graph *whole;    /* model, of which the graph is a share; NULL: the graph is all of it */
+  const struct lade_model_graph *graph;
+  const struct lade_model_graph *whole;    /* model, of which the graph is a share; NULL: the graph is all of it */
   const struct lade_prices *prices;
   const struct lade_cost *cost;
   lade_executor *executor;           /* NULL if only planned */

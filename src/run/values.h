@@ -16,8 +16,8 @@
 #define LADE_VALUES_WINDOW_BYTES (1 << 20)
 
 struct lade_values {
-  const struct lade_graph *graph; /* of the values; borrowed, as are all fields */
-  const struct lade_graph *whole; /* of the whole model, of which @graph is one rank's share; NULL: @graph is all */
+  const struct lade_model_graph *graph; /* of the values; borrowed, as are all fields */
+  const struct lade_model_graph *whole; /* the whole model, of which @graph is one share; NULL: @graph */
   struct lade_rank_group *group;       /* ranks that hold the rest, shards by their layout; NULL: this rank holds all of
                                      @graph */
   /*

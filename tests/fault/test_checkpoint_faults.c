@@ -125,7 +125,7 @@ static void save_survives(const struct values_memory *old, const struct values_m
 
 static void a_failing_save_leaves_what_was_there(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
   struct values_memory old, new;
   values_memory_init(&old, graph);
   values_memory_init(&new, graph);
@@ -137,13 +137,13 @@ static void a_failing_save_leaves_what_was_there(void **state)
   }
   values_memory_finish(&old);
   values_memory_finish(&new);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* The rename call returns -EINVAL, as on a file system that cannot exchange names. */
 static void names_rotate_where_they_cannot_be_exchanged(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   struct values_memory old, new;
   struct lade_faults faults;
   struct lade_error error = {0};
@@ -163,12 +163,12 @@ static void names_rotate_where_they_cannot_be_exchanged(void **state)
   assert_int_equal(entries_count(name), 1);
   values_memory_finish(&old);
   values_memory_finish(&new);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void failing_values_leave_what_was_there(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_LLAMA, LADE_BF16, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_LLAMA, LADE_BF16, SIZE_SMALL);
   struct values_memory old, new;
   struct lade_error error = {0};
   char name[PATH_BYTES];
@@ -186,13 +186,13 @@ static void failing_values_leave_what_was_there(void **state)
   }
   values_memory_finish(&old);
   values_memory_finish(&new);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* A directory that the save made is removed again. */
 static void a_failing_first_save_leaves_no_directory(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   struct values_memory memory;
   struct lade_error error = {0};
   char dir[PATH_BYTES], name[PATH_BYTES];
@@ -208,12 +208,12 @@ static void a_failing_first_save_leaves_no_directory(void **state)
   assert_int_equal(lade_checkpoint_save(&memory.values, &the_state, &place, NULL, &error), -ENOENT);
   assert_non_null(strstr(error.text, "no/way"));
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void a_failing_load_says_so(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F16, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F16, SIZE_SMALL);
   struct values_memory saved, memory;
   struct lade_faults faults;
   char found[PATH_BYTES];
@@ -246,7 +246,7 @@ static void a_failing_load_says_so(void **state)
     assert_true(n_failed > 10);
   }
   values_memory_finish(&saved);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* ---- kills ---- */
@@ -257,7 +257,7 @@ static void values_of_step(struct values_memory *memory, int64_t step)
   values_memory_randomize(memory, (uint64_t)step);
 }
 
-static void child_save_forever(const struct lade_graph *graph, int64_t step)
+static void child_save_forever(const struct lade_model_graph *graph, int64_t step)
 {
   struct values_memory memory;
   values_memory_init(&memory, graph);
@@ -270,7 +270,7 @@ static void child_save_forever(const struct lade_graph *graph, int64_t step)
 
 static void a_kill_at_any_moment_leaves_a_loadable_checkpoint(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
   struct values_memory expected, memory;
   values_memory_init(&expected, graph);
   values_memory_init(&memory, graph);
@@ -310,7 +310,7 @@ static void a_kill_at_any_moment_leaves_a_loadable_checkpoint(void **state)
   assert_int_equal(entries_count(name), 1); /* all leftovers are gone */
   values_memory_finish(&expected);
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 int main(void)

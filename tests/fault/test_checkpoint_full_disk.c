@@ -30,7 +30,7 @@ static int failed(const char *what, const struct lade_error *error)
 
 static int disk_fill(const char *dir)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
   struct values_memory memory, loaded;
   struct lade_error error = {0};
   struct lade_checkpoint_state state = {.loss_scale = 1, .model = "test"}, loaded_state = {0};
@@ -55,7 +55,7 @@ static int disk_fill(const char *dir)
     result = failed("rotation made room before the new one was safe", &error);
   values_memory_finish(&memory);
   values_memory_finish(&loaded);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
   return result;
 }
 
@@ -115,14 +115,14 @@ static int others_run(const char *dir, const struct lade_values *values, struct 
 
 static int room_come_and_go(const char *dir)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
   struct values_memory memory;
   struct lade_checkpoint_state state = {.loss_scale = 1, .model = "test"};
   values_memory_init(&memory, graph);
   values_memory_randomize(&memory, 1);
   int result = others_run(dir, &memory.values, &state);
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
   return result;
 }
 

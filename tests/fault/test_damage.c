@@ -150,7 +150,7 @@ static void a_flipped_bit_is_found_and_named(void **state)
   for (int i = 0; i < 3; i++) {
     struct damage_fixture fixture;
     program_fixture_begin(&fixture, LADE_TIER_STORE, false);
-    const struct lade_graph *graph = fixture.run_fixture.graph;
+    const struct lade_model_graph *graph = fixture.run_fixture.graph;
     int param = 1 + 5 * i;
     enum lade_part part = i == 1 ? LADE_PART_M : LADE_PART_V;
     int tensor = i == 0 ? graph->params[param].tensor : lade_value_part(graph, param, part);
@@ -186,7 +186,7 @@ static void a_loss_among_neighbours_is_named(void **state)
   for (int param = 1; param < 12; param += 3) {
     struct damage_fixture fixture;
     program_fixture_begin(&fixture, LADE_TIER_DEVICE, false);
-    const struct lade_graph *graph = fixture.run_fixture.graph;
+    const struct lade_model_graph *graph = fixture.run_fixture.graph;
     const uint64_t first = value_place(&fixture, lade_value_part(graph, param, LADE_PART_RESIDUAL));
     assert_int_equal(ftruncate(fixture.fd, (off_t)first), 0);
     failure_is_named(&fixture, -EIO, lade_value_part(graph, param, LADE_PART_M)); /* for all of the state */
@@ -199,7 +199,7 @@ static void blocks_that_changed_places_are_found(void **state)
   store_needed();
   struct damage_fixture fixture;
   program_fixture_begin(&fixture, LADE_TIER_STORE, false);
-  const struct lade_graph *graph = fixture.run_fixture.graph;
+  const struct lade_model_graph *graph = fixture.run_fixture.graph;
   int a = graph->params[2].tensor, b = -1;
   for (int i = 3; i < graph->n_params && b < 0; i++)
     b = graph->tensors[graph->params[i].tensor].bytes == graph->tensors[a].bytes ? graph->params[i].tensor : -1;

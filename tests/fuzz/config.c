@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Any bytes as a config.json: refused with one line, or a model that passes its check. */
-#include "graph/graph.h"
+#include "graph/model_graph.h"
 #include "tests/fuzz/fuzz_file.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -55,7 +55,7 @@ static const struct lade_layout_params layouts[] = {
 
 /* ---- graphs ---- */
 
-static struct lade_graph *graph_make(size_t i, const struct lade_layout *layout)
+static struct lade_model_graph *graph_make(size_t i, const struct lade_layout *layout)
 {
   static struct lade_kernels kernels;
   struct lade_cpu cpu = {0};
@@ -66,7 +66,7 @@ static struct lade_graph *graph_make(size_t i, const struct lade_layout *layout)
   if (model.family == LADE_GPT2)
     model.n_kv_heads = model.heads;
   lade_kernels_init(&kernels, &cpu);
-  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = cases[i].dtype,
+  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = cases[i].dtype,
                                      .batch = 1, .seq_len = 8, .kernels = &kernels, .n_threads = 1,
                                      .moments = cases[i].moments, .master = cases[i].master};
   if (layout)
@@ -75,8 +75,8 @@ static struct lade_graph *graph_make(size_t i, const struct lade_layout *layout)
         .is_sequence = layout->is_sequence, .pp = lade_layout_size(layout, LADE_AXIS_PP),
         .pp_rank = lade_layout_position(layout, LADE_AXIS_PP), .n_chunks = layout->virtual_stages,
         .n_shards = layout->zero == LADE_ZERO_MOST ? lade_layout_size(layout, LADE_AXIS_SHARD) : 1};
-  struct lade_graph *graph = NULL;
-  demand(!lade_graph_create(&params, &error, &graph), "%s", error.text);
+  struct lade_model_graph *graph = NULL;
+  demand(!lade_model_graph_create(&params, &error, &graph), "%s", error.text);
   return graph;
 }
 
@@ -84,7 +84,7 @@ static struct lade_graph *graph_make(size_t i, const struct lade_layout *layout)
 
 struct part {
   struct lade_rank_group group;
-  struct lade_graph *whole, *graph;
+  struct lade_model_graph *whole, *graph;
   struct values_memory memory;
 };
 
@@ -105,8 +105,8 @@ static void part_open(struct part *part, struct world *world, size_t i, const st
 static void part_close(struct part *part)
 {
   values_memory_finish(&part->memory);
-  lade_graph_destroy(part->graph);
-  lade_graph_destroy(part->whole);
+  lade_model_graph_destroy(part->graph);
+  lade_model_graph_destroy(part->whole);
   lade_rank_group_close(&part->group);
 }
 
@@ -155,14 +155,14 @@ static int part_save_copy(struct part *part, int64_t step, struct lade_error *er
 /* ---- one rank ---- */
 
 /* Save random values, in the form of case @i, as step 1. Return their digest. */
-static uint64_t alone_save(size_t i, struct values_memory *memory, struct lade_graph *graph)
+static uint64_t alone_save(size_t i, struct values_memory *memory, struct lade_model_graph *graph)
 {
   struct lade_error error = {0};
   struct lade_checkpoint_state state = {.step = 1, .loss_scale = 1, .model = "test"};
   const struct lade_checkpoint_place place = {.dir = scratch};
   uint64_t digest = 0;
   struct values_memory exact;
-  struct lade_graph *plain = graph_make(cases[i].family == LADE_GPT2 ? 0 : 1, NULL);
+  struct lade_model_graph *plain = graph_make(cases[i].family == LADE_GPT2 ? 0 : 1, NULL);
   plain->model.is_tied = graph->model.is_tied;
   if (graph->moments == LADE_MOMENTS_F32) {
     values_memory_randomize(memory, 7);
@@ -177,7 +177,7 @@ static uint64_t alone_save(size_t i, struct values_memory *memory, struct lade_g
   }
   demand(!lade_checkpoint_save(&memory->values, &state, &place, NULL, &error), "%s", error.text);
   demand(!lade_checkpoint_digest(&memory->values, &digest, &error), "%s", error.text);
-  lade_graph_destroy(plain);
+  lade_model_graph_destroy(plain);
   return digest;
 }
 
@@ -208,7 +208,7 @@ static void weights_begin_a_run(struct part *part, uint64_t digest, const char *
 /* Save and load around all layouts, each from the one before. */
 static void bits_go_around(struct world *world, size_t i)
 {
-  struct lade_graph *graph = graph_make(i, NULL);
+  struct lade_model_graph *graph = graph_make(i, NULL);
   struct values_memory memory;
   struct lade_error error = {0};
   struct lade_rank_group all = {.world = world->comm, .layout.rank = world->rank};
@@ -237,7 +237,7 @@ static void bits_go_around(struct world *world, size_t i)
     part_close(&part);
   }
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* Each call of one rank fails, in turn: all ranks report it, and the previous checkpoint is still the newest. */
@@ -378,8 +378,8 @@ static void version_1_is_refused_by_all_stages(struct world *world)
   if (world->rank == 0)
     state_downgrade(1);
   barrier(world);
-  demand(world->rank / 2 == 1 || lade_graph_has_parts(part.graph), "rank %d has no parts", world->rank);
-  demand(world->rank / 2 != 1 || !lade_graph_has_parts(part.graph), "rank %d has parts", world->rank);
+  demand(world->rank / 2 == 1 || lade_model_graph_has_parts(part.graph), "rank %d has no parts", world->rank);
+  demand(world->rank / 2 != 1 || !lade_model_graph_has_parts(part.graph), "rank %d has parts", world->rank);
   int status = part_load(&part, 1, &error);
   demand(status == -EINVAL && strstr(error.text, "rank 0: ") == error.text && strstr(error.text, "format version 1"),
          "rank %d loads version 1 with %d: %s", world->rank, status, error.text);

@@ -369,7 +369,7 @@ static void store_moves_own_blocks(struct run_fixture *run_fixture, const char *
 static void ledger_is_closed_form(const struct run_fixture *run_fixture, const struct lade_program *program,
                                   const char *what)
 {
-  const struct lade_graph *graph = run_fixture->graph;
+  const struct lade_model_graph *graph = run_fixture->graph;
   const int n = lade_shard_count(program->layout), zero = program->layout->zero;
   uint64_t state[LADE_N_OWNERS] = {0}, expected[LADE_N_OWNERS] = {0};
   const int element = (int)lade_dtype_bytes(graph->dtype), residual = graph->dtype == LADE_BF16 ? 2 : 0;
@@ -394,7 +394,7 @@ static void ledger_is_closed_form(const struct run_fixture *run_fixture, const s
 }
 
 /* Return the number of halves that read the working copy. Each is one gather if the copy is dropped in between. */
-static int gathers_count(const struct lade_graph *graph, int param)
+static int gathers_count(const struct lade_model_graph *graph, int param)
 {
   int n = 0;
   for (int half = 0; half < 2; half++) {
@@ -409,7 +409,7 @@ static int gathers_count(const struct lade_graph *graph, int param)
 }
 
 /* Check the bytes sent by replicas: 2(N-1)/N of 4 or 2 per parameter, and of 4 per microbatch for its loss. */
-static void replicas_traffic_is_closed_form(const struct lade_graph *graph, const struct lade_program *program,
+static void replicas_traffic_is_closed_form(const struct lade_model_graph *graph, const struct lade_program *program,
                                             uint64_t sent, const char *what)
 {
   const uint64_t n = (uint64_t)lade_layout_size(program->layout, LADE_AXIS_DP);
@@ -426,7 +426,7 @@ static void replicas_traffic_is_closed_form(const struct lade_graph *graph, cons
 static void traffic_is_closed_form(const struct run_fixture *run_fixture, const struct lade_program *program,
                                    const char *what)
 {
-  const struct lade_graph *graph = run_fixture->graph;
+  const struct lade_model_graph *graph = run_fixture->graph;
   const uint64_t n = (uint64_t)lade_shard_count(program->layout), m = (uint64_t)program->n_microbatches;
   const int zero = program->layout->zero;
   uint64_t sent[LADE_N_AXES], expected = (n - 1) * sizeof(double); /* sums of squares */
@@ -540,7 +540,8 @@ static void parts_agree(struct world *world, enum lade_family family)
   run_fixture_init(&whole, &model);
   model.share.n_shards = world->size;
   run_fixture_init(&run_fixture, &model);
-  demand(lade_graph_has_parts(run_fixture.graph) && !lade_graph_has_parts(whole.graph), "%s: there are none", what);
+  demand(lade_model_graph_has_parts(run_fixture.graph) && !lade_model_graph_has_parts(whole.graph),
+         "%s: there are none", what);
   whole.comms = run_fixture.comms = world->axes;
   whole.layout = &replicas;
   run_fixture.layout = &layout;

@@ -127,7 +127,7 @@ static void value_agrees(const struct run *got, int got_tensor, const struct run
 
 static void params_agree(const struct run *got, const struct run *want, const char *what)
 {
-  const struct lade_graph *graph = got->run_fixture->graph, *whole = want->run_fixture->graph;
+  const struct lade_model_graph *graph = got->run_fixture->graph, *whole = want->run_fixture->graph;
   for (int param = 0; param < graph->n_params; param++) {
     int number = graph->params[param].number;
     value_agrees(got, graph->params[param].tensor, want, whole->params[number].tensor, what);
@@ -155,7 +155,7 @@ static void losses_agree(const struct run *got, const struct run *want, double b
 /* Return the token table's first bytes on this stage; 0: it has no table. */
 static uint64_t table_peek(const struct run *run)
 {
-  const struct lade_graph *graph = run->run_fixture->graph;
+  const struct lade_model_graph *graph = run->run_fixture->graph;
   struct lade_error error = {0};
   uint64_t words[64] = {0}, mixed = 0;
   for (int param = 0; param < graph->n_params; param++) {

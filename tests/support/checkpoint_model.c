@@ -6,7 +6,7 @@
 
 #include "base/cpu.h"
 
-struct lade_graph *checkpoint_graph(enum lade_family family, enum lade_dtype dtype, enum checkpoint_size size)
+struct lade_model_graph *checkpoint_graph(enum lade_family family, enum lade_dtype dtype, enum checkpoint_size size)
 {
   static struct lade_kernels kernels;
   struct lade_cpu cpu = {0};
@@ -20,11 +20,11 @@ struct lade_graph *checkpoint_graph(enum lade_family family, enum lade_dtype dty
     model.is_tied = true;
   }
   lade_kernels_init(&kernels, &cpu);
-  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = dtype, .batch = 1,
+  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = dtype, .batch = 1,
                                      .seq_len = 8, .kernels = &kernels, .n_threads = 1};
-  struct lade_graph *graph = NULL;
+  struct lade_model_graph *graph = NULL;
   struct lade_error error = {0};
-  if (lade_graph_create(&params, &error, &graph) < 0) {
+  if (lade_model_graph_create(&params, &error, &graph) < 0) {
     fprintf(stderr, "%s\n", error.text);
     abort();
   }

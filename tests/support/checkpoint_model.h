@@ -3,7 +3,7 @@
 #ifndef LADE_TESTS_CHECKPOINT_MODEL_H
 #define LADE_TESTS_CHECKPOINT_MODEL_H
 
-#include "graph/graph.h"
+#include "graph/model_graph.h"
 
 enum checkpoint_size {
   SIZE_SMALL,   /* a few kilobytes */
@@ -13,6 +13,6 @@ enum checkpoint_size {
 };
 
 /* Make a graph of two layers. GPT-2 is tied; Llama is not, and has grouped queries. */
-struct lade_graph *checkpoint_graph(enum lade_family family, enum lade_dtype dtype, enum checkpoint_size size);
+struct lade_model_graph *checkpoint_graph(enum lade_family family, enum lade_dtype dtype, enum checkpoint_size size);
 
 #endif

@@ -23,7 +23,7 @@ static void *memory_make(uint64_t bytes)
   return memset(memory, 0xff, bytes);
 }
 
-void graph_run_init(struct graph_run *run, const struct lade_graph *graph, const struct lade_kernels *kernels,
+void graph_run_init(struct graph_run *run, const struct lade_model_graph *graph, const struct lade_kernels *kernels,
                     lade_pool *pool)
 {
   *run = (struct graph_run){.graph = graph, .kernels = kernels, .pool = pool};
@@ -128,7 +128,7 @@ void graph_run_op(struct graph_run *run, int i_op, int microbatch, int n_microba
 
 void graph_run_feed(struct graph_run *run, const int32_t *tokens, const int32_t *targets, int microbatch)
 {
-  const struct lade_graph *graph = run->graph;
+  const struct lade_model_graph *graph = run->graph;
   int64_t first = microbatch * graph->batch * graph->seq_len;
   if (graph->tokens >= 0)
     memcpy(run->memory[graph->tokens], tokens + first, graph->tensors[graph->tokens].bytes);
@@ -139,7 +139,7 @@ void graph_run_feed(struct graph_run *run, const int32_t *tokens, const int32_t 
 double graph_run_step(struct graph_run *run, const int32_t *tokens, const int32_t *targets, int n_microbatches,
                       bool has_backward)
 {
-  const struct lade_graph *graph = run->graph;
+  const struct lade_model_graph *graph = run->graph;
   memset(run->is_written, 0, (size_t)graph->n_tensors * sizeof(*run->is_written));
   double loss = 0;
   for (int i = 0; i < n_microbatches; i++) {

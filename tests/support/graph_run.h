@@ -6,10 +6,10 @@
 #ifndef LADE_TESTS_GRAPH_RUN_H
 #define LADE_TESTS_GRAPH_RUN_H
 
-#include "graph/graph.h"
+#include "graph/model_graph.h"
 
 struct graph_run {
-  const struct lade_graph *graph;
+  const struct lade_model_graph *graph;
   const struct lade_kernels *kernels;
   lade_pool *pool; /* may be NULL */
   struct lade_step step;
@@ -20,7 +20,7 @@ struct graph_run {
 };
 
 /* Allocate memory for all tensors; the graph, kernels and pool stay the caller's. Aborts if memory is out. */
-void graph_run_init(struct graph_run *run, const struct lade_graph *graph, const struct lade_kernels *kernels,
+void graph_run_init(struct graph_run *run, const struct lade_model_graph *graph, const struct lade_kernels *kernels,
                     lade_pool *pool);
 void graph_run_finish(struct graph_run *run);
 

@@ -49,7 +49,7 @@ static uint64_t n_cells(const struct lade_operand *operand)
 static uint64_t first_cell(const struct machine *m, const struct lade_instr *instr, const struct lade_operand *operand,
                            struct lade_value value)
 {
-  const struct lade_graph *graph = m->program->graph;
+  const struct lade_model_graph *graph = m->program->graph;
   bool is_param = value.tensor >= 0 && value.tensor < graph->n_tensors &&
                   graph->tensors[value.tensor].kind == LADE_TENSOR_PARAM;
   if (is_param && ((instr->kind == LADE_INSTR_UPDATE && operand->role == LADE_ROLE_WEIGHT) ||
@@ -155,7 +155,7 @@ static bool machine_run(struct machine *m, uint32_t seed)
   return true;
 }
 
-static bool is_brought(const struct lade_graph *graph, int tensor)
+static bool is_brought(const struct lade_model_graph *graph, int tensor)
 {
   const int block = tensor - lade_value_block(graph, 0, (enum lade_block)0);
   if (block >= 0)

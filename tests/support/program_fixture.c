@@ -70,7 +70,7 @@ uint32_t program_fixture_draw(uint32_t *seed, uint32_t below)
   return lade_philox_word(7, 0, 0, (*seed)++) % below;
 }
 
-static struct lade_graph *share_graph(const struct program_fixture_setting *how, const struct lade_share *share)
+static struct lade_model_graph *share_graph(const struct program_fixture_setting *how, const struct lade_share *share)
 {
   int64_t layers = LADE_MAX(2, share->pp * LADE_MAX(share->n_chunks, 1));
   struct lade_model model = {.name = "tiny", .family = how->family, .layers = layers, .heads = 4, .n_kv_heads = 4,
@@ -84,22 +84,22 @@ static struct lade_graph *share_graph(const struct program_fixture_setting *how,
   struct lade_cpu cpu = {0};
   struct lade_kernels kernels;
   lade_kernels_init(&kernels, &cpu);
-  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = how->dtype,
+  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = how->dtype,
                                      .grad_dtype = how->grad_dtype, .batch = 2, .seq_len = 16, .dropout = how->dropout,
                                      .kernels = &kernels, .n_threads = 2, .share = *share};
-  struct lade_graph *graph = NULL;
-  assert_int_equal(lade_graph_create(&params, NULL, &graph), 0);
+  struct lade_model_graph *graph = NULL;
+  assert_int_equal(lade_model_graph_create(&params, NULL, &graph), 0);
   return graph;
 }
 
-struct lade_graph *program_fixture_graph(enum lade_family family, enum lade_dtype dtype, float dropout)
+struct lade_model_graph *program_fixture_graph(enum lade_family family, enum lade_dtype dtype, float dropout)
 {
   const struct program_fixture_setting how = {.family = family, .dtype = dtype, .dropout = dropout};
   return share_graph(&how, &(struct lade_share){0});
 }
 
 /* Return prices: one nanosecond per sixteen bytes of an op, links a few times slower. */
-struct lade_prices program_fixture_prices(const struct lade_graph *graph)
+struct lade_prices program_fixture_prices(const struct lade_model_graph *graph)
 {
   struct lade_prices prices = {.clip_ns = 100, .to_host = {50, 0.2}, .to_device = {50, 0.2}, .read = {200, 0.5},
                                .write = {200, 0.5}, .streaming = {1 << 20, 3}};
@@ -121,7 +121,7 @@ struct lade_prices program_fixture_prices(const struct lade_graph *graph)
   return prices;
 }
 
-void program_fixture_residency_set(struct lade_residency *residency, const struct lade_graph *graph,
+void program_fixture_residency_set(struct lade_residency *residency, const struct lade_model_graph *graph,
                                    const struct program_fixture_setting *how)
 {
   static const struct lade_choice choices[] = {[FIXTURE_KEEP] = {LADE_RESIDENCY_KEEP, LADE_RESIDENCY_KEEP},
@@ -196,7 +196,7 @@ void program_fixture_finish(struct program_fixture *fixture)
   lade_packer_destroy(fixture->packer);
   lade_residency_destroy(fixture->residency);
   program_fixture_prices_finish(&fixture->prices);
-  lade_graph_destroy(fixture->graph);
+  lade_model_graph_destroy(fixture->graph);
 }
 
 /* ---- changing programs ---- */

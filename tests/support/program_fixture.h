@@ -48,7 +48,7 @@ struct program_fixture_setting {
 extern const struct program_fixture_setting program_fixture_settings[FIXTURE_N_SETTINGS];
 
 struct program_fixture {
-  struct lade_graph *graph;
+  struct lade_model_graph *graph;
   struct lade_layout layout;
   struct lade_residency *residency;
   struct lade_prices prices;
@@ -64,7 +64,7 @@ struct lade_program *program_fixture_build(const struct program_fixture *fixture
                                            const struct lade_program *residents);
 
 /* Set the manner, tiers and prefetching of @how in @residency, which is fresh. */
-void program_fixture_residency_set(struct lade_residency *residency, const struct lade_graph *graph,
+void program_fixture_residency_set(struct lade_residency *residency, const struct lade_model_graph *graph,
                                    const struct program_fixture_setting *how);
 
 /* Return the layout that programs of @how are built for; NULL: one rank. */
@@ -74,8 +74,8 @@ static inline const struct lade_layout *program_fixture_layout(const struct prog
   return how->dp || how->pp ? &fixture->layout : NULL;
 }
 
-struct lade_graph *program_fixture_graph(enum lade_family family, enum lade_dtype dtype, float dropout);
-struct lade_prices program_fixture_prices(const struct lade_graph *graph);
+struct lade_model_graph *program_fixture_graph(enum lade_family family, enum lade_dtype dtype, float dropout);
+struct lade_prices program_fixture_prices(const struct lade_model_graph *graph);
 void program_fixture_prices_finish(struct lade_prices *prices);
 
 /* Return the next number of the sequence of *@seed, below @below. */

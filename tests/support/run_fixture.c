@@ -57,12 +57,13 @@ void run_fixture_init(struct run_fixture *run_fixture, const struct run_fixture_
   }
   lade_kernels_init(&run_fixture->kernels, &cpu);
   demand(lade_pool_create(2, &run_fixture->pool), NULL, "threads");
-  struct lade_graph_params how = {.struct_size = sizeof(how), .model = &model, .dtype = m->dtype, .batch = m->batch,
+  struct lade_model_graph_params how = {.struct_size = sizeof(how), .model = &model, .dtype = m->dtype,
+                                        .batch = m->batch,
                                   .seq_len = m->seq_len, .dropout = m->dropout, .kernels = &run_fixture->kernels,
                                       .n_threads = 2,
                                   .moments = m->moments, .master = m->master, .grad_dtype = m->grad_dtype,
                                   .share = m->share};
-  demand(lade_graph_create(&how, &error, &run_fixture->graph), &error, "graph");
+  demand(lade_model_graph_create(&how, &error, &run_fixture->graph), &error, "graph");
   struct lade_cost cost;
   lade_cost_init(&cost, &run_fixture_machine);
   demand(lade_cost_prices(&cost, run_fixture->graph, &run_fixture->prices), NULL, "prices");
@@ -73,7 +74,7 @@ void run_fixture_finish(struct run_fixture *run_fixture)
 {
   run_fixture_close(run_fixture);
   lade_prices_finish(&run_fixture->prices);
-  lade_graph_destroy(run_fixture->graph);
+  lade_model_graph_destroy(run_fixture->graph);
   lade_pool_destroy(run_fixture->pool);
 }
 

@@ -30,7 +30,7 @@ struct run_fixture_model run_fixture_tiny(enum lade_family family);
 
 struct run_fixture {
   struct run_fixture_model model;
-  struct lade_graph *graph;
+  struct lade_model_graph *graph;
   struct lade_kernels kernels;
   lade_pool *pool;
   struct lade_prices prices; /* of a fixed machine */

@@ -67,7 +67,7 @@ static void value_make(struct values_memory *memory, int tensor)
   memset(memory->memory[tensor], 0xff, bytes);
 }
 
-void values_memory_init(struct values_memory *memory, const struct lade_graph *graph)
+void values_memory_init(struct values_memory *memory, const struct lade_model_graph *graph)
 {
   *memory = (struct values_memory){.graph = graph};
   memory->values = (struct lade_values){.graph = graph, .get = memory_get, .set = memory_set, .user = memory};
@@ -100,7 +100,7 @@ static float random_number(uint64_t seed, uint32_t stream, uint64_t i)
 
 static void master_randomize(struct values_memory *memory, int param, uint64_t seed)
 {
-  const struct lade_graph *graph = memory->graph;
+  const struct lade_model_graph *graph = memory->graph;
   int weight = graph->params[param].tensor, part = lade_value_part(graph, param, LADE_PART_RESIDUAL);
   uint64_t n = lade_value_bytes(graph, weight) / lade_dtype_bytes(graph->dtype);
   for (uint64_t i = 0; i < n; i++) {
@@ -118,7 +118,7 @@ static void master_randomize(struct values_memory *memory, int param, uint64_t s
 
 void values_memory_randomize(struct values_memory *memory, uint64_t seed)
 {
-  const struct lade_graph *graph = memory->graph;
+  const struct lade_model_graph *graph = memory->graph;
   for (int param = 0; param < graph->n_params; param++) {
     master_randomize(memory, param, seed);
     for (int part = LADE_PART_M; part <= LADE_PART_V; part++) {

@@ -10,14 +10,14 @@
 
 struct values_memory {
   struct lade_values values;
-  const struct lade_graph *graph;
+  const struct lade_model_graph *graph;
   void **memory;         /* of each value that lives across steps; NULL for the others */
   uint64_t *set_bytes;   /* how far each has been set, in ascending order */
   uint64_t n_calls, fail_at; /* the call (from 1) that fails with -EIO; 0: none */
 };
 
 /* Initialise: all bytes 0xff. Aborts if memory is out. The graph stays the caller's. */
-void values_memory_init(struct values_memory *memory, const struct lade_graph *graph);
+void values_memory_init(struct values_memory *memory, const struct lade_model_graph *graph);
 void values_memory_finish(struct values_memory *memory);
 
 /* Set every bit from a generator on @seed, but finite: working copies match random masters, as after an update. */

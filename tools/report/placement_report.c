@@ -18,7 +18,7 @@
 
 struct placement_survey {
   const struct lade_session_info *info;
-  const struct lade_graph *graph;
+  const struct lade_model_graph *graph;
   double *seconds;  /* by value number */
   bool *is_waiting; /* by tensor: a backward op reads it */
   bool *is_pinned;  /* by lade_change_index */
@@ -37,7 +37,7 @@ static int moved_tensor(const struct lade_program *program, const struct lade_in
 /* Return the value that @instr is charged to; -1: it would exist with everything kept. */
 static int blamed_tensor(const struct lade_program *program, const struct lade_instr *instr)
 {
-  const struct lade_graph *graph = program->graph;
+  const struct lade_model_graph *graph = program->graph;
   switch (instr->kind) {
   case LADE_INSTR_COMPUTE:
     return instr->is_recompute ? graph->ops[instr->op].out[0] : -1;
@@ -64,7 +64,7 @@ static void prices_collect(struct placement_survey *survey)
 
 static void waits_collect(struct placement_survey *survey)
 {
-  const struct lade_graph *graph = survey->graph;
+  const struct lade_model_graph *graph = survey->graph;
   for (int op = graph->n_fwd_ops; op < graph->n_ops; op++) {
     for (int i = 0; i < graph->ops[op].n_in; i++) {
       if (graph->ops[op].in[i] >= 0)
@@ -133,7 +133,7 @@ static int activation_add(struct placement_survey *survey, int tensor)
 
 static int activations_add(struct placement_survey *survey, int unit)
 {
-  const struct lade_graph *graph = survey->graph;
+  const struct lade_model_graph *graph = survey->graph;
   int status = 0;
   for (int tensor = 0; tensor < graph->n_tensors && !status; tensor++) {
     const struct lade_tensor *what = &graph->tensors[tensor];
@@ -178,7 +178,7 @@ static void weight_sum(const struct placement_survey *survey, int param, struct 
 static int state_tiers_add(struct placement_survey *survey, int unit, enum lade_change_kind kind, enum lade_tier tier)
 {
   static const char *const names[] = {"device", "host", "store"};
-  const struct lade_graph *graph = survey->graph;
+  const struct lade_model_graph *graph = survey->graph;
   const struct lade_residency *residency = survey->info->plan->residency;
   const bool is_state = kind == LADE_CHANGE_STATE;
   const uint8_t *state_tiers = is_state ? residency->state_tiers : residency->weight_tiers;
@@ -219,7 +219,7 @@ static int units_add(struct placement_survey *survey)
 int placement_report_make(const struct lade_session_info *info, enum lade_recipe recipe, const char *overrides_path,
                           struct lade_error *error, struct placement_report *ret_places)
 {
-  const struct lade_graph *graph = info->graph;
+  const struct lade_model_graph *graph = info->graph;
   struct placement_survey survey = {.info = info, .graph = graph, .recipe = recipe, .places = ret_places};
   *ret_places = (struct placement_report){0};
   survey.seconds = calloc((size_t)lade_value_count(graph), sizeof(*survey.seconds));
@@ -283,7 +283,7 @@ static void place_print(const struct placement_report *places, int at, int n, in
           place->is_spilled ? "; leaves between its other uses too" : "");
 }
 
-void placement_report_print(const struct placement_report *places, const struct lade_graph *graph, FILE *file)
+void placement_report_print(const struct placement_report *places, const struct lade_model_graph *graph, FILE *file)
 {
   for (int at = 0, n; at < places->n; at += n) {
     n = unit_count(places, at);
@@ -302,7 +302,7 @@ void placement_report_print(const struct placement_report *places, const struct 
   }
 }
 
-json_t *placement_report_json(const struct placement_report *places, const struct lade_graph *graph)
+json_t *placement_report_json(const struct placement_report *places, const struct lade_model_graph *graph)
 {
   json_t *units = json_array(), *choices = NULL;
   for (int i = 0; i < places->n; i++) {

@@ -35,10 +35,10 @@ int placement_report_make(const struct lade_session_info *info, enum lade_recipe
 void placement_report_finish(struct placement_report *places);
 
 /* Print the report; units with equal choices share their lines. */
-void placement_report_print(const struct placement_report *places, const struct lade_graph *graph, FILE *file);
+void placement_report_print(const struct placement_report *places, const struct lade_model_graph *graph, FILE *file);
 
 struct json_t;
 /* Return [{"unit": "h.0", "choices": [{"what", "where", "bytes", "seconds", "reason"}, ...]}, ...] */
-struct json_t *placement_report_json(const struct placement_report *places, const struct lade_graph *graph);
+struct json_t *placement_report_json(const struct placement_report *places, const struct lade_model_graph *graph);
 
 #endif

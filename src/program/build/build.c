@@ -315,7 +315,7 @@ static void step_emit(struct builder *b, int pos)
 
 static int builder_init(struct builder *b)
 {
-  const struct lade_graph *graph = b->graph;
+  const struct lade_model_graph *graph = b->graph;
   size_t n_values = (size_t)b->live->n_values, n_params = (size_t)LADE_MAX(graph->n_params, 1);
   b->on_device = malloc(((size_t)b->live->n_ranges + 1) * sizeof(*b->on_device));
   b->now = malloc(n_values * sizeof(*b->now));
@@ -388,7 +388,7 @@ static uint64_t partials_bytes(const struct builder *b)
 
 static void program_emit(struct builder *b)
 {
-  const struct lade_graph *graph = b->graph;
+  const struct lade_model_graph *graph = b->graph;
   residents_make(b);
   transfers_collect(b);
   if (b->params->is_training) {

@@ -130,7 +130,7 @@ static void round_emit(struct builder *b, int param)
 /* Emit the rounding of a complete gradient, if any, and its sums of squares. */
 static void norm_emit(struct builder *b, int param)
 {
-  if (lade_graph_rounds(b->graph))
+  if (lade_model_graph_rounds(b->graph))
     round_emit(b, param);
   const struct lade_value value = grad_now(b, param);
   const struct value_place place = grad_place(b, param);
@@ -368,7 +368,7 @@ static enum lade_space block_space(const struct builder *b, int param)
 static void block_leave(struct builder *b, int param)
 {
   const enum lade_space space = block_space(b, param);
-  if (lade_graph_rounds(b->graph))
+  if (lade_model_graph_rounds(b->graph))
     norm_settle(b, param);
   if (!is_sharded(b) || space == LADE_DEVICE)
     return;
@@ -484,7 +484,7 @@ static void wholes_complete(struct builder *b, const int32_t *params, int n)
     b->is_norm_due[param] = b->graph->params[param].n_sharers > 1 || is_replicated || is_at_both_ends;
     if (!b->is_norm_due[param])
       norm_emit(b, param);
-    else if (b->away[param] >= 0 || (lade_graph_rounds(b->graph) && !is_at_both_ends))
+    else if (b->away[param] >= 0 || (lade_model_graph_rounds(b->graph) && !is_at_both_ends))
       b->due[b->n_due++] = (struct due){param, b->n_batches};
   }
 }

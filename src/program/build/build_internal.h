@@ -51,7 +51,7 @@ struct due {
 
 struct builder {
   const struct lade_build_params *params;
-  const struct lade_graph *graph;
+  const struct lade_model_graph *graph;
   const struct plan_step *steps;
   int n_steps;
   const int32_t *update_ends; /* by parameter: steps that come before its update */

@@ -230,7 +230,7 @@ static void update_scratch_add(struct builder *b, int param)
 static void update_emit(struct builder *b, int param, const struct ruling *ruling, int32_t copy)
 {
   static const enum lade_queue_id queues[] = {LADE_Q_COMPUTE, LADE_Q_HOST, LADE_Q_IO};
-  const struct lade_graph *graph = b->graph;
+  const struct lade_model_graph *graph = b->graph;
   const int tier = b->params->residency->state_tiers[param];
   struct lade_instr *instr = instr_begin(b, LADE_INSTR_UPDATE, queues[tier]);
   instr->param = param;
@@ -302,7 +302,7 @@ int early_order(struct builder *b)
 
 void end_emit(struct builder *b)
 {
-  const struct lade_graph *graph = b->graph;
+  const struct lade_model_graph *graph = b->graph;
   const struct ruling whole = {{lade_value_scalar(graph, LADE_SCALAR_CLIP_RESULT), 0, 0}, b->clip_result,
                                b->clip_result_host};
   grads_settle(b, true);

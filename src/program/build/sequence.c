@@ -28,7 +28,7 @@ struct chunk_ops {
 };
 
 struct sequencer {
-  const struct lade_graph *graph;
+  const struct lade_model_graph *graph;
   const struct lade_residency *residency;
   struct lade_pipeline pipeline;
   struct chunk_ops *chunks;
@@ -120,7 +120,7 @@ static void dropped_forget(struct sequencer *s)
 /* ---- slots ---- */
 
 /* True if @op makes gradients of parameters alone. */
-static bool is_for_weights(const struct lade_graph *graph, const struct lade_op *op)
+static bool is_for_weights(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   for (int i = 0; i < op->n_out; i++) {
     if (op->out[i] >= 0 && graph->tensors[op->out[i]].kind != LADE_TENSOR_GRAD)
@@ -259,7 +259,7 @@ int plan_sequence(const struct lade_build_params *params, struct plan_step **ret
 
 int32_t *plan_update_ends(const struct lade_build_params *params, const struct plan_step *steps, int n_steps)
 {
-  const struct lade_graph *graph = params->graph;
+  const struct lade_model_graph *graph = params->graph;
   int32_t *ends = calloc((size_t)LADE_MAX(graph->n_params, 1), sizeof(*ends));
   const bool optimizer_in_backward = params->residency->optimizer_in_backward;
   for (int param = 0; ends && !optimizer_in_backward && param < graph->n_params; param++)

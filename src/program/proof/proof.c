@@ -36,7 +36,7 @@
 /* Number each op's additions to gradients in the order of the graph, which is the order of their sum. */
 static int contributions_count(struct proof *proof)
 {
-  const struct lade_graph *graph = proof->graph;
+  const struct lade_model_graph *graph = proof->graph;
   proof->rank = calloc((size_t)graph->n_ops * LADE_OP_MAX_OUT + 1, sizeof(*proof->rank));
   proof->n_adds = calloc((size_t)graph->n_params + 1, sizeof(*proof->n_adds));
   proof->partial_at = calloc((size_t)graph->n_params + 1, sizeof(*proof->partial_at));

@@ -22,7 +22,7 @@
 
 struct proof {
   const struct lade_program *program;
-  const struct lade_graph *graph;
+  const struct lade_model_graph *graph;
   struct lade_error *error;
   int32_t *rank;       /* by op and output: index of that contribution among a microbatch's to the gradient */
   int32_t *n_adds;     /* by parameter: contributions of one microbatch */
@@ -71,7 +71,7 @@ static inline bool ranges_meet(uint64_t a, uint64_t a_bytes, uint64_t b, uint64_
 }
 
 /* Return the parameter whose optimizer state has @tensor as a part, or -1. */
-static inline int part_param(const struct lade_graph *graph, int tensor)
+static inline int part_param(const struct lade_model_graph *graph, int tensor)
 {
   int from_parts = tensor - graph->n_tensors;
   return from_parts >= 0 && from_parts < graph->n_params * LADE_N_PARTS ? from_parts / LADE_N_PARTS : -1;
@@ -135,16 +135,16 @@ static inline int block_complete(const struct proof *proof, int param)
 /* True if complete gradients are rounded before norms and updates. */
 static inline bool rounds(const struct proof *proof)
 {
-  return proof->program->is_training && lade_graph_rounds(proof->graph);
+  return proof->program->is_training && lade_model_graph_rounds(proof->graph);
 }
 
 /* Return the parameter of block number @tensor; -1: it is no block. */
-static inline int block_param(const struct lade_graph *graph, int tensor)
+static inline int block_param(const struct lade_model_graph *graph, int tensor)
 {
   int from_blocks = tensor - lade_value_block(graph, 0, (enum lade_block)0);
   return from_blocks >= 0 && from_blocks < graph->n_params * LADE_N_BLOCKS ? from_blocks / LADE_N_BLOCKS : -1;
 }
-static inline enum lade_block block_kind(const struct lade_graph *graph, int tensor)
+static inline enum lade_block block_kind(const struct lade_model_graph *graph, int tensor)
 {
   return (enum lade_block)((tensor - lade_value_block(graph, 0, (enum lade_block)0)) % LADE_N_BLOCKS);
 }

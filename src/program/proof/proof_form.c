@@ -75,7 +75,7 @@ static int op_expect(const struct proof *proof, int at, struct expectation *e)
 /* Expect the complete gradient of @param in its accumulated type: all of it, or this rank's block. */
 static void sum_of_grad_expect(const struct proof *proof, int param, int role, unsigned spaces, struct expectation *e)
 {
-  const struct lade_graph *graph = proof->graph;
+  const struct lade_model_graph *graph = proof->graph;
   if (is_sharded(proof))
     expect_read(proof, e, role, spaces, lade_value_block(graph, param, LADE_BLOCK_GRAD), 0,
                 block_complete(proof, param));
@@ -101,7 +101,7 @@ static void round_expect(const struct proof *proof, const struct lade_instr *ins
 
 static void norm_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
-  const struct lade_graph *graph = proof->graph;
+  const struct lade_model_graph *graph = proof->graph;
   int64_t n_partials = proof->partial_at[instr->param + 1] - proof->partial_at[instr->param];
   grad_expect(proof, instr->param, LADE_ROLE_SRC, ON(LADE_DEVICE), e);
   expect_make(proof, e, LADE_ROLE_DST, ON(LADE_DEVICE), lade_value_scalar(graph, LADE_SCALAR_PARTIALS), 0, 0);
@@ -182,7 +182,7 @@ static void scratch_expect(const struct proof *proof, const struct lade_instr *i
  */
 static void update_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
-  const struct lade_graph *graph = proof->graph;
+  const struct lade_model_graph *graph = proof->graph;
   int tier = state_space(proof, instr);
   const unsigned memory = drive_reach(proof);
   unsigned at_home = tier >= 0 ? ON(tier) : ANYWHERE;
@@ -683,7 +683,7 @@ static const char *param_missing(const struct proof *proof, const bool *is_done)
 
 static int tally_check(const struct proof *proof, const struct form_tally *tally)
 {
-  const struct lade_graph *graph = proof->graph;
+  const struct lade_model_graph *graph = proof->graph;
   int n_ops = proof->program->is_training ? graph->n_ops : graph->n_fwd_ops;
   for (int m = 0; m < proof->program->n_microbatches && tally->n_run != n_ops * proof->program->n_microbatches; m++) {
     for (int op = 0; op < n_ops; op++) {
@@ -709,7 +709,7 @@ static int tally_check(const struct proof *proof, const struct form_tally *tally
 
 int proof_form(struct proof *proof)
 {
-  const struct lade_graph *graph = proof->graph;
+  const struct lade_model_graph *graph = proof->graph;
   int status = list_check(proof);
   if (!status)
     status = proof_buffers(proof);

@@ -199,7 +199,7 @@ void cast_expect(const struct proof *proof, const struct lade_instr *instr, stru
 /* Expect a gather: a working copy from its blocks, old or new; or every rank's sum of squares. */
 static void all_gather_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
-  const struct lade_graph *graph = proof->graph;
+  const struct lade_model_graph *graph = proof->graph;
   const int param = instr->param;
   const struct lade_value found = proof->program->operands[instr->first_operand].reads;
   if (param < 0) {
@@ -226,7 +226,7 @@ void collective_expect(const struct proof *proof, const struct lade_instr *instr
 
 void add_expect(const struct proof *proof, const struct lade_instr *instr, struct expectation *e)
 {
-  const struct lade_graph *graph = proof->graph;
+  const struct lade_model_graph *graph = proof->graph;
   const int m = instr->microbatch;
   expect_read(proof, e, LADE_ROLE_SRC, ON(LADE_DEVICE), lade_value_block(graph, instr->param, LADE_BLOCK_INCOMING), m,
               0);

@@ -43,7 +43,7 @@ static bool block_exists(const struct proof *proof, struct lade_value value)
 
 bool proof_value_exists(const struct proof *proof, struct lade_value value)
 {
-  const struct lade_graph *graph = proof->graph;
+  const struct lade_model_graph *graph = proof->graph;
   const int most_versions = proof->program->is_training ? 1 : 0;
   if (value.tensor < 0 || value.tensor >= lade_value_count(graph) || value.microbatch < 0 || value.version < 0)
     return false;
@@ -77,7 +77,7 @@ bool proof_is_of_op(const struct lade_instr *instr)
 /* Write "compute matmul h.0.mlp.fc" into @text, as far as the instruction's numbers are valid. */
 static void instr_describe(const struct proof *proof, const struct lade_instr *instr, char *text, size_t bytes)
 {
-  const struct lade_graph *graph = proof->graph;
+  const struct lade_model_graph *graph = proof->graph;
   bool is_known = instr->kind < LADE_N_INSTR_KINDS;
   const char *kind = is_known ? lade_instr_kind_name((enum lade_instr_kind)instr->kind) : "unknown kind";
   if (proof_is_of_op(instr) && instr->op >= 0 && instr->op < graph->n_ops) {

@@ -257,7 +257,7 @@ static int found_fail(const struct value_walk *walk, int at, int i, const struct
 static uint64_t value_origin(const struct value_walk *walk, const struct lade_instr *instr,
                              const struct lade_operand *operand, struct lade_value value)
 {
-  const struct lade_graph *graph = walk->proof->graph;
+  const struct lade_model_graph *graph = walk->proof->graph;
   uint64_t start = operand_start(walk->proof, operand);
   bool is_part = instr->kind == LADE_INSTR_GRAD_SUMSQ ? operand->role == LADE_ROLE_DST
                                                 : instr->kind == LADE_INSTR_CLIP && instr->param >= 0 &&
@@ -339,7 +339,7 @@ static int operand_make(struct value_walk *walk, int at, int i)
 /* Refuse a read of a parameter after its update: the value is the next step's. */
 static int updated_check(const struct value_walk *walk, int at, int i)
 {
-  const struct lade_graph *graph = walk->proof->graph;
+  const struct lade_model_graph *graph = walk->proof->graph;
   const struct lade_instr *instr = &walk->proof->program->instrs[at];
   struct lade_value value = walk->proof->program->operands[instr->first_operand + i].reads;
   int param = part_param(graph, value.tensor);
@@ -379,7 +379,7 @@ static int instr_walk(struct value_walk *walk, int at)
 /* Return the owner of a resident buffer that may bring @value from the step before; -1: it may not. */
 static int brought_owner(const struct proof *proof, struct lade_value value)
 {
-  const struct lade_graph *graph = proof->graph;
+  const struct lade_model_graph *graph = proof->graph;
   if (value.tensor < 0 || value.version != 0)
     return -1;
   if (block_param(graph, value.tensor) >= 0)

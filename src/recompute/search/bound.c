@@ -33,7 +33,7 @@ static bool is_input_repeated(const struct lade_op *op, int i)
 }
 
 /* Return the bytes that @op needs at once; without parameters and their gradients unless @has_state. */
-static uint64_t op_bytes(const struct lade_graph *graph, const struct lade_op *op, bool has_state)
+static uint64_t op_bytes(const struct lade_model_graph *graph, const struct lade_op *op, bool has_state)
 {
   uint64_t bytes = op->workspace_bytes ? padded(op->workspace_bytes) : 0;
   for (int i = 0; i < op->n_in; i++) {
@@ -52,7 +52,7 @@ static uint64_t op_bytes(const struct lade_graph *graph, const struct lade_op *o
 }
 
 /* Return the state bytes of this rank's shards; working copies may be gathered. */
-static uint64_t state_bytes(const struct lade_graph *graph, const struct lade_layout *layout)
+static uint64_t state_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout)
 {
   uint64_t bytes = 0;
   for (int param = 0; param < graph->n_params; param++) {
@@ -65,7 +65,7 @@ static uint64_t state_bytes(const struct lade_graph *graph, const struct lade_la
   return bytes;
 }
 
-static bool is_backward_value(const struct lade_graph *graph, int tensor)
+static bool is_backward_value(const struct lade_model_graph *graph, int tensor)
 {
   const struct lade_tensor *what = &graph->tensors[tensor];
   return what->kind == LADE_TENSOR_ACTIVATION && graph->ops[what->producer].is_backward;
@@ -75,7 +75,7 @@ static bool is_backward_value(const struct lade_graph *graph, int tensor)
  * Fill, by op, the bytes of backward values that wait while it runs: made before, read after, and no operands of it.
  * @last_use is scratch, by tensor.
  */
-static void waiting_count(const struct lade_graph *graph, int *last_use, int64_t *waiting)
+static void waiting_count(const struct lade_model_graph *graph, int *last_use, int64_t *waiting)
 {
   for (int i = 0; i < graph->n_ops; i++) {
     for (int k = 0; k < graph->ops[i].n_in; k++) {
@@ -106,7 +106,7 @@ struct adds {
   int first, last;
 };
 
-static struct adds *adds_find(const struct lade_graph *graph)
+static struct adds *adds_find(const struct lade_model_graph *graph)
 {
   struct adds *adds = malloc((size_t)LADE_MAX(graph->n_params, 1) * sizeof(*adds));
   for (int param = 0; adds && param < graph->n_params; param++)
@@ -126,8 +126,8 @@ static struct adds *adds_find(const struct lade_graph *graph)
 /*
  * Return the bytes of blocks of kind @block of the gradients whose first (@is_last: whose last) addition op @i makes.
  */
-static uint64_t grads_at(const struct lade_graph *graph, const struct lade_layout *layout, const struct adds *adds,
-                         int i, bool is_last, enum lade_block block)
+static uint64_t grads_at(const struct lade_model_graph *graph, const struct lade_layout *layout,
+                         const struct adds *adds, int i, bool is_last, enum lade_block block)
 {
   const struct lade_op *op = &graph->ops[i];
   uint64_t bytes = 0;
@@ -143,7 +143,7 @@ static uint64_t grads_at(const struct lade_graph *graph, const struct lade_layou
  * Return the most bytes that are live at once in all tiers together. 0, which is a valid bound, if out of memory.
  * @is_one: one microbatch alone.
  */
-static uint64_t somewhere_bytes(const struct lade_graph *graph, const struct lade_layout *layout, bool is_one,
+static uint64_t somewhere_bytes(const struct lade_model_graph *graph, const struct lade_layout *layout, bool is_one,
                                 bool optimizer_in_backward)
 {
   uint64_t state = state_bytes(graph, layout), most = 0;
@@ -158,9 +158,9 @@ static uint64_t somewhere_bytes(const struct lade_graph *graph, const struct lad
     state += grads_at(graph, layout, adds, i, false, LADE_BLOCK_GRAD);
     uint64_t op = op_bytes(graph, &graph->ops[i], false);
     most = LADE_MAX(most, state + op + (uint64_t)(waiting[i] + waiting[graph->n_ops + i]));
-    if (is_one && (optimizer_in_backward || lade_graph_rounds(graph)))
+    if (is_one && (optimizer_in_backward || lade_model_graph_rounds(graph)))
       state -= grads_at(graph, layout, adds, i, true, LADE_BLOCK_GRAD);
-    if (is_one && !optimizer_in_backward && lade_graph_rounds(graph))
+    if (is_one && !optimizer_in_backward && lade_model_graph_rounds(graph))
       state += grads_at(graph, layout, adds, i, true, LADE_BLOCK_ROUNDED);
   }
   free(waiting);

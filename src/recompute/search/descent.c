@@ -40,7 +40,7 @@ struct undo {
 
 struct walker {
   const struct lade_plan_params *params;
-  const struct lade_graph *graph;
+  const struct lade_model_graph *graph;
   const bool *is_pinned; /* by lade_change_index */
   lade_solver *solver;
   int allowed;
@@ -369,7 +369,7 @@ static void speakers_find(struct walker *w)
 
 static void best_find(struct walker *w, struct best *best)
 {
-  const struct lade_graph *graph = w->graph;
+  const struct lade_model_graph *graph = w->graph;
   const struct lade_queue_times base = w->peak->queue_times;
   speakers_find(w);
   for (int tensor = 0; tensor < graph->n_tensors; tensor++) {

@@ -80,7 +80,7 @@ static int32_t view_tensor(const struct peak_analysis *s, const struct lade_resi
                            const struct lade_program *p,
                            const struct resident_view *view)
 {
-  const struct lade_graph *graph = s->params->graph;
+  const struct lade_model_graph *graph = s->params->graph;
   const int from_blocks = view->tensor - lade_value_block(graph, 0, (enum lade_block)0);
   const int param = from_blocks / LADE_N_BLOCKS, kind = from_blocks % LADE_N_BLOCKS;
   if (from_blocks < 0 || (kind != LADE_BLOCK_ROUNDED && kind != LADE_BLOCK_GRAD))
@@ -95,7 +95,7 @@ static int32_t view_tensor(const struct peak_analysis *s, const struct lade_resi
 static void buffer_note(struct peak_analysis *s, const struct lade_program *p, int i, int32_t tensor)
 {
   const struct resident_view *view = &s->views[i];
-  const struct lade_graph *graph = p->graph;
+  const struct lade_model_graph *graph = p->graph;
   struct idle_value *idle = &s->idle[tensor];
   if (p->buffers[i].is_resident) {
     idle->bytes += p->buffers[i].bytes;

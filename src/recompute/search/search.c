@@ -75,7 +75,7 @@ static int state_residency(const lade_planner *planner, int trajectory, int stat
  */
 uint64_t planner_host_budget(const struct lade_plan_params *params)
 {
-  const struct lade_graph *graph = params->graph;
+  const struct lade_model_graph *graph = params->graph;
   const int passing[] = {graph->tokens, graph->targets, graph->loss};
   uint64_t each = 0;
   for (size_t i = 0; i < LADE_COUNT(passing); i++)

@@ -18,13 +18,13 @@
 
 _Static_assert(CHUNK_BLOCK_ELEMENTS % LADE_MOMENT_BLOCK == 0, "blocks of moments are not cut");
 
-int64_t chunk_n_elements(const struct lade_graph *graph, int param)
+int64_t chunk_n_elements(const struct lade_model_graph *graph, int param)
 {
   const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
   return (int64_t)(tensor->bytes / lade_dtype_bytes(tensor->dtype));
 }
 
-static int64_t most_elements(const struct lade_graph *graph)
+static int64_t most_elements(const struct lade_model_graph *graph)
 {
   int64_t most = 0;
   for (int param = 0; param < graph->n_params; param++)
@@ -34,7 +34,7 @@ static int64_t most_elements(const struct lade_graph *graph)
 
 int forms_init(struct chunk_buffer *chunk, struct lade_faults *faults)
 {
-  const struct lade_graph *graph = chunk->values->graph;
+  const struct lade_model_graph *graph = chunk->values->graph;
   const bool has_scales = graph->moments == LADE_MOMENTS_8BIT;
   chunk->codes.tensor = chunk->scales_tensor = -1;
   if (!has_scales && graph->master == LADE_MASTER_EXACT)
@@ -186,7 +186,7 @@ struct moment {
 
 static struct moment moment_find(const struct chunk_buffer *chunk, int param, enum chunk_kind kind)
 {
-  const struct lade_graph *graph = chunk->values->graph;
+  const struct lade_model_graph *graph = chunk->values->graph;
   bool is_v = kind == CHUNK_V;
   return (struct moment){.tensor = lade_value_part(graph, param, is_v ? LADE_PART_V : LADE_PART_M),
                          .scales = lade_value_part(graph, param, is_v ? LADE_PART_V_SCALES : LADE_PART_M_SCALES),
@@ -235,7 +235,7 @@ int moments_set(struct chunk_buffer *chunk, int param, enum chunk_kind kind, int
 
 int master24_get(struct chunk_buffer *chunk, int param, int64_t first, float *dst, int64_t n, struct lade_error *error)
 {
-  const struct lade_graph *graph = chunk->values->graph;
+  const struct lade_model_graph *graph = chunk->values->graph;
   uint8_t *residual;
   int rc = words_get(chunk, graph->params[param].tensor, first, n, error);
   if (rc == 0)
@@ -249,7 +249,7 @@ int master24_get(struct chunk_buffer *chunk, int param, int64_t first, float *ds
 int master24_set(struct chunk_buffer *chunk, int param, int64_t first, const float *src, int64_t n,
                  struct lade_error *error)
 {
-  const struct lade_graph *graph = chunk->values->graph;
+  const struct lade_model_graph *graph = chunk->values->graph;
   int8_t *residual = (int8_t *)bytes_room(chunk, first);
   for (int64_t i = 0; i < n; i++)
     lade_master24_split(src[i], 0x80, &chunk->weight[i], &residual[i]);

@@ -176,7 +176,7 @@ static int source_check(const struct slice_source *source, const int64_t *dims, 
 static int source_find(struct init *init, int param, int i_slice, struct slice_source *source, const char *path,
                        struct lade_error *error)
 {
-  const struct lade_graph *graph = init->values->graph;
+  const struct lade_model_graph *graph = init->values->graph;
   const char *name = graph->params[param].slices[i_slice].name;
   int64_t dims[2];
   int n_dims = slice_shape(graph, param, i_slice, dims);
@@ -191,7 +191,7 @@ static int source_find(struct init *init, int param, int i_slice, struct slice_s
 
 static int sources_find(struct init *init, const char *path, struct lade_error *error)
 {
-  const struct lade_graph *graph = init->values->graph;
+  const struct lade_model_graph *graph = init->values->graph;
   init->sources = lade_fault_calloc(init->faults, (size_t)slices_count(graph), sizeof(*init->sources));
   if (!init->sources)
     return lade_error_set(error, -ENOMEM, "%s: out of memory for its table of tensors", path);
@@ -208,7 +208,7 @@ static int sources_find(struct init *init, const char *path, struct lade_error *
 static int sums_open(struct init *init, const char *path, struct lade_error *error)
 {
   char state_path[PATH_MAX], config_path[PATH_MAX];
-  const struct lade_graph *graph = init->values->graph;
+  const struct lade_model_graph *graph = init->values->graph;
   const int n = slices_count(graph);
   int rc = checkpoint_path_join(state_path, path, CHECKPOINT_STATE, error);
   if (rc < 0 || access(state_path, F_OK) < 0)
@@ -237,8 +237,8 @@ static int sum_fail(const struct slice_source *source, struct lade_error *error)
 /* Set the XXH3 sums of format version 1, which are verified while whole tensors are read. */
 static int xxh3_set(struct init *init, struct lade_error *error)
 {
-  const struct lade_graph *graph = init->values->graph;
-  if (!init->state.has_xxh3 || graph->share.tp > 1 || lade_graph_has_parts(graph))
+  const struct lade_model_graph *graph = init->values->graph;
+  if (!init->state.has_xxh3 || graph->share.tp > 1 || lade_model_graph_has_parts(graph))
     return 0;
   for (int i = 0; i < slices_count(graph); i++) {
     struct slice_source *source = &init->sources[i];
@@ -271,7 +271,7 @@ static int sums_compare(const struct init *init, struct lade_error *error)
 static int names_find(struct init *init, const char *path, struct lade_error *error)
 {
   const struct lade_values *values = init->values;
-  const struct lade_graph *whole = values->whole ? values->whole : values->graph;
+  const struct lade_model_graph *whole = values->whole ? values->whole : values->graph;
   init->names = lade_fault_calloc(init->faults, (size_t)slices_count(whole), sizeof(*init->names));
   if (!init->names)
     return lade_error_set(error, -ENOMEM, "%s: out of memory for its table of names", path);
@@ -314,7 +314,7 @@ static int extras_refuse(struct init *init, struct lade_error *error)
 static int values_set(struct init *init, struct lade_error *error)
 {
   struct chunk_buffer chunk;
-  const struct lade_graph *graph = init->values->graph;
+  const struct lade_model_graph *graph = init->values->graph;
   int rc = chunk_init(&chunk, init->values, slices_chunk_blocks(graph), init->faults, error);
   if (rc < 0)
     return rc;

@@ -42,9 +42,9 @@ int chunk_init(struct chunk_buffer *chunk, const struct lade_values *values, int
                struct lade_error *error);
 void chunk_finish(struct chunk_buffer *chunk);
 
-int64_t chunk_n_elements(const struct lade_graph *graph, int param);
+int64_t chunk_n_elements(const struct lade_model_graph *graph, int param);
 /* Return the elements of a row; 1 for vectors. */
-int64_t chunk_n_cols(const struct lade_graph *graph, int param);
+int64_t chunk_n_cols(const struct lade_model_graph *graph, int param);
 
 /* Read or write elements [first, first + n) of a parameter's master or moment. pre: @first begins a block. */
 int chunk_get(struct chunk_buffer *chunk, int param, enum chunk_kind kind, int64_t first, int64_t n,
@@ -129,16 +129,16 @@ bool table_is_file_name(const char *name);
 /* ---- parameters as tensors of files (checkpoint_slices.c) ---- */
 
 /* Return the number of all slices of all parameters. Tensors of a file are numbered in their order. */
-int slices_count(const struct lade_graph *graph);
+int slices_count(const struct lade_model_graph *graph);
 
 /*
  * Set the shape of the file's tensor that contains a slice, as stored (transposed or not). Return its dimensions, 1 or
  * 2.
  */
-int slice_shape(const struct lade_graph *graph, int param, int i_slice, int64_t ret_dims[2]);
+int slice_shape(const struct lade_model_graph *graph, int param, int i_slice, int64_t ret_dims[2]);
 
 /* Return the blocks of a chunk to save or load @graph: more if a slice is transposed. */
-int slices_chunk_blocks(const struct lade_graph *graph);
+int slices_chunk_blocks(const struct lade_model_graph *graph);
 
 /* Elements [first, end) of a parameter, in its own order. */
 struct elements_range {
@@ -154,7 +154,7 @@ struct elements_range range_written(const struct lade_values *values, int param)
 struct elements_range range_read(const struct lade_values *values, int param, enum chunk_kind kind);
 
 /* True if slice @i_slice of @param has an element in @range. */
-bool slice_is_within(const struct lade_graph *graph, int param, int i_slice, struct elements_range range);
+bool slice_is_within(const struct lade_model_graph *graph, int param, int i_slice, struct elements_range range);
 
 /* The place in a file that a slice is written to. */
 struct slice_target {

@@ -137,9 +137,9 @@ static int place_check(const struct load *load, struct lade_error *error)
 /* Refuse version 1 for ranks with parts of tensors: its sums are of whole tensors, which no such rank reads. */
 static int version_check(const struct load *load, struct lade_error *error)
 {
-  const struct lade_graph *graph = load->values->graph;
+  const struct lade_model_graph *graph = load->values->graph;
   int rc = 0;
-  if (load->state.has_xxh3 && (graph->share.tp > 1 || lade_graph_has_parts(graph)))
+  if (load->state.has_xxh3 && (graph->share.tp > 1 || lade_model_graph_has_parts(graph)))
     rc = lade_error_set(error, -EINVAL, "%s is of format version 1, which ranks with parts of its tensors cannot "
                         "verify: resume it once without --tp and below --zero 3, and save", load->path);
   return lade_rank_group_vote(load->values->group, rc, error); /* a stage may have no parts where others have */

@@ -80,7 +80,7 @@ static int files_plan(struct save *save, struct lade_error *error)
 /* Allocate the memory of the save, and list all tensors. */
 static int save_begin(struct save *save, struct lade_error *error)
 {
-  const struct lade_graph *graph = save->values->graph;
+  const struct lade_model_graph *graph = save->values->graph;
   int rc = chunk_init(&save->chunk, save->values, slices_chunk_blocks(graph), save->faults, error);
   if (rc == 0)
     rc = files_plan(save, error);
@@ -197,7 +197,7 @@ static int target_fill(struct save *save, enum chunk_kind kind, int slice, bool 
 
 static int targets_fill(struct save *save, struct lade_error *error)
 {
-  const struct lade_graph *graph = save->values->graph;
+  const struct lade_model_graph *graph = save->values->graph;
   struct slice_target *target = save->targets;
   int rc = 0;
   for (int kind = 0; kind < CHUNK_N_KINDS; kind++) {

@@ -48,7 +48,7 @@ struct element_run {
   int64_t stride, n;
 };
 
-int slices_count(const struct lade_graph *graph)
+int slices_count(const struct lade_model_graph *graph)
 {
   int n = 0;
   for (int param = 0; param < graph->n_params; param++)
@@ -56,7 +56,7 @@ int slices_count(const struct lade_graph *graph)
   return n;
 }
 
-int slice_shape(const struct lade_graph *graph, int param, int i_slice, int64_t ret_dims[2])
+int slice_shape(const struct lade_model_graph *graph, int param, int i_slice, int64_t ret_dims[2])
 {
   const struct lade_param_slice *slice = &graph->params[param].slices[i_slice];
   ret_dims[0] = slice->is_transposed ? slice->file_cols : slice->file_rows;
@@ -64,7 +64,7 @@ int slice_shape(const struct lade_graph *graph, int param, int i_slice, int64_t 
   return graph->tensors[graph->params[param].tensor].n_dims;
 }
 
-int slices_chunk_blocks(const struct lade_graph *graph)
+int slices_chunk_blocks(const struct lade_model_graph *graph)
 {
   int64_t n_most = 1;
   for (int param = 0; param < graph->n_params; param++) {
@@ -109,7 +109,7 @@ struct elements_range range_read(const struct lade_values *values, int param, en
   return range_held(values, param);
 }
 
-bool slice_is_within(const struct lade_graph *graph, int param, int i_slice, struct elements_range range)
+bool slice_is_within(const struct lade_model_graph *graph, int param, int i_slice, struct elements_range range)
 {
   const struct lade_param_slice *slice = &graph->params[param].slices[i_slice];
   const int64_t n_cols = chunk_n_cols(graph, param);
@@ -126,7 +126,7 @@ bool slice_is_within(const struct lade_graph *graph, int param, int i_slice, str
 static bool span_find(const struct chunk_buffer *chunk, int param, int i_slice, int64_t first, int64_t n,
                       struct elements_range range, struct slice_span *ret_span)
 {
-  const struct lade_graph *graph = chunk->values->graph;
+  const struct lade_model_graph *graph = chunk->values->graph;
   const struct lade_param_slice *slice = &graph->params[param].slices[i_slice];
   int64_t n_cols = chunk_n_cols(graph, param);
   int64_t begin = LADE_MAX(LADE_MAX(first, range.first), slice->first_row * n_cols);
@@ -300,7 +300,7 @@ static int param_save(struct chunk_buffer *chunk, int param, enum chunk_kind kin
 int slices_save(struct chunk_buffer *chunk, enum chunk_kind kind, const struct slice_target *targets,
                 struct lade_faults *faults, struct lade_error *error)
 {
-  const struct lade_graph *graph = chunk->values->graph;
+  const struct lade_model_graph *graph = chunk->values->graph;
   struct gather gather = {.n_max = STAGING_BYTES / sizeof(float)};
   gather.staging = lade_fault_calloc(faults, 1, STAGING_BYTES);
   int rc = gather.staging ? 0 : lade_error_set(error, -ENOMEM, "out of memory for saving a checkpoint");
@@ -436,7 +436,7 @@ static int param_load(struct chunk_buffer *chunk, int param, enum chunk_kind kin
 int slices_load(struct chunk_buffer *chunk, enum chunk_kind kind, const struct slice_source *sources,
                 struct lade_faults *faults, struct lade_error *error)
 {
-  const struct lade_graph *graph = chunk->values->graph;
+  const struct lade_model_graph *graph = chunk->values->graph;
   struct scatter scatter = {.n_max = STAGING_BYTES / sizeof(float)};
   XXH3_state_t *hash = XXH3_createState();
   scatter.staging = hash ? lade_fault_calloc(faults, 1, STAGING_BYTES) : NULL;
@@ -476,7 +476,7 @@ static int param_tally(struct chunk_buffer *chunk, int param, struct tensor_tall
 int slices_tally(struct chunk_buffer *chunk, struct tensor_tally *const *held, struct tensor_tally *const *written,
                  struct lade_error *error)
 {
-  const struct lade_graph *graph = chunk->values->graph;
+  const struct lade_model_graph *graph = chunk->values->graph;
   int rc = 0;
   for (int param = 0; param < graph->n_params && rc == 0; param++) {
     rc = param_tally(chunk, param, held, written, error);

@@ -20,7 +20,7 @@
 
 /* ---- the table ---- */
 
-static void tensors_fill(struct checkpoint_table *table, const struct lade_graph *whole)
+static void tensors_fill(struct checkpoint_table *table, const struct lade_model_graph *whole)
 {
   struct table_tensor *tensor = table->tensors;
   for (int kind = 0; kind < CHUNK_N_KINDS; kind++)
@@ -33,7 +33,7 @@ static void tensors_fill(struct checkpoint_table *table, const struct lade_graph
 }
 
 /* Return the number of the whole model's slice that contains @slice, of its parameter @number. */
-static int slice_number(const struct lade_graph *whole, int number, const struct lade_param_slice *slice)
+static int slice_number(const struct lade_model_graph *whole, int number, const struct lade_param_slice *slice)
 {
   int n = 0, i = 0;
   LADE_ASSERT(number < whole->n_params);
@@ -48,7 +48,7 @@ static int slice_number(const struct lade_graph *whole, int number, const struct
 int table_init(struct checkpoint_table *table, const struct lade_values *values, struct lade_faults *faults,
                struct lade_error *error)
 {
-  const struct lade_graph *graph = values->graph, *whole = values->whole ? values->whole : graph;
+  const struct lade_model_graph *graph = values->graph, *whole = values->whole ? values->whole : graph;
   const size_t n_slices = (size_t)slices_count(whole), n_own = (size_t)slices_count(graph);
   *table = (struct checkpoint_table){.n_slices = (int)n_slices};
   table->tensors = lade_fault_calloc(faults, CHUNK_N_KINDS * n_slices, sizeof(*table->tensors));

@@ -33,7 +33,7 @@
 #define INIT_STREAM 0x40000000u
 #define TWO_PI 6.283185307179586476925
 
-int64_t chunk_n_cols(const struct lade_graph *graph, int param)
+int64_t chunk_n_cols(const struct lade_model_graph *graph, int param)
 {
   const struct lade_tensor *tensor = &graph->tensors[graph->params[param].tensor];
   return tensor->n_dims > 1 ? tensor->dims[1] : 1;
@@ -131,7 +131,7 @@ static int f16_set(struct chunk_buffer *chunk, int weight, int master, int64_t f
 static int master_get(struct chunk_buffer *chunk, int param, int64_t first, float *dst, int64_t n,
                       struct lade_error *error)
 {
-  const struct lade_graph *graph = chunk->values->graph;
+  const struct lade_model_graph *graph = chunk->values->graph;
   int weight = graph->params[param].tensor, part = lade_value_part(graph, param, LADE_PART_RESIDUAL);
   if (graph->master == LADE_MASTER_24BIT)
     return master24_get(chunk, param, first, dst, n, error);
@@ -143,7 +143,7 @@ static int master_get(struct chunk_buffer *chunk, int param, int64_t first, floa
 static int master_set(struct chunk_buffer *chunk, int param, int64_t first, const float *src, int64_t n,
                       struct lade_error *error)
 {
-  const struct lade_graph *graph = chunk->values->graph;
+  const struct lade_model_graph *graph = chunk->values->graph;
   int weight = graph->params[param].tensor, part = lade_value_part(graph, param, LADE_PART_RESIDUAL);
   if (graph->master == LADE_MASTER_24BIT)
     return master24_set(chunk, param, first, src, n, error);
@@ -154,7 +154,7 @@ static int master_set(struct chunk_buffer *chunk, int param, int64_t first, cons
   return f32_set(chunk->values, weight, first, src, n, error);
 }
 
-static int moment_of(const struct lade_graph *graph, int param, enum chunk_kind kind)
+static int moment_of(const struct lade_model_graph *graph, int param, enum chunk_kind kind)
 {
   return lade_value_part(graph, param, kind == CHUNK_M ? LADE_PART_M : LADE_PART_V);
 }
@@ -242,7 +242,7 @@ static void slice_draw(float *elements, const struct lade_param *param, const st
   }
 }
 
-static void elements_init(float *elements, const struct lade_graph *graph, int i_param, int64_t first, int64_t n,
+static void elements_init(float *elements, const struct lade_model_graph *graph, int i_param, int64_t first, int64_t n,
                           uint64_t seed)
 {
   const struct lade_param *param = &graph->params[i_param];
@@ -254,7 +254,7 @@ static void elements_init(float *elements, const struct lade_graph *graph, int i
 
 static int param_randomize(struct chunk_buffer *chunk, int param, uint64_t seed, struct lade_error *error)
 {
-  const struct lade_graph *graph = chunk->values->graph;
+  const struct lade_model_graph *graph = chunk->values->graph;
   int64_t n_elements = chunk_n_elements(graph, param);
   int rc = 0;
   for (int64_t first = 0; first < n_elements && rc == 0; first += chunk->n_max) {

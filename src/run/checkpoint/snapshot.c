@@ -27,7 +27,7 @@ struct lade_snapshot {
 };
 
 /* Return the bytes of the first @n elements of a working copy (@part -1), or of a part of the state. */
-static uint64_t elements_bytes(const struct lade_graph *graph, int part, int64_t n)
+static uint64_t elements_bytes(const struct lade_model_graph *graph, int part, int64_t n)
 {
   return part < 0 ? (uint64_t)n * lade_dtype_bytes(graph->dtype) : lade_part_bytes(graph, (enum lade_part)part, n);
 }
@@ -43,7 +43,7 @@ static struct snapshot_piece piece_find(const struct lade_values *values, int pa
 }
 
 /* Return the value number of a working copy (@part -1) or of a part; -1: this form of state lacks the part. */
-static int value_of(const struct lade_graph *graph, int param, int part)
+static int value_of(const struct lade_model_graph *graph, int param, int part)
 {
   return part < 0 ? graph->params[param].tensor : lade_value_part(graph, param, (enum lade_part)part);
 }

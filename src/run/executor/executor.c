@@ -325,7 +325,7 @@ const struct lade_span *lade_executor_spans(const lade_executor *ex)
 static int residents_find(lade_executor *ex)
 {
   const struct lade_program *program = ex->params.plan->train;
-  const struct lade_graph *graph = ex->graph;
+  const struct lade_model_graph *graph = ex->graph;
   size_t n_values = (size_t)lade_value_count(graph), n = (size_t)program->n_microbatches;
   ex->resident = malloc(n_values * sizeof(*ex->resident));
   ex->tokens = calloc(n, sizeof(*ex->tokens));

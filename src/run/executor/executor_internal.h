@@ -139,7 +139,7 @@ struct bound_program {
 
 struct lade_executor {
   struct lade_executor_params params;
-  const struct lade_graph *graph;
+  const struct lade_model_graph *graph;
   lade_device *device;
   bool is_dry;
   uint64_t arena, arena_bytes, reserved_bytes;

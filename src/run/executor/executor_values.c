@@ -48,7 +48,7 @@ struct window_piece {
 
 #define PIECES_MOST (LADE_EXECUTOR_WINDOW_BYTES / GRANULE_BYTES + 1) /* a grain is at least a granule */
 
-static bool is_part(const struct lade_graph *graph, int tensor)
+static bool is_part(const struct lade_model_graph *graph, int tensor)
 {
   return tensor >= graph->n_tensors && tensor < lade_value_scalar(graph, (enum lade_scalar)0);
 }
@@ -76,7 +76,7 @@ static bool state_room(const lade_executor *ex, int param, uint64_t *ret_begin, 
 
 int executor_states_place(lade_executor *ex)
 {
-  const struct lade_graph *graph = ex->graph;
+  const struct lade_model_graph *graph = ex->graph;
   uint64_t begin, end, room_end = UINT64_MAX, place_end = 0;
   ex->state_places = calloc((size_t)graph->n_params + 1, sizeof(*ex->state_places));
   if (!ex->state_places)
@@ -96,7 +96,7 @@ int executor_states_place(lade_executor *ex)
 /* Return the place of byte @offset of a value, and in @ret_bytes the length of the contiguous range from there. */
 static uint64_t stored_place(const lade_executor *ex, const struct resident *what, uint64_t offset, uint64_t *ret_bytes)
 {
-  const struct lade_graph *graph = ex->graph;
+  const struct lade_model_graph *graph = ex->graph;
   *ret_bytes = what->bytes - offset;
   if (!is_part(graph, what->value))
     return what->buffer->offset + offset;
@@ -220,7 +220,7 @@ static int memory_move(lade_executor *ex, const struct resident *what, const str
 /* ---- values ---- */
 
 /* Return the parameter of a value that lives across steps. */
-static int value_param(const struct lade_graph *graph, int tensor)
+static int value_param(const struct lade_model_graph *graph, int tensor)
 {
   return tensor < graph->n_tensors ? graph->tensors[tensor].param : (tensor - graph->n_tensors) / LADE_N_PARTS;
 }
@@ -248,7 +248,7 @@ uint64_t executor_place_stored(const lade_executor *ex, int tensor)
 
 void lade_executor_share(const lade_executor *ex, int tensor, uint64_t *ret_offset, uint64_t *ret_bytes)
 {
-  const struct lade_graph *graph = ex->graph;
+  const struct lade_model_graph *graph = ex->graph;
   const bool is_weight = tensor < graph->n_tensors;
   const struct lade_state_shard shard =
       lade_param_shard(graph, ex->train.program->layout, value_param(graph, tensor));

@@ -66,7 +66,7 @@ _Static_assert(LADE_STREAM_GRAIN % LOOK_ELEMENTS == 0 && LOOK_ELEMENTS % LADE_DR
 
 /* ---- places, found once ---- */
 
-static const struct lade_graph *graph_of(const struct stream_call *call)
+static const struct lade_model_graph *graph_of(const struct stream_call *call)
 {
   return call->executor->graph;
 }
@@ -82,7 +82,7 @@ static bool is_one_item(const struct stream_call *call)
  */
 static uint64_t grains_bytes(const struct stream_item *item)
 {
-  const struct lade_graph *graph = graph_of(item->call);
+  const struct lade_model_graph *graph = graph_of(item->call);
   uint64_t bytes = lade_state_bytes(graph, item->first + item->n) - lade_state_bytes(graph, item->first);
   return bytes + (is_one_item(item->call) ? item->call->scales_bytes : 0);
 }

@@ -17,7 +17,7 @@
 #include "kernels/kernels.h"
 
 struct lade_forward {
-  struct lade_graph *graph;
+  struct lade_model_graph *graph;
   const struct lade_kernels *kernels;
   lade_pool *pool;
   struct lade_step step;
@@ -31,7 +31,7 @@ static void *memory_make(uint64_t bytes)
   return aligned_alloc(64, lade_align_up(LADE_MAX(bytes, 1), 64));
 }
 
-static bool is_needed(const struct lade_graph *graph, int tensor)
+static bool is_needed(const struct lade_model_graph *graph, int tensor)
 {
   const struct lade_tensor *what = &graph->tensors[tensor];
   if (what->kind == LADE_TENSOR_GRAD)
@@ -50,7 +50,7 @@ static struct lade_matmul_args head_args(const struct lade_forward *forward)
 
 static int memory_take(lade_forward *forward, int n_threads)
 {
-  const struct lade_graph *graph = forward->graph;
+  const struct lade_model_graph *graph = forward->graph;
   uint64_t workspace_bytes = 0;
   forward->memory = calloc((size_t)graph->n_tensors, sizeof(*forward->memory));
   if (!forward->memory)
@@ -70,7 +70,7 @@ static int memory_take(lade_forward *forward, int n_threads)
   return forward->workspace ? 0 : -ENOMEM;
 }
 
-static int head_find(const struct lade_graph *graph)
+static int head_find(const struct lade_model_graph *graph)
 {
   int op = graph->n_fwd_ops - 1;
   while (graph->ops[op].kind != LADE_OP_HEAD_LOSS)
@@ -84,12 +84,13 @@ int lade_forward_create(const struct lade_forward_params *params, struct lade_er
   if (!forward)
     return lade_error_set(error, -ENOMEM, "no memory for a model");
   int n_threads = params->pool ? lade_pool_n_threads(params->pool) : 1;
-  struct lade_graph_params how = {.struct_size = sizeof(how), .model = params->model, .dtype = LADE_F32, .batch = 1,
+  struct lade_model_graph_params how = {.struct_size = sizeof(how), .model = params->model, .dtype = LADE_F32,
+                                        .batch = 1,
                                   .seq_len = params->seq_len, .kernels = params->kernels, .n_threads = n_threads};
   forward->kernels = params->kernels;
   forward->pool = params->pool;
   forward->step.loss_scale = 1;
-  int status = lade_graph_create(&how, error, &forward->graph);
+  int status = lade_model_graph_create(&how, error, &forward->graph);
   if (!status) {
     forward->head = head_find(forward->graph);
     status = memory_take(forward, n_threads);
@@ -112,7 +113,7 @@ void lade_forward_destroy(lade_forward *forward)
     free(forward->memory[i]);
   free(forward->memory);
   free(forward->workspace);
-  lade_graph_destroy(forward->graph);
+  lade_model_graph_destroy(forward->graph);
   free(forward);
 }
 
@@ -146,7 +147,7 @@ struct lade_values lade_forward_values(lade_forward *forward)
 
 static int tokens_fill(lade_forward *forward, const int32_t *tokens, int64_t n_tokens)
 {
-  const struct lade_graph *graph = forward->graph;
+  const struct lade_model_graph *graph = forward->graph;
   int32_t *to = forward->memory[graph->tokens];
   if (n_tokens < 1 || n_tokens > graph->seq_len)
     return -EINVAL;

@@ -27,8 +27,8 @@ struct lade_session {
   struct lade_kernels host_kernels; /* of this processor; differ from kernels on a GPU only */
   lade_cuda_kernels *cuda_kernels;  /* on a GPU */
   lade_pool *pool;
-  struct lade_graph *graph;
-  struct lade_graph *whole; /* model, of which the graph is a share; NULL: the graph is all of it */
+  struct lade_model_graph *graph;
+  struct lade_model_graph *whole; /* model, of which the graph is a share; NULL: the graph is all of it */
   struct lade_cost cost;
   bool has_cost;
   struct lade_prices prices;
@@ -189,7 +189,7 @@ uint64_t session_host_bytes(const lade_session *session);
 static inline bool session_is_cut(const lade_session *s)
 {
   return lade_layout_size(&s->group.layout, LADE_AXIS_TP) > 1 || lade_layout_size(&s->group.layout, LADE_AXIS_PP) > 1 ||
-         lade_graph_has_parts(s->graph);
+         lade_model_graph_has_parts(s->graph);
 }
 
 /*

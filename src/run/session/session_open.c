@@ -166,14 +166,14 @@ static int threads_agree(lade_session *s, struct lade_error *error)
 }
 
 static int share_graph(const lade_session *s, const struct lade_share *share, struct lade_error *error,
-                       struct lade_graph **ret_graph)
+                       struct lade_model_graph **ret_graph)
 {
-  struct lade_graph_params how = {
+  struct lade_model_graph_params how = {
       .struct_size = sizeof(how), .model = &s->model, .dtype = s->params.dtype, .batch = s->params.micro_batch,
       .seq_len = s->params.seq_len, .dropout = (float)s->params.dropout, .kernels = &s->kernels,
       .n_threads = lade_pool_n_threads(s->pool), .moments = s->params.moments, .master = s->params.master,
       .grad_dtype = s->params.grad_dtype, .share = *share};
-  return lade_graph_create(&how, error, ret_graph);
+  return lade_model_graph_create(&how, error, ret_graph);
 }
 
 /*
@@ -250,7 +250,7 @@ static int cost_probe(lade_session *s, struct lade_error *error)
   struct lade_store_params store = store_params(s);
   const struct lade_probe_gpu gpu = {s->device, s->cuda_kernels};
   struct lade_share share = share_make(&s->group.layout);
-  struct lade_graph *whole = NULL;
+  struct lade_model_graph *whole = NULL;
   const bool is_small = step_flops(s) / s->n_microbatches < PROBE_FLOPS_MOST, is_piped = share.pp > 1;
   share.pp = share.n_chunks = 1;
   share.pp_rank = 0;
@@ -263,7 +263,7 @@ static int cost_probe(lade_session *s, struct lade_error *error)
   how.graph = is_small ? how.graph : NULL;
   if (!status)
     status = lade_probe(&how, error, &s->cost);
-  lade_graph_destroy(whole);
+  lade_model_graph_destroy(whole);
   return status;
 }
 
@@ -522,8 +522,8 @@ void lade_session_close(lade_session *s)
     lade_prices_finish(&s->prices);
   if (s->has_cost)
     lade_cost_finish(&s->cost);
-  lade_graph_destroy(s->whole);
-  lade_graph_destroy(s->graph);
+  lade_model_graph_destroy(s->whole);
+  lade_model_graph_destroy(s->graph);
   lade_pool_destroy(s->pool);
   lade_data_close(s->data);
   free(s->spare_rows);

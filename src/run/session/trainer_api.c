@@ -208,7 +208,7 @@ int lade_trainer_digest_params(lade_trainer *trainer, uint64_t *ret_digest, stru
 }
 
 /* Return the graph's tensor of parameter @i, or NULL. */
-static const struct lade_tensor *param_find(const struct lade_graph *graph, int i)
+static const struct lade_tensor *param_find(const struct lade_model_graph *graph, int i)
 {
   return i >= 0 && i < graph->n_params ? &graph->tensors[graph->params[i].tensor] : NULL;
 }

@@ -49,7 +49,7 @@ static const struct lade_model wide_models[] = {
 
 struct fixture {
   struct lade_kernels kernels;
-  struct lade_graph *graph;
+  struct lade_model_graph *graph;
   struct graph_run run;
   int n_microbatches;
   int32_t tokens[MAX_TOKENS], targets[MAX_TOKENS];
@@ -67,11 +67,11 @@ static void fixture_init(struct fixture *f, const struct lade_model *model, enum
 {
   f->n_microbatches = n_microbatches;
   lade_kernels_init(&f->kernels, &cpu);
-  struct lade_graph_params params = {.struct_size = sizeof(params), .model = model, .dtype = dtype,
+  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = model, .dtype = dtype,
                                      .batch = SEQUENCES / n_microbatches, .seq_len = time_get(model),
                                      .dropout = dropout,
                                      .kernels = &f->kernels, .n_threads = N_THREADS};
-  assert_int_equal(lade_graph_create(&params, NULL, &f->graph), 0);
+  assert_int_equal(lade_model_graph_create(&params, NULL, &f->graph), 0);
   graph_run_init(&f->run, f->graph, &f->kernels, NULL);
   graph_run_randomize(&f->run, 7, model->width < 64 ? TINY_STD : WIDE_STD);
   for (int i = 0; i < MAX_TOKENS; i++) {
@@ -83,7 +83,7 @@ static void fixture_init(struct fixture *f, const struct lade_model *model, enum
 static void fixture_finish(struct fixture *f)
 {
   graph_run_finish(&f->run);
-  lade_graph_destroy(f->graph);
+  lade_model_graph_destroy(f->graph);
 }
 
 static double fixture_step(struct fixture *f, bool has_backward)

@@ -19,17 +19,17 @@
 #include "base/base.h"
 #include "base/cpu.h"
 #include "base/philox.h"
-#include "graph/graph.h"
+#include "graph/model_graph.h"
 #include "tests/support/heap/allocations.h"
 #include "tests/support/names.h"
 
-static struct lade_graph *share_make(const struct lade_model *model, enum lade_dtype dtype, int64_t batch,
+static struct lade_model_graph *share_make(const struct lade_model *model, enum lade_dtype dtype, int64_t batch,
                                      int64_t seq_len, float dropout, struct lade_share share)
 {
   struct lade_cpu cpu = {0};
   struct lade_kernels kernels;
   lade_kernels_init(&kernels, &cpu);
-  struct lade_graph_params params = {.struct_size = sizeof(params),
+  struct lade_model_graph_params params = {.struct_size = sizeof(params),
                                      .model = model,
                                      .dtype = dtype,
                                      .batch = batch,
@@ -39,15 +39,15 @@ static struct lade_graph *share_make(const struct lade_model *model, enum lade_d
                                      .n_threads = 2,
                                      .share = share};
   struct lade_error error = {0};
-  struct lade_graph *graph = NULL;
-  int rc = lade_graph_create(&params, &error, &graph);
+  struct lade_model_graph *graph = NULL;
+  int rc = lade_model_graph_create(&params, &error, &graph);
   if (rc < 0)
     print_message("%s\n", error.text);
   assert_int_equal(rc, 0);
   return graph;
 }
 
-static struct lade_graph *graph_make(const struct lade_model *model, enum lade_dtype dtype, int64_t batch,
+static struct lade_model_graph *graph_make(const struct lade_model *model, enum lade_dtype dtype, int64_t batch,
                                      int64_t seq_len, float dropout)
 {
   return share_make(model, dtype, batch, seq_len, dropout, (struct lade_share){0});
@@ -60,7 +60,7 @@ static struct lade_model preset_get(const char *name)
   return model;
 }
 
-static int64_t params_count(const struct lade_graph *graph)
+static int64_t params_count(const struct lade_model_graph *graph)
 {
   int64_t n = 0;
   for (int i = 0; i < graph->n_params; i++) {
@@ -83,9 +83,9 @@ static void parameter_counts_are_the_published_ones(void **state)
   for (size_t i = 0; i < LADE_COUNT(published); i++) {
     struct lade_model model = preset_get(published[i].name);
     assert_int_equal(lade_model_n_params(&model), published[i].n_params);
-    struct lade_graph *graph = graph_make(&model, LADE_BF16, 1, 128, 0);
+    struct lade_model_graph *graph = graph_make(&model, LADE_BF16, 1, 128, 0);
     assert_int_equal(params_count(graph), published[i].n_params);
-    lade_graph_destroy(graph);
+    lade_model_graph_destroy(graph);
   }
 }
 
@@ -109,7 +109,7 @@ static void presets_pass_their_own_check(void **state)
 
 /* ---- structure ---- */
 
-static void ops_check(const struct lade_graph *graph)
+static void ops_check(const struct lade_model_graph *graph)
 {
   char *is_made = calloc((size_t)graph->n_tensors, 1);
   for (int i = 0; i < graph->n_tensors; i++) {
@@ -151,7 +151,7 @@ static void ops_check(const struct lade_graph *graph)
   free(is_made);
 }
 
-static void units_check(const struct lade_graph *graph)
+static void units_check(const struct lade_model_graph *graph)
 {
   int next_fwd = 0, next_bwd = graph->n_ops;
   for (int i = 0; i < graph->n_units; i++) {
@@ -170,7 +170,8 @@ static void units_check(const struct lade_graph *graph)
 }
 
 /* Note the producing unit of an activation that crosses into another unit. */
-static void crossing_check(const struct lade_graph *graph, const struct lade_op *op, const struct lade_tensor *tensor)
+static void crossing_check(const struct lade_model_graph *graph, const struct lade_op *op,
+                           const struct lade_tensor *tensor)
 {
   bool is_gradient = tensor->producer >= graph->n_fwd_ops;
   assert_int_equal(tensor->unit, is_gradient ? op->unit + 1 : op->unit - 1);
@@ -178,7 +179,7 @@ static void crossing_check(const struct lade_graph *graph, const struct lade_op 
   assert_int_equal(tensor->dims[1], graph->model.width);
 }
 
-static void only_the_residual_stream_crosses(const struct lade_graph *graph)
+static void only_the_residual_stream_crosses(const struct lade_model_graph *graph)
 {
   int *crossing = calloc((size_t)graph->n_units, 2 * sizeof(*crossing)); /* the tensor, per unit and direction */
   assert_non_null(crossing);
@@ -195,7 +196,7 @@ static void only_the_residual_stream_crosses(const struct lade_graph *graph)
   free(crossing);
 }
 
-static void classes_check(const struct lade_graph *graph)
+static void classes_check(const struct lade_model_graph *graph)
 {
   for (int i = 2; i + 1 < graph->n_units; i++) {
     const struct lade_unit *first = &graph->units[1], *unit = &graph->units[i];
@@ -213,7 +214,7 @@ static void classes_check(const struct lade_graph *graph)
 /*
  * Check that a layer's input is dead before its gradient, of the same size, is made; but parts of a sum are made first.
  */
-static void order_check(const struct lade_graph *graph)
+static void order_check(const struct lade_model_graph *graph)
 {
   int last_dw = -1;
   for (int i = graph->n_fwd_ops; i < graph->n_ops; i++) {
@@ -224,14 +225,14 @@ static void order_check(const struct lade_graph *graph)
   }
 }
 
-static void names_check(const struct lade_graph *graph)
+static void names_check(const struct lade_model_graph *graph)
 {
   for (int i = 0; i < graph->n_tensors; i++)
     for (int j = 0; j < i; j++)
       assert_string_not_equal(graph->tensors[i].name, graph->tensors[j].name);
 }
 
-static void slices_check(const struct lade_graph *graph)
+static void slices_check(const struct lade_model_graph *graph)
 {
   for (int i = 0; i < graph->n_params; i++) {
     const struct lade_param *param = &graph->params[i];
@@ -252,7 +253,7 @@ static void slices_check(const struct lade_graph *graph)
   }
 }
 
-static void graph_check(const struct lade_graph *graph)
+static void graph_check(const struct lade_model_graph *graph)
 {
   ops_check(graph);
   units_check(graph);
@@ -278,10 +279,11 @@ static void graphs_are_in_ssa_form_with_every_gradient_written(void **state)
   models[3].is_tied = true;
   for (size_t i = 0; i < LADE_COUNT(models); i++)
     for (int has_dropout = 0; has_dropout < 2; has_dropout++) {
-      struct lade_graph *graph = graph_make(&models[i], i & 1 ? LADE_F32 : LADE_BF16, 3, 17, has_dropout ? 0.1f : 0);
+      struct lade_model_graph *graph = graph_make(&models[i], i & 1 ? LADE_F32 : LADE_BF16, 3, 17,
+                                                  has_dropout ? 0.1f : 0);
       graph_check(graph);
       assert_int_equal(params_count(graph), lade_model_n_params(&models[i]));
-      lade_graph_destroy(graph);
+      lade_model_graph_destroy(graph);
     }
 }
 
@@ -291,14 +293,14 @@ static void shares_are_in_ssa_form_too(void **state)
   struct lade_model models[] = {preset_get("nano"), llama_tiny()};
   for (int i = 0; i < 16; i++) {
     struct lade_share share = {.tp = 2, .tp_rank = i & 1, .is_sequence = i & 2};
-    struct lade_graph *graph = share_make(&models[i / 8], LADE_BF16, 2, 17, i & 4 ? 0.1f : 0, share);
+    struct lade_model_graph *graph = share_make(&models[i / 8], LADE_BF16, 2, 17, i & 4 ? 0.1f : 0, share);
     graph_check(graph);
     assert_true(params_count(graph) < lade_model_n_params(&models[i / 8]));
-    lade_graph_destroy(graph);
+    lade_model_graph_destroy(graph);
   }
 }
 
-static int op_find(const struct lade_graph *graph, enum lade_op_kind kind, int unit)
+static int op_find(const struct lade_model_graph *graph, enum lade_op_kind kind, int unit)
 {
   for (int i = 0; i < graph->n_ops; i++)
     if (graph->ops[i].kind == kind && graph->ops[i].unit == unit)
@@ -309,7 +311,7 @@ static int op_find(const struct lade_graph *graph, enum lade_op_kind kind, int u
 static void without_dropout_the_branch_shares_the_residual_gradient(void **state)
 {
   struct lade_model model = preset_get("nano");
-  struct lade_graph *graph = graph_make(&model, LADE_BF16, 2, 16, 0);
+  struct lade_model_graph *graph = graph_make(&model, LADE_BF16, 2, 16, 0);
   const struct lade_op *residual = &graph->ops[op_find(graph, LADE_OP_RESIDUAL_BWD, 1)];
   assert_int_equal(residual->out[1], -1);
   assert_int_equal(residual->alias[0], 0);
@@ -319,19 +321,19 @@ static void without_dropout_the_branch_shares_the_residual_gradient(void **state
       n_readers++;
   assert_int_equal(n_readers, 1); /* attn.c_proj takes d_residual itself */
   assert_int_equal(op_find(graph, LADE_OP_DROPOUT_BWD, 1), -1);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void a_tied_table_gets_the_heads_gradient_then_the_embeddings(void **state)
 {
   struct lade_model model = preset_get("nano");
-  struct lade_graph *graph = graph_make(&model, LADE_BF16, 2, 16, 0);
+  struct lade_model_graph *graph = graph_make(&model, LADE_BF16, 2, 16, 0);
   int head = op_find(graph, LADE_OP_HEAD_LOSS_BWD, graph->n_units - 1), embed = op_find(graph, LADE_OP_EMBED_BWD, 0);
   assert_int_equal(graph->ops[head].out[1], graph->ops[embed].out[0]);
   assert_int_equal(graph->tensors[graph->ops[embed].out[0]].producer, head);
   assert_int_equal(head, graph->n_fwd_ops);
   assert_int_equal(embed, graph->n_ops - 1);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void checkpoint_names_are_those_transformers_saves(void **state)
@@ -349,7 +351,7 @@ static void checkpoint_names_are_those_transformers_saves(void **state)
                                "model.norm.weight", "lm_head.weight"};
   struct lade_model models[] = {preset_get("nano"), llama_tiny()};
   for (int m = 0; m < 2; m++) {
-    struct lade_graph *graph = graph_make(&models[m], LADE_F32, 1, 4, 0);
+    struct lade_model_graph *graph = graph_make(&models[m], LADE_F32, 1, 4, 0);
     size_t n_names = m ? LADE_COUNT(llama) : LADE_COUNT(gpt2);
     for (size_t i = 0; i < n_names; i++) {
       const char *name = m ? llama[i] : gpt2[i];
@@ -362,7 +364,7 @@ static void checkpoint_names_are_those_transformers_saves(void **state)
           }
       assert_int_equal(n_found, 1);
     }
-    lade_graph_destroy(graph);
+    lade_model_graph_destroy(graph);
   }
 }
 
@@ -372,9 +374,9 @@ static void shapes_are_checked_before_anything_is_built(void **state)
   struct lade_cpu cpu = {0};
   struct lade_kernels kernels;
   lade_kernels_init(&kernels, &cpu);
-  struct lade_graph_params good = {.struct_size = sizeof(good), .model = &model, .dtype = LADE_F32, .batch = 1,
+  struct lade_model_graph_params good = {.struct_size = sizeof(good), .model = &model, .dtype = LADE_F32, .batch = 1,
                                    .seq_len = 64, .kernels = &kernels, .n_threads = 1};
-  struct lade_graph_params bad[7] = {good, good, good, good, good, good, good};
+  struct lade_model_graph_params bad[7] = {good, good, good, good, good, good, good};
   bad[0].seq_len = 65;
   bad[1].seq_len = 0;
   bad[2].batch = 0;
@@ -383,9 +385,9 @@ static void shapes_are_checked_before_anything_is_built(void **state)
   bad[5].dtype = LADE_I32;
   bad[6].n_threads = 0;
   for (size_t i = 0; i < LADE_COUNT(bad); i++) {
-    struct lade_graph *graph = NULL;
+    struct lade_model_graph *graph = NULL;
     struct lade_error error = {0};
-    assert_int_equal(lade_graph_create(&bad[i], &error, &graph), -EINVAL);
+    assert_int_equal(lade_model_graph_create(&bad[i], &error, &graph), -EINVAL);
     assert_null(graph);
     assert_non_null(strstr(error.text, "nano"));
   }
@@ -404,16 +406,16 @@ static void what_a_device_does_not_attend_over_is_refused(void **state)
   for (size_t i = 0; i < LADE_COUNT(cases); i++) {
     struct lade_cpu cpu = {0};
     struct lade_kernels kernels;
-    struct lade_graph *graph = NULL;
+    struct lade_model_graph *graph = NULL;
     struct lade_error error = {0};
     lade_kernels_init(&kernels, &cpu);
     kernels.attention_most = cases[i].most;
-    const struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_F32,
+    const struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_F32,
                                              .batch = 3, .seq_len = 64, .kernels = &kernels, .n_threads = 1};
-    int rc = lade_graph_create(&params, &error, &graph);
+    int rc = lade_model_graph_create(&params, &error, &graph);
     assert_int_equal(rc, cases[i].names[0] ? -EINVAL : 0);
     names_verify(error.text, cases[i].names, __FILE__, __LINE__);
-    lade_graph_destroy(graph);
+    lade_model_graph_destroy(graph);
   }
 }
 
@@ -686,17 +688,18 @@ static void every_failed_allocation_is_an_error_without_a_leak(void **state)
   struct lade_cpu cpu = {0};
   struct lade_kernels kernels;
   lade_kernels_init(&kernels, &cpu);
-  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_BF16, .batch = 1,
+  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_BF16,
+                                           .batch = 1,
                                      .seq_len = 8, .kernels = &kernels, .n_threads = 1};
-  struct lade_graph *graph = NULL;
+  struct lade_model_graph *graph = NULL;
   for (n = 1, rc = -ENOMEM; rc < 0; n++) {
     allocations_left = n;
-    rc = lade_graph_create(&params, NULL, &graph);
+    rc = lade_model_graph_create(&params, NULL, &graph);
     allocations_left = -1;
     assert_true(rc == 0 || (rc == -ENOMEM && !graph));
   }
   graph_check(graph); /* the last failures were refusals to shrink, which the caller does not see */
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* ---- costs ---- */
@@ -705,7 +708,7 @@ static void executed_matmul_flops_are_the_formulas(void **state)
 {
   struct lade_model model = preset_get("gpt2-124m");
   int64_t batch = 2, seq_len = 256;
-  struct lade_graph *graph = graph_make(&model, LADE_BF16, batch, seq_len, 0);
+  struct lade_model_graph *graph = graph_make(&model, LADE_BF16, batch, seq_len, 0);
   double products = 0, attention = 0, head = 0;
   for (int i = 0; i < graph->n_ops; i++) {
     enum lade_op_kind kind = graph->ops[i].kind;
@@ -720,14 +723,14 @@ static void executed_matmul_flops_are_the_formulas(void **state)
   assert_true(attention == 12 * 7 * n * (double)(seq_len + 1) * d);
   double necessary = 6 * (12 * 12 * d * d + 50257 * d) + 6 * 12 * d * (double)seq_len;
   assert_true(lade_model_flops_per_token(&model, seq_len) == necessary);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* Count the bytes that a block of `baby` keeps for its backward when everything is kept, in units of [N, d] values. */
 static void saved_values_of_a_block_are_the_expected_ones(void **state)
 {
   struct lade_model model = preset_get("baby");
-  struct lade_graph *graph = graph_make(&model, LADE_BF16, 16, 256, 0);
+  struct lade_model_graph *graph = graph_make(&model, LADE_BF16, 16, 256, 0);
   uint64_t unit_bytes = 16 * 256 * 384 * 2, saved = 0;
   for (int i = 0; i < graph->n_tensors; i++) {
     const struct lade_tensor *tensor = &graph->tensors[i];
@@ -741,7 +744,7 @@ static void saved_values_of_a_block_are_the_expected_ones(void **state)
     saved += is_read ? tensor->bytes : 0;
   }
   assert_int_equal(saved, 16 * unit_bytes); /* h, qkv (3), out, x1, h2, fc (4), gelu (4), and the next block's x */
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 int main(void)

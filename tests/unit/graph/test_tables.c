@@ -28,18 +28,18 @@ static const struct lade_model llama = {.name = "tall llama", .family = LADE_LLA
                                         .n_kv_heads = 2, .width = 32, .hidden = 96, .context = 16, .vocabulary = 4203,
                                         .norm_eps = 1e-5f, .rope_base = 10000};
 
-static struct lade_graph *graph_of(const struct lade_model *model, enum lade_dtype dtype, float dropout,
+static struct lade_model_graph *graph_of(const struct lade_model *model, enum lade_dtype dtype, float dropout,
                                    const struct lade_share *share)
 {
   static struct lade_kernels kernels;
   struct lade_cpu cpu = lade_cpu_get();
   struct lade_error error = {0};
-  struct lade_graph *graph = NULL;
+  struct lade_model_graph *graph = NULL;
   lade_kernels_init(&kernels, &cpu);
-  const struct lade_graph_params params = {.struct_size = sizeof(params), .model = model, .dtype = dtype,
+  const struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = model, .dtype = dtype,
                                            .batch = BATCH, .seq_len = TIME, .dropout = dropout, .kernels = &kernels,
                                            .n_threads = 1, .share = *share};
-  if (lade_graph_create(&params, &error, &graph))
+  if (lade_model_graph_create(&params, &error, &graph))
     print_error("%s\n", error.text);
   assert_non_null(graph);
   return graph;
@@ -52,10 +52,10 @@ static int preset_parts(const char *name, enum lade_dtype dtype, const struct la
   assert_int_equal(lade_model_preset(name, &model, NULL), 0);
   model.layers = 1;
   model.vocabulary = model.takes_vocabulary ? 65 : model.vocabulary;
-  struct lade_graph *graph = graph_of(&model, dtype, 0, share);
+  struct lade_model_graph *graph = graph_of(&model, dtype, 0, share);
   const int n_parts = graph->params[0].n_parts;
-  assert_int_equal(lade_graph_has_parts(graph), n_parts > 1);
-  lade_graph_destroy(graph);
+  assert_int_equal(lade_model_graph_has_parts(graph), n_parts > 1);
+  lade_model_graph_destroy(graph);
   return n_parts;
 }
 
@@ -76,7 +76,7 @@ static void tables_are_cut_by_the_model_and_the_layout(void **state)
   assert_int_equal(preset_parts("llama3-8b", LADE_F32, &gathered), 1);
 }
 
-static const struct lade_op *dropout_find(const struct lade_graph *graph)
+static const struct lade_op *dropout_find(const struct lade_model_graph *graph)
 {
   int op = 0;
   while (graph->ops[op].kind != LADE_OP_DROPOUT)
@@ -85,7 +85,8 @@ static const struct lade_op *dropout_find(const struct lade_graph *graph)
 }
 
 /* Check that the parts of @plain's parameter @number, in order, are all its rows, in the one tensor of the file. */
-static int parts_check(const struct lade_graph *graph, int first, const struct lade_graph *plain, int number)
+static int parts_check(const struct lade_model_graph *graph, int first, const struct lade_model_graph *plain,
+                       int number)
 {
   const struct lade_param *whole = &plain->params[number];
   int64_t row = 0;
@@ -111,9 +112,9 @@ static void the_rest_knows_nothing_of_parts(void **state)
   for (int i = 0; i < 4; i++) {
     struct lade_model model = i & 1 ? llama : gpt2;
     model.is_tied = i & 2;
-    struct lade_graph *plain = graph_of(&model, LADE_BF16, 0.1f, &(struct lade_share){0});
-    struct lade_graph *graph = graph_of(&model, LADE_BF16, 0.1f, &(struct lade_share){.n_shards = 8});
-    assert_true(lade_graph_has_parts(graph) && !lade_graph_has_parts(plain));
+    struct lade_model_graph *plain = graph_of(&model, LADE_BF16, 0.1f, &(struct lade_share){0});
+    struct lade_model_graph *graph = graph_of(&model, LADE_BF16, 0.1f, &(struct lade_share){.n_shards = 8});
+    assert_true(lade_model_graph_has_parts(graph) && !lade_model_graph_has_parts(plain));
     int at = 0;
     for (int number = 0; number < plain->n_params; number++)
       at = parts_check(graph, at, plain, number);
@@ -121,8 +122,8 @@ static void the_rest_knows_nothing_of_parts(void **state)
     assert_int_equal(dropout_find(graph)->attr.stream, dropout_find(plain)->attr.stream);
     assert_int_equal(graph->ops[graph->units[1].first_fwd].attr.stream,
                      plain->ops[plain->units[1].first_fwd].attr.stream);
-    lade_graph_destroy(graph);
-    lade_graph_destroy(plain);
+    lade_model_graph_destroy(graph);
+    lade_model_graph_destroy(plain);
   }
 }
 
@@ -131,7 +132,7 @@ static void the_rest_knows_nothing_of_parts(void **state)
 /* Copy the whole model's parameters into @run's parts. */
 static void params_copy(struct graph_run *run, const struct graph_run *whole)
 {
-  const struct lade_graph *graph = run->graph;
+  const struct lade_model_graph *graph = run->graph;
   for (int i = 0; i < graph->n_params; i++) {
     const struct lade_param *param = &graph->params[i];
     const struct lade_tensor *tensor = &graph->tensors[param->tensor];
@@ -162,8 +163,8 @@ static double gradient_error(const struct graph_run *run, const struct graph_run
 
 static void parts_compare(const struct lade_model *model, float dropout)
 {
-  struct lade_graph *plain = graph_of(model, LADE_BF16, dropout, &(struct lade_share){0});
-  struct lade_graph *graph = graph_of(model, LADE_BF16, dropout, &(struct lade_share){.n_shards = 8});
+  struct lade_model_graph *plain = graph_of(model, LADE_BF16, dropout, &(struct lade_share){0});
+  struct lade_model_graph *graph = graph_of(model, LADE_BF16, dropout, &(struct lade_share){.n_shards = 8});
   struct lade_kernels kernels;
   struct lade_cpu cpu = lade_cpu_get();
   struct graph_run whole, parts;
@@ -187,8 +188,8 @@ static void parts_compare(const struct lade_model *model, float dropout)
   }
   graph_run_finish(&parts);
   graph_run_finish(&whole);
-  lade_graph_destroy(graph);
-  lade_graph_destroy(plain);
+  lade_model_graph_destroy(graph);
+  lade_model_graph_destroy(plain);
 }
 
 static void parts_compute_what_the_whole_does(void **state)

@@ -12,17 +12,18 @@
 #include "base/cpu.h"
 #include "machine/cost.h"
 
-static struct lade_graph *graph_make(const char *preset, enum lade_dtype dtype, int64_t batch, float dropout)
+static struct lade_model_graph *graph_make(const char *preset, enum lade_dtype dtype, int64_t batch, float dropout)
 {
   struct lade_cpu cpu = {0};
   struct lade_kernels kernels;
   struct lade_model model;
-  struct lade_graph *graph;
+  struct lade_model_graph *graph;
   lade_kernels_init(&kernels, &cpu);
   assert_int_equal(lade_model_preset(preset, &model, NULL), 0);
-  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = dtype, .batch = batch,
+  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = dtype,
+                                           .batch = batch,
                                      .seq_len = 64, .dropout = dropout, .kernels = &kernels, .n_threads = 1};
-  assert_int_equal(lade_graph_create(&params, NULL, &graph), 0);
+  assert_int_equal(lade_model_graph_create(&params, NULL, &graph), 0);
   return graph;
 }
 
@@ -33,7 +34,7 @@ static void machine_make(struct lade_cost *cost, const char *preset)
   lade_cost_init(cost, &machine);
 }
 
-static int distinct_keys(const struct lade_graph *graph)
+static int distinct_keys(const struct lade_model_graph *graph)
 {
   int n = 0;
   for (int i = 0; i < graph->n_ops; i++) {
@@ -47,26 +48,27 @@ static int distinct_keys(const struct lade_graph *graph)
 
 static void equal_ops_of_all_layers_share_one_key(void **state)
 {
-  struct lade_graph *nano = graph_make("nano", LADE_F32, 2, 0);
+  struct lade_model_graph *nano = graph_make("nano", LADE_F32, 2, 0);
   struct lade_model deeper = nano->model;
   deeper.layers = 9;
   struct lade_cpu cpu = {0};
   struct lade_kernels kernels;
   lade_kernels_init(&kernels, &cpu);
-  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &deeper, .dtype = LADE_F32, .batch = 2,
+  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &deeper, .dtype = LADE_F32,
+                                           .batch = 2,
                                      .seq_len = 64, .kernels = &kernels, .n_threads = 1};
-  struct lade_graph *graph;
-  assert_int_equal(lade_graph_create(&params, NULL, &graph), 0);
+  struct lade_model_graph *graph;
+  assert_int_equal(lade_model_graph_create(&params, NULL, &graph), 0);
   assert_true(graph->n_ops > nano->n_ops);
   assert_int_equal(distinct_keys(graph), distinct_keys(nano));
-  lade_graph_destroy(graph);
-  lade_graph_destroy(nano);
+  lade_model_graph_destroy(graph);
+  lade_model_graph_destroy(nano);
 }
 
 static void another_type_shape_or_dropout_is_another_key(void **state)
 {
-  struct lade_graph *base = graph_make("nano", LADE_F32, 2, 0), *type = graph_make("nano", LADE_BF16, 2, 0);
-  struct lade_graph *shape = graph_make("nano", LADE_F32, 3, 0), *drop = graph_make("nano", LADE_F32, 2, 0.1f);
+  struct lade_model_graph *base = graph_make("nano", LADE_F32, 2, 0), *type = graph_make("nano", LADE_BF16, 2, 0);
+  struct lade_model_graph *shape = graph_make("nano", LADE_F32, 3, 0), *drop = graph_make("nano", LADE_F32, 2, 0.1f);
   int n_dropout = 0;
   for (int op = 0; op < base->n_ops; op++) {
     assert_true(lade_cost_op_key(base, op) != lade_cost_op_key(type, op));
@@ -81,17 +83,17 @@ static void another_type_shape_or_dropout_is_another_key(void **state)
     n_dropout++;
   }
   assert_true(n_dropout > 0);
-  lade_graph_destroy(base);
-  lade_graph_destroy(type);
-  lade_graph_destroy(shape);
-  lade_graph_destroy(drop);
+  lade_model_graph_destroy(base);
+  lade_model_graph_destroy(type);
+  lade_model_graph_destroy(shape);
+  lade_model_graph_destroy(drop);
 }
 
 static void a_measured_op_costs_what_was_measured(void **state)
 {
   struct lade_cost cost;
   machine_make(&cost, "laptop-8c");
-  struct lade_graph *graph = graph_make("nano", LADE_F32, 2, 0);
+  struct lade_model_graph *graph = graph_make("nano", LADE_F32, 2, 0);
   for (int op = graph->n_ops - 1; op >= 0; op--)
     assert_int_equal(lade_cost_set(&cost, lade_cost_op_key(graph, op), 1000 + op), 0);
   assert_int_equal(cost.n_ops, distinct_keys(graph));
@@ -102,7 +104,7 @@ static void a_measured_op_costs_what_was_measured(void **state)
   assert_int_equal(ns, 1000); /* the last one set of that key was op 0 */
   assert_int_equal(lade_cost_op_ns(&cost, graph, 0), 1000 + (int64_t)cost.machine.launch_ns);
   assert_false(lade_cost_find(&cost, ~UINT64_C(0), &ns));
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
   lade_cost_finish(&cost);
 }
 
@@ -110,7 +112,7 @@ static void a_roofline_is_bound_by_flops_or_by_bytes(void **state)
 {
   struct lade_cost cost;
   machine_make(&cost, "laptop-8c");
-  struct lade_graph *graph = graph_make("baby", LADE_BF16, 2, 0);
+  struct lade_model_graph *graph = graph_make("baby", LADE_BF16, 2, 0);
   for (int op = 0; op < graph->n_ops; op++) {
     double least_s = graph->ops[op].bytes / cost.machine.device_bytes_per_s;
     int64_t ns = lade_cost_op_ns(&cost, graph, op);
@@ -124,7 +126,7 @@ static void a_roofline_is_bound_by_flops_or_by_bytes(void **state)
       assert_int_equal(lade_cost_op_ns(&faster, graph, op), ns);
     }
   }
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void copies_take_latency_and_bytes(void **state)
@@ -223,7 +225,7 @@ static void windows_are_cut_by_bytes(void **state)
 static void every_part_of_a_step_has_a_price(void **state)
 {
   static const char *const machines[] = {"h100-80g", "laptop-8c"};
-  struct lade_graph *graph = graph_make("nano", LADE_BF16, 2, 0);
+  struct lade_model_graph *graph = graph_make("nano", LADE_BF16, 2, 0);
   for (size_t i = 0; i < LADE_COUNT(machines); i++) {
     struct lade_cost cost;
     struct lade_prices prices;
@@ -244,7 +246,7 @@ static void every_part_of_a_step_has_a_price(void **state)
     assert_true((prices.n_cores > 0) == cost.machine.is_unified);
     lade_prices_finish(&prices);
   }
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 int main(void)

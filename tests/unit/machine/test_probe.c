@@ -22,7 +22,7 @@
 static char directory[64];
 static struct lade_kernels kernels;
 static lade_pool *pool;
-static struct lade_graph *graph;
+static struct lade_model_graph *graph;
 
 static struct lade_probe_params params_make(void)
 {
@@ -301,15 +301,16 @@ static int setup(void **state)
   snprintf(directory, sizeof(directory), "/tmp/lade-probe-XXXXXX");
   if (!mkdtemp(directory) || lade_pool_create(2, &pool) || lade_model_preset("nano", &model, NULL))
     return -1;
-  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_BF16, .batch = 2,
+  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_BF16,
+                                           .batch = 2,
                                      .seq_len = 32, .dropout = 0.1f, .kernels = &kernels, .n_threads = 2};
-  return lade_graph_create(&params, NULL, &graph);
+  return lade_model_graph_create(&params, NULL, &graph);
 }
 
 static int teardown(void **state)
 {
   char command[128];
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
   lade_pool_destroy(pool);
   snprintf(command, sizeof(command), "rm -rf %s", directory);
   return system(command);

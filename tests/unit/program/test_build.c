@@ -96,7 +96,7 @@ static void many_microbatches_are_one_program(void **state)
 
 static void the_number_of_microbatches_has_limits(void **state)
 {
-  struct lade_graph *graph = program_fixture_graph(LADE_GPT2, LADE_BF16, 0);
+  struct lade_model_graph *graph = program_fixture_graph(LADE_GPT2, LADE_BF16, 0);
   struct lade_prices prices = program_fixture_prices(graph);
   struct lade_plan_params params = {.struct_size = sizeof(params), .graph = graph, .prices = &prices,
                                     .is_unified = true, .chunk_bytes = CHUNK};
@@ -114,7 +114,7 @@ static void the_number_of_microbatches_has_limits(void **state)
     assert_non_null(strstr(error.text, "--micro-batch"));
   }
   program_fixture_prices_finish(&prices);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static const uint64_t no_limit[LADE_N_SPACES] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
@@ -216,7 +216,7 @@ static void sends_are_calls_of_their_axis(void **state)
 }
 
 /* Check that pieces of a parameter's state are contiguous, in whole pages, within the granules of its parts. */
-static void state_is_laid_out(const struct lade_graph *graph, int64_t n)
+static void state_is_laid_out(const struct lade_model_graph *graph, int64_t n)
 {
   uint64_t next = 0, room = 0;
   for (int64_t first = 0; first < n; first += LADE_STREAM_GRAIN) {
@@ -251,7 +251,7 @@ static void state_lies_side_by_side_in_its_parts_room(void **state)
   for (size_t i = 0; i < LADE_COUNT(dtypes); i++) {
     for (int moments = 0; moments < LADE_N_MOMENTS; moments++) {
       for (int is_short = 0; is_short <= (dtypes[i] == LADE_BF16); is_short++) {
-        const struct lade_graph graph = {.n_params = 1, .dtype = dtypes[i], .moments = (enum lade_moments)moments,
+        const struct lade_model_graph graph = {.n_params = 1, .dtype = dtypes[i], .moments = (enum lade_moments)moments,
                                          .master = is_short ? LADE_MASTER_24BIT : LADE_MASTER_EXACT};
         for (size_t n = 0; n < LADE_COUNT(lengths); n++)
           state_is_laid_out(&graph, lengths[n]);

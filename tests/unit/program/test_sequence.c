@@ -45,7 +45,7 @@ struct sequence_fixture {
   enum manner manner;
   int stage;
   struct lade_layout layout;
-  struct lade_graph *graph;
+  struct lade_model_graph *graph;
   struct lade_residency *residency;
   struct plan_step *steps;
   int n_steps;
@@ -71,7 +71,7 @@ static void program_fixture_init(struct sequence_fixture *s, const struct shape 
   struct lade_layout_params layout = {.struct_size = sizeof(layout), .world = shape->n_stages, .rank = stage,
                                       .pp = shape->n_stages, .schedule = shape->schedule,
                                       .virtual_stages = shape->n_chunks, .grad_reduce = LADE_F32};
-  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_F32,
+  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &model, .dtype = LADE_F32,
                                      .batch = BATCH, .seq_len = TIME, .kernels = &kernels, .n_threads = 1,
                                      .share = {.pp = shape->n_stages, .pp_rank = stage, .n_chunks = shape->n_chunks}};
   struct lade_error error;
@@ -82,7 +82,7 @@ static void program_fixture_init(struct sequence_fixture *s, const struct shape 
     assert_int_equal(lade_layout_init(&(struct lade_layout_params){.struct_size = sizeof(layout),
                                                                    .schedule = LADE_SCHEDULE_1F1B,
                                                                    .grad_reduce = LADE_F32}, &error, &s->layout), 0);
-  assert_int_equal(lade_graph_create(&params, &error, &s->graph), 0);
+  assert_int_equal(lade_model_graph_create(&params, &error, &s->graph), 0);
   residency_set(s);
   struct lade_build_params build = {.graph = s->graph, .residency = s->residency,
                                     .layout = shape->n_stages > 1 ? &s->layout : NULL,
@@ -102,7 +102,7 @@ static void program_fixture_finish(struct sequence_fixture *s)
   free(s->next_add);
   free(s->steps);
   lade_residency_destroy(s->residency);
-  lade_graph_destroy(s->graph);
+  lade_model_graph_destroy(s->graph);
 }
 
 /* ---- the walk ---- */

@@ -20,7 +20,7 @@
 
 /* A planner of one rank, with the objects that it borrows. */
 struct desk {
-  struct lade_graph *graph;
+  struct lade_model_graph *graph;
   struct lade_prices prices;
   struct lade_layout layout;
   struct lade_plan_params params;
@@ -48,7 +48,7 @@ static void desk_close(struct desk *desk)
 {
   lade_planner_destroy(desk->planner);
   program_fixture_prices_finish(&desk->prices);
-  lade_graph_destroy(desk->graph);
+  lade_model_graph_destroy(desk->graph);
 }
 
 static struct lade_plan *plan_get(const struct desk *desk, uint64_t budget_bytes)
@@ -165,7 +165,7 @@ static void a_decision_that_is_not_whole_is_refused(void **state)
 {
   const struct desk *desk = *state;
   struct lade_plan *plan = plan_get(desk, desk->bounds.min_bytes);
-  struct lade_graph *other = program_fixture_graph(LADE_GPT2, LADE_BF16, 0);
+  struct lade_model_graph *other = program_fixture_graph(LADE_GPT2, LADE_BF16, 0);
   struct lade_decision decision;
   struct lade_error error = {0};
   uint64_t bytes;
@@ -199,7 +199,7 @@ static void a_decision_that_is_not_whole_is_refused(void **state)
   lade_decision_finish(&decision);
   free(longer);
   free(data);
-  lade_graph_destroy(other);
+  lade_model_graph_destroy(other);
   lade_plan_destroy(plan);
 }
 
@@ -254,7 +254,7 @@ static void who_decides_alike_has_one_key(void **state)
   prices.clip_ns++;
   replicas.zero = 0;
   others[10].layout = &replicas;
-  struct lade_graph *graph = program_fixture_graph(LADE_GPT2, LADE_BF16, 0);
+  struct lade_model_graph *graph = program_fixture_graph(LADE_GPT2, LADE_BF16, 0);
   struct lade_prices graph_prices = program_fixture_prices(graph);
   others[11].graph = graph;
   others[11].prices = &graph_prices;
@@ -265,7 +265,7 @@ static void who_decides_alike_has_one_key(void **state)
   last.rank = 3;
   assert_true(lade_plan_params_key(&own) == lade_plan_params_key(&base));
   program_fixture_prices_finish(&graph_prices);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
   desk_close(&desk);
 }
 

@@ -25,7 +25,7 @@
 
 /* A planner with the objects that it borrows. */
 struct desk {
-  struct lade_graph *graph;
+  struct lade_model_graph *graph;
   struct lade_prices prices;
   struct lade_plan_params params;
   lade_planner *planner;
@@ -60,7 +60,7 @@ static void desk_close(struct desk *desk)
 {
   lade_planner_destroy(desk->planner);
   program_fixture_prices_finish(&desk->prices);
-  lade_graph_destroy(desk->graph);
+  lade_model_graph_destroy(desk->graph);
 }
 
 static struct lade_plan *plan_get(const struct desk *desk, uint64_t budget_bytes)
@@ -336,7 +336,7 @@ static void walks_end_whatever_is_fixed(void **state)
   for (int round = 0; round < 12; round++) {
     struct desk desk;
     desk_open(&desk, LADE_LLAMA, &machines[3]);
-    const struct lade_graph *graph = desk.graph;
+    const struct lade_model_graph *graph = desk.graph;
     struct lade_change *overrides = calloc((size_t)lade_change_count(graph), sizeof(*overrides));
     int n = 0;
     assert_non_null(overrides);
@@ -388,7 +388,7 @@ static uint64_t least_pinned(enum lade_family family, int zero, enum lade_recipe
  * Fill in @overrides: @kind with tier @tier for all parameters whose names begin with @prefix. Return their number,
  * above 0.
  */
-static int overrides_add(const struct lade_graph *graph, const char *prefix, enum lade_change_kind kind,
+static int overrides_add(const struct lade_model_graph *graph, const char *prefix, enum lade_change_kind kind,
                          enum lade_tier tier,
                          struct lade_change *overrides)
 {
@@ -408,7 +408,7 @@ static int overrides_add(const struct lade_graph *graph, const char *prefix, enu
 static void blocks_leave_where_a_person_would_send_them(void **state)
 {
   for (int family = LADE_GPT2; family <= LADE_LLAMA; family++) {
-    struct lade_graph *graph = program_fixture_graph((enum lade_family)family, LADE_BF16, 0);
+    struct lade_model_graph *graph = program_fixture_graph((enum lade_family)family, LADE_BF16, 0);
     struct lade_change *overrides = calloc((size_t)graph->n_params, sizeof(*overrides));
     assert_non_null(overrides);
     /* and their state with them */
@@ -417,7 +417,7 @@ static void blocks_leave_where_a_person_would_send_them(void **state)
       assert_true(least_pinned((enum lade_family)family, zero, LADE_RECIPE_AUTO, NULL, 0) <=
                   least_pinned((enum lade_family)family, zero, LADE_RECIPE_AUTO, overrides, n));
     free(overrides);
-    lade_graph_destroy(graph);
+    lade_model_graph_destroy(graph);
   }
 }
 
@@ -427,7 +427,7 @@ static void blocks_leave_where_a_person_would_send_them(void **state)
  */
 static void a_pinned_layer_does_not_hold_the_others(void **state)
 {
-  struct lade_graph *graph = program_fixture_graph(LADE_GPT2, LADE_BF16, 0);
+  struct lade_model_graph *graph = program_fixture_graph(LADE_GPT2, LADE_BF16, 0);
   struct lade_change *overrides = calloc((size_t)graph->n_params * 2, sizeof(*overrides));
   assert_non_null(overrides);
   int n = overrides_add(graph, "", LADE_CHANGE_WEIGHT, LADE_TIER_DEVICE, overrides);
@@ -435,7 +435,7 @@ static void a_pinned_layer_does_not_hold_the_others(void **state)
   n += overrides_add(graph, "h.0.", LADE_CHANGE_STATE, LADE_TIER_HOST, overrides + n);
   assert_true(least_pinned(LADE_GPT2, 0, LADE_RECIPE_NONE, overrides, n) <= free_bytes);
   free(overrides);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* The bytes that one rank holds of a model with sharded state, permanently and temporarily. */
@@ -448,7 +448,7 @@ struct state_bytes {
   uint64_t most;        /* of the program: the largest total at any instruction */
 };
 
-static void state_forms_count(const struct lade_graph *graph, const struct lade_layout *layout,
+static void state_forms_count(const struct lade_model_graph *graph, const struct lade_layout *layout,
                               struct state_bytes *bytes)
 {
   for (int unit = 0; unit < graph->n_units; unit++) {
@@ -489,20 +489,20 @@ static void state_measure(const struct lade_program *program, struct state_bytes
   }
 }
 
-static struct lade_graph *gathered_graph(const struct lade_model *model, enum lade_dtype dtype)
+static struct lade_model_graph *gathered_graph(const struct lade_model *model, enum lade_dtype dtype)
 {
   struct lade_cpu cpu = {0};
   struct lade_kernels kernels;
-  struct lade_graph *graph = NULL;
+  struct lade_model_graph *graph = NULL;
   lade_kernels_init(&kernels, &cpu);
-  struct lade_graph_params params = {.struct_size = sizeof(params), .model = model, .dtype = dtype, .batch = 2,
+  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = model, .dtype = dtype, .batch = 2,
                                      .seq_len = 16, .kernels = &kernels, .n_threads = 2, .share.n_shards = 8};
-  assert_int_equal(lade_graph_create(&params, NULL, &graph), 0);
+  assert_int_equal(lade_model_graph_create(&params, NULL, &graph), 0);
   return graph;
 }
 
 /* Make a model whose blocks are much larger than its table, or much smaller, by @vocabulary. */
-static struct lade_graph *scaled_graph(enum lade_family family, enum lade_dtype dtype, int64_t vocabulary)
+static struct lade_model_graph *scaled_graph(enum lade_family family, enum lade_dtype dtype, int64_t vocabulary)
 {
   const bool is_llama = family == LADE_LLAMA;
   struct lade_model model = {.name = "scaled", .family = family, .layers = 2, .heads = 4, .n_kv_heads = is_llama ? 2 :
@@ -513,7 +513,7 @@ static struct lade_graph *scaled_graph(enum lade_family family, enum lade_dtype 
 }
 
 /* Make a preset of two layers. */
-static struct lade_graph *preset_graph(const char *name)
+static struct lade_model_graph *preset_graph(const char *name)
 {
   struct lade_model model;
   assert_int_equal(lade_model_preset(name, &model, NULL), 0);
@@ -522,7 +522,7 @@ static struct lade_graph *preset_graph(const char *name)
 }
 
 /* Plan @graph, which it takes over, for 8 ranks with the smallest budget and @spare of it more. */
-static struct state_bytes shards_plan(struct lade_graph *graph, double spare)
+static struct state_bytes shards_plan(struct lade_model_graph *graph, double spare)
 {
   const struct lade_layout_params how = {.struct_size = sizeof(how), .dp = 8, .zero = LADE_ZERO_MOST};
   struct desk desk = {.graph = graph, .prices = program_fixture_prices(graph)};
@@ -621,7 +621,7 @@ static void with_room_each_copy_is_gathered_once(void **state)
 /* A table larger than a layer is processed in parts: two layers' working copies hold any of them with its gradient. */
 static void large_tables_take_no_more_than_two_layers(void **state)
 {
-  struct lade_graph *graphs[] = {scaled_graph(LADE_LLAMA, LADE_BF16, 9716), preset_graph("llama3-8b"),
+  struct lade_model_graph *graphs[] = {scaled_graph(LADE_LLAMA, LADE_BF16, 9716), preset_graph("llama3-8b"),
                                  preset_graph("llama3-70b")};
   for (size_t i = 0; i < LADE_COUNT(graphs); i++) {
     const struct state_bytes bytes = shards_plan(graphs[i], 0);
@@ -674,7 +674,7 @@ static void blocks_of_gradients_leave_between_microbatches(void **state)
 }
 
 /* Return the solver's price of @change with state in @n_shards, each link and each gather at a nanosecond per byte. */
-static struct lade_queue_times price_of(const struct lade_graph *graph, int n_shards, struct lade_change change)
+static struct lade_queue_times price_of(const struct lade_model_graph *graph, int n_shards, struct lade_change change)
 {
   struct lade_prices prices = program_fixture_prices(graph);
   const struct lade_unit_costs unit_costs = {
@@ -698,7 +698,7 @@ static struct lade_queue_times price_of(const struct lade_graph *graph, int n_sh
  */
 static void what_is_in_shards_is_priced_by_blocks(void **state)
 {
-  struct lade_graph *graph = program_fixture_graph(LADE_GPT2, LADE_BF16, 0);
+  struct lade_model_graph *graph = program_fixture_graph(LADE_GPT2, LADE_BF16, 0);
   const int weight = graph->params[0].tensor;
   const struct lade_change state_leaves = {LADE_CHANGE_STATE, LADE_TIER_HOST, 0};
   const struct lade_change copy_drops = {LADE_CHANGE_SAVED, LADE_RESIDENCY_HOST, weight};
@@ -714,7 +714,7 @@ static void what_is_in_shards_is_priced_by_blocks(void **state)
   assert_true(whole_grad.to_host_ns > 0 && whole_grad.to_device_ns > 0);
   assert_float_equal(grad.to_host_ns, whole_grad.to_host_ns / 8, 1e-6 * whole_grad.to_host_ns);
   assert_float_equal(grad.to_device_ns, whole_grad.to_device_ns / 8, 1e-6 * whole_grad.to_device_ns);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* Ranks are told apart by their needs, and with equal needs by their keys. */

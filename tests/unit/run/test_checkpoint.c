@@ -34,7 +34,7 @@ static const struct lade_checkpoint_state a_state = {
             .eps = 1e-8, .weight_decay = 0.1, .clip = 1, .data_key = 0xfedcba0987654321u}};
 
 /* Save random values of @graph as @step in the scratch directory. */
-static void save(const struct lade_graph *graph, uint64_t seed, int64_t step, int keep)
+static void save(const struct lade_model_graph *graph, uint64_t seed, int64_t step, int keep)
 {
   struct values_memory memory;
   struct lade_error error = {0};
@@ -49,7 +49,7 @@ static void save(const struct lade_graph *graph, uint64_t seed, int64_t step, in
 }
 
 /* Check that the newest checkpoint is of @step and has the values of save(@seed). */
-static void newest_is(const struct lade_graph *graph, uint64_t seed, int64_t step)
+static void newest_is(const struct lade_model_graph *graph, uint64_t seed, int64_t step)
 {
   char found[PATH_BYTES];
   struct values_memory memory, expected;
@@ -75,10 +75,10 @@ static void what_is_saved_loads_bit_for_bit(void **state)
   for (int family = LADE_GPT2; family <= LADE_LLAMA; family++)
     for (size_t i = 0; i < LADE_COUNT(dtypes); i++) {
       enum checkpoint_size size = i == 1 ? SIZE_CHUNKS : SIZE_SMALL;
-      struct lade_graph *graph = checkpoint_graph((enum lade_family)family, dtypes[i], size);
+      struct lade_model_graph *graph = checkpoint_graph((enum lade_family)family, dtypes[i], size);
       save(graph, 4 + i, 1 + (int64_t)i, 1);
       newest_is(graph, 4 + i, 1 + (int64_t)i);
-      lade_graph_destroy(graph);
+      lade_model_graph_destroy(graph);
       scratch_teardown(NULL);
       scratch_setup(NULL);
     }
@@ -86,7 +86,7 @@ static void what_is_saved_loads_bit_for_bit(void **state)
 
 static void the_state_comes_back_exactly(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
   save(graph, 1, a_state.step, 0);
   struct lade_checkpoint_state read = {0};
   assert_int_equal(lade_checkpoint_read_state(in_scratch("step-00000123"), &read, NULL), 0);
@@ -97,12 +97,12 @@ static void the_state_comes_back_exactly(void **state)
   assert_int_equal(read.data_position, a_state.data_position);
   assert_string_equal(read.model, a_state.model);
   assert_memory_equal(&read.run, &a_state.run, sizeof(read.run));
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void a_state_without_its_run_loads(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
   struct values_memory memory;
   const struct lade_checkpoint_place place = {.dir = scratch};
   struct lade_checkpoint_state silent = a_state, read = {.run.is_known = true};
@@ -116,7 +116,7 @@ static void a_state_without_its_run_loads(void **state)
   assert_int_equal(lade_checkpoint_run_compare(&read.run, &a_state.run, text, sizeof(text)), 0);
   assert_string_equal(text, "");
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void a_run_is_compared_in_the_words_of_its_options(void **state)
@@ -151,13 +151,13 @@ static void a_run_is_compared_in_the_words_of_its_options(void **state)
 /* Masters are FP32, whatever a run computes in. */
 static void another_dtype_loads_the_same_masters(void **state)
 {
-  struct lade_graph *bf16 = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
+  struct lade_model_graph *bf16 = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
   save(bf16, 6, 9, 0);
-  lade_graph_destroy(bf16);
+  lade_model_graph_destroy(bf16);
   static const enum lade_dtype dtypes[] = {LADE_BF16, LADE_F32, LADE_F16};
   uint64_t digests[LADE_COUNT(dtypes)];
   for (size_t i = 0; i < LADE_COUNT(dtypes); i++) {
-    struct lade_graph *graph = checkpoint_graph(LADE_GPT2, dtypes[i], SIZE_SMALL);
+    struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, dtypes[i], SIZE_SMALL);
     struct values_memory memory;
     struct lade_checkpoint_state the_state;
     values_memory_init(&memory, graph);
@@ -165,7 +165,7 @@ static void another_dtype_loads_the_same_masters(void **state)
     assert_int_equal(lade_checkpoint_digest(&memory.values, &digests[i], NULL), 0);
     assert_int_equal(digests[i], digests[0]);
     values_memory_finish(&memory);
-    lade_graph_destroy(graph);
+    lade_model_graph_destroy(graph);
   }
 }
 
@@ -185,7 +185,7 @@ static float file_element(const char *name, int64_t n_cols, int64_t row, int64_t
   return value;
 }
 
-static int param_find(const struct lade_graph *graph, const char *name)
+static int param_find(const struct lade_model_graph *graph, const char *name)
 {
   for (int p = 0; p < graph->n_params; p++)
     if (strcmp(graph->tensors[graph->params[p].tensor].name, name) == 0)
@@ -196,7 +196,7 @@ static int param_find(const struct lade_graph *graph, const char *name)
 
 static void gpt2_weights_stand_transposed_in_the_file(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_CHUNKS);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_CHUNKS);
   struct values_memory memory;
   values_memory_init(&memory, graph);
   values_memory_randomize(&memory, 2);
@@ -211,13 +211,13 @@ static void gpt2_weights_stand_transposed_in_the_file(void **state)
     assert_true(file_element("transformer.wte.weight", 264, i * 50, in) == wte[i * 50 * 264 + in]);
   }
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void the_config_reads_back_as_the_model(void **state)
 {
   for (int family = LADE_GPT2; family <= LADE_LLAMA; family++) {
-    struct lade_graph *graph = checkpoint_graph((enum lade_family)family, LADE_F32, SIZE_SMALL);
+    struct lade_model_graph *graph = checkpoint_graph((enum lade_family)family, LADE_F32, SIZE_SMALL);
     if (family == LADE_LLAMA) {
       graph->model.rope_scale_factor = 8;
       graph->model.rope_low_freq_factor = 1;
@@ -248,7 +248,7 @@ static void the_config_reads_back_as_the_model(void **state)
     assert_true(model.rope_scale_factor == expected.rope_scale_factor);
     assert_true(model.rope_high_freq_factor == expected.rope_high_freq_factor);
     assert_int_equal(model.rope_original_context, expected.rope_original_context);
-    lade_graph_destroy(graph);
+    lade_model_graph_destroy(graph);
   }
 }
 
@@ -259,7 +259,7 @@ static bool exists(const char *name)
 
 static void only_the_newest_are_kept(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   for (int step = 1; step <= 4; step++)
     save(graph, 1, step, 0);
   assert_true(exists("step-00000001"));
@@ -273,12 +273,12 @@ static void only_the_newest_are_kept(void **state)
   save(graph, 3, 100000000, 1); /* names grow past eight digits, and still sort by number */
   assert_true(exists("step-100000000"));
   newest_is(graph, 3, 100000000);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void a_directory_with_files_of_others_is_left_alone(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   save(graph, 1, 1, 0);
   assert_int_equal(lade_file_replace(in_scratch("step-00000001/notes.txt"), "x", 1, NULL), 0);
   save(graph, 2, 2, 1);
@@ -292,21 +292,21 @@ static void a_directory_with_files_of_others_is_left_alone(void **state)
   assert_non_null(strstr(error.text, "step-00000001"));
   values_memory_finish(&memory);
   newest_is(graph, 2, 2);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void the_same_step_is_replaced(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   save(graph, 1, 7, 0);
   save(graph, 2, 7, 0);
   newest_is(graph, 2, 7);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void leftovers_go_with_the_next_save(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   assert_int_equal(mkdir(in_scratch(".step-00000001.tmp-99-abc"), 0700), 0);
   assert_int_equal(lade_file_replace(in_scratch(".step-00000001.tmp-99-abc/model.safetensors"), "x", 1, NULL), 0);
   assert_int_equal(mkdir(in_scratch(".step-mine"), 0700), 0);
@@ -316,12 +316,12 @@ static void leftovers_go_with_the_next_save(void **state)
   save(graph, 1, 2, 0);
   assert_false(exists(".step-00000001.tmp-99-abc"));
   assert_true(exists(".step-mine"));
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void two_saves_into_one_directory_exclude_each_other(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   struct values_memory memory;
   struct lade_error error = {0};
   const struct lade_checkpoint_place place = {.dir = scratch};
@@ -334,12 +334,12 @@ static void two_saves_into_one_directory_exclude_each_other(void **state)
   close(fd);
   assert_int_equal(lade_checkpoint_save(&memory.values, &a_state, &place, NULL, &error), 0);
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* ---- damage ---- */
 
-static int load_newest(const struct lade_graph *graph, struct lade_error *error)
+static int load_newest(const struct lade_model_graph *graph, struct lade_error *error)
 {
   char found[PATH_BYTES];
   struct values_memory memory;
@@ -386,7 +386,7 @@ static void every_flipped_byte_is_noticed(void **state)
 {
   static const char *const names[] = {"step-00000002/model.safetensors", "step-00000002/optimizer.safetensors",
                                       "step-00000002/config.json", "step-00000002/state.json"};
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
   save(graph, 1, 1, 0);
   save(graph, 2, 2, 0);
   char older[PATH_BYTES];
@@ -411,25 +411,25 @@ static void every_flipped_byte_is_noticed(void **state)
     }
   }
   newest_is(graph, 2, 2);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void damage_names_the_tensor(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
   struct lade_error error;
   save(graph, 1, 1, 0);
   byte_flip("step-00000001/optimizer.safetensors", bytes_of("step-00000001/optimizer.safetensors") - 1);
   assert_int_equal(load_newest(graph, &error), -EBADMSG);
   assert_non_null(strstr(error.text, "exp_avg_sq.transformer.ln_f.bias"));
   assert_null(strstr(error.text, "resume")); /* there is no other */
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void cut_and_missing_files_are_noticed(void **state)
 {
   static const char *const names[] = {"model.safetensors", "optimizer.safetensors", "config.json", "state.json"};
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   struct lade_error error;
   char name[64];
   for (size_t i = 0; i < LADE_COUNT(names); i++) {
@@ -442,12 +442,12 @@ static void cut_and_missing_files_are_noticed(void **state)
     assert_int_equal(load_newest(graph, &error), -EBADMSG);
     assert_non_null(strstr(error.text, names[i]));
   }
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void an_unknown_version_is_refused(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   struct lade_error error;
   char *text = NULL;
   size_t bytes;
@@ -460,30 +460,30 @@ static void an_unknown_version_is_refused(void **state)
   free(text);
   assert_int_equal(load_newest(graph, &error), -EINVAL);
   assert_non_null(strstr(error.text, "version 3"));
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void another_model_is_refused(void **state)
 {
-  struct lade_graph *gpt2 = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
-  struct lade_graph *large = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_CHUNKS);
-  struct lade_graph *llama = checkpoint_graph(LADE_LLAMA, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *gpt2 = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *large = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_CHUNKS);
+  struct lade_model_graph *llama = checkpoint_graph(LADE_LLAMA, LADE_F32, SIZE_SMALL);
   struct lade_error error;
   save(gpt2, 1, 1, 0);
   assert_int_equal(load_newest(large, &error), -EINVAL);
   assert_non_null(strstr(error.text, "another model"));
   assert_int_equal(load_newest(llama, &error), -EINVAL);
   assert_non_null(strstr(error.text, "another model"));
-  lade_graph_destroy(gpt2);
-  lade_graph_destroy(large);
-  lade_graph_destroy(llama);
+  lade_model_graph_destroy(gpt2);
+  lade_model_graph_destroy(large);
+  lade_model_graph_destroy(llama);
 }
 
 /* Same tensors, other arithmetic: the number of heads changes no shape. */
 static void another_number_of_heads_is_refused(void **state)
 {
   for (int family = LADE_GPT2; family <= LADE_LLAMA; family++) {
-    struct lade_graph *graph = checkpoint_graph((enum lade_family)family, LADE_F32, SIZE_SMALL);
+    struct lade_model_graph *graph = checkpoint_graph((enum lade_family)family, LADE_F32, SIZE_SMALL);
     struct lade_error error;
     save(graph, 1, 1, 0);
     graph->model.heads *= 2;
@@ -495,13 +495,13 @@ static void another_number_of_heads_is_refused(void **state)
     assert_non_null(strstr(error.text, "epsilon"));
     graph->model.norm_eps /= 2;
     assert_int_equal(load_newest(graph, &error), 0);
-    lade_graph_destroy(graph);
+    lade_model_graph_destroy(graph);
   }
 }
 
 static void a_state_that_is_no_file_is_damage(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   struct lade_error error;
   static const char path[] = "step-00000002/state.json";
   save(graph, 1, 1, 0);
@@ -525,12 +525,12 @@ static void a_state_that_is_no_file_is_damage(void **state)
     assert_int_equal(load_newest(graph, &error), -EIO);
     assert_non_null(strstr(error.text, "Permission denied"));
   }
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void a_checkpoint_under_the_name_of_another_step_is_refused(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   struct lade_error error;
   char found[PATH_BYTES];
   save(graph, 1, 1, 0);
@@ -542,12 +542,12 @@ static void a_checkpoint_under_the_name_of_another_step_is_refused(void **state)
   assert_int_equal(rename(in_scratch("step-00000007"), in_scratch("best")), 0); /* any other name implies no step */
   assert_int_equal(lade_checkpoint_find(in_scratch("best"), found, sizeof(found), &error), 0);
   assert_int_equal(load_newest(graph, &error), 0);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void find_takes_a_directory_or_a_checkpoint(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   char found[PATH_BYTES], wanted[PATH_BYTES];
   struct lade_error error = {0};
   assert_int_equal(lade_checkpoint_find(scratch, found, sizeof(found), &error), -ENOENT);
@@ -561,7 +561,7 @@ static void find_takes_a_directory_or_a_checkpoint(void **state)
   assert_int_equal(lade_checkpoint_find(scratch, found, sizeof(found), &error), 0);
   assert_non_null(strstr(found, "step-00000002"));
   assert_int_equal(lade_checkpoint_find(scratch, found, 8, &error), -ENAMETOOLONG);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 int main(void)

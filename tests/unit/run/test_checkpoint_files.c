@@ -34,7 +34,7 @@ static void save(const struct values_memory *memory, int64_t step, uint64_t file
     fail_msg("%s", error.text);
 }
 
-static int load(const struct lade_graph *graph, const char *name, const struct values_memory *expected,
+static int load(const struct lade_model_graph *graph, const char *name, const struct values_memory *expected,
                 struct lade_error *error)
 {
   struct values_memory memory;
@@ -55,7 +55,7 @@ static bool exists(const char *name)
 
 static void a_large_model_is_in_several_files(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
   struct values_memory memory, begun;
   struct lade_error error = {0};
   uint64_t digest = 0, found = 1;
@@ -75,14 +75,14 @@ static void a_large_model_is_in_several_files(void **state)
   assert_int_equal(load(graph, "step-00000002", &memory, &error), 0);
   values_memory_finish(&begun);
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void a_missing_file_of_several_is_named(void **state)
 {
   static const char *const names[] = {"model-00001-of-00003.safetensors", "optimizer-00005-of-00005.safetensors",
                                       "model.safetensors.index.json"};
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   struct values_memory memory;
   struct lade_error error;
   char path[64];
@@ -96,12 +96,12 @@ static void a_missing_file_of_several_is_named(void **state)
     assert_non_null(strstr(error.text, names[i]));
   }
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void an_index_may_be_longer_than_a_configuration(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_DEEP);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_DEEP);
   struct values_memory memory;
   struct lade_error error;
   struct stat st;
@@ -112,15 +112,15 @@ static void an_index_may_be_longer_than_a_configuration(void **state)
   assert_true(st.st_size > 1 << 20);
   assert_int_equal(load(graph, "step-00000001", &memory, &error), 0);
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* ---- links and owners ---- */
 
 /* Make values of the smallest model, to be saved. */
-static struct lade_graph *values_make(struct values_memory *memory)
+static struct lade_model_graph *values_make(struct values_memory *memory)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   values_memory_init(memory, graph);
   values_memory_randomize(memory, 5);
   return graph;
@@ -136,7 +136,7 @@ static bool is_link(const char *name)
 static void a_leftover_link_is_not_followed(void **state)
 {
   struct values_memory memory;
-  struct lade_graph *graph = values_make(&memory);
+  struct lade_model_graph *graph = values_make(&memory);
   assert_int_equal(mkdir(in_scratch("victim"), 0777), 0);
   assert_int_equal(lade_file_replace(in_scratch("victim/thesis"), "x", 1, NULL), 0);
   assert_int_equal(symlink("victim", in_scratch(".step-1.tmp-")), 0);
@@ -144,14 +144,14 @@ static void a_leftover_link_is_not_followed(void **state)
   assert_true(exists("victim/thesis"));
   assert_false(is_link(".step-1.tmp-"));
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* Checkpoints that were moved away and linked back: replacing and rotating remove the links alone. */
 static void an_archived_checkpoint_outlives_its_link(void **state)
 {
   struct values_memory memory;
-  struct lade_graph *graph = values_make(&memory);
+  struct lade_model_graph *graph = values_make(&memory);
   for (int64_t step = 1; step <= 2; step++)
     save(&memory, step, 0, 0);
   assert_int_equal(rename(in_scratch("step-00000001"), in_scratch("first")), 0);
@@ -165,7 +165,7 @@ static void an_archived_checkpoint_outlives_its_link(void **state)
   assert_true(exists("first/state.json") && exists("first/model.safetensors"));
   assert_false(is_link("step-00000001") || exists("step-00000002"));
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* Save into the scratch directory, in which @name is another user's: refused, and the entry stays. */
@@ -185,7 +185,7 @@ static void entries_of_another_user_are_refused(void **state)
   struct values_memory memory;
   if (geteuid() != 0)
     skip();
-  struct lade_graph *graph = values_make(&memory);
+  struct lade_model_graph *graph = values_make(&memory);
   save(&memory, 1, 0, 0);
   foreign_refuse(&memory, "step-00000001", 1, 0);
   foreign_refuse(&memory, "step-00000001", 2, 1);
@@ -194,7 +194,7 @@ static void entries_of_another_user_are_refused(void **state)
   foreign_refuse(&memory, ".step-00000009.tmp-1-1", 3, 0);
   assert_false(exists("step-00000003"));
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* Check for free space in the directory "saves", by a path of @n_bytes. */
@@ -214,11 +214,11 @@ static int long_path_check(const struct values_memory *memory, int n_bytes)
 static void a_long_path_is_refused_before_anything_is_written(void **state)
 {
   struct values_memory memory;
-  struct lade_graph *graph = values_make(&memory);
+  struct lade_model_graph *graph = values_make(&memory);
   assert_int_equal(long_path_check(&memory, 4050), -ENAMETOOLONG);
   assert_int_equal(long_path_check(&memory, 3900), 0);
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* ---- format version 1 ---- */
@@ -268,7 +268,7 @@ static void state_downgrade(void)
 
 static void version_1_loads_and_its_damage_is_named(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_LLAMA, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_LLAMA, LADE_F32, SIZE_SMALL);
   struct values_memory memory;
   struct lade_error error;
   char *bytes = NULL;
@@ -290,7 +290,7 @@ static void version_1_loads_and_its_damage_is_named(void **state)
   assert_int_equal(load(graph, "step-00000001", &memory, &error), -EBADMSG);
   assert_non_null(strstr(error.text, "tensor lm_head.weight"));
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 int main(void)

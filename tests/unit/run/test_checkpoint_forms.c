@@ -29,9 +29,9 @@ static const struct {
     {LADE_F16, LADE_MOMENTS_BF16, LADE_MASTER_EXACT, 0x1p-8},
 };
 
-static struct lade_graph *graph_make(size_t form, enum checkpoint_size size)
+static struct lade_model_graph *graph_make(size_t form, enum checkpoint_size size)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, forms[form].dtype, size);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, forms[form].dtype, size);
   graph->moments = forms[form].moments;
   graph->master = forms[form].master;
   return graph;
@@ -102,7 +102,7 @@ static int numbers_compare(struct chunk_buffer *chunk, int param, enum chunk_kin
 static void a_saved_form_loads_byte_for_byte(void **state)
 {
   for (size_t i = 0; i < LADE_COUNT(forms); i++) {
-    struct lade_graph *graph = graph_make(i, SIZE_CHUNKS);
+    struct lade_model_graph *graph = graph_make(i, SIZE_CHUNKS);
     struct values_memory memory, copy;
     values_memory_init(&memory, graph);
     values_memory_init(&copy, graph);
@@ -113,28 +113,28 @@ static void a_saved_form_loads_byte_for_byte(void **state)
     chunk_finish(&other_chunk);
     values_memory_finish(&copy);
     values_memory_finish(&memory);
-    lade_graph_destroy(graph);
+    lade_model_graph_destroy(graph);
   }
 }
 
 static void another_form_is_rounded_once(void **state)
 {
   for (size_t i = 0; i < LADE_COUNT(forms); i++) {
-    struct lade_graph *graph = graph_make(i, SIZE_WINDOWS);
+    struct lade_model_graph *graph = graph_make(i, SIZE_WINDOWS);
     struct values_memory memory;
     values_memory_init(&memory, graph);
     tolerance = forms[i].relative;
     assert_int_equal(all_move(&memory.values, numbers_set), 0);
     assert_int_equal(all_move(&memory.values, numbers_compare), 0);
     values_memory_finish(&memory);
-    lade_graph_destroy(graph);
+    lade_model_graph_destroy(graph);
   }
 }
 
 static void every_failed_call_is_an_error(void **state)
 {
   for (size_t i = 0; i < LADE_COUNT(forms); i++) {
-    struct lade_graph *graph = graph_make(i, SIZE_SMALL);
+    struct lade_model_graph *graph = graph_make(i, SIZE_SMALL);
     struct values_memory memory;
     values_memory_init(&memory, graph);
     assert_int_equal(all_move(&memory.values, numbers_set), 0);
@@ -148,7 +148,7 @@ static void every_failed_call_is_an_error(void **state)
     memory.fail_at = 1;
     assert_int_equal(all_move(&memory.values, numbers_compare), -EIO);
     values_memory_finish(&memory);
-    lade_graph_destroy(graph);
+    lade_model_graph_destroy(graph);
   }
 }
 

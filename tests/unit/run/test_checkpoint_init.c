@@ -52,7 +52,7 @@ static void stranger_add(struct stranger *stranger, const char *name, int64_t n_
 }
 
 /* Set up all slices of @graph, their names without @prefix. */
-static void stranger_init(struct stranger *stranger, const struct lade_graph *graph, const char *prefix)
+static void stranger_init(struct stranger *stranger, const struct lade_model_graph *graph, const char *prefix)
 {
   *stranger = (struct stranger){0};
   for (int p = 0; p < graph->n_params; p++)
@@ -107,7 +107,7 @@ static int collect_use(void *user, int64_t first, const float *elements, int64_t
 }
 
 /* Initialise from @name, and compare every element with stranger_init's. */
-static void init_gives_the_elements(const struct lade_graph *graph, const char *name)
+static void init_gives_the_elements(const struct lade_model_graph *graph, const char *name)
 {
   struct values_memory memory;
   struct lade_error error = {0};
@@ -142,7 +142,7 @@ static void every_type_and_naming_loads(void **state)
   static const enum lade_dtype dtypes[] = {LADE_F32, LADE_F16, LADE_BF16};
   for (int family = LADE_GPT2; family <= LADE_LLAMA; family++)
     for (int i = 0; i < 6; i++) {
-      struct lade_graph *graph = checkpoint_graph((enum lade_family)family, dtypes[i % 3], SIZE_SMALL);
+      struct lade_model_graph *graph = checkpoint_graph((enum lade_family)family, dtypes[i % 3], SIZE_SMALL);
       struct stranger stranger;
       char name[32];
       snprintf(name, sizeof(name), "%d-%d.safetensors", family, i);
@@ -152,13 +152,13 @@ static void every_type_and_naming_loads(void **state)
       stranger_write(&stranger, name, 0, stranger.n);
       init_gives_the_elements(graph, name);
       stranger_finish(&stranger);
-      lade_graph_destroy(graph);
+      lade_model_graph_destroy(graph);
     }
 }
 
 static void a_large_model_is_transposed_right(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_CHUNKS);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_CHUNKS);
   struct stranger stranger;
   stranger_init(&stranger, graph, "");
   for (int j = 0; j < stranger.n; j++)
@@ -182,12 +182,12 @@ static void a_large_model_is_transposed_right(void **state)
   assert_int_equal(lade_safetensors_commit(writer, NULL), 0);
   init_gives_the_elements(graph, ""); /* the directory */
   stranger_finish(&stranger);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void what_is_no_weight_is_ignored(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   struct stranger stranger;
   stranger_init(&stranger, graph, "transformer.");
   stranger_add(&stranger, "h.0.attn.bias", 16, 16);
@@ -196,7 +196,7 @@ static void what_is_no_weight_is_ignored(void **state)
   stranger_write(&stranger, "a.safetensors", 0, stranger.n);
   init_gives_the_elements(graph, "a.safetensors");
   stranger_finish(&stranger);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void index_write(const char *text)
@@ -206,7 +206,7 @@ static void index_write(const char *text)
 
 static void files_of_an_index_are_one_model(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_LLAMA, LADE_BF16, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_LLAMA, LADE_BF16, SIZE_SMALL);
   struct stranger stranger;
   stranger_init(&stranger, graph, "");
   stranger_write(&stranger, "model-00001-of-00002.safetensors", 0, stranger.n / 2);
@@ -215,11 +215,11 @@ static void files_of_an_index_are_one_model(void **state)
               "\"b\":\"model-00002-of-00002.safetensors\",\"c\":\"model-00001-of-00002.safetensors\"}}");
   init_gives_the_elements(graph, "");
   stranger_finish(&stranger);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* Initialising from @name is refused with @code in one line with all @names, which end with NULL; nothing is set. */
-static void init_is_refused(const struct lade_graph *graph, const char *name, int code,
+static void init_is_refused(const struct lade_model_graph *graph, const char *name, int code,
                             const char *const *names)
 {
   struct values_memory memory;
@@ -234,7 +234,7 @@ static void init_is_refused(const struct lade_graph *graph, const char *name, in
 
 static void what_is_not_the_model_is_refused(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   struct stranger stranger;
   stranger_init(&stranger, graph, "");
   stranger_write(&stranger, "short.safetensors", 0, stranger.n - 1);
@@ -252,36 +252,36 @@ static void what_is_not_the_model_is_refused(void **state)
   stranger_write(&stranger, "turned.safetensors", 0, stranger.n);
   init_is_refused(graph, "turned.safetensors", -EINVAL, NAMES("h.0.attn.c_attn.weight", "[48, 16]", "[16, 48]"));
   stranger_finish(&stranger);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void another_type_is_refused(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   struct stranger stranger;
   stranger_init(&stranger, graph, "");
   stranger.entries[3].dtype = LADE_I16;
   stranger_write(&stranger, "a.safetensors", 0, stranger.n);
   init_is_refused(graph, "a.safetensors", -EINVAL, NAMES("I16", "F32", "F16", "BF16"));
   stranger_finish(&stranger);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void an_untied_head_is_needed(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_LLAMA, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_LLAMA, LADE_F32, SIZE_SMALL);
   struct stranger stranger;
   stranger_init(&stranger, graph, "");
   assert_string_equal(stranger.names[stranger.n - 1], "lm_head.weight");
   stranger_write(&stranger, "a.safetensors", 0, stranger.n - 1);
   init_is_refused(graph, "a.safetensors", -EINVAL, NAMES("lm_head.weight", "missing"));
   stranger_finish(&stranger);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void hostile_indexes_are_refused(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_F32, SIZE_SMALL);
   init_is_refused(graph, "", -ENOENT, NAMES("model.safetensors"));
   init_is_refused(graph, "nowhere", -ENOENT, NAMES("nowhere"));
   index_write("{\"weight_map\":{\"a\":\"../a.safetensors\"}}");
@@ -294,12 +294,12 @@ static void hostile_indexes_are_refused(void **state)
   init_is_refused(graph, "", -EINVAL, NAMES("JSON"));
   index_write("{\"weight_map\":{\"a\":\"gone.safetensors\"}}");
   init_is_refused(graph, "", -ENOENT, NAMES("gone.safetensors"));
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void a_checkpoint_is_a_start_too(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
   struct values_memory memory, other;
   struct lade_checkpoint_state the_state = {.step = 3, .loss_scale = 1};
   uint64_t digest, other_digest;
@@ -314,7 +314,7 @@ static void a_checkpoint_is_a_start_too(void **state)
   assert_int_equal(digest, other_digest);
   values_memory_finish(&memory);
   values_memory_finish(&other);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* Change the last bit of file @name in the scratch directory. */
@@ -331,7 +331,7 @@ static void last_bit_flip(const char *name)
 
 static void a_damaged_checkpoint_is_no_start(void **state)
 {
-  struct lade_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
+  struct lade_model_graph *graph = checkpoint_graph(LADE_GPT2, LADE_BF16, SIZE_SMALL);
   struct values_memory memory;
   const struct lade_checkpoint_state the_state = {.step = 3, .loss_scale = 1};
   const struct lade_checkpoint_place place = {.dir = scratch};
@@ -354,7 +354,7 @@ static void a_damaged_checkpoint_is_no_start(void **state)
   assert_int_equal(unlink(in_scratch("step-00000003/state.json")), 0); /* without sums any values are */
   assert_int_equal(lade_checkpoint_init(&memory.values, in_scratch("step-00000003"), NULL, NULL), 0);
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 int main(void)

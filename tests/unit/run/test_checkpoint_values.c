@@ -15,7 +15,7 @@
 #include "tests/support/checkpoint_model.h"
 #include "tests/support/values_memory.h"
 
-static struct lade_graph *graph_make(enum lade_family family, enum lade_dtype dtype)
+static struct lade_model_graph *graph_make(enum lade_family family, enum lade_dtype dtype)
 {
   return checkpoint_graph(family, dtype, SIZE_WINDOWS);
 }
@@ -32,7 +32,7 @@ static void random_values_do_not_depend_on_the_dtype(void **state)
   static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
   uint64_t digests[LADE_COUNT(dtypes)], other = 0;
   for (size_t i = 0; i < LADE_COUNT(dtypes); i++) {
-    struct lade_graph *graph = graph_make(LADE_GPT2, dtypes[i]);
+    struct lade_model_graph *graph = graph_make(LADE_GPT2, dtypes[i]);
     struct values_memory memory;
     values_memory_init(&memory, graph);
     assert_int_equal(lade_checkpoint_random(&memory.values, 1337, NULL), 0);
@@ -43,13 +43,13 @@ static void random_values_do_not_depend_on_the_dtype(void **state)
     other = digest_of(&memory);
     assert_int_not_equal(other, digests[i]);
     values_memory_finish(&memory);
-    lade_graph_destroy(graph);
+    lade_model_graph_destroy(graph);
   }
 }
 
 static void random_values_follow_their_rule(void **state)
 {
-  struct lade_graph *graph = graph_make(LADE_GPT2, LADE_F32);
+  struct lade_model_graph *graph = graph_make(LADE_GPT2, LADE_F32);
   struct values_memory memory;
   values_memory_init(&memory, graph);
   assert_int_equal(lade_checkpoint_random(&memory.values, 3, NULL), 0);
@@ -73,13 +73,13 @@ static void random_values_follow_their_rule(void **state)
     assert_true(fabs(sqrt(squares / (double)n) / std - 1) < error);
   }
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 /* Make a graph of the last quarter of every weight's rows and columns. */
-static struct lade_graph *graph_make_quarter(void)
+static struct lade_model_graph *graph_make_quarter(void)
 {
-  struct lade_graph *graph = graph_make(LADE_LLAMA, LADE_F32);
+  struct lade_model_graph *graph = graph_make(LADE_LLAMA, LADE_F32);
   for (int p = 0; p < graph->n_params; p++) {
     struct lade_param *param = &graph->params[p];
     struct lade_tensor *tensor = &graph->tensors[param->tensor];
@@ -112,7 +112,7 @@ static void slice_compare(const struct values_memory *quarter, const struct valu
 
 static void a_share_of_a_model_draws_the_whole_models_values(void **state)
 {
-  struct lade_graph *graph = graph_make_quarter(), *whole = graph_make(LADE_LLAMA, LADE_F32);
+  struct lade_model_graph *graph = graph_make_quarter(), *whole = graph_make(LADE_LLAMA, LADE_F32);
   struct values_memory part, all;
   values_memory_init(&part, graph);
   values_memory_init(&all, whole);
@@ -124,13 +124,13 @@ static void a_share_of_a_model_draws_the_whole_models_values(void **state)
         slice_compare(&part, &all, graph->params[p].tensor, &graph->params[p].slices[i]);
   values_memory_finish(&part);
   values_memory_finish(&all);
-  lade_graph_destroy(graph);
-  lade_graph_destroy(whole);
+  lade_model_graph_destroy(graph);
+  lade_model_graph_destroy(whole);
 }
 
 static void random_parameters_are_not_copies_of_each_other(void **state)
 {
-  struct lade_graph *graph = graph_make(LADE_LLAMA, LADE_F32);
+  struct lade_model_graph *graph = graph_make(LADE_LLAMA, LADE_F32);
   struct values_memory memory;
   values_memory_init(&memory, graph);
   assert_int_equal(lade_checkpoint_random(&memory.values, 0, NULL), 0);
@@ -143,7 +143,7 @@ static void random_parameters_are_not_copies_of_each_other(void **state)
     last = first;
   }
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 struct collect {
@@ -164,7 +164,7 @@ static void master_is_what_the_parts_join_to(void **state)
 {
   static const enum lade_dtype dtypes[] = {LADE_F32, LADE_BF16, LADE_F16};
   for (size_t d = 0; d < LADE_COUNT(dtypes); d++) {
-    struct lade_graph *graph = graph_make(LADE_GPT2, dtypes[d]);
+    struct lade_model_graph *graph = graph_make(LADE_GPT2, dtypes[d]);
     struct values_memory memory;
     values_memory_init(&memory, graph);
     values_memory_randomize(&memory, 9);
@@ -183,7 +183,7 @@ static void master_is_what_the_parts_join_to(void **state)
     }
     free(collect.elements);
     values_memory_finish(&memory);
-    lade_graph_destroy(graph);
+    lade_model_graph_destroy(graph);
   }
 }
 
@@ -194,17 +194,17 @@ static int stop_use(void *user, int64_t first, const float *elements, int64_t n)
 
 static void stream_stops_when_told(void **state)
 {
-  struct lade_graph *graph = graph_make(LADE_GPT2, LADE_F32);
+  struct lade_model_graph *graph = graph_make(LADE_GPT2, LADE_F32);
   struct values_memory memory;
   values_memory_init(&memory, graph);
   assert_int_equal(lade_checkpoint_master(&memory.values, 0, stop_use, NULL, NULL), 42);
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void digest_sees_every_bit_of_the_master(void **state)
 {
-  struct lade_graph *graph = graph_make(LADE_LLAMA, LADE_BF16);
+  struct lade_model_graph *graph = graph_make(LADE_LLAMA, LADE_BF16);
   struct values_memory memory;
   values_memory_init(&memory, graph);
   values_memory_randomize(&memory, 5);
@@ -219,12 +219,12 @@ static void digest_sees_every_bit_of_the_master(void **state)
   }
   assert_int_equal(digest_of(&memory), digest);
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void every_failure_of_the_values_is_reported(void **state)
 {
-  struct lade_graph *graph = graph_make(LADE_GPT2, LADE_BF16);
+  struct lade_model_graph *graph = graph_make(LADE_GPT2, LADE_BF16);
   struct values_memory memory;
   values_memory_init(&memory, graph);
   assert_int_equal(lade_checkpoint_random(&memory.values, 1, NULL), 0);
@@ -242,17 +242,17 @@ static void every_failure_of_the_values_is_reported(void **state)
   assert_int_equal(lade_checkpoint_digest(&memory.values, &digest, NULL), -EIO);
   assert_int_equal(digest, 77);
   values_memory_finish(&memory);
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 static void a_reference_graph_is_refused(void **state)
 {
-  struct lade_graph *graph = graph_make(LADE_GPT2, LADE_F64);
+  struct lade_model_graph *graph = graph_make(LADE_GPT2, LADE_F64);
   struct lade_values values = {.graph = graph};
   struct lade_error error = {0};
   assert_int_equal(lade_checkpoint_random(&values, 1, &error), -EINVAL);
   assert_non_null(strstr(error.text, "f64"));
-  lade_graph_destroy(graph);
+  lade_model_graph_destroy(graph);
 }
 
 int main(void)

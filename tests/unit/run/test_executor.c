@@ -202,7 +202,7 @@ static struct run_fixture_model wide_model(void)
   return model;
 }
 
-static int64_t parameters_count(const struct lade_graph *graph)
+static int64_t parameters_count(const struct lade_model_graph *graph)
 {
   int64_t n = 0;
   for (int param = 0; param < graph->n_params; param++)
@@ -547,11 +547,11 @@ static void value_get(struct run_fixture *run_fixture, int tensor, void *memory)
 }
 
 /* Round @gradient in place as updates of @graph do. Return the sum of squares. */
-static double gradient_round(const struct lade_graph *graph, float *gradient, uint64_t n)
+static double gradient_round(const struct lade_model_graph *graph, float *gradient, uint64_t n)
 {
   double sum = 0;
   for (uint64_t i = 0; i < n; i++) {
-    gradient[i] = lade_graph_rounds(graph) ? lade_bf16_to_f32(lade_f32_to_bf16(gradient[i])) : gradient[i];
+    gradient[i] = lade_model_graph_rounds(graph) ? lade_bf16_to_f32(lade_f32_to_bf16(gradient[i])) : gradient[i];
     sum += (double)gradient[i] * gradient[i];
   }
   return sum;
@@ -566,7 +566,7 @@ static void gradients_agree(struct run_fixture *run_fixture, const struct lade_p
   struct lade_error error = {0};
   struct lade_step_result result;
   struct graph_run run;
-  const struct lade_graph *graph = run_fixture->graph;
+  const struct lade_model_graph *graph = run_fixture->graph;
   int n = run_fixture->model.n_microbatches;
   size_t rows = (size_t)(graph->batch * graph->seq_len);
   int32_t *tokens = calloc(rows * (size_t)n, sizeof(*tokens)), *targets = calloc(rows * (size_t)n, sizeof(*targets));

@@ -23,7 +23,7 @@ struct fixture {
   struct lade_model model;
   struct lade_kernels kernels;
   lade_pool *pool;
-  struct lade_graph *graph;
+  struct lade_model_graph *graph;
   struct graph_run run;
   lade_forward *forward;
   int32_t tokens[TIME], targets[TIME];
@@ -49,9 +49,9 @@ static void fixture_init(struct fixture *f, enum lade_family family)
   *f = (struct fixture){.model = model_of(family)};
   lade_kernels_init(&f->kernels, &cpu);
   assert_int_equal(lade_pool_create(2, &f->pool), 0);
-  struct lade_graph_params how = {.struct_size = sizeof(how), .model = &f->model, .dtype = LADE_F32, .batch = 1,
+  struct lade_model_graph_params how = {.struct_size = sizeof(how), .model = &f->model, .dtype = LADE_F32, .batch = 1,
                                   .seq_len = TIME, .kernels = &f->kernels, .n_threads = 2};
-  assert_int_equal(lade_graph_create(&how, NULL, &f->graph), 0);
+  assert_int_equal(lade_model_graph_create(&how, NULL, &f->graph), 0);
   graph_run_init(&f->run, f->graph, &f->kernels, f->pool);
   graph_run_randomize(&f->run, 7, 0.2);
   for (int i = 0; i < TIME; i++) {
@@ -73,7 +73,7 @@ static void fixture_finish(struct fixture *f)
 {
   lade_forward_destroy(f->forward);
   graph_run_finish(&f->run);
-  lade_graph_destroy(f->graph);
+  lade_model_graph_destroy(f->graph);
   lade_pool_destroy(f->pool);
 }
 

@@ -36,17 +36,17 @@ static const struct lade_model llama = {.name = "small llama", .family = LADE_LL
 
 static struct lade_kernels kernels;
 
-static struct lade_graph *graph_make(const struct shape *shape, int n_stages, int stage)
+static struct lade_model_graph *graph_make(const struct shape *shape, int n_stages, int stage)
 {
-  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &shape->model, .dtype = LADE_F32,
+  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &shape->model, .dtype = LADE_F32,
                                      .batch = BATCH, .seq_len = TIME, .dropout = shape->dropout, .kernels = &kernels,
                                      .n_threads = 1};
   params.share.pp = n_stages;
   params.share.pp_rank = stage;
   params.share.n_chunks = n_stages > 1 ? shape->n_chunks : 1;
   struct lade_error error = {0};
-  struct lade_graph *graph = NULL;
-  if (lade_graph_create(&params, &error, &graph))
+  struct lade_model_graph *graph = NULL;
+  if (lade_model_graph_create(&params, &error, &graph))
     print_error("%s\n", error.text);
   assert_non_null(graph);
   return graph;
@@ -56,7 +56,7 @@ static struct lade_graph *graph_make(const struct shape *shape, int n_stages, in
 
 struct pipeline {
   const struct shape *shape;
-  struct lade_graph *whole, *stages[STAGES_MOST];
+  struct lade_model_graph *whole, *stages[STAGES_MOST];
   struct graph_run whole_run, runs[STAGES_MOST];
   float *boundary;
   int32_t tokens[MICROBATCHES_MOST * BATCH * TIME], targets[MICROBATCHES_MOST * BATCH * TIME];
@@ -85,10 +85,10 @@ static void pipeline_finish(struct pipeline *pipeline)
 {
   for (int stage = 0; stage < pipeline->shape->n_stages; stage++) {
     graph_run_finish(&pipeline->runs[stage]);
-    lade_graph_destroy(pipeline->stages[stage]);
+    lade_model_graph_destroy(pipeline->stages[stage]);
   }
   graph_run_finish(&pipeline->whole_run);
-  lade_graph_destroy(pipeline->whole);
+  lade_model_graph_destroy(pipeline->whole);
   free(pipeline->boundary);
 }
 
@@ -122,7 +122,7 @@ static double pipeline_run(struct pipeline *pipeline)
 
 /* ---- comparison ---- */
 
-static int param_find(const struct lade_graph *graph, int number, bool is_copy)
+static int param_find(const struct lade_model_graph *graph, int number, bool is_copy)
 {
   for (int i = 0; i < graph->n_params; i++) {
     if (graph->params[i].number == number && graph->params[i].is_copy == is_copy)
@@ -137,7 +137,7 @@ static void grad_verify(const struct pipeline *pipeline, int number)
   int grad = pipeline->whole->params[number].grad, n_owners = 0;
   const float *owned = NULL, *copied = NULL, *expected = pipeline->whole_run.memory[grad];
   for (int stage = 0; stage < pipeline->shape->n_stages; stage++) {
-    const struct lade_graph *graph = pipeline->stages[stage];
+    const struct lade_model_graph *graph = pipeline->stages[stage];
     int owner = param_find(graph, number, false), copy = param_find(graph, number, true);
     n_owners += owner >= 0;
     owned = owner >= 0 ? pipeline->runs[stage].memory[graph->params[owner].grad] : owned;
@@ -190,7 +190,7 @@ static void stages_of_llama_have_the_whole_models_bits(void **state)
 
 /* ---- structure ---- */
 
-static void names_verify(const struct lade_graph *graph, const struct lade_graph *whole)
+static void names_verify(const struct lade_model_graph *graph, const struct lade_model_graph *whole)
 {
   for (int i = 0; i < graph->n_params; i++) {
     const struct lade_param *param = &graph->params[i], *same = &whole->params[param->number];
@@ -210,9 +210,9 @@ static void names_verify(const struct lade_graph *graph, const struct lade_graph
 static void stages_know_their_neighbours_and_their_parameters_names(void **state)
 {
   struct shape shape = {gpt2, 0.1f, 3, 2, 1};
-  struct lade_graph *whole = graph_make(&shape, 1, 0);
+  struct lade_model_graph *whole = graph_make(&shape, 1, 0);
   for (int stage = 0; stage < 3; stage++) {
-    struct lade_graph *graph = graph_make(&shape, 3, stage);
+    struct lade_model_graph *graph = graph_make(&shape, 3, stage);
     names_verify(graph, whole);
     for (int i = 0; i < graph->n_params; i++) {
       bool is_table = graph->params[i].number == 0;
@@ -223,9 +223,9 @@ static void stages_know_their_neighbours_and_their_parameters_names(void **state
     assert_int_equal(graph->tokens >= 0, stage == 0);
     assert_int_equal(graph->targets >= 0, stage == 2);
     assert_int_equal(graph->loss >= 0, stage == 2);
-    lade_graph_destroy(graph);
+    lade_model_graph_destroy(graph);
   }
-  lade_graph_destroy(whole);
+  lade_model_graph_destroy(whole);
 }
 
 /* Return the flops of a piece per token, in the units of the model's own formula. */

@@ -91,7 +91,7 @@ static void no_memory_makes_stages_wait_in_a_circle(void **state)
 
 /* ---- bubbles ---- */
 
-static bool is_for_weights(const struct lade_graph *graph, const struct lade_op *op)
+static bool is_for_weights(const struct lade_model_graph *graph, const struct lade_op *op)
 {
   bool is_all = op->n_out > 0;
   for (int i = 0; i < op->n_out; i++)
@@ -102,7 +102,7 @@ static bool is_for_weights(const struct lade_graph *graph, const struct lade_op 
 /* Price ops of blocks at a microsecond each, all others at nothing. *ret_piece: the time of a piece. */
 static void prices_equal(struct program_fixture *fixture, struct piece_ns *ret_piece)
 {
-  const struct lade_graph *graph = fixture->graph;
+  const struct lade_model_graph *graph = fixture->graph;
   struct lade_prices *prices = &fixture->prices;
   *ret_piece = (struct piece_ns){0};
   for (int i = 0; i < graph->n_ops; i++) {

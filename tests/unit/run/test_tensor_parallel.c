@@ -52,20 +52,21 @@ struct job {
   struct shape shape;
   struct lade_model model;
   struct lade_kernels kernels;
-  struct lade_graph *whole, *graphs[RANKS_MOST];
+  struct lade_model_graph *whole, *graphs[RANKS_MOST];
   struct graph_run whole_run, runs[RANKS_MOST];
   int32_t tokens[MICROBATCHES * ROWS], targets[MICROBATCHES * ROWS];
 };
 
-static struct lade_graph *graph_make(const struct job *job, int tp, int rank)
+static struct lade_model_graph *graph_make(const struct job *job, int tp, int rank)
 {
-  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &job->model, .dtype = job->shape.dtype,
+  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &job->model,
+                                           .dtype = job->shape.dtype,
                                      .batch = BATCH, .seq_len = TIME, .dropout = job->shape.dropout,
                                      .kernels = &job->kernels, .n_threads = 1,
                                      .share = {.tp = tp, .tp_rank = rank, .is_sequence = job->shape.is_sequence}};
   struct lade_error error = {0};
-  struct lade_graph *graph = NULL;
-  if (lade_graph_create(&params, &error, &graph))
+  struct lade_model_graph *graph = NULL;
+  if (lade_model_graph_create(&params, &error, &graph))
     print_error("%s\n", error.text);
   assert_non_null(graph);
   return graph;
@@ -77,7 +78,7 @@ static int64_t whole_element(const struct lade_param_slice *slice, int64_t row)
   return (slice->base_row + slice->file_row + row) * slice->file_cols + slice->file_col;
 }
 
-static int64_t tensor_cols(const struct lade_graph *graph, int tensor)
+static int64_t tensor_cols(const struct lade_model_graph *graph, int tensor)
 {
   return graph->tensors[tensor].n_dims > 1 ? graph->tensors[tensor].dims[1] : 1;
 }
@@ -85,7 +86,7 @@ static int64_t tensor_cols(const struct lade_graph *graph, int tensor)
 /* Cut a rank's parameters out of the whole model's; padding is zero. */
 static void params_cut(struct job *job, int rank)
 {
-  const struct lade_graph *graph = job->graphs[rank];
+  const struct lade_model_graph *graph = job->graphs[rank];
   size_t element_bytes = lade_dtype_bytes(graph->dtype);
   for (int p = 0; p < graph->n_params; p++) {
     const struct lade_param *param = &graph->params[p];
@@ -123,10 +124,10 @@ static void job_finish(struct job *job)
 {
   for (int rank = 0; rank < job->shape.tp; rank++) {
     graph_run_finish(&job->runs[rank]);
-    lade_graph_destroy(job->graphs[rank]);
+    lade_model_graph_destroy(job->graphs[rank]);
   }
   graph_run_finish(&job->whole_run);
-  lade_graph_destroy(job->whole);
+  lade_model_graph_destroy(job->whole);
 }
 
 /* ---- collectives ---- */
@@ -226,7 +227,7 @@ static double ranks_step(struct job *job)
 static double rank_compare(const struct job *job, const struct graph_run *reference, int rank, int param,
                            uint8_t *n_owners)
 {
-  const struct lade_graph *graph = job->graphs[rank];
+  const struct lade_model_graph *graph = job->graphs[rank];
   const struct lade_param *part = &graph->params[param];
   int64_t n_cols = tensor_cols(graph, part->grad);
   double squares = 0;
@@ -296,7 +297,7 @@ static void gradient_compare(const struct job *job, int param, double tolerance,
 static void replicas_compare(const struct job *job, int param)
 {
   for (int rank = 1; rank < job->shape.tp; rank++) {
-    const struct lade_graph *graph = job->graphs[rank];
+    const struct lade_model_graph *graph = job->graphs[rank];
     const struct lade_param *the_param = &graph->params[param];
     const struct lade_tensor *tensor = &graph->tensors[the_param->grad];
     size_t first = (size_t)(the_param->n_owned_rows * tensor_cols(graph, the_param->grad)) *
@@ -448,21 +449,22 @@ static void what_does_not_divide_is_refused(void **state)
   } bad[] = {{{.tp = 3}, "heads"}, {{.tp = 2, .tp_rank = 2}, "rank 2"}, {{.tp = 16}, "heads"}};
   struct job job = {.model = llama};
   lade_kernels_init(&job.kernels, &(struct lade_cpu){0});
-  struct lade_graph_params params = {.struct_size = sizeof(params), .model = &job.model, .dtype = LADE_F32, .batch = 1,
+  struct lade_model_graph_params params = {.struct_size = sizeof(params), .model = &job.model, .dtype = LADE_F32,
+                                           .batch = 1,
                                      .seq_len = 5, .kernels = &job.kernels, .n_threads = 1};
-  struct lade_graph *graph = NULL;
+  struct lade_model_graph *graph = NULL;
   struct lade_error error = {0};
   for (size_t i = 0; i < LADE_COUNT(bad); i++) {
     params.share = bad[i].share;
-    assert_int_equal(lade_graph_create(&params, &error, &graph), -EINVAL);
+    assert_int_equal(lade_model_graph_create(&params, &error, &graph), -EINVAL);
     assert_non_null(strstr(error.text, bad[i].words));
   }
   params.share = (struct lade_share){.tp = 2, .is_sequence = true}; /* of five rows */
-  assert_int_equal(lade_graph_create(&params, &error, &graph), -EINVAL);
+  assert_int_equal(lade_model_graph_create(&params, &error, &graph), -EINVAL);
   assert_names(error.text, "5 tokens", "2 ranks");
   job.model.vocabulary = 9; /* two each: the last three would have none */
   params.share = (struct lade_share){.tp = 8};
-  assert_int_equal(lade_graph_create(&params, &error, &graph), -EINVAL);
+  assert_int_equal(lade_model_graph_create(&params, &error, &graph), -EINVAL);
   assert_names(error.text, "vocabulary of 9", "8");
   assert_null(graph);
 }

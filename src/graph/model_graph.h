@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The graph: the computation of one microbatch on one rank's share of the model.
+ * The graph of a model: the computation of one microbatch on one rank's share of the model.
  *
  * A graph is a list of tensors and a list of ops, forward first, then backward in execution order. It is in SSA form:
  * every activation has one producer. The one exception is written on the tensor: a parameter's gradient
@@ -17,8 +17,8 @@
  *
  * A graph is immutable after it is built; any thread may read it.
  */
-#ifndef LADE_GRAPH_H
-#define LADE_GRAPH_H
+#ifndef LADE_MODEL_GRAPH_H
+#define LADE_MODEL_GRAPH_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -229,7 +229,7 @@ struct lade_unit {
   int first_bwd, n_bwd;
 };
 
-struct lade_graph {
+struct lade_model_graph {
   struct lade_model model; /* the whole model */
   struct lade_share share; /* sizes filled in */
   enum lade_dtype dtype, accumulator; /* D and A */
@@ -245,7 +245,7 @@ struct lade_graph {
   int tokens, targets, loss; /* tensors; -1 on a stage without the embedding, without the head */
 };
 
-struct lade_graph_params {
+struct lade_model_graph_params {
   size_t struct_size;
   const struct lade_model *model;
   enum lade_dtype dtype; /* F32, BF16, F16; F64 for references */
@@ -260,11 +260,12 @@ struct lade_graph_params {
 };
 
 /* Build forward and backward. The caller owns the graph. -EINVAL (seq_len past the context, ...), -ENOMEM. */
-int lade_graph_create(const struct lade_graph_params *params, struct lade_error *error, struct lade_graph **ret_graph);
-void lade_graph_destroy(struct lade_graph *graph);
+int lade_model_graph_create(const struct lade_model_graph_params *params, struct lade_error *error,
+                            struct lade_model_graph **ret_graph);
+void lade_model_graph_destroy(struct lade_model_graph *graph);
 
 /* True if complete gradients are rounded for the update. */
-static inline bool lade_graph_rounds(const struct lade_graph *graph)
+static inline bool lade_model_graph_rounds(const struct lade_model_graph *graph)
 {
   return graph->grad_dtype != graph->accumulator;
 }
@@ -278,7 +279,7 @@ struct lade_bind {
 };
 
 /* Fill the kernel's arguments for @op into @ret_args (LADE_OP_ARGS_BYTES, 64-byte aligned). Never fails. */
-void lade_op_bind(const struct lade_graph *graph, int op, const struct lade_bind *bind, void *ret_args);
+void lade_op_bind(const struct lade_model_graph *graph, int op, const struct lade_bind *bind, void *ret_args);
 
 /* True for the three collectives, whose bytes are those that this rank sends. */
 bool lade_op_is_collective(enum lade_op_kind kind);
@@ -289,10 +290,10 @@ bool lade_op_is_stage_boundary(enum lade_op_kind kind);
 /*
  * True for forward values that can be recomputed: all outputs of forward kernels, but none received from another stage.
  */
-bool lade_tensor_is_repeatable(const struct lade_graph *graph, int tensor);
+bool lade_tensor_is_repeatable(const struct lade_model_graph *graph, int tensor);
 
 /* True if a table is several parameters (lade_param.n_parts). */
-bool lade_graph_has_parts(const struct lade_graph *graph);
+bool lade_model_graph_has_parts(const struct lade_model_graph *graph);
 
 /* Return the name, such as "matmul" or "matmul_dw"; static. */
 const char *lade_op_kind_name(enum lade_op_kind kind);
