@@ -21,9 +21,6 @@
 extern "C" {
 #endif
 
-/* Tiers of memory. */
-enum lade_space { LADE_DEVICE, LADE_HOST, LADE_STORE, LADE_N_SPACES };
-
 /* Owners of bytes: the lines of a ledger. */
 enum lade_owner {
   LADE_OWNER_PARAMETERS,

@@ -55,6 +55,9 @@ LADE_API size_t lade_dtype_bytes(enum lade_dtype dtype);
 /* Return the short name, "f32", "bf16", ..., "?" for a value out of range; static. Any thread. Never blocks. */
 LADE_API const char *lade_dtype_name(enum lade_dtype dtype);
 
+/* Tiers of memory. */
+enum lade_space { LADE_DEVICE, LADE_HOST, LADE_STORE, LADE_N_SPACES };
+
 /* Axes along which ranks share the work: see docs/ranks.md. */
 enum lade_axis {
   LADE_AXIS_TP,        /* tensor (and sequence) parallel */

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lade/graph.h - the graph of a training step of your own: storages of bytes, and opaque ops that read and write them.
+ *
+ * Lade plans such a step inside a byte budget (lade/graph_plan.h) without knowing the ops: it needs the bytes that each
+ * op reads and writes, its time, and whether it may run again. A graph describes one whole step: forward, backward and
+ * update. The step is a cycle: storages that exist before it exist behind it, for the next step.
+ *
+ * A storage is a range of memory that is allocated and freed as one. A given storage (a parameter, optimizer state, a
+ * batch) exists before and after the step. A made storage exists from the first op that writes it to its last use. An
+ * operand is a storage or a range of one: views of a tensor are ranges of one storage.
+ *
+ * Ops stand in the order in which an unconstrained step runs them. Each op that writes or updates a storage makes its
+ * next version: an update reads the version before, a write may leave bytes outside its range as they were. An op reads
+ * the versions that the ops before it made. An op that runs again makes the bytes that it made the first time; an op
+ * that draws random numbers must therefore draw the same ones (lade_graph_op.draws).
+ *
+ * A graph is built by calls, or read from JSON (docs/graph.md has the fields), and then closed: closing checks it.
+ * A closed graph is immutable, and any thread may read it. Before that one thread at a time uses it. No function blocks
+ * except those that read and write files. Strings and arrays are copied.
+ */
+#ifndef LADE_PUBLIC_GRAPH_H
+#define LADE_PUBLIC_GRAPH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lade/types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Limits of a graph; a graph past one is refused. */
+#define LADE_GRAPH_NAME_MAX 255            /* bytes of a name */
+#define LADE_GRAPH_STORAGES_MAX 10000000
+#define LADE_GRAPH_OPS_MAX 2000000
+#define LADE_GRAPH_OPERANDS_MAX 20000000   /* of all ops together */
+#define LADE_GRAPH_VERSIONS_MAX 32767      /* writes and updates of one storage */
+#define LADE_GRAPH_BYTES_MAX (1ULL << 60)  /* of all storages together, and of all scratch */
+#define LADE_GRAPH_NS_MAX (1LL << 60)      /* of all ops together */
+
+struct lade_storage {
+  size_t struct_size;   /* sizeof(struct lade_storage) */
+  const char *name;     /* for messages; not empty */
+  uint64_t bytes;       /* may be 0 */
+  uint64_t align;       /* of its address: a power of two up to 2 MiB; 0 means 64 */
+  bool is_given;        /* exists before and after the step */
+  enum lade_space tier; /* of a given storage: the tier where it is between steps; LADE_DEVICE for a made one */
+  const char *class_name; /* storages of one class have equal uses in equal layers; NULL: no class */
+};
+
+/* An operand: a range of a storage; @bytes 0 means all of the storage from @offset on. */
+struct lade_operand_range {
+  int storage;
+  uint64_t offset, bytes;
+};
+
+/* The part of the step that an op belongs to, for reports. */
+enum lade_pass { LADE_PASS_FORWARD, LADE_PASS_BACKWARD, LADE_PASS_UPDATE, LADE_N_PASSES };
+
+/* What runs an op. Ops of both run in their order, unless no operand keeps them apart. */
+enum lade_op_queue { LADE_OP_ON_DEVICE, LADE_OP_ON_HOST, LADE_N_OP_QUEUES };
+
+struct lade_graph_op {
+  size_t struct_size; /* sizeof(struct lade_graph_op) */
+  const char *name;   /* for messages; not empty */
+  const struct lade_operand_range *reads, *writes, *updates; /* an update reads and writes */
+  int n_reads, n_writes, n_updates;
+  uint64_t scratch_bytes; /* more memory while it runs */
+  int64_t ns;             /* predicted time of one run */
+  bool is_once;           /* may not run again */
+  bool draws;             /* draws random numbers: a second run is told to draw the same */
+  enum lade_pass pass;
+  enum lade_op_queue queue;
+};
+
+typedef struct lade_graph lade_graph;
+
+/* Create an empty graph; the caller destroys it. -EINVAL for NULL, -ENOMEM. */
+LADE_API int lade_graph_create(lade_graph **ret_graph);
+/* Free a graph, closed or not. NULL is allowed. pre: no plan of it exists. */
+LADE_API void lade_graph_destroy(lade_graph *graph);
+
+/*
+ * Add a storage, and return its index: the number of storages before it. @ret_storage may be NULL. -EINVAL with a field
+ * that is out of range in @error (may be NULL), or for a closed graph; -EOVERFLOW past a limit above; -ENOMEM.
+ */
+LADE_API int lade_graph_add_storage(lade_graph *graph, const struct lade_storage *storage, struct lade_error *error,
+                                    int *ret_storage);
+/*
+ * Add an op behind the others, and return its index. @ret_op may be NULL. A storage may stand in one op's list of reads
+ * several times, and in its writes and updates, if their ranges do not overlap. -EINVAL with the name of the op: a
+ * storage that does not exist, a range past its end, ranges written twice, a field out of range, or for a closed graph;
+ * -EOVERFLOW, -ENOMEM.
+ */
+LADE_API int lade_graph_add_op(lade_graph *graph, const struct lade_graph_op *op, struct lade_error *error,
+                               int *ret_op);
+/* Let the caller have @storage behind the step: a result. A given storage is kept anyway. -EINVAL, -ENOMEM. */
+LADE_API int lade_graph_keep(lade_graph *graph, int storage, struct lade_error *error);
+/*
+ * Check the whole graph and make it immutable. -EINVAL with the name of the op or the storage: a made storage that is
+ * read before an op wrote it, or kept and written by none; -ENOMEM. After an error the graph is open, as before.
+ */
+LADE_API int lade_graph_close(lade_graph *graph, struct lade_error *error);
+
+/*
+ * Read a graph from JSON, and close it. lade_graph_load reads a file ("-": standard input) and blocks. @error names the
+ * place in the file, the field and the value that is expected. -ENOENT and other codes of opening the file; -EINVAL: no
+ * JSON, an unknown or missing field, a value of another type, or an error of the functions above; -ENOMEM.
+ */
+LADE_API int lade_graph_load(const char *path, struct lade_error *error, lade_graph **ret_graph);
+LADE_API int lade_graph_parse(const char *text, size_t n_bytes, struct lade_error *error, lade_graph **ret_graph);
+/*
+ * Write a graph as JSON into a new or existing file, in one step: the file is whole or unchanged. Blocks. Reading it
+ * gives an equal graph. -EINVAL for a graph that is not closed; codes of the file system; -ENOMEM.
+ */
+LADE_API int lade_graph_save(const lade_graph *graph, const char *path, struct lade_error *error);
+
+LADE_API int lade_graph_n_storages(const lade_graph *graph);
+LADE_API int lade_graph_n_ops(const lade_graph *graph);
+/* Return a name, "" past the end; it lives as long as the graph. */
+LADE_API const char *lade_graph_storage_name(const lade_graph *graph, int storage);
+LADE_API const char *lade_graph_op_name(const lade_graph *graph, int op);
+/* False if the graph asks for live bytes alone, without addresses ("addresses": false in JSON). */
+LADE_API bool lade_graph_has_addresses(const lade_graph *graph);
+/* Let plans have addresses, the default, or live bytes alone, for callers whose framework places memory. -EINVAL. */
+LADE_API int lade_graph_set_addresses(lade_graph *graph, bool has_addresses);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

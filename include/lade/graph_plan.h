@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lade/graph_plan.h - plan a step of your own (lade/graph.h) inside a byte budget.
+ *
+ * Between two uses of a storage its bytes can stay on the device; a made storage can be dropped, and ops run again to
+ * make it for the next use; any storage can be put to the host or to a store and got back. A plan is the list of
+ * instructions that does so: every op once, in the given order, and between them ops that run again, drops and moves.
+ *
+ * The peak of a list: while an op runs, the storages that it reads, writes and updates and its scratch are on the
+ * device, beside everything else that is live. A made storage is live from the first instruction that writes it, or
+ * that gets it, to its drop or its put. Every list states all drops. A given storage is live throughout, unless it is
+ * moved. Where the graph has addresses, the peak is the highest address of the packed buffers instead.
+ *
+ * The search is anytime: it starts from a list that fits and improves it until its iterations or its seconds end. With
+ * one seed and no limit of time the result is a pure function of graph and parameters. Each list is replayed by code
+ * that shares nothing with the search, before it is returned.
+ *
+ * The library never prints. Nothing of the arguments but the graph is kept.
+ */
+#ifndef LADE_GRAPH_PLAN_H
+#define LADE_GRAPH_PLAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lade/graph.h"
+#include "lade/types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Budgets that are no number of bytes. */
+#define LADE_GRAPH_BUDGET_MIN 0          /* the smallest budget that the search finds */
+#define LADE_GRAPH_BUDGET_NONE UINT64_MAX /* no limit */
+
+/* A one-way path between the device and a tier; a transfer takes latency + bytes / rate. Rate 0: no such path. */
+struct lade_graph_path {
+  double bytes_per_s;
+  int64_t latency_ns;
+};
+
+struct lade_graph_plan_params {
+  size_t struct_size;         /* sizeof(struct lade_graph_plan_params) */
+  uint64_t budget_bytes;      /* of the device, or one of the constants above */
+  uint64_t host_budget_bytes; /* of storages that wait on the host; 0: none */
+  uint64_t store_budget_bytes;
+  struct lade_graph_path to_host, from_host, to_store, from_store;
+  int64_t iterations; /* of the search; 0: LADE_GRAPH_ITERATIONS */
+  int64_t time_limit_ns; /* end the search after this time; 0: no limit */
+  uint64_t seed;
+};
+#define LADE_GRAPH_ITERATIONS 100000
+
+enum lade_graph_instr_kind {
+  LADE_GRAPH_INSTR_OP,   /* run op @index for the first time; all ops stand in their order */
+  LADE_GRAPH_INSTR_REDO, /* run op @index again */
+  LADE_GRAPH_INSTR_DROP, /* free storage @index on the device; its bytes are lost unless a copy waits */
+  LADE_GRAPH_INSTR_PUT,  /* copy storage @index to @tier, and free it on the device */
+  LADE_GRAPH_INSTR_GET,  /* copy storage @index back; the copy is freed unless the storage lives on @tier */
+  LADE_GRAPH_N_INSTR_KINDS
+};
+
+struct lade_graph_instr {
+  enum lade_graph_instr_kind kind;
+  int index;
+  enum lade_space tier; /* of PUT: where to; of GET: where from; else LADE_DEVICE */
+};
+
+struct lade_graph_plan_info {
+  size_t struct_size;          /* the caller's; set it before the call */
+  uint64_t planned_peak_bytes; /* of the device */
+  uint64_t unconstrained_bytes; /* the same, of the list without redos and moves */
+  uint64_t min_budget_bytes;   /* the smallest budget that a search found; not a proof that a smaller one fails */
+  uint64_t floor_bytes;        /* no list has a smaller peak: the largest need of one op */
+  uint64_t host_bytes, store_bytes; /* most bytes that wait there at once */
+  int64_t base_ns;             /* sum over all ops, once each */
+  int64_t compute_ns;          /* sum over all ops that run, redos included */
+  int64_t bound_ns;            /* no list within the budget has a smaller compute_ns plus exposed transfers */
+  int64_t predicted_step_ns;   /* by simulation, transfers included */
+  int n_redone;                /* redos in the list */
+  uint64_t moved_bytes;        /* by puts and gets together */
+  double seconds;              /* of planning */
+};
+
+typedef struct lade_graph_plan lade_graph_plan;
+
+/*
+ * Plan @graph; the caller destroys the plan before the graph. Errors; @error (may be NULL) has one line:
+ *   -ENOSPC  no list within the budget was found; @ret_info (may be NULL) is filled all the same, with
+ *            planned_peak_bytes of the smallest list that was found
+ *   -EINVAL  an open graph, or a parameter out of range
+ *   -ENOMEM
+ * Any thread; several may plan one graph at once. Computes for seconds; does not sleep.
+ */
+LADE_API int lade_graph_plan_find(const lade_graph *graph, const struct lade_graph_plan_params *params,
+                                  struct lade_error *error, struct lade_graph_plan_info *ret_info,
+                                  lade_graph_plan **ret_plan);
+LADE_API void lade_graph_plan_destroy(lade_graph_plan *plan);
+/* Return the list; it lives as long as the plan. */
+LADE_API const struct lade_graph_instr *lade_graph_plan_instrs(const lade_graph_plan *plan, int *ret_n_instrs);
+
+/* What a list does, counted by a replay. */
+struct lade_graph_replay {
+  size_t struct_size; /* the caller's; set it before the call */
+  uint64_t peak_bytes, host_peak_bytes, store_peak_bytes;
+  int64_t compute_ns;
+  int n_redone;
+  uint64_t moved_bytes;
+};
+/*
+ * Replay a list, yours or a plan's, with code that shares nothing with the search: every op once and in order, every
+ * operand on the device and at its version, every drop and move of what is there, results and given storages as they
+ * must be at the end. -EINVAL with the first instruction that is wrong in @error; -ENOMEM. O(operands). Any thread.
+ */
+LADE_API int lade_graph_replay(const lade_graph *graph, const struct lade_graph_instr *instrs, int n_instrs,
+                               struct lade_error *error, struct lade_graph_replay *ret_replay);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
