@@ -43,8 +43,10 @@ bool level_get(const char *level, struct lade_kernels *ret_kernels)
   while (level_names[n] && strcmp(level_names[n], level) != 0)
     n++;
   const struct lade_cpu cpu = level_names[n] ? cpu_of(n + 1) : has; /* "best" */
+  if (!cpu_has(&has, &cpu)) /* a level's table is filled by code that is compiled for the level */
+    return false;
   lade_kernels_init(ret_kernels, &cpu);
-  return cpu_has(&has, &cpu);
+  return true;
 }
 
 int levels_make(enum lade_kernel kernel, struct lade_kernels levels[LEVELS])
