@@ -34,6 +34,7 @@ extern "C" {
 
 /* Limits of a graph; a graph past one is refused. */
 #define LADE_GRAPH_NAME_MAX 255            /* bytes of a name */
+#define LADE_GRAPH_NAMES_MAX 2000000000    /* bytes of all names together, each with its end */
 #define LADE_GRAPH_STORAGES_MAX 10000000
 #define LADE_GRAPH_OPS_MAX 2000000
 #define LADE_GRAPH_OPERANDS_MAX 20000000   /* of all ops together */
@@ -43,7 +44,7 @@ extern "C" {
 
 struct lade_storage {
   size_t struct_size;   /* sizeof(struct lade_storage) */
-  const char *name;     /* for messages; not empty */
+  const char *name;     /* for messages; UTF-8, not empty */
   uint64_t bytes;       /* may be 0 */
   uint64_t align;       /* of its address: a power of two up to 2 MiB; 0 means 64 */
   bool is_given;        /* exists before and after the step */
@@ -65,7 +66,7 @@ enum lade_op_queue { LADE_OP_ON_DEVICE, LADE_OP_ON_HOST, LADE_N_OP_QUEUES };
 
 struct lade_graph_op {
   size_t struct_size; /* sizeof(struct lade_graph_op) */
-  const char *name;   /* for messages; not empty */
+  const char *name;   /* for messages; UTF-8, not empty */
   const struct lade_operand_range *reads, *writes, *updates; /* an update reads and writes */
   int n_reads, n_writes, n_updates;
   uint64_t scratch_bytes; /* more memory while it runs */

@@ -20,6 +20,13 @@
 int lade_file_load(const char *path, size_t max_bytes, struct lade_error *error, char **ret_text, size_t *ret_bytes);
 
 /*
+ * Read the open file @fd, of any kind, to its end; else like lade_file_load. @name stands for it in messages. Waits for
+ * bytes of a pipe or a terminal.
+ */
+int lade_stream_load(int fd, const char *name, size_t max_bytes, struct lade_error *error, char **ret_text,
+                     size_t *ret_bytes);
+
+/*
  * Make @path hold exactly @bytes of @data: write a temporary file beside it, fsync it, rename it, fsync the directory.
  * A link stays, and its target is replaced (-ENOENT if the target does not exist). The file keeps its permissions; a
  * new file gets the process's default ones (umask). -EINVAL for a device or a pipe, -EISDIR. -EPERM for a file of

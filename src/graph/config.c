@@ -23,12 +23,12 @@
 #include <jansson.h>
 
 #include "base/base.h"
+#include "base/echo.h"
 #include "base/file.h"
 #include "graph/build.h"
 
 /* The largest real config.json is some hundred kilobytes; larger files are refused. */
 #define MAX_FILE_BYTES (4 << 20)
-#define ECHO_BYTES 48
 
 struct config {
   const char *path;
@@ -39,23 +39,10 @@ struct config {
 
 /* ---- one field ---- */
 
-/* Format a value as in the file, in at most ECHO_BYTES. */
-static void value_echo(const json_t *value, char *ret_text)
-{
-  char *text = value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
-  const char *otherwise = value ? "something else" : "missing"; /* there may be no memory for the echo */
-  snprintf(ret_text, ECHO_BYTES, "%s", text ? text : otherwise);
-  if (text && strlen(text) >= ECHO_BYTES)
-    memcpy(ret_text + ECHO_BYTES - 4, "...", 4);
-  free(text);
-}
-
 static int field_refuse(const struct config *config, const char *name, const char *expected)
 {
-  char text[ECHO_BYTES];
-  value_echo(json_object_get(config->object, name), text);
   return lade_error_set(config->error, -EINVAL, "%s: %s%s is %s: expected %s", config->path, config->prefix, name,
-                        text, expected);
+                        lade_json_echo(json_object_get(config->object, name)).text, expected);
 }
 
 /* Find a field. An absent field and null are the same, as in transformers. */

@@ -15,8 +15,10 @@
 #include "base/base.h"
 #include "lade/graph.h"
 
+#define GRAPH_ALIGN_DEFAULT 64 /* where the caller asks for 0 */
+
 struct graph_storage {
-  uint32_t name, class_name; /* offsets in names; class_name 0: none */
+  uint32_t name, class_name; /* offsets in names; class_name 0: none. In a closed graph equal classes have one offset */
   uint64_t bytes;
   uint32_t align;
   bool is_given, is_kept;
@@ -79,5 +81,12 @@ static inline int graph_uses_end(const struct lade_graph *graph, int storage)
 {
   return storage + 1 < graph->storages.n ? graph->storages.items[storage + 1].first_use : graph->n_uses;
 }
+
+/*
+ * Write a closed graph as JSON into memory that the caller frees: one line for each storage and each op, fields with
+ * their default left out, the same text for equal graphs. -EFBIG if lade_graph_parse would not read it; -ENOMEM.
+ */
+#define GRAPH_TEXT_BYTES_MOST INT32_MAX
+int lade_graph_write(const lade_graph *graph, struct lade_error *error, char **ret_text, size_t *ret_bytes);
 
 #endif

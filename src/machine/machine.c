@@ -21,11 +21,11 @@
 #include <jansson.h>
 
 #include "base/base.h"
+#include "base/echo.h"
 #include "base/file.h"
 #include "machine/machine.h"
 
 #define MAX_FILE_BYTES (1 << 20)
-#define ECHO_BYTES 48
 
 enum machine_field_type { FIELD_TEXT, FIELD_COUNT, FIELD_FLAG, FIELD_BYTES, FIELD_WHOLE_RATE, FIELD_NUMBER };
 
@@ -127,14 +127,6 @@ static const json_t *path_find(const json_t *object, const char *path)
 
 static int field_refuse(const struct json_source *source, const struct field *field, const json_t *value)
 {
-  char echo[ECHO_BYTES] = "missing";
-  char *text = value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
-  if (text) {
-    snprintf(echo, sizeof(echo), "%s", text);
-    if (strlen(text) >= sizeof(echo))
-      memcpy(echo + sizeof(echo) - 4, "...", 4);
-  }
-  free(text);
   char expected[96];
   if (field->type == FIELD_FLAG)
     snprintf(expected, sizeof(expected), "true or false");
@@ -146,8 +138,8 @@ static int field_refuse(const struct json_source *source, const struct field *fi
              : field->type == FIELD_NUMBER ? "a number"
                                            : "a whole number",
              field->low, field->high, field->has_zero ? ", or 0" : "");
-  return lade_error_set(source->error, -EINVAL, "%s: %s is %s: expected %s", source->where, field->path, echo,
-                        expected);
+  return lade_error_set(source->error, -EINVAL, "%s: %s is %s: expected %s", source->where, field->path,
+                        lade_json_echo(value).text, expected);
 }
 
 /* Read @value in the form of @field, as a number. False if it has another form. */
@@ -230,10 +222,8 @@ static int unknown_refuse(const struct json_source *source, const json_t *object
     bool fits = snprintf(path, sizeof(path), "%s%s", prefix, key) < (int)sizeof(path);
     if (!fits || !is_known(path)) {
       json_t *name = json_string(key); /* echoed through the encoder: a key may hold any bytes */
-      char *text = name ? json_dumps(name, JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
-      int rc = lade_error_set(source->error, -EINVAL, "%s: unknown field %s%.64s: see docs/machines.md", source->where,
-                              prefix, text ? text : "?");
-      free(text);
+      int rc = lade_error_set(source->error, -EINVAL, "%s: unknown field %s%s: see docs/machines.md", source->where,
+                              prefix, name ? lade_json_echo(name).text : "?");
       json_decref(name);
       return rc;
     }

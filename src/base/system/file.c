@@ -17,6 +17,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,7 @@
 #define TEMPORARY_MARK ".tmp-"
 #define TEMPORARY_UNIQUE "XXXXXX" /* of letters and digits */
 #define TEMPORARY_TRIALS 1000
+#define STREAM_BYTES_LEAST ((size_t)1 << 16) /* first capacity for a stream, which doubles */
 
 /* Read to the end of the file or to @max_bytes + 1. Return the bytes read, or a negative errno. */
 static ssize_t file_read(int fd, char *text, size_t max_bytes)
@@ -85,6 +87,41 @@ int lade_file_load(const char *path, size_t max_bytes, struct lade_error *error,
   if (rc)
     free(text);
   return rc;
+}
+
+int lade_stream_load(int fd, const char *name, size_t max_bytes, struct lade_error *error, char **ret_text,
+                     size_t *ret_bytes)
+{
+  char *text = NULL;
+  size_t n = 0, capacity = 0;
+  int n_tries = 0, rc = 0;
+  for (ssize_t got = -1; !rc && got;) {
+    if (n + 1 >= capacity) {
+      capacity = LADE_MAX(2 * capacity, STREAM_BYTES_LEAST);
+      char *grown = realloc(text, capacity);
+      if (!grown) {
+        rc = lade_error_set(error, -ENOMEM, "%s: out of memory", name);
+        break;
+      }
+      text = grown;
+    }
+    got = read(fd, text + n, capacity - n - 1);
+    if (got < 0 && errno == EAGAIN)
+      poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, -1); /* another process made the pipe non-blocking */
+    else if (got < 0 && !lade_retry(-errno, &n_tries))
+      rc = lade_error_set(error, -errno, "%s: cannot read: %s", name, strerror(errno));
+    n += got > 0 ? (size_t)got : 0;
+    if (n > max_bytes)
+      rc = lade_error_set(error, -EINVAL, "%s: more than %zu bytes", name, max_bytes);
+  }
+  if (rc) {
+    free(text);
+    return rc;
+  }
+  text[n] = 0;
+  *ret_text = text;
+  *ret_bytes = n;
+  return 0;
 }
 
 static int file_write(int fd, const char *data, size_t bytes)

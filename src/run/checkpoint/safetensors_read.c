@@ -26,6 +26,7 @@
 #include <jansson.h>
 
 #include "base/base.h"
+#include "base/echo.h"
 #include "run/checkpoint/safetensors_internal.h"
 #include "run/safetensors.h"
 
@@ -49,23 +50,10 @@ struct lade_safetensors {
 
 /* ---- messages ---- */
 
-#define ECHO_BYTES 96
-
-/* Write @name on one line, shortened, into @ret_echo. Return it. */
-static const char *name_echo(const char *name, char ret_echo[ECHO_BYTES])
-{
-  size_t n = 0;
-  for (; name[n] && n < ECHO_BYTES - 4; n++)
-    ret_echo[n] = (unsigned char)name[n] < 0x20 || name[n] == 0x7f ? '?' : name[n];
-  strcpy(ret_echo + n, name[n] ? "..." : "");
-  return ret_echo;
-}
-
 static int tensor_refuse(const lade_safetensors *file, const char *name, const char *what, struct lade_error *error)
 {
-  char echo[ECHO_BYTES];
   return lade_error_set(error, -EINVAL, "%s: tensor %s: %s: damaged, or not a safetensors file", file->path,
-                        name_echo(name, echo), what);
+                        lade_echo(name).text, what);
 }
 
 /* ---- bytes ---- */
