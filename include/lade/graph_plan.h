@@ -102,7 +102,7 @@ LADE_API void lade_graph_plan_destroy(lade_graph_plan *plan);
 LADE_API const struct lade_graph_instr *lade_graph_plan_instrs(const lade_graph_plan *plan, int *ret_n_instrs);
 
 /* What a list does, counted by a replay. */
-struct lade_graph_replay {
+struct lade_graph_totals {
   size_t struct_size; /* the caller's; set it before the call */
   uint64_t peak_bytes, host_peak_bytes, store_peak_bytes;
   int64_t compute_ns;
@@ -115,7 +115,7 @@ struct lade_graph_replay {
  * must be at the end. -EINVAL with the first instruction that is wrong in @error; -ENOMEM. O(operands). Any thread.
  */
 LADE_API int lade_graph_replay(const lade_graph *graph, const struct lade_graph_instr *instrs, int n_instrs,
-                               struct lade_error *error, struct lade_graph_replay *ret_replay);
+                               struct lade_error *error, struct lade_graph_totals *ret_replay);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A lower bound on the time of redos, by a relaxation of one turn at a time.
+ *
+ * While op t runs, its operands and its scratch are on the device. Each other value that was made before and that a
+ * later op uses is held beside it, or is made again afterwards, which runs each of its makers at least once more. So
+ * redos must take the place of the bytes that the limit does not leave. The cheapest way to do so is at least the
+ * fractional knapsack over ops, by time per byte of all values that they make. The bound is the largest over the turns
+ * looked at: those with the most bytes when everything is held. It says nothing of inputs that are not there any more,
+ * so the true optimum may lie far above it.
+ *
+ * O(TURNS_MOST * n_ops + n_ops log n_ops).
+ */
+#include "recompute/graph/bound.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define TURNS_MOST 512
+
+struct bound_item {
+  int32_t op;
+  double ns_per_byte;
+};
+
+struct bound_turn {
+  int32_t turn;
+  uint64_t bytes; /* held at its beginning, if everything is held */
+};
+
+struct bound_search {
+  const struct remat_problem *problem;
+  struct bound_item *items; /* ops that may run again, by time per byte */
+  int n_items;
+  struct bound_turn *turns; /* by bytes, the most first */
+  uint8_t *is_operand;      /* by value */
+};
+
+static int item_compare(const void *x, const void *y)
+{
+  const struct bound_item *a = x, *b = y;
+  return a->ns_per_byte != b->ns_per_byte ? (a->ns_per_byte > b->ns_per_byte) - (a->ns_per_byte < b->ns_per_byte)
+                                          : a->op - b->op;
+}
+
+static int turn_compare(const void *x, const void *y)
+{
+  const struct bound_turn *a = x, *b = y;
+  return a->bytes != b->bytes ? (a->bytes < b->bytes) - (a->bytes > b->bytes) : a->turn - b->turn;
+}
+
+static void items_make(struct bound_search *search)
+{
+  const struct remat_problem *problem = search->problem;
+  for (int t = 0; t < problem->n_ops; t++) {
+    const struct remat_op *op = &problem->ops[t];
+    double bytes = 0;
+    for (int i = 0; i < op->n_out; i++)
+      bytes += (double)problem->values[problem->edges[op->first_out + i].value].bytes;
+    if (op->redo_until >= 0 && bytes > 0)
+      search->items[search->n_items++] = (struct bound_item){t, (double)op->ns / bytes};
+  }
+  qsort(search->items, (size_t)search->n_items, sizeof(*search->items), item_compare);
+}
+
+static void turns_make(struct bound_search *search)
+{
+  const struct remat_problem *problem = search->problem;
+  for (int t = 0; t <= problem->n_ops; t++)
+    search->turns[t] = (struct bound_turn){t, 0};
+  for (int v = 0; v < problem->n_values; v++) { /* as differences, which the next loop sums up */
+    const struct remat_value *value = &problem->values[v];
+    search->turns[value->birth + 1].bytes += value->bytes;
+    if (value->last_use < problem->n_ops)
+      search->turns[value->last_use + 1].bytes -= value->bytes;
+  }
+  for (int t = 1; t <= problem->n_ops; t++)
+    search->turns[t].bytes += search->turns[t - 1].bytes;
+  qsort(search->turns, (size_t)problem->n_ops + 1, sizeof(*search->turns), turn_compare);
+}
+
+/* Mark or unmark the operands of the turn's op. Return their bytes and its scratch. */
+static uint64_t operands_mark(struct bound_search *search, int turn, bool is_marked)
+{
+  const struct remat_problem *problem = search->problem;
+  if (turn == problem->n_ops)
+    return 0;
+  const struct remat_op *op = &problem->ops[turn];
+  uint64_t bytes = op->scratch_bytes;
+  for (int i = 0; i < op->n_in + op->n_out; i++) {
+    int value = problem->edges[op->first_in + i].value;
+    bytes += search->is_operand[value] == is_marked ? 0 : problem->values[value].bytes;
+    search->is_operand[value] = is_marked;
+  }
+  return bytes;
+}
+
+/* Return the bytes of values that @op makes and that wait during @turn, and are no operands of its op. */
+static uint64_t waiting_bytes(const struct bound_search *search, int op, int turn)
+{
+  const struct remat_problem *problem = search->problem;
+  const struct remat_op *o = &problem->ops[op];
+  uint64_t bytes = 0;
+  for (int i = 0; i < o->n_out; i++) {
+    int value = problem->edges[o->first_out + i].value;
+    bool waits = problem->values[value].birth < turn && problem->values[value].last_use > turn;
+    bytes += waits && !search->is_operand[value] ? problem->values[value].bytes : 0;
+  }
+  return bytes;
+}
+
+/* Return the least time of redos that free @bytes during @turn; infinite if the redos of all ops do not. */
+static double turn_bound(const struct bound_search *search, int turn, double bytes)
+{
+  double ns = 0;
+  for (int i = 0; i < search->n_items && bytes > 0; i++) {
+    const struct bound_item *item = &search->items[i];
+    const struct remat_op *op = &search->problem->ops[item->op];
+    double frees = item->op < turn && op->redo_until > turn ? (double)waiting_bytes(search, item->op, turn) : 0;
+    ns += LADE_MIN(frees, bytes) * item->ns_per_byte;
+    bytes -= LADE_MIN(frees, bytes);
+  }
+  return bytes > 0 ? (double)INT64_MAX : ns;
+}
+
+static uint64_t turn_waiting(const struct bound_search *search, int turn)
+{
+  const struct remat_problem *problem = search->problem;
+  uint64_t bytes = 0;
+  for (int v = 0; v < problem->n_values; v++) {
+    const struct remat_value *value = &problem->values[v];
+    bytes += value->birth < turn && value->last_use > turn && !search->is_operand[v] ? value->bytes : 0;
+  }
+  return bytes;
+}
+
+static double bound_run(struct bound_search *search, uint64_t limit_bytes)
+{
+  double most = 0;
+  for (int i = 0; i <= search->problem->n_ops && i < TURNS_MOST; i++) {
+    int turn = search->turns[i].turn;
+    double needed = (double)operands_mark(search, turn, true) + (double)turn_waiting(search, turn);
+    if (needed > (double)limit_bytes)
+      most = LADE_MAX(most, turn_bound(search, turn, needed - (double)limit_bytes));
+    operands_mark(search, turn, false);
+  }
+  return most;
+}
+
+int remat_bound_find(const struct remat_problem *problem, uint64_t limit_bytes, int64_t *ret_redo_ns)
+{
+  struct bound_search search = {.problem = problem};
+  const size_t n = (size_t)problem->n_ops + 1;
+  search.items = malloc(n * sizeof(*search.items));
+  search.turns = malloc((n + 1) * sizeof(*search.turns));
+  search.is_operand = calloc((size_t)problem->n_values + 1, sizeof(*search.is_operand));
+  int status = search.items && search.turns && search.is_operand ? 0 : -ENOMEM;
+  if (!status) {
+    items_make(&search);
+    turns_make(&search);
+    double ns = problem->floor_bytes - problem->fixed_bytes > limit_bytes ? (double)INT64_MAX
+                                                                          : bound_run(&search, limit_bytes);
+    *ret_redo_ns = ns >= (double)INT64_MAX ? INT64_MAX : (int64_t)ns;
+  }
+  free(search.items);
+  free(search.turns);
+  free(search.is_operand);
+  return status;
+}

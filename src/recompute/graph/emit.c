@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Write the list of instructions of a schedule: turn by turn the redos and the op, and behind each the drops of values
+ * that the turn does not use any more and that are not held behind it. O(uses of all ops that run).
+ */
+#include "recompute/graph/emit.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+static int instr_add(struct remat_list *list, enum lade_graph_instr_kind kind, int index)
+{
+  const struct lade_graph_instr instr = {.kind = kind, .index = index, .tier = LADE_DEVICE};
+  return LADE_PUSH(&list->instrs, instr) ? 0 : -ENOMEM;
+}
+
+static int turn_op(const struct remat_schedule *schedule, int turn, int place)
+{
+  const struct remat_turn *t = &schedule->turns[turn];
+  return place < t->redos.n ? t->redos.items[place] : turn;
+}
+
+static bool is_held_behind(const struct remat_schedule *schedule, int value, int turn)
+{
+  const struct remat_problem *problem = schedule->problem;
+  return turn == problem->n_ops ? problem->values[value].last_use == turn : remat_is_held(schedule, value, turn + 1);
+}
+
+/* Add the drops behind the op at @place. @last_place: of each value in this turn. */
+static int drops_add(const struct remat_schedule *schedule, int turn, int place, int32_t *last_place,
+                     struct remat_list *list)
+{
+  const struct remat_problem *problem = schedule->problem;
+  const struct remat_op *op = &problem->ops[turn_op(schedule, turn, place)];
+  int status = 0;
+  for (int i = 0; i < op->n_in + op->n_out && !status; i++) {
+    int value = problem->edges[op->first_in + i].value;
+    if (last_place[value] != place || is_held_behind(schedule, value, turn))
+      continue;
+    last_place[value] = -1; /* once, though the op may both read and change it */
+    status = instr_add(list, LADE_GRAPH_INSTR_DROP, problem->values[value].storage);
+  }
+  return status;
+}
+
+static int turn_emit(const struct remat_schedule *schedule, int turn, int32_t *last_place, struct remat_list *list)
+{
+  const struct remat_problem *problem = schedule->problem;
+  const int n_redos = schedule->turns[turn].redos.n, n = n_redos + (turn < problem->n_ops);
+  for (int place = 0; place < n; place++) {
+    const struct remat_op *op = &problem->ops[turn_op(schedule, turn, place)];
+    for (int i = 0; i < op->n_in + op->n_out; i++)
+      last_place[problem->edges[op->first_in + i].value] = place;
+  }
+  int status = 0;
+  for (int place = 0; place < n && !status; place++) {
+    status = instr_add(list, place < n_redos ? LADE_GRAPH_INSTR_REDO : LADE_GRAPH_INSTR_OP,
+                       turn_op(schedule, turn, place));
+    if (!status)
+      status = drops_add(schedule, turn, place, last_place, list);
+  }
+  return status;
+}
+
+int remat_emit(struct remat_schedule *schedule, struct remat_list *list)
+{
+  list->instrs.n = 0;
+  int status = 0;
+  for (int turn = 0; turn <= schedule->problem->n_ops && !status; turn++)
+    status = turn_emit(schedule, turn, schedule->last_place, list);
+  return status;
+}

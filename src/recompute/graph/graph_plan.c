@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Plan a caller's step: problem, search, list, replay (lade/graph_plan.h).
+ *
+ * The smallest budget is searched for first, with a share of the effort, since a refusal names it: from the schedule
+ * that holds everything the limit sinks until a search with a fixed effort does not reach it. The search within the
+ * budget begins from the nearest schedule that this has found.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "lade/graph_plan.h"
+#include "recompute/graph/bound.h"
+#include "recompute/graph/emit.h"
+#include "recompute/graph/search.h"
+
+#define MIN_SHARE 6   /* one part in so many of the effort looks for the smallest budget */
+#define MIN_ROUNDS 12
+
+struct lade_graph_plan {
+  struct remat_list list;
+};
+
+struct graph_planning {
+  const struct lade_graph *graph;
+  struct lade_graph_plan_params params;
+  struct lade_error *error;
+  struct remat_problem problem;
+  struct lade_graph_plan_info info;
+  struct remat_choices least;   /* of the smallest peak found */
+  struct remat_choices choices; /* of the plan */
+  struct remat_list list;
+  int64_t start_ns;
+};
+
+static uint64_t limit_of(const struct graph_planning *planning, uint64_t budget_bytes)
+{
+  const uint64_t fixed = planning->problem.fixed_bytes;
+  return budget_bytes > fixed ? LADE_MIN(budget_bytes - fixed, (uint64_t)1 << 62) : 0;
+}
+
+/* Return the end of the part of the time limit that ends at @share of it. */
+static int64_t deadline_of(const struct graph_planning *planning, double share)
+{
+  const int64_t limit_ns = planning->params.time_limit_ns;
+  return limit_ns ? planning->start_ns + (int64_t)((double)limit_ns * share) : INT64_MAX;
+}
+
+static int64_t moves_of(const struct graph_planning *planning)
+{
+  if (planning->params.iterations)
+    return planning->params.iterations;
+  return planning->params.time_limit_ns ? INT64_MAX : LADE_GRAPH_ITERATIONS;
+}
+
+/* Return the bytes of a schedule's peak, fixed ones included. -ENOMEM. */
+static int peak_get(const struct graph_planning *planning, const struct remat_choices *choices, uint64_t *ret_bytes)
+{
+  struct remat_schedule schedule;
+  int status = remat_schedule_init(&schedule, &planning->problem, UINT64_MAX, choices->list.n ? choices->list.items : NULL,
+                                   choices->list.n);
+  if (status)
+    return status;
+  remat_peak_find(&schedule, ret_bytes);
+  *ret_bytes += planning->problem.fixed_bytes;
+  remat_schedule_finish(&schedule);
+  return 0;
+}
+
+/* Replace @to by a copy of @from. -ENOMEM. */
+static int choices_copy(struct remat_choices *to, const struct remat_choices *from)
+{
+  to->list.n = 0;
+  for (int i = 0; i < from->list.n; i++) {
+    if (!LADE_PUSH(&to->list, from->list.items[i]))
+      return -ENOMEM;
+  }
+  return 0;
+}
+
+/*
+ * Look for a schedule within @budget_bytes from that in @planning->least, and let it replace that one. Return 1 if
+ * there is none.
+ */
+static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, int64_t n_moves, double share)
+{
+  struct remat_choices choices = {0};
+  int status = choices_copy(&choices, &planning->least);
+  const struct remat_search_params how = {.problem = &planning->problem, .limit_bytes = limit_of(planning, budget_bytes),
+                                          .n_moves = n_moves, .deadline_ns = deadline_of(planning, share),
+                                          .seed = planning->params.seed, .stops_at_fit = true};
+  if (!status)
+    status = remat_search(&how, &choices);
+  if (!status)
+    status = choices_copy(&planning->least, &choices);
+  LADE_ARRAY_FREE(&choices.list);
+  return status == -ENOSPC ? 1 : status;
+}
+
+/* Lower the smallest peak step by step, halving the step where a search does not reach the next. */
+static int least_find(struct graph_planning *planning)
+{
+  const int64_t moves = moves_of(planning) / MIN_SHARE / MIN_ROUNDS;
+  uint64_t peak = planning->info.unconstrained_bytes;
+  const uint64_t floor = planning->info.floor_bytes;
+  uint64_t step = (peak - floor) / 2;
+  int status = 0;
+  for (int round = 0; round < MIN_ROUNDS && step > peak / 512 && status >= 0; round++) {
+    bool is_last = round + 1 == MIN_ROUNDS;
+    double share = (double)(round + 1) / MIN_ROUNDS / MIN_SHARE;
+    status = smaller_find(planning, peak - step, moves, is_last ? 1.0 / MIN_SHARE : share);
+    if (!status)
+      status = peak_get(planning, &planning->least, &peak);
+    step = status == 1 ? step / 2 : LADE_MIN(step, (peak - floor) / 2);
+  }
+  planning->info.min_budget_bytes = peak;
+  return LADE_MIN(status, 0);
+}
+
+/* Search within the budget: from everything held, or if that finds nothing from the smallest schedule. */
+static int budget_search(struct graph_planning *planning, uint64_t budget_bytes)
+{
+  const int64_t moves = moves_of(planning);
+  struct remat_search_params how = {.problem = &planning->problem, .limit_bytes = limit_of(planning, budget_bytes),
+                                    .n_moves = moves / 2, .deadline_ns = deadline_of(planning, 0.5),
+                                    .seed = planning->params.seed};
+  planning->choices.list.n = 0;
+  int status = remat_search(&how, &planning->choices);
+  if (status == -ENOSPC && planning->info.min_budget_bytes <= budget_bytes)
+    status = choices_copy(&planning->choices, &planning->least);
+  how.deadline_ns = deadline_of(planning, 1);
+  how.n_moves = moves - moves / 2 - moves / MIN_SHARE;
+  how.seed = planning->params.seed + 1;
+  return status && status != -ENOSPC ? status : remat_search(&how, &planning->choices);
+}
+
+/* Make the list of the schedule that was found, replay it, and fill in its figures. */
+static int list_make(struct graph_planning *planning)
+{
+  struct lade_graph_plan_info *info = &planning->info;
+  struct lade_graph_totals totals = {.struct_size = sizeof(totals)};
+  struct remat_schedule schedule;
+  int status = remat_schedule_init(&schedule, &planning->problem, UINT64_MAX, planning->choices.list.items,
+                                   planning->choices.list.n);
+  if (status)
+    return status;
+  status = remat_emit(&schedule, &planning->list);
+  remat_schedule_finish(&schedule);
+  if (!status)
+    status = lade_graph_replay(planning->graph, planning->list.instrs.items, planning->list.instrs.n, planning->error,
+                               &totals);
+  if (status)
+    return status;
+  info->planned_peak_bytes = totals.peak_bytes;
+  info->compute_ns = info->predicted_step_ns = totals.compute_ns;
+  info->n_redone = totals.n_redone;
+  info->moved_bytes = totals.moved_bytes;
+  return 0;
+}
+
+static int bound_find(struct graph_planning *planning, uint64_t budget_bytes)
+{
+  int64_t redo_ns;
+  int status = remat_bound_find(&planning->problem, limit_of(planning, budget_bytes), &redo_ns);
+  if (!status)
+    planning->info.bound_ns = redo_ns == INT64_MAX ? INT64_MAX : planning->problem.base_ns + redo_ns;
+  return status;
+}
+
+static int refuse(struct graph_planning *planning, uint64_t budget_bytes)
+{
+  char budget[LADE_SIZE_TEXT], least[LADE_SIZE_TEXT];
+  planning->info.planned_peak_bytes = planning->info.min_budget_bytes;
+  return lade_error_set(planning->error, -ENOSPC, "no plan of this graph within %s was found; the smallest one takes %s",
+                        lade_size_exact(budget_bytes, budget),
+                        lade_size_exact(planning->info.min_budget_bytes, least));
+}
+
+static int plan_run(struct graph_planning *planning)
+{
+  struct lade_graph_plan_info *info = &planning->info;
+  uint64_t budget_bytes = planning->params.budget_bytes;
+  int status = peak_get(planning, &planning->choices, &info->unconstrained_bytes);
+  info->floor_bytes = planning->problem.floor_bytes;
+  info->base_ns = planning->problem.base_ns;
+  if (!status)
+    status = least_find(planning);
+  if (status)
+    return status;
+  if (budget_bytes == LADE_GRAPH_BUDGET_MIN)
+    budget_bytes = info->min_budget_bytes;
+  status = bound_find(planning, budget_bytes);
+  if (!status)
+    status = budget_search(planning, budget_bytes);
+  if (status == -ENOSPC)
+    return refuse(planning, budget_bytes);
+  if (!status)
+    status = list_make(planning);
+  if (!status)
+    info->min_budget_bytes = LADE_MIN(info->min_budget_bytes, info->planned_peak_bytes);
+  return status;
+}
+
+/* ---- the public face ---- */
+
+static int params_check(const struct lade_graph_plan_params *params, struct lade_error *error)
+{
+  if (params->iterations < 0 || params->time_limit_ns < 0)
+    return lade_error_set(error, -EINVAL, "iterations are %lld and time_limit_ns is %lld: expected 0 or more",
+                          (long long)params->iterations, (long long)params->time_limit_ns);
+  return 0;
+}
+
+static void planning_finish(struct graph_planning *planning)
+{
+  LADE_ARRAY_FREE(&planning->least.list);
+  LADE_ARRAY_FREE(&planning->choices.list);
+  LADE_ARRAY_FREE(&planning->list.instrs);
+  remat_problem_finish(&planning->problem);
+}
+
+/* Fill @planning's info, and make the plan. */
+static int plan_make(struct graph_planning *planning, struct lade_graph_plan **ret_plan)
+{
+  int status = remat_problem_init(&planning->problem, planning->graph);
+  if (!status)
+    status = plan_run(planning);
+  planning->info.seconds = (double)(lade_now_ns() - planning->start_ns) / 1e9;
+  if (status == -ENOMEM)
+    return lade_error_set(planning->error, status, "out of memory planning a graph of %d ops", planning->graph->ops.n);
+  if (status)
+    return status;
+  struct lade_graph_plan *plan = calloc(1, sizeof(*plan));
+  if (!plan)
+    return lade_error_set(planning->error, -ENOMEM, "out of memory for the plan");
+  plan->list = planning->list;
+  planning->list = (struct remat_list){0};
+  *ret_plan = plan;
+  return 0;
+}
+
+int lade_graph_plan_find(const lade_graph *graph, const struct lade_graph_plan_params *params,
+                         struct lade_error *error, struct lade_graph_plan_info *ret_info, lade_graph_plan **ret_plan)
+{
+  struct graph_planning planning = {.graph = graph, .error = error, .start_ns = lade_now_ns()};
+  if (!graph || !graph->is_closed || !params || !ret_plan)
+    return lade_error_set(error, -EINVAL, "planning needs a closed graph, parameters and room for the plan");
+  int status = lade_struct_read("lade_graph_plan_params", params, &planning.params, sizeof(planning.params), error);
+  if (!status && ret_info)
+    status = lade_struct_check("lade_graph_plan_info", ret_info, error);
+  if (!status)
+    status = params_check(&planning.params, error);
+  if (status)
+    return status;
+  status = plan_make(&planning, ret_plan);
+  if (ret_info && (!status || status == -ENOSPC))
+    lade_struct_fill("lade_graph_plan_info", ret_info, &planning.info, sizeof(planning.info), NULL);
+  planning_finish(&planning);
+  return status;
+}
+
+void lade_graph_plan_destroy(lade_graph_plan *plan)
+{
+  if (!plan)
+    return;
+  LADE_ARRAY_FREE(&plan->list.instrs);
+  free(plan);
+}
+
+const struct lade_graph_instr *lade_graph_plan_instrs(const lade_graph_plan *plan, int *ret_n_instrs)
+{
+  if (ret_n_instrs)
+    *ret_n_instrs = plan ? plan->list.instrs.n : 0;
+  return plan ? plan->list.instrs.items : NULL;
+}

@@ -1,0 +1,435 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Keep a schedule of recompute consistent under changes (schedule.h).
+ *
+ * A change of the boundaries at which a value is held moves held_bytes over that range, and queues the turns at its
+ * ends and those in it that the value touches. Each queued turn is evaluated again. If its redos changed, so did the
+ * turns that some values touch: a value that an op of the turn no longer uses, and that is held for that use alone, is
+ * released back to its last touch, which queues further turns. Each release makes the schedule smaller, so the queue
+ * empties. Every change of spans and redos is journalled with what it replaced.
+ */
+#include "recompute/graph/schedule.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- sorted arrays ---- */
+
+/* Return the index of the first touch at @turn or behind it. */
+static int touch_index(const struct remat_holding *holding, int turn)
+{
+  int lo = 0, hi = holding->touches.n;
+  while (lo < hi) {
+    int mid = lo + (hi - lo) / 2;
+    if (holding->touches.items[mid] < turn)
+      lo = mid + 1;
+    else
+      hi = mid;
+  }
+  return lo;
+}
+
+int32_t remat_touch_before(const struct remat_schedule *schedule, int value, int turn)
+{
+  const struct remat_holding *holding = &schedule->holdings[value];
+  return holding->touches.items[touch_index(holding, turn) - 1]; /* the birth is before every boundary */
+}
+
+int32_t remat_touch_from(const struct remat_schedule *schedule, int value, int turn)
+{
+  const struct remat_holding *holding = &schedule->holdings[value];
+  int at = touch_index(holding, turn);
+  return at < holding->touches.n ? holding->touches.items[at] : INT32_MAX;
+}
+
+static void touch_add(struct remat_schedule *schedule, int value, int turn)
+{
+  struct remat_holding *holding = &schedule->holdings[value];
+  int at = touch_index(holding, turn);
+  if (at < holding->touches.n && holding->touches.items[at] == turn)
+    return;
+  if (!LADE_PUSH(&holding->touches, turn)) {
+    schedule->status = -ENOMEM;
+    return;
+  }
+  memmove(holding->touches.items + at + 1, holding->touches.items + at,
+          (size_t)(holding->touches.n - 1 - at) * sizeof(int32_t));
+  holding->touches.items[at] = turn;
+}
+
+/* Return false if there was none. */
+static bool touch_remove(struct remat_schedule *schedule, int value, int turn)
+{
+  struct remat_holding *holding = &schedule->holdings[value];
+  int at = touch_index(holding, turn);
+  if (at == holding->touches.n || holding->touches.items[at] != turn)
+    return false;
+  memmove(holding->touches.items + at, holding->touches.items + at + 1,
+          (size_t)(--holding->touches.n - at) * sizeof(int32_t));
+  return true;
+}
+
+bool remat_is_held(const struct remat_schedule *schedule, int value, int boundary)
+{
+  const struct remat_holding *holding = &schedule->holdings[value];
+  for (int i = 0; i < holding->spans.n; i++) {
+    if (boundary <= holding->spans.items[i].to)
+      return boundary >= holding->spans.items[i].from;
+  }
+  return false;
+}
+
+/* ---- spans ---- */
+
+static void start_add(struct remat_schedule *schedule, int value, int boundary)
+{
+  if (!LADE_PUSH(&schedule->turns[boundary - 1].starts, value))
+    schedule->status = -ENOMEM;
+}
+
+static void start_remove(struct remat_schedule *schedule, int value, int boundary)
+{
+  struct remat_turn *turn = &schedule->turns[boundary - 1];
+  for (int i = 0; i < turn->starts.n; i++) {
+    if (turn->starts.items[i] == value) {
+      turn->starts.items[i] = turn->starts.items[--turn->starts.n];
+      return;
+    }
+  }
+}
+
+static double over(const struct remat_schedule *schedule, uint64_t bytes)
+{
+  return bytes > schedule->limit_bytes ? (double)(bytes - schedule->limit_bytes) : 0;
+}
+
+static void held_add(struct remat_schedule *schedule, int value, int from, int to, bool is_held)
+{
+  const uint64_t bytes = schedule->problem->values[value].bytes;
+  double change = 0;
+  for (int t = from; t <= to; t++) {
+    change -= over(schedule, remat_turn_bytes(schedule, t));
+    schedule->held_bytes[t] += is_held ? bytes : -bytes;
+    change += over(schedule, remat_turn_bytes(schedule, t));
+  }
+  schedule->over_bytes += change;
+}
+
+/* Replace the @n spans from @at on by @n_new others. */
+static void spans_replace(struct remat_schedule *schedule, int value, int at, int n, const struct remat_span *spans,
+                          int n_new)
+{
+  struct remat_holding *holding = &schedule->holdings[value];
+  for (int i = at; i < at + n; i++)
+    start_remove(schedule, value, holding->spans.items[i].from);
+  const int n_old = holding->spans.n;
+  for (int i = n; i < n_new; i++) {
+    if (!LADE_PUSH(&holding->spans, spans[i])) {
+      schedule->status = -ENOMEM;
+      return;
+    }
+  }
+  memmove(holding->spans.items + at + n_new, holding->spans.items + at + n,
+          (size_t)(n_old - at - n) * sizeof(*holding->spans.items));
+  memcpy(holding->spans.items + at, spans, (size_t)n_new * sizeof(*spans));
+  holding->spans.n = n_old + n_new - n;
+  for (int i = 0; i < n_new; i++)
+    start_add(schedule, value, spans[i].from);
+}
+
+/* Hold the value at a range that is released, joining the spans beside it. */
+static void span_join(struct remat_schedule *schedule, int value, int from, int to)
+{
+  const struct remat_holding *holding = &schedule->holdings[value];
+  int at = 0;
+  while (at < holding->spans.n && holding->spans.items[at].to < from - 1)
+    at++;
+  struct remat_span span = {from, to};
+  int n = 0;
+  while (at + n < holding->spans.n && holding->spans.items[at + n].from <= to + 1) {
+    span.from = LADE_MIN(span.from, holding->spans.items[at + n].from);
+    span.to = LADE_MAX(span.to, holding->spans.items[at + n].to);
+    n++;
+  }
+  spans_replace(schedule, value, at, n, &span, 1);
+}
+
+/* Release a range within one span. */
+static void span_cut(struct remat_schedule *schedule, int value, int from, int to)
+{
+  const struct remat_holding *holding = &schedule->holdings[value];
+  int at = 0;
+  while (holding->spans.items[at].to < from)
+    at++;
+  const struct remat_span old = holding->spans.items[at];
+  LADE_ASSERT(old.from <= from && to <= old.to);
+  struct remat_span parts[2];
+  int n = 0;
+  if (old.from < from)
+    parts[n++] = (struct remat_span){old.from, from - 1};
+  if (to < old.to)
+    parts[n++] = (struct remat_span){to + 1, old.to};
+  spans_replace(schedule, value, at, 1, parts, n);
+}
+
+static void range_set(struct remat_schedule *schedule, int value, int from, int to, bool is_held)
+{
+  if (is_held)
+    span_join(schedule, value, from, to);
+  else
+    span_cut(schedule, value, from, to);
+  held_add(schedule, value, from, to, is_held);
+}
+
+/* ---- changes ---- */
+
+static void turn_queue(struct remat_schedule *schedule, int turn)
+{
+  if (schedule->is_queued[turn])
+    return;
+  schedule->is_queued[turn] = true;
+  if (!LADE_PUSH(&schedule->queue, turn))
+    schedule->status = -ENOMEM;
+}
+
+/* Change the range, journal it, and queue the turns that depend on it. */
+static void range_change(struct remat_schedule *schedule, int value, int from, int to, bool is_held)
+{
+  const struct remat_change change = {.value = value, .from = from, .to = to, .is_held = is_held};
+  if (!LADE_PUSH(&schedule->journal, change)) {
+    schedule->status = -ENOMEM;
+    return;
+  }
+  range_set(schedule, value, from, to, is_held);
+  const struct remat_holding *holding = &schedule->holdings[value];
+  turn_queue(schedule, from - 1);
+  turn_queue(schedule, to);
+  for (int i = touch_index(holding, from); i < holding->touches.n && holding->touches.items[i] < to; i++)
+    turn_queue(schedule, holding->touches.items[i]);
+}
+
+/* Mark the values that the turn's op and @n redos touch, with a new mark. */
+static void touched_mark(struct remat_schedule *schedule, int turn, const int32_t *redos, int n)
+{
+  const struct remat_problem *problem = schedule->problem;
+  schedule->mark++;
+  for (int k = 0; k <= n; k++) {
+    if (k == n && turn == problem->n_ops)
+      break;
+    const struct remat_op *o = &problem->ops[k < n ? redos[k] : turn];
+    for (int i = 0; i < o->n_in + o->n_out; i++)
+      schedule->value_mark[problem->edges[o->first_in + i].value] = schedule->mark;
+  }
+}
+
+/* Release @value, which no op of @turn uses any more, if it was held for that use alone. */
+static void held_trim(struct remat_schedule *schedule, int value, int turn)
+{
+  bool goes_on = turn < schedule->problem->n_ops && remat_is_held(schedule, value, turn + 1);
+  if (goes_on || !remat_is_held(schedule, value, turn))
+    return;
+  const struct remat_holding *holding = &schedule->holdings[value];
+  int from = remat_touch_before(schedule, value, turn) + 1;
+  for (int i = 0; i < holding->spans.n; i++) {
+    if (holding->spans.items[i].from <= turn && turn <= holding->spans.items[i].to)
+      from = LADE_MAX(from, holding->spans.items[i].from);
+  }
+  range_change(schedule, value, from, turn, false);
+}
+
+/* Let the values of a redo that is new in @turn touch it. */
+static void op_touch(struct remat_schedule *schedule, int turn, int op)
+{
+  const struct remat_op *o = &schedule->problem->ops[op];
+  for (int i = 0; i < o->n_in + o->n_out; i++)
+    touch_add(schedule, schedule->problem->edges[o->first_in + i].value, turn);
+}
+
+/* Take the touches of a redo that has left @turn, but of values without the last mark only. */
+static void op_untouch(struct remat_schedule *schedule, int turn, int op, bool is_trimmed)
+{
+  const struct remat_problem *problem = schedule->problem;
+  const struct remat_op *o = &problem->ops[op];
+  const int mark = schedule->mark;
+  for (int i = 0; i < o->n_in + o->n_out; i++) {
+    int value = problem->edges[o->first_in + i].value;
+    bool is_result = turn == problem->n_ops && problem->values[value].last_use == turn; /* touched in any case */
+    if (schedule->value_mark[value] != mark && !is_result && touch_remove(schedule, value, turn) && is_trimmed)
+      held_trim(schedule, value, turn);
+  }
+}
+
+/* Replace the touches of the redos @old, ascending, by those of the turn's redos, as one walk over both. */
+static void touches_replace(struct remat_schedule *schedule, int turn, const int32_t *old, int n_old,
+                            const int32_t *redos, int n_redos, bool is_trimmed)
+{
+  touched_mark(schedule, turn, redos, n_redos);
+  for (int i = 0, k = 0; k < n_redos; k++) {
+    while (i < n_old && old[i] < redos[k])
+      i++;
+    if (i == n_old || old[i] != redos[k])
+      op_touch(schedule, turn, redos[k]);
+  }
+  for (int i = 0, k = 0; i < n_old; i++) {
+    while (k < n_redos && redos[k] < old[i])
+      k++;
+    if (k == n_redos || redos[k] != old[i])
+      op_untouch(schedule, turn, old[i], is_trimmed);
+  }
+}
+
+static bool redos_assign(struct remat_turn *t, const int32_t *redos, int n)
+{
+  if (!lade_array_reserve((void **)&t->redos.items, &t->redos.capacity, n, sizeof(*redos)))
+    return false;
+  if (n)
+    memcpy(t->redos.items, redos, (size_t)n * sizeof(*redos));
+  t->redos.n = n;
+  return true;
+}
+
+static void costs_set(struct remat_schedule *schedule, int turn, int64_t redo_ns, uint64_t extra_bytes)
+{
+  struct remat_turn *t = &schedule->turns[turn];
+  schedule->redo_ns += redo_ns - t->redo_ns;
+  schedule->over_bytes -= over(schedule, remat_turn_bytes(schedule, turn));
+  t->redo_ns = redo_ns;
+  t->extra_bytes = extra_bytes;
+  schedule->over_bytes += over(schedule, remat_turn_bytes(schedule, turn));
+}
+
+/* Journal the turn's redos and costs as they are. */
+static void turn_journal(struct remat_schedule *schedule, int turn)
+{
+  const struct remat_turn *t = &schedule->turns[turn];
+  const struct remat_change change = {-1, turn, schedule->old_redos.n, false, t->redo_ns, t->extra_bytes};
+  const int n = schedule->old_redos.n + t->redos.n + 1;
+  if (!LADE_PUSH(&schedule->journal, change)) {
+    schedule->status = -ENOMEM;
+    return;
+  }
+  if (!lade_array_reserve((void **)&schedule->old_redos.items, &schedule->old_redos.capacity, n, sizeof(int32_t))) {
+    schedule->journal.n--;
+    schedule->status = -ENOMEM;
+    return;
+  }
+  if (t->redos.n)
+    memcpy(schedule->old_redos.items + change.to, t->redos.items, (size_t)t->redos.n * sizeof(int32_t));
+  schedule->old_redos.n += t->redos.n;
+}
+
+/* Give @turn the redos in schedule->row. */
+static void row_take(struct remat_schedule *schedule, int turn)
+{
+  struct remat_turn *t = &schedule->turns[turn];
+  const int32_t *old = schedule->old_redos.items + schedule->journal.items[schedule->journal.n - 1].to;
+  const int n_old = t->redos.n;
+  if (!redos_assign(t, schedule->row.items, schedule->row.n)) {
+    schedule->status = -ENOMEM;
+    return;
+  }
+  schedule->n_redos += t->redos.n - n_old;
+  touches_replace(schedule, turn, old, n_old, t->redos.items, t->redos.n, true);
+}
+
+/* Evaluate @turn again and take over what changed. */
+static void turn_renew(struct remat_schedule *schedule, int turn)
+{
+  const struct remat_turn_result result = remat_turn_evaluate(schedule, turn);
+  schedule->is_broken = schedule->is_broken || result.is_broken;
+  if (schedule->is_broken || schedule->status)
+    return;
+  const struct remat_turn *t = &schedule->turns[turn];
+  bool is_same = t->redos.n == schedule->row.n &&
+                 (!t->redos.n || !memcmp(t->redos.items, schedule->row.items, (size_t)t->redos.n * sizeof(int32_t)));
+  if (is_same && t->extra_bytes == result.extra_bytes)
+    return;
+  turn_journal(schedule, turn);
+  if (schedule->status)
+    return;
+  costs_set(schedule, turn, result.redo_ns, result.extra_bytes);
+  if (!is_same)
+    row_take(schedule, turn);
+}
+
+/* Evaluate queued turns until none is left. */
+static void queue_run(struct remat_schedule *schedule)
+{
+  while (schedule->queue.n > 0) {
+    int turn = schedule->queue.items[--schedule->queue.n];
+    schedule->is_queued[turn] = false;
+    if (!schedule->is_broken && !schedule->status)
+      turn_renew(schedule, turn);
+  }
+}
+
+void remat_hold(struct remat_schedule *schedule, int value, int from, int to)
+{
+  if (schedule->is_broken || schedule->status)
+    return;
+  range_change(schedule, value, from, to, true);
+  queue_run(schedule);
+}
+
+void remat_release(struct remat_schedule *schedule, int value, int from, int to)
+{
+  if (schedule->is_broken || schedule->status)
+    return;
+  range_change(schedule, value, from, to, false);
+  queue_run(schedule);
+}
+
+void remat_commit(struct remat_schedule *schedule)
+{
+  schedule->journal.n = 0;
+  schedule->old_redos.n = 0;
+}
+
+/* Give @turn back the redos that were journalled, the last in old_redos. */
+static void redos_restore(struct remat_schedule *schedule, const struct remat_change *change)
+{
+  struct remat_turn *t = &schedule->turns[change->from];
+  const int32_t *old = schedule->old_redos.items + change->to;
+  const int n_old = schedule->old_redos.n - change->to;
+  costs_set(schedule, change->from, change->redo_ns, change->extra_bytes);
+  touches_replace(schedule, change->from, t->redos.items, t->redos.n, old, n_old, false);
+  schedule->n_redos += n_old - t->redos.n;
+  if (!redos_assign(t, old, n_old)) /* there was room for them */
+    schedule->status = -ENOMEM;
+  schedule->old_redos.n = change->to;
+}
+
+void remat_rollback(struct remat_schedule *schedule)
+{
+  for (int i = schedule->journal.n - 1; i >= 0; i--) {
+    const struct remat_change *change = &schedule->journal.items[i];
+    if (change->value < 0)
+      redos_restore(schedule, change);
+    else
+      range_set(schedule, change->value, change->from, change->to, !change->is_held);
+  }
+  schedule->is_broken = false;
+  remat_commit(schedule);
+}
+
+int remat_peak_find(const struct remat_schedule *schedule, uint64_t *ret_bytes)
+{
+  int at = 0;
+  *ret_bytes = 0;
+  for (int t = 0; t <= schedule->problem->n_ops; t++) {
+    if (remat_turn_bytes(schedule, t) > *ret_bytes) {
+      *ret_bytes = remat_turn_bytes(schedule, t);
+      at = t;
+    }
+  }
+  return at;
+}
+
+void remat_schedule_limit(struct remat_schedule *schedule, uint64_t limit_bytes)
+{
+  schedule->limit_bytes = limit_bytes;
+  schedule->over_bytes = 0;
+  for (int t = 0; t <= schedule->problem->n_ops; t++)
+    schedule->over_bytes += over(schedule, remat_turn_bytes(schedule, t));
+}

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A schedule of recompute: for each value the boundaries at which it is held, and what follows from them.
+ *
+ * The held boundaries are the only decision. The redos of a turn follow: each value that the turn's op reads, or that
+ * is held behind the turn but not before it, and is not there, is made again, and so are the values that its makers
+ * read (Checkmate, Jain et al. 2020, derives its R from its S in the same way). So a turn depends on two boundaries
+ * only, and a change of one value re-evaluates the turns that touch it, and no others.
+ *
+ * A value touches a turn if an op that runs in it uses or makes the value. Held boundaries are whole spans between
+ * touched turns: a value that is held and not used at the end of its span would waste memory, and is released.
+ *
+ * Bytes of a turn: those held at the boundary before it, and the most that its ops need on top. Within a turn a value
+ * is freed behind its last use, unless it is held behind the turn.
+ *
+ * Changes are journalled: a caller tries a move, looks at the totals, and commits it or rolls it back. One thread uses
+ * a schedule at a time.
+ */
+#ifndef LADE_REMAT_SCHEDULE_H
+#define LADE_REMAT_SCHEDULE_H
+
+#include "base/ordered_bitset.h"
+#include "recompute/graph/problem.h"
+
+/* A maximal span of boundaries at which a value is held, both ends included. */
+struct remat_span {
+  int32_t from, to;
+};
+
+struct remat_turn {
+  LADE_ARRAY(int32_t) redos;  /* ops, ascending */
+  LADE_ARRAY(int32_t) starts; /* values whose span begins at the boundary behind this turn */
+  int64_t redo_ns;
+  uint64_t extra_bytes; /* on top of those held before it */
+};
+
+struct remat_holding {
+  LADE_ARRAY(struct remat_span) spans; /* ascending */
+  LADE_ARRAY(int32_t) touches;         /* turns, ascending */
+};
+
+struct remat_change {
+  int32_t value;    /* held or released from .. to; -1: the redos of turn @from were replaced */
+  int32_t from, to; /* of redos: where the old ones begin in old_redos, in @to */
+  bool is_held;
+  int64_t redo_ns;
+  uint64_t extra_bytes;
+};
+
+struct remat_schedule {
+  const struct remat_problem *problem; /* borrowed */
+  struct remat_turn *turns;            /* n_ops + 1 */
+  struct remat_holding *holdings;      /* by value */
+  uint64_t *held_bytes;                /* by boundary, n_ops + 1; without fixed bytes */
+  uint64_t limit_bytes;                /* of a turn, without fixed bytes */
+  int64_t redo_ns;                     /* of all turns */
+  double over_bytes;                   /* sum over turns of their bytes above the limit */
+  int n_redos;
+  bool is_broken; /* a value cannot be made again where a turn needs it: roll back */
+  int status;     /* 0, or -ENOMEM: roll back, and give up */
+  LADE_ARRAY(struct remat_change) journal;
+  LADE_ARRAY(int32_t) old_redos;
+  /* scratch */
+  LADE_ARRAY(int32_t) queue; /* turns to evaluate */
+  bool *is_queued;           /* by turn */
+  LADE_ARRAY(int32_t) row;   /* redos of the turn under evaluation */
+  struct ordered_bitset row_set; /* empty between evaluations */
+  int32_t *op_mark, *value_mark, *last_place; /* by op; by value; by value: its last use within the turn */
+  bool *presence;                             /* by value: on the device, at a place within the turn */
+  int32_t mark;
+};
+
+/* A value and one of its spans: the decisions of a schedule, saved. */
+struct remat_choice {
+  int32_t value;
+  struct remat_span span;
+};
+
+/*
+ * Make the schedule of @n_choices, ascending by value and span, or if @choices is NULL the one that holds every value
+ * from its birth to its last use. -ENOMEM. is_broken afterwards: a choice needs an op that cannot run again.
+ */
+int remat_schedule_init(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
+                        const struct remat_choice *choices, int n_choices);
+void remat_schedule_finish(struct remat_schedule *schedule);
+
+/* Save the spans of @schedule over those in @items. -ENOMEM. */
+struct remat_choices {
+  LADE_ARRAY(struct remat_choice) list;
+};
+int remat_schedule_save(const struct remat_schedule *schedule, struct remat_choices *choices);
+
+/* Set another limit. O(n_ops). */
+void remat_schedule_limit(struct remat_schedule *schedule, uint64_t limit_bytes);
+
+/* True if @value is held at @boundary. */
+bool remat_is_held(const struct remat_schedule *schedule, int value, int boundary);
+
+/*
+ * Hold @value at boundaries from .. to, or release it there, and let everything follow. pre: it is released, or held,
+ * at all of them; birth < from <= to <= last_use. Check is_broken and status afterwards.
+ */
+void remat_hold(struct remat_schedule *schedule, int value, int from, int to);
+void remat_release(struct remat_schedule *schedule, int value, int from, int to);
+
+/* Keep all changes since the last commit, or take them back. */
+void remat_commit(struct remat_schedule *schedule);
+void remat_rollback(struct remat_schedule *schedule);
+
+/* Return the last touched turn of @value before @turn, and the first from @turn on (INT32_MAX: none). */
+int32_t remat_touch_before(const struct remat_schedule *schedule, int value, int turn);
+int32_t remat_touch_from(const struct remat_schedule *schedule, int value, int turn);
+
+static inline uint64_t remat_turn_bytes(const struct remat_schedule *schedule, int turn)
+{
+  return schedule->held_bytes[turn] + schedule->turns[turn].extra_bytes;
+}
+
+/* Find the turn with the most bytes. O(n_ops). */
+int remat_peak_find(const struct remat_schedule *schedule, uint64_t *ret_bytes);
+
+/*
+ * True if spans, touches, starts, redos and totals are what an evaluation from nothing gives. O(n_ops * operands);
+ * asserted with -Dchecks=full.
+ */
+bool remat_schedule_is_valid(const struct remat_schedule *schedule);
+
+/* ---- within schedule*.c ---- */
+
+/* Evaluate the redos and bytes of @turn from the boundaries at its ends, into schedule->row and the results. */
+struct remat_turn_result {
+  int64_t redo_ns;
+  uint64_t extra_bytes;
+  bool is_broken;
+};
+struct remat_turn_result remat_turn_evaluate(struct remat_schedule *schedule, int turn);
+
+#endif

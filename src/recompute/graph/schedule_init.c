@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Make, save, recount and free a schedule of recompute. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "recompute/graph/schedule.h"
+
+static int arrays_allocate(struct remat_schedule *schedule)
+{
+  const size_t n_turns = (size_t)schedule->problem->n_ops + 1, n_values = (size_t)schedule->problem->n_values + 1;
+  schedule->turns = calloc(n_turns, sizeof(*schedule->turns));
+  schedule->holdings = calloc(n_values, sizeof(*schedule->holdings));
+  schedule->held_bytes = calloc(n_turns, sizeof(*schedule->held_bytes));
+  schedule->is_queued = calloc(n_turns, sizeof(*schedule->is_queued));
+  schedule->op_mark = calloc(n_turns, sizeof(*schedule->op_mark));
+  schedule->value_mark = calloc(n_values, sizeof(*schedule->value_mark));
+  schedule->last_place = calloc(n_values, sizeof(*schedule->last_place));
+  schedule->presence = calloc(n_values, sizeof(*schedule->presence));
+  bool is_whole = schedule->turns && schedule->holdings && schedule->held_bytes && schedule->is_queued &&
+                  schedule->op_mark && schedule->value_mark && schedule->last_place && schedule->presence;
+  return is_whole ? ordered_bitset_init(&schedule->row_set, (int32_t)n_turns) : -ENOMEM;
+}
+
+static int span_append(struct remat_schedule *schedule, int value, struct remat_span span)
+{
+  if (!LADE_PUSH(&schedule->holdings[value].spans, span) || !LADE_PUSH(&schedule->turns[span.from - 1].starts, value))
+    return -ENOMEM;
+  for (int t = span.from; t <= span.to; t++)
+    schedule->held_bytes[t] += schedule->problem->values[value].bytes;
+  return 0;
+}
+
+/* Touch @turn, which is not before the touches so far. */
+static int touch_append(struct remat_schedule *schedule, int value, int turn)
+{
+  struct remat_holding *holding = &schedule->holdings[value];
+  if (holding->touches.n > 0 && holding->touches.items[holding->touches.n - 1] == turn)
+    return 0;
+  return LADE_PUSH(&holding->touches, turn) ? 0 : -ENOMEM;
+}
+
+static int op_touch(struct remat_schedule *schedule, int op, int turn)
+{
+  const struct remat_op *o = &schedule->problem->ops[op];
+  int status = 0;
+  for (int i = 0; i < o->n_in + o->n_out && !status; i++)
+    status = touch_append(schedule, schedule->problem->edges[o->first_in + i].value, turn);
+  return status;
+}
+
+/* Evaluate @turn for the first time. Turns come in order, so touches are appended. */
+static int turn_make(struct remat_schedule *schedule, int turn)
+{
+  struct remat_turn *t = &schedule->turns[turn];
+  const struct remat_turn_result result = remat_turn_evaluate(schedule, turn);
+  int status = schedule->status;
+  schedule->is_broken = schedule->is_broken || result.is_broken;
+  for (int i = 0; i < schedule->row.n && !status && !result.is_broken; i++) {
+    status = LADE_PUSH(&t->redos, schedule->row.items[i]) ? 0 : -ENOMEM;
+    if (!status)
+      status = op_touch(schedule, schedule->row.items[i], turn);
+  }
+  if (!status && turn < schedule->problem->n_ops)
+    status = op_touch(schedule, turn, turn);
+  for (int v = 0; v < schedule->problem->n_values && turn == schedule->problem->n_ops && !status; v++)
+    status = schedule->problem->values[v].last_use == turn ? touch_append(schedule, v, turn) : 0;
+  t->redo_ns = result.redo_ns;
+  t->extra_bytes = result.extra_bytes;
+  schedule->redo_ns += result.redo_ns;
+  schedule->n_redos += t->redos.n;
+  return status;
+}
+
+static int spans_make(struct remat_schedule *schedule, const struct remat_choice *choices, int n_choices)
+{
+  int status = 0;
+  for (int i = 0; i < n_choices && choices && !status; i++)
+    status = span_append(schedule, choices[i].value, choices[i].span);
+  for (int v = 0; v < schedule->problem->n_values && !choices && !status; v++) {
+    const struct remat_value *value = &schedule->problem->values[v];
+    if (value->last_use > value->birth)
+      status = span_append(schedule, v, (struct remat_span){value->birth + 1, value->last_use});
+  }
+  return status;
+}
+
+int remat_schedule_init(struct remat_schedule *schedule, const struct remat_problem *problem, uint64_t limit_bytes,
+                        const struct remat_choice *choices, int n_choices)
+{
+  *schedule = (struct remat_schedule){.problem = problem};
+  int status = arrays_allocate(schedule);
+  if (!status)
+    status = spans_make(schedule, choices, n_choices);
+  for (int t = 0; t <= problem->n_ops && !status; t++)
+    status = turn_make(schedule, t);
+  if (status)
+    remat_schedule_finish(schedule);
+  else
+    remat_schedule_limit(schedule, limit_bytes);
+  return status;
+}
+
+void remat_schedule_finish(struct remat_schedule *schedule)
+{
+  for (int t = 0; schedule->turns && t <= schedule->problem->n_ops; t++) {
+    LADE_ARRAY_FREE(&schedule->turns[t].redos);
+    LADE_ARRAY_FREE(&schedule->turns[t].starts);
+  }
+  for (int v = 0; schedule->holdings && v < schedule->problem->n_values; v++) {
+    LADE_ARRAY_FREE(&schedule->holdings[v].spans);
+    LADE_ARRAY_FREE(&schedule->holdings[v].touches);
+  }
+  free(schedule->turns);
+  free(schedule->holdings);
+  free(schedule->held_bytes);
+  free(schedule->is_queued);
+  free(schedule->op_mark);
+  free(schedule->value_mark);
+  free(schedule->last_place);
+  free(schedule->presence);
+  ordered_bitset_finish(&schedule->row_set);
+  LADE_ARRAY_FREE(&schedule->journal);
+  LADE_ARRAY_FREE(&schedule->old_redos);
+  LADE_ARRAY_FREE(&schedule->queue);
+  LADE_ARRAY_FREE(&schedule->row);
+  *schedule = (struct remat_schedule){0};
+}
+
+int remat_schedule_save(const struct remat_schedule *schedule, struct remat_choices *choices)
+{
+  choices->list.n = 0;
+  for (int v = 0; v < schedule->problem->n_values; v++) {
+    const struct remat_holding *holding = &schedule->holdings[v];
+    for (int i = 0; i < holding->spans.n; i++) {
+      const struct remat_choice choice = {v, holding->spans.items[i]};
+      if (!LADE_PUSH(&choices->list, choice))
+        return -ENOMEM;
+    }
+  }
+  return 0;
+}
+
+/* ---- validity ---- */
+
+static bool turns_are_equal(const struct remat_turn *a, const struct remat_turn *b)
+{
+  return a->redo_ns == b->redo_ns && a->extra_bytes == b->extra_bytes && a->redos.n == b->redos.n &&
+         a->starts.n == b->starts.n &&
+         (!a->redos.n || !memcmp(a->redos.items, b->redos.items, (size_t)a->redos.n * sizeof(int32_t)));
+}
+
+static bool holdings_are_equal(const struct remat_holding *a, const struct remat_holding *b)
+{
+  return a->touches.n == b->touches.n && a->spans.n == b->spans.n &&
+         (!a->touches.n || !memcmp(a->touches.items, b->touches.items, (size_t)a->touches.n * sizeof(int32_t)));
+}
+
+bool remat_schedule_is_valid(const struct remat_schedule *schedule)
+{
+  const struct remat_problem *problem = schedule->problem;
+  struct remat_choices choices = {0};
+  struct remat_schedule fresh;
+  bool is_valid = !remat_schedule_save(schedule, &choices) &&
+                  !remat_schedule_init(&fresh, problem, schedule->limit_bytes,
+                                       choices.list.items ? choices.list.items : (struct remat_choice[1]){{0}},
+                                       choices.list.n);
+  if (is_valid) {
+    is_valid = fresh.redo_ns == schedule->redo_ns && fresh.n_redos == schedule->n_redos && !fresh.is_broken;
+    for (int t = 0; t <= problem->n_ops && is_valid; t++)
+      is_valid = fresh.held_bytes[t] == schedule->held_bytes[t] &&
+                 turns_are_equal(&fresh.turns[t], &schedule->turns[t]);
+    for (int v = 0; v < problem->n_values && is_valid; v++)
+      is_valid = holdings_are_equal(&fresh.holdings[v], &schedule->holdings[v]);
+    remat_schedule_finish(&fresh);
+  }
+  LADE_ARRAY_FREE(&choices.list);
+  return is_valid;
+}

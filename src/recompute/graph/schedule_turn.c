@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Evaluate one turn from the boundaries at its ends: which ops run again in it, and how many bytes they need.
+ *
+ * The redos are a closure. It begins with the values that the turn's op reads, and with those held behind the turn but
+ * not before it. Each that is not held before the turn calls for its makers, and these for the values that they read.
+ * Redos run in ascending order, so that an op that is called for by several runs once. A value with several makers is
+ * made again by all that ran before this turn, so that each finds the version of its first run.
+ *
+ * O(uses of the ops that run).
+ */
+#include <errno.h>
+
+#include "recompute/graph/schedule.h"
+
+#define ROW_LONG 48 /* redos up to which insertion is faster */
+
+static void op_call(struct remat_schedule *schedule, int op)
+{
+  if (schedule->op_mark[op] == schedule->mark)
+    return;
+  schedule->op_mark[op] = schedule->mark;
+  if (!LADE_PUSH(&schedule->row, op))
+    schedule->status = -ENOMEM;
+}
+
+/* Call for the makers of @value that ran before @turn. */
+static void makers_call(struct remat_schedule *schedule, int value, int turn)
+{
+  const struct remat_problem *problem = schedule->problem;
+  const struct remat_value *v = &problem->values[value];
+  if (v->n_makers == 1) {
+    op_call(schedule, v->birth);
+    return;
+  }
+  for (int i = 0; i < v->n_makers && problem->makers[v->first_maker + i] < turn; i++)
+    op_call(schedule, problem->makers[v->first_maker + i]);
+}
+
+/* Call for what @op reads and lacks at @turn; for the first run of the turn's own op, and for a redo. */
+static void inputs_call(struct remat_schedule *schedule, int op, int turn)
+{
+  const struct remat_problem *problem = schedule->problem;
+  const struct remat_op *o = &problem->ops[op];
+  for (int i = 0; i < o->n_in; i++) {
+    const struct remat_edge *edge = &problem->edges[o->first_in + i];
+    bool is_old = problem->values[edge->value].n_makers > 1 &&
+                  edge->version < remat_makers_before(problem, edge->value, turn);
+    if (is_old || !remat_is_held(schedule, edge->value, turn))
+      makers_call(schedule, edge->value, turn);
+  }
+}
+
+/* Call for the other makers of values that the redo @op changes: the last version must stand at the end. */
+static void outputs_call(struct remat_schedule *schedule, int op, int turn)
+{
+  const struct remat_problem *problem = schedule->problem;
+  const struct remat_op *o = &problem->ops[op];
+  for (int i = 0; i < o->n_out; i++) {
+    int value = problem->edges[o->first_out + i].value;
+    if (problem->values[value].n_makers > 1)
+      makers_call(schedule, value, turn);
+  }
+}
+
+/* Call for values held behind @turn and not before it, and for results at the end of the step. */
+static void starts_call(struct remat_schedule *schedule, int turn)
+{
+  const struct remat_problem *problem = schedule->problem;
+  const struct remat_turn *t = &schedule->turns[turn];
+  for (int i = 0; i < t->starts.n; i++) {
+    if (problem->values[t->starts.items[i]].birth != turn)
+      makers_call(schedule, t->starts.items[i], turn);
+  }
+  for (int v = 0; v < problem->n_values && turn == problem->n_ops; v++) {
+    if (problem->values[v].last_use == turn && !remat_is_held(schedule, v, turn))
+      makers_call(schedule, v, turn);
+  }
+}
+
+/* Sort the row ascending: short ones by insertion, long ones through a set. */
+static void row_sort(struct remat_schedule *schedule)
+{
+  int32_t *row = schedule->row.items;
+  const int n = schedule->row.n;
+  for (int i = 0; i < n && n > ROW_LONG; i++)
+    ordered_bitset_set(&schedule->row_set, row[i]);
+  for (int i = 0, op = -1; i < n && n > ROW_LONG; i++) {
+    op = ordered_bitset_next(&schedule->row_set, op + 1);
+    row[i] = op;
+    ordered_bitset_clear(&schedule->row_set, op);
+  }
+  for (int i = 1; i < n && n <= ROW_LONG; i++) {
+    int32_t op = row[i];
+    int at = i;
+    for (; at > 0 && row[at - 1] > op; at--)
+      row[at] = row[at - 1];
+    row[at] = op;
+  }
+}
+
+/* Make schedule->row. Return false if an op of it cannot run again here. */
+static bool row_make(struct remat_schedule *schedule, int turn, int64_t *ret_ns)
+{
+  const struct remat_problem *problem = schedule->problem;
+  schedule->row.n = 0;
+  schedule->mark++;
+  if (turn < problem->n_ops)
+    inputs_call(schedule, turn, turn);
+  starts_call(schedule, turn);
+  *ret_ns = 0;
+  for (int i = 0; i < schedule->row.n && !schedule->status; i++) {
+    int op = schedule->row.items[i];
+    if (problem->ops[op].redo_until < turn)
+      return false;
+    *ret_ns += problem->ops[op].ns;
+    inputs_call(schedule, op, turn);
+    outputs_call(schedule, op, turn);
+  }
+  row_sort(schedule);
+  return true;
+}
+
+/* Note at which place of the turn each value is used last, and whether it is there before the turn. */
+static void places_note(struct remat_schedule *schedule, int op, int place, int turn)
+{
+  const struct remat_problem *problem = schedule->problem;
+  const struct remat_op *o = &problem->ops[op];
+  for (int i = 0; i < o->n_in + o->n_out; i++) { /* outputs lie behind inputs */
+    int value = problem->edges[o->first_in + i].value;
+    if (schedule->value_mark[value] != schedule->mark) {
+      schedule->value_mark[value] = schedule->mark;
+      schedule->presence[value] = remat_is_held(schedule, value, turn);
+    }
+    schedule->last_place[value] = place;
+  }
+}
+
+static bool is_held_behind(const struct remat_schedule *schedule, int value, int turn)
+{
+  const struct remat_problem *problem = schedule->problem;
+  return turn == problem->n_ops ? problem->values[value].last_use == turn : remat_is_held(schedule, value, turn + 1);
+}
+
+/* Run @op at @place of the turn: return the most bytes while it runs, and change the @live ones. */
+static int64_t op_run(struct remat_schedule *schedule, int op, int place, int turn, int64_t *live)
+{
+  const struct remat_problem *problem = schedule->problem;
+  const struct remat_op *o = &problem->ops[op];
+  for (int i = 0; i < o->n_out; i++) {
+    int value = problem->edges[o->first_out + i].value;
+    *live += schedule->presence[value] ? 0 : (int64_t)problem->values[value].bytes;
+    schedule->presence[value] = true;
+  }
+  int64_t most = *live + (int64_t)o->scratch_bytes;
+  for (int i = 0; i < o->n_in + o->n_out; i++) {
+    int value = problem->edges[o->first_in + i].value;
+    if (schedule->presence[value] && schedule->last_place[value] == place && !is_held_behind(schedule, value, turn)) {
+      *live -= (int64_t)problem->values[value].bytes;
+      schedule->presence[value] = false;
+    }
+  }
+  return most;
+}
+
+struct remat_turn_result remat_turn_evaluate(struct remat_schedule *schedule, int turn)
+{
+  struct remat_turn_result result = {0};
+  if (!row_make(schedule, turn, &result.redo_ns) || schedule->status)
+    return (struct remat_turn_result){.is_broken = true};
+  const int n = schedule->row.n, has_op = turn < schedule->problem->n_ops;
+  for (int place = 0; place < n; place++)
+    places_note(schedule, schedule->row.items[place], place, turn);
+  if (has_op)
+    places_note(schedule, turn, n, turn);
+  int64_t live = 0, most = 0;
+  for (int place = 0; place < n + has_op; place++) {
+    int64_t bytes = op_run(schedule, place < n ? schedule->row.items[place] : turn, place, turn, &live);
+    most = LADE_MAX(most, bytes);
+  }
+  result.extra_bytes = (uint64_t)most;
+  return result;
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The search over schedules of recompute; search.c has the algorithm. */
+#ifndef LADE_REMAT_SEARCH_H
+#define LADE_REMAT_SEARCH_H
+
+#include "recompute/graph/schedule.h"
+
+struct remat_search_params {
+  const struct remat_problem *problem;
+  uint64_t limit_bytes; /* of a turn, without the problem's fixed bytes */
+  int64_t n_moves;      /* moves to try */
+  int64_t deadline_ns;  /* on lade_now_ns; INT64_MAX: none */
+  uint64_t seed;
+  bool stops_at_fit;    /* end with the first schedule within the limit */
+};
+
+/*
+ * Search from the schedule of @choices, which may be empty for none, and replace them by the best one found within the
+ * limit. Return 0; -ENOSPC with the schedule of the smallest excess in @choices; or -ENOMEM.
+ */
+int remat_search(const struct remat_search_params *params, struct remat_choices *choices);
+
+#endif
