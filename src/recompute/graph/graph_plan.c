@@ -59,12 +59,13 @@ static int64_t moves_of(const struct graph_planning *planning)
 static int peak_get(const struct graph_planning *planning, const struct remat_choices *choices, uint64_t *ret_bytes)
 {
   struct remat_schedule schedule;
-  int status = remat_schedule_init(&schedule, &planning->problem, UINT64_MAX, choices->list.n ? choices->list.items : NULL,
-                                   choices->list.n);
+  const struct remat_choice *items = choices->list.n ? choices->list.items : NULL;
+  int status = remat_schedule_init(&schedule, &planning->problem, UINT64_MAX, items, choices->list.n);
   if (status)
     return status;
-  remat_peak_find(&schedule, ret_bytes);
-  *ret_bytes += planning->problem.fixed_bytes;
+  int64_t bytes;
+  turn_bytes_peak(&schedule.bytes, &bytes);
+  *ret_bytes = (uint64_t)bytes + planning->problem.fixed_bytes;
   remat_schedule_finish(&schedule);
   return 0;
 }
@@ -88,9 +89,10 @@ static int smaller_find(struct graph_planning *planning, uint64_t budget_bytes, 
 {
   struct remat_choices choices = {0};
   int status = choices_copy(&choices, &planning->least);
-  const struct remat_search_params how = {.problem = &planning->problem, .limit_bytes = limit_of(planning, budget_bytes),
-                                          .n_moves = n_moves, .deadline_ns = deadline_of(planning, share),
-                                          .seed = planning->params.seed, .stops_at_fit = true};
+  const struct remat_search_params how = {.problem = &planning->problem,
+                                          .limit_bytes = limit_of(planning, budget_bytes), .n_moves = n_moves,
+                                          .deadline_ns = deadline_of(planning, share), .seed = planning->params.seed,
+                                          .stops_at_fit = true};
   if (!status)
     status = remat_search(&how, &choices);
   if (!status)
@@ -173,7 +175,8 @@ static int refuse(struct graph_planning *planning, uint64_t budget_bytes)
 {
   char budget[LADE_SIZE_TEXT], least[LADE_SIZE_TEXT];
   planning->info.planned_peak_bytes = planning->info.min_budget_bytes;
-  return lade_error_set(planning->error, -ENOSPC, "no plan of this graph within %s was found; the smallest one takes %s",
+  return lade_error_set(planning->error, -ENOSPC,
+                        "no plan of this graph within %s was found; the smallest one takes %s",
                         lade_size_exact(budget_bytes, budget),
                         lade_size_exact(planning->info.min_budget_bytes, least));
 }

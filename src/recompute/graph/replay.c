@@ -67,8 +67,8 @@ static int operand_fail(const struct list_replay *replay, int op, const struct g
     return lade_error_set(replay->error, -EINVAL, "instruction %d, op %d \"%s\": \"%s\" is not on the device",
                           replay->at, op, op_name(replay, op), storage_name(replay, operand->storage));
   return lade_error_set(replay->error, -EINVAL,
-                        "instruction %d, op %d \"%s\": \"%s\" is at version %d, and the op takes version %d", replay->at,
-                        op, op_name(replay, op), storage_name(replay, operand->storage), found, version);
+                        "instruction %d, op %d \"%s\": \"%s\" is at version %d, and the op takes version %d",
+                        replay->at, op, op_name(replay, op), storage_name(replay, operand->storage), found, version);
 }
 
 /* Check that operand @i of @op is there at the version that the op takes. */

@@ -2,7 +2,7 @@
 /*
  * Keep a schedule of recompute consistent under changes (schedule.h).
  *
- * A change of the boundaries at which a value is held moves held_bytes over that range, and queues the turns at its
+ * A change of the boundaries at which a value is held changes the bytes of that range, and queues the turns at its
  * ends and those in it that the value touches. Each queued turn is evaluated again. If its redos changed, so did the
  * turns that some values touch: a value that an op of the turn no longer uses, and that is held for that use alone, is
  * released back to its last touch, which queues further turns. Each release makes the schedule smaller, so the queue
@@ -70,16 +70,6 @@ static bool touch_remove(struct remat_schedule *schedule, int value, int turn)
   return true;
 }
 
-bool remat_is_held(const struct remat_schedule *schedule, int value, int boundary)
-{
-  const struct remat_holding *holding = &schedule->holdings[value];
-  for (int i = 0; i < holding->spans.n; i++) {
-    if (boundary <= holding->spans.items[i].to)
-      return boundary >= holding->spans.items[i].from;
-  }
-  return false;
-}
-
 /* ---- spans ---- */
 
 static void start_add(struct remat_schedule *schedule, int value, int boundary)
@@ -97,23 +87,6 @@ static void start_remove(struct remat_schedule *schedule, int value, int boundar
       return;
     }
   }
-}
-
-static double over(const struct remat_schedule *schedule, uint64_t bytes)
-{
-  return bytes > schedule->limit_bytes ? (double)(bytes - schedule->limit_bytes) : 0;
-}
-
-static void held_add(struct remat_schedule *schedule, int value, int from, int to, bool is_held)
-{
-  const uint64_t bytes = schedule->problem->values[value].bytes;
-  double change = 0;
-  for (int t = from; t <= to; t++) {
-    change -= over(schedule, remat_turn_bytes(schedule, t));
-    schedule->held_bytes[t] += is_held ? bytes : -bytes;
-    change += over(schedule, remat_turn_bytes(schedule, t));
-  }
-  schedule->over_bytes += change;
 }
 
 /* Replace the @n spans from @at on by @n_new others. */
@@ -179,7 +152,8 @@ static void range_set(struct remat_schedule *schedule, int value, int from, int 
     span_join(schedule, value, from, to);
   else
     span_cut(schedule, value, from, to);
-  held_add(schedule, value, from, to, is_held);
+  const int64_t bytes = (int64_t)schedule->problem->values[value].bytes;
+  turn_bytes_add(&schedule->bytes, from, to, is_held ? bytes : -bytes);
 }
 
 /* ---- changes ---- */
@@ -293,10 +267,10 @@ static void costs_set(struct remat_schedule *schedule, int turn, int64_t redo_ns
 {
   struct remat_turn *t = &schedule->turns[turn];
   schedule->redo_ns += redo_ns - t->redo_ns;
-  schedule->over_bytes -= over(schedule, remat_turn_bytes(schedule, turn));
+  if (extra_bytes != t->extra_bytes)
+    turn_bytes_add(&schedule->bytes, turn, turn, (int64_t)(extra_bytes - t->extra_bytes));
   t->redo_ns = redo_ns;
   t->extra_bytes = extra_bytes;
-  schedule->over_bytes += over(schedule, remat_turn_bytes(schedule, turn));
 }
 
 /* Journal the turn's redos and costs as they are. */
@@ -411,25 +385,4 @@ void remat_rollback(struct remat_schedule *schedule)
   }
   schedule->is_broken = false;
   remat_commit(schedule);
-}
-
-int remat_peak_find(const struct remat_schedule *schedule, uint64_t *ret_bytes)
-{
-  int at = 0;
-  *ret_bytes = 0;
-  for (int t = 0; t <= schedule->problem->n_ops; t++) {
-    if (remat_turn_bytes(schedule, t) > *ret_bytes) {
-      *ret_bytes = remat_turn_bytes(schedule, t);
-      at = t;
-    }
-  }
-  return at;
-}
-
-void remat_schedule_limit(struct remat_schedule *schedule, uint64_t limit_bytes)
-{
-  schedule->limit_bytes = limit_bytes;
-  schedule->over_bytes = 0;
-  for (int t = 0; t <= schedule->problem->n_ops; t++)
-    schedule->over_bytes += over(schedule, remat_turn_bytes(schedule, t));
 }

@@ -21,6 +21,7 @@
 
 #include "base/ordered_bitset.h"
 #include "recompute/graph/problem.h"
+#include "recompute/graph/turn_bytes.h"
 
 /* A maximal span of boundaries at which a value is held, both ends included. */
 struct remat_span {
@@ -51,10 +52,8 @@ struct remat_schedule {
   const struct remat_problem *problem; /* borrowed */
   struct remat_turn *turns;            /* n_ops + 1 */
   struct remat_holding *holdings;      /* by value */
-  uint64_t *held_bytes;                /* by boundary, n_ops + 1; without fixed bytes */
-  uint64_t limit_bytes;                /* of a turn, without fixed bytes */
+  struct turn_bytes bytes;             /* n_ops + 1; without the problem's fixed bytes */
   int64_t redo_ns;                     /* of all turns */
-  double over_bytes;                   /* sum over turns of their bytes above the limit */
   int n_redos;
   bool is_broken; /* a value cannot be made again where a turn needs it: roll back */
   int status;     /* 0, or -ENOMEM: roll back, and give up */
@@ -90,11 +89,16 @@ struct remat_choices {
 };
 int remat_schedule_save(const struct remat_schedule *schedule, struct remat_choices *choices);
 
-/* Set another limit. O(n_ops). */
-void remat_schedule_limit(struct remat_schedule *schedule, uint64_t limit_bytes);
-
 /* True if @value is held at @boundary. */
-bool remat_is_held(const struct remat_schedule *schedule, int value, int boundary);
+static inline bool remat_is_held(const struct remat_schedule *schedule, int value, int boundary)
+{
+  const struct remat_holding *holding = &schedule->holdings[value];
+  for (int i = 0; i < holding->spans.n; i++) {
+    if (boundary <= holding->spans.items[i].to)
+      return boundary >= holding->spans.items[i].from;
+  }
+  return false;
+}
 
 /*
  * Hold @value at boundaries from .. to, or release it there, and let everything follow. pre: it is released, or held,
@@ -111,13 +115,11 @@ void remat_rollback(struct remat_schedule *schedule);
 int32_t remat_touch_before(const struct remat_schedule *schedule, int value, int turn);
 int32_t remat_touch_from(const struct remat_schedule *schedule, int value, int turn);
 
-static inline uint64_t remat_turn_bytes(const struct remat_schedule *schedule, int turn)
+/* Return the bytes above the limit, summed over turns; 0 if the schedule fits. */
+static inline double remat_over(const struct remat_schedule *schedule)
 {
-  return schedule->held_bytes[turn] + schedule->turns[turn].extra_bytes;
+  return turn_bytes_over(&schedule->bytes);
 }
-
-/* Find the turn with the most bytes. O(n_ops). */
-int remat_peak_find(const struct remat_schedule *schedule, uint64_t *ret_bytes);
 
 /*
  * True if spans, touches, starts, redos and totals are what an evaluation from nothing gives. O(n_ops * operands);

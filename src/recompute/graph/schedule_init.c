@@ -11,23 +11,22 @@ static int arrays_allocate(struct remat_schedule *schedule)
   const size_t n_turns = (size_t)schedule->problem->n_ops + 1, n_values = (size_t)schedule->problem->n_values + 1;
   schedule->turns = calloc(n_turns, sizeof(*schedule->turns));
   schedule->holdings = calloc(n_values, sizeof(*schedule->holdings));
-  schedule->held_bytes = calloc(n_turns, sizeof(*schedule->held_bytes));
   schedule->is_queued = calloc(n_turns, sizeof(*schedule->is_queued));
   schedule->op_mark = calloc(n_turns, sizeof(*schedule->op_mark));
   schedule->value_mark = calloc(n_values, sizeof(*schedule->value_mark));
   schedule->last_place = calloc(n_values, sizeof(*schedule->last_place));
   schedule->presence = calloc(n_values, sizeof(*schedule->presence));
-  bool is_whole = schedule->turns && schedule->holdings && schedule->held_bytes && schedule->is_queued &&
+  bool is_whole = schedule->turns && schedule->holdings && schedule->is_queued &&
                   schedule->op_mark && schedule->value_mark && schedule->last_place && schedule->presence;
-  return is_whole ? ordered_bitset_init(&schedule->row_set, (int32_t)n_turns) : -ENOMEM;
+  int status = is_whole ? ordered_bitset_init(&schedule->row_set, (int32_t)n_turns) : -ENOMEM;
+  return status ? status : turn_bytes_init(&schedule->bytes, (int)n_turns);
 }
 
 static int span_append(struct remat_schedule *schedule, int value, struct remat_span span)
 {
   if (!LADE_PUSH(&schedule->holdings[value].spans, span) || !LADE_PUSH(&schedule->turns[span.from - 1].starts, value))
     return -ENOMEM;
-  for (int t = span.from; t <= span.to; t++)
-    schedule->held_bytes[t] += schedule->problem->values[value].bytes;
+  turn_bytes_add(&schedule->bytes, span.from, span.to, (int64_t)schedule->problem->values[value].bytes);
   return 0;
 }
 
@@ -65,6 +64,7 @@ static int turn_make(struct remat_schedule *schedule, int turn)
     status = op_touch(schedule, turn, turn);
   for (int v = 0; v < schedule->problem->n_values && turn == schedule->problem->n_ops && !status; v++)
     status = schedule->problem->values[v].last_use == turn ? touch_append(schedule, v, turn) : 0;
+  turn_bytes_add(&schedule->bytes, turn, turn, (int64_t)result.extra_bytes);
   t->redo_ns = result.redo_ns;
   t->extra_bytes = result.extra_bytes;
   schedule->redo_ns += result.redo_ns;
@@ -97,7 +97,7 @@ int remat_schedule_init(struct remat_schedule *schedule, const struct remat_prob
   if (status)
     remat_schedule_finish(schedule);
   else
-    remat_schedule_limit(schedule, limit_bytes);
+    turn_bytes_limit(&schedule->bytes, (int64_t)LADE_MIN(limit_bytes, (uint64_t)INT64_MAX / 2));
   return status;
 }
 
@@ -113,7 +113,7 @@ void remat_schedule_finish(struct remat_schedule *schedule)
   }
   free(schedule->turns);
   free(schedule->holdings);
-  free(schedule->held_bytes);
+  turn_bytes_finish(&schedule->bytes);
   free(schedule->is_queued);
   free(schedule->op_mark);
   free(schedule->value_mark);
@@ -162,13 +162,13 @@ bool remat_schedule_is_valid(const struct remat_schedule *schedule)
   struct remat_choices choices = {0};
   struct remat_schedule fresh;
   bool is_valid = !remat_schedule_save(schedule, &choices) &&
-                  !remat_schedule_init(&fresh, problem, schedule->limit_bytes,
+                  !remat_schedule_init(&fresh, problem, (uint64_t)schedule->bytes.limit_bytes,
                                        choices.list.items ? choices.list.items : (struct remat_choice[1]){{0}},
                                        choices.list.n);
   if (is_valid) {
     is_valid = fresh.redo_ns == schedule->redo_ns && fresh.n_redos == schedule->n_redos && !fresh.is_broken;
     for (int t = 0; t <= problem->n_ops && is_valid; t++)
-      is_valid = fresh.held_bytes[t] == schedule->held_bytes[t] &&
+      is_valid = turn_bytes_get(&fresh.bytes, t) == turn_bytes_get(&schedule->bytes, t) &&
                  turns_are_equal(&fresh.turns[t], &schedule->turns[t]);
     for (int v = 0; v < problem->n_values && is_valid; v++)
       is_valid = holdings_are_equal(&fresh.holdings[v], &schedule->holdings[v]);

@@ -107,13 +107,13 @@ static int held_draw(struct remat_search *search, int boundary)
 /* Return the fullest of some turns that are drawn by chance; with an excess somewhere, often the fullest of all. */
 static int full_turn_draw(struct remat_search *search)
 {
-  uint64_t most;
-  if (search->schedule.over_bytes > 0 && random_below(search, 2))
-    return remat_peak_find(&search->schedule, &most);
+  int64_t most;
+  if (remat_over(&search->schedule) > 0 && random_below(search, 2))
+    return turn_bytes_peak(&search->schedule.bytes, &most);
   int best = random_below(search, search->problem->n_ops + 1);
   for (int i = 0; i < 3; i++) {
     int turn = random_below(search, search->problem->n_ops + 1);
-    if (remat_turn_bytes(&search->schedule, turn) > remat_turn_bytes(&search->schedule, best))
+    if (turn_bytes_get(&search->schedule.bytes, turn) > turn_bytes_get(&search->schedule.bytes, best))
       best = turn;
   }
   return best;
@@ -175,9 +175,9 @@ static bool move_exchange(struct remat_search *search)
 {
   if (!(random_below(search, 4) ? move_hold(search) : move_shift(search)))
     return false;
-  for (int i = 0; i < EXCHANGE_RELEASES && is_sound(search) && search->schedule.over_bytes > 0; i++) {
-    uint64_t most;
-    int turn = remat_peak_find(&search->schedule, &most), value = held_draw(search, turn);
+  for (int i = 0; i < EXCHANGE_RELEASES && is_sound(search) && remat_over(&search->schedule) > 0; i++) {
+    int64_t most;
+    int turn = turn_bytes_peak(&search->schedule.bytes, &most), value = held_draw(search, turn);
     if (value >= 0)
       release_around(search, value, turn);
   }
@@ -205,15 +205,15 @@ static bool move_make(struct remat_search *search)
 static int best_take(struct remat_search *search)
 {
   const struct remat_schedule *schedule = &search->schedule;
-  bool fits = schedule->over_bytes < 1;
+  bool fits = remat_over(schedule) == 0;
   if (fits ? schedule->redo_ns >= search->best_ns
-           : search->best_ns < INT64_MAX || schedule->over_bytes >= search->best_over)
+           : search->best_ns < INT64_MAX || remat_over(schedule) >= search->best_over)
     return 0;
   if (fits) {
     search->best_ns = schedule->redo_ns;
     search->is_over = search->params->stops_at_fit || schedule->redo_ns == 0;
   }
-  search->best_over = schedule->over_bytes;
+  search->best_over = remat_over(schedule);
   return remat_schedule_save(schedule, search->best);
 }
 
@@ -232,9 +232,9 @@ static int best_restore(struct remat_search *search)
 static bool descent_step(struct remat_search *search)
 {
   struct remat_schedule *schedule = &search->schedule;
-  uint64_t most;
-  const int turn = remat_peak_find(schedule, &most);
-  const double over = schedule->over_bytes;
+  int64_t most;
+  const int turn = turn_bytes_peak(&schedule->bytes, &most);
+  const double over = remat_over(schedule);
   const int64_t ns = schedule->redo_ns;
   double best = INFINITY;
   int pick = -1;
@@ -242,7 +242,7 @@ static bool descent_step(struct remat_search *search)
     int value = held_draw(search, turn);
     if (value < 0 || !release_around(search, value, turn))
       continue;
-    double gain = over - schedule->over_bytes, cost = (double)(schedule->redo_ns - ns) + 1;
+    double gain = over - remat_over(schedule), cost = (double)(schedule->redo_ns - ns) + 1;
     double ratio = cost > 0 ? cost / gain : gain;
     if (is_sound(search) && gain > 0 && ratio < best) {
       best = ratio;
@@ -267,7 +267,7 @@ static void clock_look(struct remat_search *search)
 
 static int descend(struct remat_search *search)
 {
-  while (search->schedule.over_bytes >= 1 && !search->is_over && descent_step(search))
+  while (remat_over(&search->schedule) > 0 && !search->is_over && descent_step(search))
     clock_look(search);
   return search->schedule.status ? search->schedule.status : best_take(search);
 }
@@ -276,7 +276,7 @@ static int descend(struct remat_search *search)
 
 static double energy(const struct remat_search *search)
 {
-  return (double)search->schedule.redo_ns + search->price * search->schedule.over_bytes;
+  return (double)search->schedule.redo_ns + search->price * remat_over(&search->schedule);
 }
 
 /* Try one move; keep it if the energy allows. */
@@ -309,7 +309,7 @@ static int anneal(struct remat_search *search, int64_t n, double hot_ns, double 
     status = move_try(search);
     search->temperature *= cooling;
     if (i % PRICE_MOVES == 0)
-      search->price *= search->schedule.over_bytes > 0 ? PRICE_STEP : 1 / PRICE_STEP;
+      search->price *= remat_over(&search->schedule) > 0 ? PRICE_STEP : 1 / PRICE_STEP;
     if (i % CLOCK_MOVES == 0)
       clock_look(search);
   }
