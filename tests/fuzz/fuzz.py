@@ -25,6 +25,7 @@ def files_of(folder):
 BASE = files_of("src/base")
 MACHINE = BASE + ["src/machine/machine.c", "src/machine/presets.c"]
 CONFIG = BASE + ["src/graph/config.c", "src/graph/model.c", "src/graph/presets.c"]
+GRAPH = BASE + ["src/graph/graph.c", "src/graph/graph_json.c"]
 TRACE = BASE + files_of("src/alloc") + ["src/device/device.c", "src/device/dry.c"]
 SAFETENSORS = BASE + ["src/run/checkpoint/safetensors_read.c"]
 
@@ -52,6 +53,16 @@ def snapshot(**more):
                                    event("alloc", 9000, 8), event("free_completed", 8192, 700, stream=9)]], **more}
 
 
+def graph(**more):
+    """A small step of every field, as JSON."""
+    return json.dumps({"schema_version": 1, "storages": [
+        {"name": "w", "bytes": 64, "given": True, "tier": "host", "align": 256, "class": "layer"},
+        {"name": "x", "bytes": 1e3}, {"name": "\u20ac", "bytes": 0}], "ops": [
+        {"name": "f", "reads": [0, [0, 8, 16]], "writes": [1], "ns": 1000, "draws": True, "pass": "backward"},
+        {"name": "g", "reads": [], "writes": [[1, 0, 4], 2], "updates": [0, [1, 4, 0]], "ns": 7, "scratch_bytes": 99,
+         "repeatable": False, "pass": "update", "queue": "host"}], **more}).encode()
+
+
 ENTRY = {"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]}
 TARGETS = {
     "machine": (MACHINE, [b'{"preset":"h100-80g","name":"a","cores":3,"store":{"bytes":"1GiB"},"duplex":false}']),
@@ -65,6 +76,7 @@ TARGETS = {
         safetensors({"a": ENTRY}, b"\0" * 8),
         safetensors({"__metadata__": {"format": "pt"}, "a": ENTRY,
                      "b": {"dtype": "BF16", "shape": [], "data_offsets": [8, 10]}}, b"\0" * 10)]),
+    "graph": (GRAPH, [graph(), graph(addresses=False, keep=[1, 0]), graph(storages=[], ops=[])]),
     "pickle": (BASE + ["src/alloc/trace/pickle.c"], [
         pickle.dumps({"blocks": [1, -1, 1 << 80, 1.5, None, True, b"b", ("t",), [], {}, "alloc"]}, protocol=protocol)
         for protocol in (2, 4, 5)]),
